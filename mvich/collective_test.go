@@ -13,8 +13,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// Every collective operation on 1 to 9 ranks, with lengths on both sides of the
-// bounds between algorithms, against what it should give; also while frames are lost.
+// Every collective operation on 1 to 9 ranks, with lengths on both sides of the bounds between algorithms, against
+// what it should give; also while frames are lost.
 func TestCollectives(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -27,13 +27,9 @@ func TestCollectives(t *testing.T) {
 			j.run(t, func(c *mvich.Comm) error {
 				for _, length := range []int{0, 1, 3, 17, 600, 5000} {
 					for _, root := range slices.Compact([]int{0, n / 2, n - 1}) {
-						if err := everyRooted(c, length, root); err != nil {
-							return fmt.Errorf("%d elements, root %d: %w", length, root, err)
-						}
+						everyRooted(c, length, root)
 					}
-					if err := everyUnrooted(c, length); err != nil {
-						return fmt.Errorf("%d elements: %w", length, err)
-					}
+					everyUnrooted(c, length)
 				}
 				return nil
 			})
@@ -42,13 +38,11 @@ func TestCollectives(t *testing.T) {
 	}
 }
 
-// value is element i of what a rank contributes.
-func value(rank, i int) int64 { return int64(1000*rank + i*i%997) }
-
+// contribution is what a rank contributes.
 func contribution(rank, length int) []int64 {
 	s := make([]int64, length)
 	for i := range s {
-		s[i] = value(rank, i)
+		s[i] = int64(1000*rank + i*i%997)
 	}
 	return s
 }
@@ -57,131 +51,76 @@ func contribution(rank, length int) []int64 {
 func combined(last, length int) []int64 {
 	s := make([]int64, length)
 	for rank := range last + 1 {
-		for i := range s {
-			s[i] += value(rank, i)
-		}
+		mvich.Sum(s, contribution(rank, length))
 	}
 	return s
 }
 
-func same(what string, got, want []int64) error {
-	if !slices.Equal(got, want) {
-		return fmt.Errorf("%s: wrong result", what)
+// together is what n ranks contribute, one behind the other.
+func together(n, length int) (all []int64) {
+	for rank := range n {
+		all = append(all, contribution(rank, length)...)
 	}
-	return nil
+	return all
 }
 
-func everyRooted(c *mvich.Comm, length, root int) error {
-	n, me := c.Size(), c.Rank()
-	var together []int64
-	for rank := range n {
-		together = append(together, contribution(rank, length)...)
+// gives checks what an operation that has ended with err gives.
+func gives(what string, err error, got, want []int64) {
+	if err == nil && !slices.Equal(got, want) {
+		err = errors.New("wrong result")
 	}
+	if err != nil {
+		must(fmt.Errorf("%s of %d elements: %w", what, len(want), err))
+	}
+}
 
+func everyRooted(c *mvich.Comm, length, root int) {
+	n, me := c.Size(), c.Rank()
+	// at is want where the operation gives it to the root only.
+	at := func(got, want []int64) []int64 {
+		if me == root {
+			return want
+		}
+		return got
+	}
 	b := make([]int64, length)
 	if me == root {
 		b = contribution(root, length)
 	}
-	if err := mvich.Bcast(c, b, root); err != nil {
-		return fmt.Errorf("bcast: %w", err)
-	}
-	if err := same("bcast", b, contribution(root, length)); err != nil {
-		return err
-	}
+	gives("bcast", mvich.Bcast(c, b, root), b, contribution(root, length))
 
 	src, dst := contribution(me, length), make([]int64, length)
-	if err := mvich.Reduce(c, dst, src, mvich.Sum, root); err != nil {
-		return fmt.Errorf("reduce: %w", err)
-	}
-	want := make([]int64, length)
-	if me == root {
-		want = combined(n-1, length)
-	}
-	if err := errors.Join(same("reduce", dst, want), same("reduce's source", src, contribution(me, length))); err != nil {
-		return err
-	}
+	gives("reduce", mvich.Reduce(c, dst, src, mvich.Sum, root), dst, at(make([]int64, length), combined(n-1, length)))
+	gives("reduce's source", nil, src, contribution(me, length))
 
 	all := make([]int64, n*length)
-	if err := mvich.Gather(c, all, src, root); err != nil {
-		return fmt.Errorf("gather: %w", err)
-	}
-	if me == root {
-		if err := same("gather", all, together); err != nil {
-			return err
-		}
-	}
-	if err := mvich.Scatter(c, dst, together, root); err != nil {
-		return fmt.Errorf("scatter: %w", err)
-	}
-	if err := same("scatter", dst, src); err != nil {
-		return err
-	}
-	return everyVector(c, length, root)
-}
+	gives("gather", mvich.Gather(c, all, src, root), all, at(all, together(n, length)))
+	gives("scatter", mvich.Scatter(c, dst, together(n, length), root), dst, src)
 
-// everyVector does Gatherv and Scatterv of parts that are longer the higher the
-// rank, in reverse order and with a gap of one element.
-func everyVector(c *mvich.Comm, length, root int) error {
-	n, me := c.Size(), c.Rank()
+	// Parts that are longer the higher the rank, in reverse order and with a gap of one element.
 	counts, displs := make([]int, n), make([]int, n)
 	total := 0
 	for rank := n - 1; rank >= 0; rank-- {
 		counts[rank], displs[rank] = length+rank, total
 		total += counts[rank] + 1
 	}
-	want := make([]int64, total)
+	want, got, part := make([]int64, total), make([]int64, total), make([]int64, counts[me])
 	for rank := range n {
 		copy(want[displs[rank]:], contribution(rank, counts[rank]))
 	}
-	got := make([]int64, total)
-	if err := mvich.Gatherv(c, got, counts, displs, contribution(me, counts[me]), root); err != nil {
-		return fmt.Errorf("gatherv: %w", err)
-	}
-	if me == root {
-		if err := same("gatherv", got, want); err != nil {
-			return err
-		}
-	}
-	part := make([]int64, counts[me])
-	if err := mvich.Scatterv(c, part, want, counts, displs, root); err != nil {
-		return fmt.Errorf("scatterv: %w", err)
-	}
-	return same("scatterv", part, contribution(me, counts[me]))
+	mine := contribution(me, counts[me])
+	gives("gatherv", mvich.Gatherv(c, got, counts, displs, mine, root), got, at(got, want))
+	gives("scatterv", mvich.Scatterv(c, part, want, counts, displs, root), part, mine)
 }
 
-func everyUnrooted(c *mvich.Comm, length int) error {
+func everyUnrooted(c *mvich.Comm, length int) {
 	n, me := c.Size(), c.Rank()
 	src, dst := contribution(me, length), make([]int64, length)
-	if err := mvich.AllReduce(c, dst, src, mvich.Sum); err != nil {
-		return fmt.Errorf("allreduce: %w", err)
-	}
-	if err := same("allreduce", dst, combined(n-1, length)); err != nil {
-		return err
-	}
-	if err := mvich.AllReduce(c, dst, src, mvich.Max); err != nil {
-		return fmt.Errorf("allreduce: %w", err)
-	}
-	if err := same("allreduce by max", dst, contribution(n-1, length)); err != nil {
-		return err
-	}
-	if err := mvich.Scan(c, dst, src, mvich.Sum); err != nil {
-		return fmt.Errorf("scan: %w", err)
-	}
-	if err := same("scan", dst, combined(me, length)); err != nil {
-		return err
-	}
-
-	var together []int64
-	for rank := range n {
-		together = append(together, contribution(rank, length)...)
-	}
+	gives("allreduce", mvich.AllReduce(c, dst, src, mvich.Sum), dst, combined(n-1, length))
+	gives("allreduce by max", mvich.AllReduce(c, dst, src, mvich.Max), dst, contribution(n-1, length))
+	gives("scan", mvich.Scan(c, dst, src, mvich.Sum), dst, combined(me, length))
 	all := make([]int64, n*length)
-	if err := mvich.AllGather(c, all, src); err != nil {
-		return fmt.Errorf("allgather: %w", err)
-	}
-	if err := same("allgather", all, together); err != nil {
-		return err
-	}
+	gives("allgather", mvich.AllGather(c, all, src), all, together(n, length))
 
 	// What rank a has for rank b begins with a*n+b.
 	out, want := make([]int64, n*length), make([]int64, n*length)
@@ -189,64 +128,32 @@ func everyUnrooted(c *mvich.Comm, length int) error {
 		copy(out[other*length:], contribution(me*n+other, length))
 		copy(want[other*length:], contribution(other*n+me, length))
 	}
-	if err := mvich.AllToAll(c, all, out); err != nil {
-		return fmt.Errorf("alltoall: %w", err)
-	}
-	if err := same("alltoall", all, want); err != nil {
-		return err
-	}
-	return inPlace(c, length, want)
-}
+	gives("alltoall", mvich.AllToAll(c, all, out), all, want)
 
-// inPlace does what may give the result in the place of what went in. exchanged is what
-// AllToAll gives of what everyUnrooted has for it.
-func inPlace(c *mvich.Comm, length int, exchanged []int64) error {
-	n, me := c.Size(), c.Rank()
-	b := contribution(me, length)
-	if err := errors.Join(mvich.AllReduce(c, b, b, mvich.Sum), same("allreduce", b, combined(n-1, length))); err != nil {
-		return fmt.Errorf("in place: %w", err)
-	}
-	b = contribution(me, length)
-	if err := errors.Join(mvich.Scan(c, b, b, mvich.Sum), same("scan", b, combined(me, length))); err != nil {
-		return fmt.Errorf("in place: %w", err)
-	}
-	all, together := make([]int64, n*length), make([]int64, 0, n*length)
-	for other := range n {
-		copy(all[other*length:], contribution(me*n+other, length))
-		together = append(together, contribution(other, length)...)
-	}
-	if err := errors.Join(mvich.AllToAll(c, all, all), same("alltoall", all, exchanged)); err != nil {
-		return fmt.Errorf("in place: %w", err)
-	}
+	// In place.
+	gives("alltoall in place", mvich.AllToAll(c, out, out), out, want)
+	b := slices.Clone(src)
+	gives("allreduce in place", mvich.AllReduce(c, b, b, mvich.Sum), b, combined(n-1, length))
+	copy(b, src)
+	gives("scan in place", mvich.Scan(c, b, b, mvich.Sum), b, combined(me, length))
 	mine := all[me*length:][:length]
-	copy(mine, contribution(me, length))
-	if err := errors.Join(mvich.AllGather(c, all, mine), same("allgather", all, together)); err != nil {
-		return fmt.Errorf("in place: %w", err)
-	}
+	copy(mine, src)
+	gives("allgather in place", mvich.AllGather(c, all, mine), all, together(n, length))
 	for root := range n {
-		in, out := contribution(me, length), make([]int64, length)
+		in, out, whole := src, dst, all
 		if me == root {
 			clear(all)
-			copy(mine, in)
-			in, out = mine, mine
+			copy(mine, src)
+			in, out, whole = mine, mine, together(n, length)
 		}
-		err := mvich.Gather(c, all, in, root)
-		if me == root {
-			err = errors.Join(err, same("gather", all, together))
-		}
-		err = errors.Join(err, mvich.Scatter(c, out, all, root), same("scatter", out, contribution(me, length)))
-		if me == root {
-			err = errors.Join(err, same("what was scattered", all, together))
-		}
-		if err != nil {
-			return fmt.Errorf("in place, root %d: %w", root, err)
-		}
+		gives("gather in place", mvich.Gather(c, all, in, root), all, whole)
+		gives("scatter in place", mvich.Scatter(c, out, all, root), out, src)
+		gives("what was scattered", nil, all, whole)
 	}
-	return nil
 }
 
-// What is longer than a message can be is refused by all, and nobody is lost for it,
-// nor waits for a rank whose part of it is not too long.
+// What is longer than a message can be is refused by all, and nobody is lost for it, nor waits for a rank whose part
+// of it is not too long.
 func TestTooLong(t *testing.T) {
 	if strconv.IntSize == 32 {
 		t.Skip("no slice is as long")
@@ -255,9 +162,7 @@ func TestTooLong(t *testing.T) {
 	most := mvich.MaxMessage
 	length := ranks*most + 1
 	huge, err := unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE) // nobody looks at it
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { unix.Munmap(huge) })
 	refused := func(c *mvich.Comm, name string, err error) error {
 		if !errors.Is(err, mvich.ErrCount) {
@@ -311,8 +216,7 @@ func TestOperators(t *testing.T) {
 	}
 }
 
-// A rank that has given wrong lengths is told so, and its next operation is the next one
-// of the others.
+// A rank that has given wrong lengths is told so, and its next operation is the next one of the others.
 func TestWrongLengths(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
@@ -324,9 +228,7 @@ func TestWrongLengths(t *testing.T) {
 			if err := f(); c.Rank() == 0 && !errors.Is(err, mvich.ErrCount) || c.Rank() == 1 && err != nil {
 				return fmt.Errorf("%s: %v", name, err)
 			}
-			if err := c.Barrier(); err != nil {
-				return err
-			}
+			must(c.Barrier())
 		}
 		color := []int{-5, 0}[c.Rank()]
 		part, err := c.Split(color, 0)

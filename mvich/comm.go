@@ -6,10 +6,9 @@ import (
 	"slices"
 )
 
-// Comm is a communicator: an ordered group of ranks, and a context in which
-// their messages meet no others. Dup, Split and collective operations are called by
-// all its ranks, in the same order, one at a time; its other methods may be called
-// concurrently.
+// Comm is a communicator: an ordered group of ranks, and a context in which their messages meet no others. Dup, Split
+// and collective operations are called by all its ranks, in the same order, one at a time; its other methods may be
+// called concurrently.
 type Comm struct {
 	w       *World
 	context uint32 // of messages; that of collective operations is one more
@@ -25,25 +24,13 @@ const (
 	contextStep  = 2
 )
 
-// Undefined is the color of ranks that are to be in none of the communicators
-// that Split makes.
+// Undefined is the color of ranks that are to be in none of the communicators that Split makes.
 const Undefined = -1
-
-func identity(n int) []int {
-	group := make([]int, n)
-	for i := range group {
-		group[i] = i
-	}
-	return group
-}
 
 func (w *World) newComm(context uint32, group []int, rank int) *Comm {
 	c := &Comm{
 		w: w, context: context, group: group, rank: rank,
-		places: make([]int, len(w.peers)), known: make([]bool, len(group)),
-	}
-	for i := range c.places {
-		c.places[i] = -1
+		places: slices.Repeat([]int{-1}, len(w.peers)), known: make([]bool, len(group)),
 	}
 	for i, rank := range group {
 		c.places[rank] = i
@@ -60,7 +47,7 @@ func (c *Comm) Size() int { return len(c.group) }
 // World is the world that the communicator is of.
 func (c *Comm) World() *World { return c.w }
 
-// rankOf is RankOf for ranks that there are.
+// rankOf is RankOf of a valid rank.
 func (c *Comm) rankOf(world int) int { return c.places[world] }
 
 // WorldRank is the number in the world of a rank here, or -1 where there is none.
@@ -71,8 +58,7 @@ func (c *Comm) WorldRank(rank int) int {
 	return c.group[rank]
 }
 
-// RankOf is the rank here of a rank of the world, such as that of a RankError; -1 where
-// it is not a member.
+// RankOf is the rank here of a rank of the world, such as that of a RankError; -1 where it is not a member.
 func (c *Comm) RankOf(world int) int {
 	if world < 0 || world >= len(c.places) {
 		return -1
@@ -80,8 +66,7 @@ func (c *Comm) RankOf(world int) int {
 	return c.rankOf(world)
 }
 
-// Dup makes a communicator of the same ranks with a context of its own. All
-// ranks call it.
+// Dup makes a communicator of the same ranks with a context of its own. All ranks call it.
 func (c *Comm) Dup() (*Comm, error) {
 	context, err := c.agree()
 	if err != nil {
@@ -90,24 +75,22 @@ func (c *Comm) Dup() (*Comm, error) {
 	return c.w.newComm(context, c.group, c.rank), nil
 }
 
-// Split makes a communicator of each set of ranks that give the same color,
-// ordered by key, and by rank here where keys are equal. Colors are not
-// negative; ranks that give Undefined get nil. All ranks call it.
+// Split makes a communicator of each set of ranks that give the same color, ordered by key, and by rank here where
+// keys are equal. Colors are not negative; ranks that give Undefined get nil. All ranks call it.
 func (c *Comm) Split(color, key int) (*Comm, error) {
 	context, err := c.agree()
 	if err != nil {
 		return nil, err
 	}
-	mine := []int64{int64(color), int64(key)}
-	all := make([]int64, len(mine)*c.Size())
-	if err := AllGather(c, all, mine); err != nil {
+	all := make([]int64, 2*c.Size())
+	if err := AllGather(c, all, []int64{int64(color), int64(key)}); err != nil {
 		return nil, err
 	}
-	if color < 0 && color != Undefined { // the others go on
-		return nil, fmt.Errorf("%w: color %d", ErrSettings, color)
-	}
-	if color == Undefined {
+	switch {
+	case color == Undefined:
 		return nil, nil
+	case color < 0: // the others go on
+		return nil, fmt.Errorf("%w: color %d", ErrSettings, color)
 	}
 	var members []int // ranks here
 	for rank := range c.Size() {
@@ -123,22 +106,25 @@ func (c *Comm) Split(color, key int) (*Comm, error) {
 	return c.w.newComm(context, group, slices.Index(members, c.rank)), nil
 }
 
-// agree gives all ranks a context that nobody else has: one of those of rank 0, whatever
-// communicators other goroutines make meanwhile. Those that Split makes have no rank in
-// common, and the same.
+// agree gives all ranks a context that no other communicator has: one of those of rank 0, whatever communicators
+// other goroutines make meanwhile. The parts that Split makes share it, as they have no rank in common.
 func (c *Comm) agree() (uint32, error) {
 	next := make([]uint32, 1)
 	if c.rank == 0 {
 		next[0] = c.w.takeContext()
 	}
 	err := Bcast(c, next, 0)
-	if err == nil && next[0] == worldContext {
+	switch {
+	case err != nil:
+	case next[0] == worldContext:
 		err = errContexts
+	default:
+		err = c.w.enterContext(next[0], c.group[0])
 	}
 	return next[0], err
 }
 
-// takeContext gives a context of this rank's away, or worldContext when none is left.
+// takeContext returns a context of this rank's, or worldContext when none is left.
 func (w *World) takeContext() uint32 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -149,4 +135,20 @@ func (w *World) takeContext() uint32 {
 		}
 	}
 	return context
+}
+
+// enterContext notes that a context is in use. A rank that gives one that is not its to give, or that is in use, is
+// taken for dead: messages of two communicators would meet.
+func (w *World) enterContext(context uint32, giver int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	owner := (context/contextStep + uint32(len(w.peers)) - 1) % uint32(len(w.peers))
+	if context%contextStep == 0 && owner == uint32(giver) && !w.contexts[context] {
+		w.contexts[context] = true
+		return nil
+	}
+	p := w.peers[giver]
+	w.lose(p, fmt.Errorf("%w: it gave the context %d, which is another's or in use", ErrProtocol, context))
+	w.pushDirty()
+	return p.lost()
 }

@@ -10,15 +10,11 @@ import (
 	"viaxdp/mvich"
 )
 
-// Messages of one communicator are not received in another one of the same
-// ranks.
+// Messages of one communicator are not received in another one of the same ranks.
 func TestDup(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
-		d, err := c.Dup()
-		if err != nil {
-			return err
-		}
+		d := get(c.Dup())
 		b := make([]byte, 1)
 		if c.Rank() == 0 {
 			return errors.Join(c.Send([]byte{1}, 1, 5), d.Send([]byte{2}, 1, 5))
@@ -33,8 +29,8 @@ func TestDup(t *testing.T) {
 	})
 }
 
-// Split orders ranks by key; sources and destinations are those of the new
-// communicator; communicators of it can be split again.
+// Split orders ranks by key; sources and destinations are those of the new communicator; communicators of it can be
+// split again.
 func TestSplit(t *testing.T) {
 	const n = 7
 	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})
@@ -43,10 +39,7 @@ func TestSplit(t *testing.T) {
 		if c.Rank() == 6 {
 			color = mvich.Undefined
 		}
-		s, err := c.Split(color, -c.Rank())
-		if err != nil {
-			return err
-		}
+		s := get(c.Split(color, -c.Rank()))
 		if c.Rank() == 6 {
 			if s != nil {
 				return errors.New("a communicator of no color")
@@ -67,10 +60,7 @@ func TestSplit(t *testing.T) {
 		if err != nil || status.Source != last || in[0] != members[last] {
 			return fmt.Errorf("%d from %+v, %w", in[0], status, err)
 		}
-		again, err := s.Split(0, s.Rank())
-		if err != nil {
-			return err
-		}
+		again := get(s.Split(0, s.Rank()))
 		sum := []int{c.Rank()}
 		if err := mvich.AllReduce(again, sum, sum, mvich.Sum); err != nil || sum[0] != []int{6, 9}[color] {
 			return fmt.Errorf("sum %d, %w", sum[0], err)
@@ -79,8 +69,8 @@ func TestSplit(t *testing.T) {
 	})
 }
 
-// Communicators that several goroutines of a rank make at once, each of another one,
-// have messages of their own; also where a rank makes them one after the other.
+// Communicators that several goroutines of a rank make at once, each of another one, have messages of their own; also
+// where a rank makes them one after the other.
 func TestDupAtOnce(t *testing.T) {
 	const ranks, parents, rounds = 3, 4, 30
 	j := newJob(t, ranks, jobConfig{options: with(mvich.WithSpin(0))})
@@ -111,9 +101,7 @@ func TestDupAtOnce(t *testing.T) {
 		j.run(t, func(c *mvich.Comm) error {
 			next, last := (c.Rank()+1)%ranks, (c.Rank()+ranks-1)%ranks
 			for i, d := range made[c.Rank()] {
-				if err := mvich.Send(d, []int{i}, next, 0); err != nil {
-					return err
-				}
+				must(mvich.Send(d, []int{i}, next, 0))
 			}
 			for i := range parents {
 				i = parents - 1 - i
@@ -168,9 +156,7 @@ func TestThreshold(t *testing.T) {
 		j.run(t, func(w *mvich.Comm) error {
 			b := make([]byte, c.threshold+1)
 			for _, n := range []int{c.threshold, c.threshold + 1} {
-				if _, err := w.Sendrecv(b[:n], 1-w.Rank(), 0, make([]byte, n), 1-w.Rank(), 0); err != nil {
-					return err
-				}
+				get(w.Sendrecv(b[:n], 1-w.Rank(), 0, make([]byte, n), 1-w.Rank(), 0))
 			}
 			return nil
 		})
@@ -185,10 +171,7 @@ func TestLastContext(t *testing.T) {
 	j := newJob(t, 3, jobConfig{})
 	mvich.LastContext(j.worlds[0])
 	j.run(t, func(c *mvich.Comm) error {
-		d, err := c.Dup()
-		if err != nil {
-			return err
-		}
+		d := get(c.Dup())
 		for range 2 {
 			if _, err := c.Dup(); err == nil {
 				return errors.New("a communicator beyond the last one")
@@ -206,10 +189,7 @@ func TestRanksOfTheWorld(t *testing.T) {
 	const n = 5
 	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})
 	j.run(t, func(c *mvich.Comm) error {
-		part, err := c.Split(c.Rank()%2, -c.Rank())
-		if err != nil {
-			return err
-		}
+		part := get(c.Split(c.Rank()%2, -c.Rank()))
 		members, others := []int{4, 2, 0}, []int{3, 1}
 		if c.Rank()%2 == 1 {
 			members, others = others, members

@@ -4,151 +4,46 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
+	"slices"
+	"sync"
 	"time"
 
 	"viaxdp/vipl"
 )
 
-// Connections are made on demand, one for a pair of ranks. The rank that wants
-// to send calls, and after a while one that waits for a message of the other, which
-// may have died; a goroutine of the other one, which listens all the time,
-// admits it. When both call at once the higher rank gives way:
+// A pair of ranks connects when one of them has something for the other:
+//
+//  1. call: a goroutine asks for the connection (tryCall), again and again for WithConnectTimeout at most.
+//  2. The other rank listens, and admits it (admit): it posts its receives before it accepts.
+//  3. The caller posts its receives when it is connected; its first packet says so by its credits. So a call that is
+//     rejected leaves nothing on the VI.
+//
+// When both call at once the higher rank gives way:
 //
 //	rank 1 (calls)              rank 4 (calls)
 //	   |------ request ------------->| admits it, since 1 < 4
 //	   |<----------- request --------|
-//	   |------ reject -------------->| gives up its own
+//	   |------ reject -------------->| gives up its own call
 //	   |<----- accept ---------------|
 //	   |------ first packet, with all credits -->|
 //
-// Who admits posts its receives before it accepts; who calls posts them when it
-// is connected, and the first packet says so. A rejected call so leaves nothing
-// on its VI.
+// A rank that waits for a message connects only after a while, to notice the death of the sender (expectFor). An
+// AnySource receive makes no connection, as connections cost memory: senders without a connection are asked whether
+// they live (checkLiveness). A rank that lives rejects the token of that request, at no cost.
 
 const (
-	callTurn   = 2 * time.Second // how long one request may take
-	absence    = 3 * time.Second // after which a rank that does not listen is taken for dead: an agent starts again in less
+	callTurn   = 2 * time.Second        // how long one request may take
+	absence    = 3 * time.Second        // after which a rank that does not listen is dead: an agent restarts in less
+	callAfter  = 500 * time.Millisecond // after which a rank that is waited for is called
 	retryLeast = time.Millisecond
 	retryMost  = 50 * time.Millisecond
+
+	checkEvery    = 1 * time.Second
+	checksAtOnce  = 8      // a host that is silent takes callTurn
+	livenessToken = "look" // no rank's
 )
 
-// netAddress is where a rank listens. The token is random, and tells a rank that
-// it is called by one of the job, and by whom.
-type netAddress struct {
-	addr  netip.Addr
-	token string
-}
-
-func (a netAddress) vipl() vipl.NetAddress {
-	return vipl.NetAddress{Host: a.addr, Discriminator: []byte(a.token)}
-}
-
-// listen admits callers until the world stops.
-func (w *World) listen() {
-	defer w.callers.Close()
-	for !w.stopping() {
-		conn, err := w.callers.Wait(w.life)
-		if err == nil {
-			w.tasks.Go(func() { w.admit(conn) })
-		} else { // it stops, or the NIC was closed, or cannot
-			w.pause(retryMost)
-		}
-	}
-}
-
-func (w *World) stopping() bool { return w.life.Err() != nil }
-
-// pause waits for d, or the world's end.
-func (w *World) pause(d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-w.life.Done():
-	}
-}
-
-// admit answers a rank that calls.
-func (w *World) admit(conn *vipl.Conn) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	p := w.tokens[string(conn.Remote().Discriminator)]
-	l := w.prepareAdmission(p)
-	if l == nil {
-		w.mu.Unlock()
-		conn.Reject()
-		w.mu.Lock()
-		return
-	}
-	w.mu.Unlock()
-	err := conn.Accept(l.vi)
-	w.mu.Lock()
-	w.admitted(p, l, conn.RemoteAttributes(), err)
-	w.pushDirty()
-}
-
-// admitted ends an admission, which has failed with err or not.
-func (w *World) admitted(p *peer, l *link, theirs vipl.RemoteAttributes, err error) {
-	switch {
-	case p.link != l: // it has broken already, or the world ends
-		w.retire(l)
-	case err == nil:
-		w.join(p, theirs)
-	case l.heard: // what it has begun cannot go on, nor may it begin once more
-		w.lose(p, err)
-		w.retire(l)
-	default:
-		p.state, p.link = apart, nil
-		p.control = fifo[packet]{} // the next connection has its own news
-		w.retire(l)
-		w.callIfNeeded(p)
-		w.expect(p)
-		w.announce()
-	}
-}
-
-// prepareAdmission makes a link with receives for p, or nil if it has to be
-// rejected.
-func (w *World) prepareAdmission(p *peer) *link {
-	if p == nil || p.state != apart || p.calling && w.rank < p.rank || w.stopping() {
-		return nil
-	}
-	l, err := w.newLink(p)
-	if err != nil {
-		return nil
-	}
-	if w.stock(l) != nil {
-		w.retire(l)
-		return nil
-	}
-	p.state, p.link = admitting, l
-	p.credits, p.acksDue, p.granted = 0, 0, w.set.credits // the first packet of the caller brings ours; it knows of its own
-	w.tellAll(p)
-	return l
-}
-
-// join takes p's link, which is connected, into use.
-func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
-	p.state = joined
-	p.canRead = w.set.read && theirs.EnableRDMARead
-	p.canWrite = theirs.EnableRDMAWrite
-	w.stats.Connections++
-	if w.finalized { // before this connection was there
-		w.queueControl(p, packet{header: header{kind: kindBye}})
-	}
-	w.touch(p)
-}
-
-// callIfNeeded connects with p if there is something to send and nobody is at
-// it.
-func (w *World) callIfNeeded(p *peer) {
-	if !p.idle() {
-		w.call(p)
-	}
-}
-
-// call connects with p, beside.
+// call connects with p, in the background.
 func (w *World) call(p *peer) {
 	if p.state != apart || p.calling || p.rank == w.rank || w.stopping() {
 		return
@@ -162,33 +57,13 @@ func (w *World) call(p *peer) {
 			if err == nil {
 				return
 			}
-			if v.inVain(err, began, w.set.ackDelay) {
+			if v.inVain(err, began, w.set.connectTimeout) {
 				w.giveUp(p, err)
 				return
 			}
 			w.pause(retry)
 		}
 	})
-}
-
-// vigil is since when requests to a rank have been in vain. The zero value: they have not.
-type vigil struct {
-	since  time.Time // in whatever way
-	absent time.Time // because nobody listens there
-}
-
-// inVain takes note of a request that has failed, and says whether the rank is dead.
-func (v *vigil) inVain(err error, began time.Time, ackDelay time.Duration) bool {
-	if v.since.IsZero() {
-		v.since = began
-	}
-	now := time.Now()
-	if !errors.Is(err, vipl.ErrNoMatch) {
-		v.absent = time.Time{}
-	} else if v.absent.IsZero() {
-		v.absent = now
-	}
-	return now.Sub(v.since) > ackDelay || !v.absent.IsZero() && now.Sub(v.absent) > absence
 }
 
 // tryCall makes one attempt. nil: the call is over, one way or the other.
@@ -203,11 +78,7 @@ func (w *World) tryCall(p *peer) error {
 	if err != nil {
 		return err
 	}
-	w.mu.Unlock()
-	ctx, cancel := context.WithTimeout(w.life, callTurn)
-	theirs, err := l.vi.ConnectRequestContext(ctx, w.self().host.vipl(), p.host.vipl())
-	cancel()
-	w.mu.Lock()
+	theirs, err := w.ask(l, w.self().host)
 	switch {
 	case p.state != apart || w.stopping(): // it has called meanwhile
 		w.retire(l)
@@ -230,6 +101,15 @@ func (w *World) tryCall(p *peer) error {
 	return nil
 }
 
+// ask requests the connection of a link once, by the name of from. It unlocks the world meanwhile.
+func (w *World) ask(l *link, from netAddress) (vipl.RemoteAttributes, error) {
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	ctx, cancel := context.WithTimeout(w.life, callTurn)
+	defer cancel()
+	return l.vi.ConnectRequestContext(ctx, from.vipl(), l.peer.host.vipl())
+}
+
 // giveUp takes p for dead, because no connection with it comes about.
 func (w *World) giveUp(p *peer, err error) {
 	w.mu.Lock()
@@ -237,6 +117,223 @@ func (w *World) giveUp(p *peer, err error) {
 	p.calling = false
 	if p.state == apart {
 		w.lose(p, fmt.Errorf("no connection: %w", err))
-		w.pushDirty() // nobody may call for long
+		w.pushDirty() // the program may not call for long
+	}
+}
+
+// listen admits callers until the world stops.
+func (w *World) listen() {
+	defer w.callers.Close()
+	for !w.stopping() {
+		conn, err := w.callers.Wait(w.life)
+		if err == nil {
+			w.tasks.Go(func() { w.admit(conn) })
+		} else { // it stops, or the NIC was closed, or cannot
+			w.pause(retryMost)
+		}
+	}
+}
+
+// admit answers a rank that calls.
+func (w *World) admit(conn *vipl.Conn) {
+	from := conn.Remote()
+	w.mu.Lock()
+	p := w.tokens[string(from.Discriminator)]
+	if p != nil && from.Host.WithZone("") != p.host.addr.WithZone("") {
+		p = nil // all ranks know the token, and another one calls by it
+	}
+	l := w.prepareAdmission(p)
+	w.mu.Unlock()
+	if l == nil {
+		conn.Reject()
+		return
+	}
+	err := conn.Accept(l.vi)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.admitted(p, l, conn.RemoteAttributes(), err)
+	w.pushDirty()
+}
+
+// prepareAdmission makes a link with receives for p, or nil if it has to be rejected.
+func (w *World) prepareAdmission(p *peer) *link {
+	if p == nil || p.state != apart || p.calling && w.rank < p.rank || w.stopping() {
+		return nil
+	}
+	l, err := w.newLink(p)
+	if err != nil {
+		return nil
+	}
+	if w.stock(l) != nil {
+		w.retire(l)
+		return nil
+	}
+	p.state, p.link = admitting, l
+	p.credits, p.acksDue, p.granted = 0, 0, w.set.credits // the caller's first packet brings ours; it knows of its own
+	w.tellAll(p)
+	return l
+}
+
+// admitted ends an admission, which has failed with err or not.
+func (w *World) admitted(p *peer, l *link, theirs vipl.RemoteAttributes, err error) {
+	switch {
+	case p.link != l: // it has broken already, or the world ends
+		w.retire(l)
+	case err == nil:
+		w.join(p, theirs)
+	case l.heard: // what it has begun cannot go on, nor may it begin once more
+		w.lose(p, err)
+		w.retire(l)
+	default:
+		p.state, p.link = apart, nil
+		p.control = fifo[packet]{} // the next connection has its own news
+		w.retire(l)
+		if !p.idle() {
+			w.call(p)
+		}
+		w.expect(p)
+		w.announce()
+	}
+}
+
+// join takes p's link, which is connected, into use.
+func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
+	p.state = joined
+	p.canRead = w.set.read && theirs.EnableRDMARead
+	p.canWrite = theirs.EnableRDMAWrite
+	w.stats.Connections++
+	if w.finalized { // before this connection was there
+		w.queueControl(p, packet{header: header{kind: kindBye}})
+	}
+	w.touch(p)
+}
+
+// vigil is since when requests to a rank have been in vain. The zero value: they have not.
+type vigil struct {
+	since  time.Time // in whatever way
+	absent time.Time // because no rank listens there
+}
+
+// inVain takes note of a request that has failed, and reports whether the rank is dead.
+func (v *vigil) inVain(err error, began time.Time, most time.Duration) bool {
+	if v.since.IsZero() {
+		v.since = began
+	}
+	now := time.Now()
+	if !errors.Is(err, vipl.ErrNoMatch) {
+		v.absent = time.Time{}
+	} else if v.absent.IsZero() {
+		v.absent = now
+	}
+	return now.Sub(v.since) > most || !v.absent.IsZero() && now.Sub(v.absent) > absence
+}
+
+// expectFor has the death of the ranks noticed that a receive or a probe waits for.
+func (w *World) expectFor(r *Request) {
+	if r.peer >= 0 {
+		w.expect(w.peers[r.peer])
+		return
+	}
+	if !w.checking && !w.leaving && !w.finalized && w.stats.Connections < uint64(len(w.peers)-1) {
+		w.checking = true
+		time.AfterFunc(callAfter, w.checkLiveness)
+	}
+}
+
+// expect has p called if it has not called by then and is still waited for: so its death is noticed.
+func (w *World) expect(p *peer) {
+	if p.state != apart || p.expected || p.rank == w.rank || w.finalized || w.stopping() {
+		return
+	}
+	p.expected = true
+	time.AfterFunc(callAfter, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.callExpected(p)
+	})
+}
+
+// callExpected calls p if a receive or Probe waits for it, or Iprobe asks again and again. If none does it is not
+// called: a connection costs memory, and where there is none left a rank that lives would be taken for dead.
+func (w *World) callExpected(p *peer) {
+	p.expected = false
+	if w.finalized {
+		return
+	}
+	if p.probes > 0 || p.iprobes > 1 || slices.ContainsFunc(w.posted, func(r *Request) bool { return r.peer == p.rank }) {
+		p.iprobes = 0
+		w.call(p)
+	}
+}
+
+// checkLiveness checks all ranks without a connection that may send what an AnySource call waits for, and again after
+// a while, as long as one waits.
+func (w *World) checkLiveness() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	hidden := w.hidden()
+	w.iprobed = nil
+	if w.checking = len(hidden) > 0; !w.checking {
+		return
+	}
+	w.tasks.Go(func() {
+		var checks sync.WaitGroup
+		places := make(chan struct{}, checksAtOnce)
+		for _, p := range hidden {
+			places <- struct{}{}
+			checks.Go(func() {
+				w.checkAlive(p)
+				<-places
+			})
+		}
+		checks.Wait()
+		time.AfterFunc(checkEvery, w.checkLiveness)
+	})
+}
+
+// hidden are the ranks that an AnySource call waits for among others, without a connection. It forgets failed checks
+// of the others.
+func (w *World) hidden() (all []*peer) {
+	if w.leaving || w.finalized { // others may have left, with a good-bye for those who know them
+		return nil
+	}
+	for _, p := range w.peers {
+		in := func(c *Comm) bool { return c.rankOf(p.rank) >= 0 }
+		if w.unseen(p) && (w.iprobed != nil && in(w.iprobed) || slices.ContainsFunc(w.probing, in) ||
+			slices.ContainsFunc(w.posted, func(r *Request) bool { return r.peer == AnySource && in(r.comm) })) {
+			all = append(all, p)
+		} else {
+			p.checks = vigil{}
+		}
+	}
+	return all
+}
+
+// unseen reports whether there is no connection with p, and none is being made.
+func (w *World) unseen(p *peer) bool { return p.state == apart && !p.calling && p.rank != w.rank }
+
+// checkAlive asks p for a connection that it rejects if it lives.
+func (w *World) checkAlive(p *peer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.unseen(p) || w.stopping() {
+		return
+	}
+	l, err := w.newLink(p)
+	if err != nil {
+		return
+	}
+	began := time.Now()
+	_, err = w.ask(l, netAddress{w.self().host.addr, livenessToken})
+	w.retire(l)
+	switch {
+	case err == nil: // no rank
+	case errors.Is(err, vipl.ErrRejected):
+		p.checks = vigil{}
+	case !errors.Is(err, vipl.ErrNoMatch) && !errors.Is(err, vipl.ErrTimeout) && !errors.Is(err, vipl.ErrNotReachable):
+		// this host's fault
+	case p.checks.inVain(err, began, w.set.connectTimeout) && w.unseen(p) && !w.stopping() && !w.leaving && !w.finalized:
+		w.lose(p, err)
+		w.pushDirty()
 	}
 }

@@ -3,32 +3,25 @@ package mvich
 import (
 	"fmt"
 	"slices"
-
-	"viaxdp/vipl"
 )
 
-// The death of ranks. A rank notices that another one has died by the end of
-// their connection without a good-bye, or because no connection comes about. It
-// tells all that it is connected with, who tell theirs. Operations that involve
-// the dead fail with a RankError, those under way and those to come: sends to
-// it and receives from it, receives from anybody in a communicator that it is a
-// member of, until Acknowledge, and collective operations there. All others go
-// on.
+// The death of ranks. A rank notices that another one has died by the end of their connection without a good-bye, or
+// because no connection comes about. It tells all that it is connected with, which tell theirs. Operations that
+// involve the dead fail with a RankError, those under way and those to come: sends to it and receives from it,
+// AnySource receives in a communicator that it is a member of, until Acknowledge, and collective operations there.
+// All others go on.
 //
-// One death makes others: a rank that hears of it gives up, leaves, and is missed
-// by ranks that have not heard yet. So whoever leaves has told of the deaths that it
-// knows, on the connection that ends; a new connection begins with them; and where
-// several are missed, the error is about the first: news comes on the way on which
-// it spreads, so that no rank hears of a death before that which it follows from.
+// One death makes others: a rank that hears of it gives up, leaves, and is missed by ranks that have not heard yet.
+// So a rank that leaves has told of the deaths that it knows, on the connection that ends; a new connection begins
+// with them; and where several are missed, the error is about the first. News comes on the way on which it spreads,
+// so that no rank hears of a death before the one that caused it.
 //
-// Who leaves after a death counts among the dead, good-bye or not. It may leave others
-// in the middle of a collective operation of a communicator that has lost nobody yet;
-// some of them fail and go on to something else, and those that wait for these have to
-// hear of it, too. Who leaves without a death leaves nobody waiting: all have
-// come to Finalize.
+// A rank that leaves after a death counts among the dead, good-bye or not. It may leave others in the middle of a
+// collective operation of a communicator that has lost no rank yet; some of them fail and go on to something else,
+// and those that wait for these have to hear of it, too. A rank that leaves without a death leaves no rank waiting:
+// all have come to Finalize.
 
-// lose takes p for dead. When this rank has taken leave, others may end a connection
-// upon that before they have, and it is nobody's death.
+// lose takes p for dead. When this rank has said good-bye, others may end a connection upon that, and it is no death.
 func (w *World) lose(p *peer, cause error) {
 	switch {
 	case p.gone():
@@ -51,16 +44,14 @@ func (w *World) tell(q, p *peer) {
 	w.queueControl(q, packet{header: header{kind: kindDead, tag: int32(p.rank)}})
 }
 
-// tellAll tells q of the deaths so far, ahead of those to come: a connection begins
-// with them.
+// tellAll tells q of the deaths so far, ahead of those to come.
 func (w *World) tellAll(q *peer) {
 	for _, p := range w.dead {
 		w.tell(q, p)
 	}
 }
 
-// leave takes p's good-bye. Who leaves after a death may leave operations that the dead
-// had no part in: those that live miss it as they miss the dead.
+// leave takes p's good-bye. One after a death may leave operations that the dead had no part in: p is missed as dead.
 func (w *World) leave(p *peer) {
 	switch {
 	case p.gone():
@@ -88,7 +79,7 @@ func (w *World) part(p *peer, how condition) {
 	err := p.lost()
 	fail := func(r *Request) {
 		if l != nil && r.movesByRDMA() {
-			l.hold(r, err)
+			l.failLater(r, err)
 		} else {
 			w.complete(r, err)
 		}
@@ -102,48 +93,34 @@ func (w *World) part(p *peer, how condition) {
 			fail(r)
 		}
 	}
-	w.failPosted(p, err)
-	w.abandonCollective(p, err)
-	w.forgetEnvelopes(p)
+	var failed []*Request
+	w.posted = slices.DeleteFunc(w.posted, func(r *Request) bool {
+		needs := r.needs(p)
+		if needs {
+			failed = append(failed, r)
+		}
+		return needs
+	})
+	for _, r := range failed {
+		fail(r)
+	}
+	if how == dead {
+		w.abandonCollective(p, err)
+	}
+	for i := len(w.unexpected) - 1; i >= 0; i-- { // messages whose data will not come
+		if m := w.unexpected[i]; m.source == p.rank && m.offer.protocol != Auto {
+			w.unkeep(i)
+		}
+	}
 	if l != nil && was == joined { // an admission under way sees to its link itself
 		w.retire(l)
 	}
 	w.announce() // probes, too
 }
 
-// hold completes a request when the VI of its link is disconnected. Until then RDMA may read or write its buffer: the
-// peer decides when posted operations go on, and would get what the program writes there next.
-func (l *link) hold(r *Request, err error) {
-	if !r.held { // it may have waited in more than one place
-		r.held = true
-		l.held = append(l.held, heldRequest{r, err})
-	}
-}
-
-// failPosted ends the receives that p would have to do with.
-func (w *World) failPosted(p *peer, err error) {
-	kept := w.posted[:0]
-	var failed []*Request
-	for _, r := range w.posted {
-		if r.needs(p) {
-			failed = append(failed, r)
-		} else {
-			kept = append(kept, r)
-		}
-	}
-	clear(w.posted[len(kept):])
-	w.posted = kept
-	for _, r := range failed {
-		w.complete(r, err)
-	}
-}
-
-// abandonCollective ends the sends and receives of collective operations that p
-// was to take part in, with those that live: they may not get that far.
+// abandonCollective ends the sends and receives of collective operations that p was to take part in, with ranks that
+// live: these may not get that far.
 func (w *World) abandonCollective(p *peer, err error) {
-	if p.state != dead {
-		return
-	}
 	hit := func(r *Request) bool { return r.collective() && r.comm.rankOf(p.rank) >= 0 }
 	for _, r := range w.numbered {
 		if hit(r) {
@@ -161,21 +138,18 @@ func (w *World) abandonCollective(p *peer, err error) {
 	}
 }
 
-// needs says whether a receive that waits cannot go on without p.
+// needs reports whether a receive that waits cannot go on without p.
 func (r *Request) needs(p *peer) bool {
 	if r.peer == p.rank {
 		return true
 	}
-	if r.peer == AnySource || r.collective() {
-		return p.state == dead && r.comm.rankOf(p.rank) >= 0
-	}
-	return false
+	return (r.peer == AnySource || r.collective()) && p.state == dead && r.comm.rankOf(p.rank) >= 0
 }
 
-// hopeless says why a request that has to do with p cannot succeed.
+// hopeless is why a request that has to do with p cannot succeed, or nil.
 func (r *Request) hopeless(p *peer) error {
 	if r.collective() {
-		if err := r.comm.broken(); err != nil {
+		if err := r.comm.firstDeath(nil); err != nil {
 			return err
 		}
 	}
@@ -185,20 +159,8 @@ func (r *Request) hopeless(p *peer) error {
 	return nil
 }
 
-// collective says whether the request is part of a collective operation.
+// collective reports whether the request is part of a collective operation.
 func (r *Request) collective() bool { return r.context == r.comm.context+1 }
-
-// forgetEnvelopes drops messages of p whose data will not come.
-func (w *World) forgetEnvelopes(p *peer) {
-	for i := 0; i < len(w.unexpected); {
-		m := w.unexpected[i]
-		if m.source == p.rank && m.offer.protocol != Auto {
-			w.unkeep(i)
-			continue
-		}
-		i++
-	}
-}
 
 // takeDead takes the news of a death.
 func (w *World) takeDead(from *peer, h *header) {
@@ -207,13 +169,13 @@ func (w *World) takeDead(from *peer, h *header) {
 		return
 	}
 	p := w.peers[rank]
-	w.lose(p, errTold(from.rank))
+	w.lose(p, fmt.Errorf("rank %d says so", from.rank))
 	if from.told == nil {
 		from.told = p
 	}
 }
 
-// collapse ends everything: the NIC is gone, and err says why.
+// collapse ends everything: the NIC is gone, for the reason err.
 func (w *World) collapse(err error) {
 	w.gone = err
 	for _, p := range w.peers {
@@ -224,8 +186,7 @@ func (w *World) collapse(err error) {
 	w.endWaiting(err) // what this rank has to do with itself
 }
 
-// endWaiting ends receives without a message, and sends of this rank to itself that it has
-// not received.
+// endWaiting ends receives without a message, and sends of this rank to itself that it has not received.
 func (w *World) endWaiting(err error) {
 	posted := w.posted
 	w.posted = nil
@@ -240,8 +201,7 @@ func (w *World) endWaiting(err error) {
 	w.unexpected = slices.DeleteFunc(w.unexpected, func(m *message) bool { return m.local != nil })
 }
 
-// Dead lists the ranks of the communicator that are dead, or have left after a death,
-// as far as this rank knows.
+// Dead lists the ranks of the communicator that are dead, or have left after a death, as far as this rank knows.
 func (c *Comm) Dead() (ranks []int) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
@@ -253,9 +213,9 @@ func (c *Comm) Dead() (ranks []int) {
 	return ranks
 }
 
-// Acknowledge says that the program knows of the death of ranks, which Dead has listed;
-// any that live are passed over. Receives from AnySource fail while a member is dead that
-// the program does not know of, also if it died after Dead was asked; else they work again.
+// Acknowledge tells that the program knows of the death of ranks, which Dead has listed; any that live are passed
+// over. Receives from AnySource fail while a member is dead that the program does not know of, also if it died after
+// Dead was asked; else they work again.
 func (c *Comm) Acknowledge(ranks []int) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
@@ -266,32 +226,17 @@ func (c *Comm) Acknowledge(ranks []int) {
 	}
 }
 
-// unacknowledged is the error for receives from AnySource while a member is dead
-// that the program has not acknowledged: the first that died.
-func (c *Comm) unacknowledged() error {
+// unacknowledged is the error for receives from AnySource while a member is dead that the program has not
+// acknowledged.
+func (c *Comm) unacknowledged() error { return c.firstDeath(c.known) }
+
+// firstDeath is the loss of the member that died first, of those that the program does not know of; nil: it knows of
+// none.
+func (c *Comm) firstDeath(known []bool) error {
 	for _, p := range c.w.dead {
-		if i := c.rankOf(p.rank); i >= 0 && !c.known[i] {
+		if i := c.rankOf(p.rank); i >= 0 && (known == nil || !known[i]) {
 			return p.lost()
 		}
 	}
 	return nil
-}
-
-// broken is the error for collective operations when a member is dead: the first
-// that died.
-func (c *Comm) broken() error {
-	for _, p := range c.w.dead {
-		if c.rankOf(p.rank) >= 0 {
-			return p.lost()
-		}
-	}
-	return nil
-}
-
-// causeOf says why the VI of a link is in Error.
-func causeOf(l *link) error {
-	if s, err := l.vi.Query(); err == nil && s.Cause != nil {
-		return s.Cause
-	}
-	return vipl.ErrDescriptor
 }

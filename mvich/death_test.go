@@ -14,15 +14,14 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// dyingJob is a job of which ranks die. At the end the living take their leave
-// of each other, and the dead give back what they still can.
+// dyingJob is a job of which ranks die. At the end the living take their leave of each other, and the dead give back
+// what they still can.
 func dyingJob(t *testing.T, n int, dead ...int) *job {
 	t.Helper()
 	return dyingJobOf(t, n, jobConfig{silence: calm}, dead...)
 }
 
-// dyingJobOf is a dyingJob whose network has faults, or whose ranks take each other for
-// dead after another silence.
+// dyingJobOf is a dyingJob whose network has faults, or whose ranks take each other for dead after another silence.
 func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	t.Helper()
 	j := newJob(t, n, jobConfig{dying: true, faults: c.faults, silence: c.silence, options: with(mvich.WithSpin(50), mvich.WithConnectTimeout(calm))})
@@ -66,8 +65,7 @@ var deaths = map[string]death{
 func closed(j *job, rank int) { j.hosts[rank].NIC.Close() }
 func cut(j *job, rank int)    { j.hosts[rank].Queue.Cut(true) }
 
-// The death of a rank ends the operations of the others that involve it, and no
-// others.
+// The death of a rank ends the operations of the others that involve it, and no others.
 func TestDeath(t *testing.T) {
 	for name, death := range deaths {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { dies(t, death) }) })
@@ -86,62 +84,33 @@ func dies(t *testing.T, death death) {
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
 		b := make([]byte, 100000)
-		onlyLiving, err := c.Irecv(make([]byte, 1), (rank+1)%victim, 7)
-		if err != nil {
-			return err
-		}
-		named, err := c.Irecv(b, victim, 1)
-		if err != nil {
-			return err
-		}
-		any, err := c.Irecv(b, mvich.AnySource, 1)
-		if err != nil {
-			return err
-		}
-		sent, err := c.Issend(b, victim, 1)
-		if err != nil {
-			return err
-		}
+		onlyLiving := get(c.Irecv(make([]byte, 1), (rank+1)%victim, 7))
+		named := get(c.Irecv(b, victim, 1))
+		any := get(c.Irecv(b, mvich.AnySource, 1))
+		sent := get(c.Issend(b, victim, 1))
 		killed.Wait()
 		for what, r := range map[string]*mvich.Request{"receive": named, "receive of anybody": any, "send": sent} {
-			_, err := r.Wait()
-			if err := wantLost(what, err, victim); err != nil {
-				return err
-			}
+			must(wantLost(what, errOf(r.Wait()), victim))
 		}
-		err = wantLost("later send", c.Send(b, victim, 1), victim)
-		_, late := c.Recv(b, mvich.AnySource, 2)
-		err = errors.Join(err, wantLost("later receive of anybody", late, victim))
-		err = errors.Join(err, wantLost("barrier", c.Barrier(), victim))
-		if err != nil {
-			return err
-		}
-		if dead := c.Dead(); len(dead) != 1 || dead[0] != victim {
-			return fmt.Errorf("dead: %v", dead)
+		must(wantLost("later send", c.Send(b, victim, 1), victim))
+		must(wantLost("later receive of anybody", errOf(c.Recv(b, mvich.AnySource, 2)), victim))
+		must(wantLost("barrier", c.Barrier(), victim))
+		if dead, n := c.Dead(), j.worlds[rank].Stats().Deaths; !slices.Equal(dead, []int{victim}) || n != 1 {
+			return fmt.Errorf("dead: %v, %d counted", dead, n)
 		}
 		// The living go on.
-		if err := c.Send([]byte{1}, (rank+victim-1)%victim, 7); err != nil {
-			return err
-		}
-		if _, err := onlyLiving.Wait(); err != nil {
-			return err
-		}
+		must(c.Send([]byte{1}, (rank+victim-1)%victim, 7))
+		get(onlyLiving.Wait())
 		c.Acknowledge(c.Dead())
-		anybody, err := c.Irecv(make([]byte, 1), mvich.AnySource, 8)
-		if err != nil {
-			return err
-		}
-		if err := c.Send([]byte{1}, (rank+1)%victim, 8); err != nil {
-			return err
-		}
-		_, err = anybody.Wait()
-		return err
+		anybody := get(c.Irecv(make([]byte, 1), mvich.AnySource, 8))
+		must(c.Send([]byte{1}, (rank+1)%victim, 8))
+		return errOf(anybody.Wait())
 	})
 	j.finalize(t, victim)
 }
 
-// A rank dies in the middle of collective operations: no other rank hangs, also
-// those that have nothing to do with it at that moment.
+// A rank dies in the middle of collective operations: no other rank hangs, also those that have nothing to do with it
+// at that moment.
 func TestDeathInCollective(t *testing.T) {
 	for name, test := range map[string]struct {
 		length int
@@ -173,23 +142,20 @@ func TestDeathInCollective(t *testing.T) {
 	}
 }
 
-// A rank that gives up because another one has died is missed, too; what fails for
-// both names the one that died first, and what fails for it alone says so.
+// A rank that gives up because another one has died is missed, too; what fails for both names the one that died
+// first, and what fails for it alone says so.
 func TestRootCause(t *testing.T) {
 	const n, victim, follower = 4, 3, 0
 	j := dyingJob(t, n, victim, follower)
 	j.run(t, func(c *mvich.Comm) error { // all are connected with all
 		for k := 1; k < n; k++ {
-			if _, err := c.Sendrecv(nil, (c.Rank()+k)%n, 1, nil, (c.Rank()+n-k)%n, 1); err != nil {
-				return err
-			}
+			get(c.Sendrecv(nil, (c.Rank()+k)%n, 1, nil, (c.Rank()+n-k)%n, 1))
 		}
 		return nil
 	})
 	j.hosts[victim].NIC.Close()
 	each(t, victim, func(rank int) error {
-		_, err := j.worlds[rank].Comm().Recv(nil, victim, 1)
-		return wantLost("receive", err, victim)
+		return wantLost("receive", errOf(j.worlds[rank].Comm().Recv(nil, victim, 1)), victim)
 	})
 	j.hosts[follower].NIC.Close()
 	each(t, victim, func(rank int) error {
@@ -197,16 +163,12 @@ func TestRootCause(t *testing.T) {
 			return nil
 		}
 		c := j.worlds[rank].Comm()
-		_, err := c.Recv(nil, follower, 1)
-		if err := wantLost("receive of the follower", err, follower); err != nil {
-			return err
-		}
-		if err := wantLost("its cause", errors.Unwrap(err), victim); err != nil {
-			return err
-		}
-		_, err = c.Recv(nil, mvich.AnySource, 1)
-		return errors.Join(wantLost("receive of anybody", err, victim), wantLost("barrier", c.Barrier(), victim),
-			wantLost("finalize", j.worlds[rank].Finalize(), victim))
+		err := errOf(c.Recv(nil, follower, 1))
+		must(wantLost("receive of the follower", err, follower))
+		must(wantLost("its cause", errors.Unwrap(err), victim))
+		must(wantLost("receive of anybody", errOf(c.Recv(nil, mvich.AnySource, 1)), victim))
+		must(wantLost("barrier", c.Barrier(), victim))
+		return wantLost("finalize", j.worlds[rank].Finalize(), victim)
 	})
 }
 
@@ -230,10 +192,8 @@ func lateConnection(t *testing.T) {
 		if dead := c.Dead(); len(dead) > 0 {
 			return fmt.Errorf("dead before it has asked anybody: %v", dead)
 		}
-		if err := c.Send(nil, 0, 1); err != nil {
-			return err
-		}
-		for end := time.Now().Add(ackDelay / 2); ; time.Sleep(time.Millisecond) {
+		must(c.Send(nil, 0, 1))
+		for end := time.Now().Add(testTimeout / 2); ; time.Sleep(time.Millisecond) {
 			if dead := c.Dead(); len(dead) == 1 && dead[0] == victim {
 				return nil
 			} else if time.Now().After(end) {
@@ -245,14 +205,12 @@ func lateConnection(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// Who is being admitted hears of deaths in their order, of those before and of those
-// meanwhile, and of a good-bye last; of nothing twice where it has to come again.
+// Who is being admitted hears of deaths in their order, of those before and of those meanwhile, and of a good-bye
+// last; of nothing twice where it has to come again.
 func TestNewsInOrder(t *testing.T) {
 	j := dyingJob(t, 4, 0, 1, 2, 3)
 	news, left, err := mvich.NewsOfAdmission(j.worlds[0], 1, 2, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if !slices.Equal(news, []int{2, 3, -1}) || left > 0 {
 		t.Errorf("it is told %v, and %d of it again", news, left)
 	}
@@ -261,19 +219,14 @@ func TestNewsInOrder(t *testing.T) {
 	}
 }
 
-// A NIC that is closed under a world ends what waits there, also what a rank has
-// to do with itself.
+// A NIC that is closed under a world ends what waits there, also what a rank has to do with itself.
 func TestNICClosedUnderWorld(t *testing.T) {
 	j := dyingJob(t, 1, 0)
 	c := j.worlds[0].Comm()
 	received, err := c.Irecv(make([]byte, 1), 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	sent, err := c.Issend([]byte{1}, 0, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	each(t, 3, func(goroutine int) error {
 		var err error
 		switch goroutine {
@@ -303,9 +256,8 @@ func waitFailed(r *mvich.Request) error {
 	return nil
 }
 
-// A rank that leaves after the death of one that a communicator has lost nothing by is
-// missed there by all: also by those that wait for others, which have failed and do not
-// come back.
+// A rank that leaves after the death of one that a communicator has lost nothing by is missed there by all: also by
+// those that wait for others, which have failed and do not come back.
 func TestLeaveAfterDeath(t *testing.T) {
 	for name, operation := range map[string]func(c *mvich.Comm) error{
 		"bcast":      func(c *mvich.Comm) error { return c.Bcast(make([]byte, 100), 0) },
@@ -364,22 +316,18 @@ func TestAnybodyAfterDeath(t *testing.T) {
 	each(t, victim, func(rank int) error {
 		w := j.worlds[rank]
 		c := w.Comm()
-		_, err := c.Recv(nil, victim, 1)
-		if err := wantLost("receive", err, victim); err != nil {
-			return err
-		}
+		must(wantLost("receive", errOf(c.Recv(nil, victim, 1)), victim))
 		if rank == leaver {
 			<-acknowledged
 			return wantLost("finalize", w.Finalize(), victim)
 		}
 		c.Acknowledge(c.Dead())
 		close(acknowledged)
-		_, err = c.Recv(nil, mvich.AnySource, 1)
-		err = wantLost("receive of anybody", err, leaver)
+		must(wantLost("receive of anybody", errOf(c.Recv(nil, mvich.AnySource, 1)), leaver))
 		if dead := c.Dead(); !slices.Equal(dead, []int{leaver, victim}) {
-			err = errors.Join(err, fmt.Errorf("dead: %v", dead))
+			return fmt.Errorf("dead: %v", dead)
 		}
-		return errors.Join(err, wantLost("finalize", w.Finalize(), victim))
+		return wantLost("finalize", w.Finalize(), victim)
 	})
 }
 
@@ -393,16 +341,14 @@ func deathIsToldAtOnce(t *testing.T) {
 	heard := make(chan struct{})
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
-		if _, err := c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1); err != nil {
-			return err
-		}
+		get(c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1))
 		if rank == 0 {
 			err := wantLost("send", c.Send(nil, victim, 1), victim)
 			<-heard
 			return err
 		}
 		defer close(heard)
-		for end := time.Now().Add(ackDelay / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(testTimeout / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				return errors.New("it has heard nothing")
 			}
@@ -413,8 +359,8 @@ func deathIsToldAtOnce(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// A death between Dead and Acknowledge is not acknowledged with those before: receives
-// of anybody name it. Nor is it known in advance.
+// A death between Dead and Acknowledge is not acknowledged with those before: receives of anybody name it. Nor is it
+// known in advance.
 func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	const first, second = 2, 1
 	j := dyingJob(t, 3, first, second)
@@ -425,32 +371,23 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 		t.Helper()
 		j.hosts[victim].NIC.Close()
 		_, err := c.Recv(nil, victim, 1)
-		if err := wantLost("receive", err, victim); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, wantLost("receive", err, victim))
 	}
 	lose(first)
 	anybody := func() error {
 		t.Helper()
 		r, err := c.Irecv(nil, mvich.AnySource, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if r.Cancel() {
 			return nil // it would wait
 		}
-		_, err = r.Wait()
-		return err
+		return errOf(r.Wait())
 	}
-	if err := wantLost("receive of anybody", anybody(), first); err != nil {
-		t.Error(err)
-	}
+	noError(t, wantLost("receive of anybody", anybody(), first))
 	seen := c.Dead()
 	lose(second)
 	c.Acknowledge(seen)
-	if err := wantLost("receive of anybody after a death that was not seen", anybody(), second); err != nil {
-		t.Error(err)
-	}
+	noError(t, wantLost("receive of anybody after a death that was not seen", anybody(), second))
 	if dead := c.Dead(); !slices.Equal(dead, []int{second, first}) {
 		t.Errorf("dead: %v", dead)
 	}
@@ -458,7 +395,5 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	if err := anybody(); err != nil {
 		t.Errorf("receive of anybody when all deaths are known: %v", err)
 	}
-	if err := wantLost("finalize", j.worlds[0].Finalize(), first); err != nil {
-		t.Error(err)
-	}
+	noError(t, wantLost("finalize", j.worlds[0].Finalize(), first))
 }

@@ -1,7 +1,5 @@
-// Package mvich is message passing in the manner of MPI over Virtual
-// Interfaces: ranks, communicators, tags, messages of any size, and collective
-// operations. It does what MVICH did for the first VIA networks, on top of
-// package vipl and nothing else.
+// Package mvich is message passing in the manner of MPI over Virtual Interfaces: ranks, communicators, tags, messages
+// of any size, and collective operations. It does what MVICH did for the first VIA networks, on top of package vipl.
 //
 //	world, err := mvich.Init(nic, launcher)
 //	c := world.Comm()
@@ -15,12 +13,10 @@
 //
 // Package mpiapps has two applications as examples: a stencil, and conjugate gradients.
 //
-// A [World] is a rank's part of a job; a [Launcher] has started the ranks and
-// tells each its number (package pmi: mpiexec; [Local]: ranks of one process).
-// A [Comm] is an ordered group of ranks with messages of its own. Methods of
-// Comm carry bytes, functions of the package slices of any numbers; a [Type]
-// picks elements out of a slice. What is begun by Isend and Irecv is a
-// [Request].
+// A [World] is a rank's part of a job; a [Launcher] has started the ranks and tells each its number (package pmi:
+// mpiexec; [Local]: ranks of one process). A [Comm] is an ordered group of ranks with messages of its own. Methods of
+// Comm carry bytes, functions of the package slices of any numbers; a [Type] picks elements out of a slice. Isend and
+// Irecv begin a [Request].
 //
 // # Protocols
 //
@@ -40,27 +36,22 @@
 //	else, if the receiver's VI takes RDMA writes ...... RPUT
 //	else, or where memory cannot be registered ........ R3
 //
-// Memory of Alloc is written, not read: a write is sent from where the memory lies,
-// while the answer to an RDMA read is a copy.
+// Memory of Alloc is written, not read: a write is sent from where the memory lies, while the answer to an RDMA read
+// is a copy. Copies in the table are those between the program's memory and vbufs. The threshold is 5000 bytes
+// (WithThreshold, VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer answers an RGET or RPUT
+// request with ready for R3; a sender that cannot register its own sends data packets where it might have written.
+// Messages longer than one transfer move in pieces, up to 16 of them at a time.
 //
-// Copies are those between the program's memory and vbufs; below them is what
-// vipl says of its own. The threshold is 5000 bytes (WithThreshold,
-// VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer
-// answers an RGET or RPUT request with ready for R3; a sender that cannot register
-// its own sends data packets where it might have written. Messages longer than one
-// transfer move in pieces, up to 16 of them at a time.
-//
-// Buffers are registered when RDMA first needs them, and stay so in a cache of
-// a limited number of bytes. Memory that collective operations and types need
-// besides is the world's, which keeps up to 16 MiB of it for the next ones. What is in the cache is kept from the garbage
-// collector. A rank may read or write memory of another one only while a message of RGET or
-// RPUT needs that: when its request is done, completed or failed, the right is gone. It is a right
-// to the whole registration, such as all that one Alloc gave, of which the buffer may be a part.
+// Buffers are registered when RDMA first needs them, and stay so in a cache of a limited number of bytes, which keeps
+// them from the garbage collector. Memory that collective operations and types need besides is the world's, which
+// keeps up to 16 MiB of it. Other ranks may read or write memory of a rank only while a message of RGET or RPUT needs
+// that: the right ends with its request, completed or failed. It is a right of all ranks that are connected, and to
+// the whole registration, such as all that one Alloc returned.
 //
 // # Packets
 //
-// Everything but RDMA goes in packets: one packet a vbuf, one vbuf a receive of
-// the peer. All numbers are little-endian.
+// Everything but RDMA goes in packets: one packet a vbuf, one vbuf a receive of the peer. All numbers are
+// little-endian.
 //
 //	offset  bytes  field
 //	 0      1      kind: eager, request, ready, data, finish, done, noop, dead, bye
@@ -78,9 +69,8 @@
 //
 // # Credits
 //
-// A message that meets no posted receive breaks a VI. So each rank keeps a number
-// of receives posted for each peer (WithCredits), and counts how many the peer
-// has left for it (remote_credit):
+// A message that meets no posted receive breaks a VI. So each rank keeps a number of receives posted for each peer
+// (WithCredits), and counts how many the peer has left for it (remote_credit):
 //
 //	rank A                                       rank B
 //	remote_credit 64 ---- eager ------------->   64 posted, takes one, posts another,
@@ -91,69 +81,58 @@
 //	may go          everything         | what others | what brings
 //	                                   | wait for    | credits
 //
-// What others wait for is ready, done, finish, noop, and the news of deaths.
+// What others wait for is ready, done, finish, noop, and the news of deaths. A vbuf that was read is posted again
+// when nothing else is to be done, or when as many have been read as the reserve has. A peer that is owed half of its
+// credits, and to which no other packet goes, gets a noop. Two ranks that only send never stop for ever: send.go has
+// the proof.
 //
-// A vbuf that was read is posted again when nothing else is to be done, or when as
-// many have been read as the reserve has: so whoever waits for a packet does not
-// wait for the posting, too. A peer that is owed half of its credits, and to which no
-// other packet goes, gets a noop, once everything that has completed was handled.
-// That two ranks which only send never stop for ever follows from three rules that
-// credit.go proves.
-//
-// Messages that nobody has asked for yet are copied, so that their vbufs can be
-// posted again. When a peer has too many bytes of them (WithUnexpected) its
-// packets say so, and it sends envelopes only, also of messages without data. A rank that sends
-// without a credit, or eager messages when it must have heard that, is taken for dead.
+// Messages that come before their receive are copied, so that their vbufs can be posted again. When a peer has too
+// many bytes of them (WithUnexpected) packets to it say so, and it sends envelopes only, also of messages without
+// data. A rank that breaks a rule is taken for dead: a packet that cannot be parsed, or without a credit; an eager
+// message long after it must have heard that it may send none; an answer that no message asked for; answers to it
+// that its credits never let go.
 //
 // # Connections and deaths
 //
-// Two ranks are connected when the first of them has something for the other
-// (connect.go). When a connection ends without a good-bye the rank there is
-// dead: all hear of it, and operations that need it fail with a [RankError]
-// (death.go). A send or receive with the dead rank itself fails when RDMA no longer
-// uses its buffer. The buffers of a collective operation must be left alone until
-// Finalize if they were given to RDMA: what lives may still move them. Who has
-// taken leave keeps its connections until the others have, too: what it has sent
-// last may have to be sent again. After a death those that live go on in the communicators
-// that have lost nobody, and elsewhere from one to another; they cannot make a new one of
-// themselves, for Dup and Split need all members. Who takes leave after a death is missed like the
-// dead: so the last collective operation of those that live may fail for some with a
-// [RankError] of one that has finished it.
+// Two ranks connect when the first of them has something for the other (connect.go). When a connection ends without a
+// good-bye the rank there is dead: all hear of it, and operations that need it fail with a [RankError] (death.go).
+// A send or receive with the dead rank itself fails when RDMA no longer uses its buffer, or after ten seconds if the
+// NIC is stopped for so long. The buffers of a collective operation must be left alone until Finalize if they were
+// given to RDMA: ranks that live may still move them. A rank that has said good-bye keeps its connections until the
+// others have, too: what it sent last may have to be sent again. After a death the others go on in the communicators
+// that have lost no rank, and elsewhere from one to another; they cannot make a new communicator of themselves, for
+// Dup and Split need all members. A rank that leaves after a death is missed like the dead: so the last collective
+// operation of the others may fail for some with a [RankError] of one that has finished it.
 //
-// # Who may call what
+// A rank that calls another one dead is believed, as it could also abort the job. A rank that says that it has
+// written a message (RPUT), and has not, leaves in the buffer what lay there. A rank cannot call by the token of one
+// on another host.
 //
-// Everything may be called by any goroutine at any time, but for collective
-// operations, Dup and Split: those are called by all ranks of a communicator, in
-// the same order, one at a time. Messages of one goroutine to a rank, in one
-// communicator, match in the order in which they were sent.
+// # Concurrency
 //
-// No thread behind a world moves messages: whoever calls makes progress, for all
-// (progress.go). A rank that computes for long between calls lets others wait. One
-// goroutine listens for ranks that connect; one is there while a connection is made
-// or ended, and one while the last packets of a completed operation wait for credits.
+// Everything may be called by any goroutine at any time, except collective operations, Dup and Split: all ranks of a
+// communicator call those in the same order, one at a time. Messages of one goroutine to a rank, in one communicator,
+// match in the order in which they were sent.
 //
-// Nothing has a deadline. Who wants one begins with Irecv and, from another goroutine
-// such as that of a timer, calls Cancel: that ends the Wait, unless a message has come.
+// No thread behind a world moves messages: a call makes progress for all (progress.go). A rank that computes for long
+// between calls lets others wait. One goroutine listens for ranks that connect; one is there while a connection is
+// made or ended, and one while the last packets of a completed operation wait for credits.
+//
+// Nothing has a deadline. For one, begin with Irecv and call Cancel from another goroutine, such as that of a timer:
+// that ends the Wait, unless a message has come.
 //
 // # Ranks and interfaces
 //
-// Ranks of one program may share a NIC handle. Without an agent, a program has the
-// interface that it opens to itself: ranks that are programs of their own then need
-// an interface each, in a namespace or on a host.
+// Ranks of one program may share a NIC handle. Without an agent, a program has the interface that it opens to itself:
+// ranks that are programs of their own then need an interface each, in a namespace or on a host.
 //
 // # Files
 //
-//	world.go, launcher.go, options.go   a rank, and how ranks find each other
-//	crowd.go                            whether ranks share processors
-//	comm.go                             communicators
-//	send.go, recv.go, match.go          messages: begin, choose, match
-//	rendezvous.go                       R3, RGET, RPUT
-//	registrations.go, vbuf.go           memory
-//	scratch.go                          memory that operations need besides
-//	packet.go, credit.go, peer.go       packets and their flow
-//	connect.go, death.go, finalize.go   connections come and go
-//	look.go                             deaths before connections
-//	progress.go, request.go             who makes progress, who waits
-//	element.go, types.go, ops.go        Go's elements, derived types, operators
-//	collective.go and its neighbours    collective operations
+//	send.go, recv.go, rendezvous.go     a message, from one rank to the other: begin here
+//	progress.go, request.go             progress, and waiting
+//	link.go, packet.go                  VIs, vbufs, packets
+//	connect.go, death.go                connections come and go
+//	world.go, job.go, comm.go           a rank, how ranks find each other, communicators
+//	memory.go                           registered memory
+//	types.go, collective.go, reduce.go  elements and types, collective operations
 package mvich

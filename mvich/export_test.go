@@ -10,10 +10,9 @@ import (
 
 var errTest = errors.New("for the test")
 
-// NewsOfAdmission has w admit a caller that is not there, after the death of one rank
-// and before that of the next and Finalize's good-bye. It returns what waits to be told
-// to the caller, deaths by rank and the good-bye as -1, and how much of it is left once
-// the admission has failed.
+// NewsOfAdmission has w admit a caller that is not there, after the death of one rank and before that of the next and
+// Finalize's good-bye. It returns what waits to be told to the caller, deaths by rank and the good-bye as -1, and how
+// much of it is left once the admission has failed.
 func NewsOfAdmission(w *World, caller, before, meanwhile int) (news []int, left int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -35,8 +34,7 @@ func NewsOfAdmission(w *World, caller, before, meanwhile int) (news []int, left 
 	return news, p.control.len(), nil
 }
 
-// AdmissionAfter has w admit a caller whose first packet arrives before the admission
-// fails.
+// AdmissionAfter has w admit a caller whose first packet arrives before the admission fails.
 func AdmissionAfter(w *World, caller int, packet []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,8 +52,7 @@ func AdmissionAfter(w *World, caller int, packet []byte) error {
 	return nil
 }
 
-// CallsExpected says whether w has called rank, or would now that the time for it has
-// come.
+// CallsExpected reports whether w has called rank, or would now that the time for it has come.
 func CallsExpected(w *World, rank int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -64,8 +61,8 @@ func CallsExpected(w *World, rank int) bool {
 	return p.calling || p.state != apart
 }
 
-// Missing is how many credits of a connection are neither with w, nor owed to it by other,
-// nor on their way in a packet. Both are calm; 0 where they are not connected.
+// Missing is how many credits of a connection are neither with w, nor owed to it by other, nor on their way in a
+// packet. Both are calm; 0 where they are not connected.
 func Missing(w, other *World) int {
 	look := func(w *World, rank int) (has, owes int, there bool) {
 		w.mu.Lock()
@@ -82,24 +79,24 @@ func Missing(w, other *World) int {
 }
 
 // LookAt has w look whether rank is there.
-func LookAt(w *World, rank int) { w.lookAt(w.peers[rank]) }
+func LookAt(w *World, rank int) { w.checkAlive(w.peers[rank]) }
 
 // LookAround has w look at those that may send what somebody waits for.
-func LookAround(w *World) { w.lookAround() }
+func LookAround(w *World) { w.checkLiveness() }
 
-// Missed says whether looks at rank have been in vain.
+// Missed reports whether looks at rank have been in vain.
 func Missed(w *World, rank int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.peers[rank].looks != vigil{}
+	return w.peers[rank].checks != vigil{}
 }
 
 // Vigil is what tells when a rank is dead.
 type Vigil struct{ v vigil }
 
 // InVain tells it of a request that began so long ago.
-func (v *Vigil) InVain(err error, ago, ackDelay time.Duration) bool {
-	return v.v.inVain(err, time.Now().Add(-ago), ackDelay)
+func (v *Vigil) InVain(err error, ago, most time.Duration) bool {
+	return v.v.inVain(err, time.Now().Add(-ago), most)
 }
 
 // Absence is how long a rank may not listen.
@@ -127,6 +124,14 @@ func SpinAfterWake(w *World) (before, after int) {
 func (c *Comm) Alone(rank int, context uint32) *Comm {
 	return c.w.newComm(context, []int{c.group[rank]}, 0)
 }
+
+// Under is a communicator of this rank and another one, which is its first rank.
+func (c *Comm) Under(first int, context uint32) *Comm {
+	return c.w.newComm(context, []int{c.group[first], c.w.rank}, 1)
+}
+
+// Token is what rank is called by, and calls by, and its address.
+func Token(w *World, rank int) vipl.NetAddress { return w.peers[rank].host.vipl() }
 
 // BoundEnvelopes has w take a rank for dead that has sent more envelopes.
 func BoundEnvelopes(w *World, most int) {

@@ -16,8 +16,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// stranger is a rank of a job that follows no rules: a bare VI with the tokens
-// of the job, which it has from the launcher like any rank.
+// stranger is a rank of a job that follows no rules: a bare VI with the tokens of the job, which it has from the
+// launcher like any rank.
 type stranger struct {
 	t      *testing.T
 	vi     *vipl.VI
@@ -38,30 +38,30 @@ const (
 // strangersToken is what rank 1 has said to be called by.
 const strangersToken = "stranger"
 
-// besideStranger makes a job of a proper rank 0, and others of which nothing is there
-// but what they have published, on the same NIC.
+// besideStranger makes a job of a proper rank 0, and others of which nothing is there but what they have published,
+// on the same NIC.
 func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.NIC, w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
 	nic = newJob(t, 1, jobConfig{}).hosts[0].NIC
-	w, theirs = besideStrangerOn(t, nic, ranks, opts...)
+	w, theirs = besideStrangerOn(t, nic, nic, ranks, opts...)
 	return nic, w, theirs
 }
 
-// besideStrangerOn is besideStranger on a NIC.
-func besideStrangerOn(t *testing.T, nic *vipl.NIC, ranks int, opts ...mvich.Option) (w *mvich.World, theirs mvich.Launcher) {
+// besideStrangerOn is besideStranger with rank 0 on a NIC, and the others on far.
+func besideStrangerOn(t *testing.T, nic, far *vipl.NIC, ranks int, opts ...mvich.Option) (w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
 	launchers := mvich.Local(ranks)
 	terms := make(chan string, 1)
 	each(t, ranks, func(rank int) (err error) {
 		if rank == 0 {
-			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithConnectTimeout(ackDelay))...)
+			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithConnectTimeout(testTimeout))...)
 			return err
 		}
-		// It says of itself what the first one says, but for the token.
+		// It says of itself what the first one says, but for the address and the token.
 		said := <-terms
 		terms <- said
 		fields := strings.Split(said, ",")
-		fields[1] = strangersToken
+		fields[0], fields[1] = far.Query().Address.String(), strangersToken
 		if rank > 1 {
 			fields[1] = "nobody"
 		}
@@ -71,8 +71,7 @@ func besideStrangerOn(t *testing.T, nic *vipl.NIC, ranks int, opts ...mvich.Opti
 	return w, launchers[1]
 }
 
-// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who
-// calls it. Others are not there.
+// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who calls it. Others are not there.
 func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *stranger) {
 	t.Helper()
 	nic, w, launcher := besideStranger(t, ranks, opts...)
@@ -83,15 +82,11 @@ func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *
 func callAsStranger(t *testing.T, nic, at *vipl.NIC, launcher mvich.Launcher) *stranger {
 	t.Helper()
 	record, err := launcher.Get("mvich-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	token := strings.Split(record, ",")[1]
 
 	tag, err := nic.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	s := &stranger{t: t, tag: tag}
 	if s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true}); err != nil {
 		t.Fatal(err)
@@ -101,25 +96,19 @@ func callAsStranger(t *testing.T, nic, at *vipl.NIC, launcher mvich.Launcher) *s
 	}
 	for i := range strangerRecvs {
 		d, err := s.region.Descriptor((i+strangerSends)*strangerBuffer, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		d.SetSegments(s.region.Segment((i+strangerSends)*strangerBuffer+64, strangerBuffer-64))
-		if err := s.vi.PostRecv(d, s.region.Handle()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.vi.PostRecv(d, s.region.Handle()))
 	}
 	for range 500 {
 		_, err = s.vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(strangersToken)},
-			vipl.NetAddress{Host: at.Query().Address, Discriminator: []byte(token)}, ackDelay)
+			vipl.NetAddress{Host: at.Query().Address, Discriminator: []byte(token)}, testTimeout)
 		if err == nil {
 			break
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { s.vi.Disconnect() }) // or the other one takes leave of it for long
 	return s
 }
@@ -139,16 +128,14 @@ func (c capture) Put(key, value string) error {
 func (s *stranger) send(b []byte) {
 	s.t.Helper()
 	for ; s.sent-s.done >= strangerSends; s.done++ {
-		if _, err := s.vi.SendWait(ackDelay); err != nil {
+		if _, err := s.vi.SendWait(testTimeout); err != nil {
 			return // it is taken for dead
 		}
 	}
 	at := s.sent % strangerSends * strangerBuffer
 	s.sent++
 	d, err := s.region.Descriptor(at, 1)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	copy(s.region.Bytes()[at+64:], b)
 	d.SetSegments(s.region.Segment(at+64, len(b)))
 	if err := s.vi.PostSend(d, s.region.Handle()); err != nil && !errors.Is(err, vipl.ErrInvalidState) {
@@ -158,12 +145,51 @@ func (s *stranger) send(b []byte) {
 
 // recv receives the next packet.
 func (s *stranger) recv() ([]byte, error) {
-	d, err := s.vi.RecvWait(ackDelay)
+	d, err := s.vi.RecvWait(testTimeout)
 	if err != nil {
 		return nil, err
 	}
 	place := d.Segment(0)
 	return s.region.Bytes()[int(place.Data-s.region.Addr()):][:d.Length], nil
+}
+
+// await receives packets until one is of a kind, and returns it and the number of its request.
+func (s *stranger) await(kinds ...byte) (b []byte, number uint32) {
+	for b = get(s.recv()); !slices.Contains(kinds, b[0]); {
+		b = get(s.recv())
+	}
+	return b, binary.LittleEndian.Uint32(b[24:])
+}
+
+// grant gives the other side credits.
+func (s *stranger) grant(credits uint16) { s.send(packetOf(pktNoop, credits, 0, 0, 0, nil)) }
+
+// empty sends a message without data.
+func (s *stranger) empty(tag uint32) {
+	s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, tag))
+}
+
+// deathOf2 tells the other side of the death of rank 2, and waits until it has taken that.
+func (s *stranger) deathOf2(c *mvich.Comm) {
+	s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
+	if _, err := c.Probe(2, 0); err == nil {
+		must(errors.New("a message of a rank that is not there"))
+	}
+}
+
+// data receives size bytes in pieces, in which there is no x: the buffer is the program's again.
+func (s *stranger) data(size int) error {
+	for left := size; left > 0; {
+		b, _ := s.await(pktData, pktFinish)
+		if b[0] == pktFinish {
+			return fmt.Errorf("it was written: %q", s.region.Bytes()[strangerRDMA:][:4])
+		}
+		left -= len(b) - 32
+		if bytes.IndexByte(b[32:], 'x') >= 0 {
+			return errors.New("a piece was sent from the buffer when the operation was over")
+		}
+	}
+	return nil
 }
 
 // Kinds and fields of packets, as package mvich's doc comment lists them.
@@ -202,8 +228,7 @@ func offerOf(protocol uint32) []byte {
 	return b
 }
 
-// Whatever a peer sends, the worst that comes of it is that it is taken for
-// dead; the others of the job go on.
+// Whatever a peer sends, the worst that comes of it is that it is taken for dead; the others of the job go on.
 func TestHostilePeer(t *testing.T) {
 	for name, packets := range map[string][][]byte{
 		"nothing":                 {{}},
@@ -234,29 +259,23 @@ func TestHostilePeer(t *testing.T) {
 			w, s := newStranger(t, 2)
 			c := w.Comm()
 			r, err := c.Irecv(make([]byte, 100), 1, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			for _, p := range packets {
 				s.send(p)
 			}
 			each(t, 1, func(int) error {
-				_, err := r.Wait()
-				return wantLost("receive", err, 1)
+				return wantLost("receive", errOf(r.Wait()), 1)
 			})
 		})
 	}
 }
 
-// Half of a rendezvous that never goes on, and envelopes without end, do not
-// keep a rank from ending.
+// Half of a rendezvous that never goes on, and envelopes without end, do not keep a rank from ending.
 func TestPeerThatStops(t *testing.T) {
 	w, s := newStranger(t, 2)
 	c := w.Comm()
 	r, err := c.Irecv(make([]byte, 100), 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	s.send(packetOf(pktRequest, 32, 10, 1, 0, offerOf(2)))
 	for range 10 {
 		s.send(packetOf(pktRequest, 0, 10, 1, 0, offerOf(4)))
@@ -270,8 +289,7 @@ func TestPeerThatStops(t *testing.T) {
 	}
 	s.vi.Disconnect()
 	each(t, 1, func(int) error {
-		_, err := r.Wait()
-		return wantLost("receive", err, 1)
+		return wantLost("receive", errOf(r.Wait()), 1)
 	})
 }
 
@@ -279,25 +297,17 @@ func TestPeerThatStops(t *testing.T) {
 func TestEndWhileCalling(t *testing.T) {
 	nic, w, _ := besideStranger(t, 2)
 	silent, err := nic.Listen(vipl.NetAddress{Discriminator: []byte(strangersToken)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer silent.Close()
-	if _, err := w.Comm().Isend([]byte{1}, 1, 0); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), ackDelay)
+	noError(t, errOf(w.Comm().Isend([]byte{1}, 1, 0)))
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	if _, err := silent.Wait(ctx); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errOf(silent.Wait(ctx)))
 	meter := schedlat.Start()
 	start := meter.Mark()
 	err = mvich.Shut(w)
 	meter.Close()
-	if err != nil {
-		t.Error(err)
-	}
+	noError(t, err)
 	if start.Over(mvich.CallTurn / 2) {
 		t.Errorf("it took %v", time.Since(start.At))
 	}
@@ -308,160 +318,217 @@ const (
 	ofCollectives = 1
 )
 
-// A collective operation that a death has ended leaves the program's buffer alone: what
-// comes for it later does not get there.
+// A collective operation that a death has ended leaves the program's buffer alone: what comes for it later does not get
+// there.
 func TestLateData(t *testing.T) {
+	const size, piece = 15000, 5000
 	w, s := newStranger(t, 3)
 	c := w.Comm()
-	const size, piece = 15000, 5000
 	ended := make(chan struct{})
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
 			b := make([]byte, size)
 			err := wantLost("bcast", c.Bcast(b, 1), 2)
-			for i := range b {
-				b[i] = 'x'
-			}
+			copy(b, bytes.Repeat([]byte{'x'}, size))
 			close(ended)
-			if err != nil {
-				return err
-			}
-			if _, err := c.Recv(nil, 1, 0); err != nil { // all pieces came before it
-				return err
-			}
+			must(err)
+			get(c.Recv(nil, 1, 0)) // all pieces came before it
 			if slices.ContainsFunc(b, func(v byte) bool { return v != 'x' }) {
 				return errors.New("the buffer was written to when the operation was over")
 			}
 			return nil
 		}
 		s.send(within(packetOf(pktRequest, 32, size, 1, 0, offerOf(2)), ofCollectives, 1))
-		ready, err := s.recv()
-		if err != nil || ready[0] != pktReady {
-			return fmt.Errorf("% x, %w", ready, err)
-		}
-		number := binary.LittleEndian.Uint32(ready[24:])
+		_, number := s.await(pktReady)
 		s.send(packetOf(pktData, 0, 0, 0, number, make([]byte, piece)))
 		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
 		<-ended
 		for at := piece; at < size; at += piece {
 			s.send(packetOf(pktData, 0, uint64(at), 0, number, make([]byte, piece)))
 		}
-		s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
+		s.empty(0)
 		return nil
 	})
 }
 
-// Nor is it sent from there.
+// Nor is it sent from there: what has not begun is not sent at all, pieces go on without the buffer, and nothing is written
+// where the receiver is ready only when the operation is over.
 func TestLateSend(t *testing.T) {
-	w, s := newStranger(t, 3)
-	c := w.Comm()
+	const size, asMuchAsTheReserve = 60000, 9
+	for name, test := range map[string]struct {
+		protocol mvich.Protocol
+		size     int
+		peer     func(c *mvich.Comm, s *stranger) error
+	}{
+		"not begun": {mvich.Auto, 100, func(c *mvich.Comm, s *stranger) error {
+			s.deathOf2(c)
+			s.grant(32)
+			for {
+				if b := get(s.recv()); contextOf(b) == ofCollectives {
+					return fmt.Errorf("% x", b)
+				} else if b[0] == pktEager {
+					return nil
+				}
+			}
+		}},
+		"pieces": {mvich.R3, size, func(c *mvich.Comm, s *stranger) error {
+			s.grant(asMuchAsTheReserve)
+			_, number := s.await(pktRequest)
+			s.send(packetOf(pktReady, 0, size, 1, number, offerOf(2)))
+			s.deathOf2(c)
+			s.grant(32)
+			return s.data(size)
+		}},
+		"written": {mvich.RPUT, size, func(c *mvich.Comm, s *stranger) error {
+			s.grant(32)
+			_, number := s.await(pktRequest)
+			s.deathOf2(c)
+			ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
+			at := s.region.Remote(strangerRDMA)
+			binary.LittleEndian.PutUint64(ready[32:], at.Data)
+			binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
+			s.send(ready)
+			return s.data(size)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 3, mvich.WithProtocol(test.protocol))
+			c := w.Comm()
+			each(t, 2, func(rank int) error {
+				if rank == 0 {
+					b := bytes.Repeat([]byte{'x'}, test.size)
+					must(wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2))
+					must(c.Send(nil, 1, 0))
+					return errOf(c.Recv(nil, 1, 9)) // what is under way goes on meanwhile
+				}
+				defer s.empty(9)
+				return test.peer(c, s)
+			})
+		})
+	}
+}
+
+// An RDMA write with immediate data takes a receive in which no packet has come: its length may be more than a vbuf
+// has room for, and what lies there is an old packet.
+func TestImmediateWrite(t *testing.T) {
+	const size = 20000
+	w, s := newStranger(t, 2)
+	r, err := w.Comm().Irecv(make([]byte, size), 1, 0)
+	noError(t, err)
+	s.send(packetOf(pktRequest, 32, size, 1, 0, offerOf(offerRPUT)))
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
-			// It has no credit until the operation is over.
-			if err := wantLost("scan", mvich.Scan(c, make([]byte, 100), make([]byte, 100), mvich.Sum), 2); err != nil {
-				return err
-			}
-			return c.Send(nil, 1, 0)
+			return wantLost("receive", errOf(r.Wait()), 1)
 		}
-		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
-		if _, err := w.Comm().Probe(2, 0); err == nil { // until it has heard of it
-			return errors.New("a message of a rank that is not there")
-		}
-		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
-		for {
-			b, err := s.recv()
-			if err != nil || contextOf(b) == ofCollectives {
-				return fmt.Errorf("% x, %w", b, err)
-			}
-			if b[0] == pktEager {
-				return nil
-			}
-		}
+		ready, _ := s.await(pktReady)
+		d := get(s.region.Descriptor(strangerRDMA, 2))
+		at := remoteOf(ready)
+		d.SetRDMAWrite(at, s.region.Segment(strangerRDMA+64, size))
+		d.SetImmediate(1)
+		return s.vi.PostSend(d, s.region.Handle())
 	})
 }
 
-// What was begun of it goes on without the buffer.
-func TestLatePieces(t *testing.T) {
-	const ranks, size, credits = 3, 60000, 9
-	w, s := newStranger(t, ranks, mvich.WithProtocol(mvich.R3))
-	c := w.Comm()
+// An answer that a message did not ask for ends the connection, and takes no byte of the buffer.
+func TestAnswersNobodyAskedFor(t *testing.T) {
+	const size = 20000
+	ready := func(protocol mvich.Protocol) func(number uint32) []byte {
+		return func(number uint32) []byte { return packetOf(pktReady, 0, 8, 1, number, offerOf(uint32(protocol))) }
+	}
+	done := func(number uint32) []byte { return packetOf(pktDone, 0, 0, 0, number, nil) }
+	for name, test := range map[string]struct {
+		protocol mvich.Protocol
+		size     int
+		answer   func(number uint32) []byte
+	}{
+		"ready for what has gone":        {mvich.Auto, 8, ready(mvich.R3)},
+		"write for what has gone":        {mvich.Auto, 8, ready(mvich.RPUT)},
+		"write for data":                 {mvich.R3, size, ready(mvich.RPUT)},
+		"write for a read":               {mvich.RGET, size, ready(mvich.RPUT)},
+		"done before the data":           {mvich.R3, size, done},
+		"done before the write":          {mvich.RPUT, size, done},
+		"ready for another rank's":       {mvich.RPUT, size, func(number uint32) []byte { return ready(mvich.R3)(number + 1) }},
+		"ready for more than there is":   {mvich.R3, size, func(n uint32) []byte { return packetOf(pktReady, 0, size+1, 1, n, offerOf(2)) }},
+		"ready of no request of its own": {mvich.R3, size, func(n uint32) []byte { return packetOf(pktReady, 0, 8, 0, n, offerOf(2)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 2, mvich.WithProtocol(test.protocol))
+			each(t, 2, func(rank int) error {
+				if rank == 0 {
+					return wantLost("send", w.Comm().Ssend(make([]byte, test.size), 1, 0), 1)
+				}
+				s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
+				for {
+					b := get(s.recv())
+					if b[0] == pktEager || b[0] == pktRequest {
+						s.send(test.answer(binary.LittleEndian.Uint32(b[24:])))
+						return nil
+					}
+				}
+			})
+		})
+	}
+}
+
+// A rank that has its messages answered and gives no credits for that does not fill this one's memory.
+func TestAnswersWithoutEnd(t *testing.T) {
+	const credits, most, many = 8, 20, 100
+	w, s := newStranger(t, 2, mvich.WithCredits(credits))
+	mvich.BoundEnvelopes(w, most)
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
-			b := bytes.Repeat([]byte{'x'}, size)
-			return errors.Join(wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2), c.Send(nil, 1, 0))
-		}
-		s.send(packetOf(pktNoop, credits, 0, 0, 0, nil))
-		request, err := s.recv()
-		if err != nil || request[0] != pktRequest {
-			return fmt.Errorf("% x, %w", request, err)
-		}
-		number := binary.LittleEndian.Uint32(request[24:])
-		// It has as many credits as are kept for what others wait for: no piece goes.
-		s.send(packetOf(pktReady, 0, size, 1, number, offerOf(2)))
-		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
-		if _, err := c.Probe(2, 0); err == nil { // until it has heard of both
-			return errors.New("a message of a rank that is not there")
-		}
-		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
-		for left := size; left > 0; {
-			b, err := s.recv()
-			if err != nil {
-				return fmt.Errorf("%d of %d bytes do not come: %w", left, size, err)
-			}
-			if b[0] == pktData {
-				left -= len(b) - 32
-				if bytes.IndexByte(b[32:], 'x') >= 0 {
-					return errors.New("a piece was sent from the buffer when the operation was over")
+			for range many {
+				if _, err := w.Comm().Recv(nil, 1, 0); err != nil {
+					return wantLost("receive", err, 1)
 				}
+			}
+			return errors.New("it takes answers without end")
+		}
+		for left, sent := credits, 0; sent < many; sent, left = sent+1, left-1 {
+			p := packetOf(pktEager, 0, 0, 1, 0, nil)
+			p[1] = 1 // it waits for done
+			if left == 1 {
+				p[2] = 1 // a credit for one of them
+			}
+			s.send(within(p, ofMessages, 0))
+			for left == 1 {
+				b, err := s.recv()
+				if err != nil {
+					return nil // it is taken for dead
+				}
+				left += int(binary.LittleEndian.Uint16(b[2:]))
 			}
 		}
 		return nil
 	})
 }
 
-// Nor is it written from there, where the receiver is ready for that when the operation is over.
-func TestLateReady(t *testing.T) {
-	const ranks, size = 3, 60000
-	w, s := newStranger(t, ranks, mvich.WithProtocol(mvich.RPUT))
-	c := w.Comm()
-	each(t, 2, func(rank int) error {
-		if rank == 0 {
-			b := bytes.Repeat([]byte{'x'}, size)
-			err := wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2)
-			_, rerr := c.Recv(nil, 1, 9) // what is under way goes on meanwhile
-			return errors.Join(err, rerr)
-		}
-		s.send(packetOf(pktNoop, 32, 0, 0, 0, nil))
-		request, err := s.await(pktRequest)
-		if err != nil {
-			return err
-		}
-		s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
-		if _, err := c.Probe(2, 0); err == nil { // until it has heard of it
-			return errors.New("a message of a rank that is not there")
-		}
-		defer func() { s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 9)) }()
-		number, _ := remoteOf(request)
-		ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
-		at := s.region.Remote(strangerRDMA)
-		binary.LittleEndian.PutUint64(ready[32:], at.Data)
-		binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
-		s.send(ready)
-		for left := size; left > 0; {
-			b, err := s.recv()
-			if err != nil {
-				return fmt.Errorf("%d of %d bytes do not come: %w", left, size, err)
-			}
-			if b[0] == pktFinish {
-				return fmt.Errorf("it was written: %q", s.region.Bytes()[strangerRDMA:][:4])
-			}
-			if b[0] == pktData {
-				left -= len(b) - 32
-				if bytes.IndexByte(b[32:], 'x') >= 0 {
-					return errors.New("a piece was sent from the buffer when the operation was over")
+// A communicator's context is one that its first rank may give, and has not given before: else messages of two
+// communicators would meet.
+func TestContextsThatLie(t *testing.T) {
+	for name, contexts := range map[string][]uint32{
+		"the world's own collectives": {1}, "another rank's": {2}, "in use": {4, 4}, "its own": {4, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 2)
+			each(t, 2, func(rank int) error {
+				if rank == 1 {
+					for turn, context := range contexts {
+						b := binary.LittleEndian.AppendUint32(nil, context)
+						s.send(within(packetOf(pktEager, uint16(8*(1-turn)), 4, 0, 0, b), 41, uint32(turn+1)))
+					}
+					return nil
 				}
-			}
-		}
-		return nil
-	})
+				c := w.Comm().Under(1, 40)
+				_, err := c.Dup()
+				if len(contexts) > 1 && err == nil {
+					_, err = c.Dup()
+				}
+				if name == "its own" {
+					return err
+				}
+				return wantLost("dup", err, 1)
+			})
+		})
+	}
 }

@@ -36,16 +36,13 @@ const (
 	DefaultUnexpected = 16 << 20 // bytes
 	DefaultSpin       = 10000    // polls, of some ten nanoseconds each
 
-	// SpinVariable is the environment variable that says what WithSpin would, in
-	// polls, where that option is not given.
+	// SpinVariable is the environment variable that sets WithSpin, in polls, where that option is not given.
 	SpinVariable = "VIADEV_SPIN_COUNT"
-
-	// ThresholdVariable is the environment variable that says what WithThreshold
-	// would, in bytes, where that option is not given.
+	// ThresholdVariable is the environment variable that sets WithThreshold, in bytes, where that option is not
+	// given.
 	ThresholdVariable = "VIADEV_RENDEZVOUS_THRESHOLD"
-
-	// DeviceVariable is the environment variable by which via-xdp mpirun tells a
-	// rank its interface. This package does not look at it: programs do.
+	// DeviceVariable is the environment variable by which via-xdp mpirun tells a rank its interface. This package
+	// does not look at it: programs do.
 	DeviceVariable = "VIADEV_DEVICE"
 )
 
@@ -61,70 +58,63 @@ const (
 	maxSpin       = 1 << 40 // hours; small multiples are numbers yet
 )
 
-// spinUnsaid: nobody has said how often to poll.
-const spinUnsaid = math.MinInt
+// spinUnset: neither an option nor the environment sets the polls.
+const spinUnset = math.MinInt
 
 type settings struct {
-	protocol   Protocol
-	threshold  int
-	credits    int
-	registered int
-	unexpected int
-	envelopes  int // without data, that nobody has asked for, of each other rank
-	spin       int
-	read       bool
-	write      bool
-	ackDelay   time.Duration
+	protocol       Protocol
+	threshold      int
+	credits        int
+	registered     int
+	unexpected     int
+	envelopes      int // without data and without a receive, of each other rank
+	spin           int
+	read           bool
+	write          bool
+	connectTimeout time.Duration
 }
 
-// Option changes how a rank works. Those that say so must be the same on all
-// ranks.
+// Option changes how a rank works. Those that say so must be the same on all ranks.
 type Option func(*settings)
 
-// WithProtocol forces a protocol on every message that this rank sends. Messages that
-// cannot go by it (without data, longer than a vbuf, in memory that cannot be
-// registered, eager ones to a rank whose memory for them is full) go by Eager or R3.
+// WithProtocol forces a protocol on every message that this rank sends. Messages that cannot go by it (without data,
+// longer than a vbuf, in memory that cannot be registered, eager ones to a rank whose memory for them is full) go by
+// Eager or R3.
 func WithProtocol(p Protocol) Option { return func(s *settings) { s.protocol = p } }
 
-// WithThreshold sets the size in bytes up to which messages are eager:
-// DefaultThreshold without it and without VIADEV_RENDEZVOUS_THRESHOLD in the
-// environment. The same on all ranks.
+// WithThreshold sets the size in bytes up to which messages are eager: DefaultThreshold without it and without
+// VIADEV_RENDEZVOUS_THRESHOLD in the environment. The same on all ranks.
 func WithThreshold(bytes int) Option { return func(s *settings) { s.threshold = bytes } }
 
-// WithCredits sets the number of receives that a rank keeps posted for each
-// other one it is connected with, 4 to 256; DefaultCredits without it. The same
-// on all ranks.
+// WithCredits sets the number of receives that a rank keeps posted for each other one it is connected with, 4 to 256;
+// DefaultCredits without it. The same on all ranks.
 func WithCredits(packets int) Option { return func(s *settings) { s.credits = packets } }
 
-// WithRegistered bounds the bytes of the program's memory that stay registered
-// for RDMA; DefaultRegistered without it. Messages larger than that go by R3; with 0,
-// all that are not eager do.
+// WithRegistered bounds the bytes of the program's memory that stay registered for RDMA; DefaultRegistered without
+// it. Messages larger than that go by R3; with 0, all that are not eager do.
 func WithRegistered(bytes int) Option { return func(s *settings) { s.registered = bytes } }
 
-// WithUnexpected sets how many bytes of messages that nobody has asked for are
-// kept of each other rank before it is told to send envelopes only;
-// DefaultUnexpected without it. A rank that goes on all the same, or of which more than
-// 1<<20 envelopes wait, is taken for dead.
+// WithUnexpected sets how many bytes of messages without a receive are kept of each other rank before it is told to
+// send envelopes only; DefaultUnexpected without it. A rank that goes on all the same, or of which more than 1<<20
+// envelopes wait, is taken for dead.
 func WithUnexpected(bytes int) Option { return func(s *settings) { s.unexpected = bytes } }
 
-// WithSpin sets how often, at most, a call that waits polls before it waits in the
-// completion queue, which spins for a while, too, and then sleeps. It polls less
-// often where that has not paid lately. Without it: DefaultSpin, or 0 where the job
-// has more ranks on this machine than the machine has processors.
+// WithSpin sets how often, at most, a call that waits polls before it waits in the completion queue, which spins for
+// a while, too, and then sleeps. It polls less often where that has not paid lately. Without it: DefaultSpin, or 0
+// where the job has more ranks on this machine than the machine has processors.
 func WithSpin(polls int) Option { return func(s *settings) { s.spin = polls } }
 
-// WithRDMA says whether peers may read, and whether they may write, memory of this
-// rank. Without it they may do both.
+// WithRDMA sets whether peers may read, and whether they may write, memory of this rank. Without it they may do both.
 func WithRDMA(read, write bool) Option { return func(s *settings) { s.read, s.write = read, write } }
 
-// WithPatience sets how long connecting with a rank may take before it is taken
-// for dead; 10 seconds without it.
-func WithConnectTimeout(d time.Duration) Option { return func(s *settings) { s.ackDelay = d } }
+// WithConnectTimeout sets how long connecting with a rank may take before it is taken for dead; 10 seconds without
+// it.
+func WithConnectTimeout(d time.Duration) Option { return func(s *settings) { s.connectTimeout = d } }
 
 func makeSettings(opts []Option) (settings, error) {
 	s := settings{
-		threshold: DefaultThreshold, credits: DefaultCredits, registered: DefaultRegistered,
-		unexpected: DefaultUnexpected, envelopes: mostEnvelopes, spin: spinUnsaid, read: true, write: true, ackDelay: 10 * time.Second,
+		threshold: DefaultThreshold, credits: DefaultCredits, registered: DefaultRegistered, unexpected: DefaultUnexpected,
+		envelopes: mostEnvelopes, spin: spinUnset, read: true, write: true, connectTimeout: 10 * time.Second,
 	}
 	for _, variable := range []struct {
 		name  string
@@ -151,17 +141,16 @@ func makeSettings(opts []Option) (settings, error) {
 		return s, fmt.Errorf("%w: %d credits: %d to %d", ErrSettings, s.credits, minCredits, maxCredits)
 	case s.protocol > RPUT:
 		return s, fmt.Errorf("%w: %v", ErrSettings, s.protocol)
-	case s.registered < 0 || s.unexpected < 0 || s.spin < 0 && s.spin != spinUnsaid || s.ackDelay <= 0:
-		return s, fmt.Errorf("%w: a negative number, or no patience", ErrSettings)
+	case s.registered < 0 || s.unexpected < 0 || s.spin < 0 && s.spin != spinUnset || s.connectTimeout <= 0:
+		return s, fmt.Errorf("%w: a negative number, or no time to connect", ErrSettings)
 	}
 	s.spin = min(s.spin, maxSpin)
 	return s, nil
 }
 
-// settle chooses what no option says, when it is known whether ranks have to share
-// processors.
+// settle chooses what no option says, when it is known whether ranks have to share processors.
 func (s *settings) settle(oversubscribed bool) {
-	if s.spin != spinUnsaid {
+	if s.spin != spinUnset {
 		return
 	}
 	if s.spin = DefaultSpin; oversubscribed {
@@ -175,7 +164,6 @@ func (s *settings) vbufSize() int { return roundUp(max(minVbuf, headerSize+s.thr
 // reserve is how many credits are kept for packets that other packets wait for.
 func (s *settings) reserve() int { return max(1, s.credits/8) }
 
-// noopAt is how many credits a rank owes before it sends them by themselves. Two
-// at least, so that a noop is never answered by a noop; and no more than a peer
-// that has only its reserve left is owed.
+// noopAt is how many credits a rank owes before it sends them by themselves. Two at least, so that a noop is never
+// answered by a noop; and no more than a peer that has only its reserve left is owed.
 func (s *settings) noopAt() int { return s.credits / 2 }

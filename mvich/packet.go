@@ -2,7 +2,6 @@ package mvich
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"viaxdp/vipl"
@@ -29,7 +28,7 @@ type flags uint8
 
 const (
 	flagSync flags = 1 << iota // the sender of an eager message waits for kindDone
-	flagFull                   // messages that nobody asked for fill the sender's memory: no eager ones, please
+	flagFull                   // messages without a receive fill the sender's memory: send no eager ones
 
 	knownFlags = flagSync | flagFull
 )
@@ -69,7 +68,7 @@ func (h *header) put(b []byte) {
 // offer says how the data of a rendezvous may go, or goes.
 type offer struct {
 	protocol Protocol
-	remote   vipl.AddressSegment // memory of the one who offers
+	remote   vipl.AddressSegment // memory of the side that offers
 }
 
 func (o *offer) put(b []byte) {
@@ -78,11 +77,6 @@ func (o *offer) put(b []byte) {
 	binary.LittleEndian.PutUint32(b[8:], uint32(o.remote.Handle))
 	binary.LittleEndian.PutUint32(b[12:], uint32(o.protocol))
 }
-
-var (
-	errShort  = errors.New("a packet is shorter than it says")
-	errFields = errors.New("a packet has fields that make no sense")
-)
 
 // parse reads a packet. data is the part of b behind the headers.
 func parse(b []byte) (h header, o offer, data []byte, err error) {
@@ -116,8 +110,8 @@ func parse(b []byte) (h header, o offer, data []byte, err error) {
 	return h, o, data, h.check(len(data))
 }
 
-// check looks at what can be judged without knowing what went before. behind is
-// the number of bytes behind the headers.
+// check looks at what can be judged without knowing what went before. behind is the number of bytes behind the
+// headers.
 func (h *header) check(behind int) error {
 	carries := h.kind == kindEager || h.kind == kindData
 	begins := h.kind == kindEager || h.kind == kindRequest

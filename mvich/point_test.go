@@ -21,13 +21,13 @@ var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 20000, 
 
 // Every size by every protocol, with and without loss, both ways at once.
 func TestProtocols(t *testing.T) {
-	for _, shm := range []struct {
+	for _, way := range []struct {
 		name   string
 		faults xdpnictest.Faults
 	}{{name: "quiet"}, {"lossy", loss}} {
 		for _, p := range []mvich.Protocol{mvich.Auto, mvich.Eager, mvich.R3, mvich.RGET, mvich.RPUT} {
-			t.Run(shm.name+"/"+p.String(), func(t *testing.T) {
-				j := newJob(t, 2, jobConfig{faults: shm.faults, options: with(mvich.WithProtocol(p))})
+			t.Run(way.name+"/"+p.String(), func(t *testing.T) {
+				j := newJob(t, 2, jobConfig{faults: way.faults, options: with(mvich.WithProtocol(p))})
 				j.run(t, swapSizes)
 				j.spotless(t, mvich.DefaultCredits)
 				s := j.worlds[0].Stats()
@@ -55,15 +55,12 @@ func swapSizes(c *mvich.Comm) error {
 		if s != (mvich.Status{Source: other, Tag: i, Bytes: n, Size: n}) {
 			return fmt.Errorf("%d bytes: %+v", n, s)
 		}
-		if err := check(in, i+other); err != nil {
-			return err
-		}
+		must(check(in, i+other))
 	}
 	return nil
 }
 
-// A receiver without the right, or the room, for the protocol gets its message
-// by another one.
+// A receiver without the right, or the room, for the protocol gets its message by another one.
 func TestFallback(t *testing.T) {
 	for name, c := range map[string]struct {
 		options [2][]mvich.Option
@@ -116,17 +113,11 @@ func TestBothOnlySend(t *testing.T) {
 				b := make([]byte, 900)
 				for i := range count {
 					fill(b, i)
-					if err := c.Send(b, other, i); err != nil {
-						return err
-					}
+					must(c.Send(b, other, i))
 				}
 				for i := range count {
-					if _, err := c.Recv(b, other, i); err != nil {
-						return err
-					}
-					if err := check(b, i); err != nil {
-						return err
-					}
+					get(c.Recv(b, other, i))
+					must(check(b, i))
 				}
 				return nil
 			})
@@ -135,8 +126,7 @@ func TestBothOnlySend(t *testing.T) {
 	}
 }
 
-// A flood that goes one way is stopped before it fills the receiver's memory:
-// it goes on as envelopes.
+// A flood that goes one way is stopped before it fills the receiver's memory: it goes on as envelopes.
 func TestUnexpectedLimit(t *testing.T) {
 	const limit, size, count = 1 << 16, 4000, 500
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithUnexpected(limit))})
@@ -151,22 +141,14 @@ func TestUnexpectedLimit(t *testing.T) {
 					return err
 				}
 			}
-			if err := c.Send(nil, 1, 2); err != nil {
-				return err
-			}
+			must(c.Send(nil, 1, 2))
 			return mvich.WaitAll(requests...)
 		}
-		if _, err := c.Recv(nil, 0, 2); err != nil { // all others have come before it
-			return err
-		}
+		get(c.Recv(nil, 0, 2)) // all others have come before it
 		b := make([]byte, size)
 		for i := range count {
-			if _, err := c.Recv(b, 0, 1); err != nil {
-				return err
-			}
-			if err := check(b, i); err != nil {
-				return err
-			}
+			get(c.Recv(b, 0, 1))
+			must(check(b, i))
 		}
 		return nil
 	})
@@ -177,9 +159,8 @@ func TestUnexpectedLimit(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// A message that is too long fills the buffer and fails the receive, by each
-// protocol, whether it came before its receive or not; the sender does not
-// notice.
+// A message that is too long fills the buffer and fails the receive, by each protocol, whether it came before its
+// receive or not; the sender does not notice.
 func TestTruncated(t *testing.T) {
 	for _, p := range []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RGET, mvich.RPUT} {
 		t.Run(p.String(), func(t *testing.T) {
@@ -190,9 +171,7 @@ func TestTruncated(t *testing.T) {
 						b := make([]byte, n)
 						if c.Rank() == 0 {
 							fill(b, i)
-							if err := errors.Join(c.Send(b, 1, 0), c.Send(b, 1, 0)); err != nil {
-								return err
-							}
+							must(errors.Join(c.Send(b, 1, 0), c.Send(b, 1, 0)))
 							continue
 						}
 						for range 2 {
@@ -201,9 +180,7 @@ func TestTruncated(t *testing.T) {
 							if !errors.Is(err, mvich.ErrTruncated) || s.Bytes != room || s.Size != n {
 								return fmt.Errorf("%d bytes into %d: %+v, %v", n, room, s, err)
 							}
-							if err := check(b[:room], i); err != nil {
-								return err
-							}
+							must(check(b[:room], i))
 							for _, x := range b[room:] {
 								if x != 0 {
 									return fmt.Errorf("%d bytes into %d: written behind the buffer", n, room)
@@ -226,30 +203,19 @@ func TestSynchronous(t *testing.T) {
 		for _, n := range []int{0, 10, 10000} {
 			b := make([]byte, n)
 			if c.Rank() == 1 {
-				if _, err := c.Recv(nil, 0, 2); err != nil { // the other one has tested
-					return err
-				}
-				if _, err := c.Recv(b, 0, 1); err != nil {
-					return err
-				}
+				get(c.Recv(nil, 0, 2)) // the other one has tested
+				get(c.Recv(b, 0, 1))
 				continue
 			}
-			r, err := c.Issend(b, 1, 1)
-			if err != nil {
-				return err
-			}
+			r := get(c.Issend(b, 1, 1))
 			for range 20 {
 				time.Sleep(time.Millisecond)
 				if _, done, _ := r.Test(); done {
 					return errors.New("it is complete before its receive is posted")
 				}
 			}
-			if err := c.Send(nil, 1, 2); err != nil {
-				return err
-			}
-			if _, err := r.Wait(); err != nil {
-				return err
-			}
+			must(c.Send(nil, 1, 2))
+			get(r.Wait())
 		}
 		return nil
 	})
@@ -262,26 +228,13 @@ func TestSelf(t *testing.T) {
 		for i, n := range sizes {
 			out, in := make([]byte, n), make([]byte, n)
 			fill(out, i)
-			sent, err := c.Isend(out, 0, i)
-			if err != nil {
-				return err
-			}
-			if _, err := c.Recv(in, mvich.AnySource, i); err != nil {
-				return err
-			}
-			if _, err := sent.Wait(); err != nil {
-				return err
-			}
-			if err := check(in, i); err != nil {
-				return err
-			}
+			sent := get(c.Isend(out, 0, i))
+			get(c.Recv(in, mvich.AnySource, i))
+			get(sent.Wait())
+			must(check(in, i))
 			clear(in)
-			if _, err := c.Sendrecv(out, 0, i, in, 0, mvich.AnyTag); err != nil {
-				return err
-			}
-			if err := check(in, i); err != nil {
-				return err
-			}
+			get(c.Sendrecv(out, 0, i, in, 0, mvich.AnyTag))
+			must(check(in, i))
 		}
 		return c.Barrier()
 	})
@@ -309,9 +262,7 @@ func TestProbe(t *testing.T) {
 			if s, there, err := c.Iprobe(0, want.Tag); s != want || !there || err != nil {
 				return fmt.Errorf("%+v, %v, %v", s, there, err)
 			}
-			if _, err := c.Recv(make([]byte, s.Bytes), s.Source, s.Tag); err != nil {
-				return err
-			}
+			get(c.Recv(make([]byte, s.Bytes), s.Source, s.Tag))
 			if _, there, err := c.Iprobe(0, want.Tag); there || err != nil {
 				return fmt.Errorf("it is there once more: %v", err)
 			}
@@ -326,15 +277,9 @@ func TestCancel(t *testing.T) {
 		if c.Rank() == 1 {
 			return c.Send([]byte{42}, 0, 1)
 		}
-		wrong, err := c.Irecv(make([]byte, 1), 1, 2)
-		if err != nil {
-			return err
-		}
+		wrong := get(c.Irecv(make([]byte, 1), 1, 2))
 		b := make([]byte, 1)
-		right, err := c.Irecv(b, 1, 1)
-		if err != nil {
-			return err
-		}
+		right := get(c.Irecv(b, 1, 1))
 		if !wrong.Cancel() || wrong.Cancel() {
 			return errors.New("it cannot be cancelled, or twice")
 		}
@@ -373,9 +318,7 @@ func TestWrongArguments(t *testing.T) {
 	if s, err := c.Recv(nil, mvich.ProcNull, 5); err != nil || s.Source != mvich.ProcNull {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if err := c.Send(nil, mvich.ProcNull, 5); err != nil {
-		t.Error(err)
-	}
+	noError(t, c.Send(nil, mvich.ProcNull, 5))
 }
 
 // A sleep that Wake has ended, for a rank that had nothing to find, changes nothing.
@@ -383,5 +326,48 @@ func TestSpinAfterWake(t *testing.T) {
 	j := newJob(t, 1, jobConfig{options: with(mvich.WithSpin(1000))})
 	if before, after := mvich.SpinAfterWake(j.worlds[0]); after != before {
 		t.Errorf("it polled %d times, now %d", before, after)
+	}
+}
+
+// What ranks count moves when it should, and by as much.
+func TestStats(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	b := make([]byte, 8)
+	j.run(t, func(c *mvich.Comm) error {
+		before := j.worlds[c.Rank()].Stats()
+		get(c.Sendrecv(b, c.Rank(), 1, make([]byte, 8), c.Rank(), 1))
+		if s := j.worlds[c.Rank()].Stats(); s.Local != before.Local+1 {
+			return fmt.Errorf("a message to itself: Local is %d, and was %d", s.Local, before.Local)
+		}
+		return c.Barrier()
+	})
+	const many = 20 * mvich.DefaultCredits
+	each(t, 2, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		if rank == 0 {
+			for range many {
+				must(c.Send(b, 1, 2))
+			}
+			return c.Send(b, 1, 3)
+		}
+		// Who only receives gives credit by messages of its own that carry nothing else.
+		for range many {
+			get(c.Recv(make([]byte, 8), 0, 2))
+		}
+		for end := time.Now().Add(testTimeout); j.worlds[rank].Stats().Waiting == 0; { // nobody receives it yet
+			if time.Now().After(end) {
+				return errors.New("a message does not come")
+			}
+			c.Iprobe(0, 4)
+		}
+		if j.worlds[rank].Stats().Unexpected == 0 {
+			return errors.New("a message before its receive is not counted")
+		}
+		return errOf(c.Recv(make([]byte, 8), 0, 3))
+	})
+	for rank, s := range []mvich.Stats{j.worlds[0].Stats(), j.worlds[1].Stats()} {
+		if s.Connections != 1 || s.Deaths != 0 || (rank == 1) != (s.Noops > 0) {
+			t.Errorf("rank %d: %+v", rank, s)
+		}
 	}
 }

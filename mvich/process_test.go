@@ -37,60 +37,41 @@ func TestMain(m *testing.M) {
 
 // beRank is a process that a launcher has started: its last argument names the protocol.
 func beRank(silence time.Duration, f func(w *mvich.World, p mvich.Protocol) error) (err error) {
-	launcher, err := pmi.FromEnv()
-	if err != nil {
-		return err
-	}
 	nic, err := vipl.OpenNIC(testbed.StarInterface, vipl.WithSilence(silence))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, nic.Close()) }()
-	for p := mvich.Auto; p <= mvich.RPUT; p++ {
-		if p.String() == os.Args[len(os.Args)-1] {
-			w, err := mvich.Init(nic, launcher, mvich.WithProtocol(p))
-			if err != nil {
-				return err
+	return guard(func() error {
+		launcher := get(pmi.FromEnv())
+		for p := mvich.Auto; p <= mvich.RPUT; p++ {
+			if p.String() == os.Args[len(os.Args)-1] {
+				return f(get(mvich.Init(nic, launcher, mvich.WithProtocol(p))), p)
 			}
-			return f(w, p)
 		}
-	}
-	return fmt.Errorf("no protocol among %q", os.Args)
+		return fmt.Errorf("no protocol among %q", os.Args)
+	})
 }
 
-// swapper exchanges messages of all sizes, also such that nobody has asked for yet, by
-// one protocol.
+// swapper exchanges messages of all sizes, also such that nobody has asked for yet, by one protocol.
 func swapper() error {
 	return beRank(calm, func(w *mvich.World, p mvich.Protocol) error {
 		c := w.Comm()
 		other := 1 - c.Rank()
-		if err := swapSizes(c); err != nil {
-			return err
-		}
+		must(swapSizes(c))
 		for i, n := range sizes {
 			out, in := make([]byte, n), make([]byte, n)
 			fill(out, 100+i+c.Rank())
-			sent, err := c.Isend(out, other, 100+i)
-			if err != nil {
-				return err
-			}
+			sent := get(c.Isend(out, other, 100+i))
 			s, err := c.Probe(mvich.AnySource, 100+i)
 			if err != nil || s.Bytes != n {
 				return fmt.Errorf("%d bytes: %+v, %w", n, s, err)
 			}
-			if _, err := c.Recv(in, mvich.AnySource, mvich.AnyTag); err != nil {
-				return err
-			}
-			if err := mvich.WaitAll(sent); err != nil {
-				return err
-			}
-			if err := check(in, 100+i+other); err != nil {
-				return err
-			}
+			get(c.Recv(in, mvich.AnySource, mvich.AnyTag))
+			must(mvich.WaitAll(sent))
+			must(check(in, 100+i+other))
 		}
-		if err := w.Finalize(); err != nil {
-			return err
-		}
+		must(w.Finalize())
 		s := w.Stats()
 		used := map[mvich.Protocol]uint64{mvich.R3: s.R3, mvich.RGET: s.RGET, mvich.RPUT: s.RPUT}[p]
 		// Only messages without data, those of the barrier among them, need no rendezvous.
@@ -104,14 +85,13 @@ func swapper() error {
 
 // Hydra's mpiexec starts ranks that send everything, to 4 MiB, by one protocol.
 func TestMpiexec(t *testing.T) {
+	t.Parallel() // beside the silence of TestKilledRank
 	mpiexec, err := exec.LookPath("mpiexec.hydra")
 	if err != nil {
 		nstest.Lacks(t, "Hydra's mpiexec is not installed (Debian: mpich)")
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	a, b := nstest.Pair(t, nstest.Options{})
 	for _, p := range []mvich.Protocol{mvich.R3, mvich.RGET, mvich.RPUT} {
 		rank := []string{self, asSwapper, p.String()}
@@ -131,15 +111,14 @@ const (
 	victim      = 1
 
 	// killedSilence is what tells of the death of a process that is its own agent.
-	killedSilence = 20 * time.Second
+	killedSilence = 10 * time.Second
 
-	// killedTime is how long all may take: the silence, and all sizes before it and
-	// after it, over a lossy way.
+	// killedTime is how long all may take: the silence, and all sizes before it and after it, over a lossy way.
 	killedTime = 3 * time.Minute
 )
 
-// survivor exchanges messages with the victim, and sums with all, until the victim is
-// missed, and then messages with the other one that lives.
+// survivor exchanges messages with the victim, and sums with all, until the victim is missed, and then messages with
+// the other one that lives.
 func survivor() error {
 	return beRank(killedSilence, func(w *mvich.World, _ mvich.Protocol) error {
 		c := w.Comm()
@@ -148,9 +127,7 @@ func survivor() error {
 			n := sizes[round%len(sizes)]
 			out, in := make([]byte, n), make([]byte, n)
 			fill(out, round+me)
-			if _, err := c.Sendrecv(out, other, round, in, other, round); err != nil {
-				return err
-			}
+			get(c.Sendrecv(out, other, round, in, other, round))
 			return check(in, round+other)
 		}
 		others := []int{victim}
@@ -159,9 +136,7 @@ func survivor() error {
 		}
 		together := func(round int) error {
 			for _, other := range others {
-				if err := exchange(round, other); err != nil {
-					return err
-				}
+				must(exchange(round, other))
 			}
 			sum := make([]int, 1000)
 			for i := range sum {
@@ -174,10 +149,8 @@ func survivor() error {
 			return err
 		}
 		for round := 0; ; round++ {
-			if err := together(round); err != nil {
-				if err := wantLost("together", err, victim); err != nil {
-					return err
-				}
+			if err := guard(func() error { return together(round) }); err != nil {
+				must(wantLost("together", err, victim))
 				break
 			}
 			if round == len(sizes) {
@@ -185,9 +158,7 @@ func survivor() error {
 			}
 		}
 		for i := range sizes {
-			if err := exchange(1000000+i, 2-me); err != nil {
-				return err
-			}
+			must(exchange(1000000+i, 2-me))
 		}
 		fmt.Println("goes on")
 		io.Copy(io.Discard, os.Stdin) // until the other one has got the last message, too
@@ -195,9 +166,10 @@ func survivor() error {
 	})
 }
 
-// A rank that is killed is missed by those that live, by whatever protocol they were
-// exchanging messages with it, while frames are lost; and they go on with each other.
+// A rank that is killed is missed by those that live, by whatever protocol they were exchanging messages with it,
+// while frames are lost; and they go on with each other.
 func TestKilledRank(t *testing.T) {
+	t.Parallel()
 	nstest.Require(t)
 	protocols := []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RPUT}
 	if testing.Short() {
@@ -207,9 +179,7 @@ func TestKilledRank(t *testing.T) {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel() // most of the time is silence
 			star, err := testbed.NewLossyStar(killedRanks, 1500, 0.01)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			defer star.Close()
 			server := pmi.NewServer(killedRanks)
 			defer server.End()
@@ -222,11 +192,14 @@ func TestKilledRank(t *testing.T) {
 				}
 				defer end() // also without a word
 				var said, errs bytes.Buffer
-				cmd, in, out, err := startRank(server, star, rank, &errs, asSurvivor, p.String())
-				if err != nil {
-					server.End() // the others would wait for it
-					return err
-				}
+				started := false
+				defer func() {
+					if !started {
+						server.End() // the others would wait for it
+					}
+				}()
+				cmd, in, out := startRank(server, star, rank, &errs, asSurvivor, p.String())
+				started = true
 				lines := bufio.NewScanner(io.TeeReader(out, &said))
 				for lines.Scan() {
 					switch {
@@ -238,7 +211,8 @@ func TestKilledRank(t *testing.T) {
 						in.Close()
 					}
 				}
-				if err = cmd.Wait(); rank == victim {
+				err := cmd.Wait()
+				if rank == victim {
 					if cmd.ProcessState.Exited() {
 						return fmt.Errorf("the victim: %v: %s%s", err, &said, &errs)
 					}
@@ -257,40 +231,24 @@ func TestKilledRank(t *testing.T) {
 }
 
 // startRank starts the test program in a namespace as a rank of a server's job.
-func startRank(server *pmi.Server, star *testbed.Star, rank int, errs io.Writer, args ...string) (cmd *exec.Cmd, in io.Closer, out io.Reader, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, nil, err
-	}
+func startRank(server *pmi.Server, star *testbed.Star, rank int, errs io.Writer, args ...string) (cmd *exec.Cmd, in io.Closer, out io.Reader) {
+	fds := get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
 	ours, theirs := os.NewFile(uintptr(fds[0]), "pmi"), os.NewFile(uintptr(fds[1]), "pmi")
 	defer ours.Close()
 	defer theirs.Close()
-	conn, err := net.FileConn(ours)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	cmd = exec.Command(self, args...)
+	conn := get(net.FileConn(ours))
+	cmd = exec.Command(get(os.Executable()), args...)
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Env = append(os.Environ(), "PMI_FD=3", fmt.Sprint("PMI_RANK=", rank), fmt.Sprint("PMI_SIZE=", len(star.Ends)))
 	cmd.Stderr = errs
-	in, err = cmd.StdinPipe()
-	if err == nil {
-		out, err = cmd.StdoutPipe()
-	}
-	if err == nil {
-		err = star.Start(rank, -1, cmd)
-	}
-	if err != nil {
+	in, out = get(cmd.StdinPipe()), get(cmd.StdoutPipe())
+	if err := star.Start(rank, -1, cmd); err != nil {
 		conn.Close()
-		return nil, nil, nil, err
+		must(err)
 	}
 	go func() {
 		defer conn.Close()
 		server.Serve(rank, conn)
 	}()
-	return cmd, in, out, nil
+	return cmd, in, out
 }

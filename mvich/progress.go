@@ -8,23 +8,31 @@ import (
 	"viaxdp/vipl"
 )
 
-// Progress is made by whoever calls: but for what assist does, everything that
-// has to do with messages happens in calls of the program, under the world's
-// mutex. A call that waits polls the completion queue, and after a while waits in
-// it: one goroutine at a time, the others until that one has something done, or
-// leaves.
+// A call makes progress for all: everything that has to do with messages happens in calls of the program, under the
+// mutex of the world (only assist runs beside). One turn:
+//
+//  1. take completions off the completion queue (progress), or wait for one (sleep);
+//  2. handle each: a packet goes to receive (recv.go), a piece of RDMA to moved (rendezvous.go), its vbuf to the
+//     pool;
+//  3. post the vbufs again that were read (repost), if nothing has come, or many are due;
+//  4. send what became possible (pushDirty).
+//
+// A call that waits polls first, and then sleeps in the completion queue: one goroutine at a time; the others wait
+// for changed.
 
 const (
-	turn      = 64                     // completions that are handled in a row
-	yieldAt   = 64                     // polls after which others get the mutex
-	longWait  = 1 * time.Second        // after which a call that sleeps looks at the time: Finalize has bounds
-	callAfter = 500 * time.Millisecond // after which a rank that is waited for is called
+	turn     = 64              // completions that are handled in a row
+	yieldAt  = 64              // polls after which others get the mutex
+	longWait = 1 * time.Second // after which a call that sleeps looks at the time: Finalize has bounds
 
 	assistTurn = time.Millisecond
+
+	// bulkSpin is by how much longer a call polls while the data of a long message is on the way: its next piece
+	// takes longer than any packet.
+	bulkSpin = 16
 )
 
-// progress handles what has completed and sends what became possible. It says
-// whether there was anything.
+// progress handles what has completed and sends what became possible. It reports whether there was anything.
 func (w *World) progress() bool {
 	n, _ := w.cq.Dones(w.completions[:])
 	for _, c := range w.completions[:n] {
@@ -64,19 +72,39 @@ func (w *World) handleRecv(l *link) {
 		return
 	case err != nil:
 		w.pool.put(v)
-		w.broken(l)
+		w.lose(p, causeOf(l))
 		return
+	case d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite:
+		err = errImmediate // its length is not that of a packet, and the vbuf has an old one
+	default:
+		err = w.receive(p, v.data[:d.Length])
 	}
-	err = w.receive(p, v.data[:d.Length])
 	if err != nil && p.link == l {
 		w.lose(p, err)
 	}
 	w.read = append(w.read, readVbuf{l, v})
 }
 
-// readVbuf is a vbuf whose packet was taken, and the link on which it is to be posted
-// again: when nothing else is to be done, so that nobody waits for it who waits for
-// what the packet brought. Fewer than the reserve of credits lie here after a turn.
+func (w *World) handleSend(l *link) {
+	d, err := l.vi.SendDone()
+	if d == nil {
+		return
+	}
+	v := l.sends.pop()
+	op := v.op
+	w.pool.put(v)
+	switch {
+	case l.peer.link != l:
+	case err != nil:
+		w.lose(l.peer, causeOf(l))
+	case op.request != nil:
+		w.moved(l.peer, op)
+	}
+}
+
+// readVbuf is a vbuf whose packet was taken, and the link on which it is to be posted again: when nothing else is to
+// be done, so that what the packet brought does not wait for it. Fewer than the reserve of credits lie here after a
+// turn.
 type readVbuf struct {
 	link *link
 	vbuf *vbuf
@@ -102,31 +130,7 @@ func (w *World) repost() {
 	w.read = w.read[:0]
 }
 
-func (w *World) handleSend(l *link) {
-	d, err := l.vi.SendDone()
-	if d == nil {
-		return
-	}
-	v := l.sends.pop()
-	op := v.op
-	w.pool.put(v)
-	if l.peer.link != l {
-		return
-	}
-	if err != nil {
-		w.broken(l)
-		return
-	}
-	if op.request != nil {
-		w.moved(l.peer, op)
-	}
-}
-
-// broken notes that the VI of a peer's link is in Error.
-func (w *World) broken(l *link) { w.lose(l.peer, causeOf(l)) }
-
-// touch notes that there may be something to send to p, which happens before
-// the turn ends.
+// touch notes that there may be something to send to p, which happens before the turn ends.
 func (w *World) touch(p *peer) {
 	if !p.dirty {
 		p.dirty = true
@@ -143,57 +147,24 @@ func (w *World) pushDirty() {
 	}
 }
 
-// await makes progress until done says so. The caller has the world's mutex, as
-// done has whenever it is called.
+// await makes progress until done returns true. The caller has the world's mutex, as done has whenever it is called.
 func (w *World) await(done func() bool) {
 	for polls := 0; !done(); {
 		if w.progress() {
 			polls = 0
 			continue
 		}
-		if polls++; polls > w.pollsNow() {
+		most := w.spin
+		if len(w.numbered) > 0 {
+			most *= bulkSpin
+		}
+		if polls++; polls > most {
 			w.sleep()
 			polls = 0
 		} else if polls%yieldAt == 0 {
 			w.mu.Unlock()
 			w.mu.Lock()
 		}
-	}
-}
-
-// bulkSpin is by how much longer a call polls while the data of a long message is
-// on the way: the piece that comes next takes longer than any packet.
-const bulkSpin = 16
-
-// pollsNow is how often a call polls in vain before it sleeps.
-func (w *World) pollsNow() int {
-	if len(w.numbered) > 0 {
-		return bulkSpin * w.spin
-	}
-	return w.spin
-}
-
-// Polling pays where what is waited for comes soon. Where it does not, because the
-// other rank computes, or because programs are more than processors, it takes the
-// processor from who has work to do, and the scheduler's favour from this rank, which
-// then is not there when something comes. So each time that a call has polled in
-// vain it polls half as often the next time, and where the sleep was short twice as
-// often, up to what the settings say. So often it tries now and then in any case: two
-// ranks that both sleep wait for each other's waking, and no sleep is short.
-const (
-	shortSleep = 100 * time.Microsecond
-	leastSpin  = 16
-	spinRetry  = 64 // sleeps between two full tries
-)
-
-// learn takes the length of a sleep, before which polling was in vain.
-func (w *World) learn(slept time.Duration) {
-	w.sleeps++
-	switch w.spin /= 2; {
-	case w.sleeps%spinRetry == 0:
-		w.spin = w.set.spin
-	case slept < shortSleep:
-		w.spin = min(max(4*w.spin, leastSpin), w.set.spin)
 	}
 }
 
@@ -226,7 +197,7 @@ func (w *World) sleep() {
 	w.announce()
 }
 
-// announce tells those who wait that something has changed.
+// announce wakes the calls that wait: something has changed.
 func (w *World) announce() {
 	if w.others > 0 {
 		w.changed.Broadcast()
@@ -236,9 +207,29 @@ func (w *World) announce() {
 	}
 }
 
-// assist makes progress beside the program until no control packet waits for
-// credits any more. Such a packet belongs to an operation that is complete here
-// and not for the other side, and the program may have left for long.
+// Polling pays where what is waited for comes soon. Where the other rank computes, or ranks share a processor, it
+// takes the processor from those that have work to do. So after each poll in vain a call polls half as often the next
+// time, and twice as often where the sleep was short, up to the setting. Now and then it tries the full number: two
+// ranks that both sleep wait for each other's waking, and no sleep is short.
+const (
+	shortSleep = 100 * time.Microsecond
+	leastSpin  = 16
+	spinRetry  = 64 // sleeps between two full tries
+)
+
+// learn takes the length of a sleep, before which polling was in vain.
+func (w *World) learn(slept time.Duration) {
+	w.sleeps++
+	switch w.spin /= 2; {
+	case w.sleeps%spinRetry == 0:
+		w.spin = w.set.spin
+	case slept < shortSleep:
+		w.spin = min(max(4*w.spin, leastSpin), w.set.spin)
+	}
+}
+
+// assist makes progress beside the program until no control packet waits for credits any more. Such a packet belongs
+// to an operation that is complete here and not for the other side, and the program may not call again for long.
 func (w *World) assist() {
 	if w.assisted || w.stopping() {
 		return
@@ -249,49 +240,9 @@ func (w *World) assist() {
 			w.pause(assistTurn)
 			w.mu.Lock()
 			w.progress()
-			waits = w.starved()
+			waits = slices.ContainsFunc(w.peers, func(p *peer) bool { return p.control.len() > 0 })
 			w.assisted = waits
 			w.mu.Unlock()
 		}
 	})
-}
-
-// starved says whether a control packet waits.
-func (w *World) starved() bool {
-	for _, p := range w.peers {
-		if p.control.len() > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// expect has p called, from which somebody waits for a message, if it has not called
-// by then and somebody still waits: so its death is noticed, however that somebody
-// waits.
-func (w *World) expect(p *peer) {
-	if p.state != apart || p.expected || p.rank == w.rank || w.finalized || w.stopping() {
-		return
-	}
-	p.expected = true
-	time.AfterFunc(callAfter, func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.callExpected(p)
-	})
-}
-
-// callExpected calls p if somebody waits for it: a connection costs memory, and where
-// there is none left a rank that lives would be taken for dead.
-func (w *World) callExpected(p *peer) {
-	p.expected = false
-	if !w.finalized && w.awaited(p) {
-		p.iprobes = 0
-		w.call(p)
-	}
-}
-
-// awaited says whether a receive or Probe waits for p, or Iprobe asks again and again.
-func (w *World) awaited(p *peer) bool {
-	return p.probes > 0 || p.iprobes > 1 || slices.ContainsFunc(w.posted, func(r *Request) bool { return r.peer == p.rank })
 }

@@ -1,10 +1,64 @@
 package mvich
 
-import "fmt"
+import (
+	"fmt"
+)
 
-// Reduce combines src of all ranks by op; dst of root gets the result. All give
-// a src of the same length, and root a dst of that length, which may be src, or else
-// must not overlap it; the others' dst is not used.
+// Op combines two slices of the same length element by element: into gets the result. It must be associative and
+// commutative; results on floating-point numbers depend on the number of ranks as any sum in another order does.
+type Op[T Element] func(into, with []T)
+
+// Sum adds.
+func Sum[T Element](into, with []T) {
+	for i := range into {
+		into[i] += with[i]
+	}
+}
+
+// Prod multiplies.
+func Prod[T Element](into, with []T) {
+	for i := range into {
+		into[i] *= with[i]
+	}
+}
+
+// Min takes the smaller.
+func Min[T Real](into, with []T) {
+	for i := range into {
+		into[i] = min(into[i], with[i])
+	}
+}
+
+// Max takes the larger.
+func Max[T Real](into, with []T) {
+	for i := range into {
+		into[i] = max(into[i], with[i])
+	}
+}
+
+// And takes the bits that both have.
+func And[T Integer](into, with []T) {
+	for i := range into {
+		into[i] &= with[i]
+	}
+}
+
+// Or takes the bits that either has.
+func Or[T Integer](into, with []T) {
+	for i := range into {
+		into[i] |= with[i]
+	}
+}
+
+// Xor takes the bits that one of them has.
+func Xor[T Integer](into, with []T) {
+	for i := range into {
+		into[i] ^= with[i]
+	}
+}
+
+// Reduce combines src of all ranks by op; dst of root gets the result. All give a src of the same length, and root a
+// dst of that length, which may be src, or else must not overlap it; the others' dst is not used.
 func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) (err error) {
 	s := c.step()
 	if err := c.checkRoot(root); err != nil {
@@ -33,11 +87,12 @@ func Reduce[T Element](c *Comm, dst, src []T, op Op[T], root int) (err error) {
 	if err := r.partial(); err != nil {
 		return err
 	}
-	return r.collect(root)
+	// partial leaves block i+1 at rank i.
+	return s.linear(r.block(s.rank(c.rank+1)), root, false, func(rank int) []byte { return r.block(s.rank(rank + 1)) })
 }
 
-// AllReduce combines src of all ranks by op and gives all the result in dst,
-// which may be src, or else must not overlap it. All give the same lengths.
+// AllReduce combines src of all ranks by op and gives all the result in dst, which may be src, or else must not
+// overlap it. All give the same lengths.
 func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	s := c.step()
 	if len(dst) != len(src) {
@@ -60,8 +115,7 @@ func AllReduce[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	return r.s.ring(r.s.rank(c.rank+1), r.block)
 }
 
-// Scan gives rank i, in dst, the src of ranks 0 to i combined by op. dst may be src,
-// or else must not overlap it.
+// Scan gives rank i, in dst, the src of ranks 0 to i combined by op. dst may be src, or else must not overlap it.
 func Scan[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	s := c.step()
 	if len(dst) != len(src) {
@@ -72,19 +126,17 @@ func Scan[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 	defer mem.end(&err)
 	// Before round k dst is that of the last k ranks, after it that of 2k.
 	for k := 1; k < c.Size(); k *= 2 {
-		var below *Request
+		to, from, below := ProcNull, ProcNull, in[:0]
 		if c.rank >= k {
-			below = s.start(bytesOf(in), c.rank-k, false)
+			from, below = c.rank-k, in
 		}
 		if c.rank+k < c.Size() {
-			if err := s.send(bytesOf(dst), c.rank+k); err != nil {
-				return err
-			}
+			to = c.rank + k
 		}
-		if below != nil {
-			if err := s.finish(below); err != nil {
-				return err
-			}
+		if err := s.exchange(bytesOf(dst), to, bytesOf(below), from); err != nil {
+			return err
+		}
+		if from != ProcNull {
 			op(dst, in)
 		}
 	}
@@ -112,8 +164,8 @@ func (r *reduction[T]) comes() int {
 	return blocks{len(r.acc), r.s.c.Size()}.start(1)
 }
 
-// checkBlocks looks at the longest block, the first one, on all ranks: where the
-// others are one element shorter they may be just short enough.
+// checkBlocks looks at the longest block, the first one, on all ranks: where the others are one element shorter they
+// may be just short enough.
 func checkBlocks[T Element](s step, src []T) error {
 	if n := s.c.Size(); n > 1 {
 		return checkLength(blocks{len(src), n}.start(1) * sizeOf[T]())
@@ -121,8 +173,7 @@ func checkBlocks[T Element](s step, src []T) error {
 	return nil
 }
 
-// take receives what another rank has come to, and combines it with what this
-// one has.
+// take receives what another rank has come to, and combines it with what this one has.
 func (r *reduction[T]) take(from int) error {
 	if err := r.s.recv(bytesOf(r.in), from); err != nil {
 		return err
@@ -148,9 +199,8 @@ func (r *reduction[T]) tree(root int) error {
 	return nil
 }
 
-// doubling exchanges with the rank at distance 1, 2, 4 and so on, of as many
-// ranks as are a power of two. Of the others each joins its neighbour before,
-// and has the result of it afterwards.
+// doubling exchanges with the rank at distance 1, 2, 4 and so on, of as many ranks as are a power of two. Of the
+// others each joins its neighbour before, and has the result of it afterwards.
 func (r *reduction[T]) doubling() error {
 	s := r.s
 	n, me := s.c.Size(), s.c.rank
@@ -194,8 +244,7 @@ func (r *reduction[T]) block(i int) []byte {
 	return blocks{len(r.acc), r.s.c.Size()}.of(bytesOf(r.acc), sizeOf[T](), i)
 }
 
-// partial lets partial results of each block go round: afterwards rank i has
-// the whole result of block i+1.
+// partial lets partial results of each block go round: afterwards rank i has the whole result of block i+1.
 func (r *reduction[T]) partial() error {
 	s := r.s
 	n, me := s.c.Size(), s.c.rank
@@ -209,10 +258,4 @@ func (r *reduction[T]) partial() error {
 		r.op(r.acc[b.start(in):b.start(in+1)], got)
 	}
 	return nil
-}
-
-// collect brings the blocks that partial leaves to root.
-func (r *reduction[T]) collect(root int) error {
-	s := r.s
-	return s.linear(r.block(s.rank(s.c.rank+1)), root, false, func(rank int) []byte { return r.block(s.rank(rank + 1)) })
 }

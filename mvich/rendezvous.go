@@ -15,8 +15,15 @@ import (
 //	|--data----->|        |            |          |===write===>|
 //	|--data----->|        |<--done-----|          |--finish--->|
 //
-// Whoever finds that it cannot register its memory says R3, or does it: the
-// receiver takes data where it has offered its memory, too.
+//  1. The sender sends the envelope (request), with the address of its memory if it is to be read.
+//  2. When a receive matches, the receiver answers: it reads, or sends ready, with its address if it is to be
+//     written.
+//  3. The sender takes ready (takeReady), and sends pieces as packets (sendPiece) or by RDMA (move).
+//  4. The receiver is done with the last piece (takeData), finish (takeFinish), or its own last read (moved), which
+//     it confirms (takeDone).
+//
+// A side that cannot register its memory falls back to R3: the receiver takes data also where it has offered its
+// memory.
 
 // maxMoving is how many RDMA operations for a peer are posted at a time.
 const maxMoving = 16
@@ -29,38 +36,24 @@ func (w *World) request(p *peer, r *Request, h header, protocol Protocol) error 
 			w.stats.Fallbacks++
 			o.protocol = R3
 		} else {
-			o.remote = r.reg.region.Remote(r.reg.at(addressOf(r.buf)))
+			o.remote = r.reg.remote(r.buf)
 		}
 	}
 	w.assign(r)
+	r.offered = o.protocol
 	h.kind, h.from = kindRequest, r.number
 	err := w.sendControl(p, packet{header: h, offer: o})
 	if err != nil {
-		w.complete(r, p.failed(err))
+		w.complete(r, &RankError{Rank: p.rank, Err: err})
 	}
 	return err
 }
 
-// takeRequest takes an envelope of p.
-func (w *World) takeRequest(p *peer, h *header, o offer) error {
-	e := h.envelope(p)
-	if r := w.matchPosted(&e); r != nil {
-		w.answer(p, r, &e, h.from, o)
-		return nil
-	}
-	if err := w.mayKeep(p, false); err != nil {
-		return err
-	}
-	w.keep(&message{envelope: e, number: h.from, offer: o})
-	return nil
-}
-
-// answer begins to move the data of a message into its receive, of as much as
-// that takes.
+// answer begins to move the data of a message into its receive, of as much as that takes.
 func (w *World) answer(p *peer, r *Request, e *envelope, number uint32, o offer) {
 	r.truncated = r.settle(e)
 	r.partner = number
-	r.peer = p.rank // who must live, also where the receive was for anybody
+	r.peer = p.rank // which must live, also where the receive is for AnySource
 	r.remote = offer{protocol: R3}
 	into := r.buf[:r.size]
 	if r.size == 0 && o.protocol == RGET {
@@ -90,7 +83,7 @@ func (w *World) answer(p *peer, r *Request, e *envelope, number uint32, o offer)
 		offer:  offer{protocol: r.remote.protocol},
 	}
 	if r.reg != nil {
-		ready.offer.remote = r.reg.region.Remote(r.reg.at(addressOf(into)))
+		ready.offer.remote = r.reg.remote(into)
 	}
 	w.queueControl(p, ready)
 	if r.size == 0 {
@@ -98,7 +91,7 @@ func (w *World) answer(p *peer, r *Request, e *envelope, number uint32, o offer)
 	}
 }
 
-// find gives the request that a packet of p names.
+// find returns the request that a packet of p names.
 func (w *World) find(p *peer, number uint32, send bool) (*Request, error) {
 	r := w.numbered[number]
 	if r == nil || r.peer != p.rank || r.send != send {
@@ -113,7 +106,9 @@ func (w *World) takeReady(p *peer, h *header, o offer) error {
 	if err != nil {
 		return err
 	}
-	if h.size > uint64(len(r.buf)) || o.protocol == RGET || h.from == 0 || r.partner != 0 {
+	// The answer is what was offered, or R3; a message that has gone as a whole has no ready.
+	asked := r.offered != Eager && (o.protocol == R3 || o.protocol == RPUT && r.offered == RPUT)
+	if !asked || h.size > uint64(len(r.buf)) || h.from == 0 || r.partner != 0 {
 		return fmt.Errorf("%w: ready for %d bytes of %d by %v", ErrProtocol, h.size, len(r.buf), o.protocol)
 	}
 	w.unregister(r) // it was to be read, and is not
@@ -194,20 +189,17 @@ func (w *World) takeDone(p *peer, h *header) error {
 		return err
 	}
 	switch {
-	case r.partner == 0 && r.reg != nil:
+	case r.partner == 0 && r.offered == RGET:
 		w.stats.RGET++
-	case r.partner != 0 || !r.sync:
+	case r.offered != Eager:
 		return fmt.Errorf("%w: the end of a message that is not being read", ErrProtocol)
 	}
 	w.complete(r, nil)
 	return nil
 }
 
-// RDMA, of both RGET and RPUT: a message moves in pieces of what one transfer
-// takes, a bounded number of them at a time. Pieces of the messages of a peer
-// go in order. RDMA takes no receive of the peer, and so no credit.
-
-// move posts the next piece of the oldest message that moves by RDMA.
+// move posts the next piece of the oldest message that moves by RDMA, RGET or RPUT. A piece is what one transfer
+// takes. Pieces of the messages of a peer go in order. RDMA takes no receive of the peer, and so no credit.
 func (w *World) move(p *peer) error {
 	r := p.moves.peek()
 	v, err := w.pool.get()
@@ -215,7 +207,7 @@ func (w *World) move(p *peer) error {
 		return err
 	}
 	n := min(r.size-r.begun, vipl.MaxTransferSize)
-	ours := r.reg.region.Segment(r.reg.at(addressOf(r.buf))+r.begun, n)
+	ours := r.reg.region.Segment(r.reg.at(r.buf)+r.begun, n)
 	theirs := r.remote.remote
 	theirs.Data += uint64(r.begun)
 	if r.send {

@@ -6,17 +6,15 @@ import (
 	"slices"
 )
 
-// Special ranks and tags.
+// Special ranks and tags, and bounds.
 const (
 	AnySource = -1 // a receive takes messages of every rank
 	AnyTag    = -1 // and with every tag
-	ProcNull  = -2 // nobody: sends and receives complete at once, without data
+	ProcNull  = -2 // no rank: sends and receives complete at once, without data
 
-	MaxTag = 1 << 30
+	MaxTag     = 1 << 30
+	MaxMessage = 1<<31 - 1 // bytes of a message at most: what an int holds anywhere
 )
-
-// MaxMessage is how many bytes a message has at most: what an int holds anywhere.
-const MaxMessage = 1<<31 - 1
 
 // Status tells what a receive got.
 type Status struct {
@@ -30,15 +28,15 @@ type Status struct {
 // Count is the number of whole elements of the message.
 func Count[T Element](s Status) int { return s.Bytes / sizeOf[T]() }
 
-// Request is a send or receive that was begun. Its methods may be called
-// concurrently; each of them makes progress for the whole world.
+// Request is a send or receive that was begun. Its methods may be called concurrently; each of them makes progress
+// for the whole world.
 type Request struct {
 	w       *World
 	comm    *Comm
 	send    bool
 	sync    bool // send: completes when it is matched
 	context uint32
-	peer    int // rank in the world, or AnySource; ProcNull for nobody
+	peer    int // rank in the world, or AnySource; or ProcNull
 	tag     int
 	buf     []byte
 	unpack  func()   // receive: puts what came where it belongs
@@ -56,7 +54,8 @@ type Request struct {
 	whole       int // bytes of the message
 
 	// Rendezvous.
-	number    uint32 // in World.numbered, 0: not there
+	number    uint32   // in World.numbered, 0: not there
+	offered   Protocol // send: what the peer was told; Eager: all of it, and only done is to come
 	remote    offer
 	partner   uint32 // number of the other side's request
 	reg       *registration
@@ -64,10 +63,10 @@ type Request struct {
 	begun     int    // bytes of which the move has begun
 	moved     int    // bytes that have moved
 	truncated error  // what the receive will complete with
-	held      bool   // in link.held
+	held      bool   // in held of its link
 }
 
-// fresh takes a request that nobody else knows, for a call that waits itself.
+// fresh takes a request of the spare ones, for a call that waits for it and gives it back by recycle.
 func (w *World) fresh() *Request {
 	if n := len(w.spare); n > 0 {
 		r := w.spare[n-1]
@@ -77,7 +76,6 @@ func (w *World) fresh() *Request {
 	return &Request{}
 }
 
-// recycle gives a request of fresh back.
 func (w *World) recycle(r *Request) {
 	if r.abandoned {
 		return
@@ -104,15 +102,14 @@ func (w *World) complete(r *Request, err error) {
 		r.unpack()
 	}
 	if r.scratch != nil {
-		w.takeBack(r.scratch, err != nil && !errors.Is(err, ErrTruncated))
+		w.putScratch(r.scratch, err != nil && !errors.Is(err, ErrTruncated))
 	}
 	r.done, r.err = true, err
 	r.buf, r.unpack, r.scratch = nil, nil, nil
 	w.announce()
 }
 
-// register has r hold a registration of buf, which peers have those rights to as long as
-// it does.
+// register has r pin a registration of buf, which peers have those rights to until unregister.
 func (w *World) register(r *Request, buf []byte, need rights) (err error) {
 	if r.reg, err = w.regs.acquire(buf, need); err == nil {
 		r.rights = need
@@ -120,7 +117,6 @@ func (w *World) register(r *Request, buf []byte, need rights) (err error) {
 	return err
 }
 
-// unregister ends that.
 func (w *World) unregister(r *Request) {
 	if r.reg != nil {
 		w.regs.release(r.reg, r.rights)
@@ -128,8 +124,8 @@ func (w *World) unregister(r *Request) {
 	}
 }
 
-// abandon ends a request for the program. What the other side, which lives, has
-// begun with it goes on to its end; but for RDMA without the program's buffer.
+// abandon ends a request for the program. What the other side, which lives, has begun with it goes on to its end;
+// without the program's buffer, except by RDMA.
 func (w *World) abandon(r *Request, err error) {
 	if !r.done {
 		r.done, r.err, r.abandoned = true, err, true
@@ -149,7 +145,7 @@ func (w *World) assign(r *Request) {
 	w.numbered[r.number] = r
 }
 
-// status is what a completed receive tells.
+// status is the Status of a completed request.
 func (r *Request) status() Status {
 	switch {
 	case r.send:
@@ -162,8 +158,8 @@ func (r *Request) status() Status {
 	return Status{Source: r.comm.rankOf(r.source), Tag: r.got, Bytes: r.size, Size: r.whole}
 }
 
-// Wait waits until the request is complete. A send is complete when its buffer
-// may be used again. Waiting again gives the same answer.
+// Wait waits until the request is complete. A send is complete when its buffer may be used again. Waiting again gives
+// the same answer.
 func (r *Request) Wait() (Status, error) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
@@ -173,8 +169,7 @@ func (r *Request) Wait() (Status, error) {
 
 func (r *Request) wait() { r.w.await(func() bool { return r.done }) }
 
-// Test says, without waiting, whether the request is complete, and what came of
-// it.
+// Test reports, without waiting, whether the request is complete, and its outcome.
 func (r *Request) Test() (s Status, done bool, err error) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
@@ -187,8 +182,8 @@ func (r *Request) Test() (s Status, done bool, err error) {
 	return r.status(), true, r.err
 }
 
-// Cancel takes back a receive that has no message yet: it completes, and its
-// Status says so. False: it has one, or is complete, or is a send.
+// Cancel takes back a receive that has no message yet: it completes, and its Status says so. False: it has one, or is
+// complete, or is a send.
 func (r *Request) Cancel() bool {
 	w := r.w
 	w.mu.Lock()
@@ -201,8 +196,8 @@ func (r *Request) Cancel() bool {
 	return true
 }
 
-// WaitAll waits for all requests; nil ones are passed over. The error joins
-// those of all, each with the place of its request.
+// WaitAll waits for all requests; nil ones are passed over. The error joins those of all, each with the place of its
+// request.
 func WaitAll(requests ...*Request) error {
 	var errs []error
 	for i, r := range requests {
@@ -216,12 +211,11 @@ func WaitAll(requests ...*Request) error {
 	return errors.Join(errs...)
 }
 
-// WaitAny waits until one of the requests is complete, which it replaces by nil;
-// i is its place. nil ones are passed over; when all are, i is -1.
+// WaitAny waits until one of the requests is complete, which it replaces by nil; i is its place. nil ones are passed
+// over; when all are, i is -1.
 func WaitAny(requests []*Request) (i int, s Status, err error) { return takeOne(requests, true) }
 
-// TestAny is WaitAny without waiting: i is -1 when none is complete, and also, for ever,
-// when all are nil.
+// TestAny is WaitAny without waiting: i is -1 when none is complete, and also, for ever, when all are nil.
 func TestAny(requests []*Request) (i int, s Status, err error) { return takeOne(requests, false) }
 
 func takeOne(requests []*Request, wait bool) (i int, s Status, err error) {
@@ -244,12 +238,11 @@ type Outcome struct {
 	Err    error
 }
 
-// WaitSome waits until at least one of the requests is complete, and takes all
-// that are, replacing them by nil. Without any but nil ones it returns none.
+// WaitSome waits until at least one of the requests is complete, and takes all that are, replacing them by nil.
+// Without any but nil ones it returns none.
 func WaitSome(requests []*Request) ([]Outcome, error) { return takeAll(requests, true) }
 
-// TestSome is WaitSome without waiting: it returns none when none is complete, and also,
-// for ever, when all are nil.
+// TestSome is WaitSome without waiting: it returns none when none is complete, and also, for ever, when all are nil.
 func TestSome(requests []*Request) ([]Outcome, error) { return takeAll(requests, false) }
 
 func takeAll(requests []*Request, wait bool) (all []Outcome, err error) {
@@ -269,8 +262,7 @@ func takeAll(requests []*Request, wait bool) (all []Outcome, err error) {
 	return all, nil
 }
 
-// TestAll says, without waiting, whether all requests are complete; if so the
-// error is as WaitAll's.
+// TestAll reports, without waiting, whether all requests are complete; if so the error is as WaitAll's.
 func TestAll(requests ...*Request) (bool, error) {
 	w, err := worldOf(requests)
 	if w == nil {

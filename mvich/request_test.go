@@ -3,6 +3,8 @@ package mvich_test
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,114 +13,65 @@ import (
 	"viaxdp/mvich"
 )
 
-// begin posts count receives of one int each with tags 0 to count-1.
-func begin(c *mvich.Comm, src, count int) (values [][]int, requests []*mvich.Request, err error) {
-	for tag := range count {
-		b := make([]int, 1)
-		r, err := mvich.Irecv(c, b, src, tag)
-		if err != nil {
-			return nil, nil, err
-		}
-		values, requests = append(values, b), append(requests, r)
-	}
-	return values, requests, nil
-}
-
-func TestWaitAny(t *testing.T) {
+// Each way of taking requests takes what is complete, once, and Test ways nothing before; TestAll says nothing before all are.
+func TestTaking(t *testing.T) {
 	const count = 20
-	j := newJob(t, 2, jobConfig{})
-	j.run(t, func(c *mvich.Comm) error {
-		if c.Rank() == 0 {
-			for tag := count - 1; tag >= 0; tag-- {
-				if err := mvich.Send(c, []int{tag * tag}, 1, tag); err != nil {
-					return err
+	one := func(i int, s mvich.Status, err error) ([]mvich.Outcome, error) {
+		if i < 0 {
+			return nil, err
+		}
+		return []mvich.Outcome{{Index: i, Status: s, Err: err}}, nil
+	}
+	for name, take := range map[string]func(requests []*mvich.Request) ([]mvich.Outcome, error){
+		"WaitAny":  func(r []*mvich.Request) ([]mvich.Outcome, error) { return one(mvich.WaitAny(r)) },
+		"TestAny":  func(r []*mvich.Request) ([]mvich.Outcome, error) { return one(mvich.TestAny(r)) },
+		"WaitSome": mvich.WaitSome,
+		"TestSome": mvich.TestSome,
+	} {
+		t.Run(name, func(t *testing.T) {
+			waits := strings.HasPrefix(name, "Wait")
+			newJob(t, 2, jobConfig{}).run(t, func(c *mvich.Comm) error {
+				if c.Rank() == 0 {
+					get(c.Recv(nil, 1, count))
+					for tag := count - 1; tag >= 0; tag-- {
+						must(mvich.Send(c, []int{tag * tag}, 1, tag))
+					}
+					return nil
 				}
-			}
-			return nil
-		}
-		values, requests, err := begin(c, 0, count)
-		if err != nil {
-			return err
-		}
-		for range count {
-			i, s, err := mvich.WaitAny(requests)
-			if err != nil || i < 0 || requests[i] != nil || s.Tag != i || values[i][0] != i*i {
-				return fmt.Errorf("%d, %+v, %v", i, s, err)
-			}
-		}
-		if i, _, err := mvich.WaitAny(requests); i != -1 || err != nil {
-			return fmt.Errorf("one more: %d, %v", i, err)
-		}
-		return nil
-	})
-}
-
-func TestWaitSome(t *testing.T) {
-	const count = 50
-	j := newJob(t, 2, jobConfig{})
-	j.run(t, func(c *mvich.Comm) error {
-		if c.Rank() == 0 {
-			for tag := range count {
-				if err := mvich.Send(c, []int{tag * tag}, 1, tag); err != nil {
-					return err
+				values, requests := make([]int, count), make([]*mvich.Request, count)
+				for tag := range count {
+					requests[tag] = get(mvich.Irecv(c, values[tag:tag+1], 0, tag))
 				}
-			}
-			return nil
-		}
-		values, requests, err := begin(c, 0, count)
-		if err != nil {
-			return err
-		}
-		for left, turn := count, 0; left > 0; turn++ {
-			some, err := mvich.WaitSome(requests)
-			if turn%2 == 1 && left > 0 {
-				var more []mvich.Outcome
-				more, err = mvich.TestSome(requests)
-				some = append(some, more...)
-			}
-			if err != nil || len(some) == 0 {
-				return fmt.Errorf("%v, %v", some, err)
-			}
-			for _, o := range some {
-				if o.Err != nil || o.Status.Tag != o.Index || values[o.Index][0] != o.Index*o.Index {
-					return fmt.Errorf("%+v", o)
+				all := slices.Clone(requests)
+				if some, err := mvich.TestSome(requests); len(some) > 0 || err != nil || !waits && len(get(take(requests))) > 0 {
+					return fmt.Errorf("taken before anything was sent: %+v, %v", some, err)
 				}
-			}
-			left -= len(some)
-		}
-		return nil
-	})
-}
-
-// TestAll and TestAny say nothing before there is something to say, and then all.
-func TestTesting(t *testing.T) {
-	j := newJob(t, 2, jobConfig{})
-	j.run(t, func(c *mvich.Comm) error {
-		if c.Rank() == 0 {
-			if _, err := c.Recv(nil, 1, 9); err != nil {
-				return err
-			}
-			return errors.Join(mvich.Send(c, []int{0}, 1, 0), mvich.Send(c, []int{1}, 1, 1))
-		}
-		_, requests, err := begin(c, 0, 2)
-		if err != nil {
-			return err
-		}
-		if done, err := mvich.TestAll(requests...); done || err != nil {
-			return fmt.Errorf("all done before anything was sent, %v", err)
-		}
-		if i, _, err := mvich.TestAny(requests); i != -1 || err != nil {
-			return fmt.Errorf("%d is done before anything was sent, %v", i, err)
-		}
-		if err := c.Send(nil, 0, 9); err != nil {
-			return err
-		}
-		for {
-			if done, err := mvich.TestAll(requests...); done || err != nil {
-				return err
-			}
-		}
-	})
+				if done, err := mvich.TestAll(all...); done || err != nil {
+					return fmt.Errorf("all done before anything was sent, %v", err)
+				}
+				must(c.Send(nil, 0, count))
+				for left := count; left > 0; {
+					some := get(take(requests))
+					if waits && len(some) == 0 {
+						return errors.New("nothing is taken")
+					}
+					for _, o := range some {
+						if o.Err != nil || requests[o.Index] != nil || o.Status.Tag != o.Index || values[o.Index] != o.Index*o.Index {
+							return fmt.Errorf("%+v", o)
+						}
+					}
+					left -= len(some)
+				}
+				if some := get(take(requests)); len(some) > 0 {
+					return fmt.Errorf("one more: %+v", some)
+				}
+				if done, err := mvich.TestAll(all...); !done || err != nil {
+					return fmt.Errorf("in the end: %v, %v", done, err)
+				}
+				return nil
+			})
+		})
+	}
 }
 
 // Requests of two worlds cannot be waited for together.
@@ -127,9 +80,7 @@ func TestMixed(t *testing.T) {
 	var requests []*mvich.Request
 	for _, w := range j.worlds {
 		r, err := w.Comm().Irecv(nil, mvich.AnySource, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		requests = append(requests, r)
 	}
 	if _, _, err := mvich.WaitAny(requests); !errors.Is(err, mvich.ErrMixed) {
@@ -143,8 +94,8 @@ func TestMixed(t *testing.T) {
 	}
 }
 
-// Many goroutines of each rank wait at a time, each for its own messages, of
-// the other rank and of its own: whoever makes progress wakes the others.
+// Many goroutines of each rank wait at a time, each for its own messages, of the other rank and of its own: whoever
+// makes progress wakes the others.
 func TestGoroutines(t *testing.T) {
 	const goroutines, rounds = 8, 200
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithSpin(20))})
@@ -157,7 +108,7 @@ func TestGoroutines(t *testing.T) {
 				other = c.Rank()
 			}
 			wait.Go(func() {
-				errs[g] = func() error {
+				errs[g] = guard(func() error {
 					for i := range rounds {
 						in := make([]int, 1)
 						_, err := mvich.Sendrecv(c, []int{i}, other, g, in, other, g)
@@ -166,7 +117,7 @@ func TestGoroutines(t *testing.T) {
 						}
 					}
 					return nil
-				}()
+				})
 			})
 		}
 		wait.Wait()
@@ -182,16 +133,15 @@ func TestWakeOther(t *testing.T) {
 	for i := range 200 {
 		each(t, 2, func(goroutine int) error {
 			if goroutine == 0 {
-				_, err := c.Recv(make([]byte, 1), 0, i)
-				return err
+				return errOf(c.Recv(make([]byte, 1), 0, i))
 			}
 			return c.Ssend([]byte{1}, 0, i)
 		})
 	}
 }
 
-// Goroutines that receive from anybody, look first and receive then, and take receives
-// back that have not got anything, get each message once.
+// Goroutines that receive from anybody, look first and receive then, and take receives back that have not got
+// anything, get each message once.
 func TestWildcardsAtOnce(t *testing.T) {
 	const ranks, messages, goroutines = 3, 100, 4
 	lengths := []int{0, 8, 5000, 5001, 30000}
@@ -201,9 +151,7 @@ func TestWildcardsAtOnce(t *testing.T) {
 			for i := range messages {
 				b := make([]byte, lengths[i%len(lengths)])
 				fill(b, i)
-				if err := c.Send(b, 0, i); err != nil {
-					return err
-				}
+				must(c.Send(b, 0, i))
 			}
 			return nil
 		}
@@ -220,10 +168,7 @@ func TestWildcardsAtOnce(t *testing.T) {
 				}
 				source, tag = s.Source, s.Tag
 			}
-			r, err := c.Irecv(b, source, tag)
-			if err != nil {
-				return err
-			}
+			r := get(c.Irecv(b, source, tag))
 			if _, done, _ := r.Test(); !done && r.Cancel() {
 				time.Sleep(10 * time.Microsecond)
 				return nil
@@ -244,7 +189,7 @@ func TestWildcardsAtOnce(t *testing.T) {
 			wait.Go(func() {
 				b := make([]byte, 30000)
 				for errs[g] == nil && left.Load() > 0 {
-					errs[g] = take(b, g%2 == 0)
+					errs[g] = guard(func() error { return take(b, g%2 == 0) })
 				}
 			})
 		}

@@ -2,25 +2,33 @@ package mvich
 
 import "fmt"
 
-// Sending: what a send does when it is begun, and what push makes of what
-// waits.
+// The way of a message to another rank:
+//
+//  1. Send, Isend: check the arguments, fill in a [Request] (begin).
+//  2. startSend: a message to this rank itself is matched here (sendSelf). Any other joins the queue of its peer,
+//     which is called if there is no connection (connect.go).
+//  3. push, for each peer with something to send: control packets that others wait for, then messages and pieces of
+//     messages in turns, then RDMA, then credits if no packet has carried them.
+//  4. launch chooses the protocol (choose). An eager message goes as one packet and is complete; any other begins
+//     with its envelope and goes on in rendezvous.go.
+//  5. postPacket posts a vbuf on the VI of the peer. Its completion gives the vbuf back (progress.go).
+//
+// Each packet needs a credit; the rules are at the end of this file.
 
-// Send sends buf to rank dst and returns when buf may be used again, which may
-// be before a receive was posted. ErrCount when buf is longer than MaxMessage; so
-// with all that send.
+// Send sends buf to rank dst and returns when buf may be used again, which may be before a receive was posted.
+// ErrCount when buf is longer than MaxMessage; so with all that send.
 func (c *Comm) Send(buf []byte, dst, tag int) error { return c.sendNow(buf, dst, tag, false) }
 
 // Ssend sends buf to rank dst and returns when a receive has taken it.
 func (c *Comm) Ssend(buf []byte, dst, tag int) error { return c.sendNow(buf, dst, tag, true) }
 
-// Isend begins to send buf to rank dst. buf must not be changed before the
-// request is complete.
+// Isend begins to send buf to rank dst. buf must not be changed before the request is complete.
 func (c *Comm) Isend(buf []byte, dst, tag int) (*Request, error) {
 	return c.sendLater(buf, dst, tag, false, nil)
 }
 
-// Issend begins to send buf as Ssend does. buf must not be changed before the request
-// is complete, which it is when a receive has taken the message.
+// Issend begins to send buf as Ssend does. buf must not be changed before the request is complete, which it is when a
+// receive has taken the message.
 func (c *Comm) Issend(buf []byte, dst, tag int) (*Request, error) {
 	return c.sendLater(buf, dst, tag, true, nil)
 }
@@ -41,8 +49,7 @@ func (c *Comm) sendNow(buf []byte, dst, tag int, sync bool) error {
 	return r.err
 }
 
-// sendLater begins a send. mem is what buf was borrowed with, or nil; when the request
-// completes it is given back.
+// sendLater begins a send. mem is what buf was borrowed with, or nil; it is given back when the request completes.
 func (c *Comm) sendLater(buf []byte, dst, tag int, sync bool, mem *scratch) (*Request, error) {
 	if err := c.checkSend(buf, dst, tag); err != nil {
 		return nil, err
@@ -75,9 +82,8 @@ func checkLength(size int) error {
 
 // begin fills in what sends and receives have in common. rank is of c.
 func (c *Comm) begin(r *Request, buf []byte, context uint32, rank, tag int) {
-	r.w, r.comm, r.context, r.tag, r.buf, r.size = c.w, c, context, tag, buf, len(buf)
-	r.room = len(buf)
-	r.peer = rank
+	r.w, r.comm, r.context, r.tag = c.w, c, context, tag
+	r.buf, r.size, r.room, r.peer = buf, len(buf), len(buf), rank
 	if rank >= 0 {
 		r.peer = c.group[rank]
 	}
@@ -112,8 +118,8 @@ func (w *World) startSend(r *Request) {
 	}
 }
 
-// sendSelf gives a message to this rank itself. Large ones and synchronous ones
-// stay in the program's buffer until they are received.
+// sendSelf gives a message to this rank itself. Large ones and synchronous ones stay in the program's buffer until
+// they are received.
 func (w *World) sendSelf(r *Request) {
 	w.stats.Local++
 	e := envelope{context: r.context, source: w.rank, tag: r.tag, size: len(r.buf)}
@@ -132,9 +138,7 @@ func (w *World) sendSelf(r *Request) {
 	w.complete(r, nil)
 }
 
-// push sends to p what can go: what others wait for first, then messages and
-// pieces of messages in turns, then RDMA, and credits if nothing has carried
-// them.
+// push sends to p what can go.
 func (w *World) push(p *peer) {
 	if p.state != joined {
 		return
@@ -173,13 +177,63 @@ func (w *World) pushAll(p *peer) error {
 	return w.pushNoop(p)
 }
 
+// launch sends the first packet of a message, by the protocol that suits it now.
+func (w *World) launch(p *peer, r *Request) error {
+	h := header{context: r.context, tag: int32(r.tag), size: uint64(len(r.buf))}
+	protocol := w.choose(p, r.buf)
+	if protocol != Eager {
+		return w.request(p, r, h, protocol)
+	}
+	w.stats.Eager++
+	h.kind = kindEager
+	if r.sync {
+		w.assign(r)
+		r.offered = Eager
+		h.from, h.flags = r.number, flagSync
+	}
+	err := w.sendData(p, h, r.buf)
+	switch {
+	case err != nil:
+		w.complete(r, &RankError{Rank: p.rank, Err: err})
+	case !r.sync:
+		w.complete(r, nil)
+	}
+	return err
+}
+
+// choose picks the protocol for a message. Everything can go by R3.
+func (w *World) choose(p *peer, buf []byte) Protocol {
+	forced := w.set.protocol
+	most := w.set.threshold
+	switch {
+	case p.full:
+		most = -1
+	case forced == Eager:
+		most = w.set.vbufSize() - headerSize
+	case forced != Auto:
+		most = 0
+	}
+	switch {
+	case len(buf) <= most:
+		return Eager
+	case len(buf) == 0:
+		return R3
+	case forced == Auto && p.canWrite && w.longFrames && w.regs.inArena(buf):
+		return RPUT
+	case p.canRead && (forced == Auto || forced == RGET):
+		return RGET
+	case p.canWrite && (forced == Auto || forced == RPUT):
+		return RPUT
+	}
+	return R3
+}
+
 // queueControl sends a control packet as soon as it may go.
 func (w *World) queueControl(p *peer, c packet) {
-	if p.state != joined && p.state != admitting {
-		return // nobody waits for it
+	if p.state == joined || p.state == admitting {
+		p.control.push(c)
+		w.touch(p)
 	}
-	p.control.push(c)
-	w.touch(p)
 }
 
 // sendControl sends a packet without data.
@@ -216,56 +270,59 @@ func (w *World) postPacket(p *peer, v *vbuf, n int) error {
 	return w.post(p.link, v)
 }
 
-// launch sends the first packet of a message, by the protocol that suits it
-// now.
-func (w *World) launch(p *peer, r *Request) error {
-	h := header{context: r.context, tag: int32(r.tag), size: uint64(len(r.buf))}
-	protocol := w.choose(p, r.buf)
-	if protocol != Eager {
-		return w.request(p, r, h, protocol)
-	}
-	w.stats.Eager++
-	h.kind = kindEager
-	if r.sync {
-		w.assign(r)
-		h.from, h.flags = r.number, flagSync
-	}
-	err := w.sendData(p, h, r.buf)
-	switch {
-	case err != nil:
-		w.complete(r, p.failed(err))
-	case !r.sync:
-		w.complete(r, nil)
-	}
-	return err
+// Credits. A packet that meets no posted receive breaks the connection, so a rank sends a packet only if it has a
+// credit: a receive that its peer has posted and told it of. Each packet carries the number of receives that its
+// sender has posted since its last one (credit_update); a noop does where many are owed and nothing else is to be
+// sent. Three rules keep two ranks that only send from stopping for ever:
+//
+//  1. Data leaves a reserve of credits to packets that other packets wait for.
+//  2. The last credit goes only with a packet that brings credits. So of two ranks without a packet between them
+//     never both are without credit: the one whose packet came last gave the other one at least.
+//  3. noopAt is at most what is owed to a peer that has only its reserve, where fewer than the reserve are still to
+//     be posted (repost).
+//
+// With nothing on the way, a rank that waits for credits is owed noopAt at least by its peer; and one of the two has
+// a credit to say so with (rule 2), upon which the other one has.
+
+// mayControl reports whether a packet that others wait for may go to p now.
+func (w *World) mayControl(p *peer) bool {
+	return p.credits > 1 || p.credits == 1 && p.acksDue > 0
 }
 
-// failed is the error of a request that could not be sent.
-func (p *peer) failed(err error) error { return &RankError{Rank: p.rank, Err: err} }
+// mayData reports whether data, or an envelope, may go to p now.
+func (w *World) mayData(p *peer) bool { return p.credits > w.set.reserve() }
 
-// choose picks the protocol for a message. Everything can go by R3.
-func (w *World) choose(p *peer, buf []byte) Protocol {
-	forced := w.set.protocol
-	most := w.set.threshold
-	switch {
-	case p.full:
-		most = -1
-	case forced == Eager:
-		most = w.set.vbufSize() - headerSize
-	case forced != Auto:
-		most = 0
+// spend fills in the credits of a packet to p.
+func (w *World) spend(p *peer, h *header) {
+	h.credits = uint16(p.acksDue)
+	p.granted += p.acksDue
+	p.acksDue = 0
+	p.credits--
+	if p.unexpected > w.set.unexpected {
+		h.flags |= flagFull
 	}
-	switch {
-	case len(buf) <= most:
-		return Eager
-	case len(buf) == 0:
-		return R3
-	case forced == Auto && p.canWrite && w.longFrames && w.regs.inArena(buf):
-		return RPUT
-	case p.canRead && (forced == Auto || forced == RGET):
-		return RGET
-	case p.canWrite && (forced == Auto || forced == RPUT):
-		return RPUT
+}
+
+// earn takes the credits of a packet of p, and the one that it has used.
+func (w *World) earn(p *peer, h *header) error {
+	if p.granted--; p.granted < 0 {
+		return errNoCredit
 	}
-	return R3
+	if p.credits += int(h.credits); p.credits > w.set.credits {
+		return errCredits
+	}
+	if p.control.len() > 2*w.set.envelopes { // each packet adds one at most, and so does each message that is kept
+		return errAnswers
+	}
+	p.full = h.flags&flagFull != 0
+	return nil
+}
+
+// pushNoop tells p of its credits where no other packet does.
+func (w *World) pushNoop(p *peer) error {
+	if p.acksDue < w.set.noopAt() || p.credits == 0 {
+		return nil
+	}
+	w.stats.Noops++
+	return w.sendControl(p, packet{header: header{kind: kindNoop}})
 }

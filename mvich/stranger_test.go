@@ -1,19 +1,24 @@
 package mvich_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/mvich"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A rank that is not in a communicator gets no message into it: not by its context, also
-// where a receive takes messages of every member.
+// A rank that is not in a communicator gets no message into it: not by its context, also where a receive takes
+// messages of every member.
 func TestMessageOfANonMember(t *testing.T) {
 	w, s := newStranger(t, 2)
 	alone := w.Comm().Alone(0, 40)
@@ -21,21 +26,14 @@ func TestMessageOfANonMember(t *testing.T) {
 	s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
 	each(t, 1, func(int) error {
 		b := make([]byte, 3)
-		if _, err := w.Comm().Recv(b, 1, 0); err != nil { // what was sent before it has come
-			return err
-		}
+		get(w.Comm().Recv(b, 1, 0)) // what was sent before it has come
 		if status, there, err := alone.Iprobe(mvich.AnySource, mvich.AnyTag); there || err != nil {
 			return fmt.Errorf("a message of rank %d: %w", status.Source, err)
 		}
-		r, err := alone.Irecv(b, mvich.AnySource, mvich.AnyTag)
-		if err != nil {
-			return err
-		}
+		r := get(alone.Irecv(b, mvich.AnySource, mvich.AnyTag))
 		s.send(within(packetOf(pktEager, 0, 3, 0, 0, []byte("abc")), 40, 0))
 		s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
-		if _, err := w.Comm().Recv(b, 1, 0); err != nil {
-			return err
-		}
+		get(w.Comm().Recv(b, 1, 0))
 		if status, done, err := r.Test(); done || err != nil {
 			return fmt.Errorf("received of rank %d: %w", status.Source, err)
 		}
@@ -46,25 +44,18 @@ func TestMessageOfANonMember(t *testing.T) {
 	})
 }
 
-// A rank whose connection fails when something of it has come is lost: what it has begun
-// does not go on, and it does not begin once more. Where nothing has come it may call again.
+// A rank whose connection fails when something of it has come is lost: what it has begun does not go on, and it does
+// not begin once more. Where nothing has come it may call again.
 func TestPacketBeforeFailedAdmission(t *testing.T) {
 	_, w, _ := besideStranger(t, 3)
 	c := w.Comm()
 	r, err := c.Irecv(make([]byte, 100), 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := mvich.AdmissionAfter(w, 1, packetOf(pktRequest, 32, 10, 1, 0, offerOf(2))); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, mvich.AdmissionAfter(w, 1, packetOf(pktRequest, 32, 10, 1, 0, offerOf(2))))
 	each(t, 1, func(int) error {
-		_, err := r.Wait() // for data that would never come
-		return wantLost("receive", err, 1)
+		return wantLost("receive", errOf(r.Wait()), 1) // for data that would never come
 	})
-	if err := mvich.AdmissionAfter(w, 2, nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, mvich.AdmissionAfter(w, 2, nil))
 	if dead := c.Dead(); len(dead) != 1 || dead[0] != 1 {
 		t.Errorf("dead are %v, want rank 1", dead)
 	}
@@ -86,8 +77,8 @@ func TestPacketWithoutCredit(t *testing.T) {
 	}
 }
 
-// Messages that nobody asks for do not fill a rank's memory: who goes on with eager ones when it was told not
-// to, or has sent too many envelopes, is taken for dead.
+// Messages that nobody asks for do not fill a rank's memory: who goes on with eager ones when it was told not to, or
+// has sent too many envelopes, is taken for dead.
 func TestUnexpectedWithoutEnd(t *testing.T) {
 	const credits, most, many = 8, 20, 60
 	for name, packet := range map[string][]byte{
@@ -100,8 +91,7 @@ func TestUnexpectedWithoutEnd(t *testing.T) {
 			mvich.BoundEnvelopes(w, most)
 			each(t, 2, func(rank int) error {
 				if rank == 0 {
-					_, err := w.Comm().Probe(1, 99)
-					return wantLost("probe", err, 1)
+					return wantLost("probe", errOf(w.Comm().Probe(1, 99)), 1)
 				}
 				s.send(packetOf(pktNoop, credits, 0, 0, 0, nil))
 				for i, left := 0, credits-1; i < many; i, left = i+1, left-1 {
@@ -196,6 +186,20 @@ func TestTokensOfOneName(t *testing.T) {
 	}
 }
 
+// A rank on another host does not pass for one whose token it knows, as it knows all.
+func TestTokenOfAnother(t *testing.T) {
+	j := newJob(t, 3, jobConfig{})
+	nic, token := j.hosts[1].NIC, mvich.Token(j.worlds[1], 2).Discriminator
+	vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
+	noError(t, err)
+	_, err = vi.ConnectRequest(vipl.NetAddress{Discriminator: token}, mvich.Token(j.worlds[1], 0), testTimeout)
+	if !errors.Is(err, vipl.ErrRejected) {
+		t.Errorf("a call by the token of rank 2 from the host of rank 1: %v", err)
+	}
+	noError(t, vi.Destroy())
+	j.run(t, (*mvich.Comm).Barrier)
+}
+
 // Calls and looks that are refused behind a message leave no VI, and the next call is a connection.
 func TestRefusedBehindData(t *testing.T) {
 	agent := &memorynic.Refused{Times: 3}
@@ -215,4 +219,185 @@ func TestRefusedBehindData(t *testing.T) {
 		t.Errorf("%d were not refused", agent.Times)
 	}
 	await.Until(t, "one VI is left", func() bool { return len(j.hosts[0].NIC.Status().VIs) == 1 })
+}
+
+// Protocols in offers.
+const offerRGET, offerRPUT = uint32(mvich.RGET), uint32(mvich.RPUT)
+
+// remoteOf is the memory that a request or ready packet offers.
+func remoteOf(b []byte) vipl.AddressSegment {
+	return vipl.AddressSegment{
+		Data: binary.LittleEndian.Uint64(b[32:]), Handle: vipl.MemHandle(binary.LittleEndian.Uint32(b[40:])),
+	}
+}
+
+// move reads n bytes of the other side's memory, or writes them.
+func (s *stranger) move(at vipl.AddressSegment, n int, write bool) ([]byte, error) {
+	s.t.Helper()
+	const off = strangerRDMA
+	d, err := s.region.Descriptor(off, 2)
+	noError(s.t, err)
+	ours := s.region.Segment(off+64, n)
+	if write {
+		for i := range n {
+			s.region.Bytes()[off+64+i] = 'w'
+		}
+		d.SetRDMAWrite(at, ours)
+	} else {
+		d.SetRDMARead(at, ours)
+	}
+	if err := s.vi.PostSend(d, s.region.Handle()); err != nil {
+		return nil, err
+	}
+	for {
+		done, err := s.vi.SendWait(testTimeout)
+		if done != d && err == nil {
+			s.done++
+			continue
+		}
+		if done == d || err != nil {
+			return s.region.Bytes()[off+64 : off+64+n], err
+		}
+	}
+}
+
+// What a rank has sent by RGET is the program's alone again when the send is done: the peer reads nothing that the
+// program writes there later.
+func TestReadAfterSend(t *testing.T) {
+	w, s := newStranger(t, 2, mvich.WithProtocol(mvich.RGET))
+	const size = 20000
+	b := make([]byte, size)
+	var at vipl.AddressSegment
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			return mvich.Send(w.Comm(), b, 1, 0)
+		}
+		s.grant(32)
+		request, number := s.await(pktRequest)
+		at = remoteOf(request)
+		if _, err := s.move(at, size/2, false); err != nil {
+			return fmt.Errorf("while the message is being sent: %w", err)
+		}
+		s.send(packetOf(pktDone, 0, 0, 0, number, nil))
+		return nil
+	})
+	copy(b, "secret")
+	if got, err := s.move(at, 6, false); !errors.Is(err, vipl.ErrDescriptor) {
+		t.Errorf("when the send was done it has read %q, %v", got, err)
+	}
+}
+
+// Nor does a peer write where a message has been received by RPUT; and what it may do there ends with its own
+// message, not with that of another rank or the last one of all.
+func TestWriteAfterReceive(t *testing.T) {
+	w, s := newStranger(t, 2)
+	const size = 20000
+	b := make([]byte, 2*size)
+	var at [2]vipl.AddressSegment
+	var number [2]uint32
+	var receives [2]*mvich.Request
+	for i := range receives {
+		var err error
+		// The second one, which is part of the first one's memory, is found in it.
+		if receives[i], err = w.Comm().Irecv(b[i*size:], 1, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			return errOf(receives[0].Wait())
+		}
+		for i := range at {
+			credits := uint16(32 * (1 - i))
+			s.send(within(packetOf(pktRequest, credits, size*uint64(2-i), 1, 0, offerOf(offerRPUT)), ofMessages, uint32(i)))
+			var ready []byte
+			ready, number[i] = s.await(pktReady)
+			at[i] = remoteOf(ready)
+		}
+		s.send(packetOf(pktFinish, 0, 0, 0, number[0], nil))
+		return nil
+	})
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			return errOf(receives[1].Wait())
+		}
+		if _, err := s.move(at[1], size, true); err != nil {
+			return fmt.Errorf("while the second message is being received: %w", err)
+		}
+		s.send(packetOf(pktFinish, 0, 0, 0, number[1], nil))
+		return nil
+	})
+	clear(b)
+	if _, err := s.move(at[1], 6, true); err == nil {
+		// It is done for this side when it is acknowledged, at the least.
+		if bytes.Contains(b, []byte("w")) {
+			t.Error("it has written when the receive was done")
+		}
+	}
+	if _, err := s.move(at[1], 6, true); err == nil {
+		t.Error("the connection works after a write to memory that it may not write")
+	}
+	if bytes.Contains(b, []byte("w")) {
+		t.Error("it has written when the receive was done")
+	}
+}
+
+// A rank that breaks the rules while a message is being written to it gets nothing that the program writes to the
+// buffer after the send has failed.
+func TestWrittenAfterItFailed(t *testing.T) {
+	const size = 4 << 20 // many windows
+	wire, fabric := xdpnictest.NewWire(), kagenttest.NewFabric(kagenttest.Faults{})
+	t.Cleanup(wire.Close)
+	open := func(name string) *vipl.NIC { // frames are long, and sent by reference
+		agent := fabric.Agent(name)
+		agent.SetMTU(9000)
+		return memorynic.Open(t, wire, agent, memorynic.Config{
+			Queue:   xdpnictest.Config{ChunkSize: 4096, MultiBuffer: true, RxChunks: 512, TxChunks: 512},
+			Silence: 5 * time.Second, // the last frame of the connection may be lost
+		}).NIC
+	}
+	near, far := open("near"), open("far")
+	w, launcher := besideStrangerOn(t, near, far, 2, mvich.WithProtocol(mvich.RPUT))
+	s := callAsStranger(t, far, near, launcher)
+	// What is lost is sent again from the buffer.
+	wire.SetFaults(xdpnictest.Faults{Delay: 2 * time.Millisecond, Loss: 0.2})
+	b, err := w.Alloc(size)
+	noError(t, err)
+	copy(b, bytes.Repeat([]byte{'x'}, size))
+	target, err := far.RegisterMem(make([]byte, size), vipl.MemAttributes{Ptag: s.tag, EnableRDMAWrite: true})
+	noError(t, err)
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			err := wantLost("send", w.Comm().Send(b, 1, 0), 1)
+			copy(b, bytes.Repeat([]byte{'s'}, size))
+			wire.SetFaults(xdpnictest.Faults{})
+			if near.Counters().ByReference == 0 {
+				return errors.New("nothing was sent by reference")
+			}
+			return err
+		}
+		var err error
+		s.grant(32)
+		_, number := s.await(pktRequest)
+		ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
+		at := target.Remote(0)
+		binary.LittleEndian.PutUint64(ready[32:], at.Data)
+		binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
+		before := far.Counters().Frames
+		s.send(ready)
+		for far.Counters().Frames < before+20 { // it is being written
+			far.Poll()
+		}
+		s.send(nil) // a packet that is too short
+		for err == nil {
+			_, err = s.recv()
+		}
+		if n := bytes.Count(target.Bytes(), []byte{'s'}); n > 0 {
+			return fmt.Errorf("%d bytes were written that the program wrote when the send had failed", n)
+		}
+		if n := bytes.Count(target.Bytes(), []byte{'x'}); n == 0 {
+			return errors.New("nothing was written")
+		}
+		return nil
+	})
 }

@@ -5,8 +5,55 @@ import (
 	"math"
 )
 
-// Type says which elements of a slice make up a message. Elem is one element;
-// Contiguous and Vector make types of types.
+// Element is what slices that are sent may consist of: numbers, which have the same form on all ranks. For bytes
+// there are methods of Comm as well.
+type Element interface {
+	Real | ~complex64 | ~complex128
+}
+
+// Real is the elements that have an order, for Min and Max.
+type Real interface {
+	Integer | ~float32 | ~float64
+}
+
+// Integer is the elements whose bits And, Or and Xor combine.
+type Integer interface {
+	~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~uintptr
+}
+
+// Send is Comm.Send for any elements.
+func Send[T Element](c *Comm, buf []T, dst, tag int) error { return c.Send(bytesOf(buf), dst, tag) }
+
+// Ssend is Comm.Ssend for any elements.
+func Ssend[T Element](c *Comm, buf []T, dst, tag int) error { return c.Ssend(bytesOf(buf), dst, tag) }
+
+// Isend is Comm.Isend for any elements.
+func Isend[T Element](c *Comm, buf []T, dst, tag int) (*Request, error) {
+	return c.Isend(bytesOf(buf), dst, tag)
+}
+
+// Issend is Comm.Issend for any elements.
+func Issend[T Element](c *Comm, buf []T, dst, tag int) (*Request, error) {
+	return c.Issend(bytesOf(buf), dst, tag)
+}
+
+// Recv is Comm.Recv for any elements; Count tells how many came.
+func Recv[T Element](c *Comm, buf []T, src, tag int) (Status, error) {
+	return c.Recv(bytesOf(buf), src, tag)
+}
+
+// Irecv is Comm.Irecv for any elements.
+func Irecv[T Element](c *Comm, buf []T, src, tag int) (*Request, error) {
+	return c.Irecv(bytesOf(buf), src, tag)
+}
+
+// Sendrecv is Comm.Sendrecv for any elements.
+func Sendrecv[S, R Element](c *Comm, send []S, dst, sendTag int, recv []R, src, recvTag int) (Status, error) {
+	return c.Sendrecv(bytesOf(send), dst, sendTag, bytesOf(recv), src, recvTag)
+}
+
+// Type is which elements of a slice make up a message. Elem is one element; Contiguous and Vector make types of
+// types.
 //
 //	Vector(3, 2, 4, Elem)   of a slice   ##..##..##
 //	                        a message    ######
@@ -27,10 +74,9 @@ var Elem Type
 // Contiguous is count of a type, one behind the other.
 func Contiguous(count int, of Type) Type { return Vector(count, 1, 1, of) }
 
-// Vector is count blocks, each of block of a type one behind the other; stride
-// is the distance between the beginnings of blocks, in as many of that type. It
-// panics when a number is negative, blocks overlap, or they reach further than an
-// int can say.
+// Vector is count blocks, each of block of a type one behind the other; stride is the distance between the beginnings
+// of blocks, in as many of that type. It panics when a number is negative, blocks overlap, or they reach further than
+// an int can say.
 func Vector(count, block, stride int, of Type) Type {
 	if count < 0 || block < 0 || stride < block {
 		panic(fmt.Sprintf("mvich: vector of %d blocks of %d with stride %d", count, block, stride))
@@ -87,7 +133,7 @@ func walk(levels []level, at, run int, f func(at, n int)) {
 	}
 }
 
-// inOne says that the elements lie in one row.
+// inOne reports whether the elements lie in one row.
 func (t Type) inOne() bool { return len(t.levels) == 0 }
 
 func (t Type) check(n int) error {
@@ -97,8 +143,7 @@ func (t Type) check(n int) error {
 	return nil
 }
 
-// pack gathers the elements that t names, in memory that the world lends where they do
-// not lie in one row.
+// pack gathers the elements that t names, in scratch where they do not lie in one row.
 func pack[T Element](c *Comm, buf []T, t Type) ([]T, *scratch) {
 	if t.inOne() {
 		return buf[:t.Extent()], nil
@@ -114,15 +159,14 @@ func unpack[T Element](buf []T, t Type, in []T) {
 	t.runs(func(at, n int) { in = in[copy(buf[at:at+n], in):] })
 }
 
-// SendType sends the elements of buf that t names. The message is received by
-// RecvType with any type of as many elements, or by Recv into a slice.
+// SendType sends the elements of buf that t names. The message is received by RecvType with any type of as many
+// elements, or by Recv into a slice.
 func SendType[T Element](c *Comm, buf []T, t Type, dst, tag int) error {
 	return sendPacked(c, buf, t, dst, tag, false)
 }
 
-// IsendType begins to send the elements of buf that t names. They are gathered
-// before it returns, unless they lie one behind the other: then, as with Isend, buf
-// must not be changed before the request is complete.
+// IsendType begins to send the elements of buf that t names. They are gathered before it returns, unless they lie one
+// behind the other: then, as with Isend, buf must not be changed before the request is complete.
 func IsendType[T Element](c *Comm, buf []T, t Type, dst, tag int) (*Request, error) {
 	return isendPacked(c, buf, t, dst, tag, false)
 }
@@ -132,15 +176,13 @@ func SsendType[T Element](c *Comm, buf []T, t Type, dst, tag int) error {
 	return sendPacked(c, buf, t, dst, tag, true)
 }
 
-// IssendType is IsendType of which the request is complete when a receive has taken the
-// message.
+// IssendType is IsendType whose request is complete when a receive has taken the message.
 func IssendType[T Element](c *Comm, buf []T, t Type, dst, tag int) (*Request, error) {
 	return isendPacked(c, buf, t, dst, tag, true)
 }
 
-// SendrecvType sends the elements of send that st names to rank dst and receives those of
-// recv that rt names from rank src, as a rank does with the borders of its part of a
-// matrix. No element may be in both.
+// SendrecvType sends the elements of send that st names to rank dst and receives those of recv that rt names from
+// rank src, as a rank does with the borders of its part of a matrix. No element may be in both.
 func SendrecvType[S, R Element](c *Comm, send []S, st Type, dst, sendTag int, recv []R, rt Type, src, recvTag int) (Status, error) {
 	// Before the receive is posted, which would take a message that is for another one.
 	for _, err := range []error{st.check(len(send)), checkLength(st.Len() * sizeOf[S]()), c.checkSend(nil, dst, sendTag)} {
@@ -159,7 +201,7 @@ func SendrecvType[S, R Element](c *Comm, send []S, st Type, dst, sendTag int, re
 	return in.Wait()
 }
 
-// giveUp ends a receive that nobody will wait for.
+// giveUp ends a receive that no call will wait for.
 func (r *Request) giveUp(err error) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
@@ -202,8 +244,7 @@ func RecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (Status, error)
 	return r.Wait()
 }
 
-// IrecvType begins to receive into the elements of buf that t names. They are in
-// place when the request is complete.
+// IrecvType begins to receive into the elements of buf that t names. They are in place when the request is complete.
 func IrecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (*Request, error) {
 	if err := t.check(len(buf)); err != nil {
 		return nil, err
@@ -216,7 +257,7 @@ func IrecvType[T Element](c *Comm, buf []T, t Type, src, tag int) (*Request, err
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	r := &Request{scratch: c.w.byReference(t.Len() * sizeOf[T]())}
+	r := &Request{scratch: c.w.getScratch(t.Len() * sizeOf[T]())}
 	in := elementsOf[T](r.scratch.mem, t.Len())
 	c.begin(r, bytesOf(in), c.context, src, tag)
 	r.unpack = func() { unpack(buf, t, in[:r.size/sizeOf[T]()]) }

@@ -10,49 +10,6 @@ import (
 	"viaxdp/mvich"
 )
 
-// A column of a matrix goes to a row and back.
-func TestColumns(t *testing.T) {
-	const rows, cols = 40, 30
-	j := newJob(t, 2, jobConfig{})
-	j.run(t, func(c *mvich.Comm) error {
-		column := mvich.Vector(rows, 1, cols, mvich.Elem)
-		m := make([]float64, rows*cols)
-		if c.Rank() == 0 {
-			for i := range m {
-				m[i] = float64(i)
-			}
-			if err := mvich.SendType(c, m[3:], column, 1, 0); err != nil {
-				return err
-			}
-			clear(m)
-			s, err := mvich.RecvType(c, m[5:], column, 1, 1)
-			if err != nil || mvich.Count[float64](s) != rows {
-				return fmt.Errorf("%+v, %v", s, err)
-			}
-			for i, v := range m {
-				want := 0.0
-				if i%cols == 5 {
-					want = float64(i - 2)
-				}
-				if v != want {
-					return fmt.Errorf("element %d is %v, want %v", i, v, want)
-				}
-			}
-			return nil
-		}
-		row := make([]float64, rows)
-		if _, err := mvich.Recv(c, row, 0, 0); err != nil {
-			return err
-		}
-		for i, v := range row {
-			if v != float64(i*cols+3) {
-				return fmt.Errorf("element %d is %v", i, v)
-			}
-		}
-		return mvich.Send(c, row, 0, 1)
-	})
-}
-
 // Ranks exchange the columns at the borders of their parts of a matrix.
 func TestBorders(t *testing.T) {
 	const ranks, rows, cols = 3, 50, 6 // the first and the last column are the neighbours'
@@ -79,9 +36,7 @@ func TestBorders(t *testing.T) {
 			}
 		}
 		// What cannot be sent leaves no receive behind, which would take the next message.
-		if _, err := mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9); !errors.Is(err, mvich.ErrRank) {
-			return fmt.Errorf("to nobody: %v", err)
-		}
+		mustBe("to nobody", errOf(mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9)), mvich.ErrRank)
 		s, err := mvich.SendrecvType(c, m[1:], column, right, 9, m, column, left, 9)
 		if err != nil || s.Source != left || m[0] != value(left, 0, 1) {
 			return fmt.Errorf("%+v, %v: %d", s, err, m[0])
@@ -100,37 +55,22 @@ func TestSynchronousColumns(t *testing.T) {
 			return err
 		}
 		if c.Rank() == 1 {
-			if _, err := c.Recv(nil, 0, 2); err != nil { // the other one has tested
-				return err
-			}
+			get(c.Recv(nil, 0, 2)) // the other one has tested
 			for range 2 {
-				if _, err := mvich.RecvType(c, m, column, 0, 1); err != nil {
-					return err
-				}
+				get(mvich.RecvType(c, m, column, 0, 1))
 			}
 			return c.Send(nil, 0, 3)
 		}
-		r, err := mvich.IssendType(c, m, column, 1, 1)
-		if err != nil {
-			return err
-		}
+		r := get(mvich.IssendType(c, m, column, 1, 1))
 		for range 20 {
 			if _, done, _ := r.Test(); done {
 				return errors.New("it is complete before its receive is posted")
 			}
 		}
-		if err := c.Send(nil, 1, 2); err != nil {
-			return err
-		}
-		if _, err := r.Wait(); err != nil {
-			return err
-		}
-		if err := mvich.SsendType(c, m, column, 1, 1); err != nil {
-			return err
-		}
-		if _, err := c.Recv(nil, 1, 3); err != nil {
-			return err
-		}
+		must(c.Send(nil, 1, 2))
+		get(r.Wait())
+		must(mvich.SsendType(c, m, column, 1, 1))
+		get(c.Recv(nil, 1, 3))
 		return nil
 	})
 }

@@ -10,8 +10,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Two ranks on both ends of a veth pair: every size, credits that run out, and
-// collective operations.
+// Two ranks on both ends of a veth pair: every size, credits that run out, and collective operations.
 func TestVeth(t *testing.T) {
 	for name, mtu := range map[string]int{"1500": 1500, "9000": 9000} {
 		t.Run(name, func(t *testing.T) {
@@ -26,56 +25,35 @@ func TestVeth(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() {
-					if err := nics[len(nics)-1].Close(); err != nil {
-						t.Error(err)
-					}
+					noError(t, nics[len(nics)-1].Close())
 					nics = nics[:len(nics)-1]
 				})
 			}
 			launchers := mvich.Local(2)
 			each(t, 2, func(rank int) error {
-				w, err := mvich.Init(nics[rank], launchers[rank])
-				if err != nil {
-					return err
-				}
+				w := get(mvich.Init(nics[rank], launchers[rank]))
 				c := w.Comm()
-				if err := swapSizes(c); err != nil {
-					return err
-				}
+				must(swapSizes(c))
 				for i := range 500 { // far more than there are credits, both ways
-					if err := mvich.Send(c, []int{i}, 1-rank, i); err != nil {
-						return err
-					}
+					must(mvich.Send(c, []int{i}, 1-rank, i))
 				}
 				for i := range 500 {
-					if _, err := mvich.Recv(c, make([]int, 1), 1-rank, i); err != nil {
-						return err
-					}
+					get(mvich.Recv(c, make([]int, 1), 1-rank, i))
 				}
-				if err := everyRooted(c, 5000, 1); err != nil {
-					return err
-				}
-				if err := everyUnrooted(c, 5000); err != nil {
-					return err
-				}
-				if err := arenaByReference(w, nics[rank], mtu); err != nil {
-					return err
-				}
+				everyRooted(c, 5000, 1)
+				everyUnrooted(c, 5000)
+				must(arenaByReference(w, nics[rank], mtu))
 				return w.Finalize()
 			})
 		})
 	}
 }
 
-// arenaLends sends a long message from memory of the arena and one from the
-// program's: only the first is written, and lent to the kernel, and only where
-// frames are long.
+// arenaLends sends a long message from memory of the arena and one from the program's: only the first is written, and
+// sent by reference, and only where frames are long.
 func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 	const n = 1 << 20
-	arena, err := w.Alloc(n)
-	if err != nil {
-		return err
-	}
+	arena := get(w.Alloc(n))
 	c, other := w.Comm(), 1-w.Rank()
 	long := mtu > 4096 && nic.Info().NIC.MultiBuffer
 	for _, test := range []struct {
@@ -83,25 +61,17 @@ func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 		byRef bool
 	}{{make([]byte, n), false}, {arena, long}} {
 		fill(test.out, w.Rank())
-		if err := c.Barrier(); err != nil {
-			return err
-		}
+		must(c.Barrier())
 		in, before, frames := make([]byte, n), w.Stats(), nic.Counters().ByReference
-		if _, err := c.Sendrecv(test.out, other, 1, in, other, 1); err != nil {
-			return err
-		}
-		if err := check(in, other); err != nil {
-			return err
-		}
-		if err := c.Barrier(); err != nil {
-			return err
-		}
+		get(c.Sendrecv(test.out, other, 1, in, other, 1))
+		must(check(in, other))
+		must(c.Barrier())
 		after := w.Stats()
 		if written := after.RPUT - before.RPUT; written == 1 != test.byRef || after.RGET-before.RGET+written != 1 {
 			return fmt.Errorf("%+v after %+v, written: %v", after, before, test.byRef)
 		}
 		if byRef := nic.Counters().ByReference - frames; byRef > n/9000 != test.byRef {
-			return fmt.Errorf("%d frames were lent: %v", byRef, test.byRef)
+			return fmt.Errorf("%d frames were sent by reference: %v", byRef, test.byRef)
 		}
 	}
 	return nil

@@ -5,9 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net/netip"
-	"strings"
 	"sync"
+	"time"
 
 	"viaxdp/vipl"
 )
@@ -21,8 +20,7 @@ type World struct {
 	tag      *vipl.Ptag
 	cq       *vipl.CQ
 
-	// longFrames: the NIC sends memory of its arena without a copy, if a VI
-	// writes it; what a VI reads from there it copies.
+	// longFrames: the NIC sends memory of its arena without a copy, if a VI writes it; what a VI reads it copies.
 	longFrames bool
 
 	peers   []*peer // by rank
@@ -33,16 +31,16 @@ type World struct {
 	tasks   sync.WaitGroup
 
 	mu       sync.Mutex // guards what follows, and the peers
-	changed  *sync.Cond // something is complete, or nobody waits in the completion queue
-	asleep   bool       // somebody does
-	others   int        // who wait for changed
+	changed  *sync.Cond // something is complete, or no call waits in the completion queue
+	asleep   bool       // a call waits in the completion queue
+	others   int        // calls that wait for changed
 	assisted bool       // a goroutine makes progress for control packets that wait
 	spin     int        // polls in vain before a sleep, as far as they have paid lately
-	sleeps   uint       // of which learn knows
+	sleeps   uint       // that learn has counted
 
-	looking bool    // for those of whom nobody knows, now or soon
-	probing []*Comm // in which somebody probes for a message of anybody
-	iprobed *Comm   // in which somebody has done so without waiting, since the last look
+	checking bool    // checkLiveness runs, or will
+	probing  []*Comm // of Probe calls for AnySource
+	iprobed  *Comm   // of the last Iprobe for AnySource since the last check
 
 	dead []*peer    // in the order in which this rank has learned of it
 	read []readVbuf // to be posted again
@@ -62,10 +60,11 @@ type World struct {
 	messages   []*message // spare ones
 
 	world       *Comm
-	nextContext uint32 // every Size()th pair is this rank's to give; worldContext: none is left
-	leaving     bool   // Finalize was called
-	finalized   bool   // this rank has said good-bye
-	gone        error  // why the NIC is of no use any more
+	contexts    map[uint32]bool // of communicators other than the world's
+	nextContext uint32          // every Size()th pair is this rank's to give; worldContext: none is left
+	leaving     bool            // Finalize was called
+	finalized   bool            // this rank has said good-bye
+	gone        error           // why the NIC is of no use any more
 	stats       Stats
 }
 
@@ -99,9 +98,8 @@ func (w *World) Stats() Stats {
 	return s
 }
 
-// Init makes this process a rank of the job that l has started, over nic, which
-// stays the caller's and is not closed by Finalize. It returns when all ranks
-// have called it. Several worlds may use one NIC.
+// Init makes this process a rank of the job that l has started, over nic, which stays the caller's and is not closed
+// by Finalize. It returns when all ranks have called it. Several worlds may use one NIC.
 func Init(nic *vipl.NIC, l Launcher, opts ...Option) (*World, error) {
 	set, err := makeSettings(opts)
 	if err != nil {
@@ -112,7 +110,7 @@ func Init(nic *vipl.NIC, l Launcher, opts ...Option) (*World, error) {
 	}
 	w := &World{
 		nic: nic, launcher: l, rank: l.Rank(), set: set,
-		tokens: make(map[string]*peer), numbered: make(map[uint32]*Request),
+		tokens: make(map[string]*peer), numbered: make(map[uint32]*Request), contexts: make(map[uint32]bool),
 	}
 	w.life, w.end = context.WithCancel(context.Background())
 	w.changed = sync.NewCond(&w.mu)
@@ -123,7 +121,11 @@ func Init(nic *vipl.NIC, l Launcher, opts ...Option) (*World, error) {
 	if err := w.meet(); err != nil {
 		return nil, errors.Join(err, w.shut())
 	}
-	w.world = w.newComm(worldContext, identity(l.Size()), w.rank)
+	group := make([]int, l.Size())
+	for rank := range group {
+		group[rank] = rank
+	}
+	w.world = w.newComm(worldContext, group, w.rank)
 	w.nextContext = worldContext + contextStep*uint32(1+l.Rank())
 	return w, nil
 }
@@ -143,7 +145,6 @@ func (w *World) open() (err error) {
 	for rank := range w.launcher.Size() {
 		w.peers = append(w.peers, &peer{rank: rank})
 	}
-	// Before anybody can call, so that the listener knows what to listen to.
 	w.self().host = netAddress{addr: w.nic.Query().Address, token: rand.Text()}
 	w.callers, err = w.nic.Listen(vipl.NetAddress{Discriminator: []byte(w.self().host.token)})
 	return err
@@ -166,100 +167,16 @@ func (w *World) release() error {
 // self is this rank.
 func (w *World) self() *peer { return w.peers[w.rank] }
 
-// meet tells the others where this rank is, and learns where they are.
-func (w *World) meet() error {
-	own := w.self().host
-	if !own.addr.IsValid() {
-		return fmt.Errorf("%w: the interface has no address: give it one", ErrSettings)
-	}
-	where := here()
-	if err := w.launcher.Put(recordKey(w.rank), w.record(own, where)); err != nil {
-		return fmt.Errorf("mvich: publishing the address: %w", err)
-	}
-	if err := w.launcher.Fence(); err != nil {
-		return fmt.Errorf("mvich: waiting for the other ranks: %w", err)
-	}
-	var others []place
-	for rank, p := range w.peers {
-		if rank == w.rank {
-			continue
-		}
-		text, err := w.launcher.Get(recordKey(rank))
-		if err != nil {
-			return fmt.Errorf("mvich: the address of rank %d: %w", rank, err)
-		}
-		var at place
-		if p.host, at, err = w.parseRecord(text); err != nil {
-			return fmt.Errorf("rank %d: %w", rank, err)
-		}
-		if err := w.checkToken(p); err != nil {
-			return fmt.Errorf("rank %d: %w", rank, err)
-		}
-		others = append(others, at)
-	}
-	w.set.settle(oversubscribed(where, others))
-	w.spin = w.set.spin
-	// The listener looks callers up in it; until then it rejects them, and they
-	// call again.
-	tokens := make(map[string]*peer)
-	for rank, p := range w.peers {
-		if rank != w.rank {
-			tokens[p.host.token] = p
-		}
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.tokens = tokens
-	return nil
-}
+func (w *World) stopping() bool { return w.life.Err() != nil }
 
-// checkToken says whether the token of p is its alone: by it p is known when it calls. Those
-// of higher ranks are not known yet.
-func (w *World) checkToken(p *peer) error {
-	taken := p.host.token == "" || p.host.token == lookToken
-	for _, q := range w.peers {
-		taken = taken || q != p && q.host.token == p.host.token
+// pause waits for d, or the end of the world.
+func (w *World) pause(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-w.life.Done():
 	}
-	if taken {
-		return fmt.Errorf("%w: it published the token %q, which is not its alone", ErrSettings, p.host.token)
-	}
-	return nil
-}
-
-func recordKey(rank int) string { return fmt.Sprintf("mvich-%d", rank) }
-
-// record is what a rank publishes: its address, its token, where it runs, and what
-// must be the same on all.
-func (w *World) record(a netAddress, at place) string {
-	return strings.Join([]string{a.addr.String(), a.token, at.String(), w.terms()}, ",")
-}
-
-// terms are the settings on which ranks must agree.
-func (w *World) terms() string {
-	order := "little"
-	if bigEndian() {
-		order = "big"
-	}
-	return fmt.Sprintf("%s-endian/int%d/vbuf=%d/credits=%d", order, 8*wordSize, w.set.vbufSize(), w.set.credits)
-}
-
-func (w *World) parseRecord(s string) (a netAddress, at place, err error) {
-	fields := strings.Split(s, ",")
-	if len(fields) != 4 {
-		return a, at, fmt.Errorf("%w: it published %q", ErrSettings, s)
-	}
-	addr, err := netip.ParseAddr(fields[0])
-	if err == nil {
-		at, err = parsePlace(fields[2])
-	}
-	if err != nil {
-		return a, at, fmt.Errorf("%w: it published %q: %w", ErrSettings, s, err)
-	}
-	if fields[3] != w.terms() {
-		return a, at, fmt.Errorf("%w: it has %s, this rank %s: use one kind of machine, and the same options",
-			ErrSettings, fields[3], w.terms())
-	}
-	return netAddress{addr: addr, token: fields[1]}, at, nil
 }
 
 // Comm is the communicator of all ranks.
@@ -273,3 +190,82 @@ func (w *World) Size() int { return len(w.peers) }
 
 // Abort ends the whole job through its launcher.
 func (w *World) Abort(code int) error { return w.launcher.Abort(code) }
+
+const (
+	// farewell bounds how long the last packets may take after a death: ranks that live may not come to Finalize.
+	farewell = 2 * time.Second
+	// parting bounds how long the others may take to come to Finalize.
+	parting = 10 * time.Second
+)
+
+// Finalize ends this rank's part of the job: it waits until what was sent has gone and all other ranks have called
+// it, says good-bye to them, waits for theirs for ten seconds at most, and gives back what Init took of the NIC.
+// Every request should be complete before: those that are not end with an error. The NIC stays open. ErrFinalized: it
+// was called before, and may not have ended.
+//
+// A RankError means that another rank has died before; everything was given back all the same.
+func (w *World) Finalize() error {
+	w.mu.Lock()
+	if w.leaving || w.finalized {
+		w.mu.Unlock()
+		return ErrFinalized
+	}
+	w.leaving = true
+	w.await(w.quiet)
+	w.mu.Unlock()
+	err := w.world.Barrier()
+	w.mu.Lock()
+	w.finalized = true
+	for _, p := range w.peers {
+		w.queueControl(p, packet{header: header{kind: kindBye}})
+	}
+	w.pushDirty()
+	over, end := w.alone, time.Now().Add(parting)
+	if err != nil {
+		over, end = w.quiet, time.Now().Add(farewell)
+	}
+	w.await(func() bool { return over() || time.Now().After(end) })
+	w.mu.Unlock()
+	return errors.Join(err, w.shut())
+}
+
+// quiet reports whether nothing waits to be sent.
+func (w *World) quiet() bool {
+	for _, p := range w.peers {
+		if !p.gone() && !p.idle() {
+			return false
+		}
+	}
+	return true
+}
+
+// alone reports whether all others have left. What this rank sent before its good-bye may be lost on the way, and can
+// be sent again only as long as the connection is there. A rank that has said good-bye has got it; one whose
+// connection has ended otherwise will not.
+func (w *World) alone() bool {
+	for _, p := range w.peers {
+		if p.state == joined {
+			return false
+		}
+	}
+	return w.quiet()
+}
+
+// shut ends connections and goroutines, and gives everything back.
+func (w *World) shut() error {
+	w.mu.Lock()
+	w.finalized = true
+	w.end()
+	w.endWaiting(ErrFinalized)
+	for _, p := range w.peers {
+		if p.rank != w.rank {
+			w.leave(p)
+		}
+	}
+	w.mu.Unlock()
+	w.tasks.Wait() // links that have retired, and the listener
+	w.mu.Lock()
+	err := w.release()
+	w.mu.Unlock()
+	return errors.Join(err, w.launcher.Close()) // which may wait for the others
+}

@@ -16,8 +16,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Addr is the address of an end of a connection: a host and a port of this
-// package.
+// Addr is the address of an end of a connection: a host and a port of this package.
 type Addr struct{ netip.AddrPort }
 
 var _ net.Addr = Addr{}
@@ -40,8 +39,8 @@ func (a Addr) via() vipl.NetAddress {
 	return vipl.NetAddress{Host: host, Discriminator: binary.BigEndian.AppendUint16(bytes.Clone(mark), a.Port())}
 }
 
-// addrOf reads what the other side of a connection says of itself. Without a
-// port of this package it is another protocol.
+// addrOf reads what the other side of a connection says of itself. Without a port of this package it is another
+// protocol.
 func addrOf(a vipl.NetAddress) (Addr, error) {
 	port, ok := bytes.CutPrefix(a.Discriminator, mark)
 	if !ok || len(port) != 2 {
@@ -50,8 +49,7 @@ func addrOf(a vipl.NetAddress) (Addr, error) {
 	return Addr{netip.AddrPortFrom(a.Host, binary.BigEndian.Uint16(port))}, nil
 }
 
-// family is the part of a network's name that says which addresses it has: "",
-// "4" or "6".
+// family is the part of a network's name that says which addresses it has: "", "4" or "6".
 func family(network string) (string, error) {
 	for _, name := range []string{"via", "tcp"} {
 		if rest, ok := strings.CutPrefix(network, name); ok && (rest == "" || rest == "4" || rest == "6") {
@@ -61,7 +59,7 @@ func family(network string) (string, error) {
 	return "", net.UnknownNetworkError(network)
 }
 
-// fits says whether a host is of a family.
+// fits reports whether a host is of a family.
 func fits(host netip.Addr, family string) bool {
 	switch family {
 	case "4":
@@ -72,8 +70,7 @@ func fits(host netip.Addr, family string) bool {
 	return true
 }
 
-// resolve finds the addresses that an address in writing stands for. An empty
-// host is an unspecified one.
+// resolve finds the addresses that an address in writing stands for. An empty host is an unspecified one.
 func (s *Stack) resolve(ctx context.Context, network, address string) ([]Addr, error) {
 	fam, err := family(network)
 	if err != nil {
@@ -113,27 +110,25 @@ func (s *Stack) resolve(ctx context.Context, network, address string) ([]Addr, e
 	return addrs, nil
 }
 
-// isZone says whether the zone of a link-local address is the NIC's interface, which
-// needs no name here.
+// isZone reports whether the zone of a link-local address is the NIC's interface, which needs no name here.
 func (s *Stack) isZone(zone string) bool {
 	return zone == "" || zone == s.nic.Query().Name || zone == strconv.Itoa(s.nic.Info().Index)
 }
 
-// The ports that are given to those who ask for none in particular.
+// The ports that port 0 stands for.
 const (
 	firstPort = 49152
 	lastPort  = 65535
 )
 
-// ports are those in use. The zero value has none. All methods may be called
-// concurrently.
+// ports are those in use. The zero value has none. All methods may be called concurrently.
 type ports struct {
 	mu   sync.Mutex
 	used map[uint16]bool
 }
 
-// take takes a port of all addresses, or with 0 one that is free. EADDRINUSE: it is in
-// use; EADDRNOTAVAIL: none is free.
+// take takes a port of all addresses, or with 0 one that is free. EADDRINUSE: it is in use; EADDRNOTAVAIL: none is
+// free.
 func (p *ports) take(port uint16) (uint16, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,8 +18,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A listener for all addresses is found at each that it is for, and says what it is in
-// a form that can be dialed.
+// A listener for all addresses is found at each that it is for, and says what it is in a form that can be dialed.
 func TestListenAnywhere(t *testing.T) { synctest.Test(t, listenAnywhere) }
 
 func listenAnywhere(t *testing.T) {
@@ -47,9 +46,7 @@ func listenAnywhere(t *testing.T) {
 			t.Errorf("%s: says that it is %v", name, l.Addr())
 		}
 		_, port, err := net.SplitHostPort(l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for host, hears := range map[string]bool{
 			"10.0.0.1": test.four, "fd00::1": test.six, "::ffff:10.0.0.1": test.four, "": test.four, "0.0.0.0": test.four,
 		} {
@@ -60,11 +57,9 @@ func listenAnywhere(t *testing.T) {
 			case !hears && !errors.Is(err, syscall.ECONNREFUSED):
 				t.Errorf("%s: dialed by %q: %T, %v", name, host, c, err)
 			case hears:
-				l.(*vianet.Listener).SetDeadline(time.Now().Add(ackDelay))
+				l.(*vianet.Listener).SetDeadline(time.Now().Add(testTimeout))
 				a, err := l.Accept()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if a.LocalAddr().String() != c.RemoteAddr().String() || a.RemoteAddr().String() != c.LocalAddr().String() {
 					t.Errorf("%s: %v-%v and %v-%v", name, c.LocalAddr(), c.RemoteAddr(), a.LocalAddr(), a.RemoteAddr())
 				}
@@ -72,9 +67,7 @@ func listenAnywhere(t *testing.T) {
 				c.Close()
 			}
 		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, l.Close())
 	}
 }
 
@@ -84,9 +77,7 @@ func TestPortRange(t *testing.T) {
 	host := h.nicB.Query().Address.String()
 	for _, port := range []string{"1", "65535", "http"} {
 		l, err := h.b.Listen("via", net.JoinHostPort(host, port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		c, err := h.a.Dial("via", net.JoinHostPort(host, port))
 		if err != nil {
 			t.Fatalf("port %s: %v", port, err)
@@ -97,9 +88,7 @@ func TestPortRange(t *testing.T) {
 		c.Close()
 		l.Close()
 	}
-	if _, err := h.a.Dial("via", net.JoinHostPort(host, "0")); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("port 0: %v", err)
-	}
+	isErr(t, "port 0", errOf(h.a.Dial("via", net.JoinHostPort(host, "0"))), syscall.ECONNREFUSED)
 	for _, port := range []string{"-1", "65536", "no-such-service"} {
 		if l, err := h.b.Listen("via", host+":"+port); err == nil {
 			t.Errorf("port %q: %v", port, l.Addr())
@@ -122,9 +111,7 @@ func TestZone(t *testing.T) {
 	nicA, a := open("via0", local[0])
 	_, b := open("via1", local[1])
 	l, err := b.Listen("via", "[fe80::2%via1]:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	index := nicA.Info().Index
 	for zone, want := range map[string]bool{"": true, "%via0": true, fmt.Sprint("%", index): true, "%via1": false, "%77": false} {
 		c, err := a.Dial("via", "[fe80::2"+zone+"]:80")

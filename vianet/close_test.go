@@ -2,13 +2,16 @@ package vianet_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/internal/lab/await"
@@ -39,8 +42,7 @@ func fill(t *testing.T, c *vianet.Conn) (written []byte) {
 	return written
 }
 
-// writesOn writes messages of a size until that fails, which comes by the channel, and
-// waits until one waits.
+// writesOn writes messages of a size until that fails, which comes by the channel, and waits until one waits.
 func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -56,30 +58,25 @@ func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 	return ended
 }
 
-// A Close with bytes for which the peer has no room does not leave the peer in its
-// Write for as long as it goes on delivering: the Write ends, and then everything can
-// be read.
+// A Close with bytes for which the peer has no room does not leave the peer in its Write for as long as it goes on
+// delivering: the Write ends, and then everything can be read.
 func TestCloseUnsent(t *testing.T) {
-	for _, l := range shmLinks {
+	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
 			for _, size := range []int{100, 300_000} {
 				a, b := h.pair(t)
 				want := fill(t, a)
-				b.SetDeadline(time.Now().Add(ackDelay))
+				b.SetDeadline(time.Now().Add(testTimeout))
 				ended := writesOn(t, b, size)
-				if err := a.Close(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, a.Close())
 				if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
 					t.Errorf("the peer's Write of %d bytes: %v", size, err)
 				}
 				if err := b.CloseWrite(); err != nil {
 					t.Errorf("the peer's CloseWrite: %v", err)
 				}
-				if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, want) {
-					t.Errorf("the peer reads %d bytes of %d, %v", len(got), len(want), err)
-				}
+				readsAll(t, b, want)
 				b.Close()
 			}
 			h.atRest(t)
@@ -87,10 +84,9 @@ func TestCloseUnsent(t *testing.T) {
 	}
 }
 
-// When both sides close with such bytes nobody is left who could read them, and the
-// connection is gone at once.
+// When both sides close with such bytes nobody is left who could read them, and the connection is gone at once.
 func TestBothCloseUnsent(t *testing.T) {
-	for _, l := range shmLinks {
+	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
 			for _, first := range []int{0, 1} {
@@ -98,9 +94,7 @@ func TestBothCloseUnsent(t *testing.T) {
 				fill(t, a)
 				fill(t, b)
 				for _, c := range [][]*vianet.Conn{{a, b}, {b, a}}[first] {
-					if err := c.Close(); err != nil {
-						t.Error(err)
-					}
+					check(t, c.Close())
 				}
 			}
 			h.atRest(t)
@@ -108,16 +102,16 @@ func TestBothCloseUnsent(t *testing.T) {
 	}
 }
 
-// After CloseRead the peer's Writes fail, those that wait among them, and this side's
-// Reads end; the other direction goes on.
+// After CloseRead the peer's Writes fail, those that wait among them, and this side's Reads end; the other direction
+// goes on.
 func TestCloseRead(t *testing.T) {
-	for _, l := range shmLinks {
+	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
 			h := lingering(t, l.options)
 			for _, size := range []int{0, 100, 300_000} { // of Writes that wait
 				a, b := h.pair(t)
-				a.SetDeadline(time.Now().Add(ackDelay))
-				b.SetDeadline(time.Now().Add(ackDelay))
+				a.SetDeadline(time.Now().Add(testTimeout))
+				b.SetDeadline(time.Now().Add(testTimeout))
 				var ended <-chan error
 				if size == 0 {
 					ended = goRead(a, 100_000)
@@ -127,9 +121,7 @@ func TestCloseRead(t *testing.T) {
 					ended = writesOn(t, b, size)
 				}
 				for range 2 {
-					if err := a.CloseRead(); err != nil {
-						t.Error(err)
-					}
+					check(t, a.CloseRead())
 				}
 				switch err := <-ended; {
 				case size == 0 && err != io.EOF:
@@ -160,20 +152,15 @@ func TestCloseRead(t *testing.T) {
 				if err != nil || !bytes.Equal(got, want) {
 					t.Errorf("the other direction: %d bytes, %v", len(got), err)
 				}
-				if err := errors.Join(a.Close(), b.Close()); err != nil {
-					t.Error(err)
-				}
-				if err := a.CloseRead(); !errors.Is(err, net.ErrClosed) {
-					t.Errorf("after Close: %v", err)
-				}
+				check(t, errors.Join(a.Close(), b.Close()))
+				isErr(t, "after Close", a.CloseRead(), net.ErrClosed)
 			}
 			h.atRest(t)
 		})
 	}
 }
 
-// The two halves of a connection end in whichever order, on one side or on both, and
-// at the end nothing is left.
+// The two halves of a connection end in whichever order, on one side or on both, and at the end nothing is left.
 func TestHalvesInEachOrder(t *testing.T) {
 	h := lingering(t, vianet.Options{})
 	type call = func(c *vianet.Conn) error
@@ -183,9 +170,7 @@ func TestHalvesInEachOrder(t *testing.T) {
 		for j, ofB := range orders {
 			a, b := h.pair(t)
 			for _, c := range []*vianet.Conn{a, b} {
-				if _, err := c.Write(make([]byte, 100)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(c.Write(make([]byte, 100))))
 			}
 			var both sync.WaitGroup
 			for side, calls := range [][]call{ofA, ofB} {
@@ -202,4 +187,178 @@ func TestHalvesInEachOrder(t *testing.T) {
 		}
 	}
 	h.atRest(t)
+}
+
+// shutDown begins a Shutdown. Its listeners are closed when it returns.
+func shutDown(t *testing.T, ctx context.Context, s *vianet.Stack, ls ...*vianet.Listener) (ended chan error) {
+	t.Helper()
+	ended = make(chan error, 1)
+	go func() { ended <- s.Shutdown(ctx) }()
+	for _, l := range ls {
+		if c, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("Accept: %v, %v", c, err)
+		}
+	}
+	return ended
+}
+
+// Shutdown lets what was written before a Close be delivered for as long as the peer takes, which Close of the stack
+// does not. It takes no other time than that.
+func TestShutdownDelivers(t *testing.T) {
+	const late = 20 * time.Second
+	for _, graceful := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			h := onPath(t, vianet.Options{Linger: time.Hour}, 0)
+			a, b := h.pair(t)
+			want := fill(t, a)
+			a.Close()
+			start := time.Now()
+			end := h.a.Close
+			if graceful {
+				end = func() error { return h.a.Shutdown(t.Context()) }
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- end() }()
+			time.Sleep(late)
+			got, err := io.ReadAll(b)
+			if (err == nil && bytes.Equal(got, want)) != graceful {
+				t.Errorf("graceful: %v: %d bytes of %d were read, %v", graceful, len(got), len(want), err)
+			}
+			check(t, <-ended)
+			if took := time.Since(start); graceful && took > late+time.Second {
+				t.Errorf("it took %v", took)
+			}
+			b.Close()
+		})
+	}
+}
+
+// Until the last connection is closed the stack can be dialed from, and not to.
+func TestShutdownWaits(t *testing.T) {
+	h := lingering(t, vianet.Options{})
+	a, b := h.pair(t)
+	c, d := h.pair(t)
+	l, other := h.listen(t), h.listen(t)
+	waiting := h.dial(t, l.Addr())
+	back, err := h.a.Listen("via", ":0")
+	must(t, err)
+	await.Until(t, "a connection waits for Accept", func() bool { return h.b.Stats().Accepted == 3 })
+	ended := shutDown(t, t.Context(), h.b, other)
+	isErr(t, "a connection that nobody has accepted", errOf(waiting.Read(make([]byte, 1))), syscall.ECONNRESET)
+	isErr(t, "Dial of a listener", errOf(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
+	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
+	_, port, _ := net.SplitHostPort(back.Addr().String())
+	e, err := h.b.Dial("via", net.JoinHostPort(h.nicA.Query().Address.String(), port))
+	if err != nil {
+		t.Fatalf("Dial: %v", err)
+	}
+	exchange(t, a, b, 100_000)
+	for _, c := range []net.Conn{b, d, e} {
+		select {
+		case err := <-ended:
+			t.Fatalf("it has ended before a connection: %v", err)
+		default:
+		}
+		check(t, c.Close())
+	}
+	check(t, <-ended)
+	for _, c := range []*vianet.Conn{a, c} {
+		if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("the peer of one that was closed: %v", err)
+		}
+	}
+	isErr(t, "Dial of a closed stack", errOf(h.b.Dial("via", "10.0.0.9:1")), net.ErrClosed)
+	if err := h.b.Shutdown(t.Context()); err != nil {
+		t.Errorf("a second one: %v", err)
+	}
+}
+
+// When the time that it has is over it closes what is left. What is over by then is no reason for an error.
+func TestShutdownEnds(t *testing.T) {
+	for _, left := range []bool{true, false} {
+		h := inMemory(t, vianet.Options{})
+		a, b := h.pair(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		if !left {
+			b.Close()
+			await.Until(t, "it is gone", func() bool { return h.b.Stats().Conns == 0 })
+			cancel()
+		}
+		l := h.listen(t)
+		ended := shutDown(t, ctx, h.b, l)
+		cancel()
+		if err := <-ended; errors.Is(err, context.Canceled) != left || !left && err != nil {
+			t.Errorf("connections are left: %v: %v", left, err)
+		}
+		if _, err := a.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("the peer: %v", err)
+		}
+		isErr(t, "Write", errOf(b.Write([]byte{1})), net.ErrClosed)
+	}
+}
+
+// Close of the stack ends a Shutdown.
+func TestCloseEndsShutdown(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	h.pair(t)
+	ended := shutDown(t, context.Background(), h.b, h.listen(t))
+	check(t, h.b.Close())
+	check(t, <-ended)
+}
+
+// A server of HTTP and its stack are shut down while requests are served and a connection rests: those get their
+// answers, all of them, and nobody else gets one.
+func TestShutdownHTTP(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	body := randomBytes(300_000, 1)
+	began, answer := make(chan struct{}), make(chan struct{})
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			began <- struct{}{}
+			<-answer
+		}
+		w.Write(body)
+	})}
+	l := h.listen(t)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	transport := &http.Transport{DialContext: h.a.DialContext}
+	defer transport.CloseIdleConnections()
+	get := func(path string) error {
+		r, err := (&http.Client{Transport: transport}).Get("http://" + l.Addr().String() + path)
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		got, err := io.ReadAll(r.Body)
+		if err == nil && !bytes.Equal(got, body) {
+			err = errors.New("other bytes came")
+		}
+		return err
+	}
+	const requests = 5
+	answers := make(chan error, requests)
+	for range requests {
+		go func() { answers <- get("/slow") }()
+	}
+	for range requests {
+		<-began
+	}
+	if err := get("/"); err != nil { // whose connection rests
+		t.Error(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- errors.Join(server.Shutdown(t.Context()), h.b.Shutdown(t.Context())) }()
+	if err := <-served; err != http.ErrServerClosed {
+		t.Errorf("Serve: %v", err)
+	}
+	isErr(t, "somebody else", errOf(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
+	close(answer)
+	for range requests {
+		check(t, <-answers)
+	}
+	check(t, <-ended)
+	if s := h.b.Stats(); s.Accepted != requests+1 || s.Conns != 0 || s.Undelivered != 0 {
+		t.Errorf("%+v", s)
+	}
 }

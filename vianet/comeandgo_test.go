@@ -83,7 +83,7 @@ type end struct {
 // attend is one side of a connection, until that is closed.
 func (p *plan) attend(c *vianet.Conn, who int) *end {
 	e := &end{}
-	limit := time.Now().Add(ackDelay)
+	limit := time.Now().Add(testTimeout)
 	c.SetDeadline(limit)
 	shut := sync.OnceFunc(func() {
 		if p.end == breaks && p.goes == who {
@@ -111,28 +111,28 @@ func (p *plan) attend(c *vianet.Conn, who int) *end {
 	return e
 }
 
-// patient is what a hurried call may take at most after one that moved n bytes: more
-// and more while nothing moves, since a busy host may leave no time for either side.
-func patient(noCoalesce time.Duration, n int) time.Duration {
+// patient is what a hurried call may take at most after one that moved n bytes: more and more while nothing moves,
+// since a busy host may leave no time for either side.
+func patient(callTime time.Duration, n int) time.Duration {
 	if n > 0 {
 		return time.Millisecond
 	}
-	return min(2*noCoalesce, ackDelay)
+	return min(2*callTime, testTimeout)
 }
 
 // say writes what there is to say, in pieces.
 func (p *plan) say(c *vianet.Conn, who int, limit time.Time) (wrote int, slow bool, err error) {
 	r := rand.New(rand.NewPCG(uint64(p.number), uint64(2+who)))
-	noCoalesce := time.Millisecond
+	callTime := time.Millisecond
 	for speech := p.speech(who); wrote < len(speech); {
 		n := min(1+r.IntN(1<<r.IntN(18)), len(speech)-wrote)
 		if p.end == hurried {
-			c.SetWriteDeadline(time.Now().Add(time.Duration(r.Int64N(int64(noCoalesce)))))
+			c.SetWriteDeadline(time.Now().Add(time.Duration(r.Int64N(int64(callTime)))))
 		}
 		start := time.Now()
 		k, err := c.Write(speech[wrote : wrote+n])
 		wrote += k
-		noCoalesce = patient(noCoalesce, k)
+		callTime = patient(callTime, k)
 		slow = slow || time.Since(start) > vianet.SettleTime
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
 			continue
@@ -152,10 +152,10 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 	r := rand.New(rand.NewPCG(uint64(p.number), uint64(4+who)))
 	want := p.speech(1 - who)
 	buf := make([]byte, 100_000)
-	noCoalesce := time.Millisecond
+	callTime := time.Millisecond
 	for !p.closes(who) || e.got < p.after[who] {
 		if p.end == hurried {
-			c.SetReadDeadline(time.Now().Add(time.Duration(r.Int64N(int64(noCoalesce)))))
+			c.SetReadDeadline(time.Now().Add(time.Duration(r.Int64N(int64(callTime)))))
 		}
 		start := time.Now()
 		n, err := c.Read(buf[:1+r.IntN(1<<r.IntN(17))%len(buf)])
@@ -164,7 +164,7 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 			e.other = true
 		}
 		e.got += n
-		noCoalesce = patient(noCoalesce, n)
+		callTime = patient(callTime, n)
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
 			continue
 		}
@@ -210,7 +210,7 @@ func (p *plan) judge() (why string) {
 
 // dial is the client.
 func (p *plan) dial(h *hosts, to net.Addr) error {
-	ctx, cancel := context.WithTimeout(context.Background(), ackDelay)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	if p.end == givesUp {
 		ctx, cancel = context.WithTimeout(context.Background(), time.Duration(p.number%23)*100*time.Microsecond)
 	}
@@ -245,7 +245,7 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 		}
 		c := conn.(*vianet.Conn)
 		conns.Go(func() {
-			c.SetDeadline(time.Now().Add(ackDelay))
+			c.SetDeadline(time.Now().Add(testTimeout))
 			head := make([]byte, 4)
 			if _, err := io.ReadFull(c, head); err != nil {
 				if err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
@@ -265,13 +265,12 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 	}
 }
 
-// Connections that come and go by the thousand, and end in all ways: what comes out
-// is what went in, to the end where there was one; and when they are gone nothing is
-// left of them. VIA_CONNECTIONS=10000 takes minutes.
+// Connections that come and go by the thousand, and end in all ways: what comes out is what went in, to the end where
+// there was one; and when they are gone nothing is left of them. VIA_CONNECTIONS=10000 takes minutes.
 func TestComeAndGo(t *testing.T) {
-	shm := func(name string, o vianet.Options, prepare func(h *hosts)) {
+	config := func(name string, o vianet.Options, prepare func(h *hosts)) {
 		t.Run(name, func(t *testing.T) {
-			o.Linger = ackDelay
+			o.Linger = testTimeout
 			h := inMemory(t, o)
 			prepare(h)
 			h.bearBreaks()
@@ -282,11 +281,11 @@ func TestComeAndGo(t *testing.T) {
 			}
 		})
 	}
-	for _, l := range shmLinks {
-		shm(l.name, l.options, func(*hosts) {})
+	for _, l := range configurations {
+		config(l.name, l.options, func(*hosts) {})
 	}
-	shm("one stack", vianet.Options{}, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
-	shm("loss", vianet.Options{}, func(h *hosts) { h.wire.SetFaults(lossy) })
+	config("one stack", vianet.Options{}, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
+	config("loss", vianet.Options{}, func(h *hosts) { h.wire.SetFaults(lossy) })
 }
 
 // comeAndGo makes n connections, several at a time, and waits until they are gone.

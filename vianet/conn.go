@@ -11,8 +11,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Conn is a connection: a stream of bytes in each direction. All methods may be
-// called concurrently.
+// Conn is a connection: a stream of bytes in each direction. All methods may be called concurrently.
 type Conn struct {
 	stack         *Stack
 	vi            *vipl.VI
@@ -31,8 +30,8 @@ type Conn struct {
 	cut                         func()        // ends the VI's connection, once
 	free                        func()        // gives back all that the connection has, once
 
-	// mu guards what follows. It is taken after reading and writing, and before
-	// the locks of the stack; never held while waiting.
+	// mu guards what follows. It is taken after reading and writing, and before the locks of the stack; never held
+	// while waiting.
 	mu   sync.Mutex
 	pool *pool
 
@@ -52,22 +51,19 @@ type Conn struct {
 	starved   bool  // something is to be sent and no buffer was free
 	wanting   bool  // progress needs to hear of sends
 	slotShort bool  // a Write waits for a buffer
-	later     bool  // the doorbell may wait for who polls
+	later     bool  // the doorbell may wait for a poller
 	breaks    bool  // Close breaks the connection
 	linger    time.Duration
 
 	// Sending.
-	longest int         // length of the longest message that the peer takes
-	window  int         // data messages that the peer has room for in all
-	credits int         // and now
-	fill    int         // buffer that is being filled with data, or -1
-	filled  int         // bytes in it, the header among them
-	stalled bool        // the peer had no room for what was to be sent
-	wish    bool        // its bytes would rather go through a ring
-	delays  bool        // it waits for more bytes, see delay.go
-	urged   bool        // no longer
-	delayed *time.Timer // ends that; nil: nothing has waited yet
-	timing  bool        // it is set
+	longest int  // length of the longest message that the peer takes
+	window  int  // data messages that the peer has room for in all
+	credits int  // and now
+	fill    int  // buffer that is being filled with data, or -1
+	filled  int  // bytes in it, the header among them
+	stalled bool // the peer had no room for what was to be sent
+	wish    bool // its bytes would rather go through a ring
+	nagle   nagle
 	out     outgoing
 	due     due
 
@@ -81,6 +77,14 @@ type Conn struct {
 	in      incoming
 	ring    ring
 	fin     bool // the peer sends no more data
+}
+
+// nagle is the waiting of small writes for more bytes, after SetNoDelay(false).
+type nagle struct {
+	on    bool
+	urged bool        // what is in the buffer goes with the next push
+	timer *time.Timer // ends the wait; nil: nothing has waited yet
+	armed bool        // the timer is set
 }
 
 // due is what is to be sent as soon as there is a buffer.
@@ -148,9 +152,8 @@ func (c *Conn) post() error {
 	return nil
 }
 
-// begin starts the protocol on a VI that is connected with a peer of these
-// attributes. The side that has asked for the connection speaks first: until
-// then the other does not, and this one need not have receives posted.
+// begin starts the protocol on a VI that is connected with a peer of these attributes. The side that has asked for
+// the connection speaks first: until then the other does not, and this one need not have receives posted.
 func (c *Conn) begin(peer vipl.RemoteAttributes, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,8 +176,8 @@ func (c *Conn) LocalAddr() net.Addr { return c.local }
 // RemoteAddr is the peer's address, an [Addr].
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
-// SetDeadline sets the time after which a Read or Write that is under way or
-// still comes ends with [os.ErrDeadlineExceeded]; the zero time means never.
+// SetDeadline sets the time after which a Read or Write that is under way or still comes ends with
+// [os.ErrDeadlineExceeded]; the zero time means never.
 func (c *Conn) SetDeadline(t time.Time) error {
 	return c.setDeadlines(t, &c.readDeadline, &c.writeDeadline)
 }
@@ -182,8 +185,7 @@ func (c *Conn) SetDeadline(t time.Time) error {
 // SetReadDeadline is SetDeadline for Read.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.readDeadline) }
 
-// SetWriteDeadline is SetDeadline for Write. What a Write has put into a buffer by
-// then is delivered nevertheless.
+// SetWriteDeadline is SetDeadline for Write. What a Write has put into a buffer by then is delivered nevertheless.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.writeDeadline) }
 
 func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
@@ -198,10 +200,9 @@ func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 	return nil
 }
 
-// SetLinger sets what Close does with data that the peer's side has not got yet, as
-// that of [net.TCPConn] does. With sec < 0 the data is delivered in the background,
-// for at most Options.Linger; with sec > 0, for at most so many seconds. With 0 it is
-// dropped, and the peer's Read ends with ECONNRESET instead of [io.EOF].
+// SetLinger sets what Close does with data that the peer's side has not got yet, as that of [net.TCPConn] does. With
+// sec < 0 the data is delivered in the background, for at most Options.Linger; with sec > 0, for at most so many
+// seconds. With 0 it is dropped, and the peer's Read ends with ECONNRESET instead of [io.EOF].
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetLinger(sec int) error {
@@ -218,9 +219,65 @@ func (c *Conn) SetLinger(sec int) error {
 	return nil
 }
 
-// lower forgets a signal that was raised before. Signals are raised under mu,
-// after the change of the state that they tell of; who is about to look at the
-// state, under mu, lowers what is old. It says whether the signal was raised.
+// delayMost is how long bytes wait for more of them after SetNoDelay(false).
+const delayMost = time.Millisecond
+
+// SetNoDelay(true), the default, has each Write send what it can. With false, bytes that do not fill a message wait
+// for more, like Nagle's algorithm of TCP: it is for programs that write little at a time and do not gather it
+// themselves. The bytes go when they fill a message, when a Read of this connection begins to wait (it may be for the
+// answer), when the stream ends, or after a millisecond. A Read that was waiting before they were written does not
+// send them.
+//
+// The error is [net.ErrClosed] after Close.
+func (c *Conn) SetNoDelay(noDelay bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return c.opError("set", net.ErrClosed)
+	}
+	c.nagle.on = !noDelay
+	c.push()
+	return nil
+}
+
+// waitsForMore reports whether the buffer that is being filled is not to be sent yet; there is something in it. Under
+// mu.
+func (c *Conn) waitsForMore() bool {
+	if !c.nagle.on || c.nagle.urged || c.due.fin || c.filled == c.longest {
+		return false
+	}
+	if !c.nagle.armed {
+		c.nagle.armed = true
+		if c.nagle.timer == nil {
+			c.nagle.timer = time.AfterFunc(c.stack.delay, c.late)
+		} else {
+			c.nagle.timer.Reset(c.stack.delay)
+		}
+	}
+	return true
+}
+
+// urge has what is in the buffer sent by the next push. Under mu.
+func (c *Conn) urge() {
+	if c.nagle.on && !c.emptied() {
+		c.nagle.urged = true
+	}
+}
+
+// late is called by the timer.
+func (c *Conn) late() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.nagle.armed = false; c.down {
+		return
+	}
+	c.urge()
+	c.push()
+}
+
+// lower forgets a signal that was raised before. Signals are raised under mu, after the change of the state that they
+// tell of; before it looks at the state, under mu, a goroutine lowers an old one. It reports whether the signal was
+// raised.
 func lower(sig <-chan struct{}) (raised bool) {
 	if len(sig) == 0 { // without a call
 		return false
@@ -247,6 +304,120 @@ func (c *Conn) raiseAll() {
 	raise(c.settled)
 }
 
+// Close ends the connection: Reads and Writes that are under way return [net.ErrClosed], as later ones do. It returns
+// at once; what was written is delivered in the background, for at most Options.Linger, or as SetLinger says. The
+// peer's Writes fail from then on, also while its side has not read everything.
+//
+// The error is [net.ErrClosed] the second time.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return c.opError("close", net.ErrClosed)
+	}
+	c.isClosed, c.noWrites = true, true
+	c.raiseAll()
+	if c.breaks {
+		c.fail(resetError(net.ErrClosed))
+	}
+	c.stack.work.Go(c.finish)
+	return nil
+}
+
+// CloseWrite ends the stream to the peer, which then reads [io.EOF]. The other direction goes on.
+//
+// The error is [net.ErrClosed] after Close, or that of a connection that broke. It is nil where the peer has closed
+// the connection and all that was written was sent: then nobody is left whom the end of this stream could interest.
+func (c *Conn) CloseWrite() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.isClosed:
+		return c.opError("close", net.ErrClosed)
+	case c.err != nil && !c.dismissed():
+		return c.opError("close", c.err)
+	case c.noWrites:
+		return nil
+	}
+	c.noWrites = true
+	raise(c.writable)
+	c.due.fin = true
+	c.push()
+	return nil
+}
+
+// CloseRead ends the stream from the peer: Reads return [io.EOF], what has come and was not read is lost, and the
+// peer's Writes fail with ECONNRESET. The other direction goes on, unless the peer does not let go of the memory of a
+// Read within two seconds.
+//
+// The error is [net.ErrClosed] after Close.
+func (c *Conn) CloseRead() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return c.opError("close", net.ErrClosed)
+	}
+	if !c.noReads {
+		c.noReads = true
+		raise(c.readable)
+		c.stop()
+	}
+	return nil
+}
+
+// stop tells the peer that what it sends is not read. Under mu, once.
+func (c *Conn) stop() {
+	c.due.stop = !c.fin // else it sends nothing
+	c.push()
+}
+
+// dismissed reports whether a connection that is over ended well for what was written: the peer has closed it, and
+// nothing was left to be sent.
+func (c *Conn) dismissed() bool {
+	c.reap()
+	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied()
+}
+
+// finish brings a closed connection to its end: what was written and the fin, until the peer has confirmed it.
+func (c *Conn) finish() {
+	c.writing.Lock() // the last Write has returned
+	c.mu.Lock()
+	if !c.due.finSent {
+		c.due.fin = true
+	}
+	c.push()
+	if !c.due.finSent && !c.noReads {
+		c.stop()
+	}
+	linger := c.linger
+	c.mu.Unlock()
+	c.writing.Unlock()
+	late := time.NewTimer(linger)
+	defer late.Stop()
+	for !c.isOver() {
+		select {
+		case <-c.settled:
+			continue
+		case <-late.C:
+		case <-c.stack.closed:
+		}
+		break
+	}
+	c.mu.Lock()
+	if !c.due.finAcked && !c.breaks && c.counts.Broken == 0 && !c.dismissed() {
+		c.counts.Undelivered++
+	}
+	c.mu.Unlock()
+	c.free()
+}
+
+// isOver reports whether nothing is left to deliver, or the peer takes nothing.
+func (c *Conn) isOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.down || c.due.finAcked || c.unheard && !c.due.finSent
+}
+
 // fail ends a connection that broke, or whose peer breaks the rules. Under mu.
 func (c *Conn) fail(err error) {
 	if c.down {
@@ -261,4 +432,42 @@ func (c *Conn) fail(err error) {
 	c.raiseAll()
 	// Disconnect may take a while, and needs locks that the caller may hold.
 	c.stack.work.Go(c.cut)
+}
+
+// release takes the connection down and gives back all that it had.
+func (c *Conn) release() {
+	c.mu.Lock()
+	if !c.down {
+		c.down = true
+		c.dropRooms()
+		close(c.gone)
+	}
+	c.isClosed, c.noWrites = true, true
+	if c.nagle.timer != nil {
+		c.nagle.timer.Stop()
+	}
+	c.readDeadline.set(time.Time{}) // whose timers have the connection
+	c.writeDeadline.set(time.Time{})
+	c.raiseAll()
+	c.mu.Unlock()
+	c.cut()
+	c.progress() // everything has completed: readers and writers let go of their memory
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.mu.Lock()
+	c.progressLocked()
+	for !c.queue.empty() {
+		if l := c.queue.first().land; l != nil {
+			c.unstage(l)
+		}
+		c.queue.drop()
+	}
+	c.endRing()
+	c.mu.Unlock()
+	c.stack.remove(c, errors.Join(c.vi.Destroy(), c.pool.region.Deregister(), c.tag.Destroy()))
+	if c.port != 0 {
+		c.stack.ports.release(c.port)
+	}
 }

@@ -17,7 +17,6 @@ import (
 
 	"viaxdp/internal/lab/await"
 	"viaxdp/vianet"
-	"viaxdp/xdpnic/xdpnictest"
 )
 
 // randomBytes are n bytes that are always the same.
@@ -99,8 +98,7 @@ func firstDifference(a, b []byte) int {
 	return len(a)
 }
 
-// The same bytes come out that went in, in both directions, whatever the sizes of
-// Writes and Reads.
+// The same bytes come out that went in, in both directions, whatever the sizes of Writes and Reads.
 func TestStream(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -119,31 +117,8 @@ func balanced(t *testing.T, a, b *vianet.Conn) {
 	}
 }
 
-// And on a wire that loses, repeats, damages and reorders frames.
-func TestStreamWithFaults(t *testing.T) {
-	for _, l := range shmLinks[:2] {
-		t.Run(l.name, func(t *testing.T) {
-			h := inMemory(t, l.options)
-			h.wire.SetFaults(xdpnictest.Faults{
-				Seed: 7, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
-			})
-			a, b := h.pair(t)
-			exchange(t, a, b, 500_000)
-			balanced(t, a, b)
-		})
-	}
-}
-
-// Two ends of one stack can be connected.
-func TestSelf(t *testing.T) {
-	h := inMemory(t, vianet.Options{})
-	h.b, h.nicB = h.a, h.nicA
-	a, b := h.pair(t)
-	exchange(t, a, b, 500_000)
-}
-
-// What was written before CloseWrite or Close is read to its end, and then EOF;
-// after CloseWrite the other direction goes on.
+// What was written before CloseWrite or Close is read to its end, and then EOF; after CloseWrite the other direction
+// goes on.
 func TestHalfClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -158,22 +133,14 @@ func TestHalfClose(t *testing.T) {
 		if err != nil || !bytes.Equal(got, data) {
 			t.Fatalf("%d bytes, %v", len(got), err)
 		}
-		if err := <-wait; err != nil {
-			t.Fatal(err)
-		}
-		if _, err := a.Write(data); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Write after CloseWrite: %v", err)
-		}
+		must(t, <-wait)
+		isErr(t, "Write after CloseWrite", errOf(a.Write(data)), net.ErrClosed)
 		go func() {
 			_, err := b.Write(data)
 			wait <- errors.Join(err, b.Close())
 		}()
-		if got, err = io.ReadAll(a); err != nil || !bytes.Equal(got, data) {
-			t.Fatalf("back: %d bytes, %v", len(got), err)
-		}
-		if err := <-wait; err != nil {
-			t.Error(err)
-		}
+		readsAll(t, a, data)
+		check(t, <-wait)
 	})
 }
 
@@ -183,19 +150,15 @@ func TestCloseDelivers(t *testing.T) {
 		a, b := h.pair(t)
 		data := randomBytes(1800, 9)
 		for i := range 2 { // of the smallest pool one message is room for, and one buffer
-			if _, err := a.Write(data[i*200 : (i+1)*200]); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(a.Write(data[i*200:(i+1)*200])))
 		}
-		if err := a.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, a.Close())
 		time.Sleep(20 * time.Millisecond)
 		got, err := io.ReadAll(b)
 		if err != nil || !bytes.Equal(got, data[:400]) {
 			t.Errorf("%d bytes, %v", len(got), err)
 		}
-		b.SetWriteDeadline(time.Now().Add(ackDelay))
+		b.SetWriteDeadline(time.Now().Add(testTimeout))
 		for err == nil { // the first may still find room; the stream is over all the same
 			_, err = b.Write(make([]byte, 1))
 		}
@@ -205,81 +168,59 @@ func TestCloseDelivers(t *testing.T) {
 	})
 }
 
-// Where the peer has closed the connection the end of this side's stream interests
-// nobody any more, and is no error: programs that forward streams would take it for
-// one of what is still to be read.
+// Where the peer has closed the connection the end of this side's stream interests nobody any more, and is no error:
+// programs that forward streams would take it for one of what is still to be read.
 func TestCloseWriteAfterClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		data := randomBytes(200, 9)
-		if _, err := a.Write(data); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(a.Write(data)))
 		a.Close()
 		<-vianet.Gone(b)
 		for range 2 {
-			if err := b.CloseWrite(); err != nil {
-				t.Error(err)
-			}
+			check(t, b.CloseWrite())
 		}
-		if _, err := b.Write(data); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("a Write after it: %v", err)
-		}
-		if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, data) {
-			t.Errorf("%d bytes, %v", len(got), err)
-		}
+		isErr(t, "a Write after it", errOf(b.Write(data)), net.ErrClosed)
+		readsAll(t, b, data)
 
 		a, b = h.pair(t)
 		a.SetLinger(0)
 		a.Close()
 		<-vianet.Gone(b)
-		if err := b.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("of a connection that was broken: %v", err)
-		}
+		isErr(t, "of a connection that was broken", b.CloseWrite(), syscall.ECONNRESET)
 	})
 }
 
-// A peer that has ended its stream may still wait for this side's: where that is lost
-// with the connection CloseWrite says so.
+// A peer that has ended its stream may still wait for this side's: where that is lost with the connection CloseWrite
+// says so.
 func TestCloseWriteAfterSilence(t *testing.T) { synctest.Test(t, closeWriteAfterSilence) }
 
 func closeWriteAfterSilence(t *testing.T) {
 	h := toBeSilent(t)
 	a, b := h.pair(t)
-	if err := a.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadAll(b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.CloseWrite())
+	must(t, errOf(io.ReadAll(b)))
 	h.wire.Cut(true)
-	if _, err := b.Write([]byte("the answer")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.Write([]byte("the answer"))))
 	<-vianet.Gone(b)
 	for range 2 {
 		if err := b.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
 			t.Error(err)
 		}
 	}
-	if _, err := b.Write([]byte("more")); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a Write after it: %v", err)
-	}
+	isErr(t, "a Write after it", errOf(b.Write([]byte("more"))), syscall.ECONNRESET)
 }
 
 // CloseWrite also says so where the peer leaves before all was sent.
 func TestCloseWriteUnsent(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	p := h.meet(t, l, false)
 	p.send(message{kind: hello, id: 1, credits: 1, length: 1000})
 	c := accept(t, l)
 	defer c.Close()
 	p.send(message{kind: fin})
-	if _, err := io.ReadAll(c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(io.ReadAll(c)))
 	if n, err := c.Write(make([]byte, 1500)); err != nil { // two messages
 		t.Fatal(n, err)
 	}
@@ -291,26 +232,19 @@ func TestCloseWriteUnsent(t *testing.T) {
 	}
 }
 
-// SetLinger decides whether what was written is delivered, and whether the peer
-// takes the end for one.
+// SetLinger decides whether what was written is delivered, and whether the peer takes the end for one.
 func TestLinger(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		for sec, want := range map[int]error{-1: nil, 60: nil, 0: syscall.ECONNRESET} {
 			a, b := h.pair(t)
-			if _, err := a.Write(randomBytes(200, 9)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadFull(b, make([]byte, 100)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(a.Write(randomBytes(200, 9))))
+			must(t, errOf(io.ReadFull(b, make([]byte, 100))))
 			reading := goRead(a, 1)
-			if err := errors.Join(a.SetLinger(sec), a.Close()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(a.SetLinger(sec), a.Close()))
 			if err := <-reading; !errors.Is(err, net.ErrClosed) {
 				t.Errorf("%d: the Read that was under way: %v", sec, err)
 			}
-			b.SetReadDeadline(time.Now().Add(ackDelay))
+			b.SetReadDeadline(time.Now().Add(testTimeout))
 			if got, err := io.ReadAll(b); len(got) != 100 || !errors.Is(err, want) {
 				t.Errorf("%d: %d bytes more, %v", sec, len(got), err)
 			}
@@ -351,11 +285,9 @@ func TestBothOnlyWrite(t *testing.T) {
 			}
 			wait.Wait()
 			for i, c := range []*vianet.Conn{b, a} {
-				c.SetDeadline(time.Now().Add(ackDelay))
+				c.SetDeadline(time.Now().Add(testTimeout))
 				got := make([]byte, len(sum[i]))
-				if _, err := io.ReadFull(c, got); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(io.ReadFull(c, got)))
 				if sha256.Sum256(got) != sha256.Sum256(sum[i]) {
 					t.Errorf("%d bytes that are not what was written", len(got))
 				}
@@ -381,20 +313,14 @@ func peerLost(t *testing.T) {
 	h.wire.Cut(true)
 	var wait sync.WaitGroup
 	for _, c := range []net.Conn{a, b} {
-		c.SetDeadline(time.Now().Add(ackDelay))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		wait.Go(func() {
-			if _, err := c.Read(make([]byte, 100_000)); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("Read: %v", err)
-			}
+			isErr(t, "Read", errOf(c.Read(make([]byte, 100_000))), syscall.ECONNRESET)
 		})
 		wait.Go(func() {
-			if _, err := c.Write(make([]byte, 100_000)); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("Write: %v", err)
-			}
+			isErr(t, "Write", errOf(c.Write(make([]byte, 100_000))), syscall.ECONNRESET)
 		})
 	}
 	wait.Wait()
-	if err := a.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("CloseWrite: %v", err)
-	}
+	isErr(t, "CloseWrite", a.CloseWrite(), syscall.ECONNRESET)
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// deadline is a point in time that may be moved while others wait for it. The
-// zero value is none. All methods may be called concurrently.
+// deadline is a point in time that may be moved while others wait for it. The zero value is none. All methods may be
+// called concurrently.
 type deadline struct {
 	mu    sync.Mutex
 	timer *time.Timer
@@ -55,10 +55,9 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// limit is the deadline of a connection's Reads or Writes, of which one waits at a
-// time: for the signal, which is raised when the limit has passed. So it waits for
-// one thing only, and a program that moves its deadlines with each message makes
-// no garbage. All methods may be called concurrently.
+// limit is the deadline of a connection's Reads or Writes, of which one waits at a time: for the signal, which is
+// raised when the limit has passed. So it waits for one thing only, and a program that moves its deadlines with each
+// message makes no garbage. All methods may be called concurrently.
 type limit struct {
 	over   atomic.Bool
 	signal chan struct{}
@@ -69,8 +68,8 @@ type limit struct {
 	armed bool
 }
 
-// set moves the limit; the zero time is none. Who waits while it is moved away, and
-// has not seen that it had passed, goes on waiting, as on a socket of the kernel.
+// set moves the limit; the zero time is none. Who waits while it is moved away, and has not seen that it had passed,
+// goes on waiting, as on a socket of the kernel.
 func (l *limit) set(t time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,6 +118,6 @@ func (l *limit) ring() {
 	}
 }
 
-// passed says whether it has. Who is about to wait lowers the signal before it asks,
-// or looks at what it waits for after each signal.
+// passed reports whether it has. Who is about to wait lowers the signal before it asks, or looks at what it waits for
+// after each signal.
 func (l *limit) passed() bool { return l.over.Load() }

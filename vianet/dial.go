@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"sync"
 	"syscall"
 	"time"
 
@@ -15,31 +16,27 @@ import (
 const (
 	// dialTime is how long a Dial may take that has no deadline.
 	dialTime = 30 * time.Second
-	// busyPause is the longest of the pauses in which a listener is asked again that
-	// has no place for a request; the first is firstPause, and they double.
+	// busyPause is the longest of the pauses in which a listener is asked again that has no place for a request; the
+	// first is firstPause, and they double.
 	firstPause = 5 * time.Millisecond
 	busyPause  = 64 * firstPause
-	// helloTime is how long a peer that has asked for a connection may take to greet,
-	// once connected: it does so at once, but for the time that a busy host lets it
-	// wait. Until then it has a place of Options.Backlog.
+	// helloTime is how long a peer that has asked for a connection may take to greet, once connected: it does so at
+	// once, but for the time that a busy host lets it wait. Until then it has a place of Options.Backlog.
 	helloTime = 10 * time.Second
 )
 
-// Dial connects with whoever listens at address, host:port, within 30 seconds.
-// name is "via" or "tcp", with or without 4 or 6 behind. Without a host, or with one
-// that is unspecified, it is the NIC's own. The result is a [*Conn].
+// Dial connects with the listener at address, host:port, within 30 seconds. name is "via" or "tcp", with or without 4
+// or 6 behind. Without a host, or with one that is unspecified, it is the NIC's own. The result is a [*Conn].
 func (s *Stack) Dial(name, address string) (net.Conn, error) {
 	return s.DialContext(context.Background(), name, address)
 }
 
-// DialContext is Dial until ctx ends, if that is within the 30 seconds; once connected,
-// the end of ctx has no effect on the connection. Where the host has several addresses
-// they are tried in turn. A listener that has no place for another connection is asked again
-// seven times in two thirds of a second.
+// DialContext is Dial until ctx ends, if that is within the 30 seconds; once connected, the end of ctx has no effect
+// on the connection. Where the host has several addresses they are tried in turn. A listener that has no place for
+// another connection is asked again seven times in two thirds of a second.
 //
-// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS,
-// EKEYREJECTED where pre-shared keys do not go together; ctx's, a deadline being
-// os.ErrDeadlineExceeded, too.
+// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS, EKEYREJECTED where pre-shared keys do
+// not go together; ctx's, a deadline being os.ErrDeadlineExceeded, too.
 func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn, error) {
 	to, err := s.targets(ctx, name, address)
 	if err != nil {
@@ -52,8 +49,8 @@ func dialError(to net.Addr, err error) error {
 	return &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
 }
 
-// dialAny connects with the first of several addresses that can be. The error is that
-// of the first, or of one where pre-shared keys do not go together.
+// dialAny connects with the first of several addresses that can be. The error is that of the first, or of one where
+// pre-shared keys do not go together.
 func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
 	if ctx.Err() != nil { // an answer that comes at once may be looked at first
 		return nil, dialError(addrs[0], contextError(ctx))
@@ -62,7 +59,7 @@ func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
 	defer cancel()
 	var first error
 	for i, to := range addrs {
-		c, err := s.dialOne(ctx, to, len(addrs)-i)
+		c, err := s.dial(ctx, to, len(addrs)-i)
 		if err == nil {
 			return c, nil
 		}
@@ -89,23 +86,18 @@ func (s *Stack) targets(ctx context.Context, name, address string) ([]Addr, erro
 	return []Addr{{netip.AddrPortFrom(own, addrs[0].Port())}}, nil
 }
 
-// dialOne is dial of the first of so many addresses that are left: one that does not
-// answer leaves the others their share of the time.
-func (s *Stack) dialOne(ctx context.Context, to Addr, left int) (*Conn, error) {
+// dial connects with to, the first of left addresses, until ctx ends or the stack is closed: one that does not answer
+// leaves the others their share of the time.
+func (s *Stack) dial(ctx context.Context, to Addr, left int) (*Conn, error) {
+	if !s.enter() {
+		return nil, errStackClosed
+	}
+	defer s.work.Done()
 	if end, ok := ctx.Deadline(); ok && left > 1 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, time.Until(end)/time.Duration(left), syscall.ETIMEDOUT)
 		defer cancel()
 	}
-	return s.dial(ctx, to)
-}
-
-// dial connects with to, until ctx ends or the stack is closed.
-func (s *Stack) dial(ctx context.Context, to Addr) (*Conn, error) {
-	if !s.enter() {
-		return nil, errStackClosed
-	}
-	defer s.work.Done()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.dials, func() { cancel(errStackClosed) })()
@@ -145,8 +137,8 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 	return c, nil
 }
 
-// request asks for the connection until there is an answer. Where ctx ends before, the
-// error is that of a refusal, if there was one.
+// request asks for the connection until there is an answer. Where ctx ends before, the error is that of a refusal, if
+// there was one.
 func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
 	pause := firstPause
 	var refusal error
@@ -189,3 +181,180 @@ func (c *Conn) greeting(ctx context.Context) error {
 		return contextError(ctx)
 	}
 }
+
+const (
+	// fallbackTime is how long a host has to answer before it is taken for one without VIA.
+	fallbackTime = 2 * time.Second
+	// silentTime is how long it is taken for one then.
+	silentTime = time.Minute
+	// silentLeast is how long a host must have been silent to be remembered.
+	silentLeast = fallbackTime / 4
+	// silentMost is how many hosts are remembered.
+	silentMost = 256
+)
+
+// DialOr is DialContext, and where there is no VIA instead dials by or: where there is no listener by VIA, the host
+// cannot be reached, or does not answer within two seconds, or half the time that ctx leaves. A connection of or is
+// that of another network, as net.Conn.LocalAddr tells.
+//
+//	c, err := stack.DialOr(ctx, "via", "10.0.0.2:80", func(ctx context.Context) (net.Conn, error) {
+//		return dialer.DialContext(ctx, "tcp", "10.0.0.2:80")
+//	})
+//
+// A host that did not answer is not asked again for a minute, unless or fails, too, and then by one DialOr at a time;
+// what it says meanwhile, a request of its own among it, ends that.
+//
+// Where pre-shared keys do not go together or is not called: it would do without any.
+//
+// The error joins those of both.
+func (s *Stack) DialOr(
+	ctx context.Context, name, address string, or func(context.Context) (net.Conn, error),
+) (net.Conn, error) {
+	to, err := s.targets(ctx, name, address)
+	if err != nil {
+		return s.otherwise(ctx, dialError(nil, err), nil, or)
+	}
+	return s.dialOr(ctx, to, or)
+}
+
+// dialOr is DialOr to the addresses that were found.
+func (s *Stack) dialOr(ctx context.Context, to []Addr, or func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	ask, silent := s.silent.part(to)
+	if len(ask) == 0 {
+		if ctx.Err() != nil {
+			return nil, dialError(to[0], contextError(ctx))
+		}
+		return s.otherwise(ctx, nil, silent, or)
+	}
+	c, err := s.dialShortly(ctx, ask)
+	if err != nil {
+		return s.otherwise(ctx, err, silent, or)
+	}
+	return c, nil
+}
+
+// otherwise dials by or where err, of an attempt by VIA, says that there is none; nil: there was no attempt. Where
+// that fails, too, it asks those that were silent.
+func (s *Stack) otherwise(
+	ctx context.Context, err error, silent []Addr, or func(context.Context) (net.Conn, error),
+) (net.Conn, error) {
+	if err != nil && (ctx.Err() != nil || !noVIA(err)) {
+		return nil, err
+	}
+	c, other := or(ctx)
+	if other == nil {
+		s.count(&s.counts.FellBack)
+		return c, nil
+	}
+	if len(silent) > 0 && ctx.Err() == nil {
+		c, late := s.dialShortly(ctx, silent)
+		if late == nil {
+			return c, nil
+		}
+		err = errors.Join(err, late)
+	}
+	return nil, errors.Join(err, other)
+}
+
+// dialShortly dials as long as a host has to answer.
+func (s *Stack) dialShortly(ctx context.Context, to []Addr) (net.Conn, error) {
+	short, cancel := context.WithTimeout(ctx, answerTime(ctx))
+	defer cancel()
+	return s.dialAny(short, to)
+}
+
+// answerTime is how long a host has to answer: half the time of ctx at most.
+func answerTime(ctx context.Context) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return min(fallbackTime, time.Until(end)/2)
+	}
+	return fallbackTime
+}
+
+// noVIA reports whether an error of Dial means that the other host does without.
+func noVIA(err error) bool {
+	if isKeyRejected(err) {
+		return false
+	}
+	for _, e := range []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ETIMEDOUT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return isTimeout(err)
+}
+
+// silence is the hosts that have not answered by VIA lately, and when they are asked again. The zero value has none.
+// All methods may be called concurrently.
+type silence struct {
+	mu    sync.Mutex
+	until map[netip.Addr]time.Time
+}
+
+// part gives those that are to be asked, and those that are not. Where it is time to ask one again that was silent,
+// others do not wait for the same meanwhile.
+func (s *silence) part(to []Addr) (ask, silent []Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for _, a := range to {
+		until, ok := s.until[hostKey(a.Addr())]
+		if ok && now.Before(until) {
+			silent = append(silent, a)
+			continue
+		}
+		if ok {
+			s.until[hostKey(a.Addr())] = now.Add(fallbackTime)
+		}
+		ask = append(ask, a)
+	}
+	return ask, silent
+}
+
+// take takes note of what became of a request that was made at start. A host is silent that had the time to answer,
+// whoever was kept from looking, and that was not given up.
+func (s *silence) take(ctx context.Context, host netip.Addr, err error, start time.Time) {
+	switch {
+	case err == nil, errors.Is(err, vipl.ErrNoMatch), errors.Is(err, vipl.ErrRejected):
+		s.forget(host)
+	case errors.Is(ctx.Err(), context.Canceled):
+	case errors.Is(err, vipl.ErrTimeout), errors.Is(err, vipl.ErrNotReachable):
+		had := time.Since(start)
+		if end, ok := ctx.Deadline(); ok {
+			had = min(had, end.Sub(start))
+		}
+		if had >= silentLeast {
+			s.remember(host)
+		}
+	}
+}
+
+// remember notes a silent host, if need be in the place of the one whose time is over first.
+func (s *silence) remember(host netip.Addr) {
+	host = hostKey(host)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.until == nil {
+		s.until = make(map[netip.Addr]time.Time)
+	}
+	if _, known := s.until[host]; !known && len(s.until) == silentMost {
+		var oldest netip.Addr
+		for h, until := range s.until {
+			if !oldest.IsValid() || until.Before(s.until[oldest]) {
+				oldest = h
+			}
+		}
+		delete(s.until, oldest)
+	}
+	s.until[host] = time.Now().Add(silentTime)
+}
+
+// forget notes that a host was heard of.
+func (s *silence) forget(host netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.until, hostKey(host))
+}
+
+// hostKey is what a host is remembered by: a request of its own comes without a zone.
+func hostKey(host netip.Addr) netip.Addr { return host.WithZone("") }

@@ -46,7 +46,8 @@ func TestDialErrors(t *testing.T) {
 	}
 }
 
-// A peer that has accepted, sends, and then refuses: the VI that asked cannot ask again, and Dial is refused all the same.
+// A peer that has accepted, sends, and then refuses: the VI that asked cannot ask again, and Dial is refused all the
+// same.
 func TestDialIsRefusedBehindData(t *testing.T) {
 	refused := &memorynic.Refused{Times: 1}
 	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{Agent: func(a *kagenttest.Agent) kagent.Agent {
@@ -61,9 +62,7 @@ func TestDialIsRefusedBehindData(t *testing.T) {
 	}
 	await.Until(t, "the VI is destroyed", func() bool { return len(h.nicA.Status().VIs) == 0 })
 	c, err := h.a.Dial("via", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 }
 
@@ -80,9 +79,7 @@ func TestDialContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, ctx := range []context.Context{ctx, unheard{t.Context()}} {
-		if _, err := h.a.DialContext(ctx, "via", addr); !errors.Is(err, context.Canceled) {
-			t.Errorf("cancelled: %v", err)
-		}
+		isErr(t, "cancelled", errOf(h.a.DialContext(ctx, "via", addr)), context.Canceled)
 	}
 	reason := errors.New("enough")
 	ctx, because := context.WithCancelCause(context.Background())
@@ -102,17 +99,13 @@ func TestDialContext(t *testing.T) {
 
 	ctx, cancel = context.WithCancel(context.Background())
 	c, err := h.a.DialContext(ctx, "via", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cancel()
-	if _, err := c.Write([]byte("after its end the context does not matter")); err != nil {
-		t.Error(err)
-	}
+	check(t, errOf(c.Write([]byte("after its end the context does not matter"))))
 }
 
-// A Dial that is under way ends when its context does, at once, in whatever stage, and
-// leaves nothing: while nobody answers, and while the peer does not greet.
+// A Dial that is under way ends when its context does, at once, in whatever stage, and leaves nothing: while nobody
+// answers, and while the peer does not greet.
 func TestDialIsCancelled(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
@@ -135,58 +128,34 @@ func TestDialIsCancelled(t *testing.T) {
 		return len(vis) == 1 && vis[0].State == vipl.ConnectPending.String()
 	})
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("nobody answers: %v", err)
-	}
+	isErr(t, "nobody answers", <-ended, context.Canceled)
 	fabric.Cut(host, false)
 
 	tag, err := h.nicB.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	region, err := h.nicB.AllocMem(4096, vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mute, err := h.nicB.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d, err := region.Descriptor(0, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d.SetSegments(region.Segment(64, 4000))
-	if err := mute.PostRecv(d, region.Handle()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, mute.PostRecv(d, region.Handle()))
 	l, err := h.nicB.Listen(vipl.NetAddress{Discriminator: []byte("vianet\x00\x07")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cancel, ended = dial()
 	request, err := l.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := request.Accept(mute); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := mute.RecvWait(ackDelay); err != nil { // the greeting, which has no answer
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, request.Accept(mute))
+	must(t, errOf(mute.RecvWait(testTimeout))) // the greeting, which has no answer
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("the peer does not greet: %v", err)
-	}
-	if err := errors.Join(l.Close(), mute.Disconnect(), mute.Destroy(), region.Deregister(), tag.Destroy()); err != nil {
-		t.Error(err)
-	}
+	isErr(t, "the peer does not greet", <-ended, context.Canceled)
+	check(t, errors.Join(l.Close(), mute.Disconnect(), mute.Destroy(), region.Deregister(), tag.Destroy()))
 	h.atRest(t)
 }
 
-// Connections that come while a listener closes are accepted, refused or reset, and no
-// one of them is left in between.
+// Connections that come while a listener closes are accepted, refused or reset, and no one of them is left in
+// between.
 func TestAcceptBesideClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320})
 	h.bearBreaks()
@@ -215,7 +184,7 @@ func TestAcceptBesideClose(t *testing.T) {
 						}
 						return
 					}
-					c.SetDeadline(time.Now().Add(ackDelay))
+					c.SetDeadline(time.Now().Add(testTimeout))
 					if _, err := c.Read(make([]byte, 1)); err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
 						t.Errorf("a connection that was not accepted, or was closed: %v", err)
 					}
@@ -224,9 +193,7 @@ func TestAcceptBesideClose(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Duration(round) * 300 * time.Microsecond)
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, l.Close())
 		all.Wait()
 	}
 	h.atRest(t)
@@ -236,9 +203,7 @@ func TestAcceptBesideClose(t *testing.T) {
 func TestListenPorts(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l, err := h.b.Listen("via", ":80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if a := l.Addr().(vianet.Addr); a.Port() != 80 || a.Network() != "via" {
 		t.Errorf("address %v %v", a.Network(), a)
 	}
@@ -255,19 +220,11 @@ func TestListenPorts(t *testing.T) {
 		t.Error("a listener of another network")
 	}
 	c, err := h.a.Dial("via", net.JoinHostPort(h.nicB.Query().Address.String(), "80"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("second Close: %v", err)
-	}
-	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Accept after Close: %v", err)
-	}
+	must(t, l.Close())
+	isErr(t, "second Close", l.Close(), net.ErrClosed)
+	isErr(t, "Accept after Close", errOf(l.Accept()), net.ErrClosed)
 	for range 100 {
 		l, err := h.b.Listen("tcp", "[::]:80")
 		if err != nil {
@@ -277,21 +234,16 @@ func TestListenPorts(t *testing.T) {
 	}
 }
 
-// A port that is free is one on which nobody else listens, either: another stack over the
-// same NIC.
+// A port that is free is one on which nobody else listens, either: another stack over the same NIC.
 func TestListenFree(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	const theirs, free = 50_000, 58_192 // half of those that there are lie between them
 	other, err := newStack(t, h.nicB, vianet.Options{}).Listen("via", fmt.Sprint(":", theirs))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	vianet.TakeAllBut(h.b, theirs, free)
 	for range 40 { // each comes to the one or the other first
 		l, err := h.b.Listen("via", ":0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if port := l.Addr().(vianet.Addr).Port(); port != free {
 			t.Errorf("port %d", port)
 		}
@@ -305,14 +257,11 @@ func TestListenFree(t *testing.T) {
 	}
 	other.Close()
 	l, err := h.b.Listen("via", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.Close()
 }
 
-// A deadline and Close end an Accept; what nobody has accepted is broken: nobody has
-// said all on it.
+// A deadline and Close end an Accept; what nobody has accepted is broken: nobody has said all on it.
 func TestListenerCloses(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -332,49 +281,34 @@ func TestListenerCloses(t *testing.T) {
 	waiting := h.listen(t)
 	lost := h.dial(t, waiting.Addr())
 	waiting.Close()
-	lost.SetDeadline(time.Now().Add(ackDelay))
+	lost.SetDeadline(time.Now().Add(testTimeout))
 	if n, err := lost.Read(make([]byte, 1)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a connection that nobody accepted: %d bytes, %v", n, err)
 	}
 	c.Close()
 }
 
-// Closing a stack ends everything that is under way on it, and whoever it is
-// connected with hears of it.
+// Closing a stack ends everything that is under way on it, and whoever it is connected with hears of it.
 func TestStackClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
 	l := h.listen(t)
-	if _, err := b.Write([]byte("last")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.Write([]byte("last"))))
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Accept: %v", err)
-		}
+		isErr(t, "Accept", errOf(l.Accept()), net.ErrClosed)
 	})
 	wait.Go(func() {
-		if _, err := b.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Read: %v", err)
-		}
+		isErr(t, "Read", errOf(b.Read(make([]byte, 1))), net.ErrClosed)
 	})
-	if err := h.b.Close(); err != nil {
-		t.Error(err)
-	}
+	check(t, h.b.Close())
 	wait.Wait()
-	if got, err := io.ReadAll(a); err != nil || string(got) != "last" {
-		t.Errorf("the other side: %q, %v", got, err)
-	}
+	readsAll(t, a, []byte("last"))
 	if err := h.b.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
-	if _, err := h.b.Dial("via", l.Addr().String()); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Dial: %v", err)
-	}
-	if _, err := h.b.Listen("via", ":0"); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Listen: %v", err)
-	}
+	isErr(t, "Dial", errOf(h.b.Dial("via", l.Addr().String())), net.ErrClosed)
+	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
 }
 
 // A NIC that is closed under its stack ends the connections, and nothing hangs.
@@ -382,9 +316,7 @@ func TestNICClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, _ := h.pair(t)
 	read, wrote := goRead(a, 100_000), goWrite(a, make([]byte, 100_000))
-	if err := h.nicA.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.nicA.Close())
 	if readErr, writeErr := <-read, <-wrote; readErr == nil || writeErr == nil {
 		t.Errorf("Read: %v; Write: %v", readErr, writeErr)
 	}
@@ -405,8 +337,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Many connections of one NIC at once, all of them in use, and none of them
-// leaves anything behind.
+// Many connections of one NIC at once, all of them in use, and none of them leaves anything behind.
 func TestMany(t *testing.T) {
 	const count = 300
 	o := vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 512, Threshold: 4000}
@@ -426,14 +357,10 @@ func TestMany(t *testing.T) {
 			var sender sync.WaitGroup
 			defer sender.Wait()
 			sender.Go(func() {
-				if err := writeAll(c, data, uint64(i)); err != nil {
-					t.Error(err)
-				}
+				check(t, writeAll(c, data, uint64(i)))
 				c.(*vianet.Conn).CloseWrite()
 			})
-			if got, err := io.ReadAll(c); err != nil || string(got) != string(data) {
-				t.Errorf("connection %d: %d of %d bytes, %v", i, len(got), len(data), err)
-			}
+			readsAll(t, c, []byte(string(data)))
 		})
 	}
 }

@@ -16,12 +16,13 @@ const network = "via"
 
 // What the peer did that ends its connection.
 var (
-	errOrder    = errors.New("the message comes at the wrong time")
-	errCredits  = errors.New("more buffers are given back than there are")
-	errOverrun  = errors.New("more data came than there was credit for")
-	errTransfer = errors.New("the message is about another transfer, or says of it what cannot be")
-	errUnheard  = errors.New("the peer reads no more")
-	errSlow     = errors.New("the peer was asked to let go of memory and did not answer")
+	errOrder     = errors.New("the message comes at the wrong time")
+	errCredits   = errors.New("more buffers are given back than there are")
+	errOverrun   = errors.New("more data came than there was credit for")
+	errTransfer  = errors.New("the message is about another transfer, or says of it what cannot be")
+	errUnheard   = errors.New("the peer reads no more")
+	errImmediate = errors.New("an RDMA write has immediate data, which no peer sends")
+	errSlow      = errors.New("the peer was asked to let go of memory and did not answer")
 )
 
 // resetError is the error of a connection that broke.
@@ -32,8 +33,7 @@ func resetError(cause error) error {
 	return fmt.Errorf("%w: %w", syscall.ECONNRESET, cause)
 }
 
-// systemError gives an error of package vipl the meaning that programs of
-// package net know it by.
+// systemError gives an error of package vipl the meaning that programs of package net know it by.
 func systemError(err error) error {
 	for _, m := range []struct{ code, err error }{
 		{vipl.ErrSecurity, syscall.EKEYREJECTED}, // an ErrRejected, too
@@ -50,8 +50,8 @@ func systemError(err error) error {
 	return err
 }
 
-// system is a system's error with its cause, and says of itself what the system's
-// says, so that an OpError knows a time-out.
+// system is a system's error with its cause, and says of itself what the system's says, so that an OpError knows a
+// time-out.
 type system struct{ err, cause error }
 
 func (e *system) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
@@ -70,8 +70,8 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: network, Source: c.local, Addr: c.remote, Err: err}
 }
 
-// contextError is why a context ended, as an error of package net: what this package
-// has ended it for, or that the program's was cancelled or its time is over.
+// contextError is why a context ended, as an error of package net: what this package has ended it for, or that the
+// program's was cancelled or its time is over.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if cause == errStackClosed || cause == syscall.ETIMEDOUT {

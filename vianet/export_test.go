@@ -12,8 +12,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// RingLater counts of so many Writes those that leave the doorbell to who polls, if
-// anybody does; the first alone of them are to ring by themselves.
+// RingLater counts of so many Writes those that leave the doorbell to who polls, if anybody does; the first alone of
+// them are to ring by themselves.
 func RingLater(polls bool, alone int32, writes int) (later int) {
 	s := &Stack{}
 	s.spinning.Store(polls)
@@ -44,8 +44,8 @@ func noDrivers(nic *vipl.NIC) (s *Stack, err error) {
 	return s, nil
 }
 
-// Handover polls while a keeper waits and goes to sleep before that has heard of it. It
-// says whether the keeper is told.
+// Handover polls while a keeper waits and goes to sleep before that has heard of it. It reports whether the keeper is
+// told.
 func Handover(nic *vipl.NIC) (told bool, err error) {
 	s, err := noDrivers(nic)
 	if err != nil {
@@ -62,8 +62,8 @@ func Handover(nic *vipl.NIC) (told bool, err error) {
 	return len(s.arrivals.poke) > 0, nil
 }
 
-// Left polls while another needs to hear of sends, and leaves without going to sleep. It says
-// whether the keeper of sends is told before that of arrivals waits.
+// Left polls while another needs to hear of sends, and leaves without going to sleep. It reports whether the keeper of
+// sends is told before that of arrivals waits.
 func Left(nic *vipl.NIC) (told bool, err error) {
 	s, err := noDrivers(nic)
 	if err != nil {
@@ -79,8 +79,7 @@ func Left(nic *vipl.NIC) (told bool, err error) {
 	return len(s.sends.poke) > 0, nil
 }
 
-// Roused says whether somebody who needs to hear of sends rouses their keeper, while
-// somebody polls or nobody does.
+// Roused reports whether somebody who needs to hear of sends rouses their keeper, while somebody polls or nobody does.
 func Roused(polls bool) bool {
 	s := &Stack{}
 	s.sends = &driver{stack: s, poke: make(chan struct{}, 1)}
@@ -89,8 +88,8 @@ func Roused(polls bool) bool {
 	return len(s.sends.poke) > 0
 }
 
-// PollPast polls as who waits does whose deadline has passed, while completions of
-// another connection lie on the queue, and says how many it took and left.
+// PollPast polls as who waits does whose deadline has passed, while completions of another connection lie on the
+// queue, and says how many it took and left.
 func PollPast(nic *vipl.NIC) (took, left int, err error) {
 	s, err := noDrivers(nic)
 	if err != nil {
@@ -145,8 +144,8 @@ func Pin(c *Conn) (release func()) {
 	return c.mu.Unlock
 }
 
-// Unbalanced says what is missing of the way from one end of an idle connection,
-// on which everything has been read, to the other; nothing is "".
+// Unbalanced says what is missing of the way from one end of an idle connection, on which everything has been read,
+// to the other; nothing is "".
 func Unbalanced(from, to *Conn) string {
 	from.progress()
 	from.mu.Lock()
@@ -177,42 +176,41 @@ func Unbalanced(from, to *Conn) string {
 	return ""
 }
 
-// HasRing says whether the peer of a connection writes to a ring of this side.
+// HasRing reports whether the peer of a connection writes to a ring of this side.
 func HasRing(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ring.lease != nil
 }
 
-// Ringed says whether both sides of a connection write to a ring of the other's.
+// Ringed reports whether both sides of a connection write to a ring of the other's.
 func Ringed(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ring.lease != nil && c.peerRing.size > 0
 }
 
-// Full says whether a connection has bytes to send for which the peer has no room, and
-// room for no more of them.
+// Full reports whether a connection has bytes to send for which the peer has no room, and room for no more of them.
 func Full(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.credits == 0 && c.fill >= 0 && c.filled == c.longest
 }
 
-// Rouse has the Write that waits look again. The result says whether it has heard.
+// Rouse has the Write that waits look again. The result reports whether it has heard.
 func Rouse(c *Conn) (heard func() bool) {
 	raise(c.writable)
 	return func() bool { return len(c.writable) == 0 }
 }
 
-// Offered says whether a connection's transfer waits for the peer to take it.
+// Offered reports whether a connection's transfer waits for the peer to take it.
 func Offered(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.out.open
 }
 
-// Reads says whether a Read is under way.
+// Reads reports whether a Read is under way.
 func Reads(c *Conn) bool {
 	if c.reading.TryLock() {
 		c.reading.Unlock()
@@ -234,8 +232,8 @@ func Linger(c *Conn) time.Duration {
 	return c.linger
 }
 
-// Kept is the number of registrations that a stack keeps although no connection uses
-// them, and what it has besides of connections; nothing is "".
+// Kept is the number of registrations that a stack keeps although no connection uses them, and what it has besides of
+// connections; nothing is "".
 func Kept(s *Stack) (n int, besides string) {
 	s.mu.Lock()
 	conns, listeners, buffers := len(s.conns), len(s.listeners), len(s.buffers)
@@ -244,7 +242,7 @@ func Kept(s *Stack) (n int, besides string) {
 	used := len(s.ports.used)
 	s.ports.mu.Unlock()
 	s.regs.mu.Lock()
-	n = buffers + len(s.regs.idle) + len(s.regs.stages)
+	n = buffers + s.regs.order.Len() + len(s.regs.stages)
 	s.regs.mu.Unlock()
 	if conns > 0 || used != listeners || s.sends.wanted.Load() != 0 || s.spinning.Load() {
 		besides = fmt.Sprintf("%d connections, %d ports of %d listeners, %d want sends, ",
@@ -270,8 +268,7 @@ func DialOrTo(
 // DialTo is Dial to several addresses.
 func DialTo(ctx context.Context, s *Stack, to []Addr) (net.Conn, error) { return s.dialAny(ctx, to) }
 
-// TakeAllBut has all ports that are given to those who ask for none in particular in use,
-// but these.
+// TakeAllBut has all ports that are given to those who ask for none in particular in use, but these.
 func TakeAllBut(s *Stack, free ...uint16) {
 	s.ports.mu.Lock()
 	defer s.ports.mu.Unlock()

@@ -36,12 +36,10 @@ func newWay(t *testing.T) *otherWay {
 	return &otherWay{conn: pipe}
 }
 
-// DialOr connects by VIA where somebody listens, else by the other way; it says of
-// both why neither went.
+// DialOr connects by VIA where somebody listens, else by the other way; it says of both why neither went.
 func TestDialOr(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	or := newWay(t)
 
 	c, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)
@@ -82,19 +80,16 @@ func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *h
 	return over(t, open("a", a), open("b", b), wire, asleep)
 }
 
-// A host that does not answer by VIA costs one connection the time to find that out,
-// and not each of them; until it is heard of, or the other way fails, too.
+// A host that does not answer by VIA costs one connection the time to find that out, and not each of them; until it
+// is heard of, or the other way fails, too.
 func TestDialOrRemembers(t *testing.T) { synctest.Test(t, dialOrRemembers) }
 
 func dialOrRemembers(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
 	l := h.listen(t)
-	defer l.Close()
 	back, err := h.a.Listen("via", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, port, _ := net.SplitHostPort(back.Addr().String())
 	host := h.nicB.Query().Address
 	or := newWay(t)
@@ -117,17 +112,13 @@ func dialOrRemembers(t *testing.T) {
 
 	silent()
 	c, err := h.b.Dial("via", net.JoinHostPort(h.nicA.Query().Address.String(), port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 	dial(true) // the host has asked for a connection
 
 	silent()
 	c, err = h.a.Dial("via", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 	dial(true) // it has answered
 
@@ -147,15 +138,14 @@ func dialOrRemembers(t *testing.T) {
 	}
 }
 
-// Where the other way fails, VIA is tried after all, also with a host that was silent beside
-// another one that answers.
+// Where the other way fails, VIA is tried after all, also with a host that was silent beside another one that
+// answers.
 func TestDialOrAfterAll(t *testing.T) { synctest.Test(t, dialOrAfterAll) }
 
 func dialOrAfterAll(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
 	l := h.listen(t)
-	defer l.Close()
 	there := l.Addr().(vianet.Addr)
 	nobody := vianet.Addr{AddrPort: netip.AddrPortFrom(h.nicA.Query().Address, 7)}
 	silent := func() {
@@ -177,9 +167,7 @@ func dialOrAfterAll(t *testing.T) {
 	silent()
 	fabric.Cut(there.Addr(), false)
 	c, err := dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 
 	silent()
@@ -216,9 +204,7 @@ func dialOrInTime(t *testing.T) {
 func aKey(t *testing.T) *vipl.PSK {
 	t.Helper()
 	key, err := vipl.NewPSK(make([]byte, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return key
 }
 
@@ -230,7 +216,6 @@ func TestDialOrWithKeys(t *testing.T) {
 			fabric := kagenttest.NewFabric(kagenttest.Faults{})
 			h := onFabric(t, fabric, memorynic.Config{PSK: keys[0]}, memorynic.Config{PSK: keys[1]})
 			l := h.listen(t)
-			defer l.Close()
 			or := newWay(t)
 			_, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)
 			if !errors.Is(err, syscall.EKEYREJECTED) || or.calls > 0 {
@@ -248,7 +233,6 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{PSK: key}, memorynic.Config{})
 	l := h.listen(t)
-	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	at := func(host string) vianet.Addr {
 		return vianet.Addr{AddrPort: netip.MustParseAddrPort(net.JoinHostPort(host, port))}
@@ -277,7 +261,6 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	told := make(chan error, 8)
 	h.b = newStack(t, h.nicB, vianet.Options{Failed: func(err error) { told <- err }})
 	l := h.listen(t)
-	defer l.Close()
 	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.EKEYREJECTED) {
 		t.Error(err)
 	}
@@ -285,7 +268,7 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	var err error
 	select {
 	case err = <-told:
-	case <-time.After(ackDelay):
+	case <-time.After(testTimeout):
 		t.Fatal("it is told nothing")
 	}
 	peer := vianet.Addr{}

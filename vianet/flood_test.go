@@ -38,9 +38,7 @@ func newSpoofer(t *testing.T, from, to *nstest.NS, disc []byte) *spoofer {
 	t.Cleanup(func() { unix.Close(s.fd) })
 	// What the victims are sent goes to the flooder's host, which drops it.
 	_, victims, _ := net.ParseCIDR("11.0.0.0/8")
-	if err := to.Netlink().RouteAdd(&netlink.Route{LinkIndex: to.Index, Dst: victims, Gw: from.IPv4.AsSlice()}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, to.Netlink().RouteAdd(&netlink.Route{LinkIndex: to.Index, Dst: victims, Gw: from.IPv4.AsSlice()}))
 	return s
 }
 
@@ -66,16 +64,14 @@ func (s *spoofer) send() error {
 	return unix.Sendto(s.fd, b, 0, &unix.SockaddrInet4{Addr: to})
 }
 
-// Beside requests of addresses that do not answer, which alone would take all places, no dial is
-// refused. (How long one takes is a matter of kagent.TestDialsBesideFlood.)
+// Beside requests of addresses that do not answer, which alone would take all places, no dial is refused. (How long
+// one takes is a matter of kagent.TestDialsBesideFlood.)
 func TestDialBesideFlood(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	nicA, nicB := vethNics(t, na, nb)
 	a, b := newStack(t, nicA, vianet.Options{}), newStack(t, nicB, vianet.Options{})
 	l, err := b.Listen("via", net.JoinHostPort(nb.IPv4.String(), "80"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	accepted := make(chan int, 1)
 	go func() {
 		n := 0
@@ -110,16 +106,12 @@ func TestDialBesideFlood(t *testing.T) {
 	for range dials {
 		at := sent.Load()
 		c, err := a.Dial("via", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		c.Close()
 		await.Until(t, "the flood goes on", func() bool { return sent.Load() > at || len(flooded) > 0 })
 	}
 	over.Store(true)
-	if err := <-flooded; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-flooded)
 	if n := b.Stats().Refused; n > 32 { // that came in before cookies were asked for
 		t.Errorf("%d requests were refused", n)
 	}

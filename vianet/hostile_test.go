@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -12,9 +13,190 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
+
+// The kinds of messages, as the package's comment numbers them.
+const (
+	hello = 1 + iota
+	data
+	credit
+	announce
+	ask
+	filled
+	withdraw
+	room
+	taken
+	fin
+	finack
+	stop
+)
+
+// message puts one together byte by byte, as the table in the package's comment says.
+type message struct {
+	kind, flags byte
+	credits     uint16
+	id, length  uint32
+	handle      vipl.MemHandle
+	addr        uint64
+	payload     []byte
+	garbage     []byte // sent in its place
+}
+
+func (m message) bytes() []byte {
+	if m.garbage != nil {
+		return m.garbage
+	}
+	b := []byte{m.kind, m.flags}
+	b = binary.BigEndian.AppendUint16(b, m.credits)
+	b = binary.BigEndian.AppendUint32(b, m.id)
+	b = binary.BigEndian.AppendUint32(b, m.length)
+	b = binary.BigEndian.AppendUint32(b, uint32(m.handle))
+	b = binary.BigEndian.AppendUint64(b, m.addr)
+	return append(b, m.payload...)
+}
+
+func decode(b []byte) message {
+	return message{
+		kind: b[0], flags: b[1], credits: binary.BigEndian.Uint16(b[2:]), id: binary.BigEndian.Uint32(b[4:]),
+		length: binary.BigEndian.Uint32(b[8:]), handle: vipl.MemHandle(binary.BigEndian.Uint32(b[12:])),
+		addr: binary.BigEndian.Uint64(b[16:]), payload: b[24:],
+	}
+}
+
+// peer is a VI that speaks the protocol by hand, and says what it likes.
+type peer struct {
+	t      *testing.T
+	vi     *vipl.VI
+	region *vipl.Region // buffers of slot bytes, each with its descriptor in front; peers may read and write it
+	next   int          // buffer for sending
+}
+
+const (
+	slots = 64 // of which half are for receiving
+	slot  = 4096
+)
+
+// newPeer connects a peer with the listener at addr.
+func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *peer {
+	t.Helper()
+	tag, err := nic.CreatePtag()
+	must(t, err)
+	p := &peer{t: t}
+	attr := vipl.MemAttributes{Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}
+	if p.region, err = nic.AllocMem(slots*slot, attr); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.region.Deregister() })
+	p.vi, err = nic.CreateVI(vipl.VIAttributes{
+		Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: rdmaRead, EnableRDMAWrite: true,
+	}, nil, nil)
+	must(t, err)
+	for i := range slots / 2 {
+		must(t, p.vi.PostRecv(p.desc(slots/2+i, slot-64), p.region.Handle()))
+	}
+	to := vipl.NetAddress{Host: addr.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), addr.Port())}
+	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x09")}
+	must(t, errOf(p.vi.ConnectRequest(from, to, testTimeout)))
+	t.Cleanup(p.end)
+	return p
+}
+
+// end gives the VI back.
+func (p *peer) end() {
+	p.vi.Disconnect()
+	for {
+		if d, _ := p.vi.RecvDone(); d == nil {
+			break
+		}
+	}
+	for {
+		if d, _ := p.vi.SendDone(); d == nil {
+			break
+		}
+	}
+	check(p.t, p.vi.Destroy())
+}
+
+// desc is the descriptor of buffer i for n bytes.
+func (p *peer) desc(i, n int) *vipl.Descriptor {
+	d, err := p.region.Descriptor(i*slot, 2)
+	must(p.t, err)
+	d.SetSegments(p.region.Segment(i*slot+64, n))
+	return d
+}
+
+// send sends a message. What becomes of it is not looked at: the connection may be over.
+func (p *peer) send(m message) {
+	p.t.Helper()
+	i := p.next % (slots / 2)
+	p.next++
+	b := m.bytes()
+	d := p.desc(i, len(b))
+	copy(p.region.Bytes()[i*slot+64:], b)
+	p.post(d)
+}
+
+// write writes n bytes of the buffer to the other side's memory.
+func (p *peer) write(to vipl.AddressSegment, n int) {
+	p.t.Helper()
+	d := p.desc(p.next%(slots/2), n)
+	d.SetRDMAWrite(to, p.region.Segment(64, n))
+	p.next++
+	p.post(d)
+}
+
+func (p *peer) post(d *vipl.Descriptor) {
+	p.t.Helper()
+	must(p.t, p.vi.PostSend(d, p.region.Handle()))
+	if _, err := p.vi.SendWait(testTimeout); err == vipl.ErrTimeout {
+		p.t.Fatal(err)
+	}
+}
+
+// receive waits for a message of one of these kinds and passes over others.
+func (p *peer) receive(kind byte) message {
+	p.t.Helper()
+	for {
+		d, err := p.vi.RecvWait(testTimeout)
+		if err != nil {
+			p.t.Fatalf("waiting for a message of kind %d: %v", kind, err)
+		}
+		off := int(d.Addr() - p.region.Addr())
+		m := decode(append([]byte(nil), p.region.Bytes()[off+64:][:d.Length]...))
+		must(p.t, p.vi.PostRecv(p.desc(off/slot, slot-64), p.region.Handle()))
+		if m.kind == kind {
+			return m
+		}
+	}
+}
+
+// greet exchanges greetings, and says what the other side may take.
+func (p *peer) greet() message {
+	p.t.Helper()
+	p.send(message{kind: hello, id: 1, credits: 8, length: slot - 64})
+	return p.receive(hello)
+}
+
+// isOver waits until the other side has ended the connection.
+func (p *peer) isOver() {
+	p.t.Helper()
+	await.Until(p.t, "the other side ends the connection", func() bool {
+		s, err := p.vi.Query()
+		return err != nil || s.State == vipl.Error
+	})
+}
+
+// isReset waits until the other side, whose connection c is, has reset it, and checks why.
+func (p *peer) isReset(c *vianet.Conn, why string) {
+	p.t.Helper()
+	p.isOver()
+	_, err := c.Write(make([]byte, 1))
+	isReset(p.t, err, why)
+	c.Close()
+}
 
 // meet connects a peer that has not greeted yet with a listener of h.
 func (h *hosts) meet(t *testing.T, l *vianet.Listener, rdmaRead bool) *peer {
@@ -36,12 +218,10 @@ func (h *hosts) met(t *testing.T, rdmaRead bool) (*peer, *vianet.Conn) {
 // accept takes the connection of a peer that has greeted.
 func accept(t *testing.T, l *vianet.Listener) *vianet.Conn {
 	t.Helper()
-	l.SetDeadline(time.Now().Add(ackDelay))
+	l.SetDeadline(time.Now().Add(testTimeout))
 	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.SetDeadline(time.Now().Add(ackDelay))
+	must(t, err)
+	c.SetDeadline(time.Now().Add(testTimeout))
 	return c.(*vianet.Conn)
 }
 
@@ -61,12 +241,12 @@ const (
 	wrongMove  = "another transfer"
 )
 
-// A peer that sends what it must not has its connection reset, with the reason,
-// and nothing else suffers.
+// A peer that sends what it must not has its connection reset, with the reason, and nothing else suffers.
 func TestWrongMessages(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	bystander, other := h.pair(t)
 	mem := message{kind: announce, id: 1, length: 10, handle: 5, addr: 4096}
+	ring := message{kind: room, length: 1000, handle: 5, addr: 4096}
 	change := func(m message, f func(m *message)) message { f(&m); return m }
 	for _, test := range []struct {
 		name string
@@ -104,6 +284,9 @@ func TestWrongMessages(t *testing.T) {
 		{"stop with data", []message{{kind: stop, payload: []byte("four")}}, wrongLen},
 		{"second fin", []message{{kind: fin}, {kind: fin}}, wrongTime},
 		{"data after the fin", []message{{kind: fin}, {kind: data, length: 4, payload: []byte("four")}}, wrongTime},
+		{"more room in a ring", []message{ring, change(ring, func(m *message) { m.length = 1 })}, wrongMove},
+		{"a ring elsewhere", []message{ring, change(ring, func(m *message) { m.length, m.addr = 1, 4097 })}, wrongMove},
+		{"a ring of another handle", []message{ring, change(ring, func(m *message) { m.length, m.handle = 1, 6 })}, wrongMove},
 		{"transfer after the fin", []message{{kind: fin}, mem}, wrongTime},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -121,7 +304,6 @@ func TestWrongMessages(t *testing.T) {
 func TestWrongGreeting(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	good := message{kind: hello, id: 1, credits: 8, length: 4000}
 	for name, m := range map[string]message{
 		"other version":        {kind: hello, id: 2, credits: 8, length: 4000},
@@ -151,7 +333,6 @@ func TestWrongGreeting(t *testing.T) {
 func TestOverrun(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	p := h.meet(t, l, true)
 	credits := int(p.greet().credits)
 	c := accept(t, l)
@@ -159,10 +340,7 @@ func TestOverrun(t *testing.T) {
 	for range credits {
 		p.send(four)
 	}
-	got := make([]byte, 4)
-	if _, err := io.ReadFull(c, got); err != nil || string(got) != "four" {
-		t.Fatalf("%q, %v", got, err)
-	}
+	readsAll(t, io.LimitReader(c, 4), []byte("four"))
 	for range 2 { // one for the message that was read
 		p.send(four)
 	}
@@ -174,8 +352,7 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-// Memory that is announced and cannot be read ends the connection of who
-// announced it, whichever way it is read.
+// Memory that is announced and cannot be read ends the connection of who announced it, whichever way it is read.
 func TestAnnounceOfNothing(t *testing.T) {
 	for _, size := range []int{100, 100_000} {
 		h := inMemory(t, vianet.Options{})
@@ -185,6 +362,26 @@ func TestAnnounceOfNothing(t *testing.T) {
 			t.Errorf("Read of %d: %d bytes, %v", size, n, err)
 		}
 	}
+}
+
+// An RDMA write with immediate data takes a receive in which no message has come: it is longer than a buffer, and
+// what lies there is old.
+func TestImmediateWrite(t *testing.T) {
+	const size = 200_000
+	h := inMemory(t, vianet.Options{})
+	p, c := h.met(t, false)
+	p.send(message{kind: ask, id: 1, length: size})
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Read(make([]byte, size))
+		done <- err
+	}()
+	m := p.receive(room)
+	d := p.desc(0, size)
+	d.SetRDMAWrite(vipl.AddressSegment{Data: m.addr, Handle: m.handle}, p.region.Segment(64, int(m.length)))
+	d.SetImmediate(1)
+	p.post(d)
+	isReset(t, <-done, "immediate data")
 }
 
 // A receiver of announced memory that says that it has taken what it cannot have.
@@ -231,8 +428,8 @@ func withdrawUnanswered(t *testing.T) {
 	isReset(t, err, "did not answer")
 }
 
-// A peer that has let go in time is not reset because this side did not get to look at
-// its answer before the time was over.
+// A peer that has let go in time is not reset because this side did not get to look at its answer before the time was
+// over.
 func TestWithdrawAnsweredInTime(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c := h.met(t, true)
@@ -246,10 +443,7 @@ func TestWithdrawAnsweredInTime(t *testing.T) {
 	release()
 	isTimeout(t, "Write", <-done)
 	p.send(message{kind: data, length: 4, payload: []byte("four")})
-	got := make([]byte, 4)
-	if _, err := io.ReadFull(c, got); err != nil || string(got) != "four" {
-		t.Errorf("%q, %v", got, err)
-	}
+	readsAll(t, io.LimitReader(c, 4), []byte("four"))
 }
 
 // asVIA is where a listener is, as the package's comment says.
@@ -262,14 +456,11 @@ func asVIA(l net.Listener) vipl.NetAddress {
 func TestStranger(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	to := asVIA(l)
 	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, disc := range []string{"", "telnet", "vianet", "vianet\x00\x01\x02"} {
-		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, ackDelay)
+		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, testTimeout)
 		if !errors.Is(err, vipl.ErrRejected) {
 			t.Errorf("from %q: %v", disc, err)
 		}
@@ -282,14 +473,11 @@ func TestStranger(t *testing.T) {
 func TestOtherVI(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	to := asVIA(l)
 	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x01")}
-	if _, err := vi.ConnectRequest(from, to, ackDelay); !errors.Is(err, vipl.ErrRejected) {
+	if _, err := vi.ConnectRequest(from, to, testTimeout); !errors.Is(err, vipl.ErrRejected) {
 		t.Errorf("%v", err)
 	}
 	a := h.dial(t, l.Addr())

@@ -13,8 +13,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Listener accepts connections at one address. All methods may be called
-// concurrently.
+// Listener accepts connections at one address. All methods may be called concurrently.
 type Listener struct {
 	stack    *Stack
 	addr     Addr
@@ -32,13 +31,12 @@ type Listener struct {
 
 var _ net.Listener = (*Listener)(nil)
 
-// Listen listens at address, host:port. Without a host, or with [::], it is for all
-// addresses of the NIC, with 0.0.0.0 for those of IPv4. Port 0 is a free one. name is
-// as for Dial. The result is a [*Listener].
+// Listen listens at address, host:port. Without a host, or with [::], it is for all addresses of the NIC, with
+// 0.0.0.0 for those of IPv4. Port 0 is a free one. name is as for Dial. The result is a [*Listener].
 //
-// Errors are [*net.OpError]: EADDRINUSE when another listener or a connection of the stack
-// has the port, at whatever address, or whoever else has the same Kernel Agent listens at
-// the address; [net.ErrClosed] after Close or Shutdown of the stack.
+// Errors are [*net.OpError]: EADDRINUSE when another listener or a connection of the stack has the port, at whatever
+// address, or another program of the same Kernel Agent listens at the address; [net.ErrClosed] after Close or
+// Shutdown of the stack.
 func (s *Stack) Listen(name, address string) (net.Listener, error) {
 	addrs, err := s.resolve(context.Background(), name, address)
 	if err != nil {
@@ -80,8 +78,8 @@ func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
 	return l, nil
 }
 
-// claim takes a port, and takes requests to it from now on. One that is free, where none in
-// particular is asked for, is free for all who have the same Kernel Agent.
+// claim takes a port, and takes requests to it from now on. One that is free, where none in particular is asked for,
+// is free for all who have the same Kernel Agent.
 func (s *Stack) claim(at Addr) (Addr, *vipl.Listener, error) {
 	port, err := s.ports.take(at.Port())
 	if err != nil {
@@ -162,14 +160,21 @@ func (l *Listener) refuse(request *vipl.Conn) {
 	l.stack.count(&l.stack.counts.Refused)
 }
 
+// establish accepts a request. The receives of the connection are posted before: the other side speaks first.
 func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
-	c, err := l.stack.passive()
+	c, err := newConn(l.stack)
 	if err != nil {
 		l.refuse(request)
 		return nil, err
 	}
 	c.remote, c.local = remote, l.addr
-	if err := request.Accept(c.vi); err != nil {
+	c.mu.Lock()
+	err = c.post()
+	c.mu.Unlock()
+	if err == nil {
+		err = request.Accept(c.vi)
+	}
+	if err != nil {
 		l.refuse(request)
 		c.free()
 		return nil, err
@@ -187,24 +192,7 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	return c, nil
 }
 
-// passive gives a connection to accept with: its receives are posted, since the
-// other side speaks first.
-func (s *Stack) passive() (*Conn, error) {
-	c, err := newConn(s)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	err = c.post()
-	c.mu.Unlock()
-	if err != nil {
-		c.free()
-		return nil, err
-	}
-	return c, nil
-}
-
-// dropAccepted breaks what nobody will accept any more: what was written there is lost.
+// dropAccepted breaks connections that will not be accepted: what was written there is lost.
 func (l *Listener) dropAccepted() {
 	for {
 		select {
@@ -262,8 +250,7 @@ func (l *Listener) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: network, Addr: l.addr, Err: err}
 }
 
-// SetDeadline sets the time after which an Accept ends with
-// [os.ErrDeadlineExceeded]; the zero time means never.
+// SetDeadline sets the time after which an Accept ends with [os.ErrDeadlineExceeded]; the zero time means never.
 func (l *Listener) SetDeadline(t time.Time) error {
 	if l.closed() {
 		return l.opError("set", net.ErrClosed)
@@ -272,8 +259,8 @@ func (l *Listener) SetDeadline(t time.Time) error {
 	return nil
 }
 
-// Close ends the listener: connections that nobody has accepted are reset. The
-// port is free again. The error is [net.ErrClosed] the second time.
+// Close ends the listener: connections that were not accepted are reset. The port is free again. The error is
+// [net.ErrClosed] the second time.
 func (l *Listener) Close() error {
 	if l.closed() {
 		return l.opError("close", net.ErrClosed)
@@ -282,6 +269,5 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// Addr is the address, an [Addr]; its host is 0.0.0.0 or :: where the listener is for
-// all.
+// Addr is the address, an [Addr]; its host is 0.0.0.0 or :: where the listener is for all.
 func (l *Listener) Addr() net.Addr { return l.addr }

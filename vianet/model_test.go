@@ -16,10 +16,9 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// The model of a connection: what each side has written and the other has not read
-// is a queue of bytes. A Write appends as many as it returns; a Read takes some from
-// the front, and waits only when there are none; a stream that has ended is read to
-// its end, whatever became of the other one.
+// The model of a connection: what each side has written and the other has not read is a queue of bytes. A Write
+// appends as many as it returns; a Read takes some from the front, and waits only when there are none; a stream that
+// has ended is read to its end, whatever became of the other one.
 type streams struct {
 	sides    [2]*vianet.Conn
 	unread   [2][]byte // of what a side has written
@@ -32,8 +31,7 @@ type streams struct {
 	lost     bool // a call took so long that the connection may have been reset: nothing is known any more
 }
 
-// sizes are those that a Write or Read may have: around a message's, the threshold
-// of transfers, a staging buffer's.
+// sizes are those that a Write or Read may have: around a message's, the threshold of transfers, a staging buffer's.
 var sizes = rapid.OneOf(
 	rapid.SampledFrom([]int{0, 1, 200, 320 - 88, 1999, 2001, 4136, 4137, 32768, 32769, 65535, 65536, 200_000}),
 	rapid.IntRange(0, 150_000))
@@ -53,7 +51,7 @@ func (m *streams) write(r *rapid.T, i int) {
 	c := m.sides[i]
 	done := make(chan string, 1)
 	if heard {
-		c.SetWriteDeadline(time.Now().Add(ackDelay))
+		c.SetWriteDeadline(time.Now().Add(testTimeout))
 		want := append(m.unread[i], b...)
 		piece := max(1, len(want)/1000, sizes.Draw(r, "read")) // never so many Reads
 		m.unread[i] = nil
@@ -91,7 +89,7 @@ func (m *streams) write(r *rapid.T, i int) {
 
 // reads reads what is to come and says what is wrong with it.
 func reads(c *vianet.Conn, want []byte, piece int) string {
-	c.SetReadDeadline(time.Now().Add(ackDelay))
+	c.SetReadDeadline(time.Now().Add(testTimeout))
 	buf := make([]byte, piece)
 	for len(want) > 0 {
 		n, err := c.Read(buf)
@@ -117,7 +115,7 @@ func (m *streams) read(r *rapid.T, i int) {
 	if waits {
 		c.SetReadDeadline(time.Now().Add(shortly))
 	} else {
-		c.SetReadDeadline(time.Now().Add(ackDelay))
+		c.SetReadDeadline(time.Now().Add(testTimeout))
 	}
 	buf := make([]byte, n)
 	k, err := c.Read(buf)
@@ -246,12 +244,12 @@ func (m *streams) finish(t *testing.T, r *rapid.T) {
 	}
 }
 
-// Whatever two programs do with a connection one after the other, it does what the
-// model says, and no credit and no buffer is lost.
+// Whatever two programs do with a connection one after the other, it does what the model says, and no credit and no
+// buffer is lost.
 func TestModel(t *testing.T) {
-	shm := func(name string, o vianet.Options, f xdpnictest.Faults) {
+	config := func(name string, o vianet.Options, f xdpnictest.Faults) {
 		t.Run(name, func(t *testing.T) {
-			o.Linger = ackDelay
+			o.Linger = testTimeout
 			h := inMemory(t, o)
 			h.wire.SetFaults(f)
 			h.bearBreaks()
@@ -283,11 +281,11 @@ func TestModel(t *testing.T) {
 			}
 		})
 	}
-	for _, l := range shmLinks {
-		shm(l.name, l.options, xdpnictest.Faults{})
+	for _, l := range configurations {
+		config(l.name, l.options, xdpnictest.Faults{})
 	}
 	// A case is a few dozen frames: of them one in a hundred would be one or two in a whole run.
 	torn := xdpnictest.Faults{Seed: 5, Loss: 0.1, Dup: 0.05, Reorder: 0.1}
-	shm("read, loss", vianet.Options{}, torn)
-	shm("write, loss", vianet.Options{NoRDMARead: true}, torn)
+	config("read, loss", vianet.Options{}, torn)
+	config("write, loss", vianet.Options{NoRDMARead: true}, torn)
 }

@@ -1,7 +1,11 @@
 package vianet_test
 
 import (
+	"bytes"
+	"errors"
 	"io"
+	"net"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,8 +17,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// onPath are two hosts in a bubble with so long a way between them. Nothing but the way
-// takes time.
+// onPath are two hosts in a bubble with so long a way between them. Nothing but the way takes time.
 func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	t.Helper()
 	wire := xdpnictest.NewWire()
@@ -31,8 +34,8 @@ func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	return h
 }
 
-// A stream has so many bytes under way that a long way does not hold it up, whatever the
-// sizes of Writes and Reads: in a round trip go most of what the VI's window takes, 364 KB.
+// A stream has so many bytes under way that a long way does not hold it up, whatever the sizes of Writes and Reads:
+// in a round trip go most of what the VI's window takes, 364 KB.
 func TestBytesInARoundTrip(t *testing.T) {
 	const oneWay = 100 * time.Microsecond
 	total := 8 << 20
@@ -74,15 +77,11 @@ func TestBytesInARoundTrip(t *testing.T) {
 				buf := make([]byte, test.read)
 				for n := 0; n < total; {
 					k, err := b.Read(buf)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					n += k
 				}
 				trips := float64(time.Since(start)) / float64(2*oneWay)
-				if err := <-wrote; err != nil {
-					t.Error(err)
-				}
+				check(t, <-wrote)
 				if got := int(float64(total) / trips); got < test.want {
 					t.Errorf("%d KiB in a round trip, want %d", got>>10, test.want>>10)
 				}
@@ -108,9 +107,7 @@ func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 	got := make([]byte, 10)
 	for id := range uint32(2) {
 		p.send(message{kind: announce, id: id + 1, length: 10, handle: p.region.Handle(), addr: p.region.Addr()})
-		if _, err := io.ReadFull(c, got); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(io.ReadFull(c, got)))
 		if id == 1 {
 			ring = p.receive(room)
 		}
@@ -153,8 +150,7 @@ func TestRingLies(t *testing.T) {
 	}
 }
 
-// Who has read from a ring polls as long as what came last would take, until something
-// else comes.
+// Who has read from a ring polls as long as what came last would take, until something else comes.
 func TestRingAhead(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c, _ := h.ringed(t)
@@ -167,9 +163,7 @@ func TestRingAhead(t *testing.T) {
 		{message{kind: data, length: 4, payload: []byte("four")}, 0},
 	} {
 		p.send(test.m)
-		if _, err := io.ReadFull(c, make([]byte, test.m.length)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(io.ReadFull(c, make([]byte, test.m.length))))
 		if got := vianet.OnItsWay(c); got != test.want {
 			t.Errorf("after %+v: %d bytes are taken to be on their way, want %d", test.m, got, test.want)
 		}
@@ -183,9 +177,7 @@ func TestRingTooShort(t *testing.T) {
 	p, c := h.met(t, true)
 	p.send(message{kind: room, length: 1000, handle: p.region.Handle(), addr: p.region.Addr()})
 	p.send(message{kind: data, length: 4, payload: []byte("four")})
-	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil { // the ring has come, too
-		t.Fatal(err)
-	}
+	must(t, errOf(io.ReadFull(c, make([]byte, 4)))) // the ring has come, too
 	go c.Write(make([]byte, 20_000))
 	p.receive(data)
 	c.Close()
@@ -201,26 +193,8 @@ func TestRingOverrun(t *testing.T) {
 	p.isReset(c, "more data came than there was credit for")
 }
 
-// A peer that names a ring and then another, or more room than the ring has.
-func TestRoomInRingLies(t *testing.T) {
-	h := inMemory(t, vianet.Options{})
-	first := message{kind: room, length: 1000, handle: 5, addr: 4096}
-	for name, lie := range map[string]message{
-		"more room":      {kind: room, length: 1, handle: 5, addr: 4096},
-		"another place":  {kind: room, length: 1, handle: 5, addr: 4097},
-		"another handle": {kind: room, length: 1, handle: 6, addr: 4096},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p, c := h.met(t, true)
-			p.send(first)
-			p.send(lie)
-			p.isReset(c, wrongMove)
-		})
-	}
-}
-
-// The ring fills while the program does not read: then a Write waits, its deadline says
-// how much of it went, and nothing of that is lost.
+// The ring fills while the program does not read: then a Write waits, its deadline says how much of it went, and
+// nothing of that is lost.
 func TestRingIsFull(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -230,12 +204,8 @@ func TestRingIsFull(t *testing.T) {
 	sent := 0
 	for range 3 { // the ring comes about
 		wrote := goWrite(a, data[sent:sent+size])
-		if _, err := io.ReadFull(b, got); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-wrote; err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(io.ReadFull(b, got)))
+		must(t, <-wrote)
 		sent += size
 	}
 	read := sent
@@ -263,14 +233,164 @@ func TestRingIsFull(t *testing.T) {
 		wrote <- err
 	}()
 	all := make([]byte, len(rest))
-	if _, err := io.ReadFull(b, all); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-wrote; err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(io.ReadFull(b, all)))
+	must(t, <-wrote)
 	if at := firstDifference(all, rest); at < len(all) {
 		t.Errorf("other bytes from %d on", at)
 	}
 	balanced(t, a, b)
+}
+
+// A receiver that names a room which it cannot have been asked for.
+func TestRoomLies(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	for name, test := range map[string]struct {
+		lie func(p *peer, m message) message
+		why string
+	}{
+		"more than was asked": {func(p *peer, m message) message {
+			return message{kind: room, id: m.id, length: m.length + 1, handle: p.region.Handle(), addr: p.region.Addr()}
+		}, wrongMove},
+		"of another": {func(p *peer, m message) message {
+			return message{kind: room, id: m.id + 1, length: m.length, handle: p.region.Handle(), addr: p.region.Addr()}
+		}, wrongMove},
+		"taken without a withdrawal": {func(p *peer, m message) message {
+			return message{kind: taken, id: m.id}
+		}, wrongMove},
+		"nowhere": {func(p *peer, m message) message {
+			return message{kind: room, id: m.id, length: m.length, handle: p.region.Handle() + 1, addr: p.region.Addr()}
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, c := h.met(t, true)
+			done := make(chan error, 1)
+			go func() {
+				_, err := c.Write(make([]byte, 100_000))
+				for err == nil { // it may be done before the peer's NIC refuses
+					_, err = c.Write(make([]byte, 1))
+				}
+				done <- err
+			}()
+			p.send(test.lie(p, p.receive(ask)))
+			isReset(t, <-done, test.why)
+		})
+	}
+}
+
+// A room is closed again before Read returns: what the peer still writes does not arrive, and ends the connection.
+func TestRoomIsClosed(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	p, c := h.met(t, false)
+	p.send(message{kind: ask, id: 1, length: 200_000})
+	buf := make([]byte, 70_000)
+	done := make(chan error, 1)
+	go func() {
+		n, err := c.Read(buf)
+		if n != len(buf) {
+			t.Errorf("Read gave %d bytes", n)
+		}
+		done <- err
+	}()
+	m := p.receive(room)
+	if m.length != 70_000 {
+		t.Fatalf("a room of %d bytes", m.length)
+	}
+	to := vipl.AddressSegment{Data: m.addr, Handle: m.handle}
+	copy(p.region.Bytes()[64:], "honest")
+	p.write(to, 10)
+	p.send(message{kind: filled, id: 1, length: 70_000})
+	must(t, <-done)
+	if !bytes.HasPrefix(buf, []byte("honest")) {
+		t.Errorf("%q", buf[:10])
+	}
+	copy(p.region.Bytes()[64:], "forged")
+	p.write(to, 10)
+	p.isOver()
+	if !bytes.HasPrefix(buf, []byte("honest")) {
+		t.Errorf("written after the Read: %q", buf[:10])
+	}
+	_, err := c.Read(buf)
+	isReset(t, err, "")
+}
+
+// A peer that says that it has filled a room, and has not, does not have the program read what another connection has
+// brought there.
+func TestRoomIsNotFilled(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	l := h.listen(t)
+	victim, c := h.pair(t)
+	secret := bytes.Repeat([]byte("secret"), 20_000)
+	wrote := goWrite(victim, secret)
+	for range len(secret) / 1000 { // by staging buffers
+		must(t, errOf(io.ReadFull(c, make([]byte, 1000))))
+	}
+	must(t, <-wrote)
+	p := h.meet(t, l, false)
+	p.greet()
+	c = accept(t, l)
+	const n = 100_000
+	p.send(message{kind: ask, id: 1, length: n})
+	got := make(chan []byte, 1)
+	go func() {
+		b := make([]byte, n)
+		for i := 0; i < n; i += 1000 {
+			check(t, errOf(io.ReadFull(c, b[i:][:1000])))
+		}
+		got <- b
+	}()
+	for left := n; left > 0; {
+		m := p.receive(room)
+		p.send(message{kind: filled, id: 1, length: m.length})
+		left -= int(m.length)
+	}
+	if b := <-got; bytes.Contains(b, []byte("secret")) {
+		t.Error("the program has read what is another's")
+	}
+}
+
+// A peer that fills the room of a Read late, longer after than it has to let go, has not done wrong: nobody has asked
+// it to.
+func TestRoomIsFilledLate(t *testing.T) { synctest.Test(t, roomIsFilledLate) }
+
+func roomIsFilledLate(t *testing.T) {
+	h := inMemory(t, vianet.Options{NoRDMARead: true, Spin: asleep.Spin})
+	p, c := h.met(t, false)
+	const n = 70_000
+	p.send(message{kind: ask, id: 1, length: n})
+	done := make(chan error, 1)
+	go func() {
+		k, err := c.Read(make([]byte, n))
+		if k != n {
+			t.Errorf("Read gave %d bytes", k)
+		}
+		done <- err
+	}()
+	p.receive(room)
+	time.Sleep(vianet.SettleTime + 500*time.Millisecond)
+	p.send(message{kind: filled, id: 1, length: n})
+	check(t, <-done)
+}
+
+// A peer that does not fill the room of a Read cannot hold it past its deadline, Close or CloseRead for ever.
+func TestRoomUnanswered(t *testing.T) {
+	for name, test := range map[string]struct {
+		end  func(c *vianet.Conn) error
+		want error
+	}{
+		"deadline": {func(c *vianet.Conn) error { return c.SetReadDeadline(longAgo) }, os.ErrDeadlineExceeded},
+		"close":    {func(c *vianet.Conn) error { return c.Close() }, net.ErrClosed},
+		"stop":     {func(c *vianet.Conn) error { return c.CloseRead() }, io.EOF},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p, c := inMemory(t, vianet.Options{NoRDMARead: true, Spin: asleep.Spin}).met(t, false)
+			p.send(message{kind: ask, id: 1, length: 70_000})
+			done := goRead(c, 70_000)
+			p.receive(room)
+			check(t, test.end(c))
+			if err := <-done; !errors.Is(err, test.want) {
+				t.Errorf("%s: %v", name, err)
+			}
+			p.isOver()
+		})
+	}
 }

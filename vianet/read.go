@@ -9,17 +9,27 @@ import (
 	"viaxdp/vipl"
 )
 
-// directMin is the least that a Read must ask for to get a transfer's bytes into
-// its own buffer; less comes through staging buffers, ahead of the program. So does what is
-// read in several Reads, unless they are so long that a round trip between them does not count.
+// The way of bytes in:
+//
+//  1. Messages come (arrived, in session.go): takeData queues the bytes of a data message, takeInRing those that the
+//     peer has written to the ring, takeTransfer begins a transfer.
+//  2. Read copies what is queued (consume), and gives buffers and the ring back.
+//  3. If there is nothing and a transfer is open, it asks for bytes of it: into its own buffer (fetchDirect) if that
+//     is large, else into staging buffers ahead of the program (fetchAhead).
+//  4. A landing is over when its RDMA read has completed, or the peer says that it has written (landed): a staging
+//     buffer joins the queue, a direct one ends its Read.
+//  5. closeTransfer tells the peer that all of it has come.
+
+// directMin is the least that a Read must ask for to get a transfer's bytes into its own buffer; less comes through
+// staging buffers, ahead of the program. So does what is read in several Reads, unless they are so long that a round
+// trip between them does not count.
 const directMin = stageSize
 
-// Read reads what has arrived into b, at least one byte, and waits until there
-// is something. A peer that lies about what it has written can have it give bytes that lay
-// in b, where that is 64 KiB or more.
+// Read reads what has arrived into b, at least one byte, and waits until there is something. A peer that lies about
+// what it has written can have it give bytes that lay in b, where that is 64 KiB or more.
 //
-// Errors: [io.EOF] when the peer has closed its side and everything is read;
-// else [*net.OpError]: a deadline, Close, a connection that broke.
+// Errors: [io.EOF] when the peer has closed its side and everything is read; else [*net.OpError]: a deadline, Close,
+// a connection that broke.
 func (c *Conn) Read(b []byte) (int, error) {
 	n, err := c.read(b)
 	if err != nil && err != io.EOF {
@@ -47,8 +57,8 @@ func (c *Conn) read(b []byte) (int, error) {
 	}
 }
 
-// readNow reads what there is; or asks for more, perhaps at a landing in b. bytes
-// are, or may be, on their way elsewhere.
+// readNow reads what there is; or asks for more, perhaps at a landing in b. bytes are, or may be, on their way
+// elsewhere.
 func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,9 +131,8 @@ func (c *Conn) consume(b []byte) (n int) {
 	return n
 }
 
-// restock posts the buffers again that were read, and owes them to the peer. It
-// happens when nobody waits for it: behind a message, before a wait, and when
-// there are so many of them that the peer might come to wait. Under mu.
+// restock posts the buffers again that were read, and owes them to the peer. It happens when nothing waits for it:
+// behind a message, before a wait, and when there are so many of them that the peer might come to wait. Under mu.
 func (c *Conn) restock() {
 	for _, i := range c.spent {
 		c.repost(i)
@@ -132,8 +141,8 @@ func (c *Conn) restock() {
 	c.spent = c.spent[:0]
 }
 
-// fetchDirect asks for bytes of the transfer to come into b. Nil without an
-// error: it must wait, or memory of the program cannot be registered. Under mu.
+// fetchDirect asks for bytes of the transfer to come into b. Nil without an error: it must wait, or memory of the
+// program cannot be registered. Under mu.
 func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 	n := min(len(b), c.in.length-c.in.asked, vipl.MaxTransferSize)
 	lease, err := c.stack.regs.lease(b[:n], c.tag, c.landingAccess())
@@ -148,13 +157,11 @@ func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 	return l, nil
 }
 
-// settleTime is how long the peer may take to let go of memory of the program
-// whose Read or Write wants to return.
+// settleTime is how long the peer may take to let go of memory of the program whose Read or Write wants to return.
 const settleTime = 2 * time.Second
 
-// finishDirect waits for the bytes that are on their way into the program's
-// buffer, however long they take; after the deadline and after Close only for
-// as long as the peer has to let go.
+// finishDirect waits for the bytes that are on their way into the program's buffer, however long they take; after the
+// deadline and after Close only for as long as the peer has to let go.
 func (c *Conn) finishDirect(l *landing) int {
 	for leave := false; ; {
 		c.mu.Lock()
@@ -177,9 +184,8 @@ func (c *Conn) finishDirect(l *landing) int {
 	return l.came
 }
 
-// settle waits until done, a condition under mu, is fulfilled. Where the peer
-// does not do its part in time it breaks the connection, which fulfils it; not where
-// it has, and this side was kept from looking. bytes are on their way.
+// settle waits until done, a condition under mu, is fulfilled. Where the peer does not do its part in time it breaks
+// the connection, which fulfils it; not where it has, and this side was kept from looking. bytes are on their way.
 func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool) {
 	past := &limit{signal: sig}
 	past.set(time.Now().Add(settleTime))
@@ -200,4 +206,341 @@ func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool
 			c.mu.Unlock()
 		}
 	}
+}
+
+// segment is bytes of the stream that have arrived: in a buffer for receiving, or where an RDMA operation has put
+// them.
+type segment struct {
+	data   []byte
+	buffer int      // of the pool
+	land   *landing // else, or
+	ring   int      // so many bytes of the ring
+}
+
+// segments is a queue of them. The zero value is empty.
+type segments struct {
+	list []segment
+	head int
+}
+
+func (q *segments) empty() bool { return q.head == len(q.list) }
+
+func (q *segments) first() *segment { return &q.list[q.head] }
+
+func (q *segments) add(s segment) {
+	if q.head > 0 && len(q.list) == cap(q.list) {
+		n := copy(q.list, q.list[q.head:])
+		clear(q.list[n:])
+		q.list, q.head = q.list[:n], 0
+	}
+	q.list = append(q.list, s)
+}
+
+func (q *segments) drop() {
+	q.list[q.head] = segment{}
+	if q.head++; q.empty() {
+		q.list, q.head = q.list[:0], 0
+	}
+}
+
+func (c *Conn) takeData(h *header, payload []byte, i int) error {
+	if c.held == c.dataBuffers() {
+		return errOverrun
+	}
+	if c.fin || c.in.open {
+		return errOrder
+	}
+	c.held++
+	c.ring.last = 0
+	if h.id == ringWish {
+		c.wantRing(len(payload))
+	}
+	c.queue.add(segment{data: payload, buffer: i})
+	raise(c.readable)
+	return nil
+}
+
+// incoming is the peer's transfer. The lock of the connection guards it.
+type incoming struct {
+	open   bool
+	read   bool // announced: this side reads it; else it is written to
+	id     uint32
+	from   vipl.AddressSegment // read mode: where it lies
+	length int
+	asked  int  // bytes that have been asked for
+	moved  int  // bytes that have come
+	ended  bool // the peer has withdrawn it
+	flight int  // landings under way
+
+	room      vipl.AddressSegment // write mode: the landing that the peer knows of
+	roomLen   int
+	roomLand  *landing // nil: none
+	staged    int      // staging buffers in use
+	slotShort bool     // a Read waits for a buffer to ask with
+}
+
+// landing is registered memory that bytes of a transfer are on their way to.
+type landing struct {
+	lease *lease
+	n     int
+	stage bool // to become a segment; else a Read waits for it
+	done  bool // for the Read: it is over
+	came  int  // and so many bytes came
+}
+
+// stagesAhead is the number of staging buffers of a connection: while the program empties one the others are filled,
+// which takes a round trip.
+const stagesAhead = 4
+
+// takeTransfer begins a transfer.
+func (c *Conn) takeTransfer(h *header) error {
+	if c.in.open || c.fin || h.kind == kindAnnounce && !c.reads {
+		return errOrder
+	}
+	c.in = incoming{
+		open: true, read: h.kind == kindAnnounce, id: h.id, length: int(h.length),
+		from:   vipl.AddressSegment{Data: h.addr, Handle: h.handle},
+		staged: c.in.staged,
+	}
+	if c.in.length <= ringMost {
+		c.wantRing(ringAfter / 2)
+	}
+	raise(c.readable)
+	return nil
+}
+
+// takeFilled takes note that the peer has written to the room it was given.
+func (c *Conn) takeFilled(h *header) error {
+	l := c.in.roomLand
+	if c.in.read || !c.in.open || h.id != c.in.id || l == nil || c.due.room || int(h.length) != l.n {
+		return errTransfer
+	}
+	c.in.roomLand = nil
+	c.landed(l, true)
+	return nil
+}
+
+// takeWithdraw ends the transfer, now or when what is under way has come. It may be over already: then the answer is.
+func (c *Conn) takeWithdraw(h *header) error {
+	if h.id != c.in.id || c.in.ended {
+		return errTransfer
+	}
+	if !c.in.open {
+		return nil
+	}
+	c.in.ended = true
+	c.dropRooms()
+	c.closeTransfer()
+	return nil
+}
+
+// dropRooms ends what the peer was to write and will not.
+func (c *Conn) dropRooms() {
+	if l := c.in.roomLand; l != nil {
+		c.in.roomLand, c.due.room = nil, false
+		c.landed(l, false)
+	}
+}
+
+// landed notes that a landing is over: with all its bytes, or none.
+func (c *Conn) landed(l *landing, ok bool) {
+	c.in.flight--
+	if ok {
+		l.came = l.n
+		c.in.moved += l.n
+	}
+	switch {
+	case !l.stage:
+		l.done = true
+	case ok:
+		c.queue.add(segment{data: l.lease.buf[:l.n], land: l})
+	default:
+		c.unstage(l)
+	}
+	raise(c.readable)
+	c.closeTransfer()
+}
+
+// closeTransfer ends the transfer if all of it has come, or all that will. The peer hears of it where it does not
+// know; and where it does, it waits for the acknowledgement of what it has written, which goes with the next message.
+func (c *Conn) closeTransfer() {
+	in := &c.in
+	if !in.open || in.flight > 0 || in.moved < in.length && !in.ended {
+		return
+	}
+	in.open = false
+	if in.read || in.ended {
+		c.due.taken, c.due.takenID, c.due.takenLen = true, in.id, uint32(in.moved)
+	} else {
+		c.due.credit = true
+	}
+}
+
+// fetch asks for the next n bytes of the transfer at l. False: it must wait until there is a buffer. Under mu.
+func (c *Conn) fetch(l *landing) bool {
+	in := &c.in
+	if !in.read {
+		in.room, in.roomLen, in.roomLand = l.lease.remote(), l.n, l
+		c.due.room = true
+	} else {
+		i, ok := c.pool.take()
+		if in.slotShort = !ok; !ok {
+			return false
+		}
+		from := in.from
+		from.Data += uint64(in.asked)
+		if c.pool.postRead(i, from, l) != nil {
+			c.pool.free = append(c.pool.free, i)
+			c.lost()
+			return false
+		}
+	}
+	in.asked += l.n
+	in.flight++
+	return true
+}
+
+// mayFetch reports whether something is left to ask for, and may be asked for now: the peer is told of one room at a
+// time.
+func (c *Conn) mayFetch() bool {
+	in := &c.in
+	return in.open && !in.ended && !c.down && in.asked < in.length && (in.read || in.roomLand == nil)
+}
+
+// landingAccess: the peer may write landings in write mode; in read mode only this side does.
+func (c *Conn) landingAccess() access {
+	if c.in.read {
+		return closed
+	}
+	return writable
+}
+
+// fetchAhead fills staging buffers. Under mu.
+func (c *Conn) fetchAhead() error {
+	for c.mayFetch() && c.in.staged < stagesAhead {
+		lease, err := c.stack.regs.stage(c.tag, c.landingAccess())
+		if err != nil {
+			if c.in.staged > 0 {
+				return nil // it goes on with what there is
+			}
+			return systemError(err)
+		}
+		l := &landing{lease: lease, n: min(stageSize, c.in.length-c.in.asked), stage: true}
+		c.in.staged++
+		if !c.fetch(l) {
+			c.unstage(l)
+			return nil
+		}
+	}
+	return nil
+}
+
+// unstage gives a staging buffer back.
+func (c *Conn) unstage(l *landing) {
+	c.in.staged--
+	l.lease.end()
+}
+
+// A transfer takes two round trips, or one where it is written, in which nothing else moves, and buffers hold 80 KiB
+// of a round trip. So the receiver of Writes of medium length names memory ahead, a ring, and those that follow are
+// written there at once: each is as good as a data message, only longer.
+//
+//	receiver                                 sender
+//	room(0): so many bytes from there on  -->
+//	                                     <--  RDMA writes, filled(0): so many
+//	room(0): half of the ring is read     -->
+//
+// Bytes lie in the ring in the order of the stream. The sender does not write across its end, and what was read is
+// given back when it is half of the ring. A filled takes one of the data buffers, and there are two rooms under way
+// at most. A data message of such a Write says that it would rather go there.
+const (
+	ringSize  = 256 << 10
+	ringMost  = ringSize / 2 // bytes of a Write that goes there
+	ringLeast = 16 << 10     // likewise: of less a doorbell a message is no more than one a Write
+	ringAfter = ringSize / 2 // bytes of such Writes after which there is one; a transfer is half of them
+	ringID    = 0            // in the place of a transfer's
+	ringWish  = 1            // likewise, of a data message
+	maxRings  = 64           // of a stack
+)
+
+// ring is memory of this side that the peer writes to. The lock of the connection guards it.
+type ring struct {
+	lease *lease // nil: none
+	past  int    // bytes that would have gone through it
+	at    int    // where the next bytes come
+	open  int    // how many the peer may write
+	freed int    // how many were read since it has been told
+	last  int    // how many came last: as many may be on their way
+}
+
+// wantRing notes n bytes of a Write that would go through a ring. After some it is to be named. Under mu.
+func (c *Conn) wantRing(n int) {
+	r := &c.ring
+	if r.lease != nil {
+		return
+	}
+	if r.past += n; r.past < ringAfter {
+		return
+	}
+	r.past = 0 // if there is none now, then after as many
+	if c.stack.rings.Add(1) > maxRings {
+		c.stack.rings.Add(-1)
+		return
+	}
+	lease, err := c.stack.regs.ring(c.tag)
+	if err != nil {
+		c.stack.rings.Add(-1)
+		return // it goes on without
+	}
+	r.lease, r.freed, c.due.ring = lease, ringSize, true
+}
+
+// endRing gives the ring back.
+func (c *Conn) endRing() {
+	if c.ring.lease != nil {
+		c.ring.lease.region.Deregister()
+		c.ring.lease = nil
+		c.stack.rings.Add(-1)
+	}
+}
+
+// pushRing names the ring, or says how much of it was read.
+func (c *Conn) pushRing() bool {
+	if !c.due.ring {
+		return true
+	}
+	r := &c.ring
+	at := r.lease.remote()
+	if !c.control(&c.due.ring, header{kind: kindRoom, id: ringID, length: uint32(r.freed), handle: at.Handle, addr: at.Data}) {
+		return false
+	}
+	r.open += r.freed
+	r.freed = 0
+	return true
+}
+
+// takeInRing takes bytes that the peer has written to the ring, of which the message in buffer i tells.
+func (c *Conn) takeInRing(h *header, i int) error {
+	r, n := &c.ring, int64(h.length)
+	switch {
+	case c.held+len(c.spent) >= c.dataBuffers():
+		return errOverrun
+	case c.fin || c.in.open:
+		return errOrder
+	case n > int64(r.open) || n > int64(ringSize-r.at):
+		return errTransfer
+	}
+	c.spent = append(c.spent, i)
+	c.queue.add(segment{data: r.lease.buf[r.at : r.at+int(n)], ring: int(n)})
+	r.at = (r.at + int(n)) % ringSize
+	r.open -= int(n)
+	r.last = int(n)
+	raise(c.readable)
+	return nil
+}
+
+// readFromRing notes that n bytes of the ring were read.
+func (c *Conn) readFromRing(n int) {
+	c.ring.freed += n
+	c.due.ring = c.due.ring || c.ring.freed >= ringSize/2
 }

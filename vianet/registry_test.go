@@ -1,7 +1,6 @@
 package vianet
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -43,8 +42,8 @@ func mustLease(t testing.TB, r *registry, b []byte, tag *vipl.Ptag, a access) *l
 	return l
 }
 
-// Memory that was leased before is not registered again; it has the tag and the
-// rights of whoever has it, and none while nobody has.
+// Memory that was leased before is not registered again; it has the tag and the rights of whoever has it, and none
+// while nobody has.
 func TestLeaseIsKept(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
 	buf := make([]byte, 1000)
@@ -78,8 +77,8 @@ func TestLeaseIsKept(t *testing.T) {
 // lowest is the region that has been idle for the longest time.
 func (r *registry) lowest() *vipl.Region { return r.order.Back().Value.(*lease).region }
 
-// A part of idle memory is not registered again where no peer is to get at it, and only
-// one connection has the memory at a time.
+// A part of idle memory is not registered again where no peer is to get at it, and only one connection has the memory
+// at a time.
 func TestLeasePart(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
 	buf := make([]byte, 3000)
@@ -132,8 +131,8 @@ func TestLeasePart(t *testing.T) {
 	}
 }
 
-// Whatever is leased, in whatever order: a lease names its bytes, peers get at no others, no
-// two have the same region, and the registry knows all that is registered.
+// Whatever is leased, in whatever order: a lease names its bytes, peers get at no others, no two have the same
+// region, and the registry knows all that is registered.
 func TestLeasesAtRandom(t *testing.T) {
 	const limit = 100_000
 	r, tag := newTestRegistry(t, limit)
@@ -182,8 +181,7 @@ func TestLeasesAtRandom(t *testing.T) {
 	}
 }
 
-// Memory of Alloc is that to its last byte until it is freed, in whatever order, and what
-// lies beside it is not.
+// Memory of Alloc is that to its last byte until it is freed, in whatever order, and what lies beside it is not.
 func TestAllocated(t *testing.T) {
 	s, err := noDrivers(aNIC(t))
 	if err != nil {
@@ -223,32 +221,6 @@ func TestAllocated(t *testing.T) {
 	}
 }
 
-// BenchmarkAllocated asks whether memory of Alloc is that, beside so many other buffers.
-func BenchmarkAllocated(b *testing.B) {
-	for _, n := range []int{1, 100, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, err := noDrivers(aNIC(b))
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer s.release()
-			bufs := make([][]byte, n)
-			for i := range bufs {
-				if bufs[i], err = s.Alloc(64); err != nil {
-					b.Fatal(err)
-				}
-			}
-			i := 0
-			for b.Loop() {
-				if !s.allocated(bufs[i][1:]) {
-					b.Fatal("it is not")
-				}
-				i = (i + 7919) % n
-			}
-		})
-	}
-}
-
 // A buffer that two connections use at once is registered twice, and kept once.
 func TestLeaseTwice(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
@@ -259,23 +231,23 @@ func TestLeaseTwice(t *testing.T) {
 	}
 	one.end()
 	two.end()
-	if len(r.idle) != 1 || r.order.Len() != 1 || r.bytes != 1000 {
-		t.Errorf("%d, %d idle, %d bytes", len(r.idle), r.order.Len(), r.bytes)
+	if r.order.Len() != 1 || r.bytes != 1000 {
+		t.Errorf("%d idle, %d bytes", r.order.Len(), r.bytes)
 	}
 	if err := r.close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// What is above the limit goes, first what was not used for the longest time; and
-// what is larger than all of it is not kept at all.
+// What is above the limit goes, first what was not used for the longest time; and what is larger than all of it is
+// not kept at all.
 func TestLeaseLimit(t *testing.T) {
 	r, tag := newTestRegistry(t, 3000)
 	bufs := [][]byte{make([]byte, 1000), make([]byte, 1001), make([]byte, 1002), make([]byte, 3001)}
 	for _, b := range append(bufs[:3:3], bufs[0], bufs[3]) {
 		mustLease(t, r, b, tag, readable).end()
 	}
-	kept := func(b []byte) bool { return r.idle[spanOf(b)] != nil }
+	kept := func(b []byte) bool { return r.find(b, true) != nil }
 	if !kept(bufs[0]) || kept(bufs[1]) || !kept(bufs[2]) || kept(bufs[3]) {
 		t.Errorf("kept: %v %v %v %v", kept(bufs[0]), kept(bufs[1]), kept(bufs[2]), kept(bufs[3]))
 	}

@@ -6,12 +6,14 @@ import (
 	"viaxdp/vipl"
 )
 
-// controlBuffers is the number of receives that are set aside for messages
-// other than data; the table in the package's comment adds them up.
+// The session protocol of a connection. progress takes what has come (arrived, take), then sends what is due (push):
+// control messages first, then the transfer, data, and the fin. Everything happens under the lock of the connection.
+
+// controlBuffers is the number of receives that are set aside for messages other than data; the table in the
+// package's comment adds them up.
 const controlBuffers = 14
 
-// dataBuffers is the number of data messages that the peer may have on their
-// way or unread.
+// dataBuffers is the number of data messages that the peer may have on their way or unread.
 func (c *Conn) dataBuffers() int { return c.pool.half - controlBuffers }
 
 // progress takes what has come and sends what is due.
@@ -21,8 +23,8 @@ func (c *Conn) progress() {
 	c.progressLocked()
 }
 
-// progressLocked is progress under mu. Before begin nothing can be sent, although
-// the peer's hello may be there already; in the end all buffers come back.
+// progressLocked is progress under mu. Before begin nothing can be sent, although the peer's hello may be there
+// already; in the end all buffers come back.
 func (c *Conn) progressLocked() {
 	if c.begun || c.down {
 		c.arrived()
@@ -41,6 +43,10 @@ func (c *Conn) arrived() {
 			c.lost()
 			continue
 		}
+		if d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite {
+			c.fail(resetError(errImmediate)) // its length is not that of a message, and the buffer has an old one
+			continue
+		}
 		i := c.pool.index(d)
 		h, payload, err := parse(c.pool.message(i)[:d.Length])
 		if err == nil && !c.down {
@@ -56,8 +62,7 @@ func (c *Conn) arrived() {
 	}
 }
 
-// lost notes that the VI's connection has broken, or the peer has ended it. What
-// came before still counts.
+// lost notes that the VI's connection has broken, or the peer has ended it. What came before still counts.
 func (c *Conn) lost() {
 	if c.down || c.losing {
 		return
@@ -126,23 +131,6 @@ func (c *Conn) take(h *header, payload []byte, i int) error {
 	return nil // credit
 }
 
-func (c *Conn) takeData(h *header, payload []byte, i int) error {
-	if c.held == c.dataBuffers() {
-		return errOverrun
-	}
-	if c.fin || c.in.open {
-		return errOrder
-	}
-	c.held++
-	c.ring.last = 0
-	if h.id == ringWish {
-		c.wantRing(len(payload))
-	}
-	c.queue.add(segment{data: payload, buffer: i})
-	raise(c.readable)
-	return nil
-}
-
 func (c *Conn) takeFin() error {
 	if c.fin || c.in.open {
 		return errOrder
@@ -202,8 +190,7 @@ func (c *Conn) reap() {
 	}
 }
 
-// mustReap says whether somebody waits for a send that may be done: else there is
-// time until there are more of them.
+// mustReap reports whether something waits for a send that may be done; else more of them may gather.
 func (c *Conn) mustReap() bool {
 	return c.wanting || c.down || c.in.flight+c.out.flight > 0 || len(c.pool.free) <= c.pool.half/2
 }
@@ -246,8 +233,7 @@ func (c *Conn) pushControl() bool {
 		c.pushCredit()
 }
 
-// pushCredit gives buffers back by a message of its own, when there are many, or
-// when the peer waits for a message.
+// pushCredit gives buffers back by a message of its own, when there are many, or when the peer waits for a message.
 func (c *Conn) pushCredit() bool {
 	due := c.greeted && (c.due.credit || c.owesMany())
 	if !c.control(&due, header{kind: kindCredit}) {
@@ -257,7 +243,7 @@ func (c *Conn) pushCredit() bool {
 	return true
 }
 
-// owesMany says whether the peer might come to wait for what it has not been given back.
+// owesMany reports whether the peer might come to wait for what it has not been given back.
 func (c *Conn) owesMany() bool { return c.acksDue >= (c.dataBuffers()+1)/2 }
 
 // control sends a message if it is due. False: no buffer is free.
@@ -274,8 +260,7 @@ func (c *Conn) control(due *bool, h header) bool {
 	return true
 }
 
-// send sends n bytes of buffer i, the header among them, and gives back what is
-// owed.
+// send sends n bytes of buffer i, the header among them, and gives back what is owed.
 func (c *Conn) send(i, n int, h header) {
 	h.credits = uint16(min(c.acksDue, 1<<16-1))
 	if h.kind == kindHello {
@@ -294,34 +279,6 @@ func (c *Conn) send(i, n int, h header) {
 	c.restock()
 	c.stack.sent()
 }
-
-// pushData sends the buffer that is being filled, if the peer has room for it.
-func (c *Conn) pushData() bool {
-	if c.emptied() || c.down {
-		return true
-	}
-	if c.credits == 0 {
-		c.stalled = true
-		return true
-	}
-	if c.waitsForMore() {
-		return true
-	}
-	i, n := c.fill, c.filled
-	c.fill, c.urged = -1, false
-	c.credits--
-	h := header{kind: kindData, length: uint32(n - headerLen)}
-	if c.wish {
-		h.id = ringWish
-	}
-	c.counts.Messages.count(n - headerLen)
-	c.send(i, n, h)
-	raise(c.writable)
-	return true
-}
-
-// emptied says that no bytes wait to be sent by messages.
-func (c *Conn) emptied() bool { return c.fill < 0 || c.filled == headerLen }
 
 // pushFin ends the stream when the last byte is sent.
 func (c *Conn) pushFin() bool {

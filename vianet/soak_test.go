@@ -62,17 +62,16 @@ func anySize(r *rand.Rand) int {
 	return 1 + r.IntN(min(1<<(13+r.IntN(7)), 300<<10))
 }
 
-// Messages of random sizes, in both directions of one connection at once, by all ways and
-// with loss: what is read is what was written, and after each round nothing is missing or
-// too much: no credit, no buffer, no room in a ring, no registration, no goroutine.
-// VIA_MESSAGES=1000000 takes minutes.
+// Messages of random sizes, in both directions of one connection at once, by all ways and with loss: what is read is
+// what was written, and after each round nothing is missing or too much: no credit, no buffer, no room in a ring, no
+// registration, no goroutine. VIA_MESSAGES=1000000 takes minutes.
 func TestNothingIsLost(t *testing.T) {
 	const mostOfRound, registered = 2000, 200_000
 	ways := []int{0, 1, 3}
-	each := (testsize.Number(t, "VIA_MESSAGES", 6000, 60_000) + 2*len(ways) - 1) / (2 * len(ways))
+	each := (testsize.Number(t, "VIA_MESSAGES", 6000, 30_000) + 2*len(ways) - 1) / (2 * len(ways))
 	for _, l := range ways {
-		t.Run(shmLinks[l].name, func(t *testing.T) {
-			o := shmLinks[l].options
+		t.Run(configurations[l].name, func(t *testing.T) {
+			o := configurations[l].options
 			o.Registered = registered // most must go, some at once
 			h := inMemory(t, o)
 			h.wire.SetFaults(xdpnictest.Faults{Seed: 11, Loss: 0.01, Dup: 0.005, Reorder: 0.01, Jitter: 10 * time.Microsecond})
@@ -117,7 +116,7 @@ func TestNothingIsLost(t *testing.T) {
 			}
 			took := time.Since(start)
 			for i, n := range []*vipl.NIC{h.nicA, h.nicB} {
-				if s := n.Counters(); shmLinks[l].name == "read" && s.Reads == 0 || s.Writes == 0 || s.Resent == 0 {
+				if s := n.Counters(); configurations[l].name == "read" && s.Reads == 0 || s.Writes == 0 || s.Resent == 0 {
 					t.Errorf("side %d: not all ways were taken: %+v", i, s)
 				}
 			}
@@ -130,8 +129,8 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// onlyOne waits until the stacks have no more than what one connection that rests has:
-// the region of its buffers and that of its ring, and registered memory within bounds.
+// onlyOne waits until the stacks have no more than what one connection that rests has: the region of its buffers and
+// that of its ring, and registered memory within bounds.
 func (h *hosts) onlyOne(t *testing.T, sides [2]*vianet.Conn, goroutines, registered int) {
 	t.Helper()
 	why := ""

@@ -18,40 +18,35 @@ import (
 
 // Options of a Stack; the zero value means the defaults.
 type Options struct {
-	// Buffers is the number of control-message buffers of a connection, half of
-	// them for sending; 0: 68. At least MinBuffers.
+	// Buffers is the number of control-message buffers of a connection, half of them for sending; 0: 68. At least
+	// MinBuffers.
 	Buffers int
-	// BufferSize is the size of one in bytes, 64 for its descriptor and 24 for
-	// the header included; 0: 4224. A multiple of 64, 320 to 1 MiB.
+	// BufferSize is the size of one in bytes, 64 for its descriptor and 24 for the header included; 0: 4224. A
+	// multiple of 64, 320 to 1 MiB.
 	//
-	// A connection has Buffers*BufferSize bytes of memory: of the NIC's arena as
-	// long as there is any, then of the program.
+	// A connection has Buffers*BufferSize bytes of memory: of the NIC's arena as long as there is any, then of the
+	// program.
 	BufferSize int
-	// Threshold is the largest Write, in bytes, that goes through buffers;
-	// larger ones go by RDMA, and so do those from 16 KiB on when many have come
-	// before. 0: 32 KiB; negative: all go through buffers.
+	// Threshold is the largest Write, in bytes, that goes through buffers; larger ones go by RDMA, and so do those
+	// from 16 KiB on when many have come before. 0: 32 KiB; negative: all go through buffers.
 	Threshold int
-	// NoRDMARead keeps peers from reading this side's memory, and this side from
-	// reading theirs: large data is then written.
+	// NoRDMARead keeps peers from reading this side's memory, and this side from reading theirs: large data is then
+	// written.
 	NoRDMARead bool
-	// Registered is the number of bytes of the program's memory that may stay
-	// registered, and with that be kept from the garbage collector, after a
-	// Read or Write by RDMA; 0: 16 MiB; negative: none.
+	// Registered is the number of bytes of the program's memory that may stay registered, and with that be kept from
+	// the garbage collector, after a Read or Write by RDMA; 0: 16 MiB; negative: none.
 	Registered int
-	// Spin is the longest time for which a Read or Write that has to wait polls
-	// before it sleeps, counted from when something last came for any connection of
-	// the stack; a deadline ends it at once. 0: 100 us; negative: never.
+	// Spin is the longest time for which a Read or Write that has to wait polls before it sleeps, counted from when
+	// something last came for any connection of the stack; a deadline ends it at once. 0: 100 us; negative: never.
 	Spin time.Duration
-	// Linger is how long a closed connection goes on trying to deliver what was
-	// written; 0: 10 s.
+	// Linger is how long a closed connection goes on trying to deliver what was written; 0: 10 s.
 	Linger time.Duration
-	// Backlog is how many connections of a Listener may wait for Accept or be on their
-	// way there, each with its memory; further ones are refused. 0: 128.
+	// Backlog is how many connections of a Listener may wait for Accept or be on their way there, each with its
+	// memory; further ones are refused. 0: 128.
 	Backlog int
-	// Failed is told of each request that a Listener began to accept and could not: the
-	// pre-shared keys do not go together (EKEYREJECTED), there is no memory (ENOBUFS), the
-	// peer has gone. A [*net.OpError], whose Addr is the peer. May be nil; it is called by
-	// several goroutines, and as often as anybody asks.
+	// Failed is told of each request that a Listener began to accept and could not: the pre-shared keys do not go
+	// together (EKEYREJECTED), there is no memory (ENOBUFS), the peer has gone. A [*net.OpError], whose Addr is the
+	// peer. May be nil; it is called by several goroutines, and as often as anybody asks.
 	Failed func(error)
 }
 
@@ -76,9 +71,9 @@ type Stack struct {
 	spinning atomic.Bool   // a goroutine of the program polls for all
 	polls    atomic.Uint32 // times that one has begun to
 	posted   atomic.Uint32 // sends
-	stale    atomic.Bool   // completions of sends that have been seen lie on their queue, see driver.go
-	alone    atomic.Int32  // Writes that ring by themselves, see spin.go
-	rings    atomic.Int32  // that peers write to, see ring.go
+	stale    atomic.Bool   // completions of sends that have been seen lie on their queue, see poll.go
+	alone    atomic.Int32  // Writes that ring by themselves, see poll.go
+	rings    atomic.Int32  // that peers write to, see read.go
 
 	ports  ports
 	silent silence
@@ -100,11 +95,9 @@ type Stack struct {
 
 var errStackClosed = fmt.Errorf("the stack is closed: %w", net.ErrClosed)
 
-// New makes a Stack over nic, which stays the program's: close it after the Stack.
-// Several stacks may share a NIC.
+// New makes a Stack over nic, which stays the program's: close it after the Stack. Several stacks may share a NIC.
 //
-// Errors: options out of range, ENOBUFS where the NIC has no completion queue
-// or VI left.
+// Errors: options out of range, ENOBUFS where the NIC has no completion queue or VI left.
 func New(nic *vipl.NIC, o Options) (*Stack, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -156,8 +149,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// admit notes a connection that has come about, for Close to close, and counts it.
-// ErrClosed after that.
+// admit notes a connection that has come about, for Close to close, and counts it. ErrClosed after that.
 func (s *Stack) admit(c *Conn, counter *uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,9 +186,9 @@ func (s *Stack) enter() bool {
 // closeTime is how long Close lets connections deliver what was written.
 const closeTime = time.Second
 
-// Close closes all listeners and connections, ends each Dial that is under way and
-// waits until they are gone. Data that was written and not delivered has one second
-// to get there; Shutdown gives it more. A second Close does nothing.
+// Close closes all listeners and connections, ends each Dial that is under way and waits until they are gone. Data
+// that was written and not delivered has one second to get there; Shutdown gives it more. A second Close does
+// nothing.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	if s.isClosed {
@@ -204,14 +196,12 @@ func (s *Stack) Close() error {
 		return nil
 	}
 	s.isClosed = true
-	conns, listeners := make([]*Conn, 0, len(s.conns)), make([]*Listener, 0, len(s.listeners))
+	listeners := slices.Collect(maps.Keys(s.listeners))
+	var conns []*Conn
 	for c, admitted := range s.conns {
 		if admitted {
 			conns = append(conns, c)
 		}
-	}
-	for l := range s.listeners {
-		listeners = append(listeners, l)
 	}
 	s.mu.Unlock()
 	s.end(errStackClosed)
@@ -221,9 +211,9 @@ func (s *Stack) Close() error {
 	for _, c := range conns {
 		c.Close()
 	}
-	noCoalesce := time.AfterFunc(closeTime, func() { close(s.closed) })
+	late := time.AfterFunc(closeTime, func() { close(s.closed) })
 	s.work.Wait()
-	if noCoalesce.Stop() {
+	if late.Stop() {
 		close(s.closed)
 	}
 	return s.release()
@@ -256,7 +246,7 @@ func (s *Stack) release() error {
 	return errors.Join(append(errs, s.regs.close())...)
 }
 
-// nicClosed says whether the NIC was closed, and everything on it with it.
+// nicClosed reports whether the NIC was closed, and everything on it with it.
 func (s *Stack) nicClosed() bool {
 	if s.arrivals == nil {
 		return false
@@ -278,18 +268,16 @@ func (s *Stack) fail(err error) {
 		c.mu.Lock()
 		c.fail(fmt.Errorf("%w: %w", net.ErrClosed, err))
 		c.mu.Unlock()
-		c.progress() // nobody else does now
+		c.progress() // the drivers have ended
 	}
 }
 
-// Shutdown closes all listeners, waits until the program has closed all connections and
-// what it wrote is delivered, however long that takes within Options.Linger, and then
-// closes the stack. When ctx ends before, it closes the stack as it is, as Close does,
-// and the error is that of ctx. Listen fails from the beginning on; Dial goes on until the
+// Shutdown closes all listeners, waits until the program has closed all connections and what it wrote is delivered,
+// however long that takes within Options.Linger, and then closes the stack. When ctx ends before, it closes the stack
+// as it is, as Close does, and the error is that of ctx. Listen fails from the beginning on; Dial goes on until the
 // stack is closed, for those whose work is not done. It does nothing after Close.
 //
-// It tells nobody who has a connection: a server of connections that rest, as those of
-// HTTP may, is shut down first:
+// It tells nobody who has a connection: a server of connections that rest, as those of HTTP may, is shut down first:
 //
 //	err := errors.Join(server.Shutdown(ctx), stack.Shutdown(ctx))
 func (s *Stack) Shutdown(ctx context.Context) error {
@@ -325,4 +313,92 @@ func (s *Stack) checkEmpty() {
 	if s.empty != nil && len(s.conns) == 0 && !isClosed(s.empty) {
 		close(s.empty)
 	}
+}
+
+// Stats is what a Stack has counted since New, of connections that have ended, too.
+type Stats struct {
+	Dialed      uint64 // connections made by Dial and its like
+	Accepted    uint64 // connections of listeners
+	Refused     uint64 // requests that listeners refused; Dial asks again a few times
+	FellBack    uint64 // connections that DialOr made the other way
+	Broken      uint64 // connections that ended before this side's Close and the peer's
+	Undelivered uint64 // connections that ended after Close, and not all written had got there
+
+	Messages    Traffic // data messages sent
+	Ring        Traffic // RDMA writes to a peer's ring
+	Read        Traffic // transfers that a peer read
+	Written     Traffic // transfers that were written to a peer
+	ByReference Traffic // Writes of Ring and Written from memory of Alloc, without a copy
+	Received    uint64  // bytes that Reads have given
+	Stalls      uint64  // Writes that waited since the peer, whose program did not read, had no room
+
+	Registered, Reused uint64 // the program's buffers registered for transfers; found registered
+	NoMemory           uint64 // times that memory could not be had or registered
+
+	Conns           int // now, those that are being made, or are delivering after Close, among them
+	RegisteredBytes int // of the program's memory, that no transfer uses now
+}
+
+// Traffic is how often and how many bytes.
+type Traffic struct{ Times, Bytes uint64 }
+
+func (t *Traffic) count(n int) {
+	if n == 0 {
+		return
+	}
+	t.Times++
+	t.Bytes += uint64(n)
+}
+
+func (t *Traffic) add(o Traffic) {
+	t.Times += o.Times
+	t.Bytes += o.Bytes
+}
+
+// add adds what a connection counts by itself.
+func (s *Stats) add(c *Stats) {
+	s.Broken += c.Broken
+	s.Undelivered += c.Undelivered
+	s.Messages.add(c.Messages)
+	s.Ring.add(c.Ring)
+	s.Read.add(c.Read)
+	s.Written.add(c.Written)
+	s.ByReference.add(c.ByReference)
+	s.Received += c.Received
+	s.Stalls += c.Stalls
+}
+
+// Stats takes a snapshot.
+func (s *Stack) Stats() Stats {
+	s.mu.Lock()
+	sum := s.counts
+	sum.Conns = len(s.conns)
+	conns := slices.Collect(maps.Keys(s.conns))
+	s.mu.Unlock()
+	for _, c := range conns { // one that ends meanwhile is not in the sum yet
+		c.mu.Lock()
+		sum.add(&c.counts)
+		c.mu.Unlock()
+	}
+	r := s.regs
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sum.Registered, sum.Reused, sum.RegisteredBytes = r.misses, r.hits, r.bytes
+	sum.NoMemory = r.failures.Load()
+	return sum
+}
+
+// count adds one to a counter of the stack's own.
+func (s *Stack) count(counter *uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*counter++
+}
+
+// failed counts an error for want of memory. It returns the error.
+func (r *registry) failed(err error) error {
+	if errors.Is(err, vipl.ErrResource) {
+		r.failures.Add(1)
+	}
+	return err
 }

@@ -1,16 +1,22 @@
 package vianet_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"viaxdp/internal/lab/await"
 	"viaxdp/vianet"
+	"viaxdp/vipl"
 )
 
 // carry writes b to one side of a connection, in one Write, and reads it from the other.
@@ -18,13 +24,11 @@ func carry(t *testing.T, from, to *vianet.Conn, b []byte) {
 	t.Helper()
 	wrote := goWrite(from, b)
 	_, err := io.ReadFull(to, make([]byte, len(b)))
-	if err = errors.Join(err, <-wrote); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, <-wrote))
 }
 
-// What is written counts for the way it went, on the side that wrote it, and what is
-// read on the other; still when the connection is gone.
+// What is written counts for the way it went, on the side that wrote it, and what is read on the other; still when
+// the connection is gone.
 func TestStatsOfTraffic(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -79,8 +83,8 @@ func TestStatsOfWrites(t *testing.T) {
 	}
 }
 
-// Want of memory counts wherever it shows; a buffer is registered once, and it and its
-// parts are found the next times.
+// Want of memory counts wherever it shows; a buffer is registered once, and it and its parts are found the next
+// times.
 func TestStatsOfMemory(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -110,30 +114,22 @@ func TestStatsOfMemory(t *testing.T) {
 	for _, at := range []int{0, 1000, 200_000} { // read into one buffer, and parts of it
 		wrote := goWrite(a, buf[at:])
 		_, err := io.ReadFull(b, got[at:])
-		if err = errors.Join(err, <-wrote); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, <-wrote))
 	}
 	if s := h.b.Stats(); s.Registered != before.Registered+1 || s.Reused != before.Reused+2 {
 		t.Errorf("a buffer and parts of it: %+v, and before %+v", s, before)
 	}
 }
 
-// Connections count where they come from, and a request that a listener has no
-// place for is refused.
+// Connections count where they come from, and a request that a listener has no place for is refused.
 func TestStatsOfConnections(t *testing.T) {
 	h := inMemory(t, vianet.Options{Backlog: 1})
 	l := h.listen(t)
-	defer l.Close()
 	h.dial(t, l.Addr()).Close()
-	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("nobody has accepted the first: %v", err)
-	}
+	isErr(t, "nobody has accepted the first", errOf(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
 	or := newWay(t)
 	nobody := net.JoinHostPort(h.nicB.Query().Address.String(), "7")
-	if _, err := h.a.DialOr(t.Context(), "via", nobody, or.dial); err != nil {
-		t.Error(err)
-	}
+	check(t, errOf(h.a.DialOr(t.Context(), "via", nobody, or.dial)))
 	h.a.DialOr(t.Context(), "via", nobody, func(context.Context) (net.Conn, error) { return nil, syscall.EPERM })
 	if s := h.a.Stats(); s.Dialed != 1 || s.Accepted != 0 || s.FellBack != 1 || s.Refused != 0 {
 		t.Errorf("who dials: %+v", s)
@@ -155,12 +151,8 @@ func TestStatsOfStalls(t *testing.T) {
 	for range 3 { // it looks again, and waits again
 		await.Until(t, "it is woken", vianet.Rouse(a))
 	}
-	if _, err := io.ReadFull(b, make([]byte, written+100)); err != nil {
-		t.Error(err)
-	}
-	if err := <-wrote; err != nil {
-		t.Error(err)
-	}
+	check(t, errOf(io.ReadFull(b, make([]byte, written+100))))
+	check(t, <-wrote)
 	if s := h.a.Stats(); s.Stalls != before+1 {
 		t.Errorf("%d Writes have waited, not %d", s.Stalls, before+1)
 	}
@@ -169,8 +161,8 @@ func TestStatsOfStalls(t *testing.T) {
 	}
 }
 
-// A connection that the peer breaks is broken for this side; where this side has closed
-// it before, and not all had got there, that is what is counted.
+// A connection that the peer breaks is broken for this side; where this side has closed it before, and not all had
+// got there, that is what is counted.
 func TestStatsOfEnds(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		h := lingering(t, vianet.Options{})
@@ -201,7 +193,6 @@ func TestStatsMeanwhile(t *testing.T) {
 	const conns, n = 50, 1000
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	defer l.Close()
 	var dialing, looking sync.WaitGroup
 	done := make(chan struct{})
 	for _, s := range []*vianet.Stack{h.a, h.b} {
@@ -227,12 +218,8 @@ func TestStatsMeanwhile(t *testing.T) {
 		dialing.Go(func() {
 			for range conns / 5 {
 				c := h.dial(t, l.Addr())
-				if _, err := c.Write(make([]byte, n)); err != nil {
-					t.Error(err)
-				}
-				if _, err := io.ReadFull(c, make([]byte, n)); err != nil {
-					t.Error(err)
-				}
+				check(t, errOf(c.Write(make([]byte, n))))
+				check(t, errOf(io.ReadFull(c, make([]byte, n))))
 				c.Close()
 			}
 		})
@@ -245,5 +232,151 @@ func TestStatsMeanwhile(t *testing.T) {
 		if s.Dialed+s.Accepted != conns || s.Messages.Bytes != conns*n || s.Received != conns*n || s.Broken+s.Undelivered != 0 {
 			t.Errorf("%+v", s)
 		}
+	}
+}
+
+// exhaust registers memory until no more can be, and gives it back.
+func exhaust(t *testing.T, nic *vipl.NIC) (free func()) {
+	t.Helper()
+	tag, err := nic.CreatePtag()
+	must(t, err)
+	var all []*vipl.Region
+	buf := make([]byte, 1)
+	for {
+		r, err := nic.RegisterMem(buf, vipl.MemAttributes{Ptag: tag})
+		if errors.Is(err, vipl.ErrResource) {
+			break
+		}
+		must(t, err)
+		all = append(all, r)
+	}
+	return func() {
+		t.Helper()
+		for _, r := range all {
+			must(t, r.Deregister())
+		}
+		must(t, tag.Destroy())
+	}
+}
+
+// Where no memory can be registered a connection cannot come about, and a Read of a transfer says so; it loses
+// nothing. A Write goes by messages.
+func TestNoMemory(t *testing.T) {
+	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
+		h := inMemory(t, o)
+		l := h.listen(t)
+		a, b := h.pair(t)
+		a.SetDeadline(time.Now().Add(testTimeout))
+		b.SetDeadline(time.Now().Add(testTimeout))
+		data := randomBytes(300_000, 5)
+
+		free := exhaust(t, h.nicA)
+		if c, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ENOBUFS) {
+			t.Errorf("Dial: %v, %v", c, err)
+		}
+		before := h.nicA.Counters()
+		done := goWrite(a, data)
+		got := make([]byte, len(data))
+		_, err := io.ReadFull(b, got)
+		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("written by messages: %v", err)
+		}
+		if after := h.nicA.Counters(); after.Reads != before.Reads {
+			t.Errorf("%d RDMA reads of what cannot be registered", after.Reads-before.Reads)
+		}
+		done = goWrite(b, data)
+		for _, n := range []int{1, 1000, len(data)} {
+			if k, err := a.Read(make([]byte, n)); k != 0 || !errors.Is(err, syscall.ENOBUFS) {
+				t.Errorf("Read of %d bytes: %d, %v", n, k, err)
+			}
+		}
+		free()
+		clear(got)
+		_, err = io.ReadFull(a, got)
+		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("afterwards: %v", err)
+		}
+		h.dial(t, l.Addr()).Close()
+		l.Close()
+	}
+}
+
+// Memory that stays registered for the next time gives way to what is needed now: to a connection, to the ring of
+// one, to what is read in small pieces.
+func TestKeptMemoryGivesWay(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	c, d := h.pair(t)
+	var kept [8][100_000]byte
+	for i := range kept {
+		carry(t, c, d, kept[i][:])
+	}
+	defer exhaust(t, h.nicA)()
+	a := h.dial(t, l.Addr())
+	b := accept(t, l)
+	a.SetDeadline(time.Now().Add(testTimeout))
+	for range 2 {
+		wrote := goWrite(b, make([]byte, 100_000))
+		for range 100 {
+			must(t, errOf(io.ReadFull(a, make([]byte, 1000))))
+		}
+		must(t, <-wrote)
+	}
+	if !vianet.HasRing(a) {
+		t.Error("no ring")
+	}
+	if s := h.a.Stats(); s.NoMemory > 0 || s.RegisteredBytes == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// As many connections as the backlog has places wait for Accept; more are refused, and when one is accepted another
+// has its place.
+func TestBacklog(t *testing.T) {
+	for given, want := range map[int]int{0: 128, 1: 1, 5: 5, 150: 150} {
+		t.Run(fmt.Sprint(given), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { checkBacklog(t, given, want) })
+		})
+	}
+}
+
+func checkBacklog(t *testing.T, given, want int) {
+	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Backlog: given, Spin: asleep.Spin})
+	l := h.listen(t)
+	var dialed, accepted []byte
+	dial := func() {
+		t.Helper()
+		c := h.dial(t, l.Addr())
+		t.Cleanup(func() { c.Close() })
+		dialed = append(dialed, byte(len(dialed)))
+		must(t, errOf(c.Write(dialed[len(dialed)-1:])))
+	}
+	accept := func() {
+		t.Helper()
+		l.SetDeadline(time.Now().Add(testTimeout))
+		c, err := l.Accept()
+		must(t, err)
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(testTimeout))
+		got := make([]byte, 1)
+		must(t, errOf(io.ReadFull(c, got)))
+		accepted = append(accepted, got[0])
+	}
+	for range want {
+		dial()
+	}
+	if c, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatalf("one more than there are places: %v, %v", c, err)
+	}
+	accept()
+	dial()
+	for range want {
+		accept()
+	}
+	if slices.Sort(accepted); !bytes.Equal(accepted, dialed) {
+		t.Errorf("accepted %v", accepted)
+	}
+	if n := vianet.Waiting(l); n != 0 {
+		t.Errorf("%d that were refused wait", n)
 	}
 }

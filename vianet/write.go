@@ -3,18 +3,31 @@ package vianet
 import (
 	"net"
 	"os"
+
+	"viaxdp/vipl"
 )
+
+// The way of bytes out:
+//
+//  1. Write takes the bytes, up to all of them, by one of three ways: writeRing, if the peer has named a ring and
+//     they suit it; writeSmall, up to Options.Threshold; else writeLarge.
+//  2. writeSmall fills a send buffer (add); pushData sends it as a data message if the peer has room, else it stays,
+//     and later bytes join it.
+//  3. writeLarge registers the bytes and announces them (offer), to be read by the peer, or asks where to write them.
+//     The peer's room is written (pushWrites), its taken ends the transfer (takeTaken).
+//  4. writeRing writes to the ring, and tells how much (putInRing).
+//
+// A Write that has to wait does so in until; session.go sends what is due and takes what comes.
 
 // maxTransfer is the length of the longest transfer in bytes.
 const maxTransfer = 1 << 30
 
-// Write writes b and returns when all of it has been taken over: by buffers for
-// control messages or, when it is more than Options.Threshold, by the peer.
+// Write writes b and returns when all of it has been taken over: by buffers for control messages or, when it is more
+// than Options.Threshold, by the peer.
 //
-// Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that
-// broke, a peer that reads no more (ECONNRESET both). n is then how many bytes the peer
-// gets, if it gets anything; of a transfer in which the connection broke it may have
-// read more.
+// Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that broke, a peer that reads no more
+// (ECONNRESET both). n is then how many bytes the peer gets, if it gets anything; of a transfer in which the
+// connection broke it may have read more.
 func (c *Conn) Write(b []byte) (n int, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -40,7 +53,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	return n, err
 }
 
-// writeError says why nothing can be written. Under mu.
+// writeError is why nothing can be written. Under mu.
 func (c *Conn) writeError() error {
 	switch {
 	case c.noWrites:
@@ -53,8 +66,7 @@ func (c *Conn) writeError() error {
 	return c.err
 }
 
-// until calls step, under mu, until it has succeeded or failed, and waits in
-// between.
+// until calls step, under mu, until it has succeeded or failed, and waits in between.
 func (c *Conn) until(step func() (done bool, err error)) error {
 	for waits := false; ; {
 		c.mu.Lock()
@@ -74,7 +86,7 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 			bytes = ringSize / 2
 		}
 		c.mu.Unlock()
-		if later && !c.stack.spinning.Load() { // who was to ring may have left before
+		if later && !c.stack.spinning.Load() { // the poller may have ended before
 			c.stack.nic.Ring()
 		}
 		if done || err != nil {
@@ -86,8 +98,8 @@ func (c *Conn) until(step func() (done bool, err error)) error {
 	}
 }
 
-// writeSmall sends b by control messages. What the peer has no room for yet
-// stays in a buffer, where later bytes may join it.
+// writeSmall sends b by control messages. What the peer has no room for yet stays in a buffer, where later bytes may
+// join it.
 func (c *Conn) writeSmall(b []byte) (n int, err error) {
 	suits := c.stack.suitsRing(len(b))
 	err = c.until(func() (bool, error) {
@@ -106,8 +118,8 @@ func (c *Conn) writeSmall(b []byte) (n int, err error) {
 	return n, err
 }
 
-// add puts bytes into the buffer that is being filled and sends it, if it may be
-// sent. It returns how many found room. Under mu.
+// add puts bytes into the buffer that is being filled and sends it, if it may be sent. It returns how many found
+// room. Under mu.
 func (c *Conn) add(b []byte) (n int) {
 	if c.fill < 0 {
 		i, ok := c.pool.take()
@@ -127,8 +139,7 @@ func (c *Conn) add(b []byte) (n int) {
 	return n
 }
 
-// flushed waits until what is in a buffer has been sent, if all is set; else it
-// only looks for an error.
+// flushed waits until what is in a buffer has been sent, if all is set; else it only looks for an error.
 func (c *Conn) flushed(all bool) error {
 	return c.until(func() (bool, error) {
 		if err := c.writeError(); err != nil {
@@ -141,6 +152,34 @@ func (c *Conn) flushed(all bool) error {
 		return !all || c.emptied(), nil
 	})
 }
+
+// pushData sends the buffer that is being filled, if the peer has room for it.
+func (c *Conn) pushData() bool {
+	if c.emptied() || c.down {
+		return true
+	}
+	if c.credits == 0 {
+		c.stalled = true
+		return true
+	}
+	if c.waitsForMore() {
+		return true
+	}
+	i, n := c.fill, c.filled
+	c.fill, c.nagle.urged = -1, false
+	c.credits--
+	h := header{kind: kindData, length: uint32(n - headerLen)}
+	if c.wish {
+		h.id = ringWish
+	}
+	c.counts.Messages.count(n - headerLen)
+	c.send(i, n, h)
+	raise(c.writable)
+	return true
+}
+
+// emptied says that no bytes wait to be sent by messages.
+func (c *Conn) emptied() bool { return c.fill < 0 || c.filled == headerLen }
 
 // writeLarge has the peer get b by RDMA.
 func (c *Conn) writeLarge(b []byte) (int, error) {
@@ -190,4 +229,246 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 		err = c.err
 	}
 	return c.out.moved, err
+}
+
+// outgoing is the transfer of a Write. The lock of the connection guards it.
+type outgoing struct {
+	open   bool
+	read   bool   // the peer reads it, and is not written to
+	id     uint32 // of this transfer or, when it is over, of the last one
+	lease  *lease
+	at     vipl.AddressSegment // read mode: where the peer finds it
+	length int
+	moved  int  // bytes that the peer has read, or has been told that they are written
+	ended  bool // the peer has been asked for no more
+	flight int  // RDMA writes under way
+
+	room    vipl.AddressSegment // write mode: where the next bytes go
+	roomLen int                 // 0: nowhere
+	written int                 // bytes of the room that have been written
+}
+
+// over reports whether the transfer is at its end, and its memory not in use.
+func (o *outgoing) over() bool { return !o.open && o.flight == 0 }
+
+// offer begins a transfer of what l names.
+func (c *Conn) offer(l *lease, read bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.writeError(); err != nil {
+		return err
+	}
+	c.out = outgoing{open: true, read: read, id: max(c.out.id+1, 1), lease: l, at: l.remote(), length: len(l.buf)}
+	c.due.announce, c.due.ask = read, !read
+	c.push()
+	return nil
+}
+
+// withdraw tells the peer that there is no more of the transfer.
+func (c *Conn) withdraw() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.out.open && !c.out.ended {
+		c.out.ended, c.due.withdraw = true, true
+		c.push()
+	}
+}
+
+// takeRoom takes note of where the peer wants the next bytes. If it does not know yet that there are no more it will
+// soon.
+func (c *Conn) takeRoom(h *header) error {
+	o := &c.out
+	if o.read || !o.open || c.due.ask || h.id != o.id || o.roomLen > 0 || int64(h.length) > int64(o.length-o.moved) {
+		return errTransfer
+	}
+	if !o.ended {
+		o.room, o.roomLen, o.written = vipl.AddressSegment{Data: h.addr, Handle: h.handle}, int(h.length), 0
+	}
+	return nil
+}
+
+// takeTaken takes note that the transfer is over.
+func (c *Conn) takeTaken(h *header) error {
+	o := &c.out
+	n := int64(h.length)
+	if !o.open || c.due.announce || h.id != o.id ||
+		o.read && (n > int64(o.length) || n < int64(o.length) && !o.ended) ||
+		!o.read && (n != int64(o.moved) || !o.ended) {
+		return errTransfer
+	}
+	o.moved = int(n)
+	c.endTransfer()
+	return nil
+}
+
+// endTransfer ends the transfer of the Write that waits for it.
+func (c *Conn) endTransfer() {
+	c.out.open, c.out.roomLen, c.due.withdraw = false, 0, false
+	raise(c.writable)
+}
+
+// pushTransfer sends what is due of the transfer. False: no buffer is free.
+func (c *Conn) pushTransfer() bool {
+	o, d := &c.out, &c.due
+	return c.control(&d.announce, header{
+		kind: kindAnnounce, id: o.id, length: uint32(o.length), handle: o.at.Handle, addr: o.at.Data,
+	}) &&
+		c.control(&d.ask, header{kind: kindAsk, id: o.id, length: uint32(o.length)}) &&
+		c.pushWrites() &&
+		c.control(&d.withdraw, header{kind: kindWithdraw, id: o.id})
+}
+
+// pushWrites writes to the room that the peer has given, and says so.
+func (c *Conn) pushWrites() bool {
+	o := &c.out
+	for o.written < o.roomLen {
+		i, ok := c.pool.take()
+		if !ok {
+			return false
+		}
+		n := min(o.roomLen-o.written, vipl.MaxTransferSize)
+		to := o.room
+		to.Data += uint64(o.written)
+		if c.pool.postWrite(i, to, o.lease, o.moved+o.written, n) != nil {
+			c.pool.free = append(c.pool.free, i)
+			c.lost()
+			return true
+		}
+		o.flight++
+		o.written += n
+	}
+	if o.roomLen == 0 {
+		return true
+	}
+	due := true
+	if !c.control(&due, header{kind: kindFilled, id: o.id, length: uint32(o.roomLen)}) {
+		return false
+	}
+	o.moved += o.roomLen
+	if o.roomLen = 0; o.moved == o.length {
+		c.endTransfer()
+	}
+	return true
+}
+
+// A transfer takes two round trips, or one where it is written, in which nothing else moves, and buffers hold 80 KiB
+// of a round trip. So the receiver of Writes of medium length names memory ahead, a ring, and those that follow are
+// written there at once: each is as good as a data message, only longer.
+//
+//	receiver                                 sender
+//	room(0): so many bytes from there on  -->
+//	                                     <--  RDMA writes, filled(0): so many
+//	room(0): half of the ring is read     -->
+//
+// Bytes lie in the ring in the order of the stream. The sender does not write across its end. What was read is given
+// back when it is half of the ring. A filled takes one of the data buffers, and there are two rooms under way at
+// most. A data message of such a Write says that it would rather go there.
+
+// peerRing is the ring of the peer, which this side writes to.
+type peerRing struct {
+	room vipl.AddressSegment // its first byte
+	size int                 // 0: none
+	at   int                 // where the next bytes go
+	free int                 // how many there is room for
+}
+
+// suitsRing reports whether a Write of n bytes would rather go through a ring.
+func (s *Stack) suitsRing(n int) bool {
+	t := s.o.Threshold
+	return t >= 0 && n > min(t, ringLeast-1) && n <= ringMost
+}
+
+// ringTakes reports whether a Write of n bytes goes through the peer's ring, which may be a short one.
+func (c *Conn) ringTakes(n int) bool {
+	if !c.stack.suitsRing(n) {
+		return false // without the lock: most Writes are short
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return n <= c.peerRing.size/2
+}
+
+// writeRing writes b to the peer's ring. It returns when the NIC has all of it, although the peer may not.
+func (c *Conn) writeRing(b []byte) (n int, err error) {
+	if err := c.flushed(true); err != nil {
+		return 0, err
+	}
+	lease, err := c.stack.regs.lease(b, c.tag, closed)
+	if err != nil {
+		return c.writeSmall(b)
+	}
+	defer lease.end()
+	byRef := c.stack.byReference(b)
+	over := func() bool { return c.out.flight == 0 }
+	err = c.until(func() (bool, error) {
+		if err := c.writeError(); err != nil {
+			return false, err
+		}
+		for n < len(b) {
+			k := c.putInRing(lease, n)
+			if n += k; k == 0 {
+				break
+			}
+		}
+		c.push()
+		return n == len(b) && over(), nil
+	})
+	if err != nil {
+		c.settle(c.writable, &c.writeSpin, len(b), over)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n == len(b) && c.err == nil {
+		err = nil // in time after all
+	}
+	if byRef {
+		c.counts.ByReference.count(n)
+	}
+	return n, err
+}
+
+// putInRing writes what there is room for of a lease, from offset off on. It returns how many bytes that were. Under
+// mu.
+func (c *Conn) putInRing(l *lease, off int) int {
+	r := &c.peerRing
+	n := min(len(l.buf)-off, r.free, r.size-r.at, vipl.MaxTransferSize)
+	if c.stalled = n == 0 || c.credits == 0; c.stalled || c.down {
+		return 0
+	}
+	if len(c.pool.free) < 2 {
+		c.push() // takes the sends that are done
+	}
+	if c.slotShort = len(c.pool.free) < 2; c.slotShort {
+		return 0
+	}
+	i, _ := c.pool.take()
+	to := r.room
+	to.Data += uint64(r.at)
+	if c.pool.postWrite(i, to, l, off, n) != nil {
+		c.pool.free = append(c.pool.free, i)
+		c.lost()
+		return 0
+	}
+	c.out.flight++
+	c.credits--
+	r.at = (r.at + n) % r.size
+	r.free -= n
+	c.counts.Ring.count(n)
+	i, _ = c.pool.take()
+	c.send(i, headerLen, header{kind: kindFilled, id: ringID, length: uint32(n)})
+	return n
+}
+
+// takeRing takes note of the peer's ring, or of room in it.
+func (c *Conn) takeRing(h *header) error {
+	r, at, n := &c.peerRing, vipl.AddressSegment{Data: h.addr, Handle: h.handle}, int64(h.length)
+	if r.size == 0 {
+		r.room, r.size = at, int(n)
+	}
+	if at != r.room || n > int64(r.size-r.free) {
+		return errTransfer
+	}
+	r.free += int(n)
+	raise(c.writable)
+	return nil
 }

@@ -93,7 +93,7 @@ var allowed = map[string][]string{
 	"cmd/libvipl/bigstack":       {},
 	"cmd/libvipl/manpages":       {},
 	"vianet":                     {"vipl"},
-	"mvich":                      {"vipl"},
+	"mvich":                      {"mvich/pmi", "vipl"},
 	"mvich/pmi":                  {},
 	"mvich/mpibench":             {"mvich"},
 	"mvich/mpiapps":              {"mvich"},

@@ -7,8 +7,7 @@ import (
 	"viaxdp/mvich"
 )
 
-// plane is a square of n x n points, cut into down x across blocks, as one rank
-// sees it.
+// plane is a square of n x n points, cut into down x across blocks, as one rank sees it.
 type plane struct {
 	c            *mvich.Comm // nil: there is one block, and no other rank
 	rank         int
@@ -47,7 +46,7 @@ func (p *plane) area(rank int) (top, left, rows, cols int) {
 	return top, left, cut(p.n, p.down, i+1) - top, cut(p.n, p.across, j+1) - left
 }
 
-// neighbour is the rank so many blocks away, or nobody.
+// neighbour is the rank that many blocks away, or ProcNull.
 func (p *plane) neighbour(down, right int) int {
 	i, j := p.rank/p.across+down, p.rank%p.across+right
 	if i < 0 || i >= p.down || j < 0 || j >= p.across {
@@ -64,8 +63,7 @@ func (p *plane) call(f func() error) error {
 	return err
 }
 
-// block is one rank's part of a field on the plane: rows x cols points and a
-// border of one around them.
+// block is one rank's part of a field on the plane: rows x cols points and a border of one around them.
 type block struct {
 	*plane
 	top, left, rows, cols int
@@ -85,8 +83,7 @@ func (b *block) row(i int) []float64 { return b.points[i*(b.cols+2) : (i+1)*(b.c
 // inner is a row without its ends.
 func (b *block) inner(i int) []float64 { return b.row(i)[1 : b.cols+1] }
 
-// swap gives the neighbours the rows and columns at the edges, and has theirs in
-// the border then.
+// swap gives the neighbours the rows and columns at the edges, and has theirs in the border then.
 func (b *block) swap() error {
 	if b.c == nil {
 		return nil

@@ -1,10 +1,32 @@
+// Package mpiapps is two applications of package mvich, as they are found in many programs that compute:
+//
+//	stencil  a plate whose border has fixed temperatures, relaxed step by step
+//	         (Jacobi): four neighbours' edges in each step, and now and then the
+//	         largest change of all ranks
+//	cg       a linear system with a matrix of five diagonals (Poisson's equation
+//	         in the plane), solved by conjugate gradients: four neighbours' edges
+//	         and two sums over all ranks in each step
+//
+// Both cut a square into blocks of about the same size, one for each rank:
+//
+//	+-----+-----+     rank 0 | rank 1       a block has a border of one point,
+//	|  0  |  1  |     -------+-------       in which the edges of the neighbours
+//	+-----+-----+     rank 2 | rank 3       arrive
+//	|  2  |  3  |
+//	+-----+-----+
+//
+// Every rank calls [Run]. Rank 0 does the same without any other rank afterwards, and compares the results, point by
+// point.
 package mpiapps
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -20,8 +42,7 @@ var (
 	ErrWrong = errors.New("mpiapps: the result differs from that of a serial run")
 )
 
-// Options of a run, the same on all ranks. The zero value of a field means what
-// the application takes.
+// Options of a run, the same on all ranks. The zero value of a field means what the application takes.
 type Options struct {
 	Size  int // points of a side of the square
 	Steps int // of the stencil; at most, of conjugate gradients
@@ -45,8 +66,7 @@ type app struct {
 	size, steps int
 	// solve computes this rank's block.
 	solve func(p *plane, steps int) (*block, int, error)
-	// tolerance is by how much, relative to the largest value, the results may
-	// differ: sums in another order do.
+	// tolerance is by how much, relative to the largest value, the results may differ: sums in another order do.
 	tolerance float64
 }
 
@@ -56,17 +76,9 @@ var apps = map[string]app{
 }
 
 // Names lists the applications.
-func Names() []string {
-	var names []string
-	for name := range apps {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func Names() []string { return slices.Sorted(maps.Keys(apps)) }
 
-// Run does an application. All ranks of c call it with the same arguments; rank 0
-// gets the result, the others nil.
+// Run does an application. All ranks of c call it with the same arguments; rank 0 gets the result, the others nil.
 func Run(c *mvich.Comm, name string, o Options) (*Result, error) {
 	a, ok := apps[name]
 	if !ok {
@@ -122,8 +134,8 @@ func Run(c *mvich.Comm, name string, o Options) (*Result, error) {
 	return r, nil
 }
 
-// serial is the whole square, row by row, computed without other ranks. Each point of the stencil is the
-// mean of the same four numbers; sums of conjugate gradients are in another order.
+// serial is the whole square, row by row, computed without other ranks. Each point of the stencil is the mean of the
+// same four numbers; sums of conjugate gradients are in another order.
 func (a app) serial(n, steps int) ([]float64, error) {
 	b, _, err := a.solve(alone(n), steps)
 	if err != nil {
@@ -157,4 +169,21 @@ func (r *Result) Print(w io.Writer) error {
 	_, err := fmt.Fprintf(w, "%s of %d x %d, %d steps, ranks: %d: %.4f s, %.1f %% of it communication; the result is %s of a serial run, %.4f s\n",
 		r.Name, r.Size, r.Size, r.Steps, r.Ranks, r.Seconds, 100*r.Communication, as, r.SerialSeconds)
 	return err
+}
+
+// waited is how long the threads of this process could have run and had no CPU, all together, since they began; 0
+// where the kernel does not tell.
+func waited() (sum time.Duration) {
+	tasks, _ := filepath.Glob("/proc/self/task/*/schedstat")
+	for _, path := range tasks {
+		b, err := os.ReadFile(path)
+		var ran, delay int64
+		if err != nil { // it has ended
+			continue
+		}
+		if _, err := fmt.Sscan(string(b), &ran, &delay); err == nil {
+			sum += time.Duration(delay)
+		}
+	}
+	return sum
 }

@@ -41,8 +41,8 @@ func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	wait.Wait()
 }
 
-// Every application comes to the result of a serial run, however the square is cut,
-// also where it does not come out even.
+// Every application comes to the result of a serial run, however the square is cut, also where it does not come out
+// even.
 func TestRun(t *testing.T) {
 	for _, name := range Names() {
 		for _, ranks := range []int{1, 2, 3, 4, 6} {

@@ -1,9 +1,25 @@
+// Package mpibench measures package mvich as the benchmarks of Ohio State University measure every MPI, so that its
+// figures stand beside theirs:
+//
+//	latency    two ranks, a message there and one back; half of the time
+//	bw         two ranks, windows of 64 messages one way, then a word back
+//	bibw       the same both ways at once
+//	mbw_mr     pairs of ranks, all at once: bandwidth and messages a second
+//	allreduce  all ranks; the mean over ranks of the time of one
+//	alltoall   the same; the size is what one rank has for one other
+//
+// Every rank calls [Run]; rank 0 has the rows, which [Print] prints in OSU's columns. Bandwidth is in MB/s of 10^6
+// bytes, time in microseconds.
+//
+// Iterations, windows and warming up are OSU's, fewer of them for large messages. Options make them shorter, for
+// tests, and where many runs are compared.
 package mpibench
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -22,8 +38,8 @@ type Options struct {
 	Warmup           int // iterations before, that do not count; OSU's, or as many as count
 	Window           int // messages in flight, of bw, bibw and mbw_mr
 
-	// MostBytes makes iterations fewer where a message each, or a window of them, would
-	// come to more bytes than that; 0: however many. One is made in any case.
+	// MostBytes makes iterations fewer where a message each, or a window of them, would come to more bytes than that;
+	// 0: however many. One is made in any case.
 	MostBytes int
 }
 
@@ -45,10 +61,11 @@ const (
 // largeMessage is the size from which on OSU does fewer iterations.
 const largeMessage = 8192
 
-// bench is one of the benchmarks: it does count iterations of a size, and says
-// what one rank makes of the time that they took.
+// bench is one of the benchmarks: it does count iterations of a size, and says what one rank makes of the time that
+// they took.
 type bench struct {
 	title      string
+	column     string // of its figure
 	ranks      func(n int) bool
 	windows    bool // its iterations are windows of messages
 	iterations int  // of small messages; large ones get a tenth
@@ -58,12 +75,12 @@ type bench struct {
 }
 
 var benches = map[string]bench{
-	"latency":   {"Latency Test", two, false, 10000, 200, (*run).pingPong, (*run).halfRound},
-	"bw":        {"Bandwidth Test", two, true, 100, 10, (*run).oneWay, (*run).bandwidth},
-	"bibw":      {"Bi-Directional Bandwidth Test", two, true, 100, 10, (*run).bothWays, (*run).bandwidth},
-	"mbw_mr":    {"Multiple Bandwidth / Message Rate Test", even, true, 100, 10, (*run).oneWay, (*run).bandwidth},
-	"allreduce": {"Allreduce Latency Test", anyNumber, false, 1000, 200, (*run).allReduce, (*run).each},
-	"alltoall":  {"All-to-All Latency Test", anyNumber, false, 1000, 200, (*run).allToAll, (*run).each},
+	"latency":   {"Latency Test", "Latency (us)", two, false, 10000, 200, (*run).pingPong, (*run).halfRound},
+	"bw":        {"Bandwidth Test", "Bandwidth (MB/s)", two, true, 100, 10, (*run).oneWay, (*run).bandwidth},
+	"bibw":      {"Bi-Directional Bandwidth Test", "Bandwidth (MB/s)", two, true, 100, 10, (*run).bothWays, (*run).bandwidth},
+	"mbw_mr":    {"Multiple Bandwidth / Message Rate Test", "MB/s", even, true, 100, 10, (*run).oneWay, (*run).bandwidth},
+	"allreduce": {"Allreduce Latency Test", "Avg Latency(us)", anyNumber, false, 1000, 200, (*run).allReduce, (*run).each},
+	"alltoall":  {"All-to-All Latency Test", "Avg Latency(us)", anyNumber, false, 1000, 200, (*run).allToAll, (*run).each},
 }
 
 func two(n int) bool       { return n == 2 }
@@ -71,14 +88,7 @@ func even(n int) bool      { return n >= 2 && n%2 == 0 }
 func anyNumber(n int) bool { return n >= 1 }
 
 // Names lists the benchmarks.
-func Names() []string {
-	var names []string
-	for name := range benches {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func Names() []string { return slices.Sorted(maps.Keys(benches)) }
 
 // run is what one rank needs of a benchmark.
 type run struct {
@@ -91,8 +101,7 @@ type run struct {
 	sender   bool // in pairs
 }
 
-// Run does a benchmark. All ranks of c call it with the same arguments; rank 0
-// gets the rows, the others none.
+// Run does a benchmark. All ranks of c call it with the same arguments; rank 0 gets the rows, the others none.
 func Run(c *mvich.Comm, name string, o Options) ([]Row, error) {
 	b, ok := benches[name]
 	switch {
@@ -154,8 +163,7 @@ func (o *Options) sizes() (all []int) {
 	return append(all, size)
 }
 
-// measure does one size, and gives the mean over the ranks that have a share in
-// it.
+// measure does one size, and gives the mean over the ranks that have a share in it.
 func (r *run) measure(b bench, size int, o Options) (Row, error) {
 	count, warmup := b.times(size, o)
 	if err := errors.Join(b.do(r, size, warmup), r.c.Barrier()); err != nil {
@@ -219,16 +227,7 @@ func Print(w io.Writer, name string, rows []Row) error {
 	if !ok {
 		return unknown(name)
 	}
-	head := "Latency (us)"
-	switch name {
-	case "bw", "bibw":
-		head = "Bandwidth (MB/s)"
-	case "mbw_mr":
-		head = "MB/s"
-	case "allreduce", "alltoall":
-		head = "Avg Latency(us)"
-	}
-	line := fmt.Sprintf("# %s: mvich %s\n%-10s%18s", name, b.title, "# Size", head)
+	line := fmt.Sprintf("# %s: mvich %s\n%-10s%18s", name, b.title, "# Size", b.column)
 	if b.windows {
 		line += fmt.Sprintf("%18s", "Messages/s")
 	}

@@ -39,8 +39,8 @@ func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	wait.Wait()
 }
 
-// Every benchmark gives a row for each size, whose figures belong together, and
-// the messages that it says it has sent were sent.
+// Every benchmark gives a row for each size, whose figures belong together, and the messages that it says it has sent
+// were sent.
 func TestBenchmarks(t *testing.T) {
 	for _, name := range mpibench.Names() {
 		t.Run(name, func(t *testing.T) {
@@ -74,8 +74,7 @@ func TestBenchmarks(t *testing.T) {
 	}
 }
 
-// printed checks that what Print prints has a line for each row, with the size
-// first.
+// printed checks that what Print prints has a line for each row, with the size first.
 func printed(name string, rows []mpibench.Row) error {
 	var b strings.Builder
 	if err := mpibench.Print(&b, name, rows); err != nil {
@@ -121,8 +120,7 @@ func TestWrong(t *testing.T) {
 	})
 }
 
-// Iterations are OSU's unless options make them fewer, and what Run makes of them is
-// what Iterations says.
+// Iterations are OSU's unless options make them fewer, and what Run makes of them is what Iterations says.
 func TestIterations(t *testing.T) {
 	for _, test := range []struct {
 		name string

@@ -32,10 +32,32 @@ func (r *run) pingPong(size, count int) error {
 	return nil
 }
 
-// oneWay sends windows, each of which the receiver confirms.
-func (r *run) oneWay(size, count int) error {
+func (r *run) oneWay(size, count int) error { return r.windows(size, count, r.sender, !r.sender) }
+
+func (r *run) bothWays(size, count int) error { return r.windows(size, count, true, true) }
+
+// windows sends and receives count windows of messages, each of which the receiver confirms. Like OSU's, all messages are
+// sent from one buffer and received into one.
+func (r *run) windows(size, count int, send, recv bool) error {
+	begin := func(do bool, begin func() (*mvich.Request, error)) error {
+		for i := 0; do && i < r.window; i++ {
+			q, err := begin()
+			if err != nil {
+				return err
+			}
+			r.requests = append(r.requests, q)
+		}
+		return nil
+	}
 	for range count {
-		if err := r.windows(size, r.sender, !r.sender); err != nil {
+		r.requests = r.requests[:0]
+		if err := begin(recv, func() (*mvich.Request, error) { return r.c.Irecv(r.in[:size], r.partner, tagData) }); err != nil {
+			return err
+		}
+		if err := begin(send, func() (*mvich.Request, error) { return r.c.Isend(r.out[:size], r.partner, tagData) }); err != nil {
+			return err
+		}
+		if err := mvich.WaitAll(r.requests...); err != nil {
 			return err
 		}
 		if err := r.reply(!r.sender); err != nil {
@@ -43,45 +65,6 @@ func (r *run) oneWay(size, count int) error {
 		}
 	}
 	return nil
-}
-
-func (r *run) bothWays(size, count int) error {
-	for range count {
-		if err := r.windows(size, true, true); err != nil {
-			return err
-		}
-		if err := r.reply(!r.sender); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// windows begins a window of messages and waits for all of them. Like OSU's, all
-// of them are sent from one buffer and received into one.
-func (r *run) windows(size int, send, recv bool) error {
-	r.requests = r.requests[:0]
-	for range r.window {
-		if !recv {
-			break
-		}
-		q, err := r.c.Irecv(r.in[:size], r.partner, tagData)
-		if err != nil {
-			return err
-		}
-		r.requests = append(r.requests, q)
-	}
-	for range r.window {
-		if !send {
-			break
-		}
-		q, err := r.c.Isend(r.out[:size], r.partner, tagData)
-		if err != nil {
-			return err
-		}
-		r.requests = append(r.requests, q)
-	}
-	return mvich.WaitAll(r.requests...)
 }
 
 func (r *run) reply(send bool) error {

@@ -16,8 +16,8 @@ type wired struct {
 func (w *wired) Write(b []byte) (int, error) { return w.out.Write(b) }
 func (w *wired) Close() error                { return nil }
 
-// Whatever a rank says, it gets an answer to each line, or its connection ends: with an *AbortError, ErrAnswer, or the
-// end of what it says. What it publishes is bounded, line by line.
+// Whatever a rank says, it gets an answer to each line, or its connection ends: with an *AbortError, ErrAnswer, or
+// the end of what it says. What it publishes is bounded, line by line.
 func FuzzServer(f *testing.F) {
 	f.Add("cmd=init pmi_version=1 pmi_subversion=1\ncmd=get_maxes\ncmd=get_my_kvsname\n" +
 		"cmd=put kvsname=job key=a value=b=c\ncmd=get kvsname=job key=a\ncmd=barrier_in\ncmd=finalize\n")
@@ -44,7 +44,7 @@ func FuzzServer(f *testing.F) {
 				t.Errorf("the answer %q", line)
 			}
 		}
-		for key, value := range s.values {
+		for key, value := range s.job.values {
 			if key == "" || len(key) >= maxKey || len(value) >= maxValue {
 				t.Errorf("%q=%q is kept", key, value)
 			}

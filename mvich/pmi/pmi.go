@@ -59,8 +59,7 @@ func connect(env func(string) string) (*Client, error) {
 	return c, nil
 }
 
-// launchers are those that leave a variable, and do not speak PMI-1 unless they are
-// told to, and what to do about it.
+// launchers are those that leave a variable, and do not speak PMI-1 unless they are told to, and what to do about it.
 var launchers = []struct{ variable, remedy string }{
 	{"OMPI_COMM_WORLD_RANK", "this is Open MPI's mpirun, which speaks PMIx: use Hydra's mpiexec (Debian: mpiexec.hydra)"},
 	{"PMIX_RANK", "the launcher speaks PMIx: use Hydra's mpiexec, with Slurm also srun --mpi=pmi2"},
@@ -99,8 +98,7 @@ func (c *Client) inherit(env func(string) string) (err error) {
 	return nil
 }
 
-// dial connects with the launcher, and asks it for what is not in the
-// environment.
+// dial connects with the launcher, and asks it for what is not in the environment.
 func (c *Client) dial(env func(string) string) error {
 	id, err := number(env, "PMI_ID")
 	if err != nil {
@@ -205,8 +203,7 @@ func (c *Client) Rank() int { return c.rank }
 // Size is the number of ranks.
 func (c *Client) Size() int { return c.size }
 
-// Put publishes a value for the other ranks, who can get it after the next
-// Fence.
+// Put publishes a value for the other ranks, which can get it after the next Fence.
 func (c *Client) Put(key, value string) error {
 	if len(key) >= c.keys || len(value) >= c.vals || strings.ContainsAny(key+value, " \n") || key == "" {
 		return fmt.Errorf("%w: %q=%q, at most %d and %d bytes", ErrValue, key, value, c.keys-1, c.vals-1)
@@ -232,8 +229,7 @@ func (c *Client) Abort(code int) error {
 	return c.write("abort", "exitcode="+strconv.Itoa(code))
 }
 
-// Close tells the launcher that this rank is done. One that does not takes
-// the rank's exit for its death.
+// Close tells the launcher that this rank is done. One that does not takes the rank's exit for its death.
 func (c *Client) Close() error {
 	_, err := c.ask("finalize", "finalize_ack")
 	return errors.Join(err, c.conn.Close())

@@ -1,7 +1,6 @@
 package pmi
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -17,11 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"viaxdp/mvich"
 )
-
-var _ mvich.Launcher = (*Client)(nil)
 
 // TestMain lets the test's program be a rank that mpiexec starts.
 func TestMain(m *testing.M) {
@@ -39,102 +34,39 @@ func TestMain(m *testing.M) {
 	fmt.Printf("rank %d of %d has heard of all\n", c.Rank(), c.Size())
 }
 
-// exchange has each rank hear of each other one.
+// exchange has each rank hear of each other one, twice.
 func exchange(c *Client) error {
-	if err := c.Put(fmt.Sprint("key-", c.Rank()), fmt.Sprint("value=", c.Rank())); err != nil {
-		return err
-	}
-	if err := c.Fence(); err != nil {
-		return err
-	}
-	for rank := range c.Size() {
-		v, err := c.Get(fmt.Sprint("key-", rank))
-		if err != nil || v != fmt.Sprint("value=", rank) {
-			return fmt.Errorf("rank %d has put %q, %v", rank, v, err)
+	for turn := range 2 {
+		key := func(rank int) string { return fmt.Sprint("key-", turn, "-", rank) }
+		if err := errors.Join(c.Put(key(c.Rank()), fmt.Sprint("value=", c.Rank())), c.Fence()); err != nil {
+			return err
+		}
+		for rank := range c.Size() {
+			v, err := c.Get(key(rank))
+			if err != nil || v != fmt.Sprint("value=", rank) {
+				return fmt.Errorf("rank %d has put %q, %v", rank, v, err)
+			}
 		}
 	}
 	return c.Close()
 }
 
-// launcher plays mpiexec for some ranks.
-type launcher struct {
-	size int
-
-	mu      sync.Mutex
-	values  map[string]string
-	inside  []net.Conn
-	done    int
-	aborted string
-}
-
-// serve answers one rank.
-func (l *launcher) serve(conn net.Conn) {
-	in := bufio.NewScanner(conn)
-	for in.Scan() {
-		words := make(map[string]string)
-		for _, word := range strings.Fields(in.Text()) {
-			name, value, _ := strings.Cut(word, "=")
-			words[name] = value
-		}
-		l.answer(conn, words)
-	}
-}
-
-func (l *launcher) answer(conn net.Conn, words map[string]string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch words["cmd"] {
-	case "initack":
-		fmt.Fprintf(conn, "cmd=initack rc=0\ncmd=set size=%d\ncmd=set rank=%s\ncmd=set debug=0\n", l.size, words["pmiid"])
-	case "init":
-		fmt.Fprintln(conn, "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0")
-	case "get_maxes":
-		fmt.Fprintln(conn, "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024")
-	case "get_my_kvsname":
-		fmt.Fprintln(conn, "cmd=my_kvsname kvsname=kvs_1_0")
-	case "put":
-		l.values[words["kvsname"]+words["key"]] = words["value"]
-		fmt.Fprintln(conn, "cmd=put_result rc=0 msg=success")
-	case "get":
-		if v, ok := l.values[words["kvsname"]+words["key"]]; ok {
-			fmt.Fprintf(conn, "cmd=get_result rc=0 msg=success value=%s\n", v)
-		} else {
-			fmt.Fprintln(conn, "cmd=get_result rc=-1 msg=key_not_found")
-		}
-	case "barrier_in":
-		if l.inside = append(l.inside, conn); len(l.inside) == l.size {
-			for _, c := range l.inside {
-				fmt.Fprintln(c, "cmd=barrier_out")
-			}
-			l.inside = nil
-		}
-	case "finalize":
-		l.done++
-		fmt.Fprintln(conn, "cmd=finalize_ack")
-	case "abort":
-		l.aborted = words["exitcode"]
-	}
-}
-
-func newLauncher(size int) *launcher { return &launcher{size: size, values: map[string]string{}} }
-
-// inherited gives a rank its end of a socket pair, as PMI_FD, and serves the
-// other end.
-func (l *launcher) inherited(t *testing.T, rank int) func(string) string {
+// inherited gives a rank its end of a socket pair, as PMI_FD, and serve the other end.
+func inherited(t *testing.T, rank, size int, serve func(conn net.Conn)) func(string) string {
 	t.Helper()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := os.NewFile(uintptr(fds[0]), "launcher")
+	defer f.Close()
 	conn, err := net.FileConn(f)
-	f.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	go l.serve(conn)
-	return environment("PMI_FD", strconv.Itoa(fds[1]), "PMI_RANK", strconv.Itoa(rank), "PMI_SIZE", strconv.Itoa(l.size))
+	go serve(conn)
+	return environment("PMI_FD", strconv.Itoa(fds[1]), "PMI_RANK", strconv.Itoa(rank), "PMI_SIZE", strconv.Itoa(size))
 }
 
 func environment(pairs ...string) func(string) string {
@@ -148,75 +80,65 @@ func environment(pairs ...string) func(string) string {
 	}
 }
 
-// Both ways to the launcher carry values between ranks.
+// listened has a rank call at PMI_PORT, where it hears its number and the size of the job.
+func listened(t *testing.T, rank, size int, serve func(conn net.Conn)) func(string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		var id int
+		if _, err := fmt.Fscanf(conn, "cmd=initack pmiid=%d\n", &id); err != nil {
+			t.Error(err)
+		}
+		fmt.Fprintf(conn, "cmd=initack rc=0\ncmd=set size=%d\ncmd=set rank=%d\ncmd=set debug=0\n", size, id)
+		serve(conn)
+	}()
+	return environment("PMI_PORT", listener.Addr().String(), "PMI_ID", strconv.Itoa(rank))
+}
+
+// The ranks of a server hear of each other, both ways to it, and part in peace.
 func TestExchange(t *testing.T) {
-	const ranks = 3
-	for name, way := range map[string]func(l *launcher, rank int) func(string) string{
-		"PMI_FD": func(l *launcher, rank int) func(string) string { return l.inherited(t, rank) },
-		"PMI_PORT": func(l *launcher, rank int) func(string) string {
-			listener, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { listener.Close() })
-			go func() {
-				if conn, err := listener.Accept(); err == nil {
-					l.serve(conn)
-				}
-			}()
-			return environment("PMI_PORT", listener.Addr().String(), "PMI_ID", strconv.Itoa(rank))
-		},
+	const ranks = 5
+	for name, way := range map[string]func(t *testing.T, rank, size int, serve func(conn net.Conn)) func(string) string{
+		"PMI_FD": inherited, "PMI_PORT": listened,
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLauncher(ranks)
-			errs := make(chan error, ranks)
+			s := NewServer(ranks)
+			var wait sync.WaitGroup
 			for rank := range ranks {
-				env := way(l, rank)
-				go func() {
-					c, err := connect(env)
-					if err == nil && (c.Rank() != rank || c.Size() != ranks) {
-						err = fmt.Errorf("rank %d of %d", c.Rank(), c.Size())
-					}
-					if err == nil {
-						err = exchange(c)
-					}
-					errs <- err
-				}()
-			}
-			for range ranks {
-				if err := <-errs; err != nil {
-					t.Error(err)
+				c, result := rankOf(t, s, rank, ranks, way)
+				if c.Rank() != rank || c.Size() != ranks {
+					t.Errorf("rank %d of %d", c.Rank(), c.Size())
 				}
+				wait.Go(func() {
+					if err := exchange(c); err != nil {
+						t.Error(err)
+					}
+					if got := <-result; got != "true true <nil>" {
+						t.Errorf("rank %d: %s", rank, got)
+					}
+				})
 			}
-			if l.done != ranks {
-				t.Errorf("%d ranks have said that they are done", l.done)
-			}
+			wait.Wait()
 		})
 	}
 }
 
-func TestRefused(t *testing.T) {
-	l := newLauncher(1)
-	c, err := connect(l.inherited(t, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Get("nothing"); !errors.Is(err, ErrAnswer) {
-		t.Errorf("a key that nobody has put: %v", err)
-	}
-	for key, value := range map[string]string{"a key": "v", "key": "a value", "": "v", "long": strings.Repeat("x", 1024)} {
+// What PMI cannot carry is not sent.
+func TestWrongValues(t *testing.T) {
+	c, _ := rankOf(t, NewServer(1), 0, 1, inherited)
+	defer c.Close()
+	for key, value := range map[string]string{"a key": "v", "key": "a value", "": "v", "long": strings.Repeat("x", maxValue)} {
 		if err := c.Put(key, value); !errors.Is(err, ErrValue) {
 			t.Errorf("%q=%q: %v", key, value, err)
 		}
-	}
-	if err := c.Abort(3); err != nil {
-		t.Error(err)
-	}
-	if err := c.Close(); err != nil { // which the launcher answers after the abort
-		t.Error(err)
-	}
-	if l.aborted != "3" {
-		t.Errorf("aborted with %q", l.aborted)
 	}
 }
 
@@ -274,15 +196,10 @@ func TestWrongLauncher(t *testing.T) {
 		"no lengths":     "cmd=response_to_init rc=0\ncmd=maxes\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f := os.NewFile(uintptr(fds[0]), "launcher")
-			defer f.Close()
-			io.WriteString(f, says)
-			syscall.Shutdown(fds[0], syscall.SHUT_WR)
-			_, err = connect(environment("PMI_FD", strconv.Itoa(fds[1]), "PMI_RANK", "0", "PMI_SIZE", "1"))
+			_, err := connect(inherited(t, 0, 1, func(conn net.Conn) {
+				io.WriteString(conn, says)
+				conn.(*net.UnixConn).CloseWrite()
+			}))
 			if !errors.Is(err, ErrAnswer) && !errors.Is(err, io.EOF) {
 				t.Error(err)
 			}
@@ -316,10 +233,9 @@ func TestMpiexec(t *testing.T) {
 	}
 }
 
-// Programs that a rank starts do not get its socket: one that outlives it would keep its
-// end from the launcher.
+// Programs that a rank starts do not get its socket: one that outlives it would keep its end from the launcher.
 func TestSocketIsNotInherited(t *testing.T) {
-	env := newLauncher(1).inherited(t, 0)
+	env := inherited(t, 0, 1, func(conn net.Conn) { NewServer(1).Serve(0, conn) })
 	fd, err := strconv.Atoi(env("PMI_FD"))
 	if err != nil {
 		t.Fatal(err)

@@ -16,28 +16,90 @@ const (
 	maxKey   = 256
 	maxValue = 4096
 	maxLine  = 2 * maxValue
+	maxKeys  = 1 << 14 // of all ranks
 )
 
 // serverSpace is the name of the only key-value space of a Server.
 const serverSpace = "job"
 
-// processMapping tells MPI implementations which ranks share a host, by a key
-// that MPICH looks for: here each rank is on a host of its own, so that they talk
-// by the network and not by shared memory.
+// processMapping tells MPI implementations which ranks share a host, by a key that MPICH looks for: here each rank is
+// on a host of its own, so that they talk by the network and not by shared memory.
 const processMapping = "PMI_process_mapping"
 
-// Server is the launcher's side of PMI-1 for the ranks of one job. All methods may
-// be called concurrently.
-type Server struct {
+// Job is what the ranks of a job share through their launcher: values and fences. All methods may be called
+// concurrently.
+type Job struct {
 	size int
 
 	mu     sync.Mutex
 	moved  *sync.Cond // a fence is complete, or the job is over
 	values map[string]string
-	inside int // ranks in the fence
-	turn   int // fences that are complete
-	over   error
+	inside int   // ranks in the fence
+	turn   int   // complete fences
+	over   error // why no later fence completes
 }
+
+// NewJob makes the job of size ranks.
+func NewJob(size int) *Job {
+	j := &Job{size: size, values: make(map[string]string)}
+	j.moved = sync.NewCond(&j.mu)
+	return j
+}
+
+// Size is the number of ranks.
+func (j *Job) Size() int { return j.size }
+
+// Put publishes a value. ErrValue: the key has one, or there is no room: no rank replaces the value of another.
+func (j *Job) Put(key, value string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if _, taken := j.values[key]; taken || len(j.values) >= maxKeys {
+		return fmt.Errorf("%w: %q has a value, or %d keys have", ErrValue, key, maxKeys)
+	}
+	j.values[key] = value
+	return nil
+}
+
+// Get returns a value that a rank has put.
+func (j *Job) Get(key string) (string, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	value, ok := j.values[key]
+	if !ok {
+		return "", fmt.Errorf("pmi: no rank has put %q", key)
+	}
+	return value, nil
+}
+
+// Fence waits until all ranks have called it, or End has been.
+func (j *Job) Fence() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	turn := j.turn
+	if j.inside++; j.inside == j.size {
+		j.inside = 0
+		j.turn++
+		j.moved.Broadcast()
+	}
+	for j.turn == turn {
+		if j.over != nil {
+			return j.over
+		}
+		j.moved.Wait()
+	}
+	return nil
+}
+
+// End ends the fences that are not complete, and all later ones, with an error.
+func (j *Job) End(why error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.over = errors.Join(j.over, why)
+	j.moved.Broadcast()
+}
+
+// Server is the launcher's side of PMI-1 for the ranks of one job. All methods may be called concurrently.
+type Server struct{ job *Job }
 
 // AbortError says that a rank has asked for the end of the job.
 type AbortError struct {
@@ -59,16 +121,13 @@ var errOver = errors.New("pmi: a rank of the job has ended that others wait for"
 
 // NewServer makes a server for a job of size ranks.
 func NewServer(size int) *Server {
-	s := &Server{size: size, values: map[string]string{
-		processMapping: fmt.Sprintf("(vector,(0,%d,1))", size),
-	}}
-	s.moved = sync.NewCond(&s.mu)
+	s := &Server{NewJob(size)}
+	s.job.values[processMapping] = fmt.Sprintf("(vector,(0,%d,1))", size)
 	return s
 }
 
-// Serve obeys one rank on its connection until that ends. began: it has said that
-// it is a rank; done: it has said that it is ready. An *AbortError: it has asked
-// for the end of the job. ErrAnswer: it says what it should not.
+// Serve answers one rank on its connection until that ends. began: the rank has initialized; done: it has finalized.
+// *AbortError: the rank has aborted the job. ErrAnswer: a protocol error of the rank.
 func (s *Server) Serve(rank int, conn io.ReadWriter) (began, done bool, err error) {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(make([]byte, 0, 1024), maxLine)
@@ -97,14 +156,8 @@ func (s *Server) Serve(rank int, conn io.ReadWriter) (began, done bool, err erro
 	return began, done, nil
 }
 
-// End ends the fences that ranks are in, which the job's end keeps from being
-// complete.
-func (s *Server) End() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.over = errOver
-	s.moved.Broadcast()
-}
+// End ends the fences that ranks wait in: a rank has ended, so they cannot complete.
+func (s *Server) End() { s.job.End(errOver) }
 
 func (s *Server) answer(rank int, words map[string]string) (string, error) {
 	switch words["cmd"] {
@@ -118,7 +171,7 @@ func (s *Server) answer(rank int, words map[string]string) (string, error) {
 	case "get_appnum":
 		return "cmd=appnum rc=0 appnum=0", nil
 	case "get_universe_size":
-		return fmt.Sprintf("cmd=universe_size rc=0 size=%d", s.size), nil
+		return fmt.Sprintf("cmd=universe_size rc=0 size=%d", s.job.size), nil
 	case "get_my_kvsname":
 		return "cmd=my_kvsname rc=0 kvsname=" + serverSpace, nil
 	case "put":
@@ -126,7 +179,7 @@ func (s *Server) answer(rank int, words map[string]string) (string, error) {
 	case "get":
 		return s.get(words), nil
 	case "barrier_in":
-		if err := s.fence(); err != nil {
+		if err := s.job.Fence(); err != nil {
 			return "", err
 		}
 		return "cmd=barrier_out rc=0", nil
@@ -141,38 +194,18 @@ func (s *Server) put(words map[string]string) string {
 	if words["kvsname"] != serverSpace || key == "" || len(key) >= maxKey || len(value) >= maxValue {
 		return "cmd=put_result rc=-1 msg=wrong_name_or_length"
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.values[key] = value
+	if s.job.Put(key, value) != nil {
+		return "cmd=put_result rc=-1 msg=duplicate_key_or_no_room"
+	}
 	return "cmd=put_result rc=0 msg=success"
 }
 
 func (s *Server) get(words map[string]string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	value, ok := s.values[words["key"]]
-	if !ok || words["kvsname"] != serverSpace {
+	value, err := s.job.Get(words["key"])
+	if err != nil || words["kvsname"] != serverSpace {
 		return "cmd=get_result rc=-1 msg=key_not_found"
 	}
 	return "cmd=get_result rc=0 msg=success value=" + value
-}
-
-func (s *Server) fence() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	turn := s.turn
-	if s.inside++; s.inside == s.size {
-		s.inside = 0
-		s.turn++
-		s.moved.Broadcast()
-	}
-	for s.turn == turn {
-		if s.over != nil {
-			return s.over
-		}
-		s.moved.Wait()
-	}
-	return nil
 }
 
 // wordsOf cuts a line into its words of the form name=value.

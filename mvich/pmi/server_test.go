@@ -5,74 +5,30 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 )
 
-// rankOf connects a Client with a server; result is what Serve said of it.
-func rankOf(t *testing.T, s *Server, rank, size int) (c *Client, result chan string) {
+// rankOf connects a Client with a server, in a way; result is what Serve said of it.
+func rankOf(
+	t *testing.T, s *Server, rank, size int, way func(*testing.T, int, int, func(net.Conn)) func(string) string,
+) (c *Client, result chan string) {
 	t.Helper()
-	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fds[0]), "server")
-	conn, err := net.FileConn(f)
-	f.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
 	result = make(chan string, 1)
-	go func() {
+	c, err := connect(way(t, rank, size, func(conn net.Conn) {
 		defer conn.Close()
 		began, done, err := s.Serve(rank, conn)
 		result <- fmt.Sprint(began, done, err)
-	}()
-	c, err = connect(environment("PMI_FD", strconv.Itoa(fds[1]), "PMI_RANK", strconv.Itoa(rank), "PMI_SIZE", strconv.Itoa(size)))
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c, result
 }
 
-// The ranks of a server hear of each other, twice, and part in peace.
-func TestServer(t *testing.T) {
-	const ranks = 5
-	s := NewServer(ranks)
-	var wait sync.WaitGroup
-	for rank := range ranks {
-		wait.Go(func() {
-			c, result := rankOf(t, s, rank, ranks)
-			for turn := range 2 {
-				err := c.Put(fmt.Sprintf("%d-%d", turn, rank), strings.Repeat("x", rank+1))
-				if err = errors.Join(err, c.Fence()); err != nil {
-					t.Error(err)
-				}
-				for other := range ranks {
-					value, err := c.Get(fmt.Sprintf("%d-%d", turn, other))
-					if err != nil || len(value) != other+1 {
-						t.Errorf("rank %d heard %q of %d: %v", rank, value, other, err)
-					}
-				}
-			}
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-			if got := <-result; got != "true true <nil>" {
-				t.Errorf("rank %d: %s", rank, got)
-			}
-		})
-	}
-	wait.Wait()
-}
-
 // MPICH learns from it that no two ranks share a host.
 func TestServerMapping(t *testing.T) {
-	c, _ := rankOf(t, NewServer(1), 0, 1)
+	c, _ := rankOf(t, NewServer(1), 0, 1, inherited)
 	defer c.Close()
 	if value, err := c.Get(processMapping); value != "(vector,(0,1,1))" || err != nil {
 		t.Errorf("%q, %v", value, err)
@@ -82,13 +38,13 @@ func TestServerMapping(t *testing.T) {
 	}
 }
 
-// A rank that aborts, or leaves without a word, is told from one that is done;
-// End ends the fences that others wait in.
+// A rank that aborts, or leaves without a word, is told from one that is done; End ends the fences that others wait
+// in.
 func TestServerEnds(t *testing.T) {
 	s := NewServer(3)
-	a, aborted := rankOf(t, s, 0, 3)
-	b, left := rankOf(t, s, 1, 3)
-	c, waited := rankOf(t, s, 2, 3)
+	a, aborted := rankOf(t, s, 0, 3, inherited)
+	b, left := rankOf(t, s, 1, 3, inherited)
+	c, waited := rankOf(t, s, 2, 3, inherited)
 	if err := a.Abort(7); err != nil {
 		t.Error(err)
 	}
@@ -107,6 +63,28 @@ func TestServerEnds(t *testing.T) {
 	}
 	if got := <-waited; !strings.HasPrefix(got, "true false "+errOver.Error()) {
 		t.Error(got)
+	}
+}
+
+// No rank changes what another has said, or fills the launcher's memory.
+func TestServerKeys(t *testing.T) {
+	s := NewServer(1)
+	c, _ := rankOf(t, s, 0, 1, inherited)
+	defer c.Close()
+	if err := errors.Join(c.Put("key", "one"), c.Put("other", "one")); err != nil {
+		t.Error(err)
+	}
+	if err := c.Put("key", "two"); !errors.Is(err, ErrAnswer) {
+		t.Errorf("a key that is taken: %v", err)
+	}
+	if value, err := c.Get("key"); value != "one" || err != nil {
+		t.Errorf("%q, %v", value, err)
+	}
+	for i := range maxKeys {
+		s.job.values[fmt.Sprint("n", i)] = ""
+	}
+	if err := c.Put("last", "one"); !errors.Is(err, ErrAnswer) {
+		t.Errorf("more than there is room for: %v", err)
 	}
 }
 

@@ -1,21 +1,20 @@
-// Package mpirun starts the ranks of a job on this machine, as mpiexec does: each
-// in a network namespace with an interface of its own, so that it is to the
-// others what a rank on another host would be.
+// Package mpirun starts the ranks of a job on this machine, as mpiexec does: each in a network namespace with an
+// interface of its own, so that it is to the others what a rank on another host would be.
 //
 //	mpirun ---- socket, PMI-1 ----> rank 0    in namespace 0: via0 10.77.0.1
 //	       ---- socket, PMI-1 ----> rank 1    in namespace 1: via0 10.77.0.2
 //	       <--- standard output and error ---
 //
-// A rank finds PMI_FD, PMI_RANK and PMI_SIZE in its environment, and in
-// VIADEV_DEVICE the name of its interface. Programs of other MPI implementations
-// that speak PMI-1, such as MPICH's, can be started, too.
+// A rank finds PMI_FD, PMI_RANK and PMI_SIZE in its environment, and in VIADEV_DEVICE the name of its interface.
+// Programs of other MPI implementations that speak PMI-1, such as MPICH's, can be started, too.
 //
-// When a rank ends with another status than 0, by a signal, or without the good-bye
-// of PMI, or while others wait for it in a fence, or aborts the job, all others are ended: by SIGTERM, and two seconds
-// later by SIGKILL. When this process is gone they get SIGKILL.
+// When a rank ends with another status than 0, by a signal, or without the good-bye of PMI, or while others wait for
+// it in a fence, or aborts the job, all others are ended: by SIGTERM, and two seconds later by SIGKILL. When this
+// process is gone they get SIGKILL.
 package mpirun
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -43,13 +42,13 @@ type Job struct {
 	Bind    bool     // rank i runs on CPU i, counted around
 	Prefix  bool     // lines of output begin with the rank: "3: "
 
-	// Lossy joins the ranks by a hub that loses a share of the frames; 0: none, on
-	// the same way. Nobody's frames are segmented behind it.
+	// Lossy joins the ranks by a hub that loses a share of the frames; 0: none, on the same way. Nobody's frames are
+	// segmented behind it.
 	Lossy bool
 	Loss  float64
 
-	// Stdout and Stderr may be the same; nil: discarded. One Write is called at a
-	// time, of both, but for those of files.
+	// Stdout and Stderr may be the same; nil: discarded. One Write is called at a time, of both, but for those of
+	// files.
 	Stdout, Stderr io.Writer
 }
 
@@ -71,9 +70,8 @@ func (e *RankError) Unwrap() error { return e.Err }
 
 var errSilent = errors.New("it has ended before it was ready (no PMI finalize)")
 
-// Run runs a job to its end. A *RankError: a rank has ended it, the first to do so.
-// A *testbed.MissingError: there is no privilege for namespaces. The end of ctx
-// ends the ranks, too, and is the error then.
+// Run runs a job to its end. A *RankError: a rank has ended it, the first to do so. A *testbed.MissingError: there is
+// no privilege for namespaces. The end of ctx ends the ranks, too, and is the error then.
 func Run(ctx context.Context, j Job) error {
 	if len(j.Program) == 0 {
 		return errors.New("no program to start")
@@ -85,7 +83,12 @@ func Run(ctx context.Context, j Job) error {
 	if err != nil {
 		return err
 	}
-	star, err := j.star()
+	var star *testbed.Star
+	if j.Lossy {
+		star, err = testbed.NewLossyStar(j.Ranks, j.MTU, j.Loss)
+	} else {
+		star, err = testbed.NewStar(j.Ranks, j.MTU)
+	}
 	if err != nil {
 		return err
 	}
@@ -99,7 +102,6 @@ func Run(ctx context.Context, j Job) error {
 	if oneWriter(j.Stdout, j.Stderr) {
 		turns[1] = turns[0]
 	}
-	out, errs := newLines(j.Stdout, turns[0]), newLines(j.Stderr, turns[1])
 	for i := range j.Ranks {
 		cpu := -1
 		if j.Bind {
@@ -107,7 +109,7 @@ func Run(ctx context.Context, j Job) error {
 		}
 		cmd := exec.Command(path, j.Program[1:]...)
 		cmd.Env = append(os.Environ(), j.Env...)
-		cmd.Stdout, cmd.Stderr = j.output(i, out), j.output(i, errs)
+		cmd.Stdout, cmd.Stderr = j.output(i, j.Stdout, turns[0]), j.output(i, j.Stderr, turns[1])
 		cmd.WaitDelay = grace // for output that others hold open
 		if err := r.start(i, star, cpu, cmd); err != nil {
 			r.server.End()
@@ -119,33 +121,24 @@ func Run(ctx context.Context, j Job) error {
 	return r.wait(ctx)
 }
 
-// oneWriter says whether a and b are one. Writers that cannot be compared are not.
+// oneWriter reports whether a and b are one. Writers that cannot be compared are not.
 func oneWriter(a, b io.Writer) (one bool) {
 	defer func() { _ = recover() }()
 	return a == b
 }
 
-// star joins the ranks.
-func (j *Job) star() (*testbed.Star, error) {
-	if j.Lossy {
-		return testbed.NewLossyStar(j.Ranks, j.MTU, j.Loss)
-	}
-	return testbed.NewStar(j.Ranks, j.MTU)
-}
-
-// output is where a rank's output goes: to a file as it is, unless its lines are
-// to be marked.
-func (j *Job) output(rank int, to *lines) io.Writer {
+// output is where a rank's output to w goes: to a file as it is, unless its lines are to be marked.
+func (j *Job) output(rank int, w io.Writer, turn *sync.Mutex) io.Writer {
+	f, isFile := w.(*os.File)
 	switch {
-	case to == nil:
+	case w == nil:
 		return nil
 	case j.Prefix:
-		return to.of(strconv.Itoa(rank) + ": ")
-	}
-	if f, ok := to.w.(*os.File); ok {
+		return &line{turn: turn, w: w, prefix: strconv.Itoa(rank) + ": "}
+	case isFile:
 		return f
 	}
-	return to.of("")
+	return &line{turn: turn, w: w}
 }
 
 // run is a job that runs.
@@ -190,21 +183,23 @@ func (r *run) start(i int, star *testbed.Star, cpu int, cmd *exec.Cmd) error {
 
 // attend serves a rank until it has ended.
 func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
-	type told struct {
-		began, done bool
-		err         error
-	}
-	said := make(chan told, 1)
+	silent := make(chan bool, 1) // it has begun, and ended without a good-bye
 	go func() {
-		var t told
-		t.began, t.done, t.err = r.server.Serve(i, conn)
-		if t.err != nil {
+		began, done, err := r.server.Serve(i, conn)
+		if err != nil {
 			conn.Close() // it may wait for an answer
-			r.spoke <- saidBy(i, t.err)
+			status := 1
+			if abort, ok := errors.AsType[*pmi.AbortError](err); ok {
+				status = max(abort.Code&0xff, 1)
+			}
+			r.spoke <- &RankError{i, status, err}
 		}
-		said <- t
+		silent <- began && !done
 	}()
-	endFamily(cmd.Process.Pid)
+	// What it leaves behind in its group is killed while its number is not yet another's.
+	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+	unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	werr := cmd.Wait()
 	for _, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
 		if l, ok := w.(*line); ok {
@@ -212,34 +207,13 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 		}
 	}
 	conn.SetReadDeadline(time.Now().Add(time.Second)) // children of it may hold the socket
-	t := <-said
+	quiet := <-silent
 	conn.Close()
-	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, t.began, t.done)}
-}
-
-// endFamily waits until a process has ended, and kills what it has left behind in
-// its group, while its number is not yet another's.
-func endFamily(pid int) {
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if err != unix.EINTR {
-			break
-		}
-	}
-	unix.Kill(-pid, unix.SIGKILL)
-}
-
-// saidBy is the end of a job for what a rank has said.
-func saidBy(rank int, said error) error {
-	var abort *pmi.AbortError
-	if errors.As(said, &abort) {
-		return &RankError{rank, max(abort.Code&0xff, 1), abort}
-	}
-	return &RankError{rank, 1, said}
+	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, quiet)}
 }
 
 // endOf judges how a rank ended.
-func endOf(rank int, state *os.ProcessState, werr error, began, done bool) error {
+func endOf(rank int, state *os.ProcessState, werr error, silent bool) error {
 	fail := func(status int, err error) error { return &RankError{rank, status, err} }
 	var exit *exec.ExitError
 	switch {
@@ -249,7 +223,7 @@ func endOf(rank int, state *os.ProcessState, werr error, began, done bool) error
 			return fail(128+int(status.Signal()), werr)
 		}
 		return fail(status.ExitStatus(), werr)
-	case began && !done:
+	case silent:
 		return fail(1, errSilent)
 	}
 	return nil // WaitDelay alone: somebody else held its output
@@ -300,4 +274,47 @@ func (r *run) signal(s syscall.Signal) {
 			syscall.Kill(-cmd.Process.Pid, s)
 		}
 	}
+}
+
+// longest is how many bytes of a line are kept back until its end comes.
+const longest = 64 << 10
+
+// line lets a rank share a writer, which gets whole lines, each behind the prefix, or pieces of those longer than longest.
+// One goroutine uses it, as that of exec.Cmd.
+type line struct {
+	turn   *sync.Mutex // held while w writes
+	w      io.Writer
+	prefix string
+	begun  []byte // without its end
+}
+
+// Write passes whole lines on.
+func (l *line) Write(b []byte) (int, error) {
+	n := len(b)
+	var out []byte
+	for len(b) > 0 {
+		part, rest, ended := bytes.Cut(b, []byte("\n"))
+		l.begun, b = append(l.begun, part...), rest
+		if !ended && len(l.begun) < longest {
+			break
+		}
+		out = append(append(append(out, l.prefix...), l.begun...), '\n')
+		l.begun = l.begun[:0]
+	}
+	if len(out) == 0 {
+		return n, nil
+	}
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	_, err := l.w.Write(out)
+	return n, err
+}
+
+// end passes on what has no end of line.
+func (l *line) end() error {
+	if len(l.begun) == 0 {
+		return nil
+	}
+	_, err := l.Write([]byte("\n"))
+	return err
 }

@@ -45,9 +45,7 @@ func (s *starved) Accept() (net.Conn, error) {
 func echo(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -64,14 +62,11 @@ func echo(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// start runs a proxy over TCP alone, on a listener that fails as told; end stops
-// it.
+// start runs a proxy over TCP alone, on a listener that fails as told; end stops it.
 func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan error) {
 	t.Helper()
 	p.Listen, p.To = Address{"tcp", "127.0.0.1:0"}, Address{"tcp", echo(t)}
-	if err := p.Open(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Open())
 	l = &starved{Listener: p.listener}
 	p.listener = l
 	ctx, cancel := context.WithCancel(context.Background())
@@ -84,9 +79,7 @@ func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan erro
 func dialTo(t *testing.T, p *Proxy) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", p.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -102,22 +95,17 @@ func answers(c net.Conn, within time.Duration) error {
 	return err
 }
 
-// A proxy that is short of descriptors keeps the connections that it has, and
-// takes new ones when it can.
+// A proxy that is short of descriptors keeps the connections that it has, and takes new ones when it can.
 func TestShortOfDescriptors(t *testing.T) {
 	told := make(chan error, 8)
 	p := &Proxy{Failed: func(err error) { told <- err }}
 	l, end, _ := start(t, p)
 	first := dialTo(t, p)
-	if err := answers(first, waitLimit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, answers(first, waitLimit))
 	l.fail(syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ECONNABORTED)
 	// The Accept that waits takes these; the next ones fail.
 	for range 2 {
-		if err := answers(dialTo(t, p), waitLimit); err != nil {
-			t.Fatal(err)
-		}
+		must(t, answers(dialTo(t, p), waitLimit))
 	}
 	if err := answers(first, waitLimit); err != nil {
 		t.Errorf("the connection from before: %v", err)
@@ -126,31 +114,22 @@ func TestShortOfDescriptors(t *testing.T) {
 		t.Errorf("told %v, and %d times more", err, len(told))
 	}
 	first.Close()
-	if err := end(); err != nil {
-		t.Error(err)
-	}
+	check(t, end())
 }
 
 // nobody is an address that nobody listens on: who has it only keeps others from it.
 func nobody(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { syscall.Close(fd) })
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	name, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
 }
 
-// A connection for which there is no server is broken, and does not look as if the
-// server had nothing to say.
+// A connection for which there is no server is broken, and does not look as if the server had nothing to say.
 func TestNoServer(t *testing.T) {
 	p := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"tcp", nobody(t)}}
 	serve(t, p)
@@ -192,9 +171,7 @@ func TestMost(t *testing.T) {
 	p := &Proxy{Most: 1}
 	_, end, _ := start(t, p)
 	first, second := dialTo(t, p), dialTo(t, p)
-	if err := answers(first, waitLimit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, answers(first, waitLimit))
 	if err := answers(second, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a second one at once: %v", err)
 	}
@@ -204,9 +181,7 @@ func TestMost(t *testing.T) {
 		t.Errorf("a second one, after the first: %v", err)
 	}
 	// Full, and told to end: it does.
-	if err := end(); err != nil {
-		t.Error(err)
-	}
+	check(t, end())
 }
 
 // Who is refused is told once a second, with how many were not told in between.

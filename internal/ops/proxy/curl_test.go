@@ -10,6 +10,7 @@ import (
 	"io"
 	"log"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -60,9 +61,8 @@ func newWeb(n int) *web {
 	return &web{page: page(n), left: together, gone: make(chan struct{}, 1), all: make(chan struct{})}
 }
 
-// ServeHTTP gives to /N so many bytes, to /together/N when so many have asked, to /half/N
-// half of them and then nothing more while the client is there, to /endless no end; what
-// is put it sums.
+// ServeHTTP gives to /N so many bytes, to /together/N when so many have asked, to /half/N half of them and then
+// nothing more while the client is there, to /endless no end; what is put it sums.
 func (s *web) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.from, s.ranges = append(s.from, r.RemoteAddr), append(s.ranges, r.Header.Get("Range"))
@@ -205,9 +205,7 @@ func TestCurl(t *testing.T) {
 		const n = 3_000_000
 		file := filepath.Join(dir, "part")
 		part := curl(t, "-N", "-o", file, fmt.Sprintf("%s/half/%d", at, n))
-		if err := part.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, part.Start())
 		await.Until(t, "curl has half", func() bool { i, err := os.Stat(file); return err == nil && i.Size() >= n/2 })
 		part.Process.Kill()
 		part.Wait()
@@ -230,9 +228,7 @@ func TestCurl(t *testing.T) {
 		defer sealed.Close()
 		at := "https://" + between(t, a, b, hostB, sealed.Listener.Addr().String()).Addr().String()
 		file, roots := filepath.Join(dir, "sealed"), filepath.Join(dir, "roots")
-		if err := os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: sealed.Certificate().Raw}), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: sealed.Certificate().Raw}), 0o600))
 		for _, n := range []int{0, 1, 1 << 20} {
 			fetch(t, "--cacert", roots, "-o", file, fmt.Sprintf("%s/%d", at, n))
 			holds(t, file, site.page[:n])
@@ -251,13 +247,9 @@ func TestCurlUnderLoss(t *testing.T) {
 	need(t, "curl", "curl")
 	nstest.Require(t)
 	s, err := testbed.NewSite(testbed.Pair{Names: [2]string{"via0", "via0"}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: 1500})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		check(t, s.Close())
 	})
 	noLeaks(t)
 	n := 5_000_000 // 3,400 frames
@@ -292,3 +284,53 @@ type side struct {
 }
 
 func (s side) Do(f func() error) error { return s.Site.Do(s.number, f) }
+
+// need finds a program that a test runs. Without it the test ends: with a failure when VIA_PEERS=require, as for
+// bench's programs, and with a skip elsewhere.
+func need(t *testing.T, name, pkg string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	switch {
+	case err == nil:
+	case os.Getenv("VIA_PEERS") == "require":
+		t.Fatalf("%s is not installed (Debian's package %s)", name, pkg)
+	default:
+		t.Skipf("%s is not installed (Debian's package %s)", name, pkg)
+	}
+	return path
+}
+
+// ownHost is an address that is this process's alone, where a port is nobody's that it has not given: a free one of
+// 127.0.0.1 may be another program's before the one that it was chosen for has it.
+func ownHost() string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 64|pid>>16&63, pid>>8&255, pid&255)
+}
+
+// Redis and its load generator talk through two proxies.
+func TestRedis(t *testing.T) {
+	server, load := need(t, "redis-server", "redis-server"), need(t, "redis-benchmark", "redis-tools")
+	host, port := ownHost(), "6399"
+	address := net.JoinHostPort(host, port)
+	cmd := exec.Command(server, "--port", port, "--bind", host, "--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", t.TempDir())
+	must(t, cmd.Start())
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	for end := time.Now().Add(waitLimit); ; time.Sleep(10 * time.Millisecond) { // until it listens
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			c.Close()
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	_, at, _ := net.SplitHostPort(chain(t, address))
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, load, "-h", "127.0.0.1", "-p", at, "-n", "2000", "-c", "8", "-d", "5000", "-t", "set,get", "-q").CombinedOutput()
+	if err != nil || strings.Count(string(out), "requests per second") != 2 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

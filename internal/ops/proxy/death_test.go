@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{asProxy: proxyVictim, asServer: serverVictim})
 }
 
-// silence is after what a host is taken for dead whose proxy is killed. A test must not
-// mind if one that lives is, too, on a machine that others keep busy.
+// silence is after what a host is taken for dead whose proxy is killed. A test must not mind if one that lives is,
+// too, on a machine that others keep busy.
 const silence = 2 * time.Second
 
 // proxyVictim is a proxy between the addresses that its arguments are, one by VIA.
@@ -72,8 +72,7 @@ type here struct{}
 
 func (here) Do(f func() error) error { return f() }
 
-// fails has curl fetch something, breaks that in the midst of it, and checks that curl
-// says so, by an exit status.
+// fails has curl fetch something, breaks that in the midst of it, and checks that curl says so, by an exit status.
 func fails(t *testing.T, ns place, url string, status int, kill func()) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "part")
@@ -87,9 +86,7 @@ func fails(t *testing.T, ns place, url string, status int, kill func()) {
 			said.Reset()
 			cmd, over = curl(t, "--http1.0", "-N", "-o", file, url), make(chan error, 1)
 			cmd.Stderr = &said
-			if err := ns.Do(cmd.Start); err != nil {
-				t.Fatal(err)
-			}
+			must(t, ns.Do(cmd.Start))
 			wait, over := cmd.Wait, over
 			go func() { over <- wait() }()
 		}
@@ -168,9 +165,8 @@ func hears(t *testing.T, site *web) {
 	}
 }
 
-// The proxy of the client's host is killed: curl hears that it has only a part, although an
-// answer that has no length ends where the connection does, and the server that its client
-// is gone. Another proxy takes its place.
+// The proxy of the client's host is killed: curl hears that it has only a part, although an answer that has no length
+// ends where the connection does, and the server that its client is gone. Another proxy takes its place.
 func TestNearProxyDies(t *testing.T) {
 	need(t, "curl", "curl")
 	na, nb := nstest.Pair(t, nstest.Options{})
@@ -230,12 +226,8 @@ func TestServerDies(t *testing.T) {
 	again(t, here{}, at)
 	put := curl(t, "-T", "-", "http://"+at+"/up")
 	in, err := put.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := put.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, put.Start())
 	for n, kill := 0, 10<<20; err == nil; n += 64 << 10 {
 		if n == kill {
 			server.Process.Kill()

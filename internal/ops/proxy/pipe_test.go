@@ -11,8 +11,7 @@ import (
 	"viaxdp/internal/lab/await"
 )
 
-// witness is a connection of whose stream nothing comes, and that looks at what it is read
-// into.
+// witness is a connection of whose stream nothing comes, and that looks at what it is read into.
 type witness struct {
 	net.Conn
 	saw *[]byte
@@ -23,8 +22,7 @@ func (w witness) Read(b []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// What a peer has sent is not in the buffer for another one, who may say that it has
-// written there and have not.
+// What a peer has sent is not in the buffer for another one, who may say that it has written there and have not.
 func TestBuffersAreEmpty(t *testing.T) {
 	for range 100 { // the pool keeps not all that it gets
 		b := buffers.Get().(*[]byte)
@@ -32,9 +30,7 @@ func TestBuffersAreEmpty(t *testing.T) {
 		buffers.Put(b)
 		a, c := net.Pipe()
 		var saw []byte
-		if err := pipe(c, witness{a, &saw}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pipe(c, witness{a, &saw}, nil))
 		a.Close()
 		c.Close()
 		if len(saw) == 0 || len(bytes.Trim(saw, "\x00")) > 0 {
@@ -43,24 +39,18 @@ func TestBuffersAreEmpty(t *testing.T) {
 	}
 }
 
-// An answer comes whole also where the client ends its stream when the server by VIA has
-// closed already, and not all that it had said has got there.
+// An answer comes whole also where the client ends its stream when the server by VIA has closed already, and not all
+// that it had said has got there.
 func TestAnswerAfterUpload(t *testing.T) {
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	to, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer to.Close()
 	server, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer server.Close()
 	client, from := net.Pipe()
 	for _, c := range []net.Conn{client, to, server} {
@@ -71,9 +61,7 @@ func TestAnswerAfterUpload(t *testing.T) {
 	go func() { piped <- pipe(to, from, make(chan struct{})) }()
 	say := func(n int) { // and wait until it is written
 		for range 2 {
-			if _, err := client.Write(make([]byte, n)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(client.Write(make([]byte, n))))
 			n = 0
 		}
 	}
@@ -85,18 +73,31 @@ func TestAnswerAfterUpload(t *testing.T) {
 	answer := make([]byte, 10_000)
 	r := rand.NewChaCha8([32]byte{3})
 	r.Read(answer)
-	if _, err := server.Write(answer); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(server.Write(answer)))
+	must(t, server.Close())
 	await.Until(t, "the connection is over", func() bool { _, err := to.Write(nil); return err != nil })
 	client.Close()
-	if err := <-piped; err != nil {
-		t.Error(err)
-	}
+	check(t, <-piped)
 	if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, answer) {
 		t.Errorf("%d bytes of the answer, %v", len(got), err)
 	}
+}
+
+// Whatever is given as an address is one that reads as itself, or an error.
+func FuzzParseAddress(f *testing.F) {
+	for _, s := range []string{"tcp:127.0.0.1:80", "via::80", "via:[fd77::1]:80", "localhost:http", "tcp:via:1", "via:tcp:1", "[:]:1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		a, err := ParseAddress(s)
+		if err != nil {
+			return
+		}
+		if a.Network != "tcp" && a.Network != "via" {
+			t.Fatalf("%q is of the network %q", s, a.Network)
+		}
+		if b, err := ParseAddress(a.String()); a != b || err != nil {
+			t.Fatalf("%q is %q, which is %+v, %v", s, a, b, err)
+		}
+	})
 }

@@ -19,8 +19,7 @@ import (
 	"time"
 )
 
-// postgresProgram finds a program of PostgreSQL, of which Debian has only some on the
-// path.
+// postgresProgram finds a program of PostgreSQL, of which Debian has only some on the path.
 func postgresProgram(t *testing.T, name string) string {
 	t.Helper()
 	if found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name); len(found) > 0 {
@@ -41,9 +40,7 @@ func startPostgres(t *testing.T) *postgres {
 	t.Helper()
 	initdb, server := postgresProgram(t, "initdb"), postgresProgram(t, "postgres")
 	dir, err := os.MkdirTemp("", "via-postgres") // that of the test is root's alone
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	var attr syscall.SysProcAttr
 	if os.Getuid() == 0 { // for whom it does not run
@@ -54,9 +51,7 @@ func startPostgres(t *testing.T) *postgres {
 		uid, _ := strconv.Atoi(u.Uid)
 		gid, _ := strconv.Atoi(u.Gid)
 		attr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
-		if err := os.Chown(dir, uid, gid); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(dir, uid, gid))
 	}
 	cluster := exec.Command(initdb, "-D", dir, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
 	cluster.SysProcAttr, cluster.Dir = &attr, "/"
@@ -68,9 +63,7 @@ func startPostgres(t *testing.T) *postgres {
 	p.cmd = exec.Command(server, "-D", dir, "-h", host, "-p", port, "-k", "", "-F",
 		"-c", "shared_buffers=32MB", "-c", "max_wal_size=256MB", "-c", "autovacuum=off")
 	p.cmd.SysProcAttr, p.cmd.Dir, p.cmd.Stderr = &attr, "/", &p.log
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Start())
 	go func() { p.cmd.Wait(); close(p.ended) }()
 	t.Cleanup(func() {
 		p.quit()
@@ -106,9 +99,7 @@ func (p *postgres) client(t *testing.T, at, name string, args ...string) *exec.C
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	t.Cleanup(cancel)
 	host, port, err := net.SplitHostPort(at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if name == "psql" {
 		args = append([]string{"-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1"}, args...)
 	}
@@ -156,9 +147,8 @@ func (p *postgres) sum(t *testing.T, database, table string) string {
 		"select count(*), md5(string_agg(x::text, ',' order by n)) from "+table+" x")
 }
 
-// PostgreSQL and its programs talk through two proxies: its load generator, tables in
-// and out, a query that is cancelled, a dump that is read again, and the death of
-// either side in the midst of it.
+// PostgreSQL and its programs talk through two proxies: its load generator, tables in and out, a query that is
+// cancelled, a dump that is read again, and the death of either side in the midst of it.
 func TestPostgres(t *testing.T) {
 	p := startPostgres(t)
 	at := chain(t, p.address)
@@ -182,9 +172,7 @@ func TestPostgres(t *testing.T) {
 		copy := p.client(t, at, "psql", "-c", "copy a to stdout")
 		var text bytes.Buffer
 		copy.Stdout = &text
-		if err := copy.Run(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, copy.Run())
 		direct := sha256.Sum256([]byte(p.run(t, p.address, "psql", "-c", "copy a to stdout")))
 		if got := sha256.Sum256(bytes.TrimSpace(text.Bytes())); got != direct {
 			t.Errorf("other bytes came out than without proxies, %d of them", text.Len())
@@ -203,13 +191,9 @@ func TestPostgres(t *testing.T) {
 		p.run(t, at, "createdb", "again")
 		dump, read := p.client(t, at, "pg_dump", "-t", "a"), p.client(t, at, "psql", "-d", "again")
 		pipe, err := dump.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		read.Stdin = pipe
-		if err := dump.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, dump.Start())
 		out, err := read.CombinedOutput()
 		if err = errors.Join(err, dump.Wait()); err != nil {
 			t.Fatalf("%v\n%s", err, out)
@@ -223,9 +207,7 @@ func TestPostgres(t *testing.T) {
 		query := p.client(t, at, "psql", "-c", "select pg_sleep(600)")
 		var said bytes.Buffer
 		query.Stderr = &said
-		if err := query.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, query.Start())
 		p.until(t, sessions(t, "active"), "1")
 		query.Process.Signal(syscall.SIGINT)
 		if err := query.Wait(); err == nil || !strings.Contains(said.String(), "canceling statement due to user request") {
@@ -233,8 +215,8 @@ func TestPostgres(t *testing.T) {
 		}
 		p.until(t, sessions(t, ""), "0")
 	})
-	// The server learns that its client has died: one that had nothing to say, and
-	// one that takes nothing of what the server says.
+	// The server learns that its client has died: one that had nothing to say, and one that takes nothing of what the
+	// server says.
 	t.Run("client dies", func(t *testing.T) {
 		for query, state := range map[string]string{
 			"begin; select 1;\n": "idle in transaction",
@@ -242,20 +224,12 @@ func TestPostgres(t *testing.T) {
 		} {
 			client := p.client(t, at, "psql")
 			in, err := client.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			out, err := client.StdoutPipe() // of which nobody reads more than a byte
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := client.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, client.Start())
 			io.WriteString(in, query)
-			if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(io.ReadFull(out, make([]byte, 1))))
 			p.until(t, sessions(t, state), "1")
 			client.Process.Kill()
 			client.Wait()
@@ -267,9 +241,7 @@ func TestPostgres(t *testing.T) {
 		query := p.client(t, at, "psql", "-c", "select pg_sleep(600)")
 		var said bytes.Buffer
 		query.Stderr = &said
-		if err := query.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, query.Start())
 		p.until(t, sessions(t, "active"), "1")
 		p.quit()
 		if err := query.Wait(); err == nil || !strings.Contains(said.String(), "server closed the connection unexpectedly") {

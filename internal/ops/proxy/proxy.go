@@ -1,12 +1,12 @@
-// Package proxy forwards byte streams between the kernel's TCP and package vianet,
-// so that programs which know nothing of VIs can use them.
+// Package proxy forwards byte streams between the kernel's TCP and package vianet, so that programs which know
+// nothing of VIs can use them.
 //
 //	program --TCP--> proxy ==VIA==> proxy --TCP--> server
 //	         tcp:127.0.0.1:5432     via::5432      tcp:127.0.0.1:5432
 //
-// Each side is an address: tcp:HOST:PORT or via:HOST:PORT. A half-closed stream is
-// half-closed on the other side, and a broken one is broken: it ends with a reset,
-// not as if it were whole. Urgent data breaks it, since VIA does not carry any.
+// Each side is an address: tcp:HOST:PORT or via:HOST:PORT. A half-closed stream is half-closed on the other side, and
+// a broken one is broken: it ends with a reset, not as if it were whole. Urgent data breaks it, since VIA does not
+// carry any.
 package proxy
 
 import (
@@ -14,8 +14,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,11 +33,9 @@ type Address struct {
 
 // ParseAddress reads tcp:HOST:PORT or via:HOST:PORT; a bare HOST:PORT is tcp.
 func ParseAddress(s string) (Address, error) {
-	a := Address{Network: "tcp", Address: s}
-	for _, network := range []string{"tcp", "via"} {
-		if rest, ok := strings.CutPrefix(s, network+":"); ok {
-			a = Address{network, rest}
-		}
+	a := Address{Network: "tcp", Address: strings.TrimPrefix(s, "tcp:")}
+	if rest, ok := strings.CutPrefix(s, "via:"); ok {
+		a = Address{"via", rest}
 	}
 	if _, _, err := net.SplitHostPort(a.Address); err != nil {
 		return a, fmt.Errorf("%q: %w: want tcp:HOST:PORT or via:HOST:PORT", s, err)
@@ -52,14 +50,13 @@ func (a Address) String() string { return a.Network + ":" + a.Address }
 type Proxy struct {
 	Listen, To Address
 	Stack      *vianet.Stack // for via; nil: neither address is
-	// Fallback is where to connect by TCP when nobody is at To by VIA, as
-	// vianet.Stack.DialOr finds: the port of it at To's host. Empty: nowhere.
+	// Fallback is where to connect by TCP when nobody is at To by VIA, as vianet.Stack.DialOr finds: the port of it
+	// at To's host. Empty: nowhere.
 	Fallback string
-	// Most is how many connections are forwarded at once; those beyond it wait to be
-	// accepted. 0: 4096.
+	// Most is how many connections are forwarded at once; those beyond it wait to be accepted. 0: 4096.
 	Most int
-	// Failed is told of connections that could not be forwarded, and when none can
-	// be accepted for a while; may be nil. It is called by several goroutines.
+	// Failed is told of connections that could not be forwarded, and when none can be accepted for a while; may be
+	// nil. It is called by several goroutines.
 	Failed func(error)
 
 	listener net.Listener
@@ -84,20 +81,17 @@ func (p *Proxy) Open() (err error) {
 // Addr is where it listens.
 func (p *Proxy) Addr() net.Addr { return p.listener.Addr() }
 
-// Connections is how many were forwarded so far, and how many of them by TCP for
-// lack of VIA.
+// Connections is how many were forwarded so far, and how many of them by TCP for lack of VIA.
 func (p *Proxy) Connections() (all, fell int64) { return p.count.Load(), p.fell.Load() }
 
-// Serve forwards connections until ctx ends, which is no error, and then closes
-// all of them. While the system is short of descriptors or memory, those that
-// there are go on, and new ones wait.
+// Serve forwards connections until ctx ends, which is no error, and then closes all of them. While the system is
+// short of descriptors or memory, those that there are go on, and new ones wait.
 func (p *Proxy) Serve(ctx context.Context) error {
 	inner, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	defer cancel()
-	stop := context.AfterFunc(inner, func() { p.listener.Close() })
-	defer stop()
+	defer context.AfterFunc(inner, func() { p.listener.Close() })()
 	defer p.listener.Close() // whatever ends it
 	places := make(chan struct{}, cmp.Or(max(p.Most, 0), defaultMost))
 	short := false
@@ -136,23 +130,19 @@ func (p *Proxy) Serve(ctx context.Context) error {
 const (
 	defaultMost = 4096
 	acceptPause = 50 * time.Millisecond // until Accept is tried again
+	dialTime    = 10 * time.Second      // that the other side has to answer
+	drainTime   = 10 * time.Second      // that a program has to end its stream once it has the whole answer
 )
 
-// passes tells whether an error of Accept is one of the moment. A listener of VIA
-// that has failed has ended.
+// passes reports whether an error of Accept is one of the moment. A listener of VIA that has failed has ended.
 func (p *Proxy) passes(err error) bool {
 	if p.Listen.Network == "via" {
 		return false
 	}
 	var errno syscall.Errno
-	if !errors.As(err, &errno) {
-		return false
-	}
-	switch errno {
-	case syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED:
-		return true
-	}
-	return false
+	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED,
+	}, errno)
 }
 
 // failed tells of an error, unless it comes of the proxy's end.
@@ -162,8 +152,8 @@ func (p *Proxy) failed(ctx context.Context, err error) {
 	}
 }
 
-// Refused tells Failed of requests that Stack has refused, for its Options.Failed: at most
-// one a second, since anybody on the network can make some.
+// Refused tells Failed of requests that Stack has refused, for its Options.Failed: at most one a second, since
+// anybody on the network can make some.
 func (p *Proxy) Refused(err error) {
 	tell, untold := p.refusals.turn(time.Now())
 	if !tell || p.Failed == nil {
@@ -193,9 +183,6 @@ func (s *seldom) turn(now time.Time) (tell bool, untold int) {
 	return true, untold
 }
 
-// dialTime is how long the other side has to answer.
-const dialTime = 10 * time.Second
-
 func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 	defer from.Close()
 	defer hold(from)()
@@ -207,11 +194,10 @@ func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 	defer to.Close()
 	defer hold(to)()
 	p.count.Add(1)
-	stop := context.AfterFunc(ctx, func() {
+	defer context.AfterFunc(ctx, func() {
 		abort(from)
 		abort(to)
-	})
-	defer stop()
+	})()
 	asked, answered := make(chan struct{}), make(chan struct{})
 	var back error
 	go func() {
@@ -245,93 +231,4 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 		p.fell.Add(1)
 	}
 	return c, err
-}
-
-// buffers are for pipes, of more than what vianet sends by messages.
-var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
-
-// pipe copies a stream to its end, and ends it on the other side. When that cannot
-// be, both connections are broken: neither is to wait for the other, or to take for
-// all what is only a part. Until then the other direction goes on, where a peer by VIA
-// only reads no more.
-func pipe(to, from net.Conn, other <-chan struct{}) error {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	clear(*buf) // a peer by VIA may say that it has written there and have not: it gets nobody else's bytes passed on
-	// Neither side's ReadFrom: it would take a buffer of its own.
-	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{reader(from)}, *buf)
-	if err == nil {
-		err = closeWrite(to)
-	}
-	if err == nil || unheard(to, err) && drain(from, other) {
-		return nil
-	}
-	abort(to)
-	abort(from)
-	if errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return nil // the other direction has ended it, or a program
-	}
-	return err
-}
-
-// unheard says whether err, of a copy to there or of its end, may mean that the peer reads no
-// more and still sends.
-func unheard(to net.Conn, err error) bool {
-	var op *net.OpError
-	_, via := to.(*vianet.Conn)
-	return via && errors.As(err, &op) && (op.Op == "write" || op.Op == "close") && errors.Is(err, syscall.ECONNRESET)
-}
-
-// drain drops what comes, so that the kernel does not reset a connection on which an
-// answer is still under way. It says whether the stream has come to its end before the
-// other direction has, or soon after.
-func drain(from net.Conn, other <-chan struct{}) bool {
-	select {
-	case <-other:
-		return false
-	default:
-	}
-	over := make(chan struct{})
-	defer close(over)
-	go func() {
-		select {
-		case <-other:
-			from.SetReadDeadline(time.Now().Add(drainTime))
-		case <-over:
-		}
-	}()
-	_, err := io.Copy(io.Discard, struct{ io.Reader }{reader(from)})
-	return err == nil
-}
-
-// drainTime is how long a program may take to end its stream once it has the whole answer.
-const drainTime = 10 * time.Second
-
-// hold has the kernel reset a connection of TCP if this process is killed: a stream of
-// which it has passed on a part is not to end there as if it were whole. The result lets
-// go, for a Close in order. A peer by VIA hears of a death as it is.
-func hold(c net.Conn) (release func()) {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return func() {}
-	}
-	_ = tcp.SetLinger(0)
-	return func() { _ = tcp.SetLinger(-1) } // it may be closed
-}
-
-// abort closes a connection so that its peer reads an error, not the end.
-func abort(c net.Conn) {
-	if l, ok := c.(interface{ SetLinger(sec int) error }); ok {
-		_ = l.SetLinger(0) // it may be closed
-	}
-	c.Close()
-}
-
-func closeWrite(c net.Conn) error {
-	if w, ok := c.(interface{ CloseWrite() error }); ok {
-		if err := w.CloseWrite(); !errors.Is(err, syscall.ENOTCONN) { // it is gone
-			return err
-		}
-	}
-	return nil
 }

@@ -23,7 +23,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// patience is how long anything may take.
+// testTimeout is how long anything may take.
 const waitLimit = time.Minute
 
 // stacks opens both ends of a veth pair.
@@ -56,13 +56,9 @@ func open(t *testing.T, ns place, name string, silence time.Duration) (*vianet.S
 		t.Fatal(err)
 	}
 	s, err := vianet.New(nic, vianet.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := errors.Join(s.Close(), nic.Close()); err != nil {
-			t.Error(err)
-		}
+		check(t, errors.Join(s.Close(), nic.Close()))
 	})
 	return s, nic
 }
@@ -71,17 +67,13 @@ func open(t *testing.T, ns place, name string, silence time.Duration) (*vianet.S
 func serve(t *testing.T, p *Proxy) {
 	t.Helper()
 	p.Failed = func(err error) { t.Logf("not forwarded: %v", err) }
-	if err := p.Open(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Open())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Serve(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		check(t, <-done)
 	})
 }
 
@@ -103,13 +95,11 @@ func between(t *testing.T, a, b *vianet.Stack, hostB, server string) *Proxy {
 	return near
 }
 
-// Programs that know nothing of VIA get their bytes through two proxies, many at
-// once, and each end of a stream closes for itself.
+// Programs that know nothing of VIA get their bytes through two proxies, many at once, and each end of a stream
+// closes for itself.
 func TestChain(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	go func() { // it answers when the client has said all
 		for {
@@ -151,14 +141,12 @@ func TestChain(t *testing.T) {
 	wait.Wait()
 }
 
-// ends runs a server, says to it through two proxies what say says, and gives what
-// the server and the client have read in the end.
+// ends runs a server, says to it through two proxies what say says, and gives what the server and the client have
+// read in the end.
 func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, served, asked error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	type end struct {
 		got []byte
@@ -184,14 +172,10 @@ func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, ser
 		over <- end{append(first, rest...), err}
 	}()
 	c, err := net.Dial("tcp", chain(t, l.Addr().String()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(waitLimit))
-	if _, err := io.WriteString(c, "hello"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(io.WriteString(c, "hello")))
 	select {
 	case <-come:
 	case e := <-over:
@@ -220,71 +204,52 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// A client that has said all and is gone is heard to its end, also where the server ends
-// its own stream in the middle of that.
+// A client that has said all and is gone is heard to its end, also where the server ends its own stream in the middle
+// of that.
 func TestServerEndsFirst(t *testing.T) {
 	small := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		err2 := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
 		return errors.Join(err, err2)
 	}}
 	l, err := small.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	a, b, hostB := stacks(t)
 	serve(t, &Proxy{Listen: Address{"via", ":7000"}, To: Address{"tcp", l.Addr().String()}, Stack: b})
 	client, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	said := make([]byte, 150_000) // more than the server's socket takes
 	r := rand.NewChaCha8([32]byte{1})
 	r.Read(said)
 	client.SetDeadline(time.Now().Add(waitLimit))
-	if _, err := client.Write(said); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(client.Write(said)))
 	server, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer server.Close()
 	server.SetDeadline(time.Now().Add(waitLimit))
-	if err := client.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Close())
 	time.Sleep(100 * time.Millisecond) // in which the proxy hears of it, and in which what is wrong would happen
-	if err := server.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.(*net.TCPConn).CloseWrite())
 	time.Sleep(100 * time.Millisecond)
 	if got, err := io.ReadAll(server); err != nil || !bytes.Equal(got, said) {
 		t.Errorf("the server has read %d bytes of %d, %v", len(got), len(said), err)
 	}
 }
 
-// An answer that a server by VIA has written before its Close comes whole, also while the
-// client still sends.
+// An answer that a server by VIA has written before its Close comes whole, also while the client still sends.
 func TestAnswerDuringUpload(t *testing.T) {
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
 	serve(t, near)
 	client, err := net.Dial("tcp", near.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer client.Close()
 	client.SetDeadline(time.Now().Add(waitLimit))
 	server, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer server.Close()
 	var upload sync.WaitGroup
 	defer upload.Wait()
@@ -307,9 +272,7 @@ func TestAnswerDuringUpload(t *testing.T) {
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal(err)
 	}
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Close())
 	time.Sleep(100 * time.Millisecond) // in which the proxy hears of it, and in which what is wrong would happen
 	got := make([]byte, len(said))
 	if n, err := io.ReadFull(client, got); err != nil || !bytes.Equal(got, said) {
@@ -324,15 +287,9 @@ func TestAnswerDuringUpload(t *testing.T) {
 func TestUrgent(t *testing.T) {
 	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) {
 		raw, err := c.SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) }); err != nil {
-			t.Fatal(err)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) }))
+		must(t, err)
 	})
 	if string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET) || !errors.Is(asked, syscall.ECONNRESET) {
 		t.Errorf("the server has read %q, %v; the client %v", got, served, asked)
@@ -350,9 +307,7 @@ func TestHTTP(t *testing.T) {
 	defer client.CloseIdleConnections()
 	for _, n := range []int{0, 10, 200_000} {
 		r, err := client.Post("http://"+at, "text/plain", bytes.NewReader(make([]byte, n)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, err := io.ReadAll(r.Body)
 		r.Body.Close()
 		if err != nil || len(got) != n {
@@ -361,17 +316,14 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// Where nobody listens by VIA the port of TCP is taken, and without one the
-// connection is closed.
+// Where nobody listens by VIA the port of TCP is taken, and without one the connection is closed.
 func TestFallback(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "by TCP")
 	}))
 	defer server.Close()
 	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a, _, _ := stacks(t)
 	// This host has no NIC of VIA at its loopback address.
 	with := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", "127.0.0.1:7000"}, Stack: a, Fallback: port}
@@ -381,9 +333,7 @@ func TestFallback(t *testing.T) {
 	client := &http.Client{Timeout: waitLimit}
 	defer client.CloseIdleConnections()
 	r, err := client.Get("http://" + with.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, err := io.ReadAll(r.Body)
 	r.Body.Close()
 	if all, fell := with.Connections(); string(got) != "by TCP" || err != nil || all != 1 || fell != 1 {
@@ -415,3 +365,22 @@ func TestParseAddress(t *testing.T) {
 		t.Error("VIA without an interface")
 	}
 }
+
+// must ends the test where err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// check fails the test where err is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// errOf is the error of a call that returns more.
+func errOf[T any](_ T, err error) error { return err }

@@ -1,0 +1,159 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/vianet"
+)
+
+// buffers are for pipes, of more than what vianet sends by messages.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
+
+// pipe copies a stream to its end, and ends it on the other side. When that cannot be, both connections are broken:
+// neither is to wait for the other, or to take for all what is only a part. Until then the other direction goes on,
+// where a peer by VIA only reads no more.
+func pipe(to, from net.Conn, other <-chan struct{}) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	clear(*buf) // a peer by VIA may say that it has written there and have not: it gets nobody else's bytes passed on
+	// Neither side's ReadFrom: it would take a buffer of its own.
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{reader(from)}, *buf)
+	if err == nil {
+		err = closeWrite(to)
+	}
+	if err == nil || unheard(to, err) && drain(from, other) {
+		return nil
+	}
+	abort(to)
+	abort(from)
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return nil // the other direction has ended it, or a program
+	}
+	return err
+}
+
+// unheard reports whether err, of a copy to there or of its end, may mean that the peer reads no more and still sends.
+func unheard(to net.Conn, err error) bool {
+	var op *net.OpError
+	_, via := to.(*vianet.Conn)
+	return via && errors.As(err, &op) && (op.Op == "write" || op.Op == "close") && errors.Is(err, syscall.ECONNRESET)
+}
+
+// drain drops what comes, so that the kernel does not reset a connection on which an answer is still under way. It
+// reports whether the stream has come to its end before the other direction has, or soon after.
+func drain(from net.Conn, other <-chan struct{}) bool {
+	select {
+	case <-other:
+		return false
+	default:
+	}
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-other:
+			from.SetReadDeadline(time.Now().Add(drainTime))
+		case <-over:
+		}
+	}()
+	_, err := io.Copy(io.Discard, struct{ io.Reader }{reader(from)})
+	return err == nil
+}
+
+// hold has the kernel reset a connection of TCP if this process is killed: a stream of which it has passed on a part
+// is not to end there as if it were whole. The result lets go, for a Close in order. A peer by VIA hears of a death
+// as it is.
+func hold(c net.Conn) (release func()) {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return func() {}
+	}
+	_ = tcp.SetLinger(0)
+	return func() { _ = tcp.SetLinger(-1) } // it may be closed
+}
+
+// abort closes a connection so that its peer reads an error, not the end.
+func abort(c net.Conn) {
+	if l, ok := c.(interface{ SetLinger(sec int) error }); ok {
+		_ = l.SetLinger(0) // it may be closed
+	}
+	c.Close()
+}
+
+func closeWrite(c net.Conn) error {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		if err := w.CloseWrite(); !errors.Is(err, syscall.ENOTCONN) { // it is gone
+			return err
+		}
+	}
+	return nil
+}
+
+var errUrgent = errors.New("urgent data, which VIA does not carry: the connection is broken")
+
+// ordinary reads a TCP connection until urgent data comes, which is an error: the kernel would take the byte out of
+// the stream, and nobody would know.
+type ordinary struct {
+	raw  syscall.RawConn
+	step func(fd uintptr) bool // tries to read into b
+
+	b   []byte
+	n   int
+	err error
+}
+
+// reader gives what c's stream is read with.
+func reader(c net.Conn) io.Reader {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return c
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return c // it is closed, as Read says
+	}
+	// The mark is looked for before each read. A byte that comes in between stays in the stream, at least.
+	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) })
+	r := &ordinary{raw: raw}
+	r.step = r.try
+	return r
+}
+
+func (r *ordinary) Read(b []byte) (int, error) {
+	r.b, r.n, r.err = b, 0, nil
+	if err := r.raw.Read(r.step); err != nil {
+		return 0, err
+	}
+	return r.n, r.err
+}
+
+// try reads once. False: nothing is there.
+func (r *ordinary) try(fd uintptr) bool {
+	if mark, err := unix.IoctlGetInt(int(fd), unix.SIOCATMARK); err == nil && mark != 0 {
+		r.err = errUrgent
+		return true
+	}
+	for {
+		n, err := unix.Read(int(fd), r.b)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			return false
+		case err != nil:
+			r.err = err
+		case n == 0 && len(r.b) > 0:
+			r.err = io.EOF
+		default:
+			r.n = n
+		}
+		return true
+	}
+}

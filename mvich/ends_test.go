@@ -1,0 +1,272 @@
+package mvich_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/mvich"
+	"viaxdp/vipl"
+)
+
+// A rank that dies before anybody has connected with it is noticed by who sends to it, and after a while by who
+// receives from it.
+func TestDeadBeforeConnection(t *testing.T) { synctest.Test(t, deadBeforeConnection) }
+
+func deadBeforeConnection(t *testing.T) {
+	const victim = 2
+	j := dyingJob(t, 3, victim)
+	j.hosts[victim].NIC.Close()
+	each(t, victim, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		if rank == 0 {
+			return wantLost("send", c.Send(nil, victim, 1), victim)
+		}
+		return wantLost("receive", errOf(c.Recv(nil, victim, 1)), victim)
+	})
+	j.finalize(t, victim)
+}
+
+// It is also noticed by who waits for a message of it, by name or as one of all, in whatever way.
+func TestDeadBeforeConnectionOtherwise(t *testing.T) {
+	const n, victim = 5, 4
+	again := func(f func() (done bool, err error)) (err error) {
+		for done := false; !done && err == nil; {
+			time.Sleep(time.Millisecond)
+			done, err = f()
+		}
+		return err
+	}
+	ways := [victim]func(c *mvich.Comm, source int) error{ // none of which can tell another rank
+		func(c *mvich.Comm, source int) error { _, err := c.Recv(nil, source, 1); return err },
+		func(c *mvich.Comm, source int) error { _, err := c.Probe(source, 1); return err },
+		func(c *mvich.Comm, source int) error {
+			return again(func() (bool, error) { _, done, err := c.Iprobe(source, 1); return done, err })
+		},
+		func(c *mvich.Comm, source int) error {
+			r := get(c.Irecv(nil, source, 1))
+			return again(func() (bool, error) { _, done, err := r.Test(); return done, err })
+		},
+	}
+	for _, source := range []int{victim, mvich.AnySource} {
+		synctest.Test(t, func(t *testing.T) {
+			j := dyingJob(t, n, victim)
+			j.hosts[victim].NIC.Close()
+			each(t, victim, func(rank int) error {
+				return wantLost("wait", ways[rank](j.worlds[rank].Comm(), source), victim)
+			})
+			for rank, w := range j.worlds[:victim] {
+				if s := w.Stats(); source == mvich.AnySource && s.Connections > 0 {
+					t.Errorf("rank %d has connected: %+v", rank, s)
+				}
+			}
+			j.finalize(t, victim)
+		})
+	}
+}
+
+// Nor does its host have to say that nobody is there.
+func TestDeadBeforeConnectionSilent(t *testing.T) { synctest.Test(t, deadBeforeConnectionSilent) }
+
+func deadBeforeConnectionSilent(t *testing.T) {
+	j := newJob(t, 2, jobConfig{dying: true, options: with(mvich.WithConnectTimeout(time.Second))})
+	j.fabric.Cut(j.hosts[1].NIC.Query().Address, true)
+	each(t, 1, func(int) error {
+		return wantLost("receive of anybody", errOf(j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)), 1)
+	})
+	each(t, 2, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), 1-rank) })
+}
+
+// A rank is dead when it does not listen for a while, as when its agent starts again, or when no request has come to
+// anything for longer.
+func TestVigil(t *testing.T) {
+	const long = 10 * time.Second
+	nobody, silent := vipl.ErrNoMatch, vipl.ErrTimeout
+	synctest.Test(t, func(t *testing.T) {
+		for name, test := range map[string]struct {
+			every time.Duration
+			errs  []error
+			dead  time.Duration
+		}{
+			"nobody listens": {time.Second, []error{nobody}, mvich.Absence + time.Second},
+			"silent":         {time.Second, []error{silent}, long + time.Second},
+			"in turn":        {time.Second, []error{nobody, silent}, long + time.Second},
+		} {
+			var v mvich.Vigil
+			start := time.Now()
+			for i := 0; !v.InVain(test.errs[i%len(test.errs)], 0, long); i++ {
+				time.Sleep(test.every)
+			}
+			if took := time.Since(start); took != test.dead {
+				t.Errorf("%s: dead after %v, want %v", name, took, test.dead)
+			}
+		}
+		var v mvich.Vigil
+		if !v.InVain(silent, long+1, long) {
+			t.Error("one long request is not enough")
+		}
+	})
+}
+
+// Looks in vain are forgotten when nobody waits any more.
+func TestLooksAreForgotten(t *testing.T) { synctest.Test(t, looksAreForgotten) }
+
+func looksAreForgotten(t *testing.T) {
+	j := newJob(t, 2, jobConfig{dying: true})
+	j.hosts[1].NIC.Close()
+	w := j.worlds[0]
+	mvich.LookAt(w, 1)
+	if !mvich.Missed(w, 1) {
+		t.Error("a look in vain is not noted")
+	}
+	mvich.LookAround(w)
+	if mvich.Missed(w, 1) || w.Stats().Deaths > 0 {
+		t.Errorf("it is remembered: %+v", w.Stats())
+	}
+	each(t, 2, func(rank int) error { j.worlds[rank].Finalize(); return nil })
+}
+
+// Who lives bears being looked at, and is connected with by nobody for it.
+func TestLook(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	for range 5 {
+		mvich.LookAt(j.worlds[0], 1)
+	}
+	for rank, w := range j.worlds {
+		if s := w.Stats(); s.Connections > 0 || s.Deaths > 0 {
+			t.Errorf("rank %d: %+v", rank, s)
+		}
+	}
+	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+}
+
+// Who has stopped waiting for a rank does not connect with it.
+func TestCallsWhomItWaitsFor(t *testing.T) {
+	for name, test := range map[string]struct {
+		want bool
+		wait func(c *mvich.Comm) error
+	}{
+		"a receive": {true, func(c *mvich.Comm) error {
+			r, err := c.Irecv(nil, 1, 1)
+			if err == nil {
+				t.Cleanup(func() { r.Cancel() })
+			}
+			return err
+		}},
+		"a receive that is cancelled": {false, func(c *mvich.Comm) error {
+			r, err := c.Irecv(nil, 1, 1)
+			if err == nil && !r.Cancel() {
+				err = errors.New("it cannot be cancelled")
+			}
+			return err
+		}},
+		"a receive of anybody": {false, func(c *mvich.Comm) error {
+			r, err := c.Irecv(nil, mvich.AnySource, 1)
+			if err == nil {
+				t.Cleanup(func() { r.Cancel() })
+			}
+			return err
+		}},
+		"one look": {false, func(c *mvich.Comm) error {
+			_, _, err := c.Iprobe(1, 1)
+			return err
+		}},
+		"two looks": {true, func(c *mvich.Comm) error {
+			_, _, err := c.Iprobe(1, 1)
+			_, _, again := c.Iprobe(1, 1)
+			return errors.Join(err, again)
+		}},
+		"no more": {false, func(c *mvich.Comm) error { return nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJob(t, 2, jobConfig{})
+			noError(t, test.wait(j.worlds[0].Comm()))
+			if calls := mvich.CallsExpected(j.worlds[0], 1); calls != test.want {
+				t.Errorf("calls: %v", calls)
+			}
+		})
+	}
+}
+
+// A rank that has got what it needs to end stays until the others have, too: what it has sent them last may be lost,
+// for longer than the end of a connection waits.
+func TestLastMessageIsLost(t *testing.T) { synctest.Test(t, lastMessageIsLost) }
+
+func lastMessageIsLost(t *testing.T) {
+	j := newJob(t, 2, jobConfig{dying: true}) // Finalize is called here
+	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+	first, last := j.worlds[1], j.worlds[0]
+	each(t, 2, func(rank int) error {
+		if rank == 1 {
+			return first.Finalize()
+		}
+		for last.Stats().Waiting == 0 { // until the other one is in it, and waits
+			last.Comm().Iprobe(mvich.AnySource, mvich.AnyTag) // progress
+			time.Sleep(time.Millisecond)
+		}
+		j.hosts[1].Queue.Cut(true)
+		time.AfterFunc(time.Second, func() { j.hosts[1].Queue.Cut(false) })
+		return last.Finalize()
+	})
+}
+
+// What was begun and is not complete when Finalize is called ends with it, however it is asked for.
+func TestFinalizeEndsRequests(t *testing.T) {
+	j := newJob(t, 3, jobConfig{dying: true}) // Finalize is called here
+	each(t, 3, func(rank int) error {
+		w := j.worlds[rank]
+		c := w.Comm()
+		if rank < 2 { // they are connected
+			get(c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1))
+		}
+		requests := make(map[string]*mvich.Request)
+		for name, source := range map[string]int{"of anybody": mvich.AnySource, "of the next": (rank + 1) % 3, "of itself": rank} {
+			r := get(c.Irecv(make([]byte, 1), source, 2))
+			requests["receive "+name] = r
+		}
+		for name, to := range map[string]int{"to the next": (rank + 1) % 3, "to itself": rank} {
+			r := get(c.Issend(make([]byte, 10000), to, 3))
+			requests["send "+name] = r
+		}
+		waited := make(chan error, 1)
+		other := get(c.Irecv(nil, mvich.AnySource, 4))
+		go func() { _, err := other.Wait(); waited <- err }()
+		must(w.Finalize())
+		for name, r := range requests {
+			if _, done, err := r.Test(); !done || err == nil {
+				return fmt.Errorf("%s: complete %v, %v", name, done, err)
+			}
+			if _, err := r.Wait(); !strings.HasSuffix(name, "the next") && !errors.Is(err, mvich.ErrFinalized) {
+				return fmt.Errorf("%s: %v", name, err) // the next may have said before that it leaves
+			}
+		}
+		mustBe("a receive that another goroutine waits for", <-waited, mvich.ErrFinalized)
+		return nil
+	})
+}
+
+// Of goroutines that finalize a world at once one does.
+func TestFinalizeAtOnce(t *testing.T) {
+	const goroutines = 4
+	j := newJob(t, 2, jobConfig{dying: true}) // Finalize is called here
+	errs := make(chan error, 2*goroutines)
+	each(t, 2*goroutines, func(i int) error {
+		errs <- j.worlds[i%2].Finalize()
+		return nil
+	})
+	done := 0
+	for range 2 * goroutines {
+		switch err := <-errs; {
+		case err == nil:
+			done++
+		case !errors.Is(err, mvich.ErrFinalized):
+			t.Error(err)
+		}
+	}
+	if done != 2 {
+		t.Errorf("%d of 2 worlds were finalized", done)
+	}
+}

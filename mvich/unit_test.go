@@ -1,0 +1,328 @@
+package mvich
+
+import (
+	"bytes"
+	"errors"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// What is written is what is read.
+func TestPacketRoundTrip(t *testing.T) {
+	for _, want := range []struct {
+		header header
+		offer  offer
+		data   []byte
+	}{
+		{header{kind: kindEager, flags: flagSync, credits: 7, length: 3, context: 4, tag: 5, size: 3, from: 6}, offer{}, []byte("abc")},
+		{header{kind: kindRequest, tag: MaxTag, size: MaxMessage, from: 1}, offer{RGET, vipl.AddressSegment{Data: 1 << 40, Handle: 9}}, nil},
+		{header{kind: kindReady, from: 1, to: 2, size: 77}, offer{RPUT, vipl.AddressSegment{Data: 8, Handle: 1}}, nil},
+		{header{kind: kindData, length: 2, size: 1000, to: 3}, offer{}, []byte("xy")},
+		{header{kind: kindNoop, flags: flagFull, credits: 65535}, offer{}, nil},
+	} {
+		b := make([]byte, headerSize)
+		want.header.put(b)
+		if want.offer.protocol != Auto {
+			o := make([]byte, offerSize)
+			want.offer.put(o)
+			b = append(b, o...)
+		}
+		b = append(b, want.data...)
+		h, o, data, err := parse(b)
+		if err != nil || h != want.header || o != want.offer || !bytes.Equal(data, want.data) {
+			t.Errorf("%+v, %+v, %q, %v; want %+v", h, o, data, err, want)
+		}
+		for n := range b {
+			if _, _, _, err := parse(b[:n]); err == nil {
+				t.Errorf("%+v: %d of %d bytes are a packet, too", want.header, n, len(b))
+			}
+		}
+	}
+}
+
+// Whatever comes is a packet that keeps what the code relies on, or an error.
+func FuzzParse(f *testing.F) {
+	for k := kindEager; k <= kindBye; k++ {
+		b := make([]byte, headerSize+offerSize)
+		h := header{kind: k, tag: 1}
+		h.put(b)
+		(&offer{protocol: R3}).put(b[headerSize:])
+		f.Add(b)
+		f.Add(b[:headerSize])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, o, data, err := parse(b)
+		if err != nil {
+			return
+		}
+		carries := h.kind == kindEager || h.kind == kindData
+		offers := h.kind == kindRequest || h.kind == kindReady
+		switch {
+		case h.kind < kindEager || h.kind > kindBye,
+			int(h.length) != len(data), !carries && len(data) > 0, h.size > MaxMessage,
+			(h.kind == kindEager || h.kind == kindRequest) && (h.tag < 0 || h.tag > MaxTag),
+			offers != (o.protocol != Auto), h.kind == kindEager && int(h.size) != len(data):
+			t.Errorf("%+v, %+v with %d bytes", h, o, len(data))
+		}
+	})
+}
+
+// A queue gives what it got, in order, whatever the mixture.
+func TestFifo(t *testing.T) {
+	var q fifo[int]
+	in, out := 0, 0
+	for turn := range 100 {
+		for range turn % 7 * 3 {
+			q.push(in)
+			in++
+		}
+		for range min(turn%5*4, q.len()) {
+			if q.peek() != out || q.pop() != out {
+				t.Fatalf("turn %d: not %d", turn, out)
+			}
+			out++
+		}
+		if q.len() != in-out {
+			t.Fatalf("turn %d: %d in it, want %d", turn, q.len(), in-out)
+		}
+		next := out
+		q.each(func(v int) {
+			if v != next {
+				t.Fatalf("turn %d: each gives %d, want %d", turn, v, next)
+			}
+			next++
+		})
+		if next != in {
+			t.Fatalf("turn %d: each stops at %d of %d", turn, next, in)
+		}
+	}
+	q.drain(func(v int) {
+		if v != out {
+			t.Fatalf("drain gives %d, want %d", v, out)
+		}
+		out++
+	})
+	if out != in || q.len() != 0 {
+		t.Errorf("%d of %d drained", out, in)
+	}
+}
+
+// Ranks are crowded where they are more than all processors that they may use, on one machine.
+func TestOversubscribed(t *testing.T) {
+	at := func(machine string, cpus int64) place { return place{machine, big.NewInt(cpus)} }
+	for name, test := range map[string]struct {
+		own    place
+		others []place
+		want   bool
+	}{
+		"alone":                 {at("a", 1), nil, false},
+		"one each":              {at("a", 1), []place{at("a", 2)}, false},
+		"both on any of two":    {at("a", 3), []place{at("a", 3)}, false},
+		"both on one":           {at("a", 1), []place{at("a", 1)}, true},
+		"four on two":           {at("a", 1), []place{at("a", 2), at("a", 1), at("a", 2)}, true},
+		"three on any of two":   {at("a", 3), []place{at("a", 3), at("a", 3)}, true},
+		"on machines":           {at("a", 1), []place{at("b", 1), at("c", 1)}, false},
+		"processors not known":  {at("a", 0), []place{at("a", 0)}, false},
+		"another machine's CPU": {at("a", 1), []place{at("a", 1), at("b", 2)}, true},
+	} {
+		if got := oversubscribed(test.own, test.others); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// A place says where it is, and polls are as many as it allows.
+func TestPlace(t *testing.T) {
+	t.Setenv(SpinVariable, "")
+	own := here()
+	if own.machine == "" || own.cpus.Sign() <= 0 {
+		t.Errorf("%v", own)
+	}
+	got, err := parsePlace(own.String())
+	if err != nil || got.machine != own.machine || got.cpus.Cmp(own.cpus) != 0 {
+		t.Errorf("%v is %v: %v", own, got, err)
+	}
+	for _, s := range []string{"", "machine", "machine/", "machine/xyz", "machine/-1"} {
+		if p, err := parsePlace(s); !errors.Is(err, ErrSettings) {
+			t.Errorf("%q is %v: %v", s, p, err)
+		}
+	}
+	for _, test := range []struct {
+		options        []Option
+		oversubscribed bool
+		want           int
+	}{{nil, false, DefaultSpin}, {nil, true, 0}, {[]Option{WithSpin(7)}, true, 7}, {[]Option{WithSpin(0)}, false, 0}} {
+		s, err := makeSettings(test.options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.settle(test.oversubscribed); s.spin != test.want {
+			t.Errorf("%d options, crowded %v: %d polls", len(test.options), test.oversubscribed, s.spin)
+		}
+	}
+}
+
+// Polls that were in vain get fewer, down to none, unless what came soon after shows that they would have paid; never
+// more than the settings say. All are tried now and then.
+func TestLearn(t *testing.T) {
+	w := &World{set: settings{spin: 1000}, spin: 1000}
+	for range 20 {
+		w.learn(time.Millisecond)
+	}
+	if w.spin != 0 {
+		t.Errorf("%d polls after long sleeps", w.spin)
+	}
+	if w.learn(time.Microsecond); w.spin < leastSpin {
+		t.Errorf("%d polls after a short sleep", w.spin)
+	}
+	before := w.spin
+	if w.learn(time.Microsecond); w.spin != 2*before {
+		t.Errorf("%d polls after another one, %d before", w.spin, before)
+	}
+	for range 20 {
+		w.learn(time.Microsecond)
+	}
+	if w.spin != 1000 {
+		t.Errorf("%d polls after short sleeps", w.spin)
+	}
+	tries := 0
+	for range 5 * spinRetry {
+		if w.learn(time.Millisecond); w.spin == 1000 {
+			tries++
+		}
+	}
+	if tries != 5 {
+		t.Errorf("%d full tries in %d long sleeps", tries, 5*spinRetry)
+	}
+	w.set.spin, w.spin = 0, 0
+	for range 2 * spinRetry {
+		if w.learn(time.Microsecond); w.spin != 0 {
+			t.Errorf("%d polls where there are to be none", w.spin)
+		}
+	}
+}
+
+// Whatever the environment and a program want, they get settings that a world can work with, the environment's where
+// the program says nothing; or an error that says which variable, and what it may be.
+func FuzzSettings(f *testing.F) {
+	for _, c := range []struct{ threshold, spin string }{
+		{"", ""}, {"100", "0"}, {"262144", "1099511627776"}, {"262145", ""}, {"-1", "20"}, {"5000", "-9223372036854775808"},
+		{"many", "many"}, {"+7", "9223372036854775807"}, {"", "99999999999999999999"}, {"0x10", "1_0"},
+	} {
+		f.Add(c.threshold, c.spin, uint8(0), DefaultCredits, DefaultRegistered)
+	}
+	f.Add("", "", uint8(7), 4, -1)
+	f.Add("100", "5", uint8(7), 256, int(^uint(0)>>1))
+	f.Fuzz(func(t *testing.T, threshold, spin string, which uint8, credits, other int) {
+		if strings.ContainsRune(threshold+spin, 0) {
+			return // no environment has it
+		}
+		t.Setenv(ThresholdVariable, threshold)
+		t.Setenv(SpinVariable, spin)
+		var opts []Option
+		for bit, o := range []Option{WithCredits(credits), WithThreshold(other), WithSpin(other), WithRegistered(other), WithUnexpected(other)} {
+			if which>>bit&1 == 1 {
+				opts = append(opts, o)
+			}
+		}
+		s, err := makeSettings(opts)
+		wantThreshold, ok1 := numeric(threshold, 1<<18)
+		wantSpin, ok2 := numeric(spin, 1<<40)
+		if !ok1 || !ok2 {
+			name := SpinVariable
+			if !ok1 {
+				name = ThresholdVariable
+			}
+			if !errors.Is(err, ErrSettings) || !strings.Contains(err.Error(), name+"=") || !strings.Contains(err.Error(), "want a number, 0 to ") {
+				t.Fatalf("%q, %q: %v", threshold, spin, err)
+			}
+			return
+		}
+		if err != nil {
+			if !errors.Is(err, ErrSettings) || which == 0 {
+				t.Fatal(err)
+			}
+			return
+		}
+		if threshold != "" && which&2 == 0 && s.threshold != wantThreshold || spin != "" && which&4 == 0 && s.spin != wantSpin {
+			t.Fatalf("%q, %q: %+v", threshold, spin, s)
+		}
+		s.settle(which&128 != 0)
+		if s.threshold < 0 || s.threshold > 1<<18 || s.spin < 0 || 1<<16*s.spin < s.spin || s.registered < 0 || s.unexpected < 0 {
+			t.Fatalf("%+v", s)
+		}
+		if v := s.vbufSize(); v < headerSize+s.threshold || v%64 != 0 || v > 1<<19 {
+			t.Fatalf("vbufs of %d bytes for %d", v, s.threshold)
+		}
+		if s.credits < 4 || s.credits > 256 || s.reserve() < 1 || s.noopAt() < 2 || s.noopAt() > s.credits-s.reserve() {
+			t.Fatalf("%d credits, %d in reserve, noops from %d", s.credits, s.reserve(), s.noopAt())
+		}
+	})
+}
+
+// numeric reads a variable that is at most so much; one that is not set is good, too.
+func numeric(text string, most int64) (int, bool) {
+	if text == "" {
+		return 0, true
+	}
+	n, ok := new(big.Int).SetString(text, 10)
+	if !ok || n.Sign() < 0 || n.Cmp(big.NewInt(most)) > 0 {
+		return 0, false
+	}
+	return int(n.Int64()), true
+}
+
+// Whatever another rank says of its place is one that is said again the same, or an error; and nobody is crowded by
+// ranks of other machines, or alone on a processor of his own.
+func FuzzPlace(f *testing.F) {
+	f.Add(here().String())
+	f.Add("machine/3")
+	f.Add("/-1")
+	f.Add("a/b/0x1")
+	f.Add("m/+_f")
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := parsePlace(s)
+		if err != nil {
+			return
+		}
+		again, err := parsePlace(p.String())
+		if err != nil || again.machine != p.machine || again.cpus.Cmp(p.cpus) != 0 {
+			t.Fatalf("%q is %v, and that is %v, %v", s, p, again, err)
+		}
+		own := here()
+		if p.machine != own.machine && oversubscribed(own, []place{p, p}) || oversubscribed(p, nil) {
+			t.Fatalf("%q crowds", s)
+		}
+	})
+}
+
+// Whatever another rank has published, it is an address and a place that are published again the same, or an error.
+func FuzzRecord(f *testing.F) {
+	w := &World{}
+	f.Add("10.0.0.1,token,machine/f," + w.terms())
+	f.Add("fe80::1%eth0,,/0," + w.terms())
+	f.Add("10.0.0.1,t,m/-1," + w.terms())
+	f.Add("10.0.0.1,t,m/ff,little-endian/int64/vbuf=1/credits=1")
+	f.Fuzz(func(t *testing.T, s string) {
+		a, at, err := w.parseRecord(s)
+		if err != nil {
+			return
+		}
+		if !a.addr.IsValid() || at.cpus.Sign() < 0 {
+			t.Fatalf("%+v, %+v", a, at)
+		}
+		one := w.record(a, at)
+		b, there, err := w.parseRecord(one)
+		if err != nil || w.record(b, there) != one {
+			t.Fatalf("%q is published as %q, and read as %+v, %+v, %v", s, one, b, there, err)
+		}
+		alone := oversubscribed(at, nil)
+		if more := oversubscribed(at, []place{{machine: at.machine, cpus: new(big.Int)}}); alone && !more {
+			t.Fatalf("%q: crowded by one rank, and not by two", s)
+		}
+	})
+}

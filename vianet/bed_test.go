@@ -1,0 +1,264 @@
+package vianet_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vianet"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// testTimeout is how long a test waits for what must come.
+const testTimeout = time.Minute
+
+// noLeaks fails a test that leaves a goroutine behind.
+func noLeaks(t testing.TB) {
+	t.Helper()
+	leaks := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
+}
+
+// longSilence is more than a busy machine keeps a living peer from its work.
+const longSilence = 30 * time.Second
+
+// lossy is what a wire does that is to lose frames.
+var lossy = xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01}
+
+// wasLossy checks that the wire has lost frames.
+func (h *hosts) wasLossy(t *testing.T) {
+	t.Helper()
+	if h.wire.Lost() == 0 {
+		t.Error("the wire has lost no frame")
+	}
+}
+
+// memoryNics opens a NIC at both ends of a wire in memory. When they are closed no chunk may be missing.
+func memoryNics(t testing.TB, silence time.Duration) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
+	t.Helper()
+	noLeaks(t)
+	wire = xdpnictest.NewWire()
+	t.Cleanup(wire.Close)
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	open := func(name string) *vipl.NIC {
+		return memorynic.Open(t, wire, fabric.Agent(name), memorynic.Config{
+			Queue: xdpnictest.Config{RxChunks: 1024}, Silence: silence,
+		}).NIC
+	}
+	return open("a"), open("b"), wire
+}
+
+// vethNics opens a NIC at both ends of a veth pair.
+func vethNics(t testing.TB, na, nb *nstest.NS) (a, b *vipl.NIC) {
+	t.Helper()
+	noLeaks(t)
+	open := func(ns *nstest.NS) *vipl.NIC { return openIn(t, ns, vipl.WithSilence(longSilence)) }
+	return open(na), open(nb)
+}
+
+// openIn opens the NIC of a namespace.
+func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
+	t.Helper()
+	if err := ns.Do(func() (err error) {
+		nic, err = vipl.OpenNIC(ns.Name, o...)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		check(t, nic.Close())
+	})
+	return nic
+}
+
+// newStack makes a stack that is closed with the test, and then has nothing left on the NIC.
+func newStack(t testing.TB, nic *vipl.NIC, o vianet.Options) *vianet.Stack {
+	t.Helper()
+	s, err := vianet.New(nic, o)
+	must(t, err)
+	t.Cleanup(func() {
+		check(t, s.Close())
+	})
+	return s
+}
+
+// hosts are two stacks that can reach each other.
+type hosts struct {
+	a, b       *vianet.Stack
+	nicA, nicB *vipl.NIC
+	wire       *xdpnictest.Wire // nil over a veth pair
+	tags       [2]int           // protection tags that the NICs have without any connection
+}
+
+// over makes a stack on each of two NICs.
+func over(t testing.TB, a, b *vipl.NIC, wire *xdpnictest.Wire, o vianet.Options) *hosts {
+	t.Helper()
+	h := &hosts{a: newStack(t, a, o), b: newStack(t, b, o), nicA: a, nicB: b, wire: wire}
+	h.tags = [2]int{a.Status().Ptags, b.Status().Ptags}
+	return h
+}
+
+func inMemory(t testing.TB, o vianet.Options) *hosts {
+	t.Helper()
+	a, b, wire := memoryNics(t, longSilence)
+	return over(t, a, b, wire, o)
+}
+
+func overVeth(t testing.TB, mtu int, o vianet.Options) *hosts {
+	t.Helper()
+	na, nb := nstest.Pair(t, nstest.Options{MTU: mtu})
+	a, b := vethNics(t, na, nb)
+	return over(t, a, b, nil, o)
+}
+
+// bearBreaks is for tests that break connections.
+func (h *hosts) bearBreaks() {
+	for _, n := range []*vipl.NIC{h.nicA, h.nicB} {
+		n.ErrorCallback(func(vipl.ErrorDescriptor) {})
+	}
+}
+
+func (h *hosts) listen(t testing.TB) *vianet.Listener {
+	t.Helper()
+	l, err := h.b.Listen("via", net.JoinHostPort(h.nicB.Query().Address.String(), "0"))
+	must(t, err)
+	return l.(*vianet.Listener)
+}
+
+func (h *hosts) dial(t testing.TB, to net.Addr) *vianet.Conn {
+	t.Helper()
+	c, err := h.a.Dial("via", to.String())
+	must(t, err)
+	return c.(*vianet.Conn)
+}
+
+// pair connects the hosts.
+func (h *hosts) pair(t testing.TB) (a, b *vianet.Conn) {
+	t.Helper()
+	l := h.listen(t)
+	defer l.Close()
+	a = h.dial(t, l.Addr())
+	l.SetDeadline(time.Now().Add(testTimeout))
+	c, err := l.Accept()
+	must(t, err)
+	return a, c.(*vianet.Conn)
+}
+
+// goWrite writes b in the background. What comes of it comes by the channel.
+func goWrite(c net.Conn, b []byte) <-chan error {
+	done := make(chan error, 1)
+	go func() { _, err := c.Write(b); done <- err }()
+	return done
+}
+
+// goRead reads at most n bytes in the background.
+func goRead(c net.Conn, n int) <-chan error {
+	done := make(chan error, 1)
+	go func() { _, err := c.Read(make([]byte, n)); done <- err }()
+	return done
+}
+
+// echoEach accepts n connections, and says back on each what it hears.
+func echoEach(t *testing.T, l net.Listener, n int, all *sync.WaitGroup) {
+	all.Go(func() {
+		for range n {
+			c, err := l.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			all.Go(func() {
+				defer c.Close()
+				check(t, errOf(io.Copy(c, c)))
+			})
+		}
+	})
+}
+
+// asleep is for tests in a bubble, in which time stands still while anybody polls.
+var asleep = vianet.Options{Spin: -1}
+
+// lanes are the ways of data that tests run over.
+var configurations = []struct {
+	name    string
+	options vianet.Options
+}{
+	{"read", vianet.Options{}},
+	{"write", vianet.Options{NoRDMARead: true}},
+	{"buffers", vianet.Options{Threshold: -1}},
+	{"small pool", vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Threshold: 2000}},
+	{"asleep", vianet.Options{Spin: -1, Registered: -1}},
+}
+
+func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
+	t.Helper()
+	for _, l := range configurations {
+		t.Run(l.name, func(t *testing.T) { f(t, inMemory(t, l.options)) })
+	}
+}
+
+// must ends the test where err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// check fails the test where err is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// errOf is the error of a call that returns more.
+func errOf[T any](_ T, err error) error { return err }
+
+// The same over AF_XDP and a veth pair.
+func TestVeth(t *testing.T) {
+	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
+		h := overVeth(t, 1500, o)
+		a, b := h.pair(t)
+		exchange(t, a, b, 2<<20)
+		if a.Close() != nil || b.Close() != nil {
+			t.Error("Close failed")
+		}
+		h.conforms(t)
+		a, b = h.pair(t)
+		blockedEnds(t, a, b)
+	}
+}
+
+func blockedEnds(t *testing.T, a, b *vianet.Conn) {
+	t.Helper()
+	checkFutureTimeout(t, a, b)
+	checkCloseTimeout(t, a, b)
+}
+
+// isErr fails the test where err, of what, is not want.
+func isErr(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// readsAll fails the test where a stream is not want, and then its end.
+func readsAll(t testing.TB, r io.Reader, want []byte) {
+	t.Helper()
+	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes came of %d, or others, %v", len(got), len(want), err)
+	}
+}

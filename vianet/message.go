@@ -1,0 +1,240 @@
+package vianet
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"viaxdp/vipl"
+)
+
+// kind of a control message.
+type kind uint8
+
+const (
+	kindHello    kind = 1 + iota // the first message of both sides
+	kindData                     // bytes of the stream
+	kindCredit                   // only gives buffers back
+	kindAnnounce                 // sender: memory to read
+	kindAsk                      // sender: memory to write is wanted
+	kindFilled                   // sender: the room has been written
+	kindWithdraw                 // sender: the transfer ends where it is
+	kindRoom                     // receiver: memory to write
+	kindTaken                    // receiver: bytes that came of a transfer that is over
+	kindFin                      // no more data
+	kindFinAck                   // the peer's fin has come
+	kindStop                     // what the peer sends is not read
+	kindEnd                      // not a kind
+)
+
+var kindNames = [kindEnd]string{
+	"none", "hello", "data", "credit", "announce", "ask", "filled", "withdraw", "room", "taken", "fin", "finack", "stop",
+}
+
+func (k kind) String() string {
+	if k < kindEnd {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
+
+const (
+	headerLen  = 24
+	minMessage = 256 // bytes that the longest message must have room for
+	version    = 1
+)
+
+// header of a control message; the table in the package's comment gives its layout.
+type header struct {
+	kind    kind
+	credits uint16
+	id      uint32
+	length  uint32
+	handle  vipl.MemHandle
+	addr    uint64
+}
+
+var (
+	errShort  = errors.New("the message is too short")
+	errKind   = errors.New("the message is of no known kind")
+	errField  = errors.New("a field of the message is not as it must be")
+	errLength = errors.New("the message has another length than it says")
+	errRange  = errors.New("the message names memory that cannot be")
+	errHello  = errors.New("the greeting is of another version or asks for the impossible")
+)
+
+// put writes the header to the first headerLen bytes of b.
+func (h *header) put(b []byte) {
+	_ = b[headerLen-1]
+	b[0], b[1] = byte(h.kind), 0
+	binary.BigEndian.PutUint16(b[2:], h.credits)
+	binary.BigEndian.PutUint32(b[4:], h.id)
+	binary.BigEndian.PutUint32(b[8:], h.length)
+	binary.BigEndian.PutUint32(b[12:], uint32(h.handle))
+	binary.BigEndian.PutUint64(b[16:], h.addr)
+}
+
+// parse reads a message and checks what can be checked without knowing the connection. The payload is part of b.
+func parse(b []byte) (h header, payload []byte, err error) {
+	if len(b) < headerLen {
+		return h, nil, errShort
+	}
+	h = header{
+		kind:    kind(b[0]),
+		credits: binary.BigEndian.Uint16(b[2:]),
+		id:      binary.BigEndian.Uint32(b[4:]),
+		length:  binary.BigEndian.Uint32(b[8:]),
+		handle:  vipl.MemHandle(binary.BigEndian.Uint32(b[12:])),
+		addr:    binary.BigEndian.Uint64(b[16:]),
+	}
+	if h.kind == 0 || h.kind >= kindEnd {
+		return h, nil, errKind
+	}
+	if b[1] != 0 {
+		return h, nil, errField
+	}
+	payload = b[headerLen:]
+	return h, payload, h.check(len(payload))
+}
+
+// check looks at the fields that the kind of message has.
+func (h *header) check(payload int) error {
+	want, bare := 0, header{kind: h.kind, credits: h.credits}
+	switch h.kind {
+	case kindHello:
+		if h.id != version || h.credits == 0 || h.length < minMessage || h.length > vipl.MaxTransferSize {
+			return errHello
+		}
+		bare.id, bare.length = h.id, h.length
+	case kindData:
+		if h.length == 0 {
+			return errLength
+		}
+		if h.id > ringWish {
+			return errField
+		}
+		want, bare.id, bare.length = int(h.length), h.id, h.length
+	case kindAnnounce, kindRoom:
+		if h.length == 0 || h.handle == 0 || h.addr > math.MaxUint64-uint64(h.length) {
+			return errRange
+		}
+		bare = *h
+	case kindAsk, kindFilled:
+		if h.length == 0 {
+			return errLength
+		}
+		bare.id, bare.length = h.id, h.length
+	case kindTaken:
+		bare.id, bare.length = h.id, h.length
+	case kindWithdraw:
+		bare.id = h.id
+	}
+	switch {
+	case payload != want:
+		return errLength
+	case *h != bare:
+		return errField
+	}
+	return nil
+}
+
+// pool is the control-message buffers of a connection, each behind its descriptor:
+//
+//	| desc | header | payload | desc | header | payload | ...
+//	|<-------- size --------->|
+//
+// The first half is for sending, the other for receiving. The lock of the connection guards it.
+type pool struct {
+	vi     *vipl.VI
+	region *vipl.Region
+	base   int // offset of the first buffer
+	size   int
+	half   int // buffers for sending, and as many for receiving
+	desc   []*vipl.Descriptor
+	free   []int     // buffers for sending
+	uses   []sendUse // of those that are posted
+}
+
+// sendUse is what a posted descriptor of the sending half is for.
+type sendUse struct {
+	land  *landing // an RDMA read to there
+	write bool     // an RDMA write of the outgoing transfer
+	data  bool     // a message without which the peer misses bytes
+}
+
+func newPool(regs *registry, tag *vipl.Ptag, buffers, size int) (p *pool, err error) {
+	p = &pool{size: size, half: buffers / 2}
+	p.region, p.base, err = regs.pool(2*p.half*size, tag)
+	if err != nil {
+		return nil, err
+	}
+	p.desc, p.uses = make([]*vipl.Descriptor, 2*p.half), make([]sendUse, p.half)
+	for i := range p.desc {
+		if p.desc[i], err = p.region.Descriptor(p.base+i*size, 2); err != nil {
+			p.region.Deregister()
+			return nil, err
+		}
+	}
+	for i := range p.half {
+		p.free = append(p.free, p.half-1-i)
+	}
+	return p, nil
+}
+
+// room is the length of the longest message.
+func (p *pool) room() int { return p.size - vipl.DescriptorAlignment }
+
+// offset is where message i begins in the region.
+func (p *pool) offset(i int) int { return p.base + i*p.size + vipl.DescriptorAlignment }
+
+// message is the memory of message i.
+func (p *pool) message(i int) []byte {
+	off := p.offset(i)
+	return p.region.Bytes()[off : off+p.room()]
+}
+
+// index tells a descriptor's buffer.
+func (p *pool) index(d *vipl.Descriptor) int {
+	return int(d.Addr()-p.region.Addr()-uint64(p.base)) / p.size
+}
+
+// take takes a buffer for sending.
+func (p *pool) take() (i int, ok bool) {
+	n := len(p.free)
+	if n == 0 {
+		return 0, false
+	}
+	i, p.free = p.free[n-1], p.free[:n-1]
+	return i, true
+}
+
+// postReceive makes buffer i ready for a message of the peer.
+func (p *pool) postReceive(i int) error {
+	p.desc[i].SetSegments(p.region.Segment(p.offset(i), p.room()))
+	return p.vi.PostRecv(p.desc[i], p.region.Handle())
+}
+
+// postSend sends the first n bytes of message i; data: the peer misses bytes without it.
+func (p *pool) postSend(i, n int, data, later bool) error {
+	p.desc[i].SetSegments(p.region.Segment(p.offset(i), n))
+	p.uses[i] = sendUse{data: data}
+	if later {
+		return p.vi.PostSendLater(p.desc[i], p.region.Handle())
+	}
+	return p.vi.PostSend(p.desc[i], p.region.Handle())
+}
+
+// postRead reads the peer's memory into a lease.
+func (p *pool) postRead(i int, from vipl.AddressSegment, l *landing) error {
+	p.desc[i].SetRDMARead(from, l.lease.segment(0, l.n))
+	p.uses[i] = sendUse{land: l}
+	return p.vi.PostSend(p.desc[i], p.region.Handle())
+}
+
+// postWrite writes n bytes of a lease to the peer's memory.
+func (p *pool) postWrite(i int, to vipl.AddressSegment, l *lease, off, n int) error {
+	p.desc[i].SetRDMAWrite(to, l.segment(off, n))
+	p.uses[i] = sendUse{write: true}
+	return p.vi.PostSend(p.desc[i], p.region.Handle())
+}

@@ -1,0 +1,239 @@
+package vianet_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/vianet"
+)
+
+// Memory of the arena carries transfers as any other does, can be freed between two of them, and is gone with the
+// stack.
+func TestAlloc(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	a, b := h.pair(t)
+	const n = 100_000
+	for turn := range byte(3) {
+		out, err := h.a.Alloc(n)
+		if err != nil || len(out) != n {
+			t.Fatalf("%d bytes, %v", len(out), err)
+		}
+		in, err := h.b.Alloc(n)
+		must(t, err)
+		want := randomBytes(n, turn)
+		copy(out, want)
+		done := goWrite(a, out)
+		_, err = io.ReadFull(b, in)
+		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(in, want) {
+			t.Fatalf("turn %d: other bytes came, or %v", turn, err)
+		}
+		if turn == 2 {
+			break // the stack takes them with it
+		}
+		must(t, errors.Join(h.a.Free(out), h.b.Free(in)))
+		isErr(t, "freed twice", h.a.Free(out), syscall.EINVAL)
+	}
+	isErr(t, "memory of the program", h.a.Free(make([]byte, 1)), syscall.EINVAL)
+	isErr(t, "more than the arena has", errOf(h.a.Alloc(1<<30)), syscall.ENOBUFS)
+	if none, err := h.a.Alloc(-1); none != nil || !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("less than nothing: %v, %v", none, err)
+	}
+	if none, err := h.a.Alloc(0); none != nil || err != nil || h.a.Free(none) != nil {
+		t.Errorf("nothing: %v, %v", none, err)
+	}
+}
+
+// Where frames are long the NIC sends memory of the arena as it lies there, and nothing else.
+func TestAllocByReference(t *testing.T) {
+	h := overVeth(t, 9000, vianet.Options{})
+	if !h.nicA.Info().NIC.MultiBuffer {
+		t.Skip("the interface has no frames of several chunks")
+	}
+	a, b := h.pair(t)
+	const n = 1 << 20
+	arena, err := h.a.Alloc(n)
+	must(t, err)
+	in := make([]byte, n)
+	for _, test := range []struct {
+		out   []byte
+		byRef bool
+	}{{arena, true}, {make([]byte, n), false}, {arena, true}} {
+		want := randomBytes(n, byte(len(test.out)))
+		copy(test.out, want)
+		before, counted := h.nicA.Counters().ByReference, h.a.Stats().ByReference.Bytes
+		done := goWrite(a, test.out)
+		_, err := io.ReadFull(b, in)
+		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(in, want) {
+			t.Fatalf("other bytes came, or %v", err)
+		}
+		if byRef := h.nicA.Counters().ByReference - before; (byRef > n/9000) != test.byRef {
+			t.Errorf("%d frames were lent; memory of the arena: %v", byRef, test.byRef)
+		}
+		if counted = h.a.Stats().ByReference.Bytes - counted; (counted == n) != test.byRef || !test.byRef && counted > 0 {
+			t.Errorf("%d bytes are counted; memory of the arena: %v", counted, test.byRef)
+		}
+	}
+}
+
+// After SetNoDelay(false) many small Writes are few messages.
+func TestNoDelay(t *testing.T) {
+	const writes, size = 1000, 64
+	sent := func(noDelay bool) uint64 {
+		h := inMemory(t, vianet.Options{})
+		h.a.SetDelay(time.Hour)
+		a, b := h.pair(t)
+		must(t, a.SetNoDelay(noDelay))
+		before := h.nicB.Counters().Messages
+		want := randomBytes(writes*size, 3)
+		go func() {
+			for i := range writes {
+				if _, err := a.Write(want[i*size : (i+1)*size]); err != nil {
+					t.Error(err)
+					break
+				}
+			}
+			a.CloseWrite()
+		}()
+		b.SetReadDeadline(time.Now().Add(testTimeout))
+		readsAll(t, b, want)
+		return h.nicB.Counters().Messages - before
+	}
+	const full = 4136 // bytes of data that a message has room for
+	least := uint64((writes*size + full - 1) / full)
+	if n := sent(false); n < least || n > least+3 { // the fin, and credits
+		t.Errorf("%d messages, %d are needed", n, least)
+	}
+	if n := sent(true); n < 3*least { // some share one while the peer has no room
+		t.Errorf("without delay %d messages, as with it", n)
+	}
+}
+
+// What waits for more bytes goes when its writer reads, when time has passed, when the delay is switched off and
+// before large data.
+func TestNoDelayEnds(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	h.a.SetDelay(time.Hour)
+	a, b := h.pair(t)
+	a.SetDeadline(time.Now().Add(testTimeout))
+	b.SetDeadline(time.Now().Add(testTimeout))
+	must(t, a.SetNoDelay(false))
+	write := func(n int) {
+		t.Helper()
+		must(t, errOf(a.Write(make([]byte, n))))
+	}
+	comes := func(n int) {
+		t.Helper()
+		must(t, errOf(io.ReadFull(b, make([]byte, n))))
+	}
+	for range 3 { // a question, of two Writes
+		write(1)
+		write(2)
+		answered := goRead(a, 1)
+		comes(3)
+		must(t, errOf(b.Write(make([]byte, 1))))
+		must(t, <-answered)
+	}
+	write(5)
+	must(t, a.SetNoDelay(true))
+	comes(5)
+	must(t, a.SetNoDelay(false))
+	write(7)
+	go a.Write(make([]byte, 100_000))
+	comes(100_007)
+	write(9)
+	must(t, a.Close())
+	comes(9)
+	isErr(t, "after Close", a.SetNoDelay(true), net.ErrClosed)
+
+	late := inMemory(t, vianet.Options{}) // with the delay as it is
+	a, b = late.pair(t)
+	b.SetDeadline(time.Now().Add(testTimeout))
+	must(t, a.SetNoDelay(false))
+	for range 3 {
+		write(11)
+		comes(11)
+	}
+}
+
+// Writes leave the doorbell to who polls, if somebody does and comes back soon.
+func TestRingLater(t *testing.T) {
+	for _, c := range []struct {
+		polls bool
+		alone int32
+		want  int
+	}{{false, 0, 0}, {true, 0, 100}, {true, 30, 70}, {true, 200, 0}} {
+		if later := vianet.RingLater(c.polls, c.alone, 100); later != c.want {
+			t.Errorf("%+v: %d of 100 Writes leave it to others", c, later)
+		}
+	}
+}
+
+// Who polls ends with its deadline, however much there is to do for others.
+func TestDeadlineBesideTraffic(t *testing.T) {
+	nic, _, _ := memoryNics(t, longSilence)
+	took, left, err := vianet.PollPast(nic)
+	must(t, err)
+	if took == 0 || left == 0 {
+		t.Errorf("it took %d completions of others and left %d", took, left)
+	}
+}
+
+// Who goes to sleep leaves the work to a keeper, although it has just sent it away.
+func TestHandover(t *testing.T) {
+	nic, _, _ := memoryNics(t, longSilence)
+	told, err := vianet.Handover(nic)
+	must(t, err)
+	if !told {
+		t.Error("the keeper goes on to its next look, a millisecond later")
+	}
+}
+
+// Who needs to hear of sends beside somebody who polls, and sleeps, hears of them also when that one leaves with what
+// it wanted and the keeper of arrivals goes to sleep at that moment.
+func TestLeft(t *testing.T) {
+	nic, _, _ := memoryNics(t, longSilence)
+	told, err := vianet.Left(nic)
+	must(t, err)
+	if !told {
+		t.Error("no keeper waits for sends")
+	}
+}
+
+// Nobody is roused to look for what somebody polls for.
+func TestRoused(t *testing.T) {
+	for _, polls := range []bool{false, true} {
+		if roused := vianet.Roused(polls); roused == polls {
+			t.Errorf("somebody polls: %v; a keeper is roused: %v", polls, roused)
+		}
+	}
+}
+
+// Completions of sends that nobody needs to hear of are taken off their queue all the same, by who polls or by a
+// keeper: it does not grow.
+func TestSendsAreTidied(t *testing.T) {
+	for _, spin := range []time.Duration{0, -1} {
+		h := inMemory(t, vianet.Options{Spin: spin})
+		a, b := h.pair(t)
+		before := vianet.SendEntries(h.a)
+		done := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(b, b)
+			done <- err
+		}()
+		message := make([]byte, 64)
+		for range 3 * before {
+			must(t, errOf(a.Write(message)))
+			must(t, errOf(io.ReadFull(a, message)))
+		}
+		if after := vianet.SendEntries(h.a); after != before {
+			t.Errorf("polling %v: the queue has grown from %d entries to %d", spin, before, after)
+		}
+		a.Close()
+		check(t, <-done)
+	}
+}

@@ -1,0 +1,448 @@
+package vianet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+// A deadline that is moved counts from then on, and has passed only when it has.
+func TestDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d deadline
+		is := func(want bool) {
+			t.Helper()
+			synctest.Wait()
+			if got := isClosed(d.passed()); got != want {
+				t.Errorf("passed: %v, want %v", got, want)
+			}
+		}
+		is(false)
+		d.set(time.Now().Add(time.Second))
+		waiter := d.passed()
+		is(false)
+		time.Sleep(time.Second)
+		is(true)
+		if !isClosed(waiter) {
+			t.Error("who waited before does not hear of it")
+		}
+		d.set(time.Time{})
+		is(false)
+		d.set(time.Now().Add(-time.Second))
+		is(true)
+		d.set(time.Now().Add(2 * time.Second))
+		is(false)
+		waiter = d.passed()
+		d.set(time.Now().Add(time.Second)) // earlier, for those who wait, too
+		time.Sleep(time.Second)
+		is(true)
+		if !isClosed(waiter) {
+			t.Error("who waited does not hear of the earlier one")
+		}
+		d.set(time.Now().Add(time.Second))
+		d.set(time.Time{})
+		time.Sleep(time.Hour)
+		is(false)
+	})
+}
+
+// Who dials waits for the greeting as long as the context lasts.
+func TestGreetingComesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waiting := func() *Conn {
+			return &Conn{stack: &Stack{closed: make(chan struct{})}, ready: make(chan struct{}), gone: make(chan struct{})}
+		}
+		ctx, cancel := context.WithTimeoutCause(t.Context(), dialTime, syscall.ETIMEDOUT)
+		defer cancel()
+		late := waiting()
+		time.AfterFunc(dialTime-time.Second, func() { close(late.ready) })
+		if err := late.greeting(ctx); err != nil {
+			t.Errorf("a late one: %v", err)
+		}
+		if err := waiting().greeting(ctx); err != syscall.ETIMEDOUT {
+			t.Errorf("none: %v", err)
+		}
+	})
+}
+
+// A limit that is moved counts from then on; who waits is woken when it has passed, and the signal of one that was
+// moved away since says nothing.
+func TestLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limit{signal: make(chan struct{}, 1)}
+		is := func(want bool) {
+			t.Helper()
+			synctest.Wait()
+			if got := l.passed(); got != want {
+				t.Errorf("passed: %v, want %v", got, want)
+			}
+			if raised := len(l.signal) > 0; raised != want {
+				t.Errorf("the signal is raised: %v, want %v", raised, want)
+			}
+			lower(l.signal)
+		}
+		is(false)
+		l.set(time.Now().Add(time.Second))
+		is(false)
+		time.Sleep(time.Second)
+		is(true)
+		l.set(time.Time{})
+		is(false)
+		l.set(time.Now().Add(-time.Second))
+		is(true)
+		l.set(time.Now().Add(2 * time.Second))
+		is(false)
+		l.set(time.Now().Add(time.Second)) // earlier
+		time.Sleep(time.Second)
+		is(true)
+		l.set(time.Now().Add(time.Second))
+		l.set(time.Now().Add(3 * time.Second)) // later
+		time.Sleep(2 * time.Second)
+		is(false)
+		time.Sleep(time.Second)
+		is(true)
+		l.set(time.Now().Add(time.Second))
+		l.ring() // the timer's function came late: it is about another time
+		is(false)
+		l.set(time.Time{})
+		time.Sleep(time.Hour)
+		is(false)
+	})
+}
+
+// Who waits past a limit ends, also if its signal was taken by a look at the state.
+func TestLimitWithoutSignal(t *testing.T) {
+	s := &Stack{}
+	s.spinning.Store(true) // others poll
+	l := limit{signal: make(chan struct{}, 1)}
+	l.set(time.Unix(1, 0))
+	lower(l.signal)
+	c := &Conn{stack: s}
+	if err := c.await(l.signal, &l, &spinner{}, 0); err != os.ErrDeadlineExceeded {
+		t.Error(err)
+	}
+}
+
+// Who sets deadlines with each message makes no garbage.
+func TestLimitAllocates(t *testing.T) {
+	l := limit{signal: make(chan struct{}, 1)}
+	l.set(time.Now().Add(time.Hour)) // makes the timer
+	if n := testing.AllocsPerRun(100, func() {
+		l.set(time.Now().Add(time.Hour))
+		l.set(time.Unix(1, 0))
+		l.set(time.Time{})
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// Polling that does not pay is given up, tried again now and then, grows when it pays, and comes back when a sleep
+// was so short that it would have paid.
+func TestSpinner(t *testing.T) {
+	p := spinner{most: 64 * time.Microsecond, budget: 64 * time.Microsecond}
+	inVain := func() { p.slept(time.Millisecond, p.most, false) }
+	p.paid()
+	if got := p.next(); got != p.most {
+		t.Errorf("%v, the most is %v", got, p.most)
+	}
+	for p.next() > 0 {
+		inVain()
+	}
+	if p.budget >= spinLeast {
+		t.Errorf("given up at %v", p.budget)
+	}
+	tries := 0
+	for range 4 * spinRetry {
+		if p.next() > 0 {
+			tries++
+			for p.budget >= spinLeast {
+				inVain()
+			}
+		}
+	}
+	if tries != 4 {
+		t.Errorf("%d tries in %d waits", tries, 4*spinRetry)
+	}
+	p.budget = spinLeast
+	p.paid()
+	if p.budget != 2*spinLeast {
+		t.Errorf("%v after it paid", p.budget)
+	}
+	p.budget = 0
+	if p.slept(p.most, p.most, false); p.budget != p.most {
+		t.Errorf("%v after a sleep as short as polling", p.budget)
+	}
+	for range 100 {
+		p.slept(spinTurns*p.most, p.most, true)
+	}
+	if p.budget != p.most {
+		t.Errorf("%v after turns with others, one of whom polled", p.budget)
+	}
+	if p.slept(spinTurns*p.most+1, p.most, true); p.budget != p.most/2 {
+		t.Errorf("%v after a wait that was much longer than those of others", p.budget)
+	}
+	p.budget = 0
+	if p.slept(p.most, p.most, true); p.budget != p.most {
+		t.Errorf("%v after a sleep beside another's polling that was short", p.budget)
+	}
+	if never := newSpinner(-1); never.next() != 0 {
+		t.Error("it polls although it must not")
+	}
+}
+
+// Segments come out in the order in which they went in, and the memory of those that are gone is used again.
+func TestSegments(t *testing.T) {
+	var q segments
+	in, out := 0, 0
+	for range 100 {
+		for range 3 {
+			q.add(segment{buffer: in})
+			in++
+		}
+		for range 2 + in%2 {
+			if q.empty() {
+				break
+			}
+			if got := q.first().buffer; got != out {
+				t.Fatalf("%d, want %d", got, out)
+			}
+			q.drop()
+			out++
+		}
+	}
+	for ; !q.empty(); out++ {
+		if got := q.first().buffer; got != out {
+			t.Fatalf("%d, want %d", got, out)
+		}
+		q.drop()
+	}
+	if in != out {
+		t.Errorf("%d went in, %d came out", in, out)
+	}
+	room := cap(q.list)
+	for range 10_000 {
+		q.add(segment{})
+		q.add(segment{})
+		q.drop()
+		q.drop()
+	}
+	if cap(q.list) != room {
+		t.Errorf("room for %d has become %d", room, cap(q.list))
+	}
+}
+
+// A port belongs to one; 0 is another one each time, until there are none.
+func TestPorts(t *testing.T) {
+	var p ports
+	if n, err := p.take(80); n != 80 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if _, err := p.take(80); err != syscall.EADDRINUSE {
+		t.Errorf("in use: %v", err)
+	}
+	seen := make(map[uint16]bool)
+	for range lastPort - firstPort + 1 {
+		n, err := p.take(0)
+		if err != nil || n < firstPort || seen[n] {
+			t.Fatalf("%d, %v", n, err)
+		}
+		seen[n] = true
+	}
+	if _, err := p.take(0); err != syscall.EADDRNOTAVAIL {
+		t.Errorf("all in use: %v", err)
+	}
+	p.release(firstPort + 5)
+	if n, err := p.take(0); n != firstPort+5 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// A silent host is asked again after a minute, by one; an answer ends that, and a silence that was short is none.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s silence
+		to := func(host byte) Addr { return Addr{netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, host}), 80)} }
+		asks := func(host byte, want bool) {
+			t.Helper()
+			ask, silent := s.part([]Addr{to(host)})
+			if len(ask)+len(silent) != 1 || len(ask) == 1 != want {
+				t.Errorf("host %d is to be asked: %v; not: %v", host, ask, silent)
+			}
+		}
+		take := func(host byte, err error, ago time.Duration) {
+			s.take(t.Context(), to(host).Addr(), err, time.Now().Add(-ago))
+		}
+		cancelled, cancel := context.WithCancel(t.Context())
+		cancel()
+		asks(1, true)
+		take(1, vipl.ErrTimeout, silentLeast-1)
+		asks(1, true)
+		take(1, vipl.ErrResource, time.Hour) // which is of this host
+		asks(1, true)
+		s.take(cancelled, to(1).Addr(), vipl.ErrTimeout, time.Now().Add(-time.Hour))
+		asks(1, true)
+		little, end := context.WithTimeout(t.Context(), silentLeast-1)
+		defer end()
+		start := time.Now()
+		time.Sleep(time.Hour) // this side was kept from looking
+		s.take(little, to(1).Addr(), vipl.ErrTimeout, start)
+		asks(1, true)
+		take(1, vipl.ErrTimeout, silentLeast)
+		asks(1, false)
+		asks(2, true)
+		if ask, silent := s.part([]Addr{to(1), to(2)}); len(ask) != 1 || ask[0] != to(2) || len(silent) != 1 {
+			t.Errorf("of both %v are to be asked, %v not", ask, silent)
+		}
+		time.Sleep(silentTime - 1)
+		asks(1, false)
+		time.Sleep(time.Nanosecond)
+		asks(1, true)
+		asks(1, false) // until there is an answer
+		take(1, vipl.ErrNotReachable, silentLeast)
+		time.Sleep(silentTime - 1)
+		asks(1, false)
+		time.Sleep(time.Nanosecond)
+		asks(1, true)
+		s.take(cancelled, to(1).Addr(), vipl.ErrTimeout, time.Now().Add(-time.Hour)) // says nothing
+		asks(1, false)
+		time.Sleep(fallbackTime)
+		asks(1, true)
+		for _, err := range []error{nil, vipl.ErrNoMatch, vipl.ErrRejected} {
+			s.remember(to(1).Addr())
+			asks(1, false)
+			take(1, err, time.Second)
+			asks(1, true)
+		}
+		local := netip.MustParseAddr("fe80::2")
+		s.remember(local.WithZone("eth0"))
+		if ask, _ := s.part([]Addr{{netip.AddrPortFrom(local.WithZone("eth0"), 80)}}); len(ask) > 0 {
+			t.Error("a host of this link that is silent is asked")
+		}
+		s.forget(local) // a request of its own has no zone
+		if ask, _ := s.part([]Addr{{netip.AddrPortFrom(local.WithZone("eth0"), 80)}}); len(ask) != 1 {
+			t.Error("a host of this link that was heard of is not asked")
+		}
+	})
+}
+
+// Half the time is the other way's.
+func TestAnswerTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		if d := answerTime(t.Context()); d != fallbackTime {
+			t.Errorf("with all the time there is: %v", d)
+		}
+		for _, left := range []time.Duration{time.Second, 2 * fallbackTime, time.Hour} {
+			ctx, cancel := context.WithTimeout(t.Context(), left)
+			if d, want := answerTime(ctx), min(left/2, fallbackTime); d != want {
+				t.Errorf("with %v: %v, want %v", left, d, want)
+			}
+			cancel()
+		}
+	})
+}
+
+// However many hosts are silent, few are remembered: those from which it is the longest till they are asked again.
+func TestSilenceIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s silence
+		for i := range 4 * silentMost {
+			s.remember(netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+1)))
+			s.remember(netip.MustParseAddr("fd00::1"))
+			time.Sleep(time.Millisecond)
+		}
+		if len(s.until) != silentMost {
+			t.Errorf("%d hosts are remembered", len(s.until))
+		}
+		for i, want := range map[int]bool{0: true, 1: false, 3 * silentMost: false, 3*silentMost + 1: true, 4*silentMost - 1: true} {
+			if _, ok := s.until[netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+1))]; ok != want {
+				t.Errorf("host %d is remembered: %v", i, ok)
+			}
+		}
+	})
+}
+
+// FuzzParse: whatever comes, parsing gives an error or a header that says of the message what is true, and from which
+// the same bytes come again.
+func FuzzParse(f *testing.F) {
+	for k := kind(0); k <= kindEnd; k++ {
+		for _, h := range []header{
+			{kind: k}, {kind: k, id: version, credits: 3, length: 4096}, {kind: k, length: 4},
+			{kind: k, id: 2, length: 9, handle: 7, addr: 1 << 40}, {kind: k, length: 9, handle: 7, addr: 1<<64 - 9},
+		} {
+			b := make([]byte, headerLen+int(h.length&7))
+			h.put(b)
+			f.Add(b)
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, payload, err := parse(b)
+		if err != nil {
+			return
+		}
+		if h.kind == 0 || h.kind >= kindEnd || len(payload) != len(b)-headerLen {
+			t.Fatalf("%v with %d of %d bytes", h.kind, len(payload), len(b))
+		}
+		if h.kind == kindData && int(h.length) != len(payload) {
+			t.Fatalf("%d bytes of data that are said to be %d", len(payload), h.length)
+		}
+		if h.kind != kindData && len(payload) > 0 {
+			t.Fatalf("%v with %d bytes", h.kind, len(payload))
+		}
+		if h.kind == kindAnnounce && h.addr+uint64(h.length) < h.addr {
+			t.Fatal("memory past the end of the address space")
+		}
+		again := make([]byte, headerLen)
+		h.put(again)
+		if !bytes.Equal(again, b[:headerLen]) {
+			t.Fatalf("%x became %x", b[:headerLen], again)
+		}
+	})
+}
+
+// A header comes out as it went in, at the offsets of the table.
+func TestHeaderLayout(t *testing.T) {
+	h := header{kind: kindRoom, credits: 0x0203, id: 0x04050607, length: 0x08090a0b, handle: 0x0c0d0e0f, addr: 0x1011121314151617}
+	b := make([]byte, headerLen)
+	h.put(b)
+	want := []byte{byte(kindRoom), 0}
+	for i := byte(2); i < 0x18; i++ {
+		want = append(want, i)
+	}
+	if !bytes.Equal(b, want) {
+		t.Errorf("%x, want %x", b, want)
+	}
+	got, _, err := parse(b)
+	if err != nil || got != h {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for k := range kindEnd + 1 {
+		if k.String() == "" {
+			t.Errorf("kind %d has no name", k)
+		}
+	}
+}
+
+// system errors say of themselves what package net's do.
+func TestSystemError(t *testing.T) {
+	for _, code := range []vipl.Return{vipl.ErrNoMatch, vipl.ErrRejected, vipl.ErrNotReachable, vipl.ErrResource, vipl.ErrTimeout} {
+		err := systemError(&vipl.OpError{Op: "ConnectRequest", Return: code})
+		if !errors.Is(err, code) {
+			t.Errorf("%v is not %v any more", err, code)
+		}
+		if isTimeout(err) != (code == vipl.ErrTimeout) {
+			t.Errorf("%v: Timeout is %v", err, isTimeout(err))
+		}
+	}
+	if err := systemError(errOrder); err != errOrder {
+		t.Errorf("%v", err)
+	}
+}
