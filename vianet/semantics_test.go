@@ -56,22 +56,6 @@ func resync(t *testing.T, a, b net.Conn) {
 	wait.Wait()
 }
 
-// echo answers everything until the stream ends.
-func echo(c net.Conn) {
-	buf := make([]byte, 1024)
-	for {
-		n, err := c.Read(buf)
-		if n > 0 {
-			if _, err := c.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
 func TestConn(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		for _, check := range []struct {

@@ -167,10 +167,3 @@ func must(t failer, err error) {
 		t.Fatal(err)
 	}
 }
-
-func noError(t failer, err error) {
-	if err != nil {
-		t.Helper()
-		t.Error(err)
-	}
-}
