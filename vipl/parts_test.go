@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/base/reliable"
 	"viaxdp/xdpnic"
 )
 
@@ -218,6 +219,45 @@ func TestDoorbell(t *testing.T) {
 	}
 	if p.ring(); p.doorbell.unrung.Load() != 0 {
 		t.Error("frames still wait for Ring")
+	}
+}
+
+// A message rings its own doorbell only if nothing else is to be sent, and the peer's window is open.
+func TestAlone(t *testing.T) {
+	p, q := quietPort()
+	c := p.newTestConn(1)
+	c.open, c.inChunk = true, 1000
+	c.sender = reliable.NewSender(1, 4)
+	send := &c.vi.send
+	send.ring = make([]posted, 4)
+	send.at(0).length = 10
+	send.tail.Store(1)
+	if !p.alone(c) {
+		t.Fatal("it is alone")
+	}
+	for _, x := range []struct {
+		name     string
+		do, undo func()
+	}{
+		{"it is closed", func() { c.open = false }, func() { c.open = true }},
+		{"another one waits behind it", func() { send.tail.Store(2) }, func() { send.tail.Store(1) }},
+		{"it is longer than a chunk", func() { send.at(0).length = 1001 }, func() { send.at(0).length = 10 }},
+		{"it is wrong", func() { send.at(0).status = StatusFormatError }, func() { send.at(0).status = 0 }},
+		{"it is an RDMA read", func() { send.at(0).op = StatusOpRDMARead }, func() { send.at(0).op = 0 }},
+		{"a read is outstanding", func() { c.rdma.reads = 1 }, func() { c.rdma.reads = 0 }},
+		{"an answer waits", func() { c.rdma.answers = make(answers, 1) }, func() { c.rdma.answers = nil }},
+		{"another connection may send", func() { p.enqueue(p.newTestConn(2)) }, func() { p.pumpReady(1) }},
+		{"frames are on the ring", func() { q.pending = 1 }, func() { q.pending = 0 }},
+		{"the connection ends", func() { c.ending.begun = true }, func() { c.ending.begun = false }},
+		{"a frame is outstanding", func() { c.sender.Send(1, 1, 1) }, func() { c.sender.Ack(2, 2, 4) }},
+		{"the window is closed", func() { c.sender.Send(3, 1, 1); c.sender.Ack(4, 3, 0) }, func() { c.sender.Ack(5, 3, 4) }},
+	} {
+		if x.do(); p.alone(c) {
+			t.Errorf("%s, and it rings alone", x.name)
+		}
+		if x.undo(); !p.alone(c) {
+			t.Errorf("after %q it is alone again", x.name)
+		}
 	}
 }
 

@@ -54,12 +54,23 @@ func (p *port) queueSegs(segs []xdpnic.Desc, retain bool) bool {
 	return ok
 }
 
-// flush rings the doorbell and completes the sends that were handed over by it, except those that wait for the
-// peer. The program's descriptors are written after the doorbell, while the message is already under way.
-func (p *port) flush() {
-	p.ring()
-	p.settleHanded()
+// doorbell is the state of the TX ring's doorbell. Invariant: a connection is in handed exactly if its inHanded is
+// set; its sends up to workQueue.current are on a ring.
+type doorbell struct {
+	lazy    bool           // it may wait for more frames, see coalesce.go
+	rung    bool           // it was rung since posting began
+	stalled bool           // copy mode: entries remained on the TX ring after the last Flush
+	failed  bool           // the last Flush failed, and entries remained: the link is down, for example
+	unrung  ordered.Uint32 // 1 while frames wait for Ring, else 0
+	handed  []*conn        // connections with sends that are done with the next doorbell
 }
+
+// failedRetry is how long after a failed Flush the next one is tried.
+const failedRetry = 10_000_000 // ns
+
+// ringBatch is the most frames that wait for Ring. It is small so that the peer can begin while the program goes
+// on.
+const ringBatch = 4
 
 // ring rings the doorbell. In copy mode the kernel may leave entries on the ring if the send buffer or the NIC's
 // queue is full, and nothing signals when there is room again. In zero-copy mode the driver takes entries in its
@@ -79,14 +90,30 @@ func (p *port) ring() {
 	p.doorbell.failed = err != nil && !p.iface.gone && remain
 }
 
-// forget makes rung false: a post begins.
-func (d *doorbell) forget() { d.rung = false }
+// flush rings the doorbell and completes the sends that were handed over by it, except those that wait for the
+// peer. The program's descriptors are written after the doorbell, while the message is already under way.
+func (p *port) flush() {
+	p.ring()
+	p.settleHanded()
+}
 
-// hurry ends the wait for more frames.
-func (d *doorbell) hurry() { d.lazy = false }
+// handOver records that descriptors of c are on the ring. They are done with the next doorbell, unless they wait
+// for the peer.
+func (p *port) handOver(c *conn) {
+	if c.vi.attrs.Level != ReliableReception && !c.inHanded {
+		c.inHanded = true
+		p.doorbell.handed = append(p.doorbell.handed, c)
+	}
+}
 
-// waitIf lets the doorbell wait for more frames if more is true.
-func (d *doorbell) waitIf(more bool) { d.lazy = more }
+// settleHanded completes the sends that were handed over and are done.
+func (p *port) settleHanded() {
+	for _, c := range p.doorbell.handed {
+		c.inHanded = false
+		p.settleQueue(&c.vi.send)
+	}
+	p.doorbell.handed = p.doorbell.handed[:0]
+}
 
 // ringUnlessLazy rings the doorbell if frames wait for it and may not wait longer, and completes what that hands
 // over.
@@ -109,30 +136,14 @@ func (p *port) ringUnlessLazy() {
 	p.settleHanded()
 }
 
-// handOver records that descriptors of c are on the ring. They are done with the next doorbell, unless they wait
-// for the peer.
-func (p *port) handOver(c *conn) {
-	if c.vi.attrs.Level != ReliableReception && !c.inHanded {
-		c.inHanded = true
-		p.doorbell.handed = append(p.doorbell.handed, c)
-	}
-}
+// waitIf lets the doorbell wait for more frames if more is true.
+func (d *doorbell) waitIf(more bool) { d.lazy = more }
 
-// settleHanded completes the sends that were handed over and are done.
-func (p *port) settleHanded() {
-	for _, c := range p.doorbell.handed {
-		c.inHanded = false
-		p.settleQueue(&c.vi.send)
-	}
-	p.doorbell.handed = p.doorbell.handed[:0]
-}
+// hurry ends the wait for more frames.
+func (d *doorbell) hurry() { d.lazy = false }
 
-// failedRetry is how long after a failed Flush the next one is tried.
-const failedRetry = 10_000_000 // ns
-
-// ringBatch is the most frames that wait for Ring. It is small so that the peer can begin while the program goes
-// on.
-const ringBatch = 4
+// forget makes rung false: a post begins.
+func (d *doorbell) forget() { d.rung = false }
 
 // mayRingLater reports whether the frames on the ring may wait for Ring, and records that they do. Under the lock.
 func (p *port) mayRingLater() bool {
@@ -150,17 +161,6 @@ func (p *port) mayRingLater() bool {
 type loopback struct {
 	queued []loopFrame
 	frame  [1]xdpnic.Frame // the one that is being delivered
-}
-
-// doorbell is the state of the TX ring's doorbell. Invariant: a connection is in handed exactly if its inHanded is
-// set; its sends up to workQueue.current are on a ring.
-type doorbell struct {
-	lazy    bool           // it may wait for more frames, see coalesce.go
-	rung    bool           // it was rung since posting began
-	stalled bool           // copy mode: entries remained on the TX ring after the last Flush
-	failed  bool           // the last Flush failed, and entries remained: the link is down, for example
-	unrung  ordered.Uint32 // 1 while frames wait for Ring, else 0
-	handed  []*conn        // connections with sends that are done with the next doorbell
 }
 
 // loopFrame is a frame between two VIs of this port. If it is retained, its chunk stays the sender's; else the

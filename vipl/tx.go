@@ -10,9 +10,9 @@ package vipl
 //  4. sendNext makes one frame: of the next bytes of a message (sendPiece; long.go if the frame is longer than a
 //     chunk), of several small messages (sendSmall, sendPack), or of the request of an RDMA read (rdma.go).
 //     Headers come from the connection's template, and the payload is copied behind them into a TX chunk.
-//  5. transmit numbers the frame, adds acknowledgement and checksum, and sends it (transmit.go): sealed or plain, to
-//     the TX ring, a shared-memory link or another VI of this port. record keeps it until the peer has acknowledged
-//     it, so that the program may reuse its buffer as soon as the send is done. launch is both.
+//  5. sendNumbered numbers the frame, adds acknowledgement and checksum, and sends it (transmit.go): sealed or plain,
+//     to the TX ring, a shared-memory link or another VI of this port. record keeps it until the peer has
+//     acknowledged it, so that the program may reuse its buffer as soon as the send is done. launch is both.
 //  6. The doorbell (transmit.go) hands the frames over and completes the sends that wait for nothing else.
 //
 // ack.go has acknowledgements, resend.go retransmissions, control.go the other frames outside of the sequence.
@@ -118,8 +118,8 @@ func (v *VI) sendPosted(later bool) {
 // sent or waits. Its doorbell is then rung at once.
 func (p *port) alone(c *conn) bool {
 	q := &c.vi.send
-	if q.current+1 != q.tail.Load() || !c.open || c.batch.inStream && c.vi.recv.ready() || c.ending.begun || c.sender != nil && !c.sender.Idle() ||
-		c.rdma.reads > 0 || c.rdma.answers.waiting() || len(p.ready.conns) > 0 || len(p.coalescer.conns) > 0 || p.nic.Pending() > 0 {
+	if q.current+1 != q.tail.Load() || !c.open || c.batch.inStream && c.vi.recv.ready() || c.ending.begun ||
+		c.sender != nil && (!c.sender.Idle() || c.sender.Room() == 0) || c.rdma.reads > 0 || c.rdma.answers.waiting() || len(p.ready.conns) > 0 || len(p.coalescer.conns) > 0 || p.nic.Pending() > 0 {
 		return false
 	}
 	e := q.at(q.current)
@@ -137,7 +137,7 @@ func (p *port) sendAlone(c *conn) bool {
 	if !ok {
 		return false
 	}
-	if !p.transmit(c, addr, b) {
+	if !p.sendNumbered(c, addr, b) {
 		e.rewind()
 		p.notStamped(c, p.now())
 		return false
@@ -241,7 +241,7 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	return sentFrame
 }
 
-// sendPiece builds and transmits a frame of the next n bytes of a send or an RDMA write. False: the port is full; c
+// sendPiece builds and sends a frame of the next n bytes of a send or an RDMA write. False: the port is full; c
 // is tried again.
 func (p *port) sendPiece(c *conn, e *posted, n int, now int64) bool {
 	if n > c.inChunk {
@@ -419,10 +419,10 @@ func (p *port) chunk(c *conn) (addr uint64, chunk []byte, ok bool) {
 	return addr, chunk, ok
 }
 
-// launch transmits the frame in b as the next in the sequence, and records it. c.header has its kind, its flags and
+// launch sends the frame in b as the next in the sequence, and records it. c.header has its kind, its flags and
 // the fields of the kind. False: the ring is full; the chunk is given back, and c is tried again.
 func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
-	if !p.transmit(c, addr, b) {
+	if !p.sendNumbered(c, addr, b) {
 		p.notStamped(c, now)
 		return false
 	}
@@ -433,8 +433,8 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 	return true
 }
 
-// transmit numbers the frame in b and transmits it. False: the ring is full; the chunk is given back.
-func (p *port) transmit(c *conn, addr uint64, b []byte) bool {
+// sendNumbered numbers the frame in b and sends it. False: the ring is full; the chunk is given back.
+func (p *port) sendNumbered(c *conn, addr uint64, b []byte) bool {
 	h := &c.header
 	size := c.template.Len() + len(b)
 	if c.sender != nil && c.asksAck(wire.Units(size+c.overhead)) {
@@ -466,7 +466,7 @@ func (c *conn) nextSeq() uint32 {
 	return c.seq
 }
 
-// record records the frame in b, which was transmitted with number header.Seq.
+// record records the frame in b, which was sent with number header.Seq.
 func (p *port) record(c *conn, addr uint64, b []byte, now int64) {
 	if c.sender == nil {
 		c.seq++
