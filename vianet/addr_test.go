@@ -71,7 +71,7 @@ func listenAnywhere(t *testing.T) {
 	}
 }
 
-// The ports at both ends of the range are as any other; nobody has port 0.
+// The first and last port work as any other. Port 0 is never assigned.
 func TestPortRange(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	host := h.nicB.Query().Address.String()

@@ -185,10 +185,10 @@ func echoEach(t *testing.T, l net.Listener, n int, all *sync.WaitGroup) {
 	})
 }
 
-// asleep is for tests in a bubble, in which time stands still while anybody polls.
+// asleep is for tests in a synctest bubble, where time stands still while a goroutine polls.
 var asleep = vianet.Options{Spin: -1}
 
-// lanes are the ways of data that tests run over.
+// configurations are the data paths that tests run over.
 var configurations = []struct {
 	name    string
 	options vianet.Options

@@ -18,7 +18,7 @@ import (
 	"viaxdp/vianet"
 )
 
-// lingering is hosts with whom a Close goes on delivering for longer than any test.
+// lingering returns hosts on which Close goes on delivering for longer than any test runs.
 func lingering(t *testing.T, o vianet.Options) *hosts {
 	o.Linger = time.Hour
 	h := inMemory(t, o)
@@ -26,7 +26,7 @@ func lingering(t *testing.T, o vianet.Options) *hosts {
 	return h
 }
 
-// fill writes until the peer, who does not read, has no room for more, nor has c.
+// fill writes until neither the peer, which does not read, nor c has room for more.
 func fill(t *testing.T, c *vianet.Conn) (written []byte) {
 	t.Helper()
 	for i := byte(0); !vianet.Full(c); i++ {
@@ -84,7 +84,7 @@ func TestCloseUnsent(t *testing.T) {
 	}
 }
 
-// When both sides close with such bytes nobody is left who could read them, and the connection is gone at once.
+// If both sides close with unsent bytes, no reader is left, and the connection is gone at once.
 func TestBothCloseUnsent(t *testing.T) {
 	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
@@ -306,8 +306,8 @@ func TestCloseEndsShutdown(t *testing.T) {
 	check(t, <-ended)
 }
 
-// A server of HTTP and its stack are shut down while requests are served and a connection rests: those get their
-// answers, all of them, and nobody else gets one.
+// An HTTP server and its stack are shut down while requests are served and a connection is idle. Requests under way
+// get complete answers; later ones get none.
 func TestShutdownHTTP(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	body := randomBytes(300_000, 1)

@@ -26,8 +26,8 @@ type ending int
 
 const (
 	whole   ending = iota // both say all, end their streams and read the other's to its end
-	answers               // likewise, but the server speaks when the client's stream has ended
-	hurried               // likewise, with deadlines that keep passing
+	answers               // the same, but the server sends only after the client's stream has ended
+	hurried               // as whole, with deadlines that keep passing
 	leaves                // one closes while both are at it
 	bothGo                // both do
 	breaks                // one closes so that nothing is delivered
@@ -40,7 +40,7 @@ const (
 type plan struct {
 	number int
 	end    ending
-	goes   int    // who closes while both are at it
+	goes   int    // the side that closes while both transfer
 	bytes  [2]int // that each has to say
 	after  [2]int // bytes read each closes, if it does
 	ends   [2]*end
@@ -64,7 +64,7 @@ func (p *plan) String() string {
 	return fmt.Sprintf("connection %d, ending %d by %d, %v bytes, until %v", p.number, p.end, p.goes, p.bytes, p.after)
 }
 
-// speech is what who has to say.
+// speech is the data that side who sends.
 func (p *plan) speech(who int) []byte {
 	from := (2*p.number + who) * 7919 % (len(speeches) / 2)
 	return speeches[from : from+p.bytes[who]]

@@ -27,7 +27,7 @@ func randomBytes(n int, seed byte) []byte {
 	return b
 }
 
-// writeAll writes b in pieces of random size, of which some are large.
+// writeAll writes b in pieces of random size, some of them large.
 func writeAll(w io.Writer, b []byte, seed uint64) error {
 	r := rand.New(rand.NewPCG(seed, 1))
 	for len(b) > 0 {
@@ -144,7 +144,7 @@ func TestHalfClose(t *testing.T) {
 	})
 }
 
-// A Close right after a Write delivers it, although nobody reads yet.
+// Close right after Write delivers the data, although the peer does not read yet.
 func TestCloseDelivers(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -168,8 +168,8 @@ func TestCloseDelivers(t *testing.T) {
 	})
 }
 
-// Where the peer has closed the connection the end of this side's stream interests nobody any more, and is no error:
-// programs that forward streams would take it for one of what is still to be read.
+// Once the peer has closed the connection, CloseWrite is no error: forwarders would take the error for one of the
+// data that they still have to read.
 func TestCloseWriteAfterClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -304,7 +304,7 @@ func toBeSilent(t *testing.T) *hosts {
 	return h
 }
 
-// A connection whose peer falls silent breaks, for those who wait in it, too.
+// A connection whose peer falls silent breaks; calls that wait in it fail.
 func TestPeerLost(t *testing.T) { synctest.Test(t, peerLost) }
 
 func peerLost(t *testing.T) {

@@ -66,7 +66,7 @@ func TestDialIsRefusedBehindData(t *testing.T) {
 	c.Close()
 }
 
-// unheard is a context that has been cancelled, of which nobody is told who does not ask.
+// unheard is a cancelled context whose Done channel never closes: only Err shows the cancellation.
 type unheard struct{ context.Context }
 
 func (unheard) Err() error { return context.Canceled }
@@ -104,8 +104,8 @@ func TestDialContext(t *testing.T) {
 	check(t, errOf(c.Write([]byte("after its end the context does not matter"))))
 }
 
-// A Dial that is under way ends when its context does, at once, in whatever stage, and leaves nothing: while nobody
-// answers, and while the peer does not greet.
+// A cancelled Dial ends at once at every stage, and leaves nothing behind: while the host does not answer, and while
+// the peer does not greet.
 func TestDialIsCancelled(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
@@ -234,7 +234,7 @@ func TestListenPorts(t *testing.T) {
 	}
 }
 
-// A port that is free is one on which nobody else listens, either: another stack over the same NIC.
+// A free port is one that no other stack over the same NIC listens on.
 func TestListenFree(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	const theirs, free = 50_000, 58_192 // half of those that there are lie between them
@@ -261,7 +261,7 @@ func TestListenFree(t *testing.T) {
 	l.Close()
 }
 
-// A deadline and Close end an Accept; what nobody has accepted is broken: nobody has said all on it.
+// A deadline and Close end an Accept. Connections that were not accepted are reset, as their streams have not ended.
 func TestListenerCloses(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -288,7 +288,7 @@ func TestListenerCloses(t *testing.T) {
 	c.Close()
 }
 
-// Closing a stack ends everything that is under way on it, and whoever it is connected with hears of it.
+// Closing a stack ends everything that is under way on it, and the peers of its connections see that.
 func TestStackClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)

@@ -36,7 +36,8 @@ func newWay(t *testing.T) *otherWay {
 	return &otherWay{conn: pipe}
 }
 
-// DialOr connects by VIA where somebody listens, else by the other way; it says of both why neither went.
+// DialOr connects by VIA if there is a listener, else by the other network. If both fail, the error has both
+// causes.
 func TestDialOr(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -106,7 +107,7 @@ func dialOrRemembers(t *testing.T) {
 		t.Helper()
 		fabric.Cut(host, true)
 		dial(false)
-		fabric.Cut(host, false) // which nobody finds out
+		fabric.Cut(host, false) // undetected: the host is not asked again yet
 		dial(false)
 	}
 
@@ -225,7 +226,7 @@ func TestDialOrWithKeys(t *testing.T) {
 	}
 }
 
-// Nor where another address of the same host does not answer, or is of nobody.
+// The fallback is not called either if another address of the same host does not answer or belongs to no host.
 func TestDialOrWithKeysOfSeveral(t *testing.T) { synctest.Test(t, dialOrWithKeysOfSeveral) }
 
 func dialOrWithKeysOfSeveral(t *testing.T) {

@@ -75,7 +75,7 @@ type peer struct {
 }
 
 const (
-	slots = 64 // of which half are for receiving
+	slots = 64 // half of them for receiving
 	slot  = 4096
 )
 
@@ -300,7 +300,7 @@ func TestWrongMessages(t *testing.T) {
 	exchange(t, bystander, other, 100_000)
 }
 
-// Somebody who does not greet as it must be is no connection.
+// A peer with a malformed hello gets no connection.
 func TestWrongGreeting(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -352,7 +352,7 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-// Memory that is announced and cannot be read ends the connection of who announced it, whichever way it is read.
+// A peer that announces memory that cannot be read has its connection reset, in both read paths.
 func TestAnnounceOfNothing(t *testing.T) {
 	for _, size := range []int{100, 100_000} {
 		h := inMemory(t, vianet.Options{})

@@ -79,7 +79,7 @@ func sing(c net.Conn, n int, count *atomic.Int64) error {
 	}
 }
 
-// listen reads the song likewise.
+// listen reads the song and counts it.
 func listen(c net.Conn, n int, count *atomic.Int64) error {
 	for at := 0; ; at += n {
 		if err := hear(c, at, n, func() int { return n }); err != nil {

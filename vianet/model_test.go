@@ -23,7 +23,7 @@ type streams struct {
 	sides    [2]*vianet.Conn
 	unread   [2][]byte // of what a side has written
 	over     [2]bool   // it writes no more
-	ended    [2]bool   // of which the other side hears as an end
+	ended    [2]bool   // the other side sees an end of stream
 	closed   [2]bool
 	draining [2]bool // it reads no more
 	breaks   [2]bool // it was closed so that nothing is delivered
@@ -38,7 +38,7 @@ var sizes = rapid.OneOf(
 
 const shortly = 500 * time.Microsecond
 
-// write has side i write, while nobody reads, or while the other side does.
+// write has side i write, while the other side reads or no side does.
 func (m *streams) write(r *rapid.T, i int) {
 	if m.lost {
 		return
@@ -53,7 +53,7 @@ func (m *streams) write(r *rapid.T, i int) {
 	if heard {
 		c.SetWriteDeadline(time.Now().Add(testTimeout))
 		want := append(m.unread[i], b...)
-		piece := max(1, len(want)/1000, sizes.Draw(r, "read")) // never so many Reads
+		piece := max(1, len(want)/1000, sizes.Draw(r, "read")) // at most about 1000 Reads
 		m.unread[i] = nil
 		go func() { done <- reads(m.sides[1-i], want, piece) }()
 	} else {

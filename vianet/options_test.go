@@ -160,7 +160,7 @@ func TestNoDelayEnds(t *testing.T) {
 	}
 }
 
-// Writes leave the doorbell to who polls, if somebody does and comes back soon.
+// Writes leave the doorbell to a poller, unless it was descheduled for long.
 func TestRingLater(t *testing.T) {
 	for _, c := range []struct {
 		polls bool
@@ -193,8 +193,8 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// Who needs to hear of sends beside somebody who polls, and sleeps, hears of them also when that one leaves with what
-// it wanted and the keeper of arrivals goes to sleep at that moment.
+// A sleeping call needs completions of sends while another call polls. It gets them even if the poller leaves with
+// what it wanted at the moment when the driver of arrivals goes to sleep.
 func TestLeft(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Left(nic)
@@ -204,7 +204,7 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// Nobody is roused to look for what somebody polls for.
+// No driver is roused for completions that a call polls for.
 func TestRoused(t *testing.T) {
 	for _, polls := range []bool{false, true} {
 		if roused := vianet.Roused(polls); roused == polls {
@@ -213,8 +213,8 @@ func TestRoused(t *testing.T) {
 	}
 }
 
-// Completions of sends that nobody needs to hear of are taken off their queue all the same, by who polls or by a
-// keeper: it does not grow.
+// Completions of sends that no connection needs are still taken off their queue, by a poller or a driver, so the
+// queue does not grow.
 func TestSendsAreTidied(t *testing.T) {
 	for _, spin := range []time.Duration{0, -1} {
 		h := inMemory(t, vianet.Options{Spin: spin})

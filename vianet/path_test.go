@@ -34,8 +34,8 @@ func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	return h
 }
 
-// A stream has so many bytes under way that a long way does not hold it up, whatever the sizes of Writes and Reads:
-// in a round trip go most of what the VI's window takes, 364 KB.
+// A stream fills most of the VI's window, 364 KB, in each round trip, for any sizes of Writes and Reads. So a long
+// path does not limit it.
 func TestBytesInARoundTrip(t *testing.T) {
 	const oneWay = 100 * time.Microsecond
 	total := 8 << 20
@@ -348,8 +348,7 @@ func TestRoomIsNotFilled(t *testing.T) {
 	}
 }
 
-// A peer that fills the room of a Read late, longer after than it has to let go, has not done wrong: nobody has asked
-// it to.
+// A peer may fill the room of a Read later than settleTime, as long as no withdraw has asked it to stop.
 func TestRoomIsFilledLate(t *testing.T) { synctest.Test(t, roomIsFilledLate) }
 
 func roomIsFilledLate(t *testing.T) {

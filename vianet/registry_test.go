@@ -11,7 +11,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// aNIC is a NIC that nobody else is joined with.
+// aNIC returns a NIC that is connected with no other.
 func aNIC(t testing.TB) *vipl.NIC {
 	t.Helper()
 	wire := xdpnictest.NewWire()
@@ -42,8 +42,8 @@ func mustLease(t testing.TB, r *registry, b []byte, tag *vipl.Ptag, a access) *l
 	return l
 }
 
-// Memory that was leased before is not registered again; it has the tag and the rights of whoever has it, and none
-// while nobody has.
+// Memory that was leased before is not registered again. It has the tag and rights of its current lease, and none
+// while idle.
 func TestLeaseIsKept(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
 	buf := make([]byte, 1000)
@@ -107,9 +107,9 @@ func TestLeasePart(t *testing.T) {
 		part, inner,
 		beyond, small, // not all of it was registered
 		mustLease(t, r, buf[600:700], tag, closed),    // in use by another
-		mustLease(t, r, buf[:2000], tag, readable),    // likewise
+		mustLease(t, r, buf[:2000], tag, readable),    // in use by another
 		mustLease(t, r, buf[500:1500], tag, readable), // a peer would get at the rest
-		mustLease(t, r, buf[500:1500], tag, writable), // likewise
+		mustLease(t, r, buf[500:1500], tag, writable), // a peer would get at the rest
 	}
 	regions := map[vipl.MemHandle]bool{}
 	for i, l := range leases {

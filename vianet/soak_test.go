@@ -39,7 +39,7 @@ func say(c net.Conn, at int, sizes []int) error {
 	return nil
 }
 
-// hear reads n bytes of a stream that has come to byte at, so many at a time as next says.
+// hear reads n bytes of a stream that has come to byte at; next returns how many to read at a time.
 func hear(c net.Conn, at, n int, next func() int) error {
 	buf := make([]byte, longestVerse)
 	for end := at + n; at < end; {

@@ -66,7 +66,7 @@ func TestStatsOfTraffic(t *testing.T) {
 	ofB.Received += 64 << 10
 	check("by the ring")
 	a.Close()
-	<-vianet.Gone(b) // so nobody tells that its end has come, which is as well
+	<-vianet.Gone(b) // b has seen the end, so its Close sends nothing
 	b.Close()
 	ofA.Conns, ofB.Conns = 0, 0
 	await.Until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })

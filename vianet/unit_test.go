@@ -42,7 +42,7 @@ func TestDeadline(t *testing.T) {
 		d.set(time.Now().Add(2 * time.Second))
 		is(false)
 		waiter = d.passed()
-		d.set(time.Now().Add(time.Second)) // earlier, for those who wait, too
+		d.set(time.Now().Add(time.Second)) // earlier, also for goroutines that wait already
 		time.Sleep(time.Second)
 		is(true)
 		if !isClosed(waiter) {
@@ -74,8 +74,8 @@ func TestGreetingComesLate(t *testing.T) {
 	})
 }
 
-// A limit that is moved counts from then on; who waits is woken when it has passed, and the signal of one that was
-// moved away since says nothing.
+// A limit that is moved counts from then on; a waiter is woken when it has passed, and the signal of a limit that was
+// moved since means nothing.
 func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limit{signal: make(chan struct{}, 1)}
