@@ -243,7 +243,7 @@ func (j *job) spotless(t testing.TB, credits int) {
 	}
 }
 
-// filling is what messages are filled with: the byte at i is i*7 + i>>8, twice as far as it takes to begin anew.
+// filling is what messages are filled with: the byte at i is i*7 + i>>8, two periods of it.
 var filling = func() []byte {
 	b := make([]byte, 1<<17)
 	for i := range b {

@@ -152,8 +152,8 @@ func everyUnrooted(c *mvich.Comm, length int) {
 	}
 }
 
-// What is longer than a message can be is refused by all, and nobody is lost for it, nor waits for a rank whose part
-// of it is not too long.
+// All ranks refuse data that is longer than a message can be. No rank is lost for it, and none waits for a rank
+// whose part is not too long.
 func TestTooLong(t *testing.T) {
 	if strconv.IntSize == 32 {
 		t.Skip("no slice is as long")
@@ -161,7 +161,8 @@ func TestTooLong(t *testing.T) {
 	const ranks = 5
 	most := mvich.MaxMessage
 	length := ranks*most + 1
-	huge, err := unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE) // nobody looks at it
+	// never accessed
+	huge, err := unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	noError(t, err)
 	t.Cleanup(func() { unix.Munmap(huge) })
 	refused := func(c *mvich.Comm, name string, err error) error {
@@ -186,7 +187,7 @@ func TestTooLong(t *testing.T) {
 	})
 }
 
-// Ranks that disagree about lengths are told so.
+// Ranks that disagree about lengths get an error.
 func TestCollectiveLengths(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
@@ -216,7 +217,7 @@ func TestOperators(t *testing.T) {
 	}
 }
 
-// A rank that has given wrong lengths is told so, and its next operation is the next one of the others.
+// A rank that gives wrong lengths gets an error, and its next operation matches the next one of the others.
 func TestWrongLengths(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {

@@ -14,8 +14,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// dyingJob is a job of which ranks die. At the end the living take their leave of each other, and the dead give back
-// what they still can.
+// dyingJob is a job in which ranks die. At the end the live ranks finalize, and the dead ones release what they still
+// can.
 func dyingJob(t *testing.T, n int, dead ...int) *job {
 	t.Helper()
 	return dyingJobOf(t, n, jobConfig{silence: calm}, dead...)
@@ -50,7 +50,7 @@ func wantLost(what string, err error, rank int) error {
 // death is how a rank dies.
 type death struct {
 	kill    func(j *job, rank int)
-	silence time.Duration // short where it is what tells of the death
+	silence time.Duration // short if it is what reveals the death
 	faults  xdpnictest.Faults
 }
 
@@ -306,7 +306,7 @@ func TestLeaveAfterDeath(t *testing.T) {
 	}
 }
 
-// Who waits for anybody hears of those that leave after a death: they may have been all.
+// An AnySource receive learns of ranks that leave after a death: they may have been all.
 func TestAnybodyAfterDeath(t *testing.T) {
 	const victim, leaver = 2, 1
 	j := dyingJob(t, 3, victim)
@@ -359,14 +359,14 @@ func deathIsToldAtOnce(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// A death between Dead and Acknowledge is not acknowledged with those before: receives of anybody name it. Nor is it
-// known in advance.
+// A death between Dead and Acknowledge is not acknowledged with the earlier ones: AnySource receives report it. Nor
+// can a death be acknowledged in advance.
 func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	const first, second = 2, 1
 	j := dyingJob(t, 3, first, second)
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	c := j.worlds[0].Comm()
-	c.Acknowledge([]int{-1, 0, first, second, 3}) // nobody of whom is dead, or there
+	c.Acknowledge([]int{-1, 0, first, second, 3}) // none of them is dead, or exists
 	lose := func(victim int) {
 		t.Helper()
 		j.hosts[victim].NIC.Close()

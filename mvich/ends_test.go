@@ -12,8 +12,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// A rank that dies before anybody has connected with it is noticed by who sends to it, and after a while by who
-// receives from it.
+// A rank dies before any rank has connected with it. Ranks that send to it notice that, and ranks that receive from
+// it do after a while.
 func TestDeadBeforeConnection(t *testing.T) { synctest.Test(t, deadBeforeConnection) }
 
 func deadBeforeConnection(t *testing.T) {
@@ -30,7 +30,7 @@ func deadBeforeConnection(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// It is also noticed by who waits for a message of it, by name or as one of all, in whatever way.
+// Every call that waits for a message of it, by name or as AnySource, notices it, too.
 func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 	const n, victim = 5, 4
 	again := func(f func() (done bool, err error)) (err error) {
@@ -40,7 +40,8 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 		}
 		return err
 	}
-	ways := [victim]func(c *mvich.Comm, source int) error{ // none of which can tell another rank
+	// none connects live ranks, so each rank must notice the death itself
+	ways := [victim]func(c *mvich.Comm, source int) error{
 		func(c *mvich.Comm, source int) error { _, err := c.Recv(nil, source, 1); return err },
 		func(c *mvich.Comm, source int) error { _, err := c.Probe(source, 1); return err },
 		func(c *mvich.Comm, source int) error {
@@ -68,7 +69,7 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 	}
 }
 
-// Nor does its host have to say that nobody is there.
+// The dead rank's host need not reject the request for that.
 func TestDeadBeforeConnectionSilent(t *testing.T) { synctest.Test(t, deadBeforeConnectionSilent) }
 
 func deadBeforeConnectionSilent(t *testing.T) {
@@ -111,7 +112,7 @@ func TestVigil(t *testing.T) {
 	})
 }
 
-// Looks in vain are forgotten when nobody waits any more.
+// Failed probes are forgotten when no call waits any more.
 func TestLooksAreForgotten(t *testing.T) { synctest.Test(t, looksAreForgotten) }
 
 func looksAreForgotten(t *testing.T) {
@@ -129,7 +130,7 @@ func looksAreForgotten(t *testing.T) {
 	each(t, 2, func(rank int) error { j.worlds[rank].Finalize(); return nil })
 }
 
-// Who lives bears being looked at, and is connected with by nobody for it.
+// A probe of a live rank does no harm and makes no connection.
 func TestLook(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	for range 5 {

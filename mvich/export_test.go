@@ -11,8 +11,8 @@ import (
 var errTest = errors.New("for the test")
 
 // NewsOfAdmission has w admit a caller that is not there, after the death of one rank and before that of the next and
-// Finalize's good-bye. It returns what waits to be told to the caller, deaths by rank and the good-bye as -1, and how
-// much of it is left once the admission has failed.
+// Finalize's good-bye. It returns the news that waits to be sent to the caller, deaths by rank and the bye as -1, and
+// how much of it is left once the admission has failed.
 func NewsOfAdmission(w *World, caller, before, meanwhile int) (news []int, left int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,7 +81,7 @@ func Missing(w, other *World) int {
 // LookAt has w look whether rank is there.
 func LookAt(w *World, rank int) { w.checkAlive(w.peers[rank]) }
 
-// LookAround has w look at those that may send what somebody waits for.
+// LookAround has w probe the ranks that an AnySource call may wait for.
 func LookAround(w *World) { w.checkLiveness() }
 
 // Missed reports whether looks at rank have been in vain.
@@ -91,10 +91,10 @@ func Missed(w *World, rank int) bool {
 	return w.peers[rank].checks != vigil{}
 }
 
-// Vigil is what tells when a rank is dead.
+// Vigil decides when a rank is dead.
 type Vigil struct{ v vigil }
 
-// InVain tells it of a request that began so long ago.
+// InVain adds a failed request that began ago in the past.
 func (v *Vigil) InVain(err error, ago, most time.Duration) bool {
 	return v.v.inVain(err, time.Now().Add(-ago), most)
 }

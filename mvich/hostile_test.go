@@ -38,8 +38,7 @@ const (
 // strangersToken is what rank 1 has said to be called by.
 const strangersToken = "stranger"
 
-// besideStranger makes a job of a proper rank 0, and others of which nothing is there but what they have published,
-// on the same NIC.
+// besideStranger makes a job on one NIC: a proper rank 0, and other ranks that exist only as published records.
 func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.NIC, w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
 	nic = newJob(t, 1, jobConfig{}).hosts[0].NIC
@@ -71,7 +70,7 @@ func besideStrangerOn(t *testing.T, nic, far *vipl.NIC, ranks int, opts ...mvich
 	return w, launchers[1]
 }
 
-// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who calls it. Others are not there.
+// newStranger makes a job of a proper rank 0 and a stranger as rank 1, which calls it. Other ranks do not exist.
 func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *stranger) {
 	t.Helper()
 	nic, w, launcher := besideStranger(t, ranks, opts...)
@@ -169,7 +168,7 @@ func (s *stranger) empty(tag uint32) {
 	s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, tag))
 }
 
-// deathOf2 tells the other side of the death of rank 2, and waits until it has taken that.
+// deathOf2 notifies the other side of the death of rank 2, and waits until it has taken effect.
 func (s *stranger) deathOf2(c *mvich.Comm) {
 	s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
 	if _, err := c.Probe(2, 0); err == nil {
@@ -293,7 +292,7 @@ func TestPeerThatStops(t *testing.T) {
 	})
 }
 
-// A rank that ends while it calls one who does not answer does not wait for that.
+// A rank that ends while it calls one that does not answer does not wait for the answer.
 func TestEndWhileCalling(t *testing.T) {
 	nic, w, _ := besideStranger(t, 2)
 	silent, err := nic.Listen(vipl.NetAddress{Discriminator: []byte(strangersToken)})

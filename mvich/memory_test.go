@@ -12,8 +12,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// Memory of the arena carries messages as any other does, of which parts may be sent; it stays while it is in use,
-// and does not count among what is registered.
+// Memory of the arena carries messages like any other, also parts of it. It cannot be freed while it is in use, and
+// does not count as registered.
 func TestAlloc(t *testing.T) {
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(1 << 20))})
 	const n = 300_000
@@ -256,7 +256,7 @@ func TestScratchIsNotShared(t *testing.T) {
 	})
 }
 
-// sums adds up numbers of which each rank and each goroutine has others.
+// sums adds up numbers that differ for each rank and goroutine.
 func sums(c *mvich.Comm, goroutine, rounds int) error {
 	in, out := make([]int, 12000), make([]int, 12000)
 	for round := range rounds {

@@ -13,7 +13,7 @@ import (
 
 // The model of matching. Of any program of sends and receives that can end, the receives of a rank and communicator,
 // in the order in which they were posted, get each the first message of its source, in the order in which that sent
-// them, that the receive takes and that no earlier receive got. Which source a receive of anybody gets is free.
+// them, that the receive takes and that no earlier receive got. Which source an AnySource receive gets is free.
 
 // sending is a message of the program.
 type sending struct {
@@ -155,8 +155,8 @@ func (p *program) execute(comms []*mvich.Comm) ([]result, error) {
 	return results, nil
 }
 
-// identify finds which messages it may have been that a receive got: the content tells, and where there is too little
-// of it, any of the same envelope will do.
+// identify finds the message that a receive may have got, by its content. If the content is too short, any message
+// with the same envelope will do.
 func (p *program) identify(me int, r receiving, s mvich.Status, b []byte) (result, error) {
 	for i, m := range p.sends {
 		if m.to == me && m.from == s.Source && m.comm == r.comm && m.tag == s.Tag && m.size == s.Bytes && check(b, i) == nil {

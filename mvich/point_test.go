@@ -297,7 +297,7 @@ func TestCancel(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// Wrong arguments are told, and do no harm.
+// Wrong arguments are reported, and do no harm.
 func TestWrongArguments(t *testing.T) {
 	j := newJob(t, 1, jobConfig{})
 	c := j.worlds[0].Comm()
@@ -354,7 +354,7 @@ func TestStats(t *testing.T) {
 		for range many {
 			get(c.Recv(make([]byte, 8), 0, 2))
 		}
-		for end := time.Now().Add(testTimeout); j.worlds[rank].Stats().Waiting == 0; { // nobody receives it yet
+		for end := time.Now().Add(testTimeout); j.worlds[rank].Stats().Waiting == 0; { // no receive is posted yet
 			if time.Now().After(end) {
 				return errors.New("a message does not come")
 			}

@@ -53,7 +53,7 @@ func beRank(silence time.Duration, f func(w *mvich.World, p mvich.Protocol) erro
 	})
 }
 
-// swapper exchanges messages of all sizes, also such that nobody has asked for yet, by one protocol.
+// swapper exchanges messages of all sizes by one protocol, also ones whose receive is not posted yet.
 func swapper() error {
 	return beRank(calm, func(w *mvich.World, p mvich.Protocol) error {
 		c := w.Comm()
@@ -110,7 +110,7 @@ const (
 	killedRanks = 3
 	victim      = 1
 
-	// killedSilence is what tells of the death of a process that is its own agent.
+	// killedSilence is what reveals the death of a process that is its own agent.
 	killedSilence = 10 * time.Second
 
 	// killedTime is how long all may take: the silence, and all sizes before it and after it, over a lossy way.

@@ -94,8 +94,8 @@ func TestMixed(t *testing.T) {
 	}
 }
 
-// Many goroutines of each rank wait at a time, each for its own messages, of the other rank and of its own: whoever
-// makes progress wakes the others.
+// Many goroutines of each rank wait at a time, each for its own messages, of the other rank and of its own: the one
+// that makes progress wakes the others.
 func TestGoroutines(t *testing.T) {
 	const goroutines, rounds = 8, 200
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithSpin(20))})
@@ -140,8 +140,8 @@ func TestWakeOther(t *testing.T) {
 	}
 }
 
-// Goroutines that receive from anybody, look first and receive then, and take receives back that have not got
-// anything, get each message once.
+// Several goroutines use AnySource receives, probe first and receive then, and cancel receives without a message.
+// Each message is received once.
 func TestWildcardsAtOnce(t *testing.T) {
 	const ranks, messages, goroutines = 3, 100, 4
 	lengths := []int{0, 8, 5000, 5001, 30000}

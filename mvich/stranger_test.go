@@ -77,8 +77,8 @@ func TestPacketWithoutCredit(t *testing.T) {
 	}
 }
 
-// Messages that nobody asks for do not fill a rank's memory: who goes on with eager ones when it was told not to, or
-// has sent too many envelopes, is taken for dead.
+// Unexpected messages do not fill a rank's memory. A peer that sends eager messages after the order to stop, or too
+// many envelopes, is taken for dead.
 func TestUnexpectedWithoutEnd(t *testing.T) {
 	const credits, most, many = 8, 20, 60
 	for name, packet := range map[string][]byte{

@@ -276,8 +276,8 @@ func numeric(text string, most int64) (int, bool) {
 	return int(n.Int64()), true
 }
 
-// Whatever another rank says of its place is one that is said again the same, or an error; and nobody is crowded by
-// ranks of other machines, or alone on a processor of his own.
+// Any place that another rank publishes either formats back to the same text, or is an error. Ranks of other machines
+// never make this one oversubscribed, nor does a rank alone on its processor.
 func FuzzPlace(f *testing.F) {
 	f.Add(here().String())
 	f.Add("machine/3")

@@ -161,7 +161,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// Whoever was started by another launcher is told which one it was, and what to do.
+// A rank started by another launcher gets an error that names the launcher and the remedy.
 func TestOtherLaunchers(t *testing.T) {
 	for name, test := range map[string]struct {
 		env  func(string) string

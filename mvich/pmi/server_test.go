@@ -38,8 +38,8 @@ func TestServerMapping(t *testing.T) {
 	}
 }
 
-// A rank that aborts, or leaves without a word, is told from one that is done; End ends the fences that others wait
-// in.
+// A rank that aborts, or exits without finalize, is distinguished from one that is done. End ends the fences that
+// others wait in.
 func TestServerEnds(t *testing.T) {
 	s := NewServer(3)
 	a, aborted := rankOf(t, s, 0, 3, inherited)
