@@ -447,8 +447,8 @@ func (c *Conn) unstage(l *landing) {
 // there at once, each like a longer data message.
 //
 //	receiver                                 sender
-//	room(0): so many bytes from there on  -->
-//	                                     <--  RDMA writes, filled(0): so many
+//	room(0): n bytes of memory from here  -->
+//	                                     <--  RDMA writes, filled(0): k bytes
 //	room(0): half of the ring is read     -->
 //
 // Bytes lie in the ring in the order of the stream. The sender does not write across its end, and what was read is

@@ -353,8 +353,8 @@ func (c *Conn) pushWrites() bool {
 // read.go explains the ring and has its sizes:
 //
 //	receiver                                 sender
-//	room(0): so many bytes from there on  -->
-//	                                     <--  RDMA writes, filled(0): so many
+//	room(0): n bytes of memory from here  -->
+//	                                     <--  RDMA writes, filled(0): k bytes
 //	room(0): half of the ring is read     -->
 //
 // The sender does not write across the end of the ring. What was read is given back when it is half of the ring. At
