@@ -12,7 +12,7 @@ import (
 //	                                               BYE, the world's end, or
 //	          call, or the peer's call             broken after Finalize
 //	apart ---------> admitting, joined ---------------------------> left
-//	                      |  broken, nobody there
+//	                      |  broken, unreachable
 //	                      +-------------------------------> dead
 type condition uint8
 
