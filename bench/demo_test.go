@@ -50,9 +50,9 @@ func tracesNow(t *testing.T) (s traces) {
 	return s
 }
 
-// nothingLeft waits until the machine looks as before and no process of the
-// token is left. Tests of other packages may use hugepages for a while. Nothing tells when the
-// kernel has taken down a namespace: it looks again.
+// nothingLeft waits until the machine looks as before and no process of the token is left. Tests
+// of other packages may use hugepages for a while. The kernel does not report when a namespace
+// is gone, so it polls.
 func nothingLeft(t *testing.T, before traces, token string) {
 	t.Helper()
 	var why string
@@ -196,8 +196,8 @@ func TestDemoInterruptedTidily(t *testing.T) {
 	}
 }
 
-// Who is told that a bed was interrupted finds its workers gone, however soon what they were
-// asked for had ended.
+// When Do reports that a bed was interrupted, the bed's workers are gone, even if the work on
+// them had ended long before.
 func TestDoInterrupted(t *testing.T) {
 	b := onBed(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -331,7 +331,7 @@ func TestServerFails(t *testing.T) {
 	}
 }
 
-// A client is told which of the two hosts lacks something, and that it is for its status to say.
+// If the server's host lacks something, the client's error names that host, and Missing reports it.
 func TestServerLacks(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
@@ -368,8 +368,8 @@ func TestClientLeavesUnconnected(t *testing.T) {
 	}
 }
 
-// Without privilege a demonstration and operations say what is missing, and so do rings of
-// one's own. A VI asks for a NIC, which an agent may open. The test runs itself again as nobody.
+// Without privilege a demonstration and operations say what is missing, and so do rings of one's
+// own. A VI asks for a NIC, which an agent may open. The test runs itself again as user nobody.
 func TestNeeds(t *testing.T) {
 	if os.Geteuid() == 0 {
 		out, err := nstest.AsNobody(t, "TestNeeds").CombinedOutput()

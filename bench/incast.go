@@ -157,7 +157,7 @@ func (n *Incast) Conditions() Conditions { return n.cond }
 
 // Close ends the workers and removes the namespaces.
 func (n *Incast) Close() {
-	if n.failed { // some may wait for others who are gone
+	if n.failed { // some may wait for others that have ended
 		n.star.CloseWithin(endGrace)
 		return
 	}
@@ -171,13 +171,13 @@ type incastInput struct {
 	Number   int // of the sender
 }
 
-// incastSent is what a sender tells of its stream.
+// incastSent is a sender's report of its stream.
 type incastSent struct {
 	Messages                int64
 	Frames, Resent, Dropped uint64 // frames, those of them that were sent again, and that its kernel has named as lost
 }
 
-// incastTaken is what the receiver tells of all streams.
+// incastTaken is the receiver's report of all streams.
 type incastTaken struct {
 	Messages, Came   []int64 // of each sender, in the window and in all
 	Span             Span    // the window
@@ -403,7 +403,7 @@ type incastReceiver struct {
 	in      incastInput
 	streams []net.Conn
 	came    []atomic.Int64 // messages
-	ending  atomic.Bool    // the senders have been told that it is over
+	ending  atomic.Bool    // the senders have been notified of the end
 	failed  chan error     // of streams
 }
 

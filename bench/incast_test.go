@@ -69,8 +69,8 @@ func TestIncast(t *testing.T) {
 	}
 }
 
-// Where frames are lost that nobody counts, the figures say so: they are sent again, they are
-// missing, and all messages come all the same.
+// If frames are lost that no counter has, the figures show it: they are resent and counted as
+// missing, and all messages still arrive.
 func TestIncastLoses(t *testing.T) {
 	nstest.Require(t)
 	star, err := testbed.NewLossyStar(3, 1500, 0.05)

@@ -22,7 +22,7 @@ type fakePeer struct {
 	most  int           // messages under way; 0: any number
 	sees  func(number uint32)
 
-	// From the beginning of the stall until its end somebody stands still.
+	// One side stalls from the first time to the second.
 	stall       [2]time.Duration
 	senderHalts bool // the sender, in one call; else the peer
 
@@ -84,9 +84,9 @@ func against(t *testing.T, f *fakePeer, l Load) (loadOutcome, *loader) {
 	return out, ld
 }
 
-// A stall of 10 ms at 1000 messages a second delays ten messages, each by what
-// was left of the stall when it was due, whoever stands still. One that counted
-// from when messages were sent would see one late message, or none.
+// A stall of 10 ms at 1000 messages a second delays ten messages, each by the rest of
+// the stall when it was due, on whichever side the stall is. One that counted from when
+// messages were sent would see one late message, or none.
 func TestLoadSeesStall(t *testing.T) {
 	for _, c := range []struct {
 		who    string

@@ -223,7 +223,7 @@ func TestMissingOverTheWire(t *testing.T) {
 	}
 }
 
-// A wait that is in vain ends: when it is told to, and by itself.
+// A wait in vain ends, on request and by itself.
 func TestWatch(t *testing.T) {
 	w := watchdog{}
 	for range 10 * watchEvery {

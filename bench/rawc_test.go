@@ -72,8 +72,7 @@ func TestProgramInCChecks(t *testing.T) {
 	unfilled(t, "raw-afxdp-c", "raw-afxdp", true, false) // and Go checks what C does not fill in
 }
 
-// A side whose peer does nothing leaves when it is told to, and when it is out of
-// patience.
+// A side whose peer does nothing ends on request, and after its time limit.
 func TestProgramInCWaits(t *testing.T) {
 	needCompiler(t)
 	for _, want := range []error{ErrStopped, ErrStalled} {

@@ -115,8 +115,7 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-// A VI that waits for a peer that does nothing leaves when it is told to, long
-// before it is out of patience.
+// A VI whose peer does nothing ends its wait on request, long before its time limit.
 func TestStopped(t *testing.T) {
 	for _, name := range Names() {
 		if !strings.HasPrefix(name, "vi-") {

@@ -37,7 +37,8 @@ var ErrNoCompiler = errors.New("no C compiler is installed (cc, gcc or clang; De
 // Flags are those that the program is compiled with.
 var Flags = []string{"-std=gnu11", "-O2", "-Wall", "-Wextra"}
 
-// Program is Build, once in a process. The file is everybody's: nobody closes it.
+// Program is Build, once in a process. All callers share the file and must not close
+// it.
 var Program = sync.OnceValues(Build)
 
 // Runs says why the program cannot be built or started; nil: it can. It finds that out

@@ -52,7 +52,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// same says whether rows have the same figures.
+// same reports whether rows have the same figures.
 func same(a, b Row) bool {
 	near := func(x, y float64) bool { return math.Abs(x-y) <= 1e-9*max(x, y)+1e-12 }
 	if !near(a.MBps, b.MBps) || !near(a.Messages, b.Messages) {

@@ -47,7 +47,7 @@ func built(t *testing.T) (path string) {
 	case Installed():
 	case os.Getenv("VIA_PEERS") == "require":
 		t.Fatalf("MPICH is not installed (Debian's package %s)", Package)
-	default: // nobody is to install it for go test ./...; .ci/run does, and requires it
+	default: // go test ./... must not need it; .ci/run installs it and requires it
 		t.Skipf("MPICH is not installed (Debian's package %s)", Package)
 	}
 	nstest.Require(t)

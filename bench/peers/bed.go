@@ -64,10 +64,10 @@ func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Dur
 	return f, nil
 }
 
-// A program that polls has a CPU for itself. Its measurement is disturbed when
-// it had to leave it more than switchRate times in a second of its CPU time,
-// beyond switchSlip that it may have to all the same. How long it waited, which
-// package bench looks at, a process that has ended does not tell.
+// A program that polls has a CPU for itself. Its measurement is disturbed when it lost
+// the CPU more than switchRate times per second of its CPU time, after an allowance of
+// switchSlip. Package bench uses the time that a thread waited, but a process that has
+// ended does not report it.
 const (
 	switchRate = 500
 	switchSlip = 10

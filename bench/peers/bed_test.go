@@ -40,7 +40,7 @@ func requirePrograms(t *testing.T) {
 	case len(missing) == 0:
 	case os.Getenv("VIA_PEERS") == "require":
 		t.Fatalf("not installed: %s", names(missing))
-	default: // nobody is to install them for go test ./...; .ci/run does, and requires them
+	default: // go test ./... must not need them; .ci/run installs them and requires them
 		t.Skipf("not installed: %s", names(missing))
 	}
 }

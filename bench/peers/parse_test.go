@@ -34,7 +34,7 @@ func rowOf(t testing.TB, name string) Row {
 // Outputs of the real programs, as TestPrograms -record has written them, and
 // what a reader finds in them by eye.
 func TestParse(t *testing.T) {
-	// rate of iperf3's stream: bytes in so many seconds.
+	// rate of iperf3's stream: bytes in seconds.
 	rate := func(bytes, seconds float64) float64 { return bytes / seconds }
 	for _, test := range []struct {
 		row   string

@@ -56,8 +56,8 @@ func (d Difference) Worse() float64 {
 func (d Difference) aside() bool { return slices.Contains(aside, d.Metric) }
 
 // WorseThan reports whether any figure of B is worse than that of A by more than
-// so many percent, and marked. Points that were disturbed do not count, nor do
-// [Max], [Mean], [Stdev] and [Peak].
+// percent, and marked. Points that were disturbed do not count, nor do [Max], [Mean],
+// [Stdev] and [Peak].
 func (c *Comparison) WorseThan(percent float64) bool {
 	return slices.ContainsFunc(c.Differences, func(d Difference) bool {
 		return d.Marked() && !d.Disturbed && !d.aside() && d.Worse() > percent

@@ -92,8 +92,8 @@ func (g *Group) percentiles(dir fs.FS, title string, curves []curve) (*chart, er
 		if err != nil {
 			return nil, err
 		}
-		// Histograms are of whole round trips, of which the half is reported but of those
-		// that say so, and under load.
+		// Histograms are of whole round trips. The report has half of them, except for series that
+		// say so and those under load.
 		per := 1. / 2000
 		if g.Name == loadGroup || roundTrip(c.series.Name) {
 			per = 1. / 1000

@@ -21,7 +21,7 @@ var loadGroups = []group{{
 // messages, at a tenth of the highest rate, too.
 const loadTime = 250 * time.Millisecond
 
-// closedLoops is how many closed loops are measured, of which the fastest counts.
+// closedLoops is how many closed loops are measured; the fastest counts.
 const closedLoops = 3
 
 // loadBytes is the length of the messages.

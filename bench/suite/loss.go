@@ -80,9 +80,9 @@ func hasCongestion(name string) bool {
 	return err == nil && slices.Contains(strings.Fields(string(b)), name)
 }
 
-// params are those of the row's endpoints. TCP waits for what is lost in bursts for
-// a fifth of a second, twice that and so on: no longer than a second at a time where
-// the kernel can be told so.
+// params are those of the row's endpoints. After losses in bursts, TCP's retransmission
+// timeout is a fifth of a second and doubles each time. Kernels with TCP_RTO_MAX_MS
+// bound it to a second.
 func (r faultRow) params(p *bench.Params) {
 	p.Congestion, p.WaitLimit = r.congestion, waitLimit
 	if r.congestion != "" {

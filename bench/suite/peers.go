@@ -152,7 +152,7 @@ func leftOut(series string, bytes, turn int, why error) string {
 	return fmt.Sprintf("No figures of %s: %v.", series, why)
 }
 
-// addProgram takes the figures of one turn; those that a program does not tell are 0.
+// addProgram takes the figures of one turn; those that a program does not report are 0.
 func addProgram(t *sheet, series string, bytes, turn int, got peers.Figures) {
 	at := t.at(series, float64(bytes))
 	at.told(map[report.Metric]float64{

@@ -121,8 +121,8 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// The names in the report tell the programs by which package report knows its
-// rivals, the MTU, and where a mean is no median.
+// The names in the report identify the programs, as package report recognizes its
+// rivals by name. They also give the MTU, and say if a mean stands for a median.
 func TestPeersContests(t *testing.T) {
 	s := newSession(t.Context(), Config{})
 	contests := peersContests(s)
@@ -152,8 +152,8 @@ func TestPeersContests(t *testing.T) {
 	}
 }
 
-// A program's mean stands for the median that it does not tell, and what it
-// does not tell at all is not there.
+// A program's mean stands for a median that it does not report. A figure that it does
+// not report at all is absent.
 func TestPeersAdd(t *testing.T) {
 	f := newSheet(nil)
 	addProgram(f, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})

@@ -127,8 +127,8 @@ func TestLayersLossProxy(t *testing.T) {
 	}
 }
 
-// Programs that are not there are told, with the package that has them; and one that
-// fails by itself, which is no reason to stop.
+// Missing programs are reported, with the package that has them. A program that fails
+// by itself is reported, too, and does not stop the group.
 func TestLayersProxyWithoutPrograms(t *testing.T) {
 	nstest.Require(t)
 	dir := t.TempDir()

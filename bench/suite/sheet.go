@@ -116,7 +116,7 @@ func (t *sheet) add(p part, r *bench.Result, turn int) {
 
 func (g *gathered) put(m report.Metric, v float64) { g.values[m] = append(g.values[m], v) }
 
-// told puts what a program has told; figures that it has not are 0.
+// told records the figures that a program has reported; the others are 0.
 func (g *gathered) told(figures map[report.Metric]float64) {
 	for m, v := range figures {
 		if v > 0 {

@@ -37,7 +37,7 @@ type Config struct {
 	ProxyArgs  []string // with which it becomes a proxy: via-xdp proxy
 	Stderr     io.Writer
 
-	// Progress is told what comes next; may be nil.
+	// Progress, if not nil, is called before each step.
 	Progress func(Progress)
 }
 
@@ -188,7 +188,7 @@ func (s *session) longer(least time.Duration) time.Duration {
 // mtu is that of the groups that do not say which.
 func (s *session) mtu() int { return cmp.Or(s.MTU, DefaultMTU) }
 
-// step tells what is done next within the group.
+// step reports the next step within the group.
 func (s *session) step(format string, args ...any) {
 	if s.Progress == nil {
 		return
@@ -206,8 +206,8 @@ type group struct {
 
 	plans *experiment // that it runs; nil: none
 
-	// run measures, in s.turns() turns in each of which all rows are gone
-	// through. Name and title of its result are set by the caller.
+	// run measures all rows in each of s.turns() turns. The caller sets name and title of
+	// its result.
 	run func(*session) (*report.Group, error)
 }
 
