@@ -12,7 +12,7 @@ import (
 
 const (
 	nap   = 5 * time.Millisecond
-	slack = time.Millisecond // by which any sleep may end late
+	slack = time.Millisecond // lateness that any sleep may have
 )
 
 // window is how long a spell is looked at together.
@@ -24,9 +24,9 @@ type Spell struct {
 	Late time.Duration // by how much in all of it, in whole milliseconds
 }
 
-// Worst is by how much the machine ran late in the worst second of those that ended after
-// a moment. Unlike Late it does not grow with the time: it tells whether a process had to
-// wait so long at once that its peers may have taken it for dead.
+// Worst returns how late the machine ran in the worst second of those that ended after since.
+// Unlike Late it does not grow with the time. It shows whether a process had to wait so long
+// at once that its peers may have taken it for dead.
 func Worst(spells []Spell, since time.Time) (most time.Duration) {
 	for _, s := range spells {
 		if s.At.After(since) {

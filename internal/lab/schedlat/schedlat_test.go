@@ -23,7 +23,7 @@ func TestOnTime(t *testing.T) {
 	})
 }
 
-// Where nobody else gets a processor, all of that time counts.
+// If no other thread gets a processor, all of that time counts.
 func TestStarved(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	m := Start()

@@ -132,8 +132,8 @@ func (s *Side) Close() error {
 	return s.err
 }
 
-// oneWriter lets several children share a writer for their standard error, of which
-// each has a goroutine that copies it.
+// oneWriter lets several children share a writer for their standard error. A goroutine
+// for each child copies to it.
 type oneWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -154,7 +154,7 @@ func shared(w io.Writer) io.Writer {
 }
 
 // holder is a thread that starts children and lives as long as they do:
-// PR_SET_PDEATHSIG tells of the death of the thread that forked, prctl(2).
+// PR_SET_PDEATHSIG signals the death of the thread that forked, prctl(2).
 type holder struct {
 	work chan func()
 	done chan struct{}

@@ -263,9 +263,9 @@ const (
 	idle = 19
 )
 
-// Forge begins to send frames to both sides. Each is what change makes of a frame that
-// has passed to the same side, in place or in another slice; nil: none. change is called
-// by a goroutine for each side, and what it does follows from rng alone.
+// Forge begins to send frames to both sides. change makes each of them from a frame that has passed to the
+// same side, in place or in another slice; it returns nil for none. A goroutine for each side calls
+// change, whose result must depend on rng and the frame only.
 func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (_ *Forger, err error) {
 	f := &Forger{middle: m, change: change, outs: [2]int{-1, -1}, lo: -1, stop: make(chan struct{})}
 	defer func() {
@@ -277,7 +277,7 @@ func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []
 	if err != nil {
 		return nil, fmt.Errorf("priority: %w", err)
 	}
-	f.theirs = int32(20 - prio) // as the kernel tells it
+	f.theirs = int32(20 - prio) // 20-prio, as the system call returns it
 	f.Compete(false)
 	for side, w := range m.ways {
 		if f.outs[side], err = unix.FcntlInt(uintptr(w.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
@@ -295,8 +295,8 @@ func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []
 	return f, nil
 }
 
-// Compete has the forger run beside all others at their priority, or, with false, as it begins, when
-// nobody else wants the CPU.
+// Compete sets the forger's priority. With true it runs at the priority of all others. With false, the
+// initial setting, it runs only when the CPU is otherwise idle.
 func (f *Forger) Compete(on bool) {
 	if on {
 		f.nice.Store(f.theirs)

@@ -202,7 +202,7 @@ func TestFaults(t *testing.T) {
 		{"jitter", Faults{Seed: 7, Jitter: 20 * time.Millisecond}, func(n WayCounters, arrived, overtaken, _ int) bool {
 			return n.Delayed > count*9/10 && arrived == count && overtaken > count/4
 		}},
-		// Six seconds of frames, which nobody takes so long to send.
+		// Six seconds of frames; no sender takes so long.
 		{"rate", Faults{Seed: 8, Rate: 1_000_000, Queue: 100}, func(n WayCounters, arrived, overtaken, _ int) bool {
 			return n.Limited > 0 && n.Delayed >= 100 && arrived == count-int(n.Limited) && overtaken == 0
 		}},
@@ -280,8 +280,8 @@ func TestCorruptSparesARP(t *testing.T) {
 	}
 }
 
-// residentMain is the process that TestSiteOutlivesItsProcesses starts: it tells
-// its addresses and stays until its control connection ends.
+// residentMain is the process that TestSiteOutlivesItsProcesses starts: it prints its addresses
+// and stays until its control connection ends.
 func residentMain() error {
 	c, err := Control()
 	if err != nil {
@@ -297,8 +297,8 @@ func residentMain() error {
 	return err
 }
 
-// The thread of a holder is one that ends: never the main thread, of which Go
-// lets the goroutine end and not the thread. All threads that there are get taken.
+// A holder's thread is one that can end, never the main thread: when a goroutine locked to the
+// main thread exits, Go keeps the thread. The test uses up all existing threads.
 func TestHolderThread(t *testing.T) {
 	for range 64 {
 		k := newHolder()

@@ -395,8 +395,8 @@ type Status struct {
 	Note       string   `json:"note,omitempty"` // why no hugepages were added
 }
 
-// Status tells whether the bed is up. To look into the namespaces needs the
-// privileges of Up; without them the state file is believed.
+// Status reports whether the bed is up. Checking the namespaces needs the privileges of Up; without them
+// Status trusts the state file.
 func (n Named) Status() (Status, error) {
 	st, err := n.load()
 	if err != nil || !st.exists() {

@@ -175,7 +175,7 @@ func (s *Star) Drops() (n uint64, err error) {
 }
 
 // ownSysfs gives the calling thread a /sys that shows the interfaces of its network
-// namespace, as some programs look there for them; nobody else sees it.
+// namespace, as some programs read it. No other thread sees that /sys.
 func ownSysfs() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return explain(err, "mount namespace")

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{asChild: childMain, asResident: residentMain, asGuard: GuardMain, asParent: parentMain})
 }
 
-// childMain answers what it is told, until the parent is gone.
+// childMain echoes what it receives, until the parent is gone.
 func childMain() error {
 	c, err := Control()
 	if err == nil {
@@ -43,8 +43,8 @@ func childMain() error {
 	return err
 }
 
-// parentMain makes a bed and raises the allowance of hugepages, tells the
-// process numbers and waits to be killed.
+// parentMain makes a bed, raises the allowance of hugepages, prints the process numbers
+// and waits to be killed.
 func parentMain() error {
 	bed, err := Start(testConfig())
 	if err != nil {

@@ -27,7 +27,7 @@ type Faults struct {
 	BurstLen int     // frames of such a run; 0: 8
 
 	Duplicate float64 // share that arrives twice
-	Corrupt   float64 // share of the IP frames of which up to three bits behind the Ethernet header are flipped
+	Corrupt   float64 // share of the IP frames with up to three bits flipped behind the Ethernet header
 
 	Reorder   float64       // share that is held back, so that later ones overtake it
 	ReorderBy time.Duration // for how long; 0: 1 ms
@@ -46,11 +46,11 @@ const (
 	mostFlips        = 3
 )
 
-// WayCounters tell what became of the frames that went one way. At rest,
+// WayCounters count what became of the frames that went one way. At rest,
 //
 //	Taken + Duplicated = Passed + Lost + LostInBurst + Limited + Refused
 //
-// and Waiting is 0, else it is on the right side, too.
+// and Waiting is 0; otherwise Waiting belongs on the right side, too.
 type WayCounters struct {
 	Taken      uint64 // frames that came from the sending side
 	Passed     uint64 // frames handed to the receiving side

@@ -41,7 +41,7 @@ type attack struct {
 	*AttackReport
 }
 
-// attackDefault is how long an attack lasts where it is not told.
+// attackDefault is how long an attack lasts by default.
 const attackDefault = 10 * time.Second
 
 // attackKinds are the attacks by name: what each promises, what must have taken place for its result to mean
@@ -114,7 +114,7 @@ func (a *attack) late() bool {
 	return a.ctx.Err() != nil || len(a.report.Violations) > 0 || time.Since(a.start) > a.cfg.For+attackMore
 }
 
-// progress tells how far the attack is.
+// progress reports how far the attack is.
 func (a *attack) progress(event string) {
 	if a.cfg.Progress == nil {
 		return
@@ -193,10 +193,10 @@ func (w *actor) count(what string) {
 	w.r.Counts[what]++
 }
 
-// mostWrong is how much of what must not be a worker tells at once.
+// mostWrong is how many violations a worker reports at once.
 const mostWrong = 5
 
-// wrong notes what must not be.
+// wrong records a violation.
 func (w *actor) wrong(format string, args ...any) {
 	w.count("wrong")
 	w.mu.Lock()

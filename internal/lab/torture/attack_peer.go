@@ -21,8 +21,8 @@ import (
 
 // The attack of a peer: it completes sends that the NIC has not read yet. A program sends by reference. Its NIC
 // stalls: the kernel, which then leaves frames on the ring, or a NIC in zero-copy mode, which has taken them and
-// reads the memory when it goes on. The peer acknowledges what it has not got, tells of errors,
-// closes; the program overwrites the memory of each send that completes. All of it is in memory.
+// reads the memory when it goes on. The peer acknowledges what it has not got, reports errors, and closes. The
+// program overwrites the memory of each send that completes. All of it is in memory.
 
 const (
 	peerMessages = 16     // sends of a connection, each in memory of its own
@@ -33,7 +33,7 @@ const (
 	peerStall    = 5 * time.Millisecond  // how long it stalls after a connection's end, at most
 )
 
-// peerSecret is what the program writes to memory of which a send has completed.
+// peerSecret is what the program writes to the memory of a completed send.
 var peerSecret = []byte("\x5esecret\xd3")
 
 // peerNeeds are counted by the attack, and none may be 0.
@@ -76,7 +76,7 @@ type peerRun struct {
 	rng     *rand.Rand
 	wire    *xdpnictest.Wire
 	hostile *kagenttest.Agent
-	voice   *xdpnictest.Queue // by which the peer sends
+	voice   *xdpnictest.Queue // the peer sends on it
 	victims map[bool]*peerVictim
 }
 

@@ -35,7 +35,7 @@ const (
 	// requestsSlice is how long dials are looked at together, and requestsBefore how long without the flood.
 	requestsSlice  = 2 * time.Second
 	requestsBefore = 500 * time.Millisecond
-	// requestsDials are as many as are wanted to know how long 99 % take, and requestsLeast as few as tell something.
+	// requestsDials are enough to know how long 99 % take, and requestsLeast are the fewest that give a result.
 	requestsDials = 400
 	requestsLeast = 100
 	// requestsRest is how long answers may go on when the flood is over.
@@ -111,8 +111,8 @@ func (a *attack) requests() (line string, err error) {
 	meter := schedlat.Start()
 	defer meter.Close()
 	go func() { stopped <- f.run(stop, meter) }()
-	// How long dials took, and what is left of that without the time by which the server, and this process, through which
-	// all frames pass, ran late.
+	// How long dials took, and how long without the scheduling latency of the server and of this process, which all
+	// frames pass through.
 	var all, fair []time.Duration
 	for err == nil {
 		a.progress("requests")

@@ -18,7 +18,7 @@ import (
 // A NIC that reads memory late gives a hostile peer nothing that was written after a completion.
 func TestAttackPeer(t *testing.T) { attacked(t, "peer") }
 
-// Requests with invented sources keep no client from its server, and nobody is sent more than came in its name.
+// Requests with forged sources keep no client from its server, and no host is sent more than came in its name.
 func TestAttackRequests(t *testing.T) {
 	nstest.Require(t)
 	// A promise on time is for soak to prove; here, and the more so with -short beside the race detector, two

@@ -311,7 +311,7 @@ func (w *actor) attack(c *command) error {
 	return nil
 }
 
-// yieldCPU has the process take only the CPU time that nobody else wants: what is attacked is the agent, not the
+// yieldCPU makes the process run only when the CPU is otherwise idle: the attack is on the agent, not on the
 // scheduler.
 func yieldCPU() error {
 	threads, err := os.ReadDir("/proc/self/task")
@@ -448,7 +448,7 @@ func (w *actor) floodAgent(ctx context.Context, c *command, nic *vipl.NIC) {
 					w.count("listeners")
 					_ = l.Close()
 				}
-			default: // requests that nobody takes
+			default: // requests that no listener accepts
 				if vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil); err == nil {
 					w.count("requests refused")
 					_, _ = vi.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: c.Host, Discriminator: []byte("nobody")}, time.Second)
@@ -495,8 +495,8 @@ func newGateway(site *testbed.Site) (*gateway, error) {
 	})
 }
 
-// answerARP has the thread's namespace answer ARP for gatewayHost and silentHost. It forwards what comes for them to an
-// interface whose other end nobody reads.
+// answerARP has the thread's namespace answer ARP for gatewayHost and silentHost. It forwards their frames to an
+// interface whose other end has no reader.
 func answerARP() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "nowhere"

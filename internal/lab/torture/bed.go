@@ -247,7 +247,7 @@ func (b *Bed) Detach(side int) error {
 // no socket there takes.
 type Unwanted struct {
 	Frames  uint64 // UDP datagrams that met no socket
-	Answers uint64 // of ICMP and ICMPv6, by which senders were told that a destination is unreachable
+	Answers uint64 // ICMP and ICMPv6 messages that reported a destination as unreachable
 }
 
 // Unwanted of a side, since the bed was made.

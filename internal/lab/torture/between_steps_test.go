@@ -69,7 +69,7 @@ func newSurvivor(t *testing.T, v victim, meter *schedlat.Meter) *survivor {
 
 // A life is what became of a victim.
 type life struct {
-	steps     []string // that it told
+	steps     []string // that it reported
 	killed    bool
 	connected bool
 	silent    bool          // the survivor took it for dead, before or after
@@ -191,7 +191,7 @@ func (s *survivor) converse(v victim, l *vipl.Listener, p *process) (connected b
 	go func() {
 		select {
 		case <-p.gone:
-			time.AfterFunc(silence, cancel) // nobody asks or answers any more
+			time.AfterFunc(silence, cancel) // no side sends any more
 		case <-ctx.Done():
 		}
 	}()
@@ -278,9 +278,9 @@ func (s *survivor) judge(step string, l life) error {
 	return nil
 }
 
-// TestKilledBetweenSteps kills one side between any two steps of the way of a message, of
-// each kind, and of the connection's making and end. Without VIA_TORTURE it is every seventh step.
-// With -short it is every third of one level: of a victim that is killed nobody hears what a detector has found in it.
+// TestKilledBetweenSteps kills one side between any two steps of the way of a message, of each kind, and of the
+// connection's making and end. Without VIA_TORTURE it is every seventh step. With -short it is every third of one
+// level: a killed victim cannot report what the race detector has found in it.
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
 	meter := schedlat.Start()

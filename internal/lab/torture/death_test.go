@@ -18,12 +18,11 @@ import (
 // silence of the workers here; the default is longer.
 const silence = time.Second
 
-// toldIn is how soon after a death a survivor is told: with the default silence, 2 s.
+// toldIn is how soon after a death a survivor learns of it: with the default silence, 2 s.
 const toldIn = silence * 5 / 4
 
-// mortal are flows that connect again.
-// They leave the machine time: what is told late because nobody gets a CPU is not
-// what is looked at.
+// mortal are flows that connect again. They leave the machine idle time, because the test does not
+// measure reports that are late for lack of a CPU.
 func mortal(name string, level vipl.ReliabilityLevel) FlowConfig {
 	cfg := mixed(name, level, 3)
 	cfg.Again, cfg.Gap = true, time.Millisecond
@@ -145,8 +144,8 @@ func reopen(t *testing.T, b *Bed, side, round int) {
 	}
 }
 
-// A worker that is killed at a random moment comes back with its addresses, and
-// the survivor's flows, which were told in time, go on with it.
+// A worker that is killed at a random moment comes back with its addresses. The survivor's flows,
+// which learned of the death in time, go on with it.
 func TestPeerRestarts(t *testing.T) {
 	b, _ := livingBed(t, BedConfig{}, silence)
 	for round := range 2 {
@@ -215,7 +214,7 @@ func TestProgramDetached(t *testing.T) {
 	death := b.Mark()
 	must(t, b.Detach(0))
 	deaf := brokenOnce(t, b, 0, death, before[0], 0)
-	brokenOnce(t, b, 1, death, before[1], deaf.Late-before[0].Late) // as soon as the deaf side tells it
+	brokenOnce(t, b, 1, death, before[1], deaf.Late-before[0].Late) // as soon as the deaf side reports it
 	// What came to the deaf side went to the socket of the connection management.
 	unanswered(t, b, [2]Unwanted{})
 	r, err := b.Workers[0].CloseNIC()
@@ -227,9 +226,9 @@ func TestProgramDetached(t *testing.T) {
 }
 
 // An interface that was removed comes back, the same one to the eye, by another number, and with
-// the hardware address that it had or another one. Everybody's connections have ended by then, the
-// owner's within 2 s; the owner closes its NIC, of which nothing is left, and opens the new one,
-// and the survivor, whose own interface has stayed, goes on by the handle that it has.
+// the hardware address that it had or another one. All connections have ended by then, the owner's
+// within 2 s. The owner closes its unusable NIC and opens the new one. The survivor, whose own
+// interface has stayed, goes on with its handle.
 func TestInterfaceReturns(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

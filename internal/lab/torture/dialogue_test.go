@@ -19,7 +19,7 @@ type dialogue struct {
 	vi            *vipl.VI
 	recvs, sends  *ring
 	slots, source *vipl.Region // that the peer writes, and reads
-	steps         *steps       // nil: nobody counts them
+	steps         *steps       // nil: steps are not counted
 	waitLimit     time.Duration
 
 	session  uint64 // of the connection: bytes follow from it
@@ -34,7 +34,7 @@ const (
 	stageShort      = "short"
 	stageLong       = "long"
 	stageWrite      = "write"
-	stageRead       = "read" // told by an empty message behind it
+	stageRead       = "read" // reported by an empty message behind it
 	stageDisconnect = "disconnect"
 	stageClose      = "close"
 )

@@ -349,8 +349,8 @@ func (s *soak) moveHardware() error {
 	return s.moved("hardware address moves back", side, home)
 }
 
-// moved changes what the connections of a side need, and checks that all end, on both sides, each by the rule: the
-// side that has moved ends them by itself, the other one is told.
+// moved changes what the connections of a side need. It checks that all connections end on both sides within their
+// limits: the side that has changed ends them by itself, and the other one is notified.
 func (s *soak) moved(name string, side int, change func() error) error {
 	start := time.Now()
 	within := s.bothTold()
@@ -369,7 +369,7 @@ func (s *soak) moved(name string, side int, change func() error) error {
 	return nil
 }
 
-// bothTold is how soon each side is told of the end of connections.
+// bothTold is how soon each side learns that connections have ended.
 func (s *soak) bothTold() [2]time.Duration { return [2]time.Duration{s.toldWithin(), s.toldWithin()} }
 
 // allEnd makes a change that ends all connections, and waits until each side knows of each, for no longer than it
@@ -425,7 +425,7 @@ func (s *soak) shrink() error {
 	if err != nil {
 		return err
 	}
-	ended := uint64(0) // by one side or the other, which is told
+	ended := uint64(0) // by one side or the other, which is notified
 	for side := range after {
 		ended += after[side].Engine.PathsLost - before[side].Engine.PathsLost
 	}

@@ -228,8 +228,8 @@ const (
 	udpHead = 8
 )
 
-// dissect finds the source and the datagram in a frame for our port, of which the first two bytes are there;
-// nil: it is none.
+// dissect finds the source and the datagram in a frame for our port that has at least two bytes of payload; otherwise
+// it returns nil.
 func dissect(frame []byte) (source, udp []byte) {
 	if len(frame) < udpIPv4+udpHead+2 {
 		return nil, nil
@@ -282,8 +282,8 @@ func forgePlain(rng *rand.Rand, frame []byte) []byte {
 	return frame
 }
 
-// forge changes a frame of a VI; nil: it is none. All offsets are those of
-// wire.PutSealed, of which a plain frame has the first 16 bytes alike.
+// forge changes a frame of a VI; it returns nil for any other frame. All offsets are those of wire.PutSealed; a plain
+// frame has the same first 16 bytes.
 func forge(rng *rand.Rand, frame []byte) []byte {
 	_, udp, via := partsOf(frame)
 	if via == nil {

@@ -16,7 +16,7 @@ import (
 // Asks, Peer and Seed.
 type FlowConfig struct {
 	Flows int    // VIs
-	Name  string // tells apart sets of flows on one bed
+	Name  string // distinguishes sets of flows on one bed
 	Level vipl.ReliabilityLevel
 	Asks  bool       // this worker requests the connections; the other waits
 	Peer  netip.Addr // the other worker's host
@@ -69,7 +69,7 @@ type incarnation struct {
 	slotsAt, sourceAt vipl.AddressSegment
 
 	next, told       uint64 // number of the next message; of those that the peer has taken
-	expect, sinceAck uint64 // number that comes next; taken since the peer was told
+	expect, sinceAck uint64 // number that comes next; messages taken since the last report to the peer
 	reads            int    // under way
 
 	finalSent, finalCame, byeSent, byeCame, over bool
@@ -143,7 +143,7 @@ func (f *flow) free() error {
 // retryEvery is how long a flow waits after a connection that failed.
 const retryEvery = 20 * time.Millisecond
 
-// run connects and converses until it is told to stop, or once.
+// run connects and converses until it is stopped, or once.
 func (f *flow) run() {
 	for !f.stop.Load() {
 		if err := f.postReceives(); err != nil {

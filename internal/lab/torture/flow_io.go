@@ -53,7 +53,7 @@ func (f *flow) mayLead() bool {
 	return f.cfg.Flood || int64(f.next-f.expect) < 4*int64(f.cfg.Depth)
 }
 
-// sendHello tells the peer of our memory.
+// sendHello sends the peer the addresses of our memory.
 func (f *flow) sendHello() bool {
 	slots, source := f.slots.Remote(0), f.source.Remote(0)
 	return f.sendPlain(head{
@@ -126,7 +126,7 @@ func (f *flow) sendPlain(h head) bool {
 	return true
 }
 
-// stamp fills in what every message tells.
+// stamp fills in what every message carries.
 func (f *flow) stamp(h *head) { h.session, h.taken = f.session, f.expect }
 
 // write posts an RDMA write of the next message to its slot in the peer, which
@@ -324,8 +324,8 @@ func (f *flow) arrived(d *vipl.Descriptor, buf []byte) {
 	}
 }
 
-// whole gives the number of which immediate data has the low half: the one that
-// is nearest to what is due.
+// whole extends the low half of a number, from immediate data, to the number nearest to the
+// expected one.
 func (f *flow) whole(low uint32) uint64 { return f.expect + uint64(int64(int32(low-uint32(f.expect)))) }
 
 // known checks the incarnation of a message, and takes the credit that it

@@ -40,8 +40,8 @@ func every() bool { return thorough() || testing.Short() }
 // patience is how long anything may take that has no bound of its own.
 const waitLimit = 2 * time.Minute
 
-// unhurried is a silence that is longer than workers wait for a CPU: where nobody dies
-// and no connection may end.
+// unhurried is a silence that is longer than workers wait for a CPU. It is for tests in which no worker dies and no
+// connection may end.
 const unhurried = 30 * time.Second
 
 func newBed(t *testing.T, cfg BedConfig) *Bed {
@@ -153,7 +153,7 @@ func calm(b *Bed) testbed.WayCounters {
 	return b.crossed()
 }
 
-// unwantedOf is what both kernels have had to do with frames that nobody wants.
+// unwantedOf is what both kernels have counted for frames without a receiver.
 func unwantedOf(t *testing.T, b *Bed) (u [2]Unwanted) {
 	t.Helper()
 	for side := range u {
@@ -164,8 +164,8 @@ func unwantedOf(t *testing.T, b *Bed) (u [2]Unwanted) {
 	return u
 }
 
-// unanswered says that since u no kernel has had a frame that nobody wants, nor told a sender so
-// by ICMP.
+// unanswered checks that since u no kernel has received a frame without a receiver, or reported one to its sender by
+// ICMP.
 func unanswered(t *testing.T, b *Bed, u [2]Unwanted) {
 	t.Helper()
 	if now := unwantedOf(t, b); now != u {

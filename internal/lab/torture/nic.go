@@ -29,7 +29,7 @@ type NICConfig struct {
 	Agent     string        // socket of the agent that opens it; empty: the worker does
 }
 
-// nic is a NIC handle of which every chunk is accounted for.
+// nic is a NIC handle whose chunks are all accounted for.
 type nic struct {
 	*vipl.NIC
 	opened opened
@@ -57,7 +57,7 @@ func (m *meter) TxFree() int {
 	return n
 }
 
-// Receive is what the engine calls at every look at the queue, of which it is the owner then.
+// Receive is called by the engine each time that it polls the queue, which it owns then.
 func (m *meter) Receive(frames []xdpnic.Frame) int {
 	select {
 	case f := <-m.calls:

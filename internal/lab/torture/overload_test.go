@@ -89,7 +89,7 @@ func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...F
 	return running
 }
 
-// A receiver that is slower than its senders loses nothing and stops nobody.
+// A receiver that is slower than its senders loses nothing and does not stop others.
 func TestSlowReceiver(t *testing.T) {
 	t.Parallel()
 	cfg := mixed("slow", vipl.ReliableDelivery, 3)

@@ -22,7 +22,7 @@ const mostViolations = 20
 type Break struct {
 	At    time.Time // when the flow saw it
 	Flow  string
-	Cause string // as the VI tells; empty: the VI was not in Error
+	Cause string // as the VI reports; empty: the VI was not in Error
 	Sent  uint64 // numbered messages of this side
 	Taken uint64 // of the peer
 }
@@ -72,7 +72,7 @@ func (t *Tally) add(o *Tally) {
 	t.Violations = t.Violations[:min(len(t.Violations), mostViolations)]
 }
 
-// Report is what a worker tells of itself.
+// Report is what a worker reports of itself.
 type Report struct {
 	Tally
 	Flows []Tally // one by one, in order

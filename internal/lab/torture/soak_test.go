@@ -17,7 +17,7 @@ import (
 // shortSilence is for tests that wait for deaths.
 const shortSilence = 800 * time.Millisecond
 
-// A soak of some acts keeps every promise, and its report tells of what it did.
+// A soak of some acts keeps every promise, and its report has what it did.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	nstest.Require(t)
@@ -40,7 +40,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// A soak beside an attacker keeps every promise, too; without a seal beside one who guesses.
+// A soak with an attacker keeps every promise, too; without a seal, with an attacker that guesses.
 func TestHostileSoak(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		if plain && !every() {
@@ -204,8 +204,8 @@ func TestSoakChooses(t *testing.T) {
 	}
 }
 
-// Some deaths in a row: every survivor was told in time, or it were a violation, nothing was left of the dead,
-// and the report says how long it took. The silence is that of the NICs, and of what a survivor is promised.
+// Several deaths in a row: every survivor learns of them in time, or the soak reports a violation. Nothing is left of
+// the dead, and the report says how long it took. The silence applies to the NICs and to the promise.
 func TestSoakKills(t *testing.T) {
 	t.Parallel()
 	nstest.Require(t)
@@ -223,7 +223,7 @@ func TestSoakKills(t *testing.T) {
 	}
 }
 
-// At the silence of users who say nothing, a survivor is told within 2 s; a longer one takes a quarter more.
+// With the default silence, a survivor learns of a death within 2 s; a longer silence takes a quarter more.
 func TestToldWithin(t *testing.T) {
 	for silence, want := range map[time.Duration]time.Duration{
 		400 * time.Millisecond: 2 * time.Second, vipl.DefaultSilence: 2 * time.Second, 4 * time.Second: 5 * time.Second,
@@ -297,7 +297,7 @@ func TestBlameBlinks(t *testing.T) {
 		starved    bool
 	}{
 		{"MTU blinks", time.Millisecond, 0, false}, {"MTU blinks", grace, 0, true}, {"address blinks", time.Millisecond, grace, true},
-		{"link blinks", 0, grace * 3 / 4, false}, {"link blinks", 0, grace * 5 / 4, true}, // of which silence decides
+		{"link blinks", 0, grace * 3 / 4, false}, {"link blinks", 0, grace * 5 / 4, true}, // the silence decides
 	} {
 		start := time.Now()
 		known := [2]*Report{{}, {Spells: []schedlat.Spell{{At: start.Add(time.Second), Late: c.late}}}}

@@ -38,7 +38,7 @@ type command struct {
 const (
 	doOpen   = "open"   // the interface
 	doStart  = "start"  // flows, beside those that run
-	doReport = "report" // what there is to tell
+	doReport = "report" // the report so far
 	doStop   = "stop"   // all flows, in order, and report
 	doFree   = "free"   // what the stopped flows held, and report
 	doCount  = "count"  // chunks and frames, when nothing runs, and report
@@ -176,7 +176,7 @@ func (p *traffic) stopFlows() (*Report, error) {
 	return p.fullReport()
 }
 
-// report tells what happened since the interface was opened.
+// report returns what happened since the interface was opened.
 func (p *traffic) report() (*Report, error) {
 	if p.nic == nil {
 		return nil, errNoInterface

@@ -102,7 +102,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	go func() { built <- build(building, dir) }()
 	l.say("QEMU, kernel %s, programs for the guest", o.series)
 	if err := l.fetch(ctx); err != nil {
-		stop() // on a busy machine it takes minutes, and nobody needs it now
+		stop() // on a busy machine it takes minutes, and it is not needed now
 		<-built
 		return err
 	}

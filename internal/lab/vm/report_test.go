@@ -105,7 +105,7 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// A slow machine gets more time as a whole, too, unless it is told how much.
+// A slow machine gets more time as a whole, too, unless --limit sets it.
 func TestLimit(t *testing.T) {
 	for args, want := range map[string]time.Duration{
 		"": 15 * time.Minute, "--slow 4": time.Hour, "--slow 4 --limit 5m": 5 * time.Minute, "--limit 15m --slow 2": 15 * time.Minute,

@@ -130,9 +130,9 @@ func (w *firstWrite) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// diagnosis tells of a step that has failed, or is about to be killed, what may be the
-// reason: the NIC's driver, the demux program, the socket or the engine has counted the frame
-// that is missing; or the guest had no processor.
+// diagnosis describes the possible reason why a step failed or is about to be killed: the
+// NIC's driver, the demux program, the socket or the engine has counted the missing frame, or
+// the guest had no processor.
 type diagnosis struct{ meter *schedlat.Meter }
 
 // text is about a step that began at since.
