@@ -226,7 +226,7 @@ func endOf(rank int, state *os.ProcessState, werr error, silent bool) error {
 	case silent:
 		return fail(1, errSilent)
 	}
-	return nil // WaitDelay alone: somebody else held its output
+	return nil // WaitDelay alone: another process held its output
 }
 
 // wait waits for all ranks; when one ends the job, or ctx does, it ends the others.

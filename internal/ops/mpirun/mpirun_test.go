@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beRank tells the others its address, hears of theirs, and reaches them.
+// beRank publishes its address, reads those of the others, and reaches them.
 func beRank(how string) error {
 	c, err := pmi.FromEnv()
 	if err != nil {
@@ -109,7 +109,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// However a rank ends the job, the others end, soon, and the error says who it was and with which status.
+// However a rank ends the job, the others end soon, and the error names the rank and its status.
 func TestEnds(t *testing.T) {
 	nstest.Require(t)
 	shell := func(script string) Job { return Job{Ranks: 3, Program: []string{"sh", "-c", script}} }
@@ -307,7 +307,7 @@ type uncomparable struct{ _ []byte }
 
 func (uncomparable) Write(b []byte) (int, error) { return len(b), nil }
 
-// Only outputs that are one take turns: one that nobody reads does not hold another.
+// Only identical outputs take turns: an output without a reader does not block another.
 func TestOneWriter(t *testing.T) {
 	a, b := new(bytes.Buffer), new(bytes.Buffer)
 	for _, c := range []struct {

@@ -66,7 +66,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// Messages that are no answer are passed over; one of another version tells that.
+// Messages that are no answer are skipped; an answer of another version is reported as such.
 func TestAnswer(t *testing.T) {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -134,8 +134,7 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// slow is a connection on which nothing comes, and where it takes a while to be told that the
-// time is over.
+// slow is a connection on which nothing comes, and whose deadline takes a while to have an effect.
 type slow struct {
 	net.Conn
 	told  chan struct{}

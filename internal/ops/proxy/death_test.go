@@ -79,7 +79,7 @@ func fails(t *testing.T, ns place, url string, status int, kill func()) {
 	var said strings.Builder
 	var cmd *exec.Cmd
 	var over chan error
-	// Where a host that lives is taken for dead it begins anew.
+	// If a live host is taken for dead, the transfer starts again.
 	await.Until(t, "curl gets something", func() bool {
 		if cmd == nil {
 			os.Remove(file)
@@ -111,7 +111,7 @@ func fails(t *testing.T, ns place, url string, status int, kill func()) {
 
 // Exit statuses of curl.
 const (
-	curlPart    = 18 // it was told of more
+	curlPart    = 18 // it got less than announced
 	curlReceive = 56 // the connection broke
 )
 

@@ -22,7 +22,7 @@ func (w witness) Read(b []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// What a peer has sent is not in the buffer for another one, who may say that it has written there and have not.
+// Data of one peer is not in the buffer for another peer, which may report a write that it has not made.
 func TestBuffersAreEmpty(t *testing.T) {
 	for range 100 { // the pool keeps not all that it gets
 		b := buffers.Get().(*[]byte)
@@ -65,7 +65,7 @@ func TestAnswerAfterUpload(t *testing.T) {
 			n = 0
 		}
 	}
-	for before, sent := uint64(0), uint64(1); sent > before; { // until the server, who does not read, has no room
+	for before, sent := uint64(0), uint64(1); sent > before; { // until the server, which does not read, has no room
 		before = a.Stats().Messages.Times
 		say(1000)
 		sent = a.Stats().Messages.Times

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// postgresProgram finds a program of PostgreSQL, of which Debian has only some on the path.
+// postgresProgram finds a program of PostgreSQL; Debian has only some of them on the path.
 func postgresProgram(t *testing.T, name string) string {
 	t.Helper()
 	if found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name); len(found) > 0 {
@@ -43,7 +43,7 @@ func startPostgres(t *testing.T) *postgres {
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	var attr syscall.SysProcAttr
-	if os.Getuid() == 0 { // for whom it does not run
+	if os.Getuid() == 0 { // it does not run as root
 		u, err := user.Lookup("postgres")
 		if err != nil {
 			t.Skip(err)
@@ -225,7 +225,7 @@ func TestPostgres(t *testing.T) {
 			client := p.client(t, at, "psql")
 			in, err := client.StdinPipe()
 			must(t, err)
-			out, err := client.StdoutPipe() // of which nobody reads more than a byte
+			out, err := client.StdoutPipe() // only its first byte is read
 			must(t, err)
 			must(t, client.Start())
 			io.WriteString(in, query)

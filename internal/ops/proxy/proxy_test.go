@@ -261,7 +261,7 @@ func TestAnswerDuringUpload(t *testing.T) {
 	})
 	var said []byte
 	r := rand.NewChaCha8([32]byte{2})
-	for err = nil; err == nil; { // until the client, who does not read, has no room for more
+	for err = nil; err == nil; { // until the client, which does not read, has no room for more
 		part := make([]byte, 1000)
 		r.Read(part)
 		server.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
@@ -316,7 +316,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// Where nobody listens by VIA the port of TCP is taken, and without one the connection is closed.
+// Without a VIA listener the proxy uses the TCP port, and without one it closes the connection.
 func TestFallback(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "by TCP")

@@ -1,5 +1,5 @@
-// Package status asks the programs of a machine that have NICs open about
-// themselves, and tells how fast what they count goes.
+// Package status asks the programs of a machine that have NICs open for their status, and computes
+// the rates of their counters.
 package status
 
 import (

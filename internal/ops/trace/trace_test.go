@@ -66,7 +66,7 @@ func TestEnds(t *testing.T) {
 func TestOne(t *testing.T) {
 	c := config(t)
 	c.Messages = 1
-	// A timer may ring its doorbell, on a busy machine; then there is nothing to tell.
+	// A timer may ring its doorbell, on a busy machine; then there is nothing to report.
 	list, err := Run(context.Background(), c)
 	for tries := 1; errors.Is(err, errNone) && tries < 100; tries++ {
 		list, err = Run(context.Background(), c)
