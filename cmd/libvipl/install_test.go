@@ -30,8 +30,8 @@ func TestStatic(t *testing.T) {
 	}
 }
 
-// What is installed under a prefix is what pkg-config tells of, and a program that is
-// linked by that asks for the library by its soname and the version of its symbols.
+// pkg-config describes what is installed under a prefix. A program linked with that
+// refers to the library by its soname and the version of its symbols.
 func TestInstall(t *testing.T) {
 	made := library(t, "pkg-config", "readelf")
 	out, root := t.TempDir(), t.TempDir()

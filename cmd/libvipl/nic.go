@@ -134,7 +134,7 @@ func viago_poll(h C.uintptr_t, tend C.int) C.int {
 	return C.VIP_SUCCESS
 }
 
-// Version of the library, as ProviderVersion tells it: major << 16 | minor.
+// Version of the library, as ProviderVersion returns it: major << 16 | minor.
 const version = 1 << 16
 
 // maxPtags leaves handles of the process for other things.

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// bad is how Memcheck begins to tell of wrong accesses of the process, rather than of
-// arguments of system calls: those lie on Go's stacks, which valgrind does not know.
+// bad matches how Memcheck reports wrong accesses of the process, rather than arguments
+// of system calls: those lie on Go's stacks, which valgrind does not know.
 var bad = regexp.MustCompile(`==\d+== (Invalid|Mismatched|Source and destination|Jump|Process terminating|Argument)`)
 
 // TestValgrind runs programs in Memcheck: what the library reads and writes of their

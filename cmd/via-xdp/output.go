@@ -140,8 +140,8 @@ func writeFile(path string, write func(io.Writer) error) error {
 	return errors.Join(write(f), f.Close())
 }
 
-// printed is standard output. It remembers what went wrong, since those who print line by
-// line do not look.
+// printed is standard output. It remembers the first error, since callers that print line
+// by line do not check.
 type printed struct {
 	w   io.Writer
 	err error

@@ -86,7 +86,7 @@ func TestReportCommand(t *testing.T) {
 	}
 
 	// What is not a file, or a link to one, is refused, and read no further than an archive
-	// takes; an interface that cannot be asked is told.
+	// takes; an interface that cannot be inspected is reported.
 	link, pipe, long := filepath.Join(dir, "link"), filepath.Join(dir, "pipe"), filepath.Join(dir, "long")
 	if err := errors.Join(os.Symlink(result, link), unix.Mkfifo(pipe, 0o600), os.WriteFile(long, nil, 0o600),
 		os.Truncate(long, 1<<40)); err != nil {
