@@ -1,6 +1,6 @@
-// Command stream sends 256 MiB in messages of 64 KiB and tells how fast. It
-// shows flow control: VIA has none of its own, so the receiver grants a credit
-// with an empty message when it has posted receives again. Both sides sleep while they wait.
+// Command stream sends 256 MiB in messages of 64 KiB and prints the rate. It shows flow
+// control: VIA has none of its own, so the receiver grants a credit with an empty message
+// when it has posted receives again. Both sides sleep while they wait.
 //
 //	via-xdp testbed up
 //	ip netns exec via0 go run ./examples/stream -i via0 &

@@ -17,8 +17,8 @@ import (
 // WaitLimit is how long an example waits for the other side, once connected.
 const WaitLimit = 5 * time.Second
 
-// Side is one of the two programs that talk: the server, which waits, or the
-// client, which was told where the server is.
+// Side is one of the two programs that talk: the server, which waits, or the client,
+// which has the server's address.
 type Side struct {
 	NIC    *vipl.NIC
 	Tag    *vipl.Ptag
