@@ -65,7 +65,7 @@ func TestFuzzTargets(t *testing.T) {
 	}
 }
 
-// isTarget tells a fuzz target from what helps one.
+// isTarget reports whether fn is a fuzz target, not a helper of one.
 func isTarget(fn *ast.FuncDecl) bool {
 	if fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Fuzz") || len(fn.Type.Params.List) != 1 {
 		return false

@@ -115,7 +115,7 @@ type lockCall struct {
 
 // lockFunc is what one function does with the lock.
 type lockFunc struct {
-	root  bool       // nobody calls it with the lock
+	root  bool       // no function calls it with the lock
 	needs *lockNeed  // it accesses the state without taking the lock
 	takes bool       // it takes the lock, when called without
 	calls []lockCall // calls while the lock is not taken
