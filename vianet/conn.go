@@ -49,7 +49,7 @@ type Conn struct {
 	unheard   bool  // the peer's side reads no more
 	greeted   bool  // the peer's hello has come
 	starved   bool  // something is to be sent and no buffer was free
-	wanting   bool  // progress needs to hear of sends
+	wanting   bool  // progress needs completions of sends
 	slotShort bool  // a Write waits for a buffer
 	later     bool  // the doorbell may wait for a poller
 	breaks    bool  // Close breaks the connection
@@ -212,7 +212,7 @@ func (c *Conn) SetLinger(sec int) error {
 	if c.isClosed {
 		return c.opError("set", net.ErrClosed)
 	}
-	const most = math.MaxInt64 / int64(time.Second) // for ever, as far as a Duration goes
+	const most = math.MaxInt64 / int64(time.Second) // the longest time that a Duration holds
 	if c.linger = time.Duration(min(int64(sec), most)) * time.Second; sec < 0 {
 		c.linger = c.stack.o.Linger
 	}
@@ -450,7 +450,7 @@ func (c *Conn) release() {
 	c.raiseAll()
 	c.mu.Unlock()
 	c.cut()
-	c.progress() // everything has completed: readers and writers let go of their memory
+	c.progress() // everything has completed: Reads and Writes release their memory
 	c.reading.Lock()
 	defer c.reading.Unlock()
 	c.writing.Lock()

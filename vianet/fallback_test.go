@@ -180,7 +180,7 @@ func dialOrAfterAll(t *testing.T) {
 	}
 }
 
-// Who has little time has some of it left for the other way.
+// A DialOr with little time leaves some of it for the fallback.
 func TestDialOrInTime(t *testing.T) { synctest.Test(t, dialOrInTime) }
 
 func dialOrInTime(t *testing.T) {
@@ -255,7 +255,7 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 	}
 }
 
-// Who listens hears which peer was refused, and why.
+// A listener's Failed gets the address of a refused peer, and the cause.
 func TestListenerTellsOfKeys(t *testing.T) {
 	key := aKey(t)
 	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{PSK: key}, memorynic.Config{})

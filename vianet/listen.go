@@ -136,7 +136,7 @@ func (l *Listener) take(request *vipl.Conn) {
 	}
 	l.stack.work.Go(func() {
 		c, err := l.establish(request, remote)
-		if err != nil { // the other side hears of it
+		if err != nil { // the other side sees the rejection
 			<-l.places
 			l.failed(remote, err)
 			return

@@ -98,7 +98,7 @@ func parse(b []byte) (h header, payload []byte, err error) {
 	return h, payload, h.check(len(payload))
 }
 
-// check looks at the fields that the kind of message has.
+// check validates the fields that the kind of message has.
 func (h *header) check(payload int) error {
 	want, bare := 0, header{kind: h.kind, credits: h.credits}
 	switch h.kind {

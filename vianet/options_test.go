@@ -173,7 +173,7 @@ func TestRingLater(t *testing.T) {
 	}
 }
 
-// Who polls ends with its deadline, however much there is to do for others.
+// A poller ends with its deadline, however much there is to do for other connections.
 func TestDeadlineBesideTraffic(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	took, left, err := vianet.PollPast(nic)
@@ -183,7 +183,7 @@ func TestDeadlineBesideTraffic(t *testing.T) {
 	}
 }
 
-// Who goes to sleep leaves the work to a keeper, although it has just sent it away.
+// A call that goes to sleep leaves the work to a driver, even one that it has just evicted.
 func TestHandover(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Handover(nic)

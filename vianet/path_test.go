@@ -150,7 +150,7 @@ func TestRingLies(t *testing.T) {
 	}
 }
 
-// Who has read from a ring polls as long as what came last would take, until something else comes.
+// A call that has read from a ring polls for as long as the last arrival would take, until something else comes.
 func TestRingAhead(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c, _ := h.ringed(t)

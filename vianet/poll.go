@@ -214,7 +214,7 @@ type spinner struct {
 const (
 	spinLeast = 2 * time.Microsecond // less is not worth beginning
 	spinRetry = 64                   // waits between two full tries
-	spinTidy  = 8                    // polls in vain that say that there is time for what can wait
+	spinTidy  = 8                    // polls in vain after which there is time for housekeeping
 	spinLook  = 4 * spinTidy         // polls between two looks at the clock
 	spinYield = 4 * spinLook         // and after which others get the processor
 	spinTurns = 16                   // times the longest polling that a wait beside another's may take

@@ -149,7 +149,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// admit notes a connection that has come about, for Close to close, and counts it. ErrClosed after that.
+// admit records an established connection, for Close to close, and counts it. It fails with ErrClosed after Close.
 func (s *Stack) admit(c *Conn, counter *uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

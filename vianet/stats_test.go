@@ -188,7 +188,7 @@ func TestStatsOfEnds(t *testing.T) {
 	}
 }
 
-// Whoever looks while connections come and go sees no count go back, and in the end all.
+// While connections come and go, no counter of Stats decreases, and the final counters include all connections.
 func TestStatsMeanwhile(t *testing.T) {
 	const conns, n = 50, 1000
 	h := inMemory(t, vianet.Options{})

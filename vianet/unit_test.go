@@ -55,7 +55,7 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// Who dials waits for the greeting as long as the context lasts.
+// Dial waits for the greeting until its context ends.
 func TestGreetingComesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waiting := func() *Conn {
@@ -119,7 +119,7 @@ func TestLimit(t *testing.T) {
 	})
 }
 
-// Who waits past a limit ends, also if its signal was taken by a look at the state.
+// A call that waits past its limit ends, even if a check of the state has taken its signal.
 func TestLimitWithoutSignal(t *testing.T) {
 	s := &Stack{}
 	s.spinning.Store(true) // others poll
@@ -132,7 +132,7 @@ func TestLimitWithoutSignal(t *testing.T) {
 	}
 }
 
-// Who sets deadlines with each message makes no garbage.
+// A program that sets deadlines with each message makes no garbage.
 func TestLimitAllocates(t *testing.T) {
 	l := limit{signal: make(chan struct{}, 1)}
 	l.set(time.Now().Add(time.Hour)) // makes the timer

@@ -128,7 +128,7 @@ func (c *Conn) add(b []byte) (n int) {
 			i, ok = c.pool.take()
 		}
 		if c.slotShort = !ok; !ok {
-			c.push() // has progress hear of sends
+			c.push() // makes progress check completions of sends
 			return 0
 		}
 		c.fill, c.filled = i, headerLen
@@ -286,7 +286,7 @@ func (c *Conn) takeRoom(h *header) error {
 	return nil
 }
 
-// takeTaken takes note that the transfer is over.
+// takeTaken handles a taken message: the transfer is over.
 func (c *Conn) takeTaken(h *header) error {
 	o := &c.out
 	n := int64(h.length)
@@ -455,7 +455,7 @@ func (c *Conn) putInRing(l *lease, off int) int {
 	return n
 }
 
-// takeRing takes note of the peer's ring, or of room in it.
+// takeRing records the peer's ring, or room in it.
 func (c *Conn) takeRing(h *header) error {
 	r, at, n := &c.peerRing, vipl.AddressSegment{Data: h.addr, Handle: h.handle}, int64(h.length)
 	if r.size == 0 {
