@@ -210,7 +210,7 @@ func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
 
 // vigil records since when requests to a rank have failed. The zero value: they have not.
 type vigil struct {
-	since  time.Time // in whatever way
+	since  time.Time // since the first failure, of any kind
 	absent time.Time // because no rank listens there
 }
 

@@ -172,7 +172,7 @@ func TestRootCause(t *testing.T) {
 	})
 }
 
-// Who connects later hears of those that are dead already.
+// A rank that connects later learns of earlier deaths.
 func TestLateConnection(t *testing.T) { synctest.Test(t, lateConnection) }
 
 func lateConnection(t *testing.T) {
@@ -205,8 +205,8 @@ func lateConnection(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// Who is being admitted hears of deaths in their order, of those before and of those meanwhile, and of a good-bye
-// last; of nothing twice where it has to come again.
+// During its admission, a rank gets the news of deaths in order, earlier ones and new ones, and a bye last. After a
+// failed admission nothing is sent twice.
 func TestNewsInOrder(t *testing.T) {
 	j := dyingJob(t, 4, 0, 1, 2, 3)
 	news, left, err := mvich.NewsOfAdmission(j.worlds[0], 1, 2, 3)

@@ -144,7 +144,7 @@ func TestLook(t *testing.T) {
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 }
 
-// Who has stopped waiting for a rank does not connect with it.
+// A rank that no longer waits for another does not connect with it.
 func TestCallsWhomItWaitsFor(t *testing.T) {
 	for name, test := range map[string]struct {
 		want bool

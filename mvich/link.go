@@ -20,7 +20,7 @@ const (
 	apart condition = iota
 	admitting
 	joined
-	left // it has said good-bye, or is not needed any more
+	left // it has sent bye, or is not needed any more
 	dead
 )
 

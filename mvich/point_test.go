@@ -350,7 +350,7 @@ func TestStats(t *testing.T) {
 			}
 			return c.Send(b, 1, 3)
 		}
-		// Who only receives gives credit by messages of its own that carry nothing else.
+		// A rank that only receives sends its credits in noops.
 		for range many {
 			get(c.Recv(make([]byte, 8), 0, 2))
 		}

@@ -146,7 +146,7 @@ func Scan[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 // reduction is the state of one rank in a Reduce or AllReduce.
 type reduction[T Element] struct {
 	s   step
-	acc []T // what this rank has come to
+	acc []T // partial result of this rank
 	in  []T // what comes
 	op  Op[T]
 }

@@ -63,7 +63,7 @@ type World struct {
 	contexts    map[uint32]bool // of communicators other than the world's
 	nextContext uint32          // every Size()th pair is this rank's to give; worldContext: none is left
 	leaving     bool            // Finalize was called
-	finalized   bool            // this rank has said good-bye
+	finalized   bool            // this rank has sent bye
 	gone        error           // why the NIC is of no use any more
 	stats       Stats
 }

@@ -112,7 +112,7 @@ func (c *Client) dial(env func(string) string) error {
 	return c.greet(id)
 }
 
-// greet says which rank this is, by the launcher's number, and hears the rest.
+// greet sends this rank's number, as the launcher gave it, and reads the rest.
 func (c *Client) greet(id int) error {
 	if _, err := c.ask("initack", "initack", "pmiid="+strconv.Itoa(id)); err != nil {
 		return err
