@@ -246,7 +246,7 @@ const (
 	stealShare = 0.01
 	stealTicks = 2
 	waitShare  = 0.1
-	waitSlip   = 100 * time.Microsecond // that a short measurement may have waited all the same
+	waitSlip   = 100 * time.Microsecond // allowance for a short measurement
 )
 
 // disturbances says why a measurement is doubtful; nil: it is not.
