@@ -13,7 +13,7 @@ import (
 	"viaxdp/vianet"
 )
 
-// buffers are for pipes, of more than what vianet sends by messages.
+// buffers are for pipes. They are larger than Options.Threshold, so vianet sends full ones by RDMA.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
 // pipe copies a stream to its end, and ends it on the other side. If that fails, it breaks both connections: no peer
@@ -40,7 +40,8 @@ func pipe(to, from net.Conn, other <-chan struct{}) error {
 	return err
 }
 
-// unheard reports whether err, of a copy to there or of its end, may mean that the peer reads no more and still sends.
+// unheard reports whether err, from a copy to to or from its end, may mean that the peer reads no more but still
+// sends.
 func unheard(to net.Conn, err error) bool {
 	var op *net.OpError
 	_, via := to.(*vianet.Conn)
@@ -119,7 +120,8 @@ func reader(c net.Conn) io.Reader {
 	if err != nil {
 		return c // it is closed, as Read says
 	}
-	// The mark is looked for before each read. A byte that comes in between stays in the stream, at least.
+	// The urgent mark is checked before each read. A byte that arrives between check and read at least stays in the
+	// stream.
 	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) })
 	r := &ordinary{raw: raw}
 	r.step = r.try

@@ -5,7 +5,7 @@
 //	         tcp:127.0.0.1:5432     via::5432      tcp:127.0.0.1:5432
 //
 // Each side is an address: tcp:HOST:PORT or via:HOST:PORT. A half-closed stream is half-closed on the other side, and
-// a broken one is broken: it ends with a reset, not as if it were whole. Urgent data breaks it, since VIA does not
+// a broken stream ends with a reset, so that it does not look complete. Urgent data breaks it, since VIA does not
 // carry any.
 package proxy
 
@@ -134,7 +134,7 @@ const (
 	drainTime   = 10 * time.Second      // that a program has to end its stream once it has the whole answer
 )
 
-// passes reports whether an error of Accept is one of the moment. A listener of VIA that has failed has ended.
+// passes reports whether an error of Accept is temporary. A VIA listener that has failed has ended.
 func (p *Proxy) passes(err error) bool {
 	if p.Listen.Network == "via" {
 		return false
