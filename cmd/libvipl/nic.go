@@ -34,8 +34,8 @@ type nic struct {
 	regions map[vipl.MemHandle]*vipl.Region
 }
 
-// procs is the least number of Go's processors. The thread of a program that has
-// called keeps one, on a machine with one or two others wait for it.
+// procs is the least number of Go's processors. A calling thread of the program keeps a
+// processor, so with one or two of them others would wait.
 const procs = 8
 
 //export viago_bind

@@ -160,9 +160,9 @@ func removeLocked(h C.uintptr_t) {
 	}
 }
 
-// reclaim gives back what was freed and no poll is looking at. A poll stores its slot in
-// via_polls before it looks at the slot's handle (poll.c, hold). So behind the barrier each
-// poll is either seen there, or finds that the handle is not valid. Under table.mu.
+// reclaim releases what was freed and no poll uses. A poll stores its slot in via_polls before
+// it reads the slot's handle (poll.c, hold). So after the barrier each poll is either visible
+// there, or finds that the handle is invalid. Under table.mu.
 func reclaim() {
 	t := &table
 	kept := t.late[:0]

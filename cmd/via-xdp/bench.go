@@ -335,7 +335,7 @@ func commandLine(args []string) string {
 	return strings.Join(words, " ")
 }
 
-// roughly is an estimate as people say it.
+// roughly formats an estimate in rounded units.
 func roughly(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%.0f seconds", max(d.Round(5*time.Second), 5*time.Second).Seconds())

@@ -68,7 +68,7 @@ func production() actions {
 	}
 }
 
-// Hidden commands with which the program becomes a child of itself.
+// Hidden commands for child processes that run this program.
 const (
 	workerCommand = "internal-worker"
 	guardCommand  = "internal-guard"
