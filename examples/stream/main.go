@@ -63,7 +63,7 @@ func run(s *side.Side) error {
 	return send(vi, mem, message)
 }
 
-// send streams. Each credit says that batch messages more have a receive.
+// send streams. Each credit means that batch more messages have a receive.
 func send(vi *vipl.VI, mem *vipl.Region, message [window]*vipl.Descriptor) error {
 	start := time.Now()
 	for i := range messages + window {
