@@ -180,7 +180,7 @@ func TestNamedStateFile(t *testing.T) {
 	}
 }
 
-// Who can read the state directory, and locks it, keeps no bed from being made.
+// A user who can read the state directory, and locks it, does not prevent a bed from being made.
 func TestNamedLockedByOthers(t *testing.T) {
 	n := privateBed(t)
 	must(t, os.Mkdir(n.StateDir, 0o755))

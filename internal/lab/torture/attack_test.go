@@ -52,8 +52,8 @@ func attacked(t *testing.T, name string, set ...func(*SoakConfig)) {
 	t.Logf("%s\n%v\n%v", r.Attack.Result, r.Attack.Counts, r.Attack.Worst)
 }
 
-// Who has not seen a plain frame has its VI, key, source, version or length wrong, each of them now and then, and
-// never more than one.
+// A forger that has not seen a plain frame has its VI, key, source, version or length wrong. Each is wrong now
+// and then, and never more than one at once.
 func TestForgePlain(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	for _, ip := range []struct {

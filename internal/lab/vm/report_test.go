@@ -116,7 +116,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// Who asks for help gets it, and no error.
+// A request for help gets it, and no error.
 func TestHelp(t *testing.T) {
 	var help strings.Builder
 	if err := run(t.Context(), []string{"-h"}, io.Discard, &help); err != nil || !strings.Contains(help.String(), "-kernel") {
