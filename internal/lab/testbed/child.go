@@ -182,8 +182,8 @@ func (k *holder) do(f func()) {
 	<-ran
 }
 
-// place has what the thread starts from now on run on one CPU, with -1 on any: a
-// child inherits it, across exec, for all its threads. For functions of do.
+// place restricts what the thread starts from now on to one CPU; -1 allows any. A child
+// inherits that across exec for all its threads. Call it only in functions of do.
 func (k *holder) place(cpu int) error {
 	if cpu >= 0 {
 		return PinThread(cpu)
@@ -194,7 +194,7 @@ func (k *holder) place(cpu int) error {
 	return nil
 }
 
-// end lets the thread go, and with it any child that is left.
+// end ends the thread, and with it any child that is left.
 func (k *holder) end() {
 	close(k.work)
 	<-k.done

@@ -42,7 +42,7 @@ var peerNeeds = []string{
 	"closes told", "stalled", "stalled in zero-copy mode",
 }
 
-// peerKernels are slow with what they were given: for good, and most of the time.
+// peerKernels are kernels that are slow to send: always, and most of the time.
 var peerKernels = []struct {
 	zeroCopy bool
 	lies     xdpnictest.Lies
@@ -195,7 +195,7 @@ type peerTalk struct {
 	ours     kagent.Offer
 }
 
-// connection is one, from its request to the moment when the NIC has sent all.
+// connection runs one connection, from its request until the NIC has sent all.
 func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) error {
 	v.queue.SetLies(xdpnictest.Lies{})
 	level := []vipl.ReliabilityLevel{vipl.ReliableDelivery, vipl.ReliableReception}[p.rng.IntN(2)]
@@ -372,7 +372,7 @@ func (t *peerTalk) ack(n uint32) {
 	t.say(wire.Header{Kind: wire.KindAck, Seq: t.ours.Seq, Ack: t.theirs.Seq + n}, nil)
 }
 
-// say sends the victim a frame of this connection. One that has no acknowledgement says that nothing has come.
+// say sends the victim a frame of this connection. A frame without an acknowledgement acknowledges nothing.
 func (t *peerTalk) say(h wire.Header, payload []byte) {
 	h.VI, h.Key, h.Window = t.theirs.VI, t.theirs.Key, uint16(t.rng.IntN(1025))
 	if h.Ack == 0 {

@@ -39,8 +39,8 @@ const spare = 8
 // sourceWords is the length, in words, of the memory that the peer reads.
 const sourceWords = 1024
 
-// A flow is one VI with its traffic. run is its goroutine; others look only at
-// what mu guards and at stop.
+// A flow is one VI with its traffic. run is its goroutine; other goroutines access only
+// stop and what mu guards.
 type flow struct {
 	cfg  FlowConfig
 	disc []byte
@@ -223,7 +223,7 @@ func (f *flow) await() {
 		return
 	}
 	if s, err := f.vi.Query(); err != nil || s.State != vipl.Connected {
-		// The last that the peer has said may have come just before.
+		// The peer's last message may have come just before.
 		_, recv, err := f.cq.Done()
 		f.dequeue(recv, err)
 		f.over = true
@@ -256,8 +256,8 @@ func (f *flow) finished(stopping bool) bool {
 	return f.finalSent && f.finalCame && f.byeSent && f.byeCame && f.sends.outstanding() == 0
 }
 
-// end takes down the connection, looks at what was flushed, and notes how it
-// came.
+// end takes down the connection, checks what was flushed, and records how the connection
+// ended.
 func (f *flow) end() {
 	orderly := f.finished(f.stop.Load())
 	s, err := f.vi.Query()

@@ -47,8 +47,8 @@ func (f *flow) send(stopping bool) {
 }
 
 // mayLead reports whether an unreliable flow may send more than one message in a round. It has no
-// flow control: it leads the peer, which does the same, by a few rounds at most, so that both leave
-// time to others on a slow machine.
+// flow control: it leads the peer by a few rounds at most, and so does the peer, so that both leave
+// CPU time to others on a slow machine.
 func (f *flow) mayLead() bool {
 	return f.cfg.Flood || int64(f.next-f.expect) < 4*int64(f.cfg.Depth)
 }
@@ -210,8 +210,8 @@ func (f *flow) dequeueSend() bool {
 	return true
 }
 
-// failed takes a descriptor that completed in error. What a connection's end
-// does to it is right, anything else is not.
+// failed takes a descriptor that completed in error. Only the errors of a connection's end are
+// allowed.
 func (f *flow) failed(d *vipl.Descriptor, what string) {
 	f.over = true
 	if d.Status()&vipl.StatusErrorMask&^(vipl.StatusFlushed|vipl.StatusTransportError) != 0 {
@@ -219,7 +219,7 @@ func (f *flow) failed(d *vipl.Descriptor, what string) {
 	}
 }
 
-// violation notes a broken promise.
+// violation records a broken promise.
 func (f *flow) violation(format string, args ...any) {
 	text := fmt.Sprintf("%s: ", f.disc) + fmt.Sprintf(format, args...)
 	f.tally(func(t *Tally) {

@@ -95,7 +95,7 @@ type Resources struct {
 	Resident   int64 // bytes of its own memory; mapped files and shared memory are not counted
 }
 
-// resources looks at this process, after what garbage there is was collected.
+// resources counts this process's resources, after a garbage collection.
 func resources() (r Resources, err error) {
 	debug.FreeOSMemory()
 	r.Goroutines = runtime.NumGoroutine()

@@ -87,11 +87,11 @@ type SoakReport struct {
 	Violations []string // promises that were broken; a soak ends with the first act that has any
 }
 
-// ErrBroken: a promise was broken; the report has the words.
+// ErrBroken: a promise was broken; the report says which.
 var ErrBroken = errors.New("a promise was broken")
 
-// growth is by how much a worker's own memory may stand above what it was when
-// its first act was over: the Go runtime keeps some, never this much.
+// growth is how much a worker's own memory may exceed that after its first act: the Go runtime keeps some
+// memory, but never this much.
 const growth = 64 << 20
 
 // Soak runs flows of all levels between two workers through acts of random events: faults on the way,
@@ -255,7 +255,7 @@ func (s *soak) startFlows(side int) error {
 		case s.cfg.Bytes > 0:
 			cfg.Flows, cfg.MaxBytes, cfg.Depth, cfg.Full, cfg.Again = max(1, s.cfg.Flows/2), bytesMessage, 8, true, false
 		case i == 0:
-			// Nothing else holds them back: together some 70 Mbit/s.
+			// Nothing else limits their rate: together some 70 Mbit/s.
 			cfg.Gap = time.Duration(s.cfg.Flows) * 5 * time.Millisecond
 		}
 		if err := s.bed.StartSide(side, cfg); err != nil {
@@ -459,7 +459,7 @@ func (s *soak) killAndWait(side int) (told time.Duration, err error) {
 	return told, s.revive(side)
 }
 
-// clean says what a dead worker has left on its interface. The survivor was late by so much.
+// clean reports what a dead worker has left on its interface. late is the survivor's scheduling latency.
 func (s *soak) clean(side int, death schedlat.Mark, late time.Duration) error {
 	for ; ; time.Sleep(time.Millisecond) {
 		err := s.bed.Link(side, func(l netlink.Link) error {
