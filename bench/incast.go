@@ -27,7 +27,7 @@ import (
 //	   |           |          |          |
 //	===+===========+==========+==========+===== bridge
 //
-// An Incast belongs to one goroutine, and is of no use after Stream has failed.
+// An Incast belongs to one goroutine, and is unusable after Stream has failed.
 type Incast struct {
 	star    *testbed.Star
 	workers []*Worker // the receiver is the first
@@ -72,8 +72,8 @@ func (l IncastLoad) validate() error {
 }
 
 // IncastResult is what came of them. Messages are those of the window, in which all
-// senders had begun and none had ended; frames are those of the whole streams. No message
-// was lost, or there is no result.
+// senders had begun and none had ended; frames are those of the whole streams. If a
+// message is lost, there is no result.
 type IncastResult struct {
 	MBps     float64 // 10^6 bytes of content a second, of all senders
 	Messages []int64 // of each sender
@@ -86,8 +86,8 @@ type IncastResult struct {
 	Disturbed []string
 }
 
-// Fairness is Jain's index of the senders' shares: 1 where they are equal, 1/n where one
-// of n has all.
+// Fairness is Jain's index of the senders' shares: 1 if they are equal, 1/n if one of n
+// has all.
 func (r *IncastResult) Fairness() float64 {
 	sum, squares := 0., 0.
 	for _, n := range r.Messages {
@@ -152,7 +152,7 @@ func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
 	return n, nil
 }
 
-// Conditions under which the streams run, once some of VIs have run.
+// Conditions under which the streams run, known once streams of VIs have run.
 func (n *Incast) Conditions() Conditions { return n.cond }
 
 // Close ends the workers and removes the namespaces.
@@ -519,8 +519,8 @@ const (
 	incastStill = 50 * time.Millisecond
 )
 
-// countFrames says how many frames have come to a NIC since before, how many of them were
-// dropped by name, and how many without one.
+// countFrames returns how many frames have come to a NIC since before, how many of them a
+// named counter has as dropped, and how many are missing from all counters.
 func countFrames(nic *vipl.NIC, before map[string]uint64) (seen, dropped, unnamed uint64) {
 	last, since := uint64(0), time.Now()
 	for end := time.Now().Add(incastQuiet); ; time.Sleep(time.Millisecond) {
