@@ -18,7 +18,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A listener for all addresses is found at each that it is for, and says what it is in a form that can be dialed.
+// A listener for all addresses is reachable at each address that it is for, and its Addr can be dialed.
 func TestListenAnywhere(t *testing.T) { synctest.Test(t, listenAnywhere) }
 
 func listenAnywhere(t *testing.T) {

@@ -36,7 +36,7 @@ const (
 	endings
 )
 
-// plan is what becomes of a connection. 0 is the client, 1 the server.
+// plan describes the life of a connection. Side 0 is the client, side 1 the server.
 type plan struct {
 	number int
 	end    ending
@@ -80,7 +80,7 @@ type end struct {
 	slow              bool  // a call that was to end has lasted so long that the peer may have been given up
 }
 
-// attend is one side of a connection, until that is closed.
+// attend runs one side of a connection until it is closed.
 func (p *plan) attend(c *vianet.Conn, who int) *end {
 	e := &end{}
 	limit := time.Now().Add(testTimeout)
@@ -111,8 +111,8 @@ func (p *plan) attend(c *vianet.Conn, who int) *end {
 	return e
 }
 
-// patient is what a hurried call may take at most after one that moved n bytes: more and more while nothing moves,
-// since a busy host may leave no time for either side.
+// patient is the deadline of the next hurried call, after one that moved n bytes. It grows while nothing moves, since
+// a busy host may leave no time for either side.
 func patient(callTime time.Duration, n int) time.Duration {
 	if n > 0 {
 		return time.Millisecond
@@ -175,7 +175,7 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 	return nil
 }
 
-// judge says what is wrong with what the two sides have seen; nothing is "".
+// judge returns what is wrong with what the two sides have seen; "" means nothing.
 func (p *plan) judge() (why string) {
 	wrong := func(format string, args ...any) { why += fmt.Sprintf(format, args...) + "\n" }
 	if p.ends[0] == nil || p.ends[1] == nil {
@@ -265,8 +265,8 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 	}
 }
 
-// Connections that come and go by the thousand, and end in all ways: what comes out is what went in, to the end where
-// there was one; and when they are gone nothing is left of them. VIA_CONNECTIONS=10000 takes minutes.
+// Thousands of connections come and go, and end in all ways. The bytes read are the bytes written, up to an orderly
+// end. When the connections are gone, nothing is left of them. VIA_CONNECTIONS=10000 takes minutes.
 func TestComeAndGo(t *testing.T) {
 	config := func(name string, o vianet.Options, prepare func(h *hosts)) {
 		t.Run(name, func(t *testing.T) {
@@ -325,7 +325,7 @@ func (h *hosts) comeAndGo(t *testing.T, first, n int) {
 	}
 }
 
-// atRest waits until no connection is left, and nothing that one had.
+// atRest waits until no connection is left, nor any of their resources.
 func (h *hosts) atRest(t *testing.T) {
 	t.Helper()
 	why := ""
@@ -342,7 +342,7 @@ func (h *hosts) atRest(t *testing.T) {
 	}
 }
 
-// leftOf says what is left on a NIC of connections that are gone; nothing is "".
+// leftOf returns what is left on a NIC of connections that are gone; "" means nothing.
 func leftOf(s *vianet.Stack, nic *vipl.NIC, tags int) string {
 	kept, unsettled := vianet.Kept(s)
 	status := nic.Status()

@@ -19,7 +19,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// What Dial says when there is no connection to be had.
+// The errors of Dial when no connection is possible.
 func TestDialErrors(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	host := h.nicB.Query().Address.String()
@@ -46,8 +46,7 @@ func TestDialErrors(t *testing.T) {
 	}
 }
 
-// A peer that has accepted, sends, and then refuses: the VI that asked cannot ask again, and Dial is refused all the
-// same.
+// A peer accepts, sends, and then refuses. The requesting VI cannot retry, and Dial returns the refusal.
 func TestDialIsRefusedBehindData(t *testing.T) {
 	refused := &memorynic.Refused{Times: 1}
 	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{Agent: func(a *kagenttest.Agent) kagent.Agent {
@@ -71,7 +70,7 @@ type unheard struct{ context.Context }
 
 func (unheard) Err() error { return context.Canceled }
 
-// A Dial ends with its context, however long the attempt goes on.
+// A Dial ends with its context, even if the attempt takes longer.
 func TestDialContext(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	addr := h.listen(t).Addr().String()
@@ -154,8 +153,7 @@ func TestDialIsCancelled(t *testing.T) {
 	h.atRest(t)
 }
 
-// Connections that come while a listener closes are accepted, refused or reset, and no one of them is left in
-// between.
+// Connections that arrive while a listener closes are accepted, refused or reset; none is left in between.
 func TestAcceptBesideClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320})
 	h.bearBreaks()

@@ -121,13 +121,13 @@ func PollPast(nic *vipl.NIC) (took, left int, err error) {
 	return s.o.Buffers/2 - left, left, nil
 }
 
-// OnItsWay is how many bytes a Read that finds nothing takes to be on their way.
+// OnItsWay is how many bytes a Read that finds nothing assumes to be on their way.
 func OnItsWay(c *Conn) int {
 	_, _, bytes, _ := c.readNow(make([]byte, 1))
 	return bytes
 }
 
-// SendEntries is the room of the queue of completed sends, which grows as needed.
+// SendEntries is the size of the queue of completed sends, which grows as needed.
 func SendEntries(s *Stack) int { return s.sends.cq.Entries() }
 
 // DataBuffers is how many data messages a connection takes.
@@ -136,17 +136,17 @@ func DataBuffers(c *Conn) int { return c.dataBuffers() }
 // Waiting is how many connections of a listener wait for Accept or are on their way there.
 func Waiting(l *Listener) int { return len(l.places) }
 
-// SettleTime is how long a peer may take to let go of a Write's memory.
+// SettleTime is how long a peer may take to release a Write's memory.
 const SettleTime = settleTime
 
-// Hold keeps everybody from looking after a connection, until release is called.
+// Pin stops the processing of a connection until release is called.
 func Pin(c *Conn) (release func()) {
 	c.mu.Lock()
 	return c.mu.Unlock
 }
 
-// Unbalanced says what is missing of the way from one end of an idle connection, on which everything has been read,
-// to the other; nothing is "".
+// Unbalanced describes the buffers and credits that are missing from one end of an idle connection to the other,
+// after everything was read; "" means none.
 func Unbalanced(from, to *Conn) string {
 	from.progress()
 	from.mu.Lock()
@@ -198,7 +198,7 @@ func Full(c *Conn) bool {
 	return c.credits == 0 && c.fill >= 0 && c.filled == c.longest
 }
 
-// Rouse has the Write that waits look again. The result reports whether it has heard.
+// Rouse makes the waiting Write check again. The result reports whether it has.
 func Rouse(c *Conn) (heard func() bool) {
 	raise(c.writable)
 	return func() bool { return len(c.writable) == 0 }
@@ -233,8 +233,8 @@ func Linger(c *Conn) time.Duration {
 	return c.linger
 }
 
-// Kept is the number of registrations that a stack keeps although no connection uses them, and what it has besides of
-// connections; nothing is "".
+// Kept is the number of registrations that a stack keeps although no connection uses them, and a text about anything
+// else that it keeps of connections; "" means nothing.
 func Kept(s *Stack) (n int, besides string) {
 	s.mu.Lock()
 	conns, listeners, buffers := len(s.conns), len(s.listeners), len(s.buffers)

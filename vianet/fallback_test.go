@@ -18,7 +18,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// otherWay is where DialOr goes that does not go by VIA.
+// otherWay is a fallback of DialOr.
 type otherWay struct {
 	conn  net.Conn
 	err   error
@@ -68,7 +68,7 @@ func TestDialOr(t *testing.T) {
 	}
 }
 
-// onFabric is hosts in memory whose agents are on a fabric of the test's.
+// onFabric returns hosts in memory whose agents are on a fabric of the test's.
 func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *hosts {
 	t.Helper()
 	noLeaks(t)
@@ -81,8 +81,8 @@ func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *h
 	return over(t, open("a", a), open("b", b), wire, asleep)
 }
 
-// A host that does not answer by VIA costs one connection the time to find that out, and not each of them; until it
-// is heard of, or the other way fails, too.
+// A host that does not answer by VIA delays one connection, and not each of them, until a message comes from the
+// host or the fallback fails, too.
 func TestDialOrRemembers(t *testing.T) { synctest.Test(t, dialOrRemembers) }
 
 func dialOrRemembers(t *testing.T) {
@@ -139,8 +139,7 @@ func dialOrRemembers(t *testing.T) {
 	}
 }
 
-// Where the other way fails, VIA is tried after all, also with a host that was silent beside another one that
-// answers.
+// If the fallback fails, VIA is tried after all, even with a silent host beside one that answers.
 func TestDialOrAfterAll(t *testing.T) { synctest.Test(t, dialOrAfterAll) }
 
 func dialOrAfterAll(t *testing.T) {
@@ -209,7 +208,7 @@ func aKey(t *testing.T) *vipl.PSK {
 	return key
 }
 
-// Where one side has a key, or another one, that is no reason to do without.
+// If only one side has a key, or the keys differ, the fallback is not called.
 func TestDialOrWithKeys(t *testing.T) {
 	key := aKey(t)
 	for name, keys := range map[string][2]*vipl.PSK{"client": {key, nil}, "server": {nil, key}} {
@@ -287,7 +286,7 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	}
 }
 
-// Where the time is over the other way is not tried, although the host is remembered.
+// When the time is over the fallback is not called, but the host is remembered as silent.
 func TestDialOrRemembersTooLate(t *testing.T) { synctest.Test(t, dialOrRemembersTooLate) }
 
 func dialOrRemembersTooLate(t *testing.T) {

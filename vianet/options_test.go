@@ -12,7 +12,7 @@ import (
 	"viaxdp/vianet"
 )
 
-// Memory of the arena carries transfers as any other does, can be freed between two of them, and is gone with the
+// Memory of the arena carries transfers like any other, can be freed between two of them, and is freed with the
 // stack.
 func TestAlloc(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
@@ -48,7 +48,7 @@ func TestAlloc(t *testing.T) {
 	}
 }
 
-// Where frames are long the NIC sends memory of the arena as it lies there, and nothing else.
+// If frames are long, the NIC sends memory of the arena by reference, and no other memory.
 func TestAllocByReference(t *testing.T) {
 	h := overVeth(t, 9000, vianet.Options{})
 	if !h.nicA.Info().NIC.MultiBuffer {
@@ -80,7 +80,7 @@ func TestAllocByReference(t *testing.T) {
 	}
 }
 
-// After SetNoDelay(false) many small Writes are few messages.
+// After SetNoDelay(false) many small Writes make few messages.
 func TestNoDelay(t *testing.T) {
 	const writes, size = 1000, 64
 	sent := func(noDelay bool) uint64 {
@@ -113,8 +113,8 @@ func TestNoDelay(t *testing.T) {
 	}
 }
 
-// What waits for more bytes goes when its writer reads, when time has passed, when the delay is switched off and
-// before large data.
+// Delayed bytes are sent when their writer reads, when time has passed, when the delay is switched off, and before
+// large data.
 func TestNoDelayEnds(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	h.a.SetDelay(time.Hour)
