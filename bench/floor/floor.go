@@ -1,8 +1,7 @@
-// Package floor has the C form of package bench's transport raw-afxdp: a program
-// of its own, c/floor.c, that takes the same steps on AF_XDP rings by the kernel's
-// headers and libc alone. What raw-afxdp takes more than it is the cost of Go and
-// of package xdpnic; the other transports are compared with raw-afxdp, so there
-// should be little of it.
+// Package floor has the C form of package bench's transport raw-afxdp: a program of its
+// own, c/floor.c, that takes the same steps on AF_XDP rings by the kernel's headers and
+// libc alone. The difference from raw-afxdp is the cost of Go and of package xdpnic.
+// The other transports are compared with raw-afxdp, so the difference should be small.
 //
 //	package bench                       c/floor.c
 //	namespaces, XDP program  --fd 3-->  AF_XDP socket: UMEM, rings, bind
@@ -10,8 +9,7 @@
 //	"ping 7 64 5000 16 0"    -------->  round trips
 //	                         <--------  "ok 10400000 10390000 2100"
 //
-// The functions may be called from anywhere, at the same time. They need no
-// privilege.
+// The functions may be called from anywhere, at the same time. They need no privilege.
 package floor
 
 import (
@@ -63,8 +61,8 @@ func try(program *os.File) error {
 	return nil
 }
 
-// Build compiles the program with the first compiler that is found, and returns it
-// open for reading, to be started by descriptor. It has no name any more, so that
+// Build compiles the program with the first compiler that is found, and returns it open
+// for reading, to be started by descriptor. The file is already unlinked, so that
 // nothing stays behind.
 func Build() (_ *os.File, err error) {
 	compiler, err := find()
@@ -89,8 +87,7 @@ func Build() (_ *os.File, err error) {
 	return os.Open(path)
 }
 
-// CompiledWith is what the compiler says of itself, and the flags; empty where there
-// is none.
+// CompiledWith is the compiler's version line and the flags; empty without a compiler.
 func CompiledWith() string {
 	compiler, err := find()
 	if err != nil {

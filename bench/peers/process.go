@@ -178,7 +178,7 @@ func (p *process) end(s os.Signal) {
 	}
 }
 
-// output is what is left of a process that has ended.
+// output is the result of a process that has ended.
 type output struct {
 	Stdout, Stderr string
 	Exit           int    // status; -1: a signal

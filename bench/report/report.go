@@ -92,15 +92,16 @@ const (
 	Operation Metric = "op_us"     // time of one operation that moves no data
 	// Of an open loop: messages that were due and had no echo when the time was over.
 	Outstanding Metric = "outstanding"
-	// Of a stream under a fault: goodput by that without one; frames that met the
-	// fault, that were sent again, and that were so in vain, by all that were sent.
+	// Of a stream under a fault: goodput relative to that without one; frames hit by the
+	// fault, frames resent, and frames resent needlessly, relative to all frames sent.
 	GoodputRatio  Metric = "goodput_ratio"
 	FaultRatio    Metric = "fault_ratio"
 	ResentRatio   Metric = "resent_ratio"
 	SpuriousRatio Metric = "spurious_ratio"
-	// Of several senders into one receiver: goodput by that of one; Jain's index of their
-	// shares; the least share by the greatest; frames that were counted as dropped, by all
-	// that were sent; frames that are missing although no counter has them.
+	// Of several senders into one receiver: goodput relative to that of one; Jain's index
+	// of their shares; the least share relative to the greatest; frames counted as
+	// dropped, relative to all frames sent; frames that are missing although no counter
+	// has them.
 	SendersRatio Metric = "senders_ratio"
 	Fairness     Metric = "fairness"
 	LeastShare   Metric = "least_share"

@@ -19,8 +19,7 @@ type experiment struct {
 	parts func(quick bool) []part
 }
 
-// A part of an experiment is rows on one bed. All parts are gone through in
-// each turn.
+// A part of an experiment is rows on one bed. Each turn measures all parts.
 type part struct {
 	mtu       int // 0: the session's
 	rows      []row
@@ -201,8 +200,7 @@ func fewer(quick bool, all []int, some ...int) []int {
 	return all
 }
 
-// powers are those of base from the first to the last, which is there in any
-// case.
+// powers are those of base from first to last; last is always included.
 func powers(base, first, last int) []int {
 	var values []int
 	for v := first; v < last; v *= base {
