@@ -241,7 +241,7 @@ func TestRingIsFull(t *testing.T) {
 	balanced(t, a, b)
 }
 
-// A receiver names a room without having been asked for one.
+// A receiver sends a room or taken message that does not match the transfer.
 func TestRoomLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	for name, test := range map[string]struct {
