@@ -14,7 +14,7 @@ import (
 )
 
 // Every collective operation on 1 to 9 ranks, with lengths on both sides of the bounds between algorithms, against
-// what it should give; also while frames are lost.
+// the expected result; also with losses.
 func TestCollectives(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -64,7 +64,7 @@ func together(n, length int) (all []int64) {
 	return all
 }
 
-// gives checks what an operation that has ended with err gives.
+// gives checks the result of an operation that has ended with err.
 func gives(what string, err error, got, want []int64) {
 	if err == nil && !slices.Equal(got, want) {
 		err = errors.New("wrong result")

@@ -81,8 +81,8 @@ func deadBeforeConnectionSilent(t *testing.T) {
 	each(t, 2, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), 1-rank) })
 }
 
-// A rank is dead when it does not listen for a while, as when its agent starts again, or when no request has come to
-// anything for longer.
+// A rank is dead when it has not listened for a while (longer than a restart of its agent), or when for a longer
+// time every request has failed.
 func TestVigil(t *testing.T) {
 	const long = 10 * time.Second
 	nobody, silent := vipl.ErrNoMatch, vipl.ErrTimeout
@@ -192,8 +192,8 @@ func TestCallsWhomItWaitsFor(t *testing.T) {
 	}
 }
 
-// A rank that has got what it needs to end stays until the others have, too: what it has sent them last may be lost,
-// for longer than the end of a connection waits.
+// A rank that can already end stays until the others can, too: its last packets may be lost and need retransmission
+// for longer than a disconnect waits.
 func TestLastMessageIsLost(t *testing.T) { synctest.Test(t, lastMessageIsLost) }
 
 func lastMessageIsLost(t *testing.T) {
@@ -214,7 +214,7 @@ func lastMessageIsLost(t *testing.T) {
 	})
 }
 
-// What was begun and is not complete when Finalize is called ends with it, however it is asked for.
+// Requests that are not complete end with Finalize, for every call that waits for them.
 func TestFinalizeEndsRequests(t *testing.T) {
 	j := newJob(t, 3, jobConfig{dying: true}) // Finalize is called here
 	each(t, 3, func(rank int) error {
@@ -249,7 +249,7 @@ func TestFinalizeEndsRequests(t *testing.T) {
 	})
 }
 
-// Of goroutines that finalize a world at once one does.
+// If several goroutines call Finalize at once, one of them succeeds.
 func TestFinalizeAtOnce(t *testing.T) {
 	const goroutines = 4
 	j := newJob(t, 2, jobConfig{dying: true}) // Finalize is called here

@@ -34,8 +34,8 @@ type program struct {
 	seed     uint64
 }
 
-// ways in which the receives of a rank and communicator name messages. All of them do it in the same way, so that
-// none takes a message without which another one would wait for ever.
+// ways in which the receives of a rank and communicator name messages. All of them use the same way, so that none
+// takes a message that another needs.
 const (
 	exactly = iota
 	fromAnybody
@@ -79,15 +79,15 @@ type result struct {
 	number int // of the message, by its content
 }
 
-// content is what a message of the program holds. No two of a program that are as long, and not empty, hold the same.
+// content is the content of a message of the program. It is unique among non-empty messages of the same length.
 func content(number int, s sending) []byte {
 	b := make([]byte, s.size)
 	fill(b, number)
 	return b
 }
 
-// execute does one rank's part: begins everything, sends and receives mixed, and waits for all of it, in one of
-// several ways.
+// execute runs one rank's part: it begins all sends and receives in mixed order, and waits for them in one of several
+// ways.
 func (p *program) execute(comms []*mvich.Comm) ([]result, error) {
 	me := comms[0].Rank()
 	rng := rand.New(rand.NewPCG(p.seed, uint64(me)+1))
@@ -192,7 +192,7 @@ func (p *program) judge(me int, results []result) error {
 	return nil
 }
 
-// Random programs, by every protocol, with and without loss.
+// Random programs, by every protocol, with and without losses.
 func TestMatchingModel(t *testing.T) {
 	const ranks, comms = 3, 2
 	for name, c := range map[string]jobConfig{
@@ -207,7 +207,7 @@ func TestMatchingModel(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				p := drawProgram(rt, ranks, comms)
 				results := make([][]result, ranks)
-				// Communicators of its own, so that nothing of a program that failed comes into the next one.
+				// Separate communicators, so that a failed program leaves nothing for the next one.
 				each(t, ranks, func(rank int) (err error) {
 					set := make([]*mvich.Comm, comms)
 					for i := range set {

@@ -13,7 +13,8 @@ import (
 	"viaxdp/mvich"
 )
 
-// Each way of taking requests takes what is complete, once, and Test ways nothing before; TestAll says nothing before all are.
+// Each call that waits for or tests requests returns complete ones once. Test calls return nothing before; TestAll
+// returns nothing before all are complete.
 func TestTaking(t *testing.T) {
 	const count = 20
 	one := func(i int, s mvich.Status, err error) ([]mvich.Outcome, error) {
@@ -126,7 +127,7 @@ func TestGoroutines(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// One goroutine waits for what another one of the same rank sends later.
+// One goroutine waits for a message that another goroutine of the same rank sends later.
 func TestWakeOther(t *testing.T) {
 	j := newJob(t, 1, jobConfig{options: with(mvich.WithSpin(0))})
 	c := j.worlds[0].Comm()
