@@ -39,8 +39,7 @@ var Flags = []string{"-std=gnu11", "-O2", "-Wall", "-Wextra"}
 // it.
 var Program = sync.OnceValues(Build)
 
-// Runs says why the program cannot be built or started; nil: it can. It finds that out
-// once in a process.
+// Runs returns why the program cannot be built or started, or nil. It tries once in a process.
 var Runs = sync.OnceValue(func() error {
 	program, err := Program()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"viaxdp/bench/report"
 )
 
-// proxyGroups are what programs that know nothing of VIs gain or lose by proxies.
+// proxyGroups measure what proxies cost or gain for programs without support for VIs.
 var proxyGroups = []group{{
 	slow: true, name: "layers-proxy", title: "Redis and PostgreSQL: directly over TCP, and through two proxies",
 	turn: 14 * time.Second,

@@ -45,8 +45,8 @@ func newSheet(parts []part) *sheet {
 	return t
 }
 
-// gather measures in a number of turns, and fills the group with what they have given: the
-// series of parts first.
+// gather measures in a number of turns, and fills the group with the results: the series
+// of parts first.
 func (s *session) gather(g *report.Group, turns int, turn func(t *sheet, turn int) error, parts ...part) (*report.Group, error) {
 	t := newSheet(parts)
 	for n := 1; n <= turns; n++ {
