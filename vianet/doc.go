@@ -46,9 +46,9 @@
 //	filled    sender     it has been written                     |
 //	withdraw  sender     the program does not wait any more      /
 //	room      receiver   write it here                           \ 2
-//	taken     receiver   so much of it has been read or filled   /
-//	room 0    receiver   here is a ring; so much of it was read  2
-//	filled 0  sender     so much has been written to the ring    as data
+//	taken     receiver   this many bytes were read or filled     /
+//	room 0    receiver   a ring, or how much of it was read      2
+//	filled 0  sender     bytes were written to the ring          as data
 //	data 1    sender     as data; a ring would have taken them   as data
 //	fin       both       no more data                            1
 //	finack    both       the fin has come, and all before it     1
