@@ -91,8 +91,8 @@ func processes(token string) (pids []string) {
 
 func tokenOf(t *testing.T) string { return fmt.Sprintf("%s-%d", t.Name(), os.Getpid()) }
 
-// The whole demonstration with transports of each kind: all bytes right, a row for
-// each, and nothing left behind.
+// A whole demonstration with transports of each kind: all bytes are right, each transport has a
+// row, and nothing is left behind.
 func TestDemo(t *testing.T) {
 	nstest.Require(t)
 	before, token := tracesNow(t), tokenOf(t)
@@ -147,8 +147,8 @@ func TestDemoMTU(t *testing.T) {
 	}
 }
 
-// A demonstration that is interrupted says so and leaves nothing: while it measures, and while
-// its bed is being made, whatever becomes of that.
+// An interrupted demonstration returns that error and leaves nothing, both while it measures and
+// while its bed is being made, even if making the bed fails.
 func TestDemoInterrupted(t *testing.T) {
 	nstest.Require(t)
 	for _, early := range []bool{false, true} {
@@ -168,7 +168,7 @@ func TestDemoInterrupted(t *testing.T) {
 	}
 }
 
-// One that is interrupted has its workers close their NICs: no socket of theirs stays behind.
+// An interrupted demonstration has its workers close their NICs: no socket of theirs remains.
 func TestDemoInterruptedTidily(t *testing.T) {
 	nstest.Require(t)
 	defer func(d time.Duration) { endGrace = d }(endGrace)
@@ -293,8 +293,8 @@ func TestMeasureLoopback(t *testing.T) {
 	}
 }
 
-// A server that could not open what a client asked for says so itself, and not to the client
-// alone.
+// A server that could not open the client's transport reports that itself, and not only to the
+// client.
 func TestServerFails(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -398,7 +398,7 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// What is wrong with this side is said before the other side is waited for.
+// Errors of this side are reported before it waits for the other side.
 func TestPlaceIsChecked(t *testing.T) {
 	for want, p := range map[string]Place{
 		"ip link":     {Interface: "no-such-nic"},

@@ -29,7 +29,7 @@ func TestTransactionsOverVeth(t *testing.T) {
 	}
 }
 
-// What cannot be is refused before anything waits for it.
+// Impossible requests are refused before anything waits for them.
 func TestTransactionsRefuse(t *testing.T) {
 	for _, c := range []struct {
 		name     string

@@ -174,7 +174,8 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// unfilled has one side check what the other one has not filled in, and wants to hear of it.
+// unfilled has one side check bytes that the other side has not filled in, and expects an
+// error.
 func unfilled(t *testing.T, clients, servers string, stream, clientChecks bool) {
 	t.Helper()
 	client, server := pair(t, 1500, false, "generic")
@@ -200,7 +201,7 @@ func unfilled(t *testing.T, clients, servers string, stream, clientChecks bool) 
 	}
 }
 
-// --check looks at what RDMA has moved.
+// --check verifies what RDMA has moved.
 func TestRDMAChecked(t *testing.T) {
 	unfilled(t, "vi-rdma-write", "vi-rdma-write", true, false) // the server has been written
 	unfilled(t, "vi-rdma-read", "vi-rdma-read", true, false)   // the server reads

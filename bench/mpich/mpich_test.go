@@ -58,7 +58,7 @@ func built(t *testing.T) (path string) {
 	return path
 }
 
-// Where MPICH is installed its figures are there, and make sense.
+// Where MPICH is installed, its figures are complete and plausible.
 func TestMeasure(t *testing.T) {
 	path := built(t)
 	names := []string{"latency", "bw", "bibw", "mbw_mr", "allreduce", "alltoall"}
@@ -91,7 +91,7 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// Each run comes to its end: MPI_Finalize does not, now and then.
+// Every run ends, although MPI_Finalize hangs now and then.
 func TestEnds(t *testing.T) {
 	path := built(t)
 	for i := range 30 {

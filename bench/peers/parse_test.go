@@ -126,8 +126,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Whatever a program prints, a parser answers with figures that can be, or
-// with an error.
+// For any output of a program, a parser returns plausible figures or an error.
 func FuzzParse(f *testing.F) {
 	files, err := filepath.Glob(filepath.Join("testdata", "*.*"))
 	if err != nil || len(files) == 0 {

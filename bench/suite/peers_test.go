@@ -35,8 +35,8 @@ func exitWith(err error) {
 	os.Exit(0)
 }
 
-// iperf3Main is iperf3 as far as the suite knows it: a server that listens, and
-// a client that prints what a real one has printed.
+// iperf3Main imitates iperf3: a server that listens, and a client that prints the
+// output of a real one.
 func iperf3Main() error {
 	after := func(flag string) string { return os.Args[slices.Index(os.Args, flag)+1] }
 	switch {
@@ -55,8 +55,8 @@ func iperf3Main() error {
 	return nil
 }
 
-// A program that works has its figures, in each turn; one that fails and those
-// that are not there have a note, and do not stop the others.
+// A working program has its figures in each turn. Failing and missing programs have a
+// note, and do not stop the others.
 func TestPeers(t *testing.T) {
 	nstest.Require(t)
 	exe, err := os.Executable()

@@ -20,7 +20,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// proxyMain is via-xdp proxy as far as the suite knows it.
+// proxyMain imitates via-xdp proxy.
 func proxyMain() error {
 	f := flag.NewFlagSet(asProxy, flag.ExitOnError)
 	device, listen, to := f.String("i", "", ""), f.String("listen", "", ""), f.String("to", "", "")
