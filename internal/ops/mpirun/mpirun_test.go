@@ -91,7 +91,8 @@ func job(t *testing.T, ranks int, how string, out *bytes.Buffer) Job {
 	return Job{Ranks: ranks, Program: []string{self}, Env: []string{asRank + "=" + how}, Prefix: true, Stdout: out, Stderr: out}
 }
 
-// Ranks hear of each other and reach each other, two by a pair and more by a bridge; each line says whose it is.
+// Ranks learn of each other and reach each other, two by a pair and more by a bridge; each line has its rank as a
+// prefix.
 func TestRun(t *testing.T) {
 	nstest.Require(t)
 	for _, ranks := range []int{1, 2, 5} {
@@ -140,7 +141,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A rank that ends in peace, without a word to PMI, is not waited for in a fence.
+// No fence waits for a rank that exits with 0 without using PMI.
 func TestFenceWithoutRank(t *testing.T) {
 	nstest.Require(t)
 	var out bytes.Buffer
@@ -244,8 +245,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// Whatever ranks write, in whatever parts, comes out as whole lines with their prefixes, each rank's in order and
-// nothing lost; a line that is too long comes in several.
+// FuzzLines: any output of ranks, in any pieces, comes out as whole lines with their prefixes, each rank's in
+// order and without losses. A line that is too long comes in several.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("one\ntwo"), []byte("a\n\nb\n"), uint16(2), byte(3))
 	f.Add([]byte("\n"), []byte{}, uint16(1), byte(1))

@@ -157,7 +157,7 @@ func (s *slow) SetDeadline(t time.Time) error {
 	return nil
 }
 
-// What ends a question's time is over with it: it must not end the next one.
+// The end of one question's context must not end the next question.
 func TestNothingLeftBehind(t *testing.T) {
 	c := &slow{told: make(chan struct{})}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
@@ -170,7 +170,7 @@ func TestNothingLeftBehind(t *testing.T) {
 	}
 }
 
-// Whatever comes from the network is an answer only with the number of the question, or of another version.
+// FuzzAnswer: a datagram counts as an answer only with the number of the question, or with another version.
 func FuzzAnswer(f *testing.F) {
 	const id = 77
 	for _, m := range []wire.CM{

@@ -22,7 +22,7 @@ type starved struct {
 	left []error // each is returned by an Accept
 }
 
-// fail has the next Accepts fail. One that waits already does not hear of it.
+// fail has the next Accepts fail. An Accept that already waits is not affected.
 func (s *starved) fail(errs ...error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,7 +41,7 @@ func (s *starved) Accept() (net.Conn, error) {
 	return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
 }
 
-// echo is a server that says back what it hears.
+// echo is a server that echoes what it receives.
 func echo(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -129,7 +129,7 @@ func nobody(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
 }
 
-// A connection for which there is no server is broken, and does not look as if the server had nothing to say.
+// A connection without a server is reset, so that it does not look like an empty answer.
 func TestNoServer(t *testing.T) {
 	p := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"tcp", nobody(t)}}
 	serve(t, p)

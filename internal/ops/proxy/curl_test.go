@@ -123,7 +123,7 @@ func (s *web) seen() (from, ranges []string) {
 	return from, ranges
 }
 
-// curl is the program with arguments, which is killed when the test's patience is over.
+// curl is the program with arguments, which is killed after the test's time limit.
 func curl(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
@@ -160,7 +160,7 @@ func long() int {
 	return 100_000_000
 }
 
-// curl gets through two proxies what a server of HTTP has, and puts there what it has.
+// curl downloads from and uploads to an HTTP server through two proxies.
 func TestCurl(t *testing.T) {
 	need(t, "curl", "curl")
 	site := newWeb(long())

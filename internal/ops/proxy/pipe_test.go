@@ -11,7 +11,7 @@ import (
 	"viaxdp/internal/lab/await"
 )
 
-// witness is a connection of whose stream nothing comes, and that looks at what it is read into.
+// witness is a connection that sends nothing and inspects the buffer that it is read into.
 type witness struct {
 	net.Conn
 	saw *[]byte
@@ -39,8 +39,8 @@ func TestBuffersAreEmpty(t *testing.T) {
 	}
 }
 
-// An answer comes whole also where the client ends its stream when the server by VIA has closed already, and not all
-// that it had said has got there.
+// The answer arrives complete even if the VIA server has already closed, with data still under way, when the client
+// ends its stream.
 func TestAnswerAfterUpload(t *testing.T) {
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
@@ -83,7 +83,7 @@ func TestAnswerAfterUpload(t *testing.T) {
 	}
 }
 
-// Whatever is given as an address is one that reads as itself, or an error.
+// FuzzParseAddress: any text is an address that formats back to itself, or an error.
 func FuzzParseAddress(f *testing.F) {
 	for _, s := range []string{"tcp:127.0.0.1:80", "via::80", "via:[fd77::1]:80", "localhost:http", "tcp:via:1", "via:tcp:1", "[:]:1"} {
 		f.Add(s)
