@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A machine that has time is not late, however long it is looked at.
+// An idle machine is not late over any time.
 func TestOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := Start()

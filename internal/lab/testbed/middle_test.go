@@ -161,13 +161,13 @@ func order(arrived []int) (overtaken, twice int) {
 	return overtaken, twice
 }
 
-// near says that a count is what its share makes likely: five deviations.
+// near reports whether a count is within five standard deviations of its share.
 func near(n uint64, share float64, of int) bool {
 	mean := share * float64(of)
 	return math.Abs(float64(n)-mean) <= 5*math.Sqrt(mean)+1
 }
 
-// Each fault takes place, is counted, and is seen by the receiver as counted.
+// Each fault occurs, is counted, and has the counted effect at the receiver.
 func TestFaults(t *testing.T) {
 	s := testSite(t)
 	onOneCPU(t, s)
@@ -217,7 +217,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A seed chooses the same frames each time, and another one others.
+// A seed selects the same frames each time, and another seed selects others.
 func TestFaultsReplay(t *testing.T) {
 	s := testSite(t)
 	onOneCPU(t, s)
@@ -441,7 +441,7 @@ func TestStartThroughFails(t *testing.T) {
 	}
 }
 
-// What becomes of the frames that are watched is counted apart, also of those that go on later.
+// Watched frames are also counted separately, including delayed ones.
 func TestWatched(t *testing.T) {
 	w := &way{in: -1, out: -1, epoch: time.Now(), randomSource: newRandomSource()} // whose kernel refuses all
 	w.watch = func(frame []byte) bool { return frame[0] == 1 }

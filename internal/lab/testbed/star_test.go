@@ -29,7 +29,7 @@ func TestLossyStar(t *testing.T) {
 			}))
 			defer ends[i].Close()
 		}
-		// Once the neighbours are known to each other nothing else is on the way.
+		// Once the neighbours are known, no other frames are sent.
 		b := make([]byte, 16)
 		meet := func(i int) bool {
 			ends[i].WriteToUDPAddrPort([]byte("hello"), netip.AddrPortFrom(s.Ends[1-i].IPv4.Addr(), 7001))

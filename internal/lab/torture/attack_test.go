@@ -21,12 +21,12 @@ func TestAttackPeer(t *testing.T) { attacked(t, "peer") }
 // Requests with forged sources keep no client from its server, and no host is sent more than came in its name.
 func TestAttackRequests(t *testing.T) {
 	nstest.Require(t)
-	// A promise on time is for soak to prove; here, and the more so with -short beside the race detector, two
-	// processors have to have time for the server beside the flood.
+	// Only a soak checks the promise on time. Here, and even more with -short and the race detector, two
+	// processors must have time for the server beside the flood.
 	attacked(t, "requests", func(cfg *SoakConfig) { cfg.Rate = testsize.Number(t, "VIA_REQUESTS", 500, 1_000) })
 }
 
-// A hostile user of an agent keeps another one neither waiting nor from its requests.
+// A hostile user of an agent neither delays another user nor takes its requests.
 func TestAttackUsers(t *testing.T) {
 	nstest.Require(t)
 	attacked(t, "users")

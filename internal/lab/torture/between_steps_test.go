@@ -30,7 +30,7 @@ import (
 // session numbers the victims.
 var session atomic.Uint64
 
-// A survivor talks with one victim after the other, by the same VI.
+// A survivor talks to one victim after the other, by the same VI.
 type survivor struct {
 	t       *testing.T
 	own, ns *nstest.NS // its own, and the victims'
@@ -82,8 +82,8 @@ type life struct {
 	complaint string // of a victim that ended by itself, with an error
 }
 
-// outlive lets a victim live until it dies at a step, or to the end, and looks at what is
-// left. An error is a broken promise.
+// outlive lets a victim live until it dies at a step, or to the end, and checks what is left. An error is a
+// broken promise.
 func (s *survivor) outlive(die string) (l life, err error) {
 	v, lost := s.victim, s.nic.Counters().PeersLost
 	v.Session, v.Die = session.Add(1), die
@@ -121,7 +121,7 @@ func (s *survivor) outlive(die string) (l life, err error) {
 	return l, errors.Join(s.d.end(), s.clean(p.death))
 }
 
-// state is in which the survivor's VI has to be.
+// state is the state that the survivor's VI must have.
 func (l *life) state() vipl.State {
 	if l.connected && l.talked != nil {
 		return vipl.Error
@@ -226,7 +226,7 @@ func (s *survivor) converse(v victim, l *vipl.Listener, p *process) (connected b
 	return true, s.d.end()
 }
 
-// clean says what a dead victim has left on its interface.
+// clean reports what a dead victim has left on its interface.
 func (s *survivor) clean(death schedlat.Mark) error {
 	for ; ; time.Sleep(5 * time.Millisecond) {
 		err := s.ns.Do(func() error {
@@ -247,7 +247,7 @@ func stageOf(step string, kinds []string) int {
 	return slices.Index(slices.Concat([]string{stageConnect}, kinds, []string{stageDisconnect, stageClose}), stage)
 }
 
-// judge says what is wrong about what a survivor has of a victim that died at a step.
+// judge returns what is wrong with the data that a survivor has of a victim that died at a step.
 func (s *survivor) judge(step string, l life) error {
 	kinds := kindsOf(s.victim.Level)
 	at, last := stageOf(step, kinds), len(kinds)
@@ -397,7 +397,7 @@ func (s *survivor) killAt(step string) {
 		case l.killed:
 			return
 		case l.complaint == "":
-			// It came otherwise this time, as what waits for a timer.
+			// The order differed this time, as with a step that waits for a timer.
 		case l.silent:
 			s.t.Logf("%q: a machine without time: %+v", step, l)
 		default:

@@ -169,7 +169,7 @@ func (d *dialogue) failed(x *vipl.Descriptor, what string) error {
 	return errEnded
 }
 
-// stage says which stage begins.
+// stage announces the next stage.
 func (d *dialogue) stage(n int, kinds []string) {
 	if d.steps == nil {
 		return

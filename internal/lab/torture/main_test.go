@@ -33,8 +33,8 @@ func share(t *testing.T) time.Duration {
 
 func thorough() bool { return os.Getenv(variable) != "" }
 
-// every reports whether each case is to be tested, and not only some that stand for the others: where
-// CI asks for it, and in its run beside the race detector.
+// every reports whether to test every case, and not only representative ones: if CI asks for it, and in its run with
+// the race detector.
 func every() bool { return thorough() || testing.Short() }
 
 // patience is how long anything may take that has no bound of its own.
@@ -68,8 +68,7 @@ func mixed(name string, level vipl.ReliabilityLevel, flows int) FlowConfig {
 	}
 }
 
-// gap keeps unreliable flows, which nothing else holds back, from taking all
-// time for themselves.
+// gap keeps unreliable flows, which have no flow control, from using all CPU time.
 func gap(level vipl.ReliabilityLevel) time.Duration {
 	if level == vipl.UnreliableDelivery {
 		return time.Millisecond
@@ -77,8 +76,8 @@ func gap(level vipl.ReliabilityLevel) time.Duration {
 	return 0
 }
 
-// unbroken looks at the reports of both sides after an orderly stop: no connection lost, and everything that one has sent was taken by the
-// other.
+// unbroken checks the reports of both sides after an orderly stop: no connection was lost, and everything that one
+// side sent was taken by the other.
 func unbroken(t *testing.T, r [2]*Report) {
 	t.Helper()
 	for i := range r {

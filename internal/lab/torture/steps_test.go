@@ -72,7 +72,7 @@ func (s *steps) around(name string, f func() error) error {
 	return err
 }
 
-// stepLeased is the moment in which the engine has frames, and has not looked at them.
+// stepLeased is the moment when the engine has leased frames and has not read them.
 const stepLeased = "frames are leased"
 
 // stepPort is the queue, with the steps of frames.
@@ -219,7 +219,7 @@ const (
 	lineStep    = "step "    // with its name
 )
 
-// asVictim is how the test program becomes one; how it is to live is behind that, in JSON.
+// asVictim makes the test binary a victim; JSON after it describes its life.
 const asVictim = "torture-victim"
 
 // live is the victim's life. It ends early when its parent does.

@@ -30,7 +30,7 @@ var storms = []struct {
 	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.WayCounters) bool { return n.Reordered > 0 }},
 	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.WayCounters) bool { return n.Duplicated > 0 }},
 	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.WayCounters) bool { return n.Corrupted > 0 }},
-	// Less room than a flow sends at once, before it hears anything.
+	// Less room than a flow sends before its first acknowledgement.
 	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 8}, func(n testbed.WayCounters) bool { return n.Limited > 0 }},
 	{"all", testbed.Faults{
 		Loss: 0.02, Burst: 0.001, Duplicate: 0.03, Corrupt: 0.02, Reorder: 0.03, Jitter: 300 * time.Microsecond,
@@ -192,7 +192,7 @@ func moved(r *Report) (names []string) {
 	return names
 }
 
-// A rough time moves all counters that can be moved from outside.
+// A mix of faults moves all counters that can be moved from outside.
 func TestCountersMove(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, BedConfig{MTU: 9000})
