@@ -29,7 +29,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Every setting arrives; what is not said has its default.
+// Every setting takes effect; settings that are not given have their defaults.
 func TestAgentSettings(t *testing.T) {
 	got, err := parseAgentSettings([]byte(`
 socket = "/run/x/agent.sock"
@@ -106,7 +106,7 @@ func TestAgentSettingsExample(t *testing.T) {
 	}
 }
 
-// What is wrong is an error that says where.
+// An invalid setting is an error that says where it is.
 func TestAgentSettingsErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"\nqeues = 3":                                             "line 2: there is no setting qeues",

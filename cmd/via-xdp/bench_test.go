@@ -86,7 +86,7 @@ func TestBenchFlags(t *testing.T) {
 	}
 }
 
-// What was measured before a group failed is kept and shown.
+// The groups measured before a failed one are kept and shown.
 func TestBenchFails(t *testing.T) {
 	out := t.TempDir()
 	r := &recorder{report: sampleReport(2), err: errors.New("vibe-cq: a frame was lost")}

@@ -113,8 +113,8 @@ func TestReportCommand(t *testing.T) {
 		t.Errorf("%d bytes of a long file", got)
 	}
 
-	// A file that is there stays, an interface that is not is an error, and a
-	// report that fails leaves no half.
+	// An existing file is not overwritten, a missing interface is an error, and a failed
+	// report leaves no partial file.
 	out.Reset()
 	env.args = []string{"report", "lo", "-o", file}
 	if status := run(t.Context(), env); status == exitFine {

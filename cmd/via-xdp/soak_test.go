@@ -124,7 +124,7 @@ func TestSoakBroken(t *testing.T) {
 	}
 }
 
-// What keeps a soak from beginning is all that is said.
+// If a soak cannot begin, the only output is the reason.
 func TestSoakCannotRun(t *testing.T) {
 	missing := &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}
 	_, status, out, errs := soaked(context.Background(), torture.SoakReport{}, missing)
