@@ -189,7 +189,7 @@ func (p *plan) judge() (why string) {
 		peer := p.ends[1-who]
 		switch {
 		case e.other:
-			wrong("side %d has read what nobody has written", who)
+			wrong("side %d has read what was not written", who)
 		case e.readErr == io.EOF && e.got != peer.wrote:
 			wrong("side %d has read %d bytes and the end, the other has written %d", who, e.got, peer.wrote)
 		case e.readErr == io.EOF && p.end == breaks && p.goes != who:

@@ -281,7 +281,7 @@ func TestListenerCloses(t *testing.T) {
 	waiting.Close()
 	lost.SetDeadline(time.Now().Add(testTimeout))
 	if n, err := lost.Read(make([]byte, 1)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a connection that nobody accepted: %d bytes, %v", n, err)
+		t.Errorf("a connection that was not accepted: %d bytes, %v", n, err)
 	}
 	c.Close()
 }

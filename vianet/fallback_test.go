@@ -242,7 +242,7 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 	or := newWay(t)
 	_, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{nobodys, there}, or.dial)
 	if !errors.Is(err, syscall.EKEYREJECTED) || or.calls > 0 {
-		t.Errorf("one is nobody's: %v, %d calls", err, or.calls)
+		t.Errorf("one is of no host: %v, %d calls", err, or.calls)
 	}
 	fabric.Cut(silent.Addr(), true)
 	for _, to := range [][]vianet.Addr{{silent, there}, {there, silent}, {nobodys, there, silent}} {

@@ -189,7 +189,7 @@ func TestHandover(t *testing.T) {
 	told, err := vianet.Handover(nic)
 	must(t, err)
 	if !told {
-		t.Error("the keeper goes on to its next look, a millisecond later")
+		t.Error("the driver waits for its next tick, a millisecond later")
 	}
 }
 
@@ -200,7 +200,7 @@ func TestLeft(t *testing.T) {
 	told, err := vianet.Left(nic)
 	must(t, err)
 	if !told {
-		t.Error("no keeper waits for sends")
+		t.Error("no driver waits for sends")
 	}
 }
 
@@ -208,7 +208,7 @@ func TestLeft(t *testing.T) {
 func TestRoused(t *testing.T) {
 	for _, polls := range []bool{false, true} {
 		if roused := vianet.Roused(polls); roused == polls {
-			t.Errorf("somebody polls: %v; a keeper is roused: %v", polls, roused)
+			t.Errorf("a call polls: %v; a driver is roused: %v", polls, roused)
 		}
 	}
 }

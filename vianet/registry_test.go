@@ -60,7 +60,7 @@ func TestLeaseIsKept(t *testing.T) {
 		}
 		again := mustLease(t, r, buf, tag, a)
 		if again.region.Handle() != handle {
-			t.Errorf("lease %d is registered anew", i)
+			t.Errorf("lease %d is registered again", i)
 		}
 		again.end()
 	}
@@ -89,7 +89,7 @@ func TestLeasePart(t *testing.T) {
 	small := mustLease(t, r, buf[1999:2001], tag, closed)
 	part := mustLease(t, r, buf[500:1500], tag, closed)
 	if part.region.Handle() != handle {
-		t.Error("a part is registered anew")
+		t.Error("a part is registered again")
 	}
 	want := vipl.DataSegment{Data: addressOf(buf[510:]), Handle: handle, Length: 100}
 	if got := part.segment(10, 100); got != want || part.remote().Data != addressOf(buf[500:]) || len(part.buf) != 1000 {

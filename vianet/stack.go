@@ -252,7 +252,7 @@ func (s *Stack) nicClosed() bool {
 		return false
 	}
 	err := error(vipl.ErrNotDone)
-	for errors.Is(err, vipl.ErrNotDone) { // the keeper was woken, and had gone
+	for errors.Is(err, vipl.ErrNotDone) { // the driver was woken, and had gone
 		s.arrivals.drain() // Wait gives what there is before it looks
 		_, _, err = s.arrivals.cq.Wait(0)
 	}
