@@ -163,7 +163,7 @@ func (p *program) identify(me int, r receiving, s mvich.Status, b []byte) (resul
 			return result{s, i}, nil
 		}
 	}
-	return result{}, fmt.Errorf("%+v got %+v, which nobody has sent", r, s)
+	return result{}, fmt.Errorf("%+v got %+v, which no rank has sent", r, s)
 }
 
 // judge compares what the receives of a rank got with the model.

@@ -34,7 +34,7 @@ func TestServerMapping(t *testing.T) {
 		t.Errorf("%q, %v", value, err)
 	}
 	if _, err := c.Get("nothing"); !errors.Is(err, ErrAnswer) {
-		t.Errorf("a key that nobody has put: %v", err)
+		t.Errorf("a key that no rank has put: %v", err)
 	}
 }
 
