@@ -182,7 +182,7 @@ func (s *Series) At(x float64) *Point {
 // Renewable reports whether groups of that many turns may take the place of r's.
 func (r *Report) Renewable(turns int) error {
 	if turns != r.Turns {
-		return fmt.Errorf("the report is of %d turns, and groups that are measured anew have to be of as many, not %d", r.Turns, turns)
+		return fmt.Errorf("the report is of %d turns, and groups that are measured again have to be of as many, not %d", r.Turns, turns)
 	}
 	return nil
 }
