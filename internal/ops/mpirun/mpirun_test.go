@@ -281,7 +281,7 @@ func FuzzLines(f *testing.F) {
 			case strings.HasPrefix(line, "1|") && strings.HasSuffix(line, "\n"):
 				got[1].WriteString(line[2:])
 			default:
-				t.Fatalf("a line of nobody: %q", line)
+				t.Fatalf("a line of no rank: %q", line)
 			}
 		}
 		for i, text := range texts {
