@@ -31,7 +31,7 @@ func TestStarved(t *testing.T) {
 	mark := m.Mark()
 	for round := 0; m.Late() == 0; round++ {
 		if round == 1000 {
-			t.Fatal("a processor that was busy for 1000 times 7 ms made nobody late")
+			t.Fatal("a processor that was busy for 1000 times 7 ms made no thread late")
 		}
 		for since := time.Now(); time.Since(since) < 7*time.Millisecond; {
 		}

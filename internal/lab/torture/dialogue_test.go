@@ -351,7 +351,7 @@ func (d *dialogue) end() error {
 				return violation("a %s completed out of order", q.name)
 			}
 			if err == nil && q.ring == d.recvs {
-				return violation("a message was left: nobody should have sent it")
+				return violation("an unexpected message was left")
 			}
 			if err != nil {
 				if err := d.failed(x, q.name); err != errEnded {

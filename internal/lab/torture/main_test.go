@@ -37,7 +37,7 @@ func thorough() bool { return os.Getenv(variable) != "" }
 // the race detector.
 func every() bool { return thorough() || testing.Short() }
 
-// patience is how long anything may take that has no bound of its own.
+// waitLimit is how long anything may take that has no limit of its own.
 const waitLimit = 2 * time.Minute
 
 // unhurried is a silence that is longer than workers wait for a CPU. It is for tests in which no worker dies and no
@@ -168,6 +168,6 @@ func unwantedOf(t *testing.T, b *Bed) (u [2]Unwanted) {
 func unanswered(t *testing.T, b *Bed, u [2]Unwanted) {
 	t.Helper()
 	if now := unwantedOf(t, b); now != u {
-		t.Errorf("frames of ours met nobody, or were answered by ICMP: %+v before, %+v now", u, now)
+		t.Errorf("frames of ours met no receiver, or were answered by ICMP: %+v before, %+v now", u, now)
 	}
 }

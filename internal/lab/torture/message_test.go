@@ -45,7 +45,7 @@ func TestMessages(t *testing.T) {
 		at := rapid.IntRange(headLen, len(b)-1).Draw(t, "at")
 		b[at] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
 		if got.parse(b) == nil {
-			t.Fatalf("byte %d of %d is wrong and nobody said so", at, len(b))
+			t.Fatalf("byte %d of %d is wrong and was not detected", at, len(b))
 		}
 	})
 }
