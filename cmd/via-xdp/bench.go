@@ -123,7 +123,7 @@ func (s *suiteFlags) renew(cmd *cobra.Command, env environment, path string, gro
 		return nil, fmt.Errorf("--turns: %w", err)
 	}
 	if s.out != "" && filepath.Clean(s.out) != filepath.Dir(path) {
-		return nil, fmt.Errorf("--out: the histograms of groups that are measured anew lie beside those of %s: leave it out", path)
+		return nil, fmt.Errorf("--out: the histograms of groups that are measured again lie beside those of %s: leave it out", path)
 	}
 	s.out = filepath.Dir(path)
 	by, err := s.measure(cmd, env, groups)
