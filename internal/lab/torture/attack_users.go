@@ -26,8 +26,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// The attack of users: a hostile user's programs attack an agent while an honest user opens and closes queues, connects,
-// and accepts connections. Neither user is root.
+// The attack of users: a hostile user's programs attack an agent while an honest user opens and closes queues,
+// connects, and accepts connections. Neither user is root.
 //
 //	side 0: agent; honest user, hostile user     side 1: peer, gateway, a host that is silent
 //	+------------------------------------+       +-----------------------------------------+
