@@ -36,12 +36,12 @@ func openFramedAsavie(o opening) (Endpoint, error) {
 	return &framed{io: io, sleeps: o.sleeps, watch: w}, nil
 }
 
-// asavie is an xdp.Socket of github.com/asavie/xdp, driven as its
-// documentation shows: Poll before Receive, Poll(0) to look and a longer one to
-// sleep. Its place is beside our own queue as a baseline.
+// asavie is an xdp.Socket of github.com/asavie/xdp, driven as its documentation shows:
+// Poll before Receive, Poll(0) to check and a longer Poll to sleep. It is a baseline
+// for our own queue.
 //
-// The socket hands out chunks from the lowest address on; receiving has the
-// upper half for itself.
+// The socket hands out chunks from the lowest address on; receiving has the upper half
+// for itself.
 //
 //	0                 ringChunks          2*ringChunks
 //	| GetDescs: sending | Fill: receiving |
@@ -54,10 +54,10 @@ type asavie struct {
 	header wire.Template
 	skip   int
 
-	descs []xdp.Desc // chunks for sending, of which used are queued
+	descs []xdp.Desc // chunks for sending; used of them are queued
 	used  int
 
-	ready int        // frames received as far as the last Poll told
+	ready int        // frames received, as the last Poll reported
 	lease []xdp.Desc // taken off the ring
 	at    int
 }
@@ -174,7 +174,7 @@ func (a *asavie) round() error {
 func (a *asavie) next() []byte {
 	if a.used == len(a.descs) {
 		if a.used > 0 {
-			return nil // flush first: only Transmit tells the socket that they are taken
+			return nil // flush first: only Transmit makes the socket count them as taken
 		}
 		a.descs = a.xsk.GetDescs(frameBatch)
 		for i, d := range a.descs {

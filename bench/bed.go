@@ -39,8 +39,8 @@ const (
 	kernelInterface = "tcp0"
 )
 
-// overcommitPages is by how many pages of 2 MB the host's allowance is raised
-// while both sides map their memory.
+// overcommitPages is the number of 2 MB pages added to the host's allowance while both
+// sides map their memory.
 const overcommitPages = 512
 
 // Bed is two workers, pinned to a CPU each, in network namespaces of their own.
@@ -58,9 +58,9 @@ type Bed struct {
 }
 
 // StartBed makes a bed. Without the privilege for it the error is a
-// *testbed.MissingError. On an error nothing is left behind. Where ctx has ended by then,
-// its end is the error: Ctrl-C reaches also a child that has no process group of its own
-// yet, and that child's death is not the reason.
+// *testbed.MissingError. On an error nothing is left behind. If ctx has ended by then,
+// the error is that of ctx: Ctrl-C may also kill a child that has no process group of
+// its own yet, and that child's death is not the cause.
 func StartBed(ctx context.Context, cfg BedConfig) (_ *Bed, err error) {
 	defer func() {
 		if err != nil && ctx.Err() != nil {
@@ -142,8 +142,8 @@ func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {
 	return result, nil
 }
 
-// endGrace is how long workers have to leave what they are at when ctx ends: to close
-// their NICs, with what says that they run. A variable for tests.
+// endGrace is how long workers have to stop and close their NICs when ctx ends. A
+// variable for tests.
 var endGrace = time.Second
 
 // Do calls f, which makes requests of the workers, and explains its error by

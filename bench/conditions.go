@@ -82,7 +82,8 @@ func (c Conditions) CPU() string {
 	return s
 }
 
-// learn takes facts of an endpoint, unless a better one has told them.
+// learn records the facts of an endpoint, unless an earlier endpoint with an XDP mode
+// has set them.
 func (c *Conditions) learn(f Facts) {
 	if f.Mode == "" || c.Mode != "" {
 		return
@@ -100,7 +101,7 @@ func (c *Conditions) pinned(client, server Facts) {
 	}
 }
 
-// pollingOf tells how the rows of a run wait for messages.
+// pollingOf describes how the rows of a run wait for messages.
 func pollingOf(rows []Row) string {
 	asleep := 0
 	for _, r := range rows {
@@ -166,8 +167,8 @@ type stopwatch struct {
 	stolen time.Duration
 }
 
-// startStopwatch looks at the clock last, and span first: what the other looks
-// cost is no part of the span.
+// startStopwatch reads the clock last, and span reads it first, so the span excludes
+// the cost of the other readings.
 func startStopwatch() stopwatch {
 	s := stopwatch{stolen: stolenTime(), waited: waitTime(), cpu: usage()}
 	s.wall = time.Now()
@@ -191,7 +192,7 @@ func usage() time.Duration {
 }
 
 // waitTime is how long this thread has waited for a CPU while it could have run
-// (Documentation/scheduler/sched-stats.rst); 0 where the kernel does not tell.
+// (Documentation/scheduler/sched-stats.rst); 0 if the kernel does not report it.
 func waitTime() time.Duration {
 	b, err := os.ReadFile("/proc/thread-self/schedstat")
 	if err != nil {
@@ -220,8 +221,8 @@ func timeIn(fields [][]byte, at int, unit time.Duration) time.Duration {
 // userTick is the unit of the times in /proc/stat, 1/sysconf(_SC_CLK_TCK).
 const userTick = 10 * time.Millisecond
 
-// stolenTime is the steal time of all CPUs since the machine started; 0 where
-// the kernel does not tell.
+// stolenTime is the steal time of all CPUs since the machine started; 0 if the kernel
+// does not report it.
 func stolenTime() time.Duration {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -237,16 +238,15 @@ func stolenIn(b []byte) time.Duration {
 }
 
 // A measurement is disturbed when a hypervisor took more than stealShare of the
-// machine's CPU time away meanwhile, or when the thread of a worker that polls,
-// and so has a CPU for itself, had to wait for it for more than waitShare of the
-// time: the kernel's own work and the Go runtime's monitor take 1 to 4 %, another
-// program that wants the CPU takes half. Less than two ticks of stolen time may be
-// one that began long before.
+// machine's CPU time away meanwhile, or when the thread of a worker that polls, and so
+// has a CPU for itself, waited for it for more than waitShare of the time. The kernel's
+// own work and the Go runtime's monitor take 1 to 4 %; another program that wants the
+// CPU takes half. A stolen time below two ticks may be one tick that began long before.
 const (
 	stealShare = 0.01
 	stealTicks = 2
 	waitShare  = 0.1
-	waitSlip   = 100 * time.Microsecond // that a short measurement may have waited all the same
+	waitSlip   = 100 * time.Microsecond // allowance for a short measurement
 )
 
 // disturbances says why a measurement is doubtful; nil: it is not.

@@ -59,7 +59,7 @@ func (w *Worker) at(xdp bool) Params {
 	return w.params
 }
 
-// explain says why the connection ended, as far as anybody knows.
+// explain returns why the connection ended, as far as this side knows.
 func (w *Worker) explain(err error) error {
 	if w.ended != nil {
 		if why := w.ended(); why != nil {

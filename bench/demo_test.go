@@ -50,9 +50,9 @@ func tracesNow(t *testing.T) (s traces) {
 	return s
 }
 
-// nothingLeft waits until the machine looks as before and no process of the
-// token is left. Tests of other packages may use hugepages for a while. Nothing tells when the
-// kernel has taken down a namespace: it looks again.
+// nothingLeft waits until the machine looks as before and no process of the token is left. Tests
+// of other packages may use hugepages for a while. The kernel does not report when a namespace
+// is gone, so it polls.
 func nothingLeft(t *testing.T, before traces, token string) {
 	t.Helper()
 	var why string
@@ -91,8 +91,8 @@ func processes(token string) (pids []string) {
 
 func tokenOf(t *testing.T) string { return fmt.Sprintf("%s-%d", t.Name(), os.Getpid()) }
 
-// The whole demonstration with transports of each kind: all bytes right, a row for
-// each, and nothing left behind.
+// A whole demonstration with transports of each kind: all bytes are right, each transport has a
+// row, and nothing is left behind.
 func TestDemo(t *testing.T) {
 	nstest.Require(t)
 	before, token := tracesNow(t), tokenOf(t)
@@ -147,8 +147,8 @@ func TestDemoMTU(t *testing.T) {
 	}
 }
 
-// A demonstration that is interrupted says so and leaves nothing: while it measures, and while
-// its bed is being made, whatever becomes of that.
+// An interrupted demonstration returns that error and leaves nothing, both while it measures and
+// while its bed is being made, even if making the bed fails.
 func TestDemoInterrupted(t *testing.T) {
 	nstest.Require(t)
 	for _, early := range []bool{false, true} {
@@ -168,7 +168,7 @@ func TestDemoInterrupted(t *testing.T) {
 	}
 }
 
-// One that is interrupted has its workers close their NICs: no socket of theirs stays behind.
+// An interrupted demonstration has its workers close their NICs: no socket of theirs remains.
 func TestDemoInterruptedTidily(t *testing.T) {
 	nstest.Require(t)
 	defer func(d time.Duration) { endGrace = d }(endGrace)
@@ -196,8 +196,8 @@ func TestDemoInterruptedTidily(t *testing.T) {
 	}
 }
 
-// Who is told that a bed was interrupted finds its workers gone, however soon what they were
-// asked for had ended.
+// When Do reports that a bed was interrupted, the bed's workers are gone, even if the work on
+// them had ended long before.
 func TestDoInterrupted(t *testing.T) {
 	b := onBed(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -293,8 +293,8 @@ func TestMeasureLoopback(t *testing.T) {
 	}
 }
 
-// A server that could not open what a client asked for says so itself, and not to the client
-// alone.
+// A server that could not open the client's transport reports that itself, and not only to the
+// client.
 func TestServerFails(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -331,7 +331,7 @@ func TestServerFails(t *testing.T) {
 	}
 }
 
-// A client is told which of the two hosts lacks something, and that it is for its status to say.
+// If the server's host lacks something, the client's error names that host, and Missing reports it.
 func TestServerLacks(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
@@ -368,8 +368,8 @@ func TestClientLeavesUnconnected(t *testing.T) {
 	}
 }
 
-// Without privilege a demonstration and operations say what is missing, and so do rings of
-// one's own. A VI asks for a NIC, which an agent may open. The test runs itself again as nobody.
+// Without privilege a demonstration and operations say what is missing, and so do rings of one's
+// own. A VI asks for a NIC, which an agent may open. The test runs itself again as user nobody.
 func TestNeeds(t *testing.T) {
 	if os.Geteuid() == 0 {
 		out, err := nstest.AsNobody(t, "TestNeeds").CombinedOutput()
@@ -398,7 +398,7 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// What is wrong with this side is said before the other side is waited for.
+// Errors of this side are reported before it waits for the other side.
 func TestPlaceIsChecked(t *testing.T) {
 	for want, p := range map[string]Place{
 		"ip link":     {Interface: "no-such-nic"},

@@ -1,5 +1,5 @@
-// Package bench measures message transports side by side: Virtual Interfaces,
-// the AF_XDP rings below them, and the kernel's TCP and UDP.
+// Package bench measures message transports side by side: Virtual Interfaces, the AF_XDP
+// rings below them, and the kernel's TCP and UDP.
 //
 //	coordinator: Run(plan)
 //	   |  JSON lines: open, connect, ping | echo, send | receive, close
@@ -11,27 +11,26 @@
 //
 // # How it measures
 //
-// Both workers are told the number of messages of a round beforehand, so that
-// nothing but messages travels while the clock runs. Latency is half of a
-// round trip of a ping-pong, each one recorded in an HdrHistogram; that of RDMA
-// reads is the whole time of one read, marked as a round trip wherever it is
-// shown. Bandwidth is that of a stream in one direction, until its receiver has
-// said that it has everything. A measurement begins with a warm-up in which every byte is
-// checked. All rows of a [Plan] are gone through several times in turn, so that
-// a machine that drifts does so for all; the report has the medians of the
-// turns, and marks those that were disturbed: by a hypervisor that took CPU time
-// away, or by other threads on a CPU that a worker polls on.
+// Both workers know the number of messages of a round beforehand, so that only messages
+// travel while the clock runs. Latency is half of a round trip of a ping-pong, each one
+// recorded in an HdrHistogram; that of RDMA reads is the whole time of one read, marked
+// as a round trip wherever it is shown. Bandwidth is that of a stream in one direction,
+// until its receiver has said that it has everything. A measurement begins with a warm-up
+// in which every byte is checked. Each turn measures all rows of a [Plan], so that drift
+// of the machine affects all rows alike. The report has the medians of the turns. It
+// marks turns that were disturbed: by a hypervisor that took CPU time away, or by other
+// threads on a CPU that a worker polls on.
 //
-// The peak of a bandwidth is not perftest's, which is that between two completions:
-// a measurement consists of rounds, about four, each until the receiver has said that
-// it has everything, and the peak is that of the best round.
+// The peak bandwidth is not perftest's, which is measured between two completions. A
+// measurement has about four rounds, each until the receiver has confirmed everything;
+// the peak is that of the best round.
 //
-// What a message costs beside its transfer is kept alike: the kernel's
-// transports send from one buffer and receive into one, a VI sends from and
-// receives into registered memory, raw AF_XDP leaves the bytes in the chunks.
-// A message that does not fit in a frame of the path MTU travels as several
-// frames, but on TCP, which segments by itself. Streams never lose a frame: TCP
-// and reliable VIs see to it, for the others a window does.
+// The cost of a message beside its transfer is the same for all: the kernel's transports
+// send from one buffer and receive into one, a VI sends from and receives into registered
+// memory, raw AF_XDP leaves the bytes in the chunks. A message that does not fit in a
+// frame of the path MTU travels as several frames, but on TCP, which segments by itself.
+// Streams never lose a frame: TCP and reliable VIs retransmit, and the others use a
+// window.
 //
 // # Transports
 //
@@ -50,42 +49,40 @@
 //	tcp-net, udp-net       package net
 //	vianet                 a connection of package vianet
 //
-// Those of AF_XDP poll; with -wait behind the name they sleep for events. RDMA
-// only polls: the target of a write looks at the message's last word in memory,
-// and the program that is read has nothing to wait for but the end of a round.
-// Credits hold a stream of writes to a window, as they do a stream of sends; of
-// reads up to 16 are under way.
+// Transports over AF_XDP poll; with the suffix -wait they sleep for events. RDMA only
+// polls: the target of a write looks at the message's last word in memory, and the
+// program whose memory is read waits only for the end of a round. Credits limit a stream
+// of writes to a window, as they do a stream of sends. Up to 16 reads are under way.
 //
-// vianet uses memory of the NIC's arena, as any program may that wants its long
-// messages not to be copied.
+// vianet uses memory of the NIC's arena, as a program does to avoid copies of long
+// messages.
 //
 // A VI's stream posts its descriptors, and takes them off, in lists of up to 16
-// (perftest's --post_list, and a poll for several completions); up to 512
-// messages, or 1 MiB, are under way. A ping-pong posts them one by one.
+// (perftest's --post_list, and a poll for several completions); up to 512 messages, or 1
+// MiB, are under way. A ping-pong posts them one by one.
 //
-// A [Row] may use a VI otherwise than usually, by [VIOptions]: with a
-// completion queue, handlers, many open VIs, several segments, buffers that are
-// not reused. It may also leave out a part of via-xdp's design, to show what
-// that part is worth.
+// A [Row] may change how it uses a VI, by [VIOptions]: with a completion queue, handlers,
+// many open VIs, several segments, buffers that are not reused. It may also disable a
+// part of via-xdp's design, to show what that part is worth.
 //
 // # Beside plans
 //
-// A [Session] keeps a transport open for measurements that are no rounds of a plan:
-// [Session.Load], an open loop at a given rate, where a message's time counts from
-// when it was due; [Session.Transactions], requests with replies; [Session.Stream] and
-// [Session.PingPong], between which faults may begin; [Session.Connections]. A [Bed]
-// made with Through has a forwarder on each pair that loses and reorders frames as
-// [Bed.SetFaults] says, and [Session.Repeats] tells what was sent again for it. An [Incast] is
-// streams of several senders into one receiver.
+// A [Session] keeps a transport open for measurements outside of plans: [Session.Load],
+// an open loop at a given rate, where a message's time counts from when it was due;
+// [Session.Transactions], requests with replies; [Session.Stream] and [Session.PingPong],
+// between which faults may begin; [Session.Connections]. A [Bed] made with Through has a
+// forwarder on each pair that loses and reorders frames as [Bed.SetFaults] says, and
+// [Session.Repeats] counts what was retransmitted for that. An [Incast] is streams of
+// several senders into one receiver.
 //
 // # Privileges
 //
-// The kernel's transports need none. Those of AF_XDP need CAP_NET_ADMIN,
-// CAP_NET_RAW and CAP_BPF; [Demo] needs CAP_SYS_ADMIN, too, for namespaces.
+// The kernel's transports need none. Those of AF_XDP need CAP_NET_ADMIN, CAP_NET_RAW and
+// CAP_BPF; [Demo] needs CAP_SYS_ADMIN, too, for namespaces.
 //
 // # Concurrency
 //
-// Run, Demo, Measure and ListenAndServe block; several of them may run at the
-// same time as long as they do not share an interface's queue. An Endpoint, a
-// Bed and a Worker belong to one goroutine.
+// Run, Demo, Measure and ListenAndServe block; several of them may run at the same time
+// as long as they do not share an interface's queue. An Endpoint, a Bed and a Worker
+// belong to one goroutine.
 package bench

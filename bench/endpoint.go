@@ -53,9 +53,9 @@ type Endpoint interface {
 
 // Round is one run of messages of equal size.
 type Round struct {
-	ID       uint16 `json:"id"`              // tells stray frames of an earlier round
+	ID       uint16 `json:"id"`              // distinguishes stray frames of an earlier round
 	Bytes    int    `json:"bytes"`           // per message, 1 to MaxMessage
-	Reply    int    `json:"reply,omitempty"` // likewise of an echo; 0: as many
+	Reply    int    `json:"reply,omitempty"` // bytes per echo; 0: as Bytes
 	Messages int    `json:"messages"`        // counted messages
 	Lead     int    `json:"lead,omitempty"`  // messages before them, not counted (Ping only)
 	Check    bool   `json:"check,omitempty"`
@@ -173,8 +173,8 @@ type Params struct {
 	WaitLimit      time.Duration `json:",omitzero"` // without progress; 0: 20 s
 }
 
-// Hello is what one side tells the other before they connect, with facts about
-// what it got.
+// Hello is what the two sides exchange before they connect, with facts about what each
+// got.
 type Hello struct {
 	Addr    netip.Addr       `json:"addr"`
 	MAC     net.HardwareAddr `json:"mac,omitempty"`

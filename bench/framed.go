@@ -385,11 +385,12 @@ func (f *framed) header(buf []byte, kind byte, seq uint32) {
 	binary.LittleEndian.PutUint32(buf[4:], seq)
 }
 
-// Ping-pong of messages of one frame each, whose contents nobody checks: what is measured
-// where latency is. It does what send and receive do, in a few functions: their code has
-// to come into the first cache again after each system call, line by line.
+// Ping-pong of messages of one frame each, whose content is not checked: the case in
+// which latency is measured. It does what send and receive do in fewer functions, as
+// each system call evicts their code from the L1 cache, which must be refilled line by
+// line.
 
-// short reports whether the round is such a one.
+// short reports whether the round is of this kind.
 func (f *framed) short() bool {
 	return f.per == 1 && !f.round.Check && !f.sleeps && (f.chain == nil || f.chain.units(frameHeader+f.round.Bytes) == 1)
 }

@@ -36,8 +36,8 @@ func shortPair(t *testing.T, into []byte) (a, b *framed, wa, wb *cable) {
 	return a, b, wa, wb
 }
 
-// Messages of one frame go back and forth, past frames of an earlier round, with what
-// comes behind them in a stream; those that are kept are copied.
+// Messages of one frame go back and forth, past frames of an earlier round and with
+// later frames of a stream. Kept messages are copied.
 func TestFramedShort(t *testing.T) {
 	into := make([]byte, 100)
 	a, b, wa, _ := shortPair(t, into)
@@ -72,7 +72,7 @@ func TestFramedShort(t *testing.T) {
 	}
 }
 
-// One that is doubled or cut is an error.
+// A duplicated or truncated frame is an error.
 func TestFramedShortNoticesFaults(t *testing.T) {
 	for fault, do := range map[string]func(f []byte) [][]byte{
 		"doubled": func(f []byte) [][]byte { return [][]byte{f, f} },

@@ -83,8 +83,8 @@ func twoFramed(t *rapid.T, payload, window int) (a, b *framed, wa, wb *cable) {
 	return a, b, wa, wb
 }
 
-// Whatever the sizes of messages, frames and windows: all bytes arrive, and
-// there are never more frames under way than the window and its credits allow.
+// For any sizes of messages, frames and windows, all bytes arrive, and no more frames
+// are under way than the window and its credits allow.
 func TestFramedProperty(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		payload := rapid.IntRange(frameHeader+1, 200).Draw(t, "payload")
@@ -116,8 +116,8 @@ func TestFramedProperty(t *testing.T) {
 	})
 }
 
-// A stream's frame that is lost, doubled, changed or out of order is an error,
-// not a wait for ever.
+// A lost, duplicated, changed or reordered frame of a stream is an error, not an
+// endless wait.
 func TestFramedNoticesFaults(t *testing.T) {
 	for _, c := range []struct {
 		fault string
@@ -175,7 +175,7 @@ func TestFramedNoticesFaults(t *testing.T) {
 	}
 }
 
-// Frames of an earlier round are passed over.
+// Frames of an earlier round are skipped.
 func TestFramedStrayFrames(t *testing.T) {
 	wa, wb := newCables(100, 8)
 	a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}

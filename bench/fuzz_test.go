@@ -9,8 +9,8 @@ import (
 	"unicode"
 )
 
-// Whatever the kernel, or the program in C, says: a CPU has a name of one line that is there to be read, times
-// are those that stand there or none, and never negative.
+// For any output of the kernel or the program in C: a CPU has a name of one line that occurs in it, and times
+// are those in it or 0, and never negative.
 func FuzzSystem(f *testing.F) {
 	f.Add("model name\t: AMD EPYC  7763 64-Core\nflags\t\t: fpu hypervisor\n")
 	f.Add("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n")

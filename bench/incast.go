@@ -27,7 +27,7 @@ import (
 //	   |           |          |          |
 //	===+===========+==========+==========+===== bridge
 //
-// An Incast belongs to one goroutine, and is of no use after Stream has failed.
+// An Incast belongs to one goroutine, and is unusable after Stream has failed.
 type Incast struct {
 	star    *testbed.Star
 	workers []*Worker // the receiver is the first
@@ -72,8 +72,8 @@ func (l IncastLoad) validate() error {
 }
 
 // IncastResult is what came of them. Messages are those of the window, in which all
-// senders had begun and none had ended; frames are those of the whole streams. No message
-// was lost, or there is no result.
+// senders had begun and none had ended; frames are those of the whole streams. If a
+// message is lost, there is no result.
 type IncastResult struct {
 	MBps     float64 // 10^6 bytes of content a second, of all senders
 	Messages []int64 // of each sender
@@ -86,8 +86,8 @@ type IncastResult struct {
 	Disturbed []string
 }
 
-// Fairness is Jain's index of the senders' shares: 1 where they are equal, 1/n where one
-// of n has all.
+// Fairness is Jain's index of the senders' shares: 1 if they are equal, 1/n if one of n
+// has all.
 func (r *IncastResult) Fairness() float64 {
 	sum, squares := 0., 0.
 	for _, n := range r.Messages {
@@ -152,12 +152,12 @@ func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
 	return n, nil
 }
 
-// Conditions under which the streams run, once some of VIs have run.
+// Conditions under which the streams run, known once streams of VIs have run.
 func (n *Incast) Conditions() Conditions { return n.cond }
 
 // Close ends the workers and removes the namespaces.
 func (n *Incast) Close() {
-	if n.failed { // some may wait for others who are gone
+	if n.failed { // some may wait for others that have ended
 		n.star.CloseWithin(endGrace)
 		return
 	}
@@ -171,13 +171,13 @@ type incastInput struct {
 	Number   int // of the sender
 }
 
-// incastSent is what a sender tells of its stream.
+// incastSent is a sender's report of its stream.
 type incastSent struct {
 	Messages                int64
 	Frames, Resent, Dropped uint64 // frames, those of them that were sent again, and that its kernel has named as lost
 }
 
-// incastTaken is what the receiver tells of all streams.
+// incastTaken is the receiver's report of all streams.
 type incastTaken struct {
 	Messages, Came   []int64 // of each sender, in the window and in all
 	Span             Span    // the window
@@ -403,7 +403,7 @@ type incastReceiver struct {
 	in      incastInput
 	streams []net.Conn
 	came    []atomic.Int64 // messages
-	ending  atomic.Bool    // the senders have been told that it is over
+	ending  atomic.Bool    // the senders have been notified of the end
 	failed  chan error     // of streams
 }
 
@@ -519,8 +519,8 @@ const (
 	incastStill = 50 * time.Millisecond
 )
 
-// countFrames says how many frames have come to a NIC since before, how many of them were
-// dropped by name, and how many without one.
+// countFrames returns how many frames have come to a NIC since before, how many of them a
+// named counter has as dropped, and how many are missing from all counters.
 func countFrames(nic *vipl.NIC, before map[string]uint64) (seen, dropped, unnamed uint64) {
 	last, since := uint64(0), time.Now()
 	for end := time.Now().Add(incastQuiet); ; time.Sleep(time.Millisecond) {

@@ -36,8 +36,8 @@ func incastConfig(senders int) IncastConfig {
 	return IncastConfig{Senders: senders, BedConfig: BedConfig{Mode: "generic", WorkerArgs: []string{asWorker}, Stderr: os.Stderr}}
 }
 
-// One sender after two and before them, over VIs and over TCP: each has a share, every message
-// comes, and no frame is lost without a name.
+// One sender before and after two, over VIs and over TCP: each has a share, every message
+// comes, and every lost frame has a named counter.
 func TestIncast(t *testing.T) {
 	nstest.Require(t)
 	n, err := OpenIncast(incastConfig(2))
@@ -69,8 +69,8 @@ func TestIncast(t *testing.T) {
 	}
 }
 
-// Where frames are lost that nobody counts, the figures say so: they are sent again, they are
-// missing, and all messages come all the same.
+// If frames are lost that no counter has, the figures show it: they are resent and counted as
+// missing, and all messages still arrive.
 func TestIncastLoses(t *testing.T) {
 	nstest.Require(t)
 	star, err := testbed.NewLossyStar(3, 1500, 0.05)
@@ -102,7 +102,7 @@ func TestIncastLoses(t *testing.T) {
 	}
 }
 
-// What cannot be is refused, and the end of a context ends a stream.
+// Impossible loads are refused, and the end of a context ends a stream.
 func TestIncastFails(t *testing.T) {
 	nstest.Require(t)
 	if _, err := OpenIncast(incastConfig(0)); err == nil {

@@ -13,14 +13,13 @@ import (
 	"viaxdp/vipl"
 )
 
-// Load is an open-loop measurement: messages are due at times that were fixed
-// beforehand, whatever has become of those before them, as requests of many
-// users are. The other side echoes each of them. The time of a message counts
-// from when it was due, not from when it was sent: what comes late because
-// something stood still is late in the figures, too.
+// Load is an open-loop measurement: messages are due at times fixed beforehand, independent
+// of earlier messages, like requests of many users. The other side echoes each of them. The
+// time of a message counts from when it was due, not from when it was sent, so the figures
+// include delays by stalls.
 //
-// One thread on each side sends what is due and takes what has arrived, in
-// turns. A sender that is late catches up.
+// One thread on each side sends what is due and takes what has arrived, in turns. A sender
+// that is late catches up.
 type Load struct {
 	Bytes    int           // of a message, MinLoadBytes to MaxLoadBytes
 	Rate     float64       // messages a second that are due; 0: a closed loop
@@ -96,8 +95,8 @@ type loadOutcome struct {
 }
 
 // Load measures one load, over a transport that is reliable and polls. Every message that
-// was sent has its echo in the end; a rate that is too high is no error, it shows as Achieved
-// below Offered.
+// was sent gets its echo. A rate that is too high is no error: Achieved is then below
+// Offered.
 func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 	if err := l.validate(); err != nil {
 		return nil, err
@@ -108,8 +107,8 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 		return nil, err
 	}
 	seconds := l.Duration.Seconds()
-	// Both sides poll, and go on after the load until all echoes are there: what that
-	// costs is no message's.
+	// Both sides poll on after the load until all echoes have come; that cost belongs to no
+	// message.
 	each := func(s Span) float64 {
 		s.CPU = time.Duration(float64(s.CPU) * seconds / s.Wall.Seconds())
 		return s.cpuEach(sent.Sent)

@@ -11,8 +11,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// tcpLoad is a TCP connection under load. Messages that are due together go
-// with one system call, and come so.
+// tcpLoad is a TCP connection under load. One system call sends all messages that are
+// due, and one receives all that have come.
 type tcpLoad struct {
 	t        *tcp
 	bytes    int // of a message
@@ -80,13 +80,13 @@ func (l *tcpLoad) poll() ([]byte, error) {
 
 func (l *tcpLoad) window() int { return math.MaxInt32 }
 
-// viLoad is a VI under load. Every descriptor has a place of its own for its
-// message. What is due together is posted as lists of up to viList, with a doorbell
-// for each, where TCP sends it with one system call, and taken off so. No more messages
-// are under way than there are receives posted at the peer.
+// viLoad is a VI under load. Every descriptor has a place of its own for its message.
+// Messages that are due together are posted, and taken off, in lists of up to viList
+// with a doorbell each; TCP sends them with one system call. No more messages are under
+// way than there are receives posted at the peer.
 //
-// Receives stay posted from one round to the next: a VI that has carried a load
-// carries nothing else afterwards.
+// Receives stay posted from one round to the next: a VI that has carried a load carries
+// nothing else afterwards.
 type viLoad struct{ vi *vi }
 
 // loadPlaces is how many places for messages there are in each direction.

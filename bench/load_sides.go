@@ -184,9 +184,9 @@ func (l *loader) drain() error {
 	return nil
 }
 
-// leave gives up what was due and was not sent, and returns how many messages
-// that are. They count with the time that they have waited until the end, the
-// least that they can have taken.
+// leave gives up messages that were due and not sent, and returns their number. They
+// count with their waiting time until the end, a lower bound of what they would have
+// taken.
 func (l *loader) leave(end time.Duration) (unsent int64) {
 	if l.plan == nil {
 		return 0

@@ -22,7 +22,7 @@ type fakePeer struct {
 	most  int           // messages under way; 0: any number
 	sees  func(number uint32)
 
-	// From the beginning of the stall until its end somebody stands still.
+	// One side stalls from the first time to the second.
 	stall       [2]time.Duration
 	senderHalts bool // the sender, in one call; else the peer
 
@@ -84,9 +84,9 @@ func against(t *testing.T, f *fakePeer, l Load) (loadOutcome, *loader) {
 	return out, ld
 }
 
-// A stall of 10 ms at 1000 messages a second delays ten messages, each by what
-// was left of the stall when it was due, whoever stands still. One that counted
-// from when messages were sent would see one late message, or none.
+// A stall of 10 ms at 1000 messages a second delays ten messages, each by the rest of
+// the stall when it was due, on whichever side the stall is. One that counted from when
+// messages were sent would see one late message, or none.
 func TestLoadSeesStall(t *testing.T) {
 	for _, c := range []struct {
 		who    string
@@ -119,8 +119,8 @@ func TestLoadSeesStall(t *testing.T) {
 	}
 }
 
-// Nothing stands still: every message takes what its echo takes, and all that
-// was due was sent and came back.
+// Without a stall every message takes the time of its echo, and all that was due was
+// sent and came back.
 func TestLoadInTime(t *testing.T) {
 	for _, poisson := range []bool{false, true} {
 		f := &fakePeer{delay: 50 * time.Microsecond}
@@ -139,8 +139,8 @@ func TestLoadInTime(t *testing.T) {
 	}
 }
 
-// A rate that is too high ends with its time all the same. What was not sent
-// counts as late as it was.
+// A rate that is too high still ends on time. Unsent messages count with their
+// lateness.
 func TestLoadTooHigh(t *testing.T) {
 	// One message under way, of 1 ms: a thousand a second.
 	f := &fakePeer{delay: time.Millisecond, most: 1}
@@ -176,7 +176,7 @@ func TestLoadClosedLoop(t *testing.T) {
 	}
 }
 
-// What must not be is noticed.
+// Protocol errors are detected.
 func TestLoadNoticesFaults(t *testing.T) {
 	for _, c := range []struct {
 		fault string
@@ -224,7 +224,7 @@ func TestLoadStopped(t *testing.T) {
 	}
 }
 
-// A sender at work allocates nothing.
+// A running sender allocates nothing.
 func TestLoadAllocations(t *testing.T) {
 	f := &quietPeer{buf: make([]byte, MaxLoadBytes)}
 	r := loadRound{Load{Bytes: 64, Rate: 1e6, Poisson: true, Duration: time.Minute}, 1}
@@ -317,8 +317,8 @@ func TestLoadValidate(t *testing.T) {
 // beyond is a rate that nothing here reaches.
 const beyond = 5e7
 
-// loads measures a closed loop and two rates with one session, and looks
-// whether everything is there.
+// loads measures a closed loop and two rates with one session, and checks that no
+// message is missing.
 func loads(ctx context.Context, s *Session) error {
 	closed, err := s.Load(ctx, Load{Bytes: 64, Duration: 10 * time.Millisecond, Check: true})
 	if err != nil {
@@ -357,7 +357,7 @@ func TestLoadOverVeth(t *testing.T) {
 	}
 }
 
-// A transport that sleeps carries no load, and says so.
+// A transport that sleeps refuses a load.
 func TestLoadRefuses(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()

@@ -195,8 +195,8 @@ func (s *netStream) write(p []byte) error {
 
 func (s *netStream) read(p []byte) (int, error) { return s.conn.Read(p) }
 
-// takeSocket takes the socket out of a connection of package net, whose poller then hears of
-// it no more.
+// takeSocket takes the socket out of a connection of package net, and removes it from the
+// netpoller.
 func takeSocket(c interface {
 	syscall.Conn
 	Close() error

@@ -16,8 +16,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// silence is how long a peer may say nothing. That a process is dead is told by its
-// control connection; a machine that is busy with other things is no dead peer.
+// silence is how long a peer may send nothing. The control connection reveals a dead
+// process; a peer on a busy machine is not dead.
 const silence = 20 * time.Second
 
 // openNIC opens the interface that the parameters name.

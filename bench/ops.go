@@ -13,9 +13,9 @@ import (
 	"viaxdp/vipl"
 )
 
-// Operations that move no data: a VI NIC's objects are made and unmade,
-// connections come and go. Each is timed singly, from the call until its return,
-// by a program that does nothing else.
+// Operations that move no data: creating and destroying a NIC's objects, connecting and
+// disconnecting. Each is timed by itself, from the call until its return, in a program that
+// does nothing else.
 type Operations struct {
 	Sizes []int // bytes of memory that is registered; none: tags, completion queues and VIs
 	Count int   // of each operation; of large memory fewer, see LargeMemory
@@ -315,8 +315,7 @@ func connectOften(j *job, in connectInput) (out operated, err error) {
 	defer func() { err = errors.Join(err, end()) }()
 	t := newTimings(j.stop)
 	err = t.pairs(in.Count, 0, OpConnect, OpDisconnect, func(start *time.Time) (func() error, error) {
-		// As long as the server does not wait yet, requests are refused: the one that is
-		// answered counts.
+		// Requests are refused until the server waits; only the accepted one counts.
 		for deadline := start.Add(waitLimit); ; time.Sleep(connectPause) {
 			*start = time.Now()
 			_, err := v.ConnectRequest(opsAddress(e.params.Local), opsAddress(in.Server), waitLimit)
@@ -345,7 +344,7 @@ func acceptOften(j *job, in connectInput) (out struct{}, err error) {
 	if err != nil {
 		return out, err
 	}
-	// Each connection ends by the peer, which is nothing to be logged.
+	// The peer ends each connection, which is not worth logging.
 	e.nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
 	defer e.nic.ErrorCallback(nil)
 	for range in.Count {

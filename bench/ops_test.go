@@ -35,7 +35,8 @@ func TestOperate(t *testing.T) {
 	}
 }
 
-// expect looks whether each operation was done so often, and no other.
+// expect checks that each operation was done the wanted number of times, and no other
+// was done.
 func expect[K comparable](t *testing.T, r *OperationsResult, want map[K]int64, of func(OperationTimes) K) {
 	t.Helper()
 	for _, o := range r.Times {
@@ -49,7 +50,7 @@ func expect[K comparable](t *testing.T, r *OperationsResult, want map[K]int64, o
 	}
 }
 
-// Connections come and go beside that of the endpoint, which carries messages
+// Connections are made and ended beside that of the endpoint, which carries messages
 // before and afterwards.
 func TestConnections(t *testing.T) {
 	b := onBed(t)

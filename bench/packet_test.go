@@ -25,7 +25,7 @@ func TestHeadersRefuse(t *testing.T) {
 	}
 }
 
-// A frame that lies about its length yields no byte that it does not have.
+// A frame with a false length yields no byte beyond its end.
 func TestUDPContentOfBadFrames(t *testing.T) {
 	frame := make([]byte, 60)
 	for _, length := range []uint16{0, 7, 8, 26, 27, 65535} {

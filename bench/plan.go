@@ -20,7 +20,7 @@ type Plan struct {
 	Check     bool          // verify every byte, not only those of the warm-up
 	Histogram bool          // keep histograms in the Result
 
-	// Progress is told what comes next; may be nil.
+	// Progress, if not nil, is called before each step.
 	Progress func(Step)
 	// Opening is called around the opening of endpoints that map memory on
 	// hugepages; may be nil.
@@ -130,25 +130,25 @@ type pace struct {
 	round    uint16        // the ID of the last round
 }
 
-// Warm-up of a measurement: first a few messages whose bytes are checked, then
-// ever more until it has lasted a part of the measurement.
+// Warm-up of a measurement: first a few messages whose bytes are checked, then growing
+// numbers until the warm-up has lasted a part of the measurement.
 const (
 	warmMessages = 8
 	warmPart     = 6 // of the duration
 )
 
-// Each counted round of a ping-pong is led in by messages that do not count, for
-// some time: after a pause Go's monitor thread wakes up fifty times, 20 us and what
-// its timer adds apart, before it looks less often, and then stops a thread that
-// polls on the same CPU for some 12 us each time (runtime.sysmon). Without it these
-// were more than one in a hundred of the messages of a short round.
+// Each counted round of a ping-pong begins with a lead-in of uncounted messages. After
+// a pause, Go's monitor thread (runtime.sysmon) wakes up fifty times, at intervals of
+// 20 us and its timer's slack, before it slows down. Each time it stops a thread that
+// polls on the same CPU for some 12 us. Without the lead-in this would affect more than
+// one in a hundred messages of a short round.
 const (
 	leadMessages = 16 // at least
 	leadTime     = 6 * time.Millisecond
 )
 
-// LeadIn is about how much longer a ping-pong takes than its duration and warm-up:
-// what leads in its rounds.
+// LeadIn is about how much longer a ping-pong takes than its duration and warm-up, for
+// the lead-in of its rounds.
 func LeadIn(duration time.Duration) time.Duration {
 	return max(roundPart, duration/maxRoundTime) * leadTime
 }
@@ -208,7 +208,7 @@ func (p *pace) measure(limit int, lead func(per time.Duration) int, round func(_
 	return nil
 }
 
-// enough says that a measurement is over.
+// enough reports whether a measurement is over.
 func (p *pace) enough(sent int, spent time.Duration) bool {
 	if p.messages > 0 {
 		return sent >= p.messages

@@ -88,8 +88,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// With a number of messages exactly that many count, and with a least number a measurement
-// goes on until they are over.
+// With a number of messages exactly that many count. With a least number a measurement
+// goes on until they are done.
 func TestRunMessages(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
@@ -157,7 +157,7 @@ func TestPlanValidate(t *testing.T) {
 	}
 }
 
-// A worker answers what it cannot do, and goes on.
+// A worker reports requests that it cannot serve, and goes on.
 func TestWorkerRefuses(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
@@ -201,7 +201,7 @@ func TestWorkerRefuses(t *testing.T) {
 	}
 }
 
-// What is missing on a worker's machine keeps its sort on the way.
+// A MissingError of a worker keeps its type across the control connection.
 func TestMissingOverTheWire(t *testing.T) {
 	for _, want := range []*testbed.MissingError{
 		{What: "CAP_X", Remedy: "get it", Err: errors.New("no")},
@@ -223,7 +223,7 @@ func TestMissingOverTheWire(t *testing.T) {
 	}
 }
 
-// A wait that is in vain ends: when it is told to, and by itself.
+// A wait in vain ends, on request and by itself.
 func TestWatch(t *testing.T) {
 	w := watchdog{}
 	for range 10 * watchEvery {
@@ -241,7 +241,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A ping-pong takes as much longer as LeadIn says, whatever a message takes.
+// A ping-pong takes as much longer as LeadIn says, for any time of a message.
 func TestLeadIn(t *testing.T) {
 	for _, duration := range []time.Duration{70 * time.Millisecond, 10 * time.Second} {
 		for _, per := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {

@@ -24,8 +24,8 @@ import (
 )
 
 // rawC is raw-afxdp in C: a process of package floor that has the rings. This side
-// makes what is around it, the XDP program and the memory, tells it what to do, and
-// sleeps meanwhile. The process runs on the CPU of this one.
+// makes the XDP program and the memory, sends commands to the process, and sleeps
+// meanwhile. The process runs on the CPU of this one.
 type rawC struct {
 	params Params
 	copies bool
@@ -245,7 +245,7 @@ func startRawC(program, socket, memory *os.File, stop *atomic.Bool) (_ *rawCProc
 	}
 	go func() {
 		defer close(p.exited)
-		_ = p.cmd.Wait() // its state tells
+		_ = p.cmd.Wait() // cmd.ProcessState has the result
 	}()
 	return p, nil
 }
@@ -253,12 +253,12 @@ func startRawC(program, socket, memory *os.File, stop *atomic.Bool) (_ *rawCProc
 // rawCGrace is how long the process may take to end, and its pipes after it.
 const rawCGrace = 5 * time.Second
 
-// rawCExit is how long a process may take to end whose pipe has broken: it has
-// ended by itself, and a busy host tells later.
+// rawCExit is how long a process may take to end after its pipe has broken: it has
+// ended by itself, but a busy host reports that late.
 const rawCExit = 30 * time.Second
 
-// call gives one order and returns what stands behind "ok" in the answer. After an
-// error the process is of no use.
+// call sends one command and returns the text after "ok" in the reply. After an error
+// the process is unusable.
 func (p *rawCProcess) call(format string, args ...any) (string, error) {
 	if _, err := fmt.Fprintf(p.orders, format+"\n", args...); err != nil {
 		return "", p.explain(err)
@@ -297,7 +297,7 @@ func understand(line string) (string, error) {
 	return "", fmt.Errorf("the program in C has answered %q", line)
 }
 
-// explain says how the process has ended, of which a pipe that broke tells.
+// explain returns how the process ended, after its pipe broke.
 func (p *rawCProcess) explain(broken error) error {
 	p.orders.Close()
 	select {

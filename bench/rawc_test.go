@@ -33,8 +33,7 @@ func needCompiler(t *testing.T) {
 	}
 }
 
-// Both programs speak of the same: each is the other side of the other, and every
-// byte arrives.
+// The programs in C and in Go interoperate in both roles, and every byte arrives.
 func TestFloorInBothLanguages(t *testing.T) {
 	needCompiler(t)
 	for _, c := range []struct{ client, server string }{
@@ -49,7 +48,7 @@ func TestFloorInBothLanguages(t *testing.T) {
 	}
 }
 
-// Each program in C is called as one in Go.
+// Each program in C is named after one in Go.
 func TestProgramsInC(t *testing.T) {
 	if len(ProgramsInC()) != 2 {
 		t.Errorf("%q", ProgramsInC())
@@ -62,8 +61,8 @@ func TestProgramsInC(t *testing.T) {
 	}
 }
 
-// What the other side has not filled in is found, in a message of several frames and
-// where it is copied.
+// A check finds bytes that the other side has not filled in, in a message of several
+// frames and in copying mode.
 func TestProgramInCChecks(t *testing.T) {
 	needCompiler(t)
 	unfilled(t, "raw-afxdp", "raw-afxdp-c", true, false)
@@ -72,8 +71,7 @@ func TestProgramInCChecks(t *testing.T) {
 	unfilled(t, "raw-afxdp-c", "raw-afxdp", true, false) // and Go checks what C does not fill in
 }
 
-// A side whose peer does nothing leaves when it is told to, and when it is out of
-// patience.
+// A side whose peer does nothing ends on request, and after its time limit.
 func TestProgramInCWaits(t *testing.T) {
 	needCompiler(t)
 	for _, want := range []error{ErrStopped, ErrStalled} {
@@ -101,7 +99,8 @@ func TestProgramInCWaits(t *testing.T) {
 	}
 }
 
-// A process that is killed in a round, says so; the queue is free afterwards.
+// A process killed in a round causes an error that says so; the queue is free
+// afterwards.
 func TestProgramInCKilled(t *testing.T) {
 	needCompiler(t)
 	client, server := pair(t, 1500, false, "generic")
@@ -134,7 +133,8 @@ func TestProgramInCKilled(t *testing.T) {
 	}
 }
 
-// A program that is none is an error that says what it did, and leaves nothing open.
+// A file that is not the program causes an error that describes what it did, and leaves
+// nothing open.
 func TestProgramInCBroken(t *testing.T) {
 	for script, want := range map[string]string{
 		"exit 3":                               "has ended (exit status 3)",
@@ -177,7 +177,7 @@ func TestProgramInCBroken(t *testing.T) {
 
 var errWanted = errors.New("as wanted")
 
-// A round that has not the figures it should have is an error.
+// A round with missing figures is an error.
 func TestProgramInCNonsense(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "program")
 	script := "#!/bin/sh\nread x; echo ok\nread x; echo ok\nread x; echo ok 0 1 2\nread x; echo ok fast\n"
@@ -207,7 +207,7 @@ func TestProgramInCNonsense(t *testing.T) {
 	}
 }
 
-// Where it cannot be measured is known before.
+// Unavailable reports beforehand where the programs cannot be measured.
 func TestUnavailable(t *testing.T) {
 	for _, name := range slices.Concat(Names(), Layers()) {
 		if err := Unavailable(name, 65535); err != nil {
@@ -240,7 +240,7 @@ func cutOffMain() error {
 	return err
 }
 
-// Longer frames are refused where the endpoint is opened.
+// Opening an endpoint with longer frames fails.
 func TestProgramInCLongFrames(t *testing.T) {
 	needCompiler(t)
 	client, _ := pair(t, 9000, false, "generic")

@@ -204,12 +204,12 @@ func udpContent(frame []byte, skip int) []byte {
 	return frame[skip : skip+max(0, min(n, len(frame)-skip))]
 }
 
-// longRaw is how raw AF_XDP sends and takes frames that are longer than a chunk:
-// each lies in one piece in a slot of its own, headers included, and the TX ring
-// names the pages of the slot; a frame that arrives is in several chunks.
+// longRaw is how raw AF_XDP sends and takes frames that are longer than a chunk: each
+// lies in one piece in a slot of its own, headers included, and the TX ring has an
+// entry for each page of the slot. A received frame is in several chunks.
 //
-// In copy mode the kernel has read a frame when the doorbell returns. So the
-// slots are used from the first one on after each flush, and stay in the cache.
+// In copy mode the kernel has read a frame when the doorbell returns. So the slots are
+// used from the first one on after each flush, and stay in the cache.
 type longRaw struct {
 	r      *rawXDP
 	base   int // of the slots in the UMEM
@@ -279,7 +279,7 @@ func (l *longRaw) commit(n int) error {
 // flushed notes that the kernel has read all slots.
 func (l *longRaw) flushed() { l.slot, l.queued = 0, 0 }
 
-// gather takes the other pieces of a frame of which poll has the first.
+// gather takes the remaining pieces of a frame. poll has the first.
 func (l *longRaw) gather() {
 	r := l.r
 	l.pieces = l.pieces[:0]
@@ -369,8 +369,8 @@ func (n *rawNIC) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Int
 	return program.Register(n.params.Queue, fd)
 }
 
-// awaitLink waits until the link is back: what is sent before is lost, and
-// nobody sends it again.
+// awaitLink waits until the link is back: frames sent before are lost, and are not
+// retransmitted.
 func (n *rawNIC) awaitLink() error {
 	if !xdpnic.AwaitRunning(n.ifi.Index, linkTime) {
 		return fmt.Errorf("interface %s has no link after %v", n.ifi.Name, linkTime)

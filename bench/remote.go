@@ -36,8 +36,7 @@ func (p Place) apply(to *Params) {
 	}
 }
 
-// check finds what is wrong with the place before anybody waits for the other
-// side.
+// check validates the place before this side waits for the other.
 func (p Place) check() error {
 	if _, err := xdpnic.ParseMode(cmp.Or(p.Mode, "auto")); err != nil {
 		return err
@@ -149,11 +148,11 @@ const dialTimeout = 5 * time.Second
 
 // A server that is started together with its client takes a moment to listen.
 const (
-	refusedFor   = 2 * time.Second // how long a client tries a port where nobody listens
+	refusedFor   = 2 * time.Second // how long a client retries a port without a listener
 	refusedPause = 20 * time.Millisecond
 )
 
-// reach dials, again and again while nobody listens there, for as long as a server may take
+// reach retries to connect while the port has no listener, for as long as a server may take
 // to start.
 func reach(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	late := time.After(refusedFor)

@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A client that is started beside its server, as the README has it, waits until the server
-// listens. One whose server never comes says so, and other errors are not waited for.
+// A client that is started beside its server, as in the README, waits until the server
+// listens. If the server never comes, the client returns an error; it does not retry after
+// other errors.
 func TestServerComesLate(t *testing.T) {
 	refused := &net.OpError{Op: "dial", Err: unix.ECONNREFUSED}
 	other := errors.New("no such host")

@@ -66,7 +66,7 @@ type Bandwidth struct {
 	Peak     float64 `json:"peak_MBps"`  // the same, in the best round of all turns
 	Messages float64 `json:"msgs_per_s"` // messages a second
 	CPUTx    float64 `json:"cpu_tx"`     // CPU time of the sender's process by wall time; 1: one CPU
-	CPURx    float64 `json:"cpu_rx"`     // likewise the receiver's
+	CPURx    float64 `json:"cpu_rx"`     // CPU time of the receiver's process by wall time
 
 	Disturbed []string `json:"disturbed,omitempty"` // why the figures are doubtful
 }

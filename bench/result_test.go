@@ -101,7 +101,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// What is reported of a round trip: a half of it, but all of a read.
+// Half of a round trip is reported, but all of a read.
 func TestRoundTrip(t *testing.T) {
 	c := newCollector(false)
 	h := newHistogram()

@@ -96,13 +96,13 @@ func (s *Session) Conditions() Conditions {
 	return c
 }
 
-// tell adds to conditions what the two ends have said.
+// tell adds to the conditions the facts of the two ends.
 func (s *Session) tell(c *Conditions) {
 	c.learn(s.hello[0].Facts)
 	c.pinned(s.hello[0].Facts, s.hello[1].Facts)
 }
 
-// nextRound numbers what is measured, so that stray messages are told.
+// nextRound numbers a round, so that stray messages of earlier ones are recognized.
 func (s *Session) nextRound() uint16 {
 	s.round++
 	return s.round
@@ -123,14 +123,14 @@ type ExchangeResult struct {
 	best   float64 // messages a second in the best round
 }
 
-// PingPong measures round trips of messages of one size, one at a time, for about
-// that long, and at least so many. Every byte of the warm-up is checked.
+// PingPong measures round trips of messages of one size, one at a time, for about d, and at
+// least least of them. Every byte of the warm-up is checked.
 func (s *Session) PingPong(ctx context.Context, bytes int, d time.Duration, least int) (*ExchangeResult, error) {
 	return s.exchange(ctx, pace{duration: d, least: least}, Round{Bytes: bytes}, opPing, opEcho)
 }
 
-// Stream measures messages of one size from the client to the server for about that
-// long, until the server has them all. Every byte of the warm-up is checked.
+// Stream measures messages of one size from the client to the server for about d, until the
+// server has them all. Every byte of the warm-up is checked.
 func (s *Session) Stream(ctx context.Context, bytes int, d time.Duration) (*ExchangeResult, error) {
 	return s.exchange(ctx, pace{duration: d, least: 1}, Round{Bytes: bytes}, opSend, opReceive)
 }
@@ -235,8 +235,8 @@ func tellRepeats(j *job, _ struct{}) (Repeats, error) {
 	return Repeats{Resent: c.Resent, Spurious: c.Duplicate}, nil
 }
 
-// Run carries out a plan: turn by turn, and in each turn row by row, so that
-// a drift of the machine meets all rows alike.
+// Run carries out a plan: turn by turn, and in each turn row by row, so that drift of the
+// machine affects all rows alike.
 func Run(ctx context.Context, p Plan, client, server *Worker) (*Result, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err

@@ -29,7 +29,7 @@ func TestTransactionsOverVeth(t *testing.T) {
 	}
 }
 
-// What cannot be is refused before anything waits for it.
+// Impossible requests are refused before anything waits for them.
 func TestTransactionsRefuse(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -56,9 +56,9 @@ func TestTransactionsRefuse(t *testing.T) {
 	}
 }
 
-// A session's ping-pong and stream have their figures, with the congestion control
-// that was asked for, and tell what was sent again: on a connection that
-// loses nothing only what is spurious, where the machine is busy.
+// A session's ping-pong and stream have their figures, with the requested congestion
+// control. They report what was resent: on a connection without losses only spurious
+// retransmissions, on a busy machine.
 func TestExchange(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()

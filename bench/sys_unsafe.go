@@ -17,7 +17,7 @@ func sendNow(fd int, p []byte) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// recvNow is recv(2), likewise.
+// recvNow is recv(2) that does not block and is not announced to the Go scheduler.
 func recvNow(fd int, p []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd),
 		uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)),

@@ -15,12 +15,12 @@ const (
 	baselineTCP = "tcp-spin"
 )
 
-// WriteTable prints the conditions and one table for latency and one for
-// bandwidth, with a block of rows for each message size. Columns headed by x
-// give the ratio to raw-afxdp and to tcp-spin at the same size: of the median
-// latency, and of the bandwidth. Round trips among the latencies say so and have
-// no ratio. Of a single transport there is one block, a row for each size. What was
-// disturbed is marked, and the reasons are told.
+// WriteTable prints the conditions and one table for latency and one for bandwidth,
+// with a block of rows for each message size. Columns headed by x give the ratio to
+// raw-afxdp and to tcp-spin at the same size: of the median latency, and of the
+// bandwidth. Round trips among the latencies say so and have no ratio. Of a single
+// transport there is one block, a row for each size. Disturbed figures are marked, with
+// the reasons below.
 func (r *Result) WriteTable(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	c := r.Conditions

@@ -13,7 +13,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// A task gets its input, and its output comes back; what fails says where.
+// A task gets its input, and its output comes back; an error names the worker.
 func TestTask(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	type sum struct{ A, B int }
@@ -77,8 +77,7 @@ func TestTask(t *testing.T) {
 	}
 }
 
-// A worker looks at what it is asked for before it does it: the client may be
-// anyone.
+// A worker validates requests before it serves them, as the client may be any host.
 func TestTaskInput(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()

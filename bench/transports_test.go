@@ -115,8 +115,7 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-// A VI that waits for a peer that does nothing leaves when it is told to, long
-// before it is out of patience.
+// A VI whose peer does nothing ends its wait on request, long before its time limit.
 func TestStopped(t *testing.T) {
 	for _, name := range Names() {
 		if !strings.HasPrefix(name, "vi-") {
@@ -175,7 +174,8 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// unfilled has one side check what the other one has not filled in, and wants to hear of it.
+// unfilled has one side check bytes that the other side has not filled in, and expects an
+// error.
 func unfilled(t *testing.T, clients, servers string, stream, clientChecks bool) {
 	t.Helper()
 	client, server := pair(t, 1500, false, "generic")
@@ -201,7 +201,7 @@ func unfilled(t *testing.T, clients, servers string, stream, clientChecks bool) 
 	}
 }
 
-// --check looks at what RDMA has moved.
+// --check verifies what RDMA has moved.
 func TestRDMAChecked(t *testing.T) {
 	unfilled(t, "vi-rdma-write", "vi-rdma-write", true, false) // the server has been written
 	unfilled(t, "vi-rdma-read", "vi-rdma-read", true, false)   // the server reads

@@ -143,8 +143,8 @@ func (v *vi) open() error {
 func (v *vi) make() error {
 	v.chunks = ringChunks
 	if v.level == vipl.UnreliableDelivery {
-		// Nothing holds the sender back but what the receiver has room for: two
-		// messages of the largest size, in frames of not much less than 1 KB.
+		// Only the receiver's room limits the sender: two messages of the largest size, in
+		// frames of not much less than 1 KB.
 		for v.chunks < 2*v.params.MaxBytes>>10 {
 			v.chunks *= 2
 		}
@@ -284,7 +284,7 @@ func (v *vi) Close() error {
 	return errors.Join(errs...)
 }
 
-// fail adds to an error what the VI knows of its end.
+// fail adds to an error why the VI has ended.
 func (v *vi) fail(doing string, d *vipl.Descriptor, err error) error {
 	if d != nil {
 		err = fmt.Errorf("%w: status %v", err, d.Status())

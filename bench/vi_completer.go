@@ -9,15 +9,15 @@ import (
 	"viaxdp/vipl"
 )
 
-// A completer finds completed descriptors otherwise than by SendDone, SendWait,
-// RecvDone and RecvWait. Its methods answer as those do, with ErrNotDone or
-// ErrTimeout when there is none; only with wait may they sleep.
+// A completer finds completed descriptors by other means than SendDone, SendWait,
+// RecvDone and RecvWait. Its methods answer as those do, with ErrNotDone or ErrTimeout
+// when there is none; only with wait may they sleep.
 type completer interface {
 	send(wait bool) (*vipl.Descriptor, error)
 	recv(wait bool) (*vipl.Descriptor, error)
 }
 
-// byCQ looks at the completion queue of both work queues.
+// byCQ polls the completion queue of both work queues.
 type byCQ struct {
 	cq     *vipl.CQ
 	vi     *vipl.VI
@@ -117,14 +117,13 @@ func whole(d *vipl.Descriptor) (*vipl.Descriptor, error) {
 	return d, nil
 }
 
-// engined is a VI whose frames are received by a goroutine that does nothing
-// else, as a provider with an engine of its own would do it. The goroutine that
-// sends and receives messages only looks at the status of descriptors in
-// memory.
+// engined is a VI whose frames are received by a goroutine that does nothing else, as a
+// provider with an engine of its own would do it. The goroutine that sends and receives
+// messages only polls the status of descriptors in memory.
 //
-// A worker has one CPU. So that its two goroutines hand it to each other, and
-// do not wait for the kernel to take it from one of them, they run on threads
-// that the Go scheduler chooses, at one place in its list of processors.
+// A worker has one CPU. Its two goroutines yield to each other in the Go scheduler,
+// which runs both on one of its processors, so that neither waits for the kernel to
+// preempt the other.
 type engined struct{ *vi }
 
 func newEngined(v *vi) *engined {

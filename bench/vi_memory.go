@@ -126,7 +126,7 @@ func (v *vi) cut(r *vipl.Region, at, bytes int) []vipl.DataSegment {
 type VIOptions struct {
 	CQ     bool `json:"cq,omitempty"`     // both work queues are bound to one completion queue, and completions dequeued there
 	Notify bool `json:"notify,omitempty"` // completions are handed over by SendNotify and RecvNotify handlers
-	VIs    int  `json:"vis,omitempty"`    // VIs that are open and connected, one of which carries the messages; 0: 1
+	VIs    int  `json:"vis,omitempty"`    // VIs that are open and connected; one of them carries the messages; 0: 1
 
 	Segments    int  `json:"segments,omitempty"`     // data segments of each descriptor with data; 0: 1
 	Reuse       *int `json:"reuse,omitempty"`        // percent of messages sent from and received into one buffer, the others at fresh places of a large region; nil: all

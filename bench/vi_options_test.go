@@ -15,7 +15,7 @@ import (
 
 func percent(n int) *int { return &n }
 
-// However a VI is used, it carries every byte.
+// A VI carries every byte with any options.
 func TestVIOptions(t *testing.T) {
 	procs := runtime.GOMAXPROCS(0)
 	for _, c := range []struct {
@@ -80,7 +80,7 @@ func TestMultiBuffer(t *testing.T) {
 	}
 }
 
-// What an option asks for is what is posted.
+// The descriptors posted match the options.
 func TestVIOptionsHold(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
 	both := func(o VIOptions, look func(*vi) error) error {
@@ -190,8 +190,8 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-// Options that cannot be are refused with a word about them, before anything
-// is opened.
+// Impossible options are refused with an error that names them, before anything is
+// opened.
 func TestVIOptionsRefused(t *testing.T) {
 	for _, c := range []struct {
 		row  Row
@@ -276,7 +276,7 @@ func TestBed(t *testing.T) {
 	nothingLeft(t, before, token)
 }
 
-// A bed without agents, or whose agents do not start, says so.
+// A bed without agents, or with agents that do not start, reports that.
 func TestBedWithoutAgents(t *testing.T) {
 	nstest.Require(t)
 	before, token := tracesNow(t), tokenOf(t)

@@ -7,13 +7,13 @@ import (
 	"viaxdp/vipl"
 )
 
-// rdmaWrite is a VI of which the messages are RDMA writes into memory of the
-// peer, whose program hears nothing of them.
+// rdmaWrite is a VI whose messages are RDMA writes into memory of the peer. The peer's
+// program gets no completions.
 //
-// In a ping-pong it looks at the last word of the message, which has another
-// value each time: a write lands in ascending order, so that everything is there
-// when the last byte is. In a stream each quarter window ends with a write that
-// carries immediate data, which takes a receive and comes back as a credit.
+// In a ping-pong the peer polls the last word of the message, which has a new value
+// each time. A write lands in ascending order, so the whole message is there when the
+// last byte is. In a stream each quarter window ends with a write that carries
+// immediate data, which takes a receive and comes back as a credit.
 type rdmaWrite struct{ vi }
 
 func openRDMAWrite(o opening) (Endpoint, error) {
@@ -202,12 +202,12 @@ func (v *vi) remoteAt(off int) vipl.AddressSegment {
 	return a
 }
 
-// rdmaRead is a VI that reads messages from memory of the peer. The peer's
-// program takes no part; it polls, so that its provider serves the reads
-// without being woken, until a word says that the round is over.
+// rdmaRead is a VI that reads messages from memory of the peer. The peer's program
+// takes no part; it polls, so that its provider serves the reads without being woken,
+// until a word says that the round is over.
 //
-// A round trip is one read: a request and the data. A stream goes from the
-// sender as ever, but it is the receiver that asks, with up to readDepth reads
+// A round trip is one read: a request and the data. In a stream data still moves from
+// the sender to the receiver, but the receiver requests it, with up to readDepth reads
 // under way.
 type rdmaRead struct{ vi }
 
@@ -308,7 +308,7 @@ func (v *rdmaRead) readNext(i int) error {
 	return v.post()
 }
 
-// finish tells the peer that everything is read.
+// finish sends the peer the word that everything is read.
 func (v *rdmaRead) finish() error {
 	if err := v.word(wordDone | v.round.Messages); err != nil {
 		return err

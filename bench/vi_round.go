@@ -47,7 +47,7 @@ func (v *vi) Echo(r Round) error {
 	return v.answer(r, func(i int) error { return v.send(i, r.reply()) })
 }
 
-// answer receives the messages of a round, each of which reply answers.
+// answer receives the messages of a round. reply answers each of them.
 func (v *vi) answer(r Round, reply func(i int) error) error {
 	if err := v.admit(r.reply()); err != nil {
 		return err
@@ -153,8 +153,8 @@ func (v *vi) window(bytes int) (window, quarter int) {
 	return window, max(1, window/4)
 }
 
-// enter posts the first receives of a round, at most depth for data and
-// viWords for words, and tells the peer, once the peer has told, too.
+// enter posts the first receives of a round, at most depth for data and words for
+// words. It sends a word to the peer, and waits for the peer's.
 func (v *vi) enter(r Round, depth, data, words int) error {
 	if err := v.admit(r); err != nil {
 		return err
@@ -292,9 +292,9 @@ func (v *vi) postNext(segs ...vipl.DataSegment) error {
 	return v.pushRecvs()
 }
 
-// list is how many descriptors of a stream are posted and taken off together, of
-// which the peer hears after so many messages. Completions that are found
-// otherwise than by Done are taken one by one.
+// list is how many descriptors of a stream are posted and taken off together; the peer
+// gets a word after each quarter of the window. Completions that are not found by Done
+// are taken one by one.
 func (v *vi) list(quarter int) int {
 	if v.via != nil || v.options.OneByOne {
 		return 1
@@ -309,8 +309,8 @@ func (v *vi) credit(window int) error {
 	return err
 }
 
-// told takes a word of the peer, of one kind: how many messages of the round
-// are over.
+// told takes a word of the given kind from the peer: how many messages of the round are
+// over.
 func (v *vi) told(kind uint32) (int, error) {
 	d, err := v.recv()
 	if err != nil {

@@ -246,8 +246,8 @@ func (s *server) task(r request) (output json.RawMessage, err error) {
 
 // WorkerMain is the main function of a child process of [Demo]: it serves its
 // control connection. The process was pinned to a CPU before it started; the
-// scheduler gets a second place all the same, so that background goroutines
-// are run by the kernel beside a thread that polls.
+// scheduler gets a second processor nevertheless, so that background goroutines
+// run on another thread than one that polls.
 func WorkerMain() error {
 	conn, err := testbed.Control()
 	if err != nil {

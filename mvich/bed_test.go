@@ -20,7 +20,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// job is ranks of one process, each with a NIC of its own, joined in memory.
+// job is the ranks of a job in one process, each with a NIC of its own, connected in memory.
 type job struct {
 	fabric *kagenttest.Fabric
 	worlds []*mvich.World
@@ -46,7 +46,7 @@ func with(opts ...mvich.Option) func(int) []mvich.Option {
 // testTimeout is how long anything in a test may take.
 const testTimeout = 60 * time.Second
 
-// calm is long: on a machine that is busy a rank may be still for seconds and live.
+// calm is a long silence: on a busy machine a live rank may be descheduled for seconds.
 const calm = 30 * time.Second
 
 func newJob(t testing.TB, n int, c jobConfig) *job {
@@ -109,8 +109,8 @@ func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jo
 	return h
 }
 
-// each runs f for every rank at once and fails the test if one fails, or if it takes too long for a machine that was
-// as busy as this one.
+// each runs f for every rank at once. It fails the test if one fails, or if they take too long, scheduling latency
+// excluded.
 func each(t testing.TB, n int, f func(rank int) error) {
 	t.Helper()
 	eachWithin(t, testTimeout, n, f)
@@ -158,30 +158,30 @@ func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error)
 	}
 }
 
-// failed is what must panics with: guard makes it the error again.
+// failed is the value that must panics with; guard turns it into the error.
 type failed struct{ error }
 
-// must ends what a rank does, within each, where err is not nil.
+// must ends a rank's function, within each, if err is not nil.
 func must(err error) {
 	if err != nil {
 		panic(failed{err})
 	}
 }
 
-// mustBe is must that err, of what, is want.
+// mustBe is must for an error of what that is not want.
 func mustBe(what string, err, want error) {
 	if !errors.Is(err, want) {
 		must(fmt.Errorf("%s: %v, want %w", what, err, want))
 	}
 }
 
-// get is v, or what must does.
+// get returns v, or fails as must does.
 func get[T any](v T, err error) T {
 	must(err)
 	return v
 }
 
-// noError ends a test where err is not nil, outside of what ranks do.
+// noError ends a test if err is not nil, outside of ranks' functions.
 func noError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -192,7 +192,7 @@ func noError(t testing.TB, err error) {
 // errOf is the error of a call that returns more.
 func errOf[T any](_ T, err error) error { return err }
 
-// guard returns the error of f, also that of must.
+// guard returns the error of f, including that of must.
 func guard(f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {
@@ -212,8 +212,7 @@ func (j *job) run(t testing.TB, f func(c *mvich.Comm) error) {
 	each(t, len(j.worlds), func(rank int) error { return f(j.worlds[rank].Comm()) })
 }
 
-// spotless checks that nothing is left of messages, no request, no message, and that nothing is missing, no buffer
-// and no credit.
+// spotless checks that no request or message is left, and no buffer or credit is missing.
 func (j *job) spotless(t testing.TB, credits int) {
 	t.Helper()
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
@@ -243,7 +242,7 @@ func (j *job) spotless(t testing.TB, credits int) {
 	}
 }
 
-// filling is what messages are filled with: the byte at i is i*7 + i>>8, twice as far as it takes to begin anew.
+// filling is what messages are filled with: the byte at i is i*7 + i>>8, two periods of it.
 var filling = func() []byte {
 	b := make([]byte, 1<<17)
 	for i := range b {
@@ -252,7 +251,8 @@ var filling = func() []byte {
 	return b
 }()
 
-// pieces calls f with all of b, piece by piece, and what message k has there: filling from a place of its own on.
+// pieces calls f with all of b, piece by piece, and the content of message k there: filling from an offset that
+// depends on k.
 func pieces(b []byte, k int, f func(at int, b, want []byte) error) error {
 	mine := filling[k*31&255<<8:][:len(filling)/2]
 	for at := 0; at < len(b); at += len(mine) {

@@ -116,8 +116,8 @@ func (s step) exchange(out []byte, to int, in []byte, from int) error {
 	return errors.Join(lengthError(x.err, x, len(out)), lengthError(r.err, r, len(in)))
 }
 
-// Barrier waits until all ranks have called it. In round i each tells the rank 2^i ahead, so that after the last one
-// it has heard of all.
+// Barrier waits until all ranks have called it. In round i each rank sends to the rank 2^i ahead. After the last
+// round, each has a message from all others, directly or through ranks between.
 func (c *Comm) Barrier() error {
 	s := c.step()
 	for k := 1; k < c.Size(); k *= 2 {
@@ -189,7 +189,7 @@ func (s step) down(root int, part func(rank, count int) []byte) error {
 }
 
 // bcastRing scatters buf down the same tree, a block for each rank, and lets the blocks go round. The parts differ in
-// length, and where one is too long all refuse: the ranks that have a shorter one would wait.
+// length. If one is too long, all ranks refuse, or those with a shorter part would wait forever.
 func (s step) bcastRing(buf []byte, root int) error {
 	n, me := s.c.Size(), s.rank(s.c.rank-root)
 	b := blocks{len(buf), n}
@@ -232,8 +232,8 @@ func Scatter[T Element](c *Comm, dst, src []T, root int) error {
 	return rooted(c, src, dst, root, true)
 }
 
-// rooted moves the parts of all, which root has, between root and the ranks, each of which has its own: root gives,
-// or gets.
+// rooted moves the parts of all between root, which has all, and the ranks, which have their own part. It scatters if
+// gives is set, else it gathers.
 func rooted[T Element](c *Comm, all, own []T, root int, gives bool) error {
 	s, whole, part := c.step(), bytesOf(all), bytesOf(own)
 	if err := c.checkRoot(root); err != nil {
@@ -303,8 +303,7 @@ func partsOf[T Element](all []T, counts, displs []int, ranks int) ([][]T, error)
 	return parts, nil
 }
 
-// linear has root get a part of each other rank, or give it one, of all at once. own is this rank's, as it is or is
-// to be.
+// linear has root receive a part from each other rank, or send it one, all at once. own is this rank's part.
 func (s step) linear(own []byte, root int, gives bool, part func(rank int) []byte) error {
 	if s.c.rank != root {
 		return s.move(own, root, !gives)

@@ -14,7 +14,7 @@ import (
 )
 
 // Every collective operation on 1 to 9 ranks, with lengths on both sides of the bounds between algorithms, against
-// what it should give; also while frames are lost.
+// the expected result; also with losses.
 func TestCollectives(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -64,7 +64,7 @@ func together(n, length int) (all []int64) {
 	return all
 }
 
-// gives checks what an operation that has ended with err gives.
+// gives checks the result of an operation that has ended with err.
 func gives(what string, err error, got, want []int64) {
 	if err == nil && !slices.Equal(got, want) {
 		err = errors.New("wrong result")
@@ -152,8 +152,8 @@ func everyUnrooted(c *mvich.Comm, length int) {
 	}
 }
 
-// What is longer than a message can be is refused by all, and nobody is lost for it, nor waits for a rank whose part
-// of it is not too long.
+// All ranks refuse data that is longer than a message can be. No rank is lost for it, and none waits for a rank
+// whose part is not too long.
 func TestTooLong(t *testing.T) {
 	if strconv.IntSize == 32 {
 		t.Skip("no slice is as long")
@@ -161,7 +161,8 @@ func TestTooLong(t *testing.T) {
 	const ranks = 5
 	most := mvich.MaxMessage
 	length := ranks*most + 1
-	huge, err := unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE) // nobody looks at it
+	// never accessed
+	huge, err := unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	noError(t, err)
 	t.Cleanup(func() { unix.Munmap(huge) })
 	refused := func(c *mvich.Comm, name string, err error) error {
@@ -186,7 +187,7 @@ func TestTooLong(t *testing.T) {
 	})
 }
 
-// Ranks that disagree about lengths are told so.
+// Ranks that disagree about lengths get an error.
 func TestCollectiveLengths(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
@@ -216,7 +217,7 @@ func TestOperators(t *testing.T) {
 	}
 }
 
-// A rank that has given wrong lengths is told so, and its next operation is the next one of the others.
+// A rank that gives wrong lengths gets an error, and its next operation matches the next one of the others.
 func TestWrongLengths(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {

@@ -137,8 +137,8 @@ func (w *World) takeContext() uint32 {
 	return context
 }
 
-// enterContext notes that a context is in use. A rank that gives one that is not its to give, or that is in use, is
-// taken for dead: messages of two communicators would meet.
+// enterContext notes that a context is in use. A rank that gives a context of another rank, or one in use, is taken
+// for dead: messages of two communicators would mix.
 func (w *World) enterContext(context uint32, giver int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

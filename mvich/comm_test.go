@@ -10,7 +10,7 @@ import (
 	"viaxdp/mvich"
 )
 
-// Messages of one communicator are not received in another one of the same ranks.
+// A message of one communicator is not received in another communicator of the same ranks.
 func TestDup(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
@@ -29,8 +29,7 @@ func TestDup(t *testing.T) {
 	})
 }
 
-// Split orders ranks by key; sources and destinations are those of the new communicator; communicators of it can be
-// split again.
+// Split orders ranks by key; sources and destinations are ranks of the new communicator, which can be split again.
 func TestSplit(t *testing.T) {
 	const n = 7
 	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})
@@ -69,8 +68,8 @@ func TestSplit(t *testing.T) {
 	})
 }
 
-// Communicators that several goroutines of a rank make at once, each of another one, have messages of their own; also
-// where a rank makes them one after the other.
+// Several goroutines of a rank make communicators at once, each from a different one. The communicators have separate
+// messages, even if another rank makes them one after the other.
 func TestDupAtOnce(t *testing.T) {
 	const ranks, parents, rounds = 3, 4, 30
 	j := newJob(t, ranks, jobConfig{options: with(mvich.WithSpin(0))})
@@ -115,7 +114,7 @@ func TestDupAtOnce(t *testing.T) {
 	}
 }
 
-// Ranks with different options do not begin to work together.
+// Init fails for ranks with different options.
 func TestDifferentOptions(t *testing.T) {
 	j := newJob(t, 1, jobConfig{})
 	launchers := mvich.Local(2)
@@ -166,7 +165,7 @@ func TestThreshold(t *testing.T) {
 	}
 }
 
-// Contexts are not given twice: after the last one there is none.
+// No context is given twice; after the last one Dup fails.
 func TestLastContext(t *testing.T) {
 	j := newJob(t, 3, jobConfig{})
 	mvich.LastContext(j.worlds[0])
@@ -184,7 +183,7 @@ func TestLastContext(t *testing.T) {
 	})
 }
 
-// Ranks of a communicator and of the world are made of each other.
+// RankOf and WorldRank are inverse.
 func TestRanksOfTheWorld(t *testing.T) {
 	const n = 5
 	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})

@@ -28,8 +28,8 @@ import (
 //	   |------ first packet, with all credits -->|
 //
 // A rank that waits for a message connects only after a while, to notice the death of the sender (expectFor). An
-// AnySource receive makes no connection, as connections cost memory: senders without a connection are asked whether
-// they live (checkLiveness). A rank that lives rejects the token of that request, at no cost.
+// AnySource receive makes no connection, as connections cost memory: senders without a connection are probed
+// (checkLiveness). A live rank rejects the probe's token at no cost.
 
 const (
 	callTurn   = 2 * time.Second        // how long one request may take
@@ -208,13 +208,13 @@ func (w *World) join(p *peer, theirs vipl.RemoteAttributes) {
 	w.touch(p)
 }
 
-// vigil is since when requests to a rank have been in vain. The zero value: they have not.
+// vigil records since when requests to a rank have failed. The zero value: they have not.
 type vigil struct {
-	since  time.Time // in whatever way
+	since  time.Time // since the first failure, of any kind
 	absent time.Time // because no rank listens there
 }
 
-// inVain takes note of a request that has failed, and reports whether the rank is dead.
+// inVain records a failed request, and reports whether the rank is dead.
 func (v *vigil) inVain(err error, began time.Time, most time.Duration) bool {
 	if v.since.IsZero() {
 		v.since = began
@@ -228,7 +228,7 @@ func (v *vigil) inVain(err error, began time.Time, most time.Duration) bool {
 	return now.Sub(v.since) > most || !v.absent.IsZero() && now.Sub(v.absent) > absence
 }
 
-// expectFor has the death of the ranks noticed that a receive or a probe waits for.
+// expectFor makes sure that a receive or probe notices the death of the ranks that it waits for.
 func (w *World) expectFor(r *Request) {
 	if r.peer >= 0 {
 		w.expect(w.peers[r.peer])
@@ -240,7 +240,8 @@ func (w *World) expectFor(r *Request) {
 	}
 }
 
-// expect has p called if it has not called by then and is still waited for: so its death is noticed.
+// expect has p called after a while if a receive still waits for it and it has not called itself. So its death is
+// noticed.
 func (w *World) expect(p *peer) {
 	if p.state != apart || p.expected || p.rank == w.rank || w.finalized || w.stopping() {
 		return
@@ -253,8 +254,8 @@ func (w *World) expect(p *peer) {
 	})
 }
 
-// callExpected calls p if a receive or Probe waits for it, or Iprobe asks again and again. If none does it is not
-// called: a connection costs memory, and where there is none left a rank that lives would be taken for dead.
+// callExpected calls p if a receive or Probe waits for it, or Iprobe asks again and again. Otherwise p is not
+// called: a connection costs memory, and if memory ran out a live rank would be taken for dead.
 func (w *World) callExpected(p *peer) {
 	p.expected = false
 	if w.finalized {
@@ -291,10 +292,10 @@ func (w *World) checkLiveness() {
 	})
 }
 
-// hidden are the ranks that an AnySource call waits for among others, without a connection. It forgets failed checks
-// of the others.
+// hidden returns the ranks without a connection that an AnySource call may wait for. It forgets failed checks of the
+// others.
 func (w *World) hidden() (all []*peer) {
-	if w.leaving || w.finalized { // others may have left, with a good-bye for those who know them
+	if w.leaving || w.finalized { // others may have left: their bye goes only to ranks that they are connected with
 		return nil
 	}
 	for _, p := range w.peers {

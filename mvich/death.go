@@ -6,22 +6,21 @@ import (
 )
 
 // The death of ranks. A rank notices that another one has died by the end of their connection without a good-bye, or
-// because no connection comes about. It tells all that it is connected with, which tell theirs. Operations that
-// involve the dead fail with a RankError, those under way and those to come: sends to it and receives from it,
-// AnySource receives in a communicator that it is a member of, until Acknowledge, and collective operations there.
-// All others go on.
+// because no connection comes about. It notifies all ranks that it is connected with, and these forward the news.
+// Operations that involve the dead rank fail with a RankError, now and later: sends to it, receives from it, and, in
+// communicators that it is a member of, collective operations and, until Acknowledge, AnySource receives. All others
+// go on.
 //
-// One death makes others: a rank that hears of it gives up, leaves, and is missed by ranks that have not heard yet.
-// So a rank that leaves has told of the deaths that it knows, on the connection that ends; a new connection begins
-// with them; and where several are missed, the error is about the first. News comes on the way on which it spreads,
-// so that no rank hears of a death before the one that caused it.
+// One death causes others: a rank that learns of it gives up and leaves, and ranks that do not know yet see a second
+// death. So a rank that leaves first sends the deaths that it knows, on the connection that ends. A new connection
+// begins with them. If several ranks are missing, the error names the first. News spreads along the connections in
+// order, so no rank learns of a death before the one that caused it.
 //
-// A rank that leaves after a death counts among the dead, good-bye or not. It may leave others in the middle of a
-// collective operation of a communicator that has lost no rank yet; some of them fail and go on to something else,
-// and those that wait for these have to hear of it, too. A rank that leaves without a death leaves no rank waiting:
-// all have come to Finalize.
+// A rank that leaves after a death counts as dead, with or without a bye. It may leave a collective operation of a
+// communicator that has lost no rank yet. Some ranks then fail and go on to other work, and ranks that wait for those
+// must learn of it, too. A rank that leaves without a death leaves no rank waiting, as all have come to Finalize.
 
-// lose takes p for dead. When this rank has said good-bye, others may end a connection upon that, and it is no death.
+// lose takes p for dead. After this rank's bye, a connection that a peer ends is no death.
 func (w *World) lose(p *peer, cause error) {
 	switch {
 	case p.gone():
@@ -39,19 +38,20 @@ func (w *World) lose(p *peer, cause error) {
 	}
 }
 
-// tell tells q of p's death.
+// tell notifies q of p's death.
 func (w *World) tell(q, p *peer) {
 	w.queueControl(q, packet{header: header{kind: kindDead, tag: int32(p.rank)}})
 }
 
-// tellAll tells q of the deaths so far, ahead of those to come.
+// tellAll notifies q of the deaths so far, ahead of later ones.
 func (w *World) tellAll(q *peer) {
 	for _, p := range w.dead {
 		w.tell(q, p)
 	}
 }
 
-// leave takes p's good-bye. One after a death may leave operations that the dead had no part in: p is missed as dead.
+// leave handles p's bye. After a death, p may leave operations that the dead rank had no part in, so p counts as
+// dead, too.
 func (w *World) leave(p *peer) {
 	switch {
 	case p.gone():
@@ -63,7 +63,7 @@ func (w *World) leave(p *peer) {
 	}
 }
 
-// after names what p went after, where it has told of a death.
+// after adds to cause the death after which p left, if p has reported one.
 func (p *peer) after(cause error) error {
 	if p.told == nil || p.told == p {
 		return cause
@@ -71,7 +71,7 @@ func (p *peer) after(cause error) error {
 	return fmt.Errorf("%w, having told that %w", cause, p.told.lost())
 }
 
-// part ends everything with p, which is gone in that way.
+// part ends everything with p, whose state becomes how.
 func (w *World) part(p *peer, how condition) {
 	was, l := p.state, p.link
 	p.state, p.link = how, nil
@@ -118,8 +118,8 @@ func (w *World) part(p *peer, how condition) {
 	w.announce() // probes, too
 }
 
-// abandonCollective ends the sends and receives of collective operations that p was to take part in, with ranks that
-// live: these may not get that far.
+// abandonCollective ends sends and receives with live ranks that belong to collective operations with p: those ranks
+// may never reach that step.
 func (w *World) abandonCollective(p *peer, err error) {
 	hit := func(r *Request) bool { return r.collective() && r.comm.rankOf(p.rank) >= 0 }
 	for _, r := range w.numbered {
@@ -146,7 +146,7 @@ func (r *Request) needs(p *peer) bool {
 	return (r.peer == AnySource || r.collective()) && p.state == dead && r.comm.rankOf(p.rank) >= 0
 }
 
-// hopeless is why a request that has to do with p cannot succeed, or nil.
+// hopeless returns why a request that involves p cannot succeed, or nil.
 func (r *Request) hopeless(p *peer) error {
 	if r.collective() {
 		if err := r.comm.firstDeath(nil); err != nil {
@@ -213,9 +213,9 @@ func (c *Comm) Dead() (ranks []int) {
 	return ranks
 }
 
-// Acknowledge tells that the program knows of the death of ranks, which Dead has listed; any that live are passed
-// over. Receives from AnySource fail while a member is dead that the program does not know of, also if it died after
-// Dead was asked; else they work again.
+// Acknowledge records that the program knows of the death of ranks, which Dead has listed; live ranks in the list are
+// skipped. Receives from AnySource fail while a member is dead that the program has not acknowledged, even one that
+// died after the call of Dead. Otherwise they work again.
 func (c *Comm) Acknowledge(ranks []int) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
@@ -230,8 +230,7 @@ func (c *Comm) Acknowledge(ranks []int) {
 // acknowledged.
 func (c *Comm) unacknowledged() error { return c.firstDeath(c.known) }
 
-// firstDeath is the loss of the member that died first, of those that the program does not know of; nil: it knows of
-// none.
+// firstDeath returns the loss of the member that died first, of those not in known; nil if there is none.
 func (c *Comm) firstDeath(known []bool) error {
 	for _, p := range c.w.dead {
 		if i := c.rankOf(p.rank); i >= 0 && (known == nil || !known[i]) {

@@ -14,14 +14,14 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// dyingJob is a job of which ranks die. At the end the living take their leave of each other, and the dead give back
-// what they still can.
+// dyingJob is a job in which ranks die. At the end the live ranks finalize, and the dead ones release what they still
+// can.
 func dyingJob(t *testing.T, n int, dead ...int) *job {
 	t.Helper()
 	return dyingJobOf(t, n, jobConfig{silence: calm}, dead...)
 }
 
-// dyingJobOf is a dyingJob whose network has faults, or whose ranks take each other for dead after another silence.
+// dyingJobOf is a dyingJob with network faults, or with another silence.
 func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	t.Helper()
 	j := newJob(t, n, jobConfig{dying: true, faults: c.faults, silence: c.silence, options: with(mvich.WithSpin(50), mvich.WithConnectTimeout(calm))})
@@ -50,11 +50,11 @@ func wantLost(what string, err error, rank int) error {
 // death is how a rank dies.
 type death struct {
 	kill    func(j *job, rank int)
-	silence time.Duration // short where it is what tells of the death
+	silence time.Duration // short if it is what reveals the death
 	faults  xdpnictest.Faults
 }
 
-// deaths are how a rank dies, each without a good-bye.
+// deaths are the ways in which a rank dies, each without a bye.
 var deaths = map[string]death{
 	"the NIC is closed":              {closed, calm, none},
 	"no frame comes any more":        {cut, 5 * time.Second, none},
@@ -98,7 +98,7 @@ func dies(t *testing.T, death death) {
 		if dead, n := c.Dead(), j.worlds[rank].Stats().Deaths; !slices.Equal(dead, []int{victim}) || n != 1 {
 			return fmt.Errorf("dead: %v, %d counted", dead, n)
 		}
-		// The living go on.
+		// Live ranks go on.
 		must(c.Send([]byte{1}, (rank+victim-1)%victim, 7))
 		get(onlyLiving.Wait())
 		c.Acknowledge(c.Dead())
@@ -109,8 +109,8 @@ func dies(t *testing.T, death death) {
 	j.finalize(t, victim)
 }
 
-// A rank dies in the middle of collective operations: no other rank hangs, also those that have nothing to do with it
-// at that moment.
+// A rank dies in the middle of collective operations. No other rank hangs, not even those that have no messages with
+// it at that moment.
 func TestDeathInCollective(t *testing.T) {
 	for name, test := range map[string]struct {
 		length int
@@ -142,8 +142,8 @@ func TestDeathInCollective(t *testing.T) {
 	}
 }
 
-// A rank that gives up because another one has died is missed, too; what fails for both names the one that died
-// first, and what fails for it alone says so.
+// A rank that gives up because of a death counts as dead, too. Operations that fail for both name the one that died
+// first; operations that fail for the second alone name the second.
 func TestRootCause(t *testing.T) {
 	const n, victim, follower = 4, 3, 0
 	j := dyingJob(t, n, victim, follower)
@@ -172,7 +172,7 @@ func TestRootCause(t *testing.T) {
 	})
 }
 
-// Who connects later hears of those that are dead already.
+// A rank that connects later learns of earlier deaths.
 func TestLateConnection(t *testing.T) { synctest.Test(t, lateConnection) }
 
 func lateConnection(t *testing.T) {
@@ -205,8 +205,8 @@ func lateConnection(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// Who is being admitted hears of deaths in their order, of those before and of those meanwhile, and of a good-bye
-// last; of nothing twice where it has to come again.
+// During its admission, a rank gets the news of deaths in order, earlier ones and new ones, and a bye last. After a
+// failed admission nothing is sent twice.
 func TestNewsInOrder(t *testing.T) {
 	j := dyingJob(t, 4, 0, 1, 2, 3)
 	news, left, err := mvich.NewsOfAdmission(j.worlds[0], 1, 2, 3)
@@ -219,7 +219,7 @@ func TestNewsInOrder(t *testing.T) {
 	}
 }
 
-// A NIC that is closed under a world ends what waits there, also what a rank has to do with itself.
+// Closing the NIC under a world ends all that waits, including messages of a rank to itself.
 func TestNICClosedUnderWorld(t *testing.T) {
 	j := dyingJob(t, 1, 0)
 	c := j.worlds[0].Comm()
@@ -256,8 +256,8 @@ func waitFailed(r *mvich.Request) error {
 	return nil
 }
 
-// A rank that leaves after the death of one that a communicator has lost nothing by is missed there by all: also by
-// those that wait for others, which have failed and do not come back.
+// A rank leaves a communicator after the death of a rank outside of it. All members see it as dead, even those that
+// wait for members which have failed and do not come back.
 func TestLeaveAfterDeath(t *testing.T) {
 	for name, operation := range map[string]func(c *mvich.Comm) error{
 		"bcast":      func(c *mvich.Comm) error { return c.Bcast(make([]byte, 100), 0) },
@@ -306,7 +306,7 @@ func TestLeaveAfterDeath(t *testing.T) {
 	}
 }
 
-// Who waits for anybody hears of those that leave after a death: they may have been all.
+// An AnySource receive learns of ranks that leave after a death: they may have been all.
 func TestAnybodyAfterDeath(t *testing.T) {
 	const victim, leaver = 2, 1
 	j := dyingJob(t, 3, victim)
@@ -331,7 +331,7 @@ func TestAnybodyAfterDeath(t *testing.T) {
 	})
 }
 
-// Others hear of a death also from a rank that makes no call any more.
+// Others learn of a death even from a rank that makes no more calls.
 func TestDeathIsToldAtOnce(t *testing.T) { synctest.Test(t, deathIsToldAtOnce) }
 
 func deathIsToldAtOnce(t *testing.T) {
@@ -359,14 +359,14 @@ func deathIsToldAtOnce(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// A death between Dead and Acknowledge is not acknowledged with those before: receives of anybody name it. Nor is it
-// known in advance.
+// A death between Dead and Acknowledge is not acknowledged with the earlier ones: AnySource receives report it. Nor
+// can a death be acknowledged in advance.
 func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	const first, second = 2, 1
 	j := dyingJob(t, 3, first, second)
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	c := j.worlds[0].Comm()
-	c.Acknowledge([]int{-1, 0, first, second, 3}) // nobody of whom is dead, or there
+	c.Acknowledge([]int{-1, 0, first, second, 3}) // none of them is dead, or exists
 	lose := func(victim int) {
 		t.Helper()
 		j.hosts[victim].NIC.Close()

@@ -13,14 +13,14 @@
 //
 // Package mpiapps has two applications as examples: a stencil, and conjugate gradients.
 //
-// A [World] is a rank's part of a job; a [Launcher] has started the ranks and tells each its number (package pmi:
-// mpiexec; [Local]: ranks of one process). A [Comm] is an ordered group of ranks with messages of its own. Methods of
-// Comm carry bytes, functions of the package slices of any numbers; a [Type] picks elements out of a slice. Isend and
+// A [World] is a rank's part of a job. A [Launcher] starts the ranks and gives each its number (package pmi: mpiexec;
+// [Local]: ranks of one process). A [Comm] is an ordered group of ranks with messages of its own. Methods of Comm
+// carry bytes, functions of the package slices of any numbers; a [Type] picks elements out of a slice. Isend and
 // Irecv begin a [Request].
 //
 // # Protocols
 //
-// A message goes by one of four protocols, chosen when its turn has come:
+// A message uses one of four protocols, chosen when the message reaches the head of its queue:
 //
 //	 Eager               R3                   RGET                 RPUT
 //	 S          R        S           R        S           R        S           R
@@ -36,17 +36,17 @@
 //	else, if the receiver's VI takes RDMA writes ...... RPUT
 //	else, or where memory cannot be registered ........ R3
 //
-// Memory of Alloc is written, not read: a write is sent from where the memory lies, while the answer to an RDMA read
-// is a copy. Copies in the table are those between the program's memory and vbufs. The threshold is 5000 bytes
-// (WithThreshold, VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer answers an RGET or RPUT
-// request with ready for R3; a sender that cannot register its own sends data packets where it might have written.
-// Messages longer than one transfer move in pieces, up to 16 of them at a time.
+// Memory of Alloc is written, not read: the NIC sends a write by reference, but copies the response to an RDMA read.
+// Copies in the table are those between the program's memory and vbufs. The threshold is 5000 bytes (WithThreshold,
+// VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer answers an RGET or RPUT request with ready
+// for R3; a sender that cannot register its own sends data packets where it might have written. Messages longer than
+// one transfer move in pieces, up to 16 of them at a time.
 //
 // Buffers are registered when RDMA first needs them, and stay so in a cache of a limited number of bytes, which keeps
-// them from the garbage collector. Memory that collective operations and types need besides is the world's, which
-// keeps up to 16 MiB of it. Other ranks may read or write memory of a rank only while a message of RGET or RPUT needs
-// that: the right ends with its request, completed or failed. It is a right of all ranks that are connected, and to
-// the whole registration, such as all that one Alloc returned.
+// them from the garbage collector. Scratch memory for collective operations and types belongs to the world, which
+// keeps up to 16 MiB of it. Other ranks may read or write memory of a rank only while a message by RGET or RPUT needs
+// that: the right ends with its request, completed or failed. It covers the whole registration, such as all that one
+// Alloc returned, and applies to all connected ranks.
 //
 // # Packets
 //
@@ -81,32 +81,31 @@
 //	may go          everything         | what others | what brings
 //	                                   | wait for    | credits
 //
-// What others wait for is ready, done, finish, noop, and the news of deaths. A vbuf that was read is posted again
-// when nothing else is to be done, or when as many have been read as the reserve has. A peer that is owed half of its
-// credits, and to which no other packet goes, gets a noop. Two ranks that only send never stop for ever: send.go has
-// the proof.
+// "What others wait for" is ready, done, finish, noop and dead. A vbuf that was read is posted again when there is
+// nothing else to do, or when the reserve's number of vbufs has been read. If half of a peer's credits are due and no
+// other packet goes to it, it gets a noop. Two ranks that only send never deadlock: send.go has the proof.
 //
 // Messages that come before their receive are copied, so that their vbufs can be posted again. When a peer has too
 // many bytes of them (WithUnexpected) packets to it say so, and it sends envelopes only, also of messages without
-// data. A rank that breaks a rule is taken for dead: a packet that cannot be parsed, or without a credit; an eager
-// message long after it must have heard that it may send none; an answer that no message asked for; answers to it
-// that its credits never let go.
+// data. A rank that violates the protocol is taken for dead: if it sends a packet that cannot be parsed, or without a
+// credit; an eager message long after it must have received the order to send none; an answer that no message asked
+// for; or if it never gives the credits to answer it.
 //
 // # Connections and deaths
 //
 // Two ranks connect when the first of them has something for the other (connect.go). When a connection ends without a
-// good-bye the rank there is dead: all hear of it, and operations that need it fail with a [RankError] (death.go).
-// A send or receive with the dead rank itself fails when RDMA no longer uses its buffer, or after ten seconds if the
+// bye, the rank is dead: all ranks are notified, and operations that need it fail with a [RankError] (death.go). A
+// send or receive with the dead rank itself fails when RDMA no longer uses its buffer, or after ten seconds if the
 // NIC is stopped for so long. The buffers of a collective operation must be left alone until Finalize if they were
-// given to RDMA: ranks that live may still move them. A rank that has said good-bye keeps its connections until the
-// others have, too: what it sent last may have to be sent again. After a death the others go on in the communicators
-// that have lost no rank, and elsewhere from one to another; they cannot make a new communicator of themselves, for
-// Dup and Split need all members. A rank that leaves after a death is missed like the dead: so the last collective
-// operation of the others may fail for some with a [RankError] of one that has finished it.
+// given to RDMA: ranks that live may still move them. A rank that has sent bye keeps its connections until the others
+// have sent theirs, as its last packets may need retransmission. After a death the others can use the communicators
+// that have lost no rank, and point-to-point messages in the others. They cannot make a new communicator of the
+// survivors, for Dup and Split need all members. A rank that leaves after a death counts as dead. So the last
+// collective operation may fail on some ranks with a [RankError] of a rank that has finished it.
 //
-// A rank that calls another one dead is believed, as it could also abort the job. A rank that says that it has
-// written a message (RPUT), and has not, leaves in the buffer what lay there. A rank cannot call by the token of one
-// on another host.
+// A report of a death is believed, as the rank that sends it could also abort the job. A rank that sends finish
+// without having written the message (RPUT) leaves the old content in the buffer. A rank cannot connect with the
+// token of a rank on another host.
 //
 // # Concurrency
 //
@@ -114,17 +113,17 @@
 // communicator call those in the same order, one at a time. Messages of one goroutine to a rank, in one communicator,
 // match in the order in which they were sent.
 //
-// No thread behind a world moves messages: a call makes progress for all (progress.go). A rank that computes for long
-// between calls lets others wait. One goroutine listens for ranks that connect; one is there while a connection is
-// made or ended, and one while the last packets of a completed operation wait for credits.
+// No background thread moves messages: each call makes progress for all (progress.go). A rank that computes for long
+// between calls makes others wait. One goroutine listens for ranks that connect. Another exists while a connection is
+// made or ended, and one more while the last packets of a completed operation wait for credits.
 //
-// Nothing has a deadline. For one, begin with Irecv and call Cancel from another goroutine, such as that of a timer:
-// that ends the Wait, unless a message has come.
+// Calls have no deadline. To set one, begin with Irecv and call Cancel from another goroutine, such as that of a
+// timer. Cancel ends the Wait unless a message has come.
 //
 // # Ranks and interfaces
 //
-// Ranks of one program may share a NIC handle. Without an agent, a program has the interface that it opens to itself:
-// ranks that are programs of their own then need an interface each, in a namespace or on a host.
+// Ranks of one program may share a NIC handle. Without an agent, a program opens its interface exclusively: ranks in
+// separate processes then need an interface each, in a namespace or on a host.
 //
 // # Files
 //

@@ -12,8 +12,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// A rank that dies before anybody has connected with it is noticed by who sends to it, and after a while by who
-// receives from it.
+// A rank dies before any rank has connected with it. Ranks that send to it notice that, and ranks that receive from
+// it do after a while.
 func TestDeadBeforeConnection(t *testing.T) { synctest.Test(t, deadBeforeConnection) }
 
 func deadBeforeConnection(t *testing.T) {
@@ -30,7 +30,7 @@ func deadBeforeConnection(t *testing.T) {
 	j.finalize(t, victim)
 }
 
-// It is also noticed by who waits for a message of it, by name or as one of all, in whatever way.
+// Every call that waits for a message of it, by name or as AnySource, notices it, too.
 func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 	const n, victim = 5, 4
 	again := func(f func() (done bool, err error)) (err error) {
@@ -40,7 +40,8 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 		}
 		return err
 	}
-	ways := [victim]func(c *mvich.Comm, source int) error{ // none of which can tell another rank
+	// none connects live ranks, so each rank must notice the death itself
+	ways := [victim]func(c *mvich.Comm, source int) error{
 		func(c *mvich.Comm, source int) error { _, err := c.Recv(nil, source, 1); return err },
 		func(c *mvich.Comm, source int) error { _, err := c.Probe(source, 1); return err },
 		func(c *mvich.Comm, source int) error {
@@ -68,7 +69,7 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 	}
 }
 
-// Nor does its host have to say that nobody is there.
+// The dead rank's host need not reject the request for that.
 func TestDeadBeforeConnectionSilent(t *testing.T) { synctest.Test(t, deadBeforeConnectionSilent) }
 
 func deadBeforeConnectionSilent(t *testing.T) {
@@ -80,8 +81,8 @@ func deadBeforeConnectionSilent(t *testing.T) {
 	each(t, 2, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), 1-rank) })
 }
 
-// A rank is dead when it does not listen for a while, as when its agent starts again, or when no request has come to
-// anything for longer.
+// A rank is dead when it has not listened for a while (longer than a restart of its agent), or when for a longer
+// time every request has failed.
 func TestVigil(t *testing.T) {
 	const long = 10 * time.Second
 	nobody, silent := vipl.ErrNoMatch, vipl.ErrTimeout
@@ -111,7 +112,7 @@ func TestVigil(t *testing.T) {
 	})
 }
 
-// Looks in vain are forgotten when nobody waits any more.
+// Failed probes are forgotten when no call waits any more.
 func TestLooksAreForgotten(t *testing.T) { synctest.Test(t, looksAreForgotten) }
 
 func looksAreForgotten(t *testing.T) {
@@ -129,7 +130,7 @@ func looksAreForgotten(t *testing.T) {
 	each(t, 2, func(rank int) error { j.worlds[rank].Finalize(); return nil })
 }
 
-// Who lives bears being looked at, and is connected with by nobody for it.
+// A probe of a live rank does no harm and makes no connection.
 func TestLook(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	for range 5 {
@@ -143,7 +144,7 @@ func TestLook(t *testing.T) {
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 }
 
-// Who has stopped waiting for a rank does not connect with it.
+// A rank that no longer waits for another does not connect with it.
 func TestCallsWhomItWaitsFor(t *testing.T) {
 	for name, test := range map[string]struct {
 		want bool
@@ -191,8 +192,8 @@ func TestCallsWhomItWaitsFor(t *testing.T) {
 	}
 }
 
-// A rank that has got what it needs to end stays until the others have, too: what it has sent them last may be lost,
-// for longer than the end of a connection waits.
+// A rank that can already end stays until the others can, too: its last packets may be lost and need retransmission
+// for longer than a disconnect waits.
 func TestLastMessageIsLost(t *testing.T) { synctest.Test(t, lastMessageIsLost) }
 
 func lastMessageIsLost(t *testing.T) {
@@ -213,7 +214,7 @@ func lastMessageIsLost(t *testing.T) {
 	})
 }
 
-// What was begun and is not complete when Finalize is called ends with it, however it is asked for.
+// Requests that are not complete end with Finalize, for every call that waits for them.
 func TestFinalizeEndsRequests(t *testing.T) {
 	j := newJob(t, 3, jobConfig{dying: true}) // Finalize is called here
 	each(t, 3, func(rank int) error {
@@ -248,7 +249,7 @@ func TestFinalizeEndsRequests(t *testing.T) {
 	})
 }
 
-// Of goroutines that finalize a world at once one does.
+// If several goroutines call Finalize at once, one of them succeeds.
 func TestFinalizeAtOnce(t *testing.T) {
 	const goroutines = 4
 	j := newJob(t, 2, jobConfig{dying: true}) // Finalize is called here

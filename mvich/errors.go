@@ -45,9 +45,9 @@ var (
 	errFields    = errors.New("a packet has fields that make no sense")
 )
 
-// RankError: a rank has died, or cannot be reached, or has left after another one's death, which is the same to the
-// others. Operations that involve it fail with it; those that involve several name the one that was missed first. If
-// the rank left because it had missed another one, and has told so, Err wraps the RankError of that.
+// RankError: a rank has died, cannot be reached, or has left after another rank's death, which has the same effect.
+// Operations that involve the rank fail with it. An operation that involves several lost ranks names the first. If
+// the rank left because of another rank's death, and reported it, Err wraps that RankError.
 type RankError struct {
 	Rank int   // in the world; Comm.RankOf makes it one of a communicator
 	Err  error // how it was noticed

@@ -10,9 +10,9 @@ import (
 
 var errTest = errors.New("for the test")
 
-// NewsOfAdmission has w admit a caller that is not there, after the death of one rank and before that of the next and
-// Finalize's good-bye. It returns what waits to be told to the caller, deaths by rank and the good-bye as -1, and how
-// much of it is left once the admission has failed.
+// NewsOfAdmission has w admit a caller that does not exist, after the death of one rank and before that of the next
+// and Finalize's bye. It returns the news that waits to be sent to the caller, deaths by rank and the bye as -1, and
+// how much of it is left once the admission has failed.
 func NewsOfAdmission(w *World, caller, before, meanwhile int) (news []int, left int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -52,7 +52,7 @@ func AdmissionAfter(w *World, caller int, packet []byte) error {
 	return nil
 }
 
-// CallsExpected reports whether w has called rank, or would now that the time for it has come.
+// CallsExpected reports whether w has called rank, or would now, when the waiting time is over.
 func CallsExpected(w *World, rank int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,8 +61,8 @@ func CallsExpected(w *World, rank int) bool {
 	return p.calling || p.state != apart
 }
 
-// Missing is how many credits of a connection are neither with w, nor owed to it by other, nor on their way in a
-// packet. Both are calm; 0 where they are not connected.
+// Missing is how many credits of a connection are lost: w does not have them, and they are not due to it from other.
+// Both worlds must be idle. It is 0 if they are not connected.
 func Missing(w, other *World) int {
 	look := func(w *World, rank int) (has, owes int, there bool) {
 		w.mu.Lock()
@@ -78,28 +78,28 @@ func Missing(w, other *World) int {
 	return w.set.credits - has - owes
 }
 
-// LookAt has w look whether rank is there.
+// LookAt has w probe rank.
 func LookAt(w *World, rank int) { w.checkAlive(w.peers[rank]) }
 
-// LookAround has w look at those that may send what somebody waits for.
+// LookAround has w probe the ranks that an AnySource call may wait for.
 func LookAround(w *World) { w.checkLiveness() }
 
-// Missed reports whether looks at rank have been in vain.
+// Missed reports whether probes of rank have failed.
 func Missed(w *World, rank int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.peers[rank].checks != vigil{}
 }
 
-// Vigil is what tells when a rank is dead.
+// Vigil decides when a rank is dead.
 type Vigil struct{ v vigil }
 
-// InVain tells it of a request that began so long ago.
+// InVain adds a failed request that began ago in the past.
 func (v *Vigil) InVain(err error, ago, most time.Duration) bool {
 	return v.v.inVain(err, time.Now().Add(-ago), most)
 }
 
-// Absence is how long a rank may not listen.
+// Absence is how long a rank may go without listening.
 const Absence = absence
 
 // LastContext has w give one more context, and none after that.
@@ -130,17 +130,17 @@ func (c *Comm) Under(first int, context uint32) *Comm {
 	return c.w.newComm(context, []int{c.group[first], c.w.rank}, 1)
 }
 
-// Token is what rank is called by, and calls by, and its address.
+// Token is rank's address with its token.
 func Token(w *World, rank int) vipl.NetAddress { return w.peers[rank].host.vipl() }
 
-// BoundEnvelopes has w take a rank for dead that has sent more envelopes.
+// BoundEnvelopes sets how many envelopes a rank may send before w takes it for dead.
 func BoundEnvelopes(w *World, most int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.set.envelopes = most
 }
 
-// Shut is what Finalize ends with, and an Init that fails.
+// Shut is the last step of Finalize, and of an Init that fails.
 func Shut(w *World) error { return w.shut() }
 
 // CallTurn bounds one request.

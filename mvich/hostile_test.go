@@ -16,8 +16,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// stranger is a rank of a job that follows no rules: a bare VI with the tokens of the job, which it has from the
-// launcher like any rank.
+// stranger is a hostile rank: a bare VI with the tokens of the job, which it has from the launcher like any rank.
 type stranger struct {
 	t      *testing.T
 	vi     *vipl.VI
@@ -27,7 +26,7 @@ type stranger struct {
 	done   int // that are taken off the send queue
 }
 
-// What a stranger has in its region: buffers to send, then such to receive, then room for RDMA.
+// The layout of a stranger's region: buffers for sending, buffers for receiving, then memory for RDMA.
 const (
 	strangerBuffer = 16 << 10
 	strangerSends  = 20
@@ -35,11 +34,10 @@ const (
 	strangerRDMA   = (strangerSends + strangerRecvs) * strangerBuffer
 )
 
-// strangersToken is what rank 1 has said to be called by.
+// strangersToken is the token that rank 1 has published.
 const strangersToken = "stranger"
 
-// besideStranger makes a job of a proper rank 0, and others of which nothing is there but what they have published,
-// on the same NIC.
+// besideStranger makes a job on one NIC: a proper rank 0, and other ranks that exist only as published records.
 func besideStranger(t *testing.T, ranks int, opts ...mvich.Option) (nic *vipl.NIC, w *mvich.World, theirs mvich.Launcher) {
 	t.Helper()
 	nic = newJob(t, 1, jobConfig{}).hosts[0].NIC
@@ -57,7 +55,7 @@ func besideStrangerOn(t *testing.T, nic, far *vipl.NIC, ranks int, opts ...mvich
 			w, err = mvich.Init(nic, capture{launchers[0], terms}, append(opts, mvich.WithConnectTimeout(testTimeout))...)
 			return err
 		}
-		// It says of itself what the first one says, but for the address and the token.
+		// It publishes the record of the first one, except for the address and the token.
 		said := <-terms
 		terms <- said
 		fields := strings.Split(said, ",")
@@ -71,7 +69,7 @@ func besideStrangerOn(t *testing.T, nic, far *vipl.NIC, ranks int, opts ...mvich
 	return w, launchers[1]
 }
 
-// newStranger makes a job of a proper rank 0 and a stranger as rank 1, who calls it. Others are not there.
+// newStranger makes a job of a proper rank 0 and a stranger as rank 1, which calls it. Other ranks do not exist.
 func newStranger(t *testing.T, ranks int, opts ...mvich.Option) (*mvich.World, *stranger) {
 	t.Helper()
 	nic, w, launcher := besideStranger(t, ranks, opts...)
@@ -113,7 +111,7 @@ func callAsStranger(t *testing.T, nic, at *vipl.NIC, launcher mvich.Launcher) *s
 	return s
 }
 
-// capture hands on what a rank publishes.
+// capture also hands on what a rank publishes.
 type capture struct {
 	mvich.Launcher
 	value chan string
@@ -169,7 +167,7 @@ func (s *stranger) empty(tag uint32) {
 	s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, tag))
 }
 
-// deathOf2 tells the other side of the death of rank 2, and waits until it has taken that.
+// deathOf2 notifies the other side of the death of rank 2, and waits until it has taken effect.
 func (s *stranger) deathOf2(c *mvich.Comm) {
 	s.send(within(packetOf(pktDead, 0, 0, 0, 0, nil), 0, 2))
 	if _, err := c.Probe(2, 0); err == nil {
@@ -177,7 +175,8 @@ func (s *stranger) deathOf2(c *mvich.Comm) {
 	}
 }
 
-// data receives size bytes in pieces, in which there is no x: the buffer is the program's again.
+// data receives size bytes in pieces, and checks that they contain no x, which the program writes once the buffer is
+// its own again.
 func (s *stranger) data(size int) error {
 	for left := size; left > 0; {
 		b, _ := s.await(pktData, pktFinish)
@@ -228,7 +227,7 @@ func offerOf(protocol uint32) []byte {
 	return b
 }
 
-// Whatever a peer sends, the worst that comes of it is that it is taken for dead; the others of the job go on.
+// For any packet of a peer, the worst outcome is that the peer is taken for dead; the other ranks go on.
 func TestHostilePeer(t *testing.T) {
 	for name, packets := range map[string][][]byte{
 		"nothing":                 {{}},
@@ -270,7 +269,7 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
-// Half of a rendezvous that never goes on, and envelopes without end, do not keep a rank from ending.
+// An unfinished rendezvous and endless envelopes do not keep a rank from ending.
 func TestPeerThatStops(t *testing.T) {
 	w, s := newStranger(t, 2)
 	c := w.Comm()
@@ -293,7 +292,7 @@ func TestPeerThatStops(t *testing.T) {
 	})
 }
 
-// A rank that ends while it calls one who does not answer does not wait for that.
+// A rank that ends while it calls one that does not answer does not wait for the answer.
 func TestEndWhileCalling(t *testing.T) {
 	nic, w, _ := besideStranger(t, 2)
 	silent, err := nic.Listen(vipl.NetAddress{Discriminator: []byte(strangersToken)})
@@ -318,8 +317,7 @@ const (
 	ofCollectives = 1
 )
 
-// A collective operation that a death has ended leaves the program's buffer alone: what comes for it later does not get
-// there.
+// After a death has ended a collective operation, late data for it does not reach the program's buffer.
 func TestLateData(t *testing.T) {
 	const size, piece = 15000, 5000
 	w, s := newStranger(t, 3)
@@ -351,8 +349,8 @@ func TestLateData(t *testing.T) {
 	})
 }
 
-// Nor is it sent from there: what has not begun is not sent at all, pieces go on without the buffer, and nothing is written
-// where the receiver is ready only when the operation is over.
+// Nor is data sent from the buffer: what has not begun is not sent, pieces go on without the buffer, and nothing is
+// written for a receiver that becomes ready after the operation's end.
 func TestLateSend(t *testing.T) {
 	const size, asMuchAsTheReserve = 60000, 9
 	for name, test := range map[string]struct {
@@ -408,8 +406,8 @@ func TestLateSend(t *testing.T) {
 	}
 }
 
-// An RDMA write with immediate data takes a receive in which no packet has come: its length may be more than a vbuf
-// has room for, and what lies there is an old packet.
+// An RDMA write with immediate data completes a receive without a packet: its length may exceed a vbuf, whose content
+// is an old packet.
 func TestImmediateWrite(t *testing.T) {
 	const size = 20000
 	w, s := newStranger(t, 2)
@@ -429,7 +427,7 @@ func TestImmediateWrite(t *testing.T) {
 	})
 }
 
-// An answer that a message did not ask for ends the connection, and takes no byte of the buffer.
+// An answer that no message asked for ends the connection, and takes no byte of the buffer.
 func TestAnswersNobodyAskedFor(t *testing.T) {
 	const size = 20000
 	ready := func(protocol mvich.Protocol) func(number uint32) []byte {
@@ -470,7 +468,8 @@ func TestAnswersNobodyAskedFor(t *testing.T) {
 	}
 }
 
-// A rank that has its messages answered and gives no credits for that does not fill this one's memory.
+// A rank that makes this one answer its messages, without giving credits for the answers, does not fill this one's
+// memory.
 func TestAnswersWithoutEnd(t *testing.T) {
 	const credits, most, many = 8, 20, 100
 	w, s := newStranger(t, 2, mvich.WithCredits(credits))
@@ -503,8 +502,8 @@ func TestAnswersWithoutEnd(t *testing.T) {
 	})
 }
 
-// A communicator's context is one that its first rank may give, and has not given before: else messages of two
-// communicators would meet.
+// Only a communicator's first rank may give its context, and only once. Otherwise messages of two communicators would
+// mix.
 func TestContextsThatLie(t *testing.T) {
 	for name, contexts := range map[string][]uint32{
 		"the world's own collectives": {1}, "another rank's": {2}, "in use": {4, 4}, "its own": {4, 8},

@@ -17,14 +17,14 @@ import (
 
 // How the ranks of a job find each other:
 //
-//  1. A [Launcher] tells each its number, and carries values between them.
+//  1. A [Launcher] gives each rank its number, and carries values between them.
 //  2. meet publishes a record: address, token, place, and the settings on which all must agree.
-//  3. After the fence it reads the records of the others, and refuses what does not go together.
-//  4. Places tell whether ranks share processors: polling for a rank that needs the same processor is of no use.
+//  3. After the fence it reads the records of the others, and fails if their settings do not match.
+//  4. Places show whether ranks share processors: it is useless to poll for a rank that needs the same processor.
 
-// Launcher is what has started the ranks: it tells a rank its number, and carries a few short values between the
-// ranks before they can talk to each other. Calls come one at a time. Package mvich/pmi has one for mpiexec; [Local]
-// makes those of ranks in one process.
+// Launcher is the process manager that started the ranks. It gives a rank its number, and carries a few short values
+// between ranks before they are connected. Its methods are called one at a time. Package mvich/pmi has one for
+// mpiexec; [Local] makes those of ranks in one process.
 type Launcher interface {
 	Rank() int // of this process, 0 to Size()-1
 	Size() int // ranks of the job
@@ -71,7 +71,8 @@ func (l localRank) Close() error {
 	return nil
 }
 
-// netAddress is where a rank listens, and from where it calls. The token is random: it tells that a rank of the job calls, and which.
+// netAddress is where a rank listens, and the source of its requests. The random token proves that a request comes
+// from a rank of the job, and identifies the rank.
 type netAddress struct {
 	addr  netip.Addr
 	token string
@@ -81,7 +82,7 @@ func (a netAddress) vipl() vipl.NetAddress {
 	return vipl.NetAddress{Host: a.addr, Discriminator: []byte(a.token)}
 }
 
-// meet tells the others where this rank is, and learns where they are.
+// meet publishes this rank's address and reads those of the others.
 func (w *World) meet() error {
 	own, where := w.self().host, here()
 	if !own.addr.IsValid() {
@@ -165,7 +166,8 @@ type place struct {
 	cpus    *big.Int // a bit for each that it may use
 }
 
-// here is this rank's place. Where the system does not tell, it is a machine of its own.
+// here returns this rank's place. If the system does not provide a machine's identity, the rank counts as alone on a
+// machine.
 func here() place {
 	p := place{machine: rand.Text(), cpus: new(big.Int)}
 	if id, err := os.ReadFile(bootFile); err == nil {
@@ -193,7 +195,7 @@ func parsePlace(s string) (p place, err error) {
 	return p, nil
 }
 
-// oversubscribed reports whether more ranks share this one's machine than processors that they may use, all together.
+// oversubscribed reports whether the ranks on this machine outnumber the processors that they may use together.
 func oversubscribed(own place, others []place) bool {
 	ranks, cpus := 1, new(big.Int).Set(own.cpus)
 	for _, p := range others {

@@ -12,7 +12,7 @@ import (
 //	                                               BYE, the world's end, or
 //	          call, or the peer's call             broken after Finalize
 //	apart ---------> admitting, joined ---------------------------> left
-//	                      |  broken, nobody there
+//	                      |  broken, unreachable
 //	                      +-------------------------------> dead
 type condition uint8
 
@@ -20,7 +20,7 @@ const (
 	apart condition = iota
 	admitting
 	joined
-	left // it has said good-bye, or is not needed any more
+	left // it has sent bye, or is not needed any more
 	dead
 )
 
@@ -30,7 +30,7 @@ type peer struct {
 	host  netAddress
 	state condition
 	cause error // why it is gone
-	told  *peer // the first whose death it has told of
+	told  *peer // the first rank whose death it has reported
 	link  *link // when admitting or joined
 
 	calling  bool  // a goroutine tries to connect
@@ -43,13 +43,13 @@ type peer struct {
 
 	// Credits; send.go has the rules.
 	credits int  // receives that it has posted for us (remote_credit)
-	acksDue int  // receives that we have posted and not told it of (credit_update)
-	granted int  // receives that we have told it of, and it has not used
+	acksDue int  // receives that we have posted and not announced to it (credit_update)
+	granted int  // receives that we have announced, and it has not used
 	full    bool // it asks for envelopes only
 
 	// What waits to be sent, by class.
 	control fifo[packet]
-	sends   fifo[*Request] // messages of which nothing has been sent
+	sends   fifo[*Request] // messages not begun
 	streams fifo[*Request] // R3: data to send
 	moves   fifo[*Request] // RDMA to post
 	moving  int            // RDMA operations posted and not complete
@@ -141,8 +141,8 @@ func (w *World) post(l *link, v *vbuf) error {
 	return nil
 }
 
-// failLater fails a request when the VI is disconnected. Until then RDMA may read or write its buffer: the peer decides
-// when posted operations go on, and would get what the program writes there next.
+// failLater fails a request when the VI is disconnected. Until then RDMA may still read or write its buffer. The
+// peer controls when posted operations go on, and would read what the program writes there next.
 func (l *link) failLater(r *Request, err error) {
 	if !r.held { // it may have waited in more than one place
 		r.held = true
@@ -270,8 +270,8 @@ func (p *pool) grow() error {
 	return nil
 }
 
-// close deregisters everything. Regions of which a VI still holds a descriptor stay until the NIC is closed, and are
-// the error.
+// close deregisters everything. A region whose descriptors a VI still holds stays until the NIC is closed, and is
+// reported in the error.
 func (p *pool) close() error {
 	var errs []error
 	for _, r := range p.regions {

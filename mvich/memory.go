@@ -13,9 +13,9 @@ import (
 // Memory that messages lie in: that of Alloc, in the arena of the NIC; the program's, in a cache of registrations;
 // and scratch, which collective operations and types need besides.
 
-// Alloc returns n bytes of the NIC's arena for messages, as MPI_Alloc_mem does. They are registered from the
-// beginning, and where frames are long the NIC sends them without a copy. They count nothing for WithRegistered, and
-// are freed by Free, or Finalize.
+// Alloc returns n bytes of the NIC's arena for messages, as MPI_Alloc_mem does. They are registered from the start,
+// and if frames are long the NIC sends them without a copy. They do not count toward WithRegistered. Free, or
+// Finalize, frees them.
 //
 // vipl.ErrResource when the arena has no such piece left: open the NIC with a larger one.
 func (w *World) Alloc(n int) ([]byte, error) {
@@ -115,10 +115,9 @@ func (r *registration) remote(b []byte) vipl.AddressSegment { return r.region.Re
 // errUnregistered: memory is not to be registered. The message then goes through vbufs.
 var errUnregistered = errors.New("mvich: more memory than may be registered")
 
-// registrations is the cache of registered memory: buffers are registered when they are first used for RDMA and stay
-// so until the limit makes room for others, the one that was unused for longest first. What is registered stays
-// reachable, so that an address never comes to mean other memory. Peers may read or write it only while a request
-// needs that.
+// registrations is the cache of registered memory: buffers are registered when they are first used for RDMA. When
+// the limit is reached, the least recently used is deregistered. What is registered stays reachable, so that an
+// address never comes to mean other memory. Peers may read or write it only while a request needs that.
 type registrations struct {
 	nic    *vipl.NIC
 	tag    *vipl.Ptag
@@ -130,8 +129,8 @@ type registrations struct {
 	hits, misses uint64
 }
 
-// acquire finds or makes a registration of buf, pins it, and gives peers those rights until release. A failure is no
-// reason to give up: the message can go another way.
+// acquire finds or makes a registration of buf, pins it, and gives peers those rights until release. A failure is
+// not fatal: the message can use another protocol.
 func (c *registrations) acquire(buf []byte, need rights) (*registration, error) {
 	c.clock++
 	start := addressOf(buf)
@@ -213,8 +212,8 @@ func (c *registrations) after(start uint64) int {
 	return sort.Search(len(c.sorted), func(i int) bool { return c.sorted[i].start > start })
 }
 
-// find looks for a registration of all of start to end. It looks at those that begin at start or closest before it; a
-// larger one that begins further away is not found, which costs a registration and nothing else.
+// find looks for a registration of all of start to end. It checks those that begin at start or closest before it. It
+// misses a larger one that begins further away, which only costs another registration.
 func (c *registrations) find(start, end uint64) *registration {
 	const nearest = 4
 	last := c.after(start) - 1

@@ -12,8 +12,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// Memory of the arena carries messages as any other does, of which parts may be sent; it stays while it is in use,
-// and does not count among what is registered.
+// Memory of the arena carries messages like any other, also parts of it. It cannot be freed while it is in use, and
+// does not count as registered.
 func TestAlloc(t *testing.T) {
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(1 << 20))})
 	const n = 300_000
@@ -43,7 +43,7 @@ func TestAlloc(t *testing.T) {
 	})
 }
 
-// Where the NIC's arena is full, packets lie in the program's memory.
+// If the NIC's arena is full, packets use the program's memory.
 func TestArenaFull(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	each(t, 2, func(rank int) error {
@@ -62,8 +62,7 @@ func TestArenaFull(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// Memory that a message will yet use is not freed, whichever way the message goes: what comes would be written over
-// what is there by then.
+// Memory that a message still uses is not freed, by any protocol: later data would overwrite its next content.
 func TestFreeInUse(t *testing.T) {
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithProtocol(mvich.R3))})
 	const n = 20000
@@ -109,7 +108,8 @@ func TestFreeInUse(t *testing.T) {
 	})
 }
 
-// A buffer that is used again is registered once; parts of it are found in it; and the limit makes room for others.
+// A buffer that is used again is registered once; lookups of its parts find it, and the limit evicts old buffers
+// for new ones.
 func TestRegistrationCache(t *testing.T) {
 	const size, limit = 100_000, 250_000
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(limit))})
@@ -152,8 +152,7 @@ func TestRegistrationCache(t *testing.T) {
 	}
 }
 
-// What operations need beside the program's buffers is registered once and no more: it does not drive those out of
-// the cache.
+// Scratch memory of operations is registered once, and does not evict the program's buffers from the cache.
 func TestScratchIsReused(t *testing.T) {
 	const ranks, length, limit = 2, 256 << 10, 2 << 20
 	const often = "allreduce"
@@ -215,7 +214,7 @@ func TestScratchIsReused(t *testing.T) {
 	}
 }
 
-// What many operations at once have needed does not stay for ever.
+// Scratch memory of many operations at once is not kept forever.
 func TestScratchIsBounded(t *testing.T) {
 	const many, size, kept = 60, 512 << 10, 16 << 20
 	j := newJob(t, 1, jobConfig{})
@@ -240,7 +239,7 @@ func TestScratchIsBounded(t *testing.T) {
 	}
 }
 
-// Operations that go on at once get memory of their own.
+// Concurrent operations get separate scratch memory.
 func TestScratchIsNotShared(t *testing.T) {
 	const ranks, goroutines, rounds = 3, 4, 20
 	j := newJob(t, ranks, jobConfig{})
@@ -256,7 +255,7 @@ func TestScratchIsNotShared(t *testing.T) {
 	})
 }
 
-// sums adds up numbers of which each rank and each goroutine has others.
+// sums adds up numbers that differ for each rank and goroutine.
 func sums(c *mvich.Comm, goroutine, rounds int) error {
 	in, out := make([]int, 12000), make([]int, 12000)
 	for round := range rounds {
@@ -277,8 +276,7 @@ func sums(c *mvich.Comm, goroutine, rounds int) error {
 	return nil
 }
 
-// A message that is eager costs the program no memory, nor does a collective operation whose buffers the world has
-// had before.
+// An eager message allocates nothing, nor does a collective operation whose scratch the world already has.
 func TestNoAllocation(t *testing.T) {
 	const trials, rounds = 5, 100
 	small, long := make([]byte, 64), make([]byte, mvich.DefaultThreshold)
@@ -345,8 +343,8 @@ func TestNoAllocation(t *testing.T) {
 					}
 					return nil
 				}
-				// Both ranks are measured, and the NIC below them; and the listeners, which allocate now and then,
-				// but not in every trial.
+				// The measurement covers both ranks, the NIC below them, and the listeners, which allocate now and then but not
+				// in every trial.
 				least := math.Inf(1)
 				var failed error
 				for range trials {

@@ -13,7 +13,7 @@ import (
 
 // The model of matching. Of any program of sends and receives that can end, the receives of a rank and communicator,
 // in the order in which they were posted, get each the first message of its source, in the order in which that sent
-// them, that the receive takes and that no earlier receive got. Which source a receive of anybody gets is free.
+// them, that the receive takes and that no earlier receive got. Which source an AnySource receive gets is free.
 
 // sending is a message of the program.
 type sending struct {
@@ -34,8 +34,8 @@ type program struct {
 	seed     uint64
 }
 
-// ways in which the receives of a rank and communicator name messages. All of them do it in the same way, so that
-// none takes a message without which another one would wait for ever.
+// ways in which the receives of a rank and communicator name messages. All of them use the same way, so that none
+// takes a message that another needs.
 const (
 	exactly = iota
 	fromAnybody
@@ -79,15 +79,15 @@ type result struct {
 	number int // of the message, by its content
 }
 
-// content is what a message of the program holds. No two of a program that are as long, and not empty, hold the same.
+// content is the content of a message of the program. It is unique among non-empty messages of the same length.
 func content(number int, s sending) []byte {
 	b := make([]byte, s.size)
 	fill(b, number)
 	return b
 }
 
-// execute does one rank's part: begins everything, sends and receives mixed, and waits for all of it, in one of
-// several ways.
+// execute runs one rank's part: it begins all sends and receives in mixed order, and waits for them in one of several
+// ways.
 func (p *program) execute(comms []*mvich.Comm) ([]result, error) {
 	me := comms[0].Rank()
 	rng := rand.New(rand.NewPCG(p.seed, uint64(me)+1))
@@ -155,15 +155,15 @@ func (p *program) execute(comms []*mvich.Comm) ([]result, error) {
 	return results, nil
 }
 
-// identify finds which messages it may have been that a receive got: the content tells, and where there is too little
-// of it, any of the same envelope will do.
+// identify finds the message that a receive may have got, by its content. If the content is too short, any message
+// with the same envelope will do.
 func (p *program) identify(me int, r receiving, s mvich.Status, b []byte) (result, error) {
 	for i, m := range p.sends {
 		if m.to == me && m.from == s.Source && m.comm == r.comm && m.tag == s.Tag && m.size == s.Bytes && check(b, i) == nil {
 			return result{s, i}, nil
 		}
 	}
-	return result{}, fmt.Errorf("%+v got %+v, which nobody has sent", r, s)
+	return result{}, fmt.Errorf("%+v got %+v, which no rank has sent", r, s)
 }
 
 // judge compares what the receives of a rank got with the model.
@@ -192,7 +192,7 @@ func (p *program) judge(me int, results []result) error {
 	return nil
 }
 
-// Random programs, by every protocol, with and without loss.
+// Random programs, by every protocol, with and without losses.
 func TestMatchingModel(t *testing.T) {
 	const ranks, comms = 3, 2
 	for name, c := range map[string]jobConfig{
@@ -207,7 +207,7 @@ func TestMatchingModel(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				p := drawProgram(rt, ranks, comms)
 				results := make([][]result, ranks)
-				// Communicators of its own, so that nothing of a program that failed comes into the next one.
+				// Separate communicators, so that a failed program leaves nothing for the next one.
 				each(t, ranks, func(rank int) (err error) {
 					set := make([]*mvich.Comm, comms)
 					for i := range set {

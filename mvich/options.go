@@ -41,8 +41,8 @@ const (
 	// ThresholdVariable is the environment variable that sets WithThreshold, in bytes, where that option is not
 	// given.
 	ThresholdVariable = "VIADEV_RENDEZVOUS_THRESHOLD"
-	// DeviceVariable is the environment variable by which via-xdp mpirun tells a rank its interface. This package
-	// does not look at it: programs do.
+	// DeviceVariable is the environment variable that via-xdp mpirun sets to a rank's interface. Programs read it; this
+	// package does not.
 	DeviceVariable = "VIADEV_DEVICE"
 )
 
@@ -77,7 +77,7 @@ type settings struct {
 // Option changes how a rank works. Those that say so must be the same on all ranks.
 type Option func(*settings)
 
-// WithProtocol forces a protocol on every message that this rank sends. Messages that cannot go by it (without data,
+// WithProtocol forces a protocol on every message that this rank sends. Messages that cannot use it (without data,
 // longer than a vbuf, in memory that cannot be registered, eager ones to a rank whose memory for them is full) go by
 // Eager or R3.
 func WithProtocol(p Protocol) Option { return func(s *settings) { s.protocol = p } }
@@ -94,13 +94,13 @@ func WithCredits(packets int) Option { return func(s *settings) { s.credits = pa
 // it. Messages larger than that go by R3; with 0, all that are not eager do.
 func WithRegistered(bytes int) Option { return func(s *settings) { s.registered = bytes } }
 
-// WithUnexpected sets how many bytes of messages without a receive are kept of each other rank before it is told to
-// send envelopes only; DefaultUnexpected without it. A rank that goes on all the same, or of which more than 1<<20
-// envelopes wait, is taken for dead.
+// WithUnexpected sets how many bytes of unexpected messages are kept for each peer before the peer must send
+// envelopes only; DefaultUnexpected without it. A rank that sends eager messages all the same, or that has more than
+// 1<<20 envelopes waiting, is taken for dead.
 func WithUnexpected(bytes int) Option { return func(s *settings) { s.unexpected = bytes } }
 
 // WithSpin sets how often, at most, a call that waits polls before it waits in the completion queue, which spins for
-// a while, too, and then sleeps. It polls less often where that has not paid lately. Without it: DefaultSpin, or 0
+// a while, too, and then sleeps. It polls less often if polling has not paid lately. Without it: DefaultSpin, or 0
 // where the job has more ranks on this machine than the machine has processors.
 func WithSpin(polls int) Option { return func(s *settings) { s.spin = polls } }
 
@@ -148,7 +148,7 @@ func makeSettings(opts []Option) (settings, error) {
 	return s, nil
 }
 
-// settle chooses what no option says, when it is known whether ranks have to share processors.
+// settle chooses the settings without an option, once it is known whether ranks share processors.
 func (s *settings) settle(oversubscribed bool) {
 	if s.spin != spinUnset {
 		return
@@ -164,6 +164,6 @@ func (s *settings) vbufSize() int { return roundUp(max(minVbuf, headerSize+s.thr
 // reserve is how many credits are kept for packets that other packets wait for.
 func (s *settings) reserve() int { return max(1, s.credits/8) }
 
-// noopAt is how many credits a rank owes before it sends them by themselves. Two at least, so that a noop is never
-// answered by a noop; and no more than a peer that has only its reserve left is owed.
+// noopAt is how many credits are due to a peer before they are sent in a noop. At least two, so that no noop answers
+// a noop; and at most the credits due to a peer that has only its reserve left.
 func (s *settings) noopAt() int { return s.credits / 2 }

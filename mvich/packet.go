@@ -14,7 +14,7 @@ type kind uint8
 const (
 	kindEager   kind = 1 + iota // a whole message
 	kindRequest                 // rendezvous: the envelope of a message whose data follows
-	kindReady                   // rendezvous: the receiver is ready, by which way and for how much
+	kindReady                   // rendezvous: the receiver is ready, with the protocol and the length
 	kindData                    // R3: a piece of the message
 	kindFinish                  // RPUT: everything is written
 	kindDone                    // RGET: everything is read; synchronous send: it was matched
@@ -110,8 +110,7 @@ func parse(b []byte) (h header, o offer, data []byte, err error) {
 	return h, o, data, h.check(len(data))
 }
 
-// check looks at what can be judged without knowing what went before. behind is the number of bytes behind the
-// headers.
+// check validates what needs no knowledge of earlier packets. behind is the number of bytes after the headers.
 func (h *header) check(behind int) error {
 	carries := h.kind == kindEager || h.kind == kindData
 	begins := h.kind == kindEager || h.kind == kindRequest

@@ -19,7 +19,7 @@ var none xdpnictest.Faults
 // sizes are around every bound of the protocols.
 var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 20000, 65536, 1 << 20, 1<<20 + 1, 4 << 20}
 
-// Every size by every protocol, with and without loss, both ways at once.
+// Every size by every protocol, with and without losses, in both directions at once.
 func TestProtocols(t *testing.T) {
 	for _, way := range []struct {
 		name   string
@@ -60,7 +60,7 @@ func swapSizes(c *mvich.Comm) error {
 	return nil
 }
 
-// A receiver without the right, or the room, for the protocol gets its message by another one.
+// If the receiver lacks the right or the memory for a protocol, its message uses another one.
 func TestFallback(t *testing.T) {
 	for name, c := range map[string]struct {
 		options [2][]mvich.Option
@@ -126,7 +126,7 @@ func TestBothOnlySend(t *testing.T) {
 	}
 }
 
-// A flood that goes one way is stopped before it fills the receiver's memory: it goes on as envelopes.
+// A one-way flood is stopped before it fills the receiver's memory: it goes on as envelopes.
 func TestUnexpectedLimit(t *testing.T) {
 	const limit, size, count = 1 << 16, 4000, 500
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithUnexpected(limit))})
@@ -159,8 +159,8 @@ func TestUnexpectedLimit(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// A message that is too long fills the buffer and fails the receive, by each protocol, whether it came before its
-// receive or not; the sender does not notice.
+// A message that is too long fills the buffer and fails the receive, by each protocol, before or after the
+// receive is posted. The sender gets no error.
 func TestTruncated(t *testing.T) {
 	for _, p := range []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RGET, mvich.RPUT} {
 		t.Run(p.String(), func(t *testing.T) {
@@ -241,7 +241,7 @@ func TestSelf(t *testing.T) {
 	j.spotless(t, 0)
 }
 
-// Ranks on one NIC talk like others.
+// Ranks on one NIC communicate like others.
 func TestSharedNIC(t *testing.T) {
 	j := newJob(t, 2, jobConfig{shared: true})
 	j.run(t, swapSizes)
@@ -297,7 +297,7 @@ func TestCancel(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// Wrong arguments are told, and do no harm.
+// Wrong arguments are reported, and do no harm.
 func TestWrongArguments(t *testing.T) {
 	j := newJob(t, 1, jobConfig{})
 	c := j.worlds[0].Comm()
@@ -321,7 +321,7 @@ func TestWrongArguments(t *testing.T) {
 	noError(t, c.Send(nil, mvich.ProcNull, 5))
 }
 
-// A sleep that Wake has ended, for a rank that had nothing to find, changes nothing.
+// A sleep that Wake has ended, without anything to find, does not change the polling.
 func TestSpinAfterWake(t *testing.T) {
 	j := newJob(t, 1, jobConfig{options: with(mvich.WithSpin(1000))})
 	if before, after := mvich.SpinAfterWake(j.worlds[0]); after != before {
@@ -329,7 +329,7 @@ func TestSpinAfterWake(t *testing.T) {
 	}
 }
 
-// What ranks count moves when it should, and by as much.
+// Each counter changes when it should, by the right amount.
 func TestStats(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	b := make([]byte, 8)
@@ -350,11 +350,11 @@ func TestStats(t *testing.T) {
 			}
 			return c.Send(b, 1, 3)
 		}
-		// Who only receives gives credit by messages of its own that carry nothing else.
+		// A rank that only receives sends its credits in noops.
 		for range many {
 			get(c.Recv(make([]byte, 8), 0, 2))
 		}
-		for end := time.Now().Add(testTimeout); j.worlds[rank].Stats().Waiting == 0; { // nobody receives it yet
+		for end := time.Now().Add(testTimeout); j.worlds[rank].Stats().Waiting == 0; { // no receive is posted yet
 			if time.Now().After(end) {
 				return errors.New("a message does not come")
 			}

@@ -25,7 +25,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// The test program is a rank of jobs of several processes, too.
+// The test binary is also a rank of jobs of several processes.
 const (
 	asSwapper  = "mvich-swapper"
 	asSurvivor = "mvich-survivor"
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{asSwapper: swapper, asSurvivor: survivor})
 }
 
-// beRank is a process that a launcher has started: its last argument names the protocol.
+// beRank runs a process that a launcher has started: its last argument names the protocol.
 func beRank(silence time.Duration, f func(w *mvich.World, p mvich.Protocol) error) (err error) {
 	nic, err := vipl.OpenNIC(testbed.StarInterface, vipl.WithSilence(silence))
 	if err != nil {
@@ -53,7 +53,7 @@ func beRank(silence time.Duration, f func(w *mvich.World, p mvich.Protocol) erro
 	})
 }
 
-// swapper exchanges messages of all sizes, also such that nobody has asked for yet, by one protocol.
+// swapper exchanges messages of all sizes by one protocol, also ones whose receive is not posted yet.
 func swapper() error {
 	return beRank(calm, func(w *mvich.World, p mvich.Protocol) error {
 		c := w.Comm()
@@ -110,15 +110,15 @@ const (
 	killedRanks = 3
 	victim      = 1
 
-	// killedSilence is what tells of the death of a process that is its own agent.
+	// killedSilence is what reveals the death of a process that is its own agent.
 	killedSilence = 10 * time.Second
 
 	// killedTime is how long all may take: the silence, and all sizes before it and after it, over a lossy way.
 	killedTime = 3 * time.Minute
 )
 
-// survivor exchanges messages with the victim, and sums with all, until the victim is missed, and then messages with
-// the other one that lives.
+// survivor exchanges messages with the victim, and sums with all, until it learns of the victim's death; then
+// messages with the other live rank.
 func survivor() error {
 	return beRank(killedSilence, func(w *mvich.World, _ mvich.Protocol) error {
 		c := w.Comm()
@@ -166,8 +166,8 @@ func survivor() error {
 	})
 }
 
-// A rank that is killed is missed by those that live, by whatever protocol they were exchanging messages with it,
-// while frames are lost; and they go on with each other.
+// Live ranks notice the death of a killed rank, by any protocol that they used with it, with losses, and go on with
+// each other.
 func TestKilledRank(t *testing.T) {
 	t.Parallel()
 	nstest.Require(t)

@@ -8,8 +8,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// A call makes progress for all: everything that has to do with messages happens in calls of the program, under the
-// mutex of the world (only assist runs beside). One turn:
+// A call makes progress for all: all work on messages happens in calls of the program, under the mutex of the world.
+// Only assist runs beside. One turn:
 //
 //  1. take completions off the completion queue (progress), or wait for one (sleep);
 //  2. handle each: a packet goes to receive (recv.go), a piece of RDMA to moved (rendezvous.go), its vbuf to the
@@ -102,15 +102,15 @@ func (w *World) handleSend(l *link) {
 	}
 }
 
-// readVbuf is a vbuf whose packet was taken, and the link on which it is to be posted again: when nothing else is to
-// be done, so that what the packet brought does not wait for it. Fewer than the reserve of credits lie here after a
-// turn.
+// readVbuf is a vbuf whose packet was taken, and the link on which it is to be posted again: when there is nothing
+// else to do, so that the packet's content does not wait for it. After a turn, fewer vbufs than the reserve of
+// credits wait here.
 type readVbuf struct {
 	link *link
 	vbuf *vbuf
 }
 
-// repost posts what was read, and owes the credits.
+// repost posts the vbufs that were read, and counts them as credits due.
 func (w *World) repost() {
 	for i, r := range w.read {
 		w.read[i] = readVbuf{}
@@ -130,7 +130,7 @@ func (w *World) repost() {
 	w.read = w.read[:0]
 }
 
-// touch notes that there may be something to send to p, which happens before the turn ends.
+// touch records that there may be something to send to p before the turn ends.
 func (w *World) touch(p *peer) {
 	if !p.dirty {
 		p.dirty = true
@@ -207,17 +207,17 @@ func (w *World) announce() {
 	}
 }
 
-// Polling pays where what is waited for comes soon. Where the other rank computes, or ranks share a processor, it
-// takes the processor from those that have work to do. So after each poll in vain a call polls half as often the next
-// time, and twice as often where the sleep was short, up to the setting. Now and then it tries the full number: two
-// ranks that both sleep wait for each other's waking, and no sleep is short.
+// Polling pays if the message comes soon. If the other rank computes, or ranks share a processor, it takes the
+// processor from ranks with work to do. So after polling in vain a call polls half as often the next time. After a
+// short sleep it polls twice as often, up to the setting. Now and then it tries the full number: if both ranks sleep,
+// each waits for the other's wake-up, and no sleep is short.
 const (
 	shortSleep = 100 * time.Microsecond
 	leastSpin  = 16
 	spinRetry  = 64 // sleeps between two full tries
 )
 
-// learn takes the length of a sleep, before which polling was in vain.
+// learn adapts to the length of a sleep that followed polling in vain.
 func (w *World) learn(slept time.Duration) {
 	w.sleeps++
 	switch w.spin /= 2; {
@@ -229,7 +229,7 @@ func (w *World) learn(slept time.Duration) {
 }
 
 // assist makes progress beside the program until no control packet waits for credits any more. Such a packet belongs
-// to an operation that is complete here and not for the other side, and the program may not call again for long.
+// to an operation that is complete on this side only, and the program may not call again for long.
 func (w *World) assist() {
 	if w.assisted || w.stopping() {
 		return

@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// The way of a message to its receive:
+// The receive path:
 //
 //  1. Recv, Irecv: check the arguments, fill in a [Request]; startRecv looks for the oldest message that has come for
 //     it, else posts it.
-//  2. A packet has come (handleRecv, in progress.go): receive parses it, counts its credit and calls what takes its
-//     kind.
+//  2. A packet has come (handleRecv, in progress.go): receive parses it, counts its credit and calls the function for
+//     its kind.
 //  3. takeEager, takeRequest: the oldest posted receive that takes the envelope gets the message (matchPosted).
-//     Without one the message is kept, copied, so that its vbuf can be posted again.
-//  4. fill copies an eager message and completes the receive. Where data follows, answer (rendezvous.go) brings it.
+//     Without one, the message is copied and kept, so that its vbuf can be posted again.
+//  4. fill copies an eager message and completes the receive. If data follows, answer (rendezvous.go) moves it.
 //
 // Receives are kept in the order in which they were posted, and messages in the order in which they came, which for
 // one rank is the order in which it sent them. So messages of a rank match in order.
@@ -170,7 +170,7 @@ func (w *World) startRecv(r *Request) {
 	w.expectFor(r)
 }
 
-// cannotCome is why no message will come for a receive, or nil.
+// cannotCome returns why no message can come for a receive, or nil.
 func (w *World) cannotCome(r *Request) error {
 	switch {
 	case w.finalized:
@@ -183,7 +183,7 @@ func (w *World) cannotCome(r *Request) error {
 	return r.hopeless(w.peers[r.peer])
 }
 
-// envelope is what matching looks at, and what a rendezvous needs.
+// envelope is what matching and a rendezvous need of a message.
 type envelope struct {
 	context uint32
 	source  int // rank in the world
@@ -191,8 +191,8 @@ type envelope struct {
 	size    int // bytes of the message
 }
 
-// takes reports whether a receive is for such a message. AnySource is any member of the communicator: a rank that is
-// no member may have used its context.
+// takes reports whether a receive is for such a message. AnySource matches only members of the communicator, as a
+// hostile non-member may use its context.
 func (r *Request) takes(e *envelope) bool {
 	return r.context == e.context && (r.peer == e.source || r.peer == AnySource && r.comm.rankOf(e.source) >= 0) &&
 		(r.tag == e.tag || r.tag == AnyTag)
@@ -209,7 +209,7 @@ func (w *World) matchPosted(e *envelope) *Request {
 	return nil
 }
 
-// withdraw takes back a receive that has no message. False: it has one, or never was posted.
+// withdraw removes a posted receive. It returns false if the receive has a message or was never posted.
 func (w *World) withdraw(r *Request) bool {
 	i := slices.Index(w.posted, r)
 	if i >= 0 {
@@ -298,7 +298,7 @@ func (w *World) fill(r *Request, e *envelope, data []byte) {
 	w.complete(r, r.settle(e))
 }
 
-// settle notes in a receive which message it gets. The error is what it will complete with.
+// settle records in a receive which message it gets. The error is what it will complete with.
 func (r *Request) settle(e *envelope) error {
 	r.source, r.got, r.size, r.whole = e.source, e.tag, min(e.size, len(r.buf)), e.size
 	if e.size > len(r.buf) {
@@ -307,7 +307,7 @@ func (r *Request) settle(e *envelope) error {
 	return nil
 }
 
-// confirm tells p that its request is done: matched, or read.
+// confirm notifies p that its request is done: matched, or read.
 func (w *World) confirm(p *peer, number uint32) {
 	w.queueControl(p, packet{header: header{kind: kindDone, to: number}})
 }
@@ -327,9 +327,9 @@ const (
 	spareMessages = 64  // that are kept, with room for their data, for the next ones
 )
 
-// mayKeep reports, by an error, that one more message of p without a receive is more than a rank sends which follows
-// the rules. Such a rank may not have heard yet that there are too many bytes: but it uses a credit for each message,
-// and what brings credits says so.
+// mayKeep returns an error if p has sent more unexpected messages than the protocol allows. p may not know yet that
+// it has exceeded the limit. But each message uses a credit, and the packet that brings new credits carries the order
+// to stop.
 func (w *World) mayKeep(p *peer, eager bool) error {
 	if p.unexpected <= w.set.unexpected {
 		p.late = 0
@@ -350,7 +350,7 @@ func (w *World) keep(m *message) {
 	w.announce() // a Probe may wait for it
 }
 
-// unkeep takes it out again.
+// unkeep removes it again.
 func (w *World) unkeep(i int) *message {
 	m := w.unexpected[i]
 	w.unexpected = slices.Delete(w.unexpected, i, i+1)

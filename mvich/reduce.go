@@ -146,7 +146,7 @@ func Scan[T Element](c *Comm, dst, src []T, op Op[T]) (err error) {
 // reduction is the state of one rank in a Reduce or AllReduce.
 type reduction[T Element] struct {
 	s   step
-	acc []T // what this rank has come to
+	acc []T // partial result of this rank
 	in  []T // what comes
 	op  Op[T]
 }
@@ -164,8 +164,8 @@ func (r *reduction[T]) comes() int {
 	return blocks{len(r.acc), r.s.c.Size()}.start(1)
 }
 
-// checkBlocks looks at the longest block, the first one, on all ranks: where the others are one element shorter they
-// may be just short enough.
+// checkBlocks checks the first block, which is the longest, on all ranks: the others may be one element shorter, and
+// so just short enough.
 func checkBlocks[T Element](s step, src []T) error {
 	if n := s.c.Size(); n > 1 {
 		return checkLength(blocks{len(src), n}.start(1) * sizeOf[T]())
@@ -173,7 +173,7 @@ func checkBlocks[T Element](s step, src []T) error {
 	return nil
 }
 
-// take receives what another rank has come to, and combines it with what this one has.
+// take receives another rank's partial result, and combines it with this one's.
 func (r *reduction[T]) take(from int) error {
 	if err := r.s.recv(bytesOf(r.in), from); err != nil {
 		return err
@@ -199,8 +199,8 @@ func (r *reduction[T]) tree(root int) error {
 	return nil
 }
 
-// doubling exchanges with the rank at distance 1, 2, 4 and so on, of as many ranks as are a power of two. Of the
-// others each joins its neighbour before, and has the result of it afterwards.
+// doubling exchanges with the rank at distance 1, 2, 4 and so on, among the largest power of two of the ranks. Each
+// remaining rank first gives its data to a neighbour, and gets the result from it at the end.
 func (r *reduction[T]) doubling() error {
 	s := r.s
 	n, me := s.c.Size(), s.c.rank

@@ -22,8 +22,8 @@ import (
 //  4. The receiver is done with the last piece (takeData), finish (takeFinish), or its own last read (moved), which
 //     it confirms (takeDone).
 //
-// A side that cannot register its memory falls back to R3: the receiver takes data also where it has offered its
-// memory.
+// A side that cannot register its memory falls back to R3, so the receiver accepts data even after it has offered
+// its memory.
 
 // maxMoving is how many RDMA operations for a peer are posted at a time.
 const maxMoving = 16
@@ -49,7 +49,7 @@ func (w *World) request(p *peer, r *Request, h header, protocol Protocol) error 
 	return err
 }
 
-// answer begins to move the data of a message into its receive, of as much as that takes.
+// answer begins to move the data of a message into its receive, up to the length of its buffer.
 func (w *World) answer(p *peer, r *Request, e *envelope, number uint32, o offer) {
 	r.truncated = r.settle(e)
 	r.partner = number

@@ -16,7 +16,7 @@ const (
 	MaxMessage = 1<<31 - 1 // bytes of a message at most: what an int holds anywhere
 )
 
-// Status tells what a receive got.
+// Status describes the message that a receive got.
 type Status struct {
 	Source    int // rank in the communicator
 	Tag       int
@@ -55,12 +55,12 @@ type Request struct {
 
 	// Rendezvous.
 	number    uint32   // in World.numbered, 0: not there
-	offered   Protocol // send: what the peer was told; Eager: all of it, and only done is to come
+	offered   Protocol // send: what was offered to the peer; Eager: all was sent, and only done is outstanding
 	remote    offer
 	partner   uint32 // number of the other side's request
 	reg       *registration
-	rights    rights // with which it holds reg
-	begun     int    // bytes of which the move has begun
+	rights    rights // those that it pins reg with
+	begun     int    // bytes in operations that were posted
 	moved     int    // bytes that have moved
 	truncated error  // what the receive will complete with
 	held      bool   // in held of its link
@@ -124,8 +124,8 @@ func (w *World) unregister(r *Request) {
 	}
 }
 
-// abandon ends a request for the program. What the other side, which lives, has begun with it goes on to its end;
-// without the program's buffer, except by RDMA.
+// abandon completes a request for the program. What a live peer has begun with it runs to its end, without the
+// program's buffer unless RDMA uses it.
 func (w *World) abandon(r *Request, err error) {
 	if !r.done {
 		r.done, r.err, r.abandoned = true, err, true

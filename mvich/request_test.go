@@ -13,7 +13,8 @@ import (
 	"viaxdp/mvich"
 )
 
-// Each way of taking requests takes what is complete, once, and Test ways nothing before; TestAll says nothing before all are.
+// Each call that waits for or tests requests returns complete ones once. Test calls return nothing before; TestAll
+// returns nothing before all are complete.
 func TestTaking(t *testing.T) {
 	const count = 20
 	one := func(i int, s mvich.Status, err error) ([]mvich.Outcome, error) {
@@ -94,8 +95,8 @@ func TestMixed(t *testing.T) {
 	}
 }
 
-// Many goroutines of each rank wait at a time, each for its own messages, of the other rank and of its own: whoever
-// makes progress wakes the others.
+// Many goroutines of each rank wait at a time, each for its own messages, of the other rank and of its own: the one
+// that makes progress wakes the others.
 func TestGoroutines(t *testing.T) {
 	const goroutines, rounds = 8, 200
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithSpin(20))})
@@ -126,7 +127,7 @@ func TestGoroutines(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// One goroutine waits for what another one of the same rank sends later.
+// One goroutine waits for a message that another goroutine of the same rank sends later.
 func TestWakeOther(t *testing.T) {
 	j := newJob(t, 1, jobConfig{options: with(mvich.WithSpin(0))})
 	c := j.worlds[0].Comm()
@@ -140,8 +141,8 @@ func TestWakeOther(t *testing.T) {
 	}
 }
 
-// Goroutines that receive from anybody, look first and receive then, and take receives back that have not got
-// anything, get each message once.
+// Several goroutines use AnySource receives, probe first and receive then, and cancel receives without a message.
+// Each message is received once.
 func TestWildcardsAtOnce(t *testing.T) {
 	const ranks, messages, goroutines = 3, 100, 4
 	lengths := []int{0, 8, 5000, 5001, 30000}

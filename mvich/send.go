@@ -2,7 +2,7 @@ package mvich
 
 import "fmt"
 
-// The way of a message to another rank:
+// The send path:
 //
 //  1. Send, Isend: check the arguments, fill in a [Request] (begin).
 //  2. startSend: a message to this rank itself is matched here (sendSelf). Any other joins the queue of its peer,
@@ -271,18 +271,18 @@ func (w *World) postPacket(p *peer, v *vbuf, n int) error {
 }
 
 // Credits. A packet that meets no posted receive breaks the connection, so a rank sends a packet only if it has a
-// credit: a receive that its peer has posted and told it of. Each packet carries the number of receives that its
-// sender has posted since its last one (credit_update); a noop does where many are owed and nothing else is to be
-// sent. Three rules keep two ranks that only send from stopping for ever:
+// credit: a receive that its peer has posted and announced. Each packet carries the number of receives that its
+// sender has posted since its last one (credit_update). If many are due and there is nothing else to send, a noop
+// carries them. Three rules prevent a deadlock of two ranks that only send:
 //
-//  1. Data leaves a reserve of credits to packets that other packets wait for.
-//  2. The last credit goes only with a packet that brings credits. So of two ranks without a packet between them
-//     never both are without credit: the one whose packet came last gave the other one at least.
-//  3. noopAt is at most what is owed to a peer that has only its reserve, where fewer than the reserve are still to
-//     be posted (repost).
+//  1. Data may not use a reserve of credits, which is kept for packets that other packets wait for.
+//  2. The last credit goes only with a packet that brings credits. So if no packet is in flight, two ranks are never
+//     both without credit: the last packet gave its receiver at least one.
+//  3. noopAt is at most the number of credits due to a peer that has only its reserve left, when fewer vbufs than
+//     the reserve wait to be posted (repost).
 //
-// With nothing on the way, a rank that waits for credits is owed noopAt at least by its peer; and one of the two has
-// a credit to say so with (rule 2), upon which the other one has.
+// So if no packet is in flight, at least noopAt credits are due to a rank that waits for credits (rule 3). One of
+// the two ranks has a credit to send a noop with (rule 2), and that noop gives the other rank credits.
 
 // mayControl reports whether a packet that others wait for may go to p now.
 func (w *World) mayControl(p *peer) bool {
@@ -318,7 +318,7 @@ func (w *World) earn(p *peer, h *header) error {
 	return nil
 }
 
-// pushNoop tells p of its credits where no other packet does.
+// pushNoop sends p its credits in a noop if no other packet carries them.
 func (w *World) pushNoop(p *peer) error {
 	if p.acksDue < w.set.noopAt() || p.credits == 0 {
 		return nil

@@ -11,9 +11,9 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// Messages of random sizes in random numbers, by all protocols at once, with loss: each arrives as it was, and after
-// each round nothing is missing, no credit, no buffer, no request, at the end no goroutine; and buffers do not become
-// more and more. VIA_MESSAGES=1000000 takes a minute of a processor.
+// Messages of random sizes in random numbers, by all protocols at once, with losses: each arrives intact. After each
+// round no credit, buffer or request is missing, and at the end no goroutine. The number of buffers stays bounded.
+// VIA_MESSAGES=1000000 takes a minute of a processor.
 func TestNothingIsLost(t *testing.T) {
 	const ranks, credits, mostOfRound = 4, 8, 3000
 	faults := xdpnictest.Faults{Seed: 11, Loss: 0.005, Dup: 0.005, Reorder: 0.01, Jitter: 10 * time.Microsecond}
@@ -41,8 +41,8 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// scatterAround has each rank send n messages to the others in turns, and look at what comes. Seed and rank say how
-// long all of them are, and their content.
+// scatterAround has each rank send n messages to the others in turn, and check what it receives. Seed and rank
+// determine their lengths and content.
 func scatterAround(c *mvich.Comm, seed uint64, n int) error {
 	ranks := c.Size()
 	sizes := func(rank int) func() int {
@@ -89,8 +89,8 @@ func scatterAround(c *mvich.Comm, seed uint64, n int) error {
 	return nil
 }
 
-// Credits go back for all that a rank has taken before it leaves a call in which it slept: the other one can send,
-// while it computes.
+// A rank gives credits back for all that it has taken before it leaves a call in which it slept, so that the other
+// rank can send while it computes.
 func TestCreditsBeforeLeaving(t *testing.T) {
 	j := newJob(t, 2, jobConfig{options: with(mvich.WithCredits(4), mvich.WithSpin(0))})
 	computes, over := make(chan struct{}), make(chan struct{})

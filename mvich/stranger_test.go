@@ -17,8 +17,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A rank that is not in a communicator gets no message into it: not by its context, also where a receive takes
-// messages of every member.
+// A rank that is no member of a communicator cannot send a message into it, even with its context and to an
+// AnySource receive.
 func TestMessageOfANonMember(t *testing.T) {
 	w, s := newStranger(t, 2)
 	alone := w.Comm().Alone(0, 40)
@@ -44,8 +44,8 @@ func TestMessageOfANonMember(t *testing.T) {
 	})
 }
 
-// A rank whose connection fails when something of it has come is lost: what it has begun does not go on, and it does
-// not begin once more. Where nothing has come it may call again.
+// A rank whose connection fails after a packet has come from it is lost: its operations do not go on, and it cannot
+// connect again. If no packet has come, it may call again.
 func TestPacketBeforeFailedAdmission(t *testing.T) {
 	_, w, _ := besideStranger(t, 3)
 	c := w.Comm()
@@ -77,8 +77,8 @@ func TestPacketWithoutCredit(t *testing.T) {
 	}
 }
 
-// Messages that nobody asks for do not fill a rank's memory: who goes on with eager ones when it was told not to, or
-// has sent too many envelopes, is taken for dead.
+// Unexpected messages do not fill a rank's memory. A peer that sends eager messages after the order to stop, or too
+// many envelopes, is taken for dead.
 func TestUnexpectedWithoutEnd(t *testing.T) {
 	const credits, most, many = 8, 20, 60
 	for name, packet := range map[string][]byte{
@@ -113,7 +113,7 @@ func TestUnexpectedWithoutEnd(t *testing.T) {
 	}
 }
 
-// Nor do those of a rank that follows the rules, without data, or with one protocol for all.
+// Nor do unexpected messages of a proper rank, without data, or with one protocol for all.
 func TestFullRankGetsEnvelopes(t *testing.T) {
 	for _, protocol := range []mvich.Protocol{mvich.Auto, mvich.Eager} {
 		t.Run(protocol.String(), func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestFullRankGetsEnvelopes(t *testing.T) {
 	}
 }
 
-// A token names one rank: one that publishes another one's cannot be taken for it.
+// A token identifies one rank: a rank that publishes another's token is not accepted as that rank.
 func TestTokensOfOneName(t *testing.T) {
 	spare := newJob(t, 1, jobConfig{}) // for its NIC
 	for name, token := range map[string]string{"none": "", "that of looks": "look", "rank 0's own": "own", "one of two": "same"} {
@@ -186,7 +186,7 @@ func TestTokensOfOneName(t *testing.T) {
 	}
 }
 
-// A rank on another host does not pass for one whose token it knows, as it knows all.
+// A rank on another host cannot pass for a rank whose token it knows (every rank knows all tokens).
 func TestTokenOfAnother(t *testing.T) {
 	j := newJob(t, 3, jobConfig{})
 	nic, token := j.hosts[1].NIC, mvich.Token(j.worlds[1], 2).Discriminator
@@ -200,7 +200,7 @@ func TestTokenOfAnother(t *testing.T) {
 	j.run(t, (*mvich.Comm).Barrier)
 }
 
-// Calls and looks that are refused behind a message leave no VI, and the next call is a connection.
+// Calls and probes that are refused after a message leave no VI, and the next call connects.
 func TestRefusedBehindData(t *testing.T) {
 	agent := &memorynic.Refused{Times: 3}
 	j := newJob(t, 2, jobConfig{refused: agent})
@@ -261,8 +261,7 @@ func (s *stranger) move(at vipl.AddressSegment, n int, write bool) ([]byte, erro
 	}
 }
 
-// What a rank has sent by RGET is the program's alone again when the send is done: the peer reads nothing that the
-// program writes there later.
+// After a send by RGET completes, the peer can no longer read the program's buffer.
 func TestReadAfterSend(t *testing.T) {
 	w, s := newStranger(t, 2, mvich.WithProtocol(mvich.RGET))
 	const size = 20000
@@ -287,8 +286,8 @@ func TestReadAfterSend(t *testing.T) {
 	}
 }
 
-// Nor does a peer write where a message has been received by RPUT; and what it may do there ends with its own
-// message, not with that of another rank or the last one of all.
+// Nor can a peer write to the buffer after a receive by RPUT. Its right ends with its own message, not with that of
+// another rank or the last of all.
 func TestWriteAfterReceive(t *testing.T) {
 	w, s := newStranger(t, 2)
 	const size = 20000
@@ -329,7 +328,7 @@ func TestWriteAfterReceive(t *testing.T) {
 	})
 	clear(b)
 	if _, err := s.move(at[1], 6, true); err == nil {
-		// It is done for this side when it is acknowledged, at the least.
+		// For this side the operation is done at the earliest when it is acknowledged.
 		if bytes.Contains(b, []byte("w")) {
 			t.Error("it has written when the receive was done")
 		}
@@ -342,8 +341,8 @@ func TestWriteAfterReceive(t *testing.T) {
 	}
 }
 
-// A rank that breaks the rules while a message is being written to it gets nothing that the program writes to the
-// buffer after the send has failed.
+// A rank violates the protocol while a message is being written to it. It gets nothing that the program writes to
+// the buffer after the send has failed.
 func TestWrittenAfterItFailed(t *testing.T) {
 	const size = 4 << 20 // many windows
 	wire, fabric := xdpnictest.NewWire(), kagenttest.NewFabric(kagenttest.Faults{})
@@ -359,7 +358,7 @@ func TestWrittenAfterItFailed(t *testing.T) {
 	near, far := open("near"), open("far")
 	w, launcher := besideStrangerOn(t, near, far, 2, mvich.WithProtocol(mvich.RPUT))
 	s := callAsStranger(t, far, near, launcher)
-	// What is lost is sent again from the buffer.
+	// Lost frames are resent from the buffer.
 	wire.SetFaults(xdpnictest.Faults{Delay: 2 * time.Millisecond, Loss: 0.2})
 	b, err := w.Alloc(size)
 	noError(t, err)

@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// Element is what slices that are sent may consist of: numbers, which have the same form on all ranks. For bytes
-// there are methods of Comm as well.
+// Element is what slices that are sent may consist of: numbers, which have the same form on all ranks. Comm has
+// methods for bytes as well.
 type Element interface {
 	Real | ~complex64 | ~complex128
 }
@@ -37,7 +37,7 @@ func Issend[T Element](c *Comm, buf []T, dst, tag int) (*Request, error) {
 	return c.Issend(bytesOf(buf), dst, tag)
 }
 
-// Recv is Comm.Recv for any elements; Count tells how many came.
+// Recv is Comm.Recv for any elements; Count returns how many came.
 func Recv[T Element](c *Comm, buf []T, src, tag int) (Status, error) {
 	return c.Recv(bytesOf(buf), src, tag)
 }

@@ -35,7 +35,7 @@ func TestBorders(t *testing.T) {
 				return fmt.Errorf("row %d: %d", row, got)
 			}
 		}
-		// What cannot be sent leaves no receive behind, which would take the next message.
+		// A failed SendrecvType leaves no receive behind, which would take the next message.
 		mustBe("to nobody", errOf(mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9)), mvich.ErrRank)
 		s, err := mvich.SendrecvType(c, m[1:], column, right, 9, m, column, left, 9)
 		if err != nil || s.Source != left || m[0] != value(left, 0, 1) {
@@ -45,7 +45,7 @@ func TestBorders(t *testing.T) {
 	})
 }
 
-// A column that is sent synchronously has been received when the send is over.
+// When a synchronous send of a column completes, the column has been received.
 func TestSynchronousColumns(t *testing.T) {
 	const rows, cols = 300, 2
 	j := newJob(t, 2, jobConfig{})
@@ -75,7 +75,7 @@ func TestSynchronousColumns(t *testing.T) {
 	})
 }
 
-// What types of types name, against the places written out.
+// The elements of nested types, against the places written out.
 func TestTypes(t *testing.T) {
 	j := newJob(t, 1, jobConfig{})
 	c := j.worlds[0].Comm()
@@ -132,7 +132,7 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// What a type cannot be.
+// Invalid types.
 func TestWrongTypes(t *testing.T) {
 	const most = math.MaxInt
 	half := mvich.Contiguous(most/2, mvich.Elem)

@@ -11,7 +11,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// What is written is what is read.
+// A packet is read as it was written.
 func TestPacketRoundTrip(t *testing.T) {
 	for _, want := range []struct {
 		header header
@@ -44,7 +44,7 @@ func TestPacketRoundTrip(t *testing.T) {
 	}
 }
 
-// Whatever comes is a packet that keeps what the code relies on, or an error.
+// FuzzParse: any input is a packet with the invariants that the code relies on, or an error.
 func FuzzParse(f *testing.F) {
 	for k := kindEager; k <= kindBye; k++ {
 		b := make([]byte, headerSize+offerSize)
@@ -71,7 +71,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A queue gives what it got, in order, whatever the mixture.
+// A queue returns its elements in order, for any mixture of operations.
 func TestFifo(t *testing.T) {
 	var q fifo[int]
 	in, out := 0, 0
@@ -111,7 +111,7 @@ func TestFifo(t *testing.T) {
 	}
 }
 
-// Ranks are crowded where they are more than all processors that they may use, on one machine.
+// Ranks are oversubscribed if they outnumber the processors that they may use together on one machine.
 func TestOversubscribed(t *testing.T) {
 	at := func(machine string, cpus int64) place { return place{machine, big.NewInt(cpus)} }
 	for name, test := range map[string]struct {
@@ -135,7 +135,7 @@ func TestOversubscribed(t *testing.T) {
 	}
 }
 
-// A place says where it is, and polls are as many as it allows.
+// A place parses as it was formatted, and the number of polls depends on it.
 func TestPlace(t *testing.T) {
 	t.Setenv(SpinVariable, "")
 	own := here()
@@ -166,8 +166,8 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// Polls that were in vain get fewer, down to none, unless what came soon after shows that they would have paid; never
-// more than the settings say. All are tried now and then.
+// Polls in vain become fewer, down to none, unless a short sleep shows that they would have paid, and never exceed
+// the setting. Now and then all are tried.
 func TestLearn(t *testing.T) {
 	w := &World{set: settings{spin: 1000}, spin: 1000}
 	for range 20 {
@@ -206,8 +206,8 @@ func TestLearn(t *testing.T) {
 	}
 }
 
-// Whatever the environment and a program want, they get settings that a world can work with, the environment's where
-// the program says nothing; or an error that says which variable, and what it may be.
+// FuzzSettings: any environment and options give usable settings, from the environment if no option is given, or an
+// error that names the variable and its range.
 func FuzzSettings(f *testing.F) {
 	for _, c := range []struct{ threshold, spin string }{
 		{"", ""}, {"100", "0"}, {"262144", "1099511627776"}, {"262145", ""}, {"-1", "20"}, {"5000", "-9223372036854775808"},
@@ -264,7 +264,7 @@ func FuzzSettings(f *testing.F) {
 	})
 }
 
-// numeric reads a variable that is at most so much; one that is not set is good, too.
+// numeric parses a variable whose value is at most most; an unset variable is valid, too.
 func numeric(text string, most int64) (int, bool) {
 	if text == "" {
 		return 0, true
@@ -276,8 +276,8 @@ func numeric(text string, most int64) (int, bool) {
 	return int(n.Int64()), true
 }
 
-// Whatever another rank says of its place is one that is said again the same, or an error; and nobody is crowded by
-// ranks of other machines, or alone on a processor of his own.
+// Any place that another rank publishes either formats back to the same text, or is an error. Ranks of other machines
+// never make this one oversubscribed, nor does a rank alone on its processor.
 func FuzzPlace(f *testing.F) {
 	f.Add(here().String())
 	f.Add("machine/3")
@@ -300,7 +300,8 @@ func FuzzPlace(f *testing.F) {
 	})
 }
 
-// Whatever another rank has published, it is an address and a place that are published again the same, or an error.
+// FuzzRecord: any record that another rank publishes is an address and a place that format back to the same text, or
+// an error.
 func FuzzRecord(f *testing.F) {
 	w := &World{}
 	f.Add("10.0.0.1,token,machine/f," + w.terms())

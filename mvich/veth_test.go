@@ -49,8 +49,8 @@ func TestVeth(t *testing.T) {
 	}
 }
 
-// arenaLends sends a long message from memory of the arena and one from the program's: only the first is written, and
-// sent by reference, and only where frames are long.
+// arenaByReference sends a long message from memory of the arena and one from the program's. Only the first is
+// written, and sent by reference, and only if frames are long.
 func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 	const n = 1 << 20
 	arena := get(w.Alloc(n))

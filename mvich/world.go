@@ -20,7 +20,7 @@ type World struct {
 	tag      *vipl.Ptag
 	cq       *vipl.CQ
 
-	// longFrames: the NIC sends memory of its arena without a copy, if a VI writes it; what a VI reads it copies.
+	// longFrames: the NIC sends arena memory without a copy if a VI writes it. It copies what a VI reads.
 	longFrames bool
 
 	peers   []*peer // by rank
@@ -63,7 +63,7 @@ type World struct {
 	contexts    map[uint32]bool // of communicators other than the world's
 	nextContext uint32          // every Size()th pair is this rank's to give; worldContext: none is left
 	leaving     bool            // Finalize was called
-	finalized   bool            // this rank has said good-bye
+	finalized   bool            // this rank has sent bye
 	gone        error           // why the NIC is of no use any more
 	stats       Stats
 }
@@ -198,12 +198,12 @@ const (
 	parting = 10 * time.Second
 )
 
-// Finalize ends this rank's part of the job: it waits until what was sent has gone and all other ranks have called
-// it, says good-bye to them, waits for theirs for ten seconds at most, and gives back what Init took of the NIC.
-// Every request should be complete before: those that are not end with an error. The NIC stays open. ErrFinalized: it
-// was called before, and may not have ended.
+// Finalize ends this rank's part of the job: it waits until all sends are done and all other ranks have called it,
+// sends bye, waits for the others' for at most ten seconds, and releases what Init took of the NIC. Requests should
+// be complete before; others end with an error. The NIC stays open. The error is ErrFinalized if Finalize was called
+// before, even if that call has not returned.
 //
-// A RankError means that another rank has died before; everything was given back all the same.
+// A RankError means that another rank has died before; everything was released all the same.
 func (w *World) Finalize() error {
 	w.mu.Lock()
 	if w.leaving || w.finalized {
@@ -239,9 +239,9 @@ func (w *World) quiet() bool {
 	return true
 }
 
-// alone reports whether all others have left. What this rank sent before its good-bye may be lost on the way, and can
-// be sent again only as long as the connection is there. A rank that has said good-bye has got it; one whose
-// connection has ended otherwise will not.
+// alone reports whether all others have left. What this rank sent before its bye may be lost, and can be
+// retransmitted only while the connection exists. A rank that has sent its own bye has received everything; one whose
+// connection has ended otherwise never will.
 func (w *World) alone() bool {
 	for _, p := range w.peers {
 		if p.state == joined {

@@ -27,7 +27,7 @@ func (Addr) Network() string { return "via" }
 // String is the address as host:port.
 func (a Addr) String() string { return a.AddrPort.String() }
 
-// A port travels as a discriminator: the mark, then the port's two bytes.
+// mark begins a discriminator that carries a port; the port's two bytes follow it.
 var mark = []byte("vianet")
 
 // via is the address as VIA has it, where no host is any.
@@ -39,8 +39,8 @@ func (a Addr) via() vipl.NetAddress {
 	return vipl.NetAddress{Host: host, Discriminator: binary.BigEndian.AppendUint16(bytes.Clone(mark), a.Port())}
 }
 
-// addrOf reads what the other side of a connection says of itself. Without a port of this package it is another
-// protocol.
+// addrOf parses the address that the other side of a connection announces. It fails if the discriminator has no
+// port of this package: the peer speaks another protocol.
 func addrOf(a vipl.NetAddress) (Addr, error) {
 	port, ok := bytes.CutPrefix(a.Discriminator, mark)
 	if !ok || len(port) != 2 {
@@ -127,8 +127,8 @@ type ports struct {
 	used map[uint16]bool
 }
 
-// take takes a port of all addresses, or with 0 one that is free. EADDRINUSE: it is in use; EADDRNOTAVAIL: none is
-// free.
+// take reserves a port for all addresses; 0 reserves any free one. The error is EADDRINUSE if the port is in use,
+// and EADDRNOTAVAIL if none is free.
 func (p *ports) take(port uint16) (uint16, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

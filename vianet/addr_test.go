@@ -18,7 +18,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A listener for all addresses is found at each that it is for, and says what it is in a form that can be dialed.
+// A listener for all addresses is reachable at each address that it is for, and its Addr can be dialed.
 func TestListenAnywhere(t *testing.T) { synctest.Test(t, listenAnywhere) }
 
 func listenAnywhere(t *testing.T) {
@@ -71,7 +71,7 @@ func listenAnywhere(t *testing.T) {
 	}
 }
 
-// The ports at both ends of the range are as any other; nobody has port 0.
+// The first and last port work as any other. Port 0 is never assigned.
 func TestPortRange(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	host := h.nicB.Query().Address.String()

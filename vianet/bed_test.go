@@ -19,7 +19,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// testTimeout is how long a test waits for what must come.
+// testTimeout is how long a test waits for an expected event.
 const testTimeout = time.Minute
 
 // noLeaks fails a test that leaves a goroutine behind.
@@ -29,10 +29,10 @@ func noLeaks(t testing.TB) {
 	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
 }
 
-// longSilence is more than a busy machine keeps a living peer from its work.
+// longSilence is longer than a busy machine deschedules a live peer.
 const longSilence = 30 * time.Second
 
-// lossy is what a wire does that is to lose frames.
+// lossy are the faults of a wire that loses frames.
 var lossy = xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01}
 
 // wasLossy checks that the wire has lost frames.
@@ -154,7 +154,7 @@ func (h *hosts) pair(t testing.TB) (a, b *vianet.Conn) {
 	return a, c.(*vianet.Conn)
 }
 
-// goWrite writes b in the background. What comes of it comes by the channel.
+// goWrite writes b in the background, and sends the outcome on the channel.
 func goWrite(c net.Conn, b []byte) <-chan error {
 	done := make(chan error, 1)
 	go func() { _, err := c.Write(b); done <- err }()
@@ -168,7 +168,7 @@ func goRead(c net.Conn, n int) <-chan error {
 	return done
 }
 
-// echoEach accepts n connections, and says back on each what it hears.
+// echoEach accepts n connections and echoes what it reads on each.
 func echoEach(t *testing.T, l net.Listener, n int, all *sync.WaitGroup) {
 	all.Go(func() {
 		for range n {
@@ -185,10 +185,10 @@ func echoEach(t *testing.T, l net.Listener, n int, all *sync.WaitGroup) {
 	})
 }
 
-// asleep is for tests in a bubble, in which time stands still while anybody polls.
+// asleep is for tests in a synctest bubble, where time stands still while a goroutine polls.
 var asleep = vianet.Options{Spin: -1}
 
-// lanes are the ways of data that tests run over.
+// configurations are the data paths that tests run over.
 var configurations = []struct {
 	name    string
 	options vianet.Options
@@ -207,7 +207,7 @@ func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 	}
 }
 
-// must ends the test where err is not nil.
+// must ends the test if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -215,7 +215,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// check fails the test where err is not nil.
+// check fails the test if err is not nil.
 func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -247,7 +247,7 @@ func blockedEnds(t *testing.T, a, b *vianet.Conn) {
 	checkCloseTimeout(t, a, b)
 }
 
-// isErr fails the test where err, of what, is not want.
+// isErr fails the test if err, the error of what, is not want.
 func isErr(t testing.TB, what string, err, want error) {
 	t.Helper()
 	if !errors.Is(err, want) {
@@ -255,7 +255,7 @@ func isErr(t testing.TB, what string, err, want error) {
 	}
 }
 
-// readsAll fails the test where a stream is not want, and then its end.
+// readsAll fails the test if a stream is not want, followed by its end.
 func readsAll(t testing.TB, r io.Reader, want []byte) {
 	t.Helper()
 	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want) {

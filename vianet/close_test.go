@@ -18,7 +18,7 @@ import (
 	"viaxdp/vianet"
 )
 
-// lingering is hosts with whom a Close goes on delivering for longer than any test.
+// lingering returns hosts on which Close goes on delivering for longer than any test runs.
 func lingering(t *testing.T, o vianet.Options) *hosts {
 	o.Linger = time.Hour
 	h := inMemory(t, o)
@@ -26,7 +26,7 @@ func lingering(t *testing.T, o vianet.Options) *hosts {
 	return h
 }
 
-// fill writes until the peer, who does not read, has no room for more, nor has c.
+// fill writes until neither the peer, which does not read, nor c has room for more.
 func fill(t *testing.T, c *vianet.Conn) (written []byte) {
 	t.Helper()
 	for i := byte(0); !vianet.Full(c); i++ {
@@ -42,7 +42,8 @@ func fill(t *testing.T, c *vianet.Conn) (written []byte) {
 	return written
 }
 
-// writesOn writes messages of a size until that fails, which comes by the channel, and waits until one waits.
+// writesOn writes messages of a size until a Write fails, and sends that error on the channel. It returns once a
+// Write blocks.
 func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -58,8 +59,8 @@ func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 	return ended
 }
 
-// A Close with bytes for which the peer has no room does not leave the peer in its Write for as long as it goes on
-// delivering: the Write ends, and then everything can be read.
+// A Close with bytes for which the peer has no room does not block the peer's Write while it goes on delivering: the
+// Write ends, and then everything can be read.
 func TestCloseUnsent(t *testing.T) {
 	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
@@ -84,7 +85,7 @@ func TestCloseUnsent(t *testing.T) {
 	}
 }
 
-// When both sides close with such bytes nobody is left who could read them, and the connection is gone at once.
+// If both sides close with unsent bytes, no reader is left, and the connection is gone at once.
 func TestBothCloseUnsent(t *testing.T) {
 	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
@@ -102,7 +103,7 @@ func TestBothCloseUnsent(t *testing.T) {
 	}
 }
 
-// After CloseRead the peer's Writes fail, those that wait among them, and this side's Reads end; the other direction
+// After CloseRead the peer's Writes fail, including blocked ones, and this side's Reads end. The other direction
 // goes on.
 func TestCloseRead(t *testing.T) {
 	for _, l := range configurations {
@@ -160,7 +161,7 @@ func TestCloseRead(t *testing.T) {
 	}
 }
 
-// The two halves of a connection end in whichever order, on one side or on both, and at the end nothing is left.
+// The two halves of a connection can end in any order, on one side or on both, and at the end nothing is left.
 func TestHalvesInEachOrder(t *testing.T) {
 	h := lingering(t, vianet.Options{})
 	type call = func(c *vianet.Conn) error
@@ -202,8 +203,8 @@ func shutDown(t *testing.T, ctx context.Context, s *vianet.Stack, ls ...*vianet.
 	return ended
 }
 
-// Shutdown lets what was written before a Close be delivered for as long as the peer takes, which Close of the stack
-// does not. It takes no other time than that.
+// Shutdown delivers what was written before a Close for as long as the peer takes; Close of the stack does not.
+// Shutdown waits no longer than that.
 func TestShutdownDelivers(t *testing.T) {
 	const late = 20 * time.Second
 	for _, graceful := range []bool{true, false} {
@@ -233,7 +234,7 @@ func TestShutdownDelivers(t *testing.T) {
 	}
 }
 
-// Until the last connection is closed the stack can be dialed from, and not to.
+// Until the last connection is closed, the stack can dial but accepts no connections.
 func TestShutdownWaits(t *testing.T) {
 	h := lingering(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -273,7 +274,7 @@ func TestShutdownWaits(t *testing.T) {
 	}
 }
 
-// When the time that it has is over it closes what is left. What is over by then is no reason for an error.
+// When its time is over, Shutdown closes what is left. If nothing is left by then, it returns no error.
 func TestShutdownEnds(t *testing.T) {
 	for _, left := range []bool{true, false} {
 		h := inMemory(t, vianet.Options{})
@@ -306,8 +307,8 @@ func TestCloseEndsShutdown(t *testing.T) {
 	check(t, <-ended)
 }
 
-// A server of HTTP and its stack are shut down while requests are served and a connection rests: those get their
-// answers, all of them, and nobody else gets one.
+// An HTTP server and its stack are shut down while requests are served and a connection is idle. Requests under way
+// get complete answers; later ones get none.
 func TestShutdownHTTP(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	body := randomBytes(300_000, 1)

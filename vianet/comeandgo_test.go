@@ -26,8 +26,8 @@ type ending int
 
 const (
 	whole   ending = iota // both say all, end their streams and read the other's to its end
-	answers               // likewise, but the server speaks when the client's stream has ended
-	hurried               // likewise, with deadlines that keep passing
+	answers               // the same, but the server sends only after the client's stream has ended
+	hurried               // as whole, with deadlines that keep passing
 	leaves                // one closes while both are at it
 	bothGo                // both do
 	breaks                // one closes so that nothing is delivered
@@ -36,11 +36,11 @@ const (
 	endings
 )
 
-// plan is what becomes of a connection. 0 is the client, 1 the server.
+// plan describes the life of a connection. Side 0 is the client, side 1 the server.
 type plan struct {
 	number int
 	end    ending
-	goes   int    // who closes while both are at it
+	goes   int    // the side that closes while both transfer
 	bytes  [2]int // that each has to say
 	after  [2]int // bytes read each closes, if it does
 	ends   [2]*end
@@ -64,7 +64,7 @@ func (p *plan) String() string {
 	return fmt.Sprintf("connection %d, ending %d by %d, %v bytes, until %v", p.number, p.end, p.goes, p.bytes, p.after)
 }
 
-// speech is what who has to say.
+// speech is the data that side who sends.
 func (p *plan) speech(who int) []byte {
 	from := (2*p.number + who) * 7919 % (len(speeches) / 2)
 	return speeches[from : from+p.bytes[who]]
@@ -80,7 +80,7 @@ type end struct {
 	slow              bool  // a call that was to end has lasted so long that the peer may have been given up
 }
 
-// attend is one side of a connection, until that is closed.
+// attend runs one side of a connection until it is closed.
 func (p *plan) attend(c *vianet.Conn, who int) *end {
 	e := &end{}
 	limit := time.Now().Add(testTimeout)
@@ -111,8 +111,8 @@ func (p *plan) attend(c *vianet.Conn, who int) *end {
 	return e
 }
 
-// patient is what a hurried call may take at most after one that moved n bytes: more and more while nothing moves,
-// since a busy host may leave no time for either side.
+// patient is the deadline of the next hurried call, after one that moved n bytes. It grows while nothing moves, since
+// a busy host may leave no time for either side.
 func patient(callTime time.Duration, n int) time.Duration {
 	if n > 0 {
 		return time.Millisecond
@@ -175,7 +175,7 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 	return nil
 }
 
-// judge says what is wrong with what the two sides have seen; nothing is "".
+// judge returns what is wrong with what the two sides have seen; "" means nothing.
 func (p *plan) judge() (why string) {
 	wrong := func(format string, args ...any) { why += fmt.Sprintf(format, args...) + "\n" }
 	if p.ends[0] == nil || p.ends[1] == nil {
@@ -189,7 +189,7 @@ func (p *plan) judge() (why string) {
 		peer := p.ends[1-who]
 		switch {
 		case e.other:
-			wrong("side %d has read what nobody has written", who)
+			wrong("side %d has read what was not written", who)
 		case e.readErr == io.EOF && e.got != peer.wrote:
 			wrong("side %d has read %d bytes and the end, the other has written %d", who, e.got, peer.wrote)
 		case e.readErr == io.EOF && p.end == breaks && p.goes != who:
@@ -265,8 +265,8 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 	}
 }
 
-// Connections that come and go by the thousand, and end in all ways: what comes out is what went in, to the end where
-// there was one; and when they are gone nothing is left of them. VIA_CONNECTIONS=10000 takes minutes.
+// Thousands of connections come and go, and end in all ways. The bytes read are the bytes written, up to an orderly
+// end. When the connections are gone, nothing is left of them. VIA_CONNECTIONS=10000 takes minutes.
 func TestComeAndGo(t *testing.T) {
 	config := func(name string, o vianet.Options, prepare func(h *hosts)) {
 		t.Run(name, func(t *testing.T) {
@@ -325,7 +325,7 @@ func (h *hosts) comeAndGo(t *testing.T, first, n int) {
 	}
 }
 
-// atRest waits until no connection is left, and nothing that one had.
+// atRest waits until no connection is left, nor any of their resources.
 func (h *hosts) atRest(t *testing.T) {
 	t.Helper()
 	why := ""
@@ -342,7 +342,7 @@ func (h *hosts) atRest(t *testing.T) {
 	}
 }
 
-// leftOf says what is left on a NIC of connections that are gone; nothing is "".
+// leftOf returns what is left on a NIC of connections that are gone; "" means nothing.
 func leftOf(s *vianet.Stack, nic *vipl.NIC, tags int) string {
 	kept, unsettled := vianet.Kept(s)
 	status := nic.Status()

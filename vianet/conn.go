@@ -49,7 +49,7 @@ type Conn struct {
 	unheard   bool  // the peer's side reads no more
 	greeted   bool  // the peer's hello has come
 	starved   bool  // something is to be sent and no buffer was free
-	wanting   bool  // progress needs to hear of sends
+	wanting   bool  // progress needs completions of sends
 	slotShort bool  // a Write waits for a buffer
 	later     bool  // the doorbell may wait for a poller
 	breaks    bool  // Close breaks the connection
@@ -152,8 +152,9 @@ func (c *Conn) post() error {
 	return nil
 }
 
-// begin starts the protocol on a VI that is connected with a peer of these attributes. The side that has asked for
-// the connection speaks first: until then the other does not, and this one need not have receives posted.
+// begin starts the protocol on a VI that is connected with a peer of these attributes. The side that requested the
+// connection sends first. Until its hello arrives the other side sends nothing, so the requester need not have
+// receives posted before.
 func (c *Conn) begin(peer vipl.RemoteAttributes, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,9 +201,9 @@ func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 	return nil
 }
 
-// SetLinger sets what Close does with data that the peer's side has not got yet, as that of [net.TCPConn] does. With
-// sec < 0 the data is delivered in the background, for at most Options.Linger; with sec > 0, for at most so many
-// seconds. With 0 it is dropped, and the peer's Read ends with ECONNRESET instead of [io.EOF].
+// SetLinger sets what Close does with data that the peer has not received yet, like SetLinger of [net.TCPConn]. If
+// sec < 0, the data is delivered in the background, for at most Options.Linger; if sec > 0, for at most sec seconds.
+// If sec is 0, the data is dropped, and the peer's Read ends with ECONNRESET instead of [io.EOF].
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetLinger(sec int) error {
@@ -211,7 +212,7 @@ func (c *Conn) SetLinger(sec int) error {
 	if c.isClosed {
 		return c.opError("set", net.ErrClosed)
 	}
-	const most = math.MaxInt64 / int64(time.Second) // for ever, as far as a Duration goes
+	const most = math.MaxInt64 / int64(time.Second) // the longest time that a Duration holds
 	if c.linger = time.Duration(min(int64(sec), most)) * time.Second; sec < 0 {
 		c.linger = c.stack.o.Linger
 	}
@@ -223,10 +224,9 @@ func (c *Conn) SetLinger(sec int) error {
 const delayMost = time.Millisecond
 
 // SetNoDelay(true), the default, has each Write send what it can. With false, bytes that do not fill a message wait
-// for more, like Nagle's algorithm of TCP: it is for programs that write little at a time and do not gather it
-// themselves. The bytes go when they fill a message, when a Read of this connection begins to wait (it may be for the
-// answer), when the stream ends, or after a millisecond. A Read that was waiting before they were written does not
-// send them.
+// for more, like Nagle's algorithm of TCP: it is for programs that make small writes without a buffer of their own.
+// The bytes are sent when they fill a message, when a Read of this connection begins to wait (perhaps for the reply),
+// when the stream ends, or after a millisecond. A Read that was waiting before they were written does not send them.
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetNoDelay(noDelay bool) error {
@@ -240,7 +240,7 @@ func (c *Conn) SetNoDelay(noDelay bool) error {
 	return nil
 }
 
-// waitsForMore reports whether the buffer that is being filled is not to be sent yet; there is something in it. Under
+// waitsForMore reports whether the buffer that is being filled, which is not empty, should wait for more bytes. Under
 // mu.
 func (c *Conn) waitsForMore() bool {
 	if !c.nagle.on || c.nagle.urged || c.due.fin || c.filled == c.longest {
@@ -275,9 +275,9 @@ func (c *Conn) late() {
 	c.push()
 }
 
-// lower forgets a signal that was raised before. Signals are raised under mu, after the change of the state that they
-// tell of; before it looks at the state, under mu, a goroutine lowers an old one. It reports whether the signal was
-// raised.
+// lower clears a signal that was raised before, and reports whether it was raised. A goroutine raises a signal under
+// mu, after it has changed the state. A waiter lowers the old signal under mu before it checks the state, so it
+// misses no change.
 func lower(sig <-chan struct{}) (raised bool) {
 	if len(sig) == 0 { // without a call
 		return false
@@ -326,8 +326,8 @@ func (c *Conn) Close() error {
 
 // CloseWrite ends the stream to the peer, which then reads [io.EOF]. The other direction goes on.
 //
-// The error is [net.ErrClosed] after Close, or that of a connection that broke. It is nil where the peer has closed
-// the connection and all that was written was sent: then nobody is left whom the end of this stream could interest.
+// The error is [net.ErrClosed] after Close, or that of a connection that broke. It is nil if the peer has closed the
+// connection after everything written was sent: the peer no longer needs the end of the stream.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -347,8 +347,8 @@ func (c *Conn) CloseWrite() error {
 }
 
 // CloseRead ends the stream from the peer: Reads return [io.EOF], what has come and was not read is lost, and the
-// peer's Writes fail with ECONNRESET. The other direction goes on, unless the peer does not let go of the memory of a
-// Read within two seconds.
+// peer's Writes fail with ECONNRESET. The other direction goes on. If the peer does not release the memory of a Read
+// within two seconds, the connection is reset.
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) CloseRead() error {
@@ -365,20 +365,19 @@ func (c *Conn) CloseRead() error {
 	return nil
 }
 
-// stop tells the peer that what it sends is not read. Under mu, once.
+// stop sends a stop message: this side does not read what the peer sends. Under mu, once.
 func (c *Conn) stop() {
 	c.due.stop = !c.fin // else it sends nothing
 	c.push()
 }
 
-// dismissed reports whether a connection that is over ended well for what was written: the peer has closed it, and
-// nothing was left to be sent.
+// dismissed reports whether the peer closed the connection and nothing written was left to send.
 func (c *Conn) dismissed() bool {
 	c.reap()
 	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied()
 }
 
-// finish brings a closed connection to its end: what was written and the fin, until the peer has confirmed it.
+// finish sends what was written on a closed connection, then the fin, and waits until the peer has confirmed it.
 func (c *Conn) finish() {
 	c.writing.Lock() // the last Write has returned
 	c.mu.Lock()
@@ -451,7 +450,7 @@ func (c *Conn) release() {
 	c.raiseAll()
 	c.mu.Unlock()
 	c.cut()
-	c.progress() // everything has completed: readers and writers let go of their memory
+	c.progress() // everything has completed: Reads and Writes release their memory
 	c.reading.Lock()
 	defer c.reading.Unlock()
 	c.writing.Lock()

@@ -27,7 +27,7 @@ func randomBytes(n int, seed byte) []byte {
 	return b
 }
 
-// writeAll writes b in pieces of random size, of which some are large.
+// writeAll writes b in pieces of random size, some of them large.
 func writeAll(w io.Writer, b []byte, seed uint64) error {
 	r := rand.New(rand.NewPCG(seed, 1))
 	for len(b) > 0 {
@@ -98,7 +98,7 @@ func firstDifference(a, b []byte) int {
 	return len(a)
 }
 
-// The same bytes come out that went in, in both directions, whatever the sizes of Writes and Reads.
+// The bytes read are the bytes written, in both directions, for any sizes of Writes and Reads.
 func TestStream(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -117,7 +117,7 @@ func balanced(t *testing.T, a, b *vianet.Conn) {
 	}
 }
 
-// What was written before CloseWrite or Close is read to its end, and then EOF; after CloseWrite the other direction
+// The data written before CloseWrite or Close is read to its end, then EOF. After CloseWrite the other direction
 // goes on.
 func TestHalfClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
@@ -144,7 +144,7 @@ func TestHalfClose(t *testing.T) {
 	})
 }
 
-// A Close right after a Write delivers it, although nobody reads yet.
+// Close right after Write delivers the data, although the peer does not read yet.
 func TestCloseDelivers(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -168,8 +168,8 @@ func TestCloseDelivers(t *testing.T) {
 	})
 }
 
-// Where the peer has closed the connection the end of this side's stream interests nobody any more, and is no error:
-// programs that forward streams would take it for one of what is still to be read.
+// Once the peer has closed the connection, CloseWrite is no error: forwarders would take the error for one of the
+// data that they still have to read.
 func TestCloseWriteAfterClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -191,8 +191,8 @@ func TestCloseWriteAfterClose(t *testing.T) {
 	})
 }
 
-// A peer that has ended its stream may still wait for this side's: where that is lost with the connection CloseWrite
-// says so.
+// A peer that has ended its stream may still wait for this side's end. If the connection loses that end, CloseWrite
+// returns an error.
 func TestCloseWriteAfterSilence(t *testing.T) { synctest.Test(t, closeWriteAfterSilence) }
 
 func closeWriteAfterSilence(t *testing.T) {
@@ -211,7 +211,7 @@ func closeWriteAfterSilence(t *testing.T) {
 	isErr(t, "a Write after it", errOf(b.Write([]byte("more"))), syscall.ECONNRESET)
 }
 
-// CloseWrite also says so where the peer leaves before all was sent.
+// CloseWrite also returns an error if the peer leaves before all was sent.
 func TestCloseWriteUnsent(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -232,7 +232,7 @@ func TestCloseWriteUnsent(t *testing.T) {
 	}
 }
 
-// SetLinger decides whether what was written is delivered, and whether the peer takes the end for one.
+// SetLinger decides whether written data is delivered, and whether the peer reads EOF or an error.
 func TestLinger(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		for sec, want := range map[int]error{-1: nil, 60: nil, 0: syscall.ECONNRESET} {
@@ -259,7 +259,7 @@ func TestLinger(t *testing.T) {
 	})
 }
 
-// When both only write both block, and what they wrote arrives once they read.
+// When both sides only write, both block, and their data arrives once they read.
 func TestBothOnlyWrite(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
@@ -296,7 +296,7 @@ func TestBothOnlyWrite(t *testing.T) {
 	})
 }
 
-// toBeSilent is hosts in memory that give each other up soon.
+// toBeSilent returns hosts in memory with a short silence.
 func toBeSilent(t *testing.T) *hosts {
 	a, b, wire := memoryNics(t, 2*time.Second) // long enough to connect
 	h := over(t, a, b, wire, asleep)
@@ -304,7 +304,7 @@ func toBeSilent(t *testing.T) *hosts {
 	return h
 }
 
-// A connection whose peer falls silent breaks, for those who wait in it, too.
+// A connection whose peer falls silent breaks; calls that wait in it fail.
 func TestPeerLost(t *testing.T) { synctest.Test(t, peerLost) }
 
 func peerLost(t *testing.T) {

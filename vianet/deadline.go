@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// deadline is a point in time that may be moved while others wait for it. The zero value is none. All methods may be
-// called concurrently.
+// deadline is a point in time that may be moved while goroutines wait for it. The zero value is none. All methods may
+// be called concurrently.
 type deadline struct {
 	mu    sync.Mutex
 	timer *time.Timer
@@ -55,8 +55,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// limit is the deadline of a connection's Reads or Writes, of which one waits at a time: for the signal, which is
-// raised when the limit has passed. So it waits for one thing only, and a program that moves its deadlines with each
+// limit is the deadline of a connection's Reads or Writes. One call waits at a time, for the signal, which the limit
+// also raises when it passes. So a call waits for one channel only, and a program that moves its deadlines with each
 // message makes no garbage. All methods may be called concurrently.
 type limit struct {
 	over   atomic.Bool
@@ -68,8 +68,8 @@ type limit struct {
 	armed bool
 }
 
-// set moves the limit; the zero time is none. Who waits while it is moved away, and has not seen that it had passed,
-// goes on waiting, as on a socket of the kernel.
+// set moves the limit; the zero time is none. If the limit passes and is moved before a waiting call notices, the
+// call goes on waiting, as on a socket of the kernel.
 func (l *limit) set(t time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,6 +118,6 @@ func (l *limit) ring() {
 	}
 }
 
-// passed reports whether it has. Who is about to wait lowers the signal before it asks, or looks at what it waits for
-// after each signal.
+// passed reports whether the limit has passed. A caller that is about to wait must lower the signal before it calls
+// passed, or check its condition after each signal.
 func (l *limit) passed() bool { return l.over.Load() }

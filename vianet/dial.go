@@ -25,18 +25,18 @@ const (
 	helloTime = 10 * time.Second
 )
 
-// Dial connects with the listener at address, host:port, within 30 seconds. name is "via" or "tcp", with or without 4
-// or 6 behind. Without a host, or with one that is unspecified, it is the NIC's own. The result is a [*Conn].
+// Dial connects with the listener at address, host:port, within 30 seconds. name is "via" or "tcp", optionally with
+// the suffix 4 or 6. A missing or unspecified host means the NIC's own address. The result is a [*Conn].
 func (s *Stack) Dial(name, address string) (net.Conn, error) {
 	return s.DialContext(context.Background(), name, address)
 }
 
-// DialContext is Dial until ctx ends, if that is within the 30 seconds; once connected, the end of ctx has no effect
-// on the connection. Where the host has several addresses they are tried in turn. A listener that has no place for
-// another connection is asked again seven times in two thirds of a second.
+// DialContext is Dial, bounded by ctx as well as by the 30 seconds. Once connected, the end of ctx has no effect on
+// the connection. If the host has several addresses, they are tried in turn. If the listener's backlog is full,
+// DialContext retries seven times in two thirds of a second.
 //
-// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS, EKEYREJECTED where pre-shared keys do
-// not go together; ctx's, a deadline being os.ErrDeadlineExceeded, too.
+// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS, EKEYREJECTED if pre-shared keys do not
+// match, and that of ctx; a passed deadline is also os.ErrDeadlineExceeded.
 func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn, error) {
 	to, err := s.targets(ctx, name, address)
 	if err != nil {
@@ -49,8 +49,8 @@ func dialError(to net.Addr, err error) error {
 	return &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
 }
 
-// dialAny connects with the first of several addresses that can be. The error is that of the first, or of one where
-// pre-shared keys do not go together.
+// dialAny connects with the first of several addresses that accepts. The error is that of the first, or of one whose
+// pre-shared keys do not match.
 func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
 	if ctx.Err() != nil { // an answer that comes at once may be looked at first
 		return nil, dialError(addrs[0], contextError(ctx))
@@ -86,8 +86,8 @@ func (s *Stack) targets(ctx context.Context, name, address string) ([]Addr, erro
 	return []Addr{{netip.AddrPortFrom(own, addrs[0].Port())}}, nil
 }
 
-// dial connects with to, the first of left addresses, until ctx ends or the stack is closed: one that does not answer
-// leaves the others their share of the time.
+// dial connects with to, the first of left addresses, until ctx ends or the stack is closed. An address that does not
+// answer uses only its share of the time.
 func (s *Stack) dial(ctx context.Context, to Addr, left int) (*Conn, error) {
 	if !s.enter() {
 		return nil, errStackClosed
@@ -137,8 +137,8 @@ func (s *Stack) connect(ctx context.Context, to Addr) (*Conn, error) {
 	return c, nil
 }
 
-// request asks for the connection until there is an answer. Where ctx ends before, the error is that of a refusal, if
-// there was one.
+// request asks for the connection until there is an answer. If ctx ends first, the error is that of the last refusal,
+// if there was one.
 func (c *Conn) request(ctx context.Context) (vipl.RemoteAttributes, error) {
 	pause := firstPause
 	var refusal error
@@ -193,20 +193,20 @@ const (
 	silentMost = 256
 )
 
-// DialOr is DialContext, and where there is no VIA instead dials by or: where there is no listener by VIA, the host
-// cannot be reached, or does not answer within two seconds, or half the time that ctx leaves. A connection of or is
-// that of another network, as net.Conn.LocalAddr tells.
+// DialOr is DialContext with a fallback: it calls or if there is no VIA. That is, no VIA listener at the address, an
+// unreachable host, or no answer within two seconds or half the time that ctx leaves. A connection from or belongs to
+// another network; its LocalAddr shows which.
 //
 //	c, err := stack.DialOr(ctx, "via", "10.0.0.2:80", func(ctx context.Context) (net.Conn, error) {
 //		return dialer.DialContext(ctx, "tcp", "10.0.0.2:80")
 //	})
 //
-// A host that did not answer is not asked again for a minute, unless or fails, too, and then by one DialOr at a time;
-// what it says meanwhile, a request of its own among it, ends that.
+// A host that did not answer is not asked again for a minute, unless or fails, too, and then by one DialOr at a time.
+// Any message from the host, such as a request of its own, ends the minute.
 //
-// Where pre-shared keys do not go together or is not called: it would do without any.
+// If pre-shared keys do not match, or is not called: the fallback would go without keys.
 //
-// The error joins those of both.
+// The error joins that of VIA and that of or.
 func (s *Stack) DialOr(
 	ctx context.Context, name, address string, or func(context.Context) (net.Conn, error),
 ) (net.Conn, error) {
@@ -233,8 +233,8 @@ func (s *Stack) dialOr(ctx context.Context, to []Addr, or func(context.Context) 
 	return c, nil
 }
 
-// otherwise dials by or where err, of an attempt by VIA, says that there is none; nil: there was no attempt. Where
-// that fails, too, it asks those that were silent.
+// otherwise calls or if err, the result of an attempt by VIA, means that there is no VIA; nil means that there was no
+// attempt. If or fails, too, it asks the hosts that were silent.
 func (s *Stack) otherwise(
 	ctx context.Context, err error, silent []Addr, or func(context.Context) (net.Conn, error),
 ) (net.Conn, error) {
@@ -284,15 +284,15 @@ func noVIA(err error) bool {
 	return isTimeout(err)
 }
 
-// silence is the hosts that have not answered by VIA lately, and when they are asked again. The zero value has none.
-// All methods may be called concurrently.
+// silence records the hosts that have not answered by VIA lately, and when to ask them again. The zero value has
+// none. All methods may be called concurrently.
 type silence struct {
 	mu    sync.Mutex
 	until map[netip.Addr]time.Time
 }
 
-// part gives those that are to be asked, and those that are not. Where it is time to ask one again that was silent,
-// others do not wait for the same meanwhile.
+// part splits addresses into those to ask and those to skip. When a silent host is due again, only one caller asks
+// it; the others skip it meanwhile.
 func (s *silence) part(to []Addr) (ask, silent []Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -311,8 +311,8 @@ func (s *silence) part(to []Addr) (ask, silent []Addr) {
 	return ask, silent
 }
 
-// take takes note of what became of a request that was made at start. A host is silent that had the time to answer,
-// whoever was kept from looking, and that was not given up.
+// take records the outcome of a request that was made at start. A host counts as silent if it had the time to answer
+// and the request was not cancelled. It does not matter whether this process was descheduled meanwhile.
 func (s *silence) take(ctx context.Context, host netip.Addr, err error, start time.Time) {
 	switch {
 	case err == nil, errors.Is(err, vipl.ErrNoMatch), errors.Is(err, vipl.ErrRejected):
@@ -329,7 +329,7 @@ func (s *silence) take(ctx context.Context, host netip.Addr, err error, start ti
 	}
 }
 
-// remember notes a silent host, if need be in the place of the one whose time is over first.
+// remember records a silent host. A full table drops the host that expires first.
 func (s *silence) remember(host netip.Addr) {
 	host = hostKey(host)
 	s.mu.Lock()
@@ -349,12 +349,12 @@ func (s *silence) remember(host netip.Addr) {
 	s.until[host] = time.Now().Add(silentTime)
 }
 
-// forget notes that a host was heard of.
+// forget removes a host from which a message has come.
 func (s *silence) forget(host netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.until, hostKey(host))
 }
 
-// hostKey is what a host is remembered by: a request of its own comes without a zone.
+// hostKey is the key of a host in the table. It has no zone, as the host's own requests arrive without one.
 func hostKey(host netip.Addr) netip.Addr { return host.WithZone("") }

@@ -19,7 +19,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// What Dial says when there is no connection to be had.
+// The errors of Dial when no connection is possible.
 func TestDialErrors(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	host := h.nicB.Query().Address.String()
@@ -46,8 +46,7 @@ func TestDialErrors(t *testing.T) {
 	}
 }
 
-// A peer that has accepted, sends, and then refuses: the VI that asked cannot ask again, and Dial is refused all the
-// same.
+// A peer accepts, sends, and then refuses. The requesting VI cannot retry, and Dial returns the refusal.
 func TestDialIsRefusedBehindData(t *testing.T) {
 	refused := &memorynic.Refused{Times: 1}
 	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{Agent: func(a *kagenttest.Agent) kagent.Agent {
@@ -66,12 +65,12 @@ func TestDialIsRefusedBehindData(t *testing.T) {
 	c.Close()
 }
 
-// unheard is a context that has been cancelled, of which nobody is told who does not ask.
+// unheard is a cancelled context whose Done channel never closes: only Err shows the cancellation.
 type unheard struct{ context.Context }
 
 func (unheard) Err() error { return context.Canceled }
 
-// A Dial ends with its context, however long the attempt goes on.
+// A Dial ends with its context, even if the attempt takes longer.
 func TestDialContext(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	addr := h.listen(t).Addr().String()
@@ -104,8 +103,8 @@ func TestDialContext(t *testing.T) {
 	check(t, errOf(c.Write([]byte("after its end the context does not matter"))))
 }
 
-// A Dial that is under way ends when its context does, at once, in whatever stage, and leaves nothing: while nobody
-// answers, and while the peer does not greet.
+// A cancelled Dial ends at once at every stage, and leaves nothing behind: while the host does not answer, and while
+// the peer does not greet.
 func TestDialIsCancelled(t *testing.T) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
@@ -154,8 +153,7 @@ func TestDialIsCancelled(t *testing.T) {
 	h.atRest(t)
 }
 
-// Connections that come while a listener closes are accepted, refused or reset, and no one of them is left in
-// between.
+// Connections that arrive while a listener closes are accepted, refused or reset; none is left in between.
 func TestAcceptBesideClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320})
 	h.bearBreaks()
@@ -234,7 +232,7 @@ func TestListenPorts(t *testing.T) {
 	}
 }
 
-// A port that is free is one on which nobody else listens, either: another stack over the same NIC.
+// A free port is one that no other stack over the same NIC listens on.
 func TestListenFree(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	const theirs, free = 50_000, 58_192 // half of those that there are lie between them
@@ -261,7 +259,7 @@ func TestListenFree(t *testing.T) {
 	l.Close()
 }
 
-// A deadline and Close end an Accept; what nobody has accepted is broken: nobody has said all on it.
+// A deadline and Close end an Accept. Connections that were not accepted are reset, as their streams have not ended.
 func TestListenerCloses(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -283,12 +281,12 @@ func TestListenerCloses(t *testing.T) {
 	waiting.Close()
 	lost.SetDeadline(time.Now().Add(testTimeout))
 	if n, err := lost.Read(make([]byte, 1)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a connection that nobody accepted: %d bytes, %v", n, err)
+		t.Errorf("a connection that was not accepted: %d bytes, %v", n, err)
 	}
 	c.Close()
 }
 
-// Closing a stack ends everything that is under way on it, and whoever it is connected with hears of it.
+// Closing a stack ends everything that is under way on it, and the peers of its connections see that.
 func TestStackClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)

@@ -33,7 +33,7 @@ func resetError(cause error) error {
 	return fmt.Errorf("%w: %w", syscall.ECONNRESET, cause)
 }
 
-// systemError gives an error of package vipl the meaning that programs of package net know it by.
+// systemError maps an error of package vipl to the system error that users of package net expect.
 func systemError(err error) error {
 	for _, m := range []struct{ code, err error }{
 		{vipl.ErrSecurity, syscall.EKEYREJECTED}, // an ErrRejected, too
@@ -50,8 +50,8 @@ func systemError(err error) error {
 	return err
 }
 
-// system is a system's error with its cause, and says of itself what the system's says, so that an OpError knows a
-// time-out.
+// system is a system error with its cause. It forwards Timeout of the system error, so that an OpError recognizes
+// a timeout.
 type system struct{ err, cause error }
 
 func (e *system) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
@@ -70,8 +70,8 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: network, Source: c.local, Addr: c.remote, Err: err}
 }
 
-// contextError is why a context ended, as an error of package net: what this package has ended it for, or that the
-// program's was cancelled or its time is over.
+// contextError returns why a context ended, as an error of package net: the cause that this package set, or the
+// cancellation or deadline of the program's context.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if cause == errStackClosed || cause == syscall.ETIMEDOUT {

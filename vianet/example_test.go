@@ -77,7 +77,7 @@ func exampleHosts(f func(client, server *vianet.Stack) error) {
 	}
 }
 
-// A web server that is found by VIA and by TCP, and a client that goes by VIA where the other host has it.
+// A web server that listens by VIA and by TCP, and a client that uses VIA if the other host has it.
 func ExampleStack_DialOr() {
 	exampleHosts(func(client, server *vianet.Stack) error {
 		via, err := server.Listen("via", ":80")

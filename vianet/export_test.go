@@ -12,8 +12,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// RingLater counts of so many Writes those that leave the doorbell to who polls, if anybody does; the first alone of
-// them are to ring by themselves.
+// RingLater counts how many of writes Writes leave the doorbell to a poller, if polls is set. The first alone of them
+// must ring for themselves.
 func RingLater(polls bool, alone int32, writes int) (later int) {
 	s := &Stack{}
 	s.spinning.Store(polls)
@@ -26,7 +26,7 @@ func RingLater(polls bool, alone int32, writes int) (later int) {
 	return later
 }
 
-// noKeepers is a stack without keepers, who would take some of what lies on the queues.
+// noDrivers returns a stack whose drivers do not run, so that they take nothing off the queues.
 func noDrivers(nic *vipl.NIC) (s *Stack, err error) {
 	s = &Stack{nic: nic, o: Options{Buffers: 1024, BufferSize: 320}, conns: make(map[*Conn]bool)}
 	if err := s.o.complete(); err != nil {
@@ -44,8 +44,8 @@ func noDrivers(nic *vipl.NIC) (s *Stack, err error) {
 	return s, nil
 }
 
-// Handover polls while a keeper waits and goes to sleep before that has heard of it. It reports whether the keeper is
-// told.
+// Handover polls while a driver waits, then goes to sleep before the driver has noticed. It reports whether the
+// driver is roused.
 func Handover(nic *vipl.NIC) (told bool, err error) {
 	s, err := noDrivers(nic)
 	if err != nil {
@@ -62,8 +62,8 @@ func Handover(nic *vipl.NIC) (told bool, err error) {
 	return len(s.arrivals.poke) > 0, nil
 }
 
-// Left polls while another needs to hear of sends, and leaves without going to sleep. It reports whether the keeper of
-// sends is told before that of arrivals waits.
+// Left polls while another connection needs completions of sends, and ends without going to sleep. It reports whether
+// the driver of sends is roused before the driver of arrivals waits.
 func Left(nic *vipl.NIC) (told bool, err error) {
 	s, err := noDrivers(nic)
 	if err != nil {
@@ -79,7 +79,8 @@ func Left(nic *vipl.NIC) (told bool, err error) {
 	return len(s.sends.poke) > 0, nil
 }
 
-// Roused reports whether somebody who needs to hear of sends rouses their keeper, while somebody polls or nobody does.
+// Roused reports whether a connection that needs completions of sends rouses their driver. polls is set if a call
+// polls meanwhile.
 func Roused(polls bool) bool {
 	s := &Stack{}
 	s.sends = &driver{stack: s, poke: make(chan struct{}, 1)}
@@ -88,8 +89,8 @@ func Roused(polls bool) bool {
 	return len(s.sends.poke) > 0
 }
 
-// PollPast polls as who waits does whose deadline has passed, while completions of another connection lie on the
-// queue, and says how many it took and left.
+// PollPast polls like a call whose deadline has passed, while completions of another connection lie on the queue. It
+// returns how many it took and left.
 func PollPast(nic *vipl.NIC) (took, left int, err error) {
 	s, err := noDrivers(nic)
 	if err != nil {
@@ -120,13 +121,13 @@ func PollPast(nic *vipl.NIC) (took, left int, err error) {
 	return s.o.Buffers/2 - left, left, nil
 }
 
-// OnItsWay is how many bytes a Read that finds nothing takes to be on their way.
+// OnItsWay is how many bytes a Read that finds nothing assumes to be on their way.
 func OnItsWay(c *Conn) int {
 	_, _, bytes, _ := c.readNow(make([]byte, 1))
 	return bytes
 }
 
-// SendEntries is the room of the queue of completed sends, which grows as needed.
+// SendEntries is the size of the queue of completed sends, which grows as needed.
 func SendEntries(s *Stack) int { return s.sends.cq.Entries() }
 
 // DataBuffers is how many data messages a connection takes.
@@ -135,17 +136,17 @@ func DataBuffers(c *Conn) int { return c.dataBuffers() }
 // Waiting is how many connections of a listener wait for Accept or are on their way there.
 func Waiting(l *Listener) int { return len(l.places) }
 
-// SettleTime is how long a peer may take to let go of a Write's memory.
+// SettleTime is how long a peer may take to release a Write's memory.
 const SettleTime = settleTime
 
-// Hold keeps everybody from looking after a connection, until release is called.
+// Pin stops the processing of a connection until release is called.
 func Pin(c *Conn) (release func()) {
 	c.mu.Lock()
 	return c.mu.Unlock
 }
 
-// Unbalanced says what is missing of the way from one end of an idle connection, on which everything has been read,
-// to the other; nothing is "".
+// Unbalanced describes the buffers and credits that are missing from one end of an idle connection to the other,
+// after everything was read; "" means none.
 func Unbalanced(from, to *Conn) string {
 	from.progress()
 	from.mu.Lock()
@@ -197,7 +198,7 @@ func Full(c *Conn) bool {
 	return c.credits == 0 && c.fill >= 0 && c.filled == c.longest
 }
 
-// Rouse has the Write that waits look again. The result reports whether it has heard.
+// Rouse makes the waiting Write check again. The result reports whether it has.
 func Rouse(c *Conn) (heard func() bool) {
 	raise(c.writable)
 	return func() bool { return len(c.writable) == 0 }
@@ -232,8 +233,8 @@ func Linger(c *Conn) time.Duration {
 	return c.linger
 }
 
-// Kept is the number of registrations that a stack keeps although no connection uses them, and what it has besides of
-// connections; nothing is "".
+// Kept is the number of registrations that a stack keeps although no connection uses them, and a text about anything
+// else that it keeps of connections; "" means nothing.
 func Kept(s *Stack) (n int, besides string) {
 	s.mu.Lock()
 	conns, listeners, buffers := len(s.conns), len(s.listeners), len(s.buffers)
@@ -268,7 +269,7 @@ func DialOrTo(
 // DialTo is Dial to several addresses.
 func DialTo(ctx context.Context, s *Stack, to []Addr) (net.Conn, error) { return s.dialAny(ctx, to) }
 
-// TakeAllBut has all ports that are given to those who ask for none in particular in use, but these.
+// TakeAllBut marks all ports that port 0 can stand for as in use, except free.
 func TakeAllBut(s *Stack, free ...uint16) {
 	s.ports.mu.Lock()
 	defer s.ports.mu.Unlock()

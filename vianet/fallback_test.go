@@ -18,7 +18,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// otherWay is where DialOr goes that does not go by VIA.
+// otherWay is a fallback of DialOr.
 type otherWay struct {
 	conn  net.Conn
 	err   error
@@ -36,7 +36,8 @@ func newWay(t *testing.T) *otherWay {
 	return &otherWay{conn: pipe}
 }
 
-// DialOr connects by VIA where somebody listens, else by the other way; it says of both why neither went.
+// DialOr connects by VIA if there is a listener, else by the other network. If both fail, the error has both
+// causes.
 func TestDialOr(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -67,7 +68,7 @@ func TestDialOr(t *testing.T) {
 	}
 }
 
-// onFabric is hosts in memory whose agents are on a fabric of the test's.
+// onFabric returns hosts in memory whose agents are on a fabric of the test's.
 func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *hosts {
 	t.Helper()
 	noLeaks(t)
@@ -80,8 +81,8 @@ func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *h
 	return over(t, open("a", a), open("b", b), wire, asleep)
 }
 
-// A host that does not answer by VIA costs one connection the time to find that out, and not each of them; until it
-// is heard of, or the other way fails, too.
+// A host that does not answer by VIA delays one connection, and not each of them, until a message comes from the
+// host or the fallback fails, too.
 func TestDialOrRemembers(t *testing.T) { synctest.Test(t, dialOrRemembers) }
 
 func dialOrRemembers(t *testing.T) {
@@ -106,7 +107,7 @@ func dialOrRemembers(t *testing.T) {
 		t.Helper()
 		fabric.Cut(host, true)
 		dial(false)
-		fabric.Cut(host, false) // which nobody finds out
+		fabric.Cut(host, false) // undetected: the host is not asked again yet
 		dial(false)
 	}
 
@@ -138,8 +139,7 @@ func dialOrRemembers(t *testing.T) {
 	}
 }
 
-// Where the other way fails, VIA is tried after all, also with a host that was silent beside another one that
-// answers.
+// If the fallback fails, VIA is tried after all, even with a silent host beside one that answers.
 func TestDialOrAfterAll(t *testing.T) { synctest.Test(t, dialOrAfterAll) }
 
 func dialOrAfterAll(t *testing.T) {
@@ -179,7 +179,7 @@ func dialOrAfterAll(t *testing.T) {
 	}
 }
 
-// Who has little time has some of it left for the other way.
+// A DialOr with little time leaves some of it for the fallback.
 func TestDialOrInTime(t *testing.T) { synctest.Test(t, dialOrInTime) }
 
 func dialOrInTime(t *testing.T) {
@@ -208,7 +208,7 @@ func aKey(t *testing.T) *vipl.PSK {
 	return key
 }
 
-// Where one side has a key, or another one, that is no reason to do without.
+// If only one side has a key, or the keys differ, the fallback is not called.
 func TestDialOrWithKeys(t *testing.T) {
 	key := aKey(t)
 	for name, keys := range map[string][2]*vipl.PSK{"client": {key, nil}, "server": {nil, key}} {
@@ -225,7 +225,7 @@ func TestDialOrWithKeys(t *testing.T) {
 	}
 }
 
-// Nor where another address of the same host does not answer, or is of nobody.
+// The fallback is not called either if another address of the same host does not answer or belongs to no host.
 func TestDialOrWithKeysOfSeveral(t *testing.T) { synctest.Test(t, dialOrWithKeysOfSeveral) }
 
 func dialOrWithKeysOfSeveral(t *testing.T) {
@@ -242,7 +242,7 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 	or := newWay(t)
 	_, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{nobodys, there}, or.dial)
 	if !errors.Is(err, syscall.EKEYREJECTED) || or.calls > 0 {
-		t.Errorf("one is nobody's: %v, %d calls", err, or.calls)
+		t.Errorf("one is of no host: %v, %d calls", err, or.calls)
 	}
 	fabric.Cut(silent.Addr(), true)
 	for _, to := range [][]vianet.Addr{{silent, there}, {there, silent}, {nobodys, there, silent}} {
@@ -254,7 +254,7 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 	}
 }
 
-// Who listens hears which peer was refused, and why.
+// A listener's Failed gets the address of a refused peer, and the cause.
 func TestListenerTellsOfKeys(t *testing.T) {
 	key := aKey(t)
 	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{PSK: key}, memorynic.Config{})
@@ -286,7 +286,7 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	}
 }
 
-// Where the time is over the other way is not tried, although the host is remembered.
+// When the time is over the fallback is not called, but the host is remembered as silent.
 func TestDialOrRemembersTooLate(t *testing.T) { synctest.Test(t, dialOrRemembersTooLate) }
 
 func dialOrRemembersTooLate(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// spoofer sends requests with source addresses of its own invention, all of 11.0.0.0/8.
+// spoofer sends requests with forged source addresses, all of 11.0.0.0/8.
 type spoofer struct {
 	fd   int
 	to   netip.Addr
@@ -36,7 +36,7 @@ func newSpoofer(t *testing.T, from, to *nstest.NS, disc []byte) *spoofer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(s.fd) })
-	// What the victims are sent goes to the flooder's host, which drops it.
+	// Replies to the forged sources go to the flooder's host, which drops them.
 	_, victims, _ := net.ParseCIDR("11.0.0.0/8")
 	must(t, to.Netlink().RouteAdd(&netlink.Route{LinkIndex: to.Index, Dst: victims, Gw: from.IPv4.AsSlice()}))
 	return s
@@ -64,8 +64,8 @@ func (s *spoofer) send() error {
 	return unix.Sendto(s.fd, b, 0, &unix.SockaddrInet4{Addr: to})
 }
 
-// Beside requests of addresses that do not answer, which alone would take all places, no dial is refused. (How long
-// one takes is a matter of kagent.TestDialsBesideFlood.)
+// Requests with forged sources never answer, and alone would fill the backlog. Beside them no dial is refused.
+// (kagent.TestDialsBesideFlood checks how long one takes.)
 func TestDialBesideFlood(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	nicA, nicB := vethNics(t, na, nb)

@@ -34,7 +34,7 @@ const (
 	stop
 )
 
-// message puts one together byte by byte, as the table in the package's comment says.
+// message builds a message byte by byte, as the table in the package's comment says.
 type message struct {
 	kind, flags byte
 	credits     uint16
@@ -66,7 +66,7 @@ func decode(b []byte) message {
 	}
 }
 
-// peer is a VI that speaks the protocol by hand, and says what it likes.
+// peer is a VI that speaks the protocol by hand and can violate it.
 type peer struct {
 	t      *testing.T
 	vi     *vipl.VI
@@ -75,7 +75,7 @@ type peer struct {
 }
 
 const (
-	slots = 64 // of which half are for receiving
+	slots = 64 // half of them for receiving
 	slot  = 4096
 )
 
@@ -104,7 +104,7 @@ func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *p
 	return p
 }
 
-// end gives the VI back.
+// end releases the VI.
 func (p *peer) end() {
 	p.vi.Disconnect()
 	for {
@@ -128,7 +128,7 @@ func (p *peer) desc(i, n int) *vipl.Descriptor {
 	return d
 }
 
-// send sends a message. What becomes of it is not looked at: the connection may be over.
+// send sends a message. It ignores the outcome, as the connection may be over.
 func (p *peer) send(m message) {
 	p.t.Helper()
 	i := p.next % (slots / 2)
@@ -156,7 +156,7 @@ func (p *peer) post(d *vipl.Descriptor) {
 	}
 }
 
-// receive waits for a message of one of these kinds and passes over others.
+// receive waits for a message of this kind and skips others.
 func (p *peer) receive(kind byte) message {
 	p.t.Helper()
 	for {
@@ -173,7 +173,7 @@ func (p *peer) receive(kind byte) message {
 	}
 }
 
-// greet exchanges greetings, and says what the other side may take.
+// greet exchanges greetings, and returns the other side's.
 func (p *peer) greet() message {
 	p.t.Helper()
 	p.send(message{kind: hello, id: 1, credits: 8, length: slot - 64})
@@ -189,7 +189,7 @@ func (p *peer) isOver() {
 	})
 }
 
-// isReset waits until the other side, whose connection c is, has reset it, and checks why.
+// isReset waits until the other side, whose connection is c, has reset it, and checks the reason.
 func (p *peer) isReset(c *vianet.Conn, why string) {
 	p.t.Helper()
 	p.isOver()
@@ -198,14 +198,14 @@ func (p *peer) isReset(c *vianet.Conn, why string) {
 	c.Close()
 }
 
-// meet connects a peer that has not greeted yet with a listener of h.
+// meet connects a peer with a listener of h, without a greeting.
 func (h *hosts) meet(t *testing.T, l *vianet.Listener, rdmaRead bool) *peer {
 	t.Helper()
 	h.bearBreaks()
 	return newPeer(t, h.nicA, l.Addr().(vianet.Addr).AddrPort, rdmaRead)
 }
 
-// met is a peer that has greeted, and its connection.
+// met returns a peer that has greeted, and its connection.
 func (h *hosts) met(t *testing.T, rdmaRead bool) (*peer, *vianet.Conn) {
 	t.Helper()
 	l := h.listen(t)
@@ -241,7 +241,7 @@ const (
 	wrongMove  = "another transfer"
 )
 
-// A peer that sends what it must not has its connection reset, with the reason, and nothing else suffers.
+// A protocol violation resets the peer's connection, with the reason, and affects nothing else.
 func TestWrongMessages(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	bystander, other := h.pair(t)
@@ -300,7 +300,7 @@ func TestWrongMessages(t *testing.T) {
 	exchange(t, bystander, other, 100_000)
 }
 
-// Somebody who does not greet as it must be is no connection.
+// A peer with a malformed hello gets no connection.
 func TestWrongGreeting(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -352,7 +352,7 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-// Memory that is announced and cannot be read ends the connection of who announced it, whichever way it is read.
+// A peer that announces memory that cannot be read has its connection reset, in both read paths.
 func TestAnnounceOfNothing(t *testing.T) {
 	for _, size := range []int{100, 100_000} {
 		h := inMemory(t, vianet.Options{})
@@ -364,8 +364,8 @@ func TestAnnounceOfNothing(t *testing.T) {
 	}
 }
 
-// An RDMA write with immediate data takes a receive in which no message has come: it is longer than a buffer, and
-// what lies there is old.
+// An RDMA write with immediate data completes a receive without a message: its length exceeds a buffer, and the
+// buffer's content is old.
 func TestImmediateWrite(t *testing.T) {
 	const size = 200_000
 	h := inMemory(t, vianet.Options{})
@@ -384,7 +384,7 @@ func TestImmediateWrite(t *testing.T) {
 	isReset(t, <-done, "immediate data")
 }
 
-// A receiver of announced memory that says that it has taken what it cannot have.
+// A receiver of announced memory reports more as taken than it can have.
 func TestTakenLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	for name, lie := range map[string]func(m message) message{
@@ -405,7 +405,7 @@ func TestTakenLies(t *testing.T) {
 	}
 }
 
-// A peer that does not let go of a Write's memory cannot hold the Write for ever.
+// A peer that does not release a Write's memory cannot block the Write forever.
 func TestWithdrawUnanswered(t *testing.T) { synctest.Test(t, withdrawUnanswered) }
 
 func withdrawUnanswered(t *testing.T) {
@@ -428,8 +428,7 @@ func withdrawUnanswered(t *testing.T) {
 	isReset(t, err, "did not answer")
 }
 
-// A peer that has let go in time is not reset because this side did not get to look at its answer before the time was
-// over.
+// A peer that has released the memory in time is not reset if this side reads its answer late.
 func TestWithdrawAnsweredInTime(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c := h.met(t, true)
@@ -452,7 +451,7 @@ func asVIA(l net.Listener) vipl.NetAddress {
 	return vipl.NetAddress{Host: at.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), at.Port())}
 }
 
-// Requests that are not of this protocol are refused, and do no harm.
+// Requests of another protocol are refused, and do no harm.
 func TestStranger(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -469,7 +468,7 @@ func TestStranger(t *testing.T) {
 	exchange(t, a, b, 1000)
 }
 
-// A request with a VI of another kind cannot be accepted; later ones can.
+// A request with a VI of another kind is not accepted; later requests are.
 func TestOtherVI(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)

@@ -22,20 +22,20 @@ import (
 	"viaxdp/vipl"
 )
 
-// The test program is the host that is killed, too.
+// The test binary is also the host that is killed.
 const asVictim = "vianet-victim"
 
 func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{asVictim: victim})
 }
 
-// deathTime is how long it may take until a peer's death is an error: 1.6 s of silence, and what looks for it.
+// deathTime is how soon a peer's death must be an error: 1.6 s of silence, and the time to detect it.
 const deathTime = 2 * time.Second
 
 const victimPort = "7"
 
-// victim is a host that says and hears the song on each connection, in messages of the length that the other side
-// begins with; of length 0 it only waits. Its last argument is the mode of transfers.
+// victim is a host that sends and checks the song on each connection, in messages of the length that the other side
+// begins with; for length 0 it only waits. Its last argument is the mode of transfers.
 func victim() error {
 	nstest.EndWithTest()
 	nic, err := vipl.OpenNIC("via0")
@@ -79,7 +79,7 @@ func sing(c net.Conn, n int, count *atomic.Int64) error {
 	}
 }
 
-// listen reads the song likewise.
+// listen reads the song and counts it.
 func listen(c net.Conn, n int, count *atomic.Int64) error {
 	for at := 0; ; at += n {
 		if err := hear(c, at, n, func() int { return n }); err != nil {
@@ -95,7 +95,7 @@ type loss struct {
 	at  time.Time
 }
 
-// bereaved is a connection with the victim, on which messages of a length go in both directions; of length 0 a Read
+// bereaved is a connection with the victim, with messages of a length in both directions; for length 0 a Read
 // waits.
 type bereaved struct {
 	*vianet.Conn
@@ -103,7 +103,7 @@ type bereaved struct {
 	written, heard atomic.Int64 // messages
 }
 
-// bereave connects with the victim. What becomes of the Read and the Write comes by losses.
+// bereave connects with the victim. The outcomes of the Read and the Write come on losses.
 func bereave(t *testing.T, s *vianet.Stack, host string, length int, losses chan<- loss) *bereaved {
 	t.Helper()
 	c, err := s.Dial("via", net.JoinHostPort(host, victimPort))
@@ -123,7 +123,7 @@ func bereave(t *testing.T, s *vianet.Stack, host string, length int, losses chan
 	return b
 }
 
-// isBusy reports whether messages go, those of medium length through rings.
+// isBusy reports whether messages flow; those of medium length must use rings.
 func (b *bereaved) isBusy() bool {
 	if b.length == 0 {
 		return vianet.Reads(b.Conn)
@@ -133,12 +133,12 @@ func (b *bereaved) isBusy() bool {
 
 const inRing = 64 << 10
 
-// bereavedLengths are those of a Read that waits, of small messages, of what goes through rings, of transfers.
+// bereavedLengths are for a Read that waits, small messages, messages through rings, and transfers.
 var bereavedLengths = []int{0, 100, inRing, 1 << 20}
 
-// A peer's process that is killed while connections with it are busy in all ways: each Read and Write that is under
-// way says ECONNRESET within two seconds, what the connections had comes back, and the peer that was started again
-// can be dialed. VIA_KILLS says how often in each mode; each takes about three seconds.
+// A peer's process is killed while connections with it are busy in all ways. Each pending Read and Write fails with
+// ECONNRESET within two seconds, the connections' resources are released, and a restarted peer can be dialed.
+// VIA_KILLS is the number of kills in each mode; each takes about three seconds.
 func TestKilledPeer(t *testing.T) {
 	for i, mode := range []string{"read", "write"} {
 		t.Run(mode, func(t *testing.T) {

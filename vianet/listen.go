@@ -34,7 +34,7 @@ var _ net.Listener = (*Listener)(nil)
 // Listen listens at address, host:port. Without a host, or with [::], it is for all addresses of the NIC, with
 // 0.0.0.0 for those of IPv4. Port 0 is a free one. name is as for Dial. The result is a [*Listener].
 //
-// Errors are [*net.OpError]: EADDRINUSE when another listener or a connection of the stack has the port, at whatever
+// Errors are [*net.OpError]: EADDRINUSE when another listener or a connection of the stack has the port, at any
 // address, or another program of the same Kernel Agent listens at the address; [net.ErrClosed] after Close or
 // Shutdown of the stack.
 func (s *Stack) Listen(name, address string) (net.Listener, error) {
@@ -78,8 +78,8 @@ func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
 	return l, nil
 }
 
-// claim takes a port, and takes requests to it from now on. One that is free, where none in particular is asked for,
-// is free for all who have the same Kernel Agent.
+// claim reserves a port and begins to listen on it. For port 0 it picks one that no program of the same Kernel Agent
+// uses.
 func (s *Stack) claim(at Addr) (Addr, *vipl.Listener, error) {
 	port, err := s.ports.take(at.Port())
 	if err != nil {
@@ -136,7 +136,7 @@ func (l *Listener) take(request *vipl.Conn) {
 	}
 	l.stack.work.Go(func() {
 		c, err := l.establish(request, remote)
-		if err != nil { // the other side hears of it
+		if err != nil { // the other side sees the rejection
 			<-l.places
 			l.failed(remote, err)
 			return
@@ -148,7 +148,7 @@ func (l *Listener) take(request *vipl.Conn) {
 	})
 }
 
-// failed tells of a request that has not become a connection.
+// failed reports a request that has not become a connection to Options.Failed.
 func (l *Listener) failed(remote Addr, err error) {
 	if f := l.stack.o.Failed; f != nil && !l.closed() {
 		f(&net.OpError{Op: "accept", Net: network, Source: l.addr, Addr: remote, Err: systemError(err)})
@@ -160,7 +160,7 @@ func (l *Listener) refuse(request *vipl.Conn) {
 	l.stack.count(&l.stack.counts.Refused)
 }
 
-// establish accepts a request. The receives of the connection are posted before: the other side speaks first.
+// establish accepts a request. It posts the connection's receives first, because the other side sends first.
 func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	c, err := newConn(l.stack)
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 //	             tag of the registry    tag of the connection
 //	             closed to peers        open as asked for
 //
-// Idle memory that was not wanted for the longest time is deregistered when there is too much of it. A part of it is
-// found, too, but not for peers: they would get at the rest.
+// When there is too much idle memory, the least recently used is deregistered. A lookup also finds a buffer inside a
+// larger registration, but only if the peer gets no access: it could reach the rest.
 type registry struct {
 	nic   *vipl.NIC
 	home  *vipl.Ptag // of everything that no connection uses
@@ -101,8 +101,8 @@ func (r *registry) behind(at uint64) int {
 	return sort.Search(len(r.known), func(i int) bool { return addressOf(r.known[i].all) > at })
 }
 
-// find finds idle memory that is b, or that b is a part of. It looks at those that begin where b does or closest
-// before; a larger one that begins further away is not found, which costs a registration and nothing else.
+// find finds idle memory that is b, or that b is a part of. It checks the registrations that begin at b or closest
+// before it. It misses a larger one that begins further away, which only costs another registration.
 func (r *registry) find(b []byte, exactly bool) *list.Element {
 	const nearest = 8
 	at := addressOf(b)
@@ -117,7 +117,7 @@ func (r *registry) find(b []byte, exactly bool) *list.Element {
 	return nil
 }
 
-// register registers b, if need be in the place of what is idle. Under mu.
+// register registers b, and deregisters idle memory for that if necessary. Under mu.
 func (r *registry) register(b []byte, a vipl.MemAttributes) (*vipl.Region, error) {
 	for {
 		region, err := r.nic.RegisterMem(b, a)
@@ -147,8 +147,8 @@ func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
 	return l, nil
 }
 
-// wipe clears a staging buffer of what is another connection's, if this one's peer is to write to it: it may say that
-// it has, and have not.
+// wipe clears another connection's data from a staging buffer that the peer is to write. A hostile peer may report a
+// write that it has not made, and the program would read the old data.
 func (l *lease) wipe(tag *vipl.Ptag, a access) {
 	if a == writable && l.last != tag {
 		clear(l.buf)
@@ -186,7 +186,7 @@ func (l *lease) segment(off, n int) vipl.DataSegment {
 // remote names the first byte to the peer.
 func (l *lease) remote() vipl.AddressSegment { return l.region.Remote(l.off) }
 
-// end takes the memory from the connection: from now on its peer cannot get at it. No descriptor uses it any more.
+// end takes the memory back from the connection and revokes the peer's access. No descriptor may use it any more.
 func (l *lease) end() {
 	r := l.regs
 	r.mu.Lock()
@@ -270,8 +270,8 @@ func (r *registry) pool(size int, tag *vipl.Ptag) (region *vipl.Region, off int,
 	return region, off, r.failed(err)
 }
 
-// allocate gives size bytes of registered memory, at a multiple of a descriptor's alignment: of the NIC's arena, or,
-// when that is used up, of the program. off is where they begin in the region. Under mu.
+// allocate returns size bytes of registered memory, aligned for a descriptor: from the NIC's arena or, when that is
+// used up, from the heap. off is where they begin in the region. Under mu.
 func (r *registry) allocate(size int, a vipl.MemAttributes) (region *vipl.Region, off int, err error) {
 	region, err = r.nic.AllocMem(size, a)
 	if err == nil || !errors.Is(err, vipl.ErrResource) {
@@ -317,7 +317,7 @@ func (s *Stack) Alloc(n int) ([]byte, error) {
 	return buf, nil
 }
 
-// lends reports whether the NIC sends b without a copy if a VI writes it: it copies what a VI reads.
+// byReference reports whether the NIC sends b without a copy if a VI writes it. It copies what a VI reads.
 func (s *Stack) byReference(b []byte) bool { return s.longFrames && s.allocated(b) }
 
 // allocated reports whether b is of Alloc.

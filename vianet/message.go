@@ -98,7 +98,7 @@ func parse(b []byte) (h header, payload []byte, err error) {
 	return h, payload, h.check(len(payload))
 }
 
-// check looks at the fields that the kind of message has.
+// check validates the fields that the kind of message has.
 func (h *header) check(payload int) error {
 	want, bare := 0, header{kind: h.kind, credits: h.credits}
 	switch h.kind {
@@ -194,7 +194,7 @@ func (p *pool) message(i int) []byte {
 	return p.region.Bytes()[off : off+p.room()]
 }
 
-// index tells a descriptor's buffer.
+// index returns the buffer index of a descriptor.
 func (p *pool) index(d *vipl.Descriptor) int {
 	return int(d.Addr()-p.region.Addr()-uint64(p.base)) / p.size
 }
@@ -215,7 +215,7 @@ func (p *pool) postReceive(i int) error {
 	return p.vi.PostRecv(p.desc[i], p.region.Handle())
 }
 
-// postSend sends the first n bytes of message i; data: the peer misses bytes without it.
+// postSend sends the first n bytes of message i; data marks a message without which the peer would miss bytes.
 func (p *pool) postSend(i, n int, data, later bool) error {
 	p.desc[i].SetSegments(p.region.Segment(p.offset(i), n))
 	p.uses[i] = sendUse{data: data}

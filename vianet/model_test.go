@@ -17,13 +17,13 @@ import (
 )
 
 // The model of a connection: what each side has written and the other has not read is a queue of bytes. A Write
-// appends as many as it returns; a Read takes some from the front, and waits only when there are none; a stream that
-// has ended is read to its end, whatever became of the other one.
+// appends the bytes that it returns as written. A Read takes some from the front, and waits only if there are none.
+// A stream that has ended is read to its end, even after the end of the other stream.
 type streams struct {
 	sides    [2]*vianet.Conn
 	unread   [2][]byte // of what a side has written
 	over     [2]bool   // it writes no more
-	ended    [2]bool   // of which the other side hears as an end
+	ended    [2]bool   // the other side sees an end of stream
 	closed   [2]bool
 	draining [2]bool // it reads no more
 	breaks   [2]bool // it was closed so that nothing is delivered
@@ -31,14 +31,14 @@ type streams struct {
 	lost     bool // a call took so long that the connection may have been reset: nothing is known any more
 }
 
-// sizes are those that a Write or Read may have: around a message's, the threshold of transfers, a staging buffer's.
+// sizes are lengths of Writes and Reads: around that of a message, the threshold of transfers, and a staging buffer.
 var sizes = rapid.OneOf(
 	rapid.SampledFrom([]int{0, 1, 200, 320 - 88, 1999, 2001, 4136, 4137, 32768, 32769, 65535, 65536, 200_000}),
 	rapid.IntRange(0, 150_000))
 
 const shortly = 500 * time.Microsecond
 
-// write has side i write, while nobody reads, or while the other side does.
+// write has side i write, while the other side reads or no side does.
 func (m *streams) write(r *rapid.T, i int) {
 	if m.lost {
 		return
@@ -53,7 +53,7 @@ func (m *streams) write(r *rapid.T, i int) {
 	if heard {
 		c.SetWriteDeadline(time.Now().Add(testTimeout))
 		want := append(m.unread[i], b...)
-		piece := max(1, len(want)/1000, sizes.Draw(r, "read")) // never so many Reads
+		piece := max(1, len(want)/1000, sizes.Draw(r, "read")) // at most about 1000 Reads
 		m.unread[i] = nil
 		go func() { done <- reads(m.sides[1-i], want, piece) }()
 	} else {
@@ -87,7 +87,7 @@ func (m *streams) write(r *rapid.T, i int) {
 	}
 }
 
-// reads reads what is to come and says what is wrong with it.
+// reads reads the expected bytes and returns what is wrong with them.
 func reads(c *vianet.Conn, want []byte, piece int) string {
 	c.SetReadDeadline(time.Now().Add(testTimeout))
 	buf := make([]byte, piece)
@@ -168,7 +168,7 @@ func (m *streams) closeWrite(r *rapid.T, i int) {
 	}
 }
 
-// closeRead has side i read no more.
+// closeRead makes side i read no more.
 func (m *streams) closeRead(r *rapid.T, i int) {
 	if m.lost {
 		return
@@ -179,7 +179,7 @@ func (m *streams) closeRead(r *rapid.T, i int) {
 	m.draining[i], m.unread[1-i] = true, nil
 }
 
-// close closes side i, so that what it has written is delivered, or not.
+// close closes side i; its data is delivered unless breaks is set.
 func (m *streams) close(r *rapid.T, i int, breaks bool) {
 	if m.lost {
 		return
@@ -198,7 +198,7 @@ func (m *streams) close(r *rapid.T, i int, breaks bool) {
 	m.closed[i], m.over[i], m.unread[1-i] = true, true, nil
 }
 
-// past has a deadline of side i that has passed end everything at once.
+// past sets a deadline of side i in the past, which ends all calls at once.
 func (m *streams) past(r *rapid.T, i int) {
 	if m.lost {
 		return
@@ -218,7 +218,7 @@ func (m *streams) past(r *rapid.T, i int) {
 	}
 }
 
-// delay switches the waiting for more bytes on or off.
+// delay switches SetNoDelay.
 func (m *streams) delay(r *rapid.T, i int) {
 	if m.lost {
 		return
@@ -228,7 +228,7 @@ func (m *streams) delay(r *rapid.T, i int) {
 	}
 }
 
-// finish reads everything, looks that nothing is missing, and closes both sides.
+// finish reads everything, checks that nothing is missing, and closes both sides.
 func (m *streams) finish(t *testing.T, r *rapid.T) {
 	if whole := m.closed == [2]bool{} && m.draining == [2]bool{} && !m.lost; whole {
 		for i, c := range m.sides {
@@ -244,8 +244,8 @@ func (m *streams) finish(t *testing.T, r *rapid.T) {
 	}
 }
 
-// Whatever two programs do with a connection one after the other, it does what the model says, and no credit and no
-// buffer is lost.
+// For any sequence of operations of two programs, a connection does what the model says, and no credit or buffer is
+// lost.
 func TestModel(t *testing.T) {
 	config := func(name string, o vianet.Options, f xdpnictest.Faults) {
 		t.Run(name, func(t *testing.T) {
@@ -284,7 +284,7 @@ func TestModel(t *testing.T) {
 	for _, l := range configurations {
 		config(l.name, l.options, xdpnictest.Faults{})
 	}
-	// A case is a few dozen frames: of them one in a hundred would be one or two in a whole run.
+	// A case has only a few dozen frames, so the share of faults must be high.
 	torn := xdpnictest.Faults{Seed: 5, Loss: 0.1, Dup: 0.05, Reorder: 0.1}
 	config("read, loss", vianet.Options{}, torn)
 	config("write, loss", vianet.Options{NoRDMARead: true}, torn)

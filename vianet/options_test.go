@@ -12,7 +12,7 @@ import (
 	"viaxdp/vianet"
 )
 
-// Memory of the arena carries transfers as any other does, can be freed between two of them, and is gone with the
+// Memory of the arena carries transfers like any other, can be freed between two of them, and is freed with the
 // stack.
 func TestAlloc(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
@@ -48,7 +48,7 @@ func TestAlloc(t *testing.T) {
 	}
 }
 
-// Where frames are long the NIC sends memory of the arena as it lies there, and nothing else.
+// If frames are long, the NIC sends memory of the arena by reference, and no other memory.
 func TestAllocByReference(t *testing.T) {
 	h := overVeth(t, 9000, vianet.Options{})
 	if !h.nicA.Info().NIC.MultiBuffer {
@@ -80,7 +80,7 @@ func TestAllocByReference(t *testing.T) {
 	}
 }
 
-// After SetNoDelay(false) many small Writes are few messages.
+// After SetNoDelay(false) many small Writes make few messages.
 func TestNoDelay(t *testing.T) {
 	const writes, size = 1000, 64
 	sent := func(noDelay bool) uint64 {
@@ -113,8 +113,8 @@ func TestNoDelay(t *testing.T) {
 	}
 }
 
-// What waits for more bytes goes when its writer reads, when time has passed, when the delay is switched off and
-// before large data.
+// Delayed bytes are sent when their writer reads, when time has passed, when the delay is switched off, and before
+// large data.
 func TestNoDelayEnds(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	h.a.SetDelay(time.Hour)
@@ -160,7 +160,7 @@ func TestNoDelayEnds(t *testing.T) {
 	}
 }
 
-// Writes leave the doorbell to who polls, if somebody does and comes back soon.
+// Writes leave the doorbell to a poller, unless it was descheduled for long.
 func TestRingLater(t *testing.T) {
 	for _, c := range []struct {
 		polls bool
@@ -173,7 +173,7 @@ func TestRingLater(t *testing.T) {
 	}
 }
 
-// Who polls ends with its deadline, however much there is to do for others.
+// A poller ends with its deadline, however much there is to do for other connections.
 func TestDeadlineBesideTraffic(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	took, left, err := vianet.PollPast(nic)
@@ -183,38 +183,38 @@ func TestDeadlineBesideTraffic(t *testing.T) {
 	}
 }
 
-// Who goes to sleep leaves the work to a keeper, although it has just sent it away.
+// A call that goes to sleep leaves the work to a driver, even one that it has just evicted.
 func TestHandover(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Handover(nic)
 	must(t, err)
 	if !told {
-		t.Error("the keeper goes on to its next look, a millisecond later")
+		t.Error("the driver waits for its next tick, a millisecond later")
 	}
 }
 
-// Who needs to hear of sends beside somebody who polls, and sleeps, hears of them also when that one leaves with what
-// it wanted and the keeper of arrivals goes to sleep at that moment.
+// A sleeping call needs completions of sends while another call polls. It gets them even if the poller leaves with
+// what it wanted at the moment when the driver of arrivals goes to sleep.
 func TestLeft(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Left(nic)
 	must(t, err)
 	if !told {
-		t.Error("no keeper waits for sends")
+		t.Error("no driver waits for sends")
 	}
 }
 
-// Nobody is roused to look for what somebody polls for.
+// No driver is roused for completions that a call polls for.
 func TestRoused(t *testing.T) {
 	for _, polls := range []bool{false, true} {
 		if roused := vianet.Roused(polls); roused == polls {
-			t.Errorf("somebody polls: %v; a keeper is roused: %v", polls, roused)
+			t.Errorf("a call polls: %v; a driver is roused: %v", polls, roused)
 		}
 	}
 }
 
-// Completions of sends that nobody needs to hear of are taken off their queue all the same, by who polls or by a
-// keeper: it does not grow.
+// Completions of sends that no connection needs are still taken off their queue, by a poller or a driver, so the
+// queue does not grow.
 func TestSendsAreTidied(t *testing.T) {
 	for _, spin := range []time.Duration{0, -1} {
 		h := inMemory(t, vianet.Options{Spin: spin})

@@ -17,7 +17,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// onPath are two hosts in a bubble with so long a way between them. Nothing but the way takes time.
+// onPath returns two hosts in a bubble with a path of the given delay. Nothing else takes time.
 func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	t.Helper()
 	wire := xdpnictest.NewWire()
@@ -34,8 +34,8 @@ func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	return h
 }
 
-// A stream has so many bytes under way that a long way does not hold it up, whatever the sizes of Writes and Reads:
-// in a round trip go most of what the VI's window takes, 364 KB.
+// A stream fills most of the VI's window, 364 KB, in each round trip, for any sizes of Writes and Reads. So a long
+// path does not limit it.
 func TestBytesInARoundTrip(t *testing.T) {
 	const oneWay = 100 * time.Microsecond
 	total := 8 << 20
@@ -96,7 +96,7 @@ func TestBytesInARoundTrip(t *testing.T) {
 	}
 }
 
-// ringed is a connection whose peer was named a ring, in which that has written nothing.
+// ringed returns a connection whose peer has been offered a ring and has written nothing to it.
 func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 	t.Helper()
 	l := h.listen(t)
@@ -119,7 +119,7 @@ func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 	return p, c, ring
 }
 
-// A peer that says that it has written to a ring what it cannot have.
+// A peer reports a write to a ring that it cannot have made.
 func TestRingLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	mem := message{kind: announce, id: 3, length: 10, handle: 5, addr: 4096}
@@ -150,7 +150,7 @@ func TestRingLies(t *testing.T) {
 	}
 }
 
-// Who has read from a ring polls as long as what came last would take, until something else comes.
+// A call that has read from a ring polls for as long as the last arrival would take, until something else comes.
 func TestRingAhead(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c, _ := h.ringed(t)
@@ -171,7 +171,7 @@ func TestRingAhead(t *testing.T) {
 	c.Close()
 }
 
-// A ring that is too short for a Write is left alone.
+// A ring that is too short for a Write is not used.
 func TestRingTooShort(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c := h.met(t, true)
@@ -183,7 +183,7 @@ func TestRingTooShort(t *testing.T) {
 	c.Close()
 }
 
-// A filled takes a data buffer, until the program reads.
+// A filled message takes a data buffer until the program reads.
 func TestRingOverrun(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c, _ := h.ringed(t)
@@ -193,8 +193,8 @@ func TestRingOverrun(t *testing.T) {
 	p.isReset(c, "more data came than there was credit for")
 }
 
-// The ring fills while the program does not read: then a Write waits, its deadline says how much of it went, and
-// nothing of that is lost.
+// The ring fills while the program does not read. Then a Write waits, reports at its deadline how much it has sent,
+// and loses nothing of that.
 func TestRingIsFull(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -241,7 +241,7 @@ func TestRingIsFull(t *testing.T) {
 	balanced(t, a, b)
 }
 
-// A receiver that names a room which it cannot have been asked for.
+// A receiver sends a room or taken message that does not match the transfer.
 func TestRoomLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	for name, test := range map[string]struct {
@@ -277,7 +277,7 @@ func TestRoomLies(t *testing.T) {
 	}
 }
 
-// A room is closed again before Read returns: what the peer still writes does not arrive, and ends the connection.
+// A room is closed before Read returns: a later write of the peer does not arrive, and ends the connection.
 func TestRoomIsClosed(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	p, c := h.met(t, false)
@@ -313,8 +313,7 @@ func TestRoomIsClosed(t *testing.T) {
 	isReset(t, err, "")
 }
 
-// A peer that says that it has filled a room, and has not, does not have the program read what another connection has
-// brought there.
+// If a peer reports a room as filled that it has not written, the program does not read data of another connection.
 func TestRoomIsNotFilled(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	l := h.listen(t)
@@ -348,8 +347,7 @@ func TestRoomIsNotFilled(t *testing.T) {
 	}
 }
 
-// A peer that fills the room of a Read late, longer after than it has to let go, has not done wrong: nobody has asked
-// it to.
+// A peer may fill the room of a Read later than settleTime, as long as no withdraw has asked it to stop.
 func TestRoomIsFilledLate(t *testing.T) { synctest.Test(t, roomIsFilledLate) }
 
 func roomIsFilledLate(t *testing.T) {
@@ -371,7 +369,7 @@ func roomIsFilledLate(t *testing.T) {
 	check(t, <-done)
 }
 
-// A peer that does not fill the room of a Read cannot hold it past its deadline, Close or CloseRead for ever.
+// A peer that does not fill the room of a Read cannot hold the Read past its deadline, Close or CloseRead forever.
 func TestRoomUnanswered(t *testing.T) {
 	for name, test := range map[string]struct {
 		end  func(c *vianet.Conn) error

@@ -20,8 +20,9 @@ import (
 // driver is one of the two completion queues of a Stack, arrivals or sends, and the goroutine that waits in it
 // (drive).
 //
-// A goroutine in Wait is woken by every completion, which costs as much as the message itself. So it stays out of
-// Wait while a call polls, and looks only once a millisecond; that of sends also while no connection needs them.
+// Every completion wakes a goroutine in Wait, which costs as much as the message itself. So the driver stays out of
+// Wait while a call polls, and checks only once a millisecond. The driver of sends also stays out while no connection
+// needs their completions.
 type driver struct {
 	stack *Stack
 	cq    *vipl.CQ
@@ -88,14 +89,14 @@ func (d *driver) wait() bool {
 	return true
 }
 
-// evict gets drive out of Wait, if it is there. From now on it does not count as waiting, also before it has woken.
+// evict gets drive out of Wait, if it is there. From now on it does not count as waiting, even before it has woken.
 func (d *driver) evict() {
 	if d.waiting.CompareAndSwap(true, false) {
 		d.cq.Wake()
 	}
 }
 
-// rouse lets drive look again, and wait unless a call polls.
+// rouse makes drive check the queue again, and wait unless a call polls.
 func (d *driver) rouse() {
 	select {
 	case d.poke <- struct{}{}:
@@ -116,16 +117,16 @@ func (d *driver) stop() {
 	d.evict()
 }
 
-// want counts the connections that need these completions. A call that polls looks for them, and the driver of
-// arrivals follows it: so rouse takes no processor from a poller.
+// want counts the connections that need these completions. A polling call checks for them itself, and the driver of
+// arrivals takes over after it. So want rouses drive only if no call polls, and takes no processor from a poller.
 func (d *driver) want(n int32) {
 	if d.wanted.Add(n) == 1 && n > 0 && !d.stack.spinning.Load() {
 		d.rouse()
 	}
 }
 
-// mayWait reports whether no call polls, nor has begun to since there were last polls. A call that begins from then
-// on evicts drive, which is about to wait.
+// mayWait reports whether no call polls and none has begun to since the counter stood at last. A call that begins
+// later evicts drive, which is about to wait.
 func (d *driver) mayWait(last uint32) bool {
 	s := d.stack
 	idle := func() bool { return s.polls.Load() == last && !s.spinning.Load() && !isClosed(d.stopped) }
@@ -181,11 +182,11 @@ func (d *driver) drive() {
 	}
 }
 
-// entriesLeft is how many completions of sends may lie on their queue that the connections have seen already.
+// entriesLeft is how many completions of sends may remain on their queue after the connections have seen them.
 const entriesLeft = 256
 
-// sent counts sends. Now and then it marks their completions, which the connections have seen, as stale: a poller
-// with nothing else to do takes them off the queue, or the driver of arrivals.
+// sent counts sends. After every entriesLeft of them it marks the queue of sends as stale. An idle poller or the
+// driver of arrivals then takes the completions off.
 func (s *Stack) sent() {
 	if s.posted.Add(1)%entriesLeft == 0 {
 		s.stale.Store(true)
@@ -199,11 +200,11 @@ func (s *Stack) tidy() {
 	}
 }
 
-// spinner decides how long to poll before sleeping: twice as long each time that it paid, the full time when a sleep
-// was so short that polling would have paid, and half as long when it was not. So two sides that both sleep, and wait
-// for each other's waking, find back to polling. A wait while another goroutine polls says little: connections that
-// take turns each wait for long, although something comes for one of them all the time. The lock of the readers or
-// writers of a connection guards it.
+// spinner decides how long to poll before sleeping. The time doubles each time that polling paid, becomes the full
+// time after a sleep so short that polling would have paid, and halves after a longer one. So two sides that both
+// sleep, and wait for each other's wake-up, return to polling. A wait while another goroutine polls says little:
+// connections that take turns each wait long, although something arrives for one of them all the time. The lock of
+// the readers or writers of a connection guards it.
 type spinner struct {
 	most   time.Duration // 0: never
 	budget time.Duration
@@ -213,7 +214,7 @@ type spinner struct {
 const (
 	spinLeast = 2 * time.Microsecond // less is not worth beginning
 	spinRetry = 64                   // waits between two full tries
-	spinTidy  = 8                    // polls in vain that say that there is time for what can wait
+	spinTidy  = 8                    // polls in vain after which there is time for housekeeping
 	spinLook  = 4 * spinTidy         // polls between two looks at the clock
 	spinYield = 4 * spinLook         // and after which others get the processor
 	spinTurns = 16                   // times the longest polling that a wait beside another's may take
@@ -239,8 +240,8 @@ func (p *spinner) next() time.Duration {
 
 func (p *spinner) paid() { p.budget = min(2*p.budget, p.most) }
 
-// slept notes how long a wait took that ended asleep, and of which most could have been polled; beside: another
-// goroutine polled. A wait much longer than those of others halves the budget also then.
+// slept records a wait that ended asleep. took is how long it lasted, most how long it could have polled; beside is
+// set if another goroutine polled. A wait much longer than those of other connections halves the budget even then.
 func (p *spinner) slept(took, most time.Duration, beside bool) {
 	switch {
 	case took <= most:
@@ -250,13 +251,13 @@ func (p *spinner) slept(took, most time.Duration, beside bool) {
 	}
 }
 
-// bulkTime is for how long to poll for bytes of a transfer: at half a gigabyte a second.
+// bulkTime is how long to poll for bytes of a transfer: their time at half a gigabyte a second, up to bulkMost.
 func bulkTime(bytes int) time.Duration { return min(2*time.Duration(bytes), bulkMost) }
 
 const bulkMost = 4 * time.Millisecond
 
-// await waits until sig is raised, by polling and then asleep; longer by polling where bytes of a transfer are on
-// their way. It returns os.ErrDeadlineExceeded when past has passed, which raises sig, too.
+// await waits until sig is raised: it polls, then sleeps. It polls longer if bytes of a transfer are under way. It
+// returns os.ErrDeadlineExceeded when past has passed, which raises sig, too.
 func (c *Conn) await(sig <-chan struct{}, past *limit, p *spinner, bytes int) error {
 	s, more := c.stack, bulkTime(bytes)
 	came, start := s.spin(sig, past, p, more)
@@ -295,9 +296,9 @@ func (s *Stack) takeOver() {
 	s.sends.begin()
 }
 
-// spin polls for all connections of the stack, as long as that has paid lately for this one or goes on paying for
-// others, and past has not passed. False: it was not worth it, or another goroutine is at it; start is when something
-// came last, if it looked at the clock.
+// spin polls for all connections of the stack, for as long as polling has paid lately for this one or still pays for
+// others, and past has not passed. It returns false if polling did not pay or another goroutine polls; start is the
+// time of the last arrival, if it read the clock.
 func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Duration) (came bool, start time.Time) {
 	most := p.next()
 	if most == 0 || !s.spinning.CompareAndSwap(false, true) {
@@ -351,9 +352,8 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 }
 
 // A doorbell costs several times as much as a post. So a poller rings for all connections, and a Write meanwhile
-// leaves that to it. The poller rings whenever it has a processor, and after the goroutines that it has woken have
-// run; the fourth message does not wait for it. When it was kept from its processor for long, Writes ring themselves
-// for a while.
+// leaves the doorbell to it. The poller rings whenever it runs, after the goroutines that it has woken. The fourth
+// deferred message rings at once. After the poller was descheduled for long, Writes ring for themselves for a while.
 const (
 	awayMost  = time.Millisecond
 	ringAlone = 256 // Writes
@@ -371,7 +371,7 @@ func (s *Stack) mayRingLater() bool {
 	return true
 }
 
-// yield lets others run, and looks how long that took.
+// yield lets other goroutines run, and measures how long that took.
 func (s *Stack) yield() {
 	start := time.Now()
 	runtime.Gosched()

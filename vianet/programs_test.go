@@ -27,7 +27,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A server that gives back what it gets, with its checksum, and n bytes for /bytes?n=.
+// A server that echoes the body with its checksum, and serves n bytes at /bytes?n=.
 var handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	if n, err := strconv.Atoi(r.FormValue("n")); err == nil {
 		w.Write(randomBytes(n, byte(n)))
@@ -42,8 +42,8 @@ var handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	w.Write(body)
 })
 
-// net/http runs over it unchanged: HTTP/1.1, in the clear and over TLS, and HTTP/2 over TLS, a hundred requests at
-// once, bodies from nothing to a megabyte in both directions; also where frames are lost.
+// net/http runs unchanged over a Stack: HTTP/1.1, in the clear and over TLS, and HTTP/2 over TLS, a hundred
+// requests at once, with bodies from nothing to a megabyte in both directions; also with losses.
 func TestHTTP(t *testing.T) {
 	const one, two = "HTTP/1.1", "HTTP/2.0"
 	read, write := vianet.Options{}, vianet.Options{NoRDMARead: true}
@@ -130,8 +130,8 @@ func request(client *http.Client, url, proto string, i int) error {
 	return nil
 }
 
-// grpc connects to a server with the services that register gives it, until the end of the test. What either writes
-// to a connection at once is a piece.
+// grpc connects to a server with the services that register adds, until the end of the test. piece is the size of
+// the writes to the connection.
 func (h *hosts) grpc(t *testing.T, ours, theirs credentials.TransportCredentials, piece int, register func(*grpc.Server)) *grpc.ClientConn {
 	t.Helper()
 	l := h.listen(t)
@@ -153,7 +153,7 @@ func (h *hosts) grpc(t *testing.T, ours, theirs credentials.TransportCredentials
 	return conn
 }
 
-// gRPC runs over it unchanged: calls, many at once, and a stream of the server.
+// gRPC runs unchanged over a Stack: calls, many at once, and a stream of the server.
 func TestGRPC(t *testing.T) {
 	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
 		h := inMemory(t, o)
@@ -193,7 +193,7 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// echoes is a server whose streams give back what comes.
+// echoes is a server whose streams echo what they receive.
 type echoes struct {
 	grpc_testing.UnimplementedTestServiceServer
 }
@@ -213,8 +213,8 @@ func (echoes) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallServe
 	}
 }
 
-// Messages of 1 MiB go both ways on one stream at once, over TLS, whose records a ring takes, and in the clear in
-// such pieces that they are transfers; also where frames are lost.
+// Messages of 1 MiB flow both ways on one stream at once: over TLS, whose records use a ring, and in the clear in
+// pieces so large that they are transfers; also with losses.
 func TestGRPCStream(t *testing.T) {
 	const size = 1 << 20
 	messages := 8

@@ -9,7 +9,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// The way of bytes in:
+// The receive path:
 //
 //  1. Messages come (arrived, in session.go): takeData queues the bytes of a data message, takeInRing those that the
 //     peer has written to the ring, takeTransfer begins a transfer.
@@ -18,15 +18,15 @@ import (
 //     is large, else into staging buffers ahead of the program (fetchAhead).
 //  4. A landing is over when its RDMA read has completed, or the peer says that it has written (landed): a staging
 //     buffer joins the queue, a direct one ends its Read.
-//  5. closeTransfer tells the peer that all of it has come.
+//  5. closeTransfer sends taken when all of the transfer has come.
 
-// directMin is the least that a Read must ask for to get a transfer's bytes into its own buffer; less comes through
-// staging buffers, ahead of the program. So does what is read in several Reads, unless they are so long that a round
-// trip between them does not count.
+// directMin is the least that a Read must ask for to get a transfer's bytes into its own buffer; smaller Reads use
+// staging buffers, which are filled ahead of the program. So do transfers that take several Reads, unless each is so
+// long that a round trip between them does not matter.
 const directMin = stageSize
 
-// Read reads what has arrived into b, at least one byte, and waits until there is something. A peer that lies about
-// what it has written can have it give bytes that lay in b, where that is 64 KiB or more.
+// Read reads what has arrived into b, at least one byte, and waits until there is something. If b has 64 KiB or more,
+// a peer that reports writes it has not made can make Read return the old content of b.
 //
 // Errors: [io.EOF] when the peer has closed its side and everything is read; else [*net.OpError]: a deadline, Close,
 // a connection that broke.
@@ -57,8 +57,8 @@ func (c *Conn) read(b []byte) (int, error) {
 	}
 }
 
-// readNow reads what there is; or asks for more, perhaps at a landing in b. bytes are, or may be, on their way
-// elsewhere.
+// readNow reads what has arrived. If there is nothing, it asks for more, possibly directly into b (direct). bytes is
+// how many are, or may be, on their way elsewhere.
 func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,8 +131,8 @@ func (c *Conn) consume(b []byte) (n int) {
 	return n
 }
 
-// restock posts the buffers again that were read, and owes them to the peer. It happens when nothing waits for it:
-// behind a message, before a wait, and when there are so many of them that the peer might come to wait. Under mu.
+// restock posts again the buffers that were read, and counts them as credits due to the peer. It runs where it delays
+// nothing: after a message, before a wait, and when the peer might soon run out of credits. Under mu.
 func (c *Conn) restock() {
 	for _, i := range c.spent {
 		c.repost(i)
@@ -141,8 +141,8 @@ func (c *Conn) restock() {
 	c.spent = c.spent[:0]
 }
 
-// fetchDirect asks for bytes of the transfer to come into b. Nil without an error: it must wait, or memory of the
-// program cannot be registered. Under mu.
+// fetchDirect asks for bytes of the transfer to come into b. It returns nil without an error if it must wait or b
+// cannot be registered. Under mu.
 func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 	n := min(len(b), c.in.length-c.in.asked, vipl.MaxTransferSize)
 	lease, err := c.stack.regs.lease(b[:n], c.tag, c.landingAccess())
@@ -157,11 +157,11 @@ func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 	return l, nil
 }
 
-// settleTime is how long the peer may take to let go of memory of the program whose Read or Write wants to return.
+// settleTime is how long the peer may take to release the buffer of a Read or Write that is about to return.
 const settleTime = 2 * time.Second
 
 // finishDirect waits for the bytes that are on their way into the program's buffer, however long they take; after the
-// deadline and after Close only for as long as the peer has to let go.
+// deadline and after Close, for settleTime at most.
 func (c *Conn) finishDirect(l *landing) int {
 	for leave := false; ; {
 		c.mu.Lock()
@@ -184,8 +184,9 @@ func (c *Conn) finishDirect(l *landing) int {
 	return l.came
 }
 
-// settle waits until done, a condition under mu, is fulfilled. Where the peer does not do its part in time it breaks
-// the connection, which fulfils it; not where it has, and this side was kept from looking. bytes are on their way.
+// settle waits until done, which it calls under mu, reports true. If the peer does not do its part in time, settle
+// breaks the connection, which makes done true. It does not if the peer was in time and this side was descheduled.
+// bytes is how many are on their way.
 func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool) {
 	past := &limit{signal: sig}
 	past.set(time.Now().Add(settleTime))
@@ -214,7 +215,7 @@ type segment struct {
 	data   []byte
 	buffer int      // of the pool
 	land   *landing // else, or
-	ring   int      // so many bytes of the ring
+	ring   int      // bytes of the ring that it takes
 }
 
 // segments is a queue of them. The zero value is empty.
@@ -279,13 +280,13 @@ type incoming struct {
 	slotShort bool     // a Read waits for a buffer to ask with
 }
 
-// landing is registered memory that bytes of a transfer are on their way to.
+// landing is registered memory that receives bytes of a transfer.
 type landing struct {
 	lease *lease
 	n     int
 	stage bool // to become a segment; else a Read waits for it
 	done  bool // for the Read: it is over
-	came  int  // and so many bytes came
+	came  int  // bytes that came, once done
 }
 
 // stagesAhead is the number of staging buffers of a connection: while the program empties one the others are filled,
@@ -309,7 +310,7 @@ func (c *Conn) takeTransfer(h *header) error {
 	return nil
 }
 
-// takeFilled takes note that the peer has written to the room it was given.
+// takeFilled handles a filled message: the peer has written to the room it was given.
 func (c *Conn) takeFilled(h *header) error {
 	l := c.in.roomLand
 	if c.in.read || !c.in.open || h.id != c.in.id || l == nil || c.due.room || int(h.length) != l.n {
@@ -320,7 +321,8 @@ func (c *Conn) takeFilled(h *header) error {
 	return nil
 }
 
-// takeWithdraw ends the transfer, now or when what is under way has come. It may be over already: then the answer is.
+// takeWithdraw ends the transfer, now or when what is under way has come. It does nothing if the transfer is already
+// over, because the answer has been sent.
 func (c *Conn) takeWithdraw(h *header) error {
 	if h.id != c.in.id || c.in.ended {
 		return errTransfer
@@ -342,7 +344,7 @@ func (c *Conn) dropRooms() {
 	}
 }
 
-// landed notes that a landing is over: with all its bytes, or none.
+// landed records that a landing is complete: with all its bytes if ok, else with none.
 func (c *Conn) landed(l *landing, ok bool) {
 	c.in.flight--
 	if ok {
@@ -361,8 +363,8 @@ func (c *Conn) landed(l *landing, ok bool) {
 	c.closeTransfer()
 }
 
-// closeTransfer ends the transfer if all of it has come, or all that will. The peer hears of it where it does not
-// know; and where it does, it waits for the acknowledgement of what it has written, which goes with the next message.
+// closeTransfer ends the transfer if all of it has come, or all that will. It sends taken unless the peer knows
+// already. A peer that knows still waits for the acknowledgement of its writes, which the next message carries.
 func (c *Conn) closeTransfer() {
 	in := &c.in
 	if !in.open || in.flight > 0 || in.moved < in.length && !in.ended {
@@ -400,8 +402,7 @@ func (c *Conn) fetch(l *landing) bool {
 	return true
 }
 
-// mayFetch reports whether something is left to ask for, and may be asked for now: the peer is told of one room at a
-// time.
+// mayFetch reports whether something is left to ask for and may be asked for now: only one room is named at a time.
 func (c *Conn) mayFetch() bool {
 	in := &c.in
 	return in.open && !in.ended && !c.down && in.asked < in.length && (in.read || in.roomLand == nil)
@@ -441,25 +442,26 @@ func (c *Conn) unstage(l *landing) {
 	l.lease.end()
 }
 
-// A transfer takes two round trips, or one where it is written, in which nothing else moves, and buffers hold 80 KiB
-// of a round trip. So the receiver of Writes of medium length names memory ahead, a ring, and those that follow are
-// written there at once: each is as good as a data message, only longer.
+// A transfer takes two round trips, or one in write mode. Nothing else moves meanwhile, and the buffers hold only 80
+// KiB per round trip. So the receiver of medium-sized Writes offers a ring of memory ahead. Later ones are written
+// there at once, each like a longer data message.
 //
 //	receiver                                 sender
-//	room(0): so many bytes from there on  -->
-//	                                     <--  RDMA writes, filled(0): so many
+//	room(0): n bytes of memory from here  -->
+//	                                     <--  RDMA writes, filled(0): k bytes
 //	room(0): half of the ring is read     -->
 //
 // Bytes lie in the ring in the order of the stream. The sender does not write across its end, and what was read is
-// given back when it is half of the ring. A filled takes one of the data buffers, and there are two rooms under way
-// at most. A data message of such a Write says that it would rather go there.
+// given back when it is half of the ring. A filled message takes one of the data buffers. At most two room messages
+// are under way. A data message of such a Write is marked as one that would suit a ring.
 const (
-	ringSize  = 256 << 10
-	ringMost  = ringSize / 2 // bytes of a Write that goes there
-	ringLeast = 16 << 10     // likewise: of less a doorbell a message is no more than one a Write
+	ringSize = 256 << 10
+	ringMost = ringSize / 2 // bytes of a Write that goes there
+	// the least such Write: below it a doorbell for each message costs no more than one for each Write
+	ringLeast = 16 << 10
 	ringAfter = ringSize / 2 // bytes of such Writes after which there is one; a transfer is half of them
 	ringID    = 0            // in the place of a transfer's
-	ringWish  = 1            // likewise, of a data message
+	ringWish  = 1            // in the same place, in a data message that would suit a ring
 	maxRings  = 64           // of a stack
 )
 
@@ -469,11 +471,11 @@ type ring struct {
 	past  int    // bytes that would have gone through it
 	at    int    // where the next bytes come
 	open  int    // how many the peer may write
-	freed int    // how many were read since it has been told
-	last  int    // how many came last: as many may be on their way
+	freed int    // bytes read since the last room message
+	last  int    // length of the last arrival: as many bytes may be on their way
 }
 
-// wantRing notes n bytes of a Write that would go through a ring. After some it is to be named. Under mu.
+// wantRing counts n bytes of a Write that would suit a ring, and offers one after ringAfter bytes. Under mu.
 func (c *Conn) wantRing(n int) {
 	r := &c.ring
 	if r.lease != nil {
@@ -519,7 +521,7 @@ func (c *Conn) pushRing() bool {
 	return true
 }
 
-// takeInRing takes bytes that the peer has written to the ring, of which the message in buffer i tells.
+// takeInRing takes bytes that the peer has written to the ring, as the message in buffer i reports.
 func (c *Conn) takeInRing(h *header, i int) error {
 	r, n := &c.ring, int64(h.length)
 	switch {

@@ -11,7 +11,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// aNIC is a NIC that nobody else is joined with.
+// aNIC returns a NIC that is connected with no other.
 func aNIC(t testing.TB) *vipl.NIC {
 	t.Helper()
 	wire := xdpnictest.NewWire()
@@ -42,8 +42,8 @@ func mustLease(t testing.TB, r *registry, b []byte, tag *vipl.Ptag, a access) *l
 	return l
 }
 
-// Memory that was leased before is not registered again; it has the tag and the rights of whoever has it, and none
-// while nobody has.
+// Memory that was leased before is not registered again. It has the tag and rights of its current lease, and none
+// while idle.
 func TestLeaseIsKept(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
 	buf := make([]byte, 1000)
@@ -60,7 +60,7 @@ func TestLeaseIsKept(t *testing.T) {
 		}
 		again := mustLease(t, r, buf, tag, a)
 		if again.region.Handle() != handle {
-			t.Errorf("lease %d is registered anew", i)
+			t.Errorf("lease %d is registered again", i)
 		}
 		again.end()
 	}
@@ -74,11 +74,11 @@ func TestLeaseIsKept(t *testing.T) {
 	}
 }
 
-// lowest is the region that has been idle for the longest time.
+// lowest is the least recently used idle region.
 func (r *registry) lowest() *vipl.Region { return r.order.Back().Value.(*lease).region }
 
-// A part of idle memory is not registered again where no peer is to get at it, and only one connection has the memory
-// at a time.
+// A part of idle memory needs no registration of its own if no peer is to access it. Only one connection has the
+// memory at a time.
 func TestLeasePart(t *testing.T) {
 	r, tag := newTestRegistry(t, 1<<20)
 	buf := make([]byte, 3000)
@@ -89,7 +89,7 @@ func TestLeasePart(t *testing.T) {
 	small := mustLease(t, r, buf[1999:2001], tag, closed)
 	part := mustLease(t, r, buf[500:1500], tag, closed)
 	if part.region.Handle() != handle {
-		t.Error("a part is registered anew")
+		t.Error("a part is registered again")
 	}
 	want := vipl.DataSegment{Data: addressOf(buf[510:]), Handle: handle, Length: 100}
 	if got := part.segment(10, 100); got != want || part.remote().Data != addressOf(buf[500:]) || len(part.buf) != 1000 {
@@ -107,9 +107,9 @@ func TestLeasePart(t *testing.T) {
 		part, inner,
 		beyond, small, // not all of it was registered
 		mustLease(t, r, buf[600:700], tag, closed),    // in use by another
-		mustLease(t, r, buf[:2000], tag, readable),    // likewise
+		mustLease(t, r, buf[:2000], tag, readable),    // in use by another
 		mustLease(t, r, buf[500:1500], tag, readable), // a peer would get at the rest
-		mustLease(t, r, buf[500:1500], tag, writable), // likewise
+		mustLease(t, r, buf[500:1500], tag, writable), // a peer would get at the rest
 	}
 	regions := map[vipl.MemHandle]bool{}
 	for i, l := range leases {
@@ -131,8 +131,8 @@ func TestLeasePart(t *testing.T) {
 	}
 }
 
-// Whatever is leased, in whatever order: a lease names its bytes, peers get at no others, no two have the same
-// region, and the registry knows all that is registered.
+// For any order of leases: a lease names its bytes, peers can access no others, no two leases share a region, and the
+// registry knows all that is registered.
 func TestLeasesAtRandom(t *testing.T) {
 	const limit = 100_000
 	r, tag := newTestRegistry(t, limit)
@@ -181,7 +181,7 @@ func TestLeasesAtRandom(t *testing.T) {
 	}
 }
 
-// Memory of Alloc is that to its last byte until it is freed, in whatever order, and what lies beside it is not.
+// In any order, Alloc's memory is recognized to its last byte until it is freed, and the memory beside it is not.
 func TestAllocated(t *testing.T) {
 	s, err := noDrivers(aNIC(t))
 	if err != nil {
@@ -239,8 +239,8 @@ func TestLeaseTwice(t *testing.T) {
 	}
 }
 
-// What is above the limit goes, first what was not used for the longest time; and what is larger than all of it is
-// not kept at all.
+// Above the limit, the least recently used memory is deregistered first. A buffer larger than the limit is not kept
+// at all.
 func TestLeaseLimit(t *testing.T) {
 	r, tag := newTestRegistry(t, 3000)
 	bufs := [][]byte{make([]byte, 1000), make([]byte, 1001), make([]byte, 1002), make([]byte, 3001)}
@@ -259,7 +259,7 @@ func TestLeaseLimit(t *testing.T) {
 	}
 }
 
-// Staging buffers come from the arena as long as it lasts, and serve again.
+// Staging buffers come from the arena as long as it lasts, and are reused.
 func TestStages(t *testing.T) {
 	r, tag := newTestRegistry(t, 0)
 	var all []*lease

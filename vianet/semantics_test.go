@@ -15,8 +15,8 @@ import (
 	"viaxdp/vianet"
 )
 
-// What TestNettest asks, without its limit of a minute, beside transfers by RDMA, too, and what else a program of
-// package net relies on: which errors come, and that nothing is lost by them.
+// What TestNettest checks, without its limit of a minute, and with transfers by RDMA. Also what else programs of
+// package net rely on: which errors occur, and that they lose nothing.
 
 var (
 	longAgo = time.Unix(233431200, 0)
@@ -33,7 +33,8 @@ func isTimeout(t *testing.T, what string, err error) {
 	}
 }
 
-// resync puts a connection in order whose streams were cut off anywhere: it reads on both sides until a mark comes.
+// resync resynchronizes a connection whose streams were cut off anywhere: it reads on both sides until a mark
+// comes.
 func resync(t *testing.T, a, b net.Conn) {
 	t.Helper()
 	a.SetDeadline(never)
@@ -144,7 +145,7 @@ func checkFutureTimeout(t *testing.T, a, b *vianet.Conn) {
 	blocked(t, a, b, func() { a.SetDeadline(time.Now().Add(20 * time.Millisecond)) })
 }
 
-// blocked has a Read and a Write block until end has its effect.
+// blocked runs end while a Read and a Write block, and waits for its effect.
 func blocked(t *testing.T, a, b *vianet.Conn, end func()) {
 	for _, size := range []int{1024, 100_000} {
 		end()
@@ -219,8 +220,8 @@ func checkEmpty(t *testing.T, a, b *vianet.Conn) {
 	isErr(t, "Write of nothing after CloseWrite", errOf(a.Write(nil)), net.ErrClosed)
 }
 
-// What golang.org/x/net asks of any net.Conn. It gives each check a minute, in which two that sleep may not get the
-// CPU a thousand times: that lane is TestConn's alone.
+// The checks of golang.org/x/net for any net.Conn. Each check has a minute, in which two sides that sleep may not
+// get the CPU a thousand times; only TestConn has that configuration.
 func TestNettest(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		if strings.HasSuffix(t.Name(), "/asleep") {

@@ -23,8 +23,8 @@ func (c *Conn) progress() {
 	c.progressLocked()
 }
 
-// progressLocked is progress under mu. Before begin nothing can be sent, although the peer's hello may be there
-// already; in the end all buffers come back.
+// progressLocked is progress under mu. Nothing can be sent before begin, even if the peer's hello has arrived. When
+// the connection is down, all buffers come back.
 func (c *Conn) progressLocked() {
 	if c.begun || c.down {
 		c.arrived()
@@ -62,7 +62,7 @@ func (c *Conn) arrived() {
 	}
 }
 
-// lost notes that the VI's connection has broken, or the peer has ended it. What came before still counts.
+// lost notes that the VI's connection has broken, or the peer has ended it. What came before is still delivered.
 func (c *Conn) lost() {
 	if c.down || c.losing {
 		return
@@ -149,7 +149,7 @@ func (c *Conn) takeFinAck() error {
 	return nil
 }
 
-// takeStop takes note that the peer reads no more. What it sends still comes.
+// takeStop handles a stop message: the peer reads no more. What it sends still arrives.
 func (c *Conn) takeStop() error {
 	if c.unheard {
 		return errOrder
@@ -190,7 +190,7 @@ func (c *Conn) reap() {
 	}
 }
 
-// mustReap reports whether something waits for a send that may be done; else more of them may gather.
+// mustReap reports whether something waits for a completed send. Otherwise completions may gather.
 func (c *Conn) mustReap() bool {
 	return c.wanting || c.down || c.in.flight+c.out.flight > 0 || len(c.pool.free) <= c.pool.half/2
 }
@@ -219,7 +219,7 @@ func (c *Conn) pushes() bool {
 	return c.pushControl() && c.pushTransfer() && c.pushData() && c.pushFin()
 }
 
-// pushControl sends the messages that stand in no relation to the data.
+// pushControl sends the messages that need no order relative to the data.
 func (c *Conn) pushControl() bool {
 	d, in := &c.due, &c.in
 	return c.control(&d.hello, header{kind: kindHello, id: version, length: uint32(c.pool.room())}) &&
@@ -233,7 +233,7 @@ func (c *Conn) pushControl() bool {
 		c.pushCredit()
 }
 
-// pushCredit gives buffers back by a message of its own, when there are many, or when the peer waits for a message.
+// pushCredit gives buffers back in a message of its own if there are many, or if the peer waits for a message.
 func (c *Conn) pushCredit() bool {
 	due := c.greeted && (c.due.credit || c.owesMany())
 	if !c.control(&due, header{kind: kindCredit}) {
@@ -243,7 +243,7 @@ func (c *Conn) pushCredit() bool {
 	return true
 }
 
-// owesMany reports whether the peer might come to wait for what it has not been given back.
+// owesMany reports whether so few credits are left that the peer might soon wait for those due to it.
 func (c *Conn) owesMany() bool { return c.acksDue >= (c.dataBuffers()+1)/2 }
 
 // control sends a message if it is due. False: no buffer is free.
@@ -260,7 +260,7 @@ func (c *Conn) control(due *bool, h header) bool {
 	return true
 }
 
-// send sends n bytes of buffer i, the header among them, and gives back what is owed.
+// send sends n bytes of buffer i, including the header h, with the credits that are due.
 func (c *Conn) send(i, n int, h header) {
 	h.credits = uint16(min(c.acksDue, 1<<16-1))
 	if h.kind == kindHello {

@@ -22,7 +22,7 @@ const (
 	longestVerse = 1 << 20
 )
 
-// song is what streams are made of that go on for ever.
+// song is the content of endless streams.
 var song = bytes.Repeat(randomBytes(songLength, 55), 3)
 
 // verse is n bytes of the song from byte at of the stream on.
@@ -39,7 +39,7 @@ func say(c net.Conn, at int, sizes []int) error {
 	return nil
 }
 
-// hear reads n bytes of a stream that has come to byte at, so many at a time as next says.
+// hear reads n bytes of a stream that has come to byte at; next returns how many to read at a time.
 func hear(c net.Conn, at, n int, next func() int) error {
 	buf := make([]byte, longestVerse)
 	for end := at + n; at < end; {
@@ -62,9 +62,9 @@ func anySize(r *rand.Rand) int {
 	return 1 + r.IntN(min(1<<(13+r.IntN(7)), 300<<10))
 }
 
-// Messages of random sizes, in both directions of one connection at once, by all ways and with loss: what is read is
-// what was written, and after each round nothing is missing or too much: no credit, no buffer, no room in a ring, no
-// registration, no goroutine. VIA_MESSAGES=1000000 takes minutes.
+// Messages of random sizes in both directions of one connection at once, over all data paths and with losses. The
+// bytes read are the bytes written. After each round nothing is missing or left over: no credit, buffer, ring space,
+// registration or goroutine. VIA_MESSAGES=1000000 takes minutes.
 func TestNothingIsLost(t *testing.T) {
 	const mostOfRound, registered = 2000, 200_000
 	ways := []int{0, 1, 3}
@@ -129,8 +129,8 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-// onlyOne waits until the stacks have no more than what one connection that rests has: the region of its buffers and
-// that of its ring, and registered memory within bounds.
+// onlyOne waits until the stacks have no more than one idle connection needs: the region of its buffers and that of
+// its ring, and registered memory within bounds.
 func (h *hosts) onlyOne(t *testing.T, sides [2]*vianet.Conn, goroutines, registered int) {
 	t.Helper()
 	why := ""

@@ -44,9 +44,9 @@ type Options struct {
 	// Backlog is how many connections of a Listener may wait for Accept or be on their way there, each with its
 	// memory; further ones are refused. 0: 128.
 	Backlog int
-	// Failed is told of each request that a Listener began to accept and could not: the pre-shared keys do not go
-	// together (EKEYREJECTED), there is no memory (ENOBUFS), the peer has gone. A [*net.OpError], whose Addr is the
-	// peer. May be nil; it is called by several goroutines, and as often as anybody asks.
+	// Failed, if not nil, is called for each request that a Listener began to accept and could not: the pre-shared keys
+	// do not match (EKEYREJECTED), there is no memory (ENOBUFS), or the peer has gone. The error is a [*net.OpError]
+	// whose Addr is the peer. Several goroutines call it, and any host that sends requests can cause a call.
 	Failed func(error)
 }
 
@@ -56,7 +56,7 @@ const mostBacklog = 1<<16 - 1
 // MinBuffers is the smallest number of control-message buffers of a connection.
 const MinBuffers = 2 * (controlBuffers + 2)
 
-// Stack is what connections over one NIC have in common. New makes one.
+// Stack holds what connections over one NIC share. New makes one.
 type Stack struct {
 	nic  *vipl.NIC
 	o    Options
@@ -149,7 +149,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// admit notes a connection that has come about, for Close to close, and counts it. ErrClosed after that.
+// admit records an established connection, for Close to close, and counts it. It fails with ErrClosed after Close.
 func (s *Stack) admit(c *Conn, counter *uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,7 +252,7 @@ func (s *Stack) nicClosed() bool {
 		return false
 	}
 	err := error(vipl.ErrNotDone)
-	for errors.Is(err, vipl.ErrNotDone) { // the keeper was woken, and had gone
+	for errors.Is(err, vipl.ErrNotDone) { // the driver was woken, and had gone
 		s.arrivals.drain() // Wait gives what there is before it looks
 		_, _, err = s.arrivals.cq.Wait(0)
 	}
@@ -273,11 +273,12 @@ func (s *Stack) fail(err error) {
 }
 
 // Shutdown closes all listeners, waits until the program has closed all connections and what it wrote is delivered,
-// however long that takes within Options.Linger, and then closes the stack. When ctx ends before, it closes the stack
-// as it is, as Close does, and the error is that of ctx. Listen fails from the beginning on; Dial goes on until the
-// stack is closed, for those whose work is not done. It does nothing after Close.
+// however long that takes within Options.Linger, and then closes the stack. If ctx ends first, it closes the stack
+// as Close does, and returns the error of ctx. Listen fails at once. Dial works until the stack is closed, so that
+// the program can finish its work. It does nothing after Close.
 //
-// It tells nobody who has a connection: a server of connections that rest, as those of HTTP may, is shut down first:
+// Shutdown does not notify the users of connections. Shut down a server that keeps idle connections, such as HTTP's,
+// first:
 //
 //	err := errors.Join(server.Shutdown(ctx), stack.Shutdown(ctx))
 func (s *Stack) Shutdown(ctx context.Context) error {
@@ -308,7 +309,7 @@ func (s *Stack) Shutdown(ctx context.Context) error {
 	return errors.Join(err, s.Close())
 }
 
-// checkEmpty tells Shutdown when no connection is left. Under mu.
+// checkEmpty signals Shutdown when no connection is left. Under mu.
 func (s *Stack) checkEmpty() {
 	if s.empty != nil && len(s.conns) == 0 && !isClosed(s.empty) {
 		close(s.empty)
@@ -395,7 +396,7 @@ func (s *Stack) count(counter *uint64) {
 	*counter++
 }
 
-// failed counts an error for want of memory. It returns the error.
+// failed counts an error that is for lack of memory. It returns the error.
 func (r *registry) failed(err error) error {
 	if errors.Is(err, vipl.ErrResource) {
 		r.failures.Add(1)

@@ -27,8 +27,8 @@ func carry(t *testing.T, from, to *vianet.Conn, b []byte) {
 	must(t, errors.Join(err, <-wrote))
 }
 
-// What is written counts for the way it went, on the side that wrote it, and what is read on the other; still when
-// the connection is gone.
+// Written data counts by its path on the side that wrote it, and read data on the other, even after the connection
+// is gone.
 func TestStatsOfTraffic(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -66,14 +66,14 @@ func TestStatsOfTraffic(t *testing.T) {
 	ofB.Received += 64 << 10
 	check("by the ring")
 	a.Close()
-	<-vianet.Gone(b) // so nobody tells that its end has come, which is as well
+	<-vianet.Gone(b) // b has seen the end, so its Close sends nothing
 	b.Close()
 	ofA.Conns, ofB.Conns = 0, 0
 	await.Until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
 	check("afterwards")
 }
 
-// Where the peer cannot read it is written to.
+// If the peer cannot read memory, it is written to.
 func TestStatsOfWrites(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	a, b := h.pair(t)
@@ -83,8 +83,7 @@ func TestStatsOfWrites(t *testing.T) {
 	}
 }
 
-// Want of memory counts wherever it shows; a buffer is registered once, and it and its parts are found the next
-// times.
+// Lack of memory counts wherever it occurs. A buffer is registered once; it and its parts are found afterwards.
 func TestStatsOfMemory(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -121,7 +120,7 @@ func TestStatsOfMemory(t *testing.T) {
 	}
 }
 
-// Connections count where they come from, and a request that a listener has no place for is refused.
+// Connections count by their origin, and a request counts as refused if the backlog is full.
 func TestStatsOfConnections(t *testing.T) {
 	h := inMemory(t, vianet.Options{Backlog: 1})
 	l := h.listen(t)
@@ -140,7 +139,7 @@ func TestStatsOfConnections(t *testing.T) {
 	}
 }
 
-// A Write that finds no room at the peer's has stalled, once, however long it waits.
+// A Write that finds no room at the peer counts as one stall, however long it waits.
 func TestStatsOfStalls(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
@@ -161,8 +160,8 @@ func TestStatsOfStalls(t *testing.T) {
 	}
 }
 
-// A connection that the peer breaks is broken for this side; where this side has closed it before, and not all had
-// got there, that is what is counted.
+// If the peer resets a connection, it counts as broken. If this side has closed it before all was delivered, it
+// counts as that instead.
 func TestStatsOfEnds(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		h := lingering(t, vianet.Options{})
@@ -188,7 +187,7 @@ func TestStatsOfEnds(t *testing.T) {
 	}
 }
 
-// Whoever looks while connections come and go sees no count go back, and in the end all.
+// While connections come and go, no counter of Stats decreases, and the final counters include all connections.
 func TestStatsMeanwhile(t *testing.T) {
 	const conns, n = 50, 1000
 	h := inMemory(t, vianet.Options{})
@@ -259,8 +258,8 @@ func exhaust(t *testing.T, nic *vipl.NIC) (free func()) {
 	}
 }
 
-// Where no memory can be registered a connection cannot come about, and a Read of a transfer says so; it loses
-// nothing. A Write goes by messages.
+// If no memory can be registered, no connection can be made, and a Read of a transfer fails without losing
+// anything. A Write uses messages.
 func TestNoMemory(t *testing.T) {
 	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
 		h := inMemory(t, o)
@@ -301,8 +300,7 @@ func TestNoMemory(t *testing.T) {
 	}
 }
 
-// Memory that stays registered for the next time gives way to what is needed now: to a connection, to the ring of
-// one, to what is read in small pieces.
+// Memory kept registered for reuse makes room for current needs: a connection, its ring, and staging buffers.
 func TestKeptMemoryGivesWay(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
@@ -330,8 +328,7 @@ func TestKeptMemoryGivesWay(t *testing.T) {
 	}
 }
 
-// As many connections as the backlog has places wait for Accept; more are refused, and when one is accepted another
-// has its place.
+// At most Backlog connections wait for Accept; more are refused, and each Accept makes room for another.
 func TestBacklog(t *testing.T) {
 	for given, want := range map[int]int{0: 128, 1: 1, 5: 5, 150: 150} {
 		t.Run(fmt.Sprint(given), func(t *testing.T) {

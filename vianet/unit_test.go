@@ -42,7 +42,7 @@ func TestDeadline(t *testing.T) {
 		d.set(time.Now().Add(2 * time.Second))
 		is(false)
 		waiter = d.passed()
-		d.set(time.Now().Add(time.Second)) // earlier, for those who wait, too
+		d.set(time.Now().Add(time.Second)) // earlier, also for goroutines that wait already
 		time.Sleep(time.Second)
 		is(true)
 		if !isClosed(waiter) {
@@ -55,7 +55,7 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// Who dials waits for the greeting as long as the context lasts.
+// Dial waits for the greeting until its context ends.
 func TestGreetingComesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waiting := func() *Conn {
@@ -74,8 +74,8 @@ func TestGreetingComesLate(t *testing.T) {
 	})
 }
 
-// A limit that is moved counts from then on; who waits is woken when it has passed, and the signal of one that was
-// moved away since says nothing.
+// A limit that is moved counts from then on; a waiter is woken when it has passed, and the signal of a limit that was
+// moved since means nothing.
 func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limit{signal: make(chan struct{}, 1)}
@@ -119,7 +119,7 @@ func TestLimit(t *testing.T) {
 	})
 }
 
-// Who waits past a limit ends, also if its signal was taken by a look at the state.
+// A call that waits past its limit ends, even if a check of the state has taken its signal.
 func TestLimitWithoutSignal(t *testing.T) {
 	s := &Stack{}
 	s.spinning.Store(true) // others poll
@@ -132,7 +132,7 @@ func TestLimitWithoutSignal(t *testing.T) {
 	}
 }
 
-// Who sets deadlines with each message makes no garbage.
+// A program that sets deadlines with each message makes no garbage.
 func TestLimitAllocates(t *testing.T) {
 	l := limit{signal: make(chan struct{}, 1)}
 	l.set(time.Now().Add(time.Hour)) // makes the timer
@@ -145,8 +145,8 @@ func TestLimitAllocates(t *testing.T) {
 	}
 }
 
-// Polling that does not pay is given up, tried again now and then, grows when it pays, and comes back when a sleep
-// was so short that it would have paid.
+// Polling stops if it does not pay, is tried again now and then, grows when it pays, and resumes after a sleep so
+// short that it would have paid.
 func TestSpinner(t *testing.T) {
 	p := spinner{most: 64 * time.Microsecond, budget: 64 * time.Microsecond}
 	inVain := func() { p.slept(time.Millisecond, p.most, false) }
@@ -199,7 +199,7 @@ func TestSpinner(t *testing.T) {
 	}
 }
 
-// Segments come out in the order in which they went in, and the memory of those that are gone is used again.
+// Segments come out in order, and the memory of removed ones is reused.
 func TestSegments(t *testing.T) {
 	var q segments
 	in, out := 0, 0
@@ -240,7 +240,7 @@ func TestSegments(t *testing.T) {
 	}
 }
 
-// A port belongs to one; 0 is another one each time, until there are none.
+// A port has one owner. Port 0 gives a new one each time, until none is left.
 func TestPorts(t *testing.T) {
 	var p ports
 	if n, err := p.take(80); n != 80 || err != nil {
@@ -266,7 +266,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// A silent host is asked again after a minute, by one; an answer ends that, and a silence that was short is none.
+// After a minute one caller asks a silent host again. An answer ends the silence, and a short silence does not count.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s silence
@@ -334,7 +334,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// Half the time is the other way's.
+// Half the time is left for the fallback.
 func TestAnswerTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		if d := answerTime(t.Context()); d != fallbackTime {
@@ -350,7 +350,7 @@ func TestAnswerTime(t *testing.T) {
 	})
 }
 
-// However many hosts are silent, few are remembered: those from which it is the longest till they are asked again.
+// The number of remembered silent hosts is bounded: those that expire last are kept.
 func TestSilenceIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s silence
@@ -370,8 +370,8 @@ func TestSilenceIsBounded(t *testing.T) {
 	})
 }
 
-// FuzzParse: whatever comes, parsing gives an error or a header that says of the message what is true, and from which
-// the same bytes come again.
+// FuzzParse: for any input, parse returns an error, or a header that describes the message and encodes to the same
+// bytes.
 func FuzzParse(f *testing.F) {
 	for k := kind(0); k <= kindEnd; k++ {
 		for _, h := range []header{
@@ -431,7 +431,7 @@ func TestHeaderLayout(t *testing.T) {
 	}
 }
 
-// system errors say of themselves what package net's do.
+// system errors report themselves as package net's do.
 func TestSystemError(t *testing.T) {
 	for _, code := range []vipl.Return{vipl.ErrNoMatch, vipl.ErrRejected, vipl.ErrNotReachable, vipl.ErrResource, vipl.ErrTimeout} {
 		err := systemError(&vipl.OpError{Op: "ConnectRequest", Return: code})

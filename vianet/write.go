@@ -7,15 +7,15 @@ import (
 	"viaxdp/vipl"
 )
 
-// The way of bytes out:
+// The send path:
 //
 //  1. Write takes the bytes, up to all of them, by one of three ways: writeRing, if the peer has named a ring and
 //     they suit it; writeSmall, up to Options.Threshold; else writeLarge.
 //  2. writeSmall fills a send buffer (add); pushData sends it as a data message if the peer has room, else it stays,
 //     and later bytes join it.
-//  3. writeLarge registers the bytes and announces them (offer), to be read by the peer, or asks where to write them.
-//     The peer's room is written (pushWrites), its taken ends the transfer (takeTaken).
-//  4. writeRing writes to the ring, and tells how much (putInRing).
+//  3. writeLarge registers the bytes and announces them (offer), to be read by the peer, or asks where to write
+//     them. The peer's room is written (pushWrites), its taken ends the transfer (takeTaken).
+//  4. writeRing writes to the ring, and sends filled with the length (putInRing).
 //
 // A Write that has to wait does so in until; session.go sends what is due and takes what comes.
 
@@ -26,8 +26,8 @@ const maxTransfer = 1 << 30
 // than Options.Threshold, by the peer.
 //
 // Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that broke, a peer that reads no more
-// (ECONNRESET both). n is then how many bytes the peer gets, if it gets anything; of a transfer in which the
-// connection broke it may have read more.
+// (ECONNRESET both). n is then how many bytes the peer gets, if it gets anything. If the connection broke during a
+// transfer, the peer may have read more.
 func (c *Conn) Write(b []byte) (n int, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -118,8 +118,8 @@ func (c *Conn) writeSmall(b []byte) (n int, err error) {
 	return n, err
 }
 
-// add puts bytes into the buffer that is being filled and sends it, if it may be sent. It returns how many found
-// room. Under mu.
+// add puts bytes into the buffer that is being filled and sends it, if it may be sent. It returns how many fit.
+// Under mu.
 func (c *Conn) add(b []byte) (n int) {
 	if c.fill < 0 {
 		i, ok := c.pool.take()
@@ -128,7 +128,7 @@ func (c *Conn) add(b []byte) (n int) {
 			i, ok = c.pool.take()
 		}
 		if c.slotShort = !ok; !ok {
-			c.push() // has progress hear of sends
+			c.push() // makes progress check completions of sends
 			return 0
 		}
 		c.fill, c.filled = i, headerLen
@@ -178,7 +178,7 @@ func (c *Conn) pushData() bool {
 	return true
 }
 
-// emptied says that no bytes wait to be sent by messages.
+// emptied reports whether no bytes wait to be sent by messages.
 func (c *Conn) emptied() bool { return c.fill < 0 || c.filled == headerLen }
 
 // writeLarge has the peer get b by RDMA.
@@ -239,7 +239,7 @@ type outgoing struct {
 	lease  *lease
 	at     vipl.AddressSegment // read mode: where the peer finds it
 	length int
-	moved  int  // bytes that the peer has read, or has been told that they are written
+	moved  int  // bytes that the peer has read, or that a filled message has named as written
 	ended  bool // the peer has been asked for no more
 	flight int  // RDMA writes under way
 
@@ -264,7 +264,7 @@ func (c *Conn) offer(l *lease, read bool) error {
 	return nil
 }
 
-// withdraw tells the peer that there is no more of the transfer.
+// withdraw ends the transfer from this side: the peer is not to ask for more of it.
 func (c *Conn) withdraw() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -274,8 +274,7 @@ func (c *Conn) withdraw() {
 	}
 }
 
-// takeRoom takes note of where the peer wants the next bytes. If it does not know yet that there are no more it will
-// soon.
+// takeRoom records where the peer wants the next bytes. It ignores a room that crosses the withdraw of its transfer.
 func (c *Conn) takeRoom(h *header) error {
 	o := &c.out
 	if o.read || !o.open || c.due.ask || h.id != o.id || o.roomLen > 0 || int64(h.length) > int64(o.length-o.moved) {
@@ -287,7 +286,7 @@ func (c *Conn) takeRoom(h *header) error {
 	return nil
 }
 
-// takeTaken takes note that the transfer is over.
+// takeTaken handles a taken message: the transfer is over.
 func (c *Conn) takeTaken(h *header) error {
 	o := &c.out
 	n := int64(h.length)
@@ -351,18 +350,15 @@ func (c *Conn) pushWrites() bool {
 	return true
 }
 
-// A transfer takes two round trips, or one where it is written, in which nothing else moves, and buffers hold 80 KiB
-// of a round trip. So the receiver of Writes of medium length names memory ahead, a ring, and those that follow are
-// written there at once: each is as good as a data message, only longer.
+// read.go explains the ring and has its sizes:
 //
 //	receiver                                 sender
-//	room(0): so many bytes from there on  -->
-//	                                     <--  RDMA writes, filled(0): so many
+//	room(0): n bytes of memory from here  -->
+//	                                     <--  RDMA writes, filled(0): k bytes
 //	room(0): half of the ring is read     -->
 //
-// Bytes lie in the ring in the order of the stream. The sender does not write across its end. What was read is given
-// back when it is half of the ring. A filled takes one of the data buffers, and there are two rooms under way at
-// most. A data message of such a Write says that it would rather go there.
+// The sender does not write across the end of the ring. What was read is given back when it is half of the ring. At
+// most two room messages are under way.
 
 // peerRing is the ring of the peer, which this side writes to.
 type peerRing struct {
@@ -372,13 +368,13 @@ type peerRing struct {
 	free int                 // how many there is room for
 }
 
-// suitsRing reports whether a Write of n bytes would rather go through a ring.
+// suitsRing reports whether a Write of n bytes suits a ring.
 func (s *Stack) suitsRing(n int) bool {
 	t := s.o.Threshold
 	return t >= 0 && n > min(t, ringLeast-1) && n <= ringMost
 }
 
-// ringTakes reports whether a Write of n bytes goes through the peer's ring, which may be a short one.
+// ringTakes reports whether a Write of n bytes goes through the peer's ring, which may be shorter than this side's.
 func (c *Conn) ringTakes(n int) bool {
 	if !c.stack.suitsRing(n) {
 		return false // without the lock: most Writes are short
@@ -388,7 +384,7 @@ func (c *Conn) ringTakes(n int) bool {
 	return n <= c.peerRing.size/2
 }
 
-// writeRing writes b to the peer's ring. It returns when the NIC has all of it, although the peer may not.
+// writeRing writes b to the peer's ring. It returns when the NIC has all of it, possibly before the peer has.
 func (c *Conn) writeRing(b []byte) (n int, err error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
@@ -459,7 +455,7 @@ func (c *Conn) putInRing(l *lease, off int) int {
 	return n
 }
 
-// takeRing takes note of the peer's ring, or of room in it.
+// takeRing records the peer's ring, or room in it.
 func (c *Conn) takeRing(h *header) error {
 	r, at, n := &c.peerRing, vipl.AddressSegment{Data: h.addr, Handle: h.handle}, int64(h.length)
 	if r.size == 0 {

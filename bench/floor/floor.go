@@ -1,8 +1,7 @@
-// Package floor has the C form of package bench's transport raw-afxdp: a program
-// of its own, c/floor.c, that takes the same steps on AF_XDP rings by the kernel's
-// headers and libc alone. What raw-afxdp takes more than it is the cost of Go and
-// of package xdpnic; the other transports are compared with raw-afxdp, so there
-// should be little of it.
+// Package floor has the C form of package bench's transport raw-afxdp: a program of its
+// own, c/floor.c, that takes the same steps on AF_XDP rings by the kernel's headers and
+// libc alone. The difference from raw-afxdp is the cost of Go and of package xdpnic.
+// The other transports are compared with raw-afxdp, so the difference should be small.
 //
 //	package bench                       c/floor.c
 //	namespaces, XDP program  --fd 3-->  AF_XDP socket: UMEM, rings, bind
@@ -10,8 +9,7 @@
 //	"ping 7 64 5000 16 0"    -------->  round trips
 //	                         <--------  "ok 10400000 10390000 2100"
 //
-// The functions may be called from anywhere, at the same time. They need no
-// privilege.
+// The functions may be called from anywhere, at the same time. They need no privilege.
 package floor
 
 import (
@@ -37,11 +35,11 @@ var ErrNoCompiler = errors.New("no C compiler is installed (cc, gcc or clang; De
 // Flags are those that the program is compiled with.
 var Flags = []string{"-std=gnu11", "-O2", "-Wall", "-Wextra"}
 
-// Program is Build, once in a process. The file is everybody's: nobody closes it.
+// Program is Build, once in a process. All callers share the file and must not close
+// it.
 var Program = sync.OnceValues(Build)
 
-// Runs says why the program cannot be built or started; nil: it can. It finds that out
-// once in a process.
+// Runs returns why the program cannot be built or started, or nil. It tries once in a process.
 var Runs = sync.OnceValue(func() error {
 	program, err := Program()
 	if err != nil {
@@ -62,8 +60,8 @@ func try(program *os.File) error {
 	return nil
 }
 
-// Build compiles the program with the first compiler that is found, and returns it
-// open for reading, to be started by descriptor. It has no name any more, so that
+// Build compiles the program with the first compiler that is found, and returns it open
+// for reading, to be started by descriptor. The file is already unlinked, so that
 // nothing stays behind.
 func Build() (_ *os.File, err error) {
 	compiler, err := find()
@@ -88,8 +86,7 @@ func Build() (_ *os.File, err error) {
 	return os.Open(path)
 }
 
-// CompiledWith is what the compiler says of itself, and the flags; empty where there
-// is none.
+// CompiledWith is the compiler's version line and the flags; empty without a compiler.
 func CompiledWith() string {
 	compiler, err := find()
 	if err != nil {

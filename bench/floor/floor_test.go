@@ -19,7 +19,7 @@ func run(t *testing.T, program *os.File, input string) (output string, err error
 	return string(out), err
 }
 
-// The program is built, has no name, ends with its input, and says what is wrong.
+// The program is built, is unlinked, ends with its input, and reports errors.
 func TestBuild(t *testing.T) {
 	if _, err := find(); err != nil {
 		nstest.Lacks(t, "%v", err)
@@ -54,7 +54,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// What cannot be started is found before anything depends on it.
+// A program that cannot be started is detected before anything depends on it.
 func TestRuns(t *testing.T) {
 	if _, err := find(); err == nil {
 		if err := Runs(); err != nil {
@@ -77,7 +77,7 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// No compiler has anything to say about it.
+// No compiler warns about the program.
 func TestWarnings(t *testing.T) {
 	tried := 0
 	for _, compiler := range []string{"gcc", "clang"} {
@@ -102,7 +102,7 @@ func TestNoCompiler(t *testing.T) {
 	}
 }
 
-// A compiler that fails is named, with the first that it says.
+// The error of a failed compiler names it, with the first line of its output.
 func TestBrokenCompiler(t *testing.T) {
 	bin, dir := t.TempDir(), t.TempDir()
 	script := "#!/bin/sh\necho 'floor.c:20: no such header'\necho more\nexit 4\n"

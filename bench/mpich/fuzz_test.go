@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Whatever ranks print is rows of figures that can be written down, or an error; and rows that
-// are printed are read again the same, but for how figures are rounded that are made of others.
+// Any output of ranks gives valid figures or an error. Printed rows are read back unchanged,
+// except for rounding of derived figures.
 func FuzzParse(f *testing.F) {
 	f.Add("latency", "# Size  Latency\n8   3.98   3.50   3.80   4.00   9.10   50\n")
 	f.Add("bw", "1000  2.50\n")
@@ -52,7 +52,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// same says whether rows have the same figures.
+// same reports whether rows have the same figures.
 func same(a, b Row) bool {
 	near := func(x, y float64) bool { return math.Abs(x-y) <= 1e-9*max(x, y)+1e-12 }
 	if !near(a.MBps, b.MBps) || !near(a.Messages, b.Messages) {

@@ -37,7 +37,7 @@ func Installed() bool {
 	return err == nil
 }
 
-// Version is what MPICH says of itself, empty when it does not.
+// Version is the version that MPICH prints, or empty.
 func Version(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, "mpichversion").Output()
 	if err != nil {

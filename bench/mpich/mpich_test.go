@@ -47,7 +47,7 @@ func built(t *testing.T) (path string) {
 	case Installed():
 	case os.Getenv("VIA_PEERS") == "require":
 		t.Fatalf("MPICH is not installed (Debian's package %s)", Package)
-	default: // nobody is to install it for go test ./...; .ci/run does, and requires it
+	default: // go test ./... must not need it; .ci/run installs it and requires it
 		t.Skipf("MPICH is not installed (Debian's package %s)", Package)
 	}
 	nstest.Require(t)
@@ -58,7 +58,7 @@ func built(t *testing.T) (path string) {
 	return path
 }
 
-// Where MPICH is installed its figures are there, and make sense.
+// Where MPICH is installed, its figures are complete and plausible.
 func TestMeasure(t *testing.T) {
 	path := built(t)
 	names := []string{"latency", "bw", "bibw", "mbw_mr", "allreduce", "alltoall"}
@@ -91,7 +91,7 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// Each run comes to its end: MPI_Finalize does not, now and then.
+// Every run ends, although MPI_Finalize hangs now and then.
 func TestEnds(t *testing.T) {
 	path := built(t)
 	for i := range 30 {

@@ -10,8 +10,8 @@ import (
 	"viaxdp/internal/lab/testbed"
 )
 
-// firstPort is the port of the first server. Each one gets another, so that
-// none is in the way of connections that the kernel still remembers.
+// firstPort is the port of the first server. Each server gets a new port, to avoid
+// connections that the kernel still remembers.
 const (
 	firstPort = 20001
 	lastPort  = 29999
@@ -37,18 +37,17 @@ func Start(mtu int) (*Bed, error) {
 // Close takes the pair down.
 func (b *Bed) Close() { b.site.star.Close() }
 
-// Time that a program may take beside its measurement: to start, to connect,
-// to warm up, and on a machine that others use, too.
+// Time that a program may take beside its measurement: to start, to connect and to warm
+// up, on a shared machine.
 const (
 	waitLimit = 20 * time.Second
 	waitParts = 20 // of the duration
 )
 
-// Measure runs the server and the client of a row with messages of some bytes,
-// for about a duration or for what is the least that the program can do, and
-// returns what it has found; a program that says it has found nothing runs again,
-// up to three times in all. After an error the bed is fine, and other rows may well have
-// figures.
+// Measure runs the server and the client of a row with messages of some bytes, for about
+// a duration, or for the program's minimum, and returns the figures. A program that
+// reports no result runs again, up to three times in all. After an error the bed remains
+// usable for other rows.
 func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Duration) (Figures, error) {
 	client, server, err := b.run(ctx, row, bytes, duration)
 	if err != nil {
@@ -64,10 +63,10 @@ func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Dur
 	return f, nil
 }
 
-// A program that polls has a CPU for itself. Its measurement is disturbed when
-// it had to leave it more than switchRate times in a second of its CPU time,
-// beyond switchSlip that it may have to all the same. How long it waited, which
-// package bench looks at, a process that has ended does not tell.
+// A program that polls has a CPU for itself. Its measurement is disturbed when it lost
+// the CPU more than switchRate times per second of its CPU time, after an allowance of
+// switchSlip. Package bench uses the time that a thread waited, but a process that has
+// ended does not report it.
 const (
 	switchRate = 500
 	switchSlip = 10
@@ -85,9 +84,8 @@ func disturbances(client, server *output) []string {
 	return reasons
 }
 
-// attempts is how often a measurement is tried when the program says that it has
-// found nothing: on a machine that others use its time may be over before enough
-// messages were back.
+// attempts is how often a measurement is tried when the program reports no result: on a
+// shared machine its time may be over before enough messages are back.
 const attempts = 3
 
 // run is Measure without the reading of what the client has printed.
@@ -115,8 +113,8 @@ func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duratio
 	return client, server, err
 }
 
-// converse starts the server, runs the client and stops the server. On an error
-// there is the client's output all the same if it has ended by itself.
+// converse starts the server, runs the client and stops the server. The client's output
+// is returned even with an error, if the client has ended by itself.
 func (b *Bed) converse(ctx context.Context, row Row, j job) (client, server *output, err error) {
 	timeout := waitLimit + waitParts*j.duration
 	at := socket{row.await, j.port}
@@ -128,8 +126,8 @@ func (b *Bed) converse(ctx context.Context, row Row, j job) (client, server *out
 	if err == nil {
 		err = client.failure()
 	}
-	// The server is stopped in any case. How it ends is not of interest, but
-	// for what it says when the client has failed.
+	// The server is stopped in any case. Its end matters only for its output when the
+	// client has failed.
 	s.end(syscall.SIGTERM)
 	server, stopErr := s.output()
 	switch {

@@ -40,7 +40,7 @@ func requirePrograms(t *testing.T) {
 	case len(missing) == 0:
 	case os.Getenv("VIA_PEERS") == "require":
 		t.Fatalf("not installed: %s", names(missing))
-	default: // nobody is to install them for go test ./...; .ci/run does, and requires them
+	default: // go test ./... must not need them; .ci/run installs them and requires them
 		t.Skipf("not installed: %s", names(missing))
 	}
 }
@@ -84,7 +84,7 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// What cannot be measured says why, and leaves the bed fine.
+// An impossible measurement returns the reason, and leaves the bed usable.
 func TestMeasureFails(t *testing.T) {
 	bed := startBed(t)
 	ctx := context.Background()
@@ -137,8 +137,8 @@ func TestMeasureFails(t *testing.T) {
 	}
 }
 
-// A program that has found nothing is run again, on a server of its own, but not for
-// ever; one that fails otherwise is not.
+// A program that reports no result is run again, on a new server, a limited number of times;
+// one that fails otherwise is not.
 func TestMeasureAgain(t *testing.T) {
 	bed := startBed(t)
 	const nothing = "sockperf: No valid observations found. Try tune parameters: --time/--mps/--reply-every"
@@ -223,7 +223,7 @@ func TestStartNeeds(t *testing.T) {
 	}
 }
 
-// What a process has printed, and how it has ended; more output than is kept does not stop it.
+// The output of a process and its exit are recorded; output beyond the limit does not stop it.
 func TestRun(t *testing.T) {
 	t.Setenv("UCX_TLS", "all")
 	s := startBed(t).site
@@ -259,8 +259,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A server listens when serve returns, and is gone when it was ended, by force where it
-// does not heed SIGTERM. One that never listens is an error that says why.
+// A server listens when serve returns, and is gone when it was ended, by force if it ignores
+// SIGTERM. One that never listens is an error with the reason.
 func TestServe(t *testing.T) {
 	s := startBed(t).site
 	for i, c := range []struct{ network, host, stubborn, signal string }{
@@ -301,7 +301,7 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// Only a program that says so has found nothing.
+// Only a program that reports no result counts as such.
 func TestFoundNothing(t *testing.T) {
 	const nothing = "sockperf: No valid observations found. Try tune parameters: --time/--mps/--reply-every\n"
 	for _, test := range []struct {

@@ -14,8 +14,8 @@ import (
 	"viaxdp/internal/lab/testbed"
 )
 
-// chainPatience is for servers and load generators, which do more than programs that only
-// measure before they begin, on a machine that others use, too.
+// chainLimit is for servers and load generators, which need more time to start than plain
+// benchmarks, on a shared machine.
 const chainLimit = 2 * time.Minute
 
 // A Way is how a client reaches its server on another host.
@@ -34,7 +34,8 @@ type ChainConfig struct {
 	MTU       int      // of the pair
 
 	// Lossy joins the two by a hub that loses a share of the frames of both directions, each by
-	// itself, instead of a pair; no offload is left then, and a Loss of 0 is the same without a loss.
+	// itself, instead of a pair; all offloads are off then. A Loss of 0 uses the same hub without
+	// losses.
 	Lossy bool
 	Loss  float64
 }
@@ -168,7 +169,7 @@ func (c *Chain) run(ctx context.Context, side int, what command, d time.Duration
 	return o.Stdout, nil
 }
 
-// Close ends all processes, the last one first, and lets the namespaces go.
+// Close ends all processes, the last one first, and releases the namespaces.
 func (c *Chain) Close() error {
 	for i, p := range slices.Backward(c.processes) {
 		p.end(c.ends[i])

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// Figures are what a program has found. A program tells some of them; the
-// others are 0.
+// Figures are the results of a program. Those that a program does not report are 0.
 type Figures struct {
 	N int64 // messages that were timed: round trips, or messages of a stream
 
@@ -65,7 +64,7 @@ func unreadable(out, what string) error {
 	return fmt.Errorf("its output has no %s: it is empty", what)
 }
 
-// complaintIn is the first line of a program's output that tells of a failure;
+// complaintIn returns the first line of a program's output that reports a failure;
 // empty: there is none.
 func complaintIn(out string) string {
 	for line := range strings.Lines(out) {
@@ -336,8 +335,8 @@ func parseUCXLatency(out string, _ int) (Figures, error) {
 	return f.checked()
 }
 
-// parseUCXBandwidth reads the messages per second, of which the printed
-// bandwidth has but two digits behind the point.
+// parseUCXBandwidth reads the messages per second, because the printed bandwidth has
+// only two decimal places.
 func parseUCXBandwidth(out string, bytes int) (Figures, error) {
 	c, err := readUCX(out)
 	if err != nil {

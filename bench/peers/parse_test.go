@@ -34,7 +34,7 @@ func rowOf(t testing.TB, name string) Row {
 // Outputs of the real programs, as TestPrograms -record has written them, and
 // what a reader finds in them by eye.
 func TestParse(t *testing.T) {
-	// rate of iperf3's stream: bytes in so many seconds.
+	// rate of iperf3's stream: bytes in seconds.
 	rate := func(bytes, seconds float64) float64 { return bytes / seconds }
 	for _, test := range []struct {
 		row   string
@@ -126,8 +126,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Whatever a program prints, a parser answers with figures that can be, or
-// with an error.
+// For any output of a program, a parser returns plausible figures or an error.
 func FuzzParse(f *testing.F) {
 	files, err := filepath.Glob(filepath.Join("testdata", "*.*"))
 	if err != nil || len(files) == 0 {

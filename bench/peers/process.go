@@ -58,7 +58,8 @@ type process struct {
 	err            error         // of waiting, when it is no exit status; valid after ended
 }
 
-// stopGrace is how long a process may take to end when it is told to. A variable for tests.
+// stopGrace is how long a process may take to end after a request to stop. A variable for
+// tests.
 var stopGrace = 5 * time.Second
 
 const (
@@ -148,9 +149,9 @@ func (p *process) await(ctx context.Context, at string, ready func(*process) (bo
 	}
 }
 
-// environment is that of every process: where programs and libraries are, and
-// the language whose numbers have a point. Settings of the user's for UCX and
-// the like would make figures that nobody can compare.
+// environment is that of every process: where programs and libraries are, and the language
+// whose numbers have a point. The user's settings for UCX and other libraries would make
+// figures that are not comparable.
 func environment() []string {
 	env := []string{"LC_ALL=C"}
 	for _, key := range []string{"PATH", "LD_LIBRARY_PATH"} {
@@ -177,7 +178,7 @@ func (p *process) end(s os.Signal) {
 	}
 }
 
-// output is what is left of a process that has ended.
+// output is the result of a process that has ended.
 type output struct {
 	Stdout, Stderr string
 	Exit           int    // status; -1: a signal

@@ -24,7 +24,7 @@ type Program struct {
 	Name    string // of the executable
 	Package string // that has it in Debian and its descendants
 
-	version []string // a command of the same package that tells its version
+	version []string // a command of the same package that prints its version
 	places  string   // where it may be beside PATH, with *; the last one is taken
 }
 
@@ -66,8 +66,8 @@ func Missing() []Program {
 
 var versionNumber = regexp.MustCompile(`\d+(\.\d+)+`)
 
-// Version is the number of the installed version, or "?" if the program does
-// not tell one.
+// Version is the number of the installed version, or "?" if the program does not print
+// one.
 func (p Program) Version(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, p.version[0], p.version[1:]...).Output()
 	if err != nil {
@@ -99,8 +99,8 @@ type Row struct {
 	// rate of a stream. A row has one of the two.
 	Latency, Bandwidth bool
 
-	// Quantiles reports whether the latency is told with its median; else there
-	// is its mean only.
+	// Quantiles reports whether the program prints the median latency; otherwise it prints
+	// only the mean.
 	Quantiles bool
 
 	minBytes, maxBytes int  // of a message; maxBytes 0: any
@@ -129,16 +129,16 @@ type command struct {
 
 func argv(words ...string) command { return command{argv: words} }
 
-// seconds is the duration for programs that count whole seconds, of which
-// they leave out a part at both ends.
+// seconds is the duration for programs that count whole seconds and leave out a part at
+// both ends.
 func (j job) seconds(leftOut time.Duration) string {
 	return strconv.Itoa(int(math.Ceil(max(j.duration+leftOut, time.Second).Seconds())))
 }
 
 func (j job) portArg() string { return strconv.Itoa(j.port) }
 
-// count is for programs that are told a number of messages: about as many as
-// fit into the duration, on a machine like those of these years.
+// count is for programs that take a number of messages: about as many as fit into the
+// duration on a current machine.
 func (j job) count() int {
 	one := 4*time.Microsecond + time.Duration(j.bytes)*time.Nanosecond/2
 	return max(int(j.duration/one), minCount)
@@ -173,10 +173,10 @@ func installCommands(missing []Program) [][]string {
 	return [][]string{{"apt-get", "update"}, install}
 }
 
-// Install fetches the programs that are missing from the distribution, by
-// apt-get, and does nothing when there are none. What apt-get prints goes to
-// out. A machine without apt-get, or a process without the right to install, is
-// told by a *testbed.MissingError, which has the commands to run instead.
+// Install fetches the programs that are missing from the distribution, by apt-get, and
+// does nothing when there are none. What apt-get prints goes to out. Without apt-get,
+// or without the right to install, the error is a *testbed.MissingError, which has the
+// commands to run instead.
 func Install(ctx context.Context, out io.Writer) error {
 	missing := Missing()
 	if len(missing) == 0 {

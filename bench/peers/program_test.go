@@ -45,7 +45,7 @@ func TestInstallNothing(t *testing.T) {
 	}
 }
 
-// On a machine without the programs apt-get is told to fetch just those.
+// On a machine without the programs, apt-get fetches just those.
 func TestInstallMissing(t *testing.T) {
 	nstest.Require(t)
 	dir, calls := aptHere(t, `test $1 = update || for p in iperf3 fi_pingpong ucx_perftest; do
@@ -104,8 +104,8 @@ func TestInstallFails(t *testing.T) {
 	}
 }
 
-// Whoever cannot install is told what to run; the test runs itself again as
-// nobody.
+// A user who may not install gets the command to run. The test runs itself again as
+// user nobody.
 func TestInstallNeeds(t *testing.T) {
 	if os.Geteuid() == 0 {
 		out, err := nstest.AsNobody(t, "TestInstallNeeds").CombinedOutput()

@@ -41,7 +41,7 @@ func (l Load) Missing() []Program {
 }
 
 // Served is what a load generator has found. Times are in microseconds, of a whole
-// request; those that it does not tell are 0.
+// request; those that it does not report are 0.
 type Served struct {
 	N              int64 // requests
 	PerSecond      float64
@@ -138,7 +138,7 @@ func redisLoads() (list []Load) {
 		requests := func(d time.Duration) int { return max(200, int(d.Seconds()*float64(l.perSecond))) }
 		list = append(list, Load{
 			Name: l.name, Service: Redis, Programs: []Program{redisServer, redisLoad},
-			// Of a key that nobody has set it would get nothing.
+			// The server has nothing under a key that was never set.
 			prepare: []func(*offer) command{func(s *offer) command { return run(s.ask(s.beside), "set", 1, 1) }},
 			client: func(s *offer, d time.Duration) command {
 				return run(s.ask(s.at), l.test, requests(d), l.connections)

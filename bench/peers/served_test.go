@@ -32,8 +32,8 @@ initial connection time = 50.193 ms
 tps = 5542.123456 (without initial connection time)
 `
 
-// What the load generators of Redis 7.0 and PostgreSQL 15 have printed is read as it is
-// meant, in microseconds.
+// Outputs of the load generators of Redis 7.0 and PostgreSQL 15 are parsed correctly, in
+// microseconds.
 func TestParseServed(t *testing.T) {
 	got, err := parseRedis(redisTable, "GET", 5000)
 	if want := (Served{N: 5000, PerSecond: 29069.77, Mean: 31, P50: 23, P99: 55}); got != want || err != nil {
@@ -45,7 +45,7 @@ func TestParseServed(t *testing.T) {
 	}
 }
 
-// What they have not printed is no figure, and the error says what they did.
+// Incomplete output gives no figures, and the error quotes the output.
 func TestParseServedWrong(t *testing.T) {
 	for name, c := range map[string]struct{ out, want string }{
 		"nothing":         {"", "empty"},
@@ -73,7 +73,7 @@ func TestParseServedWrong(t *testing.T) {
 	}
 }
 
-// A longer time is for more requests, and each load has a name of its own.
+// A longer time means more requests, and each load has a unique name.
 func TestLoads(t *testing.T) {
 	names := map[string]bool{}
 	o := &offer{}
@@ -89,8 +89,8 @@ func TestLoads(t *testing.T) {
 	}
 }
 
-// Servers that are installed serve, and nothing of them is left: also what a server that
-// is killed would leave, such as shared memory. By proxies the suite tests it.
+// Installed servers serve, and leave nothing behind, not even what a killed server would
+// leave, such as shared memory. The suite tests them behind proxies.
 func TestChain(t *testing.T) {
 	nstest.Require(t)
 	services := map[Service][]Load{}

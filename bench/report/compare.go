@@ -51,22 +51,21 @@ func (d Difference) Worse() float64 {
 	return 100 * (1 - d.Ratio())
 }
 
-// aside reports whether a figure is one that single messages or rounds make, or
-// that another one stands for: it is shown and does not count.
+// aside reports whether a figure depends on single messages or rounds, or another
+// figure represents it: it is shown and does not count.
 func (d Difference) aside() bool { return slices.Contains(aside, d.Metric) }
 
 // WorseThan reports whether any figure of B is worse than that of A by more than
-// so many percent, and marked. Points that were disturbed do not count, nor do
-// [Max], [Mean], [Stdev] and [Peak].
+// percent, and marked. Points that were disturbed do not count, nor do [Max], [Mean],
+// [Stdev] and [Peak].
 func (c *Comparison) WorseThan(percent float64) bool {
 	return slices.ContainsFunc(c.Differences, func(d Difference) bool {
 		return d.Marked() && !d.Disturbed && !d.aside() && d.Worse() > percent
 	})
 }
 
-// Compare sets two reports against each other: everything that both have, and
-// what only one has. Points are the same that have the same label, or the same
-// X where there is none; groups, that have the same name and axis. Neither
+// Compare compares two reports: everything that both have, and what only one has.
+// Points match by label, or by X without one; groups match by name and axis. Neither
 // report is changed.
 func Compare(a, b *Report) *Comparison {
 	c := &Comparison{}
@@ -155,8 +154,8 @@ func place(names ...string) string {
 	return s
 }
 
-// changed lists the conditions of a group that differ, but for the version of
-// via-xdp: to compare versions is what one does.
+// changed lists the conditions of a group that differ, except the version of via-xdp,
+// as comparing versions is the purpose.
 func changed(group string, a, b bench.Conditions) []string {
 	var list []string
 	for _, f := range []struct{ name, a, b string }{

@@ -128,7 +128,7 @@ func TestCompareJSON(t *testing.T) {
 	}
 }
 
-// What a single message or round makes is shown, and judges nothing.
+// Figures of single messages or rounds are shown, but do not count.
 func TestCompareAside(t *testing.T) {
 	b := sample()
 	p := b.Group("pingpong").Row("vi-reliable-delivery").At(64)
@@ -195,7 +195,7 @@ func TestMarked(t *testing.T) {
 	}
 }
 
-// To compare B with A is to compare A with B, seen from the other side.
+// Comparing B with A mirrors comparing A with B.
 func TestCompareIsAntisymmetric(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := anyReport().Draw(t, "a"), anyReport().Draw(t, "b")
@@ -223,7 +223,7 @@ func TestCompareIsAntisymmetric(t *testing.T) {
 	})
 }
 
-// With one turn on either side nothing is known of the spread, and it is said.
+// With one turn on either side the spread is unknown, and the report says so.
 func TestCompareSingleTurns(t *testing.T) {
 	a, b := sample(), sample()
 	for _, r := range []*Report{a, b} {

@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What is written is what the viewers of HdrHistogram expect, line by line.
+// The written log is what viewers of HdrHistogram expect, line by line.
 func TestHistogramLog(t *testing.T) {
 	h := tailed(t, 4000, 500)
 	var log bytes.Buffer
@@ -113,7 +113,7 @@ func TestReadHistogramsRefuses(t *testing.T) {
 	}
 }
 
-// Whatever a log holds, reading it ends, with histograms or an error.
+// Reading any log ends with histograms or an error.
 func FuzzReadHistograms(f *testing.F) {
 	h := hdrhistogram.New(1, int64(time.Second), 3)
 	for i := range int64(50) {

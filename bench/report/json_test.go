@@ -57,7 +57,7 @@ func TestJSONRoundTripOfAny(t *testing.T) {
 	})
 }
 
-// Infinite figures have no place in JSON: they are none.
+// Infinite figures, which JSON cannot hold, become none.
 func TestJSONInfinite(t *testing.T) {
 	r := sample()
 	r.Groups[0].Series[0].Points[0].Values[P50] = Value{Median: math.Inf(1), Turns: []float64{math.Inf(-1), 2}}
@@ -71,7 +71,7 @@ func TestJSONInfinite(t *testing.T) {
 	}
 }
 
-// A figure that is not there is none, and not 0.
+// A missing figure is none, and not 0.
 func TestJSONNoFigure(t *testing.T) {
 	for _, value := range []string{`null`, `{}`, `{"median":null,"turns":null}`} {
 		r, err := Read(strings.NewReader(`{"version":1,"groups":[{"name":"g","series":[{"name":"s","points":[
@@ -111,7 +111,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// What could not be read back is not written.
+// A report that could not be read back is not written.
 func TestWriteRefuses(t *testing.T) {
 	for _, spoil := range []func(*Report){
 		func(r *Report) { r.Took = math.Inf(1) },
@@ -126,7 +126,7 @@ func TestWriteRefuses(t *testing.T) {
 	}
 }
 
-// Whatever Read takes can be written, read again, and shown.
+// Any report that Read accepts can be written, read again, and shown.
 func FuzzRead(f *testing.F) {
 	f.Add(written(f, sample()))
 	f.Add([]byte(`{"version":1,"groups":[{"name":"g","axis":{"name":"a","log":true},"base":"s","series":[{"name":"s","points":[

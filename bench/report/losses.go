@@ -38,8 +38,8 @@ func (l loss) marks() string {
 	return s
 }
 
-// losses are all points of via-xdp that are worse than one of the kernel's TCP or another
-// program at the same place, set against the best of these. The worst come first.
+// losses are all points of via-xdp that are worse than the kernel's TCP or another program at
+// the same place, each with the best of these. The worst come first.
 func (r *Report) losses() []loss {
 	var list []loss
 	for i := range r.Groups {
@@ -55,7 +55,7 @@ func (r *Report) losses() []loss {
 // lossMetrics are the figures that are set against those of others. The tables have the rest.
 var lossMetrics = slices.Concat([]Metric{P50, P99, Bandwidth, Rate, Operation}, osuMetrics)
 
-// beaten are the figures of a series of via-xdp that another's are better than. The rate
+// beaten are the figures of a series of via-xdp for which another series is better. The rate
 // counts where there is no bandwidth.
 func (g *Group) beaten(s *Series) []loss {
 	if kindOf(s.Name) != via {

@@ -19,9 +19,9 @@ func latencies(name string, bytes float64, p50 map[string]float64) Group {
 	return g
 }
 
-// Rows of via-xdp lose to TCP and other programs, not to rings or UDP, nor to each other, nor
-// to another MTU; against the best of those that are better. What via-xdp is made to do does
-// not lose, and other people's programs and TCP are not via-xdp, whatever they are called.
+// Rows of via-xdp can lose to TCP and other programs, but not to rings, UDP, each other, or
+// another MTU. They are compared with the best of those that are better. A forced protocol
+// does not lose. Other programs and TCP never count as via-xdp, under any name.
 func TestLosses(t *testing.T) {
 	for _, c := range []struct {
 		p50  map[string]float64
@@ -48,7 +48,7 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// What is more the better loses by being less.
+// A metric for which more is better loses by being less.
 func TestLossesOfBandwidth(t *testing.T) {
 	worst := math.Inf(1)
 	found := false
@@ -72,8 +72,8 @@ func TestLossesOfBandwidth(t *testing.T) {
 	}
 }
 
-// What loses to others is named group by group, by the worst place, with a star where it is
-// beyond the spread of the turns.
+// Losses are listed group by group, by the worst place, with a star if they exceed the spread
+// of the turns.
 func TestMarkdownLosses(t *testing.T) {
 	group := func(name string, ours, theirs float64) Group {
 		g := latencies(name, 64, map[string]float64{delivery: ours, "tcp-spin": theirs})

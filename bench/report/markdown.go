@@ -80,7 +80,7 @@ which has no frames longer than a chunk. tcp- and udp- are the kernel's: -spin p
 -net is Go's package net. mvich and vianet are the messages and the sockets above VIs, mpich-tcp is MPICH over the
 kernel's TCP. The others are other people's programs.`
 
-// minute is a point in time as the document tells it.
+// minute formats a point in time for the document.
 func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 
 // conditions has a row for each set of them.
@@ -268,10 +268,9 @@ func anchor(s string) string {
 // wholeSuite is the number of groups from which on a document is brief.
 const wholeSuite = 20
 
-// featured are the groups that a brief document shows, each for a question that
-// users ask: the figures of which it has a table, and the plots, by the end of
-// their files' names. Of the other groups it has one line each; the
-// report has the figures of all.
+// featured lists the groups that a brief document shows, each for a question of users:
+// the figures that have a table there, and the plots, by the ends of their files' names.
+// Each other group gets one line; the report has the figures of all.
 var featured = map[string]struct{ tables, plots []string }{
 	pingpongGroup:       {[]string{"latency"}, []string{"latency", "percentiles"}},            // how fast is one message?
 	"window":            {[]string{"bandwidth"}, []string{"bandwidth"}},                       // how fast are many?

@@ -73,7 +73,7 @@ func TestMarkdownLinks(t *testing.T) {
 	}
 }
 
-// Nothing loses, nothing was disturbed: both are said.
+// If nothing loses and nothing was disturbed, the document says both.
 func TestMarkdownOfNothing(t *testing.T) {
 	var buf bytes.Buffer
 	if err := (&Report{Command: "via-xdp bench --turns 7 peers"}).WriteMarkdown(&buf, ""); err != nil {

@@ -11,7 +11,7 @@ type quantity struct {
 	metric Metric
 	column string  // in tables, as perftest calls it
 	title  string  // in documents and plots
-	unit   string  // likewise
+	unit   string  // in documents and plots
 	per    float64 // metric's unit in one of unit
 	digits int     // behind the point in tables
 }

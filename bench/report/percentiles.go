@@ -80,9 +80,8 @@ func ramp(i, n int) color.RGBA {
 	return color.RGBA{mix(107, 8), mix(174, 29), mix(214, 88), 255}
 }
 
-// percentiles draws the distribution of latencies as HdrHistogram shows it: the
-// share of messages along the X axis, where each nine has the same room, and up
-// to which latency they are.
+// percentiles draws the distribution of latencies as HdrHistogram shows it: the share of
+// messages along the X axis, on which each nine has the same width, and their highest latency.
 func (g *Group) percentiles(dir fs.FS, title string, curves []curve) (*chart, error) {
 	p := g.newChart(title)
 	p.X.Label.Text, p.Y.Label.Text = "share of messages", "us"
@@ -92,8 +91,8 @@ func (g *Group) percentiles(dir fs.FS, title string, curves []curve) (*chart, er
 		if err != nil {
 			return nil, err
 		}
-		// Histograms are of whole round trips, of which the half is reported but of those
-		// that say so, and under load.
+		// Histograms are of whole round trips. The report has half of them, except for series that
+		// say so and those under load.
 		per := 1. / 2000
 		if g.Name == loadGroup || roundTrip(c.series.Name) {
 			per = 1. / 1000
@@ -118,9 +117,8 @@ func (g *Group) percentiles(dir fs.FS, title string, curves []curve) (*chart, er
 	return p, nil
 }
 
-// distribution is up to which latency in us which share of the messages are.
-// The last of them has no share above it that a scale of nines could show: a
-// curve ends before it.
+// distribution gives, for each share of the messages, the highest latency in us. It ends
+// before the share of 1, which a scale of nines cannot show.
 func distribution(h *hdrhistogram.Histogram, perNanosecond float64) plotter.XYs {
 	var xys plotter.XYs
 	for _, b := range h.CumulativeDistributionWithTicks(5) {

@@ -232,8 +232,8 @@ type chart struct {
 	legend plot.Legend
 }
 
-// palette is that of Okabe and Ito, which people who confuse colours can tell
-// apart; its yellow, too faint for a line on white, is a grey here.
+// palette is that of Okabe and Ito, which is safe for colour-blind readers; its yellow,
+// too faint for a line on white, is a grey here.
 var palette = []color.Color{
 	color.RGBA{0, 114, 178, 255}, color.RGBA{213, 94, 0, 255}, color.RGBA{0, 158, 115, 255}, color.RGBA{230, 159, 0, 255},
 	color.RGBA{204, 121, 167, 255}, color.RGBA{86, 180, 233, 255}, color.RGBA{0, 0, 0, 255}, color.RGBA{130, 130, 130, 255},

@@ -97,7 +97,7 @@ func TestPlots(t *testing.T) {
 	}
 }
 
-// A plot whose histograms are gone is left out and named; the others are there.
+// A plot without its histograms is left out and named; the others are there.
 func TestPlotsWithoutHistograms(t *testing.T) {
 	r := sample()
 	withHistograms(t, r, t.TempDir())

@@ -24,7 +24,7 @@ type Report struct {
 	// Loss is what LossGroup has found, fault by fault, for a program that checks it.
 	// Write makes it; Read keeps what is there.
 	Loss []ArrayRow `json:"loss,omitempty"`
-	// Incast is likewise what IncastGroup has found, by the number of senders.
+	// Incast is what IncastGroup has found, by the number of senders. Write makes it, too.
 	Incast []ArrayRow `json:"incast,omitempty"`
 }
 
@@ -88,19 +88,20 @@ const (
 	Bandwidth Metric = "MBps"      // 10^6 bytes of content a second
 	Peak      Metric = "peak_MBps" // the same, in the best of the rounds that a measurement consists of
 	CPUTx     Metric = "cpu_tx_us" // CPU time of the sender's process a message
-	CPURx     Metric = "cpu_rx_us" // likewise the receiver's
+	CPURx     Metric = "cpu_rx_us" // CPU time of the receiver's process a message
 	Operation Metric = "op_us"     // time of one operation that moves no data
 	// Of an open loop: messages that were due and had no echo when the time was over.
 	Outstanding Metric = "outstanding"
-	// Of a stream under a fault: goodput by that without one; frames that met the
-	// fault, that were sent again, and that were so in vain, by all that were sent.
+	// Of a stream under a fault: goodput relative to that without one; frames hit by the
+	// fault, frames resent, and frames resent needlessly, relative to all frames sent.
 	GoodputRatio  Metric = "goodput_ratio"
 	FaultRatio    Metric = "fault_ratio"
 	ResentRatio   Metric = "resent_ratio"
 	SpuriousRatio Metric = "spurious_ratio"
-	// Of several senders into one receiver: goodput by that of one; Jain's index of their
-	// shares; the least share by the greatest; frames that were counted as dropped, by all
-	// that were sent; frames that are missing though nobody has counted them.
+	// Of several senders into one receiver: goodput relative to that of one; Jain's index
+	// of their shares; the least share relative to the greatest; frames counted as
+	// dropped, relative to all frames sent; frames that are missing although no counter
+	// has them.
 	SendersRatio Metric = "senders_ratio"
 	Fairness     Metric = "fairness"
 	LeastShare   Metric = "least_share"
@@ -181,7 +182,7 @@ func (s *Series) At(x float64) *Point {
 // Renewable reports whether groups of that many turns may take the place of r's.
 func (r *Report) Renewable(turns int) error {
 	if turns != r.Turns {
-		return fmt.Errorf("the report is of %d turns, and groups that are measured anew have to be of as many, not %d", r.Turns, turns)
+		return fmt.Errorf("the report is of %d turns, and groups that are measured again have to be of as many, not %d", r.Turns, turns)
 	}
 	return nil
 }

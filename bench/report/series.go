@@ -22,8 +22,8 @@ const (
 	forced             // via-xdp, made to do what it would not choose
 )
 
-// kindOf tells it from how a series is called. What is not known is via-xdp's,
-// so that nothing that loses is missed.
+// kindOf derives the kind from the name of a series. Unknown names count as via-xdp's,
+// so that a loss of theirs is not missed.
 func kindOf(series string) kind {
 	for _, k := range []struct {
 		prefix string

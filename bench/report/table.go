@@ -14,11 +14,11 @@ import (
 	"viaxdp/internal/base/termsafe"
 )
 
-// WriteTable prints the groups for people, each with its conditions: a table for
-// latencies, one for bandwidths, one for operations and one for what else there
-// is, as far as the group has them. Columns are called as in perftest. Spread is how far the turns of the
-// table's main figure lie apart, by their median, and where there is none those of the
-// figure whose turns lie farthest apart; x is the ratio to the group's base. Disturbed points have a number in brackets, and the reason stands below.
+// WriteTable prints the groups as text, each with its conditions: one table each for latencies, bandwidths,
+// operations and other figures that the group has. Columns are called as in perftest. Spread is the range of the
+// turns of the table's main figure, relative to their median; without a main figure, that of the figure with the
+// widest range; x is the ratio to the group's base. Disturbed points have a number in brackets, and the reason stands
+// below.
 func (r *Report) WriteTable(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	for i := range r.Groups {

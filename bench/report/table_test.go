@@ -47,7 +47,7 @@ func TestAnyReportIsShown(t *testing.T) {
 	})
 }
 
-// The latency of a whole round trip is set against no other.
+// The latency of a whole round trip is compared with no other.
 func TestRatioOfRoundTrips(t *testing.T) {
 	g := sample().Group("pingpong")
 	read, delivery := g.Row("vi-rdma-read"), g.Row("vi-reliable-delivery")

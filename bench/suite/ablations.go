@@ -6,7 +6,7 @@ import (
 	"viaxdp/bench"
 )
 
-// An ablation leaves one part of the design out of Reliable Delivery, to show what it is worth.
+// An ablation disables one part of the design in Reliable Delivery, to show its effect.
 type ablation struct {
 	name, title, note string
 	how               string // the part is left out, in the name of the row

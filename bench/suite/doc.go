@@ -1,5 +1,5 @@
-// Package suite is the reference suite of via-xdp: groups of measurements, each
-// of which answers one question.
+// Package suite is the reference suite of via-xdp: groups of measurements. Each group
+// answers one question.
 //
 //	Run(config)
 //	   |  group by group
@@ -24,18 +24,17 @@
 //
 // # Method
 //
-// A group has rows. In each turn all of them are measured, one after the other,
-// so that A B A B is the order and a machine that drifts does so for all; of
-// each figure the report keeps every turn, and shows the median. A row that was
-// disturbed in a turn says why. Groups run on beds of their MTU, which are made
-// when they are first needed and last until Run returns; each row opens and
-// closes its endpoints in each turn.
+// A group has rows. Each turn measures all of them, one after the other (A B A B), so
+// that drift of the machine affects all alike. The report keeps every turn of each
+// figure, and shows the median. A row that was disturbed in a turn has the reason.
+// Groups run on beds of their MTU, which are made when they are first needed and last
+// until Run returns; each row opens and closes its endpoints in each turn.
 //
 // # Adding a group
 //
-// A group that runs plans of package bench is an experiment: an axis, and parts
-// with rows and sizes. Any other is a group with a run of its own. Both go into
-// the list of their family, and those into groups.
+// A group that runs plans of package bench is an experiment: an axis, and parts with
+// rows and sizes. Any other is a group with a run of its own. Both go into the list of
+// their family, and those into groups.
 //
 // # Privileges
 //
@@ -43,6 +42,6 @@
 //
 // # Concurrency
 //
-// Run blocks; measuring twice at the same time disturbs both. Estimate and
-// Groups may be called from anywhere.
+// Run blocks; measuring twice at the same time disturbs both. Estimate and Groups may
+// be called from anywhere.
 package suite

@@ -19,8 +19,7 @@ type experiment struct {
 	parts func(quick bool) []part
 }
 
-// A part of an experiment is rows on one bed. All parts are gone through in
-// each turn.
+// A part of an experiment is rows on one bed. Each turn measures all parts.
 type part struct {
 	mtu       int // 0: the session's
 	rows      []row
@@ -52,7 +51,7 @@ func byRow(r row, bytes int) (string, float64) { return sizeName(bytes), r.x }
 // alongSizes is the axis of most groups.
 var alongSizes = report.Axis{Name: "message size", Unit: "bytes", Log: true}
 
-// group makes a group of the experiment, of which a turn takes about that long.
+// group makes a group of the experiment; turn is about how long a turn takes.
 func (e experiment) group(name, title string, turn time.Duration) group {
 	return group{
 		name: name, title: title, turn: turn, plans: &e,
@@ -137,7 +136,7 @@ func (s *session) measurePart(g *report.Group, t *sheet, p part, turn int) error
 	return nil
 }
 
-// conditionsOf keeps the first that tell of AF_XDP, else the first.
+// conditionsOf keeps the first conditions with an AF_XDP mode, or else the first.
 func conditionsOf(had, got bench.Conditions) bench.Conditions {
 	if had.Kernel == "" || had.Mode == "" && got.Mode != "" {
 		return got
@@ -201,8 +200,7 @@ func fewer(quick bool, all []int, some ...int) []int {
 	return all
 }
 
-// powers are those of base from the first to the last, which is there in any
-// case.
+// powers are those of base from first to last; last is always included.
 func powers(base, first, last int) []int {
 	var values []int
 	for v := first; v < last; v *= base {

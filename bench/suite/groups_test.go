@@ -30,7 +30,7 @@ func measured(t *testing.T, name string) (*report.Report, *report.Group) {
 	return r, g
 }
 
-// vianet has figures at every size and both MTUs, beside what it stands on.
+// vianet has figures at every size and both MTUs, beside the layer below it.
 func TestLayers(t *testing.T) {
 	_, g := measured(t, "layers-messages")
 	for _, name := range []string{vianetRow, delivery, tcpNet} {
@@ -60,8 +60,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// Under each fault both transports have all figures, and the forwarder's counters say that it
-// took place.
+// Under each fault both transports have all figures, and the forwarder's counters prove the
+// fault.
 func TestLoss(t *testing.T) {
 	nstest.Require(t)
 	some := []fault{faults[0], faults[3], faults[5]}
@@ -95,8 +95,8 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// What a fault is called is what it does, and TCP is measured with the congestion
-// control that its row names.
+// The name of a fault matches its effect, and TCP is measured with the congestion control that
+// its row names.
 func TestFaultsAreWhatTheyAreCalled(t *testing.T) {
 	share := map[string]float64{"loss-0.1%": 0.001, "loss-1%": 0.01, "loss-5%": 0.05}
 	for _, f := range faults {
@@ -122,8 +122,8 @@ func TestFaultsAreWhatTheyAreCalled(t *testing.T) {
 	}
 }
 
-// One, two and four senders have all figures, ours and the kernel's, shares are those of as
-// many senders, no frame of ours is lost without a name, and the report has its array of them.
+// One, two and four senders have all figures, for vianet and the kernel. There is a share for
+// each sender, every lost frame of vianet has a named counter, and the report has its array.
 func TestIncastGroup(t *testing.T) {
 	r, g := measured(t, report.IncastGroup)
 	if len(g.Series) != len(incastRows) || g.Conditions.Mode != "generic" || g.Conditions.MTU != 1500 || len(g.Conditions.PinnedCPUs) != 5 {

@@ -14,7 +14,8 @@ const (
 	tcpNet    = "tcp-net"
 )
 
-// layerGroups measure package vianet beside what it stands on and what it stands for.
+// layerGroups measure package vianet beside the layer below it and the one that it
+// replaces.
 var layerGroups = []group{
 	experiment{
 		axis: alongSizes, base: delivery,

@@ -21,7 +21,7 @@ var loadGroups = []group{{
 // messages, at a tenth of the highest rate, too.
 const loadTime = 250 * time.Millisecond
 
-// closedLoops is how many closed loops are measured, of which the fastest counts.
+// closedLoops is how many closed loops are measured; the fastest counts.
 const closedLoops = 3
 
 // loadBytes is the length of the messages.
@@ -50,8 +50,8 @@ func shares(quick bool) []float64 {
 // 6 %, less than those between two shares.
 const rateSteps = 40
 
-// offered is the rate of the series of rates that all runs have in common which
-// is the nearest to a rate, so that their figures can be compared.
+// offered rounds a rate to the nearest of a fixed series of rates, so that figures of
+// different runs can be compared.
 func offered(rate float64) float64 {
 	step := math.Pow(10, math.Round(math.Log10(rate)*rateSteps)/rateSteps)
 	digits := math.Pow(10, math.Floor(math.Log10(step))-2) // three are kept
@@ -88,7 +88,7 @@ func runLoad(s *session) (*report.Group, error) {
 				if row.poisson {
 					label += poissonSuffix
 				}
-				// What is new about a session is over when it counts.
+				// Warm up the session before it counts.
 				if _, err := at.Load(s.ctx, closedLoop(s.duration()/4)); err != nil {
 					return err
 				}

@@ -80,9 +80,9 @@ func hasCongestion(name string) bool {
 	return err == nil && slices.Contains(strings.Fields(string(b)), name)
 }
 
-// params are those of the row's endpoints. TCP waits for what is lost in bursts for
-// a fifth of a second, twice that and so on: no longer than a second at a time where
-// the kernel can be told so.
+// params are those of the row's endpoints. After losses in bursts, TCP's retransmission
+// timeout is a fifth of a second and doubles each time. Kernels with TCP_RTO_MAX_MS
+// bound it to a second.
 func (r faultRow) params(p *bench.Params) {
 	p.Congestion, p.WaitLimit = r.congestion, waitLimit
 	if r.congestion != "" {
@@ -134,7 +134,7 @@ func (s *session) underFaults(rows []faultRow, faults []fault) (*report.Group, e
 }
 
 // faulty measures a transport with all faults in one turn. Each stream with a fault is
-// compared with one without right before it and one right behind it.
+// compared with streams without a fault right before and after it.
 func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow, faults []fault, turn int) error {
 	client, server := bed.Workers()
 	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), turn: turn}
@@ -177,7 +177,7 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 	})
 }
 
-// fewest round trips are enough for a look; 0: as many as the row says.
+// fewest is how many round trips are enough for one measurement; 0: the row's number.
 func fewest(quick bool) int {
 	if quick {
 		return 20

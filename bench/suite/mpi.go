@@ -122,8 +122,8 @@ func lossyJobs() (jobs []rankJob) {
 	return jobs
 }
 
-// ranks has each row do all jobs in each turn. A job that MPICH fails is left to ours from
-// then on: ranks that poll on fewer CPUs may take long.
+// ranks runs all jobs of each row in each turn. A job that MPICH fails is not tried with it
+// again, since ranks that poll on too few CPUs may take long.
 func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) (*report.Group, error) {
 	if len(s.RankArgs) == 0 {
 		return nil, errors.New("no arguments with which this program becomes a rank")

@@ -112,8 +112,8 @@ func TestArgumentsMissing(t *testing.T) {
 	}
 }
 
-// Each benchmark has its figure by each protocol at each size, and so has MPICH where it
-// is installed; what does not fit in a packet has none of the eager protocol.
+// Each benchmark has its figure by each protocol at each size, and so has MPICH where it is
+// installed. Sizes that do not fit in a packet have no figure of the eager protocol.
 func TestOSU(t *testing.T) {
 	nstest.Require(t)
 	cfg := shortly("layers-osu")
@@ -178,8 +178,8 @@ func TestOSUJobs(t *testing.T) {
 	}
 }
 
-// Ranks have their figures with and without a loss, and the points say which. Where MPICH's
-// program fails ours have theirs, and the report says why there are none of MPICH.
+// Ranks have their figures with and without a loss, and the points say which. If MPICH's
+// program fails, mvich still has its figures, and the report has the reason.
 func TestRanksUnderLoss(t *testing.T) {
 	nstest.Require(t)
 	dir := t.TempDir()

@@ -18,7 +18,7 @@ var peerGroups = []group{{
 	turn: 41 * time.Second, run: (*session).peers,
 }}
 
-// peersNotes are what a reader must know to read the figures right.
+// peersNotes explain how to read the figures.
 var peersNotes = []string{
 	"Other people's programs run on a veth pair of the same MTU without an XDP program, in processes pinned to the same two CPUs; " +
 		"all rows are gone through in each turn.",
@@ -70,8 +70,8 @@ func (c contest) series(s *session, r peers.Row) string {
 	return name
 }
 
-// peers runs the group. A program that fails is left out from then on, at that size; the
-// others go on.
+// peers runs the group. A program that fails is not run again at that size; the others
+// go on.
 func (s *session) peers() (*report.Group, error) {
 	if s.Install {
 		s.step("installing what is missing")
@@ -152,7 +152,7 @@ func leftOut(series string, bytes, turn int, why error) string {
 	return fmt.Sprintf("No figures of %s: %v.", series, why)
 }
 
-// addProgram takes the figures of one turn; those that a program does not tell are 0.
+// addProgram takes the figures of one turn; those that a program does not report are 0.
 func addProgram(t *sheet, series string, bytes, turn int, got peers.Figures) {
 	at := t.at(series, float64(bytes))
 	at.told(map[report.Metric]float64{
@@ -163,7 +163,7 @@ func addProgram(t *sheet, series string, bytes, turn int, got peers.Figures) {
 	at.disturb(turn, got.Disturbed)
 }
 
-// versions is a note of what was measured with.
+// versions is a note with the versions of the programs.
 func versions(ctx context.Context, programs []peers.Program) []string {
 	var list []string
 	for _, p := range programs {

@@ -35,8 +35,8 @@ func exitWith(err error) {
 	os.Exit(0)
 }
 
-// iperf3Main is iperf3 as far as the suite knows it: a server that listens, and
-// a client that prints what a real one has printed.
+// iperf3Main imitates iperf3: a server that listens, and a client that prints the
+// output of a real one.
 func iperf3Main() error {
 	after := func(flag string) string { return os.Args[slices.Index(os.Args, flag)+1] }
 	switch {
@@ -55,8 +55,8 @@ func iperf3Main() error {
 	return nil
 }
 
-// A program that works has its figures, in each turn; one that fails and those
-// that are not there have a note, and do not stop the others.
+// A working program has its figures in each turn. Failing and missing programs have a
+// note, and do not stop the others.
 func TestPeers(t *testing.T) {
 	nstest.Require(t)
 	exe, err := os.Executable()
@@ -121,8 +121,8 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// The names in the report tell the programs by which package report knows its
-// rivals, the MTU, and where a mean is no median.
+// The names in the report identify the programs, as package report recognizes its
+// rivals by name. They also give the MTU, and say if a mean stands for a median.
 func TestPeersContests(t *testing.T) {
 	s := newSession(t.Context(), Config{})
 	contests := peersContests(s)
@@ -152,8 +152,8 @@ func TestPeersContests(t *testing.T) {
 	}
 }
 
-// A program's mean stands for the median that it does not tell, and what it
-// does not tell at all is not there.
+// A program's mean stands for a median that it does not report. A figure that it does
+// not report at all is absent.
 func TestPeersAdd(t *testing.T) {
 	f := newSheet(nil)
 	addProgram(f, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})

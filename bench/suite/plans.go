@@ -47,8 +47,7 @@ var basicGroups = []group{
 	}.group("baselines", "All transports side by side", 17*time.Second),
 }
 
-// withTwins has behind each name the program in C that takes the same steps, where
-// there is one.
+// withTwins puts after each name its counterpart in C, if there is one.
 func withTwins(names []string) []string {
 	var list []string
 	for _, n := range names {
@@ -72,8 +71,8 @@ func myVIARows() []row {
 // myVIASizes are 4 bytes to 1 MiB.
 func myVIASizes(quick bool) []int { return fewer(quick, powers(4, 4, 1<<20), 64, 4096) }
 
-// Published figures of VIA systems on the hardware of their time, to look at
-// beside the plots.
+// Published figures of VIA systems on the hardware of their time, for comparison with
+// the plots.
 var (
 	publishedLatency = []string{
 		"Published one-way latencies of short messages: MyVIA on Myrinet LANai9 8.46 us; M-VIA on Fast Ethernet 22 us; " +

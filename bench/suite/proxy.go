@@ -11,7 +11,7 @@ import (
 	"viaxdp/bench/report"
 )
 
-// proxyGroups are what programs that know nothing of VIs gain or lose by proxies.
+// proxyGroups measure what proxies cost or gain for programs without support for VIs.
 var proxyGroups = []group{{
 	slow: true, name: "layers-proxy", title: "Redis and PostgreSQL: directly over TCP, and through two proxies",
 	turn: 14 * time.Second,
@@ -82,8 +82,8 @@ func (s *session) allServed() (list []served) {
 // lossyLoad is many connections, since one alone of TCP takes a fifth of a second for a loss.
 const lossyLoad = "redis GET, 1 KiB, 16 connections"
 
-// servedUnderLoss is a load without a loss and with one. It counts requests, of which TCP makes a
-// fifth with losses: they are fewer.
+// servedUnderLoss is a load without a loss and with one. It counts requests. With losses TCP
+// makes a fifth of them, so there are fewer.
 func (s *session) servedUnderLoss() []served {
 	loads := slices.DeleteFunc(peers.Loads(), func(l peers.Load) bool { return l.Name != lossyLoad })
 	whole := served{service: peers.Redis, lossy: true, time: s.longer(time.Second), loads: loads, xs: []int{0}, suffix: ", " + lossless}
@@ -95,7 +95,7 @@ func (s *session) servedUnderLoss() []served {
 // askByAllWays has load generators ask by each way.
 func (s *session) askByAllWays(list []served, notes []string) (*report.Group, error) {
 	g := &report.Group{Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: s.starConditions(), Notes: slices.Clone(notes)}
-	var programs []peers.Program // the last of each load tells the server's version
+	var programs []peers.Program // the last one of each load prints the server's version
 	for i := range list {
 		for _, l := range list[i].loads {
 			for _, missing := range l.Missing() {

@@ -20,7 +20,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// proxyMain is via-xdp proxy as far as the suite knows it.
+// proxyMain imitates via-xdp proxy.
 func proxyMain() error {
 	f := flag.NewFlagSet(asProxy, flag.ExitOnError)
 	device, listen, to := f.String("i", "", ""), f.String("listen", "", ""), f.String("to", "", "")
@@ -127,8 +127,8 @@ func TestLayersLossProxy(t *testing.T) {
 	}
 }
 
-// Programs that are not there are told, with the package that has them; and one that
-// fails by itself, which is no reason to stop.
+// Missing programs are reported, with the package that has them. A program that fails
+// by itself is reported, too, and does not stop the group.
 func TestLayersProxyWithoutPrograms(t *testing.T) {
 	nstest.Require(t)
 	dir := t.TempDir()

@@ -45,8 +45,8 @@ func newSheet(parts []part) *sheet {
 	return t
 }
 
-// gather measures in a number of turns, and fills the group with what they have given: the
-// series of parts first.
+// gather measures in a number of turns, and fills the group with the results: the series
+// of parts first.
 func (s *session) gather(g *report.Group, turns int, turn func(t *sheet, turn int) error, parts ...part) (*report.Group, error) {
 	t := newSheet(parts)
 	for n := 1; n <= turns; n++ {
@@ -116,7 +116,7 @@ func (t *sheet) add(p part, r *bench.Result, turn int) {
 
 func (g *gathered) put(m report.Metric, v float64) { g.values[m] = append(g.values[m], v) }
 
-// told puts what a program has told; figures that it has not are 0.
+// told records the figures that a program has reported; the others are 0.
 func (g *gathered) told(figures map[report.Metric]float64) {
 	for m, v := range figures {
 		if v > 0 {

@@ -37,7 +37,7 @@ type Config struct {
 	ProxyArgs  []string // with which it becomes a proxy: via-xdp proxy
 	Stderr     io.Writer
 
-	// Progress is told what comes next; may be nil.
+	// Progress, if not nil, is called before each step.
 	Progress func(Progress)
 }
 
@@ -56,10 +56,9 @@ const (
 	DefaultMTU      = 1500
 )
 
-// Run measures the groups that cfg names, one after the other. A group that
-// fails is not in the report, and is named by the error; the others go on, on
-// new beds, unless nothing can run here or ctx has ended. Without privilege the
-// error is a *testbed.MissingError.
+// Run measures the groups that cfg names, one after the other. A failed group is missing
+// from the report, and the error names it. The others go on, on new beds, unless nothing
+// can run here or ctx has ended. Without privilege the error is a *testbed.MissingError.
 func Run(ctx context.Context, cfg Config) (*report.Report, error) {
 	chosen, err := choose(cfg.Groups)
 	if err != nil {
@@ -109,11 +108,11 @@ func Estimate(cfg Config) (time.Duration, error) {
 	return sum/2 + time.Duration(float64(sum)/2*s.duration().Seconds()/DefaultDuration.Seconds()), nil
 }
 
-// quickPart is about how many times as long a turn takes that is not quick.
+// quickPart is about how many times longer a full turn takes than a quick one.
 const quickPart = 4
 
-// session is one run of the suite: the beds that it has made, and what was
-// asked for. It belongs to one goroutine.
+// session is one run of the suite: its config and the beds that it has made. It belongs
+// to one goroutine.
 type session struct {
 	Config
 	ctx  context.Context
@@ -132,8 +131,8 @@ func (s *session) bedConfig(mtu int) bench.BedConfig {
 	}
 }
 
-// bed is the place to measure on with an MTU, two pinned workers joined by two
-// pairs. It is made when it is first asked for and lasts as long as the session.
+// bed returns the bed of an MTU: two pinned workers joined by two pairs. It is made at
+// first use and lasts as long as the session.
 func (s *session) bed(mtu int) (*bench.Bed, error) {
 	if b := s.beds[mtu]; b != nil {
 		return b, nil
@@ -155,7 +154,7 @@ func (s *session) close() error {
 	return errors.Join(errs...)
 }
 
-// turns is how often the rows of a group are gone through.
+// turns is how many turns a group has.
 func (s *session) turns() int {
 	switch {
 	case s.Turns > 0:
@@ -177,7 +176,8 @@ func (s *session) duration() time.Duration {
 	return DefaultDuration
 }
 
-// longer is how long a measurement lasts that takes at least some time to mean something.
+// longer is the length of a measurement that needs at least the given time for a
+// meaningful result.
 func (s *session) longer(least time.Duration) time.Duration {
 	if s.Quick {
 		return s.duration()
@@ -185,10 +185,10 @@ func (s *session) longer(least time.Duration) time.Duration {
 	return max(least, s.duration())
 }
 
-// mtu is that of the groups that do not say which.
+// mtu is that of groups without an MTU of their own.
 func (s *session) mtu() int { return cmp.Or(s.MTU, DefaultMTU) }
 
-// step tells what is done next within the group.
+// step reports the next step within the group.
 func (s *session) step(format string, args ...any) {
 	if s.Progress == nil {
 		return
@@ -206,8 +206,8 @@ type group struct {
 
 	plans *experiment // that it runs; nil: none
 
-	// run measures, in s.turns() turns in each of which all rows are gone
-	// through. Name and title of its result are set by the caller.
+	// run measures all rows in each of s.turns() turns. The caller sets name and title of
+	// its result.
 	run func(*session) (*report.Group, error)
 }
 
@@ -236,9 +236,9 @@ func Groups() []Group {
 // All is the word for all groups, also the slow ones.
 const All = "all"
 
-// choose finds the groups that words name, each once, in the order of the
-// report; without words all but the slow ones. A word is a name or the beginning of
-// names, or All; one that is a name means that group alone.
+// choose returns the groups that words name, each once, in the order of the report;
+// without words, all but the slow ones. A word is the name of one group, a prefix of
+// several names, or All.
 func choose(words []string) ([]group, error) {
 	all := groups()
 	if len(words) == 0 {

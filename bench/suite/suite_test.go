@@ -199,8 +199,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// A row that cannot be measured here is left out, and it is said; the others are
-// measured.
+// A row that cannot be measured here is left out with a note; the others are measured.
 func TestLeftOut(t *testing.T) {
 	nstest.Require(t)
 	s := newSession(t.Context(), shortly())
@@ -224,7 +223,7 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// The programs in C stand behind what they are compared with.
+// The programs in C follow the rows that they are compared with.
 func TestWithTwins(t *testing.T) {
 	names := withTwins(bench.Names())
 	for _, c := range bench.ProgramsInC() {
@@ -319,8 +318,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// The suite ends before one has forgotten it, and the quick one before one goes
-// away; with the slow groups it takes longer.
+// Estimates stay within limits: a quick run takes at most a minute, a default run 15 minutes,
+// and a run with the slow groups 30.
 func TestEstimate(t *testing.T) {
 	for _, c := range []struct {
 		cfg   Config

@@ -47,7 +47,7 @@ func TestAgent(t *testing.T) {
 	}
 	agent := func(n *nstest.NS, name string) *bed {
 		socket := filepath.Join(dir, name, "agent.sock")
-		// It serves programs one after the other; t.Context ends before it is told to end.
+		// It serves programs one after the other; t.Context ends before it is stopped.
 		ctx, cancel := context.WithTimeout(context.Background(), 4*programTime)
 		t.Cleanup(cancel)
 		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", settings, "--socket", socket, "--no-fdstored")}

@@ -34,8 +34,7 @@ type room struct {
 	discriminator int // of a requester
 }
 
-// settings are options by variables of the environment. The first of them whose value
-// makes no sense is the error.
+// settings are options by variables of the environment. The first invalid value is the error.
 type settings struct {
 	opts []vipl.Option
 	err  error
@@ -47,7 +46,7 @@ func (s *settings) wrong(err error) {
 	}
 }
 
-// number is the value of a variable, at most so much; 0 where it is not set.
+// number is the value of a variable, at most most; 0 if it is not set.
 func (s *settings) number(name string, most int) int {
 	text := variable(name)
 	if text == "" {
@@ -65,7 +64,7 @@ func (s *settings) number(name string, most int) int {
 	return n
 }
 
-// More than a machine has, or a program waits for; sums and products of them are numbers yet.
+// Bounds beyond any machine's size or any wait; their sums and products do not overflow.
 const (
 	mostArena   = 1 << 40       // bytes
 	mostChunks  = 1 << 24       // package xdpnic's

@@ -109,9 +109,9 @@ func viago_connect_wait(h C.uintptr_t, local *C.VIP_NET_ADDRESS, ms C.VIP_ULONG,
 	})
 }
 
-// connectWait is ConnectWait for a program that has room for a host as long as the
-// NIC's and a discriminator of maxDisc bytes, if for any address: the requester
-// says how long both are, and one that asks for more is rejected.
+// connectWait is ConnectWait for a program that has room for a host as long as the NIC's and
+// a discriminator of maxDisc bytes, if it accepts any address. The requester chooses both
+// lengths; a request with longer ones is rejected.
 func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded bool) (*vipl.Conn, error) {
 	end := time.Now().Add(timeout)
 	for {

@@ -12,13 +12,14 @@ import (
 	"viaxdp/vipl"
 )
 
-// firstPage is where no program has memory: Go takes a pointer there for a corrupt one, unless
-// it has start.c's settings, as a library of plain go build -buildmode=c-shared has not.
+// firstPage is the end of the first page, where no program has memory. Go rejects a pointer
+// there as corrupt, unless start.c has set invalidptr=0. A library of plain go build
+// -buildmode=c-shared lacks that setting.
 const firstPage = 4096
 
-// descriptor is the program's, where the program has it. The pointer is read from
-// the argument's memory rather than converted: it may be any number, one within Go's heap
-// too (invalidptr=0), until package vipl has found registered memory there.
+// descriptor returns the program's descriptor in place. The pointer is read from the
+// argument's memory rather than converted: it may be any number, one within Go's heap too
+// (invalidptr=0), until package vipl has found registered memory there.
 func descriptor(at *C.uintptr_t) *vipl.Descriptor {
 	if *at < firstPage {
 		return nil

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// deviceFor finds the interface that a program means by a device's name of old:
-// $VIA_DEVICE; else the interface of that name, without directory; else the one
-// that what follows its last underscore names; else number N of the interfaces
-// that could be meant, where the name ends in N, or the first.
+// deviceFor finds the interface for the device name of an old program. In order:
+// $VIA_DEVICE; the interface of that name, without directory; the interface named after
+// its last underscore; if the name ends in a number N, candidate number N; the first
+// candidate.
 func deviceFor(name string) string {
 	base := path.Base(name)
 	if to, ok := configured(variable("VIA_DEVICE"), name, base); ok {

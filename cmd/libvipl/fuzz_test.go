@@ -29,8 +29,8 @@ var numbers = map[string]int64{
 	"VIA_ADDRESS_LEN": 6,
 }
 
-// A variable of the environment has a value that makes sense, or is the error, by name and value; what is
-// accepted is in its bounds. The key's is the content of a file.
+// FuzzEnvironment: a variable of the environment is valid, or the error names it with its value. Accepted
+// values are within their bounds. The key's value is the content of a file.
 func FuzzEnvironment(f *testing.F) {
 	names := slices.Sorted(func(yield func(string) bool) {
 		for name := range words {
@@ -99,8 +99,8 @@ func FuzzEnvironment(f *testing.F) {
 	})
 }
 
-// A device's name stands for an interface that the variable has said, without what is around it, the exact name
-// before the others; or for one of the machine's that can be meant; or for itself.
+// FuzzDevice: a device's name stands for an interface that the variable names, trimmed, with the exact name
+// first; or for one of the machine's candidates; or for itself.
 func FuzzDevice(f *testing.F) {
 	for _, c := range [][2]string{
 		{"", "/dev/clanvi0"}, {"eth1", "/dev/clanvi0"}, {"clanvi0=a,clanvi1=b,*=c", "/dev/clanvi0"}, {"*=c, /dev/clanvi0 = a", "/dev/clanvi0"},

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Programs that are linked statically, with libvipl.a and all else, or with everything
-// but the library, run as others do.
+// Programs linked statically, with libvipl.a or with everything but the library, run
+// like others.
 func TestStatic(t *testing.T) {
 	lib := library(t)
 	b := newBed(t, 1500)
@@ -30,8 +30,8 @@ func TestStatic(t *testing.T) {
 	}
 }
 
-// What is installed under a prefix is what pkg-config tells of, and a program that is
-// linked by that asks for the library by its soname and the version of its symbols.
+// pkg-config describes what is installed under a prefix. A program linked with that
+// refers to the library by its soname and the version of its symbols.
 func TestInstall(t *testing.T) {
 	made := library(t, "pkg-config", "readelf")
 	out, root := t.TempDir(), t.TempDir()
@@ -69,8 +69,8 @@ func TestInstall(t *testing.T) {
 	newBed(t, 1500).one(t, program, "server", "via0")
 }
 
-// The example that is installed is built by the commands of vipl(7), under a prefix that
-// nothing searches by itself, and runs.
+// The installed example is built by the commands of vipl(7), under a prefix outside of
+// the default search paths, and runs.
 func TestInstalledExample(t *testing.T) {
 	made := library(t, "pkg-config", "sh", "man")
 	prefix, out := t.TempDir(), t.TempDir()
@@ -130,8 +130,8 @@ func TestExampleCompiles(t *testing.T) {
 	}
 }
 
-// The Debian package has library, header, pkg-config file and manual pages where
-// programs and people look for them, and a program compiles against it.
+// The Debian package has library, header, pkg-config file and manual pages in the usual
+// places, and a program compiles against it.
 func TestDebianPackage(t *testing.T) {
 	made := library(t, "dpkg-deb", "gzip")
 	out, root := t.TempDir(), t.TempDir()

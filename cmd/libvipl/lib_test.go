@@ -45,9 +45,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// library builds the library, or ends a test that has not what it takes. It and its
-// programs are processes of their own that make builds: how go test was built, as by
-// -race, changes nothing in them.
+// library builds the library, or ends the test if a tool is missing. make builds it and
+// its programs, which run as separate processes. So build flags of go test, such as
+// -race, do not affect them.
 func library(t testing.TB, tools ...string) string {
 	t.Helper()
 	if testing.Short() {
@@ -126,14 +126,14 @@ func (b *bed) with(env ...string) *bed {
 	return &c
 }
 
-// namesFile is of addresses for which a program has no room, but for their hosts.
+// namesFile has addresses that a program has no room for, except for their hosts.
 const namesFile = `fd00::9 node2
 10.1.2.7 node2 disc="a service"
 10.1.2.8 node2 disc="another"
 `
 
-// silence is the time after which a peer is taken for dead: a test machine may be too
-// busy to speak sooner.
+// silence is the time after which a peer is taken for dead. It is long, as a test
+// machine may be busy.
 const silence = 30 * time.Second
 
 func newBed(t testing.TB, mtu int, env ...string) *bed {
@@ -219,8 +219,8 @@ func (b *bed) two(t testing.TB, program, device string, args ...string) string {
 	return out
 }
 
-// pairs are the programs of two sides, with arguments that keep them short, and
-// what the client says in the end.
+// pairs are the programs of two sides, with arguments that keep them short, and the
+// client's last output.
 var pairs = []struct {
 	program, device string
 	args            []string
@@ -269,8 +269,7 @@ func programs(t *testing.T, c compiler, lib string, b *bed) {
 	}
 }
 
-// The header is one for every standard that a program may be compiled by, and has no
-// warning of its own.
+// The header compiles under every standard, without a warning of its own.
 func TestHeader(t *testing.T) {
 	library(t, "gcc", "g++", "clang")
 	const warnings = "-fsyntax-only -Wall -Wextra -pedantic -Wshadow -Wconversion -Wstrict-aliasing=1 -Werror"
@@ -392,8 +391,8 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// A thread that loses its CPU in the midst of a poll goes on when the NIC is closed, its
-// memory collected, and many other handles were freed.
+// A thread is descheduled in a poll, and resumes safely after the NIC was closed, its
+// memory was collected, and many other handles were freed.
 func TestPreemptedPoll(t *testing.T) {
 	lib := library(t)
 	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "preempted")
@@ -402,7 +401,7 @@ func TestPreemptedPoll(t *testing.T) {
 	}
 }
 
-// A program that loads the library when it wants it, after its threads, and lets go of
+// A program that loads the library late, after it has started its threads, and unloads
 // it again, finds all 41 operations and can use them.
 func TestLoaded(t *testing.T) {
 	lib := library(t)
@@ -412,8 +411,8 @@ func TestLoaded(t *testing.T) {
 	}
 }
 
-// A request that cannot be accepted, here since the MTU leaves no room for data, can be
-// rejected, so that the other side does not wait for its answer.
+// A request that cannot be accepted, here because the MTU leaves no room for data, can
+// be rejected, so that the other side need not wait for an answer.
 func TestNarrow(t *testing.T) {
 	lib := library(t)
 	b := newBed(t, 1500)
@@ -427,8 +426,8 @@ func TestNarrow(t *testing.T) {
 	b.one(t, compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "process"), "narrow", "via0")
 }
 
-// A program that is linked with the library or has it preloaded, and does not call
-// it, has no thread and no signal handler of it.
+// A program that is linked with the library or preloads it, and does not call it, has no
+// thread or signal handler of the library.
 func TestPreload(t *testing.T) {
 	lib := library(t)
 	status := func(env ...string) (lines []string) {
@@ -477,12 +476,13 @@ func TestSymbols(t *testing.T) {
 	}
 }
 
-// TestSanitizers runs the programs with AddressSanitizer and
-// UndefinedBehaviorSanitizer: the library writes where it may and nowhere else.
+// TestSanitizers runs the programs with AddressSanitizer and UndefinedBehaviorSanitizer:
+// the library writes only where it may.
 func TestSanitizers(t *testing.T) {
 	lib := library(t)
 	c := compiler{"gcc", "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized"}
-	// Go's memory is not searched for pointers, so that leaks are not asked for.
+	// Leak detection is off, because the sanitizer does not search Go's memory for
+	// pointers.
 	b := newBed(t, 1500, "ASAN_OPTIONS=detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS=print_stacktrace=1")
 	programs(t, c, lib, b)
 }

@@ -34,8 +34,8 @@ type nic struct {
 	regions map[vipl.MemHandle]*vipl.Region
 }
 
-// procs is the least number of Go's processors. The thread of a program that has
-// called keeps one, on a machine with one or two others wait for it.
+// procs is the least number of Go's processors. A calling thread of the program keeps a
+// processor, so with one or two of them others would wait.
 const procs = 8
 
 //export viago_bind
@@ -134,7 +134,7 @@ func viago_poll(h C.uintptr_t, tend C.int) C.int {
 	return C.VIP_SUCCESS
 }
 
-// Version of the library, as ProviderVersion tells it: major << 16 | minor.
+// Version of the library, as ProviderVersion returns it: major << 16 | minor.
 const version = 1 << 16
 
 // maxPtags leaves handles of the process for other things.

@@ -15,8 +15,8 @@ const turnsVariable = "VIA_SPEED_TURNS"
 
 // TestSpeed compares the ping-pong and window programs in C with the same in Go,
 // written in the same way, and with TCP: all in turns on one veth pair, a process a
-// CPU. It prints a table of the medians for docs/libvipl.md, and fails only when a
-// program does: what a machine is busy with is not the library's fault.
+// CPU. It prints a table of the medians for docs/libvipl.md. It fails only when a
+// program does, as a busy machine is not the library's fault.
 func TestSpeed(t *testing.T) {
 	turns, err := strconv.Atoi(os.Getenv(turnsVariable))
 	if err != nil || turns < 1 {

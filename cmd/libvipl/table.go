@@ -43,8 +43,8 @@ var table struct {
 	uses  [slots]uint32
 	fresh uint32   // slots from here on were never used
 	free  []uint32 // others, the one that was freed first in front
-	// What was freed, and its slots. A poll of another thread may still be looking at
-	// it: reclaim tells, once there are due of them.
+	// What was freed, and its slots. A poll of another thread may still use it. Once there are
+	// due of them, reclaim finds out.
 	late []*entry
 	due  int
 }
@@ -160,9 +160,9 @@ func removeLocked(h C.uintptr_t) {
 	}
 }
 
-// reclaim gives back what was freed and no poll is looking at. A poll stores its slot in
-// via_polls before it looks at the slot's handle (poll.c, hold). So behind the barrier each
-// poll is either seen there, or finds that the handle is not valid. Under table.mu.
+// reclaim releases what was freed and no poll uses. A poll stores its slot in via_polls before
+// it reads the slot's handle (poll.c, hold). So after the barrier each poll is either visible
+// there, or finds that the handle is invalid. Under table.mu.
 func reclaim() {
 	t := &table
 	kept := t.late[:0]
@@ -205,7 +205,7 @@ func address[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointe
 // poll.c counts as many polls in vain as package vipl does.
 var _ [C.COALESCE_POLLS]struct{} = [vipl.CoalescePolls]struct{}{}
 
-// watchPort tells poll.c where to look for frames.
+// watchPort gives poll.c the addresses to check for frames.
 func (n *nic) watchPort(s *C.struct_via_slot, pin *runtime.Pinner) {
 	w := n.words
 	pin.Pin(w.Idle)

@@ -8,8 +8,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// What is created while another thread closes the NIC gets no handle: nothing would
-// ever give its slot back.
+// An object that is created while another thread closes the NIC gets no handle: nothing
+// would ever release its slot.
 func TestNoHandleAfterClose(t *testing.T) {
 	n := &nic{handles: map[uintptr]struct{}{}}
 	var err error

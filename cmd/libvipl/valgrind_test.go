@@ -6,15 +6,14 @@ import (
 	"testing"
 )
 
-// bad is how Memcheck begins to tell of wrong accesses of the process, rather than of
-// arguments of system calls: those lie on Go's stacks, which valgrind does not know.
+// bad matches how Memcheck reports wrong accesses of the process, rather than arguments
+// of system calls: those lie on Go's stacks, which valgrind does not know.
 var bad = regexp.MustCompile(`==\d+== (Invalid|Mismatched|Source and destination|Jump|Process terminating|Argument)`)
 
-// TestValgrind runs programs in Memcheck: what the library reads and writes of their
-// memory, Go's half included, is memory that they have. Go's own lies above all that
-// valgrind gives out, and is ignored (valgrind says that the range is large, and
-// ignores it all the same). Undefined values are not looked for: each goroutine's
-// stack is one for it.
+// TestValgrind runs programs in Memcheck: the library, its Go half included, reads and
+// writes only valid memory of theirs. Go's own memory lies above all that valgrind
+// allocates, and is ignored (valgrind warns that the range is large). Undefined values
+// are not checked: each goroutine's stack looks undefined to it.
 func TestValgrind(t *testing.T) {
 	lib := library(t, "valgrind")
 	c := compiler{"gcc", "-O1 -g -Wno-maybe-uninitialized"}

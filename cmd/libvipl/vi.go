@@ -32,8 +32,8 @@ func handleOf(v *vipl.VI) C.uintptr_t { return v.Value().(*vi).handle }
 func (v *vi) object() any { return v.VI }
 func (c *cq) object() any { return c.CQ }
 
-// setPointer stores a handle in memory of the program, which may hold anything:
-// as a number, since Go looks at what a pointer it replaces pointed to.
+// setPointer stores a handle in memory of the program, which may hold anything: as a
+// number, since Go's write barrier would follow the old pointer.
 func setPointer(at unsafe.Pointer, h C.uintptr_t) { *(*C.uintptr_t)(at) = h }
 
 // viAttributes reads a VI's attributes from the program.

@@ -25,7 +25,7 @@ import (
 // defaultAgentConfig is read if it exists; another file must.
 const defaultAgentConfig = "/etc/via-xdp/agent.toml"
 
-// fdstoredCommand is the hidden command of the agent's keeper.
+// fdstoredCommand is the hidden command of the agent's descriptor store.
 const fdstoredCommand = "internal-fdstored"
 
 func newAgent(env environment) *cobra.Command {

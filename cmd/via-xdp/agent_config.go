@@ -95,7 +95,7 @@ func (s *agentSettings) override(socket, metrics string, interfaces []string) (e
 	return nil
 }
 
-// checkMetrics tells whether the address for metrics is one, without looking up its host.
+// checkMetrics validates the address for metrics, without looking up its host.
 func (s *agentSettings) checkMetrics() error {
 	if s.metrics == "" {
 		return nil

@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// A user that is named twice, by name and by number, is an error: which of the two quotas holds must not
-// depend on the order of a map.
+// A user named twice, by name and by number, is an error: the order of a map must not decide which quota holds.
 func TestUserNamedTwice(t *testing.T) {
 	const twice = "[user.root]\nqueues = 1\n[user.0]\nqueues = 2\n"
 	if s, err := parseAgentSettings([]byte(twice)); err == nil || !strings.Contains(err.Error(), "named twice") {
@@ -19,7 +18,8 @@ func TestUserNamedTwice(t *testing.T) {
 	}
 }
 
-// The command line may name the socket from where it is: its descriptor store is elsewhere.
+// The command line may name the socket relative to the working directory; the descriptor store runs in another
+// directory.
 func TestRelativeSocket(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
@@ -32,7 +32,7 @@ func TestRelativeSocket(t *testing.T) {
 	}
 }
 
-// Whatever is in the settings file, it is settings within their bounds, or an error of one line, or more, each time the same.
+// FuzzAgentSettings: any settings file gives settings within their bounds, or an error, the same each time.
 func FuzzAgentSettings(f *testing.F) {
 	f.Add([]byte("socket = \"/run/a\"\nmode = \"0660\"\nmax_connections = 5\n[quota]\nqueues = 3\npinned = \"64MiB\"\n" +
 		"[user.0]\nvis = 9\n[interface.eth0]\nport = 4800\nmax_vis = 64\nmode = \"generic\"\nusers = [\"0\", \"12\"]\n"))
@@ -71,8 +71,8 @@ func FuzzAgentSettings(f *testing.F) {
 	})
 }
 
-// The agent reports the capabilities that are missing in the kernel's line, whatever the program's name and the rest of
-// the file are. A file without that line stops no agent.
+// FuzzCapabilities: the agent reports the capabilities that the kernel's line lacks, for any program name and any
+// other content of the file. A file without that line does not stop the agent.
 func FuzzCapabilities(f *testing.F) {
 	f.Add("via-xdp", uint64(0x1ffffffffff), "CapBnd:\t0\n")
 	f.Add("CapEff:0", uint64(0x3000), "")

@@ -29,7 +29,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Every setting arrives; what is not said has its default.
+// Every setting takes effect; settings that are not given have their defaults.
 func TestAgentSettings(t *testing.T) {
 	got, err := parseAgentSettings([]byte(`
 socket = "/run/x/agent.sock"
@@ -106,7 +106,7 @@ func TestAgentSettingsExample(t *testing.T) {
 	}
 }
 
-// What is wrong is an error that says where.
+// An invalid setting is an error that says where it is.
 func TestAgentSettingsErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"\nqeues = 3":                                             "line 2: there is no setting qeues",
@@ -138,7 +138,7 @@ func TestAgentSettingsErrors(t *testing.T) {
 	}
 }
 
-// The command serves at its socket until it is told to end, and leaves nothing.
+// The command serves at its socket until it is stopped, and leaves nothing.
 func TestAgentCommand(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -287,14 +287,14 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// As it comes the agent serves root alone, or its group, and tells others how they are let in; users other
-// than root get the interfaces that the command line names.
+// By default the agent serves root alone, or its group. Other users get an error with the remedy. Users
+// other than root get the interfaces that the command line names.
 func TestAgentDefaults(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	for _, c := range []struct {
 		settings string
 		args     []string
-		want     string // of what a user is told; empty: the NIC opens
+		want     string // in the error of a user; empty: the NIC opens
 	}{
 		{"", nil, "permission denied"},
 		{"mode = \"0666\"\n", nil, "-i via0"},

@@ -43,7 +43,7 @@ func (s *suiteFlags) add(f *pflag.FlagSet) {
 	s.json.flag(f, "write the report also to this `file`; - for standard output, the table then goes to standard error")
 }
 
-// resultsDir has a directory of each run that is not told where to write.
+// resultsDir has a directory for each run without a flag that says where to write.
 const resultsDir = "bench-results"
 
 func newBench(env environment) *cobra.Command {
@@ -109,8 +109,8 @@ func (s *suiteFlags) run(cmd *cobra.Command, env environment, groups []string) (
 // reportName is the report's in its directory.
 const reportName = "report.json"
 
-// renew measures groups anew and puts them into the report at path; with those of a run
-// that has failed, too.
+// renew measures groups again and puts them into the report at path, even those of a
+// run that has failed.
 func (s *suiteFlags) renew(cmd *cobra.Command, env environment, path string, groups []string) (*report.Report, error) {
 	r, err := readReport(path)
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *suiteFlags) renew(cmd *cobra.Command, env environment, path string, gro
 		return nil, fmt.Errorf("--turns: %w", err)
 	}
 	if s.out != "" && filepath.Clean(s.out) != filepath.Dir(path) {
-		return nil, fmt.Errorf("--out: the histograms of groups that are measured anew lie beside those of %s: leave it out", path)
+		return nil, fmt.Errorf("--out: the histograms of groups that are measured again lie beside those of %s: leave it out", path)
 	}
 	s.out = filepath.Dir(path)
 	by, err := s.measure(cmd, env, groups)
@@ -306,8 +306,8 @@ func readReport(path string) (*report.Report, error) {
 	return r, nil
 }
 
-// withoutPlaces leaves out the flags that say where results go, and nothing of what
-// is measured: they are the directories of who has run it.
+// withoutPlaces leaves out the flags that say where results go: they are directories of
+// the user. It keeps all flags that affect the measurement.
 func withoutPlaces(args []string) []string {
 	var kept []string
 	for i := 0; i < len(args); i++ {
@@ -335,7 +335,7 @@ func commandLine(args []string) string {
 	return strings.Join(words, " ")
 }
 
-// roughly is an estimate as people say it.
+// roughly formats an estimate in rounded units.
 func roughly(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%.0f seconds", max(d.Round(5*time.Second), 5*time.Second).Seconds())

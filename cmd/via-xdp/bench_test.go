@@ -75,7 +75,7 @@ func TestBenchFlags(t *testing.T) {
 	if plots, _ := filepath.Glob(filepath.Join(out, "*.svg")); len(plots) != 1 {
 		t.Errorf("plots: %v", plots)
 	}
-	// As a user who gives no flags gets it.
+	// The defaults, without flags.
 	t.Chdir(t.TempDir())
 	status, jsonOut, table := call(r, "bench", "--json", "-")
 	if status != exitFine || !r.suite.Hugepages || r.suite.Mode != "generic" || r.suite.Quick || r.suite.Turns != 0 || r.suite.MTU != 1500 {
@@ -86,7 +86,7 @@ func TestBenchFlags(t *testing.T) {
 	}
 }
 
-// What was measured before a group failed is kept and shown.
+// The groups measured before a failed one are kept and shown.
 func TestBenchFails(t *testing.T) {
 	out := t.TempDir()
 	r := &recorder{report: sampleReport(2), err: errors.New("vibe-cq: a frame was lost")}
@@ -171,8 +171,7 @@ func TestBenchDoc(t *testing.T) {
 	}
 }
 
-// Groups that are measured anew take the place of those of a report, and nothing else
-// changes.
+// Groups that are measured again replace those of a report, and nothing else changes.
 func TestBenchRenew(t *testing.T) {
 	dir := t.TempDir()
 	path, docs := filepath.Join(dir, "report.json"), filepath.Join(dir, "docs")
@@ -216,8 +215,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// What a report says of its command has no directories of who has run it, however
-// they are written.
+// The command in a report has no directories of the user, however they are written.
 func TestWithoutPlaces(t *testing.T) {
 	for _, test := range []struct {
 		args []string

@@ -83,8 +83,8 @@ func TestCleanupLeavesYoungFiles(t *testing.T) {
 	}
 }
 
-// A directory that others may change can name anybody's socket: cleanup, which may
-// be root's, leaves it.
+// A directory that others may change can name any user's socket: cleanup, which may run
+// as root, leaves it.
 func TestCleanupLeavesOthersSockets(t *testing.T) {
 	socket, _, _ := leave(t)
 	link := filepath.Join(t.TempDir(), "proc")

@@ -138,7 +138,7 @@ func printAgents(w io.Writer, infos []described, agent string) {
 	}
 }
 
-// whichAgent returns a function that tells what opens an interface for programs that this user
+// whichAgent returns a function that names what opens an interface for programs that this user
 // starts from here. An empty name stands for any interface.
 func whichAgent(ctx context.Context) func(name string) string {
 	all := func(text string) func(string) string { return func(string) string { return text } }

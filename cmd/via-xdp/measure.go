@@ -136,8 +136,8 @@ func checkSilence(d time.Duration) error {
 	return nil
 }
 
-// otherSide refuses flags of which nothing would come on this side. What the client chooses,
-// such as sizes, may be told to the server, too: perftest has it so.
+// otherSide refuses flags that have no effect on this side. The server accepts flags that
+// the client chooses, such as sizes, as perftest does.
 func otherSide(f *pflag.FlagSet, server bool) error {
 	if !server && f.Changed("keep") {
 		return errors.New("--keep is of the server, and with a SERVER this is the client")

@@ -31,8 +31,8 @@ func TestMpirunArgs(t *testing.T) {
 	}
 }
 
-// The command starts what it was told, and ends with the status of the rank that
-// ended the job.
+// The command starts the given program, and ends with the status of the rank that ended
+// the job.
 func TestMpirun(t *testing.T) {
 	var got mpirun.Job
 	var end error

@@ -67,8 +67,8 @@ func checkDirectory(flag, dir string) error {
 	}
 }
 
-// jsonFile is where a result goes as JSON, beside what people read of it; "-" is
-// standard output, empty nowhere.
+// jsonFile is where a result goes as JSON, beside the text output; "-" is standard
+// output, empty is nowhere.
 type jsonFile string
 
 func (j *jsonFile) flag(f *pflag.FlagSet, usage string) {
@@ -99,7 +99,7 @@ func (j jsonFile) check() error {
 	return nil
 }
 
-// text is where what people read goes.
+// text returns the writer for the text output.
 func (j jsonFile) text(env environment) io.Writer {
 	if j == "-" {
 		return env.stderr
@@ -140,8 +140,8 @@ func writeFile(path string, write func(io.Writer) error) error {
 	return errors.Join(write(f), f.Close())
 }
 
-// printed is standard output. It remembers what went wrong, since those who print line by
-// line do not look.
+// printed is standard output. It remembers the first error, since callers that print line
+// by line do not check.
 type printed struct {
 	w   io.Writer
 	err error

@@ -107,8 +107,8 @@ func newProxy(env environment) *cobra.Command {
 // the goroutine that sleeps for frames keeps one, and others would wait until the runtime notices.
 const leastProcs = 2
 
-// aboutKey says what this side has, where the error is that keys do not go together: its
-// text is the same on both sides.
+// aboutKey adds this side's key setting to an error about keys that do not match, because the
+// error's text is the same on both sides.
 func aboutKey(err error, psk string) string {
 	switch {
 	case !errors.Is(err, vipl.ErrSecurity):

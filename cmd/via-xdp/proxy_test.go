@@ -45,7 +45,7 @@ func TestProxyFlags(t *testing.T) {
 	}
 }
 
-// heard is what a command says, while it runs.
+// heard is the output of a command while it runs.
 type heard struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -89,9 +89,9 @@ func startProxy(t *testing.T, ns *nstest.NS, args ...string) (at net.Addr, says 
 	return at, says, end
 }
 
-// Two proxies with the same key forward. Where only one has a key, or they differ, the
-// program's connection is reset, the server hears of none, and both proxies say why and
-// what they have.
+// Two proxies with the same key forward. If only one has a key, or the keys differ, the program's
+// connection is reset, the server sees none, and both proxies report the reason and their own
+// setting.
 func TestProxyKeys(t *testing.T) {
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -88,8 +88,8 @@ func protocolOf(name string) (mvich.Protocol, error) {
 	return 0, fmt.Errorf("unknown protocol %q: auto, eager, r3, rget, rput", name)
 }
 
-// rankSilence is long: ranks compute, on machines that are busy, and the end of a
-// process is noticed without it.
+// rankSilence is long, because ranks compute on busy machines. The end of a process is
+// noticed without it.
 const rankSilence = 10 * time.Second
 
 // rank is this process's part of a job that a launcher has started. When ctx ends, it

@@ -120,8 +120,8 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 	return a.Close()
 }
 
-// readResult reads as much of a file as an archive takes. The archive goes to others, so that
-// a link, by which somebody else may name a file of this user, is not followed.
+// readResult reads as much of a file as an archive takes. It follows no link: another user
+// could make one that names a file of this user, and the archive goes to others.
 func readResult(name string) (string, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, unix.ELOOP) {

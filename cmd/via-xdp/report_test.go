@@ -86,7 +86,7 @@ func TestReportCommand(t *testing.T) {
 	}
 
 	// What is not a file, or a link to one, is refused, and read no further than an archive
-	// takes; an interface that cannot be asked is told.
+	// takes; an interface that cannot be inspected is reported.
 	link, pipe, long := filepath.Join(dir, "link"), filepath.Join(dir, "pipe"), filepath.Join(dir, "long")
 	if err := errors.Join(os.Symlink(result, link), unix.Mkfifo(pipe, 0o600), os.WriteFile(long, nil, 0o600),
 		os.Truncate(long, 1<<40)); err != nil {
@@ -113,8 +113,8 @@ func TestReportCommand(t *testing.T) {
 		t.Errorf("%d bytes of a long file", got)
 	}
 
-	// A file that is there stays, an interface that is not is an error, and a
-	// report that fails leaves no half.
+	// An existing file is not overwritten, a missing interface is an error, and a failed
+	// report leaves no partial file.
 	out.Reset()
 	env.args = []string{"report", "lo", "-o", file}
 	if status := run(t.Context(), env); status == exitFine {

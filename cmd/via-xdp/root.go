@@ -68,7 +68,7 @@ func production() actions {
 	}
 }
 
-// Hidden commands with which the program becomes a child of itself.
+// Hidden commands for child processes that run this program.
 const (
 	workerCommand = "internal-worker"
 	guardCommand  = "internal-guard"
@@ -185,7 +185,7 @@ func newVersion(env environment) *cobra.Command {
 				return printJSON(env.stdout, struct {
 					Version string `json:"version"`
 					Go      string `json:"go"`
-					Format  uint8  `json:"format"` // of frames; ping tells a host's
+					Format  uint8  `json:"format"` // of frames; ping reports a host's
 				}{bench.Version(), runtime.Version(), wire.Version & 0xf})
 			}
 			_, err := fmt.Fprintln(env.stdout, "via-xdp", bench.Version())

@@ -19,12 +19,11 @@ import (
 	"viaxdp/vipl"
 )
 
-// Scripts of testdata/script: the program as a person types it. Two NICs talk
-// beside them, in namespaces a and b, in which "in a COMMAND" runs a command; idle,
-// and served and peer, which are joined, are of each script alone. "start a NAME COMMAND" goes on
-// with the script, has the output in NAME.out and the process in $NAME; "end NAME
-// STATUS" ends it. "await FILE" waits for a file to be there, or "await FILE PATTERN"
-// for something in it.
+// Scripts of testdata/script: the program as a user types it. Two NICs talk beside them, in
+// namespaces a and b, in which "in a COMMAND" runs a command; idle, and served and peer, which
+// are joined, are of each script alone. "start a NAME COMMAND" goes on with the script, has the
+// output in NAME.out and the process in $NAME; "end NAME STATUS" ends it. "await FILE" waits for
+// a file to be there, or "await FILE PATTERN" for something in it.
 func TestScripts(t *testing.T) {
 	nstest.Require(t)
 	runtimeDir := filepath.Join(t.TempDir(), "proc")
@@ -98,8 +97,8 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
-// What a user without rights may do works; the rest says what is missing, with
-// exit status 2.
+// Commands without privileges work for a user without rights; the others report what is missing,
+// with exit status 2.
 func TestAsNobody(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("TestUnprivileged runs it")

@@ -86,7 +86,8 @@ func TestSoakReport(t *testing.T) {
 	}
 }
 
-// An attack is told by its promise and by what came of it, and has no flags of other soaks.
+// The report of an attack has its promise and its result. An attack takes no flags of other
+// soaks.
 func TestSoakAttack(t *testing.T) {
 	r := torture.SoakReport{
 		Seed: 7, Elapsed: 5 * time.Second,
@@ -110,7 +111,7 @@ func TestSoakAttack(t *testing.T) {
 	}
 }
 
-// A broken promise is told in words and by the status; the report comes first.
+// A broken promise is reported in words and by the status; the report comes first.
 func TestSoakBroken(t *testing.T) {
 	bad := goodSoak
 	bad.Violations = []string{"message 8 came, 7 was due"}
@@ -123,7 +124,7 @@ func TestSoakBroken(t *testing.T) {
 	}
 }
 
-// What keeps a soak from beginning is all that is said.
+// If a soak cannot begin, the only output is the reason.
 func TestSoakCannotRun(t *testing.T) {
 	missing := &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}
 	_, status, out, errs := soaked(context.Background(), torture.SoakReport{}, missing)

@@ -14,8 +14,8 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// mostExposure is what systemd-analyze security may give the agent's service at most,
-// in tenths; docs/agent.md says what is left and why.
+// mostExposure is the highest score that systemd-analyze security may give the agent's
+// service, in tenths; docs/agent.md explains the rest.
 const mostExposure = "22"
 
 // The units are good, and the service has no more than it needs, as systemd sees it.
@@ -52,7 +52,7 @@ func TestSystemdUnits(t *testing.T) {
 	}
 }
 
-// The units do what they are for, with systemd as process 1: contrib/systemd/try says what.
+// The units work with systemd as process 1; see contrib/systemd/try.
 func TestSystemdService(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots systemd")

@@ -99,8 +99,8 @@ func explainArguments(cmd *cobra.Command) {
 	}
 }
 
-// refuseUnknown makes cobra's own commands fail for a name that there is not, as ours do:
-// they show help, and that all is well.
+// refuseUnknown makes cobra's own commands fail for an unknown name, as ours do. By
+// default they show help and exit with 0.
 func refuseUnknown(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

@@ -14,7 +14,7 @@ import (
 	"viaxdp/internal/ops/status"
 )
 
-// A command that is called in a wrong way, or with a value out of range, says what is wrong and does nothing.
+// A command with wrong arguments, or a value out of range, reports the error and does nothing.
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"dance":                  `via-xdp has no command "dance"; via-xdp --help lists them`,
@@ -107,7 +107,7 @@ func TestNoSuchCPU(t *testing.T) {
 	}
 }
 
-// A variable that is not set is no interface, no host and no group, and not all of them.
+// An unset variable is no interface, no host and no group; it does not mean all of them.
 func TestEmptyArgument(t *testing.T) {
 	for _, command := range []string{"info", "doctor", "stat", "capture -w x", "ping", "pingpong", "stream", "report -o x", "tune --profile latency", "bench", "gen man"} {
 		r := &recorder{}
@@ -118,7 +118,7 @@ func TestEmptyArgument(t *testing.T) {
 	}
 }
 
-// Text that could not be printed is a failure, also of commands that print line by line.
+// A failed write of output is a failure, also of commands that print line by line.
 func TestFullOutput(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -162,7 +162,7 @@ func TestNoPlaceForReport(t *testing.T) {
 	}
 }
 
-// What has no NIC to ask has --json, too.
+// Commands that need no NIC have --json, too.
 func TestListsAsJSON(t *testing.T) {
 	for _, args := range []string{"version --json", "bench list --json", "doctor --list --json"} {
 		status, out, errs := call(&recorder{}, strings.Fields(args)...)
@@ -205,7 +205,7 @@ func TestLongSocket(t *testing.T) {
 	}
 }
 
-// Settings are not good with which the agent would not start.
+// Settings with which the agent would not start are reported as invalid.
 func TestAgentCheckStarts(t *testing.T) {
 	for text, want := range map[string]string{
 		"group = \"no-group-of-that-name\"": `group of the socket: there is no group "no-group-of-that-name"`,

@@ -1,7 +1,7 @@
-// Command manyvis connects 64 VIs between two programs. It shows how one
-// completion queue serves all of them: it tells which VI has something, so that
-// nobody has to look at each. The server answers each message on the VI on
-// which it came; the client counts the answers.
+// Command manyvis connects 64 VIs between two programs. It shows how one completion
+// queue serves all of them: its entries name the VI, so the program need not poll each.
+// The server answers each message on the VI that it came on; the client counts the
+// answers.
 //
 //	via-xdp testbed up
 //	ip netns exec via0 go run ./examples/manyvis -i via0 &

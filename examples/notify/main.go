@@ -1,7 +1,7 @@
 // Command notify receives messages without a loop that polls or waits. It shows
-// handlers: one for a completed receive, which is for one completion and sets
-// itself again, and one for asynchronous errors, which tells why a connection
-// ended. Both are called on goroutines of the library.
+// handlers: one for a completed receive, which serves one completion and registers
+// itself again, and one for asynchronous errors, which reports why a connection ended.
+// Both are called on goroutines of the library.
 //
 //	via-xdp testbed up
 //	ip netns exec via0 go run ./examples/notify -i via0 &

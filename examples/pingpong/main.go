@@ -1,6 +1,6 @@
-// Command pingpong sends a message there and back 10,000 times and tells how
-// long one way took. It shows the whole of VIA's way: registered memory,
-// descriptors in it, a receive posted before its message comes, and polling.
+// Command pingpong sends a message there and back 10,000 times and prints how long one
+// way took. It shows all steps of VIA: registered memory, descriptors in it, a receive
+// posted before its message comes, and polling.
 //
 //	via-xdp testbed up
 //	ip netns exec via0 go run ./examples/pingpong -i via0 &

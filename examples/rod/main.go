@@ -1,7 +1,8 @@
-// Command rod is a rod whose ends are kept at 0 and at 100 degrees, until its heat
-// has settled: ranks of package mvich, each with a part of it. Neighbours swap the points
-// at their borders in each step (Sendrecv, with ProcNull at the ends of the rod), now and
-// then all agree on how far it has come (AllReduce), and rank 0 prints the whole (Gather).
+// Command rod computes the heat in a rod whose ends are kept at 0 and 100 degrees, until
+// it has settled. Each rank of package mvich has a part of the rod. Neighbours exchange
+// the points at their borders in each step (Sendrecv, with ProcNull at the ends of the
+// rod). Now and then all ranks agree on the largest change (AllReduce), and rank 0 prints
+// the result (Gather).
 //
 //	go build ./examples/rod
 //	via-xdp mpirun -np 4 ./rod

@@ -1,6 +1,6 @@
-// Command stream sends 256 MiB in messages of 64 KiB and tells how fast. It
-// shows flow control: VIA has none of its own, so the receiver grants a credit
-// with an empty message when it has posted receives again. Both sides sleep while they wait.
+// Command stream sends 256 MiB in messages of 64 KiB and prints the rate. It shows flow
+// control: VIA has none of its own, so the receiver grants a credit with an empty message
+// when it has posted receives again. Both sides sleep while they wait.
 //
 //	via-xdp testbed up
 //	ip netns exec via0 go run ./examples/stream -i via0 &
@@ -63,7 +63,7 @@ func run(s *side.Side) error {
 	return send(vi, mem, message)
 }
 
-// send streams. Each credit says that batch messages more have a receive.
+// send streams. Each credit means that batch more messages have a receive.
 func send(vi *vipl.VI, mem *vipl.Region, message [window]*vipl.Descriptor) error {
 	start := time.Now()
 	for i := range messages + window {

@@ -1,6 +1,6 @@
-// Command web is a web server that is found by VIA and by TCP, and a client that goes
-// by VIA where it can: net/http over package vianet, with a way out. The client asks at
-// two ports; at the second one no program listens by VIA.
+// Command web is a web server that listens by VIA and by TCP, and a client that uses
+// VIA if it can: net/http over package vianet, with a fallback. The client asks at two
+// ports; the second one has no VIA listener.
 //
 //	via-xdp testbed up
 //	ip netns exec via0 go run ./examples/web -i via0 &
@@ -93,7 +93,7 @@ func serve(stack *vianet.Stack) error {
 	case <-end:
 	}
 
-	// First the server, whose connections may rest, and then what carries them.
+	// Shut down the server first, whose connections may be idle, and then the stack.
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	err = errors.Join(web.Shutdown(ctx), stack.Shutdown(ctx))

@@ -78,8 +78,8 @@ func TestCountersAreListed(t *testing.T) {
 
 var testName = regexp.MustCompile("`([a-z/]+)\\.(Test[A-Za-z0-9]+)`")
 
-// Each row names a test that there is, which looks at the counter, itself or by a function of its
-// package's tests that it calls, or says why there is none.
+// Each row names an existing test that checks the counter, itself or by a helper of its package's
+// tests, or says why there is none.
 func TestCountersHaveTests(t *testing.T) {
 	packages := map[string]codeOf{}
 	for _, r := range counterRows(t) {
@@ -110,8 +110,8 @@ const readsTheList = "torture.TestCountersMove"
 // plainName is a name without what differs between the document and the code.
 func plainName(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 
-// body is what functions and methods of one name have in them: fields and texts, as plainName
-// gives them, and the names of what they call.
+// body is the content of functions and methods of one name: fields and texts, in the form of
+// plainName, and the names of what they call.
 type body struct {
 	words map[string]bool
 	calls []string

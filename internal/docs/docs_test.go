@@ -104,7 +104,7 @@ func loadPackage(t *testing.T, path string) source {
 		}
 		files = append(files, f)
 	}
-	// What is imported is of no interest: types of it may stay unknown.
+	// Imports are not loaded: types of imported packages may stay unknown.
 	conf := types.Config{Importer: nothing{}, Error: func(error) {}}
 	s := source{docs: map[string]string{}}
 	s.types, _ = conf.Check("viaxdp/"+path, fset, files, nil)
@@ -201,8 +201,8 @@ func checkValue(t *testing.T, r row, o types.Object, text string) {
 
 var isOperation = regexp.MustCompile(`\bis (Vip[A-Z][A-Za-z]*)\b`)
 
-// Each of VIPL's operations has one row, and the Go function of the row says
-// that it is this operation; no function of package vipl is one without a row.
+// Each VIPL operation has one row, and the doc comment of the row's Go function names
+// the operation. No function of package vipl claims an operation without a row.
 func TestOperations(t *testing.T) {
 	s := load(t)
 	listed := map[string]string{} // operation: Go name

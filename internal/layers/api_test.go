@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// What a program sees of the packages that it imports are types that it can name: none of
-// internal/ is in an exported declaration.
+// A program can name all types that the packages it imports use: no exported declaration has
+// a type of internal/.
 func TestAPINamesNoInternalType(t *testing.T) {
 	declared := 0
 	for _, pkg := range []string{"bpf", "hugepages", "memreg", "mvich", "vianet", "vipl", "xdpnic"} {

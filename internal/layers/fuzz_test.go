@@ -17,9 +17,9 @@ import (
 // asCI is how .ci/run finds a target.
 var asCI = regexp.MustCompile(`(?m)^func (Fuzz[A-Z][A-Za-z0-9_]*)\(`)
 
-// .ci/run finds the fuzz targets by their text, and go test -fuzz is content where there is none.
-// So what the text names is a target that is built, and every target is found. Each has a corpus, with which
-// go test tries it at any time.
+// .ci/run finds the fuzz targets by their text, and go test -fuzz succeeds without a target. So every match
+// must be a target that is built, and every target must match. Each has a corpus, with which go test tries
+// it at any time.
 func TestFuzzTargets(t *testing.T) {
 	targets := 0
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -65,7 +65,7 @@ func TestFuzzTargets(t *testing.T) {
 	}
 }
 
-// isTarget tells a fuzz target from what helps one.
+// isTarget reports whether fn is a fuzz target, not a helper of one.
 func isTarget(fn *ast.FuncDecl) bool {
 	if fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Fuzz") || len(fn.Type.Params.List) != 1 {
 		return false

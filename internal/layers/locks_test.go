@@ -26,10 +26,10 @@ var constructors = []string{"newPort", "newConn"}
 // takesIf are functions that return true with the lock held.
 var takesIf = []string{"TryLock", "lockReady"}
 
-// Each access to the engine's state happens under the port's lock. The test follows every function from its
-// beginning to its end, and asks of each access, and of each call of a function that needs the lock, whether the
-// lock is held there. A function that needs it leaves the duty to its callers; an exported function, a goroutine
-// and a handler have none. The test also finds functions that take the lock twice.
+// Each access to the engine's state happens under the port's lock. The test follows the control flow of every
+// function. It checks that the lock is held at each access, and at each call of a function that needs the lock.
+// A function may leave that to its callers, but not an exported function, a goroutine or a handler. The test
+// also finds functions that take the lock twice.
 func TestLocks(t *testing.T) {
 	p := loadEngine(t)
 	a := &lockAnalysis{info: p.TypesInfo, guarded: map[types.Object]bool{}, funcs: map[types.Object]*lockFunc{}}
@@ -115,7 +115,7 @@ type lockCall struct {
 
 // lockFunc is what one function does with the lock.
 type lockFunc struct {
-	root  bool       // nobody calls it with the lock
+	root  bool       // no function calls it with the lock
 	needs *lockNeed  // it accesses the state without taking the lock
 	takes bool       // it takes the lock, when called without
 	calls []lockCall // calls while the lock is not taken

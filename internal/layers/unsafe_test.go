@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Only files whose names end in _unsafe go around Go's types, and cmd/libvipl, half of
-// which is C.
+// Only files whose names end in _unsafe bypass Go's types, and cmd/libvipl, which is
+// half in C.
 func TestUnsafe(t *testing.T) {
 	const root = "../.."
 	found := 0

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// privateWords are words that named things here which have names in the field; docs/glossary.md has
-// the terms.
+// privateWords are former terms of this project that the field has other names for;
+// docs/glossary.md has the terms.
 var privateWords = strings.Fields(`bury census crowd crowded deaf debt debts dice doubt doubts fallen fate grave keeper
 	lane lanes lend lends lent nonsense obey party parties passage patience shelf vault voided`)
 

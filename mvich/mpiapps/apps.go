@@ -45,7 +45,7 @@ func heated(p *plane) *block {
 	return b
 }
 
-// relaxed is the plate after so many steps, or when nothing changes any more.
+// relaxed returns the plate after the given steps, or earlier if nothing changes any more.
 func relaxed(p *plane, steps int) (*block, int, error) {
 	now, next := heated(p), heated(p)
 	for step := 1; step <= steps; step++ {
@@ -99,8 +99,8 @@ func apply(out, above, row, below []float64) (dot float64) {
 	return dot
 }
 
-// advance takes a step along p, of which q is the product with the matrix: x gets nearer, r is what is left. It
-// returns the square of r.
+// advance takes a step along p: x gets nearer to the solution, and r is the residual. q is the product of the matrix
+// and p. It returns the square of r.
 func advance(x, r, p, q []float64, alpha float64) (rr float64) {
 	x, p, q = x[:len(r)], p[:len(r)], q[:len(r)]
 	for i := range r {
@@ -119,7 +119,7 @@ func turn(p, r []float64, beta float64) {
 	}
 }
 
-// solved is the solution of the system after so many steps, or when it is accurate.
+// solved returns the solution of the system after the given steps, or earlier if it is accurate.
 func solved(pl *plane, steps int) (*block, int, error) {
 	x, p := pl.block(), pl.block()
 	r, q := make([]float64, x.rows*x.cols), make([]float64, x.rows*x.cols)

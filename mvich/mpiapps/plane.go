@@ -36,7 +36,7 @@ func newPlane(c *mvich.Comm, n int) (*plane, error) {
 // alone is a square that is one block.
 func alone(n int) *plane { return &plane{n: n, down: 1, across: 1} }
 
-// cut is where part i of n points in so many parts begins.
+// cut returns where part i begins when n points are cut into parts.
 func cut(n, parts, i int) int { return i*(n/parts) + min(i, n%parts) }
 
 // area is the block of a rank: its first row and column, and how many.

@@ -36,7 +36,7 @@ import (
 
 // What Run fails with.
 var (
-	// ErrApp: no such application, or not so large, or not with so many ranks.
+	// ErrApp: no such application, or the size or the number of ranks does not suit it.
 	ErrApp = errors.New("mpiapps: cannot be run")
 	// ErrWrong: the ranks have come to another result than one alone.
 	ErrWrong = errors.New("mpiapps: the result differs from that of a serial run")
@@ -171,8 +171,8 @@ func (r *Result) Print(w io.Writer) error {
 	return err
 }
 
-// waited is how long the threads of this process could have run and had no CPU, all together, since they began; 0
-// where the kernel does not tell.
+// waited is how long the threads of this process could have run and had no CPU, all together, since they began; 0 if
+// the kernel does not report it.
 func waited() (sum time.Duration) {
 	tasks, _ := filepath.Glob("/proc/self/task/*/schedstat")
 	for _, path := range tasks {

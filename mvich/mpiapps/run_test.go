@@ -41,8 +41,7 @@ func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	wait.Wait()
 }
 
-// Every application comes to the result of a serial run, however the square is cut, also where it does not come out
-// even.
+// Every application gets the result of a serial run, for any partition of the square, including uneven ones.
 func TestRun(t *testing.T) {
 	for _, name := range Names() {
 		for _, ranks := range []int{1, 2, 3, 4, 6} {
@@ -122,7 +121,7 @@ func TestSolution(t *testing.T) {
 	}
 }
 
-// A wrong result is an error, and so is what cannot be run.
+// A wrong result is an error, and so are impossible options.
 func TestWrong(t *testing.T) {
 	for _, test := range []struct {
 		got  []float64
@@ -157,7 +156,7 @@ func TestWrong(t *testing.T) {
 	})
 }
 
-// Goroutines that want more processors than there are wait for them.
+// waited counts the time that goroutines beyond the number of processors wait.
 func TestWaited(t *testing.T) {
 	before := waited()
 	for end := time.Now().Add(time.Minute); waited() == before; {

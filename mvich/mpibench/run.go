@@ -27,7 +27,7 @@ import (
 	"viaxdp/mvich"
 )
 
-// ErrBench: no such benchmark, or not with so many ranks, or wrong options.
+// ErrBench: no such benchmark, the number of ranks does not suit it, or the options are wrong.
 var ErrBench = errors.New("mpibench: cannot be run")
 
 // Options of a run. The zero value of a field means OSU's.
@@ -48,7 +48,7 @@ type Row struct {
 	Size  int     // bytes
 	Time  float64 // microseconds, of latency and collective operations
 	MBps  float64 // of the others
-	Rate  float64 // messages a second, likewise
+	Rate  float64 // messages a second, of the same
 	Count int     // iterations that were measured
 }
 

@@ -39,8 +39,7 @@ func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	wait.Wait()
 }
 
-// Every benchmark gives a row for each size, whose figures belong together, and the messages that it says it has sent
-// were sent.
+// Every benchmark returns a row for each size with consistent figures, and sends as many messages as it reports.
 func TestBenchmarks(t *testing.T) {
 	for _, name := range mpibench.Names() {
 		t.Run(name, func(t *testing.T) {
@@ -120,7 +119,7 @@ func TestWrong(t *testing.T) {
 	})
 }
 
-// Iterations are OSU's unless options make them fewer, and what Run makes of them is what Iterations says.
+// Iterations are OSU's unless options reduce them, and Run makes as many as Iterations returns.
 func TestIterations(t *testing.T) {
 	for _, test := range []struct {
 		name string

@@ -36,8 +36,8 @@ func (r *run) oneWay(size, count int) error { return r.windows(size, count, r.se
 
 func (r *run) bothWays(size, count int) error { return r.windows(size, count, true, true) }
 
-// windows sends and receives count windows of messages, each of which the receiver confirms. Like OSU's, all messages are
-// sent from one buffer and received into one.
+// windows sends and receives count windows of messages. The receiver confirms each window. As in OSU's benchmarks,
+// all messages are sent from one buffer and received into one.
 func (r *run) windows(size, count int, send, recv bool) error {
 	begin := func(do bool, begin func() (*mvich.Request, error)) error {
 		for i := 0; do && i < r.window; i++ {

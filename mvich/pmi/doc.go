@@ -1,6 +1,6 @@
-// Package pmi speaks PMI-1, the interface by which Hydra's mpiexec, and the mpiexec of other MPI implementations,
-// start the ranks of a job: it tells each its number and carries their addresses to the others. A [Client] is a
-// rank's side, and a mvich.Launcher; a [Server] is the launcher's, of via-xdp mpirun.
+// Package pmi speaks PMI-1. Hydra's mpiexec, and that of other MPI implementations, uses this interface to start the
+// ranks of a job: it gives each rank its number, and carries addresses between ranks. A [Client] is a rank's side,
+// and a mvich.Launcher; a [Server] is the launcher's, of via-xdp mpirun.
 //
 //	mpiexec (one on each host) <--- PMI_FD: a socket, or PMI_PORT: host:port ---> rank
 //
@@ -14,10 +14,10 @@
 //	cmd=abort exitcode=...
 //
 // A line is words of the form name=value between spaces, so that neither keys nor values can have a space. PMI_RANK
-// and PMI_SIZE come in the environment; with PMI_PORT there is PMI_ID instead, and the launcher tells the rest on the
+// and PMI_SIZE come in the environment; with PMI_PORT there is PMI_ID instead, and the launcher sends the rest on the
 // connection.
 //
 // Slurm's srun speaks it with --mpi=pmi2: that plugin takes both PMI-1 and PMI-2, which is another protocol and not
-// spoken here. With --mpi=none there is no socket, with --mpi=pmix another protocol again: start Hydra's mpiexec in
-// the allocation. The error of [FromEnv] says so there, and under Open MPI's mpirun.
+// spoken here. With --mpi=none there is no socket, and --mpi=pmix is yet another protocol: start Hydra's mpiexec in
+// the allocation. The error of [FromEnv] says so in these cases and under Open MPI's mpirun.
 package pmi

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// wired is a connection that has said what it will say.
+// wired is a connection whose input is fixed.
 type wired struct {
 	io.Reader
 	out strings.Builder
@@ -16,8 +16,8 @@ type wired struct {
 func (w *wired) Write(b []byte) (int, error) { return w.out.Write(b) }
 func (w *wired) Close() error                { return nil }
 
-// Whatever a rank says, it gets an answer to each line, or its connection ends: with an *AbortError, ErrAnswer, or
-// the end of what it says. What it publishes is bounded, line by line.
+// For any input of a rank, the server answers each line or ends the connection: with an *AbortError, ErrAnswer, or
+// the end of the input. The size of published values is bounded.
 func FuzzServer(f *testing.F) {
 	f.Add("cmd=init pmi_version=1 pmi_subversion=1\ncmd=get_maxes\ncmd=get_my_kvsname\n" +
 		"cmd=put kvsname=job key=a value=b=c\ncmd=get kvsname=job key=a\ncmd=barrier_in\ncmd=finalize\n")
@@ -52,8 +52,8 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// Whatever a launcher says, a rank that starts has a number within the job and room for keys and values, or an error,
-// and no later answer brings it down.
+// For any input of a launcher, a rank that starts has a number within the job and room for keys and values, or an
+// error. No later answer makes it panic.
 func FuzzClient(f *testing.F) {
 	f.Add("cmd=initack rc=0\ncmd=set size=2\ncmd=set rank=1\ncmd=set debug=0\n" +
 		"cmd=response_to_init rc=0\ncmd=maxes keylen_max=64 vallen_max=256\ncmd=my_kvsname kvsname=x\n" +

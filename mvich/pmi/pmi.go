@@ -14,11 +14,11 @@ import (
 
 // What goes wrong.
 var (
-	// ErrNoLauncher: the environment does not tell of a launcher.
+	// ErrNoLauncher: the environment names no launcher.
 	ErrNoLauncher = errors.New("pmi: not started by a launcher that speaks PMI-1: neither PMI_FD nor PMI_PORT is set")
-	// ErrEnvironment: it tells nonsense.
+	// ErrEnvironment: its variables are malformed.
 	ErrEnvironment = errors.New("pmi: wrong environment")
-	// ErrAnswer: the launcher says what it should not, or that it cannot.
+	// ErrAnswer: the launcher's reply violates the protocol, or reports a failure.
 	ErrAnswer = errors.New("pmi: wrong answer of the launcher")
 	// ErrValue: a key or value that PMI cannot carry.
 	ErrValue = errors.New("pmi: key or value is too long, or has a space")
@@ -33,7 +33,7 @@ type Client struct {
 	keys, vals int    // bytes of the longest key and value
 }
 
-// FromEnv connects with the launcher that the environment tells of.
+// FromEnv connects with the launcher that the environment names.
 func FromEnv() (*Client, error) { return connect(os.Getenv) }
 
 func connect(env func(string) string) (*Client, error) {
@@ -59,7 +59,7 @@ func connect(env func(string) string) (*Client, error) {
 	return c, nil
 }
 
-// launchers are those that leave a variable, and do not speak PMI-1 unless they are told to, and what to do about it.
+// launchers lists launchers that do not speak PMI-1 by default: a variable that identifies each, and the remedy.
 var launchers = []struct{ variable, remedy string }{
 	{"OMPI_COMM_WORLD_RANK", "this is Open MPI's mpirun, which speaks PMIx: use Hydra's mpiexec (Debian: mpiexec.hydra)"},
 	{"PMIX_RANK", "the launcher speaks PMIx: use Hydra's mpiexec, with Slurm also srun --mpi=pmi2"},
@@ -112,7 +112,7 @@ func (c *Client) dial(env func(string) string) error {
 	return c.greet(id)
 }
 
-// greet says which rank this is, by the launcher's number, and hears the rest.
+// greet sends this rank's number, as the launcher gave it, and reads the rest.
 func (c *Client) greet(id int) error {
 	if _, err := c.ask("initack", "initack", "pmiid="+strconv.Itoa(id)); err != nil {
 		return err
@@ -229,7 +229,7 @@ func (c *Client) Abort(code int) error {
 	return c.write("abort", "exitcode="+strconv.Itoa(code))
 }
 
-// Close tells the launcher that this rank is done. One that does not takes the rank's exit for its death.
+// Close reports to the launcher that this rank is done. A launcher takes an exit without Close for the rank's death.
 func (c *Client) Close() error {
 	_, err := c.ask("finalize", "finalize_ack")
 	return errors.Join(err, c.conn.Close())

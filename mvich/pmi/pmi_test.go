@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	fmt.Printf("rank %d of %d has heard of all\n", c.Rank(), c.Size())
 }
 
-// exchange has each rank hear of each other one, twice.
+// exchange has each rank read the values of all others, twice.
 func exchange(c *Client) error {
 	for turn := range 2 {
 		key := func(rank int) string { return fmt.Sprint("key-", turn, "-", rank) }
@@ -51,7 +51,7 @@ func exchange(c *Client) error {
 	return c.Close()
 }
 
-// inherited gives a rank its end of a socket pair, as PMI_FD, and serve the other end.
+// inherited gives a rank its end of a socket pair as PMI_FD, and passes the other end to serve.
 func inherited(t *testing.T, rank, size int, serve func(conn net.Conn)) func(string) string {
 	t.Helper()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -80,7 +80,7 @@ func environment(pairs ...string) func(string) string {
 	}
 }
 
-// listened has a rank call at PMI_PORT, where it hears its number and the size of the job.
+// listened has a rank connect with PMI_PORT, where it gets its number and the size of the job.
 func listened(t *testing.T, rank, size int, serve func(conn net.Conn)) func(string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -103,7 +103,7 @@ func listened(t *testing.T, rank, size int, serve func(conn net.Conn)) func(stri
 	return environment("PMI_PORT", listener.Addr().String(), "PMI_ID", strconv.Itoa(rank))
 }
 
-// The ranks of a server hear of each other, both ways to it, and part in peace.
+// The ranks of a server exchange values over both kinds of connections, and finalize.
 func TestExchange(t *testing.T) {
 	const ranks = 5
 	for name, way := range map[string]func(t *testing.T, rank, size int, serve func(conn net.Conn)) func(string) string{
@@ -131,7 +131,7 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// What PMI cannot carry is not sent.
+// Values that PMI cannot carry are not sent.
 func TestWrongValues(t *testing.T) {
 	c, _ := rankOf(t, NewServer(1), 0, 1, inherited)
 	defer c.Close()
@@ -161,7 +161,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// Whoever was started by another launcher is told which one it was, and what to do.
+// A rank started by another launcher gets an error that names the launcher and the remedy.
 func TestOtherLaunchers(t *testing.T) {
 	for name, test := range map[string]struct {
 		env  func(string) string
@@ -186,7 +186,7 @@ func TestOtherLaunchers(t *testing.T) {
 	}
 }
 
-// A launcher that ends, or says nonsense, is an error and no more.
+// A launcher that ends, or sends malformed lines, causes an error and no panic.
 func TestWrongLauncher(t *testing.T) {
 	for name, says := range map[string]string{
 		"nothing":        "",
@@ -207,7 +207,7 @@ func TestWrongLauncher(t *testing.T) {
 	}
 }
 
-// Hydra's mpiexec starts ranks that hear of each other, where it is installed.
+// Hydra's mpiexec, where it is installed, starts ranks that exchange values.
 func TestMpiexec(t *testing.T) {
 	path, err := exec.LookPath("mpiexec.hydra")
 	if err != nil {
@@ -233,7 +233,8 @@ func TestMpiexec(t *testing.T) {
 	}
 }
 
-// Programs that a rank starts do not get its socket: one that outlives it would keep its end from the launcher.
+// Programs that a rank starts do not inherit its socket: one that outlives the rank would hide the rank's end
+// from the launcher.
 func TestSocketIsNotInherited(t *testing.T) {
 	env := inherited(t, 0, 1, func(conn net.Conn) { NewServer(1).Serve(0, conn) })
 	fd, err := strconv.Atoi(env("PMI_FD"))

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// Lengths that a Server tells its ranks, in bytes.
+// Lengths that a Server announces to its ranks, in bytes.
 const (
 	maxName  = 64
 	maxKey   = 256
@@ -22,8 +22,8 @@ const (
 // serverSpace is the name of the only key-value space of a Server.
 const serverSpace = "job"
 
-// processMapping tells MPI implementations which ranks share a host, by a key that MPICH looks for: here each rank is
-// on a host of its own, so that they talk by the network and not by shared memory.
+// processMapping is a key that MPICH reads to learn which ranks share a host. Here each rank counts as alone on a
+// host, so that ranks use the network and not shared memory.
 const processMapping = "PMI_process_mapping"
 
 // Job is what the ranks of a job share through their launcher: values and fences. All methods may be called
@@ -116,7 +116,7 @@ func (e *AbortError) Error() string {
 	return s
 }
 
-// errOver ends the fences of a job of which a rank is gone.
+// errOver ends the fences of a job that has lost a rank.
 var errOver = errors.New("pmi: a rank of the job has ended that others wait for")
 
 // NewServer makes a server for a job of size ranks.

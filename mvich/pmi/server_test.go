@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// rankOf connects a Client with a server, in a way; result is what Serve said of it.
+// rankOf connects a Client with a server in the given way; result is that of Serve.
 func rankOf(
 	t *testing.T, s *Server, rank, size int, way func(*testing.T, int, int, func(net.Conn)) func(string) string,
 ) (c *Client, result chan string) {
@@ -26,7 +26,7 @@ func rankOf(
 	return c, result
 }
 
-// MPICH learns from it that no two ranks share a host.
+// The server's mapping shows MPICH that no two ranks share a host.
 func TestServerMapping(t *testing.T) {
 	c, _ := rankOf(t, NewServer(1), 0, 1, inherited)
 	defer c.Close()
@@ -34,12 +34,12 @@ func TestServerMapping(t *testing.T) {
 		t.Errorf("%q, %v", value, err)
 	}
 	if _, err := c.Get("nothing"); !errors.Is(err, ErrAnswer) {
-		t.Errorf("a key that nobody has put: %v", err)
+		t.Errorf("a key that no rank has put: %v", err)
 	}
 }
 
-// A rank that aborts, or leaves without a word, is told from one that is done; End ends the fences that others wait
-// in.
+// A rank that aborts, or exits without finalize, is distinguished from one that is done. End ends the fences that
+// others wait in.
 func TestServerEnds(t *testing.T) {
 	s := NewServer(3)
 	a, aborted := rankOf(t, s, 0, 3, inherited)
@@ -66,7 +66,7 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// No rank changes what another has said, or fills the launcher's memory.
+// No rank can change another's values, or fill the launcher's memory.
 func TestServerKeys(t *testing.T) {
 	s := NewServer(1)
 	c, _ := rankOf(t, s, 0, 1, inherited)
@@ -88,7 +88,7 @@ func TestServerKeys(t *testing.T) {
 	}
 }
 
-// What no rank says ends its connection.
+// A malformed line ends the rank's connection.
 func TestServerRefuses(t *testing.T) {
 	for line, want := range map[string]string{
 		"cmd=mcmd":               "asks for \"mcmd\"",

@@ -1,6 +1,6 @@
-// Package side is the beginning that the examples have in common: flags, an open
-// NIC with a protection tag, and a connection. Example pingpong does without it
-// and shows all of it in one place.
+// Package side has the common start of the examples: flags, an open NIC with a
+// protection tag, and a connection. Example pingpong does not use it and shows all of
+// it in one place.
 package side
 
 import (
@@ -17,8 +17,8 @@ import (
 // WaitLimit is how long an example waits for the other side, once connected.
 const WaitLimit = 5 * time.Second
 
-// Side is one of the two programs that talk: the server, which waits, or the
-// client, which was told where the server is.
+// Side is one of the two programs that talk: the server, which waits, or the client,
+// which has the server's address.
 type Side struct {
 	NIC    *vipl.NIC
 	Tag    *vipl.Ptag
@@ -62,8 +62,8 @@ func open(name, device, server string, run func(*Side) error) (err error) {
 	return run(s)
 }
 
-// Connect connects a VI: the server's with that of a client that comes, the
-// client's with that of the server.
+// Connect connects a VI: the server's with the next client, the client's with the
+// server.
 func (s *Side) Connect(vi *vipl.VI) error {
 	if s.Server {
 		request, err := s.NIC.ConnectWait(s.local, -1)

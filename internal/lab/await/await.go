@@ -1,5 +1,5 @@
-// Package await has a test wait for what comes about by itself: in the kernel, in
-// another process, on another goroutine.
+// Package await has a test wait for asynchronous events: in the kernel, in another
+// process, on another goroutine.
 package await
 
 import (
@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// WaitLimit is how long a test waits for what must come about. It bounds a test that
-// fails, on a machine that others keep busy, and is no promise.
+// WaitLimit is how long a test waits for a condition. It bounds a failing test on a
+// busy machine, and is no promise.
 const WaitLimit = time.Minute
 
-// pause is the time between two looks.
+// pause is the time between two checks.
 const pause = time.Millisecond
 
-// Comes looks until ok, and reports whether it came to that within WaitLimit. It looks
-// at least once.
+// Comes calls ok until it returns true, at least once, and reports whether it did
+// within WaitLimit.
 func Comes(ok func() bool) bool {
 	for end := time.Now().Add(WaitLimit); !ok(); time.Sleep(pause) {
 		if time.Now().After(end) {
@@ -25,8 +25,8 @@ func Comes(ok func() bool) bool {
 	return true
 }
 
-// Until looks until ok, and ends the test where it does not come to that. what says
-// what the test has waited for.
+// Until calls ok until it returns true, and ends the test if it does not within
+// WaitLimit. what describes the condition.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	if !Comes(ok) {
@@ -34,8 +34,8 @@ func Until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// Succeeds calls f until it returns no error, and ends the test with its last one
-// where it does not come to that.
+// Succeeds calls f until it returns no error. If that takes longer than WaitLimit, it
+// ends the test with f's last error.
 func Succeeds(t testing.TB, what string, f func() error) {
 	t.Helper()
 	var err error
@@ -44,10 +44,10 @@ func Succeeds(t testing.TB, what string, f func() error) {
 	}
 }
 
-// Undisturbed does a test of a setting of the whole machine again until it succeeds,
-// and ends the calling test with its last error where it does not come to that: tests
-// of other packages change the setting at the same time, but not always, while what is
-// wrong with the test is wrong every time.
+// Undisturbed repeats a test of a machine-wide setting until it succeeds. If it never
+// does within WaitLimit, it ends the calling test with the last error. Tests of other
+// packages change the setting at the same time, but not always, while a real failure
+// recurs every time.
 func Undisturbed(t testing.TB, test func() error) {
 	t.Helper()
 	for end := time.Now().Add(WaitLimit); ; time.Sleep(2 * time.Second) {

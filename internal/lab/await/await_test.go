@@ -38,7 +38,8 @@ func of(f func(t testing.TB)) string {
 	return t.said
 }
 
-// What comes at last is waited for, and what does not ends the test in a minute.
+// A condition that becomes true late is waited for; one that never does ends the test
+// after a minute.
 func TestAwait(t *testing.T) {
 	errNot := errors.New("not yet")
 	for _, c := range []struct {

@@ -23,8 +23,7 @@ type Config struct {
 	Agent func(*kagenttest.Agent) kagent.Agent // makes of the agent what the NIC is opened with; nil: the agent itself
 }
 
-// Unhurried is a silence that is longer than a busy machine keeps the living from
-// their work.
+// Unhurried is a silence that is longer than a busy machine deschedules a live process.
 const Unhurried = 30 * time.Second
 
 // waitLimit is how long frames may be on their way after the last one was sent.
@@ -123,7 +122,7 @@ func (e *Example) Error(args ...any)                 { panic(fmt.Sprint(args...)
 func (e *Example) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 func (e *Example) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
 
-// Failed is false: what fails does not go on.
+// Failed returns false: a failure panics.
 func (e *Example) Failed() bool { return false }
 
 // Helper does nothing.

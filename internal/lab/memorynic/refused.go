@@ -12,9 +12,9 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// Refused is the agent of a NIC whose first connects, Times of them, are refused after the peer has
-// accepted and sent something: an RDMA write of no bytes, which a VI that takes writes does not
-// answer at once. Wire and NIC are set before the NIC connects anything.
+// Refused is an agent that refuses the first Times connects of its NIC, after the peer has accepted
+// and sent something: an RDMA write of no bytes, which a VI that takes writes does not answer at
+// once. Set Wire and NIC before the NIC connects.
 type Refused struct {
 	*kagenttest.Agent
 	Wire *xdpnictest.Wire
@@ -25,7 +25,7 @@ type Refused struct {
 	first map[uint32]uint32 // the peer's first sequence number, by the number of the VI
 }
 
-// Request is the agent's. It notes what the peer answers.
+// Request implements the agent. It records the peer's answer.
 func (r *Refused) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
 	answer, err := r.Agent.Request(ctx, local, remote, o)
 	if err == nil {
@@ -39,7 +39,7 @@ func (r *Refused) Request(ctx context.Context, local, remote kagent.Address, o k
 	return answer, err
 }
 
-// Enter is the agent's. The write is taken when it returns.
+// Enter implements the agent. When it returns, the write has been taken.
 func (r *Refused) Enter(num uint32, key uint64, peer netip.Addr) error {
 	if err := r.Agent.Enter(num, key, peer); err != nil {
 		return err

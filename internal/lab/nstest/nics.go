@@ -22,9 +22,9 @@ const (
 	ModeEnv = "VIA_NICS_MODE"
 )
 
-// NICs are the interfaces that the environment names, for tests of real
-// drivers. Where there are none the test is skipped: go run ./internal/lab/vm sees to it that
-// it runs somewhere. The interfaces' settings stay what they are.
+// NICs are the interfaces that the environment names, for tests of real drivers. Without them
+// the test is skipped; go run ./internal/lab/vm runs it in a VM. The interfaces' settings
+// stay unchanged.
 func NICs(t testing.TB) (a, b *NS, mode string) {
 	t.Helper()
 	names := os.Getenv(NICsEnv)

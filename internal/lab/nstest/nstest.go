@@ -87,8 +87,8 @@ func (n *NS) Do(f func() error) error {
 	return thread.In(int(n.handle), f)
 }
 
-// Inside is a command that runs another one in the namespace, which it has as its last
-// arguments, for programs that start the one of a test; while the test runs.
+// Inside returns a command that runs its further arguments as a command in the namespace, for
+// programs that start others. It is valid while the test runs.
 func (n *NS) Inside(t testing.TB) []string {
 	t.Helper()
 	path, err := exec.LookPath("nsenter")
@@ -205,8 +205,8 @@ func (n *NS) MoveAway(t testing.TB) (back func(taken bool)) {
 	}
 }
 
-// Main is TestMain of a test program that is also programs of its tests: with the
-// name of one as its first argument it is that one, whose error ends it with status 1.
+// Main is TestMain of a test binary that also contains programs of its tests. If the first
+// argument names a program, Main runs it instead, and exits with status 1 if it fails.
 func Main(m *testing.M, programs map[string]func() error) {
 	if len(os.Args) > 1 && programs[os.Args[1]] != nil {
 		if err := programs[os.Args[1]](); err != nil {
@@ -247,7 +247,7 @@ func Spawn(t testing.TB, do func(func() error) error, args ...string) (*exec.Cmd
 	return cmd, strings.TrimSpace(line)
 }
 
-// EndWithTest ends a program of Spawn with the test, also where that is killed.
+// EndWithTest ends a program of Spawn with the test, even if the test is killed.
 func EndWithTest() {
 	go func() {
 		io.Copy(io.Discard, os.Stdin)

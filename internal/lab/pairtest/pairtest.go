@@ -35,8 +35,8 @@ func Connected(t testing.TB, o nstest.Options, level vipl.ReliabilityLevel, opts
 	return Join(t, Open(t, na, opts...), Open(t, nb, opts...), nb.IPv4, level)
 }
 
-// Open opens a side's NIC, without a VI, until the end of the test. Without another
-// option, a peer that the machine keeps from speaking is not taken for dead.
+// Open opens a side's NIC, without a VI, until the end of the test. By default the
+// silence is so long that a descheduled peer is not taken for dead.
 func Open(t testing.TB, ns *nstest.NS, opts ...vipl.Option) *End {
 	t.Helper()
 	e := &End{NS: ns}

@@ -1,6 +1,6 @@
-// Package schedlat measures by how much a machine runs late. A bound on time is fair only as
-// far as the processes that it binds get a CPU: on a shared machine it has to grow by the time
-// for which they were kept waiting.
+// Package schedlat measures scheduling latency. A time limit is fair only if the processes
+// that it binds get a CPU: on a shared machine the limit must grow by the time for which they
+// were kept waiting.
 package schedlat
 
 import (
@@ -12,10 +12,10 @@ import (
 
 const (
 	nap   = 5 * time.Millisecond
-	slack = time.Millisecond // by which any sleep may end late
+	slack = time.Millisecond // lateness that any sleep may have
 )
 
-// window is how long a spell is looked at together.
+// window is how long a spell is.
 const window = time.Second
 
 // Spell is a second in which the machine ran late.
@@ -24,9 +24,9 @@ type Spell struct {
 	Late time.Duration // by how much in all of it, in whole milliseconds
 }
 
-// Worst is by how much the machine ran late in the worst second of those that ended after
-// a moment. Unlike Late it does not grow with the time: it tells whether a process had to
-// wait so long at once that its peers may have taken it for dead.
+// Worst returns how late the machine ran in the worst second of those that ended after since.
+// Unlike Late it does not grow with the time. It shows whether a process had to wait so long
+// at once that its peers may have taken it for dead.
 func Worst(spells []Spell, since time.Time) (most time.Duration) {
 	for _, s := range spells {
 		if s.At.After(since) {
@@ -36,9 +36,8 @@ func Worst(spells []Spell, since time.Time) (most time.Duration) {
 	return most
 }
 
-// Meter adds up by how much a goroutine that sleeps again and again is woken too
-// late. On a machine that has time that is close to nothing. All methods may be
-// called concurrently.
+// Meter adds up how late a goroutine wakes that sleeps repeatedly. On an idle machine that is
+// close to nothing. All methods may be called concurrently.
 type Meter struct {
 	sum atomic.Int64
 
@@ -74,8 +73,8 @@ func Start() *Meter {
 	return m
 }
 
-// note takes a single lateness into the seconds that it is part of. Those that a later and
-// worse one hides are forgotten, so that few are kept.
+// note adds one lateness to the seconds that it is part of. It drops spells that a later and
+// worse one hides, so that few are kept.
 func (m *Meter) note(now time.Time, late time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,15 +91,14 @@ func (m *Meter) note(now time.Time, late time.Duration) {
 	m.worst = append(m.worst, Spell{now, sum})
 }
 
-// Spells are the seconds in which the machine ran late, but for those after which there was
-// a worse one.
+// Spells are the seconds in which the machine ran late, except those followed by a worse one.
 func (m *Meter) Spells() []Spell {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.worst)
 }
 
-// Late is by how much the machine has run late since Start.
+// Late is how late the machine has run in all since Start.
 func (m *Meter) Late() time.Duration { return time.Duration(m.sum.Load()) }
 
 // Mark is a moment from which a bounded time runs.
@@ -113,11 +111,11 @@ type Mark struct {
 // Mark is this moment.
 func (m *Meter) Mark() Mark { return Mark{At: time.Now(), late: m.Late(), meter: m} }
 
-// Allow is the bound for what has to happen within d of the mark, as far as is known
-// now: d, and by how much the machine has run late since.
+// Allow is the limit for an event within d of the mark, as far as is known now: d plus the
+// lateness since the mark.
 func (k Mark) Allow(d time.Duration) time.Duration { return d + k.meter.Late() - k.late }
 
-// Over reports whether what had to happen within d of the mark would be late by now.
+// Over reports whether an event due within d of the mark is late by now.
 func (k Mark) Over(d time.Duration) bool { return time.Since(k.At) > k.Allow(d) }
 
 // Close ends the measurement; what was measured stays.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A machine that has time is not late, however long it is looked at.
+// An idle machine is not late over any time.
 func TestOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := Start()
@@ -23,7 +23,7 @@ func TestOnTime(t *testing.T) {
 	})
 }
 
-// Where nobody else gets a processor, all of that time counts.
+// If no other thread gets a processor, all of that time counts.
 func TestStarved(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	m := Start()
@@ -31,7 +31,7 @@ func TestStarved(t *testing.T) {
 	mark := m.Mark()
 	for round := 0; m.Late() == 0; round++ {
 		if round == 1000 {
-			t.Fatal("a processor that was busy for 1000 times 7 ms made nobody late")
+			t.Fatal("a processor that was busy for 1000 times 7 ms made no thread late")
 		}
 		for since := time.Now(); time.Since(since) < 7*time.Millisecond; {
 		}

@@ -43,8 +43,8 @@ func join(ns [2]netns.NsHandle, p Pair) ([2]End, error) {
 	return ends, nil
 }
 
-// group is network namespaces of this process, without a name, what joins them, and the processes
-// in them. The namespaces outlive the processes, and are gone with this one.
+// group is unnamed network namespaces of this process, the links between them, and the processes
+// in them. The namespaces outlive those processes, and end with this process.
 type group struct {
 	holder  *holder
 	spaces  []netns.NsHandle
@@ -86,7 +86,7 @@ func (g *group) Do(i int, f func() error) error { return thread.In(int(g.spaces[
 
 // start starts a process in a namespace, on one CPU, or with -1 on any. It is the leader of a
 // process group: Ctrl-C on the terminal reaches the parent only, which then ends its children in
-// order. It gets SIGKILL when this process ends or the group does, whatever else becomes of it.
+// order. It gets SIGKILL when this process or the group ends.
 func (g *group) start(i, cpu int, cmd *exec.Cmd) (err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	g.holder.do(func() {
@@ -162,8 +162,8 @@ type place struct {
 // readyTime is how long the kernel may take to have interfaces ready.
 const readyTime = 20 * time.Second
 
-// ready waits until interfaces are operational: the kernel brings queues into being some time after
-// the other end came up, and until then it drops frames without a word.
+// ready waits until interfaces are operational: the kernel activates queues some time after the
+// other end came up, and silently drops frames until then.
 func ready(places ...place) error {
 	for end := time.Now().Add(readyTime); len(places) > 0; {
 		err := veth.OnLink(places[0].ns, places[0].name, func(_ *netlink.Handle, l netlink.Link) error {
@@ -241,13 +241,12 @@ func start(cfg Config, through bool) (_ *Bed, _ []*Middle, err error) {
 // Side returns side 0 or 1.
 func (b *Bed) Side(i int) *Side { return b.sides[i] }
 
-// StartProcess starts a process in a side's namespace, on that side's CPU. It is the
-// leader of a process group, and gets SIGKILL when this process ends or the Bed is
-// closed, whatever else becomes of it.
+// StartProcess starts a process in a side's namespace, on that side's CPU. It is the leader of a
+// process group, and gets SIGKILL when this process ends or the Bed is closed.
 func (b *Bed) StartProcess(i int, cmd *exec.Cmd) error { return b.start(i, b.cpus[i], cmd) }
 
-// Ended says which child has ended by itself and how, if one does so within a
-// time; nil: both run.
+// Ended returns which child has ended by itself and how, if one does within the given time; nil:
+// both run.
 func (b *Bed) Ended(within time.Duration) error {
 	select {
 	case <-b.sides[0].exited:
@@ -267,7 +266,7 @@ func (b *Bed) Ended(within time.Duration) error {
 // pairs, a few milliseconds later. Calls after the first do nothing.
 func (b *Bed) Close() error { return b.CloseWithin(closeGrace) }
 
-// CloseWithin is Close with another time that the children have.
+// CloseWithin is Close with another grace for the children.
 func (b *Bed) CloseWithin(grace time.Duration) error { return b.end(grace) }
 
 // A Site is two namespaces joined through a [Middle], or directly. Processes inside come and go:
@@ -305,9 +304,9 @@ func newSite(p Pair, through bool) (_ *Site, err error) {
 	return s, nil
 }
 
-// Replug gives a side another interface in the place of the one that was removed, of the same
-// name and addresses, and with a hardware address; nil: any. The other side's stays what it is,
-// and so do the faults and counters. The site is one with a Middle.
+// Replug replaces a side's removed interface by a new one of the same name and addresses. mac is
+// its hardware address; nil: any. The other side's interface, the faults and the counters stay.
+// The site must have a Middle.
 func (s *Site) Replug(side int, mac net.HardwareAddr) (err error) {
 	s.Ends[side], err = s.Middle.replug(s.two(), s.pair, side, mac)
 	return err

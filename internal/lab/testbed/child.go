@@ -132,8 +132,8 @@ func (s *Side) Close() error {
 	return s.err
 }
 
-// oneWriter lets several children share a writer for their standard error, of which
-// each has a goroutine that copies it.
+// oneWriter lets several children share a writer for their standard error. A goroutine
+// for each child copies to it.
 type oneWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -154,7 +154,7 @@ func shared(w io.Writer) io.Writer {
 }
 
 // holder is a thread that starts children and lives as long as they do:
-// PR_SET_PDEATHSIG tells of the death of the thread that forked, prctl(2).
+// PR_SET_PDEATHSIG signals the death of the thread that forked, prctl(2).
 type holder struct {
 	work chan func()
 	done chan struct{}
@@ -182,8 +182,8 @@ func (k *holder) do(f func()) {
 	<-ran
 }
 
-// place has what the thread starts from now on run on one CPU, with -1 on any: a
-// child inherits it, across exec, for all its threads. For functions of do.
+// place restricts what the thread starts from now on to one CPU; -1 allows any. A child
+// inherits that across exec for all its threads. Call it only in functions of do.
 func (k *holder) place(cpu int) error {
 	if cpu >= 0 {
 		return PinThread(cpu)
@@ -194,7 +194,7 @@ func (k *holder) place(cpu int) error {
 	return nil
 }
 
-// end lets the thread go, and with it any child that is left.
+// end ends the thread, and with it any child that is left.
 func (k *holder) end() {
 	close(k.work)
 	<-k.done

@@ -1,9 +1,8 @@
-// Package testbed makes the network that measurements run on: two network
-// namespaces joined by veth pairs, on one machine, with neither the ip nor the
-// ethtool program.
+// Package testbed makes the network that measurements run on: two network namespaces joined
+// by veth pairs, on one machine, with neither the ip nor the ethtool program.
 //
-// There are two forms. A [Bed] is unnamed: its namespaces belong to the caller, and
-// vanish with it and its two child processes, whatever ends them.
+// There are two forms. A [Bed] is unnamed: its namespaces belong to the caller, and vanish
+// with it and its two child processes, however these end.
 //
 //	          parent (host namespace)
 //	     control |                | control          socket pairs, JSON lines
@@ -13,43 +12,41 @@
 //	| tcp0 10.78.0.1 |========| tcp0 10.78.0.2 |     of its own
 //	+----------------+        +----------------+
 //
-// A [Named] bed is for work by hand: namespaces that `ip netns exec` knows, a
-// state file under /run, up until [Named.Down].
+// A [Named] bed is for work by hand: namespaces that `ip netns exec` knows, a state file
+// under /run, up until [Named.Down].
 //
 // # With faults
 //
-// [StartThrough] makes a Bed whose pairs lead through a third namespace each, a
-// [Middle], whose forwarder loses, repeats, damages, delays and reorders frames as
-// [Faults] say, counts what it does, and repeats its choices by a seed. A [Site] is the
-// same for processes that come and go: one can be killed and another started with its
-// addresses.
+// [StartThrough] makes a Bed whose pairs lead through a third namespace each, a [Middle],
+// whose forwarder loses, repeats, damages, delays and reorders frames as [Faults] say. It
+// counts what it does, and its choices are reproducible by a seed. A [Site] is the same for
+// processes that come and go: one can be killed and another started with its addresses.
 //
 //	side 0                     middle                      side 1
 //	via0 ==== side0 --> way 0 (faults) --> side1 ==== via0
 //	                <-- way 1 (faults) <--
 //
-// A forwarder is two goroutines on packet sockets, which [Middle.Prefer] makes run
-// before any other program.
+// A forwarder is two goroutines on packet sockets, which [Middle.Prefer] makes run before
+// any other program.
 //
 // # For programs of any kind
 //
-// A [Star] is any number of namespaces for processes of other programs, each with
-// an interface on a bridge.
+// A [Star] is any number of namespaces for processes of other programs, each with an
+// interface on a bridge.
 //
 // # Nothing stays behind
 //
-// A child of a Bed dies by SIGKILL when the thread that started it dies
-// (PR_SET_PDEATHSIG, prctl(2); that thread is kept for the Bed's life), and by
-// itself when its control connection ends. The namespaces are open files of the caller
-// and go with the last process in them, and a veth pair goes with either of its ends. What the kernel does not undo by
-// itself, the host's allowance of surplus hugepages, is raised by a [Guard]: a
-// tiny process that takes it back when its parent is gone.
+// A child of a Bed gets SIGKILL when the thread that started it dies (PR_SET_PDEATHSIG,
+// prctl(2); that thread lives as long as the Bed). It ends by itself when its control
+// connection ends. The namespaces are open files of the caller and end with the last process
+// in them. A veth pair ends with either of its ends. Only the host's allowance of surplus
+// hugepages is not undone by the kernel: a [Guard] raises it, a tiny process that takes it
+// back when its parent is gone.
 //
 // # Privileges
 //
 // CAP_SYS_ADMIN (namespaces), CAP_NET_ADMIN (links), CAP_NET_RAW (packet sockets of a
-// Middle), CAP_SYS_NICE (Middle.Prefer). [Require] tests for them
-// and says what is missing.
+// Middle), CAP_SYS_NICE (Middle.Prefer). [Require] tests for them and says what is missing.
 //
 // # Concurrency
 //

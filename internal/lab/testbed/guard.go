@@ -17,11 +17,10 @@ import (
 	"viaxdp/hugepages"
 )
 
-// A Guard raises the allowance of surplus hugepages of 2 MB for a short while: hugepages
-// that the kernel makes when a process maps them and takes back when they are freed
-// (Documentation/admin-guide/mm/hugetlbpage.rst). The raising is done by a process of
-// its own that takes it back when its control connection ends, and so also when its
-// parent is gone, be it by SIGKILL.
+// A Guard raises the allowance of surplus hugepages of 2 MB for a short while: hugepages that
+// the kernel makes when a process maps them and takes back when they are freed
+// (Documentation/admin-guide/mm/hugetlbpage.rst). A separate process raises it, and takes it
+// back when its control connection ends, and so even when its parent gets SIGKILL.
 //
 //	parent --"64"--------> guard process   allowance += 64; "ok"
 //	   (end of file) ----> guard process   allowance -= 64; "ok"; exits
@@ -37,8 +36,8 @@ type Guard struct {
 // StartGuard makes a guard. args make this program call [GuardMain].
 func StartGuard(args []string) (*Guard, error) { return &Guard{args: args}, nil }
 
-// Raise adds pages to the allowance, once before Restore. With an error it is unchanged:
-// programs then do with fewer or no hugepages.
+// Raise adds pages to the allowance, once before Restore. On an error the allowance is
+// unchanged, and programs use fewer or no hugepages.
 func (g *Guard) Raise(pages int) (err error) {
 	if g.child != nil {
 		return errors.New("hugepage guard: raised already")
@@ -61,8 +60,8 @@ func (g *Guard) Raise(pages int) (err error) {
 	return nil
 }
 
-// Restore takes back what Raise has added, also when the process was killed and
-// could not. Pages in use stay with their users until they free them.
+// Restore takes back what Raise has added, even if the guard process was killed. Pages in use
+// stay with their users until they free them.
 func (g *Guard) Restore() error {
 	if g.child == nil {
 		return nil
@@ -100,13 +99,13 @@ func GuardMain() error {
 		return err
 	}
 	defer control.Close()
-	// It ends with its parent, not with what ends its parent.
+	// It ends with its parent, but the parent's signals must not end it first.
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 	return guard(control, hugepages.Overcommit)
 }
 
-// restoreTries is how often a guard tries to take back what it has raised: another
-// program may be at the pool.
+// restoreTries is how often a guard tries to take back what it has raised: another program may
+// change the pool at the same time.
 const restoreTries = 3
 
 // guard raises the allowance by as many pages as its first line says, and takes them back when

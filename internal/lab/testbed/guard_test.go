@@ -16,7 +16,7 @@ import (
 )
 
 // A guard raises by what its first line says, and takes it back when the connection, and so its parent, has ended,
-// where need be at the second try; of an error it tells in one line.
+// if necessary at the second try. It reports an error in one line.
 func TestGuard(t *testing.T) {
 	for _, c := range []struct {
 		line, answer string

@@ -18,8 +18,8 @@ import (
 	"viaxdp/internal/lab/veth"
 )
 
-// A Middle is a third namespace through which two others are joined, and a
-// forwarder in it that does to the frames what [Faults] say.
+// A Middle is a third namespace through which two others are joined, and a forwarder in it that does to
+// the frames what [Faults] say.
 //
 //	  side 0                     middle                      side 1
 //	+--------+     +--------------------------------+     +--------+
@@ -27,13 +27,12 @@ import (
 //	|        |     |       <-- way 1 (faults) <--   |     |        |
 //	+--------+     +--------------------------------+     +--------+
 //
-// The forwarder is two goroutines of this process on packet sockets, not the
-// kernel's netem: many kernels are built without netem, and its choices cannot
-// be repeated. What it costs is time: two more system calls for each frame.
+// The forwarder is two goroutines of this process on packet sockets, not the kernel's netem: many kernels
+// are built without netem, and its choices cannot be repeated. The cost is two more system calls for each
+// frame.
 //
-// Frames that travel are those of a wire: the sides' offloads that leave
-// checksums or segmentation to the hardware are turned off, so that kernel TCP
-// meets the same faults, frame by frame, as we do.
+// Frames are as on a wire: the sides' checksum and segmentation offloads are off, so that kernel TCP meets
+// the same faults, frame by frame, as we do.
 //
 // Methods may be called concurrently.
 type Middle struct {
@@ -113,7 +112,7 @@ func (m *Middle) link(side netns.NsHandle, p Pair, i int, mac net.HardwareAddr) 
 	}
 	err = veth.OnLink(m.ns, inner, func(h *netlink.Handle, l netlink.Link) error {
 		index = l.Attrs().Index
-		// The middle's kernel says nothing of its own, and adds no address.
+		// The middle's kernel sends no frames of its own, and adds no address.
 		err := h.LinkSetIP6AddrGenMode(l, addrGenModeNone)
 		if errors.Is(err, unix.EAFNOSUPPORT) { // no IPv6: the MTU is too small, or the kernel has none
 			err = nil
@@ -165,11 +164,9 @@ func (m *Middle) SetBoth(f Faults) {
 	m.SetFaults(1, f)
 }
 
-// Prefer puts the forwarder of what each side sends on a CPU, as a rule the side's,
-// and makes it run there before any other program, as a wire does. Without it
-// programs that never sleep keep it waiting for its turn, wherever the scheduler has
-// placed it, and what is measured is the scheduler. It needs CAP_SYS_NICE. Call it at
-// most once.
+// Prefer puts the forwarder of what each side sends on a CPU, as a rule the side's, and makes it run there
+// before any other program, as a wire does. Without it, programs that never sleep delay the forwarder, and
+// the measurement shows the scheduler. It needs CAP_SYS_NICE. Call it at most once.
 func (m *Middle) Prefer(cpus [2]int) error {
 	for i, w := range m.ways {
 		var set unix.CPUSet
@@ -188,7 +185,8 @@ func (m *Middle) Prefer(cpus [2]int) error {
 	return nil
 }
 
-// Dropped is how many of the frames handed to a side its link had no room for, since it was made.
+// Dropped returns how many frames to a side were dropped since its link was made, because the link had no
+// room.
 func (m *Middle) Dropped(side int) (n uint64, err error) {
 	err = veth.OnLink(m.ns, middleNames[side], func(_ *netlink.Handle, l netlink.Link) error {
 		n = l.Attrs().Statistics.TxDropped
@@ -200,8 +198,9 @@ func (m *Middle) Dropped(side int) (n uint64, err error) {
 // Counters are those of the frames that a side has sent.
 func (m *Middle) Counters(side int) WayCounters { return m.ways[side].counters() }
 
-// Watch counts the frames for which is returns true apart from now on, by the side that has sent them. is looks at each
-// frame before anything is done to it, for both sides at the same time, and does not keep it.
+// Watch also counts separately, from now on, the frames for which is returns true, by the side that has
+// sent them. is gets each frame before any fault. It is called for both sides at the same time, and must
+// not keep the frame.
 func (m *Middle) Watch(is func(side int, frame []byte) bool) {
 	for side, w := range m.ways {
 		w.mu.Lock()
@@ -210,7 +209,8 @@ func (m *Middle) Watch(is func(side int, frame []byte) bool) {
 	}
 }
 
-// Watched are the counters of the frames of a side for which Watch's is returned true, without Overrun and Waiting.
+// Watched are the counters of a side's frames for which Watch's is returned true, without Overrun and
+// Waiting.
 func (m *Middle) Watched(side int) WayCounters { return m.ways[side].watched() }
 
 // SetMTU changes the largest frame that the middle takes and gives; the sides'
@@ -231,8 +231,7 @@ func (m *Middle) Close() (err error) {
 				w.close()
 			}
 		}
-		// Not left to the end of the namespace, which comes some time after the
-		// last descriptor of it is closed.
+		// Closing the namespace's last descriptor removes the links only some time later.
 		m.eachLink(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
 		err = m.ns.Close()
 	})
@@ -258,14 +257,14 @@ const (
 	samples      = 64  // frames that a forger has to make others of
 	forgedAtOnce = 512 // frames made of the same samples
 
-	// idle is the niceness of a flood that stands for another machine's: it takes the CPU
-	// time that is left here.
+	// idle is the niceness of a flood that simulates another machine's: it takes only the CPU time that is
+	// left.
 	idle = 19
 )
 
-// Forge begins to send frames to both sides. Each is what change makes of a frame that
-// has passed to the same side, in place or in another slice; nil: none. change is called
-// by a goroutine for each side, and what it does follows from rng alone.
+// Forge begins to send frames to both sides. change makes each of them from a frame that has passed to the
+// same side, in place or in another slice; it returns nil for none. A goroutine for each side calls
+// change, whose result must depend on rng and the frame only.
 func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (_ *Forger, err error) {
 	f := &Forger{middle: m, change: change, outs: [2]int{-1, -1}, lo: -1, stop: make(chan struct{})}
 	defer func() {
@@ -277,7 +276,7 @@ func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []
 	if err != nil {
 		return nil, fmt.Errorf("priority: %w", err)
 	}
-	f.theirs = int32(20 - prio) // as the kernel tells it
+	f.theirs = int32(20 - prio) // 20-prio, as the system call returns it
 	f.Compete(false)
 	for side, w := range m.ways {
 		if f.outs[side], err = unix.FcntlInt(uintptr(w.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
@@ -295,8 +294,8 @@ func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []
 	return f, nil
 }
 
-// Compete has the forger run beside all others at their priority, or, with false, as it begins, when
-// nobody else wants the CPU.
+// Compete sets the forger's priority. With true it runs at the priority of all others. With false, the
+// initial setting, it runs only when the CPU is otherwise idle.
 func (f *Forger) Compete(on bool) {
 	if on {
 		f.nice.Store(f.theirs)
@@ -305,9 +304,9 @@ func (f *Forger) Compete(on bool) {
 	}
 }
 
-// Spare has it send its frames to the middle's own loopback interface, whose kernel drops them as another
-// host's, or, with false, to the sides again. The forger does the same work for them: by as much as others
-// then do better, the frames cost them something.
+// Spare(true) makes the forger send to the middle's own loopback interface, whose kernel drops the frames
+// as another host's. Spare(false) sends to the sides again. The forger's own work is the same, so the
+// difference is the cost of the frames to the sides.
 func (f *Forger) Spare(on bool) { f.spare.Store(on) }
 
 // loopback is a packet socket to the middle's loopback interface.
@@ -347,7 +346,7 @@ func (f *Forger) closeSockets() {
 	}
 }
 
-// forge forges of what a side sends.
+// forge forges frames from those that a side sends.
 func (f *Forger) forge(side int, rng *rand.Rand) {
 	defer f.run.Done()
 	nice := f.theirs

@@ -161,13 +161,13 @@ func order(arrived []int) (overtaken, twice int) {
 	return overtaken, twice
 }
 
-// near says that a count is what its share makes likely: five deviations.
+// near reports whether a count is within five standard deviations of its share.
 func near(n uint64, share float64, of int) bool {
 	mean := share * float64(of)
 	return math.Abs(float64(n)-mean) <= 5*math.Sqrt(mean)+1
 }
 
-// Each fault takes place, is counted, and is seen by the receiver as counted.
+// Each fault occurs, is counted, and has the counted effect at the receiver.
 func TestFaults(t *testing.T) {
 	s := testSite(t)
 	onOneCPU(t, s)
@@ -202,7 +202,7 @@ func TestFaults(t *testing.T) {
 		{"jitter", Faults{Seed: 7, Jitter: 20 * time.Millisecond}, func(n WayCounters, arrived, overtaken, _ int) bool {
 			return n.Delayed > count*9/10 && arrived == count && overtaken > count/4
 		}},
-		// Six seconds of frames, which nobody takes so long to send.
+		// Six seconds of frames; no sender takes so long.
 		{"rate", Faults{Seed: 8, Rate: 1_000_000, Queue: 100}, func(n WayCounters, arrived, overtaken, _ int) bool {
 			return n.Limited > 0 && n.Delayed >= 100 && arrived == count-int(n.Limited) && overtaken == 0
 		}},
@@ -217,7 +217,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A seed chooses the same frames each time, and another one others.
+// A seed selects the same frames each time, and another seed selects others.
 func TestFaultsReplay(t *testing.T) {
 	s := testSite(t)
 	onOneCPU(t, s)
@@ -280,8 +280,8 @@ func TestCorruptSparesARP(t *testing.T) {
 	}
 }
 
-// residentMain is the process that TestSiteOutlivesItsProcesses starts: it tells
-// its addresses and stays until its control connection ends.
+// residentMain is the process that TestSiteOutlivesItsProcesses starts: it prints its addresses
+// and stays until its control connection ends.
 func residentMain() error {
 	c, err := Control()
 	if err != nil {
@@ -297,8 +297,8 @@ func residentMain() error {
 	return err
 }
 
-// The thread of a holder is one that ends: never the main thread, of which Go
-// lets the goroutine end and not the thread. All threads that there are get taken.
+// A holder's thread is one that can end, never the main thread: when a goroutine locked to the
+// main thread exits, Go keeps the thread. The test uses up all existing threads.
 func TestHolderThread(t *testing.T) {
 	for range 64 {
 		k := newHolder()
@@ -441,7 +441,7 @@ func TestStartThroughFails(t *testing.T) {
 	}
 }
 
-// What becomes of the frames that are watched is counted apart, also of those that go on later.
+// Watched frames are also counted separately, including delayed ones.
 func TestWatched(t *testing.T) {
 	w := &way{in: -1, out: -1, epoch: time.Now(), randomSource: newRandomSource()} // whose kernel refuses all
 	w.watch = func(frame []byte) bool { return frame[0] == 1 }

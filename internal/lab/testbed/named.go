@@ -95,7 +95,7 @@ func (n Named) Up() (err error) {
 			err = errors.Join(err, undone)
 		}
 	}()
-	// Each step is written down before it is done.
+	// Record each step before doing it.
 	var handles [2]netns.NsHandle
 	for i, name := range n.Namespaces {
 		st.Namespaces = append(st.Namespaces, namespaceState{Name: name})
@@ -126,8 +126,8 @@ func (n Named) Up() (err error) {
 	return n.save(st)
 }
 
-// growPool adds n.Hugepages to the host's pool. A machine without room for
-// them has a bed all the same, and a note why not.
+// growPool adds n.Hugepages to the host's pool. Without room for them the bed is made all the same, with
+// a note of the reason.
 func (n Named) growPool(st *state) error {
 	before, surplus, err := hugepages.Persistent()
 	if err != nil {
@@ -170,9 +170,9 @@ func (n Named) Down() error {
 	return n.forget()
 }
 
-// undo removes what the state names. It goes on after an error; the state file
-// is kept then, so that Down can be tried again: without the pages that it has taken
-// out of the pool, since those that it would find there are others'.
+// undo removes what the state names. It goes on after an error, and then keeps the state file, so that
+// Down can be tried again. The file no longer has pages already taken out of the pool, since any left
+// there belong to others.
 func (n Named) undo(st state) error {
 	var errs []error
 	for _, ns := range st.Namespaces {
@@ -317,8 +317,8 @@ func (n Named) load() (state, error) {
 	return st, nil
 }
 
-// parse reads what save wrote. Down removes what it names: it may name nothing but what Up makes, and no
-// more pages than a pool has.
+// parse reads what save wrote. Down removes what the state names, so parse rejects names that Up does
+// not make, and more pages than a pool has.
 func (n Named) parse(b []byte) (st state, err error) {
 	if err := json.Unmarshal(b, &st); err != nil {
 		return state{}, err
@@ -395,8 +395,8 @@ type Status struct {
 	Note       string   `json:"note,omitempty"` // why no hugepages were added
 }
 
-// Status tells whether the bed is up. To look into the namespaces needs the
-// privileges of Up; without them the state file is believed.
+// Status reports whether the bed is up. Checking the namespaces needs the privileges of Up; without them
+// Status trusts the state file.
 func (n Named) Status() (Status, error) {
 	st, err := n.load()
 	if err != nil || !st.exists() {

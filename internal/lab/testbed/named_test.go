@@ -125,7 +125,7 @@ func TestNamedReplaced(t *testing.T) {
 	}
 }
 
-// A bed that was interrupted, or lost its link, is made again.
+// An interrupted bed, or one that lost its link, is made again.
 func TestNamedRepair(t *testing.T) {
 	n := privateBed(t)
 	must(t, n.Up())
@@ -150,7 +150,7 @@ func TestNamedRepair(t *testing.T) {
 	}
 }
 
-// A state file is not trusted with names.
+// Names in a state file are not trusted.
 func TestNamedStateFile(t *testing.T) {
 	n := DefaultNamed()
 	n.StateDir = t.TempDir()
@@ -180,7 +180,7 @@ func TestNamedStateFile(t *testing.T) {
 	}
 }
 
-// Who can read the state directory, and locks it, keeps no bed from being made.
+// A user who can read the state directory, and locks it, does not prevent a bed from being made.
 func TestNamedLockedByOthers(t *testing.T) {
 	n := privateBed(t)
 	must(t, os.Mkdir(n.StateDir, 0o755))
@@ -241,8 +241,8 @@ func useSurplus(t *testing.T) *hugepages.Arena {
 	return a
 }
 
-// What an up that was killed while it added pages has added goes back, with the surplus
-// pages that it has made persistent.
+// An Up that was killed while it added pages is undone, including the surplus pages that it has made
+// persistent.
 func TestNamedKilledWhileItGrowsThePool(t *testing.T) {
 	for _, inUse := range []bool{false, true} {
 		await.Undisturbed(t, func() error { return killed(t, inUse) })
@@ -280,8 +280,8 @@ func killed(t *testing.T, inUse bool) error {
 	return nil
 }
 
-// A down that fails at something else has taken its pages out of the pool, and a second one
-// leaves those of others there.
+// A Down that fails later has already taken its pages out of the pool; a second Down leaves the pages of others
+// there.
 func TestNamedDownTwice(t *testing.T) {
 	await.Undisturbed(t, func() error {
 		n := privateBed(t)
@@ -320,8 +320,8 @@ func TestNamedDownTwice(t *testing.T) {
 	})
 }
 
-// Whatever the state file says, Down removes no namespace but the bed's own, takes no pages that Up cannot have
-// added, and what is accepted is written down and read again the same.
+// FuzzState: for any state file, Down removes no namespace but the bed's own, and takes no more pages than Up
+// can have added. An accepted file is written and read back unchanged.
 func FuzzState(f *testing.F) {
 	n := DefaultNamed()
 	up := state{

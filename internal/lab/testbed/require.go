@@ -14,7 +14,7 @@ import (
 // A MissingError says that this machine, or this process, lacks something
 // without which the work cannot be done at all.
 type MissingError struct {
-	What   string // the capability or kernel option by name; empty: Err tells
+	What   string // the capability or kernel option by name; empty: see Err
 	Remedy string // what to do about it
 	Err    error  // what the kernel said; may be nil
 }

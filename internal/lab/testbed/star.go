@@ -131,8 +131,8 @@ func (s *Star) spoke(hub netns.NsHandle, bridge netlink.Link, i, mtu int) (End, 
 }
 
 // Start starts a process in namespace i, on one CPU, or with -1 on any. It is the
-// leader of a process group, and gets SIGKILL when this process ends or the Star
-// is closed, whatever else becomes of it.
+// leader of a process group, and gets SIGKILL when this process ends or the Star is
+// closed.
 func (s *Star) Start(i, cpu int, cmd *exec.Cmd) (err error) {
 	if i < 0 || i >= len(s.Ends) {
 		return fmt.Errorf("no namespace %d of %d", i, len(s.Ends))
@@ -175,7 +175,7 @@ func (s *Star) Drops() (n uint64, err error) {
 }
 
 // ownSysfs gives the calling thread a /sys that shows the interfaces of its network
-// namespace, as some programs look there for them; nobody else sees it.
+// namespace, as some programs read it. No other thread sees that /sys.
 func ownSysfs() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return explain(err, "mount namespace")
@@ -183,27 +183,27 @@ func ownSysfs() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("mounts of its own: %w", err)
 	}
-	// Busy: it is there already, from the process before in the same namespace.
+	// EBUSY: an earlier process in the same namespace has mounted it.
 	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil && err != unix.EBUSY {
 		return fmt.Errorf("mount /sys: %w", err)
 	}
 	return nil
 }
 
-// Close lets the namespaces go. Children end in order, other processes that were
+// Close releases the namespaces. Children end in order; other processes that were
 // started in them are killed.
 func (s *Star) Close() { s.CloseWithin(closeGrace) }
 
-// CloseWithin is Close with another time that the children have.
+// CloseWithin is Close with another grace for the children.
 func (s *Star) CloseWithin(grace time.Duration) {
 	_ = s.end(grace)
 	s.sieve.close()
 }
 
-// NewLossyStar is [NewStar] with a hub, also for two, that loses a share of the
-// frames, each by itself, and counts them. Nothing of the kernel's offloads is left:
-// every frame is one of a wire, so that the kernel's TCP meets the same losses, frame
-// by frame, as we do. With a loss of 0 it is the same way without a loss.
+// NewLossyStar is [NewStar] with a hub, also for two, that loses a share of the frames,
+// each by itself, and counts them. The kernel's offloads are off: frames are as on a
+// wire, so that the kernel's TCP meets the same losses, frame by frame, as we do. With
+// a loss of 0 the path is the same, without losses.
 //
 // An XDP program on the hub's end of each pair drops them. Unlike a [Middle] it takes
 // no thread that would compete for CPUs with the programs, which may be many.

@@ -13,8 +13,8 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// A lossy star loses about the share that it is told, of frames of both ways, and
-// counts what it loses; without a loss everything arrives.
+// A lossy star loses about the configured share of frames in both directions, and counts
+// what it loses; without a loss everything arrives.
 func TestLossyStar(t *testing.T) {
 	nstest.Require(t)
 	for _, loss := range []float64{0, 0.1, 1} {
@@ -29,7 +29,7 @@ func TestLossyStar(t *testing.T) {
 			}))
 			defer ends[i].Close()
 		}
-		// Once the neighbours are known to each other nothing else is on the way.
+		// Once the neighbours are known, no other frames are sent.
 		b := make([]byte, 16)
 		meet := func(i int) bool {
 			ends[i].WriteToUDPAddrPort([]byte("hello"), netip.AddrPortFrom(s.Ends[1-i].IPv4.Addr(), 7001))
@@ -67,7 +67,7 @@ func TestLossyStar(t *testing.T) {
 		waitFor(0)
 		if loss < 1 {
 			for i := range messages {
-				if i%50 == 0 && i > 0 { // so many find room in the kernel, whenever it comes to them
+				if i%50 == 0 && i > 0 { // 50 fit in the kernel's queue, however late it handles them
 					waitFor(before + uint64(i-50))
 				}
 				side := i % 2

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{asChild: childMain, asResident: residentMain, asGuard: GuardMain, asParent: parentMain})
 }
 
-// childMain answers what it is told, until the parent is gone.
+// childMain echoes what it receives, until the parent is gone.
 func childMain() error {
 	c, err := Control()
 	if err == nil {
@@ -43,8 +43,8 @@ func childMain() error {
 	return err
 }
 
-// parentMain makes a bed and raises the allowance of hugepages, tells the
-// process numbers and waits to be killed.
+// parentMain makes a bed, raises the allowance of hugepages, prints the process numbers
+// and waits to be killed.
 func parentMain() error {
 	bed, err := Start(testConfig())
 	if err != nil {
@@ -72,7 +72,7 @@ func testConfig() Config {
 	}
 }
 
-// gone says that a process does not run any more.
+// gone reports whether a process no longer runs.
 func gone(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(stat), ") Z ")
@@ -91,8 +91,8 @@ func allowance(t *testing.T) int {
 	return n
 }
 
-// allowanceIs waits until the allowance is not more than before, and longer than one
-// waits for other things: it has to come down in other test programs, too.
+// allowanceIs waits until the allowance is not more than before. It waits longer than
+// usual, because other test programs must lower it, too.
 func allowanceIs(t *testing.T, before int) {
 	t.Helper()
 	for end := time.Now().Add(3 * await.WaitLimit); allowance(t) > before; time.Sleep(5 * time.Millisecond) {
@@ -111,8 +111,8 @@ func startBed(t *testing.T) *Bed {
 	return bed
 }
 
-// Both children live in namespaces of their own, with both pairs up and
-// addressed, and none of it is seen outside.
+// Both children live in separate namespaces, with both pairs up and addressed, and
+// nothing of them is visible outside.
 func TestBedHasItsPairs(t *testing.T) {
 	bed := startBed(t)
 	if err := bed.Ended(0); err != nil {
@@ -205,7 +205,7 @@ func TestBedPinsItsChildren(t *testing.T) {
 	}
 }
 
-// A CPU that there is not is named, with those that there are.
+// The error for a CPU that does not exist names it, with the existing ones.
 func TestPinToNoCPU(t *testing.T) {
 	for _, cpu := range []int{-1, 1000} {
 		if err := PinThread(cpu); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no CPU %d for this process: it may use ", cpu)) {

@@ -13,12 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Faults are what a [Middle] does to the frames that go one way through it. The
-// zero value passes each on at once, in order. Shares are from 0 to 1.
+// Faults are what a [Middle] does to the frames that go one way through it. The zero value
+// passes each on at once, in order. Shares are from 0 to 1.
 //
-// The choices for the n-th frame follow from Seed and n alone, and one kind of
-// fault does not change those of another: a run that fails is repeated with its
-// seed.
+// The choices for the n-th frame depend only on Seed and n, and one kind of fault does not
+// change those of another. So a failed run can be repeated with its seed.
 type Faults struct {
 	Seed uint64
 
@@ -27,7 +26,7 @@ type Faults struct {
 	BurstLen int     // frames of such a run; 0: 8
 
 	Duplicate float64 // share that arrives twice
-	Corrupt   float64 // share of the IP frames of which up to three bits behind the Ethernet header are flipped
+	Corrupt   float64 // share of the IP frames with up to three bits flipped behind the Ethernet header
 
 	Reorder   float64       // share that is held back, so that later ones overtake it
 	ReorderBy time.Duration // for how long; 0: 1 ms
@@ -46,11 +45,11 @@ const (
 	mostFlips        = 3
 )
 
-// WayCounters tell what became of the frames that went one way. At rest,
+// WayCounters count what became of the frames that went one way. At rest,
 //
 //	Taken + Duplicated = Passed + Lost + LostInBurst + Limited + Refused
 //
-// and Waiting is 0, else it is on the right side, too.
+// and Waiting is 0; otherwise Waiting belongs on the right side, too.
 type WayCounters struct {
 	Taken      uint64 // frames that came from the sending side
 	Passed     uint64 // frames handed to the receiving side
@@ -125,8 +124,7 @@ func newRandomSource() randomSource {
 	return randomSource{pcg: pcg, rng: rand.New(pcg)}
 }
 
-// next is the decision for the next frame. It draws the same number of times
-// whatever the faults are.
+// next is the decision for the next frame. It draws the same number of times for any faults.
 func (d *randomSource) next(f *Faults) (t faultDecision) {
 	d.n++
 	d.pcg.Seed(f.Seed, d.n)
@@ -183,9 +181,8 @@ func (p *copyPlan) damage(frame []byte) {
 	}
 }
 
-// way carries the frames of one direction from one interface of the middle to
-// the other. One goroutine does the work, run; the mutex guards what others
-// look at.
+// way carries the frames of one direction from one interface of the middle to the other. One
+// goroutine does the work, run; the mutex guards what other goroutines access.
 //
 //	in --recv--> decision --+--> out
 //	                        +--> line, by the time at which they go on --> out
@@ -343,10 +340,10 @@ func (w *way) close() {
 	w.closeAll()
 }
 
-// batch bounds how many frames are taken between two looks at the clock.
+// batch bounds how many frames are taken between two readings of the clock.
 const batch = 64
 
-// run forwards until close, on a thread with which whatever its priority has become ends.
+// run forwards until close. Its thread ends with it, because its priority may have changed.
 func (w *way) run() {
 	w.thread <- unix.Gettid()
 	defer close(w.ended)
@@ -408,7 +405,7 @@ func (w *way) turn() (wait time.Duration) {
 			}
 			return max(w.line[0].due-time.Since(w.epoch), 0)
 		}
-		// ENETDOWN: said once; the socket goes on when the interface is up.
+		// ENETDOWN is reported once; the socket works again when the interface is up.
 	}
 	return 0
 }
@@ -434,7 +431,8 @@ func (w *way) receive(frame []byte, now time.Duration) {
 	w.countApart(w.apart, before)
 }
 
-// countApart counts what has become of a frame since before once more, if it is one that is watched. Locked.
+// countApart adds the counts of one frame, those since before, to the watched counters if
+// apart is set. Locked.
 func (w *way) countApart(apart bool, before WayCounters) {
 	if apart {
 		w.seen = w.seen.Plus(w.n.Since(before))
@@ -521,7 +519,7 @@ type waiting struct {
 	frame   []byte
 }
 
-// later puts a frame on the line, behind those that are due at the same time.
+// later queues a frame after those that are due at the same time.
 func (w *way) later(x waiting) {
 	i, _ := slices.BinarySearchFunc(w.line, x.due, func(other waiting, due time.Duration) int {
 		if other.due <= due {

@@ -1,5 +1,5 @@
-// Package testsize says how much of something a test does: little with -short, some by
-// default, as much as one likes by a variable of the environment.
+// Package testsize scales a test: little work with -short, some by default, and any
+// amount by an environment variable.
 package testsize
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Number is what the variable says, a number of at least 1; unless it is set, some, or
+// Number is the value of the variable, at least 1. If it is not set, Number is some, or
 // short with -short.
 func Number(t testing.TB, variable string, short, some int) int {
 	t.Helper()
@@ -29,8 +29,8 @@ func Duration(t testing.TB, variable string, short, some time.Duration) time.Dur
 	})
 }
 
-// Seed is what VIA_SEED says, to repeat a run; else another one each time. It is in the
-// log of a test that fails.
+// Seed is VIA_SEED, to repeat a run, or else a new seed each time. The log of a failed
+// test has it.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	const variable = "VIA_SEED"

@@ -41,11 +41,11 @@ type attack struct {
 	*AttackReport
 }
 
-// attackDefault is how long an attack lasts where it is not told.
+// attackDefault is how long an attack lasts by default.
 const attackDefault = 10 * time.Second
 
-// attackKinds are the attacks by name: what each promises, what must have taken place for its result to mean
-// anything, and how it runs.
+// attackKinds are the attacks by name: what each promises, what must have occurred for its result to count, and how
+// it runs.
 var attackKinds = map[string]struct {
 	promise string
 	needs   []string
@@ -105,16 +105,15 @@ func (a *attack) missing(needs []string) []string {
 	return slices.DeleteFunc(slices.Clone(needs), func(what string) bool { return a.Counts[what] > 0 })
 }
 
-// attackMore is how much longer than it was asked to an attack may last, on a machine that has little time for it, until
-// it has taken place and can be judged.
+// attackMore is how much longer than requested an attack may last on a busy machine, until all needs have occurred.
 const attackMore = 30 * time.Second
 
-// late reports whether that is over, too.
+// late reports whether that time is over, too.
 func (a *attack) late() bool {
 	return a.ctx.Err() != nil || len(a.report.Violations) > 0 || time.Since(a.start) > a.cfg.For+attackMore
 }
 
-// progress tells how far the attack is.
+// progress reports how far the attack is.
 func (a *attack) progress(event string) {
 	if a.cfg.Progress == nil {
 		return
@@ -193,10 +192,10 @@ func (w *actor) count(what string) {
 	w.r.Counts[what]++
 }
 
-// mostWrong is how much of what must not be a worker tells at once.
+// mostWrong is how many violations a worker reports at once.
 const mostWrong = 5
 
-// wrong notes what must not be.
+// wrong records a violation.
 func (w *actor) wrong(format string, args ...any) {
 	w.count("wrong")
 	w.mu.Lock()
@@ -209,7 +208,7 @@ func (w *actor) wrong(format string, args ...any) {
 // briefly is a time that needs no allowance for a worker that ran late.
 const briefly = 10 * time.Millisecond
 
-// time notes how long f takes, but for what this process ran late meanwhile. What fails must not.
+// time records how long f takes, less this process's scheduling latency. An error of f is a violation.
 func (w *actor) time(what string, f func() error) error {
 	mark := w.lag.Mark()
 	err := f()
@@ -237,7 +236,7 @@ func (w *actor) become(c *command) error {
 	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(c.User), syscall.Setuid(c.User)); err != nil {
 		return err
 	}
-	// It is forgotten with the user (begin_new_exec and commit_creds clear it), and the parent may be killed.
+	// Changing the user clears it (commit_creds, begin_new_exec), and the parent may be killed.
 	return unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 }
 
@@ -329,7 +328,7 @@ func (ws *workers) begin(name string, c command) func() (*result, error) {
 	}
 }
 
-// close ends all workers, those first that are named first, and the site.
+// close ends all workers, the named ones first, and the site.
 func (ws *workers) close(names ...string) error {
 	var errs []error
 	for _, name := range names {

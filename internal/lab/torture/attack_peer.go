@@ -21,8 +21,8 @@ import (
 
 // The attack of a peer: it completes sends that the NIC has not read yet. A program sends by reference. Its NIC
 // stalls: the kernel, which then leaves frames on the ring, or a NIC in zero-copy mode, which has taken them and
-// reads the memory when it goes on. The peer acknowledges what it has not got, tells of errors,
-// closes; the program overwrites the memory of each send that completes. All of it is in memory.
+// reads the memory when it goes on. The peer acknowledges what it has not got, reports errors, and closes. The
+// program overwrites the memory of each send that completes. All of it is in memory.
 
 const (
 	peerMessages = 16     // sends of a connection, each in memory of its own
@@ -33,7 +33,7 @@ const (
 	peerStall    = 5 * time.Millisecond  // how long it stalls after a connection's end, at most
 )
 
-// peerSecret is what the program writes to memory of which a send has completed.
+// peerSecret is what the program writes to the memory of a completed send.
 var peerSecret = []byte("\x5esecret\xd3")
 
 // peerNeeds are counted by the attack, and none may be 0.
@@ -42,7 +42,7 @@ var peerNeeds = []string{
 	"closes told", "stalled", "stalled in zero-copy mode",
 }
 
-// peerKernels are slow with what they were given: for good, and most of the time.
+// peerKernels are kernels that are slow to send: always, and most of the time.
 var peerKernels = []struct {
 	zeroCopy bool
 	lies     xdpnictest.Lies
@@ -76,7 +76,7 @@ type peerRun struct {
 	rng     *rand.Rand
 	wire    *xdpnictest.Wire
 	hostile *kagenttest.Agent
-	voice   *xdpnictest.Queue // by which the peer sends
+	voice   *xdpnictest.Queue // the peer sends on it
 	victims map[bool]*peerVictim
 }
 
@@ -195,7 +195,7 @@ type peerTalk struct {
 	ours     kagent.Offer
 }
 
-// connection is one, from its request to the moment when the NIC has sent all.
+// connection runs one connection, from its request until the NIC has sent all.
 func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) error {
 	v.queue.SetLies(xdpnictest.Lies{})
 	level := []vipl.ReliabilityLevel{vipl.ReliableDelivery, vipl.ReliableReception}[p.rng.IntN(2)]
@@ -372,7 +372,7 @@ func (t *peerTalk) ack(n uint32) {
 	t.say(wire.Header{Kind: wire.KindAck, Seq: t.ours.Seq, Ack: t.theirs.Seq + n}, nil)
 }
 
-// say sends the victim a frame of this connection. One that has no acknowledgement says that nothing has come.
+// say sends the victim a frame of this connection. A frame without an acknowledgement acknowledges nothing.
 func (t *peerTalk) say(h wire.Header, payload []byte) {
 	h.VI, h.Key, h.Window = t.theirs.VI, t.theirs.Key, uint16(t.rng.IntN(1025))
 	if h.Ack == 0 {

@@ -25,8 +25,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// The attack of requests: an attacker off the path between two hosts sends one of them requests for connections with
-// invented sources, and confirms some of them. The server's host sends what it answers to the other one, as to a router.
+// The attack of requests: an attacker off the path between two hosts sends one of them connection requests with
+// forged sources, and confirms some of them. The server's host sends its answers to the other host, as to a router.
 
 const (
 	requestsRate   = 10_000 // a second, unless SoakConfig.Rate says otherwise
@@ -35,7 +35,7 @@ const (
 	// requestsSlice is how long dials are looked at together, and requestsBefore how long without the flood.
 	requestsSlice  = 2 * time.Second
 	requestsBefore = 500 * time.Millisecond
-	// requestsDials are as many as are wanted to know how long 99 % take, and requestsLeast as few as tell something.
+	// requestsDials are enough to know how long 99 % take, and requestsLeast are the fewest that give a result.
 	requestsDials = 400
 	requestsLeast = 100
 	// requestsRest is how long answers may go on when the flood is over.
@@ -111,8 +111,8 @@ func (a *attack) requests() (line string, err error) {
 	meter := schedlat.Start()
 	defer meter.Close()
 	go func() { stopped <- f.run(stop, meter) }()
-	// How long dials took, and what is left of that without the time by which the server, and this process, through which
-	// all frames pass, ran late.
+	// How long dials took, and how long without the scheduling latency of the server and of this process, which all
+	// frames pass through.
 	var all, fair []time.Duration
 	for err == nil {
 		a.progress("requests")
@@ -188,7 +188,7 @@ const (
 	targetAt = ipAt + 16
 )
 
-// watch looks at a frame that passes: it remembers requests of the client, and counts what goes to invented sources.
+// watch inspects each frame: it remembers requests of the client, and counts frames to forged sources.
 func (f *requestFlood) watch(side int, frame []byte) bool {
 	if len(frame) < udpIPv4 || binary.BigEndian.Uint16(frame[12:]) != unix.ETH_P_IP {
 		return false
@@ -220,8 +220,8 @@ func (f *requestFlood) sampled() []wire.CM {
 	return f.samples
 }
 
-// run floods until stop is closed, and returns how long, but for the time in which the machine ran late: a server that
-// has no CPU for a tenth of a second does not get a thousand requests at its end.
+// run floods until stop is closed. It returns how long, less the machine's scheduling latency: a server without a CPU
+// for a tenth of a second must not get a thousand requests afterwards.
 func (f *requestFlood) run(stop chan struct{}, meter *schedlat.Meter) time.Duration {
 	start, late := time.Now(), meter.Late()
 	first := late
@@ -282,7 +282,7 @@ func (f *requestFlood) send(host uint16, m *wire.CM) {
 	f.sender.Send(frame)
 }
 
-// amplified is what went to invented sources, what came from them, and the one that got most for what came from it.
+// amplified returns what went to forged sources, what came from them, and the source with the largest ratio.
 func (f *requestFlood) amplified() (sent, received uint64, host uint16, factor float64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -296,7 +296,7 @@ func (f *requestFlood) amplified() (sent, received uint64, host uint16, factor f
 	return sent, received, host, factor
 }
 
-// A server that speaks first, by a listener of vianet and by one of vipl, and a client that dials both in turns.
+// A server that sends first, with a listener of vianet and one of vipl, and a client that dials both in turn.
 
 const (
 	servePort  = 80

@@ -18,15 +18,15 @@ import (
 // A NIC that reads memory late gives a hostile peer nothing that was written after a completion.
 func TestAttackPeer(t *testing.T) { attacked(t, "peer") }
 
-// Requests with invented sources keep no client from its server, and nobody is sent more than came in its name.
+// Requests with forged sources keep no client from its server, and no host is sent more than came in its name.
 func TestAttackRequests(t *testing.T) {
 	nstest.Require(t)
-	// A promise on time is for soak to prove; here, and the more so with -short beside the race detector, two
-	// processors have to have time for the server beside the flood.
+	// Only a soak checks the promise on time. Here, and even more with -short and the race detector, two
+	// processors must have time for the server beside the flood.
 	attacked(t, "requests", func(cfg *SoakConfig) { cfg.Rate = testsize.Number(t, "VIA_REQUESTS", 500, 1_000) })
 }
 
-// A hostile user of an agent keeps another one neither waiting nor from its requests.
+// A hostile user of an agent neither delays another user nor takes its requests.
 func TestAttackUsers(t *testing.T) {
 	nstest.Require(t)
 	attacked(t, "users")
@@ -52,8 +52,8 @@ func attacked(t *testing.T, name string, set ...func(*SoakConfig)) {
 	t.Logf("%s\n%v\n%v", r.Attack.Result, r.Attack.Counts, r.Attack.Worst)
 }
 
-// Who has not seen a plain frame has its VI, key, source, version or length wrong, each of them now and then, and
-// never more than one.
+// A forger that has not seen a plain frame has its VI, key, source, version or length wrong. Each is wrong now
+// and then, and never more than one at once.
 func TestForgePlain(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	for _, ip := range []struct {

@@ -26,8 +26,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// The attack of users: a hostile user's programs attack an agent while an honest user opens and closes queues, connects,
-// and accepts connections. Neither user is root.
+// The attack of users: a hostile user's programs attack an agent while an honest user opens and closes queues,
+// connects, and accepts connections. Neither user is root.
 //
 //	side 0: agent; honest user, hostile user     side 1: peer, gateway, a host that is silent
 //	+------------------------------------+       +-----------------------------------------+
@@ -246,7 +246,7 @@ func (w *actor) accept(l *vipl.Listener) {
 	}
 }
 
-// use is what an honest program does all the time: it opens and closes a queue, and dials. The peer only dials.
+// use is the loop of an honest program: it opens and closes a queue, and dials. The peer only dials.
 func (w *actor) use(c *command) error {
 	dial := "dial"
 	if c.Socket == "" {
@@ -311,7 +311,7 @@ func (w *actor) attack(c *command) error {
 	return nil
 }
 
-// yieldCPU has the process take only the CPU time that nobody else wants: what is attacked is the agent, not the
+// yieldCPU makes the process run only when the CPU is otherwise idle: the attack is on the agent, not on the
 // scheduler.
 func yieldCPU() error {
 	threads, err := os.ReadDir("/proc/self/task")
@@ -365,7 +365,7 @@ func (w *actor) keepQueues(ctx context.Context, c *command) error {
 	return nil
 }
 
-// shadowListeners takes, where it is let, what comes for the honest user's discriminator.
+// shadowListeners accepts, where it can, requests for the honest user's discriminator.
 func (w *actor) shadowListeners(ctx context.Context, c *command, nic *vipl.NIC) {
 	stop := context.AfterFunc(ctx, func() { _ = nic.Close() }) // a listener waits
 	defer stop()
@@ -398,7 +398,8 @@ func (w *actor) steal(ctx context.Context, wait func(context.Context) (*vipl.Con
 	}
 }
 
-// disturbNeighbours asks hosts for connections that never answer: the gateway itself, one behind it, one on the link.
+// disturbNeighbours requests connections with hosts that never answer: the gateway itself, one behind it, one on the
+// link.
 func (w *actor) disturbNeighbours(ctx context.Context, c *command, nic *vipl.NIC) {
 	each(12, func(i int) {
 		what, host := "requests to the gateway", gatewayHost
@@ -423,7 +424,7 @@ func (w *actor) disturbNeighbours(ctx context.Context, c *command, nic *vipl.NIC
 	})
 }
 
-// floodAgent does as much as it can of what an agent does for programs.
+// floodAgent sends as many requests of each kind to the agent as it can.
 func (w *actor) floodAgent(ctx context.Context, c *command, nic *vipl.NIC) {
 	each(12, func(i int) {
 		for ctx.Err() == nil {
@@ -448,7 +449,7 @@ func (w *actor) floodAgent(ctx context.Context, c *command, nic *vipl.NIC) {
 					w.count("listeners")
 					_ = l.Close()
 				}
-			default: // requests that nobody takes
+			default: // requests that no listener accepts
 				if vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil); err == nil {
 					w.count("requests refused")
 					_, _ = vi.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: c.Host, Discriminator: []byte("nobody")}, time.Second)
@@ -474,8 +475,8 @@ type gateway struct {
 	end  func()                     // closes stop, once
 }
 
-// newGateway has side 1 answer ARP for hosts that are not there, and side 0 send through one of them whatever is for
-// hosts that are not on the link.
+// newGateway has side 1 answer ARP for hosts that do not exist. One of them is side 0's gateway for hosts that are
+// not on the link.
 func newGateway(site *testbed.Site) (*gateway, error) {
 	g := &gateway{site: site, stop: make(chan struct{}), over: make(chan map[netip.Addr]uint64, 1)}
 	g.end = sync.OnceFunc(func() { close(g.stop) })
@@ -495,8 +496,8 @@ func newGateway(site *testbed.Site) (*gateway, error) {
 	})
 }
 
-// answerARP has the thread's namespace answer ARP for gatewayHost and silentHost. It forwards what comes for them to an
-// interface whose other end nobody reads.
+// answerARP has the thread's namespace answer ARP for gatewayHost and silentHost. It forwards their frames to an
+// interface whose other end has no reader.
 func answerARP() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "nowhere"

@@ -88,7 +88,7 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 	return b, nil
 }
 
-// socket is that of a side's agent; empty where there is none.
+// socket is that of a side's agent; empty without one.
 func (b *Bed) socket(side int) string {
 	if !b.cfg.Agents {
 		return ""
@@ -96,8 +96,8 @@ func (b *Bed) socket(side int) string {
 	return filepath.Join(b.dir, fmt.Sprint("agent", side))
 }
 
-// keepAddresses has the kernel leave an interface its IPv6 addresses while it is down, as it does IPv4's: else a
-// link that blinks takes the address of connections away for good.
+// keepAddresses makes the kernel keep IPv6 addresses while an interface is down, as it does
+// for IPv4. Otherwise a link that blinks would lose the connections' address for good.
 func keepAddresses() error {
 	return os.WriteFile("/proc/sys/net/ipv6/conf/"+Interface+"/keep_addr_on_down", []byte("1"), 0)
 }
@@ -108,7 +108,7 @@ func (b *Bed) StartWorker(side int) (err error) {
 	return err
 }
 
-// Kill ends a worker by SIGKILL, in whatever it is doing.
+// Kill ends a worker by SIGKILL at any point of its work.
 func (b *Bed) Kill(side int) error {
 	p := b.Workers[side]
 	b.Workers[side] = nil
@@ -213,15 +213,16 @@ func (b *Bed) Until(within time.Duration, ok func(r [2]*Report) bool) (r [2]*Rep
 
 var errTooLate = errors.New("it did not come to that in time")
 
-// crossed is what both ways together have had to do so far.
+// crossed is the sum of the counters of both directions so far.
 func (b *Bed) crossed() testbed.WayCounters {
 	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
 }
 
-// Mark begins a time that is bounded as far as the machine gives its programs time.
+// Mark begins a time limit that grows with the machine's scheduling latency.
 func (b *Bed) Mark() schedlat.Mark { return b.lag.Mark() }
 
-// Spells are the seconds in which this process, and so the way between the workers, ran late.
+// Spells are the seconds in which this process, and so the link between the workers, ran
+// late.
 func (b *Bed) Spells() []schedlat.Spell { return b.lag.Spells() }
 
 // Link changes a side's interface.
@@ -243,11 +244,10 @@ func (b *Bed) Detach(side int) error {
 	return detach(b.Workers[side].Pid)
 }
 
-// Unwanted is what the kernel of a side's namespace has had to do with frames that
-// no socket there takes.
+// Unwanted counts frames at the kernel of a side's namespace that no socket there takes.
 type Unwanted struct {
 	Frames  uint64 // UDP datagrams that met no socket
-	Answers uint64 // of ICMP and ICMPv6, by which senders were told that a destination is unreachable
+	Answers uint64 // ICMP and ICMPv6 messages that reported a destination as unreachable
 }
 
 // Unwanted of a side, since the bed was made.
@@ -307,7 +307,8 @@ func unwanted(v4, v6 string) (u Unwanted, err error) {
 	return u, err
 }
 
-// detach takes a process's XDP program off its interface, as a stranger with privilege may.
+// detach takes a process's XDP program off its interface, as another privileged program
+// could.
 func detach(pid int) error {
 	id, err := linkID(pid)
 	if err != nil {

@@ -30,7 +30,7 @@ import (
 // session numbers the victims.
 var session atomic.Uint64
 
-// A survivor talks with one victim after the other, by the same VI.
+// A survivor talks to one victim after the other, by the same VI.
 type survivor struct {
 	t       *testing.T
 	own, ns *nstest.NS // its own, and the victims'
@@ -69,7 +69,7 @@ func newSurvivor(t *testing.T, v victim, meter *schedlat.Meter) *survivor {
 
 // A life is what became of a victim.
 type life struct {
-	steps     []string // that it told
+	steps     []string // that it reported
 	killed    bool
 	connected bool
 	silent    bool          // the survivor took it for dead, before or after
@@ -82,8 +82,8 @@ type life struct {
 	complaint string // of a victim that ended by itself, with an error
 }
 
-// outlive lets a victim live until it dies at a step, or to the end, and looks at what is
-// left. An error is a broken promise.
+// outlive lets a victim live until it dies at a step, or to the end, and checks what is left. An error is a
+// broken promise.
 func (s *survivor) outlive(die string) (l life, err error) {
 	v, lost := s.victim, s.nic.Counters().PeersLost
 	v.Session, v.Die = session.Add(1), die
@@ -121,7 +121,7 @@ func (s *survivor) outlive(die string) (l life, err error) {
 	return l, errors.Join(s.d.end(), s.clean(p.death))
 }
 
-// state is in which the survivor's VI has to be.
+// state is the state that the survivor's VI must have.
 func (l *life) state() vipl.State {
 	if l.connected && l.talked != nil {
 		return vipl.Error
@@ -191,7 +191,7 @@ func (s *survivor) converse(v victim, l *vipl.Listener, p *process) (connected b
 	go func() {
 		select {
 		case <-p.gone:
-			time.AfterFunc(silence, cancel) // nobody asks or answers any more
+			time.AfterFunc(silence, cancel) // no side sends any more
 		case <-ctx.Done():
 		}
 	}()
@@ -226,7 +226,7 @@ func (s *survivor) converse(v victim, l *vipl.Listener, p *process) (connected b
 	return true, s.d.end()
 }
 
-// clean says what a dead victim has left on its interface.
+// clean reports what a dead victim has left on its interface.
 func (s *survivor) clean(death schedlat.Mark) error {
 	for ; ; time.Sleep(5 * time.Millisecond) {
 		err := s.ns.Do(func() error {
@@ -247,7 +247,7 @@ func stageOf(step string, kinds []string) int {
 	return slices.Index(slices.Concat([]string{stageConnect}, kinds, []string{stageDisconnect, stageClose}), stage)
 }
 
-// judge says what is wrong about what a survivor has of a victim that died at a step.
+// judge returns what is wrong with the data that a survivor has of a victim that died at a step.
 func (s *survivor) judge(step string, l life) error {
 	kinds := kindsOf(s.victim.Level)
 	at, last := stageOf(step, kinds), len(kinds)
@@ -278,9 +278,9 @@ func (s *survivor) judge(step string, l life) error {
 	return nil
 }
 
-// TestKilledBetweenSteps kills one side between any two steps of the way of a message, of
-// each kind, and of the connection's making and end. Without VIA_TORTURE it is every seventh step.
-// With -short it is every third of one level: of a victim that is killed nobody hears what a detector has found in it.
+// TestKilledBetweenSteps kills one side between any two steps of the way of a message, of each kind, and of the
+// connection's making and end. Without VIA_TORTURE it is every seventh step. With -short it is every third of one
+// level: a killed victim cannot report what the race detector has found in it.
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
 	meter := schedlat.Start()
@@ -397,7 +397,7 @@ func (s *survivor) killAt(step string) {
 		case l.killed:
 			return
 		case l.complaint == "":
-			// It came otherwise this time, as what waits for a timer.
+			// The order differed this time, as with a step that waits for a timer.
 		case l.silent:
 			s.t.Logf("%q: a machine without time: %+v", step, l)
 		default:

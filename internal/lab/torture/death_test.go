@@ -18,12 +18,11 @@ import (
 // silence of the workers here; the default is longer.
 const silence = time.Second
 
-// toldIn is how soon after a death a survivor is told: with the default silence, 2 s.
+// toldIn is how soon after a death a survivor learns of it: with the default silence, 2 s.
 const toldIn = silence * 5 / 4
 
-// mortal are flows that connect again.
-// They leave the machine time: what is told late because nobody gets a CPU is not
-// what is looked at.
+// mortal are flows that connect again. They leave the machine idle time, because the test does not
+// measure reports that are late for lack of a CPU.
 func mortal(name string, level vipl.ReliabilityLevel) FlowConfig {
 	cfg := mixed(name, level, 3)
 	cfg.Again, cfg.Gap = true, time.Millisecond
@@ -81,9 +80,9 @@ func talking(t *testing.T, b *Bed, before [2]*Report) [2]*Report {
 	return r
 }
 
-// brokenOnce waits until every connection that a side had before a death has ended, and
-// looks at when. Beside what the machine and the worker are seen to run late, excuse is how
-// much more it may take, or less.
+// brokenOnce waits until every connection that a side had before a death has ended, and checks the
+// time. excuse is added to the limit, beside the scheduling latency of the machine and the worker;
+// it may be negative.
 func brokenOnce(t *testing.T, b *Bed, side int, death schedlat.Mark, before *Report, excuse time.Duration) *Report {
 	t.Helper()
 	for ; ; time.Sleep(10 * time.Millisecond) {
@@ -116,13 +115,13 @@ func brokenOnce(t *testing.T, b *Bed, side int, death schedlat.Mark, before *Rep
 	}
 }
 
-// replaced says that the connection that a flow had before is not there any more. It had
-// none where the machine left a worker no time before.
+// replaced reports whether a flow's earlier connection is gone. A flow had none if its worker got
+// no CPU time.
 func replaced(now, before Tally) bool {
 	return len(now.Breaks) > len(before.Breaks) || now.Connections > before.Connections || now.Open == 0
 }
 
-// rest ends the flows and looks at what is left of both sides.
+// rest ends the flows and checks what is left of both sides.
 func rest(t *testing.T, b *Bed) {
 	t.Helper()
 	r := stopped(t, b)
@@ -145,8 +144,8 @@ func reopen(t *testing.T, b *Bed, side, round int) {
 	}
 }
 
-// A worker that is killed at a random moment comes back with its addresses, and
-// the survivor's flows, which were told in time, go on with it.
+// A worker that is killed at a random moment comes back with its addresses. The survivor's flows,
+// which learned of the death in time, go on with it.
 func TestPeerRestarts(t *testing.T) {
 	b, _ := livingBed(t, BedConfig{}, silence)
 	for round := range 2 {
@@ -170,9 +169,9 @@ func TestPeerRestarts(t *testing.T) {
 	rest(t, b)
 }
 
-// fewAnswers says that the kernel of a side whose worker was killed, to which streams ran on
-// until the survivor knew, has answered them as seldom as kernels do: six times, and once a
-// second (icmp_ratelimit); and that the survivor's had nothing to answer.
+// fewAnswers checks the ICMP answers after a worker was killed, while streams ran on until the
+// survivor knew. The dead side's kernel may answer only as often as its rate limit allows: six
+// times, and once a second (icmp_ratelimit). The survivor's kernel must have nothing to answer.
 func fewAnswers(t *testing.T, b *Bed, dead int, death schedlat.Mark, before [2]Unwanted) {
 	t.Helper()
 	now := unwantedOf(t, b)
@@ -215,7 +214,7 @@ func TestProgramDetached(t *testing.T) {
 	death := b.Mark()
 	must(t, b.Detach(0))
 	deaf := brokenOnce(t, b, 0, death, before[0], 0)
-	brokenOnce(t, b, 1, death, before[1], deaf.Late-before[0].Late) // as soon as the deaf side tells it
+	brokenOnce(t, b, 1, death, before[1], deaf.Late-before[0].Late) // as soon as the deaf side reports it
 	// What came to the deaf side went to the socket of the connection management.
 	unanswered(t, b, [2]Unwanted{})
 	r, err := b.Workers[0].CloseNIC()
@@ -227,9 +226,9 @@ func TestProgramDetached(t *testing.T) {
 }
 
 // An interface that was removed comes back, the same one to the eye, by another number, and with
-// the hardware address that it had or another one. Everybody's connections have ended by then, the
-// owner's within 2 s; the owner closes its NIC, of which nothing is left, and opens the new one,
-// and the survivor, whose own interface has stayed, goes on by the handle that it has.
+// the hardware address that it had or another one. All connections have ended by then, the owner's
+// within 2 s. The owner closes its unusable NIC and opens the new one. The survivor, whose own
+// interface has stayed, goes on with its handle.
 func TestInterfaceReturns(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -252,8 +251,8 @@ func TestInterfaceReturns(t *testing.T) {
 	}
 }
 
-// trusting has a side's kernel never doubt a hardware address by itself; else it does so in a minute
-// at the latest.
+// trusting makes a side's kernel never re-validate a hardware address by itself; by default it
+// does so within a minute.
 func trusting(b *Bed, side int) error {
 	return b.Site.Do(side, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/neigh/"+Interface+"/delay_first_probe_time", []byte("3600"), 0)
@@ -292,7 +291,7 @@ func returning(t *testing.T, b *Bed, side int, same bool) {
 	t.Logf("all talk %v after the interface was back", time.Since(back))
 }
 
-// nobodyBroke says that no connection has ended since before.
+// nobodyBroke checks that no connection has ended since before.
 func nobodyBroke(t *testing.T, before, after [2]*Report) {
 	t.Helper()
 	for side := range after {

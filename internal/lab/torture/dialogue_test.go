@@ -19,7 +19,7 @@ type dialogue struct {
 	vi            *vipl.VI
 	recvs, sends  *ring
 	slots, source *vipl.Region // that the peer writes, and reads
-	steps         *steps       // nil: nobody counts them
+	steps         *steps       // nil: steps are not counted
 	waitLimit     time.Duration
 
 	session  uint64 // of the connection: bytes follow from it
@@ -34,7 +34,7 @@ const (
 	stageShort      = "short"
 	stageLong       = "long"
 	stageWrite      = "write"
-	stageRead       = "read" // told by an empty message behind it
+	stageRead       = "read" // reported by an empty message behind it
 	stageDisconnect = "disconnect"
 	stageClose      = "close"
 )
@@ -169,7 +169,7 @@ func (d *dialogue) failed(x *vipl.Descriptor, what string) error {
 	return errEnded
 }
 
-// stage says which stage begins.
+// stage announces the next stage.
 func (d *dialogue) stage(n int, kinds []string) {
 	if d.steps == nil {
 		return
@@ -351,7 +351,7 @@ func (d *dialogue) end() error {
 				return violation("a %s completed out of order", q.name)
 			}
 			if err == nil && q.ring == d.recvs {
-				return violation("a message was left: nobody should have sent it")
+				return violation("an unexpected message was left")
 			}
 			if err != nil {
 				if err := d.failed(x, q.name); err != errEnded {

@@ -15,8 +15,8 @@ import (
 	"viaxdp/internal/lab/testbed"
 )
 
-// event is something that happens to a bed in a soak. Afterwards all flows talk
-// again; breaks says that reliable connections may have ended meanwhile.
+// event is something that happens to a bed in a soak. Afterwards all flows must communicate again. breaks means that
+// reliable connections may have ended meanwhile.
 type event struct {
 	name   string
 	breaks bool
@@ -41,9 +41,9 @@ var events = append(moves, []event{
 	quiet,
 }...)
 
-// moves are events in which an interface loses what the frames of its connections need: its
-// address, its hardware address, or an MTU that lets them through. What is back within the
-// grace costs nothing. Else every connection ends, on both sides, and there are new ones.
+// moves are events in which an interface loses what the frames of its connections need: its address, its hardware
+// address, or an MTU that lets them through. If it is back within the grace, no connection ends. Otherwise every
+// connection ends, on both sides, and new ones follow.
 var moves = []event{
 	{"address moves", true, (*soak).moveAddress},
 	{"address blinks", false, (*soak).blinkAddress},
@@ -68,7 +68,7 @@ func (s *soak) draw(ms int) time.Duration { return time.Duration(s.rng.IntN(ms)+
 // below is a random time below d.
 func (s *soak) below(d time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(d))) }
 
-// pass lets time go by, unless the soak is called off.
+// pass waits, unless the soak is cancelled.
 func (s *soak) pass(d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -77,10 +77,10 @@ func (s *soak) pass(d time.Duration) error {
 	return nil
 }
 
-// happen lets a random event take place.
+// happen runs a random event.
 func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]) }
 
-// undergo lets an event take place and looks at what it left.
+// undergo runs an event and checks the result.
 func (s *soak) undergo(e event) error {
 	s.note(e.name)
 	s.away = 0
@@ -98,8 +98,8 @@ func (s *soak) undergo(e event) error {
 	return nil
 }
 
-// blame looks for reliable flows that broke since before, in an event that ends no connection: a broken
-// promise, unless a process was starved and therefore silent.
+// blame finds reliable flows that broke since before, in an event that ends no connection. That is a broken promise,
+// unless a process was starved and therefore silent.
 func (s *soak) blame(event string, before [2]*Report, starved bool) {
 	for side, r := range s.known {
 		// The first flows of each side are the unreliable ones, which a lost frame of the close may end.
@@ -220,14 +220,14 @@ func (s *soak) linkBlinks() error {
 	return errors.Join(s.pass(s.short()), s.bed.Link(side, netlink.LinkSetUp))
 }
 
-// detach takes the program off one side's interface. Its worker, which hears
-// nothing any more, closes the interface and opens it again.
+// detach takes the program off one side's interface. Its worker, which receives nothing any more, closes the
+// interface and opens it again.
 func (s *soak) detach() error {
 	side := s.rng.IntN(2)
 	if err := s.bed.Detach(side); err != nil {
 		return err
 	}
-	// Flows end in order only with a peer that hears them.
+	// Flows end in order only with a peer that receives their frames.
 	if err := s.pass(2 * s.cfg.Silence); err != nil {
 		return err
 	}
@@ -349,8 +349,8 @@ func (s *soak) moveHardware() error {
 	return s.moved("hardware address moves back", side, home)
 }
 
-// moved changes what the connections of a side need, and checks that all end, on both sides, each by the rule: the
-// side that has moved ends them by itself, the other one is told.
+// moved changes what the connections of a side need. It checks that all connections end on both sides within their
+// limits: the side that has changed ends them by itself, and the other one is notified.
 func (s *soak) moved(name string, side int, change func() error) error {
 	start := time.Now()
 	within := s.bothTold()
@@ -369,7 +369,7 @@ func (s *soak) moved(name string, side int, change func() error) error {
 	return nil
 }
 
-// bothTold is how soon each side is told of the end of connections.
+// bothTold is how soon each side learns that connections have ended.
 func (s *soak) bothTold() [2]time.Duration { return [2]time.Duration{s.toldWithin(), s.toldWithin()} }
 
 // allEnd makes a change that ends all connections, and waits until each side knows of each, for no longer than it
@@ -405,8 +405,8 @@ func (s *soak) allEnd(name string, within [2]time.Duration, change func() error)
 	return before, after, nil
 }
 
-// ended reports whether a worker knows of the end of all connections that it had before, and how long after a moment it
-// knew of the last, or does not know.
+// ended reports whether a worker knows that all its earlier connections have ended, and how long after since it
+// learned of the last.
 func ended(before, now *Report, since time.Time) (told time.Duration, all bool) {
 	if len(now.Breaks) < len(before.Breaks)+before.Open {
 		return time.Since(since), false
@@ -417,7 +417,8 @@ func ended(before, now *Report, since time.Time) (told time.Duration, all bool) 
 	return told, true
 }
 
-// shrink makes the MTU less for some time: connections end, new ones do with less, and do not end when it grows.
+// shrink lowers the MTU for some time: connections end, new ones use the smaller MTU, and they do not end when it
+// grows.
 func (s *soak) shrink() error {
 	const name = "MTU shrinks"
 	start := time.Now()
@@ -425,7 +426,7 @@ func (s *soak) shrink() error {
 	if err != nil {
 		return err
 	}
-	ended := uint64(0) // by one side or the other, which is told
+	ended := uint64(0) // by one side or the other, which is notified
 	for side := range after {
 		ended += after[side].Engine.PathsLost - before[side].Engine.PathsLost
 	}
@@ -466,9 +467,9 @@ func (s *soak) blinkMTU() error {
 	return s.blink(side, s.setMTU(side, s.lessMTU()), s.setMTU(side, s.mtu()))
 }
 
-// blink takes something away that a side's connections need, and gives it back at once. It then looks at the interface
-// for as long as the workers may take to miss it: they, too, may have to wait for the kernel's lock, and what was away
-// for a moment then seems to be away for longer.
+// blink takes something away that a side's connections need, and gives it back at once. It then checks the interface
+// for as long as the workers may take to notice the loss. The workers may also wait for the kernel's lock, so a short
+// loss may seem longer to them.
 func (s *soak) blink(side int, away, back func() error) error {
 	s.cut = true
 	gone := time.Now()

@@ -12,8 +12,8 @@ import (
 	"viaxdp/internal/lab/testbed"
 )
 
-// Flood is what a hostile soak has counted. Forgers on the same machine take CPU time that others need, which a flood
-// from another machine would not: so messages are counted beside forgers of the same priority, too, whose frames go
+// Flood is what a hostile soak has counted. Forgers on the same machine take CPU time from others, which a flood from
+// another machine would not. So messages are also counted beside forgers of the same priority whose frames go
 // nowhere.
 type Flood struct {
 	Forged uint64        // frames, in all
@@ -54,9 +54,9 @@ func perSecond(n uint64, d time.Duration) float64 {
 // leastKept is the part of its rate that a good peer keeps beside a flood, at least.
 const leastKept = 0.5
 
-// judge sets Kept: the part of the messages beside forgers whose frames go nowhere that comes beside the others. It
-// reports whether that is enough, or nothing was counted. This process gets no forged frames: by as much as it ran later
-// beside the flood than before, the machine was busy with something else, and that time does not count.
+// judge sets Kept: the message rate under the flood, relative to the rate beside forgers whose frames go nowhere. It
+// reports whether that is enough, or nothing was counted. This process gets no forged frames. If it ran later under
+// the flood than before, the machine was busy with other work, and that time does not count.
 func (f *Flood) judge() bool {
 	more := f.Flooded.Late
 	if f.Spared.Time > 0 {
@@ -70,7 +70,7 @@ func (f *Flood) judge() bool {
 	return f.Kept >= leastKept
 }
 
-// floodTurns is how often in an act messages are counted, beside forgers that spare us and beside others in turns.
+// floodTurns is how often in an act messages are counted, in turns without and with forged frames to the sides.
 const floodTurns = 2
 
 // floodTime is for how long messages are counted at once.
@@ -78,7 +78,7 @@ func (s *soak) floodTime() time.Duration {
 	return min(time.Second, max(s.cfg.Act/20, 250*time.Millisecond))
 }
 
-// flood begins to forge, which goes on until ebb, and counts what it costs.
+// flood starts the forgers, which run until ebb, and measures their cost.
 func (s *soak) flood() (err error) {
 	s.note("flood")
 	if s.report.Flood == nil {
@@ -196,7 +196,7 @@ func (s *soak) passed(d time.Duration, sum *Passed) error {
 	return nil
 }
 
-// ebb ends what flood began, if it has.
+// ebb ends the flood, if there is one.
 func (s *soak) ebb() {
 	if s.hostile == nil {
 		return
@@ -209,7 +209,7 @@ func (s *soak) ebb() {
 	s.hostile = nil
 }
 
-// judgeFlood looks at what the whole soak has counted.
+// judgeFlood checks the counts of the whole soak.
 func (s *soak) judgeFlood() {
 	f := s.report.Flood
 	if f != nil && !f.judge() {
@@ -218,9 +218,8 @@ func (s *soak) judgeFlood() {
 	}
 }
 
-// What an attacker on the path makes of the frames that it sees. Connection
-// management is left alone: it is not authenticated, so that an attacker on the
-// path can keep a connection from being made.
+// The frames that an attacker on the path forges from those that it sees. It leaves connection management alone,
+// which is not authenticated: an attacker on the path can prevent a connection.
 
 const (
 	udpIPv4 = 14 + 20
@@ -228,8 +227,8 @@ const (
 	udpHead = 8
 )
 
-// dissect finds the source and the datagram in a frame for our port, of which the first two bytes are there;
-// nil: it is none.
+// dissect finds the source and the datagram in a frame for our port that has at least two bytes of payload; otherwise
+// it returns nil.
 func dissect(frame []byte) (source, udp []byte) {
 	if len(frame) < udpIPv4+udpHead+2 {
 		return nil, nil
@@ -260,8 +259,8 @@ func partsOf(frame []byte) (source, udp, via []byte) {
 	return source, udp, udp[udpHead:]
 }
 
-// forgePlain changes a frame of a VI as an attacker off the path can: one on the path is the peer's equal, where nothing
-// is sealed. nil: it is none.
+// forgePlain changes a frame of a VI as an attacker off the path can; it returns nil for any other frame. Without
+// seals, an attacker on the path could send anything that the peer can.
 func forgePlain(rng *rand.Rand, frame []byte) []byte {
 	source, _, via := partsOf(frame)
 	if via == nil {
@@ -282,8 +281,8 @@ func forgePlain(rng *rand.Rand, frame []byte) []byte {
 	return frame
 }
 
-// forge changes a frame of a VI; nil: it is none. All offsets are those of
-// wire.PutSealed, of which a plain frame has the first 16 bytes alike.
+// forge changes a frame of a VI; it returns nil for any other frame. All offsets are those of wire.PutSealed; a plain
+// frame has the same first 16 bytes.
 func forge(rng *rand.Rand, frame []byte) []byte {
 	_, udp, via := partsOf(frame)
 	if via == nil {

@@ -16,7 +16,7 @@ import (
 // Asks, Peer and Seed.
 type FlowConfig struct {
 	Flows int    // VIs
-	Name  string // tells apart sets of flows on one bed
+	Name  string // distinguishes sets of flows on one bed
 	Level vipl.ReliabilityLevel
 	Asks  bool       // this worker requests the connections; the other waits
 	Peer  netip.Addr // the other worker's host
@@ -39,8 +39,8 @@ const spare = 8
 // sourceWords is the length, in words, of the memory that the peer reads.
 const sourceWords = 1024
 
-// A flow is one VI with its traffic. run is its goroutine; others look only at
-// what mu guards and at stop.
+// A flow is one VI with its traffic. run is its goroutine; other goroutines access only
+// stop and what mu guards.
 type flow struct {
 	cfg  FlowConfig
 	disc []byte
@@ -69,7 +69,7 @@ type incarnation struct {
 	slotsAt, sourceAt vipl.AddressSegment
 
 	next, told       uint64 // number of the next message; of those that the peer has taken
-	expect, sinceAck uint64 // number that comes next; taken since the peer was told
+	expect, sinceAck uint64 // number that comes next; messages taken since the last report to the peer
 	reads            int    // under way
 
 	finalSent, finalCame, byeSent, byeCame, over bool
@@ -143,7 +143,7 @@ func (f *flow) free() error {
 // retryEvery is how long a flow waits after a connection that failed.
 const retryEvery = 20 * time.Millisecond
 
-// run connects and converses until it is told to stop, or once.
+// run connects and converses until it is stopped, or once.
 func (f *flow) run() {
 	for !f.stop.Load() {
 		if err := f.postReceives(); err != nil {
@@ -223,7 +223,7 @@ func (f *flow) await() {
 		return
 	}
 	if s, err := f.vi.Query(); err != nil || s.State != vipl.Connected {
-		// The last that the peer has said may have come just before.
+		// The peer's last message may have come just before.
 		_, recv, err := f.cq.Done()
 		f.dequeue(recv, err)
 		f.over = true
@@ -256,8 +256,8 @@ func (f *flow) finished(stopping bool) bool {
 	return f.finalSent && f.finalCame && f.byeSent && f.byeCame && f.sends.outstanding() == 0
 }
 
-// end takes down the connection, looks at what was flushed, and notes how it
-// came.
+// end takes down the connection, checks what was flushed, and records how the connection
+// ended.
 func (f *flow) end() {
 	orderly := f.finished(f.stop.Load())
 	s, err := f.vi.Query()

@@ -47,13 +47,13 @@ func (f *flow) send(stopping bool) {
 }
 
 // mayLead reports whether an unreliable flow may send more than one message in a round. It has no
-// flow control: it leads the peer, which does the same, by a few rounds at most, so that both leave
-// time to others on a slow machine.
+// flow control: it leads the peer by a few rounds at most, and so does the peer, so that both leave
+// CPU time to others on a slow machine.
 func (f *flow) mayLead() bool {
 	return f.cfg.Flood || int64(f.next-f.expect) < 4*int64(f.cfg.Depth)
 }
 
-// sendHello tells the peer of our memory.
+// sendHello sends the peer the addresses of our memory.
 func (f *flow) sendHello() bool {
 	slots, source := f.slots.Remote(0), f.source.Remote(0)
 	return f.sendPlain(head{
@@ -126,7 +126,7 @@ func (f *flow) sendPlain(h head) bool {
 	return true
 }
 
-// stamp fills in what every message tells.
+// stamp fills in what every message carries.
 func (f *flow) stamp(h *head) { h.session, h.taken = f.session, f.expect }
 
 // write posts an RDMA write of the next message to its slot in the peer, which
@@ -210,8 +210,8 @@ func (f *flow) dequeueSend() bool {
 	return true
 }
 
-// failed takes a descriptor that completed in error. What a connection's end
-// does to it is right, anything else is not.
+// failed takes a descriptor that completed in error. Only the errors of a connection's end are
+// allowed.
 func (f *flow) failed(d *vipl.Descriptor, what string) {
 	f.over = true
 	if d.Status()&vipl.StatusErrorMask&^(vipl.StatusFlushed|vipl.StatusTransportError) != 0 {
@@ -219,7 +219,7 @@ func (f *flow) failed(d *vipl.Descriptor, what string) {
 	}
 }
 
-// violation notes a broken promise.
+// violation records a broken promise.
 func (f *flow) violation(format string, args ...any) {
 	text := fmt.Sprintf("%s: ", f.disc) + fmt.Sprintf(format, args...)
 	f.tally(func(t *Tally) {
@@ -324,8 +324,8 @@ func (f *flow) arrived(d *vipl.Descriptor, buf []byte) {
 	}
 }
 
-// whole gives the number of which immediate data has the low half: the one that
-// is nearest to what is due.
+// whole extends the low half of a number, from immediate data, to the number nearest to the
+// expected one.
 func (f *flow) whole(low uint32) uint64 { return f.expect + uint64(int64(int32(low-uint32(f.expect)))) }
 
 // known checks the incarnation of a message, and takes the credit that it

@@ -43,7 +43,7 @@ func (a frameCounts) since(b frameCounts) frameCounts {
 }
 
 // onTheWay finds frames that were lost without a count, or came from nowhere, between the two sockets. A damaged
-// frame may be taken for any other.
+// frame may count as any other.
 func (a frameCounts) onTheWay() error {
 	n, taken, room := a.way, a.way.Taken+a.cancelled, a.all.Overrun+a.out
 	if taken > a.sent || taken+room < a.sent {
@@ -69,13 +69,13 @@ func (a frameCounts) atReceiver() error {
 	return nil
 }
 
-// ledger counts what the accounts of a bed need and no other part counts.
+// ledger counts what no other part of a bed counts.
 type ledger struct {
 	bed       *Bed
 	cancelled [2]atomic.Uint64
 }
 
-// watch has the way count the frames of VIs by themselves.
+// watch makes the forwarder count frames of VIs separately.
 func watch(b *Bed) *ledger {
 	l := &ledger{bed: b}
 	b.Site.Middle.Watch(func(side int, frame []byte) bool {
@@ -167,11 +167,11 @@ func (s *soak) audit() error {
 	}
 }
 
-// continuous reports whether accounts go on from the last audit: a worker that was killed, cut off or opened again has taken
-// frames or counters with it, and the program may have taken forged frames for any.
+// continuous reports whether the counts go on from the last audit. A worker that was killed, cut off or opened again
+// has lost frames or counters, and the program may have counted forged frames as any others.
 func (s *soak) continuous() bool { return !s.cut && !s.cfg.Hostile }
 
-// unaccounted is what the accounts lack. Beside a flood nothing is at rest.
+// unaccounted returns what the counts lack. Under a flood nothing is at rest.
 func (s *soak) unaccounted(a [2]frameCounts) (err error) {
 	if s.hostile != nil {
 		return nil
@@ -190,7 +190,7 @@ func (s *soak) unaccounted(a [2]frameCounts) (err error) {
 	return err
 }
 
-// quiet brings all flows to an orderly end, looks at what is left, and starts them again.
+// quiet ends all flows in order, checks what is left, and starts them again.
 func (s *soak) quiet() error {
 	if err := s.rest(); err != nil {
 		return err
@@ -203,7 +203,7 @@ func (s *soak) quiet() error {
 	return nil
 }
 
-// rest ends all flows, and looks at what is left.
+// rest ends all flows, and checks what is left.
 func (s *soak) rest() error {
 	for _, end := range []func() ([2]*Report, error){s.bed.Stop, s.bed.Free} {
 		r, err := end()

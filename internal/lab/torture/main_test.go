@@ -33,15 +33,15 @@ func share(t *testing.T) time.Duration {
 
 func thorough() bool { return os.Getenv(variable) != "" }
 
-// every reports whether each case is to be tested, and not only some that stand for the others: where
-// CI asks for it, and in its run beside the race detector.
+// every reports whether to test every case, and not only representative ones: if CI asks for it, and in its run with
+// the race detector.
 func every() bool { return thorough() || testing.Short() }
 
-// patience is how long anything may take that has no bound of its own.
+// waitLimit is how long anything may take that has no limit of its own.
 const waitLimit = 2 * time.Minute
 
-// unhurried is a silence that is longer than workers wait for a CPU: where nobody dies
-// and no connection may end.
+// unhurried is a silence that is longer than workers wait for a CPU. It is for tests in which no worker dies and no
+// connection may end.
 const unhurried = 30 * time.Second
 
 func newBed(t *testing.T, cfg BedConfig) *Bed {
@@ -68,8 +68,7 @@ func mixed(name string, level vipl.ReliabilityLevel, flows int) FlowConfig {
 	}
 }
 
-// gap keeps unreliable flows, which nothing else holds back, from taking all
-// time for themselves.
+// gap keeps unreliable flows, which have no flow control, from using all CPU time.
 func gap(level vipl.ReliabilityLevel) time.Duration {
 	if level == vipl.UnreliableDelivery {
 		return time.Millisecond
@@ -77,8 +76,8 @@ func gap(level vipl.ReliabilityLevel) time.Duration {
 	return 0
 }
 
-// unbroken looks at the reports of both sides after an orderly stop: no connection lost, and everything that one has sent was taken by the
-// other.
+// unbroken checks the reports of both sides after an orderly stop: no connection was lost, and everything that one
+// side sent was taken by the other.
 func unbroken(t *testing.T, r [2]*Report) {
 	t.Helper()
 	for i := range r {
@@ -153,7 +152,7 @@ func calm(b *Bed) testbed.WayCounters {
 	return b.crossed()
 }
 
-// unwantedOf is what both kernels have had to do with frames that nobody wants.
+// unwantedOf is what both kernels have counted for frames without a receiver.
 func unwantedOf(t *testing.T, b *Bed) (u [2]Unwanted) {
 	t.Helper()
 	for side := range u {
@@ -164,11 +163,11 @@ func unwantedOf(t *testing.T, b *Bed) (u [2]Unwanted) {
 	return u
 }
 
-// unanswered says that since u no kernel has had a frame that nobody wants, nor told a sender so
-// by ICMP.
+// unanswered checks that since u no kernel has received a frame without a receiver, or reported one to its sender by
+// ICMP.
 func unanswered(t *testing.T, b *Bed, u [2]Unwanted) {
 	t.Helper()
 	if now := unwantedOf(t, b); now != u {
-		t.Errorf("frames of ours met nobody, or were answered by ICMP: %+v before, %+v now", u, now)
+		t.Errorf("frames of ours met no receiver, or were answered by ICMP: %+v before, %+v now", u, now)
 	}
 }

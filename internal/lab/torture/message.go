@@ -15,7 +15,7 @@ const (
 	kindHello   kind = 1 + iota // the first one: where the peer may write and read
 	kindData                    // carries a number
 	kindWritten                 // carries a number; its bytes are in the slot that was written before
-	kindCredit                  // tells what was taken, when nothing else goes that way
+	kindCredit                  // reports what was taken, when nothing else goes that way
 	kindFinal                   // no data follows; its number is how many there were
 	kindBye                     // the peer's final message has come
 )
@@ -73,8 +73,8 @@ func (h *head) parse(b []byte) error {
 // messageLen is the length that a message at the start of b says it has.
 func messageLen(b []byte) int { return min(int(binary.LittleEndian.Uint32(b[4:])), len(b)) }
 
-// The pattern is a sequence of words, each of which follows from the seed and
-// its place: any part of it can be checked alone.
+// The pattern is a sequence of words. Each word depends only on the seed and its place,
+// so any part can be checked alone.
 
 func word(seed, i uint64) uint64 {
 	x := seed ^ i*0x9e3779b97f4a7c15

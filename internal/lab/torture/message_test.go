@@ -22,8 +22,8 @@ func drawHead(t *rapid.T) head {
 	}
 }
 
-// A message that was not touched is read as it was written; one of which a byte
-// of the pattern, or the length, was changed is found out.
+// An unchanged message is read as it was written. A message with a changed byte of the pattern, or a changed
+// length, is detected.
 func TestMessages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawHead(t)
@@ -45,7 +45,7 @@ func TestMessages(t *testing.T) {
 		at := rapid.IntRange(headLen, len(b)-1).Draw(t, "at")
 		b[at] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
 		if got.parse(b) == nil {
-			t.Fatalf("byte %d of %d is wrong and nobody said so", at, len(b))
+			t.Fatalf("byte %d of %d is wrong and was not detected", at, len(b))
 		}
 	})
 }
@@ -174,7 +174,7 @@ func TestAccount(t *testing.T) {
 	}
 }
 
-// Frames of VIs are told from connection management and from others' frames, over IPv4 and IPv6.
+// Frames of VIs are distinguished from connection management and from other frames, over IPv4 and IPv6.
 func TestOfVI(t *testing.T) {
 	frame := func(ether uint16, ip int, proto byte, port uint16, kind byte) []byte {
 		f := make([]byte, 14+ip+udpHead+2)

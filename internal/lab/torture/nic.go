@@ -29,7 +29,7 @@ type NICConfig struct {
 	Agent     string        // socket of the agent that opens it; empty: the worker does
 }
 
-// nic is a NIC handle of which every chunk is accounted for.
+// nic is a NIC handle whose chunks are all accounted for.
 type nic struct {
 	*vipl.NIC
 	opened opened
@@ -57,7 +57,7 @@ func (m *meter) TxFree() int {
 	return n
 }
 
-// Receive is what the engine calls at every look at the queue, of which it is the owner then.
+// Receive is called by the engine each time that it polls the queue, which it owns then.
 func (m *meter) Receive(frames []xdpnic.Frame) int {
 	select {
 	case f := <-m.calls:
@@ -99,8 +99,7 @@ func openAgent(socket string, cfg kagent.Config) (opened, error) {
 	return a, nil
 }
 
-// counted is an agent whose Close comes when the engine has stopped and before the queue is gone: the
-// moment to count.
+// counted is an agent that counts in Close: the engine has stopped, and the queue still exists.
 type counted struct {
 	opened
 	last func()
@@ -115,7 +114,7 @@ func (a counted) Close() error {
 func openNIC(cfg NICConfig) (*nic, error) {
 	rx := cmp.Or(cfg.RxChunks, vipl.DefaultRxChunks)
 	n, err := &nic{}, error(nil)
-	// A worker that was killed has its queue until the agent knows.
+	// A killed worker keeps its queue until the agent notices the death.
 	for end := time.Now().Add(countWithin); ; time.Sleep(10 * time.Millisecond) {
 		n.opened, err = openAgent(cfg.Agent, kagent.Config{
 			Interface: cfg.Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
@@ -156,7 +155,7 @@ func (n *nic) count() {
 	for end := time.Now().Add(settleWithin); q.TxFree() < n.txFree && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		q.Flush()
 		q.Reap()
-		// One that is gone completes nothing, nor does one that is down; that is said below.
+		// An interface that is gone or down completes nothing; that is reported below.
 		if _, err := net.InterfaceByIndex(n.opened.Info().Index); err != nil {
 			break
 		}
@@ -164,7 +163,7 @@ func (n *nic) count() {
 	n.lacking = n.audit()
 }
 
-// countWithin is how long a machine that is busy may take to have the engine look at its queue: less than hearTime.
+// countWithin is how long the engine may take to poll its queue on a busy machine: less than hearTime.
 const countWithin = hearTime / 2
 
 // countRunning is count while the engine runs. No VI is connected, so that it has nothing to do.
@@ -184,7 +183,7 @@ func (n *nic) countRunning() {
 	}
 }
 
-// audit is what is not where it belongs when nothing is under way. The caller owns the queue.
+// audit returns what is out of place when nothing is under way. The caller owns the queue.
 func (n *nic) audit() (lacking []string) {
 	q := n.meter.Queue
 	if free := q.TxFree(); free != n.txFree {

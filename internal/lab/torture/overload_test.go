@@ -12,9 +12,9 @@ import (
 	"viaxdp/vipl"
 )
 
-// accounted says that no frame vanished between the program and the program's
-// user: what was redirected to the socket was received or is counted as dropped
-// by cause. All VIs are at rest.
+// accounted checks that no frame vanished between the XDP program and the user's program:
+// each frame that was redirected to the socket was received or is counted as dropped by
+// cause. All VIs are at rest.
 func accounted(t *testing.T, r [2]*Report) {
 	t.Helper()
 	for side := range r {
@@ -38,13 +38,12 @@ func accountedAt(t *testing.T, name string, r *Report) {
 	}
 }
 
-// telling is how many messages of a side say something about how it goes.
+// telling is how many messages of a side are enough for a judgement.
 const telling = 500
 
-// overload runs flows for a share of time, and until there were enough messages, and
-// all is as wanted, of each flow only what it has taken since all of them did; whether it
-// was is for the caller to see. There are no faults on the way. It looks at both sides
-// afterwards.
+// overload runs flows for a share of time, and until there were enough messages and ok
+// returns true. It counts each flow's messages only from when all flows have taken some;
+// the caller judges the reports. The link has no faults. It checks both sides afterwards.
 func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...FlowConfig) (running [2]*Report) {
 	t.Helper()
 	b := newBed(t, BedConfig{})
@@ -89,7 +88,7 @@ func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...F
 	return running
 }
 
-// A receiver that is slower than its senders loses nothing and stops nobody.
+// A receiver that is slower than its senders loses nothing and does not stop others.
 func TestSlowReceiver(t *testing.T) {
 	t.Parallel()
 	cfg := mixed("slow", vipl.ReliableDelivery, 3)
@@ -106,7 +105,7 @@ func TestSlowReceiver(t *testing.T) {
 // that free, data waits.
 const spareTx = 8
 
-// With few chunks everything waits for everything, and still all arrives.
+// With few chunks everything waits for chunks, and still all arrives.
 func TestTinyRings(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels[1:] {
@@ -150,9 +149,9 @@ func alike(flows []Tally) bool {
 	return least > 0 && greatest <= mostShare*least
 }
 
-// Several senders into one receiver get shares alike: none starves, none takes
-// more than some times what another one gets. A flow that did not get a CPU for a
-// while catches up, or it is not so.
+// Several senders into one receiver get fair shares: none starves, and none takes more
+// than mostShare times as much as another. A flow that got no CPU for a while must have
+// time to catch up.
 func TestFairShares(t *testing.T) {
 	t.Parallel()
 	const senders = 4
@@ -166,8 +165,7 @@ func TestFairShares(t *testing.T) {
 	}
 }
 
-// Levels share a NIC: unreliable flows that know no measure do not stop reliable
-// ones.
+// Levels share a NIC: unreliable flows without flow control do not stop reliable ones.
 func TestLevelsTogether(t *testing.T) {
 	t.Parallel()
 	flood := mixed("flood", vipl.UnreliableDelivery, 2)
@@ -233,8 +231,9 @@ func all(t *testing.T, workers []*Worker, do string) []*Report {
 	return reports
 }
 
-// Two programs on hosts of their own send to a third, which has room for few frames:
-// it gets alike of both, and no frame vanishes without a count, on the way or in it.
+// Two programs on hosts of their own send to a third, which has room for few frames: it
+// takes equal shares of both, and every lost frame is counted, on the link or at the
+// receiver.
 func TestFairSenders(t *testing.T) {
 	t.Parallel()
 	const senders, flows = 2, 2
@@ -303,8 +302,8 @@ func TestFairSenders(t *testing.T) {
 			t.Errorf("sender %d: of %d frames %d were sent: %+v", i, r.Queue.TxFrames, n, r.Queue)
 		}
 	}
-	// What was sent last may still be on its way. A frame may be counted at both ends of a
-	// pair, so that only too few counts say something.
+	// The last frames may still be on their way. A frame may be counted at both ends of a
+	// pair, so only counts that are too low are errors.
 	var came, drops uint64
 	for end := time.Now().Add(waitLimit); ; time.Sleep(10 * time.Millisecond) {
 		r, err := workers[0].Report()

@@ -22,7 +22,7 @@ const mostViolations = 20
 type Break struct {
 	At    time.Time // when the flow saw it
 	Flow  string
-	Cause string // as the VI tells; empty: the VI was not in Error
+	Cause string // as the VI reports; empty: the VI was not in Error
 	Sent  uint64 // numbered messages of this side
 	Taken uint64 // of the peer
 }
@@ -72,7 +72,7 @@ func (t *Tally) add(o *Tally) {
 	t.Violations = t.Violations[:min(len(t.Violations), mostViolations)]
 }
 
-// Report is what a worker tells of itself.
+// Report is what a worker reports of itself.
 type Report struct {
 	Tally
 	Flows []Tally // one by one, in order
@@ -95,7 +95,7 @@ type Resources struct {
 	Resident   int64 // bytes of its own memory; mapped files and shared memory are not counted
 }
 
-// resources looks at this process, after what garbage there is was collected.
+// resources counts this process's resources, after a garbage collection.
 func resources() (r Resources, err error) {
 	debug.FreeOSMemory()
 	r.Goroutines = runtime.NumGoroutine()

@@ -72,32 +72,32 @@ type SoakReport struct {
 	Resent              uint64 // frames
 	Bytes               uint64 `json:",omitempty"` // of SoakConfig.Bytes, each checked
 
-	Kills                   int           `json:",omitempty"` // of SoakConfig.Kills
-	ToldLate                int           `json:",omitempty"` // of Kills, those told of later than promised while a process waited for a CPU
+	Kills int `json:",omitempty"` // of SoakConfig.Kills
+	// of Kills, those reported later than promised while a process waited for a CPU
+	ToldLate                int           `json:",omitempty"`
 	MedianTold, SlowestTold time.Duration `json:",omitempty"` // after a death, until every flow of the survivor knew
 	Flood                   *Flood        `json:",omitempty"` // of a hostile soak
 	Attack                  *AttackReport `json:",omitempty"` // of SoakConfig.Attack
 
 	Audits    int    // times at which all was at rest, and every chunk in its place
-	Accounted uint64 // frames sent that were received or dropped by name, where nobody was killed or cut off meanwhile
+	Accounted uint64 // frames sent that were received or dropped by name, while no worker was killed or cut off
 
 	Way testbed.WayCounters
 
 	Violations []string // promises that were broken; a soak ends with the first act that has any
 }
 
-// ErrBroken: a promise was broken; the report has the words.
+// ErrBroken: a promise was broken; the report says which.
 var ErrBroken = errors.New("a promise was broken")
 
-// growth is by how much a worker's own memory may stand above what it was when
-// its first act was over: the Go runtime keeps some, never this much.
+// growth is how much a worker's own memory may exceed that after its first act: the Go runtime keeps some
+// memory, but never this much.
 const growth = 64 << 20
 
-// Soak runs flows of all levels between two workers through acts of random
-// events: faults on the way, deaths and returns of workers, links that go down,
-// addresses and MTUs that change, programs taken off. After each act everything is
-// closed and counted. It ends when the time is over or ctx ends, neither of which is
-// an error, or with ErrBroken.
+// Soak runs flows of all levels between two workers through acts of random events: faults on the way,
+// deaths and returns of workers, links that go down, addresses and MTUs that change, programs taken off.
+// After each act everything is closed and counted. It ends without an error when the time is over or ctx
+// ends, or with ErrBroken.
 func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 	if cfg.Attack != "" {
 		return Attack(ctx, cfg)
@@ -255,7 +255,7 @@ func (s *soak) startFlows(side int) error {
 		case s.cfg.Bytes > 0:
 			cfg.Flows, cfg.MaxBytes, cfg.Depth, cfg.Full, cfg.Again = max(1, s.cfg.Flows/2), bytesMessage, 8, true, false
 		case i == 0:
-			// Nothing else holds them back: together some 70 Mbit/s.
+			// Nothing else limits their rate: together some 70 Mbit/s.
 			cfg.Gap = time.Duration(s.cfg.Flows) * 5 * time.Millisecond
 		}
 		if err := s.bed.StartSide(side, cfg); err != nil {
@@ -369,7 +369,7 @@ func (s *soak) add(side int, r *Report) {
 	s.report.Resent += r.Engine.Resent
 }
 
-// note tells of progress.
+// note reports progress.
 func (s *soak) note(event string) {
 	s.report.Event, s.report.Elapsed = event, time.Since(s.start)
 	s.report.Way = s.bed.crossed()
@@ -379,7 +379,7 @@ func (s *soak) note(event string) {
 }
 
 const (
-	// toldAtMost is how soon after a death every survivor is told, where the silence is no longer than
+	// toldAtMost is how soon after a death every survivor must learn of it, if the silence is at most
 	// vipl.DefaultSilence.
 	toldAtMost = 2 * time.Second
 	// killsAtOnce is how many there are between two looks at what is left.
@@ -389,8 +389,8 @@ const (
 	cleanWithin = settleWait
 )
 
-// toldWithin is how soon after a death every survivor is told, on a machine that gives its programs
-// time: what it runs late is added.
+// toldWithin is how soon after a death every survivor must learn of it, on a machine without scheduling
+// latency, which is added.
 func (s *soak) toldWithin() time.Duration { return max(toldAtMost, s.cfg.Silence*5/4) }
 
 // kills kills one worker or the other at random points of its work, again and again,
@@ -459,7 +459,7 @@ func (s *soak) killAndWait(side int) (told time.Duration, err error) {
 	return told, s.revive(side)
 }
 
-// clean says what a dead worker has left on its interface. The survivor was late by so much.
+// clean reports what a dead worker has left on its interface. late is the survivor's scheduling latency.
 func (s *soak) clean(side int, death schedlat.Mark, late time.Duration) error {
 	for ; ; time.Sleep(time.Millisecond) {
 		err := s.bed.Link(side, func(l netlink.Link) error {
@@ -484,8 +484,8 @@ const (
 	bytesBatch   = 20 << 30
 )
 
-// bytes moves long messages in both directions through loss, duplication and
-// reordering until so many bytes have come and been checked.
+// bytes moves long messages in both directions through loss, duplication and reordering, until
+// SoakConfig.Bytes have come and been checked.
 func (s *soak) bytes() error {
 	before := s.bed.crossed()
 	for s.report.Bytes < s.cfg.Bytes && !s.over() && len(s.report.Violations) == 0 {
@@ -501,7 +501,7 @@ func (s *soak) bytes() error {
 	return nil
 }
 
-// moveBytes is one life of the NICs, after so many bytes.
+// moveBytes is one life of the NICs; before is how many bytes have come until then.
 func (s *soak) moveBytes(before uint64) error {
 	if err := s.open(); err != nil {
 		return err

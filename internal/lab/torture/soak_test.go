@@ -17,7 +17,7 @@ import (
 // shortSilence is for tests that wait for deaths.
 const shortSilence = 800 * time.Millisecond
 
-// A soak of some acts keeps every promise, and its report tells of what it did.
+// A soak of some acts keeps every promise, and its report has what it did.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	nstest.Require(t)
@@ -40,7 +40,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// A soak beside an attacker keeps every promise, too; without a seal beside one who guesses.
+// A soak with an attacker keeps every promise, too; without a seal, with an attacker that guesses.
 func TestHostileSoak(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		if plain && !every() {
@@ -66,8 +66,8 @@ func hostileSoak(t *testing.T, plain bool) {
 	}
 }
 
-// A good peer keeps half of its rate beside a flood, or a promise is broken; but not by the time in which
-// the machine did something else than before.
+// A good peer keeps half of its rate under a flood, or a promise is broken. Time in which the machine was busier than
+// before does not count.
 func TestJudgeFlood(t *testing.T) {
 	const sec = time.Second
 	for _, c := range []struct {
@@ -116,15 +116,15 @@ func TestEventsThroughAgents(t *testing.T) {
 	undergo(t, BedConfig{Agents: true}, some(events, "kill", "detach", "hardware address moves"))
 }
 
-// What an interface loses has the same consequences over IPv6 and with frames of several chunks, and a link that is
-// down for a while has not lost its address.
+// The loss of what an interface needs has the same consequences over IPv6 and with frames of several chunks. A link
+// that is down for a while keeps its address.
 func TestMovesOverIPv6(t *testing.T) {
 	t.Parallel()
 	flaps := slices.DeleteFunc(slices.Clone(events), func(e event) bool { return !strings.HasPrefix(e.name, "link ") })
 	undergo(t, BedConfig{IPv6: true, MTU: 9000}, some(append(flaps, moves...), "link down", "address moves", "address blinks", "MTU blinks"))
 }
 
-// What ends all connections does so again, whatever came of it the first time.
+// An event that ends all connections does so again, whatever its first outcome was.
 func TestMovesAgain(t *testing.T) {
 	t.Parallel()
 	var list []event
@@ -177,8 +177,8 @@ func undergo(t *testing.T, cfg BedConfig, events []event) {
 	t.Logf("%d breaks are excused", s.report.Excused)
 }
 
-// A soak of random events is over IPv4 or IPv6 and with small or jumbo frames, as its seed has it; what was asked for
-// stays, and others are always alike.
+// A soak of random events is over IPv4 or IPv6 and with small or jumbo frames, as its seed chooses. Explicit settings
+// stay, and other soaks always use the same defaults.
 func TestSoakChooses(t *testing.T) {
 	chosen := func(c SoakConfig) [2]int { c.choose(); return [2]int{c.IP, c.MTU} }
 	seen := map[[2]int]bool{}
@@ -204,8 +204,8 @@ func TestSoakChooses(t *testing.T) {
 	}
 }
 
-// Some deaths in a row: every survivor was told in time, or it were a violation, nothing was left of the dead,
-// and the report says how long it took. The silence is that of the NICs, and of what a survivor is promised.
+// Several deaths in a row: every survivor learns of them in time, or the soak reports a violation. Nothing is left of
+// the dead, and the report says how long it took. The silence applies to the NICs and to the promise.
 func TestSoakKills(t *testing.T) {
 	t.Parallel()
 	nstest.Require(t)
@@ -223,7 +223,7 @@ func TestSoakKills(t *testing.T) {
 	}
 }
 
-// At the silence of users who say nothing, a survivor is told within 2 s; a longer one takes a quarter more.
+// With the default silence, a survivor learns of a death within 2 s; a longer silence takes a quarter more.
 func TestToldWithin(t *testing.T) {
 	for silence, want := range map[time.Duration]time.Duration{
 		400 * time.Millisecond: 2 * time.Second, vipl.DefaultSilence: 2 * time.Second, 4 * time.Second: 5 * time.Second,
@@ -252,8 +252,8 @@ func TestSoakBytes(t *testing.T) {
 	}
 }
 
-// A reliable flow that breaks in an event that ends no connection is a broken promise, and where a process got no CPU
-// it is excused, and counted. Lateness that has only added up excuses nothing.
+// A reliable flow that breaks in an event that ends no connection is a broken promise. If a process got no CPU, it is
+// excused and counted; lateness that only adds up is no excuse.
 func TestBlame(t *testing.T) {
 	reports := func(breaks ...int) (r [2]*Report) {
 		for side := range r {
@@ -287,8 +287,8 @@ func TestBlame(t *testing.T) {
 	}
 }
 
-// What an interface has lost for a moment costs nothing, unless it was away, or a process late, for about as long
-// as the grace.
+// A short loss at an interface ends no connection, unless the loss, or the lateness of a process, lasted about as
+// long as the grace.
 func TestBlameBlinks(t *testing.T) {
 	const grace = shortSilence / 4
 	for _, c := range []struct {
@@ -297,7 +297,7 @@ func TestBlameBlinks(t *testing.T) {
 		starved    bool
 	}{
 		{"MTU blinks", time.Millisecond, 0, false}, {"MTU blinks", grace, 0, true}, {"address blinks", time.Millisecond, grace, true},
-		{"link blinks", 0, grace * 3 / 4, false}, {"link blinks", 0, grace * 5 / 4, true}, // of which silence decides
+		{"link blinks", 0, grace * 3 / 4, false}, {"link blinks", 0, grace * 5 / 4, true}, // the silence decides
 	} {
 		start := time.Now()
 		known := [2]*Report{{}, {Spells: []schedlat.Spell{{At: start.Add(time.Second), Late: c.late}}}}
@@ -308,7 +308,7 @@ func TestBlameBlinks(t *testing.T) {
 	}
 }
 
-// What the last report of a worker complains of is a broken promise, also where an event has ended the worker.
+// Complaints in the last report of a worker are broken promises, even if an event has ended the worker.
 func TestLastComplaints(t *testing.T) {
 	s := &soak{}
 	s.add(1, &Report{Tally: Tally{Violations: []string{"flow x: message 8 came, 7 was due"}, Taken: 3}, Lacking: []string{"2 RX chunks are leased still"}})

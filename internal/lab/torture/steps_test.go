@@ -24,8 +24,8 @@ import (
 // steps counts the steps of a program's way through a dialogue, and kills it at one of
 // them. Methods may be called concurrently, and on nil, which does nothing.
 //
-// A step is a moment between two things that a peer, the kernel or the program itself can
-// tell apart: the calls of the engine to queue and agent, and those of the program to the
+// A step is a moment between two events that a peer, the kernel or the program itself can
+// distinguish: the calls of the engine to queue and agent, and those of the program to the
 // engine.
 type steps struct {
 	die string // at this one
@@ -72,7 +72,7 @@ func (s *steps) around(name string, f func() error) error {
 	return err
 }
 
-// stepLeased is the moment in which the engine has frames, and has not looked at them.
+// stepLeased is the moment when the engine has leased frames and has not read them.
 const stepLeased = "frames are leased"
 
 // stepPort is the queue, with the steps of frames.
@@ -205,21 +205,21 @@ type victim struct {
 	Level   vipl.ReliabilityLevel
 	Peer    netip.Addr
 	Session uint64 // another one for each victim
-	Die     string // at this step; empty: it tells of each
+	Die     string // at this step; empty: it reports each
 }
 
 func (v *victim) address() vipl.NetAddress {
 	return vipl.NetAddress{Discriminator: fmt.Appendf(nil, "steps/%d", v.Session)}
 }
 
-// What a victim tells, one thing a line.
+// What a victim prints, one thing a line.
 const (
 	lineProgram = "program " // with the number of its XDP program
 	lineWaits   = "waits"    // for a connection, from now on
 	lineStep    = "step "    // with its name
 )
 
-// asVictim is how the test program becomes one; how it is to live is behind that, in JSON.
+// asVictim makes the test binary a victim; JSON after it describes its life.
 const asVictim = "torture-victim"
 
 // live is the victim's life. It ends early when its parent does.

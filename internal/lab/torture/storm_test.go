@@ -30,7 +30,7 @@ var storms = []struct {
 	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.WayCounters) bool { return n.Reordered > 0 }},
 	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.WayCounters) bool { return n.Duplicated > 0 }},
 	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.WayCounters) bool { return n.Corrupted > 0 }},
-	// Less room than a flow sends at once, before it hears anything.
+	// Less room than a flow sends before its first acknowledgement.
 	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 8}, func(n testbed.WayCounters) bool { return n.Limited > 0 }},
 	{"all", testbed.Faults{
 		Loss: 0.02, Burst: 0.001, Duplicate: 0.03, Corrupt: 0.02, Reorder: 0.03, Jitter: 300 * time.Microsecond,
@@ -39,8 +39,8 @@ var storms = []struct {
 	}},
 }
 
-// Through each storm, at each level, every promise holds; the storm's counters
-// tell that it took place.
+// Through each storm, at each level, every promise holds; the storm's counters prove that
+// it took place.
 func TestStorms(t *testing.T) {
 	for i, level := range levels {
 		t.Run(level.String(), func(t *testing.T) {
@@ -87,7 +87,7 @@ func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took fun
 	middle, err := b.Until(waitLimit, func(r [2]*Report) bool {
 		return r[0].Taken+r[1].Taken > taken && took(b.crossed().Since(before))
 	})
-	if !errors.Is(err, errTooLate) { // what was not to be seen is told below
+	if !errors.Is(err, errTooLate) { // what did not occur is reported below
 		must(t, err)
 	}
 	n := calm(b).Since(before)
@@ -105,7 +105,7 @@ func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took fun
 		t.Logf("%d messages came through, %d were missing; %d frames sent again; %+v", got,
 			r[0].Missing+r[1].Missing, r[0].Engine.Resent+r[1].Engine.Resent, n)
 	}
-	if f.Corrupt == 0 { // a frame that was changed may be for anybody
+	if f.Corrupt == 0 { // a changed frame may have any destination
 		unanswered(t, b, unwanted)
 	}
 	if !took(n) {
@@ -192,7 +192,7 @@ func moved(r *Report) (names []string) {
 	return names
 }
 
-// A rough time moves all counters that can be moved from outside.
+// A mix of faults moves all counters that can be moved from outside.
 func TestCountersMove(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, BedConfig{MTU: 9000})
@@ -209,7 +209,7 @@ func TestCountersMove(t *testing.T) {
 		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(names, name) })
 	}
 	rough := testbed.Faults{Seed: 11, Loss: 0.02, Duplicate: 0.1, Reorder: 0.05, Corrupt: 0.2}
-	waits := func() bool { // for counters that are not told by the queue, whose turn comes last
+	waits := func() bool { // for counters other than the queue's, whose turn comes last
 		return slices.ContainsFunc(missing, func(name string) bool { return !strings.HasPrefix(name, "Queue ") })
 	}
 	for end := time.Now().Add(waitLimit); waits() && time.Now().Before(end); {

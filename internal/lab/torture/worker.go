@@ -38,7 +38,7 @@ type command struct {
 const (
 	doOpen   = "open"   // the interface
 	doStart  = "start"  // flows, beside those that run
-	doReport = "report" // what there is to tell
+	doReport = "report" // the report so far
 	doStop   = "stop"   // all flows, in order, and report
 	doFree   = "free"   // what the stopped flows held, and report
 	doCount  = "count"  // chunks and frames, when nothing runs, and report
@@ -176,7 +176,7 @@ func (p *traffic) stopFlows() (*Report, error) {
 	return p.fullReport()
 }
 
-// report tells what happened since the interface was opened.
+// report returns what happened since the interface was opened.
 func (p *traffic) report() (*Report, error) {
 	if p.nic == nil {
 		return nil, errNoInterface
@@ -199,7 +199,7 @@ func (p *traffic) report() (*Report, error) {
 	return &r, err
 }
 
-// fullReport is a report with the resources, which take some time to look at.
+// fullReport is a report with the resources, which take some time to count.
 func (p *traffic) fullReport() (*Report, error) {
 	r, err := p.report()
 	if err == nil {
@@ -256,7 +256,7 @@ func (p *traffic) close() (*Report, error) {
 		return nil, err
 	}
 	r.Queue, r.Lacking = n.stats, n.lacking
-	// What Close has ended may still be about to return.
+	// Goroutines that Close has ended may not have returned yet.
 	for end := time.Now().Add(settleWithin); p.least > 0 && runtime.NumGoroutine() > p.least && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
@@ -336,7 +336,7 @@ func (p *Worker) say(c command) error { return json.NewEncoder(p.Control).Encode
 const hearTime = time.Minute
 
 func (p *Worker) hear() (*answer, error) {
-	// One that hangs says on which line, and ends.
+	// A worker that hangs prints its stacks and ends.
 	hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
 	defer hangs.Stop()
 	line, err := p.answers.ReadBytes('\n')

@@ -134,9 +134,9 @@ func Up(ns netns.NsHandle, name string, v4, v6 netip.Prefix) (end End, err error
 		if err := h.AddrAdd(l, &netlink.Addr{IPNet: IPNet(v4)}); err != nil {
 			return fmt.Errorf("address %v: %w", v4, err)
 		}
-		// An IPv6 address is usable at once only without duplicate address detection; there is
-		// nobody to collide with. Below 1280 bytes the interface has no IPv6, RFC 8200; nor has
-		// a kernel without it.
+		// An IPv6 address is usable at once only without duplicate address detection; no other host can
+		// have the address. Below 1280 bytes the interface has no IPv6, RFC 8200; nor has a kernel
+		// without it.
 		if l.Attrs().MTU < 1280 || h.AddrAdd(l, &netlink.Addr{IPNet: IPNet(v6), Flags: unix.IFA_F_NODAD}) != nil {
 			v6 = netip.Prefix{}
 		}

@@ -55,7 +55,7 @@ func TestAtLeast(t *testing.T) {
 	}
 }
 
-// The emulator is told which NICs, and never to look for virtualization.
+// The emulator's arguments name the NICs, and always select TCG, not hardware virtualization.
 func TestGuestArgs(t *testing.T) {
 	for _, f := range forms {
 		g := guest{form: f, dir: "/run", memory: 512}

@@ -95,14 +95,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	l := &vmRun{options: o, form: form, dir: dir, stdout: stdout, start: time.Now()}
-	// The compiler waits for the processor, apt for the network.
+	// The compiler is bound by the processor and apt by the network, so they run at the
+	// same time.
 	building, stop := context.WithCancel(ctx)
 	defer stop()
 	built := make(chan error, 1)
 	go func() { built <- build(building, dir) }()
 	l.say("QEMU, kernel %s, programs for the guest", o.series)
 	if err := l.fetch(ctx); err != nil {
-		stop() // on a busy machine it takes minutes, and nobody needs it now
+		stop() // on a busy machine it takes minutes, and it is not needed now
 		<-built
 		return err
 	}
@@ -165,7 +166,7 @@ func (l *vmRun) fetch(ctx context.Context) (err error) {
 	return nil
 }
 
-// bootTries is how often a kernel is started that does not come up.
+// bootTries is how often to try a kernel that does not come up.
 const bootTries = 3
 
 // run runs a guest with a kernel, in the best mode that its driver has.

@@ -77,8 +77,8 @@ func unpackedQEMU(root string) *qemu {
 func (q *qemu) has(ctx context.Context, device string) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	// Not the list of all devices: that loads all modules, and where the machine
-	// has another QEMU installed, those of that one, too.
+	// Do not list all devices: that loads all modules, including those of another QEMU on
+	// the machine.
 	cmd := exec.CommandContext(ctx, q.path, slices.Concat(q.args, []string{"-M", "none", "-accel", "tcg", "-device", device + ",help"})...)
 	cmd.Env = append(os.Environ(), q.env...)
 	out, err := cmd.Output()
@@ -160,8 +160,8 @@ func (g *guest) console() string { return filepath.Join(g.dir, "console.log") }
 func (g *guest) wire() string    { return filepath.Join(g.dir, "wire.log") } // what the taps have counted
 func (g *guest) results() string { return filepath.Join(g.dir, "results.json") }
 
-// args are QEMU's arguments. Software emulation is asked for by name: a
-// /dev/kvm that exists need not be one that can run a guest.
+// args are QEMU's arguments. They request software emulation explicitly: an existing
+// /dev/kvm may not be able to run a guest.
 func (g *guest) args() []string {
 	args := []string{
 		"-M", g.form.machine, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", fmt.Sprint(max(g.queues, 2)), "-m", fmt.Sprint(g.memory),

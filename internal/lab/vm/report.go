@@ -135,8 +135,7 @@ func (o *outcome) readInfo(e plan.Event, mode string) {
 	}
 }
 
-// countTests looks for tests that were left out: a test binary without one that
-// ran is content, too.
+// countTests detects skipped tests: a test binary also succeeds if none ran.
 func (o *outcome) countTests(e plan.Event) {
 	if e.Step == "" {
 		return
@@ -157,8 +156,8 @@ func (o *outcome) countTests(e plan.Event) {
 	o.tests += ran
 }
 
-// wantTest looks for a test that must have passed: one that has another name by now is
-// left out without a word.
+// wantTest checks for a test that must have passed: a renamed test would be left out
+// silently.
 func (o *outcome) wantTest(e plan.Event, name string) {
 	if e.Step != "" && !strings.Contains(e.Stdout, "--- PASS: "+name+" (") {
 		o.fault("%s: %s has not passed", e.Step, name)
@@ -200,8 +199,8 @@ func (o *outcome) print(w io.Writer) {
 	t.Flush()
 }
 
-// withoutPassed is what tests said, but for the lines of those that have passed and of
-// their beginnings: what has failed may have done so long before the end.
+// withoutPassed is the output of tests without the lines of those that passed: a
+// failure may be long before the end.
 func withoutPassed(s string) string {
 	return passed.ReplaceAllString(s, "")
 }

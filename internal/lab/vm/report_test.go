@@ -105,7 +105,7 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// A slow machine gets more time as a whole, too, unless it is told how much.
+// A slow machine gets more time as a whole, too, unless --limit sets it.
 func TestLimit(t *testing.T) {
 	for args, want := range map[string]time.Duration{
 		"": 15 * time.Minute, "--slow 4": time.Hour, "--slow 4 --limit 5m": 5 * time.Minute, "--limit 15m --slow 2": 15 * time.Minute,
@@ -116,7 +116,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// Who asks for help gets it, and no error.
+// A request for help gets it, and no error.
 func TestHelp(t *testing.T) {
 	var help strings.Builder
 	if err := run(t.Context(), []string{"-h"}, io.Discard, &help); err != nil || !strings.Contains(help.String(), "-kernel") {
@@ -124,7 +124,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// Whatever goes wrong in the guest makes the run red, and says what.
+// Any failure in the guest makes the run fail, with the cause.
 func TestJudgeRed(t *testing.T) {
 	first := rows(zeroCopy, false)[0].step()
 	change := func(step string, f func(e *plan.Event)) func([]plan.Event) []plan.Event {
@@ -189,8 +189,7 @@ func TestReadEvents(t *testing.T) {
 	}
 }
 
-// Of a step that has failed the report shows the test that did, however many have
-// passed after it.
+// For a failed step the report shows the test that failed, however many passed after it.
 func TestFailureIsShown(t *testing.T) {
 	out := "=== RUN   TestNICs\n    --- FAIL: TestNICs/early (0.01s)\n        x_test.go:7: wrong\n" +
 		strings.Repeat("        --- PASS: TestNICs/later (0.00s)\n", 100) + "FAIL\n"
@@ -242,8 +241,8 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// docs/kernel-support.md is what a run has written: with the kernels that it names,
-// the needs of today, and a yes wherever one of those kernels must be able to.
+// docs/kernel-support.md was written by a run: with the kernels that it names, the current needs, and a yes wherever
+// one of those kernels must have a feature.
 func TestPageIsInStep(t *testing.T) {
 	b, err := os.ReadFile("../../../docs/kernel-support.md")
 	must(t, err)
@@ -294,8 +293,8 @@ func TestPageIsInStep(t *testing.T) {
 	}
 }
 
-// Whatever a guest writes, each line is an event, or one is named that is none; what is read is written and read
-// again the same; and the judgement is good only of a guest that has reported every step, without a fault, and its end.
+// FuzzEvents: each line of a guest's output is an event, or is reported as none. An event is written and read back
+// unchanged. The judgement is good only for a guest that has reported every step, without a fault, and its end.
 func FuzzEvents(f *testing.F) {
 	lines := func(events []plan.Event) []byte {
 		var b bytes.Buffer

@@ -65,8 +65,8 @@ type task struct {
 	slow int
 }
 
-// silence is after how long a VI gives its peer up: an emulated processor may be
-// kept from its work for long (TestNICs of vipltest has the same).
+// silence is after how long a VI takes its peer for dead: an emulated processor may be slow for long
+// (TestNICs of vipltest has the same).
 const silence = "20s"
 
 // rows leaves out what needs one queue: the raw rings steer nothing.
@@ -151,8 +151,8 @@ var dataRules = "^(TestNICs|TestLastFramesOfNICs)$/^(" + strings.Join(dataGroups
 // agentTest is a test of package agentd.
 const agentTest = "TestNICsZeroCopyReads"
 
-// frameTests are those of package xdpnic in which a frame that is lost, or a bind in another mode, is a
-// failure: VIs would send it again.
+// frameTests are tests of package xdpnic that fail on a lost frame or a bind in another mode: VIs would
+// resend the frame.
 var frameTests = []string{"TestNICsEcho", "TestNICsPingPong", "TestNICsStream", "TestNICsWait"}
 
 // nicForm is a kind of NIC.

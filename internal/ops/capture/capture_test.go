@@ -272,7 +272,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// A stream that is none of ours is an error, and takes no memory for it.
+// A stream of another format is an error, and causes no large allocation.
 func TestForeignStream(t *testing.T) {
 	b := bytes.Repeat([]byte{0xff}, 100)
 	if _, err := capture.NewReader(bytes.NewReader(b)).Read(); err == nil || errors.Is(err, io.EOF) {
@@ -374,7 +374,7 @@ func TestDestinationVI(t *testing.T) {
 	}
 }
 
-// Whatever a program sends as records, reading ends, with frames that are no longer than they were said to be.
+// FuzzReader: reading any records of a program ends, with frames no longer than their announced length.
 func FuzzReader(f *testing.F) {
 	record := func(size, kept uint32, data []byte) []byte {
 		b := make([]byte, 40)
@@ -405,8 +405,8 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// What is a frame of a VI for the engine is one for a filter, with the same number, also when it was cut behind
-// its headers.
+// FuzzDestinationVI: the filter recognizes the same frames of VIs as the engine, with the same number, even if
+// a frame was cut after its headers.
 func FuzzDestinationVI(f *testing.F) {
 	frame := func(link wire.Link) []byte {
 		template, err := wire.NewTemplate(link)

@@ -21,8 +21,8 @@ type File struct {
 	began time.Time
 }
 
-// NewFile begins a file for the queues of some programs, at least one. snaplen is
-// told to its readers.
+// NewFile begins a file for the queues of some programs, at least one. snaplen goes
+// into the file's header.
 func NewFile(w io.Writer, sources []Source, snaplen int) (*File, error) {
 	if len(sources) == 0 {
 		return nil, errors.New("capture: no interface")

@@ -131,8 +131,8 @@ func (a *Agent) remedy() string {
 	return "sudo via-xdp agent"
 }
 
-// ifServed limits a statement to interfaces and users that the agent serves; the check served
-// tells which. Programs of others do without the agent unless the environment names it.
+// ifServed limits a statement to interfaces and users that the agent serves; the check "served" shows which.
+// Programs of other users do without the agent unless the environment names it.
 const ifServed = ", if it serves this interface to this user"
 
 // needed are the capabilities to open a NIC in the program's own process.

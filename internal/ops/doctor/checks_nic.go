@@ -140,7 +140,8 @@ func checkQueues(_ *Host, n *NIC) []Finding {
 	case on:
 		f.Command = fmt.Sprintf("ethtool -N %s flow-type udp4 dst-port %d action QUEUE; or: %s", n.word(), port, command)
 	case there && !n.Fixed[ntuple]:
-		// NICs come so; the link may go down when it is turned on, so that a person decides.
+		// This is the default of NICs. Turning it on may take the link down, so the user must
+		// decide.
 		f.Cause += ", and the classifier is off that could keep them together"
 		f.Command = fmt.Sprintf("ethtool -K %s ntuple on; or: %s", n.word(), command)
 	}

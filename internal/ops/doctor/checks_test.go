@@ -50,8 +50,8 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// Whatever an interface is called, a finding's command is about it alone, and its text is none
-// that a terminal obeys.
+// For any name of an interface, a finding's command affects that interface only, and its text
+// has no terminal control sequences.
 func TestNameOfInterface(t *testing.T) {
 	for name, want := range map[string]string{
 		"eth0.5@x": "ip link set dev eth0.5@x up", "a;reboot": "ip link set dev 'a;reboot' up",
@@ -79,8 +79,8 @@ func TestNameOfInterface(t *testing.T) {
 	}
 }
 
-// ailment is a change to the healthy machine. The check finds it, and no other
-// one finds anything except those that are named.
+// ailment is a change to the healthy machine. The check finds it, and no other check finds
+// anything except the named ones.
 type ailment struct {
 	check  string
 	level  Level

@@ -107,7 +107,7 @@ type NIC struct {
 	Coalesce map[string]string `json:"coalesce,omitempty"` // interrupt moderation, as package undo names it
 	Sysfs    map[string]string `json:"sysfs,omitempty"`    // gro_flush_timeout, napi_defer_hard_irqs, threaded; nil: not to be seen
 
-	XDPKnown   bool     `json:"xdp_known"` // the kernel tells the driver's XDP features
+	XDPKnown   bool     `json:"xdp_known"` // the kernel reports the driver's XDP features
 	XDP        []string `json:"xdp,omitempty"`
 	ZCSegments int      `json:"zero_copy_segments"`
 	Program    *Program `json:"program,omitempty"` // XDP program attached
@@ -131,7 +131,7 @@ type Program struct {
 // Peer is the other end of a veth pair.
 type Peer struct {
 	Index   int  `json:"index"`
-	Seen    bool `json:"seen"`    // the kernel told the rest
+	Seen    bool `json:"seen"`    // the kernel reported the rest
 	Program bool `json:"program"` // it has an XDP program
 	GRO     bool `json:"gro"`     // only when it is in the same namespace
 }

@@ -84,7 +84,7 @@ func gatherNIC(name string) (NIC, error) {
 	return n, nil
 }
 
-// askDriver learns what ethtool tells.
+// askDriver reads what ethtool reports.
 func (n *NIC) askDriver() {
 	e, err := ethtool.NewEthtool()
 	if err != nil {

@@ -116,7 +116,7 @@ func TestGatherVeth(t *testing.T) {
 		t.Errorf("host %+v", f.Host)
 	}
 
-	// What others do to it shows.
+	// Changes by other programs are visible.
 	d, err := bpf.LoadDemux(bpf.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -263,8 +263,8 @@ func TestUnusedAgent(t *testing.T) {
 	}
 }
 
-// Whatever the kernel's files hold, reading them ends with facts, and the checks with findings that
-// can be written down.
+// FuzzFacts: reading any content of the kernel's files ends with facts, and the checks with
+// findings that can be encoded.
 func FuzzFacts(f *testing.F) {
 	f.Add("6.18.15\n", "CapEff:\t000001ffffffffff\n", "flags\t\t: fpu hypervisor\n", "8\n", "always [madvise] never\n", "CONFIG_BPF_JIT=y\n")
 	f.Add("6", "CapEff:", "flags:", "-1", "[", "=y")

@@ -1,8 +1,7 @@
-// Package inspect tells what an interface can do: driver, queues, modes, limits.
+// Package inspect reports what an interface can do: driver, queues, modes, limits.
 //
-// Everything but trying works without privilege, and changes nothing. The
-// functions may be called concurrently; they look at the network namespace of the
-// calling thread.
+// Everything but trying works without privilege, and changes nothing. The functions may
+// be called concurrently; they work in the network namespace of the calling thread.
 package inspect
 
 import (
@@ -33,7 +32,7 @@ type Interface struct {
 	Up       bool     `json:"up"`
 	MTU      int      `json:"mtu"`
 	Queues   Queues   `json:"queues"`
-	Features []string `json:"xdp_features"` // of the driver, as netdev netlink tells
+	Features []string `json:"xdp_features"` // of the driver, as netdev netlink reports
 	Program  string   `json:"program"`      // XDP program attached now; empty: none
 	Modes    []Mode   `json:"modes"`        // best first
 	Limits   []Limit  `json:"limits"`
@@ -44,7 +43,7 @@ type Interface struct {
 type Queues struct {
 	RX       int `json:"rx"`
 	TX       int `json:"tx"`
-	Combined int `json:"combined"` // queues that do both, if the driver tells
+	Combined int `json:"combined"` // queues that do both, if the driver reports them
 	RXRing   int `json:"rx_ring"`  // entries of a hardware ring; 0: not known
 	TXRing   int `json:"tx_ring"`
 }
@@ -65,9 +64,9 @@ type Limit struct {
 	Meaning string `json:"meaning"`
 }
 
-// Look tells about an interface of this network namespace. With try it attaches a
-// program and opens a queue in each mode for a moment, which needs root and may
-// reset the link of a real NIC.
+// Look describes an interface of this network namespace. With try it attaches a program
+// and opens a queue in each mode for a moment, which needs root and may reset the link
+// of a real NIC.
 func Look(name string, try bool) (Interface, error) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
@@ -122,7 +121,7 @@ func (i *Interface) note(what string, err error) {
 	i.Notes = append(i.Notes, fmt.Sprintf("%s: %v", what, err))
 }
 
-// askDriver learns by ethtool what netlink does not tell.
+// askDriver reads by ethtool what netlink does not report.
 func (i *Interface) askDriver() {
 	e, err := ethtool.NewEthtool()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"viaxdp/internal/ops/inspect"
 )
 
-// A veth has both copying modes and no zero-copy. Look tries them only if it is told to, and
+// A veth has both copying modes and no zero-copy. Look tries them only if try is set, and
 // leaves nothing behind.
 func TestLook(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})

@@ -7,8 +7,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Where the kernel does not tell the driver's features, trying does: a mode that is
-// reached has no reason left why it might not be.
+// If the kernel does not report the driver's features, trying finds them: a mode that
+// was reached has no reason left why it might not work.
 func TestTryUntold(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	i := Interface{Name: ns.Name, Index: ns.Index, MTU: ns.MTU}

@@ -1,5 +1,5 @@
 // Package mpirun starts the ranks of a job on this machine, as mpiexec does: each in a network namespace with an
-// interface of its own, so that it is to the others what a rank on another host would be.
+// interface of its own, so that ranks reach each other as if on separate hosts.
 //
 //	mpirun ---- socket, PMI-1 ----> rank 0    in namespace 0: via0 10.77.0.1
 //	       ---- socket, PMI-1 ----> rank 1    in namespace 1: via0 10.77.0.2
@@ -8,9 +8,9 @@
 // A rank finds PMI_FD, PMI_RANK and PMI_SIZE in its environment, and in VIADEV_DEVICE the name of its interface.
 // Programs of other MPI implementations that speak PMI-1, such as MPICH's, can be started, too.
 //
-// When a rank ends with another status than 0, by a signal, or without the good-bye of PMI, or while others wait for
-// it in a fence, or aborts the job, all others are ended: by SIGTERM, and two seconds later by SIGKILL. When this
-// process is gone they get SIGKILL.
+// A rank ends the job if it exits with a status other than 0, by a signal, without PMI's finalize, or while others
+// wait for it in a fence, or if it aborts the job. All others then get SIGTERM, and two seconds later SIGKILL. If
+// this process dies they get SIGKILL.
 package mpirun
 
 import (
@@ -42,13 +42,12 @@ type Job struct {
 	Bind    bool     // rank i runs on CPU i, counted around
 	Prefix  bool     // lines of output begin with the rank: "3: "
 
-	// Lossy joins the ranks by a hub that loses a share of the frames; 0: none, on the same way. Nobody's frames are
-	// segmented behind it.
+	// Lossy joins the ranks by a hub that loses a share of the frames; with 0, frames take the same path without losses.
+	// No frames are segmented behind the hub.
 	Lossy bool
 	Loss  float64
 
-	// Stdout and Stderr may be the same; nil: discarded. One Write is called at a time, of both, but for those of
-	// files.
+	// Stdout and Stderr may be the same; nil: discarded. Except for files, only one Write runs at a time, of both.
 	Stdout, Stderr io.Writer
 }
 
@@ -70,8 +69,9 @@ func (e *RankError) Unwrap() error { return e.Err }
 
 var errSilent = errors.New("it has ended before it was ready (no PMI finalize)")
 
-// Run runs a job to its end. A *RankError: a rank has ended it, the first to do so. A *testbed.MissingError: there is
-// no privilege for namespaces. The end of ctx ends the ranks, too, and is the error then.
+// Run runs a job to its end. The error is a *RankError if a rank has ended the job (the first such rank), and a
+// *testbed.MissingError without the privilege for namespaces. The end of ctx ends the ranks, too, and is the error
+// then.
 func Run(ctx context.Context, j Job) error {
 	if len(j.Program) == 0 {
 		return errors.New("no program to start")
@@ -121,13 +121,13 @@ func Run(ctx context.Context, j Job) error {
 	return r.wait(ctx)
 }
 
-// oneWriter reports whether a and b are one. Writers that cannot be compared are not.
+// oneWriter reports whether a and b are the same writer. Writers that cannot be compared are not.
 func oneWriter(a, b io.Writer) (one bool) {
 	defer func() { _ = recover() }()
 	return a == b
 }
 
-// output is where a rank's output to w goes: to a file as it is, unless its lines are to be marked.
+// output returns the writer for a rank's output to w. A file is used directly, unless lines get a prefix.
 func (j *Job) output(rank int, w io.Writer, turn *sync.Mutex) io.Writer {
 	f, isFile := w.(*os.File)
 	switch {
@@ -183,7 +183,7 @@ func (r *run) start(i int, star *testbed.Star, cpu int, cmd *exec.Cmd) error {
 
 // attend serves a rank until it has ended.
 func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
-	silent := make(chan bool, 1) // it has begun, and ended without a good-bye
+	silent := make(chan bool, 1) // it has sent init, and ended without finalize
 	go func() {
 		began, done, err := r.server.Serve(i, conn)
 		if err != nil {
@@ -196,7 +196,7 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 		}
 		silent <- began && !done
 	}()
-	// What it leaves behind in its group is killed while its number is not yet another's.
+	// Kill the rest of its process group before the number can be reused.
 	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
 	unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
@@ -226,7 +226,7 @@ func endOf(rank int, state *os.ProcessState, werr error, silent bool) error {
 	case silent:
 		return fail(1, errSilent)
 	}
-	return nil // WaitDelay alone: somebody else held its output
+	return nil // WaitDelay alone: another process held its output
 }
 
 // wait waits for all ranks; when one ends the job, or ctx does, it ends the others.
@@ -279,8 +279,8 @@ func (r *run) signal(s syscall.Signal) {
 // longest is how many bytes of a line are kept back until its end comes.
 const longest = 64 << 10
 
-// line lets a rank share a writer, which gets whole lines, each behind the prefix, or pieces of those longer than longest.
-// One goroutine uses it, as that of exec.Cmd.
+// line lets a rank share a writer. The writer gets whole lines with the prefix, or pieces of lines longer than
+// longest. One goroutine uses a line, such as that of exec.Cmd.
 type line struct {
 	turn   *sync.Mutex // held while w writes
 	w      io.Writer

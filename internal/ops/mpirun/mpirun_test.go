@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beRank tells the others its address, hears of theirs, and reaches them.
+// beRank publishes its address, reads those of the others, and reaches them.
 func beRank(how string) error {
 	c, err := pmi.FromEnv()
 	if err != nil {
@@ -91,7 +91,8 @@ func job(t *testing.T, ranks int, how string, out *bytes.Buffer) Job {
 	return Job{Ranks: ranks, Program: []string{self}, Env: []string{asRank + "=" + how}, Prefix: true, Stdout: out, Stderr: out}
 }
 
-// Ranks hear of each other and reach each other, two by a pair and more by a bridge; each line says whose it is.
+// Ranks learn of each other and reach each other, two by a pair and more by a bridge; each line has its rank as a
+// prefix.
 func TestRun(t *testing.T) {
 	nstest.Require(t)
 	for _, ranks := range []int{1, 2, 5} {
@@ -109,7 +110,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// However a rank ends the job, the others end, soon, and the error says who it was and with which status.
+// However a rank ends the job, the others end soon, and the error names the rank and its status.
 func TestEnds(t *testing.T) {
 	nstest.Require(t)
 	shell := func(script string) Job { return Job{Ranks: 3, Program: []string{"sh", "-c", script}} }
@@ -140,7 +141,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A rank that ends in peace, without a word to PMI, is not waited for in a fence.
+// No fence waits for a rank that exits with 0 without using PMI.
 func TestFenceWithoutRank(t *testing.T) {
 	nstest.Require(t)
 	var out bytes.Buffer
@@ -244,8 +245,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// Whatever ranks write, in whatever parts, comes out as whole lines with their prefixes, each rank's in order and
-// nothing lost; a line that is too long comes in several.
+// FuzzLines: any output of ranks, in any pieces, comes out as whole lines with their prefixes, each rank's in
+// order and without losses. A line that is too long comes in several.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("one\ntwo"), []byte("a\n\nb\n"), uint16(2), byte(3))
 	f.Add([]byte("\n"), []byte{}, uint16(1), byte(1))
@@ -280,7 +281,7 @@ func FuzzLines(f *testing.F) {
 			case strings.HasPrefix(line, "1|") && strings.HasSuffix(line, "\n"):
 				got[1].WriteString(line[2:])
 			default:
-				t.Fatalf("a line of nobody: %q", line)
+				t.Fatalf("a line of no rank: %q", line)
 			}
 		}
 		for i, text := range texts {
@@ -307,7 +308,7 @@ type uncomparable struct{ _ []byte }
 
 func (uncomparable) Write(b []byte) (int, error) { return len(b), nil }
 
-// Only outputs that are one take turns: one that nobody reads does not hold another.
+// Only identical outputs take turns: an output without a reader does not block another.
 func TestOneWriter(t *testing.T) {
 	a, b := new(bytes.Buffer), new(bytes.Buffer)
 	for _, c := range []struct {

@@ -3,8 +3,8 @@
 //	ping --request for a discriminator not in use--> agent
 //	     <---------------- no match ----------------
 //
-// Any agent answers that at once, whatever its program does; a host without one
-// answers with an ICMP error. It takes no NIC, no privilege and no VI.
+// Any agent answers at once, even if its program is busy. A host without an agent
+// answers with an ICMP error. Ping needs no NIC, no privilege and no VI.
 package ping
 
 import (
@@ -115,8 +115,8 @@ func (p *Pinger) Ask(ctx context.Context) (Reply, error) {
 	}
 }
 
-// answer reads a message that may be the answer. One of another version is known
-// by its first byte alone.
+// answer reads a message that may be the answer. For a message of another version only
+// the first byte is checked.
 func answer(b []byte, id uint64) (r Reply, ok bool) {
 	if len(b) < 2 || b[0]>>4 != wire.Version>>4 || b[1]&wire.KindConnect == 0 {
 		return r, false

@@ -66,7 +66,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// Messages that are no answer are passed over; one of another version tells that.
+// Messages that are no answer are skipped; an answer of another version is reported as such.
 func TestAnswer(t *testing.T) {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -134,8 +134,7 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// slow is a connection on which nothing comes, and where it takes a while to be told that the
-// time is over.
+// slow is a connection on which nothing comes, and whose deadline takes a while to have an effect.
 type slow struct {
 	net.Conn
 	told  chan struct{}
@@ -158,7 +157,7 @@ func (s *slow) SetDeadline(t time.Time) error {
 	return nil
 }
 
-// What ends a question's time is over with it: it must not end the next one.
+// The end of one question's context must not end the next question.
 func TestNothingLeftBehind(t *testing.T) {
 	c := &slow{told: make(chan struct{})}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
@@ -171,7 +170,7 @@ func TestNothingLeftBehind(t *testing.T) {
 	}
 }
 
-// Whatever comes from the network is an answer only with the number of the question, or of another version.
+// FuzzAnswer: a datagram counts as an answer only with the number of the question, or with another version.
 func FuzzAnswer(f *testing.F) {
 	const id = 77
 	for _, m := range []wire.CM{

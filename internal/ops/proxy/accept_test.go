@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// starved is a listener whose Accept fails as often as it is told.
+// starved is a listener whose Accept fails a given number of times.
 type starved struct {
 	net.Listener
 
@@ -22,7 +22,7 @@ type starved struct {
 	left []error // each is returned by an Accept
 }
 
-// fail has the next Accepts fail. One that waits already does not hear of it.
+// fail has the next Accepts fail. An Accept that already waits is not affected.
 func (s *starved) fail(errs ...error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,7 +41,7 @@ func (s *starved) Accept() (net.Conn, error) {
 	return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
 }
 
-// echo is a server that says back what it hears.
+// echo is a server that echoes what it receives.
 func echo(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -62,7 +62,7 @@ func echo(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// start runs a proxy over TCP alone, on a listener that fails as told; end stops it.
+// start runs a proxy over TCP alone, on a starved listener; end stops it.
 func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan error) {
 	t.Helper()
 	p.Listen, p.To = Address{"tcp", "127.0.0.1:0"}, Address{"tcp", echo(t)}
@@ -84,7 +84,7 @@ func dialTo(t *testing.T, p *Proxy) net.Conn {
 	return c
 }
 
-// answers tells whether a byte comes back.
+// answers checks that a byte comes back.
 func answers(c net.Conn, within time.Duration) error {
 	c.SetDeadline(time.Now().Add(within))
 	b := []byte{42}
@@ -117,7 +117,7 @@ func TestShortOfDescriptors(t *testing.T) {
 	check(t, end())
 }
 
-// nobody is an address that nobody listens on: who has it only keeps others from it.
+// nobody returns an address without a listener. Its socket is bound only to keep the port from others.
 func nobody(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -129,7 +129,7 @@ func nobody(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
 }
 
-// A connection for which there is no server is broken, and does not look as if the server had nothing to say.
+// A connection without a server is reset, so that it does not look like an empty answer.
 func TestNoServer(t *testing.T) {
 	p := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"tcp", nobody(t)}}
 	serve(t, p)
@@ -180,11 +180,11 @@ func TestMost(t *testing.T) {
 	if _, err := io.ReadFull(second, make([]byte, 1)); err != nil {
 		t.Errorf("a second one, after the first: %v", err)
 	}
-	// Full, and told to end: it does.
+	// Full, and asked to end: it does.
 	check(t, end())
 }
 
-// Who is refused is told once a second, with how many were not told in between.
+// Refusals are reported once a second, with how many were not reported in between.
 func TestRefusalsAreToldSeldom(t *testing.T) {
 	var s seldom
 	start := time.Unix(1000, 0)
@@ -204,5 +204,5 @@ func TestRefusalsAreToldSeldom(t *testing.T) {
 	if len(told) != 1 || !errors.Is(told[0], syscall.EKEYREJECTED) || !strings.Contains(told[0].Error(), "7 before it were not told") {
 		t.Errorf("told %v", told)
 	}
-	(&Proxy{}).Refused(syscall.EKEYREJECTED) // to nobody
+	(&Proxy{}).Refused(syscall.EKEYREJECTED) // without Failed
 }

@@ -61,8 +61,8 @@ func newWeb(n int) *web {
 	return &web{page: page(n), left: together, gone: make(chan struct{}, 1), all: make(chan struct{})}
 }
 
-// ServeHTTP gives to /N so many bytes, to /together/N when so many have asked, to /half/N half of them and then
-// nothing more while the client is there, to /endless no end; what is put it sums.
+// ServeHTTP answers /N with N bytes, /together/N with N bytes once together clients have asked, and /half/N with
+// half of them, then nothing while the client is there. /endless has no end. To a PUT it answers the checksum.
 func (s *web) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.from, s.ranges = append(s.from, r.RemoteAddr), append(s.ranges, r.Header.Get("Range"))
@@ -123,7 +123,7 @@ func (s *web) seen() (from, ranges []string) {
 	return from, ranges
 }
 
-// curl is the program with arguments, which is killed when the test's patience is over.
+// curl is the program with arguments, which is killed after the test's time limit.
 func curl(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
@@ -143,7 +143,7 @@ func fetch(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// holds says whether a file has what the server has.
+// holds checks that a file has the server's content.
 func holds(t *testing.T, file string, want []byte) {
 	t.Helper()
 	got, err := os.ReadFile(file)
@@ -160,7 +160,7 @@ func long() int {
 	return 100_000_000
 }
 
-// curl gets through two proxies what a server of HTTP has, and puts there what it has.
+// curl downloads from and uploads to an HTTP server through two proxies.
 func TestCurl(t *testing.T) {
 	need(t, "curl", "curl")
 	site := newWeb(long())
@@ -300,8 +300,8 @@ func need(t *testing.T, name, pkg string) string {
 	return path
 }
 
-// ownHost is an address that is this process's alone, where a port is nobody's that it has not given: a free one of
-// 127.0.0.1 may be another program's before the one that it was chosen for has it.
+// ownHost is a loopback address for this process alone. On 127.0.0.1 another program could take a free port before
+// its user binds it.
 func ownHost() string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 64|pid>>16&63, pid>>8&255, pid&255)

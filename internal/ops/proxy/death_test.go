@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{asProxy: proxyVictim, asServer: serverVictim})
 }
 
-// silence is after what a host is taken for dead whose proxy is killed. A test must not mind if one that lives is,
-// too, on a machine that others keep busy.
+// silence is the silence of hosts whose proxy is killed. The tests tolerate that a live host is taken for dead on a
+// busy machine.
 const silence = 2 * time.Second
 
 // proxyVictim is a proxy between the addresses that its arguments are, one by VIA.
@@ -72,14 +72,14 @@ type here struct{}
 
 func (here) Do(f func() error) error { return f() }
 
-// fails has curl fetch something, breaks that in the midst of it, and checks that curl says so, by an exit status.
+// fails has curl fetch something, interrupts that, and checks curl's exit status.
 func fails(t *testing.T, ns place, url string, status int, kill func()) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "part")
 	var said strings.Builder
 	var cmd *exec.Cmd
 	var over chan error
-	// Where a host that lives is taken for dead it begins anew.
+	// If a live host is taken for dead, the transfer starts again.
 	await.Until(t, "curl gets something", func() bool {
 		if cmd == nil {
 			os.Remove(file)
@@ -111,7 +111,7 @@ func fails(t *testing.T, ns place, url string, status int, kill func()) {
 
 // Exit statuses of curl.
 const (
-	curlPart    = 18 // it was told of more
+	curlPart    = 18 // it got less than announced
 	curlReceive = 56 // the connection broke
 )
 
@@ -165,8 +165,8 @@ func hears(t *testing.T, site *web) {
 	}
 }
 
-// The proxy of the client's host is killed: curl hears that it has only a part, although an answer that has no length
-// ends where the connection does, and the server that its client is gone. Another proxy takes its place.
+// The proxy of the client's host is killed. curl learns that it has only a part, although an answer without a length
+// ends with the connection, and the server learns that its client is gone. Another proxy takes over.
 func TestNearProxyDies(t *testing.T) {
 	need(t, "curl", "curl")
 	na, nb := nstest.Pair(t, nstest.Options{})
@@ -189,7 +189,7 @@ func TestNearProxyDies(t *testing.T) {
 	again(t, na, at)
 }
 
-// That of the server's host is killed.
+// The proxy of the server's host is killed.
 func TestFarProxyDies(t *testing.T) {
 	need(t, "curl", "curl")
 	na, nb := nstest.Pair(t, nstest.Options{})

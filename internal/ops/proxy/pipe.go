@@ -13,16 +13,17 @@ import (
 	"viaxdp/vianet"
 )
 
-// buffers are for pipes, of more than what vianet sends by messages.
+// buffers are for pipes. They are larger than Options.Threshold, so vianet sends full ones by RDMA.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// pipe copies a stream to its end, and ends it on the other side. When that cannot be, both connections are broken:
-// neither is to wait for the other, or to take for all what is only a part. Until then the other direction goes on,
-// where a peer by VIA only reads no more.
+// pipe copies a stream to its end, and ends it on the other side. If that fails, it breaks both connections: no peer
+// may wait for the other, or take a part of the stream for all of it. If a peer by VIA merely reads no more, the
+// other direction first goes on to its end.
 func pipe(to, from net.Conn, other <-chan struct{}) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	clear(*buf) // a peer by VIA may say that it has written there and have not: it gets nobody else's bytes passed on
+	// a hostile peer by VIA may report a write that it has not made: no data of other connections is forwarded
+	clear(*buf)
 	// Neither side's ReadFrom: it would take a buffer of its own.
 	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{reader(from)}, *buf)
 	if err == nil {
@@ -39,7 +40,8 @@ func pipe(to, from net.Conn, other <-chan struct{}) error {
 	return err
 }
 
-// unheard reports whether err, of a copy to there or of its end, may mean that the peer reads no more and still sends.
+// unheard reports whether err, from a copy to to or from its end, may mean that the peer reads no more but still
+// sends.
 func unheard(to net.Conn, err error) bool {
 	var op *net.OpError
 	_, via := to.(*vianet.Conn)
@@ -67,9 +69,8 @@ func drain(from net.Conn, other <-chan struct{}) bool {
 	return err == nil
 }
 
-// hold has the kernel reset a connection of TCP if this process is killed: a stream of which it has passed on a part
-// is not to end there as if it were whole. The result lets go, for a Close in order. A peer by VIA hears of a death
-// as it is.
+// hold makes the kernel reset a TCP connection if this process is killed, so that a partly forwarded stream does not
+// look complete. The result undoes that, for an orderly Close. A peer by VIA notices a death anyway.
 func hold(c net.Conn) (release func()) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
@@ -98,8 +99,8 @@ func closeWrite(c net.Conn) error {
 
 var errUrgent = errors.New("urgent data, which VIA does not carry: the connection is broken")
 
-// ordinary reads a TCP connection until urgent data comes, which is an error: the kernel would take the byte out of
-// the stream, and nobody would know.
+// ordinary reads a TCP connection until urgent data comes, which is an error: the kernel would silently take the byte
+// out of the stream.
 type ordinary struct {
 	raw  syscall.RawConn
 	step func(fd uintptr) bool // tries to read into b
@@ -119,7 +120,8 @@ func reader(c net.Conn) io.Reader {
 	if err != nil {
 		return c // it is closed, as Read says
 	}
-	// The mark is looked for before each read. A byte that comes in between stays in the stream, at least.
+	// The urgent mark is checked before each read. A byte that arrives between check and read at least stays in the
+	// stream.
 	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) })
 	r := &ordinary{raw: raw}
 	r.step = r.try

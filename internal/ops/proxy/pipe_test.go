@@ -11,7 +11,7 @@ import (
 	"viaxdp/internal/lab/await"
 )
 
-// witness is a connection of whose stream nothing comes, and that looks at what it is read into.
+// witness is a connection that sends nothing and inspects the buffer that it is read into.
 type witness struct {
 	net.Conn
 	saw *[]byte
@@ -22,7 +22,7 @@ func (w witness) Read(b []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// What a peer has sent is not in the buffer for another one, who may say that it has written there and have not.
+// Data of one peer is not in the buffer for another peer, which may report a write that it has not made.
 func TestBuffersAreEmpty(t *testing.T) {
 	for range 100 { // the pool keeps not all that it gets
 		b := buffers.Get().(*[]byte)
@@ -39,8 +39,8 @@ func TestBuffersAreEmpty(t *testing.T) {
 	}
 }
 
-// An answer comes whole also where the client ends its stream when the server by VIA has closed already, and not all
-// that it had said has got there.
+// The answer arrives complete even if the VIA server has already closed, with data still under way, when the client
+// ends its stream.
 func TestAnswerAfterUpload(t *testing.T) {
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
@@ -65,7 +65,7 @@ func TestAnswerAfterUpload(t *testing.T) {
 			n = 0
 		}
 	}
-	for before, sent := uint64(0), uint64(1); sent > before; { // until the server, who does not read, has no room
+	for before, sent := uint64(0), uint64(1); sent > before; { // until the server, which does not read, has no room
 		before = a.Stats().Messages.Times
 		say(1000)
 		sent = a.Stats().Messages.Times
@@ -83,7 +83,7 @@ func TestAnswerAfterUpload(t *testing.T) {
 	}
 }
 
-// Whatever is given as an address is one that reads as itself, or an error.
+// FuzzParseAddress: any text is an address that formats back to itself, or an error.
 func FuzzParseAddress(f *testing.F) {
 	for _, s := range []string{"tcp:127.0.0.1:80", "via::80", "via:[fd77::1]:80", "localhost:http", "tcp:via:1", "via:tcp:1", "[:]:1"} {
 		f.Add(s)

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// postgresProgram finds a program of PostgreSQL, of which Debian has only some on the path.
+// postgresProgram finds a program of PostgreSQL; Debian has only some of them on the path.
 func postgresProgram(t *testing.T, name string) string {
 	t.Helper()
 	if found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name); len(found) > 0 {
@@ -43,7 +43,7 @@ func startPostgres(t *testing.T) *postgres {
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	var attr syscall.SysProcAttr
-	if os.Getuid() == 0 { // for whom it does not run
+	if os.Getuid() == 0 { // it does not run as root
 		u, err := user.Lookup("postgres")
 		if err != nil {
 			t.Skip(err)
@@ -147,8 +147,8 @@ func (p *postgres) sum(t *testing.T, database, table string) string {
 		"select count(*), md5(string_agg(x::text, ',' order by n)) from "+table+" x")
 }
 
-// PostgreSQL and its programs talk through two proxies: its load generator, tables in and out, a query that is
-// cancelled, a dump that is read again, and the death of either side in the midst of it.
+// PostgreSQL and its programs talk through two proxies: its load generator, tables in and out, a cancelled query,
+// a dump that is restored, and the death of either side during a query.
 func TestPostgres(t *testing.T) {
 	p := startPostgres(t)
 	at := chain(t, p.address)
@@ -202,7 +202,7 @@ func TestPostgres(t *testing.T) {
 			t.Errorf("the copy of the dump: %s, want %s", got, want)
 		}
 	})
-	// What cancels a query is a connection of its own.
+	// A query is cancelled by a separate connection.
 	t.Run("cancel", func(t *testing.T) {
 		query := p.client(t, at, "psql", "-c", "select pg_sleep(600)")
 		var said bytes.Buffer
@@ -215,8 +215,7 @@ func TestPostgres(t *testing.T) {
 		}
 		p.until(t, sessions(t, ""), "0")
 	})
-	// The server learns that its client has died: one that had nothing to say, and one that takes nothing of what the
-	// server says.
+	// The server learns that its client has died: an idle one, and one that does not read the server's data.
 	t.Run("client dies", func(t *testing.T) {
 		for query, state := range map[string]string{
 			"begin; select 1;\n": "idle in transaction",
@@ -225,7 +224,7 @@ func TestPostgres(t *testing.T) {
 			client := p.client(t, at, "psql")
 			in, err := client.StdinPipe()
 			must(t, err)
-			out, err := client.StdoutPipe() // of which nobody reads more than a byte
+			out, err := client.StdoutPipe() // only its first byte is read
 			must(t, err)
 			must(t, client.Start())
 			io.WriteString(in, query)

@@ -5,7 +5,7 @@
 //	         tcp:127.0.0.1:5432     via::5432      tcp:127.0.0.1:5432
 //
 // Each side is an address: tcp:HOST:PORT or via:HOST:PORT. A half-closed stream is half-closed on the other side, and
-// a broken one is broken: it ends with a reset, not as if it were whole. Urgent data breaks it, since VIA does not
+// a broken stream ends with a reset, so that it does not look complete. Urgent data breaks it, since VIA does not
 // carry any.
 package proxy
 
@@ -50,13 +50,13 @@ func (a Address) String() string { return a.Network + ":" + a.Address }
 type Proxy struct {
 	Listen, To Address
 	Stack      *vianet.Stack // for via; nil: neither address is
-	// Fallback is where to connect by TCP when nobody is at To by VIA, as vianet.Stack.DialOr finds: the port of it
-	// at To's host. Empty: nowhere.
+	// Fallback is the port at To's host to connect with by TCP if there is no VIA listener at To (vianet.Stack.DialOr).
+	// Empty: no fallback.
 	Fallback string
 	// Most is how many connections are forwarded at once; those beyond it wait to be accepted. 0: 4096.
 	Most int
-	// Failed is told of connections that could not be forwarded, and when none can be accepted for a while; may be
-	// nil. It is called by several goroutines.
+	// Failed, if not nil, is called with the error of each connection that could not be forwarded, and when none can be
+	// accepted for a while. Several goroutines call it.
 	Failed func(error)
 
 	listener net.Listener
@@ -114,7 +114,7 @@ func (p *Proxy) Serve(ctx context.Context) error {
 			return nil
 		case !p.passes(err):
 			return err
-		case !short: // told once, not 20 times a second
+		case !short: // report it once, not 20 times a second
 			short = true
 			p.failed(inner, fmt.Errorf("accept: %w: new connections wait", err))
 		}
@@ -134,7 +134,7 @@ const (
 	drainTime   = 10 * time.Second      // that a program has to end its stream once it has the whole answer
 )
 
-// passes reports whether an error of Accept is one of the moment. A listener of VIA that has failed has ended.
+// passes reports whether an error of Accept is temporary. A VIA listener that has failed has ended.
 func (p *Proxy) passes(err error) bool {
 	if p.Listen.Network == "via" {
 		return false
@@ -145,15 +145,15 @@ func (p *Proxy) passes(err error) bool {
 	}, errno)
 }
 
-// failed tells of an error, unless it comes of the proxy's end.
+// failed reports an error, unless it is due to the proxy's end.
 func (p *Proxy) failed(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil && p.Failed != nil {
 		p.Failed(err)
 	}
 }
 
-// Refused tells Failed of requests that Stack has refused, for its Options.Failed: at most one a second, since
-// anybody on the network can make some.
+// Refused is for Options.Failed of Stack: it reports requests that Stack has refused to Failed. It reports at most
+// one a second, since any host on the network can make requests.
 func (p *Proxy) Refused(err error) {
 	tell, untold := p.refusals.turn(time.Now())
 	if !tell || p.Failed == nil {
@@ -165,7 +165,7 @@ func (p *Proxy) Refused(err error) {
 	p.Failed(err)
 }
 
-// seldom lets one thing a second be told, and counts the others.
+// seldom allows one report a second, and counts the others.
 type seldom struct {
 	mu     sync.Mutex
 	next   time.Time

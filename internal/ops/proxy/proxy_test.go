@@ -23,7 +23,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// testTimeout is how long anything may take.
+// waitLimit is how long anything may take.
 const waitLimit = time.Minute
 
 // stacks opens both ends of a veth pair.
@@ -36,7 +36,7 @@ func stacks(t *testing.T) (a, b *vianet.Stack, hostB string) {
 	return a, b, nb.IPv4.String()
 }
 
-// noLeaks ends the test with a look whether goroutines are left that it has started.
+// noLeaks checks at the end of the test that no goroutine of it is left.
 func noLeaks(t *testing.T) {
 	leaks := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
@@ -63,7 +63,7 @@ func open(t *testing.T, ns place, name string, silence time.Duration) (*vianet.S
 	return s, nic
 }
 
-// serve runs a proxy as long as the test.
+// serve runs a proxy until the end of the test.
 func serve(t *testing.T, p *Proxy) {
 	t.Helper()
 	p.Failed = func(err error) { t.Logf("not forwarded: %v", err) }
@@ -84,7 +84,7 @@ func chain(t *testing.T, server string) string {
 	return between(t, a, b, hostB, server).Addr().String()
 }
 
-// between is a chain over stacks that there are, and its proxy for the client.
+// between is a chain over existing stacks, and returns its proxy for the client.
 func between(t *testing.T, a, b *vianet.Stack, hostB, server string) *Proxy {
 	t.Helper()
 	far := &Proxy{Listen: Address{"via", ":0"}, To: Address{"tcp", server}, Stack: b}
@@ -95,8 +95,8 @@ func between(t *testing.T, a, b *vianet.Stack, hostB, server string) *Proxy {
 	return near
 }
 
-// Programs that know nothing of VIA get their bytes through two proxies, many at once, and each end of a stream
-// closes for itself.
+// Programs without support for VIA exchange data through two proxies, many at once, and each end of a stream closes
+// separately.
 func TestChain(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -141,8 +141,7 @@ func TestChain(t *testing.T) {
 	wait.Wait()
 }
 
-// ends runs a server, says to it through two proxies what say says, and gives what the server and the client have
-// read in the end.
+// ends runs a server, has say write to it through two proxies, and returns what the server and the client have read.
 func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, served, asked error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -189,7 +188,7 @@ func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, ser
 	return e.got, e.err, asked
 }
 
-// A client that dies does not look to the server as if it had said all.
+// The death of a client does not look like an orderly end of its stream to the server.
 func TestBroken(t *testing.T) {
 	got, served, _ := ends(t, func(t *testing.T, c *net.TCPConn) {
 		c.SetLinger(0)
@@ -204,8 +203,8 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// A client that has said all and is gone is heard to its end, also where the server ends its own stream in the middle
-// of that.
+// The data of a client that has ended its stream and exited arrives to its end, even if the server ends its own
+// stream before that.
 func TestServerEndsFirst(t *testing.T) {
 	small := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		err2 := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
@@ -236,7 +235,7 @@ func TestServerEndsFirst(t *testing.T) {
 	}
 }
 
-// An answer that a server by VIA has written before its Close comes whole, also while the client still sends.
+// An answer that a VIA server has written before its Close arrives complete, even while the client still sends.
 func TestAnswerDuringUpload(t *testing.T) {
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
@@ -261,7 +260,7 @@ func TestAnswerDuringUpload(t *testing.T) {
 	})
 	var said []byte
 	r := rand.NewChaCha8([32]byte{2})
-	for err = nil; err == nil; { // until the client, who does not read, has no room for more
+	for err = nil; err == nil; { // until the client, which does not read, has no room for more
 		part := make([]byte, 1000)
 		r.Read(part)
 		server.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
@@ -283,7 +282,7 @@ func TestAnswerDuringUpload(t *testing.T) {
 	}
 }
 
-// Urgent data is not lost in silence: both sides hear that it cannot be carried.
+// Urgent data is not lost silently: both sides see a reset.
 func TestUrgent(t *testing.T) {
 	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) {
 		raw, err := c.SyscallConn()
@@ -316,7 +315,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// Where nobody listens by VIA the port of TCP is taken, and without one the connection is closed.
+// Without a VIA listener the proxy uses the TCP port, and without one it closes the connection.
 func TestFallback(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "by TCP")
@@ -341,7 +340,7 @@ func TestFallback(t *testing.T) {
 	}
 	if r, err := client.Get("http://" + without.Addr().String()); err == nil {
 		r.Body.Close()
-		t.Error("it answers although nobody is there")
+		t.Error("it answers without a server")
 	}
 }
 
@@ -366,7 +365,7 @@ func TestParseAddress(t *testing.T) {
 	}
 }
 
-// must ends the test where err is not nil.
+// must ends the test if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -374,7 +373,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// check fails the test where err is not nil.
+// check fails the test if err is not nil.
 func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

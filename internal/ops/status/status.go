@@ -1,5 +1,5 @@
-// Package status asks the programs of a machine that have NICs open about
-// themselves, and tells how fast what they count goes.
+// Package status asks the programs of a machine that have NICs open for their status, and computes
+// the rates of their counters.
 package status
 
 import (
@@ -197,7 +197,7 @@ type Report struct {
 	Failed   []string  `json:"failed,omitempty"` // those that gave no answer, and why
 }
 
-// Take asks those that say in dirs that they run; see package rundir.
+// Take asks the programs that are registered in dirs; see package rundir.
 func Take(dirs []string) *Report {
 	c := &Report{Programs: []Program{}}
 	found, denied := programs.List(dirs)
@@ -230,7 +230,8 @@ func Take(dirs []string) *Report {
 	return c
 }
 
-// user is what the programs of a user may cost: one user's cannot use up what others' have.
+// user is the budget for the programs of a user, so that one user's programs cannot use up the
+// budget of others.
 type user struct {
 	budget programs.Budget
 	places chan struct{}
@@ -239,7 +240,8 @@ type user struct {
 // maxAsked is how many programs of a user are asked at once.
 const maxAsked = 8
 
-// clean takes out of what a program says, which may be another user's, what a terminal would obey.
+// clean removes terminal control sequences from a program's answer: the program may be another
+// user's.
 func clean(s *vipl.ProgramStatus) {
 	for i := range s.Nics {
 		n := &s.Nics[i]
@@ -267,7 +269,7 @@ func cleanNames(counts map[string]uint64) map[string]uint64 {
 	return counts
 }
 
-// Only leaves the NICs of an interface; of all of them if it is empty.
+// Only keeps the NICs of an interface; empty keeps all.
 func (c *Report) Only(nic string) {
 	if nic == "" {
 		return

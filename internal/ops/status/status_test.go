@@ -74,7 +74,7 @@ func TestRates(t *testing.T) {
 		t.Errorf("drops: %v", got)
 	}
 
-	// A first look has no rates, nor has a program that is another one now.
+	// A first report has no rates, nor has a program that has been replaced by another.
 	other := look(0, func([]vipl.NICStatus) {})
 	other.Programs[0].Command = "bpp"
 	for _, before := range []*Report{nil, other} {
@@ -94,7 +94,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// What the document calls a drop is marked as one, and nothing else.
+// Exactly the counters that the document calls drops are marked as drops.
 func TestDropsAreThoseOfTheDocument(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/counters.md")
 	if err != nil {
@@ -142,8 +142,8 @@ func TestTake(t *testing.T) {
 	}
 }
 
-// Whatever a program says of itself, it is shown without anything that a terminal would obey, with
-// finite rates, and each of its VIs once.
+// FuzzStatus: any answer of a program is shown without terminal control sequences, with finite
+// rates, and each of its VIs once.
 func FuzzStatus(f *testing.F) {
 	good, err := json.Marshal(vipl.ProgramStatus{Time: time.Unix(1000, 0), Nics: []vipl.NICStatus{{
 		ID: 1, Interface: "eth0", Socket: map[string]uint64{"rx_dropped": 1}, Demux: map[string]uint64{"key": 2},

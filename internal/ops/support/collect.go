@@ -187,8 +187,8 @@ func (e Ethtool) Features() (m map[string]bool, err error) {
 	return m, err
 }
 
-// Settings are what else the driver tells; what it does not know is left out
-// and named in the error.
+// Settings are the driver's other settings. What the driver does not know is left out and
+// named in the error.
 func (e Ethtool) Settings() (map[string]string, error) {
 	m := make(map[string]string)
 	var errs []error

@@ -50,7 +50,7 @@ func TestMask(t *testing.T) {
 	}
 }
 
-// What cannot be written is said once, however many files there were to come.
+// A write error is reported once, for any number of files.
 func TestArchiveUnwritten(t *testing.T) {
 	r, w := io.Pipe()
 	r.CloseWithError(io.ErrShortWrite)
@@ -65,7 +65,7 @@ func TestArchiveUnwritten(t *testing.T) {
 	}
 }
 
-// No address comes through, wherever it stands.
+// No address remains, anywhere in a text.
 func TestMaskAny(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		address := rapid.OneOf(
@@ -167,8 +167,8 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("no space") }
 
-// The kernel's command line hands secrets to what boots the machine: values of parameters
-// that are not known are left out.
+// The kernel's command line may contain secrets of the boot software: values of unknown parameters are
+// left out.
 func TestCommandLine(t *testing.T) {
 	for _, tc := range [][2]string{
 		{"BOOT_IMAGE=/vmlinuz-6.18 root=LABEL=alice ro isolcpus=2,3 intel_idle.max_cstate=1 quiet\n",
@@ -217,7 +217,7 @@ func TestCutAddress(t *testing.T) {
 	}
 }
 
-// Files of one name do not take each other's place when the archive is unpacked.
+// Files of the same name do not overwrite each other when the archive is unpacked.
 func TestSameNames(t *testing.T) {
 	var b bytes.Buffer
 	a := New(&b, &Mask{}, time.Unix(1, 0))
@@ -244,8 +244,7 @@ func TestReportFails(t *testing.T) {
 	}
 }
 
-// Whatever a text holds, no address that stands by itself comes through, and the same text is
-// masked the same.
+// FuzzMask: in any text, no separate address remains, and the same text is masked the same.
 func FuzzMask(f *testing.F) {
 	f.Add("eth0 52:54:00:ab:CD:ef 10.77.0.1:4793 10.77.0.2 [2001:db8::1]:80", "db7")
 	f.Add("::ffff:10.9.8.7 fe80::1%eth0 127.0.0.1 ::1", "ip")

@@ -1,5 +1,5 @@
-// Package trace stamps the steps of a message's way, ARCHITECTURE.md's table, of
-// many messages, and says when each was reached.
+// Package trace takes time stamps of the steps of a message's path (the table in
+// ARCHITECTURE.md), for many messages, and reports when each step was reached.
 //
 //	sender                               receiver
 //	PostSend called      0
@@ -8,10 +8,9 @@
 //	kernel returns       v  port         frames seen    |  port
 //	PostSend returned                    RecvDone gives v  the message
 //
-// The stamps are taken around the engine, by a port between it and the AF_XDP
-// queue: engine and queue are those of every program, and each stamp costs some
-// 50 ns, which is in the figures. Both sides are in this process, on a thread
-// each, and poll.
+// The stamps are taken around the engine, by a port between it and the AF_XDP queue:
+// engine and queue are the usual ones. Each stamp costs some 50 ns, which the figures
+// include. Both sides are in this process, on a thread each, and poll.
 package trace
 
 import (
@@ -243,16 +242,16 @@ func (s *side) send(ctx context.Context, messages int, want, got *atomic.Int64, 
 	}
 }
 
-// yield lets the other side have the processor, should there be one only, after more
-// polls than a message takes where there are two.
+// yield gives the processor to the other side after more polls than a message takes on
+// two processors: there may be only one.
 func yield(polls int) {
 	if polls%4096 == 0 {
 		runtime.Gosched()
 	}
 }
 
-// take keeps the stamps of a message, if all are there and its own: it may have gone
-// another way, as when a timer rang the doorbell, perhaps for the message before.
+// take keeps the stamps of a message, if all are there and its own: a message may take
+// another path, as when a timer rings the doorbell, perhaps for the previous message.
 func take(at *stamps, samples *[moments][]int64) {
 	var ns [moments]int64
 	for i := range at {
@@ -288,8 +287,8 @@ func quantile(v []int64, q float64) int64 {
 	return v[min(len(v)-1, int(q*float64(len(v))))]
 }
 
-// The moments, in the order of the way. Those of the sender but the first are
-// after the step that they are named for.
+// The moments, in the order of the way. Except for the first, the sender's moments
+// follow the step that they are named after.
 const (
 	posting  = iota // PostSend is called
 	queued          // the frame is on the TX ring

@@ -19,9 +19,9 @@ func config(t *testing.T) Config {
 	}
 }
 
-// Each step was reached by most messages, in its order on each side. Where the receiver has
-// had the whole message before PostSend returned, as when the sender waited for a CPU, the next
-// one is posted at once, and its doorbell may wait until then (vipl/coalesce.go): never two in a row.
+// Each step was reached by most messages, in its order on each side. If the sender waits for a CPU,
+// the receiver may have the whole message before PostSend returns. The next message is then posted at
+// once, and its doorbell may wait until then (vipl/coalesce.go), but never twice in a row.
 func TestSteps(t *testing.T) {
 	for _, bytes := range []int{0, 64, 20000} {
 		c := config(t)
@@ -66,7 +66,7 @@ func TestEnds(t *testing.T) {
 func TestOne(t *testing.T) {
 	c := config(t)
 	c.Messages = 1
-	// A timer may ring its doorbell, on a busy machine; then there is nothing to tell.
+	// A timer may ring its doorbell, on a busy machine; then there is nothing to report.
 	list, err := Run(context.Background(), c)
 	for tries := 1; errors.Is(err, errNone) && tries < 100; tries++ {
 		list, err = Run(context.Background(), c)
@@ -76,7 +76,7 @@ func TestOne(t *testing.T) {
 	}
 }
 
-// A message is left out if one of its stamps is missing or is that of the message before.
+// A message is left out if one of its stamps is missing or belongs to the previous message.
 func TestTake(t *testing.T) {
 	for name, c := range map[string]struct {
 		moment int

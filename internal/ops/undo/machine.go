@@ -56,9 +56,9 @@ func netnsCookie() uint64 {
 	return cookie
 }
 
-// Enter calls f in the interface's namespace, on another thread if that is not
-// the caller's. A namespace that has neither a name nor a process in it is taken
-// for gone; so is one that has only its inode's number, and an interface with another index.
+// Enter calls f in the interface's namespace, on another thread if that is not the caller's. A namespace
+// without a name and without a process counts as gone. So does one that matches only by its inode's number,
+// and an interface with another index.
 func (m Machine) Enter(c Change, f func() error) error {
 	if c.Interface == "" {
 		return f()
@@ -284,7 +284,7 @@ var hostFiles = []string{
 // NetFiles are the files of /sys/class/net/INTERFACE that they change.
 var NetFiles = []string{"gro_flush_timeout", "napi_defer_hard_irqs", "threaded"}
 
-// allowed keeps a damaged list from naming just any file.
+// allowed rejects other files, in case a list is damaged.
 func allowed(path string) error {
 	for _, pattern := range hostFiles {
 		if ok, _ := filepath.Match(pattern, path); ok {

@@ -123,7 +123,7 @@ func TestUndoAfterCrash(t *testing.T) {
 	}()
 	j.lock.Close() // as the kernel does
 
-	// The crash may as well have come behind the change.
+	// The crash may also have come after the change.
 	for _, b := range []string{"2", "20"} {
 		f.crash, f.values["a"], f.values["b"] = "", "10", b
 		text, err := os.ReadFile(j.path)
@@ -302,7 +302,7 @@ func TestUndoFails(t *testing.T) {
 	}
 }
 
-// A change that is refused is not remembered.
+// A change that is refused is not recorded.
 func TestApplyFails(t *testing.T) {
 	f := &fake{values: map[string]string{"a": "1", "b": "2"}, fail: "b"}
 	j := open(t, t.TempDir(), f)
@@ -346,8 +346,7 @@ func TestDamagedList(t *testing.T) {
 	}
 }
 
-// A list that others can write, or a directory that they can, is not believed; nor is
-// a link followed that they have left.
+// A list or directory that others can write is not trusted, nor is a link of theirs followed.
 func TestListOfOthers(t *testing.T) {
 	for what, plant := range map[string]func(dir, list string) error{
 		"directory for all": func(dir, _ string) error { return os.Chmod(dir, 0o777) },
@@ -427,7 +426,7 @@ func TestInterface(t *testing.T) {
 		if c.Netns == 0 || c.Ifindex != a.Index {
 			t.Errorf("written down: %+v", c)
 		}
-		// The number of its inode alone does not make another one the namespace.
+		// A namespace does not match by its inode number alone.
 		nothing := func() error { return nil }
 		if err := m.Enter(c, nothing); err != nil {
 			t.Error(err)
@@ -463,8 +462,8 @@ var harmless = regexp.MustCompile(`^/sys/(kernel/mm/(hugepages/hugepages-2048kB/
 	`devices/system/(node/node[^/]*/hugepages/hugepages-2048kB/nr_hugepages|` +
 	`cpu/cpu[^/]*/(cpufreq/scaling_governor|cpuidle/state[^/]*/disable)))$`)
 
-// Whatever is in a list, it is refused as a whole, or names no file but those that doctor and tune set, and is read
-// again the same.
+// FuzzJournal: any list is refused as a whole, or names only files that doctor and tune set, and is read back
+// unchanged.
 func FuzzJournal(f *testing.F) {
 	for _, c := range []Change{
 		{Setting: Setting{Kind: File, Name: "/sys/kernel/mm/transparent_hugepage/enabled"}, Before: "never", After: "always"},

@@ -63,7 +63,7 @@ func runSteps(p plan.Plan, out *results) {
 	}
 }
 
-// runStep runs a program to its end. What it hangs in is looked at before it is killed,
+// runStep runs a program to its end. If it hangs, its state is recorded before it is killed
 // or ends itself.
 func (l *diagnosis) runStep(ctx context.Context, s plan.Step, wrote *firstWrite) plan.Event {
 	e := plan.Event{Step: s.Name}
@@ -130,9 +130,9 @@ func (w *firstWrite) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// diagnosis tells of a step that has failed, or is about to be killed, what may be the
-// reason: the NIC's driver, the demux program, the socket or the engine has counted the frame
-// that is missing; or the guest had no processor.
+// diagnosis describes the possible reason why a step failed or is about to be killed: the
+// NIC's driver, the demux program, the socket or the engine has counted the missing frame, or
+// the guest had no processor.
 type diagnosis struct{ meter *schedlat.Meter }
 
 // text is about a step that began at since.
@@ -142,7 +142,7 @@ func (l *diagnosis) text(since schedlat.Mark) string {
 		schedlat.Worst(l.meter.Spells(), since.At), countNICs(), programs())
 }
 
-// programs is what the programs with open NICs say of themselves.
+// programs is the status of the programs with open NICs.
 func programs() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -171,7 +171,7 @@ func countNICs() string {
 	return b.String()
 }
 
-// countNIC is a NIC of the thread's namespace, without what is nothing.
+// countNIC has the counters of a NIC of the thread's namespace that are not 0.
 func countNIC(name string) (string, error) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package plan is what the host tells the guest to do, and what the guest
-// answers.
+// Package plan is what the host sends to the guest, and what the guest answers.
 package plan
 
 import (
