@@ -84,7 +84,7 @@ func TestAdoptDemux(t *testing.T) {
 	within(t, a, func() error { return expectAttached(a, "", Generic) })
 }
 
-// Descriptors of something else are an error, and closed.
+// Descriptors of other objects are an error, and are closed.
 func TestAdoptDemuxRefuses(t *testing.T) {
 	d := loadTestDemux(t)
 	good := copies(t, d)

@@ -27,7 +27,7 @@ func within(t testing.TB, ns *nstest.NS, f func() error) {
 	}
 }
 
-// expectAttached checks which program the interface has: by name, "" is none.
+// expectAttached checks the name of the interface's program; "" is none.
 func expectAttached(ns *nstest.NS, name string, mode Mode) error {
 	a, ok, err := AttachedTo(ns.Index)
 	switch {
@@ -85,7 +85,7 @@ func TestAttachSurvivesGC(t *testing.T) {
 	})
 }
 
-// Close takes link, program and maps out of the kernel.
+// Close removes link, program and maps from the kernel.
 func TestNothingLeftAfterClose(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	d, err := LoadDemux(Config{})
@@ -133,7 +133,7 @@ func TestNothingLeftAfterClose(t *testing.T) {
 	await.Until(t, fmt.Sprintf("program %d and maps %d are gone", program, maps), gone)
 }
 
-// An interface that went away first is no trouble.
+// Close succeeds if the interface was removed before.
 func TestInterfaceGone(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	d := loadTestDemux(t)
@@ -164,8 +164,8 @@ func foreign(t testing.TB) *ebpf.Program {
 	return p
 }
 
-// Another owner's program stays, however it is attached and whatever mode ours asks for, and
-// the error names it.
+// Another owner's program stays, however it is attached and whichever mode this program requests. The error names
+// it.
 func TestForeignProgramStays(t *testing.T) {
 	kinds := []struct {
 		name   string
@@ -232,7 +232,7 @@ func checkBusy(t *testing.T, err error, ns *nstest.NS, id uint32) {
 	}
 }
 
-// Where an interface cannot do it, the error says what to do.
+// If an interface does not support it, the error names the remedy.
 func TestAttachErrors(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{MTU: 9000})
 	single := loadTestRedirect(t, RedirectConfig{})

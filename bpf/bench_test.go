@@ -6,8 +6,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// One run of a program on one frame, by the kernel's own measure. A frame that
-// the program does not read beyond Ethernet shows the cost of the measuring.
+// One run of a program on one frame, measured by the kernel. The run on a frame that the program does not read
+// beyond Ethernet shows the cost of the measurement.
 func BenchmarkPrograms(b *testing.B) {
 	d := loadTestDemux(b)
 	r := loadTestRedirect(b, RedirectConfig{Frags: true})

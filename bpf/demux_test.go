@@ -76,8 +76,8 @@ func testModel() *model {
 	return &model{table: testTable, size: testVIs, sockets: map[uint32]bool{slotSocket: true}}
 }
 
-// run gives the program's verdict on a frame, and the counters that moved.
-// linear is how much of the frame lies in the linear part; 0: all.
+// run returns the program's verdict on a frame, and the counters that changed. linear is the length of the frame's
+// linear part; 0: all of it.
 func run(t testing.TB, d *Demux, b []byte, linear int) (action uint32, moved string) {
 	t.Helper()
 	before := counters(t, d)
@@ -95,8 +95,8 @@ func run(t testing.TB, d *Demux, b []byte, linear int) (action uint32, moved str
 	return action, difference(before, counters(t, d))
 }
 
-// runOn is the same for a frame that came in on a queue of an interface of the
-// thread's namespace (interface 0, queue 0: nowhere in particular).
+// runOn is the same for a frame that arrived on a queue of an interface of the thread's namespace (interface 0,
+// queue 0: unspecified).
 func runOn(d *Demux, b []byte, ifindex, queue uint32) (action uint32, moved string, err error) {
 	before, err := d.Counters()
 	if err != nil {
@@ -121,7 +121,7 @@ func counters(t testing.TB, d *Demux) Counters {
 	return c
 }
 
-// difference names the counters that moved, with the number where it is not 1.
+// difference returns the names of the counters that changed, with the number if it is not 1.
 func difference(before, after Counters) string {
 	old := map[string]uint64{}
 	before.Each(func(name string, v uint64) { old[name] = v })
@@ -138,13 +138,13 @@ func difference(before, after Counters) string {
 	return strings.Join(moved, " ")
 }
 
-// with changes a good frame.
+// with returns a valid frame with changes.
 func with(f frame, change func(*frame)) []byte {
 	change(&f)
 	return f.bytes()
 }
 
-// Frames and what becomes of them. The empty counter says: not ours.
+// Frames and their outcomes. An empty counter means: not ours.
 var verdicts = []struct {
 	name    string
 	frame   []byte
@@ -249,7 +249,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// A frame whose headers go on in a fragment is as one that ends there.
+// A frame whose headers continue in a fragment is treated like one that ends there.
 func TestHeadersInFragment(t *testing.T) {
 	d, m := loadTestDemux(t), testModel()
 	b := with(good4(), func(f *frame) { f.payload = 6000 })
@@ -265,8 +265,8 @@ func TestHeadersInFragment(t *testing.T) {
 	}
 }
 
-// For whatever frame, the program does what the model says, and what it gives
-// to a socket is a frame to package wire, up to lengths and kinds.
+// For any frame, the program does what the model does. A frame that it gives to a socket is also one for
+// package wire, up to lengths and kinds.
 func TestProgramAgreesWithModel(t *testing.T) {
 	d, m := loadTestDemux(t), testModel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -291,8 +291,8 @@ func TestProgramAgreesWithModel(t *testing.T) {
 	})
 }
 
-// drawFrame is a frame near the edges of what is accepted: a good one with some
-// layers changed, then perhaps some bytes, then perhaps its end cut off.
+// drawFrame returns a frame near the limits of what is accepted: a valid one with some layers changed, then perhaps
+// some bytes, then perhaps truncated.
 func drawFrame(t *rapid.T) []byte {
 	f := rapid.SampledFrom([]frame{good4(), good6(), {vi: viFirst, key: key4}}).Draw(t, "frame")
 	often := func(name string) bool { return rapid.IntRange(0, 7).Draw(t, name) == 0 }
@@ -426,7 +426,7 @@ func TestRegisterRefuses(t *testing.T) {
 	}
 }
 
-// A registration that fails after the socket is in its map takes it out again.
+// A registration that fails after the socket is in its map removes it again.
 func TestRegisterFailsHalfWay(t *testing.T) {
 	d := load(t, Config{})
 	if err := d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}); err != nil {
@@ -446,7 +446,7 @@ func TestRegisterFailsHalfWay(t *testing.T) {
 	}
 }
 
-// Each of the program's causes has a field of its own, and one name for all.
+// Each of the program's causes has a field of its own and a unique name.
 func TestCounterNames(t *testing.T) {
 	var c Counters
 	for i, cause := range causes {

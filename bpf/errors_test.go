@@ -13,8 +13,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// privileged runs f on a thread of its own that has these capabilities only.
-// The thread ends with f.
+// privileged runs f on a thread that has only these capabilities. The thread ends with f.
 func privileged(t *testing.T, f func() error, capabilities ...int) error {
 	t.Helper()
 	errc := make(chan error, 1)
@@ -81,8 +80,8 @@ func TestLoadWithoutPrivilege(t *testing.T) {
 	}
 }
 
-// The interface can be attached to with the two capabilities; the name of a
-// foreign program then stays unknown, its number not.
+// The two capabilities suffice to attach to an interface. The name of a foreign program then stays unknown, its ID
+// does not.
 func TestAttachWithLeastPrivilege(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	d, other := loadTestDemux(t), foreign(t)

@@ -88,10 +88,10 @@ func (f frame) bytes() []byte {
 	return append(b, make([]byte, 32+f.payload)...)
 }
 
-// cut gives the first n bytes of the frame.
+// cut returns the first n bytes of the frame.
 func (f frame) cut(n int) []byte { return f.bytes()[:n] }
 
-// arp is a request, padded to the least length of an Ethernet frame.
+// arp returns a request, padded to the minimum length of an Ethernet frame.
 func arp() []byte {
 	b := []byte{
 		255, 255, 255, 255, 255, 255, 2, 0, 0, 0, 0, 1, 0x08, 0x06,

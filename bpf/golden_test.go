@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the frames of testdata again")
 
-// golden says which of the verdicts' frames are also kept as files.
+// golden lists the frames of verdicts that are also kept as files.
 var golden = map[string]string{
 	"ipv4-data.hex":        "IPv4",
 	"ipv6-data.hex":        "IPv6",
@@ -29,9 +29,8 @@ var golden = map[string]string{
 	"wrong-peer.hex":       "wrong peer",
 }
 
-// The frames in testdata get the verdict of the line in README.md, from the
-// program in the kernel. They hold the wire format fast: the builder of the
-// tests may not come to make other ones.
+// The frames in testdata get the verdict of their line in README.md, from the program in the kernel. They pin the
+// wire format: a changed builder of the tests would be detected.
 func TestGolden(t *testing.T) {
 	lines := readmeLines(t)
 	d := loadTestDemux(t)

@@ -12,9 +12,8 @@ const (
 	xdpRedirect = 4
 )
 
-// model says in Go what the demux program is to do. It is written from the
-// rules, not from the program: it takes the frame apart first and judges it
-// afterwards.
+// model is a reference for the demux program. It is written from the rules, not from the program: it parses the
+// whole frame first and judges it afterwards.
 type model struct {
 	table   map[uint32]VIEntry // by VI number
 	size    int                // entries of the VI table
@@ -22,7 +21,7 @@ type model struct {
 	queue   uint32             // where frames come in
 }
 
-// verdict gives the action and the name of the counter that moves; "" is none.
+// verdict returns the action and the name of the counter that changes; "" is none.
 func (m *model) verdict(b []byte) (action uint32, counter string) {
 	src, udp, ok := dissect(b)
 	if !ok || binary.BigEndian.Uint16(udp[2:]) != DefaultPort {
@@ -54,8 +53,8 @@ func (m *model) verdict(b []byte) (action uint32, counter string) {
 	return xdpRedirect, "redirected"
 }
 
-// dissect finds sender and UDP datagram of a plain frame: one tag at most, no
-// options, no fragment, no extension header.
+// dissect returns sender and UDP datagram of a plain frame: at most one tag, no options, no fragment, no extension
+// header.
 func dissect(b []byte) (src netip.Addr, udp []byte, ok bool) {
 	at := 14
 	if len(b) < at {

@@ -11,7 +11,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// redirectModel says what the baseline does with a frame, its socket there.
+// redirectModel returns the baseline's verdict on a frame if the queue has a socket.
 func redirectModel(b []byte) uint32 {
 	if _, udp, ok := dissect(b); !ok || binary.BigEndian.Uint16(udp[2:]) != DefaultPort {
 		return xdpPass
@@ -100,12 +100,10 @@ func TestRedirectPort(t *testing.T) {
 	}
 }
 
-// longestFuzzed is the length of the frames that are tried at most: all that the program
-// looks at lies in the first 110 bytes.
+// longestFuzzed bounds the length of the frames: the program reads only the first 110 bytes.
 const longestFuzzed = 256
 
-// The program does with any frame what the model says, and counts it under the name that
-// the model gives.
+// The program treats any frame as the model does, and counts it under the model's name.
 func FuzzDemux(f *testing.F) {
 	d := loadTestDemux(f)
 	for _, v := range verdicts {
@@ -124,7 +122,7 @@ func FuzzDemux(f *testing.F) {
 	})
 }
 
-// The baseline's program does with any frame what its model says.
+// The baseline's program treats any frame as its model does.
 func FuzzRedirect(f *testing.F) {
 	r := loadTestRedirect(f, RedirectConfig{Frags: true})
 	if err := r.Register(0, rawSocket(f)); err != nil {

@@ -11,7 +11,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// waitLimit bounds waits for what must come; nothing is measured by it.
+// waitLimit bounds waits for required events; nothing is measured by it.
 const waitLimit = 30 * time.Second
 
 // receiver opens an AF_XDP socket on queue 0 of the interface, ready to receive.
@@ -26,7 +26,7 @@ func receiver(t *testing.T, ns *nstest.NS) *xdpnic.Queue {
 	return socket
 }
 
-// receive gives the next frame.
+// receive returns the next frame.
 func receive(t *testing.T, socket *xdpnic.Queue) []byte {
 	t.Helper()
 	frames := make([]xdpnic.Frame, 1)
@@ -61,9 +61,8 @@ func udp(t *testing.T, ns *nstest.NS, local, remote netip.AddrPort) *net.UDPConn
 	return conn
 }
 
-// On a wire: data frames come to the AF_XDP socket, connection management to
-// the kernel's socket on the same port, neighbour discovery and all else go
-// their way; in both modes, by IPv4 and IPv6.
+// On a link: data frames reach the AF_XDP socket, connection management reaches the kernel's socket on the same
+// port, and neighbour discovery and everything else are not affected; in both modes, by IPv4 and IPv6.
 func TestTraffic(t *testing.T) {
 	const vi, key = 0x0007_0011, 0x1122334455667788
 	for _, mode := range modes {
@@ -114,7 +113,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// The baseline takes all that comes to the port, and nothing else.
+// The baseline redirects everything that is sent to the port, and nothing else.
 func TestRedirectTraffic(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -146,8 +145,8 @@ func TestRedirectTraffic(t *testing.T) {
 	}
 }
 
-// In a test run the queue is what the context says; on an interface with
-// several, a frame must be on the queue of its VI's socket.
+// In a test run the context sets the queue. On an interface with several queues, a frame must be on the queue
+// of its VI's socket.
 func TestQueueOfContext(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	d := loadTestDemux(t)

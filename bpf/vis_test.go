@@ -78,7 +78,7 @@ func TestEnterRefuses(t *testing.T) {
 	}
 }
 
-// The map as the kernel hands it out has each entry where the mapping has it.
+// A map lookup returns each entry as it is in the mapping.
 func TestTableLayout(t *testing.T) {
 	d := loadTestDemux(t)
 	for i := range uint32(testVIs) {
@@ -95,9 +95,8 @@ func TestTableLayout(t *testing.T) {
 	}
 }
 
-// Two VIs take turns in one place, each with its own key, peer and slot, while
-// frames of the first run through the program. A frame goes to its VI's slot,
-// which has the socket, or nowhere; never to the other's, which has none.
+// Two VIs take turns at one index, each with its own key, peer and slot, while frames of the first run through the
+// program. A frame goes to its VI's slot, which has the socket, or nowhere; never to the other's, which has none.
 func TestEntryChangesUnderTraffic(t *testing.T) {
 	d := loadTestDemux(t)
 	const place = 0x30
@@ -161,7 +160,7 @@ func TestConfigLimits(t *testing.T) {
 	}
 }
 
-// An empty entry is all zeros. So can a frame be, and finds nothing by it.
+// An empty entry is all zeros. A frame may be, too, and must not match it.
 func TestEmptyEntryIsNoVI(t *testing.T) {
 	d := load(t, Config{})
 	if err := d.Register(0, rawSocket(t)); err != nil {

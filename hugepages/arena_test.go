@@ -43,7 +43,7 @@ func eachForm(t *testing.T, test func(t *testing.T, cfg Config)) {
 	}
 }
 
-// Every page of a new arena is there: mincore(2) tells without touching them.
+// Every page of a new arena is populated, which mincore(2) reports without touching it.
 func TestPopulated(t *testing.T) {
 	eachForm(t, func(t *testing.T, cfg Config) {
 		a := open(t, cfg)
@@ -273,8 +273,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// Required hugepages that are not there are an error of New that says what is
-// missing and what to do, private and shared.
+// If required hugepages are missing, New returns an error that names what is missing and the remedy, for
+// private and shared memory.
 func TestRequireRefused(t *testing.T) {
 	p, err := readPool()
 	if err != nil {

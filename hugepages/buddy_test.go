@@ -20,9 +20,8 @@ type buddyModel struct {
 	blocks map[int]int // offset -> units
 }
 
-// expect tells where a block must come from: the free ranges are cut into the
-// largest naturally aligned blocks, and the smallest that fits wins, then the
-// lowest. -1: there is none.
+// expect returns where a block must be allocated: the free ranges are divided into the largest naturally
+// aligned blocks; the smallest that fits wins, then the lowest. -1: there is none.
 func (m *buddyModel) expect(units, align int) int {
 	best, bestLen := -1, 0
 	for u := m.start; u < len(m.taken); {

@@ -11,8 +11,8 @@
 //
 // # The ladder
 //
-// [New] takes the first step that works. [Info] says which one it was, why each better one was refused, and the
-// remedy:
+// [New] takes the first step that works. [Info] reports that step, and for each better one the reason for its
+// refusal and the remedy:
 //
 //	step      private mapping           Config.Shared (memfd, FD() >= 0)
 //	hugetlb   MAP_HUGETLB, 2 MB         MFD_HUGETLB, 2 MB

@@ -26,7 +26,8 @@ func (k Kind) String() string {
 	return [...]string{Hugetlb: "hugetlb", THP: "thp", Pages: "4k"}[k]
 }
 
-// Info says which pages an arena got and why not better ones. It does not change during the life of the arena.
+// Info describes the pages of an arena, and the reasons why they are not better ones. It does not change during
+// the life of the arena.
 type Info struct {
 	Kind     Kind
 	Size     int  // bytes mapped: Config.Size rounded up to whole pages of the step

@@ -68,7 +68,7 @@ func TestCheckMemory(t *testing.T) {
 	}
 }
 
-// Whatever /proc says, what is read of it is no less than nothing.
+// For any content of /proc, no parsed value is negative.
 func FuzzProc(f *testing.F) {
 	f.Add("HugePages_Total:  8\nHugePages_Free: 3\nHugePages_Rsvd: 1\nHugePages_Surp: 0\nHugepagesize:    2048 kB\n", uint64(0x1000), uint64(0x401000))
 	f.Add("HugePages_Total: -8\nHugePages_Free: 3\nHugePages_Rsvd: 1\nHugePages_Surp: 0\nHugepagesize: 2048 kB", uint64(0), uint64(0))

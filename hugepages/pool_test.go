@@ -16,7 +16,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// needPool ends a test on a machine whose pool cannot be set.
+// needPool skips a test on a machine on which the pool cannot be set.
 func needPool(t *testing.T) {
 	t.Helper()
 	nstest.Require(t)
@@ -101,7 +101,7 @@ func TestOvercommitAddsUp(t *testing.T) {
 	})
 }
 
-// /proc/meminfo tells of the pool if the default page size is that of the pool.
+// /proc/meminfo describes the pool if the default page size is that of the pool.
 func TestPoolInMeminfo(t *testing.T) {
 	const meminfo = `MemTotal:       24731648 kB
 AnonHugePages:      6144 kB

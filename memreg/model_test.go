@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// tableModel says in maps and loops what a table has to do.
+// tableModel is a reference for Table that uses maps and loops.
 type tableModel struct {
 	*Table
 	buf     []byte

@@ -267,7 +267,7 @@ func TestGrow(t *testing.T) {
 	}
 }
 
-// A handle of 0, and one whose slot is taken, are passed over.
+// A handle of 0, and a handle whose slot is in use, are skipped.
 func TestHandleCollision(t *testing.T) {
 	f := newFixture(t, Limits{})
 	script := []Handle{7, 0, 7 + firstSlots, 7, firstSlots, 8}

@@ -35,8 +35,8 @@ func (a *ackDelay) begin(now int64, all int) (by int64) {
 	return a.due
 }
 
-// wentAlone records that the acknowledgement is sent without data. by is the time at which it had to be sent. If by
-// is before due, something other than the delay forced it, which says nothing about the delay.
+// wentAlone records that the acknowledgement is sent without data. by is the time at which it had to be sent.
+// If by is before due, something other than the delay forced it; the delay is then not adjusted.
 func (a *ackDelay) wentAlone(by int64) {
 	since := a.since
 	a.since = 0

@@ -6,8 +6,7 @@ import (
 	"viaxdp/internal/base/reliable"
 )
 
-// Acknowledgements learn to wait for data that comes soon, in small steps, and to
-// wait for none that comes late.
+// The acknowledgement delay grows in small steps for data that is sent soon, and not for data that is sent late.
 func TestAckDelay(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -44,8 +43,8 @@ func TestAckDelay(t *testing.T) {
 	}
 }
 
-// One that is due at once, or asked for soon, says nothing about waiting; where
-// others wait, too, it waits longer.
+// An acknowledgement that is due at once, or requested soon, does not change the estimate. If other connections
+// owe one too, the delay is longer.
 func TestAckDelayOfOthers(t *testing.T) {
 	var a ackDelay
 	now := int64(1_000_000)
@@ -59,7 +58,7 @@ func TestAckDelayOfOthers(t *testing.T) {
 	}
 }
 
-// lateAnswers is the patience of a connection whose program has answered so late 40 times.
+// lateAnswers returns the ackDelay of a connection whose program has answered this late 40 times.
 func lateAnswers(late int64) (a ackDelay, now int64) {
 	now = 1_000_000
 	for range 40 {
@@ -72,8 +71,8 @@ func lateAnswers(late int64) (a ackDelay, now int64) {
 	return a, now
 }
 
-// What made the acknowledgement go before its time says nothing about waiting either, nor
-// does the peer that asks for it; that one is not made to wait as long again.
+// An acknowledgement that something else forced early does not change the estimate either, nor does a request
+// of the peer; the requested one is not delayed as long again.
 func TestAckDelayOfThePeer(t *testing.T) {
 	const late = 1_500_000
 	for _, pressed := range []bool{false, true} {
@@ -93,8 +92,7 @@ func TestAckDelayOfThePeer(t *testing.T) {
 	}
 }
 
-// What was learnt from late answers is unlearnt when they become rare, and when there
-// are none any more.
+// The delay decays when late answers become rare, and when there are none any more.
 func TestAckDelayIsUnlearnt(t *testing.T) {
 	const late = 1_500_000
 	for name, then := range map[string]func(a *ackDelay, now *int64){
@@ -128,8 +126,8 @@ func TestAckDelayIsUnlearnt(t *testing.T) {
 	}
 }
 
-// Where frames are late, and a gap is no news, the peer still hears of what is held behind one
-// as soon as of a burst's end, however long acknowledgements have learned to wait.
+// If reordering is known, and a gap is not reported at once, frames buffered behind a gap are acknowledged as soon
+// as the end of a burst is, however long the acknowledgement delay is.
 func TestGapIsToldSoon(t *testing.T) {
 	r := reliable.NewReceiver(1, 64)
 	for range 100 { // gaps that late frames fill

@@ -9,8 +9,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// answering is a program that gets batches of messages and answers them one by
-// one, as they are taken.
+// answering is a program that receives batches of messages and answers them one by one, as they are dequeued.
 type answering struct {
 	t      *testing.T
 	n      *memoryNet
@@ -21,7 +20,7 @@ type answering struct {
 	taken  int // of the batch
 }
 
-// kicked counts how often the kernel is told of frames.
+// kicked counts the kicks of the kernel.
 type kicked struct {
 	*xdpnictest.Queue
 	kicks int
@@ -47,7 +46,7 @@ func newAnswering(t *testing.T, size int) *answering {
 	return p
 }
 
-// ask sends a batch, which b has then received and not taken.
+// ask sends a batch. b has received it, and not dequeued it, when it returns.
 func (p *answering) ask() {
 	p.t.Helper()
 	ds := p.xa.desc[:answers]
@@ -76,7 +75,7 @@ func (p *answering) ask() {
 	p.taken = 0
 }
 
-// answer takes some messages and answers each.
+// answer dequeues some messages and answers each.
 func (p *answering) answer(count int) {
 	p.t.Helper()
 	for range count {
@@ -87,7 +86,7 @@ func (p *answering) answer(count int) {
 	}
 }
 
-// end takes all that is left of a batch and its answers.
+// end dequeues the rest of a batch and its answers.
 func (p *answering) end() {
 	p.t.Helper()
 	p.answer(answers - p.taken)
@@ -110,11 +109,11 @@ func (p *answering) end() {
 	}
 }
 
-// packed is how many answers have shared frames since.
+// packed returns how many answers have shared frames since.
 func (p *answering) packed(before uint64) uint64 { return p.n.b.Counters().Packed - before }
 
-// The answers to what came together go together, where there is a stream of them,
-// though each is posted alone; after a rest the first of them goes at once.
+// The answers to messages that arrived together are sent together in a stream, although each is posted alone. After
+// a pause the first of them is sent at once.
 func TestAnswersShareFrames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newAnswering(t, 8)
@@ -138,8 +137,8 @@ func TestAnswersShareFrames(t *testing.T) {
 	})
 }
 
-// An answer that waits for others, which do not come, goes when the program polls in
-// vain, sleeps, or is away.
+// An answer that waits for others, which do not come, is sent when the program polls without result, sleeps, or is
+// away.
 func TestAnswersDoNotWaitLong(t *testing.T) {
 	for name, leave := range map[string]func(*answering){
 		"polls": func(p *answering) {
@@ -165,7 +164,7 @@ func TestAnswersDoNotWaitLong(t *testing.T) {
 				p.answer(1)
 				p.n.a.Poll()
 				got := p.n.a.Counters().Messages
-				fatalIf(t, got != before, "%d answers have come, of which others are expected", got-before)
+				fatalIf(t, got != before, "%d answers have arrived although others are expected", got-before)
 				leave(p)
 				p.n.a.Poll()
 				equal(t, "Messages", p.n.a.Counters().Messages, before+1)

@@ -12,8 +12,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// A handler that is too slow for a flood of errors loses some, which is
-// counted; the connection lives.
+// A handler that is too slow for a flood of errors loses some, which are counted; the connection stays alive.
 func TestErrorFlood(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.UnreliableDelivery)
 	x := newBox(t, n.a.NIC, 1, 64)
@@ -40,8 +39,8 @@ func TestErrorFlood(t *testing.T) {
 	stateIs(t, vb, vipl.Connected)
 }
 
-// A flood that one peer makes hides no lost connection from a slow handler, since
-// each is told once.
+// A flood of errors from one peer hides no lost connection from a slow handler, since each loss is reported
+// once.
 func TestErrorFloodHidesNoLostConnection(t *testing.T) {
 	n, va, _ := connected(t, memoryConfig{}, vipl.UnreliableDelivery)
 	wa, wb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
@@ -54,7 +53,7 @@ func TestErrorFloodHidesNoLostConnection(t *testing.T) {
 		}
 	})
 	for n.b.Counters().ErrorsDropped == 0 {
-		postSend(t, va, x, 0, 8) // nobody has posted a receive
+		postSend(t, va, x, 0, 8) // no receive is posted
 		sent(t, va, 0)
 		n.b.Poll()
 	}
@@ -62,12 +61,12 @@ func TestErrorFloodHidesNoLostConnection(t *testing.T) {
 	stateIs(t, wb, vipl.Error)
 	close(coalesce)
 	if !comes(func() bool { return len(lost) == 1 }) { // the handler runs on a goroutine of its own
-		t.Fatal("nobody was told that the connection is lost")
+		t.Fatal("the loss of the connection was not reported")
 	}
 	equal(t, "the lost connection is", <-lost, wb)
 }
 
-// Why a connection broke is told until the next connect, also after Disconnect.
+// The cause of a broken connection is available until the next connect, also after Disconnect.
 func TestLost(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
 	lost := func(want error) {
@@ -88,7 +87,7 @@ func TestLost(t *testing.T) {
 	lost(nil) // this side has ended it
 }
 
-// A flood of asynchronous errors is logged ten a second, and how many were not.
+// Of a flood of asynchronous errors ten a second are logged, with the number of the others.
 func TestErrorLogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -106,7 +105,7 @@ func TestErrorLogIsBounded(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		flood(35) // nobody has posted a receive
+		flood(35) // no receive is posted
 		equal(t, "errors that were logged", strings.Count(log.String(), "asynchronous error\""), 10)
 		time.Sleep(2 * time.Second)
 		log.Reset()
@@ -116,8 +115,8 @@ func TestErrorLogIsBounded(t *testing.T) {
 	})
 }
 
-// The orderly end of connections, which nobody sees at the usual level, neither
-// counts as left out nor takes the place of an error.
+// The orderly end of connections, which is not logged at the usual level, does not count as left out and does
+// not take the place of an error.
 func TestOrderlyEndsAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -133,7 +132,7 @@ func TestOrderlyEndsAreNotCounted(t *testing.T) {
 			synctest.Wait()
 		}
 		xa := newBox(t, n.a.NIC, 1, 64)
-		postSend(t, va, xa, 0, 64) // nobody has posted a receive
+		postSend(t, va, xa, 0, 64) // no receive is posted
 		sent(t, va, 0)
 		n.b.Poll()
 		synctest.Wait()

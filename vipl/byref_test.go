@@ -12,12 +12,12 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// afterwards is what the tests' programs write to memory when a send from it has completed.
+// afterwards is the data that the tests' programs write to memory when a send from it has completed.
 const afterwards = "written after the send was done "
 
 const byRefBytes = 32_000
 
-// byRefBed is a host b, whose NIC is stalled, with a peer that says what a test has it say.
+// byRefBed is a host b with a stalled NIC, and a peer that sends the frames of a test.
 type byRefBed struct {
 	t      *testing.T
 	n      *memoryNet
@@ -53,7 +53,7 @@ func (p *byRefBed) post(write bool) {
 	}
 }
 
-// tell sends b a frame of its peer.
+// tell sends b a frame from its peer.
 func (p *byRefBed) tell(kind wire.Kind, change func(h *wire.Header)) {
 	p.t.Helper()
 	h, ok := p.vb.Expects()
@@ -88,9 +88,9 @@ func (p *byRefBed) pass(d time.Duration) {
 	p.look()
 }
 
-// A peer may say what it likes of frames that are sent by reference and have not left,
-// because the NIC is stalled: nothing leaves that the program has written to their memory after their
-// send was done. In copy mode a connection that ends gives the memory back at once.
+// A peer may claim anything about frames that are sent by reference and have not left, because the NIC is
+// stalled: no data leaves that the program has written to their memory after their send was done. In copy mode
+// a connection that ends gives the memory back at once.
 func TestWhatIsWrittenAfterASendStays(t *testing.T) {
 	for name, end := range map[string]func(p *byRefBed){
 		"acknowledged": func(p *byRefBed) {
@@ -172,9 +172,9 @@ func TestWhatIsWrittenAfterASendStays(t *testing.T) {
 	}
 }
 
-// Where the link is down nothing takes frames off the ring. A connection that ends gives
-// memory back all the same: at once in copy mode, and else when the driver cannot have
-// read the entry before it was cancelled. When the link is up again nothing of it leaves.
+// If the link is down, nothing takes frames off the ring. A connection that ends gives memory back all the same: at
+// once in copy mode; otherwise when the driver cannot have read the entry before it was cancelled. When the link is
+// up again, none of that memory leaves.
 func TestMemoryOfFramesThatNothingTakes(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		for _, zeroCopy := range []bool{false, true} {
@@ -208,9 +208,9 @@ func TestMemoryOfFramesThatNothingTakes(t *testing.T) {
 	})
 }
 
-// While memory may still be read, what the program does next completes in order behind it: posts on
-// the broken VI, Disconnect, which gives up after a while, and the next connection of the VI. Destroy
-// and Deregister are refused.
+// While memory may still be read, the program's next operations complete in order behind it: posts on the broken
+// VI, Disconnect, which gives up after a while, and the next connection of the VI. Destroy and Deregister are
+// refused.
 func TestNextConnectionBehindMemoryThatIsRead(t *testing.T) {
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		c := longFrames

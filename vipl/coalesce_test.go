@@ -12,8 +12,7 @@ import (
 
 const packMessages = 60
 
-// packPair is a pair of VIs of which b has receives of room bytes, and a's
-// frames are slow to be acknowledged.
+// packPair is a pair of VIs. b has receives of room bytes, and a's frames are acknowledged late.
 func packPair(t testing.TB, level vipl.ReliabilityLevel, receives, room int) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
 	t.Helper()
 	n, va, vb = connected(t, memoryConfig{bubble: true}, level)
@@ -24,15 +23,14 @@ func packPair(t testing.TB, level vipl.ReliabilityLevel, receives, room int) (n 
 	return n, va, vb, xa, xb
 }
 
-// polling makes a's background goroutine find a program that polls: it then stays
-// out of the way for a millisecond of the bubble's time. If it sleeps already, the
-// frame wakes it, and it sees the poll before; else it looks in a millisecond later
-// at the latest, and must not do so between the poll and what is received.
+// polling makes a's background goroutine detect that the program polls. It then stays out of the way for a
+// millisecond of the bubble's time. If it already sleeps, the frame wakes it, and it sees the poll before;
+// otherwise it runs at most a millisecond later, and must not do so between the poll and the arrival.
 func polling(t testing.TB, n *memoryNet, va, vb *vipl.VI) {
 	t.Helper()
 	x, y := newBox(t, n.a.NIC, 1, 8), newBox(t, n.b.NIC, 1, 8)
 	postRecv(t, va, x, 0, 8)
-	synctest.Wait() // who is in the engine's way is not seen to poll
+	synctest.Wait() // so that no goroutine holds the engine's lock, which would hide a poll
 	n.a.Poll()
 	postSend(t, vb, y, 0, 8)
 	sent(t, vb, 0)
@@ -81,8 +79,8 @@ func TestSmallMessagesShareFrames(t *testing.T) {
 	})
 }
 
-// A message that is alone goes at once, and so do the first few of many; those
-// that wait go when somebody waits for the port, or on disconnecting.
+// A single message is sent at once, and so are the first few of many. The others are sent when a goroutine
+// waits for the port, or on disconnecting.
 func TestWaitingMessagesGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, va, vb, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
@@ -108,7 +106,7 @@ func TestWaitingMessagesGo(t *testing.T) {
 	})
 }
 
-// A program that posts and goes away has its messages sent all the same.
+// The messages of a program that posts and makes no further call are sent all the same.
 func TestWaitingMessagesOfABusyProgram(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, va, _, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
@@ -129,8 +127,7 @@ func TestWaitingMessagesOfABusyProgram(t *testing.T) {
 	})
 }
 
-// Frames of a stream wait on the ring for one doorbell, the first few of them
-// not, and none for long.
+// Frames of a stream wait on the ring for one doorbell, except the first few, and none waits for long.
 func TestDoorbellWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, va, vb := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
@@ -169,7 +166,7 @@ func TestDoorbellWaits(t *testing.T) {
 	})
 }
 
-// What waits goes when the program polls in vain, a few times in a row.
+// What waits is sent after the program has polled a few times in a row without finding anything.
 func TestPollsInVain(t *testing.T) {
 	for _, size := range []int{8, 1000} {
 		synctest.Test(t, func(t *testing.T) {
@@ -182,7 +179,7 @@ func TestPollsInVain(t *testing.T) {
 			}
 			for k := range 7 {
 				postSend(t, va, xa, k, size)
-				n.a.Poll() // one between two posts says nothing
+				n.a.Poll() // one between two posts does not count
 			}
 			arrived(t, n, 4)
 			n.a.Poll()
@@ -194,8 +191,7 @@ func TestPollsInVain(t *testing.T) {
 	}
 }
 
-// What is posted at a pace that frames can follow goes at once, however much is
-// under way.
+// Messages that are posted no faster than frames can be sent are sent at once, however much is under way.
 func TestPacedMessagesDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, va, _, xa, _ := packPair(t, vipl.ReliableDelivery, packMessages, 256)
@@ -209,8 +205,8 @@ func TestPacedMessagesDoNotWait(t *testing.T) {
 	})
 }
 
-// What comes at a pace goes at once, also from a program that looks for something
-// between two posts, right behind a stream and long after it.
+// Messages that are posted at a pace are sent at once, also by a program that polls between two posts, right after
+// a stream and long after it.
 func TestPacedMessagesBehindAStream(t *testing.T) {
 	for _, rest := range []time.Duration{2 * time.Microsecond, 10 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -219,7 +215,7 @@ func TestPacedMessagesBehindAStream(t *testing.T) {
 				postSend(t, va, xa, k, 8)
 			}
 			packed := n.a.Counters().Packed
-			fatalIf(t, packed > 0, "%d messages have gone, of which others are expected", packed)
+			fatalIf(t, packed > 0, "%d messages were sent although others may follow", packed)
 			for range vipl.CoalescePolls {
 				n.a.Poll()
 			}
@@ -242,8 +238,7 @@ func TestPacedMessagesBehindAStream(t *testing.T) {
 	}
 }
 
-// When one of the messages of a frame is refused, those before it have arrived
-// and those behind it have not.
+// If one of the messages of a frame is refused, those before it have arrived and those after it have not.
 func TestRefusedInAFrame(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -314,8 +309,7 @@ func TestWrongReceiveInAFrame(t *testing.T) {
 	})
 }
 
-// Small messages over a way that loses, repeats and reorders arrive once and in
-// order.
+// Small messages over a wire that loses, repeats and reorders arrive once and in order.
 func TestSharedFramesGetLost(t *testing.T) {
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb := connected(t, memoryConfig{bubble: true}, level)
@@ -342,8 +336,7 @@ func TestSharedFramesGetLost(t *testing.T) {
 	})
 }
 
-// belled is a queue whose doorbell is looked at, before it is rung. All under the
-// port's lock.
+// belled is a queue with a hook that runs before the doorbell rings. All under the port's lock.
 type belled struct {
 	*xdpnictest.Queue
 	rings func()
@@ -362,8 +355,8 @@ func (b *belled) Flush() error {
 	return b.Queue.Flush()
 }
 
-// A message that is alone rings the doorbell once, and before its frame is noted;
-// also where the driver takes the entry in its own time, as those with zero-copy do.
+// A single message rings the doorbell once, before its frame is recorded; also if the driver takes the entry
+// asynchronously, as in zero-copy mode.
 func TestDoorbellFirst(t *testing.T) {
 	const messages = 10
 	for _, level := range levels {

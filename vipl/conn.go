@@ -47,7 +47,7 @@ type conn struct {
 
 	earlyErr error // why the connection broke before the outcome of the connect was known
 
-	established func() // tells connection management of the first frame; called once
+	established func() // reports the first frame to connection management; called once
 
 	rdma    connRDMA
 	refusal refusal
@@ -59,7 +59,7 @@ type conn struct {
 	heard    int64 // when a frame last arrived
 	moved    int64 // when the peer last had all frames of this side, or acknowledged some
 	probed   int64 // when the last probe was sent
-	resetAt  int64 // when the peer was last told that the connection is broken
+	resetAt  int64 // when a reset was last sent
 	due      int64 // lower bound of the next timer, see timerHeap
 	timer    int   // place in the heap + 1
 	inReady  bool  // in readyList.conns

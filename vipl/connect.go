@@ -14,7 +14,7 @@ import (
 
 // The files of connection setup:
 //
-//	connect_address.go   addresses, and the attributes that a side tells of its VI
+//	connect_address.go   addresses, and the attributes that a side sends of its VI
 //	connect_request.go   client:  ConnectRequest
 //	connect_accept.go    server:  ConnectWait, Listen, Accept, Reject
 //	connect_peer.go      peer to peer: ConnectPeerRequest, -Done, -Wait

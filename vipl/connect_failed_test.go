@@ -12,16 +12,15 @@ import (
 	"viaxdp/vipl"
 )
 
-// unconfirmed has vb accept a request of va whose answer the requester never gets, as
-// on a machine that leaves it no time, and returns what Accept says. meanwhile runs
-// beside it.
+// unconfirmed has vb accept a request of va, which never gets the answer, as on a machine that gives it no CPU
+// time. It returns the result of Accept. meanwhile runs concurrently.
 func unconfirmed(t *testing.T, n *memoryNet, va, vb *vipl.VI, meanwhile func()) (asked, accepted error) {
 	t.Helper()
 	to := address(n.b, "unconfirmed")
 	answer := make(chan error, 1)
 	go func() {
 		_, err := va.ConnectRequest(vipl.NetAddress{}, to, time.Second)
-		for errors.Is(err, vipl.ErrNoMatch) { // nobody waits yet
+		for errors.Is(err, vipl.ErrNoMatch) { // no wait is active yet
 			time.Sleep(time.Millisecond)
 			_, err = va.ConnectRequest(vipl.NetAddress{}, to, time.Second)
 		}
@@ -36,8 +35,8 @@ func unconfirmed(t *testing.T, n *memoryNet, va, vb *vipl.VI, meanwhile func()) 
 	return <-answer, accepted
 }
 
-// A connect that fails leaves the VI as it was, also where it takes longer than a peer
-// may be silent: receives stay posted and serve the next connection.
+// A connect that fails leaves the VI unchanged, even if it takes longer than the silence time: receives stay posted
+// and serve the next connection.
 func TestReceivesOutliveFailedAccept(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n := newMemoryNet(t, memoryConfig{bubble: true, silence: 600 * time.Millisecond})
@@ -65,8 +64,8 @@ func TestReceivesOutliveFailedAccept(t *testing.T) {
 	})
 }
 
-// A connection that ends before its accept has returned is in Error when it returns,
-// with everything flushed and its end told once.
+// A connection that ends before its accept has returned is in Error when it returns, with everything flushed
+// and its end reported once.
 func TestAcceptOfWhatEnded(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const silence = 200 * time.Millisecond
@@ -92,8 +91,8 @@ func TestAcceptOfWhatEnded(t *testing.T) {
 	})
 }
 
-// doubting is an agent whose accept fails although the requester has confirmed, once
-// over says so: as when the answers of a daemon come in another order than frames.
+// unprovenRequests is an agent whose accept fails once over is closed, although the requester has confirmed: as
+// if the answers of a daemon arrive in another order than frames.
 type unprovenRequests struct {
 	*kagenttest.Agent
 	over chan struct{}
@@ -120,8 +119,8 @@ func (d unprovenRequest) Accept(ctx context.Context, o kagent.Offer) error {
 	return kagent.ErrVanished
 }
 
-// Who has got a frame of the requester is connected with it, whatever becomes of the
-// confirmation: the requester is, and a receive has what it sent.
+// A VI that has received a frame of the requester is connected with it, whatever happens to the confirmation:
+// the requester is connected, and a receive has its message.
 func TestFrameOutweighsConfirmation(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb, over := unproven(t, level)
@@ -143,8 +142,8 @@ func TestFrameOutweighsConfirmation(t *testing.T) {
 	})
 }
 
-// unproven is a net in a bubble whose host a does not return from an accept until over is closed,
-// and then fails, and a VI at each end.
+// unproven makes a net in a bubble, with a VI at each end. An accept on host a does not return until over is
+// closed, and then fails.
 func unproven(t *testing.T, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI, over chan struct{}) {
 	t.Helper()
 	over = make(chan struct{})
@@ -152,8 +151,8 @@ func unproven(t *testing.T, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *
 	return n, newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level), over
 }
 
-// accepting connects vb with va, and sends a message to it, whose accept does not return until
-// over is closed. It is for a bubble.
+// accepting connects vb with va, and sends a message to va, whose accept does not return until over is closed.
+// It is for a bubble.
 func accepting(t *testing.T) (n *memoryNet, va, vb *vipl.VI, over chan struct{}, accepted <-chan error) {
 	t.Helper()
 	n, va, vb, over = unproven(t, vipl.ReliableDelivery)
@@ -167,7 +166,7 @@ func accepting(t *testing.T) (n *memoryNet, va, vb *vipl.VI, over chan struct{},
 	return n, va, vb, over, accepted
 }
 
-// Who has got a message, or lost the connection again, may disconnect although the accept that
+// A program that has received a message, or lost the connection again, may disconnect although the accept that
 // made the connection has not returned to another goroutine yet.
 func TestDisconnectBeforeAcceptReturns(t *testing.T) {
 	for name, lost := range map[string]bool{"connected": false, "lost": true} {
@@ -203,7 +202,7 @@ func TestCloseBeforeAcceptReturns(t *testing.T) {
 	})
 }
 
-// The peer learns of the program's end at once also where the accept has not returned.
+// The peer is notified of the program's end at once, although the accept has not returned.
 func TestFarewellBeforeAcceptReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, _, vb, over, accepted := accepting(t)

@@ -14,7 +14,7 @@ func address(n *memoryHost, disc string) vipl.NetAddress {
 	return vipl.NetAddress{Host: n.Query().Address, Discriminator: []byte(disc)}
 }
 
-// request asks until somebody waits.
+// request repeats a request until a server waits.
 func request(v *vipl.VI, to vipl.NetAddress) (r vipl.RemoteAttributes, err error) {
 	comes(func() bool {
 		r, err = v.ConnectRequest(vipl.NetAddress{Discriminator: []byte("from")}, to, ackDelay)
@@ -23,7 +23,7 @@ func request(v *vipl.VI, to vipl.NetAddress) (r vipl.RemoteAttributes, err error
 	return r, err
 }
 
-// Whatever a request comes to, the VI is as it was.
+// For any outcome of a failing request, the VI is unchanged.
 func TestRequestOutcomes(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	v := newVI(t, n.a.NIC, vipl.ReliableDelivery)
@@ -47,9 +47,8 @@ func TestRequestOutcomes(t *testing.T) {
 	wantError(t, "closed NIC", ask(address(n.b, "x"), ackDelay), vipl.ErrNoMatch)
 }
 
-// Whoever waits for a request, or for its answer, stops when its context ends; the
-// VI is then as it was. Requests that come while nobody waits are kept by a
-// listener until it is closed.
+// A wait for a request, or for its answer, ends when its context ends; the VI is then as before. A listener
+// keeps requests that arrive without a wait, until it is closed.
 func TestConnectContext(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	to := address(n.b, "x")
@@ -84,7 +83,7 @@ func TestConnectContext(t *testing.T) {
 	w := newVI(t, n.b.NIC, vipl.ReliableDelivery)
 	accepted := make(chan error, 1)
 	go func() {
-		time.Sleep(200 * time.Millisecond) // a request meets nobody who waits, and is kept
+		time.Sleep(200 * time.Millisecond) // the request finds no wait, and is kept
 		c, err := l.Wait(t.Context())
 		if err == nil {
 			err = c.Accept(w)
@@ -107,5 +106,5 @@ func TestConnectContext(t *testing.T) {
 	time.AfterFunc(20*time.Millisecond, func() { l.Close() })
 	wantError(t, "wait on what is closed meanwhile", errOf(l.Wait(t.Context())), vipl.ErrInvalidParameter)
 	wantError(t, "second close", l.Close(), nil)
-	wantError(t, "nobody listens", errOf(v.ConnectRequestContext(t.Context(), vipl.NetAddress{}, to)), vipl.ErrNoMatch)
+	wantError(t, "without a listener", errOf(v.ConnectRequestContext(t.Context(), vipl.NetAddress{}, to)), vipl.ErrNoMatch)
 }

@@ -67,8 +67,8 @@ func (p *port) sendReset(c *conn, reason wire.Reason, now int64) {
 	}
 }
 
-// afterwards answers frames that arrive for a broken connection. If a disconnecting peer repeats its last frame, it
-// is told that the frame arrived. Any other frame is answered with a reset.
+// afterwards answers frames that arrive for a broken connection. If a disconnecting peer repeats its last
+// frame, the frame is acknowledged. Any other frame is answered with a reset.
 func (p *port) afterwards(c *conn, now int64) {
 	if p.rx.pkt.Kind == wire.KindError || p.rx.pkt.Kind == wire.KindAck {
 		return
@@ -76,7 +76,7 @@ func (p *port) afterwards(c *conn, now int64) {
 	switch p.rx.pkt.Kind {
 	case wire.KindData, wire.KindPack, wire.KindWrite, wire.KindRead, wire.KindReadData:
 		if c.vi.cause != ErrPeerClosed {
-			break // tell it the cause
+			break // send it the cause
 		}
 		fallthrough
 	case wire.KindClose:
@@ -88,7 +88,7 @@ func (p *port) afterwards(c *conn, now int64) {
 	p.sendReset(c, wire.ReasonClosed, now)
 }
 
-// takeError processes the peer's reset: it broke the connection, and the frame says at which frame of ours.
+// takeError processes the peer's reset: it broke the connection at the frame of ours that the reset names.
 func (p *port) takeError(c *conn, pkt *wire.Packet) {
 	b := broken{cause: errPeerBroke, told: true, seq: pkt.Seq, part: int(min(pkt.RemoteAddr, MaxDescriptorsPerQueue))}
 	switch reason := wire.Reason(pkt.Immediate); {

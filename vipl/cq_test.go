@@ -9,8 +9,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// Handlers get the entries in the order in which they were set, also where the entry of
-// one is void, since its VI is destroyed before the handler's turn.
+// Handlers get the entries in the order in which they were set, also if an entry is void because its VI is
+// destroyed before the handler's turn.
 func TestCQHandlerOfAVoidEntry(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	c, err := n.a.CreateCQ(1)
@@ -55,8 +55,8 @@ func TestCQHandlerOfAVoidEntry(t *testing.T) {
 	}
 }
 
-// A program that takes descriptors off a queue that is bound to a CQ, and never asks the
-// CQ, has a CQ of bounded size. It keeps the entry of each descriptor that is not taken.
+// The CQ of a program that dequeues from a queue bound to it, and never calls CQDone, has a bounded size. It keeps
+// the entry of each descriptor that is not dequeued.
 func TestCQThatIsNotAsked(t *testing.T) {
 	const kept, taken = 3, 40 * vipl.MaxDescriptorsPerQueue
 	n := newMemoryNet(t, memoryConfig{})
@@ -132,8 +132,8 @@ func TestWakeCQ(t *testing.T) {
 	}
 }
 
-// Of several who wait for one queue all are woken when as many descriptors complete
-// at once, just as they go to sleep.
+// All goroutines that wait for one queue are woken if as many descriptors complete at once, just as the
+// goroutines go to sleep.
 func TestWaitersWakeEachOther(t *testing.T) {
 	const waiters = 4
 	n := newMemoryNet(t, memoryConfig{})
@@ -158,8 +158,8 @@ func TestWaitersWakeEachOther(t *testing.T) {
 	}
 }
 
-// Who is woken in vain, because others take what completes, needs no more memory the longer he
-// waits.
+// A waiter that is woken repeatedly without result, because others take what completes, needs no more memory
+// over time.
 func TestWokenInVain(t *testing.T) {
 	const times = 2000
 	n := newMemoryNet(t, memoryConfig{})
@@ -190,7 +190,7 @@ func TestWokenInVain(t *testing.T) {
 	noError(t, <-woken)
 }
 
-// Who sleeps is woken once, however much happens before he has a CPU.
+// A sleeper is woken once, however much happens before it gets a CPU.
 func TestSleeperIsWokenOnce(t *testing.T) {
 	for completions, want := range map[int]int{0: 0, 1: 1, 16: 1} {
 		equal(t, "wakes", vipl.WakesOfSleep(completions), want)

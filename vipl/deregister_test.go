@@ -16,15 +16,15 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// others is the rest of an arena, which the program uses for something else: no frame may have any of it.
+// others is the rest of an arena, which the program uses for other data: no frame may have any of it.
 type others struct {
 	regions []*vipl.Region
-	used    bool // that of somebody else's memory something has left, or arrived; under the wire's lock
+	used    bool // bytes of other memory have left, or arrived; under the wire's lock
 }
 
 const foreign = "memory of somebody else"
 
-// watch has every frame that h sends looked at.
+// watch checks every frame that h sends.
 func (o *others) watch(h *memoryHost) {
 	h.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
 		o.used = o.used || bytes.Contains(frame, []byte(foreign))
@@ -32,7 +32,7 @@ func (o *others) watch(h *memoryHost) {
 	}})
 }
 
-// take allocates all that there is in pieces of size, and fills it. It counts those that overlap mine.
+// take allocates all of the arena in pieces of size, and fills it. It counts those that overlap mine.
 func (o *others) take(t *testing.T, n *vipl.NIC, tag *vipl.Ptag, size int, mine []byte) (overlap int) {
 	t.Helper()
 	for {
@@ -56,15 +56,15 @@ func (o *others) give(t *testing.T) {
 	o.regions = nil
 }
 
-// books is what an arena has given out.
+// books returns what an arena has allocated.
 func books(a *hugepages.Arena) [2]int {
 	s := a.Stats()
 	return [2]int{s.Blocks, s.Free}
 }
 
-// Memory of which a frame is lent to the kernel, on the ring or until the peer has it, stays registered: Deregister says
-// that it is in use, nobody else gets the memory, and what arrives is what was sent. When the send is done
-// it goes, whether the peer has the message or the connection has ended.
+// Memory that a frame names stays registered while the frame is on the ring or the peer lacks it: Deregister
+// reports that it is in use, the memory is not reused, and what arrives is what was sent. When the send is
+// done, Deregister succeeds, whether the peer has the message or the connection has ended.
 func TestDeregisterMemoryByReference(t *testing.T) {
 	for _, where := range []byRefWhere{
 		{
@@ -92,18 +92,18 @@ func TestDeregisterMemoryByReference(t *testing.T) {
 	}
 }
 
-// lentWhere is how to keep a frame there.
+// byRefWhere is how to keep a frame there.
 type byRefWhere struct {
 	name              string
 	coalesce, release func(n *memoryNet)
 	held              func(n *memoryNet) bool
 }
 
-// deregisterLent does it with a send, or a write; ends: the peer ends the connection before it has the message.
+// deregisterByReference does it with a send, or a write; ends: the peer ends the connection before it has the message.
 func deregisterByReference(t *testing.T, level vipl.ReliabilityLevel, where byRefWhere, write, ends bool) {
 	const size = 32 << 10
 	c := longFrames
-	c.bubble, c.arena, c.silence = true, 4<<20, time.Second // by which a may learn of the end
+	c.bubble, c.arena, c.silence = true, 4<<20, time.Second // silence time, by which a may detect the end
 	n, va, vb, xa, xb := rdmaPair(t, c, level)
 	var o others
 	o.watch(n.a)
@@ -149,11 +149,11 @@ func deregisterByReference(t *testing.T, level vipl.ReliabilityLevel, where byRe
 	noError(t, tag.Destroy())
 	equal(t, "blocks and bytes of the arena", books(n.a.arena), before)
 	synctest.Wait()
-	errorIf(t, o.used, "what was sent is somebody else's memory")
+	errorIf(t, o.used, "other memory was sent")
 }
 
-// Memory that a peer reads is in no descriptor of its program, which may deregister it at any time: not a byte more is
-// read, what becomes of the memory is not seen, and the read ends as one of memory that is not open.
+// Memory that a peer reads is in no descriptor of its program, which may deregister it at any time: not a byte more
+// is read, the memory's next contents are not visible, and the read ends like one of memory that is not open.
 func TestDeregisterWhileThePeerReads(t *testing.T) {
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		c := longFrames
@@ -176,7 +176,7 @@ func TestDeregisterWhileThePeerReads(t *testing.T) {
 		}
 		must(t, data.Deregister())
 		equal(t, "blocks and bytes of the arena", books(n.b.arena), before)
-		errorIf(t, o.take(t, n.b.NIC, tag, boxSize, mine) != 1, "nobody else has got the memory")
+		errorIf(t, o.take(t, n.b.NIC, tag, boxSize, mine) != 1, "the memory was not reused")
 		sent(t, va, vipl.StatusOpRDMARead|vipl.StatusRemoteRDMAError)
 		statesAre(t, vipl.Error, va, vb)
 		n.b.errs.are(t, vipl.ErrorRDMAReadProtection, vipl.ErrorConnLost)
@@ -184,14 +184,14 @@ func TestDeregisterWhileThePeerReads(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		synctest.Wait()
-		errorIf(t, o.used || bytes.Contains(xa.buf[0], []byte(foreign)), "the peer was told of somebody else's memory")
+		errorIf(t, o.used || bytes.Contains(xa.buf[0], []byte(foreign)), "the peer got other memory")
 		o.give(t)
 		equal(t, "blocks and bytes of the arena", books(n.b.arena), before)
 	})
 }
 
-// fickle is an agent that has news of the interface ahead of each answer, and does
-// not answer before they are taken: as a daemon may.
+// fickle is an agent that reports a change of the interface before each answer, and does not answer before the
+// report is taken, as a daemon may do.
 type fickle struct {
 	*kagenttest.Agent
 	t testing.TB
@@ -241,7 +241,7 @@ func (a *fickle) Close() error {
 	return a.Agent.Close()
 }
 
-// Whatever a program asks of its agent, the engine goes on meanwhile.
+// The engine continues during any call of the program to its agent.
 func TestNewsAheadOfTheAnswer(t *testing.T) {
 	a := &fickle{t: t, asked: map[string]int{}}
 	n := newMemoryNet(t, memoryConfig{agent: func(inner *kagenttest.Agent) kagent.Agent {

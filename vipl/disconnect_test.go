@@ -15,7 +15,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A peer that goes on answering, and does not take the close, does not hold Disconnect.
+// A peer that continues to answer, and does not acknowledge the close, does not delay Disconnect.
 func TestDisconnectFromOneWhoTakesNoClose(t *testing.T) {
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb := connected(t, memoryConfig{bubble: true, silence: time.Minute}, level)
@@ -51,8 +51,8 @@ func TestDisconnectFromOneWhoTakesNoClose(t *testing.T) {
 	})
 }
 
-// Receives that are posted while Disconnect waits for the peer are for the next connection,
-// whatever becomes of this one meanwhile.
+// Receives that are posted while Disconnect waits for the peer are for the next connection, whatever happens to
+// this one meanwhile.
 func TestReceivesPostedBesideDisconnect(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, level, 1, 1, 64)
@@ -99,7 +99,7 @@ func TestWrongReceiveBesideDisconnect(t *testing.T) {
 	})
 }
 
-// Close of the NIC beside a Disconnect gives the peer what was sent before, as that would.
+// Close of the NIC during a Disconnect delivers what was sent before, as the Disconnect would.
 func TestCloseBesideDisconnect(t *testing.T) {
 	for name, end := range map[string]func(n *vipl.NIC) error{
 		"close": (*vipl.NIC).Close, "farewell": func(n *vipl.NIC) error { n.Farewell(); return nil },
@@ -127,7 +127,7 @@ func TestCloseBesideDisconnect(t *testing.T) {
 	}
 }
 
-// leaving is another handle's part of an agent, of which an answer comes behind the handle's end.
+// leaving is another handle's agent. One of its answers arrives after the handle has closed.
 type leaving struct {
 	*kagenttest.Agent
 	closed chan struct{}
@@ -143,8 +143,8 @@ func (a *leaving) Close() error {
 	return nil
 }
 
-// A Disconnect that ends behind the Close of its handle takes nothing from other handles on
-// the queue: each connection has its part of the chunks.
+// A Disconnect that ends after the Close of its handle takes nothing from other handles on the queue: each
+// connection has its share of the chunks.
 func TestDisconnectEndsBehindClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, v1, w1 := connected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
@@ -181,7 +181,7 @@ func TestDisconnectEndsBehindClose(t *testing.T) {
 	})
 }
 
-// lateAnswers is an agent whose answers to requests reach the program late.
+// lateAnswers is an agent whose answers to requests arrive late.
 type lateAnswers struct {
 	*kagenttest.Agent
 	wait time.Duration
@@ -193,9 +193,8 @@ func (a lateAnswers) Request(ctx context.Context, local, remote kagent.Address, 
 	return answer, err
 }
 
-// A server whose requester does not confirm sends no frame there, neither while it waits nor in
-// the end: the request may be spoofed. The frames of a connection begin when
-// it stands.
+// A server sends no frame to a requester that does not confirm, neither while it waits nor in the end: the
+// request may be spoofed. Frames are sent only once the connection is established.
 func TestNothingToTheUnproven(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const silence = 600 * time.Millisecond

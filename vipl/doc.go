@@ -32,7 +32,7 @@
 //	ack.go            10    acknowledgements, both ways    resend.go, control.go: other frames
 //	done.go           11    the program dequeues    pollpause.go: when not to poll; cq.go: completion queues
 //
-// tx.go and rx.go open with the steps of their way. port.go is what drives both: progress, and the lock.
+// tx.go and rx.go begin with the steps of their path. port.go drives both: progress, and the lock.
 //
 // A connection:
 //

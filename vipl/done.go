@@ -51,8 +51,8 @@ func (v *VI) dequeueList(q *workQueue, ds []*Descriptor) (n int, err error) {
 	return n, err
 }
 
-// lockReady takes the lock if a completed descriptor is on q, or if progress that it makes completes one. It waits
-// for the lock only if a descriptor is complete or its status already says so.
+// lockReady takes the lock if a completed descriptor is on q, or if progress that it makes completes one. It
+// waits for the lock only if a descriptor is complete or its status is already written.
 func (v *VI) lockReady(q *workQueue) bool {
 	p := v.port
 	if q.ready() {

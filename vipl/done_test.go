@@ -11,7 +11,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Everybody who waits learns that the NIC was closed.
+// Every waiter is woken when the NIC is closed.
 func TestCloseWakesWaiters(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
 	cq, err := n.b.CreateCQ(1)
@@ -62,7 +62,7 @@ func all(t testing.TB, done func([]*vipl.Descriptor) (int, error), other func(),
 	return got
 }
 
-// What goes by lists arrives whole and in order, whatever fits in a frame.
+// Messages posted by lists arrive whole and in order, whatever fits in a frame.
 func TestLists(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const count, room = 60, 3000
@@ -120,8 +120,7 @@ func TestListSharesAFrame(t *testing.T) {
 	}
 }
 
-// A list stops at the descriptor that is refused: those before it are posted,
-// and none behind it.
+// A list stops at the descriptor that is refused: those before it are posted, and none after it.
 func TestListRefused(t *testing.T) {
 	n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{}, vipl.ReliableDelivery, 4, 4, 64)
 	for i := range 4 {
@@ -150,8 +149,8 @@ func TestListRefused(t *testing.T) {
 	errorIf(t, !st.SendEmpty, "more was posted")
 }
 
-// Wrong contents in the middle of a list end the connection there, as they do one
-// by one: what was before arrives, and what is behind is flushed.
+// Wrong contents in the middle of a list end the connection there, as with single posts: what was before arrives,
+// and what is after is flushed.
 func TestListWrongContents(t *testing.T) {
 	n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{}, vipl.ReliableReception, 5, 5, 64)
 	for i := range 5 {
@@ -187,7 +186,7 @@ func TestListWrongContents(t *testing.T) {
 	stateIs(t, va, vipl.Error)
 }
 
-// A queue takes of a list what it has room for.
+// A queue accepts as many descriptors of a list as it has room for.
 func TestListOverrun(t *testing.T) {
 	const most = vipl.MaxDescriptorsPerQueue
 	n := newMemoryNet(t, memoryConfig{})
@@ -226,8 +225,7 @@ func TestListDestroyed(t *testing.T) {
 	}
 }
 
-// Dones gives the entries of a completion queue in order, as many as there is
-// room for.
+// Dones returns the entries of a completion queue in order, as many as there is room for.
 func TestCQDones(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	cq, err := n.b.CreateCQ(8)

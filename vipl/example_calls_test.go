@@ -14,7 +14,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// exampleEnd is one of two programs that talk.
+// exampleEnd is one of two programs that exchange messages.
 type exampleEnd struct {
 	nic *vipl.NIC
 	tag *vipl.Ptag
@@ -121,8 +121,8 @@ func ExampleVI_PostSends() {
 	// three
 }
 
-// One goroutine waits for many VIs, whose receive queues are bound to one completion
-// queue. What the program knows of each VI is kept with it.
+// One goroutine waits for many VIs, whose receive queues are bound to one completion queue. The program's data
+// for each VI is stored with the VI.
 func ExampleCQ_Wait() {
 	examplePrograms(func(a, b exampleEnd) error {
 		cq, err := b.nic.CreateCQ(64)
@@ -177,8 +177,8 @@ func ExampleCQ_Wait() {
 	// second client says 2
 }
 
-// A program writes into the memory of another one. Immediate data takes a receive
-// there, and so says that everything has been written.
+// A program writes to the memory of another one. Immediate data consumes a receive there, and so signals that
+// everything has been written.
 func ExampleDescriptor_SetRDMAWrite() {
 	examplePrograms(func(a, b exampleEnd) error {
 		recv, err := b.mem.Descriptor(0, 0)
@@ -188,7 +188,7 @@ func ExampleDescriptor_SetRDMAWrite() {
 		if err := b.vi.PostRecv(recv, b.mem.Handle()); err != nil {
 			return err
 		}
-		remote := b.mem.Remote(8192) // b tells it to a, in a message
+		remote := b.mem.Remote(8192) // b sends it to a in a message
 
 		write, err := a.mem.Descriptor(0, 2) // an address segment, a data segment
 		if err != nil {
@@ -247,7 +247,7 @@ func ExampleVI_RecvNotify() {
 	// Output: 5 bytes: hello
 }
 
-// A VIPL return code is found in every error; an OpError says more.
+// Every error matches a VIPL return code; an OpError has more details.
 func ExampleOpError() {
 	examplePrograms(func(a, _ exampleEnd) error {
 		_, err := a.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: 1 << 30}, nil, nil)
@@ -291,7 +291,7 @@ func ExampleNewPSK() {
 	// Output: true true
 }
 
-// A server takes clients as they come. Each gets a VI of its own.
+// A server accepts clients as they arrive. Each gets a VI of its own.
 func ExampleNIC_Listen() {
 	nic, err := vipl.OpenNIC("eth1")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 func Example() {
 	nic, err := vipl.OpenNIC("eth1")
 	if err != nil {
-		log.Fatal(err) // says what is missing, and what helps
+		log.Fatal(err) // names what is missing, and the remedy
 	}
 	defer nic.Close()
 	tag, err := nic.CreatePtag()

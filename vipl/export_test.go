@@ -19,15 +19,15 @@ func OnSteadyClock(p Provider) Provider {
 	return p
 }
 
-// NextFrame is the number of the frame that goes next.
+// NextFrame returns the number of the next frame.
 func (v *VI) NextFrame() uint32 {
 	v.port.mu.Lock()
 	defer v.port.mu.Unlock()
 	return v.conn.nextSeq()
 }
 
-// PostSendSeen is PostSend during which rings calls f at the port's doorbell, with
-// the number of the frame that goes next; nobody else rings meanwhile.
+// PostSendSeen is PostSend during which rings calls f at the port's doorbell, with the number of the next
+// frame. No other goroutine rings meanwhile.
 func (v *VI) PostSendSeen(d *Descriptor, h MemHandle, rings *func(), f func(nextFrame uint32)) error {
 	p := v.port
 	p.mu.Lock()
@@ -45,7 +45,7 @@ func (v *VI) PostSendSeen(d *Descriptor, h MemHandle, rings *func(), f func(next
 // memory is the program's.
 const CancelSettles = time.Duration(cancelSettles)
 
-// ArriveByLane is the arrival of a frame by a lane that no connection uses.
+// ArriveByLink has a frame arrive on a link that no connection uses.
 func (n *NIC) ArriveByLink(frame []byte) {
 	p := n.port
 	p.mu.Lock()
@@ -55,7 +55,7 @@ func (n *NIC) ArriveByLink(frame []byte) {
 	p.rx.from = nil
 }
 
-// EnterLane is enterLane. send sends a frame of n bytes, and leave is leaveLane.
+// EnterLink is enterLink. send sends a frame of n bytes, and leave is leaveLink.
 func (n *NIC) EnterLink(end *kagent.ShmLinkEnd) (send func(n int) bool, leave func(), err error) {
 	p := n.port
 	p.mu.Lock()
@@ -76,7 +76,7 @@ func (n *NIC) EnterLink(end *kagent.ShmLinkEnd) (send func(n int) bool, leave fu
 		}, nil
 }
 
-// MoveToLane makes a connection use a lane from now on.
+// MoveToLink makes a connection use a link from now on.
 func (n *NIC) MoveToLink(t interface{ Fatal(...any) }, v *VI, end *kagent.ShmLinkEnd) {
 	p := n.port
 	p.mu.Lock()
@@ -88,7 +88,7 @@ func (n *NIC) MoveToLink(t interface{ Fatal(...any) }, v *VI, end *kagent.ShmLin
 	v.conn.shm = l
 }
 
-// ComesUp has a VI looked at next.
+// ComesUp has a VI's sends examined next.
 func (n *NIC) ComesUp(v *VI) {
 	p := n.port
 	p.mu.Lock()
@@ -122,9 +122,8 @@ func (n *NIC) SetSystemResolver(r *net.Resolver) error {
 	return err
 }
 
-// PopBeside completes descriptors of a queue one by one and dequeues beside somebody
-// who does so without the lock. It returns how many were taken, and whether one was
-// that is not complete.
+// PopBeside completes descriptors of a queue one by one and dequeues them, while another goroutine dequeues
+// without the lock. It returns how many were taken, and whether one was taken that is not complete.
 func PopBeside(rounds uint64) (taken uint64, early bool) {
 	var q workQueue
 	q.init(&VI{nic: new(NIC)}, nil, true)
@@ -212,8 +211,8 @@ func (v *VI) Skip(peer *VI, frames uint32) bool {
 // CopyAscending is how RDMA writes reach memory.
 var CopyAscending = copyAscending
 
-// WithoutBackground takes the background goroutine from n's engine, which nobody uses
-// yet, until back is called: everything then happens in the goroutines that call.
+// WithoutBackground stops the background goroutine of n's engine, which is not in use yet, until back is
+// called. Everything then happens in the goroutines that call.
 func (n *NIC) WithoutBackground() (back func()) {
 	p := n.port
 	close(p.poller.closed)
@@ -226,13 +225,13 @@ func (n *NIC) WithoutBackground() (back func()) {
 // Influx is a stream that comes in, by itself.
 type Influx struct{ influx }
 
-// Came is came.
+// Came calls came.
 func (s *Influx) Came(n int, now int64, window int, asked bool) (until int64) {
 	return s.came(n, now, window, asked)
 }
 
-// Sealed is a frame from v to its peer, sealed as if v had sent it, whose header says
-// that it has length bytes of data.
+// Sealed returns a frame from v to its peer, sealed as if v had sent it, whose header claims length bytes of
+// data.
 func (v *VI) Sealed(data []byte, length int) []byte {
 	p := v.port
 	p.mu.Lock()
@@ -275,8 +274,8 @@ func (v *VI) Unseal(frame []byte) ([]byte, error) {
 	return pkt.Payload, err
 }
 
-// Settle completes the oldest receive of v as the engine does, for somebody who looks between
-// its status and all else: beside runs at that moment, without the lock that the engine holds.
+// Settle completes the oldest receive of v as the engine does. beside runs between the store of its status and
+// everything else, without the lock that the engine holds.
 func (v *VI) Settle(beside func()) {
 	p := v.port
 	p.mu.Lock()
@@ -294,15 +293,15 @@ func (v *VI) Settle(beside func()) {
 	p.complete(v, q, e, 0)
 }
 
-// Captures is how many captures of the handle's queue there are.
+// Captures returns the number of captures of the handle's queue.
 func (n *NIC) Captures() int {
 	n.port.mu.Lock()
 	defer n.port.mu.Unlock()
 	return len(n.port.taps)
 }
 
-// FillTap makes a capture's buffers full of frames of that size, until so many were left
-// out, and returns what its writer takes out of them.
+// FillTap fills a capture's buffers with frames of that size, until lost frames were left out. drain returns
+// what the capture's writer reads.
 func FillTap(size, lost int) (drain func() []byte) {
 	t := newTap(size, 1)
 	for frame := make([]byte, size); t.lost < uint64(lost); {
@@ -314,20 +313,19 @@ func FillTap(size, lost int) (drain func() []byte) {
 // LockedWriter is what the captures of several queues write to.
 func LockedWriter(w io.Writer) io.Writer { return &lockedWriter{w: w} }
 
-// Hesitant is a queue whose waiters may be held between their look at it and their
-// sleep, as by a scheduler that has others to run.
+// Hesitant is a queue whose waiters can be delayed between their check of it and their sleep, as by a scheduler
+// that runs other threads.
 type Hesitant struct {
 	port *port
 	nic  *NIC
 	sig  signal
 	done atomic.Int32 // what has completed and was not taken
 
-	Looks atomic.Int32  // at the queue, in vain
-	Pin   chan struct{} // who has looked waits until it is closed
+	Looks atomic.Int32  // checks that found nothing
+	Pin   chan struct{} // a waiter that has checked waits until it is closed
 }
 
-// NewHesitant makes one. For its life somebody else sleeps for the port, who is not
-// woken.
+// NewHesitant makes one. Until leave, another goroutine sleeps for the port and is not woken.
 func (n *NIC) NewHesitant() (h *Hesitant, leave func()) {
 	h = &Hesitant{port: n.port, nic: n, Pin: make(chan struct{})}
 	h.sig.init()
@@ -346,7 +344,7 @@ func (h *Hesitant) ready() bool     { return h.done.Load() > 0 }
 func (h *Hesitant) notify() *signal { return &h.sig }
 func (h *Hesitant) handle() *NIC    { return h.nic }
 
-// destroyed is asked by who has looked in vain and is about to sleep.
+// destroyed is called by a waiter that has found nothing and is about to sleep.
 func (h *Hesitant) destroyed() error {
 	h.Looks.Add(1)
 	<-h.Pin
@@ -363,7 +361,7 @@ func (h *Hesitant) Complete(n int) {
 	}
 }
 
-// WakeInVain wakes one who waits, for whom nothing is left.
+// WakeInVain wakes a waiter for which nothing is left.
 func (h *Hesitant) WakeInVain() {
 	h.port.mu.Lock()
 	defer h.port.mu.Unlock()
@@ -390,8 +388,8 @@ type wakes struct {
 
 func (w *wakes) Wake() { w.n++ }
 
-// WakesOfSleep counts how often who sleeps for a port is woken when so many
-// descriptors complete and as much becomes due earlier, before he has looked again.
+// WakesOfSleep returns how often a goroutine that sleeps for a port is woken if this many descriptors complete,
+// and as much becomes due earlier, before it has checked again.
 func WakesOfSleep(completions int) int {
 	w := &wakes{}
 	p := &port{nic: w}
@@ -408,7 +406,7 @@ func WakesOfSleep(completions int) int {
 	return w.n
 }
 
-// Unlocked says whether nobody has the lock of n's engine just now.
+// Unlocked reports whether the lock of n's engine is free at this moment.
 func (n *NIC) Unlocked() bool {
 	ok := n.port.mu.TryLock()
 	if ok {

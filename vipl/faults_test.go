@@ -139,9 +139,8 @@ func TestStorms(t *testing.T) {
 	})
 }
 
-// VIs that together hold all TX chunks, each of them for frames that wait for one that
-// was lost, go on: what is lost has its chunk, and is sent again although another VI
-// waits for one first.
+// VIs that together hold all TX chunks, each for frames that wait for a lost one, continue: a lost frame has its
+// chunk, and is retransmitted although another VI waits for a chunk first.
 func TestLossWithoutAFreeChunk(t *testing.T) {
 	const vis = 4
 	n := newMemoryNet(t, memoryConfig{queue: xdpnictest.Config{TxChunks: 24}, silence: time.Minute})
@@ -162,8 +161,8 @@ func TestLossWithoutAFreeChunk(t *testing.T) {
 	errorIf(t, s.Lost == 0, "nothing was lost: %+v", s)
 }
 
-// A frame that is sent again says so, short or long, and no other does: from that the peer
-// knows what was lost and what is only late.
+// Every retransmission, short or long, is marked as such, and no other frame is: so the peer can distinguish
+// lost frames from late ones.
 func TestAgain(t *testing.T) {
 	for name, config := range map[string]memoryConfig{"short": {}, "long": longFrames} {
 		t.Run(name, func(t *testing.T) {

@@ -13,9 +13,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// Frames of others that the demux program let through, as it may while a VI is
-// replaced, reach no descriptor: the engine checks VI number, key and source
-// again.
+// Foreign frames that the demux program let through, as it may while a VI is replaced, reach no descriptor: the
+// engine checks VI number, key and source again.
 func TestForgedFrames(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{gate: true}, level, 1, 2, 64)
@@ -74,7 +73,7 @@ func TestForgedFrames(t *testing.T) {
 			}
 			nothingDone(t, vb.RecvDone, vipl.ErrNotDone)
 		}
-		// What is right in all, and comes by a lane that is not the connection's.
+		// A frame that is valid, but arrives on a link that is not the connection's.
 		before := n.b.Counters().WrongSource
 		l := wire.Link{SrcMAC: n.a.agent.Link().MAC, DstMAC: n.b.agent.Link().MAC, Src: n.a.agent.Addr(), Dst: n.b.agent.Addr()}
 		n.b.ArriveByLink(forged(t, l, good))
@@ -151,8 +150,8 @@ func TestLyingKernel(t *testing.T) {
 	}
 }
 
-// pollFor polls for so long of a bubble's time, so often that time alone is looked at, too, and
-// the library's own goroutine stays away.
+// pollFor polls for a time of the bubble, so often that timers are checked, too, and the library's own goroutine
+// stays away.
 func pollFor(n *vipl.NIC, d time.Duration) {
 	const step = 10 * time.Microsecond
 	for ; d > 0; d -= step {
@@ -163,8 +162,8 @@ func pollFor(n *vipl.NIC, d time.Duration) {
 	}
 }
 
-// An acknowledgement that was to ride on a frame that is sent again, for which the ring has no room,
-// goes by itself: the peer need not send again what has come.
+// If an acknowledgement was to be carried by a retransmission for which the ring has no room, it is sent bare: the
+// peer need not retransmit what has arrived.
 func TestAcknowledgementOfARefusedFrame(t *testing.T) {
 	for _, size := range []int{8, 20_000} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {

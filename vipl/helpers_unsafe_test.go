@@ -15,8 +15,8 @@ func misaligned(r *vipl.Region) *vipl.Descriptor {
 // wordOf is the word of 8 bytes that b begins with, which is aligned.
 func wordOf(b []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b[0])) }
 
-// takeOutside takes the oldest completed descriptor off a queue as QueueWatch says;
-// address 0: there is none.
+// dequeueUser dequeues the oldest completed descriptor of a queue as QueueWatch describes; address 0: there is
+// none.
 func dequeueUser(p vipl.PortWatch, q vipl.QueueWatch) (address uint64, s vipl.Status) {
 	for {
 		head := atomic.LoadUint64(q.Dequeued)

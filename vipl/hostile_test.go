@@ -15,8 +15,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// spy is somebody on the wire between two hosts: it has seen the frames of both
-// directions, and sends what it likes as if it were the first host.
+// spy is an attacker on the wire between two hosts. It has seen the frames of both directions, and sends any
+// frames as if it were the first host.
 type spy struct {
 	t     *testing.T
 	n     *memoryNet
@@ -80,8 +80,7 @@ func (s *spy) send(frame []byte) {
 	}
 }
 
-// forge sends a frame with that header and payload, to which lengths and checksum
-// are right.
+// forge sends a frame with that header and payload, and with valid lengths and checksum.
 func (s *spy) forge(h wire.Header, payload []byte) {
 	s.t.Helper()
 	template, err := wire.NewTemplate(s.link)
@@ -112,9 +111,9 @@ func (s *spy) counted(what string, counter func(vipl.Counters) uint64, n uint64,
 	}
 }
 
-// Who sees everything of a connection with a key and sends what it likes changes
-// nothing: frames of every kind as a plain connection would take them, sealed frames
-// that were changed, repeated, turned back, or come from the last connection.
+// An attacker that sees everything of a connection with a key and sends any frames changes nothing: frames of
+// every kind as a plain connection would accept them, and sealed frames that were changed, repeated, reflected,
+// or come from the last connection.
 func TestForgedOnSealed(t *testing.T) {
 	unsealed := func(c vipl.Counters) uint64 { return c.Unsealed }
 	forged := func(c vipl.Counters) uint64 { return c.Forged }
@@ -204,9 +203,9 @@ func TestForgedOnSealed(t *testing.T) {
 	})
 }
 
-// Who is on the way of a plain connection knows VI, key and source, and can do what
-// the peer can. Also that is no more than it was given: nothing outside of an open
-// region is written or read, by one byte or by far, and every attempt is counted.
+// An attacker on the path of a plain connection knows VI, key and source, and can do what the peer can, but no
+// more: nothing outside of an open region is written or read, by one byte or by far, and every attempt is
+// counted.
 func TestPeerWritesOutside(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)

@@ -20,8 +20,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// A process that is killed in the middle of traffic leaves nothing behind, and
-// its peer is told. VIA_KILLS says how often; each takes about two seconds.
+// A process that is killed in the middle of traffic leaves nothing behind, and its peer is notified. VIA_KILLS
+// is the number of rounds; each takes about two seconds.
 func TestKilledUnderLoad(t *testing.T) {
 	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
@@ -37,7 +37,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	defer meter.Close()
 	load := newLoad(t, nic)
 	for round := range rounds {
-		asks := round%2 == 0 // who asks for the connection, alternately
+		asks := round%2 == 0 // the side that requests the connection, alternately
 		child := startVictim(t, nb, na.IPv4.String(), asks)
 		if err := load.connect(nic, nb, asks); err != nil {
 			t.Fatalf("round %d: %v", round, err)
@@ -162,12 +162,12 @@ func ask(v *vipl.VI, to vipl.NetAddress) (err error) {
 		if _, err = v.ConnectRequest(vipl.NetAddress{}, to, time.Second); err == nil {
 			return nil
 		}
-		time.Sleep(5 * time.Millisecond) // nobody may wait yet
+		time.Sleep(5 * time.Millisecond) // no wait may be active yet
 	}
 	return err
 }
 
-// turn takes what has arrived, posts the receive anew and answers.
+// turn takes what has arrived, posts the receive again and answers.
 func (l *load) turn(t testing.TB) {
 	for {
 		d, err := l.vi.RecvDone()

@@ -8,8 +8,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// checkBrokenSends checks the status of count sends of which number bad broke
-// the connection at the receiver.
+// checkBrokenSends checks the status of count sends. Number bad broke the connection at the receiver.
 func checkBrokenSends(t *testing.T, v *vipl.VI, level vipl.ReliabilityLevel, count, bad int, status vipl.Status) {
 	t.Helper()
 	if level == vipl.ReliableDelivery {
@@ -39,7 +38,7 @@ func checkBrokenSends(t *testing.T, v *vipl.VI, level vipl.ReliabilityLevel, cou
 	}
 }
 
-// The news of an error at the target is lost on the way, at first.
+// The report of an error at the target is lost at first.
 func TestErrorNewsLost(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableReception)
 	xa := newBox(t, n.a.NIC, 4, 64)

@@ -13,8 +13,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// More than fits window, rings and chunks waits on the send queue and goes in
-// order.
+// What exceeds window, rings and chunks waits on the send queue and is sent in order.
 func TestLongSendQueue(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		c := memoryConfig{}
@@ -83,7 +82,7 @@ func noAllocation(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, siz
 
 func malformed(c vipl.Counters) uint64 { return c.Malformed }
 
-// target is a connection with one receive at b, and a spy whose frames of 0xee b does not take.
+// target is a connection with one receive at b, and a spy that sends frames of 0xee that b must not accept.
 type target struct {
 	*spy
 	va, vb *vipl.VI
@@ -107,7 +106,7 @@ func (x *target) nothing(what string) {
 	}
 }
 
-// goesOn checks that the connection is as if nothing had been: the receive serves a's message.
+// goesOn checks that the connection is unaffected: the receive serves a's message.
 func (x *target) goesOn() {
 	x.t.Helper()
 	stateIs(x.t, x.va, vipl.Connected)
@@ -119,7 +118,7 @@ func (x *target) goesOn() {
 	checkPattern(x.t, x.xb.buf[0], 1)
 }
 
-// plainFrame is a frame from a to b as b waits for it on v, all right.
+// plainFrame returns the valid frame from a to b that b expects next on v.
 func (s *spy) plainFrame(v *vipl.VI, kind wire.Kind, data []byte) []byte {
 	s.t.Helper()
 	h, ok := v.Expects()
@@ -142,8 +141,8 @@ func (s *spy) plainFrame(v *vipl.VI, kind wire.Kind, data []byte) []byte {
 	return frame
 }
 
-// Frames whose lengths do not go together are Malformed, whatever their checksum says:
-// nothing of them is delivered, and the connection goes on.
+// Frames with inconsistent lengths are Malformed, even if their checksum is right: none of their contents is
+// delivered, and the connection continues.
 func TestLengthsThatLie(t *testing.T) {
 	const size, udpAt, lengthAt = 128, 14 + 20 + 4, viaAt + 26
 	word := func(at int, f func(is uint16) uint16) func([]byte) []byte {
@@ -154,7 +153,7 @@ func TestLengthsThatLie(t *testing.T) {
 	}
 	add := func(n int) func(uint16) uint16 { return func(is uint16) uint16 { return is + uint16(n) } }
 	be := func(n uint16) func(uint16) uint16 { return func(uint16) uint16 { return n } }
-	sum := func(b []byte) []byte { // over the frame as it came, its VIA header says what it will
+	sum := func(b []byte) []byte { // over the frame as it arrived, whatever its VIA header contains
 		wire.PutChecksum(b[viaAt:])
 		return b
 	}
@@ -190,7 +189,7 @@ func TestLengthsThatLie(t *testing.T) {
 	})
 }
 
-// The length in a sealed frame, which only who has the key can write, must be right, too.
+// The length in a sealed frame must be right, too, although only a side with the key can write it.
 func TestSealedLengthsThatLie(t *testing.T) {
 	const size = 128
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
@@ -204,9 +203,9 @@ func TestSealedLengthsThatLie(t *testing.T) {
 	})
 }
 
-// Records of a frame with several messages whose lengths do not go together are no
-// messages. Their checksum is right, so that the peer has sent them so: a reliable VI
-// ends the connection, an unreliable one, which has no such frames, goes on.
+// Records with inconsistent lengths, in a frame with several messages, are no messages. Their checksum is
+// right, so the peer has sent them: a reliable VI ends the connection; an unreliable one, which has no such
+// frames, continues.
 func TestRecordLengthsThatLie(t *testing.T) {
 	for name, records := range map[string][]byte{
 		"one byte too many":       {0, 5, 0, 0, 0xee, 0xee, 0xee, 0xee},

@@ -20,8 +20,8 @@ var longFrames = memoryConfig{
 	queue: xdpnictest.Config{ChunkSize: 4096, MultiBuffer: true, RxChunks: 512, TxChunks: 512},
 }
 
-// Data in the arena is lent to the kernel on reliable VIs, other memory and what
-// unreliable VIs send is copied; either way it arrives.
+// Data in the arena is sent by reference on reliable VIs. Other memory, and what unreliable VIs send, is copied.
+// Either way it arrives.
 func TestLongFrames(t *testing.T) {
 	const most = 200_000
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
@@ -64,7 +64,7 @@ func TestEmptySegmentsByReference(t *testing.T) {
 	errorIf(t, n.a.Counters().ByReference == 0, "it was copied")
 }
 
-// registered is a box of which the data is memory of the program's own.
+// registered is a box whose data is memory of the program's own.
 func registered(t testing.TB, n *vipl.NIC, size int) *box {
 	t.Helper()
 	x := newBox(t, n, 1, 64)
@@ -77,8 +77,8 @@ func registered(t testing.TB, n *vipl.NIC, size int) *box {
 	return x
 }
 
-// A frame that was lent is needed until the peer has it: the send is not done
-// before, and what is sent again is what the program's memory holds.
+// A frame sent by reference is needed until the peer has it: the send is not done before, and a retransmission has
+// the current contents of the program's memory.
 func TestSendByReferenceIsDoneWithTheAcknowledgement(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb, xa, xb := connectedBoxes(t, longFrames, level, 1, 1, 32_000)
@@ -99,8 +99,8 @@ func TestSendByReferenceIsDoneWithTheAcknowledgement(t *testing.T) {
 	})
 }
 
-// So is a message of which only some frames are under way: when Disconnect ends it there, the
-// program gets its memory back when nothing is sent from it any more.
+// The same holds for a message with only some frames under way: if Disconnect ends it there, the program gets
+// its memory back when none of it is read for a frame any more.
 func TestDisconnectInTheMiddleOfAMessageByReference(t *testing.T) {
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		c := longFrames
@@ -132,7 +132,7 @@ func TestDisconnectInTheMiddleOfAMessageByReference(t *testing.T) {
 	})
 }
 
-// What is posted while Disconnect waits for lent memory is flushed behind what was posted before.
+// What is posted while Disconnect waits for memory sent by reference is flushed behind what was posted before.
 func TestPostBesideDisconnectOfAMessageByReference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := longFrames
@@ -160,8 +160,8 @@ func TestPostBesideDisconnectOfAMessageByReference(t *testing.T) {
 	})
 }
 
-// A way that loses, damages, doubles and reorders long frames, on queues of few
-// chunks: every message arrives once, in order and intact.
+// A wire that loses, damages, duplicates and reorders long frames, on queues of few chunks: every message arrives
+// once, in order and intact.
 func TestLongFramesOverABadWay(t *testing.T) {
 	for _, chunks := range []int{32, 256} {
 		eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
@@ -235,9 +235,8 @@ func TestPackInSeveralChunks(t *testing.T) {
 	})
 }
 
-// Disconnect does not give memory back that the peer may still need: a send that
-// was lent is done when it is acknowledged, or when nothing of it is sent any
-// more.
+// Disconnect does not give back memory that the peer may still need: a send by reference is done when it is
+// acknowledged, or when none of its memory is read any more.
 func TestDisconnectWithSendByReference(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		for _, heals := range []bool{true, false} {
@@ -278,8 +277,8 @@ func disconnectWithSendByReference(t *testing.T, level vipl.ReliabilityLevel, he
 	}
 }
 
-// What a broken connection leaves on the ring is not sent any more when its memory is the
-// program's again, where no checksum would tell the peer, who hears of the end behind it.
+// Frames that a broken connection leaves on the ring are not sent after the program has got their memory back:
+// no checksum would reveal the changed data to the peer, which receives the end after them.
 func TestMemoryByReferenceOfABrokenConnection(t *testing.T) {
 	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		for _, bare := range []bool{true, false} {
@@ -348,8 +347,8 @@ func TestLastWordOfALongWrite(t *testing.T) {
 	errorIf(t, n.b.Counters().Chained == 0, "no frame was in several chunks")
 }
 
-// The window counts what frames take of the receiver's chunks: however fast long
-// ones are sent, none meets an empty fill ring.
+// The window counts the receiver's chunks that frames take: however fast long frames are sent, none finds an empty
+// fill ring.
 func TestLongFramesFitTheReceiver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // in which no frame is sent again for being slow
 		c := longFrames

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// chunks is a NIC that notes what is given back.
+// chunks is a NIC that records what is given back.
 type chunks struct {
 	Port
 	freed []uint64
@@ -14,9 +14,8 @@ type chunks struct {
 func (n *chunks) Release(addr uint64)  { n.freed = append(n.freed, addr) }
 func (n *chunks) InFlight(uint64) bool { return false }
 
-// A frame that was sent again between two VIs of a port keeps its chunk until it has arrived,
-// although the peer acknowledges the first one before, as on a NIC; and what is still on its way
-// is not sent again.
+// A retransmitted frame between two VIs of a port keeps its chunk until it has arrived, although the peer
+// acknowledges the first transmission before, as on a NIC. A frame that is still under way is not retransmitted.
 func TestResentOnLoop(t *testing.T) {
 	nic := &chunks{}
 	p := &port{nic: nic, mem: make([]byte, 8192)}

@@ -53,7 +53,7 @@ type memoryNet struct {
 	stuck  bool // a call has panicked, or waits for ever, with the lock of an engine
 }
 
-// memoryConfig says how to build a memoryNet; zero fields mean defaults.
+// memoryConfig configures a memoryNet; zero fields mean defaults.
 type memoryConfig struct {
 	queue   xdpnictest.Config
 	silence time.Duration // zero: so long that a machine that others share does not end connections
@@ -131,7 +131,7 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	}
 	h.errs = watchErrors(h.NIC)
 	t.Cleanup(func() {
-		if n.stuck = n.stuck || !comes(h.Unlocked); n.stuck { // Close would wait, too, and the panic not be told
+		if n.stuck = n.stuck || !comes(h.Unlocked); n.stuck { // Close would block, too, and hide the panic
 			t.Errorf("host %s: a call does not give the engine's lock back", name)
 			return
 		}
@@ -215,7 +215,7 @@ func (x *box) prepare(i, n int) {
 
 const ackDelay = 20 * time.Second
 
-// comes waits until ok, and says whether it came to that.
+// comes waits until ok, and reports whether that happened.
 func comes(ok func() bool) bool {
 	for end := time.Now().Add(ackDelay); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -314,7 +314,7 @@ func checkDone(t testing.TB, what string, d *vipl.Descriptor, err error, want vi
 	return d
 }
 
-// stateIs checks a VI's state, after the other side has had time to tell.
+// stateIs checks a VI's state, after frames of the other side have had time to arrive.
 func stateIs(t testing.TB, v *vipl.VI, want vipl.State) vipl.VIInfo {
 	t.Helper()
 	var s vipl.VIInfo
@@ -329,7 +329,7 @@ func stateIs(t testing.TB, v *vipl.VI, want vipl.State) vipl.VIInfo {
 	return s
 }
 
-// fill writes a pattern that tells message k.
+// fillPattern writes a pattern that identifies message k.
 func fillPattern(b []byte, k int) {
 	for i := range b {
 		b[i] = byte(i*7 + k*31 + i>>8)

@@ -28,8 +28,8 @@ func (m *model) connectSome() {
 	}
 }
 
-// connect connects v with p, whose attributes it makes fit before or, in one of
-// the ways, after a first attempt.
+// connect connects v with p. It makes p's attributes match beforehand or, in one of the ways, after a first
+// attempt.
 func (m *model) connect(v, p *refVI, way int) {
 	m.note("%v and %v connect, way %d", v, p, way)
 	disc := vipl.NetAddress{Discriminator: []byte("model")}
@@ -117,7 +117,7 @@ func (m *model) adopt(p, v *refVI) {
 	m.noError("SetAttributes", p.real.SetAttributes(p.attributes()))
 }
 
-// checkRemote compares what one side is told of the other.
+// checkRemote checks the attributes that one side gets of the other.
 func (m *model) checkRemote(got vipl.RemoteAttributes, v *refVI) {
 	m.t.Helper()
 	want := vipl.RemoteAttributes{Level: v.level, MaxTransferSize: v.most, EnableRDMAWrite: v.write, EnableRDMARead: v.read}

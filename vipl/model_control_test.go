@@ -264,7 +264,7 @@ func (m *model) misPost() {
 	v.nic.errors = append(v.nic.errors, refError{v.real, vipl.ErrorPostDesc, d})
 }
 
-// look compares what a VI and a CQ tell when nothing is under way.
+// look checks the state of a VI and a CQ when nothing is under way.
 func (m *model) look() {
 	m.settle()
 	v := m.anyVI(isConnected)
@@ -327,7 +327,7 @@ func (m *model) close() {
 	for _, n := range m.nics {
 		for _, v := range n.vis {
 			for _, q := range []*refQueue{&v.send, &v.recv} {
-				for q.done > 0 { // also what is told of in a CQ
+				for q.done > 0 { // also with an entry in a CQ
 					done := v.real.SendDone
 					if q.isRecv {
 						done = v.real.RecvDone

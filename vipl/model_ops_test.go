@@ -200,11 +200,11 @@ func (m *model) drawRDMA(v *refVI, d *refDesc, op vipl.Status, wild bool) {
 	r := open[m.randomSource("region", len(open))]
 	d.remote = refSegment{region: r, off: m.randomSource("offset", len(r.bytes)-n+1)}
 	if v.peer.nic == v.nic && d.overlaps() {
-		d.op = vipl.StatusOpSend // to itself, in which order is nobody's business
+		d.op = vipl.StatusOpSend // a write to itself has no defined order
 	}
 }
 
-// overlaps says whether source and destination have bytes in common.
+// overlaps reports whether source and destination have bytes in common.
 func (d *refDesc) overlaps() bool {
 	n := d.size()
 	return slices.ContainsFunc(d.segs, func(s refSegment) bool {
@@ -347,7 +347,7 @@ func (m *model) postReceives() {
 	}
 }
 
-// upsets says whether a batch brings about anything but plain completions.
+// upsets reports whether a batch causes anything but plain completions.
 func (v *refVI) upsets(batch []*refDesc) bool {
 	if v.state != vipl.Connected {
 		return false

@@ -6,11 +6,10 @@ import (
 	"viaxdp/vipl"
 )
 
-// The reference model: VIs, work queues, completion queues and memory of two
-// NICs, as the rules have them. There is no wire and no time in it: what is
-// posted has happened when postSend returns, and so the model knows every
-// completion before the library does. Where the rules leave something to
-// timing, it says what may come: several statuses, or several bytes.
+// The reference model: VIs, work queues, completion queues and memory of two NICs, according to the rules. It
+// has no wire and no time: an operation has happened when postSend returns, so the model knows every completion
+// before the library does. Where the rules leave something to timing, it lists the allowed outcomes: several
+// statuses, or several bytes.
 //
 // Nothing here calls the library.
 
@@ -31,8 +30,8 @@ func (v *refVI) wrongs(d *refDesc) (s []vipl.Status) {
 	return s
 }
 
-// flushed are the statuses of a descriptor that is flushed. One that is wrong
-// says that, too, or instead.
+// flushed returns the statuses of a descriptor that is flushed. A wrong one may report its error as well, or
+// instead.
 func (d *refDesc) flushed() []vipl.Status {
 	s := []vipl.Status{vipl.StatusFlushed}
 	for _, f := range d.flaws {
@@ -41,7 +40,7 @@ func (d *refDesc) flushed() []vipl.Status {
 	return s
 }
 
-// report says that an asynchronous error is to come.
+// report expects an asynchronous error.
 func (v *refVI) report(code vipl.ErrorCode, d *refDesc) {
 	e := refError{vi: v.real, code: code}
 	if d != nil {
@@ -122,7 +121,7 @@ func (v *refVI) postSend(d *refDesc) {
 	}
 }
 
-// fate is what becomes of a descriptor of which nothing is wrong.
+// faultDecision is the outcome of a descriptor without errors.
 type faultDecision int
 
 const (
@@ -133,7 +132,7 @@ const (
 	isRefused    // RDMA on what is not open for it
 )
 
-// fateOf tells it, when head is the receive at the head of the peer's queue.
+// decisionOf returns it, with head as the receive at the head of the peer's queue.
 func (v *refVI) decisionOf(d, head *refDesc) faultDecision {
 	p, n := v.peer, d.size()
 	target := d.remote
@@ -160,7 +159,7 @@ func (v *refVI) decisionOf(d, head *refDesc) faultDecision {
 	return arrives
 }
 
-// consumes says whether the operation needs a receive of the peer.
+// consumes reports whether the operation needs a receive of the peer.
 func (d *refDesc) consumes() bool {
 	return d.op == vipl.StatusOpSend || d.op == vipl.StatusOpRDMAWrite && d.hasImm
 }
@@ -239,8 +238,8 @@ func (v *refVI) arrive(head, d *refDesc) {
 	v.wrongReceives()
 }
 
-// doubtWrite says what a refused write may have written: what lies in the
-// region, if it may be written at all, since each frame is checked by itself.
+// unknownWrite records what a refused write may have written: the part that lies in the region, if it may be
+// written at all, since each frame is checked separately.
 func (v *refVI) unknownWrite(d *refDesc) {
 	p, t := v.peer, d.remote
 	if t.n = 0; p.write && t.usable(p.tag) && t.region.write {
@@ -265,10 +264,9 @@ func (v *refVI) failed(d *refDesc, status vipl.Status) {
 	v.breakUp()
 }
 
-// mayBeUnanswered says that reads under way when the peer broke the connection
-// may have been answered or not, and that what waits behind one of them with
-// Reliable Reception may not be complete. The one that failed, if one did, says
-// what it has to.
+// mayBeUnanswered records that reads under way when the peer broke the connection may have been answered or
+// not, and that with Reliable Reception operations behind one of them may not be complete. The status of the
+// one that failed, if one did, is certain.
 func (v *refVI) mayBeUnanswered(failed *refDesc) {
 	from := 0
 	for i, d := range v.flight {

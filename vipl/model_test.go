@@ -13,15 +13,13 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// Random programs of both sides give what the rules say: the same completions
-// in the same order, the same bytes, the same asynchronous errors. The rules
-// are in model_rules_test.go.
+// Random programs of both sides have the outcome that the rules require: the same completions in the same
+// order, the same bytes, the same asynchronous errors. The rules are in model_rules_test.go.
 
-// modelNet is a net with room for so many chunks: many where nothing holds
-// unreliable VIs back, few where windows are to be full. Long frames have up to
-// four chunks.
+// modelNet is a net with the given number of chunks: many if nothing limits unreliable VIs, few if windows are
+// to be full. Long frames have up to four chunks.
 func modelNet(t testing.TB, chunks int, long bool) *memoryNet {
-	// By silence a VI learns of an end of which no frame has come: well within modelPatience.
+	// Silence reveals an end of which no frame has arrived, well within modelPatience.
 	c := memoryConfig{arena: 8 << 20, silence: 4 * time.Second}
 	c.queue.RxChunks, c.queue.TxChunks = chunks, 64
 	if long {
@@ -169,7 +167,7 @@ func TestOperationOfWrongFormat(t *testing.T) {
 	}
 }
 
-// The model in words, for those who read about a difference.
+// The model as text, for reports of a difference.
 
 func (v *refVI) String() string {
 	return fmt.Sprintf("%s%d(%v, %v)", v.nic.name, v.nic.index(v), v.level, v.state)
@@ -286,7 +284,7 @@ func (m *model) takeFrom(q *refQueue, how int) {
 	var d *vipl.Descriptor
 	var err error
 	switch how {
-	case 0, 3: // also past the CQ, of which an entry stays
+	case 0, 3: // also without the CQ, in which an entry stays
 		m.until(func() string {
 			if d, err = done(); err == vipl.ErrNotDone {
 				return "a descriptor is not done"

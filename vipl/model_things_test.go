@@ -59,7 +59,7 @@ type refVI struct {
 	ending ending
 }
 
-// ending says which part of a connection's end may still be under way.
+// ending is the part of a connection's end that may still be under way.
 type ending int
 
 const (
@@ -77,7 +77,7 @@ type refQueue struct {
 	done    int        // of them are complete
 	armed   int        // handlers that wait
 	handed  []*refDesc // what handlers got
-	flushed int        // the connection of which a send was flushed: no later one of it is done
+	flushed int        // the connection with a flushed send: no later send of it is done
 	calls   callLog
 	// handlers counts those that were set, calls those that were called.
 	handlers, called int
@@ -118,8 +118,7 @@ type refEntry struct {
 	flight int
 }
 
-// remove takes an entry away that may be the next, and says whether there is
-// such a one.
+// remove removes an entry that may be the next, and reports whether there was one.
 func (c *refCQ) remove(v *vipl.VI, recv bool) bool {
 	for i, x := range c.entries {
 		if x.flight != c.entries[0].flight {
@@ -157,13 +156,13 @@ type refSegment struct {
 	off, n int
 }
 
-// usable says whether a VI with that tag may use the memory.
+// usable reports whether a VI with that tag may use the memory.
 func (s refSegment) usable(tag *refTag) bool {
 	r := s.region
 	return r != nil && (tag == nil || tag == r.tag) && s.off >= 0 && s.off+s.n <= len(r.bytes)
 }
 
-// begins says whether such a VI may use its first byte.
+// begins reports whether such a VI may use its first byte.
 func (s refSegment) begins(tag *refTag) bool {
 	s.n = min(s.n, 1)
 	return s.usable(tag)
@@ -190,8 +189,8 @@ type refDesc struct {
 	altered bool          // by the program, while it was posted
 	before  []byte        // read: what its segments held
 
-	// What the completion says: one of these statuses, without DONE and
-	// operation, and for receives Length and ImmediateData.
+	// The completion: one of these statuses, without DONE and operation, and for receives Length and
+	// ImmediateData.
 	status  []vipl.Status
 	length  int  // or less, if partly
 	partly  bool // the message did not fit
@@ -253,7 +252,7 @@ func (d *refDesc) each(b []byte, f func(r *refRegion, off int, b []byte)) {
 
 func (r *refRegion) place(off int, b []byte) { copy(r.bytes[off:], b) }
 
-// doubt says that b may or may not be in the region.
+// unknownOutcome records that b may or may not be in the region.
 func (r *refRegion) unknownOutcome(off int, b []byte) {
 	r.unsure = append(r.unsure, alternative{off, slices.Clone(b)})
 }

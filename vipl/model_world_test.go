@@ -23,7 +23,7 @@ type model struct {
 	nics         [2]*refNIC
 	levels       []vipl.ReliabilityLevel // of VIs
 	faults       bool                    // the wire has some
-	ackDelay     time.Duration           // how long the library may take for what the model says
+	ackDelay     time.Duration           // time limit for what the model expects of the library
 	differs      bool                    // a difference was found
 
 	flight  int // counts settlings
@@ -39,7 +39,7 @@ type failer interface {
 	Fatalf(format string, a ...any)
 }
 
-// dice makes the random choices: 0 to n-1, the simplest first.
+// randomSource makes the random choices: 0 to n-1, the simplest first.
 type randomSource func(what string, n int) int
 
 // callLog gathers what handlers get.
@@ -88,7 +88,7 @@ func (m *model) inTurn(calls []call, called *int) {
 
 const trailLength = 60
 
-// note tells an operation, for the one who reads about a difference.
+// note logs an operation, for reports of a difference.
 func (m *model) note(format string, a ...any) {
 	m.steps++
 	if len(m.trail) == trailLength {
@@ -113,7 +113,7 @@ func (m *model) noError(what string, err error) {
 
 const modelLimit = ackDelay
 
-// until makes progress on both NICs until ok says "", or too long.
+// until makes progress on both NICs until ok returns "", or fails after too long.
 func (m *model) until(ok func() string) {
 	m.t.Helper()
 	var end time.Time
@@ -168,8 +168,7 @@ type access struct {
 	read   bool   // by an RDMA read, which is done later than what is sent after it
 }
 
-// after says that b, of which the sender comes behind that of a, is done after
-// a for certain.
+// after reports whether b, whose sender comes after that of a, is certain to be done after a.
 func (b access) after(a access, fenced bool) bool {
 	switch {
 	case a.by != b.by:
@@ -219,7 +218,7 @@ func accessesOf(v *refVI, d *refDesc) (l accesses) {
 	return l
 }
 
-// clash says that the outcome would depend on what is done first.
+// clash reports whether the outcome would depend on the order of execution.
 func (m *model) clash(l accesses, fence bool) bool {
 	for _, a := range m.touched {
 		for _, b := range l {
@@ -277,7 +276,7 @@ func (m *model) settle() {
 	m.frames, m.touched = 0, m.touched[:0]
 }
 
-// unsettled tells what is not yet as the model says, or "".
+// unsettled returns a difference from the model, or "".
 func (m *model) unsettled() string {
 	for _, n := range m.nics {
 		for _, v := range n.vis {
@@ -322,8 +321,7 @@ func (m *model) unsettled() string {
 	return ""
 }
 
-// doubtRead says what an RDMA read that was flushed has left where it was to
-// write to.
+// unknownRead records what a flushed RDMA read may have left at its destination.
 func (v *refVI) unknownRead(d *refDesc) {
 	if d.before != nil && d.real.Status()&vipl.StatusFlushed != 0 {
 		d.each(d.before, (*refRegion).unknownOutcome)
@@ -331,8 +329,7 @@ func (v *refVI) unknownRead(d *refDesc) {
 	}
 }
 
-// compare finds the first byte that is not as the model says, -1: none. What
-// was in doubt is then known.
+// compare returns the first byte that differs from the model, or -1. Uncertain bytes are known afterwards.
 func (r *refRegion) compare() int {
 	real := r.real.Bytes()
 	if bytes.Equal(real, r.bytes) {
@@ -479,7 +476,7 @@ func (m *model) takeEntry(c *refCQ, v *vipl.VI, recv bool) {
 	if recv {
 		q, done = &c.nic.find(v).recv, v.RecvDone
 	}
-	told := 0 // completions that the CQ will still tell of
+	told := 0 // completions whose entries the CQ still has
 	for _, e := range c.entries {
 		if e.vi == v && e.isRecv == recv {
 			told++

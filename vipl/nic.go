@@ -63,7 +63,7 @@ func (n *NIC) Poll() { n.port.poll() }
 type Info struct {
 	Interface string
 	Index     int    // of the interface
-	Driver    string // of the interface; empty if it tells none
+	Driver    string // of the interface, or empty
 	Bus       string // bus address of the NIC; empty for virtual ones
 	Queue     int    // that the handle has
 	Queues    int    // that AF_XDP sockets can be bound to

@@ -64,11 +64,11 @@ func (p *port) cancelHandlers(q *workQueue) {
 	q.handlers = nil
 }
 
-// Notify is VipCQNotify: fn gets the next entry of the completion queue, at once if there is one. The entry says
-// which VI has a completed descriptor, and whether on its receive queue; SendDone or RecvDone of that VI then
-// returns it. fn is called for one entry. Several handlers may be set; they get the entries in order, before Done
-// and Wait see them. If an entry's VI is destroyed before fn is called, fn gets the next entry instead. Notify may
-// be called concurrently, also by fn.
+// Notify is VipCQNotify: fn gets the next entry of the completion queue, at once if there is one. The entry
+// names a VI with a completed descriptor, and which of its queues; SendDone or RecvDone of that VI then returns
+// the descriptor. fn is called for one entry. Several handlers may be set; they get the entries in order,
+// before Done and Wait see them. If an entry's VI is destroyed before fn is called, fn gets the next entry
+// instead. Notify may be called concurrently, also by fn.
 //
 // Errors: ErrInvalidParameter for a nil handler and for a destroyed CQ; ErrResource if MaxNotifies handlers wait.
 // Destroy and closing the NIC cancel waiting handlers.

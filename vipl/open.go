@@ -126,11 +126,12 @@ func WithPollPause(on bool) Option { return func(o *options) { o.noPollPause = !
 // otherwise shares a queue, with its chunks and its silence time. VIs of handles that share a queue can be
 // connected with each other, as those of one handle can.
 //
-// The Kernel Agent is the daemon (via-xdp agent), if one serves: at the socket that WithAgent or the environment's
-// VIA_AGENT names, else at the default one, if it is in the same network namespace and serves the interface. The
-// program then needs no privilege. Without a daemon, or with the name "none", the agent runs in the program's own
-// process, which needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). Info says which one was used. Errors name the
-// cause and the remedy; Unavailable reports whether an error means that this machine cannot run via-xdp.
+// The Kernel Agent is the daemon (via-xdp agent), if one serves: at the socket that WithAgent or the
+// environment's VIA_AGENT names, else at the default one, if it is in the same network namespace and serves the
+// interface. The program then needs no privilege. Without a daemon, or with the name "none", the agent runs in
+// the program's own process, which needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). Info reports which one
+// was used. Errors name the cause and the remedy; Unavailable reports whether an error means that this machine
+// cannot run via-xdp.
 func OpenNIC(device string, opts ...Option) (*NIC, error) {
 	o := options{agent: kagent.Config{Interface: device, Queue: kagent.AnyQueue, RxChunks: DefaultRxChunks}}
 	for _, f := range opts {

@@ -211,7 +211,8 @@ func TestOverhangWaits(t *testing.T) {
 }
 
 // A receive whose segment begins outside of its region, or where it ends, completes in error before any message
-// comes. So does a send or an RDMA read whose local segment reaches past the end: it accesses all bytes.
+// arrives. So does a send or an RDMA read whose local segment reaches past the end, since it accesses all
+// bytes.
 func TestOverhangThatIsWrong(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n := newMemoryNet(t, memoryConfig{})

@@ -12,9 +12,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// Two hosts send to a third one, which takes what has come only now and then and has
-// little room for it, or the senders have few chunks. All of both arrives, and what the
-// receiver's queue drops on the way has a name.
+// Two hosts send to a third one, which dequeues only now and then and has little room, or the senders have few
+// chunks. Everything arrives, and what the receiver's queue drops meanwhile is counted by name.
 func TestTwoSendersIntoOneReceiver(t *testing.T) {
 	const enough = 1500 // messages of each
 	for _, c := range []struct {
@@ -70,7 +69,7 @@ func TestTwoSendersIntoOneReceiver(t *testing.T) {
 	}
 }
 
-// stoppedPort is a queue off which nobody takes anything while it is stopped.
+// stoppedPort is a queue from which nothing is taken while it is stopped.
 type stoppedPort struct {
 	*xdpnictest.Queue
 	stopped atomic.Bool
@@ -85,9 +84,8 @@ func (p *stoppedPort) Receive(frames []xdpnic.Frame) int {
 	return p.Queue.Receive(frames)
 }
 
-// When the first frame of each of several streams is lost, what comes behind it does
-// not take all the room that the receiver has: the lost frames find some when they
-// are sent again.
+// If the first frame of each of several streams is lost, the frames behind it do not take all of the receiver's
+// room: the lost frames find some when they are retransmitted.
 func TestOutOfOrderFramesLeaveRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var receiver *stoppedPort

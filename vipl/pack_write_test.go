@@ -8,7 +8,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// writeBoxes are two boxes of which b's is open to a, on connected VIs.
+// writeBoxes makes two boxes on connected VIs. b's box is open to a.
 func writeBoxes(t testing.TB, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
 	t.Helper()
 	n = newMemoryNet(t, memoryConfig{bubble: true})
@@ -78,8 +78,8 @@ func TestWritesShareFrames(t *testing.T) {
 	})
 }
 
-// A write in the middle of a frame to what is not open breaks the connection:
-// those before it are done, nothing of it or behind it is.
+// A write in the middle of a frame to memory that is not open breaks the connection: operations before it are done,
+// none of it or after it is.
 func TestRefusedWriteInAFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, va, vb, xa, xb := writeBoxes(t, vipl.ReliableReception)
@@ -148,11 +148,11 @@ func TestWriteInAFrameWithoutReceive(t *testing.T) {
 	})
 }
 
-// A program that takes its time for each answer comes to send it with the
-// acknowledgement of the question, and not behind it.
+// A program that is slow to answer comes to send each answer with the acknowledgement of the question, and not
+// after it.
 func TestAcknowledgementsRideOnLateAnswers(t *testing.T) {
 	const learning, exchanges = 40, 20
-	const looks = 256 // polls in vain, after which the clock is looked at
+	const looks = 256 // empty polls between two reads of the clock
 	for _, late := range []time.Duration{20 * time.Microsecond, 400 * time.Microsecond, 1500 * time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {
 			n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 2, 2, 64)
@@ -185,8 +185,8 @@ func TestAcknowledgementsRideOnLateAnswers(t *testing.T) {
 	}
 }
 
-// A late answer among many that come at once does not make the peer send again what waits
-// for its acknowledgement.
+// A late answer among many that are sent at once does not make the peer retransmit what waits for its
+// acknowledgement.
 func TestAcknowledgementsDoNotWaitForRareAnswers(t *testing.T) {
 	const looks = 256
 	const early, late = 20 * time.Microsecond, 1500 * time.Microsecond

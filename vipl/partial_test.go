@@ -16,8 +16,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A frame that makes no sense in the middle of an unreliable VI's message ends that message, and nothing of it is in
-// front of the next one.
+// An invalid frame in the middle of an unreliable VI's message ends that message, and none of it precedes the next
+// one.
 func TestProtocolErrorInAMessage(t *testing.T) {
 	record := binary.BigEndian.AppendUint32(nil, 4<<16)
 	record = append(record, "pack"...)
@@ -90,7 +90,8 @@ func TestProtocolErrorInAMessage(t *testing.T) {
 	}
 }
 
-// An RDMA write that exceeds MaxTransferSize on an unreliable VI is told as aborted, and the next message is whole.
+// An RDMA write that exceeds MaxTransferSize on an unreliable VI is reported as aborted, and the next message
+// is whole.
 func TestWriteTooLongForTheVI(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)
@@ -229,9 +230,9 @@ type peerFrame struct {
 	payload string
 }
 
-// Nothing that a peer has sent whose connect fails gets to the next peer: no part of a message in front of the next
-// one, and no whole message in a receive that is posted for it. The connect ends in Error, as a connection does that
-// breaks, and what was posted is flushed.
+// No data of a peer whose connect fails reaches the next peer's messages: no part of a message precedes the
+// next one, and no whole message is in a receive that is posted for it. The connect ends in Error, like a
+// connection that breaks, and what was posted is flushed.
 func TestDataOfARefusedPeer(t *testing.T) {
 	first := wire.Header{Kind: wire.KindData, Flags: wire.FlagFirst}
 	whole := wire.Header{Kind: wire.KindData, Flags: wire.FlagFirst | wire.FlagLast}
@@ -297,8 +298,8 @@ func TestDataOfARefusedPeer(t *testing.T) {
 	}
 }
 
-// What has come of a message is not in front of another connection's, however the first one ends: here by
-// Farewell, at which nothing is flushed. A new connection looks to that once more.
+// The beginning of a message does not precede another connection's messages, however the first connection ends:
+// here by Farewell, which flushes nothing. A new connection ensures that.
 func TestHeadIsRewound(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)

@@ -12,7 +12,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// quietNIC is a queue on which nothing happens unless a test says so.
+// quietNIC is a queue on which only a test's actions have an effect.
 type quietNIC struct {
 	provider.Port
 	free, pending, left int // left: entries that a Flush leaves on the ring
@@ -105,7 +105,8 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// Whatever is owed and sent, each connection is in the list exactly while it owes, at the place that it knows.
+// For any sequence of owed and sent acknowledgements, a connection is in the list exactly while it owes one, at the
+// place that it records.
 func TestAckList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, _ := quietPort()
@@ -185,7 +186,7 @@ func TestDoorbell(t *testing.T) {
 	// Entries that remain are seen, in copy mode only: a driver takes them in its own time.
 	q.pending, q.left = 3, 2
 	if p.ringUnlessLazy(); !p.doorbell.stalled {
-		t.Error("entries remain, and nobody knows")
+		t.Error("entries remain, and are not recorded")
 	}
 	q.left, q.pending = 0, 0
 	if p.ringUnlessLazy(); p.doorbell.stalled {

@@ -17,7 +17,8 @@ const unread = "nobody may read this"
 
 const peerBuffers = 8
 
-// peerBed is a host b, whose peer sends it what a script says. It serves many scripts, each with VIs of its own.
+// peerBed is a host b, whose peer sends it the frames of a script. It serves many scripts, each with VIs of its
+// own.
 type peerBed struct {
 	n      *memoryNet
 	queue  *xdpnictest.Queue // of the peer
@@ -26,7 +27,7 @@ type peerBed struct {
 	tag    *vipl.Ptag
 	around []byte // in the middle of it is what is open
 	before []byte // what was there before a frame
-	secret []byte // what nobody may read
+	secret []byte // memory that peers must not read
 	open   *vipl.Region
 	shut   *vipl.Region
 	box    *box
@@ -38,12 +39,12 @@ type peerBed struct {
 	mode byte // of the script that plays
 
 	mu    sync.Mutex
-	told  bool     // that of what nobody may read some was sent
+	told  bool     // a part of secret was sent
 	late  bool     // that something was sent which was written when its send was done
 	heard [][]byte // sealed frames that b has sent
 }
 
-// newPeerBed opens one whose frames have one chunk, or, long ones, several.
+// newPeerBed opens one. Its frames have one chunk, or several if long is set.
 func newPeerBed(f *testing.F, long, zeroCopy bool) *peerBed {
 	p := &peerBed{region: 1000, receive: 100}
 	c := memoryConfig{gate: true, silence: time.Hour} // only the peer breaks connections
@@ -115,7 +116,7 @@ func (p *peerBed) renew(mode byte) {
 	p.mode, p.told, p.late, p.heard = mode, false, false, nil
 }
 
-// intact says what is not as it must be: what was written or told that may not be.
+// intact returns a violation, or "": memory written, or contents sent, that must not be.
 func (p *peerBed) intact() string {
 	nothing := make([]byte, p.region)
 	if !bytes.Equal(p.around[:p.region], nothing) || !bytes.Equal(p.around[2*p.region:], nothing) {
@@ -132,7 +133,7 @@ func (p *peerBed) intact() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.told {
-		return "the peer was told what nobody may read"
+		return "the peer got secret memory"
 	}
 	if p.late {
 		return "the peer was told what the program wrote after a send was done"
@@ -163,12 +164,12 @@ func (p *peerBed) listen(t *testing.T, va *vipl.VI) {
 	for _, frame := range heard {
 		plain, err := va.Unseal(frame)
 		fatalIf(t, err != nil, "the peer cannot open a frame of %d bytes: %v", len(frame), err)
-		fatalIf(t, bytes.Contains(plain, []byte(unread)), "the peer was told, under seal, what nobody may read")
+		fatalIf(t, bytes.Contains(plain, []byte(unread)), "the peer got secret memory in a sealed frame")
 		fatalIf(t, bytes.Contains(plain, []byte(afterwards)), "the peer was told, under seal, what the program wrote after a send was done")
 	}
 }
 
-// lie is how a frame is not what its header says.
+// lie is how a frame differs from its header.
 type lie struct {
 	about byte
 	n     uint16
@@ -242,7 +243,7 @@ func (p *peerBed) send(t *testing.T, to int, frame []byte) {
 	}
 }
 
-// tell sends b a frame of which lengths and seal are right, whatever it says.
+// tell sends b a frame whose lengths and seal are right, with any contents.
 func (p *peerBed) tell(t *testing.T, frame []byte, l lie) {
 	t.Helper()
 	before := p.n.b.Counters()

@@ -48,7 +48,7 @@ const (
 	peerModes    = 1 << iota
 )
 
-// make makes a frame as a peer can, who knows VI, key and number.
+// make makes a frame like a peer that knows VI, key and number.
 func (p *peerBed) make(s *script, h wire.Header) (wire.Header, []byte) {
 	kinds := []wire.Kind{
 		wire.KindData, wire.KindAck, wire.KindProbe, wire.KindError, wire.KindClose,
@@ -72,7 +72,7 @@ func (p *peerBed) make(s *script, h wire.Header) (wire.Header, []byte) {
 	}
 	n := 0
 	switch v := s.byte(); {
-	case v < 100: // as much as a script says itself
+	case v < 100: // length given by the script
 		n = min(int(v), len(s.rest))
 	case v < 240:
 		n = int(sizes[int(v)%5])
@@ -107,7 +107,7 @@ var peerSeeds = [][]string{
 	{"\x00\x05\x03\x00\x00\x20\x00\x00\x66" + sixteen, "\x00\x06\x03\x00\x00\x20\x00\x02\x00", "\x01",
 		"\x00\x00\x03\x00\x00\x20\x00\x00\xf2" + sixteen, "\x00\x00\x03\xc8\x01\x00\x20\x00\x00\xf3" + sixteen,
 		"\x00\x00\x03\x00\x00\x20\x00\x00\xf3" + sixteen},
-	// Messages together, of which the first takes several chunks, and the last is cut.
+	// Messages in one frame. The first takes several chunks, and the last is truncated.
 	{"\x00\x08\x03\x00\x00\x20\x00\x00\xf5\x0e\x00\x00\x00" + sixteen[4:], "\x00\x08\x03\x00\x00\x20\x00\x00\xff\x22\x00\x00\x00" + sixteen[4:]},
 	// Lengths of each kind, one after the other.
 	{"\x00\x00\x03\x00\x00\x20\x00\x00\x10" + sixteen, "\x00\x00\x03\x00\x00\x20\x00\x00\xf1" + sixteen,
@@ -120,8 +120,8 @@ var peerSeeds = [][]string{
 	{"\x08", "\x08", hello, hello, "\x00\x00\x01\x00\x00\x20\x00\x00\x10" + sixteen, "\x00\x00\x02\x00\x00\x20\x00\x00\x04" + sixteen[:4],
 		"\x00\x00\x01\x00\x00\x20\x00\x00\x10" + sixteen, "\x00\x00\x02\x00\x00\x20\x00\x00\x05" + sixteen[:5]},
 	{"\x08", "\x08", hello, hello, "\x00\x08\x03\x00\x00\x20\x00\x00\x24\x00\x04\x00\x00abcd\x00\x18\x00\x00" + sixteen + "abcdefgh"},
-	// A stalled NIC: a send and a write that are acknowledged before they leave, one of which the connection breaks,
-	// and one that is acknowledged, and not taken.
+	// A stalled NIC: a send and a write that are acknowledged before they leave, and one of them breaks the
+	// connection; and one that is acknowledged, and not taken.
 	{"\x07", "\x02", peerAckOne, "\x06", "\x07"},
 	{"\x07", "\x03", peerAckOne, "\x06", "\x02", "\x07"},
 	{"\x02", "\x07", "\x03", "\x00\x03\x00\x00\x00\x20\x00\x00\x00", "\x06", "\x07"},
@@ -192,7 +192,7 @@ func FuzzPeer(f *testing.F) {
 	})
 }
 
-// play does what the script says: a frame of the peer, or something of the program.
+// play executes one step of the script: a frame of the peer, or an action of the program.
 func (p *peerBed) play(t *testing.T, s *script, va, vb *vipl.VI) {
 	t.Helper()
 	free := p.box.desc[:len(p.box.desc):len(p.box.desc)]
@@ -270,7 +270,7 @@ func (p *peerBed) play(t *testing.T, s *script, va, vb *vipl.VI) {
 		}
 	}
 	p.listen(t, va)
-	// The peer breaks it, if nobody has, as it does the other end of it.
+	// The peer breaks the connection, unless it is broken, as it does at the other end.
 	for i, v := range []*vipl.VI{va, vb} {
 		for h, ok := v.Expects(); ok; h, ok = v.Expects() {
 			h.Kind, h.Immediate = wire.KindError, uint32(wire.ReasonClosed)

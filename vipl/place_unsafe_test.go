@@ -29,8 +29,8 @@ func TestCopyAscending(t *testing.T) {
 	}
 }
 
-// Who polls the last word of a write, or a word with a write in it that is shorter,
-// sees the word whole, and the race detector has nothing to say.
+// A program that polls the last word of a write, or a word that contains a shorter write, sees the whole word,
+// and the race detector reports nothing.
 func TestLastWordIsWhole(t *testing.T) {
 	for _, c := range []struct{ from, n, word int }{
 		{0, 8, 8}, {4, 4, 4}, {0, 4, 4}, {4, 8, 4}, {3, 9, 4}, {0, 12, 4}, {0, 16, 8}, {7, 1, 1}, {6, 2, 1}, {1, 7, 4}, {3, 5, 4},

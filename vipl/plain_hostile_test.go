@@ -14,15 +14,14 @@ import (
 // Where a frame of the tests' IPv4 hosts has its VIA header.
 const viaAt = 14 + 20 + 8
 
-// mended gives frame with a checksum that is right.
+// mended returns frame with a valid checksum.
 func mended(frame []byte) []byte {
 	wire.PutChecksum(frame[viaAt : 14+20+int(binary.BigEndian.Uint16(frame[14+20+4:]))])
 	return frame
 }
 
-// On a plain connection, frames that are sent again as they were, those of the last
-// connection of the same VIs, and those that are turned back to who sent them change
-// nothing, and each is counted.
+// On a plain connection, replayed frames, frames of the last connection of the same VIs, and frames that are
+// reflected to their sender change nothing, and each is counted.
 func TestReplayedAndReflectedOnPlain(t *testing.T) {
 	duplicate := func(c vipl.Counters) uint64 { return c.Duplicate }
 	wrongKey := func(c vipl.Counters) uint64 { return c.WrongKey }

@@ -231,8 +231,8 @@ func BenchmarkListAlone(b *testing.B) {
 	b.ReportMetric(quiet(wholes, messages), "ns/message")
 }
 
-// quiet is the time in ns for one of n, of the twentieth part of samples that were
-// least disturbed; 0 where the processor's counter tells no time.
+// quiet returns the time in ns for one of n, from the twentieth of the samples that was least disturbed; 0 if
+// the processor's counter gives no time.
 func quiet(samples []uint64, n int) float64 {
 	rate, _ := tsc.Rate()
 	slices.Sort(samples)

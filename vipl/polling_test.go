@@ -30,9 +30,9 @@ func TestPostsDoNotKeepBackgroundAway(t *testing.T) {
 	})
 }
 
-// A driver that sleeps for want of chunks may say so too late for the Refill that
-// brought them, and for who waits in the NIC, which wakes one that sleeps already:
-// whatever the program does, the background goroutine asks.
+// A driver that sleeps for lack of chunks may announce it too late for the Refill that brought them, and for a
+// goroutine that waits in the NIC, which wakes only a driver that sleeps already. The background goroutine
+// checks in any case.
 func TestSleepingDriverIsWoken(t *testing.T) {
 	type receive struct {
 		v *vipl.VI
@@ -86,7 +86,7 @@ func TestSleepingDriverIsWoken(t *testing.T) {
 	}
 }
 
-// sleepyNIC hands out nothing, and wakes nobody, while its driver sleeps.
+// sleepyNIC delivers nothing, and wakes no goroutine, while its driver sleeps.
 type sleepyNIC struct {
 	*xdpnictest.Queue
 	asleep, woken atomic.Bool
@@ -122,8 +122,8 @@ func (n *sleepyNIC) Wake() {
 	n.Queue.Wake()
 }
 
-// Who goes to sleep for the port lets those run first whom it has woken: its processor is
-// another's only when somebody notices that its call waits.
+// A goroutine that goes to sleep for the port first lets those run that it has woken: its processor is given to
+// another only when the runtime detects that its call blocks.
 func TestSleeperYields(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	synctest.Test(t, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestSleeperYields(t *testing.T) {
 	})
 }
 
-// watchedNIC counts the sleeps that begin while somebody has yet to run.
+// watchedNIC counts the sleeps that begin while a woken goroutine has yet to run.
 type watchedNIC struct {
 	*xdpnictest.Queue
 	acksDue atomic.Bool
@@ -205,7 +205,7 @@ func TestPostSendLater(t *testing.T) {
 		arrived("rung", 1)
 		sent(t, va, 0)
 		synctest.Wait()
-		n.a.Poll() // takes what b may have said beside: it would ring
+		n.a.Poll() // takes other frames that b may have sent: they would ring
 		n.a.Ring()
 		later(3)
 		arrived("three posted", 1)
@@ -227,9 +227,8 @@ func TestPostSendLater(t *testing.T) {
 	})
 }
 
-// What waits for Ring goes within milliseconds also if nobody ever calls it: while the
-// program does nothing, while it looks in now and then, and when it has spun before,
-// so that the background goroutine looks in seldom.
+// What waits for Ring is sent within milliseconds also if Ring is never called: while the program does nothing,
+// while it polls now and then, and after it has spun, so that the background goroutine runs seldom.
 func TestPostSendLaterIsNotForgotten(t *testing.T) {
 	spin := func(n *memoryNet) {
 		for range 72 { // ms, after which it looks in every 32
@@ -257,7 +256,7 @@ func TestPostSendLaterIsNotForgotten(t *testing.T) {
 				start := time.Now()
 				must(t, va.PostSendLater(xa.desc[0], xa.region.Handle()))
 				for d, _ := vb.RecvDone(); d == nil; d, _ = vb.RecvDone() {
-					fatalIf(t, time.Since(start) > 5*time.Millisecond, "nobody has rung")
+					fatalIf(t, time.Since(start) > 5*time.Millisecond, "the doorbell was not rung")
 					time.Sleep(300 * time.Microsecond)
 					c.while(n)
 				}
@@ -354,7 +353,7 @@ func TestAnsweredStreamDoesNotPause(t *testing.T) {
 	})
 }
 
-// A sender that had to wait is not kept waiting again: the stream begins anew.
+// A sender that had to wait is not made to wait again: the stream starts over.
 func TestWaitingSenderEndsPollPause(t *testing.T) {
 	var s vipl.Influx
 	now := int64(1_000_000)

@@ -50,7 +50,7 @@ type port struct {
 	rx        receiver
 	acks      ackList // acknowledgements that are owed
 	timers    timerHeap
-	poller    poller // who polls, who sleeps
+	poller    poller // goroutines that poll and that sleep
 	shares    shares // how the connections share the chunks
 	iface     iface
 }

@@ -80,8 +80,8 @@ func checkSecret(f *os.File) error {
 // WithPSK sets VIAttributes.PSK for all VIs of the handle that have none of their own.
 func WithPSK(psk *PSK) Option { return func(o *options) { o.psk = psk } }
 
-// ErrSecurity means that a connect failed because of the pre-shared keys: one side has none, or they differ; the
-// error text says which. On either side the error wraps both ErrRejected and ErrSecurity.
+// ErrSecurity means that a connect failed because of the pre-shared keys: one side has none, or they differ, as
+// the error text explains. On either side the error wraps both ErrRejected and ErrSecurity.
 var ErrSecurity = errors.New("the pre-shared keys do not match")
 
 func securityError(op string, v *VI, reason wire.CMReason) error {
@@ -114,7 +114,7 @@ func (v *VI) requestSecurely(op string, ours *kagent.Offer, peers bool, local, r
 	return r, nil
 }
 
-// finishSecurely completes the handshake with the acceptor's answer. If that fails, it tells the acceptor.
+// finishSecurely completes the handshake with the acceptor's answer. If that fails, it notifies the acceptor.
 func (v *VI) finishSecurely(op string, r *secure.Requester, a *kagent.Answer) (proof []byte, s *secure.Session, err error) {
 	reason := wire.CMReasonKey
 	switch {
@@ -138,7 +138,7 @@ func (v *VI) finishSecurely(op string, r *secure.Requester, a *kagent.Answer) (p
 }
 
 // checkSecurely checks the requester's part of the handshake. It returns nil if neither side has a key. If the
-// check fails, it tells the requester.
+// check fails, it notifies the requester.
 func (v *VI) checkSecurely(op string, in kagent.Incoming, peers bool) (*secure.Offered, error) {
 	psk, theirs := v.psk(), in.Offer()
 	reason := wire.CMReasonKey

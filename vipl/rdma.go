@@ -149,7 +149,7 @@ func (v *VI) writeTo(h MemHandle, addr uint64, n uint32, first []byte, rest [][]
 	return nil
 }
 
-// copyPieces is copyAscending for several pieces, of which the last may be shorter than a word.
+// copyPieces is copyAscending for several pieces. The last piece may be shorter than a word.
 func copyPieces(dst, first []byte, rest [][]byte) {
 	var tail [8]byte
 	body := max(0, len(dst)-len(tail))

@@ -9,8 +9,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// openVI is a VI whose memory the peer may write and, but on an unreliable one,
-// read.
+// openVI makes a VI whose memory the peer may write and, except on an unreliable one, read.
 func openVI(t testing.TB, n *vipl.NIC, level vipl.ReliabilityLevel) *vipl.VI {
 	t.Helper()
 	v, err := n.CreateVI(vipl.VIAttributes{
@@ -57,8 +56,8 @@ func segment(x *box, i, n int) vipl.DataSegment {
 	return s
 }
 
-// A write that is cut short, or damaged, on an unreliable VI is told to its
-// target; on a reliable one only the end of the connection cuts it short.
+// A write that is cut short, or damaged, on an unreliable VI is reported at its target. On a reliable VI only
+// the end of the connection cuts it short.
 func TestWriteErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, va, _, xa, xb := rdmaPair(t, memoryConfig{bubble: true}, vipl.UnreliableDelivery)
@@ -128,6 +127,6 @@ func TestAnswerOfLongAgo(t *testing.T) {
 	if !comes(func() bool { n.b.Poll(); n.a.Poll(); return vb.Skip(va, 1<<31) }) {
 		t.Fatal("the answer is not acknowledged")
 	}
-	postSend(t, va, xa, 1, 64) // nobody has posted a receive for it
+	postSend(t, va, xa, 1, 64) // no receive is posted for it
 	statesAre(t, vipl.Error, vb, va)
 }

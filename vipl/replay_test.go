@@ -15,9 +15,9 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A replay is a run of two engines on a bad wire of which all follows from the seed:
-// one goroutine posts, polls and takes for both sides, in a bubble; the engines have
-// no background goroutine, and what is on the wire arrives while that one sleeps.
+// A replay is a run of two engines on a faulty wire that follows entirely from the seed: in a bubble, one
+// goroutine posts, polls and dequeues for both sides; the engines have no background goroutine, and frames on
+// the wire arrive while that goroutine sleeps.
 
 const (
 	replaySlots = 12   // operations of one direction that may be under way, and receives that are posted
@@ -57,7 +57,7 @@ func (r *replayed) digest() uint64 {
 // replayOp is an operation under way.
 type replayOp struct {
 	kind      string
-	k, length int // its number, which its bytes tell, and its slot
+	k, length int // its number, which its bytes identify, and its slot
 }
 
 // replaySide is one direction of a pair: what side posts and its peer receives.
@@ -94,8 +94,7 @@ func openedBox(t *testing.T, n *vipl.NIC, count, size int) *box {
 	return x
 }
 
-// turn lets both engines do what time and frames ask for. A port looks at the clock
-// after so many polls in vain.
+// turn lets both engines process frames and timers. A port reads the clock after a number of empty polls.
 func (r *replay) turn() {
 	for range 300 {
 		r.nics[0].Poll()
@@ -156,7 +155,7 @@ func (r *replay) postThis(s *replaySide, kind string, length int) {
 	}
 }
 
-// say notes a completion.
+// say logs a completion.
 func (r *replay) say(s *replaySide, what string, o *replayOp, d *vipl.Descriptor) {
 	r.log = append(r.log, fmt.Sprintf("%v %s %s %s %d of %d: %v",
 		time.Since(r.start), s.name, what, o.kind, o.k, d.Length, d.Status()))
@@ -214,7 +213,7 @@ func (r *replay) take(s *replaySide) {
 	}
 }
 
-// idle says whether everything that was posted has come.
+// idle reports whether everything that was posted has completed.
 func (r *replay) idle() bool {
 	return !slices.ContainsFunc(r.sides, func(s *replaySide) bool { return len(s.sends)+len(s.comes) > 0 })
 }

@@ -86,8 +86,8 @@ func TestReadPSKOfOthers(t *testing.T) {
 	errorIf(t, !errors.Is(err, vipl.ErrInvalidParameter) || !strings.Contains(err.Error(), "belongs to user 60001"), "another user's: %v", err)
 }
 
-// Two VIs whose keys do not go together are not connected: both sides hear why, and
-// at once. With the same key they are.
+// Two VIs whose keys differ are not connected: both sides get the reason at once. With the same key they are
+// connected.
 func TestKeysMustAgree(t *testing.T) {
 	one, two := testPSK(t, 1), testPSK(t, 2)
 	for _, c := range []struct {

@@ -26,7 +26,7 @@ func (p *port) countConn(n int) {
 	p.share()
 }
 
-// share divides the chunks for received frames among the connections. Each frame tells its peer the window, which
+// share divides the chunks for received frames among the connections. Each frame carries the window, which
 // grows when other connections end. share also divides the chunks for sending, see leaves.
 func (p *port) share() {
 	p.shares.window = p.windowOf(p.shares.active)
@@ -43,9 +43,10 @@ func (p *port) windowOf(conns int) int {
 	return max(leastWindow, min(maxWindow, p.nic.RxChunks()*3/4/chunks/max(conns, 1)))
 }
 
-// tellWindow tells the peer of c that its window has shrunk. Otherwise a peer that has been idle could return with
-// as many frames as it was told long ago. A peer may keep up to a seventh more than the window: with the reserve of
-// a quarter, and the chunks that refill has not returned yet, that is no more than there are.
+// tellWindow notifies the peer of c that its window has shrunk. Otherwise a peer that has been idle could
+// return with as many frames as its old window allowed. A peer may keep up to a seventh more than the window:
+// with the reserve of a quarter, and the chunks that refill has not returned yet, that is no more than there
+// are.
 func (p *port) tellWindow(c *conn, now int64) {
 	if c.open && c.receiver != nil && c.vi.state == Connected && 8*p.shares.window < 7*int(c.header.Window) {
 		p.oweAckUntil(c, now+defaultAckDelay)

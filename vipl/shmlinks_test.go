@@ -14,9 +14,9 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// The program at the other end of a lane never answers the bell: sending goes on,
-// although the bell could block, and so does leaving the lane. When that program
-// has gone, the bell stays until the last connection is.
+// The program at the other end of a link never answers the bell. Sending and leaving the link
+// still work, although the bell could block. When that program has gone, the bell stays until the
+// last connection has ended.
 func TestStoppedNeighbour(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	fd, err := unix.MemfdCreate("shmlink", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -60,7 +60,7 @@ func TestStoppedNeighbour(t *testing.T) {
 	case i := <-sent:
 		errorIf(t, i != 2000, "frame %d was not sent", i)
 	case <-time.After(20 * time.Second):
-		t.Fatal("a full bell has stopped who sends")
+		t.Fatal("a full bell has stopped the sender")
 	}
 
 	// One that is gone, which the port has noticed when its reading ended.
@@ -177,8 +177,8 @@ func TestDeregisterBesideClose(t *testing.T) {
 	errorIf(t, third.Addr() == theirs.Addr(), "two regions have the same memory")
 }
 
-// VIs of one interface on different queues are peers like any others: what one
-// sends goes by a lane.
+// VIs of one interface on different queues are peers like any others. Their frames go through a
+// shared-memory link.
 func TestOtherQueueOfTheInterface(t *testing.T) {
 	t.Parallel()
 	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
@@ -192,7 +192,7 @@ func TestOtherQueueOfTheInterface(t *testing.T) {
 	}
 	xa, xb := openBox(t, nics[0]), openBox(t, nics[1])
 	for _, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
-		for range 2 { // the second time on a lane that begins anew
+		for range 2 { // the second time on a new link
 			va, vb := openVI(t, nics[0], level), openVI(t, nics[1], level)
 			join(t, nics[0], va, nics[1], vb)
 			transfer(t, va, vb, xa, xb, 300, 20_000)
@@ -209,7 +209,7 @@ func TestOtherQueueOfTheInterface(t *testing.T) {
 	}
 }
 
-// The memory of a lane is one that nobody can take away again.
+// The memory of a link cannot be shrunk.
 func TestLinkMemory(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	for _, c := range []struct {

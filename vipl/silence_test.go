@@ -50,8 +50,8 @@ func TestSilentPeer(t *testing.T) {
 	})
 }
 
-// Where frames get through one way only, both sides know as soon as the one that hears
-// nothing does: which tells the other, who would else wait for as long again.
+// If frames get through in one direction only, both sides detect it as soon as the side that receives nothing
+// does: it notifies the other one, which would otherwise wait for as long again.
 func TestOneWaySilence(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const silence = time.Second
@@ -67,11 +67,11 @@ func TestOneWaySilence(t *testing.T) {
 		}
 		stateIs(t, vb, vipl.Error)
 		a, b := n.a.Counters(), n.b.Counters()
-		errorIf(t, a.PeersLost != 0 || b.PeersLost != 1, "who heard counts %d lost peers, who did not %d", a.PeersLost, b.PeersLost)
+		errorIf(t, a.PeersLost != 0 || b.PeersLost != 1, "lost peers: a %d, b %d", a.PeersLost, b.PeersLost)
 	})
 }
 
-// Of a peer of which nothing was ever heard the cause says what that may mean.
+// If no frame of a peer ever arrived, the cause explains what that may mean.
 func TestUnheardPeer(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const silence = time.Second
@@ -143,8 +143,8 @@ func TestLongDelay(t *testing.T) {
 	})
 }
 
-// A new connection on which nobody posts or polls lives, too, though whoever
-// sleeps for the port went to sleep before there was a timer.
+// A new connection without posts and polls stays alive, too, although the goroutine that sleeps for the port
+// went to sleep before there was a timer.
 func TestNewConnectionIsKeptAlive(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n := newMemoryNet(t, memoryConfig{bubble: true, silence: 100 * time.Millisecond})
@@ -160,7 +160,7 @@ func TestNewConnectionIsKeptAlive(t *testing.T) {
 	})
 }
 
-// latePort is a queue whose sleepers get a CPU late, once, when they are to.
+// latePort is a queue whose sleepers get a CPU late, once, on request.
 type latePort struct {
 	*xdpnictest.Queue
 	late atomic.Int64 // ns
@@ -174,8 +174,8 @@ func (p *latePort) Wait(d time.Duration) error {
 	return p.Queue.Wait(d)
 }
 
-// An engine that was kept from its work for longer than the silence does not take
-// that for the peer's: which lives, and when it has died is noticed as ever.
+// An engine that did not run for longer than the silence time does not attribute that to the peer: the peer
+// stays alive, and its death is detected as usual.
 func TestLateEngine(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const silence = time.Second
@@ -194,7 +194,7 @@ func TestLateEngine(t *testing.T) {
 		for _, late := range []time.Duration{silence, 3 * silence, 10 * silence} {
 			port.late.Store(int64(late))
 			time.Sleep(late + 2*silence)
-			fatalIf(t, port.late.Load() != 0, "nobody was late")
+			fatalIf(t, port.late.Load() != 0, "no sleeper was late")
 			stateIs(t, vb, vipl.Connected)
 		}
 		postSend(t, va, xa, 0, 64)
@@ -243,8 +243,8 @@ func TestSlowPolling(t *testing.T) {
 	})
 }
 
-// When a peer is back after a silence in which the timer has become slow, a frame that is
-// then lost is missed as soon as ever.
+// When a peer is back after a silence in which the timer has backed off, the loss of a frame is detected as
+// soon as before.
 func TestTimerAfterSilence(t *testing.T) {
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true, noPacking: true}, level, 4, 4, 64)

@@ -22,9 +22,8 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// What may happen to the interface of host a, so that frames of its connections
-// are not its own any more, or too long, how it becomes what it was, what counts the
-// connections that it ends, and what their cause says.
+// Changes of the interface of host a, after which frames of its connections have a foreign source or are too
+// long; how each is undone; the counter of the connections that it ends; and their cause.
 var moves = []struct {
 	name       string
 	away, back func(l *kagent.Link)
@@ -51,9 +50,8 @@ var moves = []struct {
 	},
 }
 
-// A connection whose address the interface does not have any more, or whose longest frames need
-// more than its MTU, breaks by the rules within half a second, on both sides, whether or not
-// anything is sent, and the VIs connect again.
+// A connection whose address the interface has lost, or whose longest frames exceed its MTU, breaks by the
+// rules within half a second, on both sides, whether or not anything is sent, and the VIs can connect again.
 func TestInterfaceChanges(t *testing.T) {
 	for _, m := range moves {
 		t.Run(m.name, func(t *testing.T) {
@@ -205,8 +203,7 @@ func TestInterfaceRemoved(t *testing.T) {
 	}
 }
 
-// trickle is a queue of which each frame is there only at the tenth look, and
-// that counts how often somebody sleeps.
+// trickle is a queue on which each frame appears only at the tenth poll. It counts the sleeps.
 type trickle struct {
 	*xdpnictest.Queue
 	looks, waits atomic.Int64
@@ -221,9 +218,9 @@ func (q *trickle) Wait(d time.Duration) error {
 	return q.Queue.Wait(d)
 }
 
-// Whoever is woken by the beginning of a long message polls for the rest of it.
+// A goroutine that is woken by the beginning of a long message polls for the rest of it.
 func TestWaiterFollowsMessage(t *testing.T) {
-	// In a bubble, in which nobody takes too long between two looks.
+	// In a bubble, in which no goroutine takes too long between two polls.
 	synctest.Test(t, func(t *testing.T) {
 		const frames, rounds = 40, 20
 		q := &trickle{}
@@ -306,14 +303,14 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 		errorIf(t, n.IP.Equal(was.IP) && n.HardwareAddr.String() != nb.MAC.String(), "the kernel has %v for it, want %v", n.HardwareAddr, nb.MAC)
 	}
 	postRecv(t, vb, xb, 0, 64)
-	postSend(t, va, xa, 0, 8) // the capture finds nobody who reads
+	postSend(t, va, xa, 0, 8) // the capture has no reader
 	sent(t, va, 0)
 	if err := <-ended; !errors.Is(err, io.ErrClosedPipe) {
 		t.Error(err)
 	}
 }
 
-// What an administrator has said of a host's hardware address stays.
+// A hardware address that an administrator has set stays.
 func TestPermanentNeighbourStays(t *testing.T) {
 	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
@@ -333,7 +330,7 @@ func TestPermanentNeighbourStays(t *testing.T) {
 	v, err := a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
 	must(t, err)
 	if _, err := v.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: nb.IPv4, Discriminator: []byte("test")}, time.Second); err == nil {
-		t.Error("somebody answers")
+		t.Error("a host answers")
 	}
 	list, err := na.Netlink().NeighList(na.Index, netlink.FAMILY_V4)
 	errorIf(t, err != nil || len(list) != 1 || list[0].State != netlink.NUD_PERMANENT || list[0].HardwareAddr.String() != said.HardwareAddr.String(), "%+v, %v", list, err)

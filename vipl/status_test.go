@@ -19,7 +19,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// What a program says of itself by its socket is what is so.
+// The status that a program returns on its socket is correct.
 func TestStatusOfProgram(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "proc")
 	t.Setenv("VIA_RUNTIME_DIR", dir)
@@ -67,8 +67,8 @@ func record(r io.Reader) (sent bool, size int, data []byte, err error) {
 	return head[32] == 1, int(binary.LittleEndian.Uint32(head[24:])), data, nil
 }
 
-// Both directions are captured, short frames, long ones whose data the kernel
-// reads where the program has it, and what is left of a cut one.
+// Both directions are captured: short frames, long ones whose data the kernel reads in the program's memory,
+// and the beginning of truncated ones.
 func TestCapture(t *testing.T) {
 	t.Parallel()
 	a, b := pairtest.Connected(t, nstest.Options{MTU: 9000}, vipl.ReliableDelivery)
@@ -143,7 +143,7 @@ func (g *gate) Write(b []byte) (int, error) {
 	return g.Buffer.Write(b)
 }
 
-// What was captured before the handle's end comes, although nobody has read it by then.
+// What was captured before the handle's end is written, although it had not been read by then.
 func TestCaptureToTheEnd(t *testing.T) {
 	for range 4 {
 		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{}, vipl.ReliableDelivery, 1, 1, 64)
@@ -179,7 +179,7 @@ func TestCaptureToTheEnd(t *testing.T) {
 	}
 }
 
-// Frames for which there was no room are told of although none comes behind them.
+// Frames for which there was no room are reported although no frame follows them.
 func TestCaptureTellsTheLost(t *testing.T) {
 	const size, lost = 1000, 5
 	drain := vipl.FillTap(size, lost)

@@ -15,10 +15,10 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// A VI whose lane is full, since the program at its other end has stopped, does not
-// keep other VIs of the port from going on, whichever of them comes up first.
+// A VI whose link is full, since the program at its other end has stopped, does not delay other VIs of the
+// port, in whatever order they are served.
 func TestFullLinkDelaysNobodyElse(t *testing.T) {
-	const size, count = 64, 300 // more than a lane has room for
+	const size, count = 64, 300 // more than a link has room for
 	n := newMemoryNet(t, memoryConfig{noPacking: true, silence: time.Minute})
 	stuck, _ := connect(t, n.a.NIC, n.b.NIC, vipl.UnreliableDelivery)
 	n.a.MoveToLink(t, stuck, fullLink(t))
@@ -52,7 +52,7 @@ func goesOn(t *testing.T, n *memoryNet, va, vb, stuck *vipl.VI) {
 	}
 }
 
-// deafLane is a lane at whose other end nobody takes anything.
+// fullLink returns a link at whose other end nothing is taken.
 func fullLink(t *testing.T) *kagent.ShmLinkEnd {
 	t.Helper()
 	fd, err := unix.MemfdCreate("shmlink", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -70,9 +70,9 @@ func fullLink(t *testing.T) *kagent.ShmLinkEnd {
 	return end
 }
 
-// A VI that waits for room for a long frame, which takes many TX chunks at once,
-// while connections with a peer that says nothing have most of them, does not keep other VIs from going
-// on by the few that are left. When the first of those connections has ended it goes on, too.
+// A VI that waits for room for a long frame, which takes many TX chunks at once, while connections with a
+// silent peer have most of them, does not keep other VIs from using the few that are left. When the first of
+// those connections has ended, it continues, too.
 func TestLongFrameHoldsNobodyElse(t *testing.T) {
 	const long, silence = 60_000, time.Minute
 	c := longFrames
@@ -153,8 +153,8 @@ func TestLongFrameAndShortOnes(t *testing.T) {
 	}
 }
 
-// A peer that says nothing leaves the chunks of acknowledgements, also where those of
-// its frames complete late, one by one, as of a NIC that sends by itself.
+// A silent peer leaves the chunks for acknowledgements, also if its frames complete late, one by one, as with a
+// NIC that sends asynchronously.
 func TestStoppedPeerLeavesRoomToAcknowledge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const chunks, late = 32, 20 * time.Microsecond
@@ -211,7 +211,7 @@ func TestAcknowledgementWithoutChunk(t *testing.T) {
 	})
 }
 
-// emptyPort is a queue without TX chunks for so many calls of Alloc.
+// emptyPort is a queue without TX chunks for a number of calls of Alloc.
 type emptyPort struct {
 	*xdpnictest.Queue
 	refuse atomic.Int32

@@ -38,9 +38,9 @@ type refusal struct {
 	unpacking bool        // a frame is being delivered and more of its messages follow
 }
 
-// refuse breaks a reliable connection because of an error on this side. A reason other than ReasonClosed says what
-// was wrong with the last frame, which then counts as not arrived. So does a frame of which not all messages were
-// delivered.
+// refuse breaks a reliable connection because of an error on this side. A reason other than ReasonClosed names
+// the error in the last frame, which then counts as not arrived. So does a frame some of whose messages were
+// not delivered.
 func (p *port) refuse(c *conn, reason wire.Reason, cause error, now int64) {
 	p.refuseAt(c, reason, c.receiver.Next()-1, cause, now)
 }
@@ -102,9 +102,9 @@ type broken struct {
 	status Status // status of the next descriptor, unless 0
 }
 
-// teardown ends a connection by an error. The VI goes to Error and everything posted completes as flushed, except
-// as b says. If the program does not have the connection yet, this happens when it gets it; if it never does, its
-// receives stay posted.
+// teardown ends a connection by an error. The VI goes to Error and everything posted completes as flushed,
+// except as b specifies. If the program does not have the connection yet, this happens when it gets it; if it
+// never does, its receives stay posted.
 func (p *port) teardown(c *conn, b broken) {
 	if !c.open {
 		return

@@ -1,6 +1,6 @@
 package vipl
 
-// The way of a message to the NIC. A message becomes frames of at most the path's MTU.
+// The path of a message to the NIC. A message becomes frames of at most the path's MTU.
 //
 //  1. post and join put the descriptor on the send queue. translate.go has read, checked and translated it: the
 //     engine works on that copy.

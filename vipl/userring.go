@@ -7,7 +7,7 @@ import (
 )
 
 // userRing lets a program take completed descriptors off a work queue without a call and without the lock, as
-// programs in C do (cmd/libvipl). It says which descriptors have completed, and how. The thread that advances
+// programs in C do (cmd/libvipl). It lists the completed descriptors and their status. The thread that advances
 // workQueue.dequeued by one, with a compare-and-swap, owns the descriptor at that index. Once a queue has a
 // userRing, the library takes descriptors in the same way.
 //

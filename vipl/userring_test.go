@@ -111,15 +111,15 @@ func TestDequeuedByUser(t *testing.T) {
 	errorIf(t, done.Load() != count, "%d of %d sends were taken", done.Load(), count)
 }
 
-// Who dequeues under the lock takes nothing that is not complete, when others have
-// taken the head between two looks of his.
+// A goroutine that dequeues under the lock takes nothing that is not complete, if others take the head between
+// two of its reads.
 func TestPopBeside(t *testing.T) {
 	const rounds = 300_000
 	taken, early := vipl.PopBeside(rounds)
 	errorIf(t, early || taken != rounds, "%d of %d were taken, one before it was complete: %v", taken, rounds, early)
 }
 
-// What waits on a queue when the words are asked for is there, too, and failures say so.
+// Descriptors that are complete when Watch is called are in the ring, too, with the status of failures.
 func TestUserRingFailures(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
 	in := newBox(t, n.b.NIC, 20, 64)
@@ -144,7 +144,7 @@ func TestUserRingFailures(t *testing.T) {
 	}
 }
 
-// A handler gets the next completion whoever takes others by the words meanwhile.
+// A handler gets the next completion while other threads dequeue by the words.
 func TestUserRingHandlers(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
 	_, recv := vb.Watch()
@@ -179,7 +179,7 @@ func TestUserRingHandlers(t *testing.T) {
 	}
 }
 
-// The words say what Done would, before, while and after a message waits.
+// The words have the state that Done would return, before, while and after a message waits.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	x, y := ends(t, nstest.Options{})
@@ -221,8 +221,7 @@ func TestWatch(t *testing.T) {
 	errorIf(t, atomic.LoadUint32(port.Produced) != atomic.LoadUint32(port.Consumed), "after Close there is something on the ring")
 }
 
-// While connections between queues are there, the words say that every poll has to
-// call.
+// While there are connections between queues, the words require that every poll calls.
 func TestWatchShmLinks(t *testing.T) {
 	t.Parallel()
 	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
@@ -250,7 +249,7 @@ func TestWatchShmLinks(t *testing.T) {
 	}
 }
 
-// Farewell delivers what was sent, tells the peer, and lets nobody here notice.
+// Farewell delivers what was sent and notifies the peer. The program's own side notices nothing.
 func TestFarewell(t *testing.T) {
 	t.Parallel()
 	x, y := ends(t, nstest.Options{})
@@ -266,8 +265,8 @@ func TestFarewell(t *testing.T) {
 	stateIs(t, va, vipl.Connected)
 }
 
-// A farewell of which the answers are lost is repeated with what was sent before it:
-// that is answered, too, and nothing completes on this side.
+// A farewell whose answers are lost is repeated with what was sent before it. The repetition is answered, too,
+// and nothing completes on this side.
 func TestFarewellUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 2, 1, 64)

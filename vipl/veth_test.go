@@ -109,9 +109,8 @@ type joined struct {
 	xa, xb *box
 }
 
-// onQueues connects VIs over a veth pair with so many queues, one pair a queue,
-// each on a NIC handle of its own. A veth takes a frame in on the queue of the
-// number on which its peer sent it.
+// onQueues connects VIs over a veth pair with n queues, one pair of VIs for each queue, each on a NIC handle of
+// its own. A veth receives a frame on the queue with the number on which its peer sent it.
 func onQueues(t testing.TB, n int) []joined {
 	t.Helper()
 	na, nb := nstest.Pair(t, nstest.Options{Queues: n})
@@ -159,9 +158,9 @@ func TestQueues(t *testing.T) {
 	}
 }
 
-// A peer that tells a large window and acknowledges all frames but the first, or one after
-// the other as slowly as it can, does not keep the TX chunks from other connections:
-// it has half of them at most, and messages to other peers go at once.
+// A peer that grants a large window and acknowledges all frames but the first, or acknowledges as slowly as it
+// can, does not keep the TX chunks from other connections: it has half of them at most, and messages to other
+// peers are sent at once.
 func TestOnePeerDoesNotKeepTheChunks(t *testing.T) {
 	const chunks, count, others = 512, 2000, 20
 	for name, ranges := range map[string]bool{"all but the first": true, "none": false} {

@@ -19,7 +19,7 @@ var errWaitTimeout = errors.New("timed out")
 
 // signal wakes the goroutines that wait for one queue.
 type signal struct {
-	waiters int // under the port's lock, so that a completion sees whether anyone waits for it
+	waiters int // under the port's lock, so that a completion sees whether there is a waiter
 	ch      chan struct{}
 	budget  atomic.Int64 // ns that a spin may last
 	waits   atomic.Uint32
@@ -38,7 +38,7 @@ type poller struct {
 	sleeping chan struct{} // holds a token while a goroutine is in nic.Wait
 
 	tick    atomic.Int64         // ns until background runs again
-	roused  chan struct{}        // tells background of new handlers, or of messages that wait
+	roused  chan struct{}        // wakes background for new handlers, or for messages that wait
 	cpuTime func() time.Duration // CPU time of the process
 	closed  chan struct{}
 	stopped sync.WaitGroup // of background and the links' goroutines

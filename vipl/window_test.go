@@ -16,7 +16,7 @@ const (
 	windowAlone  = windowChunks * 3 / 4 // of one connection
 )
 
-// windowNet is a net of which b has few chunks, and can be stopped.
+// windowNet is a net in which b has few chunks and can be stopped.
 func windowNet(t *testing.T) (n *memoryNet, b *stoppedPort) {
 	n = newMemoryNet(t, memoryConfig{
 		queue: xdpnictest.Config{RxChunks: windowChunks}, silence: time.Minute, noPacking: true, bubble: true,
@@ -27,7 +27,7 @@ func windowNet(t *testing.T) (n *memoryNet, b *stoppedPort) {
 	return n, b
 }
 
-// ahead posts all of x to v, while the peer takes nothing, and says how many frames go.
+// ahead posts all of x to v, while the peer takes nothing, and returns how many frames are sent.
 func ahead(t *testing.T, v *vipl.VI, x *box) uint32 {
 	t.Helper()
 	before := v.NextFrame()
@@ -88,7 +88,7 @@ func TestWindowFollowsTheConnections(t *testing.T) {
 			t.Errorf("%d frames when the others are gone, want %d", got, windowAlone)
 		}
 		connectOthers()
-		time.Sleep(5 * time.Millisecond) // they have been told
+		time.Sleep(5 * time.Millisecond) // they have got their windows
 		equal(t, "window", window(1), vipl.LeastWindow)
 		statesAre(t, vipl.Connected, va, vb)
 		s := n.b.queue.Stats()
@@ -96,9 +96,9 @@ func TestWindowFollowsTheConnections(t *testing.T) {
 	})
 }
 
-// Connections that were told of more room than is left by now, and send nothing
-// until all do at once, find room for all that they send: whether they were made one
-// after the other, or together, when none knew of the others yet.
+// Connections that were granted more room than is left by now, and are idle until all send at once, find room
+// for all that they send: whether they were made one after the other, or together, before any knew of the
+// others.
 func TestIdleConnectionsLearnOfLessRoom(t *testing.T) {
 	for name, join := range map[string]func(t *testing.T, n *memoryNet, from, to []*vipl.VI){
 		"in turn": func(t *testing.T, n *memoryNet, from, to []*vipl.VI) {
@@ -114,7 +114,7 @@ func TestIdleConnectionsLearnOfLessRoom(t *testing.T) {
 	}
 }
 
-// joinTogether connects all of to, who ask before anybody is answered, with from.
+// joinTogether connects all of to with from. All request before the first one is answered.
 func joinTogether(t *testing.T, n *memoryNet, from, to []*vipl.VI) {
 	l, err := n.a.Listen(vipl.NetAddress{Discriminator: []byte("all")})
 	must(t, err)
@@ -155,7 +155,7 @@ func idleConnections(t *testing.T, join func(t *testing.T, n *memoryNet, from, t
 			postRecv(t, to[i], in[i], k, overloadBytes)
 		}
 	}
-	time.Sleep(5 * time.Millisecond) // those who have less have been told
+	time.Sleep(5 * time.Millisecond) // connections with a smaller window have got it
 	b.stopped.Store(true)
 	frames := uint32(0)
 	for i := range conns {
@@ -175,8 +175,8 @@ func idleConnections(t *testing.T, join func(t *testing.T, n *memoryNet, from, t
 	}
 }
 
-// Who has seen in a descriptor's status that it is complete gets it by Done, and its entry by
-// CQDone, however long the engine takes from the one to the other.
+// A program that has seen in a descriptor's status that it is complete gets it by Done, and its entry by
+// CQDone, however much time the engine takes between the two.
 func TestDoneAfterStatus(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	cq, err := n.b.CreateCQ(4)
@@ -302,8 +302,8 @@ func (d *driver) Wait(timeout time.Duration) error {
 	return d.Queue.Wait(timeout)
 }
 
-// A send for later that puts nothing on the ring, on which a driver has not taken what was
-// there before, leaves nothing to ring for: nobody looks in every half millisecond from then on.
+// A PostSendLater that puts nothing on the ring, while a driver has not taken earlier entries, leaves nothing
+// to ring for: the background goroutine does not run every half millisecond from then on.
 func TestPostSendLaterOfNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &driver{}
@@ -328,7 +328,7 @@ func TestPostSendLaterOfNothing(t *testing.T) {
 	})
 }
 
-// unmapped is a queue whose rings are gone some time.
+// unmapped is a queue whose rings are unmapped at some time.
 type unmapped struct {
 	*xdpnictest.Queue
 	gone bool
@@ -345,8 +345,8 @@ func (u *unmapped) Pending() int { u.used("Pending"); return u.Queue.Pending() }
 func (u *unmapped) Flush() error { u.used("Flush"); return u.Queue.Flush() }
 func (u *unmapped) Refill()      { u.used("Refill"); u.Queue.Refill() }
 
-// Who goes on polling while another goroutine closes the NIC, as a program does that is
-// told to end, does not touch the rings behind that: they are unmapped.
+// A goroutine that continues to poll while another one closes the NIC, as in a program that is asked to exit,
+// does not touch the rings afterwards: they are unmapped.
 func TestPollsBehindClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var rings *unmapped

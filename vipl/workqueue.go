@@ -196,7 +196,7 @@ func (p *port) settleQueue(q *workQueue) {
 	}
 }
 
-// isDone reports whether a descriptor is done, all of whose frames are on the ring.
+// isDone reports whether a descriptor is done. All of its frames are on the ring.
 func (c *conn) isDone(e *posted) bool {
 	if e.op == StatusOpRDMARead {
 		return e.done

@@ -56,8 +56,7 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 	return first, second
 }
 
-// A queue that was handed out goes on working, with all its chunks, when the one
-// that opened it has closed.
+// A queue that was handed out continues to work, with all its chunks, after the one that opened it has closed.
 func TestAdopt(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	first, qa := adopted(t, na, Config{Mode: ModeGeneric, RxChunks: 64, TxChunks: 64})
@@ -90,7 +89,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// What does not fit together is refused, and the socket is closed.
+// Inconsistent parts are refused, and the socket is closed.
 func TestAdoptRefuses(t *testing.T) {
 	nstest.Require(t)
 	good, err := Config{Ifindex: 1, ChunkSize: 4096, RxChunks: 16, TxChunks: 16}.WithDefaults()

@@ -56,8 +56,8 @@ type Rings struct {
 // cache lines of 64 bytes.
 const ringHeader = 320
 
-// Bytes is what the kernel allocates for the rings (xskq_create), in whole pages. It counts for
-// nobody's limit of locked memory, and stays until the socket is gone.
+// Bytes returns the memory that the kernel allocates for the rings (xskq_create), in whole pages. It counts
+// towards no limit of locked memory, and stays until the socket is gone.
 func (r Rings) Bytes() int {
 	sum := 0
 	for _, x := range [...]struct{ n, size int }{

@@ -49,8 +49,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// Without privilege, and with a small RLIMIT_MEMLOCK, the error says what to
-// do.
+// Without privilege, and with a small RLIMIT_MEMLOCK, the error names the remedy.
 func TestMissingPrivilege(t *testing.T) {
 	na, _ := nstest.Pair(t, nstest.Options{})
 	// The thread of Do ends with it, and the capabilities that it gave up.
@@ -212,7 +211,7 @@ func TestClimb(t *testing.T) {
 	}
 }
 
-// What the driver says about itself, against what it does.
+// Compares what the driver reports about itself with what it does.
 func TestFeatures(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	if err := na.Do(func() error {
@@ -253,10 +252,9 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// A zero-copy bind that would succeed and not work is refused with the reason:
-// beside a program in generic mode, with preferred busy polling, with chunks that cross
-// pages, and with a short RX ring for frames of several chunks. veth has no
-// zero-copy at all, which is found later, and so tells the two apart.
+// A zero-copy bind that would succeed and not work is refused with the reason: beside a program in generic
+// mode, with preferred busy polling, with chunks that cross pages, and with a short RX ring for frames of
+// several chunks. veth has no zero-copy at all. That is detected later, and so distinguishes the two.
 func TestZeroCopyRefused(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	for _, tc := range []struct {

@@ -22,8 +22,8 @@ var (
 	ErrGone error = &OpError{Op: "kick", Ifindex: -1, Err: unix.ENXIO}
 )
 
-// OpError is an error of the control path: the operation, the interface and
-// queue, and the cause. Its text also says what to do about it.
+// OpError is an error of the control path: the operation, the interface and queue, and the cause. Its text also
+// names the remedy.
 type OpError struct {
 	Op      string // "socket", "umem", "bind", ...
 	Ifindex int    // interface index, or -1 when the error is ready-made

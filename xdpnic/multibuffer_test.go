@@ -79,9 +79,8 @@ func openWithMemory(t *testing.T, unaligned bool) (a, b *end, mem []byte) {
 	return a, b, mem
 }
 
-// A header from a TX chunk and payload from registered memory make one frame
-// of up to 18 segments; with 19 it is refused here, before the kernel would
-// lose it without a word.
+// A header from a TX chunk and payload from registered memory make one frame of up to 18 segments. One with 19 is
+// refused here, since the kernel would lose it without notice.
 func TestPayloadByReference(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unaligned=%v", unaligned), func(t *testing.T) {
@@ -200,9 +199,8 @@ func TestCancelOnTheRing(t *testing.T) {
 	}
 }
 
-// A socket for frames of several chunks that is refused says from which kernel on
-// there are such, where that is the reason: a newer one refuses something else, here
-// a queue that there is not.
+// If a socket for frames of several chunks is refused because of the kernel's version, the error names the
+// first version that has them. A newer kernel refuses something else, here a queue that does not exist.
 func TestMultiBufferRefused(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	q, err := openIn(ns, Config{QueueID: 1, RxChunks: 64, TxChunks: 64, Mode: ModeGeneric, Require: true, MultiBuffer: true})

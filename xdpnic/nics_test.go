@@ -65,8 +65,8 @@ func wantMode(t testing.TB, e *end, mode Mode) {
 	}
 }
 
-// pump sends with Flush what waits and gives completions back, while a test
-// waits for something else: a driver in zero-copy mode works on its own time.
+// pump flushes waiting frames and reaps completions while a test waits for something else: a driver in zero-copy
+// mode works asynchronously.
 func (e *end) pump(t testing.TB) {
 	t.Helper()
 	if err := e.q.Flush(); err != nil {
@@ -105,8 +105,8 @@ func TestNICsEcho(t *testing.T) {
 	}
 }
 
-// A thousand round trips of a single frame: a driver that is not kicked, or not
-// told of fresh chunks, stalls somewhere in them.
+// A thousand round trips of a single frame. A driver that misses a kick, or the arrival of fresh chunks, stalls
+// in one of them.
 func TestNICsPingPong(t *testing.T) {
 	a, b := openNICs(t, Config{RxChunks: 64, TxChunks: 64})
 	start := time.Now()
@@ -216,8 +216,8 @@ func TestNICsAllocs(t *testing.T) {
 	}
 }
 
-// In the copying modes a frame may have as many segments as the queue says: the kernel
-// drops one with more, and its chunks never come back.
+// In the copying modes a frame may have as many segments as the queue reports: the kernel drops one with more,
+// and its chunks never come back.
 func TestNICsMostSegments(t *testing.T) {
 	na, nb, _ := nstest.NICs(t)
 	for _, mode := range []Mode{ModeNative, ModeGeneric} {
@@ -266,8 +266,8 @@ func TestNICsMostSegments(t *testing.T) {
 	}
 }
 
-// Chunks that cross pages are no matter for a kernel that copies, and not to be had in
-// zero-copy mode, nor segments that do.
+// Chunks that cross pages work if the kernel copies. They are not available in zero-copy mode, nor are segments
+// that cross pages.
 func TestNICsUnaligned(t *testing.T) {
 	na, _, name := nstest.NICs(t)
 	mode, err := ParseMode(name)
@@ -306,8 +306,8 @@ func TestNICsUnaligned(t *testing.T) {
 	}
 }
 
-// TestNICsFacts logs what kernel and driver can do, as "fact: NAME: yes" or
-// "no" with the reason. What they must be able to do is for others to say.
+// TestNICsFacts logs what kernel and driver can do, as "fact: NAME: yes" or "no" with the reason. Other tests
+// check what they must be able to do.
 func TestNICsFacts(t *testing.T) {
 	ns, _, _ := nstest.NICs(t)
 	if err := ns.Do(func() error {

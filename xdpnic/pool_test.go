@@ -192,7 +192,7 @@ func TestAuditNamesViolations(t *testing.T) {
 				t.Fatal(err)
 			}
 			tc.do(k)
-			k.q.fd = math.MaxInt32 // open, as far as Stats can tell; the kernel's part is an error
+			k.q.fd = math.MaxInt32 // open, as far as Stats can see; the kernel's part is an error
 			s, _ := k.q.Stats()
 			if misuse := !strings.Contains(tc.want, "stack") && !strings.Contains(tc.want, "has owner"); misuse && s.ChunkErrors == 0 {
 				t.Error("not counted among chunk_errors")
@@ -356,7 +356,7 @@ func TestCancelZeroCopy(t *testing.T) {
 	if q.Cancel(first) || q.Cancel(second) {
 		t.Error("cancelled at once")
 	}
-	read := k.transmit(2) // as they were or are, nobody knows
+	read := k.transmit(2) // with the old or the new contents
 	if q.Cancel(first) || !q.Reading(first) {
 		t.Error("cancelled although it has been taken")
 	}

@@ -19,8 +19,8 @@ type Frame struct {
 	More bool   // the frame continues in the next segment (multi-buffer)
 }
 
-// Queue is one AF_XDP socket on one queue of an interface, with its rings and
-// its chunks. The package comment says which goroutines may call which method.
+// Queue is one AF_XDP socket on one queue of an interface, with its rings and its chunks. The package comment
+// lists the goroutines that may call each method.
 type Queue struct {
 	// Fields of the data path. Owner only.
 	pool *pool

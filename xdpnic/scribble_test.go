@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A socket that goes while others use its chunks takes none from the kernel that are not on its TX
-// ring, whatever was written there.
+// A socket that is closed while others use its chunks takes back only chunks that are on its TX ring, whatever was
+// written there.
 func TestScribbledReclaim(t *testing.T) {
 	for _, scribbled := range []bool{false, true} {
 		k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 1<<32-2)
@@ -56,9 +56,8 @@ func TestRXEntryOutsideItsChunk(t *testing.T) {
 	}
 }
 
-// Whatever is written to the rings (indices, entries and flags of both sides), no call
-// loops or panics, what is handed out lies in the chunks of this queue, and no TX chunk is
-// handed out twice.
+// For any contents of the rings (indices, entries and flags of both sides), no call loops or panics, what is handed
+// out lies in the chunks of this queue, and no TX chunk is handed out twice.
 func TestScribbledRings(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		k := newFakeKernel(t, Config{

@@ -30,7 +30,7 @@ func TestSharedQueue(t *testing.T) {
 	eventually(t, "completions", func() bool { second.Reap(); return a.q.TxFree() == 8 && second.TxFree() == 8 })
 	audit(t, a.q, second)
 
-	// Frames go where the map says.
+	// Frames go to the socket in the map.
 	b.pass(t, a, 64, 1)
 	if err := a.register(second, 0); err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func TestSeveralQueues(t *testing.T) {
 			t.Errorf("queue %d received %d frames", i, s.RxFrames)
 		}
 	}
-	// The same queue again is Queue.Share's business, and the error says so.
+	// A second socket on the same queue takes Queue.Share, as the error explains.
 	_, err = openIn(b.ns, Config{QueueID: 1, Share: rxq[1], PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
 	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "Queue.Share") {
 		t.Errorf("second socket on the queue: %v", err)
@@ -121,8 +121,8 @@ func TestSeveralQueues(t *testing.T) {
 	}
 }
 
-// Pools in one memory lie apart: where two would meet, the second is refused, until the
-// first is closed. A queue in whose memory there is another one is not handed out.
+// Pools in one memory must not overlap: the second is refused until the first is closed. A queue is not handed
+// out if its memory has another one.
 func TestSharedMemory(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg, err := Config{Ifindex: ns.Index, Mode: ModeGeneric, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()

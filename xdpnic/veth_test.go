@@ -192,7 +192,7 @@ func TestRetain(t *testing.T) {
 	audit(t, q)
 }
 
-// Every frame that is lost at the receiver has a name there.
+// Every frame that is lost at the receiver is counted by name there.
 func TestDropsHaveNames(t *testing.T) {
 	drops := func(s Stats) map[string]uint64 {
 		m := map[string]uint64{}

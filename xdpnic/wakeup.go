@@ -9,15 +9,15 @@ import (
 
 const pktContd = unix.XDP_PKT_CONTD
 
-// kick tells the kernel to process the TX ring. In copy mode the call does all of
-// the sending; on veth that includes delivery into the peer's RX ring. It does not
-// sleep, so a raw system call suffices and Go's scheduler need not know.
+// kick makes the kernel process the TX ring. In copy mode the call does all of the sending; on veth that
+// includes delivery into the peer's RX ring. It does not sleep, so a raw system call suffices and Go's
+// scheduler need not know.
 func kick(fd int) unix.Errno {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 	return errno
 }
 
-// kickRX tells the driver to process the fill ring.
+// kickRX makes the driver process the fill ring.
 func kickRX(fd int) {
 	// The result does not matter: the next poll or Refill kicks again.
 	_, _, _ = unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)

@@ -169,7 +169,7 @@ func TestDrain(t *testing.T) {
 			frames, stops := c.frames, c.stops
 			k := newFakeKernel(t, Config{ChunkSize: 2048}, ^uint32(10))
 			q := k.q
-			q.fd, q.zc = 1<<30, true // to which nothing is said
+			q.fd, q.zc = 1<<30, true // not a descriptor, so no system call has an effect
 			for range frames {
 				addr, _, _ := q.Alloc()
 				if !q.Send(addr, 64, false) {

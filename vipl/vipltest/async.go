@@ -27,8 +27,8 @@ var asyncRules = []Rule{
 	choice("async-errors/post-desc-altered", "A send that the program changed while it was posted is told as POST_DESC.", "when it completes, and once", func(t *T) {
 		const long = 300_000
 		a, b := t.ends(vipl.ReliableReception, 2, 2, long)
-		// Behind a long read, the send does not complete before it is changed: but where
-		// the rule was kept from its work just now.
+		// Queued behind a long read, the send does not complete before it is changed, unless this goroutine was
+		// descheduled in between.
 		d := a.desc[1]
 		for end := time.Now().Add(limit); ; {
 			a.read(0, long, b.remote(0))
@@ -119,7 +119,7 @@ var asyncRules = []Rule{
 		var got []*vipl.Descriptor
 		t.onErrors(t.A, func(e vipl.ErrorDescriptor) {
 			t.errorIf(running.Swap(true), "two handlers at a time")
-			time.Sleep(10 * time.Microsecond) // the next one has time to come too early
+			time.Sleep(10 * time.Microsecond) // time in which the next one could arrive too early
 			mu.Lock()
 			got = append(got, e.Descriptor)
 			mu.Unlock()
@@ -190,18 +190,18 @@ var asyncRules = []Rule{
 	}),
 }
 
-// onErrors has a handler of the rule's own get the errors of a NIC.
+// onErrors sets a handler of the rule for the errors of a NIC.
 func (t *T) onErrors(n *vipl.NIC, f func(vipl.ErrorDescriptor)) {
 	n.ErrorCallback(f)
 	t.Cleanup(func() { t.watch(n) })
 }
 
-// handled waits for what a handler tells.
+// handled waits for the result of a handler.
 func (t *T) handled(result <-chan error) error {
 	return within(t, "the end of a handler", result)
 }
 
-// overrun posts a descriptor more than a queue has room for.
+// overrun posts one descriptor more than a queue has room for.
 func overrun(t *T) {
 	most := t.A.Query().MaxDescriptorsPerQueue
 	a, b := t.ends(vipl.ReliableDelivery, most+1, 1, 0)

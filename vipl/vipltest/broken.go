@@ -2,17 +2,17 @@ package vipltest
 
 import "viaxdp/vipl"
 
-// brokenSizes are lengths of messages that a receive or its absence refuses.
+// brokenSizes are lengths of messages that a receive, or the lack of one, refuses.
 var brokenSizes = []int{0, 100, 5000}
 
-// tooLongSizes are messages and the receives that they are too long for.
+// tooLongSizes are lengths of messages and of receives that are too short for them.
 var tooLongSizes = [][2]int{{1, 0}, {65, 64}, {1425, 1424}, {5000, 64}, {5000, 4999}}
 
-// pastRegionSizes are lengths of messages, and of the part of their receive that its region has.
+// pastRegionSizes are lengths of messages, and of the part of their receive that lies in its region.
 var pastRegionSizes = [][2]int{{1 + 1, 1}, {101, 100}, {1425, 1424}, {5000, 64}, {5000, 4999}}
 
-// brokenRules are about what goes wrong at the receiver of a message, what that makes of
-// the connection, and about a peer of which nothing is heard any more.
+// brokenRules test errors at the receiver of a message, their effect on the connection, and a peer that has
+// gone silent.
 var brokenRules = []Rule{
 	lossless("reliability/empty-queue-unreliable", "A message that finds no receive on an unreliable VI is dropped with RECVQ_EMPTY, both stay connected, and the next one is none the worse.", func(t *T) {
 		for _, size := range brokenSizes {
@@ -201,9 +201,9 @@ func tooLongBreaks(t *T, level vipl.ReliabilityLevel) {
 	}
 }
 
-// breaks has the second of four messages of size bytes break a connection, since its receive has
-// room for less, or is none: that has the status recv, and the send of a Reliable Reception VI
-// has send.
+// breaks has the second of four messages of size bytes break a connection. Its receive has room for fewer
+// bytes, or is missing. The receive completes with the status recv, and the send of a Reliable Reception VI
+// with send.
 func (t *T) breaks(level vipl.ReliabilityLevel, size, room int, receives func(b *end), recv, send vipl.Status) (a, b *end) {
 	a, b = t.ends(level, 6, 3, 5000)
 	a.recv(4, 64)
@@ -226,14 +226,14 @@ func (t *T) breaks(level vipl.ReliabilityLevel, size, room int, receives func(b 
 	return a, b
 }
 
-// tooLong waits for receive 0, which was too short for its message.
+// tooLong waits for receive 0, which is too short for its message.
 func (e *end) tooLong(room int) {
 	d := e.received(vipl.StatusLengthError)
 	e.t.errorIf(d != e.desc[0] || int(d.Length) > room, "length %d in a receive of %d, or another receive", d.Length, room)
 	e.t.untouched("behind the receive", e.buf(0)[room:])
 }
 
-// recvPast posts receive 1 of an end, of which the region has n bytes, between two whole ones.
+// recvPast posts three receives. Only n bytes of receive 1 lie in its region; the others are valid.
 func (x edge) recvPast(e *end, n int) {
 	e.recv(0, 5000)
 	e.prepare(1, 0)
@@ -241,8 +241,7 @@ func (x edge) recvPast(e *end, n int) {
 	e.recv(2, 5000)
 }
 
-// failsAt checks count completions of a Reliable Reception VI of which number
-// bad failed.
+// failsAt checks count completions of a Reliable Reception VI on which number bad failed.
 func (e *end) failsAt(count, bad int, status vipl.Status) {
 	for i := range count {
 		switch {
@@ -256,7 +255,7 @@ func (e *end) failsAt(count, bad int, status vipl.Status) {
 	}
 }
 
-// breakOf breaks a connection from a's side, and takes what that completes.
+// breakOf breaks a connection from a's side, and takes the completions.
 func (t *T) breakOf(va, vb *vipl.VI) {
 	bad := t.block(t.A, 1, 64).on(va)
 	bad.prepare(0, 64).Reserved = 1

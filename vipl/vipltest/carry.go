@@ -6,8 +6,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// carry moves the bytes of some segments of a's to segments of b's, and returns when they
-// are there: by a message, by an RDMA write of a, or by an RDMA read of b.
+// carry transfers the bytes of segments of a to segments of b, and returns when they have arrived: by a
+// message, by an RDMA write of a, or by an RDMA read of b.
 type carry func(a, b *end, from, to []vipl.DataSegment)
 
 func carryMessage(a, b *end, from, to []vipl.DataSegment) {
@@ -28,7 +28,7 @@ func carryRead(a, b *end, from, to []vipl.DataSegment) {
 	b.sent(vipl.StatusOpRDMARead)
 }
 
-// remoteSegment names to a peer what a segment names to the program itself.
+// remoteSegment converts a segment to one that a peer can use.
 func remoteSegment(s vipl.DataSegment) vipl.AddressSegment {
 	return vipl.AddressSegment{Data: s.Data, Handle: s.Handle}
 }
@@ -60,7 +60,7 @@ func (c carry) sizesBetween(t *T, level vipl.ReliabilityLevel, a, b *end) {
 	}
 }
 
-// segments carries data that is cut differently on both sides.
+// segments carries data that is divided differently on both sides.
 func (c carry) segments(t *T, level vipl.ReliabilityLevel) {
 	const size = 20_000
 	va, vb := t.pair(level)
@@ -93,7 +93,7 @@ func (c carry) alignment(t *T, level vipl.ReliabilityLevel) {
 	}
 }
 
-// ownMemory carries data between memory of the arenas and any other, in all combinations.
+// ownMemory carries data between memory of the arenas and other memory, in all combinations.
 func (c carry) ownMemory(t *T, level vipl.ReliabilityLevel) {
 	const size = 50_001
 	a, b := t.ends(level, 2, 2, 64)
@@ -127,15 +127,14 @@ func (c carry) longest(t *T, level vipl.ReliabilityLevel) {
 	t.holds("target", b.buf(0), 1)
 }
 
-// sizesToTry are around what fits in one frame and in several at the usual
-// MTUs, and at the ends.
+// sizesToTry are sizes around the capacity of one and of several frames at the usual MTUs, and the smallest and
+// largest.
 var sizesToTry = []int{
 	0, 1, 2, 3, 4, 7, 8, 63, 64, 65, 1000, 1400, 1424, 1425, 1472, 1473, 1500, 2848, 2849, 3840, 4096, 8192, 8999, 9001,
 	32_768, 65_535, 65_536, 65_537, 262_144,
 }
 
-// sizes are those that a VI of that level sends, the last of them most where the link
-// bears it.
+// sizes returns the sizes to send on a VI of that level. The last one is most if the link can carry it.
 func (t *T) sizes(level vipl.ReliabilityLevel, most int) []int {
 	all := append(slices.Clone(sizesToTry), most-1, most)
 	if burst := t.config.Burst; burst > 0 && level == vipl.UnreliableDelivery {
@@ -144,7 +143,7 @@ func (t *T) sizes(level vipl.ReliabilityLevel, most int) []int {
 	return all
 }
 
-// burst is how many of count messages a VI of that level may have under way.
+// burst returns how many of count messages a VI of that level may have under way.
 func (t *T) burst(level vipl.ReliabilityLevel, count, size int) int {
 	if burst := t.config.Burst; burst > 0 && level == vipl.UnreliableDelivery {
 		return min(count, max(1, burst/size))
@@ -152,8 +151,8 @@ func (t *T) burst(level vipl.ReliabilityLevel, count, size int) int {
 	return count
 }
 
-// cut makes n segments of size bytes of a region from offset off on, the first
-// ones a little shorter and longer in turns, all behind one another.
+// cut divides size bytes of a region, from offset off on, into n contiguous segments. All but the last few
+// alternate in length.
 func cut(r *vipl.Region, off, size, n int) []vipl.DataSegment {
 	segs := make([]vipl.DataSegment, 0, n)
 	for end := off + size; n > 0; n-- {
@@ -180,7 +179,7 @@ func (t *T) edgeOf(n *vipl.NIC, size int) edge {
 	return edge{t.register(n, around[size:2*size], openMemory), around}
 }
 
-// untouched checks that nothing beside the region was written.
+// untouched checks that nothing outside of the region was written.
 func (e edge) untouched(t *T) {
 	size := len(e.Bytes())
 	t.untouched("before the region", e.around[:size])

@@ -116,7 +116,7 @@ var concurrencyRules = []Rule{
 			t.errorIf(!flushed && !errors.Is(err, vipl.ErrInvalidParameter), "%s: %v", what, err)
 		}
 	}),
-	// A NIC is closed with a request of its own and one of its peer under way.
+	// A NIC is closed while a request of its own and one of its peer are under way.
 	rule("concurrency/close-ends-requests", "VipCloseNic returns while a VipConnectRequest is under way, which returns with an error.", func(t *T) {
 		t.openPair()
 		v, w := t.idle(vipl.ReliableDelivery)
@@ -232,7 +232,7 @@ var concurrencyRules = []Rule{
 			}))
 		}
 		t.once("ConnectRequest", func() error { return errOf(v.ConnectRequest(vipl.NetAddress{}, to, limit)) }, vipl.ErrInvalidState)
-		cancel() // nobody asks any more
+		cancel() // all requests have ended
 		accepted := 0
 		for _, p := range peers {
 			if err := <-p; err == nil {
@@ -284,7 +284,7 @@ var concurrencyRules = []Rule{
 			case err != nil:
 				t.wantErr("deregister", err, vipl.ErrResource)
 				t.must(post)
-			case post != nil: // else the send was complete by then
+			case post != nil: // else the send was already complete
 				t.wantErr("post in deregistered memory", post, vipl.ErrInvalidParameter)
 				t.block(t.A, 1, 64).on(va).send(0, 64)
 			}
@@ -313,7 +313,7 @@ var concurrencyRules = []Rule{
 	}),
 }
 
-// promptly checks that f returns, however long others wait.
+// promptly checks that f returns while other calls wait.
 func (t *T) promptly(what string, f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -328,7 +328,7 @@ func (t *T) closesPromptly() {
 	t.promptly("CloseNIC", func() { t.wantErr("close", t.A.Close(), nil) })
 }
 
-// starts starts a call that waits, and gives what becomes of it.
+// starts runs a blocking call in a goroutine, and returns a channel for its result.
 func starts(f func() error) <-chan error {
 	result, running := make(chan error, 1), make(chan struct{})
 	go func() {
@@ -344,8 +344,7 @@ const (
 	sharedCount   = 26 * sharedWaiters
 )
 
-// shared has several threads wait for what feed causes: each gets its share, and none
-// what another one got.
+// shared has several threads wait for what feed causes. Each gets its share, and no two get the same.
 func (t *T) shared(next func() (*vipl.Descriptor, error), feed func(i int)) {
 	var group sync.WaitGroup
 	var seen sync.Map
@@ -371,8 +370,7 @@ func (t *T) shared(next func() (*vipl.Descriptor, error), feed func(i int)) {
 	group.Wait()
 }
 
-// take takes count completions off a queue, by one thread that polls and one that
-// waits.
+// take dequeues count completions, by one thread that polls and one that waits.
 func take(t *T, count int32, done func() (*vipl.Descriptor, error),
 	wait func(time.Duration) (*vipl.Descriptor, error), f func(*vipl.Descriptor),
 ) {
@@ -399,7 +397,7 @@ func take(t *T, count int32, done func() (*vipl.Descriptor, error),
 	group.Wait()
 }
 
-// doneBesideWait asks queues and a CQ that others wait for.
+// doneBesideWait calls Done on queues and a CQ on which other threads wait.
 func doneBesideWait(t *T) {
 	cq := t.cq(t.A, 1)
 	a, b := t.ends(vipl.ReliableReception, 2, 2, 64)
@@ -464,8 +462,7 @@ func pass(a, b *end) error {
 	return errors.Join(errOf(b.v.RecvWait(limit)), errOf(a.v.SendWait(limit)))
 }
 
-// background keeps messages going between A and B until the function that it
-// returns is called, and checks each.
+// background exchanges messages between A and B, and checks each, until the returned function is called.
 func (t *T) background() (stop func()) {
 	a, b := t.ends(vipl.ReliableDelivery, 1, 1, 3000)
 	var over atomic.Bool
@@ -486,8 +483,7 @@ func (t *T) background() (stop func()) {
 	}
 }
 
-// once checks that of several calls at once exactly one succeeds, and that the
-// others get the code.
+// once makes several calls concurrently, and checks that exactly one succeeds and the others return the code.
 func (t *T) once(what string, f func() error, others error) {
 	var won atomic.Int32
 	var group sync.WaitGroup

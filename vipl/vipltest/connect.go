@@ -40,7 +40,7 @@ var connectRules = []Rule{
 		for range 5 {
 			t.noMatch("request", va, on(t.B, disc()))
 		}
-		t.join(va, vb) // programs spin on it until somebody waits
+		t.join(va, vb) // programs repeat the request until a server waits
 	})),
 	choice("client-server/no-match-after-the-wait", "A request that comes after the last VipConnectWait has returned is held for the next one or gets NO_MATCH.", "held for 100 ms after a wait that ended, then NO_MATCH", func(t *T) {
 		va, vb := t.idle(vipl.ReliableDelivery)
@@ -52,7 +52,7 @@ var connectRules = []Rule{
 		t.must(err)
 		t.accept(c, vb, result)
 
-		// When the time is over, nobody waits any more.
+		// After the time is over no wait is active.
 		time.Sleep(150 * time.Millisecond)
 		t.noMatch("request after the last wait", t.vi(t.A, at(vipl.ReliableDelivery)), on(t.B, d))
 	}),
@@ -72,7 +72,7 @@ var connectRules = []Rule{
 			t.joinAt(va, vb, named(d), on(t.B, d))
 		}
 	}),
-	// Clients ask in one order, and the server waits in another one.
+	// Clients connect in one order, and the server waits in another one.
 	rule("client-server/requests-are-never-mixed-up", "A program that waits for several discriminators in turn gets each request at its own one.", func(t *T) {
 		const count = 6
 		var discs [count][]byte
@@ -144,7 +144,7 @@ var connectRules = []Rule{
 		var c *vipl.Conn
 		for c == nil {
 			_, err := va.ConnectRequest(vipl.NetAddress{}, on(t.B, d), 200*time.Millisecond)
-			if !errors.Is(err, vipl.ErrNoMatch) { // else nobody waits yet
+			if !errors.Is(err, vipl.ErrNoMatch) { // else no wait is active yet
 				t.wantErr("request", err, vipl.ErrTimeout)
 			}
 			t.state(va, vipl.Idle)
@@ -152,7 +152,7 @@ var connectRules = []Rule{
 			case w := <-got:
 				t.must(w.err)
 				c = w.c
-			default: // a wait that sees the request only when it is over goes on
+			default: // a wait that receives the request after its end continues to wait
 			}
 		}
 		t.wantErr("accept of a request that is over", c.Accept(vb), vipl.ErrTimeout)
@@ -161,7 +161,7 @@ var connectRules = []Rule{
 	}),
 	rule("client-server/not-reachable", "A request to a host to which there is no way returns NOT_REACHABLE, and the VI is Idle.", func(t *T) {
 		va, vb := t.idle(vipl.ReliableDelivery)
-		for _, host := range []string{"192.0.2.1", "2001:db8::1"} { // for documentation: never anybody's
+		for _, host := range []string{"192.0.2.1", "2001:db8::1"} { // reserved for documentation, so no host has them
 			to := vipl.NetAddress{Host: netip.MustParseAddr(host), Discriminator: disc()}
 			t.wantErr(host, errOf(va.ConnectRequest(vipl.NetAddress{}, to, limit)), vipl.ErrNotReachable)
 			t.state(va, vipl.Idle)
@@ -273,14 +273,14 @@ var connectRules = []Rule{
 	}),
 }
 
-// unlike are attributes of two VIs that may be connected and differ.
+// unlike are attributes of two VIs that differ but may be connected.
 func (t *T) unlike(level vipl.ReliabilityLevel) (mine, theirs vipl.VIAttributes) {
 	mine = vipl.VIAttributes{Level: level, MaxTransferSize: 1000 + int(level), EnableRDMAWrite: true}
 	theirs = vipl.VIAttributes{Level: level, MaxTransferSize: 1000 + int(level), EnableRDMARead: true}
 	return mine, theirs
 }
 
-// attributesOf is what the other side learns of a VI.
+// attributesOf returns the attributes that the other side gets.
 func attributesOf(a vipl.VIAttributes) vipl.RemoteAttributes {
 	return vipl.RemoteAttributes{
 		Level: a.Level, MaxTransferSize: a.MaxTransferSize, QoS: a.QoS,
@@ -288,13 +288,13 @@ func attributesOf(a vipl.VIAttributes) vipl.RemoteAttributes {
 	}
 }
 
-// asked has va ask for a connection, and gives the request as n's ConnectWait
-// returns it, and what becomes of it. The rule ends when the request has ended.
+// asked has va request a connection. It returns the request, from n's ConnectWait, and a channel for the
+// result. The rule ends when the request has ended.
 func (t *T) asked(va *vipl.VI, n *vipl.NIC) (*vipl.Conn, <-chan error) {
 	return t.askedFrom(va, vipl.NetAddress{}, n)
 }
 
-// askedFrom is asked of a VI at a local address.
+// askedFrom is asked for a VI at a local address.
 func (t *T) askedFrom(va *vipl.VI, local vipl.NetAddress, n *vipl.NIC) (*vipl.Conn, <-chan error) {
 	to := on(n, disc())
 	result, came, ended := make(chan error, 1), make(chan struct{}), make(chan struct{})
@@ -303,7 +303,7 @@ func (t *T) askedFrom(va *vipl.VI, local vipl.NetAddress, n *vipl.NIC) (*vipl.Co
 		for {
 			_, err := va.ConnectRequest(local, to, limit)
 			select {
-			case <-came: // or it was there, and is not any more
+			case <-came: // or the request has ended already
 				result <- err
 				return
 			default:
@@ -322,7 +322,7 @@ func (t *T) askedFrom(va *vipl.VI, local vipl.NetAddress, n *vipl.NIC) (*vipl.Co
 	return c, result
 }
 
-// accept accepts a request, and waits until the requester knows; reject rejects it.
+// accept accepts a request, and waits until the requester's call returns; reject rejects it.
 func (t *T) accept(c *vipl.Conn, v *vipl.VI, result <-chan error) {
 	t.must(c.Accept(v))
 	t.must(<-result)
@@ -357,22 +357,22 @@ func (t *T) onlyWhenIdle(operation func(*vipl.VI) error) {
 	t.must(vb.Disconnect())
 }
 
-// mismatch has a request of a VI with theirs accepted by one with ours, which
-// fails, and then by one that fits.
+// mismatch has a request of a VI with attributes theirs accepted by a VI with ours, which fails, and then by
+// one that matches.
 func (t *T) mismatch(theirs, ours vipl.VIAttributes, want error) {
 	va, wrong := t.vi(t.A, theirs), t.vi(t.B, ours)
 	c, result := t.asked(va, t.B)
 	t.wantErr("accept", c.Accept(wrong), want)
 	t.state(wrong, vipl.Idle)
-	t.stays(va, vipl.ConnectPending) // it hears nothing
+	t.stays(va, vipl.ConnectPending) // it gets no answer
 	t.wantErr("accept again", c.Accept(wrong), want)
 	t.must(wrong.SetAttributes(theirs))
 	t.accept(c, wrong, result)
 	t.state(va, vipl.Connected)
 }
 
-// connectMany connects many pairs at once, and sends each client's number over
-// its connection: no two are mixed up.
+// connectMany connects many pairs at once, and sends each client's number over its connection, to check that no
+// two are mixed up.
 func connectMany(t *T, discOf func(i int) []byte) {
 	const count = 24
 	clients, servers := t.idleEnds(count)
@@ -410,7 +410,7 @@ func connectMany(t *T, discOf func(i int) []byte) {
 	equal(t, "clients", len(seen), count)
 }
 
-// waited is what became of a ConnectWait.
+// waited is the result of a ConnectWait.
 type waited struct {
 	c   *vipl.Conn
 	err error

@@ -224,14 +224,14 @@ type entry struct {
 	recv bool
 }
 
-// next checks that the next entry of c is of that queue.
+// next checks that the next entry of c is for that queue.
 func (t *T) next(c *vipl.CQ, v *vipl.VI, recv bool) {
 	got, r, err := c.Wait(limit)
 	t.must(err)
 	equal(t, "entry", entry{got, r}, entry{v, recv})
 }
 
-// entries takes count entries and the descriptors that they are of, after which none waits.
+// entries takes count entries and their descriptors, and checks that no more follow.
 func (t *T) entries(c *vipl.CQ, count int) map[entry]int {
 	seen := make(map[entry]int)
 	for range count {
@@ -248,13 +248,13 @@ func (t *T) entries(c *vipl.CQ, count int) map[entry]int {
 	return seen
 }
 
-// noEntry checks that none waits.
+// noEntry checks that there is no entry.
 func (t *T) noEntry(c *vipl.CQ) {
 	v, _, err := c.Done()
 	t.errorIf(v != nil || err != vipl.ErrNotDone, "an entry of VI %p, %v", v, err)
 }
 
-// boundTo makes a VI of A with one of its queues bound to a CQ.
+// boundTo makes a VI of A one of whose queues is bound to a CQ.
 func (t *T) boundTo(cq *vipl.CQ, recv bool) *vipl.VI {
 	if recv {
 		return t.viOn(t.A, at(vipl.ReliableDelivery), nil, cq)
@@ -262,7 +262,7 @@ func (t *T) boundTo(cq *vipl.CQ, recv bool) *vipl.VI {
 	return t.viOn(t.A, at(vipl.ReliableDelivery), cq, nil)
 }
 
-// queued makes a CQ in which an entry of each of a few VIs waits, in that order.
+// queued makes a CQ with one entry of each of several VIs, in that order.
 func (t *T) queued(n int) (cq *vipl.CQ, vis []*vipl.VI) {
 	cq = t.cq(t.A, n)
 	x := t.block(t.A, n, 64)

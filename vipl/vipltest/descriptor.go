@@ -157,8 +157,8 @@ var descriptorRules = slices.Concat([]Rule{
 	}),
 }, wrongRules())
 
-// refusedDescriptors posts what is no descriptor of a VI: each is refused and told as POST_DESC,
-// and the VI and its queues are as they were.
+// refusedDescriptors posts invalid descriptors. Each is refused and reported as POST_DESC, and the VI and its
+// queues are unchanged.
 func refusedDescriptors(t *T) {
 	tag := t.tag(t.A)
 	a, _ := t.endsOf(vipl.VIAttributes{Level: vipl.UnreliableDelivery, Ptag: tag}, at(vipl.UnreliableDelivery), 2, 1, 256)

@@ -1,16 +1,15 @@
 // Package vipltest is a conformance suite for providers of package vipl's API.
 //
-// It is written from the rules of the VI Architecture and its provider library
-// alone: it gets a function that opens a pair of NICs on one link and knows
-// nothing of how they work. Each [Rule] has an ID, which is also the name of its
-// test, and says in a sentence what must hold.
+// It is written only from the rules of the VI Architecture and its provider library. It gets a function that
+// opens a pair of NICs on one link and knows nothing of their implementation. Each [Rule] has an ID, which is
+// also the name of its test, and states the requirement in a sentence.
 //
 //	func TestConformance(t *testing.T) {
 //		vipltest.Run(t, vipltest.Config{Open: openPair})
 //	}
 //
-// A rule is written in the words of end.go, wait.go and t.go: it makes two ends of a
-// connection, and says what they post and what must come of it.
+// A rule uses the helpers of end.go, wait.go and t.go: it makes two ends of a connection, posts descriptors,
+// and states the expected outcome.
 //
 //	a, b := t.ends(level, 1, 1, 64) // VIs, descriptors and buffers
 //	b.recv(0, 64)
@@ -18,7 +17,7 @@
 //	b.arrived(0, 64, k)
 //	a.sent()
 //
-// Where the rules of a group stand:
+// The files of each group's rules:
 //
 //	nic, ptag-memory, vi-objects      nic.go, memory.go, vi.go
 //	descriptors                       descriptor.go, wrong.go
@@ -30,8 +29,8 @@
 //	local, name-service               local.go, names.go
 //	limits, concurrency               limits.go, concurrency.go
 //
-// What messages, RDMA writes and RDMA reads have in common is in carry.go.
+// carry.go has what messages, RDMA writes and RDMA reads have in common.
 //
-// No rule asks how fast a provider is. What must happen may take 20 seconds; for
-// what must not happen a rule looks for 20 ms.
+// No rule tests how fast a provider is. A required event may take 20 seconds. A forbidden event is watched for
+// during 20 ms.
 package vipltest

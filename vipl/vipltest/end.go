@@ -2,8 +2,8 @@ package vipltest
 
 import "viaxdp/vipl"
 
-// block is registered memory that holds descriptors, each with a buffer of its
-// own, and to which peers may write and from which they may read.
+// block is registered memory that holds descriptors, each with a buffer of its own. Peers may write to it and
+// read from it.
 //
 //	| desc 0 | desc 1 | ... | buffer 0 | buffer 1 | ...
 type block struct {
@@ -15,7 +15,7 @@ type block struct {
 	desc  []*vipl.Descriptor
 }
 
-// block makes count descriptors, and buffers of size bytes.
+// block makes count descriptors with buffers of size bytes.
 func (t *T) block(n *vipl.NIC, count, size int) *block {
 	return t.blockOf(n, nil, count, 2, size)
 }
@@ -33,20 +33,20 @@ func (t *T) blockOf(n *vipl.NIC, tag *vipl.Ptag, count, segs, size int) *block {
 	return b
 }
 
-// stride is the distance of two descriptors: what one takes, in multiples of 64.
+// stride returns the distance between two descriptors: the size of one, rounded up to a multiple of 64.
 func (b *block) stride() int {
 	return (max(vipl.ControlSegmentSize+b.segs*vipl.DataSegmentSize, 64) + 63) &^ 63
 }
 
-// at is the offset of buffer i.
+// at returns the offset of buffer i.
 func (b *block) at(i int) int { return b.count*b.stride() + i*b.size }
 
-// buf is buffer i, and seg its first n bytes as a data segment.
+// buf returns buffer i, and seg its first n bytes as a data segment.
 func (b *block) buf(i int) []byte { return b.Bytes()[b.at(i) : b.at(i)+b.size] }
 
 func (b *block) seg(i, n int) vipl.DataSegment { return b.Segment(b.at(i), n) }
 
-// remote names buffer i to the peer.
+// remote returns buffer i as an address segment for the peer.
 func (b *block) remote(i int) vipl.AddressSegment { return b.Remote(b.at(i)) }
 
 // fillAll writes message first+i into each buffer i.
@@ -65,7 +65,7 @@ func (b *block) prepare(i, n int) *vipl.Descriptor {
 	return d
 }
 
-// on is the end of a VI's connection that has its descriptors and data in b.
+// on returns the end of a connection of v with its descriptors and data in b.
 func (b *block) on(v *vipl.VI) *end { return &end{b, v} }
 
 // end is one end of a connection: a VI, and a block for its descriptors and data.
@@ -77,9 +77,8 @@ type end struct {
 // post posts a descriptor of the block to the send queue as it is, and postRecv to the
 // receive queue.
 //
-// Both programs of a rule are one process. The race detector knows nothing of
-// the link between them: what one wrote before the other reads it is ordered by
-// a call on each NIC.
+// Both programs of a rule run in one process. The race detector does not see the link between them, so a call
+// on each NIC orders one side's writes before the other side's reads.
 func (e *end) post(d *vipl.Descriptor) *vipl.Descriptor {
 	if d.Control&3 == vipl.ControlRDMARead {
 		e.t.A.Counters()
@@ -183,7 +182,7 @@ func (e *end) arrived(i, n, k int) *vipl.Descriptor {
 	return d
 }
 
-// writeWait and readWait are write and read, and wait for the end.
+// writeWait and readWait are write and read, and wait for the completion.
 func (e *end) writeWait(i, n int, to vipl.AddressSegment) {
 	e.write(i, n, to)
 	e.sent(vipl.StatusOpRDMAWrite)
@@ -200,15 +199,14 @@ func (e *end) message(peer *end, n, k int) {
 	e.carries(peer, n, k)
 }
 
-// carries is message into the receive that is posted already.
+// carries is message into a receive that is already posted.
 func (e *end) carries(peer *end, n, k int) {
 	e.sendMessage(0, n, k)
 	peer.arrived(0, n, k)
 	e.sent()
 }
 
-// writes writes n bytes of message k from buffer 0 to the peer's memory, and waits until
-// they are there.
+// writes writes n bytes of message k from buffer 0 to the peer's memory, and waits until they have arrived.
 func (e *end) writes(peer *end, to *vipl.Region, off, n, k int) {
 	fill(e.buf(0)[:n], k)
 	e.writeWait(0, n, to.Remote(off))
@@ -216,9 +214,8 @@ func (e *end) writes(peer *end, to *vipl.Region, off, n, k int) {
 	e.t.holds("target", to.Bytes()[off:off+n], k)
 }
 
-// behind sends an empty message with the last descriptors of both blocks, and
-// waits for it: everything before it has arrived. The sends before it have been
-// taken off the queue.
+// behind sends an empty message with the last descriptors of both blocks, and waits for it: everything before
+// it has then arrived. Earlier sends must already be dequeued.
 func (e *end) behind(peer *end) {
 	d := peer.recv(len(peer.desc)-1, 0)
 	e.send(len(e.desc)-1, 0)
@@ -226,14 +223,14 @@ func (e *end) behind(peer *end) {
 	e.sent()
 }
 
-// wipe zeroes buffer i. The provider's goroutines have seen it when it returns.
+// wipe zeroes buffer i. The provider's goroutines see the zeros when it returns.
 func (e *end) wipe(i int) {
 	clear(e.buf(i))
 	_, err := e.v.Query()
 	e.t.must(err)
 }
 
-// pattern is byte i of message k: no two messages and no two frames look alike.
+// pattern returns byte i of message k. Different messages, and different frames, have different bytes.
 func pattern(i, k int) byte { return byte(i*7 + i>>8 + i>>16 + k*31 + 1) }
 
 // fill writes the pattern of message k.
@@ -244,8 +241,7 @@ func fill(b []byte, k int) []byte {
 	return b
 }
 
-// holds checks that b is message k, and holdsFrom that it is the part of it from
-// byte from on.
+// holds checks that b is message k, and holdsFrom that it is the part of k from byte from on.
 func (t *T) holds(what string, b []byte, k int) {
 	t.holdsFrom(what, b, 0, k)
 }

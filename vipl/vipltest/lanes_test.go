@@ -15,7 +15,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// lane is a way between two NICs over which the suite runs.
+// shm is a configuration of two NICs with which the suite runs.
 type shm struct {
 	name, text string
 	config     vipltest.Config
@@ -47,7 +47,7 @@ var shmLinks = []shm{
 	},
 }
 
-// psk is a pre-shared key of the length that there must be.
+// psk is a pre-shared key of the minimum length.
 var psk, _ = vipl.NewPSK(make([]byte, 32))
 
 func lossy(c vipltest.Config) vipltest.Config {
@@ -55,8 +55,8 @@ func lossy(c vipltest.Config) vipltest.Config {
 	return c
 }
 
-// TestConformance runs the suite over every lane, and compares what came of it
-// with docs/conformance.md. The lanes have nothing in common and mostly wait.
+// TestConformance runs the suite in every configuration, and compares the results with
+// docs/conformance.md. The configurations run in parallel: they share nothing and mostly wait.
 func TestConformance(t *testing.T) {
 	var mu sync.Mutex
 	results := make(map[string][]vipltest.Result)
@@ -78,8 +78,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// RX chunks of a NIC in memory: an unreliable megabyte comes at once, before
-// anybody looks.
+// RX chunks of a NIC in memory: an unreliable megabyte arrives at once, before any poll.
 const rxChunks = 1024
 
 // arenaBytes is what a NIC has for AllocMem: a few messages of the largest size.

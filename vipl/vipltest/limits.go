@@ -47,8 +47,8 @@ var limitRules = []Rule{
 		}
 	})),
 	rule("limits/segments-of-rdma", "RDMA has MaxSegmentsPerDesc data segments beside its address segment; one more is a FORMAT_ERROR.", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
-		// A descriptor has room for the longest that is legal; one more segment
-		// would lie in what follows.
+		// A descriptor has room for the largest legal number of segments; one more would overlap the next
+		// object.
 		a, b, most := t.wideEnds(level)
 		fill(a.buf(0), 1)
 		carryWrite(a, b, a.pieces(most, 7), one(b.Region, b.at(0), most*7))
@@ -154,7 +154,7 @@ var limitRules = []Rule{
 	choice("limits/altered-descriptor", "A consumer that changes a posted descriptor gets POST_DESC.", "when it completes; it does what it said when it was posted", eachLevel(alteredDescriptor)),
 }
 
-// queue is one of the two queues of a VI.
+// queue selects one of the two queues of a VI.
 type queue struct {
 	name string
 	post func(*vipl.Descriptor, vipl.MemHandle) error
@@ -165,7 +165,7 @@ func queues(v *vipl.VI) []queue {
 	return []queue{{"send", v.PostSend, v.SendDone}, {"receive", v.PostRecv, v.RecvDone}}
 }
 
-// wideEnds are ends with descriptors that take one segment more than is legal, in a send.
+// wideEnds returns ends whose descriptors have room for one segment more than is legal in a send.
 func (t *T) wideEnds(level vipl.ReliabilityLevel) (a, b *end, most int) {
 	most = t.A.Query().MaxSegmentsPerDesc
 	va, vb := t.pair(level)
@@ -173,7 +173,7 @@ func (t *T) wideEnds(level vipl.ReliabilityLevel) (a, b *end, most int) {
 	return t.blockOf(t.A, nil, 2, most+1, size).on(va), t.blockOf(t.B, nil, 2, most+1, size).on(vb), most
 }
 
-// pieces cuts buffer 0 of b into n pieces of size bytes.
+// pieces divides buffer 0 of b into n pieces of size bytes.
 func (b *block) pieces(n, size int) (segs []vipl.DataSegment) {
 	for i := range n {
 		segs = append(segs, b.Segment(b.at(0)+i*size, size))

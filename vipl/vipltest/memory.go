@@ -60,7 +60,7 @@ var memoryRules = []Rule{
 			t.errorIf(errOf(t.A.AllocMem(n, vipl.MemAttributes{Ptag: tag})) == nil, "AllocMem of %d bytes succeeded", n)
 		}
 	}),
-	// One buffer is under two tags, with a VI of each.
+	// One buffer is registered with two tags, with a VI for each.
 	rule("ptag-memory/same-memory-many-times", "The same memory may be registered many times with different attributes; each handle stands for itself.", func(t *T) {
 		buf := make([]byte, 64)
 		attrs := [2]vipl.MemAttributes{{Ptag: t.tag(t.B)}, {Ptag: t.tag(t.B), EnableRDMARead: true}}
@@ -72,7 +72,7 @@ var memoryRules = []Rule{
 			fill(a.buf(0), i)
 			carryMessage(a, b, one(a.Region, a.at(0), 64), one(r, 0, 64))
 			t.holds("buffer", buf, i)
-			t.must(r.Deregister()) // the other one stays
+			t.must(r.Deregister()) // the other region stays
 		}
 	}),
 	rule("ptag-memory/any-memory-at-any-address", "Any memory of the program may be registered; neither its start nor its length is aligned to anything.", func(t *T) {
@@ -92,7 +92,7 @@ var memoryRules = []Rule{
 	rule("ptag-memory/handle-is-good-for-its-range-only", "A send whose segment begins before its region or reaches past its end is a PROTECTION_ERROR; the last byte is good.", func(t *T) {
 		a, _ := t.ends(vipl.UnreliableDelivery, 1, 1, 64)
 		r := t.register(t.A, make([]byte, 300)[100:200], vipl.MemAttributes{})
-		wraps := r.Segment(0, 100) // an address near the end of all addresses does not
+		wraps := r.Segment(0, 100) // an address near the end of the address space does not
 		wraps.Data = ^uint64(0) - 10
 		for want, list := range map[vipl.Status][]vipl.DataSegment{
 			0: {r.Segment(0, 100), r.Segment(99, 1)},
@@ -151,7 +151,7 @@ var memoryRules = []Rule{
 		a.sent(vipl.StatusProtectionError)
 		t.wantErr("descriptor", a.v.PostSend(a.prepare(0, 64), h), vipl.ErrInvalidParameter)
 
-		// The same memory has a handle of its own when it is registered again.
+		// Each registration of the same memory has a handle of its own.
 		again := t.register(t.A, buf, vipl.MemAttributes{})
 		t.errorIf(again.Handle() == h, "the old handle names the new region")
 	}),
@@ -198,7 +198,7 @@ var memoryRules = []Rule{
 	choice("ptag-memory/arena-memory-is-aligned-and-returns", "Memory that the provider allocates is aligned for descriptors, and free again after VipDeregisterMem.", "memory of the provider's arena beside any memory of the program", func(t *T) {
 		const size = 1 << 20
 		tag := t.tag(t.A)
-		for range 200 { // more than there can be at once
+		for range 200 { // more than the limit
 			r, err := t.A.AllocMem(size, vipl.MemAttributes{Ptag: tag})
 			t.must(err)
 			t.errorIf(len(r.Bytes()) != size || r.Addr()%vipl.DescriptorAlignment != 0, "%d bytes at %#x", len(r.Bytes()), r.Addr())
@@ -208,7 +208,7 @@ var memoryRules = []Rule{
 	}),
 }
 
-// anyMemory has a VI without a tag use memory of several.
+// anyMemory has a VI without a tag use memory with several tags.
 func anyMemory(t *T) {
 	a, b := t.endsOf(at(vipl.ReliableDelivery), at(vipl.ReliableDelivery), 1, 1, 64)
 	more, room := t.alloc(t.A, 64, vipl.MemAttributes{}), t.alloc(t.B, 64, vipl.MemAttributes{})

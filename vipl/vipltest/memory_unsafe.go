@@ -7,8 +7,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// descriptorAt lays a descriptor over memory at any address, as a program in C
-// may. b holds 64 bytes.
+// descriptorAt lays a descriptor over memory at any address, as a program in C may do. b holds 64 bytes.
 func descriptorAt(b []byte) *vipl.Descriptor {
 	return (*vipl.Descriptor)(unsafe.Pointer(unsafe.SliceData(b[:64])))
 }
@@ -22,11 +21,11 @@ func load32(b []byte) uint32 {
 	return atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(b[:4]))))
 }
 
-// stray is a descriptor in memory that is not registered.
+// stray returns a descriptor in memory that is not registered.
 func stray() *vipl.Descriptor {
 	b := make([]byte, 128)
 	return descriptorAt(b[-addressOf(b)&(vipl.DescriptorAlignment-1):])
 }
 
-// addressOf is the virtual address of b's first byte.
+// addressOf returns the virtual address of b's first byte.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -157,7 +157,7 @@ var nameRules = []Rule{
 		t.wantErr("shutdown", a.NSShutdown(), vipl.ErrInvalidParameter)
 		t.wantErr("discover", errOf(a.Discover()), vipl.ErrInvalidParameter)
 	}),
-	// Both sides ask. An answer may be lost: then they ask again.
+	// Both sides ask. They ask again, since an answer may be lost.
 	choice("name-service/discovery-finds-the-neighbours", "VipQuerySystemManagementInfo lists the addresses that can be reached and how many hops away they are.", "the NIC itself, 0 hops away, and the hosts on its link, 1 hop away", func(t *T) {
 		own, other := t.A.Query().Address, t.B.Query().Address
 		for end := time.Now().Add(limit); ; {
@@ -186,8 +186,7 @@ func (t *T) namesFile(lines ...string) string {
 	return path
 }
 
-// names starts A's name service with these lines as the file of names, and with
-// nothing else.
+// names starts A's name service with these lines as the file of names, and no other source.
 func (t *T) names(lines ...string) {
 	t.nsInit(t.A, vipl.NSConfig{Names: t.namesFile(lines...), Hosts: os.DevNull, NoDNS: true})
 }
@@ -198,7 +197,7 @@ func (t *T) nsInit(n *vipl.NIC, c vipl.NSConfig) {
 	t.Cleanup(func() { n.NSShutdown() })
 }
 
-// found checks what a name stands for.
+// found checks the address of a name.
 func (t *T) found(n *vipl.NIC, name string, index int, host, disc string) {
 	a, err := n.NSGetHostByName(name, index)
 	t.errorIf(err != nil || a.Host != netip.MustParseAddr(host) || string(a.Discriminator) != disc, "%s, index %d: %v %q, %v; want %v %q", name, index, a.Host, a.Discriminator, err, host, disc)

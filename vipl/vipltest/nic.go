@@ -206,7 +206,7 @@ var nicRules = []Rule{
 		t.must(t.A.Close())
 		closed.Store(true)
 		close(leave)
-		time.Sleep(moment) // others would begin now
+		time.Sleep(moment) // others could begin now
 	}),
 	rule("nic/poll-never-waits", "A program that watches memory instead of a queue polls the NIC; with nothing to do, that returns.", func(t *T) {
 		for range 1000 {
@@ -215,7 +215,7 @@ var nicRules = []Rule{
 	}),
 }
 
-// isGone checks that nothing works on a VI that is destroyed, or whose NIC is closed.
+// isGone checks that every call fails on a VI that is destroyed, or whose NIC is closed.
 func (t *T) isGone(v *vipl.VI, h vipl.MemHandle, to vipl.NetAddress) {
 	handler := func(*vipl.VI, *vipl.Descriptor) {}
 	for what, err := range map[string]error{
@@ -232,7 +232,7 @@ func (t *T) isGone(v *vipl.VI, h vipl.MemHandle, to vipl.NetAddress) {
 	}
 }
 
-// isGoneCQ checks that nothing works on a CQ that is destroyed, or whose NIC is closed.
+// isGoneCQ checks that every call fails on a CQ that is destroyed, or whose NIC is closed.
 func (t *T) isGoneCQ(c *vipl.CQ) {
 	for what, err := range map[string]error{
 		"CQWait": errOf2(c.Wait(limit)), "CQDone": errOf2(c.Done()), "CQ.Dones": errOf(c.Dones(make([]vipl.Completion, 1))),

@@ -24,10 +24,9 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// TestQueuesOfNICs is about NICs with VIA_NICS_QUEUES queues, whose hash says on
-// which of them a frame comes in: a lease has them come in on its queue, by a rule or
-// the indirection table, and undoes it; frames on a queue that is not the VI's are
-// counted, and VIs on two queues work at the same time.
+// TestQueuesOfNICs tests NICs with VIA_NICS_QUEUES queues, whose hash selects the queue of an incoming frame. A
+// lease steers the frames to its queue, by a rule or the indirection table, and undoes that. Frames on a queue
+// other than the VI's are counted. VIs on two queues work at the same time.
 func TestQueuesOfNICs(t *testing.T) {
 	na, nb, name := nstest.NICs(t)
 	mode, err := xdpnic.ParseMode(name)
@@ -62,7 +61,7 @@ func TestQueuesOfNICs(t *testing.T) {
 					if how != vipl.SteerByRSS || slices.Contains(table, 0) {
 						t.Errorf("%v was allowed; the lease's table: %v", how, table)
 					}
-				default: // no emulated NIC takes rules; a note says so
+				default: // no emulated NIC accepts rules, as a note reports
 					if how != vipl.SteerByRules || len(info.Notes) == 0 || !slices.Equal(table, tableBefore) || !maps.Equal(rules, rulesBefore) {
 						t.Errorf("%v was allowed, and it is not steered: notes %q, table %v, rules %v", how, info.Notes, table, rules)
 					}
@@ -261,8 +260,8 @@ func (x *table) set(t *testing.T, one func(slot int) bool) {
 	}
 }
 
-// slot finds where in to's table the frames of a connection are whose VI is on
-// queue 0, bit by bit: either a message arrives, or the demux program counts it.
+// slot finds, bit by bit, the slot in to's table for frames of a connection whose VI is on queue 0: either a
+// message arrives, or the demux program counts it.
 func (x *table) slot(t *testing.T, from, to *pairtest.End) (slot int) {
 	t.Helper()
 	posted := false

@@ -22,18 +22,18 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// TestNICs runs the suite over two NICs that the environment names, in the mode
-// it names: zero-copy where the driver can. The lane of package vm gives it the
-// data part of the suite by -test.run.
+// TestNICs runs the suite over two NICs that the environment names, in the mode that it names:
+// zero-copy if the driver supports it. Package vm selects the data part of the suite by
+// -test.run.
 func TestNICs(t *testing.T) {
 	_, _, name := nstest.NICs(t)
 	mode, err := xdpnic.ParseMode(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Where frames do not come by themselves, the NIC must be told.
+	// If frames do not arrive by themselves, the NIC must be steered.
 	queue, _ := strconv.Atoi(os.Getenv("VIA_NICS_QUEUE"))
-	// What is emulated and kept from its work for a while has room for a ring of frames, 256.
+	// An emulated NIC that is descheduled for a while has room for a ring of frames, 256.
 	vipltest.Run(t, vipltest.Config{Burst: 100_000, Open: func(t testing.TB) (a, b *vipl.NIC) {
 		na, nb, _ := nstest.NICs(t)
 		var nics []*vipl.NIC

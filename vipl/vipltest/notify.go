@@ -78,7 +78,7 @@ var notifyRules = []Rule{
 			t.same(within(t, "a handler's call", calls), b.desc[i])
 		}
 	}),
-	// Handlers alone play ping-pong, while the rule sleeps.
+	// Only handlers exchange messages; the rule sleeps.
 	rule("notify/needs-no-polling", "Handlers are called while the program neither posts nor polls nor waits.", func(t *T) {
 		const rounds = 20
 		a, b := t.ends(vipl.ReliableDelivery, 2, 2, 64)
@@ -88,7 +88,7 @@ var notifyRules = []Rule{
 			var f func(*vipl.VI, *vipl.Descriptor)
 			f = func(v *vipl.VI, d *vipl.Descriptor) {
 				if d.Status().Failed() {
-					return // the rule is over, or the game comes to a stop
+					return // the rule is over, or the exchange stops
 				}
 				if rounds--; rounds < 0 {
 					end()
@@ -310,13 +310,13 @@ var notifyRules = []Rule{
 	}),
 }
 
-// completion is what a handler got.
+// completion is the argument of a handler.
 type completion struct {
 	vi   *vipl.VI
 	desc *vipl.Descriptor
 }
 
-// handler is a handler that puts what it gets into a channel.
+// handler returns a handler that sends its arguments to a channel.
 func handler() (func(*vipl.VI, *vipl.Descriptor), chan completion) {
 	c := make(chan completion, 64)
 	return func(v *vipl.VI, d *vipl.Descriptor) { c <- completion{v, d} }, c
@@ -340,7 +340,7 @@ func (t *T) called(c <-chan completion, v *vipl.VI, d *vipl.Descriptor) {
 	equal(t, "the handler got", within(t, "the handler's call", c), completion{v, d})
 }
 
-// silent checks that a handler was not called, and is not a moment later.
+// silent checks that a handler was not called, and still is not a moment later.
 func (t *T) silent(c <-chan completion) {
 	select {
 	case got := <-c:

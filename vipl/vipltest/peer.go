@@ -48,7 +48,7 @@ var peerRules = []Rule{
 		t.must(va.ConnectPeerRequest(local, remote, limit))
 		result := starts(func() error { return errOf(va.ConnectPeerWait()) })
 		time.Sleep(moment)
-		t.errorIf(len(result) > 0, "the wait returned when nobody had asked")
+		t.errorIf(len(result) > 0, "the wait returned without a request")
 		t.must(vb.ConnectPeerRequest(remote, local, limit))
 		t.wantErr("wait", <-result, nil)
 		t.wantErr("wait of the other", errOf(vb.ConnectPeerWait()), nil)
@@ -159,7 +159,7 @@ var peerRules = []Rule{
 			t.must(va.ConnectPeerRequest(local, remote, moment))
 			t.timesOut(va)
 		}
-		// The one that comes too late does not find it either.
+		// A request that comes too late does not find it either.
 		t.must(vb.ConnectPeerRequest(remote, local, moment))
 		t.timesOut(vb)
 
@@ -269,8 +269,7 @@ var peerRules = []Rule{
 		t.meet(va, vb)
 		t.block(t.A, 1, 64).on(va).message(t.block(t.A, 1, 64).on(vb), 64, 1)
 
-		// Of two that ask for the same address from it, each finds the other and
-		// none finds itself.
+		// If two VIs request the same address from that address, each finds the other and neither finds itself.
 		va, vb = t.idle(vipl.ReliableDelivery)
 		same := on(t.A, disc())
 		t.must(va.ConnectPeerRequest(same, same, limit))
@@ -295,8 +294,7 @@ var peerRules = []Rule{
 	}),
 }
 
-// crosswise are the addresses of a peer-to-peer connection of two NICs, as seen
-// from the first.
+// crosswise returns the addresses of a peer-to-peer connection of two NICs, as seen from the first.
 func crosswise(a, b *vipl.NIC) (local, remote vipl.NetAddress) {
 	return on(a, disc()), on(b, disc())
 }
@@ -310,7 +308,7 @@ func (t *T) idleEnds(count int) (as, bs []*end) {
 	return as, bs
 }
 
-// ask has two VIs ask for each other, the first one first.
+// ask has two VIs request each other, the first one first.
 func (t *T) ask(va, vb *vipl.VI) {
 	local, remote := crosswise(va.NIC(), vb.NIC())
 	t.must(va.ConnectPeerRequest(local, remote, limit))
@@ -325,19 +323,19 @@ func (t *T) met(va, vb *vipl.VI) {
 	}
 }
 
-// meet connects two VIs that ask for each other.
+// meet connects two VIs that request each other.
 func (t *T) meet(va, vb *vipl.VI) {
 	t.ask(va, vb)
 	t.met(va, vb)
 }
 
-// timesOut waits for the outcome of a request that nobody meets.
+// timesOut waits for the outcome of a request without a counterpart.
 func (t *T) timesOut(v *vipl.VI) {
 	t.wantErr("wait", errOf(v.ConnectPeerWait()), vipl.ErrTimeout)
 	t.state(v, vipl.Idle)
 }
 
-// peerDiffer has two VIs that differ ask for each other, and then two that do not.
+// peerDiffer has two VIs that differ request each other, and then two that do not.
 func (t *T) peerDiffer(a, b vipl.VIAttributes, want error) {
 	for _, first := range []string{"A", "B"} {
 		va, vb := t.vi(t.A, a), t.vi(t.B, b)

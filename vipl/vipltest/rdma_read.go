@@ -277,8 +277,8 @@ var rdmaReadRules = slices.Concat([]Rule{
 	})),
 }, refusedReadRules())
 
-// readsBefore posts RDMA reads, but for the fifth, which is refused: it has that status, and is
-// told to the target.
+// readsBefore posts RDMA reads. The fifth one is refused: it completes with that status, and the target gets an
+// asynchronous error.
 func readsBefore(t *T, level vipl.ReliabilityLevel, refused func(a *end, i int, closed vipl.AddressSegment), status vipl.Status, told vipl.ErrorCode) {
 	const count, bad = 8, 4
 	a, b := t.ends(level, count, count, 2000)
@@ -313,8 +313,8 @@ func (e *end) fenced(i int) {
 	e.post(e.desc[i])
 }
 
-// doneThenFlushed takes descriptors off the send queue: the first ones are done, which
-// it counts, the others flushed.
+// doneThenFlushed dequeues the send queue. The first descriptors are done, and it counts them; the others are
+// flushed.
 func (t *T) doneThenFlushed(next func() (*vipl.Descriptor, error), op vipl.Status, list []*vipl.Descriptor) (done int) {
 	for i, want := range list {
 		d, err := next()

@@ -162,7 +162,7 @@ var rdmaWriteRules = slices.Concat([]Rule{
 		const size = 30_000
 		a, b := t.ends(level, 2, 3, size)
 		d := b.recv(2, 0)
-		// From here on nothing is called on b until everything has come.
+		// From here on no call is made on b until everything has arrived.
 		for k := range 10 {
 			fill(a.buf(0), k)
 			a.writeWait(0, size, b.remote(k%2))
@@ -178,7 +178,7 @@ var rdmaWriteRules = slices.Concat([]Rule{
 		const rounds, size = 30, 4000
 		a, b := t.ends(level, rounds+1, rounds+1, size)
 		b.recvs(rounds, 64)
-		// The target of round i is what lies behind the 64 bytes of receive i.
+		// The target of round i is the memory behind the 64 bytes of receive i.
 		for i := range rounds {
 			length := 1 + i*(size-64-1)/rounds
 			fill(a.buf(i)[:length], i)
@@ -197,8 +197,8 @@ var rdmaWriteRules = slices.Concat([]Rule{
 	rule("rdma-write/after-earlier-send", "An RDMA write does not overtake a message that was posted before it.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
 		const size = 60_000
 		a, b := t.ends(level, 3, 2, size)
-		// A message into a buffer, and behind it a write over its beginning: the
-		// write must be the last.
+		// A message into a buffer, followed by a write to the buffer's beginning. The write must be placed
+		// last.
 		b.recv(0, size)
 		a.fillAll(1)
 		a.send(0, size)
@@ -295,18 +295,18 @@ var rdmaWriteRules = slices.Concat([]Rule{
 	})),
 }, refusedWriteRules())
 
-// toldOfWrite waits for receive i, which tells of an RDMA write of n bytes.
+// toldOfWrite waits for receive i, which an RDMA write of n bytes with immediate data consumes.
 func (e *end) toldOfWrite(i, n int, imm uint32) {
 	d := e.received(remoteWrite)
 	e.t.errorIf(d != e.desc[i] || int(d.Length) != n || d.ImmediateData != imm, "receive %p: length %d, immediate data %#x; want %p, %d, %#x", d, d.Length, d.ImmediateData, e.desc[i], n, imm)
 }
 
-// nowhere are addresses at which a peer has no memory.
+// nowhere returns addresses at which a peer has no memory.
 func (b *block) nowhere() []vipl.AddressSegment {
 	return []vipl.AddressSegment{{}, {Data: ^uint64(0), Handle: 0x12345}, {Data: b.Addr() - 1, Handle: b.Handle()}}
 }
 
-// unchanged checks that an RDMA descriptor is as it was posted.
+// unchanged checks that an RDMA descriptor is as posted.
 func (t *T) unchanged(d *vipl.Descriptor, control vipl.Control, remote vipl.AddressSegment, local vipl.DataSegment) {
 	t.errorIf(d.SegCount != 2 || d.Length != local.Length || d.Control != control || *d.AddressSegment() != remote || *d.Segment(1) != local, "the descriptor became %+v", *d)
 }
@@ -328,8 +328,7 @@ func writeImmediate(t *T, level vipl.ReliabilityLevel) {
 	}
 }
 
-// spin looks at memory as fast as it can, as programs do, with or without
-// letting the NIC make progress in the loop.
+// spin polls memory as fast as it can, as programs do, with or without calling Poll in the loop.
 func (t *T) spin(what string, see func() bool, poll bool) {
 	end := time.Now().Add(limit)
 	for i := 1; !see(); i++ {

@@ -6,20 +6,19 @@ import (
 	"viaxdp/vipl"
 )
 
-// refusal is RDMA on what the target has not opened for it.
+// refusal is an RDMA operation on memory or a VI that the target has not opened for it.
 type refusal struct {
 	id, text string
-	// spoil makes an operation on target, 3000 bytes that are open, one that is
-	// refused.
+	// spoil changes an operation on target, 3000 bytes that are open, into one that is refused.
 	spoil func(t *T, target *vipl.Region) vipl.AddressSegment
-	// vi makes the target's VI one that refuses; nil if it is an ordinary one.
+	// vi makes the target's VI refuse; nil: the VI is an ordinary one.
 	vi func(a *vipl.VIAttributes)
 }
 
 const refusedSize = 3000
 
-// refusals are the ways in which both RDMA operations are refused. The two
-// attributes of each operation come on top.
+// refusals are the ways in which both RDMA operations can be refused. Each operation has two more, by its
+// attributes.
 var refusals = []refusal{
 	{"handle-0", "on handle 0", func(_ *T, r *vipl.Region) vipl.AddressSegment { return vipl.AddressSegment{Data: r.Addr()} }, nil},
 	{"unknown-handle", "on a handle that names nothing", func(_ *T, r *vipl.Region) vipl.AddressSegment {
@@ -45,7 +44,7 @@ var refusals = []refusal{
 	{"null", "on address 0", func(_ *T, r *vipl.Region) vipl.AddressSegment { return vipl.AddressSegment{Handle: r.Handle()} }, nil},
 }
 
-// byVI is a refusal by the target VI's attributes, and byRegion one by its memory's.
+// byVI returns a refusal by the target VI's attributes, and byRegion one by its memory's.
 func byVI(text string, change func(*vipl.VIAttributes)) refusal {
 	return refusal{"vi-attribute", text, func(_ *T, r *vipl.Region) vipl.AddressSegment { return r.Remote(0) }, change}
 }
@@ -118,7 +117,7 @@ func refusedReadRules() (rules []Rule) {
 	return rules
 }
 
-// write writes where it may, where it may not, and where it may again.
+// write writes to memory that is open, to memory that is not, and again to memory that is.
 func (f refusal) write(t *T, level vipl.ReliabilityLevel) {
 	a, b, to, target := f.ends(t, level)
 	b.recv(0, 64)
@@ -154,7 +153,7 @@ func (f refusal) write(t *T, level vipl.ReliabilityLevel) {
 	t.handedOver(a, vipl.StatusOpRDMAWrite, a.desc[1:3])
 }
 
-// read reads where it may not.
+// read reads from memory that is not open.
 func (f refusal) read(t *T, level vipl.ReliabilityLevel) {
 	a, b, from, target := f.ends(t, level)
 	fill(target.Bytes(), 1)
@@ -172,8 +171,8 @@ func (f refusal) read(t *T, level vipl.ReliabilityLevel) {
 	a.sent(vipl.StatusFlushed)
 }
 
-// handedOver takes sends of a Reliable Delivery VI of which one broke the connection:
-// those that the network had are done, the rest flushed.
+// handedOver dequeues sends of a Reliable Delivery VI after one of them broke the connection. Those that were
+// passed to the network are done, the rest flushed.
 func (t *T) handedOver(a *end, op vipl.Status, list []*vipl.Descriptor) {
 	t.doneThenFlushed(func() (*vipl.Descriptor, error) { return a.v.SendWait(limit) }, op, list)
 }

@@ -52,7 +52,7 @@ var reliabilityRules = slices.Concat([]Rule{
 			a.send(0, 64)
 			a.write(1, 64, b.remote(0))
 			a.sent(0, vipl.StatusOpRDMAWrite)
-			// What goes wrong at the target does not come back in the descriptor.
+			// Errors at the target do not appear in the descriptor.
 			a.send(0, 64)
 			t.handedOver(a, 0, a.desc[:1])
 		})
@@ -111,14 +111,14 @@ const (
 	streamDepth = 32 // receives posted
 )
 
-// stream sends messages of changing length, never more than there are receives
-// for, and returns how many arrived.
+// stream sends messages of varying length, never more than there are receives for, and returns how many
+// arrived.
 func stream(t *T, level vipl.ReliabilityLevel) (arrived int) {
 	a, b := t.ends(level, streamDepth/2, streamDepth, streamMost)
 	length := func(k int) int { return 4 + k*977%(streamMost-4) }
 	b.recvs(streamDepth, streamMost)
 	next := 0 // the least number that may come
-	// take takes what comes until message end-1 is there, or none comes for as long as wait.
+	// take dequeues messages until message end-1 has arrived, or none arrives within wait.
 	take := func(end int, wait time.Duration) {
 		for next < end {
 			d, err := b.v.RecvWait(wait)
@@ -163,8 +163,8 @@ func stream(t *T, level vipl.ReliabilityLevel) (arrived int) {
 	return arrived
 }
 
-// The blocks of mixedTraffic: first the send queue's descriptors, then the
-// receives, at last what the peer writes to and what it reads.
+// The blocks of mixedTraffic: the send queue's descriptors, the receives, and the memory that the peer writes
+// to and reads from.
 const (
 	mixedSends = 60
 	mixedRecvs = mixedSends / 3
@@ -173,8 +173,7 @@ const (
 	mixedSize  = 4000
 )
 
-// exchange posts sends, RDMA writes and RDMA reads in turns and takes their
-// completions.
+// exchange posts sends, RDMA writes and RDMA reads in turn and takes their completions.
 func exchange(mine, theirs *end, first int) error {
 	ops := []vipl.Status{vipl.StatusOpSend, vipl.StatusOpRDMAWrite, vipl.StatusOpRDMARead}
 	for i := range mixedSends {

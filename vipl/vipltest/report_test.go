@@ -105,7 +105,7 @@ func tally(results []vipltest.Result) map[string]int {
 	return n
 }
 
-// outcomes maps lane and rule to the outcome.
+// outcomes maps configuration and rule to the outcome.
 func outcomes(results map[string][]vipltest.Result) map[[2]string]string {
 	m := make(map[[2]string]string)
 	for l, list := range results {
@@ -119,8 +119,7 @@ func outcomes(results map[string][]vipltest.Result) map[[2]string]string {
 // cell is text for a cell of a table.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-// The rules say what they are: each has a name of its own in its group, stands
-// with its group, and has a sentence for a text.
+// Each rule has a unique name in its group, is listed with its group, and has a sentence as its text.
 func TestRulesAreNamed(t *testing.T) {
 	seen, groups, last := make(map[string]bool), make(map[string]bool), ""
 	for _, r := range vipltest.Rules() {

@@ -169,7 +169,7 @@ var sendRules = []Rule{
 	})),
 	rule("send-receive/status-while-posted", "Status has no DONE from the post to the completion, whatever it was before.", func(t *T) {
 		a, b := t.ends(vipl.ReliableReception, 1, 1, 64)
-		for range 3 { // from the second time on there is a status of the last use
+		for range 3 { // from the second time on it has the status of its last use
 			equal(t, "status of a posted receive", b.recv(0, 64).Status(), 0)
 			a.carries(b, 64, 0)
 		}
@@ -209,15 +209,15 @@ var sendRules = []Rule{
 			a.sendMessage(i, 20_000, i)
 			a.sent()
 		}
-		// Status of a posted descriptor may be read at any time; nothing else is
-		// called on the receiving side.
+		// Only the status of a posted descriptor is read, which is allowed at any time; no call is made on the
+		// receiving side.
 		t.until("four messages arrive", func() bool { return isDone(b.desc[3]) })
 		for i := range 4 {
 			b.arrived(i, 20_000, i)
 		}
 	})),
 
-	// Taking completed descriptors off a work queue.
+	// Dequeueing completed descriptors.
 	rule("send-receive/done-not-done", "SendDone and RecvDone of a head that is not complete return NOT_DONE at once and take nothing.", func(t *T) {
 		a, b := t.ends(vipl.ReliableReception, 1, 1, 64)
 		b.recv(0, 64)
@@ -330,7 +330,7 @@ func immediateData(t *T, level vipl.ReliabilityLevel) {
 	}
 }
 
-// bothWays sends count messages each way at the same time.
+// bothWays sends count messages in each direction at the same time.
 func bothWays(count int) func(t *T, level vipl.ReliabilityLevel) {
 	return func(t *T, level vipl.ReliabilityLevel) {
 		const size = 3000

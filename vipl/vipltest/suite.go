@@ -15,22 +15,19 @@ type Config struct {
 	// after a failure.
 	Open func(t testing.TB) (a, b *vipl.NIC)
 
-	// OpenSilent, unless nil, opens a pair as Open does, with the time after which
-	// a peer is taken for dead as short as it can be, and a function after which
-	// the NICs hear nothing of each other any more. Without it what becomes of a
-	// silent peer is not asked.
+	// OpenSilent, unless nil, opens a pair as Open does, with the shortest possible silence time. After a call
+	// of silence the NICs no longer reach each other. If it is nil, the rules about a silent peer are skipped.
 	OpenSilent func(t testing.TB) (a, b *vipl.NIC, silence func())
 
-	// Lossy says that frames get lost, come twice and overtake each other: what
-	// rests on an unreliable VI losing nothing is not asked.
+	// Lossy means that frames are lost, duplicated and reordered. Rules that need an unreliable VI to lose
+	// nothing are skipped.
 	Lossy bool
 
-	// Burst, unless 0, is how many bytes the link takes in one go without losing any:
-	// a NIC whose processor is kept from its work has room for no more. Unreliable VIs
-	// send no longer messages, and where many are under way no more of them.
+	// Burst, unless 0, is the number of bytes that the link takes at once without loss, for a NIC whose CPU may
+	// be busy elsewhere. Unreliable VIs send no longer messages, and have no more bytes under way.
 	Burst int
 
-	// Groups that are asked; nil: all.
+	// Groups to test; nil: all.
 	Groups []string
 }
 
@@ -38,26 +35,26 @@ type Config struct {
 type Rule struct {
 	ID       string // group/rule, which is also the test's name
 	Text     string // the rule, a sentence
-	Choice   string // what this provider does where the VIPL leaves it open, or ""
-	Lossless bool   // asked only where nothing gets lost
+	Choice   string // this provider's choice where the VIPL leaves one, or ""
+	Lossless bool   // skipped if Config.Lossy is set
 
 	run func(t *T)
 }
 
-// rule is a rule of the VIPL.
+// rule returns a rule of the VIPL.
 func rule(id, text string, run func(t *T)) Rule { return Rule{ID: id, Text: text, run: run} }
 
-// choice is a rule that leaves something open, and what this provider does there.
+// choice returns a rule that leaves a choice, and this provider's choice.
 func choice(id, text, choice string, run func(t *T)) Rule {
 	return Rule{ID: id, Text: text, Choice: choice, run: run}
 }
 
-// lossless is a rule that is asked only where nothing gets lost.
+// lossless returns a rule that is skipped if frames are lost.
 func lossless(id, text string, run func(t *T)) Rule {
 	return Rule{ID: id, Text: text, Lossless: true, run: run}
 }
 
-// eachLevel is a rule's test for each level at which every message arrives.
+// eachLevel returns a rule's test for each level at which every message arrives.
 func eachLevel(f func(t *T, level vipl.ReliabilityLevel)) func(*T) {
 	return func(t *T) { t.eachOf(t.levels(), f) }
 }
@@ -67,12 +64,12 @@ func eachReliable(f func(t *T, level vipl.ReliabilityLevel)) func(*T) {
 	return func(t *T) { t.eachOf(reliableLevels, f) }
 }
 
-// everyLevel is eachLevel for all levels, for what frames that get lost do not change.
+// everyLevel is eachLevel for all levels. The loss of frames must not matter to the rule.
 func everyLevel(f func(t *T, level vipl.ReliabilityLevel)) func(*T) {
 	return func(t *T) { t.eachOf(allLevels, f) }
 }
 
-// local is a rule's test for two VIs of one NIC.
+// local returns a rule's test for two VIs of one NIC.
 func local(f func(t *T)) func(*T) {
 	return func(t *T) {
 		t.B = t.A
@@ -80,7 +77,7 @@ func local(f func(t *T)) func(*T) {
 	}
 }
 
-// Group is what stands before the slash of the ID.
+// Group returns the part of the ID before the slash.
 func (r Rule) Group() string {
 	group, _, _ := strings.Cut(r.ID, "/")
 	return group
@@ -93,10 +90,10 @@ const (
 	NotAsked = "not asked"
 )
 
-// Result is what became of a rule.
+// Result is the outcome of a rule.
 type Result struct{ Rule, Outcome string }
 
-// Rules are all rules, group by group.
+// Rules returns all rules, group by group.
 func Rules() []Rule {
 	return slices.Concat(
 		nicRules, memoryRules, viRules,
@@ -147,7 +144,7 @@ func runGroup(t *testing.T, c Config, rules []Rule) (results []Result) {
 			r.run(newT(t, c, a, b))
 		})
 		if n := len(results); n > 0 && results[n-1].Outcome == Fail {
-			a, b = nil, nil // the next rule shall not suffer from it
+			a, b = nil, nil // new NICs, so that the failure does not affect the next rule
 		}
 	}
 	return results

@@ -17,9 +17,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// T is the test of a rule: a pair of NICs on one link, and what rules need
-// again and again. What its methods make is gone when the rule ends, and the
-// NICs are as they were; that this works is tested with it.
+// T is the test of a rule: a pair of NICs on one link, and the helpers of the rules. What its methods make is
+// removed when the rule ends, and the NICs are then as before; the removal is a test, too.
 type T struct {
 	testing.TB
 	A, B *vipl.NIC
@@ -32,7 +31,7 @@ type T struct {
 	cqs     []*vipl.CQ
 	regions []*vipl.Region
 	tags    []*vipl.Ptag
-	told    bool // what the NICs have counted
+	told    bool // the NICs' counters have been logged
 }
 
 func newT(t *testing.T, c Config, a, b *vipl.NIC) *T {
@@ -42,7 +41,7 @@ func newT(t *testing.T, c Config, a, b *vipl.NIC) *T {
 	return x
 }
 
-// Errorf, Fatalf, Error and Fatal tell which lines of the suite led to a failure.
+// Errorf, Fatalf, Error and Fatal report the lines of the suite that led to a failure.
 func (t *T) Errorf(format string, args ...any) {
 	t.TB.Errorf("%s: %s", where(), fmt.Sprintf(format, args...))
 }
@@ -54,7 +53,7 @@ func (t *T) Fatalf(format string, args ...any) {
 func (t *T) Fatal(args ...any) { t.Fatalf("%s", fmt.Sprint(args...)) }
 func (t *T) Error(args ...any) { t.Errorf("%s", fmt.Sprint(args...)) }
 
-// where is the lines of the suite on the stack, the rule's first.
+// where returns the lines of the suite on the stack, the rule's first.
 func where() string {
 	pcs := make([]uintptr, 32)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)])
@@ -69,20 +68,20 @@ func where() string {
 	return strings.Join(lines, " ")
 }
 
-// watch gathers the asynchronous errors of NICs for asyncError.
+// watch collects the asynchronous errors of NICs for asyncError.
 func (t *T) watch(nics ...*vipl.NIC) {
 	for _, n := range nics {
 		n.ErrorCallback(t.errors.add)
 	}
 }
 
-// openPair opens NICs of the rule's own, which it may close: from here on they are A and B.
+// openPair opens NICs for this rule only, which it may close. They become A and B.
 func (t *T) openPair() {
 	a, b := t.config.Open(t.t)
 	t.own(a, b)
 }
 
-// openSilent is openPair; after silence the NICs hear nothing of each other.
+// openSilent is openPair with a function after which the NICs no longer reach each other.
 func (t *T) openSilent() (silence func()) {
 	if t.config.OpenSilent == nil {
 		t.Skip("no way to silence a peer")
@@ -92,14 +91,14 @@ func (t *T) openSilent() (silence func()) {
 	return silence
 }
 
-// own makes A and B NICs that were opened for the rule.
+// own makes NICs that were opened for the rule A and B.
 func (t *T) own(a, b *vipl.NIC) {
 	t.A, t.B = a, b
 	t.watch(a, b)
 	t.Cleanup(t.tidy) // before they are closed
 }
 
-// sub runs a part of the rule, with what it makes gone at its end.
+// sub runs a part of the rule, and removes what it made at its end.
 func (t *T) sub(name string, f func(t *T)) {
 	t.t.Run(name, func(tt *testing.T) {
 		x := &T{TB: tt, A: t.A, B: t.B, t: tt, config: t.config, errors: t.errors}
@@ -131,7 +130,7 @@ func (t *T) eachOf(levels []vipl.ReliabilityLevel, f func(t *T, level vipl.Relia
 	}
 }
 
-// must ends the rule by an error.
+// must ends the rule if err is not nil.
 func (t *T) must(err error) {
 	if err != nil {
 		t.Fatal(err)
@@ -145,28 +144,28 @@ func (t *T) wantErr(what string, err, want error) {
 	}
 }
 
-// errOf and errOf2 are the error of a call that returns one or two results more.
+// errOf and errOf2 return the error of a call with one or two more results.
 func errOf[A any](_ A, err error) error          { return err }
 func errOf2[A, B any](_ A, _ B, err error) error { return err }
 
-// errorIf marks the rule as failed if something is wrong.
+// errorIf marks the rule as failed if wrong is true.
 func (t *T) errorIf(wrong bool, format string, args ...any) {
 	if wrong {
 		t.Errorf(format, args...)
 	}
 }
 
-// equal checks that a value is what it should be.
+// equal checks a value.
 func equal[V comparable](t *T, what string, got, want V) {
 	t.errorIf(got != want, "%s: %+v, want %+v", what, got, want)
 }
 
-// same checks that a queue gave this descriptor.
+// same checks that a queue returned this descriptor.
 func (t *T) same(got, want *vipl.Descriptor) {
 	t.errorIf(got != want, "another descriptor: %p, want %p", got, want)
 }
 
-// within waits for what a channel gives.
+// within waits for a value from a channel.
 func within[V any](t *T, what string, c <-chan V) V {
 	select {
 	case v := <-c:
@@ -177,7 +176,7 @@ func within[V any](t *T, what string, c <-chan V) V {
 	}
 }
 
-// vi makes a VI without completion queues, and viOn one whose queues are bound to some.
+// vi makes a VI without completion queues, and viOn one whose queues are bound to the given ones.
 func (t *T) vi(n *vipl.NIC, a vipl.VIAttributes) *vipl.VI {
 	return t.viOn(n, a, nil, nil)
 }
@@ -203,8 +202,8 @@ func (t *T) tag(n *vipl.NIC) *vipl.Ptag {
 	return p
 }
 
-// alloc makes memory in the NIC's arena, and register makes memory of the program known.
-// Without a tag in a it gets one of its own.
+// alloc allocates memory in the NIC's arena, and register registers memory of the program. Without a tag in a
+// it gets a new one.
 func (t *T) alloc(n *vipl.NIC, size int, a vipl.MemAttributes) *vipl.Region {
 	return t.region(n, a, func(a vipl.MemAttributes) (*vipl.Region, error) {
 		r, err := n.AllocMem(size, a)
@@ -229,15 +228,15 @@ func (t *T) region(n *vipl.NIC, a vipl.MemAttributes, create func(vipl.MemAttrib
 	return r
 }
 
-// at is the attributes of a VI of a level, and open those of one that is open for every
-// RDMA that the level has.
+// at returns the attributes of a VI of a level, and open those with every RDMA operation enabled that the level
+// has.
 func at(level vipl.ReliabilityLevel) vipl.VIAttributes { return vipl.VIAttributes{Level: level} }
 
 func open(level vipl.ReliabilityLevel) vipl.VIAttributes {
 	return vipl.VIAttributes{Level: level, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery}
 }
 
-// openMemory lets peers write and read.
+// openMemory permits peers to write and read.
 var openMemory = vipl.MemAttributes{EnableRDMAWrite: true, EnableRDMARead: true}
 
 // idle makes a VI of a level on each NIC.
@@ -245,8 +244,8 @@ func (t *T) idle(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
 	return t.vi(t.A, at(level)), t.vi(t.B, at(level))
 }
 
-// pair makes a connected pair of VIs of a level, open for every RDMA, and pairOf one with
-// certain attributes.
+// pair makes a connected pair of VIs of a level with every RDMA operation enabled, and pairOf one with the
+// given attributes.
 func (t *T) pair(level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
 	return t.pairOf(open(level), open(level))
 }
@@ -262,7 +261,7 @@ func (t *T) ends(level vipl.ReliabilityLevel, countA, countB, size int) (a, b *e
 	return t.endsOf(open(level), open(level), countA, countB, size)
 }
 
-// endsOf is ends with VIs of certain attributes. The blocks have the VIs' tags.
+// endsOf is ends with the given attributes. The blocks have the VIs' tags.
 func (t *T) endsOf(attrsA, attrsB vipl.VIAttributes, countA, countB, size int) (a, b *end) {
 	va, vb := t.pairOf(attrsA, attrsB)
 	return t.blockOf(t.A, attrsA.Ptag, countA, 2, size).on(va), t.blockOf(t.B, attrsB.Ptag, countB, 2, size).on(vb)
@@ -277,21 +276,21 @@ func (t *T) endsOn(level vipl.ReliabilityLevel, send, recv *vipl.CQ, countA, cou
 
 var discriminators atomic.Uint64
 
-// discriminatorPrefix is this process' own: discriminators are those of the host, and
-// others may test beside it.
+// discriminatorPrefix is unique to this process: discriminators are per host, and other processes may run tests
+// there.
 var discriminatorPrefix = rand.Text()[:8]
 
-// disc is a discriminator that nothing else uses.
+// disc returns a discriminator that is not otherwise used.
 func disc() []byte { return fmt.Appendf(nil, "%s-%d", discriminatorPrefix, discriminators.Add(1)) }
 
-// named is a discriminator of any host, and on one on a NIC's.
+// named returns a discriminator at any host, and on one at a NIC's.
 func named(d []byte) vipl.NetAddress { return vipl.NetAddress{Discriminator: d} }
 
 func on(n *vipl.NIC, d []byte) vipl.NetAddress {
 	return vipl.NetAddress{Host: n.Query().Address, Discriminator: d}
 }
 
-// serves has a VI accept one request, and gives what becomes of that.
+// serves has a VI accept one request, and returns a channel for the result.
 func serves(v *vipl.VI, local vipl.NetAddress) <-chan error {
 	return starts(func() error {
 		c, err := v.NIC().ConnectWait(local, limit)
@@ -308,7 +307,7 @@ func (t *T) join(va, vb *vipl.VI) {
 	t.joinAt(va, vb, named(d), on(vb.NIC(), d))
 }
 
-// joinAt is join of a server that waits at local with a client that asks for remote.
+// joinAt is join of a server that waits at local with a client that requests remote.
 func (t *T) joinAt(va, vb *vipl.VI, local, remote vipl.NetAddress) {
 	done := serves(vb, local)
 	t.must(errOf(t.request(va, vipl.NetAddress{}, remote)))
@@ -325,7 +324,7 @@ func (t *T) request(va *vipl.VI, local, remote vipl.NetAddress) (vipl.RemoteAttr
 	}
 }
 
-// tidy undoes what the rule has made. What it undid itself is fine.
+// tidy removes what the rule has made, except what the rule itself has removed.
 func (t *T) tidy() {
 	t.tell()
 	undone := func(what string, err error) {
@@ -353,8 +352,8 @@ func (t *T) tidy() {
 	t.vis, t.cqs, t.regions, t.tags = nil, nil, nil, nil
 }
 
-// tell says of a rule that has failed what the NICs have counted and where their VIs
-// stand, so that a message that is missing can be looked for.
+// tell logs the counters of the NICs and the states of their VIs if the rule has failed, to help find a missing
+// message.
 func (t *T) tell() {
 	if t.Failed() && !t.told {
 		t.told = true
@@ -365,7 +364,7 @@ func (t *T) tell() {
 
 var zeros = regexp.MustCompile(`"\w+":0,?`)
 
-// describe is a NIC's status but for what is nothing.
+// describe returns a NIC's status without the fields that are zero.
 func describe(n *vipl.NIC) string {
 	b, err := json.Marshal(n.Status())
 	if err != nil {

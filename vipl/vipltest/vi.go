@@ -228,8 +228,8 @@ func (t *T) refusedAttributes(a vipl.VIAttributes, want error) {
 
 const sendsBefore = 30
 
-// disconnectBehindSends disconnects behind sends, which have completed or not, and counts those
-// that arrive: no fewer than are done.
+// disconnectBehindSends disconnects after posting sends, complete or not, and counts those that arrive: at
+// least as many as are done.
 func disconnectBehindSends(t *T, level vipl.ReliabilityLevel, complete bool) (arrived int) {
 	const size = 20_000
 	a, b := t.ends(level, sendsBefore, sendsBefore, size)

@@ -9,14 +9,13 @@ import (
 	"viaxdp/vipl"
 )
 
-// limit bounds what must happen. It is long, since nothing is tested about
-// how fast a provider is.
+// limit bounds the time of a required event. It is long, since no rule tests how fast a provider is.
 const limit = 20 * time.Second
 
-// moment is how long a rule looks that something does not happen.
+// moment is how long a rule checks that something does not happen.
 const moment = 20 * time.Millisecond
 
-// until waits for a condition that the provider brings about by itself.
+// until waits for a condition that the provider establishes by itself.
 func (t *T) until(what string, ok func() bool) {
 	for end := time.Now().Add(limit); !ok(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {
@@ -69,21 +68,20 @@ func (t *T) stays(v *vipl.VI, want vipl.State) {
 	t.isIn(v, want)
 }
 
-// drops disconnects a VI and waits until its peer has noticed.
+// drops disconnects a VI and waits until its peer has detected it.
 func (t *T) drops(v, peer *vipl.VI) {
 	t.must(v.Disconnect())
 	t.state(peer, vipl.Error)
 }
 
-// sent waits for the next completions of the send queue, one without want. Their status
-// must have exactly the operation, the errors and the bits of want, beside DONE. It returns
-// the last descriptor.
+// sent waits for the next completions of the send queue, for one if want is empty. Their status must have
+// exactly the operation, the errors and the bits of want, besides DONE. It returns the last descriptor.
 func (t *T) sent(v *vipl.VI, want ...vipl.Status) *vipl.Descriptor {
 	return t.completions("send", v.SendWait, want)
 }
 
-// received waits for the next completions of the receive queue, as sent. Without
-// an operation in want one is a receive.
+// received waits for the next completions of the receive queue, as sent does. Without an operation in want, a
+// receive is expected.
 func (t *T) received(v *vipl.VI, want ...vipl.Status) *vipl.Descriptor {
 	return t.completions("receive", v.RecvWait, want)
 }
@@ -114,7 +112,7 @@ func (t *T) completed(queue string, d *vipl.Descriptor, err error, want vipl.Sta
 	return d
 }
 
-// sendDone and recvDone are sent and received of what has completed already.
+// sendDone and recvDone are sent and received for descriptors that are already complete.
 func (t *T) sendDone(v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	d, err := v.SendDone()
 	return t.completed("send", d, err, want)
@@ -125,7 +123,7 @@ func (t *T) recvDone(v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	return t.completed("receive", d, err, want)
 }
 
-// nothingDone checks that SendDone or RecvDone gives this error and no descriptor.
+// nothingDone checks that SendDone or RecvDone returns this error and no descriptor.
 func (t *T) nothingDone(done func() (*vipl.Descriptor, error), want error) {
 	d, err := done()
 	t.errorIf(d != nil || err != want, "%v, %v; want %v", d, err, want)
@@ -138,7 +136,7 @@ func (t *T) nothingReceived(v *vipl.VI) {
 	t.errorIf(err != vipl.ErrTimeout, "a receive completed: %v %v", d, err)
 }
 
-// errorLog gathers asynchronous errors.
+// errorLog collects asynchronous errors.
 type errorLog struct {
 	mu   sync.Mutex
 	list []vipl.ErrorDescriptor
@@ -150,7 +148,7 @@ func (l *errorLog) add(e vipl.ErrorDescriptor) {
 	l.list = append(l.list, e)
 }
 
-// of are the errors of a VI so far, in order.
+// of returns the errors of a VI so far, in order.
 func (l *errorLog) of(v *vipl.VI) []vipl.ErrorDescriptor {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,9 +168,8 @@ func (t *T) asyncError(v *vipl.VI, code vipl.ErrorCode) (e vipl.ErrorDescriptor)
 	return e
 }
 
-// asyncErrors waits until a VI has had as many asynchronous errors, and checks
-// that they are these, in this order. Errors come one after the other: what it
-// finds is all that there was before.
+// asyncErrors waits until a VI has had as many asynchronous errors, and checks that they are these, in this
+// order. Errors arrive in order, so no other error has preceded them.
 func (t *T) asyncErrors(v *vipl.VI, want ...vipl.ErrorCode) []vipl.ErrorDescriptor {
 	for end := time.Now().Add(limit); len(t.errors.of(v)) < len(want) && time.Now().Before(end); {
 		time.Sleep(100 * time.Microsecond)
@@ -190,8 +187,8 @@ func (t *T) noErrors(vis ...*vipl.VI) {
 	}
 }
 
-// tells checks what an asynchronous error is about, and if want has one, its operation.
-// The code was looked for, and what it says is the provider's.
+// tells checks the object of an asynchronous error, and its operation if want has one. The caller has matched
+// the code; the error text is the provider's choice.
 func (t *T) tells(e, want vipl.ErrorDescriptor) {
 	want.Code, e.Err = e.Code, nil
 	if want.Op == 0 {

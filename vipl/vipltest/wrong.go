@@ -2,8 +2,7 @@ package vipltest
 
 import "viaxdp/vipl"
 
-// wrong is something wrong in a descriptor that is accepted all the same, and
-// completes with an error that tells.
+// wrong is an error in a descriptor that is accepted when posted and completes with that error.
 type wrong struct {
 	id, text, choice string
 	status           vipl.Status
@@ -12,8 +11,7 @@ type wrong struct {
 	spoil            func(d *vipl.Descriptor, x wrongEnds)
 }
 
-// wrongEnds is what a descriptor can be spoilt with. The VI has a protection
-// tag and takes 40,000 bytes.
+// wrongEnds has what is needed to make a descriptor wrong. The VI has a protection tag and takes 40,000 bytes.
 type wrongEnds struct {
 	*end               // with a block of the VI's tag
 	other *vipl.Region // with another tag
@@ -70,8 +68,8 @@ var wrongs = []wrong{
 	}),
 }
 
-// wrongSend, wrongReceive and wrongBoth are what is wrong in sends, in receives, and in
-// both. The status of a send has the operation.
+// wrongSend, wrongReceive and wrongBoth return errors in sends, in receives, and in both. The status of a send
+// has the operation.
 func wrongSend(id, text string, status vipl.Status, spoil func(*vipl.Descriptor, wrongEnds)) wrong {
 	return wrong{id: id, text: text, status: status &^ vipl.StatusOpMask, op: status & vipl.StatusOpMask, sends: true, spoil: spoil}
 }
@@ -89,7 +87,7 @@ func (w wrong) choose(choice string) wrong {
 	return w
 }
 
-// wrongRules makes a rule of each.
+// wrongRules returns a rule for each.
 func wrongRules() (rules []Rule) {
 	for _, w := range wrongs {
 		rules = append(rules, choice("descriptors/"+w.id, w.text, w.choice, eachLevel(func(t *T, level vipl.ReliabilityLevel) {
@@ -140,13 +138,13 @@ func makeWrongEnds(t *T, level vipl.ReliabilityLevel) (x wrongEnds, b *end) {
 	return x, b
 }
 
-// send posts a right send, the wrong one and another right one.
+// send posts a valid send, the wrong one and another valid one.
 func (w wrong) send(t *T, level vipl.ReliabilityLevel) {
 	x, b := makeWrongEnds(t, level)
 	b.recvs(2, 64)
 	x.send(0, 64)
 	if level == vipl.ReliableDelivery {
-		b.received() // else it may be on its way when the connection breaks
+		b.received() // else it may be under way when the connection breaks
 	}
 	w.spoil(x.prepare(1, 64), x)
 	x.post(x.desc[1])
@@ -167,7 +165,7 @@ func (w wrong) send(t *T, level vipl.ReliabilityLevel) {
 	x.sent(vipl.StatusFlushed)
 }
 
-// receive posts a right receive, the wrong one and another right one.
+// receive posts a valid receive, the wrong one and another valid one.
 func (w wrong) receive(t *T, level vipl.ReliabilityLevel) {
 	x, b := makeWrongEnds(t, level)
 	x.recv(0, 64)

@@ -7,7 +7,7 @@ import (
 	"hash/crc32"
 )
 
-// state says whose a chunk is. At any time it has exactly one.
+// state is the owner of a chunk. A chunk has exactly one owner at any time.
 type state uint8
 
 const (
@@ -30,17 +30,17 @@ func (s state) String() string { return stateNames[s] }
 type chunk struct {
 	state  state
 	retain bool   // queued: the program's again afterwards
-	last   string // the call that brought it to its state
-	sum    uint32 // of the bytes while they must not change
+	last   string // the call that set the state
+	sum    uint32 // checksum of the bytes while they must not change
 	summed bool
 }
 
-// poison is what a chunk is overwritten with that was given back.
+// poison overwrites a chunk that was given back.
 var poison = bytes.Repeat([]byte{0xd5}, 512)
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// number is the number of the chunk that holds addr, or -1.
+// number returns the number of the chunk that holds addr, or -1.
 func (q *Queue) number(addr uint64) int {
 	if addr < q.base || addr >= q.base+uint64(len(q.chunks))*q.size {
 		return -1
@@ -65,7 +65,7 @@ func (q *Queue) move(i int, to state, op string) {
 	c.state, c.last = to, op
 }
 
-// spoil overwrites a chunk that was given back and remembers what it holds.
+// spoil overwrites a chunk that was given back, and records its checksum.
 func (q *Queue) spoil(i int) {
 	b := q.bytes(i)
 	for len(b) > 0 {
@@ -74,13 +74,13 @@ func (q *Queue) spoil(i int) {
 	q.freeze(i)
 }
 
-// freeze remembers a chunk's bytes, which must not change until thaw.
+// freeze records the checksum of a chunk's bytes, which must not change until thaw.
 func (q *Queue) freeze(i int) {
 	c := &q.chunks[i]
 	c.sum, c.summed = crc32.Checksum(q.bytes(i), castagnoli), true
 }
 
-// thaw ends that and records whether the chunk was written to.
+// thaw ends freeze and records whether the chunk was written to.
 func (q *Queue) thaw(i int) {
 	c := &q.chunks[i]
 	if !c.summed {
@@ -92,7 +92,7 @@ func (q *Queue) thaw(i int) {
 	}
 }
 
-// misuse notes a wrong use by the program, for Audit.
+// misuse records a wrong use by the program, for Audit.
 func (q *Queue) misuse(format string, args ...any) {
 	q.n.Misuses++
 	if len(q.wrong) < 8 {
@@ -100,7 +100,7 @@ func (q *Queue) misuse(format string, args ...any) {
 	}
 }
 
-// wrongChunk notes a call on a chunk that is not the program's to make.
+// wrongChunk records a call on a chunk that the program does not own.
 func (q *Queue) wrongChunk(op string, addr uint64) {
 	i := q.number(addr)
 	if i < 0 {
@@ -111,7 +111,7 @@ func (q *Queue) wrongChunk(op string, addr uint64) {
 	q.misuse("%s of chunk %d, which is %v (since %s)", op, i, c.state, c.last)
 }
 
-// Owners says how many chunks are whose.
+// Owners is the number of chunks of each owner.
 type Owners struct {
 	Free, Held, InFlight              int // TX chunks
 	Filled, Arrived, Leased, Recycled int // RX chunks
@@ -125,16 +125,14 @@ func (q *Queue) Owners() Owners {
 	return Owners{n[free], n[held], n[queued], n[filled], n[arrived], n[leased], n[recycled]}
 }
 
-// Audit checks that every chunk has exactly one owner and that rings, lists
-// and chunks agree. It names the first wrong uses: calls on chunks that were
-// not the program's to make them on (released twice, recycled without a lease,
-// sent after release), and writes to chunks that the kernel had or that had
-// been given back.
+// Audit checks that every chunk has exactly one owner and that rings, lists and chunks agree. It reports the
+// first wrong uses: calls on chunks that the program did not own (released twice, recycled without a lease,
+// sent after release), and writes to chunks that the kernel had or that had been given back.
 func (q *Queue) Audit() error {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
 	for i := range q.chunks {
-		if q.chunks[i].summed { // a write that nobody has met yet
+		if q.chunks[i].summed { // an undetected write
 			q.thaw(i)
 			q.freeze(i)
 		}

@@ -1,7 +1,6 @@
-// Package xdpnictest is NIC queues in memory, for tests: queues of one Wire
-// reach each other as those of xdpnic do over a cable, with the same methods
-// and the same owners of chunks. The wire loses, repeats, reorders, delays and
-// corrupts frames as it is told to, and the imagined kernel lies.
+// Package xdpnictest has NIC queues in memory, for tests. Queues of one Wire are connected as those of xdpnic
+// are by a cable, with the same methods and the same ownership of chunks. As configured, the wire loses,
+// repeats, reorders, delays and corrupts frames, and the simulated kernel gives wrong answers.
 //
 //	 Memory of a                                             Memory of b
 //	+-----------+                                           +-----------+
@@ -13,32 +12,27 @@
 //	|           |   RX ring <--- Admit <------------'  '--->| RX chunks |
 //	+-----------+   (demux)                                 +-----------+
 //
-// It is written independently of xdpnic's own bookkeeping, and stricter: Audit
-// also names a chunk that was written to while the kernel had it or after it
-// was given back. A chunk that is given back is overwritten, so that code
-// that still reads it gets garbage.
+// It shares no bookkeeping with xdpnic, and is stricter: Audit also reports a chunk that was written to while
+// the kernel had it or after it was given back. A chunk that is given back is overwritten, so that code that
+// still reads it gets garbage.
 //
 // # Faults and lies
 //
-// [Faults] are what the way does to the frames that a queue sends, [Lies] what
-// a queue's kernel tells its program. What happens to the n-th frame of a queue
-// follows from the seed and n alone, not from timing; each fault that took
-// place is counted in [Stats]. Frames for a queue are those of its hardware
-// address, or all that others send when it has none.
+// [Faults] are what the wire does to the frames that a queue sends. [Lies] are wrong answers of a queue's
+// kernel. The result for the n-th frame of a queue follows from the seed and n alone, not from timing. Each
+// fault is counted in [Stats]. A queue receives the frames to its hardware address; without one, all frames
+// that others send.
 //
-// A lie never makes Audit fail: wrong entries that xdpnic would refuse are
-// refused here, too, and counted.
+// A lie never makes Audit fail: wrong entries that xdpnic would refuse are also refused here, and counted.
 //
 // # Concurrency
 //
-// As xdpnic.Queue: the methods belong to one owner at a time, but for Ready,
-// Wait, Wake, FrameCap and RxChunks. Those that only the fake has (SetFaults,
-// SetLies, Cut, Stats, Audit, Owners, and all of Wire) may be called by any
-// goroutine at any time. Time is package time's, so that everything runs inside
-// of a testing/synctest bubble; no goroutine runs in here but those of timers.
+// As in xdpnic.Queue, the methods belong to one owner at a time, except for Ready, Wait, Wake, FrameCap and
+// RxChunks. Methods that only this package has (SetFaults, SetLies, Cut, Stats, Audit, Owners, and all of Wire)
+// may be called by any goroutine at any time. Time is that of package time, so everything runs inside a
+// testing/synctest bubble. The only goroutines are those of timers.
 //
-// No privilege is needed. Neither is there any allocation on a way without
-// faults.
+// No privilege is needed. Without faults nothing is allocated per frame.
 //
 //	w := xdpnictest.NewWire()
 //	defer w.Close()

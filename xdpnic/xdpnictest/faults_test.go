@@ -70,7 +70,7 @@ func TestFaultsAfterClose(t *testing.T) {
 	})
 }
 
-// Each fault takes place, is counted, and does what it says.
+// Each fault takes place, is counted, and has the documented effect.
 func TestFaults(t *testing.T) {
 	const n, few = 2000, 500 // few: all of them find an RX chunk at the same time
 	near := func(got uint64, want float64) bool { return float64(got) > 0.7*want && float64(got) < 1.3*want }

@@ -11,8 +11,8 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// Queue is a NIC queue in memory, with the methods of xdpnic.Queue. The
-// package comment says which goroutines may call which method.
+// Queue is a NIC queue in memory, with the methods of xdpnic.Queue. The package comment lists the goroutines
+// that may call each method.
 type Queue struct {
 	wire  *Wire
 	cfg   Config
@@ -35,7 +35,7 @@ type Queue struct {
 
 	stack []uint64     // free TX chunks, the last is taken first
 	tx    ring[entry]  // segments, published and not
-	taken ring[entry]  // off the TX ring, and not sent: only while a zero-copy NIC stalls
+	taken ring[entry]  // taken off the TX ring and not sent: only while a zero-copy NIC stalls
 	comp  ring[uint64] // addresses that completed
 	kern  int          // entries that the kernel has taken and not completed
 
@@ -54,7 +54,7 @@ type Queue struct {
 	liars        [numLiars]randomSource
 }
 
-// What the kernel lies about; each has its own stream of choices.
+// The kernel's lies. Each kind has its own random source.
 const (
 	lieSend = iota
 	lieFlush
@@ -67,7 +67,7 @@ const (
 type entry struct {
 	addr uint64
 	n    uint32
-	more bool // the frame goes on in the next
+	more bool // the frame continues in the next entry
 
 	blank bool // cancelled: it names no memory
 }
@@ -117,8 +117,7 @@ func (w *Wire) Queue(cfg Config) (*Queue, error) {
 	return q, nil
 }
 
-// SetFaults says what happens from now on to the frames that q sends. Choices
-// restart from the seed.
+// SetFaults sets the faults of the frames that q sends from now on. The random source restarts from the seed.
 func (q *Queue) SetFaults(f Faults) {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
@@ -130,17 +129,17 @@ func (q *Queue) setFaults(f Faults) {
 	q.faulty = f.Loss > 0 || f.Burst > 0 || f.Dup > 0 || f.Corrupt > 0 || f.Reorder > 0 || f.Delay > 0 || f.Jitter > 0
 	q.randomSource = newRandomSource(f.Seed, q.place())
 	if !q.faulty {
-		for len(q.back) > 0 { // nothing will overtake them any more
+		for len(q.back) > 0 { // no later frame can overtake them
 			q.back[0].behind = 1
 			q.overtake()
 		}
 	}
 }
 
-// place is q's number on the wire, from 1.
+// place returns q's number on the wire, from 1.
 func (q *Queue) place() uint64 { return uint64(slices.Index(q.wire.ends, q) + 1) }
 
-// SetLies says what q's kernel lies about from now on.
+// SetLies sets the lies of q's kernel from now on.
 func (q *Queue) SetLies(l Lies) {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
@@ -150,23 +149,23 @@ func (q *Queue) SetLies(l Lies) {
 		q.liars[i] = newRandomSource(l.Seed, q.place()<<8+uint64(i))
 	}
 	if l.Stall == 0 {
-		q.transmit() // a NIC goes on by itself
+		q.transmit() // a NIC continues without a call
 	}
 }
 
-// Cut takes q off the wire, both ways and without a sign, or puts it on again.
+// Cut disconnects q from the wire in both directions without notice, or reconnects it.
 func (q *Queue) Cut(off bool) {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
 	q.cut = off
 }
 
-// FrameCap is the largest frame in one chunk, sent and received, in bytes.
+// FrameCap returns the largest frame in one chunk, sent and received, in bytes.
 func (q *Queue) FrameCap() (tx, rx int) {
 	return q.cfg.ChunkSize, q.cfg.ChunkSize - headroom - q.cfg.Headroom
 }
 
-// MaxSegs is the largest number of segments of a frame, 1 without multi-buffer.
+// MaxSegs returns the largest number of segments of a frame, 1 without multi-buffer.
 func (q *Queue) MaxSegs() int {
 	if q.cfg.MultiBuffer {
 		return maxSegs
@@ -174,7 +173,7 @@ func (q *Queue) MaxSegs() int {
 	return 1
 }
 
-// RxChunks is the number of RX chunks.
+// RxChunks returns the number of RX chunks.
 func (q *Queue) RxChunks() int { return q.cfg.RxChunks }
 
 // Close takes the queue off the wire and ends every Wait. Afterwards the other
@@ -218,18 +217,17 @@ type Config struct {
 	// Lies.Stall then stops the NIC, not the kernel: the TX ring empties.
 	ZeroCopy bool
 
-	// MAC is the hardware address. The zero one takes what any other queue of
-	// the wire sends.
+	// MAC is the hardware address. A queue with the zero address receives all that other queues of the wire
+	// send.
 	MAC [6]byte
 
-	// Admit decides as the demux program would whether a frame may come in:
-	// by the VI and key that it carries and its source address. Frames that are
-	// no VIA data frames are not asked about and do not come in. nil: all do.
-	// It is called with the wire locked: it must not call the queue.
+	// Admit decides in place of the demux program whether a data frame may come in: by its VI and key and its
+	// source address. nil: all may. Other frames never come in. Admit is called with the wire locked, so it
+	// must not call the queue.
 	Admit func(vi uint32, key uint64, src netip.Addr) bool
 }
 
-// PoolBytes is the size of the pool of chunks.
+// PoolBytes returns the size of the pool of chunks.
 func (c Config) PoolBytes() int {
 	c.defaults()
 	return (c.RxChunks + c.TxChunks) * c.ChunkSize
@@ -278,10 +276,10 @@ func (r *ring[T]) put(v T) {
 	r.n++
 }
 
-// peek is entry i from the head.
+// peek returns entry i from the head.
 func (r *ring[T]) peek(i int) *T { return &r.at[(r.head+i)%len(r.at)] }
 
-// pop takes n entries off.
+// pop removes n entries.
 func (r *ring[T]) pop(n int) {
 	r.head = (r.head + n) % len(r.at)
 	r.n -= n
@@ -297,10 +295,10 @@ type Stats struct {
 	TxRefused        uint64 // refused because a rule was broken
 	TxFull           uint64 // refused because the TX ring was full
 	TxCompleted      uint64 // entries taken off the completion ring
-	TxBadCompletions uint64 // of them, ignored: no chunk in flight
+	TxBadCompletions uint64 // ignored completions: no chunk in flight
 	Flushes          uint64
 
-	// What became of the frames that the queue sent.
+	// Outcomes of the frames that the queue sent.
 	Carried    uint64 // frames given to the wire
 	Cut        uint64 // drop: the wire, or this queue, was cut
 	Filtered   uint64 // drop: Faults.Drop
@@ -312,11 +310,11 @@ type Stats struct {
 	Reordered  uint64 // frames held back for others to overtake
 	Delayed    uint64 // frames that took time
 
-	// What became of the frames that came for the queue.
+	// Outcomes of the frames that arrived for the queue.
 	Arrived    uint64
 	RxCut      uint64 // drop: this queue was cut or closed
 	RxNotOurs  uint64 // drop: no VIA data frame; the kernel's stack would get it
-	RxRefused  uint64 // drop: Admit said no (unknown VI, key, source)
+	RxRefused  uint64 // drop: refused by Admit (unknown VI, key, source)
 	RxTooLong  uint64 // drop: longer than a chunk, without multi-buffer
 	RxRingFull uint64 // drop: the RX ring was full
 	RxNoFill   uint64 // drop: the fill ring was empty
@@ -326,7 +324,7 @@ type Stats struct {
 	RxTooManySegs uint64 // drop: more segments than the caller's batch
 	RxBadEntries  uint64 // RX entries ignored: no chunk that the kernel was given
 
-	// Lies told.
+	// Lies by kind.
 	LiedSend, LiedFlush, Stalled                                 uint64
 	LiedLostCompletion, LiedDoubleCompletion, LiedWildCompletion uint64
 	LiedWildRx, LiedLength, LiedSplit                            uint64
@@ -334,14 +332,14 @@ type Stats struct {
 	Misuses uint64 // wrong uses by the program; Audit names the first
 }
 
-// Stats returns the counts as they are now.
+// Stats returns the current counts.
 func (q *Queue) Stats() Stats {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
 	return q.n
 }
 
-// Lost is how many frames Faults.Loss has lost, of all queues.
+// Lost returns how many frames Faults.Loss has lost, on all queues.
 func (w *Wire) Lost() (n uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

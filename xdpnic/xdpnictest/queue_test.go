@@ -123,10 +123,9 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// Memory of the program in a frame is read when the kernel copies it, and in zero-copy mode
-// when the NIC sends it, which Reading tells: it takes entries off the TX ring at once, and one
-// that has stalled sends them when it goes on. A frame that was cancelled on the ring has
-// nothing of that memory.
+// Memory of the program in a frame is read when the kernel copies it, and in zero-copy mode when the NIC sends
+// it, as Reading reports. The NIC takes entries off the TX ring at once, and one that has stalled sends them
+// when it continues. A frame that was cancelled on the ring has none of that memory.
 func TestReading(t *testing.T) {
 	for _, zeroCopy := range []bool{false, true} {
 		w := xdpnictest.NewWire()
@@ -185,7 +184,7 @@ func TestReading(t *testing.T) {
 	}
 }
 
-// Each bound drops or refuses, and says which it was.
+// Each bound drops or refuses, and is counted by name.
 func TestFullRings(t *testing.T) {
 	t.Run("fill", func(t *testing.T) {
 		a, b := pair(t, xdpnictest.Config{RxChunks: 4, TxChunks: 8, RxRing: 8})

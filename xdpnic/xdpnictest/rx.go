@@ -75,7 +75,7 @@ func (q *Queue) deliver(a arrival) {
 	q.wait.arrived()
 }
 
-// wildArrival is an RX entry that names memory which the kernel was not given.
+// wildArrival returns an RX entry that names memory which the kernel was not given.
 func (q *Queue) wildArrival(where int) arrival {
 	switch where {
 	case 0: // beyond the memory
@@ -89,7 +89,7 @@ func (q *Queue) wildArrival(where int) arrival {
 	}
 }
 
-// demux is what the XDP program does.
+// demux acts in place of the XDP program.
 func (q *Queue) demux(frame []byte) bool {
 	p := &q.pkt
 	if err := p.Decode(frame); err != nil {
@@ -202,21 +202,20 @@ func (q *Queue) Refill() {
 	q.recycled = q.recycled[:0]
 }
 
-// waiter is where goroutines sleep for a queue.
+// waiter has the goroutines that sleep for a queue.
 type waiter struct {
 	mu     sync.Mutex
 	cond   sync.Cond // of mu
-	rouses uint64    // how often the sleepers were roused
+	rouses uint64    // number of times the sleepers were woken
 	asleep int
-	woken  bool // a Wake that met nobody
+	woken  bool // a Wake without a sleeper, which ends the next Wait
 	closed bool
-	timers []*time.Timer // that do not run; they rouse nobody, but have each look at the time
+	timers []*time.Timer // stopped ones, for reuse; a timer makes each sleeper check its time limit
 }
 
-// Wait sleeps until the RX ring holds an entry, until Wake, or until the time
-// is over (timeout < 0: for ever, 0: do not sleep). It returns nil in all of
-// these cases, and xdpnic.ErrClosed when the queue is closed. Several may wait
-// at a time.
+// Wait sleeps until the RX ring holds an entry, until Wake, or until the timeout (negative: none; 0: it does
+// not sleep). It returns nil in all of these cases, and xdpnic.ErrClosed when the queue is closed. Several
+// goroutines may wait.
 func (q *Queue) Wait(timeout time.Duration) error {
 	w := &q.wait
 	w.mu.Lock()
@@ -226,7 +225,7 @@ func (q *Queue) Wait(timeout time.Duration) error {
 	}
 	woken := w.woken
 	w.woken = false
-	// Arrivals count before they rouse; here it is the other way round, under the same lock.
+	// An arrival is counted before it wakes sleepers. Here the order is the reverse, under the same lock.
 	if woken || q.Ready() || timeout == 0 {
 		return nil
 	}
@@ -253,7 +252,7 @@ func (q *Queue) Wait(timeout time.Duration) error {
 	return nil
 }
 
-// timer is one that runs.
+// timer returns a running timer.
 func (w *waiter) timer(d time.Duration) *time.Timer {
 	n := len(w.timers)
 	if n == 0 {
@@ -269,8 +268,8 @@ func (w *waiter) timer(d time.Duration) *time.Timer {
 	return timer
 }
 
-// Wake ends the Waits under way, or makes the next one return at once. Wakes
-// do not add up.
+// Wake ends the Waits under way, or makes the next one return at once. Several Wakes before a Wait count as
+// one.
 func (q *Queue) Wake() {
 	w := &q.wait
 	w.mu.Lock()

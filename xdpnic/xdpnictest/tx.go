@@ -7,7 +7,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Alloc takes a TX chunk off the stack, the one that came back last.
+// Alloc allocates the TX chunk that came back last.
 func (q *Queue) Alloc() (addr uint64, buf []byte, ok bool) {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
@@ -23,15 +23,15 @@ func (q *Queue) Alloc() (addr uint64, buf []byte, ok bool) {
 	return addr, q.bytes(i), true
 }
 
-// TxFree is the number of free TX chunks.
+// TxFree returns the number of free TX chunks.
 func (q *Queue) TxFree() int {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
 	return len(q.stack)
 }
 
-// Release gives a TX chunk back: allocated and not sent, or retained, and then
-// on completion if the kernel still has it.
+// Release gives back a TX chunk that was allocated and not sent, or one that was sent with retain. If the
+// kernel still has it, it is freed on completion.
 func (q *Queue) Release(addr uint64) {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
@@ -71,9 +71,9 @@ func (q *Queue) Reading(addr uint64) bool {
 	return i >= 0 && q.chunks[i].state == queued && (q.cfg.ZeroCopy || len(q.onRing(addr)) > 0)
 }
 
-// Cancel takes the program's memory out of a frame that begins at addr and that the
-// kernel has not taken, and its Ethernet header. It reports whether nobody reads that
-// memory any more. With Config.ZeroCopy the first Cancel of a frame never does.
+// Cancel removes the program's memory, and the Ethernet header, from a frame that begins at addr and that the
+// kernel has not taken. It reports whether that memory is no longer read. With Config.ZeroCopy the first Cancel
+// of a frame never reports that.
 func (q *Queue) Cancel(addr uint64) bool {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
@@ -98,7 +98,7 @@ func (q *Queue) Cancel(addr uint64) bool {
 	return unread
 }
 
-// onRing gives the segments of the frame on the TX ring that begins at addr, if there is one.
+// onRing returns the segments of the frame on the TX ring that begins at addr, or none.
 func (q *Queue) onRing(addr uint64) (segs []*entry) {
 	for k := range q.tx.n {
 		e := q.tx.peek(k)
@@ -111,17 +111,16 @@ func (q *Queue) onRing(addr uint64) (segs []*entry) {
 	return nil
 }
 
-// Pending is the number of TX entries that the kernel has not taken.
+// Pending returns the number of TX entries that the kernel has not taken.
 func (q *Queue) Pending() int {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
 	return q.tx.n
 }
 
-// Send puts the first n bytes from addr in a chunk on the TX ring as a frame.
-// It refuses, and the chunk stays the caller's, when the ring is full, and,
-// which is also a misuse for Audit to tell, when the chunk is not the
-// program's or the length is wrong.
+// Send puts the first n bytes from addr in a chunk on the TX ring as a frame. If the ring is full, it refuses
+// and the chunk stays the caller's. It also refuses if the program does not own the chunk or the length is
+// wrong, which Audit reports as a misuse.
 func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 	q.wire.mu.Lock()
 	defer q.wire.mu.Unlock()
@@ -143,7 +142,7 @@ func (q *Queue) SendSegs(segs []xdpnic.Desc, retain bool) bool {
 	return q.enqueue("SendSegs", segs, retain)
 }
 
-// SendFrame sends a frame of a header and a payload, whose length and checksum it puts in, at once. It
+// SendFrame builds a frame of a header and a payload, with length and checksum, and sends it at once. It
 // reports whether there was room for it.
 func (q *Queue) SendFrame(t *wire.Template, h wire.Header, payload []byte) bool {
 	addr, chunk, ok := q.Alloc()
@@ -217,9 +216,8 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 	return true
 }
 
-// Flush hands what Send queued to the wire, as far as the completion ring has
-// room, and reaps. Frames of a queue without faults have arrived when it
-// returns.
+// Flush passes the queued frames to the wire, as far as the completion ring has room, and reaps. Without faults
+// the frames have arrived when it returns.
 func (q *Queue) Flush() error {
 	w := q.wire
 	w.mu.Lock()
@@ -297,7 +295,7 @@ func (q *Queue) transmit() {
 	}
 }
 
-// bytes is what an entry has of a frame.
+// bytes returns an entry's part of a frame.
 func (e *entry) bytes(q *Queue) []byte {
 	if e.blank {
 		return nothing
@@ -307,8 +305,7 @@ func (e *entry) bytes(q *Queue) []byte {
 
 var nothing = make([]byte, 1)
 
-// complete puts an entry that the kernel has done with on the completion ring;
-// its place there is reserved.
+// complete puts an entry that the kernel has finished with on the completion ring. Its place there is reserved.
 func (q *Queue) complete(e entry) {
 	q.kern--
 	if !q.lying {

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Wire joins queues. The zero value is not usable; NewWire makes one.
+// Wire connects queues. The zero value is not usable; NewWire makes one.
 type Wire struct {
 	mu     sync.Mutex // guards everything of the wire and of its queues
 	epoch  time.Time
 	ends   []*Queue
-	line   []*onLine // what is on the way; what is due first at its beginning
+	line   []*onLine // events to come, the earliest first
 	timer  *time.Timer
-	due    time.Duration // when timer runs out, 0: it does not run
+	due    time.Duration // when timer expires; 0: it is stopped
 	spare  [][]byte
 	joined []byte // a frame of several segments, put together
 	cut    bool
@@ -25,8 +25,8 @@ type Wire struct {
 // NewWire makes a wire without queues.
 func NewWire() *Wire { return &Wire{epoch: time.Now()} }
 
-// Close drops what is on the way, and from now on everything. It waits for
-// nothing; a timer's goroutine may be about to find out.
+// Close drops all frames on the wire, now and later. It does not wait: a timer's goroutine may still be about
+// to run.
 func (w *Wire) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,8 +46,7 @@ func (w *Wire) Close() {
 	}
 }
 
-// Cut interrupts the wire, without a sign to either side, or mends it. What is
-// on the way still arrives.
+// Cut interrupts the wire without notice to either side, or restores it. Frames on the wire still arrive.
 func (w *Wire) Cut(off bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -63,8 +62,7 @@ func (w *Wire) SetFaults(f Faults) {
 	}
 }
 
-// onLine is something that happens later: a frame arrives, or an entry
-// completes.
+// onLine is a later event: a frame arrives, or an entry completes.
 type onLine struct {
 	due    time.Duration
 	from   *Queue
@@ -74,7 +72,7 @@ type onLine struct {
 	delay  time.Duration // held back: time on the way afterwards
 }
 
-// later puts e on the line, to happen after d, behind what is due at the same time. Locked.
+// later schedules e after d, behind events that are due at the same time. Locked.
 func (w *Wire) later(e *onLine, d time.Duration) {
 	e.due = time.Since(w.epoch) + d
 	i, _ := slices.BinarySearchFunc(w.line, e.due, func(other *onLine, due time.Duration) int {
@@ -87,7 +85,7 @@ func (w *Wire) later(e *onLine, d time.Duration) {
 	w.arm()
 }
 
-// arm sets the timer for what comes first. Locked.
+// arm sets the timer for the earliest event. Locked.
 func (w *Wire) arm() {
 	if len(w.line) == 0 || w.closed {
 		return
@@ -105,7 +103,7 @@ func (w *Wire) arm() {
 	}
 }
 
-// run does what is due.
+// run processes the events that are due.
 func (w *Wire) run() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,7 +115,7 @@ func (w *Wire) run() {
 		switch {
 		case e.frame == nil:
 			e.from.complete(e.entry)
-		case e.behind > 0: // its time in the way of others is over
+		case e.behind > 0: // its time for being overtaken is over
 			e.from.back = remove(e.from.back, e)
 			w.release(e)
 		default:
@@ -128,13 +126,13 @@ func (w *Wire) run() {
 	w.arm()
 }
 
-// done ends a frame's time on the way.
+// done removes a frame from the wire.
 func (w *Wire) done(e *onLine) {
 	e.from.onWay--
 	w.spare = append(w.spare, e.frame[:0])
 }
 
-// release lets a frame that was held back go on.
+// release sends on a frame that was held back.
 func (w *Wire) release(e *onLine) {
 	e.behind = 0
 	if e.delay > 0 {
@@ -145,7 +143,7 @@ func (w *Wire) release(e *onLine) {
 	w.done(e)
 }
 
-// carry takes a frame that from sends. The bytes are the sender's. Locked.
+// carry takes a frame from queue from. The bytes remain the sender's. Locked.
 func (w *Wire) carry(from *Queue, frame []byte) {
 	n := &from.n
 	n.Carried++
@@ -192,7 +190,7 @@ func (w *Wire) carry(from *Queue, frame []byte) {
 	from.overtake()
 }
 
-// send puts a frame on its way.
+// send puts a frame on the wire.
 func (w *Wire) send(from *Queue, frame []byte, delay time.Duration, behind int) {
 	if delay <= 0 && behind == 0 {
 		w.arrive(from, frame)
@@ -220,8 +218,7 @@ func (w *Wire) buffer() []byte {
 	return make([]byte, 0, DefaultChunkSize)
 }
 
-// overtake counts a frame that passed those held back, and lets go those that
-// were passed by enough.
+// overtake counts a frame that has passed those held back, and releases those that enough frames have passed.
 func (q *Queue) overtake() {
 	w := q.wire
 	for i := 0; i < len(q.back); {
@@ -239,7 +236,7 @@ func remove(from []*onLine, e *onLine) []*onLine {
 	return slices.DeleteFunc(from, func(other *onLine) bool { return other == e })
 }
 
-// arrive hands a frame to the queues that it is for.
+// arrive passes a frame to the queues that receive it.
 func (w *Wire) arrive(from *Queue, frame []byte) {
 	taken := false
 	for _, q := range w.ends {
@@ -253,7 +250,7 @@ func (w *Wire) arrive(from *Queue, frame []byte) {
 	}
 }
 
-// wants reports whether a frame that from sent goes to q.
+// wants reports whether q receives a frame that from sent.
 func (q *Queue) wants(from *Queue, frame []byte) bool {
 	if q.mac == ([6]byte{}) || frame[0]&1 != 0 {
 		return q != from
@@ -261,13 +258,13 @@ func (q *Queue) wants(from *Queue, frame []byte) bool {
 	return [6]byte(frame) == q.mac
 }
 
-// Faults are what the way does to the frames that a queue sends. The zero
-// value delivers each at once, in order. Shares are of 1.
+// Faults are what the wire does to the frames that a queue sends. The zero value delivers each at once, in
+// order. Shares are between 0 and 1.
 type Faults struct {
 	Seed uint64
 
-	Loss     float64 // share of frames that are lost, each by itself
-	Burst    float64 // share of frames with which a run of losses begins
+	Loss     float64 // share of frames that are lost, independently of each other
+	Burst    float64 // share of frames that begin a run of losses
 	BurstLen int     // longest run; default 8
 	Dup      float64 // share that arrives twice
 	Corrupt  float64 // share that has up to three bits flipped
@@ -278,35 +275,32 @@ type Faults struct {
 	ReorderDepth int
 	ReorderTime  time.Duration
 
-	Delay  time.Duration // least time on the way
-	Jitter time.Duration // a random part of it comes on top, and reorders
+	Delay  time.Duration // minimum delay
+	Jitter time.Duration // upper bound of an additional random delay, which reorders frames
 
-	// Drop, unless nil, loses the frames for which it returns true. It must
-	// keep neither the frame nor call a queue.
+	// Drop, unless nil, selects frames to lose by returning true. It must not keep the frame or call a queue.
 	Drop func(frame []byte) bool
 }
 
-// Lies are what the imagined kernel tells the program of a queue. Shares are
-// of 1.
+// Lies are wrong answers of the simulated kernel to the program of a queue. Shares are between 0 and 1.
 type Lies struct {
 	Seed uint64
 
 	LostCompletion   float64       // share of TX entries that never complete
 	DoubleCompletion float64       // share that completes twice
-	WildCompletion   float64       // share beside which an address outside of the chunks completes
+	WildCompletion   float64       // share that is accompanied by the completion of an address outside of the chunks
 	LateCompletion   time.Duration // time until a sent frame completes
 
-	WildRx   float64 // share of arrivals before which an RX entry with a wrong address or length comes
+	WildRx   float64 // share of arrivals that follow an RX entry with a wrong address or length
 	RxLength float64 // share of arrivals whose length is wrong, within the chunk
 	Split    float64 // share of arrivals in two segments although they fit in one
 
 	RefuseSend float64 // share of Send calls that find the TX ring full
 	FlushError float64 // share of Flush calls that fail and send nothing
-	Stall      float64 // share of Flush calls that send nothing and say nothing; see Config.ZeroCopy
+	Stall      float64 // share of Flush calls that send nothing and return no error; see Config.ZeroCopy
 }
 
-// randomSource is a source of random choices in which those of the n-th event follow
-// from the seed and n alone.
+// randomSource is a source of random choices. The choices for the n-th event follow from the seed and n alone.
 type randomSource struct {
 	seed, n uint64
 	pcg     *rand.PCG
@@ -318,7 +312,7 @@ func newRandomSource(seed, stream uint64) randomSource {
 	return randomSource{seed: seed + stream*0x9e3779b97f4a7c15, pcg: pcg, rng: rand.New(pcg)}
 }
 
-// next begins the choices of the next event.
+// next starts the choices for the next event.
 func (d *randomSource) next() {
 	d.n++
 	d.pcg.Seed(d.seed, d.n)
@@ -329,7 +323,7 @@ func (d *randomSource) hit(share float64) bool {
 	return u < share
 }
 
-// faultDecision is what becomes of one frame.
+// faultDecision is the outcome for one frame.
 type faultDecision struct {
 	lost, burst  bool
 	dup, corrupt bool
@@ -340,8 +334,8 @@ type faultDecision struct {
 	burstLen     int
 }
 
-// decide draws what becomes of the next frame. It always draws the same number of
-// times, so that one fault does not change the choices of another.
+// decide draws the outcome for the next frame. It always draws the same number of times, so that one fault does
+// not change the choices of another.
 func (f *Faults) decide(d *randomSource) (t faultDecision) {
 	d.next()
 	t.lost = d.hit(f.Loss)

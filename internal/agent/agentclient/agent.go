@@ -50,7 +50,7 @@ func (a *Agent) fail(op string, peer netip.Addr, err error) error {
 	return &kagent.OpError{Op: op, Link: a.share.info.Interface, Peer: peer, Err: err}
 }
 
-// ask is a call that is not to wait for long.
+// ask is a call with a short time limit.
 func (a *Agent) ask(q agentproto.Request) (agentproto.Reply, error) {
 	ctx, cancel := bounded()
 	defer cancel()
@@ -62,7 +62,7 @@ func (a *Agent) within(ctx context.Context, q agentproto.Request) (agentproto.Re
 	return a.do(ctx, &call{request: q, again: true})
 }
 
-// do is within for all calls whose reply has no files.
+// do is within for calls whose reply carries no files.
 func (a *Agent) do(ctx context.Context, c *call) (agentproto.Reply, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -75,7 +75,7 @@ func (a *Agent) do(ctx context.Context, c *call) (agentproto.Reply, error) {
 	}()
 	reply, files, err := a.share.session.do(inner, c)
 	fds.CloseFiles(files...)
-	// Both sides look at the clock: this one may have cancelled first.
+	// Both sides check the deadline; this one may have cancelled first.
 	late := errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
 	if late && !errors.Is(err, kagent.ErrTimeout) {
@@ -84,18 +84,18 @@ func (a *Agent) do(ctx context.Context, c *call) (agentproto.Reply, error) {
 	return reply, err
 }
 
-// Queue is the queue, for one owner as package xdpnic says; the same for all
-// handles that share it.
+// Queue returns the queue. It has one owner, as package xdpnic requires. All handles that share
+// the queue return the same one.
 func (a *Agent) Queue() *xdpnic.Queue { return a.share.queue }
 
 // Arena is the registered memory; the queue's chunks lie at its start. All blocks
 // must be free before Close.
 func (a *Agent) Arena() *hugepages.Arena { return a.share.arena }
 
-// Info says what opening got. The caller must not change the slices.
+// Info returns what Open got. The caller must not change the slices.
 func (a *Agent) Info() kagent.Info { return a.share.info }
 
-// Counters are the demux program's, of all programs of the interface.
+// Counters returns the demux program's counters, for all programs of the interface.
 func (a *Agent) Counters() (c bpf.Counters, err error) {
 	reply, err := a.ask(agentproto.Request{Op: agentproto.OpCounters})
 	switch {
@@ -109,8 +109,7 @@ func (a *Agent) Counters() (c bpf.Counters, err error) {
 
 var errShort = fmt.Errorf("%w: the answer lacks something", agentproto.ErrProtocol)
 
-// Link describes the interface as it is now. Without a daemon, its name and
-// number are what is left.
+// Link describes the current state of the interface. Without a daemon it has only the name and the index.
 func (a *Agent) Link() kagent.Link {
 	link := kagent.Link{Name: a.share.info.Interface, Index: a.share.info.Index}
 	if !a.isClosed() {
@@ -146,7 +145,7 @@ func (a *Agent) FreeVI(num uint32) {
 	if a.forget(num) {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 		defer cancel()
-		// What fails here is a number that is lost until the session ends.
+		// If this fails, the number stays taken until the session ends.
 		a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpFreeVI, VI: num}, again: true})
 	}
 }
@@ -255,8 +254,7 @@ func (a *Agent) Request(ctx context.Context, local, remote kagent.Address, o kag
 	return a.answerOf(reply.Answer, c), nil
 }
 
-// RequestPeer asks for a connection with who asks for one with us; see
-// kagent.Agent.
+// RequestPeer connects with a peer that calls RequestPeer for this side; see kagent.Agent.
 func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	c := &call{request: agentproto.Request{Op: agentproto.OpRequestPeer, Local: &local, Remote: &remote, Offer: &o}, again: true}
 	reply, err := a.do(ctx, c)
@@ -298,7 +296,7 @@ func (a *Agent) Discover(ctx context.Context) ([]kagent.Neighbor, error) {
 	return reply.Neighbors, nil
 }
 
-// Path finds the way to a peer; see kagent.Agent.
+// Path finds the path to a peer; see kagent.Agent.
 func (a *Agent) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
 	reply, err := a.within(ctx, agentproto.Request{Op: agentproto.OpPath, Local: &kagent.Address{Host: local}, Peer: peer})
 	if err == nil && reply.Path == nil {
@@ -310,10 +308,9 @@ func (a *Agent) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, 
 	return *reply.Path, nil
 }
 
-// Close gives the handle's VIs back, and with the last handle queue and memory.
-// The program must have stopped using them. It fails when blocks of the arena are
-// still in use; the arena then stays mapped, and all else is closed. A second
-// Close does nothing.
+// Close gives back the handle's VIs and, with the last handle, queue and memory. The program must have
+// stopped using them. It fails if blocks of the arena are still allocated; the arena then stays mapped, and
+// everything else is closed. A second Close does nothing.
 func (a *Agent) Close() error {
 	a.mu.Lock()
 	if a.closed {
@@ -325,7 +322,7 @@ func (a *Agent) Close() error {
 	a.vis, a.listeners = nil, nil
 	a.mu.Unlock()
 	a.Watch(nil)
-	err := a.share.leave(func() { // others go on
+	err := a.share.leave(func() { // other handles continue
 		ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 		defer cancel()
 		for _, l := range listeners {
@@ -345,33 +342,33 @@ func (a *Agent) Close() error {
 // closeTime is how long Close, and FreeVI, wait for the daemon to clean up.
 const closeTime = 5 * time.Second
 
-// locked runs f on a thread that stays the same, for the namespace that it is in.
+// locked runs f with the goroutine locked to its thread, for the thread's namespace.
 func locked(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return f()
 }
 
-// watchers are the handles of a session that want to know of changes of the
-// interface. While the agent is away nobody knows of any; the next one begins with
-// how things are.
+// watchers are the handles of a session that watch the interface. While the agent is away,
+// changes go unnoticed; the next agent first reports the current state.
 type watchers struct {
-	mu   sync.Mutex // held while they are told; nobody who waits for the agent has it
+	mu   sync.Mutex // held during the callbacks; never held while waiting for the agent
 	told map[*Agent]func(kagent.Link)
-	last *kagent.Link // nil: the agent has not said anything yet
+	last *kagent.Link // nil: no report from the agent yet
 }
 
-// changed takes what the agent says. The reader does not wait for those who are
-// told: they may wait for somebody who waits for a reply.
+// changed takes the agent's report. The reader must not run the callbacks: a callback may wait
+// for a goroutine that waits for a reply.
 func (s *session) changed(l kagent.Link) {
 	select {
 	case <-s.links:
 	default:
 	}
-	s.links <- l // nobody else puts anything in
+	s.links <- l // never blocks: only this goroutine sends
 }
 
-// tellLinks hands it on, and asks for the next change, until the session is over.
+// tellLinks passes reports on to the watchers, and asks for the next change, until the session
+// is over.
 func (s *session) tellLinks() {
 	for {
 		select {
@@ -393,8 +390,7 @@ func (w *watchers) tell(l kagent.Link) {
 	}
 }
 
-// watch asks the agent for changes, the first time; the next agent is asked by
-// resume.
+// watch asks the agent for changes once; resume asks the next agent.
 func (s *session) watch() {
 	s.mu.Lock()
 	first := !s.watches
@@ -405,7 +401,7 @@ func (s *session) watch() {
 	}
 }
 
-// Watch tells of changes of the interface; see kagent.Agent.
+// Watch registers a callback for changes of the interface; see kagent.Agent.
 func (a *Agent) Watch(f func(kagent.Link)) {
 	if a.isClosed() {
 		return

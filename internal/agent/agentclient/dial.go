@@ -18,14 +18,14 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// dial connects and says hello.
+// dial connects and completes the hello exchange.
 func dial(ctx context.Context, socket string) (*net.UnixConn, *agentproto.Reader, *agentproto.Welcome, error) {
 	c, err := connect(ctx, socket)
 	if err != nil {
 		return nil, nil, nil, noAgent(socket, err)
 	}
 	defer context.AfterFunc(ctx, func() {
-		if errors.Is(ctx.Err(), context.Canceled) { // the end of its time is exchange's matter
+		if errors.Is(ctx.Err(), context.Canceled) { // exchange handles the deadline
 			_ = c.Close()
 		}
 	})()
@@ -70,7 +70,8 @@ func connect(ctx context.Context, socket string) (*net.UnixConn, error) {
 	}
 }
 
-// noAgent is an error of connecting; where nobody is there it says how somebody gets there.
+// noAgent returns an error for a failed connect. If no agent listens, it names the command that
+// starts one.
 func noAgent(socket string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: %s", err, letIn(socket))
@@ -89,7 +90,7 @@ func noAgent(socket string, err error) error {
 	return fmt.Errorf("there is no agent at %s (%w): root starts one by %q", socket, err, command)
 }
 
-// letIn says how this process' user gets the right to connect to a socket.
+// letIn describes how this process's user gets permission to connect to a socket.
 func letIn(socket string) string {
 	var st unix.Stat_t
 	switch err := unix.Stat(socket, &st); {
@@ -110,7 +111,7 @@ func letIn(socket string) string {
 		"or the agent's settings (group, mode) say who may use it", name, who)
 }
 
-// exchange sends a request and reads its reply, while there are no others.
+// exchange sends a request and reads its reply, while no other request is under way.
 func exchange(c *net.UnixConn, r *agentproto.Reader, q *agentproto.Request, limit time.Duration) (agentproto.Reply, []*os.File, error) {
 	_ = c.SetDeadline(time.Now().Add(limit))
 	defer c.SetDeadline(time.Time{})
@@ -133,7 +134,7 @@ func exchange(c *net.UnixConn, r *agentproto.Reader, q *agentproto.Request, limi
 	return reply, files, err
 }
 
-// silentError is a request's that the agent has not answered in time.
+// silentError is the error of a request that the agent has not answered in time.
 type silentError struct {
 	limit time.Duration
 	err   error
@@ -146,7 +147,7 @@ func (e *silentError) Error() string {
 
 func (e *silentError) Unwrap() error { return e.err }
 
-// unanswered is an error of exchange, said in terms of the agent where the time is over.
+// unanswered turns a timeout of exchange into an error that names the agent.
 func unanswered(err error, limit time.Duration) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return &silentError{limit, err}

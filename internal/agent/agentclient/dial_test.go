@@ -15,7 +15,7 @@ import (
 	"viaxdp/internal/agent/agentproto"
 )
 
-// Where the agent does not answer, the error says so, and what to do.
+// If the agent does not answer, the error reports that and names the remedy.
 func TestSilentAgent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -23,7 +23,7 @@ func TestSilentAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	raw, err := net.Dial("unix", socket) // nobody accepts
+	raw, err := net.Dial("unix", socket) // never accepted
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestSilentAgent(t *testing.T) {
 	}
 }
 
-// A backlog that is full, as programs of other users can make it, delays a connection and does not refuse it.
+// A full backlog, which programs of other users can cause, delays a connection and does not refuse it.
 func TestFullBacklog(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -75,7 +75,7 @@ func TestFullBacklog(t *testing.T) {
 	c.Close()
 }
 
-// A user who may not connect is told which group's members may.
+// The error for a user that may not connect names the group whose members may.
 func TestLetIn(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -1,6 +1,6 @@
-// Package agentclient is the Kernel Agent of a program that has no privilege: it
-// asks the daemon (package internal/agent/agentd) for what needs privilege, and gets its
-// queue and memory by descriptor passing. The program then drives them by itself.
+// Package agentclient is the Kernel Agent of an unprivileged program. It asks the daemon (package
+// internal/agent/agentd) for everything that needs privilege, and receives its queue and memory
+// by descriptor passing. The program then uses them without the daemon.
 //
 //	program                                daemon
 //	+------------------------------+      +--------------------------+
@@ -9,15 +9,13 @@
 //	|    xdpnic.Queue, arena ======|== kernel
 //	+------------------------------+
 //
-// The data path does not touch the session. When the daemon dies, calls wait for
-// the next one, to which the session comes back by itself; the daemon then knows
-// the VIs and goes on. Only an exchange of connection management that was between
-// its first and last message is lost, with an error that wraps
-// kagent.ErrVanished.
+// The data path does not touch the session. If the daemon dies, calls wait for the next one. The
+// session reconnects to it by itself; the new daemon knows the session's VIs. Only an exchange of
+// connection management that was between its first and last message is lost. It fails with an
+// error that wraps kagent.ErrVanished.
 //
 // # Concurrency
 //
-// All methods of Agent may be called concurrently, but for the Queue, which has
-// one owner. A session has a goroutine that reads; while the daemon is away, the
-// same one looks for it.
+// All methods of Agent may be called concurrently. The Queue has one owner. A session has one
+// goroutine, which reads; while the daemon is away, it looks for the next one.
 package agentclient

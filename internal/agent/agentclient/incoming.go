@@ -11,17 +11,17 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// incoming is an exchange that the daemon has as its acceptor: a kagent.Incoming.
+// incoming is an exchange on the acceptor's side, which the daemon manages: a kagent.Incoming.
 type incoming struct {
 	agentproto.Incoming
 	s           *session
-	agent       uint64        // whose handle it is
+	agent       uint64        // number of the agent that gave the handle
 	established chan struct{} // has a place for one
 	done        chan struct{}
 
 	mu   sync.Mutex
 	err  error // valid when done is closed
-	late error // it was answered
+	late error // set by the first answer, returned to later ones
 }
 
 func newIncoming(s *session, agent uint64, m *agentproto.Incoming) *incoming {
@@ -50,7 +50,7 @@ func (in *incoming) Err() error {
 	return in.err
 }
 
-// Accept tells the daemon, and meanwhile hands on what Established says.
+// Accept sends the acceptance to the daemon, and forwards a call of Established meanwhile.
 func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 	if err := in.begin(); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (in *incoming) Reject(reason wire.CMReason) error {
 	return err
 }
 
-// begin says why the request cannot be answered, if it cannot: there is one answer.
+// begin returns why the request cannot be answered: it can be answered only once.
 func (in *incoming) begin() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -100,19 +100,19 @@ func (in *incoming) begin() error {
 	return err
 }
 
-// forget ends that the daemon may speak of it.
+// forget removes the exchange from those that the daemon may report on.
 func (in *incoming) forget() {
 	in.s.mu.Lock()
-	if in.s.incoming[in.Handle] == in { // else the number is another one's, of the next daemon
+	if in.s.incoming[in.Handle] == in { // else the number names an exchange of the next daemon
 		delete(in.s.incoming, in.Handle)
 	}
 	in.s.mu.Unlock()
 }
 
-// answer is this side of an exchange that the daemon has as its requester.
+// answer is an exchange on the requester's side, which the daemon manages.
 type answer struct {
 	s      *session
-	agent  uint64 // whose handle it is
+	agent  uint64 // number of the agent that gave the handle
 	handle uint64
 
 	mu       sync.Mutex
@@ -151,13 +151,13 @@ type listener struct {
 	closed bool
 }
 
-// lost says why nobody can wait at it, if nobody can. Caller holds the session's mu.
+// lost returns why a Wait at l can never succeed, or nil. Caller holds the session's mu.
 func (l *listener) lost() error {
 	switch {
 	case l.closed:
 		return kagent.ErrClosed
 	case l.handle == 0:
-		return kagent.ErrListening // somebody took it while there was no daemon
+		return kagent.ErrListening // another program took the discriminator while no daemon ran
 	}
 	return nil
 }
@@ -179,7 +179,7 @@ func (l *listener) Close() error {
 	return l.close(ctx)
 }
 
-// close is Close that waits no longer than ctx: the daemon hears of it.
+// close is Close with a time limit. The daemon gets the request in any case.
 func (l *listener) close(ctx context.Context) error {
 	s := l.a.share.session
 	s.mu.Lock()
@@ -191,7 +191,7 @@ func (l *listener) close(ctx context.Context) error {
 	}
 	l.closed = true
 	delete(s.listens, l)
-	// In one step, so that the handle is of the daemon that is told.
+	// In one step, so that the handle belongs to the daemon that gets the request.
 	c := &call{request: agentproto.Request{Op: agentproto.OpUnlisten, Handle: l.handle}}
 	conn, q, err := s.enter(ctx, c)
 	s.mu.Unlock()

@@ -21,16 +21,15 @@ import (
 )
 
 const (
-	// DefaultSocket is where a daemon listens unless it is told otherwise.
+	// DefaultSocket is where a daemon listens by default.
 	DefaultSocket = "/run/via-xdp/agent.sock"
-	// Environment is the variable that names the socket, or says "none": no
-	// daemon, the agent in the program's own process.
+	// Environment is the variable that names the socket. "none" selects the agent in the
+	// program's own process.
 	Environment = "VIA_AGENT"
 )
 
-// Socket is where to look for a daemon: what the environment says, else
-// DefaultSocket. named tells whether it was the environment; ok is false when
-// that says "none".
+// Socket returns where to look for a daemon: the environment's path, else DefaultSocket. named
+// reports whether the environment has a value. ok is false if that value is "none".
 func Socket() (path string, named, ok bool) {
 	switch path = os.Getenv(Environment); path {
 	case "":
@@ -41,8 +40,7 @@ func Socket() (path string, named, ok bool) {
 	return path, true, true
 }
 
-// Absent tells whether err means that no daemon is there, or none that this user
-// may talk to.
+// Absent reports whether err means that there is no daemon, or none that this user may use.
 func Absent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrPermission) ||
 		errors.Is(err, errOtherNetns)
@@ -50,10 +48,11 @@ func Absent(err error) bool {
 
 var errOtherNetns = errors.New("the agent is in another network namespace, whose interfaces are others")
 
-// Find asks the daemon that a program would use that is started from the calling thread:
-// that of Socket, for its status, of which a user sees what is theirs, and root all. here tells that it is in the thread's network namespace,
-// so that its interfaces are those. Where there is none that would be used the error says
-// why; Absent tells that the program then does without, unless the environment names one.
+// Find asks for the status of the daemon that a program started from the calling thread would
+// use (see Socket). A user's status covers the user's own queues, root's covers all. here
+// reports whether the daemon is in the thread's network namespace, so that its interfaces are
+// the thread's. If no daemon would be used, the error names the reason. Absent then reports
+// whether the program would do without one, unless the environment names one.
 func Find(ctx context.Context) (socket string, here bool, st kagent.Status, err error) {
 	socket, named, ok := Socket()
 	if !ok {
@@ -69,8 +68,8 @@ func Find(ctx context.Context) (socket string, here bool, st kagent.Status, err 
 	return socket, here, st, nil
 }
 
-// isHere tells whether a daemon's network namespace is the calling thread's, as far as that
-// can be seen.
+// isHere reports whether a daemon's network namespace is the calling thread's, as far as this
+// process can see.
 func isHere(netns [2]uint64) bool {
 	var ns unix.Stat_t
 	err := locked(func() error { return unix.Stat("/proc/thread-self/ns/net", &ns) })
@@ -101,23 +100,22 @@ type share struct {
 	queue   *xdpnic.Queue
 	arena   *hugepages.Arena
 	info    kagent.Info
-	alive   *os.File // whose end tells that this program is dead
+	alive   *os.File // writing end of the sign of life: closed when this program dies
 	refs    int      // guarded by shares.mu
 }
 
-// shares are the queues that this process has of daemons.
+// shares are the queues that daemons have given to this process.
 var shares = struct {
 	sync.Mutex
 	open map[*share]struct{}
 }{open: make(map[*share]struct{})}
 
-// Open opens an interface by the daemon at a socket. Of cfg, Port and MaxVIs
-// are the daemon's matter, and so is whether Steer may be SteerByRSS. Unless named, the daemon must be in the network
-// namespace of the calling thread: an interface of that name in another one is
-// another interface.
+// Open opens an interface by the daemon at a socket. The daemon, not cfg, sets Port and MaxVIs, and decides
+// whether Steer may be SteerByRSS. Unless named, the daemon must be in the network namespace of the calling
+// thread: an interface of that name in another namespace is another interface.
 //
-// Several Opens of one interface have each a queue of their own, or, with
-// ShareQueue, one in common when there is none left, or the user's quota has none.
+// Several Opens of one interface each get a queue of their own. With ShareQueue they share one if there is
+// none left, or the user's quota has none.
 func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 	fail := func(err error) (*Agent, error) {
 		var remote *agentproto.Error
@@ -189,8 +187,8 @@ func newAgent(s *share) *Agent {
 	return &Agent{share: s, done: make(chan struct{}), vis: make(map[uint32]bool)}
 }
 
-// join takes part in a queue that this process has, and whose interface is there: another
-// one of its name may be what the caller means.
+// join adds a handle to a queue that this process already has. The queue's interface must still
+// be there, since the caller may mean another interface of the same name.
 func join(socket string, cfg kagent.Config) *share {
 	var all []*share
 	shares.Lock()
@@ -219,8 +217,8 @@ func join(socket string, cfg kagent.Config) *share {
 	return nil
 }
 
-// checkOpened reports what Adopt of hugepages and xdpnic cannot see: memory of another size than
-// was wanted (0: the daemon's default), chunks where blocks are given out.
+// checkOpened checks what Adopt of hugepages and xdpnic cannot: that the memory has the requested size (0:
+// the daemon's default), and that no chunk lies where blocks are allocated.
 func checkOpened(o *agentproto.Opened, wanted int) error {
 	arena, queue := &o.Info.Info.Arena, &o.Queue.Config
 	const rounding = 2 << 20 // to a page of whatever size
@@ -236,7 +234,7 @@ func checkOpened(o *agentproto.Opened, wanted int) error {
 	return nil
 }
 
-// adopt maps what the daemon has handed over.
+// adopt maps the memory and rings that the daemon has passed.
 func (s *share) adopt(o *agentproto.Opened, files []*os.File, wanted int) error {
 	s.info = o.Info.Restore()
 	if err := checkOpened(o, wanted); err != nil {
@@ -259,8 +257,8 @@ func (s *share) adopt(o *agentproto.Opened, files []*os.File, wanted int) error 
 	return nil
 }
 
-// leave gives up one handle's part. The last one closes all: what is to be sent,
-// socket, memory, session. For the others, rest undoes what the handle had.
+// leave gives up one handle's share. The last one closes everything: frames to be sent, socket, memory,
+// session. For the others, rest undoes what the handle had.
 func (s *share) leave(rest func()) error {
 	shares.Lock()
 	s.refs--
@@ -273,20 +271,20 @@ func (s *share) leave(rest func()) error {
 		rest()
 		return nil
 	}
-	_ = s.queue.Drain() // an error is about frames that nobody waits for any more
+	_ = s.queue.Drain() // an error concerns frames that no handle waits for
 	errs := []error{s.queue.Close(), s.arena.Close()}
 	s.session.close(closeTime)
 	return errors.Join(append(errs, s.alive.Close())...)
 }
 
-// present tells whether the daemon is there.
+// present reports whether the daemon is there.
 func (s *session) present() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.conn != nil
 }
 
-// Probe asks who listens at a socket, for people.
+// Probe returns the process ID of the agent at a socket, for messages to the user.
 func Probe(socket string) (pid int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -16,7 +16,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Where no agent is, the error says so, and how one is started.
+// If there is no agent, the error reports that and how to start one.
 func TestNoAgent(t *testing.T) {
 	nobody := filepath.Join(t.TempDir(), "agent.sock")
 	gone := filepath.Join(t.TempDir(), "agent.sock") // a socket that its process has left behind
@@ -38,7 +38,7 @@ func TestNoAgent(t *testing.T) {
 	}
 }
 
-// The daemon hears all that the program has chosen.
+// The daemon gets all that the program has configured.
 func TestOpenTellsAll(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})

@@ -17,15 +17,15 @@ import (
 
 // Times of a session.
 const (
-	helloTime = 5 * time.Second        // for the agent's answer to hello
-	openTime  = 30 * time.Second       // for its answer to open: the link of a NIC may be reset
-	callTime  = 10 * time.Second       // for calls that nothing else bounds, the agent's absence included
-	writeTime = 5 * time.Second        // for the agent to take a message
-	firstLook = 20 * time.Millisecond  // pauses between looks for an agent that died
+	helloTime = 5 * time.Second        // limit for the agent's answer to hello
+	openTime  = 30 * time.Second       // limit for its answer to open: the link of a NIC may be reset
+	callTime  = 10 * time.Second       // limit for calls without another, the agent's absence included
+	writeTime = 5 * time.Second        // limit for sending a message to the agent
+	firstLook = 20 * time.Millisecond  // pauses between attempts to find the next agent
 	lastLook  = 500 * time.Millisecond //
 )
 
-// session is a connection to the daemon, and to the one after it.
+// session is a connection to the daemon, and after its death to the next one.
 type session struct {
 	socket string
 	token  []byte
@@ -37,16 +37,16 @@ type session struct {
 	telling sync.WaitGroup // goroutines of the reader
 
 	watchers watchers
-	links    chan kagent.Link // what they are to be told, the latest only
+	links    chan kagent.Link // the latest report for the watchers only
 
 	mu       sync.Mutex
 	conn     *net.UnixConn // nil: the agent is away
-	agents   uint64        // so far, this one included
+	agents   uint64        // number of agents so far, this one included
 	next     uint64
 	calls    map[uint64]*call
 	incoming map[uint64]*incoming
 	listens  map[*listener]struct{}
-	watches  bool  // agents are asked to tell of changes of the interface
+	watches  bool  // the agent is to report changes of the interface
 	over     error // why the session is over
 }
 
@@ -54,12 +54,12 @@ type session struct {
 type call struct {
 	request  agentproto.Request
 	listener *listener // a Wait at it, with the handle that it has at this agent
-	opens    *listener // that the reply gives its handle
-	agent    uint64    // whose handle of an exchange is in the request; 0: there is none
+	opens    *listener // gets its handle from the reply
+	agent    uint64    // number of the agent whose handle is in the request; 0: no handle
 	until    time.Time // zero: no limit
-	again    bool      // may be asked again of the next agent
+	again    bool      // may be repeated to the next agent
 	done     chan struct{}
-	by       uint64    // the agent that has replied; valid when done is closed, as all below
+	by       uint64    // the agent that replied; valid when done is closed, as are the fields below
 	arrived  *incoming // of reply.Incoming
 	reply    agentproto.Reply
 	files    []*os.File
@@ -77,7 +77,7 @@ func newSession(socket string, token []byte, c *net.UnixConn, r *agentproto.Read
 	return s
 }
 
-// run reads what the agent says, and looks for the next agent when it has died.
+// run reads the agent's messages, and looks for the next agent when this one has died.
 func (s *session) run(r *agentproto.Reader) {
 	defer close(s.reader)
 	defer s.telling.Wait()
@@ -98,9 +98,9 @@ func (s *session) run(r *agentproto.Reader) {
 	}
 }
 
-// take hands a reply to who waits for it.
+// take passes a reply to the call that waits for it.
 func (s *session) take(reply *agentproto.Reply, files []*os.File) {
-	defer func() { fds.CloseFiles(files...) }() // that nobody has taken
+	defer func() { fds.CloseFiles(files...) }() // those that no call took
 	if reply.ID == 0 && reply.Link != nil {
 		s.changed(*reply.Link)
 		return
@@ -133,8 +133,8 @@ func (s *session) take(reply *agentproto.Reply, files []*os.File) {
 	close(c.done)
 }
 
-// giveBack returns to the agent what the reply to a call that nobody waits for any more has
-// brought. The reader does not wait for it. Caller holds s.mu.
+// giveBack returns to the agent whatever the reply to an abandoned call brought. The reader
+// does not wait for it. Caller holds s.mu.
 func (s *session) giveBack(reply *agentproto.Reply) {
 	var q agentproto.Request
 	switch {
@@ -164,7 +164,7 @@ func replyError(r *agentproto.Reply) error {
 
 var errRestarted = fmt.Errorf("%w: the agent has died meanwhile", kagent.ErrVanished)
 
-// lost takes note of the agent's death.
+// lost records the agent's death.
 func (s *session) lost() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,8 +186,8 @@ func (s *session) lost() {
 	}
 }
 
-// comeBack goes to the next agent, and asks it what was asked before. It returns
-// nil when the session is over.
+// comeBack connects to the next agent, and repeats the requests that have no reply. It returns nil when the
+// session is over.
 func (s *session) comeBack() *agentproto.Reader {
 	pause := firstLook
 	timer := time.NewTimer(pause)
@@ -237,13 +237,12 @@ func (s *session) resume() (*agentproto.Reader, error) {
 	again := s.askAgain(opened)
 	s.mu.Unlock()
 	for _, q := range again {
-		_ = s.write(c, q) // or lost once more
+		_ = s.write(c, q) // an error means that this agent is lost, too
 	}
 	return r, nil
 }
 
-// listenAgain opens the listeners at the next agent. It returns those that it
-// has opened.
+// listenAgain opens the listeners at the next agent, and returns those that it has opened.
 func (s *session) listenAgain(c *net.UnixConn, r *agentproto.Reader) (opened []*listener, err error) {
 	s.mu.Lock()
 	var all []*listener
@@ -256,7 +255,7 @@ func (s *session) listenAgain(c *net.UnixConn, r *agentproto.Reader) (opened []*
 		fds.CloseFiles(files...)
 		var refused *agentproto.Error
 		switch {
-		case errors.As(err, &refused): // somebody else was faster: its Waits say so
+		case errors.As(err, &refused): // another program was faster: Waits at l report it
 			reply.Handle = 0
 		case err != nil:
 			return nil, err
@@ -270,8 +269,8 @@ func (s *session) listenAgain(c *net.UnixConn, r *agentproto.Reader) (opened []*
 	return opened, nil
 }
 
-// askAgain says what to ask the next agent, which has opened these listeners. Waits
-// at a listener that it has not are over. Caller holds s.mu.
+// askAgain returns the requests for the next agent, which has opened these listeners. Waits at
+// other listeners fail. Caller holds s.mu.
 func (s *session) askAgain(opened []*listener) (again []*agentproto.Request) {
 	for id, c := range s.calls {
 		if c.listener != nil {
@@ -297,8 +296,8 @@ func (s *session) askAgain(opened []*listener) (again []*agentproto.Request) {
 	return again
 }
 
-// close tells the agent that the session is over, and waits no longer than limit for it to
-// clean up. Without an agent it is the end of the sign of life that tells.
+// close tells the agent that the session is over, and waits at most limit for the agent to
+// clean up. Without an agent, the end of the sign of life reports the close to the next one.
 func (s *session) close(limit time.Duration) {
 	late := time.AfterFunc(limit, func() { s.finish(kagent.ErrClosed) })
 	if s.present() {
@@ -333,8 +332,7 @@ func (s *session) finish(err error) {
 	}
 }
 
-// message is the request for the agent that there is now, with what is left of
-// its time. Caller holds the session's mu.
+// message returns the request for the current agent, with the remaining time. Caller holds the session's mu.
 func (c *call) message() *agentproto.Request {
 	q := c.request
 	if c.listener != nil {
@@ -346,7 +344,7 @@ func (c *call) message() *agentproto.Request {
 	return &q
 }
 
-// write sends a message to an agent; nil is one that is away.
+// write sends a message to an agent; nil: the agent is away.
 func (s *session) write(c *net.UnixConn, q *agentproto.Request) error {
 	b, err := agentproto.Encode(q, agentproto.MaxRequest)
 	if err != nil {
@@ -359,14 +357,13 @@ func (s *session) write(c *net.UnixConn, q *agentproto.Request) error {
 	defer s.wmu.Unlock()
 	_ = c.SetWriteDeadline(time.Now().Add(writeTime))
 	if _, err = c.Write(b); err != nil {
-		_ = c.Close() // half a message may be out: the reader finds it dead
+		_ = c.Close() // part of a message may have been sent; the reader detects the end
 	}
 	return err
 }
 
-// call asks the agent and waits for the reply, or, when ctx ends, for the reply
-// to the cancellation. again says that the next agent may be asked if this one
-// dies.
+// call sends a request and waits for the reply or, if ctx ends, for the reply to the
+// cancellation. again permits repeating the request to the next agent if this one dies.
 func (s *session) call(ctx context.Context, q agentproto.Request, again bool) (agentproto.Reply, error) {
 	reply, files, err := s.do(ctx, &call{request: q, again: again})
 	fds.CloseFiles(files...)
@@ -391,8 +388,8 @@ func (s *session) do(ctx context.Context, c *call) (agentproto.Reply, []*os.File
 	return s.await(ctx, c, conn, q)
 }
 
-// enter makes a call one that is under way: its message is for conn, nil while
-// the agent is away. Caller holds s.mu.
+// enter registers a call as under way. Its message is to be sent on conn, which is nil while the agent is
+// away. Caller holds s.mu.
 func (s *session) enter(ctx context.Context, c *call) (conn *net.UnixConn, q *agentproto.Request, err error) {
 	c.done = make(chan struct{})
 	if until, ok := ctx.Deadline(); ok {
@@ -427,7 +424,7 @@ func (s *session) await(ctx context.Context, c *call, conn *net.UnixConn, q *age
 		return c.reply, c.files, c.err
 	case <-ctx.Done():
 	}
-	// The outcome may be on its way: it counts.
+	// The outcome may be under way, and takes precedence.
 	s.mu.Lock()
 	conn = s.conn
 	s.mu.Unlock()
@@ -470,8 +467,7 @@ func (s *session) awaitReleased(ctx context.Context, c *call, conn *net.UnixConn
 	}
 }
 
-// drop forgets a call, and reports whether it was under way. Its reply, if there will be one,
-// is given back.
+// drop forgets a call, and reports whether it was under way. A later reply to it is given back.
 func (s *session) drop(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -483,7 +479,7 @@ func (s *session) drop(c *call) bool {
 // tell sends a request that has no reply.
 func (s *session) tell(q agentproto.Request) { s.tellOf(0, q) }
 
-// tellOf is tell for requests about an exchange of one agent; 0: about none.
+// tellOf is tell for a request about an exchange of one agent; 0: about no exchange.
 func (s *session) tellOf(agent uint64, q agentproto.Request) {
 	s.mu.Lock()
 	s.next++
@@ -493,7 +489,7 @@ func (s *session) tellOf(agent uint64, q agentproto.Request) {
 		conn = nil
 	}
 	s.mu.Unlock()
-	_ = s.write(conn, &q) // an agent that is away knows nothing of it any more
+	_ = s.write(conn, &q) // if the agent is away, the next one does not know of it either
 }
 
 // bounded is a context for calls that must not wait for long.

@@ -20,10 +20,10 @@ import (
 
 const waitLimit = time.Minute
 
-// daemon is an agent that gives discriminators the handles that the test says.
+// daemon is an agent that assigns handles to discriminators as the test configures.
 type daemon struct {
 	ln      *net.UnixListener
-	handles map[string]uint64       // 0: taken by somebody else
+	handles map[string]uint64       // taken by another program
 	asked   chan agentproto.Request // but for hello and resume
 	silent  atomic.Bool             // answers nothing
 	vis     atomic.Uint32           // numbers that it has given
@@ -100,7 +100,7 @@ func (d *daemon) die() {
 	d.wg.Wait()
 }
 
-// next is the next request of a kind; the others are let go.
+// next returns the next request of a kind, and skips others.
 func (d *daemon) next(t *testing.T, op agentproto.Op) agentproto.Request {
 	t.Helper()
 	late := time.After(waitLimit)
@@ -119,7 +119,7 @@ func (d *daemon) next(t *testing.T, op agentproto.Op) agentproto.Request {
 	}
 }
 
-// tell answers on the connection that was made last.
+// tell answers on the latest connection.
 func (d *daemon) tell(t *testing.T, r *agentproto.Reply) {
 	t.Helper()
 	d.mu.Lock()
@@ -150,10 +150,9 @@ type waited struct {
 	err error
 }
 
-// Waits at listeners are asked again of the next agent, each at its own listener,
-// although the numbers of the one before are now those of others; a listener that
-// somebody else has taken ends its own Waits only; one that was closed while there
-// was no agent stays closed.
+// Waits at listeners are repeated to the next agent, each at its own listener, although the handles of the
+// previous agent now belong to others. A listener that another program has taken ends only its own Waits. One
+// that was closed while there was no agent stays closed.
 func TestWaitsAtTheNextAgent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent")
 	names := []string{"a", "b", "c", "d", "lost", "closed"}
@@ -226,7 +225,7 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 	}
 }
 
-// A listener that is closed just when the next agent has opened it is closed there.
+// A listener that is closed just when the next agent has opened it is also closed there.
 func TestClosedMeanwhile(t *testing.T) {
 	s := &session{calls: make(map[uint64]*call), next: 16}
 	l := &listener{handle: 7, closed: true}
@@ -242,9 +241,8 @@ func TestClosedMeanwhile(t *testing.T) {
 	}
 }
 
-// The number of an exchange is the agent's that gave it: an exchange that was asked for of an
-// agent that has died is neither confirmed nor declined at the next one, where the number may be
-// another exchange's.
+// The handle of an exchange belongs to the agent that assigned it. An exchange of a dead agent is neither confirmed
+// nor declined at the next one, at which the handle may be another exchange's.
 func TestAnswersOfTheAgentBefore(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent")
 	first := startDaemon(t, socket, nil)
@@ -285,8 +283,7 @@ func TestAnswersOfTheAgentBefore(t *testing.T) {
 	}
 }
 
-// A request for a connection that came by an agent that has died is not one of the next agent
-// that has the same number.
+// A request for a connection from a dead agent is not one of the next agent with the same handle.
 func TestIncomingOfTheAgentBefore(t *testing.T) {
 	s := &session{calls: make(map[uint64]*call), incoming: make(map[uint64]*incoming), next: 16, agents: 1}
 	var arrived [2]*call
@@ -303,11 +300,11 @@ func TestIncomingOfTheAgentBefore(t *testing.T) {
 	}
 	arrived[0].arrived.forget()
 	if s.incoming[5] != arrived[1].arrived {
-		t.Error("what the next agent says of its exchange reaches nobody")
+		t.Error("the next agent's report on its exchange is lost")
 	}
 }
 
-// What the reply to a call has brought that nobody waits for any more is given back.
+// Whatever the reply to an abandoned call brings is given back.
 func TestLateReplies(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent")
 	d := startDaemon(t, socket, nil)
@@ -345,8 +342,7 @@ func TestLateReplies(t *testing.T) {
 	}
 }
 
-// A session is closed in its time beside an agent that does not answer, and one that is
-// being looked for.
+// A session closes within its time limit although the agent does not answer, or is being looked for.
 func TestCloseBesideSilentAgent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent")
 	d := startDaemon(t, socket, nil)
@@ -374,8 +370,8 @@ func TestCloseBesideSilentAgent(t *testing.T) {
 	}
 }
 
-// A handle that shares a queue is closed in its time beside an agent that does not answer,
-// which hears of it when it goes on.
+// A handle that shares a queue closes within its time limit although the agent does not answer. The agent gets the
+// request when it continues.
 func TestHandleClosedBesideSilentAgent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent")
 	d := startDaemon(t, socket, map[string]uint64{"a": 100, "b": 101})
@@ -405,7 +401,7 @@ func TestHandleClosedBesideSilentAgent(t *testing.T) {
 	}
 }
 
-// A daemon that hands over what does not fit together is told from one that does not.
+// A reply of a daemon with inconsistent parts is detected.
 func TestCheckOpened(t *testing.T) {
 	const arena, pool = 8 << 20, 32 * 2048
 	good := func() *agentproto.Opened {

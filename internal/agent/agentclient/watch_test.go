@@ -10,9 +10,8 @@ import (
 	"viaxdp/internal/agent/kagent"
 )
 
-// Those who are told of changes of the interface keep nobody waiting who asks the
-// agent, this one or the next. They are told the latest, and then the agent is asked
-// for the next change.
+// A watcher's callback delays no call to the agent, this one or the next. It gets the latest state, and then
+// the agent is asked for the next change.
 func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent")
 	first := startDaemon(t, socket, nil)
@@ -32,7 +31,7 @@ func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
 				t.Errorf("told of change %d, want %d", got, mtu)
 			}
 		case <-time.After(waitLimit):
-			t.Fatalf("nobody was told of change %d", mtu)
+			t.Fatalf("no watcher was notified of change %d", mtu)
 		}
 	}
 	first.next(t, agentproto.OpWatch)
@@ -41,12 +40,12 @@ func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
 	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 2}})
 	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 3}})
 	if _, err := a.NewVI(); err != nil {
-		t.Errorf("while somebody is told: %v", err)
+		t.Errorf("during a callback: %v", err)
 	}
 	first.die()
 	second := startDaemon(t, socket, nil)
 	if _, err := a.NewVI(); err != nil {
-		t.Errorf("the next agent, while somebody is told: %v", err)
+		t.Errorf("the next agent, during a callback: %v", err)
 	}
 	second.next(t, agentproto.OpWatch)
 	release()

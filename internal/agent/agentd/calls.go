@@ -9,18 +9,17 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// handle is something that a program has by number: a listener, or an exchange
-// that waits for its answer.
+// handle is an object that a program names by number: a listener, or an exchange that waits for its answer.
 type handle struct {
 	number   uint64
 	listener kagent.Listener
 	in       kagent.Incoming
 	answer   *kagent.Answer
-	ours     kagent.Offer  // of an answer: what the program has asked with
-	gone     chan struct{} // closed when the program does not have it any more
+	ours     kagent.Offer  // of an answer: the offer in the program's request
+	gone     chan struct{} // closed when the program no longer has it
 }
 
-// drop ends what a handle stands for without the program.
+// drop ends a handle's object without the program.
 func (h *handle) drop() {
 	switch {
 	case h.listener != nil:
@@ -32,7 +31,7 @@ func (h *handle) drop() {
 	}
 }
 
-// release drops all that is left when the connection ends.
+// release drops all remaining handles when the connection ends.
 func (c *conn) release() {
 	c.mu.Lock()
 	all := c.handles
@@ -47,8 +46,8 @@ func (c *conn) release() {
 var errHandles = fmt.Errorf("%w: %d listeners and requests for connections that are not answered",
 	agentproto.ErrQuota, maxHandles)
 
-// hold gives something a number. Where there are too many, and when the connection
-// has ended, it is dropped.
+// hold assigns a number to an object. If there are too many, or the connection has ended, it drops the
+// object.
 func (c *conn) hold(h *handle) error {
 	h.gone = make(chan struct{})
 	c.mu.Lock()
@@ -64,7 +63,7 @@ func (c *conn) hold(h *handle) error {
 	return errHandles
 }
 
-// find finds a handle; take also ends that the program has it.
+// find returns a handle; take also removes it.
 func (c *conn) find(number uint64, take bool) *handle {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,8 +78,8 @@ func (c *conn) find(number uint64, take bool) *handle {
 	return h
 }
 
-// do executes a request of a program that has a session. Requests that wait for
-// nothing are done at once, and so one after the other.
+// do executes a request of a program that has a session. Requests that do not block are executed at once, and
+// so in order.
 func (c *conn) do(q agentproto.Request) error {
 	l := c.n.local
 	r := &agentproto.Reply{}
@@ -175,7 +174,7 @@ func (c *conn) do(q agentproto.Request) error {
 	return c.answer(&q, r, err)
 }
 
-// later executes a request that waits for others.
+// later executes a request that may block.
 func (c *conn) later(q agentproto.Request) error {
 	l := c.n.local
 	if q.Offer != nil && !l.HasVI(q.Offer.VI) {
@@ -236,7 +235,7 @@ func (c *conn) waitFor(ctx context.Context, q *agentproto.Request) (*agentproto.
 	return c.arrived(in)
 }
 
-// arrived hands an Incoming to the program, and tells it when that ends by itself.
+// arrived passes an Incoming to the program, and notifies the program if it ends by itself.
 func (c *conn) arrived(in kagent.Incoming) (*agentproto.Reply, error) {
 	h := &handle{in: in}
 	if err := c.hold(h); err != nil {
@@ -259,7 +258,7 @@ func (c *conn) arrived(in kagent.Incoming) (*agentproto.Reply, error) {
 	}}, nil
 }
 
-// answered hands an Answer to the program.
+// answered passes an Answer to the program.
 func (c *conn) answered(a *kagent.Answer, ours kagent.Offer) (*agentproto.Reply, error) {
 	h := &handle{answer: a, ours: ours}
 	if err := c.hold(h); err != nil {
@@ -270,10 +269,10 @@ func (c *conn) answered(a *kagent.Answer, ours kagent.Offer) (*agentproto.Reply,
 	}}, nil
 }
 
-// accept is Incoming's Accept. The handle stays while it waits, for Established.
+// accept is Incoming's Accept. The handle remains during the wait, for Established.
 func (c *conn) accept(q agentproto.Request) error {
 	h := c.find(q.Handle, false)
-	if h.in == nil { // it ended, and the news are on their way
+	if h.in == nil { // it has ended, and the message about that is under way
 		return c.answer(&q, &agentproto.Reply{}, kagent.ErrCancelled)
 	}
 	return c.wait(q, func(ctx context.Context) (*agentproto.Reply, error) {
@@ -286,9 +285,9 @@ func (c *conn) accept(q agentproto.Request) error {
 	})
 }
 
-// watchLink tells the program of its interface once: how it is, the first time, and
-// then of the next change. A program that takes its time, or is stopped, has at most
-// a message or two in its socket: it gets the latest when it asks again.
+// watchLink answers one request for the interface's state: the first at once, a later one at
+// the next change. So a slow or stopped program has at most a message or two in its socket, and
+// gets the latest state when it asks again.
 func (c *conn) watchLink() {
 	if c.asked == nil {
 		c.asked = make(chan struct{}, 1)
@@ -300,7 +299,7 @@ func (c *conn) watchLink() {
 	}
 }
 
-// beginWatch has each message wait until the program has asked for it.
+// beginWatch delays each message until the program has asked for it.
 func (c *conn) beginWatch() {
 	latest := make(chan kagent.Link, 1)
 	c.n.local.Watch(func(l kagent.Link) {
@@ -308,7 +307,7 @@ func (c *conn) beginWatch() {
 		case <-latest:
 		default:
 		}
-		latest <- l // nobody else puts anything in
+		latest <- l // never blocks: only this callback sends
 	})
 	c.work.Add(1)
 	go func() {
@@ -322,7 +321,7 @@ func (c *conn) beginWatch() {
 			}
 			select {
 			case l := <-latest:
-				_ = c.write(&agentproto.Reply{Link: &l}) // or the connection ends
+				_ = c.write(&agentproto.Reply{Link: &l}) // an error ends the connection
 			case <-c.over:
 				return
 			}

@@ -14,16 +14,16 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Config of a Server. The zero value serves root alone: every interface but the loopback.
+// Config configures a Server. The zero value serves only root: every interface but the loopback.
 type Config struct {
-	// Access is the users that may use the agent, beside root.
+	// Access is the users besides root that may use the agent.
 	Access Grant
-	// Interfaces that are served, by name. nil: to root all but the loopback, to others none.
+	// Interfaces are the served interfaces by name. nil: for root all but the loopback, for others none.
 	Interfaces map[string]Interface
 	// Linger is how long the program stays on an interface after its last queue has been given back,
 	// so that a user cannot have it attached and detached in a loop; 0: DefaultLinger, negative: not at all.
 	Linger time.Duration
-	// Quota of each user but root, and of certain users, root among them.
+	// Quota applies to each user but root; Users sets the quota of certain users, also root's.
 	Quota Quota
 	Users map[uint32]Quota
 	// MaxConnections bounds connections of all users; 0: DefaultConnections.
@@ -36,19 +36,19 @@ type Config struct {
 // DefaultConnections is the largest number of connections to an agent.
 const DefaultConnections = 1024
 
-// Interface is what is to be so on one interface, whoever opens it.
+// Interface is the configuration of one interface. It applies to every program that opens it.
 type Interface struct {
 	Port   uint16      // UDP port; 0: the default
 	MaxVIs int         // size of the VI table; 0: the default
 	Mode   xdpnic.Mode // the best mode that programs may have
-	Users  []uint32    // that may open it, beside root
-	Groups []uint32    // whose members may open it, too; both nil: all who may use the agent
-	// ZeroCopy is the users that may have zero-copy queues, beside root. The NIC writes every frame
-	// of such a queue, whatever it is, to memory that the program has mapped.
+	Users  []uint32    // users besides root that may open it
+	Groups []uint32    // groups whose members may open it; if both are nil, all users of the agent may
+	// ZeroCopy is the users besides root that may have zero-copy queues. The NIC writes every
+	// frame of such a queue, of any protocol, to memory that the program has mapped.
 	ZeroCopy Grant
 }
 
-// Grant is a set of users. The zero value is nobody.
+// Grant is a set of users. The zero value is the empty set.
 type Grant struct {
 	Everyone bool
 	Users    []uint32
@@ -63,7 +63,7 @@ func (g Grant) includes(p *peer) bool {
 
 func (g Grant) isZero() bool { return !g.Everyone && len(g.Users) == 0 && len(g.Groups) == 0 }
 
-// String names the users and groups, for people.
+// String returns the names of the users and groups, for messages.
 func (g Grant) String() string {
 	if g.Everyone {
 		return "every user"
@@ -78,7 +78,7 @@ func (g Grant) String() string {
 	return strings.Join(names, ", ")
 }
 
-// DefaultGroup is the group whose members may use the agent unless its settings say otherwise.
+// DefaultGroup is the group whose members may use the agent by default.
 const DefaultGroup = "via"
 
 // DefaultLinger is Config.Linger's default.
@@ -92,10 +92,10 @@ func groupName(gid uint32) string {
 	return number
 }
 
-// loopback is served by name only: what comes on it is between programs of this host.
+// loopback is served only if named: its frames are between programs of this host.
 const loopback = "lo"
 
-// Quota is what a user may have at a time. A zero field is no limit.
+// Quota limits what a user may have at a time. A zero field is no limit.
 type Quota struct {
 	Connections int // to the agent
 	Queues      int
@@ -103,10 +103,10 @@ type Quota struct {
 	PinnedBytes int // registered memory, the rings of queues, shared-memory links
 }
 
-// DefaultQuota is a user's, unless the configuration says otherwise.
+// DefaultQuota is a user's quota if the configuration sets none.
 var DefaultQuota = Quota{Connections: 64, Queues: 8, VIs: 16384, PinnedBytes: 1 << 30}
 
-// quota is the user's.
+// quota returns the user's quota.
 func (c *Config) quota(uid uint32) Quota {
 	if q, ok := c.Users[uid]; ok {
 		return q
@@ -117,7 +117,7 @@ func (c *Config) quota(uid uint32) Quota {
 	return c.Quota
 }
 
-// admission says which users the agent serves, and how another one is let in.
+// admission describes which users the agent serves, and how to admit another one.
 func (c *Config) admission() string {
 	const settings = "its settings (group, mode) may name another group"
 	switch groups := c.Access.Groups; {
@@ -131,7 +131,7 @@ func (c *Config) admission() string {
 	}
 }
 
-// errNotServed is what a program is told that may not open an interface.
+// errNotServed is the error for a program that may not open an interface.
 func (c *Config) errNotServed(name string, p *peer) error {
 	if c.Interfaces == nil {
 		return fmt.Errorf("%w to user %d: %s; it serves root alone the interfaces that it does not name: start it with -i %[3]s, "+
@@ -141,7 +141,7 @@ func (c *Config) errNotServed(name string, p *peer) error {
 		agentproto.ErrNotServed, p.Uid, name)
 }
 
-// zeroCopy is nil where a user may have zero-copy queues of an interface, or else the reason.
+// zeroCopy returns nil if a user may have zero-copy queues of an interface, or else the reason.
 func (c *Config) zeroCopy(name string, p *peer) error {
 	if p.Uid == 0 || c.Interfaces[name].ZeroCopy.includes(p) {
 		return nil
@@ -150,7 +150,7 @@ func (c *Config) zeroCopy(name string, p *peer) error {
 		"where they may, name the user in the agent's settings ([interface.%s] zero_copy)", agentproto.ErrNotServed, p.Uid, name)
 }
 
-// servedTo are the interfaces that a user may open, by name; nil: all but the loopback.
+// servedTo returns the names of the interfaces that a user may open; nil: all but the loopback.
 func (c *Config) servedTo(p *peer) []string {
 	if c.Interfaces == nil && p.Uid == 0 {
 		return nil
@@ -165,7 +165,7 @@ func (c *Config) servedTo(p *peer) []string {
 	return names
 }
 
-// served tells whether a user may open an interface, and how.
+// served reports whether a user may open an interface, and with which configuration.
 func (c *Config) served(name string, p *peer) (Interface, bool) {
 	if c.Interfaces == nil {
 		return Interface{}, p.Uid == 0 && name != loopback

@@ -11,8 +11,8 @@ import (
 	"viaxdp/vipl/vipltest"
 )
 
-// overAgents is NICs that two agents open, each two at the ends of a veth pair of their own.
-// When they are closed nothing of them may be left.
+// overAgents has two agents open NICs, each two at the ends of a veth pair of their own. When they are closed,
+// nothing of them may be left.
 func overAgents(t *testing.T) vipltest.Config {
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	pairs := 0

@@ -20,7 +20,7 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// Bounds of what a connection can make the agent do.
+// Limits of a connection.
 const (
 	helloTime  = 2 * time.Second  // for the program's hello
 	chooseTime = 10 * time.Second // for its open, resume or status
@@ -34,15 +34,15 @@ type conn struct {
 	server *Server
 	c      *net.UnixConn
 	cred   peer
-	// resumed: the program has come back, and opens its listeners first. Until it has asked for
-	// more it may not have heard that it is back, and tries again: the connection's end is not
-	// the session's.
+	// resumed: the program has rejoined its session, and opens its listeners first. Until its next request it
+	// may not have got the reply, and may try again: the end of the connection is then not the end of the
+	// session.
 	resumed bool
 	n       *session      // set by serve before there are calls
 	over    chan struct{} // closed when the program has hung up
 	ended   chan struct{} // closed when the session knows of it
 	hung    atomic.Bool   // hangUp was called
-	// receiving: it takes or drops what the program has sent, which the kernel can make long.
+	// receiving: the reader takes or drops what the program has sent, which the kernel can make slow.
 	receiving atomic.Bool
 	asked     chan struct{} // the program asks for the next change of its interface; nil: it never has; made by do
 
@@ -58,7 +58,7 @@ type conn struct {
 
 var errGoodbye = errors.New("the program has closed its session")
 
-// serve talks to a program until it hangs up, or breaks a rule.
+// serve serves a program until it hangs up, or breaks a rule.
 func (c *conn) serve() {
 	defer func() {
 		c.receiving.Store(true)
@@ -89,7 +89,7 @@ func (c *conn) serve() {
 	}
 }
 
-// talk reads requests, in the order of the protocol.
+// talk reads requests, and enforces the order of the protocol.
 func (c *conn) talk() error {
 	r := bufio.NewReaderSize(c.c, 4096)
 	buf := make([]byte, 4096)
@@ -104,7 +104,7 @@ func (c *conn) talk() error {
 			c.receiving.Store(false)
 		}
 		if err == nil && (c.hung.Load() || c.server.isClosed()) {
-			err = net.ErrClosed // what has come before hangUp is the next agent's, or nobody's
+			err = net.ErrClosed // a request that arrives after hangUp is the next agent's
 		}
 		return q, err
 	}
@@ -148,7 +148,7 @@ func (c *conn) hello(q *agentproto.Request) error {
 	}}, nil)
 }
 
-// choose takes what a connection without a session may ask.
+// choose executes the requests of a connection without a session.
 func (c *conn) choose(q *agentproto.Request) (err error) {
 	switch q.Op {
 	case agentproto.OpStatus:
@@ -178,7 +178,7 @@ func (c *conn) choose(q *agentproto.Request) (err error) {
 	return fmt.Errorf("%w: %s without a session", agentproto.ErrProtocol, q.Op)
 }
 
-// answer sends the reply to a request, or the error instead.
+// answer sends the reply to a request, or the error.
 func (c *conn) answer(q *agentproto.Request, r *agentproto.Reply, err error, files ...*os.File) error {
 	r.ID = q.ID
 	if r.Error = agentproto.NewError(err); r.Error != nil {
@@ -205,12 +205,12 @@ func (c *conn) write(r *agentproto.Reply, files ...*os.File) error {
 	return err
 }
 
-// Descriptors that are on their way to a program count for this process' user, who may have
-// as many as open files: with programs that do not take them the agent could not send any to
-// others, its descriptor store among them. So there is one message with them at a time, and as long as
-// it is not taken the connection is one of its user's.
+// The kernel counts descriptors in flight against this process's user, up to RLIMIT_NOFILE.
+// Programs that do not receive theirs could keep the agent from sending any, also to the
+// descriptor store. So one message with descriptors is in flight at a time, and until the
+// program has received it the connection counts for the program's user.
 
-// awaitTaken waits until the program has taken all that was sent to it.
+// awaitTaken waits until the program has received everything that was sent to it.
 func (c *conn) awaitTaken() error {
 	for end := time.Now().Add(writeTime); !c.taken(); time.Sleep(time.Millisecond) {
 		switch {
@@ -223,7 +223,7 @@ func (c *conn) awaitTaken() error {
 	return nil
 }
 
-// linger waits until the program has taken or dropped the descriptors that were sent to it.
+// linger waits until the program has received or dropped the descriptors that were sent to it.
 func (c *conn) linger() {
 	c.hangUp()
 	for pause := time.Millisecond; c.files && !c.taken(); pause = min(2*pause, time.Second) {
@@ -235,7 +235,7 @@ func (c *conn) linger() {
 	}
 }
 
-// taken tells whether the program has taken, or dropped, all that was sent to it.
+// taken reports whether the program has received or dropped everything that was sent to it.
 func (c *conn) taken() bool {
 	left := 0
 	err := fds.With(c.c, func(fd int) (err error) {
@@ -245,19 +245,18 @@ func (c *conn) taken() bool {
 	return err != nil || left == 0
 }
 
-// hangUp ends the connection, and with it the reader, who takes nothing more of what the
-// program has sent. Close would wait for one whom the kernel holds up with closing
-// descriptors that the program has sent along.
+// hangUp ends the connection. Its reader then accepts nothing more from the program. Close
+// would wait for a reader that the kernel delays while it closes descriptors from the program.
 func (c *conn) hangUp() {
 	c.hung.Store(true)
 	_, _ = c.c.CloseRead(), c.c.CloseWrite()
 }
 
-// errHungUp: the program has hung up, or the agent on it.
+// errHungUp: the program or the agent has hung up.
 var errHungUp = errors.New("the program has hung up")
 
-// whilePresent makes a context that ends when the program hangs up, for a request that waits
-// while nobody reads the connection. Its reader must not go on before stop.
+// whilePresent returns a context that ends when the program hangs up, for a request that waits
+// while the connection is not read. The reader must not continue before stop.
 func (c *conn) whilePresent() (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	raw, err := c.c.SyscallConn()
@@ -273,7 +272,7 @@ func (c *conn) whilePresent() (_ context.Context, stop func()) {
 		}
 	}()
 	return ctx, func() {
-		_ = c.c.SetReadDeadline(time.Unix(1, 0)) // talk sets another one before it reads
+		_ = c.c.SetReadDeadline(time.Unix(1, 0)) // talk sets a new deadline before it reads
 		<-over
 		cancel(nil)
 	}
@@ -298,7 +297,7 @@ func (c *conn) isHungUp() (is bool) {
 	return is || err != nil
 }
 
-// begin makes the context of a request that waits.
+// begin returns the context of a request that may block.
 func (c *conn) begin(q *agentproto.Request) (context.Context, context.CancelFunc, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	if q.Timeout > 0 {
@@ -323,7 +322,7 @@ func (c *conn) begin(q *agentproto.Request) (context.Context, context.CancelFunc
 	}, nil
 }
 
-// wait runs a request that waits in a goroutine of its own.
+// wait runs a request that may block in a goroutine of its own.
 func (c *conn) wait(q agentproto.Request, f func(ctx context.Context) (*agentproto.Reply, error)) error {
 	ctx, done, err := c.begin(&q)
 	switch {

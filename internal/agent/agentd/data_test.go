@@ -10,14 +10,14 @@ import (
 	"viaxdp/vipl"
 )
 
-// pair is two hosts with an agent each.
+// pair makes two hosts with an agent each.
 func pair(t *testing.T, o nstest.Options, cfg agentConfig) (a, b *agent) {
 	t.Helper()
 	na, nb := nstest.Pair(t, o)
 	return startAgent(t, na, cfg), startAgent(t, nb, cfg)
 }
 
-// nic opens a NIC by an agent, from this process, which is elsewhere.
+// nic opens a NIC by an agent, from this process, which is in another namespace.
 func (a *agent) nic(opts ...vipl.Option) *vipl.NIC {
 	a.t.Helper()
 	n, err := a.open(opts...)
@@ -60,7 +60,7 @@ func newEnd(t testing.TB, n *vipl.NIC) *end {
 	return e
 }
 
-// connect joins two ends, b at host.
+// connect connects two ends, b at host.
 func connect(t testing.TB, a, b *end, disc string) {
 	t.Helper()
 	errc := make(chan error, 1)
@@ -118,7 +118,7 @@ func exchange(t testing.TB, from, to *end, text string) {
 	}
 }
 
-// Programs of two agents talk to each other.
+// Programs of two agents exchange messages.
 func TestMessages(t *testing.T) {
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	na, nb := a.nic(), b.nic()

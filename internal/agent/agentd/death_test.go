@@ -88,8 +88,8 @@ func (s *stream) post(i int) error {
 	return s.to.vi.PostRecv(d, s.to.mem.Handle())
 }
 
-// An agent that is killed takes nothing with it: a stream goes on while there is
-// none, and when the next one is there programs connect again, on the same NIC.
+// The death of an agent affects no program: a stream continues without an agent, and when the next one runs,
+// programs connect again, on the same NIC.
 func TestKillAgent(t *testing.T) {
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	na, nb := a.nic(), b.nic()
@@ -109,7 +109,7 @@ func TestKillAgent(t *testing.T) {
 	run(100 * time.Millisecond)
 	for round := range 3 {
 		before := s.received
-		// Someone waits for a request all the while.
+		// A server waits for a request all the while.
 		late := newEnd(t, nb)
 		disc := fmt.Sprintf("after %d", round)
 		accepted := make(chan error, 1)
@@ -156,8 +156,8 @@ func TestKillAgent(t *testing.T) {
 	t.Logf("%d messages", s.received)
 }
 
-// Wherever an agent is killed, in the middle of opening, closing or restoring, the next one
-// finds no more than what programs have, and when they have nothing there is nothing.
+// If an agent is killed at any point of opening, closing or restoring, the next one finds no more than what
+// programs have, and nothing if they have nothing.
 func TestKillAgentAnywhere(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{})
@@ -199,7 +199,7 @@ func TestKillAgentAnywhere(t *testing.T) {
 	}
 	close(stop)
 	programs.Wait()
-	await.Until(t, "nobody has anything", func() bool {
+	await.Until(t, "no user has anything", func() bool {
 		st := g.status(t)
 		return len(st.NICs) == 0 && len(st.Users) == 1 && st.Users[0].Queues == 0 && st.Users[0].VIs == 0 && st.Users[0].PinnedBytes == 0
 	})
@@ -208,8 +208,8 @@ func TestKillAgentAnywhere(t *testing.T) {
 	t.Logf("%d queues opened beside %d agents that died", opened.Load(), rounds)
 }
 
-// A program that dies frees its queue at once, and its peer is told: also by an agent
-// that came after the connection was made, or after the death.
+// A program that dies frees its queue at once, and its peer is notified, also by an agent that came after the
+// connection was made, or after the death.
 func TestKillProgram(t *testing.T) {
 	t.Run("agent stays", func(t *testing.T) { killProgram(t, func(_ *agent, die func()) { die() }) })
 	t.Run("agent came later", func(t *testing.T) {
@@ -232,7 +232,7 @@ func killProgram(t *testing.T, death func(a *agent, die func())) {
 	const silence = waitLimit // of a machine with other things to do
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	eb := newEnd(t, b.nic(vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(silence)))
-	// Another program, so that the descriptor store has somebody to stay for.
+	// Another program, so that the descriptor store has a reason to stay.
 	other, err := vipl.OpenNIC("lo", vipl.WithAgent(a.socket), vipl.WithArena(16<<20))
 	if err != nil {
 		t.Fatal(err)
@@ -319,7 +319,7 @@ func TestProgramThatDies(t *testing.T) {
 	select {}
 }
 
-// Agent and program die together: the descriptor store leaves, and takes all with it.
+// If agent and program die together, the descriptor store exits and closes everything.
 func TestKillBoth(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
@@ -371,8 +371,8 @@ func TestProgramThatKeeps(t *testing.T) {
 	select {}
 }
 
-// Programs of one host, on queues of their own, are connected with each other, of
-// whatever user; when one dies, the other hears of it.
+// Programs of one host, of any users, on queues of their own, can connect with each other; when one dies, the other
+// is notified.
 func TestLocalPeers(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
 	g := startAgent(t, ns, agentConfig{})

@@ -1,8 +1,8 @@
-// Package agentd is the Kernel Agent as a daemon: it has the privilege, and
-// programs have none. A program connects to its Unix socket, asks for an
-// interface, and gets a queue and registered memory by descriptor passing; VI
-// numbers, the VI table and connection management stay here. Package
-// internal/agent/agentproto is what both say, internal/agent/agentclient the program's side.
+// Package agentd is the Kernel Agent as a daemon, so that programs need no privilege. A program
+// connects to its Unix socket, asks for an interface, and receives a queue and registered memory
+// by descriptor passing. VI numbers, the VI table and connection management stay in the daemon.
+// Package internal/agent/agentproto is the protocol, internal/agent/agentclient the program's
+// side.
 //
 //	programs                agent                              fdstored
 //	+------+  socket   +-----------------+                 +---------------+
@@ -12,23 +12,22 @@
 //	| nic  |-----------| conn -- session-|-- device.Local  +---------------+
 //	+------+           +-----------------+
 //
-// A conn is a connection, a session the queue of a program. The agent keeps no
-// descriptor of a queue that it has handed out, so that a program's death frees it,
-// and one of the memory, to free its pages then.
-// It notices the death by the end of the connection, cleans up, and tells the
-// peers of its VIs.
+// A conn is a connection; a session is the queue of a program. The agent keeps no descriptor of a
+// queue that it has handed out, so that the program's death frees the queue. It keeps one of the
+// memory, to free the pages then. The agent detects the death by the end of the connection,
+// cleans up, and resets the connections of the program's VIs at their peers.
 //
-// When the agent dies, data paths go on, since the descriptor store has what they stand on.
-// The next agent restores the sessions from there; programs come back to theirs by
-// a random token.
+// If the agent dies, data paths continue, since the descriptor store holds the files that they
+// depend on. The next agent restores the sessions from there. Programs rejoin their sessions by a
+// random token.
 //
 // # Trust
 //
-// The agent serves root, and the users that Config grants access, interfaces and zero-copy queues to.
-// A program may do what its own session allows. Its user and groups are those of its socket
-// (SO_PEERCRED, SO_PEERGROUPS), not what it says. Messages are bounded and read strictly;
-// what a user may have, connections included, is bounded by a quota; a program
-// that does not speak, or does not listen, is hung up on.
+// The agent serves root, and the users to whom Config grants access, interfaces and zero-copy
+// queues. A program may act on its own session only. Its user and groups are those of its socket
+// (SO_PEERCRED, SO_PEERGROUPS), not those that it claims. Messages are bounded and parsed
+// strictly. A quota bounds what a user may have, connections included. The agent hangs up on a
+// program that does not send, or does not read.
 //
 // # Concurrency
 //

@@ -15,8 +15,8 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// A descriptor store that is killed harms nobody: its agent starts another one, from which the
-// next agent takes programs over.
+// The death of a descriptor store affects no program: its agent starts another one, from which the next agent
+// takes over the programs.
 func TestKillFDStored(t *testing.T) {
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	s := &stream{from: newEnd(t, a.nic()), to: newEnd(t, b.nic())}
@@ -56,7 +56,7 @@ func TestKillFDStored(t *testing.T) {
 	some()
 }
 
-// keeper is the process of the agent's keeper, which it has started; 0: none.
+// fdstored returns the process of the descriptor store that the agent has started; 0: none.
 func (a *agent) fdstored() int {
 	a.t.Helper()
 	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(a.cmd.Process.Pid) + "/task/*/children")
@@ -72,7 +72,7 @@ func (a *agent) fdstored() int {
 	return 0
 }
 
-// What makes no sense in the descriptor store costs no program its queue.
+// An invalid entry of the descriptor store costs no program its queue.
 func TestBadRecordsKept(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})

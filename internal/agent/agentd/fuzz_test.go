@@ -12,7 +12,7 @@ import (
 	"viaxdp/internal/agent/fdstore"
 )
 
-// emptied is a descriptor store that knows what was taken out of it.
+// emptied is a descriptor store that records what was deleted.
 type emptied map[string]bool
 
 func (emptied) Put(string, []byte, ...int) error { return nil }
@@ -21,8 +21,8 @@ func (e emptied) Delete(key string) error {
 	return nil
 }
 
-// Whatever was kept, of each item one becomes true: it is no debt, and is left to others; or it is refused and
-// forgotten; or it is booked, with more than nothing, to the account of its user alone.
+// For any entries, each one has one of three outcomes: it is not a pinned queue, and is left to others; it is
+// refused and removed; or it is charged, with more than nothing, to the account of its user alone.
 func FuzzPinned(f *testing.F) {
 	const owed = fdstore.PinnedPrefix
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":67108864,"Socket":77}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
@@ -84,7 +84,7 @@ func FuzzPinned(f *testing.F) {
 	})
 }
 
-// A session is taken over with a whole token and some memory, or not at all.
+// A session is restored with a whole token and some memory, or not at all.
 func FuzzTag(f *testing.F) {
 	good, err := json.Marshal(tag{bytes.Repeat([]byte{7}, agentproto.TokenLen), 1000, 77})
 	if err != nil {

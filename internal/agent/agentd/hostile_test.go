@@ -26,7 +26,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// raw is a connection to an agent that says whatever a test wants.
+// raw is a connection to an agent on which a test sends any messages.
 type raw struct {
 	t testing.TB
 	c *net.UnixConn
@@ -44,7 +44,7 @@ func (a *agent) raw(t testing.TB) *raw {
 	return &raw{t, c, agentproto.Reader{C: c}}
 }
 
-// say sends a message without caring what becomes of it.
+// say sends a message and ignores errors.
 func (r *raw) say(q agentproto.Request) {
 	b, err := agentproto.Encode(&q, agentproto.MaxRequest)
 	if err != nil {
@@ -53,8 +53,7 @@ func (r *raw) say(q agentproto.Request) {
 	_, _ = r.c.Write(b)
 }
 
-// ask sends a message and reads the answer; files that come with it stay open until
-// the test ends.
+// ask sends a message and reads the answer. Files that come with it stay open until the test ends.
 func (r *raw) ask(q agentproto.Request) (agentproto.Reply, error) {
 	_ = r.c.SetDeadline(time.Now().Add(waitLimit))
 	r.say(q)
@@ -68,7 +67,7 @@ func (r *raw) ask(q agentproto.Request) (agentproto.Reply, error) {
 	return reply, err
 }
 
-// files asks for so many files, which are the caller's.
+// files sends a request and returns the want files of the reply, which are the caller's.
 func (r *raw) files(q agentproto.Request, want int) []*os.File {
 	r.t.Helper()
 	r.say(q)
@@ -97,14 +96,14 @@ func (r *raw) open(queue int) error {
 	return err
 }
 
-// hungUp tells that the agent has closed the connection.
+// hungUp reports whether the agent has closed the connection.
 func (r *raw) hungUp() bool {
 	_, err := io.Copy(io.Discard, r.c)
 	return err == nil || errors.Is(err, unix.ECONNRESET)
 }
 
-// busy is a pair of programs that talk all the time; what it returns ends that and
-// checks that nothing was lost.
+// busy starts a pair of programs that exchange messages continuously. The returned function stops them and checks
+// that nothing was lost.
 func busy(t *testing.T, a, b *agent, opts ...vipl.Option) (end func()) {
 	t.Helper()
 	na, nb := a.nic(opts...), b.nic(opts...)
@@ -137,8 +136,7 @@ func busy(t *testing.T, a, b *agent, opts ...vipl.Option) (end func()) {
 	}
 }
 
-// A program that breaks the protocol, in whatever way, is hung up on, has nothing
-// afterwards, and the others do not notice.
+// A program that breaks the protocol in any way is disconnected and has nothing afterwards. Others do not notice.
 func TestHostile(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, b := pair(t, nstest.Options{Queues: 2}, agentConfig{})
@@ -228,8 +226,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// A session is of the user who has opened it, whoever has its token, and has one
-// connection.
+// A session belongs to the user that opened it, even if another user has its token, and has one connection.
 func TestTokenOfAnother(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
@@ -259,8 +256,8 @@ func TestTokenOfAnother(t *testing.T) {
 	}
 }
 
-// A program that does not get the answer to its resume has not died: it comes again. So it may
-// until it has asked for something else than its listeners.
+// A program that does not get the answer to its resume has not died: it tries again. It may do so until its first
+// request other than for listeners.
 func TestResumeUnanswered(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
@@ -309,8 +306,7 @@ func TestResumeUnanswered(t *testing.T) {
 	}
 }
 
-// Descriptors that a program sends along do not reach the agent, which would have to close
-// them.
+// Descriptors that a program sends do not reach the agent, which would have to close them.
 func TestDescriptorsRefused(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
@@ -331,9 +327,9 @@ func TestDescriptorsRefused(t *testing.T) {
 	r.hello()
 }
 
-// Programs that do not take the descriptors that they have asked for do not use up how many
-// may be on their way, which are as many as files that the agent may have open, if it is not
-// root: neither with one connection nor with many that they then give up.
+// Programs that do not receive their descriptors do not use up the limit of descriptors in flight, which for an
+// agent other than root is its limit of open files: neither with one connection nor with many that they then
+// abandon.
 func TestDescriptorsUnread(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
 	const most, connections = 80, 10
@@ -348,7 +344,7 @@ func TestDescriptorsUnread(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// hog has a queue and gives it back, and asks for so many links before, of which it takes none.
+	// hog opens a queue, requests a number of links without receiving any, and gives the queue back.
 	hog := func(shmLinks uint64) error {
 		r := g.raw(t)
 		hello, err := r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
@@ -437,8 +433,8 @@ func (a *agent) rawAs(t testing.TB, uid int) *raw {
 	return &raw{t, u, agentproto.Reader{C: u}}
 }
 
-// Ten thousand connections, closed at every step, some of them by the agent; those
-// who talk do not notice, and nothing is left of it.
+// Ten thousand connections, closed at every step, some of them by the agent. Other programs do not notice, and
+// nothing is left of the connections.
 func TestStorm(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, b := pair(t, nstest.Options{Queues: 2}, agentConfig{})
@@ -464,7 +460,7 @@ func TestStorm(t *testing.T) {
 	end()
 	await.Until(t, "nothing is left", func() bool {
 		st := a.status(t)
-		// The NIC of busy, and the one who asks.
+		// The NIC of busy, and the connection of this request.
 		return len(st.Users) == 1 && st.Users[0].Queues == 1 && st.Users[0].Sessions == 2 && len(st.NICs[0].Leases) == 1
 	})
 	t.Logf("%+v", a.status(t).Counts)
@@ -503,13 +499,12 @@ func stormConn(c *net.UnixConn, rnd *rand.Rand) {
 	}
 }
 
-// Who connects and says nothing is hung up on, and takes no room from others
-// meanwhile.
+// A connection without a message is closed, and takes no room from others meanwhile.
 func TestHeldOpen(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 20}}, Most: 100})
-	// What startAgent has asked is over, but for the one who asks.
-	await.Until(t, "nobody is there", func() bool { return g.status(t).Users[0].Sessions == 1 })
+	// The requests of startAgent are over; only this one's connection is left.
+	await.Until(t, "no other connection is left", func() bool { return g.status(t).Users[0].Sessions == 1 })
 	var held []*raw
 	for range 19 {
 		held = append(held, g.raw(t))
@@ -544,8 +539,8 @@ func TestHeldOpen(t *testing.T) {
 	}
 }
 
-// A user who keeps the socket of a queue that is closed, and asks for that queue again and again,
-// waits alone: others open and close queues of the interface meanwhile.
+// A user that keeps the socket of a closed queue, and opens that queue again and again, delays only itself:
+// other users open and close queues of the interface meanwhile.
 func TestKeptQueueHoldsUpNobody(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	g := startAgent(t, ns, agentConfig{})
@@ -595,13 +590,13 @@ func TestKeptQueueHoldsUpNobody(t *testing.T) {
 		files := n.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
 			Interface: "via0", Queue: 1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
 		}}, 3)
-		files[0].Close() // as a program does: what tells of its death comes last
+		files[0].Close() // as at a program's death: the sign of life is closed last
 		files[1].Close()
 		if _, err := n.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
 			t.Fatal(err)
 		}
 		files[2].Close()
-		// One who waits does so for two seconds.
+		// A blocked open waits for two seconds.
 		if took := time.Since(mark.At); mark.Over(time.Second) {
 			t.Errorf("round %d: another queue was opened and closed in %v", round, took)
 		}

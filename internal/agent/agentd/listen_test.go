@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The socket lets nobody in before it has its final rights, whatever the umask.
+// No connect to the socket succeeds before it has its final permissions, whatever the umask.
 func TestListenAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	old := unix.Umask(0)
@@ -24,7 +24,7 @@ func TestListenAlone(t *testing.T) {
 	}
 }
 
-// A path that was given by mistake costs nobody a file.
+// A wrong path does not remove a file.
 func TestListenLeavesFilesAlone(t *testing.T) {
 	for _, suffix := range []string{"", ".new"} {
 		path := filepath.Join(t.TempDir(), "agent.toml")

@@ -32,7 +32,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// roleEnv makes the test binary another process of a test: an agent, its descriptor store, a
+// roleEnv selects the role of the test binary as another process of a test: an agent, its descriptor store, a
 // program.
 const roleEnv = "AGENTD_TEST_ROLE"
 
@@ -69,7 +69,7 @@ func fdstoredRole() error {
 	return fdstore.Main(context.Background(), l)
 }
 
-// agentConfig is what a test can say to its agent.
+// agentConfig is a test's configuration of its agent.
 type agentConfig struct {
 	Socket string
 	State  string // its directory of state
@@ -185,7 +185,7 @@ func startAgent(t testing.TB, ns *nstest.NS, cfg agentConfig) *agent {
 	return a
 }
 
-// listen opens the socket for agents to come, as systemd does.
+// listen opens the socket for later agents, as systemd does.
 func (a *agent) listen() error {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: a.socket, Net: "unix"})
 	if err != nil {
@@ -246,7 +246,7 @@ func (a *agent) stop() {
 	a.cmd = nil
 }
 
-// lines writes an agent's log into the test's.
+// lines copies an agent's log to the test's.
 type lines struct {
 	t testing.TB
 
@@ -261,14 +261,14 @@ func (l *lines) Write(b []byte) (int, error) {
 	return l.all.Write(b)
 }
 
-// count is how often the agent has said something.
+// count returns how often a line is in the agent's log.
 func (l *lines) count(what string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.all.String(), what)
 }
 
-// patience is how long a test waits for what must happen.
+// patience bounds the wait for a required event.
 const waitLimit = time.Minute
 
 // asUser makes a command run as an ordinary user without any capability.
@@ -287,7 +287,7 @@ func (a *agent) status(t testing.TB) kagent.Status {
 	return *reply.Status
 }
 
-// attached tells whether the interface has an XDP program.
+// attached reports whether the interface has an XDP program.
 func attached(t testing.TB, ns *nstest.NS) bool {
 	t.Helper()
 	nic, err := ns.Netlink().LinkByIndex(ns.Index)

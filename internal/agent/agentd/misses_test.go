@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A user may miss maxMisses times, and once more after each missAgain, whatever others do. When
-// there are more users than are remembered the others share one ration.
+// A user may miss maxMisses times, and once more after each missAgain, independently of other users. If there are
+// more users than entries, the others share one ration.
 func TestMisses(t *testing.T) {
 	var m misses
 	now := time.Now()
@@ -30,7 +30,7 @@ func TestMisses(t *testing.T) {
 	if n := use(8); n != maxMisses {
 		t.Errorf("another user may miss %d times, want %d", n, maxMisses)
 	}
-	// Those who ask at the same time.
+	// Concurrent requests.
 	now = now.Add(time.Hour)
 	for range maxMisses + 10 {
 		m.add(9, now)

@@ -21,12 +21,12 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// hostsPayload is in frames that are none of a program's.
+// hostsPayload is in frames of the host that are not for a program.
 const hostsPayload = "between the hosts, and none of a program's business"
 
-// TestNICsZeroCopyReads shows on NICs of real drivers what a zero-copy queue is: who has one finds in its
-// memory what the host receives. Users other than root get none unless the settings name them; the queue
-// that they get instead has nothing of it. go run ./internal/lab/vm has such NICs.
+// TestNICsZeroCopyReads shows the effect of a zero-copy queue on NICs of real drivers: its program's memory
+// gets what the host receives. Users other than root get none unless the settings name them; the queue that
+// they get instead has nothing of it. go run ./internal/lab/vm has such NICs.
 func TestNICsZeroCopyReads(t *testing.T) {
 	host, peer, mode := nstest.NICs(t)
 	for _, c := range []struct {
@@ -85,8 +85,8 @@ func TestNICsZeroCopyReads(t *testing.T) {
 	}
 }
 
-// TestProgramThatReads is a program of TestNICsZeroCopyReads: it does nothing but have all queues, and
-// looks at its memory when its standard input ends.
+// TestProgramThatReads is a program of TestNICsZeroCopyReads. It only opens all queues, and searches its memory
+// when its standard input ends.
 func TestProgramThatReads(t *testing.T) {
 	socket, ok := os.LookupEnv(socketsEnv)
 	if !ok {

@@ -10,8 +10,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// A discriminator at which a user's program listens is that user's, also at the next agent before
-// the program has come back to it; and no longer than the program wants it.
+// A discriminator at which a user's program listens belongs to that user, also at the next agent before the program
+// has come back; and no longer than the program listens.
 func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{})

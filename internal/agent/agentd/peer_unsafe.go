@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerGroups are the supplementary groups of the process at the other end of a Unix socket, at the
-// time of connect(2).
+// peerGroups returns the supplementary groups of the process at the other end of a Unix socket, at the time
+// of connect(2).
 func peerGroups(fd uintptr) ([]uint32, error) {
 	groups := make([]uint32, 64)
 	for {
@@ -17,7 +17,7 @@ func peerGroups(fd uintptr) ([]uint32, error) {
 		switch {
 		case errno == 0:
 			return groups[:size/4], nil
-		case errno != unix.ERANGE || int(size) <= 4*len(groups): // size is now what they take
+		case errno != unix.ERANGE || int(size) <= 4*len(groups): // size is now what they need
 			return nil, errno
 		}
 		groups = make([]uint32, size/4)

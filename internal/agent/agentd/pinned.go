@@ -18,21 +18,21 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// How often pinned queues are looked at: soon, for a program that is just dying, and then
-// less and less.
+// How often pinned queues are checked: soon at first, for a program that is just exiting, then
+// less and less often.
 const (
 	firstCollection = 10 * time.Millisecond
 	lastCollection  = time.Second
 )
 
-// pinnedQueue is a queue whose session has ended. It counts for its user as long as the
-// program has the socket, which pins the memory: who hangs up and keeps its
-// descriptors has no room for more. Where the kernel does not tell which sockets
-// there are, it counts as long as the program shows its sign of life. When it no
-// longer counts the memory's pages are freed, whoever has a descriptor of it yet.
+// pinnedQueue is a queue whose session has ended. It counts against its user's quota as long as
+// the program has the socket, which pins the memory: a program that hangs up but keeps its
+// descriptors frees no quota. If the kernel does not list the sockets, the queue counts until the
+// program's sign of life ends. When it no longer counts, the pages of the memory are freed, even
+// if a process still has a descriptor of it.
 //
-// So does a link of such a session: its pages are freed unless the program at its other end,
-// whose session goes on, is charged with it, too.
+// A link of such a session is a pinnedQueue, too. Its pages are freed unless the program at the
+// other end, whose session continues, is also charged with it.
 type pinnedQueue struct {
 	uid     uint32
 	shmLink bool     // of a link: no queue
@@ -43,8 +43,8 @@ type pinnedQueue struct {
 	key     string   // in the descriptor store; empty: not there
 }
 
-// pinnedRecord is what the descriptor store keeps of a pinned queue, for an agent that comes after this
-// one, beside alive and memory.
+// pinnedRecord is the descriptor store's record of a pinned queue, for the next agent. alive and
+// memory are stored with it.
 type pinnedRecord struct {
 	UID     uint32
 	Pinned  int
@@ -52,7 +52,7 @@ type pinnedRecord struct {
 	ShmLink bool `json:",omitempty"`
 }
 
-// queues is how many queues a pinned queue is charged with.
+// queues returns the number of queues that a pinned queue is charged with.
 func (d *pinnedQueue) queues() int {
 	if d.shmLink {
 		return 0
@@ -60,8 +60,8 @@ func (d *pinnedQueue) queues() int {
 	return 1
 }
 
-// keep puts a pinned queue into the descriptor store. Without what its end is known by, or its memory,
-// it ends with this agent.
+// keep puts a pinned queue into the descriptor store. A queue whose end cannot be detected, or whose memory
+// is not known, is only tracked by this agent.
 func (d *pinnedQueue) keep(v fdstore.Store) {
 	if v == nil || d.alive == nil || d.memory == nil {
 		return
@@ -76,10 +76,10 @@ func (d *pinnedQueue) keep(v fdstore.Store) {
 	})
 }
 
-// mostPinned is more than an address space has; sums of it are numbers yet.
+// mostPinned is more than an address space, and sums of it do not overflow.
 const mostPinned = 1 << 47
 
-// readPinned reads what keep has put into the descriptor store.
+// readPinned reads an entry of keep.
 func readPinned(i fdstore.Entry) (r pinnedRecord, err error) {
 	if err := json.Unmarshal(i.Value, &r); err != nil {
 		return pinnedRecord{}, err
@@ -93,8 +93,7 @@ func readPinned(i fdstore.Entry) (r pinnedRecord, err error) {
 	return r, nil
 }
 
-// restorePinned takes over the pinned queues of an agent before this one, and returns all else
-// that was kept.
+// restorePinned takes over the pinned queues of the previous agent, and returns all other entries.
 func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 	for _, i := range kept {
 		if !strings.HasPrefix(i.Key, fdstore.PinnedPrefix) {
@@ -118,8 +117,8 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 	return rest
 }
 
-// stillPinned is what a session that ends leaves pinned, in the descriptor store before the session
-// leaves it; see session.owed.
+// stillPinned returns what a session leaves pinned at its end. It is put into the descriptor store before the
+// session's entries are removed; see session.owed.
 func (n *session) stillPinned() []*pinnedQueue {
 	all := []*pinnedQueue{{uid: n.uid, pinned: n.pinned, socket: n.socket, memory: n.local.TakeMemory()}}
 	for _, memory := range n.local.TakeLinks() {
@@ -134,7 +133,7 @@ func (n *session) stillPinned() []*pinnedQueue {
 	return all
 }
 
-// track refunds queues, memory and links as soon as the program has let go of them.
+// track refunds queues, memory and links as soon as the program has released them.
 func (s *Server) track(all ...*pinnedQueue) {
 	s.mu.Lock()
 	for _, d := range all {
@@ -145,7 +144,7 @@ func (s *Server) track(all ...*pinnedQueue) {
 	s.collectLater()
 }
 
-// collectLater has pinned queues looked at until there are none.
+// collectLater starts a collector unless one runs.
 func (s *Server) collectLater() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +155,7 @@ func (s *Server) collectLater() {
 	}
 }
 
-// collector looks at pinned queues until there are none.
+// collector checks the pinned queues until there are none.
 func (s *Server) collector() {
 	defer s.work.Done()
 	for wait := firstCollection; ; wait = min(2*wait, lastCollection) {
@@ -176,7 +175,7 @@ func (s *Server) collector() {
 	}
 }
 
-// hasPinned tells whether programs of a user that are gone still have something.
+// hasPinned reports whether a user is still charged for programs that have gone.
 func (s *Server) hasPinned(uid uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,9 +187,9 @@ func (s *Server) hasPinned(uid uint32) bool {
 	return false
 }
 
-// collect refunds what programs have let go of by now. Those who come while others look
-// share the next look: its cost, the kernel's list of sockets, is not paid for each. One
-// that fails is nobody else's.
+// collect refunds what programs have released. Calls that arrive during a collection share the
+// next one, so that they pay for the kernel's list of sockets once. A collection that fails
+// counts for no other call.
 func (s *Server) collect() {
 	s.mu.Lock()
 	s.asked++
@@ -206,20 +205,20 @@ func (s *Server) collect() {
 	for d := range s.pinnedQueues {
 		all = append(all, d)
 	}
-	sharing := s.asked // who asks later asks for what this look may miss
+	sharing := s.asked // this collection may miss what later calls ask for
 	s.mu.Unlock()
 	if len(all) == 0 {
 		return
 	}
 	open, known, err := s.sockets()
 	if err != nil {
-		return // the next time
+		return // try again the next time
 	}
 	s.looked = sharing
 	for _, d := range all {
 		switch {
 		case known && d.socket != 0:
-			// Its sign of life says less: a program can close that alone.
+			// The socket decides: a program can close the sign of life and keep the socket.
 			if open[d.socket] {
 				continue
 			}
@@ -230,7 +229,7 @@ func (s *Server) collect() {
 	}
 }
 
-// reclaim refunds what is pinned, which counts until then. Caller holds s.collection.
+// reclaim refunds a pinned queue after it has freed the pages. Caller holds s.collection.
 func (s *Server) reclaim(d *pinnedQueue) {
 	if d.memory != nil && !(d.shmLink && s.hasLink(d.memory)) {
 		if err := device.FreeMemory(d.memory); err != nil {
@@ -247,8 +246,8 @@ func (s *Server) reclaim(d *pinnedQueue) {
 	s.mu.Unlock()
 }
 
-// hasLink reports whether a session is charged with the link of that memory, whose pages are freed
-// when it is not any more.
+// hasLink reports whether a session is charged with the link of that memory. The pages are freed
+// when the last charge ends.
 func (s *Server) hasLink(memory *os.File) bool {
 	st, err := memory.Stat()
 	if err != nil {
@@ -262,9 +261,8 @@ func (s *Server) hasLink(memory *os.File) bool {
 
 func (d *pinnedQueue) close() { fds.CloseFiles(d.alive, d.memory) }
 
-// openSockets are the inodes of the AF_XDP sockets of the network namespace, of
-// whatever process. known is false where the kernel does not tell
-// (CONFIG_XDP_SOCKETS_DIAG); an error is one that may be gone the next time.
+// openSockets returns the inodes of all AF_XDP sockets of the network namespace. known is false
+// if the kernel cannot list them (CONFIG_XDP_SOCKETS_DIAG). An error may be temporary.
 func openSockets() (inodes map[uint64]bool, known bool, err error) {
 	list, err := netlink.SocketDiagXDP()
 	if errors.Is(err, netlink.ErrDumpInterrupted) {

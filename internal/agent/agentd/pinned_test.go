@@ -17,8 +17,8 @@ import (
 	"viaxdp/internal/lab/await"
 )
 
-// A debt ends with the socket where the kernel tells which there are, whatever the
-// program does with its sign of life, and with that where it does not.
+// Pinned memory is charged until the socket is closed if the kernel lists the sockets, even if the program
+// closes its sign of life, and until the sign of life ends if it does not.
 func TestPinned(t *testing.T) {
 	const ino = 4711
 	for _, known := range []bool{true, false} {
@@ -67,8 +67,8 @@ func TestPinned(t *testing.T) {
 	}
 }
 
-// Who wants room while a pinned queue is being refunded, which takes the descriptor store's answer,
-// waits for that and is not refused.
+// A request for quota while a pinned queue is being refunded, which takes the descriptor store's answer, waits
+// for that and is not refused.
 func TestRefundUnderWay(t *testing.T) {
 	v := slow{asked: make(chan struct{}), answers: make(chan struct{})}
 	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}}, FDStore: v}, nil)
@@ -105,8 +105,8 @@ func TestRefundUnderWay(t *testing.T) {
 	}
 }
 
-// A user who is refused costs a look at what this user has, and nobody else's sessions
-// and pinned queues; those who wait for a look share the next.
+// Refusing a user costs one check of that user's pinned queues, and does not touch other users' sessions and
+// pinned queues. Requests that wait for a check share the next.
 func TestCostOfRefusal(t *testing.T) {
 	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}, 8: {Queues: 1}}}, nil)
 	if err != nil {
@@ -134,7 +134,7 @@ func TestCostOfRefusal(t *testing.T) {
 		}
 	}
 	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
-	// A dead program's session of another user, which nobody touches who is not concerned.
+	// A dead program's session of another user, which must not be touched.
 	s.sessions["x"] = &session{server: s, uid: 7, over: true}
 	s.sessions["x"].once.Do(func() {})
 	refused(8)
@@ -164,7 +164,7 @@ func TestCostOfRefusal(t *testing.T) {
 	}
 }
 
-// askAtOnce has so many ask for a look, which cannot begin, and returns when all have.
+// askAtOnce starts n requests for a check, which cannot begin, and returns when all are waiting.
 func askAtOnce(t *testing.T, s *Server, all *sync.WaitGroup, n uint64) {
 	t.Helper()
 	asked := func() uint64 {
@@ -179,7 +179,7 @@ func askAtOnce(t *testing.T, s *Server, all *sync.WaitGroup, n uint64) {
 	await.Until(t, fmt.Sprintf("%d have asked", want), func() bool { return asked() >= want })
 }
 
-// A look that fails is nobody's but who looked: the others look for themselves.
+// A check that fails counts only for its caller: the others check for themselves.
 func TestLookThatFails(t *testing.T) {
 	s, err := New(Config{}, nil)
 	if err != nil {
@@ -198,7 +198,7 @@ func TestLookThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
-	s.collection.Lock() // until two have asked, of whom either looks first
+	s.collection.Lock() // until two requests wait; either may be first
 	var all sync.WaitGroup
 	askAtOnce(t, s, &all, 2)
 	s.collection.Unlock()
@@ -211,8 +211,8 @@ func TestLookThatFails(t *testing.T) {
 	}
 }
 
-// Who opens a queue finds the memory free that programs which are gone have let go of, of
-// whatever user: there may be hugepages for one only.
+// An open first frees the memory that programs of any user have released when they ended: there may be
+// hugepages for one queue only.
 func TestOpenCollects(t *testing.T) {
 	s, err := New(Config{Interfaces: map[string]Interface{"none": {}}}, nil)
 	if err != nil {
@@ -236,7 +236,7 @@ func TestOpenCollects(t *testing.T) {
 	}
 }
 
-// slow is a descriptor store that takes its time to delete.
+// slow is a descriptor store whose deletions are slow.
 type slow struct{ asked, answers chan struct{} }
 
 func (v slow) Put(string, []byte, ...int) error { return nil }
@@ -246,14 +246,13 @@ func (v slow) Delete(string) error {
 	return nil
 }
 
-// deleted is a descriptor store that remembers what is deleted.
+// deleted is a descriptor store that records deletions.
 type deleted []string
 
 func (d *deleted) Put(string, []byte, ...int) error { return nil }
 func (d *deleted) Delete(key string) error          { *d = append(*d, key); return nil }
 
-// A record of a pinned queue that makes no sense is no debt, is not kept any longer, and the
-// log says what is wrong with it.
+// An invalid record of a pinned queue is not charged and is removed, and the log has the reason.
 func TestBrokenPinnedRecord(t *testing.T) {
 	for value, want := range map[string]string{`{"UID":7}`: "0 files, want 2", "?": "invalid character"} {
 		var log strings.Builder

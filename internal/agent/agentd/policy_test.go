@@ -19,7 +19,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// rawOf is a connection of a process of these groups.
+// rawOf makes a connection of a process with these groups.
 func (a *agent) rawOf(t testing.TB, uid, gid int, groups ...uint32) *raw {
 	t.Helper()
 	var c *raw
@@ -40,7 +40,7 @@ func (a *agent) rawOf(t testing.TB, uid, gid int, groups ...uint32) *raw {
 	return c
 }
 
-// The agent serves root and members of the group, by the kernel's word, whatever its socket's mode.
+// The agent serves root and members of the group, by the kernel's credentials, whatever its socket's mode.
 func TestAccess(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Access: agentd.Grant{Groups: []uint32{60100}}})
@@ -94,7 +94,7 @@ func TestDefaultAccess(t *testing.T) {
 	}
 }
 
-// use is ask, with the queue's descriptors closed: the queue is free when the session has ended.
+// use is ask with the queue's descriptors closed, so that the queue is free when the session has ended.
 func (r *raw) use(q agentproto.Request) (agentproto.Reply, error) {
 	_ = r.c.SetDeadline(time.Now().Add(waitLimit))
 	r.say(q)
@@ -117,7 +117,7 @@ func openOf(name string, mode xdpnic.Mode, require bool) agentproto.Request {
 	}}
 }
 
-// A user who is not named gets no zero-copy queue: a lesser mode, or an error that says why.
+// A user that is not named gets no zero-copy queue, but a lesser mode, or an error with the reason.
 func TestZeroCopyIsGranted(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {ZeroCopy: agentd.Grant{Users: []uint32{60002}, Groups: []uint32{60100}}}}})
@@ -148,14 +148,14 @@ func TestZeroCopyIsGranted(t *testing.T) {
 			t.Errorf("not granted, required %v: %q", require, got)
 		}
 		for _, r := range []*raw{g.rawOf(t, 0, 0), g.rawOf(t, 60002, 60002), g.rawOf(t, 60001, 60001, 60100)} {
-			if got := ask(r, require); strings.Contains(got, withheld) { // tried, in vain
+			if got := ask(r, require); strings.Contains(got, withheld) { // tried without success
 				t.Errorf("granted, required %v: %q", require, got)
 			}
 		}
 	}
 }
 
-// programID is the XDP program's on the interface; 0: there is none.
+// programID returns the ID of the interface's XDP program; 0: there is none.
 func programID(t testing.TB, ns *nstest.NS) uint32 {
 	t.Helper()
 	nic, err := ns.Netlink().LinkByIndex(ns.Index)
@@ -168,8 +168,8 @@ func programID(t testing.TB, ns *nstest.NS) uint32 {
 	return 0
 }
 
-// A user cannot have the program attached and detached in a loop: not by opening and closing, nor by
-// opens that fail, nor by changing modes. Root can, and has what lingers taken down.
+// A user cannot have the program attached and detached in a loop: not by opening and closing, nor by failing opens,
+// nor by changing modes. Root can, and takes down what lingers.
 func TestLinger(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
@@ -257,7 +257,7 @@ func TestLingerAfterRestart(t *testing.T) {
 	}
 }
 
-// After its time what lingers goes.
+// A lingering program is detached after its time.
 func TestLingerEnds(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Linger: 50 * time.Millisecond})
@@ -287,7 +287,7 @@ func onThread(uid, gid int, groups []uint32) error {
 	return nil
 }
 
-// What lingers of an interface that is removed goes with it.
+// A lingering device is released when its interface is removed.
 func TestLingerOfAnInterfaceThatIsGone(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Linger: time.Hour})

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What waits for a program ends when the program hangs up, and not when it says something more.
+// A wait on behalf of a program ends when the program hangs up, and not when it sends another message.
 func TestWhilePresent(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

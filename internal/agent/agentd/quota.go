@@ -9,7 +9,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 )
 
-// account is what one user has of the agent. Guarded by Server.mu.
+// account is what one user has. Guarded by Server.mu.
 type account struct {
 	uid         uint32
 	quota       Quota
@@ -29,21 +29,21 @@ func (s *Server) account(uid uint32) *account {
 	return u
 }
 
-// forget drops an account that is empty, so that many users who come and go are
-// no burden. Caller holds s.mu.
+// forget drops an empty account, so that the table does not grow with every user that ever
+// connected. Caller holds s.mu.
 func (s *Server) forget(u *account) {
 	if u.connections == 0 && u.queues == 0 && u.vis == 0 && u.pinned == 0 {
 		delete(s.users, u.uid)
 	}
 }
 
-// charge books what a user wants more of, if the quota allows it, where need be
-// after what programs that are dead had is taken back. It looks at what this user has,
-// which the quota bounds: being refused again and again is no work for the others.
+// charge charges a user if the quota allows it, if necessary after it has reclaimed what the user's dead
+// programs had. It checks only this user's objects, which the quota bounds, so that repeated refusals cost
+// other users nothing.
 func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
 	err := s.tryCharge(uid, queues, vis, pinned)
 	if err != nil {
-		s.reapDead(func(n *session) bool { return n.uid == uid }) // or others have just done so
+		s.reapDead(func(n *session) bool { return n.uid == uid }) // or another goroutine has just done so
 		if s.hasPinned(uid) {
 			s.collect()
 		}
@@ -78,7 +78,7 @@ func (s *Server) tryCharge(uid uint32, queues, vis, pinned int) error {
 	return nil
 }
 
-// refund gives back.
+// refund undoes charge.
 func (s *Server) refund(uid uint32, queues, vis, pinned int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +87,7 @@ func (s *Server) refund(uid uint32, queues, vis, pinned int) {
 	s.forget(u)
 }
 
-// book is for what a user has, whatever the quota says.
+// book changes what a user is charged with, without checking the quota.
 func (u *account) book(queues, vis, pinned int) {
 	u.queues += queues
 	u.vis += vis
@@ -101,22 +101,24 @@ func (u *account) status() kagent.UserStatus {
 	}
 }
 
-// A program learns from the answer to OpShmLink whether another queue of the interface has a VI
-// number, of whatever user. It needs that for the peer of a connection only, which has told it the
-// number. So a program misses when its peer has just ended, and a user may miss so many times.
+// The answer to OpShmLink reveals whether another queue of the interface, of any user, has a VI
+// number. A program needs the call only for the peer of a connection, from which it has the
+// number. So a legitimate call misses only when the peer has just ended, and the number of misses
+// of a user is limited.
 const (
-	maxMisses  = 64          // at once
-	missAgain  = time.Second // after which there is one more
-	maxMissers = 4096        // users that are remembered one by one
+	maxMisses  = 64          // burst
+	missAgain  = time.Second // time until one more is allowed
+	maxMissers = 4096        // users that are recorded individually
 )
 
-// misses is how many links users have asked for in vain. It does not depend on accounts, which
-// are forgotten when they are empty. The zero value is ready.
+// misses counts each user's failed requests for links. It is independent of accounts, since empty
+// accounts are forgotten. The zero value is ready.
 type misses struct {
 	mu sync.Mutex
-	// until is when a user has all of maxMisses again. Those whose time is over are as good as forgotten.
+	// until is the time at which a user has all of maxMisses again. An entry in the past has no
+	// effect.
 	until  map[uint32]time.Time
-	others time.Time // of the users that there was no room for
+	others time.Time // until, shared by all users that have no entry
 }
 
 // left reports whether a user may miss once more.
@@ -130,8 +132,7 @@ func (m *misses) left(user uint32, now time.Time) bool {
 	return until.Sub(now) <= (maxMisses-1)*missAgain
 }
 
-// add notes that a user has missed. Those who ask at the same time may miss more often than they
-// may; they wait longer for the next time.
+// add records a miss. Concurrent calls may exceed the limit; the user then waits longer.
 func (m *misses) add(user uint32, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// What a user may have is bounded, and given back.
+// A user's resources are limited, and returned at the end.
 func TestQuota(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 2, VIs: 3, PinnedBytes: 40 << 20}}})
@@ -65,7 +65,7 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-// rings is how many bytes the kernel has for the rings of a queue.
+// rings returns the kernel's memory for the rings of a queue, in bytes.
 func rings(n *vipl.NIC) int {
 	i := n.Info()
 	return i.NIC.Rings.Bytes()
@@ -92,8 +92,8 @@ func TestQuotaOfRings(t *testing.T) {
 	}
 }
 
-// A second handle of a process is not refused for the quota of queues: it shares the first one's.
-// One that cannot share is, and is told that it needs a queue of its own.
+// A second handle of a process is not refused because of the quota of queues: it shares the first one's. One
+// that cannot share is refused, and the error explains that it needs a queue of its own.
 func TestQuotaSecondHandle(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
@@ -121,8 +121,8 @@ func TestQuotaSecondHandle(t *testing.T) {
 	exchange(t, ea, eb, "one queue")
 }
 
-// What a program had that has died just now is no reason to refuse the next one,
-// whether or not the agent has seen the death.
+// The resources of a program that has just died do not cause a refusal of the next one, whether or not the agent
+// has detected the death.
 func TestQuotaOfTheDead(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
@@ -135,7 +135,7 @@ func TestQuotaOfTheDead(t *testing.T) {
 		if err != nil || reply.Error != nil || len(files) != 3 {
 			t.Fatalf("program %d: %v, %v, %d files", round, err, reply.Error, len(files))
 		}
-		// The answer says that the agent has let go of its descriptors.
+		// The answer shows that the agent has closed its descriptors.
 		if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +153,7 @@ func TestQuotaOfTheDead(t *testing.T) {
 	}
 }
 
-// What a program has when a stricter agent takes over it keeps, and it counts.
+// A program keeps its resources when a stricter agent takes over, and they count.
 func TestQuotaAfterRestart(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	g := startAgent(t, ns, agentConfig{})
@@ -187,8 +187,8 @@ func TestQuotaAfterRestart(t *testing.T) {
 	})
 }
 
-// Who hangs up and keeps the descriptors is charged for what they pin, by the next
-// agent, too; and the memory alone is not kept.
+// A user that hangs up and keeps the descriptors is charged for what they pin, by the next agent, too. The
+// memory alone is not charged.
 func TestQuotaOfKeptQueue(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 2, PinnedBytes: 20 << 20}}})
@@ -241,7 +241,7 @@ func TestQuotaOfKeptQueue(t *testing.T) {
 	}
 }
 
-// blocks is how much memory a memfd has, in units of 512 bytes.
+// blocks returns the memory of a memfd, in units of 512 bytes.
 func blocks(t *testing.T, f *os.File) int64 {
 	t.Helper()
 	st, err := f.Stat()
@@ -264,7 +264,7 @@ func TestNotServed(t *testing.T) {
 	}
 }
 
-// Who gets no connection more is told why.
+// A refused connection gets the reason.
 func TestNoRoom(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 1}}, Most: 1})

@@ -13,8 +13,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// The ways in which an interface goes and comes back. Where the peer stays its own interface has
-// not changed.
+// The ways in which an interface is removed and comes back. If the peer stays, its own interface has not changed.
 var returns = []struct {
 	name      string
 	peerStays bool
@@ -34,9 +33,9 @@ var returns = []struct {
 	}},
 }
 
-// An agent whose interface goes and comes back serves it again, to programs that have closed what
-// they had and to those that have not, and nothing is left of what was before. Programs hear of
-// it at once: those that are connected, and those that wait for a connection.
+// An agent whose interface is removed and comes back serves it again, to programs that have closed their
+// handles and to those that have not, and nothing is left of the old interface. Programs are notified at once:
+// connected ones, and those that wait for a connection.
 func TestInterfaceReturns(t *testing.T) {
 	for _, how := range returns {
 		t.Run(how.name, func(t *testing.T) {
@@ -79,7 +78,7 @@ func TestInterfaceReturns(t *testing.T) {
 				t.Error("the handler of errors is not called")
 			}
 			if err := <-waited; !errors.Is(err, vipl.ErrResource) {
-				t.Errorf("who waits for a connection has %v", err)
+				t.Errorf("a wait for a connection returned %v", err)
 			}
 			await.Until(t, "the agent says so", func() bool { return a.log.count("the interface is gone") == 1 })
 
@@ -143,8 +142,8 @@ func TestInterfaceReturns(t *testing.T) {
 	}
 }
 
-// The memory that a program has of an interface that is gone is its user's, also for an agent
-// that comes later, whether there was one when it went or not; until the program lets go of it.
+// A program's memory of a removed interface is charged to its user until the program releases it, also by a later
+// agent, whether or not an agent ran at the removal.
 func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
 	for _, here := range []bool{false, true} {
 		t.Run(fmt.Sprintf("agent there: %v", here), func(t *testing.T) {
@@ -190,8 +189,7 @@ func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
 	}
 }
 
-// alone says that the queue of nic is all that the agent has, and all that anybody is
-// charged for.
+// alone checks that the queue of nic is all that the agent has, and all that is charged to a user.
 func alone(t *testing.T, a *agent, nic *vipl.NIC) {
 	t.Helper()
 	var st kagent.Status

@@ -11,8 +11,8 @@ import (
 	"viaxdp/internal/base/rundir"
 )
 
-// In a directory of another user's the agent gives rights to the socket that it has made, and to
-// nothing that has taken its place.
+// In another user's directory the agent sets permissions only of the socket that it has made, and not of a file
+// that has replaced it.
 func TestRightsOfTheSocket(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -24,9 +24,9 @@ import (
 type Daemon struct {
 	Config
 
-	Socket string // path; its directory is made, for root alone to write
-	// Mode is the socket's; 0: 0660. Without an Access of its own, Config has that which the mode gives:
-	// the group's members if the group may write, every user if all may.
+	Socket string // path; its directory is created, writable by root only
+	// Mode is the socket's mode; 0: 0660. Without an Access of its own, Config gets the mode's: the group's
+	// members if the group may write, every user if all may.
 	Mode  fs.FileMode
 	Group string // of the socket, name or number; empty: DefaultGroup if there is one, else the agent's
 	// StateDir is where the lock and the descriptor store's socket are, a directory that only
@@ -41,7 +41,7 @@ type Daemon struct {
 	Ready func(*Server)
 }
 
-// BusyError says that another agent has the socket.
+// BusyError means that another agent has the socket.
 type BusyError struct{ Socket string }
 
 func (e *BusyError) Error() string {
@@ -95,11 +95,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return s.Serve(ctx, l)
 }
 
-// freshSuffix is of the socket until it has its rights.
+// freshSuffix names the socket until it has its permissions.
 const freshSuffix = ".new"
 
-// Check tells whether the paths of the sockets that Run makes are short enough to be
-// those of sockets, and whether their group is there.
+// Check returns an error if a path of a socket that Run makes is too long for a socket address,
+// or if the group does not exist.
 func (d *Daemon) Check() error {
 	var paths []string
 	if d.Listener == nil {
@@ -120,10 +120,10 @@ func (d *Daemon) Check() error {
 	return nil
 }
 
-// listenAlone opens a socket that nobody but root can connect to, whatever the umask.
+// listenAlone opens a socket to which only root can connect, regardless of the umask.
 func listenAlone(path string) (*net.UnixListener, error) {
 	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
-		// The file will have no more rights than the socket (unix_bind_bsd, net/unix/af_unix.c).
+		// The file gets at most the permissions of the socket (unix_bind_bsd, net/unix/af_unix.c).
 		cerr := raw.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0) })
 		return errors.Join(cerr, err)
 	}}
@@ -136,19 +136,19 @@ func listenAlone(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// siocUnixFile is SIOCUNIXFILE (include/uapi/linux/un.h): a descriptor, of O_PATH, of a socket's file.
+// siocUnixFile is SIOCUNIXFILE (include/uapi/linux/un.h). It returns an O_PATH descriptor of a socket's file.
 const siocUnixFile = 0x89e0
 
-// setRights sets mode and group of the socket's file, unless gid is negative. It names the file by the
-// socket: in a directory that is another user's, a link may have taken the path's place.
+// setRights sets mode and group of the socket's file, unless gid is negative. It gets the file from the
+// socket: in a directory of another user, the path may be a link by now.
 func setRights(l *net.UnixListener, mode fs.FileMode, gid int) error {
 	return fds.With(l, func(fd int) error {
-		file, err := unix.IoctlRetInt(fd, siocUnixFile) // takes CAP_NET_ADMIN, as all that an agent does
+		file, err := unix.IoctlRetInt(fd, siocUnixFile) // needs CAP_NET_ADMIN, as do all operations of an agent
 		if err != nil {
 			return os.NewSyscallError("SIOCUNIXFILE", err)
 		}
 		defer unix.Close(file)
-		if gid >= 0 { // a system call that a filter may forbid
+		if gid >= 0 { // a seccomp filter may forbid the system call
 			err = os.NewSyscallError("chown of the socket", unix.Fchownat(file, "", -1, gid, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW))
 		}
 		if err == nil { // fchmod(2) refuses a descriptor of O_PATH
@@ -159,20 +159,20 @@ func setRights(l *net.UnixListener, mode fs.FileMode, gid int) error {
 	})
 }
 
-// refuseDescriptors has the kernel refuse those that programs send along: nobody asks for them,
-// and there are some whose closing takes long. Kernels before 6.16 cannot.
+// refuseDescriptors has the kernel refuse descriptors that programs send: the protocol has none
+// in that direction, and closing one can take long. Kernels before 6.16 lack the option.
 func refuseDescriptors(l *net.UnixListener) {
 	_ = fds.With(l, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) })
 }
 
-// state is the path of something that agents share.
+// state returns the path of a file that successive agents share.
 func (d *Daemon) state(suffix string) string {
 	return filepath.Join(cmp.Or(d.StateDir, filepath.Dir(d.Socket)), filepath.Base(d.Socket)+suffix)
 }
 
-// lock makes sure that there is one agent for a socket. The kernel releases it when
-// the process dies. It is on a file for this user only: a lock takes no more than
-// the right to read, and whoever had that could keep the agent from starting.
+// lock ensures that a socket has one agent. The kernel releases the lock when the process dies.
+// Only this user can open the file: flock needs no more than read permission, so any other user
+// who could read the file could keep the agent from starting.
 func (d *Daemon) lock() (*os.File, error) {
 	for tries := 1; ; tries++ {
 		if err := d.keepDir(); err != nil {
@@ -201,14 +201,14 @@ func (d *Daemon) lock() (*os.File, error) {
 	}
 }
 
-// maxTries is how often something is put into a directory that a program may be about to remove.
+// maxTries is the number of attempts to create a file in a directory that another process may be removing.
 const maxTries = 3
 
-// keepDir makes the directory of the socket, which programs then leave although it is empty:
-// containers may have it mounted, and an agent that is restarted serves there again.
+// keepDir creates the directory of the socket. It is kept even if it is empty: containers may have it
+// mounted, and a restarted agent serves there again.
 func (d *Daemon) keepDir() error {
 	if d.Listener != nil {
-		return nil // another one's
+		return nil // another process's
 	}
 	if err := rundir.Keep(filepath.Dir(d.Socket)); err != nil {
 		return fmt.Errorf("directory of the socket: %w", err)
@@ -216,14 +216,14 @@ func (d *Daemon) keepDir() error {
 	return nil
 }
 
-// unlock removes the file while it is locked, so that nobody's is removed who came
-// after.
+// unlock removes the file before it releases the lock, so that it cannot remove the file of a
+// later agent.
 func (d *Daemon) unlock(f *os.File) {
 	_ = os.Remove(f.Name())
 	_ = f.Close()
 }
 
-// removeSocket removes what an agent has left, and nothing that is no socket: the path may
+// removeSocket removes the socket of an earlier agent. It removes no other kind of file, since the path may
 // be a mistake.
 func removeSocket(path string) error {
 	st, err := os.Lstat(path)
@@ -242,7 +242,7 @@ func removeSocket(path string) error {
 	return err
 }
 
-// groupID is the number of the socket's group, or -1.
+// groupID returns the number of the socket's group, or -1.
 func (d *Daemon) groupID() (int, error) {
 	if d.Group == "" {
 		g, err := user.LookupGroup(DefaultGroup)
@@ -266,13 +266,13 @@ func (d *Daemon) groupID() (int, error) {
 
 func (d *Daemon) mode() fs.FileMode { return cmp.Or(d.Mode, 0o660) }
 
-// access is the users that the socket's mode and group let in.
+// access returns the users that the socket's mode and group admit.
 func (d *Daemon) access() (g Grant, err error) {
 	gid, err := d.groupID()
 	if err != nil {
 		return g, err
 	}
-	const write = 0o2 // connect(2) takes the right to write
+	const write = 0o2 // connect(2) needs write permission
 	g.Everyone = d.mode()&write != 0
 	switch {
 	case g.Everyone:
@@ -286,17 +286,17 @@ func (d *Daemon) access() (g Grant, err error) {
 	return g, nil
 }
 
-// listen opens the socket. It has its final rights before anybody can connect.
+// listen opens the socket. The socket has its final permissions before a connect can succeed.
 func (d *Daemon) listen() (*net.UnixListener, error) {
 	gid, err := d.groupID()
 	if err != nil {
 		return nil, err
 	}
-	// One that keeps its state elsewhere may serve here.
+	// An agent with another state directory may serve here.
 	switch c, err := net.Dial("unix", d.Socket); {
 	case err == nil:
 		return nil, joinClose(&BusyError{d.Socket}, c)
-	case errors.Is(err, unix.EAGAIN): // too many wait for it
+	case errors.Is(err, unix.EAGAIN): // its backlog is full
 		return nil, &BusyError{d.Socket}
 	}
 	fresh := d.Socket + freshSuffix

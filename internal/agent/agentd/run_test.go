@@ -12,8 +12,8 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// A user who locks what can be read of the socket's directory keeps no agent from
-// starting; an agent does, and leaves its lock to the next one.
+// A user that locks a readable file in the socket's directory does not keep the agent from starting. A running
+// agent does, and leaves its lock to the next one.
 func TestLock(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})

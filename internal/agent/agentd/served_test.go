@@ -9,7 +9,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// The status says what is served to who asks.
+// The status lists the interfaces that the requesting user is served.
 func TestServed(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{

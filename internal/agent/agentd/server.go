@@ -34,7 +34,7 @@ type Server struct {
 	conns        map[*conn]struct{}
 	sessions     map[string]*session // by token
 	pinnedQueues map[*pinnedQueue]struct{}
-	asked        uint64 // for looks at pinned queues
+	asked        uint64 // collections requested so far
 	counts       kagent.DaemonCounter
 	talks        sync.WaitGroup // connections
 	work         sync.WaitGroup // watchers of sessions, the collector; none begins after closed
@@ -44,20 +44,18 @@ type Server struct {
 	done       chan struct{} // closed by shut
 	misses     misses
 	sockets    func() (inodes map[uint64]bool, known bool, err error)
-	// collection is held, before mu, while pinned queues are looked at: who wants room waits
-	// for what another one is about to refund.
+	// collection is held, before mu, while pinned queues are checked: a request for quota waits
+	// for the refunds of the check that is under way.
 	collection sync.Mutex
-	looked     uint64 // so many of those who asked have had a look; guarded by collection
+	looked     uint64 // value of asked that the last collection covers; guarded by collection
 }
 
-// leaveTime is how long the end waits for connections of which nothing more is to be done than
-// to take or drop what the program has sent: the kernel may hold a thread up for longer with
-// closing the descriptors in it.
+// leaveTime is how long shut waits for connections that only have to drain what the program has
+// sent: closing the descriptors in it may block a thread in the kernel for longer.
 const leaveTime = 15 * time.Second
 
-// New makes a Server in the network namespace of the calling thread, and takes
-// over what kept has of an agent before it: the sessions of programs that have
-// not died meanwhile. What cannot be taken over is logged.
+// New makes a Server in the network namespace of the calling thread. It takes over the sessions of a previous
+// agent, from the entries in kept, unless their programs have died. It logs what it cannot take over.
 func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -86,9 +84,9 @@ func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 	return s, nil
 }
 
-// Serve serves programs until ctx ends; it then hangs up on all of them, without
-// taking anything away from them: with a descriptor store, they go on with the next agent.
-// Without one, or if there are none, all is taken down. A Server serves once.
+// Serve serves programs until ctx ends, and then closes all connections. With a descriptor store, programs
+// keep everything and continue with the next agent. Without one, or without programs, it takes everything
+// down. A Server serves once.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -96,8 +94,8 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	for {
 		var c *net.UnixConn
 		if c, err = l.AcceptUnix(); err != nil {
-			// Out of descriptors: those who have connections go on, and when they
-			// leave there is room.
+			// Out of descriptors. Existing connections continue, and free descriptors when they
+			// end.
 			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ECONNABORTED) {
 				s.log.Warn("a connection cannot be accepted", "error", err)
 				select {
@@ -117,8 +115,8 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	return errors.Join(err, s.shut())
 }
 
-// noRoom says why a user gets no connection more; nil: there is room. Root comes in when
-// everybody else has used up all there is. Caller holds s.mu.
+// noRoom returns why a user gets no further connection, or nil. Root may exceed the limit of all
+// users. Caller holds s.mu.
 func (s *Server) noRoom(u *account) error {
 	switch {
 	case u.quota.Connections > 0 && u.connections >= u.quota.Connections:
@@ -131,7 +129,7 @@ func (s *Server) noRoom(u *account) error {
 	return nil
 }
 
-// accept takes a connection in, or closes it, with the cause for an answer to its hello.
+// accept accepts a connection, or refuses it with an error as the answer to its hello.
 func (s *Server) accept(raw *net.UnixConn) {
 	cred, err := credentials(raw)
 	if err != nil {
@@ -175,7 +173,7 @@ func (s *Server) accept(raw *net.UnixConn) {
 	}()
 }
 
-// shut ends what the server does, at the end of Serve.
+// shut stops the server, at the end of Serve.
 func (s *Server) shut() error {
 	s.mu.Lock()
 	s.closed = true
@@ -193,7 +191,7 @@ func (s *Server) shut() error {
 		if s.cfg.FDStore == nil {
 			errs = append(errs, n.end(true))
 		}
-		_ = n.alive.Close() // its watcher leaves
+		_ = n.alive.Close() // ends its watcher
 	}
 	s.work.Wait()
 	ended := s.await()
@@ -202,13 +200,13 @@ func (s *Server) shut() error {
 		return errors.Join(errs...)
 	}
 	for d := range s.pinnedQueues {
-		d.close() // a later agent has those that the descriptor store keeps
+		d.close() // the descriptor store has them for a later agent
 	}
 	return errors.Join(errs...)
 }
 
-// await waits until the connections have ended, however long a queue takes to be opened or
-// closed; false: all that are left the kernel holds up.
+// await waits until the connections have ended, including any opening or closing of a queue. It returns false
+// if the kernel blocks all remaining ones.
 func (s *Server) await() bool {
 	ended := make(chan struct{})
 	go func() {
@@ -241,15 +239,15 @@ func (s *Server) await() bool {
 	}
 }
 
-// isClosed tells whether the server is about to end: then a connection's end says
-// nothing about its program.
+// isClosed reports whether the server shuts down. The end of a connection then does not mean that
+// its program has died.
 func (s *Server) isClosed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.closed
 }
 
-// Status is what the agent knows.
+// Status returns the state of the agent.
 func (s *Server) Status() kagent.Status {
 	st := device.LocalStatus()
 	st.Daemon, st.Since = true, s.since
@@ -263,7 +261,7 @@ func (s *Server) Status() kagent.Status {
 	return st
 }
 
-// statusFor is what a user may see of it: root all, others what is theirs.
+// statusFor returns the part of Status that a user may see: root sees all, others see their own.
 func (s *Server) statusFor(p *peer) kagent.Status {
 	st := s.Status()
 	st.Served = s.cfg.servedTo(p)
@@ -284,14 +282,14 @@ func (s *Server) count(f func(c *kagent.DaemonCounter)) {
 	f(&s.counts)
 }
 
-// peer is the user, with its groups, and the process at the other end of a connection.
+// peer is the process at the other end of a connection, with its user and groups.
 type peer struct {
 	unix.Ucred
 	groups []uint32 // beside Gid
 }
 
-// credentials are those of the other end of a connection, at the time of connect(2), by the kernel's
-// word. The user database is not asked: what it says may not hold for that process.
+// credentials returns the kernel's record of the other end's credentials, as of connect(2). It
+// does not ask the user database, which may not hold for that process.
 func credentials(c *net.UnixConn) (p peer, err error) {
 	err = fds.With(c, func(fd int) error {
 		u, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -305,8 +303,8 @@ func credentials(c *net.UnixConn) (p peer, err error) {
 	return p, err
 }
 
-// lenient is a descriptor store whose failure harms nobody but a later agent: programs work
-// as before.
+// lenient logs the errors of a descriptor store and continues. A failure affects only the next
+// agent: programs work as before.
 type lenient struct {
 	fdStore fdstore.Store
 	log     *slog.Logger

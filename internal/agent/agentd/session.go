@@ -23,8 +23,8 @@ import (
 	"viaxdp/internal/base/termsafe"
 )
 
-// session is the queue of a program, from open until the program closes it or
-// dies. While an agent is away it has no connection.
+// session is the queue of a program, from open until the program closes it or dies. It has no connection
+// while the agent is away.
 type session struct {
 	server *Server
 	uid    uint32
@@ -34,8 +34,8 @@ type session struct {
 	pinned int      // bytes: the memory, and the rings
 	socket uint64   // inode of the AF_XDP socket; 0: not known
 	once   sync.Once
-	// owed is what the session owes at its end, made once: when its interface goes, since the
-	// descriptor store keeps nothing else of it then, or at the end.
+	// owed returns what the session leaves pinned. It runs once: when the interface is removed, since the
+	// descriptor store then drops the other entries, or at the end.
 	owed func() []*pinnedQueue
 
 	mu   sync.Mutex
@@ -102,8 +102,8 @@ func (s *Server) linger(uid uint32) time.Duration {
 	return max(s.cfg.Linger, 0)
 }
 
-// steering is how a user's program may have the NIC changed: the indirection table
-// is everybody's.
+// steering returns how a user's program may change the NIC: only root may change the indirection table, which
+// affects all traffic.
 func steering(want kagent.Steering, uid uint32) kagent.Steering {
 	if want == kagent.SteerByRSS && uid != 0 {
 		return kagent.SteerByRules
@@ -111,13 +111,12 @@ func steering(want kagent.Steering, uid uint32) kagent.Steering {
 	return want
 }
 
-// lease opens the queue and makes it ready to be passed on. The quota has been
-// charged with cfg.PinnedBytes.
+// lease opens the queue and prepares it to be passed on. The quota has been charged with cfg.PinnedBytes.
 func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn) (_ *session, _ *device.Handout, theirs *os.File, err error) {
-	// Of all users: there are no more than queues, and to open one costs more than a look at each.
+	// For all users: there are at most as many as queues, and opening one costs more than a check of each.
 	reapDead := func() bool { return s.reapDead(func(*session) bool { return true }) }
 	reapDead()
-	s.collect() // the pages of the dead may be all that the pool has
+	s.collect() // pages of dead programs may be all
 	local, err := device.OpenContext(ctx, cfg)
 	if errors.Is(err, kagent.ErrQueueInUse) && reapDead() {
 		local, err = device.OpenContext(ctx, cfg)
@@ -152,7 +151,7 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn) (_ *sess
 		return nil, nil, nil, joinClose(err, local)
 	}
 	s.mu.Lock()
-	if s.closed { // nobody would close it
+	if s.closed { // shut has already closed the sessions
 		s.mu.Unlock()
 		h.Close()
 		_, _ = n.alive.Close(), theirs.Close()
@@ -176,7 +175,7 @@ func (n *session) watch() {
 		if s.closed {
 			return
 		}
-		s.work.Go(func() { // not here, where locks are held
+		s.work.Go(func() { // not in this goroutine, which holds locks
 			n.owed()
 			s.log.Warn("the interface is gone; programs that open it when it is back are served", "interface", i.Interface, "index", i.Index, "queue", i.Queue, "user", n.uid)
 		})
@@ -187,9 +186,9 @@ func (n *session) watch() {
 	}
 }
 
-// reapDead ends those sessions that concern the caller whose programs are dead, or waits
-// until others have ended them, and tells whether there were any. The others cost the
-// caller nothing.
+// reapDead ends the sessions of dead programs for which concern returns true, or waits until
+// another goroutine has ended them. It reports whether there were any. Other sessions cost
+// nothing.
 func (s *Server) reapDead(concern func(*session) bool) (any bool) {
 	s.mu.Lock()
 	var all []*session
@@ -200,7 +199,7 @@ func (s *Server) reapDead(concern func(*session) bool) (any bool) {
 	}
 	s.mu.Unlock()
 	for _, n := range all {
-		if n.isDead() && !s.isClosed() { // which lets go of the living, too
+		if n.isDead() && !s.isClosed() { // shut also closes the signs of life of living programs
 			_ = n.end(true)
 			any = true
 		}
@@ -208,7 +207,7 @@ func (s *Server) reapDead(concern func(*session) bool) (any bool) {
 	return any
 }
 
-// isDead tells whether the session ends, or its program is dead.
+// isDead reports whether the session has ended, or its program is dead.
 func (n *session) isDead() bool {
 	n.mu.Lock()
 	over := n.over
@@ -219,8 +218,7 @@ func (n *session) isDead() bool {
 	return fdstore.IsDead(n.alive)
 }
 
-// end takes all back that the session has. died says that the program did not
-// close it.
+// end takes back everything that the session has. died means that the program did not close it.
 func (n *session) end(died bool) (err error) {
 	n.once.Do(func() {
 		s := n.server
@@ -239,7 +237,7 @@ func (n *session) end(died bool) (err error) {
 		s.refund(n.uid, 0, vis, 0)
 		s.track(owed...)
 		s.mu.Lock()
-		delete(s.sessions, string(n.token)) // until now reapDead waits for it
+		delete(s.sessions, string(n.token)) // until here reapDead waits for it
 		s.mu.Unlock()
 		_ = n.alive.Close()
 		if c != nil && died {
@@ -261,7 +259,7 @@ func (s *Server) attach(token []byte, c *conn) (*session, error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// It may come again before what became of its last attempt has been seen here.
+	// It may try again before the end of its last attempt has been detected here.
 	for before := n.conn; before != nil && before.isHungUp(); before = n.conn {
 		n.mu.Unlock()
 		select {
@@ -280,8 +278,8 @@ func (s *Server) attach(token []byte, c *conn) (*session, error) {
 	return n, nil
 }
 
-// detach takes the session from a connection on which the program has not come back after all.
-// If the program is dead, watch sees it.
+// detach takes the session from a connection on which the program has not rejoined after all. If the program
+// is dead, watch detects it.
 func (n *session) detach(c *conn) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -290,7 +288,7 @@ func (n *session) detach(c *conn) {
 	}
 }
 
-// readTag reads what the descriptor store has kept of a session with so much memory.
+// readTag reads the tag of a session with size bytes of memory.
 func readTag(b []byte, pinned int) (t tag, err error) {
 	if err := json.Unmarshal(b, &t); err != nil {
 		return tag{}, err
@@ -304,7 +302,7 @@ func readTag(b []byte, pinned int) (t tag, err error) {
 	return t, nil
 }
 
-// restore takes over the sessions of an agent before this one.
+// restore takes over the sessions of a previous agent.
 func (s *Server) restore(kept []fdstore.Entry) {
 	if len(kept) == 0 {
 		return
@@ -340,7 +338,7 @@ func (s *Server) restore(kept []fdstore.Entry) {
 		n.local.SetLinger(s.linger(n.uid))
 		shmLinks := n.local.OnLinkLeft(n.linkLeft)
 		s.mu.Lock()
-		// It had it before, whatever the quota says now.
+		// The program had it before, so no quota applies.
 		s.account(n.uid).book(1, n.vis, n.pinned+shmLinks*device.LinkBytes)
 		s.sessions[string(n.token)] = n
 		s.work.Add(1)
@@ -350,8 +348,8 @@ func (s *Server) restore(kept []fdstore.Entry) {
 	}
 }
 
-// restoreLost takes over what is left of a session whose interface went away while there was no
-// agent: the memory that its program still has.
+// restoreLost takes over the memory that a program still has, if the interface of its session was
+// removed while no agent ran.
 func (s *Server) restoreLost(r *device.Restored) {
 	d := &pinnedQueue{pinned: r.Size, alive: r.Alive, memory: r.Memory}
 	t, err := readTag(r.Tag, r.Size)
@@ -368,16 +366,16 @@ func (s *Server) restoreLost(r *device.Restored) {
 	s.mu.Unlock()
 }
 
-// connected notes whom to tell when the program dies: not the peer of a connection
-// with a key, which believes nobody but the program.
+// connected records the peer to reset if the program dies. A connection with a key is not
+// recorded: its peer accepts frames of the program only.
 func (n *session) connected(ours kagent.Offer, from netip.Addr, theirs kagent.Offer, peer netip.Addr) {
 	if ours.Handshake == "" {
 		n.local.Connected(ours.VI, device.PeerReset{From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq})
 	}
 }
 
-// shmLink joins the session's queue with that of VI peer. A user that has missed too often gets the
-// answer of one that misses, whether or not there is such a VI.
+// shmLink joins the session's queue with that of VI peer. A user with too many misses gets the
+// answer for a missing VI, whether or not the VI exists.
 func (n *session) shmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	s := n.server
 	if !s.misses.left(n.uid, time.Now()) {
@@ -390,8 +388,8 @@ func (n *session) shmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	return end, err
 }
 
-// chargedLink is link, whoever asks. The user is charged for the memory when the program gets that
-// link for the first time.
+// chargedLink is shmLink without the limit on misses. The user is charged for the memory when the
+// program gets the link for the first time.
 func (n *session) chargedLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	end, _, err := n.local.ChargedLink(peer, false)
 	if !errors.Is(err, device.ErrLinkUncharged) {
@@ -407,7 +405,7 @@ func (n *session) chargedLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	return end, err
 }
 
-// linkLeft is called when the program has let go of a link.
+// linkLeft is called when the program has released a link.
 func (n *session) linkLeft() { n.server.refund(n.uid, 0, 0, device.LinkBytes) }
 
 // newVI hands out a VI number, if the quota allows one more.

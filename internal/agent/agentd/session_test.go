@@ -6,7 +6,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 )
 
-// The indirection table is root's to change; all else is done as it is wanted.
+// Only root may change the indirection table; other steering is as requested.
 func TestSteeringOfUsers(t *testing.T) {
 	for _, c := range []struct {
 		want kagent.Steering

@@ -18,7 +18,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// charged waits until root is charged with so many bytes, and with no others.
+// charged waits until root is charged with this number of bytes, and with no others.
 func (a *agent) charged(t *testing.T, what string, bytes int) {
 	t.Helper()
 	has := 0
@@ -36,7 +36,7 @@ func (a *agent) charged(t *testing.T, what string, bytes int) {
 	})
 }
 
-// pins is what the queues of NICs pin.
+// pins returns what the queues of NICs pin.
 func pins(all ...*vipl.NIC) (sum int) {
 	for _, n := range all {
 		sum += n.Info().Arena.Size + rings(n)
@@ -44,9 +44,9 @@ func pins(all ...*vipl.NIC) (sum int) {
 	return sum
 }
 
-// The memory of a link counts at either end, once for all connections, also by the next agent, which
-// hands out the same. When one queue is given back it counts at the other end until the program
-// there has ended the connections over it.
+// The memory of a link is charged at each end, once for all connections, also by the next agent, which hands out
+// the same link. When one queue is given back, it stays charged at the other end until the program there has ended
+// its connections over the link.
 func TestQuotaOfLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	g := startAgent(t, ns, agentConfig{})
@@ -124,7 +124,7 @@ func (r *rawLink) close() {
 	r.c.Close()
 }
 
-// join gets the link to another one, and fills its memory.
+// join gets the link to another program, and fills its memory.
 func (r *rawLink) join(t *testing.T, other *rawLink) {
 	t.Helper()
 	r.shmLink = r.files(agentproto.Request{ID: 4, Op: agentproto.OpShmLink, VI: other.vi}, 3)
@@ -133,9 +133,9 @@ func (r *rawLink) join(t *testing.T, other *rawLink) {
 	}
 }
 
-// The memory of a link counts as long as a program pins it: at the end that has hung up until its
-// socket is gone, at the other end until the bell is closed, at this agent and the next. Then the
-// pages are gone, although the programs still have the memory.
+// The memory of a link is charged as long as a program pins it: at the end that has hung up until its socket is
+// closed, at the other end until the bell is closed, by this agent and the next. Then the pages are freed, although
+// the programs still have the memory.
 func TestQuotaOfKeptLink(t *testing.T) {
 	const shmLink = device.LinkBytes
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
@@ -198,9 +198,8 @@ func TestQuotaOfKeptLink(t *testing.T) {
 	}
 }
 
-// A link that the quota does not have room for is refused with cause and remedy, and so is the connect:
-// there is no other way between two queues of one interface. Nothing is charged for it, and what
-// there was goes on.
+// A link that exceeds the quota is refused with cause and remedy, and so is the connect, since there is no other
+// path between two queues of one interface. Nothing is charged for it, and existing links continue.
 func TestQuotaRefusesLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	const room = 32<<20 + device.LinkBytes/2
@@ -239,8 +238,8 @@ func TestQuotaRefusesLink(t *testing.T) {
 	exchange(t, ea, other, "without a lane")
 }
 
-// A user who has asked for links to VIs that there are not, too often, hears of no VI any more, in
-// the same words, also by another connection after all of its own had ended. Other users do.
+// A user that has requested links to missing VIs too often gets the same answer for every VI, also on another
+// connection after all of its own have ended. Other users are not affected.
 func TestLinkMisses(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	g := startAgent(t, ns, agentConfig{})
@@ -296,7 +295,7 @@ func TestLinkMisses(t *testing.T) {
 	}
 }
 
-// A user who has used up the quota still gets the links that its programs have.
+// A user that has used up the quota still gets the links that its programs have.
 func TestQuotaUsedUpByLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()

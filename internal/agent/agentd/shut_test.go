@@ -17,7 +17,7 @@ import (
 	"viaxdp/internal/lab/await"
 )
 
-// slowToClose is a TCP connection that lingers for an hour as it is closed; let ends that.
+// slowToClose makes a TCP connection whose close lingers for an hour; let ends that.
 func slowToClose(t *testing.T) (c *net.TCPConn, let func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -29,7 +29,7 @@ func slowToClose(t *testing.T) (c *net.TCPConn, let func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in, err := l.Accept() // and nobody reads
+	in, err := l.Accept() // never read
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,8 +52,8 @@ func slowToClose(t *testing.T) (c *net.TCPConn, let func()) {
 	return c, func() { in.(*net.TCPConn).SetLinger(0); in.Close() }
 }
 
-// sendAlong sends b, which nobody reads yet, with the descriptor of a connection: the receiver has
-// the only one then.
+// sendAlong sends b, which is not read yet, with the descriptor of a connection. The message then holds the
+// only copy.
 func sendAlong(c *net.UnixConn, b []byte, slow *net.TCPConn) error {
 	f, err := slow.File()
 	if err != nil {
@@ -63,8 +63,7 @@ func sendAlong(c *net.UnixConn, b []byte, slow *net.TCPConn) error {
 	return errors.Join(err, slow.Close(), f.Close())
 }
 
-// A program that has the kernel take long over closing what it has sent along holds up
-// neither its session's end nor the agent's.
+// A program whose descriptors in flight are slow to close delays neither its session's end nor the agent's.
 func TestHeldUp(t *testing.T) {
 	s, err := New(Config{}, nil)
 	if err != nil {
@@ -116,8 +115,8 @@ func TestHeldUp(t *testing.T) {
 	}
 }
 
-// What a program has sent before it was hung up on is not done any more, though it can still
-// be read.
+// Requests that a program has sent before it was disconnected are not executed any more, though they can still be
+// read.
 func TestNothingAfterHangUp(t *testing.T) {
 	s, err := New(Config{}, nil)
 	if err != nil {
@@ -160,7 +159,7 @@ func (w warned) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A request that is being done is waited for, however long it takes.
+// The end waits for a request that is being executed, however long it takes.
 func TestEndWaitsForWork(t *testing.T) {
 	log := make(warned, 16)
 	s, err := New(Config{Log: slog.New(slog.NewTextHandler(log, nil))}, nil)

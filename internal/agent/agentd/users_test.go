@@ -30,10 +30,10 @@ const (
 	queueEnv   = "AGENTD_TEST_QUEUE"
 )
 
-// dataGroups are the groups of rules that are about data.
+// dataGroups are the groups of rules about data.
 const dataGroups = "^(send-receive|rdma-write|rdma-read|cq)$"
 
-// program is a command that runs a test of this binary as a user.
+// program returns a command that runs a test of this binary as a user.
 func program(t testing.TB, uid uint32, test, sub string, env ...string) *exec.Cmd {
 	t.Helper()
 	cmd := nstest.AsNobody(t, test)
@@ -77,8 +77,8 @@ func TestProgramOfSuite(t *testing.T) {
 				n, err = vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithQueue(queue),
 					vipl.WithMode(xdpnic.ModeNative, true), vipl.WithArena(48<<20),
 					vipl.WithSilence(5*time.Second)) // four programs on few cores wait for each other
-				// Where nobody has a CPU to spare, the kernel may take longer to attach a program, behind one
-				// lock for all of them, than is waited for the agent; then the queue is in use until that ends.
+				// If all CPUs are busy, attaching a program, under one lock for all, may take the kernel longer
+				// than the client waits for the agent. The queue is then in use until that ends.
 				late = late || errors.Is(err, os.ErrDeadlineExceeded)
 				return err == nil || !late || !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, kagent.ErrQueueInUse)
 			})
@@ -96,8 +96,8 @@ func TestProgramOfSuite(t *testing.T) {
 	}})
 }
 
-// Three programs of two ordinary users and one of root have a queue each of a NIC
-// of four, and all rules about data hold for each of them.
+// Three programs, of two ordinary users and of root, have a queue each of a NIC with four, and all rules about data
+// hold for each of them.
 func TestThreePrograms(t *testing.T) {
 	a, b := pair(t, nstest.Options{Queues: 4}, agentConfig{})
 	var wg sync.WaitGroup
@@ -115,7 +115,7 @@ func TestThreePrograms(t *testing.T) {
 	wg.Wait()
 }
 
-// failures are the lines of a test's output that are not about success.
+// failures returns the lines of a test's output that do not report success.
 func failures(out string) string {
 	var lines []string
 	for line := range strings.Lines(out) {
@@ -126,8 +126,7 @@ func failures(out string) string {
 	return strings.Join(lines, "")
 }
 
-// When no queue is left, the error says who has them; a program that shares one is
-// not refused.
+// If no queue is left, the error names the holders. A program that shares one is not refused.
 func TestQueuesOut(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{})
@@ -147,8 +146,8 @@ func TestQueuesOut(t *testing.T) {
 	}
 }
 
-// What an ordinary user's program may not have changed on the NIC it is told, where frames come
-// in on more queues than one: also where it sends on one only.
+// If frames come in on several queues, an ordinary user's program gets a note about the steering that it may
+// not have, also if it sends on one queue only.
 func TestSteeringNote(t *testing.T) {
 	for _, c := range []struct {
 		rx, tx, uid int
@@ -199,13 +198,13 @@ func TestProgramRefused(t *testing.T) {
 	}
 }
 
-// leastPrivilege is an agent with what its systemd unit gives it.
+// leastPrivilege is an agent with the privileges of its systemd unit.
 var leastPrivilege = agentConfig{
 	UID: 60003, Caps: []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_BPF, unix.CAP_IPC_LOCK},
 }
 
-// The agent needs no more than the capabilities of its systemd unit, and is no
-// root for the rest; neither are its programs.
+// The agent needs no more than the capabilities of its systemd unit, and does not run as root; neither do its
+// programs.
 func TestLeastPrivilege(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	cfg := leastPrivilege
@@ -216,8 +215,8 @@ func TestLeastPrivilege(t *testing.T) {
 	end()
 }
 
-// Neither does it take a right to the directory of its socket, where it is started by
-// that; and an agent of root, whose state is elsewhere, does not take the socket away.
+// Nor does it need access to the directory of its socket if it is started by socket activation. An agent of
+// root with its state elsewhere does not remove the socket.
 func TestActivated(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	cfg := leastPrivilege

@@ -14,9 +14,8 @@ import (
 	"viaxdp/vipl"
 )
 
-// Programs under the agent learn of their interface's address, too, also of what
-// happened to it while there was no agent: their connections end long before anybody
-// has been silent for too long.
+// Programs under the agent are notified of their interface's address, too, also of changes while there was no
+// agent: their connections end long before the silence time.
 func TestAddressGoes(t *testing.T) {
 	for _, away := range []bool{false, true} {
 		name := "with the agent"
@@ -76,9 +75,8 @@ func TestAddressGoes(t *testing.T) {
 	}
 }
 
-// A program is told how its interface is when it asks, and of the next change when it
-// asks again, so that one that is stopped keeps nobody waiting: whatever happens
-// meanwhile is one message, which says how it ended.
+// A program gets the state of its interface when it asks, and the next change when it asks again. So a stopped
+// program delays no other: all changes meanwhile are one message, with the final state.
 func TestNextChangeIsAskedFor(t *testing.T) {
 	a, _ := pair(t, nstest.Options{Queues: 2}, agentConfig{})
 	r := a.raw(t).hello()

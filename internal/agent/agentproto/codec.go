@@ -17,8 +17,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// ParseRequest reads a program's message strictly: one value, no field that is
-// not known, nothing out of range. Errors match ErrProtocol.
+// ParseRequest parses a program's message strictly: one value, no unknown field, no number out of range.
+// Errors match ErrProtocol.
 func ParseRequest(b []byte) (Request, error) {
 	var r Request
 	dec := json.NewDecoder(bytes.NewReader(b))
@@ -32,7 +32,7 @@ func ParseRequest(b []byte) (Request, error) {
 	return r, r.check()
 }
 
-// needs tells which parts a request cannot do without.
+// needs checks that a request has the parts that it requires.
 var needs = map[Op]func(*Request) bool{
 	OpHello:  func(r *Request) bool { return len(r.Versions) > 0 && len(r.Versions) <= 16 },
 	OpStatus: nil,
@@ -53,8 +53,8 @@ var needs = map[Op]func(*Request) bool{
 	OpEstablished: hasHandle, OpReject: hasHandle, OpConfirm: hasHandle, OpDecline: hasHandle,
 }
 
-// sound tells whether there is a name, and the enumerations have values that exist.
-// Sizes and numbers that cannot be are answered with the reason, by device.Open.
+// sound reports whether there is a name and all enumerations have valid values. device.Open
+// checks sizes and numbers, and returns the reason.
 func (o *Open) sound() bool {
 	return o.Interface != "" && len(o.Interface) < 16 && o.Mode <= xdpnic.ModeGeneric &&
 		o.Hugepages >= hugepages.Auto && o.Hugepages <= hugepages.Avoid && o.Steer <= kagent.SteerOff
@@ -76,8 +76,8 @@ func (r *Request) check() error {
 	return nil
 }
 
-// ReadRequest reads a message from a program. Descriptors that come with it are
-// closed by the kernel, since nobody asks for them.
+// ReadRequest reads a message from a program. The kernel closes descriptors that come with it,
+// since ReadRequest does not receive them.
 func ReadRequest(r io.Reader, buf []byte) (Request, error) {
 	n, err := readLength(r, MaxRequest)
 	if err != nil {
@@ -104,7 +104,7 @@ func readLength(r io.Reader, most int) (int, error) {
 	return int(n), nil
 }
 
-// Encode makes the bytes of a message.
+// Encode returns the bytes of a message.
 func Encode(m any, most int) ([]byte, error) {
 	b, err := json.Marshal(m)
 	if err != nil {
@@ -128,7 +128,7 @@ func WriteReply(c *net.UnixConn, r *Reply, files ...*os.File) error {
 	}
 	rights := make([]int, len(files))
 	for i, f := range files {
-		// The files stay open until the message is sent: the caller's matter.
+		// The caller keeps the files open until the message is sent.
 		if err := fds.With(f, func(fd int) error { rights[i] = fd; return nil }); err != nil {
 			return err
 		}
@@ -144,7 +144,7 @@ func WriteReply(c *net.UnixConn, r *Reply, files ...*os.File) error {
 type Reader struct {
 	C     *net.UnixConn
 	files []*os.File // of the message that is being read
-	cut   bool       // not all of its descriptors have come
+	cut   bool       // some of its descriptors are missing
 }
 
 // Read is io.Reader's, and keeps descriptors that come with the bytes.
@@ -169,9 +169,9 @@ func (r *Reader) Read(b []byte) (int, error) {
 var errCut = fmt.Errorf("not all descriptors of the agent's answer have come: %w (raise the limit of open files), "+
 	"or the agent sends more than %d", unix.EMFILE, MaxFiles)
 
-// ReadReply reads one message. The files are the caller's, also after an error. A message whose
-// descriptors the kernel did not all hand over, since this process has no room for them, is an
-// error reply to the same request, without files.
+// ReadReply reads one message. The files are the caller's, also after an error. If the kernel
+// could not install all descriptors of a message because this process has too many, the result is
+// an error reply to the same request, without files.
 func (r *Reader) ReadReply() (reply Reply, files []*os.File, err error) {
 	reply, err = parseReply(r)
 	files, cut := r.files, r.cut

@@ -21,8 +21,8 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// FuzzRequest: whatever comes, parsing ends with a request that is whole, or an
-// error that matches ErrProtocol; what was parsed is read again the same.
+// FuzzRequest: for any input, parsing returns a complete request, or an error that matches ErrProtocol; a parsed
+// request survives writing and reading.
 func FuzzRequest(f *testing.F) {
 	for op := range needs {
 		b, err := json.Marshal(Request{
@@ -59,8 +59,8 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzReply: whatever an agent says, reading it takes no more than its length, and ends with a message that is
-// read again the same, or an error.
+// FuzzReply: for any data of an agent, reading a message takes no more than its length, and returns a message
+// that survives writing and reading, or an error.
 func FuzzReply(f *testing.F) {
 	for _, r := range []Reply{
 		{ID: 1, Welcome: &Welcome{Version: 1, PID: 2, Netns: [2]uint64{3, 4}}},
@@ -106,7 +106,7 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// normal makes empty slices nil: they are left out.
+// normal makes empty slices nil, since they are omitted.
 func normal(q Request) Request {
 	if len(q.Versions) == 0 {
 		q.Versions = nil
@@ -117,7 +117,7 @@ func normal(q Request) Request {
 	return q
 }
 
-// Each operation has what it needs, and is refused without it.
+// Each operation is accepted with its required fields, and refused without them.
 func TestNeeds(t *testing.T) {
 	for op, need := range needs {
 		_, err := ParseRequest([]byte(fmt.Sprintf(`{"id":1,"op":%q}`, op)))
@@ -144,7 +144,7 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// An error keeps its identity on the way.
+// An error keeps its identity in a message.
 func TestErrorOnItsWay(t *testing.T) {
 	for _, err := range []error{
 		kagent.ErrNoMatch, kagent.ErrUnreachable, kagent.ErrListening, kagent.ErrNoVI, kagent.ErrQueueInUse,
@@ -201,8 +201,8 @@ func pair(t *testing.T) (ends [2]*net.UnixConn) {
 	return ends
 }
 
-// An agent that sends more descriptors than a message has does not fill the program's table
-// with them: more at once are an error instead of the reply, more in all the connection's end.
+// An agent that sends more descriptors than a message may have does not fill the program's table with them: too
+// many at once cause an error instead of the reply, too many in all end the connection.
 func TestTooManyFiles(t *testing.T) {
 	open := func() (n int) {
 		all, err := os.ReadDir("/proc/self/fd")
@@ -263,7 +263,7 @@ func TestTooManyFiles(t *testing.T) {
 	}
 }
 
-// A reply and its descriptors arrive together, whatever is before and behind.
+// A reply and its descriptors arrive together, with any messages before and after.
 func TestReplyWithFiles(t *testing.T) {
 	ends := pair(t)
 	file, err := os.CreateTemp(t.TempDir(), "")
@@ -302,8 +302,7 @@ func TestReplyWithFiles(t *testing.T) {
 	}
 }
 
-// The handshake of a connection with a pre-shared key passes unchanged, whatever its
-// bytes.
+// The handshake of a connection with a pre-shared key passes unchanged, with any bytes.
 func TestHandshakePasses(t *testing.T) {
 	odd := kagent.Opaque([]byte{0, 0xff, 0xc0, '"', '\\', 0x80, '\n'})
 	q := Request{

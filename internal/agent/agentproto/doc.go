@@ -1,4 +1,4 @@
-// Package agentproto is what programs and the agent daemon say to each other.
+// Package agentproto is the protocol between programs and the agent daemon.
 //
 // A connection is a Unix stream socket. Each message is a length of 4 bytes, big
 // endian, and that many bytes of JSON; a program's message has at most MaxRequest
@@ -20,8 +20,8 @@
 //	   |--- watch --------------------------->|   that is taken; the next, please
 //	   |<-- the interface as it is -----------|   after a change
 //
-// A request is read strictly: a field that is not known, a second value, a number
-// that is out of range end the connection. So does a program that does not take
-// its answers. The end of the connection is the end of the program's NIC, unless
-// the agent died: then the program comes back to the next one with its token.
+// A request is parsed strictly: an unknown field, a second value or a number out of range ends
+// the connection. So does a program that does not read its answers. The end of the connection is
+// the end of the program's NIC, unless the agent died: the program then rejoins the next agent
+// with its token.
 package agentproto

@@ -22,13 +22,13 @@ var (
 	ErrNotServed = errors.New("the agent does not serve this interface")
 	// ErrDenied: the user may not use the agent.
 	ErrDenied = fmt.Errorf("%w to use the agent", fs.ErrPermission)
-	// ErrToken: the agent knows nothing of the session.
+	// ErrToken: the agent does not have the session.
 	ErrToken = errors.New("the agent knows no such session")
-	// ErrProtocol: the message makes no sense.
+	// ErrProtocol: the message is invalid.
 	ErrProtocol = errors.New("the message breaks the protocol")
 )
 
-// codes are the errors that keep their identity on the way.
+// codes are the errors that keep their identity in a message.
 var codes = []struct {
 	name string
 	err  error
@@ -42,8 +42,8 @@ var codes = []struct {
 	{"context-canceled", context.Canceled}, {"context-deadline", context.DeadlineExceeded},
 }
 
-// Error is an error on its way. It unwraps to the errors that it stood for: those
-// of packages kagent and context, this package's, and error numbers.
+// Error is an error in a message. It unwraps to the errors that it represents: those of packages kagent and
+// context, this package's, and error numbers.
 type Error struct {
 	Text        string        `json:"text"`
 	Codes       []string      `json:"codes,omitempty"`
@@ -52,7 +52,7 @@ type Error struct {
 	Unavailable bool          `json:"unavailable,omitempty"` // kagent.Unavailable
 }
 
-// NewError makes an error fit for the way; nil gives nil.
+// NewError converts an error for a message; nil gives nil.
 func NewError(err error) *Error {
 	if err == nil {
 		return nil
@@ -73,7 +73,7 @@ func NewError(err error) *Error {
 
 func (e *Error) Error() string { return e.Text }
 
-// Unwrap gives what the error stood for.
+// Unwrap returns the errors that it represents.
 func (e *Error) Unwrap() (all []error) {
 	for _, name := range e.Codes {
 		for _, c := range codes {
@@ -92,6 +92,6 @@ func (e *Error) Unwrap() (all []error) {
 	return all
 }
 
-// CannotRun says that the agent's side lacks what it needs: see
+// CannotRun reports whether the agent's side lacks something that it needs; see
 // kagent.Unavailable.
 func (e *Error) CannotRun() bool { return e.Unavailable }

@@ -22,22 +22,21 @@ const (
 	MaxFiles   = 4
 )
 
-// HelloID is the number of a program's first request. An agent that has no room for the
-// program says so in its answer without having read it.
+// HelloID is the ID of a program's first request. An agent that refuses a connection answers with
+// it before it has read the request.
 const HelloID = 1
 
-// Op is what a program asks for. But for hello, open, resume, status and cancel
-// they are the methods of kagent.Agent, kagent.Listener, kagent.Incoming and
-// kagent.Answer.
+// Op is the operation of a request. Except for hello, open, resume, status and cancel, operations are the
+// methods of kagent.Agent, kagent.Listener, kagent.Incoming and kagent.Answer.
 type Op string
 
-// The requests, and which fields beside ID they use.
+// The operations, with the fields that they use besides ID.
 const (
 	OpHello  Op = "hello"  // Versions, Comm
 	OpStatus Op = "status" // ; Reply.Status
 	OpOpen   Op = "open"   // Open; Reply.Opened, with socket, memory and sign of life
 	OpResume Op = "resume" // Token
-	OpClose  Op = "close"  // the end; answered when all is cleaned up
+	OpClose  Op = "close"  // ends the session; answered after the cleanup
 	OpCancel Op = "cancel" // Target: the request; no reply of its own
 
 	OpLink        Op = "link"     // ; Reply.Link
@@ -85,7 +84,7 @@ type Request struct {
 	Timeout  time.Duration   `json:"timeout,omitempty"` // ns; 0: no limit
 }
 
-// Open is what a program may choose of a kagent.Config.
+// Open has the fields of kagent.Config that a program may choose.
 type Open struct {
 	Interface    string           `json:"interface"`
 	Queue        int              `json:"queue"`
@@ -116,7 +115,7 @@ type Reply struct {
 	Path      *kagent.Path      `json:"path,omitempty"`
 	Counters  *bpf.Counters     `json:"counters,omitempty"`
 	ShmLink   *ShmLink          `json:"shm_link,omitempty"`
-	Ended     uint64            `json:"ended,omitempty"` // an Incoming that ended without a connection; Error says how
+	Ended     uint64            `json:"ended,omitempty"` // an Incoming that ended without connection; Error has the cause
 }
 
 // Welcome is the answer to hello.
@@ -126,8 +125,8 @@ type Welcome struct {
 	Netns   [2]uint64 `json:"netns"` // device and inode of the agent's network namespace
 }
 
-// Opened is the answer to open; beside it come the socket, the memory and the
-// writing end of the sign of life.
+// Opened is the answer to open. The socket, the memory and the writing end of the sign of life are passed
+// with it.
 type Opened struct {
 	Token []byte              `json:"token"`
 	Queue kagent.QueueMessage `json:"queue"`
@@ -150,7 +149,7 @@ type Answer struct {
 	Offer  kagent.Offer   `json:"offer"`
 }
 
-// ShmLink is a kagent.ShmLinkEnd, whose files come beside it.
+// ShmLink is a kagent.ShmLinkEnd. Its files are passed with the message.
 type ShmLink struct {
 	ID   uint64 `json:"id"`
 	Side int    `json:"side"`

@@ -35,9 +35,9 @@ func shape(t reflect.Type, open map[reflect.Type]bool) string {
 	return s + "}"
 }
 
-// Program and agent may be of different builds, which only the version tells. Whoever
-// changes what a message holds, if only a field's name in a structure of another package,
-// raises it, unless both understand each other all the same, and writes the new sum here.
+// Program and agent may be of different builds; only the version reveals that. A change of a message's
+// contents, even of a field's name in a structure of another package, must raise the version, unless both sides
+// understand each other all the same, and must put the new sum here.
 func TestShapeHasAVersion(t *testing.T) {
 	const version, sum = 3, "5b515c687bff68c7"
 	s := shape(reflect.TypeFor[Request](), map[reflect.Type]bool{}) + shape(reflect.TypeFor[Reply](), map[reflect.Type]bool{})

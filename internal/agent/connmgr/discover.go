@@ -20,9 +20,8 @@ const (
 	maxAnswers   = 100                    // answers to hellos in a second
 )
 
-// Discover asks on the link who is there, from each of the interface's own
-// addresses; see [kagent.Agent]. It fails with ErrClosed, or when not one hello could
-// be sent.
+// Discover asks from each of the interface's own addresses which hosts are on the link; see
+// [kagent.Agent]. It fails with ErrClosed, or if not one hello could be sent.
 func (m *Manager) Discover(ctx context.Context, own []netip.Addr) ([]kagent.Neighbor, error) {
 	hops := make(map[netip.Addr]int)
 	for _, a := range own {
@@ -53,7 +52,7 @@ func (m *Manager) Discover(ctx context.Context, own []netip.Addr) ([]kagent.Neig
 	return list, nil
 }
 
-// ask says hello twice and gives the others time to answer.
+// ask sends the hello twice and waits for the answers.
 func (m *Manager) ask(ctx context.Context, hello *wire.CM, own []netip.Addr) error {
 	b, err := hello.Append(nil)
 	if err != nil {
@@ -86,9 +85,8 @@ func (m *Manager) ask(ctx context.Context, hello *wire.CM, own []netip.Addr) err
 	return err
 }
 
-// onHello answers a hello of another host, in as many bytes. A hello that was
-// sent to this host alone gets no answer, since it may come from anywhere.
-// Caller holds m.mu.
+// onHello answers a hello of another host, in as many bytes. A hello that was sent to this host alone gets no
+// answer, since its source may be spoofed. Caller holds m.mu.
 func (m *Manager) onHello(msg *wire.CM, local netip.Addr, from netip.AddrPort) datagram {
 	if _, mine := m.hellos[msg.ID]; mine || local != Everyone(local.Is4()) || from.Port() != m.port ||
 		!m.answers.Take(time.Now(), maxAnswers, time.Second) {
@@ -97,7 +95,7 @@ func (m *Manager) onHello(msg *wire.CM, local netip.Addr, from netip.AddrPort) d
 	return encode(wire.CM{Type: wire.CMHere, ID: msg.ID}, netip.Addr{}, from)
 }
 
-// onHere takes the answer to a hello. Caller holds m.mu.
+// onHere processes the answer to a hello. Caller holds m.mu.
 func (m *Manager) onHere(msg *wire.CM, from netip.AddrPort) {
 	hops, asked := m.hellos[msg.ID]
 	if _, known := hops[from.Addr()]; asked && !known && len(hops) < maxNeighbors {

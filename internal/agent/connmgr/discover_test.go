@@ -20,8 +20,7 @@ import (
 
 var sameAddr = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 
-// neighbors is the list that an agent with the addresses own should make when
-// the others are there.
+// neighbors returns the list that an agent with the addresses own should make if the others are there.
 func neighbors(own []netip.Addr, others ...netip.Addr) (list []kagent.Neighbor) {
 	for hops, addrs := range [][]netip.Addr{own, others} {
 		slices.SortFunc(addrs, netip.Addr.Compare)
@@ -37,8 +36,7 @@ func addrs(a *kagenttest.Agent) []netip.Addr {
 	return slices.Concat(link.IPv4, link.IPv6)
 }
 
-// Everybody on the link is found, by both families and once, and nobody who
-// has no agent.
+// Every host with an agent on the link is found, by both families and once. A host without an agent is not.
 func TestDiscover(t *testing.T) {
 	faults := kagenttest.Faults{Dup: 0.5, Delay: time.Millisecond, Jitter: 10 * time.Millisecond}
 	network(t, faults, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
@@ -77,7 +75,7 @@ func TestDiscover(t *testing.T) {
 	})
 }
 
-// The second hello makes up for the first.
+// The second hello replaces a lost first one.
 func TestDiscoverAsksTwice(t *testing.T) {
 	network(t, kagenttest.Faults{Loss: 1}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		time.AfterFunc(10*time.Millisecond, func() { net.SetFaults(kagenttest.Faults{}) })
@@ -88,7 +86,7 @@ func TestDiscoverAsksTwice(t *testing.T) {
 	})
 }
 
-// The end of ctx ends the collecting, what was found by then is the result.
+// When ctx ends, the answers collected so far are the result.
 func TestDiscoverEndsWithContext(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: 10 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		for _, c := range []struct {
@@ -117,8 +115,7 @@ func TestDiscoverEndsWithContext(t *testing.T) {
 	})
 }
 
-// Many that ask at once get each their answers, as long as the others' rations
-// last.
+// Concurrent calls each get their answers, as long as the others' rate limits permit.
 func TestDiscoverAtOnce(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		var wg sync.WaitGroup
@@ -215,9 +212,8 @@ var (
 	mapped, withZone = netip.AddrFrom16(toAll4.As16()), toAll6.WithZone("via0")
 )
 
-// A hello to everybody is answered to the one who asks, from an address of the
-// transport's choice, in as many bytes. One that was sent to this host alone,
-// or from another port, is not.
+// A hello to all hosts is answered to its sender, from an address of the transport's choice, in as many bytes.
+// One that was sent to this host alone, or from another port, is not.
 func TestHelloIsAnswered(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		hello := bytesOf(t, wire.CM{Type: wire.CMHello, ID: 77})
@@ -269,7 +265,7 @@ func TestAnswersAreRationed(t *testing.T) {
 	})
 }
 
-// Only an answer to this very question counts, and no answer goes to itself.
+// Only an answer to this very hello counts, and none goes to the host itself.
 func TestOnlyOwnAnswersCount(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		type result struct {
@@ -314,7 +310,7 @@ func TestOnlyOwnAnswersCount(t *testing.T) {
 	})
 }
 
-// What strangers can make Discover collect is bounded.
+// The number of answers that Discover collects is bounded.
 func TestDiscoverIsBounded(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		found := make(chan int, 1)
@@ -340,7 +336,7 @@ func TestDiscoverIsBounded(t *testing.T) {
 	})
 }
 
-// When nobody can be asked, that is the error; one family that can is enough.
+// If no hello can be sent, Discover fails; one family that works is enough.
 func TestDiscoverCannotAsk(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		list, err := m.Discover(context.Background(), nil)

@@ -10,7 +10,7 @@
 //
 //	requester                                          acceptor
 //	    |                                                  | Listen, Wait
-//	    |--- Request (id, offer, From, To) --------------->|    nobody waits:
+//	    |--- Request (id, offer, From, To) --------------->|    no Wait:
 //	    |      again after 5, 10, 20 ... 200 ms            |<-- NoMatch
 //	    |                                                  | Incoming
 //	    |<------------------- Accept (offer, From, To) ----| Accept  (or Reject)
@@ -22,64 +22,58 @@
 //
 // A Request that is repeated before there is an answer gets a Retry or a Pending.
 //
-// A source address proves nothing: anybody can write one. Until something comes from it
-// that only a receiver of what was sent there knows, an address gets at most one message
-// for each that came, of no more bytes in all, and no frame of the data path. Its exchange
-// has one of 32 places apart from those of others (unproven.go). When they are short, a
-// Request has to bring a cookie:
+// A source address can be spoofed. An address is unproven until something arrives from it that
+// only a receiver of what was sent to it knows. An unproven address gets at most one message for
+// each that came from it, no more bytes in all than came from it, and no frame of the data path.
+// Its exchange takes one of 32 places that proven exchanges do not share (unproven.go). When
+// these places are short, a Request has to bring a cookie:
 //
 //	|--- Request ------------------------------------->| nothing is remembered
 //	|<-------------------------------- Retry (cookie) --|
 //	|--- Request (cookie) ---------------------------->| Incoming
 //
-// The cookie is a MAC over addresses, port, id and discriminators, by a key that
-// changes each second (unproven.go). Programs get proven requests first, and in a flood
-// no others.
+// The cookie is a MAC over addresses, port, id and discriminators. Its key changes each second
+// (unproven.go). Programs get proven requests first, and in a flood no others.
 //
-// Retry, Confirmed, and the key in a Confirm came later than the rest. An older
-// requester drops a Retry, so that it connects only while no cookies are asked for; it is
-// connected by its first frame, which is its keepalive if it has nothing to say. An
-// older acceptor drops the Confirm with a key; to its repeated Accept the plain one is
-// the answer.
+// Retry, Confirmed, and the key in a Confirm are additions to the protocol. An older requester
+// drops a Retry, so it connects only while no cookie is required. Its first frame completes the
+// connection; that is a keepalive if it sends no data. An older acceptor drops the Confirm with a
+// key; its repeated Accept is answered with a plain one.
 //
-// Each message may be lost, repeated, late or out of order. An exchange is
-// known by its id, random and 64 bits long, and the requester's address; a
-// repeated Request gets the answer of the state that the exchange is in, and
-// never makes a second Incoming. Both sides remember a finished exchange for
-// 2 s after its last message. A requester that is not heard of for 3 s has
-// vanished. What strangers can make the Manager remember is bounded, and takes no
-// room from exchanges that made a connection.
+// Each message may be lost, repeated, late or out of order. An exchange is identified by its
+// random 64-bit id and the requester's address. A repeated Request gets the answer for the state
+// of the exchange, and never makes a second Incoming. Both sides remember a finished exchange for
+// 2 s after its last message. A requester that sends nothing for 3 s has vanished. The state that
+// strangers can create is bounded, and takes no room from exchanges that made a connection.
 //
 // # Peers
 //
-// Between peers there is no server: both sides ask for each other, and meet when
-// the addresses cross-match. So that one exchange comes of two Requests, the
-// side with the lower address (host, then discriminator) is the requester, and
-// the other only says that it is there:
+// Between peers there is no server: both sides send a Request, and the two meet if their
+// addresses match crosswise. To make one exchange out of two Requests, the side with the lower
+// address (host, then discriminator) is the requester. The Request of the other side only reports
+// that it is there:
 //
 //	requester (lower)                                  acceptor (higher)
-//	    |--- Request (peer, id 1) ---------------------->|    nobody asked: silence
+//	    |--- Request (peer, id 1) ---------------------->|    no call yet: silence
 //	    |<--------------------- Request (peer, id 2) ----| RequestPeer
 //	    |--- Request (peer, id 1) at once -------------->| Incoming
 //	    |            and on as above                     |
 //
-// When the acceptor has called before the requester, the requester's first Request
-// is enough. A peer's Request that nobody waits for makes an agent remember nothing,
-// and meets no Listener and no Wait. Calls of RequestPeer with the same addresses
-// take turns: the next one asks when the one before it has met its peer.
+// If the acceptor called first, the requester's first Request is enough. A peer's Request without
+// a matching call makes an agent remember nothing, and meets no Listener and no Wait. Calls of
+// RequestPeer with the same addresses take turns: the next one asks after the one before it has
+// met its peer.
 //
 // # Discovery
 //
-// Discover sends a Hello from each of the interface's addresses to all hosts of
-// the link, twice, and collects what answers come in 100 ms. A Here is as long
-// as a Hello, goes out at most 100 times a second, and only for a Hello that was
-// sent to all hosts, which no router passes on: an agent cannot be made to
-// shout at a third host, nor be asked from afar. Nothing further than one hop
-// is found.
+// Discover sends a Hello from each of the interface's addresses to all hosts of the link, twice,
+// and collects the answers that arrive within 100 ms. A Here is as long as a Hello. It is sent at
+// most 100 times a second, and only for a Hello that was sent to all hosts, which routers do not
+// forward. So an agent cannot be used to flood a third host, nor be queried from another network.
+// Only hosts one hop away are found.
 //
 // # Concurrency
 //
-// All methods may be called concurrently. The Manager sends without its lock.
-// Incoming.Established may be called by the data path. Timers run while something is
-// remembered.
+// All methods may be called concurrently. The Manager sends without its lock. The data path may
+// call Incoming.Established. Timers run while there is state to expire.
 package connmgr

@@ -17,7 +17,7 @@ import (
 func Example() {
 	agent, err := device.Open(kagent.Config{Interface: "via0", Queue: kagent.AnyQueue})
 	if err != nil {
-		log.Fatal(err) // says what is missing, and what helps
+		log.Fatal(err) // names what is missing, and the remedy
 	}
 	defer agent.Close()
 	num, err := agent.NewVI()

@@ -18,7 +18,7 @@ func (m *Manager) Pending(user uint32) int {
 	return m.pending.of(user)
 }
 
-// The bounds of what is remembered.
+// The bounds of the Manager's state.
 const (
 	MaxFinished = maxFinished
 	MaxPending  = maxPending

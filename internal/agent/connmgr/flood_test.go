@@ -12,9 +12,8 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// Requests from addresses without number, as fast as they can be taken, make
-// nothing grow beyond its bound, and a client connects all the same: with a server
-// that waits, and for a discriminator on which requests wait.
+// Requests from any number of addresses, at full speed, exceed no bound, and a client connects all the same:
+// with a server that waits, and for a discriminator on which requests wait.
 func TestConnectFlood(t *testing.T) {
 	net := kagenttest.NewFabric(kagenttest.Faults{})
 	a, b := net.Agent("a"), net.Agent("b")

@@ -15,7 +15,7 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// Servers of the kinds that there are. Each serves until ctx ends.
+// The kinds of servers. Each serves until ctx ends.
 var servers = map[string]func(ctx context.Context, t *testing.T, b *kagenttest.Agent, o kagent.Offer){
 	// As vianet: each request is accepted by a goroutine of its own, which takes one of a few places.
 	"listener with places": func(ctx context.Context, t *testing.T, b *kagenttest.Agent, o kagent.Offer) {
@@ -54,7 +54,7 @@ var servers = map[string]func(ctx context.Context, t *testing.T, b *kagenttest.A
 			in.Accept(within(5*time.Second), o)
 		}
 	},
-	// As one that refuses those whom it does not know.
+	// A server that refuses unknown requesters.
 	"by name": func(ctx context.Context, _ *testing.T, b *kagenttest.Agent, o kagent.Offer) {
 		for {
 			in, err := b.Wait(ctx, kagent.Address{Disc: echo})
@@ -70,8 +70,8 @@ var servers = map[string]func(ctx context.Context, t *testing.T, b *kagenttest.A
 	},
 }
 
-// Beside 10,000 requests a second whose sources are invented, no dial is refused, and 99 of
-// 100 take less than 50 ms. A request that was recorded and comes from many ports is such a one.
+// During 10,000 requests a second with spoofed sources, no connect is refused, and 99 of 100 take less than 50
+// ms. A recorded request that comes from many ports is also a spoofed one.
 func TestDialsBesideFlood(t *testing.T) {
 	sources := map[string]func(n uint32) netip.AddrPort{
 		"many hosts":             spoofed,
@@ -133,8 +133,8 @@ func TestDialsBesideFlood(t *testing.T) {
 	}
 }
 
-// A cookie is good for one address, one exchange and one discriminator, for two seconds at most,
-// and brings a request in once.
+// A cookie is valid for one address, one exchange and one discriminator, for two seconds at most, and brings a
+// request in once.
 func TestCookies(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
@@ -208,7 +208,7 @@ func TestCookies(t *testing.T) {
 	})
 }
 
-// A host keeps its quiet ways while another one does not answer.
+// A host is served without a cookie while another one does not answer.
 func TestUnprovenOfOneHost(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
@@ -235,7 +235,7 @@ func TestUnprovenOfOneHost(t *testing.T) {
 	})
 }
 
-// In a queue that is full the host that has the most there gives way.
+// In a full queue a request of the host with the most requests is evicted.
 func TestFairShareOfHosts(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		f := &flood{t: t, m: m, s: s}
@@ -260,8 +260,8 @@ func TestFairShareOfHosts(t *testing.T) {
 	})
 }
 
-// A requester that knows no cookies connects with a quiet host: by its first frame, since its
-// Confirm proves nothing.
+// A requester that does not know cookies connects with a quiet host: by its first frame, since its Confirm
+// proves nothing.
 func TestOlderRequester(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
@@ -285,7 +285,7 @@ func TestOlderRequester(t *testing.T) {
 			t.Fatal(accept, err)
 		}
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5}), here4, agent4)
-		time.Sleep(400 * time.Millisecond) // its keepalive, if it has nothing to say
+		time.Sleep(400 * time.Millisecond) // its keepalive, if it sends no data
 		if n := m.Counters().Forged; n > 0 || len(accepted) > 0 {
 			t.Fatalf("%d forged confirmations, %d accepted", n, len(accepted))
 		}
@@ -296,8 +296,8 @@ func TestOlderRequester(t *testing.T) {
 	})
 }
 
-// An acceptor that knows no cookies drops the Confirm with a key, repeats its Accept, and gets
-// one that it knows.
+// An acceptor that does not know cookies drops the Confirm with a key, repeats its Accept, and gets a plain
+// one.
 func TestOlderAcceptor(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		asked := make(chan *kagent.Answer, 1)
@@ -339,7 +339,7 @@ func TestOlderAcceptor(t *testing.T) {
 	})
 }
 
-// A Confirm is repeated until the acceptor has said that it has it, and no longer.
+// A Confirm is repeated until the acceptor has acknowledged it, and no longer.
 func TestConfirmIsAcknowledged(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		asked := make(chan *kagent.Answer, 1)
@@ -379,8 +379,7 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 	})
 }
 
-// A request whose answer takes its time proves its address meanwhile, and is then safe from
-// those who have not.
+// A request with a late answer proves its address meanwhile, and is then safe from unproven ones.
 func TestProvenWhileItWaits(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		l, err := b.Listen(kagent.Address{Disc: echo})

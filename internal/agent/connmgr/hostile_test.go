@@ -13,8 +13,8 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// A mirror is a way on which somebody turns every datagram back to its sender, as if it came from whom it was for.
-// With back false, datagrams end there.
+// mirror is a network that reflects every datagram to its sender, as if it came from its destination. If back
+// is false, it drops them instead.
 type mirror struct {
 	back bool
 	in   chan func(connmgr.Handler)
@@ -34,7 +34,7 @@ func newMirror(back bool) *mirror {
 	return &mirror{back: back, in: make(chan func(connmgr.Handler), 1000), over: make(chan struct{})}
 }
 
-var mirrored = netip.MustParseAddr("10.0.0.1") // whose manager it is
+var mirrored = netip.MustParseAddr("10.0.0.1") // address of the manager
 
 func (m *mirror) Send(b []byte, _ netip.Addr, to netip.AddrPort) error {
 	b = append([]byte(nil), b...)
@@ -70,7 +70,7 @@ func (m *mirror) Close() error {
 	return nil
 }
 
-// take gives what was sent, and forgets it.
+// take returns what was sent, and removes it.
 func (m *mirror) take() []letter {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,7 +79,7 @@ func (m *mirror) take() []letter {
 	return sent
 }
 
-// Messages that are turned back to their sender connect nobody with himself, and make no storm.
+// Messages that are reflected to their sender connect no manager with itself, and cause no storm.
 func TestReflected(t *testing.T) {
 	offer := kagent.Offer{VI: 0x10001, Key: 7, Window: 10, MaxPayload: 1400, Level: 2, MaxTransfer: 1 << 16}
 	local := kagent.Address{Host: mirrored, Disc: client}
@@ -140,22 +140,23 @@ func TestReflected(t *testing.T) {
 	}
 }
 
-// strangers sends what a fuzzer makes of it to a manager whose program does what the fuzzer says.
+// strangers sends messages derived from a fuzzer's input to a manager, whose program does what the input
+// selects.
 type strangers struct {
 	t   *testing.T
 	m   *connmgr.Manager
 	way *mirror
 	l   kagent.Listener
 	bg  sync.WaitGroup
-	own uint64 // the exchange of the program's own request: to where it was told to
+	own uint64 // exchange of the program's own request, whose messages go elsewhere
 
-	from    netip.AddrPort // whose turn it is
+	from    netip.AddrPort // the sender of the next message
 	balance map[netip.AddrPort]int
 	proven  map[netip.AddrPort]bool
 	cookies map[netip.AddrPort]uint64 // the last that went there, or the last key
 }
 
-// account adds up what was sent, and what an address that has not proven itself is owed.
+// account updates the balance of each address: bytes that came from it less those sent to it.
 func (s *strangers) account(sent []letter) {
 	s.t.Helper()
 	for _, a := range sent {
@@ -178,8 +179,8 @@ func (s *strangers) account(sent []letter) {
 	}
 }
 
-// say sends a message, which is answered by one at most, to where it came from. How long the answer may be is for
-// account to say: a Request that is shorter than the one that it repeats may get the longer one's answer.
+// say sends a message. It gets at most one answer, to its source. account checks the length of the answer: a
+// Request that is shorter than the one that it repeats may get the longer one's answer.
 func (s *strangers) say(msg wire.CM) {
 	s.t.Helper()
 	b, err := msg.Append(nil)
@@ -205,7 +206,7 @@ func (s *strangers) say(msg wire.CM) {
 	s.account(sent)
 }
 
-// serve has the program take a request, if there is one: to accept, to reject, or to leave it.
+// serve has the program take a request, if there is one, and accept it, reject it, or leave it.
 func (s *strangers) serve(how byte) {
 	in, err := s.l.Wait(within(0))
 	if err != nil {
@@ -223,9 +224,9 @@ func (s *strangers) serve(how byte) {
 	}
 }
 
-// Whatever messages of others come, in whatever order, whatever the program does and however much time passes: each
-// message is answered by one at most, which goes to where it came from; an address that has not
-// shown that it receives gets no more bytes than it has sent; nothing grows.
+// For any messages of others in any order, any actions of the program and any times: each message gets at most
+// one answer, sent to its source; an address that has not proven itself gets no more bytes than it has sent; no
+// state grows beyond its bound.
 func FuzzManager(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0})
 	f.Add([]byte{1, 1, 1, 4, 3, 1, 1, 0, 7, 1, 1, 0})
@@ -277,7 +278,7 @@ func FuzzManager(f *testing.F) {
 					time.Sleep(time.Duration(v) * 15 * time.Millisecond)
 				case 13:
 					s.serve(v)
-				case 14: // who has the Accept confirms
+				case 14: // confirm with the key of the Accept
 					if msg = (wire.CM{Type: wire.CMConfirm, ID: msg.ID, Cookie: s.cookies[s.from]}); v&64 != 0 {
 						msg = wire.CM{Type: wire.CMConfirm, ID: msg.ID, Handshake: append(make([]byte, wire.CMProofLen-1), '!')}
 					}
@@ -286,7 +287,7 @@ func FuzzManager(f *testing.F) {
 					messages++
 				default:
 					switch msg.Type {
-					case 15: // who has a cookie asks with it
+					case 15: // repeat the Request with the cookie
 						msg.Type, msg.Cookie = wire.CMRequest, s.cookies[s.from]
 						s.proven[s.from] = true
 						fallthrough

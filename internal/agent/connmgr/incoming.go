@@ -32,31 +32,31 @@ const (
 type incoming struct {
 	m      *Manager
 	key    exchange
-	local  netip.Addr // the address that it came to
-	disc   []byte     // the discriminator that it came to
-	remote []byte     // the requester's
+	local  netip.Addr // destination address of the Request
+	disc   []byte     // destination discriminator
+	remote []byte     // discriminator of the requester
 	offer  kagent.Offer
 
-	established chan struct{} // closed on the way to inEstablished
-	done        chan struct{} // closed on the way to inEnded
+	established chan struct{} // closed when state becomes inEstablished
+	done        chan struct{} // closed when state becomes inEnded
 
 	// guarded by m.mu
 	state     inState
-	user      uint32        // whose it is while it is in m.pending
-	place     *list.Element // there
-	door      *door         // whose queue it is in
-	reply     datagram      // what a repeated Request gets
-	proof     []byte        // what a Confirm must have, or else
+	user      uint32        // the user that it counts for while it is in m.pending
+	place     *list.Element // its place in m.pending
+	door      *door         // the door in whose queue it is
+	reply     datagram      // answer to a repeated Request
+	proof     []byte        // proof that a Confirm must carry, or nil
 	echo      uint64        // the key of the Accept
 	heard     time.Time     // last message of the requester, or end of the exchange
-	accepted  time.Time     // when the program did
+	accepted  time.Time     // when the program accepted
 	err       error         // valid when done is closed
 	proven    bool          // the requester receives what is sent to its address; else in m.unproven
-	credit    int           // bytes that it may be sent before
-	reserve   int           // of them those for the answer
-	repeats   int           // Requests after the first before there was one
-	waited    bool          // a Wait has returned it, no Listener
-	keepsOpen *door         // until Accept returns
+	credit    int           // bytes that may be sent to it before that
+	reserve   int           // part of credit that is reserved for the answer
+	repeats   int           // repeated Requests before there was an answer
+	waited    bool          // returned by a Wait, not by a Listener
+	keepsOpen *door         // door that is kept open until Accept returns
 }
 
 // onRequest takes a Request of size bytes and returns the reply. Caller holds m.mu.
@@ -92,8 +92,7 @@ func (m *Manager) onRequest(msg *wire.CM, size int, local netip.Addr, from netip
 	return in.firstReply()
 }
 
-// refuse keeps a Request out, and returns the answer, none if its type is 0. Caller holds
-// m.mu.
+// refuse rejects a Request, and returns the answer, or none if its type is 0. Caller holds m.mu.
 func (m *Manager) refuse(key exchange, local netip.Addr, answer wire.CM, now time.Time) datagram {
 	x := &refusedRequest{key: key, heard: now}
 	if answer.Type != 0 {
@@ -106,13 +105,13 @@ func (m *Manager) refuse(key exchange, local netip.Addr, answer wire.CM, now tim
 	return x.reply
 }
 
-// onRepeated takes a Request of an exchange that is known. Caller holds m.mu.
+// onRepeated processes a Request of a known exchange. Caller holds m.mu.
 func (m *Manager) onRepeated(in *incoming, msg *wire.CM, size int, now time.Time) datagram {
 	in.heard = now
 	in.credit += size
 	if in.state == inAccepting && in.isEcho(msg.Cookie) {
 		in.prove()
-		return datagram{} // it has the Accept, and its program does not answer yet
+		return datagram{} // it has the Accept, and its program has not answered yet
 	}
 	if !in.proven && in.state < inEnded && m.proven(now, msg, in.local, in.key.peer) {
 		in.prove()
@@ -123,8 +122,8 @@ func (m *Manager) onRepeated(in *incoming, msg *wire.CM, size int, now time.Time
 	if in.door != nil {
 		m.deliverQueued(in.door, now)
 	}
-	// It proves itself while it waits. A requester that knows no Retry hears every other
-	// time that it is not alone.
+	// A pending requester proves itself meanwhile by a Retry. Every other reply is the Pending,
+	// for requesters that do not know Retry.
 	in.repeats++
 	reply := in.reply
 	if in.repeats%2 == 1 {
@@ -136,8 +135,8 @@ func (m *Manager) onRepeated(in *incoming, msg *wire.CM, size int, now time.Time
 	return in.allow(reply)
 }
 
-// firstReply is the reply to the Request that has come in. To an unproven address goes the
-// program's answer, and nothing else for that Request. Caller holds m.mu.
+// firstReply returns the reply to the first Request. For an unproven address that is nothing, so
+// that the program's answer can use the credit of the Request. Caller holds m.mu.
 func (in *incoming) firstReply() datagram {
 	if !in.proven {
 		return datagram{}
@@ -167,7 +166,7 @@ func (m *Manager) onRequester(msg *wire.CM, size int, local netip.Addr, from net
 	in := m.incoming[key]
 	if in == nil {
 		if msg.Type == wire.CMCancel && m.refusedBy[key] == nil {
-			// It has overtaken the Request, which must not come in.
+			// The Cancel has overtaken its Request, which must not come in.
 			m.refuse(key, local, wire.CM{}, time.Now())
 		}
 		return datagram{}
@@ -184,7 +183,7 @@ func (m *Manager) onRequester(msg *wire.CM, size int, local netip.Addr, from net
 		}
 		reply = in.message(wire.CM{Type: wire.CMConfirmed})
 	case msg.Type == wire.CMConfirm && in.state == inEnded:
-		return in.allow(in.reply) // a Reject: this side has given up meanwhile
+		return in.allow(in.reply) // a Reject, since this side has given up meanwhile
 	case msg.Type == wire.CMCancel && in.state < inEstablished:
 		in.end(fmt.Errorf("%w: %v", kagent.ErrCancelled, msg.Reason), wire.CM{})
 	}
@@ -192,9 +191,9 @@ func (m *Manager) onRequester(msg *wire.CM, size int, local netip.Addr, from net
 	return reply
 }
 
-// confirmedBy reports whether the sender of a Confirm has read the Accept: it has the proof
-// of the handshake, or else the key. The Confirm of an older requester has neither: a frame
-// of its data path will prove as much, its first or its first keepalive. Caller holds m.mu.
+// confirmedBy reports whether the sender of a Confirm has read the Accept: it has the proof of the handshake,
+// or else the key. The Confirm of an older requester has neither; the first frame or keepalive of its data
+// path will prove as much. Caller holds m.mu.
 func (in *incoming) confirmedBy(msg *wire.CM) bool {
 	if len(in.proof) == 0 && len(msg.Handshake) == 0 && msg.Cookie == 0 {
 		return false
@@ -212,7 +211,7 @@ func (in *incoming) confirmedBy(msg *wire.CM) bool {
 // isEcho reports whether a cookie is the key of the Accept.
 func (in *incoming) isEcho(cookie uint64) bool { return cookie != 0 && sameCookie(cookie, in.echo) }
 
-// establish ends the exchange well. Caller holds m.mu.
+// establish ends the exchange with a connection. Caller holds m.mu.
 func (in *incoming) establish() {
 	in.prove()
 	in.m.endKeepOpen(in)
@@ -318,12 +317,12 @@ func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 			heard, sent = in.heard, 0
 		}
 		if time.Since(asked) >= silence/2 {
-			sent = 0 // nobody looked here: what the requester said meanwhile is still to be read
+			sent = 0 // this goroutine did not run: messages of the requester may still be unread
 		}
 		silent := sent >= unanswered && time.Since(heard) >= silence
 		accept = datagram{}
 		if !silent && in.state == inAccepting {
-			accept = in.allow(in.reply) // an unproven requester asks again for it
+			accept = in.allow(in.reply) // an unproven requester repeats its Request to get it
 		}
 		m.mu.Unlock()
 		if silent {
@@ -332,7 +331,7 @@ func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 	}
 }
 
-// giveUp ends an Accept that got no answer, unless one came just now.
+// giveUp ends an Accept without an answer, unless the answer has just arrived.
 func (in *incoming) giveUp(err error) error {
 	in.m.mu.Lock()
 	switch in.state {
@@ -372,7 +371,7 @@ func (in *incoming) Reject(reason wire.CMReason) error {
 		in.m.mu.Unlock()
 		return kagent.ErrState
 	}
-	in.end(kagent.ErrState, wire.CM{Type: wire.CMReject, Reason: reason}) // a second answer is one too many
+	in.end(kagent.ErrState, wire.CM{Type: wire.CMReject, Reason: reason}) // the request was already answered
 	d := in.allow(in.reply)
 	in.m.mu.Unlock()
 	in.m.send(d)

@@ -12,24 +12,23 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// door is where requests for one discriminator arrive: those who wait for one,
-// or else the requests that wait for somebody. It stays open for graceTime
-// after a Wait, so that a server which waits in a loop, or polls, misses
-// nobody. All fields are guarded by Manager.mu.
+// door is where requests for one discriminator arrive. It has either Waits without a request or
+// requests without a Wait. It stays open for graceTime after a Wait, so that a server which waits
+// in a loop, or polls, misses no request. All fields are guarded by Manager.mu.
 type door struct {
 	key      doorKey
-	user     uint32 // who has waited last, or listens
-	owner    uint32 // whose the discriminator is while it takes requests; see claim
+	user     uint32 // user of the listener, or of the last Wait
+	owner    uint32 // user that has the discriminator while the door takes requests; see claim
 	listener *Listener
 	waiters  []*waiter
-	queue    []*incoming        // oldest first; while there are waiters only what may not be handed out
-	hosts    map[netip.Addr]int // how many of each in queue
+	queue    []*incoming        // oldest first; while there are waiters, only requests that may not be returned yet
+	hosts    map[netip.Addr]int // number of requests in queue by host
 	place    *list.Element      // in m.pending, while there is a queue
-	open     time.Time          // end of the grace
+	open     time.Time          // end of the grace time
 	kept     int                // Accepts that keep it open, see keepOpen
 }
 
-// refusal is the answer to a request that there is no room for.
+// refusal is the answer to a request if there is no room for it.
 var refusal = wire.CM{Type: wire.CMReject, Reason: wire.CMReasonResources}
 
 type doorKey struct {
@@ -40,7 +39,7 @@ type doorKey struct {
 type waiter struct {
 	l    *Listener // nil: a plain Wait
 	user uint32
-	ch   chan *incoming // gets one at most
+	ch   chan *incoming // gets at most one request
 }
 
 // Listener is where requests for one discriminator arrive; see [kagent.Listener].
@@ -208,7 +207,7 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint3
 	}
 }
 
-// door finds or makes the door for key. Caller holds m.mu.
+// door returns the door for key, and creates it if necessary. Caller holds m.mu.
 func (m *Manager) door(key doorKey) *door {
 	d := m.doors[key]
 	if d == nil {
@@ -219,8 +218,8 @@ func (m *Manager) door(key doorKey) *door {
 	return d
 }
 
-// leave begins the grace when a Wait ends; a Listener (l is not nil) ends with
-// its Close. Caller holds m.mu.
+// leave starts the grace time when a Wait ends. A Listener (l is not nil) ends with its Close.
+// Caller holds m.mu.
 func (m *Manager) leave(d *door, l *Listener, user uint32) {
 	if l != nil {
 		return
@@ -232,7 +231,7 @@ func (m *Manager) leave(d *door, l *Listener, user uint32) {
 	m.sweepLater()
 }
 
-// setUser makes a door, with what waits there, a user's. Caller holds m.mu.
+// setUser assigns a door and the requests in its queue to a user. Caller holds m.mu.
 func (m *Manager) setUser(d *door, user uint32) {
 	if d.user == user {
 		return
@@ -245,7 +244,7 @@ func (m *Manager) setUser(d *door, user uint32) {
 	m.pending.addDoor(d)
 }
 
-// takes tells whether a request may come in at d.
+// takes reports whether d accepts requests.
 func (d *door) takes(now time.Time) bool {
 	return d != nil && (len(d.waiters) > 0 || d.listener != nil || d.kept > 0 || now.Before(d.open))
 }
@@ -260,8 +259,8 @@ func (m *Manager) match(host netip.Addr, disc []byte, now time.Time) *door {
 	return nil
 }
 
-// arrive lets a request in. When there are too many, one has waited in vain; its
-// requester hears of it when it asks again. Caller holds m.mu.
+// arrive lets a request in. If the queue is full, it refuses another request, whose requester
+// gets the refusal when it asks again. Caller holds m.mu.
 func (m *Manager) arrive(d *door, in *incoming, now time.Time) {
 	if len(d.waiters) > 0 && (in.proven || !m.cookiesRequired(now)) {
 		m.deliver(d, in)
@@ -282,8 +281,7 @@ func (m *Manager) arrive(d *door, in *incoming, now time.Time) {
 	m.pending.addDoor(d)
 }
 
-// deliver hands a request that is in no queue to the Wait that began first. Caller holds
-// m.mu.
+// deliver passes a request that is in no queue to the oldest Wait. Caller holds m.mu.
 func (m *Manager) deliver(d *door, in *incoming) {
 	w := d.waiters[0]
 	d.waiters = d.waiters[1:]
@@ -293,8 +291,8 @@ func (m *Manager) deliver(d *door, in *incoming) {
 	m.leave(d, w.l, w.user)
 }
 
-// keepOpen keeps the discriminator of a Wait open while the program is in Accept with a request
-// of an unproven address: it will wait again, as soon as it may. Caller holds m.mu.
+// keepOpen keeps the discriminator of a Wait open while the program is in Accept with a request of an
+// unproven address, since the program will wait again as soon as it can. Caller holds m.mu.
 func (m *Manager) keepOpen(in *incoming) {
 	if in.proven || !in.waited {
 		return
@@ -308,7 +306,7 @@ func (m *Manager) keepOpen(in *incoming) {
 	}
 }
 
-// endKeepOpen ends keepOpen, and begins the grace. Caller holds m.mu.
+// endKeepOpen ends keepOpen, and starts the grace time. Caller holds m.mu.
 func (m *Manager) endKeepOpen(in *incoming) {
 	if d := in.keepsOpen; d != nil {
 		in.keepsOpen = nil
@@ -318,8 +316,7 @@ func (m *Manager) endKeepOpen(in *incoming) {
 	}
 }
 
-// deliverQueued hands out what is in the queue, as far as there are waiters for it. Caller holds
-// m.mu.
+// deliverQueued passes requests from the queue to waiters, as far as there are any. Caller holds m.mu.
 func (m *Manager) deliverQueued(d *door, now time.Time) {
 	for len(d.waiters) > 0 {
 		in := m.nextQueued(d, now)
@@ -331,8 +328,8 @@ func (m *Manager) deliverQueued(d *door, now time.Time) {
 	}
 }
 
-// nextQueued is the request in d's queue that is handed out next, or nil: proven ones go first,
-// and alone while cookies are asked for. Caller holds m.mu.
+// nextQueued returns the next request in d's queue to be passed on, or nil. Proven ones go first, and alone
+// while cookies are required. Caller holds m.mu.
 func (m *Manager) nextQueued(d *door, now time.Time) *incoming {
 	if i := slices.IndexFunc(d.queue, func(in *incoming) bool { return in.proven }); i >= 0 {
 		return d.queue[i]
@@ -348,8 +345,8 @@ func (d *door) hasProven() bool {
 	return slices.ContainsFunc(d.queue, func(in *incoming) bool { return in.proven })
 }
 
-// victim is the request in the queue, which is not empty, that gives way to another: the
-// oldest of an unproven address, or else the oldest of the host that has the most there.
+// victim returns the request in the queue, which is not empty, to be evicted: the oldest of an unproven
+// address, or else the oldest of the host that has the most there.
 func (d *door) victim() *incoming {
 	oldest := d.queue[0]
 	for _, in := range d.queue {
@@ -363,8 +360,7 @@ func (d *door) victim() *incoming {
 	return oldest
 }
 
-// withdraw takes an Incoming out of the queue that it is in, if it is in one. Caller holds
-// m.mu.
+// withdraw removes an Incoming from its queue, if it is in one. Caller holds m.mu.
 func (m *Manager) withdraw(in *incoming) {
 	d := in.door
 	if d == nil {
@@ -380,8 +376,8 @@ func (m *Manager) withdraw(in *incoming) {
 	m.pending.addDoor(d)
 }
 
-// expireDoor shuts d when nobody holds it open, and returns the "no match" for
-// whoever is in the queue. Caller holds m.mu.
+// expireDoor removes d if it no longer accepts requests, and returns a "no match" for each
+// request in its queue. Caller holds m.mu.
 func (m *Manager) expireDoor(d *door, now time.Time) (out []datagram) {
 	if d.takes(now) {
 		return nil
@@ -396,16 +392,16 @@ func (m *Manager) expireDoor(d *door, now time.Time) (out []datagram) {
 	return out
 }
 
-// A discriminator is one user's at a time, whatever host is named with it: of the user who
-// listens or waits, and for graceTime after a Wait. Root is a user as any other. So nobody
-// gets the requests that another user's program waits for, neither by a listener at a more
-// special host nor by a Wait beside its Wait.
+// A discriminator belongs to one user at a time, for all hosts: to the user that listens or
+// waits, and for graceTime after a Wait. Root is a user like any other. So no user can take the
+// requests of another user's program, neither by a listener at a more specific host nor by a Wait
+// beside its Wait.
 
 // errOtherUser refuses a discriminator.
 var errOtherUser = fmt.Errorf("%w: a program of another user listens or waits there", kagent.ErrListening)
 
-// claim makes the door for key a user's, unless the discriminator is another user's. What it
-// returns is to be sent without m.mu. Caller holds m.mu.
+// claim assigns the door for key to a user, unless another user has the discriminator. The caller
+// sends what it returns, without m.mu. Caller holds m.mu.
 func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out []datagram, err error) {
 	if k, ok := m.kept[key.disc]; ok && k.user != user {
 		return nil, nil, errOtherUser
@@ -415,7 +411,7 @@ func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out [
 		case d.owner == user:
 		case d.takes(now):
 			return nil, out, errOtherUser
-		default: // nobody has been there for long enough, and sweep has not been there yet
+		default: // expired, and sweep has not removed it yet
 			out = append(out, m.expireDoor(d, now)...)
 		}
 	}
@@ -424,7 +420,7 @@ func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out [
 	return d, out, nil
 }
 
-// disown takes a door that is forgotten from its discriminator. Caller holds m.mu.
+// disown removes a deleted door from its discriminator. Caller holds m.mu.
 func (m *Manager) disown(d *door) {
 	rest := slices.DeleteFunc(m.discs[d.key.disc], func(x *door) bool { return x == d })
 	if len(rest) == 0 {
@@ -434,14 +430,14 @@ func (m *Manager) disown(d *door) {
 	m.discs[d.key.disc] = rest
 }
 
-// keptDisc is a discriminator that programs of a user listened at when the agent before this
-// one ended, and how many listeners of it have not been opened again.
+// keptDisc is a discriminator at which programs of a user listened when the previous agent ended, with the
+// number of its listeners that have not been opened again.
 type keptDisc struct {
 	user  uint32
 	times int
 }
 
-// KeepDisc has a discriminator be the user's until ReleaseDisc.
+// KeepDisc reserves a discriminator for a user until ReleaseDisc.
 func (m *Manager) KeepDisc(disc string, user uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -464,8 +460,8 @@ func (m *Manager) ReleaseDisc(disc string, user uint32) {
 	}
 }
 
-// ofAnother reports whether a peer request with r's addresses waits that is of another user:
-// the two would take each other's place. Caller holds m.mu.
+// ofAnother reports whether a peer request of another user with r's addresses waits: the two would take each
+// other's place. Caller holds m.mu.
 func (m *Manager) ofAnother(r *request) bool {
 	at := r.peers
 	for _, at.local = range []netip.Addr{r.peers.local, {}} {

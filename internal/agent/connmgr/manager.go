@@ -13,25 +13,24 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// Times of connection management. They are a matter of both sides, and so no
-// options.
+// Times of connection management. Both sides rely on them, so they are not options.
 const (
 	firstRetry   = 5 * time.Millisecond   // first resend of Request and Accept; then doubled
 	lastRetry    = 200 * time.Millisecond // longest time between two resends
 	linger       = 2 * time.Second        // how long a finished exchange is remembered after its last message
-	reprobeAfter = 250 * time.Millisecond // a peer that has said nothing for so long may not be where the kernel thinks
-	probeEvery   = time.Second            // and again, as long as it says nothing
-	silence      = 3 * time.Second        // a peer that says nothing for so long is gone
-	unanswered   = 8                      // and was looked for so often: this side may not have run all that time
+	reprobeAfter = 250 * time.Millisecond // silence after which the peer's neighbour entry is probed
+	probeEvery   = time.Second            // time between probes during silence
+	silence      = 3 * time.Second        // silence after which a peer is gone
+	unanswered   = 8                      // and messages without an answer: this process may have been stopped
 	unclaimed    = 10 * time.Second       // an Answer that is neither confirmed nor declined is declined
-	sweepEvery   = 50 * time.Millisecond  // how often what has expired is looked for, while there is something
+	sweepEvery   = 50 * time.Millisecond  // interval of the search for expired state, while there is any
 	graceTime    = 100 * time.Millisecond // how long a discriminator stays open after a Wait
 )
 
-// Bounds of what the network can make a Manager remember.
+// Bounds of the state that the network can create.
 const (
 	maxBacklog  = 64   // requests that wait at one discriminator
-	maxPending  = 1024 // requests that are not answered, in all; see makeRoom
+	maxPending  = 1024 // unanswered requests, in all; see makeRoom
 	maxFinished = 4096 // finished exchanges that are remembered: connected, not connected, and of the programs here
 )
 
@@ -42,24 +41,24 @@ type Manager struct {
 	serving   chan struct{} // closed when Serve has returned
 	serveErr  error         // valid after serving is closed
 	done      chan struct{} // closed by Close
-	// Reprobe, unless nil, is told of a peer that says nothing to a user's request; set
-	// before anybody asks. It waits until ctx ends at most.
+	// Reprobe, unless nil, is called for a peer that does not answer a user's request. It returns
+	// at the latest when ctx ends. It must be set before the first request.
 	Reprobe func(ctx context.Context, user uint32, local, peer netip.Addr)
 
 	mu         sync.Mutex
 	closed     bool
-	cause      error // what those hear who call when it is closed; valid from then on
+	cause      error // error of all calls after Close; set once closed
 	counters   kagent.Counters
 	doors      map[doorKey]*door
-	discs      map[string][]*door  // of each discriminator, whatever the host
+	discs      map[string][]*door  // doors of each discriminator, for all hosts
 	kept       map[string]keptDisc // discriminators of programs that have not come back yet
 	requests   map[uint64]*request
-	peers      map[ends][]*request // lines of peer requests, in the order of the calls
+	peers      map[ends][]*request // queues of peer requests, in the order of the calls
 	incoming   map[exchange]*incoming
-	hellos     map[uint64]map[netip.Addr]int // calls of Discover: who is there, how many hops off
-	answers    ration.Ration                 // of answers to the hellos of others
-	pending    pending                       // entries of incoming that are not answered
-	unproven   map[*incoming]struct{}        // entries of incoming whose requester has not proven its address
+	hellos     map[uint64]map[netip.Addr]int // calls of Discover: hosts that answered, and their distance in hops
+	answers    ration.Ration                 // rate limit of answers to hellos of others
+	pending    pending                       // entries of incoming that have no answer yet
+	unproven   map[*incoming]struct{}        // entries of incoming with an unproven requester address
 	cookies    cookies
 	cookieMode cookieMode
 	// Each list has its own bound. Floods of one kind must not evict another kind: an
@@ -74,30 +73,28 @@ type Manager struct {
 	sweeper       *time.Timer
 }
 
-// exchange names an exchange on the acceptor's side: connection ids are the
-// requester's, so its address belongs to them.
+// exchange identifies an exchange on the acceptor's side. The requester chooses the id, so the key includes
+// its address.
 type exchange struct {
 	id   uint64
 	peer netip.AddrPort
 }
 
-// refusedRequest is a Request that did not come in. Late copies of it must not, either, and
-// get the same answer.
+// refusedRequest is a refused Request. Late copies of it are refused, too, with the same answer.
 type refusedRequest struct {
 	key   exchange
 	reply datagram
 	heard time.Time
 }
 
-// finished is exchanges that are over, oldest first: what may be forgotten. Guarded by
-// Manager.mu.
+// finished is a list of ended exchanges, oldest first, which may be forgotten. Guarded by Manager.mu.
 type finished[T any] struct {
 	list   []T
 	heard  func(T) time.Time
 	forget func(T)
 }
 
-// add forgets the oldest when there are too many.
+// add adds an exchange, and forgets the oldest if there are too many.
 func (f *finished[T]) add(x T) {
 	f.list = append(f.list, x)
 	if len(f.list) > maxFinished {
@@ -165,11 +162,11 @@ func NewManager(t Transport, port uint16) *Manager {
 	return m
 }
 
-// Close tells the other sides of everything that is under way, once, and ends
-// it with ErrClosed. It returns when the manager's goroutine has ended.
+// Close cancels or rejects each exchange under way with one message, and ends it with ErrClosed.
+// It returns when the manager's goroutine has ended.
 func (m *Manager) Close() error { return m.CloseWith(kagent.ErrClosed) }
 
-// CloseWith is Close with another error for those who wait, and who call later.
+// CloseWith is Close with another error, which waiting and later calls return.
 func (m *Manager) CloseWith(cause error) error {
 	m.mu.Lock()
 	if m.closed {
@@ -216,7 +213,7 @@ func (m *Manager) send(d datagram) error {
 	return m.transport.Send(d.b, d.from, d.to)
 }
 
-// sendAll sends what there is, without m.mu.
+// sendAll sends all of out, without m.mu.
 func (m *Manager) sendAll(all []datagram) {
 	for _, d := range all {
 		_ = m.send(d)
@@ -227,8 +224,7 @@ func (m *Manager) sendAll(all []datagram) {
 func encode(msg wire.CM, from netip.Addr, to netip.AddrPort) datagram {
 	b, err := msg.Append(nil)
 	if err != nil {
-		// Offers are checked when they come from the program; the rest
-		// is ours.
+		// Offers are checked when the program passes them; the other fields are set by this package.
 		return datagram{}
 	}
 	return datagram{b: b, from: from, to: to}
@@ -263,7 +259,7 @@ func (m *Manager) Receive(b []byte, local netip.Addr, from netip.AddrPort) {
 	m.send(reply)
 }
 
-// Undelivered takes the transport's news of a message that did not arrive.
+// Undelivered processes the transport's report of a message that did not arrive.
 func (m *Manager) Undelivered(quote []byte, to netip.AddrPort, err error) {
 	t, id, ok := wire.PeekCM(quote)
 	if !ok {
@@ -280,8 +276,7 @@ func (m *Manager) Undelivered(quote []byte, to netip.AddrPort, err error) {
 			r.end(err, wire.CMReasonNone)
 		}
 	case wire.CMAccept:
-		// The requester's agent is gone. That its host is not reachable
-		// may pass: time decides.
+		// The requester's agent is gone. An unreachable host may be temporary, so only time decides.
 		if in := m.incoming[exchange{id, to}]; in != nil && in.state == inAccepting && errors.Is(err, kagent.ErrNoMatch) {
 			in.end(kagent.ErrVanished, wire.CM{})
 		}
@@ -341,7 +336,7 @@ func (m *Manager) sweep() {
 	}
 }
 
-// Counters returns the counters as they are now.
+// Counters returns the current counters.
 func (m *Manager) Counters() kagent.Counters {
 	m.mu.Lock()
 	defer m.mu.Unlock()

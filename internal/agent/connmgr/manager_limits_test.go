@@ -40,8 +40,8 @@ func TestEstablishedByData(t *testing.T) {
 	})
 }
 
-// An acceptor that was stopped for longer than its peer may be silent hears what the
-// peer has to say when it goes on.
+// An acceptor that was stopped for longer than its peer may be silent processes the peer's messages when it
+// continues.
 func TestAcceptGoesOn(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
@@ -65,7 +65,7 @@ func TestAcceptGoesOn(t *testing.T) {
 	})
 }
 
-// An acceptor that gives up tells the requester, which has not confirmed yet.
+// An acceptor that gives up notifies the requester, which has not confirmed yet.
 func TestAcceptTimesOut(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		errc := make(chan error, 1)
@@ -117,7 +117,7 @@ func TestLostConfirm(t *testing.T) {
 	})
 }
 
-// However many strangers ask meanwhile, an acceptor whose Confirm was lost gets another.
+// Even in a flood of requests, an acceptor whose Confirm was lost gets another.
 func TestFloodAndLostConfirm(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		type outcome struct {
@@ -159,8 +159,7 @@ func TestFloodAndLostConfirm(t *testing.T) {
 	})
 }
 
-// Several waits are served each by one request, and by discriminator and
-// address.
+// Several waits each get one request, by discriminator and address.
 func TestWaitsDoNotMix(t *testing.T) {
 	network(t, kagenttest.Faults{Dup: 0.5, Jitter: 10 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		link := b.Link()
@@ -209,7 +208,7 @@ func TestWaitsDoNotMix(t *testing.T) {
 	})
 }
 
-// A server that waits in a loop, or polls, misses nobody.
+// A server that waits in a loop, or polls, misses no request.
 func TestGrace(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		var wg sync.WaitGroup
@@ -240,7 +239,7 @@ func TestGrace(t *testing.T) {
 		}
 		wg.Wait()
 
-		// And a queue that nobody comes back to is told.
+		// Requests in a queue to which no Wait returns are refused.
 		_, err := a.Request(within(5*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
 		if !errors.Is(err, kagent.ErrNoMatch) {
 			t.Errorf("after the server has gone: %v", err)
@@ -248,8 +247,7 @@ func TestGrace(t *testing.T) {
 	})
 }
 
-// What the network makes an agent remember is bounded, and the newest at a
-// discriminator are those that are kept.
+// The state that the network can create is bounded, and at a discriminator the newest requests are kept.
 func TestBacklogIsBounded(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		l, err := b.Listen(kagent.Address{Disc: echo})
@@ -280,7 +278,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	})
 }
 
-// Close ends all that is under way, on both sides.
+// Close ends everything under way, on both sides.
 func TestCloseEndsEverything(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		l, err := b.Listen(kagent.Address{Disc: []byte("l")})
@@ -355,7 +353,7 @@ func TestSelf(t *testing.T) {
 	})
 }
 
-// What cannot be sent is refused before it is.
+// Arguments that cannot be sent are refused beforehand.
 func TestBadArguments(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		ctx := within(time.Second)

@@ -74,7 +74,7 @@ func serve(b *kagenttest.Agent, disc []byte, o kagent.Offer) <-chan accepted {
 	return ch
 }
 
-// Both sides learn the other's offer, address and discriminator.
+// Both sides get the other's offer, address and discriminator.
 func TestConnect(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		ao, bo := offer(a, t), offer(b, t)
@@ -167,7 +167,7 @@ func TestLossyOutcomes(t *testing.T) {
 			}
 		}},
 		{"time-out", func(t *testing.T, a, b *kagenttest.Agent) {
-			// The other side's program takes the request and says nothing.
+			// The other side's program takes the request and does not answer.
 			got := make(chan kagent.Incoming, 1)
 			go func() {
 				in, err := b.Wait(within(time.Minute), kagent.Address{Disc: echo})
@@ -235,7 +235,7 @@ func TestDuplicatesMakeOneIncoming(t *testing.T) {
 	})
 }
 
-// Nobody waits: the answer takes one round trip.
+// Without a Wait, the answer takes one round trip.
 func TestNoMatchTakesARoundTrip(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: 2 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		go b.Wait(within(time.Second), kagent.Address{Disc: []byte("other")})
@@ -254,7 +254,7 @@ func TestNoMatchTakesARoundTrip(t *testing.T) {
 	})
 }
 
-// The requester's change of mind reaches the acceptor.
+// A cancellation by the requester reaches the acceptor.
 func TestCancel(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -304,7 +304,7 @@ func TestDecline(t *testing.T) {
 	})
 }
 
-// A requester that is gone without a word ends what waits for it.
+// A requester that vanishes without a message ends the calls that wait for it.
 func TestVanish(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		go a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))

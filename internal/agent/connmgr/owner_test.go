@@ -11,8 +11,8 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 )
 
-// A discriminator is one user's: nobody else gets its requests, by a more special host, a less
-// special one, or a Wait.
+// A discriminator belongs to one user: no other user gets its requests, by a more specific host, a less
+// specific one, or a Wait.
 func TestDiscriminatorOfAnother(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		const mine, theirs = 1001, 0
@@ -78,12 +78,12 @@ func TestDiscriminatorOfAnother(t *testing.T) {
 			refused("while another waits")
 			stop()
 			<-ended
-			refused("just after that") // one who waits in a loop waits again
+			refused("just after that") // a loop of Waits would wait again
 			time.Sleep(100 * time.Millisecond)
 			free("later")
 		}
-		// A request that comes after the Wait, and that nobody has taken when the discriminator
-		// is free, is not for the next user: the manager looks every 50 ms.
+		// A request that arrives after the Wait, and has not been taken when the discriminator becomes free, is
+		// not for the next user: the manager sweeps every 50 ms.
 		time.Sleep(time.Second / 2)
 		wait := func(user uint32, disc []byte) (kagent.Incoming, error) {
 			brief, stop := context.WithTimeout(ctx, time.Millisecond)
@@ -108,7 +108,7 @@ func request(ctx context.Context, t *testing.T, a, b *kagenttest.Agent) {
 	go func() { _, _ = a.Request(ctx, kagent.Address{}, to(b, echo), o) }()
 }
 
-// Nor does anybody get a peer's request that another user's call is to meet.
+// Nor does another user get a peer's request that a user's call is to meet.
 func TestPeerOfAnother(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		const mine, theirs = 1001, 1002

@@ -12,14 +12,13 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// Between peers both sides make a request, and the order of their addresses says
-// which of them is an exchange; see the package comment. Both sides know that
-// from the first message on, and so it cannot happen that each waits for the
-// other, or that three requests meet. When both ends are the same address, they
-// are of this agent, and the request that comes in is the requester.
+// Both peers make a request. The order of their addresses decides which request becomes the
+// exchange; see the package comment. Both sides know this from the first message on, so they
+// cannot wait for each other, and three requests cannot meet. If both ends have the same address,
+// both are of this agent, and the request that comes in is the requester.
 //
-// Requests with the same addresses stand in line: only the first one asks, until
-// it is met. So they meet in order whatever the network does.
+// Requests with the same addresses queue up: only the first one asks, until it is met. So they
+// meet in order even if the network reorders messages.
 
 // ends are the addresses that a peer request is for.
 type ends struct {
@@ -30,8 +29,8 @@ type ends struct {
 
 func (r *request) isPeer() bool { return r.turn != nil }
 
-// RequestPeer asks remote for a connection which it asks us for; see [kagent.Agent].
-// local.Host the zero Addr is any address of this host.
+// RequestPeer connects with remote, which must also call RequestPeer for local; see [kagent.Agent]. A zero
+// local.Host stands for any address of this host.
 func (m *Manager) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	return m.RequestPeerAs(ctx, 0, local, remote, o)
 }
@@ -59,7 +58,7 @@ func (m *Manager) RequestPeerAs(ctx context.Context, user uint32, local, remote 
 	ask := first.ask
 	m.mu.Unlock()
 	if first != r && r.peers.from == r.peers.to {
-		// Perhaps the first one waits for this one.
+		// The first one in the queue may wait for this one.
 		m.send(ask)
 	}
 	select {
@@ -72,8 +71,7 @@ func (m *Manager) RequestPeerAs(ctx context.Context, user uint32, local, remote 
 	}
 }
 
-// lineUp puts r at the end of its line, and returns the first one there. Caller
-// holds m.mu.
+// lineUp puts r at the end of its queue, and returns the first one there. Caller holds m.mu.
 func (m *Manager) lineUp(r *request) *request {
 	line := append(m.peers[r.peers], r)
 	m.peers[r.peers] = line
@@ -84,8 +82,7 @@ func (m *Manager) lineUp(r *request) *request {
 	return line[0]
 }
 
-// stepOut takes r out of its line, if it is in one: it is met, or over. Caller
-// holds m.mu.
+// stepOut removes r from its queue, if it is in one, since it is met or over. Caller holds m.mu.
 func (m *Manager) stepOut(r *request) {
 	if !r.inLine {
 		return
@@ -104,8 +101,7 @@ func (m *Manager) stepOut(r *request) {
 	m.peers[r.peers] = line
 }
 
-// onPeer takes a peer's Request, of size bytes, that has no exchange here. Caller holds
-// m.mu.
+// onPeer processes a peer's Request, of size bytes, that has no exchange here. Caller holds m.mu.
 func (m *Manager) onPeer(msg *wire.CM, size int, local netip.Addr, from netip.AddrPort, now time.Time) datagram {
 	order := cmp.Or(local.Compare(from.Addr()), bytes.Compare(msg.To, msg.From))
 	r := m.counterpart(msg, local, from)
@@ -113,7 +109,7 @@ func (m *Manager) onPeer(msg *wire.CM, size int, local netip.Addr, from netip.Ad
 	case r == nil:
 		return datagram{} // it asks again
 	case order < 0 && len(r.ask.b) > size:
-		return datagram{} // it goes again by itself
+		return datagram{} // it is repeated by its timer
 	case order < 0:
 		return r.ask
 	}
@@ -131,7 +127,7 @@ func (m *Manager) onPeer(msg *wire.CM, size int, local netip.Addr, from netip.Ad
 	in := m.newIncoming(msg, size, local, from, now, proven)
 	m.pending.add(in, r.user)
 	m.stepOut(r)
-	delete(m.requests, r.id) // no answer to it will ever come
+	delete(m.requests, r.id) // it will not get an answer
 	r.state, r.in = reqYielded, in
 	close(r.result)
 	m.sweepLater()

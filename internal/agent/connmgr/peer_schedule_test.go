@@ -133,9 +133,8 @@ func (s *peerSchedule) run() (wrong []string) {
 	return wrong
 }
 
-// Whatever the network does, who calls when and who refuses: no call is
-// connected but with one that is connected with it, by the same addresses, and
-// nothing stays in memory.
+// For any network, order of calls and refusals: a call is connected only with a call that is connected with it,
+// by the same addresses, and nothing stays in memory.
 func TestPeerSchedules(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := drawPeerSchedule(rt)

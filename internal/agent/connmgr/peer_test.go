@@ -18,7 +18,7 @@ import (
 
 var left, right = []byte("left"), []byte("right")
 
-// meeting is what became of a peer request.
+// meeting is the outcome of a peer request.
 type meeting struct {
 	ans           *kagent.Answer
 	in            kagent.Incoming
@@ -28,8 +28,7 @@ type meeting struct {
 	err           error
 }
 
-// meet makes a peer request, and goes on to the connection in the part that it
-// gets.
+// meet makes a peer request, and completes the connection in the part that it gets.
 func meet(ctx context.Context, agent *kagenttest.Agent, local, remote kagent.Address, o kagent.Offer) (m meeting) {
 	m.own = o
 	m.ans, m.in, m.err = agent.RequestPeer(ctx, local, remote, o)
@@ -55,7 +54,7 @@ func calls(ctx context.Context, agent *kagenttest.Agent, local, remote kagent.Ad
 	return ch
 }
 
-// connected finds what is wrong with two meetings that should be each other's.
+// connected returns what is wrong with two meetings that should be each other's.
 func connected(a, b meeting) error {
 	switch {
 	case a.err != nil || b.err != nil:
@@ -80,8 +79,8 @@ func at(a *kagenttest.Agent, v4 bool, disc []byte) kagent.Address {
 	return kagent.Address{Host: link.IPv6[0], Disc: disc}
 }
 
-// Whoever calls first, and however much earlier: when the second has called, it
-// takes a round trip or a little more.
+// Whichever side calls first, and however much earlier: after the second call a connect takes a round trip or a
+// little more.
 func TestPeersMeetInARoundTrip(t *testing.T) {
 	const way = 10 * time.Millisecond
 	for _, v4 := range []bool{true, false} {
@@ -121,8 +120,8 @@ func TestPeersMeetInARoundTrip(t *testing.T) {
 	}
 }
 
-// What does not cross-match byte for byte goes on until its time is over, and
-// makes the other side remember nothing.
+// Addresses that do not match crosswise, byte for byte, do not meet: the call continues until its time is over,
+// and leaves no state at the other side.
 func TestPeersThatDoNotMatch(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		c := net.Agent("c")
@@ -213,7 +212,7 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 	})
 }
 
-// A host without an agent gets one, and then both meet.
+// Two calls meet after a host without an agent has got one.
 func TestPeerStartsLater(t *testing.T) {
 	for _, swap := range []bool{false, true} {
 		network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
@@ -246,7 +245,7 @@ func TestPeerUnreachable(t *testing.T) {
 	})
 }
 
-// The acceptor, who sees both offers, tells the requester what is wrong.
+// The acceptor, which sees both offers, reports the mismatch to the requester.
 func TestPeerRejects(t *testing.T) {
 	for _, reason := range []wire.CMReason{wire.CMReasonLevel, wire.CMReasonTransfer, wire.CMReasonQoS} {
 		for seed := range uint64(10) {
@@ -269,8 +268,7 @@ func TestPeerRejects(t *testing.T) {
 	}
 }
 
-// Giving up: before they meet it leaves nothing, after that the other side
-// hears of it.
+// Cancelling a call before the two meet leaves nothing; after that the other side is notified.
 func TestPeerCancel(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		for _, c := range []struct{ quits, stays *kagenttest.Agent }{{a, b}, {b, a}} {
@@ -282,7 +280,7 @@ func TestPeerCancel(t *testing.T) {
 				t.Errorf("cancelled: %v", m.err)
 			}
 			if m := meet(within(time.Second), c.stays, to(c.stays, right), to(c.quits, left), offer(c.stays, t)); !errors.Is(m.err, kagent.ErrTimeout) {
-				t.Errorf("met one who is gone: %+v", m)
+				t.Errorf("met a call that is over: %+v", m)
 			}
 		}
 
@@ -318,8 +316,7 @@ func TestPeerCancel(t *testing.T) {
 	})
 }
 
-// Calls with the same addresses meet in the order in which they were made,
-// whatever the network does.
+// Calls with the same addresses meet in the order in which they were made, on any network.
 func TestPeersMeetInOrder(t *testing.T) {
 	const n = 20
 	for seed := range uint64(10) {
@@ -358,8 +355,7 @@ func TestPeersMeetInOrder(t *testing.T) {
 	}
 }
 
-// A program that takes its time to accept does not hold up the next call with
-// the same addresses.
+// A program that is slow to accept does not delay the next call with the same addresses.
 func TestSlowPeerHoldsNobodyUp(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		slow := calls(within(time.Minute), a, to(a, left), to(b, right), offer(a, t))
@@ -403,8 +399,7 @@ func TestManyPeers(t *testing.T) {
 	})
 }
 
-// Close ends the calls that ask and those that stand in line, and the other
-// side's that have met.
+// Close ends the calls that ask and those in the queue, and the other side's calls that have met.
 func TestCloseEndsPeers(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		var waiting []<-chan meeting
@@ -492,7 +487,7 @@ func TestPeersOfOneAgent(t *testing.T) {
 	}
 }
 
-// One with itself is nobody.
+// A call does not meet itself.
 func TestPeerMeetsNotItself(t *testing.T) {
 	network(t, kagenttest.Faults{Dup: 1}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
 		if m := meet(within(time.Second), a, to(a, echo), to(a, echo), offer(a, t)); !errors.Is(m.err, kagent.ErrTimeout) {
@@ -532,8 +527,7 @@ func TestManyPeersOfOneAddress(t *testing.T) {
 	}
 }
 
-// The request of a call that is over meets nobody, when it comes late and the
-// cancellation never.
+// The request of a call that is over meets no call, if it arrives late and the cancellation never does.
 func TestOldRequestToItself(t *testing.T) {
 	const way = 100 * time.Millisecond
 	network(t, kagenttest.Faults{Delay: way}, func(t *testing.T, net *kagenttest.Fabric, a, _ *kagenttest.Agent) {

@@ -5,17 +5,16 @@ import (
 	"viaxdp/internal/agent/kagent"
 )
 
-// pending is the requests that are not answered, in queues or with programs, by the
-// user who has them. What is in the queue of a door is the door's user's. Guarded by
-// Manager.mu.
+// pending is the unanswered requests of each user, in queues or returned to programs. Requests in
+// the queue of a door count for the door's user. Guarded by Manager.mu.
 type pending struct {
 	users map[uint32]*share
 	all   int
 }
 
-// share is what one user has.
+// share is the requests of one user.
 type share struct {
-	list  list.List                 // of *incoming, in the order in which they got there
+	list  list.List                 // of *incoming, in the order of arrival there
 	doors [maxBacklog + 1]list.List // of *door, by the length of its queue, which is not 0
 }
 
@@ -23,7 +22,7 @@ func newPending() pending { return pending{users: make(map[uint32]*share)} }
 
 func (p *pending) total() int { return p.all }
 
-// of counts those of a user.
+// of returns the number of a user's requests.
 func (p *pending) of(user uint32) int {
 	if s := p.users[user]; s != nil {
 		return s.list.Len()
@@ -31,7 +30,7 @@ func (p *pending) of(user uint32) int {
 	return 0
 }
 
-// add makes an Incoming a user's, and no other's.
+// add counts an Incoming for a user, and for no other.
 func (p *pending) add(in *incoming, user uint32) {
 	p.remove(in)
 	s := p.users[user]
@@ -43,7 +42,7 @@ func (p *pending) add(in *incoming, user uint32) {
 	p.all++
 }
 
-// remove takes an Incoming out, if it is there.
+// remove removes an Incoming, if it is there.
 func (p *pending) remove(in *incoming) {
 	if in.place == nil {
 		return
@@ -57,8 +56,8 @@ func (p *pending) remove(in *incoming) {
 	}
 }
 
-// addDoor puts a door among its user's by the length of its queue; removeDoor takes it out
-// before that changes.
+// addDoor adds a door to its user's doors of the same queue length; removeDoor removes it, and must be called
+// before the length changes.
 func (p *pending) addDoor(d *door) {
 	if n := len(d.queue); n > 0 {
 		d.place = p.users[d.user].doors[n].PushBack(d)
@@ -72,8 +71,8 @@ func (p *pending) removeDoor(d *door) {
 	}
 }
 
-// longest is the door of a user with the longest queue, or nil where none has one. It
-// takes no more steps than a queue has places.
+// longest returns a user's door with the longest queue, or nil if all are empty. It takes at most maxBacklog
+// steps.
 func (p *pending) longest(user uint32) *door {
 	if s := p.users[user]; s != nil {
 		for n := maxBacklog; n > 0; n-- {
@@ -90,13 +89,12 @@ func (m *Manager) isFull(d *door) bool {
 	return m.pending.total() >= maxPending || len(d.queue) >= maxBacklog
 }
 
-// makeRoom sees to it that there is room for one more request at d, and tells whether
-// there is. When there are as many as there may be, the user who has the most pays: with
-// the oldest where the most wait, and if none waits with the oldest that the user's
-// programs have taken. Who has as many as anybody pays with what waits; with what was
-// taken only for a program that waits for the next one, and is refused otherwise: so a
-// user who wants a share gets it, whatever the others' listeners are flooded with.
-// Caller holds m.mu.
+// makeRoom makes room for one more request at d. It reports whether there is room. At maxPending,
+// it evicts a request of the user with the most: the oldest one in that user's longest queue or,
+// if none is queued, the oldest one that the user's programs have taken. If no user has more than
+// d's, it evicts a queued request of d's user. It evicts a taken one only if a program waits for
+// the next one; otherwise there is no room. So a user gets a share even if other users' listeners
+// are flooded. Caller holds m.mu.
 func (m *Manager) makeRoom(d *door) bool {
 	if m.pending.total() < maxPending {
 		return true

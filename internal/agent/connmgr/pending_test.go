@@ -11,7 +11,7 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// flood is strangers who ask.
+// flood sends requests of many strangers.
 type flood struct {
 	t *testing.T
 	m *connmgr.Manager
@@ -19,8 +19,8 @@ type flood struct {
 	n uint32 // strangers until now
 }
 
-// ask has so many strangers ask for a discriminator, who prove their addresses, and returns the
-// last answer.
+// ask sends requests of n strangers, which prove their addresses, for a discriminator. It returns the last
+// answer.
 func (f *flood) ask(n int, disc string) (answer wire.CM) {
 	f.t.Helper()
 	for range n {
@@ -41,7 +41,7 @@ func (f *flood) ask(n int, disc string) (answer wire.CM) {
 	return answer
 }
 
-// say sends a message of the stranger whose turn it is, and returns the answer, if there is one.
+// say sends a message of the current stranger, and returns the answer, if there is one.
 func (f *flood) say(msg wire.CM) (answer wire.CM) {
 	f.t.Helper()
 	f.s.take()
@@ -77,8 +77,8 @@ func (f *flood) take(l kagent.Listener) kagent.Incoming {
 	return in
 }
 
-// A user whose listeners are flooded, and whose programs take requests and answer none,
-// takes no room from the listener of another user, who may have as many.
+// A user whose listeners are flooded, and whose programs take requests and do not answer, takes no room from
+// another user's listener, which may have as many.
 func TestFairShareOfUsers(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		const hog, other, most, door = 7, 8, 1024, 64
@@ -137,7 +137,7 @@ func TestFairShareOfUsers(t *testing.T) {
 	})
 }
 
-// So it is between listeners of one user: the one that is flooded pays.
+// The same holds between listeners of one user: the flooded one loses its requests.
 func TestFairShareOfListeners(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		f := &flood{t: t, m: m, s: s}

@@ -35,27 +35,27 @@ type request struct {
 	id     uint64
 	to     netip.AddrPort
 	ask    datagram
-	result chan struct{} // closed on leaving reqAsking
+	result chan struct{} // closed when state leaves reqAsking
 	peers  ends          // of a peer request
 	turn   chan struct{} // of a peer request: closed when it may ask; else nil
-	user   uint32        // whose program asks
+	user   uint32        // user of the program that asks
 
 	// guarded by m.mu
 	state  reqState
 	answer *kagent.Answer
 	err    error     // valid in reqEnded
 	in     *incoming // valid in reqYielded
-	inLine bool      // a peer request that the other side has not met yet
-	last   datagram  // what a repeated Accept gets
+	inLine bool      // it is in the queue of peer requests
+	last   datagram  // answer to a repeated Accept
 	heard  time.Time // last change, or last repeated Accept
-	known  bool      // the acceptor's side has said something
+	known  bool      // a message of the acceptor has arrived
 
-	again     backoff   // in reqAnswered of the proof, in reqConfirmed of confirm
+	again     backoff   // resend timer: of the proof in reqAnswered, of confirm in reqConfirmed
 	confirm   datagram  // in reqConfirmed
 	plain     datagram  // a Confirm for an older acceptor; none: confirm is one
 	confirmed bool      // the acceptor has it
 	since     time.Time // when the program confirmed
-	repeats   int       // of the Accept
+	repeats   int       // repeated Accepts
 }
 
 // Request asks remote for a connection; see [kagent.Agent].
@@ -81,7 +81,7 @@ func (m *Manager) RequestAs(ctx context.Context, user uint32, local, remote kage
 	return a, err
 }
 
-// newRequest checks what the program wants to ask for.
+// newRequest checks the program's arguments.
 func (m *Manager) newRequest(local, remote kagent.Address, o kagent.Offer, flags uint16) (*request, error) {
 	host := kagent.Plain(remote.Host)
 	if !host.IsValid() || host.IsUnspecified() || host.IsMulticast() {
@@ -103,7 +103,7 @@ func (m *Manager) newRequest(local, remote kagent.Address, o kagent.Offer, flags
 	return r, nil
 }
 
-// run asks until there is an outcome.
+// run repeats the Request until there is an outcome.
 func (r *request) run(ctx context.Context) (*kagent.Answer, kagent.Incoming, error) {
 	var retry backoff
 	defer retry.stop()
@@ -131,8 +131,8 @@ func (r *request) run(ctx context.Context) (*kagent.Answer, kagent.Incoming, err
 	}
 }
 
-// reprobeLater has the peer's hardware address probed as long as it says nothing. What it
-// returns ends that.
+// reprobeLater probes the peer's hardware address as long as the peer does not answer. stop ends
+// that.
 func (r *request) reprobeLater(ctx context.Context) (stop func()) {
 	r.m.mu.Lock()
 	from := r.answer.Local.Host
@@ -159,27 +159,27 @@ func (r *request) reprobeLater(ctx context.Context) (stop func()) {
 	}
 }
 
-// question is the Request as it goes now.
+// question returns the Request in its current form.
 func (r *request) question() datagram {
 	r.m.mu.Lock()
 	defer r.m.mu.Unlock()
 	return r.ask
 }
 
-// onRetry takes the cookie of a Retry, and returns the Request with it. Caller holds m.mu.
+// onRetry stores the cookie of a Retry, and returns the Request with it. Caller holds m.mu.
 func (r *request) onRetry(cookie uint64) datagram {
 	msg, err := wire.ParseCM(r.ask.b)
 	if err != nil || r.state != reqAsking || msg.Cookie == cookie {
-		return datagram{} // the Request with it is on its way, and goes again by itself
+		return datagram{} // the Request with it has been sent, and is repeated by its timer
 	}
 	msg.Cookie = cookie
 	r.ask = encode(msg, r.ask.from, r.to)
 	return r.ask
 }
 
-// proveAgain tells the acceptor, while the program here has not confirmed yet, that its
-// Accept has arrived. That proves the address, and shows that the requester is alive. An
-// older acceptor drops it.
+// proveAgain repeats to the acceptor that its Accept has arrived, until the program here
+// confirms. This proves the address, and shows that the requester is alive. An older acceptor
+// drops the message.
 func (r *request) proveAgain() {
 	m := r.m
 	m.mu.Lock()
@@ -195,7 +195,7 @@ func (r *request) proveAgain() {
 	m.send(d)
 }
 
-// isHeard tells whether the acceptor's side has said anything.
+// isHeard reports whether a message of the acceptor has arrived.
 func (r *request) isHeard() bool {
 	r.m.mu.Lock()
 	defer r.m.mu.Unlock()
@@ -214,7 +214,7 @@ func (r *request) outcome() (*kagent.Answer, kagent.Incoming, error) {
 	return r.answer, nil, nil
 }
 
-// giveUp ends the request unless its outcome came just now.
+// giveUp ends the request unless its outcome has just arrived.
 func (r *request) giveUp(err error, reason wire.CMReason) (*kagent.Answer, kagent.Incoming, error) {
 	r.m.mu.Lock()
 	if r.state != reqAsking {
@@ -249,7 +249,7 @@ func (r *request) message(msg wire.CM) datagram {
 	return encode(msg, r.answer.Local.Host, r.to)
 }
 
-// onAnswer takes a message of the acceptor. Caller holds m.mu.
+// onAnswer processes a message of the acceptor. Caller holds m.mu.
 func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) datagram {
 	r := m.requests[msg.ID]
 	if r == nil {
@@ -334,8 +334,8 @@ func (r *request) ConfirmWith(proof []byte) error {
 	return nil
 }
 
-// confirmAgain repeats the Confirm until the acceptor has said that it has it. An older
-// acceptor never does, and asks by its Accept.
+// confirmAgain repeats the Confirm until the acceptor has acknowledged it. An older acceptor
+// never does; it asks for the Confirm by repeating its Accept.
 func (r *request) confirmAgain() {
 	m := r.m
 	m.mu.Lock()
@@ -349,8 +349,8 @@ func (r *request) confirmAgain() {
 	m.send(d)
 }
 
-// confirmOnAccept is the reply to another Accept: the acceptor has not understood the
-// Confirm, which was new to it, or has not got it. Caller holds m.mu.
+// confirmOnAccept returns the reply to a repeated Accept: the acceptor has not got the Confirm, or is older
+// and does not know its form. Caller holds m.mu.
 func (r *request) confirmOnAccept() datagram {
 	r.repeats++
 	if !r.confirmed && r.plain.b != nil && r.repeats%2 == 1 {
@@ -370,7 +370,7 @@ func (r *request) Decline(reason wire.CMReason) {
 	r.m.send(d)
 }
 
-// backoff is the clock of resends: firstRetry, doubled up to lastRetry.
+// backoff is the resend timer: firstRetry, doubled up to lastRetry.
 type backoff struct {
 	wait  time.Duration
 	timer *time.Timer
@@ -387,7 +387,7 @@ func (b *backoff) next() <-chan time.Time {
 	return b.timer.C
 }
 
-// call calls f when next would fire; always the same f.
+// call has f called when next would fire. It must always be the same f.
 func (b *backoff) call(f func()) {
 	if b.timer == nil {
 		b.wait = firstRetry

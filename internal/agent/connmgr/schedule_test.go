@@ -16,7 +16,7 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// What a client does with its request, and a server with what it gets.
+// The actions of a client with its request, and of a server with what it gets.
 type (
 	clientPlan struct {
 		Start, Timeout, Pause time.Duration
@@ -24,7 +24,7 @@ type (
 	}
 	serverPlan struct {
 		Pause  time.Duration
-		Action int // accept, reject, say nothing
+		Action int // accept, reject, no answer
 	}
 	schedule struct {
 		Faults  kagenttest.Faults
@@ -41,9 +41,9 @@ const (
 	doNothing
 )
 
-// longestStreak keeps the network from being silent for so long that one side has to
-// take the other for gone, which may be connected: an acceptor sends its Accept a dozen
-// times at least before it does, and each third of each third is confirmed.
+// longestStreak keeps the network from being silent for so long that one side considers the other gone although
+// it may be connected: an acceptor sends its Accept at least a dozen times before it does, and each third of
+// each third is confirmed.
 const longestStreak = 2
 
 func drawSchedule(t *rapid.T) schedule {
@@ -70,7 +70,7 @@ func drawSchedule(t *rapid.T) schedule {
 	return s
 }
 
-// side is what one side knows of a connection in the end.
+// side is one side's view of a connection in the end.
 type side struct {
 	own, peer kagent.Offer
 	err       error
@@ -180,8 +180,8 @@ func (s *schedule) run() (wrong []string) {
 	return wrong
 }
 
-// agree says what is wrong with how a client has ended, and its server, if it has met
-// one.
+// agree returns an error if the outcomes of a client, and of its server if it has met one, contradict each
+// other.
 func agree(c, server side, met bool) error {
 	connected := c.err == nil
 	switch {
@@ -197,7 +197,7 @@ func agree(c, server side, met bool) error {
 		return fmt.Errorf("its server is connected and it has %w", c.err)
 	case errors.Is(c.err, kagent.ErrRejected):
 		if !met || server.plan != doReject {
-			return fmt.Errorf("it was rejected by nobody: %w", c.err)
+			return fmt.Errorf("it was rejected, but not by its server: %w", c.err)
 		}
 		return nil
 	case errors.Is(c.err, kagent.ErrTimeout), errors.Is(c.err, kagent.ErrNoMatch), errors.Is(c.err, context.Canceled):
@@ -206,8 +206,8 @@ func agree(c, server side, met bool) error {
 	return c.err
 }
 
-// Whatever the network does and whoever changes his mind when: both sides end
-// up with one opinion, and with nothing in memory.
+// For any network and any change of mind at any time, both sides agree on the outcome, and nothing stays in
+// memory.
 func TestSchedules(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := drawSchedule(rt)

@@ -5,20 +5,17 @@ import "net/netip"
 // Transport carries connection management datagrams. It may lose, repeat,
 // delay and reorder them.
 type Transport interface {
-	// Send sends b to an agent. from is the source address, the zero Addr
-	// leaves it to the transport. It does not keep b, does not wait for
-	// anything that comes from the network, and does not call the Handler.
-	// An error that wraps ErrUnreachable says that there is no way to that
-	// address; any other means that this datagram is lost.
-	// Any goroutine may call it.
+	// Send sends b to an agent. from is the source address; with the zero Addr the transport
+	// chooses it. Send does not keep b, does not wait for the network, and does not call the
+	// Handler. An error that wraps ErrUnreachable means that there is no route to that address;
+	// any other, that this datagram is lost. Any goroutine may call it.
 	Send(b []byte, from netip.Addr, to netip.AddrPort) error
-	// Broadcast sends b to the agents of all hosts on the link, and may send
-	// it to this one too: from is the source address and tells the family.
-	// What arrives was sent to the address [Everyone] of that family. For
-	// the rest it is like Send.
+	// Broadcast sends b to the agents of all hosts on the link, and may send it to this one too.
+	// from is the source address and selects the family. The destination is the address
+	// [Everyone] of that family. Otherwise it is like Send.
 	Broadcast(b []byte, from netip.Addr) error
-	// Serve hands what comes in to h until Close, and then returns nil. It
-	// may call h from one goroutine at a time only.
+	// Serve passes received datagrams to h until Close, and then returns nil. It calls h from one goroutine
+	// at a time.
 	Serve(h Handler) error
 	// Close ends Serve and makes Send fail. A second Close does nothing.
 	Close() error
@@ -34,13 +31,13 @@ func Everyone(v4 bool) netip.Addr {
 	return netip.IPv6LinkLocalAllNodes()
 }
 
-// Handler takes what a Transport receives. The Manager is one.
+// Handler processes what a Transport receives. The Manager is one.
 type Handler interface {
-	// Receive takes a datagram that was sent to the address local. b is
-	// the transport's again when Receive returns.
+	// Receive processes a datagram that was sent to the address local. The transport reuses b after Receive
+	// returns.
 	Receive(b []byte, local netip.Addr, from netip.AddrPort)
-	// Undelivered takes the news that a datagram sent to that address did
-	// not arrive: quote is its beginning. err wraps ErrNoMatch when the
-	// host is there and has no agent, ErrUnreachable when the host is not.
+	// Undelivered processes the report that a datagram sent to that address did not arrive: quote is its
+	// beginning. err wraps ErrNoMatch if the host exists and has no agent, ErrUnreachable if the host does
+	// not exist.
 	Undelivered(quote []byte, to netip.AddrPort, err error)
 }

@@ -61,7 +61,7 @@ func newFlooder(t *testing.T, from *nstest.NS, to netip.Addr) *flooder {
 	return f
 }
 
-// datagram is a new request to a discriminator.
+// datagram returns a new request to a discriminator.
 func (f *flooder) datagram(disc []byte) []byte {
 	f.next++
 	msg := wire.CM{Type: wire.CMRequest, ID: f.next, VI: 1, Key: f.next, Level: 2, From: []byte("flood"), To: disc}
@@ -76,7 +76,7 @@ func (f *flooder) send(b []byte) error {
 	return unix.Sendto(f.fds[int(f.next)%len(f.fds)], b, 0, &f.to)
 }
 
-// waits says whether something is on the socket that nobody has read.
+// waits reports whether unread data is on the socket.
 func (h *host) waits() (is bool) {
 	_ = h.udp.Control(func(fd uintptr) {
 		n, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ)
@@ -85,10 +85,10 @@ func (h *host) waits() (is bool) {
 	return is
 }
 
-// Requests of strangers that keep the agent's socket busy make nothing grow beyond its bound, and
-// a client connects all the same, whether the server waits or the discriminator is flooded, too. They come as fast
-// as they are read: what the kernel drops for want of room, strangers' or not, is sent again, after a time that would
-// be a matter of luck.
+// Requests of strangers that keep the agent's socket busy exceed no bound, and a client connects all the same,
+// whether the server waits or the discriminator is flooded, too. They are sent as fast as they are read:
+// datagrams that the kernel drops for lack of room are repeated, and the time of a connect would otherwise be
+// random.
 func TestConnectFloodOverUDP(t *testing.T) {
 	const (
 		connects = 5
@@ -167,7 +167,7 @@ func TestConnectFloodOverUDP(t *testing.T) {
 	await.Until(t, "all that was sent is read", func() bool { return !b.waits() })
 	n := b.Counters()
 	t.Logf("%d connections beside %d requests; %+v; %d things were remembered", connected, sent.Load(), n, most.Load())
-	if n.NoMatch < atLeast/4 || n.Malformed > 0 || n.Refused > 0 { // half of them were for nobody
+	if n.NoMatch < atLeast/4 || n.Malformed > 0 || n.Refused > 0 { // half of them were for a discriminator without a Wait
 		t.Errorf("%+v", n)
 	}
 	// See TestConnectFlood; and two listeners, two calls, and what has been asked.

@@ -94,7 +94,7 @@ func TestUDPConnect(t *testing.T) {
 	}
 }
 
-// A host without an agent is told from one that is not there.
+// A host without an agent is distinguished from one that does not exist.
 func TestUDPNobodyThere(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	a := newHost(t, an)
@@ -124,7 +124,7 @@ func TestUDPPortInUse(t *testing.T) {
 	newHost(t, bn) // the other namespace's is another port
 }
 
-// Whatever is sent to a socket that nobody reads is read later or counted.
+// Whatever is sent to a socket that is not being read is read later or counted.
 func TestOverrun(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	a, b := newHost(t, an), newHost(t, bn)
@@ -141,7 +141,7 @@ func TestOverrun(t *testing.T) {
 	}
 	resume()
 	await.Until(t, "all that there was room for is read", func() bool { return !b.waits() })
-	stranger() // tells of those before it
+	stranger() // carries the count of those before it
 	var n kagent.Counters
 	await.Until(t, "all are accounted for", func() bool {
 		n = b.Counters()

@@ -15,33 +15,32 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// A Request can have a spoofed source address. An address is proven when
-// something comes from it that only a receiver of what was sent there knows: the cookie of
-// a Retry, the key of an Accept (in a Confirm, or in a frame of the data path), or the proof
-// of a handshake. Until then
+// A Request can have a spoofed source address. An address is proven when something arrives from
+// it that only a receiver of what was sent there knows: the cookie of a Retry, the key of an
+// Accept (in a Confirm, or in a frame of the data path), or the proof of a handshake. Until then
 //
 //   - it gets no more bytes than came from it (allow), and nothing goes there by a timer;
 //   - its exchange has one of a few places apart from those of proven ones.
 //
-// On a quiet host a request comes in without a cookie, so that a connect takes one round
-// trip. When places are short, or an address has not answered, a cookie is asked for first, and
-// nothing is remembered of a request without one.
+// On a quiet host a request comes in without a cookie, so that a connect takes one round trip. If
+// places are short, or an address has not answered, a cookie is required first, and a request
+// without one leaves no state.
 const (
 	maxUnproven     = 32                     // exchanges of unproven addresses
-	maxUnprovenHost = 16                     // and of one of them
-	manyRetries     = 4 * maxUnproven        // that were not answered: a flood
-	yieldInFlood    = 200 * time.Millisecond // how long an Accept waits for an unproven address that is silent: in a flood
-	yieldToProven   = time.Second            // and while a proven one waits in a queue
-	cookieModeTime  = time.Minute            // how long cookies are asked for after an address has not proven itself
+	maxUnprovenHost = 16                     // of these, exchanges of one address
+	manyRetries     = 4 * maxUnproven        // unanswered Retries that indicate a flood
+	yieldInFlood    = 200 * time.Millisecond // limit of an Accept for a silent unproven address in a flood
+	yieldToProven   = time.Second            // the same while a proven request is queued
+	cookieModeTime  = time.Minute            // how long cookies are required after an address has not proven itself
 )
 
 // cookieMode decides whether a request needs a cookie. Guarded by Manager.mu.
 type cookieMode struct {
-	until   time.Time // cookies are asked for until then
-	retries int       // while they are, that were not answered yet; some never are
+	until   time.Time // cookies are required until then
+	retries int       // Retries without an answer while cookies are required; some never get one
 }
 
-// extend notes that an address did not answer.
+// extend records that an address did not answer.
 func (c *cookieMode) extend(now time.Time) { c.until = now.Add(cookieModeTime) }
 
 // cookiesRequired reports whether only proven requesters are served.
@@ -49,7 +48,7 @@ func (m *Manager) cookiesRequired(now time.Time) bool {
 	c := &m.cookieMode
 	if !now.Before(c.until) && c.retries > maxUnproven {
 		c.retries = 0
-		c.extend(now) // the flood goes on, or has ended lately
+		c.extend(now) // the flood continues, or has ended recently
 	}
 	return now.Before(c.until) || len(m.unproven) >= maxUnproven
 }
@@ -86,8 +85,8 @@ func (m *Manager) proven(now time.Time, msg *wire.CM, local netip.Addr, from net
 	return true
 }
 
-// prove notes that the requester of an exchange which has not ended receives what is sent to
-// it. Caller holds m.mu.
+// prove records that the requester of an exchange which has not ended receives what is sent to it. Caller
+// holds m.mu.
 func (in *incoming) prove() {
 	in.proven = true
 	delete(in.m.unproven, in)
@@ -96,8 +95,8 @@ func (in *incoming) prove() {
 	}
 }
 
-// allow gives d if it may be sent now: an unproven address gets what it has sent, in
-// bytes. Caller holds m.mu.
+// allow returns d if it may be sent now: an unproven address gets at most as many bytes as it has sent.
+// Caller holds m.mu.
 func (in *incoming) allow(d datagram) datagram {
 	if in.proven || d.b == nil {
 		return d
@@ -131,23 +130,21 @@ func (m *Manager) sweepUnproven(now time.Time) {
 	}
 }
 
-// cookieTime is how long a key makes cookies. The key before it is good for as long again:
-// so a cookie is too old before the exchange that came by it is forgotten (linger), and
-// cannot bring it in a second time.
+// cookieTime is how long a key makes cookies. The previous key is valid for as long again. So a cookie has
+// expired before its exchange is forgotten (linger), and cannot bring the exchange in a second time.
 const cookieTime = time.Second
 
-// cookies makes and checks the cookies of requests. Nothing is remembered of a request that
-// is answered by one: a cookie is a MAC over the request's addresses, its id and its
-// discriminators, as in SYN cookies and the Retry of QUIC (RFC 9000, 8.1). Guarded by
-// Manager.mu. The zero value is ready.
+// cookies makes and checks the cookies of requests. A request that is answered by a cookie leaves no state: a
+// cookie is a MAC over the request's addresses, its id and its discriminators, as in SYN cookies and the
+// Retry of QUIC (RFC 9000, 8.1). Guarded by Manager.mu. The zero value is ready.
 type cookies struct {
 	since time.Time    // when the first key was made
-	macs  [2]hash.Hash // by the key that makes cookies, and by the one before it; nil: there is none
+	macs  [2]hash.Hash // MACs with the current key and with the previous one; nil: none
 	text  [256]byte
 	sum   [sha256.Size]byte
 }
 
-// turn changes the keys when it is time to.
+// turn changes the keys when the current one has expired.
 func (c *cookies) turn(now time.Time) {
 	age := now.Sub(c.since)
 	if c.macs[0] != nil && age < cookieTime {
@@ -163,7 +160,7 @@ func (c *cookies) turn(now time.Time) {
 	c.since = now
 }
 
-// make gives the cookie for a request.
+// make returns the cookie for a request.
 func (c *cookies) make(now time.Time, msg *wire.CM, local netip.Addr, from netip.AddrPort) uint64 {
 	c.turn(now)
 	return c.of(c.macs[0], msg, local, from)
@@ -183,7 +180,7 @@ func (c *cookies) valid(now time.Time, msg *wire.CM, local netip.Addr, from neti
 	return false
 }
 
-// sameCookie compares in a time that tells nothing of where they differ.
+// sameCookie compares in constant time.
 func sameCookie(x, y uint64) bool {
 	var a, b [8]byte
 	binary.BigEndian.PutUint64(a[:], x)

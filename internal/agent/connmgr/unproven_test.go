@@ -15,14 +15,14 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// spoofed is the n-th source address that an attacker invents.
+// spoofed returns the n-th source address of an attacker.
 func spoofed(n uint32) netip.AddrPort {
 	var ip [4]byte
 	binary.BigEndian.PutUint32(ip[:], 11<<24|n)
 	return netip.AddrPortFrom(netip.AddrFrom4(ip), wire.Port)
 }
 
-// requestOf is a stranger's request.
+// requestOf returns a stranger's request.
 func requestOf(id uint64, disc []byte) wire.CM {
 	return wire.CM{Type: wire.CMRequest, ID: id, VI: 1, Key: 7, Level: 2, MaxTransfer: 1 << 16, To: disc}
 }
@@ -37,7 +37,7 @@ func bytesTo(sent []parcel, to netip.AddrPort) (n int) {
 	return n
 }
 
-// An address that never answers gets no more bytes than came from it, whatever the server does.
+// An address that never answers gets no more bytes than came from it, for any actions of the server.
 func TestUnprovenBytes(t *testing.T) {
 	handshake := make([]byte, wire.CMShareLen)
 	for _, c := range []struct {
@@ -122,7 +122,7 @@ func TestSpoofedConfirm(t *testing.T) {
 		synctest.Wait()
 		select {
 		case err := <-accepted:
-			t.Fatalf("Accept returned %v by a Confirm of a sender who knows nothing of the Accept", err)
+			t.Fatalf("Accept returned %v after a Confirm from a sender without the Accept", err)
 		default:
 		}
 		if err := <-accepted; err == nil {
@@ -131,7 +131,7 @@ func TestSpoofedConfirm(t *testing.T) {
 	})
 }
 
-// Whatever strangers send after a connect, a late copy of its Request does not come in a second time.
+// For any messages of strangers after a connect, a late copy of its Request does not come in a second time.
 func TestForgedForgetNothing(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -184,8 +184,8 @@ func TestForgedForgetNothing(t *testing.T) {
 	}
 }
 
-// A request that found nobody does not come in by a late copy, when there is somebody: its requester
-// has given up.
+// After a request got "no match", a late copy does not come in when there is a Wait: its requester has given
+// up.
 func TestLateCopyFindsNobody(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		msg := requestOf(5, echo)
@@ -207,7 +207,7 @@ func TestLateCopyFindsNobody(t *testing.T) {
 	})
 }
 
-// So it is where the strangers have proven their addresses, and are rejected.
+// The same holds if the strangers have proven their addresses, and are rejected.
 func TestRejectedForgetNothing(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		f := &flood{t: t, m: m, s: s}
@@ -233,8 +233,7 @@ func TestRejectedForgetNothing(t *testing.T) {
 	})
 }
 
-// An acceptor that asks for a proof takes no other confirmation, and goes on
-// waiting for the right one.
+// An acceptor that requires a proof accepts no other confirmation, and continues to wait for the right one.
 func TestConfirmNeedsProof(t *testing.T) {
 	proof := string(make([]byte, wire.CMProofLen))
 	for _, c := range []struct {

@@ -45,9 +45,9 @@ func HolderOf(port uint16) string {
 	return fmt.Sprintf(" (%s)", strings.Join(names, ", "))
 }
 
-// udpInodes collects the inodes of the sockets on a port from a table that is
-// laid out as proc_pid_net(5) says: the local address in the second field,
-// "address:port" in hexadecimal, the inode in the tenth.
+// udpInodes collects the inodes of the sockets on a port from a table in the format of
+// proc_pid_net(5): the second field is the local address, "address:port" in hexadecimal, the
+// tenth is the inode.
 func udpInodes(table io.Reader, port uint16, inodes map[string]bool) {
 	for s := bufio.NewScanner(table); s.Scan(); {
 		fields := strings.Fields(s.Text())
@@ -63,7 +63,8 @@ func udpInodes(table io.Reader, port uint16, inodes map[string]bool) {
 	}
 }
 
-// holdsSocket tells whether a process' descriptors, in dir, name one of them.
+// holdsSocket reports whether one of a process's descriptors, listed in dir, is one of the
+// sockets.
 func holdsSocket(dir string, inodes map[string]bool) bool {
 	fds, err := os.ReadDir(dir)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Whatever the table of UDP sockets says, what is found is a socket's name, by a number and a port that stand
-// in one of its lines; and a line as the kernel writes it is found by its port alone.
+// For any table of UDP sockets, a result is a socket's name, made of a number and a port in one of its lines. A
+// line in the kernel's format is found by its port alone.
 func FuzzUDPInodes(f *testing.F) {
 	const head = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n"
 	f.Add(head+"  413: 0100007F:12B9 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 23456 2 0000000000000000 0\n", uint16(4793), uint64(7))
@@ -39,7 +39,7 @@ func FuzzUDPInodes(f *testing.F) {
 	})
 }
 
-// listed tells whether a line has both numbers, wherever.
+// listed reports whether a line has both numbers, wherever.
 func listed(table string, port uint16, inode uint64) bool {
 	for line := range strings.Lines(table) {
 		var hasPort, hasInode bool

@@ -19,7 +19,7 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// udpLoop is how many datagrams to the interface's own addresses wait.
+// udpLoop is the number of queued datagrams to the interface's own addresses.
 const udpLoop = 64
 
 // UDP is the Transport over a UDP socket of the kernel, which does address
@@ -30,7 +30,7 @@ type UDP struct {
 	conn syscall.RawConn
 	port uint16
 	v6   bool                  // an IPv6 socket, which takes both families
-	own  func(netip.Addr) bool // whether an address is the interface's
+	own  func(netip.Addr) bool // reports whether an address is the interface's
 	loop chan loopback
 	done chan struct{}
 	once sync.Once
@@ -38,17 +38,17 @@ type UDP struct {
 	overrun atomic.Uint32
 }
 
-// loopback is a datagram to ourselves. A socket that is bound to a device does
-// not get what the kernel routes through the loopback device.
+// loopback is a datagram to this host. A socket that is bound to a device does not get what the kernel routes
+// through the loopback device.
 type loopback struct {
 	b     []byte
 	local netip.Addr
 	from  netip.AddrPort
 }
 
-// Listen opens the socket in the network namespace of the calling thread.
-// own tells whether an address is the interface's. An error that matches
-// EADDRINUSE says that another program has the port of that interface.
+// Listen opens the socket in the network namespace of the calling thread. own reports whether an
+// address is the interface's. An error that matches EADDRINUSE means that another program has the
+// port of that interface.
 func Listen(device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
 	u := &UDP{own: own, port: port, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: true}
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -69,8 +69,7 @@ func Listen(device string, port uint16, own func(netip.Addr) bool) (*UDP, error)
 	return u, nil
 }
 
-// Adopt goes on with a copy of a socket that Listen has opened in another
-// process.
+// Adopt returns a UDP for a copy of a socket that Listen has opened in another process.
 func Adopt(f *os.File, device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
 	fd, err := fds.Dup(f)
 	if err != nil {
@@ -106,8 +105,8 @@ func (u *UDP) setup(fd int, device string, port uint16) error {
 	if err := unix.BindToDevice(fd, device); err != nil {
 		return os.NewSyscallError("bind to device "+device, err)
 	}
-	// Where a datagram was sent to (ip(7), ipv6(7)), and which one did not
-	// arrive; and how many found the socket full.
+	// Control messages: the destination of a datagram (ip(7), ipv6(7)); errors of datagrams that did not
+	// arrive; and the number that found the socket full.
 	options := [][3]int{{unix.SOL_IP, unix.IP_RECVERR, 1}, {unix.SOL_SOCKET, unix.SO_BROADCAST, 1}, {unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1}}
 	if u.v6 {
 		options = append(options,
@@ -137,9 +136,8 @@ func (u *UDP) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
 	return u.sendmsg(b, from, to)
 }
 
-// Broadcast sends b to all hosts of the link; see [Transport]. The device that
-// the socket is bound to is the way out, and IPv6 delivers what comes for all
-// nodes without a membership (inet6_mc_check, net/ipv6/mcast.c).
+// Broadcast sends b to all hosts of the link; see [Transport]. It is sent through the device that the socket
+// is bound to. IPv6 delivers datagrams to all nodes without a membership (inet6_mc_check, net/ipv6/mcast.c).
 func (u *UDP) Broadcast(b []byte, from netip.Addr) error {
 	return u.sendmsg(b, from, netip.AddrPortFrom(connmgr.Everyone(from.Is4()), u.port))
 }
@@ -152,8 +150,8 @@ func (u *UDP) sendmsg(b []byte, from netip.Addr, to netip.AddrPort) error {
 	oob := u.sourceMessage(from)
 	var err error
 	cerr := u.conn.Control(func(fd uintptr) {
-		// An error may be the news of an earlier datagram, which the
-		// kernel tells once (ip(7), IP_RECVERR): once more, then.
+		// The error may belong to an earlier datagram; the kernel reports each such error once
+		// (ip(7), IP_RECVERR). So try again.
 		for range 3 {
 			_, err = unix.SendmsgN(int(fd), b, oob, sa, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 			if err == nil || errors.Is(err, unix.EAGAIN) {
@@ -183,7 +181,7 @@ func (u *UDP) sendSelf(b []byte, from netip.Addr, to netip.AddrPort) error {
 	return nil
 }
 
-// Serve hands what comes in to h; see [Transport].
+// Serve passes received datagrams to h; see [Transport].
 func (u *UDP) Serve(h connmgr.Handler) error {
 	var mu sync.Mutex // one call of h at a time
 	var wg sync.WaitGroup
@@ -214,8 +212,8 @@ func (u *UDP) Serve(h connmgr.Handler) error {
 		case cerr != nil:
 			return fmt.Errorf("kagent: control socket: %w", cerr)
 		case err != nil:
-			// The news of a datagram whose details come off the error
-			// queue. The interface may also be down, or gone.
+			// The error of an earlier datagram, whose details are on the error queue. The
+			// interface may also be down, or removed.
 			continue
 		case r.failed != nil:
 			mu.Lock()
@@ -230,8 +228,8 @@ func (u *UDP) Serve(h connmgr.Handler) error {
 	}
 }
 
-// Overrun is how many datagrams the kernel has dropped because those before them had not been
-// read, since the socket was opened: as it was known when the one that was read last came.
+// Overrun returns how many datagrams the kernel has dropped since the socket was opened because earlier ones
+// had not been read. The number is as of the datagram that was read last.
 func (u *UDP) Overrun() uint64 { return uint64(u.overrun.Load()) }
 
 func (u *UDP) isClosed() bool {

@@ -11,22 +11,21 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// udpReader holds one datagram, or the news of one that did not arrive.
+// udpReader holds one datagram, or the report of one that did not arrive.
 type udpReader struct {
 	data   []byte
 	local  netip.Addr
 	peer   netip.AddrPort
-	failed error  // not nil: data is a quotation of what did not reach peer
-	missed uint32 // datagrams before it that found the socket full, since it was opened
+	failed error  // not nil: data quotes a datagram that did not reach peer
+	missed uint32 // earlier datagrams that found the socket full, since it was opened
 
-	buf [wire.CMMaxLen + 64]byte // longer datagrams are cut, and so invalid
+	buf [wire.CMMaxLen + 64]byte // longer datagrams are truncated, and so invalid
 	oob [512]byte
 }
 
 func newUDPReader() *udpReader { return new(udpReader) }
 
-// read takes the next thing off the error queue or off the socket. EAGAIN:
-// there is none.
+// read takes the next entry of the error queue or of the socket. EAGAIN: there is none.
 func (r *udpReader) read(fd int) error {
 	n, oobn, _, from, err := unix.Recvmsg(fd, r.buf[:], r.oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 	if err == nil {
@@ -60,7 +59,7 @@ func (r *udpReader) take(n int, from unix.Sockaddr) {
 	}
 }
 
-// sockaddr gives an address in the socket's family; nil when it has none.
+// sockaddr returns an address in the socket's family, or nil if it has none.
 func (u *UDP) sockaddr(to netip.AddrPort) unix.Sockaddr {
 	switch {
 	case u.v6:
@@ -89,8 +88,8 @@ func (u *UDP) sourceMessage(from netip.Addr) []byte {
 	return controlMessage(unix.SOL_IP, unix.IP_PKTINFO, append(append(make([]byte, 4), addr[:]...), 0, 0, 0, 0))
 }
 
-// controlMessage lays out one message as cmsg(3) says: length (of the machine's
-// word), level, type, data.
+// controlMessage returns one control message in the layout of cmsg(3): length (a machine word),
+// level, type, data.
 func controlMessage(level, kind int, data []byte) []byte {
 	b := make([]byte, unix.CmsgSpace(len(data)))
 	head := unix.CmsgLen(0)
@@ -105,8 +104,9 @@ func controlMessage(level, kind int, data []byte) []byte {
 	return b
 }
 
-// note takes what the kernel says of a datagram: the address that it was sent to, and how many
-// the socket had no room for before (socket(7), SO_RXQ_OVFL; nothing as long as there are none).
+// note reads the control messages of a datagram: its destination address, and the number of
+// earlier datagrams for which the socket had no room (socket(7), SO_RXQ_OVFL; absent while that
+// is 0).
 func (r *udpReader) note(oob []byte) {
 	r.local = netip.Addr{}
 	for len(oob) >= unix.CmsgLen(0) {

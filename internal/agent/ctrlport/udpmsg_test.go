@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the control messages of a socket say is found, and nothing that they do not have.
+// The contents of a socket's control messages are found, and nothing that they do not have.
 func FuzzControlMessages(f *testing.F) {
 	for _, v6 := range []bool{false, true} {
 		u := &UDP{v6: v6}

@@ -25,16 +25,16 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// deviceKey names an interface of this machine, and the port on it.
+// deviceKey identifies an interface of this machine, and the port on it.
 type deviceKey struct {
 	netnsDev, netnsIno uint64
 	index              int
 	port               uint16
-	removed            uint64 // 0: the interface is there; else so many had gone with it: see markRemoved
+	removed            uint64 // else its number in the count of removed ones: see markRemoved
 }
 
-// registry holds the devices that this process has open, so that several opens
-// of one interface share one program, one VI table, one control port.
+// registry has the devices that this process has open, so that several opens of one interface share one
+// program, one VI table, one control port.
 var registry = struct {
 	mu      sync.Mutex
 	devices map[deviceKey]*device
@@ -46,7 +46,7 @@ type device struct {
 	key  deviceKey // removed is changed under registry.mu, too
 	refs int       // guarded by registry.mu
 
-	mu       sync.Mutex // guards what follows; never held while a queue, or the link, is waited for
+	mu       sync.Mutex // guards the fields below; never held while waiting for a queue or the link
 	up       bool
 	router   *route.Router
 	manager  *connmgr.Manager
@@ -56,20 +56,20 @@ type device struct {
 	maxVIs   int
 	driver   string
 	bus      string
-	queues   int // queues that a socket can be bound to, and then receives and sends
-	inputs   int // queues that frames come in on
+	queues   int // queues that both receive and send, to which a socket can be bound
+	inputs   int // queues that receive
 	attached bool
 	mode     bpf.Mode // how the program is attached
 	leases   map[int]*lease
 	opening  map[int]*lease // queues that are reserved while they are opened or drained, without mu
-	changed  chan struct{}  // closed when a reservation ends; nil: nobody waits for that
+	changed  chan struct{}  // closed when a reservation ends; nil: there is no waiter
 	udp      *ctrlport.UDP
-	fdStore  *deviceStore             // nil: nobody keeps anything
+	fdStore  *deviceStore             // nil: there is no store
 	place    string                   // in the descriptor store
 	shmLinks map[[2]int]*shmLinkFiles // by their queues, the lower one first
-	linger   lingerer                 // guarded by mu, as all of this
+	linger   lingerer                 // guarded by mu, as are the other fields
 
-	halfLinks map[*shmLinkFiles]bool // those that only one side still has, see leaveLink
+	halfLinks map[*shmLinkFiles]bool // links that only one side still has, see leaveLink
 
 	openSteered func(name string) (steered, error) // nil: that of the interface; for tests
 }
@@ -79,8 +79,8 @@ type device struct {
 // the kernel's skb_shared_info (veth: 3506, drivers/net/veth.c).
 const singleBufferMTU = 3498
 
-// acquire finds or makes the device of an interface in the calling thread's
-// namespace, and sets it up if it is not. On success the caller holds d.mu.
+// acquire returns the device of an interface in the calling thread's namespace. It creates the device and
+// sets it up if necessary. On success the caller holds d.mu.
 func acquire(cfg Config) (*device, error) {
 	nic, err := netlink.LinkByName(cfg.Interface)
 	if err != nil {
@@ -104,7 +104,7 @@ func acquire(cfg Config) (*device, error) {
 	if err := d.stopLinger(cfg, nic.Attrs().MTU); err != nil {
 		return nil, errors.Join(&kagent.OpError{Op: "open", Link: cfg.Interface, Err: err}, d.release())
 	}
-	if d.up && d.router.Removed() { // another one has its number
+	if d.up && d.router.Removed() { // another interface has its index
 		if err := errors.Join(d.markRemoved(), d.release()); err != nil {
 			return nil, &kagent.OpError{Op: "open", Link: cfg.Interface, Err: err}
 		}
@@ -142,7 +142,7 @@ func (d *device) drop() error {
 	registry.mu.Unlock()
 	var err error
 	if last {
-		// Whoever opens it meanwhile waits for d.mu and sets it up anew.
+		// A concurrent open waits for d.mu, and then sets the device up again.
 		err = d.takeDown()
 	}
 	d.mu.Unlock()
@@ -176,9 +176,9 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return fail("control port", err)
 	}
 	d.manage(cfg.Port)
-	// A program for single buffers is faster, and in generic mode takes frames of
-	// any length: the kernel joins their pieces before, and cuts them to chunks
-	// after. A driver's pages may be too short for the MTU.
+	// A program for single buffers is faster, and in generic mode takes frames of any length: the kernel
+	// joins their pieces before the program, and divides them into chunks after it. In native mode a driver's
+	// pages may be too short for the MTU.
 	first, _ := d.steps(cfg)
 	generic := len(first) > 0 && first[0].Generic()
 	d.linger.mtu = nic.MTU
@@ -192,15 +192,15 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	return d.keep()
 }
 
-// begin is the first part of setting up. Caller holds d.mu.
+// begin is the first part of setUp. Caller holds d.mu.
 func (d *device) begin(maxVIs int, store fdstore.Store) {
 	d.leases, d.opening = make(map[int]*lease), make(map[int]*lease)
 	d.maxVIs, d.fdStore = maxVIs, newDeviceStore(store)
 	d.numbers = kagent.NewNumbers(maxVIs)
 }
 
-// observe is the second part: what the kernel knows of the interface, and tells when it changes. op is
-// what has failed. Caller holds d.mu, and is on a thread of the interface's namespace.
+// observe is the second part: it reads the interface from the kernel, and watches it. op is the
+// operation that failed. Caller holds d.mu, and is on a thread of the interface's namespace.
 func (d *device) observe(nic *netlink.LinkAttrs, port uint16) (op string, err error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -218,7 +218,7 @@ func (d *device) observe(nic *netlink.LinkAttrs, port uint16) (op string, err er
 func (d *device) manage(port uint16) {
 	udp := d.udp
 	d.router.Nudge = func(from, to netip.Addr) error {
-		// Of an exchange that nobody knows: receivers ignore it.
+		// The ID belongs to no exchange, so receivers ignore the message.
 		confirm, err := (&wire.CM{Type: wire.CMConfirm, ID: kagent.NewKey()}).Append(nil)
 		if err != nil {
 			return err
@@ -229,8 +229,8 @@ func (d *device) manage(port uint16) {
 	d.manager.Reprobe = d.router.Reprobe
 }
 
-// describe asks the driver. An interface that knows no ethtool, as lo, has no
-// driver and the queues that the kernel made.
+// describe queries the driver. An interface without ethtool, such as lo, has no driver and the queues that
+// the kernel created.
 func (d *device) describe(nic *netlink.LinkAttrs) {
 	d.driver, d.bus = "", ""
 	d.inputs = max(nic.NumRxQueues, 1)
@@ -244,9 +244,9 @@ func (d *device) describe(nic *netlink.LinkAttrs) {
 		d.driver, d.bus = info.Driver, info.BusInfo
 	}
 	if c, err := e.GetChannels(nic.Name); err == nil {
-		// A socket can have a queue that only sends, but then receives nothing; and
-		// one that only receives, but then the kernel leaves what it is given on the
-		// ring, and says nothing (__xsk_generic_xmit, net/xdp/xsk.c).
+		// A socket on a queue that only sends receives nothing. On a queue that only receives,
+		// the kernel leaves frames on the TX ring and reports no error (__xsk_generic_xmit,
+		// net/xdp/xsk.c).
 		if n := int(c.CombinedCount + min(c.RxCount, c.TxCount)); n > 0 {
 			d.queues, d.inputs = n, int(c.CombinedCount+c.RxCount)
 		}
@@ -276,9 +276,9 @@ func (d *device) takeDown() error {
 	return errors.Join(errs...)
 }
 
-// attach puts the program on the interface in the way that mode needs, which is
-// one for all leases: steps sees to that. A program that somebody has taken off
-// comes back for all. Caller holds d.mu.
+// attach attaches the program as mode requires. All leases use the same way; steps ensures that.
+// A program that another process has detached is attached again for all leases. Caller holds
+// d.mu.
 func (d *device) attach(mode bpf.Mode) error {
 	if d.attached && d.mode == mode && d.demux.Attached() {
 		return nil
@@ -310,7 +310,7 @@ func (d *device) sortedLeases() []*lease {
 	return all
 }
 
-// linkError says which interfaces there are when the one asked for is not.
+// linkError returns an error that lists the interfaces, for one that does not exist.
 func linkError(name string, err error) error {
 	e := &kagent.OpError{Op: "open", Link: name, Err: err}
 	if all, err := net.Interfaces(); err == nil {
@@ -326,7 +326,7 @@ func linkError(name string, err error) error {
 // genericMode stands for all modes whose program is attached in generic mode.
 const genericMode = xdpnic.ModeGeneric
 
-// attachMode is how the program must be attached for a data path.
+// attachMode returns how the program must be attached for a data path.
 func attachMode(m xdpnic.Mode) bpf.Mode {
 	if m.Generic() {
 		return bpf.Generic
@@ -334,8 +334,8 @@ func attachMode(m xdpnic.Mode) bpf.Mode {
 	return bpf.Native
 }
 
-// lingerer keeps a device up for a time after its last lease: see Config.Linger. While it does it has
-// one of the device's references. Guarded by device.mu.
+// lingerer keeps a device up for a time after its last lease: see Config.Linger. Meanwhile it holds one of
+// the device's references. Guarded by device.mu.
 type lingerer struct {
 	time    time.Duration // the longest that an Open has asked for
 	mtu     int           // of the interface when the program was loaded
@@ -344,7 +344,7 @@ type lingerer struct {
 	timer   *time.Timer
 }
 
-// startLinger makes the caller's reference linger's, if it is the last one and the program is
+// startLinger passes the caller's reference to the lingerer, if it is the last one and the program is
 // attached. Caller holds d.mu.
 func (d *device) startLinger() bool {
 	registry.mu.Lock()
@@ -360,7 +360,7 @@ func (d *device) startLinger() bool {
 				d.mu.Unlock()
 				return
 			}
-			_ = d.endLinger() // nobody is there to tell
+			_ = d.endLinger() // no caller is left to return the error to
 		})
 		return true
 	}
@@ -375,8 +375,8 @@ func (d *device) endLinger() error {
 	return d.drop()
 }
 
-// stopLinger ends lingering for an Open, which has a reference of its own, and takes the device down
-// where the program must not be kept. Caller holds d.mu.
+// stopLinger ends lingering for an Open, which has a reference of its own. It takes the device down if the
+// program must not be kept. Caller holds d.mu.
 func (d *device) stopLinger(cfg Config, mtu int) (err error) {
 	l := &d.linger
 	if l.running {
@@ -385,7 +385,7 @@ func (d *device) stopLinger(cfg Config, mtu int) (err error) {
 		registry.mu.Lock()
 		d.refs--
 		registry.mu.Unlock()
-		if cfg.Linger == 0 || l.mtu != mtu { // which frames the program takes depends on the MTU
+		if cfg.Linger == 0 || l.mtu != mtu { // the MTU determines which frames the program takes
 			err = d.takeDown()
 			l.time = 0
 		}
@@ -401,7 +401,7 @@ func (l *Local) SetLinger(t time.Duration) {
 	l.dev.linger.time = max(l.dev.linger.time, t)
 }
 
-// EndLinger takes all interfaces down that have no queue any more and only linger.
+// EndLinger takes down all interfaces without a queue that only linger.
 func EndLinger() error {
 	registry.mu.Lock()
 	all := slices.Collect(maps.Values(registry.devices))
@@ -418,25 +418,25 @@ func EndLinger() error {
 	return errors.Join(errs...)
 }
 
-// An interface that is gone does not come back, although another one may have its name, or its
-// number (as it has itself again that was lent to another network namespace). What would be in
-// that one's way goes at once: the control port, the program, what the descriptor store keeps. The rest stays
-// until the Locals are closed.
+// A removed interface never returns. A new one may reuse its name or index, and the same one gets
+// its index again when it comes back from another network namespace. So whatever would block it
+// is released at once: the control port, the program, the descriptor store's entries. The rest
+// stays until the Locals are closed.
 
 // onRemove is called by a device's watch when the interface is gone.
 func (d *device) onRemove(w *route.Watch) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.watch == w { // else it was taken down
-		// Nobody is there to tell of an error, and what was on the interface has gone with it.
+	if d.watch == w { // else the device was taken down
+		// No caller is left to return an error to, and the interface's state is gone anyway.
 		_ = d.markRemoved()
 		if d.linger.running {
-			d.linger.timer.Reset(0) // in its goroutine: the watch's is this one
+			d.linger.timer.Reset(0) // in the timer's goroutine, since this one is the watch's
 		}
 	}
 }
 
-// markRemoved makes room for another interface of the same name and number. Caller holds d.mu.
+// markRemoved makes room for another interface of the same name and index. Caller holds d.mu.
 func (d *device) markRemoved() error {
 	if d.key.removed > 0 {
 		return nil
@@ -447,7 +447,7 @@ func (d *device) markRemoved() error {
 	}
 	registry.removed++
 	d.key.removed = registry.removed
-	registry.devices[d.key] = d // LocalStatus tells of it
+	registry.devices[d.key] = d // for LocalStatus
 	registry.mu.Unlock()
 	errs := []error{d.manager.CloseWith(kagent.ErrGone), d.detach()}
 	if d.fdStore != nil {
@@ -456,8 +456,8 @@ func (d *device) markRemoved() error {
 	return errors.Join(errs...)
 }
 
-// OnGone has f called once, when the interface is gone and nothing is in another one's way any
-// more, unless Close comes first.
+// OnGone has f called once, when the interface has been removed and nothing blocks a new one any more, unless
+// Close comes first.
 func (l *Local) OnGone(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

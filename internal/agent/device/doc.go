@@ -1,5 +1,5 @@
-// Package device is the Kernel Agent of this process: its devices, which are interfaces that it has
-// open, and the queues that it leases on them.
+// Package device is the Kernel Agent of this process: its devices, which are open interfaces, and
+// the queues that it leases on them.
 //
 //	                         one device for an interface             one lease for a queue
 //	+-------+    +-------+   +---------------------------------+     +-------------------------+
@@ -9,33 +9,32 @@
 //	             handle)     | bpf.Demux -- VI table           |
 //	                         +---------------------------------+
 //
-// Several Locals of one interface in one process share the device. Another process
-// cannot open it meanwhile: the control port is taken, and the error says by
-// whom.
+// Several Locals of one interface in one process share the device. Another process cannot open
+// the interface meanwhile, since the control port is taken. The error names the process that has
+// it.
 //
 // # Handing out
 //
-// An agent with privilege opens queues for programs without: HandOut gives socket
-// and memory away and keeps neither. What such an agent has goes into an fdstore.Store, so
-// that the next agent can go on where this one ended (Restore). Package agentd is
-// that daemon, agentclient its other side. ShmLink joins two queues of the interface,
-// which do not hear each other; ChargedLink, OnLinkLeft and TakeLinks charge it to the programs' users.
+// A privileged agent opens queues for unprivileged programs. HandOut gives away the socket and
+// the memory and keeps neither. The state of such an agent goes into an fdstore.Store, so that
+// the next agent can continue (Restore). Package agentd is that daemon, agentclient its other
+// side. ShmLink joins two queues of the interface, which the NIC does not connect with each
+// other. ChargedLink, OnLinkLeft and TakeLinks charge the link to the programs' users.
 //
 // # Changes of the interface
 //
-// A device watches its interface (route.Watch). Handles are told when it differs from what they were
-// told last (Local.Watch). What follows for connections is their owner's matter.
+// A device watches its interface (route.Watch). A handle is notified when the interface differs
+// from the last report (Local.Watch). The handle's owner decides what that means for connections.
 //
 // # Order of closing
 //
-// Map entries, what is to be sent, link, socket, memory. All of it hangs on
-// file descriptors of the process, so that nothing stays behind after a
-// SIGKILL.
+// Map entries, frames to be sent, link, socket, memory. File descriptors of the process hold all
+// of it, so that nothing remains after a SIGKILL.
 //
 // # Concurrency
 //
-// All methods of all types may be called concurrently, but for the Queue, which
-// has one owner as package xdpnic says.
+// All methods of all types may be called concurrently. The Queue has one owner, as package xdpnic
+// requires.
 //
 // Goroutines: three for a device (UDP's Serve and its loopback, and the one that
 // watches the interface), and one for the length of each call of Local's Wait,
@@ -46,8 +45,8 @@
 //
 // # Privilege
 //
-// CAP_BPF and CAP_NET_ADMIN (program, neighbour resolution), CAP_NET_RAW
-// (AF_XDP socket), CAP_IPC_LOCK or a sufficient RLIMIT_MEMLOCK (UMEM). The kernel
-// needs CONFIG_BPF_SYSCALL and CONFIG_XDP_SOCKETS, 5.18 or newer. kagent.Unavailable
-// picks out the errors that say that any of this is missing.
+// CAP_BPF and CAP_NET_ADMIN (program, neighbour resolution), CAP_NET_RAW (AF_XDP socket),
+// CAP_IPC_LOCK or a sufficient RLIMIT_MEMLOCK (UMEM). The kernel needs CONFIG_BPF_SYSCALL and
+// CONFIG_XDP_SOCKETS, 5.18 or newer. kagent.Unavailable reports whether an error means that any
+// of this is missing.
 package device

@@ -39,7 +39,7 @@ type lease struct {
 	steering *steer.Steering
 }
 
-// who names the process that has the queue.
+// who returns a description of the process that has the queue.
 func (l *lease) who() string {
 	if h := l.holder; h != (kagent.Holder{}) {
 		return fmt.Sprintf("process %d (%s) of user %d", h.PID, h.Comm, h.UID)
@@ -51,23 +51,22 @@ func (l *lease) String() string {
 	return fmt.Sprintf("open in %s since %s in %v mode", l.who(), l.since.Format(time.TimeOnly), l.info.Mode)
 }
 
-// release gives up one reference; the last one gives the queue back, in the
-// order in which frames stop: map entries, what is to be sent, link, socket,
-// memory. To take the program off has many drivers set up their rings anew, and
-// drop what is on them. Caller holds d.mu, which is given up while frames are sent: until
-// then the queue is reserved.
+// release gives up one reference. The last one gives the queue back, in the order that stops
+// frames first: map entries, frames to be sent, link, socket, memory. It detaches the program
+// last, since many drivers set up their rings again then and drop what is on them. Caller holds
+// d.mu, which is released while frames are sent; the queue is reserved until then.
 func (l *lease) release() error {
 	if l.refs--; l.refs > 0 {
 		return nil
 	}
 	d := l.dev
 	delete(d.leases, l.queueID)
-	// The slot of a queue that was handed out is empty when its holder is dead.
+	// The slot of a queue that was handed out is empty once its holder has died.
 	errs := []error{l.unsteer(), d.demux.Evict(l.slot), d.closeShmLinks(l.queueID)}
 	if l.queue != nil {
 		d.reserve(l)
 		d.mu.Unlock()
-		// An error here is about frames that nobody waits for any more.
+		// An error here concerns frames that no handle waits for.
 		_ = l.queue.Drain()
 		d.mu.Lock()
 		d.unreserve(l)
@@ -86,14 +85,13 @@ func (l *lease) release() error {
 	return errors.Join(errs...)
 }
 
-// entry is what the demux program must know of a VI of this lease.
+// entry returns the demux program's entry for a VI of this lease.
 func (l *lease) entry(key uint64) bpf.VIEntry {
 	return bpf.VIEntry{Slot: uint32(l.slot), Queue: uint32(l.queueID), Key: key}
 }
 
-// viList is the VIs of a lease, of all handles that share it: what Status tells
-// and Local.Close takes away. The zero value is empty. All methods may be called
-// concurrently.
+// viList is the VIs of a lease, of all handles that share it. Status lists them and Local.Close
+// removes them. The zero value is empty. All methods may be called concurrently.
 type viList struct {
 	mu   sync.Mutex
 	peer map[uint32]netip.Addr // by number; the zero Addr: not connected

@@ -20,19 +20,19 @@ import (
 type shmLinkFiles struct {
 	id      uint64
 	pair    [2]int  // queues of its sides, the lower one first
-	charged [2]bool // sides that a daemon has charged with it
+	charged [2]bool // sides charged with it by a daemon
 	left    int     // the side that still has it when the other queue has been given back; or both
 	watched bool    // see watchLink
 	kept    bool    // the descriptor store has it
 
 	memory *os.File
-	// A socket of each side, which has no description in common with the other
-	// one: a program could make a shared one block, or fill it, for its neighbour.
+	// A socket for each side. The two share no file description: a program could make a shared one blocking,
+	// or fill it, for its neighbour.
 	bells [2]*os.File
 }
 
-// close closes the files: those of the bells on its own time, since it closes as
-// well what a hostile side has sent along.
+// close closes the files. It closes the bells in goroutines of their own, since closing a bell
+// also closes the descriptors that a hostile side has sent along.
 func (l *shmLinkFiles) close() error {
 	for _, f := range l.bells {
 		if f != nil {
@@ -58,7 +58,7 @@ func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
 	}
 	l.memory = os.NewFile(uintptr(fd), "shmlink")
 	if err = unix.Ftruncate(fd, shmlink.Size); err == nil {
-		// Neither side can make the other one fault.
+		// With the seals neither side can cause the other a SIGBUS.
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 	}
 	if err != nil {
@@ -69,15 +69,15 @@ func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
 		return l, os.NewSyscallError("socketpair", err)
 	}
 	for i, fd := range ends {
-		// Bytes only: a descriptor that comes along is closed by who drops it, and
-		// there are some whose closing takes long. Kernels before 6.16 cannot.
+		// Bytes only. A descriptor that is sent along is closed by the process that drops it, and
+		// closing one can take long. Kernels before 6.16 lack the option.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0)
 		l.bells[i] = os.NewFile(uintptr(fd), "bell")
 	}
 	return l, nil
 }
 
-// pairOf names the link between two queues.
+// pairOf returns the key of the link between two queues.
 func pairOf(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
 
 // ShmLink joins this queue with the one of VI peer; see [kagent.Laner].
@@ -98,12 +98,12 @@ func (l *Local) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	return end, nil
 }
 
-// NoLink is the error of ShmLink when no other queue has the VI.
+// NoLink is the error of ShmLink if no other queue has the VI.
 func (l *Local) NoLink(peer uint32) error {
 	return l.fail("shared-memory link", netip.Addr{}, fmt.Errorf("%w: no other queue has VI %#x", kagent.ErrUnreachable, peer))
 }
 
-// leaseOf finds the queue of a VI. Caller holds d.mu.
+// leaseOf returns the queue of a VI. Caller holds d.mu.
 func (d *device) leaseOf(num uint32) *lease {
 	for _, l := range d.leases {
 		if l.vis.has(num) {
@@ -113,7 +113,7 @@ func (d *device) leaseOf(num uint32) *lease {
 	return nil
 }
 
-// shmLink finds or makes the link between two queues. Caller holds d.mu.
+// shmLink returns the link between two queues, and creates it if necessary. Caller holds d.mu.
 func (d *device) shmLink(mine, other int) (*kagent.ShmLinkEnd, error) {
 	pair := pairOf(mine, other)
 	f := d.shmLinks[pair]
@@ -141,8 +141,8 @@ func (d *device) shmLink(mine, other int) (*kagent.ShmLinkEnd, error) {
 	return end, nil
 }
 
-// closeShmLinks ends the links of a queue whose lease ends: the next who has the
-// queue gets others. Caller holds d.mu.
+// closeShmLinks ends the links of a queue whose lease ends: the next lease of the queue gets new
+// ones. Caller holds d.mu.
 func (d *device) closeShmLinks(queue int) error {
 	var errs []error
 	for f := range d.halfLinks {
@@ -162,10 +162,10 @@ func (d *device) closeShmLinks(queue int) error {
 // A daemon charges the memory of a link to the user of each program that has it.
 //
 //   - A side is charged when its program asks for the link for the first time (ChargedLink).
-//   - When one of the two queues is given back nobody gets the link any more. The side of that queue
-//     is charged with what is left of the queue (TakeLinks).
-//   - The other program still has connections to end, and what is in the link to read. Its side
-//     stays charged until it has closed its bell. Then the pages are freed, whoever maps them
+//   - When one of the two queues is given back, no program gets the link any more. The side of that
+//     queue is charged with what is left of the queue (TakeLinks).
+//   - The other program may still end its connections and read what is in the link. Its side stays
+//     charged until it has closed its bell. Then the pages are freed, even if a process maps them
 //     (OnLinkLeft).
 //
 // A link is in the descriptor store, so that a later agent goes on charging it, and hands it out.
@@ -179,9 +179,9 @@ var ErrLinkUncharged = errors.New("the memory of the shared-memory link is not c
 // both: neither queue of a link has been given back.
 const both = -1
 
-// ChargedLink is ShmLink for a daemon that charges its users. For a link that the program does not
-// have it fails with ErrLinkUncharged, unless charged says that the user has been charged with
-// LinkBytes. took reports that the charge is this link's from now on.
+// ChargedLink is ShmLink for a daemon that charges its users. If the program does not have the
+// link yet, it fails with ErrLinkUncharged, unless charged: the user has been charged with
+// LinkBytes. took reports whether the charge now belongs to this link.
 func (l *Local) ChargedLink(peer uint32, charged bool) (end *kagent.ShmLinkEnd, took bool, err error) {
 	d := l.dev
 	d.mu.Lock()
@@ -209,9 +209,9 @@ func (l *Local) ChargedLink(peer uint32, charged bool) (end *kagent.ShmLinkEnd, 
 	return end, took, nil
 }
 
-// OnLinkLeft has f called for each link that the program has let go of, after another queue was
-// given back, and whose charge ends. It returns how many links the program is charged with now.
-// f is not called for those that TakeLinks gives.
+// OnLinkLeft has f called for each link whose charge ends because the other queue was given back
+// and the program has released the link. It returns the number of links that the program is
+// charged with now. f is not called for links that TakeLinks returns.
 func (l *Local) OnLinkLeft(f func()) (charged int) {
 	d := l.dev
 	d.mu.Lock()
@@ -225,9 +225,8 @@ func (l *Local) OnLinkLeft(f func()) (charged int) {
 	return len(d.chargedLinks(l.lease))
 }
 
-// TakeLinks gives the memory of each link that the program is charged with, before Close: the
-// files, and the charges, are the caller's. A file that cannot be had is nil. The program gets no
-// link any more.
+// TakeLinks returns the memory of each link that the program is charged with, before Close. The files and the
+// charges become the caller's. A file that is not available is nil. The program gets no link after that.
 func (l *Local) TakeLinks() (memory []*os.File) {
 	d := l.dev
 	d.mu.Lock()
@@ -255,7 +254,7 @@ func (l *Local) HasLink(memory os.FileInfo) bool {
 	})
 }
 
-// chargedLinks are the links that the program of a queue is charged with. Caller holds d.mu.
+// chargedLinks returns the links that the program of a queue is charged with. Caller holds d.mu.
 func (d *device) chargedLinks(l *lease) (all []*shmLinkFiles) {
 	if d.leases[l.queueID] != l {
 		return nil // the queue may be another lease's
@@ -274,13 +273,13 @@ func (d *device) chargedLinks(l *lease) (all []*shmLinkFiles) {
 	return all
 }
 
-// leaveLink leaves a link, which nobody gets any more, to the program of one side as long as that
-// is charged with it. Caller holds d.mu.
+// leaveLink leaves a link to the program of one side, as long as that side is charged with it. No
+// other program gets the link. Caller holds d.mu.
 func (d *device) leaveLink(f *shmLinkFiles, left int) error {
 	if !f.charged[left] {
 		return d.dropLink(f)
 	}
-	// When the program has closed this bell everywhere the other one has nobody to ring at.
+	// Once the program has closed this bell, the other side has no process to wake.
 	bell := f.bells[left]
 	f.bells[left] = nil
 	go bell.Close() // see shmLinkFiles.close
@@ -294,8 +293,7 @@ func (d *device) leaveLink(f *shmLinkFiles, left int) error {
 	return nil
 }
 
-// watchLink ends the charge of the side that is left when its program has let go of the link.
-// Caller holds d.mu.
+// watchLink ends the charge of the remaining side when its program has released the link. Caller holds d.mu.
 func (d *device) watchLink(f *shmLinkFiles) {
 	if f.watched {
 		return
@@ -310,8 +308,8 @@ func (d *device) watchLink(f *shmLinkFiles) {
 			return
 		}
 		left := d.leases[f.pair[f.left]].linkLeft
-		_ = FreeMemory(f.memory) // an error leaves it to who maps it
-		_ = d.dropLink(f)        // the descriptor store's error is not the program's
+		_ = FreeMemory(f.memory) // after an error the pages stay with the processes that map them
+		_ = d.dropLink(f)        // an error of the descriptor store does not affect the program
 		d.mu.Unlock()
 		if left != nil {
 			left()
@@ -319,7 +317,7 @@ func (d *device) watchLink(f *shmLinkFiles) {
 	}()
 }
 
-// dropLink lets go of a link. Caller holds d.mu.
+// dropLink removes a link. Caller holds d.mu.
 func (d *device) dropLink(f *shmLinkFiles) error {
 	delete(d.halfLinks, f)
 	err := f.close()
@@ -340,8 +338,8 @@ type linkRecord struct {
 
 func linkKey(place string, id uint64) string { return fmt.Sprintf("lane/%s/%016x", place, id) }
 
-// keepLink puts a link into the descriptor store as it is. When it cannot be put there, it works all the same.
-// Caller holds d.mu.
+// keepLink stores the current state of a link in the descriptor store. If that fails, the link works all the
+// same. Caller holds d.mu.
 func (d *device) keepLink(f *shmLinkFiles) {
 	if d.fdStore == nil {
 		return
@@ -360,7 +358,7 @@ func (d *device) keepLink(f *shmLinkFiles) {
 	fds.Close(dups...)
 }
 
-// readLink reads what keepLink has put there.
+// readLink reads an entry of keepLink.
 func readLink(i *fdstore.Entry) (r linkRecord, err error) {
 	if err := json.Unmarshal(i.Value, &r); err != nil {
 		return linkRecord{}, err
@@ -371,8 +369,7 @@ func readLink(i *fdstore.Entry) (r linkRecord, err error) {
 	return r, nil
 }
 
-// restoreLinks takes over the links of the queues that were restored, and forgets others. Caller
-// holds d.mu.
+// restoreLinks takes over the links of the restored queues, and removes the others. Caller holds d.mu.
 func (d *device) restoreLinks(kept map[*fdstore.Entry]linkRecord) error {
 	var errs []error
 	for i, r := range kept {
@@ -396,7 +393,7 @@ func (d *device) restoreLinks(kept map[*fdstore.Entry]linkRecord) error {
 				d.shmLinks = make(map[[2]int]*shmLinkFiles)
 			}
 			d.shmLinks[f.pair] = f
-		case f.left == both && there[0] != there[1]: // the other session was not to be restored
+		case f.left == both && there[0] != there[1]: // the other session could not be restored
 			errs = append(errs, d.leaveLink(f, slices.Index(there[:], true)))
 		default:
 			errs = append(errs, d.dropLink(f))
@@ -405,7 +402,7 @@ func (d *device) restoreLinks(kept map[*fdstore.Entry]linkRecord) error {
 	return errors.Join(errs...)
 }
 
-// restore takes copies of what the descriptor store has kept of a link.
+// restore copies the files of a link's entry.
 func (f *shmLinkFiles) restore(i *fdstore.Entry) error {
 	bells := f.bells[:]
 	if f.left != both {

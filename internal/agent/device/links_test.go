@@ -15,8 +15,7 @@ import (
 	"viaxdp/internal/lab/await"
 )
 
-// What one side of a link does to its bell is nothing to the other side: neither
-// can make the other one wait.
+// One side's operations on its bell do not affect the other side: neither can make the other one block.
 func TestShmLinkBells(t *testing.T) {
 	d := new(device)
 	defer func() {
@@ -69,7 +68,7 @@ func TestShmLinkBells(t *testing.T) {
 		t.Fatalf("ringing without end: %v", err)
 	}
 	if err := unix.Send(bellA, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
-		t.Errorf("ringing at who has rung without end: %v", err)
+		t.Errorf("ringing at a side that has rung without end: %v", err)
 	}
 	_ = a.Wake.SetReadDeadline(time.Now().Add(waitLimit))
 	if n, err := a.Wake.Read(make([]byte, 16)); n == 0 || err != nil {
@@ -82,7 +81,7 @@ func TestShmLinkBells(t *testing.T) {
 	}
 }
 
-// keptLane is what a descriptor store has of a link: one whose sides are both there, or one that is left to a side.
+// keptLink is a descriptor store's entry for a link: one with both sides, or one that is left to a side.
 // Programs have its bells until the test ends.
 func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
 	t.Helper()
@@ -108,8 +107,8 @@ func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
 	return fdstore.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
 }
 
-// A link is taken over for those of its queues that are restored, charged to those that were; what
-// makes no sense is forgotten.
+// A link is restored for those of its queues that are restored, and charged to the sides that were charged;
+// invalid links are dropped.
 func TestRestoreLinks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		kept   fdstore.Entry

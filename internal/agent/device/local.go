@@ -40,48 +40,48 @@ type Local struct {
 	mu         sync.Mutex
 	closed     bool
 	vis        map[uint32]netip.Addr // VI numbers handed out, and their peers when they are in the table
-	peerResets map[uint32]PeerReset  // of those whose peers can be told of the program's death
+	peerResets map[uint32]PeerReset  // of VIs whose peers ResetPeers can notify
 	listeners  []*localListener
-	keptDiscs  map[string]string // discriminators of the agent before, by their keys in the descriptor store; see EndKept
+	keptDiscs  map[string]string // discriminators of the previous agent, by descriptor store key; see EndKept
 }
 
-// Config is what a program asks for, and what an agent adds that opens the queue for it.
+// Config is a program's configuration, with additions of the agent that opens the queue for it.
 type Config struct {
 	kagent.Config
 
 	// Shared puts the memory in a file that another process can map, so that
 	// the queue can be handed out.
 	Shared bool
-	// Holder is whose the queue will be, for a queue that is to be handed out: others
-	// who want it are told so from the beginning. Zero: this process.
+	// Holder is the future holder of a queue that is to be handed out. Errors of other programs
+	// name it from the beginning. Zero: this process.
 	Holder kagent.Holder
-	// FDStore, unless nil, keeps what the agent has, for the case that the process
-	// is killed; see Restore. It is that of the first who opens the interface.
+	// FDStore, unless nil, keeps the agent's state in case the process is killed; see Restore.
+	// The first open of an interface sets it.
 	FDStore fdstore.Store
 
-	// Linger is how long the program stays attached after the last queue has been given back, or could
-	// not be opened; meanwhile an Open with a Linger gets the mode that it is attached in. So a holder
-	// cannot have it attached and detached in a loop: some drivers take the link down for each. An Open
-	// without a Linger has what lingers taken down at once. The longest of a device counts.
+	// Linger is how long the program stays attached after the last queue has been given back, or could not be
+	// opened. Meanwhile an Open with a Linger gets the mode in which it is attached. So a holder cannot have
+	// it attached and detached in a loop, for which some drivers take the link down each time. An Open
+	// without a Linger first takes down what lingers. The longest Linger of a device counts.
 	Linger time.Duration
-	// NoZeroCopy, unless nil, is why the holder may not have a zero-copy queue: that step is passed over.
+	// NoZeroCopy, unless nil, is the reason why the holder may not have a zero-copy queue: that step is
+	// skipped.
 	NoZeroCopy error
 }
 
-// Open opens an interface of the calling thread's network namespace: a program
-// that changes namespaces calls it on a locked thread. The agent then works
-// from any thread. Several opens of one interface in one process share the
-// program, the VI table and the control port, and have each a queue of its
-// own, or one in common with Config.ShareQueue.
+// Open opens an interface of the calling thread's network namespace. A program that changes
+// namespaces calls it on a locked thread; the agent then works from any thread. Several opens of
+// one interface in one process share the program, the VI table and the control port. Each has a
+// queue of its own, or shares one with Config.ShareQueue.
 //
-// Errors are of type *OpError. Unavailable tells those that mean that the
-// program cannot run here.
+// Errors are of type *OpError. Unavailable reports whether an error means that the program cannot
+// run on this machine.
 func Open(cfg kagent.Config) (*Local, error) {
 	return OpenContext(context.Background(), Config{Config: cfg})
 }
 
-// OpenContext is Open, for an agent that may hand the queue out. When ctx ends while the queue is busy, or the link is not back, it
-// fails with ctx's cause.
+// OpenContext is Open for an agent that may hand the queue out. If ctx ends while the queue is busy, or the
+// link is not back, it fails with ctx's cause.
 func OpenContext(ctx context.Context, cfg Config) (_ *Local, err error) {
 	cfg.Config, err = cfg.Config.WithDefaults()
 	if err != nil {
@@ -112,7 +112,7 @@ func newLocal(d *device, l *lease) *Local {
 	}
 }
 
-// leaseOrShare takes a queue of its own, or part in one.
+// leaseOrShare leases a queue, or shares one.
 func (d *device) leaseOrShare(ctx context.Context, cfg Config) (*lease, error) {
 	l, err := d.lease(ctx, cfg)
 	if err == nil || !cfg.ShareQueue || !errors.Is(err, kagent.ErrQueueInUse) {
@@ -127,32 +127,31 @@ func (d *device) leaseOrShare(ctx context.Context, cfg Config) (*lease, error) {
 	return nil, err
 }
 
-// Queue is the leased queue, for one owner as package xdpnic says. It is the
-// same for all Locals that share a queue; nil when it was handed out.
+// Queue returns the leased queue. It has one owner, as package xdpnic requires. All Locals that
+// share a queue return the same one. nil: the queue was handed out.
 func (l *Local) Queue() *xdpnic.Queue { return l.lease.queue }
 
 // Arena is the registered memory; the queue's chunks lie at its start. All
 // blocks must be free before Close. nil when it was handed out.
 func (l *Local) Arena() *hugepages.Arena { return l.lease.arena }
 
-// Info says what Open got. The caller must not change the slices.
+// Info returns what Open got. The caller must not change the slices.
 func (l *Local) Info() kagent.Info { return l.lease.info }
 
-// Inputs is how many queues of the interface frames come in on: more than Info's Queues
-// where some only receive.
+// Inputs returns the number of queues that receive: more than Info's Queues if some only receive.
 func (l *Local) Inputs() int {
 	l.dev.mu.Lock()
 	defer l.dev.mu.Unlock()
 	return l.dev.inputs
 }
 
-// user is whose share of what all have in common the handle takes from.
+// user is the user whose share of common resources the handle uses.
 func (l *Local) user() uint32 { return l.lease.holder.UID }
 
-// Counters are the demux program's, of all Locals of the interface.
+// Counters returns the demux program's counters, for all Locals of the interface.
 func (l *Local) Counters() (bpf.Counters, error) { return l.demux.Counters() }
 
-// EachCounter calls f for each of them, by the name that docs/counters.md has.
+// EachCounter calls f for each counter, with its name in docs/counters.md.
 func (l *Local) EachCounter(f func(name string, v uint64)) error {
 	c, err := l.demux.Counters()
 	if err == nil {
@@ -177,8 +176,7 @@ func (l *Local) isClosed() bool {
 	}
 }
 
-// Link describes the interface as it is now. When it is gone, the name is what
-// is left.
+// Link describes the current state of the interface. After its removal only the name is left.
 func (l *Local) Link() kagent.Link {
 	link := kagent.Link{Name: l.lease.info.Interface, Index: l.lease.info.Index}
 	if !l.isClosed() {
@@ -215,12 +213,12 @@ func (l *Local) FreeVI(num uint32) {
 		return
 	}
 	if peer.IsValid() && l.demux.RemoveVI(num) != nil {
-		return // it stays taken: better than two VIs in one place
+		return // the number stays taken, so that no other VI gets an index that is still in use
 	}
 	l.forget(num)
 }
 
-// note keeps what a VI number is used for. Caller holds l.mu.
+// note records the use of a VI number, also in the descriptor store. Caller holds l.mu.
 func (l *Local) note(num uint32, peer netip.Addr) {
 	l.vis[num] = peer
 	l.lease.vis.set(num, peer)
@@ -231,7 +229,7 @@ func (l *Local) note(num uint32, peer netip.Addr) {
 	l.lease.keepVI(num, peer, peerReset)
 }
 
-// forget gives a VI number back. Caller holds l.mu.
+// forget removes a VI number and its record. Caller holds l.mu.
 func (l *Local) forget(num uint32) {
 	delete(l.vis, num)
 	delete(l.peerResets, num)
@@ -308,7 +306,7 @@ func (ln *localListener) Close() error {
 	return ln.Listener.Close()
 }
 
-// until makes a context that also ends with Close, with ErrClosed as its cause.
+// until returns a context that also ends with Close, with ErrClosed as its cause.
 func (l *Local) until(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := make(chan struct{})
@@ -340,8 +338,8 @@ func (l *Local) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming
 func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	// A host that is not there is known by its neighbour entry: the errors
-	// of a socket that is bound to a device do not tell.
+	// Only the neighbour entry shows that a host is absent: the errors of a socket that is bound
+	// to a device do not.
 	p, err := l.router.Path(ctx, local.Host, remote.Host)
 	if err == nil {
 		local.Host = p.Src
@@ -353,7 +351,7 @@ func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kag
 	return nil, l.fail("request", remote.Host, err)
 }
 
-// RequestPeer asks for a connection with who asks for one with us; see [kagent.Agent].
+// RequestPeer connects with a peer that calls RequestPeer for this side; see [kagent.Agent].
 func (l *Local) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
@@ -384,7 +382,7 @@ func (l *Local) Discover(ctx context.Context) ([]kagent.Neighbor, error) {
 	return nil, l.fail("discover", netip.Addr{}, err)
 }
 
-// Path finds the way to a peer; see [kagent.Agent].
+// Path finds the path to a peer; see [kagent.Agent].
 func (l *Local) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
@@ -395,7 +393,7 @@ func (l *Local) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, 
 	return p, nil
 }
 
-// Watch tells of changes of the interface; see [kagent.Agent].
+// Watch registers a callback for changes of the interface; see [kagent.Agent].
 func (l *Local) Watch(f func(kagent.Link)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -446,14 +444,14 @@ func (l *Local) Close() error {
 	return nil
 }
 
-// VIs is how many VI numbers the handle has.
+// VIs returns the number of the handle's VI numbers.
 func (l *Local) VIs() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.vis)
 }
 
-// HasVI tells whether a VI number is the handle's.
+// HasVI reports whether a VI number belongs to the handle.
 func (l *Local) HasVI(num uint32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -461,8 +459,8 @@ func (l *Local) HasVI(num uint32) bool {
 	return ok
 }
 
-// PeerReset is the connection of a program that has died: what the peer must be told
-// to believe it.
+// PeerReset describes the connection of a program that has died: the data with which the peer
+// accepts a reset.
 type PeerReset struct {
 	From, To netip.Addr // this side, the peer
 	VI       uint32     // the peer's
@@ -470,8 +468,8 @@ type PeerReset struct {
 	Seq      uint32     // the peer's first sequence number
 }
 
-// Connected notes whom ResetPeers is to tell of the program's death, until the VI leaves
-// the VI table. It is kept in the descriptor store for a later agent.
+// Connected records a connection that ResetPeers resets if the program dies, until the VI leaves
+// the VI table. The record is also in the descriptor store, for a later agent.
 func (l *Local) Connected(num uint32, g PeerReset) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -483,8 +481,8 @@ func (l *Local) Connected(num uint32, g PeerReset) {
 	l.note(num, peer)
 }
 
-// ResetPeers tells the peers of all connections that Connected has named, whose program
-// has died, that there is nobody any more.
+// ResetPeers resets all connections recorded by Connected at their peers, after the program has
+// died.
 func (l *Local) ResetPeers() {
 	l.mu.Lock()
 	peerResets := slices.Collect(maps.Values(l.peerResets))
@@ -495,11 +493,10 @@ func (l *Local) ResetPeers() {
 	}
 }
 
-// resetPeers tells the peer of a connection whose program has died that there is nobody
-// any more. The frame goes through the kernel, for the queue is gone; a NIC that
-// puts it on another queue than the connection's, or a loss, leave it to the
-// peer's own clock (its silence). So does a connection with a key: the frame cannot
-// be sealed here, and the peer drops it.
+// resetPeers resets a connection of a dead program at its peer. The frame goes through the
+// kernel, since the queue is gone. If it is lost, or the peer's NIC puts it on another queue than
+// the connection's, the peer detects the death by its silence time. So does the peer of a
+// connection with a key: the agent cannot seal the frame, and the peer drops it.
 func (l *Local) resetPeers(g PeerReset) {
 	h := wire.Header{
 		Kind: wire.KindError, VI: g.VI, Key: g.Key, Ack: g.Seq, Immediate: uint32(wire.ReasonClosed),
@@ -510,7 +507,7 @@ func (l *Local) resetPeers(g PeerReset) {
 	_ = l.dev.tell(b, g)
 }
 
-// tell sends a frame of a data path from the control socket.
+// tell sends a frame of the data path from the control socket.
 func (d *device) tell(b []byte, g PeerReset) error {
 	d.mu.Lock()
 	udp, router := d.udp, d.router

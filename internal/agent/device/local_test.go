@@ -17,8 +17,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// noLeaks begins to look at goroutines; what it returns waits until those that have
-// begun since are over: one that ends may have to wait for a processor.
+// noLeaks records the running goroutines. The returned function waits until all later ones have ended, since an
+// ending goroutine may have to wait for a processor.
 func noLeaks(t *testing.T) func() {
 	before := goleak.IgnoreCurrent()
 	return func() {
@@ -62,7 +62,7 @@ func mustOpen(t *testing.T, n *nstest.NS, cfg Config) *Local {
 	return l
 }
 
-// attached tells whether the interface has an XDP program.
+// attached reports whether the interface has an XDP program.
 func attached(t *testing.T, n *nstest.NS) bool {
 	t.Helper()
 	nic, err := n.Netlink().LinkByIndex(n.Index)
@@ -232,7 +232,7 @@ func TestFramesFollowTheTable(t *testing.T) {
 	}
 }
 
-// sendFrame sends a frame from a and tells whether it comes to b. All that
+// sendFrame sends a frame from a and reports whether it comes to b. All that
 // comes is received.
 func sendFrame(t *testing.T, a, b *Local, p kagent.Path, vi uint32, key uint64) bool {
 	t.Helper()
@@ -360,7 +360,7 @@ func TestLocalConnect(t *testing.T) {
 	}
 }
 
-// A server that opens and closes listeners all its life does not grow by them.
+// A server that keeps opening and closing listeners does not grow.
 func TestListenersAreForgotten(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	l := mustOpen(t, a, small(a))
@@ -378,7 +378,7 @@ func TestListenersAreForgotten(t *testing.T) {
 		}
 	}
 	if n := cap(l.listeners); n > 8 {
-		t.Errorf("room for %d listeners, of which 1 is open", n)
+		t.Errorf("room for %d listeners, and 1 is open", n)
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)

@@ -16,16 +16,16 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// How a queue is opened (device.lease), with d.mu but where it says otherwise:
+// How a queue is opened (device.lease), with d.mu unless stated otherwise:
 //
-//  1. steps: the modes to try, best first; those that go against other queues are passed over
+//  1. steps: the modes to try, best first; modes that conflict with other queues are skipped
 //  2. newArena: the memory, without d.mu
-//  3. climb: for each mode until one can be had
+//  3. climb: each mode until one is available
 //     candidates: the queues that are free
-//     device.attach: the program, in the way that the mode needs
+//     device.attach: the program, as the mode requires
 //     openReserved: the socket, without d.mu; the queue is reserved meanwhile
 //     bpf.Demux.Register: the socket into its slot of the XSKMAP
-//  4. describe, steer: what the user should know, the NIC's rule
+//  4. describe, steer: notes for the user, the NIC's rule
 //  5. awaitCarrier: without d.mu
 
 // carrierTime is how long Open waits for the carrier to come back: some
@@ -38,10 +38,11 @@ var busyTime = xdpnic.DefaultBusyTimeout
 // errOpening: the queue, or the mode, may be free when the opens that are under way have ended.
 var errOpening = errors.New("other programs are just opening queues")
 
-// lease takes a queue. Nobody else waits for what it waits for: it gives up d.mu to make the
-// memory, while the queue is busy, which it then has reserved, and until the link is back. An
-// open that others have reserved the queue of, or the mode, waits for them. All of it ends with
-// ctx. Caller holds d.mu, and a reference to d, and is on a thread of the interface's namespace.
+// lease takes a queue. It releases d.mu whenever it waits, so that other opens do not wait with
+// it: while it allocates the memory; while the queue, which it has reserved, is busy; and until
+// the link is back. If another open has reserved the queue, or the mode, lease waits for it. ctx
+// ends each of these waits. Caller holds d.mu, and a reference to d, and is on a thread of the
+// interface's namespace.
 func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder}
 	link, err := d.router.Link()
@@ -87,11 +88,11 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	return nil, errors.Join(err, l.arena.Close())
 }
 
-// climb opens the queue in the best mode that there is, and leases it. A busy queue is tried
-// again until the given time. Caller holds d.mu, which is given up meanwhile.
+// climb opens the queue in the best available mode, and leases it. It retries a busy queue until the given
+// time. Caller holds d.mu, which is released meanwhile.
 func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpnic.Config, link kagent.Link) error {
 	d := l.dev
-	if d.router.Removed() { // another interface may have its number
+	if d.router.Removed() { // another interface may have its index
 		return kagent.ErrGone
 	}
 	nic.BusyTimeout = max(time.Until(until), time.Nanosecond)
@@ -115,13 +116,13 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpn
 			return nil
 		}
 		if errors.Is(err, kagent.ErrQueueInUse) || errors.Is(err, unix.EBUSY) || errors.Is(err, kagent.ErrGone) || kagent.Unavailable(err) {
-			return reasons{err} // no mode helps
+			return reasons{err} // no other mode helps
 		}
 		failed = append(failed, fmt.Errorf("%v mode: %w", mode, err))
 	}
 	switch {
 	case len(steps) > 0:
-		// What was passed over for an open that is under way may be tried after it.
+		// A mode that was skipped because of an open under way may be tried after that open.
 		for _, a := range passed {
 			if errors.Is(a.Err, errOpening) {
 				failed = append(failed, fmt.Errorf("%v mode: %w", a.Mode, a.Err))
@@ -135,8 +136,7 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpn
 	return failed
 }
 
-// newArena makes the memory, and the part of the queue's configuration that
-// all modes have in common.
+// newArena makes the memory, and the part of the queue's configuration that is the same for all modes.
 func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 	nic, err := xdpnic.Config{
 		Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true,
@@ -162,8 +162,8 @@ func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 	return nic, nil
 }
 
-// open tries one mode, and leaves the queue reserved. When it fails it leaves nothing
-// behind but perhaps the program on the interface, for the next mode to use.
+// open tries one mode, and leaves the queue reserved. If it fails, it may leave the program attached, for the
+// next mode to use.
 func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) error {
 	d := l.dev
 	queues, err := d.candidates(nic.QueueID, mode)
@@ -189,7 +189,7 @@ func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) e
 // unless it fails.
 func (l *lease) openReserved(ctx context.Context, nic xdpnic.Config) (q *xdpnic.Queue, err error) {
 	d := l.dev
-	// Others may have taken the queue while this one tried another.
+	// Another open may have taken the queue while this one tried another.
 	if other := d.leases[nic.QueueID]; other != nil {
 		return nil, fmt.Errorf("%w: queue %d is %v: %w", kagent.ErrQueueInUse, nic.QueueID, other, unix.EBUSY)
 	}
@@ -216,16 +216,16 @@ func (l *lease) openReserved(ctx context.Context, nic xdpnic.Config) (q *xdpnic.
 // opener is xdpnic.Open.
 type opener func(xdpnic.Config) (*xdpnic.Queue, error)
 
-// openQueue takes the first of queues that can be had: without frames of several
-// chunks, if none can be had with them and any refuses those. The error is a reason
-// against the mode, where a queue has one, rather than that another one is busy.
+// openQueue opens the first available queue. If none is available with frames of several chunks, and any
+// refuses those, it tries without them. The error is a queue's objection to the mode, if there is one, rather
+// than that another queue is busy.
 func (l *lease) openQueue(nic xdpnic.Config, queues []int, open opener) error {
 	errs := l.tryQueues(nic, queues, open)
 	if nic.MultiBuffer && slices.ContainsFunc(errs, func(err error) bool {
 		return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 	}) {
-		// A kernel before 6.6 knows no frames of several chunks, and a driver
-		// may know none in zero-copy mode (xp_assign_dev, net/xdp/xsk_buff_pool.c).
+		// A kernel before 6.6 has no frames of several chunks, and a driver may have none in zero-copy mode
+		// (xp_assign_dev, net/xdp/xsk_buff_pool.c).
 		nic.MultiBuffer = false
 		errs = l.tryQueues(nic, queues, open)
 	}
@@ -238,13 +238,13 @@ func (l *lease) openQueue(nic xdpnic.Config, queues []int, open opener) error {
 	return errs[len(errs)-1]
 }
 
-// tryQueues opens the first of queues that can be had; else it says of each why not.
+// tryQueues opens the first of queues that is available; otherwise it returns the error of each.
 func (l *lease) tryQueues(nic xdpnic.Config, queues []int, open opener) (errs []error) {
 	wait := nic.BusyTimeout
 	for i, q := range queues {
 		l.queueID, nic.QueueID = q, q
 		if nic.BusyTimeout = wait; i < len(queues)-1 {
-			nic.BusyTimeout = -1 // rather the next one than wait
+			nic.BusyTimeout = -1 // try the next queue instead of waiting
 		}
 		var err error
 		if l.queue, err = open(nic); err == nil {
@@ -272,8 +272,8 @@ func (l *lease) describe(cfg kagent.Config, link kagent.Link, mode xdpnic.Mode, 
 	}
 }
 
-// awaitCarrier gives up d.mu until the interface can send again; the error is that of ctx.
-// Caller holds d.mu.
+// awaitCarrier releases d.mu and waits until the interface can send again. The error is that of
+// ctx. Caller holds d.mu.
 func (d *device) awaitCarrier(ctx context.Context) error {
 	r := d.router
 	d.mu.Unlock()
@@ -296,10 +296,10 @@ func (d *device) awaitCarrier(ctx context.Context) error {
 // idle reports whether no queue is leased or reserved. Caller holds d.mu.
 func (d *device) idle() bool { return len(d.leases) == 0 && len(d.opening) == 0 }
 
-// reserve keeps l's queue from others until unreserve. Caller holds d.mu.
+// reserve reserves l's queue until unreserve. Caller holds d.mu.
 func (d *device) reserve(l *lease) { d.opening[l.queueID] = l }
 
-// unreserve ends a reservation, and wakes all who wait for one to end. Caller holds d.mu.
+// unreserve ends a reservation, and wakes the opens that wait for one to end. Caller holds d.mu.
 func (d *device) unreserve(l *lease) {
 	delete(d.opening, l.queueID)
 	if d.changed != nil {
@@ -308,8 +308,8 @@ func (d *device) unreserve(l *lease) {
 	}
 }
 
-// awaitReservation gives up d.mu until a reservation ends, and reports whether one has
-// before ctx did. Caller holds d.mu.
+// awaitReservation releases d.mu and waits until a reservation ends. It reports whether one ended before ctx.
+// Caller holds d.mu.
 func (d *device) awaitReservation(ctx context.Context) bool {
 	if len(d.opening) == 0 {
 		return ctx.Err() == nil
@@ -328,8 +328,8 @@ func (d *device) awaitReservation(ctx context.Context) bool {
 	}
 }
 
-// otherMode is why a mode is not tried while other queues need another one; nil: it can
-// be. It may change where only reservations are in the way. Caller holds d.mu.
+// otherMode returns why a mode is not tried while other queues need another one; nil: it can be. The result
+// may change if only reservations are in the way. Caller holds d.mu.
 func (d *device) otherMode(m xdpnic.Mode) error {
 	switch {
 	case d.idle() || attachMode(m) == d.mode:
@@ -340,8 +340,8 @@ func (d *device) otherMode(m xdpnic.Mode) error {
 	return fmt.Errorf("not tried: this process has the program attached in %v mode for another queue", d.mode)
 }
 
-// steps are the data paths to try, best first, and those that are passed over,
-// with the reason. Caller holds d.mu.
+// steps returns the data paths to try, best first, and those that are skipped, with the reason. Caller holds
+// d.mu.
 func (d *device) steps(cfg Config) (steps []xdpnic.Mode, passed []xdpnic.Attempt) {
 	ladder := xdpnic.Ladder(cfg.Mode, cfg.RequireMode)
 	pass := func(m xdpnic.Mode, reason string) {
@@ -367,7 +367,7 @@ func (d *device) steps(cfg Config) (steps []xdpnic.Mode, passed []xdpnic.Attempt
 		}
 		return steps, passed
 	}
-	// A queue past the first exists in native mode only.
+	// Queues other than the first exist in native mode only.
 	if cfg.Mode == xdpnic.ModeAuto && d.driver == "veth" && cfg.Queue <= 0 {
 		// Measured on kernel 6.18, 64 bytes one way: 1.06 us generic, 1.47 native.
 		if cfg.NoZeroCopy == nil {
@@ -379,8 +379,7 @@ func (d *device) steps(cfg Config) (steps []xdpnic.Mode, passed []xdpnic.Attempt
 	return ladder, passed
 }
 
-// candidates are the queues to try for a mode, free ones only. Caller holds
-// d.mu.
+// candidates returns the free queues to try for a mode. Caller holds d.mu.
 func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 	n := d.queues
 	oneQueue := mode.Generic() && d.driver == "veth"
@@ -432,7 +431,7 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 	return free, nil
 }
 
-// allInUse is the error when no mode has a free queue. Caller holds d.mu.
+// allInUse returns the error if no mode has a free queue. Caller holds d.mu.
 func (d *device) allInUse(want int, steps []xdpnic.Mode) (err error) {
 	for _, m := range steps {
 		if _, err = d.candidates(want, m); !errors.Is(err, kagent.ErrQueueInUse) {
@@ -442,7 +441,7 @@ func (d *device) allInUse(want int, steps []xdpnic.Mode) (err error) {
 	return err
 }
 
-// freeSlot finds a slot of the XSKMAP. Caller holds d.mu.
+// freeSlot returns a free slot of the XSKMAP. Caller holds d.mu.
 func (d *device) freeSlot() (int, error) {
 	for s := range bpf.DefaultMaxSockets {
 		if d.slotFree(s) {
@@ -452,7 +451,7 @@ func (d *device) freeSlot() (int, error) {
 	return 0, fmt.Errorf("all %d socket slots are in use", bpf.DefaultMaxSockets)
 }
 
-// slotFree tells whether no lease has the slot, or will have it. Caller holds d.mu.
+// slotFree reports whether no lease has or has reserved the slot. Caller holds d.mu.
 func (d *device) slotFree(slot int) bool {
 	for _, all := range []map[int]*lease{d.leases, d.opening} {
 		for _, l := range all {
@@ -464,7 +463,7 @@ func (d *device) slotFree(slot int) bool {
 	return true
 }
 
-// reasons are several errors in one line.
+// reasons joins several errors in one line.
 type reasons []error
 
 func (r reasons) Error() string {

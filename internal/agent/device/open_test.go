@@ -24,7 +24,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Who wants a queue is told whose it is and what helps, also before it has been handed out.
+// The error for a queue in use names its holder and the remedy, also before it has been handed out.
 func TestInUse(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg := small(an)
@@ -45,7 +45,7 @@ func TestInUse(t *testing.T) {
 	}
 }
 
-// Opens of one interface in one process share what there is one of.
+// Opens of one interface in one process share the objects of which there is one for an interface.
 func TestSeveralOpens(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
 	native := small(an)
@@ -140,7 +140,7 @@ func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 	}
 }
 
-// Who is told to give the interface more queues can do so while others have theirs.
+// A user that follows the advice to give the interface more queues can do so while others use theirs.
 func TestQueuesAdded(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
 	setChannels(t, bn, 1, 1) // or a's one queue is too few for native mode
@@ -157,8 +157,8 @@ func TestQueuesAdded(t *testing.T) {
 	}
 }
 
-// A program that somebody takes off by force is not there any more, and comes back when
-// the next queue is opened.
+// A program that was detached by force is reported as detached, and is attached again when the next queue is
+// opened.
 func TestProgramTakenOff(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg := small(an)
@@ -188,8 +188,8 @@ func TestProgramTakenOff(t *testing.T) {
 	}
 }
 
-// A queue that frames come in on, and that sends nothing, is nobody's: the kernel takes
-// what is sent on it without a word and leaves it on the ring. It counts for steering.
+// A queue that receives and does not send is not leased: the kernel accepts what is sent on it, reports
+// nothing, and leaves it on the ring. It counts for steering.
 func TestQueuesThatOnlyReceive(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	setChannels(t, an, 4, 2)
@@ -227,7 +227,7 @@ func TestQueuesThatOnlyReceive(t *testing.T) {
 	}
 }
 
-// What Open cannot do, it says, and leaves nothing.
+// A failed Open returns the reason and leaves nothing behind.
 func TestOpenErrors(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	cases := []struct {
@@ -261,7 +261,7 @@ func TestOpenErrors(t *testing.T) {
 		}
 	}
 
-	// Somebody else's program stays where it is.
+	// Another owner's program stays attached.
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Name: "stranger", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, License: "GPL"})
 	if err != nil {
 		t.Fatal(err)
@@ -283,7 +283,7 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
-// Another process that has the interface is named.
+// The error names another process that has the interface.
 func TestSecondProcess(t *testing.T) {
 	if ns := os.Getenv("KAGENT_SECOND"); ns != "" {
 		_, err := Open(kagent.Config{Interface: "via0", ArenaBytes: 4 << 20})
@@ -316,7 +316,7 @@ func TestSecondProcess(t *testing.T) {
 	}
 }
 
-// Killed with SIGKILL, a program leaves nothing, and the queue opens again.
+// A program killed with SIGKILL leaves nothing, and the queue opens again.
 func TestKill(t *testing.T) {
 	if os.Getenv("KAGENT_KILL") != "" {
 		l, err := Open(kagent.Config{Interface: "via0", ArenaBytes: 4 << 20})
@@ -366,7 +366,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// Without privilege there is one error that says what is missing.
+// Without privilege there is one error that names what is missing.
 func TestUnprivileged(t *testing.T) {
 	if os.Getenv("KAGENT_NOBODY") != "" {
 		_, err := Open(kagent.Config{Interface: "lo", ArenaBytes: 4 << 20})
@@ -390,7 +390,7 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
-// An open that waits for a queue that is busy holds nobody up, and ends with its context.
+// An open that waits for a busy queue delays no other call, and ends with its context.
 func TestOpenCancelled(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	stranger := mustBind(t, an, 0)
@@ -432,7 +432,7 @@ func TestOpenCancelled(t *testing.T) {
 	mustOpen(t, an, cfg)
 }
 
-// An open that waits for the carrier holds up no other operation on the interface.
+// An open that waits for the carrier delays no other operation on the interface.
 func TestWaitForCarrier(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	d := mustOpen(t, an, small(an)).dev
@@ -479,8 +479,8 @@ func mustBind(t *testing.T, ns *nstest.NS, queue int) *xdpnic.Queue {
 	return q
 }
 
-// A queue that knows no frames of several chunks is taken without them, and one that
-// refuses the mode is heard, although the one that was tried last is busy.
+// A queue without support for frames of several chunks is opened without them. The error of a queue that
+// refuses the mode is returned, although the queue tried last is busy.
 func TestReasonsOfAllQueues(t *testing.T) {
 	opened := new(xdpnic.Queue)
 	for _, c := range []struct {
@@ -519,7 +519,7 @@ func TestReasonsOfAllQueues(t *testing.T) {
 	}
 }
 
-// What lingers is there after Close, and is gone after EndLinger; an Open without a Linger leaves none.
+// A lingering device is there after Close, and gone after EndLinger; an Open without a Linger leaves none.
 func TestEndLinger(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	use := func(linger time.Duration) {

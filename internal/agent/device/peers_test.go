@@ -13,13 +13,12 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// partner is what a peer request needs of an agent.
+// partner is the part of an agent that a peer request needs.
 type partner interface {
 	RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error)
 }
 
-// meet makes a peer request and sees it through; it returns the other side's
-// offer.
+// meet makes a peer request and completes the connection. It returns the other side's offer.
 func meet(ctx context.Context, p partner, local, remote kagent.Address, o kagent.Offer) (kagent.Offer, error) {
 	a, in, err := p.RequestPeer(ctx, local, remote, o)
 	switch {
@@ -58,14 +57,14 @@ func meetBoth(t *testing.T, x, y partner, xAddr, yAddr kagent.Address, start fun
 	}
 }
 
-// The kernel says that nobody has the port yet; that ends nothing.
+// The kernel reports that the port is closed; that does not end the call.
 func TestPeerStartsLater(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	a := mustOpen(t, an, small(an))
 	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		l, r := kagent.Address{Host: addrs[0]}, kagent.Address{Host: addrs[1]}
 		if _, err := meet(deadline(t, 50*time.Millisecond), a, l, r, testOffer(1)); !errors.Is(err, kagent.ErrTimeout) {
-			t.Errorf("nobody is there: %v", err)
+			t.Errorf("no peer is there: %v", err)
 		}
 		var b *Local
 		meetBoth(t, a, nil, l, r, func() partner {
@@ -83,8 +82,8 @@ func TestPeerStartsLater(t *testing.T) {
 	}
 }
 
-// found asks until the list has all addresses of both ends: on a link that has
-// just come up, and on a busy machine, one question may not do.
+// found repeats Discover until the list has all addresses of both ends: on a link that has just come up, or on
+// a busy machine, one call may not suffice.
 func found(t *testing.T, own, other *route.Router, discover func() ([]kagent.Neighbor, error)) {
 	t.Helper()
 	var list, want []kagent.Neighbor
@@ -148,7 +147,7 @@ func TestLocalPeers(t *testing.T) {
 	if !errors.Is(err, kagent.ErrUnreachable) || !errors.As(err, &op) || op.Op != "request peer" {
 		t.Errorf("no such host: %v", err)
 	}
-	// Close ends a call that nobody meets.
+	// Close ends a call that has no counterpart.
 	closed := make(chan error, 1)
 	go func() {
 		time.Sleep(20 * time.Millisecond) // so that the call is most likely under way

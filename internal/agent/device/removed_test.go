@@ -16,9 +16,9 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// An interface that was away and is back by its old number is another one, also where nobody has
-// looked meanwhile: what there was of the old one is gone, those who wait hear of it, and the new
-// one is opened beside it, with nothing of it in the descriptor store, nor anything of the old one's end.
+// An interface that was removed and is back with its old index is a new one, also if no read happened
+// meanwhile. The state of the old one is gone, waiting calls end, and the new one is opened beside it. The
+// descriptor store keeps nothing of the old one, and its end removes nothing of the new one.
 func TestNumberComesBack(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	fdStore := newFakeFDStore()
@@ -71,7 +71,7 @@ func TestNumberComesBack(t *testing.T) {
 	select {
 	case <-gone:
 	case <-time.After(waitLimit):
-		t.Fatal("nobody says that it is gone")
+		t.Fatal("the removal is not reported")
 	}
 	var last kagent.Link
 	for len(told) > 0 {
@@ -82,7 +82,7 @@ func TestNumberComesBack(t *testing.T) {
 	}
 	for range 2 {
 		if err := <-waits; !errors.Is(err, kagent.ErrGone) || errors.Is(err, kagent.ErrClosed) {
-			t.Errorf("who waits has %v", err)
+			t.Errorf("a waiting call returned %v", err)
 		}
 	}
 	if l := old.Link(); !l.Gone {
@@ -93,7 +93,7 @@ func TestNumberComesBack(t *testing.T) {
 	}
 	late := false
 	if old.OnGone(func() { late = true }); !late {
-		t.Error("who asks later is not told")
+		t.Error("a later watcher is not notified")
 	}
 
 	fresh := mustOpen(t, an, cfg)
@@ -120,7 +120,7 @@ func TestNumberComesBack(t *testing.T) {
 	}
 }
 
-// The steering of an interface that is gone went with it: that of another one of its name is left alone.
+// The steering of a removed interface is gone with it: that of a new interface of its name is not changed.
 func TestSteeringGone(t *testing.T) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {

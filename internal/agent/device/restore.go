@@ -21,24 +21,25 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// Restored is a queue that an agent before this one handed out.
+// Restored is a queue that a previous agent handed out.
 type Restored struct {
-	Local *Local   // nil: its interface is gone, and what is left of it is Memory
-	Tag   []byte   // what HandOut was given
+	Local *Local   // nil: its interface was removed, and only Memory is left
+	Tag   []byte   // HandOut's
 	Alive *os.File // ends when the holder is dead; the caller's
-	// Memory is what TakeMemory gives otherwise, of so many bytes; the caller's. nil: there is none.
+	// Memory is Size bytes, which TakeMemory returns if there is a Local; the caller's. nil:
+	// none.
 	Memory *os.File
 	Size   int
 }
 
-// Restore goes on where an agent that was killed has stopped: items is all that
-// it put into the descriptor store. Interfaces that are gone, and records that make no sense, are
-// dropped from the descriptor store; the error says which and why, and the rest is restored
-// all the same. A holder may go on using the memory of an interface that is gone: such
-// queues are returned without a Local. The files belong to Restore from now on.
+// Restore continues where a killed agent has stopped. entries is everything that it put into the
+// descriptor store. Restore drops entries of removed interfaces, and invalid records; the error
+// names them and the reason, and everything else is restored. A holder may go on using the memory
+// of a removed interface: such queues are returned without a Local. The files belong to Restore
+// from now on.
 //
-// It works in the network namespace of the calling thread, in which the agent
-// before this one has worked.
+// It works in the network namespace of the calling thread, which must be that of the previous
+// agent.
 func Restore(fdStore fdstore.Store, entries []fdstore.Entry) ([]Restored, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -62,25 +63,25 @@ func Restore(fdStore fdstore.Store, entries []fdstore.Entry) ([]Restored, error)
 		}
 		all = append(all, r...)
 		for _, i := range entries {
-			i.Close() // what was of no use
+			i.Close() // entries that were not used
 		}
 	}
 	return all, errors.Join(errs...)
 }
 
-// kept are the items of one place.
+// kept has the entries of one place.
 type kept struct {
 	nic    *fdstore.Entry
 	leases map[*fdstore.Entry]leaseRecord
 	vis    map[uint32]viRecord
-	// listens are the listeners by their keys; restoreLeases takes those out that are of its queues.
+	// listens has the listeners by their keys; restoreLeases removes those of its queues.
 	listens  map[string]listenRecord
 	shmLinks map[*fdstore.Entry]linkRecord
-	// bad are the records that make no sense, and why.
+	// bad has the errors of invalid records.
 	bad map[string]error
 }
 
-// sortEntries reads the items of a place. The error is about the interface itself.
+// sortEntries parses the entries of a place. The error is about the interface itself.
 func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, err error) {
 	k = kept{
 		bad: make(map[string]error), leases: make(map[*fdstore.Entry]leaseRecord), vis: make(map[uint32]viRecord),
@@ -142,7 +143,7 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 	return k, nic, err
 }
 
-// lost are the queues of an interface that is not restored. They take their files.
+// lost returns the queues of an interface that is not restored. They take their files.
 func (k *kept) lost() (all []Restored) {
 	for entry, r := range k.leases {
 		l := Restored{Tag: r.Tag, Alive: entry.Files[0], Size: r.Info.Info.PinnedBytes()}
@@ -154,7 +155,7 @@ func (k *kept) lost() (all []Restored) {
 	return all
 }
 
-// restoreNIC restores one interface. Where that fails, whole is an error, and the queues are lost.
+// restoreNIC restores one interface. If that fails, whole is an error, and the queues are lost.
 func restoreNIC(fdStore fdstore.Store, place string, entries []fdstore.Entry) (all []Restored, bad, whole error) {
 	k, nic, err := sortEntries(place, entries)
 	for key, why := range k.bad {
@@ -213,7 +214,7 @@ func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_
 	return all, errors.Join(bad, d.release()), nil // each Local has a reference of its own
 }
 
-// keys are those of all records that make sense.
+// keys returns the keys of all valid records.
 func (k *kept) keys(place string) []string {
 	all := []string{k.nic.Key}
 	for i := range k.leases {
@@ -228,7 +229,7 @@ func (k *kept) keys(place string) []string {
 	return slices.AppendSeq(all, maps.Keys(k.listens))
 }
 
-// restore is setUp with what was kept. Caller holds d.mu.
+// restore is setUp from the entries of the descriptor store. Caller holds d.mu.
 func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, link *netlink.LinkAttrs) error {
 	if len(i.Files) < 6 {
 		return fmt.Errorf("%d descriptors were kept", len(i.Files))
@@ -299,9 +300,9 @@ func (d *device) restoreLeases(k *kept) (all []Restored) {
 	return all
 }
 
-// reconcile makes tables and records agree: the agent may have died between
-// writing the one and the other. The VI table is what counts for a VI that is
-// known; VIs and slots that nobody has are emptied. Caller holds d.mu.
+// reconcile brings tables and records into agreement: the agent may have died between writing the
+// one and the other. For a known VI the VI table counts. VIs and slots without a record are
+// cleared. Caller holds d.mu.
 func (d *device) reconcile(all []Restored) {
 	var stray []uint32
 	d.demux.EachVI(func(num uint32, e bpf.VIEntry) {

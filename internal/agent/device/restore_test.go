@@ -12,8 +12,8 @@ import (
 	"viaxdp/internal/agent/kagent"
 )
 
-// A record that makes no sense is no reason to drop the others of its interface; one about the
-// interface itself is, and what its queues had is returned.
+// An invalid record does not cause the loss of others of its interface. An invalid record of the interface
+// itself does, and the memory of its queues is returned.
 func TestBadRecords(t *testing.T) {
 	const place = "via0:7:4793"
 	entry := func(key, value string, files ...*os.File) fdstore.Entry {
@@ -69,9 +69,8 @@ func (m *memory) Put(key string, value []byte, _ ...int) error {
 
 func (m *memory) Delete(string) error { return nil }
 
-// What was kept of an interface is read again the same, whatever its name is and whatever an
-// agent of another version, or somebody else, has put beside it: that is an error, or of this
-// interface, too.
+// The entries of an interface are restored unchanged, for any name of the interface and any additional entries
+// of an agent of another version, or of another program. Those are an error, or belong to this interface, too.
 func FuzzKept(f *testing.F) {
 	f.Add("eth0", "vi/eth0/10001", []byte(`{"Queue":1,"Peer":"10.0.0.1","Grave":{"VI":3}}`), uint32(0x10001), 3)
 	f.Add("eth0.5@x", "lease/eth0.5@x/0", []byte(`{"Queue":-1,"Info":{}}`), uint32(0), 0)

@@ -13,11 +13,11 @@ import (
 	"viaxdp/internal/base/termsafe"
 )
 
-// started is when this process began to be an agent.
+// started is the time at which this process became an agent.
 var started = time.Now()
 
-// LocalStatus tells what this process has open by itself, without a daemon. It
-// takes locks of the control path only.
+// LocalStatus returns what this process has open by itself, without a daemon. It takes locks of
+// the control path only.
 func LocalStatus() kagent.Status {
 	return kagent.Status{PID: os.Getpid(), Since: started, NICs: nicStatus()}
 }
@@ -79,7 +79,7 @@ func (l *lease) status() kagent.LeaseStatus {
 	return s
 }
 
-// self is this process as a holder.
+// self returns this process as a holder.
 func self() kagent.Holder {
 	return kagent.Holder{PID: os.Getpid(), UID: uint32(unix.Getuid()), Comm: termsafe.Name(os.Getpid())}
 }

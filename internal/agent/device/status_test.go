@@ -9,8 +9,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// Status names the queue, who has it, and each VI with its peer, and forgets
-// them when they go.
+// Status lists the queue, its holder, and each VI with its peer, and drops them when they end.
 func TestLocalStatus(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
 	agent, err := openOn(t, a, small(a))

@@ -8,20 +8,19 @@ import (
 	"viaxdp/internal/base/steer"
 )
 
-// steered is a NIC that can be told where frames go.
+// steered is a NIC with a configurable flow classifier.
 type steered interface {
 	steer.NIC
 	Close() error
 }
 
-// steer has the NIC put the frames of the port on the lease's queue, or notes
-// why it does not. A socket hears only its own queue; frames that come in on
-// another one the demux program counts (wrong queue) and drops, and the sender
-// sends them again, in vain.
+// steer has the NIC put the frames of the port on the lease's queue, or notes why it cannot. A
+// socket receives only from its own queue. The demux program counts and drops frames that come in
+// on another queue (wrong queue), and the sender retransmits them in vain.
 //
-// A port can go to one queue: the first lease's. A second one gets what its
-// peers send with another hash. Caller holds d.mu and is on a thread of the
-// interface's namespace.
+// A port can go to one queue only: the first lease's. A second lease gets the frames that its
+// peers send with another hash. Caller holds d.mu and is on a thread of the interface's
+// namespace.
 func (l *lease) steer(cfg kagent.Config) {
 	d := l.dev
 	note := func(format string, args ...any) { l.info.Notes = append(l.info.Notes, fmt.Sprintf(format, args...)) }
@@ -66,8 +65,8 @@ func (l *lease) steerPort(cfg kagent.Config) (err error) {
 	return nil
 }
 
-// resumeSteering takes over what an agent before this one has changed for the
-// lease, or notes that it stays. Callers as steer's.
+// resumeSteering takes over a previous agent's changes of the NIC for the lease, or notes that they stay. The
+// caller must be as for steer.
 func (l *lease) resumeSteering(was *steer.State) {
 	if was == nil {
 		return
@@ -79,7 +78,7 @@ func (l *lease) resumeSteering(was *steer.State) {
 	l.steering = steer.Resume(l.nic, l.queueID, *was)
 }
 
-// steered is what a later agent must know to resume; nil if nothing is steered.
+// steered returns what a later agent needs to resume; nil if nothing is steered.
 func (l *lease) steered() *steer.State {
 	if l.steering == nil {
 		return nil
@@ -93,7 +92,7 @@ func (l *lease) unsteer() error {
 		return nil
 	}
 	var err error
-	if r := l.dev.router; r == nil || !r.IsGone() { // else one of its name is another one
+	if r := l.dev.router; r == nil || !r.IsGone() { // else another interface may have its name
 		err = l.steering.Undo()
 	}
 	l.steering = nil

@@ -76,8 +76,8 @@ func newLease(d *device, queue int) *lease {
 	return l
 }
 
-// The table is changed only if that is allowed, for the first lease, and put back
-// with it; who gets nothing of it is told.
+// The table is changed only if that is allowed, for the first lease, and restored with it. A lease that gets no
+// steering has a note.
 func TestSteering(t *testing.T) {
 	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
 	before := slices.Clone(nic.table)
@@ -125,8 +125,8 @@ func TestSteering(t *testing.T) {
 	}
 }
 
-// An agent that comes back knows what is steered: a second lease does not take
-// it away, and the end of the first one puts it back.
+// A restarted agent knows what is steered: a second lease does not take it over, and the end of the first one
+// restores the NIC.
 func TestSteeringRestored(t *testing.T) {
 	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
 	before := slices.Clone(nic.table)
@@ -161,7 +161,7 @@ func TestSteeringRestored(t *testing.T) {
 		t.Errorf("the first lease's end: table %v, closed %d, %v", nic.table, nic.closed, err)
 	}
 
-	// Without descriptors for the NIC the lease is restored and says what stays.
+	// Without descriptors for the NIC the lease is restored, and a note lists what stays changed.
 	d = agent()
 	entry.Files = []*os.File{nil}
 	d.openSteered = func(string) (steered, error) { return nil, unix.EMFILE }
@@ -183,7 +183,7 @@ func TestSteeringOneQueue(t *testing.T) {
 	}
 }
 
-// A veth in native mode says what it does by itself.
+// A veth in native mode has a note about its own behaviour.
 func TestSteeringVeth(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg := small(ns)

@@ -20,9 +20,9 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// Keys of an fdstore.Store. A device's place is NAME:INDEX:PORT: one whose interface is gone
-// may be there beside that of another interface of this name. Names have neither slash
-// nor colon (dev_valid_name, net/core/dev.c). Agents before have put NAME alone.
+// Keys of an fdstore.Store. A device's place is NAME:INDEX:PORT, since a removed interface may
+// coexist with a new one of the same name. Names have neither slash nor colon (dev_valid_name,
+// net/core/dev.c). Earlier agents used NAME alone.
 //
 //	nic/PLACE          nicRecord; program, maps, control socket, link
 //	lease/PLACE/QUEUE  leaseRecord; the holder's sign of life, the memory
@@ -34,8 +34,8 @@ func nicKey(place string) string              { return "nic/" + place }
 func leaseKey(place string, queue int) string { return fmt.Sprintf("lease/%s/%d", place, queue) }
 func viKey(place string, num uint32) string   { return fmt.Sprintf("vi/%s/%08x", place, num) }
 
-// deviceStore is the part of an fdstore.Store that a device has. Once it is cleared nothing comes in any more:
-// the keys may be another device's.
+// deviceStore is a device's part of an fdstore.Store. Once it is cleared it accepts nothing more, since the
+// keys may be another device's.
 type deviceStore struct {
 	fdStore fdstore.Store
 
@@ -73,7 +73,7 @@ func (s *deviceStore) Delete(key string) error {
 	return s.fdStore.Delete(key)
 }
 
-// holds says that something is there already.
+// holds records that a key is already in the store.
 func (s *deviceStore) holds(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +92,7 @@ func (s *deviceStore) clear() error {
 	return errors.Join(errs...)
 }
 
-// nicRecord is what Restore must know of an interface.
+// nicRecord is what Restore needs for an interface.
 type nicRecord struct {
 	Index    int
 	Port     uint16
@@ -101,7 +101,7 @@ type nicRecord struct {
 	Generic  bool
 }
 
-// leaseRecord is what Restore must know of a queue that was handed out.
+// leaseRecord is what Restore needs for a queue that was handed out.
 type leaseRecord struct {
 	Queue, Slot int
 	Since       time.Time
@@ -111,14 +111,14 @@ type leaseRecord struct {
 	Steering    *steer.State // of the NIC; nil: not steered to this queue
 }
 
-// viRecord is what Restore must know of a VI number.
+// viRecord is what Restore needs for a VI number.
 type viRecord struct {
 	Queue     int
 	Peer      netip.Addr // zero: not in the VI table
 	PeerReset *PeerReset `json:",omitempty"`
 }
 
-// put encodes and keeps a record.
+// put encodes and stores a record.
 func put(v fdstore.Store, key string, record any, fds ...int) error {
 	b, err := json.Marshal(record)
 	if err == nil {
@@ -130,7 +130,7 @@ func put(v fdstore.Store, key string, record any, fds ...int) error {
 	return nil
 }
 
-// keep puts the device into the descriptor store as it is. Caller holds d.mu.
+// keep stores the current state of the device in the descriptor store. Caller holds d.mu.
 func (d *device) keep() error {
 	if d.fdStore == nil || !d.up {
 		return nil
@@ -152,7 +152,7 @@ func (d *device) keep() error {
 	return err
 }
 
-// forget takes the device out of the descriptor store. Caller holds d.mu.
+// forget removes the device from the descriptor store. Caller holds d.mu.
 func (d *device) forget() error {
 	if d.fdStore == nil {
 		return nil
@@ -160,7 +160,7 @@ func (d *device) forget() error {
 	return d.fdStore.Delete(nicKey(d.place))
 }
 
-// keep puts a lease that was handed out into the descriptor store.
+// keep stores a lease that was handed out in the descriptor store.
 func (l *lease) keep(tag []byte, alive int) error {
 	if l.dev.fdStore == nil {
 		return nil
@@ -183,8 +183,8 @@ func (l *lease) unkeep() error {
 	return l.dev.fdStore.Delete(leaseKey(l.dev.place, l.queueID))
 }
 
-// keepVI puts a VI into the descriptor store. An error is not the program's: the VI works,
-// and an agent that comes back takes it for one that was not handed out.
+// keepVI stores a VI in the descriptor store. An error does not affect the program: the VI works, and a later
+// agent treats it as not handed out.
 func (l *lease) keepVI(num uint32, peer netip.Addr, peerReset *PeerReset) {
 	if v := l.dev.fdStore; v != nil {
 		_ = put(v, viKey(l.dev.place, num), viRecord{l.queueID, peer, peerReset})
@@ -197,8 +197,8 @@ func (l *lease) unkeepVI(num uint32) {
 	}
 }
 
-// listenRecord is what Restore must know of a listener: whose the discriminator is until its
-// program has come back.
+// listenRecord is what Restore needs for a listener: its user keeps the discriminator until the program has
+// come back.
 type listenRecord struct {
 	Queue int
 	Disc  []byte
@@ -206,8 +206,8 @@ type listenRecord struct {
 
 func listenKey(place string, id uint64) string { return fmt.Sprintf("listen/%s/%016x", place, id) }
 
-// keepListener puts a listener into the descriptor store, until unkeep. When it cannot be put there,
-// it works all the same.
+// keepListener stores a listener in the descriptor store, until unkeep. If that fails, the listener works all
+// the same.
 func (l *lease) keepListener(disc []byte) (unkeep func()) {
 	v, key := l.dev.fdStore, listenKey(l.dev.place, kagent.NewKey())
 	if v == nil {
@@ -217,7 +217,7 @@ func (l *lease) keepListener(disc []byte) (unkeep func()) {
 	return sync.OnceFunc(func() { _ = v.Delete(key) })
 }
 
-// readListener reads what keepListener has put there.
+// readListener reads an entry of keepListener.
 func readListener(value []byte) (r listenRecord, err error) {
 	if err = json.Unmarshal(value, &r); err == nil && len(r.Disc) > wire.CMMaxDisc {
 		err = fmt.Errorf("a discriminator of %d bytes", len(r.Disc))
@@ -225,16 +225,15 @@ func readListener(value []byte) (r listenRecord, err error) {
 	return r, err
 }
 
-// resumeListener has the discriminator of a listener of the agent before be the handle's
-// user's, until EndKept.
+// resumeListener reserves the discriminator of a listener of the previous agent for the handle's user, until
+// EndKept.
 func (l *Local) resumeListener(key string, r listenRecord) {
 	l.keptDiscs[key] = string(r.Disc)
 	l.manager.KeepDisc(string(r.Disc), l.user())
 }
 
-// EndKept lets go of the discriminators at which the program listened when the agent before
-// this one ended, and at which it has not listened again. For a daemon, when the program has
-// come back and has opened its listeners.
+// EndKept releases the discriminators at which the program listened under the previous agent, and at which it
+// does not listen any more. A daemon calls it when the program has come back and has opened its listeners.
 func (l *Local) EndKept() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -250,7 +249,7 @@ func (l *Local) endKept() {
 	clear(l.keptDiscs)
 }
 
-// Handout is a queue on its way to another process.
+// Handout is a queue to be passed to another process.
 type Handout struct {
 	Socket *os.File // the AF_XDP socket
 	Memory *os.File // memfd of the registered memory
@@ -266,11 +265,10 @@ func (h *Handout) Close() {
 
 var errNotShared = errors.New("the queue is shared in this process, handed out, or its memory cannot be mapped by others")
 
-// HandOut gives queue and memory away, to be passed to Config.Holder: this process keeps
-// no descriptor of the queue, so that the holder's death frees it, and maps the
-// memory no more (see TakeMemory). The agent's other methods go on as before. Where
-// there is an fdstore.Store it keeps the lease with tag, and alive, the reading end of a pipe
-// whose other end the holder gets.
+// HandOut gives away the queue and its memory, to be passed to Config.Holder. This process keeps
+// no descriptor of the queue, so that the holder's death frees it, and unmaps the memory (see
+// TakeMemory). The agent's other methods work as before. An fdstore.Store keeps the lease with
+// tag and alive, the reading end of a pipe whose other end the holder gets.
 func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	d := l.dev
 	d.mu.Lock()
@@ -303,9 +301,9 @@ func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	return h, nil
 }
 
-// TakeMemory gives the memory of a queue that was handed out, once; it is the
-// caller's then. nil: there is none. Who has it can have its pages freed, although
-// the holder goes on having its own descriptor: see FreeMemory.
+// TakeMemory returns the memory of a queue that was handed out, once; it is the caller's then.
+// nil: there is none. With it the caller can free the pages although the holder still has a
+// descriptor of its own: see FreeMemory.
 func (l *Local) TakeMemory() *os.File {
 	d := l.dev
 	d.mu.Lock()
@@ -315,16 +313,17 @@ func (l *Local) TakeMemory() *os.File {
 	return f
 }
 
-// FreeMemory frees the pages of memory that was handed out, whoever maps it, as far
-// as no queue has them pinned: who looks finds zeros, in pages of its own account.
+// FreeMemory frees the pages of memory that was handed out, even if a process maps it, except
+// those that a queue has pinned. A process that reads a freed page gets zeros, in a new page
+// charged to itself.
 func FreeMemory(f *os.File) error {
 	st, err := f.Stat()
 	if err != nil {
 		return err
 	}
 	return fds.With(f, func(fd int) error {
-		// It is sealed against shrinking, for the sake of the kernel's and the
-		// agent's own mappings, and not against this.
+		// The memory is sealed against shrinking, to protect the mappings of the kernel and the agent. The
+		// seal permits this call.
 		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, st.Size())
 	})
 }

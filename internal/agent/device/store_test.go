@@ -28,9 +28,8 @@ func handOut(t *testing.T, l *Local) {
 	h.Close()
 }
 
-// What is kept of an interface stays when what is kept of another one of its name is
-// forgotten, or of itself with another port: an interface may be removed, and come
-// again, while a program has the queue of the one before it.
+// The entries of an interface stay when those of another interface of its name, or of its own with another
+// port, are removed: an interface may be removed, and come again, while a program has the old one's queue.
 func TestKeptApart(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	fdStore := newFakeFDStore()

@@ -21,15 +21,14 @@ import (
 
 var _ Store = (*Client)(nil)
 
-// How long the descriptor store may take for anything, and before it answers for the first time:
-// it is a process that has just been started, perhaps on a machine with much to do.
+// Time limits for an answer of the descriptor store, and for the first one: the process has just been
+// started, perhaps on a busy machine.
 const (
 	answerTime = 5 * time.Second
 	startTime  = 30 * time.Second
 )
 
-// How long a descriptor store that has ended is waited for before another is started, the
-// first time and at most.
+// Time between the end of a descriptor store and the start of another one: the first time, and at most.
 const (
 	mendSoon   = 10 * time.Millisecond
 	mendLatest = 5 * time.Second
@@ -40,29 +39,27 @@ var (
 	errEnded    = errors.New("fdstore: it has ended, and another one is being started")
 )
 
-// Client is an agent's way to its descriptor store. It has a copy of all that the descriptor store
-// holds: when that ends before the agent does, it starts another one and gives it
-// everything.
+// Client is an agent's connection to its descriptor store. It has a copy of everything in the store. If the
+// store ends before the agent does, it starts another one and puts everything there.
 type Client struct {
 	log  *slog.Logger
 	path string
 	args []string // the command's name first
 
-	replaced atomic.Bool    // by another agent's client
+	replaced atomic.Bool    // another agent's client has the store
 	closed   chan struct{}  // by Close
-	work     sync.WaitGroup // who read connections, and mend
+	work     sync.WaitGroup // goroutines that read connections and reconnect
 
 	mu   sync.Mutex // one exchange at a time on link
 	held map[string]*entry
-	late map[string]bool // of held: the descriptor store had no room for it
+	late map[string]bool // entries of held for which the store had no room
 	link *link           // nil: none now
-	wait time.Duration   // before the last descriptor store was connected
-	when time.Time       // that was; both guarded by mu, too
+	wait time.Duration   // waited before the store was last connected
+	when time.Time       // when that was; both guarded by mu, too
 }
 
-// Start finds the descriptor store at a socket's path, or starts one: command with args is
-// to call Main with the listening socket, which it gets as [ListenFD]. The process
-// lives on when this one dies. log may be nil.
+// Start connects to the descriptor store at a socket's path, or starts one: command with args must call Main
+// with the listening socket, which it gets as [ListenFD]. The process outlives this one. log may be nil.
 func Start(path string, log *slog.Logger, command string, args ...string) (*Client, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -71,7 +68,7 @@ func Start(path string, log *slog.Logger, command string, args ...string) (*Clie
 		log: log, path: path, args: append([]string{command}, args...),
 		held: make(map[string]*entry), late: make(map[string]bool), closed: make(chan struct{}),
 	}
-	// A descriptor store that is about to leave takes the connection and hangs up.
+	// A descriptor store that is about to exit accepts the connection and hangs up.
 	for tries := 5; ; tries-- {
 		l, err := k.connect()
 		if err == nil {
@@ -85,17 +82,17 @@ func Start(path string, log *slog.Logger, command string, args ...string) (*Clie
 		case tries == 1 || errors.Is(err, os.ErrDeadlineExceeded):
 			return nil, fmt.Errorf("fdstore: %w", err)
 		}
-		time.Sleep(20 * time.Millisecond) // it unlinks its socket now
+		time.Sleep(20 * time.Millisecond) // it is unlinking its socket
 	}
 }
 
-// connect finds or starts a descriptor store, which has answered then. Nobody else has the link
-// yet: no lock is held while a descriptor store that does not answer is waited for.
+// connect finds or starts a descriptor store that answers. No other goroutine has the new link,
+// so the wait for a store that does not answer holds no lock.
 func (k *Client) connect() (*link, error) {
 	c, err := k.dial()
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) ||
 		errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EAGAIN) {
-		return nil, err // there may be one, whose socket must stay
+		return nil, err // there may be a store, whose socket must stay
 	}
 	if err != nil {
 		if err = spawn(k.path, k.args[0], k.args[1:]); err == nil {
@@ -123,8 +120,8 @@ func (k *Client) dial() (*net.UnixConn, error) {
 	return net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: k.path, Net: "unixpacket"})
 }
 
-// use makes a connection the client's. One that has ended already is nobody's to
-// mend. Caller holds k.mu.
+// use makes l the client's connection. If l has already ended, no goroutine would replace it, so
+// use fails. Caller holds k.mu.
 func (k *Client) use(l *link) error {
 	if l.ended {
 		l.hangUp()
@@ -134,7 +131,7 @@ func (k *Client) use(l *link) error {
 	return nil
 }
 
-// read takes what comes on a connection, until its end, and mends that.
+// read passes on the messages of a connection until it ends, and then reconnects.
 func (k *Client) read(l *link) {
 	defer k.work.Done()
 	buf := make([]byte, maxMessage)
@@ -147,9 +144,9 @@ func (k *Client) read(l *link) {
 			}
 			break
 		}
-		l.answers <- answer{m, files} // to ask, or to end and hangUp, who take what nobody waits for
+		l.answers <- answer{m, files} // to ask, or to end or hangUp, which drain answers that no call waits for
 	}
-	close(l.answers) // before the lock: who holds it may wait for this
+	close(l.answers) // before k.mu: its holder may wait for the close
 	k.mu.Lock()
 	l.ended = true
 	inUse := k.link == l
@@ -162,8 +159,7 @@ func (k *Client) read(l *link) {
 	}
 }
 
-// mend starts another descriptor store in the place of one that has ended, unless this side is
-// at its end, too.
+// mend starts another descriptor store to replace one that has ended, unless this side is closing, too.
 func (k *Client) mend() {
 	for wait := k.firstWait(); ; wait = min(2*wait, mendLatest) {
 		select {
@@ -186,8 +182,7 @@ func (k *Client) mend() {
 	}
 }
 
-// firstWait is how long to wait before the first attempt. Stores that end one after the other
-// are looked for ever more seldom.
+// firstWait returns how long to wait before the first attempt. It grows if stores end soon after each other.
 func (k *Client) firstWait() time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -197,7 +192,8 @@ func (k *Client) firstWait() time.Duration {
 	return mendSoon
 }
 
-// renew connects anew, after so long, and makes what is kept what is held.
+// renew reconnects, and brings the store's entries into line with held. wait is the time that
+// passed before this attempt.
 func (k *Client) renew(wait time.Duration) error {
 	l, err := k.connect()
 	if err != nil {
@@ -207,7 +203,7 @@ func (k *Client) renew(wait time.Duration) error {
 	defer k.mu.Unlock()
 	if k.isClosed() {
 		l.hangUp()
-		return net.ErrClosed // nothing is held any more
+		return net.ErrClosed // there are no entries any more
 	}
 	kept, err := l.ask(message{Op: "list", Ack: true})
 	for i := range kept {
@@ -232,8 +228,8 @@ func (k *Client) renew(wait time.Duration) error {
 	return k.use(l)
 }
 
-// offer gives a descriptor store what is held. What it has no room for is no error, but late. Caller
-// holds k.mu.
+// offer puts a held entry into the store. If the store has no room, the entry becomes late, which
+// is no error. Caller holds k.mu.
 func (k *Client) offer(l *link, key string, i *entry) error {
 	err := l.put(key, i)
 	var no refused
@@ -245,21 +241,20 @@ func (k *Client) offer(l *link, key string, i *entry) error {
 	return err
 }
 
-// catchUp offers the descriptor store once more what it had no room for. Caller holds k.mu.
+// catchUp offers the late entries again. Caller holds k.mu.
 func (k *Client) catchUp() {
 	for key := range k.late {
 		l, err := k.usable()
 		if err == nil {
 			err = k.offer(l, key, k.held[key])
 		}
-		if err != nil || k.late[key] { // a connection that fails is mended
+		if err != nil || k.late[key] { // after a failed connection, renew offers everything
 			return
 		}
 	}
 }
 
-// hangUp ends the connection, which nobody mends then but who calls this. Caller
-// holds k.mu.
+// hangUp ends the connection. Only the caller reconnects then. Caller holds k.mu.
 func (k *Client) hangUp() {
 	if k.link != nil {
 		k.link.hangUp()
@@ -276,10 +271,10 @@ func (k *Client) isClosed() bool {
 	}
 }
 
-// ListenFD is the descriptor of the listening socket in the descriptor store's process.
+// ListenFD is the number of the listening socket's descriptor in the descriptor store's process.
 const ListenFD = 3
 
-// Listener is the listening socket in the descriptor store's process.
+// Listener returns the listening socket in the descriptor store's process.
 func Listener() (*net.UnixListener, error) {
 	f := os.NewFile(ListenFD, "fdstore")
 	l, err := net.FileListener(f)
@@ -295,7 +290,7 @@ func Listener() (*net.UnixListener, error) {
 	return unixL, nil
 }
 
-// spawn starts a descriptor store at path, where nobody answers.
+// spawn starts a descriptor store at path, where none answers.
 func spawn(path, command string, args []string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -322,8 +317,8 @@ func spawn(path, command string, args []string) error {
 	return nil
 }
 
-// Put is [Store]'s. Also after an error it is held for the next descriptor store, but for
-// what no descriptor store can hold; what this one has no room for it is offered again after each Delete.
+// Put is [Store]'s. After an error the entry is still held for the next descriptor store, unless no store
+// could hold it. An entry for which this store has no room is offered again after each Delete.
 func (k *Client) Put(key string, value []byte, files ...int) error {
 	i := &entry{value: slices.Clone(value)}
 	for _, fd := range files {
@@ -350,7 +345,7 @@ func (k *Client) Put(key string, value []byte, files ...int) error {
 	return err
 }
 
-// put sends an item to the descriptor store. Caller holds k.mu.
+// put sends an entry to the descriptor store. Caller holds k.mu.
 func (k *Client) put(key string, i *entry) error {
 	l, err := k.usable()
 	if err != nil {
@@ -359,7 +354,7 @@ func (k *Client) put(key string, i *entry) error {
 	return l.put(key, i)
 }
 
-// usable is the connection, if there is one. Caller holds k.mu.
+// usable returns the connection, if there is one. Caller holds k.mu.
 func (k *Client) usable() (*link, error) {
 	switch {
 	case k.isClosed():
@@ -372,7 +367,7 @@ func (k *Client) usable() (*link, error) {
 	return k.link, nil
 }
 
-// drop forgets what is held under a key. Caller holds k.mu.
+// drop removes the held entry of a key. Caller holds k.mu.
 func (k *Client) drop(key string) {
 	if i := k.held[key]; i != nil {
 		fds.Close(i.files...)
@@ -387,11 +382,11 @@ func (k *Client) Delete(key string) error {
 	defer k.mu.Unlock()
 	k.drop(key)
 	_, err := k.ask(message{Op: "delete", Key: key, Ack: true})
-	k.catchUp() // there is room now, perhaps
+	k.catchUp() // there may be room now
 	return err
 }
 
-// List gives all that is kept. The files are the caller's.
+// List returns all entries. The files are the caller's.
 func (k *Client) List() ([]Entry, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -417,7 +412,7 @@ func closeEntries(entries []Entry) {
 	}
 }
 
-// Close hangs up. A descriptor store that has nothing to keep for a program leaves then.
+// Close hangs up. A descriptor store without an entry of a live program then exits.
 func (k *Client) Close() error {
 	k.mu.Lock()
 	if !k.isClosed() {
@@ -432,7 +427,7 @@ func (k *Client) Close() error {
 	return nil
 }
 
-// ask asks the descriptor store. Caller holds k.mu.
+// ask sends a request to the descriptor store. Caller holds k.mu.
 func (k *Client) ask(m message) ([]Entry, error) {
 	l, err := k.usable()
 	if err != nil {

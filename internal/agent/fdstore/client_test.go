@@ -13,7 +13,7 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// fake is a descriptor store that does what its test says.
+// fake is a descriptor store that a test controls.
 type fake struct {
 	t *testing.T
 	l *net.UnixListener
@@ -77,7 +77,7 @@ func (f fake) say(c *net.UnixConn, op string) {
 	}
 }
 
-// sayUnasked says something that nobody waits for, and waits until it is read.
+// sayUnasked sends an answer that no call waits for, and waits until it is read.
 func (f fake) sayUnasked(c *net.UnixConn) {
 	f.t.Helper()
 	f.say(c, "item")
@@ -103,8 +103,8 @@ func (f fake) answer(c *net.UnixConn, op string) {
 	f.say(c, "done")
 }
 
-// A descriptor store that does not answer keeps nobody waiting but who looks for another one,
-// and gets all of it when it answers after all.
+// A descriptor store that does not answer delays only the goroutine that connects to it, and gets all entries
+// when it answers after all.
 func TestServerSilent(t *testing.T) {
 	f, k, c := startFake(t)
 	_ = c.Close()
@@ -136,8 +136,7 @@ func TestServerSilent(t *testing.T) {
 	}
 }
 
-// A message that nobody waits for does not keep the end of its connection from being
-// seen.
+// An unexpected message does not hide the end of its connection.
 func TestUnaskedAnswer(t *testing.T) {
 	f, k, c := startFake(t)
 	f.sayUnasked(c)
@@ -148,8 +147,8 @@ func TestUnaskedAnswer(t *testing.T) {
 	f.next(f.accept(), "delete")
 }
 
-// An agent whose keeper another one has got does not take it back: that it was
-// replaced comes before the end, also where a Put sees the end first.
+// An agent whose descriptor store another one has taken does not take it back: the message about the
+// replacement precedes the end, also if a Put sees the end first.
 func TestReplacedIsHeard(t *testing.T) {
 	f, k, c := startFake(t)
 	f.sayUnasked(c) // what comes next is not read before this is taken
@@ -165,8 +164,8 @@ func TestReplacedIsHeard(t *testing.T) {
 	}
 }
 
-// An agent that is out of descriptors does not take the descriptor store's socket away, which is how the
-// next agent finds it.
+// An agent that is out of descriptors does not remove the descriptor store's socket, by which the next agent
+// finds the store.
 func TestAgentOutOfDescriptors(t *testing.T) {
 	f, k, _ := startFake(t)
 	var limit unix.Rlimit

@@ -13,7 +13,7 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// link is a connection. Its end is mended if it is the client's then.
+// link is a connection. If it ends while it is the client's, the client reconnects.
 type link struct {
 	c       *net.UnixConn
 	answers chan answer     // closed at the connection's end
@@ -27,12 +27,12 @@ type answer struct {
 	files []int
 }
 
-// refused is what the descriptor store says against a request. The connection goes on.
+// refused is the store's reason for refusing a request. The connection stays usable.
 type refused string
 
 func (r refused) Error() string { return string(r) }
 
-// put gives the descriptor store an item. The caller is the only one who uses the connection.
+// put stores an entry. No other goroutine uses the connection meanwhile.
 func (l *link) put(key string, i *entry) error {
 	entries, err := l.ask(message{Op: "put", Key: key, Value: i.value, Ack: true}, i.files...)
 	closeEntries(entries)
@@ -48,8 +48,8 @@ func (l *link) send(m message, files ...int) error {
 	return err
 }
 
-// ask sends m and collects what comes before "done". The caller is the only one who
-// uses the connection.
+// ask sends m and collects the replies before "done". No other goroutine uses the connection
+// meanwhile.
 func (l *link) ask(m message, files ...int) ([]Entry, error) {
 	return l.askWithin(answerTime, m, files...)
 }
@@ -103,8 +103,9 @@ func (l *link) hangUp() {
 	l.drain()
 }
 
-// end ends a connection that fails, so that no answer is taken for another's. What
-// the descriptor store has said until now is read: it may be that another agent has it.
+// end ends a connection that fails, so that a late answer cannot be taken for the answer to
+// another request. It reads what has arrived, which may be that another agent has replaced this
+// one.
 func (l *link) end() {
 	if l.c.CloseRead() != nil {
 		_ = l.c.Close()
@@ -112,7 +113,7 @@ func (l *link) end() {
 	l.drain()
 }
 
-// drain takes what nobody waits for, until the reader is done.
+// drain discards answers until the reader has ended.
 func (l *link) drain() {
 	for a := range l.answers {
 		fds.Close(a.files...)
@@ -182,7 +183,7 @@ func parse(b []byte) (m message, err error) {
 	return m, err
 }
 
-// sameUser tells whether the other end is root, or the user of this process.
+// sameUser reports whether the other end runs as root or as this process's user.
 func sameUser(c *net.UnixConn) bool {
 	var cred *unix.Ucred
 	err := fds.With(c, func(fd int) (err error) {

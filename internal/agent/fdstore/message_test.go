@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Whatever comes is a message that is read again the same, or an error.
+// Any input is a message that survives writing and reading, or an error.
 func FuzzMessage(f *testing.F) {
 	for _, m := range []message{
 		{Op: "put", Key: "vi/eth0/10001", Value: []byte(`{"x":1}`), Ack: true},

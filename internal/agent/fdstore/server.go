@@ -75,7 +75,7 @@ func (k *server) accept(l *net.UnixListener) {
 	}
 }
 
-// settle leaves when there is no agent, and nobody has a queue.
+// settle ends the server when there is no agent and no queue has a holder.
 func (k *server) settle() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -106,8 +106,8 @@ func (k *server) admit(c *net.UnixConn) (me, before *agent) {
 	return me, before
 }
 
-// serve is one agent's connection. The newest agent is the agent: one that is
-// dead may not have been noticed yet, and what it has sent is done first.
+// serve serves one agent's connection. The newest agent replaces the one before, which may be
+// dead without the server having noticed. Its earlier requests are completed first.
 func (k *server) serve(me, before *agent) {
 	c := me.c
 	defer c.Close()
@@ -121,7 +121,8 @@ func (k *server) serve(me, before *agent) {
 		k.settle()
 	}()
 	if before != nil {
-		// Who does not hear it takes the server back; who does not read is stuck.
+		// An agent that misses this message would reconnect and replace the new one. One that
+		// does not read within the deadline is stuck.
 		_ = before.c.SetWriteDeadline(time.Now().Add(time.Second))
 		_ = send(before.c, message{Op: "replaced"})
 		_ = before.c.CloseRead() // what has come until now can be read

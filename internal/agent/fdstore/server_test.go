@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// Who waits for a descriptor store does so for as long as that process takes to end.
+	// The goroutine that waits for a descriptor store lives as long as that process takes to end.
 	ignore := goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait")
 	code := m.Run()
 	// A goroutine that ends may have to wait for a processor.
@@ -90,7 +90,7 @@ func keys(entries []Entry) (k []string) {
 	return k
 }
 
-// gone says that a file goes, which another process removes.
+// gone reports whether another process removes a file.
 func gone(path string) bool {
 	return await.Comes(func() bool {
 		_, err := os.Stat(path)
@@ -98,8 +98,8 @@ func gone(path string) bool {
 	})
 }
 
-// What one agent has put, the next one finds, with descriptors that work; the
-// keeper leaves when the last holder of a lease is dead and no agent is there.
+// The next agent finds what one agent has put, with descriptors that work.
+// The descriptor store exits when the last holder of a lease is dead and there is no agent.
 func TestServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fdstore")
 	first := start(t, path)
@@ -168,7 +168,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// An agent alone is no reason to stay.
+// A store with only an agent exits when the agent does.
 func TestServerLeaves(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fdstore")
 	k := start(t, path)
@@ -183,7 +183,7 @@ func TestServerLeaves(t *testing.T) {
 	}
 }
 
-// What is too long, or makes no sense, is an error and not a descriptor store that hangs.
+// Messages that are too long or invalid are an error and do not block the descriptor store.
 func TestServerRefuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fdstore")
 	k := start(t, path)
@@ -216,8 +216,8 @@ func dance(k *Client) error {
 	return err
 }
 
-// A descriptor store that ends before its agent gives way to another one, which has all of it:
-// what was put into either, also in between, and not what was deleted.
+// A descriptor store that ends before its agent is replaced by another one with all entries: those put into
+// either, also in between, except deleted ones.
 func TestServerKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fdstore")
 	k := start(t, path)
@@ -270,8 +270,8 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
-// A descriptor store that is out of descriptors says so, and stays the agent's: what it had no room for
-// it gets when there is room, and another agent, too.
+// A descriptor store that is out of descriptors reports that, and stays the agent's. It gets what it had no
+// room for when there is room, and the next agent gets all of it.
 func TestServerOutOfDescriptors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fdstore")
 	others := processes()
@@ -360,7 +360,7 @@ func kill(t *testing.T) {
 	t.Fatal("there is no descriptor store to kill")
 }
 
-// processes are the keepers that there are, those that are about to end included.
+// processes returns the running descriptor stores, including those that are about to end.
 func processes() (pids []int) {
 	tasks, _ := filepath.Glob("/proc/self/task/*/children")
 	for _, f := range tasks {
@@ -417,12 +417,12 @@ func TestServerOfAnother(t *testing.T) {
 		k.Close()
 	}
 	if err == nil || !strings.Contains(err.Error(), "neither this user nor root") {
-		t.Errorf("%v, want an error that says who listens", err)
+		t.Errorf("%v, want an error that names the listener", err)
 	}
 }
 
-// A sign of life ends with the last who has it. What its holder writes to it is not read:
-// when the pipe is full there is nothing more to do.
+// A sign of life ends when the last copy is closed. What its holder writes to it is not read: when the pipe is
+// full, writes have no further effect.
 func TestSignOfLife(t *testing.T) {
 	fds := make([]int, 2)
 	if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -464,14 +464,14 @@ func TestSignOfLife(t *testing.T) {
 	select {
 	case <-dead:
 	case <-time.After(time.Minute):
-		t.Fatal("nobody has noticed the end")
+		t.Fatal("the end was not detected")
 	}
 	if !IsDead(ours) {
 		t.Error("not dead")
 	}
 }
 
-// Whoever waits is released by closing the file.
+// Closing the file ends a wait.
 func TestSignOfLifeClosed(t *testing.T) {
 	ours, theirs, err := os.Pipe()
 	if err != nil {

@@ -22,7 +22,7 @@ type Store interface {
 	Delete(key string) error
 }
 
-// Entry is something out of a Store. Whoever has it owns the files.
+// Entry is an entry of a Store. Its holder owns the files.
 type Entry struct {
 	Key   string
 	Value []byte
@@ -38,14 +38,14 @@ func (i *Entry) Close() {
 // PinnedPrefix begins the keys of what a program has kept of a queue that it gave back.
 const PinnedPrefix = "pinned/"
 
-// HasHolder reports whether a key is that of a lease or of pinned memory, whose first file ends (as
-// a pipe does) when its holder is dead.
+// HasHolder reports whether a key names a lease or pinned memory. The first file of such an entry
+// is a pipe that ends when its holder dies.
 func HasHolder(key string) bool {
 	return strings.HasPrefix(key, "lease/") || strings.HasPrefix(key, PinnedPrefix)
 }
 
-// IsDead tells whether the holder of the other end of a sign of life is dead: all who had
-// it have closed it. So is who has closed this end.
+// IsDead reports whether the writing end of a sign of life is closed everywhere, because its
+// holder is dead or has closed it. It is also true if this end is closed.
 func IsDead(alive *os.File) bool {
 	dead := false
 	err := fds.With(alive, func(fd int) error {
@@ -55,15 +55,15 @@ func IsDead(alive *os.File) bool {
 	return err != nil || dead
 }
 
-// AwaitDeath waits until IsDead; the file is in non-blocking mode. Nothing is read: a program that writes to its sign of
-// life makes no more work than it takes to fill the pipe.
+// AwaitDeath waits until IsDead. The file is in non-blocking mode. AwaitDeath reads nothing, so a
+// program that writes to its sign of life only fills the pipe.
 func AwaitDeath(alive *os.File) {
 	if raw, err := alive.SyscallConn(); err == nil {
 		_ = raw.Read(hasEnded)
 	}
 }
 
-// hasEnded tells whether the writing end of a pipe is closed everywhere.
+// hasEnded reports whether the writing end of a pipe is closed everywhere.
 func hasEnded(pipe uintptr) bool {
 	poll := []unix.PollFd{{Fd: int32(pipe)}}
 	_, err := unix.Poll(poll, 0)

@@ -25,34 +25,28 @@ type Agent interface {
 	// bits, never 0, and a generation above them, so that a number does not
 	// come back for long. It fails with ErrNoVI when the table is full.
 	NewVI() (num uint32, err error)
-	// FreeVI gives a number back, its entry removed. A number that is not
-	// handed out is ignored.
+	// FreeVI gives a number back and removes its entry. It ignores a number that is not handed out.
 	FreeVI(num uint32)
 
-	// Enter makes the demux program pass frames for VI num that carry key
-	// and come from peer to this agent's queue. Entering again replaces.
+	// Enter makes the demux program pass frames for VI num that carry key and come from peer to this agent's
+	// queue. A second Enter replaces the first.
 	Enter(num uint32, key uint64, peer netip.Addr) error
-	// Remove ends that; the VI keeps its number. Removing what was not
-	// entered is no error.
+	// Remove undoes Enter; the VI keeps its number. Removing a VI that was not entered is no error.
 	Remove(num uint32) error
 
-	// Listen takes requests to local's discriminator, which it matches
-	// byte for byte, and, unless local.Host is the zero Addr, to that
-	// address only, until the Listener is closed. A second Listen with the
-	// same address and discriminator fails with ErrListening. So do Listen
-	// and Wait at a discriminator, whatever the host, at which a program of
-	// another user of the agent listens, or waits.
+	// Listen accepts requests to local's discriminator, compared byte for byte, until the Listener is closed.
+	// Unless local.Host is the zero Addr, it accepts those to that address only. A second Listen with the
+	// same address and discriminator fails with ErrListening. So do Listen and Wait at a discriminator, at
+	// any host, at which a program of another user of the agent listens or waits.
 	Listen(local Address) (Listener, error)
-	// Wait is VipConnectWait: it returns one request to local's
-	// discriminator. Requests that come when nobody waits, nor has waited
-	// in the last 100 ms, are answered with "no match". Several waits, also
-	// for the same discriminator, may be under way; each gets a request of
-	// its own, the longest waiting first.
+	// Wait is VipConnectWait: it returns one request to local's discriminator. Requests that
+	// arrive without a Wait, now or in the last 100 ms, are answered with "no match". Several
+	// waits may be under way, also for the same discriminator. Each gets a request of its own;
+	// the longest waiting is served first.
 	Wait(ctx context.Context, local Address) (Incoming, error)
-	// Request is VipConnectRequest: it asks for a connection with remote
-	// and returns the Answer when the other side has accepted. local.Disc
-	// is told to the other side, local.Host is the source address to use
-	// (the zero Addr: the route's). The connection stands when the caller
+	// Request is VipConnectRequest: it asks for a connection with remote and returns the Answer
+	// when the other side has accepted. local.Disc is sent to the other side. local.Host is the
+	// source address (the zero Addr: the route's). The connection is established when the caller
 	// has confirmed the Answer.
 	//
 	// It fails with ErrNoMatch, an error that wraps ErrRejected
@@ -60,60 +54,51 @@ type Agent interface {
 	// ctx passes, or ctx's error when it is cancelled.
 	Request(ctx context.Context, local, remote Address, o Offer) (*Answer, error)
 
-	// RequestPeer is VipConnectPeerRequest with its Wait: it asks for a
-	// connection with whoever asks for one with this side. Two calls meet
-	// when local of each is remote of the other, byte for byte; local.Host
-	// the zero Addr is the route's source address. Calls with the same
-	// addresses meet in the order in which they were made on each side; one
-	// beside that of another user of the agent fails with ErrListening. A
-	// call never meets a Listen, a Wait or a Request.
+	// RequestPeer is VipConnectPeerRequest with its Wait: it connects with a peer that calls
+	// RequestPeer for this side. Two calls meet if each one's local equals the other one's
+	// remote, byte for byte; a zero local.Host stands for the route's source address. Calls with
+	// the same addresses meet in the order in which they were made on each side. A call with the
+	// same local and remote addresses as another user's fails with ErrListening. A call never
+	// meets a Listen, a Wait or a Request.
 	//
-	// It blocks until they meet. On success this side has one of two parts,
-	// and exactly one result is not nil: with an Answer it confirms or
-	// declines as after Request, with an Incoming it accepts or rejects as
-	// after Wait. When Accept then fails with ErrCancelled or ErrVanished,
-	// the other side gave up just as the calls met, and this one may call
-	// again with the rest of its time.
+	// It blocks until they meet. On success exactly one result is not nil, depending on the part
+	// of this side. With an Answer it confirms or declines as after Request; with an Incoming it
+	// accepts or rejects as after Wait. If Accept then fails with ErrCancelled or ErrVanished,
+	// the other side gave up just as the calls met, and this one may call again with the rest of
+	// its time.
 	//
-	// The peer, and its agent, may start later. It fails with ErrTimeout
-	// when the deadline of ctx passes first, or ctx's error when it is
-	// cancelled; with an error that wraps ErrRejected (*RejectedError) when
-	// the acceptor rejects; with ErrUnreachable.
+	// The peer, and its agent, may start later. Errors: ErrTimeout if the deadline of ctx passes
+	// first, ctx's error if it is cancelled, an error that wraps ErrRejected (*RejectedError) if
+	// the acceptor rejects, ErrUnreachable.
 	RequestPeer(ctx context.Context, local, remote Address, o Offer) (*Answer, Incoming, error)
-	// Discover is VipQuerySystemManagementInfo with VIP_SMI_AUTODISCOVERY:
-	// it asks twice on the link who is there, and listens for 100 ms or
-	// until ctx ends, which is no error. The list has the interface's own
-	// addresses, then those that answers came from, each part in order. It
-	// may lack a host whose answers were lost, and names a host with several
-	// addresses by each that it answered from. Routers pass nothing of it
-	// on: Hops is 0 or 1.
+	// Discover is VipQuerySystemManagementInfo with VIP_SMI_AUTODISCOVERY: it asks twice which
+	// hosts are on the link, and listens for 100 ms or until ctx ends, which is no error. The
+	// list has the interface's own addresses, then those that answered, each part in order. A
+	// host whose answers were lost is missing; a host with several addresses appears with each
+	// one that answered. Routers do not forward the question: Hops is 0 or 1.
 	Discover(ctx context.Context) ([]Neighbor, error)
 
-	// Path finds the way to peer: it asks the kernel for route and
-	// neighbour, has the neighbour resolved and waits for that. local is
-	// the source address to use; the zero Addr leaves it to the route.
-	// ErrUnreachable: no route, or the neighbour does not answer.
+	// Path finds the path to peer: it asks the kernel for route and neighbour, has the neighbour resolved and
+	// waits for that. local is the source address; the zero Addr stands for the route's. ErrUnreachable: no
+	// route, or the neighbour does not answer.
 	Path(ctx context.Context, local, peer netip.Addr) (Path, error)
 
-	// Watch has f called with the interface as it is, before it returns or soon
-	// after, and again after each change, one call at a time; changes that follow
-	// each other fast may be told as one. The addresses that f gets include those
-	// that programs cannot bind to yet. f must not wait, nor call an agent. Another
-	// f takes the place of this one; nil ends it, and so does Close.
+	// Watch has f called with the interface's current state, before Watch returns or soon after,
+	// and again after each change, one call at a time. Changes in quick succession may be
+	// reported as one. The addresses that f gets include those that programs cannot bind to yet.
+	// f must not block, nor call an agent. Another f replaces this one; nil or Close ends the
+	// watch.
 	Watch(f func(Link))
 
-	// Close ends everything that the agent has under way, takes its VIs out
-	// of the VI table and frees what it holds. The program must have
-	// stopped using queue and arena.
+	// Close ends all calls of the agent, removes its VIs from the VI table and frees its resources. The
+	// program must have stopped using queue and arena.
 	Close() error
 }
 
-// Laner is an Agent that can join VIs of one interface that are on different
-// queues.
+// Laner is an Agent that can connect VIs of one interface on different queues.
 type Laner interface {
-	// ShmLink gives this handle's end of the link to the queue that has the VI
-	// peer: the same one for all VIs of the two queues, as long as both are
-	// leased. It fails with ErrUnreachable when no other queue of the interface
+	// ShmLink returns this handle's end of the link to the queue of VI peer. All VIs of the two queues share
+	// the link, as long as both are leased. It fails with ErrUnreachable if no other queue of the interface
 	// has that VI.
 	ShmLink(peer uint32) (*ShmLinkEnd, error)
 }
@@ -121,7 +106,7 @@ type Laner interface {
 // ShmLinkEnd is one queue's end of a link, see package shmlink. The files are the
 // caller's.
 type ShmLinkEnd struct {
-	ID     uint64   // random: the same at both ends, and of no other link
+	ID     uint64   // random and unique: the same at both ends
 	Side   int      // of shmlink.New
 	Memory *os.File // shmlink.Size bytes
 	Wake   *os.File // readable when the other end has rung; to be drained
@@ -137,14 +122,14 @@ func (e *ShmLinkEnd) Close() {
 	}
 }
 
-// Address is one end of a connection as programs name it: a host and a
-// discriminator of at most wire.CMMaxDisc bytes, which may be empty.
+// Address names one end of a connection: a host and a discriminator of at most wire.CMMaxDisc bytes, which
+// may be empty.
 type Address struct {
 	Host netip.Addr
 	Disc []byte
 }
 
-// Offer is what one side of a connection tells the other about its VI.
+// Offer describes the VI of one side of a connection to the other side.
 type Offer struct {
 	VI          uint32 // VI number for frames to this side
 	Key         uint64 // key that those frames must carry; NewKey
@@ -158,15 +143,13 @@ type Offer struct {
 	MaxTransfer uint32 // bytes of the longest message
 	QoS         uint32
 
-	// Handshake is the bytes of this side's part of the handshake of package
-	// secure (wire.CMShareLen of them), or empty. Confirm is, in an acceptor's
-	// Offer, what the requester's confirmation must then have (wire.CMProofLen
-	// bytes): any other is ignored. It does not go to the peer.
+	// Handshake is this side's part of the handshake of package secure (wire.CMShareLen bytes), or empty.
+	// Confirm, in an acceptor's Offer, is the proof that the requester's confirmation must have
+	// (wire.CMProofLen bytes): any other confirmation is ignored. Confirm is not sent to the peer.
 	Handshake, Confirm Opaque
 }
 
-// Opaque is bytes that only others understand. As text, such as in JSON, they are
-// in base64.
+// Opaque is bytes that this package does not interpret. As text, such as in JSON, they are in base64.
 type Opaque string
 
 // MarshalText implements encoding.TextMarshaler.
@@ -183,10 +166,9 @@ func (o *Opaque) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Bound is everything that the two sides of a handshake must see alike of a
-// Request, or else an Accept, with this Offer: the message without the exchange's
-// id and the handshake itself, whether the connect is peer-to-peer, and both
-// addresses, without which it could be reflected to its sender.
+// Bound returns what both sides of a handshake must agree on in a Request, or else an Accept, with this
+// Offer: the message without the exchange's id and the handshake itself, whether the connect is peer-to-peer,
+// and both addresses, without which the message could be reflected to its sender.
 func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	plainOffer := *o
 	plainOffer.Handshake = ""
@@ -207,7 +189,7 @@ func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 	return append(append(b, src[:]...), dst[:]...), nil
 }
 
-// Message is the Request or Accept with the Offer.
+// Message returns the Request or Accept with the Offer.
 func (o *Offer) Message(t wire.CMType) wire.CM {
 	m := wire.CM{
 		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
@@ -245,11 +227,11 @@ type Link struct {
 	IPv4  []netip.Addr
 	IPv6  []netip.Addr // global addresses first, link-local ones last, no zones
 	Queue int          // the RX/TX queue that this agent leases
-	Gone  bool         // there is no such interface any more: all but Name, Index and Queue is zero
+	Gone  bool         // the interface was removed: all but Name, Index and Queue is zero
 }
 
-// Addr is the address by which programs know the interface when they name
-// none: the first IPv4 address, else the first IPv6 address, else the zero Addr.
+// Addr returns the address that stands for the interface in programs that name none: the first
+// IPv4 address, else the first IPv6 address, else the zero Addr.
 func (l *Link) Addr() netip.Addr {
 	for _, a := range [][]netip.Addr{l.IPv4, l.IPv6} {
 		if len(a) > 0 {
@@ -259,7 +241,7 @@ func (l *Link) Addr() netip.Addr {
 	return netip.Addr{}
 }
 
-// Has tells whether a is one of the interface's addresses.
+// Has reports whether a is one of the interface's addresses.
 func (l *Link) Has(a netip.Addr) bool {
 	a = Plain(a)
 	for _, list := range [][]netip.Addr{l.IPv4, l.IPv6} {
@@ -272,26 +254,26 @@ func (l *Link) Has(a netip.Addr) bool {
 	return false
 }
 
-// Equal reports whether nothing differs but the Queue.
+// Equal reports whether the Links are equal except for the Queue.
 func (l *Link) Equal(o *Link) bool {
 	return l.Name == o.Name && l.Index == o.Index && l.MAC == o.MAC && l.MTU == o.MTU && l.Up == o.Up &&
 		l.Gone == o.Gone && slices.Equal(l.IPv4, o.IPv4) && slices.Equal(l.IPv6, o.IPv6)
 }
 
-// Neighbor is a host with an agent, as [Agent].Discover found it.
+// Neighbor is a host with an agent, found by [Agent].Discover.
 type Neighbor struct {
 	Addr netip.Addr // no zone: the interface is known
-	Hops int        // 0: this interface; 1: a host on its link. There is nothing further
+	Hops int        // 0: this interface; 1: a host on its link
 }
 
-// Path is the way of frames to a peer. Its Link goes into wire.NewTemplate.
+// Path is the path of frames to a peer. Its Link is the argument of wire.NewTemplate.
 type Path struct {
 	wire.Link      // hardware addresses, IP addresses, UDP port
-	MTU       int  // bytes of the largest IP packet on this way
+	MTU       int  // bytes of the largest IP packet on this path
 	Loopback  bool // the peer is this interface itself
-	Elsewhere bool // Src is not an address of the interface, but of another one of this host
+	Elsewhere bool // Src is an address of another interface of this host
 }
 
-// Plain is the one form in which addresses are compared: no IPv4 mapped into
-// IPv6, no zone (the interface is known).
+// Plain returns the form in which addresses are compared: no IPv4 mapped into IPv6, no zone (the interface is
+// known).
 func Plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

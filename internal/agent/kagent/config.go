@@ -13,17 +13,15 @@ import (
 // chunks at its start included.
 const DefaultArena = 64 << 20
 
-// AnyQueue takes the first queue that is free.
+// AnyQueue selects the first free queue.
 const AnyQueue = -1
 
-// Config says which interface to open and how. All fields but Interface may be
-// zero.
+// Config selects the interface to open, and how. All fields but Interface may be zero.
 type Config struct {
 	Interface string // name in the network namespace of the calling thread
 	Queue     int    // RX/TX queue, or AnyQueue
-	// ShareQueue takes part in the lease of another Local of this process
-	// when no queue is free: both then return the same Queue and Arena, and
-	// sizes and modes are those of the first.
+	// ShareQueue shares the lease of another Local of this process if no queue is free: both then return the
+	// same Queue and Arena, and sizes and modes are those of the first.
 	ShareQueue bool
 
 	// Mode is the best data path to try, ModeAuto the fastest known for the
@@ -32,29 +30,28 @@ type Config struct {
 	RequireMode bool
 
 	ArenaBytes int              // bytes of registered memory, all of it UMEM; 0: DefaultArena
-	Hugepages  hugepages.Policy // whether it must lie, or must not, on hugepages
+	Hugepages  hugepages.Policy // whether it must, or must not, be on hugepages
 	ChunkSize  int              // bytes; 0: by the MTU
 	RxChunks   int              // 0: xdpnic.DefaultChunks
 	TxChunks   int              // 0: xdpnic.DefaultChunks
-	// SingleBuffer keeps every frame to one chunk. Without it, where a frame of
-	// the MTU is longer than a chunk, the queue takes and sends frames of
-	// several (XDP multi-buffer), if kernel and driver can.
+	// SingleBuffer limits every frame to one chunk. Without it, if a frame of the MTU is longer than a chunk,
+	// the queue receives and sends frames of several chunks (XDP multi-buffer), if kernel and driver support
+	// it.
 	SingleBuffer bool
 
-	// Steer says how an interface with several queues is brought to put frames
-	// for Port on the queue that is leased: by a rule of the NIC's classifier, by
-	// the indirection table of its hash, which moves all traffic, or not at all.
-	// It is undone when the queue is given back.
+	// Steer is how the NIC of an interface with several queues is made to put frames for Port on
+	// the leased queue: by a rule of its classifier, by the indirection table of its hash, which
+	// moves all traffic, or not at all. It is undone when the queue is given back.
 	Steer Steering
 
 	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
 	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.
 }
 
-// Steering says how Config.Steer may change the NIC.
+// Steering is how Config.Steer may change the NIC.
 type Steering = steer.How
 
-// The ways, from the least to the most; SteerByRules is the default.
+// The values, from the smallest change to the largest; SteerByRules is the default.
 const (
 	SteerByRules = steer.Rules // a rule of the flow classifier, for the one port
 	SteerByRSS   = steer.RSS   // where there are no rules, the hash's indirection table, for all traffic
@@ -93,14 +90,14 @@ func (c Config) WithDefaults() (Config, error) {
 	return c, nil
 }
 
-// mostBytes is more than an address space has; sums of it are numbers yet.
+// mostBytes is more than an address space, and sums of it do not overflow.
 const mostBytes = 1 << 47
 
-// PinnedBytes is the memory that a queue opened with c takes, as Info.PinnedBytes tells it then.
-// It tells only of the arena where Open refuses the chunks.
+// PinnedBytes returns the memory that a queue opened with c would take, as Info.PinnedBytes
+// reports it after Open. It counts only the arena if Open would refuse the chunks.
 func (c Config) PinnedBytes() int {
 	arena := hugepages.Config{Size: min(c.ArenaBytes, mostBytes), Policy: c.Hugepages}.MappedBytes()
-	// The chunk size has no part in the rings; without one the interface would be asked.
+	// The rings do not depend on the chunk size; without one, the interface would be queried.
 	nic, err := xdpnic.Config{ChunkSize: xdpnic.MaxChunk, RxChunks: c.RxChunks, TxChunks: c.TxChunks}.WithDefaults()
 	if err != nil {
 		return arena
@@ -108,30 +105,29 @@ func (c Config) PinnedBytes() int {
 	return arena + nic.Rings.Bytes()
 }
 
-// PinnedBytes is the memory that the queue takes as long as its socket is there: the arena, and the
+// PinnedBytes returns the memory that the queue takes as long as its socket exists: the arena, and the
 // kernel's rings.
 func (i *Info) PinnedBytes() int { return i.Arena.Size + i.NIC.Rings.Bytes() }
 
-// Info says what Open got. It does not change.
+// Info is what Open got. It does not change.
 type Info struct {
 	Interface string
 	Index     int
-	Driver    string // name of the interface's driver; empty if it tells none
+	Driver    string // name of the interface's driver, or empty
 	Bus       string // bus address of the NIC; empty for virtual ones
 	Queue     int
 	Queues    int // queues that AF_XDP sockets can be bound to
 	MTU       int // bytes, when opened
 
 	Mode     xdpnic.Mode      // reached
-	Attempts []xdpnic.Attempt // every step of the ladder, with the reason where it was refused
+	Attempts []xdpnic.Attempt // each mode that was tried, with the error of those refused
 	Notes    []string         // what the user of this interface should know
-	Steered  string           // how frames come to the queue: "rules", "rss", or "" where nothing was done
+	Steered  string           // how frames are steered to the queue: "rules", "rss", or "" if nothing was changed
 
 	NIC    xdpnic.Info
 	Arena  hugepages.Info
 	MaxVIs int
 	Port   uint16
-	// Agent says which agent it is: empty is the one in this process, else the
-	// socket of a daemon.
+	// Agent is the socket of the daemon; empty: the agent in this process.
 	Agent string
 }

@@ -13,10 +13,10 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// The ways in which connection management ends without a connection. Errors
-// that are returned wrap one of them and say more.
+// Outcomes of connection management without a connection. Returned errors wrap one of them and
+// add details.
 var (
-	// ErrNoMatch: the peer is there and nobody waits on that discriminator.
+	// ErrNoMatch: the peer answered that no call waits on that discriminator.
 	ErrNoMatch = errors.New("nobody waits on that discriminator")
 	// ErrRejected: the peer refused; the error is a *RejectedError.
 	ErrRejected = errors.New("the peer rejected the request")
@@ -24,12 +24,11 @@ var (
 	ErrUnreachable = errors.New("the peer is not reachable")
 	// ErrTimeout: the deadline passed first.
 	ErrTimeout = errors.New("timed out")
-	// ErrCancelled: the requester does not want the connection any more.
+	// ErrCancelled: the requester has withdrawn the request.
 	ErrCancelled = errors.New("the requester cancelled")
-	// ErrVanished: the requester is not heard of any more.
+	// ErrVanished: the requester has gone silent.
 	ErrVanished = errors.New("the requester went silent")
-	// ErrState: the call does not go with what was done before, such as
-	// accepting a request that has been rejected.
+	// ErrState: the call is not allowed in this state, such as accepting a request that has been rejected.
 	ErrState = errors.New("the request has been answered already")
 	// ErrListening: that discriminator has a listener.
 	ErrListening = errors.New("the discriminator is taken by another listener")
@@ -37,8 +36,7 @@ var (
 	ErrNoVI = errors.New("all VI numbers are in use")
 	// ErrQueueInUse: the queue is leased in this process already.
 	ErrQueueInUse = errors.New("the queue is in use")
-	// ErrGone: the interface was removed. One that comes in its place is another one,
-	// to be opened anew.
+	// ErrGone: the interface was removed. A new interface in its place must be opened separately.
 	ErrGone = errors.New("the interface is gone")
 	// ErrClosed: the agent, or the listener, is closed.
 	ErrClosed = fmt.Errorf("kagent: %w", fs.ErrClosed)
@@ -51,11 +49,10 @@ type RejectedError struct {
 
 func (e *RejectedError) Error() string { return ErrRejected.Error() + ": " + e.Reason.String() }
 
-// Unwrap gives ErrRejected.
+// Unwrap returns ErrRejected.
 func (e *RejectedError) Unwrap() error { return ErrRejected }
 
-// OpError is an error of the agent: what was tried, on what, why it failed and
-// what helps.
+// OpError is an error of the agent: the operation and its object, the cause, and the remedy.
 type OpError struct {
 	Op   string     // "open", "request", "path", ...
 	Link string     // interface
@@ -83,11 +80,11 @@ func (e *OpError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// Unavailable tells whether err means that this program cannot run here: it
-// lacks a privilege, or the kernel an option. The error's text names it.
+// Unavailable reports whether err means that this program cannot run on this machine, because it
+// lacks a privilege or the kernel an option. The error's text names it.
 func Unavailable(err error) bool {
 	var op *OpError
 	if errors.As(err, &op) && op.CannotRun {
@@ -105,7 +102,7 @@ func Unavailable(err error) bool {
 	return false
 }
 
-// ContextError says why ctx is done, in this package's terms.
+// ContextError returns why ctx is done, as an error of this package.
 func ContextError(ctx context.Context) error {
 	if err := ctx.Err(); errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", ErrTimeout, err)

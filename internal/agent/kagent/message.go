@@ -6,28 +6,28 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// InfoMessage is an Info that can be encoded: its errors are texts.
+// InfoMessage is an Info for encoding: its errors are text.
 type InfoMessage struct {
 	Info     Info
 	Attempts []AttemptMessage `json:",omitempty"`
 	NIC      []AttemptMessage `json:",omitempty"`
 	Refused  []RefusalMessage `json:",omitempty"`
-	Features string           `json:",omitempty"` // error of asking for them
+	Features string           `json:",omitempty"` // error of querying them
 }
 
-// AttemptMessage is an xdpnic.Attempt that can be encoded.
+// AttemptMessage is an xdpnic.Attempt for encoding.
 type AttemptMessage struct {
 	Mode xdpnic.Mode
 	Err  string `json:",omitempty"`
 }
 
-// RefusalMessage is a hugepages.Refusal that can be encoded.
+// RefusalMessage is a hugepages.Refusal for encoding.
 type RefusalMessage struct {
 	Step               hugepages.Kind
 	Err, Cause, Remedy string `json:",omitempty"`
 }
 
-// Message makes an Info fit for encoding.
+// Message converts an Info for encoding.
 func (i Info) Message() InfoMessage {
 	m := InfoMessage{
 		Attempts: attemptMessages(i.Attempts), NIC: attemptMessages(i.NIC.Attempts), Features: text(i.NIC.FeaturesErr),
@@ -53,7 +53,7 @@ func (m InfoMessage) Restore() Info {
 	return i
 }
 
-// QueueMessage is an xdpnic.Handout that can be encoded.
+// QueueMessage is an xdpnic.Handout for encoding.
 type QueueMessage struct {
 	Config xdpnic.Config
 	NIC    xdpnic.Info
@@ -66,7 +66,7 @@ func NewQueueMessage(h xdpnic.Handout) QueueMessage {
 	return m
 }
 
-// Restore gives what xdpnic.Adopt takes.
+// Restore returns the argument of xdpnic.Adopt.
 func (m QueueMessage) Restore(i Info) xdpnic.Handout {
 	m.NIC.Attempts, m.NIC.FeaturesErr = i.NIC.Attempts, i.NIC.FeaturesErr
 	return xdpnic.Handout{Config: m.Config, Info: m.NIC}

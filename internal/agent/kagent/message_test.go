@@ -9,7 +9,7 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// An Info goes through JSON with all that it says.
+// An Info survives JSON with all its fields.
 func TestInfoMessage(t *testing.T) {
 	i := Info{
 		Interface: "eth1", Index: 3, Queue: 2, Mode: xdpnic.ModeGeneric, Notes: []string{"note"},

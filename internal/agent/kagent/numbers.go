@@ -6,15 +6,12 @@ import (
 	"sync"
 )
 
-// DefaultMaxVIs is the size of the VI table unless the configuration says
-// otherwise; index 0 is not used.
+// DefaultMaxVIs is the default size of the VI table; index 0 is not used.
 const DefaultMaxVIs = 32768
 
-// Numbers hands out VI numbers: index | generation << 16. The generation of
-// an index starts at random and goes up at each use, and an index is used again
-// only after all others, so that frames for a VI that is gone, of this run or
-// of one before it, do not meet a new VI. All methods may be called
-// concurrently.
+// Numbers hands out VI numbers: index | generation << 16. The generation of an index starts at random and
+// increases with each use, and an index is reused only after all others. So frames for a VI that is gone, of
+// this run or of an earlier one, do not reach a new VI. All methods may be called concurrently.
 type Numbers struct {
 	mu   sync.Mutex
 	gen  []uint16 // generation of each index, current or next
@@ -60,8 +57,8 @@ func (s *Numbers) New() (uint32, error) {
 	return uint32(i) | uint32(s.gen[i])<<16, nil
 }
 
-// Take hands out a certain number, which an agent before this one has handed
-// out, and tells whether that index was free.
+// Take hands out the number num, which a previous agent had handed out, and reports whether its
+// index was free.
 func (s *Numbers) Take(num uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +71,7 @@ func (s *Numbers) Take(num uint32) bool {
 		if int(s.free[at]) != i {
 			continue
 		}
-		// The oldest free index moves there, and its place is given up.
+		// Move the oldest free index there, and drop its place.
 		s.free[at] = s.free[s.head]
 		s.head = (s.head + 1) % len(s.free)
 		s.n--
@@ -84,7 +81,7 @@ func (s *Numbers) Take(num uint32) bool {
 	return true
 }
 
-// Free takes a number back and tells whether it was handed out.
+// Free takes a number back and reports whether it had been handed out.
 func (s *Numbers) Free(num uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,14 +96,14 @@ func (s *Numbers) Free(num uint32) bool {
 	return true
 }
 
-// Used is how many numbers are handed out.
+// Used returns how many numbers are handed out.
 func (s *Numbers) Used() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.free) - s.n
 }
 
-// Live tells whether num is handed out.
+// Live reports whether num is handed out.
 func (s *Numbers) Live(num uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,19 +8,19 @@ import (
 	"viaxdp/bpf"
 )
 
-// Status is what an agent knows: who holds which queue, and the VIs on it. It
-// is the answer to the daemon's request of that name, and of [LocalStatus].
+// Status is the state of an agent: the holder of each queue, and the VIs on it. The daemon's
+// status request and [LocalStatus] return it.
 type Status struct {
 	Daemon bool          `json:"daemon"` // false: the agent in a program's own process
 	PID    int           `json:"pid"`    // of the agent
 	Since  time.Time     `json:"since"`  // when the agent began
-	NICs   []NICStatus   `json:"nics"`   // by name of the interface, and index: one that is gone may be beside the new one
-	Served []string      `json:"served"` // interfaces that a daemon serves to who asks, by name; nil: all
+	NICs   []NICStatus   `json:"nics"`   // by interface name and index: a removed one may be beside a new one
+	Served []string      `json:"served"` // interfaces that a daemon serves to the requesting user, by name; nil: all
 	Users  []UserStatus  `json:"users,omitempty"`
 	Counts DaemonCounter `json:"counts"` // zero in a program's own process
 }
 
-// Serves tells whether the agent opens an interface for who has asked for its status.
+// Serves reports whether the agent opens an interface for the user that asked for the status.
 func (s *Status) Serves(name string) bool {
 	return s.Served == nil && name != "lo" || slices.Contains(s.Served, name)
 }
@@ -30,26 +30,25 @@ type NICStatus struct {
 	Interface string        `json:"interface"`
 	Index     int           `json:"index"`
 	Driver    string        `json:"driver"`
-	Mode      string        `json:"mode"`   // how the program is attached; empty: it is not
+	Mode      string        `json:"mode"`   // how the program is attached; empty: not attached
 	MTU       int           `json:"mtu"`    // bytes; 0 when the interface is gone
 	Queues    int           `json:"queues"` // that a socket can be bound to
 	Port      uint16        `json:"port"`
 	VIs       int           `json:"vis"`      // numbers handed out
-	MaxVIs    int           `json:"max_vis"`  // numbers that there are
+	MaxVIs    int           `json:"max_vis"`  // size of the VI table
 	Counters  bpf.Counters  `json:"counters"` // of the demux program
 	Connects  Counters      `json:"connects"` // of connection management
 	Leases    []LeaseStatus `json:"leases"`   // by queue
 }
 
-// Counters of connection management: messages from the network that came to
-// nothing.
+// Counters counts messages of connection management from the network that had no effect.
 type Counters struct {
 	Malformed uint64 `json:"malformed"` // not a message of ours: version, lengths, fields that contradict each other, or damaged
-	NoMatch   uint64 `json:"no_match"`  // requests to a discriminator on which nobody waits
-	Refused   uint64 `json:"refused"`   // requests that there was no room for, or that had to make room for a later one
+	NoMatch   uint64 `json:"no_match"`  // requests to a discriminator on which no call waits
+	Refused   uint64 `json:"refused"`   // requests for which there was no room, or that were evicted for a later one
 	Forged    uint64 `json:"forged"`    // confirmations without the key of the Accept, or the proof of the pre-shared key
-	Retries   uint64 `json:"retries"`   // requests that were asked for a cookie: addresses that had not proven that they receive
-	Overrun   uint64 `json:"overrun"`   // that the kernel dropped, since those before them were not read; known when the next is read
+	Retries   uint64 `json:"retries"`   // requests answered by a cookie, from addresses that had not proven themselves
+	Overrun   uint64 `json:"overrun"`   // datagrams that the kernel dropped because the socket was full
 }
 
 // LeaseStatus is one queue that is taken.
@@ -78,7 +77,7 @@ type VIStatus struct {
 	Peer  netip.Addr `json:"peer"`  // zero unless connected
 }
 
-// UserStatus is what a user has of a daemon, and may have.
+// UserStatus is a user's resources at a daemon, and their limits.
 type UserStatus struct {
 	UID         uint32 `json:"uid"`
 	Sessions    int    `json:"sessions"` // connections to the agent
@@ -91,7 +90,7 @@ type UserStatus struct {
 	MaxPinned   int    `json:"max_pinned_bytes"` // 0: no limit
 }
 
-// DaemonCounter counts what a daemon has done since it began.
+// DaemonCounter counts events of a daemon since its start.
 type DaemonCounter struct {
 	Accepted uint64 `json:"accepted"` // connections of programs
 	Refused  uint64 `json:"refused"`  // connections closed at once: too many

@@ -20,7 +20,7 @@ type Agent struct {
 	numbers *kagent.Numbers
 	end     *endpoint
 
-	telling sync.Mutex        // held while who watches is told; before mu
+	telling sync.Mutex        // held during the watcher's callback; before mu
 	watcher func(kagent.Link) // or nil; guarded by telling
 
 	mu     sync.Mutex
@@ -77,8 +77,8 @@ func (a *Agent) SetMTU(mtu int) {
 	a.Change(func(l *kagent.Link) { l.MTU = mtu })
 }
 
-// Change changes what Link tells, as if the interface had changed, and tells who
-// watches. Where hosts are found stays as it is.
+// Change changes the result of Link, as if the interface had changed, and calls the watcher. The
+// addresses at which hosts are reachable do not change.
 func (a *Agent) Change(change func(l *kagent.Link)) {
 	a.telling.Lock()
 	defer a.telling.Unlock()
@@ -91,7 +91,7 @@ func (a *Agent) Change(change func(l *kagent.Link)) {
 	}
 }
 
-// Watch tells of each Change.
+// Watch has f called at once and after each Change.
 func (a *Agent) Watch(f func(kagent.Link)) {
 	a.telling.Lock()
 	defer a.telling.Unlock()

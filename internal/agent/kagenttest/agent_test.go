@@ -63,7 +63,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// The fabric does what its faults say.
+// The fabric has the configured faults.
 func TestFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := kagenttest.NewFabric(kagenttest.Faults{Delay: 3 * time.Millisecond})
@@ -107,7 +107,7 @@ func TestFaults(t *testing.T) {
 			t.Errorf("path to itself: %+v, %v", p, err)
 		}
 		if _, err := a.Path(t.Context(), netip.Addr{}, netip.MustParseAddr("10.1.1.1")); !errors.Is(err, kagent.ErrUnreachable) {
-			t.Errorf("path to nobody: %v", err)
+			t.Errorf("path to a host that does not exist: %v", err)
 		}
 	})
 }

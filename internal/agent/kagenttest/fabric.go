@@ -155,8 +155,8 @@ func (e *endpoint) isClosed() bool {
 	}
 }
 
-// transmit does to a copy of p what the faults say, and delivers the rest. Caller
-// holds the fabric's mutex.
+// transmit applies the configured faults to a copy of p, and delivers the result. Caller holds
+// the fabric's mutex.
 func (e *endpoint) transmit(peer *endpoint, p packet) {
 	p.b = bytes.Clone(p.b)
 	f := e.fabric

@@ -9,11 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// linkCache keeps what was read of an interface until something changes in its namespace. Reading it takes several
-// messages of rtnetlink, and each connect needs it three times on each side.
+// linkCache caches the interface until something changes in its namespace. Reading it takes
+// several messages of rtnetlink, and each connect needs it three times on each side.
 //
-// The kernel queues the notice of a change at the socket before the system call that makes the change returns. So a
-// look at the socket's queue tells of every change that anyone can know of.
+// The kernel queues the notice of a change at the socket before the system call that makes the
+// change returns. So the socket's queue has a notice of every change that a process can have
+// observed.
 type linkCache struct {
 	mu    sync.Mutex
 	open  bool // fd is a socket that is subscribed to links and addresses

@@ -65,7 +65,7 @@ func (r *Router) Close() {
 	r.links.close()
 }
 
-// Removed reports whether the kernel has told that the interface was removed.
+// Removed reports whether the kernel has reported the removal of the interface.
 func (r *Router) Removed() bool { return r.gone.Load() }
 
 // Link reads the interface, with the addresses that programs can use.
@@ -165,8 +165,8 @@ func (r *Router) route(p *kagent.Path, link *kagent.Link) (netip.Addr, error) {
 		o.SrcAddr = p.Src.AsSlice()
 	}
 	if p.Dst.Is4() {
-		// Told the device, IPv4 takes any address for one on the link when
-		// it has no route (ip_route_output_key_hash_rcu): ask the table.
+		// With a device given and no route, IPv4 treats any address as on the link
+		// (ip_route_output_key_hash_rcu). So query the table itself.
 		match := *o
 		match.FIBMatch = true
 		if _, err := r.nl.RouteGetWithOptions(p.Dst.AsSlice(), &match); err != nil {
@@ -254,10 +254,9 @@ func (r *Router) lookup(hop netip.Addr) (*netlink.Neigh, error) {
 	return all[hop], nil
 }
 
-// resolve makes the kernel ask for the next hop, by a datagram to the peer.
-// Without one it can be told to do as if (NTF_USE of neigh_add,
-// net/core/neighbour.c), but for IPv6 then asks from the link-local address, for
-// which it waits up to 2 s when the interface has just come up.
+// resolve makes the kernel resolve the next hop, by a datagram to the peer. Without Nudge it uses
+// NTF_USE (neigh_add, net/core/neighbour.c). For IPv6 the kernel then asks from the link-local
+// address, which it waits for up to 2 s if the interface has just come up.
 func (r *Router) resolve(p *kagent.Path, hop netip.Addr) error {
 	if r.Nudge != nil && r.Nudge(p.Src, p.Dst) == nil {
 		return nil
@@ -301,14 +300,14 @@ func mac(hw net.HardwareAddr) (m [6]byte) {
 	return m
 }
 
-// shared has those who ask at the same time share an answer, which is for all who have asked
-// before it was begun: what costs the kernel much costs it no more for many. One who fails fails
-// alone. The zero value is ready. get may be called concurrently; the answer must not be changed.
+// shared makes concurrent calls share an answer. An answer serves all calls that began before it
+// was requested, so that many calls cost the kernel one request. An error is returned to one call
+// only. The zero value is ready. get may be called concurrently; the answer must not be changed.
 type shared[T any] struct {
 	asked atomic.Uint64
 
-	turn     sync.Mutex // held while one asks the kernel
-	answered uint64     // so many of those who asked have last; guarded by turn
+	turn     sync.Mutex // held during a request to the kernel
+	answered uint64     // value of asked that last covers; guarded by turn
 	last     T          // guarded by turn
 }
 
@@ -319,7 +318,7 @@ func (s *shared[T]) get(ask func() (T, error)) (T, error) {
 	if s.answered >= me {
 		return s.last, nil
 	}
-	all := s.asked.Load() // who comes later asks for what this may miss
+	all := s.asked.Load() // this request may miss what later calls ask for
 	v, err := ask()
 	if err == nil {
 		s.answered, s.last = all, v

@@ -100,8 +100,8 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// Those who ask while one asks the kernel share the next answer, which is newer than their
-// question; who fails fails alone.
+// Calls during a request to the kernel share the next answer, which is newer than their calls. An error is
+// returned to one call only.
 func TestShared(t *testing.T) {
 	var s shared[int]
 	asks := 0

@@ -122,9 +122,10 @@ func (r *Router) isGateway(host netip.Addr) bool {
 	return found || err != nil
 }
 
-// probesFrom reports whether the kernel has an address to probe host from, or will have none: those
-// of IPv6 that are sent for no datagram are from a link-local address (ndisc_send_ns, net/ipv6/ndisc.c),
-// and none are while another host may have that one.
+// probesFrom reports whether the kernel has an address to probe host from, or will never have
+// one. For IPv6, a probe without a datagram is sent from a link-local address (ndisc_send_ns,
+// net/ipv6/ndisc.c). There is no probe until duplicate address detection of that address has
+// ended.
 func (r *Router) probesFrom(host netip.Addr) bool {
 	if host.Is4() {
 		return true
@@ -136,11 +137,11 @@ func (r *Router) probesFrom(host netip.Addr) bool {
 }
 
 // reprobeNeighbour has the kernel probe the hardware address of a host on the link, and returns
-// when it has an answer, or ctx ends. The entry stays usable. Only where nobody answers at the
-// address it is deleted, so that the next datagram has the kernel ask all on the link. Those who
-// reprobe a host at the same time share one probe: what the kernel is asking for on behalf of the
-// first already has datagrams that wait for the answer, and are refused as to a host that is not
-// there when that is taken away (neigh_invalidate, net/core/neighbour.c).
+// when the probe is answered or has failed, or ctx ends. The entry stays usable meanwhile. It is
+// deleted only if the address does not answer, so that the next datagram makes the kernel ask the
+// whole link. Concurrent calls for a host share one probe: to delete the entry while the kernel
+// resolves it for the first call would drop the datagrams that wait for the answer, with an error
+// as for an absent host (neigh_invalidate, net/core/neighbour.c).
 func (r *Router) reprobeNeighbour(ctx context.Context, local, peer netip.Addr) {
 	r.probing.Lock()
 	over, others := r.probes[peer]
@@ -165,7 +166,7 @@ func (r *Router) reprobeNeighbour(ctx context.Context, local, peer netip.Addr) {
 		r.probing.Unlock()
 		close(over)
 	}()
-	// A gateway's address is needed by all who send through it.
+	// Every connection through a gateway needs its entry.
 	if r.stale(local, peer) == nil || r.isGateway(peer) || !r.probesFrom(peer) {
 		return
 	}

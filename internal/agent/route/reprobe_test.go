@@ -64,7 +64,7 @@ func TestReprobeTogether(t *testing.T) {
 			}
 			hw, err := r.neighbour(deadline(t, waitLimit), ends[1], ask)
 			if err != nil || hw == mac(wrong) {
-				t.Fatalf("%v, round %d: asked anew, it is at %x: %v", ends[1], round, hw, err)
+				t.Fatalf("%v, round %d: asked again, it is at %x: %v", ends[1], round, hw, err)
 			}
 		}
 	}
@@ -76,7 +76,7 @@ func awaitProbes(t *testing.T, r *Router) {
 	await.Until(t, "the link-local address can be used", func() bool { return r.probesFrom(netip.IPv6Loopback()) })
 }
 
-// hearErrors has writes to peer fail when an ICMP message says that it cannot be reached.
+// hearErrors has writes to peer fail after an ICMP message that it cannot be reached.
 func hearErrors(t *testing.T, c *net.UDPConn, peer netip.Addr) {
 	t.Helper()
 	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
@@ -173,7 +173,7 @@ func TestReprobeKeepsEntry(t *testing.T) {
 	}
 }
 
-// A user who has addresses probed again and again gets few of that, and leaves some for others.
+// A user that has addresses probed again and again gets few probes, and leaves some for others.
 func TestReprobeRarely(t *testing.T) {
 	var p reprobes
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }

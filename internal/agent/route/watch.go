@@ -15,11 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watch tells when an interface has changed. What the
-// kernel says (rtnetlink) is taken as a sign to look, not as the news: what
-// matters is how things are, so that a message that was lost does no harm where
-// the loss is known, and an address that is back before anybody has looked was
-// never away.
+// Watch reports changes of an interface. A message of the kernel (rtnetlink) only triggers a read
+// of the interface: the current state counts, not the message. So a lost message does no harm if
+// the loss is detected, and an address that is removed and added before the read was never away.
 type Watch struct {
 	file   *os.File // a netlink socket in the interface's namespace
 	conn   syscall.RawConn
@@ -27,15 +25,15 @@ type Watch struct {
 	closed chan struct{} // closed by close
 	over   chan struct{} // closed when run has ended
 
-	mu   sync.Mutex                // held while somebody is told, so that news come in order
-	last kagent.Link               // as it was told; its Name is empty before
+	mu   sync.Mutex                // held during callbacks, so that they run in order
+	last kagent.Link               // as last reported; its Name is empty before the first report
 	told map[any]func(kagent.Link) // by the watcher
-	lost map[any]func()            // to be called when the interface is gone; nil: they have been
+	lost map[any]func()            // to be called when the interface is removed; nil: they have been called
 }
 
 const (
-	watchBatch = 256                    // messages between two looks, at most
-	lookAgain  = 100 * time.Millisecond // after a look, or a read, that has failed
+	watchBatch = 256                    // messages between two reads of the interface, at most
+	lookAgain  = 100 * time.Millisecond // wait after a failed read
 )
 
 // subscribe opens a socket that gets a notice of each change of an interface or address in the namespace of the
@@ -55,8 +53,9 @@ func subscribe() (fd int, err error) {
 	return fd, nil
 }
 
-// NewWatch begins to watch the interface of r, in the namespace of the calling
-// thread. From then on r reads the interface only after a change. onRemove is called when it is gone, after all were told.
+// NewWatch starts watching the interface of r, in the namespace of the calling thread. From then
+// on r reads the interface only after a change. onRemove is called when it is removed, after all
+// watchers were notified.
 func NewWatch(r *Router, onRemove func(*Watch)) (_ *Watch, err error) {
 	if err := r.links.subscribe(); err != nil {
 		return nil, err
@@ -84,7 +83,7 @@ func NewWatch(r *Router, onRemove func(*Watch)) (_ *Watch, err error) {
 	return w, nil
 }
 
-// Close ends it, and returns when nobody is being told any more.
+// Close ends the watch, and returns when no callback runs any more.
 func (w *Watch) Close() error {
 	close(w.closed)
 	err := w.file.Close()
@@ -92,8 +91,8 @@ func (w *Watch) Close() error {
 	return err
 }
 
-// run looks at the interface when it may have changed, until close, or until the
-// interface is gone: it does not come back, although another one may get its number.
+// run reads the interface whenever it may have changed, until close or the interface's removal. A
+// removed interface never returns, although a new one may get its index.
 func (w *Watch) run() (gone bool) {
 	buf := make([]byte, 32<<10)
 	for again := false; ; {
@@ -106,7 +105,8 @@ func (w *Watch) run() (gone bool) {
 		}
 		changed, err := w.read(buf)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			// Closed, or the kernel tells nothing: then nobody but us looks, now and then.
+			// Closed, or the kernel reports nothing: then only this loop reads the interface, at
+			// intervals.
 			select {
 			case <-w.closed:
 				return false
@@ -122,8 +122,8 @@ func (w *Watch) run() (gone bool) {
 	}
 }
 
-// read waits for messages and takes them. It says whether one of them may be about
-// the interface, or some were lost.
+// read waits for messages and takes them. It reports whether one of them may be about the
+// interface, or some were lost.
 func (w *Watch) read(buf []byte) (changed bool, err error) {
 	var failed error
 	err = w.conn.Read(func(fd uintptr) bool {
@@ -154,9 +154,9 @@ func (w *Watch) read(buf []byte) (changed bool, err error) {
 }
 
 // eachAbout calls f for each message of rtnetlink that may be about an interface, with its type
-// and what follows its header, as far as it is there; where messages are cut short, with type 0.
-// Those of links and addresses have the interface's number in the same place (struct ifinfomsg,
-// struct ifaddrmsg).
+// and as much of its body as is there; for a truncated message, with type 0. Messages about links
+// and about addresses have the interface's index in the same place (struct ifinfomsg, struct
+// ifaddrmsg).
 func eachAbout(b []byte, index int, f func(kind uint16, body []byte)) {
 	for len(b) > 0 {
 		if len(b) < unix.NLMSG_HDRLEN {
@@ -182,13 +182,13 @@ func eachAbout(b []byte, index int, f func(kind uint16, body []byte)) {
 	}
 }
 
-// saysGone tells whether a message of eachAbout says that the interface is gone: a bridge says
-// something like it of a port that has left it (AF_BRIDGE).
+// saysGone reports whether a message of eachAbout means that the interface was removed. A bridge
+// sends a similar message for a port that has left it (AF_BRIDGE).
 func saysGone(kind uint16, body []byte) bool {
 	return kind == unix.RTM_DELLINK && body[0] == unix.AF_UNSPEC
 }
 
-// look reads the interface, and tells all if it has changed.
+// look reads the interface, and calls the watchers if it has changed.
 func (w *Watch) look() (kagent.Link, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -203,9 +203,9 @@ func (w *Watch) look() (kagent.Link, error) {
 	return link, nil
 }
 
-// now is the interface with the addresses that frames may come from: also one that
-// the kernel does not let programs bind to yet, as it asks whether another host has
-// it, which takes a second or two after it was added.
+// now returns the interface with the addresses that frames may come from. This includes an
+// address that programs cannot bind to yet: duplicate address detection takes a second or two
+// after it was added.
 func (w *Watch) now() (kagent.Link, error) {
 	link, err := w.router.read(unix.IFA_F_DADFAILED)
 	if IsGone(err) {
@@ -215,13 +215,14 @@ func (w *Watch) now() (kagent.Link, error) {
 	return link, err
 }
 
-// IsGone tells whether reading an interface has failed because there is none.
+// IsGone reports whether an error of reading an interface means that it does not exist.
 func IsGone(err error) bool {
 	var none netlink.LinkNotFoundError
 	return errors.Is(err, kagent.ErrGone) || errors.As(err, &none) || errors.Is(err, unix.ENODEV)
 }
 
-// OnGone has f called once when the interface is gone, at once if it is; nil ends that.
+// OnGone has f called once, when the interface is removed, or at once if it already is; nil ends
+// that.
 func (w *Watch) OnGone(watcher any, f func()) {
 	w.mu.Lock()
 	now := w.lost == nil && f != nil
@@ -237,7 +238,7 @@ func (w *Watch) OnGone(watcher any, f func()) {
 	}
 }
 
-// removed calls those of onGone.
+// removed calls the callbacks of OnGone.
 func (w *Watch) removed() {
 	w.mu.Lock()
 	all := w.lost
@@ -248,7 +249,7 @@ func (w *Watch) removed() {
 	}
 }
 
-// Add has f called, at once and from now on; nil ends that.
+// Add has f called at once, and after each change; nil ends that.
 func (w *Watch) Add(watcher any, f func(kagent.Link)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -260,7 +261,7 @@ func (w *Watch) Add(watcher any, f func(kagent.Link)) {
 	if w.last.Name == "" {
 		link, err := w.now()
 		if err != nil {
-			return // the first change tells
+			return // the first change reports it
 		}
 		w.last = link
 	}

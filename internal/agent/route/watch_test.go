@@ -16,7 +16,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// news are what a watcher was told.
+// news has the reports to a watcher.
 type news chan kagent.Link
 
 // until waits for an interface that is as wanted, and passes over others.
@@ -31,7 +31,7 @@ func (n news) until(t *testing.T, what string, ok func(l *kagent.Link) bool) {
 			}
 			t.Logf("%s: not %+v", what, l)
 		case <-end:
-			t.Fatalf("%s: nobody told", what)
+			t.Fatalf("%s: no watcher was notified", what)
 		}
 	}
 }
@@ -52,8 +52,7 @@ func watchOn(t *testing.T, n *nstest.NS) (w *Watch) {
 	return w
 }
 
-// Whoever watches is told how the interface is, and each change of it, until it is
-// gone.
+// A watcher gets the state of the interface, and each change of it, until its removal.
 func TestWatch(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	a := watchOn(t, an)
@@ -79,7 +78,7 @@ func TestWatch(t *testing.T) {
 	must(err)
 	must(h.AddrDel(nic, &addrs[0]))
 	told.until(t, "an address less", func(l *kagent.Link) bool { return !l.Has(an.IPv4) && l.Has(an.IPv6) })
-	// Nobody can bind to it yet, as others may have it.
+	// Programs cannot bind to it yet: duplicate address detection is under way.
 	fresh, err := netlink.ParseAddr("fd99::77/64")
 	must(err)
 	must(h.AddrAdd(nic, fresh))
@@ -114,8 +113,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// Messages of the kernel that are lost, as there is no room for them, do not keep
-// anybody from knowing how things are.
+// The loss of kernel messages for lack of room does not hide the interface's state from watchers.
 func TestWatchOverrun(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	h := an.Netlink()
@@ -127,7 +125,7 @@ func TestWatchOverrun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range addrs { // which the kernel has something to say about a second later
+	for i := range addrs { // the kernel reports each again a second later
 		if err := h.AddrDel(nic, &addrs[i]); err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +173,7 @@ func TestWatchOverrun(t *testing.T) {
 	told.until(t, "the last change", func(l *kagent.Link) bool { return len(l.IPv4) == 1 })
 }
 
-// A kernel from which nobody can read does not end the watching.
+// Watching continues if reading the kernel's messages fails.
 func TestWatchUnread(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	h := an.Netlink()
@@ -233,8 +231,8 @@ func message(kind uint16, body ...uint32) []byte {
 	return b
 }
 
-// concernsModel says by package syscall's reading whether messages are about an interface, or cannot be
-// understood.
+// concernsModel reports whether messages, as package syscall reads them, are about an interface or cannot be
+// parsed.
 func concernsModel(b []byte, index int) bool {
 	padded := append(b[:len(b):len(b)], make([]byte, -len(b)&(unix.NLMSG_ALIGNTO-1))...)
 	all, err := syscall.ParseNetlinkMessage(padded)
@@ -262,8 +260,8 @@ func concerns(b []byte, index int) (yes bool) {
 	return yes
 }
 
-// Messages of the kernel are about an interface where a reader of their own says so, and where they are cut
-// short: a change is never overlooked.
+// Messages of the kernel are about an interface if an independent parser finds that, and if they are truncated:
+// no change is overlooked.
 func FuzzConcerns(f *testing.F) {
 	of := func(index uint32) []byte { return message(unix.RTM_NEWLINK, 0, index, 0, 0) }
 	for _, b := range [][]byte{

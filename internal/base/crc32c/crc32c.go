@@ -1,8 +1,6 @@
-// Package crc32c computes the CRC-32 with Castagnoli's polynomial, as package
-// hash/crc32 does, but on processors with wide carry-less multiplication
-// (AVX-512 and VPCLMULQDQ: Intel from Ice Lake, AMD from Zen 4) three to five
-// times as fast where there is enough data, and twice as fast for a few bytes
-// that are not aligned.
+// Package crc32c computes the CRC-32 with Castagnoli's polynomial, like package hash/crc32. On processors with wide
+// carry-less multiplication (AVX-512 and VPCLMULQDQ: Intel from Ice Lake, AMD from Zen 4) it is three to five times
+// as fast for enough data, and twice as fast for a few unaligned bytes.
 //
 //	sum := crc32c.Update(0, header)
 //	sum = crc32c.Update(sum, payload)
@@ -18,7 +16,7 @@ import "hash/crc32"
 
 var table = crc32.MakeTable(crc32.Castagnoli)
 
-// Update is crc32.Update with the Castagnoli table: the sum of what gave sum,
+// Update is crc32.Update with the Castagnoli table: given the sum of some bytes, it returns the sum of those bytes
 // followed by b.
 func Update(sum uint32, b []byte) uint32 {
 	if len(b) >= leastWide && wide {
@@ -33,16 +31,15 @@ func Update(sum uint32, b []byte) uint32 {
 }
 
 const (
-	block = 256 // bytes that are folded at a time
-	// leastWide is from when on folding pays.
+	block = 256 // bytes per folding step
+	// leastWide is the length from which folding pays.
 	leastWide = block
-	// mostShort is up to when one instruction for each eight bytes is best, which
-	// hash/crc32 has, too, but only for bytes that are aligned.
+	// mostShort is the length up to which one instruction for each eight bytes is fastest. hash/crc32 also uses it,
+	// but only for aligned bytes.
 	mostShort = 160
 )
 
-// power is x^n modulo the polynomial, bits reversed, in the form in which
-// carry-less multiplication takes it.
+// power returns x^n modulo the polynomial, bits reversed, in the form that carry-less multiplication needs.
 func power(n int) uint64 {
 	const polynomial = 0x82f63b78 // Castagnoli's, bits reversed
 	p := uint32(1) << 31          // 1
@@ -57,8 +54,8 @@ func power(n int) uint64 {
 	return uint64(p) << 1
 }
 
-// folds are the factors that move 16 bytes forward by a number of bits, for the first
-// eight bytes and for the other eight.
+// folds has the factors that move 16 bytes forward by a number of bits, for the first eight bytes and for the other
+// eight.
 var folds = [...][2]uint64{
 	factors(8 * block), factors(8 * 192), factors(8 * 128), factors(8 * 64),
 	factors(8 * 48), factors(8 * 32), factors(8 * 16), {},

@@ -7,8 +7,8 @@ var (
 	short = cpu.X86.HasSSE42
 )
 
-// foldWide is the sum, not inverted, of what gave sum, not inverted, followed by
-// b, whose length is a multiple of block and not 0.
+// foldWide returns the sum of the bytes with the given sum followed by b. Both sums are not inverted. The length of
+// b is a multiple of block and not 0.
 //
 //go:noescape
 func foldWide(sum uint32, b []byte, folds *[8][2]uint64) uint32

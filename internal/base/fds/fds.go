@@ -1,5 +1,5 @@
-// Package fds handles file descriptors that go from one process to another: copies of those of
-// files, and those that come beside a message (unix(7), SCM_RIGHTS).
+// Package fds handles file descriptors that are passed between processes: copies of the descriptors of files, and
+// those received with a message (unix(7), SCM_RIGHTS).
 package fds
 
 import (

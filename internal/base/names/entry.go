@@ -16,15 +16,14 @@ const (
 	MaxName = 253 // longest name, as in DNS (RFC 1035, 2.3.4, without the last dot)
 )
 
-// Address is what a name stands for: a host and a discriminator, which is
-// empty where there is none. The host is never IPv4 in IPv6 and has no zone.
+// Address is the value of a name: a host and a discriminator, which may be empty. The host is never IPv4 in IPv6
+// and has no zone.
 type Address struct {
 	Host netip.Addr
 	Disc string // at most MaxDisc bytes, of any value
 }
 
-// Entry is a line of a file: an address and its names, the first of which is
-// the one that looking up the address gives.
+// Entry is a line of a file: an address and its names. A lookup of the address returns the first name.
 type Entry struct {
 	Address
 	Names []string
@@ -43,8 +42,7 @@ func (e Entry) String() string {
 	return line + " disc=0x" + hex.EncodeToString([]byte(e.Disc))
 }
 
-// parseEntry reads a line of a file of names. A line without an entry gives
-// one without names.
+// parseEntry parses a line of a file of names. For a line without an entry it returns an entry without names.
 func parseEntry(line string) (Entry, error) {
 	var e Entry
 	first, rest, err := cutField(line)
@@ -82,8 +80,8 @@ func parseEntry(line string) (Entry, error) {
 // blanks separate fields; a newline ends a line with or without a return.
 const blanks = " \t\r\n"
 
-// cutField cuts the first field off a line. It is empty where the line, or what
-// is not comment of it, ends. Blanks and # belong to the field between quotes.
+// cutField cuts the first field off a line. The field is empty at the end of the line or at a comment. Blanks and #
+// in quotes belong to the field.
 func cutField(s string) (field, rest string, err error) {
 	const quoted = `disc="`
 	s = strings.TrimLeft(s, blanks)
@@ -120,8 +118,7 @@ func parseHost(s string) (netip.Addr, error) {
 	return host, nil
 }
 
-// checkName refuses a name that no program could look up, and one that is
-// probably a slip.
+// checkName refuses a name that no program could look up, or that is probably a mistake.
 func checkName(s string) error {
 	const others = "-._:/@+"
 	letter := func(c rune) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }
@@ -143,7 +140,7 @@ func checkName(s string) error {
 	return nil
 }
 
-// parseDisc reads what follows disc=.
+// parseDisc parses the text after disc=.
 func parseDisc(s string) (string, error) {
 	var disc string
 	if digits, ok := strings.CutPrefix(s, "0x"); ok {
@@ -166,12 +163,12 @@ func parseDisc(s string) (string, error) {
 	return disc, nil
 }
 
-// isText tells whether a discriminator can be written between quotes.
+// isText reports whether a discriminator can be written between quotes.
 func isText(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(c rune) bool { return c == '"' || !unicode.IsPrint(c) })
 }
 
-// quote quotes what stands in a file or was asked for, and clips it.
+// quote quotes text of a file or a query, and truncates it.
 func quote(s string) string {
 	const most = 60
 	if len(s) > most {
@@ -180,9 +177,9 @@ func quote(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// fold makes of a name what names are compared by: upper and lower case are
-// the same, and a last dot, the root of DNS, adds nothing.
+// fold returns a name in the form in which names are compared: case is ignored, and so is a trailing dot, the root
+// of DNS.
 func fold(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// plain is the form in which addresses are kept and compared.
+// plain returns the form in which addresses are stored and compared.
 func plain(host netip.Addr) netip.Addr { return host.Unmap().WithZone("") }

@@ -105,7 +105,7 @@ func TestParseNamesStrict(t *testing.T) {
 	}
 }
 
-// Hosts files are everybody's: what we do not understand is not our business.
+// Other programs share the hosts file, so lines that cannot be parsed are skipped.
 func TestParseHosts(t *testing.T) {
 	got, err := ParseHosts(`127.0.0.1	localhost localhost LOCALHOST. # mine
 127.0.0.1 localhost vm
@@ -234,7 +234,7 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
-// What ParseNames takes is what it says it is, and survives being written.
+// Whatever ParseNames accepts has the format that it documents, and survives writing and reading.
 func FuzzParseNames(f *testing.F) {
 	f.Add("10.0.0.2 db alias disc=\"orders\" # x\nfd00::2 db disc=0x00ff\r\n")
 	f.Add("10.0.0.2 db disc=\"\n10.0.0.2 DB db")

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// stamp tells one content of a file from another, without reading it.
+// stamp distinguishes versions of a file without reading it.
 type stamp struct {
 	dev, ino      uint64
 	size          int64
@@ -27,22 +27,22 @@ func stampOf(info fs.FileInfo) stamp {
 	return s
 }
 
-// settling is the time after a change in which another one could bear the same
-// time stamp: the coarsest that file systems keep.
+// settling is the time after a change in which another change may get the same time stamp: the coarsest
+// resolution of any file system.
 const settling = 2 * time.Second
 
 // settled reports whether a file that is read at the given time can be
 // distinguished from one that changes later.
 func (s stamp) settled(at time.Time) bool { return at.Sub(time.Unix(s.change.Unix())) > settling }
 
-// file is a file and what it held when it was read last.
+// file is a file with its content when it was last read.
 type file struct {
 	path     string // "": there is none
 	optional bool   // it need not exist
 	parse    func(text string) ([]Entry, error)
 
 	mu    sync.Mutex
-	fresh bool  // what follows holds as long as the stamp is the same
+	fresh bool  // the fields below are valid while the stamp is the same
 	stamp stamp //
 	table *table
 	err   error
@@ -55,7 +55,7 @@ func (f *file) load() (*table, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	began := time.Now() // what changes while it is read counts from here
+	began := time.Now() // a change during the read counts as later
 	info, err := os.Stat(f.path)
 	if err == nil && f.fresh && stampOf(info) == f.stamp {
 		return f.table, f.err
@@ -89,10 +89,10 @@ func (f *file) load() (*table, error) {
 // read reads a file that stat described by info. It returns the file's state when
 // reading began: a change meanwhile gives the file another stamp.
 func read(path string, info fs.FileInfo) (string, fs.FileInfo, error) {
-	if err := readable(path, info); err != nil { // before opening it, which may do something
+	if err := readable(path, info); err != nil { // before opening it, which can have side effects
 		return "", nil, err
 	}
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // if it became a pipe, don't wait
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // do not block if it became a pipe
 	if err != nil {
 		return "", nil, err
 	}
@@ -149,9 +149,8 @@ func newTable(entries []Entry) *table {
 	return t
 }
 
-// name gives the name of an address: that of the host with that very
-// discriminator; for an address with a discriminator, else that of the host by
-// itself; for one without, else the first of the host with any.
+// name returns the name of an address: that of the host with the same discriminator. If there is none, it is that
+// of the host without a discriminator or, for an address without one, that of the host with any.
 func (t *table) name(a Address) (string, bool) {
 	if name, ok := t.exact[a]; ok {
 		return name, true

@@ -78,8 +78,8 @@ func TestFileFollowsChanges(t *testing.T) {
 	}
 }
 
-// A file that has been the same for long is read once; one that has just
-// changed is read at every lookup, as its stamp may not tell the next change.
+// A file that has not changed for a while is read once. A file that has just changed is read at every lookup,
+// since its stamp may not reveal the next change.
 func TestFileReadOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "names")
 	for text, wrong := range map[string]bool{"10.0.0.1 a\n": false, "oops": true} {
@@ -105,7 +105,7 @@ func TestFileReadOnce(t *testing.T) {
 		if reads != 0 {
 			t.Errorf("%q, old: read again", text)
 		}
-		replace(t, path, text) // only the inode tells
+		replace(t, path, text) // only the inode differs
 		if _, err := f.load(); (err != nil) != wrong || reads != 1 {
 			t.Errorf("%q, replaced: read %d times, want 1; %v", text, reads, err)
 		}
@@ -145,7 +145,7 @@ func TestFileKinds(t *testing.T) {
 			t.Errorf("%q: %q", path, got)
 		}
 	}
-	// A size that stat does not tell, as of files in /proc, is found on reading.
+	// A size that stat does not report, as for files in /proc, is found on reading.
 	if err := os.Truncate(large, MaxBytes); err != nil {
 		t.Fatal(err)
 	}

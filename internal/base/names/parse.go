@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Limits of a file. More is an error, so that a wrong or hostile file costs
-// neither much memory nor much time; a list of 200,000 blocked hosts fits.
+// Limits of a file. Exceeding one is an error, so that a wrong or hostile file costs little memory and time. A list
+// of 200,000 blocked hosts fits.
 const (
 	MaxBytes = 8 << 20
 	MaxLine  = 64 << 10 // bytes of one line
@@ -15,14 +15,14 @@ const (
 	MaxNames = 1 << 18 // aliases included
 )
 
-// ParseError tells where in a file something is wrong.
+// ParseError is an error in a file, and its position.
 type ParseError struct {
-	File string // "" where text was parsed that is no file's
+	File string // "" if the text was not from a file
 	Line int    // from 1
 	Err  error
 }
 
-// Error begins as compilers' messages do, with file:line.
+// Error begins with file:line, like compilers' messages.
 func (e *ParseError) Error() string {
 	if e.File == "" {
 		return fmt.Sprintf("line %d: %v", e.Line, e.Err)
@@ -30,17 +30,15 @@ func (e *ParseError) Error() string {
 	return fmt.Sprintf("%s:%d: %v", e.File, e.Line, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *ParseError) Unwrap() error { return e.Err }
 
 // ParseNames reads the text of a file of names, a line at a time:
 //
 //	address name [alias...] [disc="text"|disc=0xhex]   # comment
 //
-// A name may stand in several lines: it then has several addresses, in the
-// order of the lines. The same name at the same address with the same
-// discriminator a second time is an error, as is everything that does not fit
-// the format. Errors are *ParseError.
+// A name in several lines has several addresses, in the order of the lines. It is an error to repeat a name with
+// the same address and discriminator, and to violate the format in any other way. Errors are *ParseError.
 func ParseNames(text string) ([]Entry, error) {
 	return parse(text, func(l *lines, line string) (Entry, error) {
 		e, err := parseEntry(line)
@@ -56,9 +54,8 @@ func ParseNames(text string) ([]Entry, error) {
 	})
 }
 
-// ParseHosts reads the text of a hosts file, see hosts(5). Lines that are no
-// entries are passed over, as the C library does, and so are repetitions; only
-// the limits make it fail, with a *ParseError. Zones of addresses are dropped.
+// ParseHosts reads the text of a hosts file, see hosts(5). It skips lines that are no entries, as the C library
+// does, and repetitions. Only exceeding a limit is an error, a *ParseError. Zones of addresses are dropped.
 func ParseHosts(text string) ([]Entry, error) {
 	return parse(text, func(l *lines, line string) (Entry, error) {
 		line, _, _ = strings.Cut(line, "#")
@@ -86,14 +83,13 @@ type lines struct {
 	seen   map[record]int // in which line
 }
 
-// record is what a file may hold only once.
+// record is an entry that a file may have only once.
 type record struct {
 	name string
 	at   Address
 }
 
-// note keeps in mind that a name has an address, and gives the line in which
-// it was before, or 0.
+// note records that a name has an address. It returns the line of an earlier such record, or 0.
 func (l *lines) note(name string, at Address) int {
 	r := record{fold(name), at}
 	before := l.seen[r]
@@ -103,8 +99,7 @@ func (l *lines) note(name string, at Address) int {
 	return before
 }
 
-// check holds the limits. A line that is short enough cannot exceed MaxNames by
-// much.
+// check enforces the limits. A line of allowed length cannot exceed MaxNames by much.
 func (l *lines) check(line string) error {
 	switch {
 	case len(line) > MaxLine:

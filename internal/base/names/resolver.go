@@ -12,36 +12,35 @@ import (
 	"time"
 )
 
-// Timeout is how long DNS may take for a lookup.
+// Timeout is the time limit of DNS for a lookup.
 const Timeout = 5 * time.Second
 
-// ErrUnknown is the cause where all sources answered and none knows it.
+// ErrUnknown is the cause if all sources answered and none has the name or address.
 var ErrUnknown = errors.New("unknown")
 
-// File names a file to look in; with Optional it need not exist.
+// File names a source file; with Optional it need not exist.
 type File struct {
 	Path     string // "": none
 	Optional bool
 }
 
-// Config says where to look.
+// Config names the sources of a lookup.
 type Config struct {
 	Names   File          // file of names
 	Hosts   File          // hosts file
-	System  *net.Resolver // asked last; nil: not
+	System  *net.Resolver // queried last; nil: not at all
 	Timeout time.Duration // for System; 0: Timeout
 }
 
 // Resolver looks names and addresses up. All methods may be called
 // concurrently.
 type Resolver struct {
-	files   []*file // in the order in which they are asked
+	files   []*file // in the order of lookup
 	system  *net.Resolver
 	timeout time.Duration
 }
 
-// New makes a resolver and reads its files. The error says which of them is
-// wrong or missing.
+// New makes a resolver and reads its files. The error names the file that is wrong or missing.
 func New(c Config) (*Resolver, error) {
 	r := &Resolver{
 		files: []*file{
@@ -58,14 +57,12 @@ func New(c Config) (*Resolver, error) {
 	return r, nil
 }
 
-// Lookup gives the addresses of a name, at least one: those of the first source
-// that knows it, a file's in its order, those of DNS in ascending order, IPv4
-// first, so that they come in the same order every time. An address literal is
-// its own address. Upper and lower case are the same.
+// Lookup returns the addresses of a name, at least one: those of the first source that has it. Addresses of a file
+// are in its order, those of DNS in ascending order, IPv4 first, so that the order is always the same. An address
+// literal is its own address. Case is ignored.
 //
-// ErrUnknown; an error that names file and line where a file that had to be
-// asked is wrong; the error of package net where DNS failed or the time was
-// over.
+// Errors: ErrUnknown; an error with file and line if a file that was needed is invalid; the error of package net if
+// DNS failed or timed out.
 func (r *Resolver) Lookup(ctx context.Context, name string) ([]Address, error) {
 	if host, err := netip.ParseAddr(name); err == nil {
 		return []Address{{Host: plain(host)}}, nil
@@ -93,9 +90,8 @@ func (r *Resolver) Lookup(ctx context.Context, name string) ([]Address, error) {
 	return addresses(hosts), nil
 }
 
-// addresses brings an answer of DNS in order. Servers rotate theirs: without
-// that, asking for the first address and then for the second could give the
-// same one twice.
+// addresses sorts an answer of DNS. Servers rotate theirs: otherwise a lookup of the first address and one of the
+// second could return the same one.
 func addresses(hosts []netip.Addr) []Address {
 	for i := range hosts {
 		hosts[i] = plain(hosts[i])
@@ -108,12 +104,10 @@ func addresses(hosts []netip.Addr) []Address {
 	return all
 }
 
-// Reverse gives the name of an address: the first name of its first line in the
-// first file that has one, or the first that DNS gives. In a file of names the
-// discriminator counts: a line with the same one goes before all; a line
-// without one names the host, whatever the discriminator; a line with another
-// one is taken only for an address without. Hosts files and DNS look at the host
-// alone. Errors are those of Lookup.
+// Reverse returns the name of an address: the first name of its first line in the first file that has one, or the
+// first of DNS. In a file of names, a line with the same discriminator precedes all others. A line without one
+// matches its host with any discriminator. A line with another one matches only an address without. Hosts files and
+// DNS are searched by host only. Errors are those of Lookup.
 func (r *Resolver) Reverse(ctx context.Context, a Address) (string, error) {
 	a.Host = plain(a.Host)
 	for _, f := range r.files {
@@ -128,7 +122,7 @@ func (r *Resolver) Reverse(ctx context.Context, a Address) (string, error) {
 	var found []string
 	err := r.ask(ctx, a.Host.String(), func(ctx context.Context) (err error) {
 		if found, err = r.system.LookupAddr(ctx, a.Host.String()); len(found) > 0 {
-			return nil // the good ones of an answer that has bad ones too
+			return nil // use the valid names of an answer with invalid ones
 		}
 		return err
 	})
@@ -141,7 +135,7 @@ func (r *Resolver) Reverse(ctx context.Context, a Address) (string, error) {
 	return strings.TrimSuffix(found[0], "."), nil
 }
 
-// ask asks the system's resolver.
+// ask queries the system's resolver.
 func (r *Resolver) ask(ctx context.Context, what string, question func(context.Context) error) error {
 	if r.system == nil {
 		return r.unknown(what)
@@ -158,7 +152,7 @@ func (r *Resolver) ask(ctx context.Context, what string, question func(context.C
 	return nil
 }
 
-// unknown is the error if no source knows it. It lists the sources that were asked.
+// unknown returns the error if no source has the name. It lists the sources that were queried.
 func (r *Resolver) unknown(what string) error {
 	var asked []string
 	for _, f := range r.files {

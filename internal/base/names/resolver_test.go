@@ -181,8 +181,7 @@ func TestReverse(t *testing.T) {
 	}
 }
 
-// Without DNS an unknown name is unknown at once, and the error says where it
-// was looked for.
+// Without DNS an unknown name fails at once, and the error lists the sources.
 func TestUnknown(t *testing.T) {
 	r, dir := newResolver(t, someNames, someHosts, nil)
 	_, err := r.Lookup(t.Context(), strings.Repeat("no-such-name", 100))
@@ -196,7 +195,7 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// A server that fails is not one that says no.
+// A failing server is not reported as an unknown name.
 func TestDNSFails(t *testing.T) {
 	var dns zone
 	r, _ := newResolver(t, "", "", dns.resolver())

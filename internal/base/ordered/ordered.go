@@ -20,7 +20,7 @@ import "sync/atomic"
 // Uint32 is a counter with one writer at a time. The zero value is 0.
 type Uint32 struct{ v uint32 }
 
-// Load is the value; what was written before it was stored can be read after.
+// Load returns the value. Everything written before its Store is visible afterwards.
 func (u *Uint32) Load() uint32 { return atomic.LoadUint32(&u.v) }
 
 // Store sets the value.
@@ -29,7 +29,7 @@ func (u *Uint32) Store(v uint32) { StoreUint32(&u.v, v) }
 // Uint64 is a counter with one writer at a time. The zero value is 0.
 type Uint64 struct{ v uint64 }
 
-// Load is the value; what was written before it was stored can be read after.
+// Load returns the value. Everything written before its Store is visible afterwards.
 func (u *Uint64) Load() uint64 { return atomic.LoadUint64(&u.v) }
 
 // Store sets the value.

@@ -59,9 +59,9 @@ func greet(path string) (p Program, err error) {
 	return Program{PID: int(cred.Pid), UID: int(cred.Uid), Command: termsafe.Name(int(cred.Pid)), path: path}, nil
 }
 
-// connect connects to the socket at a path. It opens directory and socket first, and checks and
-// connects to what it opened: another user who owns the directory can put a link or a third user's
-// socket there at any time. The process that answers must be of the socket's owner.
+// connect connects to the socket at a path. It first opens the directory and the socket, and then checks and
+// connects to what it has opened. Otherwise a user that owns the directory could put a link, or a third user's
+// socket, there in between. The process that answers must run as the socket's owner.
 func connect(path string) (*net.UnixConn, *unix.Ucred, error) {
 	dir, owner, err := openDir(filepath.Dir(path), unix.O_PATH)
 	if err != nil {

@@ -106,7 +106,7 @@ func TestHostile(t *testing.T) {
 		}
 		c.Close()
 	}
-	var held []net.Conn // that say nothing
+	var held []net.Conn // silent connections
 	for range maxAsked + 4 {
 		c, err := net.Dial("unix", s.path)
 		if err != nil {
@@ -172,7 +172,7 @@ func age(t *testing.T, path string) {
 	}
 }
 
-// dead makes a socket that nobody listens on.
+// dead makes a socket without a listener.
 func dead(t *testing.T, path string) {
 	t.Helper()
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -225,7 +225,7 @@ func old(t *testing.T, dir, name string) string {
 	return path
 }
 
-// keeps checks that nobody removes a socket on which nobody answers.
+// keeps checks that a socket without a listener is not removed.
 func keeps(t *testing.T, what, dir, path string) {
 	t.Helper()
 	if got := Stale(dir); len(got) != 0 {
@@ -240,9 +240,8 @@ func keeps(t *testing.T, what, dir, path string) {
 	}
 }
 
-// What another user could make root remove stays: a socket elsewhere, to which the
-// directory is a link, in which a part of the path is, or in a directory that
-// others may change.
+// A socket stays if another user could have made root remove it: a socket elsewhere that the directory links
+// to, one below a linked part of the path, or one in a directory that others may change.
 func TestOthersSocketsStay(t *testing.T) {
 	victims := private(t)
 	path := old(t, victims, "4194000.sock")
@@ -283,8 +282,8 @@ func TestOthersSocketsStay(t *testing.T) {
 	}
 }
 
-// In its own directory only dead sockets of programs go: no link, no file, no
-// socket with another name; and a link is not followed to whom it names.
+// In its own directory only dead sockets of programs are removed: no link, no file, no socket with another
+// name. The target of a link is not removed either.
 func TestOnlySocketsGo(t *testing.T) {
 	dir, other := private(t), private(t)
 	target := old(t, other, "4194000.sock")

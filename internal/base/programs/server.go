@@ -21,7 +21,7 @@ import (
 const (
 	maxAsked  = 16 // questions answered at once
 	waitLimit = 5 * time.Second
-	parting   = 250 * time.Millisecond // for what is still to be said when the server is closed
+	parting   = 250 * time.Millisecond // time for the last replies when the server is closed
 	longest   = 256                    // bytes of a question
 )
 

@@ -2,8 +2,7 @@ package reliable
 
 import "testing"
 
-// Nobody answers: one probe, then time-outs whose distance doubles up to the
-// ceiling and stays there.
+// No peer answers: one probe, then time-outs whose interval doubles up to the maximum.
 func TestDeadPeerBacksOff(t *testing.T) {
 	s := NewSender(1, 64)
 	now := int64(1000)
@@ -122,7 +121,7 @@ func TestDelayAloneSlowsDown(t *testing.T) {
 	}
 }
 
-// So it does of long frames, of which the peer's window takes few.
+// The same holds for long frames. The peer's window holds few of them.
 func TestDelayAloneSlowsDownLongFrames(t *testing.T) {
 	const units = 17
 	l := link{delay: 10_000, perFrame: 1_000_000} // the 15 frames of a window wait 15 ms
@@ -134,7 +133,7 @@ func TestDelayAloneSlowsDownLongFrames(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	if n := a.s.window(); n > 256/units/2 {
-		t.Errorf("window %d of long frames, of which each is sent for 1 ms", n)
+		t.Errorf("window %d of long frames that take 1 ms each", n)
 	}
 }
 
@@ -169,8 +168,8 @@ func TestOverflowingQueueIsShared(t *testing.T) {
 	}
 }
 
-// Two streams of one link, of which the second begins late, come to share it, and all of it.
-// What overtakes a little keeps the two from losing in step.
+// Two streams on one link come to share it, and use all of it, although the second one starts late. A little
+// reordering keeps the two from losing frames in step.
 func TestTwoStreamsShareALink(t *testing.T) {
 	for _, queue := range []int{16, 64, 256} {
 		l := link{delay: 20_000, jitter: 10_000, perFrame: 2_000, queue: queue}

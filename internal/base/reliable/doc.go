@@ -24,8 +24,8 @@
 // losses of one frame in twenty do not slow a stream down. It does not share a congested link fairly with kernel
 // TCP: a network for VIs should be dedicated.
 //
-// The peer sends its window in every frame, and may enlarge or shrink it. A smaller window applies from the time at
-// which the Sender receives it. The peer keeps room for what was sent before; frames that find no room are lost and
+// The peer sends its window in every frame, and may enlarge or shrink it. A smaller window applies once the
+// Sender has received it. The peer keeps room for what was sent before; frames that find no room are lost and
 // retransmitted.
 //
 // Sequence numbers are 32 bits and wrap. All comparisons are modulo 2^32 and windows are at most MaxWindow frames.
@@ -51,10 +51,10 @@ const (
 	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured again
 
 	initialWindow = 64 // congestion window at the start, frames
-	growthShare   = 16 // in a round without losses the congestion window grows by 1/growthShare,
-	mostGrowth    = 4  // but at most by this many frames
-	heavyShare    = 5  // losing 1/heavyShare of a round means congestion,
-	heavyLeast    = 9  // unless that is less than this many frames
+	growthShare   = 16 // 1/growthShare of the congestion window is its growth in a round without losses
+	mostGrowth    = 4  // most frames of growth in such a round
+	heavyShare    = 5  // losing 1/heavyShare of a round means congestion
+	heavyLeast    = 9  // least number of lost frames that means congestion
 	leastWindow   = 4  // congestion window after a timeout
 	dupThreshold  = 3  // later arrivals that mean a loss while no reordering was seen
 	reorderRounds = 16 // loss rounds after which a reordering is forgotten (RFC 8985)

@@ -2,8 +2,7 @@ package reliable
 
 import "testing"
 
-// What a Receiver says of each frame, and gives back in order, is what a set of numbers
-// says.
+// The verdicts of a Receiver, and the frames that it returns in order, are those of a set of numbers.
 func FuzzReceiver(f *testing.F) {
 	f.Add(uint32(1), uint8(16), []byte{0, 2, 3, 1, 9, 0, 0x40, 0, 200})
 	f.Add(uint32(1<<32-2), uint8(255), []byte{1, 0, 1, 0, 3, 5, 4, 4, 2, 0, 0, 0})

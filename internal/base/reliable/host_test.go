@@ -221,7 +221,7 @@ func (h *host) arm() {
 	})
 }
 
-// audit counts a Sender's frames and compares with what it says.
+// audit counts a Sender's frames and compares the counts with the Sender's own.
 func audit(s *Sender) error {
 	var sacked, lost, sent, n int
 	span, units := int(s.nxt-s.una), uint32(0)

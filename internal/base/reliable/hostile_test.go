@@ -89,8 +89,8 @@ func TestForgedAcknowledgements(t *testing.T) {
 	})
 }
 
-// A range whose ends lie on the two sides of the circle is no range: walking
-// through it would take two thousand million steps and take all for arrived.
+// A range across half of the number space is no range: walking through it would take two billion steps and
+// count all frames as arrived.
 func TestRangeAroundTheCircleIsIgnored(t *testing.T) {
 	s := NewSender(0, 64)
 	for i := range 10 {
@@ -178,8 +178,8 @@ func TestRangesInDisorder(t *testing.T) {
 	}
 }
 
-// A peer that says it has everything selectively but never moves on gets no
-// frames and no busy timer.
+// A peer that acknowledges everything selectively but never cumulatively gets no frames and causes no busy
+// timer.
 func TestSelectiveLiarStarves(t *testing.T) {
 	s := NewSender(1, 64)
 	for i := range 64 {
@@ -202,8 +202,7 @@ func TestSelectiveLiarStarves(t *testing.T) {
 	}
 }
 
-// What the peer takes is not exceeded before it has said anything else, whatever the size of
-// the frames.
+// Before the peer's first message the initial window is not exceeded, for any size of frames.
 func TestFirstWindowIsNotExceeded(t *testing.T) {
 	for _, window := range []int{1, 7, 8, 96, 192, 256, 5000} {
 		for _, units := range []int{1, 3, 18} {

@@ -32,7 +32,7 @@ func sack(s *Sender, now int64, start, end uint32) {
 	s.DetectLosses(now)
 }
 
-// lost takes all that NextLost names and says that it was sent again.
+// lost takes all frames that NextLost returns and reports them as retransmitted.
 func lost(s *Sender, now int64) (all []uint32) {
 	for seq, ok := s.NextLost(); ok; seq, ok = s.NextLost() {
 		all = append(all, seq)
@@ -53,7 +53,7 @@ func TestThreeLaterArrivalsTellALoss(t *testing.T) {
 	if got := lost(s, now+trip); !slices.Equal(got, []uint32{f}) {
 		t.Fatalf("after three later arrivals: %v is lost", got)
 	}
-	// Where frames overtake each other three say nothing.
+	// If there is reordering, three later arrivals prove nothing.
 	s, now, f = warm(10)
 	s.reordered = reorderRounds
 	sack(s, now+trip, f+1, f+10)
@@ -62,8 +62,7 @@ func TestThreeLaterArrivalsTellALoss(t *testing.T) {
 	}
 }
 
-// One later arrival tells nothing yet, but sets the timer to the time after
-// which the frame is lost.
+// One later arrival proves nothing yet, but sets the timer to the time after which the frame is lost.
 func TestLateFrameIsLostInTime(t *testing.T) {
 	s, now, f := warm(2)
 	sack(s, now+trip, f+1, f+2)
@@ -89,8 +88,8 @@ func TestOvertakenByTimeIsLost(t *testing.T) {
 	}
 }
 
-// The arrival of frames that were sent before a retransmission says nothing
-// about the retransmission, however late they are.
+// The arrival of frames that were sent before a retransmission proves nothing about the retransmission, however
+// late they are.
 func TestEarlierFramesDoNotJudgeARetransmission(t *testing.T) {
 	s, now, f := warm(10)
 	sack(s, now+trip, f+1, f+5)
@@ -103,9 +102,9 @@ func TestEarlierFramesDoNotJudgeARetransmission(t *testing.T) {
 	}
 }
 
-// Losses of one flight take a frame each off the window, as they may be chance, and
-// three tenths at once when they are too many for that. No more is taken until the
-// frames that were sent after the first of them tell of losses.
+// Losses of one flight shrink the window by a frame each, as they may be chance, and by three tenths at once
+// when there are too many for that. The window does not shrink again until frames that were sent after the
+// first loss show further losses.
 func TestOneRoundShrinksOnce(t *testing.T) {
 	for _, c := range []struct {
 		flight int

@@ -38,8 +38,7 @@ func (w *world) at(t int64, do func()) {
 	heap.Push(&w.events, event{max(t, w.now), w.made, do})
 }
 
-// run lets time pass until done says so; false when that had not happened at
-// the time end, or nothing was left to happen.
+// run advances time until done returns true. It returns false at the time end, or if no event is left.
 func (w *world) run(end int64, done func() bool) bool {
 	for !done() {
 		if len(w.events) == 0 || w.events[0].at > end {
@@ -84,7 +83,7 @@ type pipe struct {
 	w        *world
 	rnd      *rand.Rand
 	free     int64 // when the link has sent all that waits
-	through  *pipe // whose link this one shares, or nil
+	through  *pipe // the pipe whose link this one shares, or nil
 	silenced int64 // the end of the burst
 	dropped  int   // data frames lost
 	deliver  func(packet)

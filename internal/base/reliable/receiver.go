@@ -1,6 +1,6 @@
 package reliable
 
-// Verdict is what Arrive says about a frame.
+// Verdict is the result of Arrive for a frame.
 type Verdict uint8
 
 const (
@@ -65,8 +65,8 @@ func (r *Receiver) Arrive(seq uint32, again bool) Verdict {
 }
 
 // arriveSlow classifies a frame that shows a gap, closes one, or should not have arrived. In each case the peer
-// should be told at once. Frames in a row behind a gap show it again. Once the peer has been told often enough to
-// retransmit, further ones are acknowledged like any other frame.
+// should get an acknowledgement at once. Frames in a row behind a gap show it again. After enough
+// acknowledgements for the peer to retransmit, further frames are acknowledged like any other frame.
 //
 // A frame that fills a gap and is not a retransmission was late, not lost. If that is the rule on this path, the
 // peer has seen the reordering, too, and waits a round trip before it retransmits. Neither a gap nor its end is

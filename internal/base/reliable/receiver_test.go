@@ -213,8 +213,8 @@ func TestLateFramesAreNoNews(t *testing.T) {
 	}
 }
 
-// While a frame is missing the peer is not told of each frame behind it: three times
-// at once, so that the loss is found, and then as often as without a loss.
+// While a frame is missing, the frames behind it are not all acknowledged at once: three are, so that the loss
+// is detected, and the later ones as often as without a loss.
 func TestGapIsNotToldForEachFrame(t *testing.T) {
 	r := NewReceiver(1, 256)
 	told := 0

@@ -83,7 +83,7 @@ func TestTimerLearnsSlowPath(t *testing.T) {
 	}
 }
 
-// Loss of single frames is mended without waiting for the timer.
+// Loss of single frames is repaired without waiting for the timer.
 func TestLossIsFoundWithoutTimeouts(t *testing.T) {
 	for _, loss := range []float64{0.001, 0.01, 0.05} {
 		l := link{delay: 10_000, perFrame: 1_000, loss: loss}
@@ -145,8 +145,8 @@ func TestReorderingIsNotTakenForLoss(t *testing.T) {
 	}
 }
 
-// Where frames are late and not lost, a peer that knows it is not told of each gap and of its
-// end: some more acknowledgements than without are those of what a closed gap lets pass.
+// If frames are late and not lost, and the peer knows it, gaps and their ends are not acknowledged at once. The
+// few additional acknowledgements are for the frames that a closed gap releases.
 func TestLateFramesCostFewAcks(t *testing.T) {
 	const frames = 20_000
 	acks := func(late float64) int {
@@ -191,8 +191,8 @@ func TestReorderingIsForgotten(t *testing.T) {
 	}
 }
 
-// The last frames of a stream have none after them that would tell their loss:
-// a probe does, long before a retransmission time-out.
+// No later frames reveal the loss of a stream's last frames. A probe does, long before a retransmission
+// time-out.
 func TestTailLossIsProbed(t *testing.T) {
 	for lost := 1; lost <= 20; lost++ {
 		w, a, b := pair(1, 1, 64, local, local)

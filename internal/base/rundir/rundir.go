@@ -63,7 +63,7 @@ func AllPrograms() []string {
 			}
 		}
 	}
-	// The way to this user's own directory may have links in it.
+	// The path to this user's own directory may have links in it.
 	if resolved, err := filepath.EvalSymlinks(dir); err == nil {
 		dirs[0] = resolved
 	}
@@ -175,11 +175,11 @@ func Keep(dir string) error {
 	return d.Chmod(st.Mode().Perm())
 }
 
-// Listen opens a Unix socket to whose file only this user and root can connect, whatever the umask. It
-// looks no path up twice: in another user's directory the path may be a link by then.
+// Listen opens a Unix socket to which only this user and root can connect, regardless of the umask. It looks up no
+// path twice: in another user's directory the path may be a link by then.
 func Listen(network, path string) (*net.UnixListener, error) {
 	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
-		// The file will have no more rights than the socket (unix_bind_bsd, net/unix/af_unix.c).
+		// The file gets at most the permissions of the socket (unix_bind_bsd, net/unix/af_unix.c).
 		cerr := raw.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) })
 		return errors.Join(cerr, err)
 	}}
@@ -228,16 +228,16 @@ func Lock(path string) (*os.File, error) {
 	}
 }
 
-// Unlock ends what Lock began. Where there is no state, nothing is left behind.
+// Unlock undoes Lock. If there is no state, it leaves nothing behind.
 func Unlock(lock *os.File) error {
 	os.Remove(lock.Name())
 	Unmake(filepath.Dir(lock.Name()))
 	return lock.Close()
 }
 
-// Save replaces a file of state as a whole, by what v is in JSON; nil: by none. The file is locked.
+// Save atomically replaces a file of state by v in JSON, or removes it if v is nil. The file must be locked.
 func Save(path string, v any) error {
-	fresh := path + ".new" // of a crash
+	fresh := path + ".new" // left by a crash
 	if err := remove(fresh); err != nil {
 		return err
 	}

@@ -152,7 +152,7 @@ func TestMakeBesideUnmake(t *testing.T) {
 	}
 }
 
-// Nobody else can connect, from the first moment on.
+// No other user can connect, from the first moment on.
 func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	for _, network := range []string{"unix", "unixpacket"} {

@@ -8,7 +8,7 @@ import (
 	"viaxdp/internal/base/secure"
 )
 
-// A handshake, whose messages carry what both sides say in clear, and a packet.
+// A handshake, whose messages carry the data of both sides in clear, and a packet.
 func Example() {
 	key := make([]byte, secure.MinKey)
 	rand.Read(key)
@@ -61,7 +61,7 @@ func Example() {
 	// secure: this packet came before, or is too old to tell
 }
 
-// Who does not know the key gets no further than the request.
+// A requester without the key gets no further than the request.
 func ExamplePSK_Check() {
 	mine, theirs := make([]byte, secure.MinKey), make([]byte, secure.MinKey)
 	rand.Read(mine)

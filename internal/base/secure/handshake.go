@@ -38,9 +38,9 @@ type PSK struct {
 	request secret // makes the proof of a request
 }
 
-// NewPSK makes a PSK from a key of at least MinKey bytes. The key must be random: an
-// attacker who records a handshake can test keys offline. NewPSK does not keep the
-// bytes. It fails with ErrKeyLength if there are too few.
+// NewPSK makes a PSK from a key of at least MinKey bytes. The key must be random: keys can be tried offline
+// against a recorded handshake. NewPSK does not keep the bytes. It fails with ErrKeyLength if there are too
+// few.
 func NewPSK(key []byte) (*PSK, error) {
 	if len(key) < MinKey {
 		return nil, ErrKeyLength
@@ -186,7 +186,7 @@ func (k *PSK) agree(private *ecdh.PrivateKey, public *ecdh.PublicKey) (a agreed,
 	return a, err
 }
 
-// session makes the session of the handshake with the transcript said.
+// session makes the session of a handshake; said is the hash of its transcript.
 func (a *agreed) session(said secret, requester bool, l Limits) (*Session, error) {
 	out, err := expand(a.master, "requester"+string(said[:]))
 	if err != nil {
@@ -202,8 +202,7 @@ func (a *agreed) session(said secret, requester bool, l Limits) (*Session, error
 	return newSession(out, in, l)
 }
 
-// sum is the hash of parts, each with its length in front so that no two lists of
-// parts have one sum.
+// sum returns the hash of parts, each preceded by its length so that different lists of parts have different sums.
 func sum(parts ...[]byte) secret {
 	h := sha256.New()
 	for _, b := range parts {

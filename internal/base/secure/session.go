@@ -53,7 +53,7 @@ const nonceLen = 12
 // epochKeys are the keys of one epoch of one direction.
 type epochKeys struct {
 	epoch  uint16
-	secret secret // of which the next epoch's follows
+	secret secret // the next epoch's secret is derived from it
 	iv     [nonceLen]byte
 	aead   cipher.AEAD // nil: no such epoch
 }
@@ -107,7 +107,7 @@ func (k *epochKeys) following() (epochKeys, error) {
 	return newEpoch(k.epoch+1, s)
 }
 
-// nonceOf is the key's vector with the packet's number mixed in.
+// nonceOf returns the key's vector combined with the packet's number.
 func (s *Session) nonceOf(k *epochKeys, number uint64) []byte {
 	s.nonce = k.iv
 	low := s.nonce[nonceLen-8:]
@@ -143,7 +143,7 @@ func (s *Session) Seal(b, plain, clear []byte) []byte {
 	return o.keys.aead.Seal(b, nonce, plain, clear)
 }
 
-// Epoch is the number of times that the sender has changed its key.
+// Epoch returns the number of times that the sender has changed its key.
 func (s *Session) Epoch() uint16 { return s.out.keys.epoch }
 
 // Open opens a packet in place: the plain bytes are then in sealed, in all but the last

@@ -119,8 +119,7 @@ func TestRekey(t *testing.T) {
 	}
 }
 
-// Nobody but the peer makes a packet that opens, and what does not open changes
-// nothing.
+// Only the peer's packets open, and a packet that does not open changes nothing.
 func TestForged(t *testing.T) {
 	a, b := shake(t, newPSK(t, 0), Limits{Frames: 4})
 	c, _ := shake(t, newPSK(t, 0), Limits{}) // another connection by the same key

@@ -2,7 +2,7 @@ package secure
 
 const (
 	windowWords = 32
-	// Window is the number of packet numbers by which a packet may trail the newest one.
+	// Window is how far a packet number may lie behind the newest one.
 	Window = (windowWords - 1) * 64
 )
 

@@ -110,7 +110,7 @@ func TestLies(t *testing.T) {
 	if n, ok := a.Receive(buf); n != 0 || !ok {
 		t.Errorf("a length out of bounds: %d, %v", n, ok)
 	}
-	// What this side has taken is its own to say.
+	// Only this side's own index counts what it has taken.
 	a.in.cons.Store(0)
 	if a.Ready() {
 		t.Error("a frame that was taken is there again")
@@ -132,8 +132,8 @@ func TestAllocs(t *testing.T) {
 	}
 }
 
-// A neighbour that writes what it likes to the memory of the lane, between any two steps of this side, gets frames of
-// at most MaxFrame bytes taken, as many as there are slots between two steps of its own, and nothing else.
+// A neighbour that writes anything to the memory of the link, between any two steps of this side, only gets frames of
+// at most MaxFrame bytes accepted, and between two steps of its own at most as many as there are slots.
 func FuzzNeighbour(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 0, 0, 1, 2, 0, 0xff, 0xff, 0xff, 0xff, 3, 0, 0, 0, 0, 1, 4})
 	f.Add([]byte{2, 0, 0xff, 0xff, 0xff, 0x7f, 3, 3, 0, 0, 0, 0, 0, 1, 0, 1})

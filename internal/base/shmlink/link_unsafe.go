@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// word is the shared word at an offset, a multiple of 4.
+// word returns the shared word at an offset, a multiple of 4.
 func word(mem []byte, at int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&mem[at]))
 }

@@ -28,7 +28,7 @@ const (
 	maxTable   = 1 << 16
 )
 
-// Places of the ports in the union of flows, in bytes.
+// Offsets of the ports in the union of flows, in bytes.
 const (
 	flowBytes = 52
 	udp4Dst   = 10 // struct ethtool_tcpip4_spec
@@ -61,8 +61,8 @@ type rxnfc struct {
 	_     [4]byte
 }
 
-// spec is a rule as the kernel has it. Classifiers want to know every field that
-// they match: a mask of ones for the port, none for the rest.
+// spec returns a rule in the kernel's form. Classifiers require every field that they match: a mask of ones for the
+// port, zeros for the rest.
 func (r Rule) spec() flowSpec {
 	s := flowSpec{flow: flowUDP4, queue: uint64(r.Queue)}
 	at := udp4Dst
@@ -74,7 +74,7 @@ func (r Rule) spec() flowSpec {
 	return s
 }
 
-// rule reads a specification, if it is one that spec could have made.
+// rule parses a specification, if it is one that spec could have made.
 func (s *flowSpec) rule() (Rule, bool) {
 	r := Rule{Queue: int(s.queue)}
 	at := udp4Dst
@@ -96,8 +96,7 @@ type Interface struct {
 	nfc  func(c *rxnfc, locations []uint32) error
 }
 
-// Open takes an interface of the calling thread's network namespace; the
-// Interface then works from any thread.
+// Open opens an interface of the calling thread's network namespace. The Interface then works from any thread.
 func Open(name string) (*Interface, error) {
 	if len(name) >= unix.IFNAMSIZ {
 		return nil, fmt.Errorf("interface name %q is too long", name)
@@ -111,12 +110,12 @@ func Open(name string) (*Interface, error) {
 	return i, nil
 }
 
-// Close gives the socket back; what was steered stays.
+// Close closes the socket; rules and table stay.
 func (i *Interface) Close() error { return unix.Close(i.fd) }
 
-// locations are those of all rules, and the size of the table unless the driver
-// chooses places itself. The size comes with the list, also that of no rules; with
-// the count many drivers tell none.
+// locations returns the locations of all rules, and the size of the table unless the driver chooses locations
+// itself. The size comes from the list command, also if the list is empty; many drivers leave it out of the
+// reply to the count command.
 func (i *Interface) locations() (used []uint32, size uint64, chooses bool, err error) {
 	c := rxnfc{cmd: cmdRuleCount}
 	if err := i.nfc(&c, nil); err != nil {
@@ -134,7 +133,7 @@ func (i *Interface) locations() (used []uint32, size uint64, chooses bool, err e
 	return used[:min(int(c.count), len(used))], c.data, chooses, nil
 }
 
-// Rules are those of a port alone.
+// Rules returns the rules that match only a port.
 func (i *Interface) Rules() (map[uint32]Rule, error) {
 	used, _, _, err := i.locations()
 	if err != nil {
@@ -154,7 +153,7 @@ func (i *Interface) Rules() (map[uint32]Rule, error) {
 	return rules, nil
 }
 
-// Insert adds a rule where there is room.
+// Insert adds a rule at a free location.
 func (i *Interface) Insert(r Rule) (uint32, error) {
 	used, size, chooses, err := i.locations()
 	if err != nil {
@@ -162,7 +161,7 @@ func (i *Interface) Insert(r Rule) (uint32, error) {
 	}
 	location := uint32(locAny)
 	if !chooses {
-		// The last places: rules before them win.
+		// The last locations, since rules at lower ones win.
 		free := int64(min(size, locAny)) - 1
 		for free >= 0 && slices.Contains(used, uint32(free)) {
 			free--
@@ -188,13 +187,11 @@ func (i *Interface) insert(r Rule, location uint32) (uint32, error) {
 	return c.spec.location, err
 }
 
-// ntuple is the kernel's name of the feature that turns a classifier on;
-// ethtool -K calls it ntuple.
+// ntuple is the kernel's name of the feature that enables a classifier; ethtool -K calls it ntuple.
 const ntuple = "rx-ntuple-filter"
 
-// RulesOff reports whether the NIC has a classifier that is turned off, as ixgbe's is by
-// default: the driver then refuses rules. Unlike the other methods it works in the calling
-// thread's network namespace.
+// RulesOff reports whether the NIC has a disabled classifier, the default of ixgbe: the driver then refuses rules.
+// Unlike the other methods it works in the calling thread's network namespace.
 func (i *Interface) RulesOff() bool {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
@@ -204,7 +201,7 @@ func (i *Interface) RulesOff() bool {
 	return off(e, i.name, ntuple)
 }
 
-// off reports whether a feature could be turned on.
+// off reports whether a feature could be enabled.
 func off(e *ethtool.Ethtool, name, feature string) bool {
 	all, err := e.FeaturesWithState(name)
 	f := all[feature]

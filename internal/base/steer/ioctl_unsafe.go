@@ -42,7 +42,7 @@ func (i *Interface) rxnfc(c *rxnfc, locations []uint32) error {
 	return nil
 }
 
-// Table is the indirection table.
+// Table returns the indirection table.
 func (i *Interface) Table() ([]uint32, error) {
 	size := [2]uint32{cmdIndirGet, 0}
 	if err := i.ioctl(unsafe.Pointer(&size)); err != nil {

@@ -109,8 +109,7 @@ func Port(nic NIC, port uint16, queue int, how How) (*Steering, error) {
 	return nil, err
 }
 
-// rules inserts one for each kind of IP. That of IPv6 may fail: not every
-// classifier knows it.
+// rules inserts one rule for each version of IP. That of IPv6 may fail, since not every classifier supports it.
 func (s *Steering) rules() error {
 	have, err := s.nic.Rules()
 	if err != nil {
@@ -126,7 +125,7 @@ func (s *Steering) rules() error {
 				there = true // another owner's rule with the same effect
 				continue
 			}
-			// For another queue it would win or lose by its place in the table.
+			// A rule for another queue would win or lose by its location.
 			if err := s.nic.Delete(location); err != nil {
 				return errors.Join(fmt.Errorf("the rule at %d is in the way: %w", location, err), s.Undo())
 			}
@@ -149,7 +148,7 @@ func (s *Steering) rules() error {
 	return nil
 }
 
-// table puts the queue everywhere in the indirection table.
+// table sets every entry of the indirection table to the queue.
 func (s *Steering) table() error {
 	before, err := s.nic.Table()
 	if err != nil {
@@ -184,10 +183,9 @@ func (s *Steering) Undo() error {
 	return errors.Join(errs...)
 }
 
-// putBack restores the table. What was the kernel's default is asked for as that: a table that is
-// set is the administrator's from then on, though it be the same (IFF_RXFH_CONFIGURED,
-// net/ethtool/ioctl.c); drivers do not spread it over queues that are added, and the
-// kernel lets no queue go that it names.
+// putBack restores the table. If it was the kernel's default, it asks for the default instead of setting the same
+// entries: a table that was set counts as the administrator's (IFF_RXFH_CONFIGURED, net/ethtool/ioctl.c). Drivers
+// do not extend such a table to added queues, and the kernel lets no queue be removed that it names.
 func (s *Steering) putBack() error {
 	if likeDefault(s.Before) && s.nic.SetTable(nil) == nil {
 		if now, err := s.nic.Table(); err == nil && slices.Equal(now, s.Before) {
@@ -197,8 +195,8 @@ func (s *Steering) putBack() error {
 	return s.nic.SetTable(s.Before)
 }
 
-// likeDefault reports whether a table has all queues up to some in turns
-// (ethtool_rxfh_indir_default, include/linux/ethtool.h).
+// likeDefault reports whether a table cycles through the first queues (ethtool_rxfh_indir_default,
+// include/linux/ethtool.h).
 func likeDefault(table []uint32) bool {
 	n := 0
 	for _, q := range table {
@@ -219,7 +217,7 @@ func (s *Steering) undoRules() error {
 	}
 	var errs []error
 	for _, l := range s.Locations {
-		// A location whose rule was deleted may be another's by now.
+		// The location of a deleted rule may hold another owner's rule by now.
 		if r, ok := have[l]; ok && r.Port == s.Port && r.Queue == s.queue {
 			errs = append(errs, s.nic.Delete(l))
 			delete(have, l)
@@ -229,7 +227,7 @@ func (s *Steering) undoRules() error {
 		if s.replaced(have, r) {
 			continue
 		}
-		// Where it was; not every driver takes a location, and it may be in use.
+		// At its old location. Not every driver accepts a location, and it may be in use.
 		err := s.nic.InsertAt(l, r)
 		if err != nil {
 			_, err = s.nic.Insert(r)

@@ -15,7 +15,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// fakeNIC has what its fields say.
+// fakeNIC simulates a NIC with the features in its fields.
 type fakeNIC struct {
 	rules   map[uint32]Rule // nil: no classifier
 	noIPv6  bool
@@ -151,7 +151,7 @@ func TestRulesOfOthers(t *testing.T) {
 	if err := s.Undo(); err != nil || len(f.rules) != 1 || !f.has(theirs4) {
 		t.Errorf("at any location: %v, %v", f.rules, err)
 	}
-	// No rule can be had: all is as before.
+	// No rule can be added: everything stays as before.
 	before := map[uint32]Rule{3: theirs4, 4: theirs6}
 	f = &fakeNIC{rules: maps.Clone(before), noIPv4: true}
 	if _, err := Port(f, 4793, 1, Rules); !errors.Is(err, unix.EINVAL) || !maps.Equal(f.rules, before) {
@@ -285,8 +285,8 @@ func TestRulesOfIPv4Alone(t *testing.T) {
 	}
 }
 
-// A classifier that is turned off, as ixgbe's is by default, lists rules and accepts none. The
-// error says that it can be turned on.
+// A disabled classifier, the default of ixgbe, lists rules and accepts none. The error explains that it can be
+// enabled.
 func TestRulesOff(t *testing.T) {
 	f := &fakeNIC{rules: map[uint32]Rule{}, off: true}
 	if _, err := Port(f, 4793, 1, Rules); !errors.Is(err, ErrRulesOff) || !errors.Is(err, unix.EOPNOTSUPP) {
@@ -369,7 +369,7 @@ func TestRuleSpec(t *testing.T) {
 	}
 }
 
-// A NIC that has neither says so by errors that Port passes on.
+// A NIC with neither feature returns errors that Port passes on.
 func TestInterface(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	if err := ns.Do(func() error {

@@ -2,8 +2,8 @@ package tsc
 
 const exists = true
 
-// Read is the counter's value. The processor may read it a little before or
-// after what stands around it.
+// Read returns the counter's value. The processor may read it slightly before or after the neighbouring
+// instructions.
 //
 //go:noescape
 func Read() uint64

@@ -4,5 +4,5 @@ package tsc
 
 const exists = false
 
-// Read is 0: there is no such counter.
+// Read returns 0: there is no such counter.
 func Read() uint64 { return 0 }

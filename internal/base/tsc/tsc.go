@@ -18,13 +18,13 @@ var Steady = sync.OnceValue(func() bool {
 	return err == nil && strings.TrimSpace(string(b)) == "tsc"
 })
 
-// point is a moment by both clocks.
+// point is one moment on both clocks.
 type point struct {
 	ticks uint64
 	at    time.Time
 }
 
-// look reads both clocks as close together as it gets in a few tries.
+// look reads both clocks, in the attempt of a few that took the least time.
 func look() (p point) {
 	least := ^uint64(0)
 	for range 5 {
@@ -38,16 +38,16 @@ func look() (p point) {
 	return p
 }
 
-// began is when the program did: the longer ago, the better Rate is known.
+// began is the start of the program. The longer ago it is, the more accurate Rate is.
 var began = look()
 
-// calibration is the least time over which Rate measures: reading both clocks is
-// good to some 50 ns, and so the rate to one part in 100,000.
+// calibration is the least time over which Rate measures. Reading both clocks has an error of about 50 ns, so the
+// rate has one of 1 in 100,000.
 const calibration = 5 * time.Millisecond
 
-// Rate is the length of a tick in ns << 32, measured once against the monotonic
-// clock, over the time since the program began but at least 5 ms; the first
-// call may sleep for that. false: there is no steady TSC, or it makes no sense.
+// Rate returns the length of a tick in ns << 32. It is measured once against the monotonic clock, over the time
+// since the program's start but at least 5 ms; the first call may sleep for that. false: there is no steady TSC, or
+// the result is implausible.
 func Rate() (ns uint64, ok bool) {
 	ns = rate()
 	return ns, ns != 0

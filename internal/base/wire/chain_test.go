@@ -18,8 +18,7 @@ func cut(b []byte, first, size int) (head []byte, rest [][]byte) {
 	return head, rest
 }
 
-// A frame reads the same in one buffer and in several, of which the first has
-// the headers.
+// A frame decodes to the same result in one buffer and in several. The first buffer has the headers.
 func FuzzDecodeChain(f *testing.F) {
 	for _, g := range goldens() {
 		frame := build(f, g)

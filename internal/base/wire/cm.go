@@ -28,7 +28,7 @@ const (
 	CMRDMAWrite uint16 = 1 << iota // the sender's VI accepts RDMA writes
 	CMRDMARead                     // the sender's VI serves RDMA reads
 	CMPeer                         // Request only: it matches only the Request of the other side
-	CMBareData                     // the sender does not require checksums of data; they are left out if both sides say so
+	CMBareData                     // the sender does not require checksums of data; they are left out if both sides set it
 )
 
 // CMType is the kind of a connection management message. On the wire it is combined with the bit KindConnect.
@@ -79,7 +79,7 @@ func (t CMType) offers() bool { return t == CMRequest || t == CMAccept }
 // reasons reports whether messages of this type carry a reason.
 func (t CMType) reasons() bool { return t == CMReject || t == CMCancel }
 
-// CMReason says why a connection was not made. 0 means that no reason was given.
+// CMReason is the reason why a connection was not made. 0 means that no reason was given.
 type CMReason uint8
 
 const (

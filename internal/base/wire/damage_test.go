@@ -33,9 +33,8 @@ func TestTruncatedFrames(t *testing.T) {
 	}
 }
 
-// One changed bit is noticed wherever it is, but in lower headers that say
-// nothing about the frame's content (addresses, ports, time to live ...), and
-// then all that the VIA header and the payload say is as it was.
+// One flipped bit is detected at any position, except in fields of the lower headers that do not affect the
+// frame's content (addresses, ports, time to live ...). The VIA header and the payload are then unchanged.
 func TestFlippedBits(t *testing.T) {
 	for _, g := range goldens() {
 		frame, front := build(t, g), lower(t, g.link)

@@ -43,7 +43,7 @@ const (
 	// KindReadData is a piece of the answer to the KindRead whose number is in Immediate, for offset RemoteAddr of
 	// the requested bytes.
 	KindReadData Kind = 8
-	KindPack     Kind = 9 // several whole messages, see Record; RemoteAddr of a KindError says which one failed
+	KindPack     Kind = 9 // several whole messages, see Record; RemoteAddr of a KindError is the index of the failed one
 )
 
 // Flags of a frame of a message: KindData, KindWrite, KindReadData.

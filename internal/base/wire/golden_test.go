@@ -170,7 +170,7 @@ func TestPayloadRoom(t *testing.T) {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}
-	// The largest frame that fits says its lengths rightly.
+	// The largest frame that fits has the right lengths.
 	for _, l := range []Link{oneToTwo, on(macs, "fd00::1", "fd00::2", 0, 0)} {
 		n := PayloadRoom(65535, l.Src.Is6(), 0)
 		frame := build(t, golden{link: l, header: Header{Kind: KindData, Length: uint16(n)}, payload: make([]byte, n)})

@@ -57,8 +57,8 @@ func (p *Packet) Decode(frame []byte) error {
 	return p.decode(frame, 0)
 }
 
-// DecodeChain is Decode for a frame in several buffers, of which the first one has all headers. It keeps rest, and
-// may shorten its elements.
+// DecodeChain is Decode for a frame in several buffers. The first buffer has all headers. DecodeChain keeps rest,
+// and may shorten its elements.
 func (p *Packet) DecodeChain(frame []byte, rest [][]byte) error {
 	more := 0
 	for _, b := range rest {
@@ -138,7 +138,7 @@ func (p *Packet) Verify() error { return verify(p.udp, p.Rest...) }
 // VerifyHeader checks the CRC32C of a packet whose checksum covers only the header, see PutHeaderChecksum.
 func (p *Packet) VerifyHeader() error { return verify(p.udp[:HeaderLen]) }
 
-// Link is the path from one end to the other, as the lower headers name it.
+// Link is the path from one end to the other, with the addresses of the lower headers.
 type Link struct {
 	SrcMAC, DstMAC [6]byte
 	VLAN           uint16 // 0: no tag

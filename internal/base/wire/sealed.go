@@ -17,13 +17,13 @@ import "encoding/binary"
 const (
 	KindSealed Kind = 10 // another frame, encrypted and authenticated
 
-	// SealedLen is the length of the clear part, TagLen that of the tag, and SealOverhead the number of bytes by
-	// which sealing lengthens a frame.
+	// SealedLen is the length of the clear part, TagLen that of the tag. Sealing makes a frame SealOverhead bytes
+	// longer.
 	SealedLen    = 24
 	TagLen       = 16
 	SealOverhead = SealedLen + TagLen - clearLen
 
-	clearLen    = 16 // bytes at the beginning that sealed and plain frame share
+	clearLen    = 16 // leading bytes that sealed and plain frame share
 	numberAt    = 16
 	leastSealed = HeaderLen + SealOverhead
 )

@@ -82,8 +82,8 @@ func TestSealInPlace(t *testing.T) {
 	}
 }
 
-// Whatever a sealed frame holds, in one buffer or several, Opened takes it for a
-// frame or says why not; and Spread puts back what Join took.
+// For any content of a sealed frame, in one buffer or several, Opened returns a frame or an error, and Spread
+// reverses Join.
 func FuzzSealed(f *testing.F) {
 	for i, g := range goldens() {
 		f.Add(sealed(f, g, 0, uint64(i)), uint16(i), uint8(7))
