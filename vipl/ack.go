@@ -12,7 +12,7 @@ import (
 // ack.slot is i+1; the slot of every other connection is 0.
 type ackList struct{ due []*conn }
 
-// ackEvery returns how many frames arrive for each one that is acknowledged at once.
+// ackEvery returns after how many unacknowledged frames an acknowledgement is sent at once.
 func (p *port) ackEvery() int { return max(1, min(16, p.shares.window/4)) }
 
 // connAck is the acknowledgement that a peer is owed.

@@ -15,8 +15,8 @@ import (
 // posted.unread counts the frames of a descriptor whose memory may still be read. Only free and disown
 // decrement it.
 
-// cancelSettles is how long a cancelled frame must have stayed on the TX ring of a zero-copy NIC until it is
-// certain that the driver has not read the entry in its old form: a driver takes an entry off when it reads it.
+// cancelSettles is for cancelled entries on the TX ring of a zero-copy NIC. A driver removes an entry when it reads
+// it. So if the entry is still there after this time, the driver has not read its old contents.
 const cancelSettles = 100_000_000 // ns
 
 // keptFrames has the long frames that were sent. Invariant: a frame is in one of three states. It is outstanding:

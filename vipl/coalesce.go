@@ -8,6 +8,8 @@ package vipl
 // - the program polls coalescePolls times without finding anything
 // - a goroutine that waits for the port is about to sleep
 // - coalesceMost has passed and some goroutine polls
+// - the frame is full, or doorbellBatch frames wait
+// - another connection sends, which rings the doorbell for all
 //
 // If the program posts and then does not call the library at all, the background goroutine ends the wait; it then
 // runs every tickLeast.
@@ -51,7 +53,7 @@ type coalescer struct {
 	since      int64          // when the first of them began to wait
 	waiting    ordered.Uint32 // 1 while something waits, else 0
 	idleAtPost ordered.Uint32 // value of poller.idle when a send was last posted
-	count      atomic.Uint32  // how often wakeBackground was called for something that waits
+	count      atomic.Uint32  // calls of wakeBackground
 }
 
 // connBatch is what the coalescer knows of a connection.

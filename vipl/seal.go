@@ -98,7 +98,7 @@ func (c *conn) chunksFor(n int) int {
 }
 
 // roomToSeal reports whether there are enough chunks for a sealed copy. They may be of those that data leaves free
-// (port.spare), since they are completed when the frame has been sent.
+// (shares.spare), since they are completed when the frame has been sent.
 func (p *port) roomToSeal(chunks int) bool {
 	if p.nic.TxFree() < chunks {
 		p.nic.Reap()

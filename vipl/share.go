@@ -1,11 +1,13 @@
 package vipl
 
-// How the connections of a port share its chunks. Each connection may have window units of frames outstanding at
-// this side, and tx chunks with frames that its peer has not acknowledged.
+// How the connections of a port share its chunks. The peer of each connection may have up to shares.window units of
+// frames that this side has not acknowledged. Each connection may keep up to shares.tx TX chunks for frames that its
+// peer has not acknowledged.
 
 import "viaxdp/internal/base/wire"
 
-// shares is the division of the chunks. Invariant: it is that of active connections, see share and leaveSpare.
+// shares is the division of the chunks. Invariant: window and tx are what share computes for active, and spare is
+// what leaveSpare computes for the connections that have a key.
 type shares struct {
 	active   int // connections that are open
 	window   int // units that the peer of each connection may have outstanding
@@ -44,7 +46,7 @@ func (p *port) windowOf(conns int) int {
 }
 
 // tellWindow notifies the peer of c that its window has shrunk. Otherwise a peer that has been idle could
-// return with as many frames as its old window allowed. A peer may keep up to a seventh more than the window:
+// return with as many frames as its old window allowed. A peer may go on with a window of up to 8/7 of the present one:
 // with the reserve of a quarter, and the chunks that refill has not returned yet, that is no more than there
 // are.
 func (p *port) tellWindow(c *conn, now int64) {

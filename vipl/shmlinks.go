@@ -42,7 +42,7 @@ var errNoLink = errors.New("the agent cannot join two queues of one interface: o
 // linkTo finds or makes the link to the queue of VI peer. The connection counts as one of its users until
 // leaveLink.
 func (v *VI) linkTo(peer uint32) (*shmLink, error) {
-	agent, ok := v.nic.agent.(kagent.Laner)
+	agent, ok := v.nic.agent.(kagent.ShmLinker)
 	if !ok {
 		return nil, errNoLink
 	}

@@ -70,7 +70,7 @@ func (p *port) linkChanged(l kagent.Link) {
 			p.checkSource(v.conn, now)
 		}
 	}
-	p.finish(now, false) // a sleeper must take the new timers and p.gone into account
+	p.finish(now, false) // a sleeper must take the new timers and iface.gone into account
 }
 
 // checkSource checks whether the interface still has what the connection's frames need. Under the lock.

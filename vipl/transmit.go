@@ -126,7 +126,7 @@ func (p *port) ringUnlessLazy() {
 		p.ring()
 	} else {
 		if len(d.handed) > 0 {
-			d.rung = true // a shared-memory link rang its own bell, which takes as long
+			d.rung = true // the shared-memory link was rung, which takes as long as a kick
 		}
 		if d.unrung.Load() != 0 {
 			d.unrung.Store(0) // the driver has taken the waiting entries by itself

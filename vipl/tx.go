@@ -147,7 +147,7 @@ func (p *port) sendAlone(c *conn) bool {
 	p.record(c, addr, b, now)
 	p.sentWhole(c, e)
 	c.sentAlone(now)
-	p.doorbell.waitIf(true) // it was rung; a driver in zero-copy mode takes the entry in its own time
+	p.doorbell.waitIf(true) // finish need not ring again: a driver in zero-copy mode takes the entry in its own time
 	p.finish(now, false)
 	p.doorbell.hurry()
 	p.settleHanded()

@@ -11,7 +11,7 @@ import (
 )
 
 // Waiting. A goroutine that waits first spins, making progress itself, and then sleeps. One goroutine at a time,
-// the sleeper, sleeps in the port's Wait, where the kernel wakes it for an arriving frame. The others sleep on
+// the sleeper, sleeps in nic.Wait, where the kernel wakes it for an arriving frame. The others sleep on
 // their queue's signal, which the goroutine that completes a descriptor raises. A background goroutine is the
 // sleeper while no program polls or waits, so that acknowledgements, retransmissions and keepalives continue.
 
@@ -61,8 +61,8 @@ func (w *poller) foundWork() { w.turns.Store(w.turns.Load() + 1) }
 // arm counts handlers that wait for a completion. Any goroutine.
 func (w *poller) arm(n int) { w.armed.Add(int64(n)) }
 
-// workAt records when time alone will require work; idle: a goroutine is about to sleep until then. An early time
-// does no harm, and a store that is saved saves time. It reports whether a goroutine that sleeps would be late.
+// workAt records when time alone will require work; idle: a goroutine is about to sleep until then. A later
+// time is not stored while an earlier one stands, which does no harm and saves the store. It reports whether a goroutine that sleeps would be late.
 func (w *poller) workAt(due, now int64, idle bool) (late bool) {
 	if old := w.due.Load(); due < old || old <= now || idle {
 		w.due.Store(due)
@@ -246,7 +246,7 @@ func (p *port) sleepAndFollow(w waitable, end int64) {
 }
 
 // sleep makes progress, sleeps until something happens or a timer is due, and makes progress again. The caller
-// holds the token of p.sleeping; w may be nil. came reports whether frames arrived, and more whether the last one
+// holds the token of poller.sleeping; w may be nil. came reports whether frames arrived, and more whether the last one
 // is in the middle of a message.
 func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	p.mu.Lock()

@@ -20,7 +20,7 @@ import (
 
 var (
 	_ kagent.Agent = (*Agent)(nil)
-	_ kagent.Laner = (*Agent)(nil)
+	_ kagent.ShmLinker = (*Agent)(nil)
 )
 
 // Agent is the Kernel Agent in a daemon, for one NIC handle.
@@ -270,7 +270,7 @@ func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o
 	return nil, nil, a.fail("request peer", remote.Host, err)
 }
 
-// ShmLink joins this queue with that of VI peer; see kagent.Laner.
+// ShmLink joins this queue with that of VI peer; see kagent.ShmLinker.
 func (a *Agent) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	ctx, cancel := bounded()
 	defer cancel()

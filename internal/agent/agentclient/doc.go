@@ -10,9 +10,9 @@
 //	+------------------------------+
 //
 // The data path does not touch the session. If the daemon dies, calls wait for the next one. The
-// session reconnects to it by itself; the new daemon knows the session's VIs. Only an exchange of
-// connection management that was between its first and last message is lost. It fails with an
-// error that wraps kagent.ErrVanished.
+// session reconnects to it by itself; the new daemon knows the session's VIs. A Request or Wait
+// without an answer is repeated. An exchange that had an answer is lost: its Accept, Confirm or
+// Reject fails with an error that wraps kagent.ErrVanished.
 //
 // # Concurrency
 //

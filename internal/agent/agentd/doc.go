@@ -12,7 +12,8 @@
 //	| nic  |-----------| conn -- session-|-- device.Local  +---------------+
 //	+------+           +-----------------+
 //
-// A conn is a connection; a session is the queue of a program. The agent keeps no descriptor of a
+// A conn is a connection; a session is what the agent keeps for a queue of a program, and outlives
+// the connection. The agent keeps no descriptor of a
 // queue that it has handed out, so that the program's death frees the queue. It keeps one of the
 // memory, to free the pages then. The agent detects the death by the end of the connection,
 // cleans up, and resets the connections of the program's VIs at their peers.
@@ -32,6 +33,6 @@
 // # Concurrency
 //
 // Server.Serve runs a goroutine for each connection, and one for each request that
-// waits. Status may be called at any time. Locks, in this order: Server.mu,
-// session.mu; none is held during a call of device.
+// waits. Status may be called at any time. Locks, in this order: session.mu,
+// Server.mu; neither is held during a call of device.
 package agentd

@@ -16,7 +16,7 @@
 // # Handing out
 //
 // A privileged agent opens queues for unprivileged programs. HandOut gives away the socket and
-// the memory and keeps neither. The state of such an agent goes into an fdstore.Store, so that
+// the memory. It keeps only the memory's file, to free the pages later. The state of such an agent goes into an fdstore.Store, so that
 // the next agent can continue (Restore). Package agentd is that daemon, agentclient its other
 // side. ShmLink joins two queues of the interface, which the NIC does not connect with each
 // other. ChargedLink, OnLinkLeft and TakeLinks charge the link to the programs' users.

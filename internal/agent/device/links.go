@@ -52,7 +52,7 @@ func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
 			err = errors.Join(err, l.close())
 		}
 	}()
-	fd, err := unix.MemfdCreate("via-xdp lane", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	fd, err := unix.MemfdCreate("via-xdp link", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return l, os.NewSyscallError("memfd_create", err)
 	}
@@ -80,7 +80,7 @@ func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
 // pairOf returns the key of the link between two queues.
 func pairOf(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
 
-// ShmLink joins this queue with the one of VI peer; see [kagent.Laner].
+// ShmLink joins this queue with the one of VI peer; see [kagent.ShmLinker].
 func (l *Local) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	l.dev.mu.Lock()
 	defer l.dev.mu.Unlock()

@@ -23,7 +23,7 @@ import (
 
 var (
 	_ kagent.Agent = (*Local)(nil)
-	_ kagent.Laner = (*Local)(nil)
+	_ kagent.ShmLinker = (*Local)(nil)
 )
 
 // Local is the Kernel Agent in the program's own process.

@@ -11,7 +11,7 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// Agent is what a NIC needs from its Kernel Agent. [Local] is the one in the
+// Agent is what a NIC needs from its Kernel Agent. device.Local is the one in the
 // program's own process; package kagenttest has one in memory.
 //
 // Every method may be called by any goroutine at any time. After Close all of
@@ -95,8 +95,8 @@ type Agent interface {
 	Close() error
 }
 
-// Laner is an Agent that can connect VIs of one interface on different queues.
-type Laner interface {
+// ShmLinker is an Agent that can connect VIs of one interface on different queues.
+type ShmLinker interface {
 	// ShmLink returns this handle's end of the link to the queue of VI peer. All VIs of the two queues share
 	// the link, as long as both are leased. It fails with ErrUnreachable if no other queue of the interface
 	// has that VI.

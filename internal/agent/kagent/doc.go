@@ -11,7 +11,7 @@
 // The caller of each side of a connection does the following in this order, so that no frame is
 // lost even on an unreliable VI:
 //
-//	requester: NewVI, Path, Enter; Request; VI takes frames; Answer.Confirm; send
-//	acceptor:  Wait, NewVI, Path, Enter; VI takes frames; Incoming.Accept; send
-//	peer:      NewVI, Path, Enter; RequestPeer; then as the part that it got
+//	requester: NewVI, Path, Request; VI takes frames; Enter; Answer.ConfirmWith; send
+//	acceptor:  NewVI, Wait, Path; VI takes frames; Enter; Incoming.Accept; send
+//	peer:      NewVI, Path, RequestPeer; then as the part that it got
 package kagent
