@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	_ kagent.Agent = (*Agent)(nil)
+	_ kagent.Agent     = (*Agent)(nil)
 	_ kagent.ShmLinker = (*Agent)(nil)
 )
 

@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	_ kagent.Agent = (*Local)(nil)
+	_ kagent.Agent     = (*Local)(nil)
 	_ kagent.ShmLinker = (*Local)(nil)
 )
 
