@@ -99,6 +99,7 @@ func (c carry) ownMemory(t *T, level vipl.ReliabilityLevel) {
 	a, b := t.ends(level, 2, 2, 64)
 	for i, from := range []*vipl.Region{t.alloc(t.A, size, openMemory), t.register(t.A, make([]byte, size+1)[1:], openMemory)} {
 		for j, to := range []*vipl.Region{t.alloc(t.B, size, openMemory), t.register(t.B, make([]byte, size+3)[3:], openMemory)} {
+			a.synchronize() // its engine has read the bytes of the round before
 			fill(from.Bytes(), 2*i+j)
 			c(a, b, one(from, 0, size), one(to, 0, size))
 			t.holds("target", to.Bytes(), 2*i+j)

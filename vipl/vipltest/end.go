@@ -226,6 +226,12 @@ func (e *end) behind(peer *end) {
 // wipe zeroes buffer i. The provider's goroutines see the zeros when it returns.
 func (e *end) wipe(i int) {
 	clear(e.buf(i))
+	e.synchronize()
+}
+
+// synchronize takes the lock of the provider's engine. What its goroutines did to memory before happened before it
+// returns, and they see what this goroutine wrote.
+func (e *end) synchronize() {
 	_, err := e.v.Query()
 	e.t.must(err)
 }
