@@ -10,6 +10,7 @@ import (
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
 )
 
 // The files of connection setup:
@@ -153,6 +154,7 @@ func (v *VI) undo(c *conn, must bool, err error) bool {
 		return false
 	}
 	if v.conn == c && c.hasTaken() {
+		p.sendReset(c, wire.ReasonClosed, p.now()) // the peer may have this side's frames, and with them the connection
 		p.teardown(c, broken{cause: err})
 		p.mu.Unlock()
 		return true // the connection stays, in Error, until Disconnect

@@ -118,7 +118,15 @@ func (r *replay) post(s *replaySide) {
 	if r.rng.IntN(3) == 0 {
 		length = r.rng.IntN(replayMost)
 	}
+	if s.onlyBare() && s.next-s.comes[0].k == replaySlots-1 {
+		kind = "send" // else they would occupy all slots: only a receive shows that they have arrived
+	}
 	r.postThis(s, kind, length)
+}
+
+// onlyBare reports whether all that is under way to the receiver takes no receive.
+func (s *replaySide) onlyBare() bool {
+	return len(s.comes) > 0 && !slices.ContainsFunc(s.comes, func(o *replayOp) bool { return o.kind != "bare write" })
 }
 
 func (r *replay) postThis(s *replaySide, kind string, length int) {

@@ -159,6 +159,10 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 		}
 		return false
 	}
+	if c.open && c.unproven() && c.sender != nil && pkt.Ack != c.sender.Next() {
+		p.stats.BadAcks++ // nothing was sent yet
+		return false
+	}
 	c.heard = now
 	if c.established != nil {
 		c.established()
