@@ -19,6 +19,13 @@ const (
 	protoUDP  = 17
 )
 
+const (
+	// MaxDatagram is the most bytes of UDP payload in a packet, over IPv4 and IPv6.
+	MaxDatagram = 0xffff - ip4Len - udpLen
+	// MaxPacket is the length of the frame of such a packet, from the Ethernet header on.
+	MaxPacket = ethLen + vlanLen + 0xffff + ip6Len - ip4Len
+)
+
 // Host is an IP address as the data path compares it: 16 bytes in two words, an IPv4 address as ::ffff:a.b.c.d.
 type Host struct{ Hi, Lo uint64 }
 
@@ -125,6 +132,36 @@ func (p *Packet) decode(frame []byte, more int) error {
 	}
 	p.Payload = p.udp[HeaderLen:]
 	return nil
+}
+
+// DecodeInner decodes a frame of a GSO packet, which has no lower headers of its own. Its bytes are b, at least
+// HeaderLen, and rest. Src stays that of the packet.
+func (p *Packet) DecodeInner(b []byte, rest [][]byte) error {
+	n := len(b)
+	for _, r := range rest {
+		n += len(r)
+	}
+	p.udp, p.Rest = b, rest
+	if err := p.Header.parse(b, n); err != nil {
+		return err
+	}
+	p.Payload = b[HeaderLen:]
+	return nil
+}
+
+// Datagram returns where the UDP payload begins in a frame that Decode has examined, or else DecodeChain as the first
+// buffer, and how many bytes it has in all buffers.
+func Datagram(frame []byte) (at, n int) {
+	at = ethLen
+	proto := binary.BigEndian.Uint16(frame[12:])
+	if proto == etherVLAN || proto == etherQinQ {
+		proto = binary.BigEndian.Uint16(frame[16:])
+		at += vlanLen
+	}
+	if at += ip4Len; proto == etherIPv6 {
+		at += ip6Len - ip4Len
+	}
+	return at + udpLen, int(binary.BigEndian.Uint16(frame[at+4:])) - udpLen
 }
 
 // GoesOn reports whether the packet is a piece of a message that continues in a later packet.

@@ -1,0 +1,166 @@
+package gso_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/gso"
+	"viaxdp/internal/lab/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m, nil) }
+
+const port = 4793
+
+// capture returns the payloads of the UDP datagrams that arrive on an interface from now on, as they are on the wire.
+func capture(t *testing.T, ns *nstest.NS) (next func() []byte) {
+	t.Helper()
+	fd := -1
+	nstest.Must(t, ns.Do(func() (err error) {
+		all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(all)); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: ns.Index})
+	}))
+	t.Cleanup(func() { unix.Close(fd) })
+	timeout := unix.NsecToTimeval(int64(5 * time.Second))
+	nstest.Must(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
+	b := make([]byte, 1<<17)
+	return func() []byte {
+		for {
+			n, from, err := unix.Recvfrom(fd, b, 0)
+			if err != nil {
+				t.Fatalf("nothing arrives: %v", err)
+			}
+			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
+				continue
+			}
+			head := 20
+			if b[0]>>4 == 6 {
+				head = 40
+			}
+			if n < head+8 || binary.BigEndian.Uint16(b[head+2:]) != port {
+				continue
+			}
+			return bytes.Clone(b[head+8 : n])
+		}
+	}
+}
+
+func open(t *testing.T, ns *nstest.NS) *gso.Socket {
+	t.Helper()
+	var s *gso.Socket
+	nstest.Must(t, ns.Do(func() (err error) {
+		s, err = gso.Open(ns.Index, port)
+		return err
+	}))
+	t.Cleanup(func() { nstest.Must(t, s.Close()) })
+	return s
+}
+
+// frames returns n frames of size bytes, the last one short, each in two pieces.
+func frames(n, size int) (pieces [][]byte, all []byte) {
+	for i := range n {
+		if i == n-1 {
+			size /= 2
+		}
+		b := bytes.Repeat([]byte{byte(i + 1)}, size)
+		pieces = append(pieces, b[:48], b[48:])
+		all = append(all, b...)
+	}
+	return pieces, all
+}
+
+// A packet crosses a veth pair whole. Where the sender's interface has no segmentation offload its frames arrive one by one.
+func TestSend(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	s, next := open(t, a), capture(t, b)
+	for _, whole := range []bool{true, false} {
+		if !whole {
+			link, err := a.Netlink().LinkByName(a.Name)
+			nstest.Must(t, err)
+			nstest.Must(t, a.Netlink().LinkSetGSOMaxSegs(link, 1))
+		}
+		for _, to := range [][2]netip.Addr{{a.IPv4, b.IPv4}, {a.IPv6, b.IPv6}} {
+			const size = 1200
+			pieces, all := frames(5, size)
+			nstest.Must(t, s.Send(to[0], to[1], false, size, pieces))
+			var got []byte
+			count := 0
+			for ; len(got) < len(all); count++ {
+				got = append(got, next()...)
+			}
+			if !bytes.Equal(got, all) || whole != (count == 1) {
+				t.Errorf("%v, whole %v: %d bytes in %d datagrams", to, whole, len(got), count)
+			}
+		}
+	}
+}
+
+// Errors say what is wrong, and none of them is a wait.
+func TestErrors(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	s := open(t, a)
+	many := make([][]byte, 8*gso.MaxFrames+1)
+	for i := range many {
+		many[i] = make([]byte, 1)
+	}
+	long, _ := frames(3, 1600)
+	fine, _ := frames(3, 1000)
+	for _, c := range []struct {
+		what     string
+		src, dst netip.Addr
+		size     int
+		pieces   [][]byte
+		want     []error
+	}{
+		{"frames beyond the MTU", a.IPv4, b.IPv4, 1600, long, []error{unix.EMSGSIZE, unix.EINVAL}},
+		{"too many pieces", a.IPv4, b.IPv4, 1, many, []error{unix.EMSGSIZE}},
+		{"no such source address", netip.MustParseAddr("192.0.2.77"), b.IPv4, 1000, fine, []error{unix.EINVAL, unix.ENETUNREACH}},
+	} {
+		err := s.Send(c.src, c.dst, false, c.size, c.pieces)
+		ok := false
+		for _, want := range c.want {
+			ok = ok || errors.Is(err, want)
+		}
+		if !ok {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	if err := s.Send(a.IPv4, b.IPv4, false, 1000, fine); err != nil {
+		t.Errorf("after errors: %v", err)
+	}
+	nstest.Must(t, s.Close())
+	if err := s.Send(a.IPv4, b.IPv4, false, 1000, fine); err == nil {
+		t.Error("a closed socket sends")
+	}
+}
+
+// Frames of a VLAN leave by the interface that routing finds for their source, which is another one than that of Open. The
+// second pair stands for it.
+func TestTagged(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	x, y := nstest.Another(t, a, b, 2, nstest.Options{})
+	s, next := open(t, a), capture(t, y)
+	pieces, all := frames(4, 1000)
+	nstest.Must(t, s.Send(x.IPv4, y.IPv4, true, 1000, pieces))
+	if got := next(); !bytes.Equal(got, all) {
+		t.Errorf("%d bytes arrive", len(got))
+	}
+}
+
+func TestSendAllocatesNothing(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	s := open(t, a)
+	pieces, _ := frames(5, 1200)
+	if n := testing.AllocsPerRun(100, func() { _ = s.Send(a.IPv4, b.IPv4, false, 1200, pieces) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
