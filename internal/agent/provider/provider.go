@@ -4,6 +4,7 @@
 package provider
 
 import (
+	"net/netip"
 	"time"
 
 	"viaxdp/hugepages"
@@ -52,9 +53,19 @@ type Port interface {
 	RxChunks() int
 }
 
+// GSO sends several frames as one packet, by segmentation offload. gso.Socket is one of the kernel, xdpnictest.Queue one
+// in memory. Calls come one at a time.
+type GSO interface {
+	// Send sends frames of size bytes each, the last may be shorter, from src to dst. pieces are their bytes, without lower
+	// headers. The frames have left, or are given up, when it returns; it never waits. tagged: they leave in a VLAN.
+	Send(src, dst netip.Addr, tagged bool, size int, pieces [][]byte) error
+	Close() error
+}
+
 // Provider is what OpenNIC takes. It belongs to the handle then.
 type Provider struct {
 	Port  Port
+	GSO   GSO // of the same interface; nil: none
 	Agent kagent.Agent
 	Arena *hugepages.Arena
 	Info  kagent.Info // for people; may be zero

@@ -1,0 +1,63 @@
+package xdpnictest
+
+import (
+	"errors"
+	"net/netip"
+
+	"viaxdp/internal/base/wire"
+)
+
+// ErrGSO is what GSO.Send returns for a packet that breaks a rule of the kernel.
+var ErrGSO = errors.New("xdpnictest: not a GSO packet that the kernel takes")
+
+// GSO sends GSO packets on the wire, as a UDP socket with UDP_SEGMENT would from the queue's interface.
+type GSO struct {
+	Queue *Queue
+	// Path returns the lower headers of packets from src to dst.
+	Path func(src, dst netip.Addr) (wire.Link, error)
+	// Divide has each packet divided into its frames on the way, as a NIC does. Otherwise it arrives whole.
+	Divide bool
+	// Fail returns the error of a Send; nil: none fails.
+	Fail func() error
+}
+
+// Send sends a packet. Faults of the queue apply to what is on the wire: the packet, or each of its frames.
+func (g *GSO) Send(src, dst netip.Addr, _ bool, size int, pieces [][]byte) error {
+	if g.Fail != nil {
+		if err := g.Fail(); err != nil {
+			return err
+		}
+	}
+	var all []byte
+	for _, p := range pieces {
+		all = append(all, p...)
+	}
+	if size < 1 || len(all) > wire.MaxDatagram || len(all) > 64*size {
+		return ErrGSO
+	}
+	link, err := g.Path(src, dst)
+	if err != nil {
+		return err
+	}
+	template, err := wire.NewTemplate(link)
+	if err != nil {
+		return err
+	}
+	q := g.Queue
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	if !g.Divide {
+		size = len(all)
+	}
+	for len(all) > 0 {
+		n := min(size, len(all))
+		frame := make([]byte, template.Len()+n)
+		copy(template.Put(frame, n), all)
+		q.wire.carry(q, frame)
+		all = all[n:]
+	}
+	return nil
+}
+
+// Close does nothing.
+func (g *GSO) Close() error { return nil }
