@@ -174,7 +174,7 @@ func (p *port) flushCoalesced(now int64) {
 
 // mayWait reports whether the doorbell for the frames that c has put on the ring may wait for more frames.
 func (p *port) mayWait(c *conn, now int64) bool {
-	pending := p.nic.Pending()
+	pending := p.pending()
 	if !c.open || c.sender == nil || !c.packs || !c.batch.backToBack || pending == 0 || pending >= doorbellBatch ||
 		c.sender.Outstanding()-pending < c.packAfter() {
 		return false

@@ -50,6 +50,7 @@ type conn struct {
 	established func() // reports the first frame to connection management; called once
 
 	rdma    connRDMA
+	gso     connGSO
 	refusal refusal
 	ending  ending
 	batch   connBatch
@@ -104,6 +105,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 		header: wire.Header{VI: theirs.VI, Key: theirs.Key, Window: ours.Window},
 		seq:    ours.Seq, expect: theirs.Seq, firstSeq: theirs.Seq,
 	}
+	c.initGSO(&path)
 	c.ending.signal.init()
 	if v.attrs.Level != UnreliableDelivery {
 		c.sender = reliable.NewSender(ours.Seq, int(theirs.Window))

@@ -191,6 +191,7 @@ func (v *VI) ended(err error) {
 		v.report(ErrorConnLost, 0, v.cause)
 	default:
 		v.state = Connected
+		v.port.tellGSO(v.conn)
 	}
 	if v.conn != nil { // other VIs may have connected in the meantime, which reduces each one's window
 		now := v.port.now()

@@ -34,8 +34,11 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	h := &c.header
 	h.Kind, h.Flags, h.Seq, h.Immediate, h.Length = kind, 0, seq, imm, uint16(n*wire.RangeLen)
 	h.RemoteAddr, h.RemoteHandle = 0, 0
-	if kind == wire.KindError {
+	switch kind {
+	case wire.KindError:
 		h.RemoteAddr = uint64(c.refusal.part)
+	case wire.KindAck:
+		p.announce(c)
 	}
 	h.Window = uint16(p.shares.window)
 	if h.Ack = 0; c.receiver != nil {
@@ -43,7 +46,7 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	}
 	h.Put(b)
 	c.putChecksum(b)
-	if !p.send(c, addr, c.template.Len()+len(b), false) {
+	if !p.send(c, addr, c.template.Len()+len(b), false, false) {
 		p.nic.Release(addr)
 		return false
 	}

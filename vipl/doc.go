@@ -26,8 +26,8 @@
 //	send.go, recv.go  1     the program posts
 //	translate.go      1     the descriptor is read once, checked, translated
 //	tx.go             2     frames are built       coalesce.go: small messages; long.go: long frames; byref.go: no copy
-//	transmit.go       3     sealed or not, to the ring, a link or this port; the doorbell
-//	rx.go             6-8   frames are checked, put in order, placed    reorder.go: early frames; rdma.go: RDMA
+//	transmit.go       3     sealed or not, to the ring, a link or this port; the doorbell    gso.go: many frames at once
+//	rx.go             6-8   frames are checked, put in order, placed    reorder.go: early frames; gso_rx.go: many at once; rdma.go: RDMA
 //	workqueue.go      9     descriptors complete    wait.go: wakes waiters; notify.go: handlers
 //	ack.go            10    acknowledgements, both ways    resend.go, control.go: other frames
 //	done.go           11    the program dequeues    pollpause.go: when not to poll; cq.go: completion queues

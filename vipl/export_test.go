@@ -26,6 +26,14 @@ func (v *VI) NextFrame() uint32 {
 	return v.conn.nextSeq()
 }
 
+// ToPeer returns what a frame to v's peer has in its header: the peer's VI and key, its number, and the acknowledgement.
+func (v *VI) ToPeer() wire.Header {
+	v.port.mu.Lock()
+	defer v.port.mu.Unlock()
+	c := v.conn
+	return wire.Header{VI: c.header.VI, Key: c.header.Key, Seq: c.sender.Next(), Ack: c.receiver.Next(), Window: 32}
+}
+
 // PostSendSeen is PostSend during which rings calls f at the port's doorbell, with the number of the next
 // frame. No other goroutine rings meanwhile.
 func (v *VI) PostSendSeen(d *Descriptor, h MemHandle, rings *func(), f func(nextFrame uint32)) error {

@@ -192,7 +192,7 @@ func (p *port) launchLong(c *conn, n int, now int64) bool {
 	p.stamp(c)
 	h.Put(l.parts[0])
 	c.putChecksum(l.parts[0], l.parts[1:]...)
-	if !p.sendSegs(c, &l.now, c.sender != nil) {
+	if !p.sendSegs(c, &l.now, c.sender != nil, true) {
 		p.dropLong()
 		p.notStamped(c, now)
 		return false
@@ -228,7 +228,7 @@ func (p *port) resendLong(c *conn, f *longFrame, more wire.Flags) resendResult {
 	l.parts[0] = b
 	wire.Restamp(b, c.header.Ack, c.header.Window, more)
 	c.putChecksum(b, l.parts[1:]...)
-	if !p.sendSegs(c, f, true) {
+	if !p.sendSegs(c, f, true, false) {
 		return portFull
 	}
 	return resent

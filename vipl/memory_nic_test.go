@@ -1,6 +1,8 @@
 package vipl_test
 
 import (
+	"context"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -12,7 +14,9 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
@@ -69,6 +73,8 @@ type memoryConfig struct {
 	rekey               secure.Limits
 	agent               func(*kagenttest.Agent) kagent.Agent // makes of a's agent what a is opened with
 	zeroCopy            bool                                 // what opening got
+	gsoFails            func() error                         // what sending a GSO packet returns; nil: nothing fails
+	gso                 string                               // GSO packets: "" none, "whole", or "divided" on the wire
 	gate                bool                                 // the demux program lets everything in: what the engine sees must still be checked
 }
 
@@ -124,7 +130,7 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 		agent = c.agent(h.agent)
 	}
 	if h.NIC, err = vipl.Open(vipl.Provider{
-		Port: port, Agent: agent, Arena: arena, Silence: c.silence, Info: kagent.Info{NIC: xdpnic.Info{ZeroCopy: c.zeroCopy}},
+		Port: port, GSO: h.gso(c), Agent: agent, Arena: arena, Silence: c.silence, Info: kagent.Info{NIC: xdpnic.Info{ZeroCopy: c.zeroCopy}},
 		NoPacking: c.noPacking, BareData: c.bareData, NoPollPause: c.noPollPause, PSK: c.psk, Rekey: c.rekey,
 	}); err != nil {
 		t.Fatal(err)
@@ -152,6 +158,20 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	})
 	return h
 }
+
+// gso returns what the host sends GSO packets by.
+func (h *memoryHost) gso(c memoryConfig) provider.GSO {
+	if c.gso == "" {
+		return nil
+	}
+	return &xdpnictest.GSO{Queue: h.queue, Divide: c.gso == "divided", Fail: c.gsoFails, Path: func(src, dst netip.Addr) (wire.Link, error) {
+		path, err := h.agent.Path(context.Background(), src, dst)
+		return path.Link, err
+	}}
+}
+
+// gsoQueue has chunks for GSO packets.
+var gsoQueue = xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 128, TxChunks: 128}
 
 // connected opens a net and a pair of VIs on it.
 func connected(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI) {

@@ -10,6 +10,7 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/base/gso"
 	"viaxdp/memreg"
 	"viaxdp/xdpnic"
 )
@@ -36,14 +37,15 @@ func Unavailable(err error) bool { return kagent.Unavailable(err) }
 type Option func(*options)
 
 type options struct {
-	socket      string
-	agent       kagent.Config
-	silence     time.Duration
-	noPacking   bool
-	bareData    bool
-	noPollPause bool
-	psk         *PSK
-	steady      bool // time by the processor's counter, and the CPUs'; not in a testing/synctest bubble
+	socket         string
+	agent          kagent.Config
+	silence        time.Duration
+	noPacking      bool
+	noSegmentation bool
+	bareData       bool
+	noPollPause    bool
+	psk            *PSK
+	steady         bool // time by the processor's counter, and the CPUs'; not in a testing/synctest bubble
 }
 
 // WithAgent names the socket of the daemon that is to be the Kernel Agent; "none" means no daemon. Without this
@@ -106,6 +108,12 @@ func WithSilence(d time.Duration) Option { return func(o *options) { o.silence =
 // setting applies to all handles that share a queue.
 func WithMultiBuffer(on bool) Option { return func(o *options) { o.agent.SingleBuffer = !on } }
 
+// WithSegmentation sets whether frames of long messages may leave by one system call as a GSO packet, and whether peers
+// may send such packets. A NIC divides a packet into its frames (UDP segmentation offload); virtual links pass it on whole.
+// By default they may in generic mode. It needs frames of several chunks (WithMultiBuffer). The setting applies to all
+// handles that share a queue.
+func WithSegmentation(on bool) Option { return func(o *options) { o.noSegmentation = !on } }
+
 // WithPacking sets whether small messages of a stream may share a frame, and its frames a doorbell. By default they
 // may. WithPacking(false) sends each message in a frame of its own.
 func WithPacking(on bool) Option { return func(o *options) { o.noPacking = !on } }
@@ -143,8 +151,20 @@ func OpenNIC(device string, opts ...Option) (*NIC, error) {
 		return nil, opError("OpenNIC", nil, ErrResource, err)
 	}
 	o.steady = true
-	n, err := open(provider.Provider{Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), Info: agent.Info()}, o)
+	p := provider.Provider{Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), Info: agent.Info()}
+	if !o.noSegmentation && p.Info.Mode.Generic() {
+		out, err := gso.Open(p.Info.Index, p.Info.Port)
+		if err != nil {
+			p.Info.Notes = append(p.Info.Notes, fmt.Sprintf("no segmentation offload: %v", err))
+		} else {
+			p.GSO = out
+		}
+	}
+	n, err := open(p, o)
 	if err != nil {
+		if p.GSO != nil {
+			err = errors.Join(err, p.GSO.Close())
+		}
 		return nil, errors.Join(err, agent.Close())
 	}
 	publish(n)
@@ -221,6 +241,10 @@ func sharePort(p provider.Provider, o options) *port {
 		now, used := o.clocks()
 		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Info.NIC.ZeroCopy, o.silence, now, used)}
 		s.mu.Lock()
+		if !o.noSegmentation {
+			s.useGSO(p.GSO)
+			p.GSO = nil
+		}
 		s.poller.pause.disable(o.noPollPause)
 		s.mu.Unlock()
 		ports.began++
@@ -228,6 +252,9 @@ func sharePort(p provider.Provider, o options) *port {
 		ports.open[p.Port] = s
 	}
 	s.handles++
+	if p.GSO != nil { // the first handle's is used
+		_ = p.GSO.Close()
+	}
 	return s.port
 }
 

@@ -43,6 +43,7 @@ type port struct {
 	ready     readyList // connections that may be able to send
 	coalescer coalescer // small messages and frames that wait for more
 	long      longFrames
+	gso       gsoSender
 	doorbell  doorbell
 	loop      loopback // frames between VIs of this port
 	links     shmLinks // links to other queues of the interface
@@ -75,6 +76,7 @@ func (p *port) stop() {
 	p.mu.Lock()
 	p.refill()
 	p.freeBlocks(true) // the rings are closed before the memory is reused
+	p.gso.close()
 	p.over = true
 	p.mu.Unlock()
 }

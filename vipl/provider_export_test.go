@@ -15,6 +15,7 @@ type Port = provider.Port
 // Provider is provider.Provider with the options as fields.
 type Provider struct {
 	Port        Port
+	GSO         provider.GSO
 	Agent       kagent.Agent
 	Arena       *hugepages.Arena
 	Info        kagent.Info
@@ -30,7 +31,7 @@ type Provider struct {
 
 // Open is provider.OpenNIC.
 func Open(p Provider) (*NIC, error) {
-	return open(provider.Provider{Port: p.Port, Agent: p.Agent, Arena: p.Arena, Info: p.Info, Rekey: p.Rekey}, options{
+	return open(provider.Provider{Port: p.Port, GSO: p.GSO, Agent: p.Agent, Arena: p.Arena, Info: p.Info, Rekey: p.Rekey}, options{
 		silence: p.Silence, noPacking: p.NoPacking, bareData: p.BareData, noPollPause: p.NoPollPause, psk: p.PSK, steady: p.steady,
 	})
 }

@@ -20,9 +20,9 @@ import (
 // the wire arrive while that goroutine sleeps.
 
 const (
-	replaySlots = 12   // operations of one direction that may be under way, and receives that are posted
-	replayMost  = 9000 // bytes of one of them
-	replaySteps = 4000 // of the program
+	replaySlots = 12    // operations of one direction that may be under way, and receives that are posted
+	replayMost  = 12000 // bytes of one of them
+	replaySteps = 4000  // of the program
 )
 
 // replayFaults are all that the wire can do.
@@ -35,6 +35,9 @@ func replayFaults(seed uint64) xdpnictest.Faults {
 
 // replayQueue has fewer chunks and shorter rings than the connections would use.
 var replayQueue = xdpnictest.Config{RxChunks: 40, RxRing: 8, TxChunks: 48, TxRing: 8}
+
+// replayGSOQueue likewise, with enough for GSO packets.
+var replayGSOQueue = xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 72, RxRing: 8, TxChunks: 48, TxRing: 8}
 
 // replayed is what came of it.
 type replayed struct {
@@ -227,13 +230,14 @@ func (r *replay) idle() bool {
 }
 
 // runReplay runs the program of a seed.
-func runReplay(t *testing.T, seed uint64) *replayed {
+func runReplay(t *testing.T, seed uint64, c memoryConfig) *replayed {
 	t.Helper()
 	r := &replay{t: t, rng: rand.New(rand.NewPCG(seed, 1))}
 	r.kinds = make(map[string]int)
 	synctest.Test(t, func(t *testing.T) {
 		r.t = t
-		n := newMemoryNet(t, memoryConfig{bubble: true, queue: replayQueue, arena: 16 << 20, silence: 10 * time.Minute})
+		c.bubble, c.arena, c.silence = true, 16<<20, 10*time.Minute
+		n := newMemoryNet(t, c)
 		r.nics = [2]*memoryHost{n.a, n.b}
 		for _, h := range r.nics {
 			t.Cleanup(h.WithoutBackground()) // it must answer while its VIs are closed
@@ -321,8 +325,16 @@ func (r *replayed) everythingTookPlace(t *testing.T) {
 // Reliable VIs keep their promises on a wire with every fault and with rings that are too
 // short, whatever the seed; VIA_SEED repeats a run, exactly.
 func TestReplay(t *testing.T) {
+	for name, c := range map[string]memoryConfig{
+		"frames": {queue: replayQueue}, "packets": {queue: replayGSOQueue, gso: "whole"}, "divided": {queue: replayGSOQueue, gso: "divided"},
+	} {
+		t.Run(name, func(t *testing.T) { testReplay(t, c) })
+	}
+}
+
+func testReplay(t *testing.T, c memoryConfig) {
 	seed := testsize.Seed(t)
-	one := runReplay(t, seed)
+	one := runReplay(t, seed, c)
 	if t.Failed() {
 		return
 	}
@@ -330,7 +342,7 @@ func TestReplay(t *testing.T) {
 	t.Logf("%+v", one.engine)
 	t.Logf("%+v", one.queue)
 	one.everythingTookPlace(t)
-	two := runReplay(t, seed)
+	two := runReplay(t, seed, c)
 	for i := range max(len(one.log), len(two.log)) {
 		if i >= len(one.log) || i >= len(two.log) || one.log[i] != two.log[i] {
 			t.Fatalf("completion %d of %d and %d is another:\n%q\n%q", i, len(one.log), len(two.log),
@@ -343,6 +355,6 @@ func TestReplay(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	three := runReplay(t, seed+1)
+	three := runReplay(t, seed+1, c)
 	errorIf(t, three.digest() == one.digest(), "another seed made the same run")
 }

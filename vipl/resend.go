@@ -62,7 +62,7 @@ func (p *port) resendShort(c *conn, addr, size uint64, more wire.Flags) resendRe
 	b := p.mem[addr+uint64(c.template.Len()) : addr+size]
 	wire.Restamp(b, c.header.Ack, c.header.Window, more)
 	c.putChecksum(b)
-	if !p.send(c, addr, int(size), true) {
+	if !p.send(c, addr, int(size), true, false) {
 		return portFull
 	}
 	c.resentLoop = c.loop

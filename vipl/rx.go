@@ -15,6 +15,8 @@ package vipl
 // An error in a message breaks a reliable connection (refuse); on an unreliable VI the message is dropped.
 
 import (
+	"slices"
+
 	"viaxdp/internal/base/reliable"
 	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
@@ -34,6 +36,7 @@ type receiver struct {
 
 	rest   [][]byte // the bytes of the frame in its chunks after the first
 	joined []byte   // a frame of several chunks in one piece
+	gso    gsoReceiver
 }
 
 func (r *receiver) init(chunks, mostSegs int) {
@@ -45,7 +48,7 @@ func (r *receiver) init(chunks, mostSegs int) {
 // receiveAll processes the frames that have arrived, a bounded number so that others get the lock. It reports
 // whether there were any.
 func (p *port) receiveAll(now int64) (came bool) {
-	before := p.stats.Frames
+	before := p.stats.Frames + p.stats.GSOReceivedFrames
 	for range 4 {
 		n := p.nic.Receive(p.rx.frames[:])
 		if len(p.taps) > 0 {
@@ -65,8 +68,10 @@ func (p *port) receiveAll(now int64) (came bool) {
 			break
 		}
 	}
-	if came = p.stats.Frames != before; came && !p.poller.pause.off {
-		p.pausePolling(int(p.stats.Frames-before), now)
+	if n := p.stats.Frames + p.stats.GSOReceivedFrames - before; n > 0 {
+		if came = true; !p.poller.pause.off {
+			p.pausePolling(int(n), now)
+		}
 	}
 	if p.links.all.Load() != nil && p.receiveLinks(now) {
 		came = true
@@ -124,6 +129,27 @@ func (r *receiver) decode(frame []xdpnic.Frame) error {
 	return pkt.DecodeChain(frame[0].Data, r.rest)
 }
 
+// decodeInner decodes a frame of a packet.
+func (r *receiver) decodeInner(pieces []xdpnic.Frame) error {
+	r.rest = r.rest[:0]
+	b := pieces[0].Data
+	for i := range pieces[1:] {
+		r.rest = append(r.rest, pieces[1+i].Data)
+	}
+	if len(b) < wire.HeaderLen {
+		n := copy(r.gso.head[:], b)
+		for len(r.rest) > 0 && n < len(r.gso.head) {
+			k := copy(r.gso.head[n:], r.rest[0])
+			n += k
+			if r.rest[0] = r.rest[0][k:]; len(r.rest[0]) == 0 {
+				r.rest = slices.Delete(r.rest, 0, 1)
+			}
+		}
+		b = r.gso.head[:n]
+	}
+	return r.pkt.DecodeInner(b, r.rest)
+}
+
 // receive processes one frame. It returns true if the engine keeps the frame's chunks.
 func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 	p.stats.Frames++
@@ -132,6 +158,12 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 		p.stats.Chained++
 	}
 	if err := p.rx.decode(frame); err != nil {
+		if err == wire.ErrLength {
+			if size, ok := p.isGSO(frame); ok {
+				p.receiveGSO(frame, size, now)
+				return true
+			}
+		}
 		p.stats.count(err)
 		return false
 	}
@@ -140,6 +172,18 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 		p.stats.UnknownVI++
 		return false
 	}
+	if pkt.Kind == wire.KindSealed {
+		if size, ok := p.isGSO(frame); ok {
+			p.receiveGSO(frame, size, now)
+			return true
+		}
+	}
+	return p.receiveFor(v, frame, now)
+}
+
+// receiveFor processes a frame for v that was decoded. It returns true if the engine keeps the frame's chunks.
+func (p *port) receiveFor(v *VI, frame []xdpnic.Frame, now int64) (kept bool) {
+	pkt := &p.rx.pkt
 	c := v.conn
 	switch {
 	case c.key != pkt.Key:
@@ -182,6 +226,8 @@ func (p *port) receive(frame []xdpnic.Frame, now int64) (kept bool) {
 		}
 	}
 	switch pkt.Kind {
+	case wire.KindAck:
+		c.gso.learn(pkt)
 	case wire.KindData, wire.KindPack, wire.KindClose, wire.KindWrite, wire.KindRead, wire.KindReadData:
 		if c.receiver == nil {
 			p.takeUnreliable(c, pkt, now)
@@ -217,23 +263,30 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 			if !ok {
 				break
 			}
-			early := p.rx.reorder.take(tag, p.rx.inOrder[:])
-			if p.decodeAgain(c, early) == nil { // it was valid when it arrived
+			early := p.rx.reorder.take(tag&^innerTag, p.rx.inOrder[:])
+			if p.decodeAgain(c, early, tag&innerTag != 0) == nil { // it was valid when it arrived
 				p.deliver(c, &p.rx.pkt, now)
 			}
-			p.recycle(early)
+			p.recycleKept(early)
 		}
 	case reliable.OutOfOrder:
 		if c.loop {
 			break // the chunk belongs to the sender, which retransmits
 		}
-		if !p.rx.reorder.fits(len(frame)) {
+		if !p.rx.reorder.fits(len(frame)) || c.secure != nil && len(frame[0].Data) < wire.HeaderLen {
 			p.stats.OutOfOrderDropped++
 			break // treat it as lost: the peer retransmits
 		}
 		p.stats.OutOfOrder++
 		p.keepOpen(c, frame)
-		c.receiver.Buffer(seq, p.rx.reorder.put(frame))
+		tag := p.rx.reorder.put(frame)
+		if p.rx.gso.inner {
+			tag |= innerTag
+			for i := range frame {
+				p.rx.gso.hold(frame[i].Addr)
+			}
+		}
+		c.receiver.Buffer(seq, tag)
 		kept = true
 	case reliable.Duplicate:
 		p.stats.Duplicate++
@@ -423,8 +476,14 @@ func (p *port) keepOpen(c *conn, frame []xdpnic.Frame) {
 }
 
 // decodeAgain decodes a frame that was valid when it arrived; if it was sealed, it is open now.
-func (p *port) decodeAgain(c *conn, frame []xdpnic.Frame) error {
-	if err := p.rx.decode(frame); err != nil || c.secure == nil {
+func (p *port) decodeAgain(c *conn, frame []xdpnic.Frame, inner bool) error {
+	var err error
+	if inner {
+		err = p.rx.decodeInner(frame)
+	} else {
+		err = p.rx.decode(frame)
+	}
+	if err != nil || c.secure == nil {
 		return err
 	}
 	p.rx.joinSealed()

@@ -20,14 +20,14 @@ func (b *sealBuffer) init(most int) { b.chunks = make([]xdpnic.Desc, 0, most) }
 
 // sendSealed queues the sealed form of the frame of the given size at addr. With retain the frame stays with the
 // engine, else it is released. False: no chunk for the copy, or no ring entry.
-func (p *port) sendSealed(c *conn, addr uint64, size int, retain bool) bool {
+func (p *port) sendSealed(c *conn, addr uint64, size int, retain, isNew bool) bool {
 	if !p.roomToSeal(1) {
 		return false
 	}
 	to, chunk, _ := p.nic.Alloc()
 	plain := p.mem[addr+uint64(c.template.Len()) : addr+uint64(size)]
 	p.seal(c, c.template.Put(chunk, len(plain)+wire.SealOverhead), plain)
-	if !p.queue(c, to, size+wire.SealOverhead, false) {
+	if !p.queue(c, to, size+wire.SealOverhead, false, isNew) {
 		p.nic.Release(to)
 		return false
 	}
@@ -39,7 +39,7 @@ func (p *port) sendSealed(c *conn, addr uint64, size int, retain bool) bool {
 
 // sendLongSealed is sendSealed for a frame of several segments. crypto/cipher seals only contiguous bytes, so the
 // frame is sealed in one piece and then copied into as many chunks as it needs.
-func (p *port) sendLongSealed(c *conn, f *longFrame, retain bool) bool {
+func (p *port) sendLongSealed(c *conn, f *longFrame, retain, isNew bool) bool {
 	b := &p.long.seal
 	b.whole = append(b.whole[:0], make([]byte, sealAhead)...)
 	for _, part := range p.long.parts {
@@ -63,7 +63,7 @@ func (p *port) sendLongSealed(c *conn, f *longFrame, retain bool) bool {
 		rest = rest[n:]
 		b.chunks = append(b.chunks, xdpnic.Desc{Addr: addr, Len: uint32(lower + n)})
 	}
-	if !p.queueSegs(b.chunks, false) {
+	if !p.queueSegs(c, b.chunks, false, isNew) {
 		for _, s := range b.chunks {
 			p.nic.Release(s.Addr)
 		}

@@ -38,16 +38,21 @@ type Counters struct {
 
 	ErrorsDropped uint64 // asynchronous errors dropped because the program's handler was too slow
 
-	Packed      uint64 // messages sent in a frame with others
-	ByReference uint64 // frames whose data the kernel read in the program's memory
-	Resent      uint64 // retransmissions
-	Acks        uint64 // bare acknowledgements sent
-	Probes      uint64 // keepalives sent
-	PeersLost   uint64 // connections that ended because the peer was silent
-	PathsLost   uint64 // connections that ended because frames do not reach a peer that is alive, or exceed the interface's MTU
-	SourcesLost uint64 // connections that ended because the interface no longer has their source address
-	Rekeyed     uint64 // changes of the sending key
-	FlushErrors uint64 // doorbells that the kernel refused (interface down)
+	Packed            uint64 // messages sent in a frame with others
+	GSOSent           uint64 // GSO packets: several frames that left by segmentation offload
+	GSOSentFrames     uint64 // frames in them
+	GSOReceived       uint64 // GSO packets that nothing on the path had divided; Frames counts each once
+	GSOReceivedFrames uint64 // frames in them
+	GSOErrors         uint64 // GSO packets that the kernel refused; their frames went on the TX ring
+	ByReference       uint64 // frames whose data the kernel read in the program's memory
+	Resent            uint64 // retransmissions
+	Acks              uint64 // bare acknowledgements sent
+	Probes            uint64 // keepalives sent
+	PeersLost         uint64 // connections that ended because the peer was silent
+	PathsLost         uint64 // connections that ended because frames do not reach a peer that is alive, or exceed the interface's MTU
+	SourcesLost       uint64 // connections that ended because the interface no longer has their source address
+	Rekeyed           uint64 // changes of the sending key
+	FlushErrors       uint64 // doorbells that the kernel refused (interface down)
 }
 
 func (s *Counters) count(err error) {

@@ -20,13 +20,16 @@ type ProgramStatus struct {
 // NICStatus is the status of a NIC handle. Counters, Socket and Demux are of the queue, which handles may share;
 // everything else is the handle's own.
 type NICStatus struct {
-	ID        uint32   `json:"id"` // number of the queue in this process
-	Interface string   `json:"interface"`
-	Index     int      `json:"index"`
-	Queue     int      `json:"queue"`
-	Mode      string   `json:"mode"`
-	Handles   int      `json:"handles"` // handles that share the queue
-	Counters  Counters `json:"counters"`
+	ID        uint32 `json:"id"` // number of the queue in this process
+	Interface string `json:"interface"`
+	Index     int    `json:"index"`
+	Queue     int    `json:"queue"`
+	Mode      string `json:"mode"`
+	Handles   int    `json:"handles"` // handles that share the queue
+	// NoGSO is why long messages leave frame by frame to every peer; empty: they leave in GSO packets to peers that take
+	// them.
+	NoGSO    string   `json:"no_gso,omitempty"`
+	Counters Counters `json:"counters"`
 	// Socket and Demux are counters by name, of the AF_XDP socket and of the demux program; see docs/counters.md.
 	// nil: they cannot be read.
 	Socket map[string]uint64 `json:"socket,omitempty"`
@@ -108,6 +111,7 @@ func (n *NIC) Status() NICStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.Counters = p.stats
+	s.NoGSO = p.gso.none()
 	if q, ok := p.nic.(interface{ Stats() (xdpnic.Stats, error) }); ok {
 		if stats, err := q.Stats(); err == nil {
 			s.Socket = map[string]uint64{}

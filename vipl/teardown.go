@@ -79,6 +79,7 @@ func (p *port) abandon(c *conn) {
 	p.timers.remove(c)
 	p.settle(c)
 	p.unloop(c)
+	p.dropGSO(c)
 	if c.sender == nil {
 		return
 	}
@@ -87,7 +88,7 @@ func (p *port) abandon(c *conn) {
 	}
 	p.cancel(c.vi, p.now())
 	for tag, ok := c.receiver.Drain(); ok; tag, ok = c.receiver.Drain() {
-		p.recycle(p.rx.reorder.take(tag, p.rx.late[:]))
+		p.recycleKept(p.rx.reorder.take(tag&^innerTag, p.rx.late[:]))
 	}
 	p.nic.Refill()
 }

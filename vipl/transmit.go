@@ -12,30 +12,30 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// send queues a frame, sealed if the connection has a key.
-func (p *port) send(c *conn, addr uint64, size int, retain bool) bool {
+// send queues a frame, sealed if the connection has a key. isNew means that it may leave in a GSO packet.
+func (p *port) send(c *conn, addr uint64, size int, retain, isNew bool) bool {
 	if c.secure != nil {
-		return p.sendSealed(c, addr, size, retain)
+		return p.sendSealed(c, addr, size, retain, isNew)
 	}
-	return p.queue(c, addr, size, retain)
+	return p.queue(c, addr, size, retain, isNew)
 }
 
 // sendSegs queues a frame of several segments, sealed if the connection has a key. longFrames.parts are its bytes
 // behind the lower headers.
-func (p *port) sendSegs(c *conn, f *longFrame, retain bool) bool {
+func (p *port) sendSegs(c *conn, f *longFrame, retain, isNew bool) bool {
 	if c.secure != nil {
-		return p.sendLongSealed(c, f, retain)
+		return p.sendLongSealed(c, f, retain, isNew)
 	}
-	return p.queueSegs(f.segs, retain)
+	return p.queueSegs(c, f.segs, retain, isNew)
 }
 
 // queue puts a frame on the ring, or passes it to another VI of this interface.
-func (p *port) queue(c *conn, addr uint64, size int, retain bool) bool {
+func (p *port) queue(c *conn, addr uint64, size int, retain, isNew bool) bool {
 	if c.shm != nil {
 		return p.sendLink(c.shm, addr, size, retain)
 	}
 	if !c.loop {
-		ok := p.nic.Send(addr, size, retain)
+		ok := isNew && p.joinGSOAlone(c, addr, size, retain) || p.nic.Send(addr, size, retain)
 		if ok && len(p.taps) > 0 {
 			p.tapSent(p.mem[addr : addr+uint64(size)])
 		}
@@ -46,8 +46,8 @@ func (p *port) queue(c *conn, addr uint64, size int, retain bool) bool {
 }
 
 // queueSegs puts a frame of several segments on the ring.
-func (p *port) queueSegs(segs []xdpnic.Desc, retain bool) bool {
-	ok := p.nic.SendSegs(segs, retain)
+func (p *port) queueSegs(c *conn, segs []xdpnic.Desc, retain, isNew bool) bool {
+	ok := isNew && c.gso.peer != 0 && p.joinGSO(c, segs, retain) || p.nic.SendSegs(segs, retain)
 	if ok && len(p.taps) > 0 {
 		p.tapLong(segs)
 	}
@@ -80,6 +80,7 @@ func (p *port) ring() {
 	if p.doorbell.unrung.Load() != 0 {
 		p.doorbell.unrung.Store(0)
 	}
+	p.sendGSO()
 	err := p.nic.Flush()
 	if err != nil {
 		p.stats.FlushErrors++
@@ -122,7 +123,7 @@ func (p *port) ringUnlessLazy() {
 	if d.lazy {
 		return
 	}
-	if p.nic.Pending() > 0 {
+	if p.pending() > 0 {
 		p.ring()
 	} else {
 		if len(d.handed) > 0 {
@@ -147,7 +148,7 @@ func (d *doorbell) forget() { d.rung = false }
 
 // mayRingLater reports whether the frames on the ring may wait for Ring, and records that they do. Under the lock.
 func (p *port) mayRingLater() bool {
-	if n := p.nic.Pending(); n == 0 || n >= ringBatch {
+	if n := p.pending(); n == 0 || n >= ringBatch {
 		return false
 	}
 	if p.doorbell.unrung.Load() == 0 {

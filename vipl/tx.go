@@ -119,7 +119,7 @@ func (v *VI) sendPosted(later bool) {
 func (p *port) alone(c *conn) bool {
 	q := &c.vi.send
 	if q.current+1 != q.tail.Load() || !c.open || c.batch.inStream && c.vi.recv.ready() || c.ending.begun ||
-		c.sender != nil && (!c.sender.Idle() || c.sender.Room() == 0) || c.rdma.reads > 0 || c.rdma.answers.waiting() || len(p.ready.conns) > 0 || len(p.coalescer.conns) > 0 || p.nic.Pending() > 0 {
+		c.sender != nil && (!c.sender.Idle() || c.sender.Room() == 0) || c.rdma.reads > 0 || c.rdma.answers.waiting() || len(p.ready.conns) > 0 || len(p.coalescer.conns) > 0 || p.pending() > 0 {
 		return false
 	}
 	e := q.at(q.current)
@@ -445,7 +445,7 @@ func (p *port) sendNumbered(c *conn, addr uint64, b []byte) bool {
 	p.stamp(c)
 	h.Put(b)
 	c.putChecksum(b)
-	if !p.send(c, addr, size, c.sender != nil) {
+	if !p.send(c, addr, size, c.sender != nil, true) {
 		p.nic.Release(addr)
 		return false
 	}

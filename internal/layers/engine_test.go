@@ -38,7 +38,8 @@ func loadEngine(t *testing.T) *packages.Package {
 
 // parts are the types that hold the state of the port and of a connection.
 var parts = strings.Fields(`readyList coalescer connBatch loopback shmLinks keptFrames sealBuffer viTable doorbell
-	longFrames receiver reorderBuffer ackList connAck pollPause poller shares iface connRDMA refusal ending`)
+	longFrames receiver reorderBuffer ackList connAck pollPause poller shares iface connRDMA refusal ending
+	gsoSender gsoReceiver connGSO`)
 
 // A part's fields are changed in its own file only; the rest of the engine calls its methods.
 func TestParts(t *testing.T) {

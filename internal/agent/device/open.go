@@ -102,7 +102,9 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpn
 		return err
 	}
 	var failed reasons
+	long := nic.MultiBuffer // by the MTU; in generic mode also for GSO packets, which no other mode receives
 	for _, mode := range steps {
+		nic.MultiBuffer = long || !cfg.SingleBuffer && mode.Generic() && nic.ChunkSize == xdpnic.MaxChunk
 		err := d.otherMode(mode) // by now
 		if err == nil {
 			err = l.open(ctx, nic, mode)
@@ -138,12 +140,21 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpn
 
 // newArena makes the memory, and the part of the queue's configuration that is the same for all modes.
 func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
-	nic, err := xdpnic.Config{
-		Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true,
-		ChunkSize: cfg.ChunkSize, RxChunks: cfg.RxChunks, TxChunks: cfg.TxChunks,
-	}.WithDefaults()
+	config := func(chunk int) (xdpnic.Config, error) {
+		return xdpnic.Config{
+			Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true,
+			ChunkSize: chunk, RxChunks: cfg.RxChunks, TxChunks: cfg.TxChunks,
+		}.WithDefaults()
+	}
+	nic, err := config(cfg.ChunkSize)
 	if err != nil {
 		return nic, err
+	}
+	if cfg.ChunkSize == 0 && !cfg.SingleBuffer {
+		// GSO packets of peers take fewer chunks, and fewer of their frames lie in two.
+		if long, err := config(xdpnic.MaxChunk); err == nil && long.PoolBytes() <= cfg.ArenaBytes/2 {
+			nic = long
+		}
 	}
 	const ethernet = 14 + 4 // header and one VLAN tag
 	nic.MultiBuffer = !cfg.SingleBuffer && mtu+ethernet > nic.ChunkSize-xdpnic.PacketHeadroom-nic.Headroom

@@ -1,0 +1,294 @@
+package vipl
+
+// Step 3 by segmentation offload. Frames of one connection that are sent in a row, all as long as the path takes, leave by
+// one system call as a GSO packet (package gso, gso_rx.go): on the way to a host on a virtual link it costs the kernel
+// little more than one frame.
+//
+//	the TX ring:  | headers, frame |  | headers, frame |  | headers, frame |      one pass of the kernel each
+//	GSO packet:   | headers | frame | frame | frame |                             one pass
+//
+// The frames are built, sealed, numbered and kept like all others. New frames wait in gsoSender until the packet is full or
+// the doorbell rings. A frame that is alone then goes on the TX ring; so do retransmissions, control frames, and the frames
+// of a packet that the kernel refuses.
+//
+// Not every path carries such packets, and one is lost whole. So the first one of a connection is short, and the next leaves
+// when it has arrived. Then their length doubles while packets arrive, and is halved when frames are lost. Where that leaves
+// nothing of it, the connection uses the TX ring for a while, and then tries again.
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/base/gso"
+	"viaxdp/internal/base/wire"
+	"viaxdp/xdpnic"
+)
+
+const (
+	gsoLeast = 4 // frames; fewer are faster on the TX ring
+	gsoFirst = 8 // frames of the first packet of a connection
+	// gsoMost is the most frames of a packet, so that the peer copies one packet while the kernel passes on the next.
+	// Generic XDP makes a packet contiguous, and with 22 frames of 1514 bytes the kernel finds that memory quickly
+	// (PAGE_ALLOC_COSTLY_ORDER, include/linux/mmzone.h).
+	gsoMost    = 22
+	gsoRestMin = 20 * time.Millisecond // how long a connection uses the TX ring after losses; doubles
+	gsoRestMax = 10 * time.Second
+)
+
+// gsoSender has the frames of the next GSO packet. Invariant: it is empty, or they are those of c, are not on the TX ring,
+// and all but the last are c.gso.frame bytes long.
+type gsoSender struct {
+	out    provider.GSO // nil: none
+	off    error        // why it is not used
+	c      *conn
+	bytes  int
+	frames []gsoFrame
+	pieces [][]byte
+}
+
+// gsoFrame is a frame that waits: entries as for the TX ring. retain is as for provider.Port.SendSegs.
+type gsoFrame struct {
+	segs   [gsoSegs]xdpnic.Desc
+	n      int
+	retain bool
+}
+
+// gsoSegs is the most entries of a frame that joins a packet: headers and, by reference, 16 KB in pages.
+const gsoSegs = 6
+
+// connGSO is the state of a connection's GSO packets.
+type connGSO struct {
+	src, dst  netip.Addr
+	tagged    bool // in a VLAN
+	frame     int  // bytes of UDP payload of a frame that is as long as possible
+	peer      int  // bytes of the longest packet that the peer takes; 0: it takes none
+	peerFrame int  // connGSO.frame of the peer; 0: it has not said
+
+	limit  int           // frames of the next packet; 1: none for now
+	tried  bool          // a first packet has left, and frame mark is its first
+	proven bool          // it has arrived
+	steady bool          // after a loss limit grows by one, not twofold
+	losses uint64        // reductions of the window by loss, when last seen
+	mark   uint32        // when this frame is acknowledged, limit grows
+	rest   time.Duration // how long the next rest from packets lasts
+	until  int64         // end of the present one
+}
+
+func (g *gsoSender) init(out provider.GSO) {
+	g.out = out
+	g.frames = make([]gsoFrame, 0, gso.MaxFrames)
+	g.pieces = make([][]byte, 0, gsoSegs*gso.MaxFrames)
+}
+
+// initGSO prepares a connection for GSO packets.
+func (c *conn) initGSO(path *kagent.Path) {
+	c.gso = connGSO{
+		src: path.Src.Unmap(), dst: path.Dst.Unmap(), tagged: path.VLAN != 0, limit: gsoFirst, rest: gsoRestMin,
+		frame: wire.HeaderLen + c.payload + c.overhead,
+	}
+}
+
+// gsoUsable reports whether frames of the connection may be sent in packets.
+func (p *port) gsoUsable(c *conn) bool {
+	return p.gso.out != nil && p.gso.off == nil && c.gso.peer >= gsoLeast*c.gso.frame && c.sender != nil && !c.loop && c.shm == nil
+}
+
+// announce fills in what an acknowledgement tells the peer of GSO packets: the longest one that this side takes, and how
+// long the frames in its own are. Peers of earlier versions ignore both.
+func (p *port) announce(c *conn) {
+	c.header.Immediate, c.header.RemoteHandle = uint32(p.rx.gso.takes), 0
+	if p.gso.out != nil && !c.loop && c.shm == nil {
+		c.header.RemoteHandle = uint32(c.gso.frame)
+	}
+}
+
+// tellGSO tells the peer at the beginning of a connection, which may carry no bare acknowledgement for long.
+func (p *port) tellGSO(c *conn) {
+	if p.rx.gso.takes > 0 && c != nil && c.open && c.sender != nil && !c.loop && c.shm == nil {
+		p.oweAckUntil(c, p.now())
+	}
+}
+
+// learn takes what announce has written.
+func (g *connGSO) learn(pkt *wire.Packet) {
+	g.peer = min(int(pkt.Immediate), gso.MaxBytes)
+	g.peerFrame = min(int(pkt.RemoteHandle), wire.MaxDatagram)
+}
+
+// joinGSOAlone is joinGSO for a frame in one chunk.
+func (p *port) joinGSOAlone(c *conn, addr uint64, size int, retain bool) bool {
+	if c.gso.peer == 0 {
+		return false
+	}
+	segs := [1]xdpnic.Desc{{Addr: addr, Len: uint32(size)}}
+	return p.joinGSO(c, segs[:], retain)
+}
+
+// joinGSO adds a frame to the packet that is being collected. False: it goes on the TX ring.
+func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
+	g := &p.gso
+	n := -c.template.Len()
+	for i := range segs {
+		n += int(segs[i].Len)
+	}
+	if len(g.frames) == 0 || g.c != c {
+		if n != c.gso.frame || !p.gsoUsable(c) {
+			return false
+		}
+		p.sendGSO()
+		if !c.adaptGSO(p) {
+			return false
+		}
+		g.c = c
+	}
+	if len(segs) > gsoSegs || len(g.frames) == cap(g.frames) {
+		return false
+	}
+	g.frames = g.frames[:len(g.frames)+1]
+	f := &g.frames[len(g.frames)-1]
+	f.n, f.retain = copy(f.segs[:], segs), retain
+	g.bytes += n
+	if n < c.gso.frame || len(g.frames) >= c.gso.limit || g.bytes+c.gso.frame > c.gso.peer {
+		p.sendGSO()
+	}
+	return true
+}
+
+// adaptGSO decides how many frames the packet has that now begins. False: none may.
+func (c *conn) adaptGSO(p *port) bool {
+	g, s := &c.gso, c.sender.Stats()
+	arrived := int32(c.sender.Unacked()-g.mark) > 0
+	if losses := s.LossRounds + s.Timeouts; losses != g.losses {
+		g.losses, g.mark, g.steady, arrived = losses, c.sender.Next(), true, false
+		if g.limit /= 2; g.limit < gsoLeast || g.tried && !g.proven {
+			g.rested(p)
+		}
+	}
+	if g.limit < gsoLeast {
+		if p.now() < g.until {
+			return false
+		}
+		g.limit, g.mark, g.tried, g.proven = gsoLeast, c.sender.Next(), false, false
+	}
+	switch {
+	case !g.proven && !g.tried:
+		g.mark, g.tried = c.sender.Next(), true
+		return true
+	case !arrived:
+		return g.proven
+	case g.steady:
+		g.limit++
+	default:
+		g.limit *= 2
+	}
+	g.limit = min(g.limit, gsoMost)
+	g.mark, g.proven, g.rest = c.sender.Next(), true, gsoRestMin
+	return true
+}
+
+// rested lets the connection use the TX ring for a while.
+func (g *connGSO) rested(p *port) {
+	g.limit, g.until = 1, p.now()+int64(g.rest)
+	g.rest = min(2*g.rest, gsoRestMax)
+}
+
+// sendGSO sends the frames that wait.
+func (p *port) sendGSO() {
+	g := &p.gso
+	if len(g.frames) == 0 {
+		return
+	}
+	c, frames := g.c, g.frames
+	g.frames, g.bytes = g.frames[:0], 0
+	if len(frames) < gsoLeast || !p.offload(c, frames) {
+		for i := range frames { // what finds no room is lost, and sent again like any lost frame
+			f := &frames[i]
+			if !p.nic.SendSegs(f.segs[:f.n], f.retain) {
+				f.drop(p)
+			}
+		}
+		return
+	}
+	p.stats.GSOSent++
+	p.stats.GSOSentFrames += uint64(len(frames))
+	for i := range frames {
+		frames[i].drop(p)
+	}
+}
+
+// drop gives back the chunks of a frame that nobody keeps.
+func (f *gsoFrame) drop(p *port) {
+	for _, s := range f.segs[:f.n] {
+		if !f.retain {
+			p.nic.Release(s.Addr)
+		}
+	}
+}
+
+// offload sends a packet. False: it did not leave.
+func (p *port) offload(c *conn, frames []gsoFrame) bool {
+	g := &p.gso
+	if p.nic.Pending() > 0 { // those come first, acknowledgements above all
+		_ = p.nic.Flush() // ring reports an error that persists
+	}
+	g.pieces = g.pieces[:0]
+	for i := range frames {
+		from := uint64(c.template.Len())
+		for _, s := range frames[i].segs[:frames[i].n] {
+			g.pieces = append(g.pieces, p.mem[s.Addr+from:s.Addr+uint64(s.Len)])
+			from = 0
+		}
+	}
+	err := g.out.Send(c.gso.src, c.gso.dst, c.gso.tagged, c.gso.frame, g.pieces)
+	if err == nil {
+		return true
+	}
+	p.stats.GSOErrors++
+	switch {
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOBUFS):
+		return false
+	case errors.Is(err, unix.EIO), errors.Is(err, unix.ENOPROTOOPT), errors.Is(err, unix.EOPNOTSUPP):
+		g.off = err // the interface cannot, or the kernel
+	default:
+		c.gso.rested(p)
+	}
+	return false
+}
+
+// dropGSO forgets the frames of c that wait, because the connection has ended.
+func (p *port) dropGSO(c *conn) {
+	g := &p.gso
+	if g.c != c {
+		return
+	}
+	for i := range g.frames {
+		g.frames[i].drop(p)
+	}
+	g.c, g.frames, g.bytes = nil, g.frames[:0], 0
+}
+
+// none returns why no packets are sent, or "".
+func (g *gsoSender) none() string {
+	switch {
+	case g.out == nil:
+		return "switched off (WithSegmentation), or not in generic mode"
+	case g.off != nil:
+		return "the kernel refuses packets of several frames from this interface: " + g.off.Error()
+	}
+	return ""
+}
+
+// close closes what packets are sent by; the engine has stopped.
+func (g *gsoSender) close() {
+	if g.out != nil {
+		_ = g.out.Close()
+	}
+}
+
+// pending returns the number of frames that wait for the doorbell.
+func (p *port) pending() int { return p.nic.Pending() + len(p.gso.frames) }

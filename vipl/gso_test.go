@@ -1,0 +1,173 @@
+package vipl_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/testsize"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+const gsoLeast = 4 // frames of a packet
+
+// pollUntil calls ok until it returns true.
+func pollUntil(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(ackDelay); !ok(); runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not in %v", what, ackDelay)
+		}
+	}
+}
+
+// exchange sends messages of random lengths in both directions at once, and compares every byte.
+func exchange(t *testing.T, va, vb *vipl.VI, xa, xb *box, messages, most int, seed uint64) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	slots := len(xa.desc) / 2 // half of a box sends, the other half receives
+	type side struct {
+		send, recv *vipl.VI
+		xs, xr     *box
+		sent, came int
+		lengths    []int
+	}
+	sides := []*side{{send: va, recv: vb, xs: xa, xr: xb}, {send: vb, recv: va, xs: xb, xr: xa}}
+	for _, s := range sides {
+		for i := range slots {
+			postRecv(t, s.recv, s.xr, slots+i, most)
+		}
+	}
+	pollUntil(t, "all messages", func() bool {
+		over := true
+		for _, s := range sides {
+			for s.sent < messages && s.sent-s.came < slots {
+				i, n := s.sent%slots, 1+rng.IntN(most)
+				fillPattern(s.xs.buf[i][:n], s.sent)
+				s.xs.desc[i].Control = 0
+				s.xs.desc[i].SetSegments(segment(s.xs, i, n))
+				must(t, s.send.PostSend(s.xs.desc[i], s.xs.region.Handle()))
+				s.lengths = append(s.lengths, n)
+				s.sent++
+			}
+			for d, _ := s.send.SendDone(); d != nil; d, _ = s.send.SendDone() {
+				if d.Status().Failed() {
+					t.Fatalf("a send is over with %v", d.Status())
+				}
+			}
+			for d, _ := s.recv.RecvDone(); d != nil; d, _ = s.recv.RecvDone() {
+				i := slots + s.came%slots
+				if n := s.lengths[s.came]; d != s.xr.desc[i] || int(d.Length) != n {
+					t.Fatalf("message %d has %d bytes and not %d", s.came, d.Length, n)
+				}
+				checkPattern(t, s.xr.buf[i][:d.Length], s.came)
+				s.came++
+				postRecv(t, s.recv, s.xr, i, most)
+			}
+			over = over && s.came == messages
+		}
+		return over
+	})
+}
+
+// Long messages leave in GSO packets. They arrive unharmed, whether the packets are divided on the way or not, sealed or
+// plain, at both reliable levels, and when the wire loses, repeats, reorders and damages them.
+func TestGSOPackets(t *testing.T) {
+	for _, way := range []string{"whole", "divided"} {
+		for _, level := range reliableLevels {
+			for _, faulty := range []bool{false, true} {
+				for _, sealed := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s/%v/faulty=%v/sealed=%v", way, level, faulty, sealed), func(t *testing.T) {
+						const most = 100_000
+						c := memoryConfig{gso: way, queue: gsoQueue, arena: 8 << 20}
+						if sealed {
+							c.psk = testPSK(t, 1)
+						}
+						n, va, vb, xa, xb := connectedBoxes(t, c, level, 8, 8, most)
+						seed := testsize.Seed(t)
+						if faulty {
+							n.wire.SetFaults(xdpnictest.Faults{Seed: seed, Loss: 0.02, Dup: 0.02, Corrupt: 0.02, Reorder: 0.03})
+						}
+						exchange(t, va, vb, xa, xb, 40, most, seed)
+						n.wire.SetFaults(xdpnictest.Faults{})
+						sent, came := n.a.Counters(), n.b.Counters()
+						errorIf(t, sent.GSOSent == 0 && !faulty, "no packet left: %+v", sent)
+						errorIf(t, came.GSOReceived == 0 && way == "whole" && !faulty, "no packet arrived whole")
+						errorIf(t, came.GSOReceived > 0 && way == "divided" && !faulty, "%d packets arrived whole", came.GSOReceived)
+						errorIf(t, sent.GSOSentFrames < gsoLeast*sent.GSOSent, "%d frames in %d packets", sent.GSOSentFrames, sent.GSOSent)
+						errorIf(t, came.GSOReceived > 0 && came.GSOReceivedFrames < gsoLeast*came.GSOReceived && !faulty,
+							"%d frames in %d packets arrived", came.GSOReceivedFrames, came.GSOReceived)
+						errorIf(t, sent.GSOErrors != 0, "%d packets were refused", sent.GSOErrors)
+					})
+				}
+			}
+		}
+	}
+}
+
+// A side that receives no GSO packets gets none. One that sends none receives them.
+func TestGSOIsAgreed(t *testing.T) {
+	n := &memoryNet{wire: xdpnictest.NewWire(), fabric: kagenttest.NewFabric(kagenttest.Faults{})}
+	t.Cleanup(n.wire.Close)
+	able := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
+	unable := memoryConfig{gso: "whole", arena: 8 << 20}
+	n.a, n.b = n.open(t, "a", able), n.open(t, "b", unable)
+	va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+	exchange(t, va, vb, newBox(t, n.a.NIC, 8, 50_000), newBox(t, n.b.NIC, 8, 50_000), 20, 50_000, 1)
+	a, b := n.a.Counters(), n.b.Counters()
+	errorIf(t, a.GSOSent != 0, "%d packets went to a side that takes none", a.GSOSent)
+	errorIf(t, b.GSOSent == 0 || a.GSOReceived == 0, "%d packets came from the other side, of %d", a.GSOReceived, b.GSOSent)
+}
+
+// What the kernel refuses goes by the TX ring, and nothing is lost.
+func TestGSORefused(t *testing.T) {
+	for _, err := range []error{unix.EAGAIN, unix.EIO, unix.EMSGSIZE, unix.EPERM} {
+		t.Run(err.Error(), func(t *testing.T) {
+			var calls atomic.Uint64
+			c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20, gsoFails: func() error { calls.Add(1); return err }}
+			n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 8, 8, 50_000)
+			exchange(t, va, vb, xa, xb, 40, 50_000, 1)
+			a, b := n.a.Counters(), n.b.Counters()
+			errorIf(t, a.GSOErrors == 0 || a.GSOSent != 0, "%+v", a)
+			errorIf(t, calls.Load() != a.GSOErrors+b.GSOErrors, "%d calls, %d and %d errors", calls.Load(), a.GSOErrors, b.GSOErrors)
+			errorIf(t, errors.Is(err, unix.EIO) && calls.Load() > 2, "%d calls, though the interface cannot", calls.Load())
+		})
+	}
+}
+
+// A path that loses every GSO packet, but not frames: connections stop using them, and everything arrives.
+func TestGSOThatNeverArrives(t *testing.T) {
+	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
+	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 8, 8, 50_000)
+	n.wire.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool { return len(frame) > 1514 }})
+	exchange(t, va, vb, xa, xb, 60, 50_000, 1)
+	n.wire.SetFaults(xdpnictest.Faults{})
+	a := n.a.Counters()
+	errorIf(t, a.GSOSent == 0 || a.GSOSent > 8, "%d packets were tried", a.GSOSent)
+}
+
+// Packets become longer until a message of 64 KiB is three.
+func TestGSOPacketsGrow(t *testing.T) {
+	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
+	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, 65536)
+	var packets []uint64
+	for range 1000 { // a host that is descheduled may take frames for lost
+		before := n.a.Counters()
+		postRecv(t, vb, xb, 0, 65536)
+		postSend(t, va, xa, 0, 65536)
+		pollUntil(t, "a message", func() bool { va.SendDone(); d, _ := vb.RecvDone(); return d != nil })
+		packets = append(packets, n.a.Counters().GSOSent-before.GSOSent)
+		if len(packets) > 1 && packets[len(packets)-1] == 3 {
+			return
+		}
+	}
+	t.Errorf("packets of each message: %d", packets)
+}
