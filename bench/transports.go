@@ -49,6 +49,8 @@ var transports = slices.Concat([]transport{
 		summary: "the same, waiting", open: openVI(vipl.UnreliableDelivery)},
 	{name: "vi-reliable-delivery", xdp: true, arena: true, vi: true, chains: true,
 		summary: "VI, Reliable Delivery, polling", open: openVI(vipl.ReliableDelivery)},
+	{name: "vi-no-segmentation", xdp: true, arena: true, vi: true, chains: true,
+		summary: "the same, without segmentation offload: each frame alone", open: openVIWithout},
 	{name: "vi-reliable-delivery-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
 		summary: "the same, waiting", open: openVI(vipl.ReliableDelivery)},
 	{name: "vi-reliable-reception", xdp: true, arena: true, vi: true, chains: true,
@@ -80,6 +82,12 @@ type opening struct {
 	Params
 	stop   *atomic.Bool // ends waits when it becomes true; may be nil
 	sleeps bool         // as the transport's
+}
+
+// openVIWithout opens a VI whose messages do not leave in GSO packets.
+func openVIWithout(o opening) (Endpoint, error) {
+	o.VI.NoSegmentation = true
+	return openVI(vipl.ReliableDelivery)(o)
 }
 
 // arrival says what becomes of the content of a raw frame that has arrived.

@@ -138,11 +138,12 @@ type VIOptions struct {
 
 	List int `json:"list,omitempty"` // descriptors of a stream that are posted and taken off together (perftest's --post_list); 0: 16, 1: one by one
 
-	NoPacking     bool `json:"no_packing,omitempty"`      // a frame and a doorbell for each message
-	NoChecksum    bool `json:"no_checksum,omitempty"`     // checksums of headers alone
-	Sealed        bool `json:"sealed,omitempty"`          // authenticated and encrypted by a pre-shared key
-	NoPollPause   bool `json:"no_rest,omitempty"`         // polls look at the RX ring in streams, too
-	NoMultiBuffer bool `json:"no_multi_buffer,omitempty"` // frames of one chunk, into which everything is copied; of raw-afxdp, too
+	NoPacking      bool `json:"no_packing,omitempty"`      // a frame and a doorbell for each message
+	NoChecksum     bool `json:"no_checksum,omitempty"`     // checksums of headers alone
+	Sealed         bool `json:"sealed,omitempty"`          // authenticated and encrypted by a pre-shared key
+	NoPollPause    bool `json:"no_rest,omitempty"`         // polls look at the RX ring in streams, too
+	NoSegmentation bool `json:"no_segmentation,omitempty"` // no GSO packets: each frame is sent alone
+	NoMultiBuffer  bool `json:"no_multi_buffer,omitempty"` // frames of one chunk, into which everything is copied; of raw-afxdp, too
 
 	Agent bool `json:"agent,omitempty"` // the NIC is opened by an agent (Params.Agent), not by the process itself
 }
@@ -181,7 +182,7 @@ func (o VIOptions) validate(t *transport) error {
 func (o VIOptions) nicOptions() []vipl.Option {
 	options := []vipl.Option{
 		vipl.WithPacking(!o.NoPacking), vipl.WithChecksum(!o.NoChecksum), vipl.WithMultiBuffer(!o.NoMultiBuffer),
-		vipl.WithPollPause(!o.NoPollPause),
+		vipl.WithPollPause(!o.NoPollPause), vipl.WithSegmentation(!o.NoSegmentation),
 	}
 	if o.Sealed {
 		options = append(options, vipl.WithPSK(benchPSK()))
