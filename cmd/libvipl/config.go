@@ -112,6 +112,7 @@ func options() ([]vipl.Option, room, error) {
 		s.opts = append(s.opts, vipl.WithSilence(time.Duration(n)*time.Millisecond))
 	}
 	s.flag("VIA_MULTIBUFFER", vipl.WithMultiBuffer)
+	s.flag("VIA_SEGMENTATION", vipl.WithSegmentation)
 	s.flag("VIA_PACKING", vipl.WithPacking)
 	s.flag("VIA_CHECKSUM", vipl.WithChecksum)
 	s.flag("VIA_POLL_PAUSE", vipl.WithPollPause)

@@ -33,6 +33,7 @@ var Checks = []Check{
 	{ID: "program", About: "is another owner's XDP program attached", NIC: checkProgram},
 	{ID: "zero-copy", About: "does the NIC read and write registered memory itself", NIC: checkZeroCopy},
 	{ID: "multi-buffer", About: "can frames be longer than a chunk", NIC: checkMultiBuffer},
+	{ID: "segmentation", About: "can long messages leave as packets of several frames", NIC: checkSegmentation},
 	{ID: "mtu", About: "does the MTU fit chunks and modes", NIC: checkMTU},
 	{ID: "queues", About: "do frames arrive on the queue of their VI", NIC: checkQueues},
 	{ID: "offloads", About: "offloads that merge or change frames", NIC: checkOffloads},

@@ -102,6 +102,24 @@ func checkMultiBuffer(_ *Host, n *NIC) []Finding {
 	return ok("frames of several chunks are possible")
 }
 
+func checkSegmentation(_ *Host, n *NIC) []Finding {
+	const divide, checksum = "tx-udp-segmentation", "tx-checksum-ip-generic"
+	off := func(feature string) bool {
+		on, there := n.Features[feature]
+		return there && !on
+	}
+	switch {
+	case n.Features == nil:
+		return one(Unknown, "offloads cannot be read", "", "ethtool -k "+n.word())
+	case off(checksum) && off("tx-checksum-ipv4"):
+		return one(Info, "the interface computes no checksums", "in generic mode long messages leave frame by frame", "ethtool -K "+n.word()+" tx on")
+	case off(divide):
+		return one(Info, divide+" is off", "in generic mode long messages leave as packets of several frames, and the kernel divides them before the driver",
+			"ethtool -K "+n.word()+" "+divide+" on")
+	}
+	return ok("packets of several frames leave undivided, or the NIC divides them")
+}
+
 func checkMTU(_ *Host, n *NIC) []Finding {
 	frame := n.MTU + frameHead
 	switch {
