@@ -82,7 +82,7 @@ type SoakReport struct {
 	Audits    int    // times at which all was at rest, and every chunk in its place
 	Accounted uint64 // frames sent that were received or dropped by name, while no worker was killed or cut off
 
-	Way testbed.WayCounters
+	Emulator testbed.EmulatorCounters `json:"Way"`
 
 	Violations []string // promises that were broken; a soak ends with the first act that has any
 }
@@ -372,7 +372,7 @@ func (s *soak) add(side int, r *Report) {
 // note reports progress.
 func (s *soak) note(event string) {
 	s.report.Event, s.report.Elapsed = event, time.Since(s.start)
-	s.report.Way = s.bed.crossed()
+	s.report.Emulator = s.bed.crossed()
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(s.report)
 	}
