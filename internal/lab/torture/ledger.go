@@ -135,7 +135,7 @@ func (s *soak) begin() (err error) {
 
 // audit looks for chunks and frames that are not accounted for. No flow runs.
 func (s *soak) audit() error {
-	for end := time.Now().Add(settleWait); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(talkWithin); ; time.Sleep(5 * time.Millisecond) {
 		r, err := s.bed.Count()
 		if err != nil {
 			return err
