@@ -233,7 +233,7 @@ func (b *Bed) SetFaults(xdp bool, f testbed.Faults) { b.middle(xdp).SetBoth(f) }
 
 // Crossed counts the frames that the client has sent on a pair, and those of the
 // server. The bed was made with Through.
-func (b *Bed) Crossed(xdp bool) (client, server testbed.WayCounters) {
+func (b *Bed) Crossed(xdp bool) (client, server testbed.EmulatorCounters) {
 	m := b.middle(xdp)
 	return m.Counters(0), m.Counters(1)
 }

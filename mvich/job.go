@@ -115,7 +115,7 @@ func (w *World) meet() error {
 		tokens[p.host.token] = p
 		others = append(others, at)
 	}
-	w.set.settle(oversubscribed(where, others))
+	w.set.fillDefaults(oversubscribed(where, others))
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.spin, w.tokens = w.set.spin, tokens // until now callers were rejected, and call again

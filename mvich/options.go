@@ -148,8 +148,8 @@ func makeSettings(opts []Option) (settings, error) {
 	return s, nil
 }
 
-// settle chooses the settings without an option, once it is known whether ranks share processors.
-func (s *settings) settle(oversubscribed bool) {
+// fillDefaults chooses the settings without an option, once it is known whether ranks share processors.
+func (s *settings) fillDefaults(oversubscribed bool) {
 	if s.spin != spinUnset {
 		return
 	}

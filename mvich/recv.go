@@ -295,11 +295,11 @@ func (w *World) takeRequest(p *peer, h *header, o offer) error {
 // fill completes a receive with a message whose data is here.
 func (w *World) fill(r *Request, e *envelope, data []byte) {
 	copy(r.buf, data)
-	w.complete(r, r.settle(e))
+	w.complete(r, r.accept(e))
 }
 
-// settle records in a receive which message it gets. The error is what it will complete with.
-func (r *Request) settle(e *envelope) error {
+// accept records in a receive which message it gets. The error is what it will complete with.
+func (r *Request) accept(e *envelope) error {
 	r.source, r.got, r.size, r.whole = e.source, e.tag, min(e.size, len(r.buf)), e.size
 	if e.size > len(r.buf) {
 		return ErrTruncated

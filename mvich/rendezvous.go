@@ -51,7 +51,7 @@ func (w *World) request(p *peer, r *Request, h header, protocol Protocol) error 
 
 // answer begins to move the data of a message into its receive, up to the length of its buffer.
 func (w *World) answer(p *peer, r *Request, e *envelope, number uint32, o offer) {
-	r.truncated = r.settle(e)
+	r.truncated = r.accept(e)
 	r.partner = number
 	r.peer = p.rank // which must live, also where the receive is for AnySource
 	r.remote = offer{protocol: R3}

@@ -160,7 +160,7 @@ func TestPlace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.settle(test.oversubscribed); s.spin != test.want {
+		if s.fillDefaults(test.oversubscribed); s.spin != test.want {
 			t.Errorf("%d options, crowded %v: %d polls", len(test.options), test.oversubscribed, s.spin)
 		}
 	}
@@ -251,7 +251,7 @@ func FuzzSettings(f *testing.F) {
 		if threshold != "" && which&2 == 0 && s.threshold != wantThreshold || spin != "" && which&4 == 0 && s.spin != wantSpin {
 			t.Fatalf("%q, %q: %+v", threshold, spin, s)
 		}
-		s.settle(which&128 != 0)
+		s.fillDefaults(which&128 != 0)
 		if s.threshold < 0 || s.threshold > 1<<18 || s.spin < 0 || 1<<16*s.spin < s.spin || s.registered < 0 || s.unexpected < 0 {
 			t.Fatalf("%+v", s)
 		}

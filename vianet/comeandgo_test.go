@@ -133,7 +133,7 @@ func (p *plan) say(c *vianet.Conn, who int, limit time.Time) (wrote int, slow bo
 		k, err := c.Write(speech[wrote : wrote+n])
 		wrote += k
 		callTime = patient(callTime, k)
-		slow = slow || time.Since(start) > vianet.SettleTime
+		slow = slow || time.Since(start) > vianet.ReleaseTime
 		if errors.Is(err, os.ErrDeadlineExceeded) && p.end == hurried && time.Now().Before(limit) {
 			continue
 		}
@@ -159,7 +159,7 @@ func (p *plan) listen(c *vianet.Conn, who int, limit time.Time, e *end) error {
 		}
 		start := time.Now()
 		n, err := c.Read(buf[:1+r.IntN(1<<r.IntN(17))%len(buf)])
-		e.slow = e.slow || time.Since(start) > vianet.SettleTime
+		e.slow = e.slow || time.Since(start) > vianet.ReleaseTime
 		if n > len(want)-e.got || !bytes.Equal(buf[:n], want[e.got:e.got+n]) {
 			e.other = true
 		}

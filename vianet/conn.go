@@ -24,7 +24,7 @@ type Conn struct {
 	readDeadline, writeDeadline limit
 	readSpin, writeSpin         spinner       // guarded by reading and writing
 	readable, writable          chan struct{} // raised when a Read or Write should look again
-	settled                     chan struct{} // raised when the end of the connection should look again
+	checkEnd                    chan struct{} // raised when the end of the connection should look again
 	ready                       chan struct{} // closed when the peer's hello has come
 	gone                        chan struct{} // closed when the connection has broken or ended
 	cut                         func()        // ends the VI's connection, once
@@ -111,7 +111,7 @@ var (
 func newConn(s *Stack) (*Conn, error) {
 	c := &Conn{
 		stack: s, fill: -1, linger: s.o.Linger,
-		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1), settled: make(chan struct{}, 1),
+		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1), checkEnd: make(chan struct{}, 1),
 		ready: make(chan struct{}), gone: make(chan struct{}),
 		readSpin: newSpinner(s.o.Spin), writeSpin: newSpinner(s.o.Spin),
 	}
@@ -301,7 +301,7 @@ func raise(sig chan struct{}) {
 func (c *Conn) raiseAll() {
 	raise(c.readable)
 	raise(c.writable)
-	raise(c.settled)
+	raise(c.checkEnd)
 }
 
 // Close ends the connection: Reads and Writes that are under way return [net.ErrClosed], as later ones do. It returns
@@ -395,7 +395,7 @@ func (c *Conn) finish() {
 	defer late.Stop()
 	for !c.isOver() {
 		select {
-		case <-c.settled:
+		case <-c.checkEnd:
 			continue
 		case <-late.C:
 		case <-c.stack.closed:

@@ -136,8 +136,8 @@ func DataBuffers(c *Conn) int { return c.dataBuffers() }
 // Waiting is how many connections of a listener wait for Accept or are on their way there.
 func Waiting(l *Listener) int { return len(l.places) }
 
-// SettleTime is how long a peer may take to release a Write's memory.
-const SettleTime = settleTime
+// ReleaseTime is how long a peer may take to release a Write's memory.
+const ReleaseTime = releaseTime
 
 // Pin stops the processing of a connection until release is called.
 func Pin(c *Conn) (release func()) {

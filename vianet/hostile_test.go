@@ -438,7 +438,7 @@ func TestWithdrawAnsweredInTime(t *testing.T) {
 	p.receive(withdraw)
 	release := vianet.Pin(c)
 	p.send(message{kind: taken, id: m.id})
-	time.Sleep(vianet.SettleTime + 100*time.Millisecond)
+	time.Sleep(vianet.ReleaseTime + 100*time.Millisecond)
 	release()
 	isTimeout(t, "Write", <-done)
 	p.send(message{kind: data, length: 4, payload: []byte("four")})

@@ -62,7 +62,7 @@ func (m *streams) write(r *rapid.T, i int) {
 	}
 	start := time.Now()
 	k, err := c.Write(b)
-	m.lost = m.lost || time.Since(start) > vianet.SettleTime
+	m.lost = m.lost || time.Since(start) > vianet.ReleaseTime
 	why := <-done
 	switch {
 	case m.lost:

@@ -347,7 +347,7 @@ func TestRoomIsNotFilled(t *testing.T) {
 	}
 }
 
-// A peer may fill the room of a Read later than settleTime, as long as no withdraw has asked it to stop.
+// A peer may fill the room of a Read later than releaseTime, as long as no withdraw has asked it to stop.
 func TestRoomIsFilledLate(t *testing.T) { synctest.Test(t, roomIsFilledLate) }
 
 func roomIsFilledLate(t *testing.T) {
@@ -364,7 +364,7 @@ func roomIsFilledLate(t *testing.T) {
 		done <- err
 	}()
 	p.receive(room)
-	time.Sleep(vianet.SettleTime + 500*time.Millisecond)
+	time.Sleep(vianet.ReleaseTime + 500*time.Millisecond)
 	p.send(message{kind: filled, id: 1, length: n})
 	check(t, <-done)
 }

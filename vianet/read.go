@@ -157,11 +157,11 @@ func (c *Conn) fetchDirect(b []byte) (*landing, error) {
 	return l, nil
 }
 
-// settleTime is how long the peer may take to release the buffer of a Read or Write that is about to return.
-const settleTime = 2 * time.Second
+// releaseTime is how long the peer may take to release the buffer of a Read or Write that is about to return.
+const releaseTime = 2 * time.Second
 
 // finishDirect waits for the bytes that are on their way into the program's buffer, however long they take; after the
-// deadline and after Close, for settleTime at most.
+// deadline and after Close, for releaseTime at most.
 func (c *Conn) finishDirect(l *landing) int {
 	for leave := false; ; {
 		c.mu.Lock()
@@ -172,7 +172,7 @@ func (c *Conn) finishDirect(l *landing) int {
 			break
 		}
 		if leave {
-			c.settle(c.readable, &c.readSpin, l.n, func() bool { return l.done })
+			c.awaitRelease(c.readable, &c.readSpin, l.n, func() bool { return l.done })
 			break
 		}
 		leave = c.await(c.readable, &c.readDeadline, &c.readSpin, l.n) != nil
@@ -184,12 +184,12 @@ func (c *Conn) finishDirect(l *landing) int {
 	return l.came
 }
 
-// settle waits until done, which it calls under mu, reports true. If the peer does not do its part in time, settle
-// breaks the connection, which makes done true. It does not if the peer was in time and this side was descheduled.
-// bytes is how many are on their way.
-func (c *Conn) settle(sig chan struct{}, p *spinner, bytes int, done func() bool) {
+// awaitRelease waits until done, which it calls under mu, reports true. If the peer does not do its part in time,
+// awaitRelease breaks the connection, which makes done true. It does not if the peer was in time and this side was
+// descheduled. bytes is how many are on their way.
+func (c *Conn) awaitRelease(sig chan struct{}, p *spinner, bytes int, done func() bool) {
 	past := &limit{signal: sig}
-	past.set(time.Now().Add(settleTime))
+	past.set(time.Now().Add(releaseTime))
 	defer past.set(time.Time{})
 	for {
 		c.mu.Lock()

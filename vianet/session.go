@@ -145,7 +145,7 @@ func (c *Conn) takeFinAck() error {
 		return errOrder
 	}
 	c.due.finAcked = true
-	raise(c.settled)
+	raise(c.checkEnd)
 	return nil
 }
 
@@ -156,7 +156,7 @@ func (c *Conn) takeStop() error {
 	}
 	c.unheard = true
 	raise(c.writable)
-	raise(c.settled)
+	raise(c.checkEnd)
 	return nil
 }
 

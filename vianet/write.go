@@ -209,7 +209,7 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 	})
 	if err != nil {
 		c.withdraw()
-		c.settle(c.writable, &c.writeSpin, len(b), over)
+		c.awaitRelease(c.writable, &c.writeSpin, len(b), over)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -410,7 +410,7 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 		return n == len(b) && over(), nil
 	})
 	if err != nil {
-		c.settle(c.writable, &c.writeSpin, len(b), over)
+		c.awaitRelease(c.writable, &c.writeSpin, len(b), over)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

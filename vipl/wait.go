@@ -76,15 +76,17 @@ func (w *poller) workAt(due, now int64, idle bool) (late bool) {
 const (
 	spinMost   = 50_000 // ns
 	spinLeast  = 1_000
-	spinRetry  = 64      // waits between two full spins
-	spinPolls  = 1 << 14 // more polls than fit into spinMost, for a clock that stands still (testing/synctest)
-	followFor  = 20_000  // ns without a frame, more than pauseMost, after which a waiter stops polling for the rest of a message
+	spinRetry  = 64     // waits between two full spins
+	followFor  = 20_000 // ns without a frame, more than pauseMost, after which a waiter stops polling for the rest of a message
 	tickSoon   = 50 * time.Microsecond
 	tickLeast  = time.Millisecond
 	tickMost   = 32 * time.Millisecond
 	sleepLimit = time.Second      // the longest sleep
 	spinRate   = time.Microsecond // a program that polls more often than once in this time spins
 )
+
+// spinPolls is more polls than fit into spinMost, for a clock that stands still (testing/synctest).
+var spinPolls = 1 << 14
 
 func (s *signal) init() {
 	s.ch = make(chan struct{}, 1)

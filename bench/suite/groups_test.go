@@ -106,7 +106,7 @@ func TestFaultsAreWhatTheyAreCalled(t *testing.T) {
 		if f.name == "burst-1%" && f.faults.Burst*float64(f.faults.BurstLen) != 0.01 {
 			t.Errorf("%s: %+v", f.name, f.faults)
 		}
-		if f.name == "reorder-2%" && (f.faults.Reorder != 0.02 || f.hit(testbed.WayCounters{Reordered: 3}) != 3) {
+		if f.name == "reorder-2%" && (f.faults.Reorder != 0.02 || f.hit(testbed.EmulatorCounters{Reordered: 3}) != 3) {
 			t.Errorf("%s: %+v", f.name, f.faults)
 		}
 	}

@@ -25,7 +25,7 @@ var lossGroups = []group{{
 type fault struct {
 	name   string
 	faults testbed.Faults
-	hit    func(testbed.WayCounters) uint64 // frames that it befell
+	hit    func(testbed.EmulatorCounters) uint64 // frames that it befell
 }
 
 // faults are the points of the group. The first has none: it is what the others are
@@ -36,7 +36,7 @@ var faults = []fault{
 	{"loss-1%", testbed.Faults{Loss: 0.01}, lostFrames},
 	{"loss-5%", testbed.Faults{Loss: 0.05}, lostFrames},
 	{"burst-1%", testbed.Faults{Burst: 0.01 / burstFrames, BurstLen: burstFrames}, lostFrames},
-	{"reorder-2%", testbed.Faults{Reorder: 0.02, ReorderBy: reorderBy}, func(n testbed.WayCounters) uint64 { return n.Reordered }},
+	{"reorder-2%", testbed.Faults{Reorder: 0.02, ReorderBy: reorderBy}, func(n testbed.EmulatorCounters) uint64 { return n.Reordered }},
 }
 
 const (
@@ -56,7 +56,7 @@ func lossName(loss float64) string {
 	return fmt.Sprintf("loss-%g%%", 100*loss)
 }
 
-func lostFrames(n testbed.WayCounters) uint64 { return n.Lost + n.LostInBurst }
+func lostFrames(n testbed.EmulatorCounters) uint64 { return n.Lost + n.LostInBurst }
 
 // A faultRow is a transport, and TCP's congestion control.
 type faultRow struct {
@@ -201,7 +201,7 @@ func (m *lossMeter) set(f fault) {
 }
 
 // crossed are the frames that both sides have sent.
-func (m *lossMeter) crossed() testbed.WayCounters {
+func (m *lossMeter) crossed() testbed.EmulatorCounters {
 	a, b := m.bed.Crossed(m.xdp)
 	return a.Plus(b)
 }
@@ -232,7 +232,7 @@ func (m *lossMeter) stream(p *gathered, f fault) (mbps float64, err error) {
 		return 0, err
 	}
 	start := m.crossed()
-	var n testbed.WayCounters
+	var n testbed.EmulatorCounters
 	for end := time.Now().Add(faultTime); ; {
 		r, err := m.at.Stream(m.ctx, lossBulk, m.longer(lossTime))
 		if err != nil {

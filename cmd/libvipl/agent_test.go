@@ -18,6 +18,7 @@ import (
 // NIC: between two hosts, each on a queue of its own, and between two processes of
 // one host.
 func TestAgent(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	b := newBedOf(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native") // in generic mode there is but one
 	dir, err := os.MkdirTemp("", "libvipl-agent")                             // t.TempDir is root's alone

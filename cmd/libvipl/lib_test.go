@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -38,6 +39,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	flag.Set("test.parallel", "3") // on few CPUs, too: each program waits for its peer most of the time
 	code := m.Run()
 	if built.dir != "" {
 		os.RemoveAll(built.dir)
@@ -246,9 +248,13 @@ var pairs = []struct {
 
 // TestPrograms runs every program as each compiler makes it.
 func TestPrograms(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	for _, c := range compilers {
-		t.Run(c.String(), func(t *testing.T) { programs(t, c, lib, newBed(t, 1500)) })
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			programs(t, c, lib, newBed(t, 1500))
+		})
 	}
 }
 
@@ -292,6 +298,7 @@ func TestHeader(t *testing.T) {
 
 // The rules hold between queues of an interface as well.
 func TestQueues(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	b := newBedOf(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
 	b.one(t, compilers[0].compile(t, lib, "abi"), "server", "via0", "queues")
@@ -300,6 +307,7 @@ func TestQueues(t *testing.T) {
 // Programs with the same key are connected with each other, by sealed frames; one with
 // none and one whose file has too few bytes are not.
 func TestKey(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	b := newBed(t, 1500, "VIA_VERBOSE=1")
 	program := compilers[0].compile(t, lib, "pingpong")
@@ -330,6 +338,7 @@ func TestKey(t *testing.T) {
 // With VIA_VERBOSE a program that has a handler of its own for errors writes all of them
 // with their causes; without it, none.
 func TestVerboseErrors(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	program := compilers[0].compile(t, lib, "cause")
 	for _, verbose := range []string{"0", "1"} {
@@ -348,6 +357,7 @@ func TestVerboseErrors(t *testing.T) {
 
 // A program with room for hosts of six bytes gets no NIC whose hosts take sixteen.
 func TestSixBytesAreIPv4(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	b := newBed(t, 1500, "VIA_ADDRESS_LEN=6", "VIA_VERBOSE=1")
 	link, err := b.a.Netlink().LinkByName("via0")
@@ -366,6 +376,7 @@ func TestSixBytesAreIPv4(t *testing.T) {
 
 // TestProcess runs what programs do beside calling the library.
 func TestProcess(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	c := compiler{"gcc", "-O2 -Wall -Wextra -Werror"}
 	program := c.compile(t, lib, "process")
@@ -394,6 +405,7 @@ func TestProcess(t *testing.T) {
 // A thread is descheduled in a poll, and resumes safely after the NIC was closed, its
 // memory was collected, and many other handles were freed.
 func TestPreemptedPoll(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "preempted")
 	if out := newBed(t, 1500, "GOGC=1").one(t, program, "server", "via0"); !strings.Contains(out, "preempted: 12 polls") {
@@ -404,6 +416,7 @@ func TestPreemptedPoll(t *testing.T) {
 // A program that loads the library late, after it has started its threads, and unloads
 // it again, finds all 41 operations and can use them.
 func TestLoaded(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror -Wl,--as-needed"}.compile(t, lib, "loaded")
 	if out := newBed(t, 1500).one(t, program, "server", "via0"); !strings.Contains(out, "loaded: 3 times") {
@@ -414,6 +427,7 @@ func TestLoaded(t *testing.T) {
 // A request that cannot be accepted, here because the MTU leaves no room for data, can
 // be rejected, so that the other side need not wait for an answer.
 func TestNarrow(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	b := newBed(t, 1500)
 	link, err := b.a.Netlink().LinkByName("via0")
@@ -479,6 +493,7 @@ func TestSymbols(t *testing.T) {
 // TestSanitizers runs the programs with AddressSanitizer and UndefinedBehaviorSanitizer:
 // the library writes only where it may.
 func TestSanitizers(t *testing.T) {
+	t.Parallel()
 	lib := library(t)
 	c := compiler{"gcc", "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-maybe-uninitialized"}
 	// Leak detection is off, because the sanitizer does not search Go's memory for
@@ -490,6 +505,7 @@ func TestSanitizers(t *testing.T) {
 // Plain go build gives a library that works, too; it starts Go when it is loaded.
 // With -trimpath it uses most packages as make lib has compiled them.
 func TestPlainBuild(t *testing.T) {
+	t.Parallel()
 	library(t) // has what it takes
 	dir := t.TempDir()
 	out, err := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", filepath.Join(dir, "libvipl.so"), ".").CombinedOutput()

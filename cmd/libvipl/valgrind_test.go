@@ -15,6 +15,7 @@ var bad = regexp.MustCompile(`==\d+== (Invalid|Mismatched|Source and destination
 // allocates, and is ignored (valgrind warns that the range is large). Undefined values
 // are not checked: each goroutine's stack looks undefined to it.
 func TestValgrind(t *testing.T) {
+	t.Parallel()
 	lib := library(t, "valgrind")
 	c := compiler{"gcc", "-O1 -g -Wno-maybe-uninitialized"}
 	b := newBed(t, 1500)

@@ -184,7 +184,7 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	if r.Bytes > 0 {
 		fmt.Fprintf(&b, "  bytes         %.3f GB checked\n", float64(r.Bytes)/1e9)
 	}
-	n := r.Way
+	n := r.Emulator
 	fmt.Fprintf(&b, "  frames        %d received by the middle, %d forwarded, %d retransmitted by their senders\n", n.Taken, n.Passed, r.Resent)
 	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d duplicated, %d corrupted, %d reordered, %d delayed, %d over the rate\n",
 		n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
@@ -224,5 +224,5 @@ func soakStep(r torture.SoakReport) string {
 		events += n
 	}
 	return fmt.Sprintf("%v: act %d, event %d (%s); %.2f GB, %d kills; %d frames, %d lost, %d connections", r.Elapsed.Round(time.Second),
-		r.Acts+1, events+1, r.Event, float64(r.Bytes)/1e9, r.Kills, r.Way.Taken, r.Way.Lost+r.Way.LostInBurst, r.Connections)
+		r.Acts+1, events+1, r.Event, float64(r.Bytes)/1e9, r.Kills, r.Emulator.Taken, r.Emulator.Lost+r.Emulator.LostInBurst, r.Connections)
 }

@@ -38,7 +38,7 @@ func soaked(ctx context.Context, r torture.SoakReport, err error, args ...string
 
 var goodSoak = torture.SoakReport{
 	Seed: 7, Silence: 1600 * time.Millisecond, IP: 6, MTU: 9000, Elapsed: time.Hour, Acts: 3, Messages: 4321, Audits: 6, Accounted: 765, Connections: 99, Breaks: 12,
-	Events: map[string]int{"kill": 5, "calm": 2}, Way: testbed.WayCounters{Lost: 17},
+	Events: map[string]int{"kill": 5, "calm": 2}, Emulator: testbed.EmulatorCounters{Lost: 17},
 }
 
 // The report has a line for each thing that happened, and for what was asked.

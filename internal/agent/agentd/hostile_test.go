@@ -361,7 +361,7 @@ func TestDescriptorsUnread(t *testing.T) {
 		for i := range shmLinks {
 			r.say(agentproto.Request{ID: 10 + i, Op: agentproto.OpShmLink, VI: reply.VI})
 		}
-		await.Until(t, "a lane is there", func() (ok bool) {
+		await.Until(t, "a link is there", func() (ok bool) {
 			raw, err := r.c.SyscallConn()
 			if err == nil {
 				err = raw.Control(func(fd uintptr) {

@@ -60,7 +60,7 @@ func TestQuotaOfLink(t *testing.T) {
 	const shmLink = device.LinkBytes
 	ea, eb := newEnd(t, a), newEnd(t, b)
 	connect(t, ea, eb, "first")
-	exchange(t, ea, eb, "by the lane")
+	exchange(t, ea, eb, "by the link")
 	g.charged(t, "with one", pins(a, b)+2*shmLink)
 	second := newEnd(t, b)
 	connect(t, newEnd(t, a), second, "second")
@@ -81,7 +81,7 @@ func TestQuotaOfLink(t *testing.T) {
 	c := g.nic(native, vipl.WithQueue(0), vipl.WithSilence(time.Minute))
 	ec, ed := newEnd(t, c), newEnd(t, b)
 	connect(t, ec, ed, "with the queue's next holder")
-	g.charged(t, "with another lane", pins(b, c)+3*shmLink)
+	g.charged(t, "with another link", pins(b, c)+3*shmLink)
 	g.kill()
 	g.start()
 	g.charged(t, "at the agent after that", pins(b, c)+3*shmLink)
@@ -91,10 +91,10 @@ func TestQuotaOfLink(t *testing.T) {
 		}
 	}
 	g.charged(t, "after the end of the connections", pins(b, c)+2*shmLink)
-	exchange(t, ec, ed, "by the other lane")
+	exchange(t, ec, ed, "by the other link")
 }
 
-// rawLane is a raw program with a queue and a VI.
+// rawLink is a raw program with a queue and a VI.
 type rawLink struct {
 	*raw
 	queue   []*os.File // socket, memory, sign of life
@@ -235,7 +235,7 @@ func TestQuotaRefusesLink(t *testing.T) {
 	// On one queue they need none.
 	other := newEnd(t, a)
 	connect(t, ea, other, "one queue")
-	exchange(t, ea, other, "without a lane")
+	exchange(t, ea, other, "without a link")
 }
 
 // A user that has requested links to missing VIs too often gets the same answer for every VI, also on another
@@ -249,7 +249,7 @@ func TestLinkMisses(t *testing.T) {
 		t.Helper()
 		reply, err := r.ask(agentproto.Request{ID: 5, Op: agentproto.OpShmLink, VI: vi})
 		if err == nil && reply.ShmLink == nil {
-			t.Fatal("neither a lane nor an error")
+			t.Fatal("neither a link nor an error")
 		}
 		return err
 	}
@@ -310,7 +310,7 @@ func TestQuotaUsedUpByLink(t *testing.T) {
 		a.join(t, b)
 	}
 	if _, err := a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi}); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("one lane more: %v, want ErrQuota", err)
+		t.Errorf("one link more: %v, want ErrQuota", err)
 	}
 	g.charged(t, "at the end", 3*queue+2*device.LinkBytes)
 }

@@ -23,7 +23,7 @@ type shmLinkFiles struct {
 	charged [2]bool // sides charged with it by a daemon
 	left    int     // the side that still has it when the other queue has been given back; or both
 	watched bool    // see watchLink
-	kept    bool    // the descriptor store has it
+	key     string  // of its entry in the descriptor store; "": it has none
 
 	memory *os.File
 	// A socket for each side. The two share no file description: a program could make a shared one blocking,
@@ -321,8 +321,8 @@ func (d *device) watchLink(f *shmLinkFiles) {
 func (d *device) dropLink(f *shmLinkFiles) error {
 	delete(d.halfLinks, f)
 	err := f.close()
-	if d.fdStore != nil && f.kept {
-		err = errors.Join(err, d.fdStore.Delete(linkKey(d.place, f.id)))
+	if d.fdStore != nil && f.key != "" {
+		err = errors.Join(err, d.fdStore.Delete(f.key))
 	}
 	return err
 }
@@ -336,7 +336,11 @@ type linkRecord struct {
 	Left    int // the side that still has it, or both
 }
 
-func linkKey(place string, id uint64) string { return fmt.Sprintf("lane/%s/%016x", place, id) }
+// The keys of links begin with linkKind. Those that an agent of an earlier commit has stored begin with oldLinkKind,
+// and stay as they are until the link ends.
+const linkKind, oldLinkKind = "shmlink", "lane"
+
+func linkKey(place string, id uint64) string { return fmt.Sprintf("%s/%s/%016x", linkKind, place, id) }
 
 // keepLink stores the current state of a link in the descriptor store. If that fails, the link works all the
 // same. Caller holds d.mu.
@@ -352,8 +356,10 @@ func (d *device) keepLink(f *shmLinkFiles) {
 	}
 	dups, err := fds.DupAll(files)
 	if err == nil {
-		f.kept = true
-		_ = put(d.fdStore, linkKey(d.place, f.id), linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
+		if f.key == "" {
+			f.key = linkKey(d.place, f.id)
+		}
+		_ = put(d.fdStore, f.key, linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
 	}
 	fds.Close(dups...)
 }
@@ -373,7 +379,7 @@ func readLink(i *fdstore.Entry) (r linkRecord, err error) {
 func (d *device) restoreLinks(kept map[*fdstore.Entry]linkRecord) error {
 	var errs []error
 	for i, r := range kept {
-		f := &shmLinkFiles{id: r.ID, pair: r.Queues, left: r.Left, kept: true}
+		f := &shmLinkFiles{id: r.ID, pair: r.Queues, left: r.Left, key: i.Key}
 		if err := f.restore(i); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", i.Key, err), d.fdStore.Delete(i.Key))
 			continue

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -107,6 +108,12 @@ func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
 	return fdstore.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
 }
 
+// underOldKey is a link's entry as an agent of an earlier commit has stored it.
+func underOldKey(e fdstore.Entry) fdstore.Entry {
+	e.Key = strings.Replace(e.Key, linkKind, oldLinkKind, 1)
+	return e
+}
+
 // A link is restored for those of its queues that are restored, and charged to the sides that were charged;
 // invalid links are dropped.
 func TestRestoreLinks(t *testing.T) {
@@ -124,6 +131,7 @@ func TestRestoreLinks(t *testing.T) {
 		"nobody is there":          {kept: keptLink(t, [2]bool{true, true}, both)},
 		"left to one":              {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{0, 1}, n: [2]int{1, 0}},
 		"left to who is not there": {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{1}},
+		"of an earlier agent":      {kept: underOldKey(keptLink(t, [2]bool{true, true}, both)), leases: []int{0, 1}, live: true, n: [2]int{1, 1}},
 		"a bell too few":           {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{0}, fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,26 +145,27 @@ func TestRestoreLinks(t *testing.T) {
 			for _, q := range tc.leases {
 				newLease(d, q)
 			}
-			r, err := readLink(&tc.kept)
-			if err != nil {
-				t.Fatal(err)
+			nic := fdstore.Entry{Key: nicKey(d.place), Value: []byte("{}")}
+			k, _, err := sortEntries(d.place, []fdstore.Entry{nic, tc.kept})
+			if err != nil || len(k.bad) > 0 || len(k.shmLinks) != 1 {
+				t.Fatalf("%+v, %v", k, err)
 			}
 			d.mu.Lock()
-			err = d.restoreLinks(map[*fdstore.Entry]linkRecord{&tc.kept: r})
+			err = d.restoreLinks(k.shmLinks)
 			d.mu.Unlock()
 			tc.kept.Close()
 			if (err != nil) != tc.fails || (d.shmLinks[[2]int{0, 1}] != nil) != tc.live {
-				t.Errorf("%v, lanes %v, want one: %v", err, d.shmLinks, tc.live)
+				t.Errorf("%v, links %v, want one: %v", err, d.shmLinks, tc.live)
 			}
 			var n [2]int
 			for q, l := range d.leases {
 				n[q] = (&Local{dev: d, lease: l}).OnLinkLeft(func() {})
 			}
 			if d.mu.Lock(); n != tc.n {
-				t.Errorf("charged are %v lanes, want %v", n, tc.n)
+				t.Errorf("charged are %v links, want %v", n, tc.n)
 			}
 			if there := len(fdStore.all()); there != min(n[0]+n[1], 1) {
-				t.Errorf("%d lanes are kept", there)
+				t.Errorf("%d links are kept", there)
 			}
 			d.mu.Unlock()
 			for _, q := range tc.leases {

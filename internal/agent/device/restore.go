@@ -117,7 +117,7 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 			if bad == nil {
 				k.vis[uint32(num)] = r
 			}
-		case "lane":
+		case linkKind, oldLinkKind:
 			var r linkRecord
 			if r, bad = readLink(i); bad == nil {
 				k.shmLinks[i] = r

@@ -45,7 +45,7 @@ type entry struct {
 func Main(ctx context.Context, l *net.UnixListener) error {
 	k := &server{leave: make(chan struct{}), entries: make(map[string]*entry)}
 	go k.accept(l)
-	timer := time.AfterFunc(firstAgent, k.settle)
+	timer := time.AfterFunc(firstAgent, k.endIfUnused)
 	defer timer.Stop()
 	select {
 	case <-k.leave:
@@ -75,8 +75,8 @@ func (k *server) accept(l *net.UnixListener) {
 	}
 }
 
-// settle ends the server when there is no agent and no queue has a holder.
-func (k *server) settle() {
+// endIfUnused ends the server when there is no agent and no queue has a holder.
+func (k *server) endIfUnused() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.agent != nil || k.left {
@@ -118,7 +118,7 @@ func (k *server) serve(me, before *agent) {
 			k.agent = nil
 		}
 		k.mu.Unlock()
-		k.settle()
+		k.endIfUnused()
 	}()
 	if before != nil {
 		// An agent that misses this message would reconnect and replace the new one. One that
@@ -212,7 +212,7 @@ func (k *server) watch(i *entry, alive *os.File) {
 	i.alive = nil
 	k.mu.Unlock()
 	_ = alive.Close()
-	k.settle()
+	k.endIfUnused()
 }
 
 // drop forgets a key. Caller holds k.mu.

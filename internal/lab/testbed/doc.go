@@ -23,8 +23,8 @@
 // processes that come and go: one can be killed and another started with its addresses.
 //
 //	side 0                     middle                      side 1
-//	via0 ==== side0 --> way 0 (faults) --> side1 ==== via0
-//	                <-- way 1 (faults) <--
+//	via0 ==== side0 --> emulator 0 (faults) --> side1 ==== via0
+//	                <-- emulator 1 (faults) <--
 //
 // A forwarder is two goroutines on packet sockets, which [Middle.Prefer] makes run before
 // any other program.

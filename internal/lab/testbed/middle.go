@@ -21,11 +21,11 @@ import (
 // A Middle is a third namespace through which two others are joined, and a forwarder in it that does to
 // the frames what [Faults] say.
 //
-//	  side 0                     middle                      side 1
-//	+--------+     +--------------------------------+     +--------+
-//	|  via0  |=====| side0 --> way 0 (faults) -->   |=====|  via0  |
-//	|        |     |       <-- way 1 (faults) <--   |     |        |
-//	+--------+     +--------------------------------+     +--------+
+//	  side 0                       middle                         side 1
+//	+--------+     +------------------------------------+     +--------+
+//	|  via0  |=====| side0 --> emulator 0 (faults) -->  |=====|  via0  |
+//	|        |     |       <-- emulator 1 (faults) <--  |     |        |
+//	+--------+     +------------------------------------+     +--------+
 //
 // The forwarder is two goroutines of this process on packet sockets, not the kernel's netem: many kernels
 // are built without netem, and its choices cannot be repeated. The cost is two more system calls for each
@@ -36,9 +36,9 @@ import (
 //
 // Methods may be called concurrently.
 type Middle struct {
-	ways [2]*way
-	ns   netns.NsHandle
-	once sync.Once // Close
+	emulators [2]*emulator
+	ns        netns.NsHandle
+	once      sync.Once // Close
 }
 
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
@@ -72,13 +72,13 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err err
 		return nil, ends, err
 	}
 	err = thread.In(int(ns), func() error {
-		for i := range m.ways {
-			w, err := openWay(indices[i], indices[1-i])
+		for i := range m.emulators {
+			e, err := openEmulator(indices[i], indices[1-i])
 			if err != nil {
 				return err
 			}
-			m.ways[i] = w
-			thread.Go(w.run)
+			m.emulators[i] = e
+			thread.Go(e.run)
 		}
 		return nil
 	})
@@ -98,7 +98,7 @@ func (m *Middle) replug(sides [2]netns.NsHandle, p Pair, i int, mac net.Hardware
 		err = m.ready(sides, p.Names)
 	}
 	if err == nil {
-		err = thread.In(int(m.ns), func() error { return errors.Join(m.ways[i].readFrom(index), m.ways[1-i].writeTo(index)) })
+		err = thread.In(int(m.ns), func() error { return errors.Join(m.emulators[i].readFrom(index), m.emulators[1-i].writeTo(index)) })
 	}
 	return end, err
 }
@@ -154,9 +154,9 @@ func plainFrames(name string) error {
 
 // SetFaults sets what happens to the frames that a side sends, from the next
 // one on, and restarts the choices at the seed.
-func (m *Middle) SetFaults(side int, f Faults) { m.ways[side].setFaults(f) }
+func (m *Middle) SetFaults(side int, f Faults) { m.emulators[side].setFaults(f) }
 
-// SetBoth sets the faults of both ways; those of side 1 have a seed of their
+// SetBoth sets the faults of both emulators; those of side 1 have a seed of their
 // own that follows from f's.
 func (m *Middle) SetBoth(f Faults) {
 	m.SetFaults(0, f)
@@ -168,10 +168,10 @@ func (m *Middle) SetBoth(f Faults) {
 // before any other program, as a wire does. Without it, programs that never sleep delay the forwarder, and
 // the measurement shows the scheduler. It needs CAP_SYS_NICE. Call it at most once.
 func (m *Middle) Prefer(cpus [2]int) error {
-	for i, w := range m.ways {
+	for i, e := range m.emulators {
 		var set unix.CPUSet
 		set.Set(cpus[i])
-		thread := <-w.thread
+		thread := <-e.thread
 		err := unix.SchedSetaffinity(thread, &set)
 		if err == nil {
 			err = unix.SchedSetAttr(thread, &unix.SchedAttr{
@@ -196,22 +196,22 @@ func (m *Middle) Dropped(side int) (n uint64, err error) {
 }
 
 // Counters are those of the frames that a side has sent.
-func (m *Middle) Counters(side int) WayCounters { return m.ways[side].counters() }
+func (m *Middle) Counters(side int) EmulatorCounters { return m.emulators[side].counters() }
 
 // Watch also counts separately, from now on, the frames for which is returns true, by the side that has
 // sent them. is gets each frame before any fault. It is called for both sides at the same time, and must
 // not keep the frame.
 func (m *Middle) Watch(is func(side int, frame []byte) bool) {
-	for side, w := range m.ways {
-		w.mu.Lock()
-		w.watch = func(frame []byte) bool { return is(side, frame) }
-		w.mu.Unlock()
+	for side, e := range m.emulators {
+		e.mu.Lock()
+		e.watch = func(frame []byte) bool { return is(side, frame) }
+		e.mu.Unlock()
 	}
 }
 
 // Watched are the counters of a side's frames for which Watch's is returned true, without Overrun and
 // Waiting.
-func (m *Middle) Watched(side int) WayCounters { return m.ways[side].watched() }
+func (m *Middle) Watched(side int) EmulatorCounters { return m.emulators[side].watched() }
 
 // SetMTU changes the largest frame that the middle takes and gives; the sides'
 // interfaces are not touched.
@@ -226,9 +226,9 @@ func (m *Middle) eachLink(f func(*netlink.Handle, netlink.Link) error) error {
 // Close ends the forwarder and removes the pairs. Counters stay readable. The second time it does nothing.
 func (m *Middle) Close() (err error) {
 	m.once.Do(func() {
-		for _, w := range m.ways {
-			if w != nil {
-				w.close()
+		for _, e := range m.emulators {
+			if e != nil {
+				e.close()
 			}
 		}
 		// Closing the namespace's last descriptor removes the links only some time later.
@@ -278,16 +278,16 @@ func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []
 	}
 	f.theirs = int32(20 - prio) // 20-prio, as the system call returns it
 	f.Compete(false)
-	for side, w := range m.ways {
-		if f.outs[side], err = unix.FcntlInt(uintptr(w.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+	for side, e := range m.emulators {
+		if f.outs[side], err = unix.FcntlInt(uintptr(e.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 			return nil, fmt.Errorf("packet socket: %w", err)
 		}
 	}
 	if f.lo, err = m.loopback(); err != nil {
 		return nil, err
 	}
-	for side, w := range m.ways {
-		w.sample(true)
+	for side, e := range m.emulators {
+		e.sample(true)
 		f.run.Add(1)
 		thread.Go(func() { f.forge(side, rand.New(rand.NewPCG(seed, uint64(side)))) })
 	}
@@ -332,8 +332,8 @@ func (f *Forger) Sent() uint64 { return f.sent.Load() }
 func (f *Forger) Close() {
 	close(f.stop)
 	f.run.Wait()
-	for _, w := range f.middle.ways {
-		w.sample(false)
+	for _, e := range f.middle.emulators {
+		e.sample(false)
 	}
 	f.closeSockets()
 }
@@ -358,7 +358,7 @@ func (f *Forger) forge(side int, rng *rand.Rand) {
 			return
 		default:
 		}
-		if frames = f.middle.ways[side].sampled(frames[:0]); len(frames) == 0 {
+		if frames = f.middle.emulators[side].sampled(frames[:0]); len(frames) == 0 {
 			time.Sleep(time.Millisecond) // nothing has passed yet
 			continue
 		}
@@ -380,32 +380,32 @@ func (f *Forger) forge(side int, rng *rand.Rand) {
 }
 
 // sample begins, or ends, to keep frames that pass.
-func (w *way) sample(on bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.kept = nil
+func (e *emulator) sample(on bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.kept = nil
 	if on {
-		w.kept = make([][]byte, 0, samples)
+		e.kept = make([][]byte, 0, samples)
 	}
 }
 
 // keep remembers a frame if a forger wants some. Locked.
-func (w *way) keep(frame []byte) {
+func (e *emulator) keep(frame []byte) {
 	switch {
-	case w.kept == nil:
-	case len(w.kept) < samples:
-		w.kept = append(w.kept, append([]byte(nil), frame...))
+	case e.kept == nil:
+	case len(e.kept) < samples:
+		e.kept = append(e.kept, append([]byte(nil), frame...))
 	default:
-		old := &w.kept[w.n.Taken%samples]
+		old := &e.kept[e.n.Taken%samples]
 		*old = append((*old)[:0], frame...)
 	}
 }
 
 // sampled copies what was kept.
-func (w *way) sampled(into [][]byte) [][]byte {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, b := range w.kept {
+func (e *emulator) sampled(into [][]byte) [][]byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, b := range e.kept {
 		into = append(into, append([]byte(nil), b...))
 	}
 	return into
@@ -416,7 +416,7 @@ type Sender struct{ out int }
 
 // Sender makes one that sends as the side from does, past faults and counters.
 func (m *Middle) Sender(from int) (*Sender, error) {
-	out, err := unix.FcntlInt(uintptr(m.ways[from].out), unix.F_DUPFD_CLOEXEC, 0)
+	out, err := unix.FcntlInt(uintptr(m.emulators[from].out), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("packet socket: %w", err)
 	}

@@ -38,7 +38,7 @@ func testSite(t *testing.T) *Site {
 }
 
 // sockets are two UDP sockets of the sides, with their neighbours known, so
-// that no other frames are on the way.
+// that no other frames are under way.
 func sockets(t *testing.T, s *Site) (from, to *net.UDPConn) {
 	t.Helper()
 	open := func(side int, local, remote string) (c *net.UDPConn) {
@@ -75,7 +75,7 @@ const datagram = 200
 // flood sends count numbered datagrams and returns the numbers that arrived, in
 // order of arrival, and the counters. The forwarder must stay on one CPU: frames
 // that are given to the kernel on two of them may overtake each other.
-func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (arrived []int, n WayCounters) {
+func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (arrived []int, n EmulatorCounters) {
 	t.Helper()
 	const few = 200 // as many find room in every queue of the kernel, whatever gets no CPU
 	before, end := s.Middle.Counters(0), time.Now().Add(2*time.Minute)
@@ -84,7 +84,7 @@ func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (a
 	read := func() (number uint32, ok bool) {
 		t.Helper()
 		if time.Now().After(end) {
-			t.Fatalf("%d have arrived, and still on the way: %+v", len(arrived), s.Middle.Counters(0).Since(before))
+			t.Fatalf("%d have arrived, and still under way: %+v", len(arrived), s.Middle.Counters(0).Since(before))
 		}
 		to.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
 		size, err := to.Read(got)
@@ -176,34 +176,34 @@ func TestFaults(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		faults Faults
-		check  func(n WayCounters, arrived, overtaken, twice int) bool
+		check  func(n EmulatorCounters, arrived, overtaken, twice int) bool
 	}{
-		{"none", Faults{}, func(n WayCounters, arrived, overtaken, twice int) bool {
+		{"none", Faults{}, func(n EmulatorCounters, arrived, overtaken, twice int) bool {
 			return arrived == count && overtaken+twice == 0 && n.Passed == count && n.Delayed == 0
 		}},
-		{"loss", Faults{Seed: 1, Loss: 0.1}, func(n WayCounters, arrived, overtaken, twice int) bool {
+		{"loss", Faults{Seed: 1, Loss: 0.1}, func(n EmulatorCounters, arrived, overtaken, twice int) bool {
 			return near(n.Lost, 0.1, count) && arrived == count-int(n.Lost) && overtaken+twice == 0
 		}},
-		{"bursts", Faults{Seed: 2, Burst: 0.01}, func(n WayCounters, arrived, _, _ int) bool {
+		{"bursts", Faults{Seed: 2, Burst: 0.01}, func(n EmulatorCounters, arrived, _, _ int) bool {
 			return n.LostInBurst > 100 && n.Lost == 0 && arrived == count-int(n.LostInBurst)
 		}},
-		{"duplicates", Faults{Seed: 3, Duplicate: 0.2}, func(n WayCounters, arrived, _, twice int) bool {
+		{"duplicates", Faults{Seed: 3, Duplicate: 0.2}, func(n EmulatorCounters, arrived, _, twice int) bool {
 			return near(n.Duplicated, 0.2, count) && twice == int(n.Duplicated) && arrived == count+twice
 		}},
-		{"reordering", Faults{Seed: 4, Reorder: 0.1, ReorderBy: 5 * time.Millisecond}, func(n WayCounters, arrived, overtaken, _ int) bool {
+		{"reordering", Faults{Seed: 4, Reorder: 0.1, ReorderBy: 5 * time.Millisecond}, func(n EmulatorCounters, arrived, overtaken, _ int) bool {
 			return near(n.Reordered, 0.1, count) && arrived == count && overtaken > 0
 		}},
-		{"corruption", Faults{Seed: 5, Corrupt: 0.1}, func(n WayCounters, arrived, _, _ int) bool {
+		{"corruption", Faults{Seed: 5, Corrupt: 0.1}, func(n EmulatorCounters, arrived, _, _ int) bool {
 			return near(n.Corrupted, 0.1, count) && arrived < count && arrived >= count-int(n.Corrupted)
 		}},
-		{"delay", Faults{Seed: 6, Delay: 20 * time.Millisecond}, func(n WayCounters, arrived, overtaken, _ int) bool {
+		{"delay", Faults{Seed: 6, Delay: 20 * time.Millisecond}, func(n EmulatorCounters, arrived, overtaken, _ int) bool {
 			return n.Delayed == count && arrived == count && overtaken == 0
 		}},
-		{"jitter", Faults{Seed: 7, Jitter: 20 * time.Millisecond}, func(n WayCounters, arrived, overtaken, _ int) bool {
+		{"jitter", Faults{Seed: 7, Jitter: 20 * time.Millisecond}, func(n EmulatorCounters, arrived, overtaken, _ int) bool {
 			return n.Delayed > count*9/10 && arrived == count && overtaken > count/4
 		}},
 		// Six seconds of frames; no sender takes so long.
-		{"rate", Faults{Seed: 8, Rate: 1_000_000, Queue: 100}, func(n WayCounters, arrived, overtaken, _ int) bool {
+		{"rate", Faults{Seed: 8, Rate: 1_000_000, Queue: 100}, func(n EmulatorCounters, arrived, overtaken, _ int) bool {
 			return n.Limited > 0 && n.Delayed >= 100 && arrived == count-int(n.Limited) && overtaken == 0
 		}},
 	} {
@@ -443,7 +443,7 @@ func TestStartThroughFails(t *testing.T) {
 
 // Watched frames are also counted separately, including delayed ones.
 func TestWatched(t *testing.T) {
-	w := &way{in: -1, out: -1, epoch: time.Now(), randomSource: newRandomSource()} // whose kernel refuses all
+	w := &emulator{in: -1, out: -1, epoch: time.Now(), randomSource: newRandomSource()} // whose kernel refuses all
 	w.watch = func(frame []byte) bool { return frame[0] == 1 }
 	w.faults = Faults{Seed: 1, Loss: 0.1, Burst: 0.02, Duplicate: 0.2, Reorder: 0.2}
 	const count = 3000
@@ -461,7 +461,7 @@ func TestWatched(t *testing.T) {
 		n.Lost == all.Lost || n.Reordered == 0 || n.LostInBurst == 0 || n.Refused == 0 {
 		t.Errorf("%+v of %+v", n, all)
 	}
-	for _, n := range []WayCounters{n, all.Since(n)} {
+	for _, n := range []EmulatorCounters{n, all.Since(n)} {
 		if n.Taken+n.Duplicated != n.Lost+n.LostInBurst+n.Refused || n.Waiting != 0 {
 			t.Errorf("not balanced: %+v", n)
 		}

@@ -214,7 +214,7 @@ func (b *Bed) Until(within time.Duration, ok func(r [2]*Report) bool) (r [2]*Rep
 var errTooLate = errors.New("it did not come to that in time")
 
 // crossed is the sum of the counters of both directions so far.
-func (b *Bed) crossed() testbed.WayCounters {
+func (b *Bed) crossed() testbed.EmulatorCounters {
 	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
 }
 

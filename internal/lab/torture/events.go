@@ -88,7 +88,7 @@ func (s *soak) undergo(e event) error {
 	if err := e.run(s); err != nil {
 		return err
 	}
-	if err := s.settle(e.name); err != nil {
+	if err := s.awaitTalk(e.name); err != nil {
 		return err
 	}
 	s.report.Events[e.name]++
@@ -326,7 +326,7 @@ func (s *soak) moveAddress() error {
 	if side == 0 {
 		return s.setAddress(side, home)()
 	}
-	if err := s.settle("address moves"); err != nil {
+	if err := s.awaitTalk("address moves"); err != nil {
 		return err
 	}
 	return s.moved("address moves back", side, s.setAddress(side, home))
@@ -343,7 +343,7 @@ func (s *soak) moveHardware() error {
 	if err := s.moved("hardware address moves", side, away); err != nil {
 		return err
 	}
-	if err := s.settle("hardware address moves"); err != nil {
+	if err := s.awaitTalk("hardware address moves"); err != nil {
 		return err
 	}
 	return s.moved("hardware address moves back", side, home)
@@ -433,14 +433,14 @@ func (s *soak) shrink() error {
 	if ended < uint64(2*s.cfg.Flows) && !s.starved(name, start) {
 		s.violated("%s: %d connections ended for it, and there were %d reliable ones", name, ended, 2*s.cfg.Flows)
 	}
-	if err := s.settle(name); err != nil {
+	if err := s.awaitTalk(name); err != nil {
 		return err
 	}
 	small, start := s.known, time.Now()
 	if err := s.setMTUs(s.mtu()); err != nil {
 		return err
 	}
-	if err := s.settle("MTU grows"); err != nil {
+	if err := s.awaitTalk("MTU grows"); err != nil {
 		return err
 	}
 	s.blame("MTU grows", small, s.starved("MTU grows", start))

@@ -135,7 +135,7 @@ func (s *soak) unreachables() (sum uint64, err error) {
 // noticed checks what the flood has met: program and engine have dropped each kind of frame by its name, and, where
 // connections are plain, no kernel has answered any. before is how many unreachables were sent by then.
 func (s *soak) noticed(before uint64) error {
-	r, err := s.bed.Until(settleWait, func(r [2]*Report) bool { return s.missed(r[0]) == "" && s.missed(r[1]) == "" })
+	r, err := s.bed.Until(talkWithin, func(r [2]*Report) bool { return s.missed(r[0]) == "" && s.missed(r[1]) == "" })
 	if err != nil && !errors.Is(err, errTooLate) {
 		return err
 	}

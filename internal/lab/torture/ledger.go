@@ -14,15 +14,15 @@ import (
 
 // frameCounts are what became of the frames of VIs that one side has sent, counted at each station:
 //
-//	socket --> way (faults) --> program --> socket --> engine
-//	  sent       way              seen       got
+//	socket --> emulator --> program --> socket --> engine
+//	  sent       emulated     seen       got
 type frameCounts struct {
 	sent      uint64 // frames that the sender's kernel has taken, and did not name as lost
 	cancelled uint64 // of them, those that were cancelled: see xdpnic.Queue.Cancel
-	out       uint64 // those that the link to the way had no room for, other frames among them
-	way       testbed.WayCounters
-	all       testbed.WayCounters // with other frames on the way
-	in        uint64              // those that the link from there had no room for, other frames among them
+	out       uint64 // those that the link to the emulator had no room for, other frames among them
+	emulated  testbed.EmulatorCounters
+	all       testbed.EmulatorCounters // with other frames
+	in        uint64                   // those that the link from there had no room for, other frames among them
 
 	seen       uint64 // by the program, whatever it did with them
 	redirected uint64 // of them, those for the socket
@@ -38,19 +38,19 @@ func (a frameCounts) since(b frameCounts) frameCounts {
 	} {
 		*p[0] -= *p[1]
 	}
-	a.way, a.all = a.way.Since(b.way), a.all.Since(b.all)
+	a.emulated, a.all = a.emulated.Since(b.emulated), a.all.Since(b.all)
 	return a
 }
 
-// onTheWay finds frames that were lost without a count, or came from nowhere, between the two sockets. A damaged
+// underWay finds frames that were lost without a count, or came from nowhere, between the two sockets. A damaged
 // frame may count as any other.
-func (a frameCounts) onTheWay() error {
-	n, taken, room := a.way, a.way.Taken+a.cancelled, a.all.Overrun+a.out
+func (a frameCounts) underWay() error {
+	n, taken, room := a.emulated, a.emulated.Taken+a.cancelled, a.all.Overrun+a.out
 	if taken > a.sent || taken+room < a.sent {
-		return fmt.Errorf("%d frames were sent, %d came to the way; there was no room for %d", a.sent, taken, room)
+		return fmt.Errorf("%d frames were sent, %d came to the emulator; there was no room for %d", a.sent, taken, room)
 	}
 	if n.Taken+n.Duplicated != n.Passed+n.Lost+n.LostInBurst+n.Limited+n.Refused {
-		return fmt.Errorf("the way has lost count of frames: %+v", n)
+		return fmt.Errorf("the emulator has lost count of frames: %+v", n)
 	}
 	if a.seen+n.Corrupted+a.in < n.Passed || a.seen > n.Passed+a.all.Corrupted-n.Corrupted {
 		return fmt.Errorf("%d frames passed, %d came to the program; %d were damaged, and there was no room for %d", n.Passed, a.seen, a.all.Corrupted, a.in)
@@ -93,10 +93,10 @@ func ofVI(frame []byte) bool {
 	return udp != nil && udp[udpHead+1]&wire.KindConnect == 0
 }
 
-// onTheWay is the part of a side's counts that is taken between the two sockets.
-func (l *ledger) onTheWay(side int) (a frameCounts, err error) {
+// underWay is the part of a side's counts that is taken between the two sockets.
+func (l *ledger) underWay(side int) (a frameCounts, err error) {
 	m := l.bed.Site.Middle
-	a.cancelled, a.way, a.all = l.cancelled[side].Load(), m.Watched(side), m.Counters(side)
+	a.cancelled, a.emulated, a.all = l.cancelled[side].Load(), m.Watched(side), m.Counters(side)
 	a.in, err = m.Dropped(1 - side)
 	return a, errors.Join(err, l.bed.Link(side, func(link netlink.Link) error {
 		a.out = link.Attrs().Statistics.TxDropped
@@ -107,7 +107,7 @@ func (l *ledger) onTheWay(side int) (a frameCounts, err error) {
 // counts are those of both sides, as of a count.
 func (l *ledger) counts(r [2]*Report) (a [2]frameCounts, err error) {
 	for side := range a {
-		if a[side], err = l.onTheWay(side); err != nil {
+		if a[side], err = l.underWay(side); err != nil {
 			return a, err
 		}
 		q, to := &r[side].Queue, r[1-side]
@@ -125,7 +125,7 @@ func (l *ledger) counts(r [2]*Report) (a [2]frameCounts, err error) {
 // begin begins the accounts of interfaces that are about to be opened.
 func (s *soak) begin() (err error) {
 	for side := range s.audited {
-		if s.audited[side], err = s.ledger.onTheWay(side); err != nil {
+		if s.audited[side], err = s.ledger.underWay(side); err != nil {
 			return err
 		}
 	}
@@ -135,7 +135,7 @@ func (s *soak) begin() (err error) {
 
 // audit looks for chunks and frames that are not accounted for. No flow runs.
 func (s *soak) audit() error {
-	for end := time.Now().Add(settleWait); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(talkWithin); ; time.Sleep(5 * time.Millisecond) {
 		r, err := s.bed.Count()
 		if err != nil {
 			return err
@@ -151,7 +151,7 @@ func (s *soak) audit() error {
 		case len(s.report.Violations) > 0:
 			return nil
 		case err != nil && time.Now().Before(end):
-			continue // the last frames are on the way still
+			continue // the last frames are still under way
 		case err != nil:
 			s.violated("%v", err)
 			return nil
@@ -183,7 +183,7 @@ func (s *soak) unaccounted(a [2]frameCounts) (err error) {
 		if !s.continuous() {
 			continue
 		}
-		if e := a[side].since(s.audited[side]).onTheWay(); e != nil {
+		if e := a[side].since(s.audited[side]).underWay(); e != nil {
 			err = errors.Join(err, fmt.Errorf("from side %d: %w", side, e))
 		}
 	}

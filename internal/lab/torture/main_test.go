@@ -146,8 +146,8 @@ func promises(t *testing.T, side int, r *Report) {
 	}
 }
 
-// calm ends the faults, and says what they did so far to both ways together.
-func calm(b *Bed) testbed.WayCounters {
+// calm ends the faults, and says what they did so far in both directions together.
+func calm(b *Bed) testbed.EmulatorCounters {
 	b.Site.Middle.SetBoth(testbed.Faults{})
 	return b.crossed()
 }

@@ -126,47 +126,47 @@ func TestWholeNumbers(t *testing.T) {
 func TestAccount(t *testing.T) {
 	balanced := frameCounts{
 		sent: 1000, cancelled: 1, seen: 985, redirected: 980, named: 980, received: 970, engine: 970,
-		way: testbed.WayCounters{Taken: 999, Duplicated: 10, Lost: 12, LostInBurst: 5, Limited: 4, Refused: 3, Passed: 985},
-		all: testbed.WayCounters{Taken: 1500},
+		emulated: testbed.EmulatorCounters{Taken: 999, Duplicated: 10, Lost: 12, LostInBurst: 5, Limited: 4, Refused: 3, Passed: 985},
+		all:      testbed.EmulatorCounters{Taken: 1500},
 	}
 	earlier := balanced
 	earlier.out, earlier.in = 3, 4
 	for _, c := range []struct {
-		name          string
-		change        func(a *frameCounts)
-		way, receiver bool
+		name               string
+		change             func(a *frameCounts)
+		underWay, receiver bool
 	}{
 		{"balanced", func(*frameCounts) {}, true, true},
-		{"lost before the way", func(a *frameCounts) { a.sent++ }, false, true},
-		{"no room before the way", func(a *frameCounts) { a.sent++; a.all.Overrun++ }, true, true},
-		{"no room on the link to the way", func(a *frameCounts) { a.sent += 2; a.out += 2 }, true, true},
+		{"lost before the emulator", func(a *frameCounts) { a.sent++ }, false, true},
+		{"no room before the emulator", func(a *frameCounts) { a.sent++; a.all.Overrun++ }, true, true},
+		{"no room on the link to the emulator", func(a *frameCounts) { a.sent += 2; a.out += 2 }, true, true},
 		{"more lost than had no room", func(a *frameCounts) { a.sent += 2; a.out++ }, false, true},
-		{"no room on the link from the way", func(a *frameCounts) { a.seen--; a.in++ }, true, true},
+		{"no room on the link from the emulator", func(a *frameCounts) { a.seen--; a.in++ }, true, true},
 		{"two lost, room for one", func(a *frameCounts) { a.seen -= 2; a.in++ }, false, true},
 		{"from nowhere", func(a *frameCounts) { a.sent-- }, false, true},
 		{"voided and not sent", func(a *frameCounts) { a.cancelled++ }, false, true},
-		{"lost on the way", func(a *frameCounts) { a.way.Lost-- }, false, true},
-		{"doubled on the way", func(a *frameCounts) { a.way.Passed++; a.seen++ }, false, true},
+		{"lost under way", func(a *frameCounts) { a.emulated.Lost-- }, false, true},
+		{"doubled under way", func(a *frameCounts) { a.emulated.Passed++; a.seen++ }, false, true},
 		{"lost before the program", func(a *frameCounts) { a.seen-- }, false, true},
-		{"damaged, for the kernel now", func(a *frameCounts) { a.seen--; a.way.Corrupted++; a.all.Corrupted++ }, true, true},
-		{"two lost, one damaged", func(a *frameCounts) { a.seen -= 2; a.way.Corrupted++; a.all.Corrupted++ }, false, true},
+		{"damaged, for the kernel now", func(a *frameCounts) { a.seen--; a.emulated.Corrupted++; a.all.Corrupted++ }, true, true},
+		{"two lost, one damaged", func(a *frameCounts) { a.seen -= 2; a.emulated.Corrupted++; a.all.Corrupted++ }, false, true},
 		{"another one damaged, a VI's now", func(a *frameCounts) { a.seen++; a.all.Corrupted++ }, true, true},
 		{"doubled before the program", func(a *frameCounts) { a.seen++ }, false, true},
-		{"one damaged, doubled before the program", func(a *frameCounts) { a.seen++; a.way.Corrupted++; a.all.Corrupted++ }, false, true},
+		{"one damaged, doubled before the program", func(a *frameCounts) { a.seen++; a.emulated.Corrupted++; a.all.Corrupted++ }, false, true},
 		{"lost before the socket", func(a *frameCounts) { a.named-- }, true, false},
 		{"lost before the engine", func(a *frameCounts) { a.engine-- }, true, false},
 	} {
 		a := balanced
 		c.change(&a)
-		if err := a.onTheWay(); (err == nil) != c.way {
-			t.Errorf("%s: on the way: %v", c.name, err)
+		if err := a.underWay(); (err == nil) != c.underWay {
+			t.Errorf("%s: under way: %v", c.name, err)
 		}
 		if err := a.atReceiver(); (err == nil) != c.receiver {
 			t.Errorf("%s: at the receiver: %v", c.name, err)
 		}
 		later := frameCounts{
 			sent: a.sent + balanced.sent, cancelled: a.cancelled + 1, seen: a.seen + 985, redirected: a.redirected + 980, named: a.named + 980,
-			out: a.out + earlier.out, in: a.in + earlier.in, received: a.received + 970, engine: a.engine + 970, way: a.way.Plus(balanced.way), all: a.all.Plus(balanced.all),
+			out: a.out + earlier.out, in: a.in + earlier.in, received: a.received + 970, engine: a.engine + 970, emulated: a.emulated.Plus(balanced.emulated), all: a.all.Plus(balanced.all),
 		}
 		if got := later.since(earlier); got != a {
 			t.Errorf("%s: since an earlier look: %+v, not %+v", c.name, got, a)

@@ -146,13 +146,13 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	return n, nil
 }
 
-// settleWithin is how long the kernel may take to complete what it was sent.
-const settleWithin = 5 * time.Second
+// drainWithin is how long the kernel may take to complete what it was sent.
+const drainWithin = 5 * time.Second
 
 // count looks for chunks that were not given back, and keeps the queue's counters. The engine has stopped.
 func (n *nic) count() {
 	q := n.meter.Queue
-	for end := time.Now().Add(settleWithin); q.TxFree() < n.txFree && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(drainWithin); q.TxFree() < n.txFree && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		q.Flush()
 		q.Reap()
 		// An interface that is gone or down completes nothing; that is reported below.

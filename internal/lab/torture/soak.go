@@ -82,7 +82,7 @@ type SoakReport struct {
 	Audits    int    // times at which all was at rest, and every chunk in its place
 	Accounted uint64 // frames sent that were received or dropped by name, while no worker was killed or cut off
 
-	Way testbed.WayCounters
+	Emulator testbed.EmulatorCounters `json:"Way"`
 
 	Violations []string // promises that were broken; a soak ends with the first act that has any
 }
@@ -226,7 +226,7 @@ func (s *soak) open() error {
 		}
 	}
 	s.cut = false
-	return s.settle("start")
+	return s.awaitTalk("start")
 }
 
 // reopen opens a side's interface and starts its flows.
@@ -266,14 +266,14 @@ func (s *soak) startFlows(side int) error {
 	return nil
 }
 
-// settleWait is how long all flows may take to be connected and to talk, unless the silence is very long.
-const settleWait = time.Minute
+// talkWithin is how long all flows may take to be connected and to talk, unless the silence is very long.
+const talkWithin = time.Minute
 
-// settle waits until every flow talks, as it must after each event.
-func (s *soak) settle(event string) error {
+// awaitTalk waits until every flow talks, as it must after each event.
+func (s *soak) awaitTalk(event string) error {
 	s.bed.Site.Middle.SetBoth(testbed.Faults{})
 	var from [2]*Report
-	r, err := s.bed.Until(max(settleWait, 20*s.cfg.Silence), func(r [2]*Report) bool {
+	r, err := s.bed.Until(max(talkWithin, 20*s.cfg.Silence), func(r [2]*Report) bool {
 		if from[0] == nil {
 			from = r
 			return false
@@ -372,7 +372,7 @@ func (s *soak) add(side int, r *Report) {
 // note reports progress.
 func (s *soak) note(event string) {
 	s.report.Event, s.report.Elapsed = event, time.Since(s.start)
-	s.report.Way = s.bed.crossed()
+	s.report.Emulator = s.bed.crossed()
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(s.report)
 	}
@@ -386,7 +386,7 @@ const (
 	killsAtOnce = 10
 	// cleanWithin is how long the kernel may take to clean up after a process: there is no
 	// bound for that, and its threads wait for a CPU as all do.
-	cleanWithin = settleWait
+	cleanWithin = talkWithin
 )
 
 // toldWithin is how soon after a death every survivor must learn of it, on a machine without scheduling
@@ -405,7 +405,7 @@ func (s *soak) kills() error {
 		if err != nil {
 			return err
 		}
-		if err := s.settle("kill"); err != nil {
+		if err := s.awaitTalk("kill"); err != nil {
 			return err
 		}
 		s.report.Kills++
@@ -529,8 +529,8 @@ func (s *soak) moveBytes(before uint64) error {
 				s.violated("side %d: flow %s broke: %s", side, b.Flow, b.Cause)
 			}
 		}
-		if time.Since(last) > settleWait {
-			s.violated("nothing has come for %v", settleWait)
+		if time.Since(last) > talkWithin {
+			s.violated("nothing has come for %v", talkWithin)
 		}
 	}
 	s.bed.Site.Middle.SetBoth(testbed.Faults{})

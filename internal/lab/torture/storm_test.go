@@ -20,21 +20,21 @@ import (
 var storms = []struct {
 	name   string
 	faults testbed.Faults
-	took   func(n testbed.WayCounters) bool
+	took   func(n testbed.EmulatorCounters) bool
 }{
-	{"none", testbed.Faults{}, func(n testbed.WayCounters) bool { return n.Passed > 0 }},
-	{"loss-1%", testbed.Faults{Loss: 0.01}, func(n testbed.WayCounters) bool { return n.Lost > 0 }},
-	{"loss-10%", testbed.Faults{Loss: 0.1}, func(n testbed.WayCounters) bool { return n.Lost > 0 }},
-	{"bursts", testbed.Faults{Burst: 0.002, BurstLen: 16}, func(n testbed.WayCounters) bool { return n.LostInBurst > 0 }},
-	{"jitter", testbed.Faults{Delay: time.Millisecond, Jitter: 2 * time.Millisecond}, func(n testbed.WayCounters) bool { return n.Delayed > 0 }},
-	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.WayCounters) bool { return n.Reordered > 0 }},
-	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.WayCounters) bool { return n.Duplicated > 0 }},
-	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.WayCounters) bool { return n.Corrupted > 0 }},
+	{"none", testbed.Faults{}, func(n testbed.EmulatorCounters) bool { return n.Passed > 0 }},
+	{"loss-1%", testbed.Faults{Loss: 0.01}, func(n testbed.EmulatorCounters) bool { return n.Lost > 0 }},
+	{"loss-10%", testbed.Faults{Loss: 0.1}, func(n testbed.EmulatorCounters) bool { return n.Lost > 0 }},
+	{"bursts", testbed.Faults{Burst: 0.002, BurstLen: 16}, func(n testbed.EmulatorCounters) bool { return n.LostInBurst > 0 }},
+	{"jitter", testbed.Faults{Delay: time.Millisecond, Jitter: 2 * time.Millisecond}, func(n testbed.EmulatorCounters) bool { return n.Delayed > 0 }},
+	{"reordering", testbed.Faults{Reorder: 0.05}, func(n testbed.EmulatorCounters) bool { return n.Reordered > 0 }},
+	{"duplicates", testbed.Faults{Duplicate: 0.1}, func(n testbed.EmulatorCounters) bool { return n.Duplicated > 0 }},
+	{"corruption", testbed.Faults{Corrupt: 0.05}, func(n testbed.EmulatorCounters) bool { return n.Corrupted > 0 }},
 	// Less room than a flow sends before its first acknowledgement.
-	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 8}, func(n testbed.WayCounters) bool { return n.Limited > 0 }},
+	{"rate", testbed.Faults{Rate: 50_000_000, Queue: 8}, func(n testbed.EmulatorCounters) bool { return n.Limited > 0 }},
 	{"all", testbed.Faults{
 		Loss: 0.02, Burst: 0.001, Duplicate: 0.03, Corrupt: 0.02, Reorder: 0.03, Jitter: 300 * time.Microsecond,
-	}, func(n testbed.WayCounters) bool {
+	}, func(n testbed.EmulatorCounters) bool {
 		return n.Lost > 0 && n.LostInBurst > 0 && n.Duplicated > 0 && n.Corrupted > 0 && n.Reordered > 0
 	}},
 }
@@ -73,7 +73,7 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 }
 
 // weather runs flows for a share of time under faults, and until the storm was seen.
-func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took func(testbed.WayCounters) bool) {
+func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took func(testbed.EmulatorCounters) bool) {
 	b, opened := l.bed, balance(t, l)
 	before, unwanted := calm(b), unwantedOf(t, b)
 	must(t, b.Start(cfg))
@@ -134,10 +134,10 @@ func balance(t *testing.T, l *ledger) [2]frameCounts {
 // balanced waits until all that was sent since before has arrived or is counted as dropped.
 func balanced(t *testing.T, l *ledger, before [2]frameCounts) {
 	t.Helper()
-	for end := l.bed.Mark(); ; time.Sleep(10 * time.Millisecond) { // what is on the way takes a while
+	for end := l.bed.Mark(); ; time.Sleep(10 * time.Millisecond) { // what is under way takes a while
 		var errs [2]error
 		for side, a := range balance(t, l) {
-			errs[side] = errors.Join(a.since(before[side]).onTheWay(), a.atReceiver())
+			errs[side] = errors.Join(a.since(before[side]).underWay(), a.atReceiver())
 		}
 		if errors.Join(errs[:]...) == nil {
 			return

@@ -257,7 +257,7 @@ func (p *traffic) close() (*Report, error) {
 	}
 	r.Queue, r.Lacking = n.stats, n.lacking
 	// Goroutines that Close has ended may not have returned yet.
-	for end := time.Now().Add(settleWithin); p.least > 0 && runtime.NumGoroutine() > p.least && time.Now().Before(end); {
+	for end := time.Now().Add(drainWithin); p.least > 0 && runtime.NumGoroutine() > p.least && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	r.Resources, err = resources()

@@ -149,7 +149,7 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 			return made, fmt.Errorf("%s: %w", s.Setting, err)
 		}
 		if c.Before == c.After {
-			if j.settle(c, c.Before) {
+			if j.finish(c, c.Before) {
 				if err := j.save(); err != nil {
 					return made, err
 				}
@@ -168,7 +168,7 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 				if now == c.Before {
 					j.changes = old
 				}
-				j.settle(c, now)
+				j.finish(c, now)
 				return made, errors.Join(err, j.save())
 			}
 			return made, err
@@ -176,7 +176,7 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 		now, err := j.system.Get(s.Setting)
 		if err == nil && now == c.Before {
 			j.changes = old
-			j.settle(c, now)
+			j.finish(c, now)
 		} else {
 			if err == nil {
 				c.After, c.Unfinished = now, false // otherwise Undo would take it for another program's
@@ -200,9 +200,9 @@ func (j *Journal) add(c Change) {
 	j.changes = append(j.changes, c)
 }
 
-// settle records the value of an unfinished change of the same setting, so that a later
+// finish records the value of an unfinished change of the same setting, so that a later
 // value is known to be another program's. It reports whether there was one.
-func (j *Journal) settle(c Change, now string) bool {
+func (j *Journal) finish(c Change, now string) bool {
 	i := j.find(c)
 	if i < 0 || !j.changes[i].Unfinished {
 		return false

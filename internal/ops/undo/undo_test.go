@@ -176,7 +176,7 @@ func TestUndoOfTheUnfinished(t *testing.T) {
 
 // Once the value of an unfinished change was read again, it is known: what another program sets
 // after that stays.
-func TestUnfinishedIsSettled(t *testing.T) {
+func TestFinish(t *testing.T) {
 	for name, apply := range map[string]func(j *Journal, f *fake) error{
 		"as it is wished": func(j *Journal, f *fake) error {
 			_, err := j.Apply([]Step{file("a", "10")})

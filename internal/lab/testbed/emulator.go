@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Faults are what a [Middle] does to the frames that go one way through it. The zero value
+// Faults are what a [Middle] does to the frames that go through it in one direction. The zero value
 // passes each on at once, in order. Shares are from 0 to 1.
 //
 // The choices for the n-th frame depend only on Seed and n, and one kind of fault does not
@@ -31,7 +31,7 @@ type Faults struct {
 	Reorder   float64       // share that is held back, so that later ones overtake it
 	ReorderBy time.Duration // for how long; 0: 1 ms
 
-	Delay  time.Duration // least time on the way
+	Delay  time.Duration // least time under way
 	Jitter time.Duration // a random part of it comes on top, and reorders
 
 	Rate  int64 // bits per second of whole frames; 0: no limit
@@ -45,12 +45,12 @@ const (
 	mostFlips        = 3
 )
 
-// WayCounters count what became of the frames that went one way. At rest,
+// EmulatorCounters count what became of the frames of one direction. At rest,
 //
 //	Taken + Duplicated = Passed + Lost + LostInBurst + Limited + Refused
 //
 // and Waiting is 0; otherwise Waiting belongs on the right side, too.
-type WayCounters struct {
+type EmulatorCounters struct {
 	Taken      uint64 // frames that came from the sending side
 	Passed     uint64 // frames handed to the receiving side
 	Duplicated uint64 // second copies made
@@ -64,23 +64,23 @@ type WayCounters struct {
 	Refused     uint64 // drop: the kernel did not take the frame, as when the interface is down
 
 	Overrun uint64 // drop before Taken: the forwarder was too slow for its socket
-	Waiting uint64 // frames that are on the way now
+	Waiting uint64 // frames that are under way now
 }
 
 // Plus is the sum of two ways.
-func (n WayCounters) Plus(o WayCounters) WayCounters {
+func (n EmulatorCounters) Plus(o EmulatorCounters) EmulatorCounters {
 	n.each(&o, func(a *uint64, b uint64) { *a += b })
 	return n
 }
 
 // Since is what came after an earlier look; Waiting stays as it is now.
-func (n WayCounters) Since(before WayCounters) WayCounters {
+func (n EmulatorCounters) Since(before EmulatorCounters) EmulatorCounters {
 	before.Waiting = 0
 	n.each(&before, func(a *uint64, b uint64) { *a -= b })
 	return n
 }
 
-func (n *WayCounters) each(o *WayCounters, f func(a *uint64, b uint64)) {
+func (n *EmulatorCounters) each(o *EmulatorCounters, f func(a *uint64, b uint64)) {
 	f(&n.Taken, o.Taken)
 	f(&n.Passed, o.Passed)
 	f(&n.Duplicated, o.Duplicated)
@@ -181,12 +181,12 @@ func (p *copyPlan) damage(frame []byte) {
 	}
 }
 
-// way carries the frames of one direction from one interface of the middle to the other. One
+// emulator is a link emulator. It carries the frames of one direction from one interface of the middle to the other. One
 // goroutine does the work, run; the mutex guards what other goroutines access.
 //
 //	in --recv--> decision --+--> out
 //	                        +--> line, by the time at which they go on --> out
-type way struct {
+type emulator struct {
 	in, out int // packet sockets; guarded by mu
 	wake    int // an eventfd that has run look at in and ending again
 	epoch   time.Time
@@ -196,10 +196,10 @@ type way struct {
 	mu     sync.Mutex
 	ending bool
 	faults Faults
-	n      WayCounters
+	n      EmulatorCounters
 	kept   [][]byte // the last frames, for a forger
 	watch  func(frame []byte) bool
-	seen   WayCounters // of the frames that watch is for
+	seen   EmulatorCounters // of the frames that watch is for
 
 	// Of run alone.
 	apart        bool // the frame that is taken is one that watch is for
@@ -218,28 +218,28 @@ const (
 	socketRoom = 32 << 20
 )
 
-// openWay makes a way between two interfaces of the calling thread's network
+// openEmulator makes an emulator between two interfaces of the calling thread's network
 // namespace, by their indices.
-func openWay(in, out int) (_ *way, err error) {
-	w := &way{
+func openEmulator(in, out int) (_ *emulator, err error) {
+	e := &emulator{
 		in: -1, out: -1, wake: -1, epoch: time.Now(), ended: make(chan struct{}), thread: make(chan int, 1),
 		randomSource: newRandomSource(), buf: make([]byte, maxFrame),
 	}
 	defer func() {
 		if err != nil {
-			w.closeAll()
+			e.closeAll()
 		}
 	}()
-	if w.in, err = packetSocket(in, unix.ETH_P_ALL); err != nil {
+	if e.in, err = packetSocket(in, unix.ETH_P_ALL); err != nil {
 		return nil, err
 	}
-	if w.out, err = packetSocket(out, 0); err != nil { // protocol 0: receives nothing
+	if e.out, err = packetSocket(out, 0); err != nil { // protocol 0: receives nothing
 		return nil, err
 	}
-	if w.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+	if e.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	return w, nil
+	return e, nil
 }
 
 func packetSocket(index, protocol int) (int, error) {
@@ -266,39 +266,39 @@ func bigEndian(v int) uint16 {
 	return binary.NativeEndian.Uint16(b[:])
 }
 
-// readFrom has the way take what comes from another interface of the calling thread's network
+// readFrom has the emulator take what comes from another interface of the calling thread's network
 // namespace from now on.
-func (w *way) readFrom(index int) error {
+func (e *emulator) readFrom(index int) error {
 	fd, err := packetSocket(index, unix.ETH_P_ALL)
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.countOverrun()
-	unix.Close(w.in)
-	w.in = fd
-	w.nudge()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.countOverrun()
+	unix.Close(e.in)
+	e.in = fd
+	e.nudge()
 	return nil
 }
 
-// writeTo has the way give what it takes to another interface of that namespace.
-func (w *way) writeTo(index int) error {
+// writeTo has the emulator give what it takes to another interface of that namespace.
+func (e *emulator) writeTo(index int) error {
 	fd, err := packetSocket(index, 0)
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	unix.Close(w.out)
-	w.out = fd
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	unix.Close(e.out)
+	e.out = fd
 	return nil
 }
 
-func (w *way) nudge() { unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+func (e *emulator) nudge() { unix.Write(e.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
 
-func (w *way) closeAll() {
-	for _, fd := range []*int{&w.in, &w.out, &w.wake} {
+func (e *emulator) closeAll() {
+	for _, fd := range []*int{&e.in, &e.out, &e.wake} {
 		if *fd >= 0 {
 			unix.Close(*fd)
 			*fd = -1
@@ -307,51 +307,51 @@ func (w *way) closeAll() {
 }
 
 // setFaults takes effect with the next frame, and restarts the decisions.
-func (w *way) setFaults(f Faults) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.faults = f
-	w.randomSource = newRandomSource()
+func (e *emulator) setFaults(f Faults) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.faults = f
+	e.randomSource = newRandomSource()
 }
 
-func (w *way) counters() WayCounters {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.countOverrun()
-	return w.n
+func (e *emulator) counters() EmulatorCounters {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.countOverrun()
+	return e.n
 }
 
-func (w *way) watched() WayCounters {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.seen
+func (e *emulator) watched() EmulatorCounters {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.seen
 }
 
-// close ends the way; frames on the way are lost.
-func (w *way) close() {
-	w.mu.Lock()
-	w.ending = true
-	w.nudge()
-	w.mu.Unlock()
-	<-w.ended
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.countOverrun()
-	w.closeAll()
+// close ends the emulator; frames under way are lost.
+func (e *emulator) close() {
+	e.mu.Lock()
+	e.ending = true
+	e.nudge()
+	e.mu.Unlock()
+	<-e.ended
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.countOverrun()
+	e.closeAll()
 }
 
 // batch bounds how many frames are taken between two readings of the clock.
 const batch = 64
 
 // run forwards until close. Its thread ends with it, because its priority may have changed.
-func (w *way) run() {
-	w.thread <- unix.Gettid()
-	defer close(w.ended)
-	fds := []unix.PollFd{{Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN}}
+func (e *emulator) run() {
+	e.thread <- unix.Gettid()
+	defer close(e.ended)
+	fds := []unix.PollFd{{Events: unix.POLLIN}, {Fd: int32(e.wake), Events: unix.POLLIN}}
 	for {
-		wait := w.turn()
+		wait := e.turn()
 		var ending bool
-		if fds[0].Fd, ending = w.source(); ending {
+		if fds[0].Fd, ending = e.source(); ending {
 			return
 		}
 		var limit *unix.Timespec
@@ -363,47 +363,47 @@ func (w *way) run() {
 			return
 		}
 		if fds[1].Revents != 0 {
-			unix.Read(w.wake, make([]byte, 8))
+			unix.Read(e.wake, make([]byte, 8))
 		}
 	}
 }
 
-// source is where to wait for frames, unless the way is to end.
-func (w *way) source() (fd int32, ending bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return int32(w.in), w.ending
+// source is where to wait for frames, unless the emulator is to end.
+func (e *emulator) source() (fd int32, ending bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return int32(e.in), e.ending
 }
 
 // turn does what there is to do and returns for how long there is nothing more:
 // 0 if there may be, negative until a frame comes.
-func (w *way) turn() (wait time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	now := time.Since(w.epoch)
-	for len(w.line) > 0 && w.line[0].due <= now {
-		x := w.line[0]
-		w.line = w.line[1:]
+func (e *emulator) turn() (wait time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Since(e.epoch)
+	for len(e.line) > 0 && e.line[0].due <= now {
+		x := e.line[0]
+		e.line = e.line[1:]
 		if x.limited {
-			w.queued--
+			e.queued--
 		}
-		before := w.n
-		w.pass(x.frame)
-		w.countApart(x.apart, before)
-		w.spare = append(w.spare, x.frame[:0])
+		before := e.n
+		e.pass(x.frame)
+		e.countApart(x.apart, before)
+		e.spare = append(e.spare, x.frame[:0])
 	}
-	w.n.Waiting = uint64(len(w.line))
+	e.n.Waiting = uint64(len(e.line))
 	for range batch {
-		n, _, err := unix.Recvfrom(w.in, w.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		n, _, err := unix.Recvfrom(e.in, e.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
 		switch err {
 		case nil:
-			w.receive(w.buf[:min(n, len(w.buf))], now)
+			e.receive(e.buf[:min(n, len(e.buf))], now)
 			continue
 		case unix.EAGAIN:
-			if len(w.line) == 0 {
+			if len(e.line) == 0 {
 				return -1
 			}
-			return max(w.line[0].due-time.Since(w.epoch), 0)
+			return max(e.line[0].due-time.Since(e.epoch), 0)
 		}
 		// ENETDOWN is reported once; the socket works again when the interface is up.
 	}
@@ -412,100 +412,100 @@ func (w *way) turn() (wait time.Duration) {
 
 // countOverrun reads how many frames found no room; the kernel then counts from
 // 0 again. Locked.
-func (w *way) countOverrun() {
-	if w.in < 0 {
+func (e *emulator) countOverrun() {
+	if e.in < 0 {
 		return
 	}
-	if s, err := unix.GetsockoptTpacketStats(w.in, unix.SOL_PACKET, unix.PACKET_STATISTICS); err == nil {
-		w.n.Overrun += uint64(s.Drops)
+	if s, err := unix.GetsockoptTpacketStats(e.in, unix.SOL_PACKET, unix.PACKET_STATISTICS); err == nil {
+		e.n.Overrun += uint64(s.Drops)
 	}
 }
 
 // receive takes a frame from the sending side.
-func (w *way) receive(frame []byte, now time.Duration) {
-	before := w.n
-	w.apart = w.watch != nil && w.watch(frame)
-	w.n.Taken++
-	w.keep(frame)
-	w.decide(frame, now)
-	w.countApart(w.apart, before)
+func (e *emulator) receive(frame []byte, now time.Duration) {
+	before := e.n
+	e.apart = e.watch != nil && e.watch(frame)
+	e.n.Taken++
+	e.keep(frame)
+	e.decide(frame, now)
+	e.countApart(e.apart, before)
 }
 
 // countApart adds the counts of one frame, those since before, to the watched counters if
 // apart is set. Locked.
-func (w *way) countApart(apart bool, before WayCounters) {
+func (e *emulator) countApart(apart bool, before EmulatorCounters) {
 	if apart {
-		w.seen = w.seen.Plus(w.n.Since(before))
-		w.seen.Waiting = 0
+		e.seen = e.seen.Plus(e.n.Since(before))
+		e.seen.Waiting = 0
 	}
 }
 
 // decide decides what becomes of a frame.
-func (w *way) decide(frame []byte, now time.Duration) {
-	t := w.randomSource.next(&w.faults)
+func (e *emulator) decide(frame []byte, now time.Duration) {
+	t := e.randomSource.next(&e.faults)
 	switch {
 	case t.inBurst:
-		w.n.LostInBurst++
+		e.n.LostInBurst++
 		return
 	case t.lost:
-		w.n.Lost++
+		e.n.Lost++
 		return
 	}
 	if t.duplicate {
-		w.n.Duplicated++
-		copied := append(w.buffer(), frame...)
-		w.travel(copied, &t.copies[1], now)
-		w.spare = append(w.spare, copied[:0])
+		e.n.Duplicated++
+		copied := append(e.buffer(), frame...)
+		e.travel(copied, &t.copies[1], now)
+		e.spare = append(e.spare, copied[:0])
 	}
-	w.travel(frame, &t.copies[0], now)
+	e.travel(frame, &t.copies[0], now)
 }
 
-// travel sends one copy on its way, now or later.
-func (w *way) travel(frame []byte, p *copyPlan, now time.Duration) {
-	f := &w.faults
+// travel sends one copy on, now or later.
+func (e *emulator) travel(frame []byte, p *copyPlan, now time.Duration) {
+	f := &e.faults
 	if p.corrupt && canCorrupt(frame) {
-		w.n.Corrupted++
+		e.n.Corrupted++
 		p.damage(frame)
 	}
-	x := waiting{due: now, apart: w.apart}
+	x := waiting{due: now, apart: e.apart}
 	if f.Rate > 0 {
-		if w.queued >= cmp.Or(f.Queue, defaultQueue) {
-			w.n.Limited++
+		if e.queued >= cmp.Or(f.Queue, defaultQueue) {
+			e.n.Limited++
 			return
 		}
-		w.free = max(w.free, now) + time.Duration(int64(len(frame))*8*int64(time.Second)/f.Rate)
-		x.due = w.free
+		e.free = max(e.free, now) + time.Duration(int64(len(frame))*8*int64(time.Second)/f.Rate)
+		x.due = e.free
 		x.limited = true
-		w.queued++
+		e.queued++
 	}
 	x.due += f.Delay + time.Duration(p.jitter*float64(f.Jitter))
 	if p.heldBack {
-		w.n.Reordered++
+		e.n.Reordered++
 		x.due += cmp.Or(f.ReorderBy, defaultReorderBy)
 	} else if x.due > now {
-		w.n.Delayed++
+		e.n.Delayed++
 	}
 	if x.due <= now {
-		w.pass(frame)
+		e.pass(frame)
 		return
 	}
-	x.frame = append(w.buffer(), frame...)
-	w.later(x)
+	x.frame = append(e.buffer(), frame...)
+	e.later(x)
 }
 
 // pass hands a frame to the receiving side.
-func (w *way) pass(frame []byte) {
-	if err := unix.Sendto(w.out, frame, 0, nil); err != nil {
-		w.n.Refused++
+func (e *emulator) pass(frame []byte) {
+	if err := unix.Sendto(e.out, frame, 0, nil); err != nil {
+		e.n.Refused++
 		return
 	}
-	w.n.Passed++
+	e.n.Passed++
 }
 
-func (w *way) buffer() []byte {
-	if n := len(w.spare); n > 0 {
-		b := w.spare[n-1]
-		w.spare = w.spare[:n-1]
+func (e *emulator) buffer() []byte {
+	if n := len(e.spare); n > 0 {
+		b := e.spare[n-1]
+		e.spare = e.spare[:n-1]
 		return b
 	}
 	return make([]byte, 0, 2048)
@@ -520,13 +520,13 @@ type waiting struct {
 }
 
 // later queues a frame after those that are due at the same time.
-func (w *way) later(x waiting) {
-	i, _ := slices.BinarySearchFunc(w.line, x.due, func(other waiting, due time.Duration) int {
+func (e *emulator) later(x waiting) {
+	i, _ := slices.BinarySearchFunc(e.line, x.due, func(other waiting, due time.Duration) int {
 		if other.due <= due {
 			return -1
 		}
 		return 1
 	})
-	w.line = slices.Insert(w.line, i, x)
-	w.n.Waiting = uint64(len(w.line))
+	e.line = slices.Insert(e.line, i, x)
+	e.n.Waiting = uint64(len(e.line))
 }

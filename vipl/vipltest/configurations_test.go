@@ -60,7 +60,7 @@ func lossy(c vipltest.Config) vipltest.Config {
 func TestConformance(t *testing.T) {
 	var mu sync.Mutex
 	results := make(map[string][]vipltest.Result)
-	t.Cleanup(func() { compareReport(t, results) }) // when all lanes are done
+	t.Cleanup(func() { compareReport(t, results) }) // when all configurations are done
 	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
 			if testing.Short() && !l.short {
