@@ -163,7 +163,9 @@ var ailments = []ailment{
 	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-gro-hw"], n.Fixed["rx-gro-hw"] = true, true }, "rx-gro-hw", "keeps it", "", nil},
 	{"offloads", Unknown, func(_ *Host, n *NIC) { n.Features = nil }, "cannot be read", "ethtool -k", "", []string{"vlan-offload", "segmentation"}},
 	{"segmentation", Info, func(_ *Host, n *NIC) { n.Features["tx-udp-segmentation"] = false }, "tx-udp-segmentation", "ethtool -K eth0 tx-udp-segmentation on", "", nil},
-	{"segmentation", Info, func(_ *Host, n *NIC) { n.Features["tx-checksum-ip-generic"], n.Features["tx-checksum-ipv4"] = false, false },
+	{"segmentation", Info, func(_ *Host, n *NIC) {
+		n.Features["tx-checksum-ip-generic"], n.Features["tx-checksum-ipv4"] = false, false
+	},
 		"no checksums", "ethtool -K eth0 tx on", "", nil},
 	{"vlan-offload", Warning, func(_ *Host, n *NIC) { n.Features["rx-vlan-hw-parse"], n.VLANs = true, 2 }, "2 VLAN", "rxvlan off",
 		"eth0 feature rx-vlan-hw-parse=off", nil},
