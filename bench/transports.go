@@ -172,6 +172,12 @@ func namesOf(some func(transport) bool) []string {
 	return names
 }
 
+// TakesVIOptions reports whether rows of a transport may have VIOptions.
+func TakesVIOptions(name string) bool {
+	t, err := find(name)
+	return err == nil && t.vi
+}
+
 // Unavailable says why a transport cannot be measured on this machine over
 // interfaces of an MTU, privilege aside; nil: it can. One in C is compiled and
 // started for that.

@@ -24,7 +24,7 @@ func newDemo(env environment) *cobra.Command {
 		},
 	}
 	var out output
-	names := bench.Names()
+	names, segmentation := bench.Names(), true
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Measure all transports between two namespaces of this machine",
@@ -41,6 +41,10 @@ func newDemo(env environment) *cobra.Command {
 				return err
 			}
 			cfg.Plan.Rows = bench.RowsOf(names)
+			for i := range cfg.Plan.Rows {
+				r := &cfg.Plan.Rows[i]
+				r.VI.NoSegmentation = !segmentation && bench.TakesVIOptions(r.Name)
+			}
 			progress := newProgress(env.stderr)
 			cfg.Plan.Progress = progress.step
 			cfg.Stderr = env.stderr
@@ -60,6 +64,7 @@ func newDemo(env environment) *cobra.Command {
 	f.BoolVar(&cfg.Plan.Check, "check", false, "verify every byte of every message")
 	f.IntVar(&cfg.MTU, "mtu", cfg.MTU, fmt.Sprintf("MTU of both pairs, %d to %d", testbed.MinMTU, testbed.MaxMTU))
 	f.StringVar(&cfg.Mode, "mode", cfg.Mode, modeHelp+"; on veth, generic is the faster one")
+	f.BoolVar(&segmentation, "segmentation", segmentation, "long messages of VIs leave as packets of several frames, in generic mode")
 	f.BoolVar(&cfg.Hugepages, "hugepages", cfg.Hugepages, "allow for surplus hugepages while memory is mapped")
 	out.flags(f)
 	return cmd

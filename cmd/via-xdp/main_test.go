@@ -198,6 +198,10 @@ func TestDemoFlags(t *testing.T) {
 // JSON on standard output is all that is there; the table goes to the other.
 func TestOutput(t *testing.T) {
 	r := &recorder{}
+	call(r, "demo", "--names", "tcp-spin,vi-reliable-delivery", "--segmentation=false")
+	if rows := r.demo.Plan.Rows; len(rows) != 2 || rows[0].VI != (bench.VIOptions{}) || !rows[1].VI.NoSegmentation {
+		t.Errorf("without segmentation: %+v", rows)
+	}
 	_, out, errs := call(r, "demo", "--json", "-")
 	var result bench.Result
 	if err := json.Unmarshal([]byte(out), &result); err != nil {
