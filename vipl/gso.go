@@ -98,12 +98,12 @@ func (p *port) gsoUsable(c *conn) bool {
 	return p.gso.out != nil && p.gso.off == nil && c.gso.peer >= gsoLeast*c.gso.frame && c.sender != nil && !c.loop && c.shm == nil
 }
 
-// announce fills in what an acknowledgement tells the peer of GSO packets: the longest one that this side takes, and how
-// long the frames in its own are. Peers of earlier versions ignore both.
+// announce fills in what an acknowledgement tells the peer of GSO packets, in its RemoteAddr: the longest one that this side
+// takes and, above, how long the frames in its own are. Peers of earlier versions ignore both.
 func (p *port) announce(c *conn) {
-	c.header.Immediate, c.header.RemoteHandle = uint32(p.rx.gso.takes), 0
+	c.header.RemoteAddr = uint64(p.rx.gso.takes)
 	if p.gso.out != nil && !c.loop && c.shm == nil {
-		c.header.RemoteHandle = uint32(c.gso.frame)
+		c.header.RemoteAddr |= uint64(c.gso.frame) << 32
 	}
 }
 
@@ -116,8 +116,8 @@ func (p *port) tellGSO(c *conn) {
 
 // learn takes what announce has written.
 func (g *connGSO) learn(pkt *wire.Packet) {
-	g.peer = min(int(pkt.Immediate), gso.MaxBytes)
-	g.peerFrame = min(int(pkt.RemoteHandle), wire.MaxDatagram)
+	g.peer = min(int(uint32(pkt.RemoteAddr)), gso.MaxBytes)
+	g.peerFrame = min(int(pkt.RemoteAddr>>32), wire.MaxDatagram)
 }
 
 // joinGSOAlone is joinGSO for a frame in one chunk.

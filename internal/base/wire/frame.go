@@ -34,7 +34,7 @@ type Kind uint8
 
 const (
 	KindData  Kind = 1 // a piece of a message
-	KindAck   Kind = 2 // acknowledgement; the payload is a list of selective ranges
+	KindAck   Kind = 2 // acknowledgement; the payload is a list of selective ranges; RemoteAddr is what the sender says of GSO packets
 	KindProbe Kind = 3 // asks for an acknowledgement: keepalive, or a closed window
 	KindError Kind = 4 // the sender broke the connection; Immediate is the Reason
 	KindClose Kind = 5 // orderly disconnect; has a number in the sequence of a reliable VI
