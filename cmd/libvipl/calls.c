@@ -158,6 +158,18 @@ VIP_RETURN VipConnectWait(VIP_NIC_HANDLE nic, VIP_NET_ADDRESS *local, VIP_ULONG 
 	return CALL(viago_connect_wait(H(nic), local, timeout, remote, attributes, (uintptr_t *)conn));
 }
 
+VIP_RETURN VipxListen(VIP_NIC_HANDLE nic, VIP_NET_ADDRESS *local)
+{
+	REQUIRE(via_find(nic, VIA_NIC) && local);
+	return CALL(viago_listen(H(nic), local));
+}
+
+VIP_RETURN VipxUnlisten(VIP_NIC_HANDLE nic, VIP_NET_ADDRESS *local)
+{
+	REQUIRE(via_find(nic, VIA_NIC) && local);
+	return CALL(viago_unlisten(H(nic), local));
+}
+
 VIP_RETURN VipConnectAccept(VIP_CONN_HANDLE conn, VIP_VI_HANDLE vi)
 {
 	REQUIRE(via_find(conn, VIA_CONN) && via_find(vi, VIA_VI));

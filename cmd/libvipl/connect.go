@@ -130,6 +130,44 @@ func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded boo
 	}
 }
 
+// listenAddress is a key for an address.
+func listenAddress(a vipl.NetAddress) string { return a.Host.String() + " " + string(a.Discriminator) }
+
+//export viago_listen
+func viago_listen(h C.uintptr_t, local *C.VIP_NET_ADDRESS) C.int {
+	return control("VipxListen", h, func(n *nic) error {
+		at, err := n.getLocal(local)
+		if err != nil {
+			return err
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		l, err := n.Listen(at)
+		if err == nil {
+			n.listeners[listenAddress(at)] = l
+		}
+		return err
+	})
+}
+
+//export viago_unlisten
+func viago_unlisten(h C.uintptr_t, local *C.VIP_NET_ADDRESS) C.int {
+	return control("VipxUnlisten", h, func(n *nic) error {
+		at, err := n.getLocal(local)
+		if err != nil {
+			return err
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		l := n.listeners[listenAddress(at)]
+		if l == nil {
+			return vipl.ErrInvalidState
+		}
+		delete(n.listeners, listenAddress(at))
+		return l.Close()
+	})
+}
+
 //export viago_connect_accept
 func viago_connect_accept(h, with C.uintptr_t) C.int {
 	return control("VipConnectAccept", h, func(c *conn) error {

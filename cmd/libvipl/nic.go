@@ -30,8 +30,9 @@ type nic struct {
 	removed bool                       // its handles have been removed; under table.mu
 	log     func(vipl.ErrorDescriptor) // with VIA_VERBOSE, beside the program's handler; else nil
 
-	mu      sync.Mutex
-	regions map[vipl.MemHandle]*vipl.Region
+	mu        sync.Mutex
+	regions   map[vipl.MemHandle]*vipl.Region
+	listeners map[string]*vipl.Listener // by listenAddress
 }
 
 // procs is the least number of Go's processors. A calling thread of the program keeps a
@@ -77,6 +78,7 @@ func open(name string) (*nic, error) {
 	n := &nic{
 		NIC: v, length: has.host, maxDisc: has.discriminator,
 		handles: map[uintptr]struct{}{}, regions: map[vipl.MemHandle]*vipl.Region{},
+		listeners: map[string]*vipl.Listener{},
 	}
 	if verbose() {
 		n.log = vipl.LogErrors(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))

@@ -400,7 +400,8 @@ VIP_RETURN VipNSGetHostByAddr(IN VIP_NIC_HANDLE NicHandle, IN VIP_NET_ADDRESS *A
  * Beyond VIPL. VipxAllocMem registers memory that it takes from the NIC's arena,
  * which long frames are sent from without a copy; VipDeregisterMem frees it.
  * VipxPoll makes progress, for programs that look at memory instead of a queue.
- * VipxQueryCause tells in words why the VI's last connection broke.
+ * VipxQueryCause tells in words why the VI's last connection broke. Between VipxListen
+ * and VipxUnlisten requests wait for VipConnectWait, and are not refused.
  */
 VIP_RETURN VipxAllocMem(IN VIP_NIC_HANDLE NicHandle, IN VIP_ULONG Length,
 	IN VIP_MEM_ATTRIBUTES *MemAttribs, OUT VIP_PVOID *VirtualAddress,
@@ -408,6 +409,8 @@ VIP_RETURN VipxAllocMem(IN VIP_NIC_HANDLE NicHandle, IN VIP_ULONG Length,
 VIP_RETURN VipxPoll(IN VIP_NIC_HANDLE NicHandle);
 VIP_RETURN VipxQueryCause(IN VIP_VI_HANDLE ViHandle, OUT VIP_CHAR *Text,
 	IN OUT VIP_ULONG *TextLen);
+VIP_RETURN VipxListen(IN VIP_NIC_HANDLE NicHandle, IN VIP_NET_ADDRESS *LocalAddr);
+VIP_RETURN VipxUnlisten(IN VIP_NIC_HANDLE NicHandle, IN VIP_NET_ADDRESS *LocalAddr);
 
 /*
  * The layout that programs were compiled against.

@@ -3,6 +3,10 @@
 // sections of docs/libvipl.md.
 //
 //	manpages -out DIR vipl.h man.txt libvipl.md
+//
+// With -provider it writes fi_viaxdp(7), from docs/libfabric.md.
+//
+//	manpages -out DIR -provider libfabric.md
 package main
 
 import (
@@ -20,21 +24,26 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("manpages: ")
 	out := flag.String("out", ".", "write the pages to this `directory`")
+	guide := flag.String("provider", "", "write only fi_viaxdp(7), from this `file`")
 	flag.Parse()
-	if flag.NArg() != 3 {
-		log.Fatal("want the header, the text and the guide")
-	}
-	var texts [3]string
-	for i := range texts {
-		b, err := os.ReadFile(flag.Arg(i))
+	read := func(name string) string {
+		b, err := os.ReadFile(name)
 		if err != nil {
 			log.Fatal(err)
 		}
-		texts[i] = string(b)
+		return string(b)
 	}
-	pages, err := render(texts[0], texts[1], texts[2])
-	if err != nil {
-		log.Fatal(err)
+	var pages map[string]string
+	switch {
+	case *guide != "" && flag.NArg() == 0:
+		pages = map[string]string{"fi_viaxdp.7": provider(read(*guide))}
+	case *guide == "" && flag.NArg() == 3:
+		var err error
+		if pages, err = render(read(flag.Arg(0)), read(flag.Arg(1)), read(flag.Arg(2))); err != nil {
+			log.Fatal(err)
+		}
+	default:
+		log.Fatal("want the header, the text and the guide, or -provider and its guide")
 	}
 	if err := os.MkdirAll(*out, 0o777); err != nil {
 		log.Fatal(err)
@@ -197,6 +206,19 @@ func descriptor(guide string) string {
 	fmt.Fprintf(&b, ".SH NAME\nVIP_DESCRIPTOR \\- fill in a descriptor, and read it when it is complete\n")
 	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B #include <vipl.h>\n.SH DESCRIPTION\n%s", roff(section(guide, "Descriptors")))
 	fmt.Fprintf(&b, ".SH SEE ALSO\n.BR VipPostSend (3),\n.BR VipPostRecv (3),\n.BR VipRegisterMem (3),\n.BR vipl (7)\n")
+	return b.String()
+}
+
+// provider is fi_viaxdp(7), the guide's sections in order.
+func provider(guide string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH fi_viaxdp 7 \"\" \"via-xdp\" \"Libfabric Programmer's Manual\"\n")
+	fmt.Fprintf(&b, ".SH NAME\nfi_viaxdp \\- the libfabric provider over AF_XDP\n")
+	for _, title := range []string{"Overview", "Run a program", "Supported features", "Limits", "Environment"} {
+		fmt.Fprintf(&b, ".SH %s\n%s", strings.ToUpper(title), roff(section(guide, title)))
+	}
+	fmt.Fprintf(&b, ".SH NOTES\n%s\n.SH SEE ALSO\n.BR fabric (7),\n.BR fi_provider (7),\n.BR fi_rxm (7),\n.BR vipl (7)\n",
+		escape("Files named docs/... are in via-xdp's sources."))
 	return b.String()
 }
 

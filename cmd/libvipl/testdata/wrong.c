@@ -49,6 +49,8 @@ static void handle(void *h)
 		WRONG(VipNSGetHostByAddr(h, &a.a, name, &n));
 		WRONG(VipxAllocMem(h, 10, &mem, &out, &m));
 		WRONG(VipxPoll(h));
+		WRONG(VipxListen(h, &a.a));
+		WRONG(VipxUnlisten(h, &a.a));
 	}
 	WRONG(VipDestroyPtag(s.nic, h));
 	mem.Ptag = h ? h : &mem; /* none is no wrong one */
