@@ -1,6 +1,6 @@
 # Short names for the commands of every day; everything works without make.
 
-.PHONY: libvipl test race lint generate demo bench ci vm vagrant-validate
+.PHONY: libvipl libfabric test race lint generate demo bench ci vm vagrant-validate
 
 test:
 	go test ./...
@@ -31,3 +31,6 @@ vagrant-validate: # needs vagrant and vagrant-libvirt
 
 libvipl: # needs gcc, make and binutils
 	$(MAKE) -C cmd/libvipl
+
+libfabric: # needs libfabric-dev, too
+	$(MAKE) -C cmd/libfabric

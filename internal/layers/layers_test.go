@@ -91,6 +91,7 @@ var allowed = map[string][]string{
 	"examples/web":               {"vianet", "vipl"},
 	"cmd/via-xdp":                {"bench", "bench/peers", "bench/report", "bench/suite", "bpf", "internal/ops/capture", "internal/ops/status", "internal/ops/doctor", "internal/ops/inspect", "internal/ops/mpirun", "internal/ops/ping", "internal/base/programs", "internal/ops/proxy", "internal/base/rundir", "internal/ops/support", "internal/lab/testbed", "internal/base/thread", "internal/lab/torture", "internal/ops/trace", "internal/ops/tune", "internal/ops/undo", "internal/agent/kagent", "internal/agent/agentclient", "internal/agent/agentd", "internal/agent/fdstore", "mvich", "mvich/mpiapps", "mvich/mpibench", "mvich/pmi", "vianet", "vipl", "internal/base/wire", "xdpnic"},
 	"cmd/libvipl":                {"cmd/libvipl/bigstack", "hugepages", "internal/agent/kagent", "vipl", "xdpnic"},
+	"cmd/libfabric":              {},
 	"cmd/libvipl/bigstack":       {},
 	"cmd/libvipl/manpages":       {},
 	"vianet":                     {"vipl"},

@@ -1,0 +1,242 @@
+package libfabric
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+)
+
+// The suite passes over the provider, and over libfabric's tcp, so that it tests libfabric's promises.
+func TestSuite(t *testing.T) {
+	program := build(t) + "/suite"
+	t.Run("tcp", func(t *testing.T) {
+		b := newBed(t, nstest.Options{MTU: 1500})
+		suite(t, b, b, program, "tcp", b.a.IPv4.String())
+	})
+	for _, mtu := range []int{1500, 9000} {
+		t.Run(fmt.Sprint("MTU ", mtu), func(t *testing.T) {
+			b := newBed(t, nstest.Options{MTU: mtu})
+			suite(t, b, b, program, "viaxdp", b.a.IPv4.String())
+		})
+	}
+	t.Run("IPv6", func(t *testing.T) {
+		b := newBed(t, nstest.Options{MTU: 1500})
+		suite(t, b, b, program, "viaxdp", b.a.IPv6.String(), "info", "connections", "messages")
+	})
+	t.Run("key", func(t *testing.T) {
+		key := filepath.Join(t.TempDir(), "key")
+		if err := os.WriteFile(key, []byte("32 bytes, and random where it is no test"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b := newBed(t, nstest.Options{MTU: 1500}, "VIA_PSK="+key)
+		suite(t, b, b, program, "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma")
+	})
+}
+
+// The suite passes with AddressSanitizer and UndefinedBehaviorSanitizer in it and in the provider, and leaks nothing.
+func TestSanitizers(t *testing.T) {
+	dir := build(t)
+	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1:halt_on_error=1")
+	suite(t, b, b, dir+"/suite-asan", "viaxdp", b.a.IPv4.String())
+}
+
+// A peer that is killed is noticed: its connection ends with FI_SHUTDOWN, and operations are cancelled.
+func TestKilled(t *testing.T) {
+	dir := build(t)
+	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000")
+	args := []string{"viaxdp", b.a.IPv4.String(), "7117", "killed"}
+	s := b.start(t, b.a, append([]string{dir + "/suite", "server"}, args...)...)
+	if out := b.start(t, b.b, append([]string{dir + "/suite", "client"}, args...)...).finish(t); !strings.Contains(out, "checks\n") {
+		t.Errorf("it said %q", out)
+	}
+	if err := s.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("the server: %v\n%s", err, &s.out)
+	}
+}
+
+// Clients are killed in the midst of transfers, one after the other. The server notices each, and leaks nothing:
+// the sanitizer finds what it does not free.
+func TestSurvivor(t *testing.T) {
+	dir := build(t)
+	program := dir + "/survivor"
+	args := append(strings.Fields(sanitizers), "-std=gnu11", "-Wall", "-Wextra", "-Werror", "testdata/survivor/survivor.c", "-o", program, "-lfabric")
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=2000")
+	const clients = 12
+	s := b.start(t, b.a, program, "server", b.a.IPv4.String(), fmt.Sprint(clients))
+	for i := range clients {
+		c := connectedClient(t, b, program)
+		time.Sleep(time.Duration(i%4*150) * time.Millisecond)
+		c.Process.Kill()
+		c.Wait()
+	}
+	if out := s.finish(t); !strings.Contains(out, fmt.Sprintf("survivor: %d clients", clients)) {
+		t.Errorf("it said %q", out)
+	}
+}
+
+// connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
+func connectedClient(t *testing.T, b *bed, program string) *exec.Cmd {
+	t.Helper()
+	var c *exec.Cmd
+	if !await.Comes(func() bool {
+		c = exec.CommandContext(t.Context(), program, "client", b.a.IPv4.String())
+		c.Env = b.env
+		out, err := c.StdoutPipe()
+		if err == nil {
+			err = b.b.Do(c.Start)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		line, _ := bufio.NewReader(out).ReadString('\n')
+		if line != "connected\n" {
+			c.Wait()
+			return false
+		}
+		return true
+	}) {
+		t.Fatal("no client connects")
+	}
+	return c
+}
+
+// fi_info lists the provider, by itself and below ofi_rxm.
+func TestInfo(t *testing.T) {
+	build(t)
+	b := newBed(t, nstest.Options{MTU: 1500})
+	out := b.start(t, b.a, "fi_info", "-p", "viaxdp").finish(t)
+	for _, want := range []string{"provider: viaxdp\n", "provider: viaxdp;ofi_rxm\n", "domain: via0\n", "type: FI_EP_MSG\n", "fabric: 10.99.0.0/24\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("without %q:\n%s", want, out)
+		}
+	}
+	if out := b.with("FI_VIAXDP_IFACE=other").start(t, b.a, "fi_info", "-p", "viaxdp"); out.Wait() == nil {
+		t.Errorf("with FI_VIAXDP_IFACE=other:\n%s", &out.out)
+	}
+}
+
+// pingpong are fi_pingpong's arguments; it checks data.
+func pingpong(kind string, more ...string) []string {
+	provider, endpoint := "viaxdp", "msg"
+	if kind == "rdm" {
+		provider, endpoint = "viaxdp;ofi_rxm", "rdm"
+	}
+	return append([]string{"fi_pingpong", "-p", provider, "-e", endpoint, "-c", "-I", "10", "-S", "all"}, more...)
+}
+
+// largest is the last size of fi_pingpong -S all.
+const largest = "\n6m "
+
+func runPingpong(t *testing.T, a, b *bed, kind string) {
+	t.Helper()
+	s := a.start(t, a.a, pingpong(kind)...)
+	listens(t, a.a, 47592)
+	out := b.start(t, b.b, pingpong(kind, a.a.IPv4.String())...).finish(t)
+	if t.Failed() {
+		s.Process.Kill()
+	}
+	if said := s.finish(t); !strings.Contains(said, largest) || !strings.Contains(out, largest) {
+		t.Errorf("the server said %s\nthe client %s", said, out)
+	}
+}
+
+// listens waits until a TCP port of a namespace is taken.
+func listens(t *testing.T, n *nstest.NS, port int) {
+	t.Helper()
+	want := fmt.Sprintf(":%04X ", port)
+	waitFor(t, n, "/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6", want)
+}
+
+func TestPingpong(t *testing.T) {
+	build(t)
+	for _, kind := range []string{"msg", "rdm"} {
+		for _, mtu := range []int{1500, 9000} {
+			t.Run(fmt.Sprint(kind, " ", mtu), func(t *testing.T) {
+				b := newBed(t, nstest.Options{MTU: mtu})
+				runPingpong(t, b, b, kind)
+			})
+		}
+	}
+}
+
+// Users without privilege have interfaces by the agent.
+func TestAgent(t *testing.T) {
+	dir := build(t)
+	b := newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
+	here, there := agents(t, b)
+	t.Run("suite", func(t *testing.T) {
+		suite(t, here, there, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends")
+	})
+	t.Run("msg", func(t *testing.T) { runPingpong(t, here, there, "msg") })
+	t.Run("rdm", func(t *testing.T) { runPingpong(t, here, there, "rdm") })
+	t.Run("one host", func(t *testing.T) { // each program has a queue
+		local := *here
+		local.b = here.a
+		suite(t, &local, &local, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends")
+	})
+	t.Run("no agent", func(t *testing.T) {
+		p := here.with("VIA_AGENT=none").start(t, b.a, "fi_info", "-p", "viaxdp")
+		if p.Wait() == nil {
+			t.Errorf("a user without privilege and without an agent:\n%s", &p.out)
+		}
+	})
+}
+
+// The provider exports what libfabric loads, and nothing else.
+func TestSymbols(t *testing.T) {
+	dir := build(t, "nm")
+	out, err := exec.Command("nm", "-D", "--defined-only", dir+"/prov/libviaxdp-fi.so").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); len(lines) != 1 || !strings.HasSuffix(lines[0], " fi_prov_ini") {
+		t.Errorf("it exports\n%s", out)
+	}
+}
+
+// make install puts the provider where libfabric looks for it, and the manual page; make deb packs both.
+func TestInstall(t *testing.T) {
+	dir := build(t, "man")
+	root := t.TempDir()
+	run := func(args ...string) string {
+		t.Helper()
+		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%q: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	run("make", "install", "OUT="+dir+"/prov", "LIBVIPL="+dir+"/lib", "LIBDIR=/opt/lib", "MANDIR=/opt/man", "DESTDIR="+root)
+	if _, err := os.Stat(root + "/opt/lib/libfabric/libviaxdp-fi.so"); err != nil {
+		t.Error(err)
+	}
+	page := root + "/opt/man/man7/fi_viaxdp.7"
+	if text := run("man", "-l", page); !strings.Contains(text, "FI_VIAXDP_IFACE") {
+		t.Errorf("the page is\n%s", text)
+	}
+	if _, err := exec.LookPath("dpkg-deb"); err != nil {
+		nstest.Lacks(t, "needs dpkg-deb: %v", err)
+	}
+	deb := root + "/it.deb"
+	run("make", "deb", "OUT="+dir+"/prov", "LIBVIPL="+dir+"/lib", "DEB="+deb)
+	list := run("dpkg-deb", "-c", deb)
+	for _, want := range []string{"/libfabric/libviaxdp-fi.so", "/man7/fi_viaxdp.7.gz"} {
+		if !strings.Contains(list, want) {
+			t.Errorf("the package has no %s:\n%s", want, list)
+		}
+	}
+	if control := run("dpkg-deb", "-f", deb); !strings.Contains(control, "libfabric1 (>= 1.17), libvipl (>= 1.0.0)") {
+		t.Errorf("control is\n%s", control)
+	}
+}

@@ -1,0 +1,395 @@
+/*
+ * fi_getinfo: one fi_info for each address of an interface that can be opened, as far as the
+ * program's hints, node and service allow.
+ */
+#include <ifaddrs.h>
+#include <linux/capability.h>
+#include <linux/if_packet.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "viaxdp.h"
+
+/* What the program asks for, beside its hints. */
+struct question {
+	uint32_t version;
+	const struct fi_info *hints; /* or NULL */
+	union vx_addr from, to;      /* family 0: none */
+	int any_from;                /* from has only a family and a port */
+};
+
+static int has_privilege(void)
+{
+	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[2];
+	const uint64_t need = 1ULL << CAP_NET_ADMIN | 1ULL << CAP_NET_RAW, bpf = 1ULL << CAP_SYS_ADMIN | 1ULL << 39;
+	uint64_t has;
+
+	if (syscall(SYS_capget, &head, data) != 0)
+		return 0;
+	has = data[0].effective | (uint64_t)data[1].effective << 32;
+	return (has & need) == need && has & bpf;
+}
+
+/* An agent serves, which opens interfaces for programs without privilege. */
+static int has_agent(void)
+{
+	const char *path = getenv("VIA_AGENT");
+	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	int fd, serves;
+
+	if (!path || !*path)
+		path = "/run/via-xdp/agent.sock";
+	if (strcmp(path, "none") == 0 || strlen(path) >= sizeof a.sun_path)
+		return 0;
+	strcpy(a.sun_path, path);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	serves = fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
+	if (fd >= 0)
+		close(fd);
+	return serves;
+}
+
+static int is_ethernet(const struct ifaddrs *all, const char *name)
+{
+	const struct ifaddrs *i;
+
+	for (i = all; i; i = i->ifa_next)
+		if (i->ifa_addr && i->ifa_addr->sa_family == AF_PACKET && strcmp(i->ifa_name, name) == 0)
+			return ((struct sockaddr_ll *)i->ifa_addr)->sll_halen == 6 && !(i->ifa_flags & IFF_LOOPBACK);
+	return 0;
+}
+
+/* The address from which this host's packets to another one come; 0: there is no route. */
+static int source(const union vx_addr *to, union vx_addr *from)
+{
+	int fd = socket(to->sa.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), ok;
+	union vx_addr there = *to;
+	socklen_t length = sizeof *from;
+
+	if (fd < 0)
+		return 0;
+	if (!vx_addr_port(&there))
+		vx_addr_set_port(&there, 1);
+	memset(from, 0, sizeof *from);
+	ok = connect(fd, &there.sa, (socklen_t)vx_addr_len(&there)) == 0 && getsockname(fd, &from->sa, &length) == 0;
+	close(fd);
+	vx_addr_set_port(from, 0);
+	return ok;
+}
+
+static int resolve(const char *node, const char *service, uint64_t flags, union vx_addr *out)
+{
+	struct addrinfo want = {.ai_socktype = SOCK_STREAM}, *found;
+	int error;
+
+	if (flags & FI_NUMERICHOST)
+		want.ai_flags |= AI_NUMERICHOST;
+	if (!node)
+		want.ai_flags |= AI_PASSIVE;
+	if (!node)
+		want.ai_family = AF_INET;
+	if (getaddrinfo(node, service, &want, &found) != 0)
+		return -FI_ENODATA;
+	error = vx_addr_get(out, found->ai_addr, found->ai_addrlen);
+	freeaddrinfo(found);
+	return error ? -FI_ENODATA : 0;
+}
+
+static int ask(struct question *q, const char *node, const char *service, uint64_t flags)
+{
+	const struct fi_info *h = q->hints;
+	int error = 0;
+
+	if (h && h->src_addr && vx_addr_get(&q->from, h->src_addr, h->src_addrlen))
+		return -FI_ENODATA;
+	if (h && h->dest_addr && vx_addr_get(&q->to, h->dest_addr, h->dest_addrlen))
+		return -FI_ENODATA;
+	if (node || service) {
+		if (flags & FI_SOURCE)
+			error = resolve(node, service, flags, &q->from);
+		else if (node)
+			error = resolve(node, service, flags, &q->to);
+		else if (q->to.sa.sa_family) /* the service of hints' address */
+			vx_addr_set_port(&q->to, (uint16_t)atoi(service));
+	}
+	if (error)
+		return error;
+	q->any_from = !q->from.sa.sa_family || vx_addr_any(&q->from);
+	if (q->to.sa.sa_family && q->any_from) {
+		uint16_t port = q->from.sa.sa_family ? vx_addr_port(&q->from) : 0;
+
+		if (!source(&q->to, &q->from))
+			return -FI_ENODATA;
+		vx_addr_set_port(&q->from, port);
+		q->any_from = 0;
+	}
+	return 0;
+}
+
+/*
+ * Hints: each function is 1 if we have what they want.
+ */
+static int rma(const struct fi_info *h)
+{
+	return !h || !h->caps || h->caps & FI_RMA;
+}
+
+static int tx_fits(const struct fi_tx_attr *a)
+{
+	return !a || (!(a->caps & ~VX_CAPS) && !(a->op_flags & ~VX_TX_FLAGS) && !(a->msg_order & ~VX_ORDER) &&
+		a->inject_size <= VX_INJECT && a->size <= VX_TX_SIZE && a->iov_limit <= VX_IOV && a->rma_iov_limit <= VX_RMA_IOV);
+}
+
+static int rx_fits(const struct fi_rx_attr *a)
+{
+	return !a || (!(a->caps & ~VX_CAPS) && !(a->op_flags & ~VX_RX_FLAGS) && !(a->msg_order & ~VX_ORDER) &&
+		a->size <= VX_RX_SIZE && a->iov_limit <= VX_IOV && !a->total_buffered_recv);
+}
+
+static int ep_fits(const struct fi_ep_attr *a)
+{
+	return !a || ((a->type == FI_EP_UNSPEC || a->type == FI_EP_MSG) &&
+		(a->protocol == FI_PROTO_UNSPEC || a->protocol == VX_PROTOCOL) &&
+		a->max_msg_size <= VX_MAX_MESSAGE && a->tx_ctx_cnt <= 1 && a->rx_ctx_cnt <= 1 && !a->auth_key_size);
+}
+
+static int mr_fits(const struct question *q, int mode)
+{
+	if (!rma(q->hints) || mode == FI_MR_BASIC)
+		return 1;
+	if (mode == FI_MR_UNSPEC)
+		return q->version < FI_VERSION(1, 5);
+	return mode != FI_MR_SCALABLE && (mode & VX_MR_MODE) == VX_MR_MODE;
+}
+
+static int domain_fits(const struct question *q, const struct fi_domain_attr *a)
+{
+	return !a || (mr_fits(q, a->mr_mode) && a->cq_data_size <= sizeof(uint64_t) && a->mr_key_size <= sizeof(uint64_t) &&
+		!(a->caps & ~(uint64_t)VX_DOMAIN_CAPS) && !a->auth_key_size && a->max_ep_srx_ctx == 0 && a->max_ep_stx_ctx == 0);
+}
+
+static int fits(const struct question *q)
+{
+	const struct fi_info *h = q->hints;
+
+	if (!h)
+		return 1;
+	if (h->caps & ~(uint64_t)VX_CAPS || (h->addr_format != FI_FORMAT_UNSPEC && h->addr_format != FI_SOCKADDR &&
+		h->addr_format != FI_SOCKADDR_IN && h->addr_format != FI_SOCKADDR_IN6))
+		return 0;
+	return tx_fits(h->tx_attr) && rx_fits(h->rx_attr) && ep_fits(h->ep_attr) && domain_fits(q, h->domain_attr);
+}
+
+/* The capabilities that hints ask for, with the modifiers that follow, and what comes at no cost. */
+static uint64_t capabilities(const struct fi_info *h)
+{
+	const uint64_t primary = FI_MSG | FI_RMA, message = FI_SEND | FI_RECV;
+	const uint64_t remote = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+	uint64_t caps;
+
+	if (!h || !h->caps)
+		return VX_CAPS;
+	caps = h->caps & (primary | message | remote);
+	if (caps & FI_MSG && !(caps & message))
+		caps |= message;
+	if (caps & FI_RMA && !(caps & remote))
+		caps |= remote;
+	return caps | FI_MULTI_RECV | FI_FENCE | VX_DOMAIN_CAPS;
+}
+
+#define HINT(attr, member, otherwise) (h && h->attr && h->attr->member ? h->attr->member : (otherwise))
+
+static void describe(const struct question *q, struct fi_info *info)
+{
+	const struct fi_info *h = q->hints;
+	uint64_t caps = capabilities(h);
+	struct fi_domain_attr *d = info->domain_attr;
+
+	info->caps = caps;
+	info->mode = 0;
+	info->tx_attr->caps = caps & (VX_TX_CAPS | FI_FENCE);
+	info->tx_attr->op_flags = HINT(tx_attr, op_flags, 0);
+	info->tx_attr->msg_order = VX_ORDER;
+	info->tx_attr->comp_order = FI_ORDER_NONE;
+	info->tx_attr->inject_size = VX_INJECT;
+	info->tx_attr->size = HINT(tx_attr, size, VX_TX_SIZE);
+	info->tx_attr->iov_limit = VX_IOV;
+	info->tx_attr->rma_iov_limit = VX_RMA_IOV;
+	info->rx_attr->caps = caps & VX_RX_CAPS;
+	info->rx_attr->op_flags = HINT(rx_attr, op_flags, 0);
+	info->rx_attr->msg_order = VX_ORDER;
+	info->rx_attr->comp_order = FI_ORDER_STRICT;
+	info->rx_attr->size = HINT(rx_attr, size, VX_RX_SIZE);
+	info->rx_attr->iov_limit = VX_IOV;
+	info->ep_attr->type = FI_EP_MSG;
+	info->ep_attr->protocol = VX_PROTOCOL;
+	info->ep_attr->protocol_version = 1;
+	info->ep_attr->max_msg_size = VX_MAX_MESSAGE;
+	info->ep_attr->max_order_waw_size = VX_MAX_MESSAGE;
+	info->ep_attr->tx_ctx_cnt = info->ep_attr->rx_ctx_cnt = 1;
+	d->threading = HINT(domain_attr, threading, FI_THREAD_SAFE);
+	d->control_progress = HINT(domain_attr, control_progress, FI_PROGRESS_MANUAL);
+	d->data_progress = HINT(domain_attr, data_progress, FI_PROGRESS_MANUAL);
+	d->resource_mgmt = FI_RM_ENABLED;
+	d->av_type = HINT(domain_attr, av_type, FI_AV_UNSPEC);
+	d->mr_mode = h && h->domain_attr && (h->domain_attr->mr_mode == FI_MR_BASIC || h->domain_attr->mr_mode == FI_MR_UNSPEC) &&
+		q->version < FI_VERSION(1, 5) ? FI_MR_BASIC : VX_MR_MODE;
+	if (h && h->domain_attr && h->domain_attr->mr_mode == FI_MR_BASIC)
+		d->mr_mode = FI_MR_BASIC;
+	if (!rma(h))
+		d->mr_mode = 0;
+	d->mr_key_size = sizeof(VIP_MEM_HANDLE);
+	d->cq_data_size = sizeof(uint64_t);
+	d->cq_cnt = d->cntr_cnt = 65536;
+	d->ep_cnt = d->tx_ctx_cnt = d->rx_ctx_cnt = 16384;
+	d->max_ep_tx_ctx = d->max_ep_rx_ctx = 1;
+	d->mr_iov_limit = 1;
+	d->mr_cnt = 32768;
+	d->caps = VX_DOMAIN_CAPS;
+	d->max_err_data = VX_CM_DATA;
+}
+
+static int set_address(const union vx_addr *a, void **out, size_t *length)
+{
+	*length = vx_addr_len(a);
+	if (!*length)
+		return 0;
+	*out = malloc(*length);
+	if (!*out)
+		return -FI_ENOMEM;
+	memcpy(*out, a, *length);
+	return 0;
+}
+
+/* The network of an address, as "10.1.2.0/24": interfaces in one network are one fabric. */
+static char *network(const struct ifaddrs *i)
+{
+	int six = i->ifa_addr->sa_family == AF_INET6;
+	size_t n, size = six ? 16 : 4;
+	const void *mask = NULL, *address = six ? (void *)&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr :
+		(void *)&((struct sockaddr_in *)i->ifa_addr)->sin_addr;
+	unsigned char bytes[16], m[16];
+	char text[INET6_ADDRSTRLEN + 8];
+	int bits = 0;
+
+	if (!i->ifa_netmask)
+		return strdup("viaxdp");
+	mask = six ? (void *)&((struct sockaddr_in6 *)i->ifa_netmask)->sin6_addr :
+		(void *)&((struct sockaddr_in *)i->ifa_netmask)->sin_addr;
+	memcpy(bytes, address, size);
+	memcpy(m, mask, size);
+	for (n = 0; n < size; n++) {
+		bytes[n] &= m[n];
+		bits += __builtin_popcount(m[n]);
+	}
+	inet_ntop(six ? AF_INET6 : AF_INET, bytes, text, INET6_ADDRSTRLEN);
+	sprintf(text + strlen(text), "/%d", bits);
+	return strdup(text);
+}
+
+static struct fi_info *make(const struct question *q, const struct ifaddrs *i, const union vx_addr *address)
+{
+	struct fi_info *info = fi_allocinfo();
+	union vx_addr from = *address;
+
+	if (!info)
+		return NULL;
+	describe(q, info);
+	if (q->from.sa.sa_family)
+		vx_addr_set_port(&from, vx_addr_port(&q->from));
+	info->addr_format = q->hints && q->hints->addr_format == FI_SOCKADDR ? FI_SOCKADDR :
+		from.sa.sa_family == AF_INET6 ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
+	info->domain_attr->name = strdup(i->ifa_name);
+	info->fabric_attr->name = network(i);
+	if (!info->domain_attr->name || !info->fabric_attr->name || set_address(&from, &info->src_addr, &info->src_addrlen) ||
+		set_address(&q->to, &info->dest_addr, &info->dest_addrlen)) {
+		fi_freeinfo(info);
+		return NULL;
+	}
+	return info;
+}
+
+static int wanted(const struct question *q, const struct ifaddrs *all, const struct ifaddrs *i, union vx_addr *address)
+{
+	const struct fi_info *h = q->hints;
+	uint32_t format = h ? h->addr_format : FI_FORMAT_UNSPEC;
+	size_t size;
+
+	if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || (vx_interface && strcmp(vx_interface, i->ifa_name) != 0))
+		return 0;
+	size = i->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	if ((i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6) || vx_addr_get(address, i->ifa_addr, size))
+		return 0;
+	if (address->sa.sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&address->in6.sin6_addr))
+		return 0;
+	if ((format == FI_SOCKADDR_IN && address->sa.sa_family != AF_INET) ||
+		(format == FI_SOCKADDR_IN6 && address->sa.sa_family != AF_INET6))
+		return 0;
+	if (h && h->domain_attr && h->domain_attr->name && strcmp(h->domain_attr->name, i->ifa_name) != 0)
+		return 0;
+	if (!q->any_from && !vx_addr_same_host(&q->from, address))
+		return 0;
+	return is_ethernet(all, i->ifa_name);
+}
+
+static int list(const struct question *q, struct fi_info **out)
+{
+	struct ifaddrs *all, *i;
+	struct fi_info **last = out;
+	union vx_addr address;
+	int error = 0;
+
+	*out = NULL;
+	if (getifaddrs(&all) != 0)
+		return -FI_ENODATA;
+	for (i = all; i && !error; i = i->ifa_next) {
+		if (!wanted(q, all, i, &address))
+			continue;
+		*last = make(q, i, &address);
+		if (!*last)
+			error = -FI_ENOMEM;
+		else if (q->hints && q->hints->fabric_attr && q->hints->fabric_attr->name &&
+			strcmp(q->hints->fabric_attr->name, (*last)->fabric_attr->name) != 0) {
+			fi_freeinfo(*last);
+			*last = NULL;
+		} else
+			last = &(*last)->next;
+	}
+	freeifaddrs(all);
+	if (!error && !*out)
+		error = -FI_ENODATA;
+	if (error && *out)
+		fi_freeinfo(*out);
+	return error;
+}
+
+int vx_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
+	struct fi_info **info)
+{
+	struct question q = {.version = version, .hints = hints};
+	int error;
+
+	*info = NULL;
+	if (!fits(&q))
+		return -FI_ENODATA;
+	if (flags & FI_PROV_ATTR_ONLY) {
+		*info = fi_allocinfo();
+		if (!*info)
+			return -FI_ENOMEM;
+		describe(&q, *info);
+		return 0;
+	}
+	if (!has_privilege() && !has_agent()) {
+		VX_INFO(FI_LOG_FABRIC, "neither privilege to open an interface nor an agent\n");
+		return -FI_ENODATA;
+	}
+	error = ask(&q, node, service, flags);
+	return error ? error : list(&q, info);
+}

@@ -1,0 +1,133 @@
+/*
+ * link.h - a VI with its buffers, and the messages on it.
+ *
+ * Both sides post VX_CREDITS + VX_RESERVE receives of VX_PIECE bytes. A message of the program is
+ * cut into pieces, which are VI messages with a header each. A piece needs a credit: it may
+ * be sent if fewer than the peer's limit were sent. The limit grows as the peer posts the
+ * receives again, which it does when it has copied a piece to the program's memory. So a message
+ * for which the program has posted no receive waits, in the peer's receives and then at
+ * this side, and the VI never lacks a receive.
+ *
+ * Messages without a credit have the other receives: hello and answer, one each; VX_CREDIT, at
+ * most two that the peer has not seen, because half of the credits have to be used for each;
+ * VX_ACK, one at a time, which VX_SEEN answers.
+ */
+#ifndef LINK_H
+#define LINK_H
+
+#include "viaxdp.h"
+
+enum {
+	VX_CREDITS = 64,
+	VX_RESERVE = 8,
+	VX_RECEIVES = VX_CREDITS + VX_RESERVE,
+	VX_SENDS = 64,
+	VX_PIECE = 16384 + 512, /* bytes of data in a piece: ofi_rxm's packets fit in one */
+	VX_RDMA_MAX = 1 << 20,  /* bytes of an RDMA descriptor */
+	VX_VERSION = 1,         /* of the messages */
+};
+
+enum vx_type { VX_HELLO = 1, VX_ACCEPT, VX_REJECT, VX_CREDIT, VX_ACK, VX_SEEN, VX_DATA, VX_WROTE };
+
+enum { /* flags of a header */
+	VX_FIRST = 1,     /* piece of a message */
+	VX_LAST = 2,
+	VX_WANT_ACK = 4,  /* the sender waits for the arrival */
+	VX_HAS_DATA = 8,  /* data is remote CQ data */
+};
+
+struct vx_header { /* integers are little-endian, as those of all hosts that we run on */
+	uint8_t type, flags;
+	uint16_t reserved;
+	uint32_t limit; /* pieces that the peer may have sent in all */
+	uint32_t acked; /* pieces with VX_WANT_ACK that have arrived in all */
+	uint32_t reserved2;
+	uint64_t total; /* VX_FIRST: bytes of the message */
+	uint64_t data;
+};
+
+struct vx_hello {
+	char magic[8];
+	uint32_t version, piece;
+	union vx_addr from; /* the requester's name for itself */
+	uint32_t length;    /* of the program's data, which follows */
+	uint32_t reserved;
+};
+
+enum vx_state {
+	VX_NEW,        /* no connection yet */
+	VX_REQUESTING, /* VipConnectRequest or VipConnectAccept runs */
+	VX_GREETED,    /* requester: waits for the answer */
+	VX_GREETING,   /* acceptor: waits for the hello */
+	VX_ASKED,      /* acceptor: the program has to answer */
+	VX_UP,
+	VX_DOWN,
+};
+
+struct vx_rx_slot {
+	VIP_DESCRIPTOR d;
+	struct vx_header header;
+	unsigned char data[VX_PIECE];
+} __attribute__((aligned(64)));
+
+struct vx_tx_slot {
+	VIP_DESCRIPTOR d;
+	VIP_DESCRIPTOR_SEGMENT more[4]; /* segments behind the two of d */
+	struct vx_op *op;               /* an RDMA operation */
+	struct vx_header header __attribute__((aligned(32)));
+	unsigned char data[VX_PIECE];
+} __attribute__((aligned(64)));
+
+struct vx_link {
+	struct fid fid; /* FI_CLASS_CONNREQ, for fi_info's handle */
+	struct vx_link *next;
+	struct vx_nic *nic;
+	VIP_VI_HANDLE vi;
+	enum vx_state state;
+	int watched;         /* by vx_nic_watch, while it is not up */
+	struct vx_ep *ep;    /* NULL: none yet */
+	struct vx_pep *pep;  /* whose request it is; NULL: none, or an endpoint has it */
+	struct vx_link *sibling; /* the listener's next request */
+	int64_t since;           /* when it was accepted */
+	int reported;            /* by FI_CONNREQ */
+	union vx_addr peer;  /* as the hello names it */
+
+	struct vx_memory *memory;
+	size_t size;
+	VIP_MEM_HANDLE handle;
+	unsigned sends_head, sends_tail; /* slots in use */
+
+	uint32_t sent, limit;       /* pieces; those that the peer has allowed */
+	uint32_t consumed, told;    /* the peer's pieces; the limit that it was told */
+	uint32_t acked, acks_owed;  /* arrived with VX_WANT_ACK; told of fewer */
+	uint32_t peer_acked;
+	int acking, seen_owed;      /* VX_ACK without VX_SEEN; VX_SEEN to send */
+
+	uint16_t held[VX_RECEIVES]; /* receive slots with pieces that wait, in order */
+	unsigned held_head, held_tail;
+};
+
+struct vx_memory { /* one registered region */
+	struct vx_rx_slot rx[VX_RECEIVES];
+	struct vx_tx_slot tx[VX_SENDS];
+};
+
+/* link.c; under the lock of the NIC unless they say otherwise */
+int vx_link_open(struct vx_nic *nic, struct vx_link **out);
+void vx_link_close(struct vx_link *link); /* without the lock; ends the connection */
+struct vx_link *vx_link_find(struct vx_nic *nic, VIP_VI_HANDLE vi);
+void vx_link_receive(struct vx_link *link); /* takes what has completed */
+void vx_link_reap(struct vx_link *link);
+void vx_link_pump(struct vx_link *link);    /* sends what waits */
+void vx_link_deliver(struct vx_link *link); /* gives held pieces to the endpoint */
+void vx_link_set(struct vx_link *link, enum vx_state state);
+void vx_link_attributes(VIP_VI_ATTRIBUTES *a);
+
+/* A free send slot with its header cleared, or NULL; and its way to the VI. */
+struct vx_tx_slot *vx_link_slot(struct vx_link *link);
+int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type type, size_t length);
+int vx_link_credit(struct vx_link *link); /* a piece may be sent */
+int vx_link_post(struct vx_link *link, struct vx_tx_slot *slot);
+int vx_link_greet(struct vx_link *link, enum vx_type type, const union vx_addr *from, const void *data, size_t length);
+
+#endif

@@ -1,0 +1,141 @@
+/* fi_fabric(3), fi_domain(3), fi_eq(3), fi_cq(3), fi_cntr(3), fi_mr(3), fi_endpoint(3): objects without a connection. */
+#include "suite.h"
+
+static void *interrupt(void *cq)
+{
+	usleep(100000);
+	OK(fi_cq_signal(cq));
+	return NULL;
+}
+
+static void queues(struct bed *b)
+{
+	struct fi_cq_attr attr = {.format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_UNSPEC};
+	struct fi_cq_err_entry error = {0};
+	struct fi_cq_data_entry entry;
+	fi_addr_t from;
+	struct fid_cq *cq;
+	pthread_t thread;
+	double began;
+	ssize_t got;
+
+	OK(fi_cq_open(b->domain, &attr, &cq, NULL));
+	CHECK(fi_close(&b->domain->fid) == -FI_EBUSY, "fi_domain(3): a domain with a CQ is busy");
+	CHECK((got = fi_cq_read(cq, &entry, 1)) == -FI_EAGAIN, "fi_cq(3): -FI_EAGAIN from an empty queue, not %zd", got);
+	CHECK((got = fi_cq_readfrom(cq, &entry, 1, &from)) == -FI_EAGAIN, "fi_cq(3): fi_cq_readfrom, too: %zd", got);
+	CHECK((got = fi_cq_readerr(cq, &error, 0)) == -FI_EAGAIN, "fi_cq(3): fi_cq_readerr returns at once: %zd", got);
+	began = seconds();
+	CHECK((got = fi_cq_sread(cq, &entry, 1, NULL, 100)) == -FI_EAGAIN, "fi_cq(3): -FI_EAGAIN after the time, not %zd", got);
+	CHECK(seconds() - began > 0.09, "fi_cq(3): fi_cq_sread waits for the time");
+	pthread_create(&thread, NULL, interrupt, cq);
+	began = seconds();
+	got = fi_cq_sread(cq, &entry, 1, NULL, 10000);
+	CHECK(got < 0 && seconds() - began < 9, "fi_cq(3): fi_cq_signal unblocks fi_cq_sread");
+	pthread_join(thread, NULL);
+	OK(fi_close(&cq->fid));
+}
+
+static void events(struct bed *b)
+{
+	struct fi_eq_entry in = {.context = b, .data = 77}, out;
+	struct fi_eq_err_entry error = {0};
+	uint32_t what = 0;
+	double began = seconds();
+	ssize_t got;
+
+	CHECK((got = fi_eq_read(b->eq, &what, &out, sizeof out, 0)) == -FI_EAGAIN, "fi_eq(3): -FI_EAGAIN from an empty queue, not %zd", got);
+	CHECK((got = fi_eq_readerr(b->eq, &error, 0)) == -FI_EAGAIN, "fi_eq(3): no error, not %zd", got);
+	got = fi_eq_sread(b->eq, &what, &out, sizeof out, 100, 0);
+	CHECK(got < 0 && seconds() - began > 0.09, "fi_eq(3): fi_eq_sread waits for the time");
+	CHECK((got = fi_eq_write(b->eq, FI_NOTIFY, &in, sizeof in, 0)) == sizeof in, "fi_eq(3): fi_eq_write returns the bytes, not %zd", got);
+	CHECK((got = fi_eq_read(b->eq, &what, &out, sizeof out, FI_PEEK)) == sizeof out, "fi_eq(3): FI_PEEK reads, %zd", got);
+	CHECK(what == FI_NOTIFY && out.data == 77 && out.context == b, "fi_eq(3): what was written");
+	memset(&out, 0, sizeof out);
+	CHECK((got = fi_eq_read(b->eq, &what, &out, sizeof out, 0)) == sizeof out && out.data == 77, "fi_eq(3): FI_PEEK leaves it, %zd", got);
+	CHECK(fi_eq_read(b->eq, &what, &out, sizeof out, 0) == -FI_EAGAIN, "fi_eq(3): an event is read once");
+}
+
+static void counters(struct bed *b)
+{
+	struct fi_cntr_attr attr = {.wait_obj = FI_WAIT_UNSPEC};
+	struct fid_cntr *cntr;
+	double began;
+
+	OK(fi_cntr_open(b->domain, &attr, &cntr, NULL));
+	CHECK(fi_cntr_read(cntr) == 0 && fi_cntr_readerr(cntr) == 0, "fi_cntr(3): a counter begins at 0");
+	OK(fi_cntr_set(cntr, 5));
+	OK(fi_cntr_add(cntr, 3));
+	OK(fi_cntr_adderr(cntr, 2));
+	CHECK(fi_cntr_read(cntr) == 8 && fi_cntr_readerr(cntr) == 2, "fi_cntr(3): set, add, adderr");
+	OK(fi_cntr_seterr(cntr, 0));
+	CHECK(fi_cntr_readerr(cntr) == 0, "fi_cntr(3): seterr");
+	OK(fi_cntr_wait(cntr, 8, 1000));
+	began = seconds();
+	CHECK(fi_cntr_wait(cntr, 9, 100) == -FI_ETIMEDOUT && seconds() - began > 0.09, "fi_cntr(3): -FI_ETIMEDOUT after the time");
+	OK(fi_close(&cntr->fid));
+}
+
+static void memory(struct bed *b)
+{
+	static char data[10000];
+	struct iovec iov = {data, sizeof data};
+	struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_REMOTE_READ | FI_REMOTE_WRITE, .context = b, .requested_key = 3};
+	struct fid_mr *one, *two, *three;
+
+	OK(fi_mr_reg(b->domain, data, sizeof data, FI_REMOTE_READ, 0, 1, 0, &one, NULL));
+	OK(fi_mr_regv(b->domain, &iov, 1, FI_SEND | FI_RECV, 0, 2, 0, &two, NULL));
+	OK(fi_mr_regattr(b->domain, &attr, 0, &three));
+	CHECK(fi_mr_key(one) != FI_KEY_NOTAVAIL && fi_mr_key(three) != fi_mr_key(one), "fi_mr(3): each region has a key");
+	CHECK(three->fid.context == b, "fi_mr(3): the context is the program's");
+	CHECK(fi_close(&b->domain->fid) == -FI_EBUSY, "fi_domain(3): a domain with regions is busy");
+	OK(fi_close(&one->fid));
+	OK(fi_close(&two->fid));
+	OK(fi_close(&three->fid));
+}
+
+static void endpoints(struct bed *b)
+{
+	struct fi_cq_attr attr = {0};
+	struct fid_cq *cq;
+	struct fid_ep *ep;
+	size_t size = 0, length = sizeof size;
+	char name[64];
+
+	OK(fi_endpoint(b->domain, b->info, &ep, b));
+	CHECK(ep->fid.context == b, "fi_endpoint(3): the context is the program's");
+	CHECK(fi_enable(ep) < 0, "fi_endpoint(3): an endpoint without queues cannot be enabled");
+	OK(fi_cq_open(b->domain, &attr, &cq, NULL));
+	OK(fi_ep_bind(ep, &b->eq->fid, 0));
+	OK(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+	if (ours) { /* tcp of libfabric 1.17 frees a part of a queue that is busy */
+		CHECK(fi_close(&cq->fid) == -FI_EBUSY, "fi_cq(3): a CQ with an endpoint is busy");
+		CHECK(fi_close(&b->eq->fid) == -FI_EBUSY, "fi_eq(3): an EQ with an endpoint is busy");
+	}
+	OK(fi_enable(ep));
+	OK(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &size, &length));
+	CHECK(size >= 24 && length == sizeof size, "fi_endpoint(3), fi_rxm(7): FI_OPT_CM_DATA_SIZE");
+	CHECK(!ours || size >= 64, "viaxdp has 64 bytes or more");
+	length = sizeof name;
+	OK(fi_getname(&ep->fid, name, &length));
+	CHECK(length == b->info->src_addrlen, "fi_cm(3): fi_getname gives an address of the format");
+	length = 2;
+	CHECK(fi_getname(&ep->fid, name, &length) == -FI_ETOOSMALL && length == b->info->src_addrlen, "fi_cm(3): -FI_ETOOSMALL, and the size needed");
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&cq->fid));
+}
+
+void test_objects(void)
+{
+	struct want w = {0};
+	struct bed b;
+
+	open_bed(&b, &w);
+	CHECK(fi_close(&b.fabric->fid) == -FI_EBUSY, "fi_fabric(3): a fabric with a domain is busy");
+	CHECK(b.domain->fid.fclass == FI_CLASS_DOMAIN && b.eq->fid.fclass == FI_CLASS_EQ, "fabric.h: classes");
+	queues(&b);
+	events(&b);
+	counters(&b);
+	memory(&b);
+	endpoints(&b);
+	close_bed(&b);
+}
