@@ -30,12 +30,12 @@ import (
 )
 
 const (
-	gsoLeast = 4 // frames; fewer are faster on the TX ring
+	gsoLeast = 4 // frames; fewer are faster on the TX ring, unless they are long
 	gsoFirst = 8 // frames of the first packet of a connection
-	// gsoMost is the most frames of a packet, so that the peer copies one packet while the kernel passes on the next.
-	// Generic XDP makes a packet contiguous, and with 22 frames of 1514 bytes the kernel finds that memory quickly
-	// (PAGE_ALLOC_COSTLY_ORDER, include/linux/mmzone.h).
-	gsoMost    = 22
+	// gsoBytes is how long packets become, so that the peer wakes up for one, and copies it, while the kernel passes on the
+	// next. Generic XDP makes a packet contiguous; the kernel finds 32 KB quickly (PAGE_ALLOC_COSTLY_ORDER,
+	// include/linux/mmzone.h).
+	gsoBytes   = 33_000
 	gsoRestMin = 20 * time.Millisecond // how long a connection uses the TX ring after losses; doubles
 	gsoRestMax = 10 * time.Second
 )
@@ -69,6 +69,7 @@ type connGSO struct {
 	peer      int  // bytes of the longest packet that the peer takes; 0: it takes none
 	peerFrame int  // connGSO.frame of the peer; 0: it has not said
 
+	most   int           // frames of the longest packet
 	limit  int           // frames of the next packet; 1: none for now
 	tried  bool          // a first packet has left, and frame mark is its first
 	proven bool          // it has arrived
@@ -91,11 +92,12 @@ func (c *conn) initGSO(path *kagent.Path) {
 		src: path.Src.Unmap(), dst: path.Dst.Unmap(), tagged: path.VLAN != 0, limit: gsoFirst, rest: gsoRestMin,
 		frame: wire.HeaderLen + c.payload + c.overhead,
 	}
+	c.gso.most = min(gsoBytes/c.gso.frame, gso.MaxFrames)
 }
 
 // gsoUsable reports whether frames of the connection may be sent in packets.
 func (p *port) gsoUsable(c *conn) bool {
-	return p.gso.out != nil && p.gso.off == nil && c.gso.peer >= gsoLeast*c.gso.frame && c.sender != nil && !c.loop && c.shm == nil
+	return p.gso.out != nil && p.gso.off == nil && c.gso.most >= 2 && c.gso.peer >= c.gso.most*c.gso.frame && c.sender != nil && !c.loop && c.shm == nil
 }
 
 // announce fills in what an acknowledgement tells the peer of GSO packets, in its RemoteAddr: the longest one that this side
@@ -153,7 +155,7 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 	f := &g.frames[len(g.frames)-1]
 	f.n, f.retain = copy(f.segs[:], segs), retain
 	g.bytes += n
-	if n < c.gso.frame || len(g.frames) >= c.gso.limit || g.bytes+c.gso.frame > c.gso.peer {
+	if n < c.gso.frame || len(g.frames) >= min(c.gso.limit, c.gso.most) || g.bytes+c.gso.frame > c.gso.peer {
 		p.sendGSO()
 	}
 	return true
@@ -186,7 +188,7 @@ func (c *conn) adaptGSO(p *port) bool {
 	default:
 		g.limit *= 2
 	}
-	g.limit = min(g.limit, gsoMost)
+	g.limit = min(g.limit, max(g.most, gsoLeast)) // of long frames joinGSO takes fewer
 	g.mark, g.proven, g.rest = c.sender.Next(), true, gsoRestMin
 	return true
 }
@@ -203,9 +205,9 @@ func (p *port) sendGSO() {
 	if len(g.frames) == 0 {
 		return
 	}
-	c, frames := g.c, g.frames
+	c, frames, bytes := g.c, g.frames, g.bytes
 	g.frames, g.bytes = g.frames[:0], 0
-	if len(frames) < gsoLeast || !p.offload(c, frames) {
+	if len(frames) < gsoLeast && bytes < gsoBytes/2 || !p.offload(c, frames) {
 		for i := range frames { // what finds no room is lost, and sent again like any lost frame
 			f := &frames[i]
 			if !p.nic.SendSegs(f.segs[:f.n], f.retain) {

@@ -76,13 +76,13 @@ func TestGSOOverVeth(t *testing.T) {
 			errorIf(t, (sent.GSOSent == 0) != c.none, "%d packets left", sent.GSOSent)
 			errorIf(t, (came.GSOReceived == 0) == c.whole, "%d packets arrived whole", came.GSOReceived)
 			if c.meanwhile != nil {
+				va, vb = again(t, a, b, va, vb)
 				over := make(chan struct{})
 				go func() {
 					defer close(over)
 					time.Sleep(time.Millisecond)
 					c.meanwhile(t, na, nb)
 				}()
-				va, vb = again(t, a, b, va, vb)
 				exchange(t, va, vb, newBox(t, a, 8, most), newBox(t, b, 8, most), 200, most, 2)
 				<-over
 			}
