@@ -37,6 +37,9 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 	if kind == wire.KindError {
 		h.RemoteAddr = uint64(c.refusal.part)
 	}
+	if kind == wire.KindAck && c.receiver != nil {
+		h.Immediate, h.RemoteHandle = c.receiver.Marks(), wire.AckEchoesMarks
+	}
 	h.Window = uint16(p.shares.window)
 	if h.Ack = 0; c.receiver != nil {
 		h.Ack = c.acked()

@@ -209,6 +209,10 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 	if p.rx.pkt.Flags&wire.FlagAckNow != 0 {
 		c.receiver.AskUrgent()
 	}
+	if p.rx.pkt.Marked {
+		c.receiver.Mark()
+		p.stats.Marked++
+	}
 	switch c.receiver.Arrive(seq, p.rx.pkt.Flags&wire.FlagAgain != 0) {
 	case reliable.InOrder:
 		p.deliver(c, &p.rx.pkt, now)
