@@ -202,6 +202,7 @@ func (c *congestion) endDip(now int64) {
 			c.resume = c.peak
 		}
 		c.nextDip = now + max(dipEvery, dipEveryTrips*c.trip)
+		c.cwnd = max(c.cwnd, min(c.peak/4, c.most)) // rounds are long now
 	}
 	c.threshold = max(c.resume, c.cwnd)
 	c.epoch = 0
