@@ -25,6 +25,10 @@ type connAck struct {
 // takeAck processes what a frame acknowledges.
 func (p *port) takeAck(c *conn, pkt *wire.Packet, now int64) {
 	s := c.sender
+	if pkt.Kind == wire.KindAck && pkt.RemoteHandle == wire.AckEchoesMarks {
+		c.template.AllowMarks()
+		s.Marked(pkt.Immediate)
+	}
 	from, to, valid := s.Ack(now, pkt.Ack, int(pkt.Window))
 	if !valid {
 		p.stats.BadAcks++
@@ -89,7 +93,7 @@ func (p *port) stamp(c *conn) {
 		return
 	}
 	h.Ack = c.acked()
-	if c.receiver.Buffered() == 0 { // else the peer also needs the ranges
+	if !c.receiver.Bare() { // else the peer also needs the ranges, or the count of marks
 		c.receiver.Acked()
 		p.settle(c)
 	}

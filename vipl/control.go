@@ -39,6 +39,9 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 		h.RemoteAddr = uint64(c.refusal.part)
 	case wire.KindAck:
 		p.announce(c)
+		if c.receiver != nil {
+			h.Immediate, h.RemoteHandle = c.receiver.Marks(), wire.AckEchoesMarks
+		}
 	}
 	h.Window = uint16(p.shares.window)
 	if h.Ack = 0; c.receiver != nil {

@@ -99,7 +99,7 @@ func (p *port) receiveGSO(packet []xdpnic.Frame, size int, now int64) {
 		g.hold(packet[i].Addr)
 	}
 	p.stats.GSOReceived++
-	vi, key := p.rx.pkt.VI, p.rx.pkt.Key
+	vi, key, marked := p.rx.pkt.VI, p.rx.pkt.Key, p.rx.pkt.Marked
 	at, left := wire.Datagram(packet[0].Data)
 	g.inner = true
 	for k := 0; left > 0; {
@@ -119,7 +119,7 @@ func (p *port) receiveGSO(packet []xdpnic.Frame, size int, now int64) {
 		}
 		g.pieces[len(g.pieces)-1].More = false
 		p.stats.GSOReceivedFrames++
-		err := p.rx.decodeInner(g.pieces)
+		err := p.rx.decodeInner(g.pieces, marked)
 		if err == nil && (p.rx.pkt.VI != vi || p.rx.pkt.Key != key) {
 			err = wire.ErrLength
 		}

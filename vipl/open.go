@@ -200,6 +200,9 @@ func open(p provider.Provider, o options) (*NIC, error) {
 		closed: make(chan struct{}),
 		vis:    make(map[*VI]struct{}), cqs: make(map[*CQ]struct{}), blocks: make(map[*Region]struct{}),
 	}
+	if v := p.Virtual; v != nil {
+		v.Progress, v.Due = n.port.progressNow, n.port.poller.due.Load
+	}
 	n.errors.over = &n.shut
 	n.common = Ptag{n, mem.CommonPtag()}
 	n.ErrorCallback(nil)
@@ -239,7 +242,13 @@ func sharePort(p provider.Provider, o options) *port {
 	s := ports.open[p.Port]
 	if s == nil {
 		now, used := o.clocks()
+		if p.Virtual != nil {
+			now = p.Virtual.Now
+		}
 		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Info.NIC.ZeroCopy, o.silence, now, used)}
+		if p.Virtual == nil {
+			s.poller.stopped.Go(s.background)
+		}
 		s.mu.Lock()
 		if !o.noSegmentation {
 			s.useGSO(p.GSO)

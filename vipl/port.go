@@ -62,7 +62,6 @@ func newPort(nic provider.Port, mem []byte, zeroCopy bool, silence time.Duration
 	p.initShares()
 	p.long.init(nic.MaxSegs())
 	p.rx.init(nic.RxChunks(), p.long.most)
-	p.poller.stopped.Go(p.background)
 	return p
 }
 
@@ -79,6 +78,13 @@ func (p *port) stop() {
 	p.gso.close()
 	p.over = true
 	p.mu.Unlock()
+}
+
+// progressNow is progress for a simulation, see provider.Virtual.
+func (p *port) progressNow() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.progress(p.now(), false)
 }
 
 // progress does the work that there is: received frames, timers, sends that have become possible, acknowledgements,

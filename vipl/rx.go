@@ -129,8 +129,9 @@ func (r *receiver) decode(frame []xdpnic.Frame) error {
 	return pkt.DecodeChain(frame[0].Data, r.rest)
 }
 
-// decodeInner decodes a frame of a packet.
-func (r *receiver) decodeInner(pieces []xdpnic.Frame) error {
+// decodeInner decodes a frame of a packet, which a router has marked or not.
+func (r *receiver) decodeInner(pieces []xdpnic.Frame, marked bool) error {
+	r.pkt.Marked = marked
 	r.rest = r.rest[:0]
 	b := pieces[0].Data
 	for i := range pieces[1:] {
@@ -254,6 +255,10 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 	}
 	if p.rx.pkt.Flags&wire.FlagAckNow != 0 {
 		c.receiver.AskUrgent()
+	}
+	if p.rx.pkt.Marked {
+		c.receiver.Mark()
+		p.stats.Marked++
 	}
 	switch c.receiver.Arrive(seq, p.rx.pkt.Flags&wire.FlagAgain != 0) {
 	case reliable.InOrder:
@@ -479,7 +484,7 @@ func (p *port) keepOpen(c *conn, frame []xdpnic.Frame) {
 func (p *port) decodeAgain(c *conn, frame []xdpnic.Frame, inner bool) error {
 	var err error
 	if inner {
-		err = p.rx.decodeInner(frame)
+		err = p.rx.decodeInner(frame, false) // the mark was counted when it arrived
 	} else {
 		err = p.rx.decode(frame)
 	}

@@ -27,6 +27,7 @@ type Counters struct {
 	OutsideWindow uint64 // drop: beyond the window
 	BadAcks       uint64 // acknowledgements of frames that were never sent, or with ranges that do not ascend; ignored
 
+	Marked            uint64 // frames that a router marked (ECN) because its queue was long
 	OutOfOrder        uint64 // frames kept until earlier ones arrived
 	OutOfOrderDropped uint64 // drop: out of order while such frames used all chunks that they may use
 	Lost              uint64 // unreliable: frames found missing

@@ -20,6 +20,7 @@ type Wire struct {
 	joined []byte // a frame of several segments, put together
 	cut    bool
 	closed bool
+	route  func(from *Queue, frame []byte) // nil: frames go to the queues of the wire
 }
 
 // NewWire makes a wire without queues.
@@ -124,6 +125,21 @@ func (w *Wire) run() {
 		}
 	}
 	w.arm()
+}
+
+// Route has f called with each frame that a queue sends, in place of the queues of the wire. f is called with the
+// wire locked, so it must not call a queue, and must not keep the frame. What f carries arrives with Arrive.
+func (w *Wire) Route(f func(from *Queue, frame []byte)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.route = f
+}
+
+// Arrive has a frame arrive at q.
+func (q *Queue) Arrive(frame []byte) {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	q.kernelReceive(frame)
 }
 
 // done removes a frame from the wire.
@@ -238,6 +254,10 @@ func remove(from []*onLine, e *onLine) []*onLine {
 
 // arrive passes a frame to the queues that receive it.
 func (w *Wire) arrive(from *Queue, frame []byte) {
+	if w.route != nil {
+		w.route(from, frame)
+		return
+	}
 	taken := false
 	for _, q := range w.ends {
 		if q.wants(from, frame) {

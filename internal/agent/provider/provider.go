@@ -73,6 +73,17 @@ type Provider struct {
 	// Rekey limits the frames and bytes that a connection with a pre-shared key seals
 	// with one key; zero: the defaults.
 	Rekey secure.Limits
+
+	// Virtual, unless nil, makes the engine's time that of a simulation.
+	Virtual *Virtual
+}
+
+// Virtual is the time of a simulation. The engine reads it from Now, and has no goroutine of its own: it does what
+// is due with time only in Progress. OpenNIC sets the other two functions.
+type Virtual struct {
+	Now      func() int64 // ns; positive, and the same until the simulation goes on
+	Progress func()       // takes what has arrived and does what is due
+	Due      func() int64 // the time at which Progress must be called next; math.MaxInt64: time alone requires nothing
 }
 
 // Open makes a *vipl.NIC over p; opts are of type vipl.Option. Package vipl sets it.

@@ -18,6 +18,8 @@ const (
 	// MaxBytes is how many bytes of UDP payload a packet may have, over IPv4 and IPv6.
 	MaxBytes = 65535 - 20 - 8
 
+	ecnCapable = 2 // ECT(0) (RFC 3168): routers may mark packets; receivers that take them count marks
+
 	sendBuffer = 4 << 20 // bytes; the kernel bounds it by net.core.wmem_max
 )
 
@@ -38,25 +40,29 @@ type endpoint struct {
 // needs no privilege. A kernel older than 4.18 has no UDP_SEGMENT and fails at the first Send.
 func Open(ifindex int, port uint16) (*Socket, error) {
 	s := &Socket{port: port, ifindex: ifindex, v4: endpoint{fd: -1}, v6: endpoint{fd: -1}}
-	err := s.v4.open(unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
+	err := s.v4.open(unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, unix.IP_TOS)
 	if err != nil {
 		return nil, err
 	}
-	err = s.v6.open(unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)
+	err = s.v6.open(unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE, unix.IPV6_TCLASS)
 	if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // IPv6 may be switched off
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-// open makes the socket of a family. No router may fragment what it sends, and the caller knows the path's MTU.
-func (e *endpoint) open(family, level, discover, probe int) (err error) {
+// open makes the socket of a family. No router may fragment what it sends, and the caller knows the path's MTU. Routers may
+// mark it (ECN).
+func (e *endpoint) open(family, level, discover, probe, class int) (err error) {
 	e.fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("gso: socket: %w", err)
 	}
 	if err := unix.SetsockoptInt(e.fd, level, discover, probe); err != nil {
 		return errors.Join(fmt.Errorf("gso: path MTU discovery: %w", err), e.close())
+	}
+	if err := unix.SetsockoptInt(e.fd, level, class, ecnCapable); err != nil {
+		return errors.Join(fmt.Errorf("gso: ECN: %w", err), e.close())
 	}
 	_ = unix.SetsockoptInt(e.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
 	// No peer sends to its port. What arrives there all the same takes no memory.

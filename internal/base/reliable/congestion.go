@@ -1,15 +1,53 @@
 package reliable
 
+import "math"
+
 // congestion is the congestion window of a Sender. It is kept in 1/256 of a frame, so that additive increase needs
-// no fractions.
+// no fractions. What it learns comes from its caller: round trips (sample), acknowledgements (grow), losses
+// (lossRound, lostOne), marks (marked), timeouts (collapse). It answers with window.
+//
+// It decides once a round. A round ends when everything that was in flight at its start is acknowledged. If the least
+// round trip of a round is longer than the least one known, there was a queue for all of the round.
+//
+//   - No queue: the path has room. The window doubles each round below the threshold, and grows by a part of itself
+//     above it. A loss is taken for chance, unless losses are heavy.
+//   - A queue: the window grows as CUBIC's (RFC 9438), and a loss takes three tenths off it, as in CUBIC.
+//   - A queue above the ceiling: the window dips, for a few rounds, below what the path holds without a queue. If all
+//     flows do the same, the queue empties, and each sees the least round trip. The window returns to three quarters.
+//   - Several dips in a row do not empty the queue: a flow that reacts only to losses keeps it full. The sender then
+//     competes with it, by CUBIC alone, until a later dip empties the queue, or no queue shows for several rounds.
+//   - Marked frames (ECN): the window shrinks by half the share of marked frames, as in DCTCP (RFC 8257).
+//
+// The dips, and the change between the two modes, are those of Copa (NSDI 2018) in a coarser form: this sender hears
+// of up to 16 frames at once.
 type congestion struct {
 	cwnd, threshold, most int64
+	step                  int64  // growth in a round above the threshold
 	roundEnd              uint32 // the round ends when this number is acknowledged
 	roundLeast            int64  // least round trip time of the round; 0: none measured
+	trip, base            int64  // roundLeast of the last round that has one; least round trip known then
 	bounded               bool   // the peer's window was full in the round
 
 	floor int64 // lower bound of the window in a round of losses
 	heavy int   // losses left until the round counts as congested
+
+	// CUBIC: the window at the last reduction, its time, and the time after it at which the curve is back there.
+	peak  int64
+	epoch int64
+	back  float64 // s
+
+	high, low int   // rounds in a row with a queue above the ceiling; without a queue
+	dipping   int   // rounds left of the dip
+	resume    int64 // the threshold after the dip
+	emptied   int64 // greatest round trip during the dip that shows no queue but our own
+	vain      int   // dips in a row that did not empty the queue
+	competing bool
+	nextDip   int64 // time of the next dip while competing
+
+	// DCTCP.
+	seen, marks int   // frames acknowledged in the round, and of them marked
+	share       int64 // moving average of the share of marked frames, in 1/1024; 0: none was ever marked
+	answered    bool  // the round's marks have reduced the window
 }
 
 const fraction = 256
@@ -36,27 +74,138 @@ func (c *congestion) sample(t int64) {
 }
 
 // grow handles the acknowledgement of n frames up to cum. nxt is the next number to send, least the least round
-// trip time. The window doubles each round below the threshold, and grows by a part of itself above it. If the
-// delay of a whole round shows that frames only queue, grow cuts the window by an eighth and returns slow.
-func (c *congestion) grow(n int, cum, nxt uint32, least int64) (slow bool) {
+// trip time. It returns slow if delay has reduced the window.
+func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow bool) {
+	c.seen += n
 	if !before(cum, c.roundEnd) {
-		// If the sender does not fill its window, its frames do not queue: the delay is the peer's delay of
-		// acknowledgements.
-		used := min(c.cwnd, 2*int64(nxt-c.roundEnd)*fraction)
-		full := used == c.cwnd || c.bounded
-		if slow = full && c.roundLeast > 2*least+delayCeiling; slow {
-			c.cut(used - used/8) // with long frames the peer's window admits fewer frames than cwnd
-		}
-		c.roundEnd, c.roundLeast, c.bounded = nxt, 0, false
+		slow = c.endRound(now, nxt, least)
 	}
-	if c.cwnd < c.threshold {
+	switch {
+	case c.dipping > 0:
+	case c.cwnd < c.threshold:
 		c.cwnd += int64(n) * fraction
-	} else if c.cwnd < c.most {
-		step := min(max(c.cwnd/growthShare, fraction), mostGrowth*fraction)
-		c.cwnd += int64(n) * fraction * step / c.cwnd
+	case c.cwnd < c.most:
+		if c.step == 0 {
+			c.step = c.freely()
+		}
+		c.cwnd += int64(n) * fraction * c.step / c.cwnd
 	}
 	c.cwnd = min(c.cwnd, c.most)
 	return slow
+}
+
+// endRound decides on the round that has ended.
+func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
+	// If the sender does not fill its window, its frames do not queue: the delay is the peer's delay of
+	// acknowledgements.
+	flown := min(c.cwnd, int64(nxt-c.roundEnd)*fraction) // with long frames the peer's window admits fewer frames than cwnd
+	full := 2*flown >= c.cwnd || c.bounded
+	trip := c.roundLeast
+	c.roundEnd, c.roundLeast, c.bounded = nxt, 0, false
+	c.countMarks()
+	c.step = c.freely()
+	if trip == 0 {
+		return false
+	}
+	c.trip, c.base = trip, least
+	if c.queued() {
+		c.low = 0
+		c.step = c.cubic(now)
+	} else if c.low++; c.low >= lowRounds {
+		c.competing = false
+	}
+	switch {
+	case c.dipping > 0:
+		if c.dipping--; c.dipping == 0 {
+			c.endDip(now)
+		}
+	case c.competing:
+	case full && trip > least+least/4+c.ceiling(flown):
+		// A single round may be slow because the peer got no processor.
+		c.threshold = min(c.threshold, c.cwnd)
+		if c.high++; c.high >= highRounds {
+			c.dip(flown, flown*3/4)
+			return true
+		}
+	default:
+		c.high = 0
+	}
+	return false
+}
+
+// ceiling returns the queueing delay at which a sender slows down that uses a window of used. If many share a path,
+// the window of each is small, and so that it is not too small, the queue may be longer (as in Swift).
+func (c *congestion) ceiling(used int64) int64 {
+	return delayCeiling + delayCeiling*smallWindow*fraction/max(used, fraction)
+}
+
+// queued reports whether round trips show a queue.
+func (c *congestion) queued() bool {
+	trip := c.trip
+	if c.roundLeast != 0 {
+		trip = c.roundLeast
+	}
+	return trip > c.base+c.base/32+queueShows
+}
+
+// freely returns the growth in a round without a queue.
+func (c *congestion) freely() int64 {
+	if c.share > 0 {
+		return fraction
+	}
+	return min(max(c.cwnd/growthShare, fraction), mostGrowth*fraction)
+}
+
+// cubic returns the growth in the round that begins: that of CUBIC's curve, or at least Reno's that is as
+// aggressive with reductions of three tenths.
+func (c *congestion) cubic(now int64) int64 {
+	if c.share > 0 {
+		return fraction
+	}
+	if c.epoch == 0 {
+		c.reduced(now, c.cwnd)
+	}
+	t := min(float64(now-c.epoch+c.trip)/1e9-c.back, cubicMost)
+	target := c.peak + int64(cubicScale*t*t*t*fraction)
+	return min(max(target-c.cwnd, renoGrowth), c.cwnd/2)
+}
+
+// reduced begins a new curve, whose plateau is peak.
+func (c *congestion) reduced(now, peak int64) {
+	c.epoch, c.peak = now, peak
+	c.back = math.Cbrt(float64(peak-c.cwnd) / (cubicScale * fraction))
+}
+
+// dip begins a dip of a window of which used is used. It is resumed at resume if the queue is emptied.
+func (c *congestion) dip(used, resume int64) {
+	c.dipping, c.high = dipRounds, 0
+	c.resume, c.peak = resume, used
+	c.cwnd = min(max(used*c.base/c.trip/2, dipWindow*fraction), c.most)
+	c.emptied = max(c.base+c.base/8, c.trip*c.cwnd/max(used, 1)) + c.ceiling(used)/2
+	if used <= c.cwnd {
+		c.emptied = c.base // a window that cannot shrink shows nothing
+	}
+}
+
+// endDip decides what the dip has shown, and resumes by doubling.
+func (c *congestion) endDip(now int64) {
+	if c.trip <= c.emptied {
+		c.vain, c.competing = 0, false
+	} else {
+		c.vain++
+		switch {
+		case c.competing:
+		case c.vain >= vainDips:
+			c.competing = true
+			c.resume = c.most // begin as a new flow does
+		default:
+			c.resume = c.peak
+		}
+		c.nextDip = now + max(dipEvery, dipEveryTrips*c.trip)
+		c.cwnd = max(c.cwnd, min(c.peak/4, c.most)) // rounds are long now
+	}
+	c.threshold = max(c.resume, c.cwnd)
+	c.epoch = 0
 }
 
 func (c *congestion) cut(cwnd int64) {
@@ -65,9 +214,26 @@ func (c *congestion) cut(cwnd int64) {
 }
 
 // lossRound begins a round with losses, with inFlight frames in flight.
-func (c *congestion) lossRound(inFlight int) {
+func (c *congestion) lossRound(now int64, inFlight int) {
 	c.floor = c.cwnd * 7 / 10
 	c.heavy = max(inFlight/heavyShare, heavyLeast)
+	switch {
+	case c.dipping > 0:
+		c.heavy = 0 // they were sent before the dip
+	case c.queued():
+		c.heavy = 0
+		peak := c.cwnd
+		if peak < c.peak {
+			peak = peak * 17 / 20 // leave room for flows that have just begun
+		}
+		c.cwnd = min(max(c.cwnd*7/10, queueWindow*fraction), c.most)
+		c.threshold = c.cwnd
+		c.reduced(now, max(peak, c.cwnd))
+		if c.competing && now >= c.nextDip {
+			// Other flows that compete lose frames at the same time: perhaps all of them dip now.
+			c.dip(c.cwnd, c.cwnd)
+		}
+	}
 }
 
 // lostOne handles one loss of the round. It takes a frame off the window, which grows back if losses are random. If
@@ -84,12 +250,37 @@ func (c *congestion) lostOne() {
 // shrink takes three tenths off the window.
 func (c *congestion) shrink() { c.cut(c.cwnd * 7 / 10) }
 
+// marked handles the news that n more frames have arrived with a mark. Their share of the last rounds, halved,
+// comes off the window, once a round.
+func (c *congestion) marked(n int) {
+	c.marks += n
+	if c.share == 0 {
+		c.share = 1024
+	}
+	if c.answered || c.dipping > 0 {
+		return
+	}
+	c.answered = true
+	cwnd := c.cwnd - c.cwnd*c.share/2048
+	c.cwnd = min(max(cwnd, dipWindow*fraction), c.most)
+	c.threshold = c.cwnd
+}
+
+// countMarks ends a round's count of marks.
+func (c *congestion) countMarks() {
+	if c.share > 0 && c.seen > 0 {
+		c.share = max(1, c.share+(1024*int64(min(c.marks, c.seen))/int64(c.seen)-c.share)/16)
+	}
+	c.seen, c.marks, c.answered = 0, 0, false
+}
+
 // collapse handles a retransmission timeout. A second one in a row leaves the threshold unchanged.
 func (c *congestion) collapse() {
 	if least := min(leastWindow*fraction, c.most); c.cwnd > least {
 		c.shrink()
 		c.cwnd = least
 	}
+	c.dipping = 0
 }
 
 // rtt is the measured round trip time. It includes the peer's delay of acknowledgements.
@@ -98,9 +289,10 @@ type rtt struct {
 	least, leastAt int64
 }
 
-func (r *rtt) sample(now, t int64) {
+// sample records a round trip. The least one is measured again after window.
+func (r *rtt) sample(now, t, window int64) {
 	t = max(t, 1)
-	if r.least == 0 || t <= r.least || now-r.leastAt > minRTTWindow {
+	if r.least == 0 || t <= r.least || now-r.leastAt > window {
 		r.least, r.leastAt = t, now
 	}
 	if r.smooth == 0 {

@@ -18,11 +18,9 @@
 // stops reporting gaps at once.
 //
 // The frames in flight never exceed the peer's window, which keeps its rings from overflowing, nor the congestion
-// window. The congestion window grows while frames arrive, by up to four frames in a round trip. It shrinks by a
-// frame for each one that is lost, by 3/10 for a round trip in which a fifth is lost, by 1/8 for a round trip in
-// which delay was far above its minimum, and to a few frames when the retransmission timer expires. So random
-// losses of one frame in twenty do not slow a stream down. It does not share a congested link fairly with kernel
-// TCP: a network for VIs should be dedicated.
+// window (congestion.go). Delay and ECN marks are the first signals of congestion. A loss is one only if round trips
+// show a queue: random losses of one frame in twenty do not slow a stream down. Beside a flow that keeps the queue
+// full, the window is that of CUBIC.
 //
 // The peer sends its window in every frame, and may enlarge or shrink it. A smaller window applies once the
 // Sender has received it. The peer keeps room for what was sent before; frames that find no room are lost and
@@ -47,8 +45,15 @@ const (
 	minTimeout   = 200_000        // least time before a tail probe or retransmission
 	maxTimeout   = 200_000_000    // longest interval between retransmissions
 	firstRTT     = 1_000_000      // round trip assumed before one was measured
-	delayCeiling = 1_000_000      // queueing delay above twice the least round trip at which the sender slows down
+	delayCeiling = 1_000_000      // queueing delay above 5/4 of the least round trip at which the sender slows down
 	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured again
+	queueShows   = 250_000        // queueing delay above 33/32 of the least round trip at which there is a queue
+	dipEvery     = 2_000_000_000  // least time between dips while competing
+
+	dipEveryTrips = 64                  // the same in round trips
+	cubicScale    = 0.4                 // C of RFC 9438: frames per cubed second
+	cubicMost     = 1000                // s after which the curve is straight
+	renoGrowth    = fraction * 53 / 100 // frames a round: with reductions to 7/10 as aggressive as Reno
 
 	initialWindow = 64 // congestion window at the start, frames
 	growthShare   = 16 // 1/growthShare of the congestion window is its growth in a round without losses
@@ -56,6 +61,13 @@ const (
 	heavyShare    = 5  // losing 1/heavyShare of a round means congestion
 	heavyLeast    = 9  // least number of lost frames that means congestion
 	leastWindow   = 4  // congestion window after a timeout
+	queueWindow   = 2  // least congestion window after a loss while there is a queue
+	dipWindow     = 1  // least congestion window during a dip
+	smallWindow   = 4  // a window at which the delay ceiling is twice that of a large one
+	dipRounds     = 4  // rounds of a dip: the first ends what is in flight, the others show what remains
+	highRounds    = 2  // rounds with a queue above the ceiling after which the window dips
+	vainDips      = 4  // dips that do not empty the queue after which the sender competes
+	lowRounds     = 8  // rounds without a queue after which it no longer does
 	dupThreshold  = 3  // later arrivals that mean a loss while no reordering was seen
 	reorderRounds = 16 // loss rounds after which a reordering is forgotten (RFC 8985)
 	lateRow       = 8  // late frames in a row after which the receiver, too, takes a gap for reordering

@@ -47,7 +47,7 @@ func (s *Sender) markLost(now int64, seq uint32, f *sentFrame) {
 	if f.sentAt > s.recoveryEnd {
 		s.recoveryEnd = now
 		s.reordered = max(s.reordered, 1) - 1
-		s.lossRound(s.inFlight())
+		s.lossRound(now, s.inFlight())
 		s.stats.LossRounds++
 	}
 	s.lostOne()

@@ -26,8 +26,10 @@ type Receiver struct {
 	behind int    // out-of-order frames that arrived in a row behind the last gap
 	late   int    // gaps in a row that were filled by a late frame, not by a retransmission
 
-	unacked int  // frames that arrived since the last acknowledgement
-	urgent  bool // acknowledge at once: gap, duplicate, closed gap
+	unacked int    // frames that arrived since the last acknowledgement
+	marks   uint32 // frames that arrived with a mark
+	unheard bool   // some of them arrived since the last acknowledgement
+	urgent  bool   // acknowledge at once: gap, duplicate, closed gap
 	stats   ReceiverStats
 }
 
@@ -154,11 +156,23 @@ func (r *Receiver) Urgent() bool { return r.urgent }
 // AskUrgent makes the next acknowledgement urgent.
 func (r *Receiver) AskUrgent() { r.urgent = true }
 
-// Acked records that an acknowledgement was sent, bare or on a data frame. A data frame has no room for Ranges, so
-// do not call Acked for one while frames are buffered.
+// Mark records that a frame has arrived that a router has marked (ECN).
+func (r *Receiver) Mark() {
+	r.marks++
+	r.unheard = true
+}
+
+// Marks returns the number of marked frames.
+func (r *Receiver) Marks() uint32 { return r.marks }
+
+// Bare reports whether the next acknowledgement must be a bare one, which has room for Ranges and Marks.
+func (r *Receiver) Bare() bool { return r.buffered > 0 || r.unheard }
+
+// Acked records that an acknowledgement was sent, bare or on a data frame. Do not call it for a data frame while Bare
+// is true.
 func (r *Receiver) Acked() {
 	r.unacked = 0
-	r.urgent = false
+	r.urgent, r.unheard = false, false
 }
 
 // Range is a run of buffered frames [Start, End).

@@ -37,6 +37,8 @@ type Sender struct {
 	rackSent    int64 // send time of the most recently sent frame that has arrived
 	reordered   uint8 // loss rounds for which an observed reordering still counts
 
+	seenMarks uint32 // the peer's count of marked frames
+
 	timer   int64 // 0: off
 	silent  uint8 // timeouts since a frame arrived
 	backoff uint8 // doublings of the timer, kept until a round trip is measured
@@ -153,11 +155,20 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	}
 	s.una = cum
 	s.take(window)
-	if s.grow(int(n), cum, s.nxt, s.least) {
+	if s.grow(now, int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
 	s.progress(now)
 	return from, cum, true
+}
+
+// Marked takes the peer's count of frames that arrived with a mark (ECN). Call it before Ack. An older count is
+// ignored.
+func (s *Sender) Marked(total uint32) {
+	if n := int32(total - s.seenMarks); n > 0 {
+		s.seenMarks = total
+		s.marked(int(n))
+	}
 }
 
 // take applies the peer's window from the cumulative acknowledgement on. The peer may also shrink it; frames that
@@ -255,7 +266,11 @@ func (s *Sender) arrived(now int64, seq uint32, f *sentFrame) {
 // measured records the round trip of a frame that was sent once. Only such a frame ends the doubling of the timer
 // (Karn). Otherwise, on a path that became slower than the timer, every frame would be sent twice for ever.
 func (s *Sender) measured(now, t int64) {
-	s.rtt.sample(now, t)
+	window := int64(minRTTWindow)
+	if s.competing {
+		window *= 6 // there is a queue for as long
+	}
+	s.rtt.sample(now, t, window)
 	s.congestion.sample(t)
 	s.backoff = 0
 }

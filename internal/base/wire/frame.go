@@ -34,7 +34,7 @@ type Kind uint8
 
 const (
 	KindData  Kind = 1 // a piece of a message
-	KindAck   Kind = 2 // acknowledgement; the payload is a list of selective ranges; RemoteAddr is what the sender says of GSO packets
+	KindAck   Kind = 2 // acknowledgement; the payload is a list of selective ranges; see AckEchoesMarks; RemoteAddr is of GSO packets
 	KindProbe Kind = 3 // asks for an acknowledgement: keepalive, or a closed window
 	KindError Kind = 4 // the sender broke the connection; Immediate is the Reason
 	KindClose Kind = 5 // orderly disconnect; has a number in the sequence of a reliable VI
@@ -59,6 +59,10 @@ const (
 
 	flagsKnown = FlagFirst | FlagLast | FlagImmediate | FlagAckNow | FlagAckSoon | FlagAgain
 )
+
+// AckEchoesMarks is the RemoteHandle of a KindAck whose Immediate is the number of frames of the sequence that have
+// arrived with an ECN mark. An older peer sends 0, and ignores both fields; frames to it may not be marked.
+const AckEchoesMarks = 1
 
 // Reason of a KindError frame, in its Immediate field.
 type Reason uint32

@@ -156,3 +156,47 @@ func TestTemplateRefuses(t *testing.T) {
 		t.Errorf("mapped address: %v", err)
 	}
 }
+
+// A router may mark a frame once the template allows it, and the receiver sees the mark and nothing else.
+func TestMarks(t *testing.T) {
+	for _, l := range []Link{oneToTwo, on(macs, "10.0.0.1", "10.0.0.2", 5, 0), on(macs, "fd00::1", "fd00::2", 0, 0), on(macs, "fd00::1", "fd00::2", 5, 0)} {
+		template, err := NewTemplate(l)
+		must(t, err)
+		for _, allowed := range []bool{false, true, true} {
+			if allowed {
+				template.AllowMarks()
+			}
+			frame := make([]byte, template.Len()+HeaderLen)
+			h := Header{Kind: KindData, VI: 7}
+			via := template.Put(frame, HeaderLen)
+			h.Put(via)
+			PutChecksum(via)
+			ip := frame[template.ip:]
+			field := func() byte {
+				if ip[0]>>4 == 4 {
+					return ip[1] & 3
+				}
+				return ip[1] >> 4 & 3
+			}
+			want := byte(0)
+			if allowed {
+				want = 2
+			}
+			var p Packet
+			if err := p.Decode(frame); err != nil || p.Marked || field() != want {
+				t.Fatalf("%v, allowed %v: ECN field %d, marked %v, %v", l.Src, allowed, field(), p.Marked, err)
+			}
+			if ip[0]>>4 == 4 {
+				if sum := ones(ip[:20]); sum != 0 {
+					t.Fatalf("IPv4 checksum is off by %#x", sum)
+				}
+				ip[1] |= 3
+			} else {
+				ip[1] |= 3 << 4
+			}
+			if err := p.Decode(frame); err != nil || !p.Marked || p.Verify() != nil || p.VI != 7 {
+				t.Fatalf("%v: marked %v, %v", l.Src, p.Marked, err)
+			}
+		}
+	}
+}

@@ -17,6 +17,10 @@ const (
 	etherVLAN = 0x8100
 	etherQinQ = 0x88a8
 	protoUDP  = 17
+
+	// Values of the ECN field, the last two bits of the type of service or traffic class (RFC 3168).
+	ecnCapable = 2 // ECT(0): routers may mark the frame where they would drop it
+	ecnMarked  = 3
 )
 
 const (
@@ -48,6 +52,7 @@ func (h Host) Addr() netip.Addr {
 type Packet struct {
 	Header
 	Src     Host
+	Marked  bool // a router has marked the frame: congestion experienced (ECN)
 	Payload []byte
 	Rest    [][]byte
 	udp     []byte // VIA header and payload in the first buffer, for Verify
@@ -106,6 +111,7 @@ func (p *Packet) decode(frame []byte, more int) error {
 			return ErrProtocol
 		}
 		p.Src = Host{0, 0xffff<<32 | uint64(binary.BigEndian.Uint32(b[12:]))}
+		p.Marked = b[1]&ecnMarked == ecnMarked
 		b = b[ip4Len:]
 	case etherIPv6:
 		if len(b) < ip6Len+udpLen+HeaderLen {
@@ -118,6 +124,7 @@ func (p *Packet) decode(frame []byte, more int) error {
 		if p.Src.Hi == 0 && p.Src.Lo>>32 == 0xffff {
 			return ErrProtocol // an IPv4 host does not send IPv6 (RFC 4291, 2.5.5.2)
 		}
+		p.Marked = b[1]>>4&ecnMarked == ecnMarked // the traffic class begins in the middle of the first byte
 		b = b[ip6Len:]
 	default:
 		return ErrProtocol
@@ -229,6 +236,19 @@ func NewTemplate(l Link) (t Template, err error) {
 	b = append(b, 0, 0, 0, 0)
 	t.n = len(b)
 	return t, nil
+}
+
+// AllowMarks lets routers mark the frames (ECN), from now on. Their receiver tells the sender of marks, see
+// AckEchoesMarks.
+func (t *Template) AllowMarks() {
+	field := &t.b[t.ip+1]
+	switch {
+	case !t.v4:
+		*field |= ecnCapable << 4
+	case *field&ecnCapable == 0:
+		*field |= ecnCapable
+		t.check += ecnCapable
+	}
 }
 
 // Len returns the number of bytes in front of the VIA header.

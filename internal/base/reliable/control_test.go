@@ -1,0 +1,171 @@
+package reliable
+
+import "testing"
+
+// path is a path in rounds, for a congestion without a Sender: a link that takes perFrame for each frame, with a
+// fixed delay, a queue of most frames, and frames of others in it.
+type path struct {
+	c        congestion
+	now      int64
+	nxt      uint32
+	delay    int64
+	perFrame int64
+	most     int // frames in the queue; 0: any number
+	mark     int // frames in the queue above which frames are marked; 0: never
+	least    int64
+	lost     int
+}
+
+func newPath(delay, perFrame int64) *path {
+	p := &path{delay: delay, perFrame: perFrame, now: 1, nxt: 1}
+	p.c.init(1)
+	p.c.bound(MaxWindow)
+	return p
+}
+
+// trip is the round trip of a full window beside frames of others.
+func (p *path) trip(others int) int64 {
+	return max(p.delay, int64(p.c.window()+others)*p.perFrame)
+}
+
+// round is a round in which the window is full and others frames of other flows are under way.
+func (p *path) round(others int) {
+	n := p.c.window()
+	p.nxt += uint32(n)
+	trip := p.trip(others)
+	queue := int((trip - p.delay) / p.perFrame)
+	p.now += trip
+	if p.least == 0 || trip < p.least {
+		p.least = trip
+	}
+	p.c.sample(trip)
+	if p.most > 0 && queue > p.most {
+		p.lost++
+		p.c.lossRound(p.now, n)
+		p.c.lostOne()
+	}
+	if p.mark > 0 && queue > p.mark {
+		p.c.marked(min(n, queue-p.mark))
+	}
+	p.c.grow(p.now, n, p.nxt, p.nxt, p.least)
+}
+
+func (p *path) rounds(n, others int) {
+	for range n {
+		p.round(others)
+	}
+}
+
+// started is a path whose least round trip is known.
+func started(delay, perFrame int64) *path {
+	p := newPath(delay, perFrame)
+	p.c.cwnd = fraction
+	p.round(0)
+	return p
+}
+
+// Alone, the window dips whenever the queue is above the ceiling, and so the queue stays bounded.
+func TestQueueStaysAtTheCeiling(t *testing.T) {
+	p := started(100_000, 60_000)
+	p.rounds(50, 0)
+	for range 500 {
+		p.round(0)
+		if wait := p.trip(0) - p.delay; p.c.competing || wait > 3*delayCeiling {
+			t.Fatalf("at %d us: a queue of %d us, competing %v", p.now/1000, wait/1000, p.c.competing)
+		}
+	}
+	if p.c.window() < 1 {
+		t.Errorf("window %d", p.c.window())
+	}
+}
+
+// Beside a flow that keeps the queue full the sender competes, and ends that when the flow has gone.
+func TestCompetes(t *testing.T) {
+	p := started(100_000, 60_000)
+	p.most = 200
+	p.rounds(20, 0)
+	const others = 100
+	rounds := 0
+	for ; !p.c.competing; rounds++ {
+		if p.round(others); rounds > 200 {
+			t.Fatalf("window %d, %d dips in vain", p.c.window(), p.c.vain)
+		}
+	}
+	p.rounds(100, others)
+	if n := p.c.window(); n < 30 || n > 150 {
+		t.Errorf("window %d beside %d frames of others in a queue of %d", n, others, p.most)
+	}
+	for i := 0; p.c.competing; i++ {
+		if p.round(0); i > 20_000 {
+			t.Fatal("competes with nothing")
+		}
+	}
+}
+
+// A loss takes three tenths off the window where a queue shows, once a round, and a frame where none does.
+func TestLossIsJudgedByTheQueue(t *testing.T) {
+	for _, queue := range []bool{false, true} {
+		p := started(100_000, 1_000)
+		p.c.cwnd, p.c.threshold = 90*fraction, 90*fraction
+		trip := int64(100_000)
+		if queue {
+			trip += 2 * queueShows
+		}
+		p.c.sample(trip)
+		before := p.c.cwnd
+		p.c.lossRound(p.now, 90)
+		p.c.lostOne()
+		p.c.lostOne()
+		want := before - 2*fraction
+		if queue {
+			want = before * 7 / 10
+		}
+		if p.c.cwnd != want || p.c.threshold != want {
+			t.Errorf("queue %v: window from %d to %d, want %d", queue, before, p.c.cwnd, want)
+		}
+	}
+}
+
+// Marks keep the queue at their threshold, by small steps.
+func TestMarksSetTheWindow(t *testing.T) {
+	p := started(100_000, 12_000)
+	p.mark = 20
+	p.rounds(200, 0)
+	for range 200 {
+		before := p.c.window()
+		p.round(0)
+		queue := int((p.trip(0) - p.delay) / p.perFrame)
+		if queue > 2*p.mark || p.c.window() < before*3/4 {
+			t.Fatalf("a queue of %d frames, threshold %d; window from %d to %d", queue, p.mark, before, p.c.window())
+		}
+	}
+}
+
+// A peer's count of marks that is old changes nothing.
+func TestOldCountOfMarks(t *testing.T) {
+	s, _, _ := warm(20)
+	s.Marked(3)
+	before := s.cwnd
+	s.grow(1, 0, s.nxt, s.nxt, s.least)
+	s.Marked(3)
+	s.Marked(2)
+	if s.cwnd != before || s.seenMarks != 3 {
+		t.Errorf("window from %d to %d, %d marks", before, s.cwnd, s.seenMarks)
+	}
+}
+
+// News of a mark needs a bare acknowledgement, once.
+func TestMarkNeedsABareAcknowledgement(t *testing.T) {
+	r := NewReceiver(1, 16)
+	r.Arrive(1, false)
+	if r.Bare() || r.Marks() != 0 {
+		t.Fatalf("bare %v, %d marks", r.Bare(), r.Marks())
+	}
+	r.Mark()
+	if !r.Bare() || r.Marks() != 1 {
+		t.Fatalf("bare %v, %d marks", r.Bare(), r.Marks())
+	}
+	if r.Acked(); r.Bare() || r.Marks() != 1 {
+		t.Errorf("bare %v, %d marks", r.Bare(), r.Marks())
+	}
+}

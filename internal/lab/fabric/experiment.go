@@ -1,0 +1,102 @@
+package fabric
+
+import "fmt"
+
+// Sharing is flows that share a bottleneck.
+type Sharing struct {
+	Seed       uint64
+	Bottleneck Link
+	VIs        int // streams, each between hosts of its own
+	TCPs       int
+	Algorithm  TCPAlgorithm // of the TCP flows
+	Apart      int64        // time between the starts of two flows, ns
+	Warm, Time int64        // after the last start: not counted, and counted; ns
+	Host       HostConfig
+}
+
+// Shared is what came of it. Rates are payload in bits per second.
+type Shared struct {
+	VI, TCP   []float64
+	Queue     float64 // mean, bytes
+	Most      int     // largest queue, bytes
+	Used      float64 // share of the bottleneck's time
+	Drops     uint64  // frames that the bottleneck dropped
+	Marks     uint64  // frames that the bottleneck marked
+	Resent    uint64  // frames of the VIs
+	Marked    uint64  // frames that the VIs' receivers saw marked
+	OfVI      float64 // share of the VIs in all payload
+	Jain      float64 // fairness index of all flows
+	TCPResent uint64  // packets of the TCP flows
+	Timeouts  uint64  // of the TCP flows
+}
+
+// Run runs the flows.
+func (e Sharing) Run() (r Shared, err error) {
+	d, err := NewDumbbell(e.Seed, e.VIs+e.TCPs, e.Host, e.Bottleneck)
+	if err != nil {
+		return r, err
+	}
+	defer func() {
+		if cerr := d.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	var vis []*Stream
+	var tcps []*TCP
+	for i := range e.VIs + e.TCPs {
+		if i < e.VIs {
+			st, err := d.NewStream(d.Left[i], d.Right[i])
+			if err != nil {
+				return r, err
+			}
+			vis = append(vis, st)
+			d.After(int64(i)*e.Apart, st.Start)
+			continue
+		}
+		f := d.NewTCP(e.Algorithm, d.Left[i], d.Right[i])
+		tcps = append(tcps, f)
+		d.After(int64(i)*e.Apart, f.Start)
+	}
+	d.Run(int64(e.VIs+e.TCPs-1)*e.Apart + e.Warm)
+	d.Bottleneck.Forget()
+	count := func(sign float64) {
+		for i, st := range vis {
+			if len(r.VI) <= i {
+				r.VI = append(r.VI, 0)
+			}
+			r.VI[i] += sign * float64(st.Received) * 8 * Second / float64(e.Time)
+			r.Marked += uint64(int64(sign)) * st.to.NIC.Counters().Marked
+			r.Resent += uint64(int64(sign)) * st.from.NIC.Counters().Resent
+		}
+		for i, f := range tcps {
+			if len(r.TCP) <= i {
+				r.TCP = append(r.TCP, 0)
+			}
+			r.TCPResent += uint64(int64(sign)) * f.Resent
+			r.Timeouts += uint64(int64(sign)) * f.Timeouts
+			r.TCP[i] += sign * float64(f.Received) * 8 * Second / float64(e.Time)
+		}
+	}
+	count(-1)
+	d.Run(e.Time)
+	count(1)
+	b := d.Bottleneck
+	r.Queue, r.Most, r.Drops, r.Marks = b.MeanQueue(), b.Stats.MostQueued, b.Stats.Dropped, b.Stats.Marked
+	r.Used = float64(8*b.Stats.Bytes) * Second / float64(e.Time) / b.Rate
+	all := append(append([]float64(nil), r.VI...), r.TCP...)
+	var sum, squares, ours float64
+	for i, x := range all {
+		sum += x
+		squares += x * x
+		if i < len(r.VI) {
+			ours += x
+		}
+	}
+	r.OfVI, r.Jain = ours/sum, sum*sum/squares/float64(len(all))
+	for _, st := range vis {
+		if st.Err != nil {
+			return r, fmt.Errorf("a stream has ended: %w", st.Err)
+		}
+	}
+	return r, nil
+}

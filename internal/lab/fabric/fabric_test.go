@@ -1,0 +1,195 @@
+package fabric
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func run(t *testing.T, e Sharing) Shared {
+	t.Helper()
+	if e.Seed == 0 {
+		e.Seed = 1
+	}
+	r, err := e.Run()
+	must(t, err)
+	t.Logf("%+v", r)
+	return r
+}
+
+// near is a bottleneck on a local network.
+func near(queue int) Link { return Link{Rate: 200e6, Delay: 20 * Microsecond, Limit: queue} }
+
+// A seed replays a run, and another one makes another run.
+func TestReplay(t *testing.T) {
+	e := Sharing{Seed: 7, Bottleneck: near(50_000), VIs: 2, TCPs: 1, Apart: 10 * Millisecond, Time: Second / 2}
+	e.Bottleneck.Loss = 0.01
+	one, two := run(t, e), run(t, e)
+	e.Seed++
+	three := run(t, e)
+	if !reflect.DeepEqual(one, two) {
+		t.Errorf("two runs of a seed:\n%+v\n%+v", one, two)
+	}
+	if reflect.DeepEqual(one, three) {
+		t.Error("another seed made the same run")
+	}
+}
+
+// A stream fills a bottleneck, whether frames are lost at random or not, and does not fill its buffer.
+func TestAlone(t *testing.T) {
+	rates := []float64{10e6, 200e6, 1e9}
+	if testing.Short() {
+		rates = rates[:2]
+	}
+	for _, rate := range rates {
+		for _, loss := range []float64{0, 0.001, 0.01, 0.05} {
+			t.Run(fmt.Sprintf("%.0f Mbit/s, %.1f %%", rate/1e6, 100*loss), func(t *testing.T) {
+				long := int64(Second / 4)
+				if rate < 100e6 {
+					long = 2 * Second // few frames
+				}
+				l := Link{Rate: rate, Delay: 20 * Microsecond, Limit: 500_000, Loss: loss}
+				r := run(t, Sharing{Bottleneck: l, VIs: 1, Warm: long, Time: long})
+				if share := r.VI[0] / rate / (1 - loss); share < 0.85 {
+					t.Errorf("payload is %.2f of the rate", share)
+				}
+				if r.Queue > 0.5*float64(l.Limit) {
+					t.Errorf("the queue has %.0f bytes on average", r.Queue)
+				}
+			})
+		}
+	}
+}
+
+// Beside a flow that fills any queue a stream gets its share, and the link stays full.
+func TestBesideCubic(t *testing.T) {
+	queues := []int{150_000, 50_000, 300_000, 1_000_000}
+	if testing.Short() {
+		queues = queues[:1]
+	}
+	for _, queue := range queues {
+		t.Run(fmt.Sprint(queue), func(t *testing.T) {
+			r := run(t, Sharing{Bottleneck: near(queue), VIs: 1, TCPs: 1, Apart: 100 * Millisecond, Warm: Second, Time: 6 * Second})
+			if r.OfVI < 0.3 || r.OfVI > 0.65 || r.Used < 0.9 {
+				t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
+			}
+		})
+	}
+}
+
+// Streams share a link evenly, also if they start late. Two of them leave the queue short.
+func TestStreamsShare(t *testing.T) {
+	cases := []struct {
+		vis, queue int
+		apart      int64
+	}{
+		{2, 150_000, 200 * Millisecond}, {2, 50_000, 0}, {2, 150_000, 0}, {10, 50_000, 0}, {10, 150_000, 0},
+	}
+	if testing.Short() {
+		cases = cases[:1]
+	}
+	for _, c := range cases {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			r := run(t, Sharing{Bottleneck: near(c.queue), VIs: c.vis, Apart: c.apart, Warm: Second, Time: 3 * Second})
+			if r.Jain < 0.98 || r.Used < 0.9 {
+				t.Errorf("Jain's index %.3f, link used %.2f", r.Jain, r.Used)
+			}
+			if c.vis == 2 && c.apart == 0 && (r.Resent > 0 || r.Queue > 40_000) {
+				t.Errorf("%d retransmissions, mean queue %.0f bytes", r.Resent, r.Queue)
+			}
+		})
+	}
+}
+
+// A bottleneck that marks loses nothing: the queue ends at the threshold, beside other streams and beside DCTCP.
+func TestMarks(t *testing.T) {
+	cases := []struct{ vis, tcps int }{{1, 1}, {1, 0}, {2, 0}, {10, 0}}
+	if testing.Short() {
+		cases = cases[:1]
+	}
+	for _, c := range cases {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			l := near(1_000_000)
+			l.Mark = 30_000
+			r := run(t, Sharing{Bottleneck: l, Algorithm: DCTCP, VIs: c.vis, TCPs: c.tcps, Apart: 50 * Millisecond, Warm: Second, Time: 2 * Second})
+			if r.Drops+r.Resent > 0 || r.Queue > 1.5*float64(l.Mark) || r.Used < 0.95 || r.Jain < 0.98 || r.Marked == 0 {
+				t.Errorf("%d drops, %d retransmissions, queue %.0f bytes, link used %.2f, Jain's index %.3f, %d of %d marks were seen",
+					r.Drops, r.Resent, r.Queue, r.Used, r.Jain, r.Marked, r.Marks)
+			}
+		})
+	}
+}
+
+// The models are those of the text books: two CUBIC flows fill a queue, two DCTCP flows stay at the threshold, and
+// each pair shares the link.
+func TestModels(t *testing.T) {
+	l := near(150_000)
+	r := run(t, Sharing{Bottleneck: l, TCPs: 2, Warm: Second, Time: 5 * Second})
+	if r.Jain < 0.9 || r.Used < 0.98 || r.Queue < 0.5*float64(l.Limit) || r.Timeouts > 0 {
+		t.Errorf("CUBIC: %+v", r)
+	}
+	l.Mark = 30_000
+	r = run(t, Sharing{Bottleneck: l, TCPs: 2, Algorithm: DCTCP, Warm: Second, Time: 2 * Second})
+	if r.Jain < 0.95 || r.Used < 0.98 || r.Queue > 1.2*float64(l.Mark) || r.TCPResent > 0 {
+		t.Errorf("DCTCP: %+v", r)
+	}
+}
+
+// leafSpine is a small network of 25 Gbit/s.
+func leafSpine(t *testing.T, seed uint64, hosts HostConfig) *LeafSpine {
+	t.Helper()
+	link := Link{Rate: 25e9, Delay: 2 * Microsecond, Mark: 100_000}
+	n, err := NewLeafSpine(seed, hosts, Shape{Leaves: 2, PerLeaf: 4, Spines: 2, Host: link, Trunk: link, Buffer: 1 << 20})
+	must(t, err)
+	t.Cleanup(func() { must(t, n.Close()) })
+	return n
+}
+
+// If a spine fails under load, its streams go on by the other one, and nothing is lost for the programs.
+func TestSpineFails(t *testing.T) {
+	n := leafSpine(t, 1, HostConfig{})
+	const size = 4 << 20
+	done := 0
+	for i := range 4 {
+		st, err := n.NewStream(n.Hosts[i], n.Hosts[4+i])
+		must(t, err)
+		st.Transfer(size, func(int64) { done++ })
+		defer func() {
+			if st.Err != nil || st.Received != size {
+				t.Errorf("stream %d: %d of %d bytes, %v", i, st.Received, size, st.Err)
+			}
+		}()
+	}
+	n.After(Millisecond/2, func() { n.FailSpine(0, true) })
+	if !n.RunUntil(Second, func() bool { return done == 4 }) {
+		t.Errorf("%d of 4 transfers are over", done)
+	}
+	t.Logf("all is there after %d us", n.Now()/Microsecond)
+}
+
+// Many answers for one host fit into its link.
+func TestIncast(t *testing.T) {
+	n := leafSpine(t, 1, HostConfig{})
+	const size = 64 << 10
+	done, last := 0, int64(0)
+	for i := range 7 {
+		st, err := n.NewStream(n.Hosts[1+i], n.Hosts[0])
+		must(t, err)
+		st.Transfer(size, func(now int64) { done, last = done+1, now })
+	}
+	if !n.RunUntil(Second, func() bool { return done == 7 }) {
+		t.Fatalf("%d of 7 transfers are over", done)
+	}
+	ideal := float64(7*size*8) / 25e9 * Second
+	t.Logf("%d us, ideal %.0f us, %+v", last/Microsecond, ideal/Microsecond, n.Down[0].Stats)
+	if float64(last) > 1.5*ideal+100*Microsecond {
+		t.Errorf("took %d us, ideal %.0f us", last/Microsecond, ideal/Microsecond)
+	}
+}

@@ -1,0 +1,167 @@
+package fabric
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/agent/provider"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// HostDelay is the time in which a host takes a frame that has arrived.
+const HostDelay = 2 * Microsecond
+
+const (
+	chunkSize = 2048
+	arenaSize = 1 << 20 // for programs
+)
+
+// HostConfig says how large a host is; zero fields mean defaults.
+type HostConfig struct {
+	RxChunks, TxChunks int // default 1024, as vipl's
+}
+
+// Host is a NIC, with the program that uses it.
+type Host struct {
+	NIC     *vipl.NIC
+	sim     *Sim
+	agent   *kagenttest.Agent
+	queue   *xdpnictest.Queue
+	wire    *xdpnictest.Wire
+	arena   *hugepages.Arena
+	virtual provider.Virtual
+	uplink  *Port
+	wakeAt  int64
+	turns   []func()                 // what the program does whenever something may have happened
+	tcp     map[uint32]func(*packet) // segments that arrive, by flow
+}
+
+// agents is connection management between the hosts, which takes no virtual time.
+type agents struct{ *kagenttest.Fabric }
+
+func newAgents() *agents { return &agents{kagenttest.NewFabric(kagenttest.Faults{})} }
+
+// NewHost adds a host whose frames leave by a link. Connect its end with attach.
+func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
+	h := &Host{
+		sim: s, agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
+		uplink: s.port(up, to), tcp: make(map[uint32]func(*packet)),
+	}
+	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: c.RxChunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
+	pool := q.PoolBytes()
+	var err error
+	if h.arena, err = hugepages.New(hugepages.Config{Size: pool + arenaSize, Reserve: pool, Policy: hugepages.Avoid}); err != nil {
+		return nil, err
+	}
+	q.Memory = h.arena.Bytes()
+	if h.queue, err = h.wire.Queue(q); err != nil {
+		return nil, err
+	}
+	h.wire.Route(h.carry)
+	h.virtual.Now = func() int64 { return s.now }
+	h.NIC, err = provider.OpenNIC[*vipl.NIC](provider.Provider{Port: h.queue, Agent: h.agent, Arena: h.arena, Virtual: &h.virtual})
+	if err != nil {
+		return nil, err
+	}
+	h.NIC.ErrorCallback(func(vipl.ErrorDescriptor) {}) // of Close
+	s.hosts = append(s.hosts, h)
+	s.byMAC[h.agent.Link().MAC] = h
+	return h, nil
+}
+
+// Close ends the network: the interfaces are removed, then the NICs are closed. It reports what went wrong with
+// chunks.
+func (s *Sim) Close() error {
+	for _, h := range s.hosts {
+		h.agent.Change(func(l *kagent.Link) { *l = kagent.Link{Name: l.Name, Index: l.Index, Queue: l.Queue, Gone: true} })
+	}
+	for _, h := range s.hosts {
+		if err := h.NIC.Close(); err != nil {
+			return err
+		}
+		if err := h.queue.Audit(); err != nil {
+			return err
+		}
+		h.wire.Close()
+		if err := h.queue.Close(); err != nil {
+			return err
+		}
+		if err := h.arena.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Addr is the host's address.
+func (h *Host) Addr() netip.Addr { return h.agent.Addr() }
+
+// carry takes a frame that the NIC sends.
+func (h *Host) carry(_ *xdpnictest.Queue, frame []byte) {
+	to := h.sim.byMAC[[6]byte(frame)]
+	if to == nil {
+		return
+	}
+	f := &packet{to: to, size: len(frame), frame: append([]byte(nil), frame...), ect: ecn(frame) != 0}
+	f.flow = binary.BigEndian.Uint32(frame[26:]) ^ binary.BigEndian.Uint32(frame[46:]) // source address, VI
+	h.uplink.send(f)
+}
+
+// The frames are IPv4, without a VLAN tag.
+const tosAt = 15
+
+// ecn is the ECN field of a frame.
+func ecn(frame []byte) byte { return frame[tosAt] & 3 }
+
+// markCE does what a router does to a frame that it marks.
+func markCE(frame []byte) {
+	was := binary.BigEndian.Uint16(frame[tosAt-1:])
+	frame[tosAt] |= 3
+	sum := uint32(^binary.BigEndian.Uint16(frame[24:])) + uint32(^was) + uint32(binary.BigEndian.Uint16(frame[tosAt-1:]))
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(frame[24:], ^uint16(sum&0xffff+sum>>16))
+}
+
+func (h *Host) receive(f *packet) {
+	if f.seg != nil {
+		if take := h.tcp[f.flow]; take != nil {
+			take(f)
+		}
+		return
+	}
+	if f.ce {
+		markCE(f.frame)
+	}
+	h.queue.Arrive(f.frame)
+	h.wake(h.sim.now + HostDelay)
+}
+
+// wake gives the host a turn at t at the latest.
+func (h *Host) wake(t int64) {
+	if h.wakeAt != 0 && h.wakeAt <= t {
+		return
+	}
+	h.wakeAt = t
+	h.sim.at(t, func() {
+		if h.wakeAt == t {
+			h.wakeAt = 0
+			h.turn()
+		}
+	})
+}
+
+// turn is what a program does that polls: the engine makes progress, and the program takes what is done.
+func (h *Host) turn() {
+	h.virtual.Progress()
+	for _, f := range h.turns {
+		f()
+	}
+	if due := h.virtual.Due(); due < 1<<62 {
+		h.wake(max(due, h.sim.now+1))
+	}
+}

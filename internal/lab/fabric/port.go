@@ -1,0 +1,142 @@
+package fabric
+
+// packet is what links carry: a frame of an engine, or a segment of a TCP flow.
+type packet struct {
+	to    *Host
+	flow  uint32 // chooses among paths of the same length
+	size  int    // bytes of the Ethernet frame without checksum
+	ect   bool   // it may be marked
+	ce    bool   // it was marked
+	frame []byte
+	seg   *segment
+}
+
+// onWire is what Ethernet adds to a frame: checksum, preamble, gap.
+const onWire = 24
+
+// node is a host or a switch.
+type node interface{ receive(p *packet) }
+
+// Buffer is memory that several ports of a switch share. A port may use as much of it as is free (dynamic threshold
+// with a factor of 1).
+type Buffer struct{ Size, used int }
+
+// Link says what a port does; rates are in bits per second, sizes in bytes.
+type Link struct {
+	Rate   float64
+	Delay  int64   // one way, ns
+	Limit  int     // of the port's queue; 0: the shared Buffer, or none
+	Shared *Buffer // of the switch, or nil
+	Mark   int     // queue above which frames are marked; 0: never
+	Loss   float64 // share of frames that are lost at random, whatever the queue
+}
+
+// Port sends onto a link, first in, first out.
+type Port struct {
+	Link
+	sim    *Sim
+	to     node
+	free   int64 // when the link has sent all that waits
+	queued int   // bytes that wait or are being sent
+	down   bool
+	Stats  PortStats
+
+	area, since int64 // of the queue over time, for the mean
+}
+
+// PortStats counts the frames of a port.
+type PortStats struct {
+	Sent, Dropped, Lost, Marked uint64
+	Bytes                       uint64 // sent, as the link counts them
+	MostQueued                  int
+}
+
+func (s *Sim) port(l Link, to node) *Port { return &Port{Link: l, sim: s, to: to, since: s.now} }
+
+// Fail takes the link down, or up again. What is on it still arrives.
+func (p *Port) Fail(down bool) { p.down = down }
+
+// Forget starts the counts anew.
+func (p *Port) Forget() {
+	p.Stats = PortStats{}
+	p.area, p.since = 0, p.sim.now
+}
+
+// MeanQueue is the time average of the queue since Forget in bytes.
+func (p *Port) MeanQueue() float64 {
+	return float64(p.area) / float64(max(1, p.sim.now-p.since))
+}
+
+func (p *Port) room(n int) bool {
+	switch b := p.Shared; {
+	case p.Limit > 0:
+		return p.queued+n <= p.Limit
+	case b != nil:
+		return p.queued+n <= b.Size-b.used
+	}
+	return true
+}
+
+func (p *Port) send(f *packet) {
+	switch {
+	case p.down, p.Loss > 0 && p.sim.rng.Float64() < p.Loss:
+		p.Stats.Lost++
+		return
+	case !p.room(f.size):
+		p.Stats.Dropped++
+		return
+	}
+	if p.Mark > 0 && p.queued > p.Mark && f.ect {
+		p.Stats.Marked++
+		f.ce = true
+	}
+	takes := int64(float64(8*(f.size+onWire)) * Second / p.Rate)
+	now := p.sim.now
+	p.free = max(p.free, now) + takes
+	p.queued += f.size
+	p.area += (p.free - now) * int64(f.size)
+	if p.Shared != nil {
+		p.Shared.used += f.size
+	}
+	p.Stats.MostQueued = max(p.Stats.MostQueued, p.queued)
+	p.sim.at(p.free, func() {
+		p.queued -= f.size
+		if p.Shared != nil {
+			p.Shared.used -= f.size
+		}
+		p.Stats.Sent++
+		p.Stats.Bytes += uint64(f.size + onWire)
+		p.sim.at(p.sim.now+p.Delay, func() { p.to.receive(f) })
+	})
+}
+
+// Switch forwards to one of the ports that lead to a host, the same one for all frames of a flow.
+type Switch struct {
+	routes map[*Host][]*Port
+}
+
+func newSwitch() *Switch { return &Switch{routes: make(map[*Host][]*Port)} }
+
+func (w *Switch) receive(f *packet) {
+	ports := w.routes[f.to]
+	n := 0
+	for _, p := range ports {
+		if !p.down {
+			n++
+		}
+	}
+	if n == 0 {
+		return
+	}
+	k := int(f.flow*2654435761>>16) % n
+	for _, p := range ports {
+		if p.down {
+			continue
+		}
+		if k == 0 {
+			p.send(f)
+			return
+		}
+		k--
+	}
+}

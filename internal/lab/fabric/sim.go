@@ -1,0 +1,83 @@
+package fabric
+
+import (
+	"container/heap"
+	"math/rand/v2"
+)
+
+// Sim is virtual time: events in the order of their time, and of their making where that is the same.
+type Sim struct {
+	now    int64
+	made   uint64
+	events eventHeap
+	rng    *rand.Rand
+
+	hosts []*Host
+	byMAC map[[6]byte]*Host
+	agent *agents
+	flows uint32
+}
+
+// Times in ns.
+const (
+	Microsecond = 1_000
+	Millisecond = 1_000_000
+	Second      = 1_000_000_000
+
+	start = Second // the engine's clock is positive
+)
+
+// NewSim makes a network without hosts. seed decides everything that is random.
+func NewSim(seed uint64) *Sim {
+	return &Sim{now: start, rng: rand.New(rand.NewPCG(seed, 1)), byMAC: make(map[[6]byte]*Host), agent: newAgents()}
+}
+
+// Now returns the time since the start.
+func (s *Sim) Now() int64 { return s.now - start }
+
+// After has do called after d.
+func (s *Sim) After(d int64, do func()) { s.at(s.now+d, do) }
+
+func (s *Sim) at(t int64, do func()) {
+	s.made++
+	heap.Push(&s.events, event{max(t, s.now), s.made, do})
+}
+
+// Run advances time by d.
+func (s *Sim) Run(d int64) { s.RunUntil(d, func() bool { return false }) }
+
+// RunUntil advances time by d at most, until done returns true. It reports whether that happened.
+func (s *Sim) RunUntil(d int64, done func() bool) bool {
+	end := s.now + d
+	for !done() {
+		if len(s.events) == 0 || s.events[0].at > end {
+			s.now = end
+			return false
+		}
+		e := heap.Pop(&s.events).(event)
+		s.now = e.at
+		e.do()
+	}
+	return true
+}
+
+type event struct {
+	at int64
+	n  uint64
+	do func()
+}
+
+type eventHeap []event
+
+func (h eventHeap) Len() int { return len(h) }
+func (h eventHeap) Less(i, j int) bool {
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].n < h[j].n
+}
+func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *eventHeap) Push(x any)   { *h = append(*h, x.(event)) }
+func (h *eventHeap) Pop() any {
+	last := (*h)[len(*h)-1]
+	(*h)[len(*h)-1] = event{}
+	*h = (*h)[:len(*h)-1]
+	return last
+}

@@ -1,0 +1,171 @@
+package fabric
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"viaxdp/vipl"
+)
+
+const (
+	// Message is the length of a stream's messages.
+	Message = 64 << 10
+	depth   = 8 // messages posted at each end
+	connect = time.Minute
+)
+
+// Stream is a pair of connected VIs of Reliable Delivery, from one host to another. Its program posts messages while
+// there is something to send, and receives.
+type Stream struct {
+	Received int64 // bytes of whole messages
+	Err      error // why it ended
+
+	from, to *Host
+	va, vb   *vipl.VI
+	src, dst *vipl.Region
+	send     [depth]*vipl.Descriptor
+	recv     [depth]*vipl.Descriptor
+	free     int   // descriptors of send that are not posted
+	next     int   // of send
+	left     int64 // bytes to send; endless: below 0
+	asked    int64 // bytes to send in all, unless endless
+	ended    func(now int64)
+}
+
+// NewStream connects two VIs. Nothing is sent before Start or Transfer.
+func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
+	st := &Stream{from: from, to: to, free: depth}
+	var err error
+	if st.va, st.src, err = from.open(st.send[:]); err != nil {
+		return nil, err
+	}
+	if st.vb, st.dst, err = to.open(st.recv[:]); err != nil {
+		return nil, err
+	}
+	for _, d := range st.recv {
+		d.SetSegments(st.dst.Segment(depth*descLen, Message))
+		if err := st.vb.PostRecv(d, st.dst.Handle()); err != nil {
+			return nil, err
+		}
+	}
+	at := vipl.NetAddress{Host: to.Addr(), Discriminator: []byte("stream")}
+	l, err := to.NIC.Listen(at)
+	if err != nil {
+		return nil, err
+	}
+	accepted := make(chan error, 1)
+	go func() {
+		r, err := l.Wait(context.Background())
+		if err == nil {
+			err = r.Accept(st.vb)
+		}
+		accepted <- err
+	}()
+	if _, err = st.va.ConnectRequest(vipl.NetAddress{}, at, connect); err != nil {
+		return nil, errors.Join(err, l.Close(), <-accepted)
+	}
+	if err = errors.Join(<-accepted, l.Close()); err != nil {
+		return nil, err
+	}
+	from.turns = append(from.turns, st.post)
+	to.turns = append(to.turns, st.take)
+	return st, nil
+}
+
+const descLen = 128
+
+// open makes a VI and its memory: descriptors, then a message. Go aligns an allocation of that size.
+func (h *Host) open(ds []*vipl.Descriptor) (*vipl.VI, *vipl.Region, error) {
+	tag := h.NIC.CommonPtag()
+	r, err := h.NIC.RegisterMem(make([]byte, depth*descLen+Message), vipl.MemAttributes{Ptag: tag})
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range ds {
+		if ds[i], err = r.Descriptor(i*descLen, 1); err != nil {
+			return nil, nil, err
+		}
+	}
+	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	return v, r, err
+}
+
+// Start sends from now on, without an end.
+func (st *Stream) Start() {
+	st.left = -1
+	st.from.wake(st.from.sim.now)
+}
+
+// Transfer sends n bytes and calls done when they have been received.
+func (st *Stream) Transfer(n int64, done func(now int64)) {
+	st.left += n
+	st.asked += n
+	st.ended = done
+	st.from.wake(st.from.sim.now)
+}
+
+// post takes sends that are done and posts others.
+func (st *Stream) post() {
+	for st.free < depth {
+		d, err := st.va.SendDone()
+		if d == nil {
+			if err != vipl.ErrNotDone {
+				st.fail(err)
+			}
+			break
+		}
+		if err != nil {
+			st.fail(err)
+			return
+		}
+		st.free++
+	}
+	for st.free > 0 && st.left != 0 && st.Err == nil {
+		n := int64(Message)
+		if st.left > 0 {
+			n = min(n, st.left)
+			st.left -= n
+		}
+		d := st.send[st.next]
+		st.next = (st.next + 1) % depth
+		d.SetSegments(st.src.Segment(depth*descLen, int(n)))
+		if err := st.va.PostSend(d, st.src.Handle()); err != nil {
+			st.fail(err)
+			return
+		}
+		st.free--
+	}
+}
+
+// take takes messages that have arrived.
+func (st *Stream) take() {
+	for {
+		d, err := st.vb.RecvDone()
+		if d == nil {
+			if err != vipl.ErrNotDone {
+				st.fail(err)
+			}
+			return
+		}
+		if err != nil {
+			st.fail(err)
+			return
+		}
+		st.Received += int64(d.Length)
+		d.SetSegments(st.dst.Segment(depth*descLen, Message))
+		if err := st.vb.PostRecv(d, st.dst.Handle()); err != nil {
+			st.fail(err)
+			return
+		}
+		if st.asked > 0 && st.Received == st.asked && st.ended != nil {
+			st.ended(st.to.sim.Now())
+		}
+	}
+}
+
+func (st *Stream) fail(err error) {
+	if st.Err == nil {
+		st.Err = err
+	}
+}

@@ -1,0 +1,347 @@
+package fabric
+
+import "math"
+
+const (
+	mss        = 1448 // with timestamps
+	tcpHeaders = 66
+	tcpMinRTO  = 200 * Millisecond
+	tcpInitial = 10 // packets
+	dctcpGain  = 1. / 16
+)
+
+// segment is a packet of a TCP flow, or the acknowledgement of one.
+type segment struct {
+	ack  bool
+	seq  int64 // packet number; ack: of the packet that it acknowledges
+	cum  int64 // ack: all before it arrived
+	at   int64 // when the packet was sent
+	echo bool  // ack: the packet was marked
+}
+
+// TCPAlgorithm is the congestion control of a flow.
+type TCPAlgorithm int
+
+// Cubic is RFC 9438 without ECN, DCTCP is RFC 8257.
+const (
+	Cubic TCPAlgorithm = iota
+	DCTCP
+)
+
+// TCP is a flow from one host to another.
+type TCP struct {
+	Received  int64 // bytes in order at the receiver
+	Resent    uint64
+	Timeouts  uint64
+	algorithm TCPAlgorithm
+	sim       *Sim
+	from, to  *Host
+	flow      uint32
+	end       int64 // packets to send; endless: math.MaxInt64
+	ended     func(now int64)
+
+	// The sender.
+	una, nxt   int64
+	high       int64 // one past the highest packet that arrived
+	sent       map[int64]*tcpPacket
+	inFlight   int
+	lost       []int64 // to be sent again, ascending
+	rackSent   int64
+	recovery   int64 // a loss below this number belongs to a round that was answered
+	cwnd, ssth float64
+	srtt, rvar float64
+	least      int64
+	rto        int64 // when the timer expires; 0: off
+	backoff    int64
+	probing    bool  // the timer is that of a tail loss probe
+	probed     bool  // one was sent since a packet arrived
+	armed      int64 // time of the event that looks at rto; 0: none
+
+	// CUBIC.
+	wMax, k, wEst float64
+	epoch         int64
+
+	// DCTCP.
+	alpha           float64
+	acked, marked   int
+	windowEnd, cwnr int64
+
+	// The receiver.
+	cum int64
+	got map[int64]bool
+}
+
+type tcpPacket struct {
+	at            int64
+	sacked, again bool
+	isLost        bool
+}
+
+// NewTCP makes a flow that sends nothing before Start or Transfer.
+func (s *Sim) NewTCP(a TCPAlgorithm, from, to *Host) *TCP {
+	s.flows++
+	f := &TCP{
+		algorithm: a, sim: s, from: from, to: to, flow: s.flows, sent: make(map[int64]*tcpPacket), got: make(map[int64]bool),
+		cwnd: tcpInitial, ssth: math.Inf(1), alpha: 1,
+	}
+	to.tcp[f.flow] = f.receive
+	from.tcp[f.flow] = f.acknowledged
+	return f
+}
+
+// Start sends from now on, without an end.
+func (f *TCP) Start() {
+	f.end = math.MaxInt64
+	f.send()
+}
+
+// Transfer sends n bytes and calls done when they have been received.
+func (f *TCP) Transfer(n int64, done func(now int64)) {
+	f.end += (n + mss - 1) / mss
+	f.ended = done
+	f.send()
+}
+
+func (f *TCP) receive(p *packet) {
+	g := p.seg
+	if g.seq >= f.cum {
+		f.got[g.seq] = true
+	}
+	for f.got[f.cum] {
+		delete(f.got, f.cum)
+		f.cum++
+		f.Received += mss
+	}
+	ack := &segment{ack: true, seq: g.seq, cum: f.cum, at: g.at, echo: p.ce}
+	f.to.uplink.send(&packet{to: f.from, flow: f.flow, size: tcpHeaders, seg: ack})
+	if f.cum == f.end && f.ended != nil {
+		done := f.ended
+		f.ended = nil
+		done(f.sim.Now())
+	}
+}
+
+func (f *TCP) send() {
+	for float64(f.inFlight) < math.Floor(f.cwnd) {
+		if len(f.lost) > 0 {
+			seq := f.lost[0]
+			f.lost = f.lost[1:]
+			if p := f.sent[seq]; p != nil && p.isLost {
+				p.isLost, p.again = false, true
+				f.Resent++
+				f.emit(seq, p)
+			}
+			continue
+		}
+		if f.nxt >= f.end {
+			break
+		}
+		p := &tcpPacket{}
+		f.sent[f.nxt] = p
+		f.emit(f.nxt, p)
+		f.nxt++
+	}
+	f.arm()
+}
+
+func (f *TCP) emit(seq int64, p *tcpPacket) {
+	p.at = f.sim.now
+	f.inFlight++
+	g := &segment{seq: seq, at: p.at}
+	f.from.uplink.send(&packet{to: f.to, flow: f.flow, size: tcpHeaders + mss, ect: f.algorithm == DCTCP, seg: g})
+}
+
+func (f *TCP) acknowledged(p *packet) {
+	g, now := p.seg, f.sim.now
+	newly := 0
+	mark := func(seq int64) {
+		if t := f.sent[seq]; t != nil && !t.sacked {
+			t.sacked = true
+			newly++
+			if !t.isLost {
+				f.inFlight--
+			}
+			t.isLost = false
+			f.rackSent = max(f.rackSent, t.at)
+		}
+	}
+	mark(g.seq)
+	f.high = max(f.high, g.seq+1)
+	for ; f.una < g.cum; f.una++ {
+		mark(f.una)
+		delete(f.sent, f.una)
+	}
+	rtt := float64(now - g.at)
+	if f.srtt == 0 {
+		f.srtt, f.rvar = rtt, rtt/2
+	} else {
+		f.rvar += (math.Abs(f.srtt-rtt) - f.rvar) / 4
+		f.srtt += (rtt - f.srtt) / 8
+	}
+	if f.least == 0 || now-g.at < f.least {
+		f.least = now - g.at
+	}
+	f.backoff, f.rto, f.probed = 0, 0, false
+	f.findLosses()
+	if newly > 0 && f.una >= f.recovery {
+		f.grow(newly)
+	}
+	if f.algorithm == DCTCP {
+		f.echoed(newly, g.echo)
+	}
+	f.send()
+}
+
+// findLosses is RACK with a reordering window of a quarter of the least round trip.
+func (f *TCP) findLosses() {
+	for seq := f.una; seq < f.high; seq++ {
+		if p := f.sent[seq]; p != nil && !p.sacked && !p.isLost && p.at+f.least/4 < f.rackSent {
+			p.isLost = true
+			f.inFlight--
+			f.queueLost(seq)
+			if seq >= f.recovery {
+				f.recovery = f.nxt
+				f.cut()
+			}
+		}
+	}
+}
+
+func (f *TCP) queueLost(seq int64) {
+	i := len(f.lost)
+	f.lost = append(f.lost, seq)
+	for ; i > 0 && f.lost[i-1] > seq; i-- {
+		f.lost[i] = f.lost[i-1]
+	}
+	f.lost[i] = seq
+}
+
+const (
+	cubicC    = 0.4
+	cubicBeta = 0.7
+)
+
+// cut answers a round of losses.
+func (f *TCP) cut() {
+	if f.algorithm == DCTCP {
+		f.cwnd = max(f.cwnd/2, 2)
+		f.ssth = f.cwnd
+		return
+	}
+	if f.cwnd < f.wMax {
+		f.wMax = f.cwnd * (1 + cubicBeta) / 2
+	} else {
+		f.wMax = f.cwnd
+	}
+	f.cwnd = max(f.cwnd*cubicBeta, 2)
+	f.ssth = f.cwnd
+	f.epoch = 0
+}
+
+func (f *TCP) grow(n int) {
+	if f.cwnd < f.ssth {
+		f.cwnd += float64(n)
+		return
+	}
+	if f.algorithm == DCTCP {
+		f.cwnd += float64(n) / f.cwnd
+		return
+	}
+	if f.epoch == 0 {
+		f.epoch = f.sim.now
+		f.wMax = max(f.wMax, f.cwnd)
+		f.k = math.Cbrt((f.wMax - f.cwnd) / cubicC)
+		f.wEst = f.cwnd
+	}
+	t := (float64(f.sim.now-f.epoch) + f.srtt) / Second
+	target := min(max(cubicC*math.Pow(t-f.k, 3)+f.wMax, f.cwnd), 1.5*f.cwnd)
+	f.wEst += 3 * (1 - cubicBeta) / (1 + cubicBeta) * float64(n) / f.cwnd
+	f.cwnd += (target - f.cwnd) / f.cwnd * float64(n)
+	f.cwnd = max(f.cwnd, f.wEst)
+}
+
+// echoed is DCTCP's answer to marks.
+func (f *TCP) echoed(n int, mark bool) {
+	f.acked += n
+	if mark {
+		f.marked += n
+		if f.una >= f.cwnr {
+			f.cwnd = max(f.cwnd*(1-f.alpha/2), 2)
+			f.ssth = f.cwnd
+			f.cwnr = f.nxt
+		}
+	}
+	if f.una >= f.windowEnd && f.acked > 0 {
+		f.alpha += (float64(f.marked)/float64(f.acked) - f.alpha) * dctcpGain
+		f.acked, f.marked, f.windowEnd = 0, 0, f.nxt
+	}
+}
+
+// arm starts the retransmission timer.
+func (f *TCP) arm() {
+	if f.una == f.nxt {
+		f.rto = 0
+		return
+	}
+	if f.rto == 0 {
+		f.rto = f.sim.now + max(tcpMinRTO, int64(f.srtt+4*f.rvar))<<f.backoff
+		if f.probing = !f.probed && f.inFlight > 1; f.probing {
+			f.rto = min(f.rto, f.sim.now+int64(2*f.srtt)+2*Millisecond)
+		}
+	}
+	if f.armed != 0 && f.armed <= f.rto {
+		return
+	}
+	armed := f.rto
+	f.armed = armed
+	f.sim.at(armed, func() {
+		switch {
+		case f.armed != armed: // an earlier time was set
+			return
+		case f.rto == 0 || f.sim.now < f.rto:
+			f.armed = 0
+			f.arm()
+			return
+		}
+		f.armed, f.rto = 0, 0
+		if f.probing {
+			f.probe()
+			return
+		}
+		f.timeout()
+	})
+}
+
+// timeout takes everything that is in flight for lost.
+func (f *TCP) timeout() {
+	f.Timeouts++
+	f.backoff = min(f.backoff+1, 6)
+	f.cut()
+	f.cwnd = 1
+	f.recovery = f.nxt
+	f.lost = f.lost[:0]
+	for seq := f.una; seq < f.nxt; seq++ {
+		if p := f.sent[seq]; p != nil && !p.sacked {
+			if !p.isLost {
+				f.inFlight--
+			}
+			p.isLost = true
+			f.lost = append(f.lost, seq)
+		}
+	}
+	f.send()
+}
+
+// probe sends the last packet again, so that its acknowledgement shows what was lost (RFC 8985).
+func (f *TCP) probe() {
+	f.probed = true
+	for seq := f.nxt - 1; seq >= f.una; seq-- {
+		if p := f.sent[seq]; p != nil && !p.sacked && !p.isLost {
+			p.again = true
+			f.inFlight--
+			f.emit(seq, p)
+			break
+		}
+	}
+	f.arm()
+}

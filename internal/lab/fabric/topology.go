@@ -1,0 +1,117 @@
+package fabric
+
+// Dumbbell has pairs of hosts whose traffic passes one bottleneck.
+//
+//	left[0] --+            bottleneck            +-- right[0]
+//	left[1] --+- switch ---------------> switch -+-- right[1]
+//	   ...    |         <---------------         |     ...
+type Dumbbell struct {
+	*Sim
+	Left, Right []*Host
+	Bottleneck  *Port // from left to right
+	Back        *Port
+}
+
+// NewDumbbell makes n pairs of hosts, whose links have ten times the bottleneck's rate, but at least 10 Gbit/s, and no
+// delay. The delay of the bottleneck is that of both directions.
+func NewDumbbell(seed uint64, n int, c HostConfig, bottleneck Link) (*Dumbbell, error) {
+	d := &Dumbbell{Sim: NewSim(seed)}
+	left, right := newSwitch(), newSwitch()
+	back := bottleneck
+	back.Loss, back.Limit, back.Mark, back.Shared = 0, 0, 0, nil
+	d.Bottleneck, d.Back = d.port(bottleneck, right), d.port(back, left)
+	edge := Link{Rate: max(10*bottleneck.Rate, 10e9), Delay: Microsecond}
+	for i := range 2 * n {
+		at, across, way, hosts := left, right, d.Back, &d.Left // way leads from across to at
+		if i%2 == 1 {
+			at, across, way, hosts = right, left, d.Bottleneck, &d.Right
+		}
+		h, err := d.newHost(c, edge, at)
+		if err != nil {
+			return nil, err
+		}
+		*hosts = append(*hosts, h)
+		at.routes[h] = []*Port{d.port(edge, h)}
+		across.routes[h] = []*Port{way}
+	}
+	return d, nil
+}
+
+// LeafSpine has leaves with hosts, each leaf connected with each spine.
+type LeafSpine struct {
+	*Sim
+	Hosts []*Host
+	Down  []*Port   // from the leaf to each host
+	Up    [][]*Port // from each leaf to each spine
+	Back  [][]*Port // from each spine to each leaf
+}
+
+// Shape is the size of a LeafSpine.
+type Shape struct {
+	Leaves, PerLeaf, Spines int
+	Host, Trunk             Link // links of hosts, and between leaves and spines
+	Buffer                  int  // bytes of each switch, shared by its ports; 0: the links' limits
+}
+
+// NewLeafSpine makes the network of a shape.
+func NewLeafSpine(seed uint64, c HostConfig, z Shape) (*LeafSpine, error) {
+	l := &LeafSpine{Sim: NewSim(seed)}
+	shared := func(k Link) func() Link {
+		var b *Buffer
+		if z.Buffer > 0 {
+			b = &Buffer{Size: z.Buffer}
+		}
+		return func() Link {
+			k.Shared = b
+			return k
+		}
+	}
+	spines := make([]*Switch, z.Spines)
+	l.Back = make([][]*Port, z.Spines)
+	links := make([]func() Link, z.Spines)
+	for i := range spines {
+		spines[i], links[i] = newSwitch(), shared(z.Trunk)
+	}
+	leaves := make([]*Switch, z.Leaves)
+	l.Up = make([][]*Port, z.Leaves)
+	for i := range leaves {
+		leaves[i] = newSwitch()
+		up, down := shared(z.Trunk), z.Host
+		down.Shared = up().Shared
+		for k, s := range spines {
+			l.Up[i] = append(l.Up[i], l.port(up(), s))
+			l.Back[k] = append(l.Back[k], l.port(links[k](), leaves[i]))
+		}
+		for range z.PerLeaf {
+			edge := z.Host
+			edge.Limit, edge.Mark, edge.Shared, edge.Loss = 0, 0, nil, 0
+			h, err := l.newHost(c, edge, leaves[i])
+			if err != nil {
+				return nil, err
+			}
+			l.Hosts = append(l.Hosts, h)
+			port := l.port(down, h)
+			l.Down = append(l.Down, port)
+			leaves[i].routes[h] = []*Port{port}
+			for k, s := range spines {
+				s.routes[h] = []*Port{l.Back[k][i]}
+			}
+		}
+	}
+	for i, leaf := range leaves {
+		for n, h := range l.Hosts {
+			if n/z.PerLeaf != i {
+				leaf.routes[h] = l.Up[i]
+			}
+		}
+	}
+	return l, nil
+}
+
+// FailSpine takes the links of a spine down, or up again. The leaves use the others at once.
+func (l *LeafSpine) FailSpine(n int, down bool) {
+	for leaf := range l.Up {
+		l.Up[leaf][n].Fail(down)
+		l.Back[n][leaf].Fail(down)
+	}
+}
