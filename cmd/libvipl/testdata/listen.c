@@ -13,7 +13,7 @@ enum { REQUESTS = 3 };
 
 static void serve(struct side *s, VIP_VI_HANDLE *vis)
 {
-	union address local, remote;
+	union address local, alone, remote;
 	VIP_CONN_HANDLE conn;
 	int i;
 
@@ -21,7 +21,10 @@ static void serve(struct side *s, VIP_VI_HANDLE *vis)
 	EXPECT(VIP_INVALID_STATE, VipxUnlisten(s->nic, &local.a));
 	CHECK(VipxListen(s->nic, &local.a));
 	EXPECT(VIP_INVALID_STATE, VipxListen(s->nic, &local.a));
-	EXPECT(VIP_TIMEOUT, VipConnectWait(s->nic, &local.a, 0, &remote.a, NULL, &conn));
+	side_local(s, &alone, "alone"); /* which no client asks for */
+	CHECK(VipxListen(s->nic, &alone.a));
+	EXPECT(VIP_TIMEOUT, VipConnectWait(s->nic, &alone.a, 0, &remote.a, NULL, &conn));
+	CHECK(VipxUnlisten(s->nic, &alone.a));
 	for (i = 0; i < REQUESTS; i++) {
 		usleep(AWAY);
 		CHECK(VipConnectWait(s->nic, &local.a, PATIENCE, &remote.a, NULL, &conn));
