@@ -223,7 +223,7 @@ func (p *port) sendGSO() {
 	}
 }
 
-// drop gives back the chunks of a frame that nobody keeps.
+// drop gives back the chunks of a frame that is not kept for a retransmission.
 func (f *gsoFrame) drop(p *port) {
 	for _, s := range f.segs[:f.n] {
 		if !f.retain {

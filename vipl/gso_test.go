@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -170,4 +172,58 @@ func TestGSOPacketsGrow(t *testing.T) {
 		}
 	}
 	t.Errorf("packets of each message: %d", packets)
+}
+
+// A peer that acknowledges frames which still wait for the doorbell does not get the chunks' next contents: the frames leave
+// first, with their own. newMemoryNet finds chunks that are used wrongly.
+func TestGSOAcknowledgedEarly(t *testing.T) {
+	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
+	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, 4096)
+	exchangeOne(t, va, vb, xa, xb)  // by then the peer has said that it takes packets
+	defer n.a.WithoutBackground()() // it would ring the doorbell
+	template, err := wire.NewTemplate(wire.Link{
+		SrcMAC: n.b.agent.Link().MAC, DstMAC: n.a.agent.Link().MAC, Src: n.b.agent.Addr(), Dst: n.a.agent.Addr(),
+	})
+	must(t, err)
+	q, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
+	must(t, err)
+	defer q.Close()
+	var left [][]byte
+	n.a.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+		left = append(left, bytes.Clone(frame))
+		return true
+	}})
+	const size = 2 * 1424 // two full frames
+	fillPattern(xa.buf[0][:size], 1)
+	xa.prepare(0, size)
+	h := vb.ToPeer()
+	h.Kind, h.Ack = wire.KindAck, h.Ack+2
+	must(t, va.PostSendLater(xa.desc[0], xa.region.Handle()))
+	errorIf(t, len(left) > 0, "the message did not wait")
+	q.SendFrame(&template, h, nil)
+	n.a.Poll()
+	fillPattern(xa.buf[1][:size], 2)
+	xa.prepare(1, size)
+	must(t, va.PostSend(xa.desc[1], xa.region.Handle()))
+	n.a.queue.SetFaults(xdpnictest.Faults{})
+	want := make([]byte, 1424)
+	fillPattern(want, 1)
+	found := false
+	for _, frame := range left {
+		found = found || bytes.Contains(frame, want)
+	}
+	errorIf(t, !found, "the first message has not left with its own bytes, in %d frames", len(left))
+}
+
+// exchangeOne sends a short message each way.
+func exchangeOne(t *testing.T, va, vb *vipl.VI, xa, xb *box) {
+	t.Helper()
+	postRecv(t, vb, xb, 0, 64)
+	postRecv(t, va, xa, 1, 64)
+	postSend(t, va, xa, 0, 64)
+	received(t, vb, 0)
+	postSend(t, vb, xb, 1, 64)
+	received(t, va, 0)
+	sent(t, va, 0)
+	sent(t, vb, 0)
 }

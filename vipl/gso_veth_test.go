@@ -90,7 +90,7 @@ func TestGSOOverVeth(t *testing.T) {
 	}
 }
 
-// again connects two VIs anew.
+// again disconnects two VIs and returns two others that are connected.
 func again(t *testing.T, a, b *vipl.NIC, va, vb *vipl.VI) (_, _ *vipl.VI) {
 	t.Helper()
 	nstest.Must(t, va.Disconnect())

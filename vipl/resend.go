@@ -31,6 +31,7 @@ const (
 
 func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendResult {
 	more |= wire.FlagAgain
+	p.sendGSO() // the frame may wait there
 	tag := c.sender.Tag(seq)
 	var result resendResult
 	if isLong(tag) {

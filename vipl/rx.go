@@ -51,6 +51,9 @@ func (p *port) receiveAll(now int64) (came bool) {
 	before := p.stats.Frames + p.stats.GSOReceivedFrames
 	for range 4 {
 		n := p.nic.Receive(p.rx.frames[:])
+		if n > 0 {
+			p.sendGSO() // before a frame acknowledges what has not left: its chunk would be another frame's
+		}
 		if len(p.taps) > 0 {
 			p.tapReceived(p.rx.frames[:n])
 		}

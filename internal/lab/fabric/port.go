@@ -56,7 +56,7 @@ func (s *Sim) port(l Link, to node) *Port { return &Port{Link: l, sim: s, to: to
 // Fail takes the link down, or up again. What is on it still arrives.
 func (p *Port) Fail(down bool) { p.down = down }
 
-// Forget starts the counts anew.
+// Forget sets the counts to 0.
 func (p *Port) Forget() {
 	p.Stats = PortStats{}
 	p.area, p.since = 0, p.sim.now
