@@ -91,32 +91,6 @@ func TestAcceptTimesOut(t *testing.T) {
 	})
 }
 
-// A lost Confirm is repeated when the Accept is.
-func TestLostConfirm(t *testing.T) {
-	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		served := serve(b, echo, offer(b, t))
-		synctest.Wait()
-		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		net.Cut(a.Addr(), true)
-		if err := ans.Confirm(); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(1500 * time.Millisecond)
-		select {
-		case got := <-served:
-			t.Fatalf("Accept returned %v without a Confirm", got.err)
-		default:
-		}
-		net.Cut(a.Addr(), false)
-		if got := <-served; got.err != nil {
-			t.Error(got.err)
-		}
-	})
-}
-
 // Even in a flood of requests, an acceptor whose Confirm was lost gets another.
 func TestFloodAndLostConfirm(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
@@ -331,24 +305,6 @@ func TestCloseEndsEverything(t *testing.T) {
 		}
 		if err := b.Close(); err != nil {
 			t.Error(err)
-		}
-	})
-}
-
-// Both ends in one agent: the same exchange has two sides here.
-func TestSelf(t *testing.T) {
-	network(t, kagenttest.Faults{Dup: 0.5, Loss: 0.2, Seed: 7}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
-		served := serve(a, echo, offer(a, t))
-		synctest.Wait()
-		ans, err := a.Request(within(10*time.Second), kagent.Address{}, to(a, echo), offer(a, t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := ans.Confirm(); err != nil {
-			t.Fatal(err)
-		}
-		if got := <-served; got.err != nil {
-			t.Fatal(got.err)
 		}
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -119,118 +118,6 @@ func TestConnect(t *testing.T) {
 		}
 		if err := got.in.Reject(0); !errors.Is(err, kagent.ErrState) {
 			t.Errorf("Reject after Accept: %v", err)
-		}
-	})
-}
-
-// On a bad network each outcome is still the right one.
-func TestLossyOutcomes(t *testing.T) {
-	outcomes := []struct {
-		name string
-		run  func(t *testing.T, a, b *kagenttest.Agent)
-	}{
-		{"accept", func(t *testing.T, a, b *kagenttest.Agent) {
-			served := serve(b, echo, offer(b, t))
-			synctest.Wait()
-			ans, err := a.Request(within(20*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := ans.Confirm(); err != nil {
-				t.Fatal(err)
-			}
-			if got := <-served; got.err != nil {
-				t.Fatal(got.err)
-			}
-		}},
-		{"reject", func(t *testing.T, a, b *kagenttest.Agent) {
-			go func() {
-				in, err := b.Wait(within(time.Minute), kagent.Address{Disc: echo})
-				if err == nil {
-					err = in.Reject(wire.CMReasonProgram)
-				}
-				if err != nil {
-					t.Error(err)
-				}
-			}()
-			synctest.Wait()
-			_, err := a.Request(within(20*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-			var rejected *kagent.RejectedError
-			if !errors.As(err, &rejected) || rejected.Reason != wire.CMReasonProgram || !errors.Is(err, kagent.ErrRejected) {
-				t.Fatalf("got %v", err)
-			}
-		}},
-		{"no match", func(t *testing.T, a, b *kagenttest.Agent) {
-			_, err := a.Request(within(20*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-			if !errors.Is(err, kagent.ErrNoMatch) {
-				t.Fatalf("got %v", err)
-			}
-		}},
-		{"time-out", func(t *testing.T, a, b *kagenttest.Agent) {
-			// The other side's program takes the request and does not answer.
-			got := make(chan kagent.Incoming, 1)
-			go func() {
-				in, err := b.Wait(within(time.Minute), kagent.Address{Disc: echo})
-				if err != nil {
-					t.Error(err)
-				}
-				got <- in
-			}()
-			synctest.Wait()
-			_, err := a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-			if !errors.Is(err, kagent.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
-				t.Fatalf("got %v", err)
-			}
-			in := <-got
-			<-in.Done()
-			err = in.Accept(within(time.Second), offer(b, t))
-			if !errors.Is(err, kagent.ErrCancelled) && !errors.Is(err, kagent.ErrVanished) {
-				t.Fatalf("Accept of a request that timed out: %v", err)
-			}
-		}},
-	}
-	for _, o := range outcomes {
-		t.Run(o.name, func(t *testing.T) {
-			for seed := range uint64(20) {
-				faults := kagenttest.Faults{
-					Loss: 0.4, Dup: 0.3, Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Seed: seed,
-				}
-				network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) { o.run(t, a, b) })
-			}
-		})
-	}
-}
-
-// One request makes one Incoming, however often it is repeated.
-func TestDuplicatesMakeOneIncoming(t *testing.T) {
-	network(t, kagenttest.Faults{Dup: 1, Jitter: 50 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		l, err := b.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if err := ans.Confirm(); err != nil {
-				t.Error(err)
-			}
-		})
-		in, err := l.Wait(within(time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(500 * time.Millisecond)
-		if err := in.Accept(within(time.Second), offer(b, t)); err != nil {
-			t.Fatal(err)
-		}
-		wg.Wait()
-		if in, err := l.Wait(within(10 * time.Second)); !errors.Is(err, kagent.ErrTimeout) {
-			t.Fatalf("a second Incoming: %v, %v", in, err)
 		}
 	})
 }

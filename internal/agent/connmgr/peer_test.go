@@ -235,16 +235,6 @@ func TestPeerStartsLater(t *testing.T) {
 	}
 }
 
-// A host that is not there ends the call at once.
-func TestPeerUnreachable(t *testing.T) {
-	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
-		nowhere := kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}
-		if m := meet(within(time.Second), a, kagent.Address{}, nowhere, offer(a, t)); !errors.Is(m.err, kagent.ErrUnreachable) {
-			t.Errorf("got %v", m.err)
-		}
-	})
-}
-
 // The acceptor, which sees both offers, reports the mismatch to the requester.
 func TestPeerRejects(t *testing.T) {
 	for _, reason := range []wire.CMReason{wire.CMReasonLevel, wire.CMReasonTransfer, wire.CMReasonQoS} {
@@ -431,7 +421,7 @@ func TestCloseEndsPeers(t *testing.T) {
 	})
 }
 
-// What cannot be sent is refused before it is.
+// What cannot be sent, or has no route, is refused at once.
 func TestPeerBadArguments(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		ctx, good := within(time.Second), offer(a, t)
@@ -452,39 +442,11 @@ func TestPeerBadArguments(t *testing.T) {
 		if n := a.Remembered(); n != 0 {
 			t.Errorf("%d things are remembered", n)
 		}
-	})
-}
-
-// Two VIs of one NIC, with discriminators of their own or with the same one.
-func TestPeersOfOneAgent(t *testing.T) {
-	for _, discs := range [][2][]byte{{left, right}, {right, left}, {echo, echo}, {nil, nil}} {
-		for _, hosts := range [][2]bool{{true, true}, {false, false}, {true, false}, {false, true}} {
-			for _, faults := range []kagenttest.Faults{
-				{Delay: time.Millisecond},
-				{Loss: 0.3, Dup: 0.5, Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Seed: 3},
-			} {
-				network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
-					local := func(i int) kagent.Address {
-						if l := to(a, discs[i]); hosts[i] {
-							return l
-						}
-						return kagent.Address{Disc: discs[i]}
-					}
-					xm := calls(within(20*time.Second), a, local(0), to(a, discs[1]), offer(a, t))
-					time.Sleep(2 * time.Second)
-					start := time.Now()
-					ym := calls(within(20*time.Second), a, local(1), to(a, discs[0]), offer(a, t))
-					x, y := <-xm, <-ym
-					if err := connected(x, y); err != nil {
-						t.Fatalf("%q %v: %v", discs, hosts, err)
-					}
-					if d := time.Since(start); d > 4*time.Millisecond && faults.Loss == 0 {
-						t.Errorf("%q %v: connected after %v", discs, hosts, d)
-					}
-				})
-			}
+		nowhere := kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}
+		if m := meet(ctx, a, kagent.Address{}, nowhere, good); !errors.Is(m.err, kagent.ErrUnreachable) {
+			t.Errorf("a host without a route: %v", m.err)
 		}
-	}
+	})
 }
 
 // A call does not meet itself.

@@ -103,34 +103,6 @@ func TestUnprovenBytes(t *testing.T) {
 	}
 }
 
-// A Confirm whose sender has not seen the Accept makes no connection.
-func TestSpoofedConfirm(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.Receive(bytesOf(t, requestOf(5, echo)), here4, spoofed(1))
-		in, err := l.Wait(within(time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		accepted := make(chan error, 1)
-		go func() { accepted <- in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }()
-		synctest.Wait()
-		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5}), here4, spoofed(1))
-		synctest.Wait()
-		select {
-		case err := <-accepted:
-			t.Fatalf("Accept returned %v after a Confirm from a sender without the Accept", err)
-		default:
-		}
-		if err := <-accepted; err == nil {
-			t.Error("it is connected in the end")
-		}
-	})
-}
-
 // For any messages of strangers after a connect, a late copy of its Request does not come in a second time.
 func TestForgedForgetNothing(t *testing.T) {
 	for _, c := range []struct {
