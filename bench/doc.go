@@ -36,8 +36,6 @@
 //
 //	raw-afxdp              AF_XDP rings by package xdpnic, no VI
 //	raw-afxdp-copy         the same, the content copied out on arrival
-//	raw-afxdp-c            raw-afxdp, and
-//	raw-afxdp-copy-c       raw-afxdp-copy by a program in C (package floor), where there is a compiler
 //	asavie-xdp             AF_XDP rings by github.com/asavie/xdp, with the build tag asavie
 //	vi-unreliable          VI, Unreliable Delivery
 //	vi-reliable-delivery   VI, Reliable Delivery

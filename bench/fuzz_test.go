@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"fmt"
 	"math/big"
 	"strings"
 	"testing"
@@ -9,7 +8,7 @@ import (
 	"unicode"
 )
 
-// For any output of the kernel or the program in C: a CPU has a name of one line that occurs in it, and times
+// For any output of the kernel: a CPU has a name of one line that occurs in it, and times
 // are those in it or 0, and never negative.
 func FuzzSystem(f *testing.F) {
 	f.Add("model name\t: AMD EPYC  7763 64-Core\nflags\t\t: fpu hypervisor\n")
@@ -17,9 +16,6 @@ func FuzzSystem(f *testing.F) {
 	f.Add("cpu  1 2 3 4 5 6 7 99 0 0\ncpu0 1 2 3 4 5 6 7 8\n")
 	f.Add("cpu  1 2 3 4 5 6 7 9223372036854775807 0 0\n")
 	f.Add("123456789 -9223372036854775808 12\n")
-	f.Add("ok 1000 900 3\n")
-	f.Add("ok 1000 -900 3 4\n")
-	f.Add("error stalled\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		model, hypervisor := cpuModel(text)
 		if model != strings.Join(strings.Fields(model), " ") || hypervisor && !strings.Contains(text, "hypervisor") {
@@ -42,23 +38,6 @@ func FuzzSystem(f *testing.F) {
 			if c.got < 0 || c.want == nil && c.got != 0 || c.want != nil && c.want.Cmp(big.NewInt(int64(c.got))) != 0 {
 				t.Fatalf("%s %d, want %v", c.what, c.got, c.want)
 			}
-		}
-		rest, err := understand(text)
-		if err != nil && rest != "" || err == nil && strings.TrimSpace(text) != strings.TrimSpace("ok "+rest) {
-			t.Fatalf("%q is understood as %q, %v", text, rest, err)
-		}
-		s, err := spanIn(rest)
-		if err != nil {
-			if s != (Span{}) {
-				t.Fatalf("%q is refused, and is %+v", rest, s)
-			}
-			return
-		}
-		if s.Wall <= 0 || s.CPU < 0 || s.Waited < 0 || s.Stolen != 0 {
-			t.Fatalf("%q is %+v", rest, s)
-		}
-		if again := fmt.Sprintf("%d %d %d", s.Wall, s.CPU, s.Waited); again != rest && !strings.Contains(rest, " -") {
-			t.Fatalf("%q is %q", rest, again)
 		}
 	})
 }

@@ -25,12 +25,11 @@ const (
 	asGuard  = "bench-guard"
 	asDemo   = "bench-demo"
 	asAgent  = "bench-agent"
-	asCutOff = "bench-cut-off"
 )
 
 func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{
-		asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain, asAgent: agentMain, asCutOff: cutOffMain,
+		asWorker: WorkerMain, asGuard: testbed.GuardMain, asDemo: demoMain, asAgent: agentMain,
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"viaxdp/bench/floor"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -25,7 +24,6 @@ type transport struct {
 	rdma    bool // a VI whose messages are RDMA
 	chains  bool // its frames may be longer than a chunk
 	layer   bool // a layer above VIs
-	inC     bool // a program in C, which must be compiled first
 	open    func(opening) (Endpoint, error)
 }
 
@@ -38,10 +36,6 @@ var transports = slices.Concat([]transport{
 		summary: "the same, the content copied out on arrival", open: openFramedXDP(copied)},
 	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true, chains: true,
 		summary: "raw-afxdp, sleeping in poll", open: openFramedXDP(inChunk)},
-	{name: "raw-afxdp-c", xdp: true, arena: true, inC: true,
-		summary: "raw-afxdp by a program in C, which is compiled for it", open: openProgramInC(inChunk)},
-	{name: "raw-afxdp-copy-c", xdp: true, arena: true, inC: true,
-		summary: "raw-afxdp-copy, likewise", open: openProgramInC(copied)},
 }, asavieTransports, []transport{
 	{name: "vi-unreliable", xdp: true, arena: true, vi: true, chains: true,
 		summary: "VI, Unreliable Delivery, polling", open: openVI(vipl.UnreliableDelivery)},
@@ -113,16 +107,6 @@ func openFramedXDP(a arrival) func(opening) (Endpoint, error) {
 	}
 }
 
-func openProgramInC(a arrival) func(opening) (Endpoint, error) {
-	return func(o opening) (Endpoint, error) {
-		program, err := floor.Program()
-		if err != nil {
-			return nil, err
-		}
-		return endpointOr(openRawC(o.Params, program, a == copied, o.stop))
-	}
-}
-
 func openTCPEndpoint(o opening) (Endpoint, error) {
 	return endpointOr(openTCP(o.Params, watchdog{stop: o.stop, most: o.WaitLimit}, o.sleeps))
 }
@@ -151,16 +135,11 @@ func endpointOr[T Endpoint](e T, err error) (Endpoint, error) {
 	return e, nil
 }
 
-// Names lists the transports in the order of the report, without [Layers] and
-// [ProgramsInC].
-func Names() []string { return namesOf(func(t transport) bool { return !t.layer && !t.inC }) }
+// Names lists the transports in the order of the report, without [Layers].
+func Names() []string { return namesOf(func(t transport) bool { return !t.layer }) }
 
 // Layers lists the transports that are layers above VIs.
 func Layers() []string { return namesOf(func(t transport) bool { return t.layer }) }
-
-// ProgramsInC lists the transports that are programs in C, each of them called as
-// the one in Go whose steps it takes, and -c.
-func ProgramsInC() []string { return namesOf(func(t transport) bool { return t.inC }) }
 
 func namesOf(some func(transport) bool) []string {
 	var names []string
@@ -176,20 +155,6 @@ func namesOf(some func(transport) bool) []string {
 func TakesVIOptions(name string) bool {
 	t, err := find(name)
 	return err == nil && t.vi
-}
-
-// Unavailable says why a transport cannot be measured on this machine over
-// interfaces of an MTU, privilege aside; nil: it can. One in C is compiled and
-// started for that.
-func Unavailable(name string, mtu int) error {
-	t, err := find(name)
-	if err != nil || !t.inC {
-		return err
-	}
-	if err := rawCFits(mtu); err != nil {
-		return err
-	}
-	return floor.Runs()
 }
 
 // Summary is one line about a transport; empty for an unknown name.
@@ -213,7 +178,7 @@ func find(name string) (*transport, error) {
 		if strings.HasPrefix(name, "asavie-") {
 			return nil, fmt.Errorf("transport %q is not built in: build with -tags asavie", name)
 		}
-		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(slices.Concat(Names(), ProgramsInC(), Layers()), ", "))
+		return nil, fmt.Errorf("unknown transport %q: there are %s", name, strings.Join(slices.Concat(Names(), Layers()), ", "))
 	}
 	return &transports[i], nil
 }

@@ -53,7 +53,7 @@ var testSizes = []int{1, 63, 64, 1400, 1472, 1473, 4096, 1 << 16}
 
 // All transports carry every byte over a veth pair.
 func TestTransportsOverVeth(t *testing.T) {
-	for _, name := range slices.Concat(Names(), programsInC(), Layers()) {
+	for _, name := range slices.Concat(Names(), Layers()) {
 		t.Run(name, func(t *testing.T) {
 			client, server := pair(t, 1500, false, "generic")
 			if err := connected(name, client, server, exchange(testSizes, 7)); err != nil {
@@ -80,9 +80,7 @@ func TestTransportsOtherwise(t *testing.T) {
 		names := append([]string{
 			"raw-afxdp", "raw-afxdp-wait", "vi-reliable-delivery", "vi-rdma-write", "vi-rdma-read", "udp-spin", "tcp-spin",
 		}, asavieNames...)
-		if c.mtu == 1500 {
-			names = append(names, programsInC()...)
-		} else {
+		if c.mtu != 1500 {
 			names = append(names, Layers()...) // memory of the arena is written there, and not read
 		}
 		for _, name := range names {
@@ -107,7 +105,7 @@ var asavieNames = func() []string {
 // A queue is free again as soon as its endpoint is closed.
 func TestReopen(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
-	others := slices.Concat([]string{"raw-afxdp"}, asavieNames, programsInC(), []string{"vi-unreliable"}, asavieNames, programsInC(), []string{"raw-afxdp-wait"})
+	others := slices.Concat([]string{"raw-afxdp"}, asavieNames, []string{"vi-unreliable"}, asavieNames, []string{"raw-afxdp-wait"})
 	for _, name := range others {
 		if err := connected(name, client, server, exchange([]int{64}, 2)); err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -145,7 +143,7 @@ func TestStopped(t *testing.T) {
 // Facts of an AF_XDP endpoint go into the report.
 func TestFacts(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
-	for _, name := range slices.Concat([]string{"raw-afxdp", "vi-reliable-delivery"}, asavieNames, programsInC()) {
+	for _, name := range slices.Concat([]string{"raw-afxdp", "vi-reliable-delivery"}, asavieNames) {
 		err := connected(name, client, server, func(_ bool, e Endpoint) error {
 			f := e.Hello().Facts
 			if f.Interface != "via0" || f.Mode != "generic" || f.MTU != 1500 || f.FrameBytes != 1514 || f.Memory == "" {

@@ -179,9 +179,6 @@ func (s *server) run(r request, answer *reply) error {
 		clock := startStopwatch()
 		err = s.endpoint.Echo(round)
 		span = clock.span()
-		if c, ok := s.endpoint.(*rawC); ok {
-			span = c.echoed // of the process that did it
-		}
 	case opSend:
 		span, err = s.endpoint.Send(round)
 	case opReceive:

@@ -75,10 +75,9 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 }
 
 const rowsNote = `Rows called vi- are via-xdp's, and poll unless they end in -wait. raw-afxdp is the floor, the rings below with
-nothing above them, and raw-afxdp-copy the same with the content copied out, as a receive must; -c is the floor in C,
-which has no frames longer than a chunk. tcp- and udp- are the kernel's: -spin polls, -block sleeps in system calls,
--net is Go's package net. mvich and vianet are the messages and the sockets above VIs, mpich-tcp is MPICH over the
-kernel's TCP. The others are other people's programs.`
+nothing above them, and raw-afxdp-copy the same with the content copied out, as a receive must. tcp- and udp- are the
+kernel's: -spin polls, -block sleeps in system calls, -net is Go's package net. mvich and vianet are the messages and
+the sockets above VIs, mpich-tcp is MPICH over the kernel's TCP. The others are other people's programs.`
 
 // minute formats a point in time for the document.
 func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }

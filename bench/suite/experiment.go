@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"viaxdp/bench"
-	"viaxdp/bench/floor"
 	"viaxdp/bench/report"
 )
 
@@ -85,8 +84,8 @@ func (p part) series(r row, bytes int, stream bool) (string, float64) {
 
 // measure runs all turns of an experiment.
 func (s *session) measure(e experiment) (*report.Group, error) {
-	parts, left := s.available(e.parts(s.Quick))
-	g := &report.Group{Axis: e.axis, Base: e.base, Notes: append(slices.Clone(e.notes), left...)}
+	parts := e.parts(s.Quick)
+	g := &report.Group{Axis: e.axis, Base: e.base, Notes: slices.Clone(e.notes)}
 	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
 		for _, p := range parts {
 			if err := s.measurePart(g, t, p, turn); err != nil {
@@ -95,28 +94,6 @@ func (s *session) measure(e experiment) (*report.Group, error) {
 		}
 		return nil
 	}, parts...)
-}
-
-// available are the parts without the rows that cannot be measured on this machine,
-// a note on each of these, and one on how programs in C are compiled.
-func (s *session) available(parts []part) ([]part, []string) {
-	var notes []string
-	inC := false
-	for i := range parts {
-		p := &parts[i]
-		p.rows = slices.DeleteFunc(p.rows, func(r row) bool {
-			err := bench.Unavailable(r.Name, cmp.Or(p.mtu, s.mtu()))
-			if err != nil {
-				notes = append(notes, leftOut(r.Label, 0, 1, err))
-			}
-			inC = inC || err == nil && slices.Contains(bench.ProgramsInC(), r.Name)
-			return err != nil
-		})
-	}
-	if inC {
-		notes = append(notes, "Programs in C are compiled by "+floor.CompiledWith()+".")
-	}
-	return parts, notes
 }
 
 // measurePart goes once through the rows of a part.

@@ -34,29 +34,16 @@ var basicGroups = []group{
 		axis: alongSizes, base: rawRings,
 		notes: []string{
 			loneKernelPair,
-			rawRings + "-c and " + rawCopy + "-c: their steps by a program in C with AF_XDP rings of its own (bench/floor/c/floor.c). What the rings in Go take more is what Go and package xdpnic cost.",
 			besideLabel + ": the same transport on the pair that AF_XDP uses, while via-xdp's program is attached at both ends. It takes offloads of the kernel away.",
 		},
 		parts: func(quick bool) []part {
 			beside := row{Row: bench.Row{Label: besideLabel, Name: tcpSpin, Beside: true}}
 			return []part{exchange(
-				concat(plain(withTwins(bench.Names())...), []row{beside}),
+				concat(plain(bench.Names()...), []row{beside}),
 				fewer(quick, bench.DefaultSizes(), 64, 4096),
 			)}
 		},
 	}.group("baselines", "All transports side by side", 17*time.Second),
-}
-
-// withTwins puts after each name its counterpart in C, if there is one.
-func withTwins(names []string) []string {
-	var list []string
-	for _, n := range names {
-		list = append(list, n)
-		if slices.Contains(bench.ProgramsInC(), n+"-c") {
-			list = append(list, n+"-c")
-		}
-	}
-	return list
 }
 
 // loneKernelPair is how the kernel's transports are measured.

@@ -199,44 +199,6 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// A row that cannot be measured here is left out with a note; the others are measured.
-func TestLeftOut(t *testing.T) {
-	nstest.Require(t)
-	s := newSession(t.Context(), shortly())
-	e := experiment{
-		axis: alongSizes, notes: []string{"a note"},
-		parts: func(bool) []part {
-			rows := func() []row { return plain("raw-afxdp-c", tcpSpin) }
-			return append(atMTUs(exchange(rows(), []int{64}), 9000), exchange(rows(), []int{64}).named(1500))
-		},
-	}
-	g, err := s.measure(e)
-	if err := errors.Join(err, s.close()); err != nil {
-		t.Fatal(err)
-	}
-	compiled := bench.Unavailable("raw-afxdp-c", 1500) == nil
-	if g.Row("raw-afxdp-c") != nil || g.Row(tcpSpin) == nil || (g.Row("raw-afxdp-c MTU 1500") != nil) != compiled {
-		t.Errorf("%+v", g.Series)
-	}
-	if len(g.Notes) != 3 || compiled != strings.HasPrefix(g.Notes[2], "Programs in C are compiled by ") || !strings.HasPrefix(g.Notes[1], "No figures of raw-afxdp-c: frames of MTU 9000") || len(e.notes) != 1 {
-		t.Errorf("notes %q", g.Notes)
-	}
-}
-
-// The programs in C follow the rows that they are compared with.
-func TestWithTwins(t *testing.T) {
-	names := withTwins(bench.Names())
-	for _, c := range bench.ProgramsInC() {
-		i := slices.Index(names, c)
-		if i < 1 || names[i-1]+"-c" != c {
-			t.Errorf("%s: number %d of %q", c, i, names)
-		}
-	}
-	if len(names) != len(bench.Names())+len(bench.ProgramsInC()) {
-		t.Errorf("%q", names)
-	}
-}
-
 // A disturbed turn is counted, once for each reason.
 func TestDisturbed(t *testing.T) {
 	p := exchange(plain("tcp-spin"), []int{64})

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -77,7 +76,7 @@ func namesHelp() string {
 	for _, n := range bench.Names() {
 		fmt.Fprintf(&b, "  %-28s %s\n", n, bench.Summary(n))
 	}
-	for _, n := range slices.Concat(bench.ProgramsInC(), bench.Layers()) {
+	for _, n := range bench.Layers() {
 		fmt.Fprintf(&b, "  %-28s %s; where it is named\n", n, bench.Summary(n))
 	}
 	return strings.TrimSuffix(b.String(), "\n")

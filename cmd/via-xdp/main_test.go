@@ -317,7 +317,7 @@ func TestHelpAndVersion(t *testing.T) {
 		t.Error("the help has a hidden command")
 	}
 	_, out, _ = call(r, "demo", "--help")
-	for _, name := range slices.Concat(bench.Names(), bench.ProgramsInC()) {
+	for _, name := range bench.Names() {
 		if !strings.Contains(out, "\n  "+name+" ") {
 			t.Errorf("the help of demo has no %s", name)
 		}
