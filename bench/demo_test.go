@@ -33,9 +33,7 @@ type traces struct {
 func tracesNow(t *testing.T) (s traces) {
 	t.Helper()
 	links, err := netlink.LinkList()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, l := range links {
 		s.links = append(s.links, l.Attrs().Name)
 	}
@@ -99,9 +97,7 @@ func TestDemo(t *testing.T) {
 	names := []string{"raw-afxdp", "vi-unreliable-wait", "vi-reliable-delivery", "vi-rdma-read", "vianet", "tcp-net", "udp-spin"}
 	cfg := demoConfig(token, names)
 	r, err := Demo(context.Background(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, name := range names {
 		for _, bytes := range cfg.Plan.Sizes {
 			if l := r.LatencyOf(name, bytes); l == nil || l.N == 0 || l.P50 <= 0 {
@@ -126,18 +122,14 @@ func TestDemoMTU(t *testing.T) {
 	cfg := demoConfig(token, []string{"raw-afxdp", "vi-reliable-delivery", "udp-spin", "tcp-net"})
 	cfg.MTU, cfg.Hugepages, cfg.Plan.Sizes = 65535, false, []int{1 << 16}
 	r, err := Demo(context.Background(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if c := r.Conditions; c.MTU != 65535 || c.FrameBytes != 65549 || c.Hugepages == "hugetlb" {
 		t.Errorf("conditions: %+v", c)
 	}
 	cfg = demoConfig(token, []string{"tcp-net"})
 	cfg.MTU = 9000
 	r, err = Demo(context.Background(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if c := r.Conditions; c.Interface != "tcp0" || c.MTU != 9000 || c.Mode != "" {
 		t.Errorf("conditions: %+v", c)
 	}
@@ -245,12 +237,8 @@ func TestDemoKilled(t *testing.T) {
 		cmd := exec.Command("/proc/self/exe", asDemo, token)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, cmd.Start())
 		if delay < 0 { // in the midst of a measurement
 			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 				t.Error(err)
@@ -282,9 +270,7 @@ func TestMeasureLoopback(t *testing.T) {
 		Server: "127.0.0.1", Port: <-ready,
 		Plan: Plan{Rows: RowsOf([]string{"tcp-net", "udp-net"}), Sizes: []int{64}, Duration: 3 * time.Millisecond, Latency: true, Bandwidth: true, Check: true},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if len(r.Latency) != 2 || len(r.Bandwidth) != 2 || r.Conditions.Interface != "lo" {
 		t.Errorf("got %+v", r)
 	}
@@ -307,9 +293,7 @@ func TestServerFails(t *testing.T) {
 			})
 		}()
 		conn, err := net.Dial("tcp", <-ready)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		w := NewWorker("server", conn, Params{})
 		if _, err := w.call(request{Op: opOpen, Name: "no-such-transport", Params: &Params{}}); err == nil {
 			t.Error("it is open")

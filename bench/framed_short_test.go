@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // polledCable is a cable that is polled.
@@ -30,9 +32,7 @@ func shortPair(t *testing.T, into []byte) (a, b *framed, wa, wb *cable) {
 	t.Cleanup(func() { stop.Store(true) })
 	a, b = &framed{io: polledCable{wa}}, &framed{io: polledCable{wb}, into: into}
 	a.watch.stop, b.watch.stop = &stop, &stop
-	if err := errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())))
 	return a, b, wa, wb
 }
 
@@ -50,9 +50,7 @@ func TestFramedShort(t *testing.T) {
 		_, err := a.Ping(r, rtt)
 		return err
 	}, func() error { return b.Echo(r) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if !a.short() || slices.Contains(rtt, 0) || a.sent != 23 || a.received != 23 || b.received != 23 {
 		t.Errorf("short %v, %d sent, %d and %d received, times %v", a.short(), a.sent, a.received, b.received, rtt)
 	}

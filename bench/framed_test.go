@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // cable joins two fake frame transports in memory; deliver decides what becomes
@@ -76,9 +78,7 @@ func twoFramed(t *rapid.T, payload, window int) (a, b *framed, wa, wb *cable) {
 	wa, wb = newCables(payload, window)
 	a, b = &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
 	for _, c := range []struct{ own, peer *framed }{{a, b}, {b, a}} {
-		if err := c.own.Connect(c.peer.Hello()); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, c.own.Connect(c.peer.Hello()))
 	}
 	return a, b, wa, wb
 }
@@ -154,9 +154,7 @@ func TestFramedNoticesFaults(t *testing.T) {
 			n := 0
 			wa.deliver = func(f []byte) [][]byte { n++; return c.do(n, f) }
 			a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
-			if err := errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())))
 			r := Round{ID: 1, Bytes: 50, Messages: 20, Check: true}
 			var stop atomic.Bool
 			a.watch.stop = &stop
@@ -179,18 +177,14 @@ func TestFramedNoticesFaults(t *testing.T) {
 func TestFramedStrayFrames(t *testing.T) {
 	wa, wb := newCables(100, 8)
 	a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
-	if err := errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())))
 	wa.out <- []byte{kindData, 0, 9, 0, 0, 0, 0, 0, 'x'}
 	wa.out <- []byte{kindData}
 	r := Round{ID: 10, Bytes: 1, Messages: 3, Check: true}
 	err := together(
 		func() error { _, err := a.Send(r); return err },
 		func() error { _, err := b.Receive(r); return err })
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 }
 
 func TestFramedRefuses(t *testing.T) {
@@ -214,9 +208,7 @@ func TestFramedRefuses(t *testing.T) {
 func TestPattern(t *testing.T) {
 	for i := range 3 {
 		got := bytes.Clone(content(i, 10, 100))
-		if err := verify(i, 10, got); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, verify(i, 10, got))
 		if verify(i+1, 10, got) == nil || verify(i, 11, got) == nil {
 			t.Error("another message, or another place, has the same bytes")
 		}

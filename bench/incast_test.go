@@ -41,9 +41,7 @@ func incastConfig(senders int) IncastConfig {
 func TestIncast(t *testing.T) {
 	nstest.Require(t)
 	n, err := OpenIncast(incastConfig(2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer n.Close()
 	const bytes = 20_000
 	for _, l := range []IncastLoad{{Senders: 2}, {Senders: 1}, {Senders: 2, TCP: true}, {Senders: 1, TCP: true}, {Senders: 2}} {
@@ -74,28 +72,18 @@ func TestIncast(t *testing.T) {
 func TestIncastLoses(t *testing.T) {
 	nstest.Require(t)
 	star, err := testbed.NewLossyStar(3, 1500, 0.05)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	n, err := openIncast(incastConfig(2), star)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer n.Close()
 	for _, tcp := range []bool{false, true} {
 		_, before, err := star.Counts()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		// Of both senders eight messages at least, some 700 frames.
 		r, err := n.Stream(t.Context(), IncastLoad{TCP: tcp, Senders: 2, Bytes: 64 << 10, Duration: time.Millisecond})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		_, lost, err := star.Counts()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if r.Resent == 0 || !tcp && (r.Unnamed == 0 || r.Unnamed > lost-before) || tcp && r.Unnamed != 0 {
 			t.Errorf("TCP %v: %d frames were lost, %+v", tcp, lost-before, r)
 		}
@@ -109,9 +97,7 @@ func TestIncastFails(t *testing.T) {
 		t.Error("no senders")
 	}
 	n, err := OpenIncast(incastConfig(1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer n.Close()
 	good := IncastLoad{Senders: 1, Bytes: 1, Duration: time.Millisecond}
 	for what, change := range map[string]func(*IncastLoad){

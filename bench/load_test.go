@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // fakePeer echoes messages after a time, by a clock of its own: each look at it,
@@ -73,14 +75,10 @@ func (f *fakePeer) poll() ([]byte, error) {
 // against runs a load against a fake peer.
 func against(t *testing.T, f *fakePeer, l Load) (loadOutcome, *loader) {
 	t.Helper()
-	if err := l.validate(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, l.validate())
 	ld := newLoader(loadRound{l, 7}, f, f.clock, watchdog{})
 	out, err := ld.run()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return out, ld
 }
 
@@ -230,9 +228,7 @@ func TestLoadAllocations(t *testing.T) {
 	r := loadRound{Load{Bytes: 64, Rate: 1e6, Poisson: true, Duration: time.Minute}, 1}
 	l := newLoader(r, f, func() time.Duration { f.t += time.Microsecond; return f.t }, watchdog{})
 	allocated := testing.AllocsPerRun(1000, func() {
-		if err := l.turn(l.now()); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, l.turn(l.now()))
 	})
 	if allocated != 0 || l.echoed == 0 {
 		t.Errorf("%v allocations a turn, %d echoes", allocated, l.echoed)
@@ -292,9 +288,7 @@ func TestSchedule(t *testing.T) {
 
 func TestLoadValidate(t *testing.T) {
 	good := Load{Bytes: 64, Rate: 1000, Duration: time.Second}
-	if err := good.validate(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, good.validate())
 	for title, spoil := range map[string]func(*Load){
 		"short":     func(l *Load) { l.Bytes = MinLoadBytes - 1 },
 		"long":      func(l *Load) { l.Bytes = MaxLoadBytes + 1 },
@@ -363,9 +357,7 @@ func TestLoadRefuses(t *testing.T) {
 	defer end()
 	ctx := t.Context()
 	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-block"}, MaxLoadBytes, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if _, err := s.Load(ctx, Load{Bytes: 64, Rate: 1000, Duration: time.Second}); err == nil || !strings.Contains(err.Error(), "carries no load") {
 		t.Errorf("got %v", err)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // Every operation is done as often as it should be, and each has its time.
@@ -25,9 +27,7 @@ func TestOperate(t *testing.T) {
 		want  map[key]int64
 	}{{nil, objects}, {[]int{4096, 32 << 20}, memory}} {
 		r, err := Operate(t.Context(), b.client, Operations{Sizes: c.sizes, Count: 20}, b.Opening)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		expect(t, r, c.want, func(o OperationTimes) key { return key{o.Name, o.Bytes} })
 		if c := r.Conditions; c.Mode != "generic" || c.MTU != 1500 || len(c.PinnedCPUs) != 1 {
 			t.Errorf("conditions %+v", c)
@@ -84,9 +84,7 @@ func TestOperationsRefuse(t *testing.T) {
 		}
 	}
 	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-spin"}, 64, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if _, err := s.Connections(ctx, 0); err == nil {
 		t.Error("no connection: accepted")
 	}

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -52,9 +53,7 @@ func TestRun(t *testing.T) {
 		Progress: func(s Step) { steps = append(steps, s) },
 		Opening:  func(open func() error) error { opened++; return open() },
 	}, client, server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	// Turn by turn, name by name.
 	var order []string
 	for _, s := range steps {
@@ -100,9 +99,7 @@ func TestRunMessages(t *testing.T) {
 		r, err := Run(context.Background(), Plan{
 			Rows: RowsOf([]string{"tcp-block"}), Sizes: []int{1}, Messages: c.messages, Least: c.least, Duration: time.Microsecond, Latency: true, Bandwidth: true,
 		}, client, server)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if n := r.Latency[0].N; n < c.lo || n > c.hi {
 			t.Errorf("%+v: %d samples", c, n)
 		}
@@ -188,13 +185,9 @@ func TestWorkerRefuses(t *testing.T) {
 		{request{Op: opPing, Round: &Round{Bytes: 1, Messages: maxRound + 1}}, "samples"},
 		{request{Op: opClose}, ""},
 	} {
-		if err := enc.Encode(c.req); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, enc.Encode(c.req))
 		var r reply
-		if err := dec.Decode(&r); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, dec.Decode(&r))
 		if c.want == "" && r.Error != "" || !strings.Contains(r.Error, c.want) {
 			t.Errorf("%s: answer %q, want %q", c.req.Op, r.Error, c.want)
 		}
@@ -209,13 +202,9 @@ func TestMissingOverTheWire(t *testing.T) {
 		{Err: errors.New("no")},
 	} {
 		b, err := json.Marshal(errorReply(want))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		var r reply
-		if err := json.Unmarshal(b, &r); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, json.Unmarshal(b, &r))
 		var got *testbed.MissingError
 		if r.Missing == nil || !errors.As(r.Missing.err(), &got) || got.Error() != want.Error() {
 			t.Errorf("%v became %+v", want, r)
@@ -227,9 +216,7 @@ func TestMissingOverTheWire(t *testing.T) {
 func TestWatch(t *testing.T) {
 	w := watchdog{}
 	for range 10 * watchEvery {
-		if err := w.idle(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, w.idle())
 	}
 	w.since = time.Now().Add(-2 * waitLimit)
 	if err := w.blocked(); !errors.Is(err, ErrStalled) {

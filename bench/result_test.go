@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func sample() *Result {
@@ -32,13 +34,9 @@ func sample() *Result {
 // The report has exactly these names.
 func TestJSON(t *testing.T) {
 	var buf bytes.Buffer
-	if err := sample().WriteJSON(&buf); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, sample().WriteJSON(&buf))
 	var got map[string]any
-	if err := json.Unmarshal(buf.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(buf.Bytes(), &got))
 	keys := func(v any) []string {
 		var k []string
 		for name := range v.(map[string]any) {
@@ -66,16 +64,12 @@ func TestJSON(t *testing.T) {
 	}
 	// Read back, it is the same; and empty arrays are arrays.
 	var back Result
-	if err := json.Unmarshal(buf.Bytes(), &back); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(buf.Bytes(), &back))
 	if diff := cmp.Diff(sample(), &back); diff != "" {
 		t.Error(diff)
 	}
 	buf.Reset()
-	if err := newCollector(false).result(nil, nil).WriteJSON(&buf); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, newCollector(false).result(nil, nil).WriteJSON(&buf))
 	if !strings.Contains(buf.String(), `"latency": []`) {
 		t.Errorf("an empty result: %s", buf.String())
 	}
@@ -88,13 +82,9 @@ func TestTable(t *testing.T) {
 	one.Bandwidth[1].Disturbed = []string{"the client waited", "the server waited"}
 	for file, r := range map[string]*Result{"table.txt": sample(), "one.txt": one} {
 		var buf bytes.Buffer
-		if err := r.WriteTable(&buf); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, r.WriteTable(&buf))
 		want, err := os.ReadFile("testdata/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if diff := cmp.Diff(string(want), buf.String()); diff != "" {
 			t.Errorf("%s: %s", file, diff)
 		}
@@ -115,9 +105,7 @@ func TestRoundTrip(t *testing.T) {
 			t.Errorf("%s: %+v, want %v us", name, l, want)
 		}
 		var buf bytes.Buffer
-		if err := WriteHistogram(&buf, name, h); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, WriteHistogram(&buf, name, h))
 		head := "one-way us"
 		if name == "vi-rdma-read" {
 			head = "round trip us"

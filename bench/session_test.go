@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // transactions makes some of several sizes, every byte checked.
@@ -45,9 +47,7 @@ func TestTransactionsRefuse(t *testing.T) {
 	} {
 		client, server, end := workers(t)
 		s, err := OpenSession(t.Context(), client, server, Row{Name: c.name}, c.maxBytes, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		_, err = s.Transactions(t.Context(), c.reply, time.Millisecond, false)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %d bytes: got %v, want a word about %q", c.name, c.reply, err, c.want)
@@ -66,9 +66,7 @@ func TestExchange(t *testing.T) {
 	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-spin"}, 4096, nil, func(p *Params) {
 		p.Congestion, p.LongestTimeout, p.WaitLimit = "reno", time.Second, time.Minute
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	ping, err := s.PingPong(ctx, 64, time.Millisecond, 50)
 	if err != nil || ping.N < 50 || ping.RoundTrips.TotalCount() != ping.N || ping.RoundTrips.Min() <= 0 {
 		t.Errorf("ping-pong: %+v, %v", ping, err)
@@ -91,9 +89,7 @@ func TestExchange(t *testing.T) {
 	}
 	// What does not exist is refused, and what counts nothing says so.
 	s, err = OpenSession(ctx, client, server, Row{Name: "udp-spin"}, 64, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if _, err := s.Repeats(ctx); err == nil || !strings.Contains(err.Error(), "does not count") {
 		t.Errorf("repeats of UDP: %v", err)
 	}

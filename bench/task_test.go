@@ -37,15 +37,11 @@ func TestTask(t *testing.T) {
 	ctx := context.Background()
 
 	req, err := taskRequestOf("test-add-alone", sum{1, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	p := client.at(false)
 	req.Params = &p
 	answers, err := each(ctx, []*Worker{client}, []request{req})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if got, err := outputOf[int](answers[0]); got != 3 || err != nil {
 		t.Errorf("alone: got %d, %v", got, err)
 	}
@@ -64,9 +60,7 @@ func TestTask(t *testing.T) {
 	refused(func(r *request) { r.Input = json.RawMessage(`{"A":-1}`) }, "client: test-add-alone: it is negative")
 
 	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-spin"}, 64, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	a, b, err := bothTasks[int, int](ctx, client, "test-add", server, "test-add", sum{3, 4})
 	if a != 7 || b != 7 || err != nil {
 		t.Errorf("both: got %d, %d, %v", a, b, err)
@@ -99,9 +93,7 @@ func TestTaskInput(t *testing.T) {
 		{taskAccept, connectInput{Count: maxOperations + 1}, "operations"},
 	} {
 		req, err := taskRequestOf(c.name, c.input)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if _, err := client.call(req); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %+v: got %v, want a word about %q", c.name, c.input, err, c.want)
 		}
@@ -136,9 +128,7 @@ func TestTaskCancelled(t *testing.T) {
 	reason := errors.New("enough")
 	time.AfterFunc(5*time.Millisecond, func() { cancel(reason) })
 	req, err := taskRequestOf("test-wait", struct{}{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	p := client.at(false)
 	req.Params = &p
 	if _, err := each(ctx, []*Worker{client}, []request{req}); !errors.Is(err, reason) {
@@ -151,9 +141,7 @@ func onBed(t *testing.T) *Bed {
 	t.Helper()
 	nstest.Require(t)
 	b, err := StartBed(t.Context(), BedConfig{Mode: "generic", WorkerArgs: []string{asWorker, tokenOf(t)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
@@ -166,9 +154,7 @@ func onBed(t *testing.T) *Bed {
 func (b *Bed) session(t *testing.T, name string, maxBytes int) *Session {
 	t.Helper()
 	s, err := OpenSession(t.Context(), b.client, b.server, Row{Name: name}, maxBytes, b.Opening)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return s
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // exchange runs checked rounds of both kinds with each size.
@@ -56,9 +58,7 @@ func TestTransportsOverVeth(t *testing.T) {
 	for _, name := range slices.Concat(Names(), Layers()) {
 		t.Run(name, func(t *testing.T) {
 			client, server := pair(t, 1500, false, "generic")
-			if err := connected(name, client, server, exchange(testSizes, 7)); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, connected(name, client, server, exchange(testSizes, 7)))
 		})
 	}
 }
@@ -86,9 +86,7 @@ func TestTransportsOtherwise(t *testing.T) {
 		for _, name := range names {
 			t.Run(c.title+" "+name, func(t *testing.T) {
 				client, server := pair(t, c.mtu, c.v6, c.mode)
-				if err := connected(name, client, server, exchange([]int{64, 1 << 16}, 5)); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, connected(name, client, server, exchange([]int{64, 1 << 16}, 5)))
 			})
 		}
 	}

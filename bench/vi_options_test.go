@@ -45,9 +45,7 @@ func TestVIOptions(t *testing.T) {
 		t.Run(fmt.Sprintf("%s %+v", c.name, c.vi), func(t *testing.T) {
 			client, server := pair(t, 1500, false, "generic")
 			client.params.VI, server.params.VI = c.vi, c.vi
-			if err := connected(c.name, client, server, exchange([]int{1, 63, 1473, 1 << 16}, 7)); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, connected(c.name, client, server, exchange([]int{1, 63, 1473, 1 << 16}, 7)))
 		})
 	}
 	if n := runtime.GOMAXPROCS(0); n != procs {
@@ -242,9 +240,7 @@ func TestBed(t *testing.T) {
 	bed, err := StartBed(t.Context(), BedConfig{
 		MTU: 3000, Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, AgentArgs: []string{asAgent, token}, Stderr: os.Stderr,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	plan := cfg.Plan
 	plan.Sizes = []int{64}
 	workers := processes(token)
@@ -255,9 +251,7 @@ func TestBed(t *testing.T) {
 	} {
 		plan.Rows = rows
 		r, err := bed.Run(t.Context(), plan)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		for _, row := range rows {
 			if l := r.LatencyOf(row.label(), 64); l == nil || l.P50 <= 0 || l.CPU <= 0 {
 				t.Errorf("%s: %+v", row.label(), l)
@@ -289,9 +283,7 @@ func TestBedWithoutAgents(t *testing.T) {
 	} {
 		cfg := demoConfig(token, nil)
 		bed, err := StartBed(t.Context(), BedConfig{Mode: cfg.Mode, WorkerArgs: cfg.WorkerArgs, AgentArgs: c.args, Stderr: os.Stderr})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		cfg.Plan.Rows = []Row{{Name: "vi-reliable-delivery", VI: VIOptions{Agent: true}}}
 		for range 2 { // the second time, too
 			if _, err := bed.Run(t.Context(), cfg.Plan); err == nil || !strings.Contains(err.Error(), c.want) {

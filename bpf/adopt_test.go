@@ -19,15 +19,11 @@ func copies(t *testing.T, d *Demux) Descriptors {
 	var list []int
 	for _, fd := range fds.List() {
 		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		list = append(list, c)
 	}
 	c, err := DescriptorsOf(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return c
 }
 
@@ -43,14 +39,10 @@ func TestAdoptDemux(t *testing.T) {
 	first.vis.close()
 	first.closed = true
 	for _, c := range []interface{ Close() error }{first.link, first.Program, first.Sockets, first.Queues, first.counters} {
-		if err := c.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, c.Close())
 	}
 	d, err := AdoptDemux(fds, a.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	within(t, a, func() error { return expectAttached(a, "via_demux", Generic) })
 	found := 0
 	d.EachVI(func(num uint32, e VIEntry) {
@@ -91,9 +83,7 @@ func TestAdoptDemuxRefuses(t *testing.T) {
 	swapped := good
 	swapped.Sockets, swapped.Queues = good.Queues, good.Sockets
 	file, err := unix.MemfdCreate("no program", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	wrong := copies(t, d)
 	unix.Close(wrong.Program)
 	wrong.Program = file

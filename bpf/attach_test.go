@@ -22,9 +22,7 @@ var modes = []Mode{Native, Generic}
 // within runs f in the namespace and fails the test with f's error.
 func within(t testing.TB, ns *nstest.NS, f func() error) {
 	t.Helper()
-	if err := ns.Do(f); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, ns.Do(f))
 }
 
 // expectAttached checks the name of the interface's program; "" is none.
@@ -89,19 +87,11 @@ func TestAttachSurvivesGC(t *testing.T) {
 func TestNothingLeftAfterClose(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	d, err := LoadDemux(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Register(0, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.EnterVI(viIPv4, VIEntry{Key: key4, Peer: hostA}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, d.Register(0, rawSocket(t)))
+	nstest.Must(t, d.EnterVI(viIPv4, VIEntry{Key: key4, Peer: hostA}))
 	info, err := d.Program.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	program, _ := info.ID()
 	maps, _ := info.MapIDs()
 	if len(maps) < 3 {
@@ -139,12 +129,8 @@ func TestInterfaceGone(t *testing.T) {
 	d := loadTestDemux(t)
 	within(t, a, func() error { return d.Attach(a.Index, Native) })
 	nic, err := a.Netlink().LinkByIndex(a.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Netlink().LinkDel(nic); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, a.Netlink().LinkDel(nic))
 	if err := d.Detach(); err != nil {
 		t.Error(err)
 	}
@@ -157,9 +143,7 @@ func foreign(t testing.TB) *ebpf.Program {
 		Name: "foreign", Type: ebpf.XDP, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -190,9 +174,7 @@ func TestForeignProgramStays(t *testing.T) {
 	d := loadTestDemux(t)
 	p := foreign(t)
 	info, err := p.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	id, _ := info.ID()
 	for _, kind := range kinds {
 		for _, theirs := range modes {

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // One run of a program on one frame, measured by the kernel. The run on a frame that the program does not read
@@ -11,9 +13,7 @@ import (
 func BenchmarkPrograms(b *testing.B) {
 	d := loadTestDemux(b)
 	r := loadTestRedirect(b, RedirectConfig{Frags: true})
-	if err := r.Register(0, rawSocket(b)); err != nil {
-		b.Fatal(err)
-	}
+	nstest.Must(b, r.Register(0, rawSocket(b)))
 	for _, c := range []struct {
 		name    string
 		program *ebpf.Program

@@ -31,13 +31,9 @@ func loadTestDemux(t testing.TB) *Demux {
 	t.Helper()
 	d := load(t, Config{MaxVIs: testVIs, MaxSockets: testSockets})
 	for num, e := range testTable {
-		if err := d.EnterVI(num, e); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, d.EnterVI(num, e))
 	}
-	if err := d.Register(slotSocket, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.Register(slotSocket, rawSocket(t)))
 	return d
 }
 
@@ -46,9 +42,7 @@ func load(t testing.TB, cfg Config) *Demux {
 	t.Helper()
 	nstest.Require(t)
 	d, err := LoadDemux(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	closeAtEnd(t, d)
 	return d
 }
@@ -115,9 +109,7 @@ func runOn(d *Demux, b []byte, ifindex, queue uint32) (action uint32, moved stri
 func counters(t testing.TB, d *Demux) Counters {
 	t.Helper()
 	c, err := d.Counters()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return c
 }
 
@@ -273,9 +265,7 @@ func TestProgramAgreesWithModel(t *testing.T) {
 		for range 16 {
 			b := drawFrame(t)
 			action, counter, err := runOn(d, b, 0, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			if wantAction, want := m.verdict(b); action != wantAction || counter != want {
 				t.Fatalf("action %d, counter %q; want %d, %q; frame % x", action, counter, wantAction, want, b)
 			}
@@ -341,9 +331,7 @@ func TestWireFrame(t *testing.T) {
 		{"VLAN", hostA, hostB, 7, wire.Header{Kind: wire.KindProbe, VI: viIPv4, Key: key4}},
 	} {
 		tmpl, err := wire.NewTemplate(wire.Link{Src: c.src, Dst: c.dst, VLAN: c.vlan})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		b := make([]byte, tmpl.Len()+wire.HeaderLen)
 		via := tmpl.Put(b, wire.HeaderLen)
 		c.header.Put(via)
@@ -368,9 +356,7 @@ func TestPortOfConfig(t *testing.T) {
 
 func TestUnregisterAndClosedSocket(t *testing.T) {
 	d := loadTestDemux(t)
-	if err := d.Unregister(slotSocket); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.Unregister(slotSocket))
 	if _, counter := run(t, d, good4().bytes(), 0); counter != "no_socket" {
 		t.Errorf("counter %q after Unregister", counter)
 	}
@@ -378,12 +364,8 @@ func TestUnregisterAndClosedSocket(t *testing.T) {
 		t.Errorf("second Unregister: %v", err)
 	}
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Register(slotSocket, fd); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, d.Register(slotSocket, fd))
 	if action, _ := run(t, d, good4().bytes(), 0); action != xdpRedirect {
 		t.Errorf("action %d after Register", action)
 	}
@@ -397,9 +379,7 @@ func TestRegisterRefuses(t *testing.T) {
 	d := loadTestDemux(t)
 	fd := rawSocket(t)
 	file, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer file.Close()
 	for _, c := range []struct {
 		name     string
@@ -429,9 +409,7 @@ func TestRegisterRefuses(t *testing.T) {
 // A registration that fails after the socket is in its map removes it again.
 func TestRegisterFailsHalfWay(t *testing.T) {
 	d := load(t, Config{})
-	if err := d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.EnterVI(viIPv4, VIEntry{Slot: slotSocket, Key: key4, Peer: hostA}))
 	if err := d.Queues.Freeze(); err != nil { // user space writes it no more
 		t.Fatal(err)
 	}
@@ -465,13 +443,9 @@ func TestCounterNames(t *testing.T) {
 		t.Errorf("%d names for %d causes", len(each), demuxCauseCAUSE_COUNT)
 	}
 	text, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var fields map[string]uint64
-	if err := json.Unmarshal(text, &fields); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(text, &fields))
 	if diff := cmp.Diff(each, fields); diff != "" {
 		t.Errorf("JSON has other names (-Each +JSON):\n%s", diff)
 	}

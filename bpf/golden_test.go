@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 var update = flag.Bool("update", false, "write the frames of testdata again")
@@ -38,9 +40,7 @@ func TestGolden(t *testing.T) {
 		path := filepath.Join("testdata", file)
 		frame := frameNamed(t, name)
 		if *update {
-			if err := os.WriteFile(path, []byte(dump(frame)), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, os.WriteFile(path, []byte(dump(frame)), 0o644))
 		}
 		b := readFrame(t, path)
 		if diff := cmp.Diff(frame, b); diff != "" {
@@ -71,9 +71,7 @@ func frameNamed(t *testing.T, name string) []byte {
 // readmeLines reads the table of testdata/README.md: file to verdict.
 func readmeLines(t *testing.T) map[string]string {
 	text, err := os.ReadFile("testdata/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	lines := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		cells := strings.Split(line, "|")
@@ -95,9 +93,7 @@ func dump(b []byte) string {
 
 func readFrame(t *testing.T, path string) []byte {
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var b []byte
 	for line := range strings.Lines(string(text)) {
 		_, bytes, _ := strings.Cut(line, "  ")

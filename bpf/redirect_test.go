@@ -26,9 +26,7 @@ func loadTestRedirect(t testing.TB, cfg RedirectConfig) *Redirect {
 	t.Helper()
 	nstest.Require(t)
 	r, err := NewRedirect(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	closeAtEnd(t, r)
 	return r
 }
@@ -40,9 +38,7 @@ func TestRedirectVerdicts(t *testing.T) {
 			check := func(when string, want func(b []byte) uint32) {
 				for _, c := range verdicts {
 					action, err := r.Program.Run(&ebpf.RunOptions{Data: c.frame})
-					if err != nil {
-						t.Fatal(err)
-					}
+					nstest.Must(t, err)
 					if action != want(c.frame) {
 						t.Errorf("%s: %s: action %d, want %d", when, c.name, action, want(c.frame))
 					}
@@ -50,13 +46,9 @@ func TestRedirectVerdicts(t *testing.T) {
 			}
 			pass := func([]byte) uint32 { return xdpPass }
 			check("no socket", pass)
-			if err := r.Register(1, rawSocket(t)); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, r.Register(1, rawSocket(t)))
 			check("socket of another queue", pass)
-			if err := r.Register(0, rawSocket(t)); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, r.Register(0, rawSocket(t)))
 			check("socket", redirectModel)
 		})
 	}
@@ -64,16 +56,12 @@ func TestRedirectVerdicts(t *testing.T) {
 
 func TestRedirectAgreesWithModel(t *testing.T) {
 	r := loadTestRedirect(t, RedirectConfig{Frags: true})
-	if err := r.Register(0, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.Register(0, rawSocket(t)))
 	rapid.Check(t, func(t *rapid.T) {
 		for range 16 {
 			b := drawFrame(t)
 			action, err := r.Program.Run(&ebpf.RunOptions{Data: b})
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			if want := redirectModel(b); action != want {
 				t.Fatalf("action %d, want %d; frame % x", action, want, b)
 			}
@@ -83,9 +71,7 @@ func TestRedirectAgreesWithModel(t *testing.T) {
 
 func TestRedirectPort(t *testing.T) {
 	r := loadTestRedirect(t, RedirectConfig{Port: 9, MaxQueues: 2})
-	if err := r.Register(0, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.Register(0, rawSocket(t)))
 	for port, want := range map[uint16]uint32{9: xdpRedirect, DefaultPort: xdpPass, 0x0900: xdpPass} {
 		b := with(good4(), func(f *frame) { f.port = port })
 		if action, err := r.Program.Run(&ebpf.RunOptions{Data: b}); err != nil || action != want {
@@ -125,9 +111,7 @@ func FuzzDemux(f *testing.F) {
 // The baseline's program treats any frame as its model does.
 func FuzzRedirect(f *testing.F) {
 	r := loadTestRedirect(f, RedirectConfig{Frags: true})
-	if err := r.Register(0, rawSocket(f)); err != nil {
-		f.Fatal(err)
-	}
+	nstest.Must(f, r.Register(0, rawSocket(f)))
 	for _, v := range verdicts {
 		if len(v.frame) <= longestFuzzed {
 			f.Add(v.frame)
@@ -138,9 +122,7 @@ func FuzzRedirect(f *testing.F) {
 			return // see FuzzDemux
 		}
 		action, err := r.Program.Run(&ebpf.RunOptions{Data: b})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if want := redirectModel(b); action != want {
 			t.Errorf("action %d; the model says %d\n%x", action, want, b)
 		}

@@ -75,12 +75,8 @@ func TestTraffic(t *testing.T) {
 				}
 				d := load(t, Config{})
 				socket := receiver(t, b)
-				if err := d.Register(9, socket.FD()); err != nil {
-					t.Fatal(err)
-				}
-				if err := d.EnterVI(vi, VIEntry{Slot: 9, Key: key, Peer: from.Addr()}); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, d.Register(9, socket.FD()))
+				nstest.Must(t, d.EnterVI(vi, VIEntry{Slot: 9, Key: key, Peer: from.Addr()}))
 				within(t, b, func() error { return d.Attach(b.Index, mode) })
 
 				// The bytes behind the UDP header, from the test's frames.
@@ -120,9 +116,7 @@ func TestRedirectTraffic(t *testing.T) {
 			a, b := nstest.Pair(t, nstest.Options{})
 			r := loadTestRedirect(t, RedirectConfig{})
 			socket := receiver(t, b)
-			if err := r.Register(0, socket.FD()); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, r.Register(0, socket.FD()))
 			within(t, b, func() error { return r.Attach(b.Index, mode) })
 
 			other := netip.AddrPortFrom(b.IPv4, DefaultPort+1)

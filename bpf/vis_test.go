@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestEnterAndRemove(t *testing.T) {
@@ -24,29 +26,21 @@ func TestEnterAndRemove(t *testing.T) {
 		}
 	}
 	expect("before", "no_vi")
-	if err := d.EnterVI(vi, entry); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.EnterVI(vi, entry))
 	expect("entered", "redirected")
 
 	entry.Peer = netip.AddrFrom16(hostA.As16()) // the same in its other form
-	if err := d.EnterVI(vi, entry); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.EnterVI(vi, entry))
 	expect("entered again", "redirected")
 
-	if err := d.EnterVI(vi+0x10000, VIEntry{Slot: slotSocket, Key: 78, Peer: hostA}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.EnterVI(vi+0x10000, VIEntry{Slot: slotSocket, Key: 78, Peer: hostA}))
 	expect("next generation in its place", "no_vi")
 	if err := d.RemoveVI(vi); !errors.Is(err, ErrNoVI) {
 		t.Errorf("removing a former generation: %v", err)
 	}
 	b = frame{vi: vi + 0x10000, key: 78}.bytes()
 	expect("next generation", "redirected")
-	if err := d.RemoveVI(vi + 0x10000); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.RemoveVI(vi+0x10000))
 	expect("removed", "no_vi")
 	if err := d.RemoveVI(vi + 0x10000); !errors.Is(err, ErrNoVI) {
 		t.Errorf("removing twice: %v", err)
@@ -83,9 +77,7 @@ func TestTableLayout(t *testing.T) {
 	d := loadTestDemux(t)
 	for i := range uint32(testVIs) {
 		var e demuxViEntry
-		if err := d.vis.m.Lookup(i, &e); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, d.vis.m.Lookup(i, &e))
 		if e != d.vis.entries[i] {
 			t.Errorf("entry %d: %+v, mapped %+v", i, e, d.vis.entries[i])
 		}
@@ -163,9 +155,7 @@ func TestConfigLimits(t *testing.T) {
 // An empty entry is all zeros. A frame may be, too, and must not match it.
 func TestEmptyEntryIsNoVI(t *testing.T) {
 	d := load(t, Config{})
-	if err := d.Register(0, rawSocket(t)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.Register(0, rawSocket(t)))
 	if action, counter := run(t, d, frame{src: netip.IPv6Unspecified()}.bytes(), 0); action != xdpDrop || counter != "no_vi" {
 		t.Errorf("action %d, counter %q", action, counter)
 	}
@@ -174,9 +164,7 @@ func TestEmptyEntryIsNoVI(t *testing.T) {
 func TestClosed(t *testing.T) {
 	d := load(t, Config{})
 	for range 2 {
-		if err := d.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, d.Close())
 	}
 	_, countersErr := d.Counters()
 	for name, err := range map[string]error{

@@ -20,9 +20,7 @@ import (
 func open(t *testing.T, cfg Config) *Arena {
 	t.Helper()
 	a, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() {
 		if err := a.Close(); err != nil {
 			t.Error(err)
@@ -52,9 +50,7 @@ func TestPopulated(t *testing.T) {
 			t.Fatalf("%d bytes, asked for %d, info says %d", len(mem), cfg.Size, a.Info().Size)
 		}
 		present, err := residentPages(mem)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		for i, p := range present {
 			if p&1 == 0 {
 				t.Fatalf("page %d of %d is not present", i, len(present))
@@ -98,9 +94,7 @@ func TestShared(t *testing.T) {
 	for _, policy := range []Policy{Auto, Avoid} {
 		a := open(t, Config{Size: 2 << 20, Shared: true, Policy: policy})
 		other, err := unix.Mmap(a.FD(), 0, len(a.Bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		a.Bytes()[12345] = 42
 		if other[12345] != 42 {
 			t.Error("the second mapping shows other bytes")
@@ -140,17 +134,13 @@ func TestAllocFree(t *testing.T) {
 			t.Fatalf("address %#x, offset %d: not aligned to %d", address(b), off, align)
 		}
 		b[99] = 1
-		if err := a.Free(b[:0]); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, a.Free(b[:0]))
 		if err := a.Free(b); !errors.Is(err, ErrNotAllocated) {
 			t.Fatalf("double free: %v", err)
 		}
 	}
 	b, err := a.Alloc(100, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if !bytes.Equal(b, make([]byte, 100)) {
 		t.Error("a block that was used before is not zero")
 	}
@@ -168,24 +158,16 @@ func TestAllocFree(t *testing.T) {
 
 func TestClose(t *testing.T) {
 	a, err := New(Config{Size: 1 << 20, Shared: true, Policy: Avoid})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	b, err := a.Alloc(1000, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if err := a.Close(); !errors.Is(err, ErrBlocksOut) {
 		t.Fatalf("Close with a block out: %v", err)
 	}
 	b[0] = 1 // still mapped
-	if err := a.Free(b); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.Free(b))
 	start, fd := address(a.Bytes()), a.FD()
-	if err := errors.Join(a.Close(), a.Close()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(a.Close(), a.Close()))
 	if a.Bytes() != nil || a.FD() != -1 {
 		t.Error("a closed arena shows memory")
 	}
@@ -317,13 +299,9 @@ func TestAdopt(t *testing.T) {
 	for _, policy := range []Policy{Auto, Avoid} {
 		a := open(t, Config{Size: 4 << 20, Reserve: 1 << 20, Shared: true, Policy: policy})
 		fd, err := unix.FcntlInt(uintptr(a.FD()), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		b, err := Adopt(fd, a.Info())
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		a.Bytes()[77] = 7
 		if b.Bytes()[77] != 7 || len(b.Bytes()) != len(a.Bytes()) || b.FD() != fd {
 			t.Error("not the same memory")
@@ -332,9 +310,7 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("address %#x: not on the boundary of an arena", address(b.Bytes()))
 		}
 		block, err := b.Alloc(2<<20, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if off, _ := offsetIn(b.Bytes(), block); off < 1<<20 {
 			t.Errorf("block at %d: in the reserve", off)
 		}
@@ -365,9 +341,7 @@ func TestAdoptRefusesFiles(t *testing.T) {
 		return func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC, 0) }
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, make([]byte, size), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(file, make([]byte, size), 0o600))
 	for name, c := range map[string]struct {
 		file func() (int, error)
 		info Info
@@ -400,13 +374,9 @@ func TestAdoptRefusesFiles(t *testing.T) {
 		}
 	}
 	fd, err := good()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	a, err := Adopt(fd, Info{Size: size, Reserve: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if err := a.Close(); err != nil {
 		t.Error(err)
 	}

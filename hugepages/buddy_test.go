@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // buddyModel is the allocator in its plainest form: one mark for each unit.
@@ -147,9 +149,7 @@ func TestBuddyModel(t *testing.T) {
 		size := rapid.IntRange(1, 200*MinBlock).Draw(t, "size")
 		reserve := rapid.OneOf(rapid.Just(0), rapid.IntRange(0, size)).Draw(t, "reserve")
 		b, err := NewBuddy(size, reserve)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		m := &buddyModel{b: b, fresh: b.Stats(), taken: make([]bool, size/MinBlock), blocks: map[int]int{}}
 		m.start = min((reserve+MinBlock-1)/MinBlock, len(m.taken))
 		if m.fresh.Total != (len(m.taken)-m.start)*MinBlock {
@@ -173,9 +173,7 @@ func TestBuddyModel(t *testing.T) {
 
 func TestBuddyArguments(t *testing.T) {
 	b, err := NewBuddy(4096+32, 0) // the last 32 bytes are no unit
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, c := range []struct {
 		size, align int
 		want        error
@@ -198,17 +196,13 @@ func TestBuddyArguments(t *testing.T) {
 
 func TestBuddyStats(t *testing.T) {
 	b, err := NewBuddy(1024, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for range 4 { // offsets 0, 128, 256, 384
 		if _, err := b.Alloc(100, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(b.Free(0), b.Free(256)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(b.Free(0), b.Free(256)))
 	_, _ = b.Alloc(1024, 0)
 	want := Stats{
 		Total: 1024, Free: 768, LargestFree: 512, Blocks: 2, Fragmentation: 1.0 / 3,

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
@@ -26,9 +28,7 @@ func residentPages(mem []byte) ([]byte, error) {
 func mapsLine(t *testing.T, at uintptr) string {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for line := range strings.Lines(string(maps)) {
 		var from, to uintptr
 		if n, _ := fmt.Sscanf(line, "%x-%x", &from, &to); n == 2 && at >= from && at < to {
@@ -42,9 +42,7 @@ func mapsLine(t *testing.T, at uintptr) string {
 func smapsOf(t *testing.T, at uintptr) string {
 	t.Helper()
 	smaps, err := os.ReadFile("/proc/self/smaps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	_, entry, _ := strings.Cut(string(smaps), mapsLine(t, at))
 	head, rest, _ := strings.Cut(entry, "VmFlags:")
 	flags, _, _ := strings.Cut(rest, "\n")

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // If the kernel refuses a mapping, memory that other threads map meanwhile stays mapped.
@@ -39,18 +41,14 @@ func TestRefusedMappingBesideOthers(t *testing.T) {
 	}
 	// A socket's mmap fails as late as a lack of huge pages does: after the kernel has unmapped what was there.
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for range rounds {
 		m := mapping{fd: fd}
 		if err := m.place(size, unix.MAP_SHARED); err == nil {
 			t.Fatal("a socket was mapped")
 		}
 		m.fd = -1
-		if err := m.close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, m.close())
 	}
 	if err := unix.Close(fd); err != nil {
 		t.Error(err)

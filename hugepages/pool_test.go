@@ -31,9 +31,7 @@ func overcommit(t *testing.T) (restore func() error) {
 	t.Helper()
 	needPool(t)
 	restore, err := Overcommit(1024)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() {
 		if err := restore(); err != nil {
 			t.Error(err)
@@ -48,9 +46,7 @@ func TestHugetlb(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		restore := overcommit(t)
 		a := open(t, Config{Size: 3 << 20, Shared: shared, Policy: Require})
-		if err := restore(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, restore())
 		i := a.Info()
 		if i.Kind != Hugetlb || i.Size != 4<<20 || i.Huge != i.Size || i.PageSize != hugeSize || len(i.Refused) != 0 {
 			t.Errorf("shared=%v: %+v", shared, i)
@@ -71,21 +67,15 @@ func TestOvercommitAddsUp(t *testing.T) {
 	setting := func() int {
 		t.Helper()
 		n, err := readInt(poolDir + fileOverNr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		return n
 	}
 	await.Undisturbed(t, func() error {
 		before := setting()
 		first, err := Overcommit(3)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		second, err := Overcommit(4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		during := setting()
 		if err := errors.Join(first(), first(), first()); err != nil {
 			t.Error(err)
@@ -129,9 +119,7 @@ Hugetlb:           24576 kB
 func poolNow(t *testing.T) pool {
 	t.Helper()
 	p, err := readPool()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return p
 }
 
@@ -141,9 +129,7 @@ func useSurplus(t *testing.T) *Arena {
 	restore := overcommit(t)
 	p := poolNow(t)
 	a, err := New(Config{Size: (max(0, p.free-p.reserved) + 2) * hugeSize, Policy: Require})
-	if err := errors.Join(err, restore()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(err, restore()))
 	return a
 }
 
@@ -165,9 +151,7 @@ func reserves(t *testing.T, surplus string) error {
 		arena = useSurplus(t)
 	}
 	r, err := Reserve(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	during := poolNow(t)
 	if surplus == "during" {
 		arena = useSurplus(t)
@@ -238,30 +222,20 @@ func TestReserveTooMuch(t *testing.T) {
 // Any user that can read the file can lock it. That does not block others for ever.
 func TestLockOfAStranger(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "setting")
-	if err := os.WriteFile(path, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(path, nil, 0o644))
 	stranger, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer stranger.Close()
-	if err := unix.Flock(int(stranger.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Flock(int(stranger.Fd()), unix.LOCK_EX))
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer f.Close()
 	if err := takeTurn(f, 20*time.Millisecond); !errors.Is(err, errLocked) {
 		t.Errorf("%v, want that it is locked", err)
 	}
 	got := make(chan error, 1)
 	go func() { got <- takeTurn(f, time.Minute) }()
-	if err := stranger.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, stranger.Close())
 	if err := <-got; err != nil {
 		t.Errorf("after the stranger: %v", err)
 	}
@@ -272,9 +246,7 @@ func TestLockOfAStranger(t *testing.T) {
 func TestBoundlessLimit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "limit")
 	for text, want := range map[string]int{"18446744073709551615\n": boundless, "1099511627775\n": boundless - 1, "0\n": 0} {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(path, []byte(text), 0o644))
 		if n, err := readInt(path); n != want || err != nil {
 			t.Errorf("%q: %d, %v, want %d", text, n, err, want)
 		}

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // One tag goes with no rights and the other with all. A reader that sees a mixture
@@ -14,15 +16,11 @@ import (
 func TestAttributesChangeTogether(t *testing.T) {
 	f := newFixture(t, Limits{})
 	trusted, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	closed := Attributes{Ptag: f.tag}
 	open := Attributes{Ptag: trusted, EnableRDMAWrite: true, EnableRDMARead: true}
 	r, err := f.Register(f.buf, closed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	const looks = 200_000
 	var readers atomic.Int32
 	var wg sync.WaitGroup
@@ -111,9 +109,7 @@ func TestOwnerAgainstUsers(t *testing.T) {
 		for range 500 {
 			buf := make([]byte, 8)
 			r, err := f.Register(buf, Attributes{Ptag: f.tag, EnableRDMAWrite: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				for {
@@ -168,9 +164,7 @@ func TestDestroyPtagAgainstUse(t *testing.T) {
 	} {
 		for range 200 {
 			tag, err := f.CreatePtag()
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			var used, destroyed error
 			var wg sync.WaitGroup
 			wg.Go(func() { used = c.use(tag) })
@@ -180,9 +174,7 @@ func TestDestroyPtagAgainstUse(t *testing.T) {
 				t.Fatalf("%s: %v, DestroyPtag: %v", name, used, destroyed)
 			}
 			if used == nil {
-				if err := c.undo(tag); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, c.undo(tag))
 			}
 		}
 	}
@@ -193,9 +185,7 @@ func TestDestroyPtagAgainstUse(t *testing.T) {
 func TestSetAttributesAgainstDeregister(t *testing.T) {
 	f := newFixture(t, Limits{})
 	second, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for range 1000 {
 		r := f.register(t, f.buf)
 		var gone atomic.Bool
@@ -214,9 +204,7 @@ func TestSetAttributesAgainstDeregister(t *testing.T) {
 		err := f.Deregister(r.Handle(), r.Addr())
 		gone.Store(true)
 		wg.Wait()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if f.tag.Users() != 0 || second.Users() != 0 {
 			t.Fatalf("%d and %d users of the tags", f.tag.Users(), second.Users())
 		}

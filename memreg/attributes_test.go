@@ -4,21 +4,17 @@ import (
 	"errors"
 	"math"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestSetAttributesRefused(t *testing.T) {
 	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
 	gone, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.DestroyPtag(gone); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, f.DestroyPtag(gone))
 	r, foreign, dead := f.register(t, f.buf), other.register(t, other.buf), f.register(t, f.buf)
-	if err := f.Deregister(dead.Handle(), dead.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.Deregister(dead.Handle(), dead.Addr()))
 	before := r.Attributes()
 	for _, c := range []struct {
 		name string
@@ -53,16 +49,12 @@ func TestSetAttributesRefused(t *testing.T) {
 func TestSetAttributesAfterClose(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r, err := f.Register(f.buf, Attributes{Ptag: f.tag, EnableRDMAWrite: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	r.Acquire()
 	if err := f.Close(); !errors.Is(err, ErrBusy) {
 		t.Fatal(err)
 	}
-	if err := f.SetAttributes(r, Attributes{Ptag: f.tag}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.SetAttributes(r, Attributes{Ptag: f.tag}))
 	if _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, RemoteWrite); err != ErrRights {
 		t.Errorf("ResolveRemote: %v", err)
 	}
@@ -76,13 +68,9 @@ func TestSetAttributesAfterClose(t *testing.T) {
 func TestResolveRemoteHolds(t *testing.T) {
 	f := newFixture(t, Limits{})
 	second, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	r, err := f.Register(f.buf[100:200], Attributes{Ptag: f.tag, EnableRDMAWrite: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, c := range []struct {
 		name string
 		h    Handle
@@ -125,9 +113,7 @@ func TestResolveRemoteHolds(t *testing.T) {
 	if _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, 1<<31); err != ErrRights {
 		t.Errorf("a right that does not exist: %v", err)
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
 	if _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, RemoteWrite); err != ErrHandle {
 		t.Errorf("deregistered: %v", err)
 	}
@@ -141,9 +127,7 @@ func TestSetAttributesAgain(t *testing.T) {
 	turn := func() {
 		for _, a := range all {
 			a.Ptag = f.tag
-			if err := f.SetAttributes(r, a); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, f.SetAttributes(r, a))
 			if r.Attributes() != a {
 				t.Fatalf("%+v are in force, not %+v", r.Attributes(), a)
 			}

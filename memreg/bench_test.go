@@ -1,18 +1,18 @@
 package memreg
 
-import "testing"
+import (
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+)
 
 // The data path allocates nothing, in success and in failure.
 func TestNoAllocations(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
-	if err := f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.SetAttributes(r, Attributes{Ptag: f.tag, EnableRDMAWrite: true}))
 	other, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for name, call := range map[string]func() error{
 		"resolve": func() error {
 			_, r, err := f.Resolve(r.Handle(), r.Addr()+7, 64, f.tag)
@@ -58,9 +58,7 @@ func BenchmarkResolve(b *testing.B) {
 	regions := make([]*Region, 1000)
 	for i := range regions {
 		regions[i] = f.register(b, f.buf)
-		if err := f.SetAttributes(regions[i], Attributes{Ptag: f.tag, EnableRDMAWrite: true}); err != nil {
-			b.Fatal(err)
-		}
+		nstest.Must(b, f.SetAttributes(regions[i], Attributes{Ptag: f.tag, EnableRDMAWrite: true}))
 	}
 	b.Run("local", func(b *testing.B) {
 		for i := 0; b.Loop(); i++ {
@@ -74,9 +72,7 @@ func BenchmarkResolve(b *testing.B) {
 		for i := 0; b.Loop(); i++ {
 			r := regions[i%len(regions)]
 			_, r, err := f.ResolveRemote(r.handle, r.addr, 64, f.tag, RemoteWrite)
-			if err != nil {
-				b.Fatal(err)
-			}
+			nstest.Must(b, err)
 			r.Release()
 		}
 	})

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // tableModel is a reference for Table that uses maps and loops.
@@ -54,9 +56,7 @@ func (m *tableModel) holders(tag *modelTag) int {
 
 func (m *tableModel) createPtag(t *rapid.T) {
 	tag, err := m.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	m.tags = append(m.tags, &modelTag{Ptag: tag})
 }
 
@@ -290,9 +290,8 @@ func TestTableModel(t *testing.T) {
 			MaxPtags:      MaxPtags,
 		}}
 		var err error
-		if m.Table, err = NewTable(m.limits); err != nil {
-			t.Fatal(err)
-		}
+		m.Table, err = NewTable(m.limits)
+		nstest.Must(t, err)
 		m.createPtag(t)
 		t.Repeat(map[string]func(*rapid.T){
 			"": m.check, "createPtag": m.createPtag, "destroyPtag": m.destroyPtag, "holdPtag": m.holdPtag,

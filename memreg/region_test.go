@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"testing"
 	"weak"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // fixture is a table with one tag, and memory to register.
@@ -19,21 +21,17 @@ func newFixture(t testing.TB, limits Limits) *fixture {
 	t.Helper()
 	f := &fixture{buf: make([]byte, 4000)}
 	var err error
-	if f.Table, err = NewTable(limits); err != nil {
-		t.Fatal(err)
-	}
-	if f.tag, err = f.CreatePtag(); err != nil {
-		t.Fatal(err)
-	}
+	f.Table, err = NewTable(limits)
+	nstest.Must(t, err)
+	f.tag, err = f.CreatePtag()
+	nstest.Must(t, err)
 	return f
 }
 
 func (f *fixture) register(t testing.TB, buf []byte) *Region {
 	t.Helper()
 	r, err := f.Register(buf, Attributes{Ptag: f.tag})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return r
 }
 
@@ -110,15 +108,11 @@ func TestPart(t *testing.T) {
 		}
 	}
 	other, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if _, _, err := f.ResolvePart(r.Handle(), r.Addr(), 200, other); err != ErrPtag {
 		t.Errorf("another tag: %v", err)
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
 	if _, _, err := f.ResolvePart(r.Handle(), r.Addr(), 200, f.tag); err != ErrHandle {
 		t.Errorf("deregistered: %v", err)
 	}
@@ -128,9 +122,7 @@ func TestRegionTellsWhatWasRegistered(t *testing.T) {
 	f := newFixture(t, Limits{})
 	attr := Attributes{Ptag: f.tag, EnableRDMAWrite: true}
 	r, err := f.Register(f.buf[10:20:40], attr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if r.Attributes() != attr || r.Len() != 10 || len(r.Bytes()) != 10 || cap(r.Bytes()) != 10 || &r.Bytes()[0] != &f.buf[10] {
 		t.Errorf("%+v, %d bytes, capacity %d", r.Attributes(), r.Len(), cap(r.Bytes()))
 	}
@@ -160,9 +152,7 @@ func TestKeepsMemoryAlive(t *testing.T) {
 		if seen.Value() == nil {
 			t.Fatalf("%s: collected while registered", name)
 		}
-		if err := f.Deregister(handle, addr); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, f.Deregister(handle, addr))
 		runtime.GC()
 		runtime.GC()
 		if seen.Value() != nil {
@@ -179,9 +169,7 @@ func TestReleaseTooMany(t *testing.T) {
 	if r.Users() != 0 || !r.Alive() {
 		t.Fatalf("%d users after a release too many", r.Users())
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
 	r.Release()
 	if r.Acquire() || r.Alive() || r.Users() != 0 {
 		t.Error("a release brought the region back")
@@ -207,7 +195,5 @@ func TestPin(t *testing.T) {
 		}
 		r.Unpin()
 	}
-	if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
 }

@@ -6,17 +6,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestRegisterRefused(t *testing.T) {
 	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
 	gone, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.DestroyPtag(gone); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, f.DestroyPtag(gone))
 	for _, c := range []struct {
 		name string
 		buf  []byte
@@ -42,13 +40,9 @@ func TestForeign(t *testing.T) {
 	f := newFixture(t, Limits{MaxBlockBytes: 1 << 20})
 	const page = 4096
 	mem, err := unix.Mmap(-1, 0, 4*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer unix.Munmap(mem)
-	if err := unix.Mprotect(mem[2*page:3*page], unix.PROT_NONE); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Mprotect(mem[2*page:3*page], unix.PROT_NONE))
 	start := address(mem)
 	for _, c := range []struct {
 		name    string
@@ -128,9 +122,7 @@ func TestDeregister(t *testing.T) {
 func TestResolveChecksPtag(t *testing.T) {
 	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
 	second, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	r := f.register(t, f.buf)
 	for _, c := range []struct {
 		name string
@@ -156,9 +148,7 @@ func TestCommonPtag(t *testing.T) {
 		t.Errorf("Register with another table's: %v", err)
 	}
 	r, err := f.Register(f.buf, Attributes{Ptag: f.CommonPtag(), EnableRDMARead: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	own := f.register(t, f.buf)
 	for _, tag := range []*Ptag{f.tag, f.CommonPtag(), nil} {
 		if _, _, err := f.Resolve(r.Handle(), r.Addr(), 1, tag); err != nil {
@@ -198,9 +188,7 @@ func TestPtagLife(t *testing.T) {
 		t.Error("no tag can be held")
 	}
 	tag, err := f.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if _, err := f.CreatePtag(); !errors.Is(err, ErrLimit) {
 		t.Errorf("third tag of two: %v", err)
 	}

@@ -52,9 +52,7 @@ func built(t *testing.T) (path string) {
 	}
 	nstest.Require(t)
 	path, err := Build(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return path
 }
 

@@ -24,9 +24,7 @@ func startBed(t *testing.T) *Bed {
 	t.Helper()
 	nstest.Require(t)
 	bed, err := Start(1500)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(bed.Close)
 	return bed
 }
@@ -66,14 +64,10 @@ func TestPrograms(t *testing.T) {
 					continue
 				}
 				o, _, err := bed.run(context.Background(), r, bytes, 50*time.Millisecond)
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				if *record {
 					file := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", r.Name, bytes))
-					if err := os.WriteFile(file, []byte(o.Stdout), 0o644); err != nil {
-						t.Fatal(err)
-					}
+					nstest.Must(t, os.WriteFile(file, []byte(o.Stdout), 0o644))
 				}
 				f, err := r.parse(o.Stdout, bytes)
 				if err != nil || r.Latency != (f.Mean > 0) || r.Quantiles != (f.P50 > 0) || r.Bandwidth != (f.MBps > 0 && f.Messages > 0) {
@@ -127,9 +121,7 @@ func TestMeasureFails(t *testing.T) {
 	where := row(argv("/proc/self/exe", asListener, "tcp4", "10.77.0.2:PORT"),
 		argv("sh", "-c", "grep -c via0 /proc/net/dev; grep -o 'Cpus_allowed_list.*' /proc/self/status; readlink /proc/self/ns/net"))
 	o, _, err := bed.run(ctx, where, 64, time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	ours, _ := os.Readlink("/proc/self/ns/net")
 	said := strings.Fields(o.Stdout)
 	if len(said) != 4 || said[0] != "1" || strings.ContainsAny(said[2], ",-") || said[3] == ours {
@@ -237,9 +229,7 @@ func TestRun(t *testing.T) {
 		`head -c 3000000 /dev/zero; echo end >&2`: {output{Stdout: strings.Repeat("\x00", maxOutput), Stderr: "end\n"}, ""},
 	} {
 		o, err := s.run(t.Context(), 0, command{[]string{"sh", "-c", script}, []string{"KEY=value"}}, time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		o.CPU, o.Switches = 0, 0
 		if failure := o.failure(); *o != want.output || (failure == nil) != (want.failure == "") || failure != nil && failure.Error() != want.failure {
 			t.Errorf("%s: exit %d, %s, %v", script, o.Exit, o.Signal, failure)
@@ -326,9 +316,7 @@ func awaitPid(t *testing.T, file string) int {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if b, err := os.ReadFile(file); err == nil {
 			n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			return n
 		}
 	}

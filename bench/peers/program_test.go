@@ -26,9 +26,7 @@ func aptHere(t *testing.T, script string) (dir, calls string) {
 // program puts a shell script into a directory.
 func program(t *testing.T, dir, name, script string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 }
 
 // Where nothing is missing, nothing is done.
@@ -58,9 +56,7 @@ echo said by apt-get`)
 		t.Errorf("missing: %s", got)
 	}
 	var out strings.Builder
-	if err := Install(context.Background(), &out); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, Install(context.Background(), &out))
 	b, err := os.ReadFile(calls)
 	want := "noninteractive update\nnoninteractive install --yes --no-install-recommends iperf3 libfabric-bin ucx-utils\n"
 	if err != nil || string(b) != want {
@@ -79,9 +75,7 @@ func toolsOnly(t *testing.T, tools ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range tools {
-		if err := os.Symlink("/bin/"+name, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Symlink("/bin/"+name, filepath.Join(dir, name)))
 	}
 	return dir
 }

@@ -105,9 +105,7 @@ func TestChain(t *testing.T) {
 	for service, loads := range services {
 		t.Run(string(service), func(t *testing.T) {
 			c, err := StartChain(t.Context(), ChainConfig{MTU: 1500}, Direct, service)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			for _, l := range loads {
 				if got, err := c.Measure(t.Context(), l, time.Millisecond); err != nil || got.N < 20 || !(got.PerSecond > 0 && got.Mean > 0) {
 					t.Errorf("%s: %+v, %v", l.Name, got, err)
@@ -139,9 +137,7 @@ func TestLossyChain(t *testing.T) {
 		t.Skip("Redis is not installed (Debian's packages redis-server, redis-tools)")
 	}
 	c, err := StartChain(t.Context(), ChainConfig{MTU: 1500, Lossy: true, Loss: 1}, Direct, Redis)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer c.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // single is a point with a figure of one turn for each metric.
@@ -22,9 +24,7 @@ func single(x float64, label string, figures map[Metric]float64) Point {
 func arraysIn(t *testing.T, r *Report) (got struct{ Loss, Incast any }) {
 	t.Helper()
 	b := written(t, r)
-	if err := json.Unmarshal(b, &got); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(b, &got))
 	again, err := Read(bytes.NewReader(b))
 	if err != nil || (again.Loss == nil) != (got.Loss == nil) || (again.Incast == nil) != (got.Incast == nil) {
 		t.Errorf("%+v, %v", again, err)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // later is a run after the sample: some things changed, some were not measured.
@@ -38,9 +40,7 @@ func TestCompareGolden(t *testing.T) {
 		r.Groups = slices.DeleteFunc(r.Groups, func(g Group) bool { return g.Name == "vibe-vis" })
 	}
 	var buf bytes.Buffer
-	if err := Compare(a, b).WriteTable(&buf); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, Compare(a, b).WriteTable(&buf))
 	golden(t, "compare.txt", buf.Bytes())
 }
 
@@ -89,9 +89,7 @@ func TestCompareJSON(t *testing.T) {
 	c := Compare(sample(), later())
 	c.Differences[0].A.Median = 0 // and no ratio
 	var text bytes.Buffer
-	if err := c.WriteJSON(&text); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, c.WriteJSON(&text))
 	var got struct {
 		Differences []struct {
 			Difference
@@ -104,9 +102,7 @@ func TestCompareJSON(t *testing.T) {
 		Conditions []string
 		Summary    string
 	}
-	if err := json.Unmarshal(text.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(text.Bytes(), &got))
 	if !slices.Equal(got.OnlyA, c.OnlyA) || !slices.Equal(got.OnlyB, c.OnlyB) || !slices.Equal(got.Conditions, c.Conditions) ||
 		got.Summary != c.summary() || len(got.Differences) != len(c.Differences) {
 		t.Fatalf("%s", &text)
@@ -231,9 +227,7 @@ func TestCompareSingleTurns(t *testing.T) {
 		r.Groups[0].Series[0].Points[0].Values[P50] = ValueOf([]float64{2.5})
 	}
 	var buf bytes.Buffer
-	if err := Compare(a, b).WriteTable(&buf); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, Compare(a, b).WriteTable(&buf))
 	if want := "1 have a single turn on both sides"; !strings.Contains(buf.String(), want) {
 		t.Errorf("no %q in\n%s", want, &buf)
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A report of many groups shows those that are featured and lists the others,
@@ -23,13 +25,9 @@ func TestBrief(t *testing.T) {
 		r.Groups = append(r.Groups, g)
 	}
 	files, err := r.WriteDocumentPlots(dir, filepath.Join(dir, "plots"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var page bytes.Buffer
-	if err := r.WriteMarkdown(&page, "plots"); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.WriteMarkdown(&page, "plots"))
 	var embeds, written []string
 	for _, m := range embedded.FindAllStringSubmatch(page.String(), -1) {
 		embeds = append(embeds, filepath.Base(m[1]))

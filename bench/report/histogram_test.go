@@ -10,15 +10,15 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // The written log is what viewers of HdrHistogram expect, line by line.
 func TestHistogramLog(t *testing.T) {
 	h := tailed(t, 4000, 500)
 	var log bytes.Buffer
-	if err := WriteHistograms(&log, "pingpong,\n64", h); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, WriteHistograms(&log, "pingpong,\n64", h))
 	lines := strings.Split(strings.TrimSuffix(log.String(), "\n"), "\n")
 	want := []string{
 		"#[pingpong, 64]",
@@ -48,20 +48,14 @@ func TestHistogramsRoundTrip(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "turns") {
 			h := hdrhistogram.New(1, 60e9, 3)
 			for _, v := range rapid.SliceOf(rapid.Int64Range(0, 60e9)).Draw(t, "values") {
-				if err := h.RecordValue(v); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, h.RecordValue(v))
 			}
 			turns = append(turns, h)
 		}
 		var log bytes.Buffer
-		if err := WriteHistograms(&log, "any", turns...); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, WriteHistograms(&log, "any", turns...))
 		got, err := ReadHistograms(&log)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if len(got) != len(turns) {
 			t.Fatalf("%d intervals of %d", len(got), len(turns))
 		}
@@ -80,16 +74,12 @@ func TestHistogramsRoundTrip(t *testing.T) {
 func TestSaveHistograms(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	p := Point{X: 65536}
-	if err := p.SaveHistograms(dir, "vibe-base", "vi-reliable-delivery, Wait (x)", tailed(t, 4000, 100), tailed(t, 8000, 50)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, p.SaveHistograms(dir, "vibe-base", "vi-reliable-delivery, Wait (x)", tailed(t, 4000, 100), tailed(t, 8000, 50)))
 	if want := "vibe-base-vi-reliable-delivery-wait-x-65536.hdr"; p.Histogram != want {
 		t.Errorf("the file is %s, want %s", p.Histogram, want)
 	}
 	h, err := p.LoadHistogram(os.DirFS(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if h.TotalCount() != 150 || h.ValueAtPercentile(99.9) < 8000 {
 		t.Errorf("%d values, 99.9 %% of them up to %d ns", h.TotalCount(), h.ValueAtPercentile(99.9))
 	}
@@ -120,9 +110,7 @@ func FuzzReadHistograms(f *testing.F) {
 		_ = h.RecordValue(i * i * 1000)
 	}
 	var log bytes.Buffer
-	if err := WriteHistograms(&log, "x", h, h); err != nil {
-		f.Fatal(err)
-	}
+	nstest.Must(f, WriteHistograms(&log, "x", h, h))
 	f.Add(log.Bytes())
 	f.Add([]byte("#[x]\n"))
 	f.Add([]byte("0.0,1.0,2.0,AAAA\n"))

@@ -10,16 +10,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // same compares reports as far as their JSON can hold them.
 var same = cmp.Options{cmpopts.EquateNaNs(), cmpopts.EquateEmpty()}
 
-func written(t interface{ Fatal(...any) }, r *Report) []byte {
+func written(t interface {
+	Helper()
+	Fatal(...any)
+}, r *Report) []byte {
 	var buf bytes.Buffer
-	if err := r.Write(&buf); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.Write(&buf))
 	return buf.Bytes()
 }
 
@@ -36,9 +39,7 @@ func TestJSONRoundTrip(t *testing.T) {
 	want.Groups[0].Series[0].Points[0].Values[P999] = ValueOf(nil)
 	want.Groups[0].Series[0].Points[0].Values[P99] = Value{Median: math.NaN(), Turns: []float64{1, math.NaN()}}
 	got, err := Read(bytes.NewReader(written(t, want)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if diff := cmp.Diff(want, got, same); diff != "" {
 		t.Error(diff)
 	}
@@ -48,9 +49,7 @@ func TestJSONRoundTripOfAny(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := anyReport().Draw(t, "report")
 		got, err := Read(bytes.NewReader(written(t, want)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if diff := cmp.Diff(want, got, same); diff != "" {
 			t.Fatal(diff)
 		}
@@ -62,9 +61,7 @@ func TestJSONInfinite(t *testing.T) {
 	r := sample()
 	r.Groups[0].Series[0].Points[0].Values[P50] = Value{Median: math.Inf(1), Turns: []float64{math.Inf(-1), 2}}
 	got, err := Read(bytes.NewReader(written(t, r)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	v := got.Groups[0].Series[0].Points[0].Values[P50]
 	if !math.IsNaN(v.Median) || !math.IsNaN(v.Turns[0]) || v.Turns[1] != 2 {
 		t.Errorf("read %+v", v)
@@ -76,9 +73,7 @@ func TestJSONNoFigure(t *testing.T) {
 	for _, value := range []string{`null`, `{}`, `{"median":null,"turns":null}`} {
 		r, err := Read(strings.NewReader(`{"version":1,"groups":[{"name":"g","series":[{"name":"s","points":[
 			{"x":1,"values":{"p50_us":` + value + `}}]}]}]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if v := r.Groups[0].Series[0].Points[0].Values[P50]; !math.IsNaN(v.Median) || len(v.Turns) != 0 {
 			t.Errorf("%s: read %+v", value, v)
 		}
@@ -138,9 +133,7 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		again, err := Read(bytes.NewReader(written(t, r)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if diff := cmp.Diff(r, again, same); diff != "" {
 			t.Fatal(diff)
 		}

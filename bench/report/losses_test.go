@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // latencies is a group of one message size with a median for each series.
@@ -91,9 +93,7 @@ func TestMarkdownLosses(t *testing.T) {
 	r.Groups[0].Row("tcp-spin").At(64).Disturbed = []string{"noise"}
 	text := func() string {
 		var buf bytes.Buffer
-		if err := r.WriteMarkdown(&buf, ""); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, r.WriteMarkdown(&buf, ""))
 		return buf.String()
 	}
 	const want = "| c | 2 | 10.00 \\* | vi-reliable-delivery | 64 B | Median latency, us | 20.00 | 2.00 | tcp-spin |\n" +

@@ -7,15 +7,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestMarkdown(t *testing.T) {
 	r := sample()
 	withHistograms(t, r, t.TempDir())
 	var buf bytes.Buffer
-	if err := r.WriteMarkdown(&buf, "benchmarks"); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.WriteMarkdown(&buf, "benchmarks"))
 	golden(t, "benchmarks.md", buf.Bytes())
 }
 
@@ -30,13 +30,9 @@ func TestMarkdownEmbedsPlots(t *testing.T) {
 			withHistograms(t, r, dir)
 		}
 		files, err := r.WritePlots(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		var buf bytes.Buffer
-		if err := r.WriteMarkdown(&buf, "a/b"); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, r.WriteMarkdown(&buf, "a/b"))
 		var got, want []string
 		for _, m := range embedded.FindAllStringSubmatch(buf.String(), -1) {
 			got = append(got, m[1])
@@ -53,9 +49,7 @@ func TestMarkdownEmbedsPlots(t *testing.T) {
 // Every link within the document leads to a heading.
 func TestMarkdownLinks(t *testing.T) {
 	var buf bytes.Buffer
-	if err := sample().WriteMarkdown(&buf, ""); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, sample().WriteMarkdown(&buf, ""))
 	var headings []string
 	for line := range strings.Lines(buf.String()) {
 		if h, ok := strings.CutPrefix(line, "## "); ok {
@@ -76,9 +70,7 @@ func TestMarkdownLinks(t *testing.T) {
 // If nothing loses and nothing was disturbed, the document says both.
 func TestMarkdownOfNothing(t *testing.T) {
 	var buf bytes.Buffer
-	if err := (&Report{Command: "via-xdp bench --turns 7 peers"}).WriteMarkdown(&buf, ""); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, (&Report{Command: "via-xdp bench --turns 7 peers"}).WriteMarkdown(&buf, ""))
 	for _, want := range []string{"No point was disturbed.", "\nvia-xdp bench --turns 7 peers\n"} {
 		if !strings.Contains(buf.String(), want) {
 			t.Errorf("no %q in\n%s", want, &buf)

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"viaxdp/bench"
+	"viaxdp/internal/lab/nstest"
 )
 
 // textsOf are the texts of an SVG, which is well formed and has no coordinates
@@ -57,9 +58,7 @@ func TestPlots(t *testing.T) {
 	r := sample()
 	withHistograms(t, r, dir)
 	files, err := r.WritePlots(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	want := []struct {
 		file  string
 		texts []string
@@ -85,9 +84,7 @@ func TestPlots(t *testing.T) {
 			t.Errorf("wrote %s, want %s", files[i], w.file)
 		}
 		svg, err := os.ReadFile(files[i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		texts := textsOf(t, svg)
 		for _, text := range w.texts {
 			if !slices.Contains(texts, text) {
@@ -141,9 +138,7 @@ func TestResultPlots(t *testing.T) {
 	}
 	for i, want := range [][]string{{"vi-reliable-delivery", "vi-rdma-read (round trip)", "64 KiB"}, {"vi-rdma-read", "MB/s"}} {
 		svg, err := os.ReadFile(files[i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		for _, text := range want {
 			if texts := textsOf(t, svg); !slices.Contains(texts, text) {
 				t.Errorf("%s: no %q in %q", files[i], text, texts)
@@ -173,13 +168,9 @@ func TestAnyReportIsDrawn(t *testing.T) {
 			}
 			for _, pic := range r.Groups[i].pictures() {
 				p, err := pic.draw(nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				svg, err := p.render()
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				textsOf(t, svg)
 			}
 		}

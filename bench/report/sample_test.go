@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"viaxdp/bench"
+	"viaxdp/internal/lab/nstest"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")
@@ -22,14 +23,10 @@ func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(path, got, 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
 	}
@@ -160,9 +157,7 @@ func withHistograms(t testing.TB, r *Report, dir string) {
 				for turn := range 3 {
 					turns = append(turns, tailed(t, factor*p.median(P50)*(1+0.02*float64(turn-1)), 2000))
 				}
-				if err := p.SaveHistograms(dir, g.Name, s.Name, turns...); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, p.SaveHistograms(dir, g.Name, s.Name, turns...))
 			}
 		}
 	}

@@ -10,13 +10,13 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestTable(t *testing.T) {
 	var buf bytes.Buffer
-	if err := sample().WriteTable(&buf); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, sample().WriteTable(&buf))
 	golden(t, "table.txt", buf.Bytes())
 }
 
@@ -33,12 +33,8 @@ func TestAnyReportIsShown(t *testing.T) {
 			}
 		}
 		var buf bytes.Buffer
-		if err := r.WriteTable(&buf); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.WriteMarkdown(&buf, "plots"); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, r.WriteTable(&buf))
+		nstest.Must(t, r.WriteMarkdown(&buf, "plots"))
 		for _, word := range []string{"NaN", "Inf", "%!"} {
 			if strings.Contains(buf.String(), word) {
 				t.Fatalf("%s in\n%s", word, &buf)
@@ -133,9 +129,7 @@ func TestOSU(t *testing.T) {
 		Series: []Series{{Name: "mvich", Points: point(2, 30)}, {Name: "mpich-tcp", Points: point(5, 4)}},
 	}}}
 	var table, document bytes.Buffer
-	if err := errors.Join(r.WriteTable(&table), r.WriteMarkdown(&document, "plots")); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(r.WriteTable(&table), r.WriteMarkdown(&document, "plots")))
 	dir := t.TempDir()
 	files, err := r.WritePlots(dir)
 	if err != nil || len(files) != 3 {

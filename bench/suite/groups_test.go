@@ -17,9 +17,7 @@ func measured(t *testing.T, name string) (*report.Report, *report.Group) {
 	t.Helper()
 	nstest.Require(t)
 	r, err := Run(t.Context(), shortly(name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	g := r.Group(name)
 	if g == nil || len(g.Notes) == 0 {
 		t.Fatalf("%+v", g)
@@ -66,9 +64,7 @@ func TestLoss(t *testing.T) {
 	nstest.Require(t)
 	some := []fault{faults[0], faults[3], faults[5]}
 	g, err := newSession(t.Context(), shortly()).underFaults(faultRows(true), some)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if len(g.Series) != 2 || g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0 {
 		t.Fatalf("%+v", g)
 	}
@@ -160,15 +156,11 @@ func TestIncastGroup(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	if err := r.Write(&out); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.Write(&out))
 	var got struct {
 		Incast []map[string]any `json:"incast"`
 	}
-	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal([]byte(out.String()), &got))
 	if len(got.Incast) != len(incastSenders) {
 		t.Fatalf("%v", got)
 	}

@@ -119,9 +119,7 @@ func TestOSU(t *testing.T) {
 	cfg := shortly("layers-osu")
 	cfg.RankArgs = []string{asRank}
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	g := r.Group("layers-osu")
 	for _, row := range osuRows {
 		if row.name == mpichRow && !mpich.Installed() {
@@ -184,16 +182,12 @@ func TestRanksUnderLoss(t *testing.T) {
 	nstest.Require(t)
 	dir := t.TempDir()
 	const compiler = "#!/bin/sh\nprintf '#!/bin/sh\\necho broken >&2; exit 3\\n' > $3\nchmod +x $3\n" // of -O2 -o PROGRAM SOURCE
-	if err := os.WriteFile(filepath.Join(dir, "mpicc.mpich"), []byte(compiler), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(filepath.Join(dir, "mpicc.mpich"), []byte(compiler), 0o700))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	cfg := shortly("layers-loss-mpi")
 	cfg.RankArgs = []string{asRank}
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	g := r.Group("layers-loss-mpi")
 	for label, m := range map[string]report.Metric{
 		"latency of 8 B, 2 ranks, lossless": report.OSULatency, "bw of 64 KiB, 2 ranks, loss-1%": report.OSUBandwidth,

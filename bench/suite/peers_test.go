@@ -60,14 +60,10 @@ func iperf3Main() error {
 func TestPeers(t *testing.T) {
 	nstest.Require(t)
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	dir := t.TempDir()
 	for _, name := range []string{"iperf3", "fi_pingpong"} {
-		if err := os.Symlink(exe, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Symlink(exe, filepath.Join(dir, name)))
 	}
 	t.Setenv("PATH", dir)
 	cfg := shortly("peers")
@@ -75,9 +71,7 @@ func TestPeers(t *testing.T) {
 	var doing []string
 	cfg.Progress = func(p Progress) { doing = append(doing, p.Doing) }
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	g := r.Group("peers")
 	var rows []string
 	for _, s := range g.Series {
@@ -159,9 +153,7 @@ func TestPeersAdd(t *testing.T) {
 	addProgram(f, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
 	addProgram(f, "b", 64, 1, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
 	var g report.Group
-	if err := f.fill(&g, "peers", ""); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.fill(&g, "peers", ""))
 	one := func(v float64) report.Value { return report.ValueOf([]float64{v}) }
 	want := []report.Series{
 		{Name: "a", Points: []report.Point{{X: 64, N: 5, Values: map[report.Metric]report.Value{report.P50: one(3), report.Mean: one(4), report.P99: one(9)}}}},

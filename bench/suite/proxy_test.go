@@ -70,9 +70,7 @@ func TestLayersProxy(t *testing.T) {
 	cfg := shortly("layers-proxy")
 	cfg.Turns, cfg.ProxyArgs = 2, []string{asProxy}
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	g := r.Group("layers-proxy")
 	if g.Base != "TCP, no proxy" || len(g.Series) != 3 || g.Row(g.Base) == nil {
 		t.Errorf("%d series, beside %q: %s", len(g.Series), g.Base, g.Notes)
@@ -105,9 +103,7 @@ func TestLayersLossProxy(t *testing.T) {
 	cfg := shortly(name)
 	cfg.Turns, cfg.ProxyArgs = 1, []string{asProxy}
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	g := r.Group(name)
 	if len(g.Series) != len(proxyRows) || g.Row(g.Base) == nil {
 		t.Fatalf("%d series, beside %q: %s", len(g.Series), g.Base, g.Notes)
@@ -138,9 +134,7 @@ func TestLayersProxyWithoutPrograms(t *testing.T) {
 	notes := func() string {
 		t.Helper()
 		r, err := Run(t.Context(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		return strings.Join(r.Group("layers-proxy").Notes, "\n")
 	}
 	got := notes()

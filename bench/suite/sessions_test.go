@@ -21,9 +21,7 @@ func TestSessions(t *testing.T) {
 	cfg := shortly(names...)
 	cfg.Out, cfg.Turns = t.TempDir(), 2
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	want := map[string]struct {
 		metrics        []report.Metric
 		series, points int // points of each

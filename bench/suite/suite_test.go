@@ -109,9 +109,7 @@ func TestExperiments(t *testing.T) {
 	steps := map[string]int{}
 	cfg.Progress = func(p Progress) { steps[p.Group]++ }
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if len(r.Groups) != len(names) || r.Turns != 1 || r.Command != "again" || r.Took <= 0 {
 		t.Errorf("%d groups of %d, %+v", len(r.Groups), len(names), r)
 	}
@@ -173,9 +171,7 @@ func TestTurns(t *testing.T) {
 		},
 	}
 	g, err := s.measure(e)
-	if err := errors.Join(err, s.close()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(err, s.close()))
 	var want []string
 	for turn := range 3 {
 		for _, name := range []string{"tcp-spin", "udp-spin", "tcp-block"} {
@@ -210,9 +206,7 @@ func TestDisturbed(t *testing.T) {
 		}, turn+1)
 	}
 	var g report.Group
-	if err := sheet.fill(&g, "test", ""); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, sheet.fill(&g, "test", ""))
 	got := g.Series[0].Points[0]
 	if diff := cmp.Diff([]string{"noise (2 of 3 turns)", "steal (1 of 3 turns)"}, got.Disturbed); diff != "" {
 		t.Error(diff)
@@ -261,9 +255,7 @@ func TestChoose(t *testing.T) {
 		})},
 	} {
 		got, err := choose(c.words)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if diff := cmp.Diff(c.want, namesOf(got)); diff != "" {
 			t.Errorf("%v: %s", c.words, diff)
 		}
@@ -296,9 +288,7 @@ func TestEstimate(t *testing.T) {
 		{Config{Quick: true, Groups: []string{All}}, 30 * time.Second, 2 * time.Minute},
 	} {
 		d, err := Estimate(c.cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		t.Logf("quick %v, %v: %v", c.cfg.Quick, c.cfg.Groups, d)
 		if d < c.least || d > c.most {
 			t.Errorf("quick %v: %v, want %v to %v", c.cfg.Quick, d, c.least, c.most)

@@ -132,9 +132,7 @@ func (b *bed) start(t testing.TB, n *nstest.NS, args ...string) *process {
 	if b.as != nil {
 		p.Dir, p.SysProcAttr = "/", &syscall.SysProcAttr{Credential: b.as}
 	}
-	if err := n.Do(p.Start); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, n.Do(p.Start))
 	return p
 }
 
@@ -178,16 +176,12 @@ func agents(t *testing.T, b *bed) (here, there *bed) {
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		err = os.Chmod(dir, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	command, settings := filepath.Join(dir, "via-xdp"), filepath.Join(dir, "agent.toml")
 	if out, err := exec.Command("go", "build", "-o", command, "../via-xdp").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	if err := os.WriteFile(settings, []byte("mode = \"0666\"\nlinger = \"0s\"\n[interface.via0]\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(settings, []byte("mode = \"0666\"\nlinger = \"0s\"\n[interface.via0]\n"), 0o644))
 	agent := func(n *nstest.NS, name string) *bed {
 		socket := filepath.Join(dir, name, "agent.sock")
 		// t.Context ends before it is stopped.
@@ -195,9 +189,7 @@ func agents(t *testing.T, b *bed) (here, there *bed) {
 		t.Cleanup(cancel)
 		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", settings, "--socket", socket, "--no-fdstored")}
 		p.Stdout, p.Stderr = &p.out, &p.out
-		if err := n.Do(p.Start); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, n.Do(p.Start))
 		t.Cleanup(func() {
 			p.Process.Signal(syscall.SIGTERM)
 			p.finish(t)

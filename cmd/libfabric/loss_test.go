@@ -23,9 +23,7 @@ func TestLoss(t *testing.T) {
 	start := func(i int, args ...string) (*exec.Cmd, *bytes.Buffer) {
 		cmd, out := exec.CommandContext(t.Context(), args[0], args[1:]...), &bytes.Buffer{}
 		cmd.Env, cmd.Stdout, cmd.Stderr = env, out, out
-		if err := star.Start(i, -1, cmd); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, star.Start(i, -1, cmd))
 		return cmd, out
 	}
 	args := func(side string) []string {

@@ -24,17 +24,13 @@ type hosts struct {
 func newHosts(t *testing.T, n int) *hosts {
 	t.Helper()
 	star, err := testbed.NewStar(n, 1500)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { star.Close() })
 	h := &hosts{agent: filepath.Join(t.TempDir(), "agent")}
 	script := "#!/bin/sh\nhost=$1; shift\ncase $host in\n"
 	for i, end := range star.Ends {
 		keeper := exec.Command("sleep", "1000") // of the namespace, until the star is closed
-		if err := star.Start(i, -1, keeper); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, star.Start(i, -1, keeper))
 		name := end.IPv4.Addr().String()
 		enter := fmt.Sprintf("nsenter --net --target %d unshare --uts sh -c", keeper.Process.Pid)
 		script += fmt.Sprintf("%s) exec %s \"hostname node%d; $*\" ;;\n", name, enter, i)
@@ -43,9 +39,7 @@ func newHosts(t *testing.T, n int) *hosts {
 			h.first = append(strings.Fields(enter), `hostname node0; exec "$@"`, "sh")
 		}
 	}
-	if err := os.WriteFile(h.agent, []byte(script+"esac\nexit 1\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(h.agent, []byte(script+"esac\nexit 1\n"), 0o755))
 	h.env = append(os.Environ(), "FI_PROVIDER_PATH="+made.dir+"/prov", "VIA_HUGEPAGES=avoid",
 		fmt.Sprintf("VIA_SILENCE=%d", silence.Milliseconds()),
 		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")

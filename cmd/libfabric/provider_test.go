@@ -33,9 +33,7 @@ func TestSuite(t *testing.T) {
 	})
 	t.Run("key", func(t *testing.T) {
 		key := filepath.Join(t.TempDir(), "key")
-		if err := os.WriteFile(key, []byte("32 bytes, and random where it is no test"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(key, []byte("32 bytes, and random where it is no test"), 0o600))
 		b := newBed(t, nstest.Options{MTU: 1500}, "VIA_PSK="+key)
 		suite(t, b, b, program, "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma")
 	})
@@ -96,9 +94,7 @@ func connectedClient(t *testing.T, b *bed, program string) *exec.Cmd {
 		if err == nil {
 			err = b.b.Do(c.Start)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		line, _ := bufio.NewReader(out).ReadString('\n')
 		if line != "connected\n" {
 			c.Wait()
@@ -197,9 +193,7 @@ func TestAgent(t *testing.T) {
 func TestSymbols(t *testing.T) {
 	dir := build(t, "nm")
 	out, err := exec.Command("nm", "-D", "--defined-only", dir+"/prov/libviaxdp-fi.so").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); len(lines) != 1 || !strings.HasSuffix(lines[0], " fi_prov_ini") {
 		t.Errorf("it exports\n%s", out)
 	}

@@ -22,30 +22,22 @@ func TestAgent(t *testing.T) {
 	lib := library(t)
 	b := newBedOf(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native") // in generic mode there is but one
 	dir, err := os.MkdirTemp("", "libvipl-agent")                             // t.TempDir is root's alone
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Chmod(dir, 0o755))
 	command := filepath.Join(dir, "via-xdp")
 	if out, err := exec.Command("go", "build", "-o", command, "../via-xdp").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	program := func(name string) string {
 		to := filepath.Join(dir, name)
-		if err := os.Rename(compilers[0].compile(t, lib, name), to); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Rename(compilers[0].compile(t, lib, name), to))
 		return to
 	}
 	pingpong, window := program("pingpong"), program("window")
 
 	settings := filepath.Join(dir, "agent.toml")
-	if err := os.WriteFile(settings, []byte("mode = \"0666\"\nlinger = \"0s\"\n[interface.via0]\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(settings, []byte("mode = \"0666\"\nlinger = \"0s\"\n[interface.via0]\n"), 0o644))
 	agent := func(n *nstest.NS, name string) *bed {
 		socket := filepath.Join(dir, name, "agent.sock")
 		// It serves programs one after the other; t.Context ends before it is stopped.
@@ -53,9 +45,7 @@ func TestAgent(t *testing.T) {
 		t.Cleanup(cancel)
 		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", settings, "--socket", socket, "--no-fdstored")}
 		p.Stdout, p.Stderr = &p.out, &p.out
-		if err := n.Do(p.Start); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, n.Do(p.Start))
 		t.Cleanup(func() {
 			p.Process.Signal(syscall.SIGTERM)
 			p.finish(t)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 )
 
@@ -26,9 +27,7 @@ func unset(t *testing.T) {
 // A variable with a value that makes sense is an option, or room for addresses.
 func TestOptions(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(key, make([]byte, 32), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(key, make([]byte, 32), 0o600))
 	usual := room{discriminator: vipl.MaxDiscriminatorLen}
 	for _, c := range []struct {
 		set     string

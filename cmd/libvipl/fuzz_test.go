@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 )
 
@@ -69,9 +70,7 @@ func FuzzEnvironment(f *testing.F) {
 		}
 		if name == "VIA_PSK" && value != "" {
 			good = len(value) >= 32 && len(value) <= 1<<20
-			if err := os.WriteFile(key, []byte(value), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, os.WriteFile(key, []byte(value), 0o600))
 			value = key
 		}
 		if strings.ContainsRune(value, 0) {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // Programs linked statically, with libvipl.a or with everything but the library, run
@@ -75,16 +77,12 @@ func TestInstall(t *testing.T) {
 func TestInstalledExample(t *testing.T) {
 	made := library(t, "pkg-config", "sh", "man")
 	prefix, out := t.TempDir(), t.TempDir()
-	if err := os.Chmod(filepath.Dir(prefix), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Chmod(filepath.Dir(prefix), 0o755))
 	if b, err := exec.Command("make", "install", "KEEP=1", "OUT="+made, "PREFIX="+prefix).CombinedOutput(); err != nil {
 		t.Fatalf("make install: %v\n%s", err, b)
 	}
 	guide, err := os.ReadFile("../../docs/libvipl.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	_, commands, _ := strings.Cut(string(guide), "\n## Compile and link\n")
 	_, commands, _ = strings.Cut(commands, "```sh\n")
 	commands, _, found := strings.Cut(commands, "```")
@@ -96,9 +94,7 @@ func TestInstalledExample(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(out+"/hello.c", source, 0o666)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	cmd := exec.Command("sh", "-e", "-c", commands)
 	cmd.Dir = out
 	b, err := cmd.CombinedOutput()
@@ -162,9 +158,7 @@ func TestDebianPackage(t *testing.T) {
 		}
 	}
 	pc, err := os.ReadFile(lib + "/pkgconfig/vipl.pc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	depends, err := exec.Command("dpkg-deb", "-f", debs[0], "Depends").CombinedOutput()
 	if newest := newestLibc(t, lib+"/libvipl.so.1"); err != nil || string(depends) != "libc6 (>= "+newest+")\n" {
 		t.Errorf("it depends on %q, %v, and calls functions of %s", depends, err, newest)
@@ -185,14 +179,10 @@ func TestDebianPackage(t *testing.T) {
 // newestLibc is the newest version of the C library that a library asks for.
 func newestLibc(t *testing.T, file string) (newest string) {
 	f, err := elf.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer f.Close()
 	symbols, err := f.ImportedSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var most [3]int
 	for _, s := range symbols {
 		text, ok := strings.CutPrefix(s.Version, "GLIBC_")

@@ -147,13 +147,9 @@ func newBedOf(t testing.TB, o nstest.Options, env ...string) *bed {
 	t.Helper()
 	a, b := nstest.Pair(t, o)
 	hosts := filepath.Join(t.TempDir(), "hosts")
-	if err := os.WriteFile(hosts, fmt.Appendf(nil, "%v node1\n", a.IPv4), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(hosts, fmt.Appendf(nil, "%v node1\n", a.IPv4), 0o666))
 	names := filepath.Join(t.TempDir(), "names")
-	if err := os.WriteFile(names, []byte(namesFile), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(names, []byte(namesFile), 0o666))
 	own := append(os.Environ(), "VIA_NAMES="+names, "VIA_HOSTS="+hosts, "VIA_DNS=0", "VIA_HUGEPAGES=avoid",
 		fmt.Sprintf("VIA_SILENCE=%d", silence.Milliseconds()))
 	return &bed{a: a, b: b, env: append(own, env...)}
@@ -176,9 +172,7 @@ func (b *bed) start(t testing.TB, n *nstest.NS, args ...string) *process {
 	if b.as != nil {
 		p.Dir, p.SysProcAttr = "/", &syscall.SysProcAttr{Credential: b.as}
 	}
-	if err := n.Do(p.Start); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, n.Do(p.Start))
 	return p
 }
 
@@ -314,9 +308,7 @@ func TestKey(t *testing.T) {
 	program := compilers[0].compile(t, lib, "pingpong")
 	file := func(name, key string) string {
 		name = filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(name, []byte(key), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(name, []byte(key), 0o600))
 		return "VIA_PSK=" + name
 	}
 	key := file("key", "32 bytes, and random where it is no test")
@@ -362,13 +354,9 @@ func TestSixBytesAreIPv4(t *testing.T) {
 	lib := library(t)
 	b := newBed(t, 1500, "VIA_ADDRESS_LEN=6", "VIA_VERBOSE=1")
 	link, err := b.a.Netlink().LinkByName("via0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: b.a.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}}
-	if err := b.a.Netlink().AddrDel(link, address); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, b.a.Netlink().AddrDel(link, address))
 	p := b.start(t, b.a, compilers[0].compile(t, lib, "wrong"), "server", "via0")
 	if err := p.Wait(); err == nil || !strings.Contains(p.out.String(), "VipOpenNic: via0 has no IPv4 address") {
 		t.Errorf("%v\n%s", err, &p.out)
@@ -435,9 +423,7 @@ func TestNarrow(t *testing.T) {
 	if err == nil {
 		err = b.a.Netlink().LinkSetMTU(link, 300)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	b.one(t, compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "process"), "narrow", "via0")
 }
 
@@ -449,9 +435,7 @@ func TestPreload(t *testing.T) {
 		p := exec.Command("cat", "/proc/self/status")
 		p.Env = append(os.Environ(), env...)
 		out, err := p.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		for line := range strings.Lines(string(out)) {
 			// SigQ counts the signals of all processes of the user.
 			name, _, _ := strings.Cut(line, ":")
@@ -471,9 +455,7 @@ func TestPreload(t *testing.T) {
 func TestSymbols(t *testing.T) {
 	lib := library(t, "nm")
 	out, err := exec.Command("nm", "-D", "--defined-only", filepath.Join(lib, "libvipl.so.1")).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	count := 0
 	for line := range strings.Lines(string(out)) {
 		name := strings.Fields(line)[2]
@@ -517,9 +499,7 @@ func TestPlainBuild(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "vipl.h"), header, 0o666)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	b := newBed(t, 9000)
 	c := compilers[0]
 	b.two(t, c.compile(t, dir, "pingpong"), "via0", "100")

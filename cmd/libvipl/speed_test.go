@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // turnsVariable is how many turns TestSpeed takes, some 20 s each; without it, it is
@@ -26,9 +28,7 @@ func TestSpeed(t *testing.T) {
 	c := compiler{"gcc", "-O2"}
 	pingpong, window, tcp := c.compile(t, lib, "pingpong"), c.compile(t, lib, "window"), c.compile(t, lib, "tcp")
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	own := newBed(t, 1500)
 	tcpBed := newBed(t, 1500) // without an XDP program
 	a, device := own.a.IPv4.String(), "via0"
@@ -51,9 +51,7 @@ func TestSpeed(t *testing.T) {
 			t.Fatalf("%s said %q", what, out)
 		}
 		v, err := strconv.ParseFloat(fields[column], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		got[cell{what, size}] = append(got[cell{what, size}], v)
 	}
 	goSide := func(program, who string) []string { return []string{self, program, who, device} }

@@ -5,6 +5,7 @@ package main
 import (
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 )
 
@@ -13,9 +14,8 @@ import (
 func TestNoHandleAfterClose(t *testing.T) {
 	n := &nic{handles: map[uintptr]struct{}{}}
 	var err error
-	if n.handle, err = add(nicKind, n, nil, nil); err != nil {
-		t.Fatal(err)
-	}
+	n.handle, err = add(nicKind, n, nil, nil)
+	nstest.Must(t, err)
 	tag := &ptag{nic: n}
 	if _, err := add(ptagKind, tag, n, nil); err != nil {
 		t.Errorf("before the NIC is closed: %v", err)

@@ -59,9 +59,7 @@ zero_copy = ["1001", "@77"]
 [interface.eth2]
 users = []
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	quota := agentd.DefaultQuota
 	quota.Queues, quota.PinnedBytes = 3, 512<<20
 	user := quota
@@ -98,9 +96,7 @@ users = []
 // The file in contrib is good, and says the defaults.
 func TestAgentSettingsExample(t *testing.T) {
 	s, _, err := readAgentSettings("../../contrib/agent.toml", true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if s.daemon.Mode != 0o660 || s.daemon.Linger != agentd.DefaultLinger || s.daemon.Quota != agentd.DefaultQuota || s.daemon.Socket != agentclient.DefaultSocket {
 		t.Errorf("%+v", s.daemon)
 	}
@@ -205,9 +201,7 @@ func TestAgentMetrics(t *testing.T) {
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(&agentMetrics{func() kagent.Status { return st }})
 	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	got := make(map[string]float64)
 	for _, f := range families {
 		for _, m := range f.Metric {
@@ -237,18 +231,14 @@ func TestAgentMetrics(t *testing.T) {
 // The dashboard asks for metrics that there are, by labels that they have.
 func TestDashboard(t *testing.T) {
 	b, err := os.ReadFile("../../contrib/grafana/via-xdp.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var board struct {
 		Panels []struct {
 			Title   string
 			Targets []struct{ Expr, LegendFormat string }
 		}
 	}
-	if err := json.Unmarshal(b, &board); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(b, &board))
 	labels := map[string][]string{} // of each metric
 	descriptions := make(chan *prometheus.Desc)
 	go func() {
@@ -301,22 +291,16 @@ func TestAgentDefaults(t *testing.T) {
 		{"mode = \"0666\"\n", []string{"-i", "other,via0"}, ""},
 	} {
 		dir, err := os.MkdirTemp("", "agent") // t.TempDir is root's alone
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		defer os.RemoveAll(dir)
 		file, socket := filepath.Join(dir, "agent.toml"), filepath.Join(dir, "agent.sock")
-		if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte(c.settings), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte(c.settings), 0o644)))
 		// As via-xdp this program is via-xdp: TestMain.
 		agent := exec.CommandContext(t.Context(), "/proc/self/exe")
 		agent.Args = append([]string{"via-xdp", "agent", "--config", file, "--socket", socket, "--no-fdstored"}, c.args...)
 		var out strings.Builder
 		agent.Stdout, agent.Stderr = &out, &out
-		if err := ns.Do(agent.Start); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, ns.Do(agent.Start))
 		await.Until(t, "the agent serves", func() bool { _, err := agentclient.Probe(socket); return err == nil })
 		cmd := nstest.AsNobody(t, "TestProgramOfAgent")
 		cmd.Env = append(os.Environ(), "VIA_TEST_AGENT="+socket)
@@ -338,9 +322,7 @@ func TestProgramOfAgent(t *testing.T) {
 		t.Skip("a program of TestAgentDefaults")
 	}
 	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(8<<20))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if err := n.Close(); err != nil {
 		t.Error(err)
 	}

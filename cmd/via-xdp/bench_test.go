@@ -36,9 +36,7 @@ func sampleReport(p50 float64) *report.Report {
 func readSample(t *testing.T, path string) *report.Report {
 	t.Helper()
 	r, err := readReport(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return r
 }
 
@@ -116,9 +114,7 @@ func TestBenchCompare(t *testing.T) {
 	files := map[string]string{}
 	for name, p50 := range map[string]float64{"a": 2, "same": 2.1, "worse": 3} {
 		files[name] = filepath.Join(dir, name+".json")
-		if err := writeFile(files[name], sampleReport(p50).Write); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, writeFile(files[name], sampleReport(p50).Write))
 	}
 	for _, c := range []struct {
 		b      string
@@ -142,15 +138,11 @@ func TestBenchCompare(t *testing.T) {
 func TestBenchDoc(t *testing.T) {
 	dir := t.TempDir()
 	from, docs := filepath.Join(dir, "report.json"), filepath.Join(dir, "docs")
-	if err := writeFile(from, sampleReport(2).Write); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, writeFile(from, sampleReport(2).Write))
 	written := func(docs string) {
 		t.Helper()
 		text, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		plots, _ := filepath.Glob(filepath.Join(docs, "benchmarks", "*.svg"))
 		if len(plots) != 1 || !strings.Contains(string(text), "benchmarks/"+filepath.Base(plots[0])) {
 			t.Errorf("plots %v, document %s", plots, text)
@@ -179,9 +171,7 @@ func TestBenchRenew(t *testing.T) {
 	other := old.Groups[0]
 	other.Name = "pingpong"
 	old.Groups = append(old.Groups, other)
-	if err := writeFile(path, old.Write); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, writeFile(path, old.Write))
 	later := sampleReport(7)
 	later.Started = time.Date(2026, 3, 4, 5, 6, 0, 0, time.UTC)
 	r := &recorder{report: later}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // leave makes what crashed programs leave: a socket, a half-written file, and a
@@ -18,29 +20,21 @@ func leave(t *testing.T) (socket, half, settings string) {
 	t.Setenv("VIA_STATE_DIR", state)
 	t.Setenv("VIA_RUNTIME_DIR", programs)
 	for _, dir := range []string{state, programs} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Mkdir(dir, 0o755))
 	}
 	socket = filepath.Join(programs, "4194000.sock")
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	ln.SetUnlinkOnClose(false)
 	ln.Close()
 	half, settings = filepath.Join(state, "tune.json.new"), filepath.Join(state, "doctor.json")
 	gone := `[{"kind": "file", "name": "/sys/devices/system/cpu/cpu99999/cpufreq/scaling_governor", "before": "0", "after": "1"}]`
 	for path, text := range map[string]string{half: "[", settings: gone, filepath.Join(state, "notes.json.new"): "mine"} {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	old := time.Now().Add(-time.Hour)
 	for _, path := range []string{half, socket} {
-		if err := os.Chtimes(path, old, old); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Chtimes(path, old, old))
 	}
 	return socket, half, settings
 }
@@ -75,9 +69,7 @@ func TestCleanup(t *testing.T) {
 // A program may still be writing a half-written file.
 func TestCleanupLeavesYoungFiles(t *testing.T) {
 	_, half, _ := leave(t)
-	if err := os.Chtimes(half, time.Now(), time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Chtimes(half, time.Now(), time.Now()))
 	if call(&recorder{}, "cleanup"); !there(half) {
 		t.Error("it was removed")
 	}
@@ -88,17 +80,13 @@ func TestCleanupLeavesYoungFiles(t *testing.T) {
 func TestCleanupLeavesOthersSockets(t *testing.T) {
 	socket, _, _ := leave(t)
 	link := filepath.Join(t.TempDir(), "proc")
-	if err := os.Symlink(filepath.Dir(socket), link); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Symlink(filepath.Dir(socket), link))
 	t.Setenv("VIA_RUNTIME_DIR", link)
 	if status, _, errs := call(&recorder{}, "cleanup"); status != 0 || !there(socket) {
 		t.Errorf("by a link: status %d, %q, socket there: %v", status, errs, there(socket))
 	}
 	t.Setenv("VIA_RUNTIME_DIR", filepath.Dir(socket))
-	if err := os.Chmod(filepath.Dir(socket), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Chmod(filepath.Dir(socket), 0o777))
 	if status, _, errs := call(&recorder{}, "cleanup"); status != 0 || !there(socket) {
 		t.Errorf("of everybody: status %d, %q, socket there: %v", status, errs, there(socket))
 	}

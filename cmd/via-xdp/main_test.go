@@ -347,9 +347,7 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("status %d: %s", status, errs.String())
 	}
 	var r bench.Result
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(out.Bytes(), &r))
 	if len(r.Latency) != 5 || len(r.Bandwidth) != 5 || r.Conditions.Mode != "generic" {
 		t.Errorf("got %+v", r)
 	}

@@ -94,9 +94,7 @@ func startProxy(t *testing.T, ns *nstest.NS, args ...string) (at net.Addr, says 
 // setting.
 func TestProxyKeys(t *testing.T) {
 	server, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer server.Close()
 	go func() {
 		for {
@@ -112,9 +110,7 @@ func TestProxyKeys(t *testing.T) {
 	dir := t.TempDir()
 	one, other := filepath.Join(dir, "one"), filepath.Join(dir, "other")
 	err = errors.Join(os.WriteFile(one, bytes.Repeat([]byte{1}, 32), 0o600), os.WriteFile(other, bytes.Repeat([]byte{2}, 32), 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	with := func(key string) []string {
 		if key == "" {
 			return nil

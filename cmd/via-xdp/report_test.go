@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/ops/inspect"
 	"viaxdp/internal/ops/support"
 )
@@ -21,22 +22,16 @@ import (
 func untar(t *testing.T, r io.Reader) map[string]string {
 	t.Helper()
 	zip, err := gzip.NewReader(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	files := make(map[string]string)
 	for tr := tar.NewReader(zip); ; {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		b, err := io.ReadAll(tr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		files[h.Name] = string(b)
 	}
 }
@@ -45,9 +40,7 @@ func TestReportCommand(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("VIA_RUNTIME_DIR", filepath.Join(dir, "proc"))
 	result := filepath.Join(dir, "pingpong.json")
-	if err := os.WriteFile(result, []byte(`{"peer":"192.0.2.17"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(result, []byte(`{"peer":"192.0.2.17"}`), 0o600))
 	var out, log bytes.Buffer
 	env := environment{stdout: &out, stderr: &log, actions: actions{
 		inspect: func(name string, try bool) (inspect.Interface, error) {
@@ -63,9 +56,7 @@ func TestReportCommand(t *testing.T) {
 		t.Fatalf("status %d: %s", status, &log)
 	}
 	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer f.Close()
 	files := untar(t, f)
 	all := ""
@@ -128,9 +119,7 @@ func TestReportCommand(t *testing.T) {
 		t.Error("half a report is there")
 	}
 	other := filepath.Join(t.TempDir(), filepath.Base(result))
-	if err := os.WriteFile(other, []byte("another one"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(other, []byte("another one"), 0o600))
 	env.args = []string{"report", "lo", "-o", "-", "--result", result, "--result", other}
 	if status := run(t.Context(), env); status != exitFine {
 		t.Errorf("to standard output: status %d", status)

@@ -155,13 +155,9 @@ func TestAsNobody(t *testing.T) {
 // docs/cli.md is what the commands give.
 func TestDoc(t *testing.T) {
 	var b bytes.Buffer
-	if err := writeDoc(&b, newRoot(environment{actions: production()})); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, writeDoc(&b, newRoot(environment{actions: production()})))
 	text, err := os.ReadFile("../../docs/cli.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if b.String() != string(text) {
 		t.Error("docs/cli.md is not what the commands say: go generate ./cmd/via-xdp")
 	}
@@ -203,14 +199,10 @@ func TestEveryCommand(t *testing.T) {
 func TestEveryCommandHasAScript(t *testing.T) {
 	var all strings.Builder
 	scripts, err := filepath.Glob("testdata/script/*.txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, path := range scripts {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		all.Write(text)
 	}
 	var walk func(c *cobra.Command)

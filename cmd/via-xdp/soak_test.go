@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/torture"
 	"viaxdp/vipl"
@@ -154,9 +155,7 @@ func TestSoakFlags(t *testing.T) {
 		t.Errorf("status %d, %+v", status, cfg)
 	}
 	var r torture.SoakReport
-	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal([]byte(out), &r))
 	if diff := cmp.Diff(goodSoak, r); diff != "" {
 		t.Errorf("JSON (-want +got):\n%s", diff)
 	}

@@ -25,21 +25,15 @@ func TestSystemdUnits(t *testing.T) {
 		nstest.Lacks(t, "needs systemd-analyze (Debian: systemd): %v", err)
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	dir := t.TempDir()
 	args := []string{"verify", "--man=no"}
 	for _, name := range []string{"via-xdp-agent.service", "via-xdp-agent.socket"} {
 		text, err := os.ReadFile("../../contrib/systemd/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		// It must be there.
 		unit := strings.ReplaceAll(string(text), "/usr/bin/via-xdp", self)
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(unit), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(unit), 0o644))
 		args = append(args, filepath.Join(dir, name))
 	}
 	if out, err := exec.Command(analyze, args...).CombinedOutput(); err != nil || len(out) > 0 {
@@ -59,9 +53,7 @@ func TestSystemdService(t *testing.T) {
 	}
 	nstest.Require(t)
 	self, err := os.Executable() // as via-xdp it is via-xdp: TestMain
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "../../contrib/systemd/try", self)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/ops/status"
 )
@@ -94,9 +95,7 @@ func TestUsageErrors(t *testing.T) {
 // A CPU that this process may not use is refused before anything is done.
 func TestNoSuchCPU(t *testing.T) {
 	cpus, err := testbed.AllowedCPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	first, last := strconv.Itoa(cpus[0]), cpus[len(cpus)-1]
 	for _, cpu := range []string{"-1", strconv.Itoa(last + 1), "99999"} {
 		r := &recorder{}
@@ -139,9 +138,7 @@ func TestFullOutput(t *testing.T) {
 // A report that could not be written is refused before anything is measured.
 func TestNoPlaceForReport(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(file, nil, 0o600))
 	for args, flag := range map[string]string{
 		"demo": "--svg", "pingpong host": "--svg", "stream host": "--svg", "bench pingpong": "--out", "bench doc": "--docs",
 	} {
@@ -214,9 +211,7 @@ func TestAgentCheckStarts(t *testing.T) {
 		"metrics = \"127.0.0.1:70000\"":     "metrics: address 70000: invalid port",
 	} {
 		file := filepath.Join(t.TempDir(), "agent.toml")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(file, []byte(text), 0o600))
 		status, out, errs := call(&recorder{}, "agent", "--check", "--config", file)
 		if status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" {
 			t.Errorf("%s: status %d, %s%s", text, status, out, errs)

@@ -14,6 +14,7 @@ import (
 	"viaxdp/bpf"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/reliable"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
@@ -132,17 +133,13 @@ func parseCode(t *testing.T, pkg string) codeOf {
 	var names []string
 	for _, floor := range []string{"", "internal/base/", "internal/agent/", "internal/ops/", "internal/lab/"} {
 		found, err := filepath.Glob("../../" + floor + pkg + "/*_test.go")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		names = append(names, found...)
 	}
 	code := codeOf{}
 	for _, name := range names {
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		for _, d := range f.Decls {
 			fn, ok := d.(*ast.FuncDecl)
 			if !ok || fn.Body == nil {

@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 const (
@@ -40,9 +42,7 @@ func rows(t *testing.T) []row { return rowsOf(t, viplDoc, "VIPL") }
 func rowsOf(t *testing.T, document, column string) (all []row) {
 	t.Helper()
 	f, err := os.Open(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer f.Close()
 	section, heads := "", []string(nil)
 	lines := bufio.NewScanner(f)
@@ -72,9 +72,7 @@ func rowsOf(t *testing.T, document, column string) (all []row) {
 			all = append(all, r)
 		}
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, lines.Err())
 	return all
 }
 
@@ -90,18 +88,14 @@ func loadPackage(t *testing.T, path string) source {
 	t.Helper()
 	fset := token.NewFileSet()
 	names, err := filepath.Glob("../../" + path + "/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var files []*ast.File
 	for _, name := range names {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
 		f, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		files = append(files, f)
 	}
 	// Imports are not loaded: types of imported packages may stay unknown.
@@ -110,9 +104,7 @@ func loadPackage(t *testing.T, path string) source {
 	s.types, _ = conf.Check("viaxdp/"+path, fset, files, nil)
 
 	d, err := doc.NewFromFiles(fset, files, "viaxdp/"+path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, f := range d.Funcs {
 		s.docs[f.Name] = f.Doc
 	}

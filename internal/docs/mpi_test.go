@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 const mvichDoc = "../../docs/mvich.md"
@@ -46,9 +48,7 @@ func TestMPI(t *testing.T) {
 func TestMPINamesAll(t *testing.T) {
 	named := map[string]bool{}
 	text, err := os.ReadFile(mvichDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for line := range strings.Lines(string(text)) {
 		for _, m := range quoted.FindAllStringSubmatch(line, -1) {
 			named[strings.TrimPrefix(m[1], "mvich.")] = true

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A program can name all types that the packages it imports use: no exported declaration has
@@ -16,18 +18,14 @@ func TestAPINamesNoInternalType(t *testing.T) {
 	declared := 0
 	for _, pkg := range []string{"bpf", "hugepages", "memreg", "mvich", "vianet", "vipl", "xdpnic"} {
 		files, err := filepath.Glob("../../" + pkg + "/*.go")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
 			fset := token.NewFileSet()
 			f, err := parser.ParseFile(fset, name, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			internal := map[string]bool{}
 			for _, imp := range f.Imports {
 				path, _ := strconv.Unquote(imp.Path.Value)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/tools/go/packages"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // engine returns package vipl with its types.
@@ -30,9 +32,7 @@ var engine = sync.OnceValues(func() (*packages.Package, error) {
 func loadEngine(t *testing.T) *packages.Package {
 	t.Helper()
 	p, err := engine()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return p
 }
 

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // Only files whose names end in _unsafe bypass Go's types, and cmd/libvipl, which is
@@ -34,9 +36,7 @@ func TestUnsafe(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if found < 10 {
 		t.Errorf("%d files import unsafe: they were not found", found)
 	}

@@ -7,15 +7,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A reader of ARCHITECTURE.md's tables finds each function in the file
 // that is named with it: the steps of a message, and where goroutines start.
 func TestWhereThingsAre(t *testing.T) {
 	text, err := os.ReadFile("../../ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	quoted := regexp.MustCompile("`([^`]+)`")
 	found := 0
 	for _, row := range tableRows(string(text), "| # | step | where |", "| goroutine | one per | started in | ends with |") {

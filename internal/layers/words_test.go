@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // privateWords are former terms of this project that the field has other names for;
@@ -56,9 +58,7 @@ func TestWords(t *testing.T) {
 		})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if declared < 10_000 {
 		t.Errorf("%d identifiers: they were not found", declared)
 	}

@@ -63,9 +63,7 @@ func TestMpiexec(t *testing.T) {
 		nstest.Lacks(t, "Hydra's mpiexec is not installed (Debian: mpich)")
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	a, b := nstest.Pair(t, nstest.Options{})
 	args := slices.Concat([]string{"-n", "1"}, a.Inside(t), []string{self, ":", "-n", "1"}, b.Inside(t), []string{self})
 	for _, name := range Names() {

@@ -14,6 +14,7 @@ import (
 
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -82,9 +83,7 @@ func TestOneStep(t *testing.T) {
 		return 0
 	}
 	got, err := apps["stencil"].serial(n, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for row := 1; row <= n; row++ {
 		for col := 1; col <= n; col++ {
 			want := (before(row-1, col) + before(row+1, col) + before(row, col-1) + before(row, col+1)) / 4
@@ -99,9 +98,7 @@ func TestOneStep(t *testing.T) {
 func TestSolution(t *testing.T) {
 	const n = 20
 	x, err := apps["cg"].serial(n, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	at := func(row, col int) float64 {
 		if row < 1 || col < 1 || row > n || col > n {
 			return 0

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // TestMain lets the test's program be a rank that mpiexec starts.
@@ -55,15 +57,11 @@ func exchange(c *Client) error {
 func inherited(t *testing.T, rank, size int, serve func(conn net.Conn)) func(string) string {
 	t.Helper()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	f := os.NewFile(uintptr(fds[0]), "launcher")
 	defer f.Close()
 	conn, err := net.FileConn(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	go serve(conn)
 	return environment("PMI_FD", strconv.Itoa(fds[1]), "PMI_RANK", strconv.Itoa(rank), "PMI_SIZE", strconv.Itoa(size))
@@ -84,9 +82,7 @@ func environment(pairs ...string) func(string) string {
 func listened(t *testing.T, rank, size int, serve func(conn net.Conn)) func(string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	go func() {
 		conn, err := listener.Accept()
@@ -214,9 +210,7 @@ func TestMpiexec(t *testing.T) {
 		t.Skip("Hydra's mpiexec is not installed (Debian: mpich)")
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, "-n", "3", self)
@@ -238,16 +232,12 @@ func TestMpiexec(t *testing.T) {
 func TestSocketIsNotInherited(t *testing.T) {
 	env := inherited(t, 0, 1, func(conn net.Conn) { NewServer(1).Serve(0, conn) })
 	fd, err := strconv.Atoi(env("PMI_FD"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil { // as launchers leave it
 		t.Fatal(err)
 	}
 	c, err := connect(env)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("flags %#x, %v", flags, err)
 	}

@@ -7,6 +7,8 @@ import (
 	"net"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // rankOf connects a Client with a server in the given way; result is that of Serve.
@@ -20,9 +22,7 @@ func rankOf(
 		began, done, err := s.Serve(rank, conn)
 		result <- fmt.Sprint(began, done, err)
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return c, result
 }
 

@@ -175,7 +175,5 @@ func setDown(t testing.TB, ns *nstest.NS) {
 	if err == nil {
 		err = ns.Netlink().LinkSetDown(link)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 }

@@ -30,9 +30,7 @@ import (
 func TestQueuesOfNICs(t *testing.T) {
 	na, nb, name := nstest.NICs(t)
 	mode, err := xdpnic.ParseMode(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if n, _ := strconv.Atoi(os.Getenv("VIA_NICS_QUEUES")); n < 2 {
 		t.Skip("VIA_NICS_QUEUES says of no NIC with several queues; go run ./internal/lab/vm --queues 2 has some")
 	}
@@ -41,9 +39,7 @@ func TestQueuesOfNICs(t *testing.T) {
 			vipl.WithArena(arenaBytes), vipl.WithQueue(queue), vipl.WithSteering(how), vipl.WithSilence(20*time.Second))
 	}
 	tables := map[*nstest.NS]*table{na: openTable(t, na), nb: openTable(t, nb)}
-	if err := fewerQueues(na); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, fewerQueues(na))
 
 	for _, how := range []vipl.Steering{vipl.SteerByRules, vipl.SteerByRSS} {
 		t.Run("steering by "+how.String(), func(t *testing.T) {
@@ -112,9 +108,7 @@ func TestQueuesOfNICs(t *testing.T) {
 			x.set(t, func(int) bool { return false })
 		}
 		for _, e := range []*pairtest.End{a, b} {
-			if err := e.VI.Disconnect(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, e.VI.Disconnect())
 		}
 	}
 	for side, ns := range []*nstest.NS{na, nb} {
@@ -230,9 +224,7 @@ func openTable(t *testing.T, ns *nstest.NS) *table {
 func (x *table) get(t *testing.T) []uint32 {
 	t.Helper()
 	now, err := x.nic.Table()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return now
 }
 
@@ -255,9 +247,7 @@ func (x *table) set(t *testing.T, one func(slot int) bool) {
 			to[i] = 1
 		}
 	}
-	if err := x.nic.SetTable(to); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, x.nic.SetTable(to))
 }
 
 // slot finds, bit by bit, the slot in to's table for frames of a connection whose VI is on queue 0: either a

@@ -28,9 +28,7 @@ import (
 func TestNICs(t *testing.T) {
 	_, _, name := nstest.NICs(t)
 	mode, err := xdpnic.ParseMode(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	// If frames do not arrive by themselves, the NIC must be steered.
 	queue, _ := strconv.Atoi(os.Getenv("VIA_NICS_QUEUE"))
 	// An emulated NIC that is descheduled for a while has room for a ring of frames, 256.
@@ -64,9 +62,7 @@ func TestNICs(t *testing.T) {
 func wantDriverMode(t testing.TB, ns *nstest.NS, mode xdpnic.Mode) {
 	t.Helper()
 	l, err := ns.Netlink().LinkByIndex(ns.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if x := l.Attrs().Xdp; x == nil || (x.AttachMode == nl.XDP_ATTACHED_DRV) == mode.Generic() {
 		t.Errorf("%s: XDP program %+v in %v mode", ns.Name, x, mode)
 	}
@@ -77,9 +73,7 @@ func wantDriverMode(t testing.TB, ns *nstest.NS, mode xdpnic.Mode) {
 func TestLastFramesOfNICs(t *testing.T) {
 	na, nb, name := nstest.NICs(t)
 	mode, err := xdpnic.ParseMode(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	const frames, etherType = 200, 0x88b5 // for local experiments (IEEE 802)
 	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, etherType))
 	listen := -1

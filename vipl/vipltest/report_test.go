@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl/vipltest"
 )
 
@@ -27,15 +28,11 @@ func compareReport(t *testing.T, results map[string][]vipltest.Result) {
 	}
 	got := report(results)
 	if *update {
-		if err := os.WriteFile(reportFile, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(reportFile, []byte(got), 0o644))
 		return
 	}
 	want, err := os.ReadFile(reportFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if got != string(want) {
 		t.Errorf("%s does not say what this run found: go test ./vipl/vipltest -run TestConformance -update", reportFile)
 	}

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func pages(t *testing.T) map[string]string {
@@ -14,15 +16,11 @@ func pages(t *testing.T) map[string]string {
 	var texts [3]string
 	for i, name := range []string{"../vipl.h", "../man.txt", "../../../docs/libvipl.md"} {
 		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		texts[i] = string(b)
 	}
 	all, err := render(texts[0], texts[1], texts[2])
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return all
 }
 

@@ -22,9 +22,7 @@ func overAgents(t *testing.T) vipltest.Config {
 		ends = []*nstest.NS{na, nb}
 		for i, g := range []*agent{a, b} {
 			n, err := vipl.OpenNIC(ends[i].Name, vipl.WithAgent(g.socket), vipl.WithArena(48<<20), vipl.WithSilence(silence))
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			t.Cleanup(func() {
 				if err := n.Close(); err != nil {
 					t.Error(err)
@@ -50,9 +48,7 @@ func overAgents(t *testing.T) vipltest.Config {
 				if err == nil {
 					err = ends[1].Netlink().LinkSetDown(link)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 			}
 		},
 	}

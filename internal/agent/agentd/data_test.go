@@ -21,9 +21,7 @@ func pair(t *testing.T, o nstest.Options, cfg agentConfig) (a, b *agent) {
 func (a *agent) nic(opts ...vipl.Option) *vipl.NIC {
 	a.t.Helper()
 	n, err := a.open(opts...)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	nstest.Must(a.t, err)
 	a.t.Cleanup(func() {
 		if err := n.Close(); err != nil {
 			a.t.Error(err)
@@ -47,16 +45,12 @@ type end struct {
 func newEnd(t testing.TB, n *vipl.NIC) *end {
 	t.Helper()
 	tag, err := n.CreatePtag()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	e := &end{nic: n}
-	if e.mem, err = n.AllocMem(1<<20, vipl.MemAttributes{Ptag: tag}); err != nil {
-		t.Fatal(err)
-	}
-	if e.vi, err = n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil); err != nil {
-		t.Fatal(err)
-	}
+	e.mem, err = n.AllocMem(1<<20, vipl.MemAttributes{Ptag: tag})
+	nstest.Must(t, err)
+	e.vi, err = n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	nstest.Must(t, err)
 	return e
 }
 
@@ -78,38 +72,24 @@ func connect(t testing.TB, a, b *end, disc string) {
 			break // else the other side does not wait yet
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := <-errc; err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, <-errc)
 }
 
 // exchange sends a message and checks that it arrives.
 func exchange(t testing.TB, from, to *end, text string) {
 	t.Helper()
 	recv, err := to.mem.Descriptor(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	recv.SetSegments(to.mem.Segment(4096, 4096))
-	if err := to.vi.PostRecv(recv, to.mem.Handle()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, to.vi.PostRecv(recv, to.mem.Handle()))
 	send, err := from.mem.Descriptor(64, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	copy(from.mem.Bytes()[8192:], text)
 	send.SetSegments(from.mem.Segment(8192, len(text)))
-	if err := from.vi.PostSend(send, from.mem.Handle()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, from.vi.PostSend(send, from.mem.Handle()))
 	d, err := to.vi.RecvWait(waitLimit)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if got := to.mem.Bytes()[4096 : 4096+d.Length]; !bytes.Equal(got, []byte(text)) {
 		t.Fatalf("%q arrived, want %q", got, text)
 	}

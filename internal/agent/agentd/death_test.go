@@ -98,9 +98,7 @@ func TestKillAgent(t *testing.T) {
 	run := func(d time.Duration) {
 		t.Helper()
 		for end := time.Now().Add(d); ; { // at least one, however late it is then
-			if err := s.step(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, s.step())
 			if time.Now().After(end) {
 				return
 			}
@@ -142,9 +140,7 @@ func TestKillAgent(t *testing.T) {
 				break // else the program has not come back yet
 			}
 		}
-		if err := errors.Join(err, <-accepted); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, errors.Join(err, <-accepted))
 		exchange(t, early, late, "the next agent")
 		run(100 * time.Millisecond)
 	}
@@ -234,35 +230,22 @@ func killProgram(t *testing.T, death func(a *agent, die func())) {
 	eb := newEnd(t, b.nic(vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(silence)))
 	// Another program, so that the descriptor store has a reason to stay.
 	other, err := vipl.OpenNIC("lo", vipl.WithAgent(a.socket), vipl.WithArena(16<<20))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer other.Close()
 	cmd := program(t, 60001, "TestProgramThatDies", "", socketsEnv+"="+a.socket, "AGENTD_TEST_PEER="+b.ns.IPv4.String())
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, cmd.Start())
 	c, err := eb.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("die")}, waitLimit)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Accept(eb.vi); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, c.Accept(eb.vi))
 	r := bufio.NewReader(out)
 	for line := ""; !strings.Contains(line, "connected"); {
-		if line, err = r.ReadString('\n'); err != nil {
-			t.Fatal(err)
-		}
+		line, err = r.ReadString('\n')
+		nstest.Must(t, err)
 	}
 	death(a, func() {
-		if err := cmd.Process.Signal(unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, cmd.Process.Signal(unix.SIGKILL))
 		_, _ = io.Copy(io.Discard, r)
 		_ = cmd.Wait()
 	})
@@ -302,9 +285,7 @@ func TestProgramThatDies(t *testing.T) {
 	}
 	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(16<<20), vipl.WithMode(xdpnic.ModeNative, true),
 		vipl.WithSilence(waitLimit))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	e := newEnd(t, n)
 	remote := vipl.NetAddress{Host: mustAddr(t, os.Getenv("AGENTD_TEST_PEER")), Discriminator: []byte("die")}
 	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
@@ -312,9 +293,7 @@ func TestProgramThatDies(t *testing.T) {
 			break
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	fmt.Println("connected")
 	select {}
 }
@@ -325,25 +304,18 @@ func TestKillBoth(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{})
 	cmd := program(t, 60001, "TestProgramThatKeeps", "", socketsEnv+"="+g.socket)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, cmd.Start())
 	r := bufio.NewReader(out)
 	for line := ""; !strings.Contains(line, "open"); {
-		if line, err = r.ReadString('\n'); err != nil {
-			t.Fatal(err)
-		}
+		line, err = r.ReadString('\n')
+		nstest.Must(t, err)
 	}
 	g.kill()
 	if !attached(t, ns) {
 		t.Error("the program went with the agent")
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	await.Until(t, "the descriptor store leaves", func() bool {
 		_, err := os.Stat(g.socket + ".fds")
@@ -383,30 +355,22 @@ func TestLocalPeers(t *testing.T) {
 	}
 	connect(t, s.from, s.to, "neighbour")
 	for range 5000 {
-		if err := s.step(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, s.step())
 	}
 	g.kill() // it has no part in it
 	for range 5000 {
-		if err := s.step(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, s.step())
 	}
 	g.start()
 
 	e := newEnd(t, s.to.nic)
 	cmd := program(t, 60001, "TestProgramThatDies", "", socketsEnv+"="+g.socket, "AGENTD_TEST_PEER="+ns.IPv4.String())
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, cmd.Start())
 	c, err := e.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("die")}, waitLimit)
 	if err == nil {
 		err = c.Accept(e.vi)
 	}
-	if err := errors.Join(err, cmd.Process.Kill()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(err, cmd.Process.Kill()))
 	killed := time.Now()
 	_ = cmd.Wait()
 	await.Until(t, "the neighbour hears of it", func() bool {
@@ -415,8 +379,6 @@ func TestLocalPeers(t *testing.T) {
 	})
 	t.Logf("the neighbour heard of it after %v", time.Since(killed))
 	for range 100 {
-		if err := s.step(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, s.step())
 	}
 }

@@ -24,17 +24,13 @@ func TestKillFDStored(t *testing.T) {
 	some := func() {
 		t.Helper()
 		for range 200 {
-			if err := s.step(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, s.step())
 		}
 	}
 	some()
 	for round := range 2 {
 		first := a.fdstored()
-		if err := unix.Kill(first, unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, unix.Kill(first, unix.SIGKILL))
 		await.Until(t, "another descriptor store has everything", func() bool {
 			return a.log.count("another one has all of it now") == round+1
 		})
@@ -77,18 +73,12 @@ func TestBadRecordsKept(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
 	opened, err := g.raw(t).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	g.kill()
 	k, err := fdstore.Start(g.socket+".fds", nil, "/bin/false")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	entries, err := k.List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for i := range entries {
 		kind, place, _ := strings.Cut(entries[i].Key, "/")
 		entries[i].Close()
@@ -96,14 +86,10 @@ func TestBadRecordsKept(t *testing.T) {
 			continue
 		}
 		for _, key := range []string{"lease/" + place + "/7", "vi/" + place + "/none", "vi/" + place + "/00000001", "listen/" + place + "/x", "odd/" + place} {
-			if err := k.Put(key, []byte("?")); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, k.Put(key, []byte("?")))
 		}
 	}
-	if err := k.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, k.Close())
 	g.start()
 	r := g.raw(t).hello()
 	if _, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: opened.Opened.Token}); err != nil {

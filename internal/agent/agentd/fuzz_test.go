@@ -10,6 +10,7 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/lab/nstest"
 )
 
 // emptied is a descriptor store that records what was deleted.
@@ -59,9 +60,7 @@ func FuzzPinned(f *testing.F) {
 			u.book(d.queues(), 0, d.pinned)
 			sum[d.uid] = u
 			b, err := json.Marshal(pinnedRecord{d.uid, d.pinned, d.socket, d.shmLink})
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			r, err := readPinned(fdstore.Entry{Value: b, Files: make([]*os.File, 2)})
 			if err != nil || r != (pinnedRecord{d.uid, d.pinned, d.socket, d.shmLink}) {
 				t.Fatalf("%s is read again as %+v: %v", b, r, err)
@@ -87,9 +86,7 @@ func FuzzPinned(f *testing.F) {
 // A session is restored with a whole token and some memory, or not at all.
 func FuzzTag(f *testing.F) {
 	good, err := json.Marshal(tag{bytes.Repeat([]byte{7}, agentproto.TokenLen), 1000, 77})
-	if err != nil {
-		f.Fatal(err)
-	}
+	nstest.Must(f, err)
 	f.Add(good, 64<<20)
 	f.Add(good, -1)
 	f.Add(good, int(^uint(0)>>1))
@@ -108,9 +105,7 @@ func FuzzTag(f *testing.F) {
 			t.Fatalf("a token of %d bytes, %d bytes pinned", len(got.Token), pinned)
 		}
 		again, err := json.Marshal(got)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		back, err := readTag(again, pinned)
 		if err != nil || back.UID != got.UID || back.Socket != got.Socket || !bytes.Equal(back.Token, got.Token) {
 			t.Fatalf("%s is read again as %+v: %v", again, back, err)

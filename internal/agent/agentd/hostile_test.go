@@ -36,9 +36,7 @@ type raw struct {
 func (a *agent) raw(t testing.TB) *raw {
 	t.Helper()
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: a.socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(waitLimit))
 	return &raw{t, c, agentproto.Reader{C: c}}
@@ -47,9 +45,7 @@ func (a *agent) raw(t testing.TB) *raw {
 // say sends a message and ignores errors.
 func (r *raw) say(q agentproto.Request) {
 	b, err := agentproto.Encode(&q, agentproto.MaxRequest)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	nstest.Must(r.t, err)
 	_, _ = r.c.Write(b)
 }
 
@@ -232,9 +228,7 @@ func TestTokenOfAnother(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{})
 	r := g.raw(t).hello()
 	reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	resume := func(r *raw) error {
 		_, err := r.hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: reply.Opened.Token})
 		return err
@@ -262,16 +256,12 @@ func TestResumeUnanswered(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
 	opened, err := g.raw(t).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	g.kill()
 	g.start()
 	resume := agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: opened.Opened.Token}
 	deaf := g.raw(t).hello()
-	if err := deaf.c.CloseRead(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, deaf.c.CloseRead())
 	deaf.say(resume)
 	await.Until(t, "the agent hangs up", func() bool {
 		_, err := deaf.c.Write(nil)
@@ -312,9 +302,7 @@ func TestDescriptorsRefused(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{})
 	r := g.raw(t)
 	raw, err := r.c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if cerr := raw.Control(func(fd uintptr) { _, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS) }); cerr != nil {
 		t.Fatal(cerr)
 	}
@@ -337,13 +325,9 @@ func TestDescriptorsUnread(t *testing.T) {
 	cfg.Files, cfg.Users = most, map[uint32]agentd.Quota{0: {Connections: connections}}
 	g := startAgent(t, ns, cfg)
 	other := g.rawAs(t, 60001).hello()
-	if err := other.open(1); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, other.open(1))
 	reply, err := other.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	// hog opens a queue, requests a number of links without receiving any, and gives the queue back.
 	hog := func(shmLinks uint64) error {
 		r := g.raw(t)
@@ -424,9 +408,7 @@ func (a *agent) rawAs(t testing.TB, uid int) *raw {
 	f := os.NewFile(uintptr(res.fd), "socket")
 	defer f.Close()
 	c, err := net.FileConn(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(waitLimit))
 	u := c.(*net.UnixConn)
@@ -518,9 +500,7 @@ func TestHeldOpen(t *testing.T) {
 	// Another user sees what is counted. Those of before may be gone, if that took long.
 	other := func() kagent.DaemonCounter {
 		reply, err := g.rawAs(t, 60001).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		return reply.Status.Counts
 	}
 	await.Until(t, "more connections than the quota are refused", func() bool {

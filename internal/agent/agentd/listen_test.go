@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // No connect to the socket succeeds before it has its final permissions, whatever the umask.
@@ -15,9 +17,7 @@ func TestListenAlone(t *testing.T) {
 	old := unix.Umask(0)
 	l, err := listenAlone(path)
 	unix.Umask(old)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer l.Close()
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0 {
 		t.Errorf("%v, %v, want no rights", st.Mode(), err)
@@ -28,9 +28,7 @@ func TestListenAlone(t *testing.T) {
 func TestListenLeavesFilesAlone(t *testing.T) {
 	for _, suffix := range []string{"", ".new"} {
 		path := filepath.Join(t.TempDir(), "agent.toml")
-		if err := os.WriteFile(path+suffix, []byte("mine"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(path+suffix, []byte("mine"), 0o600))
 		d := &Daemon{Socket: path}
 		if l, err := d.listen(); err == nil {
 			l.Close()

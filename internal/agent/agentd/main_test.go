@@ -148,9 +148,7 @@ type agent struct {
 func startAgent(t testing.TB, ns *nstest.NS, cfg agentConfig) *agent {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "agentd") // t.TempDir is root's alone
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	a := &agent{t: t, ns: ns, cfg: cfg, socket: filepath.Join(dir, "agent.sock")}
 	a.cfg.Socket = a.socket
 	state := dir
@@ -159,9 +157,7 @@ func startAgent(t testing.TB, ns *nstest.NS, cfg agentConfig) *agent {
 		a.cfg.State = state
 		err = errors.Join(os.Mkdir(state, 0o700), a.listen())
 	}
-	if err := errors.Join(err, os.Chmod(dir, 0o755), os.Chown(state, int(cfg.UID), -1)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(err, os.Chmod(dir, 0o755), os.Chown(state, int(cfg.UID), -1)))
 	t.Cleanup(func() {
 		a.stop()
 		await.Until(t, "the descriptor store leaves", func() bool {
@@ -199,9 +195,7 @@ func (a *agent) listen() error {
 func (a *agent) start() {
 	a.t.Helper()
 	cfg, err := json.Marshal(a.cfg)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	nstest.Must(a.t, err)
 	a.cmd = exec.Command("/proc/self/exe")
 	if a.cfg.UID != 0 {
 		a.cmd = program(a.t, a.cfg.UID, "none", "") // a copy that this user can run
@@ -215,9 +209,7 @@ func (a *agent) start() {
 	a.log = &lines{t: a.t}
 	a.cmd.Stderr = a.log
 	// The descriptor store inherits nothing of the agent's output.
-	if err := a.ns.Do(a.cmd.Start); err != nil {
-		a.t.Fatal(err)
-	}
+	nstest.Must(a.t, a.ns.Do(a.cmd.Start))
 	pid := a.cmd.Process.Pid
 	await.Until(a.t, "the agent serves", func() bool {
 		p, err := agentclient.Probe(a.socket)
@@ -228,9 +220,7 @@ func (a *agent) start() {
 // kill is kill -9.
 func (a *agent) kill() {
 	a.t.Helper()
-	if err := a.cmd.Process.Kill(); err != nil {
-		a.t.Fatal(err)
-	}
+	nstest.Must(a.t, a.cmd.Process.Kill())
 	_ = a.cmd.Wait()
 	a.cmd = nil
 }
@@ -281,9 +271,7 @@ func (a *agent) status(t testing.TB) kagent.Status {
 	r := a.raw(t)
 	defer r.c.Close()
 	reply, err := r.hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return *reply.Status
 }
 
@@ -291,9 +279,7 @@ func (a *agent) status(t testing.TB) kagent.Status {
 func attached(t testing.TB, ns *nstest.NS) bool {
 	t.Helper()
 	nic, err := ns.Netlink().LinkByIndex(ns.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	x := nic.Attrs().Xdp
 	return x != nil && x.Attached
 }
@@ -301,8 +287,6 @@ func attached(t testing.TB, ns *nstest.NS) bool {
 func mustAddr(t testing.TB, s string) netip.Addr {
 	t.Helper()
 	a, err := netip.ParseAddr(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return a
 }

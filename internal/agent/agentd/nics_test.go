@@ -42,16 +42,10 @@ func TestNICsZeroCopyReads(t *testing.T) {
 			g := startAgent(t, host, agentConfig{Ifaces: map[string]agentd.Interface{host.Name: {ZeroCopy: c.grant}}})
 			cmd := program(t, 60001, "TestProgramThatReads", "", socketsEnv+"="+g.socket, "AGENTD_TEST_NIC="+host.Name)
 			in, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
+			nstest.Must(t, cmd.Start())
 			r := bufio.NewReader(out)
 			said := func(prefix string) string {
 				t.Helper()
@@ -95,9 +89,7 @@ func TestProgramThatReads(t *testing.T) {
 	var all []*agentclient.Agent
 	for queue, queues := 0, 1; queue < queues; queue++ {
 		a, err := agentclient.Open(socket, true, kagent.Config{Interface: os.Getenv("AGENTD_TEST_NIC"), Queue: queue, ArenaBytes: 16 << 20})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		defer a.Close()
 		all, queues = append(all, a), a.Info().Queues
 	}

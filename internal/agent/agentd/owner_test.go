@@ -22,9 +22,7 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 		t.Helper()
 		r = g.rawAs(t, uid).hello()
 		reply, err := r.ask(openNative(queue))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		return r, reply.Opened.Token
 	}
 	resume := func(uid int, token []byte) *raw {
@@ -73,9 +71,7 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	refused("at the next agent")
 	r = resume(mine, token)
 	handle, err := listen(r, anywhere)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	refused("when it listens again")
 	if _, err := ask(r, agentproto.Request{Op: agentproto.OpUnlisten, Handle: handle}); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 // Pinned memory is charged until the socket is closed if the kernel lists the sockets, even if the program
@@ -23,21 +24,15 @@ func TestPinned(t *testing.T) {
 	const ino = 4711
 	for _, known := range []bool{true, false} {
 		s, err := New(Config{}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		s.collecting = true // the test collects
 		open := map[uint64]bool{ino: true}
 		failure := errors.New("interrupted")
 		s.sockets = func() (map[uint64]bool, bool, error) { return open, known, failure }
 		fds := make([]int, 2)
-		if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK))
 		ours, theirs := os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
-		if err := s.charge(7, 1, 0, 4096); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, s.charge(7, 1, 0, 4096))
 		s.track(&pinnedQueue{uid: 7, pinned: 4096, socket: ino, alive: ours})
 		hasPinned := func(want bool, when string) {
 			t.Helper()
@@ -72,14 +67,10 @@ func TestPinned(t *testing.T) {
 func TestRefundUnderWay(t *testing.T) {
 	v := slow{asked: make(chan struct{}), answers: make(chan struct{})}
 	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}}, FDStore: v}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s.collecting = true // the test collects
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
-	if err := s.charge(7, 1, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, s.charge(7, 1, 0, 0))
 	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
 	collected := make(chan struct{})
 	go func() {
@@ -109,9 +100,7 @@ func TestRefundUnderWay(t *testing.T) {
 // pinned queues. Requests that wait for a check share the next.
 func TestCostOfRefusal(t *testing.T) {
 	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}, 8: {Queues: 1}}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s.collecting = true // the test collects
 	looks, looking, goOn := 0, make(chan struct{}), make(chan struct{})
 	s.sockets = func() (map[uint64]bool, bool, error) {
@@ -129,9 +118,7 @@ func TestCostOfRefusal(t *testing.T) {
 		}
 	}
 	for _, uid := range []uint32{7, 8} {
-		if err := s.charge(uid, 1, 0, 0); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, s.charge(uid, 1, 0, 0))
 	}
 	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
 	// A dead program's session of another user, which must not be touched.
@@ -182,9 +169,7 @@ func askAtOnce(t *testing.T, s *Server, all *sync.WaitGroup, n uint64) {
 // A check that fails counts only for its caller: the others check for themselves.
 func TestLookThatFails(t *testing.T) {
 	s, err := New(Config{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s.collecting = true // the test collects
 	looks, failure := 0, errors.New("interrupted")
 	s.sockets = func() (map[uint64]bool, bool, error) {
@@ -194,9 +179,7 @@ func TestLookThatFails(t *testing.T) {
 		}
 		return nil, true, nil
 	}
-	if err := s.charge(7, 1, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, s.charge(7, 1, 0, 0))
 	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
 	s.collection.Lock() // until two requests wait; either may be first
 	var all sync.WaitGroup
@@ -215,14 +198,10 @@ func TestLookThatFails(t *testing.T) {
 // hugepages for one queue only.
 func TestOpenCollects(t *testing.T) {
 	s, err := New(Config{Interfaces: map[string]Interface{"none": {}}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s.collecting = true // the test collects
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
-	if err := s.charge(7, 1, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, s.charge(7, 1, 0, 0))
 	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
 	c := &conn{server: s, cred: peer{Ucred: unix.Ucred{Uid: 8}}}
 	if _, _, _, err := c.open(t.Context(), &agentproto.Open{Interface: "none"}); err == nil {
@@ -259,9 +238,7 @@ func TestBrokenPinnedRecord(t *testing.T) {
 		var gone deleted
 		s, err := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil)), FDStore: &gone},
 			[]fdstore.Entry{{Key: fdstore.PinnedPrefix + "x", Value: []byte(value)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if len(s.pinnedQueues) > 0 || len(gone) != 1 || !strings.Contains(log.String(), want) {
 			t.Errorf("%s: debts %v, deleted %v, log %q, want %q", value, s.pinnedQueues, gone, log.String(), want)
 		}

@@ -132,9 +132,7 @@ func TestZeroCopyIsGranted(t *testing.T) {
 			}
 			return err.Error()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if m := reply.Opened.Info.Restore().Mode; m == xdpnic.ModeZeroCopy {
 			t.Errorf("%v mode", m)
 		}
@@ -159,9 +157,7 @@ func TestZeroCopyIsGranted(t *testing.T) {
 func programID(t testing.TB, ns *nstest.NS) uint32 {
 	t.Helper()
 	nic, err := ns.Netlink().LinkByIndex(ns.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if x := nic.Attrs().Xdp; x != nil && x.Attached {
 		return x.ProgId
 	}
@@ -188,9 +184,7 @@ func TestLinger(t *testing.T) {
 		}
 		return err
 	}
-	if err := use(60001, xdpnic.ModeNative, true); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
 	first := programID(t, ns)
 	if first == 0 {
 		t.Fatal("the program is detached with the last queue")
@@ -218,9 +212,7 @@ func TestLinger(t *testing.T) {
 		t.Errorf("program %d is attached after root's queue", id)
 	}
 	// An open that fails when the program is attached leaves it there, too.
-	if err := use(60001, xdpnic.ModeNative, true); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
 	if programID(t, ns) == 0 {
 		t.Error("the program is detached with the last queue")
 	}
@@ -249,9 +241,7 @@ func TestLingerAfterRestart(t *testing.T) {
 		t.Errorf("program %d is attached, want %d as before", id, first)
 	}
 	r := g.rawAs(t, 60001).hello()
-	if err := r.open(0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.open(0))
 	if id := programID(t, ns); id != first {
 		t.Errorf("program %d is attached after the next open, want %d as before", id, first)
 	}
@@ -262,9 +252,7 @@ func TestLingerEnds(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Linger: 50 * time.Millisecond})
 	r := g.rawAs(t, 60001).hello()
-	if err := r.open(0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.open(0))
 	if programID(t, ns) == 0 {
 		t.Error("no program is attached")
 	}
@@ -292,17 +280,13 @@ func TestLingerOfAnInterfaceThatIsGone(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
 	r := g.rawAs(t, 60001).hello()
-	if err := r.open(0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.open(0))
 	r.c.Close()
 	await.Until(t, "the queue is closed", func() bool { st := g.status(t); return len(st.NICs) == 1 && len(st.NICs[0].Leases) == 0 })
 	link, err := ns.Netlink().LinkByIndex(ns.Index)
 	if err == nil {
 		err = ns.Netlink().LinkDel(link)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	await.Until(t, "the agent has nothing open", func() bool { return len(g.status(t).NICs) == 0 })
 }

@@ -8,21 +8,20 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A wait on behalf of a program ends when the program hangs up, and not when it sends another message.
 func TestWhilePresent(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var ends [2]*net.UnixConn
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), "socket")
 		c, err := net.FileConn(f)
-		if err = errors.Join(err, f.Close()); err != nil {
-			t.Fatal(err)
-		}
+		err = errors.Join(err, f.Close())
+		nstest.Must(t, err)
 		defer c.Close()
 		ends[i] = c.(*net.UnixConn)
 	}

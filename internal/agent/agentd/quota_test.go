@@ -30,15 +30,11 @@ func TestQuota(t *testing.T) {
 	}
 	for range 3 {
 		a, err := g.open(native)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		_, err = g.open(native, vipl.WithArena(32<<20))
 		refused("registered memory", err)
 		b, err := g.open(native)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		other := g.raw(t).hello()
 		_, err = other.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
 			Interface: "via0", Queue: -1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
@@ -56,9 +52,7 @@ func TestQuota(t *testing.T) {
 		if u := g.status(t).Users[0]; u.Queues != 2 || u.VIs != 3 || u.MaxVIs != 3 || u.PinnedBytes != 32<<20+rings(a)+rings(b) {
 			t.Errorf("user: %+v, want arenas of 32 MiB and rings of %d and %d bytes", u, rings(a), rings(b))
 		}
-		if err := errors.Join(a.Close(), b.Close()); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, errors.Join(a.Close(), b.Close()))
 	}
 	if c := g.status(t).Counts; c.Quota != 9 {
 		t.Errorf("counts: %+v", c)
@@ -140,13 +134,9 @@ func TestQuotaOfTheDead(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, f := range files { // as when a process ends, the connection last
-			if err := f.Close(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, f.Close())
 		}
-		if err := r.c.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, r.c.Close())
 	}
 	if c := g.status(t).Counts; c.Quota != 0 {
 		t.Errorf("counts: %+v", c)
@@ -178,9 +168,7 @@ func TestQuotaAfterRestart(t *testing.T) {
 		t.Errorf("a queue more: %v, want ErrQuota", err)
 	}
 	other.c.Close()
-	if err := n.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, n.Close())
 	await.Until(t, "all is refunded", func() bool {
 		u := g.status(t).Users[0]
 		return u.Queues == 0 && u.VIs == 0 && u.PinnedBytes == 0
@@ -208,9 +196,7 @@ func TestQuotaOfKeptQueue(t *testing.T) {
 			defer f.Close()
 		}
 		kept[i] = files
-		if err := r.c.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, r.c.Close())
 	}
 	await.Until(t, "the sessions are over", func() bool { return len(g.status(t).NICs) == 0 })
 	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
@@ -245,9 +231,7 @@ func TestQuotaOfKeptQueue(t *testing.T) {
 func blocks(t *testing.T, f *os.File) int64 {
 	t.Helper()
 	st, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return st.Sys().(*syscall.Stat_t).Blocks
 }
 

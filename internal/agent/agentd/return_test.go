@@ -41,21 +41,15 @@ func TestInterfaceReturns(t *testing.T) {
 		t.Run(how.name, func(t *testing.T) {
 			a, b := pair(t, nstest.Options{}, agentConfig{})
 			old, err := a.open(vipl.WithSilence(time.Minute))
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			oldPeer, err := b.open(vipl.WithSilence(time.Second))
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			falls := make(chan vipl.ErrorCode, 100)
 			old.ErrorCallback(func(e vipl.ErrorDescriptor) { falls <- e.Code })
 			oldPeer.ErrorCallback(func(e vipl.ErrorDescriptor) {})
 			s := &stream{from: newEnd(t, old), to: newEnd(t, oldPeer)}
 			connect(t, s.from, s.to, "before")
-			if err := s.step(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, s.step())
 			waited := make(chan error, 1)
 			go func() {
 				_, err := old.ConnectWait(vipl.NetAddress{Discriminator: []byte("nobody")}, waitLimit)
@@ -87,9 +81,7 @@ func TestInterfaceReturns(t *testing.T) {
 			nic := a.nic(vipl.WithSilence(time.Minute))
 			for range 20 { // there is one queue: none of them shares that of the interface that went
 				more, err := a.open()
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				if i := more.Info().Index; i != a.ns.Index || !more.Query().Address.IsValid() {
 					t.Errorf("a further handle is on interface %d, of address %v; the new one is %d", i, more.Query().Address, a.ns.Index)
 				}
@@ -103,9 +95,7 @@ func TestInterfaceReturns(t *testing.T) {
 			}
 			again := &stream{from: newEnd(t, nic), to: newEnd(t, peer)}
 			connect(t, again.from, again.to, "after")
-			if err := again.step(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, again.step())
 			if _, err := s.from.vi.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{
 				Host: b.ns.IPv4, Discriminator: []byte("old"),
 			}, waitLimit); err == nil {
@@ -134,9 +124,7 @@ func TestInterfaceReturns(t *testing.T) {
 			last := &stream{from: newEnd(t, nic), to: newEnd(t, peer)}
 			connect(t, last.from, last.to, "last")
 			for _, s := range []*stream{again, last} {
-				if err := s.step(); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, s.step())
 			}
 		})
 	}
@@ -165,9 +153,7 @@ func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
 			if err == nil {
 				err = ns.Netlink().LinkDel(link)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			if here {
 				await.Until(t, "the agent says so", func() bool { return g.log.count("the interface is gone") == 1 })
 				g.kill()

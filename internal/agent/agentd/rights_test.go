@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/lab/nstest"
 )
 
 // In another user's directory the agent sets permissions only of the socket that it has made, and not of a file
@@ -19,20 +20,12 @@ func TestRightsOfTheSocket(t *testing.T) {
 	}
 	dir := t.TempDir()
 	path, moved, victim := filepath.Join(dir, "agent.sock.new"), filepath.Join(dir, "moved"), filepath.Join(dir, "victim")
-	if err := os.WriteFile(victim, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(victim, nil, 0o600))
 	l, err := listenAlone(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer l.Close()
-	if err := errors.Join(os.Rename(path, moved), os.Symlink(victim, path)); err != nil {
-		t.Fatal(err)
-	}
-	if err := setRights(l, 0o660, 60100); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(os.Rename(path, moved), os.Symlink(victim, path)))
+	nstest.Must(t, setRights(l, 0o660, 60100))
 	for name, want := range map[string]rights{victim: {0o600, 0}, moved: {0o660, 60100}} {
 		if got := rightsOf(t, name); got != want {
 			t.Errorf("%s: %+v, want %+v", filepath.Base(name), got, want)
@@ -48,9 +41,7 @@ type rights struct {
 func rightsOf(t *testing.T, path string) rights {
 	t.Helper()
 	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return rights{st.Mode().Perm(), st.Sys().(*syscall.Stat_t).Gid}
 }
 
@@ -60,14 +51,10 @@ func TestDirectoryStays(t *testing.T) {
 		t.Skip("needs root")
 	}
 	dir := filepath.Join(t.TempDir(), "via-xdp")
-	if err := rundir.Make(filepath.Join(dir, "proc")); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, rundir.Make(filepath.Join(dir, "proc")))
 	ctx, stop := context.WithCancel(t.Context())
 	d := Daemon{Socket: filepath.Join(dir, "agent.sock"), Ready: func(*Server) { stop() }}
-	if err := d.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, d.Run(ctx))
 	rundir.Unmake(filepath.Join(dir, "proc"))
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("the agent's directory: %v, %v; want it, and nothing in it", left, err)

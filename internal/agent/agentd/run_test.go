@@ -27,12 +27,8 @@ func TestLock(t *testing.T) {
 	}
 	g.kill()
 	dir, err := os.Open(filepath.Dir(g.socket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB))
 	g.start()
 }

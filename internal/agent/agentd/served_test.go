@@ -17,9 +17,7 @@ func TestServed(t *testing.T) {
 	}})
 	for uid, want := range map[int]string{0: "all none via0", 60001: "all", 60002: "all via0"} {
 		reply, err := g.rawAs(t, uid).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if got := strings.Join(reply.Status.Served, " "); got != want || reply.Status.Serves("via0") != strings.Contains(want, "via0") {
 			t.Errorf("user %d: %q, want %q", uid, got, want)
 		}

@@ -52,9 +52,7 @@ func TestQuotaOfLink(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, err := g.open(native, vipl.WithQueue(0), vipl.WithSilence(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	b := g.nic(native, vipl.WithQueue(1), vipl.WithSilence(time.Minute))
 	g.charged(t, "without a connection", pins(a, b))
 	const shmLink = device.LinkBytes
@@ -74,9 +72,7 @@ func TestQuotaOfLink(t *testing.T) {
 	exchange(t, ea, eb, "goes on")
 	g.charged(t, "with one more there", pins(a, b)+2*shmLink)
 
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.Close())
 	g.charged(t, "of the end that is left", pins(b)+shmLink)
 	c := g.nic(native, vipl.WithQueue(0), vipl.WithSilence(time.Minute))
 	ec, ed := newEnd(t, c), newEnd(t, b)
@@ -86,9 +82,7 @@ func TestQuotaOfLink(t *testing.T) {
 	g.start()
 	g.charged(t, "at the agent after that", pins(b, c)+3*shmLink)
 	for _, e := range []*end{eb, second, third} {
-		if err := e.vi.Disconnect(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, e.vi.Disconnect())
 	}
 	g.charged(t, "after the end of the connections", pins(b, c)+2*shmLink)
 	exchange(t, ec, ed, "by the other link")
@@ -109,9 +103,7 @@ func (a *agent) rawLink(t *testing.T, program *raw) *rawLink {
 		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
 	}}, 3)
 	reply, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	r.vi = reply.VI
 	t.Cleanup(r.close)
 	return r

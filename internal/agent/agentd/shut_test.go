@@ -15,32 +15,23 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 // slowToClose makes a TCP connection whose close lingers for an hour; let ends that.
 func slowToClose(t *testing.T) (c *net.TCPConn, let func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer l.Close()
 	out, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	in, err := l.Accept() // never read
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	c = out.(*net.TCPConn)
-	if err := c.SetLinger(3600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, c.SetLinger(3600))
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for full := false; !full; {
 		if err := raw.Control(func(fd uintptr) {
 			_, err := unix.Write(int(fd), make([]byte, 1<<20))
@@ -66,28 +57,18 @@ func sendAlong(c *net.UnixConn, b []byte, slow *net.TCPConn) error {
 // A program whose descriptors in flight are slow to close delays neither its session's end nor the agent's.
 func TestHeldUp(t *testing.T) {
 	s, err := New(Config{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s.leaveTime = 100 * time.Millisecond
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}) // as before Linux 6.16
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer c.Close()
 	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	slow, let := slowToClose(t)
-	if err := sendAlong(c, hello, slow); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, sendAlong(c, hello, slow))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)
@@ -119,28 +100,18 @@ func TestHeldUp(t *testing.T) {
 // read.
 func TestNothingAfterHangUp(t *testing.T) {
 	s, err := New(Config{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "agent.sock"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer l.Close()
 	program, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer program.Close()
 	accepted, err := l.AcceptUnix()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer accepted.Close()
 	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if _, err := program.Write(hello); err != nil {
 		t.Fatal(err)
 	}
@@ -163,9 +134,7 @@ func (w warned) Write(b []byte) (int, error) {
 func TestEndWaitsForWork(t *testing.T) {
 	log := make(warned, 16)
 	s, err := New(Config{Log: slog.New(slog.NewTextHandler(log, nil))}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s.leaveTime = time.Millisecond
 	c := &conn{server: s}
 	s.conns[c] = struct{}{}

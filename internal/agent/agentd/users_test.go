@@ -53,9 +53,7 @@ func TestProgramOfSuite(t *testing.T) {
 		t.Skip("a program of TestThreePrograms")
 	}
 	queue, err := strconv.Atoi(os.Getenv(queueEnv))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if os.Geteuid() != 0 {
 		// It may open no AF_XDP socket, nor anything else that takes privilege.
 		t.Setenv("VIA_AGENT", "none")
@@ -82,9 +80,7 @@ func TestProgramOfSuite(t *testing.T) {
 				late = late || errors.Is(err, os.ErrDeadlineExceeded)
 				return err == nil || !late || !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, kagent.ErrQueueInUse)
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			t.Cleanup(func() {
 				if err := n.Close(); err != nil {
 					t.Error(err)
@@ -169,9 +165,7 @@ func TestSteeringNote(t *testing.T) {
 		reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
 			Interface: ns.Name, Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative, Steer: kagent.SteerByRSS,
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if notes := strings.Join(reply.Opened.Info.Info.Notes, "; "); strings.Contains(notes, "indirection table") != c.want {
 			t.Errorf("%+v: notes %q", c, notes)
 		}

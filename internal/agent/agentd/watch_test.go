@@ -27,24 +27,16 @@ func TestAddressGoes(t *testing.T) {
 			na, nb := a.nic(vipl.WithSilence(time.Minute)), b.nic(vipl.WithSilence(time.Minute))
 			s := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
 			connect(t, s.from, s.to, "before")
-			if err := s.step(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, s.step())
 			if away {
 				a.kill()
 			}
 			h := a.ns.Netlink()
 			nic, err := h.LinkByIndex(a.ns.Index)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			addrs, err := h.AddrList(nic, netlink.FAMILY_V4)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := h.AddrDel(nic, &addrs[0]); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
+			nstest.Must(t, h.AddrDel(nic, &addrs[0]))
 			if away {
 				a.start()
 			}
@@ -60,17 +52,11 @@ func TestAddressGoes(t *testing.T) {
 				t.Errorf("%+v", n)
 			}
 			fresh, err := netlink.ParseAddr("10.99.0.77/24")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := h.AddrAdd(nic, fresh); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
+			nstest.Must(t, h.AddrAdd(nic, fresh))
 			again := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
 			connect(t, again.from, again.to, "after")
-			if err := again.step(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, again.step())
 		})
 	}
 }
@@ -80,9 +66,7 @@ func TestAddressGoes(t *testing.T) {
 func TestNextChangeIsAskedFor(t *testing.T) {
 	a, _ := pair(t, nstest.Options{Queues: 2}, agentConfig{})
 	r := a.raw(t).hello()
-	if err := r.open(0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.open(0))
 	ask := func(id uint64, op agentproto.Op) agentproto.Reply {
 		t.Helper()
 		reply, err := r.ask(agentproto.Request{ID: id, Op: op})
@@ -96,20 +80,14 @@ func TestNextChangeIsAskedFor(t *testing.T) {
 	}
 	h := a.ns.Netlink()
 	nic, err := h.LinkByIndex(a.ns.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	const changes = 30
 	last := netip.Addr{}
 	for i := range uint64(changes) {
 		last = netip.AddrFrom4([4]byte{10, 98, 0, byte(i)})
 		addr, err := netlink.ParseAddr(fmt.Sprintf("%v/32", last))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := h.AddrAdd(nic, addr); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, h.AddrAdd(nic, addr))
 		if reply := ask(10+i, agentproto.OpLink); reply.ID != 10+i || !reply.Link.Has(last) {
 			t.Fatalf("change %d, unasked: %+v", i, reply)
 		}

@@ -16,6 +16,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 var sameAddr = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
@@ -59,9 +60,7 @@ func TestDiscover(t *testing.T) {
 			}
 			start := time.Now()
 			got, err := agent.Discover(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			if d := cmp.Diff(neighbors(addrs(agent), others...), got, sameAddr); d != "" {
 				t.Errorf("%s: %s", agent.Link().Name, d)
 			}
@@ -198,9 +197,7 @@ func alone(t *testing.T, f func(t *testing.T, m *connmgr.Manager, s *sink)) {
 func bytesOf(t *testing.T, m wire.CM) []byte {
 	t.Helper()
 	b, err := m.Append(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return b
 }
 
@@ -323,9 +320,7 @@ func TestDiscoverIsBounded(t *testing.T) {
 		}()
 		synctest.Wait()
 		asked, err := wire.ParseCM(s.take()[0].b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		answer := bytesOf(t, wire.CM{Type: wire.CMHere, ID: asked.ID})
 		for i := range 10000 {
 			m.Receive(answer, here4, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), wire.Port))

@@ -13,6 +13,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 // The kinds of servers. Each serves until ctx ends.
@@ -104,12 +105,8 @@ func TestDialsBesideFlood(t *testing.T) {
 					for range dials {
 						start := time.Now()
 						ans, err := a.Request(within(10*time.Second), kagent.Address{Disc: client}, to(b, echo), ao)
-						if err != nil {
-							t.Fatal(err)
-						}
-						if err := ans.Confirm(); err != nil {
-							t.Fatal(err)
-						}
+						nstest.Must(t, err)
+						nstest.Must(t, ans.Confirm())
 						if time.Since(start) > 50*time.Millisecond {
 							late++
 						}
@@ -138,13 +135,9 @@ func TestDialsBesideFlood(t *testing.T) {
 func TestCookies(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		other, err := m.Listen(kagent.Address{Disc: []byte("other")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		say := func(msg wire.CM, from netip.AddrPort) (answer wire.CM) {
 			t.Helper()
 			s.take()
@@ -212,9 +205,7 @@ func TestCookies(t *testing.T) {
 func TestUnprovenOfOneHost(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		for n := range uint16(100) {
 			m.Receive(bytesOf(t, requestOf(1+uint64(n), echo)), here4, netip.AddrPortFrom(there4, 1000+n))
 		}
@@ -265,14 +256,10 @@ func TestFairShareOfHosts(t *testing.T) {
 func TestOlderRequester(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
 		in, err := l.Wait(within(time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		accepted := make(chan error, 1)
 		go func() { accepted <- in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }()
 		synctest.Wait()
@@ -317,16 +304,12 @@ func TestOlderAcceptor(t *testing.T) {
 				t.Fatalf("%d messages", len(sent))
 			}
 			msg, err := wire.ParseCM(sent[0].b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			return msg
 		}
 		accept := bytesOf(t, wire.CM{Type: wire.CMAccept, ID: last().ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
 		m.Receive(accept, here4, agent4)
-		if err := (<-asked).Confirm(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, (<-asked).Confirm())
 		if msg := last(); msg.Type != wire.CMConfirm || msg.Cookie != 9 {
 			t.Errorf("the Confirm is %+v", msg)
 		}
@@ -349,9 +332,7 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 		}()
 		synctest.Wait()
 		request, err := wire.ParseCM(s.take()[0].b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMAccept, ID: request.ID, VI: 1, Key: 9, Level: 1}), here4, agent4)
 		ans := <-asked
 		time.Sleep(50 * time.Millisecond) // the program takes its time: the acceptor hears that its Accept has come
@@ -364,9 +345,7 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 		if len(said) != 3 {
 			t.Errorf("%d messages while the program thinks", len(said))
 		}
-		if err := ans.Confirm(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, ans.Confirm())
 		time.Sleep(time.Second)
 		if n := len(s.take()); n < 5 {
 			t.Errorf("%d Confirms in a second", n)
@@ -383,9 +362,7 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 func TestProvenWhileItWaits(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		l, err := b.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		asked := make(chan error, 1)
 		go func() {
 			ans, err := a.Request(within(10*time.Second), kagent.Address{Disc: client}, to(b, echo), offer(a, t))

@@ -11,6 +11,7 @@ import (
 	"viaxdp/internal/agent/connmgr"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 // mirror is a network that reflects every datagram to its sender, as if it came from its destination. If back
@@ -161,9 +162,7 @@ func (s *strangers) account(sent []letter) {
 	s.t.Helper()
 	for _, a := range sent {
 		answer, err := wire.ParseCM(a.b)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		nstest.Must(s.t, err)
 		if answer.ID == s.own {
 			continue
 		}
@@ -193,9 +192,7 @@ func (s *strangers) say(msg wire.CM) {
 	answers := 0
 	for _, a := range sent {
 		answer, err := wire.ParseCM(a.b)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		nstest.Must(s.t, err)
 		if answer.Type == wire.CMRequest {
 			continue // it asks again
 		}
@@ -244,9 +241,7 @@ func FuzzManager(f *testing.F) {
 			m := connmgr.NewManager(way, 0)
 			defer m.Close()
 			l, err := m.Listen(kagent.Address{Disc: echo})
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			defer l.Close()
 			ctx, cancel := context.WithCancel(t.Context())
 			var asked sync.WaitGroup
@@ -258,9 +253,7 @@ func FuzzManager(f *testing.F) {
 			})
 			synctest.Wait() // it has asked
 			request, err := wire.ParseCM(way.take()[0].b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			s := &strangers{
 				t: t, m: m, way: way, l: l, own: request.ID,
 				balance: make(map[netip.AddrPort]int), proven: make(map[netip.AddrPort]bool), cookies: make(map[netip.AddrPort]uint64),

@@ -13,6 +13,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 // The first data frame is as good as a Confirm.
@@ -20,9 +21,7 @@ func TestEstablishedByData(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		go a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
 		in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		in.Established() // before Accept: means nothing
 		errc := make(chan error, 1)
 		go func() { errc <- in.Accept(within(time.Second), offer(b, t)) }()
@@ -45,14 +44,10 @@ func TestEstablishedByData(t *testing.T) {
 func TestAcceptGoesOn(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 5, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
 		in, err := l.Wait(within(time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		const stopped = 4 * time.Second
 		s.stall = stopped
 		errc := make(chan error, 1)
@@ -78,9 +73,7 @@ func TestAcceptTimesOut(t *testing.T) {
 		}()
 		synctest.Wait()
 		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if err := <-errc; !errors.Is(err, kagent.ErrTimeout) {
 			t.Errorf("Accept: %v", err)
 		}
@@ -108,9 +101,7 @@ func TestFloodAndLostConfirm(t *testing.T) {
 		last := func() wire.CM {
 			t.Helper()
 			msg, err := wire.ParseCM(s.take()[0].b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			return msg
 		}
 		accept := bytesOf(t, wire.CM{Type: wire.CMAccept, ID: last().ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
@@ -119,9 +110,7 @@ func TestFloodAndLostConfirm(t *testing.T) {
 		if got.err != nil {
 			t.Fatal(got.err)
 		}
-		if err := got.ans.Confirm(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, got.ans.Confirm())
 		for i := range uint64(5000) {
 			m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 1 + i, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
 		}
@@ -225,9 +214,7 @@ func TestGrace(t *testing.T) {
 func TestBacklogIsBounded(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		l, err := b.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		defer l.Close()
 		var wg sync.WaitGroup
 		var mu sync.Mutex
@@ -256,9 +243,7 @@ func TestBacklogIsBounded(t *testing.T) {
 func TestCloseEndsEverything(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		l, err := b.Listen(kagent.Address{Disc: []byte("l")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if _, err := b.Listen(kagent.Address{Disc: []byte("l")}); !errors.Is(err, kagent.ErrListening) {
 			t.Errorf("second listener: %v", err)
 		}
@@ -271,9 +256,7 @@ func TestCloseEndsEverything(t *testing.T) {
 			errs <- err
 		}()
 		in, err := a.Wait(ctx, kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		go a.Wait(ctx, kagent.Address{Disc: []byte("x")})
 		pending := make(chan error, 1)
 		go func() {

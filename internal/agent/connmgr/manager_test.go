@@ -12,6 +12,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 var (
@@ -22,9 +23,7 @@ var (
 func offer(a kagent.Agent, t testing.TB) kagent.Offer {
 	t.Helper()
 	num, err := a.NewVI()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return kagent.Offer{
 		VI: num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 256, MaxPayload: 1472, Level: 2,
 		RDMAWrite: true, MaxTransfer: 1 << 20,
@@ -81,9 +80,7 @@ func TestConnect(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		ans, err := a.Request(within(time.Second), kagent.Address{Disc: client}, to(b, echo), ao)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if d := time.Since(start); d > 5*time.Millisecond {
 			t.Errorf("the answer took %v on a network of 1 ms", d)
 		}
@@ -99,9 +96,7 @@ func TestConnect(t *testing.T) {
 			t.Fatal("Accept returned before the requester confirmed")
 		case <-time.After(time.Second):
 		}
-		if err := ans.Confirm(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, ans.Confirm())
 		got := <-served
 		if got.err != nil {
 			t.Fatal(got.err)
@@ -151,12 +146,8 @@ func TestCancel(t *testing.T) {
 			errc <- err
 		}()
 		in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := in.Err(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, in.Err())
 		cancel()
 		if err := <-errc; !errors.Is(err, context.Canceled) {
 			t.Errorf("Request: %v", err)
@@ -178,9 +169,7 @@ func TestDecline(t *testing.T) {
 		served := serve(b, echo, offer(b, t))
 		synctest.Wait()
 		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		ans.Decline(wire.CMReasonMismatch)
 		if got := <-served; !errors.Is(got.err, kagent.ErrCancelled) {
 			t.Errorf("Accept: %v", got.err)
@@ -196,9 +185,7 @@ func TestVanish(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		go a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
 		in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		time.Sleep(5 * time.Second)
 		if err := in.Err(); err != nil {
 			t.Fatalf("the requester is alive, and %v", err)
@@ -212,9 +199,8 @@ func TestVanish(t *testing.T) {
 		net.Cut(a.Addr(), false)
 		time.Sleep(10 * time.Second)
 		go a.Request(within(10*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-		if in, err = b.Wait(within(time.Second), kagent.Address{Disc: echo}); err != nil {
-			t.Fatal(err)
-		}
+		in, err = b.Wait(within(time.Second), kagent.Address{Disc: echo})
+		nstest.Must(t, err)
 		net.Cut(a.Addr(), true)
 		start := time.Now()
 		if err := in.Accept(context.Background(), offer(b, t)); !errors.Is(err, kagent.ErrVanished) {

@@ -9,6 +9,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // A discriminator belongs to one user: no other user gets its requests, by a more specific host, a less
@@ -48,16 +49,12 @@ func TestDiscriminatorOfAnother(t *testing.T) {
 			t.Helper()
 			request(ctx, t, a, b)
 			in, err := l.Wait(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			_ = in.Reject(0)
 		}
 		for _, at := range []kagent.Address{anywhere, here} {
 			l, err := b.ListenAs(mine, at)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			refused("while another listens")
 			asked(l)
 			if other, err := b.ListenAs(theirs, kagent.Address{Disc: []byte("other")}); err != nil {

@@ -14,6 +14,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 var left, right = []byte("left"), []byte("right")
@@ -165,9 +166,7 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 		for _, ends := range [][2]*kagenttest.Agent{{a, b}, {b, a}} {
 			x, y := ends[0], ends[1]
 			l, err := y.Listen(kagent.Address{Disc: right})
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			waits := make(chan error, 1)
 			go func() {
 				_, err := y.Wait(within(2*time.Second), to(y, right))
@@ -195,12 +194,8 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 			served := serve(y, right, offer(y, t))
 			synctest.Wait()
 			ans, err := x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := ans.Confirm(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
+			nstest.Must(t, ans.Confirm())
 			if got := <-served; got.err != nil {
 				t.Fatal(got.err)
 			}
@@ -220,9 +215,7 @@ func TestPeerStartsLater(t *testing.T) {
 				a, b = b, a
 			}
 			local, remote := to(a, left), to(b, right)
-			if err := b.Close(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, b.Close())
 			am := calls(within(10*time.Second), a, local, remote, offer(a, t))
 			time.Sleep(2 * time.Second)
 			late := net.Agent("late", remote.Host)
@@ -246,9 +239,7 @@ func TestPeerRejects(t *testing.T) {
 				if err != nil || in == nil {
 					t.Fatalf("the higher address is not the acceptor: %v", err)
 				}
-				if err := in.Reject(reason); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, in.Reject(reason))
 				var rejected *kagent.RejectedError
 				if m := <-am; !errors.As(m.err, &rejected) || rejected.Reason != reason {
 					t.Errorf("%v: got %v", reason, m.err)
@@ -277,9 +268,7 @@ func TestPeerCancel(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		am := calls(ctx, a, to(a, left), to(b, right), offer(a, t))
 		_, in, err := b.RequestPeer(within(time.Second), to(b, right), to(a, left), offer(b, t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		time.Sleep(time.Second)
 		start := time.Now()
 		cancel()
@@ -296,9 +285,7 @@ func TestPeerCancel(t *testing.T) {
 
 		bm := calls(within(time.Second), b, to(b, right), to(a, left), offer(b, t))
 		ans, _, err := a.RequestPeer(within(time.Second), to(a, left), to(b, right), offer(a, t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		ans.Decline(wire.CMReasonResources)
 		if m := <-bm; !errors.Is(m.err, kagent.ErrCancelled) {
 			t.Errorf("declined: %v", m.err)
@@ -350,9 +337,7 @@ func TestSlowPeerHoldsNobodyUp(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		slow := calls(within(time.Minute), a, to(a, left), to(b, right), offer(a, t))
 		_, in, err := b.RequestPeer(within(time.Second), to(b, right), to(a, left), offer(b, t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		am := calls(within(time.Second), a, to(a, left), to(b, right), offer(a, t))
 		if err := connected(meet(within(time.Second), b, to(b, right), to(a, left), offer(b, t)), <-am); err != nil {
 			t.Error(err)
@@ -398,12 +383,8 @@ func TestCloseEndsPeers(t *testing.T) {
 		}
 		am := calls(context.Background(), a, to(a, right), to(b, right), offer(a, t))
 		_, in, err := b.RequestPeer(context.Background(), to(b, right), to(a, right), offer(b, t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, b.Close())
 		for _, w := range waiting {
 			if m := <-w; !errors.Is(m.err, kagent.ErrClosed) {
 				t.Errorf("after Close: %v", m.err)

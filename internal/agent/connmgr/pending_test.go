@@ -9,6 +9,7 @@ import (
 	"viaxdp/internal/agent/connmgr"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 // flood sends requests of many strangers.
@@ -52,9 +53,8 @@ func (f *flood) say(msg wire.CM) (answer wire.CM) {
 	}
 	for _, p := range sent {
 		var err error
-		if answer, err = wire.ParseCM(p.b); err != nil {
-			f.t.Fatal(err)
-		}
+		answer, err = wire.ParseCM(p.b)
+		nstest.Must(f.t, err)
 	}
 	return answer
 }
@@ -62,18 +62,14 @@ func (f *flood) say(msg wire.CM) (answer wire.CM) {
 func (f *flood) listen(user uint32, disc string) kagent.Listener {
 	f.t.Helper()
 	l, err := f.m.ListenAs(user, kagent.Address{Disc: []byte(disc)})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	nstest.Must(f.t, err)
 	return l
 }
 
 func (f *flood) take(l kagent.Listener) kagent.Incoming {
 	f.t.Helper()
 	in, err := l.Wait(within(time.Millisecond))
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	nstest.Must(f.t, err)
 	return in
 }
 

@@ -30,18 +30,12 @@ func newFlooder(t *testing.T, from *nstest.NS, to netip.Addr) *flooder {
 	t.Helper()
 	f := &flooder{t: t, to: unix.SockaddrInet4{Port: wire.Port, Addr: to.As4()}}
 	link, err := from.Netlink().LinkByIndex(from.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for i := range byte(16) {
 		ip := [4]byte{10, 99, 0, 100 + i}
 		addr, err := netlink.ParseAddr(fmt.Sprintf("%v/24", netip.AddrFrom4(ip)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := from.Netlink().AddrAdd(link, addr); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, from.Netlink().AddrAdd(link, addr))
 		if err := from.Do(func() error {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
@@ -99,13 +93,9 @@ func TestConnectFloodOverUDP(t *testing.T) {
 	a, b := newHost(t, an), newHost(t, bn)
 	served, shut := []byte("served"), []byte("nobody takes")
 	l, err := b.Listen(kagent.Address{Disc: served})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	deaf, err := b.Listen(kagent.Address{Disc: shut})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer deaf.Close()
 	f := newFlooder(t, an, bn.IPv4)
 	var over atomic.Bool
@@ -153,17 +143,13 @@ func TestConnectFloodOverUDP(t *testing.T) {
 		if err == nil {
 			err = ans.Confirm()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		connected++
 		await.Until(t, "the flood goes on", func() bool { return sent.Load() > at || len(flooded) > 0 })
 	}
 	await.Until(t, "a flood", func() bool { return sent.Load() >= atLeast || len(flooded) > 0 })
 	over.Store(true)
-	if err := <-flooded; err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, <-flooded)
 	await.Until(t, "all that was sent is read", func() bool { return !b.waits() })
 	n := b.Counters()
 	t.Logf("%d connections beside %d requests; %+v; %d things were remembered", connected, sent.Load(), n, most.Load())

@@ -53,9 +53,7 @@ func TestUDPConnect(t *testing.T) {
 	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		disc := []byte(addrs[0].String())
 		l, err := b.Listen(kagent.Address{Disc: disc})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		ao, bo := testOffer(1), testOffer(2)
 		served := make(chan error, 1)
 		go func() {
@@ -69,21 +67,13 @@ func TestUDPConnect(t *testing.T) {
 			served <- err
 		}()
 		ans, err := a.Request(within(time.Minute), kagent.Address{}, kagent.Address{Host: addrs[1], Disc: disc}, ao)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if ans.Offer != bo || ans.Local.Host != addrs[0] || ans.Remote.Host != addrs[1] {
 			t.Errorf("got %+v", ans)
 		}
-		if err := ans.Confirm(); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-served; err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, ans.Confirm())
+		nstest.Must(t, <-served)
+		nstest.Must(t, l.Close())
 		if _, err := a.Request(within(time.Minute), kagent.Address{}, kagent.Address{Host: addrs[1], Disc: disc}, ao); !errors.Is(err, kagent.ErrNoMatch) {
 			t.Errorf("after the listener closed: %v", err)
 		}

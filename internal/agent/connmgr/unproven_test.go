@@ -13,6 +13,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 // spoofed returns the n-th source address of an attacker.
@@ -68,9 +69,7 @@ func TestUnprovenBytes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 				l, err := m.Listen(kagent.Address{Disc: echo})
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				var served sync.WaitGroup
 				served.Go(func() {
 					for {
@@ -116,24 +115,18 @@ func TestForgedForgetNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 				l, err := b.Listen(kagent.Address{Disc: echo})
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				const id = 1 << 40
 				msg := requestOf(id, echo)
 				client := netip.AddrPortFrom(netip.MustParseAddr("10.0.0.77"), wire.Port)
 				b.Receive(bytesOf(t, msg), b.Addr(), client)
 				in, err := l.Wait(within(time.Second))
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				accepted := make(chan error, 1)
 				go func() { accepted <- in.Accept(within(time.Second), offer(b, t)) }()
 				synctest.Wait()
 				in.Established() // by a frame that has the key
-				if err := <-accepted; err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, <-accepted)
 				for n := range uint32(5000) {
 					b.Receive(bytesOf(t, c.msg(1+n)), b.Addr(), spoofed(n))
 				}
@@ -163,9 +156,7 @@ func TestLateCopyFindsNobody(t *testing.T) {
 		msg := requestOf(5, echo)
 		m.Receive(bytesOf(t, msg), here4, agent4)
 		l, err := m.Listen(kagent.Address{Disc: echo})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		s.take()
 		m.Receive(bytesOf(t, msg), here4, agent4)
 		for _, p := range s.take() {
@@ -191,9 +182,7 @@ func TestRejectedForgetNothing(t *testing.T) {
 		go func() { accepted <- in.Accept(within(time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }()
 		synctest.Wait()
 		in.Established()
-		if err := <-accepted; err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, <-accepted)
 		for range 5000 {
 			f.ask(1, "x")
 			f.take(l).Reject(wire.CMReasonProgram)
@@ -227,15 +216,11 @@ func TestConfirmNeedsProof(t *testing.T) {
 				served := serve(b, echo, bo)
 				synctest.Wait()
 				ans, err := a.Request(within(time.Second), kagent.Address{Disc: client}, to(b, echo), ao)
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				if ans.Offer.Confirm != "" {
 					t.Error("the acceptor told what it wants to hear")
 				}
-				if err := ans.ConfirmWith([]byte(c.sends)); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, ans.ConfirmWith([]byte(c.sends)))
 				synctest.Wait()
 				if n := b.Counters().Forged; (n == 0) != c.good {
 					t.Errorf("%d forged confirmations were counted", n)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/fds"
+	"viaxdp/internal/lab/nstest"
 )
 
 // fake is a descriptor store that a test controls.
@@ -24,9 +25,7 @@ func startFake(t *testing.T) (f fake, k *Client, c *net.UnixConn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fdstore")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	f = fake{t, l}
 	started := make(chan error, 1)
 	go func() {
@@ -36,9 +35,7 @@ func startFake(t *testing.T) (f fake, k *Client, c *net.UnixConn) {
 	}()
 	c = f.accept()
 	f.answer(c, "delete")
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, <-started)
 	t.Cleanup(func() {
 		if err := errors.Join(k.Close(), l.Close()); err != nil {
 			t.Error(err)
@@ -51,9 +48,7 @@ func (f fake) accept() *net.UnixConn {
 	f.t.Helper()
 	_ = f.l.SetDeadline(time.Now().Add(waitLimit))
 	c, err := f.l.AcceptUnix()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	nstest.Must(f.t, err)
 	f.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -72,9 +67,7 @@ func (f fake) next(c *net.UnixConn, op string) message {
 
 func (f fake) say(c *net.UnixConn, op string) {
 	f.t.Helper()
-	if err := send(c, message{Op: op}); err != nil {
-		f.t.Fatal(err)
-	}
+	nstest.Must(f.t, send(c, message{Op: op}))
 }
 
 // sayUnasked sends an answer that no call waits for, and waits until it is read.
@@ -82,9 +75,7 @@ func (f fake) sayUnasked(c *net.UnixConn) {
 	f.t.Helper()
 	f.say(c, "item")
 	raw, err := c.SyscallConn()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	nstest.Must(f.t, err)
 	for end := time.Now().Add(waitLimit); ; time.Sleep(time.Millisecond) {
 		unread := 0
 		cerr := raw.Control(func(fd uintptr) { unread, err = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) })
@@ -153,9 +144,7 @@ func TestReplacedIsHeard(t *testing.T) {
 	f, k, c := startFake(t)
 	f.sayUnasked(c) // what comes next is not read before this is taken
 	f.say(c, "replaced")
-	if err := c.CloseRead(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, c.CloseRead())
 	if err := k.Put("nic/a", nil); !errors.Is(err, unix.EPIPE) {
 		t.Errorf("Put: %v, want %v", err, unix.EPIPE)
 	}
@@ -169,12 +158,8 @@ func TestReplacedIsHeard(t *testing.T) {
 func TestAgentOutOfDescriptors(t *testing.T) {
 	f, k, _ := startFake(t)
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	nstest.Must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil))
 	_, err := k.connect()
 	if lerr := unix.Prlimit(0, unix.RLIMIT_NOFILE, &limit, nil); lerr != nil {
 		t.Fatal(lerr)

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"reflect"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // Any input is a message that survives writing and reading, or an error.
@@ -13,9 +15,7 @@ func FuzzMessage(f *testing.F) {
 		{Op: "delete", Key: "nic/eth0"}, {Op: "list", Ack: true}, {Op: "done", Error: "no"}, {Op: "replaced"},
 	} {
 		b, err := json.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		nstest.Must(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte(`{"Op":"put","Value":"AA"}`))
@@ -29,9 +29,7 @@ func FuzzMessage(f *testing.F) {
 			m.Value = nil // it is left out
 		}
 		again, err := json.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if n, err := parse(again); err != nil || !reflect.DeepEqual(m, n) {
 			t.Fatalf("%+v is read again as %+v, %v", m, n, err)
 		}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestMain(m *testing.M) {
@@ -54,18 +55,14 @@ func start(t *testing.T, path string) *Client {
 	t.Helper()
 	t.Setenv("KEEPER_TEST", "1")
 	k, err := Start(path, nil, "/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return k
 }
 
 func pipe(t *testing.T) (r, w *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return r, w
 }
 
@@ -75,9 +72,7 @@ func fd(t *testing.T, f *os.File) (n int) {
 	if err == nil {
 		err = raw.Control(func(fd uintptr) { n = int(fd) })
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return n
 }
 
@@ -107,9 +102,7 @@ func TestServer(t *testing.T) {
 	defer alive.Close()
 	defer program.Close()
 	file, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer file.Close()
 	for range 2 { // the second takes the first one's place
 		if err := errors.Join(
@@ -120,15 +113,11 @@ func TestServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(first.Delete("vi/a/1"), first.Delete("nothing"), first.Close()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(first.Delete("vi/a/1"), first.Delete("nothing"), first.Close()))
 
 	second := start(t, path)
 	entries, err := second.List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, i := range entries {
 		switch i.Key {
 		case "nic/a":
@@ -152,17 +141,13 @@ func TestServer(t *testing.T) {
 	if err := second.Delete("nic/a"); err == nil {
 		t.Error("the agent before the last one still rules")
 	}
-	if err := errors.Join(second.Close(), third.Close()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(second.Close(), third.Close()))
 	time.Sleep(50 * time.Millisecond) // for a descriptor store that would leave wrongly
 	fourth := start(t, path)
 	if entries, err := fourth.List(); err != nil || len(keys(entries)) != 2 {
 		t.Fatalf("the descriptor store has left with a program alive: %v, %v", entries, err)
 	}
-	if err := errors.Join(fourth.Close(), program.Close()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(fourth.Close(), program.Close()))
 	if !gone(path) {
 		t.Error("the descriptor store stays when there is nothing to keep")
 	}
@@ -175,9 +160,7 @@ func TestServerLeaves(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v; want it for its owner only", st.Mode(), err)
 	}
-	if err := errors.Join(k.Put("nic/a", nil), k.Close()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(k.Put("nic/a", nil), k.Close()))
 	if !gone(path) {
 		t.Error("the descriptor store stays")
 	}
@@ -238,9 +221,7 @@ func TestServerKilled(t *testing.T) {
 	// The next agent finds all of it, and the one before lets it be.
 	second := start(t, path)
 	entries, err := second.List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, i := range entries {
 		if want := map[string]string{"nic/a": "\x02", "lease/a/0": "two", "vi/b/1": "\x02"}[i.Key]; string(i.Value) != want {
 			t.Errorf("%s: %q, want %q", i.Key, i.Value, want)
@@ -278,25 +259,19 @@ func TestServerOutOfDescriptors(t *testing.T) {
 	k := start(t, path)
 	alive, program := pipe(t)
 	defer alive.Close()
-	if err := k.Put("lease/a/0", []byte("one"), fd(t, alive)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, k.Put("lease/a/0", []byte("one"), fd(t, alive)))
 	own := slices.DeleteFunc(processes(), func(pid int) bool { return slices.Contains(others, pid) })
 	if len(own) != 1 {
 		t.Fatalf("keepers: %d", own)
 	}
 	pid := own[0]
 	var limit unix.Rlimit
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit))
 	few := unix.Rlimit{Max: limit.Max}
 	for err := error(nil); err == nil; few.Cur++ { // beyond the first number that is free
 		_, err = os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", pid, few.Cur))
 	}
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &few, nil))
 	link := k.link
 	var no refused
 	for _, files := range [][]int{{fd(t, alive), fd(t, alive), fd(t, alive)}, {fd(t, alive)}} { // no room for them; for what is made of them
@@ -310,9 +285,7 @@ func TestServerOutOfDescriptors(t *testing.T) {
 	if k.link != link {
 		t.Error("there is another connection")
 	}
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil))
 	if err := k.Delete("vi/b/1"); err != nil { // there is room now
 		t.Error(err)
 	}
@@ -323,13 +296,9 @@ func TestServerOutOfDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	second, err := k.dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	second.Close()
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil))
 	next := start(t, path)
 	entries, err := next.List()
 	if got := keys(entries); err != nil || !slices.Equal(got, []string{"lease/a/0", "lease/a/1", "vi/a/1"}) {
@@ -382,13 +351,9 @@ func TestServerOfAnother(t *testing.T) {
 		t.Skip("takes root, to be another user")
 	}
 	dir, err := os.MkdirTemp("", "fdstore") // t.TempDir is root's alone
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Chmod(dir, 0o777))
 	path := filepath.Join(dir, "fdstore")
 	done := make(chan error)
 	var fd int
@@ -408,9 +373,7 @@ func TestServerOfAnother(t *testing.T) {
 		}
 		done <- err
 	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, <-done)
 	defer unix.Close(fd)
 	k, err := Start(path, nil, "/bin/false")
 	if err == nil {
@@ -425,9 +388,7 @@ func TestServerOfAnother(t *testing.T) {
 // full, writes have no further effect.
 func TestSignOfLife(t *testing.T) {
 	fds := make([]int, 2)
-	if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK))
 	ours := os.NewFile(uintptr(fds[0]), "alive")
 	defer ours.Close()
 	dead := make(chan struct{})
@@ -474,18 +435,14 @@ func TestSignOfLife(t *testing.T) {
 // Closing the file ends a wait.
 func TestSignOfLifeClosed(t *testing.T) {
 	ours, theirs, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer theirs.Close()
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
 		AwaitDeath(ours)
 	}()
-	if err := ours.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, ours.Close())
 	select {
 	case <-over:
 	case <-time.After(time.Minute):

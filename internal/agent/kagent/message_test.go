@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
 
@@ -20,13 +21,9 @@ func TestInfoMessage(t *testing.T) {
 		}},
 	}
 	b, err := json.Marshal(i.Message())
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var m InfoMessage
-	if err := json.Unmarshal(b, &m); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(b, &m))
 	got := m.Restore()
 	if got.Attempts[0].Err.Error() != "no" || got.Attempts[1].Err != nil || got.NIC.FeaturesErr.Error() != "old kernel" ||
 		len(got.NIC.Attempts) != 1 || got.Notes[0] != "note" || got.Mode != i.Mode || got.NIC.MaxSegs != 18 {

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A number is valid, handed out once at a time, and a freed index comes back
@@ -27,9 +29,7 @@ func TestNumbers(t *testing.T) {
 					}
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				i := uint16(num)
 				if i == 0 || int(i) >= limit || taken[i] || live[num] {
 					t.Fatalf("number %#x", num)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 // What the two sides of a handshake bind is the same on both, and other as soon as
@@ -17,9 +18,7 @@ func TestBound(t *testing.T) {
 	bound := func(o Offer, request, peers bool, from, to Address) []byte {
 		t.Helper()
 		b, err := o.Bound(request, peers, from, to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		return b
 	}
 	want := bound(base, true, false, from, to)
@@ -27,13 +26,9 @@ func TestBound(t *testing.T) {
 	msg := base.Message(wire.CMRequest)
 	msg.ID, msg.From, msg.To = 77, from.Disc, to.Disc
 	b, err := msg.Append(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	back, err := wire.ParseCM(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	mapped := Address{netip.MustParseAddr("::ffff:10.0.0.2"), to.Disc}
 	if got := bound(OfferOf(&back), true, false, from, mapped); !bytes.Equal(got, want) {
 		t.Errorf("on the other side:\n%x, want\n%x", got, want)

@@ -10,6 +10,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/nstest"
 )
 
 // The VI table admits what was entered, and nothing else.
@@ -19,16 +20,12 @@ func TestAdmit(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	vi, err := a.NewVI()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	peer := b.Addr()
 	if a.Admit(vi, 9, peer) {
 		t.Error("admitted before Enter")
 	}
-	if err := a.Enter(vi, 9, peer); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.Enter(vi, 9, peer))
 	if err := a.Enter(vi+1, 9, peer); err == nil {
 		t.Error("entered a VI that is not handed out")
 	}
@@ -49,15 +46,11 @@ func TestAdmit(t *testing.T) {
 	if err := a.Remove(vi); err != nil || a.Admit(vi, 9, peer) {
 		t.Errorf("after Remove (%v)", err)
 	}
-	if err := a.Enter(vi, 9, peer); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.Enter(vi, 9, peer))
 	if a.FreeVI(vi); a.Admit(vi, 9, peer) {
 		t.Error("admitted after FreeVI")
 	}
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.Close())
 	if err := a.Enter(vi, 9, peer); err == nil {
 		t.Error("Enter after Close")
 	}

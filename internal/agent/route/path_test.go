@@ -35,9 +35,7 @@ func quickNeighbours(t *testing.T, n *nstest.NS) {
 	t.Helper()
 	for _, family := range []string{"ipv4", "ipv6"} {
 		file := "/proc/sys/net/" + family + "/neigh/" + n.Name + "/retrans_time_ms"
-		if err := n.Do(func() error { return os.WriteFile(file, []byte("20"), 0) }); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, n.Do(func() error { return os.WriteFile(file, []byte("20"), 0) }))
 	}
 }
 
@@ -49,9 +47,7 @@ func TestPath(t *testing.T) {
 	for range 2 { // unresolved, resolved
 		for _, e := range ends {
 			p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, e[1])
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			want := kagent.Path{
 				Link: wire.Link{SrcMAC: mac(an.MAC), DstMAC: mac(bn.MAC), Src: e[0], Dst: e[1], Port: testPort}, MTU: 3000,
 			}
@@ -69,20 +65,12 @@ func TestPath(t *testing.T) {
 
 	// Through a gateway, with an MTU of the route.
 	link, err := an.Netlink().LinkByIndex(an.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	_, dst, err := net.ParseCIDR("198.51.100.0/24")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := an.Netlink().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Gw: bn.IPv4.AsSlice(), MTU: 1400}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, an.Netlink().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Gw: bn.IPv4.AsSlice(), MTU: 1400}))
 	p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, netip.MustParseAddr("198.51.100.7"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if p.DstMAC != mac(bn.MAC) || p.Src != an.IPv4 || p.MTU != 1400 || p.Dst != netip.MustParseAddr("198.51.100.7") {
 		t.Errorf("through a gateway: %+v", p)
 	}

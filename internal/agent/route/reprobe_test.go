@@ -84,9 +84,7 @@ func hearErrors(t *testing.T, c *net.UDPConn, peer netip.Addr) {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
 	}
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if bad := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); bad != nil || err != nil {
 		t.Fatal(bad, err)
 	}
@@ -100,9 +98,7 @@ func TestReprobeKeepsEntry(t *testing.T) {
 	if n := (&netlink.Neigh{
 		LinkIndex: an.Index, Family: netlink.FAMILY_V6, IP: bn.IPv6.AsSlice(), State: netlink.NUD_STALE, HardwareAddr: bn.MAC,
 	}); !r.probesFrom(bn.IPv6) { // it has just come up
-		if err := an.Netlink().NeighSet(n); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, an.Netlink().NeighSet(n))
 		r.reprobeNeighbour(t.Context(), an.IPv6, bn.IPv6)
 		if n, err := r.lookup(bn.IPv6); err != nil || n == nil || n.State != netlink.NUD_STALE {
 			t.Errorf("what the kernel could not probe is %+v, %v", n, err)
@@ -134,9 +130,7 @@ func TestReprobeKeepsEntry(t *testing.T) {
 				default:
 				}
 				n, err := r.lookup(ends[1])
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				gone = gone || n == nil || n.State&usable == 0
 			}
 			return gone
@@ -160,15 +154,11 @@ func TestReprobeKeepsEntry(t *testing.T) {
 			"another table's": {LinkIndex: an.Index, Dst: dst, Gw: ends[1].AsSlice(), Table: 77},
 			"one of several":  {Dst: dst, MultiPath: []*netlink.NexthopInfo{{LinkIndex: an.Index, Gw: ends[1].AsSlice()}}},
 		} {
-			if err := an.Netlink().RouteAdd(route); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, an.Netlink().RouteAdd(route))
 			if set(wrong); gone() {
 				t.Errorf("%v, %s: its entry is gone", ends[1], name)
 			}
-			if err := an.Netlink().RouteDel(route); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, an.Netlink().RouteDel(route))
 		}
 	}
 }

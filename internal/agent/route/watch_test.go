@@ -65,14 +65,10 @@ func TestWatch(t *testing.T) {
 
 	h := an.Netlink()
 	nic, err := h.LinkByIndex(an.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 	}
 	addrs, err := h.AddrList(nic, netlink.FAMILY_V4)
 	must(err)
@@ -118,17 +114,11 @@ func TestWatchOverrun(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	h := an.Netlink()
 	nic, err := h.LinkByIndex(an.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	addrs, err := h.AddrList(nic, netlink.FAMILY_V6)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for i := range addrs { // the kernel reports each again a second later
-		if err := h.AddrDel(nic, &addrs[i]); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, h.AddrDel(nic, &addrs[i]))
 	}
 	a := watchOn(t, an)
 	if err := a.conn.Control(func(fd uintptr) {
@@ -150,9 +140,7 @@ func TestWatchOverrun(t *testing.T) {
 	})
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 	}
 	extra, err := netlink.ParseAddr("10.99.7.7/32")
 	must(err)
@@ -178,9 +166,7 @@ func TestWatchUnread(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	h := an.Netlink()
 	nic, err := h.LinkByIndex(an.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	a := watchOn(t, an)
 	told, entered, busy := make(news, 100), make(chan struct{}, 100), make(chan struct{})
 	first := true
@@ -192,17 +178,11 @@ func TestWatchUnread(t *testing.T) {
 		first = false
 	})
 	extra, err := netlink.ParseAddr("10.99.7.7/32")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.AddrAdd(nic, extra); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, h.AddrAdd(nic, extra))
 	<-entered // the watcher is busy from now on
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer null.Close()
 	if err := a.conn.Control(func(fd uintptr) { // no socket any more
 		if err := unix.Dup3(int(null.Fd()), int(fd), unix.O_CLOEXEC); err != nil {
@@ -214,9 +194,7 @@ func TestWatchUnread(t *testing.T) {
 	close(busy)
 	told.until(t, "as it is", func(l *kagent.Link) bool { return !l.Has(netip.MustParseAddr("10.99.7.7")) })
 	told.until(t, "an address more", func(l *kagent.Link) bool { return l.Has(netip.MustParseAddr("10.99.7.7")) })
-	if err := h.AddrDel(nic, extra); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, h.AddrDel(nic, extra))
 	told.until(t, "an address less", func(l *kagent.Link) bool { return !l.Has(netip.MustParseAddr("10.99.7.7")) })
 }
 

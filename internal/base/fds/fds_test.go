@@ -6,29 +6,24 @@ import (
 	"testing"
 
 	"viaxdp/internal/base/fds"
+	"viaxdp/internal/lab/nstest"
 )
 
 // Where not all descriptors can be copied none is left over.
 func TestDupAll(t *testing.T) {
 	open := func() int {
 		all, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		return len(all)
 	}
 	var files []*os.File
 	for range 3 {
 		f, err := os.Create(filepath.Join(t.TempDir(), "f"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		defer f.Close()
 		files = append(files, f)
 	}
-	if err := files[2].Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, files[2].Close())
 	before := open()
 	dups, err := fds.DupAll(files)
 	if err == nil || len(dups) != 0 {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 var compareAddr = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
@@ -117,9 +119,7 @@ not an entry
 10.1 old
 0.0.0.0 blocked
 ::ffff:10.0.0.3 under_score döner`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	want := []Entry{
 		entry("127.0.0.1", "", "localhost"), entry("127.0.0.1", "", "vm"), entry("::1", "", "localhost"),
 		entry("fe80::2", "", "neighbour"), entry("0.0.0.0", "", "blocked"),
@@ -209,9 +209,7 @@ func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := entries(t)
 		got, err := ParseNames(write(want))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if d := cmp.Diff(want, got, compareAddr); d != "" {
 			t.Fatalf("-want +got\n%s", d)
 		}
@@ -252,9 +250,7 @@ func FuzzParseNames(f *testing.F) {
 			}
 		}
 		again, err := ParseNames(write(all))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if d := cmp.Diff(all, again, compareAddr); d != "" {
 			t.Fatalf("-read +written\n%s", d)
 		}

@@ -11,31 +11,27 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func put(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 // replace puts a file in the place of another, as editors do.
 func replace(t *testing.T, path, text string) {
 	t.Helper()
 	put(t, path+".new", text)
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Rename(path+".new", path))
 }
 
 // loads looks a file up and gives the names of 10.0.0.1 in it.
 func loads(t *testing.T, f *file) string {
 	t.Helper()
 	table, err := f.load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	name, _ := table.name(entry("10.0.0.1", "").Address)
 	return name
 }
@@ -123,14 +119,10 @@ func TestFileReadOnce(t *testing.T) {
 func TestFileKinds(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
-	if err := unix.Mkfifo(pipe, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Mkfifo(pipe, 0o644))
 	large := filepath.Join(dir, "large")
 	put(t, large, "")
-	if err := os.Truncate(large, MaxBytes+1); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Truncate(large, MaxBytes+1))
 	for path, reason := range map[string]string{
 		dir: "not a regular file", pipe: "not a regular file", "/dev/zero": "not a regular file", large: "at most",
 	} {
@@ -146,9 +138,7 @@ func TestFileKinds(t *testing.T) {
 		}
 	}
 	// A size that stat does not report, as for files in /proc, is found on reading.
-	if err := os.Truncate(large, MaxBytes); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Truncate(large, MaxBytes))
 	if _, err := (&file{path: large, parse: ParseNames}).load(); err == nil || !strings.Contains(err.Error(), large+":1: line of") {
 		t.Errorf("zeros: %v", err)
 	}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // newResolver makes a resolver over files "names" and "hosts" with these texts.
@@ -38,9 +40,7 @@ func newResolver(t *testing.T, names, hosts string, system *net.Resolver) (r *Re
 		Names: File{Path: filepath.Join(dir, "names")}, Hosts: File{Path: filepath.Join(dir, "hosts")},
 		System: system, Timeout: time.Minute,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return r, dir
 }
 
@@ -264,9 +264,7 @@ func TestNewRefuses(t *testing.T) {
 		t.Errorf("wrong: %v", err)
 	}
 	r, err := New(Config{Names: File{missing, true}, Hosts: File{missing, true}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if got := lookup(t, r, "db"); got != "?" {
 		t.Error(got)
 	}

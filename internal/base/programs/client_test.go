@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // answering listens at a program's path in dir, and answers each question by a function.
@@ -17,9 +19,7 @@ func answering(t *testing.T, dir string, answer func(c net.Conn)) (path string) 
 	t.Helper()
 	path = filepath.Join(dir, fmt.Sprint(os.Getpid())+".sock")
 	ln, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -58,15 +58,11 @@ func TestAskedWhereItWasFound(t *testing.T) {
 			t.Errorf("another process answers: %v", err)
 		}
 	}
-	if err := errors.Join(os.Remove(path), os.Symlink(other, path)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(os.Remove(path), os.Symlink(other, path)))
 	if err := found[0].Status(&v); err == nil {
 		t.Error("a link was followed")
 	}
-	if err := errors.Join(os.Remove(path), os.Remove(dir), os.Symlink(elsewhere, dir)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(os.Remove(path), os.Remove(dir), os.Symlink(elsewhere, dir)))
 	if err := found[0].Status(&v); err == nil {
 		t.Error("a link in the place of the directory was followed")
 	}
@@ -83,9 +79,7 @@ func TestOwnerAnswers(t *testing.T) {
 		dir, socket int
 		found       bool
 	}{{0, 0, true}, {65534, 0, false}, {65534, 65534, false}, {0, 65534, false}} {
-		if err := errors.Join(os.Chown(dir, c.dir, -1), os.Chown(path, c.socket, -1)); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, errors.Join(os.Chown(dir, c.dir, -1), os.Chown(path, c.socket, -1)))
 		if found, _ := List([]string{dir}); (len(found) > 0) != c.found {
 			t.Errorf("directory of user %d, socket of user %d, process of root: found %+v", c.dir, c.socket, found)
 		}
@@ -149,9 +143,7 @@ func TestBudgetIsShared(t *testing.T) {
 func TestManySockets(t *testing.T) {
 	dir := private(t)
 	for n := range maxSockets + 10 {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(n)+".sock"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(n)+".sock"), nil, 0o600))
 	}
 	if n := len(sockets(dir)); n != maxSockets {
 		t.Errorf("%d, want %d", n, maxSockets)

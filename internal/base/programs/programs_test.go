@@ -13,6 +13,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // answers counts what it was asked.
@@ -33,9 +35,7 @@ func serve(t *testing.T) (dir string, a answers, s *Server) {
 	dir = filepath.Join(t.TempDir(), "via-xdp", "proc")
 	a = answers{make(chan int, 2)}
 	s, err := Serve(dir, a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -69,9 +69,7 @@ func TestCapture(t *testing.T) {
 	found, _ := List([]string{dir})
 	for _, leave := range []bool{true, false} {
 		c, err := found[0].Capture(128)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		b := make([]byte, 6)
 		if _, err := io.ReadFull(c, b); err != nil || string(b) != "frames" {
 			t.Fatalf("%q, %v", b, err)
@@ -95,9 +93,7 @@ func TestHostile(t *testing.T) {
 	dir, _, s := serve(t)
 	for _, question := range []string{"", "\n", "capture\n", "capture x\n", "shutdown\n", strings.Repeat("x", 10000) + "\n"} {
 		c, err := net.Dial("unix", s.path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		io.WriteString(c, question)
 		c.(*net.UnixConn).CloseWrite()
 		c.SetDeadline(time.Now().Add(30 * time.Second))
@@ -109,9 +105,7 @@ func TestHostile(t *testing.T) {
 	var held []net.Conn // silent connections
 	for range maxAsked + 4 {
 		c, err := net.Dial("unix", s.path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		held = append(held, c)
 	}
 	for _, c := range held {
@@ -155,9 +149,7 @@ func TestStale(t *testing.T) {
 	dead(t, path)
 	age(t, path)
 	s, err := Serve(dir, answers{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer s.Close()
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Error("Serve leaves it")
@@ -167,18 +159,14 @@ func TestStale(t *testing.T) {
 func age(t *testing.T, path string) {
 	t.Helper()
 	old := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(path, old, old); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Chtimes(path, old, old))
 }
 
 // dead makes a socket without a listener.
 func dead(t *testing.T, path string) {
 	t.Helper()
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	ln.SetUnlinkOnClose(false)
 	ln.Close()
 }
@@ -187,14 +175,10 @@ func dead(t *testing.T, path string) {
 func TestPartingIsOne(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "server.sock")
 	ln, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer ln.Close()
 	c, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer c.Close()
 	s := &Server{waitLimit: time.Hour, done: make(chan struct{}), end: time.Now().Add(-time.Second)}
 	w := patient{s, c.(*net.UnixConn)}
@@ -211,9 +195,7 @@ func TestPartingIsOne(t *testing.T) {
 func private(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "proc")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Mkdir(dir, 0o755))
 	return dir
 }
 
@@ -248,34 +230,22 @@ func TestOthersSocketsStay(t *testing.T) {
 
 	links := t.TempDir()
 	dir := filepath.Join(links, "proc")
-	if err := os.Symlink(victims, dir); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Symlink(victims, dir))
 	keeps(t, "a link for the directory", dir, path)
 
 	above := filepath.Join(links, "above")
-	if err := os.Symlink(filepath.Dir(victims), above); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Symlink(filepath.Dir(victims), above))
 	keeps(t, "a link in the path", filepath.Join(above, filepath.Base(victims)), path)
 
 	for _, mode := range []os.FileMode{0o775, 0o757, os.ModeSticky | 0o777} {
-		if err := os.Chmod(victims, mode); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Chmod(victims, mode))
 		keeps(t, mode.String(), victims, path)
 	}
-	if err := os.Chmod(victims, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Chmod(victims, 0o755))
 	if os.Geteuid() == 0 {
-		if err := os.Chown(victims, 65534, 65534); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Chown(victims, 65534, 65534))
 		keeps(t, "another user's directory", victims, path)
-		if err := os.Chown(victims, 0, 0); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Chown(victims, 0, 0))
 	}
 	if got := Stale(victims); len(got) != 1 { // nothing else kept it
 		t.Errorf("stale: %v", got)
@@ -288,21 +258,13 @@ func TestOnlySocketsGo(t *testing.T) {
 	dir, other := private(t), private(t)
 	target := old(t, other, "4194000.sock")
 	link, file := filepath.Join(dir, "4194001.sock"), filepath.Join(dir, "4194002.sock")
-	if err := os.Symlink(target, link); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Symlink(target, link))
+	nstest.Must(t, os.WriteFile(file, nil, 0o600))
 	age(t, file)
 	ln, err := net.Listen("unix", filepath.Join(other, "4194003.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer ln.Close()
-	if err := os.Symlink(ln.Addr().String(), filepath.Join(dir, "4194003.sock")); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Symlink(ln.Addr().String(), filepath.Join(dir, "4194003.sock")))
 	named := old(t, dir, "docker.sock")
 	if got := Stale(dir); len(got) != 0 {
 		t.Errorf("stale: %v", got)
@@ -379,17 +341,13 @@ func FuzzQuestion(f *testing.F) {
 func connected(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var ends [2]*net.UnixConn
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), "")
 		c, err := net.FileConn(f)
 		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		ends[i] = c.(*net.UnixConn)
 	}
 	return ends[0], ends[1]

@@ -10,15 +10,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // What others can change is refused.
 func TestOwn(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(file, nil, 0o600), os.Symlink("file", link)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(file, nil, 0o600), os.Symlink("file", link)))
 	if err := errors.Join(Own(dir), Own(file)); err != nil {
 		t.Error(err)
 	}
@@ -32,9 +32,7 @@ func TestOwn(t *testing.T) {
 		}
 	}
 	refused(link, "neither")
-	if err := errors.Join(os.Chmod(dir, 0o775), os.Chmod(file, 0o602)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(os.Chmod(dir, 0o775), os.Chmod(file, 0o602)))
 	refused(dir, "others may write")
 	refused(file, "others may write")
 	if os.Geteuid() != 0 {
@@ -43,9 +41,7 @@ func TestOwn(t *testing.T) {
 		}
 		return
 	}
-	if err := os.Chown(dir, 60001, -1); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Chown(dir, 60001, -1))
 	refused(dir, "belongs to user 60001")
 }
 
@@ -61,17 +57,13 @@ func TestUnmake(t *testing.T) {
 	state := filepath.Join(top, "above", "via-xdp")
 	proc := filepath.Join(state, "proc")
 	for range 2 {
-		if err := Make(proc); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, Make(proc))
 		if err := errors.Join(Own(state), Own(proc)); err != nil {
 			t.Error(err)
 		}
 	}
 	file := filepath.Join(proc, "7.sock")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile(file, nil, 0o600))
 	Unmake(proc)
 	is("in use", file, true)
 	os.Remove(file)
@@ -80,12 +72,8 @@ func TestUnmake(t *testing.T) {
 	is("above what is made", filepath.Dir(state), true)
 
 	// One that was there before, as a container's volume is.
-	if err := os.Mkdir(state, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := Make(proc); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.Mkdir(state, 0o755))
+	nstest.Must(t, Make(proc))
 	Unmake(proc)
 	is("made", proc, false)
 	is("there before", state, true)
@@ -94,9 +82,7 @@ func TestUnmake(t *testing.T) {
 
 	// One that an agent has served in.
 	os.Remove(state)
-	if err := errors.Join(Make(proc), Keep(state), Keep(state)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(Make(proc), Keep(state), Keep(state)))
 	Unmake(proc)
 	is("kept", state, true)
 	if st, err := os.Stat(state); err != nil || st.Mode() != fs.ModeDir|0o755 {
@@ -105,9 +91,7 @@ func TestUnmake(t *testing.T) {
 
 	// The mark of a directory in which others may write is none: it is /tmp's.
 	for _, mode := range []fs.FileMode{0o777, 0o775} {
-		if err := os.Chmod(state, fs.ModeSticky|mode); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Chmod(state, fs.ModeSticky|mode))
 		Unmake(state)
 		is("others may write", state, true)
 		if err := Keep(state); err != nil {
@@ -157,9 +141,7 @@ func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	for _, network := range []string{"unix", "unixpacket"} {
 		l, err := Listen(network, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if st, err := os.Lstat(path); err != nil || st.Mode() != fs.ModeSocket|0o600 {
 			t.Errorf("%s: %v, %v", network, st.Mode(), err)
 		}

@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func pair(t testing.TB) (mem []byte, a, b *Link) {
@@ -78,9 +80,7 @@ func TestRoomAndBell(t *testing.T) {
 	}
 	b.Sleep(false)
 	again, err := New(mem, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if n, ok := again.Receive(buf); n != 1 || !ok || buf[0] != 1 || !again.Ready() {
 		t.Errorf("second frame: %d bytes of %d, %v", n, buf[0], ok)
 	}

@@ -145,9 +145,7 @@ func TestRulesOfOthers(t *testing.T) {
 	// A driver that takes no location.
 	f := &fakeNIC{rules: map[uint32]Rule{3: theirs4}, chooses: true}
 	s, err := Port(f, 4793, 1, Rules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if err := s.Undo(); err != nil || len(f.rules) != 1 || !f.has(theirs4) {
 		t.Errorf("at any location: %v, %v", f.rules, err)
 	}
@@ -159,9 +157,8 @@ func TestRulesOfOthers(t *testing.T) {
 	}
 	// A rule that an administrator sets meanwhile stays.
 	f = &fakeNIC{rules: map[uint32]Rule{3: theirs4}}
-	if s, err = Port(f, 4793, 1, Rules); err != nil {
-		t.Fatal(err)
-	}
+	s, err = Port(f, 4793, 1, Rules)
+	nstest.Must(t, err)
 	newer := Rule{Port: 4793, Queue: 5}
 	f.rules[9] = newer
 	if err := s.Undo(); err != nil || len(f.rules) != 1 || f.rules[9] != newer {
@@ -189,17 +186,11 @@ func TestResume(t *testing.T) {
 	rules := map[uint32]Rule{2: {Port: 4793, Queue: 7}}
 	for _, f := range []*fakeNIC{{rules: maps.Clone(rules)}, {table: []uint32{0, 1, 2}, queues: 3}} {
 		s, err := Port(f, 4793, 1, RSS)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		b, err := json.Marshal(s.State)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		var was State
-		if err := json.Unmarshal(b, &was); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, json.Unmarshal(b, &was))
 		r := Resume(f, 1, was)
 		if r.How != s.How {
 			t.Errorf("steered by %v, want %v", r.How, s.How)
@@ -314,9 +305,8 @@ func TestTable(t *testing.T) {
 		t.Errorf("after Undo: %v, %v", f.table, err)
 	}
 	// A table that an administrator sets meanwhile stays.
-	if s, err = Port(f, 4793, 2, RSS); err != nil {
-		t.Fatal(err)
-	}
+	s, err = Port(f, 4793, 2, RSS)
+	nstest.Must(t, err)
 	f.table = []uint32{1, 1, 1, 1}
 	if err := s.Undo(); err != nil || !slices.Equal(f.table, []uint32{1, 1, 1, 1}) {
 		t.Errorf("after a change by others and Undo: %v, %v", f.table, err)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestPrintable(t *testing.T) {
@@ -24,16 +26,10 @@ func TestName(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestNamed$")
 	cmd.Env = append(os.Environ(), "VIA_TEST_NAMED=1")
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, cmd.Start())
 	out.Read(make([]byte, 1)) // it has its name now
 	if got := Name(cmd.Process.Pid); got != "a?[2Jb?c" {
 		t.Errorf("%q", got)
@@ -54,9 +50,7 @@ func TestNamed(t *testing.T) {
 	if os.Getenv("VIA_TEST_NAMED") == "" {
 		return // an ordinary run of the tests
 	}
-	if err := os.WriteFile("/proc/self/comm", []byte("a\x1b[2Jb\nc"), 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, os.WriteFile("/proc/self/comm", []byte("a\x1b[2Jb\nc"), 0))
 	os.Stdout.Write([]byte("x"))
 	unix.Read(0, make([]byte, 1))
 }

@@ -334,9 +334,7 @@ func FuzzState(f *testing.F) {
 	grows.Complete, grows.Hugepages, grows.Growing = false, 0, &growing{Before: 8, Surplus: 2, Pages: 64}
 	for _, st := range []state{{}, up, grows, {Namespaces: up.Namespaces[:1]}, {Namespaces: []namespaceState{{Name: "via0"}}}} {
 		b, err := json.Marshal(st)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte(`{"namespaces":[{"name":"../via0"}]}`))

@@ -56,9 +56,8 @@ func TestLossyStar(t *testing.T) {
 		waitFor := func(least uint64) {
 			t.Helper()
 			for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-				if taken, lost, err = s.Counts(); err != nil {
-					t.Fatal(err)
-				}
+				taken, lost, err = s.Counts()
+				must(t, err)
 				if taken >= least || time.Now().After(end) {
 					return
 				}

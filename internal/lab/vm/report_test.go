@@ -300,9 +300,7 @@ func FuzzEvents(f *testing.F) {
 		var b bytes.Buffer
 		for _, e := range events {
 			line, err := json.Marshal(e)
-			if err != nil {
-				f.Fatal(err)
-			}
+			must(f, err)
 			b.Write(append(line, '\n'))
 		}
 		return b.Bytes()

@@ -31,9 +31,7 @@ func targets(t *testing.T, dir string) (all []capture.Target) {
 	found, _ := programs.List([]string{dir})
 	for _, p := range found {
 		var s vipl.ProgramStatus
-		if err := p.Status(&s); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, p.Status(&s))
 		x := capture.Target{Program: p}
 		for _, n := range s.Nics {
 			x.Sources = append(x.Sources, capture.Source{PID: p.PID, Command: p.Command, ID: n.ID, Interface: n.Interface, Queue: n.Queue})
@@ -50,9 +48,7 @@ func TestRun(t *testing.T) {
 	t.Setenv("VIA_RUNTIME_DIR", dir)
 	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
 	vb, err := b.VI.Query()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	message := []byte("seen on both sides")
 	for _, filter := range [][]uint32{nil, {vb.Number}} {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -77,25 +73,19 @@ func TestRun(t *testing.T) {
 			time.Sleep(time.Millisecond) // no more than the capture's buffers hold where its reader waits for a CPU
 		}
 		cancel()
-		if err := <-ended; err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, <-ended)
 		if s.Frames < 48 || s.Lost > 0 || len(s.Queues) != 2 || (s.Skipped > 0) != (filter != nil) {
 			t.Errorf("filter %v: %+v", filter, s)
 		}
 		r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		seen := map[[2]bool]int{} // sent, to b
 		for {
 			data, _, opts, err := r.ReadPacketDataWithOptions()
 			if errors.Is(err, io.EOF) {
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			var p wire.Packet
 			if err := p.Decode(data); err != nil || p.Verify() != nil {
 				t.Fatalf("% x: %v", data, err)
@@ -137,9 +127,7 @@ func TestSeenSoon(t *testing.T) {
 		ended <- err
 	}()
 	r, err := pcapgo.NewNgReader(read, pcapgo.DefaultNgReaderOptions) // the beginning is there before any frame
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	seen := make(chan error, 1)
 	go func() {
 		_, _, err := r.ReadPacketData()
@@ -149,9 +137,7 @@ func TestSeenSoon(t *testing.T) {
 		a.Send(t, b, []byte("look"))
 		select {
 		case err := <-seen:
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 		case <-time.After(time.Millisecond):
 			continue
 		}
@@ -221,9 +207,7 @@ func TestEnds(t *testing.T) {
 	for !isClosed(both) {
 		a.Send(t, b, []byte("x"))
 	}
-	if err := errors.Join(a.NIC.Close(), b.NIC.Close()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(a.NIC.Close(), b.NIC.Close()))
 	wait(ended, func() {})
 }
 
@@ -233,9 +217,7 @@ func TestFile(t *testing.T) {
 	two := capture.Source{PID: 8, Command: "bpp", ID: 1, Interface: "eth1", Queue: 4}
 	var out bytes.Buffer
 	f, err := capture.NewFile(&out, []capture.Source{one, two}, 200)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	stamp := time.Unix(1700000000, 123456789)
 	if err := errors.Join(
 		f.Write(one, capture.Frame{Time: stamp, Sent: true, Len: 3, Data: []byte("abc"), Lost: 5}),
@@ -250,9 +232,7 @@ func TestFile(t *testing.T) {
 		t.Fatal(err, f.Lost())
 	}
 	r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	data, ci, opts, err := r.ReadPacketDataWithOptions()
 	if err != nil || string(data) != "abc" || !ci.Timestamp.Equal(stamp) || ci.InterfaceIndex != 0 ||
 		*opts.Queue != 3 || opts.Flags.Direction != pcapgo.NgEpbFlagDirectionOutbound {
@@ -317,9 +297,7 @@ func TestLost(t *testing.T) {
 	} {
 		dir := filepath.Join(t.TempDir(), "proc")
 		server, err := programs.Serve(dir, told(c.records))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		found, _ := programs.List([]string{dir})
 		if len(found) != 1 {
 			t.Fatal(found)
@@ -339,15 +317,12 @@ func TestLost(t *testing.T) {
 func goldenFrames(t *testing.T) (names []string, frames map[string][]byte) {
 	t.Helper()
 	text, err := os.ReadFile("../../base/wire/testdata/frames.hex")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	frames = map[string][]byte{}
 	for line := range strings.Lines(string(text)) {
 		name, digits, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if frames[name], err = hex.DecodeString(digits); err != nil {
-			t.Fatal(err)
-		}
+		frames[name], err = hex.DecodeString(digits)
+		nstest.Must(t, err)
 		names = append(names, name)
 	}
 	return names, frames
@@ -357,9 +332,7 @@ func TestDestinationVI(t *testing.T) {
 	_, frames := goldenFrames(t)
 	for name, b := range frames {
 		var p wire.Packet
-		if err := p.Decode(b); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, p.Decode(b))
 		if vi, ok := capture.DestinationVI(b); !ok || vi != p.VI {
 			t.Errorf("%s: VI %#x, %v; want %#x", name, vi, ok, p.VI)
 		}
@@ -410,9 +383,7 @@ func FuzzReader(f *testing.F) {
 func FuzzDestinationVI(f *testing.F) {
 	frame := func(link wire.Link) []byte {
 		template, err := wire.NewTemplate(link)
-		if err != nil {
-			f.Fatal(err)
-		}
+		nstest.Must(f, err)
 		b := make([]byte, template.Len()+wire.HeaderLen+5)
 		h := wire.Header{Kind: wire.KindData, VI: 0x10002, Key: 3, Length: 5}
 		inner := template.Put(b, wire.HeaderLen+5)

@@ -30,22 +30,14 @@ func dissect(t *testing.T, frames [][]byte) []map[string][]string {
 	from := capture.Source{Interface: "eth0"}
 	path := filepath.Join(t.TempDir(), "frames.pcapng")
 	out, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer out.Close()
 	f, err := capture.NewFile(out, []capture.Source{from}, 65535)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, b := range frames {
-		if err := f.Write(from, capture.Frame{Time: time.Unix(1, 0), Len: len(b), Data: b}); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, f.Write(from, capture.Frame{Time: time.Unix(1, 0), Len: len(b), Data: b}))
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, f.Close())
 	// On another port the dissector must be asked for.
 	cmd := exec.Command(tshark, "-X", "lua_script:"+dissector, "-d", "udp.port==14793,via", "-r", path, "-T", "json", "-J", "via", "--no-duplicate-keys")
 	text, err := cmd.Output()
@@ -57,9 +49,7 @@ func dissect(t *testing.T, frames [][]byte) []map[string][]string {
 			Layers map[string]json.RawMessage `json:"layers"`
 		} `json:"_source"`
 	}
-	if err := json.Unmarshal(text, &packets); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(text, &packets))
 	var all []map[string][]string
 	for _, p := range packets {
 		fields := map[string][]string{}
@@ -125,9 +115,7 @@ func TestDissectorGolden(t *testing.T) {
 	}
 	for i, got := range dissect(t, list) {
 		var p wire.Packet
-		if err := p.Decode(list[i]); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, p.Decode(list[i]))
 		h := p.Header
 		fields := map[string]string{
 			"via.version": "0xa2", "via.kind": fmt.Sprint(uint8(h.Kind)), "via.flags": fmt.Sprintf("0x%04x", uint16(h.Flags)),
@@ -166,9 +154,7 @@ func TestDissectorGolden(t *testing.T) {
 func udp(t *testing.T, payload []byte) []byte {
 	t.Helper()
 	tmpl, err := wire.NewTemplate(wire.Link{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	b := make([]byte, tmpl.Len()+len(payload))
 	copy(tmpl.Put(b, len(payload)), payload)
 	return b
@@ -178,20 +164,14 @@ func udp(t *testing.T, payload []byte) []byte {
 // under the checksum, and another version.
 func TestDissectorMore(t *testing.T) {
 	text, err := os.ReadFile("../../base/wire/testdata/cm.hex")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var list [][]byte
 	var cms []wire.CM
 	for line := range strings.Lines(string(text)) {
 		b, err := hex.DecodeString(strings.TrimSpace(line))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		m, err := wire.ParseCM(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		list, cms = append(list, udp(t, b)), append(cms, m)
 	}
 	pack := make([]byte, wire.HeaderLen)

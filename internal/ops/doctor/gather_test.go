@@ -118,18 +118,12 @@ func TestGatherVeth(t *testing.T) {
 
 	// Changes by other programs are visible.
 	d, err := bpf.LoadDemux(bpf.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer d.Close()
 	r, err := bpf.NewRedirect(bpf.RedirectConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer r.Close()
-	if err := b.Do(func() error { return d.Attach(b.Index, bpf.Generic) }); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, b.Do(func() error { return d.Attach(b.Index, bpf.Generic) }))
 	var held net.PacketConn
 	var q *xdpnic.Queue
 	if err := a.Do(func() (err error) {
@@ -240,9 +234,7 @@ func TestUnusedAgent(t *testing.T) {
 		t.Errorf("none: %+v", a)
 	}
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer l.Close()
 	go func() {
 		for {

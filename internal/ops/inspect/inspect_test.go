@@ -49,9 +49,7 @@ func TestLook(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if err := ns.Do(func() error { _, err := inspect.Look("nothing", false); return err }); err == nil {
 		t.Error("an interface that is not there")
 	}

@@ -85,9 +85,7 @@ func beRank(how string) error {
 func job(t *testing.T, ranks int, how string, out *bytes.Buffer) Job {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return Job{Ranks: ranks, Program: []string{self}, Env: []string{asRank + "=" + how}, Prefix: true, Stdout: out, Stderr: out}
 }
 
@@ -207,9 +205,7 @@ func TestOneOutput(t *testing.T) {
 		var out bytes.Buffer
 		script := fmt.Sprintf("i=0; while [ $i -lt %d ]; do echo out; echo err >&2; i=$((i+1)); done", times)
 		j := Job{Ranks: ranks, Program: []string{"sh", "-c", script}, Prefix: prefix, Stdout: &out, Stderr: &out}
-		if err := Run(t.Context(), j); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, Run(t.Context(), j))
 		for _, line := range []string{"out\n", "err\n"} {
 			if n := strings.Count(out.String(), line); n != ranks*times {
 				t.Errorf("with a prefix %v: %d lines of %q, want %d", prefix, n, line, ranks*times)
@@ -270,9 +266,7 @@ func FuzzLines(f *testing.F) {
 		}
 		var got [2]strings.Builder
 		for _, r := range ranks {
-			if err := r.end(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, r.end())
 		}
 		for line := range strings.Lines(out.String()) {
 			switch {

@@ -69,9 +69,7 @@ func TestAsk(t *testing.T) {
 // Messages that are no answer are skipped; an answer of another version is reported as such.
 func TestAnswer(t *testing.T) {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer c.Close()
 	for name, replies := range map[string]func(request wire.CM) [][]byte{
 		"noise first": func(r wire.CM) [][]byte {
@@ -96,9 +94,7 @@ func TestAnswer(t *testing.T) {
 			}
 		}()
 		p, err := Open(c.LocalAddr().(*net.UDPAddr).AddrPort(), "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 		r, err := p.Ask(ctx)
 		want := uint8(wire.Version & 0xf)
@@ -115,14 +111,10 @@ func TestAnswer(t *testing.T) {
 
 func TestCancelled(t *testing.T) {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer c.Close()
 	p, err := Open(c.LocalAddr().(*net.UDPAddr).AddrPort(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer p.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -179,9 +171,7 @@ func FuzzAnswer(f *testing.F) {
 		{Type: wire.CMReject, ID: id, Reason: wire.CMReasonProgram},
 	} {
 		b, err := m.Append(nil)
-		if err != nil {
-			f.Fatal(err)
-		}
+		nstest.Must(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte{wire.Version + 1, byte(wire.KindConnect)})

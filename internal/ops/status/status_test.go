@@ -97,9 +97,7 @@ func TestRates(t *testing.T) {
 // Exactly the counters that the document calls drops are marked as drops.
 func TestDropsAreThoseOfTheDocument(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/counters.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	c := look(0, func(n []vipl.NICStatus) {
 		n[0].Socket = map[string]uint64{}
 		(&xdpnic.Stats{}).Each(func(c xdpnic.Counter) { n[0].Socket[c.Name] = 0 })
@@ -149,9 +147,7 @@ func FuzzStatus(f *testing.F) {
 		ID: 1, Interface: "eth0", Socket: map[string]uint64{"rx_dropped": 1}, Demux: map[string]uint64{"key": 2},
 		VIs: []vipl.VIStatus{{Number: 0x10001, Peer: netip.MustParseAddr("fe80::1%eth0"), State: "connected"}},
 	}}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	nstest.Must(f, err)
 	f.Add(good, good)
 	f.Add([]byte(`{"nics":[{"interface":"\u001b[2J","socket":{"a\u001bb":1,"a?b":2},"vis":[{"peer":"fe80::1%\u0007","cause":"x\ny"}]}]}`), good)
 	f.Add([]byte(`{"nics":[{"vis":null},{"vis":[{"number":1},{"number":1}]}]}`), []byte(`null`))

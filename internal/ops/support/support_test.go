@@ -18,6 +18,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestMask(t *testing.T) {
@@ -97,22 +99,16 @@ func (fakeDriver) Settings() (map[string]string, error) {
 func unpack(t *testing.T, b []byte) map[string]string {
 	t.Helper()
 	zip, err := gzip.NewReader(bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	files := make(map[string]string)
 	for r := tar.NewReader(zip); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		text, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		files[h.Name] = string(text)
 	}
 }
@@ -135,9 +131,7 @@ func TestReport(t *testing.T) {
 	a.NIC(root, "eth0", fakeDriver{})
 	a.Add("results/long", strings.Repeat("x", MaxFile+1))
 	a.Add("info", "mac 52:54:00:00:00:01 at 10.1.2.3")
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.Close())
 	files := unpack(t, b.Bytes())
 	want := map[string]string{
 		"host/proc/version":   "Linux version 6.18.15 (host-1)\n",
@@ -185,9 +179,7 @@ func TestCommandLine(t *testing.T) {
 		var b bytes.Buffer
 		a := New(&b, &Mask{}, time.Unix(1, 0))
 		a.Host(fstest.MapFS{"proc/cmdline": &fstest.MapFile{Data: []byte(tc[0])}})
-		if err := a.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, a.Close())
 		if got := unpack(t, b.Bytes())["via-xdp-report/host/proc/cmdline"]; got != tc[1] {
 			t.Errorf("%q in a report: %q", tc[0], got)
 		}
@@ -209,9 +201,7 @@ func TestCutAddress(t *testing.T) {
 	var b bytes.Buffer
 	a := New(&b, &Mask{}, time.Unix(1, 0))
 	a.Add("long", before[:MaxFile-9]+" 52:54:00:ab:cd:ef")
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.Close())
 	if text := unpack(t, b.Bytes())["via-xdp-report/long"]; strings.Contains(text, "52:") {
 		t.Errorf("the end is %q", text[len(text)-40:])
 	}
@@ -224,9 +214,7 @@ func TestSameNames(t *testing.T) {
 	for i, name := range []string{"results/2-a", "results/a", "results/a", "results/a", "results/10.0.0.1", "results/ip-1"} {
 		a.Add(name, string(rune('0'+i)))
 	}
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.Close())
 	want := map[string]string{
 		"via-xdp-report/results/2-a": "0", "via-xdp-report/results/a": "1", "via-xdp-report/results/3-a": "2",
 		"via-xdp-report/results/4-a": "3", "via-xdp-report/results/ip-1": "4", "via-xdp-report/results/2-ip-1": "5",

@@ -27,9 +27,7 @@ func TestSteps(t *testing.T) {
 		c := config(t)
 		c.Bytes = bytes
 		list, err := Run(context.Background(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if len(list) != len(steps) {
 			t.Fatalf("%d steps", len(list))
 		}

@@ -472,9 +472,7 @@ func FuzzJournal(f *testing.F) {
 		{Setting: Setting{Kind: NetFile, Interface: "../..", Name: "threaded"}, Before: "0", After: "1", Netns: 1, Ifindex: 2},
 	} {
 		b, err := json.Marshal([]Change{c, c})
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte(`[{"kind":"file","name":"\u0000"}]`))
