@@ -10,25 +10,6 @@ import (
 	"viaxdp/mvich"
 )
 
-// A message of one communicator is not received in another communicator of the same ranks.
-func TestDup(t *testing.T) {
-	j := newJob(t, 2, jobConfig{})
-	j.run(t, func(c *mvich.Comm) error {
-		d := get(c.Dup())
-		b := make([]byte, 1)
-		if c.Rank() == 0 {
-			return errors.Join(c.Send([]byte{1}, 1, 5), d.Send([]byte{2}, 1, 5))
-		}
-		if _, err := d.Recv(b, 0, 5); err != nil || b[0] != 2 {
-			return fmt.Errorf("%d came, %v", b[0], err)
-		}
-		if _, err := c.Recv(b, mvich.AnySource, mvich.AnyTag); err != nil || b[0] != 1 {
-			return fmt.Errorf("%d came, %v", b[0], err)
-		}
-		return nil
-	})
-}
-
 // Split orders ranks by key; sources and destinations are ranks of the new communicator, which can be split again.
 func TestSplit(t *testing.T) {
 	const n = 7

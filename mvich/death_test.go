@@ -93,6 +93,7 @@ func dies(t *testing.T, death death) {
 			must(wantLost(what, errOf(r.Wait()), victim))
 		}
 		must(wantLost("later send", c.Send(b, victim, 1), victim))
+		must(wantLost("later exchange", errOf(c.Sendrecv(b, victim, 1, b, victim, 1)), victim))
 		must(wantLost("later receive of anybody", errOf(c.Recv(b, mvich.AnySource, 2)), victim))
 		must(wantLost("barrier", c.Barrier(), victim))
 		if dead, n := c.Dead(), j.worlds[rank].Stats().Deaths; !slices.Equal(dead, []int{victim}) || n != 1 {

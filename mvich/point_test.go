@@ -102,30 +102,6 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-// Both sides send far more than there are credits for before either receives.
-func TestBothOnlySend(t *testing.T) {
-	for _, credits := range []int{4, 5, 32} {
-		t.Run(fmt.Sprint(credits), func(t *testing.T) {
-			j := newJob(t, 2, jobConfig{faults: loss, options: with(mvich.WithCredits(credits))})
-			const count = 2000
-			j.run(t, func(c *mvich.Comm) error {
-				other := 1 - c.Rank()
-				b := make([]byte, 900)
-				for i := range count {
-					fill(b, i)
-					must(c.Send(b, other, i))
-				}
-				for i := range count {
-					get(c.Recv(b, other, i))
-					must(check(b, i))
-				}
-				return nil
-			})
-			j.spotless(t, credits)
-		})
-	}
-}
-
 // A one-way flood is stopped before it fills the receiver's memory: it goes on as envelopes.
 func TestUnexpectedLimit(t *testing.T) {
 	const limit, size, count = 1 << 16, 4000, 500

@@ -1,22 +1,15 @@
 package mvich_test
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
@@ -25,14 +18,11 @@ import (
 	"viaxdp/vipl"
 )
 
-// The test binary is also a rank of jobs of several processes.
-const (
-	asSwapper  = "mvich-swapper"
-	asSurvivor = "mvich-survivor"
-)
+// asSwapper makes the test binary a rank of a job of several processes.
+const asSwapper = "mvich-swapper"
 
 func TestMain(m *testing.M) {
-	nstest.Main(m, map[string]func() error{asSwapper: swapper, asSurvivor: survivor})
+	nstest.Main(m, map[string]func() error{asSwapper: swapper})
 }
 
 // beRank runs a process that a launcher has started: its last argument names the protocol.
@@ -85,7 +75,6 @@ func swapper() error {
 
 // Hydra's mpiexec starts ranks that send everything, to 4 MiB, by one protocol.
 func TestMpiexec(t *testing.T) {
-	t.Parallel() // beside the silence of TestKilledRank
 	mpiexec, err := exec.LookPath("mpiexec.hydra")
 	if err != nil {
 		nstest.Lacks(t, "Hydra's mpiexec is not installed (Debian: mpich)")
@@ -104,151 +93,4 @@ func TestMpiexec(t *testing.T) {
 			t.Errorf("%v: %v\n%s", p, err, out)
 		}
 	}
-}
-
-const (
-	killedRanks = 3
-	victim      = 1
-
-	// killedSilence is what reveals the death of a process that is its own agent.
-	killedSilence = 10 * time.Second
-
-	// killedTime is how long all may take: the silence, and all sizes before it and after it, over a lossy way.
-	killedTime = 3 * time.Minute
-)
-
-// survivor exchanges messages with the victim, and sums with all, until it learns of the victim's death; then
-// messages with the other live rank.
-func survivor() error {
-	return beRank(killedSilence, func(w *mvich.World, _ mvich.Protocol) error {
-		c := w.Comm()
-		me := c.Rank()
-		exchange := func(round, other int) error {
-			n := sizes[round%len(sizes)]
-			out, in := make([]byte, n), make([]byte, n)
-			fill(out, round+me)
-			get(c.Sendrecv(out, other, round, in, other, round))
-			return check(in, round+other)
-		}
-		others := []int{victim}
-		if me == victim {
-			others = []int{0, 2}
-		}
-		together := func(round int) error {
-			for _, other := range others {
-				must(exchange(round, other))
-			}
-			sum := make([]int, 1000)
-			for i := range sum {
-				sum[i] = me + i
-			}
-			err := mvich.AllReduce(c, sum, sum, mvich.Sum)
-			if err == nil && sum[999] != 0+1+2+3*999 {
-				err = fmt.Errorf("a sum of %d", sum[999])
-			}
-			return err
-		}
-		for round := 0; ; round++ {
-			if err := guard(func() error { return together(round) }); err != nil {
-				must(wantLost("together", err, victim))
-				break
-			}
-			if round == len(sizes) {
-				fmt.Println("under way")
-			}
-		}
-		for i := range sizes {
-			must(exchange(1000000+i, 2-me))
-		}
-		fmt.Println("goes on")
-		io.Copy(io.Discard, os.Stdin) // until the other one has got the last message, too
-		return wantLost("finalize", w.Finalize(), victim)
-	})
-}
-
-// Live ranks notice the death of a killed rank, by any protocol that they used with it, with losses, and go on with
-// each other.
-func TestKilledRank(t *testing.T) {
-	t.Parallel()
-	nstest.Require(t)
-	protocols := []mvich.Protocol{mvich.Auto, mvich.R3, mvich.RPUT}
-	if testing.Short() {
-		protocols = protocols[:1]
-	}
-	for _, p := range protocols {
-		t.Run(p.String(), func(t *testing.T) {
-			t.Parallel() // most of the time is silence
-			star, err := testbed.NewLossyStar(killedRanks, 1500, 0.01)
-			noError(t, err)
-			defer star.Close()
-			server := pmi.NewServer(killedRanks)
-			defer server.End()
-			var going sync.WaitGroup
-			going.Add(killedRanks - 1)
-			eachWithin(t, killedTime, killedRanks, func(rank int) error {
-				end := func() {}
-				if rank != victim {
-					end = sync.OnceFunc(going.Done)
-				}
-				defer end() // also without a word
-				var said, errs bytes.Buffer
-				started := false
-				defer func() {
-					if !started {
-						server.End() // the others would wait for it
-					}
-				}()
-				cmd, in, out := startRank(server, star, rank, &errs, asSurvivor, p.String())
-				started = true
-				lines := bufio.NewScanner(io.TeeReader(out, &said))
-				for lines.Scan() {
-					switch {
-					case rank == victim && lines.Text() == "under way":
-						cmd.Process.Kill()
-					case rank != victim && lines.Text() == "goes on":
-						end()
-						going.Wait()
-						in.Close()
-					}
-				}
-				err := cmd.Wait()
-				if rank == victim {
-					if cmd.ProcessState.Exited() {
-						return fmt.Errorf("the victim: %v: %s%s", err, &said, &errs)
-					}
-					return nil
-				}
-				if err != nil || !strings.Contains(said.String(), "goes on") {
-					return fmt.Errorf("%v: %s%s", err, &said, &errs)
-				}
-				return nil
-			})
-			if taken, lost, err := star.Counts(); err != nil || lost == 0 {
-				t.Errorf("%d of %d frames were lost, %v", lost, taken, err)
-			}
-		})
-	}
-}
-
-// startRank starts the test program in a namespace as a rank of a server's job.
-func startRank(server *pmi.Server, star *testbed.Star, rank int, errs io.Writer, args ...string) (cmd *exec.Cmd, in io.Closer, out io.Reader) {
-	fds := get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
-	ours, theirs := os.NewFile(uintptr(fds[0]), "pmi"), os.NewFile(uintptr(fds[1]), "pmi")
-	defer ours.Close()
-	defer theirs.Close()
-	conn := get(net.FileConn(ours))
-	cmd = exec.Command(get(os.Executable()), args...)
-	cmd.ExtraFiles = []*os.File{theirs}
-	cmd.Env = append(os.Environ(), "PMI_FD=3", fmt.Sprint("PMI_RANK=", rank), fmt.Sprint("PMI_SIZE=", len(star.Ends)))
-	cmd.Stderr = errs
-	in, out = get(cmd.StdinPipe()), get(cmd.StdoutPipe())
-	if err := star.Start(rank, -1, cmd); err != nil {
-		conn.Close()
-		must(err)
-	}
-	go func() {
-		defer conn.Close()
-		server.Serve(rank, conn)
-	}()
-	return cmd, in, out
 }

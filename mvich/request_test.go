@@ -127,20 +127,6 @@ func TestGoroutines(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
-// One goroutine waits for a message that another goroutine of the same rank sends later.
-func TestWakeOther(t *testing.T) {
-	j := newJob(t, 1, jobConfig{options: with(mvich.WithSpin(0))})
-	c := j.worlds[0].Comm()
-	for i := range 200 {
-		each(t, 2, func(goroutine int) error {
-			if goroutine == 0 {
-				return errOf(c.Recv(make([]byte, 1), 0, i))
-			}
-			return c.Ssend([]byte{1}, 0, i)
-		})
-	}
-}
-
 // Several goroutines use AnySource receives, probe first and receive then, and cancel receives without a message.
 // Each message is received once.
 func TestWildcardsAtOnce(t *testing.T) {

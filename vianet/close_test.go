@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -159,35 +158,6 @@ func TestCloseRead(t *testing.T) {
 			h.atRest(t)
 		})
 	}
-}
-
-// The two halves of a connection can end in any order, on one side or on both, and at the end nothing is left.
-func TestHalvesInEachOrder(t *testing.T) {
-	h := lingering(t, vianet.Options{})
-	type call = func(c *vianet.Conn) error
-	read, write, all := (*vianet.Conn).CloseRead, (*vianet.Conn).CloseWrite, (*vianet.Conn).Close
-	orders := [][]call{{read, write, all}, {write, read, all}, {read, all}, {write, all}, {all}}
-	for i, ofA := range orders {
-		for j, ofB := range orders {
-			a, b := h.pair(t)
-			for _, c := range []*vianet.Conn{a, b} {
-				must(t, errOf(c.Write(make([]byte, 100))))
-			}
-			var both sync.WaitGroup
-			for side, calls := range [][]call{ofA, ofB} {
-				both.Go(func() {
-					c := []*vianet.Conn{a, b}[side]
-					for k, f := range calls {
-						if err := f(c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
-							t.Errorf("orders %d and %d: call %d of side %d: %v", i, j, k, side, err)
-						}
-					}
-				})
-			}
-			both.Wait()
-		}
-	}
-	h.atRest(t)
 }
 
 // shutDown begins a Shutdown. Its listeners are closed when it returns.

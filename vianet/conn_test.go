@@ -98,16 +98,6 @@ func firstDifference(a, b []byte) int {
 	return len(a)
 }
 
-// The bytes read are the bytes written, in both directions, for any sizes of Writes and Reads.
-func TestStream(t *testing.T) {
-	eachConfiguration(t, func(t *testing.T, h *hosts) {
-		a, b := h.pair(t)
-		exchange(t, a, b, 3<<20)
-		exchange(t, b, a, 100_000)
-		balanced(t, a, b)
-	})
-}
-
 // balanced checks that no buffer and no credit of an idle connection is lost.
 func balanced(t *testing.T, a, b *vianet.Conn) {
 	t.Helper()
@@ -141,30 +131,6 @@ func TestHalfClose(t *testing.T) {
 		}()
 		readsAll(t, a, data)
 		check(t, <-wait)
-	})
-}
-
-// Close right after Write delivers the data, although the peer does not read yet.
-func TestCloseDelivers(t *testing.T) {
-	eachConfiguration(t, func(t *testing.T, h *hosts) {
-		a, b := h.pair(t)
-		data := randomBytes(1800, 9)
-		for i := range 2 { // of the smallest pool one message is room for, and one buffer
-			must(t, errOf(a.Write(data[i*200:(i+1)*200])))
-		}
-		must(t, a.Close())
-		time.Sleep(20 * time.Millisecond)
-		got, err := io.ReadAll(b)
-		if err != nil || !bytes.Equal(got, data[:400]) {
-			t.Errorf("%d bytes, %v", len(got), err)
-		}
-		b.SetWriteDeadline(time.Now().Add(testTimeout))
-		for err == nil { // the first may still find room; the stream is over all the same
-			_, err = b.Write(make([]byte, 1))
-		}
-		if !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("Write to a peer that is gone: %v", err)
-		}
 	})
 }
 

@@ -334,31 +334,3 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
-
-// Many connections of one NIC at once, all of them in use, and none of them leaves anything behind.
-func TestMany(t *testing.T) {
-	const count = 300
-	o := vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 512, Threshold: 4000}
-	h := inMemory(t, o)
-	l := h.listen(t)
-	var wait sync.WaitGroup
-	defer wait.Wait()
-	echoEach(t, l, count, &wait)
-	conns := make([]net.Conn, count)
-	for i := range conns {
-		conns[i] = h.dial(t, l.Addr())
-	}
-	for i, c := range conns {
-		wait.Go(func() {
-			defer c.Close()
-			data := randomBytes(100+i*53, byte(i))
-			var sender sync.WaitGroup
-			defer sender.Wait()
-			sender.Go(func() {
-				check(t, writeAll(c, data, uint64(i)))
-				c.(*vianet.Conn).CloseWrite()
-			})
-			readsAll(t, c, []byte(string(data)))
-		})
-	}
-}

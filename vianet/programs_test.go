@@ -18,8 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/health"
-	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/interop/grpc_testing"
 
 	"viaxdp/vianet"
@@ -151,46 +149,6 @@ func (h *hosts) grpc(t *testing.T, ours, theirs credentials.TransportCredentials
 		check(t, errors.Join(err, <-served))
 	})
 	return conn
-}
-
-// gRPC runs unchanged over a Stack: calls, many at once, and a stream of the server.
-func TestGRPC(t *testing.T) {
-	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
-		h := inMemory(t, o)
-		state := health.NewServer()
-		conn := h.grpc(t, insecure.NewCredentials(), insecure.NewCredentials(), 32<<10, func(server *grpc.Server) {
-			grpc_health_v1.RegisterHealthServer(server, state)
-		})
-		client := grpc_health_v1.NewHealthClient(conn)
-		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-		var wait sync.WaitGroup
-		for i := range 20 {
-			service := fmt.Sprint("service ", i)
-			state.SetServingStatus(service, grpc_health_v1.HealthCheckResponse_SERVING)
-			wait.Go(func() {
-				for range 10 {
-					r, err := client.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: service})
-					if err != nil || r.Status != grpc_health_v1.HealthCheckResponse_SERVING {
-						t.Errorf("%s: %v, %v", service, r, err)
-						return
-					}
-				}
-			})
-		}
-		wait.Wait()
-
-		stream, err := client.Watch(ctx, &grpc_health_v1.HealthCheckRequest{Service: "service 3"})
-		must(t, err)
-		for _, want := range []grpc_health_v1.HealthCheckResponse_ServingStatus{
-			grpc_health_v1.HealthCheckResponse_SERVING, grpc_health_v1.HealthCheckResponse_NOT_SERVING,
-		} {
-			if got, err := stream.Recv(); err != nil || got.Status != want {
-				t.Errorf("%v, %v, want %v", got, err, want)
-			}
-			state.SetServingStatus("service 3", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
-		}
-		cancel()
-	}
 }
 
 // echoes is a server whose streams echo what they receive.

@@ -42,95 +42,6 @@ func mustLease(t testing.TB, r *registry, b []byte, tag *vipl.Ptag, a access) *l
 	return l
 }
 
-// Memory that was leased before is not registered again. It has the tag and rights of its current lease, and none
-// while idle.
-func TestLeaseIsKept(t *testing.T) {
-	r, tag := newTestRegistry(t, 1<<20)
-	buf := make([]byte, 1000)
-	for i, a := range []access{readable, writable, closed} {
-		l := mustLease(t, r, buf, tag, a)
-		got, err := l.region.Query()
-		if want := attributes(tag, a); err != nil || got != want {
-			t.Errorf("leased: %+v, %v, want %+v", got, err, want)
-		}
-		handle := l.region.Handle()
-		l.end()
-		if got, err = l.region.Query(); err != nil || got != attributes(r.home, closed) {
-			t.Errorf("idle: %+v, %v", got, err)
-		}
-		again := mustLease(t, r, buf, tag, a)
-		if again.region.Handle() != handle {
-			t.Errorf("lease %d is registered again", i)
-		}
-		again.end()
-	}
-	other := mustLease(t, r, buf[:999], tag, readable)
-	if len(other.buf) != 999 || other.region.Remote(0).Data != r.lowest().Remote(0).Data {
-		t.Errorf("other bytes: %d", len(other.buf))
-	}
-	other.end()
-	if err := r.close(); err != nil {
-		t.Error(err)
-	}
-}
-
-// lowest is the least recently used idle region.
-func (r *registry) lowest() *vipl.Region { return r.order.Back().Value.(*lease).region }
-
-// A part of idle memory needs no registration of its own if no peer is to access it. Only one connection has the
-// memory at a time.
-func TestLeasePart(t *testing.T) {
-	r, tag := newTestRegistry(t, 1<<20)
-	buf := make([]byte, 3000)
-	whole := mustLease(t, r, buf[:2000], tag, readable)
-	handle := whole.region.Handle()
-	whole.end()
-	beyond := mustLease(t, r, buf[1000:3000], tag, closed)
-	small := mustLease(t, r, buf[1999:2001], tag, closed)
-	part := mustLease(t, r, buf[500:1500], tag, closed)
-	if part.region.Handle() != handle {
-		t.Error("a part is registered again")
-	}
-	want := vipl.DataSegment{Data: addressOf(buf[510:]), Handle: handle, Length: 100}
-	if got := part.segment(10, 100); got != want || part.remote().Data != addressOf(buf[500:]) || len(part.buf) != 1000 {
-		t.Errorf("%+v, want %+v; at %+v", got, want, part.remote())
-	}
-	if got, err := part.region.Query(); err != nil || got != attributes(tag, closed) {
-		t.Errorf("leased: %+v, %v", got, err)
-	}
-	part.end()
-	inner := mustLease(t, r, buf[600:700], tag, readable)
-	if part = mustLease(t, r, buf[610:620], tag, closed); part.region.Handle() != handle {
-		t.Error("what is in use is closer, and hides what is idle")
-	}
-	leases := []*lease{
-		part, inner,
-		beyond, small, // not all of it was registered
-		mustLease(t, r, buf[600:700], tag, closed),    // in use by another
-		mustLease(t, r, buf[:2000], tag, readable),    // in use by another
-		mustLease(t, r, buf[500:1500], tag, readable), // a peer would get at the rest
-		mustLease(t, r, buf[500:1500], tag, writable), // a peer would get at the rest
-	}
-	regions := map[vipl.MemHandle]bool{}
-	for i, l := range leases {
-		if regions[l.region.Handle()] {
-			t.Errorf("lease %d has another's region", i)
-		}
-		regions[l.region.Handle()] = true
-	}
-	for _, l := range leases {
-		l.end()
-	}
-	again := mustLease(t, r, buf[:2000], tag, writable)
-	if again.region.Handle() != handle || again.remote().Data != addressOf(buf) || len(again.buf) != 2000 {
-		t.Errorf("all of it, after a part: %d bytes at %+v", len(again.buf), again.remote())
-	}
-	again.end()
-	if err := r.close(); err != nil {
-		t.Error(err)
-	}
-}
-
 // For any order of leases: a lease names its bytes, peers can access no others, no two leases share a region, and the
 // registry knows all that is registered.
 func TestLeasesAtRandom(t *testing.T) {
@@ -218,24 +129,6 @@ func TestAllocated(t *testing.T) {
 	}
 	if s.allocated(make([]byte, 1)) {
 		t.Error("memory of the program")
-	}
-}
-
-// A buffer that two connections use at once is registered twice, and kept once.
-func TestLeaseTwice(t *testing.T) {
-	r, tag := newTestRegistry(t, 1<<20)
-	buf := make([]byte, 1000)
-	one, two := mustLease(t, r, buf, tag, readable), mustLease(t, r, buf, tag, readable)
-	if one.region.Handle() == two.region.Handle() {
-		t.Error("two leases of one region")
-	}
-	one.end()
-	two.end()
-	if r.order.Len() != 1 || r.bytes != 1000 {
-		t.Errorf("%d idle, %d bytes", r.order.Len(), r.bytes)
-	}
-	if err := r.close(); err != nil {
-		t.Error(err)
 	}
 }
 
