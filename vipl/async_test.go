@@ -87,7 +87,7 @@ func TestLost(t *testing.T) {
 	lost(nil) // this side has ended it
 }
 
-// Of a flood of asynchronous errors ten a second are logged, with the number of the others.
+// Of a flood of asynchronous errors ten a second are logged, with the number of the others, and their causes.
 func TestErrorLogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -112,6 +112,10 @@ func TestErrorLogIsBounded(t *testing.T) {
 		flood(1)
 		text := log.String()
 		errorIf(t, !strings.Contains(text, "count=25") || strings.Count(text, "asynchronous error\"") != 1, "after a while:\n%s", text)
+		log.Reset()
+		n.wire.Cut(true)
+		time.Sleep(2 * time.Minute)
+		errorIf(t, !strings.Contains(log.String(), "cause="), "the peer's silence:\n%s", log.String())
 	})
 }
 

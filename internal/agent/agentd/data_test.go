@@ -97,18 +97,3 @@ func exchange(t testing.TB, from, to *end, text string) {
 		t.Fatal(err)
 	}
 }
-
-// Programs of two agents exchange messages.
-func TestMessages(t *testing.T) {
-	a, b := pair(t, nstest.Options{}, agentConfig{})
-	na, nb := a.nic(), b.nic()
-	if got := na.Info().Agent; got != a.socket {
-		t.Errorf("the NIC is of agent %q, want %q", got, a.socket)
-	}
-	ea, eb := newEnd(t, na), newEnd(t, nb)
-	connect(t, ea, eb, "talk")
-	for range 100 {
-		exchange(t, ea, eb, "there")
-		exchange(t, eb, ea, "and back")
-	}
-}

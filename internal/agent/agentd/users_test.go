@@ -5,11 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
@@ -17,10 +14,8 @@ import (
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
-	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
-	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
 )
 
@@ -29,9 +24,6 @@ const (
 	socketsEnv = "AGENTD_TEST_SOCKETS" // of the two agents
 	queueEnv   = "AGENTD_TEST_QUEUE"
 )
-
-// dataGroups are the groups of rules about data.
-const dataGroups = "^(send-receive|rdma-write|rdma-read|cq)$"
 
 // program returns a command that runs a test of this binary as a user.
 func program(t testing.TB, uid uint32, test, sub string, env ...string) *exec.Cmd {
@@ -44,82 +36,6 @@ func program(t testing.TB, uid uint32, test, sub string, env ...string) *exec.Cm
 	asUser(cmd, uid)
 	cmd.Env = append(os.Environ(), env...)
 	return cmd
-}
-
-// TestProgramOfSuite is a program of TestThreePrograms.
-func TestProgramOfSuite(t *testing.T) {
-	sockets, ok := os.LookupEnv(socketsEnv)
-	if !ok {
-		t.Skip("a program of TestThreePrograms")
-	}
-	queue, err := strconv.Atoi(os.Getenv(queueEnv))
-	nstest.Must(t, err)
-	if os.Geteuid() != 0 {
-		// It may open no AF_XDP socket, nor anything else that takes privilege.
-		t.Setenv("VIA_AGENT", "none")
-		var n *vipl.NIC
-		await.Until(t, "the control port of lo is free", func() bool { // the other programs try it, too
-			n, err = vipl.OpenNIC("lo")
-			return !errors.Is(err, unix.EADDRINUSE)
-		})
-		if err == nil || !kagent.Unavailable(err) {
-			t.Errorf("without an agent: %v, %v; want an error for lack of privilege", n, err)
-		}
-	}
-	vipltest.Run(t, vipltest.Config{Open: func(t testing.TB) (a, b *vipl.NIC) {
-		var nics []*vipl.NIC
-		for socket := range strings.SplitSeq(sockets, ",") {
-			var n *vipl.NIC
-			late := false
-			await.Until(t, "the agent opens a queue", func() bool {
-				n, err = vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithQueue(queue),
-					vipl.WithMode(xdpnic.ModeNative, true), vipl.WithArena(48<<20),
-					vipl.WithSilence(5*time.Second)) // four programs on few cores wait for each other
-				// If all CPUs are busy, attaching a program, under one lock for all, may take the kernel longer
-				// than the client waits for the agent. The queue is then in use until that ends.
-				late = late || errors.Is(err, os.ErrDeadlineExceeded)
-				return err == nil || !late || !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, kagent.ErrQueueInUse)
-			})
-			nstest.Must(t, err)
-			t.Cleanup(func() {
-				if err := n.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-			nics = append(nics, n)
-		}
-		return nics[0], nics[1]
-	}})
-}
-
-// Three programs, of two ordinary users and of root, have a queue each of a NIC with four, and all rules about data
-// hold for each of them.
-func TestThreePrograms(t *testing.T) {
-	a, b := pair(t, nstest.Options{Queues: 4}, agentConfig{})
-	var wg sync.WaitGroup
-	for queue, uid := range []uint32{60001, 60001, 60002, 0} {
-		cmd := program(t, uid, "TestProgramOfSuite", dataGroups,
-			socketsEnv+"="+a.socket+","+b.socket, fmt.Sprintf("%s=%d", queueEnv, queue))
-		wg.Go(func() {
-			out, err := cmd.CombinedOutput()
-			passed := strings.Count(string(out), "--- PASS: TestProgramOfSuite/")
-			if err != nil || passed < 50 || !strings.Contains(string(out), "\nPASS") {
-				t.Errorf("program on queue %d of user %d: %v, %d rules hold\n%s", queue, uid, err, passed, failures(string(out)))
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// failures returns the lines of a test's output that do not report success.
-func failures(out string) string {
-	var lines []string
-	for line := range strings.Lines(out) {
-		if !strings.Contains(line, "--- PASS") && !strings.HasPrefix(line, "=== ") {
-			lines = append(lines, line)
-		}
-	}
-	return strings.Join(lines, "")
 }
 
 // If no queue is left, the error names the holders. A program that shares one is not refused.

@@ -2,7 +2,6 @@ package torture
 
 import (
 	"errors"
-	"math/rand/v2"
 	"net"
 	"os"
 	"testing"
@@ -142,87 +141,6 @@ func reopen(t *testing.T, b *Bed, side, round int) {
 		cfg.Seed += uint64(round)
 		must(t, b.StartSide(side, cfg))
 	}
-}
-
-// A worker that is killed at a random moment comes back with its addresses. The survivor's flows,
-// which learned of the death in time, go on with it.
-func TestPeerRestarts(t *testing.T) {
-	b, _ := livingBed(t, BedConfig{}, silence)
-	for round := range 2 {
-		side := round % 2
-		time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
-		before, err := b.Workers[1-side].Report()
-		must(t, err)
-		unwanted := unwantedOf(t, b)
-		death := b.Mark()
-		must(t, b.Kill(side))
-		brokenOnce(t, b, 1-side, death, before, 0)
-		fewAnswers(t, b, side, death, unwanted)
-		must(t, b.StartWorker(side))
-		reopen(t, b, side, round)
-		var reports [2]*Report
-		reports[side] = &Report{}
-		reports[1-side], err = b.Workers[1-side].Report()
-		must(t, err)
-		talking(t, b, reports)
-	}
-	rest(t, b)
-}
-
-// fewAnswers checks the ICMP answers after a worker was killed, while streams ran on until the
-// survivor knew. The dead side's kernel may answer only as often as its rate limit allows: six
-// times, and once a second (icmp_ratelimit). The survivor's kernel must have nothing to answer.
-func fewAnswers(t *testing.T, b *Bed, dead int, death schedlat.Mark, before [2]Unwanted) {
-	t.Helper()
-	now := unwantedOf(t, b)
-	frames, answers := now[dead].Frames-before[dead].Frames, now[dead].Answers-before[dead].Answers
-	if most := uint64(6 + 1 + time.Since(death.At)/time.Second); answers > most {
-		t.Errorf("the dead side's kernel has sent %d answers, for %d frames; %d are allowed", answers, frames, most)
-	}
-	if frames == 0 {
-		t.Error("no frame came after the death")
-	}
-	if now[1-dead] != before[1-dead] {
-		t.Errorf("the survivor's kernel: %+v, and before %+v", now[1-dead], before[1-dead])
-	}
-}
-
-// A worker that is stopped for longer than the silence is taken for dead; when it
-// goes on it finds out, and both connect again.
-func TestStoppedForLong(t *testing.T) {
-	b, before := livingBed(t, BedConfig{}, silence)
-	death := b.Mark()
-	must(t, b.Workers[0].Signal(unix.SIGSTOP))
-	brokenOnce(t, b, 1, death, before[1], 0)
-	stopped := 10 * time.Second // as a machine that is suspended: many times the silence
-	if !thorough() {
-		stopped = 2 * silence
-	}
-	time.Sleep(stopped - time.Since(death.At))
-	again := b.Mark()
-	must(t, b.Workers[0].Signal(unix.SIGCONT))
-	brokenOnce(t, b, 0, again, before[0], death.At.Sub(again.At)) // it was late by all of that
-	talking(t, b, before)
-	unanswered(t, b, [2]Unwanted{})
-	rest(t, b)
-}
-
-// When the program is taken off the interface, both sides know in time,
-// and after the interface was opened again they connect again.
-func TestProgramDetached(t *testing.T) {
-	b, before := livingBed(t, BedConfig{}, silence)
-	death := b.Mark()
-	must(t, b.Detach(0))
-	deaf := brokenOnce(t, b, 0, death, before[0], 0)
-	brokenOnce(t, b, 1, death, before[1], deaf.Late-before[0].Late) // as soon as the deaf side reports it
-	// What came to the deaf side went to the socket of the connection management.
-	unanswered(t, b, [2]Unwanted{})
-	r, err := b.Workers[0].CloseNIC()
-	must(t, err)
-	promises(t, 0, r)
-	reopen(t, b, 0, 0)
-	talking(t, b, [2]*Report{{}, before[1]})
-	rest(t, b)
 }
 
 // An interface that was removed comes back, the same one to the eye, by another number, and with

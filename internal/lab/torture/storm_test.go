@@ -50,14 +50,6 @@ func TestStorms(t *testing.T) {
 	}
 }
 
-// The same with frames longer than a chunk, over IPv6.
-func TestJumboStorms(t *testing.T) {
-	t.Parallel()
-	cfg := mixed("jumbo", vipl.ReliableDelivery, 3)
-	cfg.MaxBytes = 40_000
-	throughStorms(t, BedConfig{MTU: 9000, IPv6: true}, cfg, 1000)
-}
-
 func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 	b := newBed(t, bed)
 	l := watch(b)

@@ -10,7 +10,6 @@ import (
 	"io"
 	"log"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -24,8 +23,6 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
-	"viaxdp/internal/lab/nstest"
-	"viaxdp/internal/lab/testbed"
 )
 
 // page is the first bytes of what every server of these tests has.
@@ -242,49 +239,6 @@ func TestCurl(t *testing.T) {
 	})
 }
 
-// And where one frame of a hundred is lost.
-func TestCurlUnderLoss(t *testing.T) {
-	need(t, "curl", "curl")
-	nstest.Require(t)
-	s, err := testbed.NewSite(testbed.Pair{Names: [2]string{"via0", "via0"}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: 1500})
-	must(t, err)
-	t.Cleanup(func() {
-		check(t, s.Close())
-	})
-	noLeaks(t)
-	n := 5_000_000 // 3,400 frames
-	if !testing.Short() {
-		n *= 4
-	}
-	site := newWeb(n)
-	server := httptest.NewServer(site)
-	defer server.Close()
-	defer server.CloseClientConnections() // also where the test has failed
-	a, _ := open(t, side{s, 0}, "via0", waitLimit/2)
-	b, _ := open(t, side{s, 1}, "via0", waitLimit/2)
-	at := "http://" + between(t, a, b, s.Ends[1].IPv4.Addr().String(), server.Listener.Addr().String()).Addr().String()
-	s.Middle.SetBoth(testbed.Faults{Seed: 1, Loss: 0.01})
-	file := filepath.Join(t.TempDir(), "file")
-	fetch(t, "-o", file, fmt.Sprintf("%s/%d", at, n))
-	holds(t, file, site.page)
-	if got, want := fetch(t, "-T", file, at+"/up"), sum(site.page); got != want {
-		t.Errorf("the server has got other bytes: %s, want %s", got, want)
-	}
-	for i := range 2 {
-		if c := s.Middle.Counters(i); c.Lost == 0 {
-			t.Errorf("side %d: of %d frames none was lost", i, c.Taken)
-		}
-	}
-}
-
-// side is one of a site's namespaces.
-type side struct {
-	*testbed.Site
-	number int
-}
-
-func (s side) Do(f func() error) error { return s.Site.Do(s.number, f) }
-
 // need finds a program that a test runs. Without it the test ends: with a failure when VIA_PEERS=require, as for
 // bench's programs, and with a skip elsewhere.
 func need(t *testing.T, name, pkg string) string {
@@ -305,32 +259,4 @@ func need(t *testing.T, name, pkg string) string {
 func ownHost() string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 64|pid>>16&63, pid>>8&255, pid&255)
-}
-
-// Redis and its load generator talk through two proxies.
-func TestRedis(t *testing.T) {
-	server, load := need(t, "redis-server", "redis-server"), need(t, "redis-benchmark", "redis-tools")
-	host, port := ownHost(), "6399"
-	address := net.JoinHostPort(host, port)
-	cmd := exec.Command(server, "--port", port, "--bind", host, "--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", t.TempDir())
-	must(t, cmd.Start())
-	defer cmd.Wait()
-	defer cmd.Process.Kill()
-	for end := time.Now().Add(waitLimit); ; time.Sleep(10 * time.Millisecond) { // until it listens
-		c, err := net.Dial("tcp", address)
-		if err == nil {
-			c.Close()
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
-	_, at, _ := net.SplitHostPort(chain(t, address))
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, load, "-h", "127.0.0.1", "-p", at, "-n", "2000", "-c", "8", "-d", "5000", "-t", "set,get", "-q").CombinedOutput()
-	if err != nil || strings.Count(string(out), "requests per second") != 2 {
-		t.Errorf("%v\n%s", err, out)
-	}
 }
