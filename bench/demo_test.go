@@ -347,9 +347,7 @@ func TestClientLeavesUnconnected(t *testing.T) {
 	if err := server.Connect(Hello{}); !errors.Is(err, ErrStopped) {
 		t.Errorf("got %v", err)
 	}
-	if err := server.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, server.Close())
 }
 
 // Without privilege a demonstration and operations say what is missing, and so do rings of one's

@@ -81,9 +81,7 @@ func TestExchange(t *testing.T) {
 	if _, err := s.Stream(ctx, 0, time.Second); err == nil {
 		t.Error("messages of no bytes were streamed")
 	}
-	if err := s.Close(ctx); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, s.Close(ctx))
 	if got := (Repeats{5, 3}).Since(Repeats{2, 1}); got != (Repeats{3, 2}) {
 		t.Errorf("since: %+v", got)
 	}

@@ -66,9 +66,7 @@ func TestTask(t *testing.T) {
 		t.Errorf("both: got %d, %d, %v", a, b, err)
 	}
 	refused(func(*request) {}, "an endpoint is open")
-	if err := s.Close(ctx); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, s.Close(ctx))
 }
 
 // A worker validates requests before it serves them, as the client may be any host.
@@ -142,11 +140,7 @@ func onBed(t *testing.T) *Bed {
 	nstest.Require(t)
 	b, err := StartBed(t.Context(), BedConfig{Mode: "generic", WorkerArgs: []string{asWorker, tokenOf(t)}})
 	nstest.Must(t, err)
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { nstest.Check(t, b.Close()) })
 	return b
 }
 

@@ -183,9 +183,7 @@ func TestBeside(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, err)
 }
 
 // Impossible options are refused with an error that names them, before anything is
@@ -264,9 +262,7 @@ func TestBed(t *testing.T) {
 			t.Errorf("processes %v, %v before: agents are there after what needed them", now, workers)
 		}
 	}
-	if err := bed.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, bed.Close())
 	nothingLeft(t, before, token)
 }
 
@@ -290,9 +286,7 @@ func TestBedWithoutAgents(t *testing.T) {
 				t.Errorf("agents by %q: %v, want %q", c.args, err, c.want)
 			}
 		}
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, bed.Close())
 	}
 	nothingLeft(t, before, token)
 }

@@ -63,16 +63,12 @@ func TestAdoptDemux(t *testing.T) {
 		t.Errorf("action %d, want redirect", action)
 	}
 	for range 2 {
-		if err := d.Evict(slotSocket); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, d.Evict(slotSocket))
 	}
 	if action, _ := run(t, d, good4().bytes(), 0); action != xdpDrop {
 		t.Errorf("action %d with an empty slot, want drop", action)
 	}
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, d.Close())
 	within(t, a, func() error { return expectAttached(a, "", Generic) })
 }
 

@@ -131,9 +131,7 @@ func TestInterfaceGone(t *testing.T) {
 	nic, err := a.Netlink().LinkByIndex(a.Index)
 	nstest.Must(t, err)
 	nstest.Must(t, a.Netlink().LinkDel(nic))
-	if err := d.Detach(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, d.Detach())
 }
 
 // foreign is another owner's program, which passes all frames.

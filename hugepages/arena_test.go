@@ -21,11 +21,7 @@ func open(t *testing.T, cfg Config) *Arena {
 	t.Helper()
 	a, err := New(cfg)
 	nstest.Must(t, err)
-	t.Cleanup(func() {
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { nstest.Check(t, a.Close()) })
 	return a
 }
 
@@ -99,9 +95,7 @@ func TestShared(t *testing.T) {
 		if other[12345] != 42 {
 			t.Error("the second mapping shows other bytes")
 		}
-		if err := unix.Munmap(other); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, unix.Munmap(other))
 		for _, size := range []int64{0, 4 << 20} {
 			if err := unix.Ftruncate(a.FD(), size); !errors.Is(err, unix.EPERM) {
 				t.Errorf("ftruncate(%d): %v, want EPERM", size, err)
@@ -151,9 +145,7 @@ func TestAllocFree(t *testing.T) {
 			t.Errorf("Free of %s: %v", name, err)
 		}
 	}
-	if err := a.Free(b); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, a.Free(b))
 }
 
 func TestClose(t *testing.T) {
@@ -225,9 +217,7 @@ func TestArenaConcurrent(t *testing.T) {
 				if n := bytes.Count(b, []byte{byte(id)}); n != len(b) {
 					t.Error("another goroutine wrote into a block")
 				}
-				if err := a.Free(b); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, a.Free(b))
 			}
 		})
 	}
@@ -314,9 +304,7 @@ func TestAdopt(t *testing.T) {
 		if off, _ := offsetIn(b.Bytes(), block); off < 1<<20 {
 			t.Errorf("block at %d: in the reserve", off)
 		}
-		if err := errors.Join(b.Free(block), b.Close()); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, errors.Join(b.Free(block), b.Close()))
 	}
 }
 
@@ -377,7 +365,5 @@ func TestAdoptRefusesFiles(t *testing.T) {
 	nstest.Must(t, err)
 	a, err := Adopt(fd, Info{Size: size, Reserve: 4096})
 	nstest.Must(t, err)
-	if err := a.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, a.Close())
 }

@@ -33,9 +33,7 @@ func TestRefusedMappingBesideOthers(t *testing.T) {
 						return
 					}
 				}
-				if err := unix.Munmap(mem); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, unix.Munmap(mem))
 			}
 		})
 	}
@@ -50,9 +48,7 @@ func TestRefusedMappingBesideOthers(t *testing.T) {
 		m.fd = -1
 		nstest.Must(t, m.close())
 	}
-	if err := unix.Close(fd); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, unix.Close(fd))
 	close(over)
 	others.Wait()
 }

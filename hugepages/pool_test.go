@@ -32,11 +32,7 @@ func overcommit(t *testing.T) (restore func() error) {
 	needPool(t)
 	restore, err := Overcommit(1024)
 	nstest.Must(t, err)
-	t.Cleanup(func() {
-		if err := restore(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { nstest.Check(t, restore()) })
 	return restore
 }
 
@@ -77,13 +73,9 @@ func TestOvercommitAddsUp(t *testing.T) {
 		second, err := Overcommit(4)
 		nstest.Must(t, err)
 		during := setting()
-		if err := errors.Join(first(), first(), first()); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, errors.Join(first(), first(), first()))
 		between := setting()
-		if err := second(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, second())
 		if after := setting(); during != before+7 || between != before+4 || after != before {
 			return fmt.Errorf("limit %d, then %d, %d, %d", before, during, between, after)
 		}
@@ -156,13 +148,9 @@ func reserves(t *testing.T, surplus string) error {
 	if surplus == "during" {
 		arena = useSurplus(t)
 	}
-	if err := errors.Join(r.Restore(), Reservation{}.Restore()); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(r.Restore(), Reservation{}.Restore()))
 	if arena != nil {
-		if err := arena.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, arena.Close())
 	}
 	after := poolNow(t)
 	if r.Pages < 2 || during.persistent() != before.persistent()+r.Pages || after.persistent() != before.persistent() {

@@ -59,9 +59,7 @@ func TestSetAttributesAfterClose(t *testing.T) {
 		t.Errorf("ResolveRemote: %v", err)
 	}
 	r.Release()
-	if err := errors.Join(f.Close(), f.DestroyPtag(f.tag)); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(f.Close(), f.DestroyPtag(f.tag)))
 }
 
 // What is returned is held, and nothing is after an error.

@@ -32,9 +32,7 @@ func TestConcurrentRegistration(t *testing.T) {
 						t.Errorf("worker %d: region %d resolves to %p, %v", w, i, got, err)
 						return
 					}
-					if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-						t.Error(err)
-					}
+					nstest.Check(t, f.Deregister(r.Handle(), r.Addr()))
 					if f.Lookup(r.Handle()) == r {
 						t.Error("found after it was deregistered")
 					}

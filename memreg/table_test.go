@@ -74,9 +74,7 @@ func TestForeign(t *testing.T) {
 		if r.Addr() != c.addr || uint64(r.Len()) != c.n || &r.Bytes()[0] != &mem[c.addr-start] {
 			t.Errorf("%s: %d bytes at %#x", c.name, r.Len(), r.Addr())
 		}
-		if err := f.Deregister(r.Handle(), r.Addr()); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, f.Deregister(r.Handle(), r.Addr()))
 	}
 	unlimited := newFixture(t, Limits{})
 	for _, n := range []uint64{math.MaxInt64, math.MaxUint64, math.MaxUint64 - start + 1, math.MaxInt64 - start + 1} {
@@ -196,9 +194,7 @@ func TestPtagLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	tag.Release()
-	if err := f.DestroyPtag(tag); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, f.DestroyPtag(tag))
 	if err := f.DestroyPtag(tag); !errors.Is(err, ErrPtag) {
 		t.Errorf("destroyed twice: %v", err)
 	}
@@ -247,9 +243,7 @@ func TestGrow(t *testing.T) {
 			t.Fatalf("region %d of handle %#x is lost", i, r.Handle())
 		}
 	}
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, f.Close())
 	if got, want := f.Stats(), (Stats{Ptags: 1, Registered: MaxRegions}); got != want || f.tag.Users() != 0 {
 		t.Errorf("after Close %+v, %d users of the tag", got, f.tag.Users())
 	}
@@ -301,9 +295,7 @@ func TestClose(t *testing.T) {
 		t.Errorf("CreatePtag: %v", err)
 	}
 	held.Release()
-	if err := errors.Join(f.Close(), f.Close()); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(f.Close(), f.Close()))
 	if err := f.DestroyPtag(f.tag); err != nil {
 		t.Errorf("DestroyPtag: %v", err)
 	}

@@ -35,9 +35,7 @@ func TestInstallNothing(t *testing.T) {
 	for _, p := range Programs() {
 		program(t, dir, p.Name, "")
 	}
-	if err := Install(context.Background(), nil); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, Install(context.Background(), nil))
 	if _, err := os.Stat(calls); err == nil {
 		t.Error("apt-get was called")
 	}

@@ -111,9 +111,7 @@ func TestChain(t *testing.T) {
 					t.Errorf("%s: %+v, %v", l.Name, got, err)
 				}
 			}
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, c.Close())
 			for _, p := range c.processes {
 				if o, err := p.output(); err != nil || o.Signal != "" {
 					t.Errorf("%s has not ended by itself: %+v, %v", p.cmd.Path, o, err)

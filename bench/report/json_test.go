@@ -137,16 +137,10 @@ func FuzzRead(f *testing.F) {
 		if diff := cmp.Diff(r, again, same); diff != "" {
 			t.Fatal(diff)
 		}
-		if err := r.WriteTable(io.Discard); err != nil {
-			t.Error(err)
-		}
-		if err := r.WriteMarkdown(io.Discard, "plots"); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, r.WriteTable(io.Discard))
+		nstest.Check(t, r.WriteMarkdown(io.Discard, "plots"))
 		c := Compare(r, again)
-		if err := c.WriteTable(io.Discard); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, c.WriteTable(io.Discard))
 		if len(c.OnlyA)+len(c.OnlyB)+len(c.Conditions) > 0 || c.WorseThan(0) {
 			t.Errorf("a report differs from itself: %+v", c)
 		}

@@ -73,9 +73,7 @@ func TestSessions(t *testing.T) {
 	if p := r.Group("vibe-ops").Row(bench.OpConnect).Points[0]; p.Label != bench.OpConnect || p.N != 40 {
 		t.Errorf("connect: %+v", p)
 	}
-	if err := r.Write(new(strings.Builder)); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, r.Write(new(strings.Builder)))
 	if files, err := r.WritePlots(cfg.Out); err != nil || len(files) < len(names) {
 		t.Errorf("%d plots: %v", len(files), err)
 	}

@@ -150,9 +150,7 @@ func TestExperiments(t *testing.T) {
 	if files, err := r.WritePlots(cfg.Out); err != nil || len(files) < len(names) {
 		t.Errorf("%d plots of %d groups: %v", len(files), len(names), err)
 	}
-	if err := r.Write(new(strings.Builder)); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, r.Write(new(strings.Builder)))
 }
 
 // Turns go through all rows, and through all parts; each has its value.

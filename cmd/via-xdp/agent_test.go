@@ -323,7 +323,5 @@ func TestProgramOfAgent(t *testing.T) {
 	}
 	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(8<<20))
 	nstest.Must(t, err)
-	if err := n.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, n.Close())
 }

@@ -114,9 +114,7 @@ func TestExchange(t *testing.T) {
 					t.Errorf("rank %d of %d", c.Rank(), c.Size())
 				}
 				wait.Go(func() {
-					if err := exchange(c); err != nil {
-						t.Error(err)
-					}
+					nstest.Check(t, exchange(c))
 					if got := <-result; got != "true true <nil>" {
 						t.Errorf("rank %d: %s", rank, got)
 					}
@@ -241,7 +239,5 @@ func TestSocketIsNotInherited(t *testing.T) {
 	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("flags %#x, %v", flags, err)
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, c.Close())
 }

@@ -45,9 +45,7 @@ func TestServerEnds(t *testing.T) {
 	a, aborted := rankOf(t, s, 0, 3, inherited)
 	b, left := rankOf(t, s, 1, 3, inherited)
 	c, waited := rankOf(t, s, 2, 3, inherited)
-	if err := a.Abort(7); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, a.Abort(7))
 	if got := <-aborted; got != "true false pmi: rank 0 has aborted the job with code 7" {
 		t.Error(got)
 	}
@@ -71,9 +69,7 @@ func TestServerKeys(t *testing.T) {
 	s := NewServer(1)
 	c, _ := rankOf(t, s, 0, 1, inherited)
 	defer c.Close()
-	if err := errors.Join(c.Put("key", "one"), c.Put("other", "one")); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(c.Put("key", "one"), c.Put("other", "one")))
 	if err := c.Put("key", "two"); !errors.Is(err, ErrAnswer) {
 		t.Errorf("a key that is taken: %v", err)
 	}

@@ -147,11 +147,7 @@ func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() {
-				if err := n.Close(); err != nil {
-					t.Error(err)
-				}
-			})
+			t.Cleanup(func() { nstest.Check(t, n.Close()) })
 			nics = append(nics, n)
 		}
 		return nics, ends

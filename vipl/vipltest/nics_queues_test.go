@@ -211,12 +211,8 @@ func openTable(t *testing.T, ns *nstest.NS) *table {
 	was := x.get(t)
 	x.size = len(was)
 	t.Cleanup(func() {
-		if err := x.nic.SetTable(was); err != nil {
-			t.Error(err)
-		}
-		if err := x.nic.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, x.nic.SetTable(was))
+		nstest.Check(t, x.nic.Close())
 	})
 	return x
 }

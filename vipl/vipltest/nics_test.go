@@ -46,11 +46,7 @@ func TestNICs(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() {
-				if err := n.Close(); err != nil {
-					t.Error(err)
-				}
-			})
+			t.Cleanup(func() { nstest.Check(t, n.Close()) })
 			wantDriverMode(t, ns, mode)
 			nics = append(nics, n)
 		}
@@ -115,9 +111,7 @@ func TestLastFramesOfNICs(t *testing.T) {
 			t.Fatalf("no room for frame %d", i)
 		}
 	}
-	if err := agent.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, agent.Close())
 	for i := range frames {
 		if _, err := unix.Read(listen, make([]byte, 2048)); err != nil {
 			t.Fatalf("frame %d of %d: %v", i, frames, err)

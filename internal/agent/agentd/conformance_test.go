@@ -24,9 +24,7 @@ func overAgents(t *testing.T) vipltest.Config {
 			n, err := vipl.OpenNIC(ends[i].Name, vipl.WithAgent(g.socket), vipl.WithArena(48<<20), vipl.WithSilence(silence))
 			nstest.Must(t, err)
 			t.Cleanup(func() {
-				if err := n.Close(); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, n.Close())
 				st := g.status(t)
 				if slices.ContainsFunc(st.NICs, func(n kagent.NICStatus) bool { return n.Interface == ends[i].Name }) {
 					t.Errorf("after Close the agent still has %+v", st.NICs)

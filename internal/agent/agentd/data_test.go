@@ -22,11 +22,7 @@ func (a *agent) nic(opts ...vipl.Option) *vipl.NIC {
 	a.t.Helper()
 	n, err := a.open(opts...)
 	nstest.Must(a.t, err)
-	a.t.Cleanup(func() {
-		if err := n.Close(); err != nil {
-			a.t.Error(err)
-		}
-	})
+	a.t.Cleanup(func() { nstest.Check(a.t, n.Close()) })
 	return n
 }
 

@@ -179,9 +179,7 @@ func TestKillAgentAnywhere(t *testing.T) {
 				}
 				opened.Add(1)
 				_, _ = n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-				if err := n.Close(); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, n.Close())
 			}
 		})
 	}

@@ -123,9 +123,7 @@ func busy(t *testing.T, a, b *agent, opts ...vipl.Option) (end func()) {
 	return func() {
 		t.Helper()
 		close(stop)
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, <-done)
 		again := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
 		connect(t, again.from, again.to, "and once more")
 		exchange(t, again.from, again.to, "still there")
@@ -509,9 +507,7 @@ func TestHeldOpen(t *testing.T) {
 		}
 		return other().Refused > 0
 	})
-	if err := n.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, n.Close())
 	for _, r := range held {
 		if !r.hungUp() {
 			t.Fatal("held open")

@@ -173,9 +173,7 @@ func startAgent(t testing.TB, ns *nstest.NS, cfg agentConfig) *agent {
 			}
 			_ = a.opened.Close()
 		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, os.RemoveAll(dir))
 	})
 	a.start()
 	return a

@@ -62,9 +62,7 @@ func TestNICsZeroCopyReads(t *testing.T) {
 			if got := said("mode:"); got != c.mode {
 				t.Errorf("%s mode, want %s", got, c.mode)
 			}
-			if err := peer.Do(func() error { return pings(host.IPv4, 32) }); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, peer.Do(func() error { return pings(host.IPv4, 32) }))
 			in.Close()
 			if got := said("found:"); (got != "0") != c.finds {
 				t.Errorf("%s frames of the host's are in the program's memory, want any: %v", got, c.finds)
@@ -72,9 +70,7 @@ func TestNICsZeroCopyReads(t *testing.T) {
 			if _, err := io.Copy(io.Discard, r); err != nil {
 				t.Error(err)
 			}
-			if err := cmd.Wait(); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, cmd.Wait())
 		})
 	}
 }

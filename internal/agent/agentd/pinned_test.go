@@ -56,9 +56,7 @@ func TestPinned(t *testing.T) {
 			theirs.Close()
 		}
 		hasPinned(false, "at the end")
-		if err := s.shut(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, s.shut())
 	}
 }
 
@@ -86,14 +84,10 @@ func TestRefundUnderWay(t *testing.T) {
 		close(v.answers)
 	case <-time.After(50 * time.Millisecond): // for one that would not wait
 		close(v.answers)
-		if err := <-charged; err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, <-charged)
 	}
 	<-collected
-	if err := s.shut(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, s.shut())
 }
 
 // Refusing a user costs one check of that user's pinned queues, and does not touch other users' sessions and
@@ -146,9 +140,7 @@ func TestCostOfRefusal(t *testing.T) {
 	if looks != 3 {
 		t.Errorf("%d looks in all, want 3", looks)
 	}
-	if err := s.shut(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, s.shut())
 }
 
 // askAtOnce starts n requests for a check, which cannot begin, and returns when all are waiting.
@@ -189,9 +181,7 @@ func TestLookThatFails(t *testing.T) {
 	if looks != 2 || len(s.pinnedQueues) > 0 {
 		t.Errorf("%d looks, %d debts; want a second look, and no debt", looks, len(s.pinnedQueues))
 	}
-	if err := s.shut(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, s.shut())
 }
 
 // An open first frees the memory that programs of any user have released when they ended: there may be
@@ -210,9 +200,7 @@ func TestOpenCollects(t *testing.T) {
 	if len(s.pinnedQueues) > 0 || s.users[7] != nil {
 		t.Errorf("debts %v, user %+v; want none", s.pinnedQueues, s.users[7])
 	}
-	if err := s.shut(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, s.shut())
 }
 
 // slow is a descriptor store whose deletions are slow.
@@ -242,8 +230,6 @@ func TestBrokenPinnedRecord(t *testing.T) {
 		if len(s.pinnedQueues) > 0 || len(gone) != 1 || !strings.Contains(log.String(), want) {
 			t.Errorf("%s: debts %v, deleted %v, log %q, want %q", value, s.pinnedQueues, gone, log.String(), want)
 		}
-		if err := s.shut(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, s.shut())
 	}
 }

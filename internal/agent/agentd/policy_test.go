@@ -191,9 +191,7 @@ func TestLinger(t *testing.T) {
 	}
 	for range 3 {
 		for _, uid := range []int{60001, 60002} {
-			if err := use(uid, xdpnic.ModeAuto, false); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, use(uid, xdpnic.ModeAuto, false))
 			if err := use(uid, xdpnic.ModeGeneric, true); err == nil || !strings.Contains(err.Error(), "native mode") {
 				t.Errorf("another mode: %v", err)
 			}

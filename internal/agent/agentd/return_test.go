@@ -85,9 +85,7 @@ func TestInterfaceReturns(t *testing.T) {
 				if i := more.Info().Index; i != a.ns.Index || !more.Query().Address.IsValid() {
 					t.Errorf("a further handle is on interface %d, of address %v; the new one is %d", i, more.Query().Address, a.ns.Index)
 				}
-				if err := more.Close(); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, more.Close())
 			}
 			peer := oldPeer
 			if !how.peerStays {
@@ -106,9 +104,7 @@ func TestInterfaceReturns(t *testing.T) {
 			}
 			if how.peerStays {
 				defer func() {
-					if err := oldPeer.Close(); err != nil {
-						t.Error(err)
-					}
+					nstest.Check(t, oldPeer.Close())
 				}()
 			} else if err := oldPeer.Close(); err != nil {
 				t.Errorf("the peer's old handle: %v", err)

@@ -88,9 +88,7 @@ func TestHeldUp(t *testing.T) {
 	cancel()
 	select {
 	case err := <-served:
-		if err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, err)
 	case <-time.After(time.Minute):
 		t.Error("the agent does not end")
 	}

@@ -313,9 +313,7 @@ func TestDiscoverIsBounded(t *testing.T) {
 		found := make(chan int, 1)
 		go func() {
 			list, err := m.Discover(context.Background(), []netip.Addr{here4})
-			if err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, err)
 			found <- len(list)
 		}()
 		synctest.Wait()

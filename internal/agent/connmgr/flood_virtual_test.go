@@ -277,9 +277,7 @@ func TestOlderRequester(t *testing.T) {
 			t.Fatalf("%d forged confirmations, %d accepted", n, len(accepted))
 		}
 		in.Established()
-		if err := <-accepted; err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, <-accepted)
 	})
 }
 
@@ -291,9 +289,7 @@ func TestOlderAcceptor(t *testing.T) {
 		go func() {
 			ans, err := m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo},
 				kagent.Offer{VI: 1, Key: 7, Level: 1})
-			if err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, err)
 			asked <- ans
 		}()
 		synctest.Wait()
@@ -379,12 +375,8 @@ func TestProvenWhileItWaits(t *testing.T) {
 		if err != nil || in.Remote().Host != a.Addr() {
 			t.Fatal(in, err)
 		}
-		if err := in.Accept(within(time.Second), offer(b, t)); err != nil {
-			t.Error(err)
-		}
-		if err := <-asked; err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, in.Accept(within(time.Second), offer(b, t)))
+		nstest.Check(t, <-asked)
 	})
 }
 

@@ -133,9 +133,7 @@ func TestReflected(t *testing.T) {
 				if n := len(way.take()); n > 0 {
 					t.Errorf("%d messages in a minute of silence", n)
 				}
-				if err := m.Close(); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, m.Close())
 			})
 		})
 	}

@@ -33,9 +33,7 @@ func TestEstablishedByData(t *testing.T) {
 		}
 		in.Established()
 		in.Established()
-		if err := <-errc; err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, <-errc)
 	})
 }
 
@@ -54,9 +52,7 @@ func TestAcceptGoesOn(t *testing.T) {
 		go func() { errc <- in.Accept(within(time.Minute), kagent.Offer{VI: 1, Key: 9, Level: 1}) }()
 		time.Sleep(stopped + 100*time.Millisecond)
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5, Cookie: 9}), here4, agent4)
-		if err := <-errc; err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, <-errc)
 	})
 }
 
@@ -161,9 +157,7 @@ func TestWaitsDoNotMix(t *testing.T) {
 					t.Errorf("%q %v: %v", d, h, err)
 					continue
 				}
-				if err := ans.Confirm(); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, ans.Confirm())
 				time.Sleep(time.Second) // the grace of the wait that it used up
 			}
 		}
@@ -184,9 +178,7 @@ func TestGrace(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if err := ans.Confirm(); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, ans.Confirm())
 			})
 		}
 		for served := 0; served < n; {
@@ -195,9 +187,7 @@ func TestGrace(t *testing.T) {
 				time.Sleep(20 * time.Millisecond)
 				continue
 			}
-			if err := in.Accept(within(time.Second), offer(b, t)); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, in.Accept(within(time.Second), offer(b, t)))
 			served++
 		}
 		wg.Wait()
@@ -286,9 +276,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		if _, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t)); !errors.Is(err, kagent.ErrNoMatch) {
 			t.Errorf("request to a host without agent: %v", err)
 		}
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, b.Close())
 	})
 }
 

@@ -123,8 +123,6 @@ func TestPeerOfAnother(t *testing.T) {
 			t.Errorf("%v, want ErrListening", err)
 		}
 		go func() { _, _, _ = a.RequestPeer(ctx, remote, local, far) }()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, <-ended)
 	})
 }

@@ -200,9 +200,7 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 				t.Fatal(got.err)
 			}
 			m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t))
-			if err := connected(m, <-peer); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, connected(m, <-peer))
 		}
 	})
 }
@@ -221,9 +219,7 @@ func TestPeerStartsLater(t *testing.T) {
 			late := net.Agent("late", remote.Host)
 			defer late.Close()
 			lm := meet(within(time.Second), late, remote, local, offer(late, t))
-			if err := connected(<-am, lm); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, connected(<-am, lm))
 		})
 	}
 }
@@ -339,13 +335,9 @@ func TestSlowPeerHoldsNobodyUp(t *testing.T) {
 		_, in, err := b.RequestPeer(within(time.Second), to(b, right), to(a, left), offer(b, t))
 		nstest.Must(t, err)
 		am := calls(within(time.Second), a, to(a, left), to(b, right), offer(a, t))
-		if err := connected(meet(within(time.Second), b, to(b, right), to(a, left), offer(b, t)), <-am); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, connected(meet(within(time.Second), b, to(b, right), to(a, left), offer(b, t)), <-am))
 		time.Sleep(10 * time.Second)
-		if err := in.Accept(within(time.Second), offer(b, t)); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, in.Accept(within(time.Second), offer(b, t)))
 		if m := <-slow; m.err != nil {
 			t.Error(m.err)
 		}
@@ -484,8 +476,6 @@ func TestOldRequestToItself(t *testing.T) {
 		xm := calls(within(10*time.Second), a, to(a, echo), to(a, echo), offer(a, t))
 		time.Sleep(time.Second)
 		ym := calls(within(10*time.Second), a, to(a, echo), to(a, echo), offer(a, t))
-		if err := connected(<-xm, <-ym); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, connected(<-xm, <-ym))
 	})
 }

@@ -34,11 +34,7 @@ func newHost(t *testing.T, n *nstest.NS) *host {
 		t.Fatal(err)
 	}
 	h := &host{connmgr.NewManager(u, wire.Port), u}
-	t.Cleanup(func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { nstest.Check(t, h.Close()) })
 	return h
 }
 
@@ -121,9 +117,7 @@ func TestOverrun(t *testing.T) {
 	f := newFlooder(t, an, bn.IPv4)
 	const flood = 4000 // more than fit
 	stranger := func() {
-		if err := f.send([]byte("nothing of ours")); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, f.send([]byte("nothing of ours")))
 	}
 	resume := b.Hold() // so that the reader comes no further than the first one
 	for range flood {

@@ -36,11 +36,7 @@ func startFake(t *testing.T) (f fake, k *Client, c *net.UnixConn) {
 	c = f.accept()
 	f.answer(c, "delete")
 	nstest.Must(t, <-started)
-	t.Cleanup(func() {
-		if err := errors.Join(k.Close(), l.Close()); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { nstest.Check(t, errors.Join(k.Close(), l.Close())) })
 	return f, k, c
 }
 
@@ -122,9 +118,7 @@ func TestServerSilent(t *testing.T) {
 	// Nor does it keep an agent from its end.
 	_ = c.Close()
 	f.next(f.accept(), "delete")
-	if err := k.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, k.Close())
 }
 
 // An unexpected message does not hide the end of its connection.

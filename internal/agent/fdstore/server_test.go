@@ -243,9 +243,7 @@ func TestServerKilled(t *testing.T) {
 	if entries, err := third.List(); err != nil || len(keys(entries)) != 3 {
 		t.Errorf("kept %v, %v", entries, err)
 	}
-	if err := errors.Join(program.Close(), k.Close(), second.Close(), third.Close()); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(program.Close(), k.Close(), second.Close(), third.Close()))
 	if !gone(path) {
 		t.Error("the descriptor store stays")
 	}
@@ -304,9 +302,7 @@ func TestServerOutOfDescriptors(t *testing.T) {
 	if got := keys(entries); err != nil || !slices.Equal(got, []string{"lease/a/0", "lease/a/1", "vi/a/1"}) {
 		t.Errorf("the next agent finds %q, %v", got, err)
 	}
-	if err := errors.Join(program.Close(), k.Close(), next.Close()); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(program.Close(), k.Close(), next.Close()))
 	if !gone(path) {
 		t.Error("the descriptor store stays")
 	}

@@ -111,9 +111,7 @@ func TestShared(t *testing.T) {
 	for range many {
 		all.Go(func() {
 			v, err := s.get(func() (int, error) { asks++; return asks, nil })
-			if err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, err)
 			got <- v
 		})
 	}

@@ -44,11 +44,7 @@ func watchOn(t *testing.T, n *nstest.NS) (w *Watch) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { nstest.Check(t, w.Close()) })
 	return w
 }
 
@@ -122,9 +118,7 @@ func TestWatchOverrun(t *testing.T) {
 	}
 	a := watchOn(t, an)
 	if err := a.conn.Control(func(fd uintptr) {
-		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -185,9 +179,7 @@ func TestWatchUnread(t *testing.T) {
 	nstest.Must(t, err)
 	defer null.Close()
 	if err := a.conn.Control(func(fd uintptr) { // no socket any more
-		if err := unix.Dup3(int(null.Fd()), int(fd), unix.O_CLOEXEC); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, unix.Dup3(int(null.Fd()), int(fd), unix.O_CLOEXEC))
 	}); err != nil {
 		t.Fatal(err)
 	}

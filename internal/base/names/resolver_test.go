@@ -29,9 +29,7 @@ func newResolver(t *testing.T, names, hosts string, system *net.Resolver) (r *Re
 		for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); {
 			err = goleak.Find(leaks)
 		}
-		if err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, err)
 	})
 	dir = t.TempDir()
 	put(t, filepath.Join(dir, "names"), names)

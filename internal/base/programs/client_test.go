@@ -124,9 +124,7 @@ func TestBudgetIsShared(t *testing.T) {
 	}
 	var v []struct{}
 	b := new(Budget)
-	if err := found[0].StatusWithin(b, &v); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, found[0].StatusWithin(b, &v))
 	if err := found[0].StatusWithin(b, &v); !errors.Is(err, errBudget) {
 		t.Errorf("the second half and more: %v, want errBudget", err)
 	}

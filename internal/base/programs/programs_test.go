@@ -37,9 +37,7 @@ func serve(t *testing.T) (dir string, a answers, s *Server) {
 	s, err := Serve(dir, a)
 	nstest.Must(t, err)
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, s.Close())
 		if _, err := os.Stat(filepath.Dir(dir)); !os.IsNotExist(err) {
 			t.Errorf("%s is still there", filepath.Dir(dir))
 		}

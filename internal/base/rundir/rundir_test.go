@@ -19,9 +19,7 @@ func TestOwn(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
 	nstest.Must(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(file, nil, 0o600), os.Symlink("file", link)))
-	if err := errors.Join(Own(dir), Own(file)); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(Own(dir), Own(file)))
 	if err := Own(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("nothing: %v", err)
 	}
@@ -58,9 +56,7 @@ func TestUnmake(t *testing.T) {
 	proc := filepath.Join(state, "proc")
 	for range 2 {
 		nstest.Must(t, Make(proc))
-		if err := errors.Join(Own(state), Own(proc)); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, errors.Join(Own(state), Own(proc)))
 	}
 	file := filepath.Join(proc, "7.sock")
 	nstest.Must(t, os.WriteFile(file, nil, 0o600))
@@ -94,9 +90,7 @@ func TestUnmake(t *testing.T) {
 		nstest.Must(t, os.Chmod(state, fs.ModeSticky|mode))
 		Unmake(state)
 		is("others may write", state, true)
-		if err := Keep(state); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, Keep(state))
 		if st, err := os.Stat(state); err != nil || st.Mode()&fs.ModeSticky == 0 {
 			t.Errorf("the sticky bit of a directory of all is gone: %v, %v", st.Mode(), err)
 		}
@@ -120,12 +114,8 @@ func TestMakeBesideUnmake(t *testing.T) {
 						break
 					}
 				}
-				if err != nil {
-					t.Error(err)
-				}
-				if err := os.Remove(path); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, err)
+				nstest.Check(t, os.Remove(path))
 				Unmake(proc)
 			}
 		})

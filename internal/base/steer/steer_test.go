@@ -195,9 +195,7 @@ func TestResume(t *testing.T) {
 		if r.How != s.How {
 			t.Errorf("steered by %v, want %v", r.How, s.How)
 		}
-		if err := r.Undo(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, r.Undo())
 		if f.rules != nil && !maps.Equal(f.rules, rules) || f.table != nil && !slices.Equal(f.table, []uint32{0, 1, 2}) {
 			t.Errorf("after Undo: %+v", f)
 		}

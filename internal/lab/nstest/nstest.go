@@ -62,6 +62,17 @@ func Must(t interface {
 	}
 }
 
+// Check fails the test by an error, and the test goes on.
+func Check(t interface {
+	Helper()
+	Error(args ...any)
+}, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // NS is one end: a namespace and the veth interface in it.
 type NS struct {
 	Name    string           // interface name, "via0" in both namespaces of a Pair

@@ -29,11 +29,7 @@ func testSite(t *testing.T) *Site {
 	// At this MTU the interfaces have no IPv6, and no frames of its own.
 	s, err := NewSite(Pair{Names: [2]string{"via0", "via0"}, Net4: XDPNet4, Net6: XDPNet6, MTU: 1000})
 	must(t, err)
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { nstest.Check(t, s.Close()) })
 	return s
 }
 
@@ -334,9 +330,7 @@ func TestSiteOutlivesItsProcesses(t *testing.T) {
 	}
 	p, err := s.Spawn(0, []string{asResident}, os.Stderr)
 	must(t, err)
-	if err := p.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, p.Close())
 	p, err = s.Spawn(0, []string{asResident}, os.Stderr)
 	must(t, err)
 	must(t, s.Close())
@@ -352,9 +346,7 @@ func TestStartThrough(t *testing.T) {
 	bed, middles, err := StartThrough(cfg)
 	must(t, err)
 	defer func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, bed.Close())
 	}()
 	if len(middles) != 2 {
 		t.Fatalf("%d middles for two pairs", len(middles))

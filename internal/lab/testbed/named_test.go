@@ -192,9 +192,7 @@ func TestNamedLockedByOthers(t *testing.T) {
 	go func() { up <- n.Up() }()
 	select {
 	case err := <-up:
-		if err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, err)
 	case <-time.After(time.Minute):
 		dir.Close()
 		t.Fatalf("it waits for a lock that everybody can have: %v", <-up)
@@ -264,9 +262,7 @@ func killed(t *testing.T, inUse bool) error {
 	must(t, n.save(st))
 	left := reserve(t, 2)
 	defer func() {
-		if err := left.Restore(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, left.Restore())
 	}()
 	back, err := st.Growing.added()
 	if err == nil {
@@ -289,9 +285,7 @@ func TestNamedDownTwice(t *testing.T) {
 		others := reserve(t, 1)
 		left := others
 		defer func() {
-			if err := left.Restore(); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, left.Restore())
 		}()
 		r := reserve(t, 1)
 		left.Pages += r.Pages

@@ -115,9 +115,7 @@ func startBed(t *testing.T) *Bed {
 // nothing of them is visible outside.
 func TestBedHasItsPairs(t *testing.T) {
 	bed := startBed(t)
-	if err := bed.Ended(0); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, bed.Ended(0))
 	own, err := os.Readlink("/proc/self/ns/net")
 	must(t, err)
 	for i := range 2 {

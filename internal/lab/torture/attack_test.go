@@ -40,9 +40,7 @@ func attacked(t *testing.T, name string, set ...func(*SoakConfig)) {
 		f(&cfg)
 	}
 	r, err := Soak(context.Background(), cfg)
-	if err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, err)
 	for _, v := range r.Violations {
 		t.Error(v)
 	}

@@ -53,9 +53,7 @@ func newSurvivor(t *testing.T, v victim, meter *schedlat.Meter) *survivor {
 		return err
 	}))
 	t.Cleanup(func() {
-		if err := s.nic.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, s.nic.Close())
 		for _, l := range s.nic.lacking {
 			t.Error(l)
 		}

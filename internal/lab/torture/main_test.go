@@ -50,11 +50,7 @@ func newBed(t *testing.T, cfg BedConfig) *Bed {
 	cfg.Args, cfg.Stderr = []string{asWorker}, os.Stderr
 	b, err := NewBed(cfg)
 	must(t, err)
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { nstest.Check(t, b.Close()) })
 	return b
 }
 

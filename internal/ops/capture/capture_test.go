@@ -182,9 +182,7 @@ func TestEnds(t *testing.T) {
 		for {
 			select {
 			case err := <-ended:
-				if err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, err)
 				return
 			case <-end:
 				t.Fatal("it does not end")
@@ -307,9 +305,7 @@ func TestLost(t *testing.T) {
 		if err != nil || !slices.Equal(s.Queues, c.want.Queues) || s.Frames != c.want.Frames || s.Skipped != c.want.Skipped || s.Lost != c.want.Lost {
 			t.Errorf("%s: %+v, %v, want %+v", name, s, err, c.want)
 		}
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, server.Close())
 	}
 }
 

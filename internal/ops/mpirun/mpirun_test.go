@@ -227,9 +227,7 @@ func TestLines(t *testing.T) {
 			t.Errorf("%d, %v", n, err)
 		}
 	}
-	if err := errors.Join(a.end(), b.end()); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(a.end(), b.end()))
 	const want = "b: two\na: one and\na: \nb: three\na: more\n"
 	if out.String() != want {
 		t.Errorf("got %q, want %q", &out, want)

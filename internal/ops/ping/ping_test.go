@@ -86,9 +86,7 @@ func TestAnswer(t *testing.T) {
 				return
 			}
 			m, err := wire.ParseCM(b[:n])
-			if err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, err)
 			for _, r := range replies(m) {
 				c.WriteTo(r, from)
 			}

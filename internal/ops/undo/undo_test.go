@@ -340,9 +340,7 @@ func TestDamagedList(t *testing.T) {
 	}
 	for _, name := range []string{"/sys/devices/system/cpu/cpu10/cpuidle/state2/disable", "/sys/kernel/mm/transparent_hugepage/enabled",
 		"/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"} {
-		if err := allowed(name); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, allowed(name))
 	}
 }
 
@@ -428,9 +426,7 @@ func TestInterface(t *testing.T) {
 		}
 		// A namespace does not match by its inode number alone.
 		nothing := func() error { return nil }
-		if err := m.Enter(c, nothing); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, m.Enter(c, nothing))
 		stranger := c
 		if stranger.Cookie++; c.Cookie != 0 {
 			if err := m.Enter(stranger, nothing); !errors.Is(err, ErrGone) {
