@@ -227,9 +227,7 @@ func TestLoadAllocations(t *testing.T) {
 	f := &quietPeer{buf: make([]byte, MaxLoadBytes)}
 	r := loadRound{Load{Bytes: 64, Rate: 1e6, Poisson: true, Duration: time.Minute}, 1}
 	l := newLoader(r, f, func() time.Duration { f.t += time.Microsecond; return f.t }, watchdog{})
-	allocated := testing.AllocsPerRun(1000, func() {
-		nstest.Must(t, l.turn(l.now()))
-	})
+	allocated := testing.AllocsPerRun(1000, func() { nstest.Must(t, l.turn(l.now())) })
 	if allocated != 0 || l.echoed == 0 {
 		t.Errorf("%v allocations a turn, %d echoes", allocated, l.echoed)
 	}

@@ -75,9 +75,7 @@ func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		check(t, nic.Close())
-	})
+	t.Cleanup(func() { check(t, nic.Close()) })
 	return nic
 }
 
@@ -86,9 +84,7 @@ func newStack(t testing.TB, nic *vipl.NIC, o vianet.Options) *vianet.Stack {
 	t.Helper()
 	s, err := vianet.New(nic, o)
 	must(t, err)
-	t.Cleanup(func() {
-		check(t, s.Close())
-	})
+	t.Cleanup(func() { check(t, s.Close()) })
 	return s
 }
 

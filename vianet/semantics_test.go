@@ -41,9 +41,7 @@ func resync(t *testing.T, a, b net.Conn) {
 	b.SetDeadline(never)
 	var wait sync.WaitGroup
 	for _, ends := range [][2]net.Conn{{a, b}, {b, a}} {
-		wait.Go(func() {
-			check(t, errOf(ends[0].Write([]byte{0xff})))
-		})
+		wait.Go(func() { check(t, errOf(ends[0].Write([]byte{0xff}))) })
 		wait.Go(func() {
 			one := make([]byte, 1)
 			for one[0] != 0xff {

@@ -265,9 +265,7 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 			nics[i], err = vipl.OpenNIC(ns.Name, vipl.WithAgent("none"), vipl.WithSilence(time.Minute))
 			return err
 		}))
-		t.Cleanup(func() {
-			noError(t, nics[i].Close())
-		})
+		t.Cleanup(func() { noError(t, nics[i].Close()) })
 	}
 	must(t, na.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/neigh/"+na.Name+"/delay_first_probe_time", []byte("3600"), 0)
@@ -319,9 +317,7 @@ func TestPermanentNeighbourStays(t *testing.T) {
 		a, err = vipl.OpenNIC(na.Name, vipl.WithAgent("none"))
 		return err
 	}))
-	t.Cleanup(func() {
-		noError(t, a.Close())
-	})
+	t.Cleanup(func() { noError(t, a.Close()) })
 	said := &netlink.Neigh{
 		LinkIndex: na.Index, Family: netlink.FAMILY_V4, IP: nb.IPv4.AsSlice(), State: netlink.NUD_PERMANENT,
 		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x77},

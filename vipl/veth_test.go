@@ -22,9 +22,7 @@ func ends(t testing.TB, o nstest.Options, opts ...vipl.Option) (a, b *vipl.NIC) 
 			nics[i], err = vipl.OpenNIC(ns.Name, append([]vipl.Option{vipl.WithSilence(time.Minute)}, opts...)...)
 			return err
 		}))
-		t.Cleanup(func() {
-			noError(t, nics[i].Close())
-		})
+		t.Cleanup(func() { noError(t, nics[i].Close()) })
 	}
 	return nics[0], nics[1]
 }
@@ -124,9 +122,7 @@ func onQueues(t testing.TB, n int) []joined {
 					vipl.WithArena(8<<20), vipl.WithSilence(20*time.Second))
 				return err
 			}))
-			t.Cleanup(func() {
-				noError(t, nics[i].Close())
-			})
+			t.Cleanup(func() { noError(t, nics[i].Close()) })
 		}
 		j := joined{xa: openBox(t, nics[0]), xb: openBox(t, nics[1])}
 		j.va, j.vb = openVI(t, nics[0], vipl.ReliableDelivery), openVI(t, nics[1], vipl.ReliableDelivery)

@@ -103,9 +103,7 @@ func TestInterfaceReturns(t *testing.T) {
 				t.Errorf("the old handle: %v", err)
 			}
 			if how.peerStays {
-				defer func() {
-					nstest.Check(t, oldPeer.Close())
-				}()
+				defer func() { nstest.Check(t, oldPeer.Close()) }()
 			} else if err := oldPeer.Close(); err != nil {
 				t.Errorf("the peer's old handle: %v", err)
 			}

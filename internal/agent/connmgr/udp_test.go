@@ -116,9 +116,7 @@ func TestOverrun(t *testing.T) {
 	a, b := newHost(t, an), newHost(t, bn)
 	f := newFlooder(t, an, bn.IPv4)
 	const flood = 4000 // more than fit
-	stranger := func() {
-		nstest.Check(t, f.send([]byte("nothing of ours")))
-	}
+	stranger := func() { nstest.Check(t, f.send([]byte("nothing of ours"))) }
 	resume := b.Hold() // so that the reader comes no further than the first one
 	for range flood {
 		stranger()

@@ -345,9 +345,7 @@ func TestStartThrough(t *testing.T) {
 	cfg.Pairs[0].MTU = 1000 // no IPv6, and no frames of its own
 	bed, middles, err := StartThrough(cfg)
 	must(t, err)
-	defer func() {
-		nstest.Check(t, bed.Close())
-	}()
+	defer func() { nstest.Check(t, bed.Close()) }()
 	if len(middles) != 2 {
 		t.Fatalf("%d middles for two pairs", len(middles))
 	}

@@ -261,9 +261,7 @@ func killed(t *testing.T, inUse bool) error {
 	st := state{Namespaces: []namespaceState{{Name: n.Namespaces[0]}}, Growing: &growing{before, surplus, 3}}
 	must(t, n.save(st))
 	left := reserve(t, 2)
-	defer func() {
-		nstest.Check(t, left.Restore())
-	}()
+	defer func() { nstest.Check(t, left.Restore()) }()
 	back, err := st.Growing.added()
 	if err == nil {
 		err = n.Down()
@@ -284,9 +282,7 @@ func TestNamedDownTwice(t *testing.T) {
 		before := pages(t)
 		others := reserve(t, 1)
 		left := others
-		defer func() {
-			nstest.Check(t, left.Restore())
-		}()
+		defer func() { nstest.Check(t, left.Restore()) }()
 		r := reserve(t, 1)
 		left.Pages += r.Pages
 		must(t, os.Mkdir(n.StateDir, 0o755))

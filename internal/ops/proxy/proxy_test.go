@@ -57,9 +57,7 @@ func open(t *testing.T, ns place, name string, silence time.Duration) (*vianet.S
 	}
 	s, err := vianet.New(nic, vianet.Options{})
 	must(t, err)
-	t.Cleanup(func() {
-		check(t, errors.Join(s.Close(), nic.Close()))
-	})
+	t.Cleanup(func() { check(t, errors.Join(s.Close(), nic.Close())) })
 	return s, nic
 }
 
