@@ -36,37 +36,6 @@ func incastConfig(senders int) IncastConfig {
 	return IncastConfig{Senders: senders, BedConfig: BedConfig{Mode: "generic", WorkerArgs: []string{asWorker}, Stderr: os.Stderr}}
 }
 
-// One sender before and after two, over VIs and over TCP: each has a share, every message
-// comes, and every lost frame has a named counter.
-func TestIncast(t *testing.T) {
-	nstest.Require(t)
-	n, err := OpenIncast(incastConfig(2))
-	nstest.Must(t, err)
-	defer n.Close()
-	const bytes = 20_000
-	for _, l := range []IncastLoad{{Senders: 2}, {Senders: 1}, {Senders: 2, TCP: true}, {Senders: 1, TCP: true}, {Senders: 2}} {
-		l.Bytes, l.Duration = bytes, time.Millisecond
-		r, err := n.Stream(t.Context(), l)
-		if err != nil {
-			t.Fatalf("%+v: %v", l, err)
-		}
-		if len(r.Messages) != l.Senders || r.LeastShare() <= 0 || r.MBps <= 0 || r.Unnamed != 0 {
-			t.Errorf("%+v: %+v", l, r)
-		}
-		// In the window, and those before it; a frame or segment has no more than 1500 bytes.
-		least := uint64(0)
-		for _, m := range r.Messages {
-			least += uint64(m+incastCheck) * bytes / 1500
-		}
-		if r.Frames < least || r.Resent > r.Frames {
-			t.Errorf("%+v: %d frames at least, %+v", l, least, r)
-		}
-	}
-	if c := n.Conditions(); c.Mode != "generic" || c.MTU != 1500 || len(c.PinnedCPUs) != 3 || c.Polling != "wait" {
-		t.Errorf("%+v", c)
-	}
-}
-
 // If frames are lost that no counter has, the figures show it: they are resent and counted as
 // missing, and all messages still arrive.
 func TestIncastLoses(t *testing.T) {

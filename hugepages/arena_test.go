@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -197,31 +196,6 @@ func TestNotForked(t *testing.T) {
 			t.Errorf("flags %q", flags)
 		}
 	})
-}
-
-// Blocks of an arena may be taken and given back by goroutines at once.
-func TestArenaConcurrent(t *testing.T) {
-	a := open(t, Config{Size: 1 << 20, Policy: Avoid})
-	var wg sync.WaitGroup
-	for id := range 4 {
-		wg.Go(func() {
-			for i := range 200 {
-				b, err := a.Alloc(64*(i%50+1), 0)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				for j := range b {
-					b[j] = byte(id)
-				}
-				if n := bytes.Count(b, []byte{byte(id)}); n != len(b) {
-					t.Error("another goroutine wrote into a block")
-				}
-				nstest.Check(t, a.Free(b))
-			}
-		})
-	}
-	wg.Wait()
 }
 
 func TestBadConfig(t *testing.T) {

@@ -193,27 +193,3 @@ func TestBuddyArguments(t *testing.T) {
 		}
 	}
 }
-
-func TestBuddyStats(t *testing.T) {
-	b, err := NewBuddy(1024, 0)
-	nstest.Must(t, err)
-	for range 4 { // offsets 0, 128, 256, 384
-		if _, err := b.Alloc(100, 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	nstest.Must(t, errors.Join(b.Free(0), b.Free(256)))
-	_, _ = b.Alloc(1024, 0)
-	want := Stats{
-		Total: 1024, Free: 768, LargestFree: 512, Blocks: 2, Fragmentation: 1.0 / 3,
-		FreeByOrder: []int{0, 2, 0, 1, 0}, UsedByOrder: []int{0, 2, 0, 0, 0},
-		Allocs: 4, Frees: 2, Failed: 1,
-	}
-	got := b.Stats()
-	if math.Abs(got.Fragmentation-want.Fragmentation) < 1e-9 {
-		got.Fragmentation = want.Fragmentation
-	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
-}

@@ -132,32 +132,6 @@ func TestWakeCQ(t *testing.T) {
 	}
 }
 
-// All goroutines that wait for one queue are woken if as many descriptors complete at once, just as the
-// goroutines go to sleep.
-func TestWaitersWakeEachOther(t *testing.T) {
-	const waiters = 4
-	n := newMemoryNet(t, memoryConfig{})
-	h, leave := n.a.NewHesitant()
-	defer leave()
-	woken := make(chan error, waiters)
-	for range waiters {
-		go func() { woken <- h.Wait(-1) }() // a time-out would wake him, too
-	}
-	for end := time.Now().Add(ackDelay); h.Looks.Load() < waiters; time.Sleep(time.Millisecond) {
-		fatalIf(t, time.Now().After(end), "%d of %d have looked", h.Looks.Load(), waiters)
-	}
-	h.Complete(waiters)
-	close(h.Pin)
-	for i := range waiters {
-		select {
-		case err := <-woken:
-			fatalIf(t, err != nil, "waiter %d: %v", i, err)
-		case <-time.After(ackDelay):
-			t.Fatalf("%d of %d were woken", i, waiters)
-		}
-	}
-}
-
 // A waiter that is woken repeatedly without result, because others take what completes, needs no more memory
 // over time.
 func TestWokenInVain(t *testing.T) {

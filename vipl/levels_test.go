@@ -53,33 +53,3 @@ func TestErrorNewsLost(t *testing.T) {
 	errorIf(t, lost.Load() < 4, "%d frames with the news", lost.Load())
 	checkBrokenSends(t, va, vipl.ReliableReception, 3, 0, vipl.StatusRemoteDescError)
 }
-
-// A send of a Reliable Reception VI is not done before the data has arrived.
-func TestReceptionWaitsForArrival(t *testing.T) {
-	n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{}, vipl.ReliableReception, 1, 1, 64)
-	postRecv(t, vb, xb, 0, 64)
-	n.wire.Cut(true)
-	postSend(t, va, xa, 0, 64)
-	for range 1000 {
-		nothingDone(t, va.SendDone, vipl.ErrNotDone)
-	}
-	n.wire.Cut(false)
-	received(t, vb, 0)
-	sent(t, va, 0)
-}
-
-// A send of the other levels is done when it was handed over.
-func TestDeliveryIsDoneWhenHandedOver(t *testing.T) {
-	eachLevel(t, levels[:2], func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{}, level, 1, 1, 5000)
-		postRecv(t, vb, xb, 0, 5000)
-		n.wire.Cut(true)
-		postMessage(t, va, xa, 0, 5000, 1)
-		sendDone(t, va, 0)
-		clear(xa.buf[0]) // the buffer is the program's again
-		n.wire.Cut(false)
-		if level == vipl.ReliableDelivery {
-			receivedMessage(t, vb, xb.buf[0][:5000], 1)
-		}
-	})
-}

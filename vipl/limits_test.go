@@ -13,27 +13,6 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// What exceeds window, rings and chunks waits on the send queue and is sent in order.
-func TestLongSendQueue(t *testing.T) {
-	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		c := memoryConfig{}
-		c.queue.RxChunks, c.queue.TxChunks = 32, 32
-		n, va, vb := connected(t, c, level)
-		const count = 1000
-		xa, xb := newBox(t, n.a.NIC, count, 1500), newBox(t, n.b.NIC, count, 1500)
-		postRecvs(t, vb, xb, count, 1500)
-		for i := range count {
-			postMessage(t, va, xa, i, 1500, i)
-		}
-		for i := range count {
-			receivedMessage(t, vb, xb.buf[i][:1500], i)
-		}
-		for range count {
-			sent(t, va, 0)
-		}
-	})
-}
-
 func TestMemoryRefusals(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	wantError(t, "no tag", errOf(n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{})), vipl.ErrInvalidPtag)

@@ -258,13 +258,6 @@ func received(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	return checkDone(t, "receive", d, err, want|vipl.StatusOpReceive)
 }
 
-// sendDone and recvDone take what has completed off a queue.
-func sendDone(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
-	t.Helper()
-	d, err := v.SendDone()
-	return checkDone(t, "send", d, err, want)
-}
-
 func recvDone(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	t.Helper()
 	d, err := v.RecvDone()

@@ -150,36 +150,6 @@ func TestNamedRepair(t *testing.T) {
 	}
 }
 
-// Names in a state file are not trusted.
-func TestNamedStateFile(t *testing.T) {
-	n := DefaultNamed()
-	n.StateDir = t.TempDir()
-	for _, text := range []string{
-		`{"namespaces":[{"name":"../../etc/passwd"}]}`,
-		`{"namespaces":[{"name":""}]}`,
-		`{"namespaces":[{"name":".."}]}`,
-		`{"namespaces":[{"name":"somebodys"}]}`,
-		`{"namespaces":[{"name":"via0"},{"name":"via0"}]}`,
-		`{"hugepages":7}`,
-		`not JSON`,
-	} {
-		must(t, os.WriteFile(n.stateFile(), []byte(text), 0o600))
-		if _, err := n.load(); err == nil || !strings.Contains(err.Error(), n.stateFile()) || !strings.Contains(err.Error(), "remove the file") {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
-	for path, mode := range map[string]os.FileMode{n.stateFile(): 0o666, n.StateDir: 0o777} {
-		must(t, os.Chmod(path, mode))
-		if unlock, err := n.lock(); err == nil {
-			unlock()
-			t.Errorf("%s, which others may write, is believed", path)
-		} else if !strings.Contains(err.Error(), path) {
-			t.Error(err)
-		}
-		must(t, os.Chmod(path, mode&^0o022))
-	}
-}
-
 // A user who can read the state directory, and locks it, does not prevent a bed from being made.
 func TestNamedLockedByOthers(t *testing.T) {
 	n := privateBed(t)
