@@ -2,11 +2,16 @@ package report
 
 import (
 	"bytes"
+	"fmt"
+	"math"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"pgregory.net/rapid"
 
 	"viaxdp/internal/lab/nstest"
 )
@@ -89,4 +94,117 @@ func TestEscape(t *testing.T) {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
+}
+
+// A report of many groups shows those that are featured and lists the others,
+// each once; it embeds the plots that are written for it, and no others.
+func TestBrief(t *testing.T) {
+	r := sample()
+	dir := t.TempDir()
+	withHistograms(t, r, dir)
+	var plainNames []string
+	for i := len(r.Groups); i < wholeSuite; i++ {
+		g := r.Groups[0]
+		g.Name = fmt.Sprintf("plain-%d", i)
+		plainNames = append(plainNames, g.Name)
+		r.Groups = append(r.Groups, g)
+	}
+	files, err := r.WriteDocumentPlots(dir, filepath.Join(dir, "plots"))
+	nstest.Must(t, err)
+	var page bytes.Buffer
+	nstest.Must(t, r.WriteMarkdown(&page, "plots"))
+	var embeds, written []string
+	for _, m := range embedded.FindAllStringSubmatch(page.String(), -1) {
+		embeds = append(embeds, filepath.Base(m[1]))
+	}
+	for _, f := range files {
+		written = append(written, filepath.Base(f))
+	}
+	if len(written) == 0 || !slices.Equal(embeds, written) {
+		t.Errorf("embedded: %q, written: %q", embeds, written)
+	}
+	for _, name := range plainNames {
+		if n := strings.Count(page.String(), "| "+name+" |"); n == 0 {
+			t.Errorf("%s is not listed", name)
+		}
+		if strings.Contains(page.String(), "## "+name+"\n") {
+			t.Errorf("%s has a section", name)
+		}
+	}
+	shown := 0
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		if section := strings.Contains(page.String(), "\n## "+g.Name+"\n"); section != g.isFeatured() {
+			t.Errorf("%s: section %v, featured %v", g.Name, section, g.isFeatured())
+		}
+		if g.isFeatured() {
+			shown++
+		}
+	}
+	if shown == 0 {
+		t.Error("the sample has no featured group")
+	}
+	if strings.Contains(page.String(), "<details>") {
+		t.Error("a brief page has figures aside")
+	}
+}
+
+// anyValue is a figure of some turns, now and then of none.
+func anyValue() *rapid.Generator[Value] {
+	return rapid.Custom(func(t *rapid.T) Value {
+		return ValueOf(rapid.SliceOfN(rapid.Float64Range(0.001, 1e7), 0, 7).Draw(t, "turns"))
+	})
+}
+
+func anyPoint() *rapid.Generator[Point] {
+	return rapid.Custom(func(t *rapid.T) Point {
+		return Point{
+			X:         rapid.Float64Range(-1, 1e6).Draw(t, "x"),
+			Values:    rapid.MapOfN(rapid.SampledFrom([]Metric{P50, P99, Bandwidth, Rate, CPUTx, "new_us"}), anyValue(), 0, 5).Draw(t, "values"),
+			N:         rapid.Int64Range(0, math.MaxInt64).Draw(t, "n"),
+			Disturbed: rapid.SliceOfN(rapid.String(), 0, 2).Draw(t, "disturbed"),
+		}
+	})
+}
+
+// anyReport has a few names, so that two of them have something in common.
+func anyReport() *rapid.Generator[*Report] {
+	series := rapid.Custom(func(t *rapid.T) Series {
+		s := Series{
+			Name: rapid.SampledFrom([]string{"raw-afxdp", "vi-unreliable", "vi-rdma-read", "tcp-spin", "iperf3", "a | b"}).Draw(t, "series"),
+			Points: rapid.SliceOfNDistinct(anyPoint(), 0, 5, func(p Point) float64 {
+				return p.X
+			}).Draw(t, "points"),
+		}
+		if rapid.Bool().Draw(t, "labels") {
+			for i := range s.Points {
+				s.Points[i].X, s.Points[i].Label = float64(i), string(rune('a'+i))
+			}
+		} else if rapid.Bool().Draw(t, "places in common") {
+			for i := range s.Points {
+				s.Points[i].X = float64(int(1) << i)
+			}
+		}
+		return s
+	})
+	group := rapid.Custom(func(t *rapid.T) Group {
+		return Group{
+			Name:  rapid.SampledFrom([]string{"pingpong", "load", "vibe-vis", "abl-crc"}).Draw(t, "group"),
+			Title: rapid.String().Draw(t, "title"),
+			Axis: Axis{
+				Name: rapid.SampledFrom([]string{"", "message size", "open VIs"}).Draw(t, "axis"),
+				Unit: rapid.SampledFrom([]string{"", "bytes"}).Draw(t, "unit"), Log: rapid.Bool().Draw(t, "log"),
+			},
+			Series:     rapid.SliceOfNDistinct(series, 0, 4, func(s Series) string { return s.Name }).Draw(t, "all series"),
+			Base:       rapid.SampledFrom([]string{"", "raw-afxdp", "nowhere"}).Draw(t, "base"),
+			Conditions: conditionsOf(rapid.SampledFrom([]int{1500, 9000}).Draw(t, "MTU")),
+			Renewed:    rapid.SampledFrom([]time.Time{{}, time.Unix(1e9, 0).UTC()}).Draw(t, "renewed"),
+		}
+	})
+	return rapid.Custom(func(t *rapid.T) *Report {
+		return &Report{
+			Version: Version, Started: time.Unix(rapid.Int64Range(0, 1e10).Draw(t, "started"), 0).UTC(), Turns: 5,
+			Groups: rapid.SliceOfNDistinct(group, 0, 3, func(g Group) string { return g.Name }).Draw(t, "groups"),
+		}
+	})
 }

@@ -1,12 +1,18 @@
 package report
 
 import (
+	"bytes"
+	"encoding/json"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func TestValueOf(t *testing.T) {
@@ -98,5 +104,83 @@ func TestRenew(t *testing.T) {
 	r.Renew(by)
 	if g := r.Group("load"); len(r.Groups) != n+1 || g.Title != "later" || g.Renewed != by.Started || r.Groups[n].Name != "new" {
 		t.Errorf("%d groups, %+v", len(r.Groups), g)
+	}
+}
+
+// single is a point with a figure of one turn for each metric.
+func single(x float64, label string, figures map[Metric]float64) Point {
+	p := Point{X: x, Label: label, N: 1, Values: map[Metric]Value{}}
+	for m, v := range figures {
+		p.Values[m] = ValueOf([]float64{v})
+	}
+	return p
+}
+
+// arraysIn are the arrays of a written report, which is read again with them.
+func arraysIn(t *testing.T, r *Report) (got struct{ Loss, Incast any }) {
+	t.Helper()
+	b := written(t, r)
+	nstest.Must(t, json.Unmarshal(b, &got))
+	again, err := Read(bytes.NewReader(b))
+	if err != nil || (again.Loss == nil) != (got.Loss == nil) || (again.Incast == nil) != (got.Incast == nil) {
+		t.Errorf("%+v, %v", again, err)
+	}
+	return got
+}
+
+// The arrays have exactly the agreed names: one element for each fault, without the lossless
+// point, and for each number of senders; a figure that is missing is null. A report without the
+// groups has no such arrays.
+func TestArrays(t *testing.T) {
+	fault := func(x float64, label string, goodput, p99, spurious float64) Point {
+		return single(x, label, map[Metric]float64{GoodputRatio: goodput, P99: p99, SpuriousRatio: spurious})
+	}
+	loss := Group{Name: LossGroup, Series: []Series{
+		{Name: delivery, Points: []Point{fault(0, "lossless", 1, 50, 0), fault(1, "loss-1%", 0.95, 300, 0.001)}},
+		{Name: LossTCP, Points: []Point{fault(0, "lossless", 1, 60, 0)}},
+		{Name: LossBBR, Points: []Point{fault(1, "loss-1%", 0.5, 2e5, 0.002)}},
+	}}
+	incast := Group{Name: IncastGroup, Series: []Series{
+		{Name: "vianet", Points: []Point{
+			single(1, "", map[Metric]float64{SendersRatio: 1, Fairness: 1}),
+			single(2, "", map[Metric]float64{SendersRatio: 0.75, Fairness: 0.9, LeastShare: 0.5, ResentRatio: 0.25, DroppedRatio: 0.125, Unnamed: 3}),
+		}},
+		{Name: "tcp-net", Points: []Point{single(2, "", map[Metric]float64{SendersRatio: 1.5, Fairness: 0.8, LeastShare: 0.3})}},
+	}}
+	r := &Report{Turns: 5, Groups: []Group{loss, incast}}
+	got := arraysIn(t, r)
+	var page bytes.Buffer
+	if err := r.WriteMarkdown(&page, ""); err != nil || !strings.Contains(page.String(), "\nGoodput by that of one sender\n") {
+		t.Errorf("%v in\n%s", err, &page)
+	}
+	want := any([]any{map[string]any{
+		"fault": "loss-1%", "goodput_ratio": 0.95, "pingpong_p99_us": 300., "spurious_ratio": 0.001,
+		"tcp":     map[string]any{"goodput_ratio": nil, "pingpong_p99_us": nil, "spurious_ratio": nil},
+		"tcp_bbr": map[string]any{"goodput_ratio": 0.5, "pingpong_p99_us": 2e5, "spurious_ratio": 0.002},
+	}})
+	if diff := cmp.Diff(want, got.Loss); diff != "" {
+		t.Error(diff)
+	}
+	figures := func(goodput, fairness, least, resent, dropped, unnamed any) map[string]any {
+		return map[string]any{
+			"goodput_ratio": goodput, "fairness": fairness, "least_share": least,
+			"resent_ratio": resent, "dropped_ratio": dropped, "unnamed_frames": unnamed,
+		}
+	}
+	one, two := figures(1., 1., nil, nil, nil, nil), figures(0.75, 0.9, 0.5, 0.25, 0.125, 3.)
+	one["senders"], one["tcp"] = 1., figures(nil, nil, nil, nil, nil, nil)
+	two["senders"], two["tcp"] = 2., figures(1.5, 0.8, 0.3, nil, nil, nil)
+	if diff := cmp.Diff(any([]any{one, two}), got.Incast); diff != "" {
+		t.Error(diff)
+	}
+	if got := arraysIn(t, &Report{}); got.Loss != nil || got.Incast != nil {
+		t.Errorf("%+v", got)
+	}
+	for m, lower := range map[Metric]bool{
+		GoodputRatio: false, SpuriousRatio: true, SendersRatio: false, Fairness: false, LeastShare: false, DroppedRatio: true, Unnamed: true,
+	} {
+		if m.Lower() != lower {
+			t.Errorf("%s: less is better: %v", m, m.Lower())
+		}
 	}
 }

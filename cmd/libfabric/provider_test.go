@@ -2,6 +2,7 @@ package libfabric
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testbed"
 )
 
 // The suite passes over the provider, and over libfabric's tcp, so that it tests libfabric's promises.
@@ -232,5 +234,116 @@ func TestInstall(t *testing.T) {
 	}
 	if control := run("dpkg-deb", "-f", deb); !strings.Contains(control, "libfabric1 (>= 1.17), libvipl (>= 1.0.0)") {
 		t.Errorf("control is\n%s", control)
+	}
+}
+
+// Data arrives whole where one frame in a hundred is lost.
+func TestLoss(t *testing.T) {
+	dir := build(t)
+	const loss = 0.01
+	star, err := testbed.NewLossyStar(2, 1500, loss)
+	if err != nil {
+		nstest.Lacks(t, "%v", err)
+	}
+	t.Cleanup(func() { star.Close() })
+	env := (&bed{}).with("FI_PROVIDER_PATH="+dir+"/prov", "VIA_HUGEPAGES=avoid", "VIA_SILENCE=30000").env
+	start := func(i int, args ...string) (*exec.Cmd, *bytes.Buffer) {
+		cmd, out := exec.CommandContext(t.Context(), args[0], args[1:]...), &bytes.Buffer{}
+		cmd.Env, cmd.Stdout, cmd.Stderr = env, out, out
+		nstest.Must(t, star.Start(i, -1, cmd))
+		return cmd, out
+	}
+	args := func(side string) []string {
+		return []string{dir + "/suite", side, "viaxdp", star.Ends[0].IPv4.Addr().String(), "7117", "connections", "messages", "rma", "ends"}
+	}
+	s, said := start(0, args("server")...)
+	c, out := start(1, args("client")...)
+	if err := c.Wait(); err != nil || !strings.Contains(out.String(), "checks\n") {
+		s.Process.Kill()
+		s.Wait()
+		t.Fatalf("the client: %v\n%s\nthe server:\n%s", err, out, said)
+	}
+	if err := s.Wait(); err != nil {
+		t.Errorf("the server: %v\n%s", err, said)
+	}
+	if _, lost, err := star.Counts(); err != nil || lost == 0 {
+		t.Errorf("%d frames were lost, %v", lost, err)
+	}
+}
+
+// hosts are namespaces for Debian's Open MPI, each as a host with a name and an interface.
+type hosts struct {
+	agent string // the script that starts a command on a host, for mpirun
+	names []string
+	first []string // what starts a command on the first
+	env   []string
+}
+
+func newHosts(t *testing.T, n int) *hosts {
+	t.Helper()
+	star, err := testbed.NewStar(n, 1500)
+	nstest.Must(t, err)
+	t.Cleanup(func() { star.Close() })
+	h := &hosts{agent: filepath.Join(t.TempDir(), "agent")}
+	script := "#!/bin/sh\nhost=$1; shift\ncase $host in\n"
+	for i, end := range star.Ends {
+		keeper := exec.Command("sleep", "1000") // of the namespace, until the star is closed
+		nstest.Must(t, star.Start(i, -1, keeper))
+		name := end.IPv4.Addr().String()
+		enter := fmt.Sprintf("nsenter --net --target %d unshare --uts sh -c", keeper.Process.Pid)
+		script += fmt.Sprintf("%s) exec %s \"hostname node%d; $*\" ;;\n", name, enter, i)
+		h.names = append(h.names, name)
+		if i == 0 {
+			h.first = append(strings.Fields(enter), `hostname node0; exec "$@"`, "sh")
+		}
+	}
+	nstest.Must(t, os.WriteFile(h.agent, []byte(script+"esac\nexit 1\n"), 0o755))
+	h.env = append(os.Environ(), "FI_PROVIDER_PATH="+made.dir+"/prov", "VIA_HUGEPAGES=avoid",
+		fmt.Sprintf("VIA_SILENCE=%d", silence.Milliseconds()),
+		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+	return h
+}
+
+// run runs a rank of a program on each host.
+func (h *hosts) run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	command := append(h.first, "mpirun.openmpi", "--mca", "plm_rsh_agent", h.agent, "--mca", "orte_keep_fqdn_hostnames", "1",
+		"--mca", "oob_tcp_if_include", testbed.StarInterface, "-host", strings.Join(h.names, ","),
+		"--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include", "viaxdp;ofi_rxm", "--mca", "osc", "pt2pt",
+		"--oversubscribe", "-np", fmt.Sprint(len(h.names)))
+	cmd := exec.CommandContext(t.Context(), command[0], append(command[1:], args...)...)
+	cmd.Env, cmd.WaitDelay = h.env, time.Second
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Debian's Open MPI, unmodified, runs over the provider: point-to-point, collectives, communicators, one-sided.
+// A rank that dies ends the job.
+func TestOpenMPI(t *testing.T) {
+	dir := build(t, "nsenter", "unshare")
+	for _, tool := range []string{"mpicc.openmpi", "mpirun.openmpi"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			nstest.Lacks(t, "needs %s: apt-get install openmpi-bin libopenmpi-dev", tool)
+		}
+	}
+	program := dir + "/ranks"
+	if out, err := exec.Command("mpicc.openmpi", "-O2", "-Wall", "-Wextra", "-Werror", "testdata/mpi/ranks.c", "-o", program).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, n := range []int{2, 4} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			h := newHosts(t, n)
+			out, err := h.run(t, program)
+			if err != nil || strings.Count(out, " checks\n") != n {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if n > 2 {
+				return
+			}
+			began := time.Now()
+			if out, err = h.run(t, program, "dies"); err == nil || strings.Contains(out, " checks\n") {
+				t.Errorf("a job with a rank that dies: %v after %v\n%s", err, time.Since(began), out)
+			}
+		})
 	}
 }

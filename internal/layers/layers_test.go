@@ -2,13 +2,24 @@
 package layers
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/build"
+	"go/parser"
+	"go/token"
 	"io"
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 const module = "viaxdp"
@@ -190,5 +201,150 @@ func TestLayers(t *testing.T) {
 	}
 	if seen < 10 {
 		t.Errorf("go list knows only %d packages: the rule was not tested", seen)
+	}
+}
+
+// Only files whose names end in _unsafe bypass Go's types, and cmd/libvipl, which is
+// half in C.
+func TestUnsafe(t *testing.T) {
+	const root = "../.."
+	found := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		name := strings.TrimSuffix(strings.TrimSuffix(path, ".go"), "_test")
+		for _, i := range f.Imports {
+			if i.Path.Value != `"unsafe"` {
+				continue
+			}
+			found++
+			if !strings.HasSuffix(name, "_unsafe") && filepath.Dir(path) != filepath.Join(root, "cmd/libvipl") {
+				t.Errorf("%s imports unsafe: what needs it belongs in a file *_unsafe.go", path)
+			}
+		}
+		return nil
+	})
+	nstest.Must(t, err)
+	if found < 10 {
+		t.Errorf("%d files import unsafe: they were not found", found)
+	}
+}
+
+// asCI is how .ci/run finds a target.
+var asCI = regexp.MustCompile(`(?m)^func (Fuzz[A-Z][A-Za-z0-9_]*)\(`)
+
+// .ci/run finds the fuzz targets by their text, and go test -fuzz succeeds without a target. So every match
+// must be a target that is built, and every target must match. Each has a corpus, with which go test tries
+// it at any time.
+func TestFuzzTargets(t *testing.T) {
+	targets := 0
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(text, []byte("*testing.F")) && !asCI.Match(text) {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		found := map[string]bool{}
+		for _, m := range asCI.FindAllSubmatch(text, -1) {
+			found[string(m[1])] = true
+		}
+		for _, decl := range f.Decls {
+			fn, ok := decl.(*ast.FuncDecl)
+			if !ok || !isTarget(fn) {
+				continue
+			}
+			if !found[fn.Name.Name] {
+				t.Errorf("%s: .ci/run does not find %s", path, fn.Name.Name)
+			}
+			if corpus, err := os.ReadDir(filepath.Join(filepath.Dir(path), "testdata", "fuzz", fn.Name.Name)); len(corpus) == 0 {
+				t.Errorf("%s: no corpus of %s is committed: %v", path, fn.Name.Name, err)
+			}
+			delete(found, fn.Name.Name)
+			targets++
+		}
+		for name := range found {
+			t.Errorf("%s: %s is no fuzz target", path, name)
+		}
+		if built, err := build.Default.MatchFile(filepath.Split(path)); err != nil || !built || !strings.HasSuffix(path, "_test.go") {
+			t.Errorf("%s: its fuzz targets are not built by go test (%v)", path, err)
+		}
+		return nil
+	})
+	if err != nil || targets == 0 {
+		t.Fatalf("%d targets: %v", targets, err)
+	}
+}
+
+// isTarget reports whether fn is a fuzz target, not a helper of one.
+func isTarget(fn *ast.FuncDecl) bool {
+	if fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Fuzz") || len(fn.Type.Params.List) != 1 {
+		return false
+	}
+	star, ok := fn.Type.Params.List[0].Type.(*ast.StarExpr)
+	if !ok {
+		return false
+	}
+	sel, ok := star.X.(*ast.SelectorExpr)
+	return ok && sel.Sel.Name == "F"
+}
+
+// privateWords are former terms of this project that the field has other names for;
+// docs/glossary.md has the terms.
+var privateWords = strings.Fields(`bury census crowd crowded deaf debt debts dice doubt doubts fallen fate grave keeper
+	lane lanes lend lends lent nonsense obey party parties passage patience shelf vault voided`)
+
+var camel = regexp.MustCompile(`[A-Z]+(?:[a-z0-9]+|$)|[a-z0-9]+|[A-Z]+`)
+
+// No identifier that is declared has a private word among its parts.
+func TestWords(t *testing.T) {
+	declared := 0
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" {
+			return err
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, path, nil, 0)
+		if err != nil {
+			return err
+		}
+		check := func(names ...*ast.Ident) {
+			for _, id := range names {
+				declared++
+				for _, part := range camel.FindAllString(id.Name, -1) {
+					if slices.Contains(privateWords, strings.ToLower(part)) {
+						t.Errorf("%v: %s: take the field's word for %q (docs/glossary.md)", fset.Position(id.Pos()), id.Name, part)
+					}
+				}
+			}
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				check(n.Name)
+			case *ast.TypeSpec:
+				check(n.Name)
+			case *ast.Field:
+				check(n.Names...)
+			case *ast.ValueSpec:
+				check(n.Names...)
+			}
+			return true
+		})
+		return nil
+	})
+	nstest.Must(t, err)
+	if declared < 10_000 {
+		t.Errorf("%d identifiers: they were not found", declared)
 	}
 }

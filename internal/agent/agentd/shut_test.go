@@ -159,3 +159,68 @@ func TestEndWaitsForWork(t *testing.T) {
 		t.Error("it waits for a connection that has ended")
 	}
 }
+
+// A wait on behalf of a program ends when the program hangs up, and not when it sends another message.
+func TestWhilePresent(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	nstest.Must(t, err)
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		c, err := net.FileConn(f)
+		err = errors.Join(err, f.Close())
+		nstest.Must(t, err)
+		defer c.Close()
+		ends[i] = c.(*net.UnixConn)
+	}
+	c := &conn{c: ends[0]}
+	ctx, stop := c.whilePresent()
+	if _, err := ends[1].Write([]byte("and")); err != nil {
+		t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		t.Error("it hung up, and has not")
+	}
+	stop()
+	if context.Cause(ctx) != context.Canceled {
+		t.Errorf("after stop: %v", context.Cause(ctx))
+	}
+	ctx, stop = c.whilePresent()
+	defer stop()
+	ends[1].Close()
+	<-ctx.Done()
+	if context.Cause(ctx) != errHungUp {
+		t.Errorf("%v, want errHungUp", context.Cause(ctx))
+	}
+}
+
+// No connect to the socket succeeds before it has its final permissions, whatever the umask.
+func TestListenAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	old := unix.Umask(0)
+	l, err := listenAlone(path)
+	unix.Umask(old)
+	nstest.Must(t, err)
+	defer l.Close()
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0 {
+		t.Errorf("%v, %v, want no rights", st.Mode(), err)
+	}
+}
+
+// A wrong path does not remove a file.
+func TestListenLeavesFilesAlone(t *testing.T) {
+	for _, suffix := range []string{"", ".new"} {
+		path := filepath.Join(t.TempDir(), "agent.toml")
+		nstest.Must(t, os.WriteFile(path+suffix, []byte("mine"), 0o600))
+		d := &Daemon{Socket: path}
+		if l, err := d.listen(); err == nil {
+			l.Close()
+			t.Error("it listens")
+		} else if !strings.Contains(err.Error(), path+suffix+" is there and is no socket") {
+			t.Error(err)
+		}
+		if b, err := os.ReadFile(path + suffix); string(b) != "mine" {
+			t.Errorf("%q, %v", b, err)
+		}
+	}
+}

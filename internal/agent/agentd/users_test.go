@@ -1,12 +1,15 @@
 package agentd_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
@@ -16,6 +19,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
+	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
 )
 
@@ -141,4 +145,138 @@ func TestActivated(t *testing.T) {
 	a.kill()
 	a.start()
 	end()
+}
+
+// overAgents has two agents open NICs, each two at the ends of a veth pair of their own. When they are closed,
+// nothing of them may be left.
+func overAgents(t *testing.T) vipltest.Config {
+	a, b := pair(t, nstest.Options{}, agentConfig{})
+	pairs := 0
+	open := func(t testing.TB, silence time.Duration) (nics []*vipl.NIC, ends []*nstest.NS) {
+		pairs++
+		na, nb := nstest.Another(t, a.ns, b.ns, pairs, nstest.Options{})
+		ends = []*nstest.NS{na, nb}
+		for i, g := range []*agent{a, b} {
+			n, err := vipl.OpenNIC(ends[i].Name, vipl.WithAgent(g.socket), vipl.WithArena(48<<20), vipl.WithSilence(silence))
+			nstest.Must(t, err)
+			t.Cleanup(func() {
+				nstest.Check(t, n.Close())
+				st := g.status(t)
+				if slices.ContainsFunc(st.NICs, func(n kagent.NICStatus) bool { return n.Interface == ends[i].Name }) {
+					t.Errorf("after Close the agent still has %+v", st.NICs)
+				}
+			})
+			nics = append(nics, n)
+		}
+		return nics, ends
+	}
+	return vipltest.Config{
+		Open: func(t testing.TB) (a, b *vipl.NIC) {
+			nics, _ := open(t, vipl.DefaultSilence)
+			return nics[0], nics[1]
+		},
+		OpenSilent: func(t testing.TB) (a, b *vipl.NIC, silence func()) {
+			nics, ends := open(t, 300*time.Millisecond)
+			return nics[0], nics[1], func() {
+				link, err := ends[1].Netlink().LinkByIndex(ends[1].Index)
+				if err == nil {
+					err = ends[1].Netlink().LinkSetDown(link)
+				}
+				nstest.Must(t, err)
+			}
+		},
+	}
+}
+
+// Every rule of the VIPL holds for a NIC that an agent has opened.
+func TestConformance(t *testing.T) {
+	c := overAgents(t)
+	if testing.Short() { // what the agent has most part in
+		c.Groups = []string{"client-server", "peer-to-peer"}
+	}
+	vipltest.Run(t, c)
+}
+
+// pair makes two hosts with an agent each.
+func pair(t *testing.T, o nstest.Options, cfg agentConfig) (a, b *agent) {
+	t.Helper()
+	na, nb := nstest.Pair(t, o)
+	return startAgent(t, na, cfg), startAgent(t, nb, cfg)
+}
+
+// nic opens a NIC by an agent, from this process, which is in another namespace.
+func (a *agent) nic(opts ...vipl.Option) *vipl.NIC {
+	a.t.Helper()
+	n, err := a.open(opts...)
+	nstest.Must(a.t, err)
+	a.t.Cleanup(func() { nstest.Check(a.t, n.Close()) })
+	return n
+}
+
+func (a *agent) open(opts ...vipl.Option) (*vipl.NIC, error) {
+	opts = append([]vipl.Option{vipl.WithAgent(a.socket), vipl.WithArena(16 << 20)}, opts...)
+	return vipl.OpenNIC(a.ns.Name, opts...)
+}
+
+// end is one end of a connection, with memory.
+type end struct {
+	nic *vipl.NIC
+	vi  *vipl.VI
+	mem *vipl.Region
+}
+
+func newEnd(t testing.TB, n *vipl.NIC) *end {
+	t.Helper()
+	tag, err := n.CreatePtag()
+	nstest.Must(t, err)
+	e := &end{nic: n}
+	e.mem, err = n.AllocMem(1<<20, vipl.MemAttributes{Ptag: tag})
+	nstest.Must(t, err)
+	e.vi, err = n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	nstest.Must(t, err)
+	return e
+}
+
+// connect connects two ends, b at host.
+func connect(t testing.TB, a, b *end, disc string) {
+	t.Helper()
+	errc := make(chan error, 1)
+	go func() {
+		c, err := b.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(disc)}, waitLimit)
+		if err == nil {
+			err = c.Accept(b.vi)
+		}
+		errc <- err
+	}()
+	remote := vipl.NetAddress{Host: b.nic.Query().Address, Discriminator: []byte(disc)}
+	var err error
+	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
+		if _, err = a.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); !errors.Is(err, vipl.ErrNoMatch) {
+			break // else the other side does not wait yet
+		}
+	}
+	nstest.Must(t, err)
+	nstest.Must(t, <-errc)
+}
+
+// exchange sends a message and checks that it arrives.
+func exchange(t testing.TB, from, to *end, text string) {
+	t.Helper()
+	recv, err := to.mem.Descriptor(0, 1)
+	nstest.Must(t, err)
+	recv.SetSegments(to.mem.Segment(4096, 4096))
+	nstest.Must(t, to.vi.PostRecv(recv, to.mem.Handle()))
+	send, err := from.mem.Descriptor(64, 1)
+	nstest.Must(t, err)
+	copy(from.mem.Bytes()[8192:], text)
+	send.SetSegments(from.mem.Segment(8192, len(text)))
+	nstest.Must(t, from.vi.PostSend(send, from.mem.Handle()))
+	d, err := to.vi.RecvWait(waitLimit)
+	nstest.Must(t, err)
+	if got := to.mem.Bytes()[4096 : 4096+d.Length]; !bytes.Equal(got, []byte(text)) {
+		t.Fatalf("%q arrived, want %q", got, text)
+	}
+	if _, err := from.vi.SendWait(waitLimit); err != nil {
+		t.Fatal(err)
+	}
 }
