@@ -293,26 +293,6 @@ func TestUrgent(t *testing.T) {
 	}
 }
 
-func TestHTTP(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		all, _ := io.ReadAll(r.Body)
-		w.Write(all)
-	}))
-	defer server.Close()
-	at := chain(t, server.Listener.Addr().String())
-	client := &http.Client{Timeout: waitLimit}
-	defer client.CloseIdleConnections()
-	for _, n := range []int{0, 10, 200_000} {
-		r, err := client.Post("http://"+at, "text/plain", bytes.NewReader(make([]byte, n)))
-		must(t, err)
-		got, err := io.ReadAll(r.Body)
-		r.Body.Close()
-		if err != nil || len(got) != n {
-			t.Errorf("%d bytes of %d, %v", len(got), n, err)
-		}
-	}
-}
-
 // Without a VIA listener the proxy uses the TCP port, and without one it closes the connection.
 func TestFallback(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
