@@ -156,7 +156,7 @@ func TestConnectFloodOverUDP(t *testing.T) {
 	if n.NoMatch < atLeast/4 || n.Malformed > 0 || n.Refused > 0 { // half of them were for a discriminator without a Wait
 		t.Errorf("%+v", n)
 	}
-	// See TestConnectFlood; and two listeners, two calls, and what has been asked.
+	// Finished exchanges and those that are kept out, each in two lists; two listeners, two calls, and what has been asked.
 	if most.Load() > 2*connmgr.MaxFinished+2*connmgr.MaxPending+64 {
 		t.Errorf("%d things were remembered", most.Load())
 	}
