@@ -126,7 +126,7 @@ func (t *table) write(w io.Writer) {
 	}
 }
 
-// doubt marks a row that was disturbed.
+// unknownOutcome marks a row that was disturbed.
 const unknownOutcome = "†"
 
 // dropEmpty leaves out columns in which no row has anything.
