@@ -300,7 +300,9 @@ func FuzzEvents(f *testing.F) {
 		var b bytes.Buffer
 		for _, e := range events {
 			line, err := json.Marshal(e)
-			must(f, err)
+			if err != nil {
+				f.Fatal(err)
+			}
 			b.Write(append(line, '\n'))
 		}
 		return b.Bytes()
