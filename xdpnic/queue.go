@@ -135,7 +135,7 @@ func (q *Queue) open(ctx context.Context) (err error) {
 		}
 		c.Memory = u.mem
 	}
-	q.pool = newPool(newGeometry(c.Memory, c.PoolOffset, c.ChunkSize, c.RxChunks, c.TxChunks))
+	q.pool = newPool(c.geometry())
 	if err := u.get(q.pool); err != nil {
 		return q.fail("memory", err)
 	}
@@ -153,6 +153,9 @@ func (q *Queue) open(ctx context.Context) (err error) {
 	}
 	if err := q.socketRings(); err != nil {
 		return err
+	}
+	if q.cfg.shared() {
+		q.pool.takePartition()
 	}
 	q.pool.giveAll()
 	if err := q.bind(ctx); err != nil {
@@ -203,6 +206,11 @@ func (q *Queue) mapPoolRings() error {
 		return q.fail("map completion ring", err)
 	}
 	p.fill, p.comp = p.fillMem.fill(), p.compMem.completion()
+	if q.cfg.shared() {
+		if err := p.openCommons(&q.cfg); err != nil {
+			return q.fail("share", err)
+		}
+	}
 	return nil
 }
 
