@@ -59,13 +59,14 @@ const ringHeader = 320
 // Bytes returns the memory that the kernel allocates for the rings (xskq_create), in whole pages. It counts
 // towards no limit of locked memory, and stays until the socket is gone.
 func (r Rings) Bytes() int {
-	sum := 0
-	for _, x := range [...]struct{ n, size int }{
-		{r.Fill, addrSize}, {r.Completion, addrSize}, {r.RX, descSize}, {r.TX, descSize},
-	} {
-		sum += (ringHeader + x.n*x.size + pageSize - 1) &^ (pageSize - 1)
-	}
-	return sum
+	return ringBytes(r.Fill, addrSize) + ringBytes(r.Completion, addrSize) + r.SocketBytes()
+}
+
+// SocketBytes is Bytes of the RX and TX rings alone. If processes share a queue, each has these.
+func (r Rings) SocketBytes() int { return ringBytes(r.RX, descSize) + ringBytes(r.TX, descSize) }
+
+func ringBytes(entries, size int) int {
+	return (ringHeader + entries*size + pageSize - 1) &^ (pageSize - 1)
 }
 
 // BusyPoll holds the socket options of preferred busy polling, for NICs with a

@@ -35,10 +35,10 @@ func TestPinned(t *testing.T) {
 			t.Fatal(err)
 		}
 		ours, theirs := os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
-		if err := s.charge(7, 1, 0, 4096); err != nil {
+		if err := s.charge(7, claims{queues: 1, pinned: 4096}); err != nil {
 			t.Fatal(err)
 		}
-		s.track(&pinnedQueue{uid: 7, pinned: 4096, socket: ino, alive: ours})
+		s.track(&pinnedQueue{uid: 7, has: claims{queues: 1, pinned: 4096}, socket: ino, alive: ours})
 		hasPinned := func(want bool, when string) {
 			t.Helper()
 			s.collect()
@@ -77,10 +77,10 @@ func TestRefundUnderWay(t *testing.T) {
 	}
 	s.collecting = true // the test collects
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
-	if err := s.charge(7, 1, 0, 0); err != nil {
+	if err := s.charge(7, claims{queues: 1}); err != nil {
 		t.Fatal(err)
 	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
 	collected := make(chan struct{})
 	go func() {
 		defer close(collected)
@@ -88,7 +88,7 @@ func TestRefundUnderWay(t *testing.T) {
 	}()
 	<-v.asked
 	charged := make(chan error, 1)
-	go func() { charged <- s.charge(7, 1, 0, 0) }()
+	go func() { charged <- s.charge(7, claims{queues: 1}) }()
 	select {
 	case err := <-charged:
 		t.Errorf("before the descriptor store has answered: %v", err)
@@ -124,16 +124,16 @@ func TestCostOfRefusal(t *testing.T) {
 	}
 	refused := func(uid uint32) {
 		t.Helper()
-		if err := s.charge(uid, 1, 0, 0); !errors.Is(err, agentproto.ErrQuota) {
+		if err := s.charge(uid, claims{queues: 1}); !errors.Is(err, agentproto.ErrQuota) {
 			t.Errorf("user %d: %v, want ErrQuota", uid, err)
 		}
 	}
 	for _, uid := range []uint32{7, 8} {
-		if err := s.charge(uid, 1, 0, 0); err != nil {
+		if err := s.charge(uid, claims{queues: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
 	// A dead program's session of another user, which must not be touched.
 	s.sessions["x"] = &session{server: s, uid: 7, over: true}
 	s.sessions["x"].once.Do(func() {})
@@ -194,10 +194,10 @@ func TestLookThatFails(t *testing.T) {
 		}
 		return nil, true, nil
 	}
-	if err := s.charge(7, 1, 0, 0); err != nil {
+	if err := s.charge(7, claims{queues: 1}); err != nil {
 		t.Fatal(err)
 	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
 	s.collection.Lock() // until two requests wait; either may be first
 	var all sync.WaitGroup
 	askAtOnce(t, s, &all, 2)
@@ -220,10 +220,10 @@ func TestOpenCollects(t *testing.T) {
 	}
 	s.collecting = true // the test collects
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
-	if err := s.charge(7, 1, 0, 0); err != nil {
+	if err := s.charge(7, claims{queues: 1}); err != nil {
 		t.Fatal(err)
 	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
 	c := &conn{server: s, cred: peer{Ucred: unix.Ucred{Uid: 8}}}
 	if _, _, _, err := c.open(t.Context(), &agentproto.Open{Interface: "none"}); err == nil {
 		t.Error("an interface that is not there: no error")

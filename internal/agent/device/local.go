@@ -59,6 +59,15 @@ type Config struct {
 	// The first open of an interface sets it.
 	FDStore fdstore.Store
 
+	// Processes is how many processes of the holder's user the queues of the interface have room for, if the queue is to
+	// be handed out: several share a queue while there are fewer queues. At most 1: each process has a queue of its
+	// own. Zero-copy queues are not shared.
+	Processes int
+	// Alone: the holder does not join other processes.
+	Alone bool
+	// OnlyJoin, unless nil, is why the holder may not have a queue of its own: it joins others, or Open fails with this.
+	OnlyJoin error
+
 	// Linger is how long the program stays attached after the last queue has been given back, or could not be
 	// opened. Meanwhile an Open with a Linger gets the mode in which it is attached. So a holder cannot have
 	// it attached and detached in a loop, for which some drivers take the link down each time. An Open
@@ -114,7 +123,20 @@ func newLocal(d *device, l *lease) *Local {
 
 // leaseOrShare leases a queue, or shares one.
 func (d *device) leaseOrShare(ctx context.Context, cfg Config) (*lease, error) {
-	l, err := d.lease(ctx, cfg)
+	l, err := (*lease)(nil), cfg.OnlyJoin
+	if err == nil {
+		l, err = d.lease(ctx, cfg)
+	}
+	if (cfg.OnlyJoin != nil || errors.Is(err, kagent.ErrQueueInUse)) && cfg.Processes > 1 && !cfg.Alone {
+		joined, why := d.join(cfg)
+		if why == nil {
+			return joined, nil
+		}
+		if !errors.Is(why, errNoGroup) {
+			return nil, why
+		}
+		err = fmt.Errorf("%w; %w", err, why)
+	}
 	if err == nil || !cfg.ShareQueue || !errors.Is(err, kagent.ErrQueueInUse) {
 		return l, err
 	}
@@ -134,6 +156,9 @@ func (l *Local) Queue() *xdpnic.Queue { return l.lease.queue }
 // Arena is the registered memory; the queue's chunks lie at its start. All
 // blocks must be free before Close. nil when it was handed out.
 func (l *Local) Arena() *hugepages.Arena { return l.lease.arena }
+
+// UMEM is the memory of the frames, of which Arena is the rest.
+func (l *Local) UMEM() []byte { return l.lease.arena.Bytes() }
 
 // Info returns what Open got. The caller must not change the slices.
 func (l *Local) Info() kagent.Info { return l.lease.info }
