@@ -231,6 +231,7 @@ func (q *Queue) describe() (err error) {
 	i.Ifindex, i.QueueID = c.Ifindex, c.QueueID
 	i.ZeroCopy, i.NeedWakeup = q.zc, true
 	i.MultiBuffer, i.Unaligned, i.Headroom = c.MultiBuffer, c.Unaligned, c.Headroom
+	i.Sharing = c.Sharing
 	i.PoolOffset, i.PoolBytes = c.PoolOffset, c.PoolBytes()
 	i.Rings, i.Chunks, i.ChunkSize = c.Rings, c.rxChunks()+c.txChunks(), c.ChunkSize
 	pages := byPages(c.Ifindex)

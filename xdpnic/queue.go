@@ -68,13 +68,14 @@ type Info struct {
 	// reads the UMEM until the frame completes.
 	TxCopied    bool
 	Unaligned   bool
-	Shared      bool // the queue uses the UMEM of another socket
-	Headroom    int  // bytes, beyond PacketHeadroom
-	MaxSegs     int  // largest number of TX ring entries of a frame
-	SendBuffer  int  // bytes, as the kernel counts them
-	TxBudget    int  // TX ring entries per kick
-	PoolOffset  int  // bytes
-	PoolBytes   int  // bytes
+	Shared      bool    // the queue uses the UMEM of another socket
+	Sharing     Sharing // the processes that may use the queue, and this one's number
+	Headroom    int     // bytes, beyond PacketHeadroom
+	MaxSegs     int     // largest number of TX ring entries of a frame
+	SendBuffer  int     // bytes, as the kernel counts them
+	TxBudget    int     // TX ring entries per kick
+	PoolOffset  int     // bytes
+	PoolBytes   int     // bytes
 	Features    Features
 	FeaturesErr error // why Features is empty
 	Rings       Rings

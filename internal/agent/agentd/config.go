@@ -84,8 +84,11 @@ func (g Grant) String() string {
 // DefaultGroup is the group whose members may use the agent by default.
 const DefaultGroup = "via"
 
-// DefaultProcesses is Interface.Processes' default.
-const DefaultProcesses = 16
+// DefaultProcesses is Interface.Processes' default, and MaxProcesses the greatest value.
+const (
+	DefaultProcesses = 16
+	MaxProcesses     = 1 + xdpnic.MaxGuests
+)
 
 // DefaultLinger is Config.Linger's default.
 const DefaultLinger = 10 * time.Second

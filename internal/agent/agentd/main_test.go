@@ -78,9 +78,9 @@ type agentConfig struct {
 	Ifaces map[string]agentd.Interface // nil: those of the tests, to every user
 	// Processes is that of the interfaces of the tests.
 	Processes int
-	Access agentd.Grant                // zero: every user
-	Linger time.Duration               // 0: none
-	Mode   fs.FileMode                 // of the socket; 0: 0666
+	Access    agentd.Grant  // zero: every user
+	Linger    time.Duration // 0: none
+	Mode      fs.FileMode   // of the socket; 0: 0666
 	// Defaults has the agent's own settings hold, instead of those that the tests grant.
 	Defaults bool
 	Most     int
