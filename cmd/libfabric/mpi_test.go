@@ -6,9 +6,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 )
@@ -16,19 +19,29 @@ import (
 // hosts are namespaces for Debian's Open MPI, each as a host with a name and an interface.
 type hosts struct {
 	agent string // the script that starts a command on a host, for mpirun
+	ranks int    // on each
 	names []string
 	first []string // what starts a command on the first
 	env   []string
 }
 
-func newHosts(t *testing.T, n int) *hosts {
+// newHosts makes n hosts for that number of ranks each. If it is more than one, each host has an agent, since the ranks share
+// the only queue of its interface.
+func newHosts(t *testing.T, n, ranks int) *hosts {
 	t.Helper()
 	star, err := testbed.NewStar(n, 1500)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { star.Close() })
-	h := &hosts{agent: filepath.Join(t.TempDir(), "agent")}
+	h := &hosts{agent: filepath.Join(t.TempDir(), "agent"), ranks: ranks}
+	var command string
+	if ranks > 1 {
+		command = filepath.Join(t.TempDir(), "via-xdp")
+		if out, err := exec.Command("go", "build", "-o", command, "../via-xdp").CombinedOutput(); err != nil {
+			t.Fatalf("go build: %v\n%s", err, out)
+		}
+	}
 	script := "#!/bin/sh\nhost=$1; shift\ncase $host in\n"
 	for i, end := range star.Ends {
 		keeper := exec.Command("sleep", "1000") // of the namespace, until the star is closed
@@ -37,10 +50,23 @@ func newHosts(t *testing.T, n int) *hosts {
 		}
 		name := end.IPv4.Addr().String()
 		enter := fmt.Sprintf("nsenter --net --target %d unshare --uts sh -c", keeper.Process.Pid)
-		script += fmt.Sprintf("%s) exec %s \"hostname node%d; $*\" ;;\n", name, enter, i)
-		h.names = append(h.names, name)
+		begin := fmt.Sprintf("hostname node%d; ", i)
+		if ranks > 1 {
+			socket := filepath.Join(t.TempDir(), "agent.sock")
+			agent := exec.Command(command, "agent", "--config", os.DevNull, "--socket", socket, "--no-fdstored")
+			if err := star.Start(i, -1, agent); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _, _ = agent.Process.Signal(syscall.SIGTERM), agent.Wait() })
+			if !await.Comes(func() bool { _, err = agentclient.Probe(socket); return err == nil }) {
+				t.Fatal(err)
+			}
+			begin += "export VIA_AGENT=" + socket + "; "
+		}
+		script += fmt.Sprintf("%s) exec %s \"%s$*\" ;;\n", name, enter, begin)
+		h.names = append(h.names, fmt.Sprintf("%s:%d", name, ranks))
 		if i == 0 {
-			h.first = append(strings.Fields(enter), `hostname node0; exec "$@"`, "sh")
+			h.first = append(strings.Fields(enter), begin+`exec "$@"`, "sh")
 		}
 	}
 	if err := os.WriteFile(h.agent, []byte(script+"esac\nexit 1\n"), 0o755); err != nil {
@@ -52,13 +78,13 @@ func newHosts(t *testing.T, n int) *hosts {
 	return h
 }
 
-// run runs a rank of a program on each host.
+// run runs the ranks of a program.
 func (h *hosts) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	command := append(h.first, "mpirun.openmpi", "--mca", "plm_rsh_agent", h.agent, "--mca", "orte_keep_fqdn_hostnames", "1",
 		"--mca", "oob_tcp_if_include", testbed.StarInterface, "-host", strings.Join(h.names, ","),
 		"--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include", "viaxdp;ofi_rxm", "--mca", "osc", "pt2pt",
-		"--oversubscribe", "-np", fmt.Sprint(len(h.names)))
+		"--oversubscribe", "-np", fmt.Sprint(h.ranks*len(h.names)))
 	cmd := exec.CommandContext(t.Context(), command[0], append(command[1:], args...)...)
 	cmd.Env, cmd.WaitDelay = h.env, time.Second
 	out, err := cmd.CombinedOutput()
@@ -78,14 +104,15 @@ func TestOpenMPI(t *testing.T) {
 	if out, err := exec.Command("mpicc.openmpi", "-O2", "-Wall", "-Wextra", "-Werror", "testdata/mpi/ranks.c", "-o", program).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, n := range []int{2, 4} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			h := newHosts(t, n)
+	for _, c := range []struct{ n, ranks int }{{2, 1}, {4, 1}, {2, 2}, {2, 4}} {
+		t.Run(fmt.Sprintf("%d hosts, %d ranks each", c.n, c.ranks), func(t *testing.T) {
+			n := c.n * c.ranks
+			h := newHosts(t, c.n, c.ranks)
 			out, err := h.run(t, program)
 			if err != nil || strings.Count(out, " checks\n") != n {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			if n > 2 {
+			if n == 4 && c.ranks == 1 || n > 4 {
 				return
 			}
 			began := time.Now()
