@@ -113,6 +113,21 @@ func (d *device) addGroup(g *Group) {
 	d.groups[g.queue] = g
 }
 
+// grouping reports whether an open of the user is under way that may end with a queue to join. Caller holds d.mu.
+func (d *device) grouping(cfg Config) bool {
+	for _, l := range d.opening {
+		if l.holder.UID == cfg.Holder.UID {
+			return true
+		}
+	}
+	for _, l := range d.leases {
+		if l.group == nil && l.queue != nil && l.holder.UID == cfg.Holder.UID && l.queue.Info().Sharing.Guests > 0 {
+			return true // it is just being handed out
+		}
+	}
+	return false
+}
+
 // errNoGroup: no queue of the user has room for one more process.
 var errNoGroup = errors.New("no queue can be shared")
 

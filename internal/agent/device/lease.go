@@ -68,6 +68,7 @@ func (l *lease) release() error {
 	}
 	d := l.dev
 	delete(d.leases, l.id())
+	defer d.announce()
 	var errs []error
 	// The slot of a queue that was handed out is empty once its holder has died.
 	if l.group == nil {

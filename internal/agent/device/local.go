@@ -121,22 +121,34 @@ func newLocal(d *device, l *lease) *Local {
 	}
 }
 
+// leaseOrJoin leases a queue, or joins the processes of one. While another open of the user is under way, which may end with
+// a queue to join, it waits.
+func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*busyTime)
+	defer cancel()
+	for {
+		l, err := (*lease)(nil), cfg.OnlyJoin
+		if err == nil {
+			l, err = d.lease(ctx, cfg)
+		}
+		if cfg.Processes <= 1 || cfg.Alone || cfg.OnlyJoin == nil && !errors.Is(err, kagent.ErrQueueInUse) {
+			return l, err
+		}
+		joined, why := d.join(cfg)
+		switch {
+		case why == nil:
+			return joined, nil
+		case !errors.Is(why, errNoGroup):
+			return nil, why
+		case !d.grouping(cfg) || !d.awaitChange(ctx):
+			return nil, fmt.Errorf("%w; %w", err, why)
+		}
+	}
+}
+
 // leaseOrShare leases a queue, or shares one.
 func (d *device) leaseOrShare(ctx context.Context, cfg Config) (*lease, error) {
-	l, err := (*lease)(nil), cfg.OnlyJoin
-	if err == nil {
-		l, err = d.lease(ctx, cfg)
-	}
-	if (cfg.OnlyJoin != nil || errors.Is(err, kagent.ErrQueueInUse)) && cfg.Processes > 1 && !cfg.Alone {
-		joined, why := d.join(cfg)
-		if why == nil {
-			return joined, nil
-		}
-		if !errors.Is(why, errNoGroup) {
-			return nil, why
-		}
-		err = fmt.Errorf("%w; %w", err, why)
-	}
+	l, err := d.leaseOrJoin(ctx, cfg)
 	if err == nil || !cfg.ShareQueue || !errors.Is(err, kagent.ErrQueueInUse) {
 		return l, err
 	}

@@ -338,6 +338,11 @@ func (d *device) reserve(l *lease) { d.opening[l.queueID] = l }
 // unreserve ends a reservation, and wakes the opens that wait for one to end. Caller holds d.mu.
 func (d *device) unreserve(l *lease) {
 	delete(d.opening, l.queueID)
+	d.announce()
+}
+
+// announce wakes the opens that wait for a change of reservations or groups. Caller holds d.mu.
+func (d *device) announce() {
 	if d.changed != nil {
 		close(d.changed)
 		d.changed = nil
@@ -350,6 +355,11 @@ func (d *device) awaitReservation(ctx context.Context) bool {
 	if len(d.opening) == 0 {
 		return ctx.Err() == nil
 	}
+	return d.awaitChange(ctx)
+}
+
+// awaitChange releases d.mu and waits for announce. It reports whether that came before the end of ctx. Caller holds d.mu.
+func (d *device) awaitChange(ctx context.Context) bool {
 	if d.changed == nil {
 		d.changed = make(chan struct{})
 	}

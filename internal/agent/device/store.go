@@ -344,6 +344,7 @@ func (l *Local) handOutMember(h *Handout, tag []byte, alive int) (_ *Handout, er
 		err = errors.Join(err, s.unmap())
 	}
 	s.queue, s.arena, s.unmap = nil, nil, nil
+	l.dev.announce() // others may join now
 	if err != nil {
 		h.Close()
 		return nil, l.fail("hand out", netip.Addr{}, err)
