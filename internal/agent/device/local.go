@@ -124,7 +124,7 @@ func newLocal(d *device, l *lease) *Local {
 // leaseOrJoin leases a queue, or joins the processes of one. While another open of the user is under way, which may end with
 // a queue to join, it waits.
 func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*busyTime)
+	ctx, cancel := context.WithTimeout(ctx, 5*busyTime)
 	defer cancel()
 	for {
 		l, err := (*lease)(nil), cfg.OnlyJoin
