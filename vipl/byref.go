@@ -183,7 +183,10 @@ func (p *port) freeBlocks(all bool) {
 
 // mayRead reports whether memory of the arena may still be read for a frame.
 func (p *port) mayRead(b []byte) bool {
-	addr, _ := placeIn(p.mem, b)
+	addr, inside := placeIn(p.mem, b)
+	if !inside {
+		return false
+	}
 	for _, i := range p.long.kept.unread {
 		f := &p.long.kept.sent[i]
 		for _, s := range f.segs[f.own:] {

@@ -145,13 +145,14 @@ func OpenNIC(device string, opts ...Option) (*NIC, error) {
 	for _, f := range opts {
 		f(&o)
 	}
+	o.agent.Sealed = o.psk != nil
 	o.agent.ShareQueue = true // handles of this process, when no other queue is free
 	agent, err := openAgent(&o)
 	if err != nil {
 		return nil, opError("OpenNIC", nil, ErrResource, err)
 	}
 	o.steady = true
-	p := provider.Provider{Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), Info: agent.Info()}
+	p := provider.Provider{Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), UMEM: agent.UMEM(), Info: agent.Info()}
 	if !o.noSegmentation && p.Info.Mode.Generic() {
 		out, err := gso.Open(p.Info.Index, p.Info.Port)
 		if err != nil {
@@ -245,7 +246,11 @@ func sharePort(p provider.Provider, o options) *port {
 		if p.Virtual != nil {
 			now = p.Virtual.Now
 		}
-		s = &sharedPort{port: newPort(p.Port, p.Arena.Bytes(), p.Info.NIC.ZeroCopy, o.silence, now, used)}
+		umem := p.UMEM
+		if umem == nil {
+			umem = p.Arena.Bytes()
+		}
+		s = &sharedPort{port: newPort(p.Port, umem, p.Info.NIC.ZeroCopy, o.silence, now, used)}
 		if p.Virtual == nil {
 			s.poller.stopped.Go(s.background)
 		}

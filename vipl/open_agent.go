@@ -17,6 +17,7 @@ type openedAgent interface {
 	kagent.Agent
 	Queue() *xdpnic.Queue
 	Arena() *hugepages.Arena
+	UMEM() []byte
 	Info() kagent.Info
 }
 

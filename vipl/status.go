@@ -39,6 +39,11 @@ type NICStatus struct {
 	CQs   []CQStatus `json:"cqs"`
 	Mem   MemStatus  `json:"mem"`
 	Ptags int        `json:"ptags"`
+
+	// Process is the number of this process among those that share the queue, from 0, and Processes for how many there is
+	// room; 0: no other process may have the queue.
+	Process   int `json:"process"`
+	Processes int `json:"processes"`
 }
 
 // VIStatus is the status of a VI.
@@ -85,6 +90,9 @@ func (n *NIC) Status() NICStatus {
 	s := NICStatus{
 		ID: n.port.id, Interface: n.info.Interface, Index: n.info.Index, Queue: n.info.Queue, Mode: n.info.Mode.String(),
 		VIs: []VIStatus{}, CQs: []CQStatus{},
+	}
+	if sharing := n.info.NIC.Sharing; sharing.Guests > 0 {
+		s.Process, s.Processes = sharing.Partition, 1+sharing.Guests
 	}
 	mem := n.mem.Stats()
 	s.Ptags = mem.Ptags

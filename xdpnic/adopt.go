@@ -15,7 +15,7 @@ type Handout struct {
 // together with the socket's descriptor, and then closes the Queue: the socket
 // lives as long as one of its descriptors is open. Neither process may use the
 // queue until this one has closed it. Queues that share their UMEM or pool
-// cannot be handed out.
+// with another of this process cannot be handed out.
 func (q *Queue) Handout() (Handout, error) {
 	switch {
 	case q.fd < 0:
@@ -62,7 +62,7 @@ func Adopt(fd int, h Handout, mem []byte) (*Queue, error) {
 	if err != nil {
 		return fail(q.fail("memory", err))
 	}
-	q.pool = newPool(newGeometry(mem, cfg.PoolOffset, cfg.ChunkSize, cfg.RxChunks, cfg.TxChunks))
+	q.pool = newPool(cfg.geometry())
 	if err := u.get(q.pool); err != nil {
 		return fail(q.fail("memory", err))
 	}
@@ -72,7 +72,10 @@ func Adopt(fd int, h Handout, mem []byte) (*Queue, error) {
 	if err := q.mapSocketRings(); err != nil {
 		return fail(err)
 	}
-	q.pool.filled = uint64(cfg.RxChunks) // Open in the other process filled the ring
+	q.pool.filled = q.pool.rx // Open in the other process filled the ring
+	if cfg.shared() {
+		q.pool.takePartition()
+	}
 	q.info = h.Info
 	q.zc, q.sg, q.maxSegs = h.Info.ZeroCopy, h.Info.MultiBuffer, h.Info.MaxSegs
 	q.copied = h.Info.TxCopied

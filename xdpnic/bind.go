@@ -108,6 +108,9 @@ func (q *Queue) refuseZeroCopy() error {
 		return refuse("the kernel skips chunks that cross pages which are not contiguous for the NIC: " +
 			"use chunks of 2048 or 4096 bytes")
 	}
+	if q.cfg.shared() {
+		return refuse("processes share queues in copy mode only: take a queue for each process")
+	}
 	if q.cfg.MultiBuffer && q.cfg.Rings.RX < q.cfg.RxChunks {
 		// xsk_rcv_zc, net/xdp/xsk.c, checks for room entry by entry.
 		return refuse("if the RX ring fills up in the middle of a frame, the kernel leaves the frame's beginning there and reuses " +
@@ -228,8 +231,9 @@ func (q *Queue) describe() (err error) {
 	i.Ifindex, i.QueueID = c.Ifindex, c.QueueID
 	i.ZeroCopy, i.NeedWakeup = q.zc, true
 	i.MultiBuffer, i.Unaligned, i.Headroom = c.MultiBuffer, c.Unaligned, c.Headroom
+	i.Sharing = c.Sharing
 	i.PoolOffset, i.PoolBytes = c.PoolOffset, c.PoolBytes()
-	i.Rings, i.Chunks, i.ChunkSize = c.Rings, c.RxChunks+c.TxChunks, c.ChunkSize
+	i.Rings, i.Chunks, i.ChunkSize = c.Rings, c.rxChunks()+c.txChunks(), c.ChunkSize
 	pages := byPages(c.Ifindex)
 	i.TxCopied = !q.zc && !pages
 	q.sg, q.copied = c.MultiBuffer, i.TxCopied

@@ -43,14 +43,27 @@ type geometry struct {
 	size  uint64 // bytes of a chunk
 	shift uint8  // log2(size), or 0 when size is not a power of two
 	rx    uint64 // number of RX chunks, numbers 0 .. rx-1
-	tx    uint64 // number of TX chunks, numbers rx .. rx+tx-1
+	txAt  uint64 // number of the first TX chunk of this process: rx, unless processes share the queue
+	tx    uint64 // number of TX chunks, numbers txAt .. txAt+tx-1
+	total uint64 // number of chunks, those of other processes included
 }
 
 func newGeometry(mem []byte, base, size, rx, tx int) geometry {
-	g := geometry{mem: mem, base: uint64(base), size: uint64(size), rx: uint64(rx), tx: uint64(tx)}
+	g := geometry{
+		mem: mem, base: uint64(base), size: uint64(size),
+		rx: uint64(rx), txAt: uint64(rx), tx: uint64(tx), total: uint64(rx + tx),
+	}
 	if size&(size-1) == 0 {
 		g.shift = uint8(bits.TrailingZeros(uint(size)))
 	}
+	return g
+}
+
+// geometry is where the chunks of a queue with this configuration lie.
+func (c *Config) geometry() geometry {
+	l := c.layout()
+	g := newGeometry(c.Memory, c.PoolOffset, c.ChunkSize, l.rx, l.tx())
+	g.txAt, g.tx = l.partition(c.Sharing.Partition)
 	return g
 }
 
@@ -67,7 +80,7 @@ func (g *geometry) chunk(addr uint64) uint64 {
 func (g *geometry) addr(i uint64) uint64 { return g.base + i*g.size }
 
 // limit is the address behind the last chunk.
-func (g *geometry) limit() uint64 { return g.addr(g.rx + g.tx) }
+func (g *geometry) limit() uint64 { return g.addr(g.total) }
 
 // The address of an RX entry of an unaligned UMEM is the chunk's address with
 // the offset of the frame in the upper 16 bits (<linux/if_xdp.h>); in an
@@ -83,15 +96,17 @@ func plainAddr(addr uint64) uint64 { return addr&addrMask + addr>>offsetShift }
 // rings. The sockets that share a queue share its pool.
 type pool struct {
 	geometry
-	own  []owner  // by chunk number
-	end  []uint32 // by chunk number: TX ring index after the last frame that began in the chunk
-	free []uint64 // addresses of free TX chunks; the last of the first nfree is taken first
+	commons *commons // what this process shares with others; nil: nothing
+	own     []owner  // by chunk number
+	end     []uint32 // by chunk number: TX ring index after the last frame that began in the chunk
+	free    []uint64 // addresses of free TX chunks; the last of the first nfree is taken first
 	// The stack is last in, first out: a chunk that was just sent is still in
 	// the cache.
 	nfree    int
 	comp     completionRing
 	fill     fillRing
-	recycled uint32 // entries written at fill.head, not published
+	recycled uint32   // entries written at fill.head, not published
+	back     []uint64 // if processes share the queue: chunks to be given back by the next refill
 
 	filled    uint64 // entries ever published on the fill ring
 	returned  uint64 // RX chunks that came back through an RX ring
@@ -110,12 +125,12 @@ type pool struct {
 // to the kernel. Its rings are empty.
 func newPool(g geometry) *pool {
 	p := &pool{
-		geometry: g, own: make([]owner, g.rx+g.tx), end: make([]uint32, g.rx+g.tx), free: make([]uint64, g.tx), users: 1,
+		geometry: g, own: make([]owner, g.total), end: make([]uint32, g.total), free: make([]uint64, g.tx), users: 1,
 		fill: fillRing{producer: shutProducer()}, comp: completionRing{consumer: shutConsumer()},
 	}
 	for i := range g.tx {
 		// The lowest address is on top.
-		p.free[i] = g.addr(g.rx + g.tx - 1 - i)
+		p.free[i] = g.addr(g.txAt + g.tx - 1 - i)
 	}
 	p.nfree = int(g.tx)
 	for i := range g.rx {
@@ -126,6 +141,13 @@ func newPool(g geometry) *pool {
 
 // giveAll hands every RX chunk to the kernel.
 func (p *pool) giveAll() {
+	if p.commons != nil {
+		for i := range p.rx {
+			p.giveBack(i)
+		}
+		p.filled = p.rx
+		return
+	}
 	for i := range p.rx {
 		p.fill.addr[(p.fill.head+p.recycled)&p.fill.mask] = p.addr(i)
 		p.recycled++
@@ -135,6 +157,14 @@ func (p *pool) giveAll() {
 
 // refill publishes the recycled chunks.
 func (p *pool) refill() {
+	if p.commons != nil {
+		for _, i := range p.back {
+			p.giveBack(i)
+		}
+		p.filled += uint64(len(p.back))
+		p.back, p.recycled = p.back[:0], 0
+		return
+	}
 	k := p.recycled
 	p.recycled = 0
 	p.filled += uint64(k)
@@ -150,6 +180,9 @@ func (p *pool) push(i uint64) {
 
 // reap takes all entries off the completion ring.
 func (p *pool) reap() int {
+	if p.commons != nil {
+		return p.reapCommon()
+	}
 	n := p.comp.peek(^uint32(0))
 	if n == 0 {
 		return 0
@@ -166,14 +199,16 @@ func (p *pool) reap() int {
 // outside the TX chunks are in the caller's registered memory.
 func (p *pool) complete(addr uint64) {
 	i := p.chunk(addr)
-	if i-p.rx >= p.tx {
+	if i-p.txAt >= p.tx {
 		return
 	}
 	switch p.own[i] {
 	case ownTX:
+		p.land(i)
 		p.push(i)
 		p.txOut--
 	case ownKept:
+		p.land(i)
 		p.own[i] = ownHeld
 		p.txOut--
 	default:

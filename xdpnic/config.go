@@ -59,13 +59,14 @@ const ringHeader = 320
 // Bytes returns the memory that the kernel allocates for the rings (xskq_create), in whole pages. It counts
 // towards no limit of locked memory, and stays until the socket is gone.
 func (r Rings) Bytes() int {
-	sum := 0
-	for _, x := range [...]struct{ n, size int }{
-		{r.Fill, addrSize}, {r.Completion, addrSize}, {r.RX, descSize}, {r.TX, descSize},
-	} {
-		sum += (ringHeader + x.n*x.size + pageSize - 1) &^ (pageSize - 1)
-	}
-	return sum
+	return ringBytes(r.Fill, addrSize) + ringBytes(r.Completion, addrSize) + r.SocketBytes()
+}
+
+// SocketBytes is Bytes of the RX and TX rings alone. If processes share a queue, each has these.
+func (r Rings) SocketBytes() int { return ringBytes(r.RX, descSize) + ringBytes(r.TX, descSize) }
+
+func ringBytes(entries, size int) int {
+	return (ringHeader + entries*size + pageSize - 1) &^ (pageSize - 1)
 }
 
 // BusyPoll holds the socket options of preferred busy polling, for NICs with a
@@ -119,6 +120,10 @@ type Config struct {
 	MaxSegs     int
 	BusyTimeout time.Duration // see DefaultBusyTimeout; < 0: do not try again
 
+	// Sharing lets other processes use the queue, too: see Join. Memory must be in a file that
+	// they can map.
+	Sharing Sharing
+
 	// Share makes the new queue use the registered memory of another Queue
 	// (XDP_SHARED_UMEM), which may be on another queue, device or namespace. The
 	// new queue has its own rings and pool. Memory, ChunkSize, Headroom,
@@ -152,11 +157,14 @@ func (c Config) WithDefaults() (Config, error) {
 			return c, err
 		}
 	}
-	r := &c.Rings
-	def(&r.Fill, powerOfTwo(c.RxChunks))
-	def(&r.RX, powerOfTwo(c.RxChunks))
-	def(&r.TX, powerOfTwo(c.TxChunks))
-	def(&r.Completion, max(r.TX, powerOfTwo(c.TxChunks)))
+	if err := c.checkSharing(); err != nil {
+		return c, err
+	}
+	r, l := &c.Rings, c.layout()
+	def(&r.Fill, powerOfTwo(l.rx))
+	def(&r.RX, powerOfTwo(c.rxChunks()))
+	def(&r.TX, powerOfTwo(c.txChunks()))
+	def(&r.Completion, powerOfTwo(max(r.TX, c.TxChunks)+l.guests*powerOfTwo(l.guest)))
 	def(&c.SendBuffer, DefaultSendBuffer)
 	def(&c.TxBudget, min(DefaultTxBudget, r.TX))
 	if c.BusyTimeout == 0 {
@@ -197,7 +205,7 @@ func (c *Config) mayZeroCopy() bool {
 }
 
 func (c *Config) check() error {
-	if err := c.checkChunks(); err != nil {
+	if err := errors.Join(c.checkChunks(), c.checkSharing()); err != nil {
 		return err
 	}
 	switch n := c.ChunkSize; {
@@ -219,9 +227,11 @@ func (c *Config) check() error {
 			return c.bad("%s ring of %d entries: must be a power of two", r.name, r.n)
 		}
 	}
-	switch {
-	case c.Rings.Fill < c.RxChunks:
-		return c.bad("fill ring of %d entries does not hold %d RX chunks", c.Rings.Fill, c.RxChunks)
+	switch l := c.layout(); {
+	case c.Rings.Fill < l.rx:
+		return c.bad("fill ring of %d entries does not hold %d RX chunks", c.Rings.Fill, l.rx)
+	case c.shared() && c.Rings.RX < c.rxChunks():
+		return c.bad("RX ring of %d entries: a process that shares a queue needs %d", c.Rings.RX, c.rxChunks())
 	case c.Rings.Completion < c.Rings.TX:
 		return c.bad("completion ring of %d entries is smaller than the TX ring of %d",
 			c.Rings.Completion, c.Rings.TX)
@@ -235,8 +245,9 @@ func (c *Config) check() error {
 	case !pageAligned(c.Memory) || len(c.Memory)%pageSize != 0:
 		return c.bad("memory must start on a page and be a multiple of %d bytes long; it has %d", pageSize, len(c.Memory))
 	case c.PoolOffset > len(c.Memory) || c.PoolBytes() > len(c.Memory)-c.PoolOffset:
+		l := c.layout()
 		return c.bad("a pool of %d chunks of %d bytes at offset %d does not fit %d bytes of memory",
-			c.RxChunks+c.TxChunks, c.ChunkSize, c.PoolOffset, len(c.Memory))
+			l.chunks(), c.ChunkSize, c.PoolOffset, len(c.Memory))
 	}
 	return nil
 }
@@ -244,7 +255,8 @@ func (c *Config) check() error {
 // PoolBytes is the size of the pool of chunks, rounded up to whole pages. Call
 // it on the result of WithDefaults.
 func (c Config) PoolBytes() int {
-	n := (c.RxChunks + c.TxChunks) * c.ChunkSize
+	l := c.layout()
+	n := l.chunks()*c.ChunkSize + l.tableBytes()
 	return (n + pageSize - 1) / pageSize * pageSize
 }
 

@@ -25,6 +25,10 @@ const peerEnv = "XDPNIC_TEST_PEER"
 var peerMain func(role string) int
 
 func TestMain(m *testing.M) {
+	if h := os.Getenv(echoEnv); h != "" {
+		fmt.Fprintln(os.Stderr, "xdpnic test:", echoMain(h))
+		os.Exit(1)
+	}
 	if role := os.Getenv(peerEnv); role != "" && peerMain != nil {
 		os.Exit(peerMain(role))
 	}

@@ -68,13 +68,14 @@ type Info struct {
 	// reads the UMEM until the frame completes.
 	TxCopied    bool
 	Unaligned   bool
-	Shared      bool // the queue uses the UMEM of another socket
-	Headroom    int  // bytes, beyond PacketHeadroom
-	MaxSegs     int  // largest number of TX ring entries of a frame
-	SendBuffer  int  // bytes, as the kernel counts them
-	TxBudget    int  // TX ring entries per kick
-	PoolOffset  int  // bytes
-	PoolBytes   int  // bytes
+	Shared      bool    // the queue uses the UMEM of another socket
+	Sharing     Sharing // the processes that may use the queue, and this one's number
+	Headroom    int     // bytes, beyond PacketHeadroom
+	MaxSegs     int     // largest number of TX ring entries of a frame
+	SendBuffer  int     // bytes, as the kernel counts them
+	TxBudget    int     // TX ring entries per kick
+	PoolOffset  int     // bytes
+	PoolBytes   int     // bytes
 	Features    Features
 	FeaturesErr error // why Features is empty
 	Rings       Rings
@@ -135,7 +136,7 @@ func (q *Queue) open(ctx context.Context) (err error) {
 		}
 		c.Memory = u.mem
 	}
-	q.pool = newPool(newGeometry(c.Memory, c.PoolOffset, c.ChunkSize, c.RxChunks, c.TxChunks))
+	q.pool = newPool(c.geometry())
 	if err := u.get(q.pool); err != nil {
 		return q.fail("memory", err)
 	}
@@ -153,6 +154,9 @@ func (q *Queue) open(ctx context.Context) (err error) {
 	}
 	if err := q.socketRings(); err != nil {
 		return err
+	}
+	if q.cfg.shared() {
+		q.pool.takePartition()
 	}
 	q.pool.giveAll()
 	if err := q.bind(ctx); err != nil {
@@ -203,6 +207,11 @@ func (q *Queue) mapPoolRings() error {
 		return q.fail("map completion ring", err)
 	}
 	p.fill, p.comp = p.fillMem.fill(), p.compMem.completion()
+	if q.cfg.shared() {
+		if err := p.openCommons(&q.cfg); err != nil {
+			return q.fail("share", err)
+		}
+	}
 	return nil
 }
 

@@ -24,7 +24,7 @@ func (q *Queue) Receive(frames []Frame) int {
 		if i >= p.rx || p.own[i] != ownFill || end > p.addr(i)+p.size {
 			break
 		}
-		p.own[i] = ownLeased
+		p.lease(i)
 		f := &frames[n]
 		f.Addr, f.Data, f.More = addr, p.mem[addr:end:end], d.Options&pktContd != 0
 		if !f.More {
@@ -79,7 +79,7 @@ func (q *Queue) discard() {
 		for k := range n + 1 {
 			addr := plainAddr(q.rx.desc[(q.rx.tail+k)&q.rx.mask].Addr)
 			if i := p.chunk(addr); i < p.rx && p.own[i] == ownFill {
-				p.own[i] = ownLeased
+				p.lease(i)
 				p.returned++
 				p.recycle(addr)
 			} else {
@@ -111,6 +111,11 @@ func (p *pool) recycle(addr uint64) {
 		return
 	}
 	p.own[i] = ownFill
+	if p.commons != nil {
+		p.back = append(p.back, i)
+		p.recycled++
+		return
+	}
 	// There is room: the ring can hold all RX chunks, and this one is not in it.
 	p.fill.addr[(p.fill.head+p.recycled)&p.fill.mask] = p.addr(i)
 	p.recycled++
@@ -147,5 +152,6 @@ func (q *Queue) FrameCap() (tx, rx int) {
 func (q *Queue) MaxSegs() int { return q.maxSegs }
 
 // RxChunks is the number of RX chunks: this many segments can arrive before any
-// is recycled. Any goroutine.
-func (q *Queue) RxChunks() int { return q.cfg.RxChunks }
+// is recycled. If processes share the queue, it is what this process may have leased at
+// a time; with more, others could get less than their part. Any goroutine.
+func (q *Queue) RxChunks() int { return q.cfg.rxChunks() }

@@ -1,6 +1,9 @@
 package xdpnic
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // Share opens one more socket on the same queue. The new socket has its own RX
 // and TX ring. It uses the fill and completion rings and the chunks of q, because
@@ -15,6 +18,9 @@ import "context"
 func (q *Queue) Share() (*Queue, error) {
 	if q.fd < 0 {
 		return nil, ErrClosed
+	}
+	if q.cfg.shared() {
+		return nil, q.fail("share", fmt.Errorf("processes share the queue: %w", errConfig))
 	}
 	cfg := q.cfg
 	cfg.Share = q

@@ -50,7 +50,10 @@ func (q *Queue) Stats() (Stats, error) {
 		RxFrames: n.rxFrames, RxKicks: n.rxKicks, RxTooManySegs: n.rxTooManySegs, RxBadEntries: n.rxBadEntries,
 		ChunkErrors: p.wrongs,
 	}
-	s.Filled = p.filled - uint64(p.fill.left())
+	s.Filled = p.filled
+	if p.commons == nil { // else the ring has entries of other processes
+		s.Filled -= uint64(p.fill.left())
+	}
 	s.Received = n.rxSegs
 	s.Transmitted = n.txEntries - uint64(q.tx.left())
 	s.Completed = p.completed

@@ -38,7 +38,7 @@ func (q *Queue) Alloc() (addr uint64, buf []byte, ok bool) {
 func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 	p := q.pool
 	i := p.chunk(addr)
-	if i-p.rx >= p.tx || p.own[i] != ownHeld ||
+	if i-p.txAt >= p.tx || p.own[i] != ownHeld ||
 		n < MinFrame || addr+uint64(n) > p.addr(i)+p.size {
 		q.n.txRefused++
 		return false
@@ -47,6 +47,7 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 		return false
 	}
 	q.tx.desc[(q.tx.head+q.pend)&q.tx.mask] = Desc{Addr: addr, Len: uint32(n)}
+	p.fly(i, q.tx.head+q.pend)
 	q.pend++
 	p.end[i] = q.tx.head + q.pend
 	if retain {
@@ -91,13 +92,14 @@ func (q *Queue) SendSegs(segs []Desc, retain bool) bool {
 	for k := range segs {
 		s := &segs[k]
 		i := p.chunk(s.Addr)
-		pooled := i-p.rx < p.tx
-		if !q.segOK(s) || pooled && p.own[i] != ownHeld {
+		pooled := i-p.txAt < p.tx
+		if !q.segOK(s) || pooled && p.own[i] != ownHeld || !pooled && p.commons != nil && i < p.total {
 			q.takeBack(segs[:k])
 			return false
 		}
 		if pooled {
 			p.own[i] = own
+			p.fly(i, at)
 			p.txOut++
 		}
 		total += uint64(s.Len)
@@ -109,7 +111,7 @@ func (q *Queue) SendSegs(segs []Desc, retain bool) bool {
 		return false
 	}
 	q.tx.desc[(at-1)&q.tx.mask].Options = 0
-	if i := p.chunk(segs[0].Addr); i-p.rx < p.tx {
+	if i := p.chunk(segs[0].Addr); i-p.txAt < p.tx {
 		p.end[i] = at
 	}
 	q.pend += n
@@ -138,8 +140,9 @@ func (q *Queue) segOK(s *Desc) bool {
 func (q *Queue) takeBack(segs []Desc) {
 	p := q.pool
 	for k := range segs {
-		if i := p.chunk(segs[k].Addr); i-p.rx < p.tx {
+		if i := p.chunk(segs[k].Addr); i-p.txAt < p.tx {
 			p.own[i] = ownHeld
+			p.land(i)
 			p.txOut--
 		}
 	}
@@ -154,7 +157,7 @@ func (q *Queue) takeBack(segs []Desc) {
 func (q *Queue) Release(addr uint64) {
 	p := q.pool
 	i := p.chunk(addr)
-	if i-p.rx >= p.tx {
+	if i-p.txAt >= p.tx {
 		p.violated("release", addr)
 		return
 	}
@@ -175,7 +178,7 @@ func (q *Queue) Release(addr uint64) {
 func (q *Queue) InFlight(addr uint64) bool {
 	p := q.pool
 	i := p.chunk(addr)
-	return i-p.rx < p.tx && (p.own[i] == ownTX || p.own[i] == ownKept)
+	return i-p.txAt < p.tx && (p.own[i] == ownTX || p.own[i] == ownKept)
 }
 
 // Reading reports whether the kernel or the NIC may still read the memory of the frame
@@ -236,7 +239,7 @@ func (q *Queue) blank(end uint32, addr uint64) (first uint32, renamed bool) {
 		if d.Addr == addr || end-at > uint32(q.maxSegs) {
 			return first, renamed
 		}
-		if i := p.chunk(d.Addr); i-p.rx < p.tx {
+		if i := p.chunk(d.Addr); i-p.txAt < p.tx {
 			continue
 		}
 		first = at

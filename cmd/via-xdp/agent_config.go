@@ -43,16 +43,19 @@ type agentFile struct {
 
 type quotaFile struct {
 	Connections *int    `toml:"connections"`
+	Processes   *int    `toml:"processes"`
 	Queues      *int    `toml:"queues"`
 	VIs         *int    `toml:"vis"`
 	Pinned      *string `toml:"pinned"`
 }
 
 type interfaceFile struct {
-	Port   uint16   `toml:"port"`
-	MaxVIs int      `toml:"max_vis"`
-	Mode   string   `toml:"mode"`
-	Users  []string `toml:"users"`
+	Port   uint16 `toml:"port"`
+	MaxVIs int    `toml:"max_vis"`
+	// Processes is a pointer since 0 is an error.
+	Processes *int     `toml:"processes"`
+	Mode      string   `toml:"mode"`
+	Users     []string `toml:"users"`
 	// ZeroCopy is as Users.
 	ZeroCopy []string `toml:"zero_copy"`
 }
@@ -215,6 +218,11 @@ func (f *interfaceFile) settings() (i agentd.Interface, err error) {
 	if f.MaxVIs != 0 && (f.MaxVIs < 2 || f.MaxVIs > 1<<16) {
 		return i, fmt.Errorf("max_vis: %d, want 2 to %d (%d without it)", f.MaxVIs, 1<<16, kagent.DefaultMaxVIs)
 	}
+	if f.Processes != nil {
+		if i.Processes = *f.Processes; i.Processes < 1 || i.Processes > agentd.MaxProcesses {
+			return i, fmt.Errorf("processes: %d, want 1 (none share a queue) to %d (%d without it)", i.Processes, agentd.MaxProcesses, agentd.DefaultProcesses)
+		}
+	}
 	if f.Mode != "" {
 		if i.Mode, err = xdpnic.ParseMode(f.Mode); err != nil {
 			return i, fmt.Errorf("mode: %w", err)
@@ -275,7 +283,7 @@ func (f *quotaFile) apply(q agentd.Quota) (agentd.Quota, error) {
 		name string
 		from *int
 		to   *int
-	}{{"connections", f.Connections, &q.Connections}, {"queues", f.Queues, &q.Queues}, {"vis", f.VIs, &q.VIs}} {
+	}{{"connections", f.Connections, &q.Connections}, {"processes", f.Processes, &q.Processes}, {"queues", f.Queues, &q.Queues}, {"vis", f.VIs, &q.VIs}} {
 		if n.from == nil {
 			continue
 		}

@@ -28,16 +28,17 @@ var (
 	descMaxVIs  = desc("vis_max", "VI numbers that there are.", "interface")
 	descQueues  = desc("queues", "Queues that a program can have.", "interface")
 	descLeased  = desc("queues_leased", "Queues that programs have.", "interface")
+	descSharers = desc("queue_processes", "Programs that have a queue, or share one.", "interface")
 	descQueueVI = desc("queue_vis", "VIs on a queue by state.", "interface", "queue", "uid", "comm", "state")
 	descPinned  = desc("queue_pinned_bytes", "Registered memory of a queue.", "interface", "queue", "uid", "comm")
-	descUser    = desc("user_usage", "What a user has of the agent: connections, queues, VIs, bytes of registered memory, rings and shared-memory links.", "uid", "resource")
+	descUser    = desc("user_usage", "What a user has of the agent: connections, processes with a NIC handle, queues, VIs, bytes of registered memory, rings and shared-memory links.", "uid", "resource")
 	descLimit   = desc("user_limit", "What a user may have; no sample where there is no limit.", "uid", "resource")
 )
 
 // Describe is prometheus.Collector's.
 func (m *agentMetrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descStart, descEvents, descFrames, descConnect, descVIs, descMaxVIs, descQueues, descLeased, descQueueVI, descPinned, descUser, descLimit,
+		descStart, descEvents, descFrames, descConnect, descVIs, descMaxVIs, descQueues, descLeased, descSharers, descQueueVI, descPinned, descUser, descLimit,
 	} {
 		ch <- d
 	}
@@ -96,7 +97,12 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descVIs, n.VIs, n.Interface)
 		gauge(descMaxVIs, n.MaxVIs, n.Interface)
 		gauge(descQueues, n.Queues, n.Interface)
-		gauge(descLeased, len(n.Leases), n.Interface)
+		leased := make(map[int]bool) // processes may share one
+		for _, l := range n.Leases {
+			leased[l.Queue] = true
+		}
+		gauge(descLeased, len(leased), n.Interface)
+		gauge(descSharers, len(n.Leases), n.Interface)
 		for _, l := range n.Leases {
 			labels := []string{n.Interface, strconv.Itoa(l.Queue), strconv.FormatUint(uint64(l.Holder.UID), 10), l.Holder.Comm}
 			states := map[string]int{kagent.VICreated: 0, kagent.VIConnected: 0}
@@ -115,7 +121,7 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 			name      string
 			has, most int
 		}{
-			{"connections", u.Sessions, u.MaxSessions}, {"queues", u.Queues, u.MaxQueues},
+			{"connections", u.Sessions, u.MaxSessions}, {"processes", u.Processes, u.MaxProcs}, {"queues", u.Queues, u.MaxQueues},
 			{"vis", u.VIs, u.MaxVIs}, {"pinned_bytes", u.PinnedBytes, u.MaxPinned},
 		} {
 			gauge(descUser, r.has, uid, r.name)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -117,7 +118,11 @@ func printResources(out io.Writer, c *status.Report, kind string) {
 			place := fmt.Sprintf("%s/%d", n.Interface, n.Queue)
 			switch kind {
 			case "nic":
-				fmt.Fprintf(w, "%s\t%s%d\t%d\t%s\t%d\t%d\t%d\n", n.Interface, who, p.UID, n.Queue, n.Mode, len(n.VIs), len(n.CQs), n.Handles)
+				queue := strconv.Itoa(n.Queue)
+				if n.Processes > 0 {
+					queue += fmt.Sprintf(" (process %d of %d)", 1+n.Process, n.Processes)
+				}
+				fmt.Fprintf(w, "%s\t%s%d\t%s\t%s\t%d\t%d\t%d\n", n.Interface, who, p.UID, queue, n.Mode, len(n.VIs), len(n.CQs), n.Handles)
 			case "vi":
 				for _, v := range n.VIs {
 					number := "-"

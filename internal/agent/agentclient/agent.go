@@ -92,6 +92,9 @@ func (a *Agent) Queue() *xdpnic.Queue { return a.share.queue }
 // must be free before Close.
 func (a *Agent) Arena() *hugepages.Arena { return a.share.arena }
 
+// UMEM is the memory of the frames. It holds the arena, unless this process has joined others on a queue.
+func (a *Agent) UMEM() []byte { return a.share.umem.Bytes() }
+
 // Info returns what Open got. The caller must not change the slices.
 func (a *Agent) Info() kagent.Info { return a.share.info }
 

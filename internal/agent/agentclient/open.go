@@ -1,6 +1,7 @@
 package agentclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,6 +99,7 @@ func queryStatus(ctx context.Context, socket string) (_ kagent.Status, netns [2]
 type share struct {
 	session *session
 	queue   *xdpnic.Queue
+	umem    *hugepages.Arena // the memory that the daemon has passed: the arena, unless processes share the queue
 	arena   *hugepages.Arena
 	info    kagent.Info
 	alive   *os.File // writing end of the sign of life: closed when this program dies
@@ -144,7 +146,7 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		Interface: cfg.Interface, Queue: cfg.Queue, Mode: cfg.Mode, RequireMode: cfg.RequireMode,
 		ArenaBytes: cfg.ArenaBytes, Hugepages: cfg.Hugepages, ChunkSize: cfg.ChunkSize,
 		RxChunks: cfg.RxChunks, TxChunks: cfg.TxChunks, SingleBuffer: cfg.SingleBuffer,
-		Steer: cfg.Steer,
+		Steer: cfg.Steer, Alone: cfg.ShareQueue && has(socket, cfg), Sealed: cfg.Sealed,
 	}}
 	reply, files, err := exchange(c, r, q, openTime)
 	if err == nil && (reply.Opened == nil || len(files) != 3) {
@@ -164,7 +166,7 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		return fail(err)
 	}
 	s := &share{alive: files[2], refs: 1}
-	if err := s.adopt(reply.Opened, files, cfg.ArenaBytes); err != nil {
+	if err := s.adopt(reply.Opened, files, cfg); err != nil {
 		return fail(errors.Join(err, files[2].Close(), c.Close()))
 	}
 	s.info.Agent = socket
@@ -187,18 +189,26 @@ func newAgent(s *share) *Agent {
 	return &Agent{share: s, done: make(chan struct{}), vis: make(map[uint32]bool)}
 }
 
-// join adds a handle to a queue that this process already has. The queue's interface must still
-// be there, since the caller may mean another interface of the same name.
-func join(socket string, cfg kagent.Config) *share {
-	var all []*share
+// candidates returns the queues of this process that a handle might share.
+func candidates(socket string, cfg kagent.Config) (all []*share) {
 	shares.Lock()
+	defer shares.Unlock()
 	for s := range shares.open {
 		if s.session.socket == socket && s.info.Interface == cfg.Interface &&
 			(cfg.Queue == kagent.AnyQueue || cfg.Queue == s.info.Queue) {
 			all = append(all, s)
 		}
 	}
-	shares.Unlock()
+	return all
+}
+
+// has reports whether this process has a queue that a handle might share.
+func has(socket string, cfg kagent.Config) bool { return len(candidates(socket, cfg)) > 0 }
+
+// join adds a handle to a queue that this process already has. The queue's interface must still
+// be there, since the caller may mean another interface of the same name.
+func join(socket string, cfg kagent.Config) *share {
+	all := candidates(socket, cfg)
 	ctx, cancel := bounded()
 	defer cancel()
 	for _, s := range all {
@@ -221,6 +231,9 @@ func join(socket string, cfg kagent.Config) *share {
 // the daemon's default), and that no chunk lies where blocks are allocated.
 func checkOpened(o *agentproto.Opened, wanted int) error {
 	arena, queue := &o.Info.Info.Arena, &o.Queue.Config
+	if queue.Sharing.Guests > 0 {
+		wanted = 0 // it has room for other processes, or is one's
+	}
 	const rounding = 2 << 20 // to a page of whatever size
 	switch pool := queue.PoolBytes(); {
 	case len(o.Token) != agentproto.TokenLen:
@@ -235,9 +248,9 @@ func checkOpened(o *agentproto.Opened, wanted int) error {
 }
 
 // adopt maps the memory and rings that the daemon has passed.
-func (s *share) adopt(o *agentproto.Opened, files []*os.File, wanted int) error {
+func (s *share) adopt(o *agentproto.Opened, files []*os.File, cfg kagent.Config) error {
 	s.info = o.Info.Restore()
-	if err := checkOpened(o, wanted); err != nil {
+	if err := checkOpened(o, cfg.ArenaBytes); err != nil {
 		fds.CloseFiles(files[:2]...)
 		return err
 	}
@@ -247,14 +260,29 @@ func (s *share) adopt(o *agentproto.Opened, files []*os.File, wanted int) error 
 		return err
 	}
 	socket, memory := dups[0], dups[1]
-	if s.arena, err = hugepages.Adopt(memory, s.info.Arena); err != nil {
+	if s.umem, err = hugepages.Adopt(memory, s.info.Arena); err != nil {
 		return errors.Join(err, unix.Close(socket))
 	}
+	s.arena = s.umem
+	if o.Queue.Config.Sharing.Partition > 0 { // the rest of the UMEM is the first process's
+		s.arena, err = hugepages.New(hugepages.Config{Size: cmp.Or(cfg.ArenaBytes, kagent.DefaultArena), Policy: cfg.Hugepages})
+		if err != nil {
+			return errors.Join(err, unix.Close(socket), s.umem.Close())
+		}
+	}
 	s.info.Arena = s.arena.Info()
-	if s.queue, err = xdpnic.Adopt(socket, o.Queue.Restore(s.info), s.arena.Bytes()); err != nil {
-		return errors.Join(err, s.arena.Close())
+	if s.queue, err = xdpnic.Adopt(socket, o.Queue.Restore(s.info), s.umem.Bytes()); err != nil {
+		return errors.Join(err, s.closeMemory())
 	}
 	return nil
+}
+
+func (s *share) closeMemory() error {
+	err := s.umem.Close()
+	if s.arena != s.umem {
+		err = errors.Join(err, s.arena.Close())
+	}
+	return err
 }
 
 // leave gives up one handle's share. The last one closes everything: frames to be sent, socket, memory,
@@ -272,7 +300,7 @@ func (s *share) leave(rest func()) error {
 		return nil
 	}
 	_ = s.queue.Drain() // an error concerns frames that no handle waits for
-	errs := []error{s.queue.Close(), s.arena.Close()}
+	errs := []error{s.queue.Close(), s.closeMemory()}
 	s.session.close(closeTime)
 	return errors.Join(append(errs, s.alive.Close())...)
 }

@@ -41,8 +41,11 @@ type Interface struct {
 	Port   uint16      // UDP port; 0: the default
 	MaxVIs int         // size of the VI table; 0: the default
 	Mode   xdpnic.Mode // the best mode that programs may have
-	Users  []uint32    // users besides root that may open it
-	Groups []uint32    // groups whose members may open it; if both are nil, all users of the agent may
+	// Processes is how many processes of a user the queues have room for, see device.Config; 0:
+	// DefaultProcesses, 1: each process has a queue of its own.
+	Processes int
+	Users     []uint32 // users besides root that may open it
+	Groups    []uint32 // groups whose members may open it; if both are nil, all users of the agent may
 	// ZeroCopy is the users besides root that may have zero-copy queues. The NIC writes every
 	// frame of such a queue, of any protocol, to memory that the program has mapped.
 	ZeroCopy Grant
@@ -81,6 +84,12 @@ func (g Grant) String() string {
 // DefaultGroup is the group whose members may use the agent by default.
 const DefaultGroup = "via"
 
+// DefaultProcesses is Interface.Processes' default, and MaxProcesses the greatest value.
+const (
+	DefaultProcesses = 16
+	MaxProcesses     = 1 + xdpnic.MaxGuests
+)
+
 // DefaultLinger is Config.Linger's default.
 const DefaultLinger = 10 * time.Second
 
@@ -98,13 +107,14 @@ const loopback = "lo"
 // Quota limits what a user may have at a time. A zero field is no limit.
 type Quota struct {
 	Connections int // to the agent
-	Queues      int
+	Processes   int // NIC handles of programs: those with a queue of their own, and those that share one
+	Queues      int // that are open, whatever the number of processes on each
 	VIs         int
 	PinnedBytes int // registered memory, the rings of queues, shared-memory links
 }
 
 // DefaultQuota is a user's quota if the configuration sets none.
-var DefaultQuota = Quota{Connections: 64, Queues: 8, VIs: 16384, PinnedBytes: 1 << 30}
+var DefaultQuota = Quota{Connections: 64, Processes: 64, Queues: 8, VIs: 16384, PinnedBytes: 1 << 30}
 
 // quota returns the user's quota.
 func (c *Config) quota(uid uint32) Quota {

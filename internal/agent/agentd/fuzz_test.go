@@ -52,17 +52,17 @@ func FuzzPinned(f *testing.F) {
 		booked := make(map[string]bool)
 		sum := make(map[uint32]account)
 		for d := range s.pinnedQueues {
-			if d.pinned <= 0 {
-				t.Fatalf("%d bytes are booked", d.pinned)
+			if d.has.pinned <= 0 {
+				t.Fatalf("%d bytes are booked", d.has.pinned)
 			}
 			booked[d.key] = true
 			u := sum[d.uid]
-			u.book(d.queues(), 0, d.pinned)
+			u.book(d.has, 1)
 			sum[d.uid] = u
-			b, err := json.Marshal(pinnedRecord{d.uid, d.pinned, d.socket, d.shmLink})
+			b, err := json.Marshal(d.record())
 			nstest.Must(t, err)
 			r, err := readPinned(fdstore.Entry{Value: b, Files: make([]*os.File, 2)})
-			if err != nil || r != (pinnedRecord{d.uid, d.pinned, d.socket, d.shmLink}) {
+			if err != nil || r != d.record() {
 				t.Fatalf("%s is read again as %+v: %v", b, r, err)
 			}
 		}
@@ -76,7 +76,7 @@ func FuzzPinned(f *testing.F) {
 			t.Fatalf("%d accounts for %d users", len(s.users), len(sum))
 		}
 		for uid, u := range s.users {
-			if u.queues != sum[uid].queues || u.pinned != sum[uid].pinned || u.pinned <= 0 || u.vis != 0 {
+			if u.queues != sum[uid].queues || u.processes != sum[uid].processes || u.pinned != sum[uid].pinned || u.pinned <= 0 || u.vis != 0 {
 				t.Fatalf("the account of %d: %+v, want %+v", uid, u, sum[uid])
 			}
 		}

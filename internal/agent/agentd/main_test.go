@@ -76,9 +76,11 @@ type agentConfig struct {
 	Quota  agentd.Quota
 	Users  map[uint32]agentd.Quota
 	Ifaces map[string]agentd.Interface // nil: those of the tests, to every user
-	Access agentd.Grant                // zero: every user
-	Linger time.Duration               // 0: none
-	Mode   fs.FileMode                 // of the socket; 0: 0666
+	// Processes is that of the interfaces of the tests.
+	Processes int
+	Access    agentd.Grant  // zero: every user
+	Linger    time.Duration // 0: none
+	Mode      fs.FileMode   // of the socket; 0: 0666
 	// Defaults has the agent's own settings hold, instead of those that the tests grant.
 	Defaults bool
 	Most     int
@@ -115,7 +117,7 @@ func agentRole() error {
 		if d.Interfaces == nil {
 			d.Interfaces = map[string]agentd.Interface{"lo": {}}
 			for n := range 64 {
-				d.Interfaces[fmt.Sprint("via", n)] = agentd.Interface{}
+				d.Interfaces[fmt.Sprint("via", n)] = agentd.Interface{Processes: cfg.Processes}
 			}
 		}
 		if d.Linger == 0 {

@@ -35,8 +35,9 @@ const (
 // other end, whose session continues, is also charged with it.
 type pinnedQueue struct {
 	uid     uint32
+	has     claims   // refunded when the program has released it
 	shmLink bool     // of a link: no queue
-	pinned  int      // bytes
+	share   *share   // of a queue that processes share
 	socket  uint64   // inode; 0: not known
 	alive   *os.File // nil: not known
 	memory  *os.File // nil: not known
@@ -52,12 +53,17 @@ type pinnedRecord struct {
 	ShmLink bool `json:",omitempty"`
 }
 
-// queues returns the number of queues that a pinned queue is charged with.
-func (d *pinnedQueue) queues() int {
-	if d.shmLink {
-		return 0
+// record is what the descriptor store keeps.
+func (d *pinnedQueue) record() pinnedRecord {
+	return pinnedRecord{d.uid, d.has.pinned, d.socket, d.shmLink}
+}
+
+// claims returns what the record's user is charged with.
+func (r *pinnedRecord) claims() claims {
+	if r.ShmLink {
+		return claims{pinned: r.Pinned}
 	}
-	return 1
+	return claims{processes: 1, queues: 1, pinned: r.Pinned}
 }
 
 // keep puts a pinned queue into the descriptor store. A queue whose end cannot be detected, or whose memory
@@ -66,7 +72,7 @@ func (d *pinnedQueue) keep(v fdstore.Store) {
 	if v == nil || d.alive == nil || d.memory == nil {
 		return
 	}
-	b, err := json.Marshal(pinnedRecord{d.uid, d.pinned, d.socket, d.shmLink})
+	b, err := json.Marshal(d.record())
 	if err != nil {
 		return
 	}
@@ -107,9 +113,9 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 			_ = s.cfg.FDStore.Delete(i.Key)
 			continue
 		}
-		d := &pinnedQueue{uid: r.UID, shmLink: r.ShmLink, pinned: r.Pinned, socket: r.Socket, alive: i.Files[0], memory: i.Files[1], key: i.Key}
+		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, socket: r.Socket, alive: i.Files[0], memory: i.Files[1], key: i.Key}
 		s.mu.Lock()
-		s.account(d.uid).book(d.queues(), 0, d.pinned)
+		s.account(d.uid).book(d.has, 1)
 		s.pinnedQueues[d] = struct{}{}
 		s.mu.Unlock()
 	}
@@ -120,9 +126,13 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 // stillPinned returns what a session leaves pinned at its end. It is put into the descriptor store before the
 // session's entries are removed; see session.owed.
 func (n *session) stillPinned() []*pinnedQueue {
-	all := []*pinnedQueue{{uid: n.uid, pinned: n.pinned, socket: n.socket, memory: n.local.TakeMemory()}}
+	queue := &pinnedQueue{uid: n.uid, has: n.has, share: n.share, socket: n.socket, memory: n.local.TakeMemory()}
+	if n.share != nil && queue.memory != nil { // no other process has it, or joins
+		queue.has = queue.has.plus(n.server.takeShare(n.share))
+	}
+	all := []*pinnedQueue{queue}
 	for _, memory := range n.local.TakeLinks() {
-		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, pinned: device.LinkBytes, socket: n.socket, memory: memory})
+		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, has: claims{pinned: device.LinkBytes}, socket: n.socket, memory: memory})
 	}
 	for _, d := range all {
 		if fd, err := fds.Dup(n.alive); err == nil {
@@ -231,7 +241,8 @@ func (s *Server) collect() {
 
 // reclaim refunds a pinned queue after it has freed the pages. Caller holds s.collection.
 func (s *Server) reclaim(d *pinnedQueue) {
-	if d.memory != nil && !(d.shmLink && s.hasLink(d.memory)) {
+	inUse := d.shmLink && d.memory != nil && s.hasLink(d.memory) || d.share != nil && s.sharing(d.share)
+	if d.memory != nil && !inUse {
 		if err := device.FreeMemory(d.memory); err != nil {
 			s.log.Error("the memory of a queue that is closed cannot be freed", "user", d.uid, "error", err)
 		}
@@ -240,7 +251,7 @@ func (s *Server) reclaim(d *pinnedQueue) {
 		_ = s.cfg.FDStore.Delete(d.key)
 	}
 	d.close()
-	s.refund(d.uid, d.queues(), 0, d.pinned)
+	s.refund(d.uid, d.has)
 	s.mu.Lock()
 	delete(s.pinnedQueues, d)
 	s.mu.Unlock()
@@ -260,6 +271,55 @@ func (s *Server) hasLink(memory *os.File) bool {
 }
 
 func (d *pinnedQueue) close() { fds.CloseFiles(d.alive, d.memory) }
+
+// share is a queue that processes of one user share. The user is charged with the queue and its memory until the last
+// program has released it, in whatever order they came and went. Guarded by Server.mu.
+type share struct {
+	group *device.Group
+	uid   uint32
+	has   claims // the queue and its memory, until the last session takes them over
+}
+
+// joinShare makes a session one of the processes that share its queue, if it is such a queue. What it is charged with
+// beyond its own part becomes the share's. Caller holds s.mu.
+func (s *Server) joinShare(n *session) {
+	g := n.local.Group()
+	if g == nil {
+		return
+	}
+	sh := s.shares[g]
+	if sh == nil {
+		sh = &share{group: g, uid: n.uid, has: claims{queues: 1, pinned: g.PinnedBytes()}}
+		s.shares[g] = sh
+		s.account(n.uid).book(sh.has, 1)
+	}
+	s.account(n.uid).book(n.has, -1)
+	n.share, n.has = sh, claims{processes: 1, pinned: n.local.Info().NIC.Rings.SocketBytes()}
+	s.account(n.uid).book(n.has, 1)
+}
+
+// takeShare returns what the user is charged with for a queue that no other session has any more. The charge is the
+// caller's then.
+func (s *Server) takeShare(sh *share) claims {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	has := sh.has
+	sh.has = claims{}
+	delete(s.shares, sh.group)
+	return has
+}
+
+// sharing reports whether a session has the queue.
+func (s *Server) sharing(sh *share) bool {
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.sessions))
+	s.mu.Unlock()
+	return slices.ContainsFunc(all, func(n *session) bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.share == sh && !n.over
+	})
+}
 
 // openSockets returns the inodes of all AF_XDP sockets of the network namespace. known is false
 // if the kernel cannot list them (CONFIG_XDP_SOCKETS_DIAG). An error may be temporary.

@@ -32,8 +32,8 @@ func TestPinned(t *testing.T) {
 		fds := make([]int, 2)
 		nstest.Must(t, unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK))
 		ours, theirs := os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
-		nstest.Must(t, s.charge(7, 1, 0, 4096))
-		s.track(&pinnedQueue{uid: 7, pinned: 4096, socket: ino, alive: ours})
+		nstest.Must(t, s.charge(7, claims{queues: 1, pinned: 4096}))
+		s.track(&pinnedQueue{uid: 7, has: claims{queues: 1, pinned: 4096}, socket: ino, alive: ours})
 		hasPinned := func(want bool, when string) {
 			t.Helper()
 			s.collect()
@@ -68,8 +68,8 @@ func TestRefundUnderWay(t *testing.T) {
 	nstest.Must(t, err)
 	s.collecting = true // the test collects
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
-	nstest.Must(t, s.charge(7, 1, 0, 0))
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
+	nstest.Must(t, s.charge(7, claims{queues: 1}))
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
 	collected := make(chan struct{})
 	go func() {
 		defer close(collected)
@@ -77,7 +77,7 @@ func TestRefundUnderWay(t *testing.T) {
 	}()
 	<-v.asked
 	charged := make(chan error, 1)
-	go func() { charged <- s.charge(7, 1, 0, 0) }()
+	go func() { charged <- s.charge(7, claims{queues: 1}) }()
 	select {
 	case err := <-charged:
 		t.Errorf("before the descriptor store has answered: %v", err)
@@ -107,14 +107,14 @@ func TestCostOfRefusal(t *testing.T) {
 	}
 	refused := func(uid uint32) {
 		t.Helper()
-		if err := s.charge(uid, 1, 0, 0); !errors.Is(err, agentproto.ErrQuota) {
+		if err := s.charge(uid, claims{queues: 1}); !errors.Is(err, agentproto.ErrQuota) {
 			t.Errorf("user %d: %v, want ErrQuota", uid, err)
 		}
 	}
 	for _, uid := range []uint32{7, 8} {
-		nstest.Must(t, s.charge(uid, 1, 0, 0))
+		nstest.Must(t, s.charge(uid, claims{queues: 1}))
 	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
 	// A dead program's session of another user, which must not be touched.
 	s.sessions["x"] = &session{server: s, uid: 7, over: true}
 	s.sessions["x"].once.Do(func() {})
@@ -171,8 +171,8 @@ func TestLookThatFails(t *testing.T) {
 		}
 		return nil, true, nil
 	}
-	nstest.Must(t, s.charge(7, 1, 0, 0))
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	nstest.Must(t, s.charge(7, claims{queues: 1}))
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
 	s.collection.Lock() // until two requests wait; either may be first
 	var all sync.WaitGroup
 	askAtOnce(t, s, &all, 2)
@@ -191,8 +191,8 @@ func TestOpenCollects(t *testing.T) {
 	nstest.Must(t, err)
 	s.collecting = true // the test collects
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
-	nstest.Must(t, s.charge(7, 1, 0, 0))
-	s.pinnedQueues[&pinnedQueue{uid: 7, socket: 4711}] = struct{}{}
+	nstest.Must(t, s.charge(7, claims{queues: 1}))
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
 	c := &conn{server: s, cred: peer{Ucred: unix.Ucred{Uid: 8}}}
 	if _, _, _, err := c.open(t.Context(), &agentproto.Open{Interface: "none"}); err == nil {
 		t.Error("an interface that is not there: no error")

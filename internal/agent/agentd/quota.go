@@ -14,6 +14,7 @@ type account struct {
 	uid         uint32
 	quota       Quota
 	connections int
+	processes   int
 	queues      int
 	vis         int
 	pinned      int
@@ -32,7 +33,7 @@ func (s *Server) account(uid uint32) *account {
 // forget drops an empty account, so that the table does not grow with every user that ever
 // connected. Caller holds s.mu.
 func (s *Server) forget(u *account) {
-	if u.connections == 0 && u.queues == 0 && u.vis == 0 && u.pinned == 0 {
+	if u.connections == 0 && u.processes == 0 && u.queues == 0 && u.vis == 0 && u.pinned == 0 {
 		delete(s.users, u.uid)
 	}
 }
@@ -40,14 +41,14 @@ func (s *Server) forget(u *account) {
 // charge charges a user if the quota allows it, if necessary after it has reclaimed what the user's dead
 // programs had. It checks only this user's objects, which the quota bounds, so that repeated refusals cost
 // other users nothing.
-func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
-	err := s.tryCharge(uid, queues, vis, pinned)
+func (s *Server) charge(uid uint32, c claims) error {
+	err := s.tryCharge(uid, c)
 	if err != nil {
 		s.reapDead(func(n *session) bool { return n.uid == uid }) // or another goroutine has just done so
 		if s.hasPinned(uid) {
 			s.collect()
 		}
-		err = s.tryCharge(uid, queues, vis, pinned)
+		err = s.tryCharge(uid, c)
 	}
 	if err != nil {
 		s.count(func(c *kagent.DaemonCounter) { c.Quota++ })
@@ -55,7 +56,7 @@ func (s *Server) charge(uid uint32, queues, vis, pinned int) error {
 	return err
 }
 
-func (s *Server) tryCharge(uid uint32, queues, vis, pinned int) error {
+func (s *Server) tryCharge(uid uint32, more claims) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.account(uid)
@@ -64,9 +65,10 @@ func (s *Server) tryCharge(uid uint32, queues, vis, pinned int) error {
 		more, has, most int
 		err             error
 	}{
-		{"queues", queues, u.queues, u.quota.Queues, agentproto.ErrQueueQuota},
-		{"VIs", vis, u.vis, u.quota.VIs, agentproto.ErrQuota},
-		{"bytes of registered memory, rings and shared-memory links", pinned, u.pinned, u.quota.PinnedBytes, agentproto.ErrQuota},
+		{"processes with a NIC handle", more.processes, u.processes, u.quota.Processes, agentproto.ErrQuota},
+		{"queues", more.queues, u.queues, u.quota.Queues, agentproto.ErrQueueQuota},
+		{"VIs", more.vis, u.vis, u.quota.VIs, agentproto.ErrQuota},
+		{"bytes of registered memory, rings and shared-memory links", more.pinned, u.pinned, u.quota.PinnedBytes, agentproto.ErrQuota},
 	} {
 		if c.most > 0 && c.more > 0 && c.more > c.most-c.has {
 			s.forget(u)
@@ -74,30 +76,41 @@ func (s *Server) tryCharge(uid uint32, queues, vis, pinned int) error {
 				"end one of its programs or ask for less, or raise it in the agent's settings ([quota], [user.NAME])", c.err, c.more, c.what, c.has, uid, c.most)
 		}
 	}
-	u.book(queues, vis, pinned)
+	u.book(more, 1)
 	return nil
 }
 
 // refund undoes charge.
-func (s *Server) refund(uid uint32, queues, vis, pinned int) {
+func (s *Server) refund(uid uint32, c claims) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.account(uid)
-	u.book(-queues, -vis, -pinned)
+	u.book(c, -1)
 	s.forget(u)
 }
 
-// book changes what a user is charged with, without checking the quota.
-func (u *account) book(queues, vis, pinned int) {
-	u.queues += queues
-	u.vis += vis
-	u.pinned += pinned
+// claims is what a user is charged with.
+type claims struct {
+	processes, queues, vis int
+	pinned                 int // bytes
+}
+
+func (c claims) plus(o claims) claims {
+	return claims{c.processes + o.processes, c.queues + o.queues, c.vis + o.vis, c.pinned + o.pinned}
+}
+
+// book changes what a user is charged with by times the claims, without checking the quota.
+func (u *account) book(c claims, times int) {
+	u.processes += times * c.processes
+	u.queues += times * c.queues
+	u.vis += times * c.vis
+	u.pinned += times * c.pinned
 }
 
 func (u *account) status() kagent.UserStatus {
 	return kagent.UserStatus{
-		UID: u.uid, Sessions: u.connections, Queues: u.queues, VIs: u.vis, PinnedBytes: u.pinned,
-		MaxSessions: u.quota.Connections, MaxQueues: u.quota.Queues, MaxVIs: u.quota.VIs, MaxPinned: u.quota.PinnedBytes,
+		UID: u.uid, Sessions: u.connections, Processes: u.processes, Queues: u.queues, VIs: u.vis, PinnedBytes: u.pinned,
+		MaxSessions: u.quota.Connections, MaxProcs: u.quota.Processes, MaxQueues: u.quota.Queues, MaxVIs: u.quota.VIs, MaxPinned: u.quota.PinnedBytes,
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 // A user's resources are limited, and returned at the end.
 func TestQuota(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 2, VIs: 3, PinnedBytes: 40 << 20}}})
+	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 2, VIs: 3, PinnedBytes: 40 << 20}}})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	refused := func(what string, err error) {
 		t.Helper()
@@ -68,7 +68,7 @@ func rings(n *vipl.NIC) int {
 // The kernel's rings count: a queue whose arena alone would fit is refused.
 func TestQuotaOfRings(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: 8<<20 + 40<<10}}})
+	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {PinnedBytes: 8<<20 + 40<<10}}})
 	q := agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
 		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, RxChunks: 1024, TxChunks: 1024, Mode: xdpnic.ModeNative,
 	}}
@@ -90,7 +90,7 @@ func TestQuotaOfRings(t *testing.T) {
 // that cannot share is refused, and the error explains that it needs a queue of its own.
 func TestQuotaSecondHandle(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
+	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	own := func(err error) {
 		t.Helper()
@@ -119,7 +119,7 @@ func TestQuotaSecondHandle(t *testing.T) {
 // has detected the death.
 func TestQuotaOfTheDead(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
+	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
 	for round := range 20 {
 		r := g.raw(t).hello()
 		r.say(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
@@ -146,7 +146,7 @@ func TestQuotaOfTheDead(t *testing.T) {
 // A program keeps its resources when a stricter agent takes over, and they count.
 func TestQuotaAfterRestart(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{})
+	g := startAgent(t, ns, agentConfig{Processes: 1})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	n := g.nic(native)
 	for range 3 {
@@ -157,7 +157,7 @@ func TestQuotaAfterRestart(t *testing.T) {
 	g.kill()
 	g.cfg.Users = map[uint32]agentd.Quota{0: {Queues: 1, VIs: 1}}
 	g.start()
-	if u := g.status(t).Users[0]; u.Queues != 1 || u.VIs != 3 || u.PinnedBytes != 16<<20+rings(n) {
+	if u := g.status(t).Users[0]; u.Queues != 1 || u.VIs != 3 || u.PinnedBytes != n.Info().Arena.Size+rings(n) {
 		t.Errorf("user: %+v", u)
 	}
 	if _, err := n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil); !errors.Is(err, agentproto.ErrQuota) {
@@ -179,7 +179,7 @@ func TestQuotaAfterRestart(t *testing.T) {
 // memory alone is not charged.
 func TestQuotaOfKeptQueue(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Queues: 2, PinnedBytes: 20 << 20}}})
+	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 2, PinnedBytes: 20 << 20}}})
 	q := agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
 		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
 	}}
@@ -251,7 +251,7 @@ func TestNotServed(t *testing.T) {
 // A refused connection gets the reason.
 func TestNoRoom(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 1}}, Most: 1})
+	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Connections: 1}}, Most: 1})
 	await.Until(t, "what startAgent has asked is over", func() bool {
 		n, err := g.open()
 		if err == nil {

@@ -176,6 +176,6 @@ func alone(t *testing.T, a *agent, nic *vipl.NIC) {
 	await.Until(t, "nothing is left of the interface that went", func() bool {
 		st = a.status(t)
 		return len(st.NICs) == 1 && len(st.NICs[0].Leases) == 1 && len(st.Users) == 1 && st.Users[0].Queues == 1 &&
-			st.NICs[0].Index == a.ns.Index && st.Users[0].PinnedBytes == 16<<20+rings(nic)
+			st.NICs[0].Index == a.ns.Index && st.Users[0].PinnedBytes == nic.Info().Arena.Size+rings(nic)
 	})
 }

@@ -34,6 +34,7 @@ type Server struct {
 	conns        map[*conn]struct{}
 	sessions     map[string]*session // by token
 	pinnedQueues map[*pinnedQueue]struct{}
+	shares       map[*device.Group]*share
 	asked        uint64 // collections requested so far
 	counts       kagent.DaemonCounter
 	talks        sync.WaitGroup // connections
@@ -70,7 +71,7 @@ func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: cfg.Log, since: time.Now(), admission: cfg.admission(),
 		users: make(map[uint32]*account), conns: make(map[*conn]struct{}), sessions: make(map[string]*session),
-		pinnedQueues: make(map[*pinnedQueue]struct{}), done: make(chan struct{}), sockets: openSockets, leaveTime: leaveTime,
+		pinnedQueues: make(map[*pinnedQueue]struct{}), shares: make(map[*device.Group]*share), done: make(chan struct{}), sockets: openSockets, leaveTime: leaveTime,
 	}
 	if cfg.FDStore != nil {
 		s.cfg.FDStore = &lenient{cfg.FDStore, s.log}

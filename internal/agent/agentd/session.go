@@ -2,6 +2,7 @@ package agentd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -31,7 +32,8 @@ type session struct {
 	token  []byte
 	local  *device.Local
 	alive  *os.File // the reading end of a pipe that ends with the program
-	pinned int      // bytes: the memory, and the rings
+	has    claims   // besides VIs: what it is charged with until it has gone
+	share  *share   // of a queue that processes share; nil: it has the queue alone
 	socket uint64   // inode of the AF_XDP socket; 0: not known
 	once   sync.Once
 	// owed returns what the session leaves pinned. It runs once: when the interface is removed, since the
@@ -63,8 +65,9 @@ func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *device.
 			Interface: o.Interface, Queue: o.Queue, Mode: o.Mode, RequireMode: o.RequireMode,
 			ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
 			RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer,
-			Steer: steering(o.Steer, c.cred.Uid), MaxVIs: settings.MaxVIs, Port: settings.Port,
+			Steer: steering(o.Steer, c.cred.Uid), MaxVIs: settings.MaxVIs, Port: settings.Port, Sealed: o.Sealed,
 		},
+		Processes: cmp.Or(settings.Processes, DefaultProcesses), Alone: o.Alone,
 		Shared: true, FDStore: s.cfg.FDStore, Linger: s.linger(c.cred.Uid), NoZeroCopy: s.cfg.zeroCopy(o.Interface, &c.cred),
 		Holder: kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: termsafe.Name(int(c.cred.Pid))},
 	}
@@ -77,13 +80,22 @@ func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *device.
 	if cfg.ArenaBytes < 0 {
 		return nil, nil, nil, fmt.Errorf("%w: an arena of %d bytes", agentproto.ErrProtocol, cfg.ArenaBytes)
 	}
-	pinned := cfg.PinnedBytes()
-	if err := s.charge(c.cred.Uid, 1, 0, pinned); err != nil {
+	// A queue of its own is charged before it is opened. If the quota has none, or none is free, the program may join
+	// another of its user.
+	has := claims{processes: 1, queues: 1, pinned: cfg.PinnedBytes()}
+	err := s.charge(c.cred.Uid, has)
+	if errors.Is(err, agentproto.ErrQueueQuota) && !cfg.Alone && cfg.Processes > 1 {
+		has = claims{processes: 1}
+		if s.charge(c.cred.Uid, has) != nil {
+			return nil, nil, nil, err
+		}
+		cfg.OnlyJoin = err
+	} else if err != nil {
 		return nil, nil, nil, err
 	}
-	n, h, alive, err := s.lease(ctx, cfg, c)
+	n, h, alive, err := s.lease(ctx, cfg, c, &has)
 	if err != nil {
-		s.refund(c.cred.Uid, 1, 0, pinned)
+		s.refund(c.cred.Uid, has)
 		return nil, nil, nil, err
 	}
 	if i := &h.Info.Info; cfg.Steer != o.Steer && i.Steered == "" && n.local.Inputs() > 1 {
@@ -111,8 +123,9 @@ func steering(want kagent.Steering, uid uint32) kagent.Steering {
 	return want
 }
 
-// lease opens the queue and prepares it to be passed on. The quota has been charged with cfg.PinnedBytes.
-func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn) (_ *session, _ *device.Handout, theirs *os.File, err error) {
+// lease opens the queue and prepares it to be passed on. The user has been charged with has, which lease raises by the room
+// for other processes.
+func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *claims) (_ *session, _ *device.Handout, theirs *os.File, err error) {
 	// For all users: there are at most as many as queues, and opening one costs more than a check of each.
 	reapDead := func() bool { return s.reapDead(func(*session) bool { return true }) }
 	reapDead()
@@ -124,8 +137,19 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn) (_ *sess
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	info := local.Info()
+	if room := info.PinnedBytes() - has.pinned; room > 0 && local.Group() == nil {
+		if s.tryCharge(c.cred.Uid, claims{pinned: room}) != nil && cfg.Processes > 1 {
+			cfg.Processes = 1 // the user may have the queue, without room for others
+			if err := local.Close(); err != nil {
+				return nil, nil, nil, err
+			}
+			return s.lease(ctx, cfg, c, has)
+		}
+		has.pinned += room
+	}
 	n := &session{
-		server: s, uid: c.cred.Uid, token: make([]byte, agentproto.TokenLen), local: local, pinned: cfg.PinnedBytes(),
+		server: s, uid: c.cred.Uid, token: make([]byte, agentproto.TokenLen), local: local, has: *has,
 		conn: c,
 	}
 	n.owed = sync.OnceValue(n.stillPinned)
@@ -157,6 +181,7 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn) (_ *sess
 		_, _ = n.alive.Close(), theirs.Close()
 		return nil, nil, nil, joinClose(net.ErrClosed, local)
 	}
+	s.joinShare(n)
 	s.sessions[string(n.token)] = n
 	s.work.Add(1)
 	s.mu.Unlock()
@@ -234,7 +259,7 @@ func (n *session) end(died bool) (err error) {
 		if err = n.local.Close(); err != nil {
 			s.log.Error("a session is not closed cleanly", "user", n.uid, "error", err)
 		}
-		s.refund(n.uid, 0, vis, 0)
+		s.refund(n.uid, claims{vis: vis})
 		s.track(owed...)
 		s.mu.Lock()
 		delete(s.sessions, string(n.token)) // until here reapDead waits for it
@@ -332,14 +357,16 @@ func (s *Server) restore(kept []fdstore.Entry) {
 		}
 		n := &session{
 			server: s, uid: t.UID, token: t.Token, socket: t.Socket, local: r.Local, alive: r.Alive,
-			pinned: pinned, vis: r.Local.VIs(),
+			has: claims{processes: 1, queues: 1, pinned: pinned}, vis: r.Local.VIs(),
 		}
 		n.owed = sync.OnceValue(n.stillPinned)
 		n.local.SetLinger(s.linger(n.uid))
 		shmLinks := n.local.OnLinkLeft(n.linkLeft)
 		s.mu.Lock()
 		// The program had it before, so no quota applies.
-		s.account(n.uid).book(1, n.vis, n.pinned+shmLinks*device.LinkBytes)
+		s.account(n.uid).book(n.has, 1)
+		s.account(n.uid).book(claims{vis: n.vis, pinned: shmLinks * device.LinkBytes}, 1)
+		s.joinShare(n)
 		s.sessions[string(n.token)] = n
 		s.work.Add(1)
 		s.mu.Unlock()
@@ -351,7 +378,7 @@ func (s *Server) restore(kept []fdstore.Entry) {
 // restoreLost takes over the memory that a program still has, if the interface of its session was
 // removed while no agent ran.
 func (s *Server) restoreLost(r *device.Restored) {
-	d := &pinnedQueue{pinned: r.Size, alive: r.Alive, memory: r.Memory}
+	d := &pinnedQueue{has: claims{processes: 1, queues: 1, pinned: r.Size}, alive: r.Alive, memory: r.Memory}
 	t, err := readTag(r.Tag, r.Size)
 	if err != nil {
 		s.log.Error("what a program of an interface that is gone has cannot be taken over", "error", err)
@@ -361,7 +388,7 @@ func (s *Server) restoreLost(r *device.Restored) {
 	d.uid, d.socket = t.UID, t.Socket
 	d.keep(s.cfg.FDStore)
 	s.mu.Lock()
-	s.account(d.uid).book(1, 0, d.pinned)
+	s.account(d.uid).book(d.has, 1)
 	s.pinnedQueues[d] = struct{}{}
 	s.mu.Unlock()
 }
@@ -395,22 +422,22 @@ func (n *session) chargedLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	if !errors.Is(err, device.ErrLinkUncharged) {
 		return end, err
 	}
-	if err := n.server.charge(n.uid, 0, 0, device.LinkBytes); err != nil {
+	if err := n.server.charge(n.uid, claims{pinned: device.LinkBytes}); err != nil {
 		return nil, fmt.Errorf("a VI of another queue of this interface is reached by a shared-memory link: %w", err)
 	}
 	end, took, err := n.local.ChargedLink(peer, true)
 	if !took {
-		n.server.refund(n.uid, 0, 0, device.LinkBytes)
+		n.server.refund(n.uid, claims{pinned: device.LinkBytes})
 	}
 	return end, err
 }
 
 // linkLeft is called when the program has released a link.
-func (n *session) linkLeft() { n.server.refund(n.uid, 0, 0, device.LinkBytes) }
+func (n *session) linkLeft() { n.server.refund(n.uid, claims{pinned: device.LinkBytes}) }
 
 // newVI hands out a VI number, if the quota allows one more.
 func (n *session) newVI() (uint32, error) {
-	if err := n.server.charge(n.uid, 0, 1, 0); err != nil {
+	if err := n.server.charge(n.uid, claims{vis: 1}); err != nil {
 		return 0, err
 	}
 	num, err := n.local.NewVI()
@@ -420,7 +447,7 @@ func (n *session) newVI() (uint32, error) {
 		n.vis++
 		return num, nil
 	}
-	n.server.refund(n.uid, 0, 1, 0)
+	n.server.refund(n.uid, claims{vis: 1})
 	return num, err
 }
 
@@ -433,6 +460,6 @@ func (n *session) freeVI(num uint32) {
 	defer n.mu.Unlock()
 	if !n.over {
 		n.vis--
-		n.server.refund(n.uid, 0, 1, 0)
+		n.server.refund(n.uid, claims{vis: 1})
 	}
 }

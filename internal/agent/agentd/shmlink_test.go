@@ -49,7 +49,7 @@ func pins(all ...*vipl.NIC) (sum int) {
 // its connections over the link.
 func TestQuotaOfLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{})
+	g := startAgent(t, ns, agentConfig{Processes: 1})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, err := g.open(native, vipl.WithQueue(0), vipl.WithSilence(time.Minute))
 	nstest.Must(t, err)
@@ -134,7 +134,7 @@ func TestQuotaOfKeptLink(t *testing.T) {
 	for _, first := range []string{"the one that has hung up", "the other one", "neither: both hang up"} {
 		t.Run(first, func(t *testing.T) {
 			ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-			g := startAgent(t, ns, agentConfig{})
+			g := startAgent(t, ns, agentConfig{Processes: 1})
 			a, b := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
 			a.join(t, b)
 			g.charged(t, "at one end", 2*queue+shmLink)
@@ -195,7 +195,7 @@ func TestQuotaOfKeptLink(t *testing.T) {
 func TestQuotaRefusesLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	const room = 32<<20 + device.LinkBytes/2
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: room}}})
+	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {PinnedBytes: room}}})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, b := g.nic(native, vipl.WithQueue(0)), g.nic(native, vipl.WithQueue(1))
 	ea, eb := newEnd(t, a), newEnd(t, b)
@@ -234,7 +234,7 @@ func TestQuotaRefusesLink(t *testing.T) {
 // connection after all of its own have ended. Other users are not affected.
 func TestLinkMisses(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{})
+	g := startAgent(t, ns, agentConfig{Processes: 1})
 	const user = 60001
 	victim, third := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
 	shmLink := func(r *rawLink, vi uint32) error {
@@ -291,7 +291,7 @@ func TestLinkMisses(t *testing.T) {
 func TestQuotaUsedUpByLink(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {PinnedBytes: 3*queue + 2*device.LinkBytes}}})
+	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {PinnedBytes: 3*queue + 2*device.LinkBytes}}})
 	a, b, c := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
 	a.join(t, b)
 	b.join(t, a)

@@ -12,7 +12,7 @@ import (
 )
 
 // Version is the version of the protocol that this package speaks.
-const Version = 3
+const Version = 4
 
 // Bounds of a message in bytes, and of its parts.
 const (
@@ -97,6 +97,10 @@ type Open struct {
 	TxChunks     int              `json:"tx_chunks,omitempty"`
 	SingleBuffer bool             `json:"single_buffer,omitempty"`
 	Steer        kagent.Steering  `json:"steer,omitempty"`
+	// Alone: the program takes no queue that it would have to share with another process, since it has one of the
+	// interface that its handles can share. Sealed: it requires a pre-shared key.
+	Alone  bool `json:"alone,omitempty"`
+	Sealed bool `json:"sealed,omitempty"`
 }
 
 // Reply is a message of the agent.
@@ -126,7 +130,8 @@ type Welcome struct {
 }
 
 // Opened is the answer to open. The socket, the memory and the writing end of the sign of life are passed
-// with it.
+// with it. If Queue's Config says that the program has joined the first one of a queue (Sharing.Partition), the memory
+// is the UMEM, and its registered memory is its own affair.
 type Opened struct {
 	Token []byte              `json:"token"`
 	Queue kagent.QueueMessage `json:"queue"`

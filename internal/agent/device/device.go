@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -59,8 +60,9 @@ type device struct {
 	queues   int // queues that both receive and send, to which a socket can be bound
 	inputs   int // queues that receive
 	attached bool
-	mode     bpf.Mode // how the program is attached
-	leases   map[int]*lease
+	mode     bpf.Mode       // how the program is attached
+	leases   map[int]*lease // by id
+	groups   map[int]*Group // queues that processes share
 	opening  map[int]*lease // queues that are reserved while they are opened or drained, without mu
 	changed  chan struct{}  // closed when a reservation ends; nil: there is no waiter
 	udp      *ctrlport.UDP
@@ -306,7 +308,7 @@ func (d *device) sortedLeases() []*lease {
 	for _, l := range d.leases {
 		all = append(all, l)
 	}
-	slices.SortFunc(all, func(a, b *lease) int { return a.queueID - b.queueID })
+	slices.SortFunc(all, func(a, b *lease) int { return cmp.Or(a.queueID-b.queueID, a.partition-b.partition) })
 	return all
 }
 

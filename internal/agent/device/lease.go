@@ -37,6 +37,13 @@ type lease struct {
 
 	nic      steered // while steering
 	steering *steer.Steering
+
+	sealed    bool   // Config.Sealed
+	group     *Group // that the queue belongs to; nil: no other process may have it
+	partition int    // in the group
+	leaving   bool   // TakeMemory was called
+	socket    *os.File
+	unmap     func() error // of the group's memory, until it is handed out
 }
 
 // who returns a description of the process that has the queue.
@@ -60,9 +67,17 @@ func (l *lease) release() error {
 		return nil
 	}
 	d := l.dev
-	delete(d.leases, l.queueID)
+	delete(d.leases, l.id())
+	defer d.announce()
+	var errs []error
 	// The slot of a queue that was handed out is empty once its holder has died.
-	errs := []error{l.unsteer(), d.demux.Evict(l.slot), d.closeShmLinks(l.queueID)}
+	if l.group == nil {
+		errs = append(errs, l.unsteer())
+	}
+	errs = append(errs, d.demux.Evict(l.slot), d.closeShmLinks(l.id()))
+	if l.group != nil {
+		return l.releaseMember(errs)
+	}
 	if l.queue != nil {
 		d.reserve(l)
 		d.mu.Unlock()
@@ -82,6 +97,26 @@ func (l *lease) release() error {
 		return errors.Join(append(errs, l.unkeep())...)
 	}
 	errs = append(errs, l.queue.Close(), l.arena.Close())
+	return errors.Join(errs...)
+}
+
+// releaseMember is the rest of release for a queue that processes share.
+func (l *lease) releaseMember(errs []error) error {
+	d := l.dev
+	if l.queue != nil { // it was not handed out
+		errs = append(errs, l.queue.Close())
+		l.queue = nil
+	}
+	if l.unmap != nil {
+		errs = append(errs, l.unmap())
+	}
+	last, err := l.group.leave(l)
+	if errs = append(errs, err, l.unkeep()); last {
+		errs = append(errs, l.unsteer())
+	}
+	if d.idle() && d.linger.time == 0 {
+		errs = append(errs, d.detach())
+	}
 	return errors.Join(errs...)
 }
 

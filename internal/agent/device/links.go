@@ -91,7 +91,7 @@ func (l *Local) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	if other == nil || other == l.lease {
 		return nil, l.NoLink(peer)
 	}
-	end, err := l.dev.shmLink(l.lease.queueID, other.queueID)
+	end, err := l.dev.shmLink(l.lease.id(), other.id())
 	if err != nil {
 		return nil, l.fail("shared-memory link", netip.Addr{}, err)
 	}
@@ -193,13 +193,13 @@ func (l *Local) ChargedLink(peer uint32, charged bool) (end *kagent.ShmLinkEnd, 
 	if other == nil || other == l.lease {
 		return nil, false, l.NoLink(peer)
 	}
-	pair := pairOf(l.lease.queueID, other.queueID)
-	side := slices.Index(pair[:], l.lease.queueID)
+	pair := pairOf(l.lease.id(), other.id())
+	side := slices.Index(pair[:], l.lease.id())
 	f := d.shmLinks[pair]
 	if has := f != nil && f.charged[side]; !has && !charged {
 		return nil, false, l.fail("shared-memory link", netip.Addr{}, ErrLinkUncharged)
 	}
-	if end, err = d.shmLink(l.lease.queueID, other.queueID); err != nil {
+	if end, err = d.shmLink(l.lease.id(), other.id()); err != nil {
 		return nil, false, l.fail("shared-memory link", netip.Addr{}, err)
 	}
 	if f = d.shmLinks[pair]; !f.charged[side] {
@@ -218,7 +218,7 @@ func (l *Local) OnLinkLeft(f func()) (charged int) {
 	defer d.mu.Unlock()
 	l.lease.linkLeft = f
 	for shmLink := range d.halfLinks {
-		if shmLink.pair[shmLink.left] == l.lease.queueID {
+		if shmLink.pair[shmLink.left] == l.lease.id() {
 			d.watchLink(shmLink)
 		}
 	}
@@ -233,7 +233,7 @@ func (l *Local) TakeLinks() (memory []*os.File) {
 	defer d.mu.Unlock()
 	l.lease.linksTaken = true
 	for _, f := range d.chargedLinks(l.lease) {
-		f.charged[slices.Index(f.pair[:], l.lease.queueID)] = false
+		f.charged[slices.Index(f.pair[:], l.lease.id())] = false
 		var m *os.File
 		if fd, err := fds.Dup(f.memory); err == nil {
 			m = os.NewFile(uintptr(fd), "shmlink")
@@ -256,11 +256,11 @@ func (l *Local) HasLink(memory os.FileInfo) bool {
 
 // chargedLinks returns the links that the program of a queue is charged with. Caller holds d.mu.
 func (d *device) chargedLinks(l *lease) (all []*shmLinkFiles) {
-	if d.leases[l.queueID] != l {
+	if d.leases[l.id()] != l {
 		return nil // the queue may be another lease's
 	}
 	add := func(f *shmLinkFiles) {
-		if side := slices.Index(f.pair[:], l.queueID); side >= 0 && f.charged[side] {
+		if side := slices.Index(f.pair[:], l.id()); side >= 0 && f.charged[side] {
 			all = append(all, f)
 		}
 	}

@@ -59,6 +59,15 @@ type Config struct {
 	// The first open of an interface sets it.
 	FDStore fdstore.Store
 
+	// Processes is how many processes of the holder's user the queues of the interface have room for, if the queue is to
+	// be handed out: several share a queue while there are fewer queues. At most 1: each process has a queue of its
+	// own. Zero-copy queues are not shared.
+	Processes int
+	// Alone: the holder does not join other processes.
+	Alone bool
+	// OnlyJoin, unless nil, is why the holder may not have a queue of its own: it joins others, or Open fails with this.
+	OnlyJoin error
+
 	// Linger is how long the program stays attached after the last queue has been given back, or could not be
 	// opened. Meanwhile an Open with a Linger gets the mode in which it is attached. So a holder cannot have
 	// it attached and detached in a loop, for which some drivers take the link down each time. An Open
@@ -112,9 +121,34 @@ func newLocal(d *device, l *lease) *Local {
 	}
 }
 
+// leaseOrJoin leases a queue, or joins the processes of one. While another open of the user is under way, which may end with
+// a queue to join, it waits.
+func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*busyTime)
+	defer cancel()
+	for {
+		l, err := (*lease)(nil), cfg.OnlyJoin
+		if err == nil {
+			l, err = d.lease(ctx, cfg)
+		}
+		if cfg.Processes <= 1 || cfg.Alone || cfg.OnlyJoin == nil && !errors.Is(err, kagent.ErrQueueInUse) {
+			return l, err
+		}
+		joined, why := d.join(cfg)
+		switch {
+		case why == nil:
+			return joined, nil
+		case !errors.Is(why, errNoGroup):
+			return nil, why
+		case !d.grouping(cfg) || !d.awaitChange(ctx):
+			return nil, fmt.Errorf("%w; %w", err, why)
+		}
+	}
+}
+
 // leaseOrShare leases a queue, or shares one.
 func (d *device) leaseOrShare(ctx context.Context, cfg Config) (*lease, error) {
-	l, err := d.lease(ctx, cfg)
+	l, err := d.leaseOrJoin(ctx, cfg)
 	if err == nil || !cfg.ShareQueue || !errors.Is(err, kagent.ErrQueueInUse) {
 		return l, err
 	}
@@ -134,6 +168,9 @@ func (l *Local) Queue() *xdpnic.Queue { return l.lease.queue }
 // Arena is the registered memory; the queue's chunks lie at its start. All
 // blocks must be free before Close. nil when it was handed out.
 func (l *Local) Arena() *hugepages.Arena { return l.lease.arena }
+
+// UMEM is the memory of the frames, of which Arena is the rest.
+func (l *Local) UMEM() []byte { return l.lease.arena.Bytes() }
 
 // Info returns what Open got. The caller must not change the slices.
 func (l *Local) Info() kagent.Info { return l.lease.info }

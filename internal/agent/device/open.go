@@ -44,7 +44,7 @@ var errOpening = errors.New("other programs are just opening queues")
 // ends each of these waits. Caller holds d.mu, and a reference to d, and is on a thread of the
 // interface's namespace.
 func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
-	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder}
+	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder, sealed: cfg.Sealed}
 	link, err := d.router.Link()
 	if err != nil {
 		return nil, err
@@ -62,8 +62,9 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	if err != nil {
 		return nil, err
 	}
+	guests := d.guests(cfg)
 	d.mu.Unlock()
-	nic, err := l.newArena(cfg, link.MTU)
+	nic, err := l.newArena(cfg, link.MTU, guests)
 	d.mu.Lock()
 	if err != nil {
 		return nil, err
@@ -107,14 +108,14 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpn
 		nic.MultiBuffer = long || !cfg.SingleBuffer && mode.Generic() && nic.ChunkSize == xdpnic.MaxChunk
 		err := d.otherMode(mode) // by now
 		if err == nil {
-			err = l.open(ctx, nic, mode)
+			err = l.open(ctx, unshared(nic, mode), mode)
 		}
 		attempts = append(attempts, xdpnic.Attempt{Mode: mode, Err: err})
 		if err == nil {
 			l.describe(cfg.Config, link, mode, attempts)
 			l.steer(cfg.Config)
 			d.unreserve(l)
-			d.leases[l.queueID] = l
+			d.leases[l.id()] = l
 			return nil
 		}
 		if errors.Is(err, kagent.ErrQueueInUse) || errors.Is(err, unix.EBUSY) || errors.Is(err, kagent.ErrGone) || kagent.Unavailable(err) {
@@ -138,8 +139,21 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpn
 	return failed
 }
 
+// unshared returns the configuration without sharing for a mode in which processes do not share a queue.
+func unshared(nic xdpnic.Config, mode xdpnic.Mode) xdpnic.Config {
+	if mode != xdpnic.ModeZeroCopy || nic.Sharing.Guests == 0 {
+		return nic
+	}
+	plain := nic
+	plain.Sharing, plain.Rings = xdpnic.Sharing{}, xdpnic.Rings{}
+	if plain, err := plain.WithDefaults(); err == nil {
+		return plain
+	}
+	return nic
+}
+
 // newArena makes the memory, and the part of the queue's configuration that is the same for all modes.
-func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
+func (l *lease) newArena(cfg Config, mtu, guests int) (xdpnic.Config, error) {
 	config := func(chunk int) (xdpnic.Config, error) {
 		return xdpnic.Config{
 			Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true,
@@ -162,6 +176,17 @@ func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 	if pool > cfg.ArenaBytes {
 		return nic, fmt.Errorf("an arena of %d bytes does not hold the %d bytes of the chunks: "+
 			"take a larger one, or fewer chunks", cfg.ArenaBytes, pool)
+	}
+	if guests > 0 {
+		// Room for the other processes is in addition to what the first one asked for.
+		shared := nic
+		shared.Rings = xdpnic.Rings{}
+		shared.Sharing = xdpnic.Sharing{Guests: guests, RxChunks: guestRxChunks, TxChunks: guestTxChunks}
+		if shared, err = shared.WithDefaults(); err != nil {
+			return nic, err
+		}
+		cfg.ArenaBytes += shared.PoolBytes() - pool
+		nic, pool = shared, shared.PoolBytes()
 	}
 	l.arena, err = hugepages.New(hugepages.Config{
 		Size: cfg.ArenaBytes, Policy: cfg.Hugepages, Reserve: pool, Shared: cfg.Shared,
@@ -201,7 +226,7 @@ func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) e
 func (l *lease) openReserved(ctx context.Context, nic xdpnic.Config) (q *xdpnic.Queue, err error) {
 	d := l.dev
 	// Another open may have taken the queue while this one tried another.
-	if other := d.leases[nic.QueueID]; other != nil {
+	if other := d.holderOf(nic.QueueID); other != nil {
 		return nil, fmt.Errorf("%w: queue %d is %v: %w", kagent.ErrQueueInUse, nic.QueueID, other, unix.EBUSY)
 	}
 	if other := d.opening[nic.QueueID]; other != nil {
@@ -313,6 +338,11 @@ func (d *device) reserve(l *lease) { d.opening[l.queueID] = l }
 // unreserve ends a reservation, and wakes the opens that wait for one to end. Caller holds d.mu.
 func (d *device) unreserve(l *lease) {
 	delete(d.opening, l.queueID)
+	d.announce()
+}
+
+// announce wakes the opens that wait for a change of reservations or groups. Caller holds d.mu.
+func (d *device) announce() {
 	if d.changed != nil {
 		close(d.changed)
 		d.changed = nil
@@ -325,6 +355,11 @@ func (d *device) awaitReservation(ctx context.Context) bool {
 	if len(d.opening) == 0 {
 		return ctx.Err() == nil
 	}
+	return d.awaitChange(ctx)
+}
+
+// awaitChange releases d.mu and waits for announce. It reports whether that came before the end of ctx. Caller holds d.mu.
+func (d *device) awaitChange(ctx context.Context) bool {
 	if d.changed == nil {
 		d.changed = make(chan struct{})
 	}
@@ -398,7 +433,7 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 		n = 1
 	}
 	if want >= 0 {
-		switch l, opening := d.leases[want], d.opening[want]; {
+		switch l, opening := d.holderOf(want), d.opening[want]; {
 		case want >= d.inputs:
 			return nil, fmt.Errorf("there is no queue %d: the interface has %d", want, d.inputs)
 		case want >= d.queues:
@@ -416,7 +451,7 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 	var held []string
 	var reserved bool
 	for q := range n {
-		switch l, opening := d.leases[q], d.opening[q]; {
+		switch l, opening := d.holderOf(q), d.opening[q]; {
 		case l != nil:
 			held = append(held, fmt.Sprintf("queue %d is %v", q, l))
 		case opening != nil:

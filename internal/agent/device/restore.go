@@ -103,8 +103,10 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 			case bad != nil:
 			case len(i.Files) == 0:
 				bad = errors.New("no sign of life was kept")
-			case i.Key != leaseKey(place, r.Queue):
-				bad = fmt.Errorf("it is of queue %d", r.Queue)
+			case i.Key != leaseKey(place, r.id()):
+				bad = fmt.Errorf("it is of queue %d, process %d", r.Queue, r.Partition)
+			case r.Partition < 0 || r.Group == nil && r.Partition > 0 || r.Group != nil && len(i.Files) < 3:
+				bad = fmt.Errorf("process %d of a queue that is shared: %v, with %d files", r.Partition, r.Group != nil, len(i.Files))
 			default:
 				k.leases[i] = r
 			}
@@ -147,6 +149,12 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 func (k *kept) lost() (all []Restored) {
 	for entry, r := range k.leases {
 		l := Restored{Tag: r.Tag, Alive: entry.Files[0], Size: r.Info.Info.PinnedBytes()}
+		if r.Partition > 0 {
+			l.Size = r.Info.Info.NIC.Rings.SocketBytes() // the memory is another process's
+			entry.Files = entry.Files[1:]
+			all = append(all, l)
+			continue
+		}
 		if entry.Files = entry.Files[1:]; len(entry.Files) > 0 {
 			l.Memory, entry.Files = entry.Files[0], entry.Files[1:]
 		}
@@ -200,7 +208,8 @@ func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_
 	for _, key := range k.keys(place) {
 		d.fdStore.holds(key)
 	}
-	all := d.restoreLeases(k)
+	all, lost := d.restoreLeases(k)
+	bad = errors.Join(bad, lost)
 	d.reconcile(all)
 	bad = errors.Join(bad, d.restoreLinks(k.shmLinks))
 	for num := range k.vis {
@@ -266,19 +275,25 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 
 // restoreLeases makes a Local for each queue that was handed out. Caller holds
 // d.mu and is on a thread of the interface's namespace.
-func (d *device) restoreLeases(k *kept) (all []Restored) {
+func (d *device) restoreLeases(k *kept) (all []Restored, _ error) {
+	var errs []error
 	for entry, r := range k.leases {
 		l := &lease{
 			dev: d, queueID: r.Queue, slot: r.Slot, since: r.Since, refs: 1, holder: r.Holder, info: r.Info.Restore(),
 		}
-		l.resumeSteering(r.Steering)
-		d.leases[l.queueID] = l
+		if r.Group == nil {
+			l.resumeSteering(r.Steering)
+		} else if err := d.resumeMember(l, r, entry); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", entry.Key, err), d.fdStore.Delete(entry.Key))
+			continue
+		}
+		d.leases[l.id()] = l
 		registry.mu.Lock()
 		d.refs++
 		registry.mu.Unlock()
 		local := newLocal(d, l)
 		for num, v := range k.vis {
-			if v.Queue == r.Queue && d.numbers.Take(num) {
+			if v.Queue == l.id() && d.numbers.Take(num) {
 				local.vis[num] = netip.Addr{}
 				l.vis.set(num, netip.Addr{})
 				if v.PeerReset != nil {
@@ -287,17 +302,45 @@ func (d *device) restoreLeases(k *kept) (all []Restored) {
 			}
 		}
 		for key, ln := range k.listens {
-			if ln.Queue == r.Queue {
+			if ln.Queue == l.id() {
 				local.resumeListener(key, ln)
 				delete(k.listens, key)
 			}
 		}
 		all = append(all, Restored{Local: local, Tag: r.Tag, Alive: entry.Files[0]})
-		if entry.Files = entry.Files[1:]; len(entry.Files) > 0 {
+		if entry.Files = entry.Files[1:]; len(entry.Files) > 0 && l.group == nil {
 			l.memory, entry.Files = entry.Files[0], entry.Files[1:]
 		}
 	}
-	return all
+	return all, errors.Join(errs...)
+}
+
+// resumeMember puts a lease of a queue that processes share into its group. Caller holds d.mu.
+func (d *device) resumeMember(l *lease, r leaseRecord, entry *fdstore.Entry) (err error) {
+	l.partition = r.Partition
+	g := d.groups[r.Queue]
+	if g == nil {
+		info := r.Info.Restore()
+		g = &Group{
+			dev: d, queue: r.Queue, uid: r.Holder.UID, sealed: r.Sealed, of: r.Group.Restore(info),
+			arena: info.Arena, info: info, members: make(map[int]*lease),
+		}
+		fd, err := fds.Dup(entry.Files[1])
+		if err != nil {
+			return err
+		}
+		g.memory = os.NewFile(uintptr(fd), "umem")
+		l.resumeSteering(r.Steering)
+		g.nic, g.steering, l.nic, l.steering = l.nic, l.steering, nil, nil
+		d.addGroup(g)
+	}
+	fd, err := fds.Dup(entry.Files[2])
+	if err != nil {
+		return err
+	}
+	l.socket, l.group = os.NewFile(uintptr(fd), "xdp"), g
+	g.members[l.partition] = l
+	return nil
 }
 
 // reconcile brings tables and records into agreement: the agent may have died between writing the

@@ -73,6 +73,12 @@ func (l *lease) status() kagent.LeaseStatus {
 		Queue: l.queueID, Slot: l.slot, Mode: l.info.Mode.String(), Since: l.since, Holder: l.holder,
 		Handles: l.refs, PinnedBytes: l.info.Arena.Size, VIs: l.vis.list(),
 	}
+	if g := l.group; g != nil {
+		s.Processes, s.Room = len(g.members), 1+g.of.Config.Sharing.Guests
+		if l.partition > 0 {
+			s.PinnedBytes = 0
+		}
+	}
 	if s.Holder == (kagent.Holder{}) {
 		s.Holder = self()
 	}

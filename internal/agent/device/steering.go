@@ -32,7 +32,7 @@ func (l *lease) steer(cfg kagent.Config) {
 		return
 	}
 	for _, other := range d.sortedLeases() {
-		if other != l && other.steering != nil {
+		if other != l && other.steered() != nil {
 			note("UDP port %d is steered to queue %d, of another lease: only what the NIC puts on queue %d by itself reaches this program",
 				cfg.Port, other.queueID, l.queueID)
 			return
@@ -80,10 +80,14 @@ func (l *lease) resumeSteering(was *steer.State) {
 
 // steered returns what a later agent needs to resume; nil if nothing is steered.
 func (l *lease) steered() *steer.State {
-	if l.steering == nil {
+	s := l.steering
+	if l.group != nil {
+		s = l.group.steering
+	}
+	if s == nil {
 		return nil
 	}
-	return &l.steering.State
+	return &s.State
 }
 
 // unsteer undoes steer.

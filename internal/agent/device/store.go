@@ -109,7 +109,15 @@ type leaseRecord struct {
 	Info        kagent.InfoMessage
 	Tag         []byte       // HandOut's
 	Steering    *steer.State // of the NIC; nil: not steered to this queue
+
+	// Of a queue that processes share. A third file is the socket.
+	Partition int                  `json:",omitempty"`
+	Group     *kagent.QueueMessage `json:",omitempty"` // of the first process; nil: the queue is not shared
+	Sealed    bool                 `json:",omitempty"`
 }
+
+// id is lease.id.
+func (r *leaseRecord) id() int { return r.Queue + r.Partition<<partitionShift }
 
 // viRecord is what Restore needs for a VI number.
 type viRecord struct {
@@ -169,7 +177,14 @@ func (l *lease) keep(tag []byte, alive int) error {
 		Queue: l.queueID, Slot: l.slot, Since: l.since, Holder: l.holder, Info: l.info.Message(), Tag: tag,
 		Steering: l.steered(),
 	}
-	store := func(held ...int) error { return put(l.dev.fdStore, leaseKey(l.dev.place, l.queueID), r, held...) }
+	store := func(held ...int) error { return put(l.dev.fdStore, leaseKey(l.dev.place, l.id()), r, held...) }
+	if g := l.group; g != nil {
+		m := kagent.NewQueueMessage(g.of)
+		r.Partition, r.Group, r.Sealed = l.partition, &m, g.sealed
+		return fds.With(g.memory, func(memory int) error {
+			return fds.With(l.socket, func(socket int) error { return store(alive, memory, socket) })
+		})
+	}
 	if l.memory == nil {
 		return store(alive)
 	}
@@ -180,14 +195,14 @@ func (l *lease) unkeep() error {
 	if l.dev.fdStore == nil {
 		return nil
 	}
-	return l.dev.fdStore.Delete(leaseKey(l.dev.place, l.queueID))
+	return l.dev.fdStore.Delete(leaseKey(l.dev.place, l.id()))
 }
 
 // keepVI stores a VI in the descriptor store. An error does not affect the program: the VI works, and a later
 // agent treats it as not handed out.
 func (l *lease) keepVI(num uint32, peer netip.Addr, peerReset *PeerReset) {
 	if v := l.dev.fdStore; v != nil {
-		_ = put(v, viKey(l.dev.place, num), viRecord{l.queueID, peer, peerReset})
+		_ = put(v, viKey(l.dev.place, num), viRecord{l.id(), peer, peerReset})
 	}
 }
 
@@ -213,7 +228,7 @@ func (l *lease) keepListener(disc []byte) (unkeep func()) {
 	if v == nil {
 		return func() {}
 	}
-	_ = put(v, key, listenRecord{l.queueID, disc})
+	_ = put(v, key, listenRecord{l.id(), disc})
 	return sync.OnceFunc(func() { _ = v.Delete(key) })
 }
 
@@ -274,16 +289,22 @@ func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := l.lease
-	if s.queue == nil || s.refs > 1 || s.arena.FD() < 0 {
+	if s.queue == nil || s.refs > 1 || s.group == nil && s.arena.FD() < 0 {
 		return nil, l.fail("hand out", netip.Addr{}, errNotShared)
 	}
 	q, err := s.queue.Handout()
+	if err == nil && s.group == nil && q.Config.Sharing.Guests > 0 {
+		err = s.found(q, s.sealed)
+	}
 	if err != nil {
 		return nil, l.fail("hand out", netip.Addr{}, err)
 	}
 	h := &Handout{Queue: kagent.NewQueueMessage(q), Info: s.info.Message()}
 	if h.Socket, err = fds.DupFile(s.queue.FD(), "xdp"); err != nil {
 		return nil, l.fail("hand out", netip.Addr{}, err)
+	}
+	if s.group != nil {
+		return l.handOutMember(h, tag, alive)
 	}
 	if h.Memory, err = fds.DupFile(s.arena.FD(), "umem"); err != nil {
 		_ = h.Socket.Close()
@@ -301,13 +322,55 @@ func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	return h, nil
 }
 
+// handOutMember is the rest of HandOut for a queue that processes share. Caller holds d.mu.
+func (l *Local) handOutMember(h *Handout, tag []byte, alive int) (_ *Handout, err error) {
+	s := l.lease
+	err = fds.With(s.group.memory, func(fd int) (err error) {
+		h.Memory, err = fds.DupFile(fd, "umem")
+		return err
+	})
+	if err != nil {
+		_ = h.Socket.Close()
+		return nil, l.fail("hand out", netip.Addr{}, err)
+	}
+	if s.socket, err = fds.DupFile(s.queue.FD(), "xdp"); err == nil {
+		err = s.keep(tag, alive)
+	}
+	err = errors.Join(err, s.queue.Close())
+	if s.arena != nil { // of the first process
+		err = errors.Join(err, s.arena.Close())
+	}
+	if s.unmap != nil {
+		err = errors.Join(err, s.unmap())
+	}
+	s.queue, s.arena, s.unmap = nil, nil, nil
+	l.dev.announce() // others may join now
+	if err != nil {
+		h.Close()
+		return nil, l.fail("hand out", netip.Addr{}, err)
+	}
+	return h, nil
+}
+
 // TakeMemory returns the memory of a queue that was handed out, once; it is the caller's then.
 // nil: there is none. With it the caller can free the pages although the holder still has a
-// descriptor of its own: see FreeMemory.
+// descriptor of its own: see FreeMemory. Of the processes that share a queue (Group), the last one for which it is called
+// gets the memory, and no other process joins from then on.
 func (l *Local) TakeMemory() *os.File {
 	d := l.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if g := l.lease.group; g != nil {
+		if l.lease.leaving = true; !g.leaving() {
+			return nil
+		}
+		g.ending = true
+		fd, err := fds.Dup(g.memory)
+		if err != nil {
+			return nil
+		}
+		return os.NewFile(uintptr(fd), "umem")
+	}
 	f := l.lease.memory
 	l.lease.memory = nil
 	return f

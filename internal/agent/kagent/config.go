@@ -44,6 +44,9 @@ type Config struct {
 	// moves all traffic, or not at all. It is undone when the queue is given back.
 	Steer Steering
 
+	// Sealed: every connection of the program has a pre-shared key. Such a program shares a queue only with others.
+	Sealed bool
+
 	MaxVIs int    // size of the VI table, one table for an interface; 0: DefaultMaxVIs
 	Port   uint16 // UDP port; 0: wire.Port. Peers must use the same.
 }

@@ -59,7 +59,9 @@ type LeaseStatus struct {
 	Since       time.Time  `json:"since"`
 	Holder      Holder     `json:"holder"`
 	Handles     int        `json:"handles"`      // NIC handles that share the queue
-	PinnedBytes int        `json:"pinned_bytes"` // registered memory
+	PinnedBytes int        `json:"pinned_bytes"` // registered memory; of a queue that processes share, the first one's
+	Processes   int        `json:"processes"`    // that share the queue; 0: no other process can have it
+	Room        int        `json:"room"`         // for how many processes there is room
 	VIs         []VIStatus `json:"vis"`          // by number
 }
 
@@ -80,11 +82,13 @@ type VIStatus struct {
 // UserStatus is a user's resources at a daemon, and their limits.
 type UserStatus struct {
 	UID         uint32 `json:"uid"`
-	Sessions    int    `json:"sessions"` // connections to the agent
+	Sessions    int    `json:"sessions"`  // connections to the agent
+	Processes   int    `json:"processes"` // that have a queue, or share one
 	Queues      int    `json:"queues"`
 	VIs         int    `json:"vis"`
 	PinnedBytes int    `json:"pinned_bytes"`     // registered memory, rings of queues, shared-memory links
 	MaxSessions int    `json:"max_sessions"`     // 0: no limit
+	MaxProcs    int    `json:"max_processes"`    // 0: no limit
 	MaxQueues   int    `json:"max_queues"`       // 0: no limit
 	MaxVIs      int    `json:"max_vis"`          // 0: no limit
 	MaxPinned   int    `json:"max_pinned_bytes"` // 0: no limit

@@ -68,6 +68,7 @@ type Provider struct {
 	GSO   GSO // of the same interface; nil: none
 	Agent kagent.Agent
 	Arena *hugepages.Arena
+	UMEM  []byte      // memory of the Port's frames, if the arena is not in it; nil: the arena's
 	Info  kagent.Info // for people; may be zero
 
 	// Rekey limits the frames and bytes that a connection with a pre-shared key seals

@@ -338,7 +338,7 @@ func checkHolders(h *Host, n *NIC) []Finding {
 	if len(suspects) > 0 {
 		list = append(list, "AF_XDP sockets, of this or other interfaces, are open in "+strings.Join(suspects, ", "))
 	}
-	const consequence = "a queue has one holder: a program that wants the same one fails or takes another"
+	const consequence = "a queue has one holder, or several processes of one user through an agent: another program takes another queue, or fails"
 	switch {
 	case len(list) > 0:
 		return one(Info, strings.Join(list, ", "), consequence, "via-xdp res nic")

@@ -1,0 +1,395 @@
+package agentd_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
+)
+
+// talker is one end of a connection over which both sides send messages of any length up to talkMost, and check them.
+type talker struct {
+	*end
+	sent, received int
+}
+
+const talkMost = 200_000
+
+// talkLen is the length of message number n: most are small, some take many frames.
+func talkLen(n int) int {
+	if n%7 == 3 {
+		return 1 + n*7919%talkMost
+	}
+	return 1 + n*131%1400
+}
+
+func (k *talker) message(n int) []byte {
+	b := make([]byte, talkLen(n))
+	for i := range b {
+		b[i] = byte(i*7 + i>>8 + n)
+	}
+	return b
+}
+
+// expect posts the next receive.
+func (k *talker) expect() error {
+	d, err := k.mem.Descriptor(64*(1+k.received%2), 1)
+	if err != nil {
+		return err
+	}
+	d.SetSegments(k.mem.Segment(4096+(1+k.received%2)*talkMost, talkMost))
+	return k.vi.PostRecv(d, k.mem.Handle())
+}
+
+func (k *talker) send() error {
+	d, err := k.mem.Descriptor(0, 1)
+	if err != nil {
+		return err
+	}
+	m := k.message(k.sent)
+	copy(k.mem.Bytes()[4096:], m)
+	d.SetSegments(k.mem.Segment(4096, len(m)))
+	if err := k.vi.PostSend(d, k.mem.Handle()); err != nil {
+		return err
+	}
+	if _, err := k.vi.SendWait(waitLimit); err != nil {
+		return fmt.Errorf("send %d: %w", k.sent, err)
+	}
+	k.sent++
+	return nil
+}
+
+func (k *talker) receive() error {
+	d, err := k.vi.RecvWait(waitLimit)
+	if err != nil {
+		return fmt.Errorf("receive %d: %w", k.received, err)
+	}
+	got := k.mem.Bytes()[4096+(1+k.received%2)*talkMost:][:d.Length]
+	if !bytes.Equal(got, k.message(k.received)) {
+		return fmt.Errorf("message %d: %d bytes arrived, or others than were sent", k.received, len(got))
+	}
+	k.received++
+	return k.expect()
+}
+
+// serve answers messages until the connection ends.
+func (k *talker) serve() error {
+	for {
+		if err := k.receive(); err != nil {
+			return err
+		}
+		if err := k.send(); err != nil {
+			return err
+		}
+	}
+}
+
+func newTalker(t testing.TB, n *vipl.NIC) *talker {
+	t.Helper()
+	k := &talker{end: newEnd(t, n)}
+	if err := k.expect(); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// answer accepts connections to a discriminator, and serves each.
+func answer(t testing.TB, n *vipl.NIC, disc string) {
+	l, err := n.Listen(vipl.NetAddress{Discriminator: []byte(disc)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			c, err := l.Wait(context.Background())
+			if err != nil {
+				return
+			}
+			k := newTalker(t, n)
+			if c.Accept(k.vi) == nil {
+				go k.serve()
+			}
+		}
+	}()
+}
+
+// sharer is a program of TestSharedQueue.
+type sharer struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int) *sharer {
+	t.Helper()
+	s := &sharer{cmd: program(t, uid, "TestProgramThatShares", "", socketsEnv+"="+a.socket,
+		fmt.Sprintf("AGENTD_TEST_PEER=%v %v %d", peer, a.ns.IPv4, id))}
+	s.cmd.Stderr = os.Stderr
+	in, err := s.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.in, s.out = in, bufio.NewReader(out)
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = s.cmd.Process.Kill(), s.cmd.Wait() })
+	if got := s.line(t); !strings.HasPrefix(got, "open") {
+		t.Fatalf("program %d: %s", id, got)
+	}
+	return s
+}
+
+func (s *sharer) line(t *testing.T) string {
+	t.Helper()
+	for {
+		line, err := s.out.ReadString('\n')
+		if err != nil {
+			t.Fatalf("a program ends: %q %v", line, err)
+		}
+		if !strings.HasPrefix(line, "=== ") { // of the test binary
+			return strings.TrimSpace(line)
+		}
+	}
+}
+
+func (s *sharer) ask(t *testing.T, what string) {
+	t.Helper()
+	if _, err := fmt.Fprintln(s.in, what); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *sharer) want(t *testing.T, what string) {
+	t.Helper()
+	if got := s.line(t); got != what {
+		t.Fatalf("a program says %q, want %q", got, what)
+	}
+}
+
+// TestProgramThatShares is a program of TestSharedQueue. It connects with a server of another host and with programs of its
+// own, and exchanges messages as it is told.
+func TestProgramThatShares(t *testing.T) {
+	socket, ok := os.LookupEnv(socketsEnv)
+	if !ok {
+		t.Skip("a program of TestSharedQueue")
+	}
+	var peer, self netip.Addr
+	var id int
+	var texts [2]string
+	if _, err := fmt.Sscan(os.Getenv("AGENTD_TEST_PEER"), &texts[0], &texts[1], &id); err != nil {
+		t.Fatal(err)
+	}
+	peer, self = mustAddr(t, texts[0]), mustAddr(t, texts[1])
+	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(8<<20), vipl.WithSilence(waitLimit))
+	if err != nil {
+		fmt.Println(err)
+		t.FailNow()
+	}
+	answer(t, n, fmt.Sprint("program ", id))
+	fmt.Println("open on queue", n.Info().Queue)
+	var all []*talker
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		var what string
+		var number int
+		if _, err := fmt.Sscan(in.Text(), &what, &number); err != nil {
+			t.Fatal(err)
+		}
+		switch what {
+		case "server", "program": // connect
+			k := newTalker(t, n)
+			remote := vipl.NetAddress{Host: peer, Discriminator: []byte("server")}
+			if what == "program" {
+				remote = vipl.NetAddress{Host: self, Discriminator: []byte(in.Text())}
+			}
+			if _, err := k.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); err != nil {
+				fmt.Println(what, err)
+				continue
+			}
+			all = append(all, k)
+		case "talk":
+			for range number {
+				for _, k := range all {
+					if err := errors.Join(k.send(), k.receive()); err != nil {
+						fmt.Println(err)
+						t.FailNow()
+					}
+				}
+			}
+		case "forget": // the connections from that number on
+			all = all[:number]
+		case "end":
+			if err := n.Close(); err != nil {
+				fmt.Println(err)
+			}
+		}
+		fmt.Println("done", what)
+	}
+}
+
+// Eight programs of one user share the only queue of their interface. Each talks with a server on another host, and with
+// the next one on its own. Programs die and others come, the first one among them; the agent dies, too. Nothing of
+// what the others send is lost, and in the end nothing is charged to the user.
+func TestSharedQueue(t *testing.T) {
+	const programs, user = 8, 60001
+	a, b := pair(t, nstest.Options{}, agentConfig{})
+	server := b.nic(vipl.WithSilence(waitLimit), vipl.WithArena(64<<20))
+	answer(t, server, "server")
+	var all []*sharer
+	for id := range programs {
+		all = append(all, startSharer(t, a, b.ns.IPv4, user, id))
+	}
+	each := func(f func(id int, s *sharer)) {
+		t.Helper()
+		for id, s := range all {
+			f(id, s)
+		}
+	}
+	each(func(_ int, s *sharer) { s.ask(t, "server 0") })
+	each(func(_ int, s *sharer) { s.want(t, "done server") })
+	each(func(id int, s *sharer) { s.ask(t, fmt.Sprint("program ", (id+1)%programs)) })
+	each(func(_ int, s *sharer) { s.want(t, "done program") })
+	talk := func(n int) {
+		t.Helper()
+		each(func(_ int, s *sharer) { s.ask(t, fmt.Sprint("talk ", n)) })
+	}
+	talked := func() {
+		t.Helper()
+		each(func(_ int, s *sharer) { s.want(t, "done talk") })
+	}
+	talk(20)
+	talked()
+
+	leases := func(want int) []kagent.LeaseStatus {
+		t.Helper()
+		var l []kagent.LeaseStatus
+		await.Until(t, fmt.Sprint(want, " programs share the queue"), func() bool {
+			st := a.status(t)
+			if len(st.NICs) != 1 {
+				return false
+			}
+			l = st.NICs[0].Leases
+			return len(l) == want && l[0].Processes == want
+		})
+		return l
+	}
+	for _, l := range leases(programs) {
+		if l.Queue != 0 || l.Room != agentd.DefaultProcesses || l.Holder.UID != user || len(l.VIs) < 2 {
+			t.Errorf("lease: %+v", l)
+		}
+	}
+	if u := userOf(a.status(t), user); u.Processes != programs || u.Queues != 1 {
+		t.Errorf("user: %+v", u)
+	}
+
+	// The first program dies, and another one, which some talk with. What others send arrives.
+	for round, id := range []int{0, 5, 0} {
+		others := all
+		all = nil
+		for n, s := range others {
+			if n != id && n != (id+programs-1)%programs { // the one before talks with it
+				all = append(all, s)
+			}
+		}
+		talk(30)
+		time.Sleep(5 * time.Millisecond)
+		if round == 1 {
+			a.kill()
+		}
+		others[id].cmd.Process.Kill()
+		others[id].cmd.Wait()
+		if round == 1 {
+			a.start()
+		}
+		talked()
+		leases(programs - 1)
+		all = others
+		before := all[(id+programs-1)%programs]
+		before.ask(t, "forget 1")
+		before.want(t, "done forget")
+		all[id] = startSharer(t, a, b.ns.IPv4, user, id)
+		all[id].ask(t, "server 0")
+		all[id].want(t, "done server")
+		talk(3)
+		talked()
+	}
+	// The agent dies, and the next one knows all.
+	talk(50)
+	a.kill()
+	talked()
+	a.start()
+	leases(programs)
+	talk(5)
+	talked()
+
+	each(func(_ int, s *sharer) { s.ask(t, "end 0") })
+	each(func(_ int, s *sharer) { s.want(t, "done end") })
+	await.Until(t, "nothing is charged", func() bool {
+		return userOf(a.status(t), user).UID == 0 && len(a.status(t).NICs) == 0
+	})
+	each(func(_ int, s *sharer) { s.cmd.Process.Kill() })
+}
+
+// userOf is a user's entry; the zero value: there is none.
+func userOf(st kagent.Status, uid uint32) kagent.UserStatus {
+	for _, u := range st.Users {
+		if u.UID == uid {
+			return u
+		}
+	}
+	return kagent.UserStatus{}
+}
+
+// Programs of different users, and with and without a pre-shared key, do not share a queue. The error names the reason
+// and who has the queue. A quota of queues does not keep a program from a queue that its user has.
+func TestSharedQueuePolicy(t *testing.T) {
+	ns, peer := nstest.Pair(t, nstest.Options{})
+	g := startAgent(t, ns, agentConfig{Processes: 3, Users: map[uint32]agentd.Quota{60001: {Queues: 1, Processes: 2}}})
+	first := startSharer(t, g, peer.IPv4, 60001, 0)
+	refused := func(uid uint32, why ...string) {
+		t.Helper()
+		cmd := program(t, uid, "TestProgramThatShares", "", socketsEnv+"="+g.socket, fmt.Sprintf("AGENTD_TEST_PEER=%v %v 1", peer.IPv4, ns.IPv4))
+		out, _ := cmd.Output()
+		for _, want := range append(why, "vipl: OpenNIC") {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("user %d: %q lacks %q", uid, out, want)
+			}
+		}
+	}
+	refused(60002, "processes of user 60001 share it", fmt.Sprintf("process %d", first.cmd.Process.Pid))
+	second := startSharer(t, g, peer.IPv4, 60001, 1)
+	refused(60001, "processes with a NIC handle", "of at most 2")
+	if u := userOf(g.status(t), 60001); u.Queues != 1 || u.Processes != 2 || u.MaxProcs != 2 {
+		t.Errorf("user: %+v", u)
+	}
+	psk, err := vipl.NewPSK(bytes.Repeat([]byte{7}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.open(vipl.WithPSK(psk)); err == nil || !strings.Contains(err.Error(), "user 60001") {
+		t.Errorf("root, with a key: %v", err)
+	}
+	for _, s := range []*sharer{first, second} {
+		s.ask(t, "end 0")
+		s.want(t, "done end")
+	}
+}

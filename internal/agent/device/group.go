@@ -1,0 +1,287 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/base/steer"
+	"viaxdp/xdpnic"
+)
+
+// Processes of one user share a queue: package xdpnic says how their sockets do. Here a group is such a queue, and
+// each process has a lease of its own with its own slot in the XSKMAP, VIs, listeners and shared-memory links. The
+// first process opens the queue, with room for the others. Others join while no queue is free.
+//
+// A lease of a group keeps a duplicate of the program's socket. When the program has gone, its chunks are reclaimed
+// through it. The memory stays until the last process has gone, since all of it is one UMEM.
+
+// Group is a queue that processes share. Its fields are guarded by device.mu, and its methods may be called concurrently.
+type Group struct {
+	dev      *device
+	queue    int
+	uid      uint32
+	sealed   bool           // of all members: see Config.Sealed
+	of       xdpnic.Handout // of the first process
+	arena    hugepages.Info
+	info     kagent.Info // of the first process
+	memory   *os.File
+	members  map[int]*lease // by partition, until they are reclaimed
+	ending   bool           // TakeMemory has returned the memory: no process joins
+	nic      steered        // while steering
+	steering *steer.Steering
+
+	reclaiming sync.Mutex // held by reclaim, not under device.mu
+}
+
+// Chunks of a process that joins. With 256 RX chunks it takes some GSO packets at a time.
+const (
+	guestRxChunks = 256
+	guestTxChunks = 256
+)
+
+// id is a lease's key in the device's maps and in the descriptor store. It is the number of the queue, unless other
+// processes share it.
+func (l *lease) id() int { return l.queueID + l.partition<<partitionShift }
+
+const partitionShift = 16
+
+// guests returns how many processes may join the first one of a queue. The queues of an interface together have room for
+// cfg.Processes. Caller holds d.mu.
+func (d *device) guests(cfg Config) int {
+	if cfg.Processes <= 1 || !cfg.Shared {
+		return 0
+	}
+	queues := d.queues
+	if steps, _ := d.steps(cfg); d.driver == "veth" && len(steps) > 0 && steps[0].Generic() {
+		queues = 1
+	}
+	return min((cfg.Processes+queues-1)/queues-1, xdpnic.MaxGuests)
+}
+
+// holderOf returns a lease of a queue; nil: the queue is free. Caller holds d.mu.
+func (d *device) holderOf(queue int) *lease {
+	if l := d.leases[queue]; l != nil {
+		return l
+	}
+	if g := d.groups[queue]; g != nil {
+		for _, part := range slices.Sorted(maps.Keys(g.members)) {
+			return g.members[part]
+		}
+	}
+	return nil
+}
+
+// found makes the group of a lease that has opened its queue for several processes, and is handed out. Caller holds d.mu.
+func (l *lease) found(h xdpnic.Handout, sealed bool) (err error) {
+	g := &Group{
+		dev:   l.dev,
+		queue: l.queueID, uid: l.holder.UID, sealed: sealed, of: h, arena: l.arena.Info(), info: l.info,
+		members: map[int]*lease{0: l},
+	}
+	if g.memory, err = fds.DupFile(l.arena.FD(), "umem"); err != nil {
+		return err
+	}
+	g.nic, g.steering, l.nic, l.steering = l.nic, l.steering, nil, nil
+	l.group = g
+	l.dev.addGroup(g)
+	return nil
+}
+
+// Group returns the queue that the handle's process shares with others, or could; nil: it has a queue of its own.
+func (l *Local) Group() *Group { return l.lease.group }
+
+// PinnedBytes is the memory that the queue takes whatever the number of its processes: the UMEM, and the rings that are
+// common.
+func (g *Group) PinnedBytes() int {
+	return g.arena.Size + g.info.NIC.Rings.Bytes() - g.info.NIC.Rings.SocketBytes()
+}
+
+func (d *device) addGroup(g *Group) {
+	if d.groups == nil {
+		d.groups = make(map[int]*Group)
+	}
+	d.groups[g.queue] = g
+}
+
+// grouping reports whether an open of the user is under way that may end with a queue to join. Caller holds d.mu.
+func (d *device) grouping(cfg Config) bool {
+	for _, l := range d.opening {
+		if l.holder.UID == cfg.Holder.UID {
+			return true
+		}
+	}
+	for _, l := range d.leases {
+		if l.group == nil && l.queue != nil && l.holder.UID == cfg.Holder.UID && l.queue.Info().Sharing.Guests > 0 {
+			return true // it is just being handed out
+		}
+	}
+	return false
+}
+
+// errNoGroup: no queue of the user has room for one more process.
+var errNoGroup = errors.New("no queue can be shared")
+
+// join makes a lease of a queue that processes of the same user share. The error says why there is none. Caller holds
+// d.mu, and is on a thread of the interface's namespace.
+func (d *device) join(cfg Config) (*lease, error) {
+	why := errNoGroup
+	for _, queue := range slices.Sorted(maps.Keys(d.groups)) {
+		g := d.groups[queue]
+		if cfg.Queue != kagent.AnyQueue && cfg.Queue != queue {
+			continue
+		}
+		if err := g.admits(cfg); err != nil {
+			why = fmt.Errorf("%w: queue %d: %w", errNoGroup, queue, err)
+			continue
+		}
+		return d.joinGroup(g, cfg)
+	}
+	return nil, why
+}
+
+// admits returns why a process may not join.
+func (g *Group) admits(cfg Config) error {
+	room := 1 + g.of.Config.Sharing.Guests
+	switch {
+	case g.uid != cfg.Holder.UID:
+		return fmt.Errorf("processes of user %d share it, and could read the frames of others", g.uid)
+	case g.sealed != cfg.Sealed:
+		return errors.New("processes with and without a pre-shared key do not share a queue")
+	case g.ending:
+		return errors.New("its last process has just ended")
+	case len(g.members) >= room:
+		return fmt.Errorf("it has room for %d processes (setting processes of the agent)", room)
+	case !slices.Contains(xdpnic.Ladder(cfg.Mode, cfg.RequireMode), g.info.Mode):
+		return fmt.Errorf("it is open in %v mode", g.info.Mode)
+	}
+	return nil
+}
+
+func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
+	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder, queueID: g.queue, group: g}
+	for g.members[l.partition] != nil {
+		l.partition++
+	}
+	var member *lease
+	for _, m := range g.members {
+		if m.socket != nil {
+			member = m
+		}
+	}
+	if member == nil {
+		return nil, fmt.Errorf("%w: queue %d: its last process is being reclaimed", errNoGroup, g.queue)
+	}
+	if l.slot, err = d.freeSlot(); err != nil {
+		return nil, err
+	}
+	mem, unmap, err := g.mapMemory()
+	if err != nil {
+		return nil, err
+	}
+	l.unmap = unmap
+	undo := func(err error) error {
+		if l.queue != nil {
+			err = errors.Join(err, l.queue.Close())
+		}
+		return errors.Join(err, unmap())
+	}
+	if err := fds.With(member.socket, func(fd int) (err error) {
+		l.queue, err = xdpnic.Join(fd, g.of, mem, l.partition)
+		return err
+	}); err != nil {
+		return nil, undo(err)
+	}
+	if err := d.demux.Register(l.slot, l.queue.FD()); err != nil {
+		return nil, undo(err)
+	}
+	l.info = g.info
+	l.info.NIC = l.queue.Info()
+	l.info.Arena = g.arena
+	l.info.Notes = append(slices.Clip(g.info.Notes), fmt.Sprintf("queue %d is shared with other processes of user %d", g.queue, g.uid))
+	g.members[l.partition] = l
+	d.leases[l.id()] = l
+	return l, nil
+}
+
+// mapMemory maps the UMEM.
+func (g *Group) mapMemory() (mem []byte, unmap func() error, err error) {
+	err = fds.With(g.memory, func(fd int) (err error) {
+		mem, err = unix.Mmap(fd, 0, g.arena.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		return os.NewSyscallError("mmap", err)
+	})
+	return mem, func() error { return unix.Munmap(mem) }, err
+}
+
+// leave takes back what the process of a lease had, if others go on with the queue. last reports that there are none. Caller
+// holds d.mu, which is released meanwhile.
+func (g *Group) leave(l *lease) (last bool, err error) {
+	d := l.dev
+	if g.others(l) {
+		d.mu.Unlock()
+		err = l.reclaim()
+		d.mu.Lock()
+	}
+	if l.socket != nil {
+		err = errors.Join(err, l.socket.Close())
+		l.socket = nil
+	}
+	delete(g.members, l.partition)
+	if last = len(g.members) == 0; last {
+		delete(d.groups, g.queue)
+		l.nic, l.steering = g.nic, g.steering // to be undone
+		err = errors.Join(err, g.memory.Close())
+	}
+	return last, err
+}
+
+// leaving reports whether TakeMemory was called for all members.
+func (g *Group) leaving() bool {
+	for _, m := range g.members {
+		if !m.leaving {
+			return false
+		}
+	}
+	return true
+}
+
+// others reports whether other processes have the queue, or are about to.
+func (g *Group) others(l *lease) bool {
+	for _, m := range g.members {
+		if m != l {
+			return true
+		}
+	}
+	return false
+}
+
+// reclaim returns the chunks of a process that has gone.
+func (l *lease) reclaim() error {
+	if l.socket == nil {
+		return nil
+	}
+	g := l.group
+	g.reclaiming.Lock() // xdpnic.Reclaim: one at a time
+	defer g.reclaiming.Unlock()
+	mem, unmap, err := g.mapMemory()
+	if err != nil {
+		return err
+	}
+	h := g.of
+	h.Config.Sharing.Partition = l.partition
+	h.Config.Rings = l.info.NIC.Rings
+	err = fds.With(l.socket, func(fd int) error {
+		_, err := xdpnic.Reclaim(fd, h, mem)
+		return err
+	})
+	return errors.Join(err, unmap())
+}

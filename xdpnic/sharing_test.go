@@ -1,0 +1,428 @@
+package xdpnic
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/hugepages"
+	"viaxdp/internal/lab/nstest"
+)
+
+// attachBySlot attaches a program that sends frames of our EtherType to the socket in the slot that their first byte names.
+func attachBySlot(ifindex int, generic bool) (*redirect, error) {
+	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 256})
+	if err != nil {
+		return nil, err
+	}
+	be := make([]byte, 2)
+	binary.BigEndian.PutUint16(be, etherType)
+	r := &redirect{xsks: xsks}
+	if r.prog, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "test_slots", Type: ebpf.XDP, License: "Dual BSD/GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS,
+		Instructions: asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
+			asm.LoadMem(asm.R3, asm.R1, 4, asm.Word), // data_end
+			asm.Mov.Reg(asm.R4, asm.R2),
+			asm.Add.Imm(asm.R4, 15),
+			asm.JGT.Reg(asm.R4, asm.R3, "pass"),
+			asm.LoadMem(asm.R5, asm.R2, 12, asm.Half),
+			asm.JNE.Imm(asm.R5, int32(binary.NativeEndian.Uint16(be)), "pass"),
+			asm.LoadMem(asm.R2, asm.R2, 14, asm.Byte),
+			asm.LoadMapPtr(asm.R1, xsks.FD()),
+			asm.Mov.Imm(asm.R3, 1), // XDP_DROP without a socket
+			asm.FnRedirectMap.Call(),
+			asm.Return(),
+			asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"),
+			asm.Return(),
+		},
+	}); err != nil {
+		r.close()
+		return nil, fmt.Errorf("%+v", err)
+	}
+	flags := link.XDPDriverMode
+	if generic {
+		flags = link.XDPGenericMode
+	}
+	if r.link, err = link.AttachXDP(link.XDPOptions{Program: r.prog, Interface: ifindex, Flags: flags}); err != nil {
+		r.close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// sharedQueue is a queue that processes share, as an agent sees it.
+type sharedQueue struct {
+	ns    *nstest.NS
+	prog  *redirect
+	arena *hugepages.Arena
+	of    Handout
+	fds   map[int]int // duplicates of the processes' sockets, by partition
+}
+
+// openShared opens a queue for 1+guests processes, of which none has joined.
+func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
+	t.Helper()
+	cfg.Ifindex, cfg.Mode, cfg.Require = ns.Index, ModeGeneric, true
+	cfg, err := cfg.WithDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sharedQueue{ns: ns, fds: make(map[int]int)}
+	pool := cfg.PoolBytes()
+	if s.arena, err = hugepages.New(hugepages.Config{Size: pool + 1<<20, Reserve: pool, Shared: true, Policy: hugepages.Avoid}); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Memory = s.arena.Bytes()
+	if err := ns.Do(func() (err error) {
+		if s.prog, err = attachBySlot(ns.Index, true); err != nil {
+			return err
+		}
+		q, err := Open(cfg)
+		if err != nil {
+			return err
+		}
+		if s.of, err = q.Handout(); err != nil {
+			return err
+		}
+		return s.handOut(q)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, fd := range s.fds {
+			unix.Close(fd)
+		}
+		s.prog.close()
+		if err := s.arena.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// handOut keeps a duplicate of a queue's socket, and closes the queue.
+func (s *sharedQueue) handOut(q *Queue) (err error) {
+	part := q.cfg.Sharing.Partition
+	if s.fds[part], err = unix.FcntlInt(uintptr(q.FD()), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return err
+	}
+	if err := s.prog.register(q, part); err != nil {
+		return err
+	}
+	return q.Close()
+}
+
+// join lets one more process join.
+func (s *sharedQueue) join(t testing.TB, part int) {
+	t.Helper()
+	if err := s.ns.Do(func() error {
+		for _, fd := range s.fds {
+			q, err := Join(fd, s.of, s.arena.Bytes(), part)
+			if err != nil {
+				return err
+			}
+			return s.handOut(q)
+		}
+		return fmt.Errorf("no process is left")
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// handout describes the queue of a partition.
+func (s *sharedQueue) handout(part int) Handout {
+	h := s.of
+	h.Config.Sharing.Partition = part
+	h.Config.Rings.RX, h.Config.Rings.TX = powerOfTwo(h.Config.rxChunks()), powerOfTwo(h.Config.txChunks())
+	h.Config.TxBudget = min(h.Config.TxBudget, h.Config.Rings.TX)
+	return h
+}
+
+// adopt is what the process does.
+func (s *sharedQueue) adopt(t testing.TB, part int) *end {
+	t.Helper()
+	fd, err := unix.FcntlInt(uintptr(s.fds[part]), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(s.arena.FD(), 0, len(s.arena.Bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := Adopt(fd, s.handout(part), mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		q.Close()
+		unix.Munmap(mem)
+	})
+	return &end{ns: s.ns, redirect: s.prog, q: q}
+}
+
+// reclaim is what the agent does after a process has ended.
+func (s *sharedQueue) reclaim(t testing.TB, part int) (chunks int) {
+	t.Helper()
+	if err := s.prog.xsks.Delete(uint32(part)); err != nil {
+		t.Fatal(err)
+	}
+	chunks, err := Reclaim(s.fds[part], s.handout(part), s.arena.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(s.fds[part])
+	delete(s.fds, part)
+	return chunks
+}
+
+// inPlace checks, with q idle and all processes but q's gone, that every chunk is where it belongs.
+func inPlace(t testing.TB, q *Queue) {
+	t.Helper()
+	p, c := q.pool, q.pool.commons
+	q.Reap()
+	seen := make(map[uint64]bool)
+	cons, prod := p.fill.cons.Load(), atomic.LoadUint32(c.fillProd)
+	for at := cons; at != prod; at++ {
+		e := c.fill[at&c.fillMask]
+		i := p.chunk(e &^ (p.size - 1))
+		if i >= p.rx || seen[i] || e&(p.size-1) != p.round(at) {
+			t.Errorf("fill ring entry %d: %#x is chunk %d (seen: %v)", at, e, i, seen[i])
+		}
+		seen[i] = true
+	}
+	// The kernel keeps the chunks of frames that it has dropped, and uses them first.
+	for i := range p.rx {
+		if w := atomic.LoadUint64(&c.rx[i]); w&kindMask == rxLeased {
+			t.Errorf("RX chunk %d is leased by process %d", i, w>>8&0xff)
+		}
+	}
+	for i, w := range c.tx {
+		if w&kindMask == txFlight {
+			t.Errorf("TX chunk %d of process %d is in flight", i, c.layout.partitionOf(uint64(i)+p.rx))
+		}
+	}
+	if prod-cons < uint32(p.rx)-8 {
+		t.Errorf("%d of %d chunks are on the fill ring", prod-cons, p.rx)
+	}
+}
+
+// toSlot sends one frame of n bytes to the socket in a slot of a shared queue.
+func (e *end) toSlot(t testing.TB, to *end, slot, n int, seed byte) {
+	t.Helper()
+	addr, buf := e.mustAlloc(t)
+	header(buf, to.ns, e.ns)
+	fillPattern(buf[14:n], seed)
+	buf[14] = byte(slot)
+	if !e.q.Send(addr, n, false) {
+		t.Fatal("Send refused")
+	}
+	if err := e.q.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var sharing = Config{ChunkSize: 2048, RxChunks: 32, TxChunks: 16, Sharing: Sharing{Guests: 3, RxChunks: 16, TxChunks: 8}}
+
+// Four processes on one queue send and receive, in any order, more frames than there are chunks. Completions come back
+// whichever process takes them off the ring.
+func TestSharing(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	s := openShared(t, na, sharing)
+	b := openEnd(t, nb, pairOptions{generic: true})
+	var ends []*end
+	for part := range 4 {
+		if part > 0 {
+			s.join(t, part)
+		}
+		ends = append(ends, s.adopt(t, part))
+		audit(t, ends[part].q)
+	}
+	for round := range 200 {
+		for part, e := range ends {
+			seed := byte(round*4 + part)
+			e.pass(t, b, 64+part, seed)
+			b.toSlot(t, e, part, 100+part, seed)
+			data, _ := receive(t, e.q)
+			data[14] = seed // the slot was there
+			wantPattern(t, data, 100+part, seed)
+			ends[round%4].q.Reap()
+		}
+	}
+	for part, e := range ends {
+		eventually(t, "completions", func() bool { e.q.Reap(); return e.q.TxFree() == int(e.q.pool.tx) })
+		if s := stats(t, e.q); s.TxFrames != 200 || s.RxFrames != 200 || s.ChunkErrors != 0 {
+			t.Errorf("process %d: %+v", part, s)
+		}
+		audit(t, e.q)
+	}
+	inPlace(t, ends[0].q)
+}
+
+// A process that ends with frames in its hands, on its rings and in flight leaves nothing behind. The others lose no
+// frame meanwhile, the first process can be the one that ends, and another takes its place.
+func TestSharingDeath(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	s := openShared(t, na, sharing)
+	b := openEnd(t, nb, pairOptions{generic: true})
+	for part := 1; part < 4; part++ {
+		s.join(t, part)
+	}
+	stay := s.adopt(t, 3)
+	for round := range 6 {
+		for _, part := range []int{0, 1, 2} {
+			e := s.adopt(t, part)
+			for i := range 10 {
+				b.toSlot(t, e, part, 64, byte(i))
+				b.toSlot(t, stay, 3, 64, byte(i))
+			}
+			frames := make([]Frame, 64)
+			eventually(t, "frames", func() bool { return e.q.rx.peek(10) == 10 })
+			e.q.Receive(frames[:4])
+			e.q.Recycle(frames[0].Addr) // not given back
+			for range 3 {
+				addr, buf, _ := e.q.Alloc()
+				header(buf, nb, na)
+				e.q.Send(addr, 64, false)
+			}
+			switch part {
+			case 1:
+				e.q.publish() // and not kicked
+			case 2:
+				if err := e.q.Flush(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			e.q.Alloc()
+			for i := range 10 {
+				data, _ := receive(t, stay.q)
+				data[14] = byte(i)
+				wantPattern(t, data, 64, byte(i))
+			}
+			e.q.Close()
+			if n := s.reclaim(t, part); n < 10 {
+				t.Errorf("round %d: %d chunks of process %d came back", round, n, part)
+			}
+			eventually(t, "completions", func() bool {
+				stay.q.Reap()
+				return !slices.ContainsFunc(stay.q.pool.commons.tx, func(w uint64) bool { return w&kindMask == txFlight })
+			})
+			inPlace(t, stay.q)
+			s.join(t, part)
+		}
+	}
+}
+
+// A process may end between any two steps of giving a chunk back, taking one, or passing a completion on. What it has
+// begun is completed once, or comes back.
+func TestSharingSteps(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	s := openShared(t, na, sharing)
+	b := openEnd(t, nb, pairOptions{generic: true})
+	s.join(t, 1)
+	s.join(t, 2)
+	stay := s.adopt(t, 1)
+	other := s.adopt(t, 2)
+	// lease has the first process take one frame.
+	lease := func(e *end) (p *pool, i uint64) {
+		b.toSlot(t, e, 0, 64, 1)
+		var frames [1]Frame
+		eventually(t, "a frame", func() bool { return e.q.Receive(frames[:]) == 1 })
+		return e.q.pool, e.q.pool.chunk(frames[0].Addr)
+	}
+	for name, die := range map[string]func(e *end){
+		"marked, not taken": func(e *end) {
+			b.toSlot(t, e, 0, 64, 1)
+			eventually(t, "a frame", func() bool { return e.q.rx.peek(1) == 1 })
+			e.q.pool.lease(e.q.pool.chunk(plainAddr(e.q.rx.desc[e.q.rx.tail&e.q.rx.mask].Addr)))
+		},
+		"returning, not on the ring": func(e *end) {
+			p, i := lease(e)
+			atomic.StoreUint64(&p.commons.rx[i], rxWord(rxReturning, 0, atomic.LoadUint32(p.commons.fillProd)))
+		},
+		"returning, another had the place": func(e *end) {
+			p, i := lease(e)
+			atomic.StoreUint64(&p.commons.rx[i], rxWord(rxReturning, 0, atomic.LoadUint32(p.commons.fillProd)))
+			b.toSlot(t, stay, 1, 64, 1)
+			receive(t, stay.q)
+		},
+		"on the ring, index not advanced": func(e *end) {
+			p, i := lease(e)
+			h := atomic.LoadUint32(p.commons.fillProd)
+			atomic.StoreUint64(&p.commons.rx[i], rxWord(rxReturning, 0, h))
+			atomic.StoreUint64(&p.commons.fill[h&p.commons.fillMask], p.entry(i, h))
+		},
+		"on the ring, another advances the index": func(e *end) {
+			p, i := lease(e)
+			h := atomic.LoadUint32(p.commons.fillProd)
+			atomic.StoreUint64(&p.commons.rx[i], rxWord(rxReturning, 0, h))
+			atomic.StoreUint64(&p.commons.fill[h&p.commons.fillMask], p.entry(i, h))
+			b.toSlot(t, stay, 1, 64, 1)
+			receive(t, stay.q)
+		},
+		"returned, a round ago": func(e *end) {
+			p, i := lease(e)
+			p.giveBack(i)
+			for range 2 * len(p.commons.fill) {
+				b.toSlot(t, stay, 1, 64, 1)
+				receive(t, stay.q)
+			}
+		},
+		"completion marked, not taken": func(e *end) {
+			stay.mustSend(t, b, 64, 1)
+			receive(t, b.q)
+			c := e.q.pool.commons
+			stay.q.Reap()
+			addr, _ := stay.mustAlloc(t)
+			stay.q.Send(addr, 64, false)
+			stay.q.publish()
+			kick(stay.q.fd)
+			receive(t, b.q)
+			eventually(t, "a completion", func() bool { return atomic.LoadUint32(c.compProd) != atomic.LoadUint32(c.compCons) })
+			at := atomic.LoadUint32(c.compCons)
+			w := &c.tx[e.q.pool.chunk(c.comp[at&c.compMask])-e.q.pool.rx]
+			atomic.StoreUint64(w, uint64(at)<<8|txCompleted)
+		},
+		"completion taken, owner not told": func(e *end) {
+			c := e.q.pool.commons
+			addr, _ := stay.mustAlloc(t)
+			stay.q.Send(addr, 64, false)
+			stay.q.publish()
+			kick(stay.q.fd)
+			receive(t, b.q)
+			eventually(t, "a completion", func() bool { return atomic.LoadUint32(c.compProd) != atomic.LoadUint32(c.compCons) })
+			e.q.pool.passOn(atomic.LoadUint32(c.compCons))
+			atomic.AddUint64(&c.parts[1].foreign, ^uint64(0))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := s.adopt(t, 0)
+			die(e)
+			e.q.Close()
+			s.reclaim(t, 0)
+			for i := range 100 { // the others go on
+				stay.pass(t, b, 64, byte(i))
+				b.toSlot(t, other, 2, 64, byte(i))
+				receive(t, other.q)
+			}
+			for _, e := range []*end{stay, other} {
+				eventually(t, "completions", func() bool {
+					for range 300 {
+						e.q.Reap()
+					}
+					return e.q.TxFree() == int(e.q.pool.tx)
+				})
+				audit(t, e.q)
+			}
+			inPlace(t, stay.q)
+			s.join(t, 0)
+		})
+	}
+}
