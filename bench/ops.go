@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -65,6 +67,8 @@ const (
 	OpDestroyVI   = "destroy VI"
 	OpConnect     = "connect"
 	OpDisconnect  = "disconnect"
+	OpConnectTCP  = "connect of TCP"
+	OpCloseTCP    = "close of TCP"
 
 	OpAllocMem      = "allocate and register in the arena"
 	OpFreeMem       = "deregister and free in the arena"
@@ -125,8 +129,8 @@ func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() e
 }
 
 // Connections measures how long the client's VI takes to be connected with a
-// peer that waits, and to be disconnected, count times. The session is one of
-// VIs.
+// peer that waits, and to be disconnected, count times; and the same of package
+// net's TCP connections. The session is one of VIs.
 func (s *Session) Connections(ctx context.Context, count int) (*OperationsResult, error) {
 	if err := checkCount(count); err != nil {
 		return nil, err
@@ -329,7 +333,67 @@ func connectOften(j *job, in connectInput) (out operated, err error) {
 			}
 		}
 	})
+	if err == nil {
+		err = t.connectTCP(j, in)
+	}
 	return t.output(), err
+}
+
+// opsPort is the server's TCP port. Both sides are in namespaces of their own.
+const opsPort = 4794
+
+// connectTCP is the client's side of acceptTCP.
+func (t *timings) connectTCP(j *job, in connectInput) error {
+	n, err := openNetwork(j.params, false)
+	if err != nil {
+		return err
+	}
+	at := netip.AddrPortFrom(in.Server, opsPort)
+	first, err := n.reach(at, waitLimit, j.stop)
+	if err != nil {
+		return err
+	}
+	return errors.Join(t.pairs(in.Count, 0, OpConnectTCP, OpCloseTCP, func(*time.Time) (func() error, error) {
+		c, err := n.dial(context.Background(), "tcp", at.String())
+		return undoing(func() error { return c.Close() }, err)
+	}), first.Close())
+}
+
+// acceptTCP takes TCP connections until the client has closed the first of them.
+func acceptTCP(host netip.Addr) error {
+	n, err := openNetwork(Params{}, false)
+	if err != nil {
+		return err
+	}
+	l, err := n.listenWithin(netip.AddrPortFrom(host, opsPort), waitLimit)
+	if err != nil {
+		return err
+	}
+	first, err := l.Accept()
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	others := make(chan error, 1)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				err = nil
+			}
+			if c == nil {
+				others <- err
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	err = first.SetDeadline(time.Now().Add(waitLimit))
+	if err == nil {
+		if _, err = first.Read(make([]byte, 1)); errors.Is(err, io.EOF) {
+			err = nil
+		}
+	}
+	return errors.Join(err, first.Close(), l.Close(), <-others)
 }
 
 // acceptOften is a task: the server's side.
@@ -373,7 +437,7 @@ func acceptOften(j *job, in connectInput) (out struct{}, err error) {
 			return out, err
 		}
 	}
-	return out, nil
+	return out, acceptTCP(in.Server)
 }
 
 // acceptUntil awaits the next request.

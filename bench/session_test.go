@@ -155,7 +155,7 @@ func TestConnections(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			expect(t, r, map[string]int64{OpConnect: 5, OpDisconnect: 5}, func(o OperationTimes) string { return o.Name })
+			expect(t, r, map[string]int64{OpConnect: 5, OpDisconnect: 5, OpConnectTCP: 5, OpCloseTCP: 5}, func(o OperationTimes) string { return o.Name })
 			if err := loads(t.Context(), s); err != nil {
 				return err
 			}

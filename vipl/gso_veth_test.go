@@ -1,8 +1,15 @@
 package vipl_test
 
 import (
+	"net"
+	"net/netip"
+	"os"
 	"testing"
 	"time"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -18,14 +25,21 @@ func TestGSOOverVeth(t *testing.T) {
 		v6        bool
 		off       bool // the sender's interface divides packets
 		a, b      []vipl.Option
-		none      bool // no packet leaves
-		whole     bool // packets arrive undivided
+		none      bool                                                   // no packet leaves
+		whole     bool                                                   // packets arrive undivided
+		join      func(t *testing.T, o nstest.Options) (a, b *nstest.NS) // nil: by a veth pair
 		meanwhile func(t *testing.T, a, b *nstest.NS)
 	}{
 		{name: "IPv4", whole: true},
 		{name: "IPv6", v6: true, whole: true},
 		{name: "MTU 9000", mtu: 9000, whole: true},
 		{name: "MTU 576", mtu: 576, whole: true},
+		{name: "sealed, IPv6", v6: true, a: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, b: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, whole: true},
+		{name: "sealed, divided by the sender", off: true, a: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, b: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}},
+		{name: "through a bridge", join: bridged, whole: true},
+		{name: "through a bridge, IPv6, MTU 9000", v6: true, mtu: 9000, join: bridged, whole: true},
+		{name: "through a router", join: routed, whole: true},
+		{name: "through a router, divided by the sender", off: true, join: routed},
 		{name: "sealed", a: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, b: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, whole: true},
 		{name: "divided by the sender", off: true},
 		{name: "native receiver", b: []vipl.Option{native}, none: true},
@@ -34,6 +48,19 @@ func TestGSOOverVeth(t *testing.T) {
 		{name: "switched off at the receiver", b: []vipl.Option{vipl.WithSegmentation(false)}, none: true},
 		{name: "receiver without chains", b: []vipl.Option{vipl.WithMultiBuffer(false)}, none: true},
 		{name: "divided from now on", whole: true, meanwhile: divide},
+		{name: "tx-udp-segmentation off and on", whole: true, meanwhile: func(t *testing.T, a, _ *nstest.NS) {
+			for i := range 20 {
+				offload(t, a, i%2 > 0)
+				time.Sleep(time.Millisecond)
+			}
+		}},
+		{name: "MTU blinks", whole: true, meanwhile: func(t *testing.T, a, _ *nstest.NS) {
+			link, err := a.Netlink().LinkByName(a.Name)
+			nstest.Must(t, err)
+			nstest.Must(t, a.Netlink().LinkSetMTU(link, 1400))
+			time.Sleep(20 * time.Millisecond)
+			nstest.Must(t, a.Netlink().LinkSetMTU(link, 1500))
+		}},
 		{name: "flapping link", whole: true, meanwhile: func(t *testing.T, a, _ *nstest.NS) {
 			link, err := a.Netlink().LinkByName(a.Name)
 			nstest.Must(t, err)
@@ -43,7 +70,11 @@ func TestGSOOverVeth(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			na, nb := nstest.Pair(t, nstest.Options{MTU: c.mtu})
+			join := c.join
+			if join == nil {
+				join = func(t *testing.T, o nstest.Options) (a, b *nstest.NS) { return nstest.Pair(t, o) }
+			}
+			na, nb := join(t, nstest.Options{MTU: c.mtu})
 			if c.off {
 				divide(t, na, nb)
 			}
@@ -103,4 +134,103 @@ func divide(t *testing.T, a, _ *nstest.NS) {
 	link, err := a.Netlink().LinkByName(a.Name)
 	nstest.Must(t, err)
 	nstest.Must(t, a.Netlink().LinkSetGSOMaxSegs(link, 1))
+}
+
+// offload switches segmentation offload of an interface on or off, as ethtool -K does.
+func offload(t *testing.T, n *nstest.NS, on bool) {
+	nstest.Must(t, n.Do(func() error {
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		return e.Change(n.Name, map[string]bool{"tx-udp-segmentation": on})
+	}))
+}
+
+// halves makes two veth pairs that have an end in a namespace between a and b: the ends x and y there.
+func halves(t *testing.T, o nstest.Options) (a, x, y, b *nstest.NS) {
+	t.Helper()
+	a, x = nstest.Pair(t, o)
+	y, b = nstest.Pair(t, o)
+	nstest.Must(t, x.Do(func() error {
+		h, err := netns.Get()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := y.Netlink().LinkByName(y.Name)
+		if err == nil {
+			err = y.Netlink().LinkSetDown(link)
+		}
+		if err == nil {
+			err = y.Netlink().LinkSetName(link, "half")
+		}
+		if err == nil {
+			err = y.Netlink().LinkSetNsFd(link, int(h))
+		}
+		return err
+	}))
+	return a, x, &nstest.NS{Name: "half"}, b
+}
+
+// bridged joins a and b by a bridge.
+func bridged(t *testing.T, o nstest.Options) (a, b *nstest.NS) {
+	a, x, y, b := halves(t, o)
+	nl := x.Netlink()
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bridge", MTU: o.MTU, TxQLen: 1000}}
+	nstest.Must(t, nl.LinkAdd(bridge))
+	nstest.Must(t, nl.LinkSetUp(bridge))
+	for _, name := range []string{x.Name, y.Name} {
+		link, err := nl.LinkByName(name)
+		nstest.Must(t, err)
+		for _, addr := range addresses(t, nl, link) {
+			nstest.Must(t, nl.AddrDel(link, &addr))
+		}
+		nstest.Must(t, nl.LinkSetMaster(link, bridge))
+		nstest.Must(t, nl.LinkSetUp(link))
+	}
+	return a, b
+}
+
+// routed joins a and b by a router. b is in another network then, and has no IPv6.
+func routed(t *testing.T, o nstest.Options) (a, b *nstest.NS) {
+	a, x, y, b := halves(t, o)
+	const ours, theirs = "10.98.0.2/24", "10.98.0.1/24"
+	up := func(nl *netlink.Handle, name, addr string) {
+		link, err := nl.LinkByName(name)
+		nstest.Must(t, err)
+		for _, old := range addresses(t, nl, link) {
+			nstest.Must(t, nl.AddrDel(link, &old))
+		}
+		parsed, err := netlink.ParseAddr(addr)
+		nstest.Must(t, err)
+		nstest.Must(t, nl.AddrAdd(link, parsed))
+		nstest.Must(t, nl.LinkSetUp(link))
+	}
+	route := func(n *nstest.NS, to, through string) {
+		_, dst, err := net.ParseCIDR(to)
+		nstest.Must(t, err)
+		nstest.Must(t, n.Netlink().RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(through)}))
+	}
+	up(x.Netlink(), y.Name, theirs)
+	up(b.Netlink(), b.Name, ours)
+	b.IPv4 = netip.MustParsePrefix(ours).Addr()
+	route(a, "10.98.0.0/24", x.IPv4.String())
+	route(b, "10.99.0.0/24", netip.MustParsePrefix(theirs).Addr().String())
+	nstest.Must(t, x.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }))
+	return a, b
+}
+
+// addresses are those of an interface, but for the link's own.
+func addresses(t *testing.T, nl *netlink.Handle, link netlink.Link) (list []netlink.Addr) {
+	t.Helper()
+	all, err := nl.AddrList(link, netlink.FAMILY_ALL)
+	nstest.Must(t, err)
+	for _, a := range all {
+		if a.IP.IsGlobalUnicast() {
+			list = append(list, a)
+		}
+	}
+	return list
 }

@@ -140,10 +140,11 @@ func runOps(s *session) (*report.Group, error) {
 		Notes: []string{
 			medianOfOperations,
 			"Connect is VipConnectRequest of a client to a server that waits in VipConnectWait, until the connection stands on the client's side; disconnect is VipDisconnect there, until the server has acknowledged it.",
+			"Connect of TCP is package net's Dial to a server in Accept; close does not wait for the server.",
 		},
 	}
 	order := []string{
-		bench.OpCreateVI, bench.OpDestroyVI, bench.OpConnect, bench.OpDisconnect, bench.OpCreateCQ, bench.OpDestroyCQ,
+		bench.OpCreateVI, bench.OpDestroyVI, bench.OpConnect, bench.OpDisconnect, bench.OpConnectTCP, bench.OpCloseTCP, bench.OpCreateCQ, bench.OpDestroyCQ,
 		bench.OpCreatePtag, bench.OpDestroyPtag,
 	}
 	return s.gather(g, s.turns(), func(t *sheet, turn int) error {

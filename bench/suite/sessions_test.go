@@ -26,7 +26,7 @@ func TestSessions(t *testing.T) {
 		metrics        []report.Metric
 		series, points int // points of each
 	}{
-		"vibe-ops":          {[]report.Metric{report.Operation}, 8, 1},
+		"vibe-ops":          {[]report.Metric{report.Operation}, 10, 1},
 		"vibe-register":     {[]report.Metric{report.Operation}, 4, 2},
 		"vibe-transactions": {[]report.Metric{report.Min, report.P50, report.P99, report.P999, report.Rate, report.CPUTx, report.CPURx}, 3, 2},
 		"load":              {[]report.Metric{report.Min, report.P50, report.P99, report.P999, report.Rate, report.CPUTx, report.CPURx, report.Outstanding}, 3, 2},

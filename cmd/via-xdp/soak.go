@@ -185,7 +185,7 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 		fmt.Fprintf(&b, "  bytes         %.3f GB checked\n", float64(r.Bytes)/1e9)
 	}
 	n := r.Emulator
-	fmt.Fprintf(&b, "  frames        %d received by the middle, %d forwarded, %d retransmitted by their senders\n", n.Taken, n.Passed, r.Resent)
+	fmt.Fprintf(&b, "  frames        %d received by the middle, %d forwarded, %d retransmitted by their senders, %d sent in GSO packets\n", n.Taken, n.Passed, r.Resent, r.InPackets)
 	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d duplicated, %d corrupted, %d reordered, %d delayed, %d over the rate\n",
 		n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
 	fmt.Fprintf(&b, "  at rest       %d times all chunks were accounted for; none of %d frames sent was lost without a counter\n", r.Audits, r.Accounted)

@@ -35,7 +35,8 @@ type Local struct {
 	numbers *kagent.Numbers
 	demux   *bpf.Demux
 	watch   *route.Watch
-	done    chan struct{} // closed by Close
+	open    context.Context // ended by end, in Close
+	end     context.CancelFunc
 
 	mu         sync.Mutex
 	closed     bool
@@ -114,9 +115,10 @@ func OpenContext(ctx context.Context, cfg Config) (_ *Local, err error) {
 // newLocal makes a handle on a lease. Caller holds d.mu and has a reference to
 // both.
 func newLocal(d *device, l *lease) *Local {
+	open, end := context.WithCancel(context.Background())
 	return &Local{
 		dev: d, lease: l, router: d.router, manager: d.manager, numbers: d.numbers, demux: d.demux, watch: d.watch,
-		done: make(chan struct{}), vis: make(map[uint32]netip.Addr),
+		open: open, end: end, vis: make(map[uint32]netip.Addr),
 		peerResets: make(map[uint32]PeerReset), keptDiscs: make(map[string]string),
 	}
 }
@@ -204,14 +206,7 @@ func (l *Local) fail(op string, peer netip.Addr, err error) error {
 	return &kagent.OpError{Op: op, Link: l.lease.info.Interface, Peer: peer, Err: err}
 }
 
-func (l *Local) isClosed() bool {
-	select {
-	case <-l.done:
-		return true
-	default:
-		return false
-	}
-}
+func (l *Local) isClosed() bool { return l.open.Err() != nil }
 
 // Link describes the current state of the interface. After its removal only the name is left.
 func (l *Local) Link() kagent.Link {
@@ -346,16 +341,9 @@ func (ln *localListener) Close() error {
 // until returns a context that also ends with Close, with ErrClosed as its cause.
 func (l *Local) until(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := make(chan struct{})
-	go func() {
-		select {
-		case <-l.done:
-			cancel(kagent.ErrClosed)
-		case <-stop:
-		}
-	}()
+	stop := context.AfterFunc(l.open, func() { cancel(kagent.ErrClosed) })
 	return ctx, func() {
-		close(stop)
+		stop()
 		cancel(nil)
 	}
 }
@@ -458,7 +446,7 @@ func (l *Local) Close() error {
 		return nil
 	}
 	l.closed = true
-	close(l.done)
+	l.end()
 	var errs []error
 	for num, peer := range l.vis {
 		if peer.IsValid() {

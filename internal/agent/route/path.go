@@ -41,6 +41,7 @@ type Router struct {
 	port       uint16
 	gone       atomic.Bool // the interface, though another one may have its number
 	links      linkCache
+	paths      pathCache
 	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
 	reprobes   reprobes
 	probing    sync.Mutex                   // guards probes
@@ -63,6 +64,7 @@ func (r *Router) Name() string { return r.name }
 func (r *Router) Close() {
 	r.nl.Close()
 	r.links.close()
+	r.paths.close()
 }
 
 // Removed reports whether the kernel has reported the removal of the interface.
@@ -133,6 +135,11 @@ func (r *Router) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path,
 	if !peer.IsValid() || peer.IsUnspecified() || peer.IsMulticast() {
 		return kagent.Path{}, fmt.Errorf("%w: %v is no host's address", kagent.ErrUnreachable, peer)
 	}
+	return r.paths.get(pathEnds{local, peer}, func() (kagent.Path, error) { return r.find(ctx, local, peer) })
+}
+
+// find is Path without the cache.
+func (r *Router) find(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
 	link, err := r.Link()
 	if err != nil {
 		return kagent.Path{}, err

@@ -36,31 +36,33 @@ const (
 	lookAgain  = 100 * time.Millisecond // wait after a failed read
 )
 
-// subscribe opens a socket that gets a notice of each change of an interface or address in the namespace of the
-// calling thread.
-func subscribe() (fd int, err error) {
+// linkGroups are the groups of notices about interfaces and addresses.
+var linkGroups = []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR}
+
+// subscribe opens a socket that gets the notices of groups in the namespace of the calling thread.
+func subscribe(groups ...uint) (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return 0, os.NewSyscallError("socket", err)
 	}
-	groups := uint32(0)
-	for _, g := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR} {
-		groups |= 1 << (g - 1)
+	mask := uint32(0)
+	for _, g := range groups {
+		mask |= 1 << (g - 1)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: mask}); err != nil {
 		return 0, errors.Join(os.NewSyscallError("bind", err), unix.Close(fd))
 	}
 	return fd, nil
 }
 
 // NewWatch starts watching the interface of r, in the namespace of the calling thread. From then
-// on r reads the interface only after a change. onRemove is called when it is removed, after all
+// on r asks for the interface, or for a path again, only after a change. onRemove is called when it is removed, after all
 // watchers were notified.
 func NewWatch(r *Router, onRemove func(*Watch)) (_ *Watch, err error) {
-	if err := r.links.subscribe(); err != nil {
+	if err := errors.Join(r.links.subscribe(), r.paths.subscribe()); err != nil {
 		return nil, err
 	}
-	fd, err := subscribe()
+	fd, err := subscribe(linkGroups...)
 	if err != nil {
 		return nil, err
 	}

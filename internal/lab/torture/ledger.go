@@ -112,6 +112,8 @@ func (l *ledger) counts(r [2]*Report) (a [2]frameCounts, err error) {
 		}
 		q, to := &r[side].Queue, r[1-side]
 		a[side].sent = q.TxFrames - q.TxLostBusy - q.KernelStats.Tx_invalid_descs
+		// The sender's kernel divides GSO packets, before its interface.
+		a[side].sent += r[side].Engine.GSOSentFrames
 		a[side].redirected = to.Program.Redirected
 		to.Program.Each(func(_ string, n uint64) { a[side].seen += n })
 		a[side].seen -= to.Program.Control

@@ -14,6 +14,7 @@ import (
 	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/base/gso"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -26,6 +27,7 @@ type NICConfig struct {
 	Arena     int           // bytes of memory; 0: kagent.DefaultArena
 	Silence   time.Duration // 0: vipl.DefaultSilence
 	Sealed    bool          // connections have a pre-shared key, the same for all workers
+	Alone     bool          // frames leave one by one, not in GSO packets
 	Agent     string        // socket of the agent that opens it; empty: the worker does
 }
 
@@ -134,12 +136,22 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	if cfg.Sealed {
 		psk, err = vipl.NewPSK([]byte("the workers' key, 32 bytes of it."))
 	}
+	p := provider.Provider{
+		Port: n.meter, Agent: counted{n.opened, n.count}, Arena: n.opened.Arena(), Info: n.opened.Info(),
+	}
+	var out *gso.Socket
+	if err == nil && !cfg.Alone && p.Info.Mode.Generic() {
+		if out, err = gso.Open(p.Info.Index, p.Info.Port); err == nil {
+			p.GSO = out
+		}
+	}
 	if err == nil {
-		n.NIC, err = provider.OpenNIC[*vipl.NIC](provider.Provider{
-			Port: n.meter, Agent: counted{n.opened, n.count}, Arena: n.opened.Arena(), Info: n.opened.Info(),
-		}, vipl.WithSilence(cfg.Silence), vipl.WithPSK(psk))
+		n.NIC, err = provider.OpenNIC[*vipl.NIC](p, vipl.WithSilence(cfg.Silence), vipl.WithPSK(psk))
 	}
 	if err != nil {
+		if out != nil {
+			err = errors.Join(err, out.Close())
+		}
 		return nil, errors.Join(err, n.opened.Close())
 	}
 	n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the flows look at their VIs

@@ -70,6 +70,7 @@ type SoakReport struct {
 	Missing             uint64 // of unreliable flows
 	Writes, Reads       uint64 // RDMA operations completed
 	Resent              uint64 // frames
+	InPackets           uint64 // frames that left in GSO packets
 	Bytes               uint64 `json:",omitempty"` // of SoakConfig.Bytes, each checked
 
 	Kills int `json:",omitempty"` // of SoakConfig.Kills
@@ -367,6 +368,7 @@ func (s *soak) add(side int, r *Report) {
 	s.report.Writes += r.Writes
 	s.report.Reads += r.Reads
 	s.report.Resent += r.Engine.Resent
+	s.report.InPackets += r.Engine.GSOSentFrames
 }
 
 // note reports progress.

@@ -246,7 +246,7 @@ func TestSoakBytes(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v: %q", err, r.Violations)
 	}
-	if r.Bytes < bytes || r.Messages < bytes/bytesMessage || r.Emulator.Lost == 0 || r.Emulator.Duplicated == 0 || r.Emulator.Reordered == 0 || r.Resent == 0 ||
+	if r.Bytes < bytes || r.Messages < bytes/bytesMessage || r.Emulator.Lost == 0 || r.Emulator.Duplicated == 0 || r.Emulator.Reordered == 0 || r.Resent == 0 || r.InPackets == 0 ||
 		r.Audits != 1 || r.Accounted < bytes/bytesMessage {
 		t.Errorf("%+v", r)
 	}

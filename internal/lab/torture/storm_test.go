@@ -61,7 +61,11 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 			return // the bed is not as it was
 		}
 	}
-	accounted(t, closed(t, b))
+	r := closed(t, b)
+	accounted(t, r)
+	if cfg.Level != vipl.UnreliableDelivery && r[0].Engine.GSOSentFrames+r[1].Engine.GSOSentFrames == 0 {
+		t.Error("no frame left in a GSO packet")
+	}
 }
 
 // weather runs flows for a share of time under faults, and until the storm was seen.
