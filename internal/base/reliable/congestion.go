@@ -23,6 +23,7 @@ import "math"
 type congestion struct {
 	cwnd, threshold, most int64
 	step                  int64  // growth in a round above the threshold
+	part                  int64  // growth that is not a 1/256 of a frame yet
 	roundEnd              uint32 // the round ends when this number is acknowledged
 	roundLeast            int64  // least round trip time of the round; 0: none measured
 	trip, base            int64  // roundLeast of the last round that has one; least round trip known then
@@ -88,7 +89,8 @@ func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow 
 		if c.step == 0 {
 			c.step = c.freely()
 		}
-		c.cwnd += int64(n) * fraction * c.step / c.cwnd
+		c.part += int64(n) * fraction * c.step
+		c.cwnd, c.part = c.cwnd+c.part/c.cwnd, c.part%c.cwnd
 	}
 	c.cwnd = min(c.cwnd, c.most)
 	return slow
@@ -153,7 +155,7 @@ func (c *congestion) freely() int64 {
 	if c.share > 0 {
 		return fraction
 	}
-	return min(max(c.cwnd/growthShare, fraction), mostGrowth*fraction)
+	return min(max(c.cwnd/growthShare, fraction), max(mostGrowth*fraction, c.cwnd/longShare))
 }
 
 // cubic returns the growth in the round that begins: that of CUBIC's curve, or at least Reno's that is as
@@ -236,12 +238,17 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 	}
 }
 
-// lostOne handles one loss of the round. It takes a frame off the window, which grows back if losses are random. If
-// heavy losses of the round are used up, it takes everything that a round may cost at once.
+// lostOne handles one loss of the round. It takes a frame off the window, which grows back if losses are random. On a
+// long path it goes on doubling if it did. If heavy losses of the round are used up, it takes everything that a round may cost at
+// once.
 func (c *congestion) lostOne() {
 	switch c.heavy--; {
 	case c.heavy > 0:
+		doubles, threshold := c.cwnd < c.threshold && c.base > longPath, c.threshold
 		c.cut(min(c.cwnd, max(c.cwnd-fraction, c.floor))) // a timeout may have taken more
+		if doubles {
+			c.threshold = threshold
+		}
 	case c.heavy == 0:
 		c.cut(min(c.cwnd, c.floor))
 	}

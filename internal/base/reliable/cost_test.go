@@ -80,7 +80,7 @@ func BenchmarkFrame(b *testing.B) {
 }
 
 // BenchmarkWideRecovery is one acknowledgement in the worst case: the first of
-// 1024 frames is missing and the rest is held.
+// MaxWindow frames is missing and the rest is held.
 func BenchmarkWideRecovery(b *testing.B) {
 	s := NewSender(1, MaxWindow)
 	s.cwnd = s.most

@@ -2,35 +2,47 @@ package reliable
 
 // DetectLosses marks the frames as lost that selective acknowledgements show to be lost. Call it after the
 // acknowledgement and the ranges of one frame have been processed.
+//
+// It examines the frames in flight in the order of their transmission. The first that is neither lost nor sent
+// again ends the search: those behind it were sent later and have higher numbers. So the cost of an acknowledgement
+// does not depend on the window.
 func (s *Sender) DetectLosses(now int64) {
-	if s.sacked == 0 {
+	if s.sacked.n == 0 {
 		return
 	}
 	window := s.smooth/4 + s.varied // how much later a frame may arrive than one that was sent after it
 	if s.reordered > 0 {
 		window = s.smooth + 4*s.varied
 	}
-	above := s.sacked // selectively acknowledged frames above seq
+	below := s.high // dupThreshold frames from here on have arrived
+	for range dupThreshold {
+		if below = s.sacked.prev(s.una, below); below == s.una {
+			break // fewer
+		}
+		below--
+	}
 	wake := int64(0)
-	for seq := s.una; before(seq, s.high) && above > 0; seq++ {
+	for n, seq := s.inFlight(), s.oldest; n > 0; n-- {
 		f := &s.frames[seq&s.mask]
-		switch f.state {
-		case stateSacked:
-			above--
-		case stateSent:
-			late := f.sentAt + window
-			switch {
-			case f.sentAt > s.rackSent:
-			case s.reordered == 0 && above >= dupThreshold && f.tries == 0, late <= s.rackSent:
-				s.markLost(now, seq, f)
-			default:
-				// Sent before a frame that arrived, but not by much. It is lost if it is still missing after that time.
-				if due := f.sentAt + s.smooth + window; due <= now {
-					s.markLost(now, seq, f)
-				} else if wake == 0 || due < wake {
-					wake = due
-				}
-			}
+		if f.sentAt > s.rackSent {
+			break
+		}
+		this := seq
+		seq = f.next
+		if !before(this, s.high) {
+			continue // nothing of a later number has arrived
+		}
+		due := f.sentAt + s.smooth + window
+		switch {
+		case s.reordered == 0 && before(this, below) && f.tries == 0, f.sentAt+window <= s.rackSent, due <= now:
+			s.markLost(now, this, f)
+			continue
+		case wake == 0:
+			// Sent before a frame that arrived, but not by much. It is lost if it is still missing after that time.
+			wake = due
+		}
+		if s.reordered > 0 || f.tries == 0 {
+			break
 		}
 	}
 	if wake != 0 && (s.timer == 0 || wake < s.timer) {
@@ -39,11 +51,8 @@ func (s *Sender) DetectLosses(now int64) {
 }
 
 func (s *Sender) markLost(now int64, seq uint32, f *sentFrame) {
-	f.state = stateLost
-	s.lost++
-	if before(seq, s.scanLost) {
-		s.scanLost = seq
-	}
+	s.unlink(seq, f)
+	s.lost.add(seq)
 	if f.sentAt > s.recoveryEnd {
 		s.recoveryEnd = now
 		s.reordered = max(s.reordered, 1) - 1
@@ -56,16 +65,10 @@ func (s *Sender) markLost(now int64, seq uint32, f *sentFrame) {
 // NextLost returns the first frame that must be retransmitted and may be sent now. The caller sends it and calls
 // Resent, or tries later.
 func (s *Sender) NextLost() (seq uint32, ok bool) {
-	if s.lost == 0 || s.inFlight() >= s.window() {
+	if s.lost.n == 0 || s.inFlight() >= s.window() {
 		return 0, false
 	}
-	for seq = s.scanLost; seq != s.nxt; seq++ {
-		if s.frames[seq&s.mask].state == stateLost {
-			s.scanLost = seq
-			return seq, true
-		}
-	}
-	return 0, false
+	return s.lost.next(s.una, s.nxt), true
 }
 
 // Resent records that frame seq, which NextLost or Timeout returned, was retransmitted.
@@ -74,9 +77,13 @@ func (s *Sender) Resent(now int64, seq uint32) {
 		return // acknowledged in the meantime
 	}
 	f := &s.frames[seq&s.mask]
-	if f.state == stateLost {
-		s.lost--
-		f.state = stateSent
+	if !s.sacked.has(seq) {
+		if !s.lost.has(seq) {
+			s.unlink(seq, f)
+			s.lost.add(seq)
+		}
+		s.append(seq)
+		s.lost.remove(seq)
 	}
 	f.sentAt = now
 	if f.tries < 255 {
@@ -95,12 +102,12 @@ func (s *Sender) Timeout(now int64) (seq uint32, probe bool) {
 		return 0, false
 	}
 	s.timer = 0
-	if s.sacked > 0 && s.silent == 0 {
+	if s.sacked.n > 0 && s.silent == 0 {
 		// The time that DetectLosses allowed reordered frames is over, or nothing has arrived for long: frames that
 		// are overdue are lost.
-		known := s.lost
+		known := s.lost.n
 		s.DetectLosses(now)
-		if s.lost > known && s.timer == 0 {
+		if s.lost.n > known && s.timer == 0 {
 			s.timer = now + s.timeout(s.backoff)
 		}
 		if s.timer != 0 {
@@ -114,18 +121,16 @@ func (s *Sender) Timeout(now int64) (seq uint32, probe bool) {
 	}
 	s.silent = min(s.silent+1, maxBackoff)
 	if s.silent == 1 {
-		for seq = s.nxt - 1; s.frames[seq&s.mask].state != stateSent; seq-- {
+		for seq = s.nxt - 1; s.sacked.has(seq) || s.lost.has(seq); seq-- {
 		}
 		s.stats.Probes++
 		return seq, true
 	}
-	for seq = s.una; seq != s.nxt; seq++ {
-		if f := &s.frames[seq&s.mask]; f.state == stateSent {
-			f.state = stateLost
-			s.lost++
-		}
+	for s.inFlight() > 0 {
+		seq = s.oldest
+		s.unlink(seq, &s.frames[seq&s.mask])
+		s.lost.add(seq)
 	}
-	s.scanLost = s.una
 	s.collapse()
 	s.stats.Timeouts++
 	return 0, false
