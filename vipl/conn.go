@@ -109,7 +109,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 	c.ending.signal.init()
 	if v.attrs.Level != UnreliableDelivery {
 		c.sender = reliable.NewSender(ours.Seq, int(theirs.Window))
-		c.receiver = reliable.NewReceiver(theirs.Seq, maxWindow)
+		c.receiver = reliable.NewReceiver(theirs.Seq, v.port.windowOf(1)) // the window grows when other connections end
 	}
 	return c, nil
 }
