@@ -3,6 +3,7 @@ package reliable
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 )
 
 const ackEvery = 16
@@ -238,16 +239,19 @@ func audit(s *Sender) error {
 			sent++
 		}
 	}
-	last := int64(0)
-	for n, seq := sent, s.oldest; n > 0; n-- {
-		f := &s.frames[seq&s.mask]
-		switch {
-		case seq-s.una >= s.nxt-s.una, s.sacked.has(seq), s.lost.has(seq), f.sentAt < last:
-			return fmt.Errorf("frame %d in the list of frames in flight: %+v after %d", seq, *f, last)
-		case n > 1 && s.frames[f.next&s.mask].prev != seq, n == 1 && s.newest != seq:
-			return fmt.Errorf("frame %d is not linked with the one behind it", seq)
+	for i, r := range s.resent {
+		if i > 0 && r.at < s.resent[i-1].at {
+			return fmt.Errorf("retransmissions in disorder: %+v", s.resent)
 		}
-		last, seq = f.sentAt, f.next
+	}
+	for seq := s.una; seq != s.nxt; seq++ {
+		f := &s.frames[seq&s.mask]
+		if s.sacked.has(seq) || s.lost.has(seq) || f.tries == 0 && !before(seq, s.once) {
+			continue
+		}
+		if f.tries == 0 || !slices.Contains(s.resent, resentFrame{seq, f.sentAt}) {
+			return fmt.Errorf("frame %d, %+v, is in flight: [%d, %d), once %d, %+v", seq, *f, s.una, s.nxt, s.once, s.resent)
+		}
 	}
 	switch {
 	case span > len(s.frames):

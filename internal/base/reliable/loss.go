@@ -1,11 +1,13 @@
 package reliable
 
+import "slices"
+
 // DetectLosses marks the frames as lost that selective acknowledgements show to be lost. Call it after the
 // acknowledgement and the ranges of one frame have been processed.
 //
-// It examines the frames in flight in the order of their transmission. The first that is neither lost nor sent
-// again ends the search: those behind it were sent later and have higher numbers. So the cost of an acknowledgement
-// does not depend on the window.
+// It examines the frames in flight in the order of their transmission, those that were sent once and the
+// retransmissions, until one is not lost: those behind it were sent later, and have higher numbers if they were sent
+// once. So the cost of an acknowledgement does not depend on the window.
 func (s *Sender) DetectLosses(now int64) {
 	if s.sacked.n == 0 {
 		return
@@ -22,36 +24,47 @@ func (s *Sender) DetectLosses(now int64) {
 		below--
 	}
 	wake := int64(0)
-	for n, seq := s.inFlight(), s.oldest; n > 0; n-- {
-		f := &s.frames[seq&s.mask]
-		if f.sentAt > s.rackSent {
-			break
-		}
-		this := seq
-		seq = f.next
-		if !before(this, s.high) {
-			continue // nothing of a later number has arrived
-		}
+	lost := func(seq uint32, f *sentFrame) bool {
 		due := f.sentAt + s.smooth + window
 		switch {
-		case s.reordered == 0 && before(this, below) && f.tries == 0, f.sentAt+window <= s.rackSent, due <= now:
-			s.markLost(now, this, f)
-			continue
-		case wake == 0:
-			// Sent before a frame that arrived, but not by much. It is lost if it is still missing after that time.
+		case f.sentAt > s.rackSent:
+			return false
+		case f.tries == 0 && s.reordered == 0 && before(seq, below), f.sentAt+window <= s.rackSent, due <= now:
+			s.markLost(now, seq, f)
+			return true
+		}
+		// Sent before a frame that arrived, but not by much. It is lost if it is still missing after that time.
+		if wake == 0 || due < wake {
 			wake = due
 		}
-		if s.reordered > 0 || f.tries == 0 {
+		return false
+	}
+	for before(s.once, s.high) {
+		f := &s.frames[s.once&s.mask]
+		if !s.sacked.has(s.once) && !s.lost.has(s.once) && f.tries == 0 && !lost(s.once, f) {
 			break
 		}
+		s.once++
 	}
+	n := 0
+	for _, r := range s.resent {
+		if s.inFlightSince(r) && !lost(r.seq, &s.frames[r.seq&s.mask]) {
+			break
+		}
+		n++
+	}
+	s.resent = s.resent[:copy(s.resent, s.resent[n:])]
 	if wake != 0 && (s.timer == 0 || wake < s.timer) {
 		s.timer = wake
 	}
 }
 
+// inFlightSince reports whether frame r.seq is in flight since that retransmission.
+func (s *Sender) inFlightSince(r resentFrame) bool {
+	return r.seq-s.una < s.nxt-s.una && s.frames[r.seq&s.mask].sentAt == r.at && !s.sacked.has(r.seq) && !s.lost.has(r.seq)
+}
+
 func (s *Sender) markLost(now int64, seq uint32, f *sentFrame) {
-	s.unlink(seq, f)
 	s.lost.add(seq)
 	if f.sentAt > s.recoveryEnd {
 		s.recoveryEnd = now
@@ -77,15 +90,14 @@ func (s *Sender) Resent(now int64, seq uint32) {
 		return // acknowledged in the meantime
 	}
 	f := &s.frames[seq&s.mask]
-	if !s.sacked.has(seq) {
-		if !s.lost.has(seq) {
-			s.unlink(seq, f)
-			s.lost.add(seq)
-		}
-		s.append(seq)
+	if s.lost.has(seq) {
 		s.lost.remove(seq)
 	}
 	f.sentAt = now
+	if len(s.resent) == cap(s.resent) {
+		s.resent = slices.DeleteFunc(s.resent, func(r resentFrame) bool { return !s.inFlightSince(r) })
+	}
+	s.resent = append(s.resent, resentFrame{seq, now})
 	if f.tries < 255 {
 		f.tries++
 	}
@@ -126,11 +138,12 @@ func (s *Sender) Timeout(now int64) (seq uint32, probe bool) {
 		s.stats.Probes++
 		return seq, true
 	}
-	for s.inFlight() > 0 {
-		seq = s.oldest
-		s.unlink(seq, &s.frames[seq&s.mask])
-		s.lost.add(seq)
+	for seq = s.una; seq != s.nxt; seq++ {
+		if !s.sacked.has(seq) && !s.lost.has(seq) {
+			s.lost.add(seq)
+		}
 	}
+	s.resent = s.resent[:0]
 	s.collapse()
 	s.stats.Timeouts++
 	return 0, false

@@ -1,11 +1,16 @@
 package reliable
 
 type sentFrame struct {
-	tag        uint64
-	sentAt     int64
-	prev, next uint32 // neighbors in the order of sentAt, while the frame is in flight
-	units      uint16 // of the peer's window
-	tries      uint8  // retransmissions so far
+	tag    uint64
+	sentAt int64
+	units  uint16 // of the peer's window
+	tries  uint8  // retransmissions so far
+}
+
+// resentFrame is a retransmission.
+type resentFrame struct {
+	seq uint32
+	at  int64
 }
 
 // Sender numbers frames, remembers them until they are acknowledged, and decides which to retransmit and when.
@@ -18,11 +23,12 @@ type Sender struct {
 	mask   uint32
 	frames []sentFrame // by number; grows with the frames that are outstanding
 
-	// Of the frames in [una, nxt), sacked have arrived, lost must be sent again, and the others are in flight. Those
-	// are a list in the order of their last transmission: oldest, newest.
-	sacked, lost   seqSet
-	oldest, newest uint32
-	high           uint32 // one past the highest number known to have arrived
+	// Of the frames in [una, nxt), sacked have arrived, lost must be sent again, and the others are in flight. Each of
+	// those was sent once and is not below once, or is in resent.
+	sacked, lost seqSet
+	once         uint32
+	resent       []resentFrame // in the order of retransmission; also some that are no longer in flight
+	high         uint32        // one past the highest number known to have arrived
 
 	congestion
 	rtt
@@ -49,7 +55,7 @@ type SenderStats struct {
 // NewSender makes a sender whose first frame has number first. At most window units are in flight, bounded by
 // MaxWindow, until the peer changes it.
 func NewSender(first uint32, window int) *Sender {
-	s := &Sender{una: first, nxt: first, high: first}
+	s := &Sender{una: first, nxt: first, high: first, once: first}
 	s.enlarge(leastPlaces)
 	s.congestion.init(first)
 	s.take(max(1, window))
@@ -102,7 +108,6 @@ func (s *Sender) Send(now int64, tag uint64, units int) uint32 {
 		s.enlarge(2 * len(s.frames))
 	}
 	s.frames[seq&s.mask] = sentFrame{tag: tag, sentAt: now, units: uint16(units)}
-	s.append(seq)
 	s.nxt++
 	s.used += uint32(units)
 	s.bounded = s.bounded || int(int32(s.limit-s.used)) < units
@@ -111,30 +116,6 @@ func (s *Sender) Send(now int64, tag uint64, units int) uint32 {
 		s.timer = now + s.timeout(s.backoff)
 	}
 	return seq
-}
-
-// append puts frame seq at the end of the list of frames in flight, which does not count it yet.
-func (s *Sender) append(seq uint32) {
-	if s.inFlight() == 0 {
-		s.oldest = seq
-	} else {
-		s.frames[s.newest&s.mask].next = seq
-		s.frames[seq&s.mask].prev = s.newest
-	}
-	s.newest = seq
-}
-
-// unlink removes frame seq from the list of frames in flight.
-func (s *Sender) unlink(seq uint32, f *sentFrame) {
-	switch {
-	case seq == s.oldest:
-		s.oldest = f.next
-	case seq == s.newest:
-		s.newest = f.prev
-	default:
-		s.frames[f.prev&s.mask].next = f.next
-		s.frames[f.next&s.mask].prev = f.prev
-	}
 }
 
 // Tag returns the tag that was passed to Send for frame seq. It is valid until a new Send reuses the frame's place.
@@ -170,6 +151,9 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	}
 	if before(s.high, cum) {
 		s.high = cum
+	}
+	if before(s.once, cum) {
+		s.once = cum
 	}
 	s.una = cum
 	s.take(window)
@@ -264,8 +248,6 @@ func (s *Sender) AckRange(now int64, start, end uint32) {
 func (s *Sender) arrived(now int64, seq uint32, f *sentFrame) {
 	if s.lost.has(seq) {
 		s.lost.remove(seq)
-	} else {
-		s.unlink(seq, f)
 	}
 	echo := f.tries > 0 && now-f.sentAt < s.least // the acknowledgement of an earlier transmission
 	if (f.tries == 0 || echo) && before(seq+1, s.high) {
