@@ -93,6 +93,9 @@ func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow 
 		c.cwnd, c.part = c.cwnd+c.part/c.cwnd, c.part%c.cwnd
 	}
 	c.cwnd = min(c.cwnd, c.most)
+	if least < shortPath {
+		c.cwnd = min(c.cwnd, shortWindow*fraction)
+	}
 	return slow
 }
 
@@ -155,7 +158,11 @@ func (c *congestion) freely() int64 {
 	if c.share > 0 {
 		return fraction
 	}
-	return min(max(c.cwnd/growthShare, fraction), max(mostGrowth*fraction, c.cwnd/longShare))
+	most := c.cwnd / wideShare
+	if c.base > longPath {
+		most = c.cwnd / longShare
+	}
+	return min(max(c.cwnd/growthShare, fraction), max(mostGrowth*fraction, most))
 }
 
 // cubic returns the growth in the round that begins: that of CUBIC's curve, or at least Reno's that is as
@@ -238,19 +245,21 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 	}
 }
 
-// lostOne handles one loss of the round. It takes a frame off the window, which grows back if losses are random. On a
-// long path it goes on doubling if it did. If heavy losses of the round are used up, it takes everything that a round may cost at
-// once.
+// lostOne handles one loss of the round. It takes a frame off the window, which grows back if losses are random. If
+// heavy losses of the round are used up, it takes everything that a round may cost at once. A window that doubles
+// goes on doubling after random losses on a long path, and while no round trip is known: then the first timer may
+// have been too short.
 func (c *congestion) lostOne() {
+	threshold := c.threshold
+	doubles := c.cwnd < threshold && (c.base == 0 || c.base > longPath && c.heavy > 1)
 	switch c.heavy--; {
 	case c.heavy > 0:
-		doubles, threshold := c.cwnd < c.threshold && c.base > longPath, c.threshold
 		c.cut(min(c.cwnd, max(c.cwnd-fraction, c.floor))) // a timeout may have taken more
-		if doubles {
-			c.threshold = threshold
-		}
 	case c.heavy == 0:
 		c.cut(min(c.cwnd, c.floor))
+	}
+	if doubles {
+		c.threshold = threshold
 	}
 }
 
@@ -281,10 +290,13 @@ func (c *congestion) countMarks() {
 	c.seen, c.marks, c.answered = 0, 0, false
 }
 
-// collapse handles a retransmission timeout. A second one in a row leaves the threshold unchanged.
-func (c *congestion) collapse() {
+// collapse handles a retransmission timeout. A second one in a row leaves the threshold unchanged. So does one before
+// a round trip is known: perhaps it is only longer than the first timer.
+func (c *congestion) collapse(known bool) {
 	if least := min(leastWindow*fraction, c.most); c.cwnd > least {
-		c.shrink()
+		if known {
+			c.shrink()
+		}
 		c.cwnd = least
 	}
 	c.dipping = 0

@@ -50,6 +50,7 @@ const (
 	delayCeiling = 1_000_000      // queueing delay above 5/4 of the least round trip at which the sender slows down
 	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured again
 	queueShows   = 250_000        // queueing delay above 33/32 of the least round trip at which there is a queue
+	shortPath    = 100_000        // least round trip below which the window ends at shortWindow
 	longPath     = 1_000_000      // round trip above which a window that doubles goes on after a random loss
 	dipEvery     = 2_000_000_000  // least time between dips while competing
 
@@ -58,24 +59,26 @@ const (
 	cubicMost     = 1000                // s after which the curve is straight
 	renoGrowth    = fraction * 53 / 100 // frames a round: with reductions to 7/10 as aggressive as Reno
 
-	initialWindow = 64 // congestion window at the start, frames
-	growthShare   = 16 // 1/growthShare of the congestion window is its growth in a round without losses
-	mostGrowth    = 4  // most frames of growth in such a round, while the window is short
-	longShare     = 64 // 1/longShare of a long window is its growth instead: about the random losses that it stands
-	heavyShare    = 5  // losing 1/heavyShare of a round means congestion
-	heavyLeast    = 9  // least number of lost frames that means congestion
-	leastWindow   = 4  // congestion window after a timeout
-	queueWindow   = 2  // least congestion window after a loss while there is a queue
-	dipWindow     = 1  // least congestion window during a dip
-	smallWindow   = 4  // a window at which the delay ceiling is twice that of a large one
-	dipRounds     = 4  // rounds of a dip: the first ends what is in flight, the others show what remains
-	highRounds    = 2  // rounds with a queue above the ceiling after which the window dips
-	vainDips      = 4  // dips that do not empty the queue after which the sender competes
-	lowRounds     = 8  // rounds without a queue after which it no longer does
-	dupThreshold  = 3  // later arrivals that mean a loss while no reordering was seen
-	reorderRounds = 16 // loss rounds after which a reordering is forgotten (RFC 8985)
-	lateRow       = 8  // late frames in a row after which the receiver, too, takes a gap for reordering
-	maxBackoff    = 20 // doublings of the timer, enough to reach maxTimeout from any start
+	initialWindow = 64  // congestion window at the start, frames
+	shortWindow   = 256 // frames that fill 25 Gbit/s for shortPath; more only displace each other in caches
+	growthShare   = 16  // 1/growthShare of the congestion window is its growth in a round without losses
+	mostGrowth    = 4   // most frames of growth in such a round, while the window is short
+	wideShare     = 64  // 1/wideShare of a window of more than 256 frames is its growth instead
+	longShare     = 32  // the same on a long path, where its share of random losses is made up for
+	heavyShare    = 5   // losing 1/heavyShare of a round means congestion
+	heavyLeast    = 9   // least number of lost frames that means congestion
+	leastWindow   = 4   // congestion window after a timeout
+	queueWindow   = 2   // least congestion window after a loss while there is a queue
+	dipWindow     = 1   // least congestion window during a dip
+	smallWindow   = 4   // a window at which the delay ceiling is twice that of a large one
+	dipRounds     = 4   // rounds of a dip: the first ends what is in flight, the others show what remains
+	highRounds    = 2   // rounds with a queue above the ceiling after which the window dips
+	vainDips      = 4   // dips that do not empty the queue after which the sender competes
+	lowRounds     = 8   // rounds without a queue after which it no longer does
+	dupThreshold  = 3   // later arrivals that mean a loss while no reordering was seen
+	reorderRounds = 16  // loss rounds after which a reordering is forgotten (RFC 8985)
+	lateRow       = 8   // late frames in a row after which the receiver, too, takes a gap for reordering
+	maxBackoff    = 20  // doublings of the timer, enough to reach maxTimeout from any start
 )
 
 // before reports whether sequence number a precedes b.

@@ -141,6 +141,7 @@ func (h *host) work() {
 			h.work()
 		})
 	}
+	h.s.Pace(h.w.now)
 	for {
 		seq, ok := h.s.NextLost()
 		if !ok {

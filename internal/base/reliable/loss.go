@@ -78,7 +78,7 @@ func (s *Sender) markLost(now int64, seq uint32, f *sentFrame) {
 // NextLost returns the first frame that must be retransmitted and may be sent now. The caller sends it and calls
 // Resent, or tries later.
 func (s *Sender) NextLost() (seq uint32, ok bool) {
-	if s.lost.n == 0 || s.inFlight() >= s.window() {
+	if s.lost.n == 0 || s.inFlight() >= s.window() || s.pacer.due != 0 {
 		return 0, false
 	}
 	return s.lost.next(s.una, s.nxt), true
@@ -98,18 +98,25 @@ func (s *Sender) Resent(now int64, seq uint32) {
 		s.resent = slices.DeleteFunc(s.resent, func(r resentFrame) bool { return !s.inFlightSince(r) })
 	}
 	s.resent = append(s.resent, resentFrame{seq, now})
+	s.paced(now)
 	if f.tries < 255 {
 		f.tries++
 	}
 	s.stats.Resent++
 }
 
-// Deadline returns the time at which Timeout should be called; 0: none.
-func (s *Sender) Deadline() int64 { return s.timer }
+// Deadline returns the time at which Timeout should be called; 0: none. Frames may be sent after it.
+func (s *Sender) Deadline() int64 {
+	if due := s.pacer.due; due != 0 && (s.timer == 0 || due < s.timer) {
+		return due
+	}
+	return s.timer
+}
 
 // Timeout handles what is due at now. If probe is true, the caller retransmits frame seq at once, asking for an
 // acknowledgement, and calls Resent. NextLost returns the frames that Timeout has marked as lost.
 func (s *Sender) Timeout(now int64) (seq uint32, probe bool) {
+	s.Pace(now)
 	if s.timer == 0 || now < s.timer {
 		return 0, false
 	}
@@ -144,7 +151,7 @@ func (s *Sender) Timeout(now int64) (seq uint32, probe bool) {
 		}
 	}
 	s.resent = s.resent[:0]
-	s.collapse()
+	s.collapse(s.smooth != 0)
 	s.stats.Timeouts++
 	return 0, false
 }

@@ -152,7 +152,7 @@ func TestLossesDoNotUndoATimeout(t *testing.T) {
 	s, now, f := warm(60)
 	sack(s, now+trip, f+1, f+20)
 	lost(s, now+trip)
-	s.collapse()
+	s.collapse(true)
 	sack(s, now+2*trip, f+40, f+60)
 	if n := len(lost(s, now+2*trip)); n == 0 || s.window() != leastWindow {
 		t.Errorf("%d more lost, window %d, want %d", n, s.window(), leastWindow)
@@ -169,7 +169,7 @@ func TestWindowGrowsByRounds(t *testing.T) {
 			s.Send(us, 0, 1)
 		}
 		for i := range c.window {
-			s.Ack(us+trip, uint32(2+i), 1024)
+			s.Ack(us+shortPath, uint32(2+i), 1024)
 		}
 		if got := float64(s.cwnd)/fraction - float64(c.window); got < 0.8*float64(c.grown) || got > float64(c.grown) {
 			t.Errorf("window of %d grew by %.2f frames in a round, want %d", c.window, got, c.grown)

@@ -31,6 +31,7 @@ type Sender struct {
 	high         uint32        // one past the highest number known to have arrived
 
 	congestion
+	pacer
 	rtt
 	recoveryEnd int64 // frames sent after this time belong to a new round of losses
 	rackSent    int64 // send time of the most recently sent frame that has arrived
@@ -64,6 +65,14 @@ func NewSender(first uint32, window int) *Sender {
 
 // Room returns the number of new frames of one unit that may be sent now.
 func (s *Sender) Room() int {
+	if s.pacer.due != 0 {
+		return 0
+	}
+	return s.room()
+}
+
+// room is Room without pacing.
+func (s *Sender) room() int {
 	room := int(int32(s.limit - s.used))
 	if c := s.window() - s.inFlight(); c < room {
 		room = c
@@ -97,7 +106,7 @@ func (s *Sender) Stats() SenderStats { return s.stats }
 
 // Closes reports whether a new frame of the given units leaves no room for another one like it.
 func (s *Sender) Closes(units int) bool {
-	return s.Room() <= 1 || int(int32(s.limit-s.used)) < 2*units
+	return s.room() <= 1 || int(int32(s.limit-s.used)) < 2*units
 }
 
 // Send records a new frame that takes the given units of the peer's window. The caller sends it with the returned
@@ -112,6 +121,7 @@ func (s *Sender) Send(now int64, tag uint64, units int) uint32 {
 	s.used += uint32(units)
 	s.bounded = s.bounded || int(int32(s.limit-s.used)) < units
 	s.stats.Sent++
+	s.paced(now)
 	if s.timer == 0 {
 		s.timer = now + s.timeout(s.backoff)
 	}
@@ -160,6 +170,8 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	if s.grow(now, int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
+	s.pacer.set(s.least >= shortPath && s.cwnd > paceBurst*fraction, now)
+	s.Pace(now)
 	s.progress(now)
 	return from, cum, true
 }

@@ -25,7 +25,7 @@ func TestWindowFollowsThePeer(t *testing.T) {
 			flight += n
 		}
 		ack := func(t *rapid.T, n, w int) {
-			now += 1_000
+			now += shortPath
 			from, to, valid := s.Ack(now, s.una+uint32(n), w)
 			if !valid || int(to-from) != n {
 				t.Fatalf("acknowledgement of %d frames: [%d, %d), valid %v", n, from, to, valid)
@@ -69,7 +69,11 @@ func TestWindowFollowsThePeer(t *testing.T) {
 		last := windows.Draw(t, "last window")
 		for range 18 { // doublings are enough: nothing was lost
 			ack(t, len(units), last)
-			for s.Room() > 0 {
+			for s.room() > 0 {
+				for s.Room() == 0 { // paced
+					now = s.Deadline()
+					s.Pace(now)
+				}
 				send(1)
 			}
 		}

@@ -142,6 +142,34 @@ func TestModels(t *testing.T) {
 	}
 }
 
+// One stream fills a fast path and a long one, also one that loses frames at random.
+func TestLongPath(t *testing.T) {
+	big := HostConfig{RxChunks: 16384, TxChunks: 16384}
+	cases := []struct {
+		link       Link
+		host       HostConfig
+		least      float64
+		warm, time int64
+	}{
+		{Link{Rate: 25e9, Delay: 100 * Microsecond, Limit: 1 << 20}, HostConfig{RxChunks: 2048, TxChunks: 2048}, 0.95, 50 * Millisecond, 100 * Millisecond},
+		{Link{Rate: 25e9, Delay: 100 * Microsecond, Limit: 1 << 20, Loss: 0.001}, HostConfig{RxChunks: 2048, TxChunks: 2048}, 0.90, 50 * Millisecond, 100 * Millisecond},
+		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20}, big, 0.90, 5 * Second, 5 * Second},
+		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20, Loss: 0.001}, big, 0.90, 5 * Second, 5 * Second},
+		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20, Loss: 0.01}, big, 0.85, 5 * Second, 5 * Second},
+	}
+	if testing.Short() {
+		cases = cases[:2]
+	}
+	for _, c := range cases {
+		t.Run(fmt.Sprintf("%.0f Gbit/s, %d us, %.1f %%", c.link.Rate/1e9, 2*c.link.Delay/Microsecond, 100*c.link.Loss), func(t *testing.T) {
+			r := run(t, Sharing{Bottleneck: c.link, VIs: 1, Host: c.host, Warm: c.warm, Time: c.time})
+			if share := r.VI[0] / c.link.Rate / (1 - c.link.Loss) * (frame + onWire) / payload; share < c.least {
+				t.Errorf("payload is %.3f of what the link carries, want %.2f", share, c.least)
+			}
+		})
+	}
+}
+
 // leafSpine is a small network of 25 Gbit/s.
 func leafSpine(t *testing.T, seed uint64, hosts HostConfig) *LeafSpine {
 	t.Helper()

@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -18,6 +19,8 @@ const HostDelay = 2 * Microsecond
 
 const (
 	chunkSize = 2048
+	frame     = 1514    // bytes of a full frame
+	payload   = 1424    // bytes of a message in it
 	arenaSize = 1 << 20 // for programs
 )
 
@@ -37,6 +40,7 @@ type Host struct {
 	virtual provider.Virtual
 	uplink  *Port
 	wakeAt  int64
+	chunks  int
 	turns   []func()                 // what the program does whenever something may have happened
 	tcp     map[uint32]func(*packet) // segments that arrive, by flow
 }
@@ -49,10 +53,10 @@ func newAgents() *agents { return &agents{kagenttest.NewFabric(kagenttest.Faults
 // NewHost adds a host whose frames leave by a link. Connect its end with attach.
 func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
 	h := &Host{
-		sim: s, agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
+		sim: s, chunks: cmp.Or(c.RxChunks, vipl.DefaultRxChunks), agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
 		uplink: s.port(up, to), tcp: make(map[uint32]func(*packet)),
 	}
-	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: c.RxChunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
+	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: h.chunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
 	pool := q.PoolBytes()
 	var err error
 	if h.arena, err = hugepages.New(hugepages.Config{Size: pool + arenaSize, Reserve: pool, Policy: hugepages.Avoid}); err != nil {

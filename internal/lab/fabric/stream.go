@@ -10,9 +10,9 @@ import (
 
 const (
 	// Message is the length of a stream's messages.
-	Message = 64 << 10
-	depth   = 8 // messages posted at each end
-	connect = time.Minute
+	Message    = 64 << 10
+	leastDepth = 8 // messages posted at each end, or those of a window
+	connect    = time.Minute
 )
 
 // Stream is a pair of connected VIs of Reliable Delivery, from one host to another. Its program posts messages while
@@ -24,8 +24,8 @@ type Stream struct {
 	from, to *Host
 	va, vb   *vipl.VI
 	src, dst *vipl.Region
-	send     [depth]*vipl.Descriptor
-	recv     [depth]*vipl.Descriptor
+	send     []*vipl.Descriptor
+	recv     []*vipl.Descriptor
 	free     int   // descriptors of send that are not posted
 	next     int   // of send
 	left     int64 // bytes to send; endless: below 0
@@ -35,16 +35,17 @@ type Stream struct {
 
 // NewStream connects two VIs. Nothing is sent before Start or Transfer.
 func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
+	depth := max(leastDepth, to.chunks*payload/Message)
 	st := &Stream{from: from, to: to, free: depth}
 	var err error
-	if st.va, st.src, err = from.open(st.send[:]); err != nil {
+	if st.va, st.src, st.send, err = from.open(depth); err != nil {
 		return nil, err
 	}
-	if st.vb, st.dst, err = to.open(st.recv[:]); err != nil {
+	if st.vb, st.dst, st.recv, err = to.open(depth); err != nil {
 		return nil, err
 	}
 	for _, d := range st.recv {
-		d.SetSegments(st.dst.Segment(depth*descLen, Message))
+		d.SetSegments(st.dst.Segment(len(st.recv)*descLen, Message))
 		if err := st.vb.PostRecv(d, st.dst.Handle()); err != nil {
 			return nil, err
 		}
@@ -76,19 +77,20 @@ func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
 const descLen = 128
 
 // open makes a VI and its memory: descriptors, then a message. Go aligns an allocation of that size.
-func (h *Host) open(ds []*vipl.Descriptor) (*vipl.VI, *vipl.Region, error) {
+func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor, error) {
 	tag := h.NIC.CommonPtag()
 	r, err := h.NIC.RegisterMem(make([]byte, depth*descLen+Message), vipl.MemAttributes{Ptag: tag})
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
+	ds := make([]*vipl.Descriptor, depth)
 	for i := range ds {
 		if ds[i], err = r.Descriptor(i*descLen, 1); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 	}
 	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
-	return v, r, err
+	return v, r, ds, err
 }
 
 // Start sends from now on, without an end.
@@ -107,7 +109,7 @@ func (st *Stream) Transfer(n int64, done func(now int64)) {
 
 // post takes sends that are done and posts others.
 func (st *Stream) post() {
-	for st.free < depth {
+	for st.free < len(st.send) {
 		d, err := st.va.SendDone()
 		if d == nil {
 			if err != vipl.ErrNotDone {
@@ -128,8 +130,8 @@ func (st *Stream) post() {
 			st.left -= n
 		}
 		d := st.send[st.next]
-		st.next = (st.next + 1) % depth
-		d.SetSegments(st.src.Segment(depth*descLen, int(n)))
+		st.next = (st.next + 1) % len(st.send)
+		d.SetSegments(st.src.Segment(len(st.send)*descLen, int(n)))
 		if err := st.va.PostSend(d, st.src.Handle()); err != nil {
 			st.fail(err)
 			return
@@ -153,7 +155,7 @@ func (st *Stream) take() {
 			return
 		}
 		st.Received += int64(d.Length)
-		d.SetSegments(st.dst.Segment(depth*descLen, Message))
+		d.SetSegments(st.dst.Segment(len(st.recv)*descLen, Message))
 		if err := st.vb.PostRecv(d, st.dst.Handle()); err != nil {
 			st.fail(err)
 			return
