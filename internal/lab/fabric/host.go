@@ -134,7 +134,7 @@ func markCE(frame []byte) {
 func (h *Host) receive(f *packet) {
 	if f.seg != nil {
 		if take := h.tcp[f.flow]; take != nil {
-			take(f)
+			h.sim.After(HostDelay, func() { take(f) })
 		}
 		return
 	}

@@ -26,11 +26,18 @@ type Stream struct {
 	src, dst *vipl.Region
 	send     []*vipl.Descriptor
 	recv     []*vipl.Descriptor
-	free     int   // descriptors of send that are not posted
-	next     int   // of send
-	left     int64 // bytes to send; endless: below 0
-	asked    int64 // bytes to send in all, unless endless
-	ended    func(now int64)
+	free     int // descriptors of send that are not posted
+	next     int // of send
+	endless  bool
+	queued   []transfer // transfers that are not posted whole
+	waiting  []transfer // transfers that have not been received; left is their end in bytes received
+	asked    int64      // bytes of all transfers
+}
+
+// transfer is some bytes of a stream.
+type transfer struct {
+	left int64
+	done func(now int64)
 }
 
 // NewStream connects two VIs. Nothing is sent before Start or Transfer.
@@ -76,7 +83,7 @@ func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
 
 const descLen = 128
 
-// open makes a VI and its memory: descriptors, then a message. Go aligns an allocation of that size.
+// open makes a VI, its descriptors, and memory for a message.
 func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor, error) {
 	tag := h.NIC.CommonPtag()
 	r, err := h.NIC.RegisterMem(make([]byte, depth*descLen+Message), vipl.MemAttributes{Ptag: tag})
@@ -95,16 +102,31 @@ func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor, erro
 
 // Start sends from now on, without an end.
 func (st *Stream) Start() {
-	st.left = -1
+	st.endless = true
 	st.from.wake(st.from.sim.now)
 }
 
-// Transfer sends n bytes and calls done when they have been received.
+// Transfer sends n bytes behind those of earlier calls, and calls done when they have been received.
 func (st *Stream) Transfer(n int64, done func(now int64)) {
-	st.left += n
 	st.asked += n
-	st.ended = done
+	st.queued = append(st.queued, transfer{n, nil})
+	st.waiting = append(st.waiting, transfer{st.asked, done})
 	st.from.wake(st.from.sim.now)
+}
+
+// message returns the length of the next message to send; 0: none.
+func (st *Stream) message() int64 {
+	if st.endless {
+		return Message
+	}
+	if len(st.queued) == 0 {
+		return 0
+	}
+	n := min(Message, st.queued[0].left)
+	if st.queued[0].left -= n; st.queued[0].left == 0 {
+		st.queued = st.queued[1:]
+	}
+	return n
 }
 
 // post takes sends that are done and posts others.
@@ -123,11 +145,10 @@ func (st *Stream) post() {
 		}
 		st.free++
 	}
-	for st.free > 0 && st.left != 0 && st.Err == nil {
-		n := int64(Message)
-		if st.left > 0 {
-			n = min(n, st.left)
-			st.left -= n
+	for st.free > 0 && st.Err == nil {
+		n := st.message()
+		if n == 0 {
+			return
 		}
 		d := st.send[st.next]
 		st.next = (st.next + 1) % len(st.send)
@@ -160,8 +181,10 @@ func (st *Stream) take() {
 			st.fail(err)
 			return
 		}
-		if st.asked > 0 && st.Received == st.asked && st.ended != nil {
-			st.ended(st.to.sim.Now())
+		for len(st.waiting) > 0 && st.Received >= st.waiting[0].left {
+			done := st.waiting[0].done
+			st.waiting = st.waiting[1:]
+			done(st.to.sim.Now())
 		}
 	}
 }
