@@ -3,7 +3,6 @@ package fabric
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 )
 
@@ -56,27 +55,32 @@ const (
 
 func (t Transport) String() string { return [...]string{"VI", "DCTCP"}[t] }
 
-// paths are the flows' connections: a pair of VIs for each pair of hosts that exchange flows, which the flows use in
-// turn, or a TCP flow of its own for each.
+// paths are the flows' connections: a pair of VIs that no other flow uses at the time, or a TCP flow of its own for
+// each.
 type paths struct {
 	*LeafSpine
 	transport Transport
-	streams   map[[2]*Host]*Stream
+	streams   []*Stream
+	idle      map[[2]*Host][]*Stream
 	tcps      []*TCP
 }
 
 func newPaths(l *LeafSpine, t Transport) *paths {
-	return &paths{LeafSpine: l, transport: t, streams: make(map[[2]*Host]*Stream)}
+	return &paths{LeafSpine: l, transport: t, idle: make(map[[2]*Host][]*Stream)}
 }
 
-// stream returns the connection between two hosts.
+// stream returns an idle connection between two hosts.
 func (p *paths) stream(from, to *Host) (*Stream, error) {
 	key := [2]*Host{from, to}
-	if st := p.streams[key]; st != nil {
+	if n := len(p.idle[key]); n > 0 {
+		st := p.idle[key][n-1]
+		p.idle[key] = p.idle[key][:n-1]
 		return st, nil
 	}
 	st, err := p.NewStream(from, to)
-	p.streams[key] = st
+	if err == nil {
+		p.streams = append(p.streams, st)
+	}
 	return st, err
 }
 
@@ -90,7 +94,11 @@ func (p *paths) transfer(from, to *Host, n int64, done func(now int64)) error {
 	}
 	st, err := p.stream(from, to)
 	if err == nil {
-		st.Transfer(n, done)
+		st.Transfer(n, func(now int64) {
+			key := [2]*Host{from, to}
+			p.idle[key] = append(p.idle[key], st)
+			done(now)
+		})
 	}
 	return err
 }
@@ -98,7 +106,7 @@ func (p *paths) transfer(from, to *Host, n int64, done func(now int64)) error {
 // err returns why a stream has ended, if one has.
 func (p *paths) err() error {
 	for _, st := range p.streams {
-		if st != nil && st.Err != nil {
+		if st.Err != nil {
 			return fmt.Errorf("a stream has ended: %w", st.Err)
 		}
 	}
@@ -135,7 +143,7 @@ func (l *LeafSpine) ideal(from, to *Host, n int64) int64 {
 			t += float64(8*min(bytes, frame+onWire)) * Second / k.Rate
 		}
 	}
-	return int64(t) + HostDelay
+	return int64(t)
 }
 
 // Finished is a flow that is over.
@@ -145,8 +153,8 @@ type Finished struct {
 }
 
 // Percentile returns the slowdown that a share of those flows does not exceed whose size lies in [least, below).
-// It is NaN if there are none.
-func Percentile(flows []Finished, least, below int64, share float64) float64 {
+// n is the number of those flows.
+func Percentile(flows []Finished, least, below int64, share float64) (slowdown float64, n int) {
 	var list []float64
 	for _, f := range flows {
 		if f.Bytes >= least && f.Bytes < below {
@@ -154,10 +162,10 @@ func Percentile(flows []Finished, least, below int64, share float64) float64 {
 		}
 	}
 	if len(list) == 0 {
-		return math.NaN()
+		return 0, 0
 	}
 	slices.Sort(list)
-	return list[min(len(list)-1, int(share*float64(len(list))))]
+	return list[min(len(list)-1, int(share*float64(len(list))))], len(list)
 }
 
 // Mix is flows between random hosts, which begin at random times, as many as load the hosts' links.
@@ -195,11 +203,6 @@ func (m Mix) Run() (r Mixed, err error) {
 	for t := n.rng.ExpFloat64() * apart; t < float64(m.Time); t += n.rng.ExpFloat64() * apart {
 		size, a := m.Sizes.at(n.rng.Float64()), n.rng.IntN(len(n.Hosts))
 		from, to := n.Hosts[a], n.Hosts[(a+1+n.rng.IntN(len(n.Hosts)-1))%len(n.Hosts)]
-		if m.Transport == OverVI {
-			if _, err := p.stream(from, to); err != nil {
-				return r, err
-			}
-		}
 		open, bytes = open+1, bytes+size
 		n.After(int64(t), func() {
 			begun := n.now

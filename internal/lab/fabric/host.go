@@ -112,8 +112,26 @@ func (h *Host) carry(_ *xdpnictest.Queue, frame []byte) {
 		return
 	}
 	f := &packet{to: to, size: len(frame), frame: append([]byte(nil), frame...), ect: ecn(frame) != 0}
-	f.flow = binary.BigEndian.Uint32(frame[26:]) ^ binary.BigEndian.Uint32(frame[46:]) // source address, VI
+	f.flow = h.sim.flowOf(h, binary.BigEndian.Uint32(frame[46:])) // VI
 	h.uplink.send(f)
+}
+
+// flowOf numbers the flows from a host in the order of their first frames: VI numbers are random.
+func (s *Sim) flowOf(h *Host, vi uint32) uint32 {
+	key := flowKey{h, vi}
+	n, ok := s.numbers[key]
+	if !ok {
+		s.flows++
+		n = s.flows
+		s.numbers[key] = n
+	}
+	return n
+}
+
+// flowKey is a sender, and the VI that it sends to.
+type flowKey struct {
+	from *Host
+	vi   uint32
 }
 
 // The frames are IPv4, without a VLAN tag.
