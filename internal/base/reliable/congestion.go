@@ -43,6 +43,7 @@ type congestion struct {
 	emptied   int64 // greatest round trip during the dip that shows no queue but our own
 	vain      int   // dips in a row that did not empty the queue
 	competing bool
+	always    bool  // CUBIC alone, see UseCubic
 	nextDip   int64 // time of the next dip while competing
 
 	// DCTCP.
@@ -64,6 +65,10 @@ func (c *congestion) bound(most int) {
 	c.most = int64(most) * fraction
 	c.cwnd = min(c.cwnd, c.most)
 }
+
+// UseCubic makes the congestion control CUBIC's (RFC 9438): it does not react to delay, and each round with losses takes
+// three tenths off the window. Marks act as without it. Call it before the first frame is sent.
+func (c *congestion) UseCubic() { c.always, c.competing = true, true }
 
 func (c *congestion) window() int { return int(c.cwnd / fraction) }
 
@@ -144,8 +149,11 @@ func (c *congestion) ceiling(used int64) int64 {
 	return delayCeiling + delayCeiling*smallWindow*fraction/max(used, fraction)
 }
 
-// queued reports whether round trips show a queue.
+// queued reports whether round trips show a queue. CUBIC takes each loss for the sign of one.
 func (c *congestion) queued() bool {
+	if c.always {
+		return true
+	}
 	trip := c.trip
 	if c.roundLeast != 0 {
 		trip = c.roundLeast
@@ -238,7 +246,7 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 		c.cwnd = min(max(c.cwnd*7/10, queueWindow*fraction), c.most)
 		c.threshold = c.cwnd
 		c.reduced(now, max(peak, c.cwnd))
-		if c.competing && now >= c.nextDip {
+		if c.competing && !c.always && now >= c.nextDip {
 			// Other flows that compete lose frames at the same time: perhaps all of them dip now.
 			c.dip(c.cwnd, c.cwnd)
 		}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"testing"
+
+	"viaxdp/vipl"
 )
 
 func must(t testing.TB, err error) {
@@ -167,6 +169,29 @@ func TestLongPath(t *testing.T) {
 				t.Errorf("payload is %.3f of what the link carries, want %.2f", share, c.least)
 			}
 		})
+	}
+}
+
+// A VI whose attribute chooses CUBIC fills the queue as TCP does, takes the same as TCP, and takes a random loss for
+// congestion, which the default does not.
+func TestChosenCubic(t *testing.T) {
+	host := HostConfig{Congestion: vipl.CongestionCubic}
+	r := run(t, Sharing{Bottleneck: near(150_000), Host: host, VIs: 1, TCPs: 1, Warm: Second, Time: 4 * Second})
+	if r.OfVI < 0.35 || r.OfVI > 0.65 || r.Used < 0.98 {
+		t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
+	}
+	if testing.Short() {
+		return
+	}
+	r = run(t, Sharing{Bottleneck: near(150_000), Host: host, VIs: 1, Warm: Second, Time: 2 * Second})
+	if r.Queue < 0.4*150_000 || r.Used < 0.98 {
+		t.Errorf("alone: queue %.0f bytes, link used %.2f", r.Queue, r.Used)
+	}
+	far := Link{Rate: 200e6, Delay: 5 * Millisecond, Limit: 500_000, Loss: 0.01}
+	cubic := run(t, Sharing{Bottleneck: far, Host: host, VIs: 1, Warm: Second, Time: 2 * Second})
+	usual := run(t, Sharing{Bottleneck: far, VIs: 1, Warm: Second, Time: 2 * Second})
+	if cubic.Used > 0.5 || usual.Used < 0.85 {
+		t.Errorf("1 %% lost at random: CUBIC uses %.2f, the default %.2f", cubic.Used, usual.Used)
 	}
 }
 

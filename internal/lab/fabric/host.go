@@ -27,22 +27,24 @@ const (
 // HostConfig says how large a host is; zero fields mean defaults.
 type HostConfig struct {
 	RxChunks, TxChunks int // default 1024, as vipl's
+	Congestion         vipl.CongestionControl
 }
 
 // Host is a NIC, with the program that uses it.
 type Host struct {
-	NIC     *vipl.NIC
-	sim     *Sim
-	agent   *kagenttest.Agent
-	queue   *xdpnictest.Queue
-	wire    *xdpnictest.Wire
-	arena   *hugepages.Arena
-	virtual provider.Virtual
-	uplink  *Port
-	wakeAt  int64
-	chunks  int
-	turns   []func()                 // what the program does whenever something may have happened
-	tcp     map[uint32]func(*packet) // segments that arrive, by flow
+	NIC        *vipl.NIC
+	sim        *Sim
+	agent      *kagenttest.Agent
+	queue      *xdpnictest.Queue
+	wire       *xdpnictest.Wire
+	arena      *hugepages.Arena
+	virtual    provider.Virtual
+	uplink     *Port
+	wakeAt     int64
+	chunks     int
+	congestion vipl.CongestionControl
+	turns      []func()                 // what the program does whenever something may have happened
+	tcp        map[uint32]func(*packet) // segments that arrive, by flow
 }
 
 // agents is connection management between the hosts, which takes no virtual time.
@@ -53,7 +55,7 @@ func newAgents() *agents { return &agents{kagenttest.NewFabric(kagenttest.Faults
 // NewHost adds a host whose frames leave by a link. Connect its end with attach.
 func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
 	h := &Host{
-		sim: s, chunks: cmp.Or(c.RxChunks, vipl.DefaultRxChunks), agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
+		sim: s, congestion: c.Congestion, chunks: cmp.Or(c.RxChunks, vipl.DefaultRxChunks), agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
 		uplink: s.port(up, to), tcp: make(map[uint32]func(*packet)),
 	}
 	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: h.chunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}

@@ -96,7 +96,7 @@ func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor, erro
 			return nil, nil, nil, err
 		}
 	}
-	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
+	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Congestion: h.congestion, Ptag: tag}, nil, nil)
 	return v, r, ds, err
 }
 
