@@ -69,7 +69,7 @@ func runFabricSharing(s *session) (*report.Group, error) {
 		vis, tcps int
 		apart     int64
 	}{
-		{"VI alone", 1, 0, 0}, {"VI and CUBIC", 1, 1, 100 * fabric.Millisecond},
+		{"VI alone", 1, 0, 0}, {"VI and TCP", 1, 1, 100 * fabric.Millisecond},
 		{"two VIs, one late", 2, 0, 200 * fabric.Millisecond}, {"ten VIs", 10, 0, 0},
 	}
 	warm, long := int64(fabric.Second), int64(s.turns())*fabric.Second

@@ -193,7 +193,7 @@ func TestFabricGroups(t *testing.T) {
 		series string
 		metric report.Metric
 	}{
-		"fabric-sharing":     {"VI and CUBIC", report.OurShare},
+		"fabric-sharing":     {"VI and TCP", report.OurShare},
 		"fabric-web-search":  {"VI", report.SlowdownP99},
 		"fabric-data-mining": {"DCTCP", report.SlowdownP99},
 		"fabric-incast":      {"VI", report.LinkUsed},

@@ -158,7 +158,11 @@ func (c *congestion) queued() bool {
 	if c.roundLeast != 0 {
 		trip = c.roundLeast
 	}
-	return trip > c.base+c.base/32+queueShows
+	shows := c.base/32 + queueShows
+	if c.base > longPath { // the least of so long a round is hardly the work of processors
+		shows = c.base/40 + queueShows/4
+	}
+	return trip > c.base+shows
 }
 
 // freely returns the growth in a round without a queue.
@@ -167,7 +171,10 @@ func (c *congestion) freely() int64 {
 		return fraction
 	}
 	most := c.cwnd / wideShare
-	if c.base > longPath {
+	switch {
+	case c.base > longPath && c.cwnd < c.peak*9/10: // the path has held more
+		most = c.cwnd / growthShare
+	case c.base > longPath:
 		most = c.cwnd / longShare
 	}
 	return min(max(c.cwnd/growthShare, fraction), max(mostGrowth*fraction, most))

@@ -17,6 +17,8 @@
 // a receiver's gaps are filled by frames that are not retransmissions, frames were only late, and the receiver
 // stops reporting gaps at once.
 //
+// A window may have MaxWindow frames. One of more than 64 on a path of at least 100 us is paced (pacer.go).
+//
 // The frames in flight never exceed the peer's window, which keeps its rings from overflowing, nor the congestion
 // window (congestion.go). Delay and ECN marks are the first signals of congestion. A loss is one only if round trips
 // show a queue: random losses of one frame in twenty do not slow a stream down. Beside a flow that keeps the queue
@@ -49,7 +51,7 @@ const (
 	firstRTT     = 1_000_000      // round trip assumed before one was measured
 	delayCeiling = 1_000_000      // queueing delay above 5/4 of the least round trip at which the sender slows down
 	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured again
-	queueShows   = 250_000        // queueing delay above 33/32 of the least round trip at which there is a queue
+	queueShows   = 250_000        // queueing delay above 33/32 of the least round trip at which there is a queue; less on a long path
 	shortPath    = 100_000        // least round trip below which the window ends at shortWindow
 	longPath     = 1_000_000      // round trip above which a window that doubles goes on after a random loss
 	dipEvery     = 2_000_000_000  // least time between dips while competing
