@@ -28,7 +28,7 @@ func p99(t *testing.T, r Mixed, below int64) float64 {
 func TestIncastOf64(t *testing.T) {
 	c := Incast{Seed: 1, Shape: network(5, 16, 4), Senders: 64, Bytes: 64 << 10, Rounds: 3}
 	if testing.Short() {
-		c.Shape, c.Senders = network(2, 9, 2), 16
+		c.Rounds = 1
 	}
 	ours, err := c.Run()
 	must(t, err)
@@ -68,7 +68,8 @@ func TestMix(t *testing.T) {
 			all := [2]float64{p99(t, ours, math.MaxInt64), p99(t, theirs, math.MaxInt64)}
 			t.Logf("%d flows: p99 %.2f, DCTCP %.2f; queue %.0f, %.0f bytes; resent %d, %d", len(ours.Flows), all[0], all[1],
 				ours.MeanQueue, theirs.MeanQueue, ours.Resent, theirs.Resent)
-			if len(ours.Flows) != len(theirs.Flows) || all[0] > 1.2*all[1] || ours.Timeouts > 0 {
+			few := testing.Short() // the 99 % slowdown is that of a single flow
+			if len(ours.Flows) != len(theirs.Flows) || all[0] > 1.2*all[1] && !few || ours.Timeouts > 0 {
 				t.Errorf("%d and %d flows, p99 slowdown %.2f, DCTCP's %.2f, %d timeouts", len(ours.Flows), len(theirs.Flows), all[0], all[1], ours.Timeouts)
 			}
 		})
