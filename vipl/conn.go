@@ -1,6 +1,7 @@
 package vipl
 
 import (
+	"cmp"
 	"fmt"
 
 	"viaxdp/internal/agent/kagent"
@@ -109,7 +110,10 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 	c.ending.signal.init()
 	if v.attrs.Level != UnreliableDelivery {
 		c.sender = reliable.NewSender(ours.Seq, int(theirs.Window))
-		c.receiver = reliable.NewReceiver(theirs.Seq, maxWindow)
+		if cmp.Or(v.attrs.Congestion, v.nic.congested) == CongestionCubic {
+			c.sender.UseCubic()
+		}
+		c.receiver = reliable.NewReceiver(theirs.Seq, v.port.windowOf(1)) // the window grows when other connections end
 	}
 	return c, nil
 }

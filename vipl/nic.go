@@ -28,7 +28,8 @@ type NIC struct {
 
 	noPacking bool
 	bareData  bool
-	psk       *PSK // for VIs that have none of their own
+	congested CongestionControl // of VIs that choose none
+	psk       *PSK              // for VIs that have none of their own
 	rekey     secure.Limits
 
 	onError atomic.Pointer[func(ErrorDescriptor)]

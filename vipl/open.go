@@ -41,6 +41,7 @@ type options struct {
 	agent          kagent.Config
 	silence        time.Duration
 	noPacking      bool
+	congestion     CongestionControl
 	noSegmentation bool
 	bareData       bool
 	noPollPause    bool
@@ -191,13 +192,16 @@ func open(p provider.Provider, o options) (*NIC, error) {
 	if o.silence < MinSilence {
 		return nil, opError("OpenNIC", nil, ErrInvalidParameter, fmt.Errorf("silence of %v: at least %v", o.silence, MinSilence))
 	}
+	if !o.congestion.valid() {
+		return nil, opError("OpenNIC", nil, ErrInvalidParameter, fmt.Errorf("%v", o.congestion))
+	}
 	mem, err := memreg.NewTable(memreg.Limits{})
 	if err != nil {
 		return nil, opError("OpenNIC", nil, ErrResource, err)
 	}
 	n := &NIC{
 		port: sharePort(p, o), agent: p.Agent, arena: p.Arena, mem: mem, info: p.Info,
-		noPacking: o.noPacking, bareData: o.bareData, psk: o.psk, rekey: p.Rekey,
+		noPacking: o.noPacking, congested: o.congestion, bareData: o.bareData, psk: o.psk, rekey: p.Rekey,
 		closed: make(chan struct{}),
 		vis:    make(map[*VI]struct{}), cqs: make(map[*CQ]struct{}), blocks: make(map[*Region]struct{}),
 	}

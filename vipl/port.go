@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/base/reliable"
 )
 
 const (
@@ -15,7 +16,7 @@ const (
 	controlSpare = 8   // TX chunks that data leaves free for acknowledgements and other control frames
 	pollsPerTime = 256 // empty polls between two reads of the clock
 
-	maxWindow   = 256 // frames in flight of one VI
+	maxWindow   = reliable.MaxWindow // frames in flight of one VI, if there are chunks for them
 	leastWindow = 8
 )
 

@@ -160,8 +160,10 @@ func (p *port) pump(c *conn, now int64) bool {
 	if !c.open {
 		return true
 	}
-	if c.sender != nil && !p.resendLost(c, now) {
-		return false
+	if c.sender != nil {
+		if c.sender.Pace(now); !p.resendLost(c, now) {
+			return false
+		}
 	}
 	for c.open && (c.sender == nil || c.sender.Room() > 0) {
 		answered := false

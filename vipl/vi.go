@@ -71,6 +71,8 @@ type VIAttributes struct {
 	// EnableRDMARead: the peer may read memory of this VI, and this VI may read the peer's. It is not available with
 	// UnreliableDelivery.
 	EnableRDMARead bool
+	// Congestion is how a reliable VI shares the network; the zero value needs no choice.
+	Congestion CongestionControl
 	// PSK: the peer must have the same key, and frames are encrypted and authenticated. nil: the key of WithPSK, if
 	// there is one.
 	PSK *PSK
@@ -129,6 +131,8 @@ func (n *NIC) checkVI(op string, v *VI, a *VIAttributes) error {
 		return opError(op, v, ErrInvalidMTU, fmt.Errorf("%d bytes, at most %d", a.MaxTransferSize, MaxTransferSize))
 	case a.QoS != 0:
 		return opError(op, v, ErrInvalidQoS, nil)
+	case !a.Congestion.valid():
+		return opError(op, v, ErrInvalidParameter, fmt.Errorf("%v", a.Congestion))
 	case a.EnableRDMARead && a.Level == UnreliableDelivery:
 		return opError(op, v, ErrInvalidRDMARead, errUnreliableRead)
 	case a.Ptag != nil && a.Ptag.nic != n:
@@ -141,7 +145,7 @@ func (n *NIC) checkVI(op string, v *VI, a *VIAttributes) error {
 // or, with nil, to none.
 //
 // Errors: ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS, ErrInvalidRDMARead and ErrInvalidPtag for the
-// attributes, ErrInvalidParameter for a CQ of another NIC handle, ErrResource for more than 16384 VIs.
+// attributes, ErrInvalidParameter for a CQ of another NIC handle or an unknown congestion control, ErrResource for more than 16384 VIs.
 func (n *NIC) CreateVI(a VIAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	const op = "CreateVI"
 	if err := n.checkVI(op, nil, &a); err != nil {

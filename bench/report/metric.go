@@ -41,6 +41,14 @@ var quantities = []quantity{
 	{LeastShare, "least/most", "Least share of a sender by the greatest", "", 1, 3},
 	{DroppedRatio, "dropped[%]", "Frames dropped by name", "%", 0.01, 2},
 	{Unnamed, "unnamed", "Frames lost without a name", "", 1, 0},
+	{LinkUsed, "link used", "Share of the link that is used", "", 1, 3},
+	{OurShare, "VI's share", "Share of VIs in what all flows carry", "", 1, 3},
+	{FlowFairness, "fairness", "Jain's index of all flows", "", 1, 3},
+	{MeanQueue, "queue[KB]", "Mean queue", "KB", 1000, 1},
+	{SlowdownP50, "slowdown p50", "Median slowdown", "", 1, 2},
+	{SlowdownP99, "slowdown p99", "99 % slowdown", "", 1, 2},
+	{FlowTimeouts, "timeouts", "Retransmission timeouts", "", 1, 0},
+	{Recovery, "recovered[usec]", "Time until flows have recovered", "us", 1, 0},
 	{OSULatency, "Latency (us)", "Latency (osu_latency)", "us", 1, 2},
 	{OSUBandwidth, "Bandwidth (MB/s)", "Bandwidth (osu_bw)", "MB/s", 1, 2},
 	{OSUBothWays, "Bi-dir. (MB/s)", "Bandwidth both ways (osu_bibw)", "MB/s", 1, 2},
@@ -87,8 +95,11 @@ var families = []family{
 		metrics: []Metric{GoodputRatio, FaultRatio, SendersRatio, Fairness, LeastShare, ResentRatio, SpuriousRatio, DroppedRatio, Unnamed},
 		leads:   []Metric{GoodputRatio, SendersRatio},
 	},
+	{name: "fabric", metrics: fabricMetrics, leads: fabricMetrics, peers: true},
 	{name: "osu", metrics: osuMetrics, leads: osuMetrics, peers: true},
 }
+
+var fabricMetrics = []Metric{LinkUsed, OurShare, FlowFairness, SlowdownP50, SlowdownP99, MeanQueue, FlowTimeouts, Recovery}
 
 var osuMetrics = []Metric{OSULatency, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate, OSUAllReduce, OSUAllToAll}
 

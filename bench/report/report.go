@@ -107,6 +107,17 @@ const (
 	LeastShare   Metric = "least_share"
 	DroppedRatio Metric = "dropped_ratio"
 	Unnamed      Metric = "unnamed_frames"
+	// Of flows in a network: used share of a link; share of VIs beside TCP; Jain's index of all flows; mean queue in
+	// bytes; time of a flow by that in an empty network; retransmission timeouts of all flows; time until flows go on
+	// after a failure.
+	LinkUsed     Metric = "link_used"
+	OurShare     Metric = "our_share"
+	FlowFairness Metric = "flow_fairness"
+	MeanQueue    Metric = "mean_queue_bytes"
+	SlowdownP50  Metric = "slowdown_p50"
+	SlowdownP99  Metric = "slowdown_p99"
+	FlowTimeouts Metric = "timeouts"
+	Recovery     Metric = "recovery_us"
 	// Of Ohio State University's benchmarks of MPI, each a figure of its own.
 	OSULatency   Metric = "osu_latency_us"
 	OSUBandwidth Metric = "osu_bw_MBps"
@@ -120,7 +131,7 @@ const (
 // Lower reports whether less of a metric is better.
 func (m Metric) Lower() bool {
 	switch m {
-	case Rate, Bandwidth, Peak, GoodputRatio, SendersRatio, Fairness, LeastShare, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
+	case Rate, Bandwidth, Peak, GoodputRatio, SendersRatio, Fairness, LeastShare, LinkUsed, OurShare, FlowFairness, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
 		return false
 	}
 	return true

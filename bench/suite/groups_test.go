@@ -178,3 +178,28 @@ func TestIncastGroup(t *testing.T) {
 		}
 	}
 }
+
+// The simulated groups have figures of VIs and of DCTCP at the same places, with plots.
+func TestFabricGroups(t *testing.T) {
+	for name, want := range map[string]struct {
+		series string
+		metric report.Metric
+	}{
+		"fabric-sharing":     {"VI and TCP", report.OurShare},
+		"fabric-web-search":  {"VI", report.SlowdownP99},
+		"fabric-data-mining": {"DCTCP", report.SlowdownP99},
+		"fabric-incast":      {"VI", report.LinkUsed},
+		"fabric-failure":     {"VI", report.Recovery},
+	} {
+		r, g := measured(t, name)
+		s := g.Row(want.series)
+		if s == nil || !(s.Points[len(s.Points)-1].Values[want.metric].Median > 0) {
+			t.Errorf("%s: no %s of %s: %+v", name, want.metric, want.series, g)
+		}
+		var table strings.Builder
+		if err := r.WriteTable(&table); err != nil || !strings.Contains(table.String(), "virtual time") {
+			t.Errorf("%s: %v\n%s", name, err, table.String())
+		}
+		t.Log(table.String())
+	}
+}

@@ -124,6 +124,10 @@ func options() ([]vipl.Option, room, error) {
 		how, err := vipl.ParseSteering(text)
 		return vipl.WithSteering(how), err
 	})
+	s.text("VIA_CONGESTION", func(text string) (vipl.Option, error) {
+		how, err := vipl.ParseCongestionControl(text)
+		return vipl.WithCongestionControl(how), err
+	})
 	s.text("VIA_PSK", func(file string) (vipl.Option, error) {
 		psk, err := vipl.ReadPSK(file)
 		return vipl.WithPSK(psk), err

@@ -18,7 +18,7 @@ func unset(t *testing.T) {
 	for _, name := range []string{
 		"VIA_QUEUE", "VIA_ARENA", "VIA_RX_CHUNKS", "VIA_TX_CHUNKS", "VIA_SILENCE", "VIA_MULTIBUFFER", "VIA_PACKING",
 		"VIA_CHECKSUM", "VIA_POLL_PAUSE", "VIA_MODE", "VIA_STEERING", "VIA_PSK", "VIA_HUGEPAGES", "VIA_MAX_DISCRIMINATOR",
-		"VIA_ADDRESS_LEN",
+		"VIA_ADDRESS_LEN", "VIA_CONGESTION",
 	} {
 		t.Setenv(name, "")
 	}
@@ -42,6 +42,7 @@ func TestOptions(t *testing.T) {
 		{"VIA_MULTIBUFFER=0 VIA_PACKING=1 VIA_CHECKSUM=0 VIA_POLL_PAUSE=1", 4, usual},
 		{"VIA_MODE=generic VIA_STEERING=off VIA_HUGEPAGES=require", 3, usual},
 		{"VIA_PSK=" + key, 1, usual},
+		{"VIA_CONGESTION=cubic", 1, usual},
 		{"VIA_MAX_DISCRIMINATOR=16", 0, room{discriminator: 16}},
 		{"VIA_ADDRESS_LEN=6", 0, room{longHost, vipl.MaxDiscriminatorLen}},
 	} {

@@ -20,7 +20,7 @@ import (
 var words = map[string][]string{
 	"VIA_MULTIBUFFER": {"0", "1"}, "VIA_PACKING": {"0", "1"}, "VIA_CHECKSUM": {"0", "1"}, "VIA_POLL_PAUSE": {"0", "1"},
 	"VIA_MODE": {"auto", "generic", "native", "zero-copy"}, "VIA_STEERING": {"rules", "rss", "off"},
-	"VIA_HUGEPAGES": {"auto", "require", "avoid"},
+	"VIA_HUGEPAGES": {"auto", "require", "avoid"}, "VIA_CONGESTION": {"default", "delay", "cubic"},
 }
 
 // numbers are those that are a number, and how much that is at most.

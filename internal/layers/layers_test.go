@@ -89,7 +89,7 @@ var allowed = map[string][]string{
 	"bench/mpich":                {"internal/ops/mpirun", "internal/lab/testbed"},
 	"bench/peers":                {"internal/lab/testbed"},
 	"bench/report":               {"bench", "internal/base/termsafe"},
-	"bench/suite":                {"bench", "bench/mpich", "bench/peers", "bench/report", "internal/lab/testbed", "mvich/mpibench"},
+	"bench/suite":                {"bench", "bench/mpich", "bench/peers", "bench/report", "internal/lab/fabric", "internal/lab/testbed", "mvich/mpibench"},
 	"examples":                   {},
 	"examples/internal/side":     {"vipl"},
 	"examples/manyvis":           {"examples/internal/side", "vipl"},

@@ -23,6 +23,7 @@ import "math"
 type congestion struct {
 	cwnd, threshold, most int64
 	step                  int64  // growth in a round above the threshold
+	part                  int64  // growth that is not a 1/256 of a frame yet
 	roundEnd              uint32 // the round ends when this number is acknowledged
 	roundLeast            int64  // least round trip time of the round; 0: none measured
 	trip, base            int64  // roundLeast of the last round that has one; least round trip known then
@@ -42,6 +43,7 @@ type congestion struct {
 	emptied   int64 // greatest round trip during the dip that shows no queue but our own
 	vain      int   // dips in a row that did not empty the queue
 	competing bool
+	always    bool  // CUBIC alone, see UseCubic
 	nextDip   int64 // time of the next dip while competing
 
 	// DCTCP.
@@ -63,6 +65,10 @@ func (c *congestion) bound(most int) {
 	c.most = int64(most) * fraction
 	c.cwnd = min(c.cwnd, c.most)
 }
+
+// UseCubic makes the congestion control CUBIC's (RFC 9438): it does not react to delay, and each round with losses takes
+// three tenths off the window. Marks act as without it. Call it before the first frame is sent.
+func (c *congestion) UseCubic() { c.always, c.competing = true, true }
 
 func (c *congestion) window() int { return int(c.cwnd / fraction) }
 
@@ -88,9 +94,13 @@ func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow 
 		if c.step == 0 {
 			c.step = c.freely()
 		}
-		c.cwnd += int64(n) * fraction * c.step / c.cwnd
+		c.part += int64(n) * fraction * c.step
+		c.cwnd, c.part = c.cwnd+c.part/c.cwnd, c.part%c.cwnd
 	}
 	c.cwnd = min(c.cwnd, c.most)
+	if least < shortPath {
+		c.cwnd = min(c.cwnd, shortWindow*fraction)
+	}
 	return slow
 }
 
@@ -139,13 +149,20 @@ func (c *congestion) ceiling(used int64) int64 {
 	return delayCeiling + delayCeiling*smallWindow*fraction/max(used, fraction)
 }
 
-// queued reports whether round trips show a queue.
+// queued reports whether round trips show a queue. CUBIC takes each loss for the sign of one.
 func (c *congestion) queued() bool {
+	if c.always {
+		return true
+	}
 	trip := c.trip
 	if c.roundLeast != 0 {
 		trip = c.roundLeast
 	}
-	return trip > c.base+c.base/32+queueShows
+	shows := c.base/32 + queueShows
+	if c.base > longPath { // the least of so long a round is hardly the work of processors
+		shows = c.base/40 + queueShows/4
+	}
+	return trip > c.base+shows
 }
 
 // freely returns the growth in a round without a queue.
@@ -153,7 +170,14 @@ func (c *congestion) freely() int64 {
 	if c.share > 0 {
 		return fraction
 	}
-	return min(max(c.cwnd/growthShare, fraction), mostGrowth*fraction)
+	most := c.cwnd / wideShare
+	switch {
+	case c.base > longPath && c.cwnd < c.peak*9/10: // the path has held more
+		most = c.cwnd / growthShare
+	case c.base > longPath:
+		most = c.cwnd / longShare
+	}
+	return min(max(c.cwnd/growthShare, fraction), max(mostGrowth*fraction, most))
 }
 
 // cubic returns the growth in the round that begins: that of CUBIC's curve, or at least Reno's that is as
@@ -229,7 +253,7 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 		c.cwnd = min(max(c.cwnd*7/10, queueWindow*fraction), c.most)
 		c.threshold = c.cwnd
 		c.reduced(now, max(peak, c.cwnd))
-		if c.competing && now >= c.nextDip {
+		if c.competing && !c.always && now >= c.nextDip {
 			// Other flows that compete lose frames at the same time: perhaps all of them dip now.
 			c.dip(c.cwnd, c.cwnd)
 		}
@@ -237,13 +261,20 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 }
 
 // lostOne handles one loss of the round. It takes a frame off the window, which grows back if losses are random. If
-// heavy losses of the round are used up, it takes everything that a round may cost at once.
+// heavy losses of the round are used up, it takes everything that a round may cost at once. A window that doubles
+// goes on doubling after random losses on a long path, and while no round trip is known: then the first timer may
+// have been too short.
 func (c *congestion) lostOne() {
+	threshold := c.threshold
+	doubles := c.cwnd < threshold && (c.base == 0 || c.base > longPath && c.heavy > 1)
 	switch c.heavy--; {
 	case c.heavy > 0:
 		c.cut(min(c.cwnd, max(c.cwnd-fraction, c.floor))) // a timeout may have taken more
 	case c.heavy == 0:
 		c.cut(min(c.cwnd, c.floor))
+	}
+	if doubles {
+		c.threshold = threshold
 	}
 }
 
@@ -274,10 +305,13 @@ func (c *congestion) countMarks() {
 	c.seen, c.marks, c.answered = 0, 0, false
 }
 
-// collapse handles a retransmission timeout. A second one in a row leaves the threshold unchanged.
-func (c *congestion) collapse() {
+// collapse handles a retransmission timeout. A second one in a row leaves the threshold unchanged. So does one before
+// a round trip is known: perhaps it is only longer than the first timer.
+func (c *congestion) collapse(known bool) {
 	if least := min(leastWindow*fraction, c.most); c.cwnd > least {
-		c.shrink()
+		if known {
+			c.shrink()
+		}
 		c.cwnd = least
 	}
 	c.dipping = 0

@@ -206,7 +206,7 @@ func TestWindowBounds(t *testing.T) {
 			t.Errorf("window %d: room %d", window, n)
 		}
 		s.shrink()
-		s.collapse()
+		s.collapse(true)
 		if err := audit(s); err != nil {
 			t.Errorf("window %d: %v", window, err)
 		}

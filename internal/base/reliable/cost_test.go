@@ -80,7 +80,7 @@ func BenchmarkFrame(b *testing.B) {
 }
 
 // BenchmarkWideRecovery is one acknowledgement in the worst case: the first of
-// 1024 frames is missing and the rest is held.
+// MaxWindow frames is missing and the rest is held.
 func BenchmarkWideRecovery(b *testing.B) {
 	s := NewSender(1, MaxWindow)
 	s.cwnd = s.most
@@ -106,5 +106,28 @@ func BenchmarkHostileRanges(b *testing.B) {
 	for b.Loop() {
 		s.AckRanges(20_000, 1, ranges[:])
 		s.DetectLosses(20_000)
+	}
+}
+
+// What a connection costs that sends little, however large its window is: less than 4 KB. After a burst it costs what
+// the burst took.
+func TestIdleIsSmall(t *testing.T) {
+	r := testing.Benchmark(func(b *testing.B) {
+		b.ReportAllocs()
+		for range b.N {
+			s, r := NewSender(1, MaxWindow), NewReceiver(1, MaxWindow)
+			turn(s, r, 1, false)
+		}
+	})
+	if n := r.AllocedBytesPerOp(); n > 4<<10 {
+		t.Errorf("a connection of small frames takes %d bytes", n)
+	}
+	s := NewSender(1, MaxWindow)
+	s.cwnd = s.most
+	for range 1000 {
+		s.Send(1, 0, 1)
+	}
+	if len(s.frames) != 1024 {
+		t.Errorf("room for %d frames, 1000 are outstanding", len(s.frames))
 	}
 }

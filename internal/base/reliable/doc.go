@@ -17,6 +17,8 @@
 // a receiver's gaps are filled by frames that are not retransmissions, frames were only late, and the receiver
 // stops reporting gaps at once.
 //
+// A window may have MaxWindow frames. One of more than 64 on a path of at least 100 us is paced (pacer.go).
+//
 // The frames in flight never exceed the peer's window, which keeps its rings from overflowing, nor the congestion
 // window (congestion.go). Delay and ECN marks are the first signals of congestion. A loss is one only if round trips
 // show a queue: random losses of one frame in twenty do not slow a stream down. Beside a flow that keeps the queue
@@ -29,15 +31,17 @@
 // Sequence numbers are 32 bits and wrap. All comparisons are modulo 2^32 and windows are at most MaxWindow frames.
 // So a frame would have to be delayed by about four billion others to be mistaken for another.
 //
-// Only the constructors allocate, and a Sender whose peer grants a larger window than ever before. One goroutine at
-// a time.
+// Memory is a few KB until more than 64 frames are outstanding or out of order, and then doubles with them. Nothing
+// else but the constructors allocates. The cost of an acknowledgement does not depend on the window, except for
+// searches in sets that examine 64 frames at once. One goroutine at a time.
 //
 // The methods follow RFC 6298 (timer), RFC 6675 (selective acknowledgement) and RFC 8985 (RACK-TLP), with minimum
 // times for a local network.
 package reliable
 
-// MaxWindow is the largest number of frames in flight of one connection.
-const MaxWindow = 1024
+// MaxWindow is the largest number of frames in flight of one connection: 94 MB at MTU 1500. It is what the 16 bits of
+// a frame's window hold.
+const MaxWindow = 1<<16 - 1
 
 // Times in nanoseconds of a monotonic clock with any origin; the clock must
 // never read 0 or less.
@@ -47,7 +51,9 @@ const (
 	firstRTT     = 1_000_000      // round trip assumed before one was measured
 	delayCeiling = 1_000_000      // queueing delay above 5/4 of the least round trip at which the sender slows down
 	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured again
-	queueShows   = 250_000        // queueing delay above 33/32 of the least round trip at which there is a queue
+	queueShows   = 250_000        // queueing delay above 33/32 of the least round trip at which there is a queue; less on a long path
+	shortPath    = 100_000        // least round trip below which the window ends at shortWindow
+	longPath     = 1_000_000      // round trip above which a window that doubles goes on after a random loss
 	dipEvery     = 2_000_000_000  // least time between dips while competing
 
 	dipEveryTrips = 64                  // the same in round trips
@@ -55,23 +61,26 @@ const (
 	cubicMost     = 1000                // s after which the curve is straight
 	renoGrowth    = fraction * 53 / 100 // frames a round: with reductions to 7/10 as aggressive as Reno
 
-	initialWindow = 64 // congestion window at the start, frames
-	growthShare   = 16 // 1/growthShare of the congestion window is its growth in a round without losses
-	mostGrowth    = 4  // most frames of growth in such a round
-	heavyShare    = 5  // losing 1/heavyShare of a round means congestion
-	heavyLeast    = 9  // least number of lost frames that means congestion
-	leastWindow   = 4  // congestion window after a timeout
-	queueWindow   = 2  // least congestion window after a loss while there is a queue
-	dipWindow     = 1  // least congestion window during a dip
-	smallWindow   = 4  // a window at which the delay ceiling is twice that of a large one
-	dipRounds     = 4  // rounds of a dip: the first ends what is in flight, the others show what remains
-	highRounds    = 2  // rounds with a queue above the ceiling after which the window dips
-	vainDips      = 4  // dips that do not empty the queue after which the sender competes
-	lowRounds     = 8  // rounds without a queue after which it no longer does
-	dupThreshold  = 3  // later arrivals that mean a loss while no reordering was seen
-	reorderRounds = 16 // loss rounds after which a reordering is forgotten (RFC 8985)
-	lateRow       = 8  // late frames in a row after which the receiver, too, takes a gap for reordering
-	maxBackoff    = 20 // doublings of the timer, enough to reach maxTimeout from any start
+	initialWindow = 64  // congestion window at the start, frames
+	shortWindow   = 256 // frames that fill 25 Gbit/s for shortPath; more only displace each other in caches
+	growthShare   = 16  // 1/growthShare of the congestion window is its growth in a round without losses
+	mostGrowth    = 4   // most frames of growth in such a round, while the window is short
+	wideShare     = 64  // 1/wideShare of a window of more than 256 frames is its growth instead
+	longShare     = 32  // the same on a long path, where its share of random losses is made up for
+	heavyShare    = 5   // losing 1/heavyShare of a round means congestion
+	heavyLeast    = 9   // least number of lost frames that means congestion
+	leastWindow   = 4   // congestion window after a timeout
+	queueWindow   = 2   // least congestion window after a loss while there is a queue
+	dipWindow     = 1   // least congestion window during a dip
+	smallWindow   = 4   // a window at which the delay ceiling is twice that of a large one
+	dipRounds     = 4   // rounds of a dip: the first ends what is in flight, the others show what remains
+	highRounds    = 2   // rounds with a queue above the ceiling after which the window dips
+	vainDips      = 4   // dips that do not empty the queue after which the sender competes
+	lowRounds     = 8   // rounds without a queue after which it no longer does
+	dupThreshold  = 3   // later arrivals that mean a loss while no reordering was seen
+	reorderRounds = 16  // loss rounds after which a reordering is forgotten (RFC 8985)
+	lateRow       = 8   // late frames in a row after which the receiver, too, takes a gap for reordering
+	maxBackoff    = 20  // doublings of the timer, enough to reach maxTimeout from any start
 )
 
 // before reports whether sequence number a precedes b.

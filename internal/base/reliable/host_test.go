@@ -3,6 +3,7 @@ package reliable
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 )
 
 const ackEvery = 16
@@ -140,6 +141,7 @@ func (h *host) work() {
 			h.work()
 		})
 	}
+	h.s.Pace(h.w.now)
 	for {
 		seq, ok := h.s.NextLost()
 		if !ok {
@@ -227,32 +229,46 @@ func audit(s *Sender) error {
 	span, units := int(s.nxt-s.una), uint32(0)
 	for seq := s.una; seq != s.nxt && n <= len(s.frames); seq, n = seq+1, n+1 {
 		units += uint32(s.frames[seq&s.mask].units)
-		switch s.frames[seq&s.mask].state {
-		case stateSacked:
+		switch {
+		case s.sacked.has(seq) && s.lost.has(seq):
+			return fmt.Errorf("frame %d has arrived, and is lost", seq)
+		case s.sacked.has(seq):
 			sacked++
-		case stateLost:
-			if lost++; before(seq, s.scanLost) {
-				return fmt.Errorf("lost frame %d is below the scan's start %d", seq, s.scanLost)
-			}
-		case stateSent:
+		case s.lost.has(seq):
+			lost++
+		default:
 			sent++
+		}
+	}
+	for i, r := range s.resent {
+		if i > 0 && r.at < s.resent[i-1].at {
+			return fmt.Errorf("retransmissions in disorder: %+v", s.resent)
+		}
+	}
+	for seq := s.una; seq != s.nxt; seq++ {
+		f := &s.frames[seq&s.mask]
+		if s.sacked.has(seq) || s.lost.has(seq) || f.tries == 0 && !before(seq, s.once) {
+			continue
+		}
+		if f.tries == 0 || !slices.Contains(s.resent, resentFrame{seq, f.sentAt}) {
+			return fmt.Errorf("frame %d, %+v, is in flight: [%d, %d), once %d, %+v", seq, *f, s.una, s.nxt, s.once, s.resent)
 		}
 	}
 	switch {
 	case span > len(s.frames):
 		return fmt.Errorf("%d frames remembered in %d places", span, len(s.frames))
-	case sacked != s.sacked, lost != s.lost, sent != s.inFlight(), sacked+lost+sent != span:
+	case sacked != s.sacked.n, lost != s.lost.n, sent != s.inFlight(), sacked+lost+sent != span:
 		return fmt.Errorf("%d frames: %d sacked, %d lost, %d in flight, told %d, %d, %d",
-			span, sacked, lost, sent, s.sacked, s.lost, s.inFlight())
-	case s.window() < 1, s.cwnd > s.most, s.Room() < 0, s.Room() > len(s.frames)-span:
-		return fmt.Errorf("window %d, room %d of %d", s.window(), s.Room(), len(s.frames))
-	case s.limit-s.freed != uint32(s.granted), s.granted > len(s.frames), s.used-s.freed != units:
+			span, sacked, lost, sent, s.sacked.n, s.lost.n, s.inFlight())
+	case s.window() < 1, s.cwnd > s.most, s.Room() < 0, s.Room() > max(s.granted-span, 0):
+		return fmt.Errorf("window %d, room %d of %d", s.window(), s.Room(), s.granted)
+	case s.limit-s.freed != uint32(s.granted), s.used-s.freed != units:
 		return fmt.Errorf("limit %d of a window of %d, units [%d, %d), %d in [%d, %d)",
 			s.limit, s.granted, s.freed, s.used, units, s.una, s.nxt)
 	case (s.timer == 0) != s.Idle():
 		return fmt.Errorf("timer %d, idle %v", s.timer, s.Idle())
-	case s.high-s.una > s.nxt-s.una, s.scanLost-s.una > s.nxt-s.una:
-		return fmt.Errorf("high %d, scan %d outside of [%d, %d]", s.high, s.scanLost, s.una, s.nxt)
+	case s.high-s.una > s.nxt-s.una:
+		return fmt.Errorf("high %d outside of [%d, %d]", s.high, s.una, s.nxt)
 	}
 	return nil
 }

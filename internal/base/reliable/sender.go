@@ -1,20 +1,16 @@
 package reliable
 
-type frameState uint8
-
-const (
-	stateFree frameState = iota
-	stateSent
-	stateSacked
-	stateLost
-)
-
 type sentFrame struct {
 	tag    uint64
 	sentAt int64
 	units  uint16 // of the peer's window
 	tries  uint8  // retransmissions so far
-	state  frameState
+}
+
+// resentFrame is a retransmission.
+type resentFrame struct {
+	seq uint32
+	at  int64
 }
 
 // Sender numbers frames, remembers them until they are acknowledged, and decides which to retransmit and when.
@@ -25,13 +21,17 @@ type Sender struct {
 	granted            int // the window that the peer sent last
 
 	mask   uint32
-	frames []sentFrame
+	frames []sentFrame // by number; grows with the frames that are outstanding
 
-	sacked, lost int    // of the frames in [una, nxt)
-	high         uint32 // one past the highest number known to have arrived
-	scanLost     uint32 // no lost frame below this number
+	// Of the frames in [una, nxt), sacked have arrived, lost must be sent again, and the others are in flight. Each of
+	// those was sent once and is not below once, or is in resent.
+	sacked, lost seqSet
+	once         uint32
+	resent       []resentFrame // in the order of retransmission; also some that are no longer in flight
+	high         uint32        // one past the highest number known to have arrived
 
 	congestion
+	pacer
 	rtt
 	recoveryEnd int64 // frames sent after this time belong to a new round of losses
 	rackSent    int64 // send time of the most recently sent frame that has arrived
@@ -56,7 +56,8 @@ type SenderStats struct {
 // NewSender makes a sender whose first frame has number first. At most window units are in flight, bounded by
 // MaxWindow, until the peer changes it.
 func NewSender(first uint32, window int) *Sender {
-	s := &Sender{una: first, nxt: first, high: first, scanLost: first}
+	s := &Sender{una: first, nxt: first, high: first, once: first}
+	s.enlarge(leastPlaces)
 	s.congestion.init(first)
 	s.take(max(1, window))
 	return s
@@ -64,6 +65,14 @@ func NewSender(first uint32, window int) *Sender {
 
 // Room returns the number of new frames of one unit that may be sent now.
 func (s *Sender) Room() int {
+	if s.pacer.due != 0 {
+		return 0
+	}
+	return s.room()
+}
+
+// room is Room without pacing.
+func (s *Sender) room() int {
 	room := int(int32(s.limit - s.used))
 	if c := s.window() - s.inFlight(); c < room {
 		room = c
@@ -81,7 +90,7 @@ func (s *Sender) Fits(units int) bool {
 func (s *Sender) Outstanding() int { return int(s.nxt - s.una) }
 
 // inFlight returns how many of them are on the path, as far as is known.
-func (s *Sender) inFlight() int { return int(s.nxt-s.una) - s.sacked - s.lost }
+func (s *Sender) inFlight() int { return int(s.nxt-s.una) - s.sacked.n - s.lost.n }
 
 // Idle reports whether every frame sent was acknowledged.
 func (s *Sender) Idle() bool { return s.una == s.nxt }
@@ -97,18 +106,22 @@ func (s *Sender) Stats() SenderStats { return s.stats }
 
 // Closes reports whether a new frame of the given units leaves no room for another one like it.
 func (s *Sender) Closes(units int) bool {
-	return s.Room() <= 1 || int(int32(s.limit-s.used)) < 2*units
+	return s.room() <= 1 || int(int32(s.limit-s.used)) < 2*units
 }
 
 // Send records a new frame that takes the given units of the peer's window. The caller sends it with the returned
 // number. There must be Room, and the frame must fit.
 func (s *Sender) Send(now int64, tag uint64, units int) uint32 {
 	seq := s.nxt
-	s.frames[seq&s.mask] = sentFrame{tag: tag, sentAt: now, units: uint16(units), state: stateSent}
+	if s.Outstanding() == len(s.frames) {
+		s.enlarge(2 * len(s.frames))
+	}
+	s.frames[seq&s.mask] = sentFrame{tag: tag, sentAt: now, units: uint16(units)}
 	s.nxt++
 	s.used += uint32(units)
 	s.bounded = s.bounded || int(int32(s.limit-s.used)) < units
 	s.stats.Sent++
+	s.paced(now)
 	if s.timer == 0 {
 		s.timer = now + s.timeout(s.backoff)
 	}
@@ -136,13 +149,12 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 		f := &s.frames[seq&s.mask]
 		again = again || f.tries > 0
 		s.freed += uint32(f.units)
-		if f.state == stateSacked {
-			s.sacked--
+		if s.sacked.has(seq) {
+			s.sacked.remove(seq)
 		} else {
 			s.arrived(now, seq, f)
 			sentAt = f.sentAt
 		}
-		f.state = stateFree
 	}
 	if sentAt != 0 && !again { // frames behind a retransmission waited for it
 		s.measured(now, now-sentAt)
@@ -150,14 +162,16 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	if before(s.high, cum) {
 		s.high = cum
 	}
-	if before(s.scanLost, cum) {
-		s.scanLost = cum
+	if before(s.once, cum) {
+		s.once = cum
 	}
 	s.una = cum
 	s.take(window)
 	if s.grow(now, int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
+	s.pacer.set(s.least >= shortPath && s.cwnd > paceBurst*fraction, now)
+	s.Pace(now)
 	s.progress(now)
 	return from, cum, true
 }
@@ -176,25 +190,22 @@ func (s *Sender) Marked(total uint32) {
 func (s *Sender) take(window int) {
 	window = max(0, min(window, MaxWindow))
 	if window != s.granted {
-		s.resize(window)
+		s.granted = window
+		s.bound(roundUp(window))
 	}
 	s.limit = s.freed + uint32(window)
 }
 
-// resize makes room for the frames of a window.
-func (s *Sender) resize(window int) {
-	s.granted = window
-	size := roundUp(window)
-	s.bound(size)
-	if size <= len(s.frames) {
-		return
-	}
+// enlarge makes room for size outstanding frames.
+func (s *Sender) enlarge(size int) {
 	frames, mask := make([]sentFrame, size), uint32(size-1)
 	for i := range uint32(len(s.frames)) { // also those just released, since the caller asks for their tags
 		seq := s.nxt - 1 - i
 		frames[seq&mask] = s.frames[seq&s.mask]
 	}
 	s.frames, s.mask = frames, mask
+	s.sacked.grow(size, s.una)
+	s.lost.grow(size, s.una)
 }
 
 // AckRanges handles the selective acknowledgements that came with the cumulative one of cum. They must be ascending
@@ -225,17 +236,13 @@ func (s *Sender) AckRange(now int64, start, end uint32) {
 	}
 	s.looked += uint64(last - first)
 	sentAt, moved := int64(0), false // send time of the newest frame that was not known to have arrived and was sent once
-	for seq := s.una + first; seq != end; seq++ {
+	for seq := s.sacked.gap(s.una+first, end); seq != end; seq = s.sacked.gap(seq+1, end) {
 		f := &s.frames[seq&s.mask]
-		if f.state == stateSacked {
-			continue
-		}
 		s.arrived(now, seq, f)
 		if f.tries == 0 {
 			sentAt = f.sentAt
 		}
-		f.state = stateSacked
-		s.sacked++
+		s.sacked.add(seq)
 		moved = true
 	}
 	if before(s.high, end) {
@@ -251,8 +258,8 @@ func (s *Sender) AckRange(now int64, start, end uint32) {
 
 // arrived updates the measures of time and order for a frame that arrived.
 func (s *Sender) arrived(now int64, seq uint32, f *sentFrame) {
-	if f.state == stateLost {
-		s.lost--
+	if s.lost.has(seq) {
+		s.lost.remove(seq)
 	}
 	echo := f.tries > 0 && now-f.sentAt < s.least // the acknowledgement of an earlier transmission
 	if (f.tries == 0 || echo) && before(seq+1, s.high) {

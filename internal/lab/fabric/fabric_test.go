@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"testing"
+
+	"viaxdp/vipl"
 )
 
 func must(t testing.TB, err error) {
@@ -139,6 +141,57 @@ func TestModels(t *testing.T) {
 	r = run(t, Sharing{Bottleneck: l, TCPs: 2, Algorithm: DCTCP, Warm: Second, Time: 2 * Second})
 	if r.Jain < 0.95 || r.Used < 0.98 || r.Queue > 1.2*float64(l.Mark) || r.TCPResent > 0 {
 		t.Errorf("DCTCP: %+v", r)
+	}
+}
+
+// One stream fills a fast path and a long one, also one that loses frames at random.
+func TestLongPath(t *testing.T) {
+	big := HostConfig{RxChunks: 16384, TxChunks: 16384}
+	cases := []struct {
+		link       Link
+		host       HostConfig
+		least      float64
+		warm, time int64
+	}{
+		{Link{Rate: 25e9, Delay: 100 * Microsecond, Limit: 1 << 20}, HostConfig{RxChunks: 2048, TxChunks: 2048}, 0.95, 50 * Millisecond, 100 * Millisecond},
+		{Link{Rate: 25e9, Delay: 100 * Microsecond, Limit: 1 << 20, Loss: 0.001}, HostConfig{RxChunks: 2048, TxChunks: 2048}, 0.90, 50 * Millisecond, 100 * Millisecond},
+		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20}, big, 0.90, 5 * Second, 5 * Second},
+		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20, Loss: 0.001}, big, 0.90, 5 * Second, 5 * Second},
+		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20, Loss: 0.01}, big, 0.85, 5 * Second, 5 * Second},
+	}
+	if testing.Short() {
+		cases = cases[:2]
+	}
+	for _, c := range cases {
+		t.Run(fmt.Sprintf("%.0f Gbit/s, %d us, %.1f %%", c.link.Rate/1e9, 2*c.link.Delay/Microsecond, 100*c.link.Loss), func(t *testing.T) {
+			r := run(t, Sharing{Bottleneck: c.link, VIs: 1, Host: c.host, Warm: c.warm, Time: c.time})
+			if share := r.VI[0] / c.link.Rate / (1 - c.link.Loss) * (frame + onWire) / payload; share < c.least {
+				t.Errorf("payload is %.3f of what the link carries, want %.2f", share, c.least)
+			}
+		})
+	}
+}
+
+// A VI whose attribute chooses CUBIC fills the queue as TCP does, takes the same as TCP, and takes a random loss for
+// congestion, which the default does not.
+func TestChosenCubic(t *testing.T) {
+	host := HostConfig{Congestion: vipl.CongestionCubic}
+	r := run(t, Sharing{Bottleneck: near(150_000), Host: host, VIs: 1, TCPs: 1, Warm: Second, Time: 4 * Second})
+	if r.OfVI < 0.35 || r.OfVI > 0.65 || r.Used < 0.98 {
+		t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
+	}
+	if testing.Short() {
+		return
+	}
+	r = run(t, Sharing{Bottleneck: near(150_000), Host: host, VIs: 1, Warm: Second, Time: 2 * Second})
+	if r.Queue < 0.4*150_000 || r.Used < 0.98 {
+		t.Errorf("alone: queue %.0f bytes, link used %.2f", r.Queue, r.Used)
+	}
+	far := Link{Rate: 200e6, Delay: 5 * Millisecond, Limit: 500_000, Loss: 0.01}
+	cubic := run(t, Sharing{Bottleneck: far, Host: host, VIs: 1, Warm: Second, Time: 2 * Second})
+	usual := run(t, Sharing{Bottleneck: far, VIs: 1, Warm: Second, Time: 2 * Second})
+	if cubic.Used > 0.5 || usual.Used < 0.85 {
+		t.Errorf("1 %% lost at random: CUBIC uses %.2f, the default %.2f", cubic.Used, usual.Used)
 	}
 }
 

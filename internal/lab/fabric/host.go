@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -18,27 +19,32 @@ const HostDelay = 2 * Microsecond
 
 const (
 	chunkSize = 2048
+	frame     = 1514    // bytes of a full frame
+	payload   = 1424    // bytes of a message in it
 	arenaSize = 1 << 20 // for programs
 )
 
 // HostConfig says how large a host is; zero fields mean defaults.
 type HostConfig struct {
 	RxChunks, TxChunks int // default 1024, as vipl's
+	Congestion         vipl.CongestionControl
 }
 
 // Host is a NIC, with the program that uses it.
 type Host struct {
-	NIC     *vipl.NIC
-	sim     *Sim
-	agent   *kagenttest.Agent
-	queue   *xdpnictest.Queue
-	wire    *xdpnictest.Wire
-	arena   *hugepages.Arena
-	virtual provider.Virtual
-	uplink  *Port
-	wakeAt  int64
-	turns   []func()                 // what the program does whenever something may have happened
-	tcp     map[uint32]func(*packet) // segments that arrive, by flow
+	NIC        *vipl.NIC
+	sim        *Sim
+	agent      *kagenttest.Agent
+	queue      *xdpnictest.Queue
+	wire       *xdpnictest.Wire
+	arena      *hugepages.Arena
+	virtual    provider.Virtual
+	uplink     *Port
+	wakeAt     int64
+	chunks     int
+	congestion vipl.CongestionControl
+	turns      []func()                 // what the program does whenever something may have happened
+	tcp        map[uint32]func(*packet) // segments that arrive, by flow
 }
 
 // agents is connection management between the hosts, which takes no virtual time.
@@ -49,10 +55,10 @@ func newAgents() *agents { return &agents{kagenttest.NewFabric(kagenttest.Faults
 // NewHost adds a host whose frames leave by a link. Connect its end with attach.
 func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
 	h := &Host{
-		sim: s, agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
+		sim: s, congestion: c.Congestion, chunks: cmp.Or(c.RxChunks, vipl.DefaultRxChunks), agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
 		uplink: s.port(up, to), tcp: make(map[uint32]func(*packet)),
 	}
-	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: c.RxChunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
+	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: h.chunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
 	pool := q.PoolBytes()
 	var err error
 	if h.arena, err = hugepages.New(hugepages.Config{Size: pool + arenaSize, Reserve: pool, Policy: hugepages.Avoid}); err != nil {
@@ -108,8 +114,26 @@ func (h *Host) carry(_ *xdpnictest.Queue, frame []byte) {
 		return
 	}
 	f := &packet{to: to, size: len(frame), frame: append([]byte(nil), frame...), ect: ecn(frame) != 0}
-	f.flow = binary.BigEndian.Uint32(frame[26:]) ^ binary.BigEndian.Uint32(frame[46:]) // source address, VI
+	f.flow = h.sim.flowOf(h, binary.BigEndian.Uint32(frame[46:])) // VI
 	h.uplink.send(f)
+}
+
+// flowOf numbers the flows from a host in the order of their first frames: VI numbers are random.
+func (s *Sim) flowOf(h *Host, vi uint32) uint32 {
+	key := flowKey{h, vi}
+	n, ok := s.numbers[key]
+	if !ok {
+		s.flows++
+		n = s.flows
+		s.numbers[key] = n
+	}
+	return n
+}
+
+// flowKey is a sender, and the VI that it sends to.
+type flowKey struct {
+	from *Host
+	vi   uint32
 }
 
 // The frames are IPv4, without a VLAN tag.
@@ -130,7 +154,7 @@ func markCE(frame []byte) {
 func (h *Host) receive(f *packet) {
 	if f.seg != nil {
 		if take := h.tcp[f.flow]; take != nil {
-			take(f)
+			h.sim.After(HostDelay, func() { take(f) })
 		}
 		return
 	}

@@ -16,6 +16,8 @@ type Sim struct {
 	byMAC map[[6]byte]*Host
 	agent *agents
 	flows uint32
+
+	numbers map[flowKey]uint32 // of flows
 }
 
 // Times in ns.
@@ -29,7 +31,7 @@ const (
 
 // NewSim makes a network without hosts. seed decides everything that is random.
 func NewSim(seed uint64) *Sim {
-	return &Sim{now: start, rng: rand.New(rand.NewPCG(seed, 1)), byMAC: make(map[[6]byte]*Host), agent: newAgents()}
+	return &Sim{now: start, rng: rand.New(rand.NewPCG(seed, 1)), byMAC: make(map[[6]byte]*Host), agent: newAgents(), numbers: make(map[flowKey]uint32)}
 }
 
 // Now returns the time since the start.

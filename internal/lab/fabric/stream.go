@@ -10,9 +10,9 @@ import (
 
 const (
 	// Message is the length of a stream's messages.
-	Message = 64 << 10
-	depth   = 8 // messages posted at each end
-	connect = time.Minute
+	Message    = 64 << 10
+	leastDepth = 8 // messages posted at each end, or those of a window
+	connect    = time.Minute
 )
 
 // Stream is a pair of connected VIs of Reliable Delivery, from one host to another. Its program posts messages while
@@ -24,27 +24,35 @@ type Stream struct {
 	from, to *Host
 	va, vb   *vipl.VI
 	src, dst *vipl.Region
-	send     [depth]*vipl.Descriptor
-	recv     [depth]*vipl.Descriptor
-	free     int   // descriptors of send that are not posted
-	next     int   // of send
-	left     int64 // bytes to send; endless: below 0
-	asked    int64 // bytes to send in all, unless endless
-	ended    func(now int64)
+	send     []*vipl.Descriptor
+	recv     []*vipl.Descriptor
+	free     int // descriptors of send that are not posted
+	next     int // of send
+	endless  bool
+	queued   []transfer // transfers that are not posted whole
+	waiting  []transfer // transfers that have not been received; left is their end in bytes received
+	asked    int64      // bytes of all transfers
+}
+
+// transfer is some bytes of a stream.
+type transfer struct {
+	left int64
+	done func(now int64)
 }
 
 // NewStream connects two VIs. Nothing is sent before Start or Transfer.
 func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
+	depth := max(leastDepth, to.chunks*payload/Message)
 	st := &Stream{from: from, to: to, free: depth}
 	var err error
-	if st.va, st.src, err = from.open(st.send[:]); err != nil {
+	if st.va, st.src, st.send, err = from.open(depth); err != nil {
 		return nil, err
 	}
-	if st.vb, st.dst, err = to.open(st.recv[:]); err != nil {
+	if st.vb, st.dst, st.recv, err = to.open(depth); err != nil {
 		return nil, err
 	}
 	for _, d := range st.recv {
-		d.SetSegments(st.dst.Segment(depth*descLen, Message))
+		d.SetSegments(st.dst.Segment(len(st.recv)*descLen, Message))
 		if err := st.vb.PostRecv(d, st.dst.Handle()); err != nil {
 			return nil, err
 		}
@@ -75,39 +83,55 @@ func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
 
 const descLen = 128
 
-// open makes a VI and its memory: descriptors, then a message. Go aligns an allocation of that size.
-func (h *Host) open(ds []*vipl.Descriptor) (*vipl.VI, *vipl.Region, error) {
+// open makes a VI, its descriptors, and memory for a message.
+func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor, error) {
 	tag := h.NIC.CommonPtag()
 	r, err := h.NIC.RegisterMem(make([]byte, depth*descLen+Message), vipl.MemAttributes{Ptag: tag})
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
+	ds := make([]*vipl.Descriptor, depth)
 	for i := range ds {
 		if ds[i], err = r.Descriptor(i*descLen, 1); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 	}
-	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
-	return v, r, err
+	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Congestion: h.congestion, Ptag: tag}, nil, nil)
+	return v, r, ds, err
 }
 
 // Start sends from now on, without an end.
 func (st *Stream) Start() {
-	st.left = -1
+	st.endless = true
 	st.from.wake(st.from.sim.now)
 }
 
-// Transfer sends n bytes and calls done when they have been received.
+// Transfer sends n bytes behind those of earlier calls, and calls done when they have been received.
 func (st *Stream) Transfer(n int64, done func(now int64)) {
-	st.left += n
 	st.asked += n
-	st.ended = done
+	st.queued = append(st.queued, transfer{n, nil})
+	st.waiting = append(st.waiting, transfer{st.asked, done})
 	st.from.wake(st.from.sim.now)
+}
+
+// message returns the length of the next message to send; 0: none.
+func (st *Stream) message() int64 {
+	if st.endless {
+		return Message
+	}
+	if len(st.queued) == 0 {
+		return 0
+	}
+	n := min(Message, st.queued[0].left)
+	if st.queued[0].left -= n; st.queued[0].left == 0 {
+		st.queued = st.queued[1:]
+	}
+	return n
 }
 
 // post takes sends that are done and posts others.
 func (st *Stream) post() {
-	for st.free < depth {
+	for st.free < len(st.send) {
 		d, err := st.va.SendDone()
 		if d == nil {
 			if err != vipl.ErrNotDone {
@@ -121,15 +145,14 @@ func (st *Stream) post() {
 		}
 		st.free++
 	}
-	for st.free > 0 && st.left != 0 && st.Err == nil {
-		n := int64(Message)
-		if st.left > 0 {
-			n = min(n, st.left)
-			st.left -= n
+	for st.free > 0 && st.Err == nil {
+		n := st.message()
+		if n == 0 {
+			return
 		}
 		d := st.send[st.next]
-		st.next = (st.next + 1) % depth
-		d.SetSegments(st.src.Segment(depth*descLen, int(n)))
+		st.next = (st.next + 1) % len(st.send)
+		d.SetSegments(st.src.Segment(len(st.send)*descLen, int(n)))
 		if err := st.va.PostSend(d, st.src.Handle()); err != nil {
 			st.fail(err)
 			return
@@ -153,13 +176,15 @@ func (st *Stream) take() {
 			return
 		}
 		st.Received += int64(d.Length)
-		d.SetSegments(st.dst.Segment(depth*descLen, Message))
+		d.SetSegments(st.dst.Segment(len(st.recv)*descLen, Message))
 		if err := st.vb.PostRecv(d, st.dst.Handle()); err != nil {
 			st.fail(err)
 			return
 		}
-		if st.asked > 0 && st.Received == st.asked && st.ended != nil {
-			st.ended(st.to.sim.Now())
+		for len(st.waiting) > 0 && st.Received >= st.waiting[0].left {
+			done := st.waiting[0].done
+			st.waiting = st.waiting[1:]
+			done(st.to.sim.Now())
 		}
 	}
 }

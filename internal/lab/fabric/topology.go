@@ -44,6 +44,7 @@ type LeafSpine struct {
 	Down  []*Port   // from the leaf to each host
 	Up    [][]*Port // from each leaf to each spine
 	Back  [][]*Port // from each spine to each leaf
+	shape Shape
 }
 
 // Shape is the size of a LeafSpine.
@@ -55,7 +56,7 @@ type Shape struct {
 
 // NewLeafSpine makes the network of a shape.
 func NewLeafSpine(seed uint64, c HostConfig, z Shape) (*LeafSpine, error) {
-	l := &LeafSpine{Sim: NewSim(seed)}
+	l := &LeafSpine{Sim: NewSim(seed), shape: z}
 	shared := func(k Link) func() Link {
 		var b *Buffer
 		if z.Buffer > 0 {

@@ -1,0 +1,86 @@
+package reliable
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// In no interval does a pacer let more frames go than a burst and what the rate allows, and while there is something
+// to send it lets nearly that rate go, in groups.
+func TestPacer(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var p pacer
+		rate := rapid.Int64Range(paceBurst*fraction, MaxWindow*fraction).Draw(t, "rate")
+		trip := rapid.Int64Range(shortPath, maxTimeout).Draw(t, "trip")
+		now, begun := int64(1), int64(1)
+		p.set(true, now)
+		sent := 0
+		for range rapid.IntRange(1, 300).Draw(t, "steps") {
+			p.fill(now, rate, trip)
+			group := 0
+			for p.due == 0 {
+				p.take(now, rate, trip)
+				group++
+			}
+			sent += group
+			if group > paceBurst || group > 0 && group < paceQuantum-1 {
+				t.Fatalf("%d frames at once", group)
+			}
+			most := float64(now-begun)*float64(rate)/float64(trip)/fraction + paceBurst
+			if float64(sent) > most+1 || p.due < now {
+				t.Fatalf("%d frames after %d ns, at most %.1f; due %d ns later", sent, now-begun, most, p.due-now)
+			}
+			if float64(sent) < most-paceBurst-paceQuantum-2 {
+				t.Fatalf("%d frames after %d ns, of %.1f", sent, now-begun, most)
+			}
+			switch rapid.IntRange(0, 2).Draw(t, "next") {
+			case 0:
+				now = p.due
+			case 1:
+				now += rapid.Int64Range(0, p.due-now).Draw(t, "early")
+			case 2: // in time, so that no credit is lost
+				now = p.due + trip*paceQuantum*fraction/rate/2
+			}
+		}
+	})
+}
+
+// A large window on a long path leaves spread over the round trip, and a message that follows silence leaves at once.
+// A Sender that waits for its credit has a deadline.
+func TestPacedWindow(t *testing.T) {
+	const trip = 10_000_000
+	s, now := NewSender(1, 4096), int64(1)
+	flight := func() (sent, most, groups int) {
+		end := now + trip
+		for sent < s.window()-1 && now < end {
+			group := 0
+			for s.Pace(now); s.Room() > 0; group++ {
+				s.Send(now, 0, 1)
+			}
+			sent, most, groups = sent+group, max(most, group), groups+1
+			due := s.Deadline()
+			if s.pacer.due != 0 && (due == 0 || due > now+trip) {
+				t.Fatalf("a deadline after %d ns", due-now)
+			}
+			now = min(due, end)
+		}
+		now = end
+		s.Ack(now, s.Next(), 4096)
+		return sent, most, groups
+	}
+	for range 6 {
+		flight()
+	}
+	if sent, most, groups := flight(); sent < 3000 || most > paceBurst || groups < sent/paceBurst {
+		t.Errorf("%d frames in %d groups of up to %d", sent, groups, most)
+	}
+	now += trip
+	s.Pace(now)
+	for range paceBurst - 1 {
+		if s.Room() == 0 {
+			t.Fatal("a burst after silence is paced")
+		}
+		s.Send(now, 0, 1)
+	}
+}

@@ -1,0 +1,400 @@
+package fabric
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Sizes is a distribution of flow sizes: the share of flows of at most so many bytes, linear between two points.
+type Sizes struct {
+	Name   string
+	points []sizePoint
+}
+
+type sizePoint struct{ bytes, share float64 }
+
+// WebSearch is the distribution of DCTCP's paper (SIGCOMM 2010), as the simulators of HPCC and others have it.
+var WebSearch = Sizes{"web-search", []sizePoint{
+	{1, 0}, {10e3, 0.15}, {20e3, 0.2}, {30e3, 0.3}, {50e3, 0.4}, {80e3, 0.53}, {200e3, 0.6}, {1e6, 0.7}, {2e6, 0.8}, {5e6, 0.9}, {10e6, 0.97}, {30e6, 1},
+}}
+
+// DataMining is that of VL2 (SIGCOMM 2009), as pFabric's simulator has it, in packets of 1460 bytes. Flows of more
+// than 10 MB, 4 % of them, are cut to that: the others would end long before.
+var DataMining = Sizes{"data-mining", []sizePoint{
+	{1, 0}, {1460, 0.5}, {2 * 1460, 0.6}, {3 * 1460, 0.7}, {7 * 1460, 0.8}, {267 * 1460, 0.9}, {2107 * 1460, 0.95}, {10e6, 0.96}, {10e6, 1},
+}}
+
+// at returns the size that a share of the flows does not exceed.
+func (z Sizes) at(share float64) int64 {
+	i := 1
+	for i < len(z.points)-1 && z.points[i].share < share {
+		i++
+	}
+	a, b := z.points[i-1], z.points[i]
+	return max(1, int64(a.bytes+(b.bytes-a.bytes)*(share-a.share)/(b.share-a.share)))
+}
+
+// mean returns the mean size in bytes.
+func (z Sizes) mean() (m float64) {
+	for i := 1; i < len(z.points); i++ {
+		a, b := z.points[i-1], z.points[i]
+		m += (b.share - a.share) * (a.bytes + b.bytes) / 2
+	}
+	return m
+}
+
+// A Transport makes flows of one kind.
+type Transport int
+
+// Transports of a Mix and an Incast: VIs, and the model of DCTCP.
+const (
+	OverVI Transport = iota
+	OverDCTCP
+)
+
+func (t Transport) String() string { return [...]string{"VI", "DCTCP"}[t] }
+
+// paths are the flows' connections: a pair of VIs that no other flow uses at the time, or a TCP flow of its own for
+// each.
+type paths struct {
+	*LeafSpine
+	transport Transport
+	streams   []*Stream
+	idle      map[[2]*Host][]*Stream
+	tcps      []*TCP
+}
+
+func newPaths(l *LeafSpine, t Transport) *paths {
+	return &paths{LeafSpine: l, transport: t, idle: make(map[[2]*Host][]*Stream)}
+}
+
+// stream returns an idle connection between two hosts.
+func (p *paths) stream(from, to *Host) (*Stream, error) {
+	key := [2]*Host{from, to}
+	if n := len(p.idle[key]); n > 0 {
+		st := p.idle[key][n-1]
+		p.idle[key] = p.idle[key][:n-1]
+		return st, nil
+	}
+	st, err := p.NewStream(from, to)
+	if err == nil {
+		p.streams = append(p.streams, st)
+	}
+	return st, err
+}
+
+// transfer sends n bytes, and calls done when they have been received.
+func (p *paths) transfer(from, to *Host, n int64, done func(now int64)) error {
+	if p.transport == OverDCTCP {
+		f := p.NewTCP(DCTCP, from, to)
+		p.tcps = append(p.tcps, f)
+		f.Transfer(n, done)
+		return nil
+	}
+	st, err := p.stream(from, to)
+	if err == nil {
+		st.Transfer(n, func(now int64) {
+			key := [2]*Host{from, to}
+			p.idle[key] = append(p.idle[key], st)
+			done(now)
+		})
+	}
+	return err
+}
+
+// err returns why a stream has ended, if one has.
+func (p *paths) err() error {
+	for _, st := range p.streams {
+		if st.Err != nil {
+			return fmt.Errorf("a stream has ended: %w", st.Err)
+		}
+	}
+	return nil
+}
+
+// resent returns the retransmissions and the timeouts of all flows.
+func (p *paths) resent() (frames, timeouts uint64) {
+	for _, f := range p.tcps {
+		frames, timeouts = frames+f.Resent, timeouts+f.Timeouts
+	}
+	if p.transport == OverVI {
+		for _, h := range p.Hosts {
+			for _, v := range h.NIC.Status().VIs {
+				frames, timeouts = frames+v.Resent, timeouts+v.Timeouts
+			}
+		}
+	}
+	return frames, timeouts
+}
+
+// ideal returns how long n bytes take between two hosts of an empty network.
+func (l *LeafSpine) ideal(from, to *Host, n int64) int64 {
+	links := []Link{l.shape.Host, l.shape.Host}
+	if slices.Index(l.Hosts, from)/l.shape.PerLeaf != slices.Index(l.Hosts, to)/l.shape.PerLeaf {
+		links = append(links, l.shape.Trunk, l.shape.Trunk)
+	}
+	frames := (n + payload - 1) / payload
+	bytes := n + frames*(frame-payload+onWire)
+	t := float64(8*bytes) * Second / l.shape.Host.Rate
+	for i, k := range links {
+		t += float64(k.Delay)
+		if i > 0 { // a switch forwards a frame when it has all of it
+			t += float64(8*min(bytes, frame+onWire)) * Second / k.Rate
+		}
+	}
+	return int64(t)
+}
+
+// Finished is a flow that is over.
+type Finished struct {
+	Bytes    int64
+	Slowdown float64 // how many times longer it took than in an empty network
+}
+
+// Percentile returns the slowdown that a share of those flows does not exceed whose size lies in [least, below).
+// n is the number of those flows.
+func Percentile(flows []Finished, least, below int64, share float64) (slowdown float64, n int) {
+	var list []float64
+	for _, f := range flows {
+		if f.Bytes >= least && f.Bytes < below {
+			list = append(list, f.Slowdown)
+		}
+	}
+	if len(list) == 0 {
+		return 0, 0
+	}
+	slices.Sort(list)
+	return list[min(len(list)-1, int(share*float64(len(list))))], len(list)
+}
+
+// Mix is flows between random hosts, which begin at random times, as many as load the hosts' links.
+type Mix struct {
+	Seed      uint64
+	Transport Transport
+	Shape     Shape
+	Host      HostConfig
+	Sizes     Sizes
+	Load      float64 // share of the hosts' rate
+	Time      int64   // during which flows begin, ns
+}
+
+// Mixed is what came of a Mix or an Incast.
+type Mixed struct {
+	Flows            []Finished
+	Took             int64 // until the last flow was over, ns
+	Goodput          float64
+	Resent, Timeouts uint64
+	MostQueued       int     // bytes in the queue of a host's link
+	MeanQueue        float64 // of the hosts' links while flows begin, bytes
+	Dropped, Marked  uint64
+}
+
+// Run runs the flows until all are over, 100 times as long at most.
+func (m Mix) Run() (r Mixed, err error) {
+	n, err := NewLeafSpine(m.Seed, m.Host, m.Shape)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = cmp.Or(err, n.Close()) }()
+	p := newPaths(n, m.Transport)
+	apart := m.Sizes.mean() * 8 * (frame + onWire) / payload / (m.Load * m.Shape.Host.Rate * float64(len(n.Hosts))) * Second
+	open, bytes := 0, int64(0)
+	for t := n.rng.ExpFloat64() * apart; t < float64(m.Time); t += n.rng.ExpFloat64() * apart {
+		size, a := m.Sizes.at(n.rng.Float64()), n.rng.IntN(len(n.Hosts))
+		from, to := n.Hosts[a], n.Hosts[(a+1+n.rng.IntN(len(n.Hosts)-1))%len(n.Hosts)]
+		open, bytes = open+1, bytes+size
+		n.After(int64(t), func() {
+			begun := n.now
+			if terr := p.transfer(from, to, size, func(now int64) {
+				open--
+				r.Flows = append(r.Flows, Finished{size, float64(now+start-begun) / float64(n.ideal(from, to, size))})
+			}); terr != nil {
+				err = terr
+			}
+		})
+	}
+	begun := n.Now()
+	n.Run(m.Time)
+	n.queues(&r)
+	if !n.RunUntil(100*m.Time, func() bool { return open == 0 || err != nil }) {
+		err = cmp.Or(err, p.err(), fmt.Errorf("%d of %d flows are not over", open, open+len(r.Flows)))
+	}
+	n.ended(&r, p, begun, bytes)
+	return r, cmp.Or(err, p.err())
+}
+
+// queues takes the mean queue of the hosts' links so far.
+func (l *LeafSpine) queues(r *Mixed) {
+	for _, d := range l.Down {
+		r.MeanQueue += d.MeanQueue() / float64(len(l.Down))
+	}
+}
+
+// ended takes the counts of all flows.
+func (l *LeafSpine) ended(r *Mixed, p *paths, begun, bytes int64) {
+	r.Took = l.Now() - begun
+	r.Goodput = float64(8*bytes) * Second / float64(max(1, r.Took))
+	r.Resent, r.Timeouts = p.resent()
+	count := func(q *Port) {
+		r.Dropped += q.Stats.Dropped
+		r.Marked += q.Stats.Marked
+	}
+	for _, d := range l.Down {
+		r.MostQueued = max(r.MostQueued, d.Stats.MostQueued)
+		count(d)
+	}
+	for _, ports := range append(slices.Clone(l.Up), l.Back...) {
+		for _, q := range ports {
+			count(q)
+		}
+	}
+}
+
+// Incast is messages of several hosts to one, all at once, several times.
+type Incast struct {
+	Seed      uint64
+	Transport Transport
+	Shape     Shape
+	Host      HostConfig
+	Senders   int
+	Bytes     int64
+	Rounds    int
+}
+
+// Run runs the rounds, each when the one before is over. A slowdown is that of a sender's message relative to a
+// message of all bytes from one of them.
+func (c Incast) Run() (r Mixed, err error) {
+	n, err := NewLeafSpine(c.Seed, c.Host, c.Shape)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = cmp.Or(err, n.Close()) }()
+	p := newPaths(n, c.Transport)
+	to := n.Hosts[0]
+	round := func(bytes int64, done func(from *Host, took int64)) error {
+		open, begun := c.Senders, n.Now()
+		for i := range c.Senders {
+			from := n.Hosts[len(n.Hosts)-1-i]
+			if err := p.transfer(from, to, bytes, func(now int64) {
+				open--
+				done(from, now-begun)
+			}); err != nil {
+				return err
+			}
+		}
+		if !n.RunUntil(10*Second, func() bool { return open == 0 }) {
+			return cmp.Or(p.err(), fmt.Errorf("%d of %d messages have not arrived", open, c.Senders))
+		}
+		n.Run(Millisecond)
+		return nil
+	}
+	if c.Transport == OverVI { // connections have carried something: TCP's have carried their handshake
+		if err := round(1, func(*Host, int64) {}); err != nil {
+			return r, err
+		}
+	}
+	for _, d := range n.Down {
+		d.Forget()
+	}
+	busy := int64(0)
+	for range c.Rounds {
+		last := int64(0)
+		if err := round(c.Bytes, func(from *Host, took int64) {
+			last = max(last, took)
+			r.Flows = append(r.Flows, Finished{c.Bytes, float64(took) / float64(n.ideal(from, to, c.Bytes*int64(c.Senders)))})
+		}); err != nil {
+			return r, err
+		}
+		busy += last
+	}
+	begun := n.Now() - busy
+	n.ended(&r, p, begun, c.Bytes*int64(c.Senders*c.Rounds))
+	r.MeanQueue = n.Down[0].MeanQueue()
+	return r, p.err()
+}
+
+// Failure is a spine that fails under the load of streams.
+type Failure struct {
+	Seed    uint64
+	Shape   Shape
+	Host    HostConfig
+	Streams int // from the hosts of the first leaf to those of the last
+	Before  int64
+	After   int64 // observed after the failure
+}
+
+// Failed is what came of it.
+type Failed struct {
+	Before, After float64 // bits per second of all streams, after: in the last half of the time
+	Recovered     int64   // ns until all streams go on and together have 0.9 of After; below 0: never
+	Trip          int64   // of an empty network, ns
+	Resent        uint64
+}
+
+// sampleEvery is the time over which a rate after a failure is measured.
+const sampleEvery = 100 * Microsecond
+
+// Run runs the streams.
+func (f Failure) Run() (r Failed, err error) {
+	n, err := NewLeafSpine(f.Seed, f.Host, f.Shape)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = cmp.Or(err, n.Close()) }()
+	p := newPaths(n, OverVI)
+	var list []*Stream
+	for i := range f.Streams {
+		from, to := n.Hosts[i], n.Hosts[len(n.Hosts)-1-i]
+		st, err := p.stream(from, to)
+		if err != nil {
+			return r, err
+		}
+		st.Start()
+		list = append(list, st)
+		r.Trip = 2 * n.ideal(from, to, 1)
+	}
+	total := func() (sum int64) {
+		for _, st := range list {
+			sum += st.Received
+		}
+		return sum
+	}
+	rate := func(bytes, time int64) float64 { return float64(8*bytes) * Second / float64(time) }
+	n.Run(f.Before / 2)
+	base := total()
+	n.Run(f.Before - f.Before/2)
+	r.Before = rate(total()-base, f.Before-f.Before/2)
+	n.FailSpine(0, true)
+	resent, _ := p.resent()
+	var samples [][]int64
+	for at := int64(0); at < f.After; at += sampleEvery {
+		var now []int64
+		for _, st := range list {
+			now = append(now, st.Received)
+		}
+		samples = append(samples, now)
+		n.Run(sampleEvery)
+	}
+	after, _ := p.resent()
+	r.Resent = after - resent
+	sum := func(s []int64) (n int64) {
+		for _, x := range s {
+			n += x
+		}
+		return n
+	}
+	half := samples[len(samples)/2]
+	r.After = rate(total()-sum(half), f.After-int64(len(samples)/2)*sampleEvery)
+	r.Recovered = -1
+	for i := 1; i+4 < len(samples) && r.Recovered < 0; i++ {
+		moved := true
+		for k := range list {
+			moved = moved && samples[i+4][k] > samples[i][k]
+		}
+		if moved && rate(sum(samples[i+4])-sum(samples[i]), 4*sampleEvery) >= 0.9*min(r.After, r.Before) {
+			r.Recovered = int64(i) * sampleEvery
+		}
+	}
+	return r, p.err()
+}

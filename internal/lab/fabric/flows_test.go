@@ -1,0 +1,133 @@
+package fabric
+
+import (
+	"math"
+	"reflect"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// network is a leaf-spine network of 25 Gbit/s whose switches mark.
+func network(leaves, perLeaf, spines int) Shape {
+	link := Link{Rate: 25e9, Delay: Microsecond, Mark: 65 * frame}
+	return Shape{Leaves: leaves, PerLeaf: perLeaf, Spines: spines, Host: link, Trunk: link, Buffer: 1 << 20}
+}
+
+// p99 is the 99 % slowdown of flows below a size.
+func p99(t *testing.T, r Mixed, below int64) float64 {
+	t.Helper()
+	slowdown, n := Percentile(r.Flows, 0, below, 0.99)
+	if n == 0 {
+		t.Fatalf("no flows below %d bytes", below)
+	}
+	return slowdown
+}
+
+// 64 messages of 64 KiB to one host fill its link. None waits for a timer, and the last ones are not later than DCTCP's.
+func TestIncastOf64(t *testing.T) {
+	c := Incast{Seed: 1, Shape: network(5, 16, 4), Senders: 64, Bytes: 64 << 10, Rounds: 3}
+	if testing.Short() {
+		c.Rounds = 1
+	}
+	ours, err := c.Run()
+	must(t, err)
+	c.Transport = OverDCTCP
+	theirs, err := c.Run()
+	must(t, err)
+	full := payload / float64(frame+onWire) * c.Shape.Host.Rate
+	t.Logf("goodput %.3f, DCTCP %.3f; p99 %.2f, %.2f; resent %d, %d", ours.Goodput/full, theirs.Goodput/full,
+		p99(t, ours, math.MaxInt64), p99(t, theirs, math.MaxInt64), ours.Resent, theirs.Resent)
+	if ours.Goodput < 0.9*full || ours.Timeouts > 0 || p99(t, ours, math.MaxInt64) > 1.5*p99(t, theirs, math.MaxInt64) {
+		t.Errorf("goodput %.3f, %d timeouts, p99 slowdown %.2f, DCTCP's %.2f", ours.Goodput/full, ours.Timeouts,
+			p99(t, ours, math.MaxInt64), p99(t, theirs, math.MaxInt64))
+	}
+}
+
+// Flows of both distributions end as soon as DCTCP's, in a small network; the bench group has 64 hosts. A seed replays
+// a run.
+func TestMix(t *testing.T) {
+	for _, z := range []Sizes{DataMining, WebSearch} {
+		t.Run(z.Name, func(t *testing.T) {
+			m := Mix{Seed: 1, Shape: network(2, 8, 2), Host: HostConfig{RxChunks: 2048, TxChunks: 2048}, Sizes: z, Load: 0.6, Time: 6 * Millisecond}
+			if testing.Short() {
+				m.Time = Millisecond
+			}
+			ours, err := m.Run()
+			must(t, err)
+			if z.Name == DataMining.Name {
+				again, err := m.Run()
+				must(t, err)
+				if !reflect.DeepEqual(ours, again) {
+					t.Error("two runs of a seed differ")
+				}
+			}
+			m.Transport = OverDCTCP
+			theirs, err := m.Run()
+			must(t, err)
+			all := [2]float64{p99(t, ours, math.MaxInt64), p99(t, theirs, math.MaxInt64)}
+			t.Logf("%d flows: p99 %.2f, DCTCP %.2f; queue %.0f, %.0f bytes; resent %d, %d", len(ours.Flows), all[0], all[1],
+				ours.MeanQueue, theirs.MeanQueue, ours.Resent, theirs.Resent)
+			few := testing.Short() // the 99 % slowdown is that of a single flow
+			if len(ours.Flows) != len(theirs.Flows) || all[0] > 1.2*all[1] && !few || ours.Timeouts > 0 {
+				t.Errorf("%d and %d flows, p99 slowdown %.2f, DCTCP's %.2f, %d timeouts", len(ours.Flows), len(theirs.Flows), all[0], all[1], ours.Timeouts)
+			}
+		})
+	}
+}
+
+// Streams whose spine fails go on by another one within 5 ms.
+func TestFailure(t *testing.T) {
+	for _, n := range []int{4, 8} {
+		r, err := Failure{Seed: 1, Shape: network(2, 8, 2), Streams: n, Before: 5 * Millisecond, After: 8 * Millisecond}.Run()
+		must(t, err)
+		t.Logf("%d streams: %+v", n, r)
+		if r.Recovered < 0 || r.Recovered > max(10*r.Trip, 5*Millisecond) || r.After < 0.9*25e9*payload/(frame+onWire) {
+			t.Errorf("%d streams: %+v", n, r)
+		}
+	}
+}
+
+// A network of 256 hosts carries a message from each leaf to the next one.
+func TestManyHosts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds 256 hosts")
+	}
+	n, err := NewLeafSpine(1, HostConfig{RxChunks: 256, TxChunks: 256}, network(16, 16, 8))
+	must(t, err)
+	defer func() { must(t, n.Close()) }()
+	p, open := newPaths(n, OverVI), 0
+	for i := 0; i < len(n.Hosts); i += 16 {
+		from, to := n.Hosts[i], n.Hosts[(i+16)%len(n.Hosts)]
+		open++
+		must(t, p.transfer(from, to, Message, func(took int64) {
+			open--
+			if ideal := n.ideal(from, to, Message); took > 3*ideal/2 || took < ideal {
+				t.Errorf("a message took %d ns, in an empty network %d", took, ideal)
+			}
+		}))
+	}
+	if !n.RunUntil(Second, func() bool { return open == 0 }) {
+		t.Errorf("%d messages have not arrived: %v", open, p.err())
+	}
+}
+
+// Sizes that are drawn have the mean and the shares of their distribution.
+func TestSizes(t *testing.T) {
+	for _, z := range []Sizes{WebSearch, DataMining} {
+		const draws = 100_000
+		sum := 0.
+		for i := range draws {
+			sum += float64(z.at((float64(i) + 0.5) / draws))
+		}
+		if mean := sum / draws; math.Abs(mean/z.mean()-1) > 0.01 {
+			t.Errorf("%s: mean %.0f, of those drawn %.0f", z.Name, z.mean(), mean)
+		}
+		rapid.Check(t, func(t *rapid.T) {
+			a, b := rapid.Float64Range(0, 1).Draw(t, "a"), rapid.Float64Range(0, 1).Draw(t, "b")
+			if last := z.points[len(z.points)-1]; (a < b) && z.at(a) > z.at(b) || z.at(a) < 1 || float64(z.at(b)) > last.bytes {
+				t.Errorf("%d at %v, %d at %v", z.at(a), a, z.at(b), b)
+			}
+		})
+	}
+}
