@@ -133,7 +133,8 @@ func WithPollPause(on bool) Option { return func(o *options) { o.noPollPause = !
 //
 // A program may open an interface several times. Each handle gets a queue of its own while there are free ones, and
 // otherwise shares a queue, with its chunks and its silence time. VIs of handles that share a queue can be
-// connected with each other, as those of one handle can.
+// connected with each other, as those of one handle can. Through a daemon, programs of one user share a queue, too, each with
+// chunks, VIs and progress of its own; memory of AllocMem of one that has joined another is not sent by reference.
 //
 // The Kernel Agent is the daemon (via-xdp agent), if one serves: at the socket that WithAgent or the
 // environment's VIA_AGENT names, else at the default one, if it is in the same network namespace and serves the

@@ -162,7 +162,7 @@ func (c Config) WithDefaults() (Config, error) {
 	}
 	r, l := &c.Rings, c.layout()
 	def(&r.Fill, powerOfTwo(l.rx))
-	def(&r.RX, powerOfTwo(c.rxChunks()))
+	def(&r.RX, c.rxRing())
 	def(&r.TX, powerOfTwo(c.txChunks()))
 	def(&r.Completion, powerOfTwo(max(r.TX, c.TxChunks)+l.guests*powerOfTwo(l.guest)))
 	def(&c.SendBuffer, DefaultSendBuffer)

@@ -43,7 +43,8 @@ import (
 // Sharing describes how processes share a queue. The zero value: one process has it.
 type Sharing struct {
 	Guests   int // processes that may join the first one, at most MaxGuests
-	RxChunks int // what each may have leased, and at least as many entries of its RX ring
+	RxChunks int // what each may have leased
+	RxRing   int // entries of the RX ring of each; 0: as many as RxChunks, rounded up
 	TxChunks int // of each
 	// Partition is the process's number: 0 is the first one, which has Config's chunks and the rest of
 	// the UMEM as registered memory.
@@ -103,8 +104,18 @@ func (c *Config) txChunks() int {
 	return c.TxChunks
 }
 
-// layout returns where the chunks are. There are enough RX chunks that stopped processes, with full RX rings and
-// all the leases that they may have, leave the others their part.
+// rxRing is the size of this process's RX ring.
+func (c *Config) rxRing() int {
+	n := powerOfTwo(c.rxChunks())
+	if c.Sharing.Partition > 0 {
+		n = max(n, c.Sharing.RxRing)
+	}
+	return n
+}
+
+// layout returns where the chunks are. There are enough RX chunks for what all processes may have leased, and as much
+// again on their RX rings. So a stopped process leaves the others their part, unless its RX ring is longer and more
+// than flow control lets peers send fills it up.
 func (c *Config) layout() layout {
 	if !c.shared() {
 		return layout{rx: c.RxChunks, first: c.TxChunks}
@@ -154,6 +165,8 @@ func (c *Config) checkSharing() error {
 		return c.bad("sharing by %d guests: must be 1 to %d", s.Guests, MaxGuests)
 	case s.RxChunks < 1 || s.TxChunks < 1 || s.RxChunks > 1<<16 || s.TxChunks > 1<<16:
 		return c.bad("sharing with %d RX and %d TX chunks a guest: each must be 1 to 65536", s.RxChunks, s.TxChunks)
+	case s.RxRing < 0 || s.RxRing > 1<<16 || s.RxRing > 0 && s.RxRing != powerOfTwo(s.RxRing):
+		return c.bad("sharing with RX rings of %d entries: must be a power of two up to 65536, or 0", s.RxRing)
 	case s.Partition < 0 || s.Partition > s.Guests:
 		return c.bad("process %d of a queue for %d: must be 0 to %d", s.Partition, 1+s.Guests, s.Guests)
 	case c.Unaligned:
@@ -390,7 +403,7 @@ func (p *pool) openCommons(cfg *Config) error {
 func Join(fd int, h Handout, mem []byte, partition int) (*Queue, error) {
 	cfg := h.Config
 	cfg.Memory, cfg.Share, cfg.Sharing.Partition = mem, nil, partition
-	cfg.Rings.RX, cfg.Rings.TX = powerOfTwo(cfg.rxChunks()), powerOfTwo(cfg.txChunks())
+	cfg.Rings.RX, cfg.Rings.TX = cfg.rxRing(), powerOfTwo(cfg.txChunks())
 	cfg.TxBudget = min(cfg.TxBudget, cfg.Rings.TX)
 	if err := cfg.check(); err != nil {
 		return nil, err

@@ -141,7 +141,7 @@ func (s *sharedQueue) join(t testing.TB, part int) {
 func (s *sharedQueue) handout(part int) Handout {
 	h := s.of
 	h.Config.Sharing.Partition = part
-	h.Config.Rings.RX, h.Config.Rings.TX = powerOfTwo(h.Config.rxChunks()), powerOfTwo(h.Config.txChunks())
+	h.Config.Rings.RX, h.Config.Rings.TX = h.Config.rxRing(), powerOfTwo(h.Config.txChunks())
 	h.Config.TxBudget = min(h.Config.TxBudget, h.Config.Rings.TX)
 	return h
 }
@@ -229,7 +229,7 @@ func (e *end) toSlot(t testing.TB, to *end, slot, n int, seed byte) {
 	}
 }
 
-var sharing = Config{ChunkSize: 2048, RxChunks: 32, TxChunks: 16, Sharing: Sharing{Guests: 3, RxChunks: 16, TxChunks: 8}}
+var sharing = Config{ChunkSize: 2048, RxChunks: 32, TxChunks: 16, Sharing: Sharing{Guests: 3, RxChunks: 16, RxRing: 32, TxChunks: 8}}
 
 // Four processes on one queue send and receive, in any order, more frames than there are chunks. Completions come back
 // whichever process takes them off the ring.
@@ -337,6 +337,17 @@ func TestSharingSteps(t *testing.T) {
 		eventually(t, "a frame", func() bool { return e.q.Receive(frames[:]) == 1 })
 		return e.q.pool, e.q.pool.chunk(frames[0].Addr)
 	}
+	// sent has another process send a frame, whose completion is on the ring afterwards.
+	sent := func() {
+		addr, buf := stay.mustAlloc(t)
+		header(buf, nb, na)
+		stay.q.Send(addr, 64, false)
+		stay.q.publish()
+		kick(stay.q.fd)
+		receive(t, b.q)
+		c := stay.q.pool.commons
+		eventually(t, "a completion", func() bool { return atomic.LoadUint32(c.compProd) != atomic.LoadUint32(c.compCons) })
+	}
 	for name, die := range map[string]func(e *end){
 		"marked, not taken": func(e *end) {
 			b.toSlot(t, e, 0, 64, 1)
@@ -380,24 +391,14 @@ func TestSharingSteps(t *testing.T) {
 			receive(t, b.q)
 			c := e.q.pool.commons
 			stay.q.Reap()
-			addr, _ := stay.mustAlloc(t)
-			stay.q.Send(addr, 64, false)
-			stay.q.publish()
-			kick(stay.q.fd)
-			receive(t, b.q)
-			eventually(t, "a completion", func() bool { return atomic.LoadUint32(c.compProd) != atomic.LoadUint32(c.compCons) })
+			sent()
 			at := atomic.LoadUint32(c.compCons)
 			w := &c.tx[e.q.pool.chunk(c.comp[at&c.compMask])-e.q.pool.rx]
 			atomic.StoreUint64(w, uint64(at)<<8|txCompleted)
 		},
 		"completion taken, owner not told": func(e *end) {
 			c := e.q.pool.commons
-			addr, _ := stay.mustAlloc(t)
-			stay.q.Send(addr, 64, false)
-			stay.q.publish()
-			kick(stay.q.fd)
-			receive(t, b.q)
-			eventually(t, "a completion", func() bool { return atomic.LoadUint32(c.compProd) != atomic.LoadUint32(c.compCons) })
+			sent()
 			e.q.pool.passOn(atomic.LoadUint32(c.compCons))
 			atomic.AddUint64(&c.parts[1].foreign, ^uint64(0))
 		},

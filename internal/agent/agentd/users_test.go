@@ -17,6 +17,7 @@ import (
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
@@ -148,8 +149,8 @@ func TestActivated(t *testing.T) {
 }
 
 // overAgents has two agents open NICs, each two at the ends of a veth pair of their own. When they are closed,
-// nothing of them may be left.
-func overAgents(t *testing.T) vipltest.Config {
+// nothing of them may be left. If joined, another process has each queue already, which they share.
+func overAgents(t *testing.T, joined bool) vipltest.Config {
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	pairs := 0
 	open := func(t testing.TB, silence time.Duration) (nics []*vipl.NIC, ends []*nstest.NS) {
@@ -157,13 +158,28 @@ func overAgents(t *testing.T) vipltest.Config {
 		na, nb := nstest.Another(t, a.ns, b.ns, pairs, nstest.Options{})
 		ends = []*nstest.NS{na, nb}
 		for i, g := range []*agent{a, b} {
+			leave := func() {}
+			if joined {
+				first := g.raw(t).hello()
+				_, err := first.use(openOf(ends[i].Name, xdpnic.ModeAuto, false))
+				nstest.Must(t, err)
+				leave = func() { first.c.Close() }
+			}
 			n, err := vipl.OpenNIC(ends[i].Name, vipl.WithAgent(g.socket), vipl.WithArena(48<<20), vipl.WithSilence(silence))
 			nstest.Must(t, err)
+			if part := n.Info().NIC.Sharing.Partition; part > 0 != joined {
+				t.Fatalf("the NIC is process %d of its queue", part)
+			}
+			has := func() bool {
+				return slices.ContainsFunc(g.status(t).NICs, func(n kagent.NICStatus) bool { return n.Interface == ends[i].Name })
+			}
 			t.Cleanup(func() {
 				nstest.Check(t, n.Close())
-				st := g.status(t)
-				if slices.ContainsFunc(st.NICs, func(n kagent.NICStatus) bool { return n.Interface == ends[i].Name }) {
-					t.Errorf("after Close the agent still has %+v", st.NICs)
+				leave()
+				if joined {
+					await.Until(t, "the agent has nothing of the interface", func() bool { return !has() })
+				} else if has() {
+					t.Errorf("after Close the agent still has %+v", g.status(t).NICs)
 				}
 			})
 			nics = append(nics, n)
@@ -190,9 +206,19 @@ func overAgents(t *testing.T) vipltest.Config {
 
 // Every rule of the VIPL holds for a NIC that an agent has opened.
 func TestConformance(t *testing.T) {
-	c := overAgents(t)
+	c := overAgents(t, false)
 	if testing.Short() { // what the agent has most part in
 		c.Groups = []string{"client-server", "peer-to-peer"}
+	}
+	vipltest.Run(t, c)
+}
+
+// Every rule about data holds for a NIC that shares its queue with another process.
+func TestConformanceShared(t *testing.T) {
+	c := overAgents(t, true)
+	c.Groups = []string{"send-receive", "rdma-write", "rdma-read", "reliability", "cq", "local"}
+	if testing.Short() {
+		c.Groups = []string{"send-receive", "local"}
 	}
 	vipltest.Run(t, c)
 }

@@ -43,9 +43,11 @@ type Group struct {
 	reclaiming sync.Mutex // held by reclaim, not under device.mu
 }
 
-// Chunks of a process that joins. With 256 RX chunks it takes some GSO packets at a time.
+// Chunks and RX ring of a process that joins. With 256 RX chunks it takes some GSO packets at a time, and the ring holds a
+// message of an unreliable VI of any length, as vipl.DefaultRxChunks does.
 const (
 	guestRxChunks = 256
+	guestRxRing   = 1024
 	guestTxChunks = 256
 )
 

@@ -39,6 +39,7 @@ type lease struct {
 	steering *steer.Steering
 
 	sealed    bool   // Config.Sealed
+	guests    int    // processes for which room is still to be made
 	group     *Group // that the queue belongs to; nil: no other process may have it
 	partition int    // in the group
 	leaving   bool   // TakeMemory was called

@@ -62,15 +62,19 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	if err != nil {
 		return nil, err
 	}
-	guests := d.guests(cfg)
+	later := d.guests(cfg) // if the queue turns out not to be a zero-copy one, which processes do not share
+	if steps, _ := d.steps(cfg); len(steps) == 0 || steps[0] != xdpnic.ModeZeroCopy {
+		l.guests, later = later, 0
+	}
 	d.mu.Unlock()
-	nic, err := l.newArena(cfg, link.MTU, guests)
+	nic, err := l.newArena(cfg, link.MTU)
+	l.guests = later
 	d.mu.Lock()
 	if err != nil {
 		return nil, err
 	}
 	for {
-		if err = l.climb(ctx, until, cfg, nic, link); !errors.Is(err, errOpening) || !d.awaitReservation(busy) {
+		if err = l.climb(ctx, until, cfg, &nic, link); !errors.Is(err, errOpening) || !d.awaitReservation(busy) {
 			break
 		}
 	}
@@ -91,7 +95,7 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 
 // climb opens the queue in the best available mode, and leases it. It retries a busy queue until the given
 // time. Caller holds d.mu, which is released meanwhile.
-func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpnic.Config, link kagent.Link) error {
+func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic *xdpnic.Config, link kagent.Link) error {
 	d := l.dev
 	if d.router.Removed() { // another interface may have its index
 		return kagent.ErrGone
@@ -105,10 +109,13 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpn
 	var failed reasons
 	long := nic.MultiBuffer // by the MTU; in generic mode also for GSO packets, which no other mode receives
 	for _, mode := range steps {
+		if mode != xdpnic.ModeZeroCopy {
+			l.makeRoom(cfg, nic)
+		}
 		nic.MultiBuffer = long || !cfg.SingleBuffer && mode.Generic() && nic.ChunkSize == xdpnic.MaxChunk
 		err := d.otherMode(mode) // by now
 		if err == nil {
-			err = l.open(ctx, unshared(nic, mode), mode)
+			err = l.open(ctx, *nic, mode)
 		}
 		attempts = append(attempts, xdpnic.Attempt{Mode: mode, Err: err})
 		if err == nil {
@@ -139,21 +146,8 @@ func (l *lease) climb(ctx context.Context, until time.Time, cfg Config, nic xdpn
 	return failed
 }
 
-// unshared returns the configuration without sharing for a mode in which processes do not share a queue.
-func unshared(nic xdpnic.Config, mode xdpnic.Mode) xdpnic.Config {
-	if mode != xdpnic.ModeZeroCopy || nic.Sharing.Guests == 0 {
-		return nic
-	}
-	plain := nic
-	plain.Sharing, plain.Rings = xdpnic.Sharing{}, xdpnic.Rings{}
-	if plain, err := plain.WithDefaults(); err == nil {
-		return plain
-	}
-	return nic
-}
-
 // newArena makes the memory, and the part of the queue's configuration that is the same for all modes.
-func (l *lease) newArena(cfg Config, mtu, guests int) (xdpnic.Config, error) {
+func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 	config := func(chunk int) (xdpnic.Config, error) {
 		return xdpnic.Config{
 			Ifindex: l.dev.key.index, QueueID: max(cfg.Queue, 0), Require: true,
@@ -177,25 +171,54 @@ func (l *lease) newArena(cfg Config, mtu, guests int) (xdpnic.Config, error) {
 		return nic, fmt.Errorf("an arena of %d bytes does not hold the %d bytes of the chunks: "+
 			"take a larger one, or fewer chunks", cfg.ArenaBytes, pool)
 	}
-	if guests > 0 {
-		// Room for the other processes is in addition to what the first one asked for.
-		shared := nic
-		shared.Rings = xdpnic.Rings{}
-		shared.Sharing = xdpnic.Sharing{Guests: guests, RxChunks: guestRxChunks, TxChunks: guestTxChunks}
-		if shared, err = shared.WithDefaults(); err != nil {
-			return nic, err
-		}
-		cfg.ArenaBytes += shared.PoolBytes() - pool
-		nic, pool = shared, shared.PoolBytes()
+	if l.guests > 0 && l.roomy(cfg, &nic) == nil {
+		return nic, nil
 	}
-	l.arena, err = hugepages.New(hugepages.Config{
-		Size: cfg.ArenaBytes, Policy: cfg.Hugepages, Reserve: pool, Shared: cfg.Shared,
+	return nic, l.allocate(cfg, &nic, cfg.ArenaBytes)
+}
+
+// allocate makes the memory of a queue, of which the pool of chunks is reserved.
+func (l *lease) allocate(cfg Config, nic *xdpnic.Config, size int) error {
+	a, err := hugepages.New(hugepages.Config{
+		Size: size, Policy: cfg.Hugepages, Reserve: nic.PoolBytes(), Shared: cfg.Shared,
 	})
-	if err != nil {
-		return nic, err
+	if err == nil {
+		l.arena = a
+		nic.Memory, nic.QueueID = a.Bytes(), cfg.Queue
 	}
-	nic.Memory, nic.QueueID = l.arena.Bytes(), cfg.Queue
-	return nic, nil
+	return err
+}
+
+// roomy is allocate with room for l.guests other processes, in addition to what the first one asked for. A queue without
+// room is better than none, so it is tried once.
+func (l *lease) roomy(cfg Config, nic *xdpnic.Config) error {
+	shared := *nic
+	shared.Memory, shared.Rings = nil, xdpnic.Rings{}
+	shared.Sharing = xdpnic.Sharing{Guests: l.guests, RxChunks: guestRxChunks, RxRing: guestRxRing, TxChunks: guestTxChunks}
+	l.guests = 0
+	shared, err := shared.WithDefaults()
+	if err != nil {
+		return err
+	}
+	if err := l.allocate(cfg, &shared, cfg.ArenaBytes+shared.PoolBytes()-nic.PoolBytes()); err != nil {
+		return err
+	}
+	*nic = shared
+	return nil
+}
+
+// makeRoom replaces memory for a zero-copy queue, which processes do not share, by memory with room for others, if that
+// has not been tried. Caller holds d.mu, which is released meanwhile.
+func (l *lease) makeRoom(cfg Config, nic *xdpnic.Config) {
+	if l.guests == 0 {
+		return
+	}
+	old := l.arena
+	l.dev.mu.Unlock()
+	if l.roomy(cfg, nic) == nil {
+		_ = old.Close() // nothing was allocated from it
+	}
+	l.dev.mu.Lock()
 }
 
 // open tries one mode, and leaves the queue reserved. If it fails, it may leave the program attached, for the
