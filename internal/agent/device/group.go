@@ -115,16 +115,22 @@ func (d *device) addGroup(g *Group) {
 	d.groups[g.queue] = g
 }
 
-// grouping reports whether an open of the user is under way that may end with a queue to join. Caller holds d.mu.
-func (d *device) grouping(cfg Config) bool {
+// grouping reports whether a queue to join, or a free one, is to be expected: one of the user's is just being handed out or,
+// with opening, being opened, or its last process is being reclaimed. Caller holds d.mu.
+func (d *device) grouping(cfg Config, opening bool) bool {
 	for _, l := range d.opening {
-		if l.holder.UID == cfg.Holder.UID {
+		if opening && l.holder.UID == cfg.Holder.UID {
+			return true
+		}
+	}
+	for _, g := range d.groups {
+		if g.uid == cfg.Holder.UID && g.member() == nil {
 			return true
 		}
 	}
 	for _, l := range d.leases {
 		if l.group == nil && l.queue != nil && l.holder.UID == cfg.Holder.UID && l.queue.Info().Sharing.Guests > 0 {
-			return true // it is just being handed out
+			return true
 		}
 	}
 	return false
@@ -174,12 +180,7 @@ func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
 	for g.members[l.partition] != nil {
 		l.partition++
 	}
-	var member *lease
-	for _, m := range g.members {
-		if m.socket != nil {
-			member = m
-		}
-	}
+	member := g.member()
 	if member == nil {
 		return nil, fmt.Errorf("%w: queue %d: its last process is being reclaimed", errNoGroup, g.queue)
 	}
@@ -215,6 +216,16 @@ func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
 	return l, nil
 }
 
+// member returns a process by whose socket others can join; nil: all are being reclaimed.
+func (g *Group) member() *lease {
+	for _, m := range g.members {
+		if m.socket != nil {
+			return m
+		}
+	}
+	return nil
+}
+
 // mapMemory maps the UMEM.
 func (g *Group) mapMemory() (mem []byte, unmap func() error, err error) {
 	err = fds.With(g.memory, func(fd int) (err error) {
@@ -225,18 +236,18 @@ func (g *Group) mapMemory() (mem []byte, unmap func() error, err error) {
 }
 
 // leave takes back what the process of a lease had, if others go on with the queue. last reports that there are none. Caller
-// holds d.mu, which is released meanwhile.
+// holds d.mu, which is released meanwhile: the kernel takes its time to close the last descriptor of a socket.
 func (g *Group) leave(l *lease) (last bool, err error) {
-	d := l.dev
-	if g.others(l) {
-		d.mu.Unlock()
-		err = l.reclaim()
-		d.mu.Lock()
+	d, socket, others := l.dev, l.socket, g.others(l)
+	l.socket = nil // others join by another process's
+	d.mu.Unlock()
+	if socket != nil {
+		if others {
+			err = l.reclaim(socket)
+		}
+		err = errors.Join(err, socket.Close())
 	}
-	if l.socket != nil {
-		err = errors.Join(err, l.socket.Close())
-		l.socket = nil
-	}
+	d.mu.Lock()
 	delete(g.members, l.partition)
 	if last = len(g.members) == 0; last {
 		delete(d.groups, g.queue)
@@ -267,10 +278,7 @@ func (g *Group) others(l *lease) bool {
 }
 
 // reclaim returns the chunks of a process that has gone.
-func (l *lease) reclaim() error {
-	if l.socket == nil {
-		return nil
-	}
+func (l *lease) reclaim(socket *os.File) error {
 	g := l.group
 	g.reclaiming.Lock() // xdpnic.Reclaim: one at a time
 	defer g.reclaiming.Unlock()
@@ -281,7 +289,7 @@ func (l *lease) reclaim() error {
 	h := g.of
 	h.Config.Sharing.Partition = l.partition
 	h.Config.Rings = l.info.NIC.Rings
-	err = fds.With(l.socket, func(fd int) error {
+	err = fds.With(socket, func(fd int) error {
 		_, err := xdpnic.Reclaim(fd, h, mem)
 		return err
 	})

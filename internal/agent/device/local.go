@@ -128,6 +128,7 @@ func newLocal(d *device, l *lease) *Local {
 func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*busyTime)
 	defer cancel()
+	soon := time.Now().Add(2 * busyTime) // an open that is under way for longer waits for a busy queue
 	for {
 		l, err := (*lease)(nil), cfg.OnlyJoin
 		if err == nil {
@@ -142,7 +143,7 @@ func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
 			return joined, nil
 		case !errors.Is(why, errNoGroup):
 			return nil, why
-		case !d.grouping(cfg) || !d.awaitChange(ctx):
+		case !d.grouping(cfg, time.Now().Before(soon)) || !d.awaitChange(ctx):
 			return nil, fmt.Errorf("%w; %w", err, why)
 		}
 	}
