@@ -36,7 +36,7 @@ func (q *Queue) Audit() error {
 	}
 	check("free stack", uint64(p.nfree), n[ownFree])
 	check("on the way through TX", p.txOut, n[ownTX]+n[ownKept])
-	if p.commons == nil { // else other processes have chunks, see auditShared
+	if p.shared == nil { // else other processes have chunks, see auditShared
 		check("recycled or with the kernel for receiving", uint64(p.recycled)+p.filled-p.returned, n[ownFill])
 	}
 	errs = append(errs, p.auditList("free stack", ownFree, p.free[:p.nfree])...)

@@ -96,10 +96,10 @@ func plainAddr(addr uint64) uint64 { return addr&addrMask + addr>>offsetShift }
 // rings. The sockets that share a queue share its pool.
 type pool struct {
 	geometry
-	commons *commons // what this process shares with others; nil: nothing
-	own     []owner  // by chunk number
-	end     []uint32 // by chunk number: TX ring index after the last frame that began in the chunk
-	free    []uint64 // addresses of free TX chunks; the last of the first nfree is taken first
+	shared *sharedPool // what this process shares with others; nil: nothing
+	own    []owner     // by chunk number
+	end    []uint32    // by chunk number: TX ring index after the last frame that began in the chunk
+	free   []uint64    // addresses of free TX chunks; the last of the first nfree is taken first
 	// The stack is last in, first out: a chunk that was just sent is still in
 	// the cache.
 	nfree    int
@@ -141,9 +141,9 @@ func newPool(g geometry) *pool {
 
 // giveAll hands every RX chunk to the kernel.
 func (p *pool) giveAll() {
-	if p.commons != nil {
+	if p.shared != nil {
 		for i := range p.rx {
-			p.giveBack(i)
+			p.pushFill(i)
 		}
 		p.filled = p.rx
 		return
@@ -157,9 +157,9 @@ func (p *pool) giveAll() {
 
 // refill publishes the recycled chunks.
 func (p *pool) refill() {
-	if p.commons != nil {
+	if p.shared != nil {
 		for _, i := range p.back {
-			p.giveBack(i)
+			p.pushFill(i)
 		}
 		p.filled += uint64(len(p.back))
 		p.back, p.recycled = p.back[:0], 0
@@ -180,8 +180,8 @@ func (p *pool) push(i uint64) {
 
 // reap takes all entries off the completion ring.
 func (p *pool) reap() int {
-	if p.commons != nil {
-		return p.reapCommon()
+	if p.shared != nil {
+		return p.reapShared()
 	}
 	n := p.comp.peek(^uint32(0))
 	if n == 0 {
@@ -204,11 +204,11 @@ func (p *pool) complete(addr uint64) {
 	}
 	switch p.own[i] {
 	case ownTX:
-		p.land(i)
+		p.setFree(i)
 		p.push(i)
 		p.txOut--
 	case ownKept:
-		p.land(i)
+		p.setFree(i)
 		p.own[i] = ownHeld
 		p.txOut--
 	default:

@@ -208,7 +208,7 @@ func (q *Queue) mapPoolRings() error {
 	}
 	p.fill, p.comp = p.fillMem.fill(), p.compMem.completion()
 	if q.cfg.shared() {
-		if err := p.openCommons(&q.cfg); err != nil {
+		if err := p.initShared(&q.cfg); err != nil {
 			return q.fail("share", err)
 		}
 	}

@@ -111,7 +111,7 @@ func (p *pool) recycle(addr uint64) {
 		return
 	}
 	p.own[i] = ownFill
-	if p.commons != nil {
+	if p.shared != nil {
 		p.back = append(p.back, i)
 		p.recycled++
 		return

@@ -21,7 +21,7 @@ import (
 //
 //	       TX ring A   TX ring B
 //	           |          |
-//	         kernel's send path --> completion ring --> the chunk's owner, whoever takes the entry
+//	         kernel's send path --> completion ring --> the owner of the chunk, by any process
 //
 // No lock protects the common rings: a process may be stopped or killed at any instruction, and the
 // others must go on. Each step is one compare-and-swap that any process can complete for another:
@@ -177,8 +177,8 @@ func (c *Config) checkSharing() error {
 	return nil
 }
 
-// commons is what the processes of a queue share.
-type commons struct {
+// sharedPool is what the processes of a queue share.
+type sharedPool struct {
 	layout layout
 	me     uint64
 	term   uint64 // see the TX words
@@ -217,12 +217,12 @@ func (p *pool) entry(i uint64, index uint32) uint64 {
 // round is the number of a fill ring's round, in the bits below the chunk size; never that of a zero entry in
 // the first round.
 func (p *pool) round(index uint32) uint64 {
-	return uint64(index>>p.commons.lap+1) & (p.size - 1)
+	return uint64(index>>p.shared.lap+1) & (p.size - 1)
 }
 
-// giveBack puts chunk i on the fill ring. There is room, since the ring can hold all chunks and this one is not in it.
-func (p *pool) giveBack(i uint64) {
-	c := p.commons
+// pushFill puts chunk i on the fill ring. There is room, since the ring can hold all chunks and this one is not in it.
+func (p *pool) pushFill(i uint64) {
+	c := p.shared
 	for {
 		h := atomic.LoadUint32(c.fillProd)
 		slot := &c.fill[h&c.fillMask]
@@ -235,7 +235,7 @@ func (p *pool) giveBack(i uint64) {
 			atomic.CompareAndSwapUint32(c.fillProd, h, h+1)
 			continue
 		}
-		p.settle(old, h-uint32(len(c.fill)))
+		p.setReturned(old, h-uint32(len(c.fill)))
 		atomic.StoreUint64(&c.rx[i], rxWord(rxReturning, c.me, h))
 		if atomic.CompareAndSwapUint64(slot, old, p.entry(i, h)) {
 			atomic.CompareAndSwapUint32(c.fillProd, h, h+1)
@@ -244,10 +244,10 @@ func (p *pool) giveBack(i uint64) {
 	}
 }
 
-// settle notes that the chunk of a fill ring entry was returned at that index, before the entry is overwritten.
+// setReturned notes that the chunk of a fill ring entry was returned at that index, before the entry is overwritten.
 // Afterwards a word that still says "being returned" at that index means that it was not.
-func (p *pool) settle(entry uint64, index uint32) {
-	c := p.commons
+func (p *pool) setReturned(entry uint64, index uint32) {
+	c := p.shared
 	i := p.chunk(entry &^ (p.size - 1))
 	if i >= p.rx {
 		return
@@ -260,21 +260,21 @@ func (p *pool) settle(entry uint64, index uint32) {
 // lease records that this process has RX chunk i. It precedes the release of the RX ring's entry.
 func (p *pool) lease(i uint64) {
 	p.own[i] = ownLeased
-	if c := p.commons; c != nil {
+	if c := p.shared; c != nil {
 		ordered.StoreUint64(&c.rx[i], rxWord(rxLeased, c.me, 0))
 	}
 }
 
-// fly records that TX chunk i is in flight from TX ring index at. It precedes the publication of the TX ring's entry.
-func (p *pool) fly(i uint64, at uint32) {
-	if c := p.commons; c != nil {
+// setInFlight records that TX chunk i is in flight from TX ring index at. It precedes the publication of the TX ring's entry.
+func (p *pool) setInFlight(i uint64, at uint32) {
+	if c := p.shared; c != nil {
 		ordered.StoreUint64(&c.tx[i-p.rx], txFlight|uint64(at)<<8|c.term<<40)
 	}
 }
 
-// land records that TX chunk i is no longer in flight.
-func (p *pool) land(i uint64) {
-	if c := p.commons; c != nil {
+// setFree records that TX chunk i is no longer in flight.
+func (p *pool) setFree(i uint64) {
+	if c := p.shared; c != nil {
 		atomic.StoreUint64(&c.tx[i-p.rx], txFree)
 	}
 }
@@ -282,9 +282,9 @@ func (p *pool) land(i uint64) {
 // reapBatch is the number of own entries taken off the completion ring at once.
 const reapBatch = 64
 
-// reapCommon takes all entries off the completion ring, and finds the completions that other processes have taken.
-func (p *pool) reapCommon() (n int) {
-	c := p.commons
+// reapShared takes all entries off the completion ring, and finds the completions that other processes have taken.
+func (p *pool) reapShared() (n int) {
+	c := p.shared
 	var mine [reapBatch]uint64
 	for {
 		at := atomic.LoadUint32(c.compCons)
@@ -301,7 +301,7 @@ func (p *pool) reapCommon() (n int) {
 			mine[k] = addr
 		}
 		if k == 0 {
-			p.passOn(at)
+			p.passCompletion(at)
 			continue
 		}
 		if !atomic.CompareAndSwapUint32(c.compCons, at, at+k) {
@@ -321,9 +321,9 @@ func (p *pool) reapCommon() (n int) {
 	return n
 }
 
-// passOn hands the completion ring's entry at index at to another process.
-func (p *pool) passOn(at uint32) {
-	c := p.commons
+// passCompletion hands the completion ring's entry at index at to another process.
+func (p *pool) passCompletion(at uint32) {
+	c := p.shared
 	i := p.chunk(atomic.LoadUint64(&c.comp[at&c.compMask]))
 	if i-p.rx >= uint64(len(c.tx)) {
 		return // the ring has moved on, and the entry is a new one
@@ -343,7 +343,7 @@ func (p *pool) passOn(at uint32) {
 
 // search finds completions of this process's chunks that others have taken off the ring.
 func (p *pool) search() (n int) {
-	c := p.commons
+	c := p.shared
 	for i := p.txAt; i < p.txAt+p.tx; i++ {
 		if p.own[i] != ownTX && p.own[i] != ownKept {
 			continue
@@ -364,7 +364,7 @@ func (p *pool) search() (n int) {
 
 // takePartition makes the partition this process's. Chunks of its last process may still be in flight.
 func (p *pool) takePartition() {
-	c := p.commons
+	c := p.shared
 	c.term = atomic.AddUint64(&c.parts[c.me].term, 1) & (1<<24 - 1)
 	p.nfree = 0
 	for k := p.tx; k > 0; k-- {
@@ -379,20 +379,20 @@ func (p *pool) takePartition() {
 	c.seen = atomic.LoadUint64(&c.parts[c.me].foreign) - 1 // search at the first reap
 }
 
-// openCommons makes pool p one of a queue that processes share, whose rings are mapped.
-func (p *pool) openCommons(cfg *Config) error {
+// initShared makes pool p one of a queue that processes share, whose rings are mapped.
+func (p *pool) initShared(cfg *Config) error {
 	l := cfg.layout()
 	table := p.mem[p.limit():]
 	if len(table) < l.tableBytes() {
 		return fmt.Errorf("no room for the table of shared chunks: %w", errConfig)
 	}
-	c := &commons{layout: l, me: uint64(cfg.Sharing.Partition)}
+	c := &sharedPool{layout: l, me: uint64(cfg.Sharing.Partition)}
 	c.parts, c.rx, c.tx = tableWords(table, &l)
 	c.fill, c.fillMask, c.fillProd = p.fill.addr, p.fill.mask, word(p.fill.prod)
 	for c.lap = 0; 1<<c.lap < len(c.fill); c.lap++ {
 	}
 	c.comp, c.compMask, c.compProd, c.compCons = p.comp.addr, p.comp.mask, word(p.comp.prod), word(p.comp.cons)
-	p.commons = c
+	p.shared = c
 	p.back = make([]uint64, 0, l.rx)
 	return nil
 }
@@ -458,7 +458,7 @@ func (q *Queue) join(fd int, of Info) error {
 func Reclaim(fd int, h Handout, mem []byte) (chunks int, err error) {
 	// Frames that were under way to the socket when the map's entry was deleted have arrived after this (synchronize_rcu).
 	// A kernel without membarrier(2) gets some time.
-	graceful()
+	awaitGracePeriod()
 	cfg := h.Config
 	cfg.Memory, cfg.Share = mem, nil
 	if err := cfg.check(); err != nil {
@@ -483,7 +483,7 @@ func Reclaim(fd int, h Handout, mem []byte) (chunks int, err error) {
 
 // reclaimShared is Reclaim with everything mapped.
 func (q *Queue) reclaimShared() (chunks int) {
-	p, c := q.pool, q.pool.commons
+	p, c := q.pool, q.pool.shared
 	dead := c.me
 	c.me = reclaimer
 	// Frames that it has not received. Each is marked before its entry is released, so that it is in one of the two places.
@@ -494,8 +494,8 @@ func (q *Queue) reclaimShared() (chunks int) {
 		q.rx.release(1)
 	}
 	for i := range p.rx {
-		if p.seize(i, dead) || p.seize(i, reclaimer) {
-			p.giveBack(i)
+		if p.reclaimRX(i, dead) || p.reclaimRX(i, reclaimer) {
+			p.pushFill(i)
 			chunks++
 		}
 	}
@@ -510,9 +510,9 @@ func (q *Queue) reclaimShared() (chunks int) {
 	return chunks
 }
 
-// seize takes RX chunk i from a dead process, if that process had it. The chunk is the reclaimer's then.
-func (p *pool) seize(i, dead uint64) bool {
-	c := p.commons
+// reclaimRX takes RX chunk i from a dead process, if that process had it. The chunk is the reclaimer's then.
+func (p *pool) reclaimRX(i, dead uint64) bool {
+	c := p.shared
 	for {
 		w := atomic.LoadUint64(&c.rx[i])
 		if w>>8&0xff != dead {
@@ -529,7 +529,7 @@ func (p *pool) seize(i, dead uint64) bool {
 				atomic.CompareAndSwapUint64(&c.rx[i], w, rxKernel)
 				return false
 			}
-			// Another chunk got that place: settle has seen to this one before the entry was overwritten.
+			// Another chunk got that place: setReturned has seen to this one before the entry was overwritten.
 		default:
 			return false
 		}

@@ -25,8 +25,8 @@ func word(u *ordered.Uint32) *uint32 { return (*uint32)(unsafe.Pointer(u)) }
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of <linux/membarrier.h>.
 const membarrierGlobal = 1
 
-// graceful waits until every CPU has left what it was doing in the kernel's network stack.
-func graceful() {
+// awaitGracePeriod waits until every CPU has left what it was doing in the kernel's network stack.
+func awaitGracePeriod() {
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
 		time.Sleep(50 * time.Millisecond)
 	}

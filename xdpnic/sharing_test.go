@@ -67,7 +67,7 @@ type sharedQueue struct {
 	fds   map[int]int // duplicates of the processes' sockets, by partition
 }
 
-// openShared opens a queue for 1+guests processes, of which none has joined.
+// openShared opens a queue for 1+guests processes, none of them joined.
 func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
 	t.Helper()
 	cfg.Ifindex, cfg.Mode, cfg.Require = ns.Index, ModeGeneric, true
@@ -186,7 +186,7 @@ func (s *sharedQueue) reclaim(t testing.TB, part int) (chunks int) {
 // inPlace checks, with q idle and all processes but q's gone, that every chunk is where it belongs.
 func inPlace(t testing.TB, q *Queue) {
 	t.Helper()
-	p, c := q.pool, q.pool.commons
+	p, c := q.pool, q.pool.shared
 	q.Reap()
 	seen := make(map[uint64]bool)
 	cons, prod := p.fill.cons.Load(), atomic.LoadUint32(c.fillProd)
@@ -312,7 +312,7 @@ func TestSharingDeath(t *testing.T) {
 			}
 			eventually(t, "completions", func() bool {
 				stay.q.Reap()
-				return !slices.ContainsFunc(stay.q.pool.commons.tx, func(w uint64) bool { return w&kindMask == txFlight })
+				return !slices.ContainsFunc(stay.q.pool.shared.tx, func(w uint64) bool { return w&kindMask == txFlight })
 			})
 			inPlace(t, stay.q)
 			s.join(t, part)
@@ -345,7 +345,7 @@ func TestSharingSteps(t *testing.T) {
 		stay.q.publish()
 		kick(stay.q.fd)
 		receive(t, b.q)
-		c := stay.q.pool.commons
+		c := stay.q.pool.shared
 		eventually(t, "a completion", func() bool { return atomic.LoadUint32(c.compProd) != atomic.LoadUint32(c.compCons) })
 	}
 	for name, die := range map[string]func(e *end){
@@ -356,32 +356,32 @@ func TestSharingSteps(t *testing.T) {
 		},
 		"returning, not on the ring": func(e *end) {
 			p, i := lease(e)
-			atomic.StoreUint64(&p.commons.rx[i], rxWord(rxReturning, 0, atomic.LoadUint32(p.commons.fillProd)))
+			atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, atomic.LoadUint32(p.shared.fillProd)))
 		},
 		"returning, another had the place": func(e *end) {
 			p, i := lease(e)
-			atomic.StoreUint64(&p.commons.rx[i], rxWord(rxReturning, 0, atomic.LoadUint32(p.commons.fillProd)))
+			atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, atomic.LoadUint32(p.shared.fillProd)))
 			b.toSlot(t, stay, 1, 64, 1)
 			receive(t, stay.q)
 		},
 		"on the ring, index not advanced": func(e *end) {
 			p, i := lease(e)
-			h := atomic.LoadUint32(p.commons.fillProd)
-			atomic.StoreUint64(&p.commons.rx[i], rxWord(rxReturning, 0, h))
-			atomic.StoreUint64(&p.commons.fill[h&p.commons.fillMask], p.entry(i, h))
+			h := atomic.LoadUint32(p.shared.fillProd)
+			atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, h))
+			atomic.StoreUint64(&p.shared.fill[h&p.shared.fillMask], p.entry(i, h))
 		},
 		"on the ring, another advances the index": func(e *end) {
 			p, i := lease(e)
-			h := atomic.LoadUint32(p.commons.fillProd)
-			atomic.StoreUint64(&p.commons.rx[i], rxWord(rxReturning, 0, h))
-			atomic.StoreUint64(&p.commons.fill[h&p.commons.fillMask], p.entry(i, h))
+			h := atomic.LoadUint32(p.shared.fillProd)
+			atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, h))
+			atomic.StoreUint64(&p.shared.fill[h&p.shared.fillMask], p.entry(i, h))
 			b.toSlot(t, stay, 1, 64, 1)
 			receive(t, stay.q)
 		},
 		"returned, a round ago": func(e *end) {
 			p, i := lease(e)
-			p.giveBack(i)
-			for range 2 * len(p.commons.fill) {
+			p.pushFill(i)
+			for range 2 * len(p.shared.fill) {
 				b.toSlot(t, stay, 1, 64, 1)
 				receive(t, stay.q)
 			}
@@ -389,7 +389,7 @@ func TestSharingSteps(t *testing.T) {
 		"completion marked, not taken": func(e *end) {
 			stay.mustSend(t, b, 64, 1)
 			receive(t, b.q)
-			c := e.q.pool.commons
+			c := e.q.pool.shared
 			stay.q.Reap()
 			sent()
 			at := atomic.LoadUint32(c.compCons)
@@ -397,9 +397,9 @@ func TestSharingSteps(t *testing.T) {
 			atomic.StoreUint64(w, uint64(at)<<8|txCompleted)
 		},
 		"completion taken, owner not told": func(e *end) {
-			c := e.q.pool.commons
+			c := e.q.pool.shared
 			sent()
-			e.q.pool.passOn(atomic.LoadUint32(c.compCons))
+			e.q.pool.passCompletion(atomic.LoadUint32(c.compCons))
 			atomic.AddUint64(&c.parts[1].foreign, ^uint64(0))
 		},
 	} {
@@ -425,5 +425,26 @@ func TestSharingSteps(t *testing.T) {
 			inPlace(t, stay.q)
 			s.join(t, 0)
 		})
+	}
+}
+
+// A chunk that its process has returned is not taken from it when it dies, although the ring has overwritten the entry: the
+// kernel has kept the chunk, as that of a frame that it has dropped.
+func TestSharingOverwrittenEntry(t *testing.T) {
+	p := newPool(newGeometry(make([]byte, 16<<10), 0, 2048, 4, 4))
+	c := &sharedPool{rx: make([]uint64, 4), fill: make([]uint64, 4), fillMask: 3, fillProd: new(uint32), lap: 2}
+	p.shared = c
+	p.pushFill(3)
+	c.me = 1
+	for i := range uint64(3) {
+		p.pushFill(i)
+	}
+	p.pushFill(0) // where 3 was
+	c.me = reclaimer
+	if c.fill[0] != p.entry(0, 4) || p.reclaimRX(3, 0) {
+		t.Errorf("fill ring %#x, words %#x: chunk 3 was returned", c.fill, c.rx)
+	}
+	if p.reclaimRX(2, 1) {
+		t.Error("chunk 2 is on the ring")
 	}
 }

@@ -51,7 +51,7 @@ func (q *Queue) Stats() (Stats, error) {
 		ChunkErrors: p.wrongs,
 	}
 	s.Filled = p.filled
-	if p.commons == nil { // else the ring has entries of other processes
+	if p.shared == nil { // else the ring has entries of other processes
 		s.Filled -= uint64(p.fill.left())
 	}
 	s.Received = n.rxSegs

@@ -47,7 +47,7 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 		return false
 	}
 	q.tx.desc[(q.tx.head+q.pend)&q.tx.mask] = Desc{Addr: addr, Len: uint32(n)}
-	p.fly(i, q.tx.head+q.pend)
+	p.setInFlight(i, q.tx.head+q.pend)
 	q.pend++
 	p.end[i] = q.tx.head + q.pend
 	if retain {
@@ -93,13 +93,13 @@ func (q *Queue) SendSegs(segs []Desc, retain bool) bool {
 		s := &segs[k]
 		i := p.chunk(s.Addr)
 		pooled := i-p.txAt < p.tx
-		if !q.segOK(s) || pooled && p.own[i] != ownHeld || !pooled && p.commons != nil && i < p.total {
+		if !q.segOK(s) || pooled && p.own[i] != ownHeld || !pooled && p.shared != nil && i < p.total {
 			q.takeBack(segs[:k])
 			return false
 		}
 		if pooled {
 			p.own[i] = own
-			p.fly(i, at)
+			p.setInFlight(i, at)
 			p.txOut++
 		}
 		total += uint64(s.Len)
@@ -142,7 +142,7 @@ func (q *Queue) takeBack(segs []Desc) {
 	for k := range segs {
 		if i := p.chunk(segs[k].Addr); i-p.txAt < p.tx {
 			p.own[i] = ownHeld
-			p.land(i)
+			p.setFree(i)
 			p.txOut--
 		}
 	}

@@ -83,8 +83,8 @@ func (d *device) holderOf(queue int) *lease {
 	return nil
 }
 
-// found makes the group of a lease that has opened its queue for several processes, and is handed out. Caller holds d.mu.
-func (l *lease) found(h xdpnic.Handout, sealed bool) (err error) {
+// newGroup makes the group of a lease that has opened its queue for several processes, and is handed out. Caller holds d.mu.
+func (l *lease) newGroup(h xdpnic.Handout, sealed bool) (err error) {
 	g := &Group{
 		dev:   l.dev,
 		queue: l.queueID, uid: l.holder.UID, sealed: sealed, of: h, arena: l.arena.Info(), info: l.info,
@@ -115,9 +115,9 @@ func (d *device) addGroup(g *Group) {
 	d.groups[g.queue] = g
 }
 
-// grouping reports whether a queue to join, or a free one, is to be expected: one of the user's is just being handed out or,
+// mayJoinLater reports whether a queue to join, or a free one, is to be expected: one of the user's is just being handed out or,
 // with opening, being opened, or its last process is being reclaimed. Caller holds d.mu.
-func (d *device) grouping(cfg Config, opening bool) bool {
+func (d *device) mayJoinLater(cfg Config, opening bool) bool {
 	for _, l := range d.opening {
 		if opening && l.holder.UID == cfg.Holder.UID {
 			return true

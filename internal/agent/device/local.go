@@ -143,7 +143,7 @@ func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
 			return joined, nil
 		case !errors.Is(why, errNoGroup):
 			return nil, why
-		case !d.grouping(cfg, time.Now().Before(soon)) || !d.awaitChange(ctx):
+		case !d.mayJoinLater(cfg, time.Now().Before(soon)) || !d.awaitChange(ctx):
 			return nil, fmt.Errorf("%w; %w", err, why)
 		}
 	}
@@ -172,7 +172,7 @@ func (l *Local) Queue() *xdpnic.Queue { return l.lease.queue }
 // blocks must be free before Close. nil when it was handed out.
 func (l *Local) Arena() *hugepages.Arena { return l.lease.arena }
 
-// UMEM is the memory of the frames, of which Arena is the rest.
+// UMEM is the memory of the frames. It holds the arena.
 func (l *Local) UMEM() []byte { return l.lease.arena.Bytes() }
 
 // Info returns what Open got. The caller must not change the slices.

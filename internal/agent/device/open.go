@@ -171,13 +171,13 @@ func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 		return nic, fmt.Errorf("an arena of %d bytes does not hold the %d bytes of the chunks: "+
 			"take a larger one, or fewer chunks", cfg.ArenaBytes, pool)
 	}
-	if l.guests > 0 && l.roomy(cfg, &nic) == nil {
+	if l.guests > 0 && l.allocateShared(cfg, &nic) == nil {
 		return nic, nil
 	}
 	return nic, l.allocate(cfg, &nic, cfg.ArenaBytes)
 }
 
-// allocate makes the memory of a queue, of which the pool of chunks is reserved.
+// allocate makes the memory of a queue. The pool of chunks is reserved in it.
 func (l *lease) allocate(cfg Config, nic *xdpnic.Config, size int) error {
 	a, err := hugepages.New(hugepages.Config{
 		Size: size, Policy: cfg.Hugepages, Reserve: nic.PoolBytes(), Shared: cfg.Shared,
@@ -189,9 +189,9 @@ func (l *lease) allocate(cfg Config, nic *xdpnic.Config, size int) error {
 	return err
 }
 
-// roomy is allocate with room for l.guests other processes, in addition to what the first one asked for. A queue without
+// allocateShared is allocate with room for l.guests other processes, in addition to what the first one asked for. A queue without
 // room is better than none, so it is tried once.
-func (l *lease) roomy(cfg Config, nic *xdpnic.Config) error {
+func (l *lease) allocateShared(cfg Config, nic *xdpnic.Config) error {
 	shared := *nic
 	shared.Memory, shared.Rings = nil, xdpnic.Rings{}
 	shared.Sharing = xdpnic.Sharing{Guests: l.guests, RxChunks: guestRxChunks, RxRing: guestRxRing, TxChunks: guestTxChunks}
@@ -215,7 +215,7 @@ func (l *lease) makeRoom(cfg Config, nic *xdpnic.Config) {
 	}
 	old := l.arena
 	l.dev.mu.Unlock()
-	if l.roomy(cfg, nic) == nil {
+	if l.allocateShared(cfg, nic) == nil {
 		_ = old.Close() // nothing was allocated from it
 	}
 	l.dev.mu.Lock()

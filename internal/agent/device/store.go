@@ -294,7 +294,7 @@ func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	}
 	q, err := s.queue.Handout()
 	if err == nil && s.group == nil && q.Config.Sharing.Guests > 0 {
-		err = s.found(q, s.sealed)
+		err = s.newGroup(q, s.sealed)
 	}
 	if err != nil {
 		return nil, l.fail("hand out", netip.Addr{}, err)
