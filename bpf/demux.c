@@ -43,7 +43,7 @@ enum cause {
 	CAUSE_NO_VI,      /* no such VI: index, or generation */
 	CAUSE_KEY,        /* not the key of the VI's connection */
 	CAUSE_SOURCE,     /* not from the VI's peer */
-	CAUSE_QUEUE,      /* not on the queue of the VI's socket */
+	CAUSE_QUEUE,      /* not on a queue of the VI's sockets */
 	CAUSE_NO_SOCKET,  /* the slot is empty */
 	CAUSE_COUNT
 };
@@ -61,8 +61,11 @@ struct vi_entry {
 	__u64       id;    /* VI number, slot in the high half */
 	__be64      key;   /* as in the frame */
 	struct host peer;
-	__u32       queue; /* receive queue of the socket in the slot */
-	__u32       pad;
+	/* With queues 0: the receive queue of the socket in the slot. Otherwise
+	 * the VI has sockets on queues 0 to queues-1, and that of queue n is in
+	 * slot + n. */
+	__u32       queue;
+	__u32       queues;
 };
 
 _Static_assert(sizeof(struct vi_entry) == 40, "VI table entry");
@@ -206,11 +209,20 @@ int via_demux(struct xdp_md *ctx)
 	 * The kernel gives a frame only to a socket of the queue on which it
 	 * arrived, and otherwise drops it silently. So count it here.
 	 */
-	if (LOAD(entry->queue) != ctx->rx_queue_index)
+	__u32 queue = ctx->rx_queue_index;
+	__u32 queues = LOAD(entry->queues);
+	__u32 slot = id >> 32;
+
+	if (queues) {
+		if (queue >= queues)
+			return count(CAUSE_QUEUE, XDP_DROP);
+		slot += queue;
+	} else if (queue != LOAD(entry->queue)) {
 		return count(CAUSE_QUEUE, XDP_DROP);
+	}
 
 	/* For an empty slot the helper returns the action in its flags. */
-	int action = bpf_redirect_map(&sockets, id >> 32, XDP_DROP);
+	int action = bpf_redirect_map(&sockets, slot, XDP_DROP);
 
 	return count(action == XDP_REDIRECT ? CAUSE_REDIRECTED : CAUSE_NO_SOCKET, action);
 }

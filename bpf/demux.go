@@ -108,8 +108,8 @@ func (d *Demux) EnterVI(num uint32, e VIEntry) error {
 	if d.closed {
 		return errClosed
 	}
-	if max := d.Sockets.MaxEntries(); e.Slot >= max {
-		return fmt.Errorf("bpf: slot %d of VI %#x is out of range: there are %d", e.Slot, num, max)
+	if max := d.Sockets.MaxEntries(); uint64(e.Slot)+uint64(e.Queues) > uint64(max) || e.Slot >= max {
+		return fmt.Errorf("bpf: slot %d of VI %#x, for %d queues, is out of range: there are %d", e.Slot, num, e.Queues, max)
 	}
 	return d.vis.enter(num, e)
 }

@@ -37,8 +37,8 @@ type demuxViEntry struct {
 		Hi uint64
 		Lo uint64
 	}
-	Queue uint32
-	Pad   uint32
+	Queue  uint32
+	Queues uint32
 }
 
 // Names of all BPF objects in the ELF.

@@ -224,6 +224,7 @@ var verdicts = []struct {
 		f.src, f.vi, f.key = netip.AddrFrom16(hostA.As16()), viIPv4, key4
 	}), xdpRedirect, "redirected"},
 	{"wrong queue", with(good4(), func(f *frame) { f.vi = viQueue1 }), xdpDrop, "queue"},
+	{"a VI on several queues", with(good4(), func(f *frame) { f.vi = viQueues }), xdpRedirect, "redirected"},
 	{"no socket", with(good4(), func(f *frame) { f.vi = viNoSocket }), xdpDrop, "no_socket"},
 }
 
@@ -291,7 +292,7 @@ func drawFrame(t *rapid.T) []byte {
 		f.tags = rapid.SliceOfN(rapid.SampledFrom([]uint16{0x8100, 0x88a8}), 0, 2).Draw(t, "tags")
 	}
 	if often("other VI") {
-		f.vi = rapid.SampledFrom([]uint32{0, viIPv4, viIPv6, viFirst, viQueue1, viNoSocket, 1, 0x20005, 0xffff}).Draw(t, "vi")
+		f.vi = rapid.SampledFrom([]uint32{0, viIPv4, viIPv6, viFirst, viQueue1, viQueues, viNoSocket, 1, 0x20005, 0xffff}).Draw(t, "vi")
 	}
 	if often("other key") {
 		f.key = rapid.SampledFrom([]uint64{0, key4, key6}).Draw(t, "key")
@@ -492,9 +493,14 @@ func (m *model) verdict(b []byte) (action uint32, counter string) {
 		return xdpDrop, "key"
 	case e.Peer.Unmap() != src.Unmap():
 		return xdpDrop, "source"
-	case e.Queue != m.queue:
+	case e.Queues == 0 && e.Queue != m.queue, e.Queues != 0 && m.queue >= e.Queues:
 		return xdpDrop, "queue"
-	case !m.sockets[e.Slot]:
+	}
+	slot := e.Slot
+	if e.Queues != 0 {
+		slot += m.queue
+	}
+	if !m.sockets[slot] {
 		return xdpDrop, "no_socket"
 	}
 	return xdpRedirect, "redirected"

@@ -113,6 +113,7 @@ const (
 	viFirst    = 0x0001_0000 // the first
 	viQueue1   = 0x0001_0007
 	viNoSocket = 0x0001_0008
+	viQueues   = 0x0001_0009
 
 	key4 = 0x0123456789abcdef
 	key6 = 0xfedcba9876543210
@@ -124,6 +125,7 @@ var testTable = map[uint32]VIEntry{
 	viFirst:    {Slot: slotSocket, Key: key4, Peer: hostA},
 	viQueue1:   {Slot: slotSocket, Key: key4, Peer: hostA, Queue: 1},
 	viNoSocket: {Slot: slotEmpty, Key: key4, Peer: hostA},
+	viQueues:   {Slot: slotSocket, Key: key4, Peer: hostA, Queue: 9, Queues: 3}, // the slots after the first are empty
 }
 
 // good4 and good6 are frames that reach a socket.

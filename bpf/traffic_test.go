@@ -140,13 +140,16 @@ func TestRedirectTraffic(t *testing.T) {
 }
 
 // In a test run the context sets the queue. On an interface with several queues, a frame must be on the queue
-// of its VI's socket.
+// of its VI's socket, or on one of its VI's sockets.
 func TestQueueOfContext(t *testing.T) {
-	a, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	a, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	d := loadTestDemux(t)
+	nstest.Must(t, d.Register(slotSocket+2, rawSocket(t)))
 	for queue, want := range map[uint32]map[uint32]string{
-		0: {viIPv4: "redirected", viQueue1: "queue"},
-		1: {viIPv4: "queue", viQueue1: "redirected"},
+		0: {viIPv4: "redirected", viQueue1: "queue", viQueues: "redirected"},
+		1: {viIPv4: "queue", viQueue1: "redirected", viQueues: "no_socket"},
+		2: {viQueues: "redirected"},
+		3: {viQueues: "queue"},
 	} {
 		for vi, counter := range want {
 			b := frame{vi: vi, key: key4}.bytes()

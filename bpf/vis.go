@@ -12,10 +12,13 @@ import (
 
 // VIEntry describes a VI to the demux program.
 type VIEntry struct {
-	Slot  uint32     // slot of the socket that gets the VI's frames
-	Queue uint32     // receive queue of that socket
-	Key   uint64     // key that the VI's frames carry
-	Peer  netip.Addr // source address of the VI's frames; IPv4, also as ::ffff:a.b.c.d, or IPv6; a zone is ignored
+	Slot  uint32 // slot of the socket that gets the VI's frames
+	Queue uint32 // receive queue of that socket
+	// Queues, unless 0, means that the VI has a socket on each of the queues 0 to Queues-1: Slot+n has that of queue n, and
+	// Queue is not used.
+	Queues uint32
+	Key    uint64     // key that the VI's frames carry
+	Peer   netip.Addr // source address of the VI's frames; IPv4, also as ::ffff:a.b.c.d, or IPv6; a zone is ignored
 }
 
 // ErrNoVI is returned if the VI table has no entry for a VI number.
@@ -24,10 +27,10 @@ var ErrNoVI = errors.New("bpf: no such VI in the table")
 // viTable is the VI table, mapped into the process. The XDP program reads entries
 // without a lock while they are written, so the order of writes matters:
 //
-//	enter:   id = 0    key, peer, queue    id = number and slot
+//	enter:   id = 0    key, peer, queues   id = number and slot
 //	remove:  id = 0
 //
-// The program loads id, then key, peer and queue, each as one word. If a frame of
+// The program loads id, then key, peer, queues and queue, each as one word. If a frame of
 // the previous VI matched id just before id changed, the program compares the
 // frame with the new, random key and drops it. If a CPU with weak ordering sees
 // the new id and the old key, it drops the new VI's first frame, which the peer
@@ -67,6 +70,7 @@ func (t *viTable) enter(num uint32, v VIEntry) error {
 	atomic.StoreUint64(&e.Peer.Hi, binary.NativeEndian.Uint64(peer[:8]))
 	atomic.StoreUint64(&e.Peer.Lo, binary.NativeEndian.Uint64(peer[8:]))
 	atomic.StoreUint32(&e.Queue, v.Queue)
+	atomic.StoreUint32(&e.Queues, v.Queues)
 	atomic.StoreUint64(&e.Id, uint64(v.Slot)<<32|uint64(num))
 	return nil
 }
@@ -103,7 +107,7 @@ func (t *viTable) each(f func(num uint32, v VIEntry)) {
 		binary.NativeEndian.PutUint64(peer[8:], atomic.LoadUint64(&e.Peer.Lo))
 		binary.NativeEndian.PutUint64(key[:], atomic.LoadUint64(&e.Key))
 		f(uint32(id), VIEntry{
-			Slot: uint32(id >> 32), Queue: atomic.LoadUint32(&e.Queue),
+			Slot: uint32(id >> 32), Queue: atomic.LoadUint32(&e.Queue), Queues: atomic.LoadUint32(&e.Queues),
 			Key: binary.BigEndian.Uint64(key[:]), Peer: netip.AddrFrom16(peer).Unmap(),
 		})
 	}

@@ -58,6 +58,8 @@ func TestEnterRefuses(t *testing.T) {
 		{"VI 0", 0, func(*VIEntry) {}},
 		{"index past the table", 0x10000 + testVIs, func(*VIEntry) {}},
 		{"slot past the sockets", 0x10001, func(e *VIEntry) { e.Slot = testSockets }},
+		{"slots past the sockets", 0x10001, func(e *VIEntry) { e.Queues = testSockets - slotSocket + 1 }},
+		{"most queues", 0x10001, func(e *VIEntry) { e.Queues = math.MaxUint32 }},
 		{"largest slot", 0x10001, func(e *VIEntry) { e.Slot = math.MaxUint32 }},
 		{"no peer", 0x10001, func(e *VIEntry) { e.Peer = netip.Addr{} }},
 	} {
