@@ -12,7 +12,7 @@ type Handout struct {
 }
 
 // Handout describes an open queue for another process. The caller sends it
-// together with the socket's descriptor, and then closes the Queue: the socket
+// together with the descriptors of its sockets (FDs), and then closes the Queue: the socket
 // lives as long as one of its descriptors is open. Neither process may use the
 // queue until this one has closed it. Queues that share their UMEM or pool
 // with another of this process cannot be handed out.
@@ -20,7 +20,7 @@ func (q *Queue) Handout() (Handout, error) {
 	switch {
 	case q.fd < 0:
 		return Handout{}, ErrClosed
-	case q.cfg.Share != nil || q.pool.users > 1 || q.pool.umem.shared():
+	case q.cfg.Share != nil || q.pool.users > 1 || q.pool.umem.users() > 1+len(q.also):
 		return Handout{}, q.fail("hand out", errConfig)
 	}
 	h := Handout{Config: q.cfg, Info: q.info}
@@ -32,52 +32,77 @@ func (q *Queue) Handout() (Handout, error) {
 const mostSegs = 1 << 12
 
 // Adopt makes a Queue of a socket that another process has opened and described
-// by Handout. mem is the same memory, mapped in this process. Adopt takes
-// ownership of the socket, also if it fails. It needs no privilege.
-func Adopt(fd int, h Handout, mem []byte) (*Queue, error) {
+// by Handout, and of those of AlsoQueues. mem is the same memory, mapped in this process. Adopt takes
+// ownership of the sockets, also if it fails. It needs no privilege.
+func Adopt(fd int, h Handout, mem []byte, also ...int) (*Queue, error) {
 	cfg := h.Config
 	cfg.Memory, cfg.Share = mem, nil
 	q := newQueue(cfg)
 	q.fd = fd
-	fail := func(err error) (*Queue, error) {
+	if err := q.adopt(h, also); err != nil {
 		q.Close()
+		for _, fd := range also[min(len(q.also), len(also)):] {
+			_ = unix.Close(fd)
+		}
 		return nil, err
 	}
-	if mem == nil {
-		return fail(q.fail("adopt", errConfig))
+	return q, nil
+}
+
+func (q *Queue) adopt(h Handout, also []int) error {
+	cfg := &q.cfg
+	if cfg.Memory == nil {
+		return q.fail("adopt", errConfig)
 	}
 	if err := cfg.check(); err != nil {
-		return fail(err)
+		return err
 	}
-	if h.Info.MaxSegs < 1 || h.Info.MaxSegs > mostSegs {
-		return fail(cfg.bad("frames of at most %d entries: must be 1 to %d", h.Info.MaxSegs, mostSegs))
+	switch {
+	case h.Info.MaxSegs < 1 || h.Info.MaxSegs > mostSegs:
+		return cfg.bad("frames of at most %d entries: must be 1 to %d", h.Info.MaxSegs, mostSegs)
+	case len(also) != len(cfg.AlsoQueues):
+		return cfg.bad("%d sockets for %d further queues", len(also), len(cfg.AlsoQueues))
 	}
-	var err error
-	if q.wait.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		q.wait.event = -1
-		return fail(q.fail("eventfd", err))
-	}
-	q.wait.fd = fd
-	u, err := newUMEM(mem, len(mem))
+	u, err := newUMEM(cfg.Memory, len(cfg.Memory))
 	if err != nil {
-		return fail(q.fail("memory", err))
+		return q.fail("memory", err)
 	}
-	q.pool = newPool(cfg.geometry())
-	if err := u.get(q.pool); err != nil {
-		return fail(q.fail("memory", err))
+	if err := q.adoptRings(u); err != nil {
+		return err
 	}
-	if err := q.mapPoolRings(); err != nil {
-		return fail(err)
-	}
-	if err := q.mapSocketRings(); err != nil {
-		return fail(err)
-	}
-	q.pool.filled = q.pool.rx // Open in the other process filled the ring
-	if cfg.shared() {
-		q.pool.takePartition()
+	for i, fd := range also {
+		a := q.addAlso(cfg.also(i))
+		a.fd = fd
+		if err := a.adoptRings(u); err != nil {
+			return err
+		}
 	}
 	q.info = h.Info
 	q.zc, q.sg, q.maxSegs = h.Info.ZeroCopy, h.Info.MultiBuffer, h.Info.MaxSegs
 	q.copied = h.Info.TxCopied
-	return q, nil
+	return nil
+}
+
+// adoptRings maps the rings of the socket, whose pool lies in u.
+func (q *Queue) adoptRings(u *umem) (err error) {
+	if q.wait.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		q.wait.event = -1
+		return q.fail("eventfd", err)
+	}
+	q.wait.fd = q.fd
+	q.pool = newPool(q.cfg.geometry())
+	if err := u.get(q.pool); err != nil {
+		return q.fail("memory", err)
+	}
+	if err := q.mapPoolRings(); err != nil {
+		return err
+	}
+	if err := q.mapSocketRings(); err != nil {
+		return err
+	}
+	q.pool.filled = q.pool.rx // Open in the other process filled the ring
+	if q.cfg.shared() {
+		q.pool.takePartition()
+	}
+	return nil
 }

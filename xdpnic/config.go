@@ -86,6 +86,9 @@ type BusyPoll struct {
 type Config struct {
 	Ifindex int // interface index in the network namespace of the calling thread
 	QueueID int // queue of the interface, from 0
+	// AlsoQueues are further queues from which the Queue receives, at most MaxAlsoQueues. Each has a socket, and RX chunks as
+	// many as RxChunks: see Queue.FDs. Not in zero-copy mode.
+	AlsoQueues []int
 
 	// Memory is the UMEM, all of it: page aligned, a multiple of 4096 bytes,
 	// and valid until the Queue is closed. The pool of chunks lies in it at
@@ -157,14 +160,14 @@ func (c Config) WithDefaults() (Config, error) {
 			return c, err
 		}
 	}
-	if err := c.checkSharing(); err != nil {
+	if err := errors.Join(c.checkSharing(), c.checkAlso()); err != nil {
 		return c, err
 	}
 	r, l := &c.Rings, c.layout()
 	def(&r.Fill, powerOfTwo(l.rx))
 	def(&r.RX, c.rxRing())
 	def(&r.TX, powerOfTwo(c.txChunks()))
-	def(&r.Completion, powerOfTwo(max(r.TX, c.TxChunks)+l.guests*powerOfTwo(l.guest)))
+	def(&r.Completion, c.completionRing())
 	def(&c.SendBuffer, DefaultSendBuffer)
 	def(&c.TxBudget, min(DefaultTxBudget, r.TX))
 	if c.BusyTimeout == 0 {
@@ -205,7 +208,7 @@ func (c *Config) mayZeroCopy() bool {
 }
 
 func (c *Config) check() error {
-	if err := errors.Join(c.checkChunks(), c.checkSharing()); err != nil {
+	if err := errors.Join(c.checkChunks(), c.checkSharing(), c.checkAlso()); err != nil {
 		return err
 	}
 	switch n := c.ChunkSize; {
@@ -245,16 +248,25 @@ func (c *Config) check() error {
 	case !pageAligned(c.Memory) || len(c.Memory)%pageSize != 0:
 		return c.bad("memory must start on a page and be a multiple of %d bytes long; it has %d", pageSize, len(c.Memory))
 	case c.PoolOffset > len(c.Memory) || c.PoolBytes() > len(c.Memory)-c.PoolOffset:
-		l := c.layout()
-		return c.bad("a pool of %d chunks of %d bytes at offset %d does not fit %d bytes of memory",
-			l.chunks(), c.ChunkSize, c.PoolOffset, len(c.Memory))
+		return c.bad("a pool of %d bytes, of chunks of %d, at offset %d does not fit %d bytes of memory",
+			c.PoolBytes(), c.ChunkSize, c.PoolOffset, len(c.Memory))
 	}
 	return nil
 }
 
-// PoolBytes is the size of the pool of chunks, rounded up to whole pages. Call
+// PoolBytes is the size of the pool of chunks, those of AlsoQueues included, in whole pages. Call
 // it on the result of WithDefaults.
 func (c Config) PoolBytes() int {
+	n := c.firstPoolBytes()
+	if len(c.AlsoQueues) > 0 {
+		a := c.also(0)
+		n += len(c.AlsoQueues) * a.firstPoolBytes()
+	}
+	return n
+}
+
+// firstPoolBytes is the size of the pool of queue QueueID.
+func (c *Config) firstPoolBytes() int {
 	l := c.layout()
 	n := l.chunks()*c.ChunkSize + l.tableBytes()
 	return (n + pageSize - 1) / pageSize * pageSize

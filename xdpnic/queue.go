@@ -19,8 +19,8 @@ type Frame struct {
 	More bool   // the frame continues in the next segment (multi-buffer)
 }
 
-// Queue is one AF_XDP socket on one queue of an interface, with its rings and its chunks. The package comment
-// lists the goroutines that may call each method.
+// Queue is one AF_XDP socket on one queue of an interface, with its rings and its chunks, and one more for each of
+// Config.AlsoQueues. The package comment lists the goroutines that may call each method.
 type Queue struct {
 	// Fields of the data path. Owner only.
 	pool *pool
@@ -36,6 +36,10 @@ type Queue struct {
 	fd    int
 	rx    rxRing
 	n     counters
+	also  []*Queue // of Config.AlsoQueues; constant once the queue is open
+	turn  int      // the queue that Receive looked at last: 0 is this one, n is also[n-1]
+	// The pools of also follow each other at alsoBase, each of alsoBytes.
+	alsoBase, alsoBytes uint64
 
 	// Set by Open, constant afterwards.
 	maxSegs int
@@ -54,6 +58,7 @@ type Queue struct {
 // Info describes an open queue. It does not change.
 type Info struct {
 	Ifindex, QueueID int
+	AlsoQueues       []int
 	// Mode as far as the bind decides it: zero-copy, or the copying mode that
 	// Config.Mode led to.
 	Mode     Mode
@@ -162,7 +167,10 @@ func (q *Queue) open(ctx context.Context) (err error) {
 	if err := q.bind(ctx); err != nil {
 		return err
 	}
-	return q.describe()
+	if err := q.describe(); err != nil {
+		return err
+	}
+	return q.openAlso(ctx)
 }
 
 // socket makes the socket and the event descriptor.
@@ -278,6 +286,11 @@ func (q *Queue) Close() error {
 	var errs []error
 	if q.fd >= 0 {
 		q.last, _ = q.Stats()
+	}
+	for _, a := range q.also {
+		errs = append(errs, a.Close())
+	}
+	if q.fd >= 0 {
 		errs = append(errs, unix.Close(q.fd))
 		q.fd = -1
 	}

@@ -12,6 +12,11 @@ package xdpnic
 //
 // Owner only; no allocation.
 func (q *Queue) Receive(frames []Frame) int {
+	if q.also != nil {
+		if n := q.receiveAlso(frames); n != 0 {
+			return n
+		}
+	}
 	p := q.pool
 	avail := int(q.rx.peek(uint32(len(frames))))
 	whole, packets := 0, uint64(0) // segments of whole frames; frames
@@ -102,7 +107,13 @@ func (q *Queue) discard() {
 // effect.
 //
 // Owner only.
-func (q *Queue) Recycle(addr uint64) { q.pool.recycle(addr) }
+func (q *Queue) Recycle(addr uint64) {
+	if q.also != nil {
+		q.poolOf(addr).recycle(addr)
+		return
+	}
+	q.pool.recycle(addr)
+}
 
 func (p *pool) recycle(addr uint64) {
 	i := p.chunk(addr)
@@ -132,6 +143,9 @@ func (q *Queue) Refill() {
 	if q.pool.recycled != 0 {
 		q.pool.refill()
 	}
+	for _, a := range q.also {
+		a.Refill()
+	}
 	if q.zc {
 		q.fence.Add(1) // see flushZeroCopy
 		if q.pool.fill.needWakeup() {
@@ -153,5 +167,5 @@ func (q *Queue) MaxSegs() int { return q.maxSegs }
 
 // RxChunks is the number of RX chunks: this many segments can arrive before any
 // is recycled. If processes share the queue, it is what this process may have leased at
-// a time; with more, others could get less than their part. Any goroutine.
+// a time; with more, others could get less than their part. Each of Config.AlsoQueues has as many again. Any goroutine.
 func (q *Queue) RxChunks() int { return q.cfg.rxChunks() }

@@ -22,6 +22,9 @@ func (q *Queue) Share() (*Queue, error) {
 	if q.cfg.shared() {
 		return nil, q.fail("share", fmt.Errorf("processes share the queue: %w", errConfig))
 	}
+	if len(q.also) > 0 {
+		return nil, q.fail("share", fmt.Errorf("the queue has sockets on several queues: %w", errConfig))
+	}
 	cfg := q.cfg
 	cfg.Share = q
 	s := newQueue(cfg)

@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -398,9 +399,9 @@ func (p *pool) initShared(cfg *Config) error {
 }
 
 // Join opens a socket for one more process on a queue whose Config has Sharing. fd is the socket of any process
-// that has it, h describes that one, and mem is the UMEM. The new process is number partition, whose last process, if
+// that has it, also has those of AlsoQueues, h describes that one, and mem is the UMEM. The new process is number partition, whose last process, if
 // there was one, has been reclaimed. The caller hands the queue on (Handout), or uses it. Errors are *OpError.
-func Join(fd int, h Handout, mem []byte, partition int) (*Queue, error) {
+func Join(fd int, h Handout, mem []byte, partition int, also ...int) (*Queue, error) {
 	cfg := h.Config
 	cfg.Memory, cfg.Share, cfg.Sharing.Partition = mem, nil, partition
 	cfg.Rings.RX, cfg.Rings.TX = cfg.rxRing(), powerOfTwo(cfg.txChunks())
@@ -408,15 +409,27 @@ func Join(fd int, h Handout, mem []byte, partition int) (*Queue, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	if len(also) != len(cfg.AlsoQueues) {
+		return nil, cfg.bad("%d sockets for %d further queues", len(also), len(cfg.AlsoQueues))
+	}
+	u, err := newUMEM(cfg.Memory, 0)
+	if err != nil {
+		return nil, cfg.bad("memory: %w", err)
+	}
 	q := newQueue(cfg)
-	if err := q.join(fd, h.Info); err != nil {
+	err = q.join(fd, h.Info, u)
+	for i := 0; i < len(also) && err == nil; i++ {
+		err = q.addAlso(cfg.also(i)).join(also[i], h.Info, u)
+	}
+	if err != nil {
 		q.Close()
 		return nil, err
 	}
 	return q, nil
 }
 
-func (q *Queue) join(fd int, of Info) error {
+// join opens the socket on the queue of socket fd. Its pool lies in u.
+func (q *Queue) join(fd int, of Info, u *umem) error {
 	if err := q.socket(); err != nil {
 		return err
 	}
@@ -433,10 +446,6 @@ func (q *Queue) join(fd int, of Info) error {
 	if err := q.describe(); err != nil {
 		return err
 	}
-	u, err := newUMEM(q.cfg.Memory, 0)
-	if err != nil {
-		return q.fail("memory", err)
-	}
 	q.pool = newPool(q.cfg.geometry())
 	if err := u.get(q.pool); err != nil {
 		return q.fail("memory", err)
@@ -448,14 +457,14 @@ func (q *Queue) join(fd int, of Info) error {
 	return nil
 }
 
-// Reclaim takes the chunks of a process that has ended, or has closed its socket, and gives those for receiving to the
-// kernel. fd is a duplicate of the process's socket, which no XDP program reaches any more, h describes it, and mem is the
+// Reclaim takes the chunks of a process that has ended, or has closed its sockets, and gives those for receiving to the
+// kernel. fd and also are duplicates of its sockets, which no XDP program reaches any more, h describes it, and mem is the
 // UMEM; the chunks themselves are not touched. The caller closes fd afterwards, and only then lets another process join as
 // that partition. One process at a time may call Reclaim for a queue. If it dies in it, the next Reclaim of any process
 // of the queue takes what it has left.
 //
 // It returns how many chunks it has taken.
-func Reclaim(fd int, h Handout, mem []byte) (chunks int, err error) {
+func Reclaim(fd int, h Handout, mem []byte, also ...int) (chunks int, err error) {
 	// Frames that were under way to the socket when the map's entry was deleted have arrived after this (synchronize_rcu).
 	// A kernel without membarrier(2) gets some time.
 	awaitGracePeriod()
@@ -464,6 +473,19 @@ func Reclaim(fd int, h Handout, mem []byte) (chunks int, err error) {
 	if err := cfg.check(); err != nil {
 		return 0, err
 	}
+	if len(also) != len(cfg.AlsoQueues) {
+		return 0, cfg.bad("%d sockets for %d further queues", len(also), len(cfg.AlsoQueues))
+	}
+	chunks, err = reclaim(fd, cfg)
+	for i := range also {
+		n, e := reclaim(also[i], cfg.also(i))
+		chunks, err = chunks+n, errors.Join(err, e)
+	}
+	return chunks, err
+}
+
+// reclaim is Reclaim for one socket.
+func reclaim(fd int, cfg Config) (chunks int, err error) {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	q := newQueue(cfg)
 	if err != nil {

@@ -180,7 +180,7 @@ func TestSharingKills(t *testing.T) {
 		cmd.Env = append(os.Environ(), echoEnv+"="+string(h))
 		cmd.Stderr = os.Stderr
 		var files []*os.File
-		for _, fd := range []int{s.fds[k], s.arena.FD()} {
+		for _, fd := range []int{s.fds[k][0], s.arena.FD()} {
 			dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 			if err != nil {
 				t.Fatal(err)

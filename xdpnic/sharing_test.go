@@ -13,10 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/nstest"
 )
 
-// attachBySlot attaches a program that sends frames of our EtherType to the socket in the slot that their first byte names.
+// attachBySlot attaches a program that sends frames of our EtherType to the socket in the slot that their first byte names,
+// and the number of their queue further on.
 func attachBySlot(ifindex int, generic bool) (*redirect, error) {
 	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 256})
 	if err != nil {
@@ -36,6 +38,8 @@ func attachBySlot(ifindex int, generic bool) (*redirect, error) {
 			asm.LoadMem(asm.R5, asm.R2, 12, asm.Half),
 			asm.JNE.Imm(asm.R5, int32(binary.NativeEndian.Uint16(be)), "pass"),
 			asm.LoadMem(asm.R2, asm.R2, 14, asm.Byte),
+			asm.LoadMem(asm.R5, asm.R1, 16, asm.Word), // rx_queue_index
+			asm.Add.Reg(asm.R2, asm.R5),
 			asm.LoadMapPtr(asm.R1, xsks.FD()),
 			asm.Mov.Imm(asm.R3, 1), // XDP_DROP without a socket
 			asm.FnRedirectMap.Call(),
@@ -64,25 +68,27 @@ type sharedQueue struct {
 	prog  *redirect
 	arena *hugepages.Arena
 	of    Handout
-	fds   map[int]int // duplicates of the processes' sockets, by partition
+	fds   map[int][]int // duplicates of the processes' sockets, by partition
 }
 
 // openShared opens a queue for 1+guests processes, none of them joined.
 func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
 	t.Helper()
-	cfg.Ifindex, cfg.Mode, cfg.Require = ns.Index, ModeGeneric, true
+	if cfg.Ifindex, cfg.Require = ns.Index, true; cfg.Mode == ModeAuto {
+		cfg.Mode = ModeGeneric
+	}
 	cfg, err := cfg.WithDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sharedQueue{ns: ns, fds: make(map[int]int)}
+	s := &sharedQueue{ns: ns, fds: make(map[int][]int)}
 	pool := cfg.PoolBytes()
 	if s.arena, err = hugepages.New(hugepages.Config{Size: pool + 1<<20, Reserve: pool, Shared: true, Policy: hugepages.Avoid}); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Memory = s.arena.Bytes()
 	if err := ns.Do(func() (err error) {
-		if s.prog, err = attachBySlot(ns.Index, true); err != nil {
+		if s.prog, err = attachBySlot(ns.Index, cfg.Mode.Generic()); err != nil {
 			return err
 		}
 		q, err := Open(cfg)
@@ -97,8 +103,8 @@ func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, fd := range s.fds {
-			unix.Close(fd)
+		for _, all := range s.fds {
+			fds.Close(all...)
 		}
 		s.prog.close()
 		if err := s.arena.Close(); err != nil {
@@ -111,21 +117,37 @@ func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
 // handOut keeps a duplicate of a queue's socket, and closes the queue.
 func (s *sharedQueue) handOut(q *Queue) (err error) {
 	part := q.cfg.Sharing.Partition
-	if s.fds[part], err = unix.FcntlInt(uintptr(q.FD()), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+	if s.fds[part], err = dupAll(q.FDs()); err != nil {
 		return err
 	}
-	if err := s.prog.register(q, part); err != nil {
-		return err
+	for i, fd := range q.FDs() {
+		if err := s.prog.xsks.Put(uint32(s.slot(part)+i), uint32(fd)); err != nil {
+			return err
+		}
 	}
 	return q.Close()
+}
+
+// slot is the first slot of a process.
+func (s *sharedQueue) slot(part int) int { return part * (1 + len(s.of.Config.AlsoQueues)) }
+
+func dupAll(of []int) (all []int, err error) {
+	for _, fd := range of {
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, dup)
+	}
+	return all, nil
 }
 
 // join lets one more process join.
 func (s *sharedQueue) join(t testing.TB, part int) {
 	t.Helper()
 	if err := s.ns.Do(func() error {
-		for _, fd := range s.fds {
-			q, err := Join(fd, s.of, s.arena.Bytes(), part)
+		for _, all := range s.fds {
+			q, err := Join(all[0], s.of, s.arena.Bytes(), part, all[1:]...)
 			if err != nil {
 				return err
 			}
@@ -149,7 +171,7 @@ func (s *sharedQueue) handout(part int) Handout {
 // adopt is what the process does.
 func (s *sharedQueue) adopt(t testing.TB, part int) *end {
 	t.Helper()
-	fd, err := unix.FcntlInt(uintptr(s.fds[part]), unix.F_DUPFD_CLOEXEC, 0)
+	all, err := dupAll(s.fds[part])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +179,7 @@ func (s *sharedQueue) adopt(t testing.TB, part int) *end {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := Adopt(fd, s.handout(part), mem)
+	q, err := Adopt(all[0], s.handout(part), mem, all[1:]...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,14 +193,17 @@ func (s *sharedQueue) adopt(t testing.TB, part int) *end {
 // reclaim is what the agent does after a process has ended.
 func (s *sharedQueue) reclaim(t testing.TB, part int) (chunks int) {
 	t.Helper()
-	if err := s.prog.xsks.Delete(uint32(part)); err != nil {
-		t.Fatal(err)
+	all := s.fds[part]
+	for i := range all {
+		if err := s.prog.xsks.Delete(uint32(s.slot(part) + i)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	chunks, err := Reclaim(s.fds[part], s.handout(part), s.arena.Bytes())
+	chunks, err := Reclaim(all[0], s.handout(part), s.arena.Bytes(), all[1:]...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	unix.Close(s.fds[part])
+	fds.Close(all...)
 	delete(s.fds, part)
 	return chunks
 }

@@ -51,16 +51,18 @@ func zeroCopy(fd int) (bool, error) {
 	return flags&unix.XDP_OPTIONS_ZEROCOPY != 0, err
 }
 
-// pollIn sleeps until one of the two descriptors is readable or timeout has
-// passed (timeout < 0: no limit), and reports which are readable. It does not
+// pollIn sleeps until the event descriptor, the socket or one of the sockets of also is readable, or timeout has
+// passed (timeout < 0: no limit), and reports whether the event is. It does not
 // allocate.
 //
 // The raw ppoll(2) writes the remaining time back into ts (fs/select.c,
 // poll_select_finish), so a restart after a signal does not lengthen the sleep.
-func pollIn(fd1, fd2 int, timeout time.Duration) (in1, in2 bool, errno unix.Errno) {
-	fds := [2]unix.PollFd{
-		{Fd: int32(fd1), Events: unix.POLLIN},
-		{Fd: int32(fd2), Events: unix.POLLIN},
+func pollIn(event, socket int, also []*Queue, timeout time.Duration) (signalled bool, errno unix.Errno) {
+	var fds [2 + MaxAlsoQueues]unix.PollFd
+	fds[0] = unix.PollFd{Fd: int32(event), Events: unix.POLLIN}
+	fds[1] = unix.PollFd{Fd: int32(socket), Events: unix.POLLIN}
+	for i, a := range also {
+		fds[2+i] = unix.PollFd{Fd: int32(a.wait.fd), Events: unix.POLLIN}
 	}
 	var ts unix.Timespec
 	var tsp *unix.Timespec
@@ -69,13 +71,13 @@ func pollIn(fd1, fd2 int, timeout time.Duration) (in1, in2 bool, errno unix.Errn
 		tsp = &ts
 	}
 	for {
-		_, _, errno = unix.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), 2,
+		_, _, errno = unix.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), uintptr(2+len(also)),
 			uintptr(unsafe.Pointer(tsp)), 0, 0, 0)
 		if errno != unix.EINTR {
 			break
 		}
 	}
-	return fds[0].Revents != 0, fds[1].Revents != 0, errno
+	return fds[0].Revents != 0, errno
 }
 
 // pageAligned reports whether mem starts on a page of 4096 bytes.

@@ -11,7 +11,7 @@ type counters struct {
 	rxTooManySegs, rxBadEntries     uint64
 }
 
-// Stats are the counts of a socket since Open. Filled, Completed and
+// Stats are the counts of a socket since Open, those of receiving with the sockets of Config.AlsoQueues. Filled, Completed and
 // ChunkErrors belong to the pool and are the same for all sockets that share
 // it.
 type Stats struct {
@@ -61,7 +61,30 @@ func (q *Queue) Stats() (Stats, error) {
 	if s.KernelStats, err = kernelStats(q.fd); err != nil {
 		return s, q.fail("XDP_STATISTICS", err)
 	}
+	for _, a := range q.also {
+		t, err := a.Stats()
+		if err != nil {
+			return s, err
+		}
+		s.addReceived(&t)
+	}
 	return s, nil
+}
+
+// addReceived adds the counts of receiving of another socket, and its wrong uses of chunks.
+func (s *Stats) addReceived(t *Stats) {
+	s.Filled += t.Filled
+	s.Received += t.Received
+	s.RxFrames += t.RxFrames
+	s.RxKicks += t.RxKicks
+	s.RxTooManySegs += t.RxTooManySegs
+	s.RxBadEntries += t.RxBadEntries
+	s.ChunkErrors += t.ChunkErrors
+	k, l := &s.KernelStats, &t.KernelStats
+	k.Rx_dropped += l.Rx_dropped
+	k.Rx_invalid_descs += l.Rx_invalid_descs
+	k.Rx_ring_full += l.Rx_ring_full
+	k.Rx_fill_ring_empty_descs += l.Rx_fill_ring_empty_descs
 }
 
 // Counter is one count with its name and meaning.

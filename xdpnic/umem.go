@@ -64,9 +64,9 @@ func (u *umem) put(p *pool) error {
 	return unix.Munmap(u.mem)
 }
 
-// shared reports whether there are several pools in the memory.
-func (u *umem) shared() bool {
+// users is the number of pools in the memory.
+func (u *umem) users() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return len(u.pools) > 1
+	return len(u.pools)
 }

@@ -179,12 +179,12 @@ type waiter struct {
 	event   int          // eventfd(2)
 }
 
-// Ready reports whether the RX ring holds an entry. It returns false after Close.
+// Ready reports whether an RX ring holds an entry. It returns false after Close.
 // Any goroutine may call it, also during Close. It costs two loads and no system
 // call.
-func (q *Queue) Ready() bool { return q.look.ready() }
+func (q *Queue) Ready() bool { return q.look.ready() || q.also != nil && q.alsoReady() }
 
-// Wait sleeps in poll(2) until the RX ring holds an entry, until Wake, or until
+// Wait sleeps in poll(2) until an RX ring holds an entry, until Wake, or until
 // timeout has passed (timeout < 0: no limit, 0: do not sleep). It returns nil in
 // all of these cases. It may also return nil spuriously, so check Ready. Its error
 // is ErrClosed or an *OpError.
@@ -203,10 +203,10 @@ func (q *Queue) Wait(timeout time.Duration) error {
 	if w.closed.Load() {
 		return ErrClosed
 	}
-	if w.woken.Swap(false) || q.look.ready() || timeout == 0 {
+	if w.woken.Swap(false) || q.Ready() || timeout == 0 {
 		return nil
 	}
-	_, event, errno := pollIn(w.fd, w.event, timeout)
+	event, errno := pollIn(w.event, w.fd, q.also, timeout)
 	if w.closed.Load() {
 		return ErrClosed
 	}
