@@ -73,7 +73,7 @@ type Info struct {
 	Mode     xdpnic.Mode      // reached
 	Attempts []xdpnic.Attempt // each mode that was tried, with the error of those refused
 	Notes    []string         // what a user of this interface should know
-	Steered  string           // how frames come to the queue: "rules", "rss", or "" where nothing was done
+	Steered  string           // how frames come to the handle: steered by "rules" or "rss", by a socket on "all" queues, or "" where nothing was done
 
 	NIC    xdpnic.Info
 	Arena  hugepages.Info

@@ -70,9 +70,10 @@ const (
 	SteerByRules = Steering(kagent.SteerByRules) // a rule of the flow classifier, for our port alone
 	SteerByRSS   = Steering(kagent.SteerByRSS)   // where the NIC has no rules: its RSS indirection table, for all traffic of the host
 	SteerOff     = Steering(kagent.SteerOff)     // nothing is changed
+	SteerAll     = Steering(kagent.SteerAll)     // nothing is changed; the handle receives from all queues, see Info.AlsoQueues
 )
 
-// String is "rules", "rss" or "off".
+// String is "rules", "rss", "off" or "all".
 func (s Steering) String() string { return kagent.Steering(s).String() }
 
 // ParseSteering is the inverse of String; its error names the choices.
@@ -82,7 +83,7 @@ func ParseSteering(s string) (Steering, error) {
 }
 
 // WithSteering chooses how frames are steered to the queue that is opened; SteerByRules without
-// it. What is changed at the NIC is restored when the queue is closed, or its process ends.
+// it. If the NIC has no rules and at most four queues, which are free, SteerByRules is SteerAll. What is changed at the NIC is restored when the queue is closed, or its process ends.
 func WithSteering(how Steering) Option {
 	return func(o *options) { o.agent.Steer = kagent.Steering(how) }
 }

@@ -76,6 +76,26 @@ func (q *Queue) addAlso(cfg Config) *Queue {
 	return a
 }
 
+// RingBytes returns the memory that the kernel has allocated for the rings of all sockets, and SocketRingBytes that for RX and TX
+// rings alone: see Rings.Bytes.
+func (i *Info) RingBytes() int {
+	a := i.alsoRings()
+	return i.Rings.Bytes() + len(i.AlsoQueues)*a.Bytes()
+}
+
+// SocketRingBytes is described at RingBytes.
+func (i *Info) SocketRingBytes() int {
+	a := i.alsoRings()
+	return i.Rings.SocketBytes() + len(i.AlsoQueues)*a.SocketBytes()
+}
+
+// alsoRings are the rings of a socket on one of AlsoQueues.
+func (i *Info) alsoRings() Rings {
+	r := i.Rings
+	r.TX, r.Completion = 1, powerOfTwo(1+i.Sharing.Guests)
+	return r
+}
+
 // FDs returns the descriptors of the sockets: FD, and those on AlsoQueues in their order. The Queue keeps ownership.
 func (q *Queue) FDs() []int {
 	all := []int{q.fd}

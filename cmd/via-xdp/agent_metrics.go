@@ -100,6 +100,9 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 		leased := make(map[int]bool) // processes may share one
 		for _, l := range n.Leases {
 			leased[l.Queue] = true
+			for _, queue := range l.AlsoQueues {
+				leased[queue] = true
+			}
 		}
 		gauge(descLeased, len(leased), n.Interface)
 		gauge(descSharers, len(n.Leases), n.Interface)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -149,7 +150,7 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		Steer: cfg.Steer, Alone: cfg.ShareQueue && has(socket, cfg), Sealed: cfg.Sealed,
 	}}
 	reply, files, err := exchange(c, r, q, openTime)
-	if err == nil && (reply.Opened == nil || len(files) != 3) {
+	if err == nil && (reply.Opened == nil || len(files) != 3+len(reply.Opened.Queue.Config.AlsoQueues)) {
 		err = errShort
 	}
 	if err != nil {
@@ -166,7 +167,7 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		return fail(err)
 	}
 	s := &share{alive: files[2], refs: 1}
-	if err := s.adopt(reply.Opened, files, cfg); err != nil {
+	if err := s.adopt(reply.Opened, files[1], append([]*os.File{files[0]}, files[3:]...), cfg); err != nil {
 		return fail(errors.Join(err, files[2].Close(), c.Close()))
 	}
 	s.info.Agent = socket
@@ -195,7 +196,7 @@ func candidates(socket string, cfg kagent.Config) (all []*share) {
 	defer shares.Unlock()
 	for s := range shares.open {
 		if s.session.socket == socket && s.info.Interface == cfg.Interface &&
-			(cfg.Queue == kagent.AnyQueue || cfg.Queue == s.info.Queue) {
+			(cfg.Queue == kagent.AnyQueue || cfg.Queue == s.info.Queue || slices.Contains(s.info.NIC.AlsoQueues, cfg.Queue)) {
 			all = append(all, s)
 		}
 	}
@@ -231,8 +232,8 @@ func join(socket string, cfg kagent.Config) *share {
 // the daemon's default), and that no chunk lies where blocks are allocated.
 func checkOpened(o *agentproto.Opened, wanted int) error {
 	arena, queue := &o.Info.Info.Arena, &o.Queue.Config
-	if queue.Sharing.Guests > 0 {
-		wanted = 0 // it has room for other processes, or is one's
+	if queue.Sharing.Guests > 0 || len(queue.AlsoQueues) > 0 {
+		wanted = 0 // it has room for other processes, or is one's, or for other queues
 	}
 	const rounding = 2 << 20 // to a page of whatever size
 	switch pool := queue.PoolBytes(); {
@@ -248,30 +249,32 @@ func checkOpened(o *agentproto.Opened, wanted int) error {
 }
 
 // adopt maps the memory and rings that the daemon has passed.
-func (s *share) adopt(o *agentproto.Opened, files []*os.File, cfg kagent.Config) error {
+func (s *share) adopt(o *agentproto.Opened, memory *os.File, sockets []*os.File, cfg kagent.Config) error {
 	s.info = o.Info.Restore()
+	files := append([]*os.File{memory}, sockets...)
+	defer fds.CloseFiles(files...)
 	if err := checkOpened(o, cfg.ArenaBytes); err != nil {
-		fds.CloseFiles(files[:2]...)
 		return err
 	}
-	dups, err := fds.DupAll(files[:2])
-	fds.CloseFiles(files[:2]...)
+	dups, err := fds.DupAll(files)
 	if err != nil {
 		return err
 	}
-	socket, memory := dups[0], dups[1]
-	if s.umem, err = hugepages.Adopt(memory, s.info.Arena); err != nil {
-		return errors.Join(err, unix.Close(socket))
+	all := dups[1:]
+	if s.umem, err = hugepages.Adopt(dups[0], s.info.Arena); err != nil {
+		fds.Close(all...)
+		return err
 	}
 	s.arena = s.umem
 	if o.Queue.Config.Sharing.Partition > 0 { // the rest of the UMEM is the first process's
 		s.arena, err = hugepages.New(hugepages.Config{Size: cmp.Or(cfg.ArenaBytes, kagent.DefaultArena), Policy: cfg.Hugepages})
 		if err != nil {
-			return errors.Join(err, unix.Close(socket), s.umem.Close())
+			fds.Close(all...)
+			return errors.Join(err, s.umem.Close())
 		}
 	}
 	s.info.Arena = s.arena.Info()
-	if s.queue, err = xdpnic.Adopt(socket, o.Queue.Restore(s.info), s.umem.Bytes()); err != nil {
+	if s.queue, err = xdpnic.Adopt(all[0], o.Queue.Restore(s.info), s.umem.Bytes(), all[1:]...); err != nil {
 		return errors.Join(err, s.closeMemory())
 	}
 	return nil

@@ -173,7 +173,7 @@ func (c *conn) choose(q *agentproto.Request) (err error) {
 		c.server.log.Info("queue opened", "interface", n.local.Info().Interface, "queue", n.local.Info().Queue,
 			"mode", n.local.Info().Mode.String(), "user", c.cred.Uid, "pid", c.cred.Pid)
 		return c.answer(q, &agentproto.Reply{Opened: &agentproto.Opened{Token: n.token, Queue: h.Queue, Info: h.Info}},
-			nil, h.Socket, h.Memory, alive)
+			nil, append([]*os.File{h.Sockets[0], h.Memory, alive}, h.Sockets[1:]...)...)
 	}
 	return fmt.Errorf("%w: %s without a session", agentproto.ErrProtocol, q.Op)
 }

@@ -5,8 +5,12 @@ import (
 	"encoding/json"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/fdstore"
@@ -62,8 +66,8 @@ func FuzzPinned(f *testing.F) {
 			b, err := json.Marshal(d.record())
 			nstest.Must(t, err)
 			r, err := readPinned(fdstore.Entry{Value: b, Files: make([]*os.File, 2)})
-			if err != nil || r != d.record() {
-				t.Fatalf("%s is read again as %+v: %v", b, r, err)
+			if diff := cmp.Diff(d.record(), r, cmpopts.EquateEmpty()); err != nil || diff != "" {
+				t.Fatalf("%s is read again with (-was +is) %s: %v", b, diff, err)
 			}
 		}
 		for _, i := range kept {
@@ -85,7 +89,7 @@ func FuzzPinned(f *testing.F) {
 
 // A session is restored with a whole token and some memory, or not at all.
 func FuzzTag(f *testing.F) {
-	good, err := json.Marshal(tag{bytes.Repeat([]byte{7}, agentproto.TokenLen), 1000, 77})
+	good, err := json.Marshal(tag{bytes.Repeat([]byte{7}, agentproto.TokenLen), 1000, 77, []uint64{78, 79}})
 	nstest.Must(f, err)
 	f.Add(good, 64<<20)
 	f.Add(good, -1)
@@ -107,7 +111,7 @@ func FuzzTag(f *testing.F) {
 		again, err := json.Marshal(got)
 		nstest.Must(t, err)
 		back, err := readTag(again, pinned)
-		if err != nil || back.UID != got.UID || back.Socket != got.Socket || !bytes.Equal(back.Token, got.Token) {
+		if err != nil || back.UID != got.UID || back.Socket != got.Socket || !slices.Equal(back.Also, got.Also) || !bytes.Equal(back.Token, got.Token) {
 			t.Fatalf("%s is read again as %+v: %v", again, back, err)
 		}
 	})

@@ -38,7 +38,7 @@ type pinnedQueue struct {
 	has     claims   // refunded when the program has released it
 	shmLink bool     // of a link: no queue
 	share   *share   // of a queue that processes share
-	socket  uint64   // inode; 0: not known
+	sockets []uint64 // inodes; nil: not known
 	alive   *os.File // nil: not known
 	memory  *os.File // nil: not known
 	key     string   // in the descriptor store; empty: not there
@@ -50,12 +50,17 @@ type pinnedRecord struct {
 	UID     uint32
 	Pinned  int
 	Socket  uint64
-	ShmLink bool `json:",omitempty"`
+	ShmLink bool     `json:",omitempty"`
+	Also    []uint64 `json:",omitempty"` // sockets beside Socket
 }
 
 // record is what the descriptor store keeps.
 func (d *pinnedQueue) record() pinnedRecord {
-	return pinnedRecord{d.uid, d.has.pinned, d.socket, d.shmLink}
+	r := pinnedRecord{UID: d.uid, Pinned: d.has.pinned, ShmLink: d.shmLink}
+	if len(d.sockets) > 0 {
+		r.Socket, r.Also = d.sockets[0], slices.Clone(d.sockets[1:])
+	}
+	return r
 }
 
 // claims returns what the record's user is charged with.
@@ -63,7 +68,7 @@ func (r *pinnedRecord) claims() claims {
 	if r.ShmLink {
 		return claims{pinned: r.Pinned}
 	}
-	return claims{processes: 1, queues: 1, pinned: r.Pinned}
+	return claims{processes: 1, queues: 1 + len(r.Also), pinned: r.Pinned}
 }
 
 // keep puts a pinned queue into the descriptor store. A queue whose end cannot be detected, or whose memory
@@ -99,6 +104,14 @@ func readPinned(i fdstore.Entry) (r pinnedRecord, err error) {
 	return r, nil
 }
 
+// socketsOf returns the sockets of a record; 0: none is known.
+func socketsOf(first uint64, also []uint64) []uint64 {
+	if first == 0 {
+		return nil
+	}
+	return append([]uint64{first}, also...)
+}
+
 // restorePinned takes over the pinned queues of the previous agent, and returns all other entries.
 func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 	for _, i := range kept {
@@ -113,7 +126,7 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 			_ = s.cfg.FDStore.Delete(i.Key)
 			continue
 		}
-		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, socket: r.Socket, alive: i.Files[0], memory: i.Files[1], key: i.Key}
+		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, sockets: socketsOf(r.Socket, r.Also), alive: i.Files[0], memory: i.Files[1], key: i.Key}
 		s.mu.Lock()
 		s.account(d.uid).book(d.has, 1)
 		s.pinnedQueues[d] = struct{}{}
@@ -126,13 +139,13 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 // stillPinned returns what a session leaves pinned at its end. It is put into the descriptor store before the
 // session's entries are removed; see session.owed.
 func (n *session) stillPinned() []*pinnedQueue {
-	queue := &pinnedQueue{uid: n.uid, has: n.has, share: n.share, socket: n.socket, memory: n.local.TakeMemory()}
+	queue := &pinnedQueue{uid: n.uid, has: n.has, share: n.share, sockets: n.sockets, memory: n.local.TakeMemory()}
 	if n.share != nil && queue.memory != nil { // no other process has it, or joins
 		queue.has = queue.has.plus(n.server.takeShare(n.share))
 	}
 	all := []*pinnedQueue{queue}
 	for _, memory := range n.local.TakeLinks() {
-		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, has: claims{pinned: device.LinkBytes}, socket: n.socket, memory: memory})
+		all = append(all, &pinnedQueue{uid: n.uid, shmLink: true, has: claims{pinned: device.LinkBytes}, sockets: n.sockets, memory: memory})
 	}
 	for _, d := range all {
 		if fd, err := fds.Dup(n.alive); err == nil {
@@ -227,9 +240,9 @@ func (s *Server) collect() {
 	s.looked = sharing
 	for _, d := range all {
 		switch {
-		case known && d.socket != 0:
-			// The socket decides: a program can close the sign of life and keep the socket.
-			if open[d.socket] {
+		case known && len(d.sockets) > 0:
+			// The sockets decide: a program can close the sign of life and keep a socket.
+			if slices.ContainsFunc(d.sockets, func(inode uint64) bool { return open[inode] }) {
 				continue
 			}
 		case d.alive != nil && !fdstore.IsDead(d.alive):
@@ -287,14 +300,15 @@ func (s *Server) joinShare(n *session) {
 	if g == nil {
 		return
 	}
+	info := n.local.Info()
 	sh := s.shares[g]
 	if sh == nil {
-		sh = &share{group: g, uid: n.uid, has: claims{queues: 1, pinned: g.PinnedBytes()}}
+		sh = &share{group: g, uid: n.uid, has: claims{queues: 1 + len(info.NIC.AlsoQueues), pinned: g.PinnedBytes()}}
 		s.shares[g] = sh
 		s.account(n.uid).book(sh.has, 1)
 	}
 	s.account(n.uid).book(n.has, -1)
-	n.share, n.has = sh, claims{processes: 1, pinned: n.local.Info().NIC.Rings.SocketBytes()}
+	n.share, n.has = sh, claims{processes: 1, pinned: info.NIC.SocketRingBytes()}
 	s.account(n.uid).book(n.has, 1)
 }
 

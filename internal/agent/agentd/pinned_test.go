@@ -33,7 +33,7 @@ func TestPinned(t *testing.T) {
 		nstest.Must(t, unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK))
 		ours, theirs := os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
 		nstest.Must(t, s.charge(7, claims{queues: 1, pinned: 4096}))
-		s.track(&pinnedQueue{uid: 7, has: claims{queues: 1, pinned: 4096}, socket: ino, alive: ours})
+		s.track(&pinnedQueue{uid: 7, has: claims{queues: 1, pinned: 4096}, sockets: []uint64{ino}, alive: ours})
 		hasPinned := func(want bool, when string) {
 			t.Helper()
 			s.collect()
@@ -69,7 +69,7 @@ func TestRefundUnderWay(t *testing.T) {
 	s.collecting = true // the test collects
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
 	nstest.Must(t, s.charge(7, claims{queues: 1}))
-	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
 	collected := make(chan struct{})
 	go func() {
 		defer close(collected)
@@ -114,7 +114,7 @@ func TestCostOfRefusal(t *testing.T) {
 	for _, uid := range []uint32{7, 8} {
 		nstest.Must(t, s.charge(uid, claims{queues: 1}))
 	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}}] = struct{}{}
 	// A dead program's session of another user, which must not be touched.
 	s.sessions["x"] = &session{server: s, uid: 7, over: true}
 	s.sessions["x"].once.Do(func() {})
@@ -172,7 +172,7 @@ func TestLookThatFails(t *testing.T) {
 		return nil, true, nil
 	}
 	nstest.Must(t, s.charge(7, claims{queues: 1}))
-	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}}] = struct{}{}
 	s.collection.Lock() // until two requests wait; either may be first
 	var all sync.WaitGroup
 	askAtOnce(t, s, &all, 2)
@@ -192,7 +192,7 @@ func TestOpenCollects(t *testing.T) {
 	s.collecting = true // the test collects
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
 	nstest.Must(t, s.charge(7, claims{queues: 1}))
-	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, socket: 4711}] = struct{}{}
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}}] = struct{}{}
 	c := &conn{server: s, cred: peer{Ucred: unix.Ucred{Uid: 8}}}
 	if _, _, _, err := c.open(t.Context(), &agentproto.Open{Interface: "none"}); err == nil {
 		t.Error("an interface that is not there: no error")

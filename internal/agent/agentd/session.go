@@ -27,15 +27,15 @@ import (
 // session is the queue of a program, from open until the program closes it or dies. It has no connection
 // while the agent is away.
 type session struct {
-	server *Server
-	uid    uint32
-	token  []byte
-	local  *device.Local
-	alive  *os.File // the reading end of a pipe that ends with the program
-	has    claims   // besides VIs: what it is charged with until it has gone
-	share  *share   // of a queue that processes share; nil: it has the queue alone
-	socket uint64   // inode of the AF_XDP socket; 0: not known
-	once   sync.Once
+	server  *Server
+	uid     uint32
+	token   []byte
+	local   *device.Local
+	alive   *os.File // the reading end of a pipe that ends with the program
+	has     claims   // besides VIs: what it is charged with until it has gone
+	share   *share   // of a queue that processes share; nil: it has the queue alone
+	sockets []uint64 // inodes of the AF_XDP sockets; nil: not known
+	once    sync.Once
 	// owed returns what the session leaves pinned. It runs once: when the interface is removed, since the
 	// descriptor store then drops the other entries, or at the end.
 	owed func() []*pinnedQueue
@@ -50,7 +50,8 @@ type session struct {
 type tag struct {
 	Token  []byte
 	UID    uint32
-	Socket uint64 // inode
+	Socket uint64   // inode
+	Also   []uint64 `json:",omitempty"` // those of the other queues
 }
 
 // open opens an interface for a program. It waits no longer than ctx.
@@ -138,6 +139,16 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 		return nil, nil, nil, err
 	}
 	info := local.Info()
+	if more := len(info.NIC.AlsoQueues); more > 0 && local.Group() == nil {
+		if s.tryCharge(c.cred.Uid, claims{queues: more}) != nil {
+			cfg.OneQueue = true // the user may have one queue
+			if err := local.Close(); err != nil {
+				return nil, nil, nil, err
+			}
+			return s.lease(ctx, cfg, c, has)
+		}
+		has.queues += more
+	}
 	if room := info.PinnedBytes() - has.pinned; room > 0 && local.Group() == nil {
 		if s.tryCharge(c.cred.Uid, claims{pinned: room}) != nil && cfg.Processes > 1 {
 			cfg.Processes = 1 // the user may have the queue, without room for others
@@ -155,17 +166,19 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 	n.owed = sync.OnceValue(n.stillPinned)
 	rand.Read(n.token)
 	local.OnLinkLeft(n.linkLeft)
-	var st unix.Stat_t
-	if err := unix.Fstat(local.Queue().FD(), &st); err != nil {
-		return nil, nil, nil, joinClose(err, local)
+	for _, fd := range local.Queue().FDs() {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return nil, nil, nil, joinClose(err, local)
+		}
+		n.sockets = append(n.sockets, st.Ino)
 	}
-	n.socket = st.Ino
 	fds := make([]int, 2)
 	if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, nil, nil, joinClose(err, local)
 	}
 	n.alive, theirs = os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
-	t, err := json.Marshal(tag{n.token, n.uid, n.socket})
+	t, err := json.Marshal(tag{n.token, n.uid, n.sockets[0], n.sockets[1:]})
 	var h *device.Handout
 	if err == nil {
 		h, err = local.HandOut(t, fds[0])
@@ -356,8 +369,8 @@ func (s *Server) restore(kept []fdstore.Entry) {
 			continue
 		}
 		n := &session{
-			server: s, uid: t.UID, token: t.Token, socket: t.Socket, local: r.Local, alive: r.Alive,
-			has: claims{processes: 1, queues: 1, pinned: pinned}, vis: r.Local.VIs(),
+			server: s, uid: t.UID, token: t.Token, sockets: socketsOf(t.Socket, t.Also), local: r.Local, alive: r.Alive,
+			has: claims{processes: 1, queues: 1 + len(info.NIC.AlsoQueues), pinned: pinned}, vis: r.Local.VIs(),
 		}
 		n.owed = sync.OnceValue(n.stillPinned)
 		n.local.SetLinger(s.linger(n.uid))
@@ -378,14 +391,15 @@ func (s *Server) restore(kept []fdstore.Entry) {
 // restoreLost takes over the memory that a program still has, if the interface of its session was
 // removed while no agent ran.
 func (s *Server) restoreLost(r *device.Restored) {
-	d := &pinnedQueue{has: claims{processes: 1, queues: 1, pinned: r.Size}, alive: r.Alive, memory: r.Memory}
+	d := &pinnedQueue{has: claims{processes: 1, pinned: r.Size}, alive: r.Alive, memory: r.Memory}
 	t, err := readTag(r.Tag, r.Size)
 	if err != nil {
 		s.log.Error("what a program of an interface that is gone has cannot be taken over", "error", err)
 		d.close()
 		return
 	}
-	d.uid, d.socket = t.UID, t.Socket
+	d.uid, d.sockets = t.UID, socketsOf(t.Socket, t.Also)
+	d.has.queues = 1 + len(t.Also)
 	d.keep(s.cfg.FDStore)
 	s.mu.Lock()
 	s.account(d.uid).book(d.has, 1)

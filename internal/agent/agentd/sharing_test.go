@@ -3,6 +3,7 @@ package agentd_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
+	"viaxdp/xdpnic"
 )
 
 // talker is one end of a connection over which both sides send messages of any length up to talkMost, and check them.
@@ -134,10 +136,10 @@ type sharer struct {
 	out *bufio.Reader
 }
 
-func startSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int) *sharer {
+func startSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int, env ...string) *sharer {
 	t.Helper()
-	s := &sharer{cmd: program(t, uid, "TestProgramThatShares", "", socketsEnv+"="+a.socket,
-		fmt.Sprintf("AGENTD_TEST_PEER=%v %v %d", peer, a.ns.IPv4, id))}
+	env = append(env, socketsEnv+"="+a.socket, fmt.Sprintf("AGENTD_TEST_PEER=%v %v %d", peer, a.ns.IPv4, id))
+	s := &sharer{cmd: program(t, uid, "TestProgramThatShares", "", env...)}
 	s.cmd.Stderr = os.Stderr
 	in, err := s.cmd.StdinPipe()
 	if err != nil {
@@ -199,7 +201,11 @@ func TestProgramThatShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	peer, self = mustAddr(t, texts[0]), mustAddr(t, texts[1])
-	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(8<<20), vipl.WithSilence(waitLimit))
+	opts := []vipl.Option{vipl.WithAgent(socket), vipl.WithArena(8 << 20), vipl.WithSilence(waitLimit)}
+	if os.Getenv(allQueuesEnv) != "" {
+		opts = append(opts, allQueues()...)
+	}
+	n, err := vipl.OpenNIC("via0", opts...)
 	if err != nil {
 		fmt.Println(err)
 		t.FailNow()
@@ -246,17 +252,44 @@ func TestProgramThatShares(t *testing.T) {
 	}
 }
 
+// allQueuesEnv has TestProgramThatShares receive from all queues.
+const allQueuesEnv = "AGENTD_TEST_ALL_QUEUES"
+
+// allQueues are the options of a handle that receives from all queues of a veth.
+func allQueues() []vipl.Option {
+	return []vipl.Option{vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSteering(vipl.SteerAll)}
+}
+
 // Eight programs of one user share the only queue of their interface. Each talks with a server on another host, and with
 // the next one on its own. Programs die and others come, the first one among them; the agent dies, too. Nothing of
 // what the others send is lost, and in the end nothing is charged to the user.
 func TestSharedQueue(t *testing.T) {
-	const programs, user = 8, 60001
-	a, b := pair(t, nstest.Options{}, agentConfig{})
-	server := b.nic(vipl.WithSilence(waitLimit), vipl.WithArena(64<<20))
+	testSharedQueue(t, nstest.Options{}, agentConfig{}, 8)
+}
+
+// Three programs share two queues, and nine: a frame that the server sends comes in on another queue than the one they
+// send on, since a veth in native mode carries what is sent on queue n to queue n.
+func TestSharedQueues(t *testing.T) {
+	for _, queues := range []int{2, 9} {
+		t.Run(fmt.Sprint(queues), func(t *testing.T) {
+			testSharedQueue(t, nstest.Options{Queues: queues}, agentConfig{Processes: 4, Users: map[uint32]agentd.Quota{60001: {Queues: queues}}}, 3, allQueuesEnv+"=1")
+		})
+	}
+}
+
+func testSharedQueue(t *testing.T, options nstest.Options, cfg agentConfig, programs int, env ...string) {
+	const user = 60001
+	queues, room := max(options.Queues, 1), cmp.Or(cfg.Processes, agentd.DefaultProcesses)
+	a, b := pair(t, options, cfg)
+	opts := []vipl.Option{vipl.WithSilence(waitLimit), vipl.WithArena(64 << 20)}
+	if queues > 1 {
+		opts = append(append(opts, allQueues()...), vipl.WithQueue(queues-1))
+	}
+	server := b.nic(opts...)
 	answer(t, server, "server")
 	var all []*sharer
 	for id := range programs {
-		all = append(all, startSharer(t, a, b.ns.IPv4, user, id))
+		all = append(all, startSharer(t, a, b.ns.IPv4, user, id, env...))
 	}
 	each := func(f func(id int, s *sharer)) {
 		t.Helper()
@@ -293,16 +326,16 @@ func TestSharedQueue(t *testing.T) {
 		return l
 	}
 	for _, l := range leases(programs) {
-		if l.Queue != 0 || l.Room != agentd.DefaultProcesses || l.Holder.UID != user || len(l.VIs) < 2 {
+		if l.Queue != 0 || len(l.AlsoQueues) != queues-1 || l.Room != room || l.Holder.UID != user || len(l.VIs) < 2 {
 			t.Errorf("lease: %+v", l)
 		}
 	}
-	if u := userOf(a.status(t), user); u.Processes != programs || u.Queues != 1 {
+	if u := userOf(a.status(t), user); u.Processes != programs || u.Queues != queues {
 		t.Errorf("user: %+v", u)
 	}
 
 	// The first program dies, and another one, which some talk with. What others send arrives.
-	for round, id := range []int{0, 5, 0} {
+	for round, id := range []int{0, programs / 2, 0} {
 		others := all
 		all = nil
 		for n, s := range others {
@@ -326,7 +359,7 @@ func TestSharedQueue(t *testing.T) {
 		before := all[(id+programs-1)%programs]
 		before.ask(t, "forget 1")
 		before.want(t, "done forget")
-		all[id] = startSharer(t, a, b.ns.IPv4, user, id)
+		all[id] = startSharer(t, a, b.ns.IPv4, user, id, env...)
 		all[id].ask(t, "server 0")
 		all[id].want(t, "done server")
 		talk(3)

@@ -57,7 +57,7 @@ var needs = map[Op]func(*Request) bool{
 // checks sizes and numbers, and returns the reason.
 func (o *Open) sound() bool {
 	return o.Interface != "" && len(o.Interface) < 16 && o.Mode <= xdpnic.ModeGeneric &&
-		o.Hugepages >= hugepages.Auto && o.Hugepages <= hugepages.Avoid && o.Steer <= kagent.SteerOff
+		o.Hugepages >= hugepages.Auto && o.Hugepages <= hugepages.Avoid && o.Steer <= kagent.SteerAll
 }
 
 func hasHandle(r *Request) bool { return r.Handle != 0 }

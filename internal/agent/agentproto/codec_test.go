@@ -131,7 +131,7 @@ func TestNeeds(t *testing.T) {
 	for _, open := range []string{
 		`{"interface":"via0","queue":-1,"mode":4}`, `{"interface":"via0","queue":0,"hugepages":3}`,
 		`{"interface":"via0","queue":0,"hugepages":-1}`, `{"interface":"","queue":0}`,
-		`{"interface":"via0","queue":0,"steer":3}`,
+		`{"interface":"via0","queue":0,"steer":4}`,
 		`{"interface":"longer than an interface","queue":0}`,
 	} {
 		if _, err := ParseRequest([]byte(`{"id":1,"op":"open","open":` + open + `}`)); !errors.Is(err, ErrProtocol) {

@@ -12,14 +12,14 @@ import (
 )
 
 // Version is the version of the protocol that this package speaks.
-const Version = 4
+const Version = 5
 
 // Bounds of a message in bytes, and of its parts.
 const (
 	MaxRequest = 16 << 10
 	MaxReply   = 8 << 20
 	TokenLen   = 32
-	MaxFiles   = 4
+	MaxFiles   = 3 + xdpnic.MaxAlsoQueues
 )
 
 // HelloID is the ID of a program's first request. An agent that refuses a connection answers with
@@ -129,8 +129,8 @@ type Welcome struct {
 	Netns   [2]uint64 `json:"netns"` // device and inode of the agent's network namespace
 }
 
-// Opened is the answer to open. The socket, the memory and the writing end of the sign of life are passed
-// with it. If Queue's Config says that the program has joined the first one of a queue (Sharing.Partition), the memory
+// Opened is the answer to open. The socket, the memory, the writing end of the sign of life, and the sockets of
+// Config.AlsoQueues are passed with it. If Queue's Config says that the program has joined the first one of a queue (Sharing.Partition), the memory
 // is the UMEM, and its registered memory is its own affair.
 type Opened struct {
 	Token []byte              `json:"token"`

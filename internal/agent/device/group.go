@@ -58,13 +58,13 @@ func (l *lease) id() int { return l.queueID + l.partition<<partitionShift }
 const partitionShift = 16
 
 // guests returns how many processes may join the first one of a queue. The queues of an interface together have room for
-// cfg.Processes. Caller holds d.mu.
-func (d *device) guests(cfg Config) int {
+// cfg.Processes. wide: the lease has all queues. Caller holds d.mu.
+func (d *device) guests(cfg Config, wide bool) int {
 	if cfg.Processes <= 1 || !cfg.Shared {
 		return 0
 	}
 	queues := d.queues
-	if steps, _ := d.steps(cfg); d.driver == "veth" && len(steps) > 0 && steps[0].Generic() {
+	if steps, _ := d.steps(cfg); wide || d.driver == "veth" && len(steps) > 0 && steps[0].Generic() {
 		queues = 1
 	}
 	return min((cfg.Processes+queues-1)/queues-1, xdpnic.MaxGuests)
@@ -75,9 +75,16 @@ func (d *device) holderOf(queue int) *lease {
 	if l := d.leases[queue]; l != nil {
 		return l
 	}
-	if g := d.groups[queue]; g != nil {
+	for _, l := range d.sortedLeases() {
+		if slices.Contains(l.also, queue) {
+			return l
+		}
+	}
+	for _, g := range d.groups {
 		for _, part := range slices.Sorted(maps.Keys(g.members)) {
-			return g.members[part]
+			if l := g.members[part]; slices.Contains(l.queues(), queue) {
+				return l
+			}
 		}
 	}
 	return nil
@@ -105,7 +112,7 @@ func (l *Local) Group() *Group { return l.lease.group }
 // PinnedBytes is the memory that the queue takes whatever the number of its processes: the UMEM, and the rings that are
 // common.
 func (g *Group) PinnedBytes() int {
-	return g.arena.Size + g.info.NIC.Rings.Bytes() - g.info.NIC.Rings.SocketBytes()
+	return g.arena.Size + g.info.NIC.RingBytes() - g.info.NIC.SocketRingBytes()
 }
 
 func (d *device) addGroup(g *Group) {
@@ -145,7 +152,7 @@ func (d *device) join(cfg Config) (*lease, error) {
 	why := errNoGroup
 	for _, queue := range slices.Sorted(maps.Keys(d.groups)) {
 		g := d.groups[queue]
-		if cfg.Queue != kagent.AnyQueue && cfg.Queue != queue {
+		if cfg.Queue != kagent.AnyQueue && cfg.Queue != queue && !slices.Contains(g.of.Config.AlsoQueues, cfg.Queue) {
 			continue
 		}
 		if err := g.admits(cfg); err != nil {
@@ -176,7 +183,7 @@ func (g *Group) admits(cfg Config) error {
 }
 
 func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
-	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder, queueID: g.queue, group: g}
+	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder, queueID: g.queue, also: g.of.Config.AlsoQueues, group: g}
 	for g.members[l.partition] != nil {
 		l.partition++
 	}
@@ -184,7 +191,7 @@ func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
 	if member == nil {
 		return nil, fmt.Errorf("%w: queue %d: its last process is being reclaimed", errNoGroup, g.queue)
 	}
-	if l.slot, err = d.freeSlot(); err != nil {
+	if l.slot, err = d.freeSlots(l.width()); err != nil {
 		return nil, err
 	}
 	mem, unmap, err := g.mapMemory()
@@ -198,13 +205,13 @@ func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
 		}
 		return errors.Join(err, unmap())
 	}
-	if err := fds.With(member.socket, func(fd int) (err error) {
-		l.queue, err = xdpnic.Join(fd, g.of, mem, l.partition)
+	if err := fds.WithAll(member.sockets, func(all []int) (err error) {
+		l.queue, err = xdpnic.Join(all[0], g.of, mem, l.partition, all[1:]...)
 		return err
 	}); err != nil {
 		return nil, undo(err)
 	}
-	if err := d.demux.Register(l.slot, l.queue.FD()); err != nil {
+	if err := l.register(); err != nil {
 		return nil, undo(err)
 	}
 	l.info = g.info
@@ -219,7 +226,7 @@ func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
 // member returns a process by whose socket others can join; nil: all are being reclaimed.
 func (g *Group) member() *lease {
 	for _, m := range g.members {
-		if m.socket != nil {
+		if m.sockets != nil {
 			return m
 		}
 	}
@@ -238,14 +245,14 @@ func (g *Group) mapMemory() (mem []byte, unmap func() error, err error) {
 // leave takes back what the process of a lease had, if others go on with the queue. last reports that there are none. Caller
 // holds d.mu, which is released meanwhile: the kernel takes its time to close the last descriptor of a socket.
 func (g *Group) leave(l *lease) (last bool, err error) {
-	d, socket, others := l.dev, l.socket, g.others(l)
-	l.socket = nil // others join by another process's
+	d, sockets, others := l.dev, l.sockets, g.others(l)
+	l.sockets = nil // others join by another process's
 	d.mu.Unlock()
-	if socket != nil {
+	if sockets != nil {
 		if others {
-			err = l.reclaim(socket)
+			err = l.reclaim(sockets)
 		}
-		err = errors.Join(err, socket.Close())
+		fds.CloseFiles(sockets...)
 	}
 	d.mu.Lock()
 	delete(g.members, l.partition)
@@ -278,7 +285,7 @@ func (g *Group) others(l *lease) bool {
 }
 
 // reclaim returns the chunks of a process that has gone.
-func (l *lease) reclaim(socket *os.File) error {
+func (l *lease) reclaim(sockets []*os.File) error {
 	g := l.group
 	g.reclaiming.Lock() // xdpnic.Reclaim: one at a time
 	defer g.reclaiming.Unlock()
@@ -289,8 +296,8 @@ func (l *lease) reclaim(socket *os.File) error {
 	h := g.of
 	h.Config.Sharing.Partition = l.partition
 	h.Config.Rings = l.info.NIC.Rings
-	err = fds.With(socket, func(fd int) error {
-		_, err := xdpnic.Reclaim(fd, h, mem)
+	err = fds.WithAll(sockets, func(all []int) error {
+		_, err := xdpnic.Reclaim(all[0], h, mem, all[1:]...)
 		return err
 	})
 	return errors.Join(err, unmap())

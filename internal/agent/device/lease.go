@@ -18,10 +18,13 @@ import (
 )
 
 // lease is one queue of a device: its socket, the socket's slot in the XSKMAP,
-// the memory. Guarded by device.mu; queue, slot, socket and arena do not change.
+// the memory. Guarded by device.mu; queue, slot, sockets and arena do not change.
+//
+// A lease may have all queues that receive: also are those beside queueID, and queue n's socket is in slot + n.
 type lease struct {
 	dev     *device
 	queueID int
+	also    []int
 	slot    int
 	queue   *xdpnic.Queue
 	arena   *hugepages.Arena
@@ -38,13 +41,64 @@ type lease struct {
 	nic      steered // while steering
 	steering *steer.Steering
 
-	sealed    bool   // Config.Sealed
-	guests    int    // processes for which room is still to be made
-	group     *Group // that the queue belongs to; nil: no other process may have it
-	partition int    // in the group
-	leaving   bool   // TakeMemory was called
-	socket    *os.File
+	sealed    bool         // Config.Sealed
+	room      room         // that is still to be made
+	alsoErr   error        // why the other queues could not be opened
+	group     *Group       // that the queue belongs to; nil: no other process may have it
+	partition int          // in the group
+	leaving   bool         // TakeMemory was called
+	sockets   []*os.File   // duplicates of those of a queue of a group that was handed out
 	unmap     func() error // of the group's memory, until it is handed out
+}
+
+// room is what the memory of a lease has beside what its own queue needs.
+type room struct {
+	guests int   // other processes
+	also   []int // other queues
+}
+
+func (r room) none() bool { return r.guests == 0 && len(r.also) == 0 }
+
+// queues are all queues of the lease.
+func (l *lease) queues() []int { return append([]int{l.queueID}, l.also...) }
+
+// slots are the slots of the XSKMAP that the lease has, in the order of its sockets.
+func (l *lease) slots() []int {
+	if len(l.also) == 0 {
+		return []int{l.slot}
+	}
+	all := l.queues()
+	for i := range all {
+		all[i] += l.slot
+	}
+	return all
+}
+
+// width is the number of slots from the first one on.
+func (l *lease) width() int {
+	if len(l.also) == 0 {
+		return 1
+	}
+	return slices.Max(l.queues()) + 1
+}
+
+// register puts the sockets into their slots.
+func (l *lease) register() error {
+	slots := l.slots()
+	for i, fd := range l.queue.FDs() {
+		if err := l.dev.demux.Register(slots[i], fd); err != nil {
+			return errors.Join(err, l.evict())
+		}
+	}
+	return nil
+}
+
+// evict empties the slots.
+func (l *lease) evict() (err error) {
+	for _, slot := range l.slots() {
+		err = errors.Join(err, l.dev.demux.Evict(slot))
+	}
+	return err
 }
 
 // who returns a description of the process that has the queue.
@@ -75,7 +129,7 @@ func (l *lease) release() error {
 	if l.group == nil {
 		errs = append(errs, l.unsteer())
 	}
-	errs = append(errs, d.demux.Evict(l.slot), d.closeShmLinks(l.id()))
+	errs = append(errs, l.evict(), d.closeShmLinks(l.id()))
 	if l.group != nil {
 		return l.releaseMember(errs)
 	}
@@ -123,7 +177,11 @@ func (l *lease) releaseMember(errs []error) error {
 
 // entry returns the demux program's entry for a VI of this lease.
 func (l *lease) entry(key uint64) bpf.VIEntry {
-	return bpf.VIEntry{Slot: uint32(l.slot), Queue: uint32(l.queueID), Key: key}
+	e := bpf.VIEntry{Slot: uint32(l.slot), Queue: uint32(l.queueID), Key: key}
+	if len(l.also) > 0 {
+		e.Queues = uint32(l.width())
+	}
+	return e
 }
 
 // viList is the VIs of a lease, of all handles that share it. Status lists them and Local.Close

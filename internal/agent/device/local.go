@@ -66,6 +66,8 @@ type Config struct {
 	Processes int
 	// Alone: the holder does not join other processes.
 	Alone bool
+	// OneQueue: the holder has no queue beside its own, whatever Steer is.
+	OneQueue bool
 	// OnlyJoin, unless nil, is why the holder may not have a queue of its own: it joins others, or Open fails with this.
 	OnlyJoin error
 
@@ -156,7 +158,7 @@ func (d *device) leaseOrShare(ctx context.Context, cfg Config) (*lease, error) {
 		return l, err
 	}
 	for _, l := range d.sortedLeases() {
-		if cfg.Queue == kagent.AnyQueue || cfg.Queue == l.queueID {
+		if cfg.Queue == kagent.AnyQueue || slices.Contains(l.queues(), cfg.Queue) {
 			l.refs++
 			return l, nil
 		}

@@ -62,13 +62,14 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	if err != nil {
 		return nil, err
 	}
-	later := d.guests(cfg) // if the queue turns out not to be a zero-copy one, which processes do not share
+	also := d.alsoQueues(&cfg)
+	later := room{d.guests(cfg, also != nil), also} // if the queue turns out not to be a zero-copy one
 	if steps, _ := d.steps(cfg); len(steps) == 0 || steps[0] != xdpnic.ModeZeroCopy {
-		l.guests, later = later, 0
+		l.room, later = later, room{}
 	}
 	d.mu.Unlock()
 	nic, err := l.newArena(cfg, link.MTU)
-	l.guests = later
+	l.room = later
 	d.mu.Lock()
 	if err != nil {
 		return nil, err
@@ -171,7 +172,7 @@ func (l *lease) newArena(cfg Config, mtu int) (xdpnic.Config, error) {
 		return nic, fmt.Errorf("an arena of %d bytes does not hold the %d bytes of the chunks: "+
 			"take a larger one, or fewer chunks", cfg.ArenaBytes, pool)
 	}
-	if l.guests > 0 && l.allocateShared(cfg, &nic) == nil {
+	if !l.room.none() && l.allocateRoom(cfg, &nic) == nil {
 		return nic, nil
 	}
 	return nic, l.allocate(cfg, &nic, cfg.ArenaBytes)
@@ -189,33 +190,37 @@ func (l *lease) allocate(cfg Config, nic *xdpnic.Config, size int) error {
 	return err
 }
 
-// allocateShared is allocate with room for l.guests other processes, in addition to what the first one asked for. A queue without
+// allocateRoom is allocate with l.room, in addition to what the program asked for. A queue without
 // room is better than none, so it is tried once.
-func (l *lease) allocateShared(cfg Config, nic *xdpnic.Config) error {
-	shared := *nic
-	shared.Memory, shared.Rings = nil, xdpnic.Rings{}
-	shared.Sharing = xdpnic.Sharing{Guests: l.guests, RxChunks: guestRxChunks, RxRing: guestRxRing, TxChunks: guestTxChunks}
-	l.guests = 0
-	shared, err := shared.WithDefaults()
-	if err != nil {
+func (l *lease) allocateRoom(cfg Config, nic *xdpnic.Config) (err error) {
+	wide := *nic
+	wide.Memory, wide.Rings = nil, xdpnic.Rings{}
+	if wide.AlsoQueues = l.room.also; wide.AlsoQueues != nil {
+		defer func() { l.alsoErr = err }()
+	}
+	if l.room.guests > 0 {
+		wide.Sharing = xdpnic.Sharing{Guests: l.room.guests, RxChunks: guestRxChunks, RxRing: guestRxRing, TxChunks: guestTxChunks}
+	}
+	l.room = room{}
+	if wide, err = wide.WithDefaults(); err != nil {
 		return err
 	}
-	if err := l.allocate(cfg, &shared, cfg.ArenaBytes+shared.PoolBytes()-nic.PoolBytes()); err != nil {
-		return err
+	if err = l.allocate(cfg, &wide, cfg.ArenaBytes+wide.PoolBytes()-nic.PoolBytes()); err == nil {
+		*nic = wide
 	}
-	*nic = shared
-	return nil
+	return err
 }
 
-// makeRoom replaces memory for a zero-copy queue, which processes do not share, by memory with room for others, if that
-// has not been tried. Caller holds d.mu, which is released meanwhile.
+// makeRoom replaces memory for a zero-copy queue by memory with room, if that
+// has not been tried: processes do not share a zero-copy queue, and it has no others beside it. Caller holds d.mu, which
+// is released meanwhile.
 func (l *lease) makeRoom(cfg Config, nic *xdpnic.Config) {
-	if l.guests == 0 {
+	if l.room.none() {
 		return
 	}
 	old := l.arena
 	l.dev.mu.Unlock()
-	if l.allocateShared(cfg, nic) == nil {
+	if l.allocateRoom(cfg, nic) == nil {
 		_ = old.Close() // nothing was allocated from it
 	}
 	l.dev.mu.Lock()
@@ -234,10 +239,19 @@ func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) e
 	}
 	nic.Mode = mode
 	open := func(nic xdpnic.Config) (*xdpnic.Queue, error) { return l.openReserved(ctx, nic) }
-	if err := l.openQueue(nic, queues, open); err != nil {
+	if mode == xdpnic.ModeZeroCopy || mode.Generic() && d.driver == "veth" {
+		nic.AlsoQueues = nil // the NIC is to steer, or there is one queue
+	}
+	err = l.openQueue(nic, queues, open)
+	if err != nil && len(nic.AlsoQueues) > 0 {
+		l.alsoErr = err
+		nic.AlsoQueues = nil
+		err = l.openQueue(nic, queues, open)
+	}
+	if err != nil {
 		return err
 	}
-	if err := d.demux.Register(l.slot, l.queue.FD()); err != nil {
+	if err := l.register(); err != nil {
 		d.unreserve(l)
 		return errors.Join(err, l.queue.Close())
 	}
@@ -249,13 +263,16 @@ func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) e
 func (l *lease) openReserved(ctx context.Context, nic xdpnic.Config) (q *xdpnic.Queue, err error) {
 	d := l.dev
 	// Another open may have taken the queue while this one tried another.
-	if other := d.holderOf(nic.QueueID); other != nil {
-		return nil, fmt.Errorf("%w: queue %d is %v: %w", kagent.ErrQueueInUse, nic.QueueID, other, unix.EBUSY)
+	l.also = nic.AlsoQueues
+	for _, queue := range l.queues() {
+		if other := d.holderOf(queue); other != nil {
+			return nil, fmt.Errorf("%w: queue %d is %v: %w", kagent.ErrQueueInUse, queue, other, unix.EBUSY)
+		}
+		if other := d.opening[queue]; other != nil {
+			return nil, fmt.Errorf("%w: queue %d, for %v: %w", errOpening, queue, other.who(), unix.EBUSY)
+		}
 	}
-	if other := d.opening[nic.QueueID]; other != nil {
-		return nil, fmt.Errorf("%w: queue %d, for %v: %w", errOpening, nic.QueueID, other.who(), unix.EBUSY)
-	}
-	if l.slot, err = d.freeSlot(); err != nil {
+	if l.slot, err = d.freeSlots(l.width()); err != nil {
 		return nil, err
 	}
 	d.reserve(l)
@@ -355,12 +372,20 @@ func (d *device) awaitCarrier(ctx context.Context) error {
 // idle reports whether no queue is leased or reserved. Caller holds d.mu.
 func (d *device) idle() bool { return len(d.leases) == 0 && len(d.opening) == 0 }
 
-// reserve reserves l's queue until unreserve. Caller holds d.mu.
-func (d *device) reserve(l *lease) { d.opening[l.queueID] = l }
+// reserve reserves l's queues until unreserve. Caller holds d.mu.
+func (d *device) reserve(l *lease) {
+	for _, queue := range l.queues() {
+		d.opening[queue] = l
+	}
+}
 
 // unreserve ends a reservation, and wakes the opens that wait for one to end. Caller holds d.mu.
 func (d *device) unreserve(l *lease) {
-	delete(d.opening, l.queueID)
+	for _, queue := range l.queues() {
+		if d.opening[queue] == l {
+			delete(d.opening, queue)
+		}
+	}
 	d.announce()
 }
 
@@ -510,11 +535,15 @@ func (d *device) allInUse(want int, steps []xdpnic.Mode) (err error) {
 	return err
 }
 
-// freeSlot returns a free slot of the XSKMAP. Caller holds d.mu.
-func (d *device) freeSlot() (int, error) {
+// freeSlots returns the first of n free slots of the XSKMAP that follow each other. Caller holds d.mu.
+func (d *device) freeSlots(n int) (int, error) {
+	free := 0
 	for s := range bpf.DefaultMaxSockets {
-		if d.slotFree(s) {
-			return s, nil
+		if free++; !d.slotFree(s) {
+			free = 0
+		}
+		if free == n {
+			return s - n + 1, nil
 		}
 	}
 	return 0, fmt.Errorf("all %d socket slots are in use", bpf.DefaultMaxSockets)
@@ -524,7 +553,7 @@ func (d *device) freeSlot() (int, error) {
 func (d *device) slotFree(slot int) bool {
 	for _, all := range []map[int]*lease{d.leases, d.opening} {
 		for _, l := range all {
-			if l.slot == slot {
+			if slot >= l.slot && slot < l.slot+l.width() {
 				return false
 			}
 		}

@@ -105,7 +105,7 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 				bad = errors.New("no sign of life was kept")
 			case i.Key != leaseKey(place, r.id()):
 				bad = fmt.Errorf("it is of queue %d, process %d", r.Queue, r.Partition)
-			case r.Partition < 0 || r.Group == nil && r.Partition > 0 || r.Group != nil && len(i.Files) < 3:
+			case r.Partition < 0 || r.Group == nil && r.Partition > 0 || r.Group != nil && len(i.Files) != 3+len(r.Info.Info.NIC.AlsoQueues):
 				bad = fmt.Errorf("process %d of a queue that is shared: %v, with %d files", r.Partition, r.Group != nil, len(i.Files))
 			default:
 				k.leases[i] = r
@@ -150,7 +150,7 @@ func (k *kept) lost() (all []Restored) {
 	for entry, r := range k.leases {
 		l := Restored{Tag: r.Tag, Alive: entry.Files[0], Size: r.Info.Info.PinnedBytes()}
 		if r.Partition > 0 {
-			l.Size = r.Info.Info.NIC.Rings.SocketBytes() // the memory is another process's
+			l.Size = r.Info.Info.NIC.SocketRingBytes() // the memory is another process's
 			entry.Files = entry.Files[1:]
 			all = append(all, l)
 			continue
@@ -263,6 +263,7 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 	if d.demux, err = bpf.AdoptDemux(objects, r.Index); err != nil {
 		return err
 	}
+	d.oneQueue = !r.Queues
 	d.attached, d.mode = r.Attached && objects.Link >= 0, bpf.Native
 	if r.Generic {
 		d.mode = bpf.Generic
@@ -279,7 +280,7 @@ func (d *device) restoreLeases(k *kept) (all []Restored, _ error) {
 	var errs []error
 	for entry, r := range k.leases {
 		l := &lease{
-			dev: d, queueID: r.Queue, slot: r.Slot, since: r.Since, refs: 1, holder: r.Holder, info: r.Info.Restore(),
+			dev: d, queueID: r.Queue, also: r.Info.Info.NIC.AlsoQueues, slot: r.Slot, since: r.Since, refs: 1, holder: r.Holder, info: r.Info.Restore(),
 		}
 		if r.Group == nil {
 			l.resumeSteering(r.Steering)
@@ -334,11 +335,14 @@ func (d *device) resumeMember(l *lease, r leaseRecord, entry *fdstore.Entry) (er
 		g.nic, g.steering, l.nic, l.steering = l.nic, l.steering, nil, nil
 		d.addGroup(g)
 	}
-	fd, err := fds.Dup(entry.Files[2])
+	dups, err := fds.DupAll(entry.Files[2:])
 	if err != nil {
 		return err
 	}
-	l.socket, l.group = os.NewFile(uintptr(fd), "xdp"), g
+	for _, fd := range dups {
+		l.sockets = append(l.sockets, os.NewFile(uintptr(fd), "xdp"))
+	}
+	l.group = g
 	g.members[l.partition] = l
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/steer"
+	"viaxdp/xdpnic"
 )
 
 // steered is a NIC with a configurable flow classifier.
@@ -27,8 +28,18 @@ func (l *lease) steer(cfg kagent.Config) {
 	if d.inputs < 2 || d.driver == "veth" && l.info.Mode.Generic() {
 		return
 	}
+	if len(l.also) > 0 {
+		l.info.Steered = steer.All.String()
+		return
+	}
+	if l.alsoErr != nil {
+		note("it does not receive from the other queues: %v", l.alsoErr)
+	} else if cfg.Steer == kagent.SteerAll {
+		note("it does not receive from the other queues: %s", d.whyNotAll(l))
+	}
 	if d.driver == "veth" {
-		note("only frames that come in on queue %d reach this program: a veth takes those that its peer sends on the queue of the same number", l.queueID)
+		note("only frames that come in on queue %d reach this program: a veth takes those that its peer sends on the queue of the same number; "+
+			"to receive from all queues, choose the steering all", l.queueID)
 		return
 	}
 	for _, other := range d.sortedLeases() {
@@ -47,8 +58,56 @@ func (l *lease) steer(cfg kagent.Config) {
 		on = fmt.Sprintf("turn it on (ethtool -K %s ntuple on) and open again, ", l.info.Interface)
 	}
 	note("only frames that the NIC puts on queue %d reach this program, and UDP port %d is not steered there (%v): "+
-		"%sallow the indirection table (Config.Steer), use ethtool -X %s, or one queue (ethtool -L %s combined 1)",
+		"%sreceive from all queues or allow the indirection table (Config.Steer: all, rss), use ethtool -X %s, or one queue (ethtool -L %s combined 1)",
 		l.queueID, cfg.Port, err, on, l.info.Interface, l.info.Interface)
+}
+
+// autoQueues is the number of queues up to which a handle receives from all of them without being told to.
+const autoQueues = 4
+
+// alsoQueues returns the queues that a lease is to have beside its own, which it chooses then; nil: none. With SteerAll, or
+// by default if the NIC has no rules and a few queues, a lease has all that receive, unless another one has any. Caller holds
+// d.mu and is on a thread of the interface's namespace.
+func (d *device) alsoQueues(cfg *Config) (also []int) {
+	if d.inputs < 2 || d.inputs > 1+xdpnic.MaxAlsoQueues || cfg.OneQueue || d.oneQueue || !d.idle() {
+		return nil
+	}
+	if cfg.Steer != kagent.SteerAll && (cfg.Steer != kagent.SteerByRules || cfg.Queue != kagent.AnyQueue ||
+		d.driver == "veth" || d.inputs > autoQueues || d.ruleWorks(cfg.Port)) {
+		return nil
+	}
+	if cfg.Queue == kagent.AnyQueue {
+		cfg.Queue = 0
+	}
+	for queue := range d.inputs {
+		if queue != cfg.Queue {
+			also = append(also, queue)
+		}
+	}
+	return also
+}
+
+// whyNotAll returns why a lease does not have all queues. Caller holds d.mu.
+func (d *device) whyNotAll(l *lease) string {
+	switch {
+	case l.info.Mode == xdpnic.ModeZeroCopy:
+		return "it is a zero-copy queue"
+	case d.inputs > 1+xdpnic.MaxAlsoQueues:
+		return fmt.Sprintf("the interface has %d queues, of at most %d", d.inputs, 1+xdpnic.MaxAlsoQueues)
+	case d.oneQueue:
+		return "the program is attached since an earlier version, which has one queue for a VI"
+	}
+	return "other programs have some of them, or the user's quota allows no more"
+}
+
+// ruleWorks reports whether the NIC can put a UDP port on a queue by a rule.
+func (d *device) ruleWorks(port uint16) bool {
+	nic, err := d.open(d.router.Name())
+	if err != nil {
+		return false
+	}
+	defer nic.Close()
+	return steer.Works(nic, port, 0) == nil
 }
 
 func (l *lease) steerPort(cfg kagent.Config) (err error) {
@@ -58,7 +117,11 @@ func (l *lease) steerPort(cfg kagent.Config) (err error) {
 	if err := l.openNIC(); err != nil {
 		return err
 	}
-	if l.steering, err = steer.Port(l.nic, cfg.Port, l.queueID, cfg.Steer); err != nil {
+	how := cfg.Steer
+	if how == steer.All { // which it could not have
+		how = steer.Rules
+	}
+	if l.steering, err = steer.Port(l.nic, cfg.Port, l.queueID, how); err != nil {
 		return errors.Join(err, l.closeNIC())
 	}
 	l.info.Steered = l.steering.How.String()
@@ -107,12 +170,15 @@ func (l *lease) unsteer() error {
 }
 
 func (l *lease) openNIC() (err error) {
-	open := l.dev.openSteered
-	if open == nil {
-		open = func(name string) (steered, error) { return steer.Open(name) }
-	}
-	l.nic, err = open(l.info.Interface)
+	l.nic, err = l.dev.open(l.info.Interface)
 	return err
+}
+
+func (d *device) open(name string) (steered, error) {
+	if d.openSteered != nil {
+		return d.openSteered(name)
+	}
+	return steer.Open(name)
 }
 
 func (l *lease) closeNIC() error {

@@ -2,7 +2,9 @@ package device
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -13,23 +15,50 @@ import (
 
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/route"
 	"viaxdp/internal/base/steer"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
 
-// fakeSteered has an indirection table and no classifier.
+// fakeSteered has an indirection table, and no classifier unless rules is set.
 type fakeSteered struct {
+	rules bool
+	in    map[uint32]steer.Rule
+
 	table  []uint32
 	closed int
 	off    bool // the classifier, which it then has
 }
 
-func (f *fakeSteered) Rules() (map[uint32]steer.Rule, error) { return nil, unix.EOPNOTSUPP }
-func (f *fakeSteered) Insert(steer.Rule) (uint32, error)     { return 0, unix.EOPNOTSUPP }
+func (f *fakeSteered) Rules() (map[uint32]steer.Rule, error) { return maps.Clone(f.in), f.lacks() }
 func (f *fakeSteered) InsertAt(uint32, steer.Rule) error     { return unix.EOPNOTSUPP }
-func (f *fakeSteered) Delete(uint32) error                   { return unix.EOPNOTSUPP }
-func (f *fakeSteered) Table() ([]uint32, error)              { return slices.Clone(f.table), nil }
+
+// lacks is the error of all calls about rules.
+func (f *fakeSteered) lacks() error {
+	if f.rules {
+		return nil
+	}
+	return unix.EOPNOTSUPP
+}
+
+func (f *fakeSteered) Insert(r steer.Rule) (at uint32, err error) {
+	if err := f.lacks(); err != nil {
+		return 0, err
+	}
+	if f.in == nil {
+		f.in = make(map[uint32]steer.Rule)
+	}
+	at = uint32(len(f.in))
+	f.in[at] = r
+	return at, nil
+}
+
+func (f *fakeSteered) Delete(at uint32) error {
+	delete(f.in, at)
+	return f.lacks()
+}
+func (f *fakeSteered) Table() ([]uint32, error) { return slices.Clone(f.table), nil }
 func (f *fakeSteered) SetTable(t []uint32) error {
 	if len(t) == 0 {
 		t = []uint32{0, 1, 0, 1}
@@ -191,5 +220,132 @@ func TestSteeringVeth(t *testing.T) {
 	info := mustOpen(t, ns, cfg).Info()
 	if info.Steered != "" || !slices.ContainsFunc(info.Notes, func(n string) bool { return strings.Contains(n, "a veth takes those") }) {
 		t.Errorf("%q, %q", info.Steered, info.Notes)
+	}
+}
+
+// With SteerAll a VI gets frames from all queues, in the one process and in two handles. Its slots are not another lease's, and
+// nobody else gets a queue.
+func TestAllQueues(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{Queues: 9})
+	native := func(n *nstest.NS, queue int) Config {
+		cfg := small(n)
+		cfg.Mode, cfg.RequireMode, cfg.Queue, cfg.ArenaBytes = xdpnic.ModeNative, true, queue, 8<<20
+		return cfg
+	}
+	cfg := native(bn, 2)
+	cfg.Steer = kagent.SteerAll
+	b := mustOpen(t, bn, cfg)
+	if i := b.Info(); i.Steered != "all" || i.Queue != 2 || len(i.NIC.AlsoQueues) != 8 {
+		t.Fatalf("queue %d and %d, steered %q, notes %q", i.Queue, i.NIC.AlsoQueues, i.Steered, i.Notes)
+	}
+	for _, queue := range []int{2, 3, kagent.AnyQueue} {
+		if _, err := openOn(t, bn, native(bn, queue)); !errors.Is(err, kagent.ErrQueueInUse) {
+			t.Errorf("queue %d: %v", queue, err)
+		}
+		shared := native(bn, queue)
+		shared.ShareQueue = true
+		if l := mustOpen(t, bn, shared); l.Queue() != b.Queue() {
+			t.Errorf("queue %d is another one", queue)
+		}
+	}
+	num, err := b.NewVI()
+	nstest.Must(t, err)
+	key := kagent.NewKey()
+	for queue := range 9 {
+		a := mustOpen(t, an, native(an, queue))
+		p, err := a.Path(deadline(t, waitLimit), netip.Addr{}, bn.IPv4)
+		nstest.Must(t, err)
+		if queue == 0 {
+			nstest.Must(t, b.Enter(num, key, p.Src))
+		}
+		if !sendFrame(t, a, b, p, num, key) {
+			t.Errorf("the frame on queue %d did not come", queue)
+		}
+		if sendFrame(t, a, b, p, num, key+1) {
+			t.Errorf("queue %d: a frame with the wrong key came", queue)
+		}
+	}
+	if s := b.dev.demux.Slots(); len(s) != 9 {
+		t.Errorf("slots %d", s)
+	}
+	if l, ok := b.dev.status(); !ok || !slices.Equal(l.Leases[0].AlsoQueues, []int{0, 1, 3, 4, 5, 6, 7, 8}) {
+		t.Errorf("status %+v", l)
+	}
+}
+
+// If another program has one of the queues, a handle gets its own, and says why it has no more.
+func TestAllQueuesTaken(t *testing.T) {
+	ns, peer := nstest.Pair(t, nstest.Options{Queues: 2})
+	var foreign *xdpnic.Queue
+	nstest.Must(t, ns.Do(func() (err error) {
+		foreign, err = xdpnic.Open(xdpnic.Config{Ifindex: ns.Index, QueueID: 1, Mode: xdpnic.ModeNative})
+		return err
+	}))
+	defer foreign.Close()
+	all := small(ns)
+	all.Mode, all.RequireMode, all.Steer, all.Queue = xdpnic.ModeNative, true, kagent.SteerAll, kagent.AnyQueue
+	l := mustOpen(t, ns, all)
+	notes := strings.Join(l.Info().Notes, "\n")
+	if l.Info().Queue != 0 || len(l.Info().NIC.AlsoQueues) != 0 || !strings.Contains(notes, "does not receive from the other queues") || !strings.Contains(notes, "queue 1") {
+		t.Errorf("%+v", l.Info())
+	}
+	// Two handles of one process.
+	first := small(peer)
+	first.Mode, first.RequireMode, first.Queue = xdpnic.ModeNative, true, 0
+	mustOpen(t, peer, first)
+	all.Interface = peer.Name
+	second := mustOpen(t, peer, all)
+	if i := second.Info(); i.Queue != 1 || len(i.NIC.AlsoQueues) != 0 || !strings.Contains(strings.Join(i.Notes, "\n"), "other programs have some of them") {
+		t.Errorf("%+v", i)
+	}
+	// In generic mode a veth has one queue, and nothing to say.
+	generic := small(ns)
+	generic.Mode, generic.RequireMode, generic.Steer = xdpnic.ModeGeneric, true, kagent.SteerAll
+	nstest.Must(t, l.Close())
+	if i := mustOpen(t, ns, generic).Info(); len(i.NIC.AlsoQueues) != 0 || i.Queue != 0 {
+		t.Errorf("%+v", i)
+	}
+}
+
+// By default a handle takes all queues of a NIC that has a few and no rules, if they are free.
+func TestAllQueuesByDefault(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(d *device, cfg *Config, nic *fakeSteered)
+		want   []int
+	}{
+		"no rules":               {func(*device, *Config, *fakeSteered) {}, []int{1, 2}},
+		"rules":                  {func(_ *device, _ *Config, nic *fakeSteered) { nic.rules = true }, nil},
+		"one queue":              {func(d *device, _ *Config, _ *fakeSteered) { d.inputs = 1 }, nil},
+		"many queues":            {func(d *device, _ *Config, _ *fakeSteered) { d.inputs = 5 }, nil},
+		"many queues, all":       {func(d *device, cfg *Config, _ *fakeSteered) { d.inputs, cfg.Steer = 5, kagent.SteerAll }, []int{1, 2, 3, 4}},
+		"more than there can be": {func(d *device, cfg *Config, _ *fakeSteered) { d.inputs, cfg.Steer = 17, kagent.SteerAll }, nil},
+		"rules, all":             {func(_ *device, cfg *Config, nic *fakeSteered) { nic.rules, cfg.Steer = true, kagent.SteerAll }, []int{1, 2}},
+		"a queue is named":       {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.Queue = 1 }, nil},
+		"a queue is named, all":  {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.Queue, cfg.Steer = 1, kagent.SteerAll }, []int{0, 2}},
+		"off":                    {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.Steer = kagent.SteerOff }, nil},
+		"table":                  {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.Steer = kagent.SteerByRSS }, nil},
+		"veth":                   {func(d *device, _ *Config, _ *fakeSteered) { d.driver = "veth" }, nil},
+		"a queue is taken":       {func(d *device, _ *Config, _ *fakeSteered) { newLease(d, 2) }, nil},
+		"no more than one":       {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.OneQueue, cfg.Steer = true, kagent.SteerAll }, nil},
+		"of an earlier agent":    {func(d *device, cfg *Config, _ *fakeSteered) { d.oneQueue, cfg.Steer = true, kagent.SteerAll }, nil},
+		"the NIC cannot be asked": {func(d *device, _ *Config, _ *fakeSteered) {
+			d.openSteered = func(string) (steered, error) { return nil, unix.EMFILE }
+		}, []int{1, 2}},
+	} {
+		nic := &fakeSteered{}
+		d := &device{driver: "virtio_net", inputs: 3, queues: 3, leases: make(map[int]*lease), opening: make(map[int]*lease),
+			router:      route.New(nil, "eth0", 2, 4793),
+			openSteered: func(string) (steered, error) { return nic, nil }}
+		cfg := Config{Config: kagent.Config{Queue: kagent.AnyQueue, Port: 4793}}
+		c.change(d, &cfg, nic)
+		queue := max(cfg.Queue, 0)
+		if got := d.alsoQueues(&cfg); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		} else if got != nil && cfg.Queue != queue {
+			t.Errorf("%s: queue %d, want %d", name, cfg.Queue, queue)
+		}
+		if nic.rules && len(nic.in) > 0 {
+			t.Errorf("%s: rules %v stay", name, nic.in)
+		}
 	}
 }

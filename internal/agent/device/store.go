@@ -99,6 +99,7 @@ type nicRecord struct {
 	MaxVIs   int
 	Attached bool
 	Generic  bool
+	Queues   bool // the program knows VIs with several queues
 }
 
 // leaseRecord is what Restore needs for a queue that was handed out.
@@ -110,7 +111,7 @@ type leaseRecord struct {
 	Tag         []byte       // HandOut's
 	Steering    *steer.State // of the NIC; nil: not steered to this queue
 
-	// Of a queue that processes share. A third file is the socket.
+	// Of a queue that processes share. The files after the second are the sockets.
 	Partition int                  `json:",omitempty"`
 	Group     *kagent.QueueMessage `json:",omitempty"` // of the first process; nil: the queue is not shared
 	Sealed    bool                 `json:",omitempty"`
@@ -149,7 +150,7 @@ func (d *device) keep() error {
 	}
 	r := nicRecord{
 		Index: d.key.index, Port: d.key.port, MaxVIs: d.maxVIs,
-		Attached: d.attached, Generic: d.attached && attachMode(genericMode) == d.mode,
+		Queues: !d.oneQueue, Attached: d.attached, Generic: d.attached && attachMode(genericMode) == d.mode,
 	}
 	var err error
 	if cerr := d.udp.Control(func(fd uintptr) {
@@ -181,8 +182,8 @@ func (l *lease) keep(tag []byte, alive int) error {
 	if g := l.group; g != nil {
 		m := kagent.NewQueueMessage(g.of)
 		r.Partition, r.Group, r.Sealed = l.partition, &m, g.sealed
-		return fds.With(g.memory, func(memory int) error {
-			return fds.With(l.socket, func(socket int) error { return store(alive, memory, socket) })
+		return fds.WithAll(append([]*os.File{g.memory}, l.sockets...), func(memoryAndSockets []int) error {
+			return store(append([]int{alive}, memoryAndSockets...)...)
 		})
 	}
 	if l.memory == nil {
@@ -266,16 +267,16 @@ func (l *Local) endKept() {
 
 // Handout is a queue to be passed to another process.
 type Handout struct {
-	Socket *os.File // the AF_XDP socket
-	Memory *os.File // memfd of the registered memory
-	Queue  kagent.QueueMessage
-	Info   kagent.InfoMessage
+	Sockets []*os.File // the AF_XDP socket, and those of Queue.Config.AlsoQueues
+	Memory  *os.File   // memfd of the registered memory
+	Queue   kagent.QueueMessage
+	Info    kagent.InfoMessage
 }
 
 // Close closes the files.
 func (h *Handout) Close() {
-	_ = h.Socket.Close()
-	_ = h.Memory.Close()
+	fds.CloseFiles(h.Sockets...)
+	fds.CloseFiles(h.Memory)
 }
 
 var errNotShared = errors.New("the queue is shared in this process, handed out, or its memory cannot be mapped by others")
@@ -300,14 +301,14 @@ func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 		return nil, l.fail("hand out", netip.Addr{}, err)
 	}
 	h := &Handout{Queue: kagent.NewQueueMessage(q), Info: s.info.Message()}
-	if h.Socket, err = fds.DupFile(s.queue.FD(), "xdp"); err != nil {
+	if h.Sockets, err = s.dupSockets(); err != nil {
 		return nil, l.fail("hand out", netip.Addr{}, err)
 	}
 	if s.group != nil {
 		return l.handOutMember(h, tag, alive)
 	}
 	if h.Memory, err = fds.DupFile(s.arena.FD(), "umem"); err != nil {
-		_ = h.Socket.Close()
+		h.Close()
 		return nil, l.fail("hand out", netip.Addr{}, err)
 	}
 	if s.memory, err = fds.DupFile(s.arena.FD(), "umem"); err != nil {
@@ -322,6 +323,19 @@ func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
 	return h, nil
 }
 
+// dupSockets returns duplicates of the queue's sockets.
+func (l *lease) dupSockets() (all []*os.File, err error) {
+	for _, fd := range l.queue.FDs() {
+		f, err := fds.DupFile(fd, "xdp")
+		if err != nil {
+			fds.CloseFiles(all...)
+			return nil, err
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}
+
 // handOutMember is the rest of HandOut for a queue that processes share. Caller holds d.mu.
 func (l *Local) handOutMember(h *Handout, tag []byte, alive int) (_ *Handout, err error) {
 	s := l.lease
@@ -330,10 +344,10 @@ func (l *Local) handOutMember(h *Handout, tag []byte, alive int) (_ *Handout, er
 		return err
 	})
 	if err != nil {
-		_ = h.Socket.Close()
+		h.Close()
 		return nil, l.fail("hand out", netip.Addr{}, err)
 	}
-	if s.socket, err = fds.DupFile(s.queue.FD(), "xdp"); err == nil {
+	if s.sockets, err = s.dupSockets(); err == nil {
 		err = s.keep(tag, alive)
 	}
 	err = errors.Join(err, s.queue.Close())

@@ -123,7 +123,7 @@ func (l *link) drain() {
 // maxMessage bounds a message in bytes, maxFiles the descriptors beside it.
 const (
 	maxMessage = 64 << 10
-	maxFiles   = 16
+	maxFiles   = 32
 )
 
 var errTooLong = errors.New("a message is too long")

@@ -42,6 +42,7 @@ type Config struct {
 	// Steer is how the NIC of an interface with several queues is made to put frames for Port on
 	// the leased queue: by a rule of its classifier, by the indirection table of its hash, which
 	// moves all traffic, or not at all. It is undone when the queue is given back.
+	// With SteerAll the handle instead has a socket on each queue, and all are leased to it.
 	Steer Steering
 
 	// Sealed: every connection of the program has a pre-shared key. Such a program shares a queue only with others.
@@ -54,14 +55,16 @@ type Config struct {
 // Steering is how Config.Steer may change the NIC.
 type Steering = steer.How
 
-// The values, from the smallest change to the largest; SteerByRules is the default.
+// The values. SteerByRules is the default: where it fails because the NIC has no rules, and the interface has few queues that
+// are free, it is SteerAll.
 const (
 	SteerByRules = steer.Rules // a rule of the flow classifier, for the one port
 	SteerByRSS   = steer.RSS   // where there are no rules, the hash's indirection table, for all traffic
 	SteerOff     = steer.Off   // nothing is changed
+	SteerAll     = steer.All   // nothing is changed; the handle receives from all queues of the interface
 )
 
-// ParseSteering reads the names "rules", "rss" and "off".
+// ParseSteering reads the names "rules", "rss", "off" and "all".
 func ParseSteering(s string) (Steering, error) { return steer.Parse(s) }
 
 func (c Config) WithDefaults() (Config, error) {
@@ -110,7 +113,7 @@ func (c Config) PinnedBytes() int {
 
 // PinnedBytes returns the memory that the queue takes as long as its socket exists: the arena, and the
 // kernel's rings.
-func (i *Info) PinnedBytes() int { return i.Arena.Size + i.NIC.Rings.Bytes() }
+func (i *Info) PinnedBytes() int { return i.Arena.Size + i.NIC.RingBytes() }
 
 // Info is what Open got. It does not change.
 type Info struct {
@@ -125,7 +128,7 @@ type Info struct {
 	Mode     xdpnic.Mode      // reached
 	Attempts []xdpnic.Attempt // each mode that was tried, with the error of those refused
 	Notes    []string         // what the user of this interface should know
-	Steered  string           // how frames are steered to the queue: "rules", "rss", or "" if nothing was changed
+	Steered  string           // how frames come to the handle: steered by "rules" or "rss", by a socket on "all" queues, or "" if nothing was done
 
 	NIC    xdpnic.Info
 	Arena  hugepages.Info

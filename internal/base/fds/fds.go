@@ -21,6 +21,18 @@ func With(c syscall.Conn, f func(fd int) error) error {
 	return errors.Join(cerr, err)
 }
 
+// WithAll is With for several files.
+func WithAll(files []*os.File, f func(fds []int) error) error {
+	return withAll(files, nil, f)
+}
+
+func withAll(files []*os.File, before []int, f func(fds []int) error) error {
+	if len(files) == 0 {
+		return f(before)
+	}
+	return With(files[0], func(fd int) error { return withAll(files[1:], append(before, fd), f) })
+}
+
 // Dup returns a copy of a file's descriptor, closed on exec.
 func Dup(c syscall.Conn) (dup int, err error) {
 	dup = -1

@@ -14,24 +14,25 @@ const (
 	Rules How = iota // rules only
 	RSS              // rules, or the indirection table if rules fail
 	Off              // none
+	All              // none: the owner receives from all queues
 )
 
 // String is the name on a command line.
 func (h How) String() string {
-	if h > Off {
+	if h > All {
 		return fmt.Sprintf("How(%d)", uint8(h))
 	}
-	return [...]string{Rules: "rules", RSS: "rss", Off: "off"}[h]
+	return [...]string{Rules: "rules", RSS: "rss", Off: "off", All: "all"}[h]
 }
 
 // Parse reads what String writes.
 func Parse(s string) (How, error) {
-	for h := Rules; h <= Off; h++ {
+	for h := Rules; h <= All; h++ {
 		if s == h.String() {
 			return h, nil
 		}
 	}
-	return 0, fmt.Errorf("steering %q: want rules, rss or off", s)
+	return 0, fmt.Errorf("steering %q: want rules, rss, off or all", s)
 }
 
 // Rule puts frames on a queue: UDP to a port, over IPv4 or IPv6.
@@ -87,7 +88,7 @@ func Resume(nic NIC, queue int, was State) *Steering {
 
 // Port steers a UDP port to a queue. Its error gives the reason why each means failed.
 func Port(nic NIC, port uint16, queue int, how How) (*Steering, error) {
-	if how == Off {
+	if how == Off || how == All {
 		return nil, errors.New("steering is off")
 	}
 	s := &Steering{State: State{Port: port}, queue: queue, nic: nic}
@@ -107,6 +108,15 @@ func Port(nic NIC, port uint16, queue int, how How) (*Steering, error) {
 		err = errors.Join(err, fmt.Errorf("indirection table: %w", rss))
 	}
 	return nil, err
+}
+
+// Works returns why a UDP port cannot be steered by rules; nil: it can. It inserts rules for a queue and removes them.
+func Works(nic NIC, port uint16, queue int) error {
+	s, err := Port(nic, port, queue, Rules)
+	if err != nil {
+		return err
+	}
+	return s.Undo()
 }
 
 // rules inserts one rule for each version of IP. That of IPv6 may fail, since not every classifier supports it.
