@@ -19,7 +19,7 @@ import (
 // words are the variables that are one of some words.
 var words = map[string][]string{
 	"VIA_MULTIBUFFER": {"0", "1"}, "VIA_PACKING": {"0", "1"}, "VIA_CHECKSUM": {"0", "1"}, "VIA_POLL_PAUSE": {"0", "1"},
-	"VIA_MODE": {"auto", "generic", "native", "zero-copy"}, "VIA_STEERING": {"rules", "rss", "off"},
+	"VIA_MODE": {"auto", "generic", "native", "zero-copy"}, "VIA_STEERING": {"rules", "rss", "off", "all"},
 	"VIA_HUGEPAGES": {"auto", "require", "avoid"}, "VIA_CONGESTION": {"default", "delay", "cubic"},
 }
 

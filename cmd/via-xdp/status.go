@@ -119,6 +119,9 @@ func printResources(out io.Writer, c *status.Report, kind string) {
 			switch kind {
 			case "nic":
 				queue := strconv.Itoa(n.Queue)
+				for _, also := range n.AlsoQueues {
+					queue += "," + strconv.Itoa(also)
+				}
 				if n.Processes > 0 {
 					queue += fmt.Sprintf(" (process %d of %d)", 1+n.Process, n.Processes)
 				}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/steer"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/pairtest"
@@ -26,7 +28,8 @@ import (
 
 // TestQueuesOfNICs tests NICs with VIA_NICS_QUEUES queues, whose hash selects the queue of an incoming frame. A
 // lease steers the frames to its queue, by a rule or the indirection table, and undoes that. Frames on a queue
-// other than the VI's are counted. VIs on two queues work at the same time.
+// other than the VI's are counted. VIs on two queues work at the same time. A handle on all queues receives wherever the
+// hash puts the frames.
 func TestQueuesOfNICs(t *testing.T) {
 	na, nb, name := nstest.NICs(t)
 	mode, err := xdpnic.ParseMode(name)
@@ -87,6 +90,29 @@ func TestQueuesOfNICs(t *testing.T) {
 	}
 
 	// From here on the table is the test's.
+	t.Run("all queues", func(t *testing.T) {
+		a, b := open(t, na, 1, vipl.SteerAll), open(t, nb, kagent.AnyQueue, vipl.SteerByRules) // which no emulated NIC has
+		if mode == xdpnic.ModeZeroCopy {
+			if info := a.NIC.Info(); info.Steered != "" || !slices.ContainsFunc(info.Notes, func(n string) bool { return strings.Contains(n, "zero-copy queue") }) {
+				t.Errorf("steered %q, notes %q", info.Steered, info.Notes)
+			}
+			return
+		}
+		if info := b.NIC.Info(); info.Steered != "all" && info.Steered != "rules" {
+			t.Errorf("by default: steered %q, notes %q", info.Steered, info.Notes)
+		}
+		a, b = pairtest.Join(t, a, b, nb.IPv4, vipl.ReliableDelivery)
+		before := wrongQueue(t, a, b)
+		for i := range 8 {
+			for side, ns := range []*nstest.NS{na, nb} {
+				tables[ns].set(t, func(int) bool { return i>>side&1 == 1 })
+			}
+			exchange(t, a, b, 10)
+		}
+		if now := wrongQueue(t, a, b); now != before {
+			t.Errorf("%d frames came in on another queue", now-before)
+		}
+	})
 	var ends [2][2]*pairtest.End // by queue, side
 	for queue := range ends {
 		for side, ns := range []*nstest.NS{na, nb} {
@@ -193,7 +219,7 @@ func wrongQueue(t *testing.T, sides ...*pairtest.End) (sum uint64) {
 	return sum
 }
 
-// table is the indirection table of a NIC; the test's end puts it back.
+// table is the indirection table of a NIC; the test's end makes it the kernel's again.
 type table struct {
 	nic  *steer.Interface
 	size int
@@ -208,10 +234,9 @@ func openTable(t *testing.T, ns *nstest.NS) *table {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	was := x.get(t)
-	x.size = len(was)
+	x.size = len(x.get(t))
 	t.Cleanup(func() {
-		nstest.Check(t, x.nic.SetTable(was))
+		nstest.Check(t, x.nic.SetTable(nil)) // the default, as it was: with a table that was set, the kernel refuses fewer queues
 		nstest.Check(t, x.nic.Close())
 	})
 	return x

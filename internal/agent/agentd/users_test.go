@@ -149,23 +149,32 @@ func TestActivated(t *testing.T) {
 }
 
 // overAgents has two agents open NICs, each two at the ends of a veth pair of their own. When they are closed,
-// nothing of them may be left. If joined, another process has each queue already, which they share.
-func overAgents(t *testing.T, joined bool) vipltest.Config {
-	a, b := pair(t, nstest.Options{}, agentConfig{})
+// nothing of them may be left. If joined, another process has each queue already, which they share. With several queues,
+// a veth in native mode, the ends send on different ones, and receive from all.
+func overAgents(t *testing.T, joined bool, queues int) vipltest.Config {
+	a, b := pair(t, nstest.Options{}, agentConfig{Processes: 2})
 	pairs := 0
 	open := func(t testing.TB, silence time.Duration) (nics []*vipl.NIC, ends []*nstest.NS) {
 		pairs++
-		na, nb := nstest.Another(t, a.ns, b.ns, pairs, nstest.Options{})
+		na, nb := nstest.Another(t, a.ns, b.ns, pairs, nstest.Options{Queues: queues})
 		ends = []*nstest.NS{na, nb}
 		for i, g := range []*agent{a, b} {
 			leave := func() {}
 			if joined {
 				first := g.raw(t).hello()
-				_, err := first.use(openOf(ends[i].Name, xdpnic.ModeAuto, false))
+				open := openOf(ends[i].Name, xdpnic.ModeAuto, false)
+				if queues > 1 {
+					open.Open.Queue, open.Open.Mode, open.Open.Steer = i, xdpnic.ModeNative, kagent.SteerAll
+				}
+				_, err := first.use(open)
 				nstest.Must(t, err)
 				leave = func() { first.c.Close() }
 			}
-			n, err := vipl.OpenNIC(ends[i].Name, vipl.WithAgent(g.socket), vipl.WithArena(48<<20), vipl.WithSilence(silence))
+			opts := []vipl.Option{vipl.WithAgent(g.socket), vipl.WithArena(48 << 20), vipl.WithSilence(silence)}
+			if queues > 1 {
+				opts = append(append(opts, allQueues()...), vipl.WithQueue(i))
+			}
+			n, err := vipl.OpenNIC(ends[i].Name, opts...)
 			nstest.Must(t, err)
 			if part := n.Info().NIC.Sharing.Partition; part > 0 != joined {
 				t.Fatalf("the NIC is process %d of its queue", part)
@@ -206,7 +215,7 @@ func overAgents(t *testing.T, joined bool) vipltest.Config {
 
 // Every rule of the VIPL holds for a NIC that an agent has opened.
 func TestConformance(t *testing.T) {
-	c := overAgents(t, false)
+	c := overAgents(t, false, 1)
 	if testing.Short() { // what the agent has most part in
 		c.Groups = []string{"client-server", "peer-to-peer"}
 	}
@@ -215,10 +224,20 @@ func TestConformance(t *testing.T) {
 
 // Every rule about data holds for a NIC that shares its queue with another process.
 func TestConformanceShared(t *testing.T) {
-	c := overAgents(t, true)
+	c := overAgents(t, true, 1)
 	c.Groups = []string{"send-receive", "rdma-write", "rdma-read", "reliability", "cq", "local"}
 	if testing.Short() {
 		c.Groups = []string{"send-receive", "local"}
+	}
+	vipltest.Run(t, c)
+}
+
+// Nor does it matter on which queue a frame comes in.
+func TestConformanceAllQueues(t *testing.T) {
+	c := overAgents(t, true, 2)
+	c.Groups = []string{"send-receive", "rdma-write", "reliability"}
+	if testing.Short() {
+		c.Groups = []string{"send-receive"}
 	}
 	vipltest.Run(t, c)
 }

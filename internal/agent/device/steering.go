@@ -62,9 +62,6 @@ func (l *lease) steer(cfg kagent.Config) {
 		l.queueID, cfg.Port, err, on, l.info.Interface, l.info.Interface)
 }
 
-// autoQueues is the number of queues up to which a handle receives from all of them without being told to.
-const autoQueues = 4
-
 // alsoQueues returns the queues that a lease is to have beside its own, which it chooses then; nil: none. With SteerAll, or
 // by default if the NIC has no rules and a few queues, a lease has all that receive, unless another one has any. Caller holds
 // d.mu and is on a thread of the interface's namespace.
@@ -73,7 +70,7 @@ func (d *device) alsoQueues(cfg *Config) (also []int) {
 		return nil
 	}
 	if cfg.Steer != kagent.SteerAll && (cfg.Steer != kagent.SteerByRules || cfg.Queue != kagent.AnyQueue ||
-		d.driver == "veth" || d.inputs > autoQueues || d.ruleWorks(cfg.Port)) {
+		d.driver == "veth" || d.inputs > kagent.AutoQueues || d.ruleWorks(cfg.Port)) {
 		return nil
 	}
 	if cfg.Queue == kagent.AnyQueue {

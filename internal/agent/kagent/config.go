@@ -55,8 +55,11 @@ type Config struct {
 // Steering is how Config.Steer may change the NIC.
 type Steering = steer.How
 
-// The values. SteerByRules is the default: where it fails because the NIC has no rules, and the interface has few queues that
-// are free, it is SteerAll.
+// AutoQueues is the number of queues up to which a handle receives from all of them without being told to.
+const AutoQueues = 4
+
+// The values. SteerByRules is the default. If the NIC has no rules, and the interface at most AutoQueues queues, which are all
+// free, it is SteerAll.
 const (
 	SteerByRules = steer.Rules // a rule of the flow classifier, for the one port
 	SteerByRSS   = steer.RSS   // where there are no rules, the hash's indirection table, for all traffic

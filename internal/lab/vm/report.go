@@ -97,6 +97,7 @@ func judge(events []plan.Event, asked task) *outcome {
 	o.facts = parseFacts(by[stepNIC].Stdout)
 	o.countTests(by[stepConformance])
 	o.countTests(by[stepQueues])
+	o.countTests(by[stepCopied])
 	o.countTests(by[stepAgent])
 	o.wantTest(by[stepAgent], agentTest)
 	for _, name := range frameTests {

@@ -16,6 +16,7 @@ const (
 	stepNIC         = "xdpnic tests"
 	stepConformance = "conformance suite, data part"
 	stepQueues      = "several queues"
+	stepCopied      = "several queues, native"
 	stepAgent       = "agent, memory of zero-copy queues"
 )
 
@@ -104,10 +105,13 @@ func (o task) plan() plan.Plan {
 		{Name: stepAgent, Argv: []string{"/agentd.test", "-test.v", "-test.run", "^" + agentTest + "$"}, Env: env, Limit: 120 * time.Second},
 	}}
 	if queues > 1 {
-		p.Steps = append(p.Steps, plan.Step{
-			Name: stepQueues, Argv: []string{"/vipltest.test", "-test.v", "-test.run", "^TestQueuesOfNICs$"},
-			Env: append(env[:2:2], fmt.Sprint("VIA_NICS_QUEUES=", queues)), Limit: 60 * time.Second,
-		})
+		argv := []string{"/vipltest.test", "-test.v", "-test.run", "^TestQueuesOfNICs$"}
+		env := append(env[:2:2], fmt.Sprint("VIA_NICS_QUEUES=", queues))
+		p.Steps = append(p.Steps, plan.Step{Name: stepQueues, Argv: argv, Env: env, Limit: 60 * time.Second})
+		if mode != native { // in which a handle may receive from all
+			env = append(slices.Clone(env), "VIA_NICS_MODE="+native)
+			p.Steps = append(p.Steps, plan.Step{Name: stepCopied, Argv: argv, Env: env, Limit: 60 * time.Second})
+		}
 	}
 	if o.short {
 		p.Steps = slices.DeleteFunc(p.Steps, func(s plan.Step) bool { return s.Name == stepConformance })

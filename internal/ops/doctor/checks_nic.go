@@ -7,6 +7,7 @@ import (
 
 	"viaxdp/bpf"
 	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
 	"viaxdp/internal/ops/undo"
 	"viaxdp/xdpnic"
@@ -146,12 +147,15 @@ func checkQueues(_ *Host, n *NIC) []Finding {
 	case len(n.RSSQueues) == 1:
 		return ok(fmt.Sprintf("%d queues, and frames go to queue %d", n.RxQueues, n.RSSQueues[0]))
 	}
+	on, there := n.Features[ntuple]
+	if n.RxQueues <= kagent.AutoQueues && n.Features != nil && !on && (!there || n.Fixed[ntuple]) && !n.Has("xsk-zerocopy") {
+		return ok(fmt.Sprintf("%d queues, and no classifier: a NIC handle receives from all of them", n.RxQueues))
+	}
 	used := "any of them, so far as can be seen"
 	if n.RSSQueues != nil {
 		used = fmt.Sprintf("%d of them", len(n.RSSQueues))
 	}
 	command := "ethtool -X " + n.word() + " equal 1"
-	on, there := n.Features[ntuple]
 	f := Finding{Level: Warning, Cause: fmt.Sprintf("%d queues, and frames are spread over %s", n.RxQueues, used),
 		Consequence: "a frame that comes in on another queue than its VI's is dropped (counter queue of the demux program)", Command: command}
 	switch {

@@ -155,6 +155,12 @@ var ailments = []ailment{
 	{"queues", Warning, func(_ *Host, n *NIC) {
 		n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple] = []int{0, 1}, false, true
 	}, "over 2 of them", "ethtool -X eth0 equal 1", "", nil},
+	{"queues", Warning, func(_ *Host, n *NIC) { // which a zero-copy queue would not receive
+		n.RxQueues, n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple] = 2, []int{0, 1}, false, true
+	}, "over 2 of them", "ethtool -X eth0 equal 1", "", nil},
+	{"queues", OK, func(_ *Host, n *NIC) {
+		n.RxQueues, n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple], n.XDP = 2, []int{0, 1}, false, true, []string{"basic", "redirect", "rx-sg"}
+	}, "receives from all of them", "", "", []string{"zero-copy"}},
 	{"queues", Info, func(_ *Host, n *NIC) { n.Kind = "veth"; n.Peer = &Peer{Seen: true, Program: true} }, "8 queues", "native", "", nil},
 	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-lro"] = true }, "rx-lro", "ethtool -K eth0 lro off", "eth0 feature rx-lro=off", nil},
 	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-gro-list"] = true }, "rx-gro-list", "rx-gro-list off", "eth0 feature rx-gro-list=off", nil},
