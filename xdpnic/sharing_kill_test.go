@@ -154,7 +154,8 @@ func (x *echoes) round(t *testing.T, to *nstest.NS) {
 }
 
 // Eight processes share a queue under load. One after the other is killed, or stopped for a time, at any instruction. The
-// others lose no frame and go on, and afterwards every chunk is in its place. VIA_KILLS sets the number of kills.
+// others lose no frame and go on, and afterwards every chunk is in its place. VIA_KILLS sets the number of
+// both, and VIA_STOP how long a process is stopped.
 func TestSharingKills(t *testing.T) {
 	const processes = 8
 	na, nb := nstest.Pair(t, nstest.Options{})
@@ -201,6 +202,7 @@ func TestSharingKills(t *testing.T) {
 		}
 		start(k)
 	}
+	stop := testsize.Duration(t, "VIA_STOP", 20*time.Millisecond, 20*time.Millisecond)
 	random := rand.New(rand.NewPCG(testsize.Seed(t), 0))
 	load := func(d time.Duration) {
 		for end := time.Now().Add(d); time.Now().Before(end); {
@@ -225,7 +227,7 @@ func TestSharingKills(t *testing.T) {
 		if kill%4 == 3 { // a process that is stopped is in no other's way
 			unix.Kill(e.cmd.Process.Pid, unix.SIGSTOP)
 			e.stopped = true
-			load(20 * time.Millisecond)
+			load(stop)
 			for o := range processes {
 				if o != k {
 					answer(o)

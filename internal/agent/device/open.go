@@ -515,6 +515,8 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 	if len(free) == 0 {
 		remedy := "end one of them, or give the interface more queues (ethtool -L)"
 		switch {
+		case slices.ContainsFunc(d.sortedLeases(), func(l *lease) bool { return len(l.also) > 0 }):
+			remedy = "end that program, or have it take one queue (steering off), since it receives from all"
 		case oneQueue && d.queues > 1:
 			remedy = fmt.Sprintf("in generic mode a veth has this one; open all programs in native mode, which has all %d, or end it", d.queues)
 		case n == 1:
