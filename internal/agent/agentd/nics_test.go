@@ -18,6 +18,7 @@ import (
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
 
@@ -40,7 +41,7 @@ func TestNICsZeroCopyReads(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := startAgent(t, host, agentConfig{Ifaces: map[string]agentd.Interface{host.Name: {ZeroCopy: c.grant}}})
-			cmd := program(t, 60001, "TestProgramThatReads", "", socketsEnv+"="+g.socket, "AGENTD_TEST_NIC="+host.Name)
+			cmd := program(t, 60001, "TestProgramThatReads", "", socketsEnv+"="+g.socket, nicEnv+"="+host.Name)
 			in, err := cmd.StdinPipe()
 			nstest.Must(t, err)
 			out, err := cmd.StdoutPipe()
@@ -75,6 +76,61 @@ func TestNICsZeroCopyReads(t *testing.T) {
 	}
 }
 
+// TestNICsShared has three programs of a user share the queues of a NIC of a real driver, and talk with a server on another
+// one. One dies, and what the others send arrives; another one takes its place.
+func TestNICsShared(t *testing.T) {
+	host, peer, _ := nstest.NICs(t)
+	const user = 60001
+	cfg := func(ns *nstest.NS) agentConfig {
+		return agentConfig{Ifaces: map[string]agentd.Interface{ns.Name: {Processes: 3}}}
+	}
+	a, b := startAgent(t, host, cfg(host)), startAgent(t, peer, cfg(peer))
+	server := b.nic(vipl.WithSilence(waitLimit), vipl.WithMode(xdpnic.ModeNative, true))
+	answer(t, server, "server")
+	start := func(id int) *sharer {
+		s := startSharer(t, a, peer.IPv4, user, id, nicEnv+"="+host.Name)
+		s.ask(t, "server 0")
+		s.want(t, "done server")
+		return s
+	}
+	talk := func(all ...*sharer) {
+		t.Helper()
+		for _, s := range all {
+			s.ask(t, "talk 10")
+		}
+		for _, s := range all {
+			s.want(t, "done talk")
+		}
+	}
+	all := []*sharer{start(0), start(1), start(2)}
+	talk(all...)
+	leases := a.status(t).NICs[0].Leases
+	queues := make(map[int]bool)
+	for _, l := range leases {
+		queues[l.Queue] = true
+		if l.Processes < 1 || l.Mode != xdpnic.ModeNative.String() {
+			t.Errorf("%+v", l)
+		}
+	}
+	if len(leases) != 3 || len(queues) == 3 {
+		t.Errorf("%d processes on queues %v", len(leases), queues)
+	}
+	for _, s := range all[1:] {
+		s.ask(t, "talk 10")
+	}
+	nstest.Must(t, all[0].cmd.Process.Kill())
+	_ = all[0].cmd.Wait()
+	for _, s := range all[1:] {
+		s.want(t, "done talk")
+	}
+	all[0] = start(0)
+	talk(all...)
+	for _, s := range all {
+		s.ask(t, "end 0")
+		s.want(t, "done end")
+	}
+}
+
 // TestProgramThatReads is a program of TestNICsZeroCopyReads. It only opens all queues, and searches its memory
 // when its standard input ends.
 func TestProgramThatReads(t *testing.T) {
@@ -84,7 +140,7 @@ func TestProgramThatReads(t *testing.T) {
 	}
 	var all []*agentclient.Agent
 	for queue, queues := 0, 1; queue < queues; queue++ {
-		a, err := agentclient.Open(socket, true, kagent.Config{Interface: os.Getenv("AGENTD_TEST_NIC"), Queue: queue, ArenaBytes: 16 << 20})
+		a, err := agentclient.Open(socket, true, kagent.Config{Interface: os.Getenv(nicEnv), Queue: queue, ArenaBytes: 16 << 20})
 		nstest.Must(t, err)
 		defer a.Close()
 		all, queues = append(all, a), a.Info().Queues

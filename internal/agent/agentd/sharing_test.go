@@ -205,7 +205,7 @@ func TestProgramThatShares(t *testing.T) {
 	if os.Getenv(allQueuesEnv) != "" {
 		opts = append(opts, allQueues()...)
 	}
-	n, err := vipl.OpenNIC("via0", opts...)
+	n, err := vipl.OpenNIC(cmp.Or(os.Getenv(nicEnv), "via0"), opts...)
 	if err != nil {
 		fmt.Println(err)
 		t.FailNow()
@@ -254,6 +254,9 @@ func TestProgramThatShares(t *testing.T) {
 
 // allQueuesEnv has TestProgramThatShares receive from all queues.
 const allQueuesEnv = "AGENTD_TEST_ALL_QUEUES"
+
+// nicEnv names the interface of a program; without it, it is via0.
+const nicEnv = "AGENTD_TEST_NIC"
 
 // allQueues are the options of a handle that receives from all queues of a veth.
 func allQueues() []vipl.Option {

@@ -99,7 +99,9 @@ func judge(events []plan.Event, asked task) *outcome {
 	o.countTests(by[stepQueues])
 	o.countTests(by[stepCopied])
 	o.countTests(by[stepAgent])
-	o.wantTest(by[stepAgent], agentTest)
+	for _, name := range agentTests {
+		o.wantTest(by[stepAgent], name)
+	}
 	for _, name := range frameTests {
 		o.wantTest(by[stepNIC], name)
 	}

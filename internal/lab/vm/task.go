@@ -102,7 +102,7 @@ func (o task) plan() plan.Plan {
 		{Name: stepInfo, Argv: []string{"/via-xdp", "info", "--try", "--json", "eth0"}, Limit: 20 * time.Second},
 		{Name: stepNIC, Argv: []string{"/xdpnic.test", "-test.v", "-test.run", "^TestNICs"}, Env: env, Limit: 180 * time.Second},
 		{Name: stepConformance, Argv: []string{"/vipltest.test", "-test.v", "-test.run", dataRules, "-test.skip", silentRules}, Env: env, Limit: 240 * time.Second},
-		{Name: stepAgent, Argv: []string{"/agentd.test", "-test.v", "-test.run", "^" + agentTest + "$"}, Env: env, Limit: 120 * time.Second},
+		{Name: stepAgent, Argv: []string{"/agentd.test", "-test.v", "-test.run", "^(" + strings.Join(agentTests, "|") + ")$"}, Env: env, Limit: 120 * time.Second},
 	}}
 	if queues > 1 {
 		argv := []string{"/vipltest.test", "-test.v", "-test.run", "^TestQueuesOfNICs$"}
@@ -152,8 +152,8 @@ var dataGroups = []string{"descriptors", "send-receive", "rdma-write", "rdma-rea
 // dataRules are their rules, and a test that has none.
 var dataRules = "^(TestNICs|TestLastFramesOfNICs)$/^(" + strings.Join(dataGroups, "|") + ")$"
 
-// agentTest is a test of package agentd.
-const agentTest = "TestNICsZeroCopyReads"
+// agentTests are tests of package agentd.
+var agentTests = []string{"TestNICsZeroCopyReads", "TestNICsShared"}
 
 // frameTests are tests of package xdpnic that fail on a lost frame or a bind in another mode: VIs would
 // resend the frame.
