@@ -33,7 +33,7 @@ import (
 )
 
 const (
-	gsoLeast = 4 // frames; fewer are faster on the TX ring, unless they are long
+	gsoLeast = 3 // frames; fewer are faster on the TX ring, unless they are long
 	gsoFirst = 8 // frames of the first packet of a connection
 	// gsoBytes is how long packets become, so that the peer wakes up for one, and copies it, while the kernel passes on the
 	// next. Generic XDP makes a packet contiguous; the kernel finds 32 KB quickly (PAGE_ALLOC_COSTLY_ORDER,

@@ -20,7 +20,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-const gsoLeast = 4 // frames of a packet
+const gsoLeast = 3 // frames of a packet
 
 // pollUntil calls ok until it returns true.
 func pollUntil(t *testing.T, what string, ok func() bool) {
