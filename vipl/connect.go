@@ -184,7 +184,8 @@ func (v *VI) ended(err error) {
 		v.port.flushQueue(v, &v.send, broken{}) // what was posted since the peer's first frame
 		v.state, v.cause = Idle, nil
 		v.port.settleReceives(v) // while connected they would have broken the connection
-	case v.state != ConnectPending:
+	case v.state != ConnectPending: // a frame of the peer came first
+		v.port.tellGSO(v.conn)
 	case v.conn != nil && v.conn.earlyErr != nil:
 		v.state, v.cause, v.lost = Error, v.conn.earlyErr, v.conn.earlyErr
 		v.port.flushQueue(v, &v.recv, broken{})

@@ -41,11 +41,16 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 		p.announce(c)
 		if c.receiver != nil {
 			h.Immediate, h.RemoteHandle = c.receiver.Marks(), wire.AckEchoesMarks
+		} else {
+			h.RemoteHandle = wire.AckOfUnreliable
 		}
 	}
 	h.Window = uint16(p.shares.window)
-	if h.Ack = 0; c.receiver != nil {
+	switch h.Ack = 0; {
+	case c.receiver != nil:
 		h.Ack = c.acked()
+	case kind == wire.KindAck:
+		h.Ack = c.expect
 	}
 	h.Put(b)
 	c.putChecksum(b)

@@ -14,6 +14,9 @@ package vipl
 // Not every path carries such packets, and one is lost whole. So the first one of a connection is short, and the next leaves
 // when it has arrived. Then their length doubles while packets arrive, and is halved when frames are lost. Where that leaves
 // nothing of it, the connection uses the TX ring for a while, and then tries again.
+//
+// The sender of an unreliable VI hears nothing of what arrives. So a frame of the first packet, and of later ones now and
+// then, asks for an acknowledgement. One that does not come in time counts as a loss.
 
 import (
 	"errors"
@@ -30,7 +33,7 @@ import (
 )
 
 const (
-	gsoLeast = 4 // frames; fewer are faster on the TX ring, unless they are long
+	gsoLeast = 3 // frames; fewer are faster on the TX ring, unless they are long
 	gsoFirst = 8 // frames of the first packet of a connection
 	// gsoBytes is how long packets become, so that the peer wakes up for one, and copies it, while the kernel passes on the
 	// next. Generic XDP makes a packet contiguous; the kernel finds 32 KB quickly (PAGE_ALLOC_COSTLY_ORDER,
@@ -38,6 +41,10 @@ const (
 	gsoBytes   = 33_000
 	gsoRestMin = 20 * time.Millisecond // how long a connection uses the TX ring after losses; doubles
 	gsoRestMax = 10 * time.Second
+
+	// Of unreliable VIs: how many frames leave in packets before one asks again, and how long the answer may take.
+	gsoAskEvery = 512
+	gsoUnheard  = 50 * time.Millisecond
 )
 
 // gsoSender has the frames of the next GSO packet. Invariant: it is empty, or they are those of c, are not on the TX ring,
@@ -71,13 +78,16 @@ type connGSO struct {
 
 	most   int           // frames of the longest packet
 	limit  int           // frames of the next packet; 1: none for now
-	tried  bool          // a first packet has left, and frame mark is its first
+	tried  bool          // a first packet has left, and frame mark is its first; unreliable: frame mark has asked, without an answer
 	proven bool          // it has arrived
 	steady bool          // after a loss limit grows by one, not twofold
 	losses uint64        // reductions of the window by loss, when last seen
 	mark   uint32        // when this frame is acknowledged, limit grows
 	rest   time.Duration // how long the next rest from packets lasts
 	until  int64         // end of the present one
+
+	asked   int64 // unreliable: when frame mark left
+	unasked int   // frames in packets since then
 }
 
 func (g *gsoSender) init(out provider.GSO) {
@@ -97,7 +107,7 @@ func (c *conn) initGSO(path *kagent.Path) {
 
 // gsoUsable reports whether frames of the connection may be sent in packets.
 func (p *port) gsoUsable(c *conn) bool {
-	return p.gso.out != nil && p.gso.off == nil && c.gso.most >= 2 && c.gso.peer >= c.gso.most*c.gso.frame && c.sender != nil && !c.loop && c.shm == nil
+	return p.gso.out != nil && p.gso.off == nil && c.gso.most >= 2 && c.gso.peer >= c.gso.most*c.gso.frame && !c.loop && c.shm == nil
 }
 
 // announce fills in what an acknowledgement tells the peer of GSO packets, in its RemoteAddr: the longest one that this side
@@ -111,13 +121,23 @@ func (p *port) announce(c *conn) {
 
 // tellGSO tells the peer at the beginning of a connection, which may carry no bare acknowledgement for long.
 func (p *port) tellGSO(c *conn) {
-	if p.rx.gso.takes > 0 && c != nil && c.open && c.sender != nil && !c.loop && c.shm == nil {
+	if p.rx.gso.takes > 0 && c != nil && c.open && !c.loop && c.shm == nil {
 		p.oweAckUntil(c, p.now())
 	}
 }
 
-// learn takes what announce has written.
-func (g *connGSO) learn(pkt *wire.Packet) {
+// learnGSO takes what an acknowledgement says: what announce has written and, of an unreliable VI, that a packet has arrived.
+func (c *conn) learnGSO(pkt *wire.Packet) {
+	g := &c.gso
+	if c.sender == nil {
+		if pkt.RemoteHandle != wire.AckOfUnreliable {
+			return // an earlier version, which answers no frame of a message
+		}
+		if g.tried && int32(pkt.Ack-g.mark) > 0 {
+			g.tried, g.proven, g.rest = false, true, gsoRestMin
+			g.grow()
+		}
+	}
 	g.peer = min(int(uint32(pkt.RemoteAddr)), gso.MaxBytes)
 	g.peerFrame = min(int(pkt.RemoteAddr>>32), wire.MaxDatagram)
 }
@@ -154,6 +174,7 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 	g.frames = g.frames[:len(g.frames)+1]
 	f := &g.frames[len(g.frames)-1]
 	f.n, f.retain = copy(f.segs[:], segs), retain
+	c.gso.unasked++
 	g.bytes += n
 	if n < c.gso.frame || len(g.frames) >= min(c.gso.limit, c.gso.most) || g.bytes+c.gso.frame > c.gso.peer {
 		p.sendGSO()
@@ -163,6 +184,9 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 
 // adaptGSO decides how many frames the packet has that now begins. False: none may.
 func (c *conn) adaptGSO(p *port) bool {
+	if c.sender == nil {
+		return c.gso.adaptUnheard(p)
+	}
 	g, s := &c.gso, c.sender.Stats()
 	arrived := int32(c.sender.Unacked()-g.mark) > 0
 	if losses := s.LossRounds + s.Timeouts; losses != g.losses {
@@ -183,13 +207,47 @@ func (c *conn) adaptGSO(p *port) bool {
 		return true
 	case !arrived:
 		return g.proven
-	case g.steady:
+	}
+	g.grow()
+	g.mark, g.proven, g.rest = c.sender.Next(), true, gsoRestMin
+	return true
+}
+
+// grow makes the packets longer, after one has arrived.
+func (g *connGSO) grow() {
+	if g.steady {
 		g.limit++
-	default:
+	} else {
 		g.limit *= 2
 	}
 	g.limit = min(g.limit, max(g.most, gsoLeast)) // of long frames joinGSO takes fewer
-	g.mark, g.proven, g.rest = c.sender.Next(), true, gsoRestMin
+}
+
+// adaptUnheard is adaptGSO for an unreliable VI.
+func (g *connGSO) adaptUnheard(p *port) bool {
+	if g.tried && p.now()-g.asked > int64(gsoUnheard) {
+		g.tried, g.steady = false, true
+		if g.limit /= 2; g.limit < gsoLeast || !g.proven {
+			g.rested(p)
+		}
+	}
+	if g.limit < gsoLeast {
+		if p.now() < g.until {
+			return false
+		}
+		g.limit, g.proven = gsoLeast, false
+	}
+	return g.proven || !g.tried
+}
+
+// asksGSO reports whether the next frame of an unreliable VI asks for an acknowledgement, and records that it does. It
+// will be in a packet, since with it enough frames wait for one.
+func (p *port) asksGSO(c *conn) bool {
+	g := &c.gso
+	if g.tried || p.gso.c != c || len(p.gso.frames) != min(gsoLeast, g.most)-1 || g.proven && g.limit >= g.most && g.unasked < gsoAskEvery {
+		return false
+	}
+	g.tried, g.mark, g.asked, g.unasked = true, c.seq, p.now(), 0
 	return true
 }
 

@@ -20,7 +20,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-const gsoLeast = 4 // frames of a packet
+const gsoLeast = 3 // frames of a packet
 
 // pollUntil calls ok until it returns true.
 func pollUntil(t *testing.T, what string, ok func() bool) {
@@ -118,13 +118,19 @@ func TestGSOPackets(t *testing.T) {
 
 // A side that receives no GSO packets gets none. One that sends none receives them.
 func TestGSOIsAgreed(t *testing.T) {
+	for _, level := range append([]vipl.ReliabilityLevel{vipl.UnreliableDelivery}, reliableLevels...) {
+		t.Run(level.String(), func(t *testing.T) { gsoIsAgreed(t, level) })
+	}
+}
+
+func gsoIsAgreed(t *testing.T, level vipl.ReliabilityLevel) {
 	n := &memoryNet{wire: xdpnictest.NewWire(), fabric: kagenttest.NewFabric(kagenttest.Faults{})}
 	t.Cleanup(n.wire.Close)
 	able := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
 	unable := memoryConfig{gso: "whole", arena: 8 << 20}
 	n.a, n.b = n.open(t, "a", able), n.open(t, "b", unable)
-	va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
-	exchange(t, va, vb, newBox(t, n.a.NIC, 8, 50_000), newBox(t, n.b.NIC, 8, 50_000), 20, 50_000, 1)
+	va, vb := connect(t, n.a.NIC, n.b.NIC, level)
+	exchange(t, va, vb, newBox(t, n.a.NIC, 2, 50_000), newBox(t, n.b.NIC, 2, 50_000), 20, 50_000, 1)
 	a, b := n.a.Counters(), n.b.Counters()
 	errorIf(t, a.GSOSent != 0, "%d packets went to a side that takes none", a.GSOSent)
 	errorIf(t, b.GSOSent == 0 || a.GSOReceived == 0, "%d packets came from the other side, of %d", a.GSOReceived, b.GSOSent)
@@ -155,6 +161,51 @@ func TestGSOThatNeverArrives(t *testing.T) {
 	n.wire.SetFaults(xdpnictest.Faults{})
 	a := n.a.Counters()
 	errorIf(t, a.GSOSent == 0 || a.GSOSent > 8, "%d packets were tried", a.GSOSent)
+}
+
+// Long messages of unreliable VIs leave in packets, too, once the peer has answered the first one.
+func TestGSOUnreliable(t *testing.T) {
+	for _, way := range []string{"whole", "divided"} {
+		for _, sealed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/sealed=%v", way, sealed), func(t *testing.T) {
+				const most, messages = 60_000, 60
+				c := memoryConfig{gso: way, queue: gsoQueue, arena: 8 << 20}
+				if sealed {
+					c.psk = testPSK(t, 1)
+				}
+				n, va, vb, xa, xb := connectedBoxes(t, c, vipl.UnreliableDelivery, 2, 2, most)
+				exchange(t, va, vb, xa, xb, messages, most, testsize.Seed(t))
+				for _, h := range []*memoryHost{n.a, n.b} {
+					c := h.Counters()
+					errorIf(t, c.GSOSent < messages/2, "%d packets left", c.GSOSent)
+					errorIf(t, (c.GSOReceived > 0) != (way == "whole"), "%d packets arrived whole", c.GSOReceived)
+					errorIf(t, c.Acks > messages/2, "%d acknowledgements", c.Acks)
+				}
+			})
+		}
+	}
+}
+
+// A path that loses every packet, but not frames: a message of an unreliable VI is lost with the first packet, and now and
+// then with one that tries again. The others leave by the TX ring, and arrive.
+func TestGSOUnreliableThatNeverArrives(t *testing.T) {
+	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
+	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.UnreliableDelivery, 8, 8, 30_000)
+	n.wire.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool { return len(frame) > 1514 }})
+	postRecvs(t, vb, xb, 8, 30_000)
+	tries, came := 0, 0
+	for begin := time.Now(); time.Since(begin) < time.Second; tries++ {
+		postSend(t, va, xa, 0, 30_000)
+		sent(t, va, 0)
+		time.Sleep(time.Millisecond)
+		for d, _ := vb.RecvDone(); d != nil; d, _ = vb.RecvDone() {
+			came++
+			postRecv(t, vb, xb, indexOf(xb, d), 30_000)
+		}
+	}
+	packets := n.a.Counters().GSOSent
+	errorIf(t, packets == 0 || packets > 8, "%d packets were tried", packets)
+	errorIf(t, came < tries-2*int(packets), "%d of %d messages arrived", came, tries)
 }
 
 // Packets become longer until a message of 64 KiB is three.

@@ -121,6 +121,59 @@ func TestGSOOverVeth(t *testing.T) {
 	}
 }
 
+// A receiver closes its NIC in the midst of messages, and opens it in the other XDP mode behind the same address. The sender
+// connects again: packets leave while the receiver is in generic mode, and none while it is in native mode.
+func TestGSOModeChanges(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	open := func(ns *nstest.NS, opts ...vipl.Option) (n *vipl.NIC) {
+		nstest.Must(t, ns.Do(func() (err error) {
+			n, err = vipl.OpenNIC(ns.Name, opts...)
+			return err
+		}))
+		return n
+	}
+	const most, slots = 300_000, 8
+	a := open(na)
+	defer func() { noError(t, a.Close()) }()
+	packets := uint64(0)
+	for turn := range 4 {
+		native := turn%2 == 1
+		var opts []vipl.Option
+		if native {
+			opts = append(opts, vipl.WithMode(xdpnic.ModeNative, true))
+		}
+		b := open(nb, opts...)
+		va, vb := newVI(t, a, vipl.ReliableDelivery), newVI(t, b, vipl.ReliableDelivery)
+		accepted := accepts(b, vipl.NetAddress{Discriminator: []byte("mode")}, vb)
+		if !comes(func() bool {
+			_, err := va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: nb.IPv4, Discriminator: []byte("mode")}, ackDelay)
+			return err == nil
+		}) {
+			t.Fatal("no connection")
+		}
+		nstest.Must(t, <-accepted)
+		exchange(t, va, vb, newBox(t, a, slots, most), newBox(t, b, slots, most), 30, most, uint64(turn))
+		sent := a.Counters().GSOSent
+		errorIf(t, (sent > packets) == native, "turn %d, native %v: %d packets left", turn, native, sent-packets)
+		packets = sent
+
+		xa, xb := newBox(t, a, slots, most), newBox(t, b, slots, most)
+		for i := range slots {
+			postRecv(t, vb, xb, i, most)
+			xa.desc[i].SetSegments(segment(xa, i, most))
+			nstest.Must(t, va.PostSend(xa.desc[i], xa.region.Handle()))
+		}
+		nstest.Must(t, b.Close())
+		for range slots {
+			if d, err := va.SendWait(ackDelay); d == nil {
+				t.Fatal(err)
+			}
+		}
+		packets = a.Counters().GSOSent
+		nstest.Must(t, va.Disconnect())
+	}
+}
+
 // again disconnects two VIs and returns two others that are connected.
 func again(t *testing.T, a, b *vipl.NIC, va, vb *vipl.VI) (_, _ *vipl.VI) {
 	t.Helper()

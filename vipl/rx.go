@@ -231,7 +231,7 @@ func (p *port) receiveFor(v *VI, frame []xdpnic.Frame, now int64) (kept bool) {
 	}
 	switch pkt.Kind {
 	case wire.KindAck:
-		c.gso.learn(pkt)
+		c.learnGSO(pkt)
 	case wire.KindData, wire.KindPack, wire.KindClose, wire.KindWrite, wire.KindRead, wire.KindReadData:
 		if c.receiver == nil {
 			p.takeUnreliable(c, pkt, now)
@@ -325,6 +325,9 @@ func (p *port) takeUnreliable(c *conn, pkt *wire.Packet, now int64) {
 		p.drop(c, errFrameLost)
 	}
 	c.expect = pkt.Seq + 1
+	if pkt.Flags&wire.FlagAckNow != 0 {
+		p.oweAck(c, now)
+	}
 	if pkt.Kind == wire.KindRead || pkt.Kind == wire.KindReadData {
 		p.protocolError(c, now) // RDMA reads need a reliable VI
 		return

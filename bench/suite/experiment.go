@@ -65,9 +65,15 @@ func (p part) plan(s *session, progress func(bench.Step)) bench.Plan {
 		Latency: p.latency, Bandwidth: p.bandwidth, Histogram: s.Out != "", Progress: progress,
 	}
 	for _, r := range p.rows {
-		plan.Rows = append(plan.Rows, r.Row)
+		plan.Rows = append(plan.Rows, s.asSet(r.Row))
 	}
 	return plan
+}
+
+// asSet is a row with the settings of the run.
+func (s *session) asSet(r bench.Row) bench.Row {
+	r.VI.NoSegmentation = r.VI.NoSegmentation || s.NoSegmentation && bench.TakesVIOptions(r.Name)
+	return r
 }
 
 // series is the name of a part's series at one place, of ping-pong or stream.

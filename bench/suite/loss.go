@@ -140,7 +140,7 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), turn: turn}
 	return bed.Do(s.ctx, func() (err error) {
 		bed.SetFaults(m.xdp, testbed.Faults{})
-		m.at, err = bench.OpenSession(s.ctx, client, server, bench.Row{Name: row.transport}, lossBulk, bed.Opening, row.params)
+		m.at, err = bench.OpenSession(s.ctx, client, server, s.asSet(bench.Row{Name: row.transport}), lossBulk, bed.Opening, row.params)
 		if err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ func (s *session) with(g *report.Group, name string, maxBytes int, f func(*bench
 	}
 	client, server := bed.Workers()
 	return bed.Do(s.ctx, func() error {
-		at, err := bench.OpenSession(s.ctx, client, server, bench.Row{Name: name}, maxBytes, bed.Opening)
+		at, err := bench.OpenSession(s.ctx, client, server, s.asSet(bench.Row{Name: name}), maxBytes, bed.Opening)
 		if err == nil {
 			err = f(at)
 		}

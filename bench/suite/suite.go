@@ -25,7 +25,9 @@ type Config struct {
 	MTU       int    // of the groups that do not say which; 0: DefaultMTU
 	Mode      string // how XDP is attached: auto, native, generic
 	Hugepages bool   // memory on hugepages, allowed for while it is mapped
-	Install   bool   // install what a group needs of other people's programs, from Debian
+	// NoSegmentation has each frame of a VI sent alone, not in GSO packets; vianet, mvich and proxies go on as usual.
+	NoSegmentation bool
+	Install        bool // install what a group needs of other people's programs, from Debian
 
 	Out     string // directory for the histograms, which exists; empty: none are kept
 	Command string // that measures the same again, for the report

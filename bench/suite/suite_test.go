@@ -96,6 +96,18 @@ func TestPlans(t *testing.T) {
 	}
 }
 
+// Without segmentation each row of a VI leaves it out, and no other.
+func TestNoSegmentation(t *testing.T) {
+	p := exchange(plain(rawRings, delivery, unreliable, tcpSpin), []int{64})
+	for _, off := range []bool{false, true} {
+		for _, r := range p.plan(newSession(t.Context(), Config{NoSegmentation: off}), nil).Rows {
+			if r.VI.NoSegmentation != (off && (r.Name == delivery || r.Name == unreliable)) {
+				t.Errorf("off %v: %+v", off, r)
+			}
+		}
+	}
+}
+
 // A group of each kind runs, and every one of its points has figures. What transports and
 // options do is tested in package bench.
 func TestExperiments(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -37,6 +38,11 @@ func (s *suiteFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&s.cfg.Quick, "quick", false, "few sizes and short measurements: to see whether everything works")
 	f.IntVar(&s.cfg.MTU, "mtu", suite.DefaultMTU, fmt.Sprintf("MTU of the pairs, %d to %d, for groups that do not say which", testbed.MinMTU, testbed.MaxMTU))
 	f.StringVar(&s.cfg.Mode, "mode", s.cfg.Mode, modeHelp+"; on veth, generic is the faster one")
+	f.BoolFunc("segmentation", "long messages of VIs leave as packets of several frames, in generic mode (default true); vianet, mvich and proxies always use them", func(v string) (err error) {
+		on, err := strconv.ParseBool(v)
+		s.cfg.NoSegmentation = !on
+		return err
+	})
 	f.BoolVar(&s.cfg.Hugepages, "hugepages", s.cfg.Hugepages, "allow for surplus hugepages while memory is mapped")
 	f.BoolVar(&s.cfg.Install, "install", false, "install other people's programs that are missing, from Debian")
 	f.StringVar(&s.out, "out", "", "`directory` for report.json, histograms and plots (default bench-results/<time>)")

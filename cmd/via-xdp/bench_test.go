@@ -44,14 +44,14 @@ func TestBenchFlags(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "new")
 	r := &recorder{report: sampleReport(2)}
 	status, table, errs := call(r, "bench", "--out", out, "--turns", "7", "--duration", "5ms", "--quick", "--mtu", "9000",
-		"--mode", "native", "--hugepages=false", "--install", "window", "vibe-c")
+		"--mode", "native", "--hugepages=false", "--segmentation=false", "--install", "window", "vibe-c")
 	if status != exitFine {
 		t.Fatal(errs)
 	}
 	want := suite.Config{
 		Groups: []string{"window", "vibe-c"}, Turns: 7, Duration: 5 * time.Millisecond, Quick: true, MTU: 9000,
-		Mode: "native", Install: true, Out: out,
-		Command:    "via-xdp bench --turns 7 --duration 5ms --quick --mtu 9000 --mode native --hugepages=false --install window vibe-c",
+		Mode: "native", NoSegmentation: true, Install: true, Out: out,
+		Command:    "via-xdp bench --turns 7 --duration 5ms --quick --mtu 9000 --mode native --hugepages=false --segmentation=false --install window vibe-c",
 		WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand},
 		RankArgs: []string{"mpibench"}, ProxyArgs: []string{"proxy"},
 		AgentArgs: []string{"agent", "--config", "/dev/null", "--no-fdstored"},

@@ -41,6 +41,8 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			"--kills kills one process or the other at that many random points. Every connection of the\n" +
 			"survivor has to end within 2 s, or within 1.25 times the silence if that is longer.\n" +
 			"--gigabytes moves that much data through 1 % loss, 1 % duplication and 1 % reordering.\n" +
+			"With --direct it moves it over one veth pair, on which packets of several frames stay whole,\n" +
+			"and the receiving queues lose --loss of the frames and packets.\n" +
 			"Both end when they are done, or with --for.\n\n" +
 			"--hostile seals the connections and adds attackers that forge frames from those that they\n" +
 			"see. The message rate must stay at least half of the rate beside attackers that send the\n" +
@@ -82,6 +84,12 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 						return fmt.Errorf("--attack is not for --%s: an attack has programs and faults of its own", name)
 					}
 				}
+			}
+			if (cfg.Direct || cfg.Loss != 0) && gigabytes == 0 || cfg.Loss != 0 && !cfg.Direct {
+				return errors.New("--direct is for --gigabytes, and --loss for --direct")
+			}
+			if !(cfg.Loss >= 0 && cfg.Loss <= mostLoss) {
+				return fmt.Errorf("--loss %v: want 0 to %v", cfg.Loss, mostLoss)
 			}
 			if cfg.Plain && !cfg.Hostile {
 				return errors.New("--plain is for --hostile: without it nothing is sealed")
@@ -127,6 +135,8 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 	f.DurationVar(&cfg.For, "for", cfg.For, "duration")
 	f.IntVar(&cfg.Kills, "kills", 0, "kill a process this `number` of times, instead of random events")
 	f.Float64Var(&gigabytes, "gigabytes", 0, "move this many `GB` (10^9 bytes) through faults, instead of random events")
+	f.BoolVar(&cfg.Direct, "direct", false, "with --gigabytes: over one veth pair, without faults")
+	f.Float64Var(&cfg.Loss, "loss", 0, "with --direct: `share` of the arriving frames and packets that is lost, 0 to 0.2")
 	f.DurationVar(&cfg.Act, "act", 20*time.Second, "time between two points at which everything is closed and counted; an act that has begun is finished, even after --for")
 	f.IntVar(&cfg.Flows, "flows", 4, "VIs at each of the three reliability levels")
 	f.BoolVar(&cfg.Hostile, "hostile", false, "seal the connections by a pre-shared key, and flood both sides with forged frames")
@@ -142,7 +152,10 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 }
 
 // notForAttacks are the flags of soaks without an attack.
-var notForAttacks = []string{"kills", "gigabytes", "act", "flows", "hostile", "plain", "silence", "agent", "ip", "mtu"}
+var notForAttacks = []string{"kills", "gigabytes", "direct", "loss", "act", "flows", "hostile", "plain", "silence", "agent", "ip", "mtu"}
+
+// mostLoss is more than what any connection is expected to survive for long.
+const mostLoss = 0.2
 
 // leastSoakMTU leaves room for a smaller MTU, which must still suffice for IPv6.
 const leastSoakMTU = 1500
@@ -184,10 +197,14 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 	if r.Bytes > 0 {
 		fmt.Fprintf(&b, "  bytes         %.3f GB checked\n", float64(r.Bytes)/1e9)
 	}
-	n := r.Emulator
-	fmt.Fprintf(&b, "  frames        %d received by the middle, %d forwarded, %d retransmitted by their senders, %d sent in GSO packets\n", n.Taken, n.Passed, r.Resent, r.InPackets)
-	fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d duplicated, %d corrupted, %d reordered, %d delayed, %d over the rate\n",
-		n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
+	if n := r.Emulator; r.Direct {
+		fmt.Fprintf(&b, "  frames        %d retransmitted by their senders, %d sent in GSO packets; %d packets arrived whole\n", r.Resent, r.InPackets, r.Packets)
+		fmt.Fprintf(&b, "  faults        %d frames and packets lost by the receiving queues\n", r.Discarded)
+	} else {
+		fmt.Fprintf(&b, "  frames        %d received by the middle, %d forwarded, %d retransmitted by their senders, %d sent in GSO packets\n", n.Taken, n.Passed, r.Resent, r.InPackets)
+		fmt.Fprintf(&b, "  faults        %d lost, %d lost in bursts, %d duplicated, %d corrupted, %d reordered, %d delayed, %d over the rate\n",
+			n.Lost, n.LostInBurst, n.Duplicated, n.Corrupted, n.Reordered, n.Delayed, n.Limited)
+	}
 	fmt.Fprintf(&b, "  at rest       %d times all chunks were accounted for; none of %d frames sent was lost without a counter\n", r.Audits, r.Accounted)
 	if f := r.Flood; f != nil {
 		fmt.Fprintf(&b, "  hostile       %d forged frames, %.0f/s\n", f.Forged, f.Rate)
@@ -224,5 +241,5 @@ func soakStep(r torture.SoakReport) string {
 		events += n
 	}
 	return fmt.Sprintf("%v: act %d, event %d (%s); %.2f GB, %d kills; %d frames, %d lost, %d connections", r.Elapsed.Round(time.Second),
-		r.Acts+1, events+1, r.Event, float64(r.Bytes)/1e9, r.Kills, r.Emulator.Taken, r.Emulator.Lost+r.Emulator.LostInBurst, r.Connections)
+		r.Acts+1, events+1, r.Event, float64(r.Bytes)/1e9, r.Kills, r.Emulator.Taken, r.Emulator.Lost+r.Emulator.LostInBurst+r.Discarded, r.Connections)
 }

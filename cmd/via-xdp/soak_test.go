@@ -67,7 +67,10 @@ func TestSoakReport(t *testing.T) {
 			"1000 forged frames, 50/s", "150 messages/s beside 70 forged frames/s, 200 beside attackers with no target (75 % kept), 600 without any",
 		}},
 		"plain frames": {[]string{"--hostile", "--plain"}, func(*torture.SoakReport) {}, nil},
-		"agent":        {[]string{"--agent"}, func(r *torture.SoakReport) { r.Agent = true }, []string{"MTU 9000, opened by agents\n"}},
+		"direct": {[]string{"--gigabytes", "1", "--direct", "--loss", "0.1"}, func(r *torture.SoakReport) {
+			r.Bytes, r.Direct, r.InPackets, r.Packets, r.Discarded = 1_000_000_000, true, 700, 40, 21
+		}, []string{"1.000 GB checked", "700 sent in GSO packets; 40 packets arrived whole", "21 frames and packets lost"}},
+		"agent": {[]string{"--agent"}, func(r *torture.SoakReport) { r.Agent = true }, []string{"MTU 9000, opened by agents\n"}},
 	} {
 		r := goodSoak
 		c.change(&r)
@@ -179,7 +182,7 @@ func TestSoakFlags(t *testing.T) {
 	for _, args := range [][]string{
 		{"--kills", "-1"}, {"--gigabytes", "-1"}, {"--kills", "1", "--gigabytes", "1"},
 		{"--hostile", "--kills", "1"}, {"--hostile", "--gigabytes", "1"}, {"--for", "0s"}, {"--flows", "0"}, {"--act", "-1s"}, {"--silence", "9ms"}, {"--ip", "5"},
-		{"--mtu", "1499"}, {"--mtu", "70000"}, {"--mtu", "0"}, {"--plain"}, {"extra"},
+		{"--mtu", "1499"}, {"--mtu", "70000"}, {"--mtu", "0"}, {"--plain"}, {"extra"}, {"--direct"}, {"--gigabytes", "1", "--loss", "0.1"}, {"--gigabytes", "1", "--direct", "--loss", "0.3"}, {"--gigabytes", "1", "--direct", "--loss", "-1"},
 	} {
 		if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, args...); status != exitFailed || cfg.Args != nil {
 			t.Errorf("%v: status %d", args, status)

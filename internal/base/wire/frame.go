@@ -64,6 +64,10 @@ const (
 // arrived with an ECN mark. An older peer sends 0, and ignores both fields; frames to it may not be marked.
 const AckEchoesMarks = 1
 
+// AckOfUnreliable is the RemoteHandle of a KindAck of an unreliable VI, whose Ack is the number of the next frame that is not
+// late, and which also answers data frames with FlagAckNow. An older peer sends 0 in both, and answers only KindProbe.
+const AckOfUnreliable = 2
+
 // Reason of a KindError frame, in its Immediate field.
 type Reason uint32
 

@@ -26,6 +26,7 @@ const Interface = "via0"
 type BedConfig struct {
 	MTU    int       // 0: 1500
 	IPv6   bool      // the workers connect over IPv6
+	Direct bool      // one veth pair joins the workers, without a middle: there are no faults, and GSO packets arrive whole
 	Agents bool      // a Kernel Agent on each side opens the interface; else the workers do by themselves
 	Args   []string  // with which this program becomes a worker: Main
 	Stderr io.Writer // the workers' standard error; nil: discarded
@@ -50,7 +51,11 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 	if err := testbed.Require(Needs...); err != nil {
 		return nil, err
 	}
-	site, err := testbed.NewSite(testbed.Pair{
+	newSite := testbed.NewSite
+	if cfg.Direct {
+		newSite = testbed.NewDirectSite
+	}
+	site, err := newSite(testbed.Pair{
 		Names: [2]string{Interface, Interface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: cfg.MTU,
 	})
 	if err != nil {
@@ -213,8 +218,18 @@ func (b *Bed) Until(within time.Duration, ok func(r [2]*Report) bool) (r [2]*Rep
 
 var errTooLate = errors.New("it did not come to that in time")
 
-// crossed is the sum of the counters of both directions so far.
+// setFaults sets the faults of both directions; a direct bed has none.
+func (b *Bed) setFaults(f testbed.Faults) {
+	if b.Site.Middle != nil {
+		b.Site.Middle.SetBoth(f)
+	}
+}
+
+// crossed is the sum of the counters of both directions so far; none of a direct bed.
 func (b *Bed) crossed() testbed.EmulatorCounters {
+	if b.Site.Middle == nil {
+		return testbed.EmulatorCounters{}
+	}
 	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
 }
 

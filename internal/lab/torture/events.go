@@ -38,6 +38,7 @@ var events = append(moves, []event{
 	{"link down", true, (*soak).linkDown},
 	{"link blinks", false, (*soak).linkBlinks},
 	{"detach", true, (*soak).detach},
+	{"XDP mode changes", true, (*soak).changeMode},
 	quiet,
 }...)
 
@@ -153,14 +154,16 @@ func (s *soak) storm() error {
 		// Room for the unreliable flows, which do not slow down, and for others.
 		f.Rate, f.Queue = 200_000_000+s.rng.Int64N(500_000_000), 50+s.rng.IntN(500)
 	}
-	s.bed.Site.Middle.SetBoth(f)
+	s.bed.setFaults(f)
 	return s.pass(500*time.Millisecond + s.draw(2500))
 }
 
 // kill ends one worker in the middle of its work, and starts another in its
 // place.
-func (s *soak) kill() error {
-	side := s.rng.IntN(2)
+func (s *soak) kill() error { return s.restart(s.rng.IntN(2)) }
+
+// restart is kill for a side.
+func (s *soak) restart(side int) error {
 	if err := s.addLast(side); err != nil {
 		return err
 	}
@@ -237,6 +240,14 @@ func (s *soak) detach() error {
 	}
 	s.add(side, r)
 	return s.reopen(side)
+}
+
+// changeMode is kill; the worker that takes the place opens the interface with the XDP program in the driver, or no
+// longer there. The same address then belongs to other rings, which take packets of several frames or do not.
+func (s *soak) changeMode() error {
+	side := s.rng.IntN(2)
+	s.native[side] = !s.native[side]
+	return s.restart(side)
 }
 
 // link is a change of a side's interface.

@@ -28,7 +28,7 @@ type frameCounts struct {
 	redirected uint64 // of them, those for the socket
 	named      uint64 // by the receiver's socket: received, or dropped by name
 	received   uint64
-	engine     uint64 // by the engine, of received
+	engine     uint64 // by the engine, of received, and those that the meter lost on purpose
 }
 
 func (a frameCounts) since(b frameCounts) frameCounts {
@@ -58,6 +58,14 @@ func (a frameCounts) underWay() error {
 	return nil
 }
 
+// underWayDirect is underWay for a direct bed.
+func (a frameCounts) underWayDirect() error {
+	if a.seen > a.sent || a.seen+a.out < a.sent {
+		return fmt.Errorf("%d frames were sent, %d came to the program; there was no room for %d", a.sent, a.seen, a.out)
+	}
+	return nil
+}
+
 // atReceiver finds frames that were lost without a count between the program and the engine.
 func (a frameCounts) atReceiver() error {
 	if a.redirected != a.named {
@@ -78,6 +86,9 @@ type ledger struct {
 // watch makes the forwarder count frames of VIs separately.
 func watch(b *Bed) *ledger {
 	l := &ledger{bed: b}
+	if b.cfg.Direct {
+		return l
+	}
 	b.Site.Middle.Watch(func(side int, frame []byte) bool {
 		if len(frame) >= udpIPv4 && [14]byte(frame) == [14]byte{} {
 			l.cancelled[side].Add(1)
@@ -95,9 +106,10 @@ func ofVI(frame []byte) bool {
 
 // underWay is the part of a side's counts that is taken between the two sockets.
 func (l *ledger) underWay(side int) (a frameCounts, err error) {
-	m := l.bed.Site.Middle
-	a.cancelled, a.emulated, a.all = l.cancelled[side].Load(), m.Watched(side), m.Counters(side)
-	a.in, err = m.Dropped(1 - side)
+	if m := l.bed.Site.Middle; m != nil {
+		a.cancelled, a.emulated, a.all = l.cancelled[side].Load(), m.Watched(side), m.Counters(side)
+		a.in, err = m.Dropped(1 - side)
+	}
 	return a, errors.Join(err, l.bed.Link(side, func(link netlink.Link) error {
 		a.out = link.Attrs().Statistics.TxDropped
 		return nil
@@ -112,13 +124,16 @@ func (l *ledger) counts(r [2]*Report) (a [2]frameCounts, err error) {
 		}
 		q, to := &r[side].Queue, r[1-side]
 		a[side].sent = q.TxFrames - q.TxLostBusy - q.KernelStats.Tx_invalid_descs
-		// The sender's kernel divides GSO packets, before its interface.
-		a[side].sent += r[side].Engine.GSOSentFrames
+		if l.bed.cfg.Direct {
+			a[side].sent += r[side].Engine.GSOSent
+		} else { // the sender's kernel divides GSO packets, before its interface
+			a[side].sent += r[side].Engine.GSOSentFrames
+		}
 		a[side].redirected = to.Program.Redirected
 		to.Program.Each(func(_ string, n uint64) { a[side].seen += n })
 		a[side].seen -= to.Program.Control
 		q = &to.Queue
-		a[side].received, a[side].engine = q.RxFrames, to.Engine.Frames
+		a[side].received, a[side].engine = q.RxFrames, to.Engine.Frames+to.Discarded
 		a[side].named = q.RxFrames + q.RxTooManySegs + q.RxBadEntries + q.KernelStats.Rx_dropped + q.KernelStats.Rx_ring_full
 	}
 	return a, nil
@@ -185,7 +200,11 @@ func (s *soak) unaccounted(a [2]frameCounts) (err error) {
 		if !s.continuous() {
 			continue
 		}
-		if e := a[side].since(s.audited[side]).underWay(); e != nil {
+		check := frameCounts.underWay
+		if s.cfg.Direct {
+			check = frameCounts.underWayDirect
+		}
+		if e := check(a[side].since(s.audited[side])); e != nil {
 			err = errors.Join(err, fmt.Errorf("from side %d: %w", side, e))
 		}
 	}

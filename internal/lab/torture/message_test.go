@@ -174,6 +174,22 @@ func TestAccount(t *testing.T) {
 	}
 }
 
+// On a direct bed each frame that was sent comes to the program, or there was no room for it.
+func TestUnderWayDirect(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		sent, out, seen uint64
+		ok              bool
+	}{
+		{"all", 1000, 0, 1000, true}, {"no room", 1000, 2, 998, true}, {"no room for others", 1000, 3, 998, true},
+		{"lost", 1000, 1, 998, false}, {"from nowhere", 1000, 0, 1001, false},
+	} {
+		if err := (frameCounts{sent: c.sent, out: c.out, seen: c.seen}).underWayDirect(); (err == nil) != c.ok {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
 // Frames of VIs are distinguished from connection management and from other frames, over IPv4 and IPv6.
 func TestOfVI(t *testing.T) {
 	frame := func(ether uint16, ip int, proto byte, port uint16, kind byte) []byte {

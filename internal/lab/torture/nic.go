@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,8 @@ type NICConfig struct {
 	Arena     int           // bytes of memory; 0: kagent.DefaultArena
 	Silence   time.Duration // 0: vipl.DefaultSilence
 	Sealed    bool          // connections have a pre-shared key, the same for all workers
+	Native    bool          // the XDP program runs in the driver; else where xdpnic.ModeAuto puts it, on veth in generic code
+	Loss      float64       // share of the frames and GSO packets that arrive which the queue loses
 	Alone     bool          // frames leave one by one, not in GSO packets
 	Agent     string        // socket of the agent that opens it; empty: the worker does
 }
@@ -49,6 +52,9 @@ type meter struct {
 	leased  int // frames received and not recycled
 	calls   chan func()
 	leastTx atomic.Int64 // fewest free TX chunks that the engine has met
+
+	loss      float64 // NICConfig.Loss
+	discarded atomic.Uint64
 }
 
 func (m *meter) TxFree() int {
@@ -67,7 +73,27 @@ func (m *meter) Receive(frames []xdpnic.Frame) int {
 	default:
 	}
 	n := m.Queue.Receive(frames)
+	if m.loss > 0 {
+		n = m.lose(frames[:n])
+	}
 	m.leased += n
+	return n
+}
+
+// lose discards some of the frames, each with all of its chunks, and returns how many chunks are left.
+func (m *meter) lose(frames []xdpnic.Frame) (n int) {
+	for i, k := 0, 0; i < len(frames); i = k {
+		for k = i + 1; frames[k-1].More && k < len(frames); k++ {
+		}
+		if rand.Float64() >= m.loss {
+			n += copy(frames[n:], frames[i:k])
+			continue
+		}
+		m.discarded.Add(1)
+		for _, f := range frames[i:k] {
+			m.Queue.Recycle(f.Addr)
+		}
+	}
 	return n
 }
 
@@ -115,12 +141,16 @@ func (a counted) Close() error {
 // openNIC does what vipl.OpenNIC does, with the accounting in between.
 func openNIC(cfg NICConfig) (*nic, error) {
 	rx := cmp.Or(cfg.RxChunks, vipl.DefaultRxChunks)
+	mode := xdpnic.ModeAuto
+	if cfg.Native {
+		mode = xdpnic.ModeNative
+	}
 	n, err := &nic{}, error(nil)
 	// A killed worker keeps its queue until the agent notices the death.
 	for end := time.Now().Add(countWithin); ; time.Sleep(10 * time.Millisecond) {
 		n.opened, err = openAgent(cfg.Agent, kagent.Config{
 			Interface: cfg.Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
-			ArenaBytes: cfg.Arena, Hugepages: hugepages.Avoid,
+			ArenaBytes: cfg.Arena, Hugepages: hugepages.Avoid, Mode: mode, RequireMode: cfg.Native,
 		})
 		if err == nil {
 			break
@@ -130,7 +160,7 @@ func openNIC(cfg NICConfig) (*nic, error) {
 		}
 	}
 	queue := n.opened.Queue()
-	n.meter, n.txFree = &meter{Queue: queue, calls: make(chan func())}, queue.TxFree()
+	n.meter, n.txFree = &meter{Queue: queue, calls: make(chan func()), loss: cfg.Loss}, queue.TxFree()
 	n.meter.leastTx.Store(int64(n.txFree))
 	var psk *vipl.PSK
 	if cfg.Sealed {

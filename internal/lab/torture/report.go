@@ -81,6 +81,7 @@ type Report struct {
 	Program   bpf.Counters
 	Socket    map[string]uint64 // the queue's counters by name, while the NIC is open
 	LeastTx   int               // fewest free TX chunks that the engine has met
+	Discarded uint64            // frames and packets lost for NICConfig.Loss
 	Queue     xdpnic.Stats      // only of a count, and after the NIC was closed
 	Late      time.Duration     // by how much the process has run late since it was started: see schedlat
 	Spells    []schedlat.Spell  // and in which seconds

@@ -35,6 +35,11 @@ type SoakConfig struct {
 	Kills int
 	Bytes uint64
 
+	// Direct moves Bytes over one veth pair, on which GSO packets stay whole, instead of through faults. The queues lose
+	// this share of the frames and packets that arrive: Loss.
+	Direct bool
+	Loss   float64
+
 	// Hostile seals the connections, and floods both sides with forged frames.
 	Hostile bool
 	// Plain leaves a hostile soak's connections unsealed. Frames are forged then as by an attacker off the path.
@@ -72,6 +77,9 @@ type SoakReport struct {
 	Resent              uint64 // frames
 	InPackets           uint64 // frames that left in GSO packets
 	Bytes               uint64 `json:",omitempty"` // of SoakConfig.Bytes, each checked
+	Direct              bool   `json:",omitempty"` // as in SoakConfig
+	Packets             uint64 // GSO packets that arrived whole
+	Discarded           uint64 // frames and packets that the queues lost for SoakConfig.Loss
 
 	Kills int `json:",omitempty"` // of SoakConfig.Kills
 	// of Kills, those reported later than promised while a process waited for a CPU
@@ -113,8 +121,8 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 		cfg.Silence = vipl.DefaultSilence
 	}
 	cfg.choose()
-	report := SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, IP: cfg.IP, MTU: cfg.MTU, Agent: cfg.Agents}
-	bed, err := NewBed(BedConfig{MTU: cfg.MTU, IPv6: cfg.IP == 6, Agents: cfg.Agents, Args: cfg.Args, Stderr: cfg.Stderr})
+	report := SoakReport{Seed: cfg.Seed, Silence: cfg.Silence, IP: cfg.IP, MTU: cfg.MTU, Agent: cfg.Agents, Direct: cfg.Direct}
+	bed, err := NewBed(BedConfig{MTU: cfg.MTU, IPv6: cfg.IP == 6, Direct: cfg.Direct, Agents: cfg.Agents, Args: cfg.Args, Stderr: cfg.Stderr})
 	if err != nil {
 		return report, err
 	}
@@ -160,7 +168,8 @@ type soak struct {
 	hostile *testbed.Forger // while it floods,
 	floods  time.Time       // since then, but for the time in which it spared us
 
-	base [2]*Resources // of the worker's process after its first whole act; nil: not known
+	native [2]bool       // the mode in which a side opens its interface
+	base   [2]*Resources // of the worker's process after its first whole act; nil: not known
 
 	// Of the act.
 	flows int        // that each side has
@@ -233,7 +242,7 @@ func (s *soak) open() error {
 // reopen opens a side's interface and starts its flows.
 func (s *soak) reopen(side int) error {
 	s.cut = true
-	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile && !s.cfg.Plain}); err != nil {
+	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile && !s.cfg.Plain, Native: s.native[side], Loss: s.cfg.Loss}); err != nil {
 		return err
 	}
 	return s.startFlows(side)
@@ -272,7 +281,7 @@ const talkWithin = time.Minute
 
 // awaitTalk waits until every flow talks, as it must after each event.
 func (s *soak) awaitTalk(event string) error {
-	s.bed.Site.Middle.SetBoth(testbed.Faults{})
+	s.bed.setFaults(testbed.Faults{})
 	var from [2]*Report
 	r, err := s.bed.Until(max(talkWithin, 20*s.cfg.Silence), func(r [2]*Report) bool {
 		if from[0] == nil {
@@ -369,6 +378,8 @@ func (s *soak) add(side int, r *Report) {
 	s.report.Reads += r.Reads
 	s.report.Resent += r.Engine.Resent
 	s.report.InPackets += r.Engine.GSOSentFrames
+	s.report.Packets += r.Engine.GSOReceived
+	s.report.Discarded += r.Discarded
 }
 
 // note reports progress.
@@ -486,7 +497,7 @@ const (
 	bytesBatch   = 20 << 30
 )
 
-// bytes moves long messages in both directions through loss, duplication and reordering, until
+// bytes moves long messages in both directions through loss, duplication and reordering, or on a direct bed, until
 // SoakConfig.Bytes have come and been checked.
 func (s *soak) bytes() error {
 	before := s.bed.crossed()
@@ -496,7 +507,11 @@ func (s *soak) bytes() error {
 		}
 	}
 	n := s.bed.crossed().Since(before)
-	if n.Lost == 0 || n.Duplicated == 0 || n.Reordered == 0 {
+	switch r := &s.report; {
+	case s.cfg.Direct && (r.Packets == 0 || (r.Discarded == 0) != (s.cfg.Loss == 0)):
+		return fmt.Errorf("%d packets arrived whole, %d frames and packets were lost", r.Packets, r.Discarded)
+	case s.cfg.Direct:
+	case n.Lost == 0 || n.Duplicated == 0 || n.Reordered == 0:
 		return fmt.Errorf("the faults did not take place: %+v", n)
 	}
 	s.report.Events["bytes"]++
@@ -510,7 +525,7 @@ func (s *soak) moveBytes(before uint64) error {
 	}
 	f := bytesFaults
 	f.Seed = s.rng.Uint64()
-	s.bed.Site.Middle.SetBoth(f)
+	s.bed.setFaults(f)
 	for last := time.Now(); !s.over() && s.report.Bytes < min(s.cfg.Bytes, before+bytesBatch) && len(s.report.Violations) == 0; {
 		if err := s.pass(bytesLook); err != nil {
 			return err
@@ -535,7 +550,7 @@ func (s *soak) moveBytes(before uint64) error {
 			s.violated("nothing has come for %v", talkWithin)
 		}
 	}
-	s.bed.Site.Middle.SetBoth(testbed.Faults{})
+	s.bed.setFaults(testbed.Faults{})
 	if err := s.close(); err != nil {
 		return err
 	}

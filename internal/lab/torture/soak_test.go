@@ -124,6 +124,40 @@ func TestMovesOverIPv6(t *testing.T) {
 	undergo(t, BedConfig{IPv6: true, MTU: 9000}, some(append(flaps, moves...), "link down", "address moves", "address blinks", "MTU blinks"))
 }
 
+// A side comes back in the other XDP mode, with agents and with frames of several chunks, too. What takes the program or
+// the link away has the same consequences in either mode.
+func TestModeChanges(t *testing.T) {
+	t.Parallel()
+	all := map[string]event{}
+	for _, e := range events {
+		all[e.name] = e
+	}
+	change := all["XDP mode changes"]
+	for name, cfg := range map[string]BedConfig{"plain": {}, "IPv6, MTU 9000": {IPv6: true, MTU: 9000}, "agents": {Agents: true}, "direct": {Direct: true}} {
+		t.Run(name, func(t *testing.T) {
+			undergo(t, cfg, []event{change, all["calm"], change, all["detach"], change, all["link blinks"]})
+		})
+	}
+}
+
+// Bytes over one veth pair are all checked, and with losses, too. Packets arrive whole.
+func TestSoakDirect(t *testing.T) {
+	t.Parallel()
+	nstest.Require(t)
+	const bytes = 20_000_000
+	for _, loss := range []float64{0, 0.01} {
+		r, err := Soak(context.Background(), SoakConfig{
+			Bytes: bytes, Direct: true, Loss: loss, Flows: 2, Seed: 5, Silence: 10 * time.Second, Args: []string{asWorker}, Stderr: os.Stderr,
+		})
+		if err != nil {
+			t.Errorf("loss %v: %v: %q", loss, err, r.Violations)
+		}
+		if r.Bytes < bytes || r.Packets == 0 || r.InPackets < r.Packets || (r.Discarded > 0) != (loss > 0) || r.Audits != 1 || r.Accounted == 0 {
+			t.Errorf("loss %v: %+v", loss, r)
+		}
+	}
+}
+
 // An event that ends all connections does so again, whatever its first outcome was.
 func TestMovesAgain(t *testing.T) {
 	t.Parallel()

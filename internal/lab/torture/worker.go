@@ -194,6 +194,7 @@ func (p *traffic) report() (*Report, error) {
 	r.Late, r.Spells = p.lag.Late(), p.lag.Spells()
 	s := p.nic.Status()
 	r.Engine, r.Socket, r.LeastTx = s.Counters, s.Socket, int(p.nic.meter.leastTx.Load())
+	r.Discarded = p.nic.meter.discarded.Load()
 	var err error
 	r.Program, err = p.nic.opened.Counters()
 	return &r, err
