@@ -124,12 +124,15 @@ struct vx_nic {
 	unsigned watchers; /* wait for progress that a thread of libvipl has to make */
 	int armed;         /* such a thread will be called for the next completion */
 	struct vx_link *links[256];
+	struct vx_link *spent; /* those with receives to post again */
 };
 
 int vx_nic_open(const char *name, struct vx_nic **out);
 void vx_nic_close(struct vx_nic *nic);
 void vx_nic_progress(struct vx_nic *nic);         /* under the lock */
 void vx_nic_watch(struct vx_nic *nic, int change); /* under the lock */
+void vx_nic_spent(struct vx_link *link);          /* under the lock: it has receives to post again */
+void vx_nic_reposted(struct vx_link *link);       /* under the lock: it has none any more */
 void vx_progress_all(void);                       /* of all interfaces */
 void vx_watch_all(int change);                    /* the same for those that are opened later */
 int vx_errno(VIP_RETURN code);                    /* a positive fabric errno */
