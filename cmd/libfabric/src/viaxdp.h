@@ -44,7 +44,12 @@ enum {
 };
 
 #define VX_MAX_MESSAGE ((size_t)1 << 40)
-#define VX_PROTOCOL (FI_PROV_SPECIFIC | 0x5658)
+#define VX_PROTOCOL (1U << 31 | 0x5658) /* a provider's own */
+
+/* What libfabric 2 calls deprecated, and programs of version 1 ask for: mr_mode and comp_order. */
+enum { VX_MR_UNSPEC = 0, VX_MR_BASIC = 1, VX_MR_SCALABLE = 2 };
+#define VX_ORDER_NONE 0
+#define VX_ORDER_STRICT 0x1ff
 
 #define VX_TX_CAPS (FI_MSG | FI_RMA | FI_SEND | FI_READ | FI_WRITE)
 #define VX_RX_CAPS (FI_MSG | FI_RMA | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_MULTI_RECV)
