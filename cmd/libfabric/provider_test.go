@@ -122,7 +122,7 @@ func TestPingpong(t *testing.T) {
 func TestAgent(t *testing.T) {
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
-	here, there := agents(t, b)
+	here, there := agents(t, b, 3*programTime)
 	t.Run("suite", func(t *testing.T) {
 		suite(t, here, there, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends")
 	})

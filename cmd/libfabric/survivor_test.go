@@ -109,12 +109,12 @@ func TestTraffic(t *testing.T) {
 	program := survivor(t, "-O2")
 	dir := t.TempDir()
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=2500")
-	here, there := agents(t, b) // the clients share a queue
+	duration := testsize.Duration(t, "VIA_TRAFFIC", time.Second, 12*time.Second)
+	here, there := agents(t, b, duration+3*programTime) // the clients share a queue
 	own := []string{"VIA_RUNTIME_DIR=" + dir, "VIA_VERBOSE=0"}
 	b, here = there.with(own...), here.with(own...)
 	b.as, here.as = nil, nil
 	random := rand.New(rand.NewPCG(testsize.Seed(t), 0))
-	duration := testsize.Duration(t, "VIA_TRAFFIC", time.Second, 12*time.Second)
 	tr := &traffic{T: t, bed: here, program: program, dir: dir, first: map[int]holdings{}, memory: map[int]int{}}
 	tr.serve()
 	tr.stays = connectedClient(t, b, program, "0", "forever")
@@ -206,14 +206,13 @@ func (t *traffic) rest() {
 	for i, p := range []*process{t.server, t.stays} {
 		pid := p.Process.Pid
 		var now holdings
-		least, samples := holdings{}, 0 // at first: reads and writes have a region each for as long as they run
+		least, samples := holdings{}, 0 // at first: a read or write has a region for as long as it runs
 		settled := await.Comes(func() bool {
 			var ok bool
 			now, ok = held(t.dir, pid)
-			if was, known := t.first[pid]; known {
-				spare := now.threads <= was.threads+2 // Go may keep a thread or two
-				now.threads = was.threads
-				return ok && spare && now == was
+			if was, known := t.first[pid]; known { // Go may keep a thread or two
+				return ok && now.VIs == was.VIs && now.regions <= was.regions+1 && now.cqs == was.cqs && now.tags == was.tags &&
+					now.fds <= was.fds && now.threads <= was.threads+2
 			}
 			if !ok {
 				samples = 0
