@@ -2,6 +2,9 @@
 // package mvich. A small program of its own, probe.c, is compiled by mpicc.mpich
 // and started by package mpirun: each rank in a namespace with an interface that
 // never has an XDP program, so that the kernel's offloads are all there.
+//
+// The same program of Open MPI, started by its mpirun, measures that over TCP and over libfabric's
+// provider viaxdp.
 package mpich
 
 import (
@@ -19,6 +22,7 @@ import (
 	"strconv"
 	"strings"
 
+	"viaxdp/internal/lab/openmpi"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/ops/mpirun"
 )
@@ -81,6 +85,7 @@ type Run struct {
 	Flags      bool // the figures are flags, as of via-xdp mpibench
 	Lossy      bool // the ranks are joined by a hub that loses a share of the frames
 	Loss       float64
+	OpenMPI    openmpi.Transport // Program is that of BuildOpenMPI, and its ranks send over this; nil: it is not
 }
 
 // Row is the result of a benchmark for one size: times in microseconds, and bandwidth in MB/s of
@@ -115,10 +120,16 @@ func (r Run) Measure(ctx context.Context) ([]Row, error) {
 		args = append(args, arg)
 	}
 	args = append(args, r.Names...)
-	err := mpirun.Run(ctx, mpirun.Job{
-		Ranks: r.Ranks, Program: append(r.Program[:len(r.Program):len(r.Program)], args...),
-		Env: tcpOnly, MTU: r.MTU, Bind: true, Lossy: r.Lossy, Loss: r.Loss, Stdout: &out, Stderr: &errs,
-	})
+	program := append(r.Program[:len(r.Program):len(r.Program)], args...)
+	var err error
+	if r.OpenMPI != nil {
+		err = r.openMPI(ctx, program, &out)
+	} else {
+		err = mpirun.Run(ctx, mpirun.Job{
+			Ranks: r.Ranks, Program: program,
+			Env: tcpOnly, MTU: r.MTU, Bind: true, Lossy: r.Lossy, Loss: r.Loss, Stdout: &out, Stderr: &errs,
+		})
+	}
 	if err != nil {
 		if said := bytes.TrimSpace(errs.Bytes()); len(said) > 0 {
 			err = fmt.Errorf("%w: %s", err, said)

@@ -8,7 +8,7 @@
 //	|    client  via0 | ==== | via0  server    |   a namespace each
 //	+-----------------+      +-----------------+
 //
-// The pair never has an XDP program: it would take the kernel's offloads away,
+// The pair has no XDP program, but while [VIARows] run: it would take the kernel's offloads away,
 // which these programs live on. The pair is the only way between the two
 // namespaces, so that whatever a program reports has gone over it.
 //

@@ -230,30 +230,36 @@ func parseIperf3(out string, bytes int) (Figures, error) {
 // pingpongRows are libfabric's provider tcp: its connected endpoints, and the
 // reliable datagrams that its utility provider ofi_rxm makes of them.
 func pingpongRows() []Row {
-	row := func(endpoint, summary string) Row {
-		flags := func(j job) []string {
-			return []string{
-				"-p", "tcp", "-e", endpoint, "-d", j.device,
-				"-I", strconv.Itoa(j.iterations()), "-S", strconv.Itoa(j.bytes),
-			}
-		}
-		// The domain alone does not keep the provider from other interfaces.
-		env := func(j job) []string { return []string{"FI_TCP_IFACE=" + j.device} }
-		return Row{
-			Name: "fi_pingpong-" + endpoint, Program: find("fi_pingpong"), Summary: summary,
-			Latency: true, minBytes: 1, polls: true, await: tcp,
-			server: func(j job) command {
-				return command{append([]string{"fi_pingpong", "-B", j.portArg()}, flags(j)...), env(j)}
-			},
-			client: func(j job) command {
-				return command{append(append([]string{"fi_pingpong", "-P", j.portArg()}, flags(j)...), j.addr.String()), env(j)}
-			},
-			parse: parsePingpong,
+	return []Row{
+		pingpongRow("msg", "tcp", "fi_pingpong, provider tcp, connected endpoints, polling"),
+		pingpongRow("rdm", "tcp", "fi_pingpong, provider tcp with ofi_rxm, reliable datagrams, polling"),
+	}
+}
+
+// pingpongRow is fi_pingpong with a type of endpoints of a provider.
+func pingpongRow(endpoint, provider, summary string) Row {
+	flags := func(j job) []string {
+		return []string{
+			"-p", provider, "-e", endpoint, "-d", j.device,
+			"-I", strconv.Itoa(j.iterations()), "-S", strconv.Itoa(j.bytes),
 		}
 	}
-	return []Row{
-		row("msg", "fi_pingpong, provider tcp, connected endpoints, polling"),
-		row("rdm", "fi_pingpong, provider tcp with ofi_rxm, reliable datagrams, polling"),
+	// The domain alone does not keep the provider from other interfaces.
+	env := func(j job) []string { return []string{"FI_TCP_IFACE=" + j.device, "FI_VIAXDP_IFACE=" + j.device} }
+	name := "fi_pingpong-" + endpoint
+	if core, _, _ := strings.Cut(provider, ";"); core != "tcp" {
+		name += "-" + core
+	}
+	return Row{
+		Name: name, Program: find("fi_pingpong"), Summary: summary,
+		Latency: true, minBytes: 1, polls: true, await: tcp,
+		server: func(j job) command {
+			return command{append([]string{"fi_pingpong", "-B", j.portArg()}, flags(j)...), env(j)}
+		},
+		client: func(j job) command {
+			return command{append(append([]string{"fi_pingpong", "-P", j.portArg()}, flags(j)...), j.addr.String()), env(j)}
+		},
+		parse: parsePingpong,
 	}
 }
 

@@ -154,7 +154,7 @@ func (p *process) await(ctx context.Context, at string, ready func(*process) (bo
 // figures that are not comparable.
 func environment() []string {
 	env := []string{"LC_ALL=C"}
-	for _, key := range []string{"PATH", "LD_LIBRARY_PATH"} {
+	for _, key := range []string{"PATH", "LD_LIBRARY_PATH", "FI_PROVIDER_PATH"} {
 		if v, ok := os.LookupEnv(key); ok {
 			env = append(env, key+"="+v)
 		}

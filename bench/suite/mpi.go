@@ -11,7 +11,9 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/mpich"
+	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/openmpi"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/mvich/mpibench"
 )
@@ -19,8 +21,8 @@ import (
 // mpiGroups start ranks of mvich, and of MPICH where it is installed, and have them run the
 // benchmarks that users of MPI know.
 var mpiGroups = []group{{
-	slow: true, name: "layers-osu", title: "Ohio State University's benchmarks: mvich by each protocol, and MPICH",
-	turn: 36 * time.Second,
+	slow: true, name: "layers-osu", title: "Ohio State University's benchmarks: mvich by each protocol, MPICH, and Open MPI over TCP and libfabric",
+	turn: 60 * time.Second,
 	run: func(s *session) (*report.Group, error) {
 		cpus, err := testbed.AllowedCPUs()
 		if err != nil {
@@ -32,6 +34,7 @@ var mpiGroups = []group{{
 			fmt.Sprintf("Ranks in namespaces of their own, each bound to a CPU, joined by a veth pair, more than two by a bridge: two of latency, bw and bibw, %d of the others. Latency is one way, times are means, bandwidth is that of all ranks together, in windows of 64 messages; buffers are the same again and again.", most),
 			"Iterations are OSU's, fewer of long messages, and the same of both.",
 			"mvich-eager, -r3, -rget, -rput: all messages by that protocol; eager as far as they go in one packet. mvich chooses.",
+			"openmpi-tcp, -viaxdp: Debian's Open MPI over the kernel's TCP, and over libfabric's providers viaxdp and ofi_rxm.",
 		}}, osuRows, jobs)
 	},
 }, {
@@ -57,25 +60,28 @@ const (
 	jobTime = 5 * time.Minute // bounds a run
 )
 
-// A rankRow is mvich by a protocol, or MPICH.
+// A rankRow is mvich by a protocol, MPICH, or Open MPI.
 type rankRow struct {
 	name     string
-	protocol string // empty: MPICH
-	most     int    // bytes of a message; 0: any
+	protocol string            // of mvich; empty: another MPI
+	most     int               // bytes of a message; 0: any
+	open     openmpi.Transport // Open MPI's; nil: it is not Open MPI
 }
 
-var autoRows = []rankRow{{mvichRow, "auto", 0}, {mpichRow, "", 0}}
+var autoRows = []rankRow{{name: mvichRow, protocol: "auto"}, {name: mpichRow}}
 
 // osuRows has eager messages up to the largest size of the axis that goes in one packet.
 var osuRows = append(slices.Clone(autoRows),
-	rankRow{"mvich-eager", "eager", 4096}, rankRow{"mvich-r3", "r3", 0}, rankRow{"mvich-rget", "rget", 0}, rankRow{"mvich-rput", "rput", 0})
+	rankRow{name: "mvich-eager", protocol: "eager", most: 4096}, rankRow{name: "mvich-r3", protocol: "r3"},
+	rankRow{name: "mvich-rget", protocol: "rget"}, rankRow{name: "mvich-rput", protocol: "rput"},
+	rankRow{name: "openmpi-tcp", open: openmpi.TCP}, rankRow{name: "openmpi-viaxdp", open: openmpi.VIA})
 
 // A rankJob is benchmarks that the same ranks run one after the other.
 type rankJob struct {
 	names []string
 	ranks int
 	mpibench.Options
-	theirs int // iterations of MPICH; 0: as many
+	theirs int // iterations of another MPI; 0: as many
 
 	lossy bool // the ranks are joined by a hub that loses a share of the frames
 	loss  float64
@@ -122,7 +128,42 @@ func lossyJobs() (jobs []rankJob) {
 	return jobs
 }
 
-// ranks runs all jobs of each row in each turn. A job that MPICH fails is not tried with it
+// others are programs of other MPI implementations, by row. A row that has none has a note.
+func (s *session) others(g *report.Group, rows []rankRow, dir string) (map[string]string, error) {
+	programs := map[string]string{}
+	leave := func(r rankRow, why string) {
+		g.Notes = append(g.Notes, fmt.Sprintf("No figures of %s: %s.", r.name, why))
+	}
+	for _, r := range rows {
+		switch {
+		case r.protocol != "":
+			continue
+		case r.open == nil && !mpich.Installed():
+			leave(r, "MPICH is not installed (Debian's package "+mpich.Package+")")
+			continue
+		case r.open != nil && openmpi.Missing() != "":
+			leave(r, openmpi.Missing()+" is not installed (Debian's packages "+openmpi.Packages+")")
+			continue
+		case slices.Equal(r.open, openmpi.VIA) && !peers.ProviderInstalled():
+			leave(r, "libfabric does not find the provider viaxdp (make -C cmd/libfabric install, or FI_PROVIDER_PATH)")
+			continue
+		}
+		build := mpich.Build
+		if r.open != nil {
+			build = mpich.BuildOpenMPI
+		} else {
+			g.Base, g.Notes = mpichRow, append(g.Notes, mpichNote, "MPICH "+mpich.Version(s.ctx)+".")
+		}
+		path, err := build(s.ctx, dir)
+		if err != nil {
+			return nil, err
+		}
+		programs[r.name] = path
+	}
+	return programs, nil
+}
+
+// ranks runs all jobs of each row in each turn. A job that another MPI fails is not tried with it
 // again, since ranks that poll on too few CPUs may take long.
 func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) (*report.Group, error) {
 	if len(s.RankArgs) == 0 {
@@ -133,29 +174,26 @@ func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) (*repor
 		return nil, err
 	}
 	g.Conditions = s.starConditions()
-	var theirs []string // MPICH's program; none: it is not installed
-	if mpich.Installed() {
-		dir, err := os.MkdirTemp("", "via-xdp-mpich-")
-		if err != nil {
-			return nil, err
-		}
-		defer os.RemoveAll(dir)
-		path, err := mpich.Build(s.ctx, dir)
-		if err != nil {
-			return nil, err
-		}
-		theirs = []string{path}
-		g.Base, g.Notes = mpichRow, append(g.Notes, mpichNote, "MPICH "+mpich.Version(s.ctx)+".")
-	} else {
-		g.Notes = append(g.Notes, fmt.Sprintf("No figures of %s: MPICH is not installed (Debian's package %s).", mpichRow, mpich.Package))
+	dir, err := os.MkdirTemp("", "via-xdp-mpi-")
+	if err != nil {
+		return nil, err
 	}
-	failed := make([]bool, len(jobs))
+	defer os.RemoveAll(dir)
+	others, err := s.others(g, rows, dir)
+	if err != nil {
+		return nil, err
+	}
+	type place struct {
+		row string
+		job int
+	}
+	failed := map[place]bool{}
 	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
 		for i, job := range jobs {
 			for _, row := range rows {
-				program, isMPICH := slices.Concat([]string{self}, s.RankArgs, []string{"--protocol=" + row.protocol}), row.protocol == ""
-				if isMPICH {
-					if program = theirs; theirs == nil || failed[i] {
+				program, ours, at := slices.Concat([]string{self}, s.RankArgs, []string{"--protocol=" + row.protocol}), row.protocol != "", place{row.name, i}
+				if !ours {
+					if program = []string{others[row.name]}; program[0] == "" || failed[at] {
 						continue
 					}
 				}
@@ -165,9 +203,9 @@ func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) (*repor
 				switch {
 				case s.ctx.Err() != nil:
 					return context.Cause(s.ctx)
-				case err != nil && isMPICH: // ours stands without it
-					failed[i] = true
-					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, mpichRow+", "+what, turn, err))
+				case err != nil && !ours: // ours stands without it
+					failed[at] = true
+					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, row.name+", "+what, turn, err))
 				case err != nil:
 					return fmt.Errorf("%s, %s: %w", row.name, what, err)
 				}
@@ -198,7 +236,7 @@ func (s *session) runRanks(t *sheet, row rankRow, job rankJob, program []string)
 	defer cancel()
 	rows, err := mpich.Run{
 		Program: program, Names: job.names, Ranks: job.ranks, MTU: s.mtu(), Flags: row.protocol != "", Lossy: job.lossy, Loss: job.loss,
-		Min: o.MinSize, Max: o.MaxSize, Step: o.Step, Iterations: o.Iterations, Warmup: o.Warmup, MostBytes: o.MostBytes,
+		Min: o.MinSize, Max: o.MaxSize, Step: o.Step, Iterations: o.Iterations, Warmup: o.Warmup, MostBytes: o.MostBytes, OpenMPI: row.open,
 	}.Measure(ctx)
 	if err != nil {
 		return err

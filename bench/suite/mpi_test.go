@@ -15,6 +15,7 @@ import (
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/openmpi"
 	"viaxdp/mvich"
 	"viaxdp/mvich/mpibench"
 	"viaxdp/mvich/pmi"
@@ -112,7 +113,7 @@ func TestArgumentsMissing(t *testing.T) {
 	}
 }
 
-// Each benchmark has its figure by each protocol at each size, and so has MPICH where it is
+// Each benchmark has its figure by each protocol at each size, and so have MPICH and Open MPI where they are
 // installed. Sizes that do not fit in a packet have no figure of the eager protocol.
 func TestOSU(t *testing.T) {
 	nstest.Require(t)
@@ -122,7 +123,8 @@ func TestOSU(t *testing.T) {
 	nstest.Must(t, err)
 	g := r.Group("layers-osu")
 	for _, row := range osuRows {
-		if row.name == mpichRow && !mpich.Installed() {
+		if row.name == mpichRow && !mpich.Installed() || row.open != nil && openmpi.Missing() != "" ||
+			slices.Equal(row.open, openmpi.VIA) && !peers.ProviderInstalled() {
 			continue
 		}
 		s := g.Row(row.name)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -25,7 +26,7 @@ var peersNotes = []string{
 	"All latencies are half of a round trip. fi_pingpong tells no median: its mean stands in that column, and the name says so. " +
 		"With reliable datagrams (rdm) it counts the time of connecting, too, which a short run shows.",
 	"Other programs measure for a second at least, those of this suite for the time of a measurement, five times.",
-	"Programs that end in -spin, fi_pingpong and ucx_perftest poll; the others sleep. " +
+	"Programs that end in -spin, fi_pingpong, libvipl-pingpong and ucx_perftest poll; the others sleep. " +
 		"A message of iperf3 is a block that it writes, which TCP may join with others.",
 }
 
@@ -35,13 +36,13 @@ type contest struct {
 	programs []peers.Row
 }
 
-// peersContests are at the session's MTU, and at the largest of a veth pair for
+// peersContests, with rows over VIs, are at the session's MTU, and at the largest of a veth pair for
 // streams of long messages, which TCP's offloads carry whole at any MTU.
-func peersContests(s *session) []contest {
+func peersContests(s *session, via []peers.Row) []contest {
 	ours := plain(delivery, tcpSpin)
 	list := []contest{{
 		part:     exchange(ours, fewer(s.Quick, []int{64, 65536}, 64)),
-		programs: peers.Rows(),
+		programs: slices.Concat(peers.Rows(), via),
 	}}
 	list[0].mtu = s.mtu()
 	if s.Quick || s.mtu() == largestMTU {
@@ -79,7 +80,14 @@ func (s *session) peers() (*report.Group, error) {
 			return nil, err
 		}
 	}
-	contests := peersContests(s)
+	dir, err := os.MkdirTemp("", "via-xdp-peers-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	_ = peers.BuildVIA(s.ctx, dir) // what is missing then has a note
+	via, missing := peers.VIARows(dir)
+	contests := peersContests(s, via)
 	var parts []part
 	for _, c := range contests {
 		parts = append(parts, c.part)
@@ -89,6 +97,9 @@ func (s *session) peers() (*report.Group, error) {
 		g.Notes = append(g.Notes, r.Name+": "+r.Summary+".")
 	}
 	g.Notes = append(g.Notes, versions(s.ctx, peers.Programs())...)
+	for _, what := range missing {
+		g.Notes = append(g.Notes, "No figures of "+what+".")
+	}
 	type place struct {
 		series string
 		bytes  int

@@ -119,7 +119,7 @@ func TestPeers(t *testing.T) {
 // rivals by name. They also give the MTU, and say if a mean stands for a median.
 func TestPeersContests(t *testing.T) {
 	s := newSession(t.Context(), Config{})
-	contests := peersContests(s)
+	contests := peersContests(s, nil)
 	if len(contests) != 2 || contests[0].mtu != DefaultMTU || contests[1].mtu != largestMTU {
 		t.Fatalf("%+v", contests)
 	}
@@ -141,7 +141,7 @@ func TestPeersContests(t *testing.T) {
 		t.Errorf("names twice among %v", names)
 	}
 	s.MTU = largestMTU
-	if n := len(peersContests(s)); n != 1 {
+	if n := len(peersContests(s, nil)); n != 1 {
 		t.Errorf("%d contests at the largest MTU", n)
 	}
 }

@@ -169,8 +169,8 @@ func suite(t testing.TB, a, b *bed, program, provider, address string, tests ...
 	}
 }
 
-// agents is the bed for users without privilege: each namespace has an agent.
-func agents(t *testing.T, b *bed) (here, there *bed) {
+// agents is the bed for users without privilege: each namespace has an agent, for at most a time.
+func agents(t *testing.T, b *bed, most time.Duration) (here, there *bed) {
 	dir, err := os.MkdirTemp("", "libfabric-agent") // t.TempDir is root's alone
 	if err == nil {
 		t.Cleanup(func() { os.RemoveAll(dir) })
@@ -185,7 +185,7 @@ func agents(t *testing.T, b *bed) (here, there *bed) {
 	agent := func(n *nstest.NS, name string) *bed {
 		socket := filepath.Join(dir, name, "agent.sock")
 		// t.Context ends before it is stopped.
-		ctx, cancel := context.WithTimeout(context.Background(), 3*programTime)
+		ctx, cancel := context.WithTimeout(context.Background(), most)
 		t.Cleanup(cancel)
 		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", settings, "--socket", socket, "--no-fdstored")}
 		p.Stdout, p.Stderr = &p.out, &p.out

@@ -1,7 +1,6 @@
 package libfabric
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"os"
@@ -9,9 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 )
@@ -62,53 +59,6 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// Clients are killed in the midst of transfers, one after the other. The server notices each, and leaks nothing:
-// the sanitizer finds what it does not free.
-func TestSurvivor(t *testing.T) {
-	dir := build(t)
-	program := dir + "/survivor"
-	args := append(strings.Fields(sanitizers), "-std=gnu11", "-Wall", "-Wextra", "-Werror", "testdata/survivor/survivor.c", "-o", program, "-lfabric")
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=2000")
-	const clients = 12
-	s := b.start(t, b.a, program, "server", b.a.IPv4.String(), fmt.Sprint(clients))
-	for i := range clients {
-		c := connectedClient(t, b, program)
-		time.Sleep(time.Duration(i%4*150) * time.Millisecond)
-		c.Process.Kill()
-		c.Wait()
-	}
-	if out := s.finish(t); !strings.Contains(out, fmt.Sprintf("survivor: %d clients", clients)) {
-		t.Errorf("it said %q", out)
-	}
-}
-
-// connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
-func connectedClient(t *testing.T, b *bed, program string) *exec.Cmd {
-	t.Helper()
-	var c *exec.Cmd
-	if !await.Comes(func() bool {
-		c = exec.CommandContext(t.Context(), program, "client", b.a.IPv4.String())
-		c.Env = b.env
-		out, err := c.StdoutPipe()
-		if err == nil {
-			err = b.b.Do(c.Start)
-		}
-		nstest.Must(t, err)
-		line, _ := bufio.NewReader(out).ReadString('\n')
-		if line != "connected\n" {
-			c.Wait()
-			return false
-		}
-		return true
-	}) {
-		t.Fatal("no client connects")
-	}
-	return c
-}
-
 // fi_info lists the provider, by itself and below ofi_rxm.
 func TestInfo(t *testing.T) {
 	build(t)
@@ -124,23 +74,23 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// pingpong are fi_pingpong's arguments; it checks data.
-func pingpong(kind string, more ...string) []string {
+// pingpong are fi_pingpong and its arguments; it checks data.
+func pingpong(program, kind string, more ...string) []string {
 	provider, endpoint := "viaxdp", "msg"
 	if kind == "rdm" {
 		provider, endpoint = "viaxdp;ofi_rxm", "rdm"
 	}
-	return append([]string{"fi_pingpong", "-p", provider, "-e", endpoint, "-c", "-I", "10", "-S", "all"}, more...)
+	return append([]string{program, "-p", provider, "-e", endpoint, "-c", "-I", "10", "-S", "all"}, more...)
 }
 
 // largest is the last size of fi_pingpong -S all.
 const largest = "\n6m "
 
-func runPingpong(t *testing.T, a, b *bed, kind string) {
+func runPingpong(t *testing.T, program string, a, b *bed, kind string) {
 	t.Helper()
-	s := a.start(t, a.a, pingpong(kind)...)
+	s := a.start(t, a.a, pingpong(program, kind)...)
 	listens(t, a.a, 47592)
-	out := b.start(t, b.b, pingpong(kind, a.a.IPv4.String())...).finish(t)
+	out := b.start(t, b.b, pingpong(program, kind, a.a.IPv4.String())...).finish(t)
 	if t.Failed() {
 		s.Process.Kill()
 	}
@@ -162,7 +112,7 @@ func TestPingpong(t *testing.T) {
 		for _, mtu := range []int{1500, 9000} {
 			t.Run(fmt.Sprint(kind, " ", mtu), func(t *testing.T) {
 				b := newBed(t, nstest.Options{MTU: mtu})
-				runPingpong(t, b, b, kind)
+				runPingpong(t, "fi_pingpong", b, b, kind)
 			})
 		}
 	}
@@ -172,12 +122,12 @@ func TestPingpong(t *testing.T) {
 func TestAgent(t *testing.T) {
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
-	here, there := agents(t, b)
+	here, there := agents(t, b, 3*programTime)
 	t.Run("suite", func(t *testing.T) {
 		suite(t, here, there, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends")
 	})
-	t.Run("msg", func(t *testing.T) { runPingpong(t, here, there, "msg") })
-	t.Run("rdm", func(t *testing.T) { runPingpong(t, here, there, "rdm") })
+	t.Run("msg", func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, "msg") })
+	t.Run("rdm", func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, "rdm") })
 	t.Run("one host", func(t *testing.T) { // each program has a queue
 		local := *here
 		local.b = here.a

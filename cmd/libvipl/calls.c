@@ -226,6 +226,18 @@ VIP_RETURN VipPostRecv(VIP_VI_HANDLE vi, VIP_DESCRIPTOR *descriptor, VIP_MEM_HAN
 	return CALL(viago_post(H(vi), 1, H(descriptor), handle));
 }
 
+VIP_RETURN VipxPostSendLater(VIP_VI_HANDLE vi, VIP_DESCRIPTOR *descriptor, VIP_MEM_HANDLE handle)
+{
+	REQUIRE(via_find(vi, VIA_VI));
+	return CALL(viago_post_later(H(vi), H(descriptor), handle));
+}
+
+VIP_RETURN VipxPostRecvs(VIP_VI_HANDLE vi, VIP_DESCRIPTOR **descriptors, VIP_ULONG *count, VIP_MEM_HANDLE handle)
+{
+	REQUIRE(via_find(vi, VIA_VI) && descriptors && count);
+	return CALL(viago_post_recvs(H(vi), (uintptr_t *)descriptors, count, handle));
+}
+
 /*
  * The descriptor is NULL whenever there is none: programs take them off until it is.
  */

@@ -40,6 +40,44 @@ func viago_post(h C.uintptr_t, recv C.int, at C.uintptr_t, handle C.VIP_MEM_HAND
 	return code(v.PostSend(descriptor(&at), vipl.MemHandle(handle)))
 }
 
+//export viago_post_later
+func viago_post_later(h, at C.uintptr_t, handle C.VIP_MEM_HANDLE) C.int {
+	bigstack.Reserve()
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	return code(v.PostSendLater(descriptor(&at), vipl.MemHandle(handle)))
+}
+
+// viago_post_recvs posts the first *count descriptors of list, and leaves in *count how many it has posted.
+//
+//export viago_post_recvs
+func viago_post_recvs(h C.uintptr_t, list *C.uintptr_t, count *C.VIP_ULONG, handle C.VIP_MEM_HANDLE) C.int {
+	bigstack.Reserve()
+	wanted := *count
+	*count = 0
+	v := find[vi](h)
+	if v == nil {
+		return C.VIP_INVALID_PARAMETER
+	}
+	for wanted > 0 { // a queue that is full ends it, whatever the program's number is
+		var ds [32]*vipl.Descriptor
+		some := ds[:min(wanted, C.VIP_ULONG(len(ds)))]
+		for i, at := range unsafe.Slice(list, len(some)) {
+			some[i] = descriptor(&at)
+		}
+		n, err := v.PostRecvs(some, vipl.MemHandle(handle))
+		*count += C.VIP_ULONG(n)
+		if err != nil {
+			return code(err)
+		}
+		list = (*C.uintptr_t)(unsafe.Add(unsafe.Pointer(list), uintptr(n)*unsafe.Sizeof(*list)))
+		wanted -= C.VIP_ULONG(n)
+	}
+	return C.VIP_SUCCESS
+}
+
 //export viago_done
 func viago_done(h C.uintptr_t, recv, tend C.int, out *C.uintptr_t) C.int {
 	bigstack.Reserve()

@@ -18,6 +18,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -297,6 +298,57 @@ func TestQueues(t *testing.T) {
 	lib := library(t)
 	b := newBedOf(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
 	b.one(t, compilers[0].compile(t, lib, "abi"), "server", "via0", "queues")
+}
+
+// While a program polls, no thread of the library wakes up more often than some hundred times a second: each time may cost
+// the program its CPU.
+func TestQuietThreads(t *testing.T) {
+	t.Parallel()
+	lib := library(t)
+	b := newBed(t, 1500)
+	program := compilers[0].compile(t, lib, "pingpong")
+	s := b.start(t, b.a, program, "server", "via0", "2000000", "64")
+	c := b.start(t, b.b, program, "client", "via0", b.a.IPv4.String(), "2000000", "64")
+	defer func() {
+		for _, p := range []*process{s, c} {
+			p.Process.Kill()
+			p.Wait()
+		}
+	}()
+	slack := fmt.Sprintf("/proc/%d/task/*", c.Process.Pid)
+	relaxed := 0
+	if !await.Comes(func() bool {
+		relaxed = 0
+		threads, _ := filepath.Glob(slack)
+		for _, task := range threads {
+			text, _ := os.ReadFile("/proc/" + filepath.Base(task) + "/timerslack_ns")
+			if strings.TrimSpace(string(text)) == "10000000" {
+				relaxed++
+			}
+		}
+		return relaxed > 0
+	}) || relaxed != 1 {
+		t.Fatalf("%d threads have the monitor's timer slack", relaxed)
+	}
+	wakeups := func() map[string]int {
+		counts := map[string]int{}
+		threads, _ := filepath.Glob(slack)
+		for _, task := range threads {
+			text, _ := os.ReadFile(task + "/status")
+			_, after, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+			var n int
+			fmt.Sscan(after, &n)
+			counts[task] = n
+		}
+		return counts
+	}
+	before, began := wakeups(), time.Now()
+	time.Sleep(time.Second)
+	for task, n := range wakeups() {
+		if rate := float64(n-before[task]) / time.Since(began).Seconds(); rate > 500 {
+			t.Errorf("%s wakes up %.0f times a second", task, rate)
+		}
+	}
 }
 
 // Programs with the same key are connected with each other, by sealed frames; one with

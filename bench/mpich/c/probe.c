@@ -1,6 +1,6 @@
 /* What via-xdp mpibench measures, for another MPI: the same benchmarks, windows
  * and columns, so that the two can stand side by side. Latency has quantiles
- * behind the mean. Usage, by a launcher that speaks PMI-1 on PMI_FD:
+ * behind the mean. Usage, by a launcher that speaks PMI-1 on PMI_FD, or Open MPI's:
  * probe MIN MAX STEP ITERATIONS WARMUP MOST_BYTES NAME...
  * where 0 stands for OSU's, or no limit, as in mpibench.Options. */
 #include <mpi.h>
@@ -84,6 +84,10 @@ static void pmi(const char *command) {
  * not look for messages. The barrier keeps connections open until all are done. */
 static void leave(void) {
 	MPI_Barrier(MPI_COMM_WORLD);
+	if (!getenv("PMI_FD")) {
+		MPI_Finalize();
+		exit(0);
+	}
 	pmi("cmd=barrier_in\n");
 	pmi("cmd=finalize\n");
 	_exit(0);
@@ -120,7 +124,7 @@ int main(int argc, char **argv) {
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &size);
-	if (argc < 8 || !getenv("PMI_FD"))
+	if (argc < 8)
 		return MPI_Abort(MPI_COMM_WORLD, 2);
 	int min = atoi(argv[1]), max = atoi(argv[2]), step = atoi(argv[3]), iterations = atoi(argv[4]), warmup = atoi(argv[5]);
 	long most = atol(argv[6]);

@@ -162,11 +162,11 @@ static int ep_fits(const struct fi_ep_attr *a)
 
 static int mr_fits(const struct question *q, int mode)
 {
-	if (!rma(q->hints) || mode == FI_MR_BASIC)
+	if (!rma(q->hints) || mode == VX_MR_BASIC)
 		return 1;
-	if (mode == FI_MR_UNSPEC)
+	if (mode == VX_MR_UNSPEC)
 		return q->version < FI_VERSION(1, 5);
-	return mode != FI_MR_SCALABLE && (mode & VX_MR_MODE) == VX_MR_MODE;
+	return mode != VX_MR_SCALABLE && (mode & VX_MR_MODE) == VX_MR_MODE;
 }
 
 static int domain_fits(const struct question *q, const struct fi_domain_attr *a)
@@ -217,7 +217,7 @@ static void describe(const struct question *q, struct fi_info *info)
 	info->tx_attr->caps = caps & (VX_TX_CAPS | FI_FENCE);
 	info->tx_attr->op_flags = HINT(tx_attr, op_flags, 0);
 	info->tx_attr->msg_order = VX_ORDER;
-	info->tx_attr->comp_order = FI_ORDER_NONE;
+	info->tx_attr->comp_order = VX_ORDER_NONE;
 	info->tx_attr->inject_size = VX_INJECT;
 	info->tx_attr->size = HINT(tx_attr, size, VX_TX_SIZE);
 	info->tx_attr->iov_limit = VX_IOV;
@@ -225,7 +225,7 @@ static void describe(const struct question *q, struct fi_info *info)
 	info->rx_attr->caps = caps & VX_RX_CAPS;
 	info->rx_attr->op_flags = HINT(rx_attr, op_flags, 0);
 	info->rx_attr->msg_order = VX_ORDER;
-	info->rx_attr->comp_order = FI_ORDER_STRICT;
+	info->rx_attr->comp_order = VX_ORDER_STRICT;
 	info->rx_attr->size = HINT(rx_attr, size, VX_RX_SIZE);
 	info->rx_attr->iov_limit = VX_IOV;
 	info->ep_attr->type = FI_EP_MSG;
@@ -239,10 +239,10 @@ static void describe(const struct question *q, struct fi_info *info)
 	d->data_progress = HINT(domain_attr, data_progress, FI_PROGRESS_MANUAL);
 	d->resource_mgmt = FI_RM_ENABLED;
 	d->av_type = HINT(domain_attr, av_type, FI_AV_UNSPEC);
-	d->mr_mode = h && h->domain_attr && (h->domain_attr->mr_mode == FI_MR_BASIC || h->domain_attr->mr_mode == FI_MR_UNSPEC) &&
-		q->version < FI_VERSION(1, 5) ? FI_MR_BASIC : VX_MR_MODE;
-	if (h && h->domain_attr && h->domain_attr->mr_mode == FI_MR_BASIC)
-		d->mr_mode = FI_MR_BASIC;
+	d->mr_mode = h && h->domain_attr && (h->domain_attr->mr_mode == VX_MR_BASIC || h->domain_attr->mr_mode == VX_MR_UNSPEC) &&
+		q->version < FI_VERSION(1, 5) ? VX_MR_BASIC : VX_MR_MODE;
+	if (h && h->domain_attr && h->domain_attr->mr_mode == VX_MR_BASIC)
+		d->mr_mode = VX_MR_BASIC;
 	if (!rma(h))
 		d->mr_mode = 0;
 	d->mr_key_size = sizeof(VIP_MEM_HANDLE);

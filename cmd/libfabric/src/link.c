@@ -49,7 +49,7 @@ void vx_link_attributes(VIP_VI_ATTRIBUTES *a)
 	a->EnableRdmaWrite = a->EnableRdmaRead = VIP_TRUE;
 }
 
-static VIP_RETURN post_receive(struct vx_link *link, struct vx_rx_slot *slot)
+static VIP_DESCRIPTOR *prepare(struct vx_link *link, struct vx_rx_slot *slot)
 {
 	VIP_DESCRIPTOR *d = &slot->d;
 
@@ -59,7 +59,12 @@ static VIP_RETURN post_receive(struct vx_link *link, struct vx_rx_slot *slot)
 	d->DS[0].Local.Data.Address = &slot->header;
 	d->DS[0].Local.Handle = link->handle;
 	d->DS[0].Local.Length = sizeof slot->header + VX_PIECE;
-	return VipPostRecv(link->vi, d, link->handle);
+	return d;
+}
+
+static VIP_RETURN post_receive(struct vx_link *link, struct vx_rx_slot *slot)
+{
+	return VipPostRecv(link->vi, prepare(link, slot), link->handle);
 }
 
 static VIP_RETURN make(struct vx_link *link)
@@ -136,6 +141,8 @@ void vx_link_close(struct vx_link *link)
 	pthread_mutex_lock(&nic->lock);
 	unhash(link);
 	vx_link_set(link, VX_DOWN);
+	if (link->spent_count)
+		vx_nic_reposted(link);
 	pthread_mutex_unlock(&nic->lock);
 	destroy(link);
 }
@@ -155,9 +162,10 @@ struct vx_tx_slot *vx_link_slot(struct vx_link *link)
 	return slot;
 }
 
-int vx_link_post(struct vx_link *link, struct vx_tx_slot *slot)
+int vx_link_post(struct vx_link *link, struct vx_tx_slot *slot, enum vx_bell bell)
 {
-	VIP_RETURN code = VipPostSend(link->vi, &slot->d, link->handle);
+	VIP_RETURN code = bell == VX_RING ? VipPostSend(link->vi, &slot->d, link->handle) :
+		VipxPostSendLater(link->vi, &slot->d, link->handle);
 
 	if (code == VIP_SUCCESS)
 		link->sends_tail++;
@@ -174,14 +182,14 @@ int vx_link_credit(struct vx_link *link)
 	return (int32_t)(link->limit - link->sent) > 0;
 }
 
-int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type type, size_t length)
+int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type type, size_t length, enum vx_bell bell)
 {
 	struct vx_header *h = &slot->header;
 	VIP_DESCRIPTOR *d = &slot->d;
 	int error;
 
 	h->type = (uint8_t)type;
-	h->limit = link->consumed + VX_CREDITS;
+	h->limit = link->reposted + VX_CREDITS;
 	h->acked = link->acked;
 	d->CS.Control = VIP_CONTROL_OP_SENDRECV;
 	d->CS.SegCount = 1;
@@ -189,7 +197,7 @@ int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type typ
 	d->DS[0].Local.Data.Address = h;
 	d->DS[0].Local.Handle = link->handle;
 	d->DS[0].Local.Length = d->CS.Length;
-	error = vx_link_post(link, slot);
+	error = vx_link_post(link, slot, bell);
 	if (error)
 		return error;
 	link->told = h->limit;
@@ -213,7 +221,7 @@ int vx_link_greet(struct vx_link *link, enum vx_type type, const union vx_addr *
 	memcpy(slot->data, &hello, sizeof hello);
 	if (length)
 		memcpy(slot->data + sizeof hello, data, length);
-	return vx_link_send(link, slot, type, sizeof hello + length);
+	return vx_link_send(link, slot, type, sizeof hello + length, VX_RING);
 }
 
 /* Messages without a credit that are due. What finds no slot is sent after the next completion. */
@@ -221,12 +229,12 @@ static void control(struct vx_link *link)
 {
 	struct vx_tx_slot *slot;
 
-	if (link->seen_owed && (slot = vx_link_slot(link)) && !vx_link_send(link, slot, VX_SEEN, 0))
+	if (link->seen_owed && (slot = vx_link_slot(link)) && !vx_link_send(link, slot, VX_SEEN, 0, VX_RING))
 		link->seen_owed = 0;
 	if (link->acks_owed && !link->acking && (slot = vx_link_slot(link)))
-		link->acking = !vx_link_send(link, slot, VX_ACK, 0);
-	if (link->consumed + VX_CREDITS - link->told >= VX_CREDITS / 2 && (slot = vx_link_slot(link)))
-		vx_link_send(link, slot, VX_CREDIT, 0);
+		link->acking = !vx_link_send(link, slot, VX_ACK, 0, VX_RING);
+	if (link->reposted + VX_CREDITS - link->told >= VX_CREDITS / 2 && (slot = vx_link_slot(link)))
+		vx_link_send(link, slot, VX_CREDIT, 0, VX_RING);
 }
 
 void vx_link_pump(struct vx_link *link)
@@ -247,12 +255,28 @@ void vx_link_pump(struct vx_link *link)
 	}
 }
 
-/* The program has the data of a piece: its receive is posted again, which is a credit. */
+void vx_link_repost(struct vx_link *link)
+{
+	VIP_ULONG n = link->spent_count;
+
+	link->spent_count = 0;
+	vx_nic_reposted(link);
+	if (link->state == VX_DOWN)
+		return;
+	VipxPostRecvs(link->vi, link->spent, &n, link->handle);
+	link->reposted += (uint32_t)n;
+}
+
+/* The program has the data of a piece: its receive can be posted again, which is a credit. */
 static void consume(struct vx_link *link, struct vx_rx_slot *slot)
 {
-	link->consumed++;
-	if (link->state != VX_DOWN)
-		post_receive(link, slot);
+	if (link->state == VX_DOWN)
+		return;
+	if (!link->spent_count)
+		vx_nic_spent(link);
+	link->spent[link->spent_count++] = prepare(link, slot);
+	if (link->spent_count == VX_SPENT)
+		vx_link_repost(link);
 }
 
 static struct vx_rx_slot *held(struct vx_link *link, unsigned i)

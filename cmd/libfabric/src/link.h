@@ -4,7 +4,8 @@
  * Both sides post VX_CREDITS + VX_RESERVE receives of VX_PIECE bytes. A message of the program is
  * cut into pieces, which are VI messages with a header each. A piece needs a credit: it may
  * be sent if fewer than the peer's limit were sent. The limit grows as the peer posts the
- * receives again, which it does when it has copied a piece to the program's memory. So a message
+ * receives again. It does so for VX_SPENT pieces that it has copied to the program's memory, or for fewer when it has
+ * nothing else to do: a post is a call into Go, and would delay the program's answer. So a message
  * for which the program has posted no receive waits, in the peer's receives and then at
  * this side, and the VI never lacks a receive.
  *
@@ -21,6 +22,7 @@ enum {
 	VX_CREDITS = 64,
 	VX_RESERVE = 8,
 	VX_RECEIVES = VX_CREDITS + VX_RESERVE,
+	VX_SPENT = 16, /* receives that are posted again together */
 	VX_SENDS = 64,
 	VX_PIECE = 16384 + 512, /* bytes of data in a piece: ofi_rxm's packets fit in one */
 	VX_RDMA_MAX = 1 << 20,  /* bytes of an RDMA descriptor */
@@ -98,13 +100,16 @@ struct vx_link {
 	unsigned sends_head, sends_tail; /* slots in use */
 
 	uint32_t sent, limit;       /* pieces; those that the peer has allowed */
-	uint32_t consumed, told;    /* the peer's pieces; the limit that it was told */
+	uint32_t reposted, told;    /* pieces consumed whose receives are posted again; the limit that the peer was told */
 	uint32_t acked, acks_owed;  /* arrived with VX_WANT_ACK; told of fewer */
 	uint32_t peer_acked;
 	int acking, seen_owed;      /* VX_ACK without VX_SEEN; VX_SEEN to send */
 
 	uint16_t held[VX_RECEIVES]; /* receive slots with pieces that wait, in order */
 	unsigned held_head, held_tail;
+	VIP_DESCRIPTOR *spent[VX_SPENT]; /* receives of pieces that were consumed, to post again */
+	unsigned spent_count;
+	struct vx_link *next_spent, **this_spent; /* in the list of the NIC while there are any */
 };
 
 struct vx_memory { /* one registered region */
@@ -125,9 +130,12 @@ void vx_link_attributes(VIP_VI_ATTRIBUTES *a);
 
 /* A free send slot with its header cleared, or NULL; and its way to the VI. */
 struct vx_tx_slot *vx_link_slot(struct vx_link *link);
-int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type type, size_t length);
+enum vx_bell { VX_RING, VX_RING_LATER }; /* later: with what the program posts next */
+
+int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type type, size_t length, enum vx_bell bell);
 int vx_link_credit(struct vx_link *link); /* a piece may be sent */
-int vx_link_post(struct vx_link *link, struct vx_tx_slot *slot);
+int vx_link_post(struct vx_link *link, struct vx_tx_slot *slot, enum vx_bell bell);
+void vx_link_repost(struct vx_link *link); /* posts spent receives */
 int vx_link_greet(struct vx_link *link, enum vx_type type, const union vx_addr *from, const void *data, size_t length);
 
 #endif

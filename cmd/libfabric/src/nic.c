@@ -141,6 +141,24 @@ void vx_nic_progress(struct vx_nic *nic)
 
 	for (i = 0; i < MOST && nic->handle && VipCQDone(nic->cq, &vi, &recv) == VIP_SUCCESS; i++)
 		completed(nic, vi, recv);
+	while (i == 0 && nic->spent) /* there is time */
+		vx_link_repost(nic->spent);
+}
+
+void vx_nic_spent(struct vx_link *link)
+{
+	link->next_spent = link->nic->spent;
+	link->this_spent = &link->nic->spent;
+	if (link->next_spent)
+		link->next_spent->this_spent = &link->next_spent;
+	link->nic->spent = link;
+}
+
+void vx_nic_reposted(struct vx_link *link)
+{
+	*link->this_spent = link->next_spent;
+	if (link->next_spent)
+		link->next_spent->this_spent = link->this_spent;
 }
 
 static void on_completion(VIP_PVOID context, VIP_NIC_HANDLE handle, VIP_VI_HANDLE vi, VIP_BOOLEAN recv)

@@ -10,7 +10,7 @@ static void cleanup(void)
 
 struct fi_provider vx_provider = {
 	.version = FI_VERSION(1, 0),
-	.fi_version = FI_VERSION(1, 17),
+	.fi_version = FI_VERSION(1, 17), /* or later, see below */
 	.name = "viaxdp",
 	.getinfo = vx_getinfo,
 	.fabric = vx_fabric_open,
@@ -23,6 +23,8 @@ struct fi_provider *fi_prov_ini(void)
 {
 	int timeout;
 
+	/* libfabric asks only providers of the version that the program names, and loads none of a later version than its own. */
+	vx_provider.fi_version = fi_version() < FI_VERSION(2, 1) ? fi_version() : FI_VERSION(2, 1);
 	fi_param_define(&vx_provider, "iface", FI_PARAM_STRING, "the only interface to report (default: all that can be opened)");
 	fi_param_define(&vx_provider, "connect_timeout", FI_PARAM_INT,
 		"milliseconds that a host has to answer a connection request (default: %d)", vx_connect_timeout);

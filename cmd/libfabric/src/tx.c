@@ -124,6 +124,12 @@ static int wants_ack(const struct vx_op *op)
 	return (op->flags & (FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE)) != 0;
 }
 
+/* The doorbell of the program's last operation is that of those with FI_MORE before it. */
+static enum vx_bell bell(const struct vx_op *op)
+{
+	return op->flags & FI_MORE ? VX_RING_LATER : VX_RING;
+}
+
 /* 1: all pieces are handed over. */
 static int hand_message(struct vx_link *link, struct vx_op *op)
 {
@@ -144,7 +150,7 @@ static int hand_message(struct vx_link *link, struct vx_op *op)
 		slot->header.flags = (uint8_t)flags;
 		slot->header.total = op->length;
 		slot->header.data = op->data;
-		if (vx_link_send(link, slot, VX_DATA, n))
+		if (vx_link_send(link, slot, VX_DATA, n, bell(op)))
 			return 0; /* it is being lost */
 		op->done += n;
 	} while (op->done < op->length);
@@ -251,7 +257,7 @@ static int hand_rdma(struct vx_link *link, struct vx_op *op)
 		slot->d.CS.SegCount = (VIP_UINT16)(1 + local_segments(link, op, slot, op->done, n));
 		slot->d.CS.Length = (VIP_UINT32)n;
 		slot->op = op;
-		if (vx_link_post(link, slot))
+		if (vx_link_post(link, slot, bell(op)))
 			return 0;
 		op->posted++;
 		op->done += n;
@@ -262,7 +268,7 @@ static int hand_rdma(struct vx_link *link, struct vx_op *op)
 		return 0;
 	slot->header.flags = (uint8_t)((op->flags & FI_REMOTE_CQ_DATA ? VX_HAS_DATA : 0) | (wants_ack(op) ? VX_WANT_ACK : 0));
 	slot->header.data = op->data;
-	return !vx_link_send(link, slot, VX_WROTE, 0);
+	return !vx_link_send(link, slot, VX_WROTE, 0, bell(op));
 }
 
 static void settle(struct vx_ep *ep, struct vx_op *op)

@@ -44,7 +44,12 @@ enum {
 };
 
 #define VX_MAX_MESSAGE ((size_t)1 << 40)
-#define VX_PROTOCOL (FI_PROV_SPECIFIC | 0x5658)
+#define VX_PROTOCOL (1U << 31 | 0x5658) /* a provider's own */
+
+/* What libfabric 2 calls deprecated, and programs of version 1 ask for: mr_mode and comp_order. */
+enum { VX_MR_UNSPEC = 0, VX_MR_BASIC = 1, VX_MR_SCALABLE = 2 };
+#define VX_ORDER_NONE 0
+#define VX_ORDER_STRICT 0x1ff
 
 #define VX_TX_CAPS (FI_MSG | FI_RMA | FI_SEND | FI_READ | FI_WRITE)
 #define VX_RX_CAPS (FI_MSG | FI_RMA | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_MULTI_RECV)
@@ -124,12 +129,15 @@ struct vx_nic {
 	unsigned watchers; /* wait for progress that a thread of libvipl has to make */
 	int armed;         /* such a thread will be called for the next completion */
 	struct vx_link *links[256];
+	struct vx_link *spent; /* those with receives to post again */
 };
 
 int vx_nic_open(const char *name, struct vx_nic **out);
 void vx_nic_close(struct vx_nic *nic);
 void vx_nic_progress(struct vx_nic *nic);         /* under the lock */
 void vx_nic_watch(struct vx_nic *nic, int change); /* under the lock */
+void vx_nic_spent(struct vx_link *link);          /* under the lock: it has receives to post again */
+void vx_nic_reposted(struct vx_link *link);       /* under the lock: it has none any more */
 void vx_progress_all(void);                       /* of all interfaces */
 void vx_watch_all(int change);                    /* the same for those that are opened later */
 int vx_errno(VIP_RETURN code);                    /* a positive fabric errno */

@@ -237,6 +237,54 @@ static void messages(VIP_RELIABILITY_LEVEL level)
 	part(p);
 }
 
+/* Several receives by one call, and sends whose doorbell is that of the last. */
+static void lists(VIP_RELIABILITY_LEVEL level)
+{
+	enum { N = 40 };
+	struct pair p = pair(level, NULL);
+	VIP_DESCRIPTOR *ds[N + 1];
+	VIP_ULONG n = N;
+	int i;
+
+	for (i = 0; i < N; i++) {
+		ds[i] = bd(i);
+		describe(bd(i), bdata() + 8 * i, 8, bh);
+	}
+	CHECK(VipxPostRecvs(p.b, ds, &n, bh));
+	ASSERT(n == N);
+	for (i = 0; i < N; i++) {
+		sprintf(adata() + 8 * i, "late %d", i);
+		describe(ad(i), adata() + 8 * i, 8, ah);
+		CHECK(i % 8 == 7 ? VipPostSend(p.a, ad(i), ah) : VipxPostSendLater(p.a, ad(i), ah));
+	}
+	for (i = 0; i < N; i++) {
+		completes(VipRecvWait, p.b, bd(i), VIP_STATUS_DONE | VIP_STATUS_OP_RECEIVE);
+		ASSERT(strcmp(adata() + 8 * i, bdata() + 8 * i) == 0);
+		completes(VipSendWait, p.a, ad(i), VIP_STATUS_DONE | VIP_STATUS_OP_SEND);
+	}
+	/* Nobody rings: the library does. */
+	describe(bd(0), bdata(), 8, bh);
+	CHECK(VipPostRecv(p.b, bd(0), bh));
+	describe(ad(0), adata(), 8, ah);
+	CHECK(VipxPostSendLater(p.a, ad(0), ah));
+	completes(VipRecvWait, p.b, bd(0), VIP_STATUS_DONE | VIP_STATUS_OP_RECEIVE);
+	completes(VipSendWait, p.a, ad(0), VIP_STATUS_DONE | VIP_STATUS_OP_SEND);
+	/* A wrong descriptor ends the list. */
+	ds[2] = (VIP_DESCRIPTOR *)((char *)bd(2) + 8);
+	n = 4;
+	EXPECT(VIP_INVALID_PARAMETER, VipxPostRecvs(p.b, ds, &n, bh));
+	ASSERT(n == 2);
+	n = 0;
+	CHECK(VipxPostRecvs(p.b, ds, &n, bh));
+	EXPECT(VIP_INVALID_PARAMETER, VipxPostRecvs(p.b, NULL, &n, bh));
+	EXPECT(VIP_INVALID_PARAMETER, VipxPostRecvs(p.b, ds, NULL, bh));
+	EXPECT(VIP_INVALID_PARAMETER, VipxPostSendLater(p.a, (VIP_DESCRIPTOR *)((char *)ad(2) + 8), ah));
+	CHECK(VipDisconnect(p.b));
+	for (i = 0; i < 2; i++)
+		completes(VipRecvWait, p.b, bd(i), VIP_STATUS_DONE | VIP_STATUS_OP_RECEIVE | VIP_STATUS_DESC_FLUSHED_ERROR);
+	part(p);
+}
+
 static void rdma(VIP_RELIABILITY_LEVEL level)
 {
 	struct pair p = pair(level, NULL);
@@ -855,6 +903,7 @@ int main(int argc, char **argv)
 	memory();
 	for (level = VIP_SERVICE_UNRELIABLE; level <= VIP_SERVICE_RELIABLE_RECEPTION; level = (VIP_RELIABILITY_LEVEL)(2 * level)) {
 		messages(level);
+		lists(level);
 		rdma(level);
 		past_region(level);
 	}

@@ -10,6 +10,7 @@
 #define SUITE_H
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdint.h>

@@ -1,0 +1,50 @@
+package libfabric
+
+import (
+	"testing"
+	"time"
+
+	"viaxdp/bench/mpich"
+	"viaxdp/bench/peers"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/openmpi"
+)
+
+// What bench measures of the provider and of libvipl, where it finds them, has figures.
+func TestBench(t *testing.T) {
+	dir := build(t)
+	for name, value := range map[string]string{
+		"FI_PROVIDER_PATH": dir + "/prov", "LD_LIBRARY_PATH": dir + "/lib", "C_INCLUDE_PATH": dir + "/lib", "LIBRARY_PATH": dir + "/lib",
+		"VIA_HUGEPAGES": "avoid",
+	} {
+		t.Setenv(name, value)
+	}
+	own := t.TempDir()
+	nstest.Must(t, peers.BuildVIA(t.Context(), own))
+	rows, missing := peers.VIARows(own)
+	if len(rows) != 3 || len(missing) > 0 {
+		t.Fatalf("%d rows; missing: %q", len(rows), missing)
+	}
+	bed, err := peers.Start(1500)
+	nstest.Must(t, err)
+	defer bed.Close()
+	for _, r := range rows {
+		f, err := bed.Measure(t.Context(), r, 64, 20*time.Millisecond)
+		if err != nil || !(f.Mean > 0) || r.Quantiles != (f.P50 > 0) || f.N == 0 {
+			t.Errorf("%s: %+v, %v", r.Name, f, err)
+		}
+	}
+	if tool := openmpi.Missing(); tool != "" {
+		nstest.Lacks(t, "needs %s: apt-get install %s", tool, openmpi.Packages)
+	}
+	program, err := mpich.BuildOpenMPI(t.Context(), own)
+	nstest.Must(t, err)
+	for name, over := range map[string]openmpi.Transport{"tcp": openmpi.TCP, "viaxdp": openmpi.VIA} {
+		got, err := mpich.Run{
+			Program: []string{program}, Names: []string{"latency", "bw"}, Ranks: 2, MTU: 1500, Min: 8, Max: 8, Iterations: 20, OpenMPI: over,
+		}.Measure(t.Context())
+		if err != nil || len(got) != 2 || !(got[0].Mean > 0) || !(got[1].MBps > 0) {
+			t.Errorf("Open MPI over %s: %+v, %v", name, got, err)
+		}
+	}
+}

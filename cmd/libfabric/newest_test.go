@@ -1,0 +1,73 @@
+package libfabric
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+)
+
+// newest is a libfabric that newest.sh has unpacked.
+type newest struct{ root, libs, loader string }
+
+func newestLibfabric(t *testing.T) newest {
+	t.Helper()
+	const variable = "VIA_LIBFABRIC"
+	n := newest{root: os.Getenv(variable)}
+	if n.root == "" {
+		nstest.Lacks(t, "needs $%s: make newest, make check", variable)
+	}
+	found, _ := filepath.Glob(n.root + "/usr/lib/*/ld-linux*.so.*")
+	if len(found) != 1 {
+		t.Fatalf("$%s=%s has no C library", variable, n.root)
+	}
+	n.loader, n.libs = found[0], filepath.Dir(found[0])
+	return n
+}
+
+// program is a script that starts a program with that libfabric, and its C library.
+func (n newest) program(t *testing.T, path string) string {
+	t.Helper()
+	script := filepath.Join(t.TempDir(), filepath.Base(path))
+	nstest.Must(t, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nexec %s --library-path %s %s \"$@\"\n", n.loader, n.libs, path), 0o755))
+	return script
+}
+
+// A later libfabric loads the provider that was built with this one's headers, which also compiles with the later one's.
+func TestNewest(t *testing.T) {
+	dir := build(t)
+	n := newestLibfabric(t)
+	include := "-I" + n.root + "/usr/include"
+	b := newBed(t, nstest.Options{MTU: 1500})
+	out := b.start(t, b.a, n.program(t, n.root+"/usr/bin/fi_info"), "--version").finish(t)
+	t.Log(strings.ReplaceAll(strings.TrimSpace(out), "\n", ", "))
+	if !strings.Contains(out, "libfabric: 2.") {
+		t.Errorf("fi_info --version said %q", out)
+	}
+	if out = b.start(t, b.a, n.program(t, n.root+"/usr/bin/fi_info"), "-p", "viaxdp").finish(t); !strings.Contains(out, "provider: viaxdp;ofi_rxm\n") {
+		t.Errorf("fi_info said %q", out)
+	}
+	own := t.TempDir()
+	files, _ := filepath.Glob("testdata/suite/*.c")
+	for _, c := range [][]string{
+		append([]string{"gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-O2", include, "-o", own + "/suite"},
+			append(files, "-L"+n.libs, "-lfabric", "-Wl,--allow-shlib-undefined")...),
+		{"make", "lib", "OUT=" + own, "LIBVIPL=" + dir + "/lib", "LDFLAGS=-Wl,-rpath," + dir + "/lib", "CFLAGS=-O2 " + include,
+			"WARNINGS=-Wall -Wextra -Wpedantic -Werror"},
+	} {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v\n%s", c, err, out)
+		}
+	}
+	program := n.program(t, own+"/suite")
+	t.Run("suite", func(t *testing.T) { suite(t, b, b, program, "viaxdp", b.a.IPv4.String()) })
+	t.Run("tcp", func(t *testing.T) { suite(t, b, b, program, "tcp", b.a.IPv4.String()) })
+	b = b.with("FI_PROVIDER_PATH=" + own)
+	for _, kind := range []string{"msg", "rdm"} {
+		t.Run(kind, func(t *testing.T) { runPingpong(t, n.program(t, n.root+"/usr/bin/fi_pingpong"), b, b, kind) })
+	}
+}

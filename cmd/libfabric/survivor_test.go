@@ -1,0 +1,237 @@
+package libfabric
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testsize"
+	"viaxdp/internal/ops/status"
+)
+
+// survivor compiles the program.
+func survivor(t *testing.T, flags ...string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "survivor")
+	args := append(flags, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "testdata/survivor/survivor.c", "-o", program, "-lfabric")
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return program
+}
+
+// Clients are killed in the midst of transfers, one after the other. The server notices each, and leaks nothing:
+// the sanitizer finds what it does not free.
+func TestSurvivor(t *testing.T) {
+	dir := build(t)
+	program := survivor(t, strings.Fields(sanitizers)...)
+	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=2000")
+	const clients = 12
+	s := b.start(t, b.a, program, "server", b.a.IPv4.String(), fmt.Sprint(clients))
+	for i := range clients {
+		c := connectedClient(t, b, program, fmt.Sprint(i))
+		time.Sleep(time.Duration(i%4*150) * time.Millisecond)
+		c.Process.Kill()
+		c.Wait()
+	}
+	if out := s.finish(t); !strings.Contains(out, fmt.Sprintf("survivor: %d clients", clients)) {
+		t.Errorf("it said %q", out)
+	}
+}
+
+// connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
+func connectedClient(t *testing.T, b *bed, program string, args ...string) *process {
+	t.Helper()
+	var p *process
+	if !await.Comes(func() bool {
+		p = &process{Cmd: exec.CommandContext(t.Context(), program, append([]string{"client", b.a.IPv4.String()}, args...)...)}
+		p.Env, p.Stderr = b.env, &p.out
+		out, err := p.StdoutPipe()
+		if err == nil {
+			err = b.b.Do(p.Start)
+		}
+		nstest.Must(t, err)
+		r := bufio.NewReader(out)
+		if line, _ := r.ReadString('\n'); line != "connected\n" {
+			p.Wait()
+			return false
+		}
+		go io.Copy(io.Discard, r)
+		return true
+	}) {
+		t.Fatalf("no client connects\n%s", &p.out)
+	}
+	return p
+}
+
+// holdings are what a process holds.
+type holdings struct{ VIs, regions, cqs, tags, fds, threads int }
+
+// held counts them; ok: the process has one connection, as it has at rest.
+func held(dir string, pid int) (h holdings, ok bool) {
+	for _, p := range status.Take([]string{dir}).Programs {
+		if p.PID != pid || len(p.Nics) != 1 {
+			continue
+		}
+		n := p.Nics[0]
+		h = holdings{VIs: len(n.VIs), regions: n.Mem.Regions, cqs: len(n.CQs), tags: n.Ptags}
+		ok = h.VIs == 1 && n.VIs[0].State == "connected"
+	}
+	for name, to := range map[string]*int{"fd": &h.fds, "task": &h.threads} {
+		entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, name))
+		*to = len(entries)
+	}
+	return h, ok
+}
+
+// resident is the memory of a process in bytes.
+func resident(pid int) (pages int) {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	fmt.Sscan(string(b), new(int), &pages)
+	return pages * os.Getpagesize()
+}
+
+// Messages, reads and writes of several clients go on while clients and server are killed and started again. A client that
+// stays connects again each time. All data is checked. Whenever there is nothing but that connection, server and client
+// hold what they held at first: VIs, regions, queues, descriptors and threads. VIA_TRAFFIC is how long it runs.
+func TestTraffic(t *testing.T) {
+	build(t)
+	program := survivor(t, "-O2")
+	dir := t.TempDir()
+	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=2500")
+	duration := testsize.Duration(t, "VIA_TRAFFIC", time.Second, 12*time.Second)
+	here, there := agents(t, b, duration+3*programTime) // the clients share a queue
+	own := []string{"VIA_RUNTIME_DIR=" + dir, "VIA_VERBOSE=0"}
+	b, here = there.with(own...), here.with(own...)
+	b.as, here.as = nil, nil
+	random := rand.New(rand.NewPCG(testsize.Seed(t), 0))
+	tr := &traffic{T: t, bed: here, program: program, dir: dir, first: map[int]holdings{}, memory: map[int]int{}}
+	tr.serve()
+	tr.stays = connectedClient(t, b, program, "0", "forever")
+	clients := make([]*process, 3)
+	kills, ends, servers, rests := 0, 0, 0, 0
+	for began, step := time.Now(), 1; time.Since(began) < duration; step++ {
+		i := random.IntN(len(clients))
+		if c := clients[i]; c != nil {
+			if random.IntN(3) > 0 {
+				c.Process.Kill()
+				kills++
+			} else {
+				c.Process.Signal(syscall.SIGTERM)
+				ends++
+			}
+			tr.over(c)
+		}
+		clients[i] = connectedClient(t, b, program, fmt.Sprint(i+1))
+		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
+		switch {
+		case step%40 == 0: // clients that lose the server end
+			tr.server.Process.Kill()
+			tr.server.Wait()
+			for i, c := range clients {
+				if c != nil {
+					tr.over(c)
+				}
+				clients[i] = nil
+			}
+			tr.serve()
+			servers++
+		case step%10 == 0:
+			for i, c := range clients {
+				if c != nil {
+					c.Process.Kill()
+					tr.over(c)
+				}
+				clients[i] = nil
+			}
+			tr.rest()
+			rests++
+		}
+	}
+	for _, c := range clients {
+		if c != nil {
+			c.Process.Kill()
+			tr.over(c)
+		}
+	}
+	tr.rest()
+	for _, p := range []*process{tr.stays, tr.server} {
+		p.Process.Signal(syscall.SIGTERM)
+		if err := p.Wait(); err != nil {
+			t.Errorf("%v: %v\n%s", p.Args, err, &p.out)
+		}
+	}
+	t.Logf("%d clients killed, %d ended, %d servers killed, %d rests; at rest %+v; server: %s", kills, ends, servers, rests, tr.last, &tr.server.out)
+}
+
+// traffic is the state of TestTraffic.
+type traffic struct {
+	*testing.T
+	bed           *bed
+	program, dir  string
+	server, stays *process
+	first         map[int]holdings // of each process, at its first rest
+	memory        map[int]int
+	last          [2]holdings
+}
+
+// serve starts a server.
+func (t *traffic) serve() {
+	t.server = &process{Cmd: exec.CommandContext(t.Context(), t.program, "server", t.bed.a.IPv4.String())}
+	t.server.Env, t.server.Stdout, t.server.Stderr = t.bed.env, &t.server.out, &t.server.out
+	nstest.Must(t, t.bed.a.Do(t.server.Start))
+}
+
+// over waits for the end of a client, which must not have found wrong data.
+func (t *traffic) over(c *process) {
+	t.Helper()
+	if err := c.Wait(); err != nil && (strings.Contains(c.out.String(), "wrong") || c.ProcessState.ExitCode() > 1) {
+		t.Fatalf("a client: %v\n%s", err, &c.out)
+	}
+}
+
+// rest waits until server and the client that stays have nothing but their connection, and compares.
+func (t *traffic) rest() {
+	t.Helper()
+	for i, p := range []*process{t.server, t.stays} {
+		pid := p.Process.Pid
+		var now holdings
+		least, samples := holdings{}, 0 // at first: a read or write has a region for as long as it runs
+		settled := await.Comes(func() bool {
+			var ok bool
+			now, ok = held(t.dir, pid)
+			if was, known := t.first[pid]; known { // Go may keep a thread or two
+				return ok && now.VIs == was.VIs && now.regions <= was.regions+1 && now.cqs == was.cqs && now.tags == was.tags &&
+					now.fds <= was.fds && now.threads <= was.threads+2
+			}
+			if !ok {
+				samples = 0
+				return false
+			}
+			if samples++; samples == 1 || now.regions < least.regions {
+				least = now
+			}
+			return samples == 50
+		})
+		if !settled {
+			t.Fatalf("%v holds %+v, at first %+v\n%s", p.Args, now, t.first[pid], &p.out)
+		}
+		const most = 32 << 20
+		if _, known := t.first[pid]; !known {
+			t.first[pid], t.memory[pid] = least, resident(pid)
+		} else if grown := resident(pid) - t.memory[pid]; grown > most {
+			t.Fatalf("%v has grown by %d bytes", p.Args, grown)
+		}
+		t.last[i] = now
+	}
+}
