@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"viaxdp/bench"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/vm/plan"
 	"viaxdp/internal/ops/inspect"
 )
@@ -300,9 +301,7 @@ func FuzzEvents(f *testing.F) {
 		var b bytes.Buffer
 		for _, e := range events {
 			line, err := json.Marshal(e)
-			if err != nil {
-				f.Fatal(err)
-			}
+			nstest.Must(f, err)
 			b.Write(append(line, '\n'))
 		}
 		return b.Bytes()
