@@ -54,7 +54,7 @@ func TestRun(t *testing.T) {
 	var steps []Step
 	opened := 0
 	r, err := Run(context.Background(), Plan{
-		Rows: RowsOf([]string{"tcp-block", "udp-net"}), Sizes: []int{64, 5000}, Turns: 2, Duration: 5 * time.Millisecond,
+		Rows: RowsOf([]string{"tcp-block", "udp-block"}), Sizes: []int{64, 5000}, Turns: 2, Duration: 5 * time.Millisecond,
 		Latency: true, Bandwidth: true, Check: true, Histogram: true,
 		Progress: func(s Step) { steps = append(steps, s) },
 		Opening:  func(open func() error) error { opened++; return open() },
@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	for _, s := range steps {
 		order = append(order, s.Name)
 	}
-	want := "tcp-block tcp-block udp-net udp-net tcp-block tcp-block udp-net udp-net"
+	want := "tcp-block tcp-block udp-block udp-block tcp-block tcp-block udp-block udp-block"
 	if got := strings.Join(order, " "); got != want {
 		t.Errorf("order %s, want %s", got, want)
 	}
@@ -234,7 +234,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A ping-pong takes as much longer as LeadIn says, for any time of a message.
+// The rounds of a ping-pong together lead in for leadTime each, whatever the time of a message.
 func TestLeadIn(t *testing.T) {
 	for _, duration := range []time.Duration{70 * time.Millisecond, 10 * time.Second} {
 		for _, per := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
@@ -247,7 +247,7 @@ func TestLeadIn(t *testing.T) {
 				led += time.Duration(it.Lead) * per
 				return Span{Wall: time.Duration(it.Lead+it.Messages) * per}, nil
 			})
-			if want := LeadIn(duration); err != nil || led < want*3/4 || led > want*5/4 {
+			if want := max(roundPart, duration/maxRoundTime) * leadTime; err != nil || led < want*3/4 || led > want*5/4 {
 				t.Errorf("%v at %v each: %v, error %v, want about %v", duration, per, led, err, want)
 			}
 		}
