@@ -389,22 +389,6 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-func TestTable(t *testing.T) {
-	one := sample() // a single transport, nothing to compare it with, and a doubt
-	one.Latency, one.Bandwidth = one.Latency[2:4], one.Bandwidth[2:4]
-	one.Latency[1].Disturbed = []string{"the client waited"}
-	one.Bandwidth[1].Disturbed = []string{"the client waited", "the server waited"}
-	for file, r := range map[string]*Result{"table.txt": sample(), "one.txt": one} {
-		var buf bytes.Buffer
-		nstest.Must(t, r.WriteTable(&buf))
-		want, err := os.ReadFile("testdata/" + file)
-		nstest.Must(t, err)
-		if diff := cmp.Diff(string(want), buf.String()); diff != "" {
-			t.Errorf("%s: %s", file, diff)
-		}
-	}
-}
-
 // Half of a round trip is reported, but all of a read.
 func TestRoundTrip(t *testing.T) {
 	c := newCollector(false)
