@@ -458,7 +458,7 @@ func TestCollector(t *testing.T) {
 	if n := r.Histograms[k].TotalCount(); n != 300 {
 		t.Errorf("the histogram has %d values", n)
 	}
-	if got := median([]int{1, 2, 3, 10}, func(i int) float64 { return float64(i) }); got != 2.5 {
+	if got := medians([]float64{1, 2, 3, 10}, func(v *float64) []*float64 { return []*float64{v} }); got != 2.5 {
 		t.Errorf("median of an even number: %v", got)
 	}
 }
