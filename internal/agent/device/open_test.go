@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -133,6 +134,23 @@ func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 		return err
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The slot of a queue that was closed is empty, although another process may still have the socket.
+func TestCloseEmptiesSlot(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg := small(an)
+	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	closed, err := openOn(t, an, cfg)
+	nstest.Must(t, err)
+	other := mustOpen(t, an, cfg)
+	kept, err := unix.FcntlInt(uintptr(closed.Queue().FD()), unix.F_DUPFD_CLOEXEC, 0)
+	nstest.Must(t, err)
+	defer unix.Close(kept)
+	nstest.Must(t, closed.Close())
+	if slots := other.demux.Slots(); !slices.Equal(slots, []int{other.lease.slot}) {
+		t.Errorf("slots %v are in use, want %d alone", slots, other.lease.slot)
 	}
 }
 
