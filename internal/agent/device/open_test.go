@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/bpf"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
@@ -137,14 +138,18 @@ func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 	}
 }
 
-// The slot of a queue that was closed is empty, although another process may still have the socket.
-func TestCloseEmptiesSlot(t *testing.T) {
-	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+// Of a queue that was closed the slot is empty, although another process may still have the socket, and no VI is in
+// the table.
+func TestCloseEmptiesTables(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg := small(an)
 	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
 	closed, err := openOn(t, an, cfg)
 	nstest.Must(t, err)
 	other := mustOpen(t, an, cfg)
+	num, err := closed.NewVI()
+	nstest.Must(t, err)
+	nstest.Must(t, closed.Enter(num, 1, bn.IPv4))
 	kept, err := unix.FcntlInt(uintptr(closed.Queue().FD()), unix.F_DUPFD_CLOEXEC, 0)
 	nstest.Must(t, err)
 	defer unix.Close(kept)
@@ -152,6 +157,7 @@ func TestCloseEmptiesSlot(t *testing.T) {
 	if slots := other.demux.Slots(); !slices.Equal(slots, []int{other.lease.slot}) {
 		t.Errorf("slots %v are in use, want %d alone", slots, other.lease.slot)
 	}
+	other.demux.EachVI(func(num uint32, e bpf.VIEntry) { t.Errorf("VI %#x is in the table: %+v", num, e) })
 }
 
 // A user that follows the advice to give the interface more queues can do so while others use theirs.
