@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"viaxdp/bench"
-	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/vm/plan"
 	"viaxdp/internal/ops/inspect"
 )
@@ -301,7 +300,9 @@ func FuzzEvents(f *testing.F) {
 		var b bytes.Buffer
 		for _, e := range events {
 			line, err := json.Marshal(e)
-			nstest.Must(f, err)
+			if err != nil {
+				f.Fatal(err)
+			}
 			b.Write(append(line, '\n'))
 		}
 		return b.Bytes()
