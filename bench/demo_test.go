@@ -270,7 +270,7 @@ func TestMeasureLoopback(t *testing.T) {
 	}()
 	r, err := Measure(ctx, ClientConfig{
 		Server: "127.0.0.1", Port: <-ready,
-		Plan: Plan{Rows: RowsOf([]string{"tcp-net", "udp-net"}), Sizes: []int{64}, Duration: 3 * time.Millisecond, Latency: true, Bandwidth: true, Check: true},
+		Plan: Plan{Rows: RowsOf([]string{"tcp-net", "udp-block"}), Sizes: []int{64}, Duration: 3 * time.Millisecond, Latency: true, Bandwidth: true, Check: true},
 	})
 	nstest.Must(t, err)
 	if len(r.Latency) != 2 || len(r.Bandwidth) != 2 || r.Conditions.Interface != "lo" {

@@ -44,7 +44,7 @@
 //	vi-rdma-read           RDMA reads of a VI, Reliable Delivery
 //	tcp-spin, udp-spin     non-blocking system calls in a loop
 //	tcp-block, udp-block   sleeping in system calls
-//	tcp-net, udp-net       package net
+//	tcp-net                package net
 //	vianet                 a connection of package vianet
 //
 // Transports over AF_XDP poll; with the suffix -wait they sleep for events. RDMA only

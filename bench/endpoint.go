@@ -103,48 +103,6 @@ func timed(r Round, rtt []int64, trip func(i int) error) (Span, error) {
 	return clock.span(), nil
 }
 
-// A messenger sends and receives messages one by one, by calls that return when that is done.
-type messenger interface {
-	enter(Round) error // refuses a round that cannot be
-	send(Round, int) error
-	receive(Round, int) error
-}
-
-// pingBy is the Ping of a messenger, and echoBy its Echo.
-func pingBy(m messenger, r Round, rtt []int64) (Span, error) {
-	if err := enterBoth(m, r); err != nil {
-		return Span{}, err
-	}
-	return timed(r, rtt, func(i int) error {
-		if err := m.send(r, i); err != nil {
-			return err
-		}
-		return m.receive(r.reply(), i)
-	})
-}
-
-func enterBoth(m messenger, r Round) error {
-	if err := m.enter(r); err != nil || r.Reply == 0 {
-		return err
-	}
-	return m.enter(r.reply())
-}
-
-func echoBy(m messenger, r Round) error {
-	if err := enterBoth(m, r); err != nil {
-		return err
-	}
-	for i := range r.Lead + r.Messages {
-		if err := m.receive(r, i); err != nil {
-			return err
-		}
-		if err := m.send(r.reply(), i); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Params say where an endpoint is to be opened.
 type Params struct {
 	Server    bool       // this side listens, echoes and receives

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"viaxdp/bench"
+	"viaxdp/bench/report"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -33,7 +34,7 @@ func ExampleDemo() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := result.WriteTable(os.Stdout); err != nil {
+	if err := report.WriteResult(os.Stdout, result); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -270,9 +270,7 @@ func TestFramedShort(t *testing.T) {
 	}
 	wa.deliver = func(f []byte) [][]byte { copy(f[frameHeader:], "kept"); return [][]byte{f} }
 	r.ID++
-	if err := together(func() error { _, err := a.Ping(r, rtt); return err }, func() error { return b.Echo(r) }); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, together(func() error { _, err := a.Ping(r, rtt); return err }, func() error { return b.Echo(r) }))
 	if string(into[:4]) != "kept" {
 		t.Errorf("kept %q", into[:4])
 	}

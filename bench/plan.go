@@ -147,12 +147,6 @@ const (
 	leadTime     = 6 * time.Millisecond
 )
 
-// LeadIn is about how much longer a ping-pong takes than its duration and warm-up, for
-// the lead-in of its rounds.
-func LeadIn(duration time.Duration) time.Duration {
-	return max(roundPart, duration/maxRoundTime) * leadTime
-}
-
 // leads is the number of messages that lead in, at a cost of per each.
 func leads(per time.Duration) int {
 	return min(max(leadMessages, int(leadTime/per)), maxRound)

@@ -162,28 +162,20 @@ func (c *collector) result(rows []Row, sizes []int) *Result {
 }
 
 func medianLatency(turns []Latency) Latency {
-	m := turns[0]
+	m := medians(turns, func(l *Latency) []*float64 {
+		return []*float64{&l.P50, &l.P99, &l.P999, &l.Avg, &l.Stdev, &l.CPU}
+	})
 	m.N, m.Disturbed = 0, nil
 	for _, t := range turns {
 		m.N += t.N
 		m.Min, m.Max = min(m.Min, t.Min), max(m.Max, t.Max)
 		m.Disturbed = joinReasons(m.Disturbed, t.Disturbed)
 	}
-	m.P50 = median(turns, func(l Latency) float64 { return l.P50 })
-	m.P99 = median(turns, func(l Latency) float64 { return l.P99 })
-	m.P999 = median(turns, func(l Latency) float64 { return l.P999 })
-	m.Avg = median(turns, func(l Latency) float64 { return l.Avg })
-	m.Stdev = median(turns, func(l Latency) float64 { return l.Stdev })
-	m.CPU = median(turns, func(l Latency) float64 { return l.CPU })
 	return m
 }
 
 func medianBandwidth(turns []Bandwidth) Bandwidth {
-	m := turns[0]
-	m.MBps = median(turns, func(b Bandwidth) float64 { return b.MBps })
-	m.Messages = median(turns, func(b Bandwidth) float64 { return b.Messages })
-	m.CPUTx = median(turns, func(b Bandwidth) float64 { return b.CPUTx })
-	m.CPURx = median(turns, func(b Bandwidth) float64 { return b.CPURx })
+	m := medians(turns, func(b *Bandwidth) []*float64 { return []*float64{&b.MBps, &b.Messages, &b.CPUTx, &b.CPURx} })
 	m.N, m.Disturbed = 0, nil
 	for _, t := range turns {
 		m.N += t.N
@@ -193,16 +185,20 @@ func medianBandwidth(turns []Bandwidth) Bandwidth {
 	return m
 }
 
-// median of one value of each turn; the mean of the middle two of an even
-// number.
-func median[T any](turns []T, value func(T) float64) float64 {
-	v := make([]float64, len(turns))
-	for i, t := range turns {
-		v[i] = value(t)
+// medians is the first turn with the medians of all turns in some of its figures; of an even
+// number of turns, the mean of the middle two.
+func medians[T any](turns []T, figures func(*T) []*float64) T {
+	m := turns[0]
+	for i, f := range figures(&m) {
+		v := make([]float64, len(turns))
+		for k := range turns {
+			v[k] = *figures(&turns[k])[i]
+		}
+		slices.Sort(v)
+		n := len(v)
+		*f = round3((v[(n-1)/2] + v[n/2]) / 2)
 	}
-	slices.Sort(v)
-	n := len(v)
-	return round3((v[(n-1)/2] + v[n/2]) / 2)
+	return m
 }
 
 // Histograms hold round trips in nanoseconds, with three digits: exact below

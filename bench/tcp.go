@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -178,10 +179,33 @@ func (t *streamed) enter(r Round) error {
 }
 
 // Ping, see Endpoint.
-func (t *streamed) Ping(r Round, rtt []int64) (Span, error) { return pingBy(t, r, rtt) }
+func (t *streamed) Ping(r Round, rtt []int64) (Span, error) {
+	if err := cmp.Or(t.enter(r), t.enter(r.reply())); err != nil {
+		return Span{}, err
+	}
+	return timed(r, rtt, func(i int) error {
+		if err := t.send(r, i); err != nil {
+			return err
+		}
+		return t.receive(r.reply(), i)
+	})
+}
 
 // Echo, see Endpoint.
-func (t *streamed) Echo(r Round) error { return echoBy(t, r) }
+func (t *streamed) Echo(r Round) error {
+	if err := cmp.Or(t.enter(r), t.enter(r.reply())); err != nil {
+		return err
+	}
+	for i := range r.Lead + r.Messages {
+		if err := t.receive(r, i); err != nil {
+			return err
+		}
+		if err := t.send(r.reply(), i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Send, see Endpoint.
 func (t *streamed) Send(r Round) (Span, error) {

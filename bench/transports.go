@@ -62,11 +62,9 @@ var transports = slices.Concat([]transport{
 	{name: "tcp-net", free: true, sleeps: true,
 		summary: "TCP by package net", open: openNetEndpoint(false)},
 	{name: "udp-spin",
-		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint(false)},
+		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint},
 	{name: "udp-block", sleeps: true,
-		summary: "the same, sleeping in poll", open: openUDPEndpoint(false)},
-	{name: "udp-net", free: true, sleeps: true,
-		summary: "UDP by package net", open: openUDPEndpoint(true)},
+		summary: "the same, sleeping in poll", open: openUDPEndpoint},
 	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true,
 		summary: "a net.Conn of package vianet", open: openNetEndpoint(true)},
 })
@@ -117,14 +115,12 @@ func openNetEndpoint(overVianet bool) func(opening) (Endpoint, error) {
 	}
 }
 
-func openUDPEndpoint(byNet bool) func(opening) (Endpoint, error) {
-	return func(o opening) (Endpoint, error) {
-		io, err := openUDP(o.Params, byNet)
-		if err != nil {
-			return nil, err
-		}
-		return &framed{io: io, sleeps: o.sleeps, watch: watchdog{stop: o.stop}}, nil
+func openUDPEndpoint(o opening) (Endpoint, error) {
+	io, err := openUDP(o.Params)
+	if err != nil {
+		return nil, err
 	}
+	return &framed{io: io, sleeps: o.sleeps, watch: watchdog{stop: o.stop}}, nil
 }
 
 // endpointOr keeps a nil pointer of a failed open from becoming an Endpoint.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,49 +20,35 @@ const (
 // (net.core.rmem_max).
 const udpReceiveBuffer = 8 << 20
 
-// udpSocket is a UDP socket: connected and driven by system calls that never block, or used
-// by package net. A message is cut into datagrams that fit the MTU, one system call each.
+// udpSocket is a UDP socket, connected and driven by system calls that never block. A message is
+// cut into datagrams that fit the MTU, one system call each.
 type udpSocket struct {
 	params  Params
-	conn    *net.UDPConn // of udp-net; else nil
-	fd      int          // of the others; else -1
-	peer    netip.AddrPort
+	fd      int
 	port    int
 	payload int
 	window  int
 	out, in []byte
-	got     []byte // read by wait of package net, for poll
 }
 
-func openUDP(p Params, byNet bool) (_ *udpSocket, err error) {
+func openUDP(p Params) (*udpSocket, error) {
 	ifi, err := interfaceWith(p.Local)
 	if err != nil {
 		return nil, err
 	}
-	u := &udpSocket{params: p, fd: -1, payload: datagram(p, ifi.MTU)}
-	u.conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Local, uint16(p.Port))))
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Local, uint16(p.Port))))
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, u.close())
-		}
-	}()
-	u.port = u.conn.LocalAddr().(*net.UDPAddr).Port
-	raw, err := u.conn.SyscallConn()
-	if err != nil {
+	u := &udpSocket{params: p, port: conn.LocalAddr().(*net.UDPAddr).Port, payload: datagram(p, ifi.MTU)}
+	if u.fd, err = takeSocket(conn); err != nil {
 		return nil, err
 	}
-	if controlErr := raw.Control(func(fd uintptr) { u.window, err = udpWindow(int(fd), u.payload) }); err != nil || controlErr != nil {
-		return nil, errors.Join(err, controlErr)
+	if u.window, err = udpWindow(u.fd, u.payload); err != nil {
+		return nil, errors.Join(err, u.close())
 	}
 	u.out, u.in = make([]byte, u.payload), make([]byte, u.payload)
-	if !byNet {
-		u.fd, err = takeSocket(u.conn)
-		u.conn = nil
-	}
-	return u, err
+	return u, nil
 }
 
 // datagram is the content of the longest datagram that is not fragmented.
@@ -97,35 +81,21 @@ func (u *udpSocket) hello() Hello {
 }
 
 func (u *udpSocket) connect(peer Hello) error {
-	u.peer = netip.AddrPortFrom(peer.Addr, uint16(peer.Port))
-	if u.conn != nil {
-		return nil
-	}
 	to := unix.Sockaddr(&unix.SockaddrInet6{Port: peer.Port, Addr: peer.Addr.As16()})
 	if peer.Addr.Is4() {
 		to = &unix.SockaddrInet4{Port: peer.Port, Addr: peer.Addr.As4()}
 	}
 	if err := unix.Connect(u.fd, to); err != nil {
-		return fmt.Errorf("connect %v: %w", u.peer, err)
+		return fmt.Errorf("connect %v: %w", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)), err)
 	}
 	return nil
 }
 
-// round, see netStream.
-func (u *udpSocket) round() error {
-	if u.conn == nil {
-		return nil
-	}
-	return u.conn.SetDeadline(time.Now().Add(netDeadline))
-}
+func (u *udpSocket) round() error { return nil }
 
 func (u *udpSocket) next() []byte { return u.out }
 
 func (u *udpSocket) commit(n int) error {
-	if u.conn != nil {
-		_, err := u.conn.WriteToUDPAddrPort(u.out[:n], u.peer)
-		return err
-	}
 	for {
 		_, errno := sendNow(u.fd, u.out[:n])
 		switch errno {
@@ -141,14 +111,7 @@ func (u *udpSocket) commit(n int) error {
 
 func (u *udpSocket) flush() error { return nil }
 
-// poll gives what wait has read where package net is used, which has no read that does not
-// block.
 func (u *udpSocket) poll() ([]byte, error) {
-	if u.conn != nil {
-		got := u.got
-		u.got = nil
-		return got, nil
-	}
 	n, errno := recvNow(u.fd, u.in)
 	switch errno {
 	case 0:
@@ -160,14 +123,6 @@ func (u *udpSocket) poll() ([]byte, error) {
 }
 
 func (u *udpSocket) wait() error {
-	if u.conn != nil {
-		n, _, err := u.conn.ReadFromUDPAddrPort(u.in)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return ErrStalled
-		}
-		u.got = u.in[:n]
-		return err
-	}
 	fds := []unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLIN}}
 	if _, err := unix.Poll(fds, int(maxSleep.Milliseconds())); err != nil && err != unix.EINTR {
 		return fmt.Errorf("poll: %w", err)
@@ -175,10 +130,4 @@ func (u *udpSocket) wait() error {
 	return nil
 }
 
-func (u *udpSocket) close() error {
-	if u.conn != nil {
-		return u.conn.Close()
-	}
-	unix.Close(u.fd)
-	return nil
-}
+func (u *udpSocket) close() error { return unix.Close(u.fd) }

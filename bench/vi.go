@@ -36,7 +36,7 @@ type vi struct {
 	out, in      *vipl.Region        // data
 	remote       vipl.AddressSegment // RDMA: the peer's in, or out
 	sends, recvs ring
-	pieces       []vipl.DataSegment // of one message; nil: messages are in one piece
+	pieces       []vipl.DataSegment // of one message
 	payload      int                // bytes of a message in one frame
 	chunks       int                // for frames that arrive
 

@@ -17,9 +17,7 @@ const (
 // makeMemory registers the data and the descriptors, and lays out the latter.
 func (v *vi) makeMemory() error {
 	segments := max(v.options.Segments, 1)
-	if segments > 1 {
-		v.pieces = make([]vipl.DataSegment, segments)
-	}
+	v.pieces = make([]vipl.DataSegment, segments)
 	attributes := vipl.MemAttributes{Ptag: v.ptag}
 	var err error
 	attributes.EnableRDMARead = v.read
@@ -114,6 +112,10 @@ func (v *vi) sink(i int) int {
 // valid until the next call.
 func (v *vi) cut(r *vipl.Region, at, bytes int) []vipl.DataSegment {
 	n := len(v.pieces)
+	if n == 1 {
+		v.pieces[0] = r.Segment(at, bytes)
+		return v.pieces
+	}
 	for i := range v.pieces {
 		from, to := bytes*i/n, bytes*(i+1)/n
 		v.pieces[i] = r.Segment(at+from, to-from)

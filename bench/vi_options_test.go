@@ -161,7 +161,7 @@ func TestVIOptionsHold(t *testing.T) {
 func TestBeside(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
 	client.params.Beside, server.params.Beside = true, true
-	for _, name := range []string{"tcp-spin", "udp-net"} {
+	for _, name := range []string{"tcp-spin", "udp-block"} {
 		err := connected(name, client, server, func(isClient bool, e Endpoint) error {
 			info, err := inspect.Look(client.params.Interface, false)
 			if err != nil {

@@ -184,11 +184,7 @@ func (w *rdmaWrite) writeTo(to, from, bytes, word int) error {
 	if err != nil {
 		return err
 	}
-	if w.pieces == nil {
-		d.SetRDMAWrite(w.remoteAt(to), w.out.Segment(from, bytes))
-	} else {
-		d.SetRDMAWrite(w.remoteAt(to), w.cut(w.out, from, bytes)...)
-	}
+	d.SetRDMAWrite(w.remoteAt(to), w.cut(w.out, from, bytes)...)
 	if word != 0 {
 		d.SetImmediate(uint32(word))
 	}
@@ -300,11 +296,7 @@ func (v *rdmaRead) readNext(i int) error {
 	if v.round.Check {
 		clear(v.in.Bytes()[at : at+v.round.Bytes])
 	}
-	if v.pieces == nil {
-		d.SetRDMARead(v.remoteAt(at), v.in.Segment(at, v.round.Bytes))
-	} else {
-		d.SetRDMARead(v.remoteAt(at), v.cut(v.in, at, v.round.Bytes)...)
-	}
+	d.SetRDMARead(v.remoteAt(at), v.cut(v.in, at, v.round.Bytes)...)
 	return v.post()
 }
 

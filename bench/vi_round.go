@@ -227,11 +227,7 @@ func (v *vi) send(i int, r Round) error {
 		return err
 	}
 	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
-	if v.pieces == nil {
-		d.SetSegments(v.out.Segment(at, r.Bytes))
-	} else {
-		d.SetSegments(v.cut(v.out, at, r.Bytes)...)
-	}
+	d.SetSegments(v.cut(v.out, at, r.Bytes)...)
 	return v.post()
 }
 
@@ -273,10 +269,7 @@ func (v *vi) refill(i int) error {
 	if i >= v.data {
 		return nil
 	}
-	if v.pieces != nil {
-		return v.postNext(v.cut(v.in, v.sink(i), v.round.Bytes)...)
-	}
-	return v.postNext(v.in.Segment(v.sink(i), v.round.Bytes))
+	return v.postNext(v.cut(v.in, v.sink(i), v.round.Bytes)...)
 }
 
 // postNext posts one of the round's receives, or has it wait for others of its

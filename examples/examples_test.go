@@ -61,9 +61,7 @@ func TestExamples(t *testing.T) {
 	for name, want := range outputs {
 		t.Run(name, func(t *testing.T) {
 			server, client, err := runPair(t, filepath.Join(dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			for _, part := range want.server {
 				if !strings.Contains(server, part) {
 					t.Errorf("the server printed %q, without %q", server, part)
@@ -101,17 +99,13 @@ func TestJobs(t *testing.T) {
 // No example is without a test, and each one says how to run it.
 func TestEachExample(t *testing.T) {
 	files, err := filepath.Glob("*/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	var names []string
 	for _, f := range files {
 		name := filepath.Dir(f)
 		names = append(names, name)
 		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		_, pair := outputs[name]
 		_, job := jobs[name]
 		lines := []string{

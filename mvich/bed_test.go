@@ -14,6 +14,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
@@ -184,9 +185,7 @@ func get[T any](v T, err error) T {
 // noError ends a test if err is not nil, outside of ranks' functions.
 func noError(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 }
 
 // errOf is the error of a call that returns more.

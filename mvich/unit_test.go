@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 )
 
@@ -157,9 +158,7 @@ func TestPlace(t *testing.T) {
 		want           int
 	}{{nil, false, DefaultSpin}, {nil, true, 0}, {[]Option{WithSpin(7)}, true, 7}, {[]Option{WithSpin(0)}, false, 0}} {
 		s, err := makeSettings(test.options)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if s.fillDefaults(test.oversubscribed); s.spin != test.want {
 			t.Errorf("%d options, crowded %v: %d polls", len(test.options), test.oversubscribed, s.spin)
 		}

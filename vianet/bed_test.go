@@ -206,17 +206,13 @@ func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 // must ends the test if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 }
 
 // check fails the test if err is not nil.
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, err)
 }
 
 // errOf is the error of a call that returns more.

@@ -7,6 +7,7 @@ import (
 
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -24,9 +25,7 @@ func newTestRegistry(t testing.TB, limit int) (r *registry, tag *vipl.Ptag) {
 	t.Helper()
 	nic := aNIC(t)
 	r, err := newRegistry(nic, limit)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if tag, err = nic.CreatePtag(); err != nil {
 		t.Fatal(err)
 	}
@@ -36,9 +35,7 @@ func newTestRegistry(t testing.TB, limit int) (r *registry, tag *vipl.Ptag) {
 func mustLease(t testing.TB, r *registry, b []byte, tag *vipl.Ptag, a access) *lease {
 	t.Helper()
 	l, err := r.lease(b, tag, a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return l
 }
 
@@ -95,18 +92,14 @@ func TestLeasesAtRandom(t *testing.T) {
 // In any order, Alloc's memory is recognized to its last byte until it is freed, and the memory beside it is not.
 func TestAllocated(t *testing.T) {
 	s, err := noDrivers(aNIC(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer s.release()
 	rnd := rand.New(rand.NewPCG(3, 4))
 	var bufs [][]byte
 	for range 1000 {
 		if len(bufs) == 0 || len(bufs) < 50 && rnd.IntN(2) == 0 {
 			buf, err := s.Alloc(1 + rnd.IntN(1000))
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			bufs = append(bufs, buf)
 		} else {
 			i := rnd.IntN(len(bufs))
@@ -114,9 +107,7 @@ func TestAllocated(t *testing.T) {
 			if len(buf) > 1 && s.Free(buf[1:]) == nil {
 				t.Fatal("a part was freed")
 			}
-			if err := s.Free(buf); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, s.Free(buf))
 			if bufs = slices.Delete(bufs, i, i+1); s.allocated(buf) || s.allocated(buf[len(buf)-1:]) {
 				t.Fatal("what was freed is allocated")
 			}
@@ -147,9 +138,7 @@ func TestLeaseLimit(t *testing.T) {
 	if r.bytes != 2002 {
 		t.Errorf("%d bytes", r.bytes)
 	}
-	if err := r.close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, r.close())
 }
 
 // Staging buffers come from the arena as long as it lasts, and are reused.
@@ -158,9 +147,7 @@ func TestStages(t *testing.T) {
 	var all []*lease
 	for range maxStages + 3 { // more than the arena has
 		l, err := r.stage(tag, writable)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if len(l.buf) != stageSize || &l.region.Bytes()[l.off] != &l.buf[0] {
 			t.Fatalf("%d bytes at %d", len(l.buf), l.off)
 		}
@@ -177,7 +164,5 @@ func TestStages(t *testing.T) {
 		t.Errorf("%v, not the one that was used last", err)
 	}
 	l.end()
-	if err := r.close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, r.close())
 }

@@ -16,42 +16,30 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 	t.Helper()
 	shared := func(fd int) []byte {
 		mem, err := unix.Mmap(fd, 0, 4<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		t.Cleanup(func() { unix.Munmap(mem) })
 		return mem
 	}
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Ftruncate(fd, 4<<20); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Ftruncate(fd, 4<<20))
 	cfg.Memory = shared(fd)
 	if first, err = openIn(ns, cfg); err != nil {
 		t.Fatal(err)
 	}
 	h, err := first.Handout()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if h.Config.Memory != nil {
 		t.Error("the handout has an address of this process")
 	}
 	socket, err := unix.FcntlInt(uintptr(first.FD()), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if second, err = Adopt(socket, h, shared(fd)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := second.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, second.Close())
 	})
 	return first, second
 }
@@ -60,9 +48,7 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 func TestAdopt(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	first, qa := adopted(t, na, Config{Mode: ModeGeneric, RxChunks: 64, TxChunks: 64})
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, first.Close())
 	if _, err := first.Handout(); err == nil {
 		t.Error("a closed queue was handed out")
 	}
@@ -75,9 +61,7 @@ func TestAdopt(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.close)
-	if err := r.register(qa, 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.register(qa, 0))
 	a := &end{ns: na, q: qa}
 	for i := range 200 { // more than there are chunks
 		a.pass(t, b, 100+i, byte(i))
@@ -93,9 +77,7 @@ func TestAdopt(t *testing.T) {
 func TestAdoptRefuses(t *testing.T) {
 	nstest.Require(t)
 	good, err := Config{Ifindex: 1, ChunkSize: 4096, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	short := good
 	short.RxChunks = 17
 	fewer, beyond := good, good
@@ -123,9 +105,7 @@ func TestAdoptRefuses(t *testing.T) {
 			unix.Close(fd)
 			fd, err = unix.MemfdCreate("test", unix.MFD_CLOEXEC)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		switch _, err := Adopt(fd, Handout{Config: c.cfg, Info: c.info}, c.mem); {
 		case err != nil && c.info.MaxSegs != 1 && !errors.Is(err, errConfig):
 			t.Errorf("%s: %v", name, err)

@@ -78,12 +78,8 @@ func TestMissingPrivilege(t *testing.T) {
 		t.Errorf("without CAP_NET_RAW: %v", err)
 	}
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 1 << 16, Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &old))
+	nstest.Must(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 1 << 16, Max: old.Max}))
 	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old)
 	err := open(unix.CAP_IPC_LOCK)
 	if !errors.Is(err, unix.ENOBUFS) || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") {
@@ -94,9 +90,7 @@ func TestMissingPrivilege(t *testing.T) {
 func TestConfig(t *testing.T) {
 	page := func(n int) []byte {
 		mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		t.Cleanup(func() { unix.Munmap(mem[:cap(mem)]) })
 		return mem
 	}
@@ -313,9 +307,7 @@ func TestRingBytes(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	for _, n := range []int{64, 512, 4096} {
 		q, err := openIn(an, Config{ChunkSize: 2048, RxChunks: n, TxChunks: n, Mode: ModeGeneric, BusyTimeout: waitLimit})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		sum := 0
 		for pgoff, entry := range map[int64]int{
 			unix.XDP_UMEM_PGOFF_FILL_RING: 8, unix.XDP_UMEM_PGOFF_COMPLETION_RING: 8, unix.XDP_PGOFF_RX_RING: 16, unix.XDP_PGOFF_TX_RING: 16,
@@ -326,9 +318,7 @@ func TestRingBytes(t *testing.T) {
 				if err != nil {
 					break
 				}
-				if err := unix.Munmap(mem); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, unix.Munmap(mem))
 			}
 			sum += (pages - 1) * pageSize
 		}
@@ -340,8 +330,6 @@ func TestRingBytes(t *testing.T) {
 		if sum != want && sum != old {
 			t.Errorf("%d entries: the kernel has %d bytes, want %d", n, sum, want)
 		}
-		if err := q.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, q.Close())
 	}
 }

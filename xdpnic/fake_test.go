@@ -1,6 +1,10 @@
 package xdpnic
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
+)
 
 // fakeRing is ring memory without a kernel, its indices starting anywhere.
 func fakeRing(n, entrySize int, start uint32) ringMem {
@@ -31,9 +35,7 @@ func newFakeKernel(t fataler, cfg Config, start uint32) *fakeKernel {
 	offset := cfg.PoolOffset
 	cfg.PoolOffset = 0
 	cfg, err := cfg.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	cfg.PoolOffset = offset
 	r := cfg.Rings
 	tx, rx := fakeRing(r.TX, descSize, start), fakeRing(r.RX, descSize, start)

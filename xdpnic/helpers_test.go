@@ -138,9 +138,7 @@ func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 			s, err := e.q.Stats()
 			t.Logf("%s: %+v %v", ns.Name, s, err)
 		}
-		if err := e.q.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, e.q.Close())
 		e.redirect.close()
 	})
 	return e
@@ -207,9 +205,7 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	if !e.q.Send(addr, n, false) {
 		t.Fatal("Send refused")
 	}
-	if err := e.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, e.q.Flush())
 }
 
 // pass sends one frame of n bytes to the other end, where it must arrive.
@@ -231,9 +227,7 @@ func openIn(ns *nstest.NS, cfg Config) (q *Queue, err error) {
 func mapped(t testing.TB, n int) []byte {
 	t.Helper()
 	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { unix.Munmap(mem) })
 	return mem
 }
@@ -299,17 +293,13 @@ func wantPattern(t testing.TB, data []byte, n int, seed byte) {
 func audit(t testing.TB, qs ...*Queue) {
 	t.Helper()
 	for _, q := range qs {
-		if err := q.Audit(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, q.Audit())
 	}
 }
 
 func stats(t testing.TB, q *Queue) Stats {
 	t.Helper()
 	s, err := q.Stats()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return s
 }

@@ -96,17 +96,11 @@ func startPeer(t *testing.T, ns *nstest.NS, kind string) {
 	cmd.Env = append(os.Environ(), peerEnv+"="+kind+" "+strconv.Itoa(ns.Index))
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	// A process starts in the namespace of the thread that forks it.
-	if err := ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, ns.Do(cmd.Start))
 	t.Cleanup(func() {
 		stdin.Close()
 		cmd.Wait()
@@ -137,9 +131,7 @@ func TestInteroperability(t *testing.T) {
 			fillPattern(buf[14:64], byte(i))
 			a.q.Send(addr, 64, false)
 		}
-		if err := a.q.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, a.q.Flush())
 		for i := range batch {
 			data, _ := receive(t, a.q)
 			wantPattern(t, data, 64, byte(i))

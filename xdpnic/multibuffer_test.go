@@ -54,9 +54,7 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 	if !e.q.SendSegs(segs, false) {
 		t.Fatalf("SendSegs of %d segments refused", len(segs))
 	}
-	if err := e.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, e.q.Flush())
 }
 
 // openWithMemory opens a pair; a's queue also has memory of the caller.
@@ -113,9 +111,7 @@ func TestPayloadByReference(t *testing.T) {
 			if !q.SendSegs(frame(MaxSegs), true) {
 				t.Fatal("18 segments refused")
 			}
-			if err := q.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, q.Flush())
 			data, _ := receive(t, b.q)
 			if unaligned {
 				wantPattern(t, data, 14+17*400, 7)
@@ -172,9 +168,7 @@ func TestCancelOnTheRing(t *testing.T) {
 		if !q.Reading(first) || !q.Cancel(first) {
 			t.Error("not cancelled")
 		}
-		if err := q.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, q.Flush())
 		if q.Reading(second) || !q.Cancel(second) {
 			t.Error("the kernel reads what it has copied")
 		}
@@ -208,9 +202,7 @@ func TestMultiBufferRefused(t *testing.T) {
 		q.Close()
 	}
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, unix.Uname(&u))
 	old := beforeSG(unix.ByteSliceToString(u.Release[:]))
 	if !errors.Is(err, unix.EINVAL) || strings.Contains(err.Error(), "before 6.6") != old || !strings.Contains(err.Error(), "queue number") {
 		t.Errorf("%v, want the kernel's age in it: %v", err, old)

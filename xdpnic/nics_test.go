@@ -18,9 +18,7 @@ func openNICs(t testing.TB, cfg Config) (a, b *end) {
 	t.Helper()
 	na, nb, name := nstest.NICs(t)
 	mode, err := ParseMode(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	cfg.Mode, cfg.Require = mode, true
 	o := pairOptions{generic: mode.Generic(), frags: cfg.MultiBuffer, cfg: cfg}
 	a, b = openEnd(t, na, o), openEnd(t, nb, o)
@@ -50,9 +48,7 @@ func awaitRunning(t testing.TB, e *end) {
 func wantMode(t testing.TB, e *end, mode Mode) {
 	t.Helper()
 	l, err := e.ns.Netlink().LinkByIndex(e.ns.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	want := uint32(nl.XDP_ATTACHED_DRV)
 	if mode.Generic() {
 		want = nl.XDP_ATTACHED_SKB
@@ -69,9 +65,7 @@ func wantMode(t testing.TB, e *end, mode Mode) {
 // mode works asynchronously.
 func (e *end) pump(t testing.TB) {
 	t.Helper()
-	if err := e.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, e.q.Flush())
 	e.q.Refill()
 }
 
@@ -163,9 +157,7 @@ func TestNICsWait(t *testing.T) {
 		a.mustSend(t, b, 100, byte(i))
 		for n := 0; n == 0; {
 			start := time.Now()
-			if err := b.q.Wait(waitLimit); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, b.q.Wait(waitLimit))
 			if time.Since(start) >= waitLimit {
 				t.Fatal("the waiter was not woken")
 			}
@@ -271,9 +263,7 @@ func TestNICsMostSegments(t *testing.T) {
 func TestNICsUnaligned(t *testing.T) {
 	na, _, name := nstest.NICs(t)
 	mode, err := ParseMode(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for _, size := range []int{2048, 3000, 4096} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			cfg := Config{Unaligned: true, ChunkSize: size, RxChunks: 64, TxChunks: 64}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // Random traffic, in any order, against a model of the chunks' owners: every chunk has one
@@ -134,9 +136,7 @@ func TestChunkOwnership(t *testing.T) {
 			"Recycle": func(t *rapid.T) { q.Recycle(drop(&leased, pick(t, leased))) },
 			"Refill":  func(*rapid.T) { q.Refill() },
 			"": func(t *rapid.T) {
-				if err := q.Audit(); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, q.Audit())
 				if n := q.TxFree() + len(held) + int(q.pool.txOut); n != cfg.TxChunks {
 					t.Fatalf("%d TX chunks accounted for, want %d", n, cfg.TxChunks)
 				}
@@ -188,9 +188,7 @@ func TestAuditNamesViolations(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			k := newFakeKernel(t, cfg, 0)
-			if err := k.q.Audit(); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, k.q.Audit())
 			tc.do(k)
 			k.q.fd = math.MaxInt32 // open, as far as Stats can see; the kernel's part is an error
 			s, _ := k.q.Stats()

@@ -22,9 +22,7 @@ func TestRebind(t *testing.T) {
 	b := openEnd(t, nb, pairOptions{generic: true})
 	a := openEnd(t, na, pairOptions{generic: true})
 	for i := range 5 {
-		if err := a.q.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, a.q.Close())
 		if err := na.Do(func() (err error) { a.q, err = a.open(Config{}); return err }); err != nil {
 			t.Fatalf("round %d: %v", i, err)
 		}
@@ -58,9 +56,7 @@ func TestClosedQueue(t *testing.T) {
 	q := a.q
 	held, _, _ := q.Alloc()
 	for range 2 {
-		if err := q.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, q.Close())
 	}
 	var frames [4]Frame
 	if _, _, ok := q.Alloc(); ok || q.Send(held, 64, false) || q.SendSegs([]Desc{{Addr: held, Len: 64}}, false) ||
@@ -89,31 +85,23 @@ func TestClosedQueue(t *testing.T) {
 func TestFlushErrors(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true})
 	l, err := a.ns.Netlink().LinkByIndex(a.ns.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	send := func() error {
 		addr, buf, _ := a.q.Alloc()
 		header(buf, b.ns, a.ns)
 		a.q.Send(addr, 64, false)
 		return a.q.Flush()
 	}
-	if err := a.ns.Netlink().LinkSetDown(l); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.ns.Netlink().LinkSetDown(l))
 	if err := send(); err != ErrLinkDown || !errors.Is(err, unix.ENETDOWN) || !strings.Contains(err.Error(), "set it up") {
 		t.Errorf("link down: %v", err)
 	}
 	if a.q.Pending() != 1 {
 		t.Errorf("pending %d", a.q.Pending())
 	}
-	if err := a.ns.Netlink().LinkSetUp(l); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.ns.Netlink().LinkSetUp(l))
 	eventually(t, "link up", func() bool { return a.q.Flush() == nil && a.q.Pending() == 0 })
-	if err := a.ns.Netlink().LinkDel(l); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.ns.Netlink().LinkDel(l))
 	if err := send(); err != ErrGone || !errors.Is(err, unix.ENXIO) {
 		t.Errorf("link gone: %v", err)
 	}
@@ -175,9 +163,7 @@ func TestReadyBesideClose(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	for range 5 {
 		q, err := openIn(a, Config{Mode: ModeGeneric, BusyTimeout: waitLimit})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		stop := make(chan struct{})
 		var pollers sync.WaitGroup
 		for range 2 {
@@ -192,9 +178,7 @@ func TestReadyBesideClose(t *testing.T) {
 				}
 			})
 		}
-		if err := q.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, q.Close())
 		if q.Ready() {
 			t.Error("a closed queue has frames")
 		}
@@ -214,9 +198,7 @@ func TestRunning(t *testing.T) {
 		} else if err == nil {
 			err = b.Netlink().LinkSetDown(l)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 	}
 	if err := a.Do(func() error {
 		if !AwaitRunning(a.Index, waitLimit) {

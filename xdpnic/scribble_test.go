@@ -5,6 +5,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A socket that is closed while others use its chunks takes back only chunks that are on its TX ring, whatever was
@@ -146,9 +148,7 @@ func TestScribbledEntriesAreRefused(t *testing.T) {
 	}
 	tx.desc[tx.head&tx.mask] = Desc{Addr: nowhere, Len: 64}
 	a.q.pend++
-	if err := a.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.q.Flush())
 	eventually(t, "a TX entry that is refused", func() bool { return stats(t, a.q).KernelStats.Tx_invalid_descs == 1 })
 	a.mustSend(t, b, 64, 1)
 	eventually(t, "the frame behind it", b.q.Ready)

@@ -167,9 +167,7 @@ func TestRetain(t *testing.T) {
 		if !q.InFlight(addr) {
 			t.Fatal("not in flight after Send")
 		}
-		if err := q.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, q.Flush())
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, 64, 3)
 		eventually(t, "completion", func() bool { q.Reap(); return !q.InFlight(addr) })
@@ -266,9 +264,7 @@ func TestBurst(t *testing.T) {
 				flushes := uint64(0)
 				eventually(t, "all taken", func() bool {
 					flushes++
-					if err := a.q.Flush(); err != nil {
-						t.Fatal(err)
-					}
+					nstest.Must(t, a.q.Flush())
 					return a.q.Pending() == 0
 				})
 				frames := make([]Frame, 64)
@@ -297,9 +293,7 @@ func TestLostFrameIsCounted(t *testing.T) {
 		fillPattern(buf[14:n], byte(n))
 		a.q.Send(addr, n, false)
 	}
-	if err := a.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.q.Flush())
 	for _, n := range []int{64, 65, 66} {
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, n, byte(n))

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // Wait ends with a frame, with Wake, with the time, and with Close.
@@ -33,9 +35,7 @@ func TestWait(t *testing.T) {
 		t.Fatalf("frame: %v", err)
 	}
 	// A frame is there already.
-	if err := b.q.Wait(-1); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, b.q.Wait(-1))
 	receive(t, b.q)
 
 	// Wake while it sleeps, and before.
@@ -47,16 +47,12 @@ func TestWait(t *testing.T) {
 	}
 	b.q.Wake()
 	b.q.Wake()
-	if err := b.q.Wait(-1); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, b.q.Wait(-1))
 
 	// The time: nothing is left over from before, so this one sleeps.
 	begin := time.Now()
 	for n := 0; ; n++ {
-		if err := b.q.Wait(30 * time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, b.q.Wait(30*time.Millisecond))
 		if time.Since(begin) >= 30*time.Millisecond {
 			break
 		}
@@ -64,16 +60,12 @@ func TestWait(t *testing.T) {
 			t.Fatal("Wait does not sleep")
 		}
 	}
-	if err := b.q.Wait(0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, b.q.Wait(0))
 
 	// Close.
 	done = start(-1)
 	eventually(t, "a waiter", waiting(b.q))
-	if err := b.q.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, b.q.Close())
 	if err := <-done; !errors.Is(err, ErrClosed) {
 		t.Fatalf("close: %v", err)
 	}
@@ -89,9 +81,7 @@ func TestNoWakeIsLost(t *testing.T) {
 	wg.Go(func() {
 		for range rounds {
 			begin := time.Now()
-			if err := a.q.Wait(waitLimit); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, a.q.Wait(waitLimit))
 			if time.Since(begin) >= waitLimit {
 				t.Error("a Wait slept through a Wake")
 			}
@@ -110,9 +100,7 @@ func TestNoWakeIsLost(t *testing.T) {
 func TestRefillWakes(t *testing.T) {
 	k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 0)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer unix.Close(fds[0])
 	defer unix.Close(fds[1])
 	k.q.fd = fds[0]
@@ -190,9 +178,7 @@ func TestDrain(t *testing.T) {
 				}
 			}()
 			begin := time.Now()
-			if err := q.Drain(); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, q.Drain())
 			left, took := int(q.pool.txOut), time.Since(begin)
 			if left != c.left || took > time.Second+10*time.Millisecond {
 				t.Errorf("%+v: %d frames have not left after %v", c, left, took)

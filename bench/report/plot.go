@@ -21,8 +21,6 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
-
-	"viaxdp/bench"
 )
 
 // picture is one plot of a group.
@@ -48,31 +46,6 @@ func (r *Report) WritePlots(dir string) ([]string, error) {
 func (r *Report) WriteDocumentPlots(from, dir string) ([]string, error) {
 	brief := r.brief()
 	return r.writePlots(from, dir, func(g *Group) []picture { return g.documentPictures(brief) })
-}
-
-// WriteResultPlots writes latency.svg (medians) and bandwidth.svg of a run of plans,
-// as WritePlots does: one line for each name over the message size.
-func WriteResultPlots(result *bench.Result, dir string) ([]string, error) {
-	g := Group{Axis: Axis{Name: "message size", Unit: "bytes", Log: true}, Conditions: result.Conditions}
-	add := func(name string, bytes int, m Metric, figure float64) {
-		s := g.Row(name)
-		if s == nil {
-			g.Series = append(g.Series, Series{Name: name})
-			s = &g.Series[len(g.Series)-1]
-		}
-		if s.At(float64(bytes)) == nil {
-			s.Points = append(s.Points, Point{X: float64(bytes), Values: map[Metric]Value{}})
-		}
-		s.At(float64(bytes)).Values[m] = Value{Median: figure}
-	}
-	for _, l := range result.Latency {
-		add(l.Name, l.Bytes, P50, l.P50)
-	}
-	for _, b := range result.Bandwidth {
-		add(b.Name, b.Bytes, Bandwidth, b.MBps)
-	}
-	r := Report{Groups: []Group{g}}
-	return r.WritePlots(dir)
 }
 
 func (r *Report) writePlots(from, dir string, pictures func(*Group) []picture) ([]string, error) {

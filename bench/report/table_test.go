@@ -6,11 +6,13 @@ import (
 	"io"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"viaxdp/bench"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -18,6 +20,27 @@ func TestTable(t *testing.T) {
 	var buf bytes.Buffer
 	nstest.Must(t, sample().WriteTable(&buf))
 	golden(t, "table.txt", buf.Bytes())
+}
+
+// The table of a run of plans: of several transports by size; and of one, with nothing to
+// compare it with, and a doubt.
+func TestResultTable(t *testing.T) {
+	r := bench.Result{Conditions: conditionsOf(1500)}
+	for i, name := range []string{"raw-afxdp", "vi-reliable-delivery", "vi-rdma-read", "tcp-spin"} {
+		for _, bytes := range []int{64, 65536} {
+			f := float64(i + 1)
+			r.Latency = append(r.Latency, bench.Latency{Name: name, Bytes: bytes, N: 1000, RoundTrip: bench.RoundTrip(name), Min: f, P50: 2 * f, P99: 3 * f, P999: 4 * f})
+			r.Bandwidth = append(r.Bandwidth, bench.Bandwidth{Name: name, Bytes: bytes, MBps: 300 / f, Messages: 5e6 / f, CPUTx: 1, CPURx: 0.5})
+		}
+	}
+	one := bench.Result{Conditions: r.Conditions, Latency: slices.Clone(r.Latency[2:4]), Bandwidth: slices.Clone(r.Bandwidth[2:4])}
+	one.Latency[1].Disturbed = []string{"the client waited"}
+	one.Bandwidth[1].Disturbed = []string{"the client waited", "the server waited"}
+	for name, r := range map[string]*bench.Result{"result.txt": &r, "result-one.txt": &one} {
+		var buf bytes.Buffer
+		nstest.Must(t, WriteResult(&buf, r))
+		golden(t, name, buf.Bytes())
+	}
 }
 
 // Reports of any shape have tables and documents, without figures that are none.

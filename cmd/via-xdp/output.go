@@ -29,7 +29,8 @@ func (o *output) flags(f *pflag.FlagSet) {
 
 // write prints the table and what else was asked for.
 func (o *output) write(env environment, r *bench.Result) error {
-	if err := o.json.write(env, r.WriteTable, r.WriteJSON); err != nil || o.svg == "" {
+	table := func(w io.Writer) error { return report.WriteResult(w, r) }
+	if err := o.json.write(env, table, r.WriteJSON); err != nil || o.svg == "" {
 		return err
 	}
 	files, err := report.WriteResultPlots(r, o.svg)

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -18,9 +19,7 @@ func TestWait(t *testing.T) {
 		a, b := pair(t, xdpnictest.Config{})
 		took := func(timeout time.Duration) time.Duration {
 			start := time.Now()
-			if err := b.Wait(timeout); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, b.Wait(timeout))
 			return time.Since(start)
 		}
 		if d := took(time.Second); d != time.Second {
@@ -61,9 +60,7 @@ func TestFrameWakesAll(t *testing.T) {
 		var awake atomic.Int32
 		for range 5 {
 			go func() {
-				if err := b.Wait(-1); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, b.Wait(-1))
 				awake.Add(1)
 			}()
 		}
@@ -120,9 +117,7 @@ func pair(t testing.TB, cfg xdpnictest.Config) (a, b *xdpnictest.Queue) {
 
 func sound(t testing.TB, q *xdpnictest.Queue) {
 	t.Helper()
-	if err := q.Audit(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, q.Audit())
 }
 
 // send queues a frame that carries number n.

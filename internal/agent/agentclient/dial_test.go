@@ -13,20 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/lab/nstest"
 )
 
 // If the agent does not answer, the error reports that and names the remedy.
 func TestSilentAgent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer l.Close()
 	raw, err := net.Dial("unix", socket) // never accepted
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer raw.Close()
 	c := raw.(*net.UnixConn)
 	for _, limit := range []time.Duration{20 * time.Millisecond, -time.Second} { // that of the answer, and of the request
@@ -42,13 +39,9 @@ func TestSilentAgent(t *testing.T) {
 func TestFullBacklog(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer unix.Close(l)
-	if err := errors.Join(unix.Bind(l, &unix.SockaddrUnix{Name: socket}), unix.Listen(l, 1)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(unix.Bind(l, &unix.SockaddrUnix{Name: socket}), unix.Listen(l, 1)))
 	for err == nil {
 		var c net.Conn
 		if c, err = net.Dial("unix", socket); err == nil {
@@ -69,9 +62,7 @@ func TestFullBacklog(t *testing.T) {
 		}
 	})
 	c, err := connect(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	c.Close()
 }
 
@@ -82,9 +73,7 @@ func TestLetIn(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer l.Close()
 	for _, c := range []struct {
 		gid  int
@@ -94,12 +83,8 @@ func TestLetIn(t *testing.T) {
 		{60100, 0o660, "members of the group 60100: sudo usermod -aG 60100 root,"},
 		{60100, 0o600, "root's alone"}, {0, 0o660, "root's alone"},
 	} {
-		if err := os.Chown(path, -1, c.gid); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(path, c.mode); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, os.Chown(path, -1, c.gid))
+		nstest.Must(t, os.Chmod(path, c.mode))
 		if got := noAgent(path, os.ErrPermission).Error(); !strings.Contains(got, c.want) || !strings.Contains(got, "settings (group, mode)") {
 			t.Errorf("%+v: %q", c, got)
 		}

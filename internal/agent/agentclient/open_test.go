@@ -13,6 +13,7 @@ import (
 	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
 
@@ -21,9 +22,7 @@ func TestNoAgent(t *testing.T) {
 	nobody := filepath.Join(t.TempDir(), "agent.sock")
 	gone := filepath.Join(t.TempDir(), "agent.sock") // a socket that its process has left behind
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gone, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	for socket, why := range map[string]string{nobody: "no such file", gone: "refused"} {
@@ -42,9 +41,7 @@ func TestNoAgent(t *testing.T) {
 func TestOpenTellsAll(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer l.Close()
 	heard := make(chan *agentproto.Open, 1)
 	go func() {

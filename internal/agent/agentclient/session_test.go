@@ -15,6 +15,7 @@ import (
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
 
@@ -35,9 +36,7 @@ type daemon struct {
 func startDaemon(t *testing.T, socket string, handles map[string]uint64) *daemon {
 	t.Helper()
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	d := &daemon{ln: ln, handles: handles, asked: make(chan agentproto.Request, 64)}
 	d.wg.Go(func() {
 		for {
@@ -124,9 +123,7 @@ func (d *daemon) tell(t *testing.T, r *agentproto.Reply) {
 	t.Helper()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := agentproto.WriteReply(d.conns[len(d.conns)-1], r); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, agentproto.WriteReply(d.conns[len(d.conns)-1], r))
 }
 
 func startAgent(t *testing.T, socket string) *Agent {
@@ -134,9 +131,7 @@ func startAgent(t *testing.T, socket string) *Agent {
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	c, r, _, err := dial(ctx, socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s := newSession(socket, make([]byte, agentproto.TokenLen), c, r)
 	t.Cleanup(func() {
 		s.finish(kagent.ErrClosed)
@@ -162,9 +157,7 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 	listeners := make(map[string]kagent.Listener)
 	for _, name := range names {
 		ln, err := a.Listen(kagent.Address{Disc: []byte(name)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		listeners[name] = ln
 		if name == "closed" {
 			continue
@@ -217,9 +210,7 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 	if _, err := listeners["closed"].Wait(t.Context()); !errors.Is(err, kagent.ErrClosed) {
 		t.Errorf("a Wait at the closed one: %v", err)
 	}
-	if err := listeners["d"].Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, listeners["d"].Close())
 	if q := second.next(t, agentproto.OpUnlisten); q.Handle != 100 {
 		t.Errorf("closing has closed %d, want 100", q.Handle)
 	}
@@ -258,9 +249,7 @@ func TestAnswersOfTheAgentBefore(t *testing.T) {
 		}()
 		q := first.next(t, agentproto.OpRequest)
 		first.tell(t, &agentproto.Reply{ID: q.ID, Answer: &agentproto.Answer{Handle: 1 + handle}})
-		if err := <-asked; err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, <-asked)
 	}
 	first.die()
 	second := startDaemon(t, socket, nil)
@@ -319,9 +308,7 @@ func TestLateReplies(t *testing.T) {
 		s.mu.Lock()
 		_, _, err := s.enter(t.Context(), c)
 		s.mu.Unlock()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if !s.drop(c) {
 			t.Fatal("it was not under way")
 		}
@@ -387,9 +374,7 @@ func TestHandleClosedBesideSilentAgent(t *testing.T) {
 	}
 	d.silent.Store(true)
 	begin := time.Now()
-	if err := a.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, a.Close())
 	if took := time.Since(begin); took >= 3*closeTime {
 		t.Errorf("closing has taken %v", took)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 )
 
 // FuzzRequest: for any input, parsing returns a complete request, or an error that matches ErrProtocol; a parsed
@@ -30,9 +31,7 @@ func FuzzRequest(f *testing.F) {
 			VI: 1, Peer: netip.MustParseAddr("10.0.0.1"), Local: &kagent.Address{}, Remote: &kagent.Address{Disc: []byte("x")},
 			Offer: &kagent.Offer{VI: 1}, Handle: 5, Timeout: 1,
 		})
-		if err != nil {
-			f.Fatal(err)
-		}
+		nstest.Must(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte(`{"id":1,"op":"link"} x`))
@@ -49,9 +48,7 @@ func FuzzRequest(f *testing.F) {
 			t.Fatalf("%+v", q)
 		}
 		again, err := json.Marshal(q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		r, err := ParseRequest(again)
 		if err != nil || !reflect.DeepEqual(normal(q), normal(r)) {
 			t.Fatalf("%+v is read again as %+v, %v", q, r, err)
@@ -71,9 +68,7 @@ func FuzzReply(f *testing.F) {
 		{Ended: 6, Error: NewError(&kagent.RejectedError{Reason: wire.CMReasonQoS})},
 	} {
 		b, err := Encode(r, MaxReply)
-		if err != nil {
-			f.Fatal(err)
-		}
+		nstest.Must(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte{0, 0, 0, 0})
@@ -93,9 +88,7 @@ func FuzzReply(f *testing.F) {
 		}
 		// What was read is written in one form, which stays what it is.
 		one, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		var back Reply
 		if err := json.Unmarshal(one, &back); err != nil {
 			t.Fatalf("%s: %v", one, err)
@@ -153,13 +146,9 @@ func TestErrorOnItsWay(t *testing.T) {
 	} {
 		wrapped := &kagent.OpError{Op: "open", Link: "via0", Err: fmt.Errorf("because: %w", err)}
 		b, merr := json.Marshal(NewError(wrapped))
-		if merr != nil {
-			t.Fatal(merr)
-		}
+		nstest.Must(t, merr)
 		var e *Error
-		if err := json.Unmarshal(b, &e); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, json.Unmarshal(b, &e))
 		want := err
 		if err == fs.ErrClosed {
 			continue // kagent.ErrClosed is what goes on the way
@@ -185,15 +174,11 @@ func TestErrorOnItsWay(t *testing.T) {
 func pair(t *testing.T) (ends [2]*net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), "pair")
 		c, err := net.FileConn(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		f.Close()
 		ends[i] = c.(*net.UnixConn)
 		t.Cleanup(func() { c.Close() })
@@ -206,33 +191,25 @@ func pair(t *testing.T) (ends [2]*net.UnixConn) {
 func TestTooManyFiles(t *testing.T) {
 	open := func() (n int) {
 		all, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		return len(all)
 	}
 	ends := pair(t)
 	r := Reader{C: ends[1]}
 	before := open()
 	own, err := ends[0].File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	all := make([]*os.File, MaxFiles+1)
 	for i := range all {
 		all[i] = own
 	}
-	if err := WriteReply(ends[0], &Reply{ID: 7, VI: 9}, all...); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, WriteReply(ends[0], &Reply{ID: 7, VI: 9}, all...))
 	reply, files, err := r.ReadReply()
 	if err != nil || len(files) != 0 || reply.ID != 7 || reply.VI != 0 || reply.Error == nil || !errors.Is(reply.Error, unix.EMFILE) {
 		t.Errorf("%+v, %d files, %v", reply, len(files), err)
 	}
 	// The next one is not meant.
-	if err := WriteReply(ends[0], &Reply{ID: 8}, all[:MaxFiles]...); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, WriteReply(ends[0], &Reply{ID: 8}, all[:MaxFiles]...))
 	reply, files, err = r.ReadReply()
 	if err != nil || len(files) != MaxFiles || reply.ID != 8 || reply.Error != nil {
 		t.Errorf("%+v, %d files, %v", reply, len(files), err)
@@ -241,9 +218,7 @@ func TestTooManyFiles(t *testing.T) {
 		f.Close()
 	}
 	b, err := Encode(&Reply{ID: 9}, MaxReply)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	fd := int(own.Fd())
 	for i := range b {
 		if _, _, err := ends[0].WriteMsgUnix(b[i:i+1], unix.UnixRights(fd, fd), nil); err != nil {
@@ -267,9 +242,7 @@ func TestTooManyFiles(t *testing.T) {
 func TestReplyWithFiles(t *testing.T) {
 	ends := pair(t)
 	file, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer file.Close()
 	go func() {
 		_ = WriteReply(ends[0], &Reply{ID: 1})
@@ -280,9 +253,7 @@ func TestReplyWithFiles(t *testing.T) {
 	got := map[uint64]int{}
 	for range 3 {
 		reply, files, err := r.ReadReply()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		got[reply.ID] = len(files)
 		for _, f := range files {
 			if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
@@ -309,9 +280,7 @@ func TestHandshakePasses(t *testing.T) {
 		ID: 1, Op: OpAccept, Handle: 2, Offer: &kagent.Offer{VI: 1, Handshake: odd, Confirm: odd + odd}, Proof: []byte(odd),
 	}
 	b, err := Encode(q, MaxRequest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	r, err := ReadRequest(bytes.NewReader(b), make([]byte, MaxRequest))
 	if err != nil || !reflect.DeepEqual(q, r) {
 		t.Errorf("%+v, %v, want %+v", r, err, q)

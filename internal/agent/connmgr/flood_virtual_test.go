@@ -329,7 +329,8 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 		synctest.Wait()
 		request, err := wire.ParseCM(s.take()[0].b)
 		nstest.Must(t, err)
-		m.Receive(bytesOf(t, wire.CM{Type: wire.CMAccept, ID: request.ID, VI: 1, Key: 9, Level: 1}), here4, agent4)
+		accept := wire.CM{Type: wire.CMAccept, ID: request.ID, VI: 1, Key: 9, Level: 1}
+		m.Receive(bytesOf(t, accept), here4, agent4)
 		ans := <-asked
 		time.Sleep(50 * time.Millisecond) // the program takes its time: the acceptor hears that its Accept has come
 		said := s.take()
@@ -347,6 +348,12 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 			t.Errorf("%d Confirms in a second", n)
 		}
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirmed, ID: request.ID}), here4, agent4)
+		m.Receive(bytesOf(t, accept), here4, agent4) // it was under way: the acceptor knows the form of the Confirm
+		if late := s.take(); len(late) != 1 {
+			t.Errorf("%d answers to a late Accept", len(late))
+		} else if msg, err := wire.ParseCM(late[0].b); err != nil || msg.Type != wire.CMConfirm || msg.Cookie != 9 {
+			t.Errorf("a late Accept is answered by %+v, %v", msg, err)
+		}
 		time.Sleep(time.Minute)
 		if n := len(s.take()); n > 0 {
 			t.Errorf("%d messages after the acceptor's word", n)

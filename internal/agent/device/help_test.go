@@ -29,8 +29,6 @@ func quickNeighbours(t *testing.T, n *nstest.NS) {
 	t.Helper()
 	for _, family := range []string{"ipv4", "ipv6"} {
 		file := "/proc/sys/net/" + family + "/neigh/" + n.Name + "/retrans_time_ms"
-		if err := n.Do(func() error { return os.WriteFile(file, []byte("20"), 0) }); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, n.Do(func() error { return os.WriteFile(file, []byte("20"), 0) }))
 	}
 }

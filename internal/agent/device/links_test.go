@@ -14,15 +14,14 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 // One side's operations on its bell do not affect the other side: neither can make the other one block.
 func TestShmLinkBells(t *testing.T) {
 	d := new(device)
 	defer func() {
-		if err := d.closeShmLinks(0); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, d.closeShmLinks(0))
 	}()
 	a, errA := d.shmLink(0, 1)
 	b, errB := d.shmLink(1, 0)
@@ -37,9 +36,7 @@ func TestShmLinkBells(t *testing.T) {
 	of := func(e *kagent.ShmLinkEnd) (wake, bell int) {
 		t.Helper()
 		dups, err := fds.DupAll([]*os.File{e.Memory, e.Wake, e.Bell})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		_ = unix.Close(dups[0])
 		t.Cleanup(func() { _, _ = unix.Close(dups[1]), unix.Close(dups[2]) })
 		return dups[1], dups[2]
@@ -87,14 +84,10 @@ func TestShmLinkBells(t *testing.T) {
 func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
 	t.Helper()
 	f, err := newShmLink([2]int{0, 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	f.charged, f.left = charged, left
 	programs, err := fds.DupAll(f.bells[:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() { fds.Close(programs...) })
 	files := []*os.File{f.memory, f.bells[0], f.bells[1]}
 	if left != both {
@@ -102,9 +95,7 @@ func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
 		files = []*os.File{f.memory, f.bells[1-left]}
 	}
 	value, err := json.Marshal(linkRecord{f.id, f.pair, f.charged, f.left})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return fdstore.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
 }
 
@@ -171,9 +162,7 @@ func TestRestoreLinks(t *testing.T) {
 			for _, q := range tc.leases {
 				d.mu.Lock()
 				delete(d.leases, q)
-				if err := d.closeShmLinks(q); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, d.closeShmLinks(q))
 				d.mu.Unlock()
 			}
 			await.Until(t, "nothing is kept", func() bool { return len(fdStore.all()) == 0 })

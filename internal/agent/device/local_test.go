@@ -28,9 +28,7 @@ func noLeaks(t *testing.T) func() {
 		for err != nil && time.Now().Before(end) {
 			err = goleak.Find(before)
 		}
-		if err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, err)
 	}
 }
 
@@ -51,13 +49,9 @@ func openOn(t *testing.T, n *nstest.NS, cfg Config) (l *Local, err error) {
 func mustOpen(t *testing.T, n *nstest.NS, cfg Config) *Local {
 	t.Helper()
 	l, err := openOn(t, n, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, l.Close())
 	})
 	return l
 }
@@ -66,9 +60,7 @@ func mustOpen(t *testing.T, n *nstest.NS, cfg Config) *Local {
 func attached(t *testing.T, n *nstest.NS) bool {
 	t.Helper()
 	nic, err := n.Netlink().LinkByIndex(n.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	x := nic.Attrs().Xdp
 	return x != nil && x.Attached
 }
@@ -78,9 +70,7 @@ func attached(t *testing.T, n *nstest.NS) bool {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	n := 0
 	for _, fd := range fds {
 		target, err := os.Readlink("/proc/self/fd/" + fd.Name())
@@ -95,9 +85,7 @@ func descriptors(t *testing.T) int {
 func mappings(t *testing.T) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	n := 0
 	for _, s := range []string{"socket:", "bpf", "hugepage", "memfd"} {
 		n += strings.Count(string(b), s)
@@ -147,19 +135,11 @@ func TestOpenClose(t *testing.T) {
 			t.Errorf("%d RX chunks", n)
 		}
 		num, err := l.NewVI()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Enter(num, 1, an.IPv4); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, l.Enter(num, 1, an.IPv4))
 		block, err := l.Arena().Alloc(4096, 4096)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Arena().Free(block); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, l.Arena().Free(block))
 		if err := l.Close(); err != nil {
 			t.Fatalf("%v: close: %v", mode, err)
 		}
@@ -200,26 +180,18 @@ func TestFramesFollowTheTable(t *testing.T) {
 			a, b := mustOpen(t, an, ca), mustOpen(t, bn, cb)
 			for _, peer := range []netip.Addr{bn.IPv4, bn.IPv6} {
 				p, err := a.Path(deadline(t, waitLimit), netip.Addr{}, peer)
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				num, err := b.NewVI()
-				if err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, err)
 				key := kagent.NewKey()
-				if err := b.Enter(num, key, p.Src); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, b.Enter(num, key, p.Src))
 				if !sendFrame(t, a, b, p, num, key) {
 					t.Errorf("%v: the frame of a VI in the table did not come", peer)
 				}
 				if sendFrame(t, a, b, p, num, key+1) {
 					t.Errorf("%v: a frame with the wrong key came", peer)
 				}
-				if err := b.Remove(num); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, b.Remove(num))
 				if sendFrame(t, a, b, p, num, key) {
 					t.Errorf("%v: the frame of a removed VI came", peer)
 				}
@@ -237,9 +209,7 @@ func TestFramesFollowTheTable(t *testing.T) {
 func sendFrame(t *testing.T, a, b *Local, p kagent.Path, vi uint32, key uint64) bool {
 	t.Helper()
 	tmpl, err := wire.NewTemplate(p.Link)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	before := dropped(t, b)
 	q := a.Queue()
 	addr, buf, ok := q.Alloc()
@@ -251,9 +221,7 @@ func sendFrame(t *testing.T, a, b *Local, p kagent.Path, vi uint32, key uint64) 
 	h.Put(body)
 	wire.PutChecksum(body)
 	q.Send(addr, tmpl.Len()+wire.HeaderLen, false)
-	if err := q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, q.Flush())
 	var frames [8]xdpnic.Frame
 	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
 		n := b.Queue().Receive(frames[:])
@@ -279,9 +247,7 @@ func sendFrame(t *testing.T, a, b *Local, p kagent.Path, vi uint32, key uint64) 
 func dropped(t *testing.T, l *Local) uint64 {
 	t.Helper()
 	c, err := l.Counters()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	return c.NoVI + c.Key + c.Source + c.Queue + c.NoSocket
 }
 
@@ -291,14 +257,10 @@ func TestLocalConnect(t *testing.T) {
 	quickNeighbours(t, an)
 	defer noLeaks(t)()
 	a, err := openOn(t, an, small(an))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer a.Close()
 	b, err := openOn(t, bn, small(bn))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer b.Close()
 	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		bo := testOffer(7)
@@ -318,15 +280,9 @@ func TestLocalConnect(t *testing.T) {
 		for errors.Is(err, kagent.ErrNoMatch) { // until it waits
 			ans, err = a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: addrs[1], Disc: []byte("x")}, testOffer(3))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := ans.Confirm(); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-served; err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, ans.Confirm())
+		nstest.Must(t, <-served)
 		if ans.Offer != bo || ans.Local.Host != addrs[0] {
 			t.Errorf("got %+v", ans)
 		}
@@ -352,9 +308,7 @@ func TestLocalConnect(t *testing.T) {
 	if _, err := a.Request(deadline(t, time.Millisecond), kagent.Address{}, kagent.Address{Host: bn.IPv4, Disc: []byte("nobody takes")}, testOffer(3)); !errors.Is(err, kagent.ErrTimeout) {
 		t.Errorf("short of time: %v", err)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, b.Close())
 	if _, err := a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: bn.IPv4}, testOffer(3)); !errors.Is(err, kagent.ErrNoMatch) {
 		t.Errorf("a host without an agent: %v", err)
 	}
@@ -365,24 +319,16 @@ func TestListenersAreForgotten(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	l := mustOpen(t, a, small(a))
 	stays, err := l.Listen(kagent.Address{Disc: []byte("stays")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	for range 1000 {
 		ln, err := l.Listen(kagent.Address{Disc: []byte("goes")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := ln.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
+		nstest.Must(t, ln.Close())
 	}
 	if n := cap(l.listeners); n > 8 {
 		t.Errorf("room for %d listeners, and 1 is open", n)
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, l.Close())
 	if !stays.(*localListener).IsClosed() {
 		t.Error("a listener is open still")
 	}

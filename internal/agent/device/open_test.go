@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/bpf"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
@@ -86,18 +88,14 @@ func TestSeveralOpens(t *testing.T) {
 		_, err := a2.Wait(deadline(t, waitLimit), kagent.Address{Disc: []byte("w")})
 		waiting <- err
 	}()
-	if err := a2.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a2.Close())
 	if err := <-waiting; !errors.Is(err, kagent.ErrClosed) {
 		t.Errorf("Wait on a closed agent: %v", err)
 	}
 	if !attached(t, an) {
 		t.Error("the program is gone with the first of three")
 	}
-	if err := a0.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a0.Close())
 	if _, err := a1.Listen(kagent.Address{Disc: []byte("d")}); err != nil {
 		t.Errorf("the listener outlived its agent: %v", err)
 	}
@@ -140,6 +138,28 @@ func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 	}
 }
 
+// Of a queue that was closed the slot is empty, although another process may still have the socket, and no VI is in
+// the table.
+func TestCloseEmptiesTables(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg := small(an)
+	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	closed, err := openOn(t, an, cfg)
+	nstest.Must(t, err)
+	other := mustOpen(t, an, cfg)
+	num, err := closed.NewVI()
+	nstest.Must(t, err)
+	nstest.Must(t, closed.Enter(num, 1, bn.IPv4))
+	kept, err := unix.FcntlInt(uintptr(closed.Queue().FD()), unix.F_DUPFD_CLOEXEC, 0)
+	nstest.Must(t, err)
+	defer unix.Close(kept)
+	nstest.Must(t, closed.Close())
+	if slots := other.demux.Slots(); !slices.Equal(slots, []int{other.lease.slot}) {
+		t.Errorf("slots %v are in use, want %d alone", slots, other.lease.slot)
+	}
+	other.demux.EachVI(func(num uint32, e bpf.VIEntry) { t.Errorf("VI %#x is in the table: %+v", num, e) })
+}
+
 // A user that follows the advice to give the interface more queues can do so while others use theirs.
 func TestQueuesAdded(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
@@ -169,16 +189,10 @@ func TestProgramTakenOff(t *testing.T) {
 		t.Fatal("no descriptors")
 	}
 	fd, err := unix.FcntlInt(uintptr(objects.Link), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	same, err := link.NewFromFD(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(same.Detach(), same.Close()); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, errors.Join(same.Detach(), same.Close()))
 	if m := LocalStatus().NICs[0].Mode; m != "" || attached(t, an) {
 		t.Errorf("the program is off, and the status says %q", m)
 	}
@@ -263,17 +277,11 @@ func TestOpenErrors(t *testing.T) {
 
 	// Another owner's program stays attached.
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Name: "stranger", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, License: "GPL"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer p.Close()
 	nic, err := an.Netlink().LinkByIndex(an.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := an.Do(func() error { return netlink.LinkSetXdpFdWithFlags(nic, p.FD(), nl.XDP_FLAGS_SKB_MODE) }); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, an.Do(func() error { return netlink.LinkSetXdpFdWithFlags(nic, p.FD(), nl.XDP_FLAGS_SKB_MODE) }))
 	_, err = openOn(t, an, small(an))
 	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "stranger") {
 		t.Errorf("with another's program: %v", err)
@@ -350,16 +358,12 @@ func TestKill(t *testing.T) {
 			cmd.Wait()
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		l, err := openOn(t, an, small(an))
 		if err != nil {
 			t.Fatalf("after the kill: %v", err)
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, l.Close())
 		if attached(t, an) {
 			t.Error("a program stayed")
 		}
@@ -426,9 +430,7 @@ func TestOpenCancelled(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want context.Canceled", err)
 	}
-	if err := stranger.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, stranger.Close())
 	mustOpen(t, an, cfg)
 }
 
@@ -440,9 +442,7 @@ func TestWaitForCarrier(t *testing.T) {
 	if err == nil {
 		err = bn.Netlink().LinkSetDown(link)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	await.Until(t, "there is no carrier", func() bool {
 		link, err := d.router.Link()
 		return err == nil && !link.Up
@@ -533,16 +533,12 @@ func TestEndLinger(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, l.Close())
 	}
 	attached := func(want bool) {
 		t.Helper()
 		nic, err := ns.Netlink().LinkByIndex(ns.Index)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if x := nic.Attrs().Xdp; (x != nil && x.Attached) != want {
 			t.Errorf("XDP %+v, want a program: %v", x, want)
 		}
@@ -554,9 +550,7 @@ func TestEndLinger(t *testing.T) {
 	attached(true)
 	use(time.Hour)
 	attached(true)
-	if err := EndLinger(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, EndLinger())
 	attached(false)
 	use(time.Hour)
 	use(0)

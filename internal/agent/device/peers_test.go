@@ -76,9 +76,7 @@ func TestPeerStartsLater(t *testing.T) {
 			b = mustOpen(t, bn, small(bn))
 			return b
 		})
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, b.Close())
 	}
 }
 
@@ -104,9 +102,7 @@ func neighborsOf(t *testing.T, own, other *route.Router) (list []kagent.Neighbor
 	t.Helper()
 	for hops, r := range []*route.Router{own, other} {
 		link, err := r.Link()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		addrs := slices.Concat(link.IPv4, link.IPv6)
 		slices.SortFunc(addrs, netip.Addr.Compare)
 		for _, a := range addrs {
@@ -123,14 +119,10 @@ func TestLocalPeers(t *testing.T) {
 	quickNeighbours(t, an)
 	defer noLeaks(t)()
 	a, err := openOn(t, an, small(an))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer a.Close()
 	b, err := openOn(t, bn, small(bn))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer b.Close()
 	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		l, r := kagent.Address{Host: addrs[0], Disc: []byte("left")}, kagent.Address{Host: addrs[1], Disc: []byte("right")}
@@ -156,9 +148,7 @@ func TestLocalPeers(t *testing.T) {
 	if _, _, err := a.RequestPeer(context.Background(), kagent.Address{}, kagent.Address{Host: bn.IPv4}, testOffer(3)); !errors.Is(err, kagent.ErrClosed) {
 		t.Errorf("a call that Close ends: %v", err)
 	}
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, <-closed)
 	if list, err := a.Discover(context.Background()); !errors.Is(err, kagent.ErrClosed) {
 		t.Errorf("Discover after Close: %v, %v", list, err)
 	}

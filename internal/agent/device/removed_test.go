@@ -26,9 +26,7 @@ func TestNumberComesBack(t *testing.T) {
 	cfg.Mode, cfg.Shared, cfg.FDStore = xdpnic.ModeGeneric, true, fdStore
 	old := mustOpen(t, an, cfg)
 	num, err := old.NewVI()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	handOut(t, old)
 	told, entered, busy := make(chan kagent.Link, 100), make(chan struct{}, 100), make(chan struct{})
 	first := true
@@ -42,9 +40,7 @@ func TestNumberComesBack(t *testing.T) {
 	gone := make(chan struct{})
 	old.OnGone(func() { close(gone) })
 	ln, err := old.Listen(kagent.Address{Disc: []byte("listens")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	waits := make(chan error, 2)
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
@@ -59,12 +55,8 @@ func TestNumberComesBack(t *testing.T) {
 
 	h := an.Netlink()
 	nic, err := h.LinkByIndex(an.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.LinkSetMTU(nic, 1400); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, h.LinkSetMTU(nic, 1400))
 	<-entered // the watcher is busy from now on
 	an.MoveAway(t)(false)
 	close(busy)
@@ -109,9 +101,7 @@ func TestNumberComesBack(t *testing.T) {
 	}
 	before := len(fdStore.all())
 	old.FreeVI(num)
-	if err := old.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, old.Close())
 	if n := len(fdStore.all()); n != before || n != 3 {
 		t.Errorf("%d things are kept of the new one, and %d were", n, before)
 	}
@@ -123,9 +113,7 @@ func TestNumberComesBack(t *testing.T) {
 // The steering of a removed interface is gone with it: that of a new interface of its name is not changed.
 func TestSteeringGone(t *testing.T) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer nl.Close()
 	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
 	d := &device{

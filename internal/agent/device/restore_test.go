@@ -10,6 +10,7 @@ import (
 
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
 )
 
 // An invalid record does not cause the loss of others of its interface. An invalid record of the interface
@@ -20,9 +21,7 @@ func TestBadRecords(t *testing.T) {
 		return fdstore.Entry{Key: key, Value: []byte(value), Files: files}
 	}
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer r.Close()
 	defer w.Close()
 	good := []fdstore.Entry{

@@ -13,20 +13,12 @@ import (
 func TestLocalStatus(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
 	agent, err := openOn(t, a, small(a))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	idle, err := agent.NewVI()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	connected, err := agent.NewVI()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.Enter(connected, kagent.NewKey(), b.IPv4); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, agent.Enter(connected, kagent.NewKey(), b.IPv4))
 	lease := func() kagent.LeaseStatus {
 		t.Helper()
 		s := LocalStatus()
@@ -61,15 +53,11 @@ func TestLocalStatus(t *testing.T) {
 		t.Errorf("missing: %+v", want)
 	}
 	agent.FreeVI(idle)
-	if err := agent.Remove(connected); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, agent.Remove(connected))
 	if l := lease(); len(l.VIs) != 1 || l.VIs[0] != (kagent.VIStatus{Num: connected, State: kagent.VICreated, Peer: netip.Addr{}}) {
 		t.Errorf("after removing: %+v", l.VIs)
 	}
-	if err := agent.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, agent.Close())
 	if s := LocalStatus(); len(s.NICs) != 0 {
 		t.Errorf("after closing: %+v", s)
 	}

@@ -170,15 +170,11 @@ func TestSteeringRestored(t *testing.T) {
 	}
 	first := newLease(agent(), 1)
 	first.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRSS})
-	if err := first.keep(nil, -1); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, first.keep(nil, -1))
 
 	entry := fdstore.Entry{Key: leaseKey("eth0", 1), Value: fdStore.all()[leaseKey("eth0", 1)], Files: []*os.File{nil}}
 	var r leaseRecord
-	if err := json.Unmarshal(entry.Value, &r); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, json.Unmarshal(entry.Value, &r))
 	d := agent()
 	d.restoreLeases(&kept{leases: map[*fdstore.Entry]leaseRecord{&entry: r}})
 	second := newLease(d, 0)

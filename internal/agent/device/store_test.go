@@ -16,15 +16,11 @@ import (
 func handOut(t *testing.T, l *Local) {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer r.Close()
 	defer w.Close()
 	h, err := l.HandOut(nil, int(r.Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	h.Close()
 }
 
@@ -42,9 +38,7 @@ func TestKeptApart(t *testing.T) {
 		for key, value := range fdStore.all() {
 			kind, _, _ := strings.Cut(key, "/")
 			if n[kind]++; kind == "nic" {
-				if err := json.Unmarshal(value, &nic); err != nil {
-					t.Error(err)
-				}
+				nstest.Check(t, json.Unmarshal(value, &nic))
 			}
 		}
 		if n["nic"] != 1 || n["lease"] != 1 || n["vi"] != 1 || nic.Index != index || nic.Port != 4793 || !nic.Attached {
@@ -67,24 +61,16 @@ func TestKeptApart(t *testing.T) {
 
 	h := an.Netlink()
 	nic, err := h.LinkByIndex(an.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.LinkDel(nic); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
+	nstest.Must(t, h.LinkDel(nic))
 	again := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: an.Name}, PeerName: "peer"}
-	if err := h.LinkAdd(again); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, h.LinkAdd(again))
 	for _, name := range []string{an.Name, "peer"} {
 		l, err := h.LinkByName(name)
 		if err == nil {
 			err = h.LinkSetUp(l)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		if name == an.Name {
 			an.Index = l.Attrs().Index
 		}
@@ -94,13 +80,9 @@ func TestKeptApart(t *testing.T) {
 		t.Fatal(err)
 	}
 	handOut(t, second)
-	if err := first.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, first.Close())
 	wants(an.Index, "after the first interface's queue was given back")
-	if err := second.Close(); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, second.Close())
 	if n := len(fdStore.all()); n > 0 {
 		t.Errorf("at the end %d things are kept", n)
 	}

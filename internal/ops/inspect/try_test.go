@@ -18,9 +18,7 @@ func TestTryUntold(t *testing.T) {
 			t.Errorf("before it was tried: %+v", m)
 		}
 	}
-	if err := ns.Do(func() error { i.try(); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, ns.Do(func() error { i.try(); return nil }))
 	for _, m := range i.Modes {
 		copies := m.Mode != xdpnic.ModeZeroCopy.String() // a veth has no other
 		if !m.Tried || m.Reached != copies || m.Reached != (m.Reason == "") {
