@@ -26,6 +26,7 @@ type congestion struct {
 	part                  int64  // growth that is not a 1/256 of a frame yet
 	roundEnd              uint32 // the round ends when this number is acknowledged
 	roundLeast            int64  // least round trip time of the round; 0: none measured
+	samples               int    // round trips measured in the round
 	trip, base            int64  // roundLeast of the last round that has one; least round trip known then
 	bounded               bool   // the peer's window was full in the round
 
@@ -74,6 +75,7 @@ func (c *congestion) window() int { return int(c.cwnd / fraction) }
 
 // sample records a round trip time.
 func (c *congestion) sample(t int64) {
+	c.samples++
 	if c.roundLeast == 0 || t < c.roundLeast {
 		c.roundLeast = t
 	}
@@ -90,6 +92,9 @@ func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow 
 	case c.dipping > 0:
 	case c.cwnd < c.threshold:
 		c.cwnd += int64(n) * fraction
+		if !c.competing && c.samples >= enough && c.roundLeast > least+least/4+c.ceiling(c.cwnd) {
+			c.threshold = c.cwnd // what this round adds would double the queue once more
+		}
 	case c.cwnd < c.most:
 		if c.step == 0 {
 			c.step = c.freely()
@@ -111,7 +116,7 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 	flown := min(c.cwnd, int64(nxt-c.roundEnd)*fraction) // with long frames the peer's window admits fewer frames than cwnd
 	full := 2*flown >= c.cwnd || c.bounded
 	trip := c.roundLeast
-	c.roundEnd, c.roundLeast, c.bounded = nxt, 0, false
+	c.roundEnd, c.roundLeast, c.samples, c.bounded = nxt, 0, 0, false
 	c.countMarks()
 	c.step = c.freely()
 	if trip == 0 {
@@ -205,10 +210,11 @@ func (c *congestion) dip(used, resume int64) {
 	c.dipping, c.high = dipRounds, 0
 	c.resume, c.peak = resume, used
 	c.cwnd = min(max(used*c.base/c.trip/2, dipWindow*fraction), c.most)
-	c.emptied = max(c.base+c.base/8, c.trip*c.cwnd/max(used, 1)) + c.ceiling(used)/2
-	if used <= c.cwnd {
-		c.emptied = c.base // a window that cannot shrink shows nothing
+	c.emptied = c.base + c.base/8
+	if used > c.cwnd { // otherwise the window cannot shrink
+		c.emptied = max(c.emptied, c.trip*c.cwnd/used)
 	}
+	c.emptied += c.ceiling(used) / 2
 }
 
 // endDip decides what the dip has shown, and resumes by doubling.
