@@ -61,7 +61,7 @@ const (
 	cubicMost     = 1000                // s after which the curve is straight
 	renoGrowth    = fraction * 53 / 100 // frames a round: with reductions to 7/10 as aggressive as Reno
 
-	initialWindow = 24  // congestion window at the start, frames
+	initialWindow = 20  // congestion window at the start, frames
 	shortWindow   = 256 // frames that fill 25 Gbit/s for shortPath; more only displace each other in caches
 	growthShare   = 16  // 1/growthShare of the congestion window is its growth in a round without losses
 	mostGrowth    = 4   // most frames of growth in such a round, while the window is short
