@@ -122,6 +122,9 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 	if trip == 0 {
 		return false
 	}
+	if c.base == 0 && trip > longPath && c.cwnd < c.threshold { // few frames are no sample of what the path loses
+		c.cwnd = min(max(c.cwnd, longWindow*fraction), c.most)
+	}
 	c.trip, c.base = trip, least
 	if c.queued() {
 		c.low = 0
@@ -162,6 +165,9 @@ func (c *congestion) queued() bool {
 	trip := c.trip
 	if c.roundLeast != 0 {
 		trip = c.roundLeast
+	}
+	if c.base == 0 && trip > longPath {
+		return false // the first round trips are all that is known
 	}
 	shows := c.base/32 + queueShows
 	if c.base > longPath { // the least of so long a round is hardly the work of processors

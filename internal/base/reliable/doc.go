@@ -62,6 +62,7 @@ const (
 	renoGrowth    = fraction * 53 / 100 // frames a round: with reductions to 7/10 as aggressive as Reno
 
 	initialWindow = 20  // congestion window at the start, frames
+	longWindow    = 64  // least window after the first round trip of a long path
 	shortWindow   = 256 // frames that fill 25 Gbit/s for shortPath; more only displace each other in caches
 	growthShare   = 16  // 1/growthShare of the congestion window is its growth in a round without losses
 	mostGrowth    = 4   // most frames of growth in such a round, while the window is short
