@@ -279,6 +279,7 @@ var tasks = map[string]task{
 	taskOperate: {run: taskOf(operate), alone: true}, taskRepeats: {run: taskOf(tellRepeats)},
 	taskHTTPGet: {run: taskOf(getHTTP), alone: true}, taskHTTPServe: {run: taskOf(serveHTTP), alone: true},
 	taskIncastSend: {run: taskOf(sendIncast), alone: true}, taskIncastTake: {run: taskOf(takeIncast), alone: true},
+	taskShareSend: {run: taskOf(shareSend), alone: true}, taskShareTake: {run: taskOf(shareTake), alone: true},
 }
 
 // Names of tasks.
@@ -295,6 +296,9 @@ const (
 
 	taskIncastSend = "incast-send"
 	taskIncastTake = "incast-take"
+
+	taskShareSend = "share-send"
+	taskShareTake = "share-take"
 )
 
 // taskOf makes a task of a function by decoding its input and encoding its

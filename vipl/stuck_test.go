@@ -77,7 +77,7 @@ func TestLongFrameHoldsNobodyElse(t *testing.T) {
 	const long, silence = 60_000, time.Minute
 	c := longFrames
 	c.noPacking, c.silence = true, silence
-	c.queue.TxChunks = 80
+	c.queue.TxChunks = 50
 	n := newMemoryNet(t, c)
 	third := n.open(t, "c", c)
 	var draining [3]*vipl.VI // one alone does not get as much

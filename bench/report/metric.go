@@ -47,6 +47,7 @@ var quantities = []quantity{
 	{MeanQueue, "queue[KB]", "Mean queue", "KB", 1000, 1},
 	{SlowdownP50, "slowdown p50", "Median slowdown", "", 1, 2},
 	{SlowdownP99, "slowdown p99", "99 % slowdown", "", 1, 2},
+	{FlowsResent, "resent[%]", "Frames of VIs sent again", "%", 0.01, 2},
 	{FlowTimeouts, "timeouts", "Retransmission timeouts", "", 1, 0},
 	{Recovery, "recovered[usec]", "Time until flows have recovered", "us", 1, 0},
 	{OSULatency, "Latency (us)", "Latency (osu_latency)", "us", 1, 2},
@@ -99,7 +100,7 @@ var families = []family{
 	{name: "osu", metrics: osuMetrics, leads: osuMetrics, peers: true},
 }
 
-var fabricMetrics = []Metric{LinkUsed, OurShare, FlowFairness, SlowdownP50, SlowdownP99, MeanQueue, FlowTimeouts, Recovery}
+var fabricMetrics = []Metric{LinkUsed, OurShare, FlowFairness, SlowdownP50, SlowdownP99, MeanQueue, FlowsResent, FlowTimeouts, Recovery}
 
 var osuMetrics = []Metric{OSULatency, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate, OSUAllReduce, OSUAllToAll}
 

@@ -108,14 +108,15 @@ const (
 	DroppedRatio Metric = "dropped_ratio"
 	Unnamed      Metric = "unnamed_frames"
 	// Of flows in a network: used share of a link; share of VIs beside TCP; Jain's index of all flows; mean queue in
-	// bytes; time of a flow by that in an empty network; retransmission timeouts of all flows; time until flows go on
-	// after a failure.
+	// bytes; time of a flow by that in an empty network; frames of VIs sent again, relative to all that they sent;
+	// retransmission timeouts of all flows; time until flows go on after a failure.
 	LinkUsed     Metric = "link_used"
 	OurShare     Metric = "our_share"
 	FlowFairness Metric = "flow_fairness"
 	MeanQueue    Metric = "mean_queue_bytes"
 	SlowdownP50  Metric = "slowdown_p50"
 	SlowdownP99  Metric = "slowdown_p99"
+	FlowsResent  Metric = "flows_resent_ratio"
 	FlowTimeouts Metric = "timeouts"
 	Recovery     Metric = "recovery_us"
 	// Of Ohio State University's benchmarks of MPI, each a figure of its own.

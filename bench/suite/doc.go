@@ -18,6 +18,7 @@
 //	load                   latency at a given rate, without coordinated omission
 //	loss                   what faults of the network cost, beside kernel TCP
 //	incast                 one, two and four senders into one receiver, beside kernel TCP
+//	sharing-*              VIs through one bottleneck with kernel TCP, and with each other
 //	fabric-*               VIs in a simulated network: shares of a bottleneck, flows of 64 hosts, incast, a spine that fails
 //	abl-*                  one part of the design left out at a time
 //	layers-*               packages vianet and mvich, beside package net and MPICH; programs behind proxies

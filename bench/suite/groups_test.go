@@ -203,3 +203,24 @@ func TestFabricGroups(t *testing.T) {
 		t.Log(table.String())
 	}
 }
+
+// Each flow through a bottleneck has its figures, and a queue where the forwarder is the bottleneck.
+func TestSharingGroups(t *testing.T) {
+	for name, want := range map[string]report.Metric{"sharing-cubic": report.OurShare, "sharing-vis": report.FlowFairness, "sharing-alone": report.MeanQueue} {
+		_, g := measured(t, name)
+		if g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0 {
+			t.Errorf("%s: %+v", name, g.Conditions)
+		}
+		last := g.Series[len(g.Series)-1].Points[0]
+		if v := last.Values[want]; !(v.Median >= 0) {
+			t.Errorf("%s, %s: no %s: %+v", name, last.Label, want, last.Values)
+		}
+		for _, s := range g.Series {
+			for _, p := range s.Points {
+				if v := p.Values[report.LinkUsed]; !(v.Median > 0) || p.Label == "" || p.N == 0 {
+					t.Errorf("%s, %s: %+v", name, s.Name, p)
+				}
+			}
+		}
+	}
+}

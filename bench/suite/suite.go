@@ -215,7 +215,7 @@ type group struct {
 
 // groups are all of them, in the order of the report.
 func groups() []group {
-	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, incastGroups, fabricGroups,
+	return slices.Concat(basicGroups, vibeGroups, opsGroups, transactionGroups, loadGroups, lossGroups, incastGroups, sharingGroups, fabricGroups,
 		ablationGroups, layerGroups, proxyGroups, mpiGroups, peerGroups)
 }
 

@@ -26,6 +26,7 @@ type congestion struct {
 	part                  int64  // growth that is not a 1/256 of a frame yet
 	roundEnd              uint32 // the round ends when this number is acknowledged
 	roundLeast            int64  // least round trip time of the round; 0: none measured
+	samples               int    // round trips measured in the round
 	trip, base            int64  // roundLeast of the last round that has one; least round trip known then
 	bounded               bool   // the peer's window was full in the round
 
@@ -74,6 +75,7 @@ func (c *congestion) window() int { return int(c.cwnd / fraction) }
 
 // sample records a round trip time.
 func (c *congestion) sample(t int64) {
+	c.samples++
 	if c.roundLeast == 0 || t < c.roundLeast {
 		c.roundLeast = t
 	}
@@ -90,6 +92,9 @@ func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow 
 	case c.dipping > 0:
 	case c.cwnd < c.threshold:
 		c.cwnd += int64(n) * fraction
+		if !c.competing && c.samples >= enough && c.roundLeast > least+least/4+c.ceiling(c.cwnd) {
+			c.threshold = c.cwnd // what this round adds would double the queue once more
+		}
 	case c.cwnd < c.most:
 		if c.step == 0 {
 			c.step = c.freely()
@@ -111,11 +116,14 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 	flown := min(c.cwnd, int64(nxt-c.roundEnd)*fraction) // with long frames the peer's window admits fewer frames than cwnd
 	full := 2*flown >= c.cwnd || c.bounded
 	trip := c.roundLeast
-	c.roundEnd, c.roundLeast, c.bounded = nxt, 0, false
+	c.roundEnd, c.roundLeast, c.samples, c.bounded = nxt, 0, 0, false
 	c.countMarks()
 	c.step = c.freely()
 	if trip == 0 {
 		return false
+	}
+	if c.base == 0 && trip > longPath && c.cwnd < c.threshold { // few frames are no sample of what the path loses
+		c.cwnd = min(max(c.cwnd, longWindow*fraction), c.most)
 	}
 	c.trip, c.base = trip, least
 	if c.queued() {
@@ -157,6 +165,9 @@ func (c *congestion) queued() bool {
 	trip := c.trip
 	if c.roundLeast != 0 {
 		trip = c.roundLeast
+	}
+	if c.base == 0 && trip > longPath {
+		return false // the first round trips are all that is known
 	}
 	shows := c.base/32 + queueShows
 	if c.base > longPath { // the least of so long a round is hardly the work of processors
@@ -205,10 +216,11 @@ func (c *congestion) dip(used, resume int64) {
 	c.dipping, c.high = dipRounds, 0
 	c.resume, c.peak = resume, used
 	c.cwnd = min(max(used*c.base/c.trip/2, dipWindow*fraction), c.most)
-	c.emptied = max(c.base+c.base/8, c.trip*c.cwnd/max(used, 1)) + c.ceiling(used)/2
-	if used <= c.cwnd {
-		c.emptied = c.base // a window that cannot shrink shows nothing
+	c.emptied = c.base + c.base/8
+	if used > c.cwnd { // otherwise the window cannot shrink
+		c.emptied = max(c.emptied, c.trip*c.cwnd/used)
 	}
+	c.emptied += c.ceiling(used) / 2
 }
 
 // endDip decides what the dip has shown, and resumes by doubling.

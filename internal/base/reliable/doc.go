@@ -61,7 +61,8 @@ const (
 	cubicMost     = 1000                // s after which the curve is straight
 	renoGrowth    = fraction * 53 / 100 // frames a round: with reductions to 7/10 as aggressive as Reno
 
-	initialWindow = 64  // congestion window at the start, frames
+	initialWindow = 20  // congestion window at the start, frames
+	longWindow    = 64  // least window after the first round trip of a long path
 	shortWindow   = 256 // frames that fill 25 Gbit/s for shortPath; more only displace each other in caches
 	growthShare   = 16  // 1/growthShare of the congestion window is its growth in a round without losses
 	mostGrowth    = 4   // most frames of growth in such a round, while the window is short
@@ -75,6 +76,7 @@ const (
 	smallWindow   = 4   // a window at which the delay ceiling is twice that of a large one
 	dipRounds     = 4   // rounds of a dip: the first ends what is in flight, the others show what remains
 	highRounds    = 2   // rounds with a queue above the ceiling after which the window dips
+	enough        = 8   // round trips whose least shows a queue before the round ends (RFC 9406)
 	vainDips      = 4   // dips that do not empty the queue after which the sender competes
 	lowRounds     = 8   // rounds without a queue after which it no longer does
 	dupThreshold  = 3   // later arrivals that mean a loss while no reordering was seen

@@ -1,28 +1,45 @@
 package reliable
 
-// pacer spreads the frames of a large window over the round trip, so that they do not all meet the queue of a
-// bottleneck at once. Credit grows with time, a little faster than the window leaves in a round trip, up to a burst.
-// A frame takes one. When the credit is used up, the sender waits for that of several frames, which leave together:
-// segmentation offload needs them so. A window of a burst is not paced, nor is a short path, where the window
-// is small. So a message of 64 KiB leaves at once if nothing was sent before.
+// pacer spreads the frames of a window over the round trip, so that they do not all meet the queue of a bottleneck at
+// once. Credit grows with time, a little faster than the window leaves in a round trip. A frame takes one. When the
+// credit is used up, the sender waits for that of several frames, a group, which leave together: segmentation offload
+// needs them so.
+//
+// In silence the credit of a burst gathers. So a message of 64 KiB leaves at once if nothing was sent before. A window
+// of a burst is not paced, nor is a short path, where the window is small.
+//
+// On a long path groups are small, and the credit that a stream may gather is that of two groups. There a short queue
+// holds little of what leaves in a round trip, and beside smooth flows it is the burst that loses frames.
 type pacer struct {
 	on     bool
+	group  int64 // frames for which a sender without credit waits
+	depth  int64 // credit that a stream may gather (of a token bucket)
 	credit int64 // 1/fraction of a frame
 	at     int64 // when that was
+	sent   int64 // when the last frame was
 	due    int64 // when the sender may go on; 0: now
 }
 
 const (
-	paceBurst   = 64 // most frames at once: more than a message of 64 KiB
-	paceQuantum = 24 // frames for which a sender without credit waits: more than a packet of segmentation offload
+	paceBurst = 64 // most frames at once: more than a message of 64 KiB
+	paceGroup = 24 // most frames of a group: more than a packet of segmentation offload
+	paceShare = 16 // on a long path 1/paceShare of the window is a group
+	paceLong  = 8  // least window that is paced on a long path
 )
 
-// set turns pacing on or off.
-func (p *pacer) set(on bool, now int64) {
+// set turns pacing on or off for a window of cwnd on a path whose least round trip is known.
+func (p *pacer) set(cwnd, least, now int64) {
+	on, group, depth := least >= shortPath && cwnd > paceBurst*fraction, int64(paceGroup), int64(paceBurst)
+	if least > longPath {
+		on = cwnd > paceLong*fraction
+		group = max(1, min(cwnd/fraction/paceShare, paceGroup))
+		depth = 2 * group
+	}
 	if on && !p.on {
 		p.credit, p.at = paceBurst*fraction, now
 	}
-	if p.on = on; !on {
+	p.on, p.group, p.depth = on, group, depth*fraction
+	if !on {
 		p.due = 0
 	}
 }
@@ -30,9 +47,15 @@ func (p *pacer) set(on bool, now int64) {
 // fill adds the credit for the time since the last call. trip is the time in which rate, in 1/fraction of a frame,
 // leaves.
 func (p *pacer) fill(now, rate, trip int64) {
-	p.credit = min(p.credit+min(now-p.at, trip)*rate/trip, paceBurst*fraction)
+	most := p.depth
+	if now-p.sent >= trip {
+		most = paceBurst * fraction
+	}
+	if p.credit < most {
+		p.credit = min(p.credit+min(now-p.at, trip)*rate/trip, most)
+	}
 	p.at = now
-	if now >= p.due || p.credit >= paceQuantum*fraction {
+	if now >= p.due || p.credit >= p.group*fraction {
 		p.due = 0
 	}
 }
@@ -40,8 +63,9 @@ func (p *pacer) fill(now, rate, trip int64) {
 // take uses the credit of a frame.
 func (p *pacer) take(now, rate, trip int64) {
 	p.credit -= fraction
+	p.sent = now
 	if p.credit < fraction && p.due == 0 {
-		p.due = now + (paceQuantum*fraction-p.credit)*trip/rate
+		p.due = now + (p.group*fraction-p.credit)*trip/rate
 	}
 }
 

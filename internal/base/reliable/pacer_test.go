@@ -11,10 +11,14 @@ import (
 func TestPacer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var p pacer
-		rate := rapid.Int64Range(paceBurst*fraction, MaxWindow*fraction).Draw(t, "rate")
 		trip := rapid.Int64Range(shortPath, maxTimeout).Draw(t, "trip")
+		least := int64(paceBurst)
+		if trip > longPath {
+			least = paceLong
+		}
+		rate := rapid.Int64Range((least+1)*fraction, MaxWindow*fraction).Draw(t, "rate")
 		now, begun := int64(1), int64(1)
-		p.set(true, now)
+		p.set(rate, trip, now)
 		sent := 0
 		for range rapid.IntRange(1, 300).Draw(t, "steps") {
 			p.fill(now, rate, trip)
@@ -24,14 +28,14 @@ func TestPacer(t *testing.T) {
 				group++
 			}
 			sent += group
-			if group > paceBurst || group > 0 && group < paceQuantum-1 {
+			if group > paceBurst || group > 0 && group < int(p.group)-1 {
 				t.Fatalf("%d frames at once", group)
 			}
 			most := float64(now-begun)*float64(rate)/float64(trip)/fraction + paceBurst
 			if float64(sent) > most+1 || p.due < now {
 				t.Fatalf("%d frames after %d ns, at most %.1f; due %d ns later", sent, now-begun, most, p.due-now)
 			}
-			if float64(sent) < most-paceBurst-paceQuantum-2 {
+			if float64(sent) < most-paceBurst-float64(p.group)-2 {
 				t.Fatalf("%d frames after %d ns, of %.1f", sent, now-begun, most)
 			}
 			switch rapid.IntRange(0, 2).Draw(t, "next") {
@@ -40,7 +44,7 @@ func TestPacer(t *testing.T) {
 			case 1:
 				now += rapid.Int64Range(0, p.due-now).Draw(t, "early")
 			case 2: // in time, so that no credit is lost
-				now = p.due + trip*paceQuantum*fraction/rate/2
+				now = p.due + trip*p.group*fraction/rate/2
 			}
 		}
 	})
@@ -69,10 +73,10 @@ func TestPacedWindow(t *testing.T) {
 		s.Ack(now, s.Next(), 4096)
 		return sent, most, groups
 	}
-	for range 6 {
+	for range 8 {
 		flight()
 	}
-	if sent, most, groups := flight(); sent < 3000 || most > paceBurst || groups < sent/paceBurst {
+	if sent, most, groups := flight(); sent < 3000 || most > 2*paceGroup+1 || groups < sent/(2*paceGroup) {
 		t.Errorf("%d frames in %d groups of up to %d", sent, groups, most)
 	}
 	now += trip

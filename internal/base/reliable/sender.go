@@ -170,7 +170,7 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	if s.grow(now, int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
-	s.pacer.set(s.least >= shortPath && s.cwnd > paceBurst*fraction, now)
+	s.pacer.set(s.cwnd, s.least, now)
 	s.Pace(now)
 	s.progress(now)
 	return from, cum, true

@@ -10,6 +10,7 @@ type Sharing struct {
 	TCPs       int
 	Algorithm  TCPAlgorithm // of the TCP flows
 	Apart      int64        // time between the starts of two flows, ns
+	Jitter     int64        // a random part of which each start is later, ns
 	Warm, Time int64        // after the last start: not counted, and counted; ns
 	Host       HostConfig
 }
@@ -41,6 +42,7 @@ func (e Sharing) Run() (r Shared, err error) {
 			err = cerr
 		}
 	}()
+	begin := func(i int) int64 { return int64(i)*e.Apart + int64(d.rng.Float64()*float64(e.Jitter)) }
 	var vis []*Stream
 	var tcps []*TCP
 	for i := range e.VIs + e.TCPs {
@@ -50,12 +52,12 @@ func (e Sharing) Run() (r Shared, err error) {
 				return r, err
 			}
 			vis = append(vis, st)
-			d.After(int64(i)*e.Apart, st.Start)
+			d.After(begin(i), st.Start)
 			continue
 		}
 		f := d.NewTCP(e.Algorithm, d.Left[i], d.Right[i])
 		tcps = append(tcps, f)
-		d.After(int64(i)*e.Apart, f.Start)
+		d.After(begin(i), f.Start)
 	}
 	d.Run(int64(e.VIs+e.TCPs-1)*e.Apart + e.Warm)
 	d.Bottleneck.Forget()

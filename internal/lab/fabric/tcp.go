@@ -285,8 +285,8 @@ func (f *TCP) arm() {
 	}
 	if f.rto == 0 {
 		f.rto = f.sim.now + max(tcpMinRTO, int64(f.srtt+4*f.rvar))<<f.backoff
-		if f.probing = !f.probed && f.inFlight > 1; f.probing {
-			f.rto = min(f.rto, f.sim.now+int64(2*f.srtt)+2*Millisecond)
+		if f.probing = !f.probed && f.inFlight > 0 && f.srtt > 0; f.probing {
+			f.rto = min(f.rto, f.sim.now+int64(2*f.srtt))
 		}
 	}
 	if f.armed != 0 && f.armed <= f.rto {

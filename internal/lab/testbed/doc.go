@@ -18,8 +18,9 @@
 // # With faults
 //
 // [StartThrough] makes a Bed whose pairs lead through a third namespace each, a [Middle],
-// whose forwarder loses, repeats, damages, delays and reorders frames as [Faults] say. It
-// counts what it does, and its choices are reproducible by a seed. A [Site] is the same for
+// whose forwarder loses, repeats, damages, delays and reorders frames as [Faults] say. It also
+// is a bottleneck: a rate, a queue for all or for each flow, ECN marks. [Middle.SetTBF] makes one of the kernel's.
+// It counts what it does, and its choices are reproducible by a seed. A [Site] is the same for
 // processes that come and go: one can be killed and another started with its addresses.
 //
 //	side 0                     middle                      side 1

@@ -34,8 +34,11 @@ type Faults struct {
 	Delay  time.Duration // least time under way
 	Jitter time.Duration // a random part of it comes on top, and reorders
 
-	Rate  int64 // bits per second of whole frames; 0: no limit
-	Queue int   // frames that wait for the rate's turn at most, others are lost; 0: 1000
+	Rate       int64 // bits per second of whole frames; 0: no limit
+	Queue      int   // frames that wait for the rate's turn at most, others are lost; 0: 1000
+	QueueBytes int   // their bytes at most, instead of Queue; 0: any
+	PerFlow    bool  // each flow (protocol, addresses, ports) has such a queue of its own, and queues are served in turn
+	Mark       int   // bytes in the queue above which frames that are ECN-capable are marked; 0: none is
 }
 
 const (
@@ -57,6 +60,8 @@ type EmulatorCounters struct {
 	Corrupted  uint64 // frames, or copies, with bits flipped; they are passed on
 	Reordered  uint64 // frames, or copies, held back; they are passed on
 	Delayed    uint64 // frames, or copies, that waited for another reason
+	Marked     uint64 // frames, or copies, marked because the queue was long (ECN); they are passed on
+	Queued     uint64 // bytes of frames times the nanoseconds that they waited for Rate: by the time it took, the mean queue
 
 	Lost        uint64 // drop: by Loss
 	LostInBurst uint64 // drop: by Burst
@@ -87,6 +92,8 @@ func (n *EmulatorCounters) each(o *EmulatorCounters, f func(a *uint64, b uint64)
 	f(&n.Corrupted, o.Corrupted)
 	f(&n.Reordered, o.Reordered)
 	f(&n.Delayed, o.Delayed)
+	f(&n.Marked, o.Marked)
+	f(&n.Queued, o.Queued)
 	f(&n.Lost, o.Lost)
 	f(&n.LostInBurst, o.LostInBurst)
 	f(&n.Limited, o.Limited)
@@ -184,8 +191,9 @@ func (p *copyPlan) damage(frame []byte) {
 // emulator is a link emulator. It carries the frames of one direction from one interface of the middle to the other. One
 // goroutine does the work, run; the mutex guards what other goroutines access.
 //
-//	in --recv--> decision --+--> out
-//	                        +--> line, by the time at which they go on --> out
+//	in --recv--> decision --+--------------------------------------------------> out
+//	                        +--> bottleneck --+--> line, by the time at which --> out
+//	                        +-----------------+    they go on
 type emulator struct {
 	in, out int // packet sockets; guarded by mu
 	wake    int // an eventfd that has run look at in and ending again
@@ -204,9 +212,8 @@ type emulator struct {
 	// Of run alone.
 	apart        bool // the frame that is taken is one that watch is for
 	randomSource randomSource
-	line         []waiting     // what is due first at its beginning
-	queued       int           // frames on the line that wait for the rate
-	free         time.Duration // when the rate's turn comes again
+	bottleneck   bottleneck
+	line         []waiting // what is due first at its beginning
 	buf          []byte
 	spare        [][]byte
 }
@@ -381,18 +388,16 @@ func (e *emulator) turn() (wait time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := time.Since(e.epoch)
+	e.serve(now)
 	for len(e.line) > 0 && e.line[0].due <= now {
 		x := e.line[0]
 		e.line = e.line[1:]
-		if x.limited {
-			e.queued--
-		}
 		before := e.n
 		e.pass(x.frame)
 		e.countApart(x.apart, before)
 		e.spare = append(e.spare, x.frame[:0])
 	}
-	e.n.Waiting = uint64(len(e.line))
+	defer e.countWaiting()
 	for range batch {
 		n, _, err := unix.Recvfrom(e.in, e.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
 		switch err {
@@ -400,7 +405,8 @@ func (e *emulator) turn() (wait time.Duration) {
 			e.receive(e.buf[:min(n, len(e.buf))], now)
 			continue
 		case unix.EAGAIN:
-			if len(e.line) == 0 {
+			e.serve(now)
+			if len(e.line) == 0 { // then no frame waits for the rate: the last one that was sent is due later
 				return -1
 			}
 			return max(e.line[0].due-time.Since(e.epoch), 0)
@@ -467,30 +473,40 @@ func (e *emulator) travel(frame []byte, p *copyPlan, now time.Duration) {
 		e.n.Corrupted++
 		p.damage(frame)
 	}
-	x := waiting{due: now, apart: e.apart}
+	x := waiting{since: now, due: now, after: f.Delay + time.Duration(p.jitter*float64(f.Jitter)), apart: e.apart}
+	if p.heldBack {
+		e.n.Reordered++
+		x.after += cmp.Or(f.ReorderBy, defaultReorderBy)
+	}
 	if f.Rate > 0 {
-		if e.queued >= cmp.Or(f.Queue, defaultQueue) {
+		q := e.bottleneck.queueOf(frame, f.PerFlow)
+		if q.full(f, len(frame)) {
 			e.n.Limited++
 			return
 		}
-		e.free = max(e.free, now) + time.Duration(int64(len(frame))*8*int64(time.Second)/f.Rate)
-		x.due = e.free
-		x.limited = true
-		e.queued++
-	}
-	x.due += f.Delay + time.Duration(p.jitter*float64(f.Jitter))
-	if p.heldBack {
-		e.n.Reordered++
-		x.due += cmp.Or(f.ReorderBy, defaultReorderBy)
-	} else if x.due > now {
-		e.n.Delayed++
-	}
-	if x.due <= now {
+		if f.Mark > 0 && q.bytes > f.Mark && markCE(frame) {
+			e.n.Marked++
+		}
+		x.frame = append(e.buffer(), frame...)
+		e.bottleneck.push(q, x)
+	} else if x.after > 0 {
+		x.frame = append(e.buffer(), frame...)
+		e.later(x)
+	} else {
 		e.pass(frame)
 		return
 	}
-	x.frame = append(e.buffer(), frame...)
-	e.later(x)
+	if !p.heldBack {
+		e.n.Delayed++
+	}
+}
+
+// serve moves frames from the bottleneck to the line that the link has begun to send by now.
+func (e *emulator) serve(now time.Duration) {
+	for x, ok := e.bottleneck.pop(now, e.faults.Rate); ok; x, ok = e.bottleneck.pop(now, e.faults.Rate) {
+		e.n.Queued += uint64(len(x.frame)) * uint64(x.due-x.since)
+		e.later(x)
+	}
 }
 
 // pass hands a frame to the receiving side.
@@ -513,14 +529,16 @@ func (e *emulator) buffer() []byte {
 
 // waiting is a frame that goes on later.
 type waiting struct {
-	due     time.Duration
-	limited bool // it waits for the rate, too
-	apart   bool // it is one that is watched
-	frame   []byte
+	since time.Duration // when it came
+	due   time.Duration // when it goes on; in the bottleneck, when it has been sent
+	after time.Duration // that it is under way behind the bottleneck
+	apart bool          // it is one that is watched
+	frame []byte
 }
 
-// later queues a frame after those that are due at the same time.
+// later adds to the line, behind those that are due at the same time, a frame that the bottleneck has sent.
 func (e *emulator) later(x waiting) {
+	x.due += x.after
 	i, _ := slices.BinarySearchFunc(e.line, x.due, func(other waiting, due time.Duration) int {
 		if other.due <= due {
 			return -1
@@ -528,5 +546,6 @@ func (e *emulator) later(x waiting) {
 		return 1
 	})
 	e.line = slices.Insert(e.line, i, x)
-	e.n.Waiting = uint64(len(e.line))
 }
+
+func (e *emulator) countWaiting() { e.n.Waiting = uint64(len(e.line) + e.bottleneck.frames) }

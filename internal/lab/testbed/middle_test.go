@@ -202,6 +202,9 @@ func TestFaults(t *testing.T) {
 		{"rate", Faults{Seed: 8, Rate: 1_000_000, Queue: 100}, func(n EmulatorCounters, arrived, overtaken, _ int) bool {
 			return n.Limited > 0 && n.Delayed >= 100 && arrived == count-int(n.Limited) && overtaken == 0
 		}},
+		{"rate, queue in bytes", Faults{Seed: 9, Rate: 1_000_000, QueueBytes: 20_000}, func(n EmulatorCounters, arrived, overtaken, _ int) bool {
+			return n.Limited > 0 && n.Delayed >= 20_000/(datagram+42) && n.Queued > 0 && arrived == count-int(n.Limited) && overtaken == 0
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			arrived, n := flood(t, s, from, to, count, c.faults)

@@ -1,0 +1,550 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/testbed"
+	"viaxdp/vipl"
+)
+
+// Bottleneck is what the frames of a [Bed]'s client find on their way to the server. The bed was made with Through.
+type Bottleneck struct {
+	Rate    int64         // bits per second of whole frames
+	Queue   int           // bytes
+	Trip    time.Duration // that the path adds to a round trip
+	PerFlow bool          // each flow has a queue of its own
+	Mark    int           // bytes in the queue above which frames are marked (ECN); 0: never
+}
+
+// Forwarder reports whether the forwarder is the bottleneck, and not the kernel's token bucket filter behind it.
+func (b Bottleneck) Forwarder() bool { return b.PerFlow || b.Mark > 0 }
+
+// set makes the path a bottleneck, until the returned function is called.
+func (b Bottleneck) set(m *testbed.Middle) (undo func() error, err error) {
+	there, back := testbed.Faults{Delay: b.Trip / 2}, testbed.Faults{Delay: b.Trip - b.Trip/2}
+	undo = func() error {
+		m.SetBoth(testbed.Faults{})
+		return nil
+	}
+	if !b.Forwarder() {
+		if err := m.SetTBF(0, b.Rate, b.Queue); err != nil {
+			return nil, err
+		}
+		undo = func() error {
+			m.SetBoth(testbed.Faults{})
+			return m.SetTBF(0, 0, 0)
+		}
+	} else {
+		there.Rate, there.QueueBytes, there.PerFlow, there.Mark = b.Rate, b.Queue, b.PerFlow, b.Mark
+	}
+	m.SetFaults(0, there)
+	m.SetFaults(1, back)
+	return undo, nil
+}
+
+// SharingLoad is flows from the client to the server that begin one after the other and then share a bottleneck: VIs
+// of one NIC handle, then TCP connections through the same interface.
+type SharingLoad struct {
+	VIs   int
+	TCPs  []string      // congestion control of each
+	Apart time.Duration // between the starts of two flows
+	Warm  time.Duration // after the last start, not counted
+	Time  time.Duration // counted
+}
+
+func (l SharingLoad) flows() int { return l.VIs + len(l.TCPs) }
+
+// until is when counting begins, from the start of the first flow.
+func (l SharingLoad) until() time.Duration { return time.Duration(l.flows()-1)*l.Apart + l.Warm }
+
+func (l SharingLoad) validate() error {
+	switch {
+	case l.VIs < 1 || l.flows() > maxSharing:
+		return fmt.Errorf("%d VIs of %d flows: 1 to %d", l.VIs, l.flows(), maxSharing)
+	case l.Apart < 0 || l.Warm < 0 || l.Time <= 0 || l.until()+l.Time > time.Minute:
+		return fmt.Errorf("%v: more than nothing, at most a minute", l.Time)
+	}
+	return nil
+}
+
+const (
+	maxSharing      = 64
+	sharingMessage  = 16 << 10 // bytes
+	sharingChunks   = 4096     // 8 MB: more than any of the bottlenecks holds
+	sharingSends    = 256      // messages that a VI has outstanding
+	sharingReceives = 1024     // receives that a VI has posted: the receiver may be late by all that is outstanding
+	sharingPort     = 8083
+	tcpHeaders      = 52 // of IPv4 and TCP, with timestamps
+)
+
+var sharingDiscriminator = []byte("via-xdp sharing")
+
+// SharingResult is what came of a SharingLoad. All is of the time that counts, but for what is said to be of all.
+type SharingResult struct {
+	Rates     []float64 // content in bits per second of each flow, VIs first
+	VIs       int       // of them
+	Used      float64   // share of the link's rate, with headers
+	Sent      uint64    // frames of all VIs in all the time, and of these
+	Resent    uint64    // those that were sent again
+	Marked    uint64    // those that came marked
+	Queue     float64   // mean bytes that waited at the bottleneck in all the time, where it is the forwarder
+	Disturbed []string
+
+	Conditions Conditions
+}
+
+// Share returns the VIs' share of all content.
+func (r *SharingResult) Share() float64 {
+	sum, ours := 0., 0.
+	for i, x := range r.Rates {
+		sum += x
+		if i < r.VIs {
+			ours += x
+		}
+	}
+	return ours / sum
+}
+
+// Jain returns Jain's index of fairness of all flows.
+func (r *SharingResult) Jain() float64 {
+	sum, squares := 0., 0.
+	for _, x := range r.Rates {
+		sum += x
+		squares += x * x
+	}
+	return sum * sum / squares / float64(len(r.Rates))
+}
+
+// Share runs flows through a bottleneck.
+func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *SharingResult, err error) {
+	if err := l.validate(); err != nil {
+		return nil, err
+	}
+	m := b.middle(true)
+	undo, err := at.set(m)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	in := sharingInput{l, b.server.at(true).Local}
+	requests := make([]request, 2)
+	for i, name := range []string{taskShareSend, taskShareTake} {
+		if requests[i], err = []*Worker{b.client, b.server}[i].alone(name, true, in); err != nil {
+			return nil, err
+		}
+	}
+	before, start := m.Counters(0), time.Now()
+	var replies []reply
+	err = b.Do(ctx, func() error {
+		return within(b.Opening, true, func() (err error) {
+			replies, err = each(ctx, []*Worker{b.client, b.server}, requests)
+			return err
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	n, took := m.Counters(0).Since(before), time.Since(start)
+	sent, err := outputOf[sharingSent](replies[0])
+	if err != nil {
+		return nil, err
+	}
+	taken, err := outputOf[sharingTaken](replies[1])
+	if err != nil {
+		return nil, err
+	}
+	if len(taken.Bytes) != l.flows() || taken.Span.Wall <= 0 {
+		return nil, errors.New("the receiver has not said what came, and how long it took")
+	}
+	r := &SharingResult{
+		VIs: l.VIs, Sent: sent.Sent, Resent: sent.Resent, Marked: taken.Marked,
+		Queue: float64(n.Queued) / float64(took), Disturbed: disturbances(Span{}, taken.Span, false), Conditions: HostConditions(),
+	}
+	r.Conditions.learn(taken.Facts)
+	r.Conditions.pinned(sent.Facts, taken.Facts)
+	r.Conditions.Polling = "wait"
+	if n.Overrun > 0 {
+		r.Disturbed = append(r.Disturbed, "the forwarder was too slow for its frames")
+	}
+	frame := float64(b.cfg.MTU + ethernetHeader)
+	for i, bytes := range taken.Bytes {
+		rate := 8 * float64(bytes) / taken.Span.Wall.Seconds()
+		r.Rates = append(r.Rates, rate)
+		if i < l.VIs {
+			r.Used += rate * frame / float64(taken.Payload) / float64(at.Rate)
+		} else {
+			r.Used += rate * frame / float64(b.cfg.MTU-tcpHeaders) / float64(at.Rate)
+		}
+	}
+	return r, nil
+}
+
+// sharingInput is what both tasks of a SharingLoad get.
+type sharingInput struct {
+	SharingLoad
+	Server netip.Addr
+}
+
+// sharingSent is the client's report, of all frames of its VIs.
+type sharingSent struct {
+	Sent, Resent uint64
+	Facts        Facts
+}
+
+// sharingTaken is the server's report.
+type sharingTaken struct {
+	Bytes   []int64 // of each flow in the time that counts
+	Span    Span
+	Marked  uint64
+	Payload int // bytes of content in a full frame of a VI
+	Facts   Facts
+}
+
+// sharingVIs is the VIs of one side, and what one goroutine needs that sends, or receives, by all of them.
+type sharingVIs struct {
+	nic   *vipl.NIC
+	cq    *vipl.CQ
+	vis   []*vipl.VI
+	rings []ring
+	data  vipl.DataSegment
+}
+
+// openSharing opens a NIC with VIs whose sends, or receives, complete on one queue.
+func openSharing(p Params, vis, depth int, sends bool) (_ *sharingVIs, err error) {
+	s := &sharingVIs{}
+	if s.nic, err = openNIC(p, vipl.WithChunks(sharingChunks, sharingChunks)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	tag := s.nic.CommonPtag()
+	region, err := s.nic.RegisterMem(make([]byte, sharingMessage), vipl.MemAttributes{Ptag: tag})
+	if err != nil {
+		return nil, err
+	}
+	s.data = region.Segment(0, sharingMessage)
+	if s.cq, err = s.nic.CreateCQ(vis * depth); err != nil {
+		return nil, err
+	}
+	sendCQ, recvCQ := s.cq, (*vipl.CQ)(nil)
+	if !sends {
+		sendCQ, recvCQ = nil, s.cq
+	}
+	for i := range vis {
+		v, err := s.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, sendCQ, recvCQ)
+		if err != nil {
+			return nil, err
+		}
+		r, err := newRing(s.nic, tag, depth, 1)
+		if err != nil {
+			return nil, err
+		}
+		v.SetValue(i)
+		s.vis, s.rings = append(s.vis, v), append(s.rings, r)
+	}
+	return s, nil
+}
+
+// postAll posts all descriptors of VI i that are not posted.
+func (s *sharingVIs) postAll(i int, post postOne) error {
+	for r := &s.rings[i]; r.out() < len(r.descs); {
+		if err := r.add(post, nil, s.data); err != nil {
+			return failed(s.vis[i], "post", err)
+		}
+	}
+	return nil
+}
+
+// next waits for a completion, at most for a time, and returns the VI that it is of; -1: none.
+func (s *sharingVIs) next(most time.Duration) (int, error) {
+	v, recv, err := s.cq.Wait(most)
+	switch {
+	case errors.Is(err, vipl.ErrTimeout) || errors.Is(err, vipl.ErrNotDone):
+		return -1, nil
+	case err != nil:
+		return -1, err
+	}
+	done := v.SendDone
+	if recv {
+		done = v.RecvDone
+	}
+	if _, err := done(); err != nil {
+		return -1, failed(v, "complete", err)
+	}
+	i := v.Value().(int)
+	s.rings[i].done++
+	return i, nil
+}
+
+// facts are those of the NIC, and of this process.
+func (s *sharingVIs) facts() (f Facts) {
+	f = factsOf(s.nic)
+	f.CPUs, _ = testbed.AllowedCPUs()
+	return f
+}
+
+func (s *sharingVIs) close() error {
+	var errs []error
+	for _, v := range s.vis {
+		errs = append(errs, v.Disconnect())
+	}
+	return errors.Join(append(errs, s.nic.Close())...)
+}
+
+// dialCongestion connects, with a congestion control of TCP, as soon as the server listens.
+func dialCongestion(to netip.AddrPort, name string, stop *atomic.Bool) (net.Conn, error) {
+	d := net.Dialer{Timeout: waitLimit, Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if name != "" {
+			cerr := c.Control(func(fd uintptr) {
+				err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
+			})
+			err = errors.Join(err, cerr)
+		}
+		return err
+	}}
+	for end := time.Now().Add(waitLimit); ; time.Sleep(connectPause) {
+		c, err := d.Dial("tcp", to.String())
+		if err == nil || !errors.Is(err, unix.ECONNREFUSED) || time.Now().After(end) || stop.Load() {
+			return c, err
+		}
+	}
+}
+
+// shareSend is a task: the client of a SharingLoad.
+//
+//	client                       server
+//	connects: control, VIs, TCP
+//	flows ...                 -> counts them
+//	                          <- a byte on control: it is over
+//	closes control            ->
+func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
+	s, err := openSharing(j.params, in.VIs, sharingSends, true)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	at := netip.AddrPortFrom(in.Server, sharingPort)
+	control, err := dialCongestion(at, "", j.stop)
+	if err != nil {
+		return out, err
+	}
+	defer control.Close()
+	local, remote := vipl.NetAddress{Host: j.params.Local, Discriminator: sharingDiscriminator}, vipl.NetAddress{Host: in.Server, Discriminator: sharingDiscriminator}
+	for _, v := range s.vis {
+		if err := requestConnection(v, local, remote, waitLimit, j.stop); err != nil {
+			return out, err
+		}
+	}
+	var conns []net.Conn
+	for _, name := range in.TCPs {
+		c, err := dialCongestion(at, name, j.stop)
+		if err != nil {
+			return out, fmt.Errorf("TCP, %s: %w", name, err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	var over atomic.Bool
+	ended := make(chan error, 1+in.flows())
+	go func() {
+		control.SetReadDeadline(time.Now().Add(in.until() + in.Time + waitLimit))
+		_, err := io.ReadFull(control, make([]byte, 1))
+		over.Store(true)
+		ended <- err
+	}()
+	start := time.Now()
+	begin := func(flow int) time.Duration { return time.Until(start.Add(time.Duration(flow) * in.Apart)) }
+	for i, c := range conns {
+		go func() {
+			time.Sleep(begin(in.VIs + i))
+			message := make([]byte, sharingMessage)
+			for {
+				if _, err := c.Write(message); err != nil {
+					if !over.Load() {
+						ended <- err
+					}
+					return
+				}
+			}
+		}()
+	}
+	for begun := 0; !over.Load(); {
+		most := maxSleep
+		if begun < in.VIs {
+			if most = min(most, begin(begun)); most <= 0 {
+				if err := s.postAll(begun, s.vis[begun].PostSend); err != nil {
+					return out, err
+				}
+				begun++
+				continue
+			}
+		}
+		i, err := s.next(most)
+		if err != nil && !over.Load() {
+			return out, err
+		}
+		if i >= 0 {
+			if err := s.postAll(i, s.vis[i].PostSend); err != nil && !over.Load() {
+				return out, err
+			}
+		}
+		if j.stop.Load() {
+			return out, ErrStopped
+		}
+	}
+	if err := <-ended; err != nil {
+		return out, err
+	}
+	for _, v := range s.nic.Status().VIs {
+		out.Sent, out.Resent = out.Sent+v.Sent, out.Resent+v.Resent
+	}
+	out.Facts = s.facts()
+	return out, nil
+}
+
+// shareTake is a task: the server of a SharingLoad.
+func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
+	s, err := openSharing(j.params, in.VIs, sharingReceives, false)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	l, err := net.Listen("tcp", netip.AddrPortFrom(j.params.Local, sharingPort).String())
+	if err != nil {
+		return out, err
+	}
+	defer l.Close()
+	if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(waitLimit)); err != nil {
+		return out, err
+	}
+	control, err := l.Accept()
+	if err != nil {
+		return out, err
+	}
+	defer control.Close()
+	local := vipl.NetAddress{Host: j.params.Local, Discriminator: sharingDiscriminator}
+	for i, v := range s.vis {
+		if err := s.postAll(i, v.PostRecv); err != nil {
+			return out, err
+		}
+		c, err := s.nic.ConnectWait(local, waitLimit)
+		if err == nil {
+			err = c.Accept(v)
+		}
+		if err != nil {
+			return out, fmt.Errorf("VI %d: %w", i, err)
+		}
+		st, err := v.Query()
+		if err != nil {
+			return out, err
+		}
+		out.Payload = st.MaxPayload
+	}
+	came := make([]atomic.Int64, in.flows())
+	var over atomic.Bool
+	ended := make(chan error, in.flows())
+	for i := range in.TCPs {
+		c, err := l.Accept()
+		if err != nil {
+			return out, err
+		}
+		defer c.Close()
+		go func() {
+			for b := make([]byte, readBuffer); ; {
+				n, err := c.Read(b)
+				came[in.VIs+i].Add(int64(n))
+				if err != nil {
+					ended <- fmt.Errorf("TCP flow %d: %w", i, err)
+					return
+				}
+			}
+		}()
+	}
+	taken := make(chan struct{})
+	go func() {
+		defer close(taken)
+		for !over.Load() {
+			i, err := s.next(maxSleep)
+			if err == nil && i >= 0 {
+				came[i].Add(sharingMessage)
+				err = s.postAll(i, s.vis[i].PostRecv)
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	out.Bytes, out.Span, err = shareWindow(in.SharingLoad, came, ended, j.stop)
+	over.Store(true)
+	<-taken
+	out.Marked, out.Facts = s.nic.Counters().Marked, s.facts()
+	if err != nil {
+		return out, err
+	}
+	if _, err = control.Write([]byte{0}); err != nil {
+		return out, err
+	}
+	// The client looks at its VIs before it closes control, and then they may be disconnected.
+	if err = control.SetReadDeadline(time.Now().Add(waitLimit)); err == nil {
+		_, err = io.Copy(io.Discard, control)
+	}
+	return out, err
+}
+
+// shareWindow counts what comes of each flow in the time that counts, which depends on when the first flow begins.
+func shareWindow(l SharingLoad, came []atomic.Int64, ended <-chan error, stop *atomic.Bool) (bytes []int64, span Span, err error) {
+	// sleep waits until done, unless a flow ends.
+	sleep := func(done func() bool) error {
+		for !done() {
+			select {
+			case err := <-ended:
+				return err
+			case <-time.After(time.Millisecond):
+			}
+			if stop.Load() {
+				return ErrStopped
+			}
+		}
+		return nil
+	}
+	counts := func() []int64 {
+		n := make([]int64, len(came))
+		for i := range came {
+			n[i] = came[i].Load()
+		}
+		return n
+	}
+	late := time.Now().Add(waitLimit)
+	if err := sleep(func() bool { return came[0].Load() > 0 || time.Now().After(late) }); err != nil {
+		return nil, span, err
+	}
+	begin := time.Now().Add(l.until())
+	if err := sleep(func() bool { return time.Now().After(begin) }); err != nil {
+		return nil, span, err
+	}
+	before, clock := counts(), startStopwatch()
+	err = sleep(func() bool {
+		bytes, span = counts(), clock.span()
+		some := false
+		for i := range bytes {
+			bytes[i] -= before[i]
+			some = some || bytes[i] > 0
+		}
+		return span.Wall >= l.Time && some || time.Now().After(late.Add(l.until()+l.Time))
+	})
+	return bytes, span, err
+}

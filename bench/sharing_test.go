@@ -1,0 +1,63 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"viaxdp/internal/lab/nstest"
+)
+
+// Shares and fairness are those of content.
+func TestSharingShares(t *testing.T) {
+	for _, c := range []struct {
+		rates       []float64
+		vis         int
+		share, jain float64
+	}{
+		{[]float64{5, 5}, 1, 0.5, 1}, {[]float64{1, 3}, 1, 0.25, 0.8}, {[]float64{4, 0, 0, 0}, 4, 1, 0.25},
+	} {
+		r := SharingResult{Rates: c.rates, VIs: c.vis}
+		if s, j := r.Share(), r.Jain(); math.Abs(s-c.share) > 1e-12 || math.Abs(j-c.jain) > 1e-12 {
+			t.Errorf("%v: share %v, Jain's index %v, want %v and %v", c.rates, s, j, c.share, c.jain)
+		}
+	}
+}
+
+// A VI and a TCP flow fill a bottleneck that marks, and no more than it: the VI's frames come marked, and the path is
+// free afterwards. Impossible loads are refused, and the end of a context ends the flows.
+func TestShare(t *testing.T) {
+	nstest.Require(t)
+	cfg := BedConfig{Mode: "generic", WorkerArgs: []string{asWorker}, Stderr: os.Stderr}
+	cfg.Through = true
+	bed, err := StartBed(t.Context(), cfg)
+	nstest.Must(t, err)
+	defer bed.Close()
+	at := Bottleneck{Rate: 50_000_000, Queue: 200_000, Mark: 10_000, Trip: time.Millisecond}
+	load := SharingLoad{VIs: 1, TCPs: []string{"cubic"}, Apart: 10 * time.Millisecond, Warm: 100 * time.Millisecond, Time: 300 * time.Millisecond}
+	r, err := bed.Share(t.Context(), at, load)
+	nstest.Must(t, err)
+	if len(r.Rates) != 2 || r.Rates[0] <= 0 || r.Used > 1.2 || r.Marked == 0 || r.Queue <= 0 || r.Sent == 0 || r.Conditions.Mode != "generic" {
+		t.Errorf("%+v", r)
+	}
+	for what, change := range map[string]func(*SharingLoad){
+		"1 to": func(l *SharingLoad) { l.VIs = 0 }, "at most a minute": func(l *SharingLoad) { l.Time = time.Hour },
+	} {
+		l := load
+		change(&l)
+		if _, err := bed.Share(t.Context(), at, l); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%+v: %v", l, err)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	load.Time = 50 * time.Second
+	time.AfterFunc(50*time.Millisecond, func() { cancel(why) })
+	if _, err := bed.Share(ctx, at, load); !errors.Is(err, why) {
+		t.Errorf("%v, want %v", err, why)
+	}
+}
