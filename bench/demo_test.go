@@ -387,7 +387,7 @@ func TestPlaceIsChecked(t *testing.T) {
 	for want, p := range map[string]Place{
 		"ip link":     {Interface: "no-such-nic"},
 		"want one of": {Mode: "dance"},
-		"rss or off":  {Steer: "dance"},
+		"off or all":  {Steer: "dance"},
 	} {
 		err := ListenAndServe(t.Context(), ServerConfig{Place: p, Listen: "127.0.0.1", Ready: func(net.Addr) {
 			t.Errorf("%+v: it waits", p)

@@ -51,6 +51,7 @@ type memoryHost struct {
 
 // memoryNet is two of them and what joins them.
 type memoryNet struct {
+	before uint64 // messages that had reached b before a test counts them
 	wire   *xdpnictest.Wire
 	fabric *kagenttest.Fabric
 	a, b   *memoryHost

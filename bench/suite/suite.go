@@ -101,7 +101,14 @@ func Estimate(cfg Config) (time.Duration, error) {
 	s := newSession(context.Background(), cfg)
 	sum := time.Duration(0)
 	for _, g := range chosen {
-		sum += g.turn * time.Duration(s.turns())
+		switch {
+		case g.few && s.Quick: // its seconds become milliseconds
+			sum += g.turn / 15
+		case g.few:
+			sum += g.turn * time.Duration(s.fewTurns())
+		default:
+			sum += g.turn * time.Duration(s.turns())
+		}
 	}
 	if s.Quick {
 		return sum / quickPart, nil
@@ -187,6 +194,9 @@ func (s *session) longer(least time.Duration) time.Duration {
 	return max(least, s.duration())
 }
 
+// fewTurns is a fifth of the turns.
+func (s *session) fewTurns() int { return max(1, s.turns()/5) }
+
 // mtu is that of groups without an MTU of their own.
 func (s *session) mtu() int { return cmp.Or(s.MTU, DefaultMTU) }
 
@@ -205,6 +215,7 @@ type group struct {
 
 	slow bool          // runs only when it is named, and for All
 	turn time.Duration // about how long one takes with the default duration
+	few  bool          // runs fewTurns, since a turn takes more than a minute
 
 	plans *experiment // that it runs; nil: none
 

@@ -537,7 +537,7 @@ func TestSymbols(t *testing.T) {
 		}
 		count++
 	}
-	const operations, extensions = 41, 5
+	const operations, extensions = 41, 7
 	if count != operations+extensions {
 		t.Errorf("%d functions, want %d", count, operations+extensions)
 	}
