@@ -38,7 +38,7 @@ func TestShare(t *testing.T) {
 	nstest.Must(t, err)
 	defer bed.Close()
 	at := Bottleneck{Rate: 50_000_000, Queue: 200_000, Mark: 10_000, Trip: time.Millisecond}
-	load := SharingLoad{VIs: 1, TCPs: []string{"cubic"}, Apart: 10 * time.Millisecond, Warm: 100 * time.Millisecond, Time: 300 * time.Millisecond}
+	load := SharingLoad{VIs: 1, TCPs: []string{"cubic"}, Apart: 10 * time.Millisecond, Warm: 100 * time.Millisecond, Time: 3 * time.Second}
 	r, err := bed.Share(t.Context(), at, load)
 	nstest.Must(t, err)
 	if len(r.Rates) != 2 || r.Rates[0] <= 0 || r.Used > 1.2 || r.Marked == 0 || r.Queue <= 0 || r.Sent == 0 || r.Conditions.Mode != "generic" {
