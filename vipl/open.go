@@ -70,7 +70,7 @@ const (
 	SteerByRules = Steering(kagent.SteerByRules) // a rule of the flow classifier, for our port alone
 	SteerByRSS   = Steering(kagent.SteerByRSS)   // where the NIC has no rules: its RSS indirection table, for all traffic of the host
 	SteerOff     = Steering(kagent.SteerOff)     // nothing is changed
-	SteerAll     = Steering(kagent.SteerAll)     // nothing is changed; the handle receives from all queues, see Info.AlsoQueues
+	SteerAll     = Steering(kagent.SteerAll)     // nothing is changed; the handle receives from all queues, see Info.NIC.ExtraQueues
 )
 
 // String is "rules", "rss", "off" or "all".

@@ -44,8 +44,8 @@ type NICStatus struct {
 	// room; 0: no other process may have the queue.
 	Process   int `json:"process"`
 	Processes int `json:"processes"`
-	// AlsoQueues are further queues from which the handle receives.
-	AlsoQueues []int `json:"also_queues,omitempty"`
+	// ExtraQueues are further queues from which the handle receives.
+	ExtraQueues []int `json:"extra_queues,omitempty"`
 }
 
 // VIStatus is the status of a VI.
@@ -91,7 +91,7 @@ type MemStatus struct {
 func (n *NIC) Status() NICStatus {
 	s := NICStatus{
 		ID: n.port.id, Interface: n.info.Interface, Index: n.info.Index, Queue: n.info.Queue, Mode: n.info.Mode.String(),
-		VIs: []VIStatus{}, CQs: []CQStatus{}, AlsoQueues: n.info.NIC.AlsoQueues,
+		VIs: []VIStatus{}, CQs: []CQStatus{}, ExtraQueues: n.info.NIC.ExtraQueues,
 	}
 	if sharing := n.info.NIC.Sharing; sharing.Guests > 0 {
 		s.Process, s.Processes = sharing.Partition, 1+sharing.Guests

@@ -20,7 +20,7 @@ func (q *Queue) Handout() (Handout, error) {
 	switch {
 	case q.fd < 0:
 		return Handout{}, ErrClosed
-	case q.cfg.Share != nil || q.pool.users > 1 || q.pool.umem.users() > 1+len(q.also):
+	case q.cfg.Share != nil || q.pool.users > 1 || q.pool.umem.users() > 1+len(q.extra):
 		return Handout{}, q.fail("hand out", errConfig)
 	}
 	h := Handout{Config: q.cfg, Info: q.info}
@@ -32,16 +32,16 @@ func (q *Queue) Handout() (Handout, error) {
 const mostSegs = 1 << 12
 
 // Adopt makes a Queue of a socket that another process has opened and described
-// by Handout, and of those of AlsoQueues. mem is the same memory, mapped in this process. Adopt takes
+// by Handout, and of those of ExtraQueues. mem is the same memory, mapped in this process. Adopt takes
 // ownership of the sockets, also if it fails. It needs no privilege.
-func Adopt(fd int, h Handout, mem []byte, also ...int) (*Queue, error) {
+func Adopt(fd int, h Handout, mem []byte, extra ...int) (*Queue, error) {
 	cfg := h.Config
 	cfg.Memory, cfg.Share = mem, nil
 	q := newQueue(cfg)
 	q.fd = fd
-	if err := q.adopt(h, also); err != nil {
+	if err := q.adopt(h, extra); err != nil {
 		q.Close()
-		for _, fd := range also[min(len(q.also), len(also)):] {
+		for _, fd := range extra[min(len(q.extra), len(extra)):] {
 			_ = unix.Close(fd)
 		}
 		return nil, err
@@ -49,7 +49,7 @@ func Adopt(fd int, h Handout, mem []byte, also ...int) (*Queue, error) {
 	return q, nil
 }
 
-func (q *Queue) adopt(h Handout, also []int) error {
+func (q *Queue) adopt(h Handout, extra []int) error {
 	cfg := &q.cfg
 	if cfg.Memory == nil {
 		return q.fail("adopt", errConfig)
@@ -60,8 +60,8 @@ func (q *Queue) adopt(h Handout, also []int) error {
 	switch {
 	case h.Info.MaxSegs < 1 || h.Info.MaxSegs > mostSegs:
 		return cfg.bad("frames of at most %d entries: must be 1 to %d", h.Info.MaxSegs, mostSegs)
-	case len(also) != len(cfg.AlsoQueues):
-		return cfg.bad("%d sockets for %d further queues", len(also), len(cfg.AlsoQueues))
+	case len(extra) != len(cfg.ExtraQueues):
+		return cfg.bad("%d sockets for %d further queues", len(extra), len(cfg.ExtraQueues))
 	}
 	u, err := newUMEM(cfg.Memory, len(cfg.Memory))
 	if err != nil {
@@ -70,8 +70,8 @@ func (q *Queue) adopt(h Handout, also []int) error {
 	if err := q.adoptRings(u); err != nil {
 		return err
 	}
-	for i, fd := range also {
-		a := q.addAlso(cfg.also(i))
+	for i, fd := range extra {
+		a := q.addExtra(cfg.extra(i))
 		a.fd = fd
 		if err := a.adoptRings(u); err != nil {
 			return err

@@ -48,7 +48,7 @@ func (q *Queue) Audit() error {
 		recycled = append(recycled, p.fill.addr[(p.fill.head+k)&p.fill.mask])
 	}
 	errs = append(errs, p.auditList("recycled", ownFill, recycled)...)
-	for _, a := range q.also {
+	for _, a := range q.extra {
 		if err := a.Audit(); err != nil {
 			errs = append(errs, fmt.Errorf("queue %d: %w", a.cfg.QueueID, err))
 		}

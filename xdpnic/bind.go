@@ -108,7 +108,7 @@ func (q *Queue) refuseZeroCopy() error {
 		return refuse("the kernel skips chunks that cross pages which are not contiguous for the NIC: " +
 			"use chunks of 2048 or 4096 bytes")
 	}
-	if len(q.cfg.AlsoQueues) > 0 {
+	if len(q.cfg.ExtraQueues) > 0 {
 		return refuse("a zero-copy socket does not receive from further queues: have the NIC put the frames on this one")
 	}
 	if q.cfg.shared() {
@@ -231,7 +231,7 @@ func (q *Queue) describe() (err error) {
 		return q.fail("SO_SNDBUF", err)
 	}
 	i.Features, i.FeaturesErr = QueryFeatures(c.Ifindex)
-	i.Ifindex, i.QueueID, i.AlsoQueues = c.Ifindex, c.QueueID, c.AlsoQueues
+	i.Ifindex, i.QueueID, i.ExtraQueues = c.Ifindex, c.QueueID, c.ExtraQueues
 	i.ZeroCopy, i.NeedWakeup = q.zc, true
 	i.MultiBuffer, i.Unaligned, i.Headroom = c.MultiBuffer, c.Unaligned, c.Headroom
 	i.Sharing = c.Sharing

@@ -86,9 +86,9 @@ type BusyPoll struct {
 type Config struct {
 	Ifindex int // interface index in the network namespace of the calling thread
 	QueueID int // queue of the interface, from 0
-	// AlsoQueues are further queues from which the Queue receives, at most MaxAlsoQueues. Each has a socket, and RX chunks as
+	// ExtraQueues are further queues from which the Queue receives, at most MaxExtraQueues. Each has a socket, and RX chunks as
 	// many as RxChunks: see Queue.FDs. Not in zero-copy mode.
-	AlsoQueues []int
+	ExtraQueues []int
 
 	// Memory is the UMEM, all of it: page aligned, a multiple of 4096 bytes,
 	// and valid until the Queue is closed. The pool of chunks lies in it at
@@ -160,7 +160,7 @@ func (c Config) WithDefaults() (Config, error) {
 			return c, err
 		}
 	}
-	if err := errors.Join(c.checkSharing(), c.checkAlso()); err != nil {
+	if err := errors.Join(c.checkSharing(), c.checkExtra()); err != nil {
 		return c, err
 	}
 	r, l := &c.Rings, c.layout()
@@ -208,7 +208,7 @@ func (c *Config) mayZeroCopy() bool {
 }
 
 func (c *Config) check() error {
-	if err := errors.Join(c.checkChunks(), c.checkSharing(), c.checkAlso()); err != nil {
+	if err := errors.Join(c.checkChunks(), c.checkSharing(), c.checkExtra()); err != nil {
 		return err
 	}
 	switch n := c.ChunkSize; {
@@ -254,13 +254,13 @@ func (c *Config) check() error {
 	return nil
 }
 
-// PoolBytes is the size of the pool of chunks, those of AlsoQueues included, in whole pages. Call
+// PoolBytes is the size of the pool of chunks, those of ExtraQueues included, in whole pages. Call
 // it on the result of WithDefaults.
 func (c Config) PoolBytes() int {
 	n := c.firstPoolBytes()
-	if len(c.AlsoQueues) > 0 {
-		a := c.also(0)
-		n += len(c.AlsoQueues) * a.firstPoolBytes()
+	if len(c.ExtraQueues) > 0 {
+		a := c.extra(0)
+		n += len(c.ExtraQueues) * a.firstPoolBytes()
 	}
 	return n
 }

@@ -152,7 +152,7 @@ func (e *end) open(cfg Config) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	slots := append([]int{cfg.QueueID}, cfg.AlsoQueues...)
+	slots := append([]int{cfg.QueueID}, cfg.ExtraQueues...)
 	for i, fd := range q.FDs() {
 		if err := e.xsks.Put(uint32(slots[i]), uint32(fd)); err != nil {
 			q.Close()
@@ -251,7 +251,7 @@ func receive(t testing.TB, q *Queue) (data []byte, segs int) {
 	frames := make([]Frame, 64)
 	n := 0
 	eventually(t, "a frame", func() bool {
-		if q.also != nil { // such tests have frames of one segment
+		if q.extra != nil { // such tests have frames of one segment
 			n = q.Receive(frames[:1])
 			return n > 0
 		}

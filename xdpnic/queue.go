@@ -20,7 +20,7 @@ type Frame struct {
 }
 
 // Queue is one AF_XDP socket on one queue of an interface, with its rings and its chunks, and one more for each of
-// Config.AlsoQueues. The package comment lists the goroutines that may call each method.
+// Config.ExtraQueues. The package comment lists the goroutines that may call each method.
 type Queue struct {
 	// Fields of the data path. Owner only.
 	pool *pool
@@ -36,10 +36,10 @@ type Queue struct {
 	fd    int
 	rx    rxRing
 	n     counters
-	also  []*Queue // of Config.AlsoQueues; constant once the queue is open
-	turn  int      // the queue that Receive looked at last: 0 is this one, n is also[n-1]
-	// The pools of also follow each other at alsoBase, each of alsoBytes.
-	alsoBase, alsoBytes uint64
+	extra []*Queue // of Config.ExtraQueues; constant once the queue is open
+	turn  int      // the queue that Receive looked at last: 0 is this one, n is extra[n-1]
+	// The pools of extra follow each other at extraBase, each of extraBytes.
+	extraBase, extraBytes uint64
 
 	// Set by Open, constant afterwards.
 	maxSegs int
@@ -58,7 +58,7 @@ type Queue struct {
 // Info describes an open queue. It does not change.
 type Info struct {
 	Ifindex, QueueID int
-	AlsoQueues       []int
+	ExtraQueues      []int
 	// Mode as far as the bind decides it: zero-copy, or the copying mode that
 	// Config.Mode led to.
 	Mode     Mode
@@ -170,7 +170,7 @@ func (q *Queue) open(ctx context.Context) (err error) {
 	if err := q.describe(); err != nil {
 		return err
 	}
-	return q.openAlso(ctx)
+	return q.openExtra(ctx)
 }
 
 // socket makes the socket and the event descriptor.
@@ -287,7 +287,7 @@ func (q *Queue) Close() error {
 	if q.fd >= 0 {
 		q.last, _ = q.Stats()
 	}
-	for _, a := range q.also {
+	for _, a := range q.extra {
 		errs = append(errs, a.Close())
 	}
 	if q.fd >= 0 {

@@ -12,8 +12,8 @@ package xdpnic
 //
 // Owner only; no allocation.
 func (q *Queue) Receive(frames []Frame) int {
-	if q.also != nil {
-		if n := q.receiveAlso(frames); n != 0 {
+	if q.extra != nil {
+		if n := q.receiveExtra(frames); n != 0 {
 			return n
 		}
 	}
@@ -108,7 +108,7 @@ func (q *Queue) discard() {
 //
 // Owner only.
 func (q *Queue) Recycle(addr uint64) {
-	if q.also != nil {
+	if q.extra != nil {
 		q.poolOf(addr).recycle(addr)
 		return
 	}
@@ -143,7 +143,7 @@ func (q *Queue) Refill() {
 	if q.pool.recycled != 0 {
 		q.pool.refill()
 	}
-	for _, a := range q.also {
+	for _, a := range q.extra {
 		a.Refill()
 	}
 	if q.zc {
@@ -167,5 +167,5 @@ func (q *Queue) MaxSegs() int { return q.maxSegs }
 
 // RxChunks is the number of RX chunks: this many segments can arrive before any
 // is recycled. If processes share the queue, it is what this process may have leased at
-// a time; with more, others could get less than their part. Each of Config.AlsoQueues has as many again. Any goroutine.
+// a time; with more, others could get less than their part. Each of Config.ExtraQueues has as many again. Any goroutine.
 func (q *Queue) RxChunks() int { return q.cfg.rxChunks() }

@@ -22,7 +22,7 @@ func (q *Queue) Share() (*Queue, error) {
 	if q.cfg.shared() {
 		return nil, q.fail("share", fmt.Errorf("processes share the queue: %w", errConfig))
 	}
-	if len(q.also) > 0 {
+	if len(q.extra) > 0 {
 		return nil, q.fail("share", fmt.Errorf("the queue has sockets on several queues: %w", errConfig))
 	}
 	cfg := q.cfg

@@ -399,9 +399,9 @@ func (p *pool) initShared(cfg *Config) error {
 }
 
 // Join opens a socket for one more process on a queue whose Config has Sharing. fd is the socket of any process
-// that has it, also has those of AlsoQueues, h describes that one, and mem is the UMEM. The new process is number partition, whose last process, if
+// that has it, extra are those of its ExtraQueues, h describes that one, and mem is the UMEM. The new process is number partition, whose last process, if
 // there was one, has been reclaimed. The caller hands the queue on (Handout), or uses it. Errors are *OpError.
-func Join(fd int, h Handout, mem []byte, partition int, also ...int) (*Queue, error) {
+func Join(fd int, h Handout, mem []byte, partition int, extra ...int) (*Queue, error) {
 	cfg := h.Config
 	cfg.Memory, cfg.Share, cfg.Sharing.Partition = mem, nil, partition
 	cfg.Rings.RX, cfg.Rings.TX = cfg.rxRing(), powerOfTwo(cfg.txChunks())
@@ -409,8 +409,8 @@ func Join(fd int, h Handout, mem []byte, partition int, also ...int) (*Queue, er
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if len(also) != len(cfg.AlsoQueues) {
-		return nil, cfg.bad("%d sockets for %d further queues", len(also), len(cfg.AlsoQueues))
+	if len(extra) != len(cfg.ExtraQueues) {
+		return nil, cfg.bad("%d sockets for %d further queues", len(extra), len(cfg.ExtraQueues))
 	}
 	u, err := newUMEM(cfg.Memory, 0)
 	if err != nil {
@@ -418,8 +418,8 @@ func Join(fd int, h Handout, mem []byte, partition int, also ...int) (*Queue, er
 	}
 	q := newQueue(cfg)
 	err = q.join(fd, h.Info, u)
-	for i := 0; i < len(also) && err == nil; i++ {
-		err = q.addAlso(cfg.also(i)).join(also[i], h.Info, u)
+	for i := 0; i < len(extra) && err == nil; i++ {
+		err = q.addExtra(cfg.extra(i)).join(extra[i], h.Info, u)
 	}
 	if err != nil {
 		q.Close()
@@ -458,13 +458,13 @@ func (q *Queue) join(fd int, of Info, u *umem) error {
 }
 
 // Reclaim takes the chunks of a process that has ended, or has closed its sockets, and gives those for receiving to the
-// kernel. fd and also are duplicates of its sockets, which no XDP program reaches any more, h describes it, and mem is the
+// kernel. fd and extra are duplicates of its sockets, which no XDP program reaches any more, h describes it, and mem is the
 // UMEM; the chunks themselves are not touched. The caller closes fd afterwards, and only then lets another process join as
 // that partition. One process at a time may call Reclaim for a queue. If it dies in it, the next Reclaim of any process
 // of the queue takes what it has left.
 //
 // It returns how many chunks it has taken.
-func Reclaim(fd int, h Handout, mem []byte, also ...int) (chunks int, err error) {
+func Reclaim(fd int, h Handout, mem []byte, extra ...int) (chunks int, err error) {
 	// Frames that were under way to the socket when the map's entry was deleted have arrived after this (synchronize_rcu).
 	// A kernel without membarrier(2) gets some time.
 	awaitGracePeriod()
@@ -473,12 +473,12 @@ func Reclaim(fd int, h Handout, mem []byte, also ...int) (chunks int, err error)
 	if err := cfg.check(); err != nil {
 		return 0, err
 	}
-	if len(also) != len(cfg.AlsoQueues) {
-		return 0, cfg.bad("%d sockets for %d further queues", len(also), len(cfg.AlsoQueues))
+	if len(extra) != len(cfg.ExtraQueues) {
+		return 0, cfg.bad("%d sockets for %d further queues", len(extra), len(cfg.ExtraQueues))
 	}
 	chunks, err = reclaim(fd, cfg)
-	for i := range also {
-		n, e := reclaim(also[i], cfg.also(i))
+	for i := range extra {
+		n, e := reclaim(extra[i], cfg.extra(i))
 		chunks, err = chunks+n, errors.Join(err, e)
 	}
 	return chunks, err

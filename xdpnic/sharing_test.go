@@ -129,7 +129,7 @@ func (s *sharedQueue) handOut(q *Queue) (err error) {
 }
 
 // slot is the first slot of a process.
-func (s *sharedQueue) slot(part int) int { return part * (1 + len(s.of.Config.AlsoQueues)) }
+func (s *sharedQueue) slot(part int) int { return part * (1 + len(s.of.Config.ExtraQueues)) }
 
 func dupAll(of []int) (all []int, err error) {
 	for _, fd := range of {

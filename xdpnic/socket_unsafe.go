@@ -51,17 +51,17 @@ func zeroCopy(fd int) (bool, error) {
 	return flags&unix.XDP_OPTIONS_ZEROCOPY != 0, err
 }
 
-// pollIn sleeps until the event descriptor, the socket or one of the sockets of also is readable, or timeout has
+// pollIn sleeps until the event descriptor, the socket or one of the sockets of extra is readable, or timeout has
 // passed (timeout < 0: no limit), and reports whether the event is. It does not
 // allocate.
 //
 // The raw ppoll(2) writes the remaining time back into ts (fs/select.c,
 // poll_select_finish), so a restart after a signal does not lengthen the sleep.
-func pollIn(event, socket int, also []*Queue, timeout time.Duration) (signalled bool, errno unix.Errno) {
-	var fds [2 + MaxAlsoQueues]unix.PollFd
+func pollIn(event, socket int, extra []*Queue, timeout time.Duration) (signalled bool, errno unix.Errno) {
+	var fds [2 + MaxExtraQueues]unix.PollFd
 	fds[0] = unix.PollFd{Fd: int32(event), Events: unix.POLLIN}
 	fds[1] = unix.PollFd{Fd: int32(socket), Events: unix.POLLIN}
-	for i, a := range also {
+	for i, a := range extra {
 		fds[2+i] = unix.PollFd{Fd: int32(a.wait.fd), Events: unix.POLLIN}
 	}
 	var ts unix.Timespec
@@ -71,7 +71,7 @@ func pollIn(event, socket int, also []*Queue, timeout time.Duration) (signalled 
 		tsp = &ts
 	}
 	for {
-		_, _, errno = unix.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), uintptr(2+len(also)),
+		_, _, errno = unix.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), uintptr(2+len(extra)),
 			uintptr(unsafe.Pointer(tsp)), 0, 0, 0)
 		if errno != unix.EINTR {
 			break

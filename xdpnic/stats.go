@@ -11,7 +11,7 @@ type counters struct {
 	rxTooManySegs, rxBadEntries     uint64
 }
 
-// Stats are the counts of a socket since Open, those of receiving with the sockets of Config.AlsoQueues. Filled, Completed and
+// Stats are the counts of a socket since Open, those of receiving with the sockets of Config.ExtraQueues. Filled, Completed and
 // ChunkErrors belong to the pool and are the same for all sockets that share
 // it.
 type Stats struct {
@@ -61,7 +61,7 @@ func (q *Queue) Stats() (Stats, error) {
 	if s.KernelStats, err = kernelStats(q.fd); err != nil {
 		return s, q.fail("XDP_STATISTICS", err)
 	}
-	for _, a := range q.also {
+	for _, a := range q.extra {
 		t, err := a.Stats()
 		if err != nil {
 			return s, err

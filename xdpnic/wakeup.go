@@ -182,7 +182,7 @@ type waiter struct {
 // Ready reports whether an RX ring holds an entry. It returns false after Close.
 // Any goroutine may call it, also during Close. It costs two loads and no system
 // call.
-func (q *Queue) Ready() bool { return q.look.ready() || q.also != nil && q.alsoReady() }
+func (q *Queue) Ready() bool { return q.look.ready() || q.extra != nil && q.extraReady() }
 
 // Wait sleeps in poll(2) until an RX ring holds an entry, until Wake, or until
 // timeout has passed (timeout < 0: no limit, 0: do not sleep). It returns nil in
@@ -206,7 +206,7 @@ func (q *Queue) Wait(timeout time.Duration) error {
 	if w.woken.Swap(false) || q.Ready() || timeout == 0 {
 		return nil
 	}
-	event, errno := pollIn(w.event, w.fd, q.also, timeout)
+	event, errno := pollIn(w.event, w.fd, q.extra, timeout)
 	if w.closed.Load() {
 		return ErrClosed
 	}

@@ -100,7 +100,7 @@ func (m *agentMetrics) Collect(ch chan<- prometheus.Metric) {
 		leased := make(map[int]bool) // processes may share one
 		for _, l := range n.Leases {
 			leased[l.Queue] = true
-			for _, queue := range l.AlsoQueues {
+			for _, queue := range l.ExtraQueues {
 				leased[queue] = true
 			}
 		}

@@ -119,8 +119,8 @@ func printResources(out io.Writer, c *status.Report, kind string) {
 			switch kind {
 			case "nic":
 				queue := strconv.Itoa(n.Queue)
-				for _, also := range n.AlsoQueues {
-					queue += "," + strconv.Itoa(also)
+				for _, extra := range n.ExtraQueues {
+					queue += "," + strconv.Itoa(extra)
 				}
 				if n.Processes > 0 {
 					queue += fmt.Sprintf(" (process %d of %d)", 1+n.Process, n.Processes)

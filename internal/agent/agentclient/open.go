@@ -150,7 +150,7 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		Steer: cfg.Steer, Alone: cfg.ShareQueue && has(socket, cfg), Sealed: cfg.Sealed,
 	}}
 	reply, files, err := exchange(c, r, q, openTime)
-	if err == nil && (reply.Opened == nil || len(files) != 3+len(reply.Opened.Queue.Config.AlsoQueues)) {
+	if err == nil && (reply.Opened == nil || len(files) != 3+len(reply.Opened.Queue.Config.ExtraQueues)) {
 		err = errShort
 	}
 	if err != nil {
@@ -196,7 +196,7 @@ func candidates(socket string, cfg kagent.Config) (all []*share) {
 	defer shares.Unlock()
 	for s := range shares.open {
 		if s.session.socket == socket && s.info.Interface == cfg.Interface &&
-			(cfg.Queue == kagent.AnyQueue || cfg.Queue == s.info.Queue || slices.Contains(s.info.NIC.AlsoQueues, cfg.Queue)) {
+			(cfg.Queue == kagent.AnyQueue || cfg.Queue == s.info.Queue || slices.Contains(s.info.NIC.ExtraQueues, cfg.Queue)) {
 			all = append(all, s)
 		}
 	}
@@ -232,7 +232,7 @@ func join(socket string, cfg kagent.Config) *share {
 // the daemon's default), and that no chunk lies where blocks are allocated.
 func checkOpened(o *agentproto.Opened, wanted int) error {
 	arena, queue := &o.Info.Info.Arena, &o.Queue.Config
-	if queue.Sharing.Guests > 0 || len(queue.AlsoQueues) > 0 {
+	if queue.Sharing.Guests > 0 || len(queue.ExtraQueues) > 0 {
 		wanted = 0 // it has room for other processes, or is one's, or for other queues
 	}
 	const rounding = 2 << 20 // to a page of whatever size

@@ -111,7 +111,7 @@ func FuzzTag(f *testing.F) {
 		again, err := json.Marshal(got)
 		nstest.Must(t, err)
 		back, err := readTag(again, pinned)
-		if err != nil || back.UID != got.UID || back.Socket != got.Socket || !slices.Equal(back.Also, got.Also) || !bytes.Equal(back.Token, got.Token) {
+		if err != nil || back.UID != got.UID || back.Socket != got.Socket || !slices.Equal(back.Extra, got.Extra) || !bytes.Equal(back.Token, got.Token) {
 			t.Fatalf("%s is read again as %+v: %v", again, back, err)
 		}
 	})

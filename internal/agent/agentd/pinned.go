@@ -51,14 +51,14 @@ type pinnedRecord struct {
 	Pinned  int
 	Socket  uint64
 	ShmLink bool     `json:",omitempty"`
-	Also    []uint64 `json:",omitempty"` // sockets beside Socket
+	Extra   []uint64 `json:",omitempty"` // sockets beside Socket
 }
 
 // record is what the descriptor store keeps.
 func (d *pinnedQueue) record() pinnedRecord {
 	r := pinnedRecord{UID: d.uid, Pinned: d.has.pinned, ShmLink: d.shmLink}
 	if len(d.sockets) > 0 {
-		r.Socket, r.Also = d.sockets[0], slices.Clone(d.sockets[1:])
+		r.Socket, r.Extra = d.sockets[0], slices.Clone(d.sockets[1:])
 	}
 	return r
 }
@@ -68,7 +68,7 @@ func (r *pinnedRecord) claims() claims {
 	if r.ShmLink {
 		return claims{pinned: r.Pinned}
 	}
-	return claims{processes: 1, queues: 1 + len(r.Also), pinned: r.Pinned}
+	return claims{processes: 1, queues: 1 + len(r.Extra), pinned: r.Pinned}
 }
 
 // keep puts a pinned queue into the descriptor store. A queue whose end cannot be detected, or whose memory
@@ -105,11 +105,11 @@ func readPinned(i fdstore.Entry) (r pinnedRecord, err error) {
 }
 
 // socketsOf returns the sockets of a record; 0: none is known.
-func socketsOf(first uint64, also []uint64) []uint64 {
+func socketsOf(first uint64, extra []uint64) []uint64 {
 	if first == 0 {
 		return nil
 	}
-	return append([]uint64{first}, also...)
+	return append([]uint64{first}, extra...)
 }
 
 // restorePinned takes over the pinned queues of the previous agent, and returns all other entries.
@@ -126,7 +126,7 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 			_ = s.cfg.FDStore.Delete(i.Key)
 			continue
 		}
-		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, sockets: socketsOf(r.Socket, r.Also), alive: i.Files[0], memory: i.Files[1], key: i.Key}
+		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, sockets: socketsOf(r.Socket, r.Extra), alive: i.Files[0], memory: i.Files[1], key: i.Key}
 		s.mu.Lock()
 		s.account(d.uid).book(d.has, 1)
 		s.pinnedQueues[d] = struct{}{}
@@ -303,7 +303,7 @@ func (s *Server) joinShare(n *session) {
 	info := n.local.Info()
 	sh := s.shares[g]
 	if sh == nil {
-		sh = &share{group: g, uid: n.uid, has: claims{queues: 1 + len(info.NIC.AlsoQueues), pinned: g.PinnedBytes()}}
+		sh = &share{group: g, uid: n.uid, has: claims{queues: 1 + len(info.NIC.ExtraQueues), pinned: g.PinnedBytes()}}
 		s.shares[g] = sh
 		s.account(n.uid).book(sh.has, 1)
 	}

@@ -51,7 +51,7 @@ type tag struct {
 	Token  []byte
 	UID    uint32
 	Socket uint64   // inode
-	Also   []uint64 `json:",omitempty"` // those of the other queues
+	Extra  []uint64 `json:",omitempty"` // those of the other queues
 }
 
 // open opens an interface for a program. It waits no longer than ctx.
@@ -139,7 +139,7 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 		return nil, nil, nil, err
 	}
 	info := local.Info()
-	if more := len(info.NIC.AlsoQueues); more > 0 && local.Group() == nil {
+	if more := len(info.NIC.ExtraQueues); more > 0 && local.Group() == nil {
 		if s.tryCharge(c.cred.Uid, claims{queues: more}) != nil {
 			cfg.OneQueue = true // the user may have one queue
 			if err := local.Close(); err != nil {
@@ -369,8 +369,8 @@ func (s *Server) restore(kept []fdstore.Entry) {
 			continue
 		}
 		n := &session{
-			server: s, uid: t.UID, token: t.Token, sockets: socketsOf(t.Socket, t.Also), local: r.Local, alive: r.Alive,
-			has: claims{processes: 1, queues: 1 + len(info.NIC.AlsoQueues), pinned: pinned}, vis: r.Local.VIs(),
+			server: s, uid: t.UID, token: t.Token, sockets: socketsOf(t.Socket, t.Extra), local: r.Local, alive: r.Alive,
+			has: claims{processes: 1, queues: 1 + len(info.NIC.ExtraQueues), pinned: pinned}, vis: r.Local.VIs(),
 		}
 		n.owed = sync.OnceValue(n.stillPinned)
 		n.local.SetLinger(s.linger(n.uid))
@@ -398,8 +398,8 @@ func (s *Server) restoreLost(r *device.Restored) {
 		d.close()
 		return
 	}
-	d.uid, d.sockets = t.UID, socketsOf(t.Socket, t.Also)
-	d.has.queues = 1 + len(t.Also)
+	d.uid, d.sockets = t.UID, socketsOf(t.Socket, t.Extra)
+	d.has.queues = 1 + len(t.Extra)
 	d.keep(s.cfg.FDStore)
 	s.mu.Lock()
 	s.account(d.uid).book(d.has, 1)

@@ -329,7 +329,7 @@ func testSharedQueue(t *testing.T, options nstest.Options, cfg agentConfig, prog
 		return l
 	}
 	for _, l := range leases(programs) {
-		if l.Queue != 0 || len(l.AlsoQueues) != queues-1 || l.Room != room || l.Holder.UID != user || len(l.VIs) < 2 {
+		if l.Queue != 0 || len(l.ExtraQueues) != queues-1 || l.Room != room || l.Holder.UID != user || len(l.VIs) < 2 {
 			t.Errorf("lease: %+v", l)
 		}
 	}

@@ -19,7 +19,7 @@ const (
 	MaxRequest = 16 << 10
 	MaxReply   = 8 << 20
 	TokenLen   = 32
-	MaxFiles   = 3 + xdpnic.MaxAlsoQueues
+	MaxFiles   = 3 + xdpnic.MaxExtraQueues
 )
 
 // HelloID is the ID of a program's first request. An agent that refuses a connection answers with
@@ -130,7 +130,7 @@ type Welcome struct {
 }
 
 // Opened is the answer to open. The socket, the memory, the writing end of the sign of life, and the sockets of
-// Config.AlsoQueues are passed with it. If Queue's Config says that the program has joined the first one of a queue (Sharing.Partition), the memory
+// Config.ExtraQueues are passed with it. If Queue's Config says that the program has joined the first one of a queue (Sharing.Partition), the memory
 // is the UMEM, and its registered memory is its own affair.
 type Opened struct {
 	Token []byte              `json:"token"`

@@ -76,7 +76,7 @@ func (d *device) holderOf(queue int) *lease {
 		return l
 	}
 	for _, l := range d.sortedLeases() {
-		if slices.Contains(l.also, queue) {
+		if slices.Contains(l.extra, queue) {
 			return l
 		}
 	}
@@ -152,7 +152,7 @@ func (d *device) join(cfg Config) (*lease, error) {
 	why := errNoGroup
 	for _, queue := range slices.Sorted(maps.Keys(d.groups)) {
 		g := d.groups[queue]
-		if cfg.Queue != kagent.AnyQueue && cfg.Queue != queue && !slices.Contains(g.of.Config.AlsoQueues, cfg.Queue) {
+		if cfg.Queue != kagent.AnyQueue && cfg.Queue != queue && !slices.Contains(g.of.Config.ExtraQueues, cfg.Queue) {
 			continue
 		}
 		if err := g.admits(cfg); err != nil {
@@ -183,7 +183,7 @@ func (g *Group) admits(cfg Config) error {
 }
 
 func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
-	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder, queueID: g.queue, also: g.of.Config.AlsoQueues, group: g}
+	l := &lease{dev: d, refs: 1, since: time.Now(), holder: cfg.Holder, queueID: g.queue, extra: g.of.Config.ExtraQueues, group: g}
 	for g.members[l.partition] != nil {
 		l.partition++
 	}

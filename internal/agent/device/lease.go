@@ -24,7 +24,7 @@ import (
 type lease struct {
 	dev     *device
 	queueID int
-	also    []int
+	extra   []int
 	slot    int
 	queue   *xdpnic.Queue
 	arena   *hugepages.Arena
@@ -43,7 +43,7 @@ type lease struct {
 
 	sealed    bool         // Config.Sealed
 	room      room         // that is still to be made
-	alsoErr   error        // why the other queues could not be opened
+	extraErr  error        // why the other queues could not be opened
 	group     *Group       // that the queue belongs to; nil: no other process may have it
 	partition int          // in the group
 	leaving   bool         // TakeMemory was called
@@ -54,17 +54,17 @@ type lease struct {
 // room is what the memory of a lease has beside what its own queue needs.
 type room struct {
 	guests int   // other processes
-	also   []int // other queues
+	extra  []int // other queues
 }
 
-func (r room) none() bool { return r.guests == 0 && len(r.also) == 0 }
+func (r room) none() bool { return r.guests == 0 && len(r.extra) == 0 }
 
 // queues are all queues of the lease.
-func (l *lease) queues() []int { return append([]int{l.queueID}, l.also...) }
+func (l *lease) queues() []int { return append([]int{l.queueID}, l.extra...) }
 
 // slots are the slots of the XSKMAP that the lease has, in the order of its sockets.
 func (l *lease) slots() []int {
-	if len(l.also) == 0 {
+	if len(l.extra) == 0 {
 		return []int{l.slot}
 	}
 	all := l.queues()
@@ -76,7 +76,7 @@ func (l *lease) slots() []int {
 
 // width is the number of slots from the first one on.
 func (l *lease) width() int {
-	if len(l.also) == 0 {
+	if len(l.extra) == 0 {
 		return 1
 	}
 	return slices.Max(l.queues()) + 1
@@ -178,7 +178,7 @@ func (l *lease) releaseMember(errs []error) error {
 // entry returns the demux program's entry for a VI of this lease.
 func (l *lease) entry(key uint64) bpf.VIEntry {
 	e := bpf.VIEntry{Slot: uint32(l.slot), Queue: uint32(l.queueID), Key: key}
-	if len(l.also) > 0 {
+	if len(l.extra) > 0 {
 		e.Queues = uint32(l.width())
 	}
 	return e

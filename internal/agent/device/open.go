@@ -62,8 +62,8 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	if err != nil {
 		return nil, err
 	}
-	also := d.alsoQueues(&cfg)
-	later := room{d.guests(cfg, also != nil), also} // if the queue turns out not to be a zero-copy one
+	extra := d.extraQueues(&cfg)
+	later := room{d.guests(cfg, extra != nil), extra} // if the queue turns out not to be a zero-copy one
 	if steps, _ := d.steps(cfg); len(steps) == 0 || steps[0] != xdpnic.ModeZeroCopy {
 		l.room, later = later, room{}
 	}
@@ -195,8 +195,8 @@ func (l *lease) allocate(cfg Config, nic *xdpnic.Config, size int) error {
 func (l *lease) allocateRoom(cfg Config, nic *xdpnic.Config) (err error) {
 	wide := *nic
 	wide.Memory, wide.Rings = nil, xdpnic.Rings{}
-	if wide.AlsoQueues = l.room.also; wide.AlsoQueues != nil {
-		defer func() { l.alsoErr = err }()
+	if wide.ExtraQueues = l.room.extra; wide.ExtraQueues != nil {
+		defer func() { l.extraErr = err }()
 	}
 	if l.room.guests > 0 {
 		wide.Sharing = xdpnic.Sharing{Guests: l.room.guests, RxChunks: guestRxChunks, RxRing: guestRxRing, TxChunks: guestTxChunks}
@@ -240,12 +240,12 @@ func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) e
 	nic.Mode = mode
 	open := func(nic xdpnic.Config) (*xdpnic.Queue, error) { return l.openReserved(ctx, nic) }
 	if mode == xdpnic.ModeZeroCopy || mode.Generic() && d.driver == "veth" {
-		nic.AlsoQueues = nil // the NIC is to steer, or there is one queue
+		nic.ExtraQueues = nil // the NIC is to steer, or there is one queue
 	}
 	err = l.openQueue(nic, queues, open)
-	if err != nil && len(nic.AlsoQueues) > 0 {
-		l.alsoErr = err
-		nic.AlsoQueues = nil
+	if err != nil && len(nic.ExtraQueues) > 0 {
+		l.extraErr = err
+		nic.ExtraQueues = nil
 		err = l.openQueue(nic, queues, open)
 	}
 	if err != nil {
@@ -263,7 +263,7 @@ func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) e
 func (l *lease) openReserved(ctx context.Context, nic xdpnic.Config) (q *xdpnic.Queue, err error) {
 	d := l.dev
 	// Another open may have taken the queue while this one tried another.
-	l.also = nic.AlsoQueues
+	l.extra = nic.ExtraQueues
 	for _, queue := range l.queues() {
 		if other := d.holderOf(queue); other != nil {
 			return nil, fmt.Errorf("%w: queue %d is %v: %w", kagent.ErrQueueInUse, queue, other, unix.EBUSY)
@@ -515,7 +515,7 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 	if len(free) == 0 {
 		remedy := "end one of them, or give the interface more queues (ethtool -L)"
 		switch {
-		case slices.ContainsFunc(d.sortedLeases(), func(l *lease) bool { return len(l.also) > 0 }):
+		case slices.ContainsFunc(d.sortedLeases(), func(l *lease) bool { return len(l.extra) > 0 }):
 			remedy = "end that program, or have it take one queue (steering off), since it receives from all"
 		case oneQueue && d.queues > 1:
 			remedy = fmt.Sprintf("in generic mode a veth has this one; open all programs in native mode, which has all %d, or end it", d.queues)

@@ -105,7 +105,7 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 				bad = errors.New("no sign of life was kept")
 			case i.Key != leaseKey(place, r.id()):
 				bad = fmt.Errorf("it is of queue %d, process %d", r.Queue, r.Partition)
-			case r.Partition < 0 || r.Group == nil && r.Partition > 0 || r.Group != nil && len(i.Files) != 3+len(r.Info.Info.NIC.AlsoQueues):
+			case r.Partition < 0 || r.Group == nil && r.Partition > 0 || r.Group != nil && len(i.Files) != 3+len(r.Info.Info.NIC.ExtraQueues):
 				bad = fmt.Errorf("process %d of a queue that is shared: %v, with %d files", r.Partition, r.Group != nil, len(i.Files))
 			default:
 				k.leases[i] = r
@@ -280,7 +280,7 @@ func (d *device) restoreLeases(k *kept) (all []Restored, _ error) {
 	var errs []error
 	for entry, r := range k.leases {
 		l := &lease{
-			dev: d, queueID: r.Queue, also: r.Info.Info.NIC.AlsoQueues, slot: r.Slot, since: r.Since, refs: 1, holder: r.Holder, info: r.Info.Restore(),
+			dev: d, queueID: r.Queue, extra: r.Info.Info.NIC.ExtraQueues, slot: r.Slot, since: r.Since, refs: 1, holder: r.Holder, info: r.Info.Restore(),
 		}
 		if r.Group == nil {
 			l.resumeSteering(r.Steering)

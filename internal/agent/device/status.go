@@ -70,7 +70,7 @@ func (d *device) status() (kagent.NICStatus, bool) {
 // status describes a lease. Caller holds d.mu.
 func (l *lease) status() kagent.LeaseStatus {
 	s := kagent.LeaseStatus{
-		Queue: l.queueID, AlsoQueues: l.also, Slot: l.slot, Mode: l.info.Mode.String(), Since: l.since, Holder: l.holder,
+		Queue: l.queueID, ExtraQueues: l.extra, Slot: l.slot, Mode: l.info.Mode.String(), Since: l.since, Holder: l.holder,
 		Handles: l.refs, PinnedBytes: l.info.Arena.Size, VIs: l.vis.list(),
 	}
 	if g := l.group; g != nil {

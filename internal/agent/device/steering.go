@@ -28,12 +28,12 @@ func (l *lease) steer(cfg kagent.Config) {
 	if d.inputs < 2 || d.driver == "veth" && l.info.Mode.Generic() {
 		return
 	}
-	if len(l.also) > 0 {
+	if len(l.extra) > 0 {
 		l.info.Steered = steer.All.String()
 		return
 	}
-	if l.alsoErr != nil {
-		note("it does not receive from the other queues: %v", l.alsoErr)
+	if l.extraErr != nil {
+		note("it does not receive from the other queues: %v", l.extraErr)
 	} else if cfg.Steer == kagent.SteerAll {
 		note("it does not receive from the other queues: %s", d.whyNotAll(l))
 	}
@@ -62,11 +62,11 @@ func (l *lease) steer(cfg kagent.Config) {
 		l.queueID, cfg.Port, err, on, l.info.Interface, l.info.Interface)
 }
 
-// alsoQueues returns the queues that a lease is to have beside its own, which it chooses then; nil: none. With SteerAll, or
+// extraQueues returns the queues that a lease is to have beside its own, which it chooses then; nil: none. With SteerAll, or
 // by default if the NIC has no rules and a few queues, a lease has all that receive, unless another one has any. Caller holds
 // d.mu and is on a thread of the interface's namespace.
-func (d *device) alsoQueues(cfg *Config) (also []int) {
-	if d.inputs < 2 || d.inputs > 1+xdpnic.MaxAlsoQueues || cfg.OneQueue || d.oneQueue || !d.idle() {
+func (d *device) extraQueues(cfg *Config) (extra []int) {
+	if d.inputs < 2 || d.inputs > 1+xdpnic.MaxExtraQueues || cfg.OneQueue || d.oneQueue || !d.idle() {
 		return nil
 	}
 	if cfg.Steer != kagent.SteerAll && (cfg.Steer != kagent.SteerByRules || cfg.Queue != kagent.AnyQueue ||
@@ -78,10 +78,10 @@ func (d *device) alsoQueues(cfg *Config) (also []int) {
 	}
 	for queue := range d.inputs {
 		if queue != cfg.Queue {
-			also = append(also, queue)
+			extra = append(extra, queue)
 		}
 	}
-	return also
+	return extra
 }
 
 // whyNotAll returns why a lease does not have all queues. Caller holds d.mu.
@@ -89,8 +89,8 @@ func (d *device) whyNotAll(l *lease) string {
 	switch {
 	case l.info.Mode == xdpnic.ModeZeroCopy:
 		return "it is a zero-copy queue"
-	case d.inputs > 1+xdpnic.MaxAlsoQueues:
-		return fmt.Sprintf("the interface has %d queues, of at most %d", d.inputs, 1+xdpnic.MaxAlsoQueues)
+	case d.inputs > 1+xdpnic.MaxExtraQueues:
+		return fmt.Sprintf("the interface has %d queues, of at most %d", d.inputs, 1+xdpnic.MaxExtraQueues)
 	case d.oneQueue:
 		return "the program is attached since an earlier version, which has one queue for a VI"
 	}

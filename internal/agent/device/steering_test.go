@@ -231,8 +231,8 @@ func TestAllQueues(t *testing.T) {
 	cfg := native(bn, 2)
 	cfg.Steer = kagent.SteerAll
 	b := mustOpen(t, bn, cfg)
-	if i := b.Info(); i.Steered != "all" || i.Queue != 2 || len(i.NIC.AlsoQueues) != 8 {
-		t.Fatalf("queue %d and %d, steered %q, notes %q", i.Queue, i.NIC.AlsoQueues, i.Steered, i.Notes)
+	if i := b.Info(); i.Steered != "all" || i.Queue != 2 || len(i.NIC.ExtraQueues) != 8 {
+		t.Fatalf("queue %d and %d, steered %q, notes %q", i.Queue, i.NIC.ExtraQueues, i.Steered, i.Notes)
 	}
 	for _, queue := range []int{2, 3, kagent.AnyQueue} {
 		_, err := openOn(t, bn, native(bn, queue))
@@ -265,7 +265,7 @@ func TestAllQueues(t *testing.T) {
 	if s := b.dev.demux.Slots(); len(s) != 9 {
 		t.Errorf("slots %d", s)
 	}
-	if l, ok := b.dev.status(); !ok || !slices.Equal(l.Leases[0].AlsoQueues, []int{0, 1, 3, 4, 5, 6, 7, 8}) {
+	if l, ok := b.dev.status(); !ok || !slices.Equal(l.Leases[0].ExtraQueues, []int{0, 1, 3, 4, 5, 6, 7, 8}) {
 		t.Errorf("status %+v", l)
 	}
 }
@@ -283,7 +283,7 @@ func TestAllQueuesTaken(t *testing.T) {
 	all.Mode, all.RequireMode, all.Steer, all.Queue = xdpnic.ModeNative, true, kagent.SteerAll, kagent.AnyQueue
 	l := mustOpen(t, ns, all)
 	notes := strings.Join(l.Info().Notes, "\n")
-	if l.Info().Queue != 0 || len(l.Info().NIC.AlsoQueues) != 0 || !strings.Contains(notes, "does not receive from the other queues") || !strings.Contains(notes, "queue 1") {
+	if l.Info().Queue != 0 || len(l.Info().NIC.ExtraQueues) != 0 || !strings.Contains(notes, "does not receive from the other queues") || !strings.Contains(notes, "queue 1") {
 		t.Errorf("%+v", l.Info())
 	}
 	// Two handles of one process.
@@ -292,14 +292,14 @@ func TestAllQueuesTaken(t *testing.T) {
 	mustOpen(t, peer, first)
 	all.Interface = peer.Name
 	second := mustOpen(t, peer, all)
-	if i := second.Info(); i.Queue != 1 || len(i.NIC.AlsoQueues) != 0 || !strings.Contains(strings.Join(i.Notes, "\n"), "other programs have some of them") {
+	if i := second.Info(); i.Queue != 1 || len(i.NIC.ExtraQueues) != 0 || !strings.Contains(strings.Join(i.Notes, "\n"), "other programs have some of them") {
 		t.Errorf("%+v", i)
 	}
 	// In generic mode a veth has one queue, and nothing to say.
 	generic := small(ns)
 	generic.Mode, generic.RequireMode, generic.Steer = xdpnic.ModeGeneric, true, kagent.SteerAll
 	nstest.Must(t, l.Close())
-	if i := mustOpen(t, ns, generic).Info(); len(i.NIC.AlsoQueues) != 0 || i.Queue != 0 {
+	if i := mustOpen(t, ns, generic).Info(); len(i.NIC.ExtraQueues) != 0 || i.Queue != 0 {
 		t.Errorf("%+v", i)
 	}
 }
@@ -336,7 +336,7 @@ func TestAllQueuesByDefault(t *testing.T) {
 		cfg := Config{Config: kagent.Config{Queue: kagent.AnyQueue, Port: 4793}}
 		c.change(d, &cfg, nic)
 		queue := max(cfg.Queue, 0)
-		if got := d.alsoQueues(&cfg); !slices.Equal(got, c.want) {
+		if got := d.extraQueues(&cfg); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		} else if got != nil && cfg.Queue != queue {
 			t.Errorf("%s: queue %d, want %d", name, cfg.Queue, queue)

@@ -267,7 +267,7 @@ func (l *Local) endKept() {
 
 // Handout is a queue to be passed to another process.
 type Handout struct {
-	Sockets []*os.File // the AF_XDP socket, and those of Queue.Config.AlsoQueues
+	Sockets []*os.File // the AF_XDP socket, and those of Queue.Config.ExtraQueues
 	Memory  *os.File   // memfd of the registered memory
 	Queue   kagent.QueueMessage
 	Info    kagent.InfoMessage

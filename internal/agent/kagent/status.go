@@ -54,8 +54,8 @@ type Counters struct {
 // LeaseStatus is one queue that is taken.
 type LeaseStatus struct {
 	Queue       int        `json:"queue"`
-	AlsoQueues  []int      `json:"also_queues,omitempty"` // further queues that it receives from
-	Slot        int        `json:"slot"`                  // in the map of sockets
+	ExtraQueues []int      `json:"extra_queues,omitempty"` // further queues that it receives from
+	Slot        int        `json:"slot"`                   // in the map of sockets
 	Mode        string     `json:"mode"`
 	Since       time.Time  `json:"since"`
 	Holder      Holder     `json:"holder"`

@@ -28,10 +28,10 @@ func openSenders(t *testing.T, ns *nstest.NS, n int) (all []*end) {
 	return all
 }
 
-var allFour = Config{QueueID: 1, AlsoQueues: []int{0, 2, 3}, ChunkSize: 2048, RxChunks: 32, TxChunks: 16}
+var allFour = Config{QueueID: 1, ExtraQueues: []int{0, 2, 3}, ChunkSize: 2048, RxChunks: 32, TxChunks: 16}
 
 // A Queue receives what comes in on any of its queues, more frames than there are chunks.
-func TestAlsoQueues(t *testing.T) {
+func TestExtraQueues(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{Queues: 4})
 	senders := openSenders(t, na, 4)
 	b := openEnd(t, nb, pairOptions{cfg: allFour})
@@ -53,7 +53,7 @@ func TestAlsoQueues(t *testing.T) {
 		}
 	}
 	eventually(t, "all frames", func() bool {
-		for _, q := range append(b.q.also, b.q) {
+		for _, q := range append(b.q.extra, b.q) {
 			if q.rx.peek(20) < 20 {
 				return false
 			}
@@ -79,7 +79,7 @@ func TestAlsoQueues(t *testing.T) {
 }
 
 // A frame on any of the queues ends a Wait.
-func TestAlsoQueuesWait(t *testing.T) {
+func TestExtraQueuesWait(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{Queues: 4})
 	senders := openSenders(t, na, 4)
 	b := openEnd(t, nb, pairOptions{cfg: allFour})
@@ -115,11 +115,11 @@ func TestAlsoQueuesWait(t *testing.T) {
 }
 
 // Three processes share four queues. One ends with frames of all queues in its hands; everything comes back.
-func TestAlsoQueuesSharing(t *testing.T) {
+func TestExtraQueuesSharing(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{Queues: 4})
 	senders := openSenders(t, na, 4)
 	cfg := sharing
-	cfg.QueueID, cfg.AlsoQueues, cfg.Mode = allFour.QueueID, allFour.AlsoQueues, ModeNative
+	cfg.QueueID, cfg.ExtraQueues, cfg.Mode = allFour.QueueID, allFour.ExtraQueues, ModeNative
 	s := openShared(t, nb, cfg)
 	s.join(t, 1)
 	s.join(t, 2)
@@ -150,7 +150,7 @@ func TestAlsoQueuesSharing(t *testing.T) {
 				from.toSlot(t, e, s.slot(part), 64, 0)
 			}
 		}
-		eventually(t, "frames", func() bool { return e.q.also[2].rx.peek(6) == 6 })
+		eventually(t, "frames", func() bool { return e.q.extra[2].rx.peek(6) == 6 })
 		for range 5 {
 			e.q.Receive(frames[:4]) // some are leased, and some are on the rings
 		}
@@ -159,22 +159,22 @@ func TestAlsoQueuesSharing(t *testing.T) {
 			t.Errorf("%d chunks of process %d came back, want 24", n, part)
 		}
 		eventually(t, "completions", func() bool { stay.q.Reap(); return stay.q.pool.shared.tx[0] == txFree })
-		for _, q := range append(stay.q.also, stay.q) {
+		for _, q := range append(stay.q.extra, stay.q) {
 			inPlace(t, q)
 		}
 	}
 	audit(t, stay.q)
 }
 
-func TestAlsoQueuesRefused(t *testing.T) {
+func TestExtraQueuesRefused(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{Queues: 2})
 	for name, cfg := range map[string]Config{
-		"itself":         {AlsoQueues: []int{0}},
-		"twice":          {AlsoQueues: []int{1, 1}},
-		"below 0":        {AlsoQueues: []int{-1}},
-		"too many":       {AlsoQueues: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
-		"no such queue":  {AlsoQueues: []int{2}, BusyTimeout: -1},
-		"zero-copy only": {AlsoQueues: []int{1}, Mode: ModeZeroCopy, Require: true},
+		"itself":         {ExtraQueues: []int{0}},
+		"twice":          {ExtraQueues: []int{1, 1}},
+		"below 0":        {ExtraQueues: []int{-1}},
+		"too many":       {ExtraQueues: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
+		"no such queue":  {ExtraQueues: []int{2}, BusyTimeout: -1},
+		"zero-copy only": {ExtraQueues: []int{1}, Mode: ModeZeroCopy, Require: true},
 	} {
 		if q, err := openIn(na, cfg); err == nil {
 			q.Close()
@@ -184,12 +184,12 @@ func TestAlsoQueuesRefused(t *testing.T) {
 	// A queue that another socket has is busy, and nothing is left behind.
 	other, err := openIn(nb, Config{QueueID: 1})
 	nstest.Must(t, err)
-	if q, err := openIn(nb, Config{AlsoQueues: []int{1}, BusyTimeout: -1}); err == nil {
+	if q, err := openIn(nb, Config{ExtraQueues: []int{1}, BusyTimeout: -1}); err == nil {
 		q.Close()
 		t.Error("a queue that another socket has: no error")
 	}
 	nstest.Must(t, other.Close())
-	q, err := openIn(nb, Config{AlsoQueues: []int{1}})
+	q, err := openIn(nb, Config{ExtraQueues: []int{1}})
 	nstest.Must(t, err)
 	if _, err := q.Share(); err == nil {
 		t.Error("Share: no error")
