@@ -21,21 +21,16 @@ import (
 // mpiGroups start ranks of mvich, and of MPICH where it is installed, and have them run the
 // benchmarks that users of MPI know.
 var mpiGroups = []group{{
-	slow: true, name: "layers-osu", title: "Ohio State University's benchmarks: mvich by each protocol, MPICH, and Open MPI over TCP and libfabric",
-	turn: 60 * time.Second,
+	slow: true, name: "layers-osu", title: "Ohio State University's benchmarks: mvich by each protocol, and MPICH",
+	turn: 36 * time.Second,
 	run: func(s *session) (*report.Group, error) {
-		cpus, err := testbed.AllowedCPUs()
-		if err != nil {
-			return nil, err
-		}
-		jobs := osuJobs(len(cpus), s.Quick)
-		most := jobs[len(jobs)-1].ranks
-		return s.ranks(&report.Group{Axis: alongSizes, Notes: []string{
-			fmt.Sprintf("Ranks in namespaces of their own, each bound to a CPU, joined by a veth pair, more than two by a bridge: two of latency, bw and bibw, %d of the others. Latency is one way, times are means, bandwidth is that of all ranks together, in windows of 64 messages; buffers are the same again and again.", most),
-			"Iterations are OSU's, fewer of long messages, and the same of both.",
-			"mvich-eager, -r3, -rget, -rput: all messages by that protocol; eager as far as they go in one packet. mvich chooses.",
-			"openmpi-tcp, -viaxdp: Debian's Open MPI over the kernel's TCP, and over libfabric's providers viaxdp and ofi_rxm.",
-		}}, osuRows, jobs)
+		return s.osu(osuRows, "mvich-eager, -r3, -rget, -rput: all messages by that protocol; eager as far as they go in one packet. mvich chooses.")
+	},
+}, {
+	long: true, name: "layers-openmpi", title: "The same benchmarks: Open MPI over TCP, and over libfabric and VIs",
+	turn: 24 * time.Second,
+	run: func(s *session) (*report.Group, error) {
+		return s.osu(openMPIRows, "openmpi-tcp, -viaxdp: Debian's Open MPI over the kernel's TCP, and over libfabric's providers viaxdp and ofi_rxm.")
 	},
 }, {
 	slow: true, name: "layers-loss-mpi", title: "Ranks of mvich and MPICH when the network loses frames",
@@ -48,6 +43,21 @@ var mpiGroups = []group{{
 		}}, autoRows, lossyJobs())
 	},
 }}
+
+// osu runs the benchmarks of Ohio State University.
+func (s *session) osu(rows []rankRow, note string) (*report.Group, error) {
+	cpus, err := testbed.AllowedCPUs()
+	if err != nil {
+		return nil, err
+	}
+	jobs := osuJobs(len(cpus), s.Quick)
+	most := jobs[len(jobs)-1].ranks
+	return s.ranks(&report.Group{Axis: alongSizes, Notes: []string{
+		fmt.Sprintf("Ranks in namespaces of their own, each bound to a CPU, joined by a veth pair, more than two by a bridge: two of latency, bw and bibw, %d of the others. Latency is one way, times are means, bandwidth is that of all ranks together, in windows of 64 messages; buffers are the same again and again.", most),
+		"Iterations are OSU's, fewer of long messages, and the same of all.",
+		note,
+	}}, rows, jobs)
+}
 
 const (
 	mvichRow = "mvich"
@@ -73,8 +83,9 @@ var autoRows = []rankRow{{name: mvichRow, protocol: "auto"}, {name: mpichRow}}
 // osuRows has eager messages up to the largest size of the axis that goes in one packet.
 var osuRows = append(slices.Clone(autoRows),
 	rankRow{name: "mvich-eager", protocol: "eager", most: 4096}, rankRow{name: "mvich-r3", protocol: "r3"},
-	rankRow{name: "mvich-rget", protocol: "rget"}, rankRow{name: "mvich-rput", protocol: "rput"},
-	rankRow{name: "openmpi-tcp", open: openmpi.TCP}, rankRow{name: "openmpi-viaxdp", open: openmpi.VIA})
+	rankRow{name: "mvich-rget", protocol: "rget"}, rankRow{name: "mvich-rput", protocol: "rput"})
+
+var openMPIRows = []rankRow{{name: "openmpi-tcp", open: openmpi.TCP}, {name: "openmpi-viaxdp", open: openmpi.VIA}}
 
 // A rankJob is benchmarks that the same ranks run one after the other.
 type rankJob struct {

@@ -102,7 +102,7 @@ func benchRank() error {
 // Without the arguments of what it starts a group does not run.
 func TestArgumentsMissing(t *testing.T) {
 	nstest.Require(t)
-	names := []string{"layers-osu", "layers-loss-mpi"}
+	names := []string{"layers-osu", "layers-openmpi", "layers-loss-mpi"}
 	if (peers.Loads()[0]).Installed() {
 		names = append(names, "layers-proxy")
 	}
@@ -117,12 +117,15 @@ func TestArgumentsMissing(t *testing.T) {
 // installed. Sizes that do not fit in a packet have no figure of the eager protocol.
 func TestOSU(t *testing.T) {
 	nstest.Require(t)
-	cfg := shortly("layers-osu")
+	cfg := shortly("layers-osu", "layers-openmpi")
 	cfg.RankArgs = []string{asRank}
 	r, err := Run(t.Context(), cfg)
 	nstest.Must(t, err)
-	g := r.Group("layers-osu")
-	for _, row := range osuRows {
+	for _, row := range slices.Concat(osuRows, openMPIRows) {
+		g := r.Group("layers-osu")
+		if row.open != nil {
+			g = r.Group("layers-openmpi")
+		}
 		if row.name == mpichRow && !mpich.Installed() || row.open != nil && openmpi.Missing() != "" ||
 			slices.Equal(row.open, openmpi.VIA) && !peers.ProviderInstalled() {
 			continue
@@ -153,7 +156,7 @@ func TestOSU(t *testing.T) {
 			}
 		}
 	}
-	if mpich.Installed() != (g.Base == mpichRow) {
+	if g := r.Group("layers-osu"); mpich.Installed() != (g.Base == mpichRow) {
 		t.Errorf("compared with %q", g.Base)
 	}
 }

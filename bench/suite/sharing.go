@@ -77,10 +77,10 @@ func shareLabel(b bench.Bottleneck) string {
 
 // sharing makes a group of rows.
 func sharing(name, title string, turn time.Duration, rows ...sharingRow) group {
-	return group{slow: true, few: true, name: name, title: title, turn: turn, run: func(s *session) (*report.Group, error) { return s.share(rows) }}
+	return group{long: true, name: name, title: title, turn: turn, run: func(s *session) (*report.Group, error) { return s.share(rows) }}
 }
 
-const sharingNote = "Two namespaces joined through a third, whose forwarder adds the round trip (none is said: none, under 0.2 ms). The bottleneck behind it is the kernel's token bucket filter, or the forwarder itself where it marks or each flow has a queue of its own. All flows go one way through the interface that has the XDP program, without segmentation offload; all VIs are of one NIC handle, whose frames the forwarder takes for one flow. Processes sleep when they wait, and share two CPUs with the forwarder. It takes seconds for flows to find their shares, so a fifth of the turns is run."
+const sharingNote = "Two namespaces joined through a third, whose forwarder adds the round trip (none is said: none, under 0.2 ms). The bottleneck behind it is the kernel's token bucket filter, or the forwarder itself where it marks or each flow has a queue of its own. All flows go one way through the interface that has the XDP program, without segmentation offload; all VIs are of one NIC handle, whose frames the forwarder takes for one flow. Processes sleep when they wait, and share two CPUs with the forwarder."
 
 // share runs all rows in each turn. A quick run has the first bottleneck of each.
 func (s *session) share(rows []sharingRow) (*report.Group, error) {
@@ -99,14 +99,14 @@ func (s *session) share(rows []sharingRow) (*report.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g, err = s.gather(g, s.fewTurns(), func(t *sheet, turn int) error {
+	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
 		for _, row := range rows {
 			for x, b := range row.at {
 				if s.Quick && x > 0 {
 					break
 				}
 				label := shareLabel(b)
-				s.step("%s, %s (turn %d of %d)", row.label, label, turn, s.fewTurns())
+				s.step("%s, %s (turn %d of %d)", row.label, label, turn, s.turns())
 				load := bench.SharingLoad{VIs: row.vis, Apart: row.apart / apart, Warm: warm, Time: long}
 				if row.tcp != "" {
 					load.TCPs = []string{row.tcp}

@@ -17,7 +17,7 @@ import (
 
 // Config of a run of the suite.
 type Config struct {
-	Groups   []string      // names, or prefixes of names; none: all but the slow ones; All
+	Groups   []string      // names, or prefixes of names; none: all but the slow and long ones; All
 	Turns    int           // times that all rows of a group are gone through; 0: DefaultTurns, or 1 when quick
 	Duration time.Duration // of one measurement; 0: DefaultDuration, or QuickDuration when quick
 	Quick    bool          // few points and short measurements: a look whether everything works
@@ -101,14 +101,7 @@ func Estimate(cfg Config) (time.Duration, error) {
 	s := newSession(context.Background(), cfg)
 	sum := time.Duration(0)
 	for _, g := range chosen {
-		switch {
-		case g.few && s.Quick: // its seconds become milliseconds
-			sum += g.turn / 15
-		case g.few:
-			sum += g.turn * time.Duration(s.fewTurns())
-		default:
-			sum += g.turn * time.Duration(s.turns())
-		}
+		sum += g.turn * time.Duration(s.turns())
 	}
 	if s.Quick {
 		return sum / quickPart, nil
@@ -194,9 +187,6 @@ func (s *session) longer(least time.Duration) time.Duration {
 	return max(least, s.duration())
 }
 
-// fewTurns is a fifth of the turns.
-func (s *session) fewTurns() int { return max(1, s.turns()/5) }
-
 // mtu is that of groups without an MTU of their own.
 func (s *session) mtu() int { return cmp.Or(s.MTU, DefaultMTU) }
 
@@ -214,8 +204,8 @@ type group struct {
 	name, title string
 
 	slow bool          // runs only when it is named, and for All
+	long bool          // runs only when it is named
 	turn time.Duration // about how long one takes with the default duration
-	few  bool          // runs fewTurns, since a turn takes more than a minute
 
 	plans *experiment // that it runs; nil: none
 
@@ -235,34 +225,35 @@ type Group struct {
 	Name  string `json:"name"`
 	Title string `json:"title"`
 	Slow  bool   `json:"slow,omitempty"` // runs only when it is named, and for All
+	Long  bool   `json:"long,omitempty"` // runs only when it is named
 }
 
 // Groups lists all groups in the order of the report.
 func Groups() []Group {
 	var list []Group
 	for _, g := range groups() {
-		list = append(list, Group{g.name, g.title, g.slow})
+		list = append(list, Group{g.name, g.title, g.slow, g.long})
 	}
 	return list
 }
 
-// All is the word for all groups, also the slow ones.
+// All is the word for all groups but the long ones.
 const All = "all"
 
 // choose returns the groups that words name, each once, in the order of the report;
-// without words, all but the slow ones. A word is the name of one group, a prefix of
+// without words, all but the slow and long ones. A word is the name of one group, a prefix of
 // several names, or All.
 func choose(words []string) ([]group, error) {
 	all := groups()
 	if len(words) == 0 {
-		return slices.DeleteFunc(all, func(g group) bool { return g.slow }), nil
+		return slices.DeleteFunc(all, func(g group) bool { return g.slow || g.long }), nil
 	}
 	wanted := map[string]bool{}
 	for _, w := range words {
 		found := w == All
 		if found {
 			for _, g := range all {
-				wanted[g.name] = true
+				wanted[g.name] = wanted[g.name] || !g.long
 			}
 		}
 		exact := slices.ContainsFunc(all, func(g group) bool { return g.name == w })

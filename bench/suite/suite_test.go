@@ -255,13 +255,17 @@ func TestInterrupted(t *testing.T) {
 
 // Names and beginnings of names, each group once, in the order of the report.
 func TestChoose(t *testing.T) {
+	long := func(name string) bool { return name == "layers-openmpi" || strings.HasPrefix(name, "sharing-") }
 	for _, c := range []struct{ words, want []string }{
 		{[]string{"window"}, []string{"window"}},
 		{[]string{"vibe-c", "pingpong", "vibe-cq"}, []string{"pingpong", "vibe-cq"}},
 		{[]string{"abl-m"}, []string{"abl-multibuffer", "abl-mtu"}},
-		{[]string{All}, namesOf(groups())},
+		{[]string{All}, slices.DeleteFunc(namesOf(groups()), long)},
+		{[]string{All, "sharing-v", "layers-openmpi"}, slices.DeleteFunc(namesOf(groups()), func(name string) bool {
+			return long(name) && name != "sharing-vis" && name != "layers-openmpi"
+		})},
 		{nil, slices.DeleteFunc(namesOf(groups()), func(name string) bool {
-			return name == "loss" || name == "peers" || name == "layers-proxy" || name == "layers-osu" || strings.HasPrefix(name, "layers-loss") || strings.HasPrefix(name, "fabric-") || strings.HasPrefix(name, "sharing-")
+			return long(name) || name == "loss" || name == "peers" || name == "layers-proxy" || name == "layers-osu" || strings.HasPrefix(name, "layers-loss") || strings.HasPrefix(name, "fabric-")
 		})},
 	} {
 		got, err := choose(c.words)
@@ -283,7 +287,7 @@ func TestChoose(t *testing.T) {
 }
 
 // Estimates stay within limits: a quick run takes at most a minute, a default run 15 minutes,
-// and a run with the slow groups 40. The flows of sharing-* run for seconds.
+// and a run with the slow groups 30.
 func TestEstimate(t *testing.T) {
 	for _, c := range []struct {
 		cfg   Config
@@ -291,8 +295,8 @@ func TestEstimate(t *testing.T) {
 		most  time.Duration
 	}{
 		{Config{}, 2 * time.Minute, 15 * time.Minute},
-		{Config{Groups: []string{All}}, 15 * time.Minute, 40 * time.Minute},
-		{Config{Groups: []string{All}, Turns: 1}, 3 * time.Minute, 13 * time.Minute},
+		{Config{Groups: []string{All}}, 15 * time.Minute, 30 * time.Minute},
+		{Config{Groups: []string{All}, Turns: 1}, 3 * time.Minute, 6 * time.Minute},
 		{Config{Groups: []string{"window"}, Duration: time.Second}, 5 * time.Minute, 10 * time.Minute},
 		{Config{Quick: true}, 5 * time.Second, time.Minute},
 		{Config{Quick: true, Groups: []string{All}}, 30 * time.Second, 2 * time.Minute},

@@ -59,7 +59,7 @@ func newBench(env environment) *cobra.Command {
 		Short: "Run the reference suite: everything measured beside everything",
 		Long: "Measures between two namespaces of this machine, group by group, with all rows of a\n" +
 			"group in turn; writes report.json, histograms and plots, and prints tables. A GROUP\n" +
-			"is a name or the beginning of names; without one all but the slow ones are run.\n" +
+			"is a name or the beginning of names; without one all but the slow and long ones are run.\n" +
 			"Nothing of the namespaces stays behind. Needs root.\n\n" +
 			"The columns are perftest's, but MB are 10^6 bytes. Times are one way, half of a round\n" +
 			"trip, unless a group says otherwise; t_typical is the median. A stream is measured in\n" +
@@ -207,9 +207,12 @@ func groupsHelp(indent string) string {
 		if g.Slow {
 			title += " (slow: only when it is named)"
 		}
+		if g.Long {
+			title += " (long: only when it is named, and not for all)"
+		}
 		fmt.Fprintf(&b, "%s%-18s %s\n", indent, g.Name, title)
 	}
-	fmt.Fprintf(&b, "%s%-18s %s", indent, suite.All, "All of them")
+	fmt.Fprintf(&b, "%s%-18s %s", indent, suite.All, "All but the long ones")
 	return b.String()
 }
 
