@@ -74,6 +74,9 @@ func (m *Manager) onRequest(msg *wire.CM, size int, local netip.Addr, from netip
 		return m.onPeer(msg, size, local, from, now)
 	}
 	d := m.match(local, msg.To, now)
+	if _, kept := m.kept[string(msg.To)]; d == nil && kept {
+		return datagram{} // its program is about to come back
+	}
 	if d == nil {
 		m.counters.NoMatch++
 		return m.refuse(key, local, wire.CM{Type: wire.CMNoMatch}, now)

@@ -437,16 +437,20 @@ type keptDisc struct {
 	times int
 }
 
-// KeepDisc reserves a discriminator for a user until ReleaseDisc.
-func (m *Manager) KeepDisc(disc string, user uint32) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if k, ok := m.kept[disc]; !ok || k.user == user {
-		m.kept[disc] = keptDisc{user, k.times + 1}
+// Kept is a discriminator at which a program of a user listened when the previous agent ended. Until the program
+// listens again, no other user gets it, and requests for it have no answer, so that requesters repeat them.
+type Kept struct {
+	Disc string
+	User uint32
+}
+
+func (m *Manager) keep(k Kept) {
+	if of, ok := m.kept[k.Disc]; !ok || of.user == k.User {
+		m.kept[k.Disc] = keptDisc{k.User, of.times + 1}
 	}
 }
 
-// ReleaseDisc ends one KeepDisc.
+// ReleaseDisc ends one Kept.
 func (m *Manager) ReleaseDisc(disc string, user uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -125,8 +125,8 @@ type datagram struct {
 }
 
 // NewManager starts connection management over t, which it owns from now on.
-// Requests go to the given UDP port of other hosts; 0 means wire.Port.
-func NewManager(t Transport, port uint16) *Manager {
+// Requests go to the given UDP port of other hosts; 0 means wire.Port. kept are reserved until ReleaseDisc.
+func NewManager(t Transport, port uint16, kept ...Kept) *Manager {
 	if port == 0 {
 		port = wire.Port
 	}
@@ -150,6 +150,9 @@ func NewManager(t Transport, port uint16) *Manager {
 			delete(m.incoming, in.key)
 			delete(m.unproven, in)
 		}
+	}
+	for _, k := range kept {
+		m.keep(k)
 	}
 	m.refused.heard = func(x *refusedRequest) time.Time { return x.heard }
 	m.refused.forget = func(x *refusedRequest) { delete(m.refusedBy, x.key) }

@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/agent/connmgr"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
@@ -209,5 +211,43 @@ func TestVanish(t *testing.T) {
 		if d := time.Since(start); d > 4*time.Second {
 			t.Errorf("it took %v", d)
 		}
+	})
+}
+
+// A request for a discriminator whose listener is about to come back has no answer, so that the requester repeats it. It is
+// answered when the program listens again, and refused once the program does not.
+func TestKeptDiscriminator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sink{closed: make(chan struct{})}
+		m := connmgr.NewManager(s, 0, connmgr.Kept{Disc: string(echo), User: 7}, connmgr.Kept{Disc: "gone", User: 7})
+		defer m.Close()
+		ask := func(id uint64, disc string, want ...wire.CMType) {
+			t.Helper()
+			m.Receive(bytesOf(t, requestOf(id, []byte(disc))), here4, agent4)
+			synctest.Wait()
+			var got []wire.CMType
+			for _, p := range s.take() {
+				msg, err := wire.ParseCM(p.b)
+				nstest.Must(t, err)
+				got = append(got, msg.Type)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("request %d for %q: %v, want %v", id, disc, got, want)
+			}
+		}
+		ask(1, string(echo))
+		ask(2, "gone")
+		ask(3, "another", wire.CMNoMatch)
+		l, err := m.ListenAs(7, kagent.Address{Disc: echo})
+		nstest.Must(t, err)
+		m.ReleaseDisc(string(echo), 7)
+		m.ReleaseDisc("gone", 7)
+		ask(2, "gone", wire.CMNoMatch) // repeated
+		ask(1, string(echo))
+		in, err := l.Wait(within(time.Second))
+		if nstest.Must(t, err); in.Offer().VI != 1 {
+			t.Errorf("from VI %d, want 1", in.Offer().VI)
+		}
+		nstest.Must(t, l.Close())
 	})
 }

@@ -218,7 +218,7 @@ func (d *device) observe(nic *netlink.LinkAttrs, port uint16) (op string, err er
 }
 
 // manage starts connection management on d.udp.
-func (d *device) manage(port uint16) {
+func (d *device) manage(port uint16, kept ...connmgr.Kept) {
 	udp := d.udp
 	d.router.Nudge = func(from, to netip.Addr) error {
 		// The ID belongs to no exchange, so receivers ignore the message.

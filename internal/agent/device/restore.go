@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
+	"viaxdp/internal/agent/connmgr"
 	"viaxdp/internal/agent/ctrlport"
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/base/fds"
@@ -201,8 +202,9 @@ func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_
 	}
 	registry.devices[d.key] = d
 	registry.mu.Unlock()
+	discs := k.discs()
 	d.mu.Lock()
-	if err := d.restore(fdStore, nic, k.nic, link.Attrs()); err != nil {
+	if err := d.restore(fdStore, nic, k.nic, link.Attrs(), discs); err != nil {
 		return nil, nil, errors.Join(err, d.release())
 	}
 	for _, key := range k.keys(place) {
@@ -219,6 +221,9 @@ func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_
 	}
 	for key := range k.listens {
 		bad = errors.Join(bad, d.fdStore.Delete(key))
+		if of, ok := discs[key]; ok {
+			d.manager.ReleaseDisc(of.Disc, of.User)
+		}
 	}
 	return all, errors.Join(bad, d.release()), nil // each Local has a reference of its own
 }
@@ -238,8 +243,21 @@ func (k *kept) keys(place string) []string {
 	return slices.AppendSeq(all, maps.Keys(k.listens))
 }
 
+// discs returns the discriminators at which programs listened, by the keys of their records.
+func (k *kept) discs() map[string]connmgr.Kept {
+	all := make(map[string]connmgr.Kept)
+	for key, listener := range k.listens {
+		for _, lease := range k.leases {
+			if lease.id() == listener.Queue {
+				all[key] = connmgr.Kept{Disc: string(listener.Disc), User: lease.Holder.UID}
+			}
+		}
+	}
+	return all
+}
+
 // restore is setUp from the entries of the descriptor store. Caller holds d.mu.
-func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, link *netlink.LinkAttrs) error {
+func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, link *netlink.LinkAttrs, discs map[string]connmgr.Kept) error {
 	if len(i.Files) < 6 {
 		return fmt.Errorf("%d descriptors were kept", len(i.Files))
 	}
@@ -268,7 +286,7 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 	if r.Generic {
 		d.mode = bpf.Generic
 	}
-	d.manage(r.Port)
+	d.manage(r.Port, slices.Collect(maps.Values(discs))...)
 	d.linger.mtu = link.MTU
 	d.up = true
 	return nil
@@ -304,7 +322,7 @@ func (d *device) restoreLeases(k *kept) (all []Restored, _ error) {
 		}
 		for key, ln := range k.listens {
 			if ln.Queue == l.id() {
-				local.resumeListener(key, ln)
+				local.keptDiscs[key] = string(ln.Disc)
 				delete(k.listens, key)
 			}
 		}

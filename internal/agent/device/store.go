@@ -241,13 +241,6 @@ func readListener(value []byte) (r listenRecord, err error) {
 	return r, err
 }
 
-// resumeListener reserves the discriminator of a listener of the previous agent for the handle's user, until
-// EndKept.
-func (l *Local) resumeListener(key string, r listenRecord) {
-	l.keptDiscs[key] = string(r.Disc)
-	l.manager.KeepDisc(string(r.Disc), l.user())
-}
-
 // EndKept releases the discriminators at which the program listened under the previous agent, and at which it
 // does not listen any more. A daemon calls it when the program has come back and has opened its listeners.
 func (l *Local) EndKept() {
