@@ -49,8 +49,10 @@ type options struct {
 	steady         bool // time by the processor's counter, and the CPUs'; not in a testing/synctest bubble
 }
 
-// WithAgent names the socket of the daemon that is to be the Kernel Agent; "none" means no daemon. Without this
-// option the environment's VIA_AGENT names it, and without that a daemon is used if one serves.
+// WithAgent names the socket of the daemon that is to be the Kernel Agent; "none" means no daemon. "auto" is for programs of
+// root that share queues: the first one starts a daemon for its network namespace by the command via-xdp, which must be in
+// PATH, and it ends with the last. Without this option the environment's VIA_AGENT names the daemon, and without that a
+// daemon is used if one serves.
 func WithAgent(socket string) Option { return func(o *options) { o.socket = socket } }
 
 // WithQueue opens the given queue of the interface. The default is the first free queue.

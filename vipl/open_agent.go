@@ -1,6 +1,7 @@
 package vipl
 
 import (
+	"context"
 	"errors"
 
 	"viaxdp/hugepages"
@@ -26,6 +27,12 @@ func openAgent(o *options) (openedAgent, error) {
 	socket, named, ok := o.socket, o.socket != "", o.socket != "none"
 	if !named {
 		socket, named, ok = agentclient.Socket()
+	}
+	if socket == agentclient.Auto {
+		var err error
+		if socket, err = agentclient.Start(context.Background()); err != nil {
+			return nil, &kagent.OpError{Op: "open", Link: o.agent.Interface, Err: err}
+		}
 	}
 	if !ok {
 		return openLocal(o.agent)

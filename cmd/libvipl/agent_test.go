@@ -85,6 +85,14 @@ func TestAgent(t *testing.T) {
 		said(t, here.start(t, b.a, pingpong, "client", "via0", address, "300"), "32768")
 		s.finish(t)
 	})
+	t.Run("programs of root on one queue", func(t *testing.T) {
+		state := filepath.Join(dir, "state")
+		auto := b.with("VIA_AGENT=auto", "VIA_QUEUE=0", "VIA_STATE_DIR="+state, "PATH="+dir, "VIA_RUNTIME_DIR=none", "VIA_VERBOSE=1")
+		s := auto.start(t, b.a, pingpong, "server", "via0", "300")
+		said(t, auto.start(t, b.a, pingpong, "client", "via0", address, "300"), "32768")
+		s.finish(t)
+		await.Until(t, "the agent leaves", func() bool { _, err := os.Stat(state); return os.IsNotExist(err) })
+	})
 	t.Run("no agent", func(t *testing.T) {
 		p := here.with("VIA_AGENT=none", "VIA_VERBOSE=1").start(t, b.a, pingpong, "server", "via0")
 		if err := p.Wait(); err == nil || !strings.Contains(p.out.String(), "VipOpenNic: ") {

@@ -1,14 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/activation"
@@ -16,9 +22,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/base/thread"
 	"viaxdp/internal/ops/doctor"
 )
 
@@ -29,16 +39,18 @@ const defaultAgentConfig = "/etc/via-xdp/agent.toml"
 const fdstoredCommand = "internal-fdstored"
 
 func newAgent(env environment) *cobra.Command {
-	var path, socket, metrics string
+	var path, socket, metrics, logFile string
 	var interfaces []string
-	var check, noFDStored, verbose bool
+	var check, noFDStored, verbose, inBackground bool
+	var untilIdle time.Duration
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Serve NICs to programs without privilege",
 		Long: "The Kernel Agent opens interfaces for programs without privilege and passes them their queue\n" +
 			"and memory as file descriptors. It needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). It\n" +
 			"serves root and members of the group " + agentd.DefaultGroup + "; users other than root get only the interfaces that\n" +
-			"-i or the settings name. Programs find it at its socket, or at the one in VIA_AGENT.\n" +
+			"-i or the settings name. Programs find it at its socket, or at the one in VIA_AGENT; with\n" +
+			"VIA_AGENT=auto programs of root start it.\n" +
 			"SIGTERM ends it. Programs that have a queue continue, and the next agent takes them over.\n" +
 			"Settings: " + defaultAgentConfig + ", see docs/agent.md.",
 		Args: cobra.NoArgs,
@@ -55,6 +67,13 @@ func newAgent(env environment) *cobra.Command {
 			if !noFDStored {
 				settings.daemon.FDStored = []string{"/proc/self/exe", fdstoredCommand}
 			}
+			if inBackground {
+				return background(cmd.Context(), env.args, settings.daemon.Socket)
+			}
+			if settings.daemon.UntilIdle = untilIdle; untilIdle < 0 {
+				return fmt.Errorf("--until-idle: %v is negative", untilIdle)
+			}
+			settings.daemon.LogFile = logFile
 			if check {
 				if err := errors.Join(settings.daemon.Check(), settings.checkMetrics()); err != nil {
 					return err
@@ -81,6 +100,10 @@ func newAgent(env environment) *cobra.Command {
 	f.StringVar(&metrics, "metrics", "", "serve metrics for Prometheus on this `address`, such as 127.0.0.1:9793")
 	f.BoolVar(&check, "check", false, "check the settings, and exit")
 	f.BoolVar(&noFDStored, "no-fdstored", false, "do not start the process that keeps programs alive when the agent dies")
+	f.BoolVar(&inBackground, "background", false, "return when the agent serves; the log goes to a file beside the socket, with .log at the end")
+	f.StringVar(&logFile, "log", "", "")
+	_ = f.MarkHidden("log")
+	f.DurationVar(&untilIdle, "until-idle", 0, "end when no program has used the agent for this `time` (default: serve on)")
 	f.BoolVarP(&verbose, "verbose", "v", false, "log more")
 	return cmd
 }
@@ -113,6 +136,70 @@ func runAgent(ctx context.Context, settings agentSettings) error {
 	}
 	defer daemon.SdNotify(false, daemon.SdNotifyStopping)
 	return d.Run(ctx)
+}
+
+// backgroundFlag has the agent run in another process, which gets the other arguments.
+const backgroundFlag = "--background"
+
+// background starts an agent in a process of its own, and returns when it serves. args are this process's.
+func background(ctx context.Context, args []string, socket string) error {
+	log, err := createLog(socket + ".log")
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	args = slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.HasPrefix(a, backgroundFlag) })
+	cmd := exec.Command("/proc/self/exe", append(args, "--log", log.Name())...)
+	cmd.Args[0], cmd.Stderr = "via-xdp", log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := startUnblocked(cmd); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	for {
+		select {
+		case <-ended:
+			told, _ := os.ReadFile(log.Name())
+			_ = os.Remove(log.Name())
+			rundir.Unmake(filepath.Dir(socket))
+			return fmt.Errorf("the agent has ended: %s", strings.TrimPrefix(strings.TrimSpace(string(told)), "via-xdp: "))
+		case <-ctx.Done():
+			_ = cmd.Process.Signal(unix.SIGTERM)
+			return cmp.Or(<-ended, ctx.Err())
+		case <-look.C:
+			if pid, err := agentclient.Probe(socket); err == nil && pid == cmd.Process.Pid {
+				return nil
+			}
+		}
+	}
+}
+
+// createLog makes an agent's log, in a directory that need not exist.
+func createLog(path string) (f *os.File, err error) {
+	for range 3 { // a program that ends may remove the directory
+		if err = rundir.Make(filepath.Dir(path)); err != nil {
+			return nil, err
+		}
+		f, err = os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return f, err
+}
+
+// startUnblocked starts a command with no signal blocked: threads of libvipl, which may have started this
+// process, block all.
+func startUnblocked(cmd *exec.Cmd) (err error) {
+	thread.Run(func() {
+		if err = unix.PthreadSigmask(unix.SIG_SETMASK, &unix.Sigset_t{}, nil); err == nil {
+			err = cmd.Start()
+		}
+	})
+	return err
 }
 
 // capabilityError names the capabilities that the agent lacks. It cannot run here then.

@@ -165,6 +165,8 @@ func whichAgent(ctx context.Context) func(name string) string {
 			}
 			return "the program itself: " + agent + " does not serve it to this user"
 		}
+	case errors.Is(err, agentclient.ErrStarts):
+		return all("the one that the first program starts, at " + socket)
 	case named:
 		return all(fmt.Sprintf("none: %v", err))
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):

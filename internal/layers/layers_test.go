@@ -48,7 +48,7 @@ var allowed = map[string][]string{
 	"internal/base/shmlink":      {},
 	"internal/agent/fdstore":     {"internal/base/fds", "internal/base/rundir"},
 	"internal/agent/agentproto":  {"internal/base/fds", "bpf", "hugepages", "internal/agent/kagent", "internal/base/wire", "xdpnic"},
-	"internal/agent/agentclient": {"internal/base/fds", "bpf", "hugepages", "internal/agent/kagent", "internal/agent/agentproto", "internal/base/wire", "xdpnic"},
+	"internal/agent/agentclient": {"internal/base/fds", "internal/base/rundir", "internal/base/thread", "bpf", "hugepages", "internal/agent/kagent", "internal/agent/agentproto", "internal/base/wire", "xdpnic"},
 	"internal/agent/agentd":      {"internal/agent/device", "internal/base/fds", "internal/base/termsafe", "internal/base/rundir", "internal/agent/kagent", "internal/agent/agentproto", "internal/agent/fdstore", "internal/base/wire", "xdpnic"},
 	"vipl/vipltest":              {"vipl"},
 	"internal/base/tsc":          {},

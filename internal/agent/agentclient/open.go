@@ -26,11 +26,11 @@ const (
 	// DefaultSocket is where a daemon listens by default.
 	DefaultSocket = "/run/via-xdp/agent.sock"
 	// Environment is the variable that names the socket. "none" selects the agent in the
-	// program's own process.
+	// program's own process, and [Auto] one that is started if there is none.
 	Environment = "VIA_AGENT"
 )
 
-// Socket returns where to look for a daemon: the environment's path, else DefaultSocket. named
+// Socket returns where to look for a daemon: the environment's path, which may be [Auto], else DefaultSocket. named
 // reports whether the environment has a value. ok is false if that value is "none".
 func Socket() (path string, named, ok bool) {
 	switch path = os.Getenv(Environment); path {
@@ -54,13 +54,20 @@ var errOtherNetns = errors.New("the agent is in another network namespace, whose
 // use (see Socket). A user's status covers the user's own queues, root's covers all. here
 // reports whether the daemon is in the thread's network namespace, so that its interfaces are
 // the thread's. If no daemon would be used, the error names the reason. Absent then reports
-// whether the program would do without one, unless the environment names one.
+// whether the program would do without one, unless the environment names one. ErrStarts means that it would start one.
 func Find(ctx context.Context) (socket string, here bool, st kagent.Status, err error) {
 	socket, named, ok := Socket()
 	if !ok {
 		return "", false, st, fmt.Errorf("%w: %s=none", fs.ErrNotExist, Environment)
 	}
+	auto := socket == Auto
+	if auto {
+		socket = started(ctx)
+	}
 	st, ns, err := queryStatus(ctx, socket)
+	if auto && Absent(err) && socket == startSocket() {
+		err = ErrStarts
+	}
 	if err != nil {
 		return socket, false, st, err
 	}
@@ -171,7 +178,7 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		return fail(errors.Join(err, files[2].Close(), c.Close()))
 	}
 	s.info.Agent = socket
-	s.session = newSession(socket, reply.Opened.Token, c, r)
+	s.session = newSession(socket, reply.Opened.Token, c, r, namespaceToStartIn(socket))
 	shares.Lock()
 	shares.open[s] = struct{}{}
 	shares.Unlock()

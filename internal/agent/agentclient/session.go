@@ -32,6 +32,7 @@ type session struct {
 	ctx    context.Context // ends when the session is over
 	cancel context.CancelFunc
 	reader chan struct{} // closed when its goroutine has ended
+	netns  *os.File      // in which run starts the next agent, and which it closes; nil: it starts none
 
 	wmu     sync.Mutex     // one message at a time
 	telling sync.WaitGroup // goroutines of the reader
@@ -66,10 +67,11 @@ type call struct {
 	err      error
 }
 
-func newSession(socket string, token []byte, c *net.UnixConn, r *agentproto.Reader) *session {
+// newSession begins a session, which gets netns.
+func newSession(socket string, token []byte, c *net.UnixConn, r *agentproto.Reader, netns *os.File) *session {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &session{
-		socket: socket, token: token, conn: c, agents: 1, next: 16,
+		socket: socket, token: token, conn: c, agents: 1, next: 16, netns: netns,
 		ctx: ctx, cancel: cancel, reader: make(chan struct{}), links: make(chan kagent.Link, 1),
 		calls: make(map[uint64]*call), incoming: make(map[uint64]*incoming), listens: make(map[*listener]struct{}),
 	}
@@ -81,6 +83,7 @@ func newSession(socket string, token []byte, c *net.UnixConn, r *agentproto.Read
 func (s *session) run(r *agentproto.Reader) {
 	defer close(s.reader)
 	defer s.telling.Wait()
+	defer fds.CloseFiles(s.netns)
 	s.telling.Go(s.tellLinks)
 	for {
 		for {
@@ -205,6 +208,8 @@ func (s *session) comeBack() *agentproto.Reader {
 		case errors.Is(err, agentproto.ErrToken):
 			s.finish(fmt.Errorf("%w: %w", kagent.ErrClosed, err))
 			return nil
+		case s.netns != nil && Absent(err):
+			s.startAgent()
 		}
 		pause = min(2*pause, lastLook)
 		timer.Reset(pause)

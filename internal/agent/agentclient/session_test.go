@@ -132,7 +132,7 @@ func startAgent(t *testing.T, socket string) *Agent {
 	defer cancel()
 	c, r, _, err := dial(ctx, socket)
 	nstest.Must(t, err)
-	s := newSession(socket, make([]byte, agentproto.TokenLen), c, r)
+	s := newSession(socket, make([]byte, agentproto.TokenLen), c, r, nil)
 	t.Cleanup(func() {
 		s.finish(kagent.ErrClosed)
 		<-s.reader

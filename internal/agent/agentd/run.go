@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +38,11 @@ type Daemon struct {
 	// FDStored is the command that calls fdstore.Main; empty: no descriptor store, and
 	// programs do not survive the agent.
 	FDStored []string
+	// UntilIdle, unless 0, ends Run when the agent has had no program for this time. The socket's
+	// directory then goes with it, if an agent made it and nothing else is there.
+	UntilIdle time.Duration
+	// LogFile, unless empty, is where Log goes. It is removed at the end, unless Run fails.
+	LogFile string
 	// Ready, unless nil, is called when programs are served, with the server.
 	Ready func(*Server)
 }
@@ -50,7 +56,7 @@ func (e *BusyError) Error() string {
 
 // Run serves until ctx ends. It works in the network namespace of the calling
 // thread, which must not change before Ready is called.
-func (d *Daemon) Run(ctx context.Context) error {
+func (d *Daemon) Run(ctx context.Context) (err error) {
 	if err := d.Check(); err != nil {
 		return err
 	}
@@ -58,7 +64,15 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer d.unlock(lock)
+	defer func() {
+		d.unlock(lock)
+		if err == nil && d.LogFile != "" {
+			_ = os.Remove(d.LogFile)
+		}
+		if d.UntilIdle > 0 {
+			rundir.Unmake(filepath.Dir(d.Socket))
+		}
+	}()
 	var kept []fdstore.Entry
 	cfg := d.Config
 	if cfg.Access.isZero() {
@@ -92,7 +106,34 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if d.Ready != nil {
 		d.Ready(s)
 	}
+	if d.UntilIdle > 0 {
+		var end context.CancelFunc
+		ctx, end = context.WithCancel(ctx)
+		defer end()
+		go s.endIdle(ctx, d.UntilIdle, end)
+	}
 	return s.Serve(ctx, l)
+}
+
+// endIdle calls end when the server has had no program for a time, or returns when ctx ends.
+func (s *Server) endIdle(ctx context.Context, limit time.Duration, end func()) {
+	look := time.NewTicker(limit / 8)
+	defer look.Stop()
+	var accepted uint64
+	for last := time.Now(); time.Since(last) < limit; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		s.mu.Lock()
+		if len(s.conns) > 0 || len(s.sessions) > 0 || len(s.pinnedQueues) > 0 || s.counts.Accepted != accepted {
+			last, accepted = time.Now(), s.counts.Accepted
+		}
+		s.mu.Unlock()
+	}
+	s.log.Info("the agent ends: no program has used it", "time", limit)
+	end()
 }
 
 // freshSuffix names the socket until it has its permissions.
@@ -205,12 +246,16 @@ func (d *Daemon) lock() (*os.File, error) {
 const maxTries = 3
 
 // keepDir creates the directory of the socket. It is kept even if it is empty: containers may have it
-// mounted, and a restarted agent serves there again.
+// mounted, and a restarted agent serves there again. That of an agent with UntilIdle is not.
 func (d *Daemon) keepDir() error {
 	if d.Listener != nil {
 		return nil // another process's
 	}
-	if err := rundir.Keep(filepath.Dir(d.Socket)); err != nil {
+	create := rundir.Keep
+	if d.UntilIdle > 0 {
+		create = rundir.Make
+	}
+	if err := create(filepath.Dir(d.Socket)); err != nil {
 		return fmt.Errorf("directory of the socket: %w", err)
 	}
 	return nil

@@ -201,7 +201,7 @@ func TestProgramThatShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	peer, self = mustAddr(t, texts[0]), mustAddr(t, texts[1])
-	opts := []vipl.Option{vipl.WithAgent(socket), vipl.WithArena(8 << 20), vipl.WithSilence(waitLimit)}
+	opts := []vipl.Option{vipl.WithAgent(socket), vipl.WithArena(48 << 20), vipl.WithSilence(waitLimit)}
 	if os.Getenv(allQueuesEnv) != "" {
 		opts = append(opts, allQueues()...)
 	}
@@ -221,11 +221,14 @@ func TestProgramThatShares(t *testing.T) {
 			t.Fatal(err)
 		}
 		switch what {
-		case "server", "program": // connect
+		case "server", "remote", "program": // connect
 			k := newTalker(t, n)
 			remote := vipl.NetAddress{Host: peer, Discriminator: []byte("server")}
-			if what == "program" {
+			switch what {
+			case "program":
 				remote = vipl.NetAddress{Host: self, Discriminator: []byte(in.Text())}
+			case "remote":
+				remote.Discriminator = fmt.Append(nil, "program ", number)
 			}
 			if _, err := k.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); err != nil {
 				fmt.Println(what, err)
@@ -276,6 +279,46 @@ func TestSharedQueues(t *testing.T) {
 	for _, queues := range []int{2, 9} {
 		t.Run(fmt.Sprint(queues), func(t *testing.T) {
 			testSharedQueue(t, nstest.Options{Queues: queues}, agentConfig{Processes: 4, Users: map[uint32]agentd.Quota{60001: {Queues: queues}}}, 3, allQueuesEnv+"=1")
+		})
+	}
+}
+
+// All programs of one host talk with all of the other, which share the only queue on each side.
+func TestSharedQueueAllToAll(t *testing.T) {
+	for _, programs := range []int{1, 4, 16} {
+		if testing.Short() && programs > 4 {
+			break
+		}
+		t.Run(fmt.Sprint(programs), func(t *testing.T) {
+			const user = 60001
+			a, b := pair(t, nstest.Options{}, agentConfig{})
+			var all []*sharer
+			for id := range programs {
+				all = append(all, startSharer(t, a, b.ns.IPv4, user, id), startSharer(t, b, a.ns.IPv4, user, id))
+			}
+			do := func(what string, number int) {
+				t.Helper()
+				for _, s := range all {
+					s.ask(t, fmt.Sprint(what, " ", number))
+				}
+				for _, s := range all {
+					s.want(t, "done "+what)
+				}
+			}
+			for id := range programs {
+				do("remote", id)
+			}
+			do("talk", 10)
+			for _, g := range []*agent{a, b} {
+				st := g.status(t)
+				if len(st.NICs) != 1 || len(st.NICs[0].Leases) != programs {
+					t.Errorf("status: %+v", st.NICs)
+				}
+			}
+			do("end", 0)
+			for _, s := range all {
+				_ = s.cmd.Process.Kill()
+			}
 		})
 	}
 }

@@ -172,7 +172,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return errors.Join(&kagent.OpError{
 			Op: "open", Link: cfg.Interface, Err: err,
 			Hint: fmt.Sprintf("another via-xdp program%s holds the control port %d of this interface: "+
-				"stop it, take another interface or port, or open both through an agent (via-xdp agent)", ctrlport.HolderOf(cfg.Port), cfg.Port),
+				"stop it, take another interface or port, or open both through an agent (via-xdp agent, or VIA_AGENT=auto for both)", ctrlport.HolderOf(cfg.Port), cfg.Port),
 		}, d.takeDown())
 	}
 	if err != nil {
@@ -228,7 +228,7 @@ func (d *device) manage(port uint16, kept ...connmgr.Kept) {
 		}
 		return udp.Send(confirm, from, netip.AddrPortFrom(to, port))
 	}
-	d.manager = connmgr.NewManager(udp, port)
+	d.manager = connmgr.NewManager(udp, port, kept...)
 	d.manager.Reprobe = d.router.Reprobe
 }
 

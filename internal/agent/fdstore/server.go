@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/fds"
+	"viaxdp/internal/base/rundir"
 )
 
 // firstAgent is how long a new server waits for an agent.
@@ -51,7 +53,9 @@ func Main(ctx context.Context, l *net.UnixListener) error {
 	case <-k.leave:
 	case <-ctx.Done():
 	}
-	return l.Close() // and unlink
+	err := l.Close() // and unlink
+	rundir.Unmake(filepath.Dir(l.Addr().String()))
+	return err
 }
 
 // accept serves the connections of a listener until it is closed. Out of descriptors it waits:

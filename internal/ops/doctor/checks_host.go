@@ -103,6 +103,8 @@ func checkAgent(h *Host) []Finding {
 			a.PID, a.Socket))
 	case a.PID != 0:
 		return ok(fmt.Sprintf("process %d at %s opens NICs for programs", a.PID, a.Socket))
+	case a.Starts:
+		return ok("none: the first program starts one, at " + a.Socket)
 	case a.Named && a.Socket != "":
 		return one(Error, "none that can be used, and "+agentclient.Environment+" names it: "+a.Reason,
 			"programs that are started with this environment open no NIC",

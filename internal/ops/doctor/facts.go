@@ -44,6 +44,7 @@ type Agent struct {
 	PID    int    `json:"pid,omitempty"`    // 0: none is used
 	Here   bool   `json:"here"`             // it is in this network namespace: its interfaces are those of here
 	Named  bool   `json:"named"`            // the environment says which, or that there is none
+	Starts bool   `json:"starts,omitempty"` // none is there, and the first program starts it
 	Reason string `json:"reason,omitempty"` // why none is used
 	Unused Unused `json:"unused,omitempty"` // what is at the socket, where none is used
 

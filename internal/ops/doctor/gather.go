@@ -78,7 +78,7 @@ func (h *Host) askAgent() []kagent.NICStatus {
 	defer cancel()
 	socket, here, st, err := agentclient.Find(ctx)
 	_, named, _ := agentclient.Socket()
-	h.Agent = Agent{Socket: socket, PID: st.PID, Here: here, Named: named, Served: st.Served}
+	h.Agent = Agent{Socket: socket, PID: st.PID, Here: here, Named: named, Served: st.Served, Starts: errors.Is(err, agentclient.ErrStarts)}
 	if err != nil {
 		h.Agent.PID, h.Agent.Reason, h.Agent.Unused = 0, err.Error(), unused(err)
 	}
@@ -93,7 +93,7 @@ func unused(err error) Unused {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return Denied
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, agentclient.ErrStarts):
 		return ""
 	case agentclient.Absent(err):
 		return Elsewhere
