@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -78,10 +79,12 @@ func start(ctx context.Context, socket string) error {
 	defer cancel()
 	for tries := 1; ; tries++ {
 		_, err := Probe(socket)
-		if err == nil || !Absent(err) || socket != startSocket() {
+		if err == nil || socket != startSocket() || !Absent(err) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, io.EOF) {
 			return err
 		}
-		err = runCommand(ctx, socket)
+		if Absent(err) { // else it has just ended
+			err = runCommand(ctx, socket)
+		}
 		if err == nil || tries == startTries || errors.Is(err, exec.ErrNotFound) {
 			return err
 		}
