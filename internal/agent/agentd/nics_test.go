@@ -131,6 +131,15 @@ func TestNICsShared(t *testing.T) {
 	}
 }
 
+// TestNICsAllToAll has four programs on each of two NICs of a real driver share its queues, and talk with all of the other.
+func TestNICsAllToAll(t *testing.T) {
+	host, peer, _ := nstest.NICs(t)
+	start := func(ns *nstest.NS) *agent {
+		return startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{ns.Name: {Processes: 4}}})
+	}
+	allToAll(t, start(host), start(peer), 4)
+}
+
 // TestProgramThatReads is a program of TestNICsZeroCopyReads. It only opens all queues, and searches its memory
 // when its standard input ends.
 func TestProgramThatReads(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -201,7 +202,10 @@ func TestProgramThatShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	peer, self = mustAddr(t, texts[0]), mustAddr(t, texts[1])
-	opts := []vipl.Option{vipl.WithAgent(socket), vipl.WithArena(48 << 20), vipl.WithSilence(waitLimit)}
+	opts := []vipl.Option{vipl.WithAgent(socket), vipl.WithArena(8 << 20), vipl.WithSilence(waitLimit)}
+	if mib, err := strconv.Atoi(os.Getenv(arenaEnv)); err == nil {
+		opts = append(opts, vipl.WithArena(mib<<20))
+	}
 	if os.Getenv(allQueuesEnv) != "" {
 		opts = append(opts, allQueues()...)
 	}
@@ -258,6 +262,9 @@ func TestProgramThatShares(t *testing.T) {
 // allQueuesEnv has TestProgramThatShares receive from all queues.
 const allQueuesEnv = "AGENTD_TEST_ALL_QUEUES"
 
+// arenaEnv is the size of a program's registered memory in MiB; without it, 8.
+const arenaEnv = "AGENTD_TEST_ARENA"
+
 // nicEnv names the interface of a program; without it, it is via0.
 const nicEnv = "AGENTD_TEST_NIC"
 
@@ -290,36 +297,44 @@ func TestSharedQueueAllToAll(t *testing.T) {
 			break
 		}
 		t.Run(fmt.Sprint(programs), func(t *testing.T) {
-			const user = 60001
 			a, b := pair(t, nstest.Options{}, agentConfig{})
-			var all []*sharer
-			for id := range programs {
-				all = append(all, startSharer(t, a, b.ns.IPv4, user, id), startSharer(t, b, a.ns.IPv4, user, id))
-			}
-			do := func(what string, number int) {
-				t.Helper()
-				for _, s := range all {
-					s.ask(t, fmt.Sprint(what, " ", number))
-				}
-				for _, s := range all {
-					s.want(t, "done "+what)
-				}
-			}
-			for id := range programs {
-				do("remote", id)
-			}
-			do("talk", 10)
-			for _, g := range []*agent{a, b} {
-				st := g.status(t)
-				if len(st.NICs) != 1 || len(st.NICs[0].Leases) != programs {
-					t.Errorf("status: %+v", st.NICs)
-				}
-			}
-			do("end", 0)
-			for _, s := range all {
-				_ = s.cmd.Process.Kill()
-			}
+			allToAll(t, a, b, programs)
 		})
+	}
+}
+
+// allToAll has programs of a user on two hosts, as many on each, talk each with all of the other host.
+func allToAll(t *testing.T, a, b *agent, programs int) {
+	t.Helper()
+	const user = 60001
+	var all []*sharer
+	arena := fmt.Sprint(arenaEnv, "=", 8+2*programs) // a MiB for each end
+	for id := range programs {
+		all = append(all, startSharer(t, a, b.ns.IPv4, user, id, nicEnv+"="+a.ns.Name, arena),
+			startSharer(t, b, a.ns.IPv4, user, id, nicEnv+"="+b.ns.Name, arena))
+	}
+	do := func(what string, number int) {
+		t.Helper()
+		for _, s := range all {
+			s.ask(t, fmt.Sprint(what, " ", number))
+		}
+		for _, s := range all {
+			s.want(t, "done "+what)
+		}
+	}
+	for id := range programs {
+		do("remote", id)
+	}
+	do("talk", 10)
+	for _, g := range []*agent{a, b} {
+		st := g.status(t)
+		if len(st.NICs) != 1 || len(st.NICs[0].Leases) != programs {
+			t.Errorf("status: %+v", st.NICs)
+		}
+	}
+	do("end", 0)
+	for _, s := range all {
+		_ = s.cmd.Process.Kill()
 	}
 }
 

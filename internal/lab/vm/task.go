@@ -153,7 +153,7 @@ var dataGroups = []string{"descriptors", "send-receive", "rdma-write", "rdma-rea
 var dataRules = "^(TestNICs|TestLastFramesOfNICs)$/^(" + strings.Join(dataGroups, "|") + ")$"
 
 // agentTests are tests of package agentd.
-var agentTests = []string{"TestNICsZeroCopyReads", "TestNICsShared"}
+var agentTests = []string{"TestNICsZeroCopyReads", "TestNICsShared", "TestNICsAllToAll"}
 
 // frameTests are tests of package xdpnic that fail on a lost frame or a bind in another mode: VIs would
 // resend the frame.
