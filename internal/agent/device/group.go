@@ -1,6 +1,7 @@
 package device
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -58,14 +59,15 @@ func (l *lease) id() int { return l.queueID + l.partition<<partitionShift }
 const partitionShift = 16
 
 // guests returns how many processes may join the first one of a queue. The queues of an interface together have room for
-// cfg.Processes. wide: the lease has all queues. Caller holds d.mu.
+// cfg.Processes. wide: the lease has all queues. Caller holds d.mu and is
+// on a thread of the interface's namespace.
 func (d *device) guests(cfg Config, wide bool) int {
 	if cfg.Processes <= 1 || !cfg.Shared {
 		return 0
 	}
 	queues := d.queues
-	if steps, _ := d.steps(cfg); wide || d.driver == "veth" && len(steps) > 0 && steps[0].Generic() {
-		queues = 1
+	if steps, _ := d.steps(cfg); wide || d.driver == "veth" && len(steps) > 0 && steps[0].Generic() || d.willSteer(cfg) {
+		queues = 1 // that receives
 	}
 	return min((cfg.Processes+queues-1)/queues-1, xdpnic.MaxGuests)
 }
@@ -162,6 +164,26 @@ func (d *device) join(cfg Config) (*lease, error) {
 		return d.joinGroup(g, cfg)
 	}
 	return nil, why
+}
+
+// joinSteered is join for a NIC that puts the frames of the port on the queue of a group: any other queue gets none. nil: the
+// NIC does not, or the process may not join. It waits for an open of the user that may end with such a queue, at most until soon. Caller
+// is as for join.
+func (d *device) joinSteered(ctx context.Context, cfg Config, soon time.Time) *lease {
+	for cfg.Queue == kagent.AnyQueue && cfg.Processes > 1 && !cfg.Alone && d.inputs > 1 {
+		for _, g := range d.groups {
+			if g.steering == nil || g.admits(cfg) != nil {
+				continue
+			}
+			if l, err := d.joinGroup(g, cfg); err == nil {
+				return l
+			}
+		}
+		if d.driver == "veth" || !d.mayJoinLater(cfg, time.Now().Before(soon)) || !d.awaitChange(ctx) {
+			break // a veth is not steered
+		}
+	}
+	return nil
 }
 
 // admits returns why a process may not join.

@@ -131,6 +131,9 @@ func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*busyTime)
 	defer cancel()
 	soon := time.Now().Add(2 * busyTime) // an open that is under way for longer waits for a busy queue
+	if joined := d.joinSteered(ctx, cfg, soon); joined != nil {
+		return joined, nil
+	}
 	for {
 		l, err := (*lease)(nil), cfg.OnlyJoin
 		if err == nil {

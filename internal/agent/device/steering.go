@@ -3,6 +3,7 @@ package device
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/steer"
@@ -95,6 +96,16 @@ func (d *device) whyNotAll(l *lease) string {
 		return "the program is attached since an earlier version, which has one queue for a VI"
 	}
 	return "other programs have some of them, or the user's quota allows no more"
+}
+
+// willSteer reports whether the NIC is to put the frames of the port on the queue that is opened now, so that all processes need that
+// one. Caller is as for ruleWorks.
+func (d *device) willSteer(cfg Config) bool {
+	if d.inputs < 2 || d.driver == "veth" || cfg.Steer == kagent.SteerOff ||
+		slices.ContainsFunc(d.sortedLeases(), func(l *lease) bool { return l.steered() != nil }) {
+		return false
+	}
+	return cfg.Steer == kagent.SteerByRSS || d.ruleWorks(cfg.Port)
 }
 
 // ruleWorks reports whether the NIC can put a UDP port on a queue by a rule.

@@ -346,3 +346,65 @@ func TestAllQueuesByDefault(t *testing.T) {
 		}
 	}
 }
+
+// On a NIC that steers the port to a queue, the next process of the user joins that queue, although another one is free, which
+// would get no frame. A process that may not join gets the free queue.
+func TestJoinsSteeredQueue(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg := small(ns)
+	cfg.Mode, cfg.RequireMode, cfg.Queue = xdpnic.ModeNative, true, kagent.AnyQueue
+	cfg.Processes, cfg.Shared, cfg.Holder = 4, true, kagent.Holder{PID: 1, UID: 60001}
+	alive, holder, err := os.Pipe()
+	nstest.Must(t, err)
+	defer alive.Close()
+	defer holder.Close()
+	open := func(cfg Config) *Local {
+		t.Helper()
+		l := mustOpen(t, ns, cfg)
+		h, err := l.HandOut(nil, int(alive.Fd()))
+		nstest.Must(t, err)
+		h.Close()
+		return l
+	}
+	first := open(cfg)
+	d, g := first.dev, first.Group()
+	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
+	s, err := steer.Port(nic, cfg.Port, 0, steer.RSS)
+	nstest.Must(t, err)
+	d.mu.Lock()
+	g.nic, g.steering = nic, s
+	d.mu.Unlock()
+	if i := open(cfg).Info(); i.Queue != 0 {
+		t.Errorf("another process has queue %d, want 0, to which the port is steered", i.Queue)
+	}
+	cfg.Holder.UID++
+	if i := open(cfg).Info(); i.Queue != 1 {
+		t.Errorf("another user has queue %d, want 1", i.Queue)
+	}
+}
+
+// All processes have room on the queue to which the port is steered. Where it is not, the queues have it together.
+func TestRoomOfSteeredQueue(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(d *device, cfg *Config, nic *fakeSteered)
+		want   int
+	}{
+		"rules":    {func(_ *device, _ *Config, nic *fakeSteered) { nic.rules = true }, 15},
+		"table":    {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.Steer = kagent.SteerByRSS }, 15},
+		"no rules": {func(*device, *Config, *fakeSteered) {}, 1},
+		"off":      {func(_ *device, cfg *Config, nic *fakeSteered) { nic.rules, cfg.Steer = true, kagent.SteerOff }, 1},
+		"another has it": {func(d *device, _ *Config, nic *fakeSteered) {
+			nic.rules, newLease(d, 2).steering = true, &steer.Steering{}
+		}, 1},
+		"one receives": {func(d *device, _ *Config, _ *fakeSteered) { d.inputs = 1 }, 1},
+	} {
+		nic := &fakeSteered{}
+		d := &device{driver: "ice", inputs: 8, queues: 8, leases: make(map[int]*lease), router: route.New(nil, "eth0", 2, 4793),
+			openSteered: func(string) (steered, error) { return nic, nil }}
+		cfg := Config{Config: kagent.Config{Queue: kagent.AnyQueue, Port: 4793}, Processes: 16, Shared: true}
+		c.change(d, &cfg, nic)
+		if got := d.guests(cfg, false); got != c.want {
+			t.Errorf("%s: room for %d others, want %d", name, got, c.want)
+		}
+	}
+}
