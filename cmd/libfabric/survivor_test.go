@@ -39,7 +39,7 @@ func TestSurvivor(t *testing.T) {
 	const clients = 12
 	s := b.start(t, b.a, program, "server", b.a.IPv4.String(), fmt.Sprint(clients))
 	for i := range clients {
-		c := connectedClient(t, b, program, fmt.Sprint(i))
+		c := connectedClient(t, b, s, program, fmt.Sprint(i))
 		time.Sleep(time.Duration(i%4*150) * time.Millisecond)
 		c.Process.Kill()
 		c.Wait()
@@ -50,7 +50,7 @@ func TestSurvivor(t *testing.T) {
 }
 
 // connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
-func connectedClient(t *testing.T, b *bed, program string, args ...string) *process {
+func connectedClient(t *testing.T, b *bed, server *process, program string, args ...string) *process {
 	t.Helper()
 	var p *process
 	if !await.Comes(func() bool {
@@ -69,7 +69,8 @@ func connectedClient(t *testing.T, b *bed, program string, args ...string) *proc
 		go io.Copy(io.Discard, r)
 		return true
 	}) {
-		t.Fatalf("no client connects\n%s", &p.out)
+		server.Process.Kill()
+		t.Fatalf("no client connects\n%s\nthe server: %v\n%s", &p.out, server.Wait(), &server.out)
 	}
 	return p
 }
@@ -117,7 +118,7 @@ func TestTraffic(t *testing.T) {
 	random := rand.New(rand.NewPCG(testsize.Seed(t), 0))
 	tr := &traffic{T: t, bed: here, program: program, dir: dir, first: map[int]holdings{}, memory: map[int]int{}}
 	tr.serve()
-	tr.stays = connectedClient(t, b, program, "0", "forever")
+	tr.stays = connectedClient(t, b, tr.server, program, "0", "forever")
 	clients := make([]*process, 3)
 	kills, ends, servers, rests := 0, 0, 0, 0
 	for began, step := time.Now(), 1; time.Since(began) < duration; step++ {
@@ -132,7 +133,7 @@ func TestTraffic(t *testing.T) {
 			}
 			tr.over(c)
 		}
-		clients[i] = connectedClient(t, b, program, fmt.Sprint(i+1))
+		clients[i] = connectedClient(t, b, tr.server, program, fmt.Sprint(i+1))
 		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
 		switch {
 		case step%40 == 0: // clients that lose the server end

@@ -56,7 +56,7 @@ struct bed {
 	struct fid_eq *eq;
 	struct fid_pep *pep;
 	struct fid_cq *tx, *rx;
-	struct fid_cntr *sent, *received;
+	struct fid_cntr *sent, *received, *read, *written;
 	struct fid_ep *ep;
 };
 
