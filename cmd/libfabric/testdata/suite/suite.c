@@ -307,6 +307,7 @@ static const struct {
 	int on_demand; /* only if it is named */
 } tests[] = {
 	{"killed", test_killed, 1},
+	{"doorbells", test_doorbells, 1},
 	{"info", test_info, 0},
 	{"objects", test_objects, 0},
 	{"connections", test_connections, 0},

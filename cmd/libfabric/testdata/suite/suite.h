@@ -110,5 +110,6 @@ void test_rma(void);
 void test_ends(void);
 void test_threads(void);
 void test_killed(void);
+void test_doorbells(void);
 
 #endif
