@@ -49,19 +49,29 @@ func TestSurvivor(t *testing.T) {
 	}
 }
 
-// connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
-func connectedClient(t *testing.T, b *bed, server *process, program string, args ...string) *process {
+// connectingClient starts a client of survivor, and returns when it connects, with what it prints then.
+func connectingClient(t *testing.T, b *bed, program string, args ...string) (*process, *bufio.Reader) {
 	t.Helper()
-	var p *process
+	p := &process{Cmd: exec.CommandContext(t.Context(), program, append([]string{"client", b.a.IPv4.String()}, args...)...)}
+	p.Env, p.Stderr = b.env, &p.out
+	out, err := p.StdoutPipe()
+	if err == nil {
+		err = b.b.Do(p.Start)
+	}
+	nstest.Must(t, err)
+	r := bufio.NewReader(out)
+	if line, err := r.ReadString('\n'); line != "connecting\n" {
+		t.Fatalf("a client said %q, %v, %v\n%s", line, err, p.Wait(), &p.out)
+	}
+	return p, r
+}
+
+// connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
+func connectedClient(t *testing.T, b *bed, server *process, program string, args ...string) (p *process) {
+	t.Helper()
 	if !await.Comes(func() bool {
-		p = &process{Cmd: exec.CommandContext(t.Context(), program, append([]string{"client", b.a.IPv4.String()}, args...)...)}
-		p.Env, p.Stderr = b.env, &p.out
-		out, err := p.StdoutPipe()
-		if err == nil {
-			err = b.b.Do(p.Start)
-		}
-		nstest.Must(t, err)
-		r := bufio.NewReader(out)
+		var r *bufio.Reader
+		p, r = connectingClient(t, b, program, args...)
 		if line, _ := r.ReadString('\n'); line != "connected\n" {
 			p.Wait()
 			return false
@@ -120,7 +130,7 @@ func TestTraffic(t *testing.T) {
 	tr.serve()
 	tr.stays = connectedClient(t, b, tr.server, program, "0", "forever")
 	clients := make([]*process, 3)
-	kills, ends, servers, rests := 0, 0, 0, 0
+	kills, hasty, ends, servers, rests := 0, 0, 0, 0, 0
 	for began, step := time.Now(), 1; time.Since(began) < duration; step++ {
 		i := random.IntN(len(clients))
 		if c := clients[i]; c != nil {
@@ -132,6 +142,13 @@ func TestTraffic(t *testing.T) {
 				ends++
 			}
 			tr.over(c)
+		}
+		if random.IntN(3) == 0 { // one that is killed while it connects
+			c, _ := connectingClient(t, b, program, fmt.Sprint(i+1))
+			time.Sleep(time.Duration(random.IntN(3000)) * time.Microsecond)
+			c.Process.Kill()
+			c.Wait()
+			hasty++
 		}
 		clients[i] = connectedClient(t, b, tr.server, program, fmt.Sprint(i+1))
 		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
@@ -172,7 +189,8 @@ func TestTraffic(t *testing.T) {
 			t.Errorf("%v: %v\n%s", p.Args, err, &p.out)
 		}
 	}
-	t.Logf("%d clients killed, %d ended, %d servers killed, %d rests; at rest %+v; server: %s", kills, ends, servers, rests, tr.last, &tr.server.out)
+	t.Logf("%d clients killed, %d more while they connected, %d ended, %d servers killed, %d rests; at rest %+v; server: %s",
+		kills, hasty, ends, servers, rests, tr.last, &tr.server.out)
 }
 
 // traffic is the state of TestTraffic.
