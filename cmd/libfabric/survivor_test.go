@@ -72,9 +72,13 @@ func connectedClient(t *testing.T, b *bed, server *process, program string, args
 	if !await.Comes(func() bool {
 		var r *bufio.Reader
 		p, r = connectingClient(t, b, program, args...)
-		if line, _ := r.ReadString('\n'); line != "connected\n" {
-			p.Wait()
-			return false
+		line := ""
+		for line != "connected\n" { // one that stays may try again
+			var err error
+			if line, err = r.ReadString('\n'); err != nil {
+				p.Wait()
+				return false
+			}
 		}
 		go io.Copy(io.Discard, r)
 		return true
