@@ -145,29 +145,6 @@ func viago_cq_done(h C.uintptr_t, tend C.int, out *C.uintptr_t, recv *C.int) C.i
 	return entryDone(v, r, err, out, recv)
 }
 
-// viago_cq_dones takes up to *count entries, and leaves in *count how many it has taken.
-//
-//export viago_cq_dones
-func viago_cq_dones(h C.uintptr_t, tend C.int, vis *C.uintptr_t, recvs *C.int, count *C.VIP_ULONG) C.int {
-	bigstack.Reserve()
-	wanted := *count
-	*count = 0
-	c := find[cq](h)
-	if c == nil {
-		return C.VIP_INVALID_PARAMETER
-	}
-	if tend != 0 {
-		c.nic.Tend()
-	}
-	var done [32]vipl.Completion
-	n, err := c.Dones(done[:min(wanted, C.VIP_ULONG(len(done)))])
-	for i, d := range done[:n] {
-		unsafe.Slice(vis, n)[i], unsafe.Slice(recvs, n)[i] = handleOf(d.VI), C.int(boolean(d.Recv))
-	}
-	*count = C.VIP_ULONG(n)
-	return code(err)
-}
-
 //export viago_cq_wait
 func viago_cq_wait(h C.uintptr_t, ms C.VIP_ULONG, out *C.uintptr_t, recv *C.int) C.int {
 	bigstack.Reserve()

@@ -257,30 +257,18 @@ static inline int poll_cq(struct via_slot *s, int *why)
 	return word64(s->entries) == 0 && (*why = look(&s->port)) == NOTHING && !settling ? VIP_NOT_DONE : ASK_GO;
 }
 
-/* The outcome of a call for a CQ, as far as it is known without Go; else ASK_GO. */
-static inline int look_cq(VIP_CQ_HANDLE cq, int *why)
-{
-	struct via_slot *s = via_find(cq, VIA_CQ);
-	int code = ASK_GO;
-
-	*why = SOMETHING;
-	if (!s)
-		return VIP_INVALID_PARAMETER;
-	if (hold(s)) {
-		code = via_find(cq, VIA_CQ) ? poll_cq(s, why) : VIP_INVALID_PARAMETER;
-		release();
-	}
-	return code;
-}
-
 VIP_RETURN VipCQDone(VIP_CQ_HANDLE cq, VIP_VI_HANDLE *vi, VIP_BOOLEAN *recv)
 {
+	struct via_slot *s = via_find(cq, VIA_CQ);
 	uintptr_t v = 0;
-	int why, r = 0, code;
+	int why = SOMETHING, r = 0, code = ASK_GO;
 
-	if (!vi || !recv)
+	if (!s || !vi || !recv)
 		return VIP_INVALID_PARAMETER;
-	code = look_cq(cq, &why);
+	if (hold(s)) {
+		code = via_find(cq, VIA_CQ) ? poll_cq(s, &why) : VIP_INVALID_PARAMETER;
+		release();
+	}
 	if (code != ASK_GO)
 		return (VIP_RETURN)code;
 	if (!via_enter())
@@ -291,24 +279,6 @@ VIP_RETURN VipCQDone(VIP_CQ_HANDLE cq, VIP_VI_HANDLE *vi, VIP_BOOLEAN *recv)
 		*recv = r;
 	}
 	return via_leave(code);
-}
-
-VIP_RETURN VipxCQDones(VIP_CQ_HANDLE cq, VIP_VI_HANDLE *vis, VIP_BOOLEAN *recvs, VIP_ULONG *count)
-{
-	VIP_ULONG wanted;
-	int why, code;
-
-	if (!vis || !recvs || !count)
-		return VIP_INVALID_PARAMETER;
-	wanted = *count;
-	*count = 0;
-	code = look_cq(cq, &why);
-	if (code != ASK_GO)
-		return (VIP_RETURN)code;
-	if (!via_enter())
-		return VIP_ERROR_RESOURCE;
-	*count = wanted;
-	return via_leave(viago_cq_dones((uintptr_t)cq, why == TIME, (uintptr_t *)vis, recvs, count));
 }
 
 VIP_RETURN VipxPoll(VIP_NIC_HANDLE nic)

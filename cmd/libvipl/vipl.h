@@ -404,7 +404,6 @@ VIP_RETURN VipNSGetHostByAddr(IN VIP_NIC_HANDLE NicHandle, IN VIP_NET_ADDRESS *A
  * and VipxUnlisten requests wait for VipConnectWait, and are not refused.
  * VipxPostSendLater posts a send without the doorbell, which the next VipPostSend rings.
  * VipxPostRecvs posts several receives, and sets Count to how many it has posted.
- * VipxCQDones is VipCQDone for up to Count entries, and sets Count to how many it has taken; more may be there.
  */
 VIP_RETURN VipxAllocMem(IN VIP_NIC_HANDLE NicHandle, IN VIP_ULONG Length,
 	IN VIP_MEM_ATTRIBUTES *MemAttribs, OUT VIP_PVOID *VirtualAddress,
@@ -414,8 +413,6 @@ VIP_RETURN VipxPostSendLater(IN VIP_VI_HANDLE ViHandle, IN VIP_DESCRIPTOR *Descr
 	IN VIP_MEM_HANDLE MemoryHandle);
 VIP_RETURN VipxPostRecvs(IN VIP_VI_HANDLE ViHandle, IN VIP_DESCRIPTOR **Descriptors,
 	IN OUT VIP_ULONG *Count, IN VIP_MEM_HANDLE MemoryHandle);
-VIP_RETURN VipxCQDones(IN VIP_CQ_HANDLE CQHandle, OUT VIP_VI_HANDLE *ViHandles,
-	OUT VIP_BOOLEAN *RecvQueues, IN OUT VIP_ULONG *Count);
 VIP_RETURN VipxQueryCause(IN VIP_VI_HANDLE ViHandle, OUT VIP_CHAR *Text,
 	IN OUT VIP_ULONG *TextLen);
 VIP_RETURN VipxListen(IN VIP_NIC_HANDLE NicHandle, IN VIP_NET_ADDRESS *LocalAddr);

@@ -134,17 +134,14 @@ static void completed(struct vx_nic *nic, VIP_VI_HANDLE vi, VIP_BOOLEAN recv)
 
 void vx_nic_progress(struct vx_nic *nic)
 {
-	enum { MOST = 32 };
-	VIP_VI_HANDLE vis[MOST];
-	VIP_BOOLEAN recvs[MOST];
-	VIP_ULONG n = MOST, i;
+	enum { MOST = 64 };
+	VIP_VI_HANDLE vi;
+	VIP_BOOLEAN recv;
+	int i;
 
-	if (!nic->handle || VipxCQDones(nic->cq, vis, recvs, &n) != VIP_SUCCESS)
-		n = 0;
-	for (i = 0; i < n; i++)
-		if (i == 0 || vis[i] != vis[i - 1] || recvs[i] != recvs[i - 1]) /* else its queue has just been emptied */
-			completed(nic, vis[i], recvs[i]);
-	while (n == 0 && nic->spent) /* there is time */
+	for (i = 0; i < MOST && nic->handle && VipCQDone(nic->cq, &vi, &recv) == VIP_SUCCESS; i++)
+		completed(nic, vi, recv);
+	while (i == 0 && nic->spent) /* there is time */
 		vx_link_repost(nic->spent);
 }
 

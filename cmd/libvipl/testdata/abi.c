@@ -436,7 +436,6 @@ static void completion_queue(void)
 	VIP_VI_HANDLE vi;
 	VIP_BOOLEAN recv;
 	VIP_DESCRIPTOR *d;
-	VIP_ULONG n;
 	struct pair p;
 	int i;
 
@@ -456,27 +455,13 @@ static void completion_queue(void)
 		CHECK(VipPostSend(p.a, ad(0), ah));
 		completes(VipSendWait, p.a, ad(0), VIP_STATUS_DONE | VIP_STATUS_OP_SEND);
 	}
-	for (i = 0; i < 200; ) {
-		VIP_VI_HANDLE vis[7] = {p.b};
-		VIP_BOOLEAN recvs[7] = {VIP_TRUE};
-		VIP_ULONG j;
-
-		n = i < 50 ? 1 : 7;
-		if (n == 1)
-			CHECK(VipCQWait(cq, PATIENCE, vis, recvs));
-		else
-			CHECK(VipxCQDones(cq, vis, recvs, &n));
-		ASSERT(n >= 1 && n <= 7);
-		for (j = 0; j < n; j++, i++) {
-			ASSERT(vis[j] == p.b && recvs[j] == VIP_TRUE);
-			CHECK(VipRecvDone(p.b, &d));
-			ASSERT(d == bd(i) && memcmp(bdata() + 64 * i, &i, 4) == 0);
-		}
+	for (i = 0; i < 200; i++) {
+		CHECK(VipCQWait(cq, PATIENCE, &vi, &recv));
+		ASSERT(vi == p.b && recv == VIP_TRUE);
+		CHECK(VipRecvDone(vi, &d));
+		ASSERT(d == bd(i) && memcmp(bdata() + 64 * i, &i, 4) == 0);
 	}
 	EXPECT(VIP_NOT_DONE, VipCQDone(cq, &vi, &recv));
-	n = 7;
-	EXPECT(VIP_NOT_DONE, VipxCQDones(cq, &vi, &recv, &n));
-	ASSERT(n == 0);
 	part(p);
 	CHECK(VipResizeCQ(cq, 1000));
 	CHECK(VipDestroyCQ(cq));

@@ -83,8 +83,6 @@ static void handle(void *h)
 	WRONG(VipResizeCQ(h, 1));
 	WRONG(VipDestroyCQ(h));
 	WRONG(VipCQDone(h, &out, &b));
-	n = 1;
-	WRONG(VipxCQDones(h, &out, &b, &n));
 	WRONG(VipCQWait(h, 0, &out, &b));
 	WRONG(VipCQNotify(h, NULL, (VIP_CQ_CALLBACK)abort));
 }
@@ -166,7 +164,6 @@ static void nulls(VIP_VI_HANDLE vi, VIP_CQ_HANDLE cq)
 	WRONG(VipCreateCQ(s.nic, 1, NULL));
 	WRONG(VipResizeCQ(cq, 0));
 	WRONG(VipCQDone(cq, NULL, &b));
-	WRONG(VipxCQDones(cq, &out, &b, NULL));
 	WRONG(VipCQWait(cq, 0, &out, NULL));
 	WRONG(VipCQNotify(cq, NULL, NULL));
 	WRONG(VipNSGetHostByName(s.nic, NULL, &a.a, 0));
