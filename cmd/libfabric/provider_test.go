@@ -1,8 +1,10 @@
 package libfabric
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/status"
 )
 
 // The suite passes over the provider, and over libfabric's tcp, so that it tests libfabric's promises.
@@ -43,6 +46,48 @@ func TestSanitizers(t *testing.T) {
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1:halt_on_error=1")
 	suite(t, b, b, dir+"/suite-asan", "viaxdp", b.a.IPv4.String())
+}
+
+// The sends of a list with FI_MORE leave by one doorbell, and those without it by one each.
+func TestDoorbells(t *testing.T) {
+	const rounds, burst = 200, 3 // as in the suite
+	program := build(t) + "/suite"
+	dir := t.TempDir()
+	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_RUNTIME_DIR="+dir)
+	args := []string{"viaxdp", b.a.IPv4.String(), "7117", "doorbells"}
+	s := exec.CommandContext(t.Context(), program, append([]string{"server"}, args...)...)
+	s.Env, s.Stderr = b.env, os.Stderr
+	in, err := s.StdinPipe()
+	nstest.Must(t, err)
+	out, err := s.StdoutPipe()
+	nstest.Must(t, err)
+	nstest.Must(t, b.a.Do(s.Start))
+	c := b.start(t, b.b, append([]string{program, "client"}, args...)...)
+	said := bufio.NewReader(out)
+	var kicks [3]uint64 // before bursts, after those without FI_MORE, after those with it
+	for i := range kicks {
+		if line, err := said.ReadString('\n'); line != "bursts\n" {
+			c.Process.Kill()
+			t.Fatalf("the server said %q, %v\n%s", line, err, &c.out)
+		}
+		for _, p := range status.Take([]string{dir}).Programs {
+			if p.PID == s.Process.Pid && len(p.Nics) == 1 {
+				kicks[i] = p.Nics[0].Socket["tx_kicks"]
+			}
+		}
+		_, err := in.Write([]byte("\n"))
+		nstest.Must(t, err)
+	}
+	_, err = io.Copy(io.Discard, said)
+	nstest.Must(t, err)
+	nstest.Must(t, s.Wait())
+	c.finish(t)
+	each, one := kicks[1]-kicks[0], kicks[2]-kicks[1]
+	t.Logf("%d bursts of %d messages: %d doorbells without FI_MORE, %d with it", rounds, burst, each, one)
+	// Where the CPUs are busy a few bursts are cut: what waits for more leaves after a millisecond.
+	if each < rounds*burst*9/10 || one < rounds*9/10 || one > rounds*2 {
+		t.Errorf("%d doorbells without FI_MORE, want about %d; %d with it, want about %d", each, rounds*burst, one, rounds)
+	}
 }
 
 // A peer that is killed is noticed: its connection ends with FI_SHUTDOWN, and operations are cancelled.

@@ -39,7 +39,7 @@ func TestSurvivor(t *testing.T) {
 	const clients = 12
 	s := b.start(t, b.a, program, "server", b.a.IPv4.String(), fmt.Sprint(clients))
 	for i := range clients {
-		c := connectedClient(t, b, program, fmt.Sprint(i))
+		c := connectedClient(t, b, s, program, fmt.Sprint(i))
 		time.Sleep(time.Duration(i%4*150) * time.Millisecond)
 		c.Process.Kill()
 		c.Wait()
@@ -49,27 +49,42 @@ func TestSurvivor(t *testing.T) {
 	}
 }
 
-// connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
-func connectedClient(t *testing.T, b *bed, program string, args ...string) *process {
+// connectingClient starts a client of survivor, and returns when it connects, with what it prints then.
+func connectingClient(t *testing.T, b *bed, program string, args ...string) (*process, *bufio.Reader) {
 	t.Helper()
-	var p *process
+	p := &process{Cmd: exec.CommandContext(t.Context(), program, append([]string{"client", b.a.IPv4.String()}, args...)...)}
+	p.Env, p.Stderr = b.env, &p.out
+	out, err := p.StdoutPipe()
+	if err == nil {
+		err = b.b.Do(p.Start)
+	}
+	nstest.Must(t, err)
+	r := bufio.NewReader(out)
+	if line, err := r.ReadString('\n'); line != "connecting\n" {
+		t.Fatalf("a client said %q, %v, %v\n%s", line, err, p.Wait(), &p.out)
+	}
+	return p, r
+}
+
+// connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
+func connectedClient(t *testing.T, b *bed, server *process, program string, args ...string) (p *process) {
+	t.Helper()
 	if !await.Comes(func() bool {
-		p = &process{Cmd: exec.CommandContext(t.Context(), program, append([]string{"client", b.a.IPv4.String()}, args...)...)}
-		p.Env, p.Stderr = b.env, &p.out
-		out, err := p.StdoutPipe()
-		if err == nil {
-			err = b.b.Do(p.Start)
-		}
-		nstest.Must(t, err)
-		r := bufio.NewReader(out)
-		if line, _ := r.ReadString('\n'); line != "connected\n" {
-			p.Wait()
-			return false
+		var r *bufio.Reader
+		p, r = connectingClient(t, b, program, args...)
+		line := ""
+		for line != "connected\n" { // one that stays may try again
+			var err error
+			if line, err = r.ReadString('\n'); err != nil {
+				p.Wait()
+				return false
+			}
 		}
 		go io.Copy(io.Discard, r)
 		return true
 	}) {
-		t.Fatalf("no client connects\n%s", &p.out)
+		server.Process.Kill()
+		t.Fatalf("no client connects\n%s\nthe server: %v\n%s", &p.out, server.Wait(), &server.out)
 	}
 	return p
 }
@@ -117,9 +132,9 @@ func TestTraffic(t *testing.T) {
 	random := rand.New(rand.NewPCG(testsize.Seed(t), 0))
 	tr := &traffic{T: t, bed: here, program: program, dir: dir, first: map[int]holdings{}, memory: map[int]int{}}
 	tr.serve()
-	tr.stays = connectedClient(t, b, program, "0", "forever")
+	tr.stays = connectedClient(t, b, tr.server, program, "0", "forever")
 	clients := make([]*process, 3)
-	kills, ends, servers, rests := 0, 0, 0, 0
+	kills, hasty, ends, servers, rests := 0, 0, 0, 0, 0
 	for began, step := time.Now(), 1; time.Since(began) < duration; step++ {
 		i := random.IntN(len(clients))
 		if c := clients[i]; c != nil {
@@ -132,7 +147,14 @@ func TestTraffic(t *testing.T) {
 			}
 			tr.over(c)
 		}
-		clients[i] = connectedClient(t, b, program, fmt.Sprint(i+1))
+		if random.IntN(3) == 0 { // one that is killed while it connects
+			c, _ := connectingClient(t, b, program, fmt.Sprint(i+1))
+			time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond)
+			c.Process.Kill()
+			c.Wait()
+			hasty++
+		}
+		clients[i] = connectedClient(t, b, tr.server, program, fmt.Sprint(i+1))
 		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
 		switch {
 		case step%40 == 0: // clients that lose the server end
@@ -171,7 +193,8 @@ func TestTraffic(t *testing.T) {
 			t.Errorf("%v: %v\n%s", p.Args, err, &p.out)
 		}
 	}
-	t.Logf("%d clients killed, %d ended, %d servers killed, %d rests; at rest %+v; server: %s", kills, ends, servers, rests, tr.last, &tr.server.out)
+	t.Logf("%d clients killed, %d more while they connected, %d ended, %d servers killed, %d rests; at rest %+v; server: %s",
+		kills, hasty, ends, servers, rests, tr.last, &tr.server.out)
 }
 
 // traffic is the state of TestTraffic.

@@ -127,7 +127,7 @@ void vx_cm_lost(struct vx_link *link, int was)
 	if (!ep)
 		return; /* fi_accept will fail */
 	vx_tx_flush(ep, FI_ECONNRESET);
-	if (link->held_head == link->held_tail)
+	if (vx_link_ended(link))
 		vx_rx_flush(ep);
 	if (was == VX_GREETED)
 		vx_eq_error(ep->eq, &ep->fid.fid, FI_ECONNREFUSED, 0, NULL, 0);
@@ -173,7 +173,11 @@ static int cm_accept(struct fid_ep *fid, const void *param, size_t length)
 		error = vx_link_greet(ep->link, VX_ACCEPT, &ep->name, param, length);
 	if (!error) {
 		vx_link_set(ep->link, VX_UP);
+		ep->link->unanswered = 0;
 		vx_eq_cm(ep->eq, FI_CONNECTED, &ep->fid.fid, NULL, NULL, 0);
+	} else if (error == -FI_ECONNABORTED) {
+		ep->link->unanswered = 0;
+		vx_rx_flush(ep);
 	}
 	pthread_mutex_unlock(&ep->nic->lock);
 	return error;

@@ -279,6 +279,12 @@ static void consume(struct vx_link *link, struct vx_rx_slot *slot)
 		vx_link_repost(link);
 }
 
+/* While the program has not answered a request, only fi_accept tells it that the requester has gone. */
+int vx_link_ended(const struct vx_link *link)
+{
+	return link->state == VX_DOWN && !link->unanswered && link->held_head == link->held_tail;
+}
+
 static struct vx_rx_slot *held(struct vx_link *link, unsigned i)
 {
 	return &link->memory->rx[link->held[i % VX_RECEIVES]];

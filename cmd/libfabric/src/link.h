@@ -91,7 +91,7 @@ struct vx_link {
 	struct vx_pep *pep;  /* whose request it is; NULL: none, or an endpoint has it */
 	struct vx_link *sibling; /* the listener's next request */
 	int64_t since;           /* when it was accepted */
-	int reported;            /* by FI_CONNREQ */
+	int unanswered;          /* FI_CONNREQ has reported it, and the program has neither accepted nor refused */
 	union vx_addr peer;  /* as the hello names it */
 
 	struct vx_memory *memory;
@@ -134,6 +134,7 @@ enum vx_bell { VX_RING, VX_RING_LATER }; /* later: with what the program posts n
 
 int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type type, size_t length, enum vx_bell bell);
 int vx_link_credit(struct vx_link *link); /* a piece may be sent */
+int vx_link_ended(const struct vx_link *link); /* nothing arrives any more, and the program has heard or hears of it */
 int vx_link_post(struct vx_link *link, struct vx_tx_slot *slot, enum vx_bell bell);
 void vx_link_repost(struct vx_link *link); /* posts spent receives */
 int vx_link_greet(struct vx_link *link, enum vx_type type, const union vx_addr *from, const void *data, size_t length);

@@ -88,7 +88,7 @@ static ssize_t receive(struct fid_ep *fid, const struct iovec *iov, size_t count
 	link = ep->link;
 	if (!ep->enabled)
 		result = -FI_EOPBADSTATE;
-	else if (link && link->state == VX_DOWN && link->held_head == link->held_tail)
+	else if (link && vx_link_ended(link))
 		result = -FI_ENOTCONN;
 	else if (ep->recv_tail - ep->recv_head == ep->rx_size)
 		result = -FI_EAGAIN;
@@ -106,7 +106,7 @@ static ssize_t receive(struct fid_ep *fid, const struct iovec *iov, size_t count
 			vx_link_deliver(link);
 			vx_link_pump(link);
 		}
-		if (link && link->state == VX_DOWN && link->held_head == link->held_tail)
+		if (link && vx_link_ended(link))
 			vx_rx_flush(ep);
 	}
 	pthread_mutex_unlock(&ep->nic->lock);

@@ -65,7 +65,7 @@ static struct vx_link *stale(struct vx_pep *pep, int all)
 
 	pthread_mutex_lock(&pep->nic->lock);
 	for (link = pep->requests; link; link = link->sibling)
-		if (all || (!link->reported && (link->state == VX_DOWN || (link->state == VX_GREETING &&
+		if (all || (!link->unanswered && (link->state == VX_DOWN || (link->state == VX_GREETING &&
 			vx_now() - link->since > (int64_t)GREETING_TIME * 1000000000))))
 			break;
 	if (link)
@@ -123,7 +123,7 @@ void vx_cm_hello(struct vx_link *link, const void *data, size_t length)
 	}
 	memcpy(info->src_addr, &pep->name, sizeof pep->name);
 	memcpy(info->dest_addr, &link->peer, sizeof link->peer);
-	link->reported = 1;
+	link->unanswered = 1;
 	vx_eq_cm(pep->eq, FI_CONNREQ, &pep->fid.fid, info, data, length);
 }
 

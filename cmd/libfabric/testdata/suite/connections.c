@@ -221,6 +221,43 @@ static void several(void)
 	close_bed(&b);
 }
 
+/* The requester is gone before the answer. Until fi_accept, which fails, the endpoint is like one that is not connected. */
+static void gone(void)
+{
+	struct want w = {0};
+	struct fi_cq_err_entry error;
+	struct room r, none;
+	struct bed b;
+	char data[100];
+	uint32_t what;
+	ssize_t got;
+
+	open_bed(&b, &w);
+	listen_at(&b);
+	if (!server) {
+		open_ep(&b, b.info, &w);
+		OK(fi_connect(b.ep, b.info->dest_addr, NULL, 0));
+		step(); /* the server has the request */
+		OK(fi_close(&b.ep->fid));
+		b.ep = NULL;
+		step();
+	} else {
+		event(&b, FI_CONNREQ, &r.entry, sizeof r.data);
+		step();
+		step();
+		got = fi_eq_sread(b.eq, &what, &none, sizeof none, 300, 0); /* the provider learns of the end */
+		CHECK(got == -FI_EAGAIN, "fi_cm(3): no event for a request that is gone, not %zd", got);
+		open_ep(&b, r.entry.info, &w);
+		fi_freeinfo(r.entry.info);
+		OK(fi_recv(b.ep, data, sizeof data, NULL, 0, data));
+		progress(&b);
+		CHECK(fi_accept(b.ep, NULL, 0) == -FI_ECONNABORTED, "fi_cm(3): fi_accept of a request that is gone");
+		CHECK(completion_error(b.rx, &error) == FI_ECANCELED && error.op_context == data, "fi_cm(3): a posted receive is cancelled");
+		CHECK(fi_recv(b.ep, data, sizeof data, NULL, 0, data) == -FI_ENOTCONN, "fi_msg(3): a receive on a connection that has failed");
+	}
+	close_bed(&b);
+}
+
 void test_connections(void)
 {
 	accepted();
@@ -230,4 +267,6 @@ void test_connections(void)
 	if (ours) /* tcp takes the kernel's time */
 		unreachable();
 	several();
+	if (ours) /* others report it after fi_accept */
+		gone();
 }

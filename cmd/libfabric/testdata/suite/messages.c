@@ -324,3 +324,39 @@ void test_messages(void)
 	}
 	close_bed(&b);
 }
+
+/*
+ * Bursts of messages, a frame each, first without FI_MORE and then with it. The server tells its user when it begins
+ * and after each kind, and goes on when that has counted doorbells and answers.
+ */
+void test_doorbells(void)
+{
+	enum { ROUNDS = 200, BURST = 3, SIZE = 1000 };
+	static unsigned char data[BURST][SIZE];
+	struct want w = {0};
+	struct fi_cq_tagged_entry entry;
+	struct iovec iov = {data, SIZE};
+	struct fi_msg msg = {.msg_iov = &iov, .iov_count = 1};
+	struct bed b;
+	int more, i, j;
+
+	open_connected(&b, &w);
+	for (more = -1; more < 2; more++) {
+		for (i = 0; i < ROUNDS && more >= 0; i++) {
+			for (j = 0; j < BURST && !server; j++)
+				POST(&b, fi_recv(b.ep, data[j], SIZE, NULL, 0, NULL));
+			step();
+			for (j = 0; j < BURST && server; j++)
+				POST(&b, fi_sendmsg(b.ep, &msg, FI_COMPLETION | (more && j < BURST - 1 ? FI_MORE : 0)));
+			for (j = 0; j < BURST; j++)
+				OK(completion(server ? b.tx : b.rx, &entry));
+		}
+		step();
+		if (server) {
+			printf("bursts\n");
+			fflush(stdout);
+			CHECK(getchar() != EOF, "the user answers");
+		}
+	}
+	close_bed(&b);
+}

@@ -143,11 +143,16 @@ void open_ep(struct bed *b, struct fi_info *info, const struct want *w)
 	OK(fi_ep_bind(b->ep, &b->rx->fid, FI_RECV | w->rx_bind));
 	if (w->counters) {
 		struct fi_cntr_attr attr = {.wait_obj = FI_WAIT_UNSPEC};
+		struct {
+			struct fid_cntr **at;
+			uint64_t flag;
+		} all[] = {{&b->sent, FI_SEND}, {&b->received, FI_RECV}, {&b->read, FI_READ}, {&b->written, FI_WRITE}};
+		size_t i;
 
-		OK(fi_cntr_open(b->domain, &attr, &b->sent, NULL));
-		OK(fi_cntr_open(b->domain, &attr, &b->received, NULL));
-		OK(fi_ep_bind(b->ep, &b->sent->fid, FI_SEND | FI_WRITE | FI_READ));
-		OK(fi_ep_bind(b->ep, &b->received->fid, FI_RECV));
+		for (i = 0; i < sizeof all / sizeof *all; i++) {
+			OK(fi_cntr_open(b->domain, &attr, all[i].at, NULL));
+			OK(fi_ep_bind(b->ep, &(*all[i].at)->fid, all[i].flag));
+		}
 	}
 	OK(fi_enable(b->ep));
 }
@@ -228,6 +233,7 @@ static void close_all(struct bed *b)
 	struct fid *all[] = {
 		b->ep ? &b->ep->fid : NULL, b->pep ? &b->pep->fid : NULL, b->tx ? &b->tx->fid : NULL,
 		b->rx ? &b->rx->fid : NULL, b->sent ? &b->sent->fid : NULL, b->received ? &b->received->fid : NULL,
+		b->read ? &b->read->fid : NULL, b->written ? &b->written->fid : NULL,
 		b->eq ? &b->eq->fid : NULL, b->domain ? &b->domain->fid : NULL, b->fabric ? &b->fabric->fid : NULL,
 	};
 	size_t i;
@@ -301,6 +307,7 @@ static const struct {
 	int on_demand; /* only if it is named */
 } tests[] = {
 	{"killed", test_killed, 1},
+	{"doorbells", test_doorbells, 1},
 	{"info", test_info, 0},
 	{"objects", test_objects, 0},
 	{"connections", test_connections, 0},

@@ -56,7 +56,7 @@ struct bed {
 	struct fid_eq *eq;
 	struct fid_pep *pep;
 	struct fid_cq *tx, *rx;
-	struct fid_cntr *sent, *received;
+	struct fid_cntr *sent, *received, *read, *written;
 	struct fid_ep *ep;
 };
 
@@ -110,5 +110,6 @@ void test_rma(void);
 void test_ends(void);
 void test_threads(void);
 void test_killed(void);
+void test_doorbells(void);
 
 #endif

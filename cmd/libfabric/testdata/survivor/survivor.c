@@ -365,6 +365,8 @@ static void bother(uint32_t id, double until, int forever)
 		struct client *c = open_client(info);
 
 		OK(fi_connect(c->ep, info->dest_addr, &id, sizeof id));
+		printf("connecting\n");
+		fflush(stdout);
 		if (fi_eq_sread(eq, &event, &r, sizeof r, forever ? 20000 : -1, 0) >= (ssize_t)sizeof r && event == FI_CONNECTED) {
 			printf("connected\n");
 			fflush(stdout);
@@ -374,6 +376,10 @@ static void bother(uint32_t id, double until, int forever)
 			}
 			talk(c, r.target, until);
 		} else if (!forever) {
+			struct fi_eq_err_entry error = {0};
+
+			fi_eq_readerr(eq, &error, 0);
+			fprintf(stderr, "survivor: no connection: %s (%d)\n", fi_strerror(error.err), error.prov_errno);
 			exit(1);
 		} else {
 			usleep(50000);
