@@ -13,7 +13,8 @@ package vipl
 //
 // Not every path carries such packets, and one is lost whole. So the first one of a connection is short, and the next leaves
 // when it has arrived. Then their length doubles while packets arrive, and is halved when frames are lost. Where that leaves
-// nothing of it, the connection uses the TX ring for a while, and then tries again.
+// nothing of it, the connection uses the TX ring for a while, and then tries again. A packet has arrived when its first frame
+// is acknowledged that was sent once: a retransmission arrives also where packets do not.
 //
 // The sender of an unreliable VI hears nothing of what arrives. So a frame of the first packet, and of later ones now and
 // then, asks for an acknowledgement. One that does not come in time counts as a loss.
@@ -53,6 +54,7 @@ type gsoSender struct {
 	out    provider.GSO // nil: none
 	off    error        // why it is not used
 	c      *conn
+	first  uint32 // number of the first frame
 	bytes  int
 	frames []gsoFrame
 	pieces [][]byte
@@ -78,11 +80,12 @@ type connGSO struct {
 
 	most   int           // frames of the longest packet
 	limit  int           // frames of the next packet; 1: none for now
-	tried  bool          // a first packet has left, and frame mark is its first; unreliable: frame mark has asked, without an answer
-	proven bool          // it has arrived
+	tried  bool          // a packet has left, and what became of it is open
+	mark   uint32        // its first frame; of an unreliable VI the one that asked for an acknowledgement
+	again  bool          // frame mark was sent again
+	proven bool          // packets arrive
 	steady bool          // after a loss limit grows by one, not twofold
 	losses uint64        // reductions of the window by loss, when last seen
-	mark   uint32        // when this frame is acknowledged, limit grows
 	rest   time.Duration // how long the next rest from packets lasts
 	until  int64         // end of the present one
 
@@ -134,8 +137,7 @@ func (c *conn) learnGSO(pkt *wire.Packet) {
 			return // an earlier version, which answers no frame of a message
 		}
 		if g.tried && int32(pkt.Ack-g.mark) > 0 {
-			g.tried, g.proven, g.rest = false, true, gsoRestMin
-			g.grow()
+			g.arrived()
 		}
 	}
 	g.peer = min(int(uint32(pkt.RemoteAddr)), gso.MaxBytes)
@@ -166,7 +168,7 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 		if !c.adaptGSO(p) {
 			return false
 		}
-		g.c = c
+		g.c, g.first = c, c.nextSeq()
 	}
 	if len(segs) > gsoSegs || len(g.frames) == cap(g.frames) {
 		return false
@@ -184,37 +186,41 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 
 // adaptGSO decides how many frames the packet has that now begins. False: none may.
 func (c *conn) adaptGSO(p *port) bool {
-	if c.sender == nil {
-		return c.gso.adaptUnheard(p)
-	}
-	g, s := &c.gso, c.sender.Stats()
-	arrived := int32(c.sender.Unacked()-g.mark) > 0
-	if losses := s.LossRounds + s.Timeouts; losses != g.losses {
-		g.losses, g.mark, g.steady, arrived = losses, c.sender.Next(), true, false
+	g := &c.gso
+	switch {
+	case c.lossGSO(p):
 		if g.limit /= 2; g.limit < gsoLeast || g.tried && !g.proven {
 			g.rested(p)
 		}
+		g.tried, g.steady = false, true
+	case g.tried && c.sender != nil && int32(c.sender.Unacked()-g.mark) > 0:
+		g.arrived()
 	}
 	if g.limit < gsoLeast {
 		if p.now() < g.until {
 			return false
 		}
-		g.limit, g.mark, g.tried, g.proven = gsoLeast, c.sender.Next(), false, false
+		g.limit, g.tried, g.proven = gsoLeast, false, false
 	}
-	switch {
-	case !g.proven && !g.tried:
-		g.mark, g.tried = c.sender.Next(), true
-		return true
-	case !arrived:
-		return g.proven
-	}
-	g.grow()
-	g.mark, g.proven, g.rest = c.sender.Next(), true, gsoRestMin
-	return true
+	return g.proven || !g.tried
 }
 
-// grow makes the packets longer, after one has arrived.
-func (g *connGSO) grow() {
+// lossGSO reports whether a packet may have been lost since the last call.
+func (c *conn) lossGSO(p *port) bool {
+	g := &c.gso
+	if c.sender == nil {
+		return g.tried && p.now()-g.asked > int64(gsoUnheard)
+	}
+	s := c.sender.Stats()
+	losses := s.LossRounds + s.Timeouts
+	lost := losses != g.losses || g.tried && g.again
+	g.losses = losses
+	return lost
+}
+
+// arrived records that the packet that was tried has arrived, and makes the next ones longer.
+func (g *connGSO) arrived() {
+	g.tried, g.proven, g.rest = false, true, gsoRestMin
 	if g.steady {
 		g.limit++
 	} else {
@@ -223,21 +229,21 @@ func (g *connGSO) grow() {
 	g.limit = min(g.limit, max(g.most, gsoLeast)) // of long frames joinGSO takes fewer
 }
 
-// adaptUnheard is adaptGSO for an unreliable VI.
-func (g *connGSO) adaptUnheard(p *port) bool {
-	if g.tried && p.now()-g.asked > int64(gsoUnheard) {
-		g.tried, g.steady = false, true
-		if g.limit /= 2; g.limit < gsoLeast || !g.proven {
-			g.rested(p)
-		}
+// leftGSO records that a packet has left, whose first frame has number first.
+func (c *conn) leftGSO(first uint32) {
+	if g := &c.gso; c.sender != nil && !g.tried {
+		g.tried, g.mark, g.again = true, first, false
 	}
-	if g.limit < gsoLeast {
-		if p.now() < g.until {
-			return false
-		}
-		g.limit, g.proven = gsoLeast, false
+}
+
+// resent records that a frame was sent again.
+func (g *connGSO) resent(seq uint32) { g.again = g.again || seq == g.mark }
+
+// ringedGSO records that frames from first on went by the TX ring instead. An answer to one that asked says nothing of packets.
+func (c *conn) ringedGSO(first uint32) {
+	if g := &c.gso; c.sender == nil && int32(g.mark-first) >= 0 {
+		g.tried = false
 	}
-	return g.proven || !g.tried
 }
 
 // asksGSO reports whether the next frame of an unreliable VI asks for an acknowledgement, and records that it does. It
@@ -266,6 +272,7 @@ func (p *port) sendGSO() {
 	c, frames, bytes := g.c, g.frames, g.bytes
 	g.frames, g.bytes = g.frames[:0], 0
 	if len(frames) < gsoLeast && bytes < gsoBytes/2 || !p.offload(c, frames) {
+		c.ringedGSO(g.first)
 		for i := range frames { // what finds no room is lost, and sent again like any lost frame
 			f := &frames[i]
 			if !p.nic.SendSegs(f.segs[:f.n], f.retain) {
@@ -274,6 +281,7 @@ func (p *port) sendGSO() {
 		}
 		return
 	}
+	c.leftGSO(g.first)
 	p.stats.GSOSent++
 	p.stats.GSOSentFrames += uint64(len(frames))
 	for i := range frames {

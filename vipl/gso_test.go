@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -161,6 +162,71 @@ func TestGSOThatNeverArrives(t *testing.T) {
 	n.wire.SetFaults(xdpnictest.Faults{})
 	a := n.a.Counters()
 	errorIf(t, a.GSOSent == 0 || a.GSOSent > 8, "%d packets were tried", a.GSOSent)
+}
+
+// On a path that loses every packet, neither frames that were too few for one prove that packets arrive, nor do retransmissions
+// of those of a lost one. Each time one packet is tried, and the messages after it go by the TX ring.
+func TestGSOIsNotProvenByFrames(t *testing.T) {
+	const full = 1424 // bytes of data of a full frame
+	for _, c := range []struct {
+		name string
+		send func(t *testing.T, long func(frames int), lose func(), short func())
+	}{
+		{"too few for a packet", func(_ *testing.T, long func(int), _, _ func()) {
+			long(2)
+			long(8)
+		}},
+		{"sent again", func(_ *testing.T, long func(int), lose, short func()) {
+			lose() // so the congestion window, full of short messages, opens with the loss, and a packet leaves at that moment
+			for range 20 {
+				short()
+			}
+			long(8)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const slots = 64
+				n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20, noPacking: true, bubble: true},
+					vipl.ReliableDelivery, slots, slots, 8*full)
+				exchangeOne(t, va, vb, xa, xb)
+				defer n.a.WithoutBackground()() // the order of events is that of finish
+				defer n.b.WithoutBackground()()
+				lost := false
+				n.a.queue.SetFaults(xdpnictest.Faults{Delay: time.Millisecond, Drop: func(frame []byte) bool {
+					once := lost
+					lost = false
+					return once || len(frame) > 1514
+				}})
+				n.b.queue.SetFaults(xdpnictest.Faults{Delay: time.Millisecond})
+				posted := 0
+				post := func(size int) {
+					postRecv(t, vb, xb, posted, 8*full)
+					postSend(t, va, xa, posted, size)
+					posted++
+				}
+				finish := func() {
+					for came := 0; came < posted; time.Sleep(100 * time.Microsecond) {
+						if d, _ := vb.RecvDone(); d != nil {
+							came++
+						}
+						va.SendDone()
+						n.a.Poll()
+					}
+					posted = 0
+				}
+				c.send(t, func(frames int) { post(frames * full) }, func() { lost = true }, func() { post(600) })
+				finish()
+				tried := n.a.Counters().GSOSent
+				equal(t, "packets that were tried", tried, 1)
+				for range 3 {
+					post(8 * full)
+					finish()
+				}
+				equal(t, "packets that were tried at once after it", n.a.Counters().GSOSent, tried)
+			})
+		})
+	}
 }
 
 // Long messages of unreliable VIs leave in packets, too, once the peer has answered the first one.

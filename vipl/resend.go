@@ -42,6 +42,7 @@ func (p *port) resend(c *conn, seq uint32, now int64, more wire.Flags) resendRes
 	switch result {
 	case resent:
 		c.sender.Resent(now, seq)
+		c.gso.resent(seq)
 		p.timers.schedule(c, c.sender.Deadline())
 		p.stats.Resent++
 	case portFull:

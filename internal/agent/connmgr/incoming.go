@@ -305,6 +305,9 @@ func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 	defer retry.stop()
 	for sent := 1; ; sent++ {
 		m.send(accept)
+		if retry.timer == nil {
+			m.accepting.spin(m.transport, in.established)
+		}
 		asked := time.Now()
 		select {
 		case <-in.established:

@@ -117,6 +117,9 @@ func (r *request) run(ctx context.Context) (*kagent.Answer, kagent.Incoming, err
 		} else if err != nil {
 			lost = err
 		}
+		if retry.timer == nil {
+			r.m.asking.spin(r.m.transport, r.result)
+		}
 		select {
 		case <-r.result:
 			return r.outcome()

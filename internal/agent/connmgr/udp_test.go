@@ -42,6 +42,24 @@ func testOffer(vi uint32) kagent.Offer {
 	return kagent.Offer{VI: vi, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 64, MaxPayload: 1472, Level: 4, RDMARead: true, MaxTransfer: 1 << 15}
 }
 
+// Poll passes on one datagram at a time, and no more than there are. Serve may be faster.
+func TestUDPPoll(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	a, b := newHost(t, an), newHost(t, bn)
+	if a.udp.Poll() {
+		t.Error("a datagram although nothing was sent")
+	}
+	polled := 0
+	await.Until(t, "a datagram that Poll passes on", func() bool {
+		err := b.udp.Send([]byte("no message"), netip.Addr{}, netip.AddrPortFrom(an.IPv4, wire.Port))
+		if err == nil && a.udp.Poll() { // err: the socket is full until the address is resolved
+			polled++
+		}
+		return polled > 0
+	})
+	await.Until(t, "malformed messages", func() bool { return a.Counters().Malformed >= 1 })
+}
+
 // Requests and answers over the kernel's UDP, by both families.
 func TestUDPConnect(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})

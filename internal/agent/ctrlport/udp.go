@@ -36,6 +36,10 @@ type UDP struct {
 	once sync.Once
 
 	overrun atomic.Uint32
+
+	mu      sync.Mutex // held for each call of handler
+	handler connmgr.Handler
+	polled  udpReader // Poll's
 }
 
 // loopback is a datagram to this host. A socket that is bound to a device does not get what the kernel routes
@@ -183,15 +187,17 @@ func (u *UDP) sendSelf(b []byte, from netip.Addr, to netip.AddrPort) error {
 
 // Serve passes received datagrams to h; see [Transport].
 func (u *UDP) Serve(h connmgr.Handler) error {
-	var mu sync.Mutex // one call of h at a time
+	u.mu.Lock()
+	u.handler = h
+	u.mu.Unlock()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
 			select {
 			case p := <-u.loop:
-				mu.Lock()
+				u.mu.Lock()
 				h.Receive(p.b, p.local, p.from)
-				mu.Unlock()
+				u.mu.Unlock()
 			case <-u.done:
 				return
 			}
@@ -215,17 +221,37 @@ func (u *UDP) Serve(h connmgr.Handler) error {
 			// The error of an earlier datagram, whose details are on the error queue. The
 			// interface may also be down, or removed.
 			continue
-		case r.failed != nil:
-			mu.Lock()
-			h.Undelivered(r.data, r.peer, r.failed)
-			mu.Unlock()
-		default:
-			u.overrun.Store(r.missed)
-			mu.Lock()
-			h.Receive(r.data, r.local, r.peer)
-			mu.Unlock()
 		}
+		u.mu.Lock()
+		u.pass(r)
+		u.mu.Unlock()
 	}
+}
+
+// Poll passes on a datagram that has arrived, or the report of one that has not; see Serve. It reports whether there was one.
+func (u *UDP) Poll() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.handler == nil {
+		return false
+	}
+	r := &u.polled
+	var err error
+	if cerr := u.conn.Control(func(fd uintptr) { err = r.read(int(fd)) }); cerr != nil || err != nil {
+		return false // an error other than EAGAIN: see Serve
+	}
+	u.pass(r)
+	return true
+}
+
+// pass passes on what r has read. Caller holds u.mu.
+func (u *UDP) pass(r *udpReader) {
+	if r.failed != nil {
+		u.handler.Undelivered(r.data, r.peer, r.failed)
+		return
+	}
+	u.overrun.Store(r.missed)
+	u.handler.Receive(r.data, r.local, r.peer)
 }
 
 // Overrun returns how many datagrams the kernel has dropped since the socket was opened because earlier ones
