@@ -14,7 +14,7 @@ type Sharing struct {
 	Host       HostConfig
 }
 
-// Shared is what came of it. Rates are payload in bits per second.
+// Shared is the result of a Sharing. Rates are payload in bits per second.
 type Shared struct {
 	VI, TCP   []float64
 	Queue     float64 // mean, bytes

@@ -83,7 +83,7 @@ func (s *Sim) NewTCP(a TCPAlgorithm, from, to *Host) *TCP {
 	return f
 }
 
-// Start sends from now on, without an end.
+// Start sends without end from now on.
 func (f *TCP) Start() {
 	f.end = math.MaxInt64
 	f.send()
