@@ -1,15 +1,18 @@
 package fabric
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // bbr is BBR version 1 as in Linux (net/ipv4/tcp_bbr.c of 4.9 and later; Cardwell et al., ACM Queue 14(5), 2016). It
 // models the path by the most that arrived in a time, over ten rounds, and by the least round trip, over ten seconds.
 // It sends at the former, and keeps at most twice their product in flight. A loss changes the window only until the
 // recovery ends.
 //
-// As in Linux, packets leave in bursts of the size that segmentation offload would have, and the window has three of
-// them on top. The model leaves out what Linux does beside: the detection of policers (lt_bw), the allowance for
-// acknowledgements that come in aggregates (extra_acked), restarts from idle, and flows limited by the application.
+// As in Linux, packets leave in bursts of the size that segmentation offload would have. The window has three of them on
+// top, and an allowance for acknowledgements that come in aggregates (extra_acked). The model leaves out the detection
+// of policers (lt_bw), restarts from idle, and flows limited by the application.
 type bbr struct {
 	state     bbrState
 	cycle     int   // phase of probeBandwidth
@@ -21,11 +24,16 @@ type bbr struct {
 	flat      int // rounds without growth of the rate
 	minRTT    int64
 	minAt     int64
-	probeEnd  int64 // of probeRTT; 0: more than its window is in flight
-	probed    int64 // delivered at which a round of probeRTT is over
-	prior     float64
+	probeEnd  int64   // of probeRTT; 0: more than its window is in flight
+	probed    int64   // delivered at which a round of probeRTT is over
+	prior     float64 // window before a recovery, or probeRTT
 	recovers  bool
 	conserves bool // first round of a recovery: one packet leaves for each that arrives
+
+	// Packets that have arrived since epoch, and the most that were more than the rate explains: of each round.
+	epoch   int64
+	arrived float64
+	extra   [bbrRounds]float64
 }
 
 type bbrState int
@@ -38,19 +46,20 @@ const (
 )
 
 const (
-	bbrRounds   = 10          // of the greatest rate
-	bbrHigh     = 2.885       // gain that doubles the rate each round: 2/ln 2
-	bbrWindow   = 2           // window in products of rate and round trip
-	bbrGrowth   = 1.25        // growth of the rate below which a round is flat
-	bbrFlat     = 3           // flat rounds after which the path is full
-	bbrMargin   = 0.99        // share of the rate at which packets leave
-	bbrMinRTT   = 10 * Second // for which a least round trip is valid
-	bbrProbe    = 200 * Millisecond
-	bbrLeast    = 4            // packets of the least window
-	bbrBursts   = 3            // bursts that the window has on top
-	bbrMostGSO  = 65535 - 320  // bytes of the longest burst
-	bbrBurst    = Second >> 10 // time of a burst
-	bbrFirstRTT = Millisecond
+	bbrRounds    = 10          // of the greatest rate
+	bbrHigh      = 2.885       // gain that doubles the rate each round: 2/ln 2
+	bbrWindow    = 2           // window in products of rate and round trip
+	bbrGrowth    = 1.25        // growth of the rate below which a round is flat
+	bbrFlat      = 3           // flat rounds after which the path is full
+	bbrMargin    = 0.99        // share of the rate at which packets leave
+	bbrMinRTT    = 10 * Second // for which a least round trip is valid
+	bbrProbe     = 200 * Millisecond
+	bbrLeast     = 4                 // packets of the least window
+	bbrBursts    = 3                 // bursts that the window has on top
+	bbrMostGSO   = 65535 - 320       // bytes of the longest burst
+	bbrBurst     = Second >> 10      // time of a burst
+	bbrMostExtra = 100 * Millisecond // time whose packets are the most of the allowance
+	bbrFirstRTT  = Millisecond
 )
 
 // bbrGains are those of the phases of probeBandwidth.
@@ -59,12 +68,7 @@ var bbrGains = [8]float64{1.25, 0.75, 1, 1, 1, 1, 1, 1}
 func newBBR(s *Sim) *bbr { return &bbr{cycle: s.rng.IntN(len(bbrGains) - 1)} }
 
 // rate is the greatest of the last rounds, in packets per ns.
-func (b *bbr) rate() (most float64) {
-	for _, r := range b.rates {
-		most = max(most, r)
-	}
-	return most
-}
+func (b *bbr) rate() float64 { return slices.Max(b.rates[:]) }
 
 // product is how many packets a gain times rate and round trip are.
 func (b *bbr) product(gain float64) float64 { return gain * b.rate() * float64(b.minRTT) }
@@ -99,9 +103,10 @@ func (b *bbr) acked(f *TCP, a tcpAck) {
 		b.round++
 		b.nextRound = f.delivered
 		b.conserves = false
-		b.rates[b.round%bbrRounds] = 0
+		b.rates[b.round%bbrRounds], b.extra[b.round%bbrRounds] = 0, 0
 	}
 	b.rates[b.round%bbrRounds] = max(b.rates[b.round%bbrRounds], a.rate)
+	b.aggregate(f, a)
 	b.advance(f, a, begun)
 
 	expired := b.minRTT > 0 && now > b.minAt+bbrMinRTT
@@ -127,6 +132,20 @@ func (b *bbr) acked(f *TCP, a tcpAck) {
 	}
 	b.pace(f)
 	b.window(f, a)
+}
+
+// aggregate measures by how much more arrives at once than the rate explains.
+func (b *bbr) aggregate(f *TCP, a tcpAck) {
+	if a.arrived == 0 {
+		return
+	}
+	expected := b.rate() * float64(f.sim.now-b.epoch)
+	if b.arrived <= expected {
+		b.epoch, b.arrived, expected = f.sim.now, 0, 0
+	}
+	b.arrived += float64(a.arrived)
+	i := b.round % bbrRounds
+	b.extra[i] = max(b.extra[i], min(b.arrived-expected, f.cwnd))
 }
 
 // advance goes on to the next phase, or state.
@@ -213,6 +232,7 @@ func (b *bbr) window(f *TCP, a tcpAck) {
 	_, gain := b.gains()
 	target := b.target(gain, f)
 	if b.flat >= bbrFlat {
+		target += min(slices.Max(b.extra[:]), b.rate()*bbrMostExtra)
 		f.cwnd = min(f.cwnd+float64(a.arrived), target)
 	} else if f.cwnd < target || f.delivered < tcpInitial {
 		f.cwnd += float64(a.arrived)
