@@ -66,11 +66,12 @@ var fabricBottlenecks = []struct {
 func runFabricSharing(s *session) (*report.Group, error) {
 	rows := []struct {
 		label     string
-		vis, tcps int
-		apart     int64
+		vis   int
+		tcp   bool
+		apart int64
 	}{
-		{"VI alone", 1, 0, 0}, {"VI and TCP", 1, 1, 100 * fabric.Millisecond},
-		{"two VIs, one late", 2, 0, 200 * fabric.Millisecond}, {"ten VIs", 10, 0, 0},
+		{"VI alone", 1, false, 0}, {"VI and TCP", 1, true, 100 * fabric.Millisecond},
+		{"two VIs, one late", 2, false, 200 * fabric.Millisecond}, {"ten VIs", 10, false, 0},
 	}
 	warm, long := int64(fabric.Second), int64(s.turns())*fabric.Second
 	if s.Quick {
@@ -88,12 +89,16 @@ func runFabricSharing(s *session) (*report.Group, error) {
 					label += fmt.Sprintf(", marks above %d KB", b.mark/1000)
 					algorithm = fabric.DCTCP
 				}
+				var tcps []fabric.TCPAlgorithm
+				if row.tcp {
+					tcps = append(tcps, algorithm)
+				}
 				if err := s.next("%s, %s", row.label, label); err != nil {
 					return err
 				}
 				link := fabric.Link{Rate: b.rate, Delay: 20 * fabric.Microsecond, Limit: b.queue, Mark: b.mark}
 				r, err := fabric.Sharing{
-					Seed: fabricSeed, Bottleneck: link, VIs: row.vis, TCPs: row.tcps, Algorithm: algorithm, Apart: row.apart, Warm: warm, Time: long,
+					Seed: fabricSeed, Bottleneck: link, VIs: row.vis, TCPs: tcps, Apart: row.apart, Warm: warm, Time: long,
 				}.Run()
 				if err != nil {
 					return fmt.Errorf("%s, %s: %w", row.label, label, err)
@@ -103,10 +108,10 @@ func runFabricSharing(s *session) (*report.Group, error) {
 				at.put(report.LinkUsed, r.Used)
 				at.put(report.FlowFairness, r.Jain)
 				at.put(report.MeanQueue, r.Queue)
-				if row.tcps > 0 {
+				if row.tcp {
 					at.put(report.OurShare, r.OfVI)
 				}
-				at.n += int64(row.vis + row.tcps)
+				at.n += int64(row.vis + len(tcps))
 			}
 		}
 		return nil

@@ -6,16 +6,15 @@ import "fmt"
 type Sharing struct {
 	Seed       uint64
 	Bottleneck Link
-	VIs        int // streams, each between hosts of its own
-	TCPs       int
-	Algorithm  TCPAlgorithm // of the TCP flows
-	Apart      int64        // time between the starts of two flows, ns
-	Jitter     int64        // a random part of which each start is later, ns
-	Warm, Time int64        // after the last start: not counted, and counted; ns
+	VIs        int            // streams, each between hosts of its own
+	TCPs       []TCPAlgorithm // TCP flows, which start after the streams
+	Apart      int64          // time between the starts of two flows, ns
+	Jitter     int64          // each start is delayed further by a random time up to this, ns
+	Warm, Time int64          // after the last start: not counted, and counted; ns
 	Host       HostConfig
 }
 
-// Shared is what came of it. Rates are payload in bits per second.
+// Shared is the result of a Sharing. Rates are payload in bits per second.
 type Shared struct {
 	VI, TCP   []float64
 	Queue     float64 // mean, bytes
@@ -33,7 +32,8 @@ type Shared struct {
 
 // Run runs the flows.
 func (e Sharing) Run() (r Shared, err error) {
-	d, err := NewDumbbell(e.Seed, e.VIs+e.TCPs, e.Host, e.Bottleneck)
+	flows := e.VIs + len(e.TCPs)
+	d, err := NewDumbbell(e.Seed, flows, e.Host, e.Bottleneck)
 	if err != nil {
 		return r, err
 	}
@@ -45,7 +45,7 @@ func (e Sharing) Run() (r Shared, err error) {
 	begin := func(i int) int64 { return int64(i)*e.Apart + int64(d.rng.Float64()*float64(e.Jitter)) }
 	var vis []*Stream
 	var tcps []*TCP
-	for i := range e.VIs + e.TCPs {
+	for i := range flows {
 		if i < e.VIs {
 			st, err := d.NewStream(d.Left[i], d.Right[i])
 			if err != nil {
@@ -55,11 +55,11 @@ func (e Sharing) Run() (r Shared, err error) {
 			d.After(begin(i), st.Start)
 			continue
 		}
-		f := d.NewTCP(e.Algorithm, d.Left[i], d.Right[i])
+		f := d.NewTCP(e.TCPs[i-e.VIs], d.Left[i], d.Right[i])
 		tcps = append(tcps, f)
 		d.After(begin(i), f.Start)
 	}
-	d.Run(int64(e.VIs+e.TCPs-1)*e.Apart + e.Warm)
+	d.Run(int64(flows-1)*e.Apart + e.Warm)
 	d.Bottleneck.Forget()
 	count := func(sign float64) {
 		for i, st := range vis {

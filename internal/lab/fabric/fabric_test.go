@@ -31,7 +31,7 @@ func near(queue int) Link { return Link{Rate: 200e6, Delay: 20 * Microsecond, Li
 
 // A seed replays a run, and another one makes another run.
 func TestReplay(t *testing.T) {
-	e := Sharing{Seed: 7, Bottleneck: near(50_000), VIs: 2, TCPs: 1, Apart: 10 * Millisecond, Time: Second / 2}
+	e := Sharing{Seed: 7, Bottleneck: near(50_000), VIs: 2, TCPs: []TCPAlgorithm{Cubic}, Apart: 10 * Millisecond, Time: Second / 2}
 	e.Bottleneck.Loss = 0.01
 	one, two := run(t, e), run(t, e)
 	e.Seed++
@@ -78,7 +78,7 @@ func TestBesideCubic(t *testing.T) {
 	}
 	for _, queue := range queues {
 		t.Run(fmt.Sprint(queue), func(t *testing.T) {
-			r := run(t, Sharing{Bottleneck: near(queue), VIs: 1, TCPs: 1, Apart: 100 * Millisecond, Warm: Second, Time: 6 * Second})
+			r := run(t, Sharing{Bottleneck: near(queue), VIs: 1, TCPs: []TCPAlgorithm{Cubic}, Apart: 100 * Millisecond, Warm: Second, Time: 6 * Second})
 			if r.OfVI < 0.3 || r.OfVI > 0.65 || r.Used < 0.9 {
 				t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
 			}
@@ -112,7 +112,10 @@ func TestStreamsShare(t *testing.T) {
 
 // A bottleneck that marks loses nothing: the queue ends at the threshold, beside other streams and beside DCTCP.
 func TestMarks(t *testing.T) {
-	cases := []struct{ vis, tcps int }{{1, 1}, {1, 0}, {2, 0}, {10, 0}}
+	cases := []struct {
+		vis  int
+		tcps []TCPAlgorithm
+	}{{1, []TCPAlgorithm{DCTCP}}, {1, nil}, {2, nil}, {10, nil}}
 	if testing.Short() {
 		cases = cases[:1]
 	}
@@ -120,7 +123,7 @@ func TestMarks(t *testing.T) {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			l := near(1_000_000)
 			l.Mark = 30_000
-			r := run(t, Sharing{Bottleneck: l, Algorithm: DCTCP, VIs: c.vis, TCPs: c.tcps, Apart: 50 * Millisecond, Warm: Second, Time: 2 * Second})
+			r := run(t, Sharing{Bottleneck: l, VIs: c.vis, TCPs: c.tcps, Apart: 50 * Millisecond, Warm: Second, Time: 2 * Second})
 			if r.Drops+r.Resent > 0 || r.Queue > 1.5*float64(l.Mark) || r.Used < 0.95 || r.Jain < 0.98 || r.Marked == 0 {
 				t.Errorf("%d drops, %d retransmissions, queue %.0f bytes, link used %.2f, Jain's index %.3f, %d of %d marks were seen",
 					r.Drops, r.Resent, r.Queue, r.Used, r.Jain, r.Marked, r.Marks)
@@ -133,14 +136,46 @@ func TestMarks(t *testing.T) {
 // each pair shares the link.
 func TestModels(t *testing.T) {
 	l := near(150_000)
-	r := run(t, Sharing{Bottleneck: l, TCPs: 2, Warm: Second, Time: 5 * Second})
+	r := run(t, Sharing{Bottleneck: l, TCPs: []TCPAlgorithm{Cubic, Cubic}, Warm: Second, Time: 5 * Second})
 	if r.Jain < 0.9 || r.Used < 0.98 || r.Queue < 0.5*float64(l.Limit) || r.Timeouts > 0 {
 		t.Errorf("CUBIC: %+v", r)
 	}
 	l.Mark = 30_000
-	r = run(t, Sharing{Bottleneck: l, TCPs: 2, Algorithm: DCTCP, Warm: Second, Time: 2 * Second})
+	r = run(t, Sharing{Bottleneck: l, TCPs: []TCPAlgorithm{DCTCP, DCTCP}, Warm: Second, Time: 2 * Second})
 	if r.Jain < 0.95 || r.Used < 0.98 || r.Queue > 1.2*float64(l.Mark) || r.TCPResent > 0 {
 		t.Errorf("DCTCP: %+v", r)
+	}
+}
+
+// The model of BBR keeps the queue of its window (twice what the path holds, and three bursts), two of them keep about
+// as much as the path holds, and random losses do not slow it down.
+func TestModelOfBBR(t *testing.T) {
+	far := Link{Rate: 200e6, Delay: 5 * Millisecond, Limit: 1_000_000}
+	holds := far.Rate / 8 * 2 * float64(far.Delay) / Second
+	one, two := []TCPAlgorithm{BBR}, []TCPAlgorithm{BBR, BBR}
+	lossy := far
+	lossy.Loss = 0.01
+	const bursts = 3 * 16 * mss
+	for _, c := range []struct {
+		name        string
+		link        Link
+		flows       []TCPAlgorithm
+		least, most float64 // queue, bytes
+	}{
+		{"near", near(1_000_000), one, 0.9 * bursts, 1.3 * bursts},
+		{"far", far, one, 0, 0.5 * holds},
+		{"two", far, two, 0.7 * holds, 2 * holds},
+		{"lossy", lossy, one, 0, 0.5 * holds},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if testing.Short() && c.name != "far" {
+				t.Skip("one path is enough")
+			}
+			r := run(t, Sharing{Bottleneck: c.link, TCPs: c.flows, Warm: 2 * Second, Time: 3 * Second})
+			if r.Used < 0.95 || r.Jain < 0.9 || r.Queue < c.least || r.Queue > c.most || r.Drops > 0 {
+				t.Errorf("link used %.3f, Jain's index %.2f, queue %.0f of %.0f to %.0f bytes, %d drops", r.Used, r.Jain, r.Queue, c.least, c.most, r.Drops)
+			}
+		})
 	}
 }
 
@@ -176,7 +211,7 @@ func TestLongPath(t *testing.T) {
 // congestion, which the default does not.
 func TestChosenCubic(t *testing.T) {
 	host := HostConfig{Congestion: vipl.CongestionCubic}
-	r := run(t, Sharing{Bottleneck: near(150_000), Host: host, VIs: 1, TCPs: 1, Warm: Second, Time: 4 * Second})
+	r := run(t, Sharing{Bottleneck: near(150_000), Host: host, VIs: 1, TCPs: []TCPAlgorithm{Cubic}, Warm: Second, Time: 4 * Second})
 	if r.OfVI < 0.35 || r.OfVI > 0.65 || r.Used < 0.98 {
 		t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
 	}

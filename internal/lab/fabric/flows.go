@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Sizes is a distribution of flow sizes: the share of flows of at most so many bytes, linear between two points.
+// Sizes is a distribution of flow sizes: points of the cumulative distribution, linear between two of them.
 type Sizes struct {
 	Name   string
 	points []sizePoint
@@ -14,13 +14,13 @@ type Sizes struct {
 
 type sizePoint struct{ bytes, share float64 }
 
-// WebSearch is the distribution of DCTCP's paper (SIGCOMM 2010), as the simulators of HPCC and others have it.
+// WebSearch is the distribution of DCTCP's paper (SIGCOMM 2010), as in the simulators of HPCC and others.
 var WebSearch = Sizes{"web-search", []sizePoint{
 	{1, 0}, {10e3, 0.15}, {20e3, 0.2}, {30e3, 0.3}, {50e3, 0.4}, {80e3, 0.53}, {200e3, 0.6}, {1e6, 0.7}, {2e6, 0.8}, {5e6, 0.9}, {10e6, 0.97}, {30e6, 1},
 }}
 
-// DataMining is that of VL2 (SIGCOMM 2009), as pFabric's simulator has it, in packets of 1460 bytes. Flows of more
-// than 10 MB, 4 % of them, are cut to that: the others would end long before.
+// DataMining is the distribution of VL2 (SIGCOMM 2009), as in pFabric's simulator, in packets of 1460 bytes. The 4 % of
+// flows above 10 MB are cut to 10 MB, because a run would otherwise wait for them alone.
 var DataMining = Sizes{"data-mining", []sizePoint{
 	{1, 0}, {1460, 0.5}, {2 * 1460, 0.6}, {3 * 1460, 0.7}, {7 * 1460, 0.8}, {267 * 1460, 0.9}, {2107 * 1460, 0.95}, {10e6, 0.96}, {10e6, 1},
 }}
@@ -55,8 +55,7 @@ const (
 
 func (t Transport) String() string { return [...]string{"VI", "DCTCP"}[t] }
 
-// paths are the flows' connections: a pair of VIs that no other flow uses at the time, or a TCP flow of its own for
-// each.
+// paths are the connections of flows. A flow gets an idle pair of VIs, or a new TCP flow.
 type paths struct {
 	*LeafSpine
 	transport Transport
@@ -103,7 +102,7 @@ func (p *paths) transfer(from, to *Host, n int64, done func(now int64)) error {
 	return err
 }
 
-// err returns why a stream has ended, if one has.
+// err returns the error of the first stream that has failed.
 func (p *paths) err() error {
 	for _, st := range p.streams {
 		if st.Err != nil {
@@ -146,14 +145,14 @@ func (l *LeafSpine) ideal(from, to *Host, n int64) int64 {
 	return int64(t)
 }
 
-// Finished is a flow that is over.
+// Finished is a flow that has ended.
 type Finished struct {
 	Bytes    int64
-	Slowdown float64 // how many times longer it took than in an empty network
+	Slowdown float64 // its time, divided by that in an empty network
 }
 
-// Percentile returns the slowdown that a share of those flows does not exceed whose size lies in [least, below).
-// n is the number of those flows.
+// Percentile returns a percentile of the slowdown of the flows whose size is in [least, below), and the number of these
+// flows.
 func Percentile(flows []Finished, least, below int64, share float64) (slowdown float64, n int) {
 	var list []float64
 	for _, f := range flows {
@@ -168,7 +167,7 @@ func Percentile(flows []Finished, least, below int64, share float64) (slowdown f
 	return list[min(len(list)-1, int(share*float64(len(list))))], len(list)
 }
 
-// Mix is flows between random hosts, which begin at random times, as many as load the hosts' links.
+// Mix is flows between random hosts. They begin at random times (a Poisson process) and load the hosts' links to Load.
 type Mix struct {
 	Seed      uint64
 	Transport Transport
@@ -179,7 +178,7 @@ type Mix struct {
 	Time      int64   // during which flows begin, ns
 }
 
-// Mixed is what came of a Mix or an Incast.
+// Mixed is the result of a Mix or an Incast.
 type Mixed struct {
 	Flows            []Finished
 	Took             int64 // until the last flow was over, ns
@@ -190,7 +189,7 @@ type Mixed struct {
 	Dropped, Marked  uint64
 }
 
-// Run runs the flows until all are over, 100 times as long at most.
+// Run runs the flows until all have ended, for at most 100 times Time.
 func (m Mix) Run() (r Mixed, err error) {
 	n, err := NewLeafSpine(m.Seed, m.Host, m.Shape)
 	if err != nil {
@@ -224,14 +223,14 @@ func (m Mix) Run() (r Mixed, err error) {
 	return r, cmp.Or(err, p.err())
 }
 
-// queues takes the mean queue of the hosts' links so far.
+// queues records the mean queue of the hosts' links so far.
 func (l *LeafSpine) queues(r *Mixed) {
 	for _, d := range l.Down {
 		r.MeanQueue += d.MeanQueue() / float64(len(l.Down))
 	}
 }
 
-// ended takes the counts of all flows.
+// ended records the counts of all flows and ports.
 func (l *LeafSpine) ended(r *Mixed, p *paths, begun, bytes int64) {
 	r.Took = l.Now() - begun
 	r.Goodput = float64(8*bytes) * Second / float64(max(1, r.Took))
@@ -251,7 +250,7 @@ func (l *LeafSpine) ended(r *Mixed, p *paths, begun, bytes int64) {
 	}
 }
 
-// Incast is messages of several hosts to one, all at once, several times.
+// Incast is rounds of messages: in each, several hosts send one to the same host at the same time.
 type Incast struct {
 	Seed      uint64
 	Transport Transport
@@ -262,8 +261,8 @@ type Incast struct {
 	Rounds    int
 }
 
-// Run runs the rounds, each when the one before is over. A slowdown is that of a sender's message relative to a
-// message of all bytes from one of them.
+// Run runs the rounds one after the other. A message's slowdown is its time, divided by that of one message with the
+// bytes of all senders in an empty network.
 func (c Incast) Run() (r Mixed, err error) {
 	n, err := NewLeafSpine(c.Seed, c.Host, c.Shape)
 	if err != nil {
@@ -289,7 +288,7 @@ func (c Incast) Run() (r Mixed, err error) {
 		n.Run(Millisecond)
 		return nil
 	}
-	if c.Transport == OverVI { // connections have carried something: TCP's have carried their handshake
+	if c.Transport == OverVI { // a connection has measured a round trip, as TCP has by its handshake
 		if err := round(1, func(*Host, int64) {}); err != nil {
 			return r, err
 		}
@@ -324,15 +323,15 @@ type Failure struct {
 	After   int64 // observed after the failure
 }
 
-// Failed is what came of it.
+// Failed is the result of a Failure.
 type Failed struct {
-	Before, After float64 // bits per second of all streams, after: in the last half of the time
-	Recovered     int64   // ns until all streams go on and together have 0.9 of After; below 0: never
-	Trip          int64   // of an empty network, ns
+	Before, After float64 // bits per second of all streams; After: in the second half of that time
+	Recovered     int64   // ns until all streams make progress and together have 0.9 of After; below 0: never
+	Trip          int64   // round trip of an empty network, ns
 	Resent        uint64
 }
 
-// sampleEvery is the time over which a rate after a failure is measured.
+// sampleEvery is the interval at which rates are sampled after a failure.
 const sampleEvery = 100 * Microsecond
 
 // Run runs the streams.

@@ -14,7 +14,7 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-// HostDelay is the time in which a host takes a frame that has arrived.
+// HostDelay is the time from a frame's arrival until the host handles it.
 const HostDelay = 2 * Microsecond
 
 const (
@@ -24,7 +24,7 @@ const (
 	arenaSize = 1 << 20 // for programs
 )
 
-// HostConfig says how large a host is; zero fields mean defaults.
+// HostConfig is the configuration of a host. Zero fields mean defaults.
 type HostConfig struct {
 	RxChunks, TxChunks int // default 1024, as vipl's
 	Congestion         vipl.CongestionControl
@@ -43,16 +43,16 @@ type Host struct {
 	wakeAt     int64
 	chunks     int
 	congestion vipl.CongestionControl
-	turns      []func()                 // what the program does whenever something may have happened
+	turns      []func()                 // of the program, called after each progress of the engine
 	tcp        map[uint32]func(*packet) // segments that arrive, by flow
 }
 
-// agents is connection management between the hosts, which takes no virtual time.
+// agents is the connection management between hosts. It takes no virtual time.
 type agents struct{ *kagenttest.Fabric }
 
 func newAgents() *agents { return &agents{kagenttest.NewFabric(kagenttest.Faults{})} }
 
-// NewHost adds a host whose frames leave by a link. Connect its end with attach.
+// newHost adds a host whose frames leave by the link up, to the node at its end.
 func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
 	h := &Host{
 		sim: s, congestion: c.Congestion, chunks: cmp.Or(c.RxChunks, vipl.DefaultRxChunks), agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
@@ -80,8 +80,8 @@ func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
 	return h, nil
 }
 
-// Close ends the network: the interfaces are removed, then the NICs are closed. It reports what went wrong with
-// chunks.
+// Close ends the network: the interfaces are removed, then the NICs are closed. It returns an error if chunks are
+// missing.
 func (s *Sim) Close() error {
 	for _, h := range s.hosts {
 		h.agent.Change(func(l *kagent.Link) { *l = kagent.Link{Name: l.Name, Index: l.Index, Queue: l.Queue, Gone: true} })
@@ -107,7 +107,7 @@ func (s *Sim) Close() error {
 // Addr is the host's address.
 func (h *Host) Addr() netip.Addr { return h.agent.Addr() }
 
-// carry takes a frame that the NIC sends.
+// carry sends a frame of the NIC onto the uplink.
 func (h *Host) carry(_ *xdpnictest.Queue, frame []byte) {
 	to := h.sim.byMAC[[6]byte(frame)]
 	if to == nil {
@@ -130,7 +130,7 @@ func (s *Sim) flowOf(h *Host, vi uint32) uint32 {
 	return n
 }
 
-// flowKey is a sender, and the VI that it sends to.
+// flowKey is a sender, and the VI to which it sends.
 type flowKey struct {
 	from *Host
 	vi   uint32
@@ -142,7 +142,7 @@ const tosAt = 15
 // ecn is the ECN field of a frame.
 func ecn(frame []byte) byte { return frame[tosAt] & 3 }
 
-// markCE does what a router does to a frame that it marks.
+// markCE sets the mark (CE) and updates the IP header's checksum, as a router does.
 func markCE(frame []byte) {
 	was := binary.BigEndian.Uint16(frame[tosAt-1:])
 	frame[tosAt] |= 3
@@ -179,7 +179,7 @@ func (h *Host) wake(t int64) {
 	})
 }
 
-// turn is what a program does that polls: the engine makes progress, and the program takes what is done.
+// turn is one poll of the program: the engine makes progress, and the program handles what has completed.
 func (h *Host) turn() {
 	h.virtual.Progress()
 	for _, f := range h.turns {

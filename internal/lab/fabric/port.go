@@ -3,7 +3,7 @@ package fabric
 // packet is what links carry: a frame of an engine, or a segment of a TCP flow.
 type packet struct {
 	to    *Host
-	flow  uint32 // chooses among paths of the same length
+	flow  uint32 // selects one of several paths of the same length
 	size  int    // bytes of the Ethernet frame without checksum
 	ect   bool   // it may be marked
 	ce    bool   // it was marked
@@ -17,18 +17,18 @@ const onWire = 24
 // node is a host or a switch.
 type node interface{ receive(p *packet) }
 
-// Buffer is memory that several ports of a switch share. A port may use as much of it as is free (dynamic threshold
-// with a factor of 1).
+// Buffer is memory that several ports of a switch share. A port's queue may be as long as the memory that is free
+// (dynamic threshold with a factor of 1).
 type Buffer struct{ Size, used int }
 
-// Link says what a port does; rates are in bits per second, sizes in bytes.
+// Link is the configuration of a port. Rates are in bits per second, sizes in bytes.
 type Link struct {
 	Rate   float64
 	Delay  int64   // one way, ns
 	Limit  int     // of the port's queue; 0: the shared Buffer, or none
 	Shared *Buffer // of the switch, or nil
 	Mark   int     // queue above which frames are marked; 0: never
-	Loss   float64 // share of frames that are lost at random, whatever the queue
+	Loss   float64 // share of frames that are lost at random
 }
 
 // Port sends onto a link, first in, first out.
@@ -36,7 +36,7 @@ type Port struct {
 	Link
 	sim    *Sim
 	to     node
-	free   int64 // when the link has sent all that waits
+	free   int64 // time at which the link has sent the queue
 	queued int   // bytes that wait or are being sent
 	down   bool
 	Stats  PortStats
@@ -53,7 +53,7 @@ type PortStats struct {
 
 func (s *Sim) port(l Link, to node) *Port { return &Port{Link: l, sim: s, to: to, since: s.now} }
 
-// Fail takes the link down, or up again. What is on it still arrives.
+// Fail takes the link down, or up again. Frames that are on it still arrive.
 func (p *Port) Fail(down bool) { p.down = down }
 
 // Forget sets the counts to 0.
@@ -110,7 +110,7 @@ func (p *Port) send(f *packet) {
 	})
 }
 
-// Switch forwards to one of the ports that lead to a host, the same one for all frames of a flow.
+// Switch forwards a frame to one of the ports that lead to its host. All frames of a flow use the same port.
 type Switch struct {
 	routes map[*Host][]*Port
 }

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 )
 
-// Sim is virtual time: events in the order of their time, and of their making where that is the same.
+// Sim is virtual time. Events happen in the order of their time; those of the same time in the order of their creation.
 type Sim struct {
 	now    int64
 	made   uint64
@@ -29,7 +29,7 @@ const (
 	start = Second // the engine's clock is positive
 )
 
-// NewSim makes a network without hosts. seed decides everything that is random.
+// NewSim makes a network without hosts. All random decisions follow from seed.
 func NewSim(seed uint64) *Sim {
 	return &Sim{now: start, rng: rand.New(rand.NewPCG(seed, 1)), byMAC: make(map[[6]byte]*Host), agent: newAgents(), numbers: make(map[flowKey]uint32)}
 }
@@ -37,7 +37,7 @@ func NewSim(seed uint64) *Sim {
 // Now returns the time since the start.
 func (s *Sim) Now() int64 { return s.now - start }
 
-// After has do called after d.
+// After calls do after d.
 func (s *Sim) After(d int64, do func()) { s.at(s.now+d, do) }
 
 func (s *Sim) at(t int64, do func()) {

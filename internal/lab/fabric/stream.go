@@ -11,12 +11,12 @@ import (
 const (
 	// Message is the length of a stream's messages.
 	Message    = 64 << 10
-	leastDepth = 8 // messages posted at each end, or those of a window
+	leastDepth = 8 // least number of messages posted at each end; more if the receiver's window holds more
 	connect    = time.Minute
 )
 
-// Stream is a pair of connected VIs of Reliable Delivery, from one host to another. Its program posts messages while
-// there is something to send, and receives.
+// Stream is a pair of connected VIs of Reliable Delivery, from one host to another. The programs at its ends post
+// messages and receive them.
 type Stream struct {
 	Received int64 // bytes of whole messages
 	Err      error // why it ended
@@ -30,11 +30,11 @@ type Stream struct {
 	next     int // of send
 	endless  bool
 	queued   []transfer // transfers that are not posted whole
-	waiting  []transfer // transfers that have not been received; left is their end in bytes received
+	waiting  []transfer // transfers that have not been received; left is the value of Received at their end
 	asked    int64      // bytes of all transfers
 }
 
-// transfer is some bytes of a stream.
+// transfer is a number of bytes to send.
 type transfer struct {
 	left int64
 	done func(now int64)
@@ -100,7 +100,7 @@ func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor, erro
 	return v, r, ds, err
 }
 
-// Start sends from now on, without an end.
+// Start sends without end from now on.
 func (st *Stream) Start() {
 	st.endless = true
 	st.from.wake(st.from.sim.now)
@@ -129,7 +129,7 @@ func (st *Stream) message() int64 {
 	return n
 }
 
-// post takes sends that are done and posts others.
+// post dequeues completed sends and posts others.
 func (st *Stream) post() {
 	for st.free < len(st.send) {
 		d, err := st.va.SendDone()
@@ -161,7 +161,7 @@ func (st *Stream) post() {
 	}
 }
 
-// take takes messages that have arrived.
+// take dequeues messages that have arrived.
 func (st *Stream) take() {
 	for {
 		d, err := st.vb.RecvDone()

@@ -7,7 +7,6 @@ const (
 	tcpHeaders = 66
 	tcpMinRTO  = 200 * Millisecond
 	tcpInitial = 10 // packets
-	dctcpGain  = 1. / 16
 )
 
 // segment is a packet of a TCP flow, or the acknowledgement of one.
@@ -19,26 +18,18 @@ type segment struct {
 	echo bool  // ack: the packet was marked
 }
 
-// TCPAlgorithm is the congestion control of a flow.
-type TCPAlgorithm int
-
-// Cubic is RFC 9438 without ECN, DCTCP is RFC 8257.
-const (
-	Cubic TCPAlgorithm = iota
-	DCTCP
-)
-
 // TCP is a flow from one host to another.
 type TCP struct {
-	Received  int64 // bytes in order at the receiver
-	Resent    uint64
-	Timeouts  uint64
-	algorithm TCPAlgorithm
-	sim       *Sim
-	from, to  *Host
-	flow      uint32
-	end       int64 // packets to send; endless: math.MaxInt64
-	ended     func(now int64)
+	Received int64 // bytes in order at the receiver
+	Resent   uint64
+	Timeouts uint64
+	control  tcpControl
+	marks    bool // packets may be marked
+	sim      *Sim
+	from, to *Host
+	flow     uint32
+	end      int64 // packets to send; endless: math.MaxInt64
+	ended    func(now int64)
 
 	// The sender.
 	una, nxt   int64
@@ -48,7 +39,7 @@ type TCP struct {
 	lost       []int64 // to be sent again, ascending
 	rackSent   int64
 	recovery   int64 // a loss below this number belongs to a round that was answered
-	cwnd, ssth float64
+	cwnd       float64
 	srtt, rvar float64
 	least      int64
 	rto        int64 // when the timer expires; 0: off
@@ -57,14 +48,14 @@ type TCP struct {
 	probed     bool  // one was sent since a packet arrived
 	armed      int64 // time of the event that looks at rto; 0: none
 
-	// CUBIC.
-	wMax, k, wEst float64
-	epoch         int64
+	// Delivery rate: packets that have arrived, when the last of them did, and when it was sent.
+	delivered              int64
+	deliveredAt, firstSent int64
 
-	// DCTCP.
-	alpha           float64
-	acked, marked   int
-	windowEnd, cwnr int64
+	// Pacing: ns from a packet to the next one, 0 without pacing, and packets that leave together.
+	gap    float64
+	burst  int
+	paceAt int64 // when the next burst may leave
 
 	// The receiver.
 	cum int64
@@ -75,21 +66,24 @@ type tcpPacket struct {
 	at            int64
 	sacked, again bool
 	isLost        bool
+
+	// The flow's when it was sent.
+	delivered, deliveredAt, firstSent int64
 }
 
 // NewTCP makes a flow that sends nothing before Start or Transfer.
 func (s *Sim) NewTCP(a TCPAlgorithm, from, to *Host) *TCP {
 	s.flows++
 	f := &TCP{
-		algorithm: a, sim: s, from: from, to: to, flow: s.flows, sent: make(map[int64]*tcpPacket), got: make(map[int64]bool),
-		cwnd: tcpInitial, ssth: math.Inf(1), alpha: 1,
+		control: a.control(s), marks: a == DCTCP, sim: s, from: from, to: to, flow: s.flows,
+		sent: make(map[int64]*tcpPacket), got: make(map[int64]bool), cwnd: tcpInitial,
 	}
 	to.tcp[f.flow] = f.receive
 	from.tcp[f.flow] = f.acknowledged
 	return f
 }
 
-// Start sends from now on, without an end.
+// Start sends without end from now on.
 func (f *TCP) Start() {
 	f.end = math.MaxInt64
 	f.send()
@@ -122,7 +116,14 @@ func (f *TCP) receive(p *packet) {
 }
 
 func (f *TCP) send() {
-	for float64(f.inFlight) < math.Floor(f.cwnd) {
+	left := math.MaxInt // of the burst
+	if f.gap > 0 {
+		if left = f.burst; f.sim.now < f.paceAt {
+			left = 0
+		}
+	}
+	begun := left
+	for left > 0 && float64(f.inFlight) < math.Floor(f.cwnd) {
 		if len(f.lost) > 0 {
 			seq := f.lost[0]
 			f.lost = f.lost[1:]
@@ -130,6 +131,7 @@ func (f *TCP) send() {
 				p.isLost, p.again = false, true
 				f.Resent++
 				f.emit(seq, p)
+				left--
 			}
 			continue
 		}
@@ -140,24 +142,37 @@ func (f *TCP) send() {
 		f.sent[f.nxt] = p
 		f.emit(f.nxt, p)
 		f.nxt++
+		left--
+	}
+	if f.gap > 0 && left < begun {
+		f.paceAt = f.sim.now + int64(float64(begun-left)*f.gap)
+		f.sim.at(f.paceAt, f.send)
 	}
 	f.arm()
 }
 
 func (f *TCP) emit(seq int64, p *tcpPacket) {
+	if f.inFlight == 0 {
+		f.firstSent, f.deliveredAt = f.sim.now, f.sim.now
+	}
 	p.at = f.sim.now
+	p.delivered, p.deliveredAt, p.firstSent = f.delivered, f.deliveredAt, f.firstSent
 	f.inFlight++
 	g := &segment{seq: seq, at: p.at}
-	f.from.uplink.send(&packet{to: f.to, flow: f.flow, size: tcpHeaders + mss, ect: f.algorithm == DCTCP, seg: g})
+	f.from.uplink.send(&packet{to: f.to, flow: f.flow, size: tcpHeaders + mss, ect: f.marks, seg: g})
 }
 
 func (f *TCP) acknowledged(p *packet) {
 	g, now := p.seg, f.sim.now
-	newly := 0
+	a := tcpAck{mark: g.echo, rtt: now - g.at, prior: -1}
+	var newest *tcpPacket
 	mark := func(seq int64) {
 		if t := f.sent[seq]; t != nil && !t.sacked {
 			t.sacked = true
-			newly++
+			a.arrived++
+			if newest == nil || t.delivered > newest.delivered {
+				newest = t
+			}
 			if !t.isLost {
 				f.inFlight--
 			}
@@ -182,29 +197,34 @@ func (f *TCP) acknowledged(p *packet) {
 		f.least = now - g.at
 	}
 	f.backoff, f.rto, f.probed = 0, 0, false
-	f.findLosses()
-	if newly > 0 && f.una >= f.recovery {
-		f.grow(newly)
+	if newest != nil {
+		f.delivered += int64(a.arrived)
+		f.deliveredAt, f.firstSent = now, newest.at
+		a.prior = newest.delivered
+		if took := max(newest.at-newest.firstSent, now-newest.deliveredAt); took >= f.least {
+			a.rate = float64(f.delivered-newest.delivered) / float64(took)
+		}
 	}
-	if f.algorithm == DCTCP {
-		f.echoed(newly, g.echo)
-	}
+	a.lost = f.findLosses()
+	f.control.acked(f, a)
 	f.send()
 }
 
-// findLosses is RACK with a reordering window of a quarter of the least round trip.
-func (f *TCP) findLosses() {
+// findLosses is RACK with a reordering window of a quarter of the least round trip. It returns how many were found.
+func (f *TCP) findLosses() (n int) {
 	for seq := f.una; seq < f.high; seq++ {
 		if p := f.sent[seq]; p != nil && !p.sacked && !p.isLost && p.at+f.least/4 < f.rackSent {
 			p.isLost = true
 			f.inFlight--
+			n++
 			f.queueLost(seq)
 			if seq >= f.recovery {
 				f.recovery = f.nxt
-				f.cut()
+				f.control.lost(f)
 			}
 		}
 	}
+	return n
 }
 
 func (f *TCP) queueLost(seq int64) {
@@ -214,67 +234,6 @@ func (f *TCP) queueLost(seq int64) {
 		f.lost[i] = f.lost[i-1]
 	}
 	f.lost[i] = seq
-}
-
-const (
-	cubicC    = 0.4
-	cubicBeta = 0.7
-)
-
-// cut answers a round of losses.
-func (f *TCP) cut() {
-	if f.algorithm == DCTCP {
-		f.cwnd = max(f.cwnd/2, 2)
-		f.ssth = f.cwnd
-		return
-	}
-	if f.cwnd < f.wMax {
-		f.wMax = f.cwnd * (1 + cubicBeta) / 2
-	} else {
-		f.wMax = f.cwnd
-	}
-	f.cwnd = max(f.cwnd*cubicBeta, 2)
-	f.ssth = f.cwnd
-	f.epoch = 0
-}
-
-func (f *TCP) grow(n int) {
-	if f.cwnd < f.ssth {
-		f.cwnd += float64(n)
-		return
-	}
-	if f.algorithm == DCTCP {
-		f.cwnd += float64(n) / f.cwnd
-		return
-	}
-	if f.epoch == 0 {
-		f.epoch = f.sim.now
-		f.wMax = max(f.wMax, f.cwnd)
-		f.k = math.Cbrt((f.wMax - f.cwnd) / cubicC)
-		f.wEst = f.cwnd
-	}
-	t := (float64(f.sim.now-f.epoch) + f.srtt) / Second
-	target := min(max(cubicC*math.Pow(t-f.k, 3)+f.wMax, f.cwnd), 1.5*f.cwnd)
-	f.wEst += 3 * (1 - cubicBeta) / (1 + cubicBeta) * float64(n) / f.cwnd
-	f.cwnd += (target - f.cwnd) / f.cwnd * float64(n)
-	f.cwnd = max(f.cwnd, f.wEst)
-}
-
-// echoed is DCTCP's answer to marks.
-func (f *TCP) echoed(n int, mark bool) {
-	f.acked += n
-	if mark {
-		f.marked += n
-		if f.una >= f.cwnr {
-			f.cwnd = max(f.cwnd*(1-f.alpha/2), 2)
-			f.ssth = f.cwnd
-			f.cwnr = f.nxt
-		}
-	}
-	if f.una >= f.windowEnd && f.acked > 0 {
-		f.alpha += (float64(f.marked)/float64(f.acked) - f.alpha) * dctcpGain
-		f.acked, f.marked, f.windowEnd = 0, 0, f.nxt
-	}
 }
 
 // arm starts the retransmission timer.
@@ -316,7 +275,7 @@ func (f *TCP) arm() {
 func (f *TCP) timeout() {
 	f.Timeouts++
 	f.backoff = min(f.backoff+1, 6)
-	f.cut()
+	f.control.lost(f)
 	f.cwnd = 1
 	f.recovery = f.nxt
 	f.lost = f.lost[:0]

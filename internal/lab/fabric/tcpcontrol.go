@@ -1,0 +1,123 @@
+package fabric
+
+import "math"
+
+// TCPAlgorithm is the congestion control of a flow.
+type TCPAlgorithm int
+
+// Cubic is RFC 9438 without ECN, DCTCP is RFC 8257, BBR is version 1 as in Linux (see bbr).
+const (
+	Cubic TCPAlgorithm = iota
+	DCTCP
+	BBR
+)
+
+func (a TCPAlgorithm) String() string { return [...]string{"CUBIC", "DCTCP", "BBR"}[a] }
+
+func (a TCPAlgorithm) control(s *Sim) tcpControl {
+	switch a {
+	case DCTCP:
+		return &dctcp{ssth: math.Inf(1), alpha: 1}
+	case BBR:
+		return newBBR(s)
+	}
+	return &cubic{ssth: math.Inf(1)}
+}
+
+// tcpControl sets the window of a flow, and its pacing.
+type tcpControl interface {
+	acked(f *TCP, a tcpAck)
+	lost(f *TCP) // the first loss of a round, or a timeout
+}
+
+// tcpAck is what an acknowledgement has shown.
+type tcpAck struct {
+	arrived, lost int
+	mark          bool
+	rtt           int64
+	rate          float64 // of delivery, packets per ns; 0: not measured
+	prior         int64   // packets that had been delivered when the newest of the arrived was sent; below 0: none arrived
+}
+
+const (
+	cubicC    = 0.4
+	cubicBeta = 0.7
+	dctcpGain = 1. / 16
+)
+
+// cubic is RFC 9438.
+type cubic struct {
+	ssth          float64
+	wMax, k, wEst float64
+	epoch         int64
+}
+
+func (c *cubic) lost(f *TCP) {
+	if f.cwnd < c.wMax {
+		c.wMax = f.cwnd * (1 + cubicBeta) / 2
+	} else {
+		c.wMax = f.cwnd
+	}
+	f.cwnd = max(f.cwnd*cubicBeta, 2)
+	c.ssth = f.cwnd
+	c.epoch = 0
+}
+
+func (c *cubic) acked(f *TCP, a tcpAck) {
+	n := float64(a.arrived)
+	switch {
+	case n == 0 || f.una < f.recovery:
+		return
+	case f.cwnd < c.ssth:
+		f.cwnd += n
+		return
+	}
+	if c.epoch == 0 {
+		c.epoch = f.sim.now
+		c.wMax = max(c.wMax, f.cwnd)
+		c.k = math.Cbrt((c.wMax - f.cwnd) / cubicC)
+		c.wEst = f.cwnd
+	}
+	t := (float64(f.sim.now-c.epoch) + f.srtt) / Second
+	target := min(max(cubicC*math.Pow(t-c.k, 3)+c.wMax, f.cwnd), 1.5*f.cwnd)
+	c.wEst += 3 * (1 - cubicBeta) / (1 + cubicBeta) * n / f.cwnd
+	f.cwnd += (target - f.cwnd) / f.cwnd * n
+	f.cwnd = max(f.cwnd, c.wEst)
+}
+
+// dctcp is RFC 8257.
+type dctcp struct {
+	ssth            float64
+	alpha           float64
+	arrived, marked int
+	windowEnd, cwnr int64
+}
+
+func (c *dctcp) lost(f *TCP) {
+	f.cwnd = max(f.cwnd/2, 2)
+	c.ssth = f.cwnd
+}
+
+func (c *dctcp) acked(f *TCP, a tcpAck) {
+	n := float64(a.arrived)
+	switch {
+	case n == 0 || f.una < f.recovery:
+	case f.cwnd < c.ssth:
+		f.cwnd += n
+	default:
+		f.cwnd += n / f.cwnd
+	}
+	c.arrived += a.arrived
+	if a.mark {
+		c.marked += a.arrived
+		if f.una >= c.cwnr {
+			f.cwnd = max(f.cwnd*(1-c.alpha/2), 2)
+			c.ssth = f.cwnd
+			c.cwnr = f.nxt
+		}
+	}
+	if f.una >= c.windowEnd && c.arrived > 0 {
+		c.alpha += (float64(c.marked)/float64(c.arrived) - c.alpha) * dctcpGain
+		c.arrived, c.marked, c.windowEnd = 0, 0, f.nxt
+	}
+}
