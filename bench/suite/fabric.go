@@ -65,7 +65,7 @@ var fabricBottlenecks = []struct {
 
 func runFabricSharing(s *session) (*report.Group, error) {
 	rows := []struct {
-		label     string
+		label string
 		vis   int
 		tcp   bool
 		apart int64
