@@ -158,7 +158,7 @@ func parse(names []string, text string) ([]Row, error) {
 			}
 			continue
 		}
-		if line == "" {
+		if line == "" || strings.HasPrefix(line, "[") { // [HOST:PID], of Open MPI's launcher
 			continue
 		}
 		bandwidth := name == "bw" || name == "bibw" || name == "mbw_mr"

@@ -93,6 +93,14 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
+// What Open MPI's launcher says is no row.
+func TestParseLauncher(t *testing.T) {
+	rows, err := parse([]string{"latency"}, "# latency: a benchmark\n[node0:16472] plm:rsh: Warning: setpgid(16480,16480) failed\n8 3.5\n")
+	if err != nil || len(rows) != 1 || rows[0].Bytes != 8 || rows[0].Mean != 3.5 {
+		t.Errorf("%+v, %v", rows, err)
+	}
+}
+
 // Every run ends, although MPI_Finalize hangs now and then.
 func TestEnds(t *testing.T) {
 	path := built(t)
