@@ -353,16 +353,12 @@ func (r *rtt) sample(now, t, window int64) {
 	r.smooth += (t - r.smooth) / 8
 }
 
-// timeout returns the silence before a tail probe, which is sent if backoff is 0, or that before a retransmission, which
-// doubles each time. A probe costs a frame, so it may be early: it leaves after the two round trips of RFC 8985, and a
-// margin for varying ones.
+// timeout returns the silence before a tail probe. It is doubled backoff times for the retransmissions after the
+// probe.
 func (r *rtt) timeout(backoff uint8) int64 {
 	t := int64(2 * firstRTT)
 	if r.smooth != 0 {
-		if t = 2*r.smooth + 2*r.varied; backoff > 0 {
-			t += 2 * r.varied
-		}
-		t = min(max(t, minTimeout), maxTimeout)
+		t = min(max(2*r.smooth+4*r.varied, minTimeout), maxTimeout)
 	}
 	return min(t<<backoff, maxTimeout)
 }
