@@ -206,7 +206,7 @@ func TestGSOIsNotProvenByFrames(t *testing.T) {
 					posted++
 				}
 				finish := func() {
-					for came := 0; came < posted; time.Sleep(100 * time.Microsecond) {
+					for came := 0; came < posted; time.Sleep(100 * time.Microsecond) { // virtual time
 						if d, _ := vb.RecvDone(); d != nil {
 							came++
 						}

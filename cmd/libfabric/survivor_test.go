@@ -149,7 +149,7 @@ func TestTraffic(t *testing.T) {
 		}
 		if random.IntN(3) == 0 { // one that is killed while it connects
 			c, _ := connectingClient(t, b, program, fmt.Sprint(i+1))
-			time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond)
+			time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond) // at any step of it
 			c.Process.Kill()
 			c.Wait()
 			hasty++

@@ -47,6 +47,12 @@ func startSharer(t *testing.T, ns *nstest.NS, path, state, server string) *share
 	s.in, s.out = in, bufio.NewScanner(out)
 	nstest.Must(t, ns.Do(s.cmd.Start))
 	t.Cleanup(func() { _, _, _ = in.Close(), s.cmd.Process.Kill(), s.cmd.Wait() })
+	return s
+}
+
+// opened waits until a program has opened its NIC.
+func (s *sharer) opened(t *testing.T) *sharer {
+	t.Helper()
 	s.says(t, "ready")
 	return s
 }
@@ -126,15 +132,13 @@ func TestProgramsOfRootShare(t *testing.T) {
 	exe, err := os.Executable()
 	nstest.Must(t, errors.Join(err, os.Mkdir(path, 0o755)))
 	nstest.Must(t, os.Symlink(exe, filepath.Join(path, "via-xdp"))) // TestMain makes this program via-xdp
-	server := startSharer(t, b, path, state, "")
-	started := make(chan *sharer)
-	const first = 8
-	for range first { // at the same time, each with nobody's agent
-		go func() { started <- startSharer(t, a, path, state, b.IPv4.String()) }()
-	}
+	server := startSharer(t, b, path, state, "").opened(t)
 	var clients []*sharer
-	for range first {
-		clients = append(clients, <-started)
+	for range 8 { // at the same time: none finds an agent
+		clients = append(clients, startSharer(t, a, path, state, b.IPv4.String()))
+	}
+	for _, c := range clients {
+		c.opened(t)
 	}
 	everyone := func() {
 		t.Helper()
@@ -150,7 +154,7 @@ func TestProgramsOfRootShare(t *testing.T) {
 
 	nstest.Must(t, clients[0].cmd.Process.Kill())
 	_ = clients[0].cmd.Wait()
-	clients = append(clients[1:], startSharer(t, a, path, state, b.IPv4.String()))
+	clients = append(clients[1:], startSharer(t, a, path, state, b.IPv4.String()).opened(t))
 	everyone()
 
 	before := make(map[string]int)
@@ -160,7 +164,7 @@ func TestProgramsOfRootShare(t *testing.T) {
 		nstest.Must(t, unix.Kill(before[socket], unix.SIGKILL))
 	}
 	everyone()
-	clients = append(clients, startSharer(t, a, path, state, b.IPv4.String()))
+	clients = append(clients, startSharer(t, a, path, state, b.IPv4.String()).opened(t))
 	everyone()
 	for _, socket := range sockets {
 		if pid, err := agentclient.Probe(socket); err != nil || pid == before[socket] {

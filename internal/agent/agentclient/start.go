@@ -20,8 +20,8 @@ import (
 	"viaxdp/internal/base/thread"
 )
 
-// Auto, as the value of [Environment] or of vipl.WithAgent, has programs of root use an agent that the first of them starts. It
-// ends with the last. There is one for each network namespace.
+// Auto, as the value of [Environment] or of vipl.WithAgent, has programs of root use an agent that the first of them starts, one
+// for each network namespace. The agent ends after the last program.
 const Auto = "auto"
 
 // command is the program with the agent.

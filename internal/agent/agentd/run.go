@@ -246,7 +246,7 @@ func (d *Daemon) lock() (*os.File, error) {
 const maxTries = 3
 
 // keepDir creates the directory of the socket. It is kept even if it is empty: containers may have it
-// mounted, and a restarted agent serves there again. That of an agent with UntilIdle is not.
+// mounted, and a restarted agent serves there again. With UntilIdle it is removed.
 func (d *Daemon) keepDir() error {
 	if d.Listener != nil {
 		return nil // another process's

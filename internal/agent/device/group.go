@@ -166,9 +166,9 @@ func (d *device) join(cfg Config) (*lease, error) {
 	return nil, why
 }
 
-// joinSteered is join for a NIC that puts the frames of the port on the queue of a group: any other queue gets none. nil: the
-// NIC does not, or the process may not join. It waits for an open of the user that may end with such a queue, at most until soon. Caller
-// is as for join.
+// joinSteered joins a group to whose queue the NIC steers the port, since any other queue gets none of its frames. nil: there is
+// no such group that the process may join. While an open of the same user is under way, which may end with such a group, it waits,
+// at most until soon. Caller is as for join.
 func (d *device) joinSteered(ctx context.Context, cfg Config, soon time.Time) *lease {
 	for cfg.Queue == kagent.AnyQueue && cfg.Processes > 1 && !cfg.Alone && d.inputs > 1 {
 		for _, g := range d.groups {

@@ -169,7 +169,7 @@ func TestModelOfBBR(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if testing.Short() && c.name != "far" {
-				t.Skip("one path is enough")
+				t.Skip("one path is enough") // for the race detector: all run the same code
 			}
 			r := run(t, Sharing{Bottleneck: c.link, TCPs: c.flows, Warm: 2 * Second, Time: 3 * Second})
 			if r.Used < 0.95 || r.Jain < 0.9 || r.Queue < c.least || r.Queue > c.most || r.Drops > 0 {
