@@ -396,8 +396,8 @@ func (n *rawNIC) close() error { return n.program.Close() }
 // ethernetHeader is the length of an Ethernet header without a tag.
 const ethernetHeader = 14
 
-// rawPort is the UDP port of raw frames; data frames of VIs have 4793.
-const rawPort = 4794
+// rawPort is the UDP port of raw frames, which no frame of a VI has.
+const rawPort = wire.Port + wire.Ports
 
 // newHeaders are the Ethernet, IP and UDP headers of frames from one side to the other, on the
 // same segment.

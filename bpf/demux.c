@@ -12,6 +12,10 @@
  *   XDP_DROP      on our port, but no frame of a VI that is connected here
  *   XDP_REDIRECT  to the socket in the VI's slot
  *
+ * Frames of VIs may also come to one of the VIA_PORTS - 1 ports after ours, if
+ * the NIC steers that port to the VI's queue. What else comes there is another
+ * program's, and passes.
+ *
  * It reads only the linear part of a frame (data to data_end). A multi-buffer
  * frame whose headers continue in a fragment passes, or counts as short if it
  * is known to be ours by then. No driver splits headers that early.
@@ -111,6 +115,12 @@ static __always_inline int count(enum cause cause, int action)
 	return action;
 }
 
+/* A frame of no VI, offset ports after ours. */
+static __always_inline int refuse(__u16 offset, enum cause cause)
+{
+	return offset ? XDP_PASS : count(cause, XDP_DROP);
+}
+
 /* Exactly one load: user space may change the entry at any time. */
 #define LOAD(x) (*(const volatile __typeof__(x) *)&(x))
 
@@ -169,7 +179,11 @@ int via_demux(struct xdp_md *ctx)
 	struct udp *udp = at;
 
 	at = udp + 1;
-	if (at > end || udp->dst != bpf_htons(udp_port))
+	if (at > end)
+		return XDP_PASS;
+	__u16 offset = bpf_ntohs(udp->dst) - udp_port;
+
+	if (offset >= VIA_PORTS)
 		return XDP_PASS;
 
 	/*
@@ -180,14 +194,14 @@ int via_demux(struct xdp_md *ctx)
 	struct via *via = at;
 
 	if (at + offsetof(struct via, flags) > end)
-		return count(CAUSE_SHORT, XDP_DROP);
+		return refuse(offset, CAUSE_SHORT);
 	if (via->kind & VIA_KIND_CONTROL)
-		return count(CAUSE_CONTROL, XDP_PASS);
+		return offset ? XDP_PASS : count(CAUSE_CONTROL, XDP_PASS);
 	at = via + 1;
 	if (at > end)
-		return count(CAUSE_SHORT, XDP_DROP);
+		return refuse(offset, CAUSE_SHORT);
 	if (via->version != VIA_VERSION)
-		return count(CAUSE_VERSION, XDP_DROP);
+		return refuse(offset, CAUSE_VERSION);
 
 	/* The VI: does it exist, does the key match, is the sender its peer? */
 	__u32 vi = bpf_ntohl(via->vi);
@@ -195,15 +209,15 @@ int via_demux(struct xdp_md *ctx)
 	struct vi_entry *entry = bpf_map_lookup_elem(&vis, &index);
 
 	if (!vi || !entry)
-		return count(CAUSE_NO_VI, XDP_DROP);
+		return refuse(offset, CAUSE_NO_VI);
 	__u64 id = LOAD(entry->id);
 
 	if ((__u32)id != vi)
-		return count(CAUSE_NO_VI, XDP_DROP);
+		return refuse(offset, CAUSE_NO_VI);
 	if (LOAD(entry->key) != via->key)
-		return count(CAUSE_KEY, XDP_DROP);
+		return refuse(offset, CAUSE_KEY);
 	if (LOAD(entry->peer.hi) != source.hi || LOAD(entry->peer.lo) != source.lo)
-		return count(CAUSE_SOURCE, XDP_DROP);
+		return refuse(offset, CAUSE_SOURCE);
 
 	/*
 	 * The kernel gives a frame only to a socket of the queue on which it

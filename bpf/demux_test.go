@@ -163,6 +163,19 @@ var verdicts = []struct {
 	{"TCP on IPv4", with(good4(), func(f *frame) { f.next = unix.IPPROTO_TCP }), xdpPass, ""},
 	{"TCP on IPv6", with(good6(), func(f *frame) { f.next = unix.IPPROTO_TCP }), xdpPass, ""},
 	{"another port", with(good4(), func(f *frame) { f.port = 53 }), xdpPass, ""},
+	{"a queue's port", with(good4(), func(f *frame) { f.port = DefaultPort + 1 }), xdpRedirect, "redirected"},
+	{"the last queue's port, IPv6", with(good6(), func(f *frame) { f.port = DefaultPort + wire.Ports - 1 }), xdpRedirect, "redirected"},
+	{"the port before ours", with(good4(), func(f *frame) { f.port = DefaultPort - 1 }), xdpPass, ""},
+	{"the port after the queues'", with(good4(), func(f *frame) { f.port = DefaultPort + wire.Ports }), xdpPass, ""},
+	{"a queue's port, no header", with(good4(), func(f *frame) { f.port = DefaultPort + 1 })[:42], xdpPass, ""},
+	{"a queue's port, header short", with(good4(), func(f *frame) { f.port = DefaultPort + 1 })[:89], xdpPass, ""},
+	{"a queue's port, connection management", with(good4(), func(f *frame) { f.port, f.kind = DefaultPort+1, kindControl }), xdpPass, ""},
+	{"a queue's port, not ours at all", with(good4(), func(f *frame) { f.port, f.magic = DefaultPort+1, 0x45 }), xdpPass, ""},
+	{"a queue's port, no VI", with(good4(), func(f *frame) { f.port, f.vi = DefaultPort+1, 0 }), xdpPass, ""},
+	{"a queue's port, former generation", with(good4(), func(f *frame) { f.port, f.vi = DefaultPort+1, viIPv4-0x10000 }), xdpPass, ""},
+	{"a queue's port, wrong key", with(good4(), func(f *frame) { f.port, f.key = DefaultPort+1, key4^1 }), xdpPass, ""},
+	{"a queue's port, wrong peer", with(good4(), func(f *frame) { f.port, f.src = DefaultPort+1, netip.MustParseAddr("192.0.2.9") }), xdpPass, ""},
+	{"a queue's port, wrong queue", with(good4(), func(f *frame) { f.port, f.vi = DefaultPort+1, viQueue1 }), xdpDrop, "queue"},
 	{"the port with its bytes swapped", with(good4(), func(f *frame) { f.port = 0xb912 }), xdpPass, ""},
 	{"another port, IPv6", with(good6(), func(f *frame) { f.port = 53 }), xdpPass, ""},
 	{"two tags", with(good4(), func(f *frame) { f.tags = []uint16{0x88a8, 0x8100} }), xdpPass, ""},
@@ -298,7 +311,7 @@ func drawFrame(t *rapid.T) []byte {
 		f.key = rapid.SampledFrom([]uint64{0, key4, key6}).Draw(t, "key")
 	}
 	if often("other port") {
-		f.port = rapid.Uint16().Draw(t, "port")
+		f.port = rapid.OneOf(rapid.Uint16(), rapid.Uint16Range(DefaultPort-1, DefaultPort+wire.Ports)).Draw(t, "port")
 	}
 	if often("control") {
 		f.kind = kindControl
@@ -472,8 +485,19 @@ type model struct {
 // verdict returns the action and the name of the counter that changes; "" is none.
 func (m *model) verdict(b []byte) (action uint32, counter string) {
 	src, udp, ok := dissect(b)
-	if !ok || binary.BigEndian.Uint16(udp[2:]) != DefaultPort {
+	if !ok {
 		return xdpPass, ""
+	}
+	port := int(binary.BigEndian.Uint16(udp[2:]))
+	if port < DefaultPort || port >= DefaultPort+wire.Ports {
+		return xdpPass, ""
+	}
+	if port > DefaultPort { // only what is a VI's is taken
+		defer func() {
+			if counter != "redirected" && counter != "queue" && counter != "no_socket" {
+				action, counter = xdpPass, ""
+			}
+		}()
 	}
 	via := udp[8:]
 	switch {

@@ -62,6 +62,7 @@ struct udp {
 
 #define VIA_VERSION      0xa2
 #define VIA_KIND_CONTROL 0x80 /* connection management, for the kernel's socket */
+#define VIA_PORTS        64   /* destination ports, from ours on */
 
 /* Our header. Package wire describes it; only the first 16 bytes matter here. */
 struct via {

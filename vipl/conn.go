@@ -71,6 +71,7 @@ type conn struct {
 // newConn prepares the engine's state of a connection. ours and theirs are the two sides' offers, path is the path
 // to the peer, and s seals frames; nil: frames are plain.
 func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Session) (*conn, error) {
+	path.PortOffset = theirs.PortOffset
 	template, err := wire.NewTemplate(path.Link)
 	if err != nil {
 		return nil, fmt.Errorf("headers for %v: %w", path.Dst, err)
@@ -170,7 +171,7 @@ func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
 		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.windowOf(v.port.shares.active + 1)),
 		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff-ip-udp)),
 		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
-		RDMAWrite: v.attrs.EnableRDMAWrite, RDMARead: v.attrs.EnableRDMARead, BareData: v.nic.bareData,
+		RDMAWrite: v.attrs.EnableRDMAWrite, RDMARead: v.attrs.EnableRDMARead, BareData: v.nic.bareData, PortOffset: v.nic.info.PortOffset,
 	}
 }
 

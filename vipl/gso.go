@@ -72,7 +72,8 @@ const gsoSegs = 6
 
 // connGSO is the state of a connection's GSO packets.
 type connGSO struct {
-	src, dst  netip.Addr
+	src       netip.Addr
+	dst       netip.AddrPort
 	tagged    bool // in a VLAN
 	frame     int  // bytes of UDP payload of a frame that is as long as possible
 	peer      int  // bytes of the longest packet that the peer takes; 0: it takes none
@@ -102,7 +103,7 @@ func (g *gsoSender) init(out provider.GSO) {
 // initGSO prepares a connection for GSO packets.
 func (c *conn) initGSO(path *kagent.Path) {
 	c.gso = connGSO{
-		src: path.Src.Unmap(), dst: path.Dst.Unmap(), tagged: path.VLAN != 0, limit: gsoFirst, rest: gsoRestMin,
+		src: path.Src.Unmap(), dst: netip.AddrPortFrom(path.Dst.Unmap(), path.DstPort()), tagged: path.VLAN != 0, limit: gsoFirst, rest: gsoRestMin,
 		frame: wire.HeaderLen + c.payload + c.overhead,
 	}
 	c.gso.most = min(gsoBytes/c.gso.frame, gso.MaxFrames)

@@ -117,6 +117,35 @@ func TestGSOPackets(t *testing.T) {
 	}
 }
 
+// All frames to a handle have the port of its queue, in GSO packets and alone: messages, acknowledgements, the disconnect.
+func TestPortOfQueue(t *testing.T) {
+	for _, way := range []string{"", "whole", "divided"} {
+		t.Run("packets "+way, func(t *testing.T) {
+			const most, offset = 100_000, 7
+			n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{gso: way, queue: gsoQueue, arena: 8 << 20, portOffset: offset},
+				vipl.ReliableDelivery, 8, 8, most)
+			var frames [2]atomic.Int64
+			for i, h := range []*memoryHost{n.a, n.b} {
+				want := wire.Port + offset*(1-i) // of what the host sends
+				h.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+					ip := 20
+					if frame[14]>>4 == 6 {
+						ip = 40
+					}
+					port := int(binary.BigEndian.Uint16(frame[14+ip+2:]))
+					errorIf(t, port != want, "host %d sends to port %d, want %d", i, port, want)
+					frames[i].Add(1)
+					return false
+				}})
+			}
+			exchange(t, va, vb, xa, xb, 20, most, testsize.Seed(t))
+			errorIf(t, way != "" && n.a.Counters().GSOSent == 0, "no packet left")
+			noError(t, va.Disconnect())
+			errorIf(t, frames[0].Load() == 0 || frames[1].Load() == 0, "%d and %d frames", frames[0].Load(), frames[1].Load())
+		})
+	}
+}
+
 // A side that receives no GSO packets gets none. One that sends none receives them.
 func TestGSOIsAgreed(t *testing.T) {
 	for _, level := range append([]vipl.ReliabilityLevel{vipl.UnreliableDelivery}, reliableLevels...) {

@@ -75,6 +75,7 @@ type memoryConfig struct {
 	agent               func(*kagenttest.Agent) kagent.Agent // makes of a's agent what a is opened with
 	zeroCopy            bool                                 // what opening got
 	gsoFails            func() error                         // what sending a GSO packet returns; nil: nothing fails
+	portOffset          uint8                                // what opening b got
 	gso                 string                               // GSO packets: "" none, "whole", or "divided" on the wire
 	gate                bool                                 // the demux program lets everything in: what the engine sees must still be checked
 }
@@ -126,12 +127,16 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	if c.port != nil && name == "b" {
 		port = c.port(h.queue)
 	}
+	info := kagent.Info{NIC: xdpnic.Info{ZeroCopy: c.zeroCopy}}
+	if name == "b" {
+		info.PortOffset = c.portOffset
+	}
 	var agent kagent.Agent = h.agent
 	if c.agent != nil && name == "a" {
 		agent = c.agent(h.agent)
 	}
 	if h.NIC, err = vipl.Open(vipl.Provider{
-		Port: port, GSO: h.gso(c), Agent: agent, Arena: arena, Silence: c.silence, Info: kagent.Info{NIC: xdpnic.Info{ZeroCopy: c.zeroCopy}},
+		Port: port, GSO: h.gso(c), Agent: agent, Arena: arena, Silence: c.silence, Info: info,
 		NoPacking: c.noPacking, BareData: c.bareData, NoPollPause: c.noPollPause, PSK: c.psk, Rekey: c.rekey,
 	}); err != nil {
 		t.Fatal(err)
@@ -165,8 +170,9 @@ func (h *memoryHost) gso(c memoryConfig) provider.GSO {
 	if c.gso == "" {
 		return nil
 	}
-	return &xdpnictest.GSO{Queue: h.queue, Divide: c.gso == "divided", Fail: c.gsoFails, Path: func(src, dst netip.Addr) (wire.Link, error) {
-		path, err := h.agent.Path(context.Background(), src, dst)
+	return &xdpnictest.GSO{Queue: h.queue, Divide: c.gso == "divided", Fail: c.gsoFails, Path: func(src netip.Addr, dst netip.AddrPort) (wire.Link, error) {
+		path, err := h.agent.Path(context.Background(), src, dst.Addr())
+		path.PortOffset = uint8(dst.Port() - wire.Port)
 		return path.Link, err
 	}}
 }

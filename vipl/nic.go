@@ -78,8 +78,10 @@ type Info struct {
 	NIC    xdpnic.Info
 	Arena  hugepages.Info
 	MaxVIs int    // of the interface
-	Port   uint16 // UDP port of the frames and of connection management
-	Agent  string // socket of the agent that opened it; empty: this process did
+	Port   uint16 // UDP port of connection management
+	// PortOffset is added to Port in frames to the handle: a port of its own, if the NIC steers it to the queue.
+	PortOffset uint8
+	Agent      string // socket of the agent that opened it; empty: this process did
 }
 
 // Info returns what opening got: mode, reasons, hugepages. It may be called concurrently.

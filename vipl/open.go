@@ -159,7 +159,7 @@ func OpenNIC(device string, opts ...Option) (*NIC, error) {
 	o.steady = true
 	p := provider.Provider{Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), UMEM: agent.UMEM(), Info: agent.Info()}
 	if !o.noSegmentation && p.Info.Mode.Generic() {
-		out, err := gso.Open(p.Info.Index, p.Info.Port)
+		out, err := gso.Open(p.Info.Index)
 		if err != nil {
 			p.Info.Notes = append(p.Info.Notes, fmt.Sprintf("no segmentation offload: %v", err))
 		} else {

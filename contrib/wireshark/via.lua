@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- Wireshark dissector of the VIA protocol of via-xdp (UDP port 4793): frames of
+-- Wireshark dissector of the VIA protocol of via-xdp (UDP ports 4793 to 4856): frames of
 -- VIs, and connection management. Package viaxdp/internal/base/wire has the format.
 --
 --   wireshark -X lua_script:via.lua FILE.pcapng
@@ -86,6 +86,7 @@ local f = {
   cm_qos = ProtoField.uint32("via.cm.qos", "QoS"),
   cm_level = ProtoField.uint8("via.cm.level", "Reliability level", base.DEC, LEVELS),
   cm_reason = ProtoField.uint8("via.cm.reason", "Reason", base.DEC, CM_REASONS),
+  cm_port_offset = ProtoField.uint8("via.cm.port_offset", "Port offset"),
   cm_from = ProtoField.bytes("via.cm.from", "From discriminator"),
   cm_to = ProtoField.bytes("via.cm.to", "To discriminator"),
 }
@@ -95,7 +96,7 @@ for _, field in pairs(f) do
 end
 via.fields = fields
 
-local HEADER, PORT = 48, 4793
+local HEADER, PORT, PORTS = 48, 4793, 64
 
 via.prefs.check = Pref.bool("Check the CRC32C", true, "Compute the checksum of each frame, which takes time")
 
@@ -207,7 +208,8 @@ local function dissect_cm(tvb, pinfo, tree)
   flags_tree(tree, tvb(2, 2), f.cm_flags, { f.cm_write, f.cm_read, f.cm_peer, f.cm_bare, f.cm_secure, f.cm_has_cookie })
   add(tree, tvb, {
     { f.cm_vi, 4, 4 }, { (kind == 4 or kind == 10) and f.cm_cookie or f.cm_key, 8, 8 }, { f.cm_id, 16, 8 }, { f.cm_seq, 24, 4 }, { f.cm_window, 28, 2 },
-    { f.cm_payload, 30, 2 }, { f.cm_transfer, 32, 4 }, { f.cm_qos, 36, 4 }, { f.cm_level, 40, 1 }, { f.cm_reason, 41, 1 },
+    { f.cm_payload, 30, 2 }, { f.cm_transfer, 32, 4 }, { f.cm_qos, 36, 4 }, { f.cm_level, 40, 1 },
+    { (kind == 1 or kind == 3) and f.cm_port_offset or f.cm_reason, 41, 1 },
   })
   local from, to = tvb(42, 1):uint(), tvb(43, 1):uint()
   if from > 0 and HEADER + from <= tvb:len() then tree:add(f.cm_from, tvb(HEADER, from)) end
@@ -295,4 +297,4 @@ function via.dissector(tvb, pinfo, root)
   return tvb:len()
 end
 
-DissectorTable.get("udp.port"):add(PORT, via)
+DissectorTable.get("udp.port"):add(PORT .. "-" .. PORT + PORTS - 1, via)

@@ -14,7 +14,7 @@ var ErrGSO = errors.New("xdpnictest: not a GSO packet that the kernel takes")
 type GSO struct {
 	Queue *Queue
 	// Path returns the lower headers of packets from src to dst.
-	Path func(src, dst netip.Addr) (wire.Link, error)
+	Path func(src netip.Addr, dst netip.AddrPort) (wire.Link, error)
 	// Divide has each packet divided into its frames on the way, as a NIC does. Otherwise it arrives whole.
 	Divide bool
 	// Fail returns the error of a Send; nil: none fails.
@@ -22,7 +22,7 @@ type GSO struct {
 }
 
 // Send sends a packet. Faults of the queue apply to what is on the wire: the packet, or each of its frames.
-func (g *GSO) Send(src, dst netip.Addr, _ bool, size int, pieces [][]byte) error {
+func (g *GSO) Send(src netip.Addr, dst netip.AddrPort, _ bool, size int, pieces [][]byte) error {
 	if g.Fail != nil {
 		if err := g.Fail(); err != nil {
 			return err

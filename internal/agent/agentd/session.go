@@ -411,7 +411,9 @@ func (s *Server) restoreLost(r *device.Restored) {
 // recorded: its peer accepts frames of the program only.
 func (n *session) connected(ours kagent.Offer, from netip.Addr, theirs kagent.Offer, peer netip.Addr) {
 	if ours.Handshake == "" {
-		n.local.Connected(ours.VI, device.PeerReset{From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq})
+		n.local.Connected(ours.VI, device.PeerReset{
+			From: from, To: peer, VI: theirs.VI, Key: theirs.Key, Seq: theirs.Seq, Offset: theirs.PortOffset,
+		})
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // Version is the version of the protocol that this package speaks.
-const Version = 5
+const Version = 6
 
 // Bounds of a message in bytes, and of its parts.
 const (

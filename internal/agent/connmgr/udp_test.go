@@ -39,7 +39,7 @@ func newHost(t *testing.T, n *nstest.NS) *host {
 }
 
 func testOffer(vi uint32) kagent.Offer {
-	return kagent.Offer{VI: vi, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 64, MaxPayload: 1472, Level: 4, RDMARead: true, MaxTransfer: 1 << 15}
+	return kagent.Offer{VI: vi, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 64, MaxPayload: 1472, Level: 4, RDMARead: true, MaxTransfer: 1 << 15, PortOffset: 5}
 }
 
 // Poll passes on one datagram at a time, and no more than there are. Serve may be faster.

@@ -66,7 +66,7 @@ func (d *device) guests(cfg Config, wide bool) int {
 		return 0
 	}
 	queues := d.queues
-	if steps, _ := d.steps(cfg); wide || d.driver == "veth" && len(steps) > 0 && steps[0].Generic() || d.willSteer(cfg) {
+	if steps, _ := d.steps(cfg); wide || d.driver == "veth" && len(steps) > 0 && steps[0].Generic() || d.willSteerAll(cfg) {
 		queues = 1 // that receives
 	}
 	return min((cfg.Processes+queues-1)/queues-1, xdpnic.MaxGuests)
@@ -166,13 +166,13 @@ func (d *device) join(cfg Config) (*lease, error) {
 	return nil, why
 }
 
-// joinSteered joins a group to whose queue the NIC steers the port, since any other queue gets none of its frames. nil: there is
+// joinSteered joins a group to whose queue the NIC steers all frames, since any other queue gets none. nil: there is
 // no such group that the process may join. While an open of the same user is under way, which may end with such a group, it waits,
 // at most until soon. Caller is as for join.
 func (d *device) joinSteered(ctx context.Context, cfg Config, soon time.Time) *lease {
 	for cfg.Queue == kagent.AnyQueue && cfg.Processes > 1 && !cfg.Alone && d.inputs > 1 {
 		for _, g := range d.groups {
-			if g.steering == nil || g.admits(cfg) != nil {
+			if g.steering == nil || g.steering.How != steer.RSS || g.admits(cfg) != nil {
 				continue
 			}
 			if l, err := d.joinGroup(g, cfg); err == nil {

@@ -20,7 +20,7 @@ func deadline(t *testing.T, d time.Duration) context.Context {
 }
 
 func testOffer(vi uint32) kagent.Offer {
-	return kagent.Offer{VI: vi, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 64, MaxPayload: 1472, Level: 4, RDMARead: true, MaxTransfer: 1 << 15}
+	return kagent.Offer{VI: vi, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 64, MaxPayload: 1472, Level: 4, RDMARead: true, MaxTransfer: 1 << 15, PortOffset: 5}
 }
 
 // quickNeighbours makes the kernel give up on a silent neighbour after 60 ms

@@ -497,6 +497,7 @@ type PeerReset struct {
 	VI       uint32     // the peer's
 	Key      uint64     // of frames to the peer
 	Seq      uint32     // the peer's first sequence number
+	Offset   uint8      `json:",omitempty"` // the peer's PortOffset
 }
 
 // Connected records a connection that ResetPeers resets if the program dies, until the VI leaves
@@ -546,5 +547,5 @@ func (d *device) tell(b []byte, g PeerReset) error {
 	if udp == nil || router.Own(g.To) {
 		return nil
 	}
-	return udp.Send(b, g.From, netip.AddrPortFrom(g.To, d.key.port))
+	return udp.Send(b, g.From, netip.AddrPortFrom(g.To, d.key.port+uint16(g.Offset)))
 }

@@ -1,8 +1,10 @@
 package device
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -331,5 +333,31 @@ func TestListenersAreForgotten(t *testing.T) {
 	nstest.Check(t, l.Close())
 	if !stays.(*localListener).IsClosed() {
 		t.Error("a listener is open still")
+	}
+}
+
+// The peer of a dead program gets the reset on the port of its queue, to which its NIC steers no other.
+func TestResetOnQueuePort(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	a := mustOpen(t, an, small(an))
+	var peer *net.UDPConn
+	nstest.Must(t, bn.Do(func() (err error) {
+		peer, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(bn.IPv4, wire.Port+9)))
+		return err
+	}))
+	defer peer.Close()
+	num, err := a.NewVI()
+	nstest.Must(t, err)
+	a.Connected(num, PeerReset{From: an.IPv4, To: bn.IPv4, VI: 7, Key: 8, Seq: 9, Offset: 9})
+	a.ResetPeers()
+	nstest.Must(t, peer.SetReadDeadline(time.Now().Add(waitLimit)))
+	b := make([]byte, 1500)
+	n, _, err := peer.ReadFromUDPAddrPort(b)
+	nstest.Must(t, err)
+	h := wire.Header{Kind: wire.KindError, VI: 7, Key: 8, Ack: 9, Immediate: uint32(wire.ReasonClosed)}
+	want := make([]byte, wire.HeaderLen)
+	h.Put(want)
+	if wire.PutChecksum(want); !bytes.Equal(b[:n], want) {
+		t.Errorf("% x, want % x", b[:n], want)
 	}
 }

@@ -281,7 +281,7 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 	if d.demux, err = bpf.AdoptDemux(objects, r.Index); err != nil {
 		return err
 	}
-	d.oneQueue = !r.Queues
+	d.oneQueue, d.onePort = !r.Queues, !r.Ports
 	d.attached, d.mode = r.Attached && objects.Link >= 0, bpf.Native
 	if r.Generic {
 		d.mode = bpf.Generic

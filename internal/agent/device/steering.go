@@ -7,6 +7,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/steer"
+	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
@@ -16,13 +17,13 @@ type steered interface {
 	Close() error
 }
 
-// steer has the NIC put the frames of the port on the lease's queue, or notes why it cannot. A
+// steer has the NIC put the frames for the lease on its queue, or notes why it cannot. A
 // socket receives only from its own queue. The demux program counts and drops frames that come in
 // on another queue (wrong queue), and the sender retransmits them in vain.
 //
-// A port can go to one queue only: the first lease's. A second lease gets the frames that its
-// peers send with another hash. Caller holds d.mu and is on a thread of the interface's
-// namespace.
+// A port can go to one queue only. The first lease has the interface's, which connection management uses, too. Later ones
+// have a port after it, of which peers learn when they connect. The indirection table moves all ports: beside a lease that
+// is steered by it no other one gets frames. Caller holds d.mu and is on a thread of the interface's namespace.
 func (l *lease) steer(cfg kagent.Config) {
 	d := l.dev
 	note := func(format string, args ...any) { l.info.Notes = append(l.info.Notes, fmt.Sprintf(format, args...)) }
@@ -43,15 +44,23 @@ func (l *lease) steer(cfg kagent.Config) {
 			"to receive from all queues, choose the steering all", l.queueID)
 		return
 	}
+	owners := make(map[uint16]*lease) // of ports
 	for _, other := range d.sortedLeases() {
-		if other != l && other.steered() != nil {
-			note("UDP port %d is steered to queue %d, of another lease: only what the NIC puts on queue %d by itself reaches this program",
-				cfg.Port, other.queueID, l.queueID)
-			return
+		if s := other.steered(); other != l && s != nil {
+			owners[s.Port] = other
 		}
 	}
-	err := l.steerPort(cfg)
+	first := owners[cfg.Port]
+	err := errors.New("the indirection table moves all ports")
+	if first == nil || first.steered().How != steer.RSS {
+		err = l.steerPort(cfg, owners)
+	}
 	if err == nil {
+		return
+	}
+	if first != nil {
+		note("UDP port %d is steered to queue %d, of another lease, and no port to queue %d (%v): only what the NIC puts there by itself reaches this program",
+			cfg.Port, first.queueID, l.queueID, err)
 		return
 	}
 	on := ""
@@ -98,14 +107,11 @@ func (d *device) whyNotAll(l *lease) string {
 	return "other programs have some of them, or the user's quota allows no more"
 }
 
-// willSteer reports whether the NIC is to put the frames of the port on the queue that is opened now, so that all processes need that
+// willSteerAll reports whether the NIC is to put all frames on the queue that is opened now, so that all processes need that
 // one. Caller is as for ruleWorks.
-func (d *device) willSteer(cfg Config) bool {
-	if d.inputs < 2 || d.driver == "veth" || cfg.Steer == kagent.SteerOff ||
-		slices.ContainsFunc(d.sortedLeases(), func(l *lease) bool { return l.steered() != nil }) {
-		return false
-	}
-	return cfg.Steer == kagent.SteerByRSS || d.ruleWorks(cfg.Port)
+func (d *device) willSteerAll(cfg Config) bool {
+	return d.inputs > 1 && d.driver != "veth" && cfg.Steer == kagent.SteerByRSS &&
+		!slices.ContainsFunc(d.sortedLeases(), func(l *lease) bool { return l.steered() != nil }) && !d.ruleWorks(cfg.Port)
 }
 
 // ruleWorks reports whether the NIC can put a UDP port on a queue by a rule.
@@ -118,7 +124,8 @@ func (d *device) ruleWorks(port uint16) bool {
 	return steer.Works(nic, port, 0) == nil
 }
 
-func (l *lease) steerPort(cfg kagent.Config) (err error) {
+// steerPort steers the interface's port to the lease's queue, or another one if it has an owner.
+func (l *lease) steerPort(cfg kagent.Config, owners map[uint16]*lease) (err error) {
 	if cfg.Steer == steer.Off {
 		return errors.New("steering is off")
 	}
@@ -126,14 +133,42 @@ func (l *lease) steerPort(cfg kagent.Config) (err error) {
 		return err
 	}
 	how := cfg.Steer
-	if how == steer.All { // which it could not have
+	if how == steer.All || len(owners) > 0 { // all queues it could not have; the table would take the others' frames
 		how = steer.Rules
 	}
-	if l.steering, err = steer.Port(l.nic, cfg.Port, l.queueID, how); err != nil {
+	port := cfg.Port
+	if owners[port] != nil {
+		port, err = l.freePort(port, owners)
+	}
+	if err == nil {
+		l.steering, err = steer.Port(l.nic, port, l.queueID, how)
+	}
+	if err != nil {
 		return errors.Join(err, l.closeNIC())
 	}
-	l.info.Steered = l.steering.How.String()
+	l.info.Steered, l.info.PortOffset = l.steering.How.String(), uint8(port-cfg.Port)
 	return nil
+}
+
+// freePort returns a port after the interface's that has no owner, and that no other rule of the NIC is about.
+func (l *lease) freePort(first uint16, owners map[uint16]*lease) (uint16, error) {
+	if l.dev.onePort {
+		return 0, errors.New("the program is attached since an earlier version, which has one port for all queues")
+	}
+	rules, err := l.nic.Rules()
+	if err != nil {
+		return 0, err
+	}
+	ruled := make(map[uint16]bool)
+	for _, r := range rules {
+		ruled[r.Port] = true
+	}
+	for offset := 1; offset < min(wire.Ports, 1<<16-int(first)); offset++ {
+		if port := first + uint16(offset); owners[port] == nil && !ruled[port] {
+			return port, nil
+		}
+	}
+	return 0, fmt.Errorf("the %d ports after %d have owners, or rules of the NIC", wire.Ports-1, first)
 }
 
 // resumeSteering takes over a previous agent's changes of the NIC for the lease, or notes that they stay. The

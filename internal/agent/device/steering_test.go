@@ -17,6 +17,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/route"
 	"viaxdp/internal/base/steer"
+	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
@@ -49,7 +50,9 @@ func (f *fakeSteered) Insert(r steer.Rule) (at uint32, err error) {
 	if f.in == nil {
 		f.in = make(map[uint32]steer.Rule)
 	}
-	at = uint32(len(f.in))
+	for _, used := f.in[at]; used; _, used = f.in[at] {
+		at++
+	}
 	f.in[at] = r
 	return at, nil
 }
@@ -151,6 +154,113 @@ func TestSteering(t *testing.T) {
 	}
 	if err := l.unsteer(); err != nil || !slices.Equal(nic.table, before) || nic.closed != 3 {
 		t.Errorf("undone: table %v, closed %d, %v", nic.table, nic.closed, err)
+	}
+}
+
+// Each lease has a port of its own where the NIC has rules: the first the interface's, also after the first one has gone. A
+// lease without a port has a note.
+func TestPortOfEachQueue(t *testing.T) {
+	foreign := steer.Rule{Port: 4795, Queue: 7}
+	nic := &fakeSteered{rules: true, in: map[uint32]steer.Rule{90: foreign}, table: []uint32{0, 1}}
+	d := &device{
+		driver: "ice", inputs: 80, leases: make(map[int]*lease),
+		openSteered: func(string) (steered, error) { return nic, nil },
+	}
+	cfg := kagent.Config{Port: 4793, Steer: kagent.SteerByRSS}
+	goes := func(port uint16) int {
+		for _, r := range nic.in {
+			if r.Port == port && !r.IPv6 {
+				return r.Queue
+			}
+		}
+		return -1
+	}
+	open := func(queue int, port uint16) *lease {
+		t.Helper()
+		l := newLease(d, queue)
+		if l.steer(cfg); l.info.Steered != "rules" || goes(port) != queue || l.info.PortOffset != uint8(port-cfg.Port) || len(l.info.Notes) != 0 {
+			t.Errorf("queue %d: port %d goes to %d, steered %q, offset %d, notes %q", queue, port, goes(port), l.info.Steered, l.info.PortOffset, l.info.Notes)
+		}
+		return l
+	}
+	refused := func(queue int, why string) {
+		t.Helper()
+		l := newLease(d, queue)
+		defer delete(d.leases, queue)
+		if l.steer(cfg); l.info.Steered != "" || l.info.PortOffset != 0 || len(l.info.Notes) != 1 || !strings.Contains(l.info.Notes[0], why) {
+			t.Errorf("queue %d: steered %q, offset %d, notes %q, want %q", queue, l.info.Steered, l.info.PortOffset, l.info.Notes, why)
+		}
+	}
+	end := func(l *lease) {
+		t.Helper()
+		nstest.Must(t, l.unsteer())
+		delete(d.leases, l.queueID)
+	}
+	first, second := open(3, 4793), open(1, 4794)
+	third := open(2, 4796) // 4795 is another owner's
+	end(first)
+	if goes(4793) != -1 || goes(4794) != 1 || goes(4796) != 2 {
+		t.Errorf("after the first one's end: %v", nic.in)
+	}
+	first = open(4, 4793)
+	d.onePort = true
+	refused(5, "earlier version")
+	d.onePort = false
+	end(second)
+	open(1, 4794)
+	for queue, port := 6, uint16(4797); port < 4793+wire.Ports; queue, port = queue+1, port+1 {
+		open(queue, port)
+	}
+	refused(70, "queue 4, of another lease, and no port to queue 70 (the 63 ports after 4793")
+	end(first)
+	end(third)
+	if slices.Equal(nic.table, []uint32{0, 1}) == false || nic.in[90] != foreign {
+		t.Errorf("table %v, rules %v", nic.table, nic.in)
+	}
+	cfg.Port = 1<<16 - 2
+	for _, l := range d.sortedLeases() {
+		end(l)
+	}
+	open(0, 65534)
+	open(1, 65535)
+	refused(2, "ports after 65534")
+}
+
+// A frame to the port of the second queue arrives there, and a peer learns of the port when it connects.
+func TestFrameToQueuePort(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
+	open := func(n *nstest.NS, queue int) *Local {
+		cfg := small(n)
+		cfg.Mode, cfg.RequireMode, cfg.Queue = xdpnic.ModeNative, true, queue
+		return mustOpen(t, n, cfg)
+	}
+	b := open(bn, 0)
+	nic := &fakeSteered{rules: true}
+	second, a := open(bn, 1), open(an, 1)
+	b.dev.mu.Lock()
+	b.dev.driver, b.dev.openSteered = "ice", func(string) (steered, error) { return nic, nil } // a veth needs no steering
+	for _, l := range []*Local{b, second} {
+		l.lease.steer(kagent.Config{Port: wire.Port})
+	}
+	b.dev.mu.Unlock()
+	if i := second.Info(); i.Steered != "rules" || i.PortOffset != 1 {
+		t.Fatalf("steered %q, offset %d, notes %q", i.Steered, i.PortOffset, i.Notes)
+	}
+	p, err := a.Path(deadline(t, waitLimit), netip.Addr{}, bn.IPv4)
+	nstest.Must(t, err)
+	num, err := second.NewVI()
+	nstest.Must(t, err)
+	key := kagent.NewKey()
+	nstest.Must(t, second.Enter(num, key, p.Src))
+	for _, offset := range []uint8{0, second.Info().PortOffset} {
+		p.PortOffset = offset
+		if !sendFrame(t, a, second, p, num, key) {
+			t.Errorf("a frame to port %d did not come", p.DstPort())
+		}
+	}
+	nstest.Must(t, second.Close())
+	if len(nic.in) != 2 {
+		t.Errorf("rules after the second one's end: %v", nic.in)
 	}
 }
 
@@ -347,8 +457,8 @@ func TestAllQueuesByDefault(t *testing.T) {
 	}
 }
 
-// On a NIC that steers the port to a queue, the next process of the user joins that queue, although another one is free, which
-// would get no frame. A process that may not join gets the free queue.
+// On a NIC that steers all frames to a queue, the next process of the user joins that queue, although another one is free, which
+// would get none. A process that may not join gets the free queue.
 func TestJoinsSteeredQueue(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg := small(ns)
@@ -383,18 +493,19 @@ func TestJoinsSteeredQueue(t *testing.T) {
 	}
 }
 
-// All processes have room on the queue to which the port is steered. Where it is not, the queues have it together.
+// All processes have room on the queue to which all frames are steered. Where they are not, the queues have it together.
 func TestRoomOfSteeredQueue(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(d *device, cfg *Config, nic *fakeSteered)
 		want   int
 	}{
-		"rules":    {func(_ *device, _ *Config, nic *fakeSteered) { nic.rules = true }, 15},
+		"rules":    {func(_ *device, _ *Config, nic *fakeSteered) { nic.rules = true }, 1},
+		"either":   {func(_ *device, cfg *Config, nic *fakeSteered) { nic.rules, cfg.Steer = true, kagent.SteerByRSS }, 1},
 		"table":    {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.Steer = kagent.SteerByRSS }, 15},
 		"no rules": {func(*device, *Config, *fakeSteered) {}, 1},
 		"off":      {func(_ *device, cfg *Config, nic *fakeSteered) { nic.rules, cfg.Steer = true, kagent.SteerOff }, 1},
-		"another has it": {func(d *device, _ *Config, nic *fakeSteered) {
-			nic.rules, newLease(d, 2).steering = true, &steer.Steering{}
+		"another has it": {func(d *device, cfg *Config, _ *fakeSteered) {
+			cfg.Steer, newLease(d, 2).steering = kagent.SteerByRSS, &steer.Steering{}
 		}, 1},
 		"one receives": {func(d *device, _ *Config, _ *fakeSteered) { d.inputs = 1 }, 1},
 	} {

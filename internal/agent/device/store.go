@@ -100,6 +100,7 @@ type nicRecord struct {
 	Attached bool
 	Generic  bool
 	Queues   bool // the program knows VIs with several queues
+	Ports    bool // the program knows the ports of queues
 }
 
 // leaseRecord is what Restore needs for a queue that was handed out.
@@ -150,7 +151,7 @@ func (d *device) keep() error {
 	}
 	r := nicRecord{
 		Index: d.key.index, Port: d.key.port, MaxVIs: d.maxVIs,
-		Queues: !d.oneQueue, Attached: d.attached, Generic: d.attached && attachMode(genericMode) == d.mode,
+		Queues: !d.oneQueue, Ports: !d.onePort, Attached: d.attached, Generic: d.attached && attachMode(genericMode) == d.mode,
 	}
 	var err error
 	if cerr := d.udp.Control(func(fd uintptr) {

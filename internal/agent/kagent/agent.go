@@ -142,6 +142,7 @@ type Offer struct {
 	BareData    bool   // this side can do without checksums of data
 	MaxTransfer uint32 // bytes of the longest message
 	QoS         uint32
+	PortOffset  uint8 `json:",omitempty"` // Info.PortOffset of this side
 
 	// Handshake is this side's part of the handshake of package secure (wire.CMShareLen bytes), or empty.
 	// Confirm, in an acceptor's Offer, is the proof that the requester's confirmation must have
@@ -193,7 +194,7 @@ func (o *Offer) Bound(request, peers bool, from, to Address) ([]byte, error) {
 func (o *Offer) Message(t wire.CMType) wire.CM {
 	m := wire.CM{
 		Type: t, VI: o.VI, Key: o.Key, Seq: o.Seq, Window: o.Window, MaxPayload: o.MaxPayload,
-		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS, Handshake: []byte(o.Handshake),
+		Level: o.Level, MaxTransfer: o.MaxTransfer, QoS: o.QoS, PortOffset: o.PortOffset, Handshake: []byte(o.Handshake),
 	}
 	if o.RDMAWrite {
 		m.Flags |= wire.CMRDMAWrite
@@ -212,7 +213,7 @@ func OfferOf(m *wire.CM) Offer {
 	return Offer{
 		VI: m.VI, Key: m.Key, Seq: m.Seq, Window: m.Window, MaxPayload: m.MaxPayload, Level: m.Level,
 		RDMAWrite: m.Flags&wire.CMRDMAWrite != 0, RDMARead: m.Flags&wire.CMRDMARead != 0,
-		BareData: m.Flags&wire.CMBareData != 0, MaxTransfer: m.MaxTransfer, QoS: m.QoS,
+		BareData: m.Flags&wire.CMBareData != 0, MaxTransfer: m.MaxTransfer, QoS: m.QoS, PortOffset: m.PortOffset,
 		Handshake: Opaque(m.Handshake),
 	}
 }

@@ -137,6 +137,8 @@ type Info struct {
 	Arena  hugepages.Info
 	MaxVIs int
 	Port   uint16
+	// PortOffset is what is added to Port in frames to the handle: a port of its own, if the NIC steers it to the queue.
+	PortOffset uint8
 	// Agent is the socket of the daemon; empty: the agent in this process.
 	Agent string
 }

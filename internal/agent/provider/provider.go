@@ -58,7 +58,7 @@ type Port interface {
 type GSO interface {
 	// Send sends frames of size bytes each, the last may be shorter, from src to dst. pieces are their bytes, without lower
 	// headers. The frames have left, or are given up, when it returns; it never waits. tagged: they leave in a VLAN.
-	Send(src, dst netip.Addr, tagged bool, size int, pieces [][]byte) error
+	Send(src netip.Addr, dst netip.AddrPort, tagged bool, size int, pieces [][]byte) error
 	Close() error
 }
 

@@ -25,7 +25,6 @@ const (
 
 // Socket sends packets from one interface. It receives nothing. One goroutine at a time may use it.
 type Socket struct {
-	port    uint16
 	ifindex int
 	v4, v6  endpoint
 }
@@ -36,10 +35,10 @@ type endpoint struct {
 	message message
 }
 
-// Open makes a socket that sends to UDP port port, from interface ifindex of the calling thread's network namespace. It
+// Open makes a socket that sends from interface ifindex of the calling thread's network namespace. It
 // needs no privilege. A kernel older than 4.18 has no UDP_SEGMENT and fails at the first Send.
-func Open(ifindex int, port uint16) (*Socket, error) {
-	s := &Socket{port: port, ifindex: ifindex, v4: endpoint{fd: -1}, v6: endpoint{fd: -1}}
+func Open(ifindex int) (*Socket, error) {
+	s := &Socket{ifindex: ifindex, v4: endpoint{fd: -1}, v6: endpoint{fd: -1}}
 	err := s.v4.open(unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE, unix.IP_TOS)
 	if err != nil {
 		return nil, err
@@ -89,17 +88,17 @@ func (s *Socket) Close() error { return errors.Join(s.v4.close(), s.v6.close()) 
 // It never waits. Errors: EAGAIN and ENOBUFS if the kernel has no room now. EMSGSIZE or EINVAL if a frame is longer
 // than the path's MTU. EIO if the interface cannot compute checksums (tx-checksum-ip-generic), without which the kernel
 // divides no packet. Others as sendmsg(2). No allocation.
-func (s *Socket) Send(src, dst netip.Addr, tagged bool, size int, pieces [][]byte) error {
+func (s *Socket) Send(src netip.Addr, dst netip.AddrPort, tagged bool, size int, pieces [][]byte) error {
 	ifindex := s.ifindex
 	if tagged {
 		ifindex = 0 // routing finds it
 	}
 	e := &s.v4
-	if dst.Is4() {
-		e.message.to4(src, dst, s.port, ifindex, size)
+	if dst.Addr().Is4() {
+		e.message.to4(src, dst, ifindex, size)
 	} else {
 		e = &s.v6
-		e.message.to6(src, dst, s.port, ifindex, size)
+		e.message.to6(src, dst, ifindex, size)
 	}
 	if e.fd < 0 {
 		return unix.EAFNOSUPPORT
@@ -121,10 +120,10 @@ type message struct {
 	iov     [8 * MaxFrames]unix.Iovec
 }
 
-func (m *message) to4(src, dst netip.Addr, port uint16, ifindex, size int) {
+func (m *message) to4(src netip.Addr, dst netip.AddrPort, ifindex, size int) {
 	binary.NativeEndian.PutUint16(m.name[:], unix.AF_INET)
-	binary.BigEndian.PutUint16(m.name[2:], port)
-	a := dst.As4()
+	binary.BigEndian.PutUint16(m.name[2:], dst.Port())
+	a := dst.Addr().As4()
 	copy(m.name[4:], a[:])
 	m.nameLen = unix.SizeofSockaddrInet4
 	b := m.segment(size)
@@ -135,13 +134,13 @@ func (m *message) to4(src, dst netip.Addr, port uint16, ifindex, size int) {
 	clear(b[8:12])
 }
 
-func (m *message) to6(src, dst netip.Addr, port uint16, ifindex, size int) {
+func (m *message) to6(src netip.Addr, dst netip.AddrPort, ifindex, size int) {
 	clear(m.name[:])
 	binary.NativeEndian.PutUint16(m.name[:], unix.AF_INET6)
-	binary.BigEndian.PutUint16(m.name[2:], port)
-	a := dst.As16()
+	binary.BigEndian.PutUint16(m.name[2:], dst.Port())
+	a := dst.Addr().As16()
 	copy(m.name[8:], a[:])
-	if dst.IsLinkLocalUnicast() {
+	if dst.Addr().IsLinkLocalUnicast() {
 		binary.NativeEndian.PutUint32(m.name[24:], uint32(ifindex))
 	}
 	m.nameLen = unix.SizeofSockaddrInet6

@@ -18,6 +18,8 @@ func TestMain(m *testing.M) { nstest.Main(m, nil) }
 
 const port = 4793
 
+func on(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, port) }
+
 // capture returns the payloads of the UDP datagrams that arrive on an interface from now on, as they are on the wire.
 func capture(t *testing.T, ns *nstest.NS) (next func() []byte) {
 	t.Helper()
@@ -58,7 +60,7 @@ func open(t *testing.T, ns *nstest.NS) *gso.Socket {
 	t.Helper()
 	var s *gso.Socket
 	nstest.Must(t, ns.Do(func() (err error) {
-		s, err = gso.Open(ns.Index, port)
+		s, err = gso.Open(ns.Index)
 		return err
 	}))
 	t.Cleanup(func() { nstest.Must(t, s.Close()) })
@@ -91,7 +93,7 @@ func TestSend(t *testing.T) {
 		for _, to := range [][2]netip.Addr{{a.IPv4, b.IPv4}, {a.IPv6, b.IPv6}} {
 			const size = 1200
 			pieces, all := frames(5, size)
-			nstest.Must(t, s.Send(to[0], to[1], false, size, pieces))
+			nstest.Must(t, s.Send(to[0], on(to[1]), false, size, pieces))
 			var got []byte
 			count := 0
 			for ; len(got) < len(all); count++ {
@@ -125,7 +127,7 @@ func TestErrors(t *testing.T) {
 		{"too many pieces", a.IPv4, b.IPv4, 1, many, []error{unix.EMSGSIZE}},
 		{"no such source address", netip.MustParseAddr("192.0.2.77"), b.IPv4, 1000, fine, []error{unix.EINVAL, unix.ENETUNREACH}},
 	} {
-		err := s.Send(c.src, c.dst, false, c.size, c.pieces)
+		err := s.Send(c.src, on(c.dst), false, c.size, c.pieces)
 		ok := false
 		for _, want := range c.want {
 			ok = ok || errors.Is(err, want)
@@ -134,11 +136,11 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 	}
-	if err := s.Send(a.IPv4, b.IPv4, false, 1000, fine); err != nil {
+	if err := s.Send(a.IPv4, on(b.IPv4), false, 1000, fine); err != nil {
 		t.Errorf("after errors: %v", err)
 	}
 	nstest.Must(t, s.Close())
-	if err := s.Send(a.IPv4, b.IPv4, false, 1000, fine); err == nil {
+	if err := s.Send(a.IPv4, on(b.IPv4), false, 1000, fine); err == nil {
 		t.Error("a closed socket sends")
 	}
 }
@@ -150,7 +152,7 @@ func TestTagged(t *testing.T) {
 	x, y := nstest.Another(t, a, b, 2, nstest.Options{})
 	s, next := open(t, a), capture(t, y)
 	pieces, all := frames(4, 1000)
-	nstest.Must(t, s.Send(x.IPv4, y.IPv4, true, 1000, pieces))
+	nstest.Must(t, s.Send(x.IPv4, on(y.IPv4), true, 1000, pieces))
 	if got := next(); !bytes.Equal(got, all) {
 		t.Errorf("%d bytes arrive", len(got))
 	}
@@ -160,7 +162,7 @@ func TestSendAllocatesNothing(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
 	s := open(t, a)
 	pieces, _ := frames(5, 1200)
-	if n := testing.AllocsPerRun(100, func() { _ = s.Send(a.IPv4, b.IPv4, false, 1200, pieces) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { _ = s.Send(a.IPv4, on(b.IPv4), false, 1200, pieces) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

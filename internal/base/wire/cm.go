@@ -122,7 +122,7 @@ func (r CMReason) String() string {
 //	16 connection id
 //	24 first sequence       28 window           30 max payload
 //	32 max transfer size                        36 QoS
-//	40 level    41 reason   42 From length      43 To length
+//	40 level    41 reason, or port offset       42 From length, To length
 //	44 CRC32C of what follows, then what comes before
 //	48 From discriminator, To discriminator, Handshake, cookie of a Request
 //
@@ -144,6 +144,7 @@ type CM struct {
 	MaxTransfer uint32 // bytes of the longest message
 	QoS         uint32
 	From, To    []byte // discriminators of the sender and of the receiver
+	PortOffset  uint8  // of the UDP port of frames to the sender, from the interface's; less than Ports
 
 	// Handshake is made by package secure: CMShareLen bytes in a Request or an Accept, CMProofLen bytes in a
 	// Confirm, or none.
@@ -191,6 +192,8 @@ func (m *CM) check() error {
 		return cmError("reserved flags %#x", m.Flags&cmReserved)
 	case m.Reason >= cmReasonEnd, m.Reason != 0 && !m.Type.reasons():
 		return cmError("%v with %v", m.Type, m.Reason)
+	case m.PortOffset >= Ports, m.PortOffset != 0 && !m.Type.offers():
+		return cmError("%v with port offset %d", m.Type, m.PortOffset)
 	case len(m.From) > CMMaxDisc || len(m.To) > CMMaxDisc:
 		return cmError("discriminators of %d and %d bytes, at most %d", len(m.From), len(m.To), CMMaxDisc)
 	case len(m.Handshake) != 0 && len(m.Handshake) != m.Type.handshakeLen():
@@ -250,7 +253,7 @@ func (m *CM) Append(b []byte) ([]byte, error) {
 	binary.BigEndian.PutUint16(h[30:], m.MaxPayload)
 	binary.BigEndian.PutUint32(h[32:], m.MaxTransfer)
 	binary.BigEndian.PutUint32(h[36:], m.QoS)
-	h[40], h[41] = m.Level, byte(m.Reason)
+	h[40], h[41] = m.Level, byte(m.Reason)|m.PortOffset // no type has both
 	h[42], h[43] = byte(len(m.From)), byte(len(m.To))
 	PutChecksum(h)
 	return b, nil
@@ -298,7 +301,11 @@ func ParseCM(b []byte) (CM, error) {
 		MaxTransfer: binary.BigEndian.Uint32(b[32:]),
 		QoS:         binary.BigEndian.Uint32(b[36:]),
 		Level:       b[40],
-		Reason:      CMReason(b[41]),
+	}
+	if t.offers() {
+		m.PortOffset = b[41]
+	} else {
+		m.Reason = CMReason(b[41])
 	}
 	if from > 0 {
 		m.From = b[CMHeaderLen : CMHeaderLen+from : CMHeaderLen+from]

@@ -52,6 +52,8 @@ func cmExamples() []CM {
 		},
 		{Type: CMConfirm, ID: 13, Cookie: 0x6162636465666768},
 		{Type: CMConfirmed, ID: 13},
+		{Type: CMRequest, ID: 15, VI: 1, Key: 2, Level: 2, PortOffset: Ports - 1, To: []byte("b")},
+		{Type: CMAccept, ID: 15, VI: 3, Key: 4, Level: 2, PortOffset: 1},
 	}
 }
 
@@ -105,6 +107,7 @@ func drawCM(t *rapid.T) CM {
 		}
 		m.MaxTransfer = rapid.Uint32().Draw(t, "transfer")
 		m.QoS = rapid.Uint32().Draw(t, "qos")
+		m.PortOffset = rapid.Uint8Max(Ports-1).Draw(t, "port offset")
 		disc := rapid.SliceOfN(rapid.Byte(), 0, CMMaxDisc)
 		if m.From = disc.Draw(t, "from"); len(m.From) == 0 {
 			m.From = nil
@@ -190,6 +193,9 @@ func TestCMRefuses(t *testing.T) {
 		{"level 0", request, func(m *CM) { m.Level = 0 }},
 		{"level 3", request, func(m *CM) { m.Level = 3 }},
 		{"reason in a request", request, func(m *CM) { m.Reason = 1 }},
+		{"port offset in a pending", pending, func(m *CM) { m.PortOffset = 1 }},
+		{"port offset in a reject", reject, func(m *CM) { m.PortOffset = 1 }},
+		{"port offset of no queue", accept, func(m *CM) { m.PortOffset = Ports }},
 		{"unknown reason", reject, func(m *CM) { m.Reason = cmReasonEnd }},
 		{"long discriminator", request, func(m *CM) { m.To = make([]byte, CMMaxDisc+1) }},
 		{"VI in a pending", pending, func(m *CM) { m.VI = 1 }},
@@ -229,7 +235,7 @@ func TestCMRefuses(t *testing.T) {
 		{"handshake that is missing", 3, 16, ErrLength},
 		{"cookie that is missing", 3, 32, ErrLength},
 		{"level", 40, 8, ErrCM},
-		{"reason", 41, 200, ErrCM},
+		{"port offset", 41, Ports, ErrCM},
 		{"From length", 42, 200, ErrLength},
 		{"lengths", 43, 3, ErrLength},
 	}

@@ -1,6 +1,6 @@
 // Package wire is the wire format of via-xdp: pure functions over bytes, without system calls and allocations.
 //
-// A data frame is UDP on port 4793, so that hardware can steer it and routers
+// A data frame is UDP on port 4793, or one of the 63 ports after it (Ports), so that hardware can steer it and routers
 // can carry it, with a fixed header of 48 bytes in network byte order:
 //
 //	+----------+---------+-------+-----------+--------------------+
@@ -27,7 +27,7 @@
 // The headers in front of the VIA header are the same for every frame of a connection, except for lengths; a
 // [Template] holds them.
 //
-// Connection management has messages of its own (cm.go). They use the kernel's UDP socket on the same port.
+// Connection management has messages of its own (cm.go). They use the kernel's UDP socket on port 4793.
 //
 // Every function may be called concurrently; a [Packet] or [Template] must be used by one goroutine at a time. The
 // package needs no privilege.

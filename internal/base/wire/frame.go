@@ -13,6 +13,9 @@ const (
 	Version = 0xA2
 	// Port is the default UDP port, source and destination.
 	Port = 4793
+	// Ports is how many destination ports an interface has from Port on. Frames of a queue to which the NIC
+	// steers a port of its own have one of those after Port; its owner tells peers when they connect.
+	Ports = 64
 	// HeaderLen is the length of the VIA header in bytes.
 	HeaderLen = 48
 

@@ -25,6 +25,7 @@ func drawGolden(t *rapid.T) golden {
 	}
 	g.link.VLAN = rapid.Uint16Range(0, 4094).Draw(t, "VLAN")
 	g.link.Port = rapid.Uint16().Draw(t, "port")
+	g.link.PortOffset = rapid.Uint8Max(Ports-1).Draw(t, "port offset")
 	g.header = Header{
 		Kind:  Kind(rapid.IntRange(int(KindData), int(KindPack)).Draw(t, "kind")),
 		Flags: Flags(rapid.Uint16().Draw(t, "flags")) & flagsKnown,
@@ -96,7 +97,7 @@ func checkLowerHeaders(t *rapid.T, g golden, frame []byte) {
 	if port == 0 {
 		port = Port
 	}
-	for i, want := range []uint16{port, port, uint16(len(udp)), 0} {
+	for i, want := range []uint16{port, port + uint16(g.link.PortOffset), uint16(len(udp)), 0} {
 		if got := binary.BigEndian.Uint16(udp[2*i:]); got != want {
 			t.Fatalf("UDP word %d: %d, want %d", i, got, want)
 		}

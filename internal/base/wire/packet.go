@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 )
@@ -187,8 +188,12 @@ type Link struct {
 	SrcMAC, DstMAC [6]byte
 	VLAN           uint16 // 0: no tag
 	Src, Dst       netip.Addr
-	Port           uint16 // UDP port, source and destination; 0: Port
+	Port           uint16 // UDP port of both interfaces, source and destination; 0: Port
+	PortOffset     uint8  // of the receiver's queue: added to the destination port; less than Ports
 }
+
+// DstPort returns the destination port.
+func (l *Link) DstPort() uint16 { return cmp.Or(l.Port, Port) + uint16(l.PortOffset) }
 
 // Template holds the lower headers of a connection, ready to be copied in front of each VIA header.
 type Template struct {
@@ -204,9 +209,6 @@ func NewTemplate(l Link) (t Template, err error) {
 	src, dst := l.Src.Unmap(), l.Dst.Unmap()
 	if !src.IsValid() || !dst.IsValid() || src.Is4() != dst.Is4() {
 		return t, ErrProtocol
-	}
-	if l.Port == 0 {
-		l.Port = Port
 	}
 	b := t.b[:0]
 	b = append(b, l.DstMAC[:]...)
@@ -231,8 +233,8 @@ func NewTemplate(l Link) (t Template, err error) {
 		b = append(b, src.AsSlice()...)
 		b = append(b, dst.AsSlice()...)
 	}
-	b = binary.BigEndian.AppendUint16(b, l.Port)
-	b = binary.BigEndian.AppendUint16(b, l.Port)
+	b = binary.BigEndian.AppendUint16(b, cmp.Or(l.Port, Port))
+	b = binary.BigEndian.AppendUint16(b, l.DstPort())
 	b = append(b, 0, 0, 0, 0)
 	t.n = len(b)
 	return t, nil

@@ -171,7 +171,7 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	}
 	var out *gso.Socket
 	if err == nil && !cfg.Alone && p.Info.Mode.Generic() {
-		if out, err = gso.Open(p.Info.Index, p.Info.Port); err == nil {
+		if out, err = gso.Open(p.Info.Index); err == nil {
 			p.GSO = out
 		}
 	}

@@ -153,7 +153,7 @@ func TestDissectorGolden(t *testing.T) {
 
 func udp(t *testing.T, payload []byte) []byte {
 	t.Helper()
-	tmpl, err := wire.NewTemplate(wire.Link{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2")})
+	tmpl, err := wire.NewTemplate(wire.Link{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"), PortOffset: wire.Ports - 1})
 	nstest.Must(t, err)
 	b := make([]byte, tmpl.Len()+len(payload))
 	copy(tmpl.Put(b, len(payload)), payload)
@@ -202,6 +202,10 @@ func TestDissectorMore(t *testing.T) {
 		if m.Cookie != 0 {
 			cookie = fmt.Sprintf("0x%016x", m.Cookie)
 		}
+		reason, offset := fmt.Sprint(uint8(m.Reason)), ""
+		if m.Type == wire.CMRequest || m.Type == wire.CMAccept {
+			reason, offset = "", fmt.Sprint(m.PortOffset)
+		}
 		switch m.Type {
 		case wire.CMRequest:
 			if m.Cookie != 0 {
@@ -214,7 +218,7 @@ func TestDissectorMore(t *testing.T) {
 			"via.cm.type": fmt.Sprint(uint8(m.Type)), "via.cm.id": fmt.Sprintf("0x%016x", m.ID), "via.cm.vi": fmt.Sprintf("0x%08x", m.VI),
 			"via.cm.key": key, "via.cm.cookie": cookie, "via.cm.seq": fmt.Sprint(m.Seq), "via.cm.window": fmt.Sprint(m.Window),
 			"via.cm.max_payload": fmt.Sprint(m.MaxPayload), "via.cm.max_transfer": fmt.Sprint(m.MaxTransfer),
-			"via.cm.level": fmt.Sprint(m.Level), "via.cm.reason": fmt.Sprint(uint8(m.Reason)), "via.cm.flags": fmt.Sprintf("0x%04x", m.Flags),
+			"via.cm.level": fmt.Sprint(m.Level), "via.cm.reason": reason, "via.cm.port_offset": offset, "via.cm.flags": fmt.Sprintf("0x%04x", m.Flags),
 			"via.cm.handshake": colons(m.Handshake), "via.cm.from": colons(m.From), "via.cm.to": colons(m.To), "via.crc.status": "good",
 		}
 		want(t, m.Type.String(), got[i], fields)

@@ -71,7 +71,7 @@ func samples() ([]sample, error) {
 	add("another sender, IPv6", xdpDrop, wire.Link{Src: six[0], Dst: six[1]}, good, nil)
 	add("another version", xdpDrop, link, good, func(via []byte) { via[0]++ })
 	add("connection management", xdpPass, link, good, func(via []byte) { via[1] |= wire.KindConnect })
-	add("another port", xdpPass, wire.Link{Src: four[0], Dst: four[1], Port: wire.Port + 1}, good, nil)
+	add("another port", xdpPass, wire.Link{Src: four[0], Dst: four[1], Port: wire.Port + wire.Ports}, good, nil)
 	arp := make([]byte, 60)
 	arp[12], arp[13] = 0x08, 0x06
 	all = append(all, sample{"ARP", arp, xdpPass})

@@ -19,9 +19,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// tryPort is the UDP port of the program that is attached for a moment; data
-// frames of VIs have 4793.
-const tryPort = 4794
+// tryPort is the UDP port of the program that is attached for a moment, which no frame of a VI has.
+const tryPort = 4857
 
 // Interface is what an interface can do.
 type Interface struct {
