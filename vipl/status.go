@@ -24,6 +24,7 @@ type NICStatus struct {
 	Interface string `json:"interface"`
 	Index     int    `json:"index"`
 	Queue     int    `json:"queue"`
+	Port      uint16 `json:"port"` // UDP port of frames to the queue
 	Mode      string `json:"mode"`
 	Handles   int    `json:"handles"` // handles that share the queue
 	// NoGSO is why long messages leave frame by frame to every peer; empty: they leave in GSO packets to peers that take
@@ -90,8 +91,9 @@ type MemStatus struct {
 // finds frames. It may be called concurrently.
 func (n *NIC) Status() NICStatus {
 	s := NICStatus{
-		ID: n.port.id, Interface: n.info.Interface, Index: n.info.Index, Queue: n.info.Queue, Mode: n.info.Mode.String(),
-		VIs: []VIStatus{}, CQs: []CQStatus{}, ExtraQueues: n.info.NIC.ExtraQueues,
+		ID: n.port.id, Interface: n.info.Interface, Index: n.info.Index, Queue: n.info.Queue, Port: n.info.Port + uint16(n.info.PortOffset),
+		Mode: n.info.Mode.String(),
+		VIs:  []VIStatus{}, CQs: []CQStatus{}, ExtraQueues: n.info.NIC.ExtraQueues,
 	}
 	if sharing := n.info.NIC.Sharing; sharing.Guests > 0 {
 		s.Process, s.Processes = sharing.Partition, 1+sharing.Guests

@@ -105,7 +105,7 @@ func printResources(out io.Writer, c *status.Report, kind string) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	defer w.Flush()
 	heads := map[string]string{
-		"nic":  "NIC\tPID\tPROGRAM\tUSER\tQUEUE\tMODE\tVIS\tCQS\tHANDLES",
+		"nic":  "NIC\tPID\tPROGRAM\tUSER\tQUEUE\tPORT\tMODE\tVIS\tCQS\tHANDLES",
 		"vi":   "VI\tPID\tPROGRAM\tNIC\tSTATE\tLEVEL\tPEER\tPEER VI\tSENDS\tRECEIVES\tIN FLIGHT",
 		"cq":   "CQ\tPID\tPROGRAM\tNIC\tENTRIES\tWAITING\tQUEUES BOUND",
 		"mem":  "MEM OF\tPID\tPROGRAM\tREGIONS\tBYTES\tARENA\tPAGES",
@@ -125,7 +125,7 @@ func printResources(out io.Writer, c *status.Report, kind string) {
 				if n.Processes > 0 {
 					queue += fmt.Sprintf(" (process %d of %d)", 1+n.Process, n.Processes)
 				}
-				fmt.Fprintf(w, "%s\t%s%d\t%s\t%s\t%d\t%d\t%d\n", n.Interface, who, p.UID, queue, n.Mode, len(n.VIs), len(n.CQs), n.Handles)
+				fmt.Fprintf(w, "%s\t%s%d\t%s\t%d\t%s\t%d\t%d\t%d\n", n.Interface, who, p.UID, queue, n.Port, n.Mode, len(n.VIs), len(n.CQs), n.Handles)
 			case "vi":
 				for _, v := range n.VIs {
 					number := "-"
