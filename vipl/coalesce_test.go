@@ -1,11 +1,13 @@
 package vipl_test
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -359,6 +361,32 @@ func TestSharedFramesGetLost(t *testing.T) {
 		}
 		c := n.a.Counters()
 		errorIf(t, c.Packed == 0 || c.Resent == 0, "nothing was packed, or lost: %+v", c)
+	})
+}
+
+// Messages of all lengths that may share a frame do so in frames of the link's MTU (newMemoryNet looks).
+func TestSharedFramesFit(t *testing.T) {
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true, queue: xdpnictest.Config{MaxFrame: 14 + 1500}}, level,
+			packMessages, packMessages, 1024)
+		polling(t, n, va, vb)
+		n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+		rng := rand.New(rand.NewPCG(testsize.Seed(t), 0))
+		for range 20 {
+			var lengths [packMessages]int
+			for k := range packMessages {
+				postRecv(t, vb, xb, k, 1024)
+			}
+			for k := range packMessages {
+				lengths[k] = rng.IntN(800)
+				postMessage(t, va, xa, k, lengths[k], k)
+			}
+			for k := range packMessages {
+				receivedMessage(t, vb, xb.buf[k][:lengths[k]], k)
+				sent(t, va, 0)
+			}
+		}
+		errorIf(t, n.a.Counters().Packed == 0, "nothing shared a frame")
 	})
 }
 

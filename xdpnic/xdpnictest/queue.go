@@ -213,6 +213,7 @@ type Config struct {
 	FillRing, RxRing, TxRing, CompletionRing int
 
 	MultiBuffer bool // frames of several segments
+	MaxFrame    int  // bytes of the longest frame that may be sent; 0: any
 	// ZeroCopy: Flush hands the entries to a NIC, which reads a frame when it sends it.
 	// Lies.Stall then stops the NIC, not the kernel: the TX ring empties.
 	ZeroCopy bool

@@ -188,9 +188,9 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 		}
 		total += uint64(s.Len)
 	}
-	if total < minFrame {
+	if total < minFrame || q.cfg.MaxFrame > 0 && total > uint64(q.cfg.MaxFrame) {
 		q.n.TxRefused++
-		q.misuse("%s of %d bytes, which is no frame", op, total)
+		q.misuse("%s of %d bytes, which is no frame of the link", op, total)
 		return false
 	}
 	if q.tx.room() < len(segs) {
