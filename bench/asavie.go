@@ -166,10 +166,7 @@ func (a *asavie) connect(peer Hello) (err error) {
 	return err
 }
 
-func (a *asavie) round() error {
-	a.watch.progress()
-	return nil
-}
+func (a *asavie) round() { a.watch.progress() }
 
 func (a *asavie) next() []byte {
 	if a.used == len(a.descs) {
@@ -192,20 +189,22 @@ func (a *asavie) next() []byte {
 	return a.xsk.GetFrame(*d)[a.skip:]
 }
 
-func (a *asavie) commit(n int) error {
+func (a *asavie) commit(n int) {
 	d := &a.descs[a.used]
 	a.header.PutHead(a.xsk.GetFrame(*d), n)
 	d.Len = uint32(a.skip + n)
 	a.used++
-	return nil
 }
 
 // flush sends what is queued and takes completions back. The library ends the
 // program when the kernel refuses to send; here that is an error.
-func (a *asavie) flush() (err error) {
+func (a *asavie) flush() {
 	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("xdp.Socket: %v", r)
+		r := recover()
+		if f, ours := r.(failure); ours {
+			panic(f)
+		} else if r != nil {
+			fail("xdp.Socket: %v", r)
 		}
 	}()
 	queued := a.descs[:a.used]
@@ -215,37 +214,41 @@ func (a *asavie) flush() (err error) {
 		a.xsk.Complete(a.xsk.NumCompleted())
 		if len(queued) == 0 && a.xsk.NumFreeTxSlots() == ringChunks {
 			a.watch.progress()
-			return nil
+			return
 		}
-		if err := a.watch.idle(); err != nil {
-			return err
-		}
+		check(a.watch.idle())
 	}
 }
 
-func (a *asavie) wait() (err error) {
-	a.ready, _, err = a.xsk.Poll(int(maxSleep / time.Millisecond))
-	return err
+func (a *asavie) wait() {
+	a.pollFor(maxSleep)
 }
 
-func (a *asavie) poll() (_ []byte, err error) {
+// pollFor notes how many frames there are.
+func (a *asavie) pollFor(d time.Duration) {
+	var err error
+	a.ready, _, err = a.xsk.Poll(int(d / time.Millisecond))
+	check(err)
+}
+
+func (a *asavie) poll() []byte {
 	if a.at == len(a.lease) {
 		a.refill()
 		if a.ready == 0 {
 			if a.sleeps {
 				a.ready = a.xsk.NumReceived() // no system call before the one that sleeps
-			} else if a.ready, _, err = a.xsk.Poll(0); err != nil {
-				return nil, err
+			} else {
+				a.pollFor(0)
 			}
 			if a.ready == 0 {
-				return nil, nil
+				return nil
 			}
 		}
 		a.lease, a.ready = a.xsk.Receive(min(a.ready, ringLease)), 0
 	}
 	frame := a.xsk.GetFrame(a.lease[a.at])
 	a.at++
-	return udpContent(frame, a.skip), nil
+	return udpContent(frame, a.skip)
 }
 
 // refill gives received chunks back to the kernel.

@@ -87,20 +87,18 @@ func (r Round) reply() Round {
 
 // timed makes the round trips of a Ping one after the other, and notes the time of each
 // but of those that lead in.
-func timed(r Round, rtt []int64, trip func(i int) error) (Span, error) {
+func timed(r Round, rtt []int64, trip func(i int)) Span {
 	clock := startStopwatch()
 	last := time.Since(clock.wall)
 	for i := range r.Lead + r.Messages {
-		if err := trip(i); err != nil {
-			return Span{}, err
-		}
+		trip(i)
 		now := time.Since(clock.wall)
 		if i >= r.Lead {
 			rtt[i-r.Lead] = int64(now - last)
 		}
 		last = now
 	}
-	return clock.span(), nil
+	return clock.span()
 }
 
 // Params say where an endpoint is to be opened.
@@ -258,3 +256,47 @@ func verify(i, off int, got []byte) error {
 	}
 	return nil
 }
+
+// A round or a task ends at its first error. check, fail and must leave it by a panic. caught, which the functions
+// defer that return an error, gives that error back.
+type failure struct{ error }
+
+func check(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+func fail(format string, args ...any) { check(fmt.Errorf(format, args...)) }
+
+// must is check for a function with a result.
+func must[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+// caught sets err to the error by which check, fail or must has left the function.
+func caught(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case failure:
+		*err = r.error
+	default:
+		panic(r)
+	}
+}
+
+// during calls f; if that fails, the error says what it was about.
+func during(what string, f func()) {
+	err := func() (err error) {
+		defer caught(&err)
+		f()
+		return nil
+	}()
+	if err != nil {
+		fail("%s: %w", what, err)
+	}
+}
+
+// closing adds to err that of closing something. After a check or must that has failed it is of no interest.
+func closing(err *error, close func() error) { *err = errors.Join(*err, close()) }

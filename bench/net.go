@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -50,16 +49,17 @@ func openNetwork(p Params, overVianet bool) (*network, error) {
 }
 
 // reach dials until the other side listens.
-func (n *network) reach(at netip.AddrPort, limit time.Duration, stop *atomic.Bool) (net.Conn, error) {
+func (n *network) reach(at netip.AddrPort, limit time.Duration, stop *atomic.Bool) net.Conn {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	for {
 		conn, err := n.dial(ctx, "tcp", at.String())
 		switch {
 		case err == nil, ctx.Err() != nil:
-			return conn, err
+			check(err)
+			return conn
 		case stop.Load():
-			return nil, ErrStopped
+			check(ErrStopped)
 		}
 		time.Sleep(connectPause)
 	}
@@ -83,12 +83,10 @@ func (n *network) closeOn(stop *atomic.Bool) (end func()) {
 }
 
 // listenWithin makes a listener whose Accept ends after some time.
-func (n *network) listenWithin(at netip.AddrPort, limit time.Duration) (net.Listener, error) {
-	l, err := n.listen("tcp", at.String())
-	if err != nil {
-		return nil, err
-	}
-	return l, l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(limit))
+func (n *network) listenWithin(at netip.AddrPort, limit time.Duration) net.Listener {
+	l := must(n.listen("tcp", at.String()))
+	check(l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(limit)))
+	return l
 }
 
 // netStream is a connection of a network, used as any Go program uses a net.Conn. It is the
@@ -116,15 +114,10 @@ func openNetStream(p Params, w watchdog, overVianet bool) (*netStream, error) {
 }
 
 func (s *netStream) open(overVianet bool) (err error) {
-	if s.network, err = openNetwork(s.params, overVianet); err != nil {
-		return err
-	}
-	if s.out, err = s.network.alloc(s.params.MaxBytes); err != nil {
-		return err
-	}
-	if s.in, err = s.network.alloc(max(s.params.MaxBytes, readBuffer)); err != nil {
-		return err
-	}
+	defer caught(&err)
+	s.network = must(openNetwork(s.params, overVianet))
+	s.out = must(s.network.alloc(s.params.MaxBytes))
+	s.in = must(s.network.alloc(max(s.params.MaxBytes, readBuffer)))
 	if s.params.Server {
 		s.listener, err = s.network.listen("tcp", netip.AddrPortFrom(s.params.Local, uint16(s.params.Port)).String())
 	}
@@ -146,14 +139,11 @@ func (s *netStream) Hello() Hello {
 
 // Connect, see Endpoint. Package net sets TCP_NODELAY by itself.
 func (s *netStream) Connect(peer Hello) (err error) {
+	defer caught(&err)
 	if s.params.Server {
 		l := s.listener.(interface{ SetDeadline(time.Time) error })
-		if err := l.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-			return err
-		}
-		if s.conn, err = s.listener.Accept(); err != nil {
-			return err
-		}
+		check(l.SetDeadline(time.Now().Add(waitLimit)))
+		s.conn = must(s.listener.Accept())
 		err = s.listener.Close()
 		s.listener = nil
 		return err
@@ -181,19 +171,16 @@ func (s *netStream) Close() error {
 
 // round sets the deadline of all its reads and writes, so that they need none
 // of their own. It is generous: it ends only a round whose peer is gone.
-func (s *netStream) round() error {
+func (s *netStream) round() {
 	if s.watch.stop != nil && s.watch.stop.Load() {
-		return ErrStopped
+		check(ErrStopped)
 	}
-	return s.conn.SetDeadline(time.Now().Add(netDeadline))
+	check(s.conn.SetDeadline(time.Now().Add(netDeadline)))
 }
 
-func (s *netStream) write(p []byte) error {
-	_, err := s.conn.Write(p)
-	return err
-}
+func (s *netStream) write(p []byte) { must(s.conn.Write(p)) }
 
-func (s *netStream) read(p []byte) (int, error) { return s.conn.Read(p) }
+func (s *netStream) read(p []byte) int { return must(s.conn.Read(p)) }
 
 // takeSocket takes the socket out of a connection of package net, and removes it from the
 // netpoller.
@@ -201,22 +188,20 @@ func takeSocket(c interface {
 	syscall.Conn
 	Close() error
 }) (fd int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	fd = -1
-	if controlErr := raw.Control(func(its uintptr) { fd, err = unix.FcntlInt(its, unix.F_DUPFD_CLOEXEC, 0) }); controlErr != nil {
-		err = controlErr
-	}
-	if err == nil {
-		err = unix.SetNonblock(fd, false)
-	}
-	if err = errors.Join(err, c.Close()); err != nil {
-		if fd >= 0 {
-			unix.Close(fd)
+	defer closing(&err, c.Close)
+	defer caught(&err)
+	onSocket(c, func(its int) (err error) {
+		if fd, err = unix.FcntlInt(uintptr(its), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			err = unix.SetNonblock(fd, false)
 		}
-		return -1, fmt.Errorf("socket: %w", err)
-	}
+		return err
+	})
 	return fd, nil
+}
+
+// onSocket calls f with the socket of a connection.
+func onSocket(c syscall.Conn, f func(fd int) error) {
+	var err error
+	check(must(c.SyscallConn()).Control(func(fd uintptr) { err = f(int(fd)) }))
+	check(err)
 }

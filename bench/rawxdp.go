@@ -114,10 +114,7 @@ func (r *rawXDP) connect(peer Hello) (err error) {
 	return err
 }
 
-func (r *rawXDP) round() error {
-	r.watch.progress()
-	return nil
-}
+func (r *rawXDP) round() { r.watch.progress() }
 
 func (r *rawXDP) next() []byte {
 	if r.long != nil {
@@ -130,40 +127,34 @@ func (r *rawXDP) next() []byte {
 	return r.chunk[r.skip:]
 }
 
-func (r *rawXDP) commit(n int) error {
+func (r *rawXDP) commit(n int) {
 	if r.long != nil {
-		return r.long.commit(n)
+		r.long.commit(n)
+		return
 	}
 	r.header.PutHead(r.chunk, n)
 	for !r.q.Send(r.addr, r.skip+n, false) {
-		if err := r.flush(); err != nil {
-			return err
-		}
+		r.flush()
 	}
-	return nil
 }
 
 // flush repeats until the kernel has taken all: it takes no more than its
 // queue to the peer holds.
-func (r *rawXDP) flush() error {
+func (r *rawXDP) flush() {
 	for {
-		if err := r.q.Flush(); err != nil {
-			return err
-		}
+		check(r.q.Flush())
 		if r.q.Pending() == 0 {
 			r.watch.progress()
 			if r.long != nil {
 				r.long.flushed()
 			}
-			return nil
+			return
 		}
-		if err := r.watch.idle(); err != nil {
-			return err
-		}
+		check(r.watch.idle())
 	}
 }
 
-func (r *rawXDP) poll() ([]byte, error) {
+func (r *rawXDP) poll() []byte {
 	if r.at == r.got {
 		if r.got > 0 {
 			for i := range r.lease[:r.got] {
@@ -173,22 +164,22 @@ func (r *rawXDP) poll() ([]byte, error) {
 		}
 		r.at, r.got = 0, r.q.Receive(r.lease[:])
 		if r.got == 0 {
-			return nil, nil
+			return nil
 		}
 	}
 	frame := r.lease[r.at]
 	r.at++
 	if frame.More {
 		r.long.gather()
-		return frame.Data[min(r.skip, len(frame.Data)):], nil
+		return frame.Data[min(r.skip, len(frame.Data)):]
 	}
 	if r.long != nil {
 		r.long.pieces = r.long.pieces[:0]
 	}
-	return udpContent(frame.Data, r.skip), nil
+	return udpContent(frame.Data, r.skip)
 }
 
-func (r *rawXDP) wait() error { return r.q.Wait(maxSleep) }
+func (r *rawXDP) wait() { check(r.q.Wait(maxSleep)) }
 
 func (r *rawXDP) close() error {
 	return errors.Join(r.nic.close(), r.closeQueue())
@@ -253,7 +244,7 @@ func (l *longRaw) next() []byte {
 	return l.r.arena.Bytes()[at : at+longSlot]
 }
 
-func (l *longRaw) commit(n int) error {
+func (l *longRaw) commit(n int) {
 	r := l.r
 	frame := l.next()
 	r.header.PutHead(frame, n)
@@ -265,15 +256,12 @@ func (l *longRaw) commit(n int) error {
 		count++
 	}
 	for !r.q.SendSegs(l.segs[:count], false) {
-		if err := r.flush(); err != nil {
-			return err
-		}
+		r.flush()
 	}
 	l.slot++
 	if l.queued += count; l.queued >= longFlush || l.slot == longSlots {
-		return r.flush()
+		r.flush()
 	}
-	return nil
 }
 
 // flushed notes that the kernel has read all slots.

@@ -91,43 +91,43 @@ func (u *udpSocket) connect(peer Hello) error {
 	return nil
 }
 
-func (u *udpSocket) round() error { return nil }
+func (u *udpSocket) round() {}
 
 func (u *udpSocket) next() []byte { return u.out }
 
-func (u *udpSocket) commit(n int) error {
+func (u *udpSocket) commit(n int) {
 	for {
 		_, errno := sendNow(u.fd, u.out[:n])
 		switch errno {
 		case 0:
-			return nil
+			return
 		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS:
 			// The send buffer is full of datagrams on their way.
 		default:
-			return fmt.Errorf("send: %w", errno)
+			fail("send: %w", errno)
 		}
 	}
 }
 
-func (u *udpSocket) flush() error { return nil }
+func (u *udpSocket) flush() {}
 
-func (u *udpSocket) poll() ([]byte, error) {
+func (u *udpSocket) poll() []byte {
 	n, errno := recvNow(u.fd, u.in)
 	switch errno {
 	case 0:
-		return u.in[:n], nil
+		return u.in[:n]
+	default:
+		fail("receive: %w", errno)
 	case unix.EAGAIN, unix.EINTR:
-		return nil, nil
-	}
-	return nil, fmt.Errorf("receive: %w", errno)
-}
-
-func (u *udpSocket) wait() error {
-	fds := []unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLIN}}
-	if _, err := unix.Poll(fds, int(maxSleep.Milliseconds())); err != nil && err != unix.EINTR {
-		return fmt.Errorf("poll: %w", err)
 	}
 	return nil
+}
+
+func (u *udpSocket) wait() {
+	fds := []unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLIN}}
+	if _, err := unix.Poll(fds, int(maxSleep.Milliseconds())); err != nil && err != unix.EINTR {
+		fail("poll: %w", err)
+	}
 }
 
 func (u *udpSocket) close() error { return unix.Close(u.fd) }

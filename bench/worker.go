@@ -318,44 +318,41 @@ func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessa
 }
 
 // taskRequestOf asks for a task on the open endpoint.
-func taskRequestOf(name string, input any) (request, error) {
-	b, err := json.Marshal(input)
-	return request{Op: opTask, Name: name, Input: b}, err
+func taskRequestOf(name string, input any) request {
+	return request{Op: opTask, Name: name, Input: must(json.Marshal(input))}
 }
 
-// alone asks for a task without an endpoint, where those of the worker are.
-func (w *Worker) alone(name string, xdp bool, input any) (request, error) {
-	r, err := taskRequestOf(name, input)
-	p := w.at(xdp)
-	r.Params = &p
-	return r, err
+// apart has several workers do a task each without an endpoint, at the same time, where those with an XDP program
+// are, or the others.
+func apart(ctx context.Context, opening func(func() error) error, xdp bool, workers []*Worker, task func(i int) (name string, input any)) (replies []reply) {
+	requests := make([]request, len(workers))
+	for i, w := range workers {
+		p := w.at(xdp)
+		requests[i] = taskRequestOf(task(i))
+		requests[i].Params = &p
+	}
+	check(within(opening, xdp, func() (err error) {
+		replies, err = each(ctx, workers, requests)
+		return err
+	}))
+	return replies
 }
 
 // outputOf decodes what a task has answered.
-func outputOf[Out any](r reply) (out Out, err error) {
+func outputOf[Out any](r reply) (out Out) {
 	if err := json.Unmarshal(r.Output, &out); err != nil {
-		return out, fmt.Errorf("output of a task: %w", err)
+		fail("output of a task: %w", err)
 	}
-	return out, nil
+	return out
 }
 
 // bothTasks has two tasks done that work together with the same input, and
 // returns the output of each.
-func bothTasks[A, B any](ctx context.Context, client *Worker, a string, server *Worker, b string, input any) (outA A, outB B, err error) {
-	ra, err := taskRequestOf(a, input)
-	if err != nil {
-		return outA, outB, err
-	}
-	rb := ra
-	rb.Name = b
-	x, y, err := both(ctx, client, ra, server, rb)
-	if err != nil {
-		return outA, outB, err
-	}
-	if outA, err = outputOf[A](x); err == nil {
-		outB, err = outputOf[B](y)
-	}
-	return outA, outB, err
+func bothTasks[A, B any](ctx context.Context, client *Worker, a string, server *Worker, b string, input any) (_ A, _ B, err error) {
+	defer caught(&err)
+	x, y, err := both(ctx, client, taskRequestOf(a, input), server, taskRequestOf(b, input))
+	check(err)
+	return outputOf[A](x), outputOf[B](y), nil
 }
 
 // thread runs functions one after the other on one goroutine, which may be
