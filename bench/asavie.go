@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/xdpnic"
 )
 
@@ -196,27 +197,30 @@ func (a *asavie) commit(n int) {
 	a.used++
 }
 
-// flush sends what is queued and takes completions back. The library ends the
-// program when the kernel refuses to send; here that is an error.
-func (a *asavie) flush() {
+// transmit hands frames over, takes completions back, and returns how many were taken. The library ends the program
+// when the kernel refuses to send; here that is an error.
+func (a *asavie) transmit(frames []xdp.Desc) int {
 	defer func() {
-		r := recover()
-		if f, ours := r.(failure); ours {
-			panic(f)
-		} else if r != nil {
-			fail("xdp.Socket: %v", r)
+		if r := recover(); r != nil {
+			fail.With("xdp.Socket: %v", r)
 		}
 	}()
+	n := a.xsk.Transmit(frames)
+	a.xsk.Complete(a.xsk.NumCompleted())
+	return n
+}
+
+// flush sends what is queued.
+func (a *asavie) flush() {
 	queued := a.descs[:a.used]
 	a.descs, a.used = nil, 0
 	for {
-		queued = queued[a.xsk.Transmit(queued):]
-		a.xsk.Complete(a.xsk.NumCompleted())
+		queued = queued[a.transmit(queued):]
 		if len(queued) == 0 && a.xsk.NumFreeTxSlots() == ringChunks {
 			a.watch.progress()
 			return
 		}
-		check(a.watch.idle())
+		fail.If(a.watch.idle())
 	}
 }
 
@@ -228,7 +232,7 @@ func (a *asavie) wait() {
 func (a *asavie) pollFor(d time.Duration) {
 	var err error
 	a.ready, _, err = a.xsk.Poll(int(d / time.Millisecond))
-	check(err)
+	fail.If(err)
 }
 
 func (a *asavie) poll() []byte {

@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"time"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // frames sends and receives frames of bounded size, the common ground of UDP sockets and raw AF_XDP rings. One
-// goroutine drives it. What fails after connect does so by check.
+// goroutine drives it. What fails after connect does so by package fail.
 type frames interface {
 	hello() Hello
 	connect(peer Hello) error
@@ -108,7 +110,7 @@ func (f *framed) Connect(peer Hello) error {
 func (f *framed) Close() error { return f.io.close() }
 
 func (f *framed) enter(r Round) {
-	check(r.check())
+	fail.If(r.check())
 	f.round = r
 	f.per = uint32((r.Bytes + f.payload - 1) / f.payload)
 	f.window = uint32(f.most)
@@ -122,7 +124,7 @@ func (f *framed) enter(r Round) {
 
 // Ping, see Endpoint.
 func (f *framed) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	f.enter(r)
 	if f.short() {
 		return timed(r, rtt, func(int) {
@@ -139,7 +141,7 @@ func (f *framed) Ping(r Round, rtt []int64) (_ Span, err error) {
 
 // Echo, see Endpoint.
 func (f *framed) Echo(r Round) (err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	f.enter(r)
 	for i := range r.Lead + r.Messages {
 		if f.short() {
@@ -156,7 +158,7 @@ func (f *framed) Echo(r Round) (err error) {
 
 // Send, see Endpoint.
 func (f *framed) Send(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	f.enter(r)
 	for !f.ready {
 		f.await()
@@ -174,7 +176,7 @@ func (f *framed) Send(r Round) (_ Span, err error) {
 
 // Receive, see Endpoint.
 func (f *framed) Receive(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	f.enter(r)
 	f.tell(kindReady, 0)
 	clock := startStopwatch()
@@ -231,7 +233,7 @@ func (f *framed) take(i int, credits bool) {
 			}
 		}
 		if n := min(f.payload, f.round.Bytes-off); got != n {
-			fail("message %d: a frame of %d bytes, not %d", i, got, n)
+			fail.With("message %d: a frame of %d bytes, not %d", i, got, n)
 		}
 		if credits && f.received%(f.window/4) == 0 {
 			f.tell(kindCredit, f.received)
@@ -247,7 +249,7 @@ func (f *framed) keep(i, off int, b []byte) int {
 		b = f.into[off : off+len(b)]
 	}
 	if f.round.Check {
-		check(verify(i, off, b))
+		fail.If(verify(i, off, b))
 	}
 	return len(b)
 }
@@ -258,11 +260,11 @@ func (f *framed) await() []byte {
 	p := f.io.poll()
 	if p == nil {
 		if !f.sleeps {
-			check(f.watch.idle())
+			fail.If(f.watch.idle())
 			return nil
 		}
 		f.io.wait()
-		check(f.watch.blocked())
+		fail.If(f.watch.blocked())
 		return nil
 	}
 	if len(p) < frameHeader || binary.LittleEndian.Uint16(p[2:]) != f.round.ID {
@@ -273,7 +275,7 @@ func (f *framed) await() []byte {
 	switch p[0] {
 	case kindData:
 		if seq != f.received {
-			fail("data frame %d came, not %d: frames were lost or changed order", seq, f.received)
+			fail.With("data frame %d came, not %d: frames were lost or changed order", seq, f.received)
 		}
 		f.received++
 		return p[frameHeader:]
@@ -293,7 +295,7 @@ func (f *framed) room() []byte {
 	buf := f.io.next()
 	for buf == nil {
 		f.flush()
-		check(f.watch.idle())
+		fail.If(f.watch.idle())
 		buf = f.io.next()
 	}
 	return buf
@@ -345,7 +347,7 @@ func (f *framed) receiveShort() {
 		p := f.io.poll()
 		switch {
 		case p == nil:
-			check(f.watch.idle())
+			fail.If(f.watch.idle())
 		case len(p) == n && binary.LittleEndian.Uint64(p) == want:
 			if f.into != nil {
 				copy(f.into, p[frameHeader:])
@@ -354,7 +356,7 @@ func (f *framed) receiveShort() {
 			f.watch.progress()
 			return
 		case len(p) >= frameHeader && p[0] == kindData && binary.LittleEndian.Uint16(p[2:]) == f.round.ID:
-			fail("data frame %d of %d bytes came, not %d of %d: frames were lost or changed order",
+			fail.With("data frame %d of %d bytes came, not %d of %d: frames were lost or changed order",
 				binary.LittleEndian.Uint32(p[4:]), len(p), f.received, n)
 		} // others are stray
 	}

@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -50,7 +51,7 @@ func (w *cable) flush() {
 			select {
 			case w.out <- f:
 			default:
-				fail("the receiver's rings overflowed")
+				fail.With("the receiver's rings overflowed")
 			}
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // HTTPLoad is requests that a client of net/http makes of a server of net/http,
@@ -61,8 +63,8 @@ func (l HTTPLoad) validate() error {
 // HTTP measures requests a second, after a warm-up. The two workers have no
 // endpoint open.
 func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(func() error) error) (_ *HTTPResult, err error) {
-	defer caught(&err)
-	check(l.validate())
+	defer fail.Catch(&err)
+	fail.If(l.validate())
 	input := httpInput{l, server.at(l.Vianet).Local}
 	replies := apart(ctx, opening, l.Vianet, []*Worker{client, server}, func(i int) (string, any) {
 		return []string{taskHTTPGet, taskHTTPServe}[i], input
@@ -76,11 +78,11 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 
 // serveHTTP is a task: the server, until the client ends it.
 func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
-	defer caught(&err)
-	check(in.validate())
-	n := must(openNetwork(j.params, in.Vianet))
-	defer closing(&err, n.close)
-	l := must(n.listen("tcp", netip.AddrPortFrom(in.Server, httpPort).String()))
+	defer fail.Catch(&err)
+	fail.If(in.validate())
+	n := fail.Must(openNetwork(j.params, in.Vianet))
+	defer fail.Closing(&err, n.close)
+	l := fail.Must(n.listen("tcp", netip.AddrPortFrom(in.Server, httpPort).String()))
 	content := make([]byte, in.Bytes)
 	over := make(chan struct{})
 	mux := http.NewServeMux()
@@ -96,7 +98,7 @@ func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	case <-limit.C:
 		err = errors.Join(errors.New("the client has not ended it"), s.Close())
 	case err := <-served:
-		check(err)
+		fail.If(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
@@ -108,10 +110,10 @@ const httpLimit = 30 * time.Second
 
 // getHTTP is a task: the client.
 func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
-	defer caught(&err)
-	check(in.validate())
-	n := must(openNetwork(j.params, in.Vianet))
-	defer closing(&err, n.close)
+	defer fail.Catch(&err)
+	fail.If(in.validate())
+	n := fail.Must(openNetwork(j.params, in.Vianet))
+	defer fail.Closing(&err, n.close)
 	// Without a bound to them it dials for every request that finds all in use, and
 	// closes what is too many: the first moments would measure connecting.
 	transport := &http.Transport{
@@ -128,7 +130,7 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 			break
 		}
 	}
-	check(err)
+	fail.If(err)
 	c.load(in.Connections, in.Duration/warmPart)
 	clock := startStopwatch()
 	out.Requests = c.load(in.Connections, in.Duration)
@@ -158,14 +160,14 @@ func (g *getter) load(connections int, d time.Duration) int64 {
 		})
 	}
 	wait.Wait()
-	check(errors.Join(errs...))
+	fail.If(errors.Join(errs...))
 	return count.Load()
 }
 
 // get makes a request and checks the length of the answer.
 func (g *getter) get(path string, want int64) (err error) {
-	defer caught(&err)
-	r := must(g.client.Get(g.url + path))
+	defer fail.Catch(&err)
+	r := fail.Must(g.client.Get(g.url + path))
 	defer r.Body.Close()
 	n, err := io.Copy(io.Discard, r.Body)
 	if err == nil && n != want {

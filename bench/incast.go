@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -196,8 +197,8 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 		return nil, fmt.Errorf("%d senders: there are %d", l.Senders, len(n.workers)-1)
 	}
 	defer func() { n.failed = n.failed || err != nil }()
-	defer caught(&err)
-	before := must(n.star.Drops())
+	defer fail.Catch(&err)
+	before := fail.Must(n.star.Drops())
 	replies := apart(ctx, n.opening, !l.TCP, n.workers[:1+l.Senders], func(i int) (string, any) {
 		in := incastInput{l, n.workers[0].params.Local, i - 1}
 		if i == 0 {
@@ -207,9 +208,9 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	})
 	taken := outputOf[incastTaken](replies[0])
 	if len(taken.Messages) != l.Senders || len(taken.Came) != l.Senders || taken.Span.Wall <= 0 {
-		fail("the receiver has not said what came, and how long it took")
+		fail.With("the receiver has not said what came, and how long it took")
 	}
-	onTheWay := must(n.star.Drops()) - before // dropped by name
+	onTheWay := fail.Must(n.star.Drops()) - before // dropped by name
 	n.cond.learn(taken.Facts)
 	r := &IncastResult{
 		Messages: taken.Messages, Unnamed: taken.Unnamed,
@@ -221,7 +222,7 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	for i, x := range replies[1:] {
 		sent := outputOf[incastSent](x)
 		if sent.Messages != taken.Came[i] {
-			fail("sender %d has sent %d messages, and %d came", i, sent.Messages, taken.Came[i])
+			fail.With("sender %d has sent %d messages, and %d came", i, sent.Messages, taken.Came[i])
 		}
 		r.Frames += sent.Frames
 		r.Resent += sent.Resent
@@ -252,15 +253,15 @@ const incastLimit = 6 * waitLimit
 //	end of the stream         ->
 //	                          <- a byte: everything has come
 func sendIncast(j *job, in incastInput) (out incastSent, err error) {
-	defer caught(&err)
-	check(in.validate())
-	n := must(openNetwork(j.params, !in.TCP))
-	defer closing(&err, n.close)
+	defer fail.Catch(&err)
+	fail.If(in.validate())
+	n := fail.Must(openNetwork(j.params, !in.TCP))
+	defer fail.Closing(&err, n.close)
 	defer n.closeOn(j.stop)()
-	message := must(n.alloc(in.Bytes))
+	message := fail.Must(n.alloc(in.Bytes))
 	conn := n.reach(netip.AddrPortFrom(in.Receiver, incastPort), incastLimit, j.stop)
-	defer closing(&err, conn.Close)
-	check(conn.SetDeadline(time.Now().Add(in.Duration + incastLimit)))
+	defer fail.Closing(&err, conn.Close)
+	fail.If(conn.SetDeadline(time.Now().Add(in.Duration + incastLimit)))
 	var over atomic.Bool
 	all := make(chan error, 1)
 	go func() {
@@ -272,16 +273,16 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 		}
 		all <- err
 	}()
-	must(conn.Write([]byte{byte(in.Number)}))
+	fail.Must(conn.Write([]byte{byte(in.Number)}))
 	for ; !over.Load(); out.Messages++ {
 		if out.Messages < incastCheck {
 			copy(message, content(int(out.Messages), 0, in.Bytes))
 		}
-		must(conn.Write(message))
+		fail.Must(conn.Write(message))
 	}
-	check(conn.(interface{ CloseWrite() error }).CloseWrite())
+	fail.If(conn.(interface{ CloseWrite() error }).CloseWrite())
 	if err := <-all; err != nil {
-		fail("the receiver has not said that it has everything: %w", err)
+		fail.With("the receiver has not said that it has everything: %w", err)
 	}
 	if n.nic == nil {
 		onSocket(conn.(*net.TCPConn), func(fd int) error {
@@ -301,10 +302,10 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 
 // takeIncast is a task: the receiver.
 func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
-	defer caught(&err)
-	check(in.validate())
-	n := must(openNetwork(j.params, !in.TCP))
-	defer closing(&err, n.close)
+	defer fail.Catch(&err)
+	fail.If(in.validate())
+	n := fail.Must(openNetwork(j.params, !in.TCP))
+	defer fail.Closing(&err, n.close)
 	defer n.closeOn(j.stop)()
 	demux := map[string]uint64{}
 	if n.nic != nil {
@@ -321,7 +322,7 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 	l := n.listenWithin(netip.AddrPortFrom(j.params.Local, incastPort), incastLimit)
 	defer l.Close()
 	for range streams {
-		conn := must(l.Accept())
+		conn := fail.Must(l.Accept())
 		number := make([]byte, 1)
 		err := conn.SetDeadline(time.Now().Add(in.Duration + incastLimit))
 		if err == nil {
@@ -329,13 +330,13 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 		}
 		i := int(number[0])
 		if err != nil || i >= len(streams) || streams[i] != nil {
-			check(errors.Join(err, conn.Close(), errors.New("a stream has not said whose it is")))
+			fail.If(errors.Join(err, conn.Close(), errors.New("a stream has not said whose it is")))
 		}
 		streams[i] = conn
 	}
 	tell := func() {
 		for _, conn := range streams {
-			must(conn.Write([]byte{0}))
+			fail.Must(conn.Write([]byte{0}))
 		}
 	}
 	flows := newArrivals(in.Senders, j.stop)
@@ -350,7 +351,7 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 	}
 	// The window begins some time after every sender has begun. A sender that got no CPU has its time all the same.
 	if !flows.until(incastLimit, func() bool { return slices.Min(flows.counts()) >= incastCheck }) {
-		fail("a sender has hardly begun within %v: messages %d", incastLimit, flows.counts())
+		fail.With("a sender has hardly begun within %v: messages %d", incastLimit, flows.counts())
 	}
 	time.Sleep(in.Duration / warmPart)
 	out.Messages, out.Span = flows.window(in.Duration, func(messages []int64) bool { return slices.Min(messages) > 0 })
@@ -409,10 +410,10 @@ func (a *arrivals) counts() []int64 {
 func (a *arrivals) check() {
 	select {
 	case err := <-a.failed:
-		check(err)
+		fail.If(err)
 	default:
 		if a.stop.Load() {
-			check(ErrStopped)
+			fail.If(ErrStopped)
 		}
 	}
 }

@@ -121,7 +121,7 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 }
 
 // A loadPort is an endpoint as a load drives it: nothing in it waits for the
-// peer. One goroutine drives it. What fails does so by check.
+// peer. One goroutine drives it. What fails does so by package fail.
 type loadPort interface {
 	// begin makes it ready for a round, the peer's end too where that is
 	// needed.

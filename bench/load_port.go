@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -44,7 +45,7 @@ func (l *tcpLoad) flush() bool {
 		case err == errAgain:
 			return false
 		case !errors.Is(err, unix.EINTR):
-			fail("send: %w", err)
+			fail.With("send: %w", err)
 		}
 	}
 	l.from, l.to = 0, 0
@@ -60,9 +61,9 @@ func (l *tcpLoad) poll() []byte {
 		case err == errAgain || errors.Is(err, unix.EINTR):
 			return nil
 		case err != nil:
-			fail("receive: %w", err)
+			fail.With("receive: %w", err)
 		case n == 0:
-			fail("receive: %w", io.ErrUnexpectedEOF) // the peer has closed
+			fail.With("receive: %w", io.ErrUnexpectedEOF) // the peer has closed
 		}
 		if l.got += n; l.got < l.bytes {
 			return nil
@@ -102,7 +103,7 @@ const (
 func (l *viLoad) begin(r loadRound) {
 	v := l.vi
 	if v.params.MaxBytes < MaxLoadBytes {
-		fail("opened for messages of %d bytes: a load needs %d", v.params.MaxBytes, MaxLoadBytes)
+		fail.With("opened for messages of %d bytes: a load needs %d", v.params.MaxBytes, MaxLoadBytes)
 	}
 	v.round = Round{ID: r.ID, Bytes: r.Bytes}
 	v.lists = 1
@@ -165,7 +166,7 @@ func (l *viLoad) poll() []byte {
 	}
 	v.recvs.done++
 	if d.SegCount != 1 {
-		check(errors.New("receive: a descriptor without a place for data came back"))
+		fail.If(errors.New("receive: a descriptor without a place for data came back"))
 	}
 	at := int(d.Segment(0).Data - v.in.Addr())
 	l.stageRecv()

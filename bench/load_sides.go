@@ -2,6 +2,8 @@ package bench
 
 import (
 	"time"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // loadBatch is how many messages are sent, or taken, before it is the other's turn.
@@ -37,7 +39,7 @@ func newLoader(r loadRound, port loadPort, clock func() time.Duration, w watchdo
 
 // sendLoad is a task: the sending side of a load.
 func sendLoad(j *job, r loadRound) (_ loadOutcome, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	port := beginLoad(j, r)
 	start := time.Now()
 	clock := func() time.Duration { return time.Since(start) }
@@ -46,8 +48,8 @@ func sendLoad(j *job, r loadRound) (_ loadOutcome, err error) {
 
 // beginLoad makes the endpoint of a task ready.
 func beginLoad(j *job, r loadRound) loadPort {
-	check(r.validate())
-	port := must(loadPortOf(j.endpoint))
+	fail.If(r.validate())
+	port := fail.Must(loadPortOf(j.endpoint))
 	port.begin(r)
 	return port
 }
@@ -57,8 +59,8 @@ func (l *loader) now() time.Duration { return l.clock() - l.zero }
 
 // run sends for as long as the round lasts, and then awaits what is under way.
 func (l *loader) run() (out loadOutcome, err error) {
-	defer caught(&err)
-	during("begin", func() { l.call(loadBegin, leadMessages) })
+	defer fail.Catch(&err)
+	fail.During("begin", func() { l.call(loadBegin, leadMessages) })
 	clock := startStopwatch()
 	l.zero = l.clock()
 	now := l.now()
@@ -69,9 +71,9 @@ func (l *loader) run() (out loadOutcome, err error) {
 	// What became due while the last turn went on is not late yet.
 	l.sendDue(now)
 	out.Outstanding = int64(l.sent - l.echoed)
-	during("messages that have no echo", l.drain)
+	fail.During("messages that have no echo", l.drain)
 	out.Span = clock.span()
-	during("end", func() { l.call(loadEnd, 1) })
+	fail.During("end", func() { l.call(loadEnd, 1) })
 	out.Unsent = l.leave(now)
 	out.Outstanding += out.Unsent
 	out.Sent, out.Due = int64(l.sent), int64(l.sent)+out.Unsent
@@ -81,7 +83,7 @@ func (l *loader) run() (out loadOutcome, err error) {
 
 // turn sends what is due and takes what has arrived.
 func (l *loader) turn(now time.Duration) {
-	check(l.watch.after(l.sendDue(now) + l.take()))
+	fail.If(l.watch.after(l.sendDue(now) + l.take()))
 }
 
 // sendDue sends what is due, one batch at most, and returns how many it sent.
@@ -124,24 +126,24 @@ func (l *loader) echo(p []byte) {
 	number, took := loadNumber(p), l.now()-loadDue(p)
 	switch {
 	case !l.round.is(p) || loadKind(p) != loadMessage:
-		fail("%d bytes came that are no echo", len(p))
+		fail.With("%d bytes came that are no echo", len(p))
 	case number >= l.sent || took < 0:
-		fail("the echo of message %d came, which was not sent yet", number)
+		fail.With("the echo of message %d came, which was not sent yet", number)
 	case number != l.echoed:
-		fail("the echo of message %d came, not that of %d", number, l.echoed)
+		fail.With("the echo of message %d came, not that of %d", number, l.echoed)
 	}
 	if l.round.Check {
-		check(l.round.verify(p))
+		fail.If(l.round.verify(p))
 	}
 	l.echoed++
-	check(l.times.note(took))
+	fail.If(l.times.note(took))
 }
 
 // drain awaits the echo of what was sent.
 func (l *loader) drain() {
 	for l.echoed != l.sent {
 		l.port.flush()
-		check(l.watch.after(l.take()))
+		fail.If(l.watch.after(l.take()))
 	}
 }
 
@@ -169,10 +171,10 @@ func (l *loader) call(kind byte, words int) {
 			p := l.port.poll()
 			switch {
 			case p == nil:
-				check(l.watch.idle())
+				fail.If(l.watch.idle())
 				continue
 			case !l.round.is(p) || loadKind(p) != kind || loadNumber(p) != n:
-				fail("%d bytes came that are no echo of a word", len(p))
+				fail.With("%d bytes came that are no echo of a word", len(p))
 			}
 			echoed = true
 			l.watch.progress()
@@ -190,20 +192,20 @@ type echoer struct {
 
 // echoLoad is a task: it echoes a load until its end, and says what that took.
 func echoLoad(j *job, r loadRound) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	e := &echoer{round: r, port: beginLoad(j, r), watch: watchdog{stop: j.stop}}
 	return e.run()
 }
 
 func (e *echoer) run() (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	clock := startStopwatch()
 	for {
 		n, all := e.turn()
 		if e.ended && all {
 			return clock.span(), nil
 		}
-		check(e.watch.after(n))
+		fail.If(e.watch.after(n))
 	}
 }
 
@@ -216,7 +218,7 @@ func (e *echoer) turn() (n int, all bool) {
 			break
 		}
 		if !e.round.is(p) {
-			fail("%d bytes came that are no message of this load", len(p))
+			fail.With("%d bytes came that are no message of this load", len(p))
 		}
 		e.ended = loadKind(p) == loadEnd
 		buf := roomFor(e.port, &e.watch)
@@ -232,6 +234,6 @@ func roomFor(port loadPort, w *watchdog) []byte {
 			return buf
 		}
 		port.flush()
-		check(w.idle())
+		fail.If(w.idle())
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -56,10 +57,10 @@ func (n *network) reach(at netip.AddrPort, limit time.Duration, stop *atomic.Boo
 		conn, err := n.dial(ctx, "tcp", at.String())
 		switch {
 		case err == nil, ctx.Err() != nil:
-			check(err)
+			fail.If(err)
 			return conn
 		case stop.Load():
-			check(ErrStopped)
+			fail.If(ErrStopped)
 		}
 		time.Sleep(connectPause)
 	}
@@ -84,8 +85,8 @@ func (n *network) closeOn(stop *atomic.Bool) (end func()) {
 
 // listenWithin makes a listener whose Accept ends after some time.
 func (n *network) listenWithin(at netip.AddrPort, limit time.Duration) net.Listener {
-	l := must(n.listen("tcp", at.String()))
-	check(l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(limit)))
+	l := fail.Must(n.listen("tcp", at.String()))
+	fail.If(l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(limit)))
 	return l
 }
 
@@ -114,10 +115,10 @@ func openNetStream(p Params, w watchdog, overVianet bool) (*netStream, error) {
 }
 
 func (s *netStream) open(overVianet bool) (err error) {
-	defer caught(&err)
-	s.network = must(openNetwork(s.params, overVianet))
-	s.out = must(s.network.alloc(s.params.MaxBytes))
-	s.in = must(s.network.alloc(max(s.params.MaxBytes, readBuffer)))
+	defer fail.Catch(&err)
+	s.network = fail.Must(openNetwork(s.params, overVianet))
+	s.out = fail.Must(s.network.alloc(s.params.MaxBytes))
+	s.in = fail.Must(s.network.alloc(max(s.params.MaxBytes, readBuffer)))
 	if s.params.Server {
 		s.listener, err = s.network.listen("tcp", netip.AddrPortFrom(s.params.Local, uint16(s.params.Port)).String())
 	}
@@ -139,11 +140,11 @@ func (s *netStream) Hello() Hello {
 
 // Connect, see Endpoint. Package net sets TCP_NODELAY by itself.
 func (s *netStream) Connect(peer Hello) (err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	if s.params.Server {
 		l := s.listener.(interface{ SetDeadline(time.Time) error })
-		check(l.SetDeadline(time.Now().Add(waitLimit)))
-		s.conn = must(s.listener.Accept())
+		fail.If(l.SetDeadline(time.Now().Add(waitLimit)))
+		s.conn = fail.Must(s.listener.Accept())
 		err = s.listener.Close()
 		s.listener = nil
 		return err
@@ -173,14 +174,14 @@ func (s *netStream) Close() error {
 // of their own. It is generous: it ends only a round whose peer is gone.
 func (s *netStream) round() {
 	if s.watch.stop != nil && s.watch.stop.Load() {
-		check(ErrStopped)
+		fail.If(ErrStopped)
 	}
-	check(s.conn.SetDeadline(time.Now().Add(netDeadline)))
+	fail.If(s.conn.SetDeadline(time.Now().Add(netDeadline)))
 }
 
-func (s *netStream) write(p []byte) { must(s.conn.Write(p)) }
+func (s *netStream) write(p []byte) { fail.Must(s.conn.Write(p)) }
 
-func (s *netStream) read(p []byte) int { return must(s.conn.Read(p)) }
+func (s *netStream) read(p []byte) int { return fail.Must(s.conn.Read(p)) }
 
 // takeSocket takes the socket out of a connection of package net, and removes it from the
 // netpoller.
@@ -188,8 +189,8 @@ func takeSocket(c interface {
 	syscall.Conn
 	Close() error
 }) (fd int, err error) {
-	defer closing(&err, c.Close)
-	defer caught(&err)
+	defer fail.Closing(&err, c.Close)
+	defer fail.Catch(&err)
 	onSocket(c, func(its int) (err error) {
 		if fd, err = unix.FcntlInt(uintptr(its), unix.F_DUPFD_CLOEXEC, 0); err == nil {
 			err = unix.SetNonblock(fd, false)
@@ -202,6 +203,6 @@ func takeSocket(c interface {
 // onSocket calls f with the socket of a connection.
 func onSocket(c syscall.Conn, f func(fd int) error) {
 	var err error
-	check(must(c.SyscallConn()).Control(func(fd uintptr) { err = f(int(fd)) }))
-	check(err)
+	fail.If(fail.Must(c.SyscallConn()).Control(func(fd uintptr) { err = f(int(fd)) }))
+	fail.If(err)
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -104,8 +105,8 @@ func (o *operated) result(c Conditions) *OperationsResult {
 // Operate measures operations that need no peer, on a NIC of its own of one
 // worker.
 func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() error) error) (_ *OperationsResult, err error) {
-	defer caught(&err)
-	check(o.validate())
+	defer fail.Catch(&err)
+	fail.If(o.validate())
 	out := outputOf[operated](apart(ctx, opening, true, []*Worker{w}, func(int) (string, any) { return taskOperate, o })[0])
 	c := HostConditions()
 	c.learn(out.Facts)
@@ -119,11 +120,11 @@ func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() e
 // peer that waits, and to be disconnected, count times; and the same of package
 // net's TCP connections. The session is one of VIs.
 func (s *Session) Connections(ctx context.Context, count int) (_ *OperationsResult, err error) {
-	defer caught(&err)
-	check(checkCount(count))
+	defer fail.Catch(&err)
+	fail.If(checkCount(count))
 	input := connectInput{Count: count, Server: s.hello[1].Addr}
 	out, _, err := bothTasks[operated, struct{}](ctx, s.client, taskConnect, s.server, taskAccept, input)
-	check(err)
+	fail.If(err)
 	return out.result(s.Conditions()), nil
 }
 
@@ -142,14 +143,14 @@ func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *
 	t.list = append(t.list, OperationTimes{doing, bytes, did}, OperationTimes{undoing, bytes, undid})
 	for range count {
 		if t.stop.Load() {
-			check(ErrStopped)
+			fail.If(ErrStopped)
 		}
 		start := time.Now()
 		undo := do(&start)
-		check(did.note(time.Since(start)))
+		fail.If(did.note(time.Since(start)))
 		start = time.Now()
-		check(undo())
-		check(undid.note(time.Since(start)))
+		fail.If(undo())
+		fail.If(undid.note(time.Since(start)))
 	}
 }
 
@@ -160,8 +161,8 @@ const operationCQ = 256
 
 // operate is a task: operations that need no peer, on a NIC of its own.
 func operate(j *job, o Operations) (out operated, err error) {
-	defer caught(&err)
-	check(errors.Join(o.validate(), testbed.Require(testbed.Sockets, testbed.Programs)))
+	defer fail.Catch(&err)
+	fail.If(errors.Join(o.validate(), testbed.Require(testbed.Sockets, testbed.Programs)))
 	// A block of the arena is a power of two long and lies at a multiple of it, behind the
 	// chunks.
 	largest := slices.Max(append(o.Sizes, 1))
@@ -169,27 +170,27 @@ func operate(j *job, o Operations) (out operated, err error) {
 	if vipl.Unavailable(err) {
 		err = testbed.CannotRun(err)
 	}
-	check(err)
-	defer closing(&err, nic.Close)
-	tag := must(nic.CreatePtag())
+	fail.If(err)
+	defer fail.Closing(&err, nic.Close)
+	tag := fail.Must(nic.CreatePtag())
 	t := newTimings(j.stop)
 	if len(o.Sizes) == 0 {
-		t.pairs(o.Count, 0, OpCreatePtag, OpDestroyPtag, func(*time.Time) func() error { return must(nic.CreatePtag()).Destroy })
-		t.pairs(o.Count, 0, OpCreateCQ, OpDestroyCQ, func(*time.Time) func() error { return must(nic.CreateCQ(operationCQ)).Destroy })
-		t.pairs(o.Count, 0, OpCreateVI, OpDestroyVI, func(*time.Time) func() error { return must(nic.CreateVI(operationVI(tag), nil, nil)).Destroy })
+		t.pairs(o.Count, 0, OpCreatePtag, OpDestroyPtag, func(*time.Time) func() error { return fail.Must(nic.CreatePtag()).Destroy })
+		t.pairs(o.Count, 0, OpCreateCQ, OpDestroyCQ, func(*time.Time) func() error { return fail.Must(nic.CreateCQ(operationCQ)).Destroy })
+		t.pairs(o.Count, 0, OpCreateVI, OpDestroyVI, func(*time.Time) func() error { return fail.Must(nic.CreateVI(operationVI(tag), nil, nil)).Destroy })
 	}
 	attributes := vipl.MemAttributes{Ptag: tag}
 	for _, bytes := range o.Sizes {
-		t.pairs(o.of(bytes), bytes, OpAllocMem, OpFreeMem, func(*time.Time) func() error { return must(nic.AllocMem(bytes, attributes)).Deregister })
+		t.pairs(o.of(bytes), bytes, OpAllocMem, OpFreeMem, func(*time.Time) func() error { return fail.Must(nic.AllocMem(bytes, attributes)).Deregister })
 		own := make([]byte, bytes)
 		for i := range own { // touch the pages
 			own[i] = 1
 		}
-		t.pairs(o.of(bytes), bytes, OpRegisterMem, OpDeregisterMem, func(*time.Time) func() error { return must(nic.RegisterMem(own, attributes)).Deregister })
+		t.pairs(o.of(bytes), bytes, OpRegisterMem, OpDeregisterMem, func(*time.Time) func() error { return fail.Must(nic.RegisterMem(own, attributes)).Deregister })
 	}
 	out = t.output()
 	out.Facts = factsOf(nic)
-	out.Facts.CPUs = must(testbed.AllowedCPUs())
+	out.Facts.CPUs = fail.Must(testbed.AllowedCPUs())
 	return out, nil
 }
 
@@ -211,12 +212,12 @@ type connectInput struct {
 // newConnector makes a VI on the NIC of the endpoint, whose connection stays beside it. end
 // gives it back.
 func newConnector(j *job, in connectInput) (e *vi, v *vipl.VI, end func() error) {
-	check(checkCount(in.Count))
+	fail.If(checkCount(in.Count))
 	e, ok := j.endpoint.(*vi)
 	if !ok {
-		fail("this transport has no connections to count: take a VI that sends and receives")
+		fail.With("this transport has no connections to count: take a VI that sends and receives")
 	}
-	v = must(e.nic.CreateVI(operationVI(e.ptag), nil, nil))
+	v = fail.Must(e.nic.CreateVI(operationVI(e.ptag), nil, nil))
 	return e, v, func() error { return errors.Join(v.Disconnect(), v.Destroy()) }
 }
 
@@ -226,9 +227,9 @@ func opsAddress(host netip.Addr) vipl.NetAddress {
 
 // connectOften is a task: the client's side, which keeps the times.
 func connectOften(j *job, in connectInput) (_ operated, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	e, v, end := newConnector(j, in)
-	defer closing(&err, end)
+	defer fail.Closing(&err, end)
 	t := newTimings(j.stop)
 	t.pairs(in.Count, 0, OpConnect, OpDisconnect, func(start *time.Time) func() error {
 		// Requests are refused until the server waits; only the accepted one counts.
@@ -239,18 +240,18 @@ func connectOften(j *job, in connectInput) (_ operated, err error) {
 			case err == nil:
 				return v.Disconnect
 			case j.stop.Load():
-				check(ErrStopped)
+				fail.If(ErrStopped)
 			case !errors.Is(err, vipl.ErrNoMatch) || start.After(deadline):
-				check(err)
+				fail.If(err)
 			}
 		}
 	})
-	n := must(openNetwork(j.params, false))
+	n := fail.Must(openNetwork(j.params, false))
 	at := netip.AddrPortFrom(in.Server, opsPort)
 	first := n.reach(at, waitLimit, j.stop)
-	defer closing(&err, first.Close)
+	defer fail.Closing(&err, first.Close)
 	t.pairs(in.Count, 0, OpConnectTCP, OpCloseTCP, func(*time.Time) func() error {
-		return must(n.dial(context.Background(), "tcp", at.String())).Close
+		return fail.Must(n.dial(context.Background(), "tcp", at.String())).Close
 	})
 	return t.output(), nil
 }
@@ -260,10 +261,10 @@ const opsPort = 4794
 
 // acceptTCP takes TCP connections until the client has closed the first of them.
 func acceptTCP(host netip.Addr) {
-	n := must(openNetwork(Params{}, false))
+	n := fail.Must(openNetwork(Params{}, false))
 	l := n.listenWithin(netip.AddrPortFrom(host, opsPort), waitLimit)
 	defer l.Close()
-	first := must(l.Accept())
+	first := fail.Must(l.Accept())
 	defer first.Close()
 	others := make(chan error, 1)
 	go func() {
@@ -279,19 +280,19 @@ func acceptTCP(host netip.Addr) {
 			_ = c.Close()
 		}
 	}()
-	check(first.SetDeadline(time.Now().Add(waitLimit)))
+	fail.If(first.SetDeadline(time.Now().Add(waitLimit)))
 	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		check(err)
+		fail.If(err)
 	}
-	check(l.Close())
-	check(<-others)
+	fail.If(l.Close())
+	fail.If(<-others)
 }
 
 // acceptOften is a task: the server's side.
 func acceptOften(j *job, in connectInput) (_ struct{}, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	e, v, end := newConnector(j, in)
-	defer closing(&err, end)
+	defer fail.Closing(&err, end)
 	// Of receives that never get a message: they come back when a connection has ended.
 	receives := newRing(e.nic, e.ptag, 1, 1)
 	// The peer ends each connection, which is not worth logging.
@@ -299,24 +300,24 @@ func acceptOften(j *job, in connectInput) (_ struct{}, err error) {
 	defer e.nic.ErrorCallback(nil)
 	for range in.Count {
 		conn := e.awaitRequest(opsAddress(e.params.Local))
-		check(receives.add(v.PostRecv, nil))
-		check(conn.Accept(v))
+		fail.If(receives.add(v.PostRecv, nil))
+		fail.If(conn.Accept(v))
 		for {
 			_, err := v.RecvWait(maxSleep)
 			switch {
 			case err == nil:
-				fail("a message came over a connection that carries none")
+				fail.With("a message came over a connection that carries none")
 			case errors.Is(err, vipl.ErrTimeout) && j.stop.Load():
-				check(ErrStopped)
+				fail.If(ErrStopped)
 			case errors.Is(err, vipl.ErrTimeout):
 				continue
 			case !errors.Is(err, vipl.ErrDescriptor):
-				check(err)
+				fail.If(err)
 			}
 			break
 		}
 		receives.done++
-		check(v.Disconnect())
+		fail.If(v.Disconnect())
 	}
 	acceptTCP(in.Server)
 	return struct{}{}, nil

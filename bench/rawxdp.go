@@ -13,6 +13,7 @@ import (
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/xdpnic"
 )
 
@@ -142,7 +143,7 @@ func (r *rawXDP) commit(n int) {
 // queue to the peer holds.
 func (r *rawXDP) flush() {
 	for {
-		check(r.q.Flush())
+		fail.If(r.q.Flush())
 		if r.q.Pending() == 0 {
 			r.watch.progress()
 			if r.long != nil {
@@ -150,7 +151,7 @@ func (r *rawXDP) flush() {
 			}
 			return
 		}
-		check(r.watch.idle())
+		fail.If(r.watch.idle())
 	}
 }
 
@@ -179,7 +180,7 @@ func (r *rawXDP) poll() []byte {
 	return udpContent(frame.Data, r.skip)
 }
 
-func (r *rawXDP) wait() { check(r.q.Wait(maxSleep)) }
+func (r *rawXDP) wait() { fail.If(r.q.Wait(maxSleep)) }
 
 func (r *rawXDP) close() error {
 	return errors.Join(r.nic.close(), r.closeQueue())

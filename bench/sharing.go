@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -119,15 +120,15 @@ func (r *SharingResult) Jain() float64 { return jain(r.Rates) }
 
 // Share runs flows through a bottleneck.
 func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *SharingResult, err error) {
-	defer caught(&err)
-	check(l.validate())
+	defer fail.Catch(&err)
+	fail.If(l.validate())
 	m := b.middle(true)
-	undo := must(at.set(m))
-	defer closing(&err, undo)
+	undo := fail.Must(at.set(m))
+	defer fail.Closing(&err, undo)
 	before, start := m.Counters(0), time.Now()
 	var replies []reply
-	check(b.Do(ctx, func() (err error) {
-		defer caught(&err)
+	fail.If(b.Do(ctx, func() (err error) {
+		defer fail.Catch(&err)
 		replies = apart(ctx, b.Opening, true, []*Worker{b.client, b.server}, func(i int) (string, any) {
 			return []string{taskShareSend, taskShareTake}[i], sharingInput{l, b.server.at(true).Local}
 		})
@@ -136,7 +137,7 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	n, took := m.Counters(0).Since(before), time.Since(start)
 	sent, taken := outputOf[sharingSent](replies[0]), outputOf[sharingTaken](replies[1])
 	if len(taken.Bytes) != l.flows() || taken.Span.Wall <= 0 {
-		fail("the receiver has not said what came, and how long it took")
+		fail.With("the receiver has not said what came, and how long it took")
 	}
 	r := &SharingResult{
 		VIs: l.VIs, Sent: sent.Sent, Resent: sent.Resent, Marked: taken.Marked,
@@ -193,7 +194,7 @@ type sharingVIs struct {
 
 // openSharing opens a NIC with VIs whose sends, or receives, complete on one queue.
 func openSharing(p Params, vis, depth int, sends bool) *sharingVIs {
-	s := &sharingVIs{nic: must(openNIC(p, vipl.WithChunks(sharingChunks, sharingChunks)))}
+	s := &sharingVIs{nic: fail.Must(openNIC(p, vipl.WithChunks(sharingChunks, sharingChunks)))}
 	whole := false
 	defer func() {
 		if !whole {
@@ -201,15 +202,15 @@ func openSharing(p Params, vis, depth int, sends bool) *sharingVIs {
 		}
 	}()
 	tag := s.nic.CommonPtag()
-	region := must(s.nic.RegisterMem(make([]byte, sharingMessage), vipl.MemAttributes{Ptag: tag}))
+	region := fail.Must(s.nic.RegisterMem(make([]byte, sharingMessage), vipl.MemAttributes{Ptag: tag}))
 	s.data = region.Segment(0, sharingMessage)
-	s.cq = must(s.nic.CreateCQ(vis * depth))
+	s.cq = fail.Must(s.nic.CreateCQ(vis * depth))
 	sendCQ, recvCQ := s.cq, (*vipl.CQ)(nil)
 	if !sends {
 		sendCQ, recvCQ = nil, s.cq
 	}
 	for i := range vis {
-		v := must(s.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, sendCQ, recvCQ))
+		v := fail.Must(s.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, sendCQ, recvCQ))
 		v.SetValue(i)
 		s.vis, s.rings = append(s.vis, v), append(s.rings, newRing(s.nic, tag, depth, 1))
 	}
@@ -267,10 +268,10 @@ func (s *sharingVIs) close() error {
 //	                          <- a byte on control: it is over
 //	closes control            ->
 func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	s := openSharing(j.params, in.VIs, sharingSends, true)
-	defer closing(&err, s.close)
-	n := must(openNetwork(j.params, false))
+	defer fail.Closing(&err, s.close)
+	n := fail.Must(openNetwork(j.params, false))
 	at := netip.AddrPortFrom(in.Server, sharingPort)
 	control := n.reach(at, waitLimit, j.stop)
 	defer control.Close()
@@ -313,7 +314,7 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 		most := maxSleep
 		if begun < in.VIs {
 			if most = min(most, begin(begun)); most <= 0 {
-				check(s.postAll(begun, s.vis[begun].PostSend))
+				fail.If(s.postAll(begun, s.vis[begun].PostSend))
 				begun++
 				continue
 			}
@@ -323,13 +324,13 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 			err = s.postAll(i, s.vis[i].PostSend)
 		}
 		if !over.Load() {
-			check(err)
+			fail.If(err)
 		}
 		if j.stop.Load() {
-			check(ErrStopped)
+			fail.If(ErrStopped)
 		}
 	}
-	check(<-ended)
+	fail.If(<-ended)
 	for _, v := range s.nic.Status().VIs {
 		out.Sent, out.Resent = out.Sent+v.Sent, out.Resent+v.Resent
 	}
@@ -339,25 +340,25 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 
 // shareTake is a task: the server of a SharingLoad.
 func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	s := openSharing(j.params, in.VIs, sharingReceives, false)
-	defer closing(&err, s.close)
-	n := must(openNetwork(j.params, false))
+	defer fail.Closing(&err, s.close)
+	n := fail.Must(openNetwork(j.params, false))
 	l := n.listenWithin(netip.AddrPortFrom(j.params.Local, sharingPort), waitLimit)
 	defer l.Close()
-	control := must(l.Accept())
+	control := fail.Must(l.Accept())
 	defer control.Close()
 	local := vipl.NetAddress{Host: j.params.Local, Discriminator: sharingDiscriminator}
 	for i, v := range s.vis {
-		during(fmt.Sprint("VI ", i), func() {
-			check(s.postAll(i, v.PostRecv))
-			check(must(s.nic.ConnectWait(local, waitLimit)).Accept(v))
-			out.Payload = must(v.Query()).MaxPayload
+		fail.During(fmt.Sprint("VI ", i), func() {
+			fail.If(s.postAll(i, v.PostRecv))
+			fail.If(fail.Must(s.nic.ConnectWait(local, waitLimit)).Accept(v))
+			out.Payload = fail.Must(v.Query()).MaxPayload
 		})
 	}
 	flows := newArrivals(in.flows(), j.stop)
 	for i := range in.TCPs {
-		c := must(l.Accept())
+		c := fail.Must(l.Accept())
 		defer c.Close()
 		go func() {
 			for b := make([]byte, readBuffer); ; {
@@ -395,9 +396,9 @@ func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	out.Bytes, out.Span = flows.window(in.Time, func(bytes []int64) bool { return slices.Max(bytes) > 0 })
 	end()
 	out.Marked, out.Facts = s.nic.Counters().Marked, s.facts()
-	must(control.Write([]byte{0}))
+	fail.Must(control.Write([]byte{0}))
 	// The client looks at its VIs before it closes control, and then they may be disconnected.
-	check(control.SetReadDeadline(time.Now().Add(waitLimit)))
-	must(io.Copy(io.Discard, control))
+	fail.If(control.SetReadDeadline(time.Now().Add(waitLimit)))
+	fail.Must(io.Copy(io.Discard, control))
 	return out, nil
 }

@@ -7,6 +7,8 @@ import (
 	"net"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // tcp is a TCP connection driven by system calls: tcp-spin, whose calls never
@@ -32,13 +34,13 @@ func openTCP(p Params, w watchdog, block bool) (*tcp, error) {
 
 // Connect, see Endpoint.
 func (t *tcp) Connect(peer Hello) (err error) {
-	defer caught(&err)
-	check(t.netStream.Connect(peer))
+	defer fail.Catch(&err)
+	fail.If(t.netStream.Connect(peer))
 	fd, err := takeSocket(t.conn.(*net.TCPConn))
 	t.conn = nil
-	check(err)
+	fail.If(err)
 	t.fd = fd
-	check(setCongestion(fd, t.params.Congestion))
+	fail.If(setCongestion(fd, t.params.Congestion))
 	if d := t.params.LongestTimeout; d > 0 {
 		// Not known to older kernels, which then have their own.
 		unix.SetsockoptInt(t.fd, unix.IPPROTO_TCP, tcpRTOMaxMS, int(d.Milliseconds()))
@@ -95,7 +97,7 @@ func (t *tcp) read(p []byte) int {
 			continue
 		}
 		if n == 0 {
-			check(io.ErrUnexpectedEOF) // the peer has closed
+			fail.If(io.ErrUnexpectedEOF) // the peer has closed
 		}
 		t.watch.progress()
 		return n
@@ -127,7 +129,7 @@ func (t *tcp) again(doing string, err error) {
 		return
 	}
 	if err != nil {
-		fail("%s: %w", doing, err)
+		fail.With("%s: %w", doing, err)
 	}
 }
 
@@ -145,7 +147,7 @@ func errnoError(n int, errno unix.Errno) (int, error) {
 // errAgain is EAGAIN, made once.
 var errAgain error = unix.EAGAIN
 
-// byteStream is a connected stream of bytes, the ground of the TCP transports. What fails does so by check.
+// byteStream is a connected stream of bytes, the ground of the TCP transports. What fails does so by package fail.
 type byteStream interface {
 	// write sends all of p.
 	write(p []byte)
@@ -166,16 +168,16 @@ type streamed struct {
 const readBuffer = 64 << 10
 
 func (t *streamed) enter(r Round) {
-	check(r.check())
+	fail.If(r.check())
 	if r.Bytes > len(t.out) {
-		check(errors.New("message larger than announced"))
+		fail.If(errors.New("message larger than announced"))
 	}
 	t.s.round()
 }
 
 // Ping, see Endpoint.
 func (t *streamed) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	t.enter(r)
 	t.enter(r.reply())
 	return timed(r, rtt, func(i int) {
@@ -186,7 +188,7 @@ func (t *streamed) Ping(r Round, rtt []int64) (_ Span, err error) {
 
 // Echo, see Endpoint.
 func (t *streamed) Echo(r Round) (err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	t.enter(r)
 	t.enter(r.reply())
 	for i := range r.Lead + r.Messages {
@@ -198,7 +200,7 @@ func (t *streamed) Echo(r Round) (err error) {
 
 // Send, see Endpoint.
 func (t *streamed) Send(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	t.enter(r)
 	// One byte says that the receiver is ready, another one that it has all.
 	t.full(t.in[:1])
@@ -212,7 +214,7 @@ func (t *streamed) Send(r Round) (_ Span, err error) {
 
 // Receive, see Endpoint.
 func (t *streamed) Receive(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	t.enter(r)
 	t.s.write(t.out[:1])
 	clock := startStopwatch()
@@ -243,7 +245,7 @@ func (t *streamed) receive(r Round, i int) {
 	p := t.in[:r.Bytes]
 	t.full(p)
 	if r.Check {
-		check(verify(i, 0, p))
+		fail.If(verify(i, 0, p))
 	}
 }
 

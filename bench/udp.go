@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // Bytes in front of the content of a datagram.
@@ -104,7 +106,7 @@ func (u *udpSocket) commit(n int) {
 		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS:
 			// The send buffer is full of datagrams on their way.
 		default:
-			fail("send: %w", errno)
+			fail.With("send: %w", errno)
 		}
 	}
 }
@@ -117,7 +119,7 @@ func (u *udpSocket) poll() []byte {
 	case 0:
 		return u.in[:n]
 	default:
-		fail("receive: %w", errno)
+		fail.With("receive: %w", errno)
 	case unix.EAGAIN, unix.EINTR:
 	}
 	return nil
@@ -126,7 +128,7 @@ func (u *udpSocket) poll() []byte {
 func (u *udpSocket) wait() {
 	fds := []unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLIN}}
 	if _, err := unix.Poll(fds, int(maxSleep.Milliseconds())); err != nil && err != unix.EINTR {
-		fail("poll: %w", err)
+		fail.With("poll: %w", err)
 	}
 }
 

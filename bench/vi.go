@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -65,10 +66,10 @@ type ring struct {
 func newRing(nic *vipl.NIC, tag *vipl.Ptag, n, segments int) (r ring) {
 	step := vipl.ControlSegmentSize + vipl.DataSegmentSize*segments
 	step = (step + vipl.DescriptorAlignment - 1) &^ (vipl.DescriptorAlignment - 1)
-	region := must(nic.AllocMem(n*step, vipl.MemAttributes{Ptag: tag}))
+	region := fail.Must(nic.AllocMem(n*step, vipl.MemAttributes{Ptag: tag}))
 	r.handle = region.Handle()
 	for i := range n {
-		r.descs = append(r.descs, must(region.Descriptor(i*step, segments)))
+		r.descs = append(r.descs, fail.Must(region.Descriptor(i*step, segments)))
 	}
 	return r
 }
@@ -132,7 +133,7 @@ func (v *vi) open() (err error) {
 			err = errors.Join(err, v.Close())
 		}
 	}()
-	defer caught(&err)
+	defer fail.Catch(&err)
 	v.chunks = ringChunks
 	if v.level == vipl.UnreliableDelivery {
 		// Only the receiver's room limits the sender: two messages of the largest size, in
@@ -141,8 +142,8 @@ func (v *vi) open() (err error) {
 			v.chunks *= 2
 		}
 	}
-	v.nic = must(openNIC(v.params, append(v.options.nicOptions(), vipl.WithChunks(v.chunks, ringChunks))...))
-	v.ptag = must(v.nic.CreatePtag())
+	v.nic = fail.Must(openNIC(v.params, append(v.options.nicOptions(), vipl.WithChunks(v.chunks, ringChunks))...))
+	v.ptag = fail.Must(v.nic.CreatePtag())
 	v.makeMemory()
 	v.makeVIs()
 	return nil
@@ -155,17 +156,17 @@ func (v *vi) makeVIs() {
 		EnableRDMAWrite: v.write, EnableRDMARead: v.read,
 	}
 	if attributes.MaxTransferSize < v.params.MaxBytes {
-		fail("MaxTransferSize %d is less than a message of %d bytes", attributes.MaxTransferSize, v.params.MaxBytes)
+		fail.With("MaxTransferSize %d is less than a message of %d bytes", attributes.MaxTransferSize, v.params.MaxBytes)
 	}
 	var cq *vipl.CQ
 	if v.options.CQ {
-		cq = must(v.nic.CreateCQ(2 * viRing))
+		cq = fail.Must(v.nic.CreateCQ(2 * viRing))
 	}
-	v.vi = must(v.nic.CreateVI(attributes, cq, cq))
+	v.vi = fail.Must(v.nic.CreateVI(attributes, cq, cq))
 	for range v.options.VIs - 1 {
 		other, err := v.nic.CreateVI(attributes, nil, nil)
 		if err != nil {
-			fail("VI %d: %w", len(v.idle)+2, err)
+			fail.With("VI %d: %w", len(v.idle)+2, err)
 		}
 		v.idle = append(v.idle, other)
 	}
@@ -173,7 +174,7 @@ func (v *vi) makeVIs() {
 	case v.options.CQ:
 		v.via = &byCQ{cq: cq, vi: v.vi, sleeps: v.sleeps}
 	case v.options.Notify:
-		v.via = must(newByHandler(v.vi))
+		v.via = fail.Must(newByHandler(v.vi))
 	case v.options.Engine:
 		v.via = &byMemory{v}
 	}
@@ -194,7 +195,7 @@ func (v *vi) Hello() Hello {
 
 // Connect, see Endpoint. A receive for the peer's first word is posted before.
 func (v *vi) Connect(peer Hello) (err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	if v.write || v.read {
 		if peer.Memory == nil {
 			return errors.New("the peer has not said where its memory is")
@@ -204,7 +205,7 @@ func (v *vi) Connect(peer Hello) (err error) {
 	v.postRecv()
 	v.join(v.vi, peer)
 	for i, other := range v.idle {
-		during(fmt.Sprint("VI ", i+2), func() { v.join(other, peer) })
+		fail.During(fmt.Sprint("VI ", i+2), func() { v.join(other, peer) })
 	}
 	st, err := v.vi.Query()
 	v.payload = st.MaxPayload
@@ -215,7 +216,7 @@ func (v *vi) Connect(peer Hello) (err error) {
 func (v *vi) join(with *vipl.VI, peer Hello) {
 	local := vipl.NetAddress{Host: v.params.Local, Discriminator: viDiscriminator}
 	if v.params.Server {
-		check(v.awaitRequest(local).Accept(with))
+		fail.If(v.awaitRequest(local).Accept(with))
 		return
 	}
 	remote := vipl.NetAddress{Host: peer.Addr, Discriminator: viDiscriminator}
@@ -230,9 +231,9 @@ func (v *vi) awaitRequest(local vipl.NetAddress) *vipl.Conn {
 		case err == nil:
 			return c
 		case !errors.Is(err, vipl.ErrTimeout) || time.Now().After(deadline):
-			check(err)
+			fail.If(err)
 		case v.watch.stop != nil && v.watch.stop.Load():
-			check(ErrStopped)
+			fail.If(ErrStopped)
 		}
 	}
 }
@@ -242,7 +243,7 @@ func requestConnection(with *vipl.VI, local, remote vipl.NetAddress, limit time.
 	for deadline := time.Now().Add(limit); ; time.Sleep(connectPause) {
 		_, err := with.ConnectRequest(local, remote, waitLimit)
 		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(deadline) || stop != nil && stop.Load() {
-			check(err)
+			fail.If(err)
 			return
 		}
 	}
@@ -270,7 +271,7 @@ func (v *vi) fail(doing string, d *vipl.Descriptor, err error) {
 	if d != nil {
 		err = fmt.Errorf("%w: status %v", err, d.Status())
 	}
-	check(failed(v.vi, doing, err))
+	fail.If(failed(v.vi, doing, err))
 }
 
 // failed adds to an error why a VI has ended; without an error there is none.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -35,9 +36,9 @@ func (v *vi) region(a vipl.MemAttributes) (r *vipl.Region) {
 		size = viReuseData
 	}
 	if v.options.Register {
-		r = must(v.nic.RegisterMem(make([]byte, size), a))
+		r = fail.Must(v.nic.RegisterMem(make([]byte, size), a))
 	} else {
-		r = must(v.nic.AllocMem(size, a))
+		r = fail.Must(v.nic.AllocMem(size, a))
 	}
 	if v.options.Reuse != nil {
 		// The first touch of a page belongs to no message.

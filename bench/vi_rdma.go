@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -23,7 +24,7 @@ func openRDMAWrite(o opening) (Endpoint, error) {
 
 // Ping, see Endpoint. A request of a transaction is sent, and its reply is written.
 func (w *rdmaWrite) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	w.admit(r)
 	w.enterPolling(r.reply())
 	span := timed(r, rtt, func(i int) {
@@ -40,7 +41,7 @@ func (w *rdmaWrite) Ping(r Round, rtt []int64) (_ Span, err error) {
 
 // Echo, see Endpoint.
 func (w *rdmaWrite) Echo(r Round) (err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	if r.Reply != 0 {
 		w.answer(r, func(i int) { w.writeNumbered(i, r.Reply) })
 		return nil
@@ -92,13 +93,13 @@ func (w *rdmaWrite) poll(i int) {
 	}
 	w.watch.progress()
 	if w.round.Check && n > wordBytes {
-		check(verify(i, 0, place[len(place)-n:len(place)-wordBytes]))
+		fail.If(verify(i, 0, place[len(place)-n:len(place)-wordBytes]))
 	}
 }
 
 // Send, see Endpoint.
 func (w *rdmaWrite) Send(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	window, quarter := w.window(r.Bytes)
 	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	w.credited = window
@@ -124,7 +125,7 @@ func (w *rdmaWrite) Send(r Round) (_ Span, err error) {
 
 // Receive, see Endpoint.
 func (w *rdmaWrite) Receive(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	_, quarter := w.window(r.Bytes)
 	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	clock := startStopwatch()
@@ -138,7 +139,7 @@ func (w *rdmaWrite) Receive(r Round) (_ Span, err error) {
 				continue
 			}
 			at := r.place(done)
-			check(verify(done, 0, w.in.Bytes()[at:at+r.Bytes]))
+			fail.If(verify(done, 0, w.in.Bytes()[at:at+r.Bytes]))
 		}
 		w.word(wordCredit | n)
 	}
@@ -184,7 +185,7 @@ func openRDMARead(o opening) (Endpoint, error) {
 
 // Ping, see Endpoint.
 func (v *rdmaRead) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	v.enter(r, 0, 0, 0)
 	span := timed(r, rtt, func(i int) {
 		v.readNext(i)
@@ -202,7 +203,7 @@ func (v *rdmaRead) Echo(r Round) error {
 
 // Receive, see Endpoint.
 func (v *rdmaRead) Receive(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	v.enter(r, 0, 0, 0)
 	depth := min(readDepth, r.places())
 	clock := startStopwatch()
@@ -220,7 +221,7 @@ func (v *rdmaRead) Receive(r Round) (_ Span, err error) {
 
 // Send, see Endpoint: the side that is read says that its messages are there, and polls until the peer has read them.
 func (v *rdmaRead) Send(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	v.admit(r)
 	if r.Check {
 		for i := range r.places() {
@@ -256,5 +257,5 @@ func (v *rdmaRead) finish() {
 // verifyRead checks what a read has brought: the message that belongs there.
 func (v *vi) verifyRead(d *vipl.Descriptor) {
 	at := int(d.Segment(1).Data - v.in.Addr())
-	check(verify(at/slot(v.round.Bytes), 0, v.in.Bytes()[at:at+v.round.Bytes]))
+	fail.If(verify(at/slot(v.round.Bytes), 0, v.in.Bytes()[at:at+v.round.Bytes]))
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -17,7 +18,7 @@ const (
 
 // Ping, see Endpoint.
 func (v *vi) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	v.admit(r)
 	v.enter(r.reply(), viPingDepth, r.Lead+r.Messages, 0)
 	span := timed(r, rtt, func(i int) {
@@ -34,7 +35,7 @@ func (v *vi) Ping(r Round, rtt []int64) (_ Span, err error) {
 
 // Echo, see Endpoint.
 func (v *vi) Echo(r Round) (err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	v.answer(r, func(i int) { v.send(i, r.reply()) })
 	return nil
 }
@@ -54,7 +55,7 @@ func (v *vi) answer(r Round, reply func(i int)) {
 
 // Send, see Endpoint.
 func (v *vi) Send(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	v.credited = window
@@ -87,7 +88,7 @@ func (v *vi) await(i, window int) {
 
 // Receive, see Endpoint.
 func (v *vi) Receive(r Round) (_ Span, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, window, r.Messages, 0)
 	v.lists = v.list(quarter)
@@ -139,15 +140,15 @@ func (v *vi) enter(r Round, depth, data, words int) {
 func (v *vi) begun(round uint16) {
 	d := v.recv()
 	if got, ok := d.Immediate(); !ok || got != uint32(wordReady|int(round)) {
-		fail("the peer began with %d bytes and %#x, not with round %d", d.Length, got, round)
+		fail.With("the peer began with %d bytes and %#x, not with round %d", d.Length, got, round)
 	}
 }
 
 // admit refuses a round for which there is no room.
 func (v *vi) admit(r Round) {
-	check(r.check())
+	fail.If(r.check())
 	if r.Bytes > v.params.MaxBytes || r.Messages >= wordReady {
-		check(errors.New("round larger than announced"))
+		fail.If(errors.New("round larger than announced"))
 	}
 }
 
@@ -183,11 +184,11 @@ func (v *vi) word(w int) {
 func (v *vi) receive(i int) {
 	d := v.recv()
 	if int(d.Length) != v.round.Bytes {
-		fail("message %d has %d bytes, not %d", i, d.Length, v.round.Bytes)
+		fail.With("message %d has %d bytes, not %d", i, d.Length, v.round.Bytes)
 	}
 	if v.round.Check {
 		at := int(d.Segment(0).Data - v.in.Addr())
-		check(verify(i, 0, v.in.Bytes()[at:at+v.round.Bytes]))
+		fail.If(verify(i, 0, v.in.Bytes()[at:at+v.round.Bytes]))
 	}
 }
 
@@ -233,7 +234,7 @@ func (v *vi) told(kind uint32) int {
 	w, ok := d.Immediate()
 	n := int(w &^ wordMask)
 	if !ok || w&wordMask != kind || n > v.round.Messages {
-		fail("a message of %d bytes and %#x came, not a word %#x", d.Length, w, kind)
+		fail.With("a message of %d bytes and %#x came, not a word %#x", d.Length, w, kind)
 	}
 	if v.left > 0 {
 		v.postNext()

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -319,7 +320,7 @@ func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessa
 
 // taskRequestOf asks for a task on the open endpoint.
 func taskRequestOf(name string, input any) request {
-	return request{Op: opTask, Name: name, Input: must(json.Marshal(input))}
+	return request{Op: opTask, Name: name, Input: fail.Must(json.Marshal(input))}
 }
 
 // apart has several workers do a task each without an endpoint, at the same time, where those with an XDP program
@@ -331,7 +332,7 @@ func apart(ctx context.Context, opening func(func() error) error, xdp bool, work
 		requests[i] = taskRequestOf(task(i))
 		requests[i].Params = &p
 	}
-	check(within(opening, xdp, func() (err error) {
+	fail.If(within(opening, xdp, func() (err error) {
 		replies, err = each(ctx, workers, requests)
 		return err
 	}))
@@ -341,7 +342,7 @@ func apart(ctx context.Context, opening func(func() error) error, xdp bool, work
 // outputOf decodes what a task has answered.
 func outputOf[Out any](r reply) (out Out) {
 	if err := json.Unmarshal(r.Output, &out); err != nil {
-		fail("output of a task: %w", err)
+		fail.With("output of a task: %w", err)
 	}
 	return out
 }
@@ -349,9 +350,9 @@ func outputOf[Out any](r reply) (out Out) {
 // bothTasks has two tasks done that work together with the same input, and
 // returns the output of each.
 func bothTasks[A, B any](ctx context.Context, client *Worker, a string, server *Worker, b string, input any) (_ A, _ B, err error) {
-	defer caught(&err)
+	defer fail.Catch(&err)
 	x, y, err := both(ctx, client, taskRequestOf(a, input), server, taskRequestOf(b, input))
-	check(err)
+	fail.If(err)
 	return outputOf[A](x), outputOf[B](y), nil
 }
 
