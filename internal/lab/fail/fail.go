@@ -47,14 +47,16 @@ func Catch(err *error) {
 	}
 }
 
+// Try calls f and returns the error with which it has failed.
+func Try(f func()) (err error) {
+	defer Catch(&err)
+	f()
+	return nil
+}
+
 // During calls f. If that fails, the error begins with what it was about.
 func During(what string, f func()) {
-	err := func() (err error) {
-		defer Catch(&err)
-		f()
-		return nil
-	}()
-	if err != nil {
+	if err := Try(f); err != nil {
 		With("%s: %w", what, err)
 	}
 }
