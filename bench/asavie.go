@@ -14,7 +14,6 @@ import (
 	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/fail"
 	"viaxdp/xdpnic"
 )
@@ -28,13 +27,10 @@ var asavieTransports = []transport{
 		summary: "the same, Poll with a time-out", open: openFramedAsavie},
 }
 
-func openFramedAsavie(o opening) (Endpoint, error) {
-	w := watchdog{stop: o.stop}
-	io, err := openAsavie(o.Params, w, o.sleeps)
-	if err != nil {
-		return nil, err
-	}
-	return &framed{io: io, sleeps: o.sleeps, watch: w}, nil
+func openFramedAsavie(o opening) Endpoint {
+	a := &asavie{sleeps: o.sleeps}
+	a.rawNIC = openRawNIC(o, a)
+	return o.framed(a)
 }
 
 // asavie is an xdp.Socket of github.com/asavie/xdp, driven as its documentation shows:
@@ -47,13 +43,10 @@ func openFramedAsavie(o opening) (Endpoint, error) {
 //	0                 ringChunks          2*ringChunks
 //	| GetDescs: sending | Fill: receiving |
 type asavie struct {
-	nic    *rawNIC
+	*rawNIC
 	xsk    *xdp.Socket
 	sleeps bool
 	chunk  int
-	watch  watchdog
-	header wire.Template
-	skip   int
 
 	descs []xdp.Desc // chunks for sending; used of them are queued
 	used  int
@@ -63,57 +56,39 @@ type asavie struct {
 	at    int
 }
 
-func openAsavie(p Params, w watchdog, sleeps bool) (*asavie, error) {
-	a := &asavie{sleeps: sleeps, watch: w, skip: headersLen(p.Local)}
-	var err error
-	a.nic, err = openRawNIC(p, func(ifi *net.Interface, _ xdpnic.Mode) (int, error) {
-		if err := a.openSocket(ifi.Index, p); err != nil {
-			return -1, err
-		}
-		return a.xsk.FD(), nil
-	}, func() { a.closeSocket() })
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
-}
-
-func (a *asavie) openSocket(ifindex int, p Params) error {
-	cfg, err := xdpnic.Config{Ifindex: ifindex, QueueID: p.Queue}.WithDefaults()
-	if err != nil {
-		return err
-	}
-	a.chunk = cfg.ChunkSize
+// open, see rings.
+func (a *asavie) open(ifi *net.Interface, p Params, _ xdpnic.Mode) int {
+	a.chunk = fail.Must(xdpnic.Config{Ifindex: ifi.Index, QueueID: p.Queue}.WithDefaults()).ChunkSize
 	options := &xdp.SocketOptions{
 		NumFrames: 2 * ringChunks, FrameSize: a.chunk,
 		FillRingNumDescs: ringChunks, CompletionRingNumDescs: ringChunks,
 		RxRingNumDescs: ringChunks, TxRingNumDescs: ringChunks,
 	}
-	deadline := time.Now().Add(xdpnic.DefaultBusyTimeout)
-	for {
-		a.xsk, err = xdp.NewSocket(ifindex, p.Queue, options)
+	for deadline := time.Now().Add(xdpnic.DefaultBusyTimeout); ; time.Sleep(2 * time.Millisecond) {
+		xsk, err := xdp.NewSocket(ifi.Index, p.Queue, options)
 		if err == nil {
+			a.xsk = xsk
 			break
 		}
 		// The library gives the errno as text only.
 		if !strings.Contains(err.Error(), unix.EBUSY.Error()) || time.Now().After(deadline) {
-			return err
+			fail.If(err)
 		}
-		time.Sleep(2 * time.Millisecond)
 	}
 	// As xdpnic does: the kernel then says EAGAIN before veth's queue overflows.
 	if err := unix.SetsockoptInt(a.xsk.FD(), unix.SOL_SOCKET, unix.SO_SNDBUF, xdpnic.DefaultSendBuffer/2); err != nil {
-		return fmt.Errorf("SO_SNDBUF: %w", err)
+		fail.With("SO_SNDBUF: %w", err)
 	}
 	fill := make([]xdp.Desc, ringChunks)
 	for i := range fill {
 		fill[i].Addr = uint64((ringChunks + i) * a.chunk)
 	}
 	a.xsk.Fill(fill)
-	return nil
+	return a.xsk.FD()
 }
 
-func (a *asavie) closeSocket() error {
+// shut, see rings.
+func (a *asavie) shut() error {
 	if a.xsk == nil {
 		return nil
 	}
@@ -159,15 +134,8 @@ func mappingsOf(fd int) ([]mapping, error) {
 }
 
 func (a *asavie) hello() Hello {
-	return a.nic.hello(a.chunk-xdpnic.PacketHeadroom, "4k")
+	return a.describe(a.chunk-xdpnic.PacketHeadroom, "4k")
 }
-
-func (a *asavie) connect(peer Hello) (err error) {
-	a.header, err = newHeaders(a.hello(), peer, a.nic.port)
-	return err
-}
-
-func (a *asavie) round() { a.watch.progress() }
 
 func (a *asavie) next() []byte {
 	if a.used == len(a.descs) {
@@ -266,8 +234,4 @@ func (a *asavie) refill() {
 	}
 	a.xsk.Fill(a.lease)
 	a.lease, a.at = nil, 0
-}
-
-func (a *asavie) close() error {
-	return errors.Join(a.nic.close(), a.closeSocket())
 }

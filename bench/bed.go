@@ -204,9 +204,7 @@ func (b *Bed) Opening(open func() error) error {
 func (b *Bed) worker(i int) *Worker {
 	side := b.bed.Side(i)
 	at := func(end testbed.End) Params {
-		return Params{
-			Interface: end.Name, Local: end.IPv4.Addr(), Mode: b.cfg.Mode, Hugepages: b.cfg.Hugepages,
-		}
+		return Params{Place: Place{Interface: end.Name, Mode: b.cfg.Mode, Hugepages: b.cfg.Hugepages}, Local: end.IPv4.Addr()}
 	}
 	xdp := at(side.Ends[0])
 	w := NewWorker([]string{"client", "server"}[i], side.Control, at(side.Ends[1]))

@@ -103,19 +103,11 @@ func timed(r Round, rtt []int64, trip func(i int)) Span {
 
 // Params say where an endpoint is to be opened.
 type Params struct {
-	Server    bool       // this side listens, echoes and receives
-	Interface string     // of the AF_XDP transports
-	Local     netip.Addr // address of this side; its family is used
-	Mode      string     // how XDP is attached: "auto", "native", "generic"
-	Queue     int        // of the interface
-	Steer     string     `json:",omitempty"` // how the NIC is steered to the queue of a VI; empty: by rules
-	Port      int        // UDP port of frames; 0: the transport's own
-	MaxBytes  int        // largest message of any round; 0: MaxMessage
-	Hugepages bool       // memory on hugepages where there are any
-
-	// Silence is the time after which a VI's peer is taken for dead; 0: 20 s, or Patience
-	// where that is longer.
-	Silence time.Duration `json:",omitzero"`
+	Place
+	Server   bool       // this side listens, echoes and receives
+	Local    netip.Addr // address of this side; its family is used
+	Port     int        // UDP port of frames; 0: the transport's own
+	MaxBytes int        // largest message of any round; 0: MaxMessage
 
 	VI     VIOptions `json:",omitzero"`  // of the vi transports
 	Agent  string    `json:",omitempty"` // socket of the agent for VI.Agent

@@ -67,7 +67,7 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 	fail.If(l.validate())
 	input := httpInput{l, server.at(l.Vianet).Local}
 	replies := apart(ctx, opening, l.Vianet, []*Worker{client, server}, func(i int) (string, any) {
-		return []string{taskHTTPGet, taskHTTPServe}[i], input
+		return []string{"http-get", "http-serve"}[i], input
 	})
 	out := outputOf[httpOutput](replies[0])
 	return &HTTPResult{

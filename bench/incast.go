@@ -145,7 +145,7 @@ func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
 			name = fmt.Sprint("sender ", i-1)
 		}
 		w := NewWorker(name, side.Control, Params{
-			Interface: testbed.StarInterface, Local: side.Ends[0].IPv4.Addr(), Mode: cfg.Mode, Hugepages: cfg.Hugepages,
+			Place: Place{Interface: testbed.StarInterface, Mode: cfg.Mode, Hugepages: cfg.Hugepages}, Local: side.Ends[0].IPv4.Addr(),
 		})
 		w.ended = side.Err
 		n.workers = append(n.workers, w)
@@ -202,9 +202,9 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	replies := apart(ctx, n.opening, !l.TCP, n.workers[:1+l.Senders], func(i int) (string, any) {
 		in := incastInput{l, n.workers[0].params.Local, i - 1}
 		if i == 0 {
-			return taskIncastTake, in
+			return "incast-take", in
 		}
-		return taskIncastSend, in
+		return "incast-send", in
 	})
 	taken := outputOf[incastTaken](replies[0])
 	if len(taken.Messages) != l.Senders || len(taken.Came) != l.Senders || taken.Span.Wall <= 0 {

@@ -102,7 +102,7 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 		return nil, err
 	}
 	sent, echoed, err := bothTasks[loadOutcome, Span](
-		ctx, s.client, taskLoad, s.server, taskLoadEcho, loadRound{l, s.nextRound()})
+		ctx, s.client, "load", s.server, "load-echo", loadRound{l, s.nextRound()})
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -105,24 +106,24 @@ type netStream struct {
 // netDeadline bounds a round over package net or vianet.
 const netDeadline = 30 * time.Second
 
-func openNetStream(p Params, w watchdog, overVianet bool) (*netStream, error) {
-	s := &netStream{streamed: &streamed{}, params: p, watch: w}
+func openNetStream(o opening, overVianet bool) *netStream {
+	s := &netStream{streamed: &streamed{}, params: o.Params, watch: o.watch(), network: fail.Must(openNetwork(o.Params, overVianet))}
 	s.streamed.s = s
-	if err := s.open(overVianet); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	return s, nil
+	orClose(s, func() {
+		s.out = fail.Must(s.network.alloc(o.MaxBytes))
+		s.in = fail.Must(s.network.alloc(max(o.MaxBytes, readBuffer)))
+		if o.Server {
+			s.listener = fail.Must(s.network.listen("tcp", netip.AddrPortFrom(o.Local, uint16(o.Port)).String()))
+		}
+	})
+	return s
 }
 
-func (s *netStream) open(overVianet bool) (err error) {
-	defer fail.Catch(&err)
-	s.network = fail.Must(openNetwork(s.params, overVianet))
-	s.out = fail.Must(s.network.alloc(s.params.MaxBytes))
-	s.in = fail.Must(s.network.alloc(max(s.params.MaxBytes, readBuffer)))
-	if s.params.Server {
-		s.listener, err = s.network.listen("tcp", netip.AddrPortFrom(s.params.Local, uint16(s.params.Port)).String())
+// orClose calls f, and closes what it works on if it fails.
+func orClose(c io.Closer, f func()) {
+	if err := fail.Try(f); err != nil {
+		fail.If(errors.Join(err, c.Close()))
 	}
-	return err
 }
 
 func (s *netStream) Hello() Hello {

@@ -107,7 +107,7 @@ func (o *operated) result(c Conditions) *OperationsResult {
 func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() error) error) (_ *OperationsResult, err error) {
 	defer fail.Catch(&err)
 	fail.If(o.validate())
-	out := outputOf[operated](apart(ctx, opening, true, []*Worker{w}, func(int) (string, any) { return taskOperate, o })[0])
+	out := outputOf[operated](apart(ctx, opening, true, []*Worker{w}, func(int) (string, any) { return "operate", o })[0])
 	c := HostConditions()
 	c.learn(out.Facts)
 	if len(out.Facts.CPUs) == 1 {
@@ -123,7 +123,7 @@ func (s *Session) Connections(ctx context.Context, count int) (_ *OperationsResu
 	defer fail.Catch(&err)
 	fail.If(checkCount(count))
 	input := connectInput{Count: count, Server: s.hello[1].Addr}
-	out, _, err := bothTasks[operated, struct{}](ctx, s.client, taskConnect, s.server, taskAccept, input)
+	out, _, err := bothTasks[operated, struct{}](ctx, s.client, "connect-often", s.server, "accept-often", input)
 	fail.If(err)
 	return out.result(s.Conditions()), nil
 }

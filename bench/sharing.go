@@ -130,7 +130,7 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	fail.If(b.Do(ctx, func() (err error) {
 		defer fail.Catch(&err)
 		replies = apart(ctx, b.Opening, true, []*Worker{b.client, b.server}, func(i int) (string, any) {
-			return []string{taskShareSend, taskShareTake}[i], sharingInput{l, b.server.at(true).Local}
+			return []string{"share-send", "share-take"}[i], sharingInput{l, b.server.at(true).Local}
 		})
 		return nil
 	}))

@@ -83,11 +83,11 @@ func TestTaskInput(t *testing.T) {
 		input any
 		want  string
 	}{
-		{taskLoad, loadRound{Load: long}, "lasts"},
-		{taskLoadEcho, loadRound{Load: large}, "messages of"},
-		{taskLoad, loadRound{Load: often}, "a second"},
-		{taskConnect, connectInput{Count: -1}, "operations"},
-		{taskAccept, connectInput{Count: maxOperations + 1}, "operations"},
+		{"load", loadRound{Load: long}, "lasts"},
+		{"load-echo", loadRound{Load: large}, "messages of"},
+		{"load", loadRound{Load: often}, "a second"},
+		{"connect-often", connectInput{Count: -1}, "operations"},
+		{"accept-often", connectInput{Count: maxOperations + 1}, "operations"},
 	} {
 		req := taskRequestOf(c.name, c.input)
 		if _, err := client.call(req); err == nil || !strings.Contains(err.Error(), c.want) {

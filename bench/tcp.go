@@ -22,14 +22,10 @@ type tcp struct {
 // tcpRTOMaxMS is TCP_RTO_MAX_MS of linux/tcp.h.
 const tcpRTOMaxMS = 44
 
-func openTCP(p Params, w watchdog, block bool) (*tcp, error) {
-	s, err := openNetStream(p, w, false)
-	if err != nil {
-		return nil, err
-	}
-	t := &tcp{netStream: s, block: block, fd: -1}
+func openTCP(o opening) Endpoint {
+	t := &tcp{netStream: openNetStream(o, false), block: o.sleeps, fd: -1}
 	t.streamed.s = t
-	return t, nil
+	return t
 }
 
 // Connect, see Endpoint.

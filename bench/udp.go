@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -33,24 +32,15 @@ type udpSocket struct {
 	out, in []byte
 }
 
-func openUDP(p Params) (*udpSocket, error) {
-	ifi, err := interfaceWith(p.Local)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Local, uint16(p.Port))))
-	if err != nil {
-		return nil, err
-	}
-	u := &udpSocket{params: p, port: conn.LocalAddr().(*net.UDPAddr).Port, payload: datagram(p, ifi.MTU)}
-	if u.fd, err = takeSocket(conn); err != nil {
-		return nil, err
-	}
-	if u.window, err = udpWindow(u.fd, u.payload); err != nil {
-		return nil, errors.Join(err, u.close())
-	}
+func openUDP(o opening) Endpoint {
+	ifi := fail.Must(interfaceWith(o.Local))
+	conn := fail.Must(net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(o.Local, uint16(o.Port)))))
+	u := &udpSocket{params: o.Params, port: conn.LocalAddr().(*net.UDPAddr).Port, payload: datagram(o.Params, ifi.MTU)}
+	u.fd = fail.Must(takeSocket(conn))
+	f := o.framed(u)
+	orClose(f, func() { u.window = fail.Must(udpWindow(u.fd, u.payload)) })
 	u.out, u.in = make([]byte, u.payload), make([]byte, u.payload)
-	return u, nil
+	return f
 }
 
 // datagram is the content of the longest datagram that is not fragmented.

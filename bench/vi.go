@@ -113,28 +113,20 @@ const (
 // viDiscriminator names the benchmark's end of a connection.
 var viDiscriminator = []byte("via-xdp bench")
 
-func openVI(level vipl.ReliabilityLevel) func(opening) (Endpoint, error) {
-	return func(o opening) (Endpoint, error) {
-		v := &vi{params: o.Params, options: o.VI, sleeps: o.sleeps, level: level, watch: watchdog{stop: o.stop, most: o.WaitLimit}}
-		if err := v.open(); err != nil {
-			return nil, err
-		}
+func openVI(level vipl.ReliabilityLevel) func(opening) Endpoint {
+	return func(o opening) Endpoint {
+		v := &vi{}
+		v.open(o, level)
 		if o.VI.Engine {
-			return newEngined(v), nil
+			return newEngined(v)
 		}
-		return v, nil
+		return v
 	}
 }
 
-// open opens the NIC and makes what is needed of it, or leaves nothing open.
-func (v *vi) open() (err error) {
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, v.Close())
-		}
-	}()
-	defer fail.Catch(&err)
-	v.chunks = ringChunks
+// open opens the NIC and makes what is needed of it.
+func (v *vi) open(o opening, level vipl.ReliabilityLevel) {
+	v.params, v.options, v.sleeps, v.watch, v.level, v.chunks = o.Params, o.VI, o.sleeps, o.watch(), level, ringChunks
 	if v.level == vipl.UnreliableDelivery {
 		// Only the receiver's room limits the sender: two messages of the largest size, in
 		// frames of not much less than 1 KB.
@@ -143,10 +135,11 @@ func (v *vi) open() (err error) {
 		}
 	}
 	v.nic = fail.Must(openNIC(v.params, append(v.options.nicOptions(), vipl.WithChunks(v.chunks, ringChunks))...))
-	v.ptag = fail.Must(v.nic.CreatePtag())
-	v.makeMemory()
-	v.makeVIs()
-	return nil
+	orClose(v, func() {
+		v.ptag = fail.Must(v.nic.CreatePtag())
+		v.makeMemory()
+		v.makeVIs()
+	})
 }
 
 // makeVIs creates the VI that carries the messages, and those beside it.

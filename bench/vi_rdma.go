@@ -17,9 +17,10 @@ import (
 // immediate data, which takes a receive and comes back as a credit.
 type rdmaWrite struct{ vi }
 
-func openRDMAWrite(o opening) (Endpoint, error) {
-	w := &rdmaWrite{vi{params: o.Params, options: o.VI, level: vipl.ReliableDelivery, write: true, watch: watchdog{stop: o.stop}}}
-	return endpointOr(w, w.open())
+func openRDMAWrite(o opening) Endpoint {
+	w := &rdmaWrite{vi{write: true}}
+	w.open(o, vipl.ReliableDelivery)
+	return w
 }
 
 // Ping, see Endpoint. A request of a transaction is sent, and its reply is written.
@@ -178,9 +179,10 @@ type rdmaRead struct{ vi }
 // readDepth is the number of reads that a connection has under way at most.
 const readDepth = 16
 
-func openRDMARead(o opening) (Endpoint, error) {
-	v := &rdmaRead{vi{params: o.Params, options: o.VI, level: vipl.ReliableDelivery, read: true, watch: watchdog{stop: o.stop}}}
-	return endpointOr(v, v.open())
+func openRDMARead(o opening) Endpoint {
+	v := &rdmaRead{vi{read: true}}
+	v.open(o, vipl.ReliableDelivery)
+	return v
 }
 
 // Ping, see Endpoint.

@@ -275,32 +275,13 @@ type job struct {
 // tasks are all of them, by name. Where two work together, the client does the
 // first one of a line and the server the other.
 var tasks = map[string]task{
-	taskLoad: {run: taskOf(sendLoad)}, taskLoadEcho: {run: taskOf(echoLoad)},
-	taskConnect: {run: taskOf(connectOften)}, taskAccept: {run: taskOf(acceptOften)},
-	taskOperate: {run: taskOf(operate), alone: true}, taskRepeats: {run: taskOf(tellRepeats)},
-	taskHTTPGet: {run: taskOf(getHTTP), alone: true}, taskHTTPServe: {run: taskOf(serveHTTP), alone: true},
-	taskIncastSend: {run: taskOf(sendIncast), alone: true}, taskIncastTake: {run: taskOf(takeIncast), alone: true},
-	taskShareSend: {run: taskOf(shareSend), alone: true}, taskShareTake: {run: taskOf(shareTake), alone: true},
+	"load": {run: taskOf(sendLoad)}, "load-echo": {run: taskOf(echoLoad)},
+	"connect-often": {run: taskOf(connectOften)}, "accept-often": {run: taskOf(acceptOften)},
+	"operate": {run: taskOf(operate), alone: true}, "repeats": {run: taskOf(tellRepeats)},
+	"http-get": {run: taskOf(getHTTP), alone: true}, "http-serve": {run: taskOf(serveHTTP), alone: true},
+	"incast-send": {run: taskOf(sendIncast), alone: true}, "incast-take": {run: taskOf(takeIncast), alone: true},
+	"share-send": {run: taskOf(shareSend), alone: true}, "share-take": {run: taskOf(shareTake), alone: true},
 }
-
-// Names of tasks.
-const (
-	taskLoad     = "load"
-	taskLoadEcho = "load-echo"
-	taskConnect  = "connect-often"
-	taskAccept   = "accept-often"
-	taskOperate  = "operate"
-	taskRepeats  = "repeats"
-
-	taskHTTPGet   = "http-get"
-	taskHTTPServe = "http-serve"
-
-	taskIncastSend = "incast-send"
-	taskIncastTake = "incast-take"
-
-	taskShareSend = "share-send"
-	taskShareTake = "share-take"
-)
 
 // taskOf makes a task of a function by decoding its input and encoding its
 // output.
