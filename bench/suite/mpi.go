@@ -154,13 +154,12 @@ func (s *session) others(g *report.Group, rows []rankRow, dir string) map[string
 			leave(r, "libfabric does not find the provider viaxdp (make -C cmd/libfabric install, or FI_PROVIDER_PATH)")
 			continue
 		}
-		build := mpich.Build
-		if r.open != nil {
-			build = mpich.BuildOpenMPI
-		} else {
+		compiler := openmpi.Compiler
+		if r.open == nil {
+			compiler = mpich.Compiler
 			g.Base, g.Notes = mpichRow, append(g.Notes, mpichNote, "MPICH "+mpich.Version(s.ctx)+".")
 		}
-		programs[r.name] = fail.Must(build(s.ctx, dir))
+		programs[r.name] = fail.Must(mpich.Build(s.ctx, dir, compiler))
 	}
 	return programs
 }
