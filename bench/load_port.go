@@ -166,7 +166,7 @@ func (l *viLoad) poll() []byte {
 	}
 	v.recvs.done++
 	if d.SegCount != 1 {
-		fail.If(errors.New("receive: a descriptor without a place for data came back"))
+		fail.With("receive: a descriptor without a place for data came back")
 	}
 	at := int(d.Segment(0).Data - v.in.Addr())
 	l.stageRecv()

@@ -166,7 +166,7 @@ const readBuffer = 64 << 10
 func (t *streamed) enter(r Round) {
 	fail.If(r.check())
 	if r.Bytes > len(t.out) {
-		fail.If(errors.New("message larger than announced"))
+		fail.With("message larger than announced")
 	}
 	t.s.round()
 }

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"cmp"
-	"errors"
 
 	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
@@ -148,7 +147,7 @@ func (v *vi) begun(round uint16) {
 func (v *vi) admit(r Round) {
 	fail.If(r.check())
 	if r.Bytes > v.params.MaxBytes || r.Messages >= wordReady {
-		fail.If(errors.New("round larger than announced"))
+		fail.With("round larger than announced")
 	}
 }
 

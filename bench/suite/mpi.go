@@ -3,7 +3,6 @@ package suite
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -168,7 +167,7 @@ func (s *session) others(g *report.Group, rows []rankRow, dir string) map[string
 // again, since ranks that poll on too few CPUs may take long.
 func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) *report.Group {
 	if len(s.RankArgs) == 0 {
-		fail.If(errors.New("no arguments with which this program becomes a rank"))
+		fail.With("no arguments with which this program becomes a rank")
 	}
 	self := fail.Must(os.Executable())
 	g.Conditions = s.starConditions()
