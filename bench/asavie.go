@@ -14,7 +14,7 @@ import (
 	"github.com/asavie/xdp"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/xdpnic"
 )
 
@@ -27,13 +27,10 @@ var asavieTransports = []transport{
 		summary: "the same, Poll with a time-out", open: openFramedAsavie},
 }
 
-func openFramedAsavie(o opening) (Endpoint, error) {
-	w := watchdog{stop: o.stop}
-	io, err := openAsavie(o.Params, w, o.sleeps)
-	if err != nil {
-		return nil, err
-	}
-	return &framed{io: io, sleeps: o.sleeps, watch: w}, nil
+func openFramedAsavie(o opening) Endpoint {
+	a := &asavie{sleeps: o.sleeps}
+	a.rawNIC = openRawNIC(o, a)
+	return o.framed(a)
 }
 
 // asavie is an xdp.Socket of github.com/asavie/xdp, driven as its documentation shows:
@@ -46,13 +43,10 @@ func openFramedAsavie(o opening) (Endpoint, error) {
 //	0                 ringChunks          2*ringChunks
 //	| GetDescs: sending | Fill: receiving |
 type asavie struct {
-	nic    *rawNIC
+	*rawNIC
 	xsk    *xdp.Socket
 	sleeps bool
 	chunk  int
-	watch  watchdog
-	header wire.Template
-	skip   int
 
 	descs []xdp.Desc // chunks for sending; used of them are queued
 	used  int
@@ -62,57 +56,39 @@ type asavie struct {
 	at    int
 }
 
-func openAsavie(p Params, w watchdog, sleeps bool) (*asavie, error) {
-	a := &asavie{sleeps: sleeps, watch: w, skip: headersLen(p.Local)}
-	var err error
-	a.nic, err = openRawNIC(p, func(ifi *net.Interface, _ xdpnic.Mode) (int, error) {
-		if err := a.openSocket(ifi.Index, p); err != nil {
-			return -1, err
-		}
-		return a.xsk.FD(), nil
-	}, func() { a.closeSocket() })
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
-}
-
-func (a *asavie) openSocket(ifindex int, p Params) error {
-	cfg, err := xdpnic.Config{Ifindex: ifindex, QueueID: p.Queue}.WithDefaults()
-	if err != nil {
-		return err
-	}
-	a.chunk = cfg.ChunkSize
+// open, see rings.
+func (a *asavie) open(ifi *net.Interface, p Params, _ xdpnic.Mode) int {
+	a.chunk = fail.Must(xdpnic.Config{Ifindex: ifi.Index, QueueID: p.Queue}.WithDefaults()).ChunkSize
 	options := &xdp.SocketOptions{
 		NumFrames: 2 * ringChunks, FrameSize: a.chunk,
 		FillRingNumDescs: ringChunks, CompletionRingNumDescs: ringChunks,
 		RxRingNumDescs: ringChunks, TxRingNumDescs: ringChunks,
 	}
-	deadline := time.Now().Add(xdpnic.DefaultBusyTimeout)
-	for {
-		a.xsk, err = xdp.NewSocket(ifindex, p.Queue, options)
+	for deadline := time.Now().Add(xdpnic.DefaultBusyTimeout); ; time.Sleep(2 * time.Millisecond) {
+		xsk, err := xdp.NewSocket(ifi.Index, p.Queue, options)
 		if err == nil {
+			a.xsk = xsk
 			break
 		}
 		// The library gives the errno as text only.
 		if !strings.Contains(err.Error(), unix.EBUSY.Error()) || time.Now().After(deadline) {
-			return err
+			fail.If(err)
 		}
-		time.Sleep(2 * time.Millisecond)
 	}
 	// As xdpnic does: the kernel then says EAGAIN before veth's queue overflows.
 	if err := unix.SetsockoptInt(a.xsk.FD(), unix.SOL_SOCKET, unix.SO_SNDBUF, xdpnic.DefaultSendBuffer/2); err != nil {
-		return fmt.Errorf("SO_SNDBUF: %w", err)
+		fail.With("SO_SNDBUF: %w", err)
 	}
 	fill := make([]xdp.Desc, ringChunks)
 	for i := range fill {
 		fill[i].Addr = uint64((ringChunks + i) * a.chunk)
 	}
 	a.xsk.Fill(fill)
-	return nil
+	return a.xsk.FD()
 }
 
-func (a *asavie) closeSocket() error {
+// shut, see rings.
+func (a *asavie) shut() error {
 	if a.xsk == nil {
 		return nil
 	}
@@ -158,17 +134,7 @@ func mappingsOf(fd int) ([]mapping, error) {
 }
 
 func (a *asavie) hello() Hello {
-	return a.nic.hello(a.chunk-xdpnic.PacketHeadroom, "4k")
-}
-
-func (a *asavie) connect(peer Hello) (err error) {
-	a.header, err = newHeaders(a.hello(), peer, a.nic.port)
-	return err
-}
-
-func (a *asavie) round() error {
-	a.watch.progress()
-	return nil
+	return a.describe(a.chunk-xdpnic.PacketHeadroom, "4k")
 }
 
 func (a *asavie) next() []byte {
@@ -192,60 +158,69 @@ func (a *asavie) next() []byte {
 	return a.xsk.GetFrame(*d)[a.skip:]
 }
 
-func (a *asavie) commit(n int) error {
+func (a *asavie) commit(n int) {
 	d := &a.descs[a.used]
 	a.header.PutHead(a.xsk.GetFrame(*d), n)
 	d.Len = uint32(a.skip + n)
 	a.used++
-	return nil
 }
 
-// flush sends what is queued and takes completions back. The library ends the
-// program when the kernel refuses to send; here that is an error.
-func (a *asavie) flush() (err error) {
+// transmit hands frames over, takes completions back, and returns how many were taken. The library ends the program
+// when the kernel refuses to send; here that is an error.
+func (a *asavie) transmit(frames []xdp.Desc) int {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("xdp.Socket: %v", r)
+			fail.With("xdp.Socket: %v", r)
 		}
 	}()
+	n := a.xsk.Transmit(frames)
+	a.xsk.Complete(a.xsk.NumCompleted())
+	return n
+}
+
+// flush sends what is queued.
+func (a *asavie) flush() {
 	queued := a.descs[:a.used]
 	a.descs, a.used = nil, 0
 	for {
-		queued = queued[a.xsk.Transmit(queued):]
-		a.xsk.Complete(a.xsk.NumCompleted())
+		queued = queued[a.transmit(queued):]
 		if len(queued) == 0 && a.xsk.NumFreeTxSlots() == ringChunks {
 			a.watch.progress()
-			return nil
+			return
 		}
-		if err := a.watch.idle(); err != nil {
-			return err
-		}
+		fail.If(a.watch.idle())
 	}
 }
 
-func (a *asavie) wait() (err error) {
-	a.ready, _, err = a.xsk.Poll(int(maxSleep / time.Millisecond))
-	return err
+func (a *asavie) wait() {
+	a.pollFor(maxSleep)
 }
 
-func (a *asavie) poll() (_ []byte, err error) {
+// pollFor notes how many frames there are.
+func (a *asavie) pollFor(d time.Duration) {
+	var err error
+	a.ready, _, err = a.xsk.Poll(int(d / time.Millisecond))
+	fail.If(err)
+}
+
+func (a *asavie) poll() []byte {
 	if a.at == len(a.lease) {
 		a.refill()
 		if a.ready == 0 {
 			if a.sleeps {
 				a.ready = a.xsk.NumReceived() // no system call before the one that sleeps
-			} else if a.ready, _, err = a.xsk.Poll(0); err != nil {
-				return nil, err
+			} else {
+				a.pollFor(0)
 			}
 			if a.ready == 0 {
-				return nil, nil
+				return nil
 			}
 		}
 		a.lease, a.ready = a.xsk.Receive(min(a.ready, ringLease)), 0
 	}
 	frame := a.xsk.GetFrame(a.lease[a.at])
 	a.at++
-	return udpContent(frame, a.skip), nil
+	return udpContent(frame, a.skip)
 }
 
 // refill gives received chunks back to the kernel.
@@ -259,8 +234,4 @@ func (a *asavie) refill() {
 	}
 	a.xsk.Fill(a.lease)
 	a.lease, a.at = nil, 0
-}
-
-func (a *asavie) close() error {
-	return errors.Join(a.nic.close(), a.closeSocket())
 }

@@ -52,8 +52,6 @@ type Bed struct {
 	bed   *testbed.Bed
 	guard *testbed.Guard // nil: none
 
-	middles []*testbed.Middle // those of the XDP pair and of the kernel's; nil: none
-
 	client, server *Worker
 }
 
@@ -79,21 +77,16 @@ func StartBed(ctx context.Context, cfg BedConfig) (_ *Bed, err error) {
 	}
 	b := &Bed{cfg: cfg}
 	network := testbed.Config{
-		Args: cfg.WorkerArgs, CPUs: cpus, Stderr: cfg.Stderr,
+		Args: cfg.WorkerArgs, CPUs: cpus, Stderr: cfg.Stderr, Through: cfg.Through,
 		Pairs: []testbed.Pair{
 			{Names: [2]string{xdpInterface, xdpInterface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: cfg.MTU},
 			{Names: [2]string{kernelInterface, kernelInterface}, Net4: testbed.KernelNet4, Net6: testbed.KernelNet6, MTU: cfg.MTU},
 		},
 	}
-	if cfg.Through {
-		b.bed, b.middles, err = testbed.StartThrough(network)
-	} else {
-		b.bed, err = testbed.Start(network)
-	}
-	if err != nil {
+	if b.bed, err = testbed.Start(network); err != nil {
 		return nil, err
 	}
-	for _, m := range b.middles {
+	for _, m := range b.bed.Middles() {
 		if err := m.Prefer(cpus); err != nil {
 			return nil, errors.Join(err, b.Close())
 		}
@@ -177,9 +170,6 @@ func (b *Bed) Do(ctx context.Context, f func() error) error {
 // Close ends the workers and gives everything back.
 func (b *Bed) Close() error {
 	err := b.bed.Close()
-	for _, m := range b.middles {
-		err = errors.Join(err, m.Close())
-	}
 	if b.guard != nil {
 		err = errors.Join(err, b.guard.Close())
 	}
@@ -204,9 +194,7 @@ func (b *Bed) Opening(open func() error) error {
 func (b *Bed) worker(i int) *Worker {
 	side := b.bed.Side(i)
 	at := func(end testbed.End) Params {
-		return Params{
-			Interface: end.Name, Local: end.IPv4.Addr(), Mode: b.cfg.Mode, Hugepages: b.cfg.Hugepages,
-		}
+		return Params{Place: Place{Interface: end.Name, Mode: b.cfg.Mode, Hugepages: b.cfg.Hugepages}, Local: end.IPv4.Addr()}
 	}
 	xdp := at(side.Ends[0])
 	w := NewWorker([]string{"client", "server"}[i], side.Control, at(side.Ends[1]))
@@ -240,9 +228,9 @@ func (b *Bed) Crossed(xdp bool) (client, server testbed.EmulatorCounters) {
 
 func (b *Bed) middle(xdp bool) *testbed.Middle {
 	if xdp {
-		return b.middles[0]
+		return b.bed.Middles()[0]
 	}
-	return b.middles[1]
+	return b.bed.Middles()[1]
 }
 
 // agentTime is how long an agent may take to serve.

@@ -340,7 +340,7 @@ func TestClientLeavesUnconnected(t *testing.T) {
 	var gone atomic.Bool
 	var server Endpoint
 	if err := a.Do(func() (err error) {
-		server, err = Open("vi-reliable-delivery", Params{Server: true, Interface: a.Name, Local: a.IPv4, Mode: "generic", MaxBytes: 64}, &gone)
+		server, err = Open("vi-reliable-delivery", Params{Place: Place{Interface: a.Name, Mode: "generic"}, Server: true, Local: a.IPv4, MaxBytes: 64}, &gone)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -375,7 +375,7 @@ func TestNeeds(t *testing.T) {
 	const socket = "/nowhere/agent.sock"
 	t.Setenv("VIA_AGENT", socket)
 	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "raw-afxdp": "CAP_NET_RAW"} {
-		_, err := Open(name, Params{Interface: "lo", Server: true}, nil)
+		_, err := Open(name, Params{Place: Place{Interface: "lo"}, Server: true}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want it to name %s", name, err, want)
 		}

@@ -4,28 +4,30 @@ import (
 	"encoding/binary"
 	"fmt"
 	"time"
+
+	"viaxdp/internal/lab/fail"
 )
 
-// frames sends and receives frames of bounded size, the common ground of UDP
-// sockets and raw AF_XDP rings. One goroutine drives it.
+// frames sends and receives frames of bounded size, the common ground of UDP sockets and raw AF_XDP rings. One
+// goroutine drives it. What fails after connect does so by package fail.
 type frames interface {
 	hello() Hello
 	connect(peer Hello) error
 	// round is called before each round.
-	round() error
+	round()
 
 	// next is the room for the content of the next frame; nil: none is free
 	// until flush has been called.
 	next() []byte
 	// commit queues the frame that next gave with its first n bytes.
-	commit(n int) error
+	commit(n int)
 	// flush hands queued frames to the kernel.
-	flush() error
+	flush()
 	// poll is the content of the next frame received, valid until the next
 	// call; nil: there is none.
-	poll() ([]byte, error)
+	poll() []byte
 	// wait returns when poll may have a frame, at the latest after maxSleep.
-	wait() error
+	wait()
 
 	close() error
 }
@@ -107,10 +109,8 @@ func (f *framed) Connect(peer Hello) error {
 
 func (f *framed) Close() error { return f.io.close() }
 
-func (f *framed) enter(r Round) error {
-	if err := r.check(); err != nil {
-		return err
-	}
+func (f *framed) enter(r Round) {
+	fail.If(r.check())
 	f.round = r
 	f.per = uint32((r.Bytes + f.payload - 1) / f.payload)
 	f.window = uint32(f.most)
@@ -119,222 +119,166 @@ func (f *framed) enter(r Round) error {
 	}
 	f.sent, f.credited, f.received, f.queued, f.ready = 0, 0, 0, 0, false
 	f.watch.progress()
-	return f.io.round()
+	f.io.round()
 }
 
 // Ping, see Endpoint.
-func (f *framed) Ping(r Round, rtt []int64) (Span, error) {
-	if err := f.enter(r); err != nil {
-		return Span{}, err
-	}
+func (f *framed) Ping(r Round, rtt []int64) (_ Span, err error) {
+	defer fail.Catch(&err)
+	f.enter(r)
 	if f.short() {
-		return timed(r, rtt, func(int) error {
-			if err := f.sendShort(); err != nil {
-				return err
-			}
-			return f.receiveShort()
-		})
+		return timed(r, rtt, func(int) {
+			f.sendShort()
+			f.receiveShort()
+		}), nil
 	}
-	return timed(r, rtt, func(i int) error {
-		if err := f.send(i); err != nil {
-			return err
-		}
-		err := f.receive(i)
+	return timed(r, rtt, func(i int) {
+		f.send(i)
+		f.receive(i)
 		f.credited = f.sent // the echo confirms
-		return err
-	})
+	}), nil
 }
 
 // Echo, see Endpoint.
-func (f *framed) Echo(r Round) error {
-	if err := f.enter(r); err != nil {
-		return err
-	}
-	if f.short() {
-		return f.echoShort(r)
-	}
+func (f *framed) Echo(r Round) (err error) {
+	defer fail.Catch(&err)
+	f.enter(r)
 	for i := range r.Lead + r.Messages {
-		if err := f.receive(i); err != nil {
-			return err
+		if f.short() {
+			f.receiveShort()
+			f.sendShort()
+			continue
 		}
+		f.receive(i)
 		f.credited = f.sent // the next message confirms the last echo
-		if err := f.send(i); err != nil {
-			return err
-		}
+		f.send(i)
 	}
 	return nil
 }
 
 // Send, see Endpoint.
-func (f *framed) Send(r Round) (Span, error) {
-	if err := f.enter(r); err != nil {
-		return Span{}, err
-	}
+func (f *framed) Send(r Round) (_ Span, err error) {
+	defer fail.Catch(&err)
+	f.enter(r)
 	for !f.ready {
-		if _, err := f.await(); err != nil {
-			return Span{}, err
-		}
+		f.await()
 	}
 	clock := startStopwatch()
 	for i := range r.Messages {
-		if err := f.put(i); err != nil {
-			return Span{}, err
-		}
+		f.put(i)
 	}
-	if err := f.flush(); err != nil {
-		return Span{}, err
-	}
+	f.flush()
 	for f.credited != f.sent {
-		if _, err := f.await(); err != nil {
-			return Span{}, err
-		}
+		f.await()
 	}
 	return clock.span(), nil
 }
 
 // Receive, see Endpoint.
-func (f *framed) Receive(r Round) (Span, error) {
-	if err := f.enter(r); err != nil {
-		return Span{}, err
-	}
-	if err := f.tell(kindReady, 0); err != nil {
-		return Span{}, err
-	}
+func (f *framed) Receive(r Round) (_ Span, err error) {
+	defer fail.Catch(&err)
+	f.enter(r)
+	f.tell(kindReady, 0)
 	clock := startStopwatch()
 	for i := range r.Messages {
-		if err := f.take(i, true); err != nil {
-			return Span{}, err
-		}
+		f.take(i, true)
 	}
 	if f.received%(f.window/4) != 0 {
-		if err := f.tell(kindCredit, f.received); err != nil {
-			return Span{}, err
-		}
+		f.tell(kindCredit, f.received)
 	}
 	return clock.span(), nil
 }
 
-func (f *framed) send(i int) error {
-	if err := f.put(i); err != nil {
-		return err
-	}
-	return f.flush()
+func (f *framed) send(i int) {
+	f.put(i)
+	f.flush()
 }
 
-func (f *framed) receive(i int) error {
-	return f.take(i, f.per > f.window)
+func (f *framed) receive(i int) {
+	f.take(i, f.per > f.window)
 }
 
 // put queues the frames of message i, and hands them on in batches.
-func (f *framed) put(i int) error {
+func (f *framed) put(i int) {
 	for off := 0; off < f.round.Bytes; off += f.payload {
 		for f.sent-f.credited >= f.window {
-			if err := f.flush(); err != nil {
-				return err
-			}
-			if _, err := f.await(); err != nil {
-				return err
-			}
+			f.flush()
+			f.await()
 		}
-		buf, err := f.room()
-		if err != nil {
-			return err
-		}
+		buf := f.room()
 		n := min(f.payload, f.round.Bytes-off)
 		f.header(buf, kindData, f.sent)
 		if f.round.Check {
 			copy(buf[frameHeader:], content(i, off, n))
 		}
-		if err := f.io.commit(frameHeader + n); err != nil {
-			return err
-		}
+		f.io.commit(frameHeader + n)
 		f.sent++
 		if f.queued++; f.queued == frameBatch {
-			if err := f.flush(); err != nil {
-				return err
-			}
+			f.flush()
 		}
 	}
-	return nil
 }
 
 // take receives the frames of message i.
-func (f *framed) take(i int, credits bool) error {
+func (f *framed) take(i int, credits bool) {
 	for off := 0; off < f.round.Bytes; off += f.payload {
 		var body []byte
 		for body == nil {
-			var err error
-			if body, err = f.await(); err != nil {
-				return err
-			}
+			body = f.await()
 		}
-		n := min(f.payload, f.round.Bytes-off)
-		got, err := f.keep(i, off, body)
-		if err == nil && f.chain != nil {
+		got := f.keep(i, off, body)
+		if f.chain != nil {
 			for _, b := range f.chain.rest() {
-				if err == nil {
-					k := 0
-					k, err = f.keep(i, off+got, b)
-					got += k
-				}
+				got += f.keep(i, off+got, b)
 			}
 		}
-		if err != nil {
-			return err
-		}
-		if got != n {
-			return fmt.Errorf("message %d: a frame of %d bytes, not %d", i, got, n)
+		if n := min(f.payload, f.round.Bytes-off); got != n {
+			fail.With("message %d: a frame of %d bytes, not %d", i, got, n)
 		}
 		if credits && f.received%(f.window/4) == 0 {
-			if err := f.tell(kindCredit, f.received); err != nil {
-				return err
-			}
+			f.tell(kindCredit, f.received)
 		}
 	}
-	return nil
 }
 
 // keep does with a piece of message i, from offset off on, what is done with
 // content, and returns its length.
-func (f *framed) keep(i, off int, b []byte) (int, error) {
+func (f *framed) keep(i, off int, b []byte) int {
 	if f.into != nil && off+len(b) <= len(f.into) {
 		copy(f.into[off:], b)
 		b = f.into[off : off+len(b)]
 	}
 	if f.round.Check {
-		return len(b), verify(i, off, b)
+		fail.If(verify(i, off, b))
 	}
-	return len(b), nil
+	return len(b)
 }
 
 // await polls or waits once: it returns the content of a data frame, the first
 // piece of it where it is chained, or nil when something else came or nothing.
-func (f *framed) await() ([]byte, error) {
-	p, err := f.io.poll()
-	if err != nil {
-		return nil, err
-	}
+func (f *framed) await() []byte {
+	p := f.io.poll()
 	if p == nil {
 		if !f.sleeps {
-			return nil, f.watch.idle()
+			fail.If(f.watch.idle())
+			return nil
 		}
-		if err := f.io.wait(); err != nil {
-			return nil, err
-		}
-		return nil, f.watch.blocked()
+		f.io.wait()
+		fail.If(f.watch.blocked())
+		return nil
 	}
 	if len(p) < frameHeader || binary.LittleEndian.Uint16(p[2:]) != f.round.ID {
-		return nil, nil // a stray frame
+		return nil // a stray frame
 	}
 	f.watch.progress()
 	seq := binary.LittleEndian.Uint32(p[4:])
 	switch p[0] {
 	case kindData:
 		if seq != f.received {
-			return nil, fmt.Errorf("data frame %d came, not %d: frames were lost or changed order", seq, f.received)
+			fail.With("data frame %d came, not %d: frames were lost or changed order", seq, f.received)
 		}
 		f.received++
-		return p[frameHeader:], nil
+		return p[frameHeader:]
 	case kindCredit:
 		// Credits of a ping-pong may come after the echo that confirmed more.
 		if int32(seq-f.credited) > 0 && int32(f.sent-seq) >= 0 {
@@ -343,40 +287,31 @@ func (f *framed) await() ([]byte, error) {
 	case kindReady:
 		f.ready = true
 	}
-	return nil, nil
+	return nil
 }
 
 // room is next, waiting for the kernel to give frames back.
-func (f *framed) room() ([]byte, error) {
+func (f *framed) room() []byte {
 	buf := f.io.next()
 	for buf == nil {
-		if err := f.flush(); err != nil {
-			return nil, err
-		}
-		if err := f.watch.idle(); err != nil {
-			return nil, err
-		}
+		f.flush()
+		fail.If(f.watch.idle())
 		buf = f.io.next()
 	}
-	return buf, nil
+	return buf
 }
 
-func (f *framed) flush() error {
+func (f *framed) flush() {
 	f.queued = 0
-	return f.io.flush()
+	f.io.flush()
 }
 
 // tell sends a frame without content at once.
-func (f *framed) tell(kind byte, seq uint32) error {
-	buf, err := f.room()
-	if err != nil {
-		return err
-	}
+func (f *framed) tell(kind byte, seq uint32) {
+	buf := f.room()
 	f.header(buf, kind, seq)
-	if err := f.io.commit(frameHeader); err != nil {
-		return err
-	}
-	return f.flush()
+	f.io.commit(frameHeader)
+	f.flush()
 }
 
 func (f *framed) header(buf []byte, kind byte, seq uint32) {
@@ -395,54 +330,33 @@ func (f *framed) short() bool {
 	return f.per == 1 && !f.round.Check && !f.sleeps && (f.chain == nil || f.chain.units(frameHeader+f.round.Bytes) == 1)
 }
 
-func (f *framed) echoShort(r Round) error {
-	for range r.Lead + r.Messages {
-		if err := f.receiveShort(); err != nil {
-			return err
-		}
-		if err := f.sendShort(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (f *framed) sendShort() error {
+func (f *framed) sendShort() {
 	buf := f.io.next()
 	if buf == nil {
-		var err error
-		if buf, err = f.room(); err != nil {
-			return err
-		}
+		buf = f.room()
 	}
 	binary.LittleEndian.PutUint64(buf, f.word(f.sent))
-	if err := f.io.commit(frameHeader + f.round.Bytes); err != nil {
-		return err
-	}
+	f.io.commit(frameHeader + f.round.Bytes)
 	f.sent++
-	return f.io.flush()
+	f.io.flush()
 }
 
-func (f *framed) receiveShort() error {
+func (f *framed) receiveShort() {
 	want, n := f.word(f.received), frameHeader+f.round.Bytes
 	for {
-		p, err := f.io.poll()
+		p := f.io.poll()
 		switch {
-		case err != nil:
-			return err
 		case p == nil:
-			if err := f.watch.idle(); err != nil {
-				return err
-			}
+			fail.If(f.watch.idle())
 		case len(p) == n && binary.LittleEndian.Uint64(p) == want:
 			if f.into != nil {
 				copy(f.into, p[frameHeader:])
 			}
 			f.received++
 			f.watch.progress()
-			return nil
+			return
 		case len(p) >= frameHeader && p[0] == kindData && binary.LittleEndian.Uint16(p[2:]) == f.round.ID:
-			return fmt.Errorf("data frame %d of %d bytes came, not %d of %d: frames were lost or changed order",
+			fail.With("data frame %d of %d bytes came, not %d of %d: frames were lost or changed order",
 				binary.LittleEndian.Uint32(p[4:]), len(p), f.received, n)
 		} // others are stray
 	}

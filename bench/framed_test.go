@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -37,40 +38,37 @@ func newCables(payload, window int) (a, b *cable) {
 
 func (w *cable) hello() Hello        { return Hello{Payload: w.payload, Window: w.window} }
 func (w *cable) connect(Hello) error { return nil }
-func (w *cable) round() error        { return nil }
+func (w *cable) round()              {}
 func (w *cable) next() []byte        { w.buf = make([]byte, w.payload); return w.buf }
 
-func (w *cable) commit(n int) error {
+func (w *cable) commit(n int) {
 	w.queue = append(w.queue, bytes.Clone(w.buf[:n]))
-	return nil
 }
 
-func (w *cable) flush() error {
+func (w *cable) flush() {
 	for _, f := range w.queue {
 		for _, f := range w.deliver(f) {
 			select {
 			case w.out <- f:
 			default:
-				return errors.New("the receiver's rings overflowed")
+				fail.With("the receiver's rings overflowed")
 			}
 		}
 	}
 	w.queue = nil
-	return nil
 }
 
-func (w *cable) poll() ([]byte, error) {
+func (w *cable) poll() []byte {
 	f := w.head
 	w.head = nil
-	return f, nil
+	return f
 }
 
-func (w *cable) wait() error {
+func (w *cable) wait() {
 	select {
 	case w.head = <-w.in:
 	case <-time.After(10 * time.Millisecond):
 	}
-	return nil
 }
 
 func (w *cable) close() error { return nil }
@@ -228,13 +226,13 @@ func TestPattern(t *testing.T) {
 // polledCable is a cable that is polled.
 type polledCable struct{ *cable }
 
-func (w polledCable) poll() ([]byte, error) {
+func (w polledCable) poll() []byte {
 	select {
 	case f := <-w.in:
-		return f, nil
+		return f
 	default:
 		runtime.Gosched()
-		return nil, nil
+		return nil
 	}
 }
 

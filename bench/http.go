@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // HTTPLoad is requests that a client of net/http makes of a server of net/http,
@@ -60,28 +62,14 @@ func (l HTTPLoad) validate() error {
 
 // HTTP measures requests a second, after a warm-up. The two workers have no
 // endpoint open.
-func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(func() error) error) (*HTTPResult, error) {
-	if err := l.validate(); err != nil {
-		return nil, err
-	}
+func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(func() error) error) (_ *HTTPResult, err error) {
+	defer fail.Catch(&err)
+	fail.If(l.validate())
 	input := httpInput{l, server.at(l.Vianet).Local}
-	a, err := client.alone(taskHTTPGet, l.Vianet, input)
-	if err != nil {
-		return nil, err
-	}
-	b, err := server.alone(taskHTTPServe, l.Vianet, input)
-	if err != nil {
-		return nil, err
-	}
-	var answer reply
-	call := func() (err error) { answer, _, err = both(ctx, client, a, server, b); return err }
-	if err := within(opening, l.Vianet, call); err != nil {
-		return nil, err
-	}
-	out, err := outputOf[httpOutput](answer)
-	if err != nil {
-		return nil, err
-	}
+	replies := apart(ctx, opening, l.Vianet, []*Worker{client, server}, func(i int) (string, any) {
+		return []string{"http-get", "http-serve"}[i], input
+	})
+	out := outputOf[httpOutput](replies[0])
 	return &HTTPResult{
 		Requests: out.Requests, PerSecond: float64(out.Requests) / out.Span.Wall.Seconds(),
 		Disturbed: disturbances(out.Span, Span{}, false),
@@ -90,18 +78,11 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 
 // serveHTTP is a task: the server, until the client ends it.
 func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
-	if err := in.validate(); err != nil {
-		return struct{}{}, err
-	}
-	n, err := openNetwork(j.params, in.Vianet)
-	if err != nil {
-		return struct{}{}, err
-	}
-	defer func() { err = errors.Join(err, n.close()) }()
-	l, err := n.listen("tcp", netip.AddrPortFrom(in.Server, httpPort).String())
-	if err != nil {
-		return struct{}{}, err
-	}
+	defer fail.Catch(&err)
+	fail.If(in.validate())
+	n := fail.Must(openNetwork(j.params, in.Vianet))
+	defer fail.Closing(&err, n.close)
+	l := fail.Must(n.listen("tcp", netip.AddrPortFrom(in.Server, httpPort).String()))
 	content := make([]byte, in.Bytes)
 	over := make(chan struct{})
 	mux := http.NewServeMux()
@@ -117,7 +98,7 @@ func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	case <-limit.C:
 		err = errors.Join(errors.New("the client has not ended it"), s.Close())
 	case err := <-served:
-		return struct{}{}, err
+		fail.If(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
@@ -129,14 +110,10 @@ const httpLimit = 30 * time.Second
 
 // getHTTP is a task: the client.
 func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
-	if err := in.validate(); err != nil {
-		return out, err
-	}
-	n, err := openNetwork(j.params, in.Vianet)
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, n.close()) }()
+	defer fail.Catch(&err)
+	fail.If(in.validate())
+	n := fail.Must(openNetwork(j.params, in.Vianet))
+	defer fail.Closing(&err, n.close)
 	// Without a bound to them it dials for every request that finds all in use, and
 	// closes what is too many: the first moments would measure connecting.
 	transport := &http.Transport{
@@ -153,16 +130,10 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 			break
 		}
 	}
-	if err != nil {
-		return out, err
-	}
-	if _, err := c.load(in.Connections, in.Duration/warmPart); err != nil {
-		return out, err
-	}
+	fail.If(err)
+	c.load(in.Connections, in.Duration/warmPart)
 	clock := startStopwatch()
-	if out.Requests, err = c.load(in.Connections, in.Duration); err != nil {
-		return out, err
-	}
+	out.Requests = c.load(in.Connections, in.Duration)
 	out.Span = clock.span()
 	return out, c.get(httpEnd, 0)
 }
@@ -175,7 +146,7 @@ type getter struct {
 }
 
 // load makes requests on a number of connections for a time.
-func (g *getter) load(connections int, d time.Duration) (int64, error) {
+func (g *getter) load(connections int, d time.Duration) int64 {
 	var count atomic.Int64
 	var wait sync.WaitGroup
 	errs := make([]error, connections)
@@ -189,15 +160,14 @@ func (g *getter) load(connections int, d time.Duration) (int64, error) {
 		})
 	}
 	wait.Wait()
-	return count.Load(), errors.Join(errs...)
+	fail.If(errors.Join(errs...))
+	return count.Load()
 }
 
 // get makes a request and checks the length of the answer.
-func (g *getter) get(path string, want int64) error {
-	r, err := g.client.Get(g.url + path)
-	if err != nil {
-		return err
-	}
+func (g *getter) get(path string, want int64) (err error) {
+	defer fail.Catch(&err)
+	r := fail.Must(g.client.Get(g.url + path))
 	defer r.Body.Close()
 	n, err := io.Copy(io.Discard, r.Body)
 	if err == nil && n != want {

@@ -10,11 +10,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -88,13 +88,15 @@ type IncastResult struct {
 
 // Fairness is Jain's index of the senders' shares: 1 if they are equal, 1/n if one of n
 // has all.
-func (r *IncastResult) Fairness() float64 {
+func (r *IncastResult) Fairness() float64 { return jain(r.Messages) }
+
+func jain[T int64 | float64](shares []T) float64 {
 	sum, squares := 0., 0.
-	for _, n := range r.Messages {
-		sum += float64(n)
-		squares += float64(n) * float64(n)
+	for _, x := range shares {
+		sum += float64(x)
+		squares += float64(x) * float64(x)
 	}
-	return sum * sum / (float64(len(r.Messages)) * squares)
+	return sum * sum / (float64(len(shares)) * squares)
 }
 
 // LeastShare is the least share of a sender by the greatest.
@@ -143,7 +145,7 @@ func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
 			name = fmt.Sprint("sender ", i-1)
 		}
 		w := NewWorker(name, side.Control, Params{
-			Interface: testbed.StarInterface, Local: side.Ends[0].IPv4.Addr(), Mode: cfg.Mode, Hugepages: cfg.Hugepages,
+			Place: Place{Interface: testbed.StarInterface, Mode: cfg.Mode, Hugepages: cfg.Hugepages}, Local: side.Ends[0].IPv4.Addr(),
 		})
 		w.ended = side.Err
 		n.workers = append(n.workers, w)
@@ -194,40 +196,22 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	if l.Senders >= len(n.workers) {
 		return nil, fmt.Errorf("%d senders: there are %d", l.Senders, len(n.workers)-1)
 	}
-	workers := n.workers[:1+l.Senders]
-	requests := make([]request, len(workers))
-	for i, w := range workers {
-		name := taskIncastSend
-		if i == 0 {
-			name = taskIncastTake
-		}
-		if requests[i], err = w.alone(name, !l.TCP, incastInput{l, n.workers[0].params.Local, i - 1}); err != nil {
-			return nil, err
-		}
-	}
-	before, err := n.star.Drops()
-	if err != nil {
-		return nil, err
-	}
 	defer func() { n.failed = n.failed || err != nil }()
-	var replies []reply
-	call := func() (err error) { replies, err = each(ctx, workers, requests); return err }
-	if err := within(n.opening, !l.TCP, call); err != nil {
-		return nil, err
-	}
-	taken, err := outputOf[incastTaken](replies[0])
-	if err != nil {
-		return nil, err
-	}
+	defer fail.Catch(&err)
+	before := fail.Must(n.star.Drops())
+	replies := apart(ctx, n.opening, !l.TCP, n.workers[:1+l.Senders], func(i int) (string, any) {
+		in := incastInput{l, n.workers[0].params.Local, i - 1}
+		if i == 0 {
+			return "incast-take", in
+		}
+		return "incast-send", in
+	})
+	taken := outputOf[incastTaken](replies[0])
 	if len(taken.Messages) != l.Senders || len(taken.Came) != l.Senders || taken.Span.Wall <= 0 {
-		return nil, errors.New("the receiver has not said what came, and how long it took")
+		fail.With("the receiver has not said what came, and how long it took")
 	}
-	after, err := n.star.Drops()
-	if err != nil {
-		return nil, err
-	}
+	onTheWay := fail.Must(n.star.Drops()) - before // dropped by name
 	n.cond.learn(taken.Facts)
-	onTheWay := after - before // dropped by name
 	r := &IncastResult{
 		Messages: taken.Messages, Unnamed: taken.Unnamed,
 		Disturbed: disturbances(Span{}, taken.Span, false), // all sleep
@@ -236,12 +220,9 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 		r.MBps += float64(m) * float64(l.Bytes) / taken.Span.Wall.Seconds() / 1e6
 	}
 	for i, x := range replies[1:] {
-		sent, err := outputOf[incastSent](x)
-		if err != nil {
-			return nil, err
-		}
+		sent := outputOf[incastSent](x)
 		if sent.Messages != taken.Came[i] {
-			return nil, fmt.Errorf("sender %d has sent %d messages, and %d came", i, sent.Messages, taken.Came[i])
+			fail.With("sender %d has sent %d messages, and %d came", i, sent.Messages, taken.Came[i])
 		}
 		r.Frames += sent.Frames
 		r.Resent += sent.Resent
@@ -272,27 +253,15 @@ const incastLimit = 6 * waitLimit
 //	end of the stream         ->
 //	                          <- a byte: everything has come
 func sendIncast(j *job, in incastInput) (out incastSent, err error) {
-	if err := in.validate(); err != nil {
-		return out, err
-	}
-	n, err := openNetwork(j.params, !in.TCP)
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, n.close()) }()
+	defer fail.Catch(&err)
+	fail.If(in.validate())
+	n := fail.Must(openNetwork(j.params, !in.TCP))
+	defer fail.Closing(&err, n.close)
 	defer n.closeOn(j.stop)()
-	message, err := n.alloc(in.Bytes)
-	if err != nil {
-		return out, err
-	}
-	conn, err := n.reach(netip.AddrPortFrom(in.Receiver, incastPort), incastLimit, j.stop)
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if err := conn.SetDeadline(time.Now().Add(in.Duration + incastLimit)); err != nil {
-		return out, err
-	}
+	message := fail.Must(n.alloc(in.Bytes))
+	conn := n.reach(netip.AddrPortFrom(in.Receiver, incastPort), incastLimit, j.stop)
+	defer fail.Closing(&err, conn.Close)
+	fail.If(conn.SetDeadline(time.Now().Add(in.Duration + incastLimit)))
 	var over atomic.Bool
 	all := make(chan error, 1)
 	go func() {
@@ -304,29 +273,25 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 		}
 		all <- err
 	}()
-	if _, err := conn.Write([]byte{byte(in.Number)}); err != nil {
-		return out, err
-	}
+	fail.Must(conn.Write([]byte{byte(in.Number)}))
 	for ; !over.Load(); out.Messages++ {
 		if out.Messages < incastCheck {
 			copy(message, content(int(out.Messages), 0, in.Bytes))
 		}
-		if _, err := conn.Write(message); err != nil {
-			return out, err
-		}
+		fail.Must(conn.Write(message))
 	}
-	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
-		return out, err
-	}
+	fail.If(conn.(interface{ CloseWrite() error }).CloseWrite())
 	if err := <-all; err != nil {
-		return out, fmt.Errorf("the receiver has not said that it has everything: %w", err)
+		fail.With("the receiver has not said that it has everything: %w", err)
 	}
 	if n.nic == nil {
-		info, err := tcpInfo(conn.(*net.TCPConn))
-		if err != nil {
-			return out, err
-		}
-		out.Frames, out.Resent = uint64(info.Segs_out), uint64(info.Total_retrans)
+		onSocket(conn.(*net.TCPConn), func(fd int) error {
+			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+			if err == nil {
+				out.Frames, out.Resent = uint64(info.Segs_out), uint64(info.Total_retrans)
+			}
+			return err
+		})
 		return out, nil
 	}
 	st := n.nic.Status()
@@ -335,110 +300,80 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 	return out, nil
 }
 
-// tcpInfo is tcp(7)'s TCP_INFO.
-func tcpInfo(c syscall.Conn) (info *unix.TCPInfo, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	controlErr := raw.Control(func(fd uintptr) {
-		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-	})
-	return info, errors.Join(err, controlErr)
-}
-
 // takeIncast is a task: the receiver.
 func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
-	if err := in.validate(); err != nil {
-		return out, err
-	}
-	n, err := openNetwork(j.params, !in.TCP)
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, n.close()) }()
+	defer fail.Catch(&err)
+	fail.If(in.validate())
+	n := fail.Must(openNetwork(j.params, !in.TCP))
+	defer fail.Closing(&err, n.close)
 	defer n.closeOn(j.stop)()
 	demux := map[string]uint64{}
 	if n.nic != nil {
 		out.Facts, demux = factsOf(n.nic), n.nic.Status().Demux
 	}
-	r := &incastReceiver{in: in, streams: make([]net.Conn, in.Senders), came: make([]atomic.Int64, in.Senders), failed: make(chan error, in.Senders)}
-	defer r.close()
-	if err := r.connect(n, j.params.Local); err != nil {
-		return out, err
+	streams := make([]net.Conn, in.Senders)
+	defer func() {
+		for _, conn := range streams {
+			if conn != nil {
+				conn.Close()
+			}
+		}
+	}()
+	l := n.listenWithin(netip.AddrPortFrom(j.params.Local, incastPort), incastLimit)
+	defer l.Close()
+	for range streams {
+		conn := fail.Must(l.Accept())
+		number := make([]byte, 1)
+		err := conn.SetDeadline(time.Now().Add(in.Duration + incastLimit))
+		if err == nil {
+			_, err = io.ReadFull(conn, number)
+		}
+		i := int(number[0])
+		if err != nil || i >= len(streams) || streams[i] != nil {
+			fail.If(errors.Join(err, conn.Close(), errors.New("a stream has not said whose it is")))
+		}
+		streams[i] = conn
 	}
-	var streams sync.WaitGroup
-	for i := range r.streams {
-		streams.Go(func() {
-			if err := r.take(i); err != nil {
-				r.failed <- fmt.Errorf("sender %d: %w", i, err)
+	tell := func() {
+		for _, conn := range streams {
+			fail.Must(conn.Write([]byte{0}))
+		}
+	}
+	flows := newArrivals(in.Senders, j.stop)
+	var ending atomic.Bool // the senders have been notified of the end
+	var reading sync.WaitGroup
+	for i := range streams {
+		reading.Go(func() {
+			if err := takeMessages(streams[i], in.Bytes, &ending, &flows.came[i]); err != nil {
+				flows.failed <- fmt.Errorf("sender %d: %w", i, err)
 			}
 		})
 	}
-	if out.Messages, out.Span, err = r.window(); err != nil {
-		return out, err
+	// The window begins some time after every sender has begun. A sender that got no CPU has its time all the same.
+	if !flows.until(incastLimit, func() bool { return slices.Min(flows.counts()) >= incastCheck }) {
+		fail.With("a sender has hardly begun within %v: messages %d", incastLimit, flows.counts())
 	}
-	r.ending.Store(true)
-	if err := r.tell(); err != nil {
-		return out, err
-	}
-	streams.Wait()
-	select {
-	case err := <-r.failed:
-		return out, err
-	default:
-	}
-	if err := r.tell(); err != nil {
-		return out, err
-	}
-	out.Came = r.counts()
+	time.Sleep(in.Duration / warmPart)
+	out.Messages, out.Span = flows.window(in.Duration, func(messages []int64) bool { return slices.Min(messages) > 0 })
+	ending.Store(true)
+	tell()
+	reading.Wait()
+	flows.check()
+	tell()
+	out.Came = flows.counts()
 	if n.nic != nil {
 		out.Seen, out.Dropped, out.Unnamed = countFrames(n.nic, demux)
 	}
 	return out, nil
 }
 
-// incastReceiver has a stream of each sender.
-type incastReceiver struct {
-	in      incastInput
-	streams []net.Conn
-	came    []atomic.Int64 // messages
-	ending  atomic.Bool    // the senders have been notified of the end
-	failed  chan error     // of streams
-}
-
-// connect takes the streams of all senders.
-func (r *incastReceiver) connect(n *network, local netip.Addr) error {
-	l, err := n.listenWithin(netip.AddrPortFrom(local, incastPort), incastLimit)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	for range r.streams {
-		conn, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		number := make([]byte, 1)
-		if err = conn.SetDeadline(time.Now().Add(r.in.Duration + incastLimit)); err == nil {
-			_, err = io.ReadFull(conn, number)
-		}
-		if i := int(number[0]); err == nil && i < len(r.streams) && r.streams[i] == nil {
-			r.streams[i] = conn
-			continue
-		}
-		return errors.Join(err, conn.Close(), errors.New("a stream has not said whose it is"))
-	}
-	return nil
-}
-
-// take counts the messages of a stream until its end.
-func (r *incastReceiver) take(i int) error {
-	message := make([]byte, r.in.Bytes)
+// takeMessages counts the messages of a stream until its end.
+func takeMessages(conn net.Conn, bytes int, ending *atomic.Bool, came *atomic.Int64) error {
+	message := make([]byte, bytes)
 	for n := 0; ; n++ {
-		_, err := io.ReadFull(r.streams[i], message)
+		_, err := io.ReadFull(conn, message)
 		switch {
-		case err == io.EOF && r.ending.Load():
+		case err == io.EOF && ending.Load():
 			return nil
 		case err != nil:
 			return fmt.Errorf("message %d: %w", n, err)
@@ -448,68 +383,62 @@ func (r *incastReceiver) take(i int) error {
 				return err
 			}
 		}
-		r.came[i].Add(1)
+		came.Add(1)
 	}
 }
 
-func (r *incastReceiver) counts() []int64 {
-	counts := make([]int64, len(r.came))
-	for i := range r.came {
-		counts[i] = r.came[i].Load()
+// arrivals are messages or bytes that several flows have brought, counted by other goroutines.
+type arrivals struct {
+	came   []atomic.Int64 // of each flow
+	failed chan error     // of flows
+	stop   *atomic.Bool
+}
+
+func newArrivals(flows int, stop *atomic.Bool) *arrivals {
+	return &arrivals{came: make([]atomic.Int64, flows), failed: make(chan error, flows+1), stop: stop}
+}
+
+func (a *arrivals) counts() []int64 {
+	counts := make([]int64, len(a.came))
+	for i := range a.came {
+		counts[i] = a.came[i].Load()
 	}
 	return counts
 }
 
-// window counts the messages of a time that begins some time after every sender has begun.
-// A sender that got no CPU has its time all the same.
-func (r *incastReceiver) window() (messages []int64, span Span, err error) {
-	// until waits until done says so, or a stream has failed.
-	until := func(done func() bool) error {
-		for !done() {
-			select {
-			case err := <-r.failed:
-				return err
-			case <-time.After(time.Millisecond):
-			}
+// check fails if a flow has failed, or the worker is to stop.
+func (a *arrivals) check() {
+	select {
+	case err := <-a.failed:
+		fail.If(err)
+	default:
+		if a.stop.Load() {
+			fail.If(ErrStopped)
 		}
-		return nil
 	}
-	late := time.Now().Add(incastLimit)
-	if err := until(func() bool { return slices.Min(r.counts()) >= incastCheck || time.Now().After(late) }); err != nil {
-		return nil, span, err
-	}
-	if time.Now().After(late) {
-		return nil, span, fmt.Errorf("a sender has hardly begun within %v: messages %d", incastLimit, r.counts())
-	}
-	time.Sleep(r.in.Duration / warmPart)
-	before, clock := r.counts(), startStopwatch()
-	err = until(func() bool {
-		messages = r.counts()
-		for i := range messages {
-			messages[i] -= before[i]
+}
+
+// until waits for a condition, and reports whether it was true within a time.
+func (a *arrivals) until(limit time.Duration, done func() bool) bool {
+	for late := time.Now().Add(limit); !done(); time.Sleep(time.Millisecond) {
+		if a.check(); time.Now().After(late) {
+			return false
 		}
-		span = clock.span()
-		return span.Wall >= r.in.Duration && slices.Min(messages) > 0 || span.Wall > r.in.Duration+waitLimit
+	}
+	return true
+}
+
+// window counts what comes of each flow from now on in a time, and until it is enough.
+func (a *arrivals) window(d time.Duration, enough func([]int64) bool) (counts []int64, span Span) {
+	before, clock := a.counts(), startStopwatch()
+	a.until(d+waitLimit, func() bool {
+		counts, span = a.counts(), clock.span()
+		for i := range counts {
+			counts[i] -= before[i]
+		}
+		return span.Wall >= d && enough(counts)
 	})
-	return messages, span, err
-}
-
-// tell sends a byte to each sender.
-func (r *incastReceiver) tell() error {
-	for _, conn := range r.streams {
-		if _, err := conn.Write([]byte{0}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (r *incastReceiver) close() {
-	for _, conn := range r.streams {
-		if conn != nil {
-			conn.Close()
-		}
-	}
+	return counts, span
 }
 
 // Frames that were sent may be on their way for incastQuiet at most, and are over when none

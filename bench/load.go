@@ -102,7 +102,7 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 		return nil, err
 	}
 	sent, echoed, err := bothTasks[loadOutcome, Span](
-		ctx, s.client, taskLoad, s.server, taskLoadEcho, loadRound{l, s.nextRound()})
+		ctx, s.client, "load", s.server, "load-echo", loadRound{l, s.nextRound()})
 	if err != nil {
 		return nil, err
 	}
@@ -121,21 +121,21 @@ func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
 }
 
 // A loadPort is an endpoint as a load drives it: nothing in it waits for the
-// peer. One goroutine drives it.
+// peer. One goroutine drives it. What fails does so by package fail.
 type loadPort interface {
 	// begin makes it ready for a round, the peer's end too where that is
 	// needed.
-	begin(r loadRound) error
+	begin(r loadRound)
 	// next is the room for the next message; nil: none for now.
 	next() []byte
 	// commit sends the message that next gave with its first n bytes, at the
 	// latest when flush is called.
-	commit(n int) error
+	commit(n int)
 	// flush hands messages on; all says that none is left here.
-	flush() (all bool, err error)
+	flush() (all bool)
 	// poll is the next message that has arrived, valid until the next call;
 	// nil: there is none.
-	poll() ([]byte, error)
+	poll() []byte
 	// window is how many messages may be under way.
 	window() int
 }

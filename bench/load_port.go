@@ -2,12 +2,12 @@ package bench
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"math"
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -22,10 +22,9 @@ type tcpLoad struct {
 	at, got  int // in[at:got] was read and not given yet
 }
 
-func (l *tcpLoad) begin(r loadRound) error {
+func (l *tcpLoad) begin(r loadRound) {
 	l.bytes = r.Bytes
 	l.out, l.in = make([]byte, readBuffer), make([]byte, readBuffer)
-	return nil
 }
 
 func (l *tcpLoad) next() []byte {
@@ -35,47 +34,44 @@ func (l *tcpLoad) next() []byte {
 	return l.out[l.to:]
 }
 
-func (l *tcpLoad) commit(n int) error {
-	l.to += n
-	return nil
-}
+func (l *tcpLoad) commit(n int) { l.to += n }
 
-func (l *tcpLoad) flush() (bool, error) {
+func (l *tcpLoad) flush() bool {
 	for l.from < l.to {
 		n, err := l.t.writeOnce(l.out[l.from:l.to])
 		switch {
 		case err == nil:
 			l.from += n
 		case err == errAgain:
-			return false, nil
+			return false
 		case !errors.Is(err, unix.EINTR):
-			return false, fmt.Errorf("send: %w", err)
+			fail.With("send: %w", err)
 		}
 	}
 	l.from, l.to = 0, 0
-	return true, nil
+	return true
 }
 
-func (l *tcpLoad) poll() ([]byte, error) {
+func (l *tcpLoad) poll() []byte {
 	if l.got-l.at < l.bytes {
 		l.got = copy(l.in, l.in[l.at:l.got])
 		l.at = 0
 		n, err := l.t.readOnce(l.in[l.got:])
 		switch {
 		case err == errAgain || errors.Is(err, unix.EINTR):
-			return nil, nil
+			return nil
 		case err != nil:
-			return nil, fmt.Errorf("receive: %w", err)
+			fail.With("receive: %w", err)
 		case n == 0:
-			return nil, fmt.Errorf("receive: %w", io.ErrUnexpectedEOF) // the peer has closed
+			fail.With("receive: %w", io.ErrUnexpectedEOF) // the peer has closed
 		}
 		if l.got += n; l.got < l.bytes {
-			return nil, nil
+			return nil
 		}
 	}
 	p := l.in[l.at : l.at+l.bytes]
 	l.at += l.bytes
-	return p, nil
+	return p
 }
 
 func (l *tcpLoad) window() int { return math.MaxInt32 }
@@ -104,27 +100,20 @@ const (
 
 // begin, see loadPort. A word in both directions says that the receives are
 // posted; it takes the oldest of them.
-func (l *viLoad) begin(r loadRound) error {
+func (l *viLoad) begin(r loadRound) {
 	v := l.vi
 	if v.params.MaxBytes < MaxLoadBytes {
-		return fmt.Errorf("opened for messages of %d bytes: a load needs %d", v.params.MaxBytes, MaxLoadBytes)
+		fail.With("opened for messages of %d bytes: a load needs %d", v.params.MaxBytes, MaxLoadBytes)
 	}
 	v.round = Round{ID: r.ID, Bytes: r.Bytes}
 	v.lists = 1
 	v.watch.progress()
 	for v.recvs.out() < loadReceives+1 {
-		if err := l.postRecv(); err != nil {
-			return err
-		}
+		l.postRecv()
 	}
-	if err := v.word(wordReady | int(r.ID)); err != nil {
-		return err
-	}
-	if err := v.begun(r.ID); err != nil {
-		return err
-	}
+	v.word(wordReady | int(r.ID))
+	v.begun(r.ID)
 	v.lists = v.list(viList)
-	return nil
 }
 
 // placeOf is where the message of a ring's next descriptor lies.
@@ -132,9 +121,9 @@ func placeOf(r *ring) int { return (r.posted + r.staged) % loadPlaces * MaxLoadB
 
 func (l *viLoad) stageRecv() { l.vi.stageRecv(l.vi.in.Segment(placeOf(&l.vi.recvs), MaxLoadBytes)) }
 
-func (l *viLoad) postRecv() error {
+func (l *viLoad) postRecv() {
 	l.stageRecv()
-	return l.vi.pushRecvs()
+	l.vi.pushRecvs()
 }
 
 func (l *viLoad) next() []byte {
@@ -146,45 +135,42 @@ func (l *viLoad) next() []byte {
 	return v.out.Bytes()[at : at+MaxLoadBytes]
 }
 
-func (l *viLoad) commit(n int) error {
+func (l *viLoad) commit(n int) {
 	d := l.vi.sends.next()
 	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
 	d.SetSegments(l.vi.out.Segment(placeOf(&l.vi.sends), n))
-	return l.vi.post()
+	l.vi.post()
 }
 
 // flush, see loadPort: what is posted is on its way when it is complete.
-func (l *viLoad) flush() (bool, error) {
-	if err := errors.Join(l.vi.pushSends(), l.vi.reap()); err != nil {
-		return false, err
-	}
-	return l.vi.sends.used() == 0, nil
+func (l *viLoad) flush() bool {
+	l.vi.pushSends()
+	l.vi.reap()
+	return l.vi.sends.used() == 0
 }
 
 // poll, see loadPort. The receive that takes the place of the one that is done
 // has another place for its message, and is posted with others: with a list's worth
 // missing there are still more receives posted than a window.
-func (l *viLoad) poll() ([]byte, error) {
+func (l *viLoad) poll() []byte {
 	v := l.vi
 	if len(v.taken) == 0 {
-		if err := v.pushRecvs(); err != nil {
-			return nil, err
-		}
+		v.pushRecvs()
 	}
 	d, err := v.recvListed()
 	if err == vipl.ErrNotDone {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, v.fail("receive", d, err)
+		v.fail("receive", d, err)
 	}
 	v.recvs.done++
 	if d.SegCount != 1 {
-		return nil, errors.New("receive: a descriptor without a place for data came back")
+		fail.With("receive: a descriptor without a place for data came back")
 	}
 	at := int(d.Segment(0).Data - v.in.Addr())
 	l.stageRecv()
-	return v.in.Bytes()[at : at+int(d.Length)], nil
+	return v.in.Bytes()[at : at+int(d.Length)]
 }
 
 func (l *viLoad) window() int { return LoadWindow }

@@ -1,8 +1,9 @@
 package bench
 
 import (
-	"fmt"
 	"time"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // loadBatch is how many messages are sent, or taken, before it is the other's turn.
@@ -37,26 +38,20 @@ func newLoader(r loadRound, port loadPort, clock func() time.Duration, w watchdo
 }
 
 // sendLoad is a task: the sending side of a load.
-func sendLoad(j *job, r loadRound) (loadOutcome, error) {
-	port, err := beginLoad(j, r)
-	if err != nil {
-		return loadOutcome{}, err
-	}
+func sendLoad(j *job, r loadRound) (_ loadOutcome, err error) {
+	defer fail.Catch(&err)
+	port := beginLoad(j, r)
 	start := time.Now()
 	clock := func() time.Duration { return time.Since(start) }
 	return newLoader(r, port, clock, watchdog{stop: j.stop}).run()
 }
 
 // beginLoad makes the endpoint of a task ready.
-func beginLoad(j *job, r loadRound) (loadPort, error) {
-	if err := r.validate(); err != nil {
-		return nil, err
-	}
-	port, err := loadPortOf(j.endpoint)
-	if err != nil {
-		return nil, err
-	}
-	return port, port.begin(r)
+func beginLoad(j *job, r loadRound) loadPort {
+	fail.If(r.validate())
+	port := fail.Must(loadPortOf(j.endpoint))
+	port.begin(r)
+	return port
 }
 
 // now is the time since the start.
@@ -64,30 +59,21 @@ func (l *loader) now() time.Duration { return l.clock() - l.zero }
 
 // run sends for as long as the round lasts, and then awaits what is under way.
 func (l *loader) run() (out loadOutcome, err error) {
-	if err := l.call(loadBegin, leadMessages); err != nil {
-		return out, fmt.Errorf("begin: %w", err)
-	}
+	defer fail.Catch(&err)
+	fail.During("begin", func() { l.call(loadBegin, leadMessages) })
 	clock := startStopwatch()
 	l.zero = l.clock()
 	now := l.now()
 	for ; now < l.round.Duration; now = l.now() {
-		if err := l.turn(now); err != nil {
-			return out, err
-		}
+		l.turn(now)
 	}
 	out.InTime = int64(l.echoed)
 	// What became due while the last turn went on is not late yet.
-	if _, err := l.sendDue(now); err != nil {
-		return out, err
-	}
+	l.sendDue(now)
 	out.Outstanding = int64(l.sent - l.echoed)
-	if err := l.drain(); err != nil {
-		return out, fmt.Errorf("%d of %d messages have no echo: %w", l.sent-l.echoed, l.sent, err)
-	}
+	fail.During("messages that have no echo", l.drain)
 	out.Span = clock.span()
-	if err := l.call(loadEnd, 1); err != nil {
-		return out, fmt.Errorf("end: %w", err)
-	}
+	fail.During("end", func() { l.call(loadEnd, 1) })
 	out.Unsent = l.leave(now)
 	out.Outstanding += out.Unsent
 	out.Sent, out.Due = int64(l.sent), int64(l.sent)+out.Unsent
@@ -96,20 +82,12 @@ func (l *loader) run() (out loadOutcome, err error) {
 }
 
 // turn sends what is due and takes what has arrived.
-func (l *loader) turn(now time.Duration) error {
-	sent, err := l.sendDue(now)
-	if err != nil {
-		return err
-	}
-	got, err := l.take()
-	if err != nil {
-		return err
-	}
-	return l.watch.after(sent + got)
+func (l *loader) turn(now time.Duration) {
+	fail.If(l.watch.after(l.sendDue(now) + l.take()))
 }
 
 // sendDue sends what is due, one batch at most, and returns how many it sent.
-func (l *loader) sendDue(now time.Duration) (n int, err error) {
+func (l *loader) sendDue(now time.Duration) (n int) {
 	for ; n < loadBatch; n++ {
 		if l.plan == nil {
 			l.due = now
@@ -121,67 +99,52 @@ func (l *loader) sendDue(now time.Duration) (n int, err error) {
 		if buf == nil {
 			break
 		}
-		if err := l.port.commit(l.round.put(buf, loadMessage, l.sent, l.due)); err != nil {
-			return n, err
-		}
+		l.port.commit(l.round.put(buf, loadMessage, l.sent, l.due))
 		l.sent++
 		if l.plan != nil {
 			l.due = l.plan.next()
 		}
 	}
-	_, err = l.port.flush()
-	return n, err
+	l.port.flush()
+	return n
 }
 
 // take takes the echoes that have arrived, one batch at most, and returns how many.
-func (l *loader) take() (n int, err error) {
+func (l *loader) take() (n int) {
 	for ; n < loadBatch; n++ {
-		p, err := l.port.poll()
-		if err != nil || p == nil {
-			return n, err
+		p := l.port.poll()
+		if p == nil {
+			break
 		}
-		if err := l.echo(p); err != nil {
-			return n, err
-		}
+		l.echo(p)
 	}
-	return n, nil
+	return n
 }
 
 // echo notes an echo.
-func (l *loader) echo(p []byte) error {
+func (l *loader) echo(p []byte) {
 	number, took := loadNumber(p), l.now()-loadDue(p)
 	switch {
 	case !l.round.is(p) || loadKind(p) != loadMessage:
-		return fmt.Errorf("%d bytes came that are no echo", len(p))
+		fail.With("%d bytes came that are no echo", len(p))
 	case number >= l.sent || took < 0:
-		return fmt.Errorf("the echo of message %d came, which was not sent yet", number)
+		fail.With("the echo of message %d came, which was not sent yet", number)
 	case number != l.echoed:
-		return fmt.Errorf("the echo of message %d came, not that of %d", number, l.echoed)
+		fail.With("the echo of message %d came, not that of %d", number, l.echoed)
 	}
 	if l.round.Check {
-		if err := l.round.verify(p); err != nil {
-			return err
-		}
+		fail.If(l.round.verify(p))
 	}
 	l.echoed++
-	return l.times.note(took)
+	fail.If(l.times.note(took))
 }
 
 // drain awaits the echo of what was sent.
-func (l *loader) drain() error {
+func (l *loader) drain() {
 	for l.echoed != l.sent {
-		if _, err := l.port.flush(); err != nil {
-			return err
-		}
-		n, err := l.take()
-		if err != nil {
-			return err
-		}
-		if err := l.watch.after(n); err != nil {
-			return err
-		}
+		l.port.flush()
+		fail.If(l.watch.after(l.take()))
 	}
-	return nil
 }
 
 // leave gives up messages that were due and not sent, and returns their number. They
@@ -199,36 +162,24 @@ func (l *loader) leave(end time.Duration) (unsent int64) {
 }
 
 // call sends words and awaits the echo of each.
-func (l *loader) call(kind byte, words int) error {
+func (l *loader) call(kind byte, words int) {
 	for n := range uint32(words) {
-		buf, err := roomFor(l.port, &l.watch)
-		if err != nil {
-			return err
-		}
-		if err := l.port.commit(l.round.put(buf, kind, n, 0)); err != nil {
-			return err
-		}
+		buf := roomFor(l.port, &l.watch)
+		l.port.commit(l.round.put(buf, kind, n, 0))
 		for echoed := false; !echoed; {
-			if _, err := l.port.flush(); err != nil {
-				return err
-			}
-			p, err := l.port.poll()
+			l.port.flush()
+			p := l.port.poll()
 			switch {
-			case err != nil:
-				return err
 			case p == nil:
-				if err := l.watch.idle(); err != nil {
-					return err
-				}
+				fail.If(l.watch.idle())
 				continue
 			case !l.round.is(p) || loadKind(p) != kind || loadNumber(p) != n:
-				return fmt.Errorf("%d bytes came that are no echo of a word", len(p))
+				fail.With("%d bytes came that are no echo of a word", len(p))
 			}
 			echoed = true
 			l.watch.progress()
 		}
 	}
-	return nil
 }
 
 // echoer is the echoing side of a load.
@@ -240,69 +191,49 @@ type echoer struct {
 }
 
 // echoLoad is a task: it echoes a load until its end, and says what that took.
-func echoLoad(j *job, r loadRound) (Span, error) {
-	port, err := beginLoad(j, r)
-	if err != nil {
-		return Span{}, err
-	}
-	e := &echoer{round: r, port: port, watch: watchdog{stop: j.stop}}
+func echoLoad(j *job, r loadRound) (_ Span, err error) {
+	defer fail.Catch(&err)
+	e := &echoer{round: r, port: beginLoad(j, r), watch: watchdog{stop: j.stop}}
 	return e.run()
 }
 
-func (e *echoer) run() (Span, error) {
+func (e *echoer) run() (_ Span, err error) {
+	defer fail.Catch(&err)
 	clock := startStopwatch()
 	for {
-		n, all, err := e.turn()
-		switch {
-		case err != nil:
-			return Span{}, err
-		case e.ended && all:
+		n, all := e.turn()
+		if e.ended && all {
 			return clock.span(), nil
 		}
-		if err := e.watch.after(n); err != nil {
-			return Span{}, err
-		}
+		fail.If(e.watch.after(n))
 	}
 }
 
 // turn echoes what has arrived, one batch at most. It returns how many messages
 // that were, and whether all echoes are on their way.
-func (e *echoer) turn() (n int, all bool, err error) {
+func (e *echoer) turn() (n int, all bool) {
 	for ; n < loadBatch && !e.ended; n++ {
-		p, err := e.port.poll()
-		if err != nil {
-			return n, false, err
-		}
+		p := e.port.poll()
 		if p == nil {
 			break
 		}
 		if !e.round.is(p) {
-			return n, false, fmt.Errorf("%d bytes came that are no message of this load", len(p))
+			fail.With("%d bytes came that are no message of this load", len(p))
 		}
 		e.ended = loadKind(p) == loadEnd
-		buf, err := roomFor(e.port, &e.watch)
-		if err != nil {
-			return n, false, err
-		}
-		if err := e.port.commit(copy(buf, p)); err != nil {
-			return n, false, err
-		}
+		buf := roomFor(e.port, &e.watch)
+		e.port.commit(copy(buf, p))
 	}
-	all, err = e.port.flush()
-	return n, all, err
+	return n, e.port.flush()
 }
 
 // roomFor is the room for the next message, as soon as there is some.
-func roomFor(port loadPort, w *watchdog) ([]byte, error) {
+func roomFor(port loadPort, w *watchdog) []byte {
 	for {
 		if buf := port.next(); buf != nil {
-			return buf, nil
+			return buf
 		}
-		if _, err := port.flush(); err != nil {
-			return nil, err
-		}
-		if err := w.idle(); err != nil {
-			return nil, err
-		}
+		port.flush()
+		fail.If(w.idle())
 	}
 }

@@ -88,7 +88,7 @@ func pair(t *testing.T, mtu int, v6 bool, mode string) (client, server side) {
 	t.Helper()
 	a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
 	at := func(n *nstest.NS, server bool) side {
-		p := Params{Server: server, Interface: n.Name, Local: n.IPv4, Mode: mode, MaxBytes: 1 << 16}
+		p := Params{Place: Place{Interface: n.Name, Mode: mode}, Server: server, Local: n.IPv4, MaxBytes: 1 << 16}
 		if v6 {
 			p.Local = n.IPv6
 		}

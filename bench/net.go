@@ -3,7 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -50,16 +51,17 @@ func openNetwork(p Params, overVianet bool) (*network, error) {
 }
 
 // reach dials until the other side listens.
-func (n *network) reach(at netip.AddrPort, limit time.Duration, stop *atomic.Bool) (net.Conn, error) {
+func (n *network) reach(at netip.AddrPort, limit time.Duration, stop *atomic.Bool) net.Conn {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	for {
 		conn, err := n.dial(ctx, "tcp", at.String())
 		switch {
 		case err == nil, ctx.Err() != nil:
-			return conn, err
+			fail.If(err)
+			return conn
 		case stop.Load():
-			return nil, ErrStopped
+			fail.If(ErrStopped)
 		}
 		time.Sleep(connectPause)
 	}
@@ -83,12 +85,10 @@ func (n *network) closeOn(stop *atomic.Bool) (end func()) {
 }
 
 // listenWithin makes a listener whose Accept ends after some time.
-func (n *network) listenWithin(at netip.AddrPort, limit time.Duration) (net.Listener, error) {
-	l, err := n.listen("tcp", at.String())
-	if err != nil {
-		return nil, err
-	}
-	return l, l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(limit))
+func (n *network) listenWithin(at netip.AddrPort, limit time.Duration) net.Listener {
+	l := fail.Must(n.listen("tcp", at.String()))
+	fail.If(l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(limit)))
+	return l
 }
 
 // netStream is a connection of a network, used as any Go program uses a net.Conn. It is the
@@ -106,29 +106,24 @@ type netStream struct {
 // netDeadline bounds a round over package net or vianet.
 const netDeadline = 30 * time.Second
 
-func openNetStream(p Params, w watchdog, overVianet bool) (*netStream, error) {
-	s := &netStream{streamed: &streamed{}, params: p, watch: w}
+func openNetStream(o opening, overVianet bool) *netStream {
+	s := &netStream{streamed: &streamed{}, params: o.Params, watch: o.watch(), network: fail.Must(openNetwork(o.Params, overVianet))}
 	s.streamed.s = s
-	if err := s.open(overVianet); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	return s, nil
+	orClose(s, func() {
+		s.out = fail.Must(s.network.alloc(o.MaxBytes))
+		s.in = fail.Must(s.network.alloc(max(o.MaxBytes, readBuffer)))
+		if o.Server {
+			s.listener = fail.Must(s.network.listen("tcp", netip.AddrPortFrom(o.Local, uint16(o.Port)).String()))
+		}
+	})
+	return s
 }
 
-func (s *netStream) open(overVianet bool) (err error) {
-	if s.network, err = openNetwork(s.params, overVianet); err != nil {
-		return err
+// orClose calls f, and closes what it works on if it fails.
+func orClose(c io.Closer, f func()) {
+	if err := fail.Try(f); err != nil {
+		fail.If(errors.Join(err, c.Close()))
 	}
-	if s.out, err = s.network.alloc(s.params.MaxBytes); err != nil {
-		return err
-	}
-	if s.in, err = s.network.alloc(max(s.params.MaxBytes, readBuffer)); err != nil {
-		return err
-	}
-	if s.params.Server {
-		s.listener, err = s.network.listen("tcp", netip.AddrPortFrom(s.params.Local, uint16(s.params.Port)).String())
-	}
-	return err
 }
 
 func (s *netStream) Hello() Hello {
@@ -146,14 +141,11 @@ func (s *netStream) Hello() Hello {
 
 // Connect, see Endpoint. Package net sets TCP_NODELAY by itself.
 func (s *netStream) Connect(peer Hello) (err error) {
+	defer fail.Catch(&err)
 	if s.params.Server {
 		l := s.listener.(interface{ SetDeadline(time.Time) error })
-		if err := l.SetDeadline(time.Now().Add(waitLimit)); err != nil {
-			return err
-		}
-		if s.conn, err = s.listener.Accept(); err != nil {
-			return err
-		}
+		fail.If(l.SetDeadline(time.Now().Add(waitLimit)))
+		s.conn = fail.Must(s.listener.Accept())
 		err = s.listener.Close()
 		s.listener = nil
 		return err
@@ -181,19 +173,16 @@ func (s *netStream) Close() error {
 
 // round sets the deadline of all its reads and writes, so that they need none
 // of their own. It is generous: it ends only a round whose peer is gone.
-func (s *netStream) round() error {
+func (s *netStream) round() {
 	if s.watch.stop != nil && s.watch.stop.Load() {
-		return ErrStopped
+		fail.If(ErrStopped)
 	}
-	return s.conn.SetDeadline(time.Now().Add(netDeadline))
+	fail.If(s.conn.SetDeadline(time.Now().Add(netDeadline)))
 }
 
-func (s *netStream) write(p []byte) error {
-	_, err := s.conn.Write(p)
-	return err
-}
+func (s *netStream) write(p []byte) { fail.Must(s.conn.Write(p)) }
 
-func (s *netStream) read(p []byte) (int, error) { return s.conn.Read(p) }
+func (s *netStream) read(p []byte) int { return fail.Must(s.conn.Read(p)) }
 
 // takeSocket takes the socket out of a connection of package net, and removes it from the
 // netpoller.
@@ -201,22 +190,20 @@ func takeSocket(c interface {
 	syscall.Conn
 	Close() error
 }) (fd int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	fd = -1
-	if controlErr := raw.Control(func(its uintptr) { fd, err = unix.FcntlInt(its, unix.F_DUPFD_CLOEXEC, 0) }); controlErr != nil {
-		err = controlErr
-	}
-	if err == nil {
-		err = unix.SetNonblock(fd, false)
-	}
-	if err = errors.Join(err, c.Close()); err != nil {
-		if fd >= 0 {
-			unix.Close(fd)
+	defer fail.Closing(&err, c.Close)
+	defer fail.Catch(&err)
+	onSocket(c, func(its int) (err error) {
+		if fd, err = unix.FcntlInt(uintptr(its), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			err = unix.SetNonblock(fd, false)
 		}
-		return -1, fmt.Errorf("socket: %w", err)
-	}
+		return err
+	})
 	return fd, nil
+}
+
+// onSocket calls f with the socket of a connection.
+func onSocket(c syscall.Conn, f func(fd int) error) {
+	var err error
+	fail.If(fail.Must(c.SyscallConn()).Control(func(fd uintptr) { err = f(int(fd)) }))
+	fail.If(err)
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -103,23 +104,10 @@ func (o *operated) result(c Conditions) *OperationsResult {
 
 // Operate measures operations that need no peer, on a NIC of its own of one
 // worker.
-func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() error) error) (*OperationsResult, error) {
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
-	req, err := w.alone(taskOperate, true, o)
-	if err != nil {
-		return nil, err
-	}
-	var answers []reply
-	call := func() (err error) { answers, err = each(ctx, []*Worker{w}, []request{req}); return err }
-	if err := within(opening, true, call); err != nil {
-		return nil, err
-	}
-	out, err := outputOf[operated](answers[0])
-	if err != nil {
-		return nil, err
-	}
+func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() error) error) (_ *OperationsResult, err error) {
+	defer fail.Catch(&err)
+	fail.If(o.validate())
+	out := outputOf[operated](apart(ctx, opening, true, []*Worker{w}, func(int) (string, any) { return "operate", o })[0])
 	c := HostConditions()
 	c.learn(out.Facts)
 	if len(out.Facts.CPUs) == 1 {
@@ -131,15 +119,12 @@ func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() e
 // Connections measures how long the client's VI takes to be connected with a
 // peer that waits, and to be disconnected, count times; and the same of package
 // net's TCP connections. The session is one of VIs.
-func (s *Session) Connections(ctx context.Context, count int) (*OperationsResult, error) {
-	if err := checkCount(count); err != nil {
-		return nil, err
-	}
+func (s *Session) Connections(ctx context.Context, count int) (_ *OperationsResult, err error) {
+	defer fail.Catch(&err)
+	fail.If(checkCount(count))
 	input := connectInput{Count: count, Server: s.hello[1].Addr}
-	out, _, err := bothTasks[operated, struct{}](ctx, s.client, taskConnect, s.server, taskAccept, input)
-	if err != nil {
-		return nil, err
-	}
+	out, _, err := bothTasks[operated, struct{}](ctx, s.client, "connect-often", s.server, "accept-often", input)
+	fail.If(err)
 	return out.result(s.Conditions()), nil
 }
 
@@ -153,30 +138,20 @@ type timings struct {
 func newTimings(stop *atomic.Bool) *timings { return &timings{stop: stop, clock: startStopwatch()} }
 
 // pairs does and undoes something count times. do may begin again, and then sets its start.
-func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *time.Time) (undo func() error, err error)) error {
+func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *time.Time) (undo func() error)) {
 	did, undid := Histogram{newHistogram()}, Histogram{newHistogram()}
 	t.list = append(t.list, OperationTimes{doing, bytes, did}, OperationTimes{undoing, bytes, undid})
 	for range count {
 		if t.stop.Load() {
-			return ErrStopped
+			fail.If(ErrStopped)
 		}
 		start := time.Now()
-		undo, err := do(&start)
-		if err == nil {
-			err = did.note(time.Since(start))
-		}
-		if err != nil {
-			return err
-		}
+		undo := do(&start)
+		fail.If(did.note(time.Since(start)))
 		start = time.Now()
-		if err = undo(); err == nil {
-			err = undid.note(time.Since(start))
-		}
-		if err != nil {
-			return err
-		}
+		fail.If(undo())
+		fail.If(undid.note(time.Since(start)))
 	}
-	return nil
 }
 
 func (t *timings) output() operated { return operated{Times: t.list, Span: t.clock.span()} }
@@ -186,100 +161,42 @@ const operationCQ = 256
 
 // operate is a task: operations that need no peer, on a NIC of its own.
 func operate(j *job, o Operations) (out operated, err error) {
-	if err := errors.Join(o.validate(), testbed.Require(testbed.Sockets, testbed.Programs)); err != nil {
-		return out, err
-	}
+	defer fail.Catch(&err)
+	fail.If(errors.Join(o.validate(), testbed.Require(testbed.Sockets, testbed.Programs)))
 	// A block of the arena is a power of two long and lies at a multiple of it, behind the
 	// chunks.
 	largest := slices.Max(append(o.Sizes, 1))
 	nic, err := openNIC(j.params, vipl.WithArena(max(vipl.DefaultArena, 2*largest)))
 	if vipl.Unavailable(err) {
-		return out, testbed.CannotRun(err)
+		err = testbed.CannotRun(err)
 	}
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, nic.Close()) }()
-	tag, err := nic.CreatePtag()
-	if err != nil {
-		return out, err
-	}
+	fail.If(err)
+	defer fail.Closing(&err, nic.Close)
+	tag := fail.Must(nic.CreatePtag())
 	t := newTimings(j.stop)
 	if len(o.Sizes) == 0 {
-		err = t.objects(nic, tag, o.Count)
+		t.pairs(o.Count, 0, OpCreatePtag, OpDestroyPtag, func(*time.Time) func() error { return fail.Must(nic.CreatePtag()).Destroy })
+		t.pairs(o.Count, 0, OpCreateCQ, OpDestroyCQ, func(*time.Time) func() error { return fail.Must(nic.CreateCQ(operationCQ)).Destroy })
+		t.pairs(o.Count, 0, OpCreateVI, OpDestroyVI, func(*time.Time) func() error { return fail.Must(nic.CreateVI(operationVI(tag), nil, nil)).Destroy })
 	}
+	attributes := vipl.MemAttributes{Ptag: tag}
 	for _, bytes := range o.Sizes {
-		if err == nil {
-			err = t.memory(nic, tag, bytes, o.of(bytes))
+		t.pairs(o.of(bytes), bytes, OpAllocMem, OpFreeMem, func(*time.Time) func() error { return fail.Must(nic.AllocMem(bytes, attributes)).Deregister })
+		own := make([]byte, bytes)
+		for i := range own { // touch the pages
+			own[i] = 1
 		}
-	}
-	if err != nil {
-		return out, err
+		t.pairs(o.of(bytes), bytes, OpRegisterMem, OpDeregisterMem, func(*time.Time) func() error { return fail.Must(nic.RegisterMem(own, attributes)).Deregister })
 	}
 	out = t.output()
 	out.Facts = factsOf(nic)
-	out.Facts.CPUs, err = testbed.AllowedCPUs()
-	return out, err
-}
-
-// undoing gives the way back of what was made without an error.
-func undoing(undo func() error, err error) (func() error, error) {
-	if err != nil {
-		return nil, err
-	}
-	return undo, nil
-}
-
-// objects times tags, completion queues and VIs.
-func (t *timings) objects(nic *vipl.NIC, tag *vipl.Ptag, count int) error {
-	for _, o := range []struct {
-		create, destroy string
-		do              func() (func() error, error)
-	}{
-		{OpCreatePtag, OpDestroyPtag, func() (func() error, error) {
-			tag, err := nic.CreatePtag()
-			return undoing(func() error { return tag.Destroy() }, err)
-		}},
-		{OpCreateCQ, OpDestroyCQ, func() (func() error, error) {
-			cq, err := nic.CreateCQ(operationCQ)
-			return undoing(func() error { return cq.Destroy() }, err)
-		}},
-		{OpCreateVI, OpDestroyVI, func() (func() error, error) {
-			v, err := nic.CreateVI(operationVI(tag), nil, nil)
-			return undoing(func() error { return v.Destroy() }, err)
-		}},
-	} {
-		if err := t.pairs(count, 0, o.create, o.destroy, func(*time.Time) (func() error, error) { return o.do() }); err != nil {
-			return err
-		}
-	}
-	return nil
+	out.Facts.CPUs = fail.Must(testbed.AllowedCPUs())
+	return out, nil
 }
 
 // operationVI are the attributes of a VI that is created.
 func operationVI(tag *vipl.Ptag) vipl.VIAttributes {
 	return vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: MaxMessage, Ptag: tag}
-}
-
-// memory times memory of one size: the arena's, and the program's, whose pages
-// have been touched before.
-func (t *timings) memory(nic *vipl.NIC, tag *vipl.Ptag, bytes, count int) error {
-	attributes := vipl.MemAttributes{Ptag: tag}
-	err := t.pairs(count, bytes, OpAllocMem, OpFreeMem, func(*time.Time) (func() error, error) {
-		r, err := nic.AllocMem(bytes, attributes)
-		return undoing(func() error { return r.Deregister() }, err)
-	})
-	if err != nil {
-		return err
-	}
-	own := make([]byte, bytes)
-	for i := range own {
-		own[i] = 1
-	}
-	return t.pairs(count, bytes, OpRegisterMem, OpDeregisterMem, func(*time.Time) (func() error, error) {
-		r, err := nic.RegisterMem(own, attributes)
-		return undoing(func() error { return r.Deregister() }, err)
-	})
 }
 
 // opsDiscriminator names the end that is connected with for the time that it
@@ -294,16 +211,14 @@ type connectInput struct {
 
 // newConnector makes a VI on the NIC of the endpoint, whose connection stays beside it. end
 // gives it back.
-func newConnector(j *job, in connectInput) (e *vi, v *vipl.VI, end func() error, err error) {
-	if err := checkCount(in.Count); err != nil {
-		return nil, nil, nil, err
-	}
+func newConnector(j *job, in connectInput) (e *vi, v *vipl.VI, end func() error) {
+	fail.If(checkCount(in.Count))
 	e, ok := j.endpoint.(*vi)
 	if !ok {
-		return nil, nil, nil, errors.New("this transport has no connections to count: take a VI that sends and receives")
+		fail.With("this transport has no connections to count: take a VI that sends and receives")
 	}
-	v, err = e.nic.CreateVI(operationVI(e.ptag), nil, nil)
-	return e, v, func() error { return errors.Join(v.Disconnect(), v.Destroy()) }, err
+	v = fail.Must(e.nic.CreateVI(operationVI(e.ptag), nil, nil))
+	return e, v, func() error { return errors.Join(v.Disconnect(), v.Destroy()) }
 }
 
 func opsAddress(host netip.Addr) vipl.NetAddress {
@@ -311,68 +226,46 @@ func opsAddress(host netip.Addr) vipl.NetAddress {
 }
 
 // connectOften is a task: the client's side, which keeps the times.
-func connectOften(j *job, in connectInput) (out operated, err error) {
-	e, v, end, err := newConnector(j, in)
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, end()) }()
+func connectOften(j *job, in connectInput) (_ operated, err error) {
+	defer fail.Catch(&err)
+	e, v, end := newConnector(j, in)
+	defer fail.Closing(&err, end)
 	t := newTimings(j.stop)
-	err = t.pairs(in.Count, 0, OpConnect, OpDisconnect, func(start *time.Time) (func() error, error) {
+	t.pairs(in.Count, 0, OpConnect, OpDisconnect, func(start *time.Time) func() error {
 		// Requests are refused until the server waits; only the accepted one counts.
 		for deadline := start.Add(waitLimit); ; time.Sleep(connectPause) {
 			*start = time.Now()
 			_, err := v.ConnectRequest(opsAddress(e.params.Local), opsAddress(in.Server), waitLimit)
 			switch {
 			case err == nil:
-				return v.Disconnect, nil
+				return v.Disconnect
 			case j.stop.Load():
-				return nil, ErrStopped
+				fail.If(ErrStopped)
 			case !errors.Is(err, vipl.ErrNoMatch) || start.After(deadline):
-				return nil, err
+				fail.If(err)
 			}
 		}
 	})
-	if err == nil {
-		err = t.connectTCP(j, in)
-	}
-	return t.output(), err
+	n := fail.Must(openNetwork(j.params, false))
+	at := netip.AddrPortFrom(in.Server, opsPort)
+	first := n.reach(at, waitLimit, j.stop)
+	defer fail.Closing(&err, first.Close)
+	t.pairs(in.Count, 0, OpConnectTCP, OpCloseTCP, func(*time.Time) func() error {
+		return fail.Must(n.dial(context.Background(), "tcp", at.String())).Close
+	})
+	return t.output(), nil
 }
 
 // opsPort is the server's TCP port. Both sides are in namespaces of their own.
 const opsPort = 4794
 
-// connectTCP is the client's side of acceptTCP.
-func (t *timings) connectTCP(j *job, in connectInput) error {
-	n, err := openNetwork(j.params, false)
-	if err != nil {
-		return err
-	}
-	at := netip.AddrPortFrom(in.Server, opsPort)
-	first, err := n.reach(at, waitLimit, j.stop)
-	if err != nil {
-		return err
-	}
-	return errors.Join(t.pairs(in.Count, 0, OpConnectTCP, OpCloseTCP, func(*time.Time) (func() error, error) {
-		c, err := n.dial(context.Background(), "tcp", at.String())
-		return undoing(func() error { return c.Close() }, err)
-	}), first.Close())
-}
-
 // acceptTCP takes TCP connections until the client has closed the first of them.
-func acceptTCP(host netip.Addr) error {
-	n, err := openNetwork(Params{}, false)
-	if err != nil {
-		return err
-	}
-	l, err := n.listenWithin(netip.AddrPortFrom(host, opsPort), waitLimit)
-	if err != nil {
-		return err
-	}
-	first, err := l.Accept()
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
+func acceptTCP(host netip.Addr) {
+	n := fail.Must(openNetwork(Params{}, false))
+	l := n.listenWithin(netip.AddrPortFrom(host, opsPort), waitLimit)
+	defer l.Close()
+	first := fail.Must(l.Accept())
+	defer first.Close()
 	others := make(chan error, 1)
 	go func() {
 		for {
@@ -387,70 +280,45 @@ func acceptTCP(host netip.Addr) error {
 			_ = c.Close()
 		}
 	}()
-	err = first.SetDeadline(time.Now().Add(waitLimit))
-	if err == nil {
-		if _, err = first.Read(make([]byte, 1)); errors.Is(err, io.EOF) {
-			err = nil
-		}
+	fail.If(first.SetDeadline(time.Now().Add(waitLimit)))
+	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		fail.If(err)
 	}
-	return errors.Join(err, first.Close(), l.Close(), <-others)
+	fail.If(l.Close())
+	fail.If(<-others)
 }
 
 // acceptOften is a task: the server's side.
-func acceptOften(j *job, in connectInput) (out struct{}, err error) {
-	e, v, end, err := newConnector(j, in)
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, end()) }()
+func acceptOften(j *job, in connectInput) (_ struct{}, err error) {
+	defer fail.Catch(&err)
+	e, v, end := newConnector(j, in)
+	defer fail.Closing(&err, end)
 	// Of receives that never get a message: they come back when a connection has ended.
-	receives, err := newRing(e.nic, e.ptag, 1, 1)
-	if err != nil {
-		return out, err
-	}
+	receives := newRing(e.nic, e.ptag, 1, 1)
 	// The peer ends each connection, which is not worth logging.
 	e.nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
 	defer e.nic.ErrorCallback(nil)
 	for range in.Count {
-		conn, err := acceptUntil(j, e)
-		if err == nil {
-			err = receives.add(v.PostRecv, nil)
-		}
-		if err == nil {
-			err = conn.Accept(v)
-		}
-		for err == nil {
-			if _, err = v.RecvWait(maxSleep); errors.Is(err, vipl.ErrTimeout) && !j.stop.Load() {
-				err = nil
-			} else if err == nil {
-				err = errors.New("a message came over a connection that carries none")
+		conn := e.awaitRequest(opsAddress(e.params.Local))
+		fail.If(receives.add(v.PostRecv, nil))
+		fail.If(conn.Accept(v))
+		for {
+			_, err := v.RecvWait(maxSleep)
+			switch {
+			case err == nil:
+				fail.With("a message came over a connection that carries none")
+			case errors.Is(err, vipl.ErrTimeout) && j.stop.Load():
+				fail.If(ErrStopped)
+			case errors.Is(err, vipl.ErrTimeout):
+				continue
+			case !errors.Is(err, vipl.ErrDescriptor):
+				fail.If(err)
 			}
-		}
-		switch {
-		case errors.Is(err, vipl.ErrTimeout):
-			return out, ErrStopped
-		case !errors.Is(err, vipl.ErrDescriptor):
-			return out, err
+			break
 		}
 		receives.done++
-		if err := v.Disconnect(); err != nil {
-			return out, err
-		}
+		fail.If(v.Disconnect())
 	}
-	return out, acceptTCP(in.Server)
-}
-
-// acceptUntil awaits the next request.
-func acceptUntil(j *job, e *vi) (*vipl.Conn, error) {
-	for deadline := time.Now().Add(waitLimit); ; {
-		in, err := e.nic.ConnectWait(opsAddress(e.params.Local), maxSleep)
-		switch {
-		case err == nil:
-			return in, nil
-		case j.stop.Load():
-			return nil, ErrStopped
-		case !errors.Is(err, vipl.ErrTimeout) || time.Now().After(deadline):
-			return nil, err
-		}
-	}
+	acceptTCP(in.Server)
+	return struct{}{}, nil
 }

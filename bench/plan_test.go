@@ -182,7 +182,7 @@ func TestWorkerRefuses(t *testing.T) {
 		{request{Op: opOpen, Name: "tcp-net"}, "no parameters"},
 		{request{Op: opOpen, Name: "tcp-net", Params: &Params{MaxBytes: MaxMessage + 1}}, "largest"},
 		{request{Op: opOpen, Name: "tcp-net", Params: &Params{MaxBytes: -1}}, "largest"},
-		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Queue: 7}}, "not this queue"},
+		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Place: Place{Queue: 7}}}, "not this queue"},
 		{request{Op: opClose}, ""},
 		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Local: local, Server: true}}, ""},
 		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Local: local}}, "another endpoint is open"},

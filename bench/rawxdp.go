@@ -1,9 +1,9 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"time"
@@ -13,6 +13,7 @@ import (
 	"viaxdp/bpf"
 	"viaxdp/hugepages"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/xdpnic"
 )
 
@@ -20,12 +21,9 @@ import (
 // made beforehand, whose content stays in the chunk. It is what the VI
 // transports are compared with.
 type rawXDP struct {
-	nic    *rawNIC
-	arena  *hugepages.Arena
-	q      *xdpnic.Queue
-	watch  watchdog
-	header wire.Template
-	skip   int // bytes of headers before the content
+	*rawNIC
+	arena *hugepages.Arena
+	q     *xdpnic.Queue
 
 	// The chunk that next gave.
 	addr  uint64
@@ -37,32 +35,21 @@ type rawXDP struct {
 	long *longRaw // where a frame may be longer than a chunk; else nil
 }
 
-func openRawXDP(p Params, w watchdog) (*rawXDP, error) {
-	r := &rawXDP{watch: w, skip: headersLen(p.Local)}
-	var err error
-	r.nic, err = openRawNIC(p, func(ifi *net.Interface, m xdpnic.Mode) (int, error) {
-		if err := r.openQueue(ifi, p, m); err != nil {
-			return -1, err
-		}
-		return r.q.FD(), nil
-	}, func() { r.closeQueue() })
-	if err != nil {
-		return nil, err
+func openRawXDP(o opening) *rawXDP {
+	r := &rawXDP{}
+	r.rawNIC = openRawNIC(o, r)
+	if err := fail.Try(r.awaitLink); err != nil {
+		fail.If(errors.Join(err, r.close()))
 	}
-	if err := r.nic.awaitLink(); err != nil {
-		return nil, errors.Join(err, r.close())
-	}
-	return r, nil
+	return r
 }
 
-func (r *rawXDP) openQueue(ifi *net.Interface, p Params, m xdpnic.Mode) error {
-	cfg, err := xdpnic.Config{
+// open, see rings.
+func (r *rawXDP) open(ifi *net.Interface, p Params, m xdpnic.Mode) int {
+	cfg := fail.Must(xdpnic.Config{
 		Ifindex: ifi.Index, QueueID: p.Queue,
 		RxChunks: ringChunks, TxChunks: ringChunks, Mode: m, Require: true,
-	}.WithDefaults()
-	if err != nil {
-		return err
-	}
+	}.WithDefaults())
 	cfg.MultiBuffer = !p.VI.NoMultiBuffer && needsLong(ifi.MTU, cfg)
 	policy := hugepages.Avoid
 	if p.Hugepages {
@@ -73,23 +60,19 @@ func (r *rawXDP) openQueue(ifi *net.Interface, p Params, m xdpnic.Mode) error {
 	if cfg.MultiBuffer {
 		size += longSlots * longSlot
 	}
-	r.arena, err = hugepages.New(hugepages.Config{Size: size, Reserve: size, Policy: policy})
-	if err != nil {
-		return err
-	}
+	r.arena = fail.Must(hugepages.New(hugepages.Config{Size: size, Reserve: size, Policy: policy}))
 	cfg.Memory = r.arena.Bytes()
-	if r.q, err = xdpnic.Open(cfg); err != nil {
-		return err
-	}
+	r.q = fail.Must(xdpnic.Open(cfg))
 	// Where the kernel sends without a copy, it may still read a frame when its
 	// place is wanted again.
 	if cfg.MultiBuffer && !r.q.Info().ZeroCopy {
 		r.long = &longRaw{r: r, base: pool}
 	}
-	return nil
+	return r.q.FD()
 }
 
-func (r *rawXDP) closeQueue() error {
+// shut, see rings.
+func (r *rawXDP) shut() error {
 	var errs []error
 	if r.q != nil {
 		errs = append(errs, r.q.Close())
@@ -106,17 +89,7 @@ func (r *rawXDP) hello() Hello {
 	if r.long != nil {
 		most = longSlot
 	}
-	return r.nic.hello(most, r.arena.Info().Kind.String())
-}
-
-func (r *rawXDP) connect(peer Hello) (err error) {
-	r.header, err = newHeaders(r.hello(), peer, r.nic.port)
-	return err
-}
-
-func (r *rawXDP) round() error {
-	r.watch.progress()
-	return nil
+	return r.describe(most, r.arena.Info().Kind.String())
 }
 
 func (r *rawXDP) next() []byte {
@@ -130,40 +103,34 @@ func (r *rawXDP) next() []byte {
 	return r.chunk[r.skip:]
 }
 
-func (r *rawXDP) commit(n int) error {
+func (r *rawXDP) commit(n int) {
 	if r.long != nil {
-		return r.long.commit(n)
+		r.long.commit(n)
+		return
 	}
 	r.header.PutHead(r.chunk, n)
 	for !r.q.Send(r.addr, r.skip+n, false) {
-		if err := r.flush(); err != nil {
-			return err
-		}
+		r.flush()
 	}
-	return nil
 }
 
 // flush repeats until the kernel has taken all: it takes no more than its
 // queue to the peer holds.
-func (r *rawXDP) flush() error {
+func (r *rawXDP) flush() {
 	for {
-		if err := r.q.Flush(); err != nil {
-			return err
-		}
+		fail.If(r.q.Flush())
 		if r.q.Pending() == 0 {
 			r.watch.progress()
 			if r.long != nil {
 				r.long.flushed()
 			}
-			return nil
+			return
 		}
-		if err := r.watch.idle(); err != nil {
-			return err
-		}
+		fail.If(r.watch.idle())
 	}
 }
 
-func (r *rawXDP) poll() ([]byte, error) {
+func (r *rawXDP) poll() []byte {
 	if r.at == r.got {
 		if r.got > 0 {
 			for i := range r.lease[:r.got] {
@@ -173,26 +140,22 @@ func (r *rawXDP) poll() ([]byte, error) {
 		}
 		r.at, r.got = 0, r.q.Receive(r.lease[:])
 		if r.got == 0 {
-			return nil, nil
+			return nil
 		}
 	}
 	frame := r.lease[r.at]
 	r.at++
 	if frame.More {
 		r.long.gather()
-		return frame.Data[min(r.skip, len(frame.Data)):], nil
+		return frame.Data[min(r.skip, len(frame.Data)):]
 	}
 	if r.long != nil {
 		r.long.pieces = r.long.pieces[:0]
 	}
-	return udpContent(frame.Data, r.skip), nil
+	return udpContent(frame.Data, r.skip)
 }
 
-func (r *rawXDP) wait() error { return r.q.Wait(maxSleep) }
-
-func (r *rawXDP) close() error {
-	return errors.Join(r.nic.close(), r.closeQueue())
-}
+func (r *rawXDP) wait() { fail.If(r.q.Wait(maxSleep)) }
 
 // udpContent is the content of a frame whose headers are skip bytes long. A
 // NIC may have padded the frame; UDP knows the length.
@@ -253,7 +216,7 @@ func (l *longRaw) next() []byte {
 	return l.r.arena.Bytes()[at : at+longSlot]
 }
 
-func (l *longRaw) commit(n int) error {
+func (l *longRaw) commit(n int) {
 	r := l.r
 	frame := l.next()
 	r.header.PutHead(frame, n)
@@ -265,15 +228,12 @@ func (l *longRaw) commit(n int) error {
 		count++
 	}
 	for !r.q.SendSegs(l.segs[:count], false) {
-		if err := r.flush(); err != nil {
-			return err
-		}
+		r.flush()
 	}
 	l.slot++
 	if l.queued += count; l.queued >= longFlush || l.slot == longSlots {
-		return r.flush()
+		r.flush()
 	}
-	return nil
 }
 
 // flushed notes that the kernel has read all slots.
@@ -298,88 +258,90 @@ const (
 	ringWindow = ringChunks - 2*ringLease
 )
 
+// rings are a socket on a queue. open fails by package fail; shut closes what open has made, all or a part of it.
+type rings interface {
+	open(ifi *net.Interface, p Params, m xdpnic.Mode) (fd int)
+	shut() error
+	hello() Hello
+}
+
 // rawNIC is the interface of an AF_XDP transport and the program on it that gives
 // all frames of one UDP port to one socket.
 type rawNIC struct {
 	params   Params
+	rings    rings
+	watch    watchdog
 	ifi      *net.Interface
 	port     int
 	mode     xdpnic.Mode
 	features []string
 	program  *bpf.Redirect
+	header   wire.Template
+	skip     int // bytes of headers before the content
 }
 
 // openRawNIC finds the interface and attaches the program by the best mode with
-// which open succeeds; open gives the socket to register.
-func openRawNIC(p Params, open func(ifi *net.Interface, m xdpnic.Mode) (fd int, err error), undo func()) (_ *rawNIC, err error) {
-	n := &rawNIC{params: p, port: p.Port}
-	if n.port == 0 {
-		n.port = rawPort
+// which r opens.
+func openRawNIC(o opening, r rings) *rawNIC {
+	n := &rawNIC{
+		params: o.Params, rings: r, watch: o.watch(), ifi: fail.Must(o.netInterface()), port: cmp.Or(o.Port, rawPort), skip: headersLen(o.Local),
 	}
-	if n.ifi, err = p.netInterface(); err != nil {
-		return nil, err
-	}
-	want, err := xdpnic.ParseMode(p.Mode)
-	if err != nil {
-		return nil, err
-	}
+	want := fail.Must(xdpnic.ParseMode(o.Mode))
 	if l, err := netlink.LinkByIndex(n.ifi.Index); want == xdpnic.ModeAuto && err == nil && l.Type() == "veth" {
 		want = xdpnic.ModeGeneric // the faster one there, which VIs take as well
 	}
 	try := func(m xdpnic.Mode) error {
-		cfg := bpf.RedirectConfig{
-			Port: uint16(n.port), MaxQueues: p.Queue + 1,
-			Frags: !m.Generic() && n.ifi.MTU > bpf.PageMTU,
-		}
-		program, err := bpf.NewRedirect(cfg)
+		program, err := bpf.NewRedirect(bpf.RedirectConfig{
+			Port: uint16(n.port), MaxQueues: o.Queue + 1, Frags: !m.Generic() && n.ifi.MTU > bpf.PageMTU,
+		})
 		if err != nil {
 			return err
 		}
-		if err := n.attach(program, m, open); err != nil {
-			undo()
-			return errors.Join(err, program.Close())
+		where := bpf.Native
+		if m.Generic() {
+			where = bpf.Generic
+		}
+		err = fail.Try(func() {
+			fail.If(program.Attach(n.ifi.Index, where))
+			fail.If(program.Register(o.Queue, r.open(n.ifi, o.Params, m)))
+		})
+		if err != nil {
+			return errors.Join(err, r.shut(), program.Close())
 		}
 		n.program = program
 		return nil
 	}
-	if n.mode, _, err = xdpnic.Climb(want, want != xdpnic.ModeAuto, try); err != nil {
-		return nil, err
-	}
+	mode, _, err := xdpnic.Climb(want, want != xdpnic.ModeAuto, try)
+	fail.If(err)
+	n.mode = mode
 	if f, err := xdpnic.QueryFeatures(n.ifi.Index); err == nil {
 		n.features = featureNames(f)
 	}
-	return n, nil
+	return n
 }
+
+func (n *rawNIC) connect(peer Hello) (err error) {
+	n.header, err = newHeaders(n.rings.hello(), peer, n.port)
+	return err
+}
+
+func (n *rawNIC) round() { n.watch.progress() }
+
+func (n *rawNIC) close() error { return errors.Join(n.program.Close(), n.rings.shut()) }
 
 // linkTime is how long a link may take to come back after an attach.
 const linkTime = 4 * time.Second
 
-func (n *rawNIC) attach(program *bpf.Redirect, m xdpnic.Mode, open func(*net.Interface, xdpnic.Mode) (int, error)) error {
-	where := bpf.Native
-	if m.Generic() {
-		where = bpf.Generic
-	}
-	if err := program.Attach(n.ifi.Index, where); err != nil {
-		return err
-	}
-	fd, err := open(n.ifi, m)
-	if err != nil {
-		return err
-	}
-	return program.Register(n.params.Queue, fd)
-}
-
 // awaitLink waits until the link is back: frames sent before are lost, and are not
 // retransmitted.
-func (n *rawNIC) awaitLink() error {
+func (n *rawNIC) awaitLink() {
 	if !xdpnic.AwaitRunning(n.ifi.Index, linkTime) {
-		return fmt.Errorf("interface %s has no link after %v", n.ifi.Name, linkTime)
+		fail.With("interface %s has no link after %v", n.ifi.Name, linkTime)
 	}
-	return nil
 }
 
-// hello describes this side, for frames that are at most frameBytes long.
-func (n *rawNIC) hello(frameBytes int, memory string) Hello {
+// describe tells of this side, for frames that are at most frameBytes long.
+func (n *rawNIC) describe(frameBytes int, memory string) Hello {
 	frame := min(n.ifi.MTU+ethernetHeader, frameBytes)
 	return Hello{
 		Addr: n.params.Local, MAC: n.ifi.HardwareAddr, Port: n.port,
@@ -390,8 +352,6 @@ func (n *rawNIC) hello(frameBytes int, memory string) Hello {
 		},
 	}
 }
-
-func (n *rawNIC) close() error { return n.program.Close() }
 
 // ethernetHeader is the length of an Ethernet header without a tag.
 const ethernetHeader = 14

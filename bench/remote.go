@@ -22,17 +22,20 @@ const DefaultControlPort = 18515
 // Place says where a host's endpoints are and how they run.
 type Place struct {
 	Interface string // of the AF_XDP transports; empty: the one with the address
-	Queue     int
-	Mode      string
-	Steer     string // how the NIC is steered to the queue: "rules", "rss", "off"; empty: rules
-	Hugepages bool
-	Silence   time.Duration // after which a VI's peer is taken for dead; 0: as usual
+	Queue     int    // of the interface
+	Mode      string // how XDP is attached: "auto", "native", "generic"
+	Steer     string `json:",omitempty"` // how the NIC is steered to the queue of a VI: "rules", "rss", "off"; empty: rules
+	Hugepages bool   // memory on hugepages where there are any
+
+	// Silence is the time after which a VI's peer is taken for dead; 0: 20 s, or Params.WaitLimit
+	// where that is longer.
+	Silence time.Duration `json:",omitzero"`
 }
 
 func (p Place) apply(to *Params) {
-	to.Interface, to.Queue, to.Mode, to.Hugepages, to.Steer = p.Interface, p.Queue, p.Mode, p.Hugepages, p.Steer
+	to.Place = p
 	if p.Silence > 0 {
-		to.Silence, to.WaitLimit = p.Silence, max(2*p.Silence, waitLimit)
+		to.WaitLimit = max(2*p.Silence, waitLimit)
 	}
 }
 

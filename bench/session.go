@@ -209,7 +209,7 @@ func (r Repeats) Since(before Repeats) Repeats {
 
 // Repeats asks both sides. Frames that the network repeats count as spurious, too.
 func (s *Session) Repeats(ctx context.Context) (Repeats, error) {
-	a, b, err := bothTasks[Repeats, Repeats](ctx, s.client, taskRepeats, s.server, taskRepeats, struct{}{})
+	a, b, err := bothTasks[Repeats, Repeats](ctx, s.client, "repeats", s.server, "repeats", struct{}{})
 	return Repeats{a.Resent + b.Resent, a.Spurious + b.Spurious}, err
 }
 

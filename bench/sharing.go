@@ -7,12 +7,12 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
+	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -116,55 +116,28 @@ func (r *SharingResult) Share() float64 {
 }
 
 // Jain returns Jain's index of fairness of all flows.
-func (r *SharingResult) Jain() float64 {
-	sum, squares := 0., 0.
-	for _, x := range r.Rates {
-		sum += x
-		squares += x * x
-	}
-	return sum * sum / squares / float64(len(r.Rates))
-}
+func (r *SharingResult) Jain() float64 { return jain(r.Rates) }
 
 // Share runs flows through a bottleneck.
 func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *SharingResult, err error) {
-	if err := l.validate(); err != nil {
-		return nil, err
-	}
+	defer fail.Catch(&err)
+	fail.If(l.validate())
 	m := b.middle(true)
-	undo, err := at.set(m)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, undo()) }()
-	in := sharingInput{l, b.server.at(true).Local}
-	requests := make([]request, 2)
-	for i, name := range []string{taskShareSend, taskShareTake} {
-		if requests[i], err = []*Worker{b.client, b.server}[i].alone(name, true, in); err != nil {
-			return nil, err
-		}
-	}
+	undo := fail.Must(at.set(m))
+	defer fail.Closing(&err, undo)
 	before, start := m.Counters(0), time.Now()
 	var replies []reply
-	err = b.Do(ctx, func() error {
-		return within(b.Opening, true, func() (err error) {
-			replies, err = each(ctx, []*Worker{b.client, b.server}, requests)
-			return err
+	fail.If(b.Do(ctx, func() (err error) {
+		defer fail.Catch(&err)
+		replies = apart(ctx, b.Opening, true, []*Worker{b.client, b.server}, func(i int) (string, any) {
+			return []string{"share-send", "share-take"}[i], sharingInput{l, b.server.at(true).Local}
 		})
-	})
-	if err != nil {
-		return nil, err
-	}
+		return nil
+	}))
 	n, took := m.Counters(0).Since(before), time.Since(start)
-	sent, err := outputOf[sharingSent](replies[0])
-	if err != nil {
-		return nil, err
-	}
-	taken, err := outputOf[sharingTaken](replies[1])
-	if err != nil {
-		return nil, err
-	}
+	sent, taken := outputOf[sharingSent](replies[0]), outputOf[sharingTaken](replies[1])
 	if len(taken.Bytes) != l.flows() || taken.Span.Wall <= 0 {
-		return nil, errors.New("the receiver has not said what came, and how long it took")
+		fail.With("the receiver has not said what came, and how long it took")
 	}
 	r := &SharingResult{
 		VIs: l.VIs, Sent: sent.Sent, Resent: sent.Resent, Marked: taken.Marked,
@@ -220,52 +193,37 @@ type sharingVIs struct {
 }
 
 // openSharing opens a NIC with VIs whose sends, or receives, complete on one queue.
-func openSharing(p Params, vis, depth int, sends bool) (_ *sharingVIs, err error) {
-	s := &sharingVIs{}
-	if s.nic, err = openNIC(p, vipl.WithChunks(sharingChunks, sharingChunks)); err != nil {
-		return nil, err
-	}
+func openSharing(p Params, vis, depth int, sends bool) *sharingVIs {
+	s := &sharingVIs{nic: fail.Must(openNIC(p, vipl.WithChunks(sharingChunks, sharingChunks)))}
+	whole := false
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
+		if !whole {
+			_ = s.close()
 		}
 	}()
 	tag := s.nic.CommonPtag()
-	region, err := s.nic.RegisterMem(make([]byte, sharingMessage), vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		return nil, err
-	}
+	region := fail.Must(s.nic.RegisterMem(make([]byte, sharingMessage), vipl.MemAttributes{Ptag: tag}))
 	s.data = region.Segment(0, sharingMessage)
-	if s.cq, err = s.nic.CreateCQ(vis * depth); err != nil {
-		return nil, err
-	}
+	s.cq = fail.Must(s.nic.CreateCQ(vis * depth))
 	sendCQ, recvCQ := s.cq, (*vipl.CQ)(nil)
 	if !sends {
 		sendCQ, recvCQ = nil, s.cq
 	}
 	for i := range vis {
-		v, err := s.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, sendCQ, recvCQ)
-		if err != nil {
-			return nil, err
-		}
-		r, err := newRing(s.nic, tag, depth, 1)
-		if err != nil {
-			return nil, err
-		}
+		v := fail.Must(s.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, sendCQ, recvCQ))
 		v.SetValue(i)
-		s.vis, s.rings = append(s.vis, v), append(s.rings, r)
+		s.vis, s.rings = append(s.vis, v), append(s.rings, newRing(s.nic, tag, depth, 1))
 	}
-	return s, nil
+	whole = true
+	return s
 }
 
 // postAll posts all descriptors of VI i that are not posted.
-func (s *sharingVIs) postAll(i int, post postOne) error {
-	for r := &s.rings[i]; r.out() < len(r.descs); {
-		if err := r.add(post, nil, s.data); err != nil {
-			return failed(s.vis[i], "post", err)
-		}
+func (s *sharingVIs) postAll(i int, post postOne) (err error) {
+	for r := &s.rings[i]; err == nil && r.out() < len(r.descs); {
+		err = r.add(post, nil, s.data)
 	}
-	return nil
+	return failed(s.vis[i], "post", err)
 }
 
 // next waits for a completion, at most for a time, and returns the VI that it is of; -1: none.
@@ -281,12 +239,10 @@ func (s *sharingVIs) next(most time.Duration) (int, error) {
 	if recv {
 		done = v.RecvDone
 	}
-	if _, err := done(); err != nil {
-		return -1, failed(v, "complete", err)
-	}
 	i := v.Value().(int)
 	s.rings[i].done++
-	return i, nil
+	_, err = done()
+	return i, failed(v, "complete", err)
 }
 
 // facts are those of the NIC, and of this process.
@@ -304,25 +260,6 @@ func (s *sharingVIs) close() error {
 	return errors.Join(append(errs, s.nic.Close())...)
 }
 
-// dialCongestion connects, with a congestion control of TCP, as soon as the server listens.
-func dialCongestion(to netip.AddrPort, name string, stop *atomic.Bool) (net.Conn, error) {
-	d := net.Dialer{Timeout: waitLimit, Control: func(_, _ string, c syscall.RawConn) (err error) {
-		if name != "" {
-			cerr := c.Control(func(fd uintptr) {
-				err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
-			})
-			err = errors.Join(err, cerr)
-		}
-		return err
-	}}
-	for end := time.Now().Add(waitLimit); ; time.Sleep(connectPause) {
-		c, err := d.Dial("tcp", to.String())
-		if err == nil || !errors.Is(err, unix.ECONNREFUSED) || time.Now().After(end) || stop.Load() {
-			return c, err
-		}
-	}
-}
-
 // shareSend is a task: the client of a SharingLoad.
 //
 //	client                       server
@@ -331,30 +268,22 @@ func dialCongestion(to netip.AddrPort, name string, stop *atomic.Bool) (net.Conn
 //	                          <- a byte on control: it is over
 //	closes control            ->
 func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
-	s, err := openSharing(j.params, in.VIs, sharingSends, true)
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
+	defer fail.Catch(&err)
+	s := openSharing(j.params, in.VIs, sharingSends, true)
+	defer fail.Closing(&err, s.close)
+	n := fail.Must(openNetwork(j.params, false))
 	at := netip.AddrPortFrom(in.Server, sharingPort)
-	control, err := dialCongestion(at, "", j.stop)
-	if err != nil {
-		return out, err
-	}
+	control := n.reach(at, waitLimit, j.stop)
 	defer control.Close()
 	local, remote := vipl.NetAddress{Host: j.params.Local, Discriminator: sharingDiscriminator}, vipl.NetAddress{Host: in.Server, Discriminator: sharingDiscriminator}
 	for _, v := range s.vis {
-		if err := requestConnection(v, local, remote, waitLimit, j.stop); err != nil {
-			return out, err
-		}
+		requestConnection(v, local, remote, waitLimit, j.stop)
 	}
 	var conns []net.Conn
 	for _, name := range in.TCPs {
-		c, err := dialCongestion(at, name, j.stop)
-		if err != nil {
-			return out, fmt.Errorf("TCP, %s: %w", name, err)
-		}
+		c := n.reach(at, waitLimit, j.stop)
 		defer c.Close()
+		onSocket(c.(*net.TCPConn), func(fd int) error { return setCongestion(fd, name) })
 		conns = append(conns, c)
 	}
 	var over atomic.Bool
@@ -385,29 +314,23 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 		most := maxSleep
 		if begun < in.VIs {
 			if most = min(most, begin(begun)); most <= 0 {
-				if err := s.postAll(begun, s.vis[begun].PostSend); err != nil {
-					return out, err
-				}
+				fail.If(s.postAll(begun, s.vis[begun].PostSend))
 				begun++
 				continue
 			}
 		}
 		i, err := s.next(most)
-		if err != nil && !over.Load() {
-			return out, err
+		if err == nil && i >= 0 {
+			err = s.postAll(i, s.vis[i].PostSend)
 		}
-		if i >= 0 {
-			if err := s.postAll(i, s.vis[i].PostSend); err != nil && !over.Load() {
-				return out, err
-			}
+		if !over.Load() {
+			fail.If(err)
 		}
 		if j.stop.Load() {
-			return out, ErrStopped
+			fail.If(ErrStopped)
 		}
 	}
-	if err := <-ended; err != nil {
-		return out, err
-	}
+	fail.If(<-ended)
 	for _, v := range s.nic.Status().VIs {
 		out.Sent, out.Resent = out.Sent+v.Sent, out.Resent+v.Resent
 	}
@@ -417,134 +340,65 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 
 // shareTake is a task: the server of a SharingLoad.
 func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
-	s, err := openSharing(j.params, in.VIs, sharingReceives, false)
-	if err != nil {
-		return out, err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	l, err := net.Listen("tcp", netip.AddrPortFrom(j.params.Local, sharingPort).String())
-	if err != nil {
-		return out, err
-	}
+	defer fail.Catch(&err)
+	s := openSharing(j.params, in.VIs, sharingReceives, false)
+	defer fail.Closing(&err, s.close)
+	n := fail.Must(openNetwork(j.params, false))
+	l := n.listenWithin(netip.AddrPortFrom(j.params.Local, sharingPort), waitLimit)
 	defer l.Close()
-	if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(waitLimit)); err != nil {
-		return out, err
-	}
-	control, err := l.Accept()
-	if err != nil {
-		return out, err
-	}
+	control := fail.Must(l.Accept())
 	defer control.Close()
 	local := vipl.NetAddress{Host: j.params.Local, Discriminator: sharingDiscriminator}
 	for i, v := range s.vis {
-		if err := s.postAll(i, v.PostRecv); err != nil {
-			return out, err
-		}
-		c, err := s.nic.ConnectWait(local, waitLimit)
-		if err == nil {
-			err = c.Accept(v)
-		}
-		if err != nil {
-			return out, fmt.Errorf("VI %d: %w", i, err)
-		}
-		st, err := v.Query()
-		if err != nil {
-			return out, err
-		}
-		out.Payload = st.MaxPayload
+		fail.During(fmt.Sprint("VI ", i), func() {
+			fail.If(s.postAll(i, v.PostRecv))
+			fail.If(fail.Must(s.nic.ConnectWait(local, waitLimit)).Accept(v))
+			out.Payload = fail.Must(v.Query()).MaxPayload
+		})
 	}
-	came := make([]atomic.Int64, in.flows())
-	var over atomic.Bool
-	ended := make(chan error, in.flows())
+	flows := newArrivals(in.flows(), j.stop)
 	for i := range in.TCPs {
-		c, err := l.Accept()
-		if err != nil {
-			return out, err
-		}
+		c := fail.Must(l.Accept())
 		defer c.Close()
 		go func() {
 			for b := make([]byte, readBuffer); ; {
 				n, err := c.Read(b)
-				came[in.VIs+i].Add(int64(n))
+				flows.came[in.VIs+i].Add(int64(n))
 				if err != nil {
-					ended <- fmt.Errorf("TCP flow %d: %w", i, err)
+					flows.failed <- fmt.Errorf("TCP flow %d: %w", i, err)
 					return
 				}
 			}
 		}()
 	}
+	var over atomic.Bool
 	taken := make(chan struct{})
 	go func() {
 		defer close(taken)
 		for !over.Load() {
 			i, err := s.next(maxSleep)
 			if err == nil && i >= 0 {
-				came[i].Add(sharingMessage)
+				flows.came[i].Add(sharingMessage)
 				err = s.postAll(i, s.vis[i].PostRecv)
 			}
 			if err != nil {
-				ended <- err
+				flows.failed <- err
 				return
 			}
 		}
 	}()
-	out.Bytes, out.Span, err = shareWindow(in.SharingLoad, came, ended, j.stop)
-	over.Store(true)
-	<-taken
+	end := sync.OnceFunc(func() { over.Store(true); <-taken })
+	defer end()
+	// What counts depends on when the first flow begins.
+	flows.until(waitLimit, func() bool { return flows.came[0].Load() > 0 })
+	begin := time.Now().Add(in.until())
+	flows.until(waitLimit+in.until(), func() bool { return time.Now().After(begin) })
+	out.Bytes, out.Span = flows.window(in.Time, func(bytes []int64) bool { return slices.Max(bytes) > 0 })
+	end()
 	out.Marked, out.Facts = s.nic.Counters().Marked, s.facts()
-	if err != nil {
-		return out, err
-	}
-	if _, err = control.Write([]byte{0}); err != nil {
-		return out, err
-	}
+	fail.Must(control.Write([]byte{0}))
 	// The client looks at its VIs before it closes control, and then they may be disconnected.
-	if err = control.SetReadDeadline(time.Now().Add(waitLimit)); err == nil {
-		_, err = io.Copy(io.Discard, control)
-	}
-	return out, err
-}
-
-// shareWindow counts what comes of each flow in the time that counts, which depends on when the first flow begins.
-func shareWindow(l SharingLoad, came []atomic.Int64, ended <-chan error, stop *atomic.Bool) (bytes []int64, span Span, err error) {
-	// sleep waits until done, unless a flow ends.
-	sleep := func(done func() bool) error {
-		for !done() {
-			select {
-			case err := <-ended:
-				return err
-			case <-time.After(time.Millisecond):
-			}
-			if stop.Load() {
-				return ErrStopped
-			}
-		}
-		return nil
-	}
-	counts := func() []int64 {
-		n := make([]int64, len(came))
-		for i := range came {
-			n[i] = came[i].Load()
-		}
-		return n
-	}
-	late := time.Now().Add(waitLimit)
-	if err := sleep(func() bool { return came[0].Load() > 0 || time.Now().After(late) }); err != nil {
-		return nil, span, err
-	}
-	begin := time.Now().Add(l.until())
-	if err := sleep(func() bool { return time.Now().After(begin) }); err != nil {
-		return nil, span, err
-	}
-	before, clock := counts(), startStopwatch()
-	err = sleep(func() bool {
-		bytes, span = counts(), clock.span()
-		some := false
-		for i := range bytes {
-			bytes[i] -= before[i]
-			some = some || bytes[i] > 0
-		}
-		return span.Wall >= l.Time && some || time.Now().After(late.Add(l.until()+l.Time))
-	})
-	return bytes, span, err
+	fail.If(control.SetReadDeadline(time.Now().Add(waitLimit)))
+	fail.Must(io.Copy(io.Discard, control))
+	return out, nil
 }

@@ -1,13 +1,14 @@
 package bench
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // tcp is a TCP connection driven by system calls: tcp-spin, whose calls never
@@ -21,32 +22,21 @@ type tcp struct {
 // tcpRTOMaxMS is TCP_RTO_MAX_MS of linux/tcp.h.
 const tcpRTOMaxMS = 44
 
-func openTCP(p Params, w watchdog, block bool) (*tcp, error) {
-	s, err := openNetStream(p, w, false)
-	if err != nil {
-		return nil, err
-	}
-	t := &tcp{netStream: s, block: block, fd: -1}
+func openTCP(o opening) Endpoint {
+	t := &tcp{netStream: openNetStream(o, false), block: o.sleeps, fd: -1}
 	t.streamed.s = t
-	return t, nil
+	return t
 }
 
 // Connect, see Endpoint.
-func (t *tcp) Connect(peer Hello) error {
-	if err := t.netStream.Connect(peer); err != nil {
-		return err
-	}
+func (t *tcp) Connect(peer Hello) (err error) {
+	defer fail.Catch(&err)
+	fail.If(t.netStream.Connect(peer))
 	fd, err := takeSocket(t.conn.(*net.TCPConn))
 	t.conn = nil
-	if err != nil {
-		return err
-	}
+	fail.If(err)
 	t.fd = fd
-	if name := t.params.Congestion; name != "" {
-		if err := unix.SetsockoptString(t.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name); err != nil {
-			return fmt.Errorf("TCP_CONGESTION %s: %w", name, err)
-		}
-	}
+	fail.If(setCongestion(fd, t.params.Congestion))
 	if d := t.params.LongestTimeout; d > 0 {
 		// Not known to older kernels, which then have their own.
 		unix.SetsockoptInt(t.fd, unix.IPPROTO_TCP, tcpRTOMaxMS, int(d.Milliseconds()))
@@ -61,6 +51,17 @@ func (t *tcp) Connect(peer Hello) error {
 	return nil
 }
 
+// setCongestion chooses TCP's congestion control; empty: the host's.
+func setCongestion(fd int, name string) error {
+	if name == "" {
+		return nil
+	}
+	if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name); err != nil {
+		return fmt.Errorf("TCP_CONGESTION %s: %w", name, err)
+	}
+	return nil
+}
+
 // Close, see Endpoint.
 func (t *tcp) Close() error {
 	if t.fd >= 0 {
@@ -70,40 +71,32 @@ func (t *tcp) Close() error {
 	return t.netStream.Close()
 }
 
-func (t *tcp) round() error {
-	t.watch.progress()
-	return nil
-}
+func (t *tcp) round() { t.watch.progress() }
 
-func (t *tcp) write(p []byte) error {
+func (t *tcp) write(p []byte) {
 	for len(p) > 0 {
 		n, err := t.writeOnce(p)
 		if err != nil {
-			if err = t.again(err); err != nil {
-				return fmt.Errorf("send: %w", err)
-			}
+			t.again("send", err)
 			continue
 		}
 		t.watch.progress()
 		p = p[n:]
 	}
-	return nil
 }
 
-func (t *tcp) read(p []byte) (int, error) {
+func (t *tcp) read(p []byte) int {
 	for {
 		n, err := t.readOnce(p)
 		if err != nil {
-			if err = t.again(err); err != nil {
-				return 0, fmt.Errorf("receive: %w", err)
-			}
+			t.again("receive", err)
 			continue
 		}
 		if n == 0 {
-			return 0, io.ErrUnexpectedEOF // the peer has closed
+			fail.If(io.ErrUnexpectedEOF) // the peer has closed
 		}
 		t.watch.progress()
-		return n, nil
+		return n
 	}
 }
 
@@ -121,17 +114,19 @@ func (t *tcp) readOnce(p []byte) (int, error) {
 	return errnoError(recvNow(t.fd, p))
 }
 
-// again returns nil if the call is to be repeated.
-func (t *tcp) again(err error) error {
+// again returns if the call is to be repeated.
+func (t *tcp) again(doing string, err error) {
 	switch {
 	case errors.Is(err, unix.EAGAIN) && t.block:
-		return t.watch.blocked()
+		err = t.watch.blocked()
 	case errors.Is(err, unix.EAGAIN):
-		return t.watch.idle()
+		err = t.watch.idle()
 	case errors.Is(err, unix.EINTR):
-		return nil
+		return
 	}
-	return err
+	if err != nil {
+		fail.With("%s: %w", doing, err)
+	}
 }
 
 // errnoError turns the result of a raw call into an error without allocating.
@@ -148,14 +143,14 @@ func errnoError(n int, errno unix.Errno) (int, error) {
 // errAgain is EAGAIN, made once.
 var errAgain error = unix.EAGAIN
 
-// byteStream is a connected stream of bytes, the ground of the TCP transports.
+// byteStream is a connected stream of bytes, the ground of the TCP transports. What fails does so by package fail.
 type byteStream interface {
 	// write sends all of p.
-	write(p []byte) error
+	write(p []byte)
 	// read returns as soon as there are bytes, at least one.
-	read(p []byte) (int, error)
+	read(p []byte) int
 	// round is called before each round.
-	round() error
+	round()
 }
 
 // streamed makes messages of a byte stream: equal sizes, so that nothing marks
@@ -168,125 +163,91 @@ type streamed struct {
 // readBuffer is the room for reads of a stream, where messages are small.
 const readBuffer = 64 << 10
 
-func (t *streamed) enter(r Round) error {
-	if err := r.check(); err != nil {
-		return err
-	}
+func (t *streamed) enter(r Round) {
+	fail.If(r.check())
 	if r.Bytes > len(t.out) {
-		return errors.New("message larger than announced")
+		fail.With("message larger than announced")
 	}
-	return t.s.round()
+	t.s.round()
 }
 
 // Ping, see Endpoint.
-func (t *streamed) Ping(r Round, rtt []int64) (Span, error) {
-	if err := cmp.Or(t.enter(r), t.enter(r.reply())); err != nil {
-		return Span{}, err
-	}
-	return timed(r, rtt, func(i int) error {
-		if err := t.send(r, i); err != nil {
-			return err
-		}
-		return t.receive(r.reply(), i)
-	})
+func (t *streamed) Ping(r Round, rtt []int64) (_ Span, err error) {
+	defer fail.Catch(&err)
+	t.enter(r)
+	t.enter(r.reply())
+	return timed(r, rtt, func(i int) {
+		t.send(r, i)
+		t.receive(r.reply(), i)
+	}), nil
 }
 
 // Echo, see Endpoint.
-func (t *streamed) Echo(r Round) error {
-	if err := cmp.Or(t.enter(r), t.enter(r.reply())); err != nil {
-		return err
-	}
+func (t *streamed) Echo(r Round) (err error) {
+	defer fail.Catch(&err)
+	t.enter(r)
+	t.enter(r.reply())
 	for i := range r.Lead + r.Messages {
-		if err := t.receive(r, i); err != nil {
-			return err
-		}
-		if err := t.send(r.reply(), i); err != nil {
-			return err
-		}
+		t.receive(r, i)
+		t.send(r.reply(), i)
 	}
 	return nil
 }
 
 // Send, see Endpoint.
-func (t *streamed) Send(r Round) (Span, error) {
-	if err := t.enter(r); err != nil {
-		return Span{}, err
-	}
+func (t *streamed) Send(r Round) (_ Span, err error) {
+	defer fail.Catch(&err)
+	t.enter(r)
 	// One byte says that the receiver is ready, another one that it has all.
-	if err := t.full(t.in[:1]); err != nil {
-		return Span{}, err
-	}
+	t.full(t.in[:1])
 	clock := startStopwatch()
 	for i := range r.Messages {
-		if err := t.send(r, i); err != nil {
-			return Span{}, err
-		}
+		t.send(r, i)
 	}
-	if err := t.full(t.in[:1]); err != nil {
-		return Span{}, err
-	}
+	t.full(t.in[:1])
 	return clock.span(), nil
 }
 
 // Receive, see Endpoint.
-func (t *streamed) Receive(r Round) (Span, error) {
-	if err := t.enter(r); err != nil {
-		return Span{}, err
-	}
-	if err := t.s.write(t.out[:1]); err != nil {
-		return Span{}, err
-	}
+func (t *streamed) Receive(r Round) (_ Span, err error) {
+	defer fail.Catch(&err)
+	t.enter(r)
+	t.s.write(t.out[:1])
 	clock := startStopwatch()
 	if r.Check {
 		for i := range r.Messages {
-			if err := t.receive(r, i); err != nil {
-				return Span{}, err
-			}
+			t.receive(r, i)
 		}
 	} else {
 		// As large reads as there are bytes, like any program that expects
 		// many messages.
 		for rest := r.Bytes * r.Messages; rest > 0; {
-			n, err := t.s.read(t.in[:min(len(t.in), rest)])
-			if err != nil {
-				return Span{}, err
-			}
-			rest -= n
+			rest -= t.s.read(t.in[:min(len(t.in), rest)])
 		}
 	}
-	if err := t.s.write(t.out[:1]); err != nil {
-		return Span{}, err
-	}
+	t.s.write(t.out[:1])
 	return clock.span(), nil
 }
 
-func (t *streamed) send(r Round, i int) error {
+func (t *streamed) send(r Round, i int) {
 	p := t.out[:r.Bytes]
 	if r.Check {
 		copy(p, content(i, 0, r.Bytes))
 	}
-	return t.s.write(p)
+	t.s.write(p)
 }
 
-func (t *streamed) receive(r Round, i int) error {
+func (t *streamed) receive(r Round, i int) {
 	p := t.in[:r.Bytes]
-	if err := t.full(p); err != nil {
-		return err
-	}
+	t.full(p)
 	if r.Check {
-		return verify(i, 0, p)
+		fail.If(verify(i, 0, p))
 	}
-	return nil
 }
 
 // full reads until p is full.
-func (t *streamed) full(p []byte) error {
+func (t *streamed) full(p []byte) {
 	for len(p) > 0 {
-		n, err := t.s.read(p)
-		if err != nil {
-			return err
-		}
-		p = p[n:]
+		p = p[t.s.read(p):]
 	}
-	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -15,59 +16,68 @@ import (
 type transport struct {
 	name    string
 	summary string
-	xdp     bool // over the pair for AF_XDP; else over the pair without any program
-	sleeps  bool // blocks while it waits for messages; else it polls
-	free    bool // the Go scheduler places its goroutine: no locked thread
-	arena   bool // maps memory on hugepages when it opens
-	whole   bool // its latency is that of a whole round trip, not of one way
-	vi      bool // takes VIOptions
-	rdma    bool // a VI whose messages are RDMA
-	chains  bool // its frames may be longer than a chunk
-	layer   bool // a layer above VIs
-	open    func(opening) (Endpoint, error)
+	xdp     bool                   // over the pair for AF_XDP; else over the pair without any program
+	sleeps  bool                   // blocks while it waits for messages; else it polls
+	free    bool                   // the Go scheduler places its goroutine: no locked thread
+	arena   bool                   // maps memory on hugepages when it opens
+	whole   bool                   // its latency is that of a whole round trip, not of one way
+	vi      bool                   // takes VIOptions
+	rdma    bool                   // a VI whose messages are RDMA
+	chains  bool                   // its frames may be longer than a chunk
+	layer   bool                   // a layer above VIs
+	open    func(opening) Endpoint // fails by package fail, and then leaves nothing open
 }
 
 // transports are all of them, in the order of the report. The baselines come
 // first.
 var transports = slices.Concat([]transport{
-	{name: "raw-afxdp", xdp: true, arena: true, chains: true,
-		summary: "frames on AF_XDP rings, no VI, polling", open: openFramedXDP(inChunk)},
-	{name: "raw-afxdp-copy", xdp: true, arena: true, chains: true,
-		summary: "the same, the content copied out on arrival", open: openFramedXDP(copied)},
-	{name: "raw-afxdp-wait", xdp: true, arena: true, sleeps: true, chains: true,
-		summary: "raw-afxdp, sleeping in poll", open: openFramedXDP(inChunk)},
+	rawTransport("raw-afxdp", "frames on AF_XDP rings, no VI, polling", false, false),
+	rawTransport("raw-afxdp-copy", "the same, the content copied out on arrival", false, true),
+	rawTransport("raw-afxdp-wait", "raw-afxdp, sleeping in poll", true, false),
 }, asavieTransports, []transport{
-	{name: "vi-unreliable", xdp: true, arena: true, vi: true, chains: true,
-		summary: "VI, Unreliable Delivery, polling", open: openVI(vipl.UnreliableDelivery)},
-	{name: "vi-unreliable-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
-		summary: "the same, waiting", open: openVI(vipl.UnreliableDelivery)},
-	{name: "vi-reliable-delivery", xdp: true, arena: true, vi: true, chains: true,
-		summary: "VI, Reliable Delivery, polling", open: openVI(vipl.ReliableDelivery)},
-	{name: "vi-no-segmentation", xdp: true, arena: true, vi: true, chains: true,
-		summary: "the same, without segmentation offload: each frame alone", open: openVIWithout},
-	{name: "vi-reliable-delivery-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
-		summary: "the same, waiting", open: openVI(vipl.ReliableDelivery)},
-	{name: "vi-reliable-reception", xdp: true, arena: true, vi: true, chains: true,
-		summary: "VI, Reliable Reception, polling", open: openVI(vipl.ReliableReception)},
-	{name: "vi-reliable-reception-wait", xdp: true, arena: true, sleeps: true, vi: true, chains: true,
-		summary: "the same, waiting", open: openVI(vipl.ReliableReception)},
-	{name: "vi-rdma-write", xdp: true, arena: true, vi: true, rdma: true, chains: true,
-		summary: "RDMA writes, Reliable Delivery, polling memory", open: openRDMAWrite},
-	{name: "vi-rdma-read", xdp: true, arena: true, whole: true, vi: true, rdma: true, chains: true,
-		summary: "RDMA reads, likewise; latency is a round trip: one read", open: openRDMARead},
-	{name: "tcp-spin",
-		summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCPEndpoint},
-	{name: "tcp-block", sleeps: true,
-		summary: "TCP_NODELAY, blocking system calls", open: openTCPEndpoint},
-	{name: "tcp-net", free: true, sleeps: true,
-		summary: "TCP by package net", open: openNetEndpoint(false)},
-	{name: "udp-spin",
-		summary: "UDP, non-blocking system calls in a loop", open: openUDPEndpoint},
-	{name: "udp-block", sleeps: true,
-		summary: "the same, sleeping in poll", open: openUDPEndpoint},
-	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true,
-		summary: "a net.Conn of package vianet", open: openNetEndpoint(true)},
+	viTransport("vi-unreliable", "VI, Unreliable Delivery, polling", openVI(vipl.UnreliableDelivery)),
+	viTransport("vi-unreliable-wait", "the same, waiting", openVI(vipl.UnreliableDelivery)),
+	viTransport("vi-reliable-delivery", "VI, Reliable Delivery, polling", openVI(vipl.ReliableDelivery)),
+	viTransport("vi-no-segmentation", "the same, without segmentation offload: each frame alone", func(o opening) Endpoint {
+		o.VI.NoSegmentation = true
+		return openVI(vipl.ReliableDelivery)(o)
+	}),
+	viTransport("vi-reliable-delivery-wait", "the same, waiting", openVI(vipl.ReliableDelivery)),
+	viTransport("vi-reliable-reception", "VI, Reliable Reception, polling", openVI(vipl.ReliableReception)),
+	viTransport("vi-reliable-reception-wait", "the same, waiting", openVI(vipl.ReliableReception)),
+	rdmaTransport("vi-rdma-write", "RDMA writes, Reliable Delivery, polling memory", false, openRDMAWrite),
+	rdmaTransport("vi-rdma-read", "RDMA reads, likewise; latency is a round trip: one read", true, openRDMARead),
+	{name: "tcp-spin", summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCP},
+	{name: "tcp-block", sleeps: true, summary: "TCP_NODELAY, blocking system calls", open: openTCP},
+	{name: "tcp-net", free: true, sleeps: true, summary: "TCP by package net",
+		open: func(o opening) Endpoint { return openNetStream(o, false) }},
+	{name: "udp-spin", summary: "UDP, non-blocking system calls in a loop", open: openUDP},
+	{name: "udp-block", sleeps: true, summary: "the same, sleeping in poll", open: openUDP},
+	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true, summary: "a net.Conn of package vianet",
+		open: func(o opening) Endpoint { return openNetStream(o, true) }},
 })
+
+// rawTransport is one of raw rings; copied: the content of a frame does not stay in the chunk.
+func rawTransport(name, summary string, sleeps, copied bool) transport {
+	return transport{name: name, summary: summary, sleeps: sleeps, xdp: true, arena: true, chains: true, open: func(o opening) Endpoint {
+		f := o.framed(openRawXDP(o))
+		if copied {
+			f.into = make([]byte, o.MaxBytes)
+		}
+		return f
+	}}
+}
+
+// viTransport is one of VIs; those whose names end in -wait sleep.
+func viTransport(name, summary string, open func(opening) Endpoint) transport {
+	return transport{name: name, summary: summary, sleeps: strings.HasSuffix(name, "-wait"), xdp: true, arena: true, vi: true, chains: true, open: open}
+}
+
+func rdmaTransport(name, summary string, whole bool, open func(opening) Endpoint) transport {
+	t := viTransport(name, summary, open)
+	t.rdma, t.whole = true, whole
+	return t
+}
 
 // An opening is what an endpoint is opened with.
 type opening struct {
@@ -76,59 +86,10 @@ type opening struct {
 	sleeps bool         // as the transport's
 }
 
-// openVIWithout opens a VI whose messages do not leave in GSO packets.
-func openVIWithout(o opening) (Endpoint, error) {
-	o.VI.NoSegmentation = true
-	return openVI(vipl.ReliableDelivery)(o)
-}
+func (o opening) watch() watchdog { return watchdog{stop: o.stop, most: o.WaitLimit} }
 
-// arrival says what becomes of the content of a raw frame that has arrived.
-type arrival bool
-
-const (
-	inChunk arrival = false // it stays in the chunk
-	copied  arrival = true
-)
-
-func openFramedXDP(a arrival) func(opening) (Endpoint, error) {
-	return func(o opening) (Endpoint, error) {
-		w := watchdog{stop: o.stop}
-		io, err := openRawXDP(o.Params, w)
-		if err != nil {
-			return nil, err
-		}
-		f := &framed{io: io, sleeps: o.sleeps, watch: w}
-		if a == copied {
-			f.into = make([]byte, o.MaxBytes)
-		}
-		return f, nil
-	}
-}
-
-func openTCPEndpoint(o opening) (Endpoint, error) {
-	return endpointOr(openTCP(o.Params, watchdog{stop: o.stop, most: o.WaitLimit}, o.sleeps))
-}
-
-func openNetEndpoint(overVianet bool) func(opening) (Endpoint, error) {
-	return func(o opening) (Endpoint, error) {
-		return endpointOr(openNetStream(o.Params, watchdog{stop: o.stop}, overVianet))
-	}
-}
-
-func openUDPEndpoint(o opening) (Endpoint, error) {
-	io, err := openUDP(o.Params)
-	if err != nil {
-		return nil, err
-	}
-	return &framed{io: io, sleeps: o.sleeps, watch: watchdog{stop: o.stop}}, nil
-}
-
-// endpointOr keeps a nil pointer of a failed open from becoming an Endpoint.
-func endpointOr[T Endpoint](e T, err error) (Endpoint, error) {
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
+func (o opening) framed(io frames) *framed {
+	return &framed{io: io, sleeps: o.sleeps, watch: o.watch()}
 }
 
 // Names lists the transports in the order of the report, without [Layers].
@@ -189,7 +150,7 @@ func RoundTrip(name string) bool {
 
 // Open opens one side of a transport. stop, which may be nil, ends waits when
 // it becomes true.
-func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
+func Open(name string, p Params, stop *atomic.Bool) (e Endpoint, err error) {
 	t, err := find(name)
 	if err != nil {
 		return nil, err
@@ -209,18 +170,21 @@ func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
 			return nil, err
 		}
 	}
-	open := t.open
-	if p.Beside {
-		open = openBeside(t.open)
+	err = fail.Try(func() {
+		o := opening{p, stop, t.sleeps}
+		if !p.Beside {
+			e = t.open(o)
+			return
+		}
+		nic := fail.Must(openNIC(p))
+		if err := fail.Try(func() { e = &beside{t.open(o), nic} }); err != nil {
+			fail.If(errors.Join(err, nic.Close()))
+		}
+	})
+	if vipl.Unavailable(err) {
+		err = testbed.CannotRun(err)
 	}
-	e, err := open(opening{p, stop, t.sleeps})
-	switch {
-	case err == nil:
-		return e, nil
-	case vipl.Unavailable(err):
-		return nil, testbed.CannotRun(err)
-	}
-	return nil, err
+	return e, err
 }
 
 // beside is a transport of the kernel on an interface with the XDP program of
@@ -228,20 +192,6 @@ func Open(name string, p Params, stop *atomic.Bool) (Endpoint, error) {
 type beside struct {
 	Endpoint
 	nic *vipl.NIC
-}
-
-func openBeside(open func(opening) (Endpoint, error)) func(opening) (Endpoint, error) {
-	return func(o opening) (Endpoint, error) {
-		nic, err := openNIC(o.Params)
-		if err != nil {
-			return nil, err
-		}
-		e, err := open(o)
-		if err != nil {
-			return nil, errors.Join(err, nic.Close())
-		}
-		return &beside{e, nic}, nil
-	}
 }
 
 // Close, see Endpoint.

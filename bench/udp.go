@@ -1,12 +1,13 @@
 package bench
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // Bytes in front of the content of a datagram.
@@ -31,24 +32,15 @@ type udpSocket struct {
 	out, in []byte
 }
 
-func openUDP(p Params) (*udpSocket, error) {
-	ifi, err := interfaceWith(p.Local)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Local, uint16(p.Port))))
-	if err != nil {
-		return nil, err
-	}
-	u := &udpSocket{params: p, port: conn.LocalAddr().(*net.UDPAddr).Port, payload: datagram(p, ifi.MTU)}
-	if u.fd, err = takeSocket(conn); err != nil {
-		return nil, err
-	}
-	if u.window, err = udpWindow(u.fd, u.payload); err != nil {
-		return nil, errors.Join(err, u.close())
-	}
+func openUDP(o opening) Endpoint {
+	ifi := fail.Must(interfaceWith(o.Local))
+	conn := fail.Must(net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(o.Local, uint16(o.Port)))))
+	u := &udpSocket{params: o.Params, port: conn.LocalAddr().(*net.UDPAddr).Port, payload: datagram(o.Params, ifi.MTU)}
+	u.fd = fail.Must(takeSocket(conn))
+	f := o.framed(u)
+	orClose(f, func() { u.window = fail.Must(udpWindow(u.fd, u.payload)) })
 	u.out, u.in = make([]byte, u.payload), make([]byte, u.payload)
-	return u, nil
+	return f
 }
 
 // datagram is the content of the longest datagram that is not fragmented.
@@ -91,43 +83,43 @@ func (u *udpSocket) connect(peer Hello) error {
 	return nil
 }
 
-func (u *udpSocket) round() error { return nil }
+func (u *udpSocket) round() {}
 
 func (u *udpSocket) next() []byte { return u.out }
 
-func (u *udpSocket) commit(n int) error {
+func (u *udpSocket) commit(n int) {
 	for {
 		_, errno := sendNow(u.fd, u.out[:n])
 		switch errno {
 		case 0:
-			return nil
+			return
 		case unix.EAGAIN, unix.EINTR, unix.ENOBUFS:
 			// The send buffer is full of datagrams on their way.
 		default:
-			return fmt.Errorf("send: %w", errno)
+			fail.With("send: %w", errno)
 		}
 	}
 }
 
-func (u *udpSocket) flush() error { return nil }
+func (u *udpSocket) flush() {}
 
-func (u *udpSocket) poll() ([]byte, error) {
+func (u *udpSocket) poll() []byte {
 	n, errno := recvNow(u.fd, u.in)
 	switch errno {
 	case 0:
-		return u.in[:n], nil
+		return u.in[:n]
+	default:
+		fail.With("receive: %w", errno)
 	case unix.EAGAIN, unix.EINTR:
-		return nil, nil
-	}
-	return nil, fmt.Errorf("receive: %w", errno)
-}
-
-func (u *udpSocket) wait() error {
-	fds := []unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLIN}}
-	if _, err := unix.Poll(fds, int(maxSleep.Milliseconds())); err != nil && err != unix.EINTR {
-		return fmt.Errorf("poll: %w", err)
 	}
 	return nil
+}
+
+func (u *udpSocket) wait() {
+	fds := []unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLIN}}
+	if _, err := unix.Poll(fds, int(maxSleep.Milliseconds())); err != nil && err != unix.EINTR {
+		fail.With("poll: %w", err)
+	}
 }
 
 func (u *udpSocket) close() error { return unix.Close(u.fd) }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -62,22 +63,15 @@ type ring struct {
 }
 
 // newRing makes descriptors with room for some segments, in memory of their own.
-func newRing(nic *vipl.NIC, tag *vipl.Ptag, n, segments int) (r ring, err error) {
+func newRing(nic *vipl.NIC, tag *vipl.Ptag, n, segments int) (r ring) {
 	step := vipl.ControlSegmentSize + vipl.DataSegmentSize*segments
 	step = (step + vipl.DescriptorAlignment - 1) &^ (vipl.DescriptorAlignment - 1)
-	region, err := nic.AllocMem(n*step, vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		return r, err
-	}
+	region := fail.Must(nic.AllocMem(n*step, vipl.MemAttributes{Ptag: tag}))
 	r.handle = region.Handle()
 	for i := range n {
-		d, err := region.Descriptor(i*step, segments)
-		if err != nil {
-			return r, err
-		}
-		r.descs = append(r.descs, d)
+		r.descs = append(r.descs, fail.Must(region.Descriptor(i*step, segments)))
 	}
-	return r, nil
+	return r
 }
 
 // stage makes the next descriptor a send or a receive.
@@ -119,29 +113,20 @@ const (
 // viDiscriminator names the benchmark's end of a connection.
 var viDiscriminator = []byte("via-xdp bench")
 
-func openVI(level vipl.ReliabilityLevel) func(opening) (Endpoint, error) {
-	return func(o opening) (Endpoint, error) {
-		v := &vi{params: o.Params, options: o.VI, sleeps: o.sleeps, level: level, watch: watchdog{stop: o.stop, most: o.WaitLimit}}
-		if err := v.open(); err != nil {
-			return nil, err
-		}
+func openVI(level vipl.ReliabilityLevel) func(opening) Endpoint {
+	return func(o opening) Endpoint {
+		v := &vi{}
+		v.open(o, level)
 		if o.VI.Engine {
-			return newEngined(v), nil
+			return newEngined(v)
 		}
-		return v, nil
+		return v
 	}
 }
 
-// open opens the NIC and makes what is needed of it, or leaves nothing open.
-func (v *vi) open() error {
-	if err := v.make(); err != nil {
-		return errors.Join(err, v.Close())
-	}
-	return nil
-}
-
-func (v *vi) make() error {
-	v.chunks = ringChunks
+// open opens the NIC and makes what is needed of it.
+func (v *vi) open(o opening, level vipl.ReliabilityLevel) {
+	v.params, v.options, v.sleeps, v.watch, v.level, v.chunks = o.Params, o.VI, o.sleeps, o.watch(), level, ringChunks
 	if v.level == vipl.UnreliableDelivery {
 		// Only the receiver's room limits the sender: two messages of the largest size, in
 		// frames of not much less than 1 KB.
@@ -149,43 +134,32 @@ func (v *vi) make() error {
 			v.chunks *= 2
 		}
 	}
-	var err error
-	v.nic, err = openNIC(v.params, append(v.options.nicOptions(), vipl.WithChunks(v.chunks, ringChunks))...)
-	if err != nil {
-		return err
-	}
-	if v.ptag, err = v.nic.CreatePtag(); err != nil {
-		return err
-	}
-	if err := v.makeMemory(); err != nil {
-		return err
-	}
-	return v.makeVIs()
+	v.nic = fail.Must(openNIC(v.params, append(v.options.nicOptions(), vipl.WithChunks(v.chunks, ringChunks))...))
+	orClose(v, func() {
+		v.ptag = fail.Must(v.nic.CreatePtag())
+		v.makeMemory()
+		v.makeVIs()
+	})
 }
 
 // makeVIs creates the VI that carries the messages, and those beside it.
-func (v *vi) makeVIs() error {
+func (v *vi) makeVIs() {
 	attributes := vipl.VIAttributes{
 		Level: v.level, MaxTransferSize: cmp.Or(v.options.MaxTransfer, v.params.MaxBytes), Ptag: v.ptag,
 		EnableRDMAWrite: v.write, EnableRDMARead: v.read,
 	}
 	if attributes.MaxTransferSize < v.params.MaxBytes {
-		return fmt.Errorf("MaxTransferSize %d is less than a message of %d bytes", attributes.MaxTransferSize, v.params.MaxBytes)
+		fail.With("MaxTransferSize %d is less than a message of %d bytes", attributes.MaxTransferSize, v.params.MaxBytes)
 	}
 	var cq *vipl.CQ
-	var err error
 	if v.options.CQ {
-		if cq, err = v.nic.CreateCQ(2 * viRing); err != nil {
-			return err
-		}
+		cq = fail.Must(v.nic.CreateCQ(2 * viRing))
 	}
-	if v.vi, err = v.nic.CreateVI(attributes, cq, cq); err != nil {
-		return err
-	}
+	v.vi = fail.Must(v.nic.CreateVI(attributes, cq, cq))
 	for range v.options.VIs - 1 {
 		other, err := v.nic.CreateVI(attributes, nil, nil)
 		if err != nil {
-			return fmt.Errorf("VI %d: %w", len(v.idle)+2, err)
+			fail.With("VI %d: %w", len(v.idle)+2, err)
 		}
 		v.idle = append(v.idle, other)
 	}
@@ -193,11 +167,10 @@ func (v *vi) makeVIs() error {
 	case v.options.CQ:
 		v.via = &byCQ{cq: cq, vi: v.vi, sleeps: v.sleeps}
 	case v.options.Notify:
-		v.via, err = newByHandler(v.vi)
+		v.via = fail.Must(newByHandler(v.vi))
 	case v.options.Engine:
 		v.via = &byMemory{v}
 	}
-	return err
 }
 
 func (v *vi) Hello() Hello {
@@ -214,23 +187,18 @@ func (v *vi) Hello() Hello {
 }
 
 // Connect, see Endpoint. A receive for the peer's first word is posted before.
-func (v *vi) Connect(peer Hello) error {
+func (v *vi) Connect(peer Hello) (err error) {
+	defer fail.Catch(&err)
 	if v.write || v.read {
 		if peer.Memory == nil {
 			return errors.New("the peer has not said where its memory is")
 		}
 		v.remote = *peer.Memory
 	}
-	if err := v.postRecv(); err != nil {
-		return err
-	}
-	if err := v.join(v.vi, peer); err != nil {
-		return err
-	}
+	v.postRecv()
+	v.join(v.vi, peer)
 	for i, other := range v.idle {
-		if err := v.join(other, peer); err != nil {
-			return fmt.Errorf("VI %d: %w", i+2, err)
-		}
+		fail.During(fmt.Sprint("VI ", i+2), func() { v.join(other, peer) })
 	}
 	st, err := v.vi.Query()
 	v.payload = st.MaxPayload
@@ -238,31 +206,38 @@ func (v *vi) Connect(peer Hello) error {
 }
 
 // join connects a VI with the next one of the peer.
-func (v *vi) join(with *vipl.VI, peer Hello) error {
+func (v *vi) join(with *vipl.VI, peer Hello) {
 	local := vipl.NetAddress{Host: v.params.Local, Discriminator: viDiscriminator}
 	if v.params.Server {
-		for deadline := time.Now().Add(waitLimit); ; {
-			c, err := v.nic.ConnectWait(local, maxSleep)
-			switch {
-			case err == nil:
-				return c.Accept(with)
-			case !errors.Is(err, vipl.ErrTimeout) || time.Now().After(deadline):
-				return err
-			case v.watch.stop != nil && v.watch.stop.Load():
-				return ErrStopped
-			}
-		}
+		fail.If(v.awaitRequest(local).Accept(with))
+		return
 	}
 	remote := vipl.NetAddress{Host: peer.Addr, Discriminator: viDiscriminator}
-	return requestConnection(with, local, remote, waitLimit, v.watch.stop)
+	requestConnection(with, local, remote, waitLimit, v.watch.stop)
+}
+
+// awaitRequest waits for the next request to connect with an address.
+func (v *vi) awaitRequest(local vipl.NetAddress) *vipl.Conn {
+	for deadline := time.Now().Add(waitLimit); ; {
+		c, err := v.nic.ConnectWait(local, maxSleep)
+		switch {
+		case err == nil:
+			return c
+		case !errors.Is(err, vipl.ErrTimeout) || time.Now().After(deadline):
+			fail.If(err)
+		case v.watch.stop != nil && v.watch.stop.Load():
+			fail.If(ErrStopped)
+		}
+	}
 }
 
 // requestConnection connects a VI with one whose program may not wait for it yet.
-func requestConnection(with *vipl.VI, local, remote vipl.NetAddress, limit time.Duration, stop *atomic.Bool) error {
+func requestConnection(with *vipl.VI, local, remote vipl.NetAddress, limit time.Duration, stop *atomic.Bool) {
 	for deadline := time.Now().Add(limit); ; time.Sleep(connectPause) {
 		_, err := with.ConnectRequest(local, remote, waitLimit)
 		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(deadline) || stop != nil && stop.Load() {
-			return err
+			fail.If(err)
+			return
 		}
 	}
 }
@@ -284,15 +259,15 @@ func (v *vi) Close() error {
 	return errors.Join(errs...)
 }
 
-// fail adds to an error why the VI has ended.
-func (v *vi) fail(doing string, d *vipl.Descriptor, err error) error {
+// fail fails with an error, and why the VI has ended.
+func (v *vi) fail(doing string, d *vipl.Descriptor, err error) {
 	if d != nil {
 		err = fmt.Errorf("%w: status %v", err, d.Status())
 	}
-	return failed(v.vi, doing, err)
+	fail.If(failed(v.vi, doing, err))
 }
 
-// failed is fail for any VI; without an error there is none.
+// failed adds to an error why a VI has ended; without an error there is none.
 func failed(vi *vipl.VI, doing string, err error) error {
 	if err == nil {
 		return nil

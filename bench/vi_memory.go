@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -15,45 +16,37 @@ const (
 )
 
 // makeMemory registers the data and the descriptors, and lays out the latter.
-func (v *vi) makeMemory() error {
+func (v *vi) makeMemory() {
 	segments := max(v.options.Segments, 1)
 	v.pieces = make([]vipl.DataSegment, segments)
 	attributes := vipl.MemAttributes{Ptag: v.ptag}
-	var err error
 	attributes.EnableRDMARead = v.read
-	if v.out, err = v.region(attributes); err != nil {
-		return err
-	}
+	v.out = v.region(attributes)
 	attributes.EnableRDMARead, attributes.EnableRDMAWrite = false, v.write
-	if v.in, err = v.region(attributes); err != nil {
-		return err
-	}
+	v.in = v.region(attributes)
 	// RDMA has an address segment before the others.
-	if v.sends, err = newRing(v.nic, v.ptag, viRing, segments+1); err != nil {
-		return err
-	}
-	v.recvs, err = newRing(v.nic, v.ptag, viRing, segments+1)
-	return err
+	v.sends = newRing(v.nic, v.ptag, viRing, segments+1)
+	v.recvs = newRing(v.nic, v.ptag, viRing, segments+1)
 }
 
 // region makes room for the data of one direction.
-func (v *vi) region(a vipl.MemAttributes) (r *vipl.Region, err error) {
+func (v *vi) region(a vipl.MemAttributes) (r *vipl.Region) {
 	size := viData
 	if v.options.Reuse != nil {
 		size = viReuseData
 	}
 	if v.options.Register {
-		r, err = v.nic.RegisterMem(make([]byte, size), a)
+		r = fail.Must(v.nic.RegisterMem(make([]byte, size), a))
 	} else {
-		r, err = v.nic.AllocMem(size, a)
+		r = fail.Must(v.nic.AllocMem(size, a))
 	}
-	if err == nil && v.options.Reuse != nil {
+	if v.options.Reuse != nil {
 		// The first touch of a page belongs to no message.
 		for i := 0; i < size; i += 4096 {
 			r.Bytes()[i] = 1
 		}
 	}
-	return r, err
+	return r
 }
 
 // slot is the place of a message in a region.
@@ -83,21 +76,19 @@ func (v *vi) reused(i int) int {
 }
 
 // source makes message i and says where it lies in v.out.
-func (v *vi) source(i int, r Round) (int, error) {
+func (v *vi) source(i int, r Round) int {
 	if !r.Check {
 		if v.options.Reuse != nil {
-			return v.reused(i), nil
+			return v.reused(i)
 		}
-		return 0, nil
+		return 0
 	}
 	// Its own place until it is complete; enough that none is in use.
 	if v.sends.used() >= r.places() {
-		if err := v.sent(); err != nil {
-			return 0, err
-		}
+		v.sent()
 	}
 	copy(v.out.Bytes()[r.place(i):], content(i, 0, r.Bytes))
-	return r.place(i), nil
+	return r.place(i)
 }
 
 // sink is where message i is to lie in v.in.

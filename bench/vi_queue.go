@@ -7,34 +7,32 @@ import (
 )
 
 // free is the next descriptor for sending, which is not posted.
-func (v *vi) free() (*vipl.Descriptor, error) {
+func (v *vi) free() *vipl.Descriptor {
 	for v.sends.used() == len(v.sends.descs) {
-		if err := v.sent(); err != nil {
-			return nil, err
-		}
+		v.sent()
 	}
-	return v.sends.next(), nil
+	return v.sends.next()
 }
 
 // post posts the descriptor that free gave, or has it wait for others of its
 // list.
-func (v *vi) post() error {
+func (v *vi) post() {
 	if v.sends.staged++; v.sends.staged < v.lists {
-		return nil
+		return
 	}
-	return v.pushSends()
+	v.pushSends()
 }
 
 // pushSends posts the sends that are staged.
-func (v *vi) pushSends() error {
+func (v *vi) pushSends() {
 	if v.sends.staged == 0 {
-		return nil
+		return
 	}
 	if err := v.sends.push(v.vi.PostSend, v.vi.PostSends); err != nil {
-		return v.fail("send", nil, err)
+		v.fail("send", nil, err)
 	}
 	// Usually they are complete at once.
-	return v.reap()
+	v.reap()
 }
 
 // Ways to post.
@@ -63,7 +61,7 @@ func (r *ring) push(one postOne, list postList) error {
 }
 
 // reap takes completed sends off without waiting.
-func (v *vi) reap() error {
+func (v *vi) reap() {
 	for v.sends.out() > 0 {
 		done := v.scratch[:1]
 		var err error
@@ -79,17 +77,14 @@ func (v *vi) reap() error {
 		}
 		switch {
 		case err == vipl.ErrNotDone:
-			return nil
+			return
 		case err != nil:
-			return v.fail("send", last(done), err)
+			v.fail("send", last(done), err)
 		}
 		for _, d := range done {
-			if err := v.finished(d); err != nil {
-				return err
-			}
+			v.finished(d)
 		}
 	}
-	return nil
 }
 
 // last is the descriptor that failed, of a list that was taken off, or nil.
@@ -101,18 +96,17 @@ func last(ds []*vipl.Descriptor) *vipl.Descriptor {
 }
 
 // finished takes note of a completed send.
-func (v *vi) finished(d *vipl.Descriptor) error {
+func (v *vi) finished(d *vipl.Descriptor) {
 	v.sends.done++
 	if v.round.Check && d.Status()&vipl.StatusOpMask == vipl.StatusOpRDMARead {
-		return v.verifyRead(d)
+		v.verifyRead(d)
 	}
-	return nil
 }
 
 // sent waits for the oldest send to complete.
-func (v *vi) sent() error {
-	if err := v.pushSends(); err != nil || v.sends.out() == 0 {
-		return err
+func (v *vi) sent() {
+	if v.pushSends(); v.sends.out() == 0 {
+		return
 	}
 	for {
 		var d *vipl.Descriptor
@@ -127,16 +121,15 @@ func (v *vi) sent() error {
 		}
 		if err == nil {
 			v.watch.progress()
-			return v.finished(d)
+			v.finished(d)
+			return
 		}
-		if err = v.again("send", d, err); err != nil {
-			return err
-		}
+		v.again("send", d, err)
 	}
 }
 
 // recv waits for the next message, of either sort.
-func (v *vi) recv() (*vipl.Descriptor, error) {
+func (v *vi) recv() *vipl.Descriptor {
 	for {
 		var d *vipl.Descriptor
 		var err error
@@ -153,18 +146,16 @@ func (v *vi) recv() (*vipl.Descriptor, error) {
 		if err == nil {
 			v.watch.progress()
 			v.recvs.done++
-			return d, nil
+			return d
 		}
 		if r, ok := err.(vipl.Return); ok && r == vipl.ErrNotDone {
 			// What a poll in vain costs is part of the latency.
 			if err = v.watch.idle(); err == nil {
 				continue
 			}
-			return nil, v.fail("receive", nil, err)
+			v.fail("receive", nil, err)
 		}
-		if err = v.again("receive", d, err); err != nil {
-			return nil, err
-		}
+		v.again("receive", d, err)
 	}
 }
 
@@ -186,8 +177,8 @@ func (v *vi) recvListed() (*vipl.Descriptor, error) {
 	return d, nil
 }
 
-// again returns nil if the wait is to go on.
-func (v *vi) again(doing string, d *vipl.Descriptor, err error) error {
+// again returns if the wait is to go on.
+func (v *vi) again(doing string, d *vipl.Descriptor, err error) {
 	switch {
 	case err == vipl.ErrNotDone:
 		err = v.watch.idle()
@@ -195,15 +186,14 @@ func (v *vi) again(doing string, d *vipl.Descriptor, err error) error {
 		err = v.watch.blocked()
 	}
 	if err != nil {
-		return v.fail(doing, d, err)
+		v.fail(doing, d, err)
 	}
-	return nil
 }
 
 // postRecv posts a receive; without a segment it is for a word.
-func (v *vi) postRecv(segs ...vipl.DataSegment) error {
+func (v *vi) postRecv(segs ...vipl.DataSegment) {
 	v.stageRecv(segs...)
-	return v.pushRecvs()
+	v.pushRecvs()
 }
 
 // stageRecv makes a receive that pushRecvs will post.
@@ -212,12 +202,11 @@ func (v *vi) stageRecv(segs ...vipl.DataSegment) {
 }
 
 // pushRecvs posts the receives that are staged.
-func (v *vi) pushRecvs() error {
+func (v *vi) pushRecvs() {
 	if v.recvs.staged == 0 {
-		return nil
+		return
 	}
 	if err := v.recvs.push(v.vi.PostRecv, v.vi.PostRecvs); err != nil {
-		return v.fail("post a receive", nil, err)
+		v.fail("post a receive", nil, err)
 	}
-	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -16,53 +17,43 @@ import (
 // immediate data, which takes a receive and comes back as a credit.
 type rdmaWrite struct{ vi }
 
-func openRDMAWrite(o opening) (Endpoint, error) {
-	w := &rdmaWrite{vi{params: o.Params, options: o.VI, level: vipl.ReliableDelivery, write: true, watch: watchdog{stop: o.stop}}}
-	return endpointOr(w, w.open())
+func openRDMAWrite(o opening) Endpoint {
+	w := &rdmaWrite{vi{write: true}}
+	w.open(o, vipl.ReliableDelivery)
+	return w
 }
 
 // Ping, see Endpoint. A request of a transaction is sent, and its reply is written.
-func (w *rdmaWrite) Ping(r Round, rtt []int64) (Span, error) {
-	if err := w.admit(r); err != nil {
-		return Span{}, err
-	}
-	if err := w.enterPolling(r.reply()); err != nil {
-		return Span{}, err
-	}
-	span, err := timed(r, rtt, func(i int) (err error) {
+func (w *rdmaWrite) Ping(r Round, rtt []int64) (_ Span, err error) {
+	defer fail.Catch(&err)
+	w.admit(r)
+	w.enterPolling(r.reply())
+	span := timed(r, rtt, func(i int) {
 		if r.Reply != 0 {
-			err = w.send(i, r)
+			w.send(i, r)
 		} else {
-			err = w.writeNumbered(i, r.Bytes)
+			w.writeNumbered(i, r.Bytes)
 		}
-		if err != nil {
-			return err
-		}
-		return w.poll(i)
+		w.poll(i)
 	})
-	if err != nil {
-		return Span{}, err
-	}
-	return span, w.drain()
+	w.drain()
+	return span, nil
 }
 
 // Echo, see Endpoint.
 func (w *rdmaWrite) Echo(r Round) (err error) {
+	defer fail.Catch(&err)
 	if r.Reply != 0 {
-		return w.answer(r, func(i int) error { return w.writeNumbered(i, r.Reply) })
+		w.answer(r, func(i int) { w.writeNumbered(i, r.Reply) })
+		return nil
 	}
-	if err := w.enterPolling(r); err != nil {
-		return err
-	}
+	w.enterPolling(r)
 	for i := range r.Lead + r.Messages {
-		if err := w.poll(i); err != nil {
-			return err
-		}
-		if err := w.writeNumbered(i, r.Bytes); err != nil {
-			return err
-		}
+		w.poll(i)
+		w.writeNumbered(i, r.Bytes)
 	}
-	return w.drain()
+	w.drain()
+	return nil
 }
 
 // wordBytes is the longest word that ends a message of a ping-pong: the number
@@ -72,92 +63,75 @@ const wordBytes = 8
 
 // enterPolling begins a ping-pong. A message ends where its place ends, so that
 // its last word is aligned.
-func (w *rdmaWrite) enterPolling(r Round) error {
-	if err := w.admit(r); err != nil {
-		return err
-	}
+func (w *rdmaWrite) enterPolling(r Round) {
+	w.admit(r)
 	end := slot(r.Bytes)
 	clear(w.in.Bytes()[end-wordBytes : end]) // before the peer hears that it may write
-	return w.enter(r, 0, 0, 0)
+	w.enter(r, 0, 0, 0)
 }
 
 // writeNumbered writes message i of a ping-pong. The last one has been sent:
 // its answer is here.
-func (w *rdmaWrite) writeNumbered(i, n int) error {
+func (w *rdmaWrite) writeNumbered(i, n int) {
 	end := slot(n)
 	if w.round.Check {
 		copy(w.out.Bytes()[end-n:], content(i, 0, n))
 	}
 	binary.BigEndian.PutUint64(w.out.Bytes()[end-wordBytes:], uint64(i+1))
-	return w.writeTo(end-n, end-n, n, 0)
+	w.writeTo(end-n, end-n, n, 0)
 }
 
 // poll looks at memory until message i of a ping-pong is there.
-func (w *rdmaWrite) poll(i int) error {
+func (w *rdmaWrite) poll(i int) {
 	n := w.round.Bytes
 	place := w.in.Bytes()[:slot(n)]
 	mask := ^uint64(0) >> (64 - 8*min(n, wordBytes))
 	for want := uint64(i+1) & mask; lastWord(place)&mask != want; {
 		w.nic.Poll()
 		if err := w.watch.idle(); err != nil {
-			return w.fail("await an RDMA write", nil, err)
+			w.fail("await an RDMA write", nil, err)
 		}
 	}
 	w.watch.progress()
 	if w.round.Check && n > wordBytes {
-		return verify(i, 0, place[len(place)-n:len(place)-wordBytes])
+		fail.If(verify(i, 0, place[len(place)-n:len(place)-wordBytes]))
 	}
-	return nil
 }
 
 // Send, see Endpoint.
-func (w *rdmaWrite) Send(r Round) (Span, error) {
+func (w *rdmaWrite) Send(r Round) (_ Span, err error) {
+	defer fail.Catch(&err)
 	window, quarter := w.window(r.Bytes)
-	if err := w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter); err != nil {
-		return Span{}, err
-	}
+	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	w.credited = window
 	w.lists = w.list(quarter)
 	clock := startStopwatch()
 	for i := range r.Messages {
-		if err := w.await(i, window); err != nil {
-			return Span{}, err
-		}
-		from, err := w.source(i, r)
-		if err != nil {
-			return Span{}, err
-		}
+		w.await(i, window)
+		from := w.source(i, r)
 		word := 0
 		if n := i + 1; n%quarter == 0 || n == r.Messages {
 			word = wordDone | n
 		}
-		if err := w.writeTo(r.place(i), from, r.Bytes, word); err != nil {
-			return Span{}, err
-		}
+		w.writeTo(r.place(i), from, r.Bytes, word)
 	}
-	if err := w.pushSends(); err != nil {
-		return Span{}, err
-	}
+	w.pushSends()
 	for w.credited < r.Messages+window {
-		if err := w.credit(window); err != nil {
-			return Span{}, err
-		}
+		w.credit(window)
 	}
-	return clock.span(), w.drain()
+	span := clock.span()
+	w.drain()
+	return span, nil
 }
 
 // Receive, see Endpoint.
-func (w *rdmaWrite) Receive(r Round) (Span, error) {
+func (w *rdmaWrite) Receive(r Round) (_ Span, err error) {
+	defer fail.Catch(&err)
 	_, quarter := w.window(r.Bytes)
-	if err := w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter); err != nil {
-		return Span{}, err
-	}
+	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	clock := startStopwatch()
 	for done := 0; done < r.Messages; {
-		n, err := w.told(wordDone)
-		if err != nil {
-			return Span{}, err
-		}
+		n := w.told(wordDone)
 		if n <= done {
 			return Span{}, fmt.Errorf("%d messages were written, and before that %d", n, done)
 		}
@@ -166,29 +140,24 @@ func (w *rdmaWrite) Receive(r Round) (Span, error) {
 				continue
 			}
 			at := r.place(done)
-			if err := verify(done, 0, w.in.Bytes()[at:at+r.Bytes]); err != nil {
-				return Span{}, err
-			}
+			fail.If(verify(done, 0, w.in.Bytes()[at:at+r.Bytes]))
 		}
-		if err := w.word(wordCredit | n); err != nil {
-			return Span{}, err
-		}
+		w.word(wordCredit | n)
 	}
-	return clock.span(), w.drain()
+	span := clock.span()
+	w.drain()
+	return span, nil
 }
 
 // writeTo posts a write of bytes from offset from of w.out to offset
 // to of the peer's memory; a word other than 0 goes with it.
-func (w *rdmaWrite) writeTo(to, from, bytes, word int) error {
-	d, err := w.free()
-	if err != nil {
-		return err
-	}
+func (w *rdmaWrite) writeTo(to, from, bytes, word int) {
+	d := w.free()
 	d.SetRDMAWrite(w.remoteAt(to), w.cut(w.out, from, bytes)...)
 	if word != 0 {
 		d.SetImmediate(uint32(word))
 	}
-	return w.post()
+	w.post()
 }
 
 // remoteAt is the peer's memory from an offset on.
@@ -210,106 +179,85 @@ type rdmaRead struct{ vi }
 // readDepth is the number of reads that a connection has under way at most.
 const readDepth = 16
 
-func openRDMARead(o opening) (Endpoint, error) {
-	v := &rdmaRead{vi{params: o.Params, options: o.VI, level: vipl.ReliableDelivery, read: true, watch: watchdog{stop: o.stop}}}
-	return endpointOr(v, v.open())
+func openRDMARead(o opening) Endpoint {
+	v := &rdmaRead{vi{read: true}}
+	v.open(o, vipl.ReliableDelivery)
+	return v
 }
 
 // Ping, see Endpoint.
-func (v *rdmaRead) Ping(r Round, rtt []int64) (Span, error) {
-	if err := v.enter(r, 0, 0, 0); err != nil {
-		return Span{}, err
-	}
-	span, err := timed(r, rtt, func(i int) error {
-		if err := v.readNext(i); err != nil {
-			return err
-		}
-		return v.drain()
+func (v *rdmaRead) Ping(r Round, rtt []int64) (_ Span, err error) {
+	defer fail.Catch(&err)
+	v.enter(r, 0, 0, 0)
+	span := timed(r, rtt, func(i int) {
+		v.readNext(i)
+		v.drain()
 	})
-	if err != nil {
-		return Span{}, err
-	}
-	return span, v.finish()
+	v.finish()
+	return span, nil
 }
 
 // Echo, see Endpoint.
 func (v *rdmaRead) Echo(r Round) error {
-	_, err := v.serve(r)
+	_, err := v.Send(r)
 	return err
 }
 
-// Send, see Endpoint.
-func (v *rdmaRead) Send(r Round) (Span, error) { return v.serve(r) }
-
 // Receive, see Endpoint.
-func (v *rdmaRead) Receive(r Round) (Span, error) {
-	if err := v.enter(r, 0, 0, 0); err != nil {
-		return Span{}, err
-	}
+func (v *rdmaRead) Receive(r Round) (_ Span, err error) {
+	defer fail.Catch(&err)
+	v.enter(r, 0, 0, 0)
 	depth := min(readDepth, r.places())
 	clock := startStopwatch()
 	for i := range r.Messages {
 		for v.sends.out() >= depth {
-			if err := v.sent(); err != nil {
-				return Span{}, err
-			}
+			v.sent()
 		}
-		if err := v.readNext(i); err != nil {
-			return Span{}, err
-		}
+		v.readNext(i)
 	}
-	if err := v.drain(); err != nil {
-		return Span{}, err
-	}
-	return clock.span(), v.finish()
+	v.drain()
+	span := clock.span()
+	v.finish()
+	return span, nil
 }
 
-// serve is the side that is read: it says that its messages are there, and
-// polls until the peer has read them.
-func (v *rdmaRead) serve(r Round) (Span, error) {
-	if err := v.admit(r); err != nil {
-		return Span{}, err
-	}
+// Send, see Endpoint: the side that is read says that its messages are there, and polls until the peer has read them.
+func (v *rdmaRead) Send(r Round) (_ Span, err error) {
+	defer fail.Catch(&err)
+	v.admit(r)
 	if r.Check {
 		for i := range r.places() {
 			copy(v.out.Bytes()[r.place(i):], content(i, 0, r.Bytes))
 		}
 	}
-	if err := v.enter(r, 0, 0, 1); err != nil {
-		return Span{}, err
-	}
+	v.enter(r, 0, 0, 1)
 	clock := startStopwatch()
-	if _, err := v.told(wordDone); err != nil {
-		return Span{}, err
-	}
-	return clock.span(), v.drain()
+	v.told(wordDone)
+	span := clock.span()
+	v.drain()
+	return span, nil
 }
 
 // readNext posts the read of message i, from its place at the peer to the same
 // place here, which no read under way uses.
-func (v *rdmaRead) readNext(i int) error {
-	d, err := v.free()
-	if err != nil {
-		return err
-	}
+func (v *rdmaRead) readNext(i int) {
+	d := v.free()
 	at := v.round.place(i)
 	if v.round.Check {
 		clear(v.in.Bytes()[at : at+v.round.Bytes])
 	}
 	d.SetRDMARead(v.remoteAt(at), v.cut(v.in, at, v.round.Bytes)...)
-	return v.post()
+	v.post()
 }
 
 // finish sends the peer the word that everything is read.
-func (v *rdmaRead) finish() error {
-	if err := v.word(wordDone | v.round.Messages); err != nil {
-		return err
-	}
-	return v.drain()
+func (v *rdmaRead) finish() {
+	v.word(wordDone | v.round.Messages)
+	v.drain()
 }
 
 // verifyRead checks what a read has brought: the message that belongs there.
-func (v *vi) verifyRead(d *vipl.Descriptor) error {
+func (v *vi) verifyRead(d *vipl.Descriptor) {
 	at := int(d.Segment(1).Data - v.in.Addr())
-	return verify(at/slot(v.round.Bytes), 0, v.in.Bytes()[at:at+v.round.Bytes])
+	fail.If(verify(at/slot(v.round.Bytes), 0, v.in.Bytes()[at:at+v.round.Bytes]))
 }

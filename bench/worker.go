@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -274,32 +275,13 @@ type job struct {
 // tasks are all of them, by name. Where two work together, the client does the
 // first one of a line and the server the other.
 var tasks = map[string]task{
-	taskLoad: {run: taskOf(sendLoad)}, taskLoadEcho: {run: taskOf(echoLoad)},
-	taskConnect: {run: taskOf(connectOften)}, taskAccept: {run: taskOf(acceptOften)},
-	taskOperate: {run: taskOf(operate), alone: true}, taskRepeats: {run: taskOf(tellRepeats)},
-	taskHTTPGet: {run: taskOf(getHTTP), alone: true}, taskHTTPServe: {run: taskOf(serveHTTP), alone: true},
-	taskIncastSend: {run: taskOf(sendIncast), alone: true}, taskIncastTake: {run: taskOf(takeIncast), alone: true},
-	taskShareSend: {run: taskOf(shareSend), alone: true}, taskShareTake: {run: taskOf(shareTake), alone: true},
+	"load": {run: taskOf(sendLoad)}, "load-echo": {run: taskOf(echoLoad)},
+	"connect-often": {run: taskOf(connectOften)}, "accept-often": {run: taskOf(acceptOften)},
+	"operate": {run: taskOf(operate), alone: true}, "repeats": {run: taskOf(tellRepeats)},
+	"http-get": {run: taskOf(getHTTP), alone: true}, "http-serve": {run: taskOf(serveHTTP), alone: true},
+	"incast-send": {run: taskOf(sendIncast), alone: true}, "incast-take": {run: taskOf(takeIncast), alone: true},
+	"share-send": {run: taskOf(shareSend), alone: true}, "share-take": {run: taskOf(shareTake), alone: true},
 }
-
-// Names of tasks.
-const (
-	taskLoad     = "load"
-	taskLoadEcho = "load-echo"
-	taskConnect  = "connect-often"
-	taskAccept   = "accept-often"
-	taskOperate  = "operate"
-	taskRepeats  = "repeats"
-
-	taskHTTPGet   = "http-get"
-	taskHTTPServe = "http-serve"
-
-	taskIncastSend = "incast-send"
-	taskIncastTake = "incast-take"
-
-	taskShareSend = "share-send"
-	taskShareTake = "share-take"
-)
 
 // taskOf makes a task of a function by decoding its input and encoding its
 // output.
@@ -318,44 +300,41 @@ func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessa
 }
 
 // taskRequestOf asks for a task on the open endpoint.
-func taskRequestOf(name string, input any) (request, error) {
-	b, err := json.Marshal(input)
-	return request{Op: opTask, Name: name, Input: b}, err
+func taskRequestOf(name string, input any) request {
+	return request{Op: opTask, Name: name, Input: fail.Must(json.Marshal(input))}
 }
 
-// alone asks for a task without an endpoint, where those of the worker are.
-func (w *Worker) alone(name string, xdp bool, input any) (request, error) {
-	r, err := taskRequestOf(name, input)
-	p := w.at(xdp)
-	r.Params = &p
-	return r, err
+// apart has several workers do a task each without an endpoint, at the same time, where those with an XDP program
+// are, or the others.
+func apart(ctx context.Context, opening func(func() error) error, xdp bool, workers []*Worker, task func(i int) (name string, input any)) (replies []reply) {
+	requests := make([]request, len(workers))
+	for i, w := range workers {
+		p := w.at(xdp)
+		requests[i] = taskRequestOf(task(i))
+		requests[i].Params = &p
+	}
+	fail.If(within(opening, xdp, func() (err error) {
+		replies, err = each(ctx, workers, requests)
+		return err
+	}))
+	return replies
 }
 
 // outputOf decodes what a task has answered.
-func outputOf[Out any](r reply) (out Out, err error) {
+func outputOf[Out any](r reply) (out Out) {
 	if err := json.Unmarshal(r.Output, &out); err != nil {
-		return out, fmt.Errorf("output of a task: %w", err)
+		fail.With("output of a task: %w", err)
 	}
-	return out, nil
+	return out
 }
 
 // bothTasks has two tasks done that work together with the same input, and
 // returns the output of each.
-func bothTasks[A, B any](ctx context.Context, client *Worker, a string, server *Worker, b string, input any) (outA A, outB B, err error) {
-	ra, err := taskRequestOf(a, input)
-	if err != nil {
-		return outA, outB, err
-	}
-	rb := ra
-	rb.Name = b
-	x, y, err := both(ctx, client, ra, server, rb)
-	if err != nil {
-		return outA, outB, err
-	}
-	if outA, err = outputOf[A](x); err == nil {
-		outB, err = outputOf[B](y)
-	}
-	return outA, outB, err
+func bothTasks[A, B any](ctx context.Context, client *Worker, a string, server *Worker, b string, input any) (_ A, _ B, err error) {
+	defer fail.Catch(&err)
+	x, y, err := both(ctx, client, taskRequestOf(a, input), server, taskRequestOf(b, input))
+	fail.If(err)
+	return outputOf[A](x), outputOf[B](y), nil
 }
 
 // thread runs functions one after the other on one goroutine, which may be

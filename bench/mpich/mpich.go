@@ -30,14 +30,15 @@ import (
 // Package is Debian's, that has the compiler and the library.
 const Package = "libmpich-dev"
 
-const compiler = "mpicc.mpich"
+// Compiler is MPICH's.
+const Compiler = "mpicc.mpich"
 
 //go:embed c/probe.c
 var source []byte
 
 // Installed reports whether MPICH's compiler is there.
 func Installed() bool {
-	_, err := exec.LookPath(compiler)
+	_, err := exec.LookPath(Compiler)
 	return err == nil
 }
 
@@ -57,9 +58,9 @@ func Version(ctx context.Context) string {
 	return strings.Join(words, " ")
 }
 
-// Build compiles the program in a directory, and returns its path.
-func Build(ctx context.Context, dir string) (string, error) {
-	from, path := filepath.Join(dir, "probe.c"), filepath.Join(dir, "probe")
+// Build compiles the program in a directory by a compiler, [Compiler] or openmpi.Compiler, and returns its path.
+func Build(ctx context.Context, dir, compiler string) (string, error) {
+	from, path := filepath.Join(dir, "probe.c"), filepath.Join(dir, "probe-"+compiler)
 	if err := os.WriteFile(from, source, 0o600); err != nil {
 		return "", err
 	}
@@ -85,7 +86,7 @@ type Run struct {
 	Flags      bool // the figures are flags, as of via-xdp mpibench
 	Lossy      bool // the ranks are joined by a hub that loses a share of the frames
 	Loss       float64
-	OpenMPI    openmpi.Transport // Program is that of BuildOpenMPI, and its ranks send over this; nil: it is not
+	OpenMPI    openmpi.Transport // Program is Open MPI's, and its ranks send over this; nil: it is not
 }
 
 // Row is the result of a benchmark for one size: times in microseconds, and bandwidth in MB/s of
@@ -121,15 +122,16 @@ func (r Run) Measure(ctx context.Context) ([]Row, error) {
 	}
 	args = append(args, r.Names...)
 	program := append(r.Program[:len(r.Program):len(r.Program)], args...)
-	var err error
-	if r.OpenMPI != nil {
-		err = r.openMPI(ctx, program, &out)
-	} else {
-		err = mpirun.Run(ctx, mpirun.Job{
+	run := func() error {
+		return mpirun.Run(ctx, mpirun.Job{
 			Ranks: r.Ranks, Program: program,
 			Env: tcpOnly, MTU: r.MTU, Bind: true, Lossy: r.Lossy, Loss: r.Loss, Stdout: &out, Stderr: &errs,
 		})
 	}
+	if r.OpenMPI != nil {
+		run = func() error { return r.openMPI(ctx, program, &out, &errs) }
+	}
+	err := run()
 	if err != nil {
 		if said := bytes.TrimSpace(errs.Bytes()); len(said) > 0 {
 			err = fmt.Errorf("%w: %s", err, said)
@@ -143,6 +145,34 @@ func (r Run) Measure(ctx context.Context) ([]Row, error) {
 		}
 	}
 	return rows, err
+}
+
+// openMPI runs the program on a star, each rank on a host of its own, bound to CPUs in turn.
+func (r Run) openMPI(ctx context.Context, program []string, out, errs *bytes.Buffer) error {
+	cpus, err := testbed.AllowedCPUs()
+	if err != nil {
+		return err
+	}
+	star, err := testbed.NewStar(r.Ranks, r.MTU)
+	if err != nil {
+		return err
+	}
+	defer star.Close()
+	cfg := openmpi.Config{Ranks: 1}
+	for i := range r.Ranks {
+		cfg.CPUs = append(cfg.CPUs, cpus[i%len(cpus)])
+	}
+	hosts, err := openmpi.Start(star, r.Ranks, cfg)
+	if err != nil {
+		return err
+	}
+	defer hosts.Close()
+	said, err := hosts.Run(ctx, r.OpenMPI, nil, program...)
+	if err != nil {
+		out = errs
+	}
+	out.WriteString(said)
+	return err
 }
 
 // parse reads the columns of benchmarks. A line that begins with # and the name of

@@ -55,7 +55,7 @@ func built(t *testing.T) (path string) {
 		t.Skipf("MPICH is not installed (Debian's package %s)", Package)
 	}
 	nstest.Require(t)
-	path, err := Build(t.Context(), t.TempDir())
+	path, err := Build(t.Context(), t.TempDir(), Compiler)
 	nstest.Must(t, err)
 	return path
 }

@@ -223,16 +223,16 @@ func TestRun(t *testing.T) {
 		output
 		failure string
 	}{
-		`echo out $LC_ALL $KEY $UCX_TLS; echo err >&2; exit 3`: {output{Stdout: "out C value\n", Stderr: "err\n", Exit: 3}, "err (exit status 3)"},
+		`echo out $LC_ALL $KEY $UCX_TLS; echo err >&2; exit 3`: {output{Stdout: "out C value\n", Stderr: "err\n", Ended: "exit status 3"}, "err (exit status 3)"},
 		`echo fine`:  {output{Stdout: "fine\n"}, ""},
-		`kill -9 $$`: {output{Exit: -1, Signal: "killed"}, "killed"},
+		`kill -9 $$`: {output{Ended: "signal: killed"}, "signal: killed"},
 		`head -c 3000000 /dev/zero; echo end >&2`: {output{Stdout: strings.Repeat("\x00", maxOutput), Stderr: "end\n"}, ""},
 	} {
 		o, err := s.run(t.Context(), 0, command{[]string{"sh", "-c", script}, []string{"KEY=value"}}, time.Minute)
 		nstest.Must(t, err)
 		o.CPU, o.Switches = 0, 0
 		if failure := o.failure(); *o != want.output || (failure == nil) != (want.failure == "") || failure != nil && failure.Error() != want.failure {
-			t.Errorf("%s: exit %d, %s, %v", script, o.Exit, o.Signal, failure)
+			t.Errorf("%s: %s, %v", script, o.Ended, failure)
 		}
 	}
 	for _, c := range []struct {
@@ -271,7 +271,7 @@ func TestServe(t *testing.T) {
 			stopGrace = 50 * time.Millisecond
 		}
 		p.end(unix.SIGTERM)
-		if o, err := p.output(); err != nil || o.Signal != c.signal {
+		if o, err := p.output(); err != nil || o.Ended != "signal: "+c.signal {
 			t.Errorf("%s: %+v, %v", c.network, o, err)
 		}
 	}
@@ -299,10 +299,10 @@ func TestFoundNothing(t *testing.T) {
 		want bool
 	}{
 		{nil, false},
-		{&output{Exit: 1}, false},
+		{&output{Ended: "exit status 1"}, false},
 		{&output{Stdout: "sockperf: Total 10 observations\n"}, false},
-		{&output{Stdout: "sockperf: Test ended\n\x1b[0;31m" + nothing, Exit: 1}, true},
-		{&output{Stderr: nothing, Exit: 1}, true},
+		{&output{Stdout: "sockperf: Test ended\n\x1b[0;31m" + nothing}, true},
+		{&output{Stderr: nothing}, true},
 	} {
 		if got := test.o.foundNothing(); got != test.want {
 			t.Errorf("%+v: got %t", test.o, got)

@@ -26,30 +26,43 @@ type Figures struct {
 	Disturbed []string // why the figures are doubtful; nil: they are not
 }
 
-// check refuses figures that no measurement can have.
-func (f Figures) check() error {
-	some := false
-	for _, v := range []float64{f.Min, f.Mean, f.P50, f.P99, f.P999, f.MBps, f.Messages} {
+// checked is f, or the reason that no measurement can have it.
+func (f Figures) checked() (Figures, error) {
+	if err := possible(f.N, f.Min, f.Mean, f.P50, f.P99, f.P999, f.MBps, f.Messages); err != nil {
+		return Figures{}, err
+	}
+	return f, nil
+}
+
+// possible refuses figures that no measurement of n messages can have.
+func possible(n int64, figures ...float64) error {
+	for _, v := range figures {
 		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
 			return fmt.Errorf("a figure of %v", v)
 		}
-		some = some || v > 0
 	}
 	switch {
-	case !some:
+	case slices.Max(figures) == 0:
 		return errors.New("all figures are 0")
-	case f.N < 1:
-		return fmt.Errorf("%d messages were measured", f.N)
+	case n < 1:
+		return fmt.Errorf("%d messages were measured", n)
 	}
 	return nil
 }
 
-// checked is f, or the reason that it cannot be.
-func (f Figures) checked() (Figures, error) {
-	if err := f.check(); err != nil {
-		return Figures{}, err
+// find reads the first numbers that patterns have in a text; it does not change those behind one that is missing.
+func find(out, what string, numbers map[*float64]*regexp.Regexp) error {
+	for to, pattern := range numbers {
+		found := pattern.FindStringSubmatch(out)
+		if found == nil {
+			return unreadable(out, what)
+		}
+		var err error
+		if *to, err = strconv.ParseFloat(found[1], 64); err != nil {
+			return err
+		}
 	}
-	return f, nil
+	return nil
 }
 
 // unreadable is the error of a parser that does not find what it looks for in
@@ -105,7 +118,7 @@ const nonblocked = "--nonblocked"
 func sockperfRows() []Row {
 	row := func(name, summary string, maxBytes int, await string, flags ...string) Row {
 		return Row{
-			Name: name, Program: find("sockperf"), Summary: summary,
+			Name: name, Program: programOf("sockperf"), Summary: summary,
 			Latency: true, Quantiles: true, minBytes: sockperfMin, maxBytes: maxBytes,
 			polls: slices.Contains(flags, nonblocked), await: await,
 			server: func(j job) command {
@@ -142,34 +155,19 @@ var (
 // of round trips.
 func parseSockperf(out string, _ int) (Figures, error) {
 	var f Figures
-	n := sockperfCount.FindStringSubmatch(out)
-	mean, least := sockperfMean.FindStringSubmatch(out), sockperfMinimum.FindStringSubmatch(out)
-	if n == nil || mean == nil || least == nil {
-		return Figures{}, unreadable(out, "latencies")
-	}
-	var err error
-	if f.N, err = strconv.ParseInt(n[1], 10, 64); err != nil {
+	var n float64
+	if err := find(out, "latencies", map[*float64]*regexp.Regexp{&n: sockperfCount, &f.Mean: sockperfMean, &f.Min: sockperfMinimum}); err != nil {
 		return Figures{}, err
 	}
-	read := func(text string, to *float64) {
-		if err == nil {
-			*to, err = strconv.ParseFloat(text, 64)
-		}
-	}
-	read(mean[1], &f.Mean)
-	read(least[1], &f.Min)
+	f.N = int64(n)
+	quantiles := map[string]*float64{"50.000": &f.P50, "99.000": &f.P99, "99.900": &f.P999}
 	for _, q := range sockperfQuantile.FindAllStringSubmatch(out, -1) {
-		switch q[1] {
-		case "50.000":
-			read(q[2], &f.P50)
-		case "99.000":
-			read(q[2], &f.P99)
-		case "99.900":
-			read(q[2], &f.P999)
+		if to := quantiles[q[1]]; to != nil {
+			var err error
+			if *to, err = strconv.ParseFloat(q[2], 64); err != nil {
+				return Figures{}, err
+			}
 		}
-	}
-	if err != nil {
-		return Figures{}, err
 	}
 	if f.P50 == 0 {
 		return Figures{}, unreadable(out, "median")
@@ -180,7 +178,7 @@ func parseSockperf(out string, _ int) (Figures, error) {
 // iperf3Rows are a stream over one TCP connection.
 func iperf3Rows() []Row {
 	return []Row{{
-		Name: "iperf3-tcp", Program: find("iperf3"), Summary: "iperf3, one TCP stream, asleep",
+		Name: "iperf3-tcp", Program: programOf("iperf3"), Summary: "iperf3, one TCP stream, asleep",
 		Bandwidth: true, minBytes: 1, await: tcp,
 		server: func(j job) command {
 			return argv("iperf3", "--server", "--one-off", "--bind", j.addr.String(), "--port", j.portArg())
@@ -251,7 +249,7 @@ func pingpongRow(endpoint, provider, summary string) Row {
 		name += "-" + core
 	}
 	return Row{
-		Name: name, Program: find("fi_pingpong"), Summary: summary,
+		Name: name, Program: programOf("fi_pingpong"), Summary: summary,
 		Latency: true, minBytes: 1, polls: true, await: tcp,
 		server: func(j job) command {
 			return command{append([]string{"fi_pingpong", "-B", j.portArg()}, flags(j)...), env(j)}
@@ -304,7 +302,7 @@ func ucxRows() []Row {
 	row := func(name, test, summary string, count func(job) int) Row {
 		env := func(j job) []string { return []string{"UCX_TLS=tcp", "UCX_NET_DEVICES=" + j.device} }
 		return Row{
-			Name: name, Program: find("ucx_perftest"), Summary: summary,
+			Name: name, Program: programOf("ucx_perftest"), Summary: summary,
 			minBytes: 1, polls: true, await: tcp,
 			server: func(j job) command {
 				return command{[]string{"ucx_perftest", "-p", j.portArg()}, env(j)}

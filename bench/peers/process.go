@@ -181,8 +181,7 @@ func (p *process) end(s os.Signal) {
 // output is the result of a process that has ended.
 type output struct {
 	Stdout, Stderr string
-	Exit           int    // status; -1: a signal
-	Signal         string // that ended it
+	Ended          string // how, where not in order: "exit status 3", "signal: killed"
 
 	CPU      time.Duration // user and system time
 	Switches int           // times that it had to leave a CPU that it would have used
@@ -194,11 +193,10 @@ func (p *process) output() (*output, error) {
 	}
 	state := p.cmd.ProcessState
 	o := &output{
-		Stdout: p.stdout.String(), Stderr: p.stderr.String(), Exit: state.ExitCode(),
-		CPU: state.UserTime() + state.SystemTime(),
+		Stdout: p.stdout.String(), Stderr: p.stderr.String(), CPU: state.UserTime() + state.SystemTime(),
 	}
-	if s, ok := state.Sys().(syscall.WaitStatus); ok && s.Signaled() {
-		o.Signal = s.Signal().String()
+	if !state.Success() {
+		o.Ended = state.String()
 	}
 	if u, ok := state.SysUsage().(*syscall.Rusage); ok {
 		o.Switches = int(u.Nivcsw)
@@ -208,17 +206,13 @@ func (p *process) output() (*output, error) {
 
 // failure says how a process failed, in one line; nil: it did not.
 func (o *output) failure() error {
-	how := o.Signal
-	switch {
-	case how == "" && o.Exit == 0:
+	switch why := o.complaint(); {
+	case o.Ended == "":
 		return nil
-	case how == "":
-		how = fmt.Sprintf("exit status %d", o.Exit)
+	case why != "":
+		return fmt.Errorf("%s (%s)", why, o.Ended)
 	}
-	if why := o.complaint(); why != "" {
-		how = why + " (" + how + ")"
-	}
-	return errors.New(how)
+	return errors.New(o.Ended)
 }
 
 // complaint is the last that a process has said on standard error, or a

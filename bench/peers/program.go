@@ -79,8 +79,8 @@ func (p Program) Version(ctx context.Context) string {
 	return "?"
 }
 
-// find returns the program of a name that is in the table.
-func find(name string) Program {
+// programOf returns the program of a name that is in the table.
+func programOf(name string) Program {
 	for _, p := range programs {
 		if p.Name == name {
 			return p
@@ -228,18 +228,16 @@ func runApt(ctx context.Context, argv []string, out io.Writer) error {
 	return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastLine(said.String()))
 }
 
-func names(list []Program) string {
-	var s []string
-	for _, p := range list {
-		s = append(s, p.Name)
-	}
-	return strings.Join(s, ", ")
-}
+func names(list []Program) string { return listed(list, func(p Program) string { return p.Name }) }
 
 func packages(list []Program) string {
+	return listed(list, func(p Program) string { return p.Package })
+}
+
+func listed(list []Program, what func(Program) string) string {
 	var s []string
 	for _, p := range list {
-		s = append(s, p.Package)
+		s = append(s, what(p))
 	}
 	return strings.Join(s, ", ")
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -50,13 +49,12 @@ type Served struct {
 
 // checked is s, or why it cannot be.
 func (s Served) checked() (Served, error) {
-	for _, v := range []float64{s.PerSecond, s.Mean, s.P50, s.P99} {
-		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
-			return Served{}, fmt.Errorf("a figure of %v", v)
-		}
+	err := possible(max(s.N, 1), s.PerSecond, s.Mean, s.P50, s.P99)
+	if err == nil && (s.PerSecond == 0 || s.N < 1) {
+		err = errors.New("nothing was served")
 	}
-	if s.PerSecond == 0 || s.N < 1 {
-		return Served{}, errors.New("nothing was served")
+	if err != nil {
+		return Served{}, err
 	}
 	return s, nil
 }
@@ -257,19 +255,11 @@ var (
 
 // parsePgbench reads the summary.
 func parsePgbench(out string) (s Served, err error) {
-	n, mean, rate := pgbenchCount.FindStringSubmatch(out), pgbenchMean.FindStringSubmatch(out), pgbenchRate.FindStringSubmatch(out)
-	if n == nil || mean == nil || rate == nil {
-		return s, unreadable(out, "summary")
+	var n float64
+	if err := find(out, "summary", map[*float64]*regexp.Regexp{&n: pgbenchCount, &s.Mean: pgbenchMean, &s.PerSecond: pgbenchRate}); err != nil {
+		return Served{}, err
 	}
-	if s.N, err = strconv.ParseInt(n[1], 10, 64); err != nil {
-		return s, err
-	}
-	if s.Mean, err = strconv.ParseFloat(mean[1], 64); err != nil {
-		return s, err
-	}
-	if s.PerSecond, err = strconv.ParseFloat(rate[1], 64); err != nil {
-		return s, err
-	}
+	s.N = int64(n)
 	s.Mean *= 1000
 	return s.checked()
 }

@@ -8,6 +8,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // An experiment is a group that runs plans of package bench.
@@ -54,7 +55,7 @@ var alongSizes = report.Axis{Name: "message size", Unit: "bytes", Log: true}
 func (e experiment) group(name, title string, turn time.Duration) group {
 	return group{
 		name: name, title: title, turn: turn, plans: &e,
-		run: func(s *session) (*report.Group, error) { return s.measure(e) },
+		run: func(s *session) *report.Group { return s.measure(e) },
 	}
 }
 
@@ -89,34 +90,24 @@ func (p part) series(r row, bytes int, stream bool) (string, float64) {
 }
 
 // measure runs all turns of an experiment.
-func (s *session) measure(e experiment) (*report.Group, error) {
+func (s *session) measure(e experiment) *report.Group {
 	parts := e.parts(s.Quick)
 	g := &report.Group{Axis: e.axis, Base: e.base, Notes: slices.Clone(e.notes)}
-	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+	return s.gather(g, s.turns(), func(t *sheet) {
 		for _, p := range parts {
-			if err := s.measurePart(g, t, p, turn); err != nil {
-				return err
-			}
+			s.measurePart(g, t, p)
 		}
-		return nil
 	}, parts...)
 }
 
 // measurePart goes once through the rows of a part.
-func (s *session) measurePart(g *report.Group, t *sheet, p part, turn int) error {
-	bed, err := s.bed(cmp.Or(p.mtu, s.mtu()))
-	if err != nil {
-		return err
-	}
-	r, err := bed.Run(s.ctx, p.plan(s, func(at bench.Step) {
-		s.step("%s, %s (turn %d of %d)", at.Name, sizeName(at.Bytes), turn, s.turns())
-	}))
-	if err != nil {
-		return err
-	}
-	t.add(p, r, turn)
+func (s *session) measurePart(g *report.Group, t *sheet, p part) {
+	bed := s.bed(cmp.Or(p.mtu, s.mtu()))
+	r := fail.Must(bed.Run(s.ctx, p.plan(s, func(at bench.Step) {
+		s.step("%s, %s", at.Name, sizeName(at.Bytes))
+	})))
+	t.add(p, r)
 	g.Conditions = conditionsOf(g.Conditions, r.Conditions)
-	return nil
 }
 
 // conditionsOf keeps the first conditions with an AF_XDP mode, or else the first.

@@ -6,6 +6,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // incastGroups ask what a receiver gets of several senders at the same time.
@@ -31,7 +32,7 @@ const incastBytes = 64 << 10 // of a message
 const incastTime = 300 * time.Millisecond
 
 // runIncast measures all numbers of senders of each row in each turn.
-func runIncast(s *session) (_ *report.Group, err error) {
+func runIncast(s *session) *report.Group {
 	g := &report.Group{
 		Axis: report.Axis{Name: "senders", Log: true},
 		Notes: []string{
@@ -42,40 +43,28 @@ func runIncast(s *session) (_ *report.Group, err error) {
 		},
 	}
 	// The bed's workers sleep; it allows for hugepages.
-	bed, err := s.bed(s.mtu())
-	if err != nil {
-		return nil, err
-	}
-	n, err := bench.OpenIncast(bench.IncastConfig{
+	bed := s.bed(s.mtu())
+	n := fail.Must(bench.OpenIncast(bench.IncastConfig{
 		Senders: incastSenders[len(incastSenders)-1], BedConfig: s.bedConfig(s.mtu()), Opening: bed.Opening,
-	})
-	if err != nil {
-		return nil, err
-	}
+	}))
 	defer n.Close()
-	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
+	g = s.gather(g, s.turns(), func(t *sheet) {
 		for _, row := range incastRows {
 			base := 0.
 			for _, senders := range incastSenders {
-				s.step("%s, senders: %d (turn %d of %d)", row.label, senders, turn, s.turns())
-				r, err := n.Stream(s.ctx, bench.IncastLoad{TCP: row.tcp, Senders: senders, Bytes: incastBytes, Duration: s.longer(incastTime)})
-				if err != nil {
-					return fmt.Errorf("%s, senders: %d: %w", row.label, senders, err)
-				}
+				s.step("%s, senders: %d", row.label, senders)
+				r := fail.Must(n.Stream(s.ctx, bench.IncastLoad{TCP: row.tcp, Senders: senders, Bytes: incastBytes, Duration: s.longer(incastTime)}))
 				if senders == incastSenders[0] {
 					base = r.MBps
 				}
 				at := t.at(row.label, float64(senders))
 				at.incast(r, base, row.tcp)
-				at.disturb(turn, r.Disturbed)
+				at.disturb(r.Disturbed)
 			}
 		}
-		return nil
 	})
-	if err == nil {
-		g.Conditions = n.Conditions()
-	}
-	return g, err
+	g.Conditions = n.Conditions()
+	return g
 }
 
 // incast takes the figures of one turn. base is the goodput of one sender.

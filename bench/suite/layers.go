@@ -7,6 +7,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 const (
@@ -33,7 +34,7 @@ var layerGroups = []group{
 	{
 		slow: true, name: "layers-loss", title: "Goodput and ping-pong of vianet when the network loses frames",
 		turn: 9 * time.Second,
-		run: func(s *session) (*report.Group, error) {
+		run: func(s *session) *report.Group {
 			rows := []faultRow{{vianetRow, vianetRow, "", 2000}, {delivery, delivery, "", 2000}, {report.LossTCP, tcpSpin, "cubic", 50}}
 			some := slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != lossless && f.name != "loss-1%" })
 			return s.underFaults(rows, some)
@@ -46,36 +47,25 @@ const (
 	httpTCP    = "net/http over TCP"
 )
 
-func (s *session) layersHTTP() (*report.Group, error) {
+func (s *session) layersHTTP() *report.Group {
 	load := bench.HTTPLoad{Bytes: 1024, Connections: 16, Duration: s.longer(time.Second)}
 	g := &report.Group{Axis: alongSizes, Base: httpTCP, Conditions: bench.HostConditions(), Notes: []string{
 		fmt.Sprintf("net/http on both sides, unchanged: %d connections that are kept, each with one request under way. Messages are requests.", load.Connections),
 		loneKernelPair,
 	}}
-	bed, err := s.bed(s.mtu())
-	if err != nil {
-		return nil, err
-	}
+	bed := s.bed(s.mtu())
 	client, server := bed.Workers()
-	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+	return s.gather(g, s.turns(), func(t *sheet) {
 		for _, series := range []string{httpVianet, httpTCP} {
-			s.step("%s (turn %d of %d)", series, turn, s.turns())
+			s.step("%s", series)
 			load.Vianet = series == httpVianet
-			err := bed.Do(s.ctx, func() error {
-				r, err := bench.HTTP(s.ctx, client, server, load, bed.Opening)
-				if err != nil {
-					return err
-				}
+			s.do(bed, func() {
+				r := fail.Must(bench.HTTP(s.ctx, client, server, load, bed.Opening))
 				at := t.at(series, float64(load.Bytes))
 				at.put(report.Rate, r.PerSecond)
 				at.n += r.Requests
-				at.disturb(turn, r.Disturbed)
-				return nil
+				at.disturb(r.Disturbed)
 			})
-			if err != nil {
-				return fmt.Errorf("%s: %w", series, err)
-			}
 		}
-		return nil
 	})
 }

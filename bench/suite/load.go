@@ -9,6 +9,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // loadGroups ask how latency grows with load.
@@ -67,7 +68,7 @@ const sustained = 0.99
 
 // runLoad measures the highest rate of each transport in a closed loop, and then
 // open loops at shares of it, in turns.
-func runLoad(s *session) (*report.Group, error) {
+func runLoad(s *session) *report.Group {
 	g := &report.Group{
 		Axis: report.Axis{Name: "offered rate", Unit: "messages/s", Log: true},
 		Notes: []string{
@@ -77,43 +78,27 @@ func runLoad(s *session) (*report.Group, error) {
 			loneKernelPair,
 		},
 	}
-	highest, err := s.highest(g)
-	if err != nil {
-		return nil, err
-	}
-	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
+	highest := s.highest(g)
+	g = s.gather(g, s.turns(), func(t *sheet) {
 		for _, row := range loaded {
-			err := s.with(g, row.transport, bench.MaxLoadBytes, func(at *bench.Session) error {
+			s.with(g, row.transport, bench.MaxLoadBytes, func(at *bench.Session) {
 				label := row.transport
 				if row.poisson {
 					label += poissonSuffix
 				}
 				// Warm up the session before it counts.
-				if _, err := at.Load(s.ctx, closedLoop(s.duration()/4)); err != nil {
-					return err
-				}
+				fail.Must(at.Load(s.ctx, closedLoop(s.duration()/4)))
 				for _, rate := range rates(highest[row.transport], shares(s.Quick)) {
-					s.step("%s, %.0f messages/s (turn %d of %d)", label, rate, turn, s.turns())
-					r, err := at.Load(s.ctx, bench.Load{
-						Bytes: loadBytes, Rate: rate, Poisson: row.poisson, Seed: uint64(turn), Duration: s.longer(loadTime),
-					})
-					if err != nil {
-						return fmt.Errorf("%.0f messages a second: %w", rate, err)
-					}
-					t.load(label, rate, turn, r)
+					s.step("%s, %.0f messages/s", label, rate)
+					t.load(label, rate, fail.Must(at.Load(s.ctx, bench.Load{
+						Bytes: loadBytes, Rate: rate, Poisson: row.poisson, Seed: uint64(t.turn), Duration: s.longer(loadTime),
+					})))
 				}
-				return nil
 			})
-			if err != nil {
-				return err
-			}
 		}
-		return nil
 	})
-	if err == nil {
-		g.Notes = append(g.Notes, unsustained(g)...)
-	}
-	return g, err
+	g.Notes = append(g.Notes, unsustained(g)...)
+	return g
 }
 
 // closedLoop keeps the largest number of messages under way.
@@ -122,32 +107,23 @@ func closedLoop(d time.Duration) bench.Load {
 }
 
 // highest measures the rate of a closed loop of each transport, and notes it.
-func (s *session) highest(g *report.Group) (map[string]float64, error) {
+func (s *session) highest(g *report.Group) map[string]float64 {
 	highest := map[string]float64{}
 	for _, row := range loaded {
 		if _, known := highest[row.transport]; known {
 			continue
 		}
 		s.step("%s, closed loop", row.transport)
-		err := s.with(g, row.transport, bench.MaxLoadBytes, func(at *bench.Session) error {
-			if _, err := at.Load(s.ctx, closedLoop(s.duration()/4)); err != nil {
-				return err
-			}
+		s.with(g, row.transport, bench.MaxLoadBytes, func(at *bench.Session) {
+			fail.Must(at.Load(s.ctx, closedLoop(s.duration()/4)))
 			for range closedLoops {
-				r, err := at.Load(s.ctx, closedLoop(max(s.duration(), QuickDuration)))
-				if err != nil {
-					return err
-				}
+				r := fail.Must(at.Load(s.ctx, closedLoop(max(s.duration(), QuickDuration))))
 				highest[row.transport] = max(highest[row.transport], r.Achieved)
 			}
-			return nil
 		})
-		if err != nil {
-			return nil, err
-		}
 		g.Notes = append(g.Notes, fmt.Sprintf("%s: %.0f messages/s in a closed loop.", row.transport, highest[row.transport]))
 	}
-	return highest, nil
+	return highest
 }
 
 // rates are the shares of a rate, each once.
@@ -160,14 +136,14 @@ func rates(highest float64, shares []float64) []float64 {
 }
 
 // load takes the figures of one load.
-func (t *sheet) load(label string, rate float64, turn int, r *bench.LoadResult) {
+func (t *sheet) load(label string, rate float64, r *bench.LoadResult) {
 	p := t.at(label, rate)
 	p.times(r.RoundTrips, micro)
 	p.put(report.Rate, r.Achieved)
 	p.put(report.CPUTx, r.CPUTx)
 	p.put(report.CPURx, r.CPURx)
 	p.put(report.Outstanding, float64(r.Outstanding))
-	p.disturb(turn, r.Disturbed)
+	p.disturb(r.Disturbed)
 }
 
 // unsustained says which rates were not reached.

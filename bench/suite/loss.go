@@ -2,7 +2,6 @@ package suite
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,6 +10,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -18,7 +18,7 @@ import (
 var lossGroups = []group{{
 	slow: true, name: report.LossGroup, title: "Goodput and ping-pong when the network loses and reorders frames",
 	turn: 30 * time.Second,
-	run:  func(s *session) (*report.Group, error) { return s.underFaults(faultRows(s.Quick), faults) },
+	run:  func(s *session) *report.Group { return s.underFaults(faultRows(s.Quick), faults) },
 }}
 
 // A fault is what the forwarder does to the frames of both directions.
@@ -102,7 +102,7 @@ const (
 
 // underFaults measures each transport with each fault in each turn. The first fault is
 // none.
-func (s *session) underFaults(rows []faultRow, faults []fault) (*report.Group, error) {
+func (s *session) underFaults(rows []faultRow, faults []fault) *report.Group {
 	g := &report.Group{
 		Axis: report.Axis{Name: "fault"},
 		Notes: []string{
@@ -113,68 +113,43 @@ func (s *session) underFaults(rows []faultRow, faults []fault) (*report.Group, e
 			"TCP runs on a pair of its own with the same faults, without an XDP program and without segmentation offload; its retransmission time-out is bounded to a second where the kernel can do that (Linux 6.15), since a burst of frames otherwise lasts for minutes.",
 		},
 	}
-	cfg := s.bedConfig(s.mtu())
-	cfg.Through = true
-	bed, err := bench.StartBed(s.ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
-		for _, row := range rows {
-			if err := s.faulty(bed, g, t, row, faults, turn); err != nil {
-				return fmt.Errorf("%s: %w", row.label, err)
+	s.through(func(bed *bench.Bed) {
+		s.gather(g, s.turns(), func(t *sheet) {
+			for _, row := range rows {
+				s.faulty(bed, g, t, row, faults)
 			}
-		}
-		return nil
+		})
 	})
-	if err = errors.Join(err, bed.Close()); err != nil {
-		return nil, err
-	}
-	return g, nil
+	return g
 }
 
 // faulty measures a transport with all faults in one turn. Each stream with a fault is
 // compared with streams without a fault right before and after it.
-func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow, faults []fault, turn int) error {
-	client, server := bed.Workers()
-	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), turn: turn}
-	return bed.Do(s.ctx, func() (err error) {
-		bed.SetFaults(m.xdp, testbed.Faults{})
-		m.at, err = bench.OpenSession(s.ctx, client, server, s.asSet(bench.Row{Name: row.transport}), lossBulk, bed.Opening, row.params)
-		if err != nil {
-			return err
-		}
+func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow, faults []fault) {
+	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), seed: uint64(t.turn)}
+	bed.SetFaults(m.xdp, testbed.Faults{})
+	s.within(bed, g, row.transport, lossBulk, func(at *bench.Session) {
+		m.at = at
 		none, bases := t.at(row.label, 0), []float64(nil)
 		for i, f := range faults {
-			s.step("%s, %s (turn %d of %d)", row.label, f.name, turn, s.turns())
+			s.step("%s, %s", row.label, f.name)
 			p := t.at(row.label, float64(i))
 			p.label = f.name
 			if i > 0 {
-				mbps, base, err := m.between(none, faults[0], p, f)
-				if err != nil {
-					return fmt.Errorf("%s, stream: %w", f.name, err)
-				}
+				mbps, base := m.between(none, faults[0], p, f)
 				bases = append(bases, base)
 				p.put(report.Bandwidth, mbps)
 				p.put(report.GoodputRatio, mbps/base)
 			}
 			m.set(f)
-			r, err := m.at.PingPong(s.ctx, lossPing, s.longer(lossTime), cmp.Or(fewest(s.Quick), row.least))
-			if err != nil {
-				return fmt.Errorf("%s, ping-pong: %w", f.name, err)
-			}
+			r := fail.Must(m.at.PingPong(s.ctx, lossPing, s.longer(lossTime), cmp.Or(fewest(s.Quick), row.least)))
 			p.times(r.RoundTrips, micro)
-			p.disturb(turn, r.Disturbed)
+			p.disturb(r.Disturbed)
 		}
 		none.put(report.Bandwidth, report.ValueOf(bases).Median)
 		none.put(report.GoodputRatio, 1)
 		m.set(faults[0])
-		if err := m.at.Close(s.ctx); err != nil {
-			return err
-		}
-		g.Conditions = conditionsOf(g.Conditions, m.at.Conditions())
-		return nil
-	})
+	}, row.params)
 }
 
 // fewest is how many round trips are enough for one measurement; 0: the row's number.
@@ -191,12 +166,12 @@ type lossMeter struct {
 	bed  *bench.Bed
 	at   *bench.Session
 	xdp  bool // it runs on the pair for AF_XDP
-	turn int
+	seed uint64
 }
 
 // set begins a fault.
 func (m *lossMeter) set(f fault) {
-	f.faults.Seed = uint64(m.turn)
+	f.faults.Seed = m.seed
 	m.bed.SetFaults(m.xdp, f.faults)
 }
 
@@ -208,57 +183,40 @@ func (m *lossMeter) crossed() testbed.EmulatorCounters {
 
 // between streams with fault f, and right before and behind that with none: base is the
 // mean of those two.
-func (m *lossMeter) between(at *gathered, none fault, p *gathered, f fault) (mbps, base float64, err error) {
-	before, err := m.stream(at, none)
-	if err != nil {
-		return 0, 0, err
-	}
-	if mbps, err = m.stream(p, f); err != nil {
-		return 0, 0, err
-	}
+func (m *lossMeter) between(at *gathered, none fault, p *gathered, f fault) (mbps, base float64) {
+	before := m.stream(at, none)
+	mbps = m.stream(p, f)
 	m.set(none)
-	if _, err := m.at.Stream(m.ctx, lossBulk, settleTime); err != nil { // windows grow again
-		return 0, 0, err
-	}
-	after, err := m.stream(at, none)
-	return mbps, (before + after) / 2, err
+	fail.Must(m.at.Stream(m.ctx, lossBulk, settleTime)) // windows grow again
+	return mbps, (before + m.stream(at, none)) / 2
 }
 
 // stream streams until the fault has befallen a frame, and notes what was sent again.
-func (m *lossMeter) stream(p *gathered, f fault) (mbps float64, err error) {
+func (m *lossMeter) stream(p *gathered, f fault) (mbps float64) {
 	m.set(f)
-	before, err := m.at.Repeats(m.ctx)
-	if err != nil {
-		return 0, err
-	}
+	before := fail.Must(m.at.Repeats(m.ctx))
 	start := m.crossed()
 	var n testbed.EmulatorCounters
 	for end := time.Now().Add(faultTime); ; {
-		r, err := m.at.Stream(m.ctx, lossBulk, m.longer(lossTime))
-		if err != nil {
-			return 0, err
-		}
+		r := fail.Must(m.at.Stream(m.ctx, lossBulk, m.longer(lossTime)))
 		mbps = r.MBps
-		p.disturb(m.turn, r.Disturbed)
+		p.disturb(r.Disturbed)
 		if n = m.crossed().Since(start); f.hit == nil || f.hit(n) > 0 {
 			break
 		}
 		if time.Now().After(end) {
-			return 0, fmt.Errorf("none of %d frames met the fault", n.Taken)
+			fail.With("none of %d frames met the fault", n.Taken)
 		}
 	}
 	if n.Overrun > 0 {
-		p.disturb(m.turn, []string{"the forwarder was too slow for its frames"})
+		p.disturb([]string{"the forwarder was too slow for its frames"})
 	}
-	after, err := m.at.Repeats(m.ctx)
-	if err != nil {
-		return 0, err
-	}
+	after := fail.Must(m.at.Repeats(m.ctx))
 	repeats, sent := after.Since(before), float64(max(n.Taken, 1))
 	if f.hit != nil {
 		p.put(report.FaultRatio, float64(f.hit(n))/sent)
 	}
 	p.put(report.ResentRatio, float64(repeats.Resent)/sent)
 	p.put(report.SpuriousRatio, float64(repeats.Spurious)/sent)
-	return mbps, nil
+	return mbps
 }

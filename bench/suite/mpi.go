@@ -3,7 +3,6 @@ package suite
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"viaxdp/bench/mpich"
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/openmpi"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/mvich/mpibench"
@@ -23,19 +23,19 @@ import (
 var mpiGroups = []group{{
 	slow: true, name: "layers-osu", title: "Ohio State University's benchmarks: mvich by each protocol, and MPICH",
 	turn: 36 * time.Second,
-	run: func(s *session) (*report.Group, error) {
+	run: func(s *session) *report.Group {
 		return s.osu(osuRows, "mvich-eager, -r3, -rget, -rput: all messages by that protocol; eager as far as they go in one packet. mvich chooses.")
 	},
 }, {
 	long: true, name: "layers-openmpi", title: "The same benchmarks: Open MPI over TCP, and over libfabric and VIs",
 	turn: 24 * time.Second,
-	run: func(s *session) (*report.Group, error) {
+	run: func(s *session) *report.Group {
 		return s.osu(openMPIRows, "openmpi-tcp, -viaxdp: Debian's Open MPI over the kernel's TCP, and over libfabric's providers viaxdp and ofi_rxm.")
 	},
 }, {
 	slow: true, name: "layers-loss-mpi", title: "Ranks of mvich and MPICH when the network loses frames",
 	turn: 15 * time.Second,
-	run: func(s *session) (*report.Group, error) {
+	run: func(s *session) *report.Group {
 		return s.ranks(&report.Group{Axis: report.Axis{Name: "benchmark"}, Notes: []string{
 			"Ranks in namespaces joined by a bridge, whose ports lose a share of the frames, each by itself; without a loss it is the same way. Their interfaces segment nothing, as a wire would have it. Bound to the CPUs in turn.",
 			"Times are means, of a latency one way. Both warm up alike. MPICH makes fewer iterations, since a loss may cost TCP a fifth of a second, and ranks that poll on fewer CPUs take turns.",
@@ -45,11 +45,8 @@ var mpiGroups = []group{{
 }}
 
 // osu runs the benchmarks of Ohio State University.
-func (s *session) osu(rows []rankRow, note string) (*report.Group, error) {
-	cpus, err := testbed.AllowedCPUs()
-	if err != nil {
-		return nil, err
-	}
+func (s *session) osu(rows []rankRow, note string) *report.Group {
+	cpus := fail.Must(testbed.AllowedCPUs())
 	jobs := osuJobs(len(cpus), s.Quick)
 	most := jobs[len(jobs)-1].ranks
 	return s.ranks(&report.Group{Axis: alongSizes, Notes: []string{
@@ -64,10 +61,7 @@ const (
 	mpichRow = "mpich-tcp"
 
 	mpichNote = "mpich-tcp: MPICH over the kernel's TCP, processes pinned to the same CPUs in turn, in namespaces that are joined alike, without an XDP program but one that loses frames."
-	// missingNote is of a row, a turn and a cause.
-	missingNote = "No figures of %s from turn %d on, or not all of it: %v."
-
-	jobTime = 5 * time.Minute // bounds a run
+	jobTime   = 5 * time.Minute // bounds a run
 )
 
 // A rankRow is mvich by a protocol, MPICH, or Open MPI.
@@ -140,7 +134,7 @@ func lossyJobs() (jobs []rankJob) {
 }
 
 // others are programs of other MPI implementations, by row. A row that has none has a note.
-func (s *session) others(g *report.Group, rows []rankRow, dir string) (map[string]string, error) {
+func (s *session) others(g *report.Group, rows []rankRow, dir string) map[string]string {
 	programs := map[string]string{}
 	leave := func(r rankRow, why string) {
 		g.Notes = append(g.Notes, fmt.Sprintf("No figures of %s: %s.", r.name, why))
@@ -159,79 +153,51 @@ func (s *session) others(g *report.Group, rows []rankRow, dir string) (map[strin
 			leave(r, "libfabric does not find the provider viaxdp (make -C cmd/libfabric install, or FI_PROVIDER_PATH)")
 			continue
 		}
-		build := mpich.Build
-		if r.open != nil {
-			build = mpich.BuildOpenMPI
-		} else {
+		compiler := openmpi.Compiler
+		if r.open == nil {
+			compiler = mpich.Compiler
 			g.Base, g.Notes = mpichRow, append(g.Notes, mpichNote, "MPICH "+mpich.Version(s.ctx)+".")
 		}
-		path, err := build(s.ctx, dir)
-		if err != nil {
-			return nil, err
-		}
-		programs[r.name] = path
+		programs[r.name] = fail.Must(mpich.Build(s.ctx, dir, compiler))
 	}
-	return programs, nil
+	return programs
 }
 
 // ranks runs all jobs of each row in each turn. A job that another MPI fails is not tried with it
 // again, since ranks that poll on too few CPUs may take long.
-func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) (*report.Group, error) {
+func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) *report.Group {
 	if len(s.RankArgs) == 0 {
-		return nil, errors.New("no arguments with which this program becomes a rank")
+		fail.With("no arguments with which this program becomes a rank")
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
+	self := fail.Must(os.Executable())
 	g.Conditions = s.starConditions()
-	dir, err := os.MkdirTemp("", "via-xdp-mpi-")
-	if err != nil {
-		return nil, err
-	}
+	dir := fail.Must(os.MkdirTemp("", "via-xdp-mpi-"))
 	defer os.RemoveAll(dir)
-	others, err := s.others(g, rows, dir)
-	if err != nil {
-		return nil, err
-	}
-	type place struct {
-		row string
-		job int
-	}
-	failed := map[place]bool{}
-	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
-		for i, job := range jobs {
+	others := s.others(g, rows, dir)
+	g = s.gather(g, s.turns(), func(t *sheet) {
+		for _, job := range jobs {
 			for _, row := range rows {
-				program, ours, at := slices.Concat([]string{self}, s.RankArgs, []string{"--protocol=" + row.protocol}), row.protocol != "", place{row.name, i}
-				if !ours {
-					if program = []string{others[row.name]}; program[0] == "" || failed[at] {
-						continue
-					}
+				what := fmt.Sprintf("%s, %s", row.name, cmp.Or(job.label, fmt.Sprintf("ranks: %d", job.ranks)))
+				run := func(program ...string) {
+					s.step("%s", what)
+					s.runRanks(t, row, job, program)
 				}
-				what := cmp.Or(job.label, fmt.Sprintf("ranks: %d", job.ranks))
-				s.step("%s, %s (turn %d of %d)", row.name, what, turn, s.turns())
-				err := s.runRanks(t, row, job, program)
-				switch {
-				case s.ctx.Err() != nil:
-					return context.Cause(s.ctx)
-				case err != nil && !ours: // ours stands without it
-					failed[at] = true
-					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, row.name+", "+what, turn, err))
-				case err != nil:
-					return fmt.Errorf("%s, %s: %w", row.name, what, err)
+				if row.protocol != "" {
+					run(slices.Concat([]string{self}, s.RankArgs, []string{"--protocol=" + row.protocol})...)
+				} else if path := others[row.name]; path != "" { // ours stands without it
+					s.attempt(g, t, what, func() { run(path) })
 				}
 			}
 		}
-		return nil
 	})
-	if err == nil && g.Row(mpichRow) == nil {
+	if g.Row(mpichRow) == nil {
 		g.Base = ""
 	}
-	return g, err
+	return g
 }
 
 // runRanks does a job once; when quick with few iterations.
-func (s *session) runRanks(t *sheet, row rankRow, job rankJob, program []string) error {
+func (s *session) runRanks(t *sheet, row rankRow, job rankJob, program []string) {
 	o := job.Options
 	if row.protocol == "" {
 		o.Iterations = cmp.Or(job.theirs, o.Iterations)
@@ -245,13 +211,10 @@ func (s *session) runRanks(t *sheet, row rankRow, job rankJob, program []string)
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, jobTime)
 	defer cancel()
-	rows, err := mpich.Run{
+	rows := fail.Must(mpich.Run{
 		Program: program, Names: job.names, Ranks: job.ranks, MTU: s.mtu(), Flags: row.protocol != "", Lossy: job.lossy, Loss: job.loss,
 		Min: o.MinSize, Max: o.MaxSize, Step: o.Step, Iterations: o.Iterations, Warmup: o.Warmup, MostBytes: o.MostBytes, OpenMPI: row.open,
-	}.Measure(ctx)
-	if err != nil {
-		return err
-	}
+	}.Measure(ctx))
 	for _, r := range rows {
 		x := job.x
 		if job.label == "" {
@@ -274,13 +237,8 @@ func (s *session) runRanks(t *sheet, row rankRow, job rankJob, program []string)
 		case "alltoall":
 			at.put(report.OSUAllToAll, r.Mean)
 		}
-		n, err := mpibench.Iterations(r.Name, r.Bytes, o)
-		if err != nil {
-			return err
-		}
-		at.n += int64(n)
+		at.n += int64(fail.Must(mpibench.Iterations(r.Name, r.Bytes, o)))
 	}
-	return nil
 }
 
 // starConditions are those of programs in the namespaces of a star.

@@ -11,6 +11,7 @@ import (
 
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // peerGroups measure other people's programs beside a VI and the kernel's TCP.
@@ -73,17 +74,12 @@ func (c contest) series(s *session, r peers.Row) string {
 
 // peers runs the group. A program that fails is not run again at that size; the others
 // go on.
-func (s *session) peers() (*report.Group, error) {
+func (s *session) peers() *report.Group {
 	if s.Install {
 		s.step("installing what is missing")
-		if err := peers.Install(s.ctx, s.Stderr); err != nil {
-			return nil, err
-		}
+		fail.If(peers.Install(s.ctx, s.Stderr))
 	}
-	dir, err := os.MkdirTemp("", "via-xdp-peers-")
-	if err != nil {
-		return nil, err
-	}
+	dir := fail.Must(os.MkdirTemp("", "via-xdp-peers-"))
 	defer os.RemoveAll(dir)
 	_ = peers.BuildVIA(s.ctx, dir) // what is missing then has a note
 	via, missing := peers.VIARows(dir)
@@ -100,78 +96,56 @@ func (s *session) peers() (*report.Group, error) {
 	for _, what := range missing {
 		g.Notes = append(g.Notes, "No figures of "+what+".")
 	}
-	type place struct {
-		series string
-		bytes  int
-	}
-	left := map[place]bool{}
-	measure := func(t *sheet, bed *peers.Bed, c contest, r peers.Row, bytes, turn int) error {
-		at := place{c.series(s, r), bytes}
-		if left[at] {
-			return nil
-		}
-		s.step("%s, %s (turn %d of %d)", at.series, sizeName(bytes), turn, s.turns())
-		figures, err := bed.Measure(s.ctx, r, bytes, s.longer(time.Second))
-		switch {
-		case s.ctx.Err() != nil:
-			return context.Cause(s.ctx)
-		case err != nil:
-			left[at] = true
-			g.Notes = append(g.Notes, leftOut(at.series, bytes, turn, err))
-		default:
-			addProgram(t, at.series, bytes, turn, figures)
-		}
-		return nil
-	}
-	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+	return s.gather(g, s.turns(), func(t *sheet) {
 		for _, c := range contests {
-			if err := s.measurePart(g, t, c.part, turn); err != nil {
-				return err
-			}
-			bed, err := peers.Start(c.mtu)
-			if err != nil {
-				return err
-			}
+			s.measurePart(g, t, c.part)
+			bed := fail.Must(peers.Start(c.mtu))
 			defer bed.Close()
 			for _, r := range c.programs {
+				series := c.series(s, r)
 				if !r.Program.Installed() {
-					if turn == 1 {
-						g.Notes = append(g.Notes, leftOut(c.series(s, r), 0, turn, fmt.Errorf(
-							"%s is not installed (Debian's package %s; --install fetches it)", r.Program.Name, r.Program.Package)))
-					}
+					s.attempt(g, t, series, func() {
+						fail.With("%s is not installed (Debian's package %s; --install fetches it)", r.Program.Name, r.Program.Package)
+					})
 					continue
 				}
 				for _, bytes := range c.sizes {
-					if err := measure(t, bed, c, r, bytes, turn); err != nil {
-						return err
-					}
+					s.attempt(g, t, series+" at "+sizeName(bytes), func() {
+						s.step("%s, %s", series, sizeName(bytes))
+						addProgram(t, series, bytes, fail.Must(bed.Measure(s.ctx, r, bytes, s.longer(time.Second))))
+					})
 				}
 			}
 		}
-		return nil
 	}, parts...)
 }
 
-// leftOut is a note on a row that is not measured any more: at a size, or with 0 at all.
-func leftOut(series string, bytes, turn int, why error) string {
-	if bytes > 0 {
-		series += " at " + sizeName(bytes)
+// attempt measures with other people's programs at a place. If that fails, the group gets a note, and the place is
+// left out from then on; the others go on.
+func (s *session) attempt(g *report.Group, t *sheet, place string, measure func()) {
+	if t.left[place] {
+		return
 	}
-	if turn > 1 {
-		series += fmt.Sprintf(" from turn %d on", turn)
+	err := fail.Try(measure)
+	fail.If(context.Cause(s.ctx))
+	if err != nil {
+		t.left[place] = true
+		if t.turn > 1 {
+			place += fmt.Sprintf(" from turn %d on", t.turn)
+		}
+		g.Notes = append(g.Notes, fmt.Sprintf("No figures of %s: %v.", place, err))
 	}
-	return fmt.Sprintf("No figures of %s: %v.", series, why)
 }
 
 // addProgram takes the figures of one turn; those that a program does not report are 0.
-func addProgram(t *sheet, series string, bytes, turn int, got peers.Figures) {
+func addProgram(t *sheet, series string, bytes int, got peers.Figures) {
 	at := t.at(series, float64(bytes))
 	at.told(map[report.Metric]float64{
 		report.Min: got.Min, report.P50: cmp.Or(got.P50, got.Mean), report.Mean: got.Mean, report.P99: got.P99, report.P999: got.P999,
 		report.Bandwidth: got.MBps, report.Rate: got.Messages,
 	})
 	at.n += got.N
-	at.disturb(turn, got.Disturbed)
+	at.disturb(got.Disturbed)
 }
 
 // versions is a note with the versions of the programs.

@@ -150,10 +150,10 @@ func TestPeersContests(t *testing.T) {
 // not report at all is absent.
 func TestPeersAdd(t *testing.T) {
 	f := newSheet(nil)
-	addProgram(f, "a", 64, 1, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
-	addProgram(f, "b", 64, 1, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
+	addProgram(f, "a", 64, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
+	addProgram(f, "b", 64, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
 	var g report.Group
-	nstest.Must(t, f.fill(&g, "peers", ""))
+	f.fill(&g, "peers", "")
 	one := func(v float64) report.Value { return report.ValueOf([]float64{v}) }
 	want := []report.Series{
 		{Name: "a", Points: []report.Point{{X: 64, N: 5, Values: map[report.Metric]report.Value{report.P50: one(3), report.Mean: one(4), report.P99: one(9)}}}},

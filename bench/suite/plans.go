@@ -87,100 +87,75 @@ var vibeGroups = []group{
 		},
 	}.group("vibe-base", "Latency, bandwidth and CPU time, polling and waiting", 3*time.Second),
 
-	experiment{
-		axis: report.Axis{Name: "buffer reuse", Unit: "%"},
-		notes: []string{
-			"So many messages in a hundred are sent from and received into one buffer, the others at the next place of a region of 32 MiB.",
-		},
-		parts: func(quick bool) []part {
-			return []part{{
-				rows: along(fewer(quick, []int{0, 25, 50, 75, 100}, 0, 100), "% reuse",
-					func(o *bench.VIOptions, n int) { o.Reuse = &n }),
-				sizes: fewer(quick, []int{64, 4096, 65536}, 64, 4096), latency: true, bandwidth: true, place: byRow,
-			}}
-		},
-	}.group("vibe-reuse", "Reuse of buffers", 3*time.Second),
+	alongOption("vibe-reuse", "Reuse of buffers", 3*time.Second, report.Axis{Name: "buffer reuse", Unit: "%"},
+		"So many messages in a hundred are sent from and received into one buffer, the others at the next place of a region of 32 MiB.",
+		option{"% reuse", []int{0, 25, 50, 75, 100}, []int{0, 100}, func(o *bench.VIOptions, n int) { o.Reuse = &n }},
+		[]int{64, 4096, 65536}, 64, 4096),
 
-	experiment{
-		axis: alongSizes, base: delivery,
-		notes: []string{"Data lies in the NIC's arena, whose bytes the kernel reads in long frames, or in memory of the program that was registered, which is copied into frames."},
-		parts: func(quick bool) []part {
-			return []part{exchange(concat(plain(delivery), []row{
-				with(delivery+" from the program's memory", delivery, bench.VIOptions{Register: true}),
-			}), vibeSizes(quick))}
-		},
-	}.group("vibe-memory", "Data in the arena, and in memory of the program", 3*time.Second),
+	bySizes("vibe-memory", "Data in the arena, and in memory of the program", 3*time.Second,
+		"Data lies in the NIC's arena, whose bytes the kernel reads in long frames, or in memory of the program that was registered, which is copied into frames.",
+		plain(delivery), with(delivery+" from the program's memory", delivery, bench.VIOptions{Register: true})),
 
-	experiment{
-		axis: alongSizes, base: delivery,
-		notes: []string{"With a completion queue, both work queues of the VI are bound to it."},
-		parts: func(quick bool) []part {
-			return []part{exchange(concat(plain(delivery), []row{
-				with(delivery+" with a CQ", delivery, bench.VIOptions{CQ: true}),
-			}, plain(waiting), []row{
-				with(waiting+" with a CQ", waiting, bench.VIOptions{CQ: true}),
-			}), vibeSizes(quick))}
-		},
-	}.group("vibe-cq", "Completion queue", 5*time.Second),
+	bySizes("vibe-cq", "Completion queue", 5*time.Second, "With a completion queue, both work queues of the VI are bound to it.",
+		plain(delivery), with(delivery+" with a CQ", delivery, bench.VIOptions{CQ: true}),
+		plain(waiting)[0], with(waiting+" with a CQ", waiting, bench.VIOptions{CQ: true})),
 
-	experiment{
-		axis:  report.Axis{Name: "open VIs", Log: true},
-		notes: []string{"All VIs are open and connected, one of them carries the messages. The others exchange keepalives, four times in 1.6 seconds each."},
-		parts: func(quick bool) []part {
-			return []part{{
-				rows: along(fewer(quick, powers(2, 1, bench.MaxVIs), 1, 16), "VIs",
-					func(o *bench.VIOptions, n int) { o.VIs = n }),
-				sizes: []int{64, 4096}, latency: true, bandwidth: true, place: byRow,
-			}}
-		},
-	}.group("vibe-vis", "Number of open VIs", 9*time.Second),
+	alongOption("vibe-vis", "Number of open VIs", 9*time.Second, report.Axis{Name: "open VIs", Log: true},
+		"All VIs are open and connected, one of them carries the messages. The others exchange keepalives, four times in 1.6 seconds each.",
+		option{"VIs", powers(2, 1, bench.MaxVIs), []int{1, 16}, func(o *bench.VIOptions, n int) { o.VIs = n }},
+		[]int{64, 4096}, 64, 4096),
 
-	experiment{
-		axis:  report.Axis{Name: "segments", Log: true},
-		notes: []string{"The message is cut into so many equal pieces, by the descriptors of the sender and of the receiver. Where it has fewer bytes, some pieces are empty."},
-		parts: func(quick bool) []part {
-			return []part{{
-				rows: along(fewer(quick, powers(2, 1, 252), 1, 8), "segments",
-					func(o *bench.VIOptions, n int) { o.Segments = n }),
-				sizes: fewer(quick, []int{64, 4096, 65536}, 64, 4096), latency: true, bandwidth: true, place: byRow,
-			}}
-		},
-	}.group("vibe-segments", "Data segments of a descriptor", 6*time.Second),
+	alongOption("vibe-segments", "Data segments of a descriptor", 6*time.Second, report.Axis{Name: "segments", Log: true},
+		"The message is cut into so many equal pieces, by the descriptors of the sender and of the receiver. Where it has fewer bytes, some pieces are empty.",
+		option{"segments", powers(2, 1, 252), []int{1, 8}, func(o *bench.VIOptions, n int) { o.Segments = n }},
+		[]int{64, 4096, 65536}, 64, 4096),
 
-	experiment{
-		axis: alongSizes, base: delivery,
-		notes: []string{"With handlers, SendNotify and RecvNotify deliver each completion, and the handler hands it over to the goroutine that waits for it."},
-		parts: func(quick bool) []part {
-			return []part{exchange(concat(plain(delivery, waiting), []row{
-				with(delivery+" with handlers", delivery, bench.VIOptions{Notify: true}),
-			}), vibeSizes(quick))}
-		},
-	}.group("vibe-notify", "Polling, waiting and handlers", 4*time.Second),
+	bySizes("vibe-notify", "Polling, waiting and handlers", 4*time.Second,
+		"With handlers, SendNotify and RecvNotify deliver each completion, and the handler hands it over to the goroutine that waits for it.",
+		plain(delivery, waiting), with(delivery+" with handlers", delivery, bench.VIOptions{Notify: true})),
 
-	experiment{
-		axis: report.Axis{Name: "MaxTransferSize", Unit: "bytes", Log: true},
-		parts: func(quick bool) []part {
-			return []part{{
-				rows: along(fewer(quick, powers(4, 4096, 1<<20), 4096, 1<<20), "bytes at most",
-					func(o *bench.VIOptions, n int) { o.MaxTransfer = n }),
-				sizes: []int{4096}, latency: true, bandwidth: true, place: byRow,
-			}}
-		},
-	}.group("vibe-mts", "Largest transfer that a VI allows", 2*time.Second),
+	alongOption("vibe-mts", "Largest transfer that a VI allows", 2*time.Second, report.Axis{Name: "MaxTransferSize", Unit: "bytes", Log: true}, "",
+		option{"bytes at most", powers(4, 4096, 1<<20), []int{4096, 1 << 20}, func(o *bench.VIOptions, n int) { o.MaxTransfer = n }},
+		[]int{4096}, 4096),
 
-	experiment{
-		axis: alongSizes, base: unreliable,
-		parts: func(quick bool) []part {
-			return []part{exchange(plain(unreliable, delivery, reception), vibeSizes(quick))}
-		},
-	}.group("vibe-level", "Reliability levels", 4*time.Second),
+	bySizes("vibe-level", "Reliability levels", 4*time.Second, "", plain(unreliable, delivery, reception)),
 
-	experiment{
-		axis: alongSizes, base: delivery,
+	bySizes("vibe-rdma", "RDMA against send and receive", 4*time.Second, "", plain(delivery, rdmaWrite, rdmaRead)),
+}
+
+// bySizes is a group of rows along VIBe's message sizes, compared with the first row; note may be empty.
+func bySizes(name, title string, turn time.Duration, note string, first []row, more ...row) group {
+	rows := concat(first, more)
+	return experiment{
+		axis: alongSizes, base: rows[0].Label, notes: nonEmpty(note),
+		parts: func(quick bool) []part { return []part{exchange(rows, vibeSizes(quick))} },
+	}.group(name, title, turn)
+}
+
+// An option of a VI, and its values: all, and those of a quick run.
+type option struct {
+	what       string
+	all, quick []int
+	set        func(*bench.VIOptions, int)
+}
+
+// alongOption is a group along the values of an option, with a series for each of some message sizes.
+func alongOption(name, title string, turn time.Duration, axis report.Axis, note string, o option, sizes []int, quickSizes ...int) group {
+	return experiment{
+		axis: axis, notes: nonEmpty(note),
 		parts: func(quick bool) []part {
-			return []part{exchange(plain(delivery, rdmaWrite, rdmaRead), vibeSizes(quick))}
+			p := exchange(along(fewer(quick, o.all, o.quick...), o.what, o.set), fewer(quick, sizes, quickSizes...))
+			p.place = byRow
+			return []part{p}
 		},
-	}.group("vibe-rdma", "RDMA against send and receive", 4*time.Second),
+	}.group(name, title, turn)
+}
+
+func nonEmpty(note string) []string {
+	if note == "" {
+		return nil
+	}
+	return []string{note}
 }
 
 // vibeSizes are short, middle and long messages.

@@ -2,24 +2,24 @@ package suite
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // proxyGroups measure what proxies cost or gain for programs without support for VIs.
 var proxyGroups = []group{{
 	slow: true, name: "layers-proxy", title: "Redis and PostgreSQL: directly over TCP, and through two proxies",
 	turn: 14 * time.Second,
-	run:  func(s *session) (*report.Group, error) { return s.askByAllWays(s.allServed(), proxyNotes) },
+	run:  func(s *session) *report.Group { return s.askByAllWays(s.allServed(), proxyNotes) },
 }, {
 	slow: true, name: "layers-loss-proxy", title: "Redis, directly over TCP and through two proxies, when the network loses frames",
 	turn: 8 * time.Second,
-	run:  func(s *session) (*report.Group, error) { return s.askByAllWays(s.servedUnderLoss(), lossyProxyNotes) },
+	run:  func(s *session) *report.Group { return s.askByAllWays(s.servedUnderLoss(), lossyProxyNotes) },
 }}
 
 const (
@@ -93,7 +93,7 @@ func (s *session) servedUnderLoss() []served {
 }
 
 // askByAllWays has load generators ask by each way.
-func (s *session) askByAllWays(list []served, notes []string) (*report.Group, error) {
+func (s *session) askByAllWays(list []served, notes []string) *report.Group {
 	g := &report.Group{Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: s.starConditions(), Notes: slices.Clone(notes)}
 	var programs []peers.Program // the last one of each load prints the server's version
 	for i := range list {
@@ -111,57 +111,41 @@ func (s *session) askByAllWays(list []served, notes []string) (*report.Group, er
 			programs = append(programs, l.Programs[len(l.Programs)-1])
 		}
 	}
-	failed := map[peers.Service]bool{}
 	g.Notes = append(g.Notes, versions(s.ctx, slices.CompactFunc(programs, func(a, b peers.Program) bool { return a.Name == b.Name }))...)
-	return s.gather(g, proxyTurns(s), func(t *sheet, turn int) error {
+	return s.gather(g, proxyTurns(s), func(t *sheet) {
 		for _, v := range list {
 			for _, row := range proxyRows {
-				if len(v.loads) == 0 || failed[v.service] {
-					continue
-				}
-				err := s.askThrough(t, row.name, row.way, v, turn)
+				ask := func() { s.askThrough(t, row.name, row.way, v) }
 				switch {
-				case s.ctx.Err() != nil:
-					return context.Cause(s.ctx)
-				case err != nil && row.way == peers.Direct: // the others stand without it
-					failed[v.service] = true
-					g.Notes = append(g.Notes, fmt.Sprintf(missingNote, v.service, turn, err))
-				case err != nil:
-					return fmt.Errorf("%s, %s: %w", v.service, row.name, err)
+				case len(v.loads) == 0 || t.left[string(v.service)]:
+				case row.way == peers.Direct: // other services stand without it
+					s.attempt(g, t, string(v.service), ask)
+				default:
+					ask()
 				}
 			}
 		}
-		return nil
 	})
 }
 
 // askThrough measures all loads of a server by one way in one turn.
-func (s *session) askThrough(t *sheet, series string, way peers.Way, v served, turn int) error {
-	s.step("%s, %s (turn %d of %d)", v.service, series, turn, proxyTurns(s))
-	c, err := peers.StartChain(s.ctx, peers.ChainConfig{ProxyArgs: s.ProxyArgs, MTU: s.mtu(), Lossy: v.lossy, Loss: v.loss}, way, v.service)
-	if err != nil {
-		return err
-	}
+func (s *session) askThrough(t *sheet, series string, way peers.Way, v served) {
+	s.step("%s, %s", v.service, series)
+	c := fail.Must(peers.StartChain(s.ctx, peers.ChainConfig{ProxyArgs: s.ProxyArgs, MTU: s.mtu(), Lossy: v.lossy, Loss: v.loss}, way, v.service))
 	defer c.Close()
 	for i, l := range v.loads {
 		label := l.Name + v.suffix
-		s.step("%s, %s (turn %d of %d)", label, series, turn, proxyTurns(s))
-		r, err := c.Measure(s.ctx, l, v.time)
-		if err != nil {
-			return err
-		}
+		s.step("%s, %s", label, series)
+		r := fail.Must(c.Measure(s.ctx, l, v.time))
 		at := t.at(series, float64(v.xs[i]))
 		at.label = label
 		at.told(map[report.Metric]float64{report.Rate: r.PerSecond, report.P50: cmp.Or(r.P50, r.Mean), report.Mean: r.Mean, report.P99: r.P99})
 		if v.lossy {
 			taken, lost, err := c.Counts()
-			if err != nil {
-				return err
-			}
+			fail.If(err)
 			at.put(report.FaultRatio, float64(lost)/float64(max(taken, 1)))
 		}
 		at.n += r.N
-		at.disturb(turn, nil)
+		at.disturb(nil)
 	}
-	return nil
 }

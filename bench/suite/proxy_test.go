@@ -149,7 +149,7 @@ func TestLayersProxyWithoutPrograms(t *testing.T) {
 	for _, name := range []string{"redis-server", "redis-benchmark"} {
 		nstest.Must(t, os.WriteFile(dir+"/"+name, []byte("#!/bin/sh\necho broken >&2; exit 3\n"), 0o755))
 	}
-	if got := notes(); !strings.Contains(got, "No figures of redis from turn 1 on") || !strings.Contains(got, "broken") {
+	if got := notes(); !strings.Contains(got, "No figures of redis: ") || !strings.Contains(got, "broken") {
 		t.Errorf("the notes are\n%s", got)
 	}
 }

@@ -9,29 +9,32 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // with opens a transport for f on the session's bed.
-func (s *session) with(g *report.Group, name string, maxBytes int, f func(*bench.Session) error) error {
-	bed, err := s.bed(s.mtu())
-	if err != nil {
-		return err
-	}
+func (s *session) with(g *report.Group, name string, maxBytes int, f func(*bench.Session)) {
+	s.within(s.bed(s.mtu()), g, name, maxBytes, f)
+}
+
+// within opens a transport for f on a bed. change, if any, alters the parameters of both sides.
+func (s *session) within(bed *bench.Bed, g *report.Group, name string, maxBytes int, f func(*bench.Session), change ...func(*bench.Params)) {
 	client, server := bed.Workers()
-	return bed.Do(s.ctx, func() error {
-		at, err := bench.OpenSession(s.ctx, client, server, s.asSet(bench.Row{Name: name}), maxBytes, bed.Opening)
-		if err == nil {
-			err = f(at)
-		}
-		if err == nil {
-			err = at.Close(s.ctx)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
+	s.do(bed, func() {
+		at := fail.Must(bench.OpenSession(s.ctx, client, server, s.asSet(bench.Row{Name: name}), maxBytes, bed.Opening, change...))
+		f(at)
+		fail.If(at.Close(s.ctx))
 		g.Conditions = conditionsOf(g.Conditions, at.Conditions())
-		return nil
 	})
+}
+
+// do calls f, which makes requests of the bed's workers.
+func (s *session) do(bed *bench.Bed, f func()) {
+	fail.If(bed.Do(s.ctx, func() (err error) {
+		defer fail.Catch(&err)
+		f()
+		return nil
+	}))
 }
 
 // leastP999 is how many messages must have been measured for the slowest
@@ -75,7 +78,7 @@ var callers = []struct{ transport, label string }{
 func replies(quick bool) []int { return fewer(quick, powers(4, 4, 64<<10), 4, 4096) }
 
 // runTransactions measures them one at a time.
-func runTransactions(s *session) (*report.Group, error) {
+func runTransactions(s *session) *report.Group {
 	g := &report.Group{
 		Axis: report.Axis{Name: "reply size", Unit: "bytes", Log: true}, Base: tcpSpin,
 		Notes: []string{
@@ -86,29 +89,21 @@ func runTransactions(s *session) (*report.Group, error) {
 		},
 	}
 	sizes := replies(s.Quick)
-	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+	return s.gather(g, s.turns(), func(t *sheet) {
 		for _, c := range callers {
-			err := s.with(g, c.transport, sizes[len(sizes)-1], func(at *bench.Session) error {
+			s.with(g, c.transport, sizes[len(sizes)-1], func(at *bench.Session) {
 				for _, bytes := range sizes {
-					s.step("%s, %s (turn %d of %d)", c.label, sizeName(bytes), turn, s.turns())
-					r, err := at.Transactions(s.ctx, bytes, s.duration(), false)
-					if err != nil {
-						return err
-					}
+					s.step("%s, %s", c.label, sizeName(bytes))
+					r := fail.Must(at.Transactions(s.ctx, bytes, s.duration(), false))
 					p := t.at(c.label, float64(bytes))
 					p.times(r.RoundTrips, micro)
 					p.put(report.Rate, r.PerSecond)
 					p.put(report.CPUTx, r.CPUTx)
 					p.put(report.CPURx, r.CPURx)
-					p.disturb(turn, r.Disturbed)
+					p.disturb(r.Disturbed)
 				}
-				return nil
 			})
-			if err != nil {
-				return err
-			}
 		}
-		return nil
 	})
 }
 
@@ -134,7 +129,7 @@ func registered(quick bool) []int {
 const medianOfOperations = "Each operation is timed singly, from the call until its return; a turn's figure is the median. Reading the clock takes part in it."
 
 // runOps measures tags, completion queues, VIs and connections.
-func runOps(s *session) (*report.Group, error) {
+func runOps(s *session) *report.Group {
 	g := &report.Group{
 		Axis: report.Axis{Name: "operation"},
 		Notes: []string{
@@ -147,29 +142,22 @@ func runOps(s *session) (*report.Group, error) {
 		bench.OpCreateVI, bench.OpDestroyVI, bench.OpConnect, bench.OpDisconnect, bench.OpConnectTCP, bench.OpCloseTCP, bench.OpCreateCQ, bench.OpDestroyCQ,
 		bench.OpCreatePtag, bench.OpDestroyPtag,
 	}
-	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
+	return s.gather(g, s.turns(), func(t *sheet) {
 		// Each operation is a row of its own, and has no place on an axis.
 		at := func(o bench.OperationTimes) *gathered { return t.at(o.Name, float64(slices.Index(order, o.Name))) }
 		for i, name := range order {
 			t.at(name, float64(i)).label = name
 		}
-		err := s.with(g, delivery, bench.MaxLoadBytes, func(session *bench.Session) error {
-			s.step("connections (turn %d of %d)", turn, s.turns())
-			r, err := session.Connections(s.ctx, operations(s.Quick))
-			if err == nil {
-				putOperations(turn, r, at)
-			}
-			return err
+		s.with(g, delivery, bench.MaxLoadBytes, func(session *bench.Session) {
+			s.step("connections")
+			putOperations(fail.Must(session.Connections(s.ctx, operations(s.Quick))), at)
 		})
-		if err != nil {
-			return err
-		}
-		return s.operate(g, turn, nil, at)
+		s.operate(g, nil, at)
 	})
 }
 
 // runRegister measures memory, by its size.
-func runRegister(s *session) (*report.Group, error) {
+func runRegister(s *session) *report.Group {
 	g := &report.Group{
 		Axis: report.Axis{Name: "memory", Unit: "bytes", Log: true},
 		Notes: []string{
@@ -178,37 +166,30 @@ func runRegister(s *session) (*report.Group, error) {
 			"The program's memory is neither mapped nor pinned by registering it: bytes are copied between it and the NIC's frames.",
 		},
 	}
-	return s.gather(g, s.turns(), func(t *sheet, turn int) error {
-		return s.operate(g, turn, registered(s.Quick), func(o bench.OperationTimes) *gathered { return t.at(o.Name, float64(o.Bytes)) })
+	return s.gather(g, s.turns(), func(t *sheet) {
+		s.operate(g, registered(s.Quick), func(o bench.OperationTimes) *gathered { return t.at(o.Name, float64(o.Bytes)) })
 	})
 }
 
 // operate measures the operations of a NIC: those on memory, or without sizes the others.
-func (s *session) operate(g *report.Group, turn int, sizes []int, at func(bench.OperationTimes) *gathered) error {
-	bed, err := s.bed(s.mtu())
-	if err != nil {
-		return err
-	}
+func (s *session) operate(g *report.Group, sizes []int, at func(bench.OperationTimes) *gathered) {
+	bed := s.bed(s.mtu())
 	client, _ := bed.Workers()
-	s.step("operations (turn %d of %d)", turn, s.turns())
-	return bed.Do(s.ctx, func() error {
-		r, err := bench.Operate(s.ctx, client, bench.Operations{Sizes: sizes, Count: operations(s.Quick)}, bed.Opening)
-		if err != nil {
-			return err
-		}
-		putOperations(turn, r, at)
+	s.step("operations")
+	s.do(bed, func() {
+		r := fail.Must(bench.Operate(s.ctx, client, bench.Operations{Sizes: sizes, Count: operations(s.Quick)}, bed.Opening))
+		putOperations(r, at)
 		g.Conditions = conditionsOf(g.Conditions, r.Conditions)
-		return nil
 	})
 }
 
 // putOperations takes the figures of one turn.
-func putOperations(turn int, r *bench.OperationsResult, to func(bench.OperationTimes) *gathered) {
+func putOperations(r *bench.OperationsResult, to func(bench.OperationTimes) *gathered) {
 	for _, o := range r.Times {
 		at := to(o)
 		at.put(report.Operation, micro(o.Times.ValueAtQuantile(50)))
 		at.n += o.Times.TotalCount()
 		at.histograms = append(at.histograms, o.Times.Histogram)
-		at.disturb(turn, r.Disturbed)
+		at.disturb(r.Disturbed)
 	}
 }

@@ -1,12 +1,12 @@
 package suite
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // sharingGroups ask what VIs do to a bottleneck that they share with the kernel's TCP, or with each other.
@@ -77,13 +77,13 @@ func shareLabel(b bench.Bottleneck) string {
 
 // sharing makes a group of rows.
 func sharing(name, title string, turn time.Duration, rows ...sharingRow) group {
-	return group{long: true, name: name, title: title, turn: turn, run: func(s *session) (*report.Group, error) { return s.share(rows) }}
+	return group{long: true, name: name, title: title, turn: turn, run: func(s *session) *report.Group { return s.share(rows) }}
 }
 
 const sharingNote = "Two namespaces joined through a third, whose forwarder adds the round trip (none is said: none, under 0.2 ms). The bottleneck behind it is the kernel's token bucket filter, or the forwarder itself where it marks or each flow has a queue of its own. All flows go one way through the interface that has the XDP program, without segmentation offload; all VIs are of one NIC handle, whose frames the forwarder takes for one flow. Processes sleep when they wait, and share two CPUs with the forwarder."
 
 // share runs all rows in each turn. A quick run has the first bottleneck of each.
-func (s *session) share(rows []sharingRow) (*report.Group, error) {
+func (s *session) share(rows []sharingRow) *report.Group {
 	warm, long, apart := shareWarm, s.longer(shareTime), time.Duration(1)
 	if s.Quick {
 		warm, apart = 3*s.duration(), 20
@@ -93,41 +93,30 @@ func (s *session) share(rows []sharingRow) (*report.Group, error) {
 		Notes: []string{sharingNote, fmt.Sprintf("Counted are %v, from %v after the last start. Flows that are late, or follow one after the other, start %v apart. The link is used by whole frames; content is 0.941 of those of a VI at MTU 1500. Shares and Jain's index are of content.", long, warm, lateStart),
 			"Frames sent again are those of the VIs, of all that they have sent. The mean queue is that of the forwarder, in all the time."},
 	}
-	cfg := s.bedConfig(s.mtu())
-	cfg.Through = true
-	bed, err := bench.StartBed(s.ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	g, err = s.gather(g, s.turns(), func(t *sheet, turn int) error {
-		for _, row := range rows {
-			for x, b := range row.at {
-				if s.Quick && x > 0 {
-					break
+	s.through(func(bed *bench.Bed) {
+		s.gather(g, s.turns(), func(t *sheet) {
+			for _, row := range rows {
+				for x, b := range row.at {
+					if s.Quick && x > 0 {
+						break
+					}
+					label := shareLabel(b)
+					s.step("%s, %s", row.label, label)
+					load := bench.SharingLoad{VIs: row.vis, Apart: row.apart / apart, Warm: warm, Time: long}
+					if row.tcp != "" {
+						load.TCPs = []string{row.tcp}
+					}
+					r := fail.Must(bed.Share(s.ctx, b, load))
+					at := t.at(row.label, float64(x))
+					at.label = label
+					at.shared(r, b.Forwarder())
+					at.disturb(r.Disturbed)
+					g.Conditions = conditionsOf(g.Conditions, r.Conditions)
 				}
-				label := shareLabel(b)
-				s.step("%s, %s (turn %d of %d)", row.label, label, turn, s.turns())
-				load := bench.SharingLoad{VIs: row.vis, Apart: row.apart / apart, Warm: warm, Time: long}
-				if row.tcp != "" {
-					load.TCPs = []string{row.tcp}
-				}
-				r, err := bed.Share(s.ctx, b, load)
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", row.label, label, err)
-				}
-				at := t.at(row.label, float64(x))
-				at.label = label
-				at.shared(r, b.Forwarder())
-				at.disturb(turn, r.Disturbed)
-				g.Conditions = conditionsOf(g.Conditions, r.Conditions)
 			}
-		}
-		return nil
+		})
 	})
-	if err = errors.Join(err, bed.Close()); err != nil {
-		return nil, err
-	}
-	return g, nil
+	return g
 }
 
 // shared takes the figures of one turn.

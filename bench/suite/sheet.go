@@ -9,16 +9,20 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // sheet gathers the turns of each point.
 type sheet struct {
 	order  []string // series
 	points map[string][]*gathered
+	turn   int             // that is measured, from 1
+	left   map[string]bool // places of other people's programs that have failed
 }
 
 // gathered is what the turns of a point have given.
 type gathered struct {
+	sheet      *sheet
 	x          float64
 	label      string
 	values     map[report.Metric][]float64
@@ -30,7 +34,7 @@ type gathered struct {
 
 // newSheet lays out the series and points in the order of the parts.
 func newSheet(parts []part) *sheet {
-	t := &sheet{points: map[string][]*gathered{}}
+	t := &sheet{points: map[string][]*gathered{}, left: map[string]bool{}}
 	for _, p := range parts {
 		for _, r := range p.rows {
 			for _, bytes := range p.sizes {
@@ -47,14 +51,15 @@ func newSheet(parts []part) *sheet {
 
 // gather measures in a number of turns, and fills the group with the results: the series
 // of parts first.
-func (s *session) gather(g *report.Group, turns int, turn func(t *sheet, turn int) error, parts ...part) (*report.Group, error) {
+func (s *session) gather(g *report.Group, turns int, turn func(t *sheet), parts ...part) *report.Group {
 	t := newSheet(parts)
-	for n := 1; n <= turns; n++ {
-		if err := turn(t, n); err != nil {
-			return nil, err
-		}
+	for t.turn = 1; t.turn <= turns; t.turn++ {
+		s.turn = fmt.Sprintf(" (turn %d of %d)", t.turn, turns)
+		turn(t)
 	}
-	return g, t.fill(g, s.at.Group, s.Out)
+	s.turn = ""
+	t.fill(g, s.at.Group, s.Out)
+	return g
 }
 
 // at finds or makes a point.
@@ -69,7 +74,7 @@ func (t *sheet) at(series string, x float64) *gathered {
 		}
 	}
 	p := &gathered{
-		x: x, values: map[report.Metric][]float64{},
+		sheet: t, x: x, values: map[report.Metric][]float64{},
 		disturbed: map[string]map[int]bool{}, turns: map[int]bool{},
 	}
 	t.points[series] = append(points, p)
@@ -77,7 +82,7 @@ func (t *sheet) at(series string, x float64) *gathered {
 }
 
 // add takes the figures of one turn of a part.
-func (t *sheet) add(p part, r *bench.Result, turn int) {
+func (t *sheet) add(p part, r *bench.Result) {
 	for _, row := range p.rows {
 		for _, bytes := range p.sizes {
 			if l := r.LatencyOf(row.Label, bytes); l != nil {
@@ -95,7 +100,7 @@ func (t *sheet) add(p part, r *bench.Result, turn int) {
 					g.put(report.CPUTx, l.CPU)
 				}
 				g.n += l.N
-				g.disturb(turn, l.Disturbed)
+				g.disturb(l.Disturbed)
 				if h := r.Histograms[bench.Case{Name: row.Label, Bytes: bytes}]; h != nil {
 					g.histograms = append(g.histograms, h)
 				}
@@ -108,7 +113,7 @@ func (t *sheet) add(p part, r *bench.Result, turn int) {
 				g.put(report.CPUTx, 1e6*b.CPUTx/b.Messages)
 				g.put(report.CPURx, 1e6*b.CPURx/b.Messages)
 				g.n += b.N
-				g.disturb(turn, b.Disturbed)
+				g.disturb(b.Disturbed)
 			}
 		}
 	}
@@ -125,7 +130,9 @@ func (g *gathered) told(figures map[report.Metric]float64) {
 	}
 }
 
-func (g *gathered) disturb(turn int, reasons []string) {
+// disturb records why the current turn of the point is doubtful, if it is.
+func (g *gathered) disturb(reasons []string) {
+	turn := g.sheet.turn
 	g.turns[turn] = true
 	for _, r := range reasons {
 		if g.disturbed[r] == nil {
@@ -137,7 +144,7 @@ func (g *gathered) disturb(turn int, reasons []string) {
 
 // fill puts everything into the report's group, and the histograms into a
 // directory unless its name is empty.
-func (t *sheet) fill(g *report.Group, name, dir string) error {
+func (t *sheet) fill(g *report.Group, name, dir string) {
 	for _, series := range t.order {
 		s := report.Series{Name: series}
 		for _, at := range t.points[series] {
@@ -149,13 +156,10 @@ func (t *sheet) fill(g *report.Group, name, dir string) error {
 				p.Disturbed = append(p.Disturbed, fmt.Sprintf("%s (%d of %d turns)", reason, len(at.disturbed[reason]), len(at.turns)))
 			}
 			if dir != "" && len(at.histograms) > 0 {
-				if err := p.SaveHistograms(dir, name, series, at.histograms...); err != nil {
-					return err
-				}
+				fail.If(p.SaveHistograms(dir, name, series, at.histograms...))
 			}
 			s.Points = append(s.Points, p)
 		}
 		g.Series = append(g.Series, s)
 	}
-	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"viaxdp/bench"
 	"viaxdp/bench/report"
+	"viaxdp/internal/lab/fail"
 )
 
 // Config of a run of the suite.
@@ -72,17 +73,19 @@ func Run(ctx context.Context, cfg Config) (*report.Report, error) {
 	for i, g := range chosen {
 		s.at = Progress{Group: g.name, Number: i + 1, Total: len(chosen)}
 		s.step("")
-		done, err := g.run(s)
-		if err == nil {
+		err := fail.Try(func() {
+			done := g.run(s)
 			done.Name, done.Title = g.name, g.title
 			r.Groups = append(r.Groups, *done)
+		})
+		if err == nil {
 			continue
 		}
 		if ctx.Err() != nil {
 			errs = append(errs, context.Cause(ctx))
 			break
 		}
-		errs = append(errs, fmt.Errorf("%s: %w", g.name, err), s.close())
+		errs = append(errs, fmt.Errorf("%s: %s: %w", g.name, s.at.Doing, err), s.close())
 		if bench.Missing(err) {
 			break
 		}
@@ -120,6 +123,7 @@ type session struct {
 	ctx  context.Context
 	beds map[int]*bench.Bed // by MTU
 	at   Progress
+	turn string // of the group, for people
 }
 
 func newSession(ctx context.Context, cfg Config) *session {
@@ -135,16 +139,22 @@ func (s *session) bedConfig(mtu int) bench.BedConfig {
 
 // bed returns the bed of an MTU: two pinned workers joined by two pairs. It is made at
 // first use and lasts as long as the session.
-func (s *session) bed(mtu int) (*bench.Bed, error) {
+func (s *session) bed(mtu int) *bench.Bed {
 	if b := s.beds[mtu]; b != nil {
-		return b, nil
+		return b
 	}
-	b, err := bench.StartBed(s.ctx, s.bedConfig(mtu))
-	if err != nil {
-		return nil, err
-	}
+	b := fail.Must(bench.StartBed(s.ctx, s.bedConfig(mtu)))
 	s.beds[mtu] = b
-	return b, nil
+	return b
+}
+
+// through calls f with a bed of its own, whose pairs lead through forwarders.
+func (s *session) through(f func(*bench.Bed)) {
+	cfg := s.bedConfig(s.mtu())
+	cfg.Through = true
+	bed := fail.Must(bench.StartBed(s.ctx, cfg))
+	err := fail.Try(func() { f(bed) })
+	fail.If(errors.Join(err, bed.Close()))
 }
 
 func (s *session) close() error {
@@ -192,11 +202,12 @@ func (s *session) mtu() int { return cmp.Or(s.MTU, DefaultMTU) }
 
 // step reports the next step within the group.
 func (s *session) step(format string, args ...any) {
-	if s.Progress == nil {
-		return
+	if s.at.Doing = fmt.Sprintf(format, args...); s.at.Doing != "" {
+		s.at.Doing += s.turn
 	}
-	s.at.Doing = fmt.Sprintf(format, args...)
-	s.Progress(s.at)
+	if s.Progress != nil {
+		s.Progress(s.at)
+	}
 }
 
 // A group is one question and how it is answered.
@@ -209,9 +220,9 @@ type group struct {
 
 	plans *experiment // that it runs; nil: none
 
-	// run measures all rows in each of s.turns() turns. The caller sets name and title of
-	// its result.
-	run func(*session) (*report.Group, error)
+	// run measures all rows in each of s.turns() turns, and fails by package fail. The caller sets name and title of
+	// its result, and names in the error what was measured.
+	run func(*session) *report.Group
 }
 
 // groups are all of them, in the order of the report.

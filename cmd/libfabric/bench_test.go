@@ -37,7 +37,7 @@ func TestBench(t *testing.T) {
 	if tool := openmpi.Missing(); tool != "" {
 		nstest.Lacks(t, "needs %s: apt-get install %s", tool, openmpi.Packages)
 	}
-	program, err := mpich.BuildOpenMPI(t.Context(), own)
+	program, err := mpich.Build(t.Context(), own, openmpi.Compiler)
 	nstest.Must(t, err)
 	for name, over := range map[string]openmpi.Transport{"tcp": openmpi.TCP, "viaxdp": openmpi.VIA} {
 		got, err := mpich.Run{

@@ -9,7 +9,6 @@ type Sharing struct {
 	VIs        int            // streams, each between hosts of its own
 	TCPs       []TCPAlgorithm // TCP flows, which start after the streams
 	Apart      int64          // time between the starts of two flows, ns
-	Jitter     int64          // each start is delayed further by a random time up to this, ns
 	Warm, Time int64          // after the last start: not counted, and counted; ns
 	Host       HostConfig
 }
@@ -18,7 +17,6 @@ type Sharing struct {
 type Shared struct {
 	VI, TCP   []float64
 	Queue     float64 // mean, bytes
-	Most      int     // largest queue, bytes
 	Used      float64 // share of the bottleneck's time
 	Drops     uint64  // frames that the bottleneck dropped
 	Marks     uint64  // frames that the bottleneck marked
@@ -42,7 +40,6 @@ func (e Sharing) Run() (r Shared, err error) {
 			err = cerr
 		}
 	}()
-	begin := func(i int) int64 { return int64(i)*e.Apart + int64(d.rng.Float64()*float64(e.Jitter)) }
 	var vis []*Stream
 	var tcps []*TCP
 	for i := range flows {
@@ -52,12 +49,12 @@ func (e Sharing) Run() (r Shared, err error) {
 				return r, err
 			}
 			vis = append(vis, st)
-			d.After(begin(i), st.Start)
+			d.After(int64(i)*e.Apart, st.Start)
 			continue
 		}
 		f := d.NewTCP(e.TCPs[i-e.VIs], d.Left[i], d.Right[i])
 		tcps = append(tcps, f)
-		d.After(begin(i), f.Start)
+		d.After(int64(i)*e.Apart, f.Start)
 	}
 	d.Run(int64(flows-1)*e.Apart + e.Warm)
 	d.Bottleneck.Forget()
@@ -83,7 +80,7 @@ func (e Sharing) Run() (r Shared, err error) {
 	d.Run(e.Time)
 	count(1)
 	b := d.Bottleneck
-	r.Queue, r.Most, r.Drops, r.Marks = b.MeanQueue(), b.Stats.MostQueued, b.Stats.Dropped, b.Stats.Marked
+	r.Queue, r.Drops, r.Marks = b.MeanQueue(), b.Stats.Dropped, b.Stats.Marked
 	r.Used = float64(8*b.Stats.Bytes) * Second / float64(e.Time) / b.Rate
 	all := append(append([]float64(nil), r.VI...), r.TCP...)
 	var sum, squares, ours float64

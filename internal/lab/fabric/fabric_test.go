@@ -147,38 +147,6 @@ func TestModels(t *testing.T) {
 	}
 }
 
-// The model of BBR keeps the queue of its window (twice what the path holds, and three bursts), two of them keep about
-// as much as the path holds, and random losses do not slow it down.
-func TestModelOfBBR(t *testing.T) {
-	far := Link{Rate: 200e6, Delay: 5 * Millisecond, Limit: 1_000_000}
-	holds := far.Rate / 8 * 2 * float64(far.Delay) / Second
-	one, two := []TCPAlgorithm{BBR}, []TCPAlgorithm{BBR, BBR}
-	lossy := far
-	lossy.Loss = 0.01
-	const bursts = 3 * 16 * mss
-	for _, c := range []struct {
-		name        string
-		link        Link
-		flows       []TCPAlgorithm
-		least, most float64 // queue, bytes
-	}{
-		{"near", near(1_000_000), one, 0.9 * bursts, 1.3 * bursts},
-		{"far", far, one, 0, 0.5 * holds},
-		{"two", far, two, 0.7 * holds, 2 * holds},
-		{"lossy", lossy, one, 0, 0.5 * holds},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if testing.Short() && c.name != "far" {
-				t.Skip("one path is enough") // for the race detector: all run the same code
-			}
-			r := run(t, Sharing{Bottleneck: c.link, TCPs: c.flows, Warm: 2 * Second, Time: 3 * Second})
-			if r.Used < 0.95 || r.Jain < 0.9 || r.Queue < c.least || r.Queue > c.most || r.Drops > 0 {
-				t.Errorf("link used %.3f, Jain's index %.2f, queue %.0f of %.0f to %.0f bytes, %d drops", r.Used, r.Jain, r.Queue, c.least, c.most, r.Drops)
-			}
-		})
-	}
-}
-
 // One stream fills a fast path and a long one, also one that loses frames at random.
 func TestLongPath(t *testing.T) {
 	big := HostConfig{RxChunks: 16384, TxChunks: 16384}

@@ -181,12 +181,9 @@ type Mix struct {
 // Mixed is the result of a Mix or an Incast.
 type Mixed struct {
 	Flows            []Finished
-	Took             int64 // until the last flow was over, ns
-	Goodput          float64
+	Goodput          float64 // until the last flow was over, bits per second
 	Resent, Timeouts uint64
-	MostQueued       int     // bytes in the queue of a host's link
 	MeanQueue        float64 // of the hosts' links while flows begin, bytes
-	Dropped, Marked  uint64
 }
 
 // Run runs the flows until all have ended, for at most 100 times Time.
@@ -215,39 +212,20 @@ func (m Mix) Run() (r Mixed, err error) {
 	}
 	begun := n.Now()
 	n.Run(m.Time)
-	n.queues(&r)
+	for _, d := range n.Down {
+		r.MeanQueue += d.MeanQueue() / float64(len(n.Down))
+	}
 	if !n.RunUntil(100*m.Time, func() bool { return open == 0 || err != nil }) {
 		err = cmp.Or(err, p.err(), fmt.Errorf("%d of %d flows are not over", open, open+len(r.Flows)))
 	}
-	n.ended(&r, p, begun, bytes)
+	r.ended(p, begun, bytes)
 	return r, cmp.Or(err, p.err())
 }
 
-// queues records the mean queue of the hosts' links so far.
-func (l *LeafSpine) queues(r *Mixed) {
-	for _, d := range l.Down {
-		r.MeanQueue += d.MeanQueue() / float64(len(l.Down))
-	}
-}
-
-// ended records the counts of all flows and ports.
-func (l *LeafSpine) ended(r *Mixed, p *paths, begun, bytes int64) {
-	r.Took = l.Now() - begun
-	r.Goodput = float64(8*bytes) * Second / float64(max(1, r.Took))
+// ended records the counts of all flows.
+func (r *Mixed) ended(p *paths, begun, bytes int64) {
+	r.Goodput = float64(8*bytes) * Second / float64(max(1, p.Now()-begun))
 	r.Resent, r.Timeouts = p.resent()
-	count := func(q *Port) {
-		r.Dropped += q.Stats.Dropped
-		r.Marked += q.Stats.Marked
-	}
-	for _, d := range l.Down {
-		r.MostQueued = max(r.MostQueued, d.Stats.MostQueued)
-		count(d)
-	}
-	for _, ports := range append(slices.Clone(l.Up), l.Back...) {
-		for _, q := range ports {
-			count(q)
-		}
-	}
 }
 
 // Incast is rounds of messages: in each, several hosts send one to the same host at the same time.
@@ -308,7 +286,7 @@ func (c Incast) Run() (r Mixed, err error) {
 		busy += last
 	}
 	begun := n.Now() - busy
-	n.ended(&r, p, begun, c.Bytes*int64(c.Senders*c.Rounds))
+	r.ended(p, begun, c.Bytes*int64(c.Senders*c.Rounds))
 	r.MeanQueue = n.Down[0].MeanQueue()
 	return r, p.err()
 }

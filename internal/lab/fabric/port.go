@@ -48,7 +48,6 @@ type Port struct {
 type PortStats struct {
 	Sent, Dropped, Lost, Marked uint64
 	Bytes                       uint64 // sent, as the link counts them
-	MostQueued                  int
 }
 
 func (s *Sim) port(l Link, to node) *Port { return &Port{Link: l, sim: s, to: to, since: s.now} }
@@ -98,7 +97,6 @@ func (p *Port) send(f *packet) {
 	if p.Shared != nil {
 		p.Shared.used += f.size
 	}
-	p.Stats.MostQueued = max(p.Stats.MostQueued, p.queued)
 	p.sim.at(p.free, func() {
 		p.queued -= f.size
 		if p.Shared != nil {

@@ -48,15 +48,6 @@ type TCP struct {
 	probed     bool  // one was sent since a packet arrived
 	armed      int64 // time of the event that looks at rto; 0: none
 
-	// Delivery rate: packets that have arrived, when the last of them did, and when it was sent.
-	delivered              int64
-	deliveredAt, firstSent int64
-
-	// Pacing: ns from a packet to the next one, 0 without pacing, and packets that leave together.
-	gap    float64
-	burst  int
-	paceAt int64 // when the next burst may leave
-
 	// The receiver.
 	cum int64
 	got map[int64]bool
@@ -66,16 +57,13 @@ type tcpPacket struct {
 	at            int64
 	sacked, again bool
 	isLost        bool
-
-	// The flow's when it was sent.
-	delivered, deliveredAt, firstSent int64
 }
 
 // NewTCP makes a flow that sends nothing before Start or Transfer.
 func (s *Sim) NewTCP(a TCPAlgorithm, from, to *Host) *TCP {
 	s.flows++
 	f := &TCP{
-		control: a.control(s), marks: a == DCTCP, sim: s, from: from, to: to, flow: s.flows,
+		control: a.control(), marks: a == DCTCP, sim: s, from: from, to: to, flow: s.flows,
 		sent: make(map[int64]*tcpPacket), got: make(map[int64]bool), cwnd: tcpInitial,
 	}
 	to.tcp[f.flow] = f.receive
@@ -116,14 +104,7 @@ func (f *TCP) receive(p *packet) {
 }
 
 func (f *TCP) send() {
-	left := math.MaxInt // of the burst
-	if f.gap > 0 {
-		if left = f.burst; f.sim.now < f.paceAt {
-			left = 0
-		}
-	}
-	begun := left
-	for left > 0 && float64(f.inFlight) < math.Floor(f.cwnd) {
+	for float64(f.inFlight) < math.Floor(f.cwnd) {
 		if len(f.lost) > 0 {
 			seq := f.lost[0]
 			f.lost = f.lost[1:]
@@ -131,7 +112,6 @@ func (f *TCP) send() {
 				p.isLost, p.again = false, true
 				f.Resent++
 				f.emit(seq, p)
-				left--
 			}
 			continue
 		}
@@ -142,21 +122,12 @@ func (f *TCP) send() {
 		f.sent[f.nxt] = p
 		f.emit(f.nxt, p)
 		f.nxt++
-		left--
-	}
-	if f.gap > 0 && left < begun {
-		f.paceAt = f.sim.now + int64(float64(begun-left)*f.gap)
-		f.sim.at(f.paceAt, f.send)
 	}
 	f.arm()
 }
 
 func (f *TCP) emit(seq int64, p *tcpPacket) {
-	if f.inFlight == 0 {
-		f.firstSent, f.deliveredAt = f.sim.now, f.sim.now
-	}
 	p.at = f.sim.now
-	p.delivered, p.deliveredAt, p.firstSent = f.delivered, f.deliveredAt, f.firstSent
 	f.inFlight++
 	g := &segment{seq: seq, at: p.at}
 	f.from.uplink.send(&packet{to: f.to, flow: f.flow, size: tcpHeaders + mss, ect: f.marks, seg: g})
@@ -164,15 +135,11 @@ func (f *TCP) emit(seq int64, p *tcpPacket) {
 
 func (f *TCP) acknowledged(p *packet) {
 	g, now := p.seg, f.sim.now
-	a := tcpAck{mark: g.echo, rtt: now - g.at, prior: -1}
-	var newest *tcpPacket
+	arrived := 0
 	mark := func(seq int64) {
 		if t := f.sent[seq]; t != nil && !t.sacked {
 			t.sacked = true
-			a.arrived++
-			if newest == nil || t.delivered > newest.delivered {
-				newest = t
-			}
+			arrived++
 			if !t.isLost {
 				f.inFlight--
 			}
@@ -197,26 +164,17 @@ func (f *TCP) acknowledged(p *packet) {
 		f.least = now - g.at
 	}
 	f.backoff, f.rto, f.probed = 0, 0, false
-	if newest != nil {
-		f.delivered += int64(a.arrived)
-		f.deliveredAt, f.firstSent = now, newest.at
-		a.prior = newest.delivered
-		if took := max(newest.at-newest.firstSent, now-newest.deliveredAt); took >= f.least {
-			a.rate = float64(f.delivered-newest.delivered) / float64(took)
-		}
-	}
-	a.lost = f.findLosses()
-	f.control.acked(f, a)
+	f.findLosses()
+	f.control.acked(f, arrived, g.echo)
 	f.send()
 }
 
-// findLosses is RACK with a reordering window of a quarter of the least round trip. It returns how many were found.
-func (f *TCP) findLosses() (n int) {
+// findLosses is RACK with a reordering window of a quarter of the least round trip.
+func (f *TCP) findLosses() {
 	for seq := f.una; seq < f.high; seq++ {
 		if p := f.sent[seq]; p != nil && !p.sacked && !p.isLost && p.at+f.least/4 < f.rackSent {
 			p.isLost = true
 			f.inFlight--
-			n++
 			f.queueLost(seq)
 			if seq >= f.recovery {
 				f.recovery = f.nxt
@@ -224,7 +182,6 @@ func (f *TCP) findLosses() (n int) {
 			}
 		}
 	}
-	return n
 }
 
 func (f *TCP) queueLost(seq int64) {

@@ -5,38 +5,25 @@ import "math"
 // TCPAlgorithm is the congestion control of a flow.
 type TCPAlgorithm int
 
-// Cubic is RFC 9438 without ECN, DCTCP is RFC 8257, BBR is version 1 as in Linux (see bbr).
+// Cubic is RFC 9438 without ECN, DCTCP is RFC 8257.
 const (
 	Cubic TCPAlgorithm = iota
 	DCTCP
-	BBR
 )
 
-func (a TCPAlgorithm) String() string { return [...]string{"CUBIC", "DCTCP", "BBR"}[a] }
+func (a TCPAlgorithm) String() string { return [...]string{"CUBIC", "DCTCP"}[a] }
 
-func (a TCPAlgorithm) control(s *Sim) tcpControl {
-	switch a {
-	case DCTCP:
+func (a TCPAlgorithm) control() tcpControl {
+	if a == DCTCP {
 		return &dctcp{ssth: math.Inf(1), alpha: 1}
-	case BBR:
-		return newBBR(s)
 	}
 	return &cubic{ssth: math.Inf(1)}
 }
 
-// tcpControl sets the window of a flow, and its pacing.
+// tcpControl sets the window of a flow.
 type tcpControl interface {
-	acked(f *TCP, a tcpAck)
-	lost(f *TCP) // the first loss of a round, or a timeout
-}
-
-// tcpAck is what an acknowledgement has shown.
-type tcpAck struct {
-	arrived, lost int
-	mark          bool
-	rtt           int64
-	rate          float64 // of delivery, packets per ns; 0: not measured
-	prior         int64   // packets that had been delivered when the newest of the arrived was sent; below 0: none arrived
+	acked(f *TCP, arrived int, mark bool) // packets that an acknowledgement has shown
+	lost(f *TCP)                          // the first loss of a round, or a timeout
 }
 
 const (
@@ -63,8 +50,8 @@ func (c *cubic) lost(f *TCP) {
 	c.epoch = 0
 }
 
-func (c *cubic) acked(f *TCP, a tcpAck) {
-	n := float64(a.arrived)
+func (c *cubic) acked(f *TCP, arrived int, _ bool) {
+	n := float64(arrived)
 	switch {
 	case n == 0 || f.una < f.recovery:
 		return
@@ -98,8 +85,8 @@ func (c *dctcp) lost(f *TCP) {
 	c.ssth = f.cwnd
 }
 
-func (c *dctcp) acked(f *TCP, a tcpAck) {
-	n := float64(a.arrived)
+func (c *dctcp) acked(f *TCP, arrived int, mark bool) {
+	n := float64(arrived)
 	switch {
 	case n == 0 || f.una < f.recovery:
 	case f.cwnd < c.ssth:
@@ -107,9 +94,9 @@ func (c *dctcp) acked(f *TCP, a tcpAck) {
 	default:
 		f.cwnd += n / f.cwnd
 	}
-	c.arrived += a.arrived
-	if a.mark {
-		c.marked += a.arrived
+	c.arrived += arrived
+	if mark {
+		c.marked += arrived
 		if f.una >= c.cwnr {
 			f.cwnd = max(f.cwnd*(1-c.alpha/2), 2)
 			c.ssth = f.cwnd

@@ -190,29 +190,20 @@ type Config struct {
 	Pairs  []Pair    // veth pairs between the two children
 	CPUs   [2]int    // CPU on which each child runs all its threads; -1: anywhere
 	Stderr io.Writer // the children's standard error, one write at a time; nil: discarded
+
+	// Through joins each pair through a [Middle] of its own.
+	Through bool
 }
 
 // Bed is two child processes in network namespaces of their own, joined by
 // veth pairs. Methods are for one goroutine, Close for any.
-type Bed struct {
-	*group
-	cpus [2]int
-}
+type Bed struct{ *group }
 
 // Start makes a bed. On an error nothing is left of it.
-func Start(cfg Config) (*Bed, error) {
-	b, _, err := start(cfg, false)
-	return b, err
-}
-
-// StartThrough is [Start] with each pair joined through a [Middle] of its own,
-// in the order of Config.Pairs. They are closed with the bed.
-func StartThrough(cfg Config) (*Bed, []*Middle, error) { return start(cfg, true) }
-
-func start(cfg Config, through bool) (_ *Bed, _ []*Middle, err error) {
+func Start(cfg Config) (_ *Bed, err error) {
 	g, err := newGroup(2)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -221,29 +212,28 @@ func start(cfg Config, through bool) (_ *Bed, _ []*Middle, err error) {
 	}()
 	var ends [2][]End
 	for _, p := range cfg.Pairs {
-		of, err := g.connect(p, through)
+		of, err := g.connect(p, cfg.Through)
 		if err != nil {
-			return nil, nil, fmt.Errorf("pair %s: %w", p.Names[0], err)
+			return nil, fmt.Errorf("pair %s: %w", p.Names[0], err)
 		}
 		for i, e := range of {
 			ends[i] = append(ends[i], e)
 		}
 	}
 	if err := g.children(cfg.Args, cfg.CPUs[:], cfg.Stderr); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for i, s := range g.sides {
 		s.Ends = ends[i]
 	}
-	return &Bed{group: g, cpus: cfg.CPUs}, g.middles, nil
+	return &Bed{g}, nil
 }
+
+// Middles are those of the pairs, in the order of Config.Pairs; none without Through. They are closed with the bed.
+func (b *Bed) Middles() []*Middle { return b.middles }
 
 // Side returns side 0 or 1.
 func (b *Bed) Side(i int) *Side { return b.sides[i] }
-
-// StartProcess starts a process in a side's namespace, on that side's CPU. It is the leader of a
-// process group, and gets SIGKILL when this process ends or the Bed is closed.
-func (b *Bed) StartProcess(i int, cmd *exec.Cmd) error { return b.start(i, b.cpus[i], cmd) }
 
 // Ended returns which child has ended by itself and how, if one does within the given time; nil:
 // both run.

@@ -17,7 +17,7 @@
 //
 // # With faults
 //
-// [StartThrough] makes a Bed whose pairs lead through a third namespace each, a [Middle],
+// Config.Through makes a Bed whose pairs lead through a third namespace each, a [Middle],
 // whose forwarder loses, repeats, damages, delays and reorders frames as [Faults] say. It also
 // is a bottleneck: a rate, a queue for all or for each flow, ECN marks. [Middle.SetTBF] makes one of the kernel's.
 // It counts what it does, and its choices are reproducible by a seed. A [Site] is the same for
