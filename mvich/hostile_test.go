@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
@@ -307,9 +308,7 @@ func TestEndWhileCalling(t *testing.T) {
 	err = mvich.Shut(w)
 	meter.Close()
 	noError(t, err)
-	if start.Over(mvich.CallTurn / 2) {
-		t.Errorf("it took %v", time.Since(start.At))
-	}
+	nstest.ErrorIf(t, start.Over(mvich.CallTurn/2), "it took %v", time.Since(start.At))
 }
 
 const (

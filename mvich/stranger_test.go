@@ -12,6 +12,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -193,9 +194,7 @@ func TestTokenOfAnother(t *testing.T) {
 	vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
 	noError(t, err)
 	_, err = vi.ConnectRequest(vipl.NetAddress{Discriminator: token}, mvich.Token(j.worlds[1], 0), testTimeout)
-	if !errors.Is(err, vipl.ErrRejected) {
-		t.Errorf("a call by the token of rank 2 from the host of rank 1: %v", err)
-	}
+	nstest.WantErr(t, "a call by the token of rank 2 from the host of rank 1", err, vipl.ErrRejected)
 	noError(t, vi.Destroy())
 	j.run(t, (*mvich.Comm).Barrier)
 }
@@ -329,16 +328,12 @@ func TestWriteAfterReceive(t *testing.T) {
 	clear(b)
 	if _, err := s.move(at[1], 6, true); err == nil {
 		// For this side the operation is done at the earliest when it is acknowledged.
-		if bytes.Contains(b, []byte("w")) {
-			t.Error("it has written when the receive was done")
-		}
+		nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "it has written when the receive was done")
 	}
 	if _, err := s.move(at[1], 6, true); err == nil {
 		t.Error("the connection works after a write to memory that it may not write")
 	}
-	if bytes.Contains(b, []byte("w")) {
-		t.Error("it has written when the receive was done")
-	}
+	nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "it has written when the receive was done")
 }
 
 // A rank violates the protocol while a message is being written to it. It gets nothing that the program writes to

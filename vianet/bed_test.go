@@ -38,9 +38,7 @@ var lossy = xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01}
 // wasLossy checks that the wire has lost frames.
 func (h *hosts) wasLossy(t *testing.T) {
 	t.Helper()
-	if h.wire.Lost() == 0 {
-		t.Error("the wire has lost no frame")
-	}
+	nstest.ErrorIf(t, h.wire.Lost() == 0, "the wire has lost no frame")
 }
 
 // memoryNics opens a NIC at both ends of a wire in memory. When they are closed no chunk may be missing.
@@ -224,9 +222,7 @@ func TestVeth(t *testing.T) {
 		h := overVeth(t, 1500, o)
 		a, b := h.pair(t)
 		exchange(t, a, b, 2<<20)
-		if a.Close() != nil || b.Close() != nil {
-			t.Error("Close failed")
-		}
+		nstest.ErrorIf(t, a.Close() != nil || b.Close() != nil, "Close failed")
 		h.conforms(t)
 		a, b = h.pair(t)
 		blockedEnds(t, a, b)
@@ -242,9 +238,7 @@ func blockedEnds(t *testing.T, a, b *vianet.Conn) {
 // isErr fails the test if err, the error of what, is not want.
 func isErr(t testing.TB, what string, err, want error) {
 	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("%s: %v, want %v", what, err, want)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, want), "%s: %v, want %v", what, err, want)
 }
 
 // readsAll fails the test if a stream is not want, followed by its end.

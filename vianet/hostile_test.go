@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -161,9 +162,7 @@ func (p *peer) receive(kind byte) message {
 	p.t.Helper()
 	for {
 		d, err := p.vi.RecvWait(testTimeout)
-		if err != nil {
-			p.t.Fatalf("waiting for a message of kind %d: %v", kind, err)
-		}
+		nstest.FatalIf(p.t, err != nil, "waiting for a message of kind %d: %v", kind, err)
 		off := int(d.Addr() - p.region.Addr())
 		m := decode(append([]byte(nil), p.region.Bytes()[off+64:][:d.Length]...))
 		must(p.t, p.vi.PostRecv(p.desc(off/slot, slot-64), p.region.Handle()))
@@ -228,9 +227,7 @@ func accept(t *testing.T, l *vianet.Listener) *vianet.Conn {
 // isReset checks that a connection was reset, and the reason that it gives.
 func isReset(t *testing.T, err error, why string) {
 	t.Helper()
-	if !errors.Is(err, syscall.ECONNRESET) || !strings.Contains(err.Error(), why) {
-		t.Errorf("%v, want a reset because %q", err, why)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, syscall.ECONNRESET) || !strings.Contains(err.Error(), why), "%v, want a reset because %q", err, why)
 }
 
 const (
@@ -396,9 +393,7 @@ func TestTakenLies(t *testing.T) {
 			p, c := h.met(t, true)
 			done := goWrite(c, make([]byte, 100_000))
 			m := p.receive(announce)
-			if m.length != 100_000 {
-				t.Errorf("%d bytes are announced", m.length)
-			}
+			nstest.ErrorIf(t, m.length != 100_000, "%d bytes are announced", m.length)
 			p.send(lie(m))
 			isReset(t, <-done, wrongMove)
 		})
@@ -414,9 +409,7 @@ func withdrawUnanswered(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		n, err := c.Write(make([]byte, 100_000))
-		if n != 0 {
-			t.Errorf("%d bytes are said to be written", n)
-		}
+		nstest.ErrorIf(t, n != 0, "%d bytes are said to be written", n)
 		done <- err
 	}()
 	p.receive(announce)
@@ -460,9 +453,7 @@ func TestStranger(t *testing.T) {
 	must(t, err)
 	for _, disc := range []string{"", "telnet", "vianet", "vianet\x00\x01\x02"} {
 		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, testTimeout)
-		if !errors.Is(err, vipl.ErrRejected) {
-			t.Errorf("from %q: %v", disc, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, vipl.ErrRejected), "from %q: %v", disc, err)
 	}
 	a, b := h.pair(t)
 	exchange(t, a, b, 1000)

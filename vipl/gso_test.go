@@ -27,9 +27,7 @@ const gsoLeast = 3 // frames of a packet
 func pollUntil(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(ackDelay); !ok(); runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not in %v", what, ackDelay)
-		}
+		fatalIf(t, time.Now().After(end), "%s: not in %v", what, ackDelay)
 	}
 }
 

@@ -75,18 +75,14 @@ func (s *spy) send(frame []byte) {
 	if n := copy(chunk, frame); !s.queue.Send(addr, n, false) {
 		s.t.Fatal("the ring is full")
 	}
-	if err := s.queue.Flush(); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, s.queue.Flush())
 }
 
 // forge sends a frame with that header and payload, and with valid lengths and checksum.
 func (s *spy) forge(h wire.Header, payload []byte) {
 	s.t.Helper()
 	template, err := wire.NewTemplate(s.link)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	h.Length = uint16(len(payload))
 	frame := make([]byte, template.Len()+wire.HeaderLen+len(payload))
 	b := template.Put(frame, wire.HeaderLen+len(payload))

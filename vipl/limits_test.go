@@ -101,13 +101,9 @@ func (x *target) goesOn() {
 func (s *spy) plainFrame(v *vipl.VI, kind wire.Kind, data []byte) []byte {
 	s.t.Helper()
 	h, ok := v.Expects()
-	if !ok {
-		s.t.Fatal("frames do not flow")
-	}
+	fatalIf(s.t, !ok, "frames do not flow")
 	template, err := wire.NewTemplate(s.link)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	h.Kind, h.Window, h.Length = kind, 64, uint16(len(data))
 	if kind == wire.KindData {
 		h.Flags = wire.FlagFirst | wire.FlagLast

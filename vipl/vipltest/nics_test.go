@@ -101,15 +101,11 @@ func TestLastFramesOfNICs(t *testing.T) {
 	q := agent.Queue()
 	for i := range frames {
 		addr, b, ok := q.Alloc()
-		if !ok {
-			t.Fatalf("%d chunks to send from, want %d", i, frames)
-		}
+		nstest.FatalIf(t, !ok, "%d chunks to send from, want %d", i, frames)
 		copy(b, "\xff\xff\xff\xff\xff\xff")
 		copy(b[6:], na.MAC)
 		binary.BigEndian.PutUint16(b[12:], etherType)
-		if !q.Send(addr, 64, false) {
-			t.Fatalf("no room for frame %d", i)
-		}
+		nstest.FatalIf(t, !q.Send(addr, 64, false), "no room for frame %d", i)
 	}
 	nstest.Check(t, agent.Close())
 	for i := range frames {

@@ -8,6 +8,7 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
 )
 
 // A watcher's callback delays no call to the agent, this one or the next. It gets the latest state, and then
@@ -27,9 +28,7 @@ func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
 		t.Helper()
 		select {
 		case got := <-told:
-			if got != mtu {
-				t.Errorf("told of change %d, want %d", got, mtu)
-			}
+			nstest.ErrorIf(t, got != mtu, "told of change %d, want %d", got, mtu)
 		case <-time.After(waitLimit):
 			t.Fatalf("no watcher was notified of change %d", mtu)
 		}

@@ -100,9 +100,7 @@ func FuzzTag(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, pinned int) {
 		got, err := readTag(b, pinned)
 		if err != nil {
-			if len(got.Token) > 0 || got.UID != 0 {
-				t.Fatalf("%q is refused, and is %+v", b, got)
-			}
+			nstest.FatalIf(t, len(got.Token) > 0 || got.UID != 0, "%q is refused, and is %+v", b, got)
 			return
 		}
 		if len(got.Token) != agentproto.TokenLen || pinned <= 0 || 1<<15*pinned < pinned {

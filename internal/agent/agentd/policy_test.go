@@ -127,18 +127,14 @@ func TestZeroCopyIsGranted(t *testing.T) {
 		defer r.c.Close()
 		reply, err := r.hello().use(openOf("via0", xdpnic.ModeZeroCopy, require))
 		if require {
-			if err == nil {
-				t.Fatal("zero-copy on a veth")
-			}
+			nstest.FatalIf(t, err == nil, "zero-copy on a veth")
 			return err.Error()
 		}
 		nstest.Must(t, err)
 		if m := reply.Opened.Info.Restore().Mode; m == xdpnic.ModeZeroCopy {
 			t.Errorf("%v mode", m)
 		}
-		if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
 		return reply.Opened.Info.Restore().Attempts[0].String()
 	}
 	for _, require := range []bool{true, false} {
@@ -171,9 +167,7 @@ func TestLinger(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
 	t.Cleanup(func() {
 		g.stop()
-		if programID(t, ns) != 0 {
-			t.Error("the agent has ended, and its program is attached")
-		}
+		nstest.ErrorIf(t, programID(t, ns) != 0, "the agent has ended, and its program is attached")
 	})
 	use := func(uid int, mode xdpnic.Mode, require bool) error {
 		r := g.rawAs(t, uid).hello()
@@ -186,9 +180,7 @@ func TestLinger(t *testing.T) {
 	}
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
 	first := programID(t, ns)
-	if first == 0 {
-		t.Fatal("the program is detached with the last queue")
-	}
+	nstest.FatalIf(t, first == 0, "the program is detached with the last queue")
 	for range 3 {
 		for _, uid := range []int{60001, 60002} {
 			nstest.Check(t, use(uid, xdpnic.ModeAuto, false))
@@ -211,9 +203,7 @@ func TestLinger(t *testing.T) {
 	}
 	// An open that fails when the program is attached leaves it there, too.
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
-	if programID(t, ns) == 0 {
-		t.Error("the program is detached with the last queue")
-	}
+	nstest.ErrorIf(t, programID(t, ns) == 0, "the program is detached with the last queue")
 }
 
 // The program stays attached after a queue that the agent has taken over, too.
@@ -251,9 +241,7 @@ func TestLingerEnds(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{Linger: 50 * time.Millisecond})
 	r := g.rawAs(t, 60001).hello()
 	nstest.Must(t, r.open(0))
-	if programID(t, ns) == 0 {
-		t.Error("no program is attached")
-	}
+	nstest.ErrorIf(t, programID(t, ns) == 0, "no program is attached")
 	r.c.Close()
 	await.Until(t, "the program is detached", func() bool { return programID(t, ns) == 0 })
 	await.Until(t, "the agent has nothing open", func() bool { return len(g.status(t).NICs) == 0 })
@@ -312,7 +300,5 @@ func TestServed(t *testing.T) {
 	}
 	nothing := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {Users: []uint32{60002}}}})
 	reply, err := nothing.rawAs(t, 60001).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-	if err != nil || reply.Status.Served == nil || reply.Status.Serves("via0") {
-		t.Errorf("of nothing: %+v, %v", reply.Status, err)
-	}
+	nstest.ErrorIf(t, err != nil || reply.Status.Served == nil || reply.Status.Serves("via0"), "of nothing: %+v, %v", reply.Status, err)
 }

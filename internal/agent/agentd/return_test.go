@@ -65,9 +65,7 @@ func TestInterfaceReturns(t *testing.T) {
 			}
 			select {
 			case code := <-falls:
-				if code != vipl.ErrorCatastrophic {
-					t.Errorf("the first error is %v", code)
-				}
+				nstest.ErrorIf(t, code != vipl.ErrorCatastrophic, "the first error is %v", code)
 			case <-time.After(waitLimit):
 				t.Error("the handler of errors is not called")
 			}

@@ -58,9 +58,7 @@ func TestQueuesOut(t *testing.T) {
 	exchange(t, ea, eb, "one queue")
 
 	out, err := program(t, 60001, "TestProgramRefused", "", socketsEnv+"="+g.socket).CombinedOutput()
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	nstest.ErrorIf(t, err != nil, "%v\n%s", err, out)
 }
 
 // If frames come in on several queues, an ordinary user's program gets a note about the steering that it may
@@ -100,16 +98,10 @@ func TestProgramRefused(t *testing.T) {
 		t.Skip("a program of TestQueuesOut")
 	}
 	_, err := vipl.OpenNIC("via0", vipl.WithAgent(socket))
-	if !errors.Is(err, kagent.ErrQueueInUse) {
-		t.Fatalf("%v, want ErrQueueInUse", err)
-	}
+	nstest.FatalIf(t, !errors.Is(err, kagent.ErrQueueInUse), "%v, want ErrQueueInUse", err)
 	for _, part := range []string{"queue 0", "queue 1", fmt.Sprintf("process %d (", os.Getppid()), "of user 0", "end one of them"} {
-		if strings.Contains(err.Error(), "this process") || strings.Count(err.Error(), "kagent: open") != 1 {
-			t.Errorf("of an agent: %q", err)
-		}
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q does not say %q", err, part)
-		}
+		nstest.ErrorIf(t, strings.Contains(err.Error(), "this process") || strings.Count(err.Error(), "kagent: open") != 1, "of an agent: %q", err)
+		nstest.ErrorIf(t, !strings.Contains(err.Error(), part), "%q does not say %q", err, part)
 	}
 }
 
@@ -321,7 +313,5 @@ func exchange(t testing.TB, from, to *end, text string) {
 	if got := to.mem.Bytes()[4096 : 4096+d.Length]; !bytes.Equal(got, []byte(text)) {
 		t.Fatalf("%q arrived, want %q", got, text)
 	}
-	if _, err := from.vi.SendWait(waitLimit); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(from.vi.SendWait(waitLimit)))
 }

@@ -147,9 +147,7 @@ func TestPeersThatDoNotMatch(t *testing.T) {
 				t.Errorf("%d: a stranger's request is remembered, %d things", i, n)
 			}
 			for _, m := range []meeting{<-am, <-bm} {
-				if !errors.Is(m.err, kagent.ErrTimeout) || !errors.Is(m.err, context.DeadlineExceeded) {
-					t.Errorf("%d: %+v", i, m)
-				}
+				nstest.ErrorIf(t, !errors.Is(m.err, kagent.ErrTimeout) || !errors.Is(m.err, context.DeadlineExceeded), "%d: %+v", i, m)
 			}
 			if d := time.Since(start); d != time.Second {
 				t.Errorf("%d: it took %v", i, d)
@@ -175,9 +173,7 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 			if m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t)); !errors.Is(m.err, kagent.ErrTimeout) {
 				t.Errorf("a peer request and a server: %+v", m)
 			}
-			if err := <-waits; !errors.Is(err, kagent.ErrTimeout) {
-				t.Errorf("Wait: %v", err)
-			}
+			nstest.WantErr(t, "Wait", <-waits, kagent.ErrTimeout)
 			if in, err := l.Wait(within(0)); !errors.Is(err, kagent.ErrTimeout) {
 				t.Errorf("Listener: %v, %v", in, err)
 			}
@@ -187,9 +183,7 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 			peer := calls(within(10*time.Second), y, to(y, right), to(x, left), offer(y, t))
 			synctest.Wait()
 			_, err = x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
-			if !errors.Is(err, kagent.ErrNoMatch) {
-				t.Errorf("a request and a peer request: %v", err)
-			}
+			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch), "a request and a peer request: %v", err)
 
 			served := serve(y, right, offer(y, t))
 			synctest.Wait()
@@ -232,9 +226,7 @@ func TestPeerRejects(t *testing.T) {
 			network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 				am := calls(within(20*time.Second), a, to(a, left), to(b, right), offer(a, t))
 				_, in, err := b.RequestPeer(within(20*time.Second), to(b, right), to(a, left), offer(b, t))
-				if err != nil || in == nil {
-					t.Fatalf("the higher address is not the acceptor: %v", err)
-				}
+				nstest.FatalIf(t, err != nil || in == nil, "the higher address is not the acceptor: %v", err)
 				nstest.Must(t, in.Reject(reason))
 				var rejected *kagent.RejectedError
 				if m := <-am; !errors.As(m.err, &rejected) || rejected.Reason != reason {
@@ -272,9 +264,7 @@ func TestPeerCancel(t *testing.T) {
 		if d := time.Since(start); d != time.Millisecond {
 			t.Errorf("the news took %v", d)
 		}
-		if err := in.Accept(within(time.Second), offer(b, t)); !errors.Is(err, kagent.ErrCancelled) {
-			t.Errorf("Accept: %v", err)
-		}
+		nstest.WantErr(t, "Accept", in.Accept(within(time.Second), offer(b, t)), kagent.ErrCancelled)
 		if m := <-am; !errors.Is(m.err, context.Canceled) {
 			t.Errorf("the requester: %v", m.err)
 		}
@@ -382,9 +372,7 @@ func TestCloseEndsPeers(t *testing.T) {
 				t.Errorf("after Close: %v", m.err)
 			}
 		}
-		if err := in.Err(); !errors.Is(err, kagent.ErrClosed) {
-			t.Errorf("Incoming: %v", err)
-		}
+		nstest.WantErr(t, "Incoming", in.Err(), kagent.ErrClosed)
 		if m := <-am; !errors.Is(m.err, kagent.ErrRejected) {
 			t.Errorf("the other side's call: %v", m.err)
 		}
@@ -412,9 +400,7 @@ func TestPeerBadArguments(t *testing.T) {
 				t.Errorf("%v: %v", h, m.err)
 			}
 		}
-		if n := a.Remembered(); n != 0 {
-			t.Errorf("%d things are remembered", n)
-		}
+		nstest.Equal(t, "things that are remembered", a.Remembered(), 0)
 		nowhere := kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}
 		if m := meet(ctx, a, kagent.Address{}, nowhere, good); !errors.Is(m.err, kagent.ErrUnreachable) {
 			t.Errorf("a host without a route: %v", m.err)

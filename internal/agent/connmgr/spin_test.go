@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"viaxdp/internal/lab/nstest"
 )
 
 // polledTransport counts its polls, and closes done in one of them.
@@ -73,7 +74,5 @@ func TestSpinAlone(t *testing.T) {
 	}
 	all.Wait()
 	s.spin(struct{ Transport }{&polledTransport{}}, nil)
-	if n := s.waiting.Load(); n != 1 {
-		t.Errorf("%d goroutines wait, not 1", n)
-	}
+	nstest.Equal(t, "goroutines that wait", s.waiting.Load(), 1)
 }

@@ -45,9 +45,7 @@ func TestShmLinkBells(t *testing.T) {
 	wakeB, bellB := of(b)
 
 	for _, fd := range []int{wakeB, bellB} {
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0)))
 	}
 	for _, fd := range []int{wakeA, bellA} {
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK == 0 {
@@ -62,9 +60,7 @@ func TestShmLinkBells(t *testing.T) {
 			break
 		}
 	}
-	if !errors.Is(err, unix.EAGAIN) {
-		t.Fatalf("ringing without end: %v", err)
-	}
+	nstest.FatalIf(t, !errors.Is(err, unix.EAGAIN), "ringing without end: %v", err)
 	if err := unix.Send(bellA, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
 		t.Errorf("ringing at a side that has rung without end: %v", err)
 	}
@@ -138,9 +134,7 @@ func TestRestoreLinks(t *testing.T) {
 			}
 			nic := fdstore.Entry{Key: nicKey(d.place), Value: []byte("{}")}
 			k, _, err := sortEntries(d.place, []fdstore.Entry{nic, tc.kept})
-			if err != nil || len(k.bad) > 0 || len(k.shmLinks) != 1 {
-				t.Fatalf("%+v, %v", k, err)
-			}
+			nstest.FatalIf(t, err != nil || len(k.bad) > 0 || len(k.shmLinks) != 1, "%+v, %v", k, err)
 			d.mu.Lock()
 			err = d.restoreLinks(k.shmLinks)
 			d.mu.Unlock()
@@ -155,9 +149,7 @@ func TestRestoreLinks(t *testing.T) {
 			if d.mu.Lock(); n != tc.n {
 				t.Errorf("charged are %v links, want %v", n, tc.n)
 			}
-			if there := len(fdStore.all()); there != min(n[0]+n[1], 1) {
-				t.Errorf("%d links are kept", there)
-			}
+			nstest.Equal(t, "links that are kept", len(fdStore.all()), min(n[0]+n[1], 1))
 			d.mu.Unlock()
 			for _, q := range tc.leases {
 				d.mu.Lock()

@@ -255,12 +255,8 @@ func TestAllQueues(t *testing.T) {
 		if queue == 0 {
 			nstest.Must(t, b.Enter(num, key, p.Src))
 		}
-		if !sendFrame(t, a, b, p, num, key) {
-			t.Errorf("the frame on queue %d did not come", queue)
-		}
-		if sendFrame(t, a, b, p, num, key+1) {
-			t.Errorf("queue %d: a frame with the wrong key came", queue)
-		}
+		nstest.ErrorIf(t, !sendFrame(t, a, b, p, num, key), "the frame on queue %d did not come", queue)
+		nstest.ErrorIf(t, sendFrame(t, a, b, p, num, key+1), "queue %d: a frame with the wrong key came", queue)
 	}
 	if s := b.dev.demux.Slots(); len(s) != 9 {
 		t.Errorf("slots %d", s)

@@ -179,12 +179,8 @@ func TestReprobeRarely(t *testing.T) {
 	if got := flood(1); got != maxUserReprobes {
 		t.Errorf("one user gets %d in 4 s, want %d", got, maxUserReprobes)
 	}
-	if !p.take(2, addr(5000), now.Add(4*time.Second)) {
-		t.Error("another user gets none")
-	}
-	if p.take(3, addr(5000), now.Add(4*time.Second+reprobeAgain/2)) {
-		t.Error("an address is probed again at once")
-	}
+	nstest.ErrorIf(t, !p.take(2, addr(5000), now.Add(4*time.Second)), "another user gets none")
+	nstest.ErrorIf(t, p.take(3, addr(5000), now.Add(4*time.Second+reprobeAgain/2)), "an address is probed again at once")
 	now = now.Add(2 * reprobeWindow)
 	if got := flood(100); got != maxReprobes {
 		t.Errorf("100 users get %d in 4 s, want %d", got, maxReprobes)

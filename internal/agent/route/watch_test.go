@@ -100,9 +100,7 @@ func TestWatch(t *testing.T) {
 	case <-time.After(waitLimit):
 		t.Error("still watching an interface that is gone")
 	}
-	if !a.router.IsGone() {
-		t.Error("the router finds an interface that is gone")
-	}
+	nstest.ErrorIf(t, !a.router.IsGone(), "the router finds an interface that is gone")
 }
 
 // The loss of kernel messages for lack of room does not hide the interface's state from watchers.
@@ -267,9 +265,7 @@ func TestSaysGone(t *testing.T) {
 			about++
 			said = said || saysGone(kind, body)
 		})
-		if about != 1 || said != c.gone {
-			t.Errorf("%+v: gone is %v, by %d messages", c, said, about)
-		}
+		nstest.ErrorIf(t, about != 1 || said != c.gone, "%+v: gone is %v, by %d messages", c, said, about)
 	}
 }
 

@@ -51,28 +51,6 @@ func Lacks(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// Must ends the test by an error.
-func Must(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Check fails the test by an error, and the test goes on.
-func Check(t interface {
-	Helper()
-	Error(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Error(err)
-	}
-}
-
 // NS is one end: a namespace and the veth interface in it.
 type NS struct {
 	Name    string           // interface name, "via0" in both namespaces of a Pair

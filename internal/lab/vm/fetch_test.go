@@ -43,9 +43,7 @@ func TestFindRelease(t *testing.T) {
 		{"6.18", false, ""},
 	} {
 		got, err := findRelease(packages, tc.series, tc.cloud)
-		if got != tc.want || (err == nil) != (tc.want != "") {
-			t.Errorf("%s, cloud %v: %q, %v; want %q", tc.series, tc.cloud, got, err, tc.want)
-		}
+		nstest.ErrorIf(t, got != tc.want || (err == nil) != (tc.want != ""), "%s, cloud %v: %q, %v; want %q", tc.series, tc.cloud, got, err, tc.want)
 	}
 }
 
@@ -65,9 +63,7 @@ func TestGuestArgs(t *testing.T) {
 		g := guest{form: f, dir: "/run", memory: 512}
 		args := strings.Join(g.args(), " ")
 		for _, want := range []string{"-accel tcg", "hubid=1", "file:/run/results.json", f.device + ",netdev=n0", f.device + ",netdev=n1"} {
-			if !strings.Contains(args, want) {
-				t.Errorf("%s: no %q in %s", f.name, want, args)
-			}
+			nstest.ErrorIf(t, !strings.Contains(args, want), "%s: no %q in %s", f.name, want, args)
 		}
 		if got := strings.Contains(args, "bus=rp1"); got != f.rootPort {
 			t.Errorf("%s: root port %v, want %v", f.name, got, f.rootPort)
@@ -88,9 +84,7 @@ func TestInitramfs(t *testing.T) {
 	files := cpio.ArchiveFromRecords(records)
 	text := func(name string) string {
 		r, ok := files.Get(name)
-		if !ok || r.Mode != cpio.S_IFREG|0o755 {
-			t.Fatalf("%s: %v, there: %v", name, r, ok)
-		}
+		nstest.FatalIf(t, !ok || r.Mode != cpio.S_IFREG|0o755, "%s: %v, there: %v", name, r, ok)
 		data := make([]byte, r.FileSize)
 		_, err := r.ReadAt(data, 0)
 		must(t, err)
@@ -106,9 +100,7 @@ func TestInitramfs(t *testing.T) {
 	if want := (plan.Plan{Queues: 2, Modules: []string{"/modules/veth.ko", "/modules/igb.ko"}}); !reflect.DeepEqual(p, want) {
 		t.Errorf("the plan is %+v, want %+v", p, want)
 	}
-	if text(p.Modules[0]) != "v" || text(p.Modules[1]) != "ig" {
-		t.Errorf("other modules: %v", files)
-	}
+	nstest.ErrorIf(t, text(p.Modules[0]) != "v" || text(p.Modules[1]) != "ig", "other modules: %v", files)
 	there := make(map[string]bool)
 	for _, r := range records {
 		if dir := path.Dir(r.Name); dir != "." && !there[dir] {
@@ -119,9 +111,7 @@ func TestInitramfs(t *testing.T) {
 	if r, _ := files.Get("dev/console"); r.Mode != cpio.S_IFCHR|0o600 || r.Rmajor != 5 || r.Rminor != 1 {
 		t.Errorf("console: %v", r)
 	}
-	if initramfs(fullDisk{}, programs, nil, plan.Plan{}) == nil {
-		t.Error("an archive that could not be written has no error")
-	}
+	nstest.ErrorIf(t, initramfs(fullDisk{}, programs, nil, plan.Plan{}) == nil, "an archive that could not be written has no error")
 }
 
 type fullDisk struct{}
