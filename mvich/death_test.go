@@ -392,8 +392,6 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 		t.Errorf("dead: %v", dead)
 	}
 	c.Acknowledge(c.Dead())
-	if err := anybody(); err != nil {
-		t.Errorf("receive of anybody when all deaths are known: %v", err)
-	}
+	nstest.WantErr(t, "receive of anybody when all deaths are known", anybody(), nil)
 	noError(t, wantLost("finalize", j.worlds[0].Finalize(), first))
 }

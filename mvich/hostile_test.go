@@ -87,9 +87,8 @@ func callAsStranger(t *testing.T, nic, at *vipl.NIC, launcher mvich.Launcher) *s
 	tag, err := nic.CreatePtag()
 	noError(t, err)
 	s := &stranger{t: t, tag: tag}
-	if s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true}); err != nil {
-		t.Fatal(err)
-	}
+	s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true})
+	nstest.Must(t, err)
 	if s.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}, nil, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -214,9 +214,7 @@ func TestRefusedBehindData(t *testing.T) {
 		}
 		return nil
 	})
-	if agent.Times > 0 {
-		t.Errorf("%d were not refused", agent.Times)
-	}
+	nstest.ErrorIf(t, agent.Times > 0, "%d were not refused", agent.Times)
 	await.Until(t, "one VI is left", func() bool { return len(j.hosts[0].NIC.Status().VIs) == 1 })
 }
 
@@ -297,9 +295,8 @@ func TestWriteAfterReceive(t *testing.T) {
 	for i := range receives {
 		var err error
 		// The second one, which is part of the first one's memory, is found in it.
-		if receives[i], err = w.Comm().Irecv(b[i*size:], 1, i); err != nil {
-			t.Fatal(err)
-		}
+		receives[i], err = w.Comm().Irecv(b[i*size:], 1, i)
+		nstest.Must(t, err)
 	}
 	each(t, 2, func(rank int) error {
 		if rank == 0 {

@@ -158,9 +158,7 @@ func TestLearn(t *testing.T) {
 	for range 20 {
 		w.learn(time.Millisecond)
 	}
-	if w.spin != 0 {
-		t.Errorf("%d polls after long sleeps", w.spin)
-	}
+	nstest.ErrorIf(t, w.spin != 0, "%d polls after long sleeps", w.spin)
 	if w.learn(time.Microsecond); w.spin < leastSpin {
 		t.Errorf("%d polls after a short sleep", w.spin)
 	}
@@ -171,9 +169,7 @@ func TestLearn(t *testing.T) {
 	for range 20 {
 		w.learn(time.Microsecond)
 	}
-	if w.spin != 1000 {
-		t.Errorf("%d polls after short sleeps", w.spin)
-	}
+	nstest.ErrorIf(t, w.spin != 1000, "%d polls after short sleeps", w.spin)
 	tries := 0
 	for range 5 * spinRetry {
 		if w.learn(time.Millisecond); w.spin == 1000 {

@@ -72,9 +72,7 @@ func TestCloseUnsent(t *testing.T) {
 				if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
 					t.Errorf("the peer's Write of %d bytes: %v", size, err)
 				}
-				if err := b.CloseWrite(); err != nil {
-					t.Errorf("the peer's CloseWrite: %v", err)
-				}
+				nstest.WantErr(t, "the peer's CloseWrite", b.CloseWrite(), nil)
 				readsAll(t, b, want)
 				b.Close()
 			}
@@ -232,9 +230,7 @@ func TestShutdownWaits(t *testing.T) {
 		}
 	}
 	isErr(t, "Dial of a closed stack", errOf(h.b.Dial("via", "10.0.0.9:1")), net.ErrClosed)
-	if err := h.b.Shutdown(t.Context()); err != nil {
-		t.Errorf("a second one: %v", err)
-	}
+	nstest.WantErr(t, "a second one", h.b.Shutdown(t.Context()), nil)
 }
 
 // When its time is over, Shutdown closes what is left. If nothing is left by then, it returns no error.

@@ -287,9 +287,7 @@ func TestStackClose(t *testing.T) {
 	check(t, h.b.Close())
 	wait.Wait()
 	readsAll(t, a, []byte("last"))
-	if err := h.b.Close(); err != nil {
-		t.Errorf("second Close: %v", err)
-	}
+	nstest.WantErr(t, "second Close", h.b.Close(), nil)
 	isErr(t, "Dial", errOf(h.b.Dial("via", l.Addr().String())), net.ErrClosed)
 	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
 }

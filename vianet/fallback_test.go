@@ -153,9 +153,7 @@ func dialOrAfterAll(t *testing.T) {
 	dial := func() (net.Conn, error) {
 		or := &otherWay{err: syscall.EPERM}
 		c, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{nobody, there}, or.dial)
-		if or.calls != 1 {
-			t.Errorf("%d calls", or.calls)
-		}
+		nstest.ErrorIf(t, or.calls != 1, "%d calls", or.calls)
 		return c, err
 	}
 

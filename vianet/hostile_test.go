@@ -87,9 +87,8 @@ func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *p
 	must(t, err)
 	p := &peer{t: t}
 	attr := vipl.MemAttributes{Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}
-	if p.region, err = nic.AllocMem(slots*slot, attr); err != nil {
-		t.Fatal(err)
-	}
+	p.region, err = nic.AllocMem(slots*slot, attr)
+	nstest.Must(t, err)
 	t.Cleanup(func() { p.region.Deregister() })
 	p.vi, err = nic.CreateVI(vipl.VIAttributes{
 		Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: rdmaRead, EnableRDMAWrite: true,

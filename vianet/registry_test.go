@@ -26,9 +26,8 @@ func newTestRegistry(t testing.TB, limit int) (r *registry, tag *vipl.Ptag) {
 	nic := aNIC(t)
 	r, err := newRegistry(nic, limit)
 	nstest.Must(t, err)
-	if tag, err = nic.CreatePtag(); err != nil {
-		t.Fatal(err)
-	}
+	tag, err = nic.CreatePtag()
+	nstest.Must(t, err)
 	return r, tag
 }
 
@@ -127,9 +126,7 @@ func TestLeaseLimit(t *testing.T) {
 	if !kept(bufs[0]) || kept(bufs[1]) || !kept(bufs[2]) || kept(bufs[3]) {
 		t.Errorf("kept: %v %v %v %v", kept(bufs[0]), kept(bufs[1]), kept(bufs[2]), kept(bufs[3]))
 	}
-	if r.bytes != 2002 {
-		t.Errorf("%d bytes", r.bytes)
-	}
+	nstest.ErrorIf(t, r.bytes != 2002, "%d bytes", r.bytes)
 	nstest.Check(t, r.close())
 }
 
@@ -140,17 +137,13 @@ func TestStages(t *testing.T) {
 	for range maxStages + 3 { // more than the arena has
 		l, err := r.stage(tag, writable)
 		nstest.Must(t, err)
-		if len(l.buf) != stageSize || &l.region.Bytes()[l.off] != &l.buf[0] {
-			t.Fatalf("%d bytes at %d", len(l.buf), l.off)
-		}
+		nstest.FatalIf(t, len(l.buf) != stageSize || &l.region.Bytes()[l.off] != &l.buf[0], "%d bytes at %d", len(l.buf), l.off)
 		all = append(all, l)
 	}
 	for _, l := range all {
 		l.end()
 	}
-	if len(r.stages) != maxStages {
-		t.Errorf("%d are kept", len(r.stages))
-	}
+	nstest.ErrorIf(t, len(r.stages) != maxStages, "%d are kept", len(r.stages))
 	l, err := r.stage(tag, closed)
 	nstest.ErrorIf(t, err != nil || l != all[maxStages-1], "%v, not the one that was used last", err)
 	l.end()

@@ -62,9 +62,7 @@ func TestGreetingComesLate(t *testing.T) {
 		defer cancel()
 		late := waiting()
 		time.AfterFunc(dialTime-time.Second, func() { close(late.ready) })
-		if err := late.greeting(ctx); err != nil {
-			t.Errorf("a late one: %v", err)
-		}
+		nstest.WantErr(t, "a late one", late.greeting(ctx), nil)
 		if err := waiting().greeting(ctx); err != syscall.ETIMEDOUT {
 			t.Errorf("none: %v", err)
 		}

@@ -135,9 +135,7 @@ func TestGapIsToldSoon(t *testing.T) {
 	c.ack.delay.wait = 2_000_000
 	r.Arrive(r.Next(), false)
 	p.oweAck(c, now)
-	if c.ack.due <= now+defaultAckDelay {
-		t.Fatalf("in order: after %d ns", c.ack.due-now)
-	}
+	nstest.FatalIf(t, c.ack.due <= now+defaultAckDelay, "in order: after %d ns", c.ack.due-now)
 	r.Arrive(r.Next()+1, false)
 	r.Buffer(r.Next()+1, 0)
 	p.oweAck(c, now)

@@ -416,9 +416,7 @@ func FuzzGSOPacket(f *testing.F) {
 				}
 				b := xb.buf[indexOf(xb, d)][:d.Length]
 				for k := range b {
-					if b[k] != b[0] {
-						t.Fatalf("a message of %d bytes holds %d and %d", len(b), b[0], b[k])
-					}
+					fatalIf(t, b[k] != b[0], "a message of %d bytes holds %d and %d", len(b), b[0], b[k])
 				}
 			}
 		}

@@ -28,11 +28,7 @@ func TestResentOnLoop(t *testing.T) {
 		t.Errorf("given back on its way: %d, the connection has %d", nic.freed, c.chunks)
 	}
 	p.deliverLooped(0)
-	if !slices.Equal(nic.freed, []uint64{4096}) {
-		t.Errorf("given back on arrival: %d", nic.freed)
-	}
+	nstest.ErrorIf(t, !slices.Equal(nic.freed, []uint64{4096}), "given back on arrival: %d", nic.freed)
 	p.release(c, 2048<<tagShift|1)
-	if !slices.Equal(nic.freed, []uint64{4096, 2048}) {
-		t.Errorf("given back by the acknowledgement: %d", nic.freed)
-	}
+	nstest.ErrorIf(t, !slices.Equal(nic.freed, []uint64{4096, 2048}), "given back by the acknowledgement: %d", nic.freed)
 }

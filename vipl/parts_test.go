@@ -153,9 +153,7 @@ func TestReadyList(t *testing.T) {
 	p.enqueue(a)
 	p.enqueue(a)
 	p.enqueue(b)
-	if !slices.Equal(p.ready.conns, []*conn{a, b}) {
-		t.Errorf("%d connections are listed, not each once", len(p.ready.conns))
-	}
+	nstest.ErrorIf(t, !slices.Equal(p.ready.conns, []*conn{a, b}), "%d connections are listed, not each once", len(p.ready.conns))
 	p.doorbell.waitIf(true)
 	p.pumpReady(1) // they are closed: nothing is to be sent
 	if len(p.ready.conns) != 0 || a.inReady || b.inReady || p.doorbell.lazy {

@@ -220,9 +220,8 @@ func TestLinkMemory(t *testing.T) {
 		must(t, err)
 		end := &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
 		for _, f := range []**os.File{&end.Wake, &end.Bell} {
-			if *f, err = os.Open(os.DevNull); err != nil {
-				t.Fatal(err)
-			}
+			*f, err = os.Open(os.DevNull)
+			must(t, err)
 		}
 		must(t, end.Memory.Truncate(c.size))
 		must(t, errOf(unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, c.seals)))

@@ -256,9 +256,8 @@ func TestAddresses(t *testing.T) {
 	qs := make([]*xdpnictest.Queue, 3)
 	for i := range qs {
 		var err error
-		if qs[i], err = w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MAC: [6]byte{2, 0, 0, 0, 0, byte(i)}}); err != nil {
-			t.Fatal(err)
-		}
+		qs[i], err = w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MAC: [6]byte{2, 0, 0, 0, 0, byte(i)}})
+		nstest.Must(t, err)
 	}
 	to := func(mac [6]byte) {
 		addr, b, _ := qs[0].Alloc()

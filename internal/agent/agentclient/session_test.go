@@ -170,9 +170,7 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 		first.next(t, agentproto.OpWait)
 	}
 	first.die()
-	if err := listeners["closed"].Close(); err != nil {
-		t.Errorf("closing a listener without an agent: %v", err)
-	}
+	nstest.WantErr(t, "closing a listener without an agent", listeners["closed"].Close(), nil)
 
 	handles := map[string]uint64{"a": 101, "b": 102, "c": 103, "d": 100, "closed": 104}
 	second := startDaemon(t, socket, handles)

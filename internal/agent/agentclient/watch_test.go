@@ -38,14 +38,10 @@ func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
 	wants(1)
 	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 2}})
 	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 3}})
-	if _, err := a.NewVI(); err != nil {
-		t.Errorf("during a callback: %v", err)
-	}
+	nstest.WantErr(t, "during a callback", nstest.Err(a.NewVI()), nil)
 	first.die()
 	second := startDaemon(t, socket, nil)
-	if _, err := a.NewVI(); err != nil {
-		t.Errorf("the next agent, during a callback: %v", err)
-	}
+	nstest.WantErr(t, "the next agent, during a callback", nstest.Err(a.NewVI()), nil)
 	second.next(t, agentproto.OpWatch)
 	release()
 	wants(3)

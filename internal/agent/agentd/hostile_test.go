@@ -217,18 +217,12 @@ func TestTokenOfAnother(t *testing.T) {
 		_, err := r.hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: reply.Opened.Token})
 		return err
 	}
-	if err := resume(g.raw(t)); !errors.Is(err, agentproto.ErrToken) {
-		t.Errorf("a second connection: %v, want ErrToken", err)
-	}
+	nstest.WantErr(t, "a second connection", resume(g.raw(t)), agentproto.ErrToken)
 	g.kill()
 	g.start()
-	if err := resume(g.rawAs(t, 60001)); !errors.Is(err, agentproto.ErrToken) {
-		t.Errorf("another user: %v, want ErrToken", err)
-	}
+	nstest.WantErr(t, "another user", resume(g.rawAs(t, 60001)), agentproto.ErrToken)
 	own := g.raw(t)
-	if err := resume(own); err != nil {
-		t.Errorf("its own: %v", err)
-	}
+	nstest.WantErr(t, "its own", resume(own), nil)
 	nstest.Check(t, nstest.Err(own.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})))
 }
 
@@ -266,9 +260,7 @@ func TestResumeUnanswered(t *testing.T) {
 		}
 		again.c.Close()
 	}
-	if _, err := g.raw(t).hello().ask(resume); !errors.Is(err, agentproto.ErrToken) {
-		t.Errorf("after a session that went on: %v, want ErrToken", err)
-	}
+	nstest.WantErr(t, "after a session that went on", nstest.Err(g.raw(t).hello().ask(resume)), agentproto.ErrToken)
 	nstest.Equal(t, "deaths", g.status(t).Counts.Deaths, 1)
 }
 
@@ -345,9 +337,7 @@ func TestDescriptorsUnread(t *testing.T) {
 	if n := g.log.count("the descriptor store fails"); n > 0 {
 		t.Errorf("the descriptor store has failed %d times", n)
 	}
-	if err := g.rawAs(t, 60001).hello().open(-1); err != nil {
-		t.Errorf("another user's queue: %v", err)
-	}
+	nstest.WantErr(t, "another user's queue", g.rawAs(t, 60001).hello().open(-1), nil)
 }
 
 // rawAs is raw for another user.

@@ -191,9 +191,7 @@ func TestOpenCollects(t *testing.T) {
 	if _, _, _, err := c.open(t.Context(), &agentproto.Open{Interface: "none"}); err == nil {
 		t.Error("an interface that is not there: no error")
 	}
-	if len(s.pinnedQueues) > 0 || s.users[7] != nil {
-		t.Errorf("debts %v, user %+v; want none", s.pinnedQueues, s.users[7])
-	}
+	nstest.ErrorIf(t, len(s.pinnedQueues) > 0 || s.users[7] != nil, "debts %v, user %+v; want none", s.pinnedQueues, s.users[7])
 	nstest.Check(t, s.shut())
 }
 

@@ -79,12 +79,8 @@ func TestDefaultAccess(t *testing.T) {
 	if st, err := os.Stat(g.socket); err != nil || st.Mode().Perm() != 0o660 {
 		t.Errorf("the socket: %v, %v; want 0660", st.Mode(), err)
 	}
-	if err := g.raw(t).hello().open(0); err != nil {
-		t.Errorf("root: %v", err)
-	}
-	if _, err := g.raw(t).hello().ask(openOf("lo", xdpnic.ModeGeneric, false)); !errors.Is(err, agentproto.ErrNotServed) {
-		t.Errorf("root, the loopback: %v, want ErrNotServed", err)
-	}
+	nstest.WantErr(t, "root", g.raw(t).hello().open(0), nil)
+	nstest.WantErr(t, "root, the loopback", nstest.Err(g.raw(t).hello().ask(openOf("lo", xdpnic.ModeGeneric, false))), agentproto.ErrNotServed)
 	users := startAgent(t, ns, agentConfig{Defaults: true, Mode: 0o666})
 	for _, name := range []string{"via0", "lo"} {
 		_, err := users.rawAs(t, 60001).hello().ask(openOf(name, xdpnic.ModeGeneric, false))
@@ -195,9 +191,7 @@ func TestLinger(t *testing.T) {
 			t.Fatalf("program %d is attached, want %d as before", id, first)
 		}
 	}
-	if err := use(0, xdpnic.ModeGeneric, true); err != nil {
-		t.Errorf("root: %v", err)
-	}
+	nstest.WantErr(t, "root", use(0, xdpnic.ModeGeneric, true), nil)
 	if id := programID(t, ns); id != 0 {
 		t.Errorf("program %d is attached after root's queue", id)
 	}

@@ -73,9 +73,7 @@ func TestQuotaOfRings(t *testing.T) {
 		t.Errorf("1024 chunks each way: %v, want ErrQuota with cause and remedy", err)
 	}
 	q.Open.RxChunks, q.Open.TxChunks = 256, 256
-	if _, err := g.raw(t).hello().ask(q); err != nil {
-		t.Errorf("256 chunks each way: %v", err)
-	}
+	nstest.WantErr(t, "256 chunks each way", nstest.Err(g.raw(t).hello().ask(q)), nil)
 	// 256 entries of 8 or 16 bytes are a page or not, and the head is another page.
 	if u := g.status(t).Users[0]; u.PinnedBytes != 8<<20+6*4096 {
 		t.Errorf("user: %+v, want 8 MiB and six pages", u)
@@ -148,13 +146,9 @@ func TestQuotaAfterRestart(t *testing.T) {
 	if u := g.status(t).Users[0]; u.Queues != 1 || u.VIs != 3 || u.PinnedBytes != n.Info().Arena.Size+rings(n) {
 		t.Errorf("user: %+v", u)
 	}
-	if _, err := n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("a VI more: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "a VI more", nstest.Err(n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)), agentproto.ErrQuota)
 	other := g.raw(t).hello()
-	if err := other.open(-1); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("a queue more: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "a queue more", other.open(-1), agentproto.ErrQuota)
 	other.c.Close()
 	nstest.Must(t, n.Close())
 	await.Until(t, "all is refunded", func() bool {
@@ -188,17 +182,13 @@ func TestQuotaOfKeptQueue(t *testing.T) {
 	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
 		t.Errorf("user: %+v, want what its descriptors pin", u)
 	}
-	if _, err := g.raw(t).hello().ask(q); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("one queue more: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "one queue more", nstest.Err(g.raw(t).hello().ask(q)), agentproto.ErrQuota)
 	g.kill()
 	g.start()
 	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
 		t.Errorf("user at the next agent: %+v, want what its descriptors pin", u)
 	}
-	if _, err := g.raw(t).hello().ask(q); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("one queue more at the next agent: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "one queue more at the next agent", nstest.Err(g.raw(t).hello().ask(q)), agentproto.ErrQuota)
 	for i, files := range kept {
 		nstest.ErrorIf(t, blocks(t, files[1]) == 0, "the memory is gone while the socket is there")
 		files[0].Close()

@@ -97,9 +97,7 @@ func TestInterfaceReturns(t *testing.T) {
 			}, waitLimit); err == nil {
 				t.Error("the old handle connects")
 			}
-			if err := old.Close(); err != nil {
-				t.Errorf("the old handle: %v", err)
-			}
+			nstest.WantErr(t, "the old handle", old.Close(), nil)
 			if how.peerStays {
 				defer func() { nstest.Check(t, oldPeer.Close()) }()
 			} else if err := oldPeer.Close(); err != nil {

@@ -246,9 +246,7 @@ func TestLinkMisses(t *testing.T) {
 	}
 	r := g.rawLink(t, g.rawAs(t, user))
 	guess(r, 10)
-	if err := shmLink(r, victim.vi); err != nil {
-		t.Errorf("after ten misses: %v", err)
-	}
+	nstest.WantErr(t, "after ten misses", shmLink(r, victim.vi), nil)
 	// From time to time a miss is allowed again, perhaps just before the program asks for the victim's.
 	var missed, refused error
 	await.Until(t, "the victim's VI is denied", func() bool {
@@ -272,9 +270,7 @@ func TestLinkMisses(t *testing.T) {
 	if a, b := number(missed, victim.vi^1<<16), number(refused, victim.vi); a != b {
 		t.Errorf("the answers differ: %q, %q", a, b)
 	}
-	if err := shmLink(third, victim.vi); err != nil {
-		t.Errorf("another user: %v", err)
-	}
+	nstest.WantErr(t, "another user", shmLink(third, victim.vi), nil)
 }
 
 // A user that has used up the quota still gets the links that its programs have.
@@ -291,8 +287,6 @@ func TestQuotaUsedUpByLink(t *testing.T) {
 		}
 		a.join(t, b)
 	}
-	if _, err := a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi}); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("one link more: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "one link more", nstest.Err(a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi})), agentproto.ErrQuota)
 	g.charged(t, "at the end", 3*queue+2*device.LinkBytes)
 }

@@ -86,9 +86,7 @@ func TestConnect(t *testing.T) {
 		if d := time.Since(start); d > 5*time.Millisecond {
 			t.Errorf("the answer took %v on a network of 1 ms", d)
 		}
-		if ans.Offer != bo {
-			t.Errorf("requester got %+v, want %+v", ans.Offer, bo)
-		}
+		nstest.ErrorIf(t, ans.Offer != bo, "requester got %+v, want %+v", ans.Offer, bo)
 		if ans.Remote.Host != b.Addr() || !bytes.Equal(ans.Remote.Disc, echo) ||
 			ans.Local.Host != a.Addr() || !bytes.Equal(ans.Local.Disc, client) {
 			t.Errorf("ends of the connection: %+v, %+v", ans.Local, ans.Remote)

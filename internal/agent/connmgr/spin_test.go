@@ -33,9 +33,7 @@ func TestSpin(t *testing.T) {
 		p := &polledTransport{last: 3, done: make(chan struct{})}
 		for s.spin(p, p.done); p.polls < p.last; s.spin(p, p.done) { // a spin may end early where there is no CPU for it
 		}
-		if p.polls != p.last {
-			t.Errorf("%d polls until the answer of poll %d", p.polls, p.last)
-		}
+		nstest.ErrorIf(t, p.polls != p.last, "%d polls until the answer of poll %d", p.polls, p.last)
 		if s.halved.Load() != 0 {
 			t.Errorf("after an answer spins are halved %d times", s.halved.Load())
 		}

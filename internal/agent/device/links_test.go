@@ -30,9 +30,7 @@ func TestShmLinkBells(t *testing.T) {
 	}
 	defer a.Close()
 	defer b.Close()
-	if a.ID != b.ID || a.Side == b.Side {
-		t.Errorf("ends %d/%d and %d/%d", a.ID, a.Side, b.ID, b.Side)
-	}
+	nstest.ErrorIf(t, a.ID != b.ID || a.Side == b.Side, "ends %d/%d and %d/%d", a.ID, a.Side, b.ID, b.Side)
 	of := func(e *kagent.ShmLinkEnd) (wake, bell int) {
 		t.Helper()
 		dups, err := fds.DupAll([]*os.File{e.Memory, e.Wake, e.Bell})
@@ -61,9 +59,7 @@ func TestShmLinkBells(t *testing.T) {
 		}
 	}
 	nstest.FatalIf(t, !errors.Is(err, unix.EAGAIN), "ringing without end: %v", err)
-	if err := unix.Send(bellA, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
-		t.Errorf("ringing at a side that has rung without end: %v", err)
-	}
+	nstest.WantErr(t, "ringing at a side that has rung without end", unix.Send(bellA, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL), nil)
 	_ = a.Wake.SetReadDeadline(time.Now().Add(waitLimit))
 	if n, err := a.Wake.Read(make([]byte, 16)); n == 0 || err != nil {
 		t.Errorf("hearing it: %d bytes, %v", n, err)
@@ -158,9 +154,7 @@ func TestRestoreLinks(t *testing.T) {
 				d.mu.Unlock()
 			}
 			await.Until(t, "nothing is kept", func() bool { return len(fdStore.all()) == 0 })
-			if len(d.shmLinks)+len(d.halfLinks) > 0 {
-				t.Errorf("at the end there are %v, %v", d.shmLinks, d.halfLinks)
-			}
+			nstest.ErrorIf(t, len(d.shmLinks)+len(d.halfLinks) > 0, "at the end there are %v, %v", d.shmLinks, d.halfLinks)
 		})
 	}
 	for _, value := range []string{`{"Queues":[1,0],"Left":-1}`, `{"Queues":[0,1],"Left":2}`, `{"Queues":[-1,1]}`, `{"Left":-2}`, `?`} {

@@ -80,9 +80,7 @@ func TestSeveralOpens(t *testing.T) {
 	nstest.WantErr(t, "Wait on a closed agent", <-waiting, kagent.ErrClosed)
 	nstest.ErrorIf(t, !attached(t, an), "the program is gone with the first of three")
 	nstest.Must(t, a0.Close())
-	if _, err := a1.Listen(kagent.Address{Disc: []byte("d")}); err != nil {
-		t.Errorf("the listener outlived its agent: %v", err)
-	}
+	nstest.WantErr(t, "the listener outlived its agent", nstest.Err(a1.Listen(kagent.Address{Disc: []byte("d")})), nil)
 
 	// Generic mode: one queue, and one way to attach.
 	generic := small(an)
@@ -210,9 +208,7 @@ func TestQueuesThatOnlyReceive(t *testing.T) {
 		}
 		return err
 	}
-	if err := refused("a third"); !errors.Is(err, kagent.ErrQueueInUse) {
-		t.Errorf("a third: %v, want ErrQueueInUse", err)
-	}
+	nstest.WantErr(t, "a third", refused("a third"), kagent.ErrQueueInUse)
 	for queue, text := range []string{2: "queue 2 receives and does not send", 3: "queue 3 receives", 4: "no queue 4: the interface has 4"} {
 		if cfg.Queue = queue; text == "" {
 			continue

@@ -79,9 +79,8 @@ func found(t *testing.T, own, other *route.Router, discover func() ([]kagent.Nei
 	var list, want []kagent.Neighbor
 	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
 		var err error
-		if list, err = discover(); err != nil {
-			t.Fatal(err)
-		}
+		list, err = discover()
+		nstest.Must(t, err)
 		want = neighborsOf(t, own, other)
 		if slices.Equal(list, want) {
 			return

@@ -38,9 +38,7 @@ func TestLocalStatus(t *testing.T) {
 		connected: {Num: connected, State: kagent.VIConnected, Peer: b.IPv4},
 	}
 	for _, v := range l.VIs {
-		if want[v.Num] != v {
-			t.Errorf("VI: %+v, want %+v", v, want[v.Num])
-		}
+		nstest.ErrorIf(t, want[v.Num] != v, "VI: %+v, want %+v", v, want[v.Num])
 		delete(want, v.Num)
 	}
 	nstest.ErrorIf(t, len(want) > 0, "missing: %+v", want)

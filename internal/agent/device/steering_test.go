@@ -128,13 +128,9 @@ func TestSteering(t *testing.T) {
 	}
 	nic.off, l.info.Notes = true, nil
 	l.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRules})
-	if len(l.info.Notes) != 1 || !strings.Contains(l.info.Notes[0], "ethtool -K eth0 ntuple on") {
-		t.Errorf("a classifier that is off: %q", l.info.Notes)
-	}
+	nstest.ErrorIf(t, len(l.info.Notes) != 1 || !strings.Contains(l.info.Notes[0], "ethtool -K eth0 ntuple on"), "a classifier that is off: %q", l.info.Notes)
 	nic.off = false
-	if nic.closed != 2 {
-		t.Errorf("closed %d times, want 2: a socket is left", nic.closed)
-	}
+	nstest.ErrorIf(t, nic.closed != 2, "closed %d times, want 2: a socket is left", nic.closed)
 
 	l.info.Notes = nil
 	l.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRSS})
@@ -337,9 +333,7 @@ func TestAllQueuesByDefault(t *testing.T) {
 		} else if got != nil && cfg.Queue != queue {
 			t.Errorf("%s: queue %d, want %d", name, cfg.Queue, queue)
 		}
-		if nic.rules && len(nic.in) > 0 {
-			t.Errorf("%s: rules %v stay", name, nic.in)
-		}
+		nstest.ErrorIf(t, nic.rules && len(nic.in) > 0, "%s: rules %v stay", name, nic.in)
 	}
 }
 

@@ -263,15 +263,11 @@ func TestServerOutOfDescriptors(t *testing.T) {
 			t.Errorf("%d descriptors: %v", len(files), err)
 		}
 	}
-	if err := k.Put("vi/a/1", nil); err != nil {
-		t.Errorf("without descriptors: %v", err)
-	}
+	nstest.WantErr(t, "without descriptors", k.Put("vi/a/1", nil), nil)
 	nstest.ErrorIf(t, k.link != link, "there is another connection")
 	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil))
 	nstest.Check(t, k.Delete("vi/b/1")) // there is room now
-	if len(k.late) != 0 {
-		t.Errorf("still late: %v", k.late)
-	}
+	nstest.ErrorIf(t, len(k.late) != 0, "still late: %v", k.late)
 	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil)) // not even for a connection
 	second, err := k.dial()
 	nstest.Must(t, err)

@@ -87,9 +87,7 @@ func TestForgePlain(t *testing.T) {
 			nstest.FatalIf(t, !bytes.Equal(got, frame), "changed elsewhere: %x", got)
 		}
 		for _, what := range []string{"length", "source", "version", "VI", "key"} {
-			if n[what] < 100 {
-				t.Errorf("%s is wrong in %d of 1000 frames: %v", what, n[what], n)
-			}
+			nstest.ErrorIf(t, n[what] < 100, "%s is wrong in %d of 1000 frames: %v", what, n[what], n)
 		}
 		nstest.ErrorIf(t, len(n) != 5, "%v", n)
 		frame[via+1] |= wire.KindConnect

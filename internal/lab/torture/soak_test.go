@@ -333,9 +333,7 @@ func TestLastComplaints(t *testing.T) {
 	s := &soak{}
 	s.add(1, &Report{Tally: Tally{Violations: []string{"flow x: message 8 came, 7 was due"}, Taken: 3}, Lacking: []string{"2 RX chunks are leased still"}})
 	want := []string{"side 1: flow x: message 8 came, 7 was due", "side 1: 2 RX chunks are leased still"}
-	if !slices.Equal(s.report.Violations, want) || s.report.Messages != 3 {
-		t.Errorf("%+v", s.report)
-	}
+	nstest.ErrorIf(t, !slices.Equal(s.report.Violations, want) || s.report.Messages != 3, "%+v", s.report)
 }
 
 func TestPercentile(t *testing.T) {

@@ -107,9 +107,7 @@ func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took fun
 	freed, err := b.Free()
 	must(t, err)
 	for side := range freed {
-		if freed[side].Kept > 0 {
-			t.Errorf("side %d: %d receives are left", side, freed[side].Kept)
-		}
+		nstest.ErrorIf(t, freed[side].Kept > 0, "side %d: %d receives are left", side, freed[side].Kept)
 	}
 	balanced(t, l, opened)
 }

@@ -62,9 +62,7 @@ func green(t testing.TB, asked task) (events []plan.Event) {
 func TestJudgeGreen(t *testing.T) {
 	for _, mode := range []string{zeroCopy, native} {
 		o := judge(green(t, task{mode: mode}), task{mode: mode})
-		if err := o.err(); err != nil {
-			t.Errorf("%s: %v", mode, err)
-		}
+		nstest.WantErr(t, mode, o.err(), nil)
 		if o.tests != len(frameTests)+len(agentTests)+1+len(dataGroups) || len(o.figures) != len(task{mode: mode}.rows()) || o.boot != 4 {
 			t.Errorf("%s: %d tests, %d figures, boot %v", mode, o.tests, len(o.figures), o.boot)
 		}
