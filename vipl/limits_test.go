@@ -108,12 +108,7 @@ func (s *spy) plainFrame(v *vipl.VI, kind wire.Kind, data []byte) []byte {
 	if kind == wire.KindData {
 		h.Flags = wire.FlagFirst | wire.FlagLast
 	}
-	frame := make([]byte, template.Len()+wire.HeaderLen+len(data))
-	b := template.Put(frame, wire.HeaderLen+len(data))
-	h.Put(b)
-	copy(b[wire.HeaderLen:], data)
-	wire.PutChecksum(b)
-	return frame
+	return xdpnictest.Frame(&template, h, data)
 }
 
 // Frames with inconsistent lengths are Malformed, even if their checksum is right: none of their contents is
