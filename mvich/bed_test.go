@@ -180,11 +180,8 @@ func get[T any](v T, err error) T {
 	return v
 }
 
-// noError ends a test if err is not nil, outside of ranks' functions.
-func noError(t testing.TB, err error) {
-	t.Helper()
-	nstest.Must(t, err)
-}
+// noError ends a test if an error is not nil, outside of ranks' functions.
+var noError = nstest.Must
 
 // errOf is the error of a call that returns more.
 func errOf[T any](_ T, err error) error { return err }

@@ -2,7 +2,6 @@ package vianet_test
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"net"
 	"sync"
@@ -201,17 +200,7 @@ func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 	}
 }
 
-// must ends the test if err is not nil.
-func must(t testing.TB, err error) {
-	t.Helper()
-	nstest.Must(t, err)
-}
-
-// check fails the test if err is not nil.
-func check(t testing.TB, err error) {
-	t.Helper()
-	nstest.Check(t, err)
-}
+var must, check, isErr = nstest.Must, nstest.Check, nstest.WantErr
 
 // errOf is the error of a call that returns more.
 func errOf[T any](_ T, err error) error { return err }
@@ -233,12 +222,6 @@ func blockedEnds(t *testing.T, a, b *vianet.Conn) {
 	t.Helper()
 	checkFutureTimeout(t, a, b)
 	checkCloseTimeout(t, a, b)
-}
-
-// isErr fails the test if err, the error of what, is not want.
-func isErr(t testing.TB, what string, err, want error) {
-	t.Helper()
-	nstest.ErrorIf(t, !errors.Is(err, want), "%s: %v, want %v", what, err, want)
 }
 
 // readsAll fails the test if a stream is not want, followed by its end.
