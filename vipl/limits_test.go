@@ -13,12 +13,6 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-func TestMemoryRefusals(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	wantError(t, "no tag", errOf(n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{})), vipl.ErrInvalidPtag)
-	wantError(t, "no bytes", errOf(n.a.RegisterMem(nil, vipl.MemAttributes{Ptag: mustTag(t, n.a.NIC)})), vipl.ErrInvalidParameter)
-}
-
 // A NIC, a VI and a descriptor are polled, posted and completed without an
 // allocation.
 func TestNoAllocation(t *testing.T) {

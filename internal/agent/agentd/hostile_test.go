@@ -21,7 +21,6 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
-	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -470,65 +469,5 @@ func TestHeldOpen(t *testing.T) {
 	nstest.Check(t, n.Close())
 	for _, r := range held {
 		nstest.FatalIf(t, !r.hungUp(), "held open")
-	}
-}
-
-// A user that keeps the socket of a closed queue, and opens that queue again and again, delays only itself:
-// other users open and close queues of the interface meanwhile.
-func TestKeptQueueHoldsUpNobody(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{})
-	const hostile, honest, waiting = 60001, 60002, 7
-	r := g.rawAs(t, hostile).hello()
-	for _, f := range r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: "via0", Queue: 0, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-	}}, 3) {
-		defer f.Close()
-	}
-	nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
-	stop := make(chan struct{})
-	var all sync.WaitGroup
-	for range waiting {
-		all.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				again := g.rawAs(t, hostile).hello()
-				if err := again.open(0); !errors.Is(err, unix.EBUSY) && !errors.Is(err, kagent.ErrQueueInUse) {
-					t.Errorf("the queue whose socket is kept: %v, want EBUSY", err)
-				}
-				again.c.Close()
-			}
-		})
-	}
-	defer all.Wait()
-	defer close(stop)
-	meter := schedlat.Start()
-	defer meter.Close()
-	for round := range 5 {
-		await.Until(t, "all wait", func() bool {
-			for _, u := range g.status(t).Users {
-				if u.UID == hostile && u.Queues == 1+waiting {
-					return true
-				}
-			}
-			return false
-		})
-		mark := meter.Mark()
-		n := g.rawAs(t, honest).hello()
-		files := n.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-			Interface: "via0", Queue: 1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-		}}, 3)
-		files[0].Close() // as at a program's death: the sign of life is closed last
-		files[1].Close()
-		nstest.Must(t, nstest.Err(n.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
-		files[2].Close()
-		// A blocked open waits for two seconds.
-		if took := time.Since(mark.At); mark.Over(time.Second) {
-			t.Errorf("round %d: another queue was opened and closed in %v", round, took)
-		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -334,28 +333,6 @@ func TestSlowPeerHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// Many pairs at once, by addresses of their own, all meet.
-func TestManyPeers(t *testing.T) {
-	const n = 300
-	faults := kagenttest.Faults{Loss: 0.2, Dup: 0.2, Delay: time.Millisecond, Jitter: 30 * time.Millisecond, Seed: 1}
-	network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		var wg sync.WaitGroup
-		for i := range n {
-			l, r := to(a, fmt.Appendf(nil, "l%d", i)), to(b, fmt.Appendf(nil, "r%d", i))
-			wg.Go(func() {
-				time.Sleep(time.Duration(i%7) * 10 * time.Millisecond)
-				am := calls(within(time.Minute), a, l, r, offer(a, t))
-				time.Sleep(time.Duration(i%5) * 10 * time.Millisecond)
-				bm := meet(within(time.Minute), b, r, l, offer(b, t))
-				if err := connected(<-am, bm); err != nil {
-					t.Errorf("pair %d: %v", i, err)
-				}
-			})
-		}
-		wg.Wait()
-	})
-}
-
 // Close ends the calls that ask and those in the queue, and the other side's calls that have met.
 func TestCloseEndsPeers(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
@@ -404,15 +381,6 @@ func TestPeerBadArguments(t *testing.T) {
 		nowhere := kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}
 		if m := meet(ctx, a, kagent.Address{}, nowhere, good); !errors.Is(m.err, kagent.ErrUnreachable) {
 			t.Errorf("a host without a route: %v", m.err)
-		}
-	})
-}
-
-// A call does not meet itself.
-func TestPeerMeetsNotItself(t *testing.T) {
-	network(t, kagenttest.Faults{Dup: 1}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
-		if m := meet(within(time.Second), a, to(a, echo), to(a, echo), offer(a, t)); !errors.Is(m.err, kagent.ErrTimeout) {
-			t.Errorf("got %+v", m)
 		}
 	})
 }
