@@ -89,9 +89,8 @@ func callAsStranger(t *testing.T, nic, at *vipl.NIC, launcher mvich.Launcher) *s
 	s := &stranger{t: t, tag: tag}
 	s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true})
 	nstest.Must(t, err)
-	if s.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}, nil, nil); err != nil {
-		t.Fatal(err)
-	}
+	s.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}, nil, nil)
+	nstest.Must(t, err)
 	for i := range strangerRecvs {
 		d, err := s.region.Descriptor((i+strangerSends)*strangerBuffer, 1)
 		noError(t, err)

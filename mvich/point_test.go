@@ -352,13 +352,11 @@ func TestVeth(t *testing.T) {
 			a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
 			var nics []*vipl.NIC
 			for _, ns := range []*nstest.NS{a, b} {
-				if err := ns.Do(func() error {
+				nstest.Must(t, ns.Do(func() error {
 					n, err := vipl.OpenNIC(ns.Name, vipl.WithHugepages(hugepages.Avoid), vipl.WithSilence(calm))
 					nics = append(nics, n)
 					return err
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 				t.Cleanup(func() {
 					noError(t, nics[len(nics)-1].Close())
 					nics = nics[:len(nics)-1]

@@ -34,9 +34,7 @@ func TestPacketRoundTrip(t *testing.T) {
 		}
 		b = append(b, want.data...)
 		h, o, data, err := parse(b)
-		if err != nil || h != want.header || o != want.offer || !bytes.Equal(data, want.data) {
-			t.Errorf("%+v, %+v, %q, %v; want %+v", h, o, data, err, want)
-		}
+		nstest.ErrorIf(t, err != nil || h != want.header || o != want.offer || !bytes.Equal(data, want.data), "%+v, %+v, %q, %v; want %+v", h, o, data, err, want)
 		for n := range b {
 			if _, _, _, err := parse(b[:n]); err == nil {
 				t.Errorf("%+v: %d of %d bytes are a packet, too", want.header, n, len(b))

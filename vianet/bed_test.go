@@ -66,12 +66,10 @@ func vethNics(t testing.TB, na, nb *nstest.NS) (a, b *vipl.NIC) {
 // openIn opens the NIC of a namespace.
 func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
 	t.Helper()
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		nic, err = vipl.OpenNIC(ns.Name, o...)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { check(t, nic.Close()) })
 	return nic
 }

@@ -185,9 +185,7 @@ func TestShutdownDelivers(t *testing.T) {
 			go func() { ended <- end() }()
 			time.Sleep(late)
 			got, err := io.ReadAll(b)
-			if (err == nil && bytes.Equal(got, want)) != graceful {
-				t.Errorf("graceful: %v: %d bytes of %d were read, %v", graceful, len(got), len(want), err)
-			}
+			nstest.ErrorIf(t, (err == nil && bytes.Equal(got, want)) != graceful, "graceful: %v: %d bytes of %d were read, %v", graceful, len(got), len(want), err)
 			check(t, <-ended)
 			if took := time.Since(start); graceful && took > late+time.Second {
 				t.Errorf("it took %v", took)

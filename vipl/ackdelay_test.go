@@ -79,9 +79,7 @@ func TestAckDelayOfThePeer(t *testing.T) {
 			a.dataGoes(now + late)
 			now += 2 * late
 		}
-		if !pressed && a.wait != learnt || pressed && a.wait > defaultAckDelay {
-			t.Errorf("pressed %v: it waits for %d ns, and had learnt %d", pressed, a.wait, learnt)
-		}
+		nstest.ErrorIf(t, !pressed && a.wait != learnt || pressed && a.wait > defaultAckDelay, "pressed %v: it waits for %d ns, and had learnt %d", pressed, a.wait, learnt)
 	}
 }
 

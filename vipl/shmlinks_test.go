@@ -164,12 +164,10 @@ func TestDeregisterBesideClose(t *testing.T) {
 	r := alloc(n.a.NIC)
 	at := r.Addr()
 	var theirs *vipl.Region
-	if err := r.DeregisterAround(func() {
+	noError(t, r.DeregisterAround(func() {
 		noError(t, n.a.Close())
 		theirs = alloc(other)
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 	if theirs.Addr() != at {
 		t.Fatalf("the memory was not given out again: %#x, then %#x", at, theirs.Addr())
 	}

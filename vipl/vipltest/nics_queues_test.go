@@ -220,12 +220,10 @@ type table struct {
 func openTable(t *testing.T, ns *nstest.NS) *table {
 	t.Helper()
 	x := &table{}
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		x.nic, err = steer.Open(ns.Name)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	x.size = len(x.get(t))
 	t.Cleanup(func() {
 		nstest.Check(t, x.nic.SetTable(nil)) // the default, as it was: with a table that was set, the kernel refuses fewer queues

@@ -89,14 +89,12 @@ func TestLastFramesOfNICs(t *testing.T) {
 	// earlier programs were detached, and when this one is attached.
 	awaitCarriers(t, na, nb)
 	var agent *device.Local
-	if err := na.Do(func() (err error) {
+	nstest.Must(t, na.Do(func() (err error) {
 		agent, err = device.Open(kagent.Config{
 			Interface: na.Name, Mode: mode, RequireMode: true, Hugepages: hugepages.Avoid, ArenaBytes: arenaBytes,
 		})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	awaitCarriers(t, na, nb)
 	q := agent.Queue()
 	for i := range frames {

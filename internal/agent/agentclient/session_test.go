@@ -213,9 +213,7 @@ func TestClosedMeanwhile(t *testing.T) {
 	waits := &call{listener: l, done: make(chan struct{})}
 	s.calls[9] = waits
 	again := s.askAgain([]*listener{l})
-	if len(again) != 1 || again[0].Op != agentproto.OpUnlisten || again[0].Handle != 7 || again[0].ID == 0 {
-		t.Errorf("asked of the next agent: %+v", again)
-	}
+	nstest.ErrorIf(t, len(again) != 1 || again[0].Op != agentproto.OpUnlisten || again[0].Handle != 7 || again[0].ID == 0, "asked of the next agent: %+v", again)
 	<-waits.done
 	if !errors.Is(waits.err, kagent.ErrClosed) || len(s.calls) != 0 {
 		t.Errorf("the Wait: %v, %d calls", waits.err, len(s.calls))

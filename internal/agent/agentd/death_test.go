@@ -252,9 +252,7 @@ func killProgram(t *testing.T, death func(a *agent, die func())) {
 		return err == nil && st.State == vipl.Error
 	})
 	vi, err := eb.vi.Query()
-	if err != nil || vi.Cause == nil || eb.nic.Counters().PeersLost > 0 {
-		t.Errorf("the peer was not told, it found out by its own clock: %v, %v", vi.Cause, err)
-	}
+	nstest.ErrorIf(t, err != nil || vi.Cause == nil || eb.nic.Counters().PeersLost > 0, "the peer was not told, it found out by its own clock: %v, %v", vi.Cause, err)
 	// The queue is there for the next one, and the dead one's VIs are not.
 	n := a.nic()
 	if n.Info().Queue != 0 {

@@ -99,9 +99,7 @@ func FuzzTag(f *testing.F) {
 			nstest.FatalIf(t, len(got.Token) > 0 || got.UID != 0, "%q is refused, and is %+v", b, got)
 			return
 		}
-		if len(got.Token) != agentproto.TokenLen || pinned <= 0 || 1<<15*pinned < pinned {
-			t.Fatalf("a token of %d bytes, %d bytes pinned", len(got.Token), pinned)
-		}
+		nstest.FatalIf(t, len(got.Token) != agentproto.TokenLen || pinned <= 0 || 1<<15*pinned < pinned, "a token of %d bytes, %d bytes pinned", len(got.Token), pinned)
 		again, err := json.Marshal(got)
 		nstest.Must(t, err)
 		back, err := readTag(again, pinned)

@@ -288,9 +288,7 @@ func TestServed(t *testing.T) {
 	for uid, want := range map[int]bool{0: true, 60001: false} {
 		reply, err := startAgent(t, ns, agentConfig{Defaults: true, Mode: 0o666, Access: agentd.Grant{Users: []uint32{60001}}}).
 			rawAs(t, uid).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-		if err != nil || reply.Status.Serves("any") != want || reply.Status.Serves("lo") {
-			t.Errorf("without settings, user %d: %+v, %v", uid, reply.Status, err)
-		}
+		nstest.ErrorIf(t, err != nil || reply.Status.Serves("any") != want || reply.Status.Serves("lo"), "without settings, user %d: %+v, %v", uid, reply.Status, err)
 	}
 	nothing := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {Users: []uint32{60002}}}})
 	reply, err := nothing.rawAs(t, 60001).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})

@@ -33,12 +33,10 @@ func slowToClose(t *testing.T) (c *net.TCPConn, let func()) {
 	raw, err := c.SyscallConn()
 	nstest.Must(t, err)
 	for full := false; !full; {
-		if err := raw.Control(func(fd uintptr) {
+		nstest.Must(t, raw.Control(func(fd uintptr) {
 			_, err := unix.Write(int(fd), make([]byte, 1<<20))
 			full = errors.Is(err, unix.EAGAIN)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	return c, func() { in.(*net.TCPConn).SetLinger(0); in.Close() }
 }

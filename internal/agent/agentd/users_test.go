@@ -69,7 +69,7 @@ func TestSteeringNote(t *testing.T) {
 		want        bool
 	}{{2, 2, 0, false}, {2, 2, 60001, true}, {2, 1, 60001, true}, {1, 1, 60001, false}} {
 		ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-		if err := ns.Do(func() error {
+		nstest.Must(t, ns.Do(func() error {
 			e, err := ethtool.NewEthtool()
 			if err != nil {
 				return err
@@ -77,9 +77,7 @@ func TestSteeringNote(t *testing.T) {
 			defer e.Close()
 			_, err = e.SetChannels(ns.Name, ethtool.Channels{RxCount: uint32(c.rx), TxCount: uint32(c.tx)})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		r := startAgent(t, ns, agentConfig{}).rawAs(t, c.uid).hello()
 		reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
 			Interface: ns.Name, Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative, Steer: kagent.SteerByRSS,

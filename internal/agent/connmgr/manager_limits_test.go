@@ -251,9 +251,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		<-in.Done()
 		nstest.WantErr(t, "the other side's Incoming", in.Err(), kagent.ErrCancelled)
 		nstest.WantErr(t, "Wait after Close", nstest.Err(b.Wait(ctx, kagent.Address{})), kagent.ErrClosed)
-		if _, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t)); !errors.Is(err, kagent.ErrNoMatch) {
-			t.Errorf("request to a host without agent: %v", err)
-		}
+		nstest.WantErr(t, "request to a host without agent", nstest.Err(a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))), kagent.ErrNoMatch)
 		nstest.Check(t, b.Close())
 	})
 }

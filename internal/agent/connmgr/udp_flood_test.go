@@ -36,16 +36,14 @@ func newFlooder(t *testing.T, from *nstest.NS, to netip.Addr) *flooder {
 		addr, err := netlink.ParseAddr(fmt.Sprintf("%v/24", netip.AddrFrom4(ip)))
 		nstest.Must(t, err)
 		nstest.Must(t, from.Netlink().AddrAdd(link, addr))
-		if err := from.Do(func() error {
+		nstest.Must(t, from.Do(func() error {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				return err
 			}
 			f.fds = append(f.fds, fd)
 			return unix.Bind(fd, &unix.SockaddrInet4{Port: wire.Port + 1, Addr: ip})
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	t.Cleanup(func() {
 		for _, fd := range f.fds {

@@ -27,12 +27,10 @@ func newHost(t *testing.T, n *nstest.NS) *host {
 	t.Helper()
 	r := route.New(n.Netlink(), n.Name, n.Index, wire.Port)
 	var u *ctrlport.UDP
-	if err := n.Do(func() (err error) {
+	nstest.Must(t, n.Do(func() (err error) {
 		u, err = ctrlport.Listen(n.Name, wire.Port, r.Own)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	h := &host{connmgr.NewManager(u, wire.Port), u}
 	t.Cleanup(func() { nstest.Check(t, h.Close()) })
 	return h

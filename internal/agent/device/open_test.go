@@ -102,7 +102,7 @@ func TestSeveralOpens(t *testing.T) {
 // setChannels is ethtool -L.
 func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 	t.Helper()
-	if err := n.Do(func() error {
+	nstest.Must(t, n.Do(func() error {
 		e, err := ethtool.NewEthtool()
 		if err != nil {
 			return err
@@ -115,9 +115,7 @@ func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 		c.RxCount, c.TxCount = rx, tx
 		_, err = e.SetChannels(n.Name, c)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // Of a queue that was closed the slot is empty, although another process may still have the socket, and no VI is in
@@ -426,12 +424,10 @@ func TestWaitForCarrier(t *testing.T) {
 func mustBind(t *testing.T, ns *nstest.NS, queue int) *xdpnic.Queue {
 	t.Helper()
 	var q *xdpnic.Queue
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		q, err = xdpnic.Open(xdpnic.Config{Ifindex: ns.Index, QueueID: queue, Mode: xdpnic.ModeNative, RxChunks: 64, TxChunks: 64})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return q
 }
 
@@ -477,14 +473,12 @@ func TestEndLinger(t *testing.T) {
 	use := func(linger time.Duration) {
 		t.Helper()
 		var l *Local
-		if err := ns.Do(func() (err error) {
+		nstest.Must(t, ns.Do(func() (err error) {
 			l, err = OpenContext(context.Background(), Config{
 				Config: kagent.Config{Interface: ns.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20}, Linger: linger,
 			})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		nstest.Must(t, l.Close())
 	}
 	attached := func(want bool) {

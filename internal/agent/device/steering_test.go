@@ -232,9 +232,7 @@ func TestAllQueues(t *testing.T) {
 	}
 	for _, queue := range []int{2, 3, kagent.AnyQueue} {
 		_, err := openOn(t, bn, native(bn, queue))
-		if !errors.Is(err, kagent.ErrQueueInUse) || queue == kagent.AnyQueue && !strings.Contains(err.Error(), "steering off") {
-			t.Errorf("queue %d: %v", queue, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, kagent.ErrQueueInUse) || queue == kagent.AnyQueue && !strings.Contains(err.Error(), "steering off"), "queue %d: %v", queue, err)
 		shared := native(bn, queue)
 		shared.ShareQueue = true
 		if l := mustOpen(t, bn, shared); l.Queue() != b.Queue() {

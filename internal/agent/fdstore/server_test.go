@@ -105,13 +105,11 @@ func TestServer(t *testing.T) {
 	nstest.Must(t, err)
 	defer file.Close()
 	for range 2 { // the second takes the first one's place
-		if err := errors.Join(
+		nstest.Must(t, errors.Join(
 			first.Put("nic/a", []byte("one"), fd(t, file), fd(t, file)),
 			first.Put("lease/a/0", []byte("two"), fd(t, alive)),
 			first.Put("vi/a/1", []byte("three")),
-		); err != nil {
-			t.Fatal(err)
-		}
+		))
 	}
 	nstest.Must(t, errors.Join(first.Delete("vi/a/1"), first.Delete("nothing"), first.Close()))
 
@@ -199,11 +197,9 @@ func TestServerKilled(t *testing.T) {
 	alive, program := pipe(t)
 	defer alive.Close()
 	defer program.Close()
-	if err := errors.Join(
+	nstest.Must(t, errors.Join(
 		k.Put("nic/a", []byte("one"), fd(t, alive)), k.Put("lease/a/0", []byte("two"), fd(t, alive)), k.Put("vi/a/1", nil),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	for round := range 3 {
 		kill(t)
 		_ = k.Delete("vi/a/1") // it may be gone, or another may be there

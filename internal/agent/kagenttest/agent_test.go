@@ -91,8 +91,6 @@ func TestFaults(t *testing.T) {
 		if p, err := a.Path(t.Context(), netip.Addr{}, a.Addr()); err != nil || !p.Loopback {
 			t.Errorf("path to itself: %+v, %v", p, err)
 		}
-		if _, err := a.Path(t.Context(), netip.Addr{}, netip.MustParseAddr("10.1.1.1")); !errors.Is(err, kagent.ErrUnreachable) {
-			t.Errorf("path to a host that does not exist: %v", err)
-		}
+		nstest.WantErr(t, "path to a host that does not exist", nstest.Err(a.Path(t.Context(), netip.Addr{}, netip.MustParseAddr("10.1.1.1"))), kagent.ErrUnreachable)
 	})
 }

@@ -301,9 +301,7 @@ func TestBlame(t *testing.T) {
 		c.after[1].Late, c.after[1].Spells = time.Minute, c.spells
 		s := &soak{cfg: SoakConfig{Flows: 1, Silence: shortSilence}, known: c.after, bed: &Bed{lag: still}}
 		s.blame("calm", reports(1, 1, 1, 1), s.starved("calm", start))
-		if len(s.report.Violations) != c.violated || s.report.Excused != c.excuse {
-			t.Errorf("%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
-		}
+		nstest.ErrorIf(t, len(s.report.Violations) != c.violated || s.report.Excused != c.excuse, "%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
 	}
 }
 
