@@ -385,6 +385,14 @@ func TestPeerBadArguments(t *testing.T) {
 	})
 }
 
+// A call does not meet itself.
+func TestPeerMeetsNotItself(t *testing.T) {
+	network(t, kagenttest.Faults{Dup: 1}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
+		m := meet(within(time.Second), a, to(a, echo), to(a, echo), offer(a, t))
+		nstest.WantErr(t, "a call of its own", m.err, kagent.ErrTimeout)
+	})
+}
+
 // Many calls with one address for both ends, named or left to the route, all
 // meet, each another one.
 func TestManyPeersOfOneAddress(t *testing.T) {
