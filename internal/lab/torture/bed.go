@@ -146,9 +146,14 @@ func (b *Bed) Close() error {
 
 // Open opens the interface on both sides.
 func (b *Bed) Open(cfg NICConfig) error {
-	for i := range b.Workers {
-		if err := b.OpenSide(i, cfg); err != nil {
-			return fmt.Errorf("side %d: %w", i, err)
+	return onBoth(func(side int) error { return b.OpenSide(side, cfg) })
+}
+
+// onBoth does something on one side, and then on the other.
+func onBoth(f func(side int) error) error {
+	for side := range 2 {
+		if err := f(side); err != nil {
+			return fmt.Errorf("side %d: %w", side, err)
 		}
 	}
 	return nil
@@ -163,12 +168,7 @@ func (b *Bed) OpenSide(side int, cfg NICConfig) error {
 
 // Start starts flows on both sides. Side 1 asks for the connections.
 func (b *Bed) Start(cfg FlowConfig) error {
-	for i := range b.Workers {
-		if err := b.StartSide(i, cfg); err != nil {
-			return fmt.Errorf("side %d: %w", i, err)
-		}
-	}
-	return nil
+	return onBoth(func(side int) error { return b.StartSide(side, cfg) })
 }
 
 // StartSide starts the flows of one side.
