@@ -150,9 +150,7 @@ func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error)
 		}
 	}
 	for rank, err := range errs {
-		if err != nil {
-			t.Errorf("rank %d: %v", rank, err)
-		}
+		nstest.ErrorIf(t, err != nil, "rank %d: %v", rank, err)
 	}
 	if t.Failed() {
 		t.FailNow()
@@ -182,11 +180,8 @@ func get[T any](v T, err error) T {
 	return v
 }
 
-// noError ends a test if err is not nil, outside of ranks' functions.
-func noError(t testing.TB, err error) {
-	t.Helper()
-	nstest.Must(t, err)
-}
+// noError ends a test if an error is not nil, outside of ranks' functions.
+var noError = nstest.Must
 
 // errOf is the error of a call that returns more.
 func errOf[T any](_ T, err error) error { return err }
@@ -232,12 +227,8 @@ func (j *job) spotless(t testing.TB, credits int) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		if missing != 0 {
-			t.Errorf("rank %d: %d credits are missing", rank, missing)
-		}
-		if s.Waiting+s.Posted+s.Rendezvous > 0 || s.Vbufs-s.FreeVbufs != int(s.Connections)*credits {
-			t.Errorf("rank %d: something is left: %+v", rank, s)
-		}
+		nstest.ErrorIf(t, missing != 0, "rank %d: %d credits are missing", rank, missing)
+		nstest.ErrorIf(t, s.Waiting+s.Posted+s.Rendezvous > 0 || s.Vbufs-s.FreeVbufs != int(s.Connections)*credits, "rank %d: something is left: %+v", rank, s)
 	}
 }
 

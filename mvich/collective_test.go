@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -211,9 +212,7 @@ func TestOperators(t *testing.T) {
 	} {
 		got := []int{6, -2}
 		c.op(got, []int{3, 5})
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
+		nstest.ErrorIf(t, !slices.Equal(got, c.want), "%s: %v, want %v", name, got, c.want)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 )
 
@@ -115,9 +116,7 @@ func TestWrongOptions(t *testing.T) {
 		"credits": mvich.WithCredits(3), "many credits": mvich.WithCredits(100000),
 		"protocol": mvich.WithProtocol(9), "registered": mvich.WithRegistered(-1), "patience": mvich.WithConnectTimeout(0),
 	} {
-		if _, err := mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0], o); !errors.Is(err, mvich.ErrSettings) {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.WantErr(t, name, nstest.Err(mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0], o)), mvich.ErrSettings)
 	}
 	t.Setenv(mvich.ThresholdVariable, "many")
 	if _, err := mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0]); !errors.Is(err, mvich.ErrSettings) {

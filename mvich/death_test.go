@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -212,9 +213,7 @@ func TestNewsInOrder(t *testing.T) {
 	j := dyingJob(t, 4, 0, 1, 2, 3)
 	news, left, err := mvich.NewsOfAdmission(j.worlds[0], 1, 2, 3)
 	noError(t, err)
-	if !slices.Equal(news, []int{2, 3, -1}) || left > 0 {
-		t.Errorf("it is told %v, and %d of it again", news, left)
-	}
+	nstest.ErrorIf(t, !slices.Equal(news, []int{2, 3, -1}) || left > 0, "it is told %v, and %d of it again", news, left)
 	for rank := 1; rank < 4; rank++ {
 		j.hosts[rank].NIC.Close()
 	}
@@ -393,8 +392,6 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 		t.Errorf("dead: %v", dead)
 	}
 	c.Acknowledge(c.Dead())
-	if err := anybody(); err != nil {
-		t.Errorf("receive of anybody when all deaths are known: %v", err)
-	}
+	nstest.WantErr(t, "receive of anybody when all deaths are known", anybody(), nil)
 	noError(t, wantLost("finalize", j.worlds[0].Finalize(), first))
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 )
@@ -106,9 +107,7 @@ func TestVigil(t *testing.T) {
 			}
 		}
 		var v mvich.Vigil
-		if !v.InVain(silent, long+1, long) {
-			t.Error("one long request is not enough")
-		}
+		nstest.ErrorIf(t, !v.InVain(silent, long+1, long), "one long request is not enough")
 	})
 }
 
@@ -120,9 +119,7 @@ func looksAreForgotten(t *testing.T) {
 	j.hosts[1].NIC.Close()
 	w := j.worlds[0]
 	mvich.LookAt(w, 1)
-	if !mvich.Missed(w, 1) {
-		t.Error("a look in vain is not noted")
-	}
+	nstest.ErrorIf(t, !mvich.Missed(w, 1), "a look in vain is not noted")
 	mvich.LookAround(w)
 	if mvich.Missed(w, 1) || w.Stats().Deaths > 0 {
 		t.Errorf("it is remembered: %+v", w.Stats())
@@ -267,7 +264,5 @@ func TestFinalizeAtOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if done != 2 {
-		t.Errorf("%d of 2 worlds were finalized", done)
-	}
+	nstest.ErrorIf(t, done != 2, "%d of 2 worlds were finalized", done)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
@@ -86,12 +87,10 @@ func callAsStranger(t *testing.T, nic, at *vipl.NIC, launcher mvich.Launcher) *s
 	tag, err := nic.CreatePtag()
 	noError(t, err)
 	s := &stranger{t: t, tag: tag}
-	if s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true}); err != nil {
-		t.Fatal(err)
-	}
-	if s.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}, nil, nil); err != nil {
-		t.Fatal(err)
-	}
+	s.region, err = nic.AllocMem(64*strangerBuffer, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true})
+	nstest.Must(t, err)
+	s.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}, nil, nil)
+	nstest.Must(t, err)
 	for i := range strangerRecvs {
 		d, err := s.region.Descriptor((i+strangerSends)*strangerBuffer, 1)
 		noError(t, err)
@@ -307,9 +306,7 @@ func TestEndWhileCalling(t *testing.T) {
 	err = mvich.Shut(w)
 	meter.Close()
 	noError(t, err)
-	if start.Over(mvich.CallTurn / 2) {
-		t.Errorf("it took %v", time.Since(start.At))
-	}
+	nstest.ErrorIf(t, start.Over(mvich.CallTurn/2), "it took %v", time.Since(start.At))
 }
 
 const (

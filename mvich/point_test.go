@@ -37,9 +37,7 @@ func TestProtocols(t *testing.T) {
 				used := map[mvich.Protocol]uint64{
 					mvich.Auto: s.RGET, mvich.Eager: s.Eager, mvich.R3: s.R3, mvich.RGET: s.RGET, mvich.RPUT: s.RPUT,
 				}
-				if used[p] < 8 || p > mvich.Eager && used[p] < uint64(len(sizes)-1) || s.Fallbacks > 0 {
-					t.Errorf("protocols used: %+v", s)
-				}
+				nstest.ErrorIf(t, used[p] < 8 || p > mvich.Eager && used[p] < uint64(len(sizes)-1) || s.Fallbacks > 0, "protocols used: %+v", s)
 			})
 		}
 	}
@@ -290,9 +288,7 @@ func TestWrongArguments(t *testing.T) {
 		"parts":     mvich.Gatherv(c, make([]int, 1), []int{2}, nil, make([]int, 2), 0),
 		"type":      mvich.SendType(c, make([]int, 3), mvich.Vector(2, 1, 3, mvich.Elem), 0, 0),
 	} {
-		if err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		nstest.ErrorIf(t, err == nil, "%s: no error", name)
 	}
 	if s, err := c.Recv(nil, mvich.ProcNull, 5); err != nil || s.Source != mvich.ProcNull {
 		t.Errorf("%+v, %v", s, err)
@@ -345,9 +341,7 @@ func TestStats(t *testing.T) {
 		return errOf(c.Recv(make([]byte, 8), 0, 3))
 	})
 	for rank, s := range []mvich.Stats{j.worlds[0].Stats(), j.worlds[1].Stats()} {
-		if s.Connections != 1 || s.Deaths != 0 || (rank == 1) != (s.Noops > 0) {
-			t.Errorf("rank %d: %+v", rank, s)
-		}
+		nstest.ErrorIf(t, s.Connections != 1 || s.Deaths != 0 || (rank == 1) != (s.Noops > 0), "rank %d: %+v", rank, s)
 	}
 }
 
@@ -358,13 +352,11 @@ func TestVeth(t *testing.T) {
 			a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
 			var nics []*vipl.NIC
 			for _, ns := range []*nstest.NS{a, b} {
-				if err := ns.Do(func() error {
+				nstest.Must(t, ns.Do(func() error {
 					n, err := vipl.OpenNIC(ns.Name, vipl.WithHugepages(hugepages.Avoid), vipl.WithSilence(calm))
 					nics = append(nics, n)
 					return err
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 				t.Cleanup(func() {
 					noError(t, nics[len(nics)-1].Close())
 					nics = nics[:len(nics)-1]

@@ -89,8 +89,6 @@ func TestMpiexec(t *testing.T) {
 		cmd := exec.CommandContext(ctx, mpiexec, slices.Concat([]string{"-n", "1"}, a.Inside(t), rank, []string{":", "-n", "1"}, b.Inside(t), rank)...)
 		cmd.WaitDelay = 20 * time.Second
 		out, err := cmd.CombinedOutput()
-		if err != nil || strings.Count(string(out), "all came by "+p.String()) != 2 {
-			t.Errorf("%v: %v\n%s", p, err, out)
-		}
+		nstest.ErrorIf(t, err != nil || strings.Count(string(out), "all came by "+p.String()) != 2, "%v: %v\n%s", p, err, out)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/mvich"
 	"viaxdp/xdpnic/xdpnictest"
@@ -32,9 +33,7 @@ func TestNothingIsLost(t *testing.T) {
 	}
 	for rank, w := range j.worlds {
 		s := w.Stats()
-		if s.RegisteredBytes > 300_000 || rank == 0 && (s.Eager == 0 || s.RGET == 0) || s.Vbufs > 1024 {
-			t.Errorf("rank %d: %+v", rank, s)
-		}
+		nstest.ErrorIf(t, s.RegisteredBytes > 300_000 || rank == 0 && (s.Eager == 0 || s.RGET == 0) || s.Vbufs > 1024, "rank %d: %+v", rank, s)
 		if sent := s.Eager + s.R3 + s.RGET + s.RPUT; sent < uint64(each) {
 			t.Errorf("rank %d has sent %d messages, want %d at least", rank, sent, each)
 		}

@@ -12,6 +12,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -193,9 +194,7 @@ func TestTokenOfAnother(t *testing.T) {
 	vi, err := nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
 	noError(t, err)
 	_, err = vi.ConnectRequest(vipl.NetAddress{Discriminator: token}, mvich.Token(j.worlds[1], 0), testTimeout)
-	if !errors.Is(err, vipl.ErrRejected) {
-		t.Errorf("a call by the token of rank 2 from the host of rank 1: %v", err)
-	}
+	nstest.WantErr(t, "a call by the token of rank 2 from the host of rank 1", err, vipl.ErrRejected)
 	noError(t, vi.Destroy())
 	j.run(t, (*mvich.Comm).Barrier)
 }
@@ -215,9 +214,7 @@ func TestRefusedBehindData(t *testing.T) {
 		}
 		return nil
 	})
-	if agent.Times > 0 {
-		t.Errorf("%d were not refused", agent.Times)
-	}
+	nstest.ErrorIf(t, agent.Times > 0, "%d were not refused", agent.Times)
 	await.Until(t, "one VI is left", func() bool { return len(j.hosts[0].NIC.Status().VIs) == 1 })
 }
 
@@ -298,9 +295,8 @@ func TestWriteAfterReceive(t *testing.T) {
 	for i := range receives {
 		var err error
 		// The second one, which is part of the first one's memory, is found in it.
-		if receives[i], err = w.Comm().Irecv(b[i*size:], 1, i); err != nil {
-			t.Fatal(err)
-		}
+		receives[i], err = w.Comm().Irecv(b[i*size:], 1, i)
+		nstest.Must(t, err)
 	}
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
@@ -329,16 +325,12 @@ func TestWriteAfterReceive(t *testing.T) {
 	clear(b)
 	if _, err := s.move(at[1], 6, true); err == nil {
 		// For this side the operation is done at the earliest when it is acknowledged.
-		if bytes.Contains(b, []byte("w")) {
-			t.Error("it has written when the receive was done")
-		}
+		nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "it has written when the receive was done")
 	}
 	if _, err := s.move(at[1], 6, true); err == nil {
 		t.Error("the connection works after a write to memory that it may not write")
 	}
-	if bytes.Contains(b, []byte("w")) {
-		t.Error("it has written when the receive was done")
-	}
+	nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "it has written when the receive was done")
 }
 
 // A rank violates the protocol while a message is being written to it. It gets nothing that the program writes to

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 )
 
@@ -107,9 +108,7 @@ func TestTypes(t *testing.T) {
 		for i := range buf {
 			buf[i] = i
 		}
-		if err := mvich.SendType(c, buf, x.of, 0, 0); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.WantErr(t, name, mvich.SendType(c, buf, x.of, 0, 0), nil)
 		got := make([]int, len(x.places))
 		if _, err := mvich.Recv(c, got, 0, 0); err != nil || !slices.Equal(got, x.places) {
 			t.Errorf("%s: %v, want %v (%v)", name, got, x.places, err)
@@ -118,12 +117,8 @@ func TestTypes(t *testing.T) {
 		for i := range buf {
 			buf[i] = -1
 		}
-		if err := mvich.Send(c, got, 0, 0); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if _, err := mvich.RecvType(c, buf, x.of, 0, 0); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.WantErr(t, name, mvich.Send(c, got, 0, 0), nil)
+		nstest.WantErr(t, name, nstest.Err(mvich.RecvType(c, buf, x.of, 0, 0)), nil)
 		for i, v := range buf {
 			if want := slices.Contains(x.places, i); want && v != i || !want && v != -1 {
 				t.Errorf("%s: place %d holds %d", name, i, v)

@@ -34,9 +34,7 @@ func TestPacketRoundTrip(t *testing.T) {
 		}
 		b = append(b, want.data...)
 		h, o, data, err := parse(b)
-		if err != nil || h != want.header || o != want.offer || !bytes.Equal(data, want.data) {
-			t.Errorf("%+v, %+v, %q, %v; want %+v", h, o, data, err, want)
-		}
+		nstest.ErrorIf(t, err != nil || h != want.header || o != want.offer || !bytes.Equal(data, want.data), "%+v, %+v, %q, %v; want %+v", h, o, data, err, want)
 		for n := range b {
 			if _, _, _, err := parse(b[:n]); err == nil {
 				t.Errorf("%+v: %d of %d bytes are a packet, too", want.header, n, len(b))
@@ -82,9 +80,7 @@ func TestFifo(t *testing.T) {
 			in++
 		}
 		for range min(turn%5*4, q.len()) {
-			if q.peek() != out || q.pop() != out {
-				t.Fatalf("turn %d: not %d", turn, out)
-			}
+			nstest.FatalIf(t, q.peek() != out || q.pop() != out, "turn %d: not %d", turn, out)
 			out++
 		}
 		if q.len() != in-out {
@@ -92,24 +88,16 @@ func TestFifo(t *testing.T) {
 		}
 		next := out
 		q.each(func(v int) {
-			if v != next {
-				t.Fatalf("turn %d: each gives %d, want %d", turn, v, next)
-			}
+			nstest.FatalIf(t, v != next, "turn %d: each gives %d, want %d", turn, v, next)
 			next++
 		})
-		if next != in {
-			t.Fatalf("turn %d: each stops at %d of %d", turn, next, in)
-		}
+		nstest.FatalIf(t, next != in, "turn %d: each stops at %d of %d", turn, next, in)
 	}
 	q.drain(func(v int) {
-		if v != out {
-			t.Fatalf("drain gives %d, want %d", v, out)
-		}
+		nstest.FatalIf(t, v != out, "drain gives %d, want %d", v, out)
 		out++
 	})
-	if out != in || q.len() != 0 {
-		t.Errorf("%d of %d drained", out, in)
-	}
+	nstest.ErrorIf(t, out != in || q.len() != 0, "%d of %d drained", out, in)
 }
 
 // Ranks are oversubscribed if they outnumber the processors that they may use together on one machine.
@@ -140,13 +128,9 @@ func TestOversubscribed(t *testing.T) {
 func TestPlace(t *testing.T) {
 	t.Setenv(SpinVariable, "")
 	own := here()
-	if own.machine == "" || own.cpus.Sign() <= 0 {
-		t.Errorf("%v", own)
-	}
+	nstest.ErrorIf(t, own.machine == "" || own.cpus.Sign() <= 0, "%v", own)
 	got, err := parsePlace(own.String())
-	if err != nil || got.machine != own.machine || got.cpus.Cmp(own.cpus) != 0 {
-		t.Errorf("%v is %v: %v", own, got, err)
-	}
+	nstest.ErrorIf(t, err != nil || got.machine != own.machine || got.cpus.Cmp(own.cpus) != 0, "%v is %v: %v", own, got, err)
 	for _, s := range []string{"", "machine", "machine/", "machine/xyz", "machine/-1"} {
 		if p, err := parsePlace(s); !errors.Is(err, ErrSettings) {
 			t.Errorf("%q is %v: %v", s, p, err)
@@ -172,9 +156,7 @@ func TestLearn(t *testing.T) {
 	for range 20 {
 		w.learn(time.Millisecond)
 	}
-	if w.spin != 0 {
-		t.Errorf("%d polls after long sleeps", w.spin)
-	}
+	nstest.ErrorIf(t, w.spin != 0, "%d polls after long sleeps", w.spin)
 	if w.learn(time.Microsecond); w.spin < leastSpin {
 		t.Errorf("%d polls after a short sleep", w.spin)
 	}
@@ -185,18 +167,14 @@ func TestLearn(t *testing.T) {
 	for range 20 {
 		w.learn(time.Microsecond)
 	}
-	if w.spin != 1000 {
-		t.Errorf("%d polls after short sleeps", w.spin)
-	}
+	nstest.ErrorIf(t, w.spin != 1000, "%d polls after short sleeps", w.spin)
 	tries := 0
 	for range 5 * spinRetry {
 		if w.learn(time.Millisecond); w.spin == 1000 {
 			tries++
 		}
 	}
-	if tries != 5 {
-		t.Errorf("%d full tries in %d long sleeps", tries, 5*spinRetry)
-	}
+	nstest.ErrorIf(t, tries != 5, "%d full tries in %d long sleeps", tries, 5*spinRetry)
 	w.set.spin, w.spin = 0, 0
 	for range 2 * spinRetry {
 		if w.learn(time.Microsecond); w.spin != 0 {
@@ -242,18 +220,14 @@ func FuzzSettings(f *testing.F) {
 			return
 		}
 		if err != nil {
-			if !errors.Is(err, ErrSettings) || which == 0 {
-				t.Fatal(err)
-			}
+			nstest.FatalIf(t, !errors.Is(err, ErrSettings) || which == 0, "%v", err)
 			return
 		}
 		if threshold != "" && which&2 == 0 && s.threshold != wantThreshold || spin != "" && which&4 == 0 && s.spin != wantSpin {
 			t.Fatalf("%q, %q: %+v", threshold, spin, s)
 		}
 		s.fillDefaults(which&128 != 0)
-		if s.threshold < 0 || s.threshold > 1<<18 || s.spin < 0 || 1<<16*s.spin < s.spin || s.registered < 0 || s.unexpected < 0 {
-			t.Fatalf("%+v", s)
-		}
+		nstest.FatalIf(t, s.threshold < 0 || s.threshold > 1<<18 || s.spin < 0 || 1<<16*s.spin < s.spin || s.registered < 0 || s.unexpected < 0, "%+v", s)
 		if v := s.vbufSize(); v < headerSize+s.threshold || v%64 != 0 || v > 1<<19 {
 			t.Fatalf("vbufs of %d bytes for %d", v, s.threshold)
 		}
@@ -289,13 +263,9 @@ func FuzzPlace(f *testing.F) {
 			return
 		}
 		again, err := parsePlace(p.String())
-		if err != nil || again.machine != p.machine || again.cpus.Cmp(p.cpus) != 0 {
-			t.Fatalf("%q is %v, and that is %v, %v", s, p, again, err)
-		}
+		nstest.FatalIf(t, err != nil || again.machine != p.machine || again.cpus.Cmp(p.cpus) != 0, "%q is %v, and that is %v, %v", s, p, again, err)
 		own := here()
-		if p.machine != own.machine && oversubscribed(own, []place{p, p}) || oversubscribed(p, nil) {
-			t.Fatalf("%q crowds", s)
-		}
+		nstest.FatalIf(t, p.machine != own.machine && oversubscribed(own, []place{p, p}) || oversubscribed(p, nil), "%q crowds", s)
 	})
 }
 
@@ -312,14 +282,10 @@ func FuzzRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !a.addr.IsValid() || at.cpus.Sign() < 0 {
-			t.Fatalf("%+v, %+v", a, at)
-		}
+		nstest.FatalIf(t, !a.addr.IsValid() || at.cpus.Sign() < 0, "%+v, %+v", a, at)
 		one := w.record(a, at)
 		b, there, err := w.parseRecord(one)
-		if err != nil || w.record(b, there) != one {
-			t.Fatalf("%q is published as %q, and read as %+v, %+v, %v", s, one, b, there, err)
-		}
+		nstest.FatalIf(t, err != nil || w.record(b, there) != one, "%q is published as %q, and read as %+v, %+v, %v", s, one, b, there, err)
 		alone := oversubscribed(at, nil)
 		if more := oversubscribed(at, []place{{machine: at.machine, cpus: new(big.Int)}}); alone && !more {
 			t.Fatalf("%q: crowded by one rank, and not by two", s)

@@ -13,6 +13,7 @@ import (
 
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -79,9 +80,7 @@ func TestPortRange(t *testing.T) {
 		l, err := h.b.Listen("via", net.JoinHostPort(host, port))
 		must(t, err)
 		c, err := h.a.Dial("via", net.JoinHostPort(host, port))
-		if err != nil {
-			t.Fatalf("port %s: %v", port, err)
-		}
+		nstest.FatalIf(t, err != nil, "port %s: %v", port, err)
 		if port != "http" && !strings.HasSuffix(c.RemoteAddr().String(), ":"+port) {
 			t.Errorf("port %s is that of %v", port, c.RemoteAddr())
 		}
@@ -115,9 +114,7 @@ func TestZone(t *testing.T) {
 	index := nicA.Info().Index
 	for zone, want := range map[string]bool{"": true, "%via0": true, fmt.Sprint("%", index): true, "%via1": false, "%77": false} {
 		c, err := a.Dial("via", "[fe80::2"+zone+"]:80")
-		if want != (err == nil) {
-			t.Errorf("zone %q: %v", zone, err)
-		}
+		nstest.ErrorIf(t, want != (err == nil), "zone %q: %v", zone, err)
 		if err == nil {
 			exchange(t, c, accept(t, l.(*vianet.Listener)), 1000)
 			c.Close()

@@ -2,7 +2,6 @@ package vianet_test
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"net"
 	"sync"
@@ -38,9 +37,7 @@ var lossy = xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01}
 // wasLossy checks that the wire has lost frames.
 func (h *hosts) wasLossy(t *testing.T) {
 	t.Helper()
-	if h.wire.Lost() == 0 {
-		t.Error("the wire has lost no frame")
-	}
+	nstest.ErrorIf(t, h.wire.Lost() == 0, "the wire has lost no frame")
 }
 
 // memoryNics opens a NIC at both ends of a wire in memory. When they are closed no chunk may be missing.
@@ -69,12 +66,10 @@ func vethNics(t testing.TB, na, nb *nstest.NS) (a, b *vipl.NIC) {
 // openIn opens the NIC of a namespace.
 func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
 	t.Helper()
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		nic, err = vipl.OpenNIC(ns.Name, o...)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { check(t, nic.Close()) })
 	return nic
 }
@@ -203,17 +198,7 @@ func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 	}
 }
 
-// must ends the test if err is not nil.
-func must(t testing.TB, err error) {
-	t.Helper()
-	nstest.Must(t, err)
-}
-
-// check fails the test if err is not nil.
-func check(t testing.TB, err error) {
-	t.Helper()
-	nstest.Check(t, err)
-}
+var must, check, isErr = nstest.Must, nstest.Check, nstest.WantErr
 
 // errOf is the error of a call that returns more.
 func errOf[T any](_ T, err error) error { return err }
@@ -224,9 +209,7 @@ func TestVeth(t *testing.T) {
 		h := overVeth(t, 1500, o)
 		a, b := h.pair(t)
 		exchange(t, a, b, 2<<20)
-		if a.Close() != nil || b.Close() != nil {
-			t.Error("Close failed")
-		}
+		nstest.ErrorIf(t, a.Close() != nil || b.Close() != nil, "Close failed")
 		h.conforms(t)
 		a, b = h.pair(t)
 		blockedEnds(t, a, b)
@@ -237,14 +220,6 @@ func blockedEnds(t *testing.T, a, b *vianet.Conn) {
 	t.Helper()
 	checkFutureTimeout(t, a, b)
 	checkCloseTimeout(t, a, b)
-}
-
-// isErr fails the test if err, the error of what, is not want.
-func isErr(t testing.TB, what string, err, want error) {
-	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("%s: %v, want %v", what, err, want)
-	}
 }
 
 // readsAll fails the test if a stream is not want, followed by its end.

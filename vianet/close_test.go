@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 )
 
@@ -33,9 +34,7 @@ func fill(t *testing.T, c *vianet.Conn) (written []byte) {
 		c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
 		n, err := c.Write(b)
 		written = append(written, b[:n]...)
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatal(err)
-		}
+		nstest.FatalIf(t, err != nil && !errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
 	}
 	c.SetWriteDeadline(never)
 	return written
@@ -73,9 +72,7 @@ func TestCloseUnsent(t *testing.T) {
 				if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
 					t.Errorf("the peer's Write of %d bytes: %v", size, err)
 				}
-				if err := b.CloseWrite(); err != nil {
-					t.Errorf("the peer's CloseWrite: %v", err)
-				}
+				nstest.WantErr(t, "the peer's CloseWrite", b.CloseWrite(), nil)
 				readsAll(t, b, want)
 				b.Close()
 			}
@@ -137,9 +134,7 @@ func TestCloseRead(t *testing.T) {
 					for err == nil { // the first may still find room
 						_, err = b.Write(make([]byte, n))
 					}
-					if !errors.Is(err, syscall.ECONNRESET) {
-						t.Errorf("a later Write of the peer: %v", err)
-					}
+					nstest.WantErr(t, "a later Write of the peer", err, syscall.ECONNRESET)
 				}
 				want := randomBytes(200_000, 1)
 				wrote := goWrite(a, want)
@@ -149,9 +144,7 @@ func TestCloseRead(t *testing.T) {
 				if n, end := b.Read(make([]byte, 1)); n != 0 || end != io.EOF {
 					t.Errorf("after the last byte: %d, %v", n, end)
 				}
-				if err != nil || !bytes.Equal(got, want) {
-					t.Errorf("the other direction: %d bytes, %v", len(got), err)
-				}
+				nstest.ErrorIf(t, err != nil || !bytes.Equal(got, want), "the other direction: %d bytes, %v", len(got), err)
 				check(t, errors.Join(a.Close(), b.Close()))
 				isErr(t, "after Close", a.CloseRead(), net.ErrClosed)
 			}
@@ -192,9 +185,7 @@ func TestShutdownDelivers(t *testing.T) {
 			go func() { ended <- end() }()
 			time.Sleep(late)
 			got, err := io.ReadAll(b)
-			if (err == nil && bytes.Equal(got, want)) != graceful {
-				t.Errorf("graceful: %v: %d bytes of %d were read, %v", graceful, len(got), len(want), err)
-			}
+			nstest.ErrorIf(t, (err == nil && bytes.Equal(got, want)) != graceful, "graceful: %v: %d bytes of %d were read, %v", graceful, len(got), len(want), err)
 			check(t, <-ended)
 			if took := time.Since(start); graceful && took > late+time.Second {
 				t.Errorf("it took %v", took)
@@ -220,9 +211,7 @@ func TestShutdownWaits(t *testing.T) {
 	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
 	_, port, _ := net.SplitHostPort(back.Addr().String())
 	e, err := h.b.Dial("via", net.JoinHostPort(h.nicA.Query().Address.String(), port))
-	if err != nil {
-		t.Fatalf("Dial: %v", err)
-	}
+	nstest.FatalIf(t, err != nil, "Dial: %v", err)
 	exchange(t, a, b, 100_000)
 	for _, c := range []net.Conn{b, d, e} {
 		select {
@@ -239,9 +228,7 @@ func TestShutdownWaits(t *testing.T) {
 		}
 	}
 	isErr(t, "Dial of a closed stack", errOf(h.b.Dial("via", "10.0.0.9:1")), net.ErrClosed)
-	if err := h.b.Shutdown(t.Context()); err != nil {
-		t.Errorf("a second one: %v", err)
-	}
+	nstest.WantErr(t, "a second one", h.b.Shutdown(t.Context()), nil)
 }
 
 // When its time is over, Shutdown closes what is left. If nothing is left by then, it returns no error.
@@ -315,9 +302,7 @@ func TestShutdownHTTP(t *testing.T) {
 	for range requests {
 		<-began
 	}
-	if err := get("/"); err != nil { // whose connection rests
-		t.Error(err)
-	}
+	nstest.Check(t, get("/")) // whose connection rests
 	ended := make(chan error, 1)
 	go func() { ended <- errors.Join(server.Shutdown(t.Context()), h.b.Shutdown(t.Context())) }()
 	if err := <-served; err != http.ErrServerClosed {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
@@ -238,9 +239,7 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				t.Error(err)
-			}
+			nstest.ErrorIf(t, !errors.Is(err, net.ErrClosed), "%v", err)
 			return
 		}
 		c := conn.(*vianet.Conn)
@@ -248,9 +247,7 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 			c.SetDeadline(time.Now().Add(testTimeout))
 			head := make([]byte, 4)
 			if _, err := io.ReadFull(c, head); err != nil {
-				if err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("a connection that says nothing: %v", err)
-				}
+				nstest.ErrorIf(t, err != io.EOF && !errors.Is(err, syscall.ECONNRESET), "a connection that says nothing: %v", err)
 				c.Close()
 				return
 			}

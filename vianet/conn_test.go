@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 )
 
@@ -120,9 +121,7 @@ func TestHalfClose(t *testing.T) {
 			wait <- errors.Join(err, a.CloseWrite())
 		}()
 		got, err := io.ReadAll(b)
-		if err != nil || !bytes.Equal(got, data) {
-			t.Fatalf("%d bytes, %v", len(got), err)
-		}
+		nstest.FatalIf(t, err != nil || !bytes.Equal(got, data), "%d bytes, %v", len(got), err)
 		must(t, <-wait)
 		isErr(t, "Write after CloseWrite", errOf(a.Write(data)), net.ErrClosed)
 		go func() {
@@ -241,9 +240,7 @@ func TestBothOnlyWrite(t *testing.T) {
 						n, err := c.Write(data)
 						sum[i] = append(sum[i], data[:n]...)
 						if err != nil {
-							if !errors.Is(err, os.ErrDeadlineExceeded) {
-								t.Error(err)
-							}
+							nstest.ErrorIf(t, !errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
 							return
 						}
 					}
@@ -254,9 +251,7 @@ func TestBothOnlyWrite(t *testing.T) {
 				c.SetDeadline(time.Now().Add(testTimeout))
 				got := make([]byte, len(sum[i]))
 				must(t, errOf(io.ReadFull(c, got)))
-				if sha256.Sum256(got) != sha256.Sum256(sum[i]) {
-					t.Errorf("%d bytes that are not what was written", len(got))
-				}
+				nstest.ErrorIf(t, sha256.Sum256(got) != sha256.Sum256(sum[i]), "%d bytes that are not what was written", len(got))
 			}
 		}
 	})

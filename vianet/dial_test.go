@@ -15,6 +15,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -40,9 +41,7 @@ func TestDialErrors(t *testing.T) {
 		if c != nil || !errors.As(err, &oe) || oe.Op != "dial" || test.want != nil && !errors.Is(err, test.want) {
 			t.Errorf("%s %s: %v, %v", test.network, test.address, c, err)
 		}
-		if errors.As(err, &oe) && oe.Timeout() {
-			t.Errorf("%s %s: %v is a time-out", test.network, test.address, err)
-		}
+		nstest.ErrorIf(t, errors.As(err, &oe) && oe.Timeout(), "%s %s: %v is a time-out", test.network, test.address, err)
 	}
 }
 
@@ -90,9 +89,7 @@ func TestDialContext(t *testing.T) {
 		ctx, cancel = context.WithDeadlineCause(context.Background(), longAgo, cause)
 		_, err := h.a.DialContext(ctx, "via", addr)
 		isTimeout(t, "Dial", err)
-		if !errors.Is(err, context.DeadlineExceeded) || cause != nil && !errors.Is(err, cause) {
-			t.Errorf("a deadline because of %v: %v", cause, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, context.DeadlineExceeded) || cause != nil && !errors.Is(err, cause), "a deadline because of %v: %v", cause, err)
 		cancel()
 	}
 
@@ -165,9 +162,7 @@ func TestAcceptBesideClose(t *testing.T) {
 				for {
 					c, err := l.Accept()
 					if err != nil {
-						if !errors.Is(err, net.ErrClosed) {
-							t.Error(err)
-						}
+						nstest.ErrorIf(t, !errors.Is(err, net.ErrClosed), "%v", err)
 						return
 					}
 					c.Close()
@@ -177,9 +172,7 @@ func TestAcceptBesideClose(t *testing.T) {
 				for {
 					c, err := h.a.Dial("via", l.Addr().String())
 					if err != nil {
-						if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET) {
-							t.Error(err)
-						}
+						nstest.ErrorIf(t, !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET), "%v", err)
 						return
 					}
 					c.SetDeadline(time.Now().Add(testTimeout))
@@ -207,9 +200,7 @@ func TestListenPorts(t *testing.T) {
 	}
 	_, err = h.b.Listen("via", ":80")
 	var oe *net.OpError
-	if !errors.Is(err, syscall.EADDRINUSE) || !errors.As(err, &oe) || oe.Op != "listen" || oe.Addr.String() != "[::]:80" {
-		t.Errorf("twice: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, syscall.EADDRINUSE) || !errors.As(err, &oe) || oe.Op != "listen" || oe.Addr.String() != "[::]:80", "twice: %v", err)
 	own := net.JoinHostPort(h.nicB.Query().Address.String(), "80")
 	if l, err := h.b.Listen("via", own); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("the same port at one address: %v, %v", l, err)
@@ -225,9 +216,7 @@ func TestListenPorts(t *testing.T) {
 	isErr(t, "Accept after Close", errOf(l.Accept()), net.ErrClosed)
 	for range 100 {
 		l, err := h.b.Listen("tcp", "[::]:80")
-		if err != nil {
-			t.Fatalf("again: %v", err)
-		}
+		nstest.FatalIf(t, err != nil, "again: %v", err)
 		l.Close()
 	}
 }
@@ -242,9 +231,7 @@ func TestListenFree(t *testing.T) {
 	for range 40 { // each comes to the one or the other first
 		l, err := h.b.Listen("via", ":0")
 		must(t, err)
-		if port := l.Addr().(vianet.Addr).Port(); port != free {
-			t.Errorf("port %d", port)
-		}
+		nstest.Equal(t, "port", l.Addr().(vianet.Addr).Port(), free)
 		l.Close()
 	}
 	vianet.TakeAllBut(h.b, theirs)
@@ -273,9 +260,7 @@ func TestListenerCloses(t *testing.T) {
 	for err = nil; err == nil; {
 		_, err = l.Accept()
 	}
-	if !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Accept: %v", err)
-	}
+	nstest.WantErr(t, "Accept", err, net.ErrClosed)
 	waiting := h.listen(t)
 	lost := h.dial(t, waiting.Addr())
 	waiting.Close()
@@ -302,9 +287,7 @@ func TestStackClose(t *testing.T) {
 	check(t, h.b.Close())
 	wait.Wait()
 	readsAll(t, a, []byte("last"))
-	if err := h.b.Close(); err != nil {
-		t.Errorf("second Close: %v", err)
-	}
+	nstest.WantErr(t, "second Close", h.b.Close(), nil)
 	isErr(t, "Dial", errOf(h.b.Dial("via", l.Addr().String())), net.ErrClosed)
 	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
 }

@@ -13,6 +13,7 @@ import (
 
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -55,9 +56,7 @@ func TestDialOr(t *testing.T) {
 		}
 	}
 	_, err = h.a.DialOr(t.Context(), "via", nobody, (&otherWay{err: syscall.EPERM}).dial)
-	if !errors.Is(err, syscall.ECONNREFUSED) || !errors.Is(err, syscall.EPERM) {
-		t.Errorf("neither: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, syscall.ECONNREFUSED) || !errors.Is(err, syscall.EPERM), "neither: %v", err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := h.a.DialOr(ctx, "via", nobody, or.dial); !errors.Is(err, context.Canceled) || or.calls != 2 {
@@ -125,18 +124,14 @@ func dialOrRemembers(t *testing.T) {
 
 	silent()
 	c, err = h.a.DialOr(t.Context(), "via", l.Addr().String(), (&otherWay{err: syscall.ECONNREFUSED}).dial)
-	if err != nil {
-		t.Fatalf("the other way fails: %v", err)
-	}
+	nstest.FatalIf(t, err != nil, "the other way fails: %v", err)
 	c.Close()
 	dial(true)
 
 	silent()
 	fabric.Cut(host, true)
 	_, err = h.a.DialOr(t.Context(), "via", l.Addr().String(), (&otherWay{err: syscall.EPERM}).dial)
-	if !errors.Is(err, syscall.EPERM) || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("neither goes: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, syscall.EPERM) || !errors.Is(err, os.ErrDeadlineExceeded), "neither goes: %v", err)
 }
 
 // If the fallback fails, VIA is tried after all, even with a silent host beside one that answers.
@@ -158,9 +153,7 @@ func dialOrAfterAll(t *testing.T) {
 	dial := func() (net.Conn, error) {
 		or := &otherWay{err: syscall.EPERM}
 		c, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{nobody, there}, or.dial)
-		if or.calls != 1 {
-			t.Errorf("%d calls", or.calls)
-		}
+		nstest.ErrorIf(t, or.calls != 1, "%d calls", or.calls)
 		return c, err
 	}
 
@@ -173,9 +166,7 @@ func dialOrAfterAll(t *testing.T) {
 	silent()
 	_, err = dial()
 	for _, want := range []error{syscall.ECONNREFUSED, syscall.EPERM, os.ErrDeadlineExceeded} {
-		if !errors.Is(err, want) {
-			t.Errorf("none goes: %v", err)
-		}
+		nstest.WantErr(t, "none goes", err, want)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -86,9 +87,8 @@ func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *p
 	must(t, err)
 	p := &peer{t: t}
 	attr := vipl.MemAttributes{Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}
-	if p.region, err = nic.AllocMem(slots*slot, attr); err != nil {
-		t.Fatal(err)
-	}
+	p.region, err = nic.AllocMem(slots*slot, attr)
+	nstest.Must(t, err)
 	t.Cleanup(func() { p.region.Deregister() })
 	p.vi, err = nic.CreateVI(vipl.VIAttributes{
 		Level: vipl.ReliableDelivery, Ptag: tag, EnableRDMARead: rdmaRead, EnableRDMAWrite: true,
@@ -161,9 +161,7 @@ func (p *peer) receive(kind byte) message {
 	p.t.Helper()
 	for {
 		d, err := p.vi.RecvWait(testTimeout)
-		if err != nil {
-			p.t.Fatalf("waiting for a message of kind %d: %v", kind, err)
-		}
+		nstest.FatalIf(p.t, err != nil, "waiting for a message of kind %d: %v", kind, err)
 		off := int(d.Addr() - p.region.Addr())
 		m := decode(append([]byte(nil), p.region.Bytes()[off+64:][:d.Length]...))
 		must(p.t, p.vi.PostRecv(p.desc(off/slot, slot-64), p.region.Handle()))
@@ -228,9 +226,7 @@ func accept(t *testing.T, l *vianet.Listener) *vianet.Conn {
 // isReset checks that a connection was reset, and the reason that it gives.
 func isReset(t *testing.T, err error, why string) {
 	t.Helper()
-	if !errors.Is(err, syscall.ECONNRESET) || !strings.Contains(err.Error(), why) {
-		t.Errorf("%v, want a reset because %q", err, why)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, syscall.ECONNRESET) || !strings.Contains(err.Error(), why), "%v, want a reset because %q", err, why)
 }
 
 const (
@@ -396,9 +392,7 @@ func TestTakenLies(t *testing.T) {
 			p, c := h.met(t, true)
 			done := goWrite(c, make([]byte, 100_000))
 			m := p.receive(announce)
-			if m.length != 100_000 {
-				t.Errorf("%d bytes are announced", m.length)
-			}
+			nstest.ErrorIf(t, m.length != 100_000, "%d bytes are announced", m.length)
 			p.send(lie(m))
 			isReset(t, <-done, wrongMove)
 		})
@@ -414,9 +408,7 @@ func withdrawUnanswered(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		n, err := c.Write(make([]byte, 100_000))
-		if n != 0 {
-			t.Errorf("%d bytes are said to be written", n)
-		}
+		nstest.ErrorIf(t, n != 0, "%d bytes are said to be written", n)
 		done <- err
 	}()
 	p.receive(announce)
@@ -460,9 +452,7 @@ func TestStranger(t *testing.T) {
 	must(t, err)
 	for _, disc := range []string{"", "telnet", "vianet", "vianet\x00\x01\x02"} {
 		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, testTimeout)
-		if !errors.Is(err, vipl.ErrRejected) {
-			t.Errorf("from %q: %v", disc, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, vipl.ErrRejected), "from %q: %v", disc, err)
 	}
 	a, b := h.pair(t)
 	exchange(t, a, b, 1000)

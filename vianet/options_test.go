@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 )
 
@@ -20,9 +21,7 @@ func TestAlloc(t *testing.T) {
 	const n = 100_000
 	for turn := range byte(3) {
 		out, err := h.a.Alloc(n)
-		if err != nil || len(out) != n {
-			t.Fatalf("%d bytes, %v", len(out), err)
-		}
+		nstest.FatalIf(t, err != nil || len(out) != n, "%d bytes, %v", len(out), err)
 		in, err := h.b.Alloc(n)
 		must(t, err)
 		want := randomBytes(n, turn)
@@ -178,9 +177,7 @@ func TestDeadlineBesideTraffic(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	took, left, err := vianet.PollPast(nic)
 	must(t, err)
-	if took == 0 || left == 0 {
-		t.Errorf("it took %d completions of others and left %d", took, left)
-	}
+	nstest.ErrorIf(t, took == 0 || left == 0, "it took %d completions of others and left %d", took, left)
 }
 
 // A call that goes to sleep leaves the work to a driver, even one that it has just evicted.
@@ -188,9 +185,7 @@ func TestHandover(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Handover(nic)
 	must(t, err)
-	if !told {
-		t.Error("the driver waits for its next tick, a millisecond later")
-	}
+	nstest.ErrorIf(t, !told, "the driver waits for its next tick, a millisecond later")
 }
 
 // A sleeping call needs completions of sends while another call polls. It gets them even if the poller leaves with
@@ -199,9 +194,7 @@ func TestLeft(t *testing.T) {
 	nic, _, _ := memoryNics(t, longSilence)
 	told, err := vianet.Left(nic)
 	must(t, err)
-	if !told {
-		t.Error("no driver waits for sends")
-	}
+	nstest.ErrorIf(t, !told, "no driver waits for sends")
 }
 
 // No driver is roused for completions that a call polls for.

@@ -2,7 +2,6 @@ package vianet_test
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"net"
 	"os"
@@ -12,6 +11,7 @@ import (
 
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -113,9 +113,7 @@ func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 		}
 		p.receive(taken)
 	}
-	if ring.id != 0 || ring.length < 1000 {
-		t.Fatalf("a ring of %+v", ring)
-	}
+	nstest.FatalIf(t, ring.id != 0 || ring.length < 1000, "a ring of %+v", ring)
 	return p, c, ring
 }
 
@@ -286,15 +284,11 @@ func TestRoomIsClosed(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		n, err := c.Read(buf)
-		if n != len(buf) {
-			t.Errorf("Read gave %d bytes", n)
-		}
+		nstest.ErrorIf(t, n != len(buf), "Read gave %d bytes", n)
 		done <- err
 	}()
 	m := p.receive(room)
-	if m.length != 70_000 {
-		t.Fatalf("a room of %d bytes", m.length)
-	}
+	nstest.FatalIf(t, m.length != 70_000, "a room of %d bytes", m.length)
 	to := vipl.AddressSegment{Data: m.addr, Handle: m.handle}
 	copy(p.region.Bytes()[64:], "honest")
 	p.write(to, 10)
@@ -358,9 +352,7 @@ func roomIsFilledLate(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		k, err := c.Read(make([]byte, n))
-		if k != n {
-			t.Errorf("Read gave %d bytes", k)
-		}
+		nstest.ErrorIf(t, k != n, "Read gave %d bytes", k)
 		done <- err
 	}()
 	p.receive(room)
@@ -385,9 +377,7 @@ func TestRoomUnanswered(t *testing.T) {
 			done := goRead(c, 70_000)
 			p.receive(room)
 			check(t, test.end(c))
-			if err := <-done; !errors.Is(err, test.want) {
-				t.Errorf("%s: %v", name, err)
-			}
+			nstest.WantErr(t, name, <-done, test.want)
 			p.isOver()
 		})
 	}

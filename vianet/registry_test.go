@@ -26,9 +26,8 @@ func newTestRegistry(t testing.TB, limit int) (r *registry, tag *vipl.Ptag) {
 	nic := aNIC(t)
 	r, err := newRegistry(nic, limit)
 	nstest.Must(t, err)
-	if tag, err = nic.CreatePtag(); err != nil {
-		t.Fatal(err)
-	}
+	tag, err = nic.CreatePtag()
+	nstest.Must(t, err)
 	return r, tag
 }
 
@@ -59,9 +58,7 @@ func TestLeasesAtRandom(t *testing.T) {
 			b, a := buf[at:at+1000+rnd.IntN(4)*1000], access(rnd.IntN(3))
 			l := mustLease(t, r, b, tag, a)
 			handle := uint32(l.region.Handle())
-			if out[handle] != nil {
-				t.Fatal("two leases of one region")
-			}
+			nstest.FatalIf(t, out[handle] != nil, "two leases of one region")
 			out[handle] = l
 			got, err := l.region.Query()
 			if err != nil || got != attributes(tag, a) || &l.buf[0] != &b[0] || len(l.buf) != len(b) || l.remote().Data != addressOf(b) {
@@ -104,23 +101,17 @@ func TestAllocated(t *testing.T) {
 		} else {
 			i := rnd.IntN(len(bufs))
 			buf := bufs[i]
-			if len(buf) > 1 && s.Free(buf[1:]) == nil {
-				t.Fatal("a part was freed")
-			}
+			nstest.FatalIf(t, len(buf) > 1 && s.Free(buf[1:]) == nil, "a part was freed")
 			nstest.Must(t, s.Free(buf))
 			if bufs = slices.Delete(bufs, i, i+1); s.allocated(buf) || s.allocated(buf[len(buf)-1:]) {
 				t.Fatal("what was freed is allocated")
 			}
 		}
 		for _, b := range bufs {
-			if !s.allocated(b) || !s.allocated(b[len(b)-1:]) {
-				t.Fatalf("%d bytes are not allocated, of %d buffers", len(b), len(bufs))
-			}
+			nstest.FatalIf(t, !s.allocated(b) || !s.allocated(b[len(b)-1:]), "%d bytes are not allocated, of %d buffers", len(b), len(bufs))
 		}
 	}
-	if s.allocated(make([]byte, 1)) {
-		t.Error("memory of the program")
-	}
+	nstest.ErrorIf(t, s.allocated(make([]byte, 1)), "memory of the program")
 }
 
 // Above the limit, the least recently used memory is deregistered first. A buffer larger than the limit is not kept
@@ -135,9 +126,7 @@ func TestLeaseLimit(t *testing.T) {
 	if !kept(bufs[0]) || kept(bufs[1]) || !kept(bufs[2]) || kept(bufs[3]) {
 		t.Errorf("kept: %v %v %v %v", kept(bufs[0]), kept(bufs[1]), kept(bufs[2]), kept(bufs[3]))
 	}
-	if r.bytes != 2002 {
-		t.Errorf("%d bytes", r.bytes)
-	}
+	nstest.ErrorIf(t, r.bytes != 2002, "%d bytes", r.bytes)
 	nstest.Check(t, r.close())
 }
 
@@ -148,21 +137,15 @@ func TestStages(t *testing.T) {
 	for range maxStages + 3 { // more than the arena has
 		l, err := r.stage(tag, writable)
 		nstest.Must(t, err)
-		if len(l.buf) != stageSize || &l.region.Bytes()[l.off] != &l.buf[0] {
-			t.Fatalf("%d bytes at %d", len(l.buf), l.off)
-		}
+		nstest.FatalIf(t, len(l.buf) != stageSize || &l.region.Bytes()[l.off] != &l.buf[0], "%d bytes at %d", len(l.buf), l.off)
 		all = append(all, l)
 	}
 	for _, l := range all {
 		l.end()
 	}
-	if len(r.stages) != maxStages {
-		t.Errorf("%d are kept", len(r.stages))
-	}
+	nstest.ErrorIf(t, len(r.stages) != maxStages, "%d are kept", len(r.stages))
 	l, err := r.stage(tag, closed)
-	if err != nil || l != all[maxStages-1] {
-		t.Errorf("%v, not the one that was used last", err)
-	}
+	nstest.ErrorIf(t, err != nil || l != all[maxStages-1], "%v, not the one that was used last", err)
 	l.end()
 	nstest.Check(t, r.close())
 }

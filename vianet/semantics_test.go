@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/net/nettest"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 )
 
@@ -181,9 +182,7 @@ func checkCloseTimeout(t *testing.T, a, b *vianet.Conn) {
 		for err == nil {
 			_, err = a.Write(make([]byte, 100_000))
 		}
-		if !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Write: %v", err)
-		}
+		nstest.WantErr(t, "Write", err, net.ErrClosed)
 	})
 	wait.Wait()
 }
@@ -197,9 +196,7 @@ func checkClosed(t *testing.T, a, b *vianet.Conn) {
 	_, readErr := a.Read(make([]byte, 1))
 	_, writeErr := a.Write(make([]byte, 1))
 	for i, err := range []error{readErr, writeErr, a.Close(), a.CloseWrite(), a.SetDeadline(never)} {
-		if !errors.Is(err, net.ErrClosed) {
-			t.Errorf("call %d after Close: %v", i, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, net.ErrClosed), "call %d after Close: %v", i, err)
 	}
 	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Errorf("the peer reads %d bytes, %v", n, err)

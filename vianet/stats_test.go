@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -54,9 +55,7 @@ func TestStatsOfTraffic(t *testing.T) {
 		for i, want := range []vianet.Stats{ofA, ofB} {
 			got := []*vianet.Stack{h.a, h.b}[i].Stats()
 			got.Registered, got.Reused, got.RegisteredBytes = 0, 0, 0 // is another test's
-			if got != want {
-				t.Errorf("%s: host %d: %+v, want %+v", when, i, got, want)
-			}
+			nstest.ErrorIf(t, got != want, "%s: host %d: %+v, want %+v", when, i, got, want)
 		}
 	}
 	ofA.Conns, ofB.Conns = 1, 1
@@ -228,9 +227,7 @@ func TestStatsMeanwhile(t *testing.T) {
 	close(done)
 	looking.Wait()
 	for _, s := range []vianet.Stats{h.a.Stats(), h.b.Stats()} {
-		if s.Dialed+s.Accepted != conns || s.Messages.Bytes != conns*n || s.Received != conns*n || s.Broken+s.Undelivered != 0 {
-			t.Errorf("%+v", s)
-		}
+		nstest.ErrorIf(t, s.Dialed+s.Accepted != conns || s.Messages.Bytes != conns*n || s.Received != conns*n || s.Broken+s.Undelivered != 0, "%+v", s)
 	}
 }
 
@@ -320,9 +317,7 @@ func TestKeptMemoryGivesWay(t *testing.T) {
 		}
 		must(t, <-wrote)
 	}
-	if !vianet.HasRing(a) {
-		t.Error("no ring")
-	}
+	nstest.ErrorIf(t, !vianet.HasRing(a), "no ring")
 	if s := h.a.Stats(); s.NoMemory > 0 || s.RegisteredBytes == 0 {
 		t.Errorf("%+v", s)
 	}
@@ -373,7 +368,5 @@ func checkBacklog(t *testing.T, given, want int) {
 	if slices.Sort(accepted); !bytes.Equal(accepted, dialed) {
 		t.Errorf("accepted %v", accepted)
 	}
-	if n := vianet.Waiting(l); n != 0 {
-		t.Errorf("%d that were refused wait", n)
-	}
+	nstest.Equal(t, "those that were refused and wait", vianet.Waiting(l), 0)
 }

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 )
 
@@ -32,9 +33,7 @@ func TestDeadline(t *testing.T) {
 		is(false)
 		time.Sleep(time.Second)
 		is(true)
-		if !isClosed(waiter) {
-			t.Error("who waited before does not hear of it")
-		}
+		nstest.ErrorIf(t, !isClosed(waiter), "who waited before does not hear of it")
 		d.set(time.Time{})
 		is(false)
 		d.set(time.Now().Add(-time.Second))
@@ -45,9 +44,7 @@ func TestDeadline(t *testing.T) {
 		d.set(time.Now().Add(time.Second)) // earlier, also for goroutines that wait already
 		time.Sleep(time.Second)
 		is(true)
-		if !isClosed(waiter) {
-			t.Error("who waited does not hear of the earlier one")
-		}
+		nstest.ErrorIf(t, !isClosed(waiter), "who waited does not hear of the earlier one")
 		d.set(time.Now().Add(time.Second))
 		d.set(time.Time{})
 		time.Sleep(time.Hour)
@@ -65,9 +62,7 @@ func TestGreetingComesLate(t *testing.T) {
 		defer cancel()
 		late := waiting()
 		time.AfterFunc(dialTime-time.Second, func() { close(late.ready) })
-		if err := late.greeting(ctx); err != nil {
-			t.Errorf("a late one: %v", err)
-		}
+		nstest.WantErr(t, "a late one", late.greeting(ctx), nil)
 		if err := waiting().greeting(ctx); err != syscall.ETIMEDOUT {
 			t.Errorf("none: %v", err)
 		}
@@ -157,9 +152,7 @@ func TestSpinner(t *testing.T) {
 	for p.next() > 0 {
 		inVain()
 	}
-	if p.budget >= spinLeast {
-		t.Errorf("given up at %v", p.budget)
-	}
+	nstest.ErrorIf(t, p.budget >= spinLeast, "given up at %v", p.budget)
 	tries := 0
 	for range 4 * spinRetry {
 		if p.next() > 0 {
@@ -169,14 +162,10 @@ func TestSpinner(t *testing.T) {
 			}
 		}
 	}
-	if tries != 4 {
-		t.Errorf("%d tries in %d waits", tries, 4*spinRetry)
-	}
+	nstest.ErrorIf(t, tries != 4, "%d tries in %d waits", tries, 4*spinRetry)
 	p.budget = spinLeast
 	p.paid()
-	if p.budget != 2*spinLeast {
-		t.Errorf("%v after it paid", p.budget)
-	}
+	nstest.ErrorIf(t, p.budget != 2*spinLeast, "%v after it paid", p.budget)
 	p.budget = 0
 	if p.slept(p.most, p.most, false); p.budget != p.most {
 		t.Errorf("%v after a sleep as short as polling", p.budget)
@@ -184,9 +173,7 @@ func TestSpinner(t *testing.T) {
 	for range 100 {
 		p.slept(spinTurns*p.most, p.most, true)
 	}
-	if p.budget != p.most {
-		t.Errorf("%v after turns with others, one of whom polled", p.budget)
-	}
+	nstest.ErrorIf(t, p.budget != p.most, "%v after turns with others, one of whom polled", p.budget)
 	if p.slept(spinTurns*p.most+1, p.most, true); p.budget != p.most/2 {
 		t.Errorf("%v after a wait that was much longer than those of others", p.budget)
 	}
@@ -225,9 +212,7 @@ func TestSegments(t *testing.T) {
 		}
 		q.drop()
 	}
-	if in != out {
-		t.Errorf("%d went in, %d came out", in, out)
-	}
+	nstest.ErrorIf(t, in != out, "%d went in, %d came out", in, out)
 	room := cap(q.list)
 	for range 10_000 {
 		q.add(segment{})
@@ -252,9 +237,7 @@ func TestPorts(t *testing.T) {
 	seen := make(map[uint16]bool)
 	for range lastPort - firstPort + 1 {
 		n, err := p.take(0)
-		if err != nil || n < firstPort || seen[n] {
-			t.Fatalf("%d, %v", n, err)
-		}
+		nstest.FatalIf(t, err != nil || n < firstPort || seen[n], "%d, %v", n, err)
 		seen[n] = true
 	}
 	if _, err := p.take(0); err != syscall.EADDRNOTAVAIL {
@@ -274,9 +257,7 @@ func TestSilence(t *testing.T) {
 		asks := func(host byte, want bool) {
 			t.Helper()
 			ask, silent := s.part([]Addr{to(host)})
-			if len(ask)+len(silent) != 1 || len(ask) == 1 != want {
-				t.Errorf("host %d is to be asked: %v; not: %v", host, ask, silent)
-			}
+			nstest.ErrorIf(t, len(ask)+len(silent) != 1 || len(ask) == 1 != want, "host %d is to be asked: %v; not: %v", host, ask, silent)
 		}
 		take := func(host byte, err error, ago time.Duration) {
 			s.take(t.Context(), to(host).Addr(), err, time.Now().Add(-ago))
@@ -337,9 +318,7 @@ func TestSilence(t *testing.T) {
 // Half the time is left for the fallback.
 func TestAnswerTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		if d := answerTime(t.Context()); d != fallbackTime {
-			t.Errorf("with all the time there is: %v", d)
-		}
+		nstest.Equal(t, "with all the time there is", answerTime(t.Context()), fallbackTime)
 		for _, left := range []time.Duration{time.Second, 2 * fallbackTime, time.Hour} {
 			ctx, cancel := context.WithTimeout(t.Context(), left)
 			if d, want := answerTime(ctx), min(left/2, fallbackTime); d != want {
@@ -359,9 +338,7 @@ func TestSilenceIsBounded(t *testing.T) {
 			s.remember(netip.MustParseAddr("fd00::1"))
 			time.Sleep(time.Millisecond)
 		}
-		if len(s.until) != silentMost {
-			t.Errorf("%d hosts are remembered", len(s.until))
-		}
+		nstest.ErrorIf(t, len(s.until) != silentMost, "%d hosts are remembered", len(s.until))
 		for i, want := range map[int]bool{0: true, 1: false, 3 * silentMost: false, 3*silentMost + 1: true, 4*silentMost - 1: true} {
 			if _, ok := s.until[netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+1))]; ok != want {
 				t.Errorf("host %d is remembered: %v", i, ok)
@@ -388,18 +365,10 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if h.kind == 0 || h.kind >= kindEnd || len(payload) != len(b)-headerLen {
-			t.Fatalf("%v with %d of %d bytes", h.kind, len(payload), len(b))
-		}
-		if h.kind == kindData && int(h.length) != len(payload) {
-			t.Fatalf("%d bytes of data that are said to be %d", len(payload), h.length)
-		}
-		if h.kind != kindData && len(payload) > 0 {
-			t.Fatalf("%v with %d bytes", h.kind, len(payload))
-		}
-		if h.kind == kindAnnounce && h.addr+uint64(h.length) < h.addr {
-			t.Fatal("memory past the end of the address space")
-		}
+		nstest.FatalIf(t, h.kind == 0 || h.kind >= kindEnd || len(payload) != len(b)-headerLen, "%v with %d of %d bytes", h.kind, len(payload), len(b))
+		nstest.FatalIf(t, h.kind == kindData && int(h.length) != len(payload), "%d bytes of data that are said to be %d", len(payload), h.length)
+		nstest.FatalIf(t, h.kind != kindData && len(payload) > 0, "%v with %d bytes", h.kind, len(payload))
+		nstest.FatalIf(t, h.kind == kindAnnounce && h.addr+uint64(h.length) < h.addr, "memory past the end of the address space")
 		again := make([]byte, headerLen)
 		h.put(again)
 		if !bytes.Equal(again, b[:headerLen]) {
@@ -417,17 +386,11 @@ func TestHeaderLayout(t *testing.T) {
 	for i := byte(2); i < 0x18; i++ {
 		want = append(want, i)
 	}
-	if !bytes.Equal(b, want) {
-		t.Errorf("%x, want %x", b, want)
-	}
+	nstest.ErrorIf(t, !bytes.Equal(b, want), "%x, want %x", b, want)
 	got, _, err := parse(b)
-	if err != nil || got != h {
-		t.Errorf("%+v, %v", got, err)
-	}
+	nstest.ErrorIf(t, err != nil || got != h, "%+v, %v", got, err)
 	for k := range kindEnd + 1 {
-		if k.String() == "" {
-			t.Errorf("kind %d has no name", k)
-		}
+		nstest.ErrorIf(t, k.String() == "", "kind %d has no name", k)
 	}
 }
 
@@ -435,9 +398,7 @@ func TestHeaderLayout(t *testing.T) {
 func TestSystemError(t *testing.T) {
 	for _, code := range []vipl.Return{vipl.ErrNoMatch, vipl.ErrRejected, vipl.ErrNotReachable, vipl.ErrResource, vipl.ErrTimeout} {
 		err := systemError(&vipl.OpError{Op: "ConnectRequest", Return: code})
-		if !errors.Is(err, code) {
-			t.Errorf("%v is not %v any more", err, code)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, code), "%v is not %v any more", err, code)
 		if isTimeout(err) != (code == vipl.ErrTimeout) {
 			t.Errorf("%v: Timeout is %v", err, isTimeout(err))
 		}

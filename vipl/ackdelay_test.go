@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"viaxdp/internal/base/reliable"
+	"viaxdp/internal/lab/nstest"
 )
 
 // The acknowledgement delay grows in small steps for data that is sent soon, and not for data that is sent late.
@@ -23,9 +24,7 @@ func TestAckDelay(t *testing.T) {
 		for range 30 {
 			by := a.begin(now, 1)
 			wait := by - now
-			if wait < defaultAckDelay || wait > ackMost || wait > last+last/4 {
-				t.Fatalf("%s: it waits for %d ns, after %d", c.name, wait, last)
-			}
+			nstest.FatalIf(t, wait < defaultAckDelay || wait > ackMost || wait > last+last/4, "%s: it waits for %d ns, after %d", c.name, wait, last)
 			last = wait
 			if alone = by < now+c.answer; alone {
 				a.wentAlone(by)
@@ -34,12 +33,8 @@ func TestAckDelay(t *testing.T) {
 			a.dataGoes(now)
 			now += 1_000_000
 		}
-		if alone != c.alone {
-			t.Errorf("%s: in the end alone: %v", c.name, alone)
-		}
-		if c.alone && last != defaultAckDelay {
-			t.Errorf("%s: it waits for %d ns in vain", c.name, last)
-		}
+		nstest.ErrorIf(t, alone != c.alone, "%s: in the end alone: %v", c.name, alone)
+		nstest.ErrorIf(t, c.alone && last != defaultAckDelay, "%s: it waits for %d ns in vain", c.name, last)
 	}
 }
 
@@ -53,9 +48,7 @@ func TestAckDelayOfOthers(t *testing.T) {
 	}
 	a.wentAlone(now + ackSoon)
 	a.dataGoes(now + 2*ackSoon)
-	if a.wait != 0 {
-		t.Errorf("it has learnt to wait for %d ns", a.wait)
-	}
+	nstest.ErrorIf(t, a.wait != 0, "it has learnt to wait for %d ns", a.wait)
 }
 
 // lateAnswers returns the ackDelay of a connection whose program has answered this late 40 times.
@@ -86,9 +79,7 @@ func TestAckDelayOfThePeer(t *testing.T) {
 			a.dataGoes(now + late)
 			now += 2 * late
 		}
-		if !pressed && a.wait != learnt || pressed && a.wait > defaultAckDelay {
-			t.Errorf("pressed %v: it waits for %d ns, and had learnt %d", pressed, a.wait, learnt)
-		}
+		nstest.ErrorIf(t, !pressed && a.wait != learnt || pressed && a.wait > defaultAckDelay, "pressed %v: it waits for %d ns, and had learnt %d", pressed, a.wait, learnt)
 	}
 }
 
@@ -117,9 +108,7 @@ func TestAckDelayIsUnlearnt(t *testing.T) {
 		},
 	} {
 		a, now := lateAnswers(late)
-		if a.wait < late {
-			t.Fatalf("it has learnt to wait for %d ns only", a.wait)
-		}
+		nstest.FatalIf(t, a.wait < late, "it has learnt to wait for %d ns only", a.wait)
 		if then(&a, &now); a.wait > 2*defaultAckDelay {
 			t.Errorf("%s: it waits for %d ns", name, a.wait)
 		}
@@ -144,9 +133,7 @@ func TestGapIsToldSoon(t *testing.T) {
 	c.ack.delay.wait = 2_000_000
 	r.Arrive(r.Next(), false)
 	p.oweAck(c, now)
-	if c.ack.due <= now+defaultAckDelay {
-		t.Fatalf("in order: after %d ns", c.ack.due-now)
-	}
+	nstest.FatalIf(t, c.ack.due <= now+defaultAckDelay, "in order: after %d ns", c.ack.due-now)
 	r.Arrive(r.Next()+1, false)
 	r.Buffer(r.Next()+1, 0)
 	p.oweAck(c, now)

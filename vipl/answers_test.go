@@ -99,9 +99,7 @@ func (p *answering) end() {
 			time.Sleep(5 * time.Microsecond) // acknowledgements come soon
 			p.n.b.Poll()
 		}
-		if d != p.xa.desc[answers+k] {
-			p.t.Fatalf("answer %d: another descriptor, or none", k)
-		}
+		fatalIf(p.t, d != p.xa.desc[answers+k], "answer %d: another descriptor, or none", k)
 	}
 	for range answers {
 		sent(p.t, p.va, 0)
@@ -147,9 +145,7 @@ func TestAnswersDoNotWaitLong(t *testing.T) {
 			}
 		},
 		"sleeps": func(p *answering) {
-			if _, err := p.vb.SendWait(ackDelay); err != nil {
-				p.t.Fatal(err)
-			}
+			must(p.t, errOf(p.vb.SendWait(ackDelay)))
 			p.vb.SendWait(time.Millisecond)
 		},
 		"is away": func(p *answering) { time.Sleep(5 * time.Millisecond) },

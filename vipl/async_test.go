@@ -60,9 +60,7 @@ func TestErrorFloodHidesNoLostConnection(t *testing.T) {
 	must(t, wa.Disconnect())
 	stateIs(t, wb, vipl.Error)
 	close(coalesce)
-	if !comes(func() bool { return len(lost) == 1 }) { // the handler runs on a goroutine of its own
-		t.Fatal("the loss of the connection was not reported")
-	}
+	fatalIf(t, !comes(func() bool { return len(lost) == 1 }), "the loss of the connection was not reported") // the handler runs on a goroutine of its own
 	equal(t, "the lost connection is", <-lost, wb)
 }
 

@@ -51,18 +51,14 @@ func (p *byRefBed) post(write bool) {
 		p.x.desc[0].SetRDMAWrite(vipl.AddressSegment{Data: 1 << 20, Handle: 1}, segment(p.x, 0, byRefBytes))
 	}
 	postDesc(p.t, p.vb, p.x, 0)
-	if p.n.b.Counters().ByReference == 0 {
-		p.t.Fatal("it was copied")
-	}
+	fatalIf(p.t, p.n.b.Counters().ByReference == 0, "it was copied")
 }
 
 // tell sends b a frame from its peer.
 func (p *byRefBed) tell(kind wire.Kind, change func(h *wire.Header)) {
 	p.t.Helper()
 	h, ok := p.vb.Expects()
-	if !ok {
-		p.t.Fatal("frames do not flow")
-	}
+	fatalIf(p.t, !ok, "frames do not flow")
 	h.Kind, h.Window = kind, 64
 	change(&h)
 	p.spy.counted("a frame", func(c vipl.Counters) uint64 { return c.Frames }, 1, func() { p.spy.forge(h, nil) })
@@ -87,9 +83,7 @@ func (p *byRefBed) look() {
 	p.t.Helper()
 	p.n.b.Poll()
 	if d, _ := p.vb.SendDone(); d != nil {
-		if p.status != 0 || d != p.x.desc[0] {
-			p.t.Fatal("a descriptor was given back that was not posted")
-		}
+		fatalIf(p.t, p.status != 0 || d != p.x.desc[0], "a descriptor was given back that was not posted")
 		p.status = d.Status()
 		copy(p.x.buf[0], bytes.Repeat([]byte(afterwards), len(p.x.buf[0])/len(afterwards)))
 	}

@@ -3,7 +3,6 @@ package vipl_test
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -21,30 +20,6 @@ func request(v *vipl.VI, to vipl.NetAddress) (r vipl.RemoteAttributes, err error
 		return !errors.Is(err, vipl.ErrNoMatch)
 	})
 	return r, err
-}
-
-// For any outcome of a failing request, the VI is unchanged.
-func TestRequestOutcomes(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	v := newVI(t, n.a.NIC, vipl.ReliableDelivery)
-	ask := func(to vipl.NetAddress, timeout time.Duration) error {
-		_, err := v.ConnectRequest(vipl.NetAddress{}, to, timeout)
-		s := stateIs(t, v, vipl.Idle)
-		errorIf(t, s.Cause != nil, "cause %v", s.Cause)
-		return err
-	}
-	long := vipl.NetAddress{Discriminator: make([]byte, vipl.MaxDiscriminatorLen+1)}
-	wantError(t, "no time", ask(address(n.b, "x"), 0), vipl.ErrInvalidParameter)
-	wantError(t, "no host", ask(vipl.NetAddress{}, ackDelay), vipl.ErrInvalidParameter)
-	wantError(t, "long discriminator", ask(long, ackDelay), vipl.ErrInvalidParameter)
-	wantError(t, "no such host", ask(vipl.NetAddress{Host: netip.MustParseAddr("10.9.9.9")}, ackDelay), vipl.ErrNotReachable)
-	wantError(t, "wait without time", errOf(n.b.ConnectWait(vipl.NetAddress{}, 0)), vipl.ErrTimeout)
-	wantError(t, "wait at a long discriminator", errOf(n.b.ConnectWait(long, 0)), vipl.ErrInvalidParameter)
-	n.fabric.Cut(n.b.agent.Addr(), true)
-	wantError(t, "silent host", ask(address(n.b, "x"), 30*time.Millisecond), vipl.ErrTimeout)
-	n.fabric.Cut(n.b.agent.Addr(), false)
-	must(t, n.b.Close())
-	wantError(t, "closed NIC", ask(address(n.b, "x"), ackDelay), vipl.ErrNoMatch)
 }
 
 // A wait for a request, or for its answer, ends when its context ends; the VI is then as before. A listener

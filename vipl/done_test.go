@@ -169,9 +169,7 @@ func TestListWrongContents(t *testing.T) {
 	var got []*vipl.Descriptor
 	for len(got) < 5 {
 		k, err := va.SendDones(room)
-		if err != nil && err != vipl.ErrNotDone && err != vipl.ErrDescriptor {
-			t.Fatal(err)
-		}
+		fatalIf(t, err != nil && err != vipl.ErrNotDone && err != vipl.ErrDescriptor, "%v", err)
 		for i, d := range room[:k] {
 			failed := d.Status().Failed()
 			errorIf(t, failed != (err == vipl.ErrDescriptor && i == k-1), "descriptor %d of %d: %v, with %v", i, k, d.Status(), err)
@@ -284,7 +282,7 @@ func TestListNoAllocation(t *testing.T) {
 	take := func(done func([]*vipl.Descriptor) (int, error), other *vipl.NIC) {
 		for left := count; left > 0; {
 			k, err := done(room)
-			if err != nil && err != vipl.ErrNotDone {
+			if err != nil && err != vipl.ErrNotDone { // fatalIf would allocate
 				t.Fatal(err)
 			}
 			left -= k

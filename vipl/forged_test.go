@@ -88,11 +88,7 @@ func TestForgedFrames(t *testing.T) {
 // forge sends one frame with header h and a payload of zeros.
 func forge(t *testing.T, q *xdpnictest.Queue, l wire.Link, h wire.Header) {
 	t.Helper()
-	frame := forged(t, l, h)
-	addr, chunk, ok := q.Alloc()
-	fatalIf(t, !ok, "no chunk")
-	fatalIf(t, !q.Send(addr, copy(chunk, frame), false), "the ring is full")
-	must(t, q.Flush())
+	fatalIf(t, !q.SendBytes(forged(t, l, h)), "no chunk, or the ring is full")
 }
 
 // forged is such a frame.
@@ -100,11 +96,7 @@ func forged(t *testing.T, l wire.Link, h wire.Header) []byte {
 	t.Helper()
 	template, err := wire.NewTemplate(l)
 	must(t, err)
-	frame := make([]byte, template.Len()+wire.HeaderLen+int(h.Length))
-	b := template.Put(frame, wire.HeaderLen+int(h.Length))
-	h.Put(b)
-	wire.PutChecksum(b)
-	return frame
+	return xdpnictest.Frame(&template, h, make([]byte, h.Length))
 }
 
 // A kernel that lies costs time, not correctness: a reliable VI delivers

@@ -27,9 +27,7 @@ const gsoLeast = 3 // frames of a packet
 func pollUntil(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(ackDelay); !ok(); runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not in %v", what, ackDelay)
-		}
+		fatalIf(t, time.Now().After(end), "%s: not in %v", what, ackDelay)
 	}
 }
 
@@ -447,9 +445,7 @@ func FuzzGSOPacket(f *testing.F) {
 				}
 				b := xb.buf[indexOf(xb, d)][:d.Length]
 				for k := range b {
-					if b[k] != b[0] {
-						t.Fatalf("a message of %d bytes holds %d and %d", len(b), b[0], b[k])
-					}
+					fatalIf(t, b[k] != b[0], "a message of %d bytes holds %d and %d", len(b), b[0], b[k])
 				}
 			}
 		}

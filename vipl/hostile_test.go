@@ -68,32 +68,19 @@ func (s *spy) last() wire.Header {
 // send puts a frame on the wire as it is.
 func (s *spy) send(frame []byte) {
 	s.t.Helper()
-	addr, chunk, ok := s.queue.Alloc()
-	for ; !ok; addr, chunk, ok = s.queue.Alloc() {
+	for s.queue.TxFree() == 0 {
 		s.queue.Reap()
 	}
-	if n := copy(chunk, frame); !s.queue.Send(addr, n, false) {
-		s.t.Fatal("the ring is full")
-	}
-	if err := s.queue.Flush(); err != nil {
-		s.t.Fatal(err)
-	}
+	fatalIf(s.t, !s.queue.SendBytes(frame), "the ring is full")
 }
 
 // forge sends a frame with that header and payload, and with valid lengths and checksum.
 func (s *spy) forge(h wire.Header, payload []byte) {
 	s.t.Helper()
 	template, err := wire.NewTemplate(s.link)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	h.Length = uint16(len(payload))
-	frame := make([]byte, template.Len()+wire.HeaderLen+len(payload))
-	b := template.Put(frame, wire.HeaderLen+len(payload))
-	h.Put(b)
-	copy(b[wire.HeaderLen:], payload)
-	wire.PutChecksum(b)
-	s.send(frame)
+	s.send(xdpnictest.Frame(&template, h, payload))
 }
 
 // counted waits until a counter of b has grown by n.

@@ -13,12 +13,6 @@ import (
 	"viaxdp/xdpnic/xdpnictest"
 )
 
-func TestMemoryRefusals(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	wantError(t, "no tag", errOf(n.a.RegisterMem(make([]byte, 64), vipl.MemAttributes{})), vipl.ErrInvalidPtag)
-	wantError(t, "no bytes", errOf(n.a.RegisterMem(nil, vipl.MemAttributes{Ptag: mustTag(t, n.a.NIC)})), vipl.ErrInvalidParameter)
-}
-
 // A NIC, a VI and a descriptor are polled, posted and completed without an
 // allocation.
 func TestNoAllocation(t *testing.T) {
@@ -101,23 +95,14 @@ func (x *target) goesOn() {
 func (s *spy) plainFrame(v *vipl.VI, kind wire.Kind, data []byte) []byte {
 	s.t.Helper()
 	h, ok := v.Expects()
-	if !ok {
-		s.t.Fatal("frames do not flow")
-	}
+	fatalIf(s.t, !ok, "frames do not flow")
 	template, err := wire.NewTemplate(s.link)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	h.Kind, h.Window, h.Length = kind, 64, uint16(len(data))
 	if kind == wire.KindData {
 		h.Flags = wire.FlagFirst | wire.FlagLast
 	}
-	frame := make([]byte, template.Len()+wire.HeaderLen+len(data))
-	b := template.Put(frame, wire.HeaderLen+len(data))
-	h.Put(b)
-	copy(b[wire.HeaderLen:], data)
-	wire.PutChecksum(b)
-	return frame
+	return xdpnictest.Frame(&template, h, data)
 }
 
 // Frames with inconsistent lengths are Malformed, even if their checksum is right: none of their contents is

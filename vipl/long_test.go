@@ -260,9 +260,7 @@ func disconnectWithSendByReference(t *testing.T, level vipl.ReliabilityLevel, he
 		n.b.queue.Cut(false)
 	}
 	d, err := va.SendWait(ackDelay)
-	if d == nil {
-		t.Fatal(err)
-	}
+	fatalIf(t, d == nil, "%v", err)
 	fillPattern(xa.buf[0], 2) // it is the program's again
 	n.b.queue.Cut(false)
 	must(t, <-done)

@@ -3,6 +3,7 @@ package vipl
 import (
 	"slices"
 	"testing"
+	"viaxdp/internal/lab/nstest"
 )
 
 // chunks is a NIC that records what is given back.
@@ -21,19 +22,13 @@ func TestResentOnLoop(t *testing.T) {
 	p := &port{nic: nic, mem: make([]byte, 8192)}
 	c := &conn{loop: true, resentLoop: true, chunks: 2}
 	p.loop.queued = []loopFrame{{c, 2048, 1, true}, {c, 4096, 1, true}}
-	if got := p.resendShort(c, 4096, 1, 0); got != notYet {
-		t.Errorf("sent again on its way: %v", got)
-	}
+	nstest.Equal(t, "sent again on its way", p.resendShort(c, 4096, 1, 0), notYet)
 	p.release(c, 4096<<tagShift|1)
 	if len(nic.freed) != 0 || c.chunks != 1 {
 		t.Errorf("given back on its way: %d, the connection has %d", nic.freed, c.chunks)
 	}
 	p.deliverLooped(0)
-	if !slices.Equal(nic.freed, []uint64{4096}) {
-		t.Errorf("given back on arrival: %d", nic.freed)
-	}
+	nstest.ErrorIf(t, !slices.Equal(nic.freed, []uint64{4096}), "given back on arrival: %d", nic.freed)
 	p.release(c, 2048<<tagShift|1)
-	if !slices.Equal(nic.freed, []uint64{4096, 2048}) {
-		t.Errorf("given back by the acknowledgement: %d", nic.freed)
-	}
+	nstest.ErrorIf(t, !slices.Equal(nic.freed, []uint64{4096, 2048}), "given back by the acknowledgement: %d", nic.freed)
 }

@@ -17,6 +17,7 @@ import (
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/secure"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
@@ -286,22 +287,9 @@ func statesAre(t testing.TB, want vipl.State, vis ...*vipl.VI) {
 	}
 }
 
-// must ends the test by an error, and noError marks it as failed by one.
-func must(t testing.TB, err error) {
-	if err != nil {
-		t.Helper()
-		t.Fatal(err)
-	}
-}
+var must, noError, wantError = nstest.Must, nstest.Check, nstest.WantErr
 
-func noError(t testing.TB, err error) {
-	if err != nil {
-		t.Helper()
-		t.Error(err)
-	}
-}
-
-// fatalIf ends the test, and errorIf marks it as failed, if something is wrong.
+// fatalIf, errorIf and equal are nstest's. In their own words go vet checks the arguments.
 func fatalIf(t testing.TB, wrong bool, format string, args ...any) {
 	if wrong {
 		t.Helper()
@@ -316,10 +304,11 @@ func errorIf(t testing.TB, wrong bool, format string, args ...any) {
 	}
 }
 
-// equal checks that a value is what it should be.
 func equal[V comparable](t testing.TB, what string, got, want V) {
-	t.Helper()
-	errorIf(t, got != want, "%s: %+v, want %+v", what, got, want)
+	if got != want {
+		t.Helper()
+		nstest.Equal(t, what, got, want)
+	}
 }
 
 // errOf is the error of a call that returns a result with it.

@@ -193,18 +193,13 @@ func (r *refusing) connect(t *testing.T, va *vipl.VI, level vipl.ReliabilityLeve
 		to := <-theirs
 		for _, f := range frames {
 			h := f.Header
-			h.VI, h.Key, h.Ack, h.Window, h.Length = to.VI, to.Key, to.Seq, 64, uint16(len(f.payload))
+			h.VI, h.Key, h.Ack, h.Window = to.VI, to.Key, to.Seq, 64
 			if h.Kind != wire.KindProbe {
 				h.Seq = ours.Seq
 				ours.Seq++
 			}
-			addr, chunk, _ := r.queue.Alloc()
-			b := r.template.Put(chunk, wire.HeaderLen+len(f.payload))
-			h.Put(b)
-			copy(b[wire.HeaderLen:], f.payload)
-			wire.PutChecksum(b)
 			was := r.n.a.Counters()
-			errorIf(t, !r.queue.Send(addr, r.template.Len()+len(b), false) || r.queue.Flush() != nil, "a frame does not go")
+			errorIf(t, !r.queue.SendFrame(&r.template, h, []byte(f.payload)), "a frame does not go")
 			synctest.Wait()
 			r.n.a.Poll()
 			now := r.n.a.Counters()

@@ -9,6 +9,7 @@ import (
 
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/reliable"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
 
@@ -56,18 +57,14 @@ func (p *port) newTestConn(num uint32) *conn {
 func TestVITable(t *testing.T) {
 	var table viTable
 	a, b := &VI{num: 1<<16 | 5}, &VI{num: 2<<16 | 5} // a VI and a later one with the same index
-	if table.find(a.num) != nil {
-		t.Error("an empty table has a VI")
-	}
+	nstest.ErrorIf(t, table.find(a.num) != nil, "an empty table has a VI")
 	table.put(a)
 	if table.find(a.num) != a || table.find(b.num) != nil || table.find(6) != nil || table.find(1<<16|0xffff) != nil {
 		t.Error("a number finds another VI than its own")
 	}
 	table.drop(a)
 	table.put(b)
-	if table.find(a.num) != nil || table.find(b.num) != b {
-		t.Error("an index finds its former VI")
-	}
+	nstest.ErrorIf(t, table.find(a.num) != nil || table.find(b.num) != b, "an index finds its former VI")
 	table.enlist(7)
 	table.delist(7)
 	if table.enlist(8); table.own[7] || !table.own[8] {
@@ -156,9 +153,7 @@ func TestReadyList(t *testing.T) {
 	p.enqueue(a)
 	p.enqueue(a)
 	p.enqueue(b)
-	if !slices.Equal(p.ready.conns, []*conn{a, b}) {
-		t.Errorf("%d connections are listed, not each once", len(p.ready.conns))
-	}
+	nstest.ErrorIf(t, !slices.Equal(p.ready.conns, []*conn{a, b}), "%d connections are listed, not each once", len(p.ready.conns))
 	p.doorbell.waitIf(true)
 	p.pumpReady(1) // they are closed: nothing is to be sent
 	if len(p.ready.conns) != 0 || a.inReady || b.inReady || p.doorbell.lazy {
@@ -166,9 +161,7 @@ func TestReadyList(t *testing.T) {
 	}
 	// What is stuck alone stays for the next turn.
 	p.enqueue(a)
-	if !p.stuckAlone(a) || len(p.ready.conns) != 0 || !a.inReady {
-		t.Error("it is not set aside")
-	}
+	nstest.ErrorIf(t, !p.stuckAlone(a) || len(p.ready.conns) != 0 || !a.inReady, "it is not set aside")
 	if p.pumpReady(1); !slices.Equal(p.ready.conns, []*conn{a}) || len(p.ready.stuck) != 0 {
 		t.Errorf("%d in the list, %d aside", len(p.ready.conns), len(p.ready.stuck))
 	}
@@ -177,9 +170,7 @@ func TestReadyList(t *testing.T) {
 func TestDoorbell(t *testing.T) {
 	p, q := quietPort()
 	p.ringUnlessLazy()
-	if q.flushes != 0 {
-		t.Error("it is rung without a frame")
-	}
+	nstest.ErrorIf(t, q.flushes != 0, "it is rung without a frame")
 	q.pending = 3
 	p.doorbell.waitIf(true)
 	if p.ringUnlessLazy(); q.flushes != 0 {
@@ -239,9 +230,7 @@ func TestAlone(t *testing.T) {
 	send.ring = make([]posted, 4)
 	send.at(0).length = 10
 	send.tail.Store(1)
-	if !p.alone(c) {
-		t.Fatal("it is alone")
-	}
+	nstest.FatalIf(t, !p.alone(c), "it is alone")
 	for _, x := range []struct {
 		name     string
 		do, undo func()

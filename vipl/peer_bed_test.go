@@ -196,15 +196,10 @@ func (p *peerBed) frame(to int, by *vipl.VI, h wire.Header, payload []byte, l li
 		h.Length += l.n
 		spoilt = l.n != 0
 	}
-	plain := make([]byte, wire.HeaderLen+len(payload))
-	h.Put(plain)
-	copy(plain[wire.HeaderLen:], payload)
-	wire.PutChecksum(plain)
+	frame = xdpnictest.Frame(way, h, payload)
 	if sealed := p.mode&peerSealed != 0; sealed && l.about != lieOpen {
-		frame = by.Seal(plain)
+		frame = by.Seal(frame[way.Len():])
 	} else {
-		frame = make([]byte, way.Len()+len(plain))
-		copy(way.Put(frame, len(plain)), plain)
 		spoilt = spoilt || sealed
 	}
 	switch l.about {
@@ -229,13 +224,11 @@ func (p *peerBed) frame(to int, by *vipl.VI, h wire.Header, payload []byte, l li
 func (p *peerBed) send(t *testing.T, to int, frame []byte) {
 	t.Helper()
 	host := []*memoryHost{p.n.a, p.n.b}[to]
-	addr, chunk, ok := p.queue.Alloc()
-	for ; !ok; addr, chunk, ok = p.queue.Alloc() {
+	for p.queue.TxFree() == 0 {
 		p.queue.Reap()
 	}
 	frames := host.Counters().Frames
-	fatalIf(t, !p.queue.Send(addr, copy(chunk, frame), false), "the ring is full")
-	must(t, p.queue.Flush())
+	fatalIf(t, !p.queue.SendBytes(frame), "the ring is full")
 	for start := time.Now(); host.Counters().Frames == frames; host.Poll() {
 		if time.Since(start) > ackDelay/4 { // less than an input may take
 			t.Fatalf("a frame does not arrive: %+v", host.Counters())

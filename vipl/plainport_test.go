@@ -172,9 +172,7 @@ func BenchmarkEngineAlone(b *testing.B) {
 				post = rung - start
 				from.vi.SendDone()
 				start = tsc.Read()
-				if !poll(to.vi) {
-					b.Fatal("connection ended")
-				}
+				fatalIf(b, !poll(to.vi), "connection ended")
 				recv = tsc.Read() - start
 				to.vi.PostRecv(to.desc[i%2], to.region.Handle())
 				return post, recv

@@ -124,9 +124,7 @@ func TestAnswerOfLongAgo(t *testing.T) {
 	xa.desc[0].SetRDMARead(xb.remote(0), segment(xa, 0, 64))
 	postDesc(t, va, xa, 0)
 	sent(t, va, vipl.StatusOpRDMARead)
-	if !comes(func() bool { n.b.Poll(); n.a.Poll(); return vb.Skip(va, 1<<31) }) {
-		t.Fatal("the answer is not acknowledged")
-	}
+	fatalIf(t, !comes(func() bool { n.b.Poll(); n.a.Poll(); return vb.Skip(va, 1<<31) }), "the answer is not acknowledged")
 	postSend(t, va, xa, 1, 64) // no receive is posted for it
 	statesAre(t, vipl.Error, vb, va)
 }

@@ -204,9 +204,7 @@ func (r *replay) take(s *replaySide) {
 			checkPattern(r.t, s.target.buf[s.comes[0].k%replaySlots][:s.comes[0].length], s.comes[0].k)
 			s.comes = s.comes[1:]
 		}
-		if len(s.comes) == 0 {
-			r.t.Fatalf("%s: %v was received, and nothing sent", s.name, d)
-		}
+		fatalIf(r.t, len(s.comes) == 0, "%s: %v was received, and nothing sent", s.name, d)
 		o := s.comes[0]
 		s.comes = s.comes[1:]
 		if imm, _ := d.Immediate(); imm != uint32(o.k) || int(d.Length) != o.length {

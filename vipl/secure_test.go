@@ -116,9 +116,7 @@ func TestKeysMustAgree(t *testing.T) {
 			var err [2]error
 			va, err[0] = n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.a}, nil, nil)
 			vb, err[1] = n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.b}, nil, nil)
-			if err[0] != nil || err[1] != nil {
-				t.Fatal(err)
-			}
+			fatalIf(t, err[0] != nil || err[1] != nil, "%v", err)
 			return n, va, vb, func() {
 				t.Helper()
 				want := vipl.Connected

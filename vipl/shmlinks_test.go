@@ -164,12 +164,10 @@ func TestDeregisterBesideClose(t *testing.T) {
 	r := alloc(n.a.NIC)
 	at := r.Addr()
 	var theirs *vipl.Region
-	if err := r.DeregisterAround(func() {
+	noError(t, r.DeregisterAround(func() {
 		noError(t, n.a.Close())
 		theirs = alloc(other)
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 	if theirs.Addr() != at {
 		t.Fatalf("the memory was not given out again: %#x, then %#x", at, theirs.Addr())
 	}
@@ -217,21 +215,14 @@ func TestLinkMemory(t *testing.T) {
 		seals int
 	}{{shmlink.Size, 0}, {shmlink.Size - 1, unix.F_SEAL_SHRINK}} {
 		fd, err := unix.MemfdCreate("lane", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		end := &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
 		for _, f := range []**os.File{&end.Wake, &end.Bell} {
-			if *f, err = os.Open(os.DevNull); err != nil {
-				t.Fatal(err)
-			}
+			*f, err = os.Open(os.DevNull)
+			must(t, err)
 		}
-		if err := end.Memory.Truncate(c.size); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, c.seals); err != nil {
-			t.Fatal(err)
-		}
+		must(t, end.Memory.Truncate(c.size))
+		must(t, errOf(unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, c.seals)))
 		if _, leave, err := n.a.EnterLink(end); err == nil {
 			t.Errorf("%+v: no error", c)
 			leave()

@@ -1,7 +1,6 @@
 package vipl_test
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -16,11 +15,6 @@ func newVI(t testing.TB, n *vipl.NIC, level vipl.ReliabilityLevel) *vipl.VI {
 	v, err := n.CreateVI(vipl.VIAttributes{Level: level}, nil, nil)
 	must(t, err)
 	return v
-}
-
-func wantError(t testing.TB, what string, err, want error) {
-	t.Helper()
-	errorIf(t, !errors.Is(err, want), "%s: %v, want %v", what, err, want)
 }
 
 // What completed sends of a reliable VI handed over arrives before the disconnect does,

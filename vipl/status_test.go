@@ -228,9 +228,7 @@ func TestCaptureEnds(t *testing.T) {
 		a.Send(t, b, []byte("x"))
 		select {
 		case err := <-ended:
-			if !errors.Is(err, io.ErrClosedPipe) {
-				t.Error(err)
-			}
+			errorIf(t, !errors.Is(err, io.ErrClosedPipe), "%v", err)
 			over = true
 		default:
 		}

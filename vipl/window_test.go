@@ -336,9 +336,7 @@ type unmapped struct {
 }
 
 func (u *unmapped) used(what string) {
-	if u.gone {
-		u.t.Errorf("%s behind Close", what)
-	}
+	errorIf(u.t, u.gone, "%s behind Close", what)
 }
 
 func (u *unmapped) Pending() int { u.used("Pending"); return u.Queue.Pending() }

@@ -63,7 +63,7 @@ var allowed = map[string][]string{
 	"internal/ops/capture":       {"internal/base/programs", "internal/base/wire"},
 	"internal/lab/pairtest":      {"internal/lab/nstest", "vipl"},
 	"internal/lab/openmpi":       {"internal/lab/testbed"},
-	"internal/lab/memorynic":     {"hugepages", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/wire", "vipl", "xdpnic/xdpnictest"},
+	"internal/lab/memorynic":     {"hugepages", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/wire", "internal/lab/nstest", "vipl", "xdpnic/xdpnictest"},
 	"internal/lab/fail":          {},
 	"internal/lab/fabric":        {"hugepages", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "vipl", "xdpnic/xdpnictest"},
 	"internal/ops/status":        {"internal/ops/capture", "internal/base/termsafe", "internal/base/programs", "vipl", "xdpnic"},

@@ -34,9 +34,7 @@ func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 			if err == nil {
 				err = errors.Join(f(w.Comm()), w.Finalize())
 			}
-			if err != nil {
-				t.Errorf("rank %d: %v", rank, err)
-			}
+			nstest.ErrorIf(t, err != nil, "rank %d: %v", rank, err)
 		})
 	}
 	wait.Wait()
@@ -113,9 +111,7 @@ func TestSolution(t *testing.T) {
 			largest = max(largest, math.Abs(load(row, col)))
 		}
 	}
-	if worst > 1e-7 || largest < 0.9 {
-		t.Errorf("off by %v, where the right side is up to %v", worst, largest)
-	}
+	nstest.ErrorIf(t, worst > 1e-7 || largest < 0.9, "off by %v, where the right side is up to %v", worst, largest)
 }
 
 // A wrong result is an error, and so are impossible options.
@@ -157,9 +153,7 @@ func TestWrong(t *testing.T) {
 func TestWaited(t *testing.T) {
 	before := waited()
 	for end := time.Now().Add(time.Minute); waited() == before; {
-		if time.Now().After(end) {
-			t.Fatalf("nothing has waited for a processor beside others: %v", before)
-		}
+		nstest.FatalIf(t, time.Now().After(end), "nothing has waited for a processor beside others: %v", before)
 		var all sync.WaitGroup
 		for range 4 * runtime.NumCPU() {
 			all.Go(func() {

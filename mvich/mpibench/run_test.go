@@ -11,6 +11,7 @@ import (
 
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/mvich/mpibench"
 	"viaxdp/xdpnic/xdpnictest"
@@ -31,9 +32,7 @@ func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 			if err == nil {
 				err = errors.Join(f(w.Comm()), w.Finalize())
 			}
-			if err != nil {
-				t.Errorf("rank %d: %v", rank, err)
-			}
+			nstest.ErrorIf(t, err != nil, "rank %d: %v", rank, err)
 		})
 	}
 	wait.Wait()
@@ -141,9 +140,7 @@ func TestIterations(t *testing.T) {
 			t.Errorf("%s of %d bytes, %+v: %d, %v, want %d", test.name, test.size, test.o, n, err, test.want)
 		}
 	}
-	if _, err := mpibench.Iterations("nothing", 1, mpibench.Options{}); !errors.Is(err, mpibench.ErrBench) {
-		t.Errorf("an unknown benchmark: %v", err)
-	}
+	nstest.WantErr(t, "an unknown benchmark", nstest.Err(mpibench.Iterations("nothing", 1, mpibench.Options{})), mpibench.ErrBench)
 	onOneNIC(t, 1, func(c *mvich.Comm) error {
 		rows, err := mpibench.Run(c, "allreduce", mpibench.Options{MinSize: 3, MaxSize: 100, Step: math.MaxInt, Iterations: 1})
 		if err != nil || len(rows) != 1 || rows[0].Size != 3 {

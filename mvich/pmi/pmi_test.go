@@ -90,9 +90,7 @@ func listened(t *testing.T, rank, size int, serve func(conn net.Conn)) func(stri
 			return
 		}
 		var id int
-		if _, err := fmt.Fscanf(conn, "cmd=initack pmiid=%d\n", &id); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, nstest.Err(fmt.Fscanf(conn, "cmd=initack pmiid=%d\n", &id)))
 		fmt.Fprintf(conn, "cmd=initack rc=0\ncmd=set size=%d\ncmd=set rank=%d\ncmd=set debug=0\n", size, id)
 		serve(conn)
 	}()
@@ -194,9 +192,7 @@ func TestWrongLauncher(t *testing.T) {
 				io.WriteString(conn, says)
 				conn.(*net.UnixConn).CloseWrite()
 			}))
-			if !errors.Is(err, ErrAnswer) && !errors.Is(err, io.EOF) {
-				t.Error(err)
-			}
+			nstest.ErrorIf(t, !errors.Is(err, ErrAnswer) && !errors.Is(err, io.EOF), "%v", err)
 		})
 	}
 }
@@ -215,13 +211,9 @@ func TestMpiexec(t *testing.T) {
 	cmd.Env = append(os.Environ(), "VIA_PMI_RANK_OF_A_TEST=1")
 	cmd.WaitDelay = 20 * time.Second
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	nstest.FatalIf(t, err != nil, "%v\n%s", err, out)
 	for rank := range 3 {
-		if !strings.Contains(string(out), fmt.Sprintf("rank %d of 3 has heard of all", rank)) {
-			t.Errorf("rank %d is missing in\n%s", rank, out)
-		}
+		nstest.ErrorIf(t, !strings.Contains(string(out), fmt.Sprintf("rank %d of 3 has heard of all", rank)), "rank %d is missing in\n%s", rank, out)
 	}
 }
 
@@ -231,9 +223,7 @@ func TestSocketIsNotInherited(t *testing.T) {
 	env := inherited(t, 0, 1, func(conn net.Conn) { NewServer(1).Serve(0, conn) })
 	fd, err := strconv.Atoi(env("PMI_FD"))
 	nstest.Must(t, err)
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil { // as launchers leave it
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))) // as launchers leave it
 	c, err := connect(env)
 	nstest.Must(t, err)
 	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {

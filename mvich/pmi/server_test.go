@@ -33,9 +33,7 @@ func TestServerMapping(t *testing.T) {
 	if value, err := c.Get(processMapping); value != "(vector,(0,1,1))" || err != nil {
 		t.Errorf("%q, %v", value, err)
 	}
-	if _, err := c.Get("nothing"); !errors.Is(err, ErrAnswer) {
-		t.Errorf("a key that no rank has put: %v", err)
-	}
+	nstest.WantErr(t, "a key that no rank has put", nstest.Err(c.Get("nothing")), ErrAnswer)
 }
 
 // A rank that aborts, or exits without finalize, is distinguished from one that is done. End ends the fences that
@@ -56,9 +54,7 @@ func TestServerEnds(t *testing.T) {
 	failed := make(chan error)
 	go func() { failed <- c.Fence() }()
 	s.End()
-	if err := <-failed; !errors.Is(err, io.EOF) {
-		t.Errorf("a fence that cannot be complete: %v", err)
-	}
+	nstest.WantErr(t, "a fence that cannot be complete", <-failed, io.EOF)
 	if got := <-waited; !strings.HasPrefix(got, "true false "+errOver.Error()) {
 		t.Error(got)
 	}
@@ -70,18 +66,14 @@ func TestServerKeys(t *testing.T) {
 	c, _ := rankOf(t, s, 0, 1, inherited)
 	defer c.Close()
 	nstest.Check(t, errors.Join(c.Put("key", "one"), c.Put("other", "one")))
-	if err := c.Put("key", "two"); !errors.Is(err, ErrAnswer) {
-		t.Errorf("a key that is taken: %v", err)
-	}
+	nstest.WantErr(t, "a key that is taken", c.Put("key", "two"), ErrAnswer)
 	if value, err := c.Get("key"); value != "one" || err != nil {
 		t.Errorf("%q, %v", value, err)
 	}
 	for i := range maxKeys {
 		s.job.values[fmt.Sprint("n", i)] = ""
 	}
-	if err := c.Put("last", "one"); !errors.Is(err, ErrAnswer) {
-		t.Errorf("more than there is room for: %v", err)
-	}
+	nstest.WantErr(t, "more than there is room for", c.Put("last", "one"), ErrAnswer)
 }
 
 // A malformed line ends the rank's connection.
@@ -127,25 +119,17 @@ func FuzzServer(f *testing.F) {
 		conn := &wired{Reader: strings.NewReader(said)}
 		began, _, err := s.Serve(0, conn)
 		var abort *AbortError
-		if err != nil && !errors.Is(err, ErrAnswer) && !errors.As(err, &abort) {
-			t.Fatal(err)
-		}
-		if began && !strings.Contains(said, "init") {
-			t.Error("it has said that it is a rank")
-		}
+		nstest.FatalIf(t, err != nil && !errors.Is(err, ErrAnswer) && !errors.As(err, &abort), "%v", err)
+		nstest.ErrorIf(t, began && !strings.Contains(said, "init"), "it has said that it is a rank")
 		answers := conn.out.String()
 		if n := strings.Count(answers, "\n"); n > strings.Count(said, "\n")+1 {
 			t.Errorf("%d answers", n)
 		}
 		for line := range strings.Lines(answers) {
-			if !strings.HasPrefix(line, "cmd=") || len(line) > 2*maxLine {
-				t.Errorf("the answer %q", line)
-			}
+			nstest.ErrorIf(t, !strings.HasPrefix(line, "cmd=") || len(line) > 2*maxLine, "the answer %q", line)
 		}
 		for key, value := range s.job.values {
-			if key == "" || len(key) >= maxKey || len(value) >= maxValue {
-				t.Errorf("%q=%q is kept", key, value)
-			}
+			nstest.ErrorIf(t, key == "" || len(key) >= maxKey || len(value) >= maxValue, "%q=%q is kept", key, value)
 		}
 	})
 }

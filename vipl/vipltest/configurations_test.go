@@ -140,13 +140,11 @@ func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
 		ends = []*nstest.NS{a, b}
 		for _, ns := range ends {
 			var n *vipl.NIC
-			if err := ns.Do(func() (err error) {
+			nstest.Must(t, ns.Do(func() (err error) {
 				n, err = vipl.OpenNIC(ns.Name, append(more, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
 					vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))...)
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			t.Cleanup(func() { nstest.Check(t, n.Close()) })
 			nics = append(nics, n)
 		}

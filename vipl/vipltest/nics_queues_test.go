@@ -57,9 +57,7 @@ func TestQueuesOfNICs(t *testing.T) {
 						t.Errorf("the lease's rules: %v; table %v, %v before", rules, table, tableBefore)
 					}
 				case vipl.SteerByRSS.String():
-					if how != vipl.SteerByRSS || slices.Contains(table, 0) {
-						t.Errorf("%v was allowed; the lease's table: %v", how, table)
-					}
+					nstest.ErrorIf(t, how != vipl.SteerByRSS || slices.Contains(table, 0), "%v was allowed; the lease's table: %v", how, table)
 				default: // no emulated NIC accepts rules, as a note reports
 					if how != vipl.SteerByRules || len(info.Notes) == 0 || !slices.Equal(table, tableBefore) || !maps.Equal(rules, rulesBefore) {
 						t.Errorf("%v was allowed, and it is not steered: notes %q, table %v, rules %v", how, info.Notes, table, rules)
@@ -67,9 +65,7 @@ func TestQueuesOfNICs(t *testing.T) {
 					t.Logf("not steered: %q", info.Notes)
 					return
 				}
-				if info.Queue != 1 {
-					t.Errorf("on queue %d", info.Queue)
-				}
+				nstest.ErrorIf(t, info.Queue != 1, "on queue %d", info.Queue)
 				a, b = pairtest.Join(t, a, b, nb.IPv4, vipl.ReliableDelivery)
 				before := wrongQueue(t, a, b)
 				exchange(t, a, b, 10)
@@ -83,9 +79,7 @@ func TestQueuesOfNICs(t *testing.T) {
 			if now := tables[na].rules(t); !maps.Equal(now, rulesBefore) {
 				t.Errorf("rules %v after the lease, %v before", now, rulesBefore)
 			}
-			if err := fewerQueues(na); err != nil {
-				t.Errorf("the table is not the kernel's own any more: %v", err)
-			}
+			nstest.WantErr(t, "the table is not the kernel's own any more", fewerQueues(na), nil)
 		})
 	}
 
@@ -211,9 +205,7 @@ func wrongQueue(t *testing.T, sides ...*pairtest.End) (sum uint64) {
 	t.Helper()
 	for _, e := range sides {
 		n, ok := e.NIC.Status().Demux["queue"]
-		if !ok {
-			t.Fatal("the demux program does not tell what came in on another queue")
-		}
+		nstest.FatalIf(t, !ok, "the demux program does not tell what came in on another queue")
 		sum += n
 	}
 	return sum
@@ -228,12 +220,10 @@ type table struct {
 func openTable(t *testing.T, ns *nstest.NS) *table {
 	t.Helper()
 	x := &table{}
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		x.nic, err = steer.Open(ns.Name)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	x.size = len(x.get(t))
 	t.Cleanup(func() {
 		nstest.Check(t, x.nic.SetTable(nil)) // the default, as it was: with a table that was set, the kernel refuses fewer queues
@@ -253,9 +243,7 @@ func (x *table) get(t *testing.T) []uint32 {
 func (x *table) rules(t *testing.T) map[uint32]steer.Rule {
 	t.Helper()
 	now, err := x.nic.Rules()
-	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		t.Fatal(err)
-	}
+	nstest.FatalIf(t, err != nil && !errors.Is(err, unix.EOPNOTSUPP), "%v", err)
 	return now
 }
 
@@ -291,17 +279,13 @@ func (x *table) slot(t *testing.T, from, to *pairtest.End) (slot int) {
 				posted = false
 				break
 			}
-			if err != vipl.ErrNotDone {
-				t.Fatal(err)
-			}
+			nstest.FatalIf(t, err != vipl.ErrNotDone, "%v", err)
 			if wrongQueue(t, to) > before {
 				slot |= 1 << bit
 				posted = true
 				break
 			}
-			if time.Now().After(end) {
-				t.Fatalf("bit %d: the message neither arrived nor was it counted on another queue", bit)
-			}
+			nstest.FatalIf(t, time.Now().After(end), "bit %d: the message neither arrived nor was it counted on another queue", bit)
 		}
 		if got := from.Sent(t, to); !posted && !bytes.Equal(got, message) {
 			t.Fatalf("bit %d: % x arrived", bit, got)

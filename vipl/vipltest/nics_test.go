@@ -89,27 +89,21 @@ func TestLastFramesOfNICs(t *testing.T) {
 	// earlier programs were detached, and when this one is attached.
 	awaitCarriers(t, na, nb)
 	var agent *device.Local
-	if err := na.Do(func() (err error) {
+	nstest.Must(t, na.Do(func() (err error) {
 		agent, err = device.Open(kagent.Config{
 			Interface: na.Name, Mode: mode, RequireMode: true, Hugepages: hugepages.Avoid, ArenaBytes: arenaBytes,
 		})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	awaitCarriers(t, na, nb)
 	q := agent.Queue()
 	for i := range frames {
 		addr, b, ok := q.Alloc()
-		if !ok {
-			t.Fatalf("%d chunks to send from, want %d", i, frames)
-		}
+		nstest.FatalIf(t, !ok, "%d chunks to send from, want %d", i, frames)
 		copy(b, "\xff\xff\xff\xff\xff\xff")
 		copy(b[6:], na.MAC)
 		binary.BigEndian.PutUint16(b[12:], etherType)
-		if !q.Send(addr, 64, false) {
-			t.Fatalf("no room for frame %d", i)
-		}
+		nstest.FatalIf(t, !q.Send(addr, 64, false), "no room for frame %d", i)
 	}
 	nstest.Check(t, agent.Close())
 	for i := range frames {

@@ -33,9 +33,7 @@ func compareReport(t *testing.T, results map[string][]vipltest.Result) {
 	}
 	want, err := os.ReadFile(reportFile)
 	nstest.Must(t, err)
-	if got != string(want) {
-		t.Errorf("%s does not say what this run found: go test ./vipl/vipltest -run TestConformance -update", reportFile)
-	}
+	nstest.ErrorIf(t, got != string(want), "%s does not say what this run found: go test ./vipl/vipltest -run TestConformance -update", reportFile)
 }
 
 var reportHead = `# Conformance
@@ -124,21 +122,13 @@ func TestRulesAreNamed(t *testing.T) {
 		if !ok || name == "" || strings.Trim(r.ID, "abcdefghijklmnopqrstuvwxyz0123456789-/") != "" || strings.Count(r.ID, "/") != 1 {
 			t.Errorf("%q is not group/rule in kebab-case", r.ID)
 		}
-		if seen[r.ID] {
-			t.Errorf("%s is there twice", r.ID)
-		}
+		nstest.ErrorIf(t, seen[r.ID], "%s is there twice", r.ID)
 		seen[r.ID] = true
 		if g := r.Group(); g != last {
-			if groups[g] {
-				t.Errorf("group %s is in two places", g)
-			}
+			nstest.ErrorIf(t, groups[g], "group %s is in two places", g)
 			groups[g], last = true, g
 		}
-		if !strings.HasSuffix(r.Text, ".") || strings.ContainsAny(r.Text+r.Choice, "\n") {
-			t.Errorf("%s: %q is not a sentence", r.ID, r.Text)
-		}
+		nstest.ErrorIf(t, !strings.HasSuffix(r.Text, ".") || strings.ContainsAny(r.Text+r.Choice, "\n"), "%s: %q is not a sentence", r.ID, r.Text)
 	}
-	if len(seen) == 0 {
-		t.Error("no rules")
-	}
+	nstest.ErrorIf(t, len(seen) == 0, "no rules")
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -132,9 +133,7 @@ func TestSeedDecides(t *testing.T) {
 	}
 	first, s1 := run(t, f, 1000)
 	again, s2 := run(t, f, 1000)
-	if !slices.Equal(first, again) || s1 != s2 {
-		t.Error("the same seed gave another run")
-	}
+	nstest.ErrorIf(t, !slices.Equal(first, again) || s1 != s2, "the same seed gave another run")
 	f.Seed++
 	if other, _ := run(t, f, 1000); slices.Equal(first, other) {
 		t.Error("another seed gave the same run")
@@ -148,9 +147,7 @@ func TestDelay(t *testing.T) {
 		start := time.Now()
 		sendAll(t, a, 0, 100)
 		for _, step := range []time.Duration{5*time.Millisecond - 1, 0} {
-			if b.Ready() {
-				t.Fatal("too early")
-			}
+			nstest.FatalIf(t, b.Ready(), "too early")
 			time.Sleep(step)
 		}
 		must(t, b.Wait(time.Second))
@@ -171,9 +168,7 @@ func TestHeldBackFramesCome(t *testing.T) {
 		a.SetFaults(xdpnictest.Faults{Reorder: 1, ReorderDepth: 100, ReorderTime: time.Millisecond, Delay: time.Millisecond})
 		sendAll(t, a, 0, 1)
 		time.Sleep(2*time.Millisecond - 1)
-		if b.Ready() {
-			t.Error("too early")
-		}
+		nstest.ErrorIf(t, b.Ready(), "too early")
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if got := receive(b); len(got) != 1 {
@@ -220,9 +215,7 @@ func TestAdmit(t *testing.T) {
 	data(0x10001, 8)
 	sendAll(t, a, 0, 1)
 	var frames [8]xdpnic.Frame
-	if n := b.Receive(frames[:]); n != 1 {
-		t.Errorf("%d frames came in", n)
-	}
+	nstest.Equal(t, "frames that came in", b.Receive(frames[:]), 1)
 	b.Recycle(frames[0].Addr)
 	if s := b.Stats(); s.RxRefused != 2 || s.RxNotOurs != 1 {
 		t.Errorf("%+v", s)
@@ -243,9 +236,7 @@ func TestLies(t *testing.T) {
 	sent := 0
 	for n := range 1000 {
 		addr, buf, ok := a.Alloc()
-		if !ok {
-			t.Fatal("chunks are gone")
-		}
+		nstest.FatalIf(t, !ok, "chunks are gone")
 		clear(buf[:frameLen])
 		binary.BigEndian.PutUint32(buf[20:], uint32(n))
 		if a.Send(addr, frameLen, false) {
@@ -268,13 +259,9 @@ func TestLies(t *testing.T) {
 		"stall": s.Stalled, "wild rx": r.LiedWildRx, "length": r.LiedLength, "split": r.LiedSplit,
 		"bad completions": s.TxBadCompletions, "bad entries": r.RxBadEntries,
 	} {
-		if v < 50 || v > 300 {
-			t.Errorf("%s: %d", name, v)
-		}
+		nstest.ErrorIf(t, v < 50 || v > 300, "%s: %d", name, v)
 	}
-	if r.RxQueued != uint64(sent) || r.RxBadEntries != r.LiedWildRx {
-		t.Errorf("sent %d, %+v", sent, r)
-	}
+	nstest.ErrorIf(t, r.RxQueued != uint64(sent) || r.RxBadEntries != r.LiedWildRx, "sent %d, %+v", sent, r)
 	if a.Owners().Free != xdpnictest.DefaultChunks || b.Owners().Filled != xdpnictest.DefaultChunks {
 		t.Errorf("%+v %+v", a.Owners(), b.Owners())
 	}
@@ -297,9 +284,7 @@ func TestLostAndLateCompletions(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		if a.Reap() != 1 || a.InFlight(addr) {
-			t.Error("did not complete")
-		}
+		nstest.ErrorIf(t, a.Reap() != 1 || a.InFlight(addr), "did not complete")
 		a.Release(addr)
 	})
 }

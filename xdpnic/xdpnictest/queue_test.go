@@ -24,9 +24,7 @@ func TestFramesArriveInOrder(t *testing.T) {
 		if p := a.Pending(); p != 8 {
 			t.Fatalf("pending %d", p)
 		}
-		if b.Ready() {
-			t.Fatal("frames arrived before the doorbell")
-		}
+		nstest.FatalIf(t, b.Ready(), "frames arrived before the doorbell")
 		flush(t, a)
 		if got := receive(b); !slices.Equal(got, count(round*8, round*8+8)) {
 			t.Fatalf("got %v", got)
@@ -57,32 +55,22 @@ func TestStackIsLastInFirstOut(t *testing.T) {
 		t.Errorf("got %#x, want %#x", z, x)
 	}
 	a.Release(x)
-	if n := a.TxFree(); n != 4 {
-		t.Errorf("%d free", n)
-	}
+	nstest.Equal(t, "free", a.TxFree(), 4)
 }
 
 func TestRetain(t *testing.T) {
 	a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 2})
 	addr := send(t, a, 1, true)
-	if !a.InFlight(addr) {
-		t.Error("not in flight after Send")
-	}
+	nstest.ErrorIf(t, !a.InFlight(addr), "not in flight after Send")
 	flush(t, a)
 	if a.InFlight(addr) || a.TxFree() != 1 {
 		t.Errorf("in flight %v, free %d after completion", a.InFlight(addr), a.TxFree())
 	}
-	if !a.Send(addr, frameLen, true) {
-		t.Fatal("cannot be sent again")
-	}
+	nstest.FatalIf(t, !a.Send(addr, frameLen, true), "cannot be sent again")
 	a.Release(addr)
-	if a.TxFree() != 1 {
-		t.Error("free before completion")
-	}
+	nstest.ErrorIf(t, a.TxFree() != 1, "free before completion")
 	flush(t, a)
-	if a.TxFree() != 2 {
-		t.Error("not free after completion")
-	}
+	nstest.ErrorIf(t, a.TxFree() != 2, "not free after completion")
 	if got := receive(b); !slices.Equal(got, []int{1, 1}) {
 		t.Errorf("got %v", got)
 	}
@@ -97,26 +85,18 @@ func TestCancel(t *testing.T) {
 		addr, chunk, ok := a.Alloc()
 		copy(chunk, mac[:])
 		binary.BigEndian.PutUint32(chunk[20:], uint32(n))
-		if !ok || !a.Send(addr, frameLen, true) {
-			t.Fatalf("frame %d refused", n)
-		}
+		nstest.FatalIf(t, !ok || !a.Send(addr, frameLen, true), "frame %d refused", n)
 		return addr
 	}
 	first, second := put(1), put(2)
 	put(3)
-	if !a.Reading(second) || !a.Cancel(second) || !a.Cancel(0) { // 0 is none
-		t.Error("a frame on the ring is not cancelled")
-	}
+	nstest.ErrorIf(t, !a.Reading(second) || !a.Cancel(second) || !a.Cancel(0), "a frame on the ring is not cancelled") // 0 is none
 	flush(t, a)
-	if !a.Cancel(first) {
-		t.Error("a frame is read that has left")
-	}
+	nstest.ErrorIf(t, !a.Cancel(first), "a frame is read that has left")
 	if got := receive(b); !slices.Equal(got, []int{1, 3}) {
 		t.Errorf("got %v", got)
 	}
-	if a.InFlight(second) || !a.Send(first, frameLen, false) {
-		t.Error("the chunks are not the program's again")
-	}
+	nstest.ErrorIf(t, a.InFlight(second) || !a.Send(first, frameLen, false), "the chunks are not the program's again")
 	flush(t, a)
 	if got := receive(b); !slices.Equal(got, []int{1}) {
 		t.Errorf("got %v", got)
@@ -144,9 +124,7 @@ func TestReading(t *testing.T) {
 			t.Helper()
 			addr, chunk, _ := a.Alloc()
 			copy(chunk, bytes.Repeat([]byte{b}, frameLen))
-			if !a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: frameLen}, {Addr: uint64(cfg.PoolBytes()), Len: 2048}}, false) {
-				t.Fatal("refused")
-			}
+			nstest.FatalIf(t, !a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: frameLen}, {Addr: uint64(cfg.PoolBytes()), Len: 2048}}, false), "refused")
 			return addr
 		}
 		lent[0] = 1
@@ -157,19 +135,13 @@ func TestReading(t *testing.T) {
 		if want := map[bool]int{false: 4, true: 2}[zeroCopy]; a.Pending() != want {
 			t.Errorf("zero-copy %v: %d entries on the ring, want %d", zeroCopy, a.Pending(), want)
 		}
-		if !a.Reading(first) || !a.Reading(second) {
-			t.Errorf("zero-copy %v: not read any more", zeroCopy)
-		}
+		nstest.ErrorIf(t, !a.Reading(first) || !a.Reading(second), "zero-copy %v: not read any more", zeroCopy)
 		if done := a.Cancel(second); done == zeroCopy {
 			t.Errorf("zero-copy %v: cancelled at once: %v", zeroCopy, done)
 		}
-		if !a.Cancel(second) {
-			t.Errorf("zero-copy %v: not cancelled the second time", zeroCopy)
-		}
+		nstest.ErrorIf(t, !a.Cancel(second), "zero-copy %v: not cancelled the second time", zeroCopy)
 		lent[0] = 2
-		if len(left) != 0 || !a.InFlight(first) {
-			t.Errorf("zero-copy %v: %d frames have left a NIC that stalls", zeroCopy, len(left))
-		}
+		nstest.ErrorIf(t, len(left) != 0 || !a.InFlight(first), "zero-copy %v: %d frames have left a NIC that stalls", zeroCopy, len(left))
 		a.SetLies(xdpnictest.Lies{LateCompletion: time.Hour})
 		if want := map[bool]int{false: 0, true: 1}[zeroCopy]; len(left) != want {
 			t.Errorf("zero-copy %v: %d frames have left without a doorbell, want %d", zeroCopy, len(left), want)
@@ -208,9 +180,7 @@ func TestFullRings(t *testing.T) {
 		send(t, a, 0, false)
 		send(t, a, 1, false)
 		addr, _, _ := a.Alloc()
-		if a.Send(addr, frameLen, false) {
-			t.Error("sent into a full ring")
-		}
+		nstest.ErrorIf(t, a.Send(addr, frameLen, false), "sent into a full ring")
 		flush(t, a)
 		if !a.Send(addr, frameLen, false) || a.Stats().TxFull != 1 {
 			t.Errorf("%+v", a.Stats())
@@ -230,9 +200,7 @@ func TestFullRings(t *testing.T) {
 		a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8, Headroom: 100})
 		addr, _, _ := a.Alloc()
 		_, rx := b.FrameCap()
-		if rx != 2048-256-100 || !a.Send(addr, rx+1, false) {
-			t.Fatalf("largest frame %d", rx)
-		}
+		nstest.FatalIf(t, rx != 2048-256-100 || !a.Send(addr, rx+1, false), "largest frame %d", rx)
 		flush(t, a)
 		if s := b.Stats(); s.RxTooLong != 1 || b.Ready() {
 			t.Errorf("%+v", s)
@@ -254,9 +222,7 @@ func TestMultiBuffer(t *testing.T) {
 	addr, buf, _ := a.Alloc()
 	copy(buf, "header")
 	clear(buf[6:20])
-	if !a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 2048}, {Addr: 17 * 2048, Len: 1952}}, false) {
-		t.Fatal("refused")
-	}
+	nstest.FatalIf(t, !a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 2048}, {Addr: 17 * 2048, Len: 1952}}, false), "refused")
 	flush(t, a)
 	var frames [4]xdpnic.Frame
 	if n := b.Receive(frames[:2]); n != 0 || b.Stats().RxTooManySegs != 1 {
@@ -267,18 +233,14 @@ func TestMultiBuffer(t *testing.T) {
 	a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: 20}, {Addr: 16 * 2048, Len: 2048}, {Addr: 17 * 2048, Len: 1952}}, false)
 	flush(t, a)
 	n := b.Receive(frames[:])
-	if n != 3 || !frames[0].More || !frames[1].More || frames[2].More {
-		t.Fatalf("%d segments, %+v", n, frames)
-	}
+	nstest.FatalIf(t, n != 3 || !frames[0].More || !frames[1].More || frames[2].More, "%d segments, %+v", n, frames)
 	var all []byte
 	for _, f := range frames[:n] {
 		all = append(all, f.Data...)
 		b.Recycle(f.Addr)
 	}
 	b.Refill()
-	if !slices.Equal(all[20:], mem[16*2048:16*2048+4000]) {
-		t.Error("other bytes")
-	}
+	nstest.ErrorIf(t, !slices.Equal(all[20:], mem[16*2048:16*2048+4000]), "other bytes")
 	sound(t, a)
 	sound(t, b)
 	if b.Owners().Filled != 8 || a.Owners().Free != 8 {
@@ -294,9 +256,8 @@ func TestAddresses(t *testing.T) {
 	qs := make([]*xdpnictest.Queue, 3)
 	for i := range qs {
 		var err error
-		if qs[i], err = w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MAC: [6]byte{2, 0, 0, 0, 0, byte(i)}}); err != nil {
-			t.Fatal(err)
-		}
+		qs[i], err = w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MAC: [6]byte{2, 0, 0, 0, 0, byte(i)}})
+		nstest.Must(t, err)
 	}
 	to := func(mac [6]byte) {
 		addr, b, _ := qs[0].Alloc()
@@ -346,9 +307,7 @@ func TestMisuse(t *testing.T) {
 		{"send after release", "Send of chunk 4, which is free", func(a, b *xdpnictest.Queue) {
 			addr, _, _ := a.Alloc()
 			a.Release(addr)
-			if a.Send(addr, frameLen, false) {
-				t.Error("sent")
-			}
+			nstest.ErrorIf(t, a.Send(addr, frameLen, false), "sent")
 		}},
 		{"send in flight", "Send of chunk 4, which is in flight", func(a, b *xdpnictest.Queue) {
 			addr, _, _ := a.Alloc()
@@ -399,9 +358,7 @@ func TestMisuse(t *testing.T) {
 			if err := a.Audit(); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("audit: %v; want %q", err, c.want)
 			}
-			if a.Stats().Misuses == 0 {
-				t.Error("not counted")
-			}
+			nstest.ErrorIf(t, a.Stats().Misuses == 0, "not counted")
 			sound(t, b)
 		})
 	}
@@ -414,9 +371,7 @@ func TestReadAfterRecycleReadsGarbage(t *testing.T) {
 	b.Receive(f[:])
 	was := f[0].Data[23]
 	b.Recycle(f[0].Addr)
-	if f[0].Data[23] == was {
-		t.Error("still there")
-	}
+	nstest.ErrorIf(t, f[0].Data[23] == was, "still there")
 }
 
 func TestClosed(t *testing.T) {
@@ -424,9 +379,7 @@ func TestClosed(t *testing.T) {
 	sendAll(t, b, 0, 1)
 	addr, _, _ := a.Alloc()
 	a.Close()
-	if a.Ready() || a.Receive(make([]xdpnic.Frame, 4)) != 0 || a.Send(addr, frameLen, false) {
-		t.Error("a closed queue moves frames")
-	}
+	nstest.ErrorIf(t, a.Ready() || a.Receive(make([]xdpnic.Frame, 4)) != 0 || a.Send(addr, frameLen, false), "a closed queue moves frames")
 	if err := a.Flush(); err != xdpnic.ErrClosed {
 		t.Error(err)
 	}

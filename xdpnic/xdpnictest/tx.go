@@ -145,16 +145,24 @@ func (q *Queue) SendSegs(segs []xdpnic.Desc, retain bool) bool {
 // SendFrame builds a frame of a header and a payload, with length and checksum, and sends it at once. It
 // reports whether there was room for it.
 func (q *Queue) SendFrame(t *wire.Template, h wire.Header, payload []byte) bool {
-	addr, chunk, ok := q.Alloc()
-	if !ok {
-		return false
-	}
 	h.Length = uint16(len(payload))
-	b := t.Put(chunk, wire.HeaderLen+len(payload))
+	return q.SendBytes(Frame(t, h, payload))
+}
+
+// SendBytes is SendFrame for a frame as it is.
+func (q *Queue) SendBytes(frame []byte) bool {
+	addr, chunk, ok := q.Alloc()
+	return ok && q.Send(addr, copy(chunk, frame), false) && q.Flush() == nil
+}
+
+// Frame builds a frame of a header, with a length that may be wrong, and a payload. The checksum is right.
+func Frame(t *wire.Template, h wire.Header, payload []byte) []byte {
+	frame := make([]byte, t.Len()+wire.HeaderLen+len(payload))
+	b := t.Put(frame, wire.HeaderLen+len(payload))
 	h.Put(b)
 	copy(b[wire.HeaderLen:], payload)
 	wire.PutChecksum(b)
-	return q.Send(addr, t.Len()+len(b), false) && q.Flush() == nil
+	return frame
 }
 
 func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {

@@ -25,28 +25,18 @@ func TestWait(t *testing.T) {
 		if d := took(time.Second); d != time.Second {
 			t.Errorf("time-out after %v", d)
 		}
-		if d := took(0); d != 0 {
-			t.Errorf("no time took %v", d)
-		}
+		nstest.Equal(t, "without time it took", took(0), 0)
 		b.Wake()
 		b.Wake()
-		if d := took(time.Second); d != 0 {
-			t.Errorf("after Wake: %v", d)
-		}
+		nstest.Equal(t, "after Wake", took(time.Second), 0)
 		if d := took(time.Second); d != time.Second {
 			t.Errorf("wakes added up: %v", d)
 		}
 		time.AfterFunc(time.Minute, b.Wake)
-		if d := took(-1); d != time.Minute {
-			t.Errorf("woken after %v", d)
-		}
+		nstest.Equal(t, "woken after", took(-1), time.Minute)
 		time.AfterFunc(time.Minute, func() { sendAll(t, a, 0, 1) })
-		if d := took(-1); d != time.Minute {
-			t.Errorf("a frame woke after %v", d)
-		}
-		if d := took(-1); d != 0 {
-			t.Errorf("with a frame there: %v", d)
-		}
+		nstest.Equal(t, "a frame woke after", took(-1), time.Minute)
+		nstest.Equal(t, "with a frame there", took(-1), 0)
 		receive(b)
 		if d := took(time.Second); d != time.Second {
 			t.Errorf("the last frame woke once more, after %v", d)
@@ -67,9 +57,7 @@ func TestFrameWakesAll(t *testing.T) {
 		synctest.Wait()
 		sendAll(t, a, 0, 1)
 		synctest.Wait()
-		if n := awake.Load(); n != 5 {
-			t.Errorf("%d awake", n)
-		}
+		nstest.Equal(t, "awake", awake.Load(), 5)
 	})
 }
 
@@ -124,14 +112,10 @@ func sound(t testing.TB, q *xdpnictest.Queue) {
 func send(t testing.TB, q *xdpnictest.Queue, n int, retain bool) (addr uint64) {
 	t.Helper()
 	addr, b, ok := q.Alloc()
-	if !ok {
-		t.Fatalf("frame %d: no chunk", n)
-	}
+	nstest.FatalIf(t, !ok, "frame %d: no chunk", n)
 	clear(b[:frameLen])
 	binary.BigEndian.PutUint32(b[20:], uint32(n))
-	if !q.Send(addr, frameLen, retain) {
-		t.Fatalf("frame %d refused", n)
-	}
+	nstest.FatalIf(t, !q.Send(addr, frameLen, retain), "frame %d refused", n)
 	return addr
 }
 

@@ -48,14 +48,10 @@ func TestFullBacklog(t *testing.T) {
 			defer c.Close()
 		}
 	}
-	if !errors.Is(err, unix.EAGAIN) {
-		t.Fatal(err)
-	}
+	nstest.FatalIf(t, !errors.Is(err, unix.EAGAIN), "%v", err)
 	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := connect(short, socket); !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("while it stays full: %v", err)
-	}
+	nstest.WantErr(t, "while it stays full", nstest.Err(connect(short, socket)), unix.EAGAIN)
 	time.AfterFunc(20*time.Millisecond, func() {
 		if c, _, err := unix.Accept(l); err == nil {
 			unix.Close(c)

@@ -28,9 +28,7 @@ func TestNoAgent(t *testing.T) {
 	for socket, why := range map[string]string{nobody: "no such file", gone: "refused"} {
 		want := regexp.MustCompile("there is no agent at " + socket + ` \(.*` + why + `.*\): root starts one by "via-xdp agent --socket ` + socket + `"$`)
 		_, err := agentclient.Open(socket, true, kagent.Config{Interface: "via0"})
-		if !agentclient.Absent(err) || !want.MatchString(err.Error()) {
-			t.Errorf("%v, want %s", err, want)
-		}
+		nstest.ErrorIf(t, !agentclient.Absent(err) || !want.MatchString(err.Error()), "%v, want %s", err, want)
 		if _, err := agentclient.Probe(socket); !agentclient.Absent(err) || !want.MatchString(err.Error()) {
 			t.Errorf("status: %v, want %s", err, want)
 		}
@@ -67,14 +65,10 @@ func TestOpenTellsAll(t *testing.T) {
 		Interface: "via0", Queue: 3, Mode: xdpnic.ModeNative, RequireMode: true, ArenaBytes: 1 << 20,
 		Hugepages: hugepages.Avoid, ChunkSize: 2048, RxChunks: 4, TxChunks: 5, SingleBuffer: true, Steer: kagent.SteerOff,
 	})
-	if !errors.Is(err, agentproto.ErrNotServed) {
-		t.Errorf("%v, want what the daemon says", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, agentproto.ErrNotServed), "%v, want what the daemon says", err)
 	want := &agentproto.Open{
 		Interface: "via0", Queue: 3, Mode: xdpnic.ModeNative, RequireMode: true, ArenaBytes: 1 << 20,
 		Hugepages: hugepages.Avoid, ChunkSize: 2048, RxChunks: 4, TxChunks: 5, SingleBuffer: true, Steer: kagent.SteerOff,
 	}
-	if diff := cmp.Diff(want, <-heard); diff != "" {
-		t.Errorf("the daemon hears (-want +got):\n%s", diff)
-	}
+	nstest.Equal(t, "what the daemon hears, -want +got", cmp.Diff(want, <-heard), "")
 }

@@ -109,9 +109,7 @@ func (d *daemon) next(t *testing.T, op agentproto.Op) agentproto.Request {
 			if q.Op == op {
 				return q
 			}
-			if q.Op == "nonsense" {
-				t.Fatal("a request that is against the protocol")
-			}
+			nstest.FatalIf(t, q.Op == "nonsense", "a request that is against the protocol")
 		case <-late:
 			t.Fatalf("no %s", op)
 		}
@@ -172,9 +170,7 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 		first.next(t, agentproto.OpWait)
 	}
 	first.die()
-	if err := listeners["closed"].Close(); err != nil {
-		t.Errorf("closing a listener without an agent: %v", err)
-	}
+	nstest.WantErr(t, "closing a listener without an agent", listeners["closed"].Close(), nil)
 
 	handles := map[string]uint64{"a": 101, "b": 102, "c": 103, "d": 100, "closed": 104}
 	second := startDaemon(t, socket, handles)
@@ -188,9 +184,7 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 	for range 4 {
 		q := second.next(t, agentproto.OpWait)
 		name := of[q.Handle]
-		if name == "" || name == "closed" {
-			t.Fatalf("a Wait at %d (%q)", q.Handle, name)
-		}
+		nstest.FatalIf(t, name == "" || name == "closed", "a Wait at %d (%q)", q.Handle, name)
 		delete(of, q.Handle)
 		second.tell(t, &agentproto.Reply{ID: q.ID, Incoming: &agentproto.Incoming{
 			Handle: 1000 + q.Handle, Local: kagent.Address{Disc: []byte(name)},
@@ -204,12 +198,8 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 			t.Errorf("the Wait at %s has taken a request to %s", name, got)
 		}
 	}
-	if _, err := listeners["lost"].Wait(t.Context()); !errors.Is(err, kagent.ErrListening) {
-		t.Errorf("another Wait at the lost one: %v", err)
-	}
-	if _, err := listeners["closed"].Wait(t.Context()); !errors.Is(err, kagent.ErrClosed) {
-		t.Errorf("a Wait at the closed one: %v", err)
-	}
+	nstest.WantErr(t, "another Wait at the lost one", nstest.Err(listeners["lost"].Wait(t.Context())), kagent.ErrListening)
+	nstest.WantErr(t, "a Wait at the closed one", nstest.Err(listeners["closed"].Wait(t.Context())), kagent.ErrClosed)
 	nstest.Check(t, listeners["d"].Close())
 	if q := second.next(t, agentproto.OpUnlisten); q.Handle != 100 {
 		t.Errorf("closing has closed %d, want 100", q.Handle)
@@ -223,9 +213,7 @@ func TestClosedMeanwhile(t *testing.T) {
 	waits := &call{listener: l, done: make(chan struct{})}
 	s.calls[9] = waits
 	again := s.askAgain([]*listener{l})
-	if len(again) != 1 || again[0].Op != agentproto.OpUnlisten || again[0].Handle != 7 || again[0].ID == 0 {
-		t.Errorf("asked of the next agent: %+v", again)
-	}
+	nstest.ErrorIf(t, len(again) != 1 || again[0].Op != agentproto.OpUnlisten || again[0].Handle != 7 || again[0].ID == 0, "asked of the next agent: %+v", again)
 	<-waits.done
 	if !errors.Is(waits.err, kagent.ErrClosed) || len(s.calls) != 0 {
 		t.Errorf("the Wait: %v, %d calls", waits.err, len(s.calls))
@@ -253,17 +241,11 @@ func TestAnswersOfTheAgentBefore(t *testing.T) {
 	}
 	first.die()
 	second := startDaemon(t, socket, nil)
-	if _, err := a.NewVI(); err != nil { // the next agent is there
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(a.NewVI())) // the next agent is there
 	second.next(t, agentproto.OpNewVI)
-	if err := answers[0].ConfirmWith(nil); !errors.Is(err, kagent.ErrVanished) {
-		t.Errorf("confirmed: %v", err)
-	}
+	nstest.WantErr(t, "confirmed", answers[0].ConfirmWith(nil), kagent.ErrVanished)
 	answers[1].Decline(0)
-	if _, err := a.NewVI(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(a.NewVI()))
 	for q := range second.asked {
 		if q.Op == agentproto.OpNewVI {
 			break
@@ -284,13 +266,9 @@ func TestIncomingOfTheAgentBefore(t *testing.T) {
 			s.lost()
 		}
 	}
-	if err := arrived[0].arrived.Reject(0); !errors.Is(err, kagent.ErrVanished) {
-		t.Errorf("rejected: %v", err)
-	}
+	nstest.WantErr(t, "rejected", arrived[0].arrived.Reject(0), kagent.ErrVanished)
 	arrived[0].arrived.forget()
-	if s.incoming[5] != arrived[1].arrived {
-		t.Error("the next agent's report on its exchange is lost")
-	}
+	nstest.ErrorIf(t, s.incoming[5] != arrived[1].arrived, "the next agent's report on its exchange is lost")
 }
 
 // Whatever the reply to an abandoned call brings is given back.
@@ -309,12 +287,8 @@ func TestLateReplies(t *testing.T) {
 		_, _, err := s.enter(t.Context(), c)
 		s.mu.Unlock()
 		nstest.Must(t, err)
-		if !s.drop(c) {
-			t.Fatal("it was not under way")
-		}
-		if s.drop(c) {
-			t.Error("it was still under way")
-		}
+		nstest.FatalIf(t, !s.drop(c), "it was not under way")
+		nstest.ErrorIf(t, s.drop(c), "it was still under way")
 		reply.ID = c.request.ID
 		d.tell(t, reply)
 		want := reply.Handle + uint64(reply.VI)
@@ -365,12 +339,8 @@ func TestHandleClosedBesideSilentAgent(t *testing.T) {
 	a := startAgent(t, socket)
 	a.share.refs = 2
 	for _, name := range []string{"a", "b"} {
-		if _, err := a.Listen(kagent.Address{Disc: []byte(name)}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := a.NewVI(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(a.Listen(kagent.Address{Disc: []byte(name)})))
+		nstest.Must(t, nstest.Err(a.NewVI()))
 	}
 	d.silent.Store(true)
 	begin := time.Now()
@@ -411,8 +381,6 @@ func TestCheckOpened(t *testing.T) {
 	} {
 		o := good()
 		spoil(o)
-		if err := checkOpened(o, arena); !errors.Is(err, agentproto.ErrProtocol) {
-			t.Errorf("%s: %v", what, err)
-		}
+		nstest.WantErr(t, what, checkOpened(o, arena), agentproto.ErrProtocol)
 	}
 }

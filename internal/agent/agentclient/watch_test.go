@@ -8,6 +8,7 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
 )
 
 // A watcher's callback delays no call to the agent, this one or the next. It gets the latest state, and then
@@ -27,9 +28,7 @@ func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
 		t.Helper()
 		select {
 		case got := <-told:
-			if got != mtu {
-				t.Errorf("told of change %d, want %d", got, mtu)
-			}
+			nstest.ErrorIf(t, got != mtu, "told of change %d, want %d", got, mtu)
 		case <-time.After(waitLimit):
 			t.Fatalf("no watcher was notified of change %d", mtu)
 		}
@@ -39,14 +38,10 @@ func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
 	wants(1)
 	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 2}})
 	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 3}})
-	if _, err := a.NewVI(); err != nil {
-		t.Errorf("during a callback: %v", err)
-	}
+	nstest.WantErr(t, "during a callback", nstest.Err(a.NewVI()), nil)
 	first.die()
 	second := startDaemon(t, socket, nil)
-	if _, err := a.NewVI(); err != nil {
-		t.Errorf("the next agent, during a callback: %v", err)
-	}
+	nstest.WantErr(t, "the next agent, during a callback", nstest.Err(a.NewVI()), nil)
 	second.next(t, agentproto.OpWatch)
 	release()
 	wants(3)

@@ -127,9 +127,7 @@ func TestKillAgent(t *testing.T) {
 			a.kill()
 		}
 		run(300 * time.Millisecond)
-		if s.received == before {
-			t.Fatal("nothing arrived without an agent")
-		}
+		nstest.FatalIf(t, s.received == before, "nothing arrived without an agent")
 		if round > 0 {
 			a.start()
 		}
@@ -150,9 +148,7 @@ func TestKillAgent(t *testing.T) {
 	}
 	// What one agent has opened, another closes.
 	st := a.status(t)
-	if len(st.NICs) != 1 || len(st.NICs[0].Leases) != 1 || len(st.NICs[0].Leases[0].VIs) != 4 {
-		t.Errorf("status after three agents: %+v", st.NICs)
-	}
+	nstest.ErrorIf(t, len(st.NICs) != 1 || len(st.NICs[0].Leases) != 1 || len(st.NICs[0].Leases[0].VIs) != 4, "status after three agents: %+v", st.NICs)
 	t.Logf("%d messages", s.received)
 }
 
@@ -256,9 +252,7 @@ func killProgram(t *testing.T, death func(a *agent, die func())) {
 		return err == nil && st.State == vipl.Error
 	})
 	vi, err := eb.vi.Query()
-	if err != nil || vi.Cause == nil || eb.nic.Counters().PeersLost > 0 {
-		t.Errorf("the peer was not told, it found out by its own clock: %v, %v", vi.Cause, err)
-	}
+	nstest.ErrorIf(t, err != nil || vi.Cause == nil || eb.nic.Counters().PeersLost > 0, "the peer was not told, it found out by its own clock: %v, %v", vi.Cause, err)
 	// The queue is there for the next one, and the dead one's VIs are not.
 	n := a.nic()
 	if n.Info().Queue != 0 {
@@ -269,9 +263,7 @@ func killProgram(t *testing.T, death func(a *agent, die func())) {
 	if l := st.NICs[i].Leases; len(l) != 1 || l[0].Holder.PID != os.Getpid() || len(l[0].VIs) != 0 {
 		t.Errorf("leases: %+v", l)
 	}
-	if st.Counts.Deaths != 1 {
-		t.Errorf("counts: %+v", st.Counts)
-	}
+	nstest.ErrorIf(t, st.Counts.Deaths != 1, "counts: %+v", st.Counts)
 	// The queue is free before all of it is refunded.
 	await.Until(t, "the dead program has nothing", func() bool {
 		users := a.status(t).Users
@@ -314,9 +306,7 @@ func TestKillBoth(t *testing.T) {
 		nstest.Must(t, err)
 	}
 	g.kill()
-	if !attached(t, ns) {
-		t.Error("the program went with the agent")
-	}
+	nstest.ErrorIf(t, !attached(t, ns), "the program went with the agent")
 	nstest.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	await.Until(t, "the descriptor store leaves", func() bool {
@@ -324,9 +314,7 @@ func TestKillBoth(t *testing.T) {
 		return errors.Is(err, os.ErrNotExist)
 	})
 	await.Until(t, "the interface is free", func() bool { return !attached(t, ns) })
-	if err := errors.Join(os.Remove(g.socket), os.Remove(g.socket+".lock")); err != nil { // which SIGKILL has left
-		t.Error(err)
-	}
+	nstest.Check(t, errors.Join(os.Remove(g.socket), os.Remove(g.socket+".lock"))) // which SIGKILL has left
 	if _, err := agentclient.Probe(g.socket); !agentclient.Absent(err) {
 		t.Errorf("an agent answers: %v", err)
 	}
@@ -338,9 +326,7 @@ func TestProgramThatKeeps(t *testing.T) {
 	if !ok {
 		t.Skip("a program of TestKillBoth")
 	}
-	if _, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(16<<20)); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(16<<20))))
 	fmt.Println("open")
 	select {}
 }
@@ -352,9 +338,7 @@ func TestLocalPeers(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	s := &stream{from: newEnd(t, g.nic(native)), to: newEnd(t, g.nic(native))}
-	if s.from.nic.Info().Queue == s.to.nic.Info().Queue {
-		t.Fatal("both on one queue")
-	}
+	nstest.FatalIf(t, s.from.nic.Info().Queue == s.to.nic.Info().Queue, "both on one queue")
 	connect(t, s.from, s.to, "neighbour")
 	for range 5000 {
 		nstest.Must(t, s.step())
@@ -462,10 +446,6 @@ func TestBadRecordsKept(t *testing.T) {
 	nstest.Must(t, k.Close())
 	g.start()
 	r := g.raw(t).hello()
-	if _, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: opened.Opened.Token}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
-		t.Error(err)
-	}
+	nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: opened.Opened.Token})))
+	nstest.Check(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})))
 }

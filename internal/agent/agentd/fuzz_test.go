@@ -56,9 +56,7 @@ func FuzzPinned(f *testing.F) {
 		booked := make(map[string]bool)
 		sum := make(map[uint32]account)
 		for d := range s.pinnedQueues {
-			if d.has.pinned <= 0 {
-				t.Fatalf("%d bytes are booked", d.has.pinned)
-			}
+			nstest.FatalIf(t, d.has.pinned <= 0, "%d bytes are booked", d.has.pinned)
 			booked[d.key] = true
 			u := sum[d.uid]
 			u.book(d.has, 1)
@@ -76,9 +74,7 @@ func FuzzPinned(f *testing.F) {
 				t.Fatalf("%q: left %v, booked %v, gone %v", i.Key, left[i.Key], booked[i.Key], gone[i.Key])
 			}
 		}
-		if len(s.users) != len(sum) {
-			t.Fatalf("%d accounts for %d users", len(s.users), len(sum))
-		}
+		nstest.FatalIf(t, len(s.users) != len(sum), "%d accounts for %d users", len(s.users), len(sum))
 		for uid, u := range s.users {
 			if u.queues != sum[uid].queues || u.processes != sum[uid].processes || u.pinned != sum[uid].pinned || u.pinned <= 0 || u.vis != 0 {
 				t.Fatalf("the account of %d: %+v, want %+v", uid, u, sum[uid])
@@ -100,14 +96,10 @@ func FuzzTag(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, pinned int) {
 		got, err := readTag(b, pinned)
 		if err != nil {
-			if len(got.Token) > 0 || got.UID != 0 {
-				t.Fatalf("%q is refused, and is %+v", b, got)
-			}
+			nstest.FatalIf(t, len(got.Token) > 0 || got.UID != 0, "%q is refused, and is %+v", b, got)
 			return
 		}
-		if len(got.Token) != agentproto.TokenLen || pinned <= 0 || 1<<15*pinned < pinned {
-			t.Fatalf("a token of %d bytes, %d bytes pinned", len(got.Token), pinned)
-		}
+		nstest.FatalIf(t, len(got.Token) != agentproto.TokenLen || pinned <= 0 || 1<<15*pinned < pinned, "a token of %d bytes, %d bytes pinned", len(got.Token), pinned)
 		again, err := json.Marshal(got)
 		nstest.Must(t, err)
 		back, err := readTag(again, pinned)

@@ -21,7 +21,6 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
-	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -71,17 +70,13 @@ func (r *raw) files(q agentproto.Request, want int) []*os.File {
 	if err == nil && reply.Error != nil {
 		err = reply.Error
 	}
-	if err != nil || len(files) != want {
-		r.t.Fatalf("%s: %v, %d files", q.Op, err, len(files))
-	}
+	nstest.FatalIf(r.t, err != nil || len(files) != want, "%s: %v, %d files", q.Op, err, len(files))
 	return files
 }
 
 func (r *raw) hello() *raw {
 	r.t.Helper()
-	if _, err := r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}); err != nil {
-		r.t.Fatal(err)
-	}
+	nstest.Must(r.t, nstest.Err(r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})))
 	return r
 }
 
@@ -148,12 +143,8 @@ func TestHostile(t *testing.T) {
 		"other version":  frame(`{"id":1,"op":"hello","versions":[1,99]}`),
 	} {
 		r := a.raw(t)
-		if _, err := r.c.Write(bytes); err != nil {
-			t.Fatal(err)
-		}
-		if !r.hungUp() {
-			t.Errorf("%s: the agent goes on listening", name)
-		}
+		nstest.Must(t, nstest.Err(r.c.Write(bytes)))
+		nstest.ErrorIf(t, !r.hungUp(), "%s: the agent goes on listening", name)
 	}
 	for name, q := range map[string]agentproto.Request{
 		"call before open": {ID: 2, Op: agentproto.OpNewVI},
@@ -162,9 +153,7 @@ func TestHostile(t *testing.T) {
 	} {
 		r := a.raw(t).hello()
 		r.say(q)
-		if !r.hungUp() {
-			t.Errorf("%s: the agent goes on listening", name)
-		}
+		nstest.ErrorIf(t, !r.hungUp(), "%s: the agent goes on listening", name)
 	}
 	old := a.raw(t)
 	if _, err := old.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version - 1}}); err == nil ||
@@ -188,18 +177,14 @@ func TestHostile(t *testing.T) {
 			t.Errorf("open with a bad %s: %v, want an answer that says why", name, err)
 		}
 	}
-	if err := r.open(1); err != nil { // the connection is still good
-		t.Fatal(err)
-	}
+	nstest.Must(t, r.open(1)) // the connection is still good
 	for name, q := range map[string]agentproto.Request{
 		"VI of nobody":  {ID: 3, Op: agentproto.OpEnter, VI: 77, Key: 1, Peer: b.ns.IPv4},
 		"offer of a VI": {ID: 4, Op: agentproto.OpRequest, Local: &kagent.Address{}, Remote: &kagent.Address{Host: b.ns.IPv4}, Offer: &kagent.Offer{VI: 77}},
 		"no exchange":   {ID: 5, Op: agentproto.OpAccept, Handle: 99, Offer: &kagent.Offer{}},
 	} {
 		_, err := r.ask(q)
-		if err == nil || !strings.Contains(err.Error(), "not of this NIC") && !errors.Is(err, kagent.ErrCancelled) {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "not of this NIC") && !errors.Is(err, kagent.ErrCancelled), "%s: %v", name, err)
 	}
 	// VIs of the other program: their numbers are known, they are not this one's.
 	for _, l := range a.status(t).NICs[0].Leases {
@@ -231,21 +216,13 @@ func TestTokenOfAnother(t *testing.T) {
 		_, err := r.hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: reply.Opened.Token})
 		return err
 	}
-	if err := resume(g.raw(t)); !errors.Is(err, agentproto.ErrToken) {
-		t.Errorf("a second connection: %v, want ErrToken", err)
-	}
+	nstest.WantErr(t, "a second connection", resume(g.raw(t)), agentproto.ErrToken)
 	g.kill()
 	g.start()
-	if err := resume(g.rawAs(t, 60001)); !errors.Is(err, agentproto.ErrToken) {
-		t.Errorf("another user: %v, want ErrToken", err)
-	}
+	nstest.WantErr(t, "another user", resume(g.rawAs(t, 60001)), agentproto.ErrToken)
 	own := g.raw(t)
-	if err := resume(own); err != nil {
-		t.Errorf("its own: %v", err)
-	}
-	if _, err := own.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "its own", resume(own), nil)
+	nstest.Check(t, nstest.Err(own.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})))
 }
 
 // A program that does not get the answer to its resume has not died: it tries again. It may do so until its first
@@ -275,23 +252,15 @@ func TestResumeUnanswered(t *testing.T) {
 		}
 		if how == "with one" {
 			local := kagent.Address{Host: ns.IPv4, Disc: []byte("x")}
-			if _, err := again.ask(agentproto.Request{ID: 3, Op: agentproto.OpListen, Local: &local}); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, nstest.Err(again.ask(agentproto.Request{ID: 3, Op: agentproto.OpListen, Local: &local})))
 		}
 		if how == "with a listener" {
-			if _, err := again.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, nstest.Err(again.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})))
 		}
 		again.c.Close()
 	}
-	if _, err := g.raw(t).hello().ask(resume); !errors.Is(err, agentproto.ErrToken) {
-		t.Errorf("after a session that went on: %v, want ErrToken", err)
-	}
-	if n := g.status(t).Counts.Deaths; n != 1 {
-		t.Errorf("%d deaths", n)
-	}
+	nstest.WantErr(t, "after a session that went on", nstest.Err(g.raw(t).hello().ask(resume)), agentproto.ErrToken)
+	nstest.Equal(t, "deaths", g.status(t).Counts.Deaths, 1)
 }
 
 // Descriptors that a program sends do not reach the agent, which would have to close them.
@@ -301,9 +270,7 @@ func TestDescriptorsRefused(t *testing.T) {
 	r := g.raw(t)
 	raw, err := r.c.SyscallConn()
 	nstest.Must(t, err)
-	if cerr := raw.Control(func(fd uintptr) { _, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS) }); cerr != nil {
-		t.Fatal(cerr)
-	}
+	nstest.Must(t, raw.Control(func(fd uintptr) { _, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS) }))
 	if errors.Is(err, unix.ENOPROTOOPT) {
 		t.Skip("this kernel lets everything pass")
 	}
@@ -337,9 +304,7 @@ func TestDescriptorsUnread(t *testing.T) {
 			Interface: "via0", ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
 		}})
 		opened, files, err := r.r.ReadReply()
-		if err != nil || opened.Error != nil {
-			t.Fatalf("%v, %+v", err, opened.Error)
-		}
+		nstest.FatalIf(t, err != nil || opened.Error != nil, "%v, %+v", err, opened.Error)
 		for i := range shmLinks {
 			r.say(agentproto.Request{ID: 10 + i, Op: agentproto.OpShmLink, VI: reply.VI})
 		}
@@ -367,15 +332,11 @@ func TestDescriptorsUnread(t *testing.T) {
 			break
 		}
 	}
-	if !refused {
-		t.Errorf("more than %d connections with something to take", connections)
-	}
+	nstest.ErrorIf(t, !refused, "more than %d connections with something to take", connections)
 	if n := g.log.count("the descriptor store fails"); n > 0 {
 		t.Errorf("the descriptor store has failed %d times", n)
 	}
-	if err := g.rawAs(t, 60001).hello().open(-1); err != nil {
-		t.Errorf("another user's queue: %v", err)
-	}
+	nstest.WantErr(t, "another user's queue", g.rawAs(t, 60001).hello().open(-1), nil)
 }
 
 // rawAs is raw for another user.
@@ -400,9 +361,7 @@ func (a *agent) rawAs(t testing.TB, uid int) *raw {
 		ch <- result{fd, err}
 	}()
 	res := <-ch
-	if res.err != nil {
-		t.Fatal(res.err)
-	}
+	nstest.Must(t, res.err)
 	f := os.NewFile(uintptr(res.fd), "socket")
 	defer f.Close()
 	c, err := net.FileConn(f)
@@ -509,72 +468,6 @@ func TestHeldOpen(t *testing.T) {
 	})
 	nstest.Check(t, n.Close())
 	for _, r := range held {
-		if !r.hungUp() {
-			t.Fatal("held open")
-		}
-	}
-}
-
-// A user that keeps the socket of a closed queue, and opens that queue again and again, delays only itself:
-// other users open and close queues of the interface meanwhile.
-func TestKeptQueueHoldsUpNobody(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{})
-	const hostile, honest, waiting = 60001, 60002, 7
-	r := g.rawAs(t, hostile).hello()
-	for _, f := range r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: "via0", Queue: 0, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-	}}, 3) {
-		defer f.Close()
-	}
-	if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
-		t.Fatal(err)
-	}
-	stop := make(chan struct{})
-	var all sync.WaitGroup
-	for range waiting {
-		all.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				again := g.rawAs(t, hostile).hello()
-				if err := again.open(0); !errors.Is(err, unix.EBUSY) && !errors.Is(err, kagent.ErrQueueInUse) {
-					t.Errorf("the queue whose socket is kept: %v, want EBUSY", err)
-				}
-				again.c.Close()
-			}
-		})
-	}
-	defer all.Wait()
-	defer close(stop)
-	meter := schedlat.Start()
-	defer meter.Close()
-	for round := range 5 {
-		await.Until(t, "all wait", func() bool {
-			for _, u := range g.status(t).Users {
-				if u.UID == hostile && u.Queues == 1+waiting {
-					return true
-				}
-			}
-			return false
-		})
-		mark := meter.Mark()
-		n := g.rawAs(t, honest).hello()
-		files := n.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-			Interface: "via0", Queue: 1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-		}}, 3)
-		files[0].Close() // as at a program's death: the sign of life is closed last
-		files[1].Close()
-		if _, err := n.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
-			t.Fatal(err)
-		}
-		files[2].Close()
-		// A blocked open waits for two seconds.
-		if took := time.Since(mark.At); mark.Over(time.Second) {
-			t.Errorf("round %d: another queue was opened and closed in %v", round, took)
-		}
+		nstest.FatalIf(t, !r.hungUp(), "held open")
 	}
 }

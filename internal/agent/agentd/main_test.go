@@ -230,9 +230,7 @@ func (a *agent) stop() {
 		return
 	}
 	_ = a.cmd.Process.Signal(unix.SIGTERM)
-	if err := a.cmd.Wait(); err != nil {
-		a.t.Errorf("the agent: %v", err)
-	}
+	nstest.WantErr(a.t, "the agent", a.cmd.Wait(), nil)
 	a.cmd = nil
 }
 

@@ -55,9 +55,7 @@ func TestNICsZeroCopyReads(t *testing.T) {
 					if rest, ok := strings.CutPrefix(strings.TrimSpace(line), prefix); ok {
 						return strings.TrimSpace(rest)
 					}
-					if err != nil {
-						t.Fatalf("the program does not say %q: %v", prefix, err)
-					}
+					nstest.FatalIf(t, err != nil, "the program does not say %q: %v", prefix, err)
 				}
 			}
 			if got := said("mode:"); got != c.mode {
@@ -68,9 +66,7 @@ func TestNICsZeroCopyReads(t *testing.T) {
 			if got := said("found:"); (got != "0") != c.finds {
 				t.Errorf("%s frames of the host's are in the program's memory, want any: %v", got, c.finds)
 			}
-			if _, err := io.Copy(io.Discard, r); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, nstest.Err(io.Copy(io.Discard, r)))
 			nstest.Check(t, cmd.Wait())
 		})
 	}
@@ -108,13 +104,9 @@ func TestNICsShared(t *testing.T) {
 	queues := make(map[int]bool)
 	for _, l := range leases {
 		queues[l.Queue] = true
-		if l.Processes < 1 || l.Mode != xdpnic.ModeNative.String() {
-			t.Errorf("%+v", l)
-		}
+		nstest.ErrorIf(t, l.Processes < 1 || l.Mode != xdpnic.ModeNative.String(), "%+v", l)
 	}
-	if len(leases) != 3 || len(queues) == 3 {
-		t.Errorf("%d processes on queues %v", len(leases), queues)
-	}
+	nstest.ErrorIf(t, len(leases) != 3 || len(queues) == 3, "%d processes on queues %v", len(leases), queues)
 	for _, s := range all[1:] {
 		s.ask(t, "talk 10")
 	}
@@ -155,9 +147,7 @@ func TestProgramThatReads(t *testing.T) {
 		all, queues = append(all, a), a.Info().Queues
 	}
 	fmt.Println("mode:", all[0].Info().Mode)
-	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(io.Copy(io.Discard, os.Stdin)))
 	found := 0
 	for _, a := range all {
 		found += bytes.Count(a.Arena().Bytes(), []byte(hostsPayload))

@@ -119,17 +119,13 @@ func TestCostOfRefusal(t *testing.T) {
 	s.sessions["x"] = &session{server: s, uid: 7, over: true}
 	s.sessions["x"].once.Do(func() {})
 	refused(8)
-	if looks != 0 {
-		t.Errorf("%d looks at the sockets for a user without debts", looks)
-	}
+	nstest.ErrorIf(t, looks != 0, "%d looks at the sockets for a user without debts", looks)
 	asked := 0
 	if s.reapDead(func(n *session) bool { asked++; return n.uid == 8 }); asked != 1 {
 		t.Errorf("asked about %d sessions", asked)
 	}
 	refused(7)
-	if looks != 1 {
-		t.Errorf("%d looks for a user with a debt, want 1", looks)
-	}
+	nstest.ErrorIf(t, looks != 1, "%d looks for a user with a debt, want 1", looks)
 	// One looks, and ten come meanwhile.
 	var all sync.WaitGroup
 	all.Go(s.collect)
@@ -137,9 +133,7 @@ func TestCostOfRefusal(t *testing.T) {
 	askAtOnce(t, s, &all, 10)
 	close(goOn)
 	all.Wait()
-	if looks != 3 {
-		t.Errorf("%d looks in all, want 3", looks)
-	}
+	nstest.ErrorIf(t, looks != 3, "%d looks in all, want 3", looks)
 	nstest.Check(t, s.shut())
 }
 
@@ -197,9 +191,7 @@ func TestOpenCollects(t *testing.T) {
 	if _, _, _, err := c.open(t.Context(), &agentproto.Open{Interface: "none"}); err == nil {
 		t.Error("an interface that is not there: no error")
 	}
-	if len(s.pinnedQueues) > 0 || s.users[7] != nil {
-		t.Errorf("debts %v, user %+v; want none", s.pinnedQueues, s.users[7])
-	}
+	nstest.ErrorIf(t, len(s.pinnedQueues) > 0 || s.users[7] != nil, "debts %v, user %+v; want none", s.pinnedQueues, s.users[7])
 	nstest.Check(t, s.shut())
 }
 

@@ -79,12 +79,8 @@ func TestDefaultAccess(t *testing.T) {
 	if st, err := os.Stat(g.socket); err != nil || st.Mode().Perm() != 0o660 {
 		t.Errorf("the socket: %v, %v; want 0660", st.Mode(), err)
 	}
-	if err := g.raw(t).hello().open(0); err != nil {
-		t.Errorf("root: %v", err)
-	}
-	if _, err := g.raw(t).hello().ask(openOf("lo", xdpnic.ModeGeneric, false)); !errors.Is(err, agentproto.ErrNotServed) {
-		t.Errorf("root, the loopback: %v, want ErrNotServed", err)
-	}
+	nstest.WantErr(t, "root", g.raw(t).hello().open(0), nil)
+	nstest.WantErr(t, "root, the loopback", nstest.Err(g.raw(t).hello().ask(openOf("lo", xdpnic.ModeGeneric, false))), agentproto.ErrNotServed)
 	users := startAgent(t, ns, agentConfig{Defaults: true, Mode: 0o666})
 	for _, name := range []string{"via0", "lo"} {
 		_, err := users.rawAs(t, 60001).hello().ask(openOf(name, xdpnic.ModeGeneric, false))
@@ -127,18 +123,14 @@ func TestZeroCopyIsGranted(t *testing.T) {
 		defer r.c.Close()
 		reply, err := r.hello().use(openOf("via0", xdpnic.ModeZeroCopy, require))
 		if require {
-			if err == nil {
-				t.Fatal("zero-copy on a veth")
-			}
+			nstest.FatalIf(t, err == nil, "zero-copy on a veth")
 			return err.Error()
 		}
 		nstest.Must(t, err)
 		if m := reply.Opened.Info.Restore().Mode; m == xdpnic.ModeZeroCopy {
 			t.Errorf("%v mode", m)
 		}
-		if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
 		return reply.Opened.Info.Restore().Attempts[0].String()
 	}
 	for _, require := range []bool{true, false} {
@@ -171,9 +163,7 @@ func TestLinger(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
 	t.Cleanup(func() {
 		g.stop()
-		if programID(t, ns) != 0 {
-			t.Error("the agent has ended, and its program is attached")
-		}
+		nstest.ErrorIf(t, programID(t, ns) != 0, "the agent has ended, and its program is attached")
 	})
 	use := func(uid int, mode xdpnic.Mode, require bool) error {
 		r := g.rawAs(t, uid).hello()
@@ -186,9 +176,7 @@ func TestLinger(t *testing.T) {
 	}
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
 	first := programID(t, ns)
-	if first == 0 {
-		t.Fatal("the program is detached with the last queue")
-	}
+	nstest.FatalIf(t, first == 0, "the program is detached with the last queue")
 	for range 3 {
 		for _, uid := range []int{60001, 60002} {
 			nstest.Check(t, use(uid, xdpnic.ModeAuto, false))
@@ -203,17 +191,13 @@ func TestLinger(t *testing.T) {
 			t.Fatalf("program %d is attached, want %d as before", id, first)
 		}
 	}
-	if err := use(0, xdpnic.ModeGeneric, true); err != nil {
-		t.Errorf("root: %v", err)
-	}
+	nstest.WantErr(t, "root", use(0, xdpnic.ModeGeneric, true), nil)
 	if id := programID(t, ns); id != 0 {
 		t.Errorf("program %d is attached after root's queue", id)
 	}
 	// An open that fails when the program is attached leaves it there, too.
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
-	if programID(t, ns) == 0 {
-		t.Error("the program is detached with the last queue")
-	}
+	nstest.ErrorIf(t, programID(t, ns) == 0, "the program is detached with the last queue")
 }
 
 // The program stays attached after a queue that the agent has taken over, too.
@@ -251,9 +235,7 @@ func TestLingerEnds(t *testing.T) {
 	g := startAgent(t, ns, agentConfig{Linger: 50 * time.Millisecond})
 	r := g.rawAs(t, 60001).hello()
 	nstest.Must(t, r.open(0))
-	if programID(t, ns) == 0 {
-		t.Error("no program is attached")
-	}
+	nstest.ErrorIf(t, programID(t, ns) == 0, "no program is attached")
 	r.c.Close()
 	await.Until(t, "the program is detached", func() bool { return programID(t, ns) == 0 })
 	await.Until(t, "the agent has nothing open", func() bool { return len(g.status(t).NICs) == 0 })
@@ -306,13 +288,9 @@ func TestServed(t *testing.T) {
 	for uid, want := range map[int]bool{0: true, 60001: false} {
 		reply, err := startAgent(t, ns, agentConfig{Defaults: true, Mode: 0o666, Access: agentd.Grant{Users: []uint32{60001}}}).
 			rawAs(t, uid).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-		if err != nil || reply.Status.Serves("any") != want || reply.Status.Serves("lo") {
-			t.Errorf("without settings, user %d: %+v, %v", uid, reply.Status, err)
-		}
+		nstest.ErrorIf(t, err != nil || reply.Status.Serves("any") != want || reply.Status.Serves("lo"), "without settings, user %d: %+v, %v", uid, reply.Status, err)
 	}
 	nothing := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {Users: []uint32{60002}}}})
 	reply, err := nothing.rawAs(t, 60001).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-	if err != nil || reply.Status.Served == nil || reply.Status.Serves("via0") {
-		t.Errorf("of nothing: %+v, %v", reply.Status, err)
-	}
+	nstest.ErrorIf(t, err != nil || reply.Status.Served == nil || reply.Status.Serves("via0"), "of nothing: %+v, %v", reply.Status, err)
 }

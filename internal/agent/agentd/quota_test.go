@@ -24,9 +24,7 @@ func TestQuota(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	refused := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), what) {
-			t.Errorf("%s: %v, want ErrQuota", what, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), what), "%s: %v, want ErrQuota", what, err)
 	}
 	for range 3 {
 		a, err := g.open(native)
@@ -44,9 +42,7 @@ func TestQuota(t *testing.T) {
 		for i := range 4 {
 			n := []*vipl.NIC{a, b}[i%2]
 			_, err = n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-			if i < 3 && err != nil {
-				t.Fatal(err)
-			}
+			nstest.FatalIf(t, i < 3 && err != nil, "%v", err)
 		}
 		refused("VIs", err)
 		if u := g.status(t).Users[0]; u.Queues != 2 || u.VIs != 3 || u.MaxVIs != 3 || u.PinnedBytes != 32<<20+rings(a)+rings(b) {
@@ -77,9 +73,7 @@ func TestQuotaOfRings(t *testing.T) {
 		t.Errorf("1024 chunks each way: %v, want ErrQuota with cause and remedy", err)
 	}
 	q.Open.RxChunks, q.Open.TxChunks = 256, 256
-	if _, err := g.raw(t).hello().ask(q); err != nil {
-		t.Errorf("256 chunks each way: %v", err)
-	}
+	nstest.WantErr(t, "256 chunks each way", nstest.Err(g.raw(t).hello().ask(q)), nil)
 	// 256 entries of 8 or 16 bytes are a page or not, and the head is another page.
 	if u := g.status(t).Users[0]; u.PinnedBytes != 8<<20+6*4096 {
 		t.Errorf("user: %+v, want 8 MiB and six pages", u)
@@ -106,9 +100,7 @@ func TestQuotaSecondHandle(t *testing.T) {
 		t.Errorf("the second handle is on queue %d, want 0", q)
 	}
 	for _, u := range g.status(t).Users {
-		if u.Queues != 1 || u.PinnedBytes != first.Info().Arena.Size+rings(first) {
-			t.Errorf("user: %+v, want one queue and its memory", u)
-		}
+		nstest.ErrorIf(t, u.Queues != 1 || u.PinnedBytes != first.Info().Arena.Size+rings(first), "user: %+v, want one queue and its memory", u)
 	}
 	ea, eb := newEnd(t, first), newEnd(t, second)
 	connect(t, ea, eb, "shared")
@@ -126,13 +118,9 @@ func TestQuotaOfTheDead(t *testing.T) {
 			Interface: "via0", Queue: -1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
 		}})
 		reply, files, err := r.r.ReadReply()
-		if err != nil || reply.Error != nil || len(files) != 3 {
-			t.Fatalf("program %d: %v, %v, %d files", round, err, reply.Error, len(files))
-		}
+		nstest.FatalIf(t, err != nil || reply.Error != nil || len(files) != 3, "program %d: %v, %v, %d files", round, err, reply.Error, len(files))
 		// The answer shows that the agent has closed its descriptors.
-		if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI}); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})))
 		for _, f := range files { // as when a process ends, the connection last
 			nstest.Must(t, f.Close())
 		}
@@ -150,9 +138,7 @@ func TestQuotaAfterRestart(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	n := g.nic(native)
 	for range 3 {
-		if _, err := n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)))
 	}
 	g.kill()
 	g.cfg.Users = map[uint32]agentd.Quota{0: {Queues: 1, VIs: 1}}
@@ -160,13 +146,9 @@ func TestQuotaAfterRestart(t *testing.T) {
 	if u := g.status(t).Users[0]; u.Queues != 1 || u.VIs != 3 || u.PinnedBytes != n.Info().Arena.Size+rings(n) {
 		t.Errorf("user: %+v", u)
 	}
-	if _, err := n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("a VI more: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "a VI more", nstest.Err(n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)), agentproto.ErrQuota)
 	other := g.raw(t).hello()
-	if err := other.open(-1); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("a queue more: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "a queue more", other.open(-1), agentproto.ErrQuota)
 	other.c.Close()
 	nstest.Must(t, n.Close())
 	await.Until(t, "all is refunded", func() bool {
@@ -189,9 +171,7 @@ func TestQuotaOfKeptQueue(t *testing.T) {
 		r := g.raw(t).hello()
 		r.say(q)
 		reply, files, err := r.r.ReadReply()
-		if err != nil || reply.Error != nil || len(files) != 3 {
-			t.Fatalf("%v, %v, %d files", err, reply.Error, len(files))
-		}
+		nstest.FatalIf(t, err != nil || reply.Error != nil || len(files) != 3, "%v, %v, %d files", err, reply.Error, len(files))
 		for _, f := range files {
 			defer f.Close()
 		}
@@ -202,29 +182,21 @@ func TestQuotaOfKeptQueue(t *testing.T) {
 	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
 		t.Errorf("user: %+v, want what its descriptors pin", u)
 	}
-	if _, err := g.raw(t).hello().ask(q); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("one queue more: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "one queue more", nstest.Err(g.raw(t).hello().ask(q)), agentproto.ErrQuota)
 	g.kill()
 	g.start()
 	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
 		t.Errorf("user at the next agent: %+v, want what its descriptors pin", u)
 	}
-	if _, err := g.raw(t).hello().ask(q); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("one queue more at the next agent: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "one queue more at the next agent", nstest.Err(g.raw(t).hello().ask(q)), agentproto.ErrQuota)
 	for i, files := range kept {
-		if blocks(t, files[1]) == 0 {
-			t.Error("the memory is gone while the socket is there")
-		}
+		nstest.ErrorIf(t, blocks(t, files[1]) == 0, "the memory is gone while the socket is there")
 		files[0].Close()
 		files[2].Close()
 		await.Until(t, "the memory is freed", func() bool { return blocks(t, files[1]) == 0 })
 		await.Until(t, "what was pinned is refunded", func() bool { return g.status(t).Users[0].Queues == 1-i })
 	}
-	if _, err := g.raw(t).hello().ask(q); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, nstest.Err(g.raw(t).hello().ask(q)))
 }
 
 // blocks returns the memory of a memfd, in units of 512 bytes.
@@ -266,7 +238,5 @@ func TestNoRoom(t *testing.T) {
 		}
 	}
 	_, err := g.rawAs(t, 60001).ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
-	if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "all users together") {
-		t.Errorf("another user: %v, want ErrQuota", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "all users together"), "another user: %v, want ErrQuota", err)
 }

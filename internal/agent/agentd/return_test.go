@@ -65,9 +65,7 @@ func TestInterfaceReturns(t *testing.T) {
 			}
 			select {
 			case code := <-falls:
-				if code != vipl.ErrorCatastrophic {
-					t.Errorf("the first error is %v", code)
-				}
+				nstest.ErrorIf(t, code != vipl.ErrorCatastrophic, "the first error is %v", code)
 			case <-time.After(waitLimit):
 				t.Error("the handler of errors is not called")
 			}
@@ -99,9 +97,7 @@ func TestInterfaceReturns(t *testing.T) {
 			}, waitLimit); err == nil {
 				t.Error("the old handle connects")
 			}
-			if err := old.Close(); err != nil {
-				t.Errorf("the old handle: %v", err)
-			}
+			nstest.WantErr(t, "the old handle", old.Close(), nil)
 			if how.peerStays {
 				defer func() { nstest.Check(t, oldPeer.Close()) }()
 			} else if err := oldPeer.Close(); err != nil {

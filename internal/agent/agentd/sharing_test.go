@@ -104,18 +104,14 @@ func (k *talker) serve() error {
 func newTalker(t testing.TB, n *vipl.NIC) *talker {
 	t.Helper()
 	k := &talker{end: newEnd(t, n)}
-	if err := k.expect(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, k.expect())
 	return k
 }
 
 // answer accepts connections to a discriminator, and serves each.
 func answer(t testing.TB, n *vipl.NIC, disc string) {
 	l, err := n.Listen(vipl.NetAddress{Discriminator: []byte(disc)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	go func() {
 		for {
 			c, err := l.Wait(context.Background())
@@ -143,17 +139,11 @@ func startSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int, en
 	s := &sharer{cmd: program(t, uid, "TestProgramThatShares", "", env...)}
 	s.cmd.Stderr = os.Stderr
 	in, err := s.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s.in, s.out = in, bufio.NewReader(out)
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, s.cmd.Start())
 	t.Cleanup(func() { _, _ = s.cmd.Process.Kill(), s.cmd.Wait() })
 	if got := s.line(t); !strings.HasPrefix(got, "open") {
 		t.Fatalf("program %d: %s", id, got)
@@ -165,9 +155,7 @@ func (s *sharer) line(t *testing.T) string {
 	t.Helper()
 	for {
 		line, err := s.out.ReadString('\n')
-		if err != nil {
-			t.Fatalf("a program ends: %q %v", line, err)
-		}
+		nstest.FatalIf(t, err != nil, "a program ends: %q %v", line, err)
 		if !strings.HasPrefix(line, "=== ") { // of the test binary
 			return strings.TrimSpace(line)
 		}
@@ -176,9 +164,7 @@ func (s *sharer) line(t *testing.T) string {
 
 func (s *sharer) ask(t *testing.T, what string) {
 	t.Helper()
-	if _, err := fmt.Fprintln(s.in, what); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(fmt.Fprintln(s.in, what)))
 }
 
 func (s *sharer) want(t *testing.T, what string) {
@@ -198,9 +184,7 @@ func TestProgramThatShares(t *testing.T) {
 	var peer, self netip.Addr
 	var id int
 	var texts [2]string
-	if _, err := fmt.Sscan(os.Getenv("AGENTD_TEST_PEER"), &texts[0], &texts[1], &id); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(fmt.Sscan(os.Getenv("AGENTD_TEST_PEER"), &texts[0], &texts[1], &id)))
 	peer, self = mustAddr(t, texts[0]), mustAddr(t, texts[1])
 	opts := []vipl.Option{vipl.WithAgent(socket), vipl.WithArena(8 << 20), vipl.WithSilence(waitLimit)}
 	if mib, err := strconv.Atoi(os.Getenv(arenaEnv)); err == nil {
@@ -221,9 +205,7 @@ func TestProgramThatShares(t *testing.T) {
 	for in.Scan() {
 		var what string
 		var number int
-		if _, err := fmt.Sscan(in.Text(), &what, &number); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(fmt.Sscan(in.Text(), &what, &number)))
 		switch what {
 		case "server", "remote", "program": // connect
 			k := newTalker(t, n)
@@ -328,9 +310,7 @@ func allToAll(t *testing.T, a, b *agent, programs int) {
 	do("talk", 10)
 	for _, g := range []*agent{a, b} {
 		st := g.status(t)
-		if len(st.NICs) != 1 || len(st.NICs[0].Leases) != programs {
-			t.Errorf("status: %+v", st.NICs)
-		}
+		nstest.ErrorIf(t, len(st.NICs) != 1 || len(st.NICs[0].Leases) != programs, "status: %+v", st.NICs)
 	}
 	do("end", 0)
 	for _, s := range all {
@@ -387,9 +367,7 @@ func testSharedQueue(t *testing.T, options nstest.Options, cfg agentConfig, prog
 		return l
 	}
 	for _, l := range leases(programs) {
-		if l.Queue != 0 || len(l.ExtraQueues) != queues-1 || l.Room != room || l.Holder.UID != user || len(l.VIs) < 2 {
-			t.Errorf("lease: %+v", l)
-		}
+		nstest.ErrorIf(t, l.Queue != 0 || len(l.ExtraQueues) != queues-1 || l.Room != room || l.Holder.UID != user || len(l.VIs) < 2, "lease: %+v", l)
 	}
 	if u := userOf(a.status(t), user); u.Processes != programs || u.Queues != queues {
 		t.Errorf("user: %+v", u)
@@ -464,9 +442,7 @@ func TestSharedQueuePolicy(t *testing.T) {
 		cmd := program(t, uid, "TestProgramThatShares", "", socketsEnv+"="+g.socket, fmt.Sprintf("AGENTD_TEST_PEER=%v %v 1", peer.IPv4, ns.IPv4))
 		out, _ := cmd.Output()
 		for _, want := range append(why, "vipl: OpenNIC") {
-			if !strings.Contains(string(out), want) {
-				t.Errorf("user %d: %q lacks %q", uid, out, want)
-			}
+			nstest.ErrorIf(t, !strings.Contains(string(out), want), "user %d: %q lacks %q", uid, out, want)
 		}
 	}
 	refused(60002, "processes of user 60001 share it", fmt.Sprintf("process %d", first.cmd.Process.Pid))
@@ -476,9 +452,7 @@ func TestSharedQueuePolicy(t *testing.T) {
 		t.Errorf("user: %+v", u)
 	}
 	psk, err := vipl.NewPSK(bytes.Repeat([]byte{7}, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	if _, err := g.open(vipl.WithPSK(psk)); err == nil || !strings.Contains(err.Error(), "user 60001") {
 		t.Errorf("root, with a key: %v", err)
 	}

@@ -23,9 +23,7 @@ func (a *agent) charged(t *testing.T, what string, bytes int) {
 	t.Helper()
 	has := 0
 	defer func() {
-		if has != bytes {
-			t.Errorf("%s: %d bytes are charged, want %d", what, has, bytes)
-		}
+		nstest.ErrorIf(t, has != bytes, "%s: %d bytes are charged, want %d", what, has, bytes)
 	}()
 	await.Until(t, fmt.Sprintf("%s: %d bytes are charged", what, bytes), func() bool {
 		has = 0
@@ -120,9 +118,7 @@ func (r *rawLink) close() {
 func (r *rawLink) join(t *testing.T, other *rawLink) {
 	t.Helper()
 	r.shmLink = r.files(agentproto.Request{ID: 4, Op: agentproto.OpShmLink, VI: other.vi}, 3)
-	if _, err := r.shmLink[0].WriteAt(make([]byte, device.LinkBytes), 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(r.shmLink[0].WriteAt(make([]byte, device.LinkBytes), 0)))
 }
 
 // The memory of a link is charged as long as a program pins it: at the end that has hung up until its socket is
@@ -154,9 +150,7 @@ func TestQuotaOfKeptLink(t *testing.T) {
 			freed := func() { await.Until(t, "the pages are freed", func() bool { return blocks(t, b.shmLink[0]) == 0 }) }
 			there := func() {
 				t.Helper()
-				if blocks(t, b.shmLink[0]) == 0 {
-					t.Error("the memory is gone that a program is charged with")
-				}
+				nstest.ErrorIf(t, blocks(t, b.shmLink[0]) == 0, "the memory is gone that a program is charged with")
 			}
 			back := g.raw(t).hello()
 			defer back.c.Close()
@@ -215,9 +209,7 @@ func TestQuotaRefusesLink(t *testing.T) {
 		_, err = ea.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit)
 		return !errors.Is(err, vipl.ErrNoMatch)
 	})
-	if err == nil {
-		t.Error("the connect is not refused")
-	}
+	nstest.ErrorIf(t, err == nil, "the connect is not refused")
 	err = <-accepted
 	if !errors.Is(err, agentproto.ErrQuota) || !errors.Is(err, vipl.ErrResource) ||
 		!strings.Contains(err.Error(), "shared-memory link") || !strings.Contains(err.Error(), "raise it in the agent's settings") {
@@ -240,9 +232,7 @@ func TestLinkMisses(t *testing.T) {
 	shmLink := func(r *rawLink, vi uint32) error {
 		t.Helper()
 		reply, err := r.ask(agentproto.Request{ID: 5, Op: agentproto.OpShmLink, VI: vi})
-		if err == nil && reply.ShmLink == nil {
-			t.Fatal("neither a link nor an error")
-		}
+		nstest.FatalIf(t, err == nil && reply.ShmLink == nil, "neither a link nor an error")
 		return err
 	}
 	guess := func(r *rawLink, times int) (err error) {
@@ -256,9 +246,7 @@ func TestLinkMisses(t *testing.T) {
 	}
 	r := g.rawLink(t, g.rawAs(t, user))
 	guess(r, 10)
-	if err := shmLink(r, victim.vi); err != nil {
-		t.Errorf("after ten misses: %v", err)
-	}
+	nstest.WantErr(t, "after ten misses", shmLink(r, victim.vi), nil)
 	// From time to time a miss is allowed again, perhaps just before the program asks for the victim's.
 	var missed, refused error
 	await.Until(t, "the victim's VI is denied", func() bool {
@@ -282,9 +270,7 @@ func TestLinkMisses(t *testing.T) {
 	if a, b := number(missed, victim.vi^1<<16), number(refused, victim.vi); a != b {
 		t.Errorf("the answers differ: %q, %q", a, b)
 	}
-	if err := shmLink(third, victim.vi); err != nil {
-		t.Errorf("another user: %v", err)
-	}
+	nstest.WantErr(t, "another user", shmLink(third, victim.vi), nil)
 }
 
 // A user that has used up the quota still gets the links that its programs have.
@@ -301,8 +287,6 @@ func TestQuotaUsedUpByLink(t *testing.T) {
 		}
 		a.join(t, b)
 	}
-	if _, err := a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi}); !errors.Is(err, agentproto.ErrQuota) {
-		t.Errorf("one link more: %v, want ErrQuota", err)
-	}
+	nstest.WantErr(t, "one link more", nstest.Err(a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi})), agentproto.ErrQuota)
 	g.charged(t, "at the end", 3*queue+2*device.LinkBytes)
 }

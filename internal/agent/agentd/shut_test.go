@@ -33,12 +33,10 @@ func slowToClose(t *testing.T) (c *net.TCPConn, let func()) {
 	raw, err := c.SyscallConn()
 	nstest.Must(t, err)
 	for full := false; !full; {
-		if err := raw.Control(func(fd uintptr) {
+		nstest.Must(t, raw.Control(func(fd uintptr) {
 			_, err := unix.Write(int(fd), make([]byte, 1<<20))
 			full = errors.Is(err, unix.EAGAIN)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	return c, func() { in.(*net.TCPConn).SetLinger(0); in.Close() }
 }
@@ -110,9 +108,7 @@ func TestNothingAfterHangUp(t *testing.T) {
 	defer accepted.Close()
 	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
 	nstest.Must(t, err)
-	if _, err := program.Write(hello); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(program.Write(hello)))
 	c := &conn{server: s, c: accepted}
 	c.hangUp()
 	if err := c.talk(); !errors.Is(err, net.ErrClosed) {
@@ -148,16 +144,12 @@ func TestEndWaitsForWork(t *testing.T) {
 	default:
 	}
 	c.receiving.Store(true) // and the kernel holds that up
-	if <-ended {
-		t.Error("it takes the connection for ended")
-	}
+	nstest.ErrorIf(t, <-ended, "it takes the connection for ended")
 	if text := <-log; !strings.Contains(text, "the kernel") {
 		t.Error(text)
 	}
 	s.talks.Done()
-	if !s.await() {
-		t.Error("it waits for a connection that has ended")
-	}
+	nstest.ErrorIf(t, !s.await(), "it waits for a connection that has ended")
 }
 
 // A wait on behalf of a program ends when the program hangs up, and not when it sends another message.
@@ -175,12 +167,8 @@ func TestWhilePresent(t *testing.T) {
 	}
 	c := &conn{c: ends[0]}
 	ctx, stop := c.whilePresent()
-	if _, err := ends[1].Write([]byte("and")); err != nil {
-		t.Fatal(err)
-	}
-	if ctx.Err() != nil {
-		t.Error("it hung up, and has not")
-	}
+	nstest.Must(t, nstest.Err(ends[1].Write([]byte("and"))))
+	nstest.ErrorIf(t, ctx.Err() != nil, "it hung up, and has not")
 	stop()
 	if context.Cause(ctx) != context.Canceled {
 		t.Errorf("after stop: %v", context.Cause(ctx))

@@ -58,9 +58,7 @@ func TestQueuesOut(t *testing.T) {
 	exchange(t, ea, eb, "one queue")
 
 	out, err := program(t, 60001, "TestProgramRefused", "", socketsEnv+"="+g.socket).CombinedOutput()
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	nstest.ErrorIf(t, err != nil, "%v\n%s", err, out)
 }
 
 // If frames come in on several queues, an ordinary user's program gets a note about the steering that it may
@@ -71,7 +69,7 @@ func TestSteeringNote(t *testing.T) {
 		want        bool
 	}{{2, 2, 0, false}, {2, 2, 60001, true}, {2, 1, 60001, true}, {1, 1, 60001, false}} {
 		ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-		if err := ns.Do(func() error {
+		nstest.Must(t, ns.Do(func() error {
 			e, err := ethtool.NewEthtool()
 			if err != nil {
 				return err
@@ -79,9 +77,7 @@ func TestSteeringNote(t *testing.T) {
 			defer e.Close()
 			_, err = e.SetChannels(ns.Name, ethtool.Channels{RxCount: uint32(c.rx), TxCount: uint32(c.tx)})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		r := startAgent(t, ns, agentConfig{}).rawAs(t, c.uid).hello()
 		reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
 			Interface: ns.Name, Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative, Steer: kagent.SteerByRSS,
@@ -100,16 +96,10 @@ func TestProgramRefused(t *testing.T) {
 		t.Skip("a program of TestQueuesOut")
 	}
 	_, err := vipl.OpenNIC("via0", vipl.WithAgent(socket))
-	if !errors.Is(err, kagent.ErrQueueInUse) {
-		t.Fatalf("%v, want ErrQueueInUse", err)
-	}
+	nstest.FatalIf(t, !errors.Is(err, kagent.ErrQueueInUse), "%v, want ErrQueueInUse", err)
 	for _, part := range []string{"queue 0", "queue 1", fmt.Sprintf("process %d (", os.Getppid()), "of user 0", "end one of them"} {
-		if strings.Contains(err.Error(), "this process") || strings.Count(err.Error(), "kagent: open") != 1 {
-			t.Errorf("of an agent: %q", err)
-		}
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q does not say %q", err, part)
-		}
+		nstest.ErrorIf(t, strings.Contains(err.Error(), "this process") || strings.Count(err.Error(), "kagent: open") != 1, "of an agent: %q", err)
+		nstest.ErrorIf(t, !strings.Contains(err.Error(), part), "%q does not say %q", err, part)
 	}
 }
 
@@ -321,7 +311,5 @@ func exchange(t testing.TB, from, to *end, text string) {
 	if got := to.mem.Bytes()[4096 : 4096+d.Length]; !bytes.Equal(got, []byte(text)) {
 		t.Fatalf("%q arrived, want %q", got, text)
 	}
-	if _, err := from.vi.SendWait(waitLimit); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(from.vi.SendWait(waitLimit)))
 }

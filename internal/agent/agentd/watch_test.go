@@ -73,9 +73,7 @@ func TestNextChangeIsAskedFor(t *testing.T) {
 	ask := func(id uint64, op agentproto.Op) agentproto.Reply {
 		t.Helper()
 		reply, err := r.ask(agentproto.Request{ID: id, Op: op})
-		if err != nil || reply.Link == nil {
-			t.Fatalf("%s: %+v, %v", op, reply, err)
-		}
+		nstest.FatalIf(t, err != nil || reply.Link == nil, "%s: %+v, %v", op, reply, err)
 		return reply
 	}
 	if now := ask(3, agentproto.OpWatch); now.ID != 0 || !now.Link.Has(a.ns.IPv4) {
@@ -121,9 +119,7 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	resume := func(uid int, token []byte) *raw {
 		t.Helper()
 		r := g.rawAs(t, uid).hello()
-		if _, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: token}); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: token})))
 		return r
 	}
 	id := uint64(9)
@@ -150,9 +146,7 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	}
 	r, token := open(mine, 0)
 	other, otherToken := open(theirs, 1)
-	if _, err := listen(r, anywhere); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(listen(r, anywhere)))
 	refused("while it listens")
 	restart := func() {
 		t.Helper()
@@ -166,18 +160,14 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	handle, err := listen(r, anywhere)
 	nstest.Must(t, err)
 	refused("when it listens again")
-	if _, err := ask(r, agentproto.Request{Op: agentproto.OpUnlisten, Handle: handle}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(ask(r, agentproto.Request{Op: agentproto.OpUnlisten, Handle: handle})))
 	free := func(when string) {
 		t.Helper()
 		handle, err := listen(other, here)
 		if err == nil {
 			_, err = ask(other, agentproto.Request{Op: agentproto.OpUnlisten, Handle: handle})
 		}
-		if err != nil {
-			t.Errorf("%s: %v", when, err)
-		}
+		nstest.ErrorIf(t, err != nil, "%s: %v", when, err)
 	}
 	free("when it has closed its listener")
 	restart()
@@ -185,27 +175,19 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 
 	// A program that comes back and does not listen any more.
 	r = resume(mine, token)
-	if _, err := listen(r, here); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(listen(r, here)))
 	restart()
 	r = resume(mine, token)
 	refused("before it has said what it wants")
-	if _, err := ask(r, agentproto.Request{Op: agentproto.OpLink}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(ask(r, agentproto.Request{Op: agentproto.OpLink})))
 	free("when it does not want it any more")
 
 	// A program that ends while there is no agent, or does not come back.
-	if _, err := listen(r, here); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(listen(r, here)))
 	restart()
 	refused("before it has come back")
 	r = resume(mine, token)
-	if _, err := ask(r, agentproto.Request{Op: agentproto.OpClose}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(ask(r, agentproto.Request{Op: agentproto.OpClose})))
 	free("when it has ended")
 }
 

@@ -39,9 +39,7 @@ func FuzzRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		q, err := ParseRequest(b)
 		if err != nil {
-			if !errors.Is(err, ErrProtocol) {
-				t.Fatalf("%v", err)
-			}
+			nstest.FatalIf(t, !errors.Is(err, ErrProtocol), "%v", err)
 			return
 		}
 		if _, known := needs[q.Op]; !known || q.ID == 0 || q.Timeout < 0 {
@@ -50,9 +48,7 @@ func FuzzRequest(f *testing.F) {
 		again, err := json.Marshal(q)
 		nstest.Must(t, err)
 		r, err := ParseRequest(again)
-		if err != nil || !reflect.DeepEqual(normal(q), normal(r)) {
-			t.Fatalf("%+v is read again as %+v, %v", q, r, err)
-		}
+		nstest.FatalIf(t, err != nil || !reflect.DeepEqual(normal(q), normal(r)), "%+v is read again as %+v, %v", q, r, err)
 	})
 }
 
@@ -114,9 +110,7 @@ func normal(q Request) Request {
 func TestNeeds(t *testing.T) {
 	for op, need := range needs {
 		_, err := ParseRequest([]byte(fmt.Sprintf(`{"id":1,"op":%q}`, op)))
-		if (err == nil) != (need == nil) || err != nil && !errors.Is(err, ErrProtocol) {
-			t.Errorf("%s alone: %v", op, err)
-		}
+		nstest.ErrorIf(t, (err == nil) != (need == nil) || err != nil && !errors.Is(err, ErrProtocol), "%s alone: %v", op, err)
 		if _, err := ParseRequest([]byte(fmt.Sprintf(`{"op":%q}`, op))); err == nil {
 			t.Errorf("%s without a number: no error", op)
 		}
@@ -153,21 +147,15 @@ func TestErrorOnItsWay(t *testing.T) {
 		if err == fs.ErrClosed {
 			continue // kagent.ErrClosed is what goes on the way
 		}
-		if !errors.Is(e, want) || e.Error() != wrapped.Error() {
-			t.Errorf("%v arrives as %v", wrapped, e)
-		}
+		nstest.ErrorIf(t, !errors.Is(e, want) || e.Error() != wrapped.Error(), "%v arrives as %v", wrapped, e)
 		if kagent.Unavailable(e) != kagent.Unavailable(wrapped) {
 			t.Errorf("%v: unavailable %v there, %v here", wrapped, kagent.Unavailable(wrapped), kagent.Unavailable(e))
 		}
 	}
 	e := NewError(fmt.Errorf("x: %w", &kagent.RejectedError{Reason: wire.CMReasonQoS}))
 	var r *kagent.RejectedError
-	if !errors.As(e, &r) || r.Reason != wire.CMReasonQoS || !errors.Is(e, kagent.ErrRejected) {
-		t.Errorf("rejection: %v", e)
-	}
-	if !kagent.Unavailable(NewError(unix.EPERM)) || NewError(nil) != nil {
-		t.Error("EPERM is no lack of privilege, or no error is one")
-	}
+	nstest.ErrorIf(t, !errors.As(e, &r) || r.Reason != wire.CMReasonQoS || !errors.Is(e, kagent.ErrRejected), "rejection: %v", e)
+	nstest.ErrorIf(t, !kagent.Unavailable(NewError(unix.EPERM)) || NewError(nil) != nil, "EPERM is no lack of privilege, or no error is one")
 }
 
 // pair makes two ends of a connection.
@@ -211,9 +199,7 @@ func TestTooManyFiles(t *testing.T) {
 	// The next one is not meant.
 	nstest.Must(t, WriteReply(ends[0], &Reply{ID: 8}, all[:MaxFiles]...))
 	reply, files, err = r.ReadReply()
-	if err != nil || len(files) != MaxFiles || reply.ID != 8 || reply.Error != nil {
-		t.Errorf("%+v, %d files, %v", reply, len(files), err)
-	}
+	nstest.ErrorIf(t, err != nil || len(files) != MaxFiles || reply.ID != 8 || reply.Error != nil, "%+v, %d files, %v", reply, len(files), err)
 	for _, f := range files {
 		f.Close()
 	}
@@ -226,9 +212,7 @@ func TestTooManyFiles(t *testing.T) {
 		}
 	}
 	_, files, err = r.ReadReply()
-	if !errors.Is(err, ErrProtocol) || len(files) > 2*MaxFiles {
-		t.Errorf("%d files, %v", len(files), err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, ErrProtocol) || len(files) > 2*MaxFiles, "%d files, %v", len(files), err)
 	for _, f := range files {
 		f.Close()
 	}
@@ -262,9 +246,7 @@ func TestReplyWithFiles(t *testing.T) {
 			f.Close()
 		}
 	}
-	if diff := cmp.Diff(map[uint64]int{1: 0, 2: 2, 3: 0}, got); diff != "" {
-		t.Errorf("files by reply (-want +got):\n%s", diff)
-	}
+	nstest.Equal(t, "files by reply, -want +got", cmp.Diff(map[uint64]int{1: 0, 2: 2, 3: 0}, got), "")
 	// A length that is out of bounds is refused before anything is read.
 	for _, head := range [][]byte{{0, 0, 0, 0}, {0xff, 0xff, 0xff, 0xff}} {
 		if _, err := ReadRequest(bytes.NewReader(head), nil); !errors.Is(err, ErrProtocol) {
@@ -282,7 +264,5 @@ func TestHandshakePasses(t *testing.T) {
 	b, err := Encode(q, MaxRequest)
 	nstest.Must(t, err)
 	r, err := ReadRequest(bytes.NewReader(b), make([]byte, MaxRequest))
-	if err != nil || !reflect.DeepEqual(q, r) {
-		t.Errorf("%+v, %v, want %+v", r, err, q)
-	}
+	nstest.ErrorIf(t, err != nil || !reflect.DeepEqual(q, r), "%+v, %v, want %+v", r, err, q)
 }

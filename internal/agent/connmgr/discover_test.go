@@ -68,9 +68,7 @@ func TestDiscover(t *testing.T) {
 				t.Errorf("it took %v", d)
 			}
 		}
-		if n := a.Remembered() + b.Remembered(); n != 0 {
-			t.Errorf("%d things are remembered", n)
-		}
+		nstest.Equal(t, "things that are remembered", a.Remembered()+b.Remembered(), 0)
 	})
 }
 
@@ -227,9 +225,7 @@ func TestHelloIsAnswered(t *testing.T) {
 			m.Receive(hello, c.local, c.from)
 			sent := s.take()
 			if !c.answer {
-				if len(sent) != 0 {
-					t.Errorf("from %v to %v: answered %v", c.from, c.local, sent)
-				}
+				nstest.ErrorIf(t, len(sent) != 0, "from %v to %v: answered %v", c.from, c.local, sent)
 				continue
 			}
 			if len(sent) != 1 || sent[0].to != c.from || sent[0].from.IsValid() || len(sent[0].b) > len(hello) {
@@ -240,9 +236,7 @@ func TestHelloIsAnswered(t *testing.T) {
 				t.Errorf("the answer is %+v, %v", got, err)
 			}
 		}
-		if n := m.Remembered(); n != 0 {
-			t.Errorf("%d things are remembered", n)
-		}
+		nstest.Equal(t, "things that are remembered", m.Remembered(), 0)
 	})
 }
 
@@ -254,9 +248,7 @@ func TestAnswersAreRationed(t *testing.T) {
 				m.Receive(bytesOf(t, wire.CM{Type: wire.CMHello, ID: id + 1}), toAll4, agent4)
 				time.Sleep(900 * time.Microsecond)
 			}
-			if n := len(s.take()); n != 100 {
-				t.Errorf("%d answers", n)
-			}
+			nstest.Equal(t, "answers", len(s.take()), 100)
 			time.Sleep(100 * time.Millisecond)
 		}
 	})
@@ -281,9 +273,7 @@ func TestOnlyOwnAnswersCount(t *testing.T) {
 			t.Fatalf("hellos: %v", hellos)
 		}
 		asked, err := wire.ParseCM(hellos[0].b)
-		if err != nil || asked.Type != wire.CMHello {
-			t.Fatalf("%+v, %v", asked, err)
-		}
+		nstest.FatalIf(t, err != nil || asked.Type != wire.CMHello, "%+v, %v", asked, err)
 		m.Receive(hellos[0].b, toAll6, netip.AddrPortFrom(here6, wire.Port)) // as it comes back from the link
 		if sent := s.take(); len(sent) != 0 {
 			t.Errorf("answered itself: %v", sent)
@@ -301,9 +291,7 @@ func TestOnlyOwnAnswersCount(t *testing.T) {
 			t.Errorf("%v, %s", r.err, d)
 		}
 		here(asked.ID, there4) // too late
-		if n := m.Remembered(); n != 0 {
-			t.Errorf("%d things are remembered", n)
-		}
+		nstest.Equal(t, "things that are remembered", m.Remembered(), 0)
 	})
 }
 
@@ -323,9 +311,7 @@ func TestDiscoverIsBounded(t *testing.T) {
 		for i := range 10000 {
 			m.Receive(answer, here4, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), wire.Port))
 		}
-		if n := <-found; n != 4096 {
-			t.Errorf("%d addresses", n)
-		}
+		nstest.Equal(t, "addresses", <-found, 4096)
 	})
 }
 
@@ -333,9 +319,7 @@ func TestDiscoverIsBounded(t *testing.T) {
 func TestDiscoverCannotAsk(t *testing.T) {
 	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
 		list, err := m.Discover(context.Background(), nil)
-		if err != nil || len(list) != 0 {
-			t.Errorf("no address: %v, %v", list, err)
-		}
+		nstest.ErrorIf(t, err != nil || len(list) != 0, "no address: %v, %v", list, err)
 		down := errors.New("the link is down")
 		s.refuse = func(netip.Addr) error { return down }
 		if list, err := m.Discover(context.Background(), []netip.Addr{here4, here6}); !errors.Is(err, down) {

@@ -112,9 +112,7 @@ func TestDialsBesideFlood(t *testing.T) {
 						}
 						time.Sleep(lasts/dials - 2*time.Millisecond)
 					}
-					if late > dials/100 {
-						t.Errorf("%d of %d dials took more than 50 ms", late, dials)
-					}
+					nstest.ErrorIf(t, late > dials/100, "%d of %d dials took more than 50 ms", late, dials)
 					flooded.Wait()
 					if n := b.Counters(); n.Retries < uint64(lasts.Seconds()*rate)/2 || n.Refused > 0 {
 						t.Errorf("%+v", n)
@@ -154,9 +152,7 @@ func TestCookies(t *testing.T) {
 		}
 		msg := requestOf(7, echo)
 		retry := say(msg, agent4)
-		if retry.Type != wire.CMRetry || retry.ID != msg.ID {
-			t.Fatalf("the answer is %+v", retry)
-		}
+		nstest.FatalIf(t, retry.Type != wire.CMRetry || retry.ID != msg.ID, "the answer is %+v", retry)
 		right := msg
 		right.Cookie = retry.Cookie
 		stranger := func(change func(m *wire.CM), from netip.AddrPort) {
@@ -178,9 +174,7 @@ func TestCookies(t *testing.T) {
 			t.Fatalf("the right cookie is answered by %v", a.Type)
 		}
 		in, err := l.Wait(within(time.Second)) // before those that have not proven their addresses
-		if err != nil || in.Remote().Host != there4 {
-			t.Fatalf("%v, %v", in, err)
-		}
+		nstest.FatalIf(t, err != nil || in.Remote().Host != there4, "%v, %v", in, err)
 		if _, err := l.Wait(within(time.Millisecond)); err == nil {
 			t.Error("a request of an unproven address was handed out while cookies are asked for")
 		}
@@ -220,9 +214,7 @@ func TestUnprovenOfOneHost(t *testing.T) {
 				break
 			}
 		}
-		if came != 16+1 {
-			t.Errorf("%d requests came in", came)
-		}
+		nstest.ErrorIf(t, came != 16+1, "%d requests came in", came)
 	})
 }
 
@@ -264,9 +256,7 @@ func TestOlderRequester(t *testing.T) {
 		go func() { accepted <- in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }()
 		synctest.Wait()
 		sent := s.take()
-		if len(sent) != 1 {
-			t.Fatalf("%d messages", len(sent))
-		}
+		nstest.FatalIf(t, len(sent) != 1, "%d messages", len(sent))
 		accept, err := wire.ParseCM(sent[0].b)
 		if err != nil || accept.Type != wire.CMAccept {
 			t.Fatal(accept, err)
@@ -296,9 +286,7 @@ func TestOlderAcceptor(t *testing.T) {
 		last := func() wire.CM {
 			t.Helper()
 			sent := s.take()
-			if len(sent) != 1 {
-				t.Fatalf("%d messages", len(sent))
-			}
+			nstest.FatalIf(t, len(sent) != 1, "%d messages", len(sent))
 			msg, err := wire.ParseCM(sent[0].b)
 			nstest.Must(t, err)
 			return msg
@@ -339,9 +327,7 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 				t.Errorf("%+v, %v", msg, err)
 			}
 		}
-		if len(said) != 3 {
-			t.Errorf("%d messages while the program thinks", len(said))
-		}
+		nstest.ErrorIf(t, len(said) != 3, "%d messages while the program thinks", len(said))
 		nstest.Must(t, ans.Confirm())
 		time.Sleep(time.Second)
 		if n := len(s.take()); n < 5 {

@@ -70,13 +70,9 @@ func TestAcceptTimesOut(t *testing.T) {
 		synctest.Wait()
 		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
 		nstest.Must(t, err)
-		if err := <-errc; !errors.Is(err, kagent.ErrTimeout) {
-			t.Errorf("Accept: %v", err)
-		}
+		nstest.WantErr(t, "Accept", <-errc, kagent.ErrTimeout)
 		synctest.Wait()
-		if err := ans.Confirm(); !errors.Is(err, kagent.ErrRejected) {
-			t.Errorf("Confirm: %v", err)
-		}
+		nstest.WantErr(t, "Confirm", ans.Confirm(), kagent.ErrRejected)
 	})
 }
 
@@ -103,9 +99,7 @@ func TestFloodAndLostConfirm(t *testing.T) {
 		accept := bytesOf(t, wire.CM{Type: wire.CMAccept, ID: last().ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
 		m.Receive(accept, here4, agent4)
 		got := <-asked
-		if got.err != nil {
-			t.Fatal(got.err)
-		}
+		nstest.FatalIf(t, got.err != nil, "%v", got.err)
 		nstest.Must(t, got.ans.Confirm())
 		for i := range uint64(5000) {
 			m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 1 + i, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
@@ -194,9 +188,7 @@ func TestGrace(t *testing.T) {
 
 		// Requests in a queue to which no Wait returns are refused.
 		_, err := a.Request(within(5*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-		if !errors.Is(err, kagent.ErrNoMatch) {
-			t.Errorf("after the server has gone: %v", err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch), "after the server has gone: %v", err)
 	})
 }
 
@@ -223,9 +215,7 @@ func TestBacklogIsBounded(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if outcome[kagent.ErrRejected] != 136 || outcome[kagent.ErrTimeout] != 64 {
-			t.Errorf("outcomes %v: want 136 rejected and 64 that waited", outcome)
-		}
+		nstest.ErrorIf(t, outcome[kagent.ErrRejected] != 136 || outcome[kagent.ErrTimeout] != 64, "outcomes %v: want 136 rejected and 64 that waited", outcome)
 	})
 }
 
@@ -234,9 +224,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		l, err := b.Listen(kagent.Address{Disc: []byte("l")})
 		nstest.Must(t, err)
-		if _, err := b.Listen(kagent.Address{Disc: []byte("l")}); !errors.Is(err, kagent.ErrListening) {
-			t.Errorf("second listener: %v", err)
-		}
+		nstest.WantErr(t, "second listener", nstest.Err(b.Listen(kagent.Address{Disc: []byte("l")})), kagent.ErrListening)
 		ctx := context.Background()
 		errs := make(chan error, 4)
 		go func() { _, err := l.Wait(ctx); errs <- err }()
@@ -253,29 +241,17 @@ func TestCloseEndsEverything(t *testing.T) {
 			_, err := a.Request(ctx, kagent.Address{}, to(b, []byte("p")), offer(a, t))
 			pending <- err
 		}()
-		if _, err := b.Wait(ctx, kagent.Address{Disc: []byte("p")}); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(b.Wait(ctx, kagent.Address{Disc: []byte("p")})))
 		synctest.Wait()
 		b.Close()
 		for range 3 {
-			if err := <-errs; !errors.Is(err, kagent.ErrClosed) {
-				t.Errorf("after Close: %v", err)
-			}
+			nstest.WantErr(t, "after Close", <-errs, kagent.ErrClosed)
 		}
-		if err := <-pending; !errors.Is(err, kagent.ErrRejected) {
-			t.Errorf("the other side's request: %v", err)
-		}
+		nstest.WantErr(t, "the other side's request", <-pending, kagent.ErrRejected)
 		<-in.Done()
-		if err := in.Err(); !errors.Is(err, kagent.ErrCancelled) {
-			t.Errorf("the other side's Incoming: %v", err)
-		}
-		if _, err := b.Wait(ctx, kagent.Address{}); !errors.Is(err, kagent.ErrClosed) {
-			t.Errorf("Wait after Close: %v", err)
-		}
-		if _, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t)); !errors.Is(err, kagent.ErrNoMatch) {
-			t.Errorf("request to a host without agent: %v", err)
-		}
+		nstest.WantErr(t, "the other side's Incoming", in.Err(), kagent.ErrCancelled)
+		nstest.WantErr(t, "Wait after Close", nstest.Err(b.Wait(ctx, kagent.Address{})), kagent.ErrClosed)
+		nstest.WantErr(t, "request to a host without agent", nstest.Err(a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))), kagent.ErrNoMatch)
 		nstest.Check(t, b.Close())
 	})
 }
@@ -289,26 +265,18 @@ func TestBadArguments(t *testing.T) {
 		if _, err := b.Wait(ctx, kagent.Address{Disc: long}); err == nil {
 			t.Error("Wait on a discriminator that is too long")
 		}
-		if _, err := a.Request(ctx, kagent.Address{}, to(b, long), good); !errors.Is(err, wire.ErrCM) {
-			t.Errorf("Request to a discriminator that is too long: %v", err)
-		}
+		nstest.WantErr(t, "Request to a discriminator that is too long", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, long), good)), wire.ErrCM)
 		bad := good
 		bad.Level = 3
-		if _, err := a.Request(ctx, kagent.Address{}, to(b, echo), bad); !errors.Is(err, wire.ErrCM) {
-			t.Errorf("Request with a wrong level: %v", err)
-		}
+		nstest.WantErr(t, "Request with a wrong level", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), bad)), wire.ErrCM)
 		bad = good
 		bad.VI = 0
-		if _, err := a.Request(ctx, kagent.Address{}, to(b, echo), bad); !errors.Is(err, wire.ErrCM) {
-			t.Errorf("Request without a VI: %v", err)
-		}
+		nstest.WantErr(t, "Request without a VI", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), bad)), wire.ErrCM)
 		for _, h := range []string{"0.0.0.0", "224.0.0.1", "ff02::1", "::"} {
 			if _, err := a.Request(ctx, kagent.Address{}, kagent.Address{Host: netip.MustParseAddr(h)}, good); !errors.Is(err, kagent.ErrUnreachable) {
 				t.Errorf("Request to %s: %v", h, err)
 			}
 		}
-		if _, err := a.Request(ctx, kagent.Address{}, kagent.Address{}, good); !errors.Is(err, kagent.ErrUnreachable) {
-			t.Errorf("Request to nowhere: %v", err)
-		}
+		nstest.WantErr(t, "Request to nowhere", nstest.Err(a.Request(ctx, kagent.Address{}, kagent.Address{}, good)), kagent.ErrUnreachable)
 	})
 }

@@ -86,9 +86,7 @@ func TestConnect(t *testing.T) {
 		if d := time.Since(start); d > 5*time.Millisecond {
 			t.Errorf("the answer took %v on a network of 1 ms", d)
 		}
-		if ans.Offer != bo {
-			t.Errorf("requester got %+v, want %+v", ans.Offer, bo)
-		}
+		nstest.ErrorIf(t, ans.Offer != bo, "requester got %+v, want %+v", ans.Offer, bo)
 		if ans.Remote.Host != b.Addr() || !bytes.Equal(ans.Remote.Disc, echo) ||
 			ans.Local.Host != a.Addr() || !bytes.Equal(ans.Local.Disc, client) {
 			t.Errorf("ends of the connection: %+v, %+v", ans.Local, ans.Remote)
@@ -100,9 +98,7 @@ func TestConnect(t *testing.T) {
 		}
 		nstest.Must(t, ans.Confirm())
 		got := <-served
-		if got.err != nil {
-			t.Fatal(got.err)
-		}
+		nstest.FatalIf(t, got.err != nil, "%v", got.err)
 		if got.in.Offer() != ao {
 			t.Errorf("acceptor got %+v, want %+v", got.in.Offer(), ao)
 		}
@@ -110,12 +106,8 @@ func TestConnect(t *testing.T) {
 			l.Host != b.Addr() || !bytes.Equal(l.Disc, echo) {
 			t.Errorf("ends of the connection: %+v, %+v", l, r)
 		}
-		if err := got.in.Accept(within(time.Second), bo); !errors.Is(err, kagent.ErrState) {
-			t.Errorf("second Accept: %v", err)
-		}
-		if err := got.in.Reject(0); !errors.Is(err, kagent.ErrState) {
-			t.Errorf("Reject after Accept: %v", err)
-		}
+		nstest.WantErr(t, "second Accept", got.in.Accept(within(time.Second), bo), kagent.ErrState)
+		nstest.WantErr(t, "Reject after Accept", got.in.Reject(0), kagent.ErrState)
 	})
 }
 
@@ -128,9 +120,7 @@ func TestNoMatchTakesARoundTrip(t *testing.T) {
 		for _, disc := range [][]byte{echo, nil, []byte("othe"), []byte("other ")} {
 			start := time.Now()
 			_, err := a.Request(within(time.Second), kagent.Address{}, to(b, disc), offer(a, t))
-			if !errors.Is(err, kagent.ErrNoMatch) {
-				t.Errorf("%q: %v", disc, err)
-			}
+			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch), "%q: %v", disc, err)
 			if d := time.Since(start); d != 4*time.Millisecond {
 				t.Errorf("%q: the answer took %v", disc, d)
 			}
@@ -151,17 +141,13 @@ func TestCancel(t *testing.T) {
 		nstest.Must(t, err)
 		nstest.Must(t, in.Err())
 		cancel()
-		if err := <-errc; !errors.Is(err, context.Canceled) {
-			t.Errorf("Request: %v", err)
-		}
+		nstest.WantErr(t, "Request", <-errc, context.Canceled)
 		start := time.Now()
 		<-in.Done()
 		if d := time.Since(start); d != time.Millisecond {
 			t.Errorf("the news took %v", d)
 		}
-		if err := in.Err(); !errors.Is(err, kagent.ErrCancelled) {
-			t.Errorf("Incoming: %v", err)
-		}
+		nstest.WantErr(t, "Incoming", in.Err(), kagent.ErrCancelled)
 	})
 }
 
@@ -194,9 +180,7 @@ func TestVanish(t *testing.T) {
 		}
 		net.Cut(a.Addr(), true)
 		<-in.Done()
-		if err := in.Err(); !errors.Is(err, kagent.ErrVanished) {
-			t.Errorf("pending: %v", err)
-		}
+		nstest.WantErr(t, "pending", in.Err(), kagent.ErrVanished)
 
 		net.Cut(a.Addr(), false)
 		time.Sleep(10 * time.Second)
@@ -205,9 +189,7 @@ func TestVanish(t *testing.T) {
 		nstest.Must(t, err)
 		net.Cut(a.Addr(), true)
 		start := time.Now()
-		if err := in.Accept(context.Background(), offer(b, t)); !errors.Is(err, kagent.ErrVanished) {
-			t.Errorf("accepting: %v", err)
-		}
+		nstest.WantErr(t, "accepting", in.Accept(context.Background(), offer(b, t)), kagent.ErrVanished)
 		if d := time.Since(start); d > 4*time.Second {
 			t.Errorf("it took %v", d)
 		}
@@ -231,9 +213,7 @@ func TestKeptDiscriminator(t *testing.T) {
 				nstest.Must(t, err)
 				got = append(got, msg.Type)
 			}
-			if !slices.Equal(got, want) {
-				t.Errorf("request %d for %q: %v, want %v", id, disc, got, want)
-			}
+			nstest.ErrorIf(t, !slices.Equal(got, want), "request %d for %q: %v, want %v", id, disc, got, want)
 		}
 		ask(1, string(echo))
 		ask(2, "gone")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -147,9 +146,7 @@ func TestPeersThatDoNotMatch(t *testing.T) {
 				t.Errorf("%d: a stranger's request is remembered, %d things", i, n)
 			}
 			for _, m := range []meeting{<-am, <-bm} {
-				if !errors.Is(m.err, kagent.ErrTimeout) || !errors.Is(m.err, context.DeadlineExceeded) {
-					t.Errorf("%d: %+v", i, m)
-				}
+				nstest.ErrorIf(t, !errors.Is(m.err, kagent.ErrTimeout) || !errors.Is(m.err, context.DeadlineExceeded), "%d: %+v", i, m)
 			}
 			if d := time.Since(start); d != time.Second {
 				t.Errorf("%d: it took %v", i, d)
@@ -175,9 +172,7 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 			if m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t)); !errors.Is(m.err, kagent.ErrTimeout) {
 				t.Errorf("a peer request and a server: %+v", m)
 			}
-			if err := <-waits; !errors.Is(err, kagent.ErrTimeout) {
-				t.Errorf("Wait: %v", err)
-			}
+			nstest.WantErr(t, "Wait", <-waits, kagent.ErrTimeout)
 			if in, err := l.Wait(within(0)); !errors.Is(err, kagent.ErrTimeout) {
 				t.Errorf("Listener: %v, %v", in, err)
 			}
@@ -187,9 +182,7 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 			peer := calls(within(10*time.Second), y, to(y, right), to(x, left), offer(y, t))
 			synctest.Wait()
 			_, err = x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
-			if !errors.Is(err, kagent.ErrNoMatch) {
-				t.Errorf("a request and a peer request: %v", err)
-			}
+			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch), "a request and a peer request: %v", err)
 
 			served := serve(y, right, offer(y, t))
 			synctest.Wait()
@@ -232,9 +225,7 @@ func TestPeerRejects(t *testing.T) {
 			network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 				am := calls(within(20*time.Second), a, to(a, left), to(b, right), offer(a, t))
 				_, in, err := b.RequestPeer(within(20*time.Second), to(b, right), to(a, left), offer(b, t))
-				if err != nil || in == nil {
-					t.Fatalf("the higher address is not the acceptor: %v", err)
-				}
+				nstest.FatalIf(t, err != nil || in == nil, "the higher address is not the acceptor: %v", err)
 				nstest.Must(t, in.Reject(reason))
 				var rejected *kagent.RejectedError
 				if m := <-am; !errors.As(m.err, &rejected) || rejected.Reason != reason {
@@ -272,9 +263,7 @@ func TestPeerCancel(t *testing.T) {
 		if d := time.Since(start); d != time.Millisecond {
 			t.Errorf("the news took %v", d)
 		}
-		if err := in.Accept(within(time.Second), offer(b, t)); !errors.Is(err, kagent.ErrCancelled) {
-			t.Errorf("Accept: %v", err)
-		}
+		nstest.WantErr(t, "Accept", in.Accept(within(time.Second), offer(b, t)), kagent.ErrCancelled)
 		if m := <-am; !errors.Is(m.err, context.Canceled) {
 			t.Errorf("the requester: %v", m.err)
 		}
@@ -344,28 +333,6 @@ func TestSlowPeerHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// Many pairs at once, by addresses of their own, all meet.
-func TestManyPeers(t *testing.T) {
-	const n = 300
-	faults := kagenttest.Faults{Loss: 0.2, Dup: 0.2, Delay: time.Millisecond, Jitter: 30 * time.Millisecond, Seed: 1}
-	network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		var wg sync.WaitGroup
-		for i := range n {
-			l, r := to(a, fmt.Appendf(nil, "l%d", i)), to(b, fmt.Appendf(nil, "r%d", i))
-			wg.Go(func() {
-				time.Sleep(time.Duration(i%7) * 10 * time.Millisecond)
-				am := calls(within(time.Minute), a, l, r, offer(a, t))
-				time.Sleep(time.Duration(i%5) * 10 * time.Millisecond)
-				bm := meet(within(time.Minute), b, r, l, offer(b, t))
-				if err := connected(<-am, bm); err != nil {
-					t.Errorf("pair %d: %v", i, err)
-				}
-			})
-		}
-		wg.Wait()
-	})
-}
-
 // Close ends the calls that ask and those in the queue, and the other side's calls that have met.
 func TestCloseEndsPeers(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
@@ -382,9 +349,7 @@ func TestCloseEndsPeers(t *testing.T) {
 				t.Errorf("after Close: %v", m.err)
 			}
 		}
-		if err := in.Err(); !errors.Is(err, kagent.ErrClosed) {
-			t.Errorf("Incoming: %v", err)
-		}
+		nstest.WantErr(t, "Incoming", in.Err(), kagent.ErrClosed)
 		if m := <-am; !errors.Is(m.err, kagent.ErrRejected) {
 			t.Errorf("the other side's call: %v", m.err)
 		}
@@ -412,9 +377,7 @@ func TestPeerBadArguments(t *testing.T) {
 				t.Errorf("%v: %v", h, m.err)
 			}
 		}
-		if n := a.Remembered(); n != 0 {
-			t.Errorf("%d things are remembered", n)
-		}
+		nstest.Equal(t, "things that are remembered", a.Remembered(), 0)
 		nowhere := kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}
 		if m := meet(ctx, a, kagent.Address{}, nowhere, good); !errors.Is(m.err, kagent.ErrUnreachable) {
 			t.Errorf("a host without a route: %v", m.err)
@@ -425,9 +388,8 @@ func TestPeerBadArguments(t *testing.T) {
 // A call does not meet itself.
 func TestPeerMeetsNotItself(t *testing.T) {
 	network(t, kagenttest.Faults{Dup: 1}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
-		if m := meet(within(time.Second), a, to(a, echo), to(a, echo), offer(a, t)); !errors.Is(m.err, kagent.ErrTimeout) {
-			t.Errorf("got %+v", m)
-		}
+		m := meet(within(time.Second), a, to(a, echo), to(a, echo), offer(a, t))
+		nstest.WantErr(t, "a call of its own", m.err, kagent.ErrTimeout)
 	})
 }
 

@@ -35,9 +35,7 @@ func (f *flood) ask(n int, disc string) (answer wire.CM) {
 			msg.Cookie = answer.Cookie
 			answer = f.say(msg)
 		}
-		if answer.Type == 0 {
-			f.t.Fatal("no answer to a request of a proven address")
-		}
+		nstest.FatalIf(f.t, answer.Type == 0, "no answer to a request of a proven address")
 	}
 	return answer
 }
@@ -48,9 +46,7 @@ func (f *flood) say(msg wire.CM) (answer wire.CM) {
 	f.s.take()
 	f.m.Receive(bytesOf(f.t, msg), here4, spoofed(f.n))
 	sent := f.s.take()
-	if len(sent) > 1 {
-		f.t.Fatalf("%d answers to a request", len(sent))
-	}
+	nstest.FatalIf(f.t, len(sent) > 1, "%d answers to a request", len(sent))
 	for _, p := range sent {
 		var err error
 		answer, err = wire.ParseCM(p.b)
@@ -122,9 +118,7 @@ func TestFairShareOfUsers(t *testing.T) {
 				}
 			}
 		}
-		if m.Counters().Refused == 0 {
-			t.Error("requests that made room for others are not counted")
-		}
+		nstest.ErrorIf(t, m.Counters().Refused == 0, "requests that made room for others are not counted")
 		before := m.Pending(hog)
 		f.listen(other, "more")
 		if a := f.ask(2, "more"); a.Type != wire.CMPending || first.Err() == nil || m.Pending(hog) != before-2 {

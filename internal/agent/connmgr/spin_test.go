@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"viaxdp/internal/lab/nstest"
 )
 
 // polledTransport counts its polls, and closes done in one of them.
@@ -32,9 +33,7 @@ func TestSpin(t *testing.T) {
 		p := &polledTransport{last: 3, done: make(chan struct{})}
 		for s.spin(p, p.done); p.polls < p.last; s.spin(p, p.done) { // a spin may end early where there is no CPU for it
 		}
-		if p.polls != p.last {
-			t.Errorf("%d polls until the answer of poll %d", p.polls, p.last)
-		}
+		nstest.ErrorIf(t, p.polls != p.last, "%d polls until the answer of poll %d", p.polls, p.last)
 		if s.halved.Load() != 0 {
 			t.Errorf("after an answer spins are halved %d times", s.halved.Load())
 		}
@@ -73,7 +72,5 @@ func TestSpinAlone(t *testing.T) {
 	}
 	all.Wait()
 	s.spin(struct{ Transport }{&polledTransport{}}, nil)
-	if n := s.waiting.Load(); n != 1 {
-		t.Errorf("%d goroutines wait, not 1", n)
-	}
+	nstest.Equal(t, "goroutines that wait", s.waiting.Load(), 1)
 }

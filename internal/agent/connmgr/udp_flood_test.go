@@ -36,16 +36,14 @@ func newFlooder(t *testing.T, from *nstest.NS, to netip.Addr) *flooder {
 		addr, err := netlink.ParseAddr(fmt.Sprintf("%v/24", netip.AddrFrom4(ip)))
 		nstest.Must(t, err)
 		nstest.Must(t, from.Netlink().AddrAdd(link, addr))
-		if err := from.Do(func() error {
+		nstest.Must(t, from.Do(func() error {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				return err
 			}
 			f.fds = append(f.fds, fd)
 			return unix.Bind(fd, &unix.SockaddrInet4{Port: wire.Port + 1, Addr: ip})
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	t.Cleanup(func() {
 		for _, fd := range f.fds {
@@ -153,9 +151,7 @@ func TestConnectFloodOverUDP(t *testing.T) {
 	await.Until(t, "all that was sent is read", func() bool { return !b.waits() })
 	n := b.Counters()
 	t.Logf("%d connections beside %d requests; %+v; %d things were remembered", connected, sent.Load(), n, most.Load())
-	if n.NoMatch < atLeast/4 || n.Malformed > 0 || n.Refused > 0 { // half of them were for a discriminator without a Wait
-		t.Errorf("%+v", n)
-	}
+	nstest.ErrorIf(t, n.NoMatch < atLeast/4 || n.Malformed > 0 || n.Refused > 0, "%+v", n) // half of them were for a discriminator without a Wait
 	// Finished exchanges and those that are kept out, each in two lists; two listeners, two calls, and what has been asked.
 	if most.Load() > 2*connmgr.MaxFinished+2*connmgr.MaxPending+64 {
 		t.Errorf("%d things were remembered", most.Load())

@@ -27,12 +27,10 @@ func newHost(t *testing.T, n *nstest.NS) *host {
 	t.Helper()
 	r := route.New(n.Netlink(), n.Name, n.Index, wire.Port)
 	var u *ctrlport.UDP
-	if err := n.Do(func() (err error) {
+	nstest.Must(t, n.Do(func() (err error) {
 		u, err = ctrlport.Listen(n.Name, wire.Port, r.Own)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	h := &host{connmgr.NewManager(u, wire.Port), u}
 	t.Cleanup(func() { nstest.Check(t, h.Close()) })
 	return h
@@ -46,9 +44,7 @@ func testOffer(vi uint32) kagent.Offer {
 func TestUDPPoll(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	a, b := newHost(t, an), newHost(t, bn)
-	if a.udp.Poll() {
-		t.Error("a datagram although nothing was sent")
-	}
+	nstest.ErrorIf(t, a.udp.Poll(), "a datagram although nothing was sent")
 	polled := 0
 	await.Until(t, "a datagram that Poll passes on", func() bool {
 		err := b.udp.Send([]byte("no message"), netip.Addr{}, netip.AddrPortFrom(an.IPv4, wire.Port))
@@ -82,9 +78,7 @@ func TestUDPConnect(t *testing.T) {
 		}()
 		ans, err := a.Request(within(time.Minute), kagent.Address{}, kagent.Address{Host: addrs[1], Disc: disc}, ao)
 		nstest.Must(t, err)
-		if ans.Offer != bo || ans.Local.Host != addrs[0] || ans.Remote.Host != addrs[1] {
-			t.Errorf("got %+v", ans)
-		}
+		nstest.ErrorIf(t, ans.Offer != bo || ans.Local.Host != addrs[0] || ans.Remote.Host != addrs[1], "got %+v", ans)
 		nstest.Must(t, ans.Confirm())
 		nstest.Must(t, <-served)
 		nstest.Must(t, l.Close())
@@ -104,14 +98,10 @@ func TestUDPNobodyThere(t *testing.T) {
 	a := newHost(t, an)
 	for _, addr := range []netip.Addr{bn.IPv4, bn.IPv6} {
 		_, err := a.Request(within(time.Minute), kagent.Address{}, kagent.Address{Host: addr}, testOffer(1))
-		if !errors.Is(err, kagent.ErrNoMatch) || !errors.Is(err, unix.ECONNREFUSED) {
-			t.Errorf("%v has no agent: %v", addr, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch) || !errors.Is(err, unix.ECONNREFUSED), "%v has no agent: %v", addr, err)
 	}
 	_, err := a.Request(within(100*time.Millisecond), kagent.Address{}, kagent.Address{Host: netip.MustParseAddr("10.99.0.77")}, testOffer(1))
-	if !errors.Is(err, kagent.ErrTimeout) {
-		t.Errorf("no host: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, kagent.ErrTimeout), "no host: %v", err)
 }
 
 // The port of an interface has one holder.
@@ -122,9 +112,7 @@ func TestUDPPortInUse(t *testing.T) {
 		_, err := ctrlport.Listen(an.Name, wire.Port, nil)
 		return err
 	})
-	if !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("second socket: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, unix.EADDRINUSE), "second socket: %v", err)
 	newHost(t, bn) // the other namespace's is another port
 }
 
@@ -147,9 +135,7 @@ func TestOverrun(t *testing.T) {
 		n = b.Counters()
 		return n.Malformed+n.Overrun == flood+1
 	})
-	if n.Overrun == 0 {
-		t.Errorf("there was room for all: %+v", n)
-	}
+	nstest.ErrorIf(t, n.Overrun == 0, "there was room for all: %+v", n)
 	if got := a.Counters().Overrun; got > 0 {
 		t.Errorf("%d where nothing was sent", got)
 	}

@@ -134,14 +134,10 @@ func TestForgedForgetNothing(t *testing.T) {
 				for {
 					again, err := l.Wait(within(time.Millisecond))
 					if err != nil {
-						if !errors.Is(err, kagent.ErrTimeout) {
-							t.Error(err)
-						}
+						nstest.ErrorIf(t, !errors.Is(err, kagent.ErrTimeout), "%v", err)
 						return
 					}
-					if again.Remote().Host == client.Addr() {
-						t.Fatal("the request came in a second time")
-					}
+					nstest.FatalIf(t, again.Remote().Host == client.Addr(), "the request came in a second time")
 					again.Reject(wire.CMReasonProgram)
 				}
 			})
@@ -164,9 +160,7 @@ func TestLateCopyFindsNobody(t *testing.T) {
 				t.Errorf("the copy is answered by %v, %v", a.Type, err)
 			}
 		}
-		if _, err := l.Wait(within(time.Second)); !errors.Is(err, kagent.ErrTimeout) {
-			t.Errorf("it came in: %v", err)
-		}
+		nstest.WantErr(t, "it came in", nstest.Err(l.Wait(within(time.Second))), kagent.ErrTimeout)
 	})
 }
 
@@ -217,9 +211,7 @@ func TestConfirmNeedsProof(t *testing.T) {
 				synctest.Wait()
 				ans, err := a.Request(within(time.Second), kagent.Address{Disc: client}, to(b, echo), ao)
 				nstest.Must(t, err)
-				if ans.Offer.Confirm != "" {
-					t.Error("the acceptor told what it wants to hear")
-				}
+				nstest.ErrorIf(t, ans.Offer.Confirm != "", "the acceptor told what it wants to hear")
 				nstest.Must(t, ans.ConfirmWith([]byte(c.sends)))
 				synctest.Wait()
 				if n := b.Counters().Forged; (n == 0) != c.good {
@@ -227,9 +219,7 @@ func TestConfirmNeedsProof(t *testing.T) {
 				}
 				select {
 				case got := <-served:
-					if !c.good || got.err != nil {
-						t.Errorf("accepted: %v", got.err)
-					}
+					nstest.ErrorIf(t, !c.good || got.err != nil, "accepted: %v", got.err)
 				default:
 					if c.good {
 						t.Error("not accepted")

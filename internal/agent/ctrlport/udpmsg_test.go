@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"viaxdp/internal/lab/nstest"
 
 	"golang.org/x/sys/unix"
 )
@@ -45,12 +46,8 @@ func FuzzUDPInodes(f *testing.F) {
 		for name := range inodes {
 			number := strings.TrimSuffix(strings.TrimPrefix(name, "socket:["), "]")
 			n, err := strconv.ParseUint(number, 10, 64)
-			if err != nil || name != fmt.Sprintf("socket:[%d]", n) {
-				t.Fatalf("%q is no socket", name)
-			}
-			if !listed(table, port, n) {
-				t.Fatalf("socket %d of port %d is not in %q", n, port, table)
-			}
+			nstest.FatalIf(t, err != nil || name != fmt.Sprintf("socket:[%d]", n), "%q is no socket", name)
+			nstest.FatalIf(t, !listed(table, port, n), "socket %d of port %d is not in %q", n, port, table)
 		}
 		for _, other := range []uint16{port, port + 1} {
 			clear(inodes)

@@ -30,9 +30,7 @@ func TestShmLinkBells(t *testing.T) {
 	}
 	defer a.Close()
 	defer b.Close()
-	if a.ID != b.ID || a.Side == b.Side {
-		t.Errorf("ends %d/%d and %d/%d", a.ID, a.Side, b.ID, b.Side)
-	}
+	nstest.ErrorIf(t, a.ID != b.ID || a.Side == b.Side, "ends %d/%d and %d/%d", a.ID, a.Side, b.ID, b.Side)
 	of := func(e *kagent.ShmLinkEnd) (wake, bell int) {
 		t.Helper()
 		dups, err := fds.DupAll([]*os.File{e.Memory, e.Wake, e.Bell})
@@ -45,9 +43,7 @@ func TestShmLinkBells(t *testing.T) {
 	wakeB, bellB := of(b)
 
 	for _, fd := range []int{wakeB, bellB} {
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0)))
 	}
 	for _, fd := range []int{wakeA, bellA} {
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK == 0 {
@@ -62,12 +58,8 @@ func TestShmLinkBells(t *testing.T) {
 			break
 		}
 	}
-	if !errors.Is(err, unix.EAGAIN) {
-		t.Fatalf("ringing without end: %v", err)
-	}
-	if err := unix.Send(bellA, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
-		t.Errorf("ringing at a side that has rung without end: %v", err)
-	}
+	nstest.FatalIf(t, !errors.Is(err, unix.EAGAIN), "ringing without end: %v", err)
+	nstest.WantErr(t, "ringing at a side that has rung without end", unix.Send(bellA, []byte{1}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL), nil)
 	_ = a.Wake.SetReadDeadline(time.Now().Add(waitLimit))
 	if n, err := a.Wake.Read(make([]byte, 16)); n == 0 || err != nil {
 		t.Errorf("hearing it: %d bytes, %v", n, err)
@@ -138,9 +130,7 @@ func TestRestoreLinks(t *testing.T) {
 			}
 			nic := fdstore.Entry{Key: nicKey(d.place), Value: []byte("{}")}
 			k, _, err := sortEntries(d.place, []fdstore.Entry{nic, tc.kept})
-			if err != nil || len(k.bad) > 0 || len(k.shmLinks) != 1 {
-				t.Fatalf("%+v, %v", k, err)
-			}
+			nstest.FatalIf(t, err != nil || len(k.bad) > 0 || len(k.shmLinks) != 1, "%+v, %v", k, err)
 			d.mu.Lock()
 			err = d.restoreLinks(k.shmLinks)
 			d.mu.Unlock()
@@ -155,9 +145,7 @@ func TestRestoreLinks(t *testing.T) {
 			if d.mu.Lock(); n != tc.n {
 				t.Errorf("charged are %v links, want %v", n, tc.n)
 			}
-			if there := len(fdStore.all()); there != min(n[0]+n[1], 1) {
-				t.Errorf("%d links are kept", there)
-			}
+			nstest.Equal(t, "links that are kept", len(fdStore.all()), min(n[0]+n[1], 1))
 			d.mu.Unlock()
 			for _, q := range tc.leases {
 				d.mu.Lock()
@@ -166,9 +154,7 @@ func TestRestoreLinks(t *testing.T) {
 				d.mu.Unlock()
 			}
 			await.Until(t, "nothing is kept", func() bool { return len(fdStore.all()) == 0 })
-			if len(d.shmLinks)+len(d.halfLinks) > 0 {
-				t.Errorf("at the end there are %v, %v", d.shmLinks, d.halfLinks)
-			}
+			nstest.ErrorIf(t, len(d.shmLinks)+len(d.halfLinks) > 0, "at the end there are %v, %v", d.shmLinks, d.halfLinks)
 		})
 	}
 	for _, value := range []string{`{"Queues":[1,0],"Left":-1}`, `{"Queues":[0,1],"Left":2}`, `{"Queues":[-1,1]}`, `{"Left":-2}`, `?`} {

@@ -104,12 +104,8 @@ func TestOpenClose(t *testing.T) {
 		cfg := small(an)
 		cfg.Mode = mode
 		l, err := openOn(t, an, cfg)
-		if err != nil {
-			t.Fatalf("%v: %v", mode, err)
-		}
-		if !attached(t, an) {
-			t.Errorf("%v: no program on the interface", mode)
-		}
+		nstest.FatalIf(t, err != nil, "%v: %v", mode, err)
+		nstest.ErrorIf(t, !attached(t, an), "%v: no program on the interface", mode)
 		want := mode
 		switch mode {
 		case xdpnic.ModeAuto:
@@ -119,23 +115,15 @@ func TestOpenClose(t *testing.T) {
 		}
 		info := l.Info()
 		last := info.Attempts[len(info.Attempts)-1]
-		if info.Mode != want || last.Mode != want || last.Err != nil {
-			t.Errorf("%v: reached %v by %v, want %v", mode, info.Mode, info.Attempts, want)
-		}
+		nstest.ErrorIf(t, info.Mode != want || last.Mode != want || last.Err != nil, "%v: reached %v by %v, want %v", mode, info.Mode, info.Attempts, want)
 		for _, a := range info.Attempts[:len(info.Attempts)-1] {
-			if a.Err == nil {
-				t.Errorf("%v: no reason why not %v", mode, a.Mode)
-			}
+			nstest.ErrorIf(t, a.Err == nil, "%v: no reason why not %v", mode, a.Mode)
 		}
-		if info.Driver != "veth" || info.Queues != 1 || info.MTU != an.MTU || info.Index != an.Index {
-			t.Errorf("info: %+v", info)
-		}
+		nstest.ErrorIf(t, info.Driver != "veth" || info.Queues != 1 || info.MTU != an.MTU || info.Index != an.Index, "info: %+v", info)
 		if link := l.Link(); link.MAC != [6]byte(an.MAC) || link.Addr() != an.IPv4 || !link.Has(an.IPv6) || !link.Up || link.Queue != 0 {
 			t.Errorf("link: %+v", link)
 		}
-		if n := l.Queue().RxChunks(); n != 256 {
-			t.Errorf("%d RX chunks", n)
-		}
+		nstest.Equal(t, "RX chunks", l.Queue().RxChunks(), 256)
 		num, err := l.NewVI()
 		nstest.Must(t, err)
 		nstest.Must(t, l.Enter(num, 1, an.IPv4))
@@ -148,9 +136,7 @@ func TestOpenClose(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Errorf("%v: second close: %v", mode, err)
 		}
-		if attached(t, an) {
-			t.Errorf("%v: the program stayed on the interface", mode)
-		}
+		nstest.ErrorIf(t, attached(t, an), "%v: the program stayed on the interface", mode)
 		if fds < 0 {
 			fds, maps = descriptors(t), mappings(t) // what the libraries keep
 		}
@@ -160,15 +146,9 @@ func TestOpenClose(t *testing.T) {
 		if n := mappings(t); n > maps {
 			t.Errorf("%v: %d mappings left, %d after the first time", mode, n, maps)
 		}
-		if len(registry.devices) != 0 {
-			t.Errorf("%v: the registry still has %v", mode, registry.devices)
-		}
-		if _, err := l.NewVI(); !errors.Is(err, kagent.ErrClosed) {
-			t.Errorf("NewVI after Close: %v", err)
-		}
-		if _, err := l.Path(deadline(t, waitLimit), netip.Addr{}, an.IPv4); !errors.Is(err, kagent.ErrClosed) {
-			t.Errorf("Path after Close: %v", err)
-		}
+		nstest.ErrorIf(t, len(registry.devices) != 0, "%v: the registry still has %v", mode, registry.devices)
+		nstest.WantErr(t, "NewVI after Close", nstest.Err(l.NewVI()), kagent.ErrClosed)
+		nstest.WantErr(t, "Path after Close", nstest.Err(l.Path(deadline(t, waitLimit), netip.Addr{}, an.IPv4)), kagent.ErrClosed)
 	}
 }
 
@@ -187,16 +167,10 @@ func TestFramesFollowTheTable(t *testing.T) {
 				nstest.Must(t, err)
 				key := kagent.NewKey()
 				nstest.Must(t, b.Enter(num, key, p.Src))
-				if !sendFrame(t, a, b, p, num, key) {
-					t.Errorf("%v: the frame of a VI in the table did not come", peer)
-				}
-				if sendFrame(t, a, b, p, num, key+1) {
-					t.Errorf("%v: a frame with the wrong key came", peer)
-				}
+				nstest.ErrorIf(t, !sendFrame(t, a, b, p, num, key), "%v: the frame of a VI in the table did not come", peer)
+				nstest.ErrorIf(t, sendFrame(t, a, b, p, num, key+1), "%v: a frame with the wrong key came", peer)
 				nstest.Must(t, b.Remove(num))
-				if sendFrame(t, a, b, p, num, key) {
-					t.Errorf("%v: the frame of a removed VI came", peer)
-				}
+				nstest.ErrorIf(t, sendFrame(t, a, b, p, num, key), "%v: the frame of a removed VI came", peer)
 				b.FreeVI(num)
 				if err := b.Enter(num, key, p.Src); err == nil {
 					t.Error("a VI was entered that is not handed out")
@@ -215,9 +189,7 @@ func sendFrame(t *testing.T, a, b *Local, p kagent.Path, vi uint32, key uint64) 
 	before := dropped(t, b)
 	q := a.Queue()
 	addr, buf, ok := q.Alloc()
-	if !ok {
-		t.Fatal("no chunk")
-	}
+	nstest.FatalIf(t, !ok, "no chunk")
 	body := tmpl.Put(buf, wire.HeaderLen)
 	h := wire.Header{Kind: wire.KindData, VI: vi, Key: key}
 	h.Put(body)
@@ -285,9 +257,7 @@ func TestLocalConnect(t *testing.T) {
 		nstest.Must(t, err)
 		nstest.Must(t, ans.Confirm())
 		nstest.Must(t, <-served)
-		if ans.Offer != bo || ans.Local.Host != addrs[0] {
-			t.Errorf("got %+v", ans)
-		}
+		nstest.ErrorIf(t, ans.Offer != bo || ans.Local.Host != addrs[0], "got %+v", ans)
 	}
 	for _, c := range []struct {
 		to   string
@@ -297,16 +267,10 @@ func TestLocalConnect(t *testing.T) {
 	} {
 		_, err := a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: netip.MustParseAddr(c.to)}, testOffer(3))
 		var op *kagent.OpError
-		if !errors.Is(err, c.want) || !errors.As(err, &op) || op.Op != "request" {
-			t.Errorf("%s: %v", c.to, err)
-		}
-		if kagent.Unavailable(err) {
-			t.Errorf("%s: %v counts as a lack of privilege", c.to, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, c.want) || !errors.As(err, &op) || op.Op != "request", "%s: %v", c.to, err)
+		nstest.ErrorIf(t, kagent.Unavailable(err), "%s: %v counts as a lack of privilege", c.to, err)
 	}
-	if _, err := b.Listen(kagent.Address{Disc: []byte("nobody takes")}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(b.Listen(kagent.Address{Disc: []byte("nobody takes")})))
 	if _, err := a.Request(deadline(t, time.Millisecond), kagent.Address{}, kagent.Address{Host: bn.IPv4, Disc: []byte("nobody takes")}, testOffer(3)); !errors.Is(err, kagent.ErrTimeout) {
 		t.Errorf("short of time: %v", err)
 	}
@@ -331,9 +295,7 @@ func TestListenersAreForgotten(t *testing.T) {
 		t.Errorf("room for %d listeners, and 1 is open", n)
 	}
 	nstest.Check(t, l.Close())
-	if !stays.(*localListener).IsClosed() {
-		t.Error("a listener is open still")
-	}
+	nstest.ErrorIf(t, !stays.(*localListener).IsClosed(), "a listener is open still")
 }
 
 // The peer of a dead program gets the reset on the port of its queue, to which its NIC steers no other.

@@ -33,13 +33,9 @@ func TestInUse(t *testing.T) {
 	cfg.Mode, cfg.Queue, cfg.Holder = xdpnic.ModeGeneric, kagent.AnyQueue, kagent.Holder{PID: 4711, UID: 1001, Comm: "trader"}
 	mustOpen(t, an, cfg)
 	_, err := openOn(t, an, cfg)
-	if !errors.Is(err, kagent.ErrQueueInUse) {
-		t.Fatalf("%v, want ErrQueueInUse", err)
-	}
+	nstest.FatalIf(t, !errors.Is(err, kagent.ErrQueueInUse), "%v, want ErrQueueInUse", err)
 	for _, part := range []string{"queue 0 is open in process 4711 (trader) of user 1001", "native mode, which has all 2"} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q does not say %q", err, part)
-		}
+		nstest.ErrorIf(t, !strings.Contains(err.Error(), part), "%q does not say %q", err, part)
 	}
 	cfg.Queue = 0
 	if _, err := openOn(t, an, cfg); !errors.Is(err, kagent.ErrQueueInUse) || !strings.Contains(err.Error(), "end that program, or") {
@@ -58,9 +54,7 @@ func TestSeveralOpens(t *testing.T) {
 		t.Errorf("both have queue %d", a0.Info().Queue)
 	}
 	_, err := openOn(t, an, native)
-	if !errors.Is(err, kagent.ErrQueueInUse) || kagent.Unavailable(err) {
-		t.Errorf("a third open on two queues: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, kagent.ErrQueueInUse) || kagent.Unavailable(err), "a third open on two queues: %v", err)
 	t.Logf("no queue left: %v", err)
 	native.ShareQueue = true
 	a2 := mustOpen(t, an, native)
@@ -71,34 +65,22 @@ func TestSeveralOpens(t *testing.T) {
 	// Numbers are one set; one agent's end is not the other's.
 	n0, err0 := a0.NewVI()
 	n2, err2 := a2.NewVI()
-	if err0 != nil || err2 != nil || n0 == n2 {
-		t.Fatalf("numbers %#x %#x, %v %v", n0, n2, err0, err2)
-	}
+	nstest.FatalIf(t, err0 != nil || err2 != nil || n0 == n2, "numbers %#x %#x, %v %v", n0, n2, err0, err2)
 	if err := a0.Enter(n2, 1, bn.IPv4); err == nil {
 		t.Error("an agent entered another's VI")
 	}
-	if _, err := a0.Listen(kagent.Address{Disc: []byte("d")}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := a1.Listen(kagent.Address{Disc: []byte("d")}); !errors.Is(err, kagent.ErrListening) {
-		t.Errorf("one discriminator, two listeners: %v", err)
-	}
+	nstest.Must(t, nstest.Err(a0.Listen(kagent.Address{Disc: []byte("d")})))
+	nstest.WantErr(t, "one discriminator, two listeners", nstest.Err(a1.Listen(kagent.Address{Disc: []byte("d")})), kagent.ErrListening)
 	waiting := make(chan error, 1)
 	go func() {
 		_, err := a2.Wait(deadline(t, waitLimit), kagent.Address{Disc: []byte("w")})
 		waiting <- err
 	}()
 	nstest.Must(t, a2.Close())
-	if err := <-waiting; !errors.Is(err, kagent.ErrClosed) {
-		t.Errorf("Wait on a closed agent: %v", err)
-	}
-	if !attached(t, an) {
-		t.Error("the program is gone with the first of three")
-	}
+	nstest.WantErr(t, "Wait on a closed agent", <-waiting, kagent.ErrClosed)
+	nstest.ErrorIf(t, !attached(t, an), "the program is gone with the first of three")
 	nstest.Must(t, a0.Close())
-	if _, err := a1.Listen(kagent.Address{Disc: []byte("d")}); err != nil {
-		t.Errorf("the listener outlived its agent: %v", err)
-	}
+	nstest.WantErr(t, "the listener outlived its agent", nstest.Err(a1.Listen(kagent.Address{Disc: []byte("d")})), nil)
 
 	// Generic mode: one queue, and one way to attach.
 	generic := small(an)
@@ -120,7 +102,7 @@ func TestSeveralOpens(t *testing.T) {
 // setChannels is ethtool -L.
 func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 	t.Helper()
-	if err := n.Do(func() error {
+	nstest.Must(t, n.Do(func() error {
 		e, err := ethtool.NewEthtool()
 		if err != nil {
 			return err
@@ -133,9 +115,7 @@ func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 		c.RxCount, c.TxCount = rx, tx
 		_, err = e.SetChannels(n.Name, c)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // Of a queue that was closed the slot is empty, although another process may still have the socket, and no VI is in
@@ -185,9 +165,7 @@ func TestProgramTakenOff(t *testing.T) {
 	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
 	l := mustOpen(t, an, cfg)
 	objects, ok := l.demux.Descriptors()
-	if !ok {
-		t.Fatal("no descriptors")
-	}
+	nstest.FatalIf(t, !ok, "no descriptors")
 	fd, err := unix.FcntlInt(uintptr(objects.Link), unix.F_DUPFD_CLOEXEC, 0)
 	nstest.Must(t, err)
 	same, err := link.NewFromFD(fd)
@@ -228,9 +206,7 @@ func TestQueuesThatOnlyReceive(t *testing.T) {
 		}
 		return err
 	}
-	if err := refused("a third"); !errors.Is(err, kagent.ErrQueueInUse) {
-		t.Errorf("a third: %v, want ErrQueueInUse", err)
-	}
+	nstest.WantErr(t, "a third", refused("a third"), kagent.ErrQueueInUse)
 	for queue, text := range []string{2: "queue 2 receives and does not send", 3: "queue 3 receives", 4: "no queue 4: the interface has 4"} {
 		if cfg.Queue = queue; text == "" {
 			continue
@@ -267,12 +243,8 @@ func TestOpenErrors(t *testing.T) {
 			continue
 		}
 		var op *kagent.OpError
-		if !errors.As(err, &op) || !strings.Contains(err.Error(), c.text) || kagent.Unavailable(err) {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		if attached(t, an) || len(registry.devices) != 0 {
-			t.Errorf("%s: something stayed behind", c.name)
-		}
+		nstest.ErrorIf(t, !errors.As(err, &op) || !strings.Contains(err.Error(), c.text) || kagent.Unavailable(err), "%s: %v", c.name, err)
+		nstest.ErrorIf(t, attached(t, an) || len(registry.devices) != 0, "%s: something stayed behind", c.name)
 	}
 
 	// Another owner's program stays attached.
@@ -283,12 +255,8 @@ func TestOpenErrors(t *testing.T) {
 	nstest.Must(t, err)
 	nstest.Must(t, an.Do(func() error { return netlink.LinkSetXdpFdWithFlags(nic, p.FD(), nl.XDP_FLAGS_SKB_MODE) }))
 	_, err = openOn(t, an, small(an))
-	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "stranger") {
-		t.Errorf("with another's program: %v", err)
-	}
-	if !attached(t, an) {
-		t.Error("the other's program is gone")
-	}
+	nstest.ErrorIf(t, !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "stranger"), "with another's program: %v", err)
+	nstest.ErrorIf(t, !attached(t, an), "the other's program is gone")
 }
 
 // The error names another process that has the interface.
@@ -313,14 +281,10 @@ func TestSecondProcess(t *testing.T) {
 		out, err = cmd.CombinedOutput()
 		return err
 	})
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	nstest.FatalIf(t, err != nil, "%v: %s", err, out)
 	t.Logf("%s", out)
 	for _, s := range []string{"another via-xdp program", "4793", "via0", "process"} {
-		if !strings.Contains(string(out), s) {
-			t.Errorf("%q does not say %q", out, s)
-		}
+		nstest.ErrorIf(t, !strings.Contains(string(out), s), "%q does not say %q", out, s)
 	}
 }
 
@@ -360,13 +324,9 @@ func TestKill(t *testing.T) {
 		})
 		nstest.Must(t, err)
 		l, err := openOn(t, an, small(an))
-		if err != nil {
-			t.Fatalf("after the kill: %v", err)
-		}
+		nstest.FatalIf(t, err != nil, "after the kill: %v", err)
 		nstest.Must(t, l.Close())
-		if attached(t, an) {
-			t.Error("a program stayed")
-		}
+		nstest.ErrorIf(t, attached(t, an), "a program stayed")
 	}
 }
 
@@ -383,14 +343,10 @@ func TestUnprivileged(t *testing.T) {
 	cmd := nstest.AsNobody(t, "TestUnprivileged")
 	cmd.Env = append(os.Environ(), "KAGENT_NOBODY=1")
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	nstest.FatalIf(t, err != nil, "%v: %s", err, out)
 	t.Logf("%s", out)
 	for _, s := range []string{"CAP_BPF", "CAP_NET_ADMIN", "root"} {
-		if !strings.Contains(string(out), s) {
-			t.Errorf("%q does not say %q", out, s)
-		}
+		nstest.ErrorIf(t, !strings.Contains(string(out), s), "%q does not say %q", out, s)
 	}
 }
 
@@ -457,9 +413,7 @@ func TestWaitForCarrier(t *testing.T) {
 	await.Until(t, "the device is unlocked", d.mu.TryLock)
 	waits := len(ended) == 0
 	d.mu.Unlock()
-	if !waits {
-		t.Error("another operation had to wait for the end")
-	}
+	nstest.ErrorIf(t, !waits, "another operation had to wait for the end")
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want context.Canceled", err)
@@ -470,12 +424,10 @@ func TestWaitForCarrier(t *testing.T) {
 func mustBind(t *testing.T, ns *nstest.NS, queue int) *xdpnic.Queue {
 	t.Helper()
 	var q *xdpnic.Queue
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		q, err = xdpnic.Open(xdpnic.Config{Ifindex: ns.Index, QueueID: queue, Mode: xdpnic.ModeNative, RxChunks: 64, TxChunks: 64})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return q
 }
 
@@ -510,12 +462,8 @@ func TestReasonsOfAllQueues(t *testing.T) {
 			}
 			return opened, nil
 		})
-		if !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, err, c.want)
-		}
-		if c.want == nil && (l.queue != opened || l.queueID != 0) {
-			t.Errorf("%s: queue %d", c.name, l.queueID)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, c.want), "%s: %v, want %v", c.name, err, c.want)
+		nstest.ErrorIf(t, c.want == nil && (l.queue != opened || l.queueID != 0), "%s: queue %d", c.name, l.queueID)
 	}
 }
 
@@ -525,14 +473,12 @@ func TestEndLinger(t *testing.T) {
 	use := func(linger time.Duration) {
 		t.Helper()
 		var l *Local
-		if err := ns.Do(func() (err error) {
+		nstest.Must(t, ns.Do(func() (err error) {
 			l, err = OpenContext(context.Background(), Config{
 				Config: kagent.Config{Interface: ns.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20}, Linger: linger,
 			})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		nstest.Must(t, l.Close())
 	}
 	attached := func(want bool) {

@@ -49,12 +49,8 @@ func meetBoth(t *testing.T, x, y partner, xAddr, yAddr kagent.Address, start fun
 	}
 	got, err := meet(deadline(t, waitLimit), y, yAddr, xAddr, yo)
 	r := <-ch
-	if err != nil || r.err != nil {
-		t.Fatalf("%v and %v: %v, %v", xAddr, yAddr, r.err, err)
-	}
-	if got != xo || r.offer != yo {
-		t.Errorf("%v and %v: offers %+v, %+v", xAddr, yAddr, r.offer, got)
-	}
+	nstest.FatalIf(t, err != nil || r.err != nil, "%v and %v: %v, %v", xAddr, yAddr, r.err, err)
+	nstest.ErrorIf(t, got != xo || r.offer != yo, "%v and %v: offers %+v, %+v", xAddr, yAddr, r.offer, got)
 }
 
 // The kernel reports that the port is closed; that does not end the call.
@@ -63,16 +59,12 @@ func TestPeerStartsLater(t *testing.T) {
 	a := mustOpen(t, an, small(an))
 	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		l, r := kagent.Address{Host: addrs[0]}, kagent.Address{Host: addrs[1]}
-		if _, err := meet(deadline(t, 50*time.Millisecond), a, l, r, testOffer(1)); !errors.Is(err, kagent.ErrTimeout) {
-			t.Errorf("no peer is there: %v", err)
-		}
+		nstest.WantErr(t, "no peer is there", nstest.Err(meet(deadline(t, 50*time.Millisecond), a, l, r, testOffer(1))), kagent.ErrTimeout)
 		var b *Local
 		meetBoth(t, a, nil, l, r, func() partner {
 			// A plain request's end is the sign that the news has come.
 			_, err := a.Request(deadline(t, waitLimit), kagent.Address{}, r, testOffer(3))
-			if !errors.Is(err, kagent.ErrNoMatch) {
-				t.Errorf("no agent: %v", err)
-			}
+			nstest.WantErr(t, "no agent", err, kagent.ErrNoMatch)
 			b = mustOpen(t, bn, small(bn))
 			return b
 		})
@@ -87,9 +79,8 @@ func found(t *testing.T, own, other *route.Router, discover func() ([]kagent.Nei
 	var list, want []kagent.Neighbor
 	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
 		var err error
-		if list, err = discover(); err != nil {
-			t.Fatal(err)
-		}
+		list, err = discover()
+		nstest.Must(t, err)
 		want = neighborsOf(t, own, other)
 		if slices.Equal(list, want) {
 			return
@@ -136,9 +127,7 @@ func TestLocalPeers(t *testing.T) {
 	nowhere := kagent.Address{Host: netip.MustParseAddr("10.99.0.99")}
 	_, _, err = a.RequestPeer(deadline(t, waitLimit), kagent.Address{}, nowhere, testOffer(3))
 	var op *kagent.OpError
-	if !errors.Is(err, kagent.ErrUnreachable) || !errors.As(err, &op) || op.Op != "request peer" {
-		t.Errorf("no such host: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, kagent.ErrUnreachable) || !errors.As(err, &op) || op.Op != "request peer", "no such host: %v", err)
 	// Close ends a call that has no counterpart.
 	closed := make(chan error, 1)
 	go func() {

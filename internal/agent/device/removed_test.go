@@ -69,9 +69,7 @@ func TestNumberComesBack(t *testing.T) {
 	for len(told) > 0 {
 		last = <-told
 	}
-	if !last.Gone || last.Name != an.Name || last.Queue != old.Info().Queue {
-		t.Errorf("told at the end: %+v", last)
-	}
+	nstest.ErrorIf(t, !last.Gone || last.Name != an.Name || last.Queue != old.Info().Queue, "told at the end: %+v", last)
 	for range 2 {
 		if err := <-waits; !errors.Is(err, kagent.ErrGone) || errors.Is(err, kagent.ErrClosed) {
 			t.Errorf("a waiting call returned %v", err)
@@ -92,9 +90,7 @@ func TestNumberComesBack(t *testing.T) {
 	if l := fresh.Link(); l.Gone || l.Index != old.Info().Index {
 		t.Errorf("the new one is %+v", l)
 	}
-	if _, err := fresh.NewVI(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(fresh.NewVI()))
 	handOut(t, fresh)
 	if n := len(LocalStatus().NICs); n != 2 {
 		t.Errorf("the status tells of %d interfaces, and one has the old queue still", n)
@@ -105,9 +101,7 @@ func TestNumberComesBack(t *testing.T) {
 	if n := len(fdStore.all()); n != before || n != 3 {
 		t.Errorf("%d things are kept of the new one, and %d were", n, before)
 	}
-	if !fresh.demux.Attached() {
-		t.Error("the end of the old one has taken the program off the new one")
-	}
+	nstest.ErrorIf(t, !fresh.demux.Attached(), "the end of the old one has taken the program off the new one")
 }
 
 // The steering of a removed interface is gone with it: that of a new interface of its name is not changed.
@@ -122,9 +116,7 @@ func TestSteeringGone(t *testing.T) {
 	}
 	l := newLease(d, 1)
 	l.steer(kagent.Config{Port: 4793, Steer: steer.RSS})
-	if l.steering == nil {
-		t.Fatal("nothing is steered")
-	}
+	nstest.FatalIf(t, l.steering == nil, "nothing is steered")
 	d.router = route.New(nl, "eth0", 1<<30, 4793)
 	if err := l.unsteer(); err != nil || nic.table[0] != 1 || nic.closed != 1 || l.steering != nil {
 		t.Errorf("table %v, closed %d, %v", nic.table, nic.closed, err)

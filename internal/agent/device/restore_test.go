@@ -34,17 +34,11 @@ func TestBadRecords(t *testing.T) {
 		entry("vi/"+place+"/none", `{}`), entry(viKey(place, 3), `[]`), entry("listen/"+place+"/1", `[]`), entry("odd/"+place, ``),
 	}
 	k, nic, err := sortEntries(place, append(bad, good...))
-	if err != nil || nic.Index != 7 || len(k.leases) != 1 || len(k.vis) != 1 || len(k.listens) != 0 {
-		t.Errorf("%+v, %+v, %v", k, nic, err)
-	}
+	nstest.ErrorIf(t, err != nil || nic.Index != 7 || len(k.leases) != 1 || len(k.vis) != 1 || len(k.listens) != 0, "%+v, %+v, %v", k, nic, err)
 	for _, i := range bad {
-		if k.bad[i.Key] == nil {
-			t.Errorf("nothing against %s", i.Key)
-		}
+		nstest.ErrorIf(t, k.bad[i.Key] == nil, "nothing against %s", i.Key)
 	}
-	if len(k.bad) != len(bad) {
-		t.Errorf("against %d records: %v", len(k.bad), k.bad)
-	}
+	nstest.ErrorIf(t, len(k.bad) != len(bad), "against %d records: %v", len(k.bad), k.bad)
 	good[0].Value = []byte(`{"Index":"seven"}`)
 	if k, _, err = sortEntries(place, good); err == nil {
 		t.Error("an interface without its record")
@@ -53,9 +47,7 @@ func TestBadRecords(t *testing.T) {
 	if len(lost) != 1 || lost[0].Local != nil || string(lost[0].Tag) != "x" || lost[0].Alive != r || lost[0].Memory != w || lost[0].Size != 4096+4*4096 { // the memory, and a page of each ring
 		t.Errorf("lost: %+v", lost)
 	}
-	if len(good[1].Files) != 0 {
-		t.Error("the files are those of two")
-	}
+	nstest.ErrorIf(t, len(good[1].Files) != 0, "the files are those of two")
 }
 
 // memory is a descriptor store that keeps values alone.
@@ -95,13 +87,9 @@ func FuzzKept(f *testing.F) {
 			t.Fatalf("%+v, %+v: %v", k, gotNIC, err)
 		}
 		for _, r := range k.leases {
-			if r.Queue != queue || r.Slot != 2 || string(r.Tag) != string(value) || r.Info.Restore().Interface != name {
-				t.Fatalf("the lease is %+v", r)
-			}
+			nstest.FatalIf(t, r.Queue != queue || r.Slot != 2 || string(r.Tag) != string(value) || r.Info.Restore().Interface != name, "the lease is %+v", r)
 		}
 		k, _, err = sortEntries(name, append(kept, fdstore.Entry{Key: key, Value: value, Files: []*os.File{nil}}))
-		if err == nil && (k.nic == nil || len(k.leases) > 2 || len(k.vis) > 2 || len(k.shmLinks) > 1) {
-			t.Fatalf("%q, %q: %+v", key, value, k)
-		}
+		nstest.FatalIf(t, err == nil && (k.nic == nil || len(k.leases) > 2 || len(k.vis) > 2 || len(k.shmLinks) > 1), "%q, %q: %+v", key, value, k)
 	})
 }

@@ -22,13 +22,9 @@ func TestLocalStatus(t *testing.T) {
 	lease := func() kagent.LeaseStatus {
 		t.Helper()
 		s := LocalStatus()
-		if s.Daemon || s.PID != os.Getpid() || len(s.NICs) != 1 || len(s.NICs[0].Leases) != 1 {
-			t.Fatalf("status: %+v", s)
-		}
+		nstest.FatalIf(t, s.Daemon || s.PID != os.Getpid() || len(s.NICs) != 1 || len(s.NICs[0].Leases) != 1, "status: %+v", s)
 		n := s.NICs[0]
-		if n.Interface != a.Name || n.Driver != "veth" || n.MTU != a.MTU || n.VIs != len(n.Leases[0].VIs) {
-			t.Errorf("NIC: %+v", n)
-		}
+		nstest.ErrorIf(t, n.Interface != a.Name || n.Driver != "veth" || n.MTU != a.MTU || n.VIs != len(n.Leases[0].VIs), "NIC: %+v", n)
 		return n.Leases[0]
 	}
 	agent.manager.Receive([]byte("?"), a.IPv4, netip.AddrPortFrom(b.IPv4, 4793))
@@ -36,22 +32,16 @@ func TestLocalStatus(t *testing.T) {
 		t.Errorf("connection management: %+v", c)
 	}
 	l := lease()
-	if l.Queue != 0 || l.Holder.PID != os.Getpid() || l.Holder.Comm == "" || l.PinnedBytes < 4<<20 || l.Handles != 1 {
-		t.Errorf("lease: %+v", l)
-	}
+	nstest.ErrorIf(t, l.Queue != 0 || l.Holder.PID != os.Getpid() || l.Holder.Comm == "" || l.PinnedBytes < 4<<20 || l.Handles != 1, "lease: %+v", l)
 	want := map[uint32]kagent.VIStatus{
 		idle:      {Num: idle, State: kagent.VICreated},
 		connected: {Num: connected, State: kagent.VIConnected, Peer: b.IPv4},
 	}
 	for _, v := range l.VIs {
-		if want[v.Num] != v {
-			t.Errorf("VI: %+v, want %+v", v, want[v.Num])
-		}
+		nstest.ErrorIf(t, want[v.Num] != v, "VI: %+v, want %+v", v, want[v.Num])
 		delete(want, v.Num)
 	}
-	if len(want) > 0 {
-		t.Errorf("missing: %+v", want)
-	}
+	nstest.ErrorIf(t, len(want) > 0, "missing: %+v", want)
 	agent.FreeVI(idle)
 	nstest.Must(t, agent.Remove(connected))
 	if l := lease(); len(l.VIs) != 1 || l.VIs[0] != (kagent.VIStatus{Num: connected, State: kagent.VICreated, Peer: netip.Addr{}}) {

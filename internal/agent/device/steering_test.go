@@ -131,13 +131,9 @@ func TestSteering(t *testing.T) {
 	}
 	nic.off, l.info.Notes = true, nil
 	l.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRules})
-	if len(l.info.Notes) != 1 || !strings.Contains(l.info.Notes[0], "ethtool -K eth0 ntuple on") {
-		t.Errorf("a classifier that is off: %q", l.info.Notes)
-	}
+	nstest.ErrorIf(t, len(l.info.Notes) != 1 || !strings.Contains(l.info.Notes[0], "ethtool -K eth0 ntuple on"), "a classifier that is off: %q", l.info.Notes)
 	nic.off = false
-	if nic.closed != 2 {
-		t.Errorf("closed %d times, want 2: a socket is left", nic.closed)
-	}
+	nstest.ErrorIf(t, nic.closed != 2, "closed %d times, want 2: a socket is left", nic.closed)
 
 	l.info.Notes = nil
 	l.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRSS})
@@ -346,9 +342,7 @@ func TestAllQueues(t *testing.T) {
 	}
 	for _, queue := range []int{2, 3, kagent.AnyQueue} {
 		_, err := openOn(t, bn, native(bn, queue))
-		if !errors.Is(err, kagent.ErrQueueInUse) || queue == kagent.AnyQueue && !strings.Contains(err.Error(), "steering off") {
-			t.Errorf("queue %d: %v", queue, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, kagent.ErrQueueInUse) || queue == kagent.AnyQueue && !strings.Contains(err.Error(), "steering off"), "queue %d: %v", queue, err)
 		shared := native(bn, queue)
 		shared.ShareQueue = true
 		if l := mustOpen(t, bn, shared); l.Queue() != b.Queue() {
@@ -365,12 +359,8 @@ func TestAllQueues(t *testing.T) {
 		if queue == 0 {
 			nstest.Must(t, b.Enter(num, key, p.Src))
 		}
-		if !sendFrame(t, a, b, p, num, key) {
-			t.Errorf("the frame on queue %d did not come", queue)
-		}
-		if sendFrame(t, a, b, p, num, key+1) {
-			t.Errorf("queue %d: a frame with the wrong key came", queue)
-		}
+		nstest.ErrorIf(t, !sendFrame(t, a, b, p, num, key), "the frame on queue %d did not come", queue)
+		nstest.ErrorIf(t, sendFrame(t, a, b, p, num, key+1), "queue %d: a frame with the wrong key came", queue)
 	}
 	if s := b.dev.demux.Slots(); len(s) != 9 {
 		t.Errorf("slots %d", s)
@@ -451,9 +441,7 @@ func TestAllQueuesByDefault(t *testing.T) {
 		} else if got != nil && cfg.Queue != queue {
 			t.Errorf("%s: queue %d, want %d", name, cfg.Queue, queue)
 		}
-		if nic.rules && len(nic.in) > 0 {
-			t.Errorf("%s: rules %v stay", name, nic.in)
-		}
+		nstest.ErrorIf(t, nic.rules && len(nic.in) > 0, "%s: rules %v stay", name, nic.in)
 	}
 }
 

@@ -46,9 +46,7 @@ func TestKeptApart(t *testing.T) {
 		}
 	}
 	first := mustOpen(t, an, cfg)
-	if _, err := first.NewVI(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(first.NewVI()))
 	handOut(t, first)
 	wants(an.Index, "at first")
 	other := cfg
@@ -76,9 +74,7 @@ func TestKeptApart(t *testing.T) {
 		}
 	}
 	second := mustOpen(t, an, cfg)
-	if _, err := second.NewVI(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, nstest.Err(second.NewVI()))
 	handOut(t, second)
 	nstest.Check(t, first.Close())
 	wants(an.Index, "after the first interface's queue was given back")

@@ -57,9 +57,7 @@ func (f fake) next(c *net.UnixConn, op string) message {
 	_ = c.SetReadDeadline(time.Now().Add(waitLimit))
 	m, files, err := receive(c, make([]byte, maxMessage))
 	fds.Close(files...)
-	if err != nil || m.Op != op {
-		f.t.Fatalf("the client says %+v, %v, want %s", m, err, op)
-	}
+	nstest.FatalIf(f.t, err != nil || m.Op != op, "the client says %+v, %v, want %s", m, err, op)
 	return m
 }
 
@@ -157,15 +155,9 @@ func TestAgentOutOfDescriptors(t *testing.T) {
 	nstest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	nstest.Must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil))
 	_, err := k.connect()
-	if lerr := unix.Prlimit(0, unix.RLIMIT_NOFILE, &limit, nil); lerr != nil {
-		t.Fatal(lerr)
-	}
-	if !errors.Is(err, unix.EMFILE) {
-		t.Errorf("%v, want EMFILE", err)
-	}
-	if _, err := os.Lstat(f.l.Addr().String()); err != nil {
-		t.Error(err)
-	}
+	nstest.Must(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, &limit, nil))
+	nstest.ErrorIf(t, !errors.Is(err, unix.EMFILE), "%v, want EMFILE", err)
+	nstest.Check(t, nstest.Err(os.Lstat(f.l.Addr().String())))
 }
 
 // Any input is a message that survives writing and reading, or an error.

@@ -105,13 +105,11 @@ func TestServer(t *testing.T) {
 	nstest.Must(t, err)
 	defer file.Close()
 	for range 2 { // the second takes the first one's place
-		if err := errors.Join(
+		nstest.Must(t, errors.Join(
 			first.Put("nic/a", []byte("one"), fd(t, file), fd(t, file)),
 			first.Put("lease/a/0", []byte("two"), fd(t, alive)),
 			first.Put("vi/a/1", []byte("three")),
-		); err != nil {
-			t.Fatal(err)
-		}
+		))
 	}
 	nstest.Must(t, errors.Join(first.Delete("vi/a/1"), first.Delete("nothing"), first.Close()))
 
@@ -125,9 +123,7 @@ func TestServer(t *testing.T) {
 				t.Errorf("%q with %d files: %v", i.Value, len(i.Files), err)
 			}
 		case "lease/a/0":
-			if len(i.Files) != 1 || string(i.Value) != "two" {
-				t.Errorf("%q with %d files", i.Value, len(i.Files))
-			}
+			nstest.ErrorIf(t, len(i.Files) != 1 || string(i.Value) != "two", "%q with %d files", i.Value, len(i.Files))
 		}
 	}
 	if b, err := os.ReadFile(file.Name()); string(b) != "through" {
@@ -148,9 +144,7 @@ func TestServer(t *testing.T) {
 		t.Fatalf("the descriptor store has left with a program alive: %v, %v", entries, err)
 	}
 	nstest.Must(t, errors.Join(fourth.Close(), program.Close()))
-	if !gone(path) {
-		t.Error("the descriptor store stays when there is nothing to keep")
-	}
+	nstest.ErrorIf(t, !gone(path), "the descriptor store stays when there is nothing to keep")
 }
 
 // A store with only an agent exits when the agent does.
@@ -161,9 +155,7 @@ func TestServerLeaves(t *testing.T) {
 		t.Errorf("socket: %v, %v; want it for its owner only", st.Mode(), err)
 	}
 	nstest.Must(t, errors.Join(k.Put("nic/a", nil), k.Close()))
-	if !gone(path) {
-		t.Error("the descriptor store stays")
-	}
+	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
 }
 
 // Messages that are too long or invalid are an error and do not block the descriptor store.
@@ -180,9 +172,7 @@ func TestServerRefuses(t *testing.T) {
 	if err := k.Put("nic/a", nil, make([]int, maxFiles+1)...); err == nil {
 		t.Error("too many descriptors: no error")
 	}
-	if err := k.Put("nic/a", nil, -1); !errors.Is(err, unix.EBADF) {
-		t.Errorf("descriptor -1: %v", err)
-	}
+	nstest.WantErr(t, "descriptor -1", k.Put("nic/a", nil, -1), unix.EBADF)
 	if err := dance(k); err == nil {
 		t.Error("an unknown operation: no error")
 	}
@@ -207,11 +197,9 @@ func TestServerKilled(t *testing.T) {
 	alive, program := pipe(t)
 	defer alive.Close()
 	defer program.Close()
-	if err := errors.Join(
+	nstest.Must(t, errors.Join(
 		k.Put("nic/a", []byte("one"), fd(t, alive)), k.Put("lease/a/0", []byte("two"), fd(t, alive)), k.Put("vi/a/1", nil),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	for round := range 3 {
 		kill(t)
 		_ = k.Delete("vi/a/1") // it may be gone, or another may be there
@@ -226,9 +214,7 @@ func TestServerKilled(t *testing.T) {
 		if want := map[string]string{"nic/a": "\x02", "lease/a/0": "two", "vi/b/1": "\x02"}[i.Key]; string(i.Value) != want {
 			t.Errorf("%s: %q, want %q", i.Key, i.Value, want)
 		}
-		if (len(i.Files) == 1) != (i.Key[0] != 'v') {
-			t.Errorf("%s: %d files", i.Key, len(i.Files))
-		}
+		nstest.ErrorIf(t, (len(i.Files) == 1) != (i.Key[0] != 'v'), "%s: %d files", i.Key, len(i.Files))
 	}
 	if got := keys(entries); !slices.Equal(got, []string{"lease/a/0", "nic/a", "vi/b/1"}) {
 		t.Errorf("kept: %q", got)
@@ -244,9 +230,7 @@ func TestServerKilled(t *testing.T) {
 		t.Errorf("kept %v, %v", entries, err)
 	}
 	nstest.Check(t, errors.Join(program.Close(), k.Close(), second.Close(), third.Close()))
-	if !gone(path) {
-		t.Error("the descriptor store stays")
-	}
+	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
 }
 
 // A descriptor store that is out of descriptors reports that, and stays the agent's. It gets what it had no
@@ -259,9 +243,7 @@ func TestServerOutOfDescriptors(t *testing.T) {
 	defer alive.Close()
 	nstest.Must(t, k.Put("lease/a/0", []byte("one"), fd(t, alive)))
 	own := slices.DeleteFunc(processes(), func(pid int) bool { return slices.Contains(others, pid) })
-	if len(own) != 1 {
-		t.Fatalf("keepers: %d", own)
-	}
+	nstest.FatalIf(t, len(own) != 1, "keepers: %d", own)
 	pid := own[0]
 	var limit unix.Rlimit
 	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit))
@@ -277,22 +259,12 @@ func TestServerOutOfDescriptors(t *testing.T) {
 			t.Errorf("%d descriptors: %v", len(files), err)
 		}
 	}
-	if err := k.Put("vi/a/1", nil); err != nil {
-		t.Errorf("without descriptors: %v", err)
-	}
-	if k.link != link {
-		t.Error("there is another connection")
-	}
+	nstest.WantErr(t, "without descriptors", k.Put("vi/a/1", nil), nil)
+	nstest.ErrorIf(t, k.link != link, "there is another connection")
 	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil))
-	if err := k.Delete("vi/b/1"); err != nil { // there is room now
-		t.Error(err)
-	}
-	if len(k.late) != 0 {
-		t.Errorf("still late: %v", k.late)
-	}
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil); err != nil { // not even for a connection
-		t.Fatal(err)
-	}
+	nstest.Check(t, k.Delete("vi/b/1")) // there is room now
+	nstest.ErrorIf(t, len(k.late) != 0, "still late: %v", k.late)
+	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil)) // not even for a connection
 	second, err := k.dial()
 	nstest.Must(t, err)
 	second.Close()
@@ -303,9 +275,7 @@ func TestServerOutOfDescriptors(t *testing.T) {
 		t.Errorf("the next agent finds %q, %v", got, err)
 	}
 	nstest.Check(t, errors.Join(program.Close(), k.Close(), next.Close()))
-	if !gone(path) {
-		t.Error("the descriptor store stays")
-	}
+	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
 }
 
 // kill kills the descriptor store, which is this process' child.
@@ -375,9 +345,7 @@ func TestServerOfAnother(t *testing.T) {
 	if err == nil {
 		k.Close()
 	}
-	if err == nil || !strings.Contains(err.Error(), "neither this user nor root") {
-		t.Errorf("%v, want an error that names the listener", err)
-	}
+	nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "neither this user nor root"), "%v, want an error that names the listener", err)
 }
 
 // A sign of life ends when the last copy is closed. What its holder writes to it is not read: when the pipe is
@@ -402,9 +370,7 @@ func TestSignOfLife(t *testing.T) {
 			}
 		}
 	}
-	if full() == 0 {
-		t.Error("nothing can be written")
-	}
+	nstest.ErrorIf(t, full() == 0, "nothing can be written")
 	time.Sleep(10 * time.Millisecond) // for one that would read
 	if n := full(); n > 0 {
 		t.Errorf("%d bytes were read", n)
@@ -414,18 +380,14 @@ func TestSignOfLife(t *testing.T) {
 		t.Error("dead by what it has written")
 	default:
 	}
-	if IsDead(ours) {
-		t.Error("dead, and has its end")
-	}
+	nstest.ErrorIf(t, IsDead(ours), "dead, and has its end")
 	unix.Close(fds[1])
 	select {
 	case <-dead:
 	case <-time.After(time.Minute):
 		t.Fatal("the end was not detected")
 	}
-	if !IsDead(ours) {
-		t.Error("not dead")
-	}
+	nstest.ErrorIf(t, !IsDead(ours), "not dead")
 }
 
 // Closing the file ends a wait.
@@ -444,7 +406,5 @@ func TestSignOfLifeClosed(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("still waiting")
 	}
-	if !IsDead(ours) {
-		t.Error("not dead, and closed")
-	}
+	nstest.ErrorIf(t, !IsDead(ours), "not dead, and closed")
 }

@@ -80,9 +80,7 @@ func TestKeys(t *testing.T) {
 	seen := map[uint64]bool{0: true}
 	for range 1000 {
 		k := NewKey()
-		if seen[k] {
-			t.Fatalf("key %#x", k)
-		}
+		nstest.FatalIf(t, seen[k], "key %#x", k)
 		seen[k] = true
 	}
 }
@@ -101,9 +99,7 @@ func TestNumbersStartAtRandom(t *testing.T) {
 			same++
 		}
 	}
-	if same > 5 {
-		t.Errorf("%d of 63 numbers are the same", same)
-	}
+	nstest.ErrorIf(t, same > 5, "%d of 63 numbers are the same", same)
 }
 
 // Take hands out what a former agent has handed out, once, and New does not give it
@@ -112,27 +108,19 @@ func TestTake(t *testing.T) {
 	s := NewNumbers(6)
 	const taken = 3 | 77<<16
 	for _, wrong := range []uint32{0, 6, 77 << 16} {
-		if s.Take(wrong) {
-			t.Errorf("%#x was taken", wrong)
-		}
+		nstest.ErrorIf(t, s.Take(wrong), "%#x was taken", wrong)
 	}
-	if !s.Take(taken) || s.Take(taken) || s.Take(3|78<<16) || !s.Live(taken) || s.Used() != 1 {
-		t.Error("index 3 is not taken once")
-	}
+	nstest.ErrorIf(t, !s.Take(taken) || s.Take(taken) || s.Take(3|78<<16) || !s.Live(taken) || s.Used() != 1, "index 3 is not taken once")
 	seen := map[uint32]bool{3: true}
 	for range 4 {
 		n, err := s.New()
-		if err != nil || seen[n&0xffff] {
-			t.Fatalf("%#x, %v: given before", n, err)
-		}
+		nstest.FatalIf(t, err != nil || seen[n&0xffff], "%#x, %v: given before", n, err)
 		seen[n&0xffff] = true
 	}
 	if n, err := s.New(); err == nil {
 		t.Errorf("%#x is one too many", n)
 	}
-	if !s.Free(taken) {
-		t.Error("it cannot be given back")
-	}
+	nstest.ErrorIf(t, !s.Free(taken), "it cannot be given back")
 	if n, err := s.New(); err != nil || n != 3|78<<16 {
 		t.Errorf("%#x, %v: want the next generation of index 3", n, err)
 	}
@@ -157,12 +145,8 @@ func TestInfoMessage(t *testing.T) {
 		len(got.NIC.Attempts) != 1 || got.Notes[0] != "note" || got.Mode != i.Mode || got.NIC.MaxSegs != 18 {
 		t.Errorf("%+v", got)
 	}
-	if got.Arena.String() != i.Arena.String() {
-		t.Errorf("%v, want %v", got.Arena, i.Arena)
-	}
-	if i.Attempts[0].Err.Error() != "no" || len(i.Arena.Refused) != 2 {
-		t.Error("encoding has changed the original")
-	}
+	nstest.ErrorIf(t, got.Arena.String() != i.Arena.String(), "%v, want %v", got.Arena, i.Arena)
+	nstest.ErrorIf(t, i.Attempts[0].Err.Error() != "no" || len(i.Arena.Refused) != 2, "encoding has changed the original")
 }
 
 // What the two sides of a handshake bind is the same on both, and other as soon as
@@ -208,9 +192,7 @@ func TestBound(t *testing.T) {
 		"from":     bound(base, true, false, Address{from.Host, []byte("clien")}, to),
 		"to":       bound(base, true, false, from, Address{to.Host, []byte("techo")}),
 	} {
-		if bytes.Equal(got, want) {
-			t.Errorf("%s is not bound", name)
-		}
+		nstest.ErrorIf(t, bytes.Equal(got, want), "%s is not bound", name)
 	}
 	if got := bound(other(func(o *Offer) { o.Handshake = Opaque(make([]byte, wire.CMShareLen)) }), true, false, from, to); !bytes.Equal(got, want) {
 		t.Error("the handshake itself is bound")

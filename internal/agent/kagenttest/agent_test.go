@@ -22,9 +22,7 @@ func TestAdmit(t *testing.T) {
 	vi, err := a.NewVI()
 	nstest.Must(t, err)
 	peer := b.Addr()
-	if a.Admit(vi, 9, peer) {
-		t.Error("admitted before Enter")
-	}
+	nstest.ErrorIf(t, a.Admit(vi, 9, peer), "admitted before Enter")
 	nstest.Must(t, a.Enter(vi, 9, peer))
 	if err := a.Enter(vi+1, 9, peer); err == nil {
 		t.Error("entered a VI that is not handed out")
@@ -74,9 +72,7 @@ func TestFaults(t *testing.T) {
 			t.Errorf("delay: %v after %v", err, d)
 		}
 		f.SetFaults(kagenttest.Faults{Loss: 1})
-		if _, err := ask(); !errors.Is(err, kagent.ErrTimeout) {
-			t.Errorf("loss: %v", err)
-		}
+		nstest.WantErr(t, "loss", nstest.Err(ask()), kagent.ErrTimeout)
 		// Every third question arrives, and every third answer to those: the ninth, that is.
 		f.SetFaults(kagenttest.Faults{Loss: 1, Streak: 2})
 		if d, err := ask(); !errors.Is(err, kagent.ErrNoMatch) || d != 715*time.Millisecond {
@@ -84,13 +80,9 @@ func TestFaults(t *testing.T) {
 		}
 		f.SetFaults(kagenttest.Faults{})
 		f.Cut(b.Addr(), true)
-		if _, err := ask(); !errors.Is(err, kagent.ErrTimeout) {
-			t.Errorf("cut: %v", err)
-		}
+		nstest.WantErr(t, "cut", nstest.Err(ask()), kagent.ErrTimeout)
 		f.Cut(b.Addr(), false)
-		if _, err := ask(); !errors.Is(err, kagent.ErrNoMatch) {
-			t.Errorf("whole again: %v", err)
-		}
+		nstest.WantErr(t, "whole again", nstest.Err(ask()), kagent.ErrNoMatch)
 
 		p, err := a.Path(t.Context(), netip.Addr{}, b.Addr())
 		if err != nil || p.Src != a.Addr() || p.Dst != b.Addr() || p.SrcMAC != a.Link().MAC || p.DstMAC != b.Link().MAC || p.Loopback {
@@ -99,8 +91,6 @@ func TestFaults(t *testing.T) {
 		if p, err := a.Path(t.Context(), netip.Addr{}, a.Addr()); err != nil || !p.Loopback {
 			t.Errorf("path to itself: %+v, %v", p, err)
 		}
-		if _, err := a.Path(t.Context(), netip.Addr{}, netip.MustParseAddr("10.1.1.1")); !errors.Is(err, kagent.ErrUnreachable) {
-			t.Errorf("path to a host that does not exist: %v", err)
-		}
+		nstest.WantErr(t, "path to a host that does not exist", nstest.Err(a.Path(t.Context(), netip.Addr{}, netip.MustParseAddr("10.1.1.1"))), kagent.ErrUnreachable)
 	})
 }

@@ -51,9 +51,7 @@ func TestPath(t *testing.T) {
 			want := kagent.Path{
 				Link: wire.Link{SrcMAC: mac(an.MAC), DstMAC: mac(bn.MAC), Src: e[0], Dst: e[1], Port: testPort}, MTU: 3000,
 			}
-			if p != want {
-				t.Errorf("got %+v, want %+v", p, want)
-			}
+			nstest.ErrorIf(t, p != want, "got %+v, want %+v", p, want)
 			if p, err = r.Path(deadline(t, waitLimit), e[0], e[1]); err != nil || p != want {
 				t.Errorf("with a source: %+v, %v", p, err)
 			}
@@ -71,20 +69,14 @@ func TestPath(t *testing.T) {
 	nstest.Must(t, an.Netlink().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Gw: bn.IPv4.AsSlice(), MTU: 1400}))
 	p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, netip.MustParseAddr("198.51.100.7"))
 	nstest.Must(t, err)
-	if p.DstMAC != mac(bn.MAC) || p.Src != an.IPv4 || p.MTU != 1400 || p.Dst != netip.MustParseAddr("198.51.100.7") {
-		t.Errorf("through a gateway: %+v", p)
-	}
+	nstest.ErrorIf(t, p.DstMAC != mac(bn.MAC) || p.Src != an.IPv4 || p.MTU != 1400 || p.Dst != netip.MustParseAddr("198.51.100.7"), "through a gateway: %+v", p)
 
 	// The kernel takes 3 s to give up.
-	if _, err := r.Path(deadline(t, time.Millisecond), netip.Addr{}, netip.MustParseAddr("10.99.0.78")); !errors.Is(err, kagent.ErrTimeout) {
-		t.Errorf("short of time: %v", err)
-	}
+	nstest.WantErr(t, "short of time", nstest.Err(r.Path(deadline(t, time.Millisecond), netip.Addr{}, netip.MustParseAddr("10.99.0.78"))), kagent.ErrTimeout)
 	quickNeighbours(t, an)
 	for _, host := range []string{"192.0.2.1", "10.99.0.77", "fd99::77", "2001:db8::1", "224.0.0.1", "0.0.0.0", "127.0.0.1"} {
 		_, err := r.Path(deadline(t, waitLimit), netip.Addr{}, netip.MustParseAddr(host))
-		if !errors.Is(err, kagent.ErrUnreachable) {
-			t.Errorf("%s: %v", host, err)
-		}
+		nstest.WantErr(t, host, err, kagent.ErrUnreachable)
 	}
 }
 
@@ -122,14 +114,10 @@ func TestShared(t *testing.T) {
 		t.Errorf("the first got %d; the kernel was asked %d times, want 2", v, asks)
 	}
 	for range many {
-		if v := <-got; v != 2 {
-			t.Errorf("one got %d", v)
-		}
+		nstest.Equal(t, "one got", <-got, 2)
 	}
 	failure := errors.New("interrupted")
-	if _, err := s.get(func() (int, error) { return 0, failure }); !errors.Is(err, failure) {
-		t.Errorf("one that fails: %v", err)
-	}
+	nstest.WantErr(t, "one that fails", nstest.Err(s.get(func() (int, error) { return 0, failure })), failure)
 	if v, err := s.get(func() (int, error) { return 7, nil }); v != 7 || err != nil {
 		t.Errorf("after it: %d, %v", v, err)
 	}

@@ -30,9 +30,7 @@ func TestPathCache(t *testing.T) {
 		if _, err := r.paths.get(ends, func() (kagent.Path, error) { finds++; return kagent.Path{}, errors.New("not cached") }); err == nil {
 			cached++
 		}
-		if cached+finds != 1 {
-			t.Errorf("%d times from the cache, %d times not", cached, finds)
-		}
+		nstest.ErrorIf(t, cached+finds != 1, "%d times from the cache, %d times not", cached, finds)
 		return finds
 	}
 	settle := func() { // notices of the pair's own set-up, and of the neighbour that is resolved, may still come
@@ -43,9 +41,7 @@ func TestPathCache(t *testing.T) {
 			if finds() == 0 {
 				return
 			}
-			if time.Now().After(end) {
-				t.Fatal("a path is never cached")
-			}
+			nstest.FatalIf(t, time.Now().After(end), "a path is never cached")
 		}
 	}
 	link, err := nl.LinkByIndex(an.Index)
@@ -94,9 +90,7 @@ func TestPathCache(t *testing.T) {
 	aged := r.paths.paths[pathEnds{peer: bn.IPv4}]
 	aged.found = aged.found.Add(-pathAge)
 	r.paths.paths[pathEnds{peer: bn.IPv4}] = aged
-	if finds() == 0 {
-		t.Error("a path is used for more than its time")
-	}
+	nstest.ErrorIf(t, finds() == 0, "a path is used for more than its time")
 }
 
 // A change while a path is found keeps it out of the cache, even if another call has taken the notice. The number
@@ -116,9 +110,7 @@ func TestPathCacheKeeps(t *testing.T) {
 		return found, nil
 	})
 	nstest.Must(t, err)
-	if len(c.paths) != 0 {
-		t.Errorf("cached %v", c.paths)
-	}
+	nstest.ErrorIf(t, len(c.paths) != 0, "cached %v", c.paths)
 	for i := range 3 * maxPaths {
 		if _, err := c.get(ends(i), func() (kagent.Path, error) { return found, nil }); err != nil || len(c.paths) > maxPaths {
 			t.Fatalf("%d paths, %v", len(c.paths), err)

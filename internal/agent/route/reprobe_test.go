@@ -27,7 +27,7 @@ func TestReprobeTogether(t *testing.T) {
 	wrong := net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	for _, ends := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		var silent, c *net.UDPConn
-		if err := errors.Join(
+		nstest.Must(t, errors.Join(
 			bn.Do(func() (err error) {
 				silent, err = net.ListenUDP("udp", &net.UDPAddr{IP: ends[1].AsSlice(), Port: testPort})
 				return err
@@ -36,20 +36,16 @@ func TestReprobeTogether(t *testing.T) {
 				c, err = net.DialUDP("udp", nil, &net.UDPAddr{IP: ends[1].AsSlice(), Port: testPort})
 				return err
 			}),
-		); err != nil {
-			t.Fatal(err)
-		}
+		))
 		defer silent.Close()
 		defer c.Close()
 		hearErrors(t, c, ends[1])
 		ask := func() error { _, err := c.Write([]byte("?")); return err }
 		for round := range 100 {
-			if err := an.Netlink().NeighSet(&netlink.Neigh{
+			nstest.Must(t, an.Netlink().NeighSet(&netlink.Neigh{
 				LinkIndex: an.Index, Family: family(ends[1]), IP: ends[1].AsSlice(),
 				State: netlink.NUD_REACHABLE, HardwareAddr: wrong,
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			var all sync.WaitGroup
 			for range 8 {
 				all.Go(func() {
@@ -109,11 +105,9 @@ func TestReprobeKeepsEntry(t *testing.T) {
 	for _, ends := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		set := func(hw net.HardwareAddr) {
 			t.Helper()
-			if err := an.Netlink().NeighSet(&netlink.Neigh{
+			nstest.Must(t, an.Netlink().NeighSet(&netlink.Neigh{
 				LinkIndex: an.Index, Family: family(ends[1]), IP: ends[1].AsSlice(), State: netlink.NUD_STALE, HardwareAddr: hw,
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 		}
 		// gone reports whether the entry is unusable after a probe, or was while it took place.
 		gone := func() bool {
@@ -179,18 +173,12 @@ func TestReprobeRarely(t *testing.T) {
 	if got := flood(1); got != maxUserReprobes {
 		t.Errorf("one user gets %d in 4 s, want %d", got, maxUserReprobes)
 	}
-	if !p.take(2, addr(5000), now.Add(4*time.Second)) {
-		t.Error("another user gets none")
-	}
-	if p.take(3, addr(5000), now.Add(4*time.Second+reprobeAgain/2)) {
-		t.Error("an address is probed again at once")
-	}
+	nstest.ErrorIf(t, !p.take(2, addr(5000), now.Add(4*time.Second)), "another user gets none")
+	nstest.ErrorIf(t, p.take(3, addr(5000), now.Add(4*time.Second+reprobeAgain/2)), "an address is probed again at once")
 	now = now.Add(2 * reprobeWindow)
 	if got := flood(100); got != maxReprobes {
 		t.Errorf("100 users get %d in 4 s, want %d", got, maxReprobes)
 	}
 	now = now.Add(2 * reprobeWindow)
-	if !p.take(1, addr(0), now) || len(p.users) != 1 || len(p.recent) != 1 {
-		t.Errorf("later: %d users and %d addresses are remembered", len(p.users), len(p.recent))
-	}
+	nstest.ErrorIf(t, !p.take(1, addr(0), now) || len(p.users) != 1 || len(p.recent) != 1, "later: %d users and %d addresses are remembered", len(p.users), len(p.recent))
 }

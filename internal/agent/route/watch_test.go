@@ -38,12 +38,10 @@ func (n news) until(t *testing.T, what string, ok func(l *kagent.Link) bool) {
 
 func watchOn(t *testing.T, n *nstest.NS) (w *Watch) {
 	t.Helper()
-	if err := n.Do(func() (err error) {
+	nstest.Must(t, n.Do(func() (err error) {
 		w, err = NewWatch(New(n.Netlink(), n.Name, n.Index, testPort), func(*Watch) {})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { nstest.Check(t, w.Close()) })
 	return w
 }
@@ -100,9 +98,7 @@ func TestWatch(t *testing.T) {
 	case <-time.After(waitLimit):
 		t.Error("still watching an interface that is gone")
 	}
-	if !a.router.IsGone() {
-		t.Error("the router finds an interface that is gone")
-	}
+	nstest.ErrorIf(t, !a.router.IsGone(), "the router finds an interface that is gone")
 }
 
 // The loss of kernel messages for lack of room does not hide the interface's state from watchers.
@@ -117,11 +113,9 @@ func TestWatchOverrun(t *testing.T) {
 		nstest.Must(t, h.AddrDel(nic, &addrs[i]))
 	}
 	a := watchOn(t, an)
-	if err := a.conn.Control(func(fd uintptr) {
+	nstest.Must(t, a.conn.Control(func(fd uintptr) {
 		nstest.Check(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	told, busy := make(news, 10_000), make(chan struct{})
 	entered := make(chan struct{}, 10_000)
 	first := true
@@ -267,9 +261,7 @@ func TestSaysGone(t *testing.T) {
 			about++
 			said = said || saysGone(kind, body)
 		})
-		if about != 1 || said != c.gone {
-			t.Errorf("%+v: gone is %v, by %d messages", c, said, about)
-		}
+		nstest.ErrorIf(t, about != 1 || said != c.gone, "%+v: gone is %v, by %d messages", c, said, about)
 	}
 }
 

@@ -2,7 +2,9 @@
 package memorynic
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -43,36 +46,25 @@ type Host struct {
 // may then be missing or have been used wrongly.
 func Open(t T, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
 	t.Helper()
-	if c.Arena == 0 {
-		c.Arena = 8 << 20
-	}
-	if c.Silence == 0 {
-		c.Silence = Unhurried
-	}
+	c.Arena, c.Silence = cmp.Or(c.Arena, 8<<20), cmp.Or(c.Silence, Unhurried)
 	pool := c.Queue.PoolBytes()
 	arena, err := hugepages.New(hugepages.Config{Size: pool + c.Arena, Reserve: pool, Policy: hugepages.Avoid})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	link := agent.Link()
 	c.Queue.Memory, c.Queue.Admit, c.Queue.MAC = arena.Bytes(), agent.Admit, link.MAC
 	h := &Host{}
-	if h.Queue, err = wire.Queue(c.Queue); err != nil {
-		t.Fatal(err)
-	}
+	h.Queue, err = wire.Queue(c.Queue)
+	nstest.Must(t, err)
 	var with kagent.Agent = agent
 	if c.Agent != nil {
 		with = c.Agent(agent)
 	}
-	if h.NIC, err = provider.OpenNIC[*vipl.NIC](
+	h.NIC, err = provider.OpenNIC[*vipl.NIC](
 		provider.Provider{Port: h.Queue, Agent: with, Arena: arena}, vipl.WithSilence(c.Silence), vipl.WithPSK(c.PSK),
-	); err != nil {
-		t.Fatal(err)
-	}
+	)
+	nstest.Must(t, err)
 	t.Cleanup(func() {
-		if err := h.NIC.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, h.NIC.Close())
 		wait := waitLimit
 		if t.Failed() {
 			wait = time.Second
@@ -88,12 +80,7 @@ func Open(t T, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
 		if o := h.Queue.Owners(); o.Held+o.Leased+o.InFlight+o.Recycled > 0 {
 			t.Errorf("host %s: chunks are missing: %+v", link.Name, o)
 		}
-		if err := h.Queue.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := arena.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, errors.Join(h.Queue.Close(), arena.Close()))
 	})
 	return h
 }

@@ -51,28 +51,6 @@ func Lacks(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// Must ends the test by an error.
-func Must(t interface {
-	Helper()
-	Fatal(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Check fails the test by an error, and the test goes on.
-func Check(t interface {
-	Helper()
-	Error(args ...any)
-}, err error) {
-	t.Helper()
-	if err != nil {
-		t.Error(err)
-	}
-}
-
 // NS is one end: a namespace and the veth interface in it.
 type NS struct {
 	Name    string           // interface name, "via0" in both namespaces of a Pair
@@ -176,9 +154,7 @@ func (n *NS) Remove(t testing.TB) {
 	if err == nil {
 		err = n.netlink.LinkDel(l)
 	}
-	if err != nil {
-		t.Fatalf("remove %s: %v", n.Name, err)
-	}
+	FatalIf(t, err != nil, "remove %s: %v", n.Name, err)
 }
 
 // Rejoin makes another pair for a and b after Remove, with the same names and addresses.
@@ -236,25 +212,17 @@ func Spawn(t testing.TB, do func(func() error) error, args ...string) (*exec.Cmd
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
+	Must(t, do(cmd.Start))
 	t.Cleanup(func() {
 		in.Close()
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatalf("%s says %q: %v", args, line, err)
-	}
+	FatalIf(t, err != nil, "%s says %q: %v", args, line, err)
 	return cmd, strings.TrimSpace(line)
 }
 
@@ -275,17 +243,11 @@ func AsNobody(t testing.TB, test string) *exec.Cmd {
 	t.Helper()
 	Require(t)
 	exe, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	dir, err := os.MkdirTemp("", "nobody") // t.TempDir is root's alone
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(dir+"/test", exe, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(dir+"/test", exe, 0o755)))
 	cmd := exec.Command(dir+"/test", "-test.v", "-test.run=^"+test+"$")
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}

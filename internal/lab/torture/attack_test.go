@@ -44,9 +44,7 @@ func attacked(t *testing.T, name string, set ...func(*SoakConfig)) {
 	for _, v := range r.Violations {
 		t.Error(v)
 	}
-	if r.Attack == nil {
-		t.Fatal("no report")
-	}
+	nstest.FatalIf(t, r.Attack == nil, "no report")
 	t.Logf("%s\n%v\n%v", r.Attack.Result, r.Attack.Counts, r.Attack.Worst)
 }
 
@@ -73,9 +71,7 @@ func TestForgePlain(t *testing.T) {
 			got := forgePlain(rng, bytes.Clone(frame))
 			if len(got) < len(frame) {
 				n["length"]++
-				if !bytes.HasPrefix(frame, got) {
-					t.Fatalf("cut off and changed: %x", got)
-				}
+				nstest.FatalIf(t, !bytes.HasPrefix(frame, got), "cut off and changed: %x", got)
 				continue
 			}
 			what := ""
@@ -88,21 +84,13 @@ func TestForgePlain(t *testing.T) {
 				}
 			}
 			n[what]++
-			if !bytes.Equal(got, frame) {
-				t.Fatalf("changed elsewhere: %x", got)
-			}
+			nstest.FatalIf(t, !bytes.Equal(got, frame), "changed elsewhere: %x", got)
 		}
 		for _, what := range []string{"length", "source", "version", "VI", "key"} {
-			if n[what] < 100 {
-				t.Errorf("%s is wrong in %d of 1000 frames: %v", what, n[what], n)
-			}
+			nstest.ErrorIf(t, n[what] < 100, "%s is wrong in %d of 1000 frames: %v", what, n[what], n)
 		}
-		if len(n) != 5 {
-			t.Errorf("%v", n)
-		}
+		nstest.ErrorIf(t, len(n) != 5, "%v", n)
 		frame[via+1] |= wire.KindConnect
-		if forgePlain(rng, frame) != nil {
-			t.Error("connection management is forged")
-		}
+		nstest.ErrorIf(t, forgePlain(rng, frame) != nil, "connection management is forged")
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf/link"
+	"github.com/prometheus/procfs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -146,9 +146,14 @@ func (b *Bed) Close() error {
 
 // Open opens the interface on both sides.
 func (b *Bed) Open(cfg NICConfig) error {
-	for i := range b.Workers {
-		if err := b.OpenSide(i, cfg); err != nil {
-			return fmt.Errorf("side %d: %w", i, err)
+	return onBoth(func(side int) error { return b.OpenSide(side, cfg) })
+}
+
+// onBoth does something on one side, and then on the other.
+func onBoth(f func(side int) error) error {
+	for side := range 2 {
+		if err := f(side); err != nil {
+			return fmt.Errorf("side %d: %w", side, err)
 		}
 	}
 	return nil
@@ -163,12 +168,7 @@ func (b *Bed) OpenSide(side int, cfg NICConfig) error {
 
 // Start starts flows on both sides. Side 1 asks for the connections.
 func (b *Bed) Start(cfg FlowConfig) error {
-	for i := range b.Workers {
-		if err := b.StartSide(i, cfg); err != nil {
-			return fmt.Errorf("side %d: %w", i, err)
-		}
-	}
-	return nil
+	return onBoth(func(side int) error { return b.StartSide(side, cfg) })
 }
 
 // StartSide starts the flows of one side.
@@ -268,57 +268,28 @@ type Unwanted struct {
 // Unwanted of a side, since the bed was made.
 func (b *Bed) Unwanted(side int) (u Unwanted, err error) {
 	err = b.Site.Do(side, func() error {
-		v4, err := os.ReadFile("/proc/thread-self/net/snmp")
+		p, err := procfs.NewProc(unix.Gettid()) // of the side's namespace
 		if err != nil {
 			return err
 		}
-		v6, err := os.ReadFile("/proc/thread-self/net/snmp6")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
+		v4, err := p.Snmp()
+		if err != nil {
 			return err
 		}
-		u, err = unwanted(string(v4), string(v6))
+		if v4.Udp.NoPorts == nil || v4.Icmp.OutDestUnreachs == nil {
+			return errors.New("/proc/net/snmp does not count datagrams without a socket")
+		}
+		v6, err := p.Snmp6() // empty with a kernel without IPv6
+		count := func(n *float64) uint64 {
+			if n == nil {
+				return 0
+			}
+			return uint64(*n)
+		}
+		u.Frames = count(v4.Udp.NoPorts) + count(v6.Udp6.NoPorts)
+		u.Answers = count(v4.Icmp.OutDestUnreachs) + count(v6.Icmp6.OutDestUnreachs)
 		return err
 	})
-	return u, err
-}
-
-// unwanted finds it in /proc/net/snmp, which has lines of names and of numbers, and in snmp6,
-// which has a line for each.
-func unwanted(v4, v6 string) (u Unwanted, err error) {
-	found := 0
-	add := func(name, number string) {
-		sum := &u.Frames
-		switch name {
-		case "Icmp:OutDestUnreachs", "Icmp6OutDestUnreachs":
-			sum = &u.Answers
-		case "Udp:NoPorts", "Udp6NoPorts":
-		default:
-			return
-		}
-		n, bad := strconv.ParseUint(number, 10, 64)
-		*sum += n
-		err = errors.Join(err, bad)
-		found++
-	}
-	var names []string
-	for line := range strings.Lines(v4) {
-		f := strings.Fields(line)
-		if len(names) != len(f) || names[0] != f[0] {
-			names = f
-			continue
-		}
-		for i, name := range names {
-			add(f[0]+name, f[i])
-		}
-	}
-	if found != 2 {
-		return u, errors.New("/proc/net/snmp does not count datagrams without a socket")
-	}
-	for line := range strings.Lines(v6) {
-		if f := strings.Fields(line); len(f) == 2 {
-			add(f[0], f[1])
-		}
-	}
 	return u, err
 }
 

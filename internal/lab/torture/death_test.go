@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
 )
@@ -102,15 +103,11 @@ func brokenOnce(t *testing.T, b *Bed, side int, death schedlat.Mark, before *Rep
 			if allowed := death.Allow(toldIn) + late; last > allowed {
 				t.Errorf("side %d knew after %v, %v are allowed", side, last, allowed)
 			}
-			if broke == 0 {
-				t.Errorf("side %d: no connection ended by it", side)
-			}
+			nstest.ErrorIf(t, broke == 0, "side %d: no connection ended by it", side)
 			t.Logf("side %d knew after %v: %s", side, last, r.Breaks[len(r.Breaks)-1].Cause)
 			return r
 		}
-		if death.Over(toldIn + waitLimit + late) {
-			t.Fatalf("side %d: %d of %d flows know of it", side, over, flowsOf)
-		}
+		nstest.FatalIf(t, death.Over(toldIn+waitLimit+late), "side %d: %d of %d flows know of it", side, over, flowsOf)
 	}
 }
 
@@ -125,9 +122,7 @@ func rest(t *testing.T, b *Bed) {
 	t.Helper()
 	r := stopped(t, b)
 	for side := range r {
-		if r[side].Orderly == 0 {
-			t.Errorf("side %d: no connection ended in order", side)
-		}
+		nstest.ErrorIf(t, r[side].Orderly == 0, "side %d: no connection ended in order", side)
 	}
 	closed(t, b)
 }

@@ -171,7 +171,8 @@ func (f *flow) run() {
 			break
 		}
 	}
-	f.drop()
+	// Only a connection's end flushes receives: a VI that never was connected keeps them until the NIC is closed.
+	f.tally(func(t *Tally) { t.Kept += f.recvs.outstanding() })
 }
 
 // connect makes a connection and a new incarnation.
@@ -306,14 +307,4 @@ func (f *flow) drain() {
 			return
 		}
 	}
-}
-
-// drop takes the receives of a VI that is not connected.
-func (f *flow) drop() {
-	if f.recvs.outstanding() == 0 {
-		return
-	}
-	// Only a connection's end flushes receives: a VI that never was connected
-	// keeps them until the NIC is closed.
-	f.tally(func(t *Tally) { t.Kept += f.recvs.outstanding() })
 }

@@ -216,12 +216,7 @@ func (s *soak) quiet() error {
 	if err := s.rest(); err != nil {
 		return err
 	}
-	for side := range 2 {
-		if err := s.startFlows(side); err != nil {
-			return err
-		}
-	}
-	return nil
+	return onBoth(s.startFlows)
 }
 
 // rest ends all flows, and checks what is left.

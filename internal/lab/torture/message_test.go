@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -103,9 +104,7 @@ func TestJudge(t *testing.T) {
 		f := &flow{cfg: c.cfg, disc: []byte("f")}
 		c.do(f)
 		got := strings.Join(f.n.Violations, "; ")
-		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
-		}
+		nstest.ErrorIf(t, (c.want == "") != (got == "") || !strings.Contains(got, c.want), "%s: %q, want %q", c.name, got, c.want)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 )
@@ -55,9 +56,7 @@ func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...F
 	before, err := b.Until(waitLimit, func(r [2]*Report) bool {
 		return eachFlow(r, func(f *Tally) bool { return f.Taken > 0 }) && r[0].Open == flows && r[1].Open == flows
 	})
-	if err != nil {
-		t.Fatalf("%v: %+v", err, before)
-	}
+	nstest.FatalIf(t, err != nil, "%v: %+v", err, before)
 	time.Sleep(2 * share(t))
 	running, err = b.Until(waitLimit, func(r [2]*Report) bool {
 		for side := range r {
@@ -122,9 +121,7 @@ func TestTinyRings(t *testing.T) {
 			for side := range r {
 				dropped := r[side].Socket["rx_dropped"]
 				t.Logf("side %d: %d frames found no chunk, %d chunks to send were free at least", side, dropped, r[side].LeastTx)
-				if dropped == 0 || r[side].LeastTx > spareTx {
-					t.Errorf("side %d: there were chunks enough", side)
-				}
+				nstest.ErrorIf(t, dropped == 0 || r[side].LeastTx > spareTx, "side %d: there were chunks enough", side)
 			}
 		})
 	}

@@ -1,13 +1,12 @@
 package torture
 
 import (
-	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"viaxdp/bpf"
 	"viaxdp/internal/lab/schedlat"
@@ -100,23 +99,16 @@ type Resources struct {
 func resources() (r Resources, err error) {
 	debug.FreeOSMemory()
 	r.Goroutines = runtime.NumGoroutine()
+	p, err := procfs.Self()
+	if err != nil {
+		return r, err
+	}
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return r, err
 	}
 	r.Files = len(fds) - 1 // reading the directory needs one
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return r, err
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "RssAnon:"); ok {
-			kb, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-			if err != nil {
-				return r, fmt.Errorf("/proc/self/status: %w", err)
-			}
-			r.Resident = kb << 10
-		}
-	}
-	return r, nil
+	status, err := p.NewStatus()
+	r.Resident = int64(status.RssAnon)
+	return r, err
 }

@@ -230,10 +230,8 @@ func (s *soak) open() error {
 	if err := s.begin(); err != nil {
 		return err
 	}
-	for side := range 2 {
-		if err := s.reopen(side); err != nil {
-			return err
-		}
+	if err := onBoth(s.reopen); err != nil {
+		return err
 	}
 	s.cut = false
 	return s.awaitTalk("start")

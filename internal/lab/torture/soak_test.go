@@ -26,9 +26,7 @@ func TestSoak(t *testing.T) {
 		For: 10 * share(t), Act: 5 * share(t), Flows: 2, Seed: 3, Silence: shortSilence, Args: []string{asWorker}, Stderr: os.Stderr,
 		Progress: func(SoakReport) { told++ },
 	})
-	if err != nil {
-		t.Errorf("%v: %q", err, r.Violations)
-	}
+	nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
 	t.Logf("%+v", r)
 	events := 0
 	for _, n := range r.Events {
@@ -56,9 +54,7 @@ func hostileSoak(t *testing.T, plain bool) {
 		For: 5 * share(t), Act: 5 * share(t), Flows: 1, Seed: 4, Hostile: true, Plain: plain,
 		Silence: 4 * shortSilence, Args: []string{asWorker}, Stderr: os.Stderr, // a flood takes its share of the CPUs: slow is not dead
 	})
-	if err != nil {
-		t.Errorf("%v: %q", err, r.Violations)
-	}
+	nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
 	t.Logf("%+v, %+v", r, r.Flood)
 	f := r.Flood
 	if r.Acts == 0 || f.Forged == 0 || f.Rate == 0 || f.Calm.Rate == 0 || f.Spared.Rate == 0 || f.Beside == 0 || f.Kept == 0 || r.Audits == 0 {
@@ -149,9 +145,7 @@ func TestSoakDirect(t *testing.T) {
 		r, err := Soak(context.Background(), SoakConfig{
 			Bytes: bytes, Direct: true, Loss: loss, Flows: 2, Seed: 5, Silence: 10 * time.Second, Args: []string{asWorker}, Stderr: os.Stderr,
 		})
-		if err != nil {
-			t.Errorf("loss %v: %v: %q", loss, err, r.Violations)
-		}
+		nstest.ErrorIf(t, err != nil, "loss %v: %v: %q", loss, err, r.Violations)
 		if r.Bytes < bytes || r.Packets == 0 || r.InPackets < r.Packets || (r.Discarded > 0) != (loss > 0) || r.Audits != 1 || r.Accounted == 0 {
 			t.Errorf("loss %v: %+v", loss, r)
 		}
@@ -218,9 +212,7 @@ func TestSoakChooses(t *testing.T) {
 	seen := map[[2]int]bool{}
 	for seed := range uint64(100) {
 		got := chosen(SoakConfig{Seed: seed})
-		if got != chosen(SoakConfig{Seed: seed}) {
-			t.Errorf("seed %d: not always the same", seed)
-		}
+		nstest.ErrorIf(t, got != chosen(SoakConfig{Seed: seed}), "seed %d: not always the same", seed)
 		seen[got] = true
 		if got := chosen(SoakConfig{Seed: seed, IP: 6, MTU: 4000}); got != [2]int{6, 4000} {
 			t.Errorf("seed %d: %d, and 6 and 4000 were asked for", seed, got)
@@ -232,9 +224,7 @@ func TestSoakChooses(t *testing.T) {
 		}
 	}
 	for _, want := range [][2]int{{4, 1500}, {4, 9000}, {6, 1500}, {6, 9000}} {
-		if !seen[want] {
-			t.Errorf("no seed has %d", want)
-		}
+		nstest.ErrorIf(t, !seen[want], "no seed has %d", want)
 	}
 }
 
@@ -247,9 +237,7 @@ func TestSoakKills(t *testing.T) {
 		r, err := Soak(context.Background(), SoakConfig{
 			Kills: kills, Flows: 1, Seed: 4, Silence: silence, Args: []string{asWorker}, Stderr: os.Stderr,
 		})
-		if err != nil {
-			t.Errorf("%v: %q", err, r.Violations)
-		}
+		nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
 		if r.Silence != silence || r.Kills != kills || r.Events["kill"] != kills || r.Breaks < 3*kills || r.MedianTold <= 0 ||
 			r.SlowestTold < max(r.MedianTold, silence-time.Second) || r.Audits == 0 { // its last word came before its death
 			t.Errorf("%+v", r)
@@ -277,9 +265,7 @@ func TestSoakBytes(t *testing.T) {
 	r, err := Soak(context.Background(), SoakConfig{
 		Bytes: bytes, Flows: 2, Seed: 5, Silence: 10 * time.Second, Args: []string{asWorker}, Stderr: os.Stderr,
 	})
-	if err != nil {
-		t.Errorf("%v: %q", err, r.Violations)
-	}
+	nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
 	if r.Bytes < bytes || r.Messages < bytes/bytesMessage || r.Emulator.Lost == 0 || r.Emulator.Duplicated == 0 || r.Emulator.Reordered == 0 || r.Resent == 0 || r.InPackets == 0 ||
 		r.Audits != 1 || r.Accounted < bytes/bytesMessage {
 		t.Errorf("%+v", r)
@@ -315,9 +301,7 @@ func TestBlame(t *testing.T) {
 		c.after[1].Late, c.after[1].Spells = time.Minute, c.spells
 		s := &soak{cfg: SoakConfig{Flows: 1, Silence: shortSilence}, known: c.after, bed: &Bed{lag: still}}
 		s.blame("calm", reports(1, 1, 1, 1), s.starved("calm", start))
-		if len(s.report.Violations) != c.violated || s.report.Excused != c.excuse {
-			t.Errorf("%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
-		}
+		nstest.ErrorIf(t, len(s.report.Violations) != c.violated || s.report.Excused != c.excuse, "%s: %q, %d excused", c.name, s.report.Violations, s.report.Excused)
 	}
 }
 
@@ -347,9 +331,7 @@ func TestLastComplaints(t *testing.T) {
 	s := &soak{}
 	s.add(1, &Report{Tally: Tally{Violations: []string{"flow x: message 8 came, 7 was due"}, Taken: 3}, Lacking: []string{"2 RX chunks are leased still"}})
 	want := []string{"side 1: flow x: message 8 came, 7 was due", "side 1: 2 RX chunks are leased still"}
-	if !slices.Equal(s.report.Violations, want) || s.report.Messages != 3 {
-		t.Errorf("%+v", s.report)
-	}
+	nstest.ErrorIf(t, !slices.Equal(s.report.Violations, want) || s.report.Messages != 3, "%+v", s.report)
 }
 
 func TestPercentile(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -63,9 +64,7 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 	}
 	r := closed(t, b)
 	accounted(t, r)
-	if cfg.Level != vipl.UnreliableDelivery && r[0].Engine.GSOSentFrames+r[1].Engine.GSOSentFrames == 0 {
-		t.Error("no frame left in a GSO packet")
-	}
+	nstest.ErrorIf(t, cfg.Level != vipl.UnreliableDelivery && r[0].Engine.GSOSentFrames+r[1].Engine.GSOSentFrames == 0, "no frame left in a GSO packet")
 }
 
 // weather runs flows for a share of time under faults, and until the storm was seen.
@@ -104,15 +103,11 @@ func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took fun
 	if f.Corrupt == 0 { // a changed frame may have any destination
 		unanswered(t, b, unwanted)
 	}
-	if !took(n) {
-		t.Errorf("the storm did not take place: %+v", n)
-	}
+	nstest.ErrorIf(t, !took(n), "the storm did not take place: %+v", n)
 	freed, err := b.Free()
 	must(t, err)
 	for side := range freed {
-		if freed[side].Kept > 0 {
-			t.Errorf("side %d: %d receives are left", side, freed[side].Kept)
-		}
+		nstest.ErrorIf(t, freed[side].Kept > 0, "side %d: %d receives are left", side, freed[side].Kept)
 	}
 	balanced(t, l, opened)
 }
@@ -161,9 +156,7 @@ func promised(t *testing.T) (names []string) {
 			names = append(names, section+" "+name)
 		}
 	}
-	if len(names) < 20 {
-		t.Fatalf("docs/counters.md names only %v", names)
-	}
+	nstest.FatalIf(t, len(names) < 20, "docs/counters.md names only %v", names)
 	return names
 }
 
@@ -226,7 +219,5 @@ func TestCountersMove(t *testing.T) {
 	for _, r := range closed(t, b) {
 		strike(r)
 	}
-	if len(missing) > 0 {
-		t.Errorf("did not move: %q", missing)
-	}
+	nstest.ErrorIf(t, len(missing) > 0, "did not move: %q", missing)
 }

@@ -2,15 +2,19 @@ package main
 
 import (
 	"bytes"
-	"fmt"
+	"encoding/json"
 	"io"
-	"strconv"
+	"os"
+	"path"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/u-root/u-root/pkg/cpio"
 
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/vm/plan"
 )
 
 var must = nstest.Must
@@ -39,9 +43,7 @@ func TestFindRelease(t *testing.T) {
 		{"6.18", false, ""},
 	} {
 		got, err := findRelease(packages, tc.series, tc.cloud)
-		if got != tc.want || (err == nil) != (tc.want != "") {
-			t.Errorf("%s, cloud %v: %q, %v; want %q", tc.series, tc.cloud, got, err, tc.want)
-		}
+		nstest.ErrorIf(t, got != tc.want || (err == nil) != (tc.want != ""), "%s, cloud %v: %q, %v; want %q", tc.series, tc.cloud, got, err, tc.want)
 	}
 }
 
@@ -61,9 +63,7 @@ func TestGuestArgs(t *testing.T) {
 		g := guest{form: f, dir: "/run", memory: 512}
 		args := strings.Join(g.args(), " ")
 		for _, want := range []string{"-accel tcg", "hubid=1", "file:/run/results.json", f.device + ",netdev=n0", f.device + ",netdev=n1"} {
-			if !strings.Contains(args, want) {
-				t.Errorf("%s: no %q in %s", f.name, want, args)
-			}
+			nstest.ErrorIf(t, !strings.Contains(args, want), "%s: no %q in %s", f.name, want, args)
 		}
 		if got := strings.Contains(args, "bus=rp1"); got != f.rootPort {
 			t.Errorf("%s: root port %v, want %v", f.name, got, f.rootPort)
@@ -71,94 +71,49 @@ func TestGuestArgs(t *testing.T) {
 	}
 }
 
-// entry is what a reader of the format finds.
-type entry struct {
-	Mode, Links, Major, Minor uint64
-	Name, Data                string
-}
-
-// readArchive reads the form "newc" as its description says, knowing nothing of
-// the writer.
-func readArchive(t *testing.T, b []byte) (entries []entry) {
-	t.Helper()
-	r := bytes.NewReader(b)
-	take := func(n uint64) string {
-		buf := make([]byte, n)
-		if _, err := io.ReadFull(r, buf); err != nil {
-			t.Fatal(err)
-		}
-		return string(buf)
+// The guest's file system has the plan, the modules that the plan names, and the directories of both.
+func TestInitramfs(t *testing.T) {
+	programs := t.TempDir()
+	for _, b := range binaries {
+		must(t, os.WriteFile(filepath.Join(programs, b.name), []byte(b.pkg), 0o644))
 	}
-	align := func() {
-		for (r.Size()-int64(r.Len()))%4 != 0 {
-			if take(1) != "\x00" {
-				t.Fatal("padding is not zero")
-			}
-		}
-	}
-	inodes := make(map[uint64]bool)
-	for {
-		if magic := take(6); magic != "070701" {
-			t.Fatalf("magic %q", magic)
-		}
-		var f [13]uint64
-		for i := range f {
-			n, err := strconv.ParseUint(take(8), 16, 32)
-			must(t, err)
-			f[i] = n
-		}
-		name := take(f[11])
-		align()
-		data := take(f[6])
-		align()
-		if !strings.HasSuffix(name, "\x00") {
-			t.Fatalf("name %q does not end", name)
-		}
-		name = name[:len(name)-1]
-		if name == "TRAILER!!!" {
-			if r.Len() != 0 {
-				t.Errorf("%d bytes after the end", r.Len())
-			}
-			return entries
-		}
-		if inodes[f[0]] {
-			t.Errorf("%s: inode %d twice: the kernel takes it for a link", name, f[0])
-		}
-		inodes[f[0]] = true
-		entries = append(entries, entry{f[1], f[4], f[9], f[10], name, data})
-	}
-}
-
-func TestArchive(t *testing.T) {
 	var b bytes.Buffer
-	a := &archive{w: &b}
-	a.parents("/proc")
-	a.device("/dev/console", 5, 1)
-	for n := range 5 { // every alignment of the data
-		a.add(fmt.Sprintf("/modules/%d/x", n%2)+strings.Repeat("y", n), bytes.Repeat([]byte{'z'}, n))
+	must(t, initramfs(&b, programs, []module{{"veth", []byte("v")}, {"igb", []byte("ig")}}, plan.Plan{Queues: 2}))
+	records, err := cpio.ReadAllRecords(cpio.EOFReader{RecordReader: cpio.Newc.Reader(bytes.NewReader(b.Bytes()))})
+	must(t, err)
+	files := cpio.ArchiveFromRecords(records)
+	text := func(name string) string {
+		r, ok := files.Get(name)
+		nstest.FatalIf(t, !ok || r.Mode != cpio.S_IFREG|0o755, "%s: %v, there: %v", name, r, ok)
+		data := make([]byte, r.FileSize)
+		_, err := r.ReadAt(data, 0)
+		must(t, err)
+		return string(data)
 	}
-	must(t, a.close())
-	dir := func(name string) entry { return entry{Mode: 0o40755, Links: 1, Name: name} }
-	file := func(name, data string) entry { return entry{Mode: 0o100755, Links: 1, Name: name, Data: data} }
-	want := []entry{
-		dir("proc"), dir("dev"), {Mode: 0o20600, Links: 1, Major: 5, Minor: 1, Name: "dev/console"},
-		dir("modules"), dir("modules/0"), file("modules/0/x", ""),
-		dir("modules/1"), file("modules/1/xy", "z"),
-		file("modules/0/xyy", "zz"), file("modules/1/xyyy", "zzz"), file("modules/0/xyyyy", "zzzz"),
+	for _, x := range binaries {
+		if got := text(x.name); got != x.pkg {
+			t.Errorf("%s: %q", x.name, got)
+		}
 	}
-	if d := cmp.Diff(want, readArchive(t, b.Bytes())); d != "" {
-		t.Error(d)
+	var p plan.Plan
+	must(t, json.Unmarshal([]byte(text(plan.Path)), &p))
+	if want := (plan.Plan{Queues: 2, Modules: []string{"/modules/veth.ko", "/modules/igb.ko"}}); !reflect.DeepEqual(p, want) {
+		t.Errorf("the plan is %+v, want %+v", p, want)
 	}
+	nstest.ErrorIf(t, text(p.Modules[0]) != "v" || text(p.Modules[1]) != "ig", "other modules: %v", files)
+	there := make(map[string]bool)
+	for _, r := range records {
+		if dir := path.Dir(r.Name); dir != "." && !there[dir] {
+			t.Errorf("%s precedes its directory", r.Name)
+		}
+		there[r.Name] = r.Mode&cpio.S_IFMT == cpio.S_IFDIR
+	}
+	if r, _ := files.Get("dev/console"); r.Mode != cpio.S_IFCHR|0o600 || r.Rmajor != 5 || r.Rminor != 1 {
+		t.Errorf("console: %v", r)
+	}
+	nstest.ErrorIf(t, initramfs(fullDisk{}, programs, nil, plan.Plan{}) == nil, "an archive that could not be written has no error")
 }
 
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
-
-func TestArchiveFails(t *testing.T) {
-	a := &archive{w: fullDisk{}}
-	a.add("/init", []byte("x"))
-	if a.close() == nil {
-		t.Error("an archive that could not be written closed without an error")
-	}
-}

@@ -124,7 +124,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return errors.Join(failed...)
 	}
 	if o.doc != "" {
-		return writeDoc(o.doc, o, form, runs)
+		return os.WriteFile(o.doc, matrix(o, form, runs), 0o644)
 	}
 	return nil
 }
@@ -191,7 +191,7 @@ func (l *vmRun) run(ctx context.Context, k *kernel) (*kernelRun, error) {
 	l.say("guest: %s, two %s NICs, %s mode", k.release, l.form.name, r.mode)
 	var bootErr error
 	for try := 1; try <= bootTries; try++ {
-		if err := errors.Join(remove(g.console()), remove(g.results())); err != nil {
+		if err := errors.Join(os.RemoveAll(g.console()), os.RemoveAll(g.results())); err != nil {
 			return nil, err
 		}
 		bootErr = l.qemu.boot(ctx, g)
@@ -221,13 +221,6 @@ func (l *vmRun) writeInitramfs(path string, modules []module, o task) error {
 		return err
 	}
 	return errors.Join(initramfs(f, l.dir, modules, o.plan()), f.Close())
-}
-
-func remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
 }
 
 // consoleTail is the last that the guest's kernel said, as an error.

@@ -282,11 +282,7 @@ func findFact(facts []fact, name string) *fact {
 	return nil
 }
 
-// writeDoc writes what the kernels have shown, as a page of Markdown.
-func writeDoc(path string, o options, form nicForm, runs []*kernelRun) error {
-	return os.WriteFile(path, matrix(o, form, runs), 0o644)
-}
-
+// matrix is what the kernels have shown, as a page of Markdown.
 func matrix(o options, form nicForm, runs []*kernelRun) []byte {
 	flags, suite := "", ", the data part of the\nconformance suite, and ping-pongs whose every byte is checked"
 	if o.short {

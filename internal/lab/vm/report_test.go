@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"viaxdp/bench"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/vm/plan"
 	"viaxdp/internal/ops/inspect"
 )
@@ -61,9 +62,7 @@ func green(t testing.TB, asked task) (events []plan.Event) {
 func TestJudgeGreen(t *testing.T) {
 	for _, mode := range []string{zeroCopy, native} {
 		o := judge(green(t, task{mode: mode}), task{mode: mode})
-		if err := o.err(); err != nil {
-			t.Errorf("%s: %v", mode, err)
-		}
+		nstest.WantErr(t, mode, o.err(), nil)
 		if o.tests != len(frameTests)+len(agentTests)+1+len(dataGroups) || len(o.figures) != len(task{mode: mode}.rows()) || o.boot != 4 {
 			t.Errorf("%s: %d tests, %d figures, boot %v", mode, o.tests, len(o.figures), o.boot)
 		}
@@ -83,12 +82,8 @@ func TestOrders(t *testing.T) {
 	}
 	for _, s := range (task{mode: zeroCopy, queues: 4}).plan().Steps {
 		args := strings.Join(append(s.Argv, s.Env...), " ")
-		if strings.Contains(args, "raw-afxdp") {
-			t.Errorf("%s cannot steer", s.Name)
-		}
-		if strings.Contains(args, "pingpong") && !strings.Contains(args, "--queue 3 --steer rss") {
-			t.Errorf("%s: %s", s.Name, args)
-		}
+		nstest.ErrorIf(t, strings.Contains(args, "raw-afxdp"), "%s cannot steer", s.Name)
+		nstest.ErrorIf(t, strings.Contains(args, "pingpong") && !strings.Contains(args, "--queue 3 --steer rss"), "%s: %s", s.Name, args)
 	}
 	for _, s := range (task{queues: 2, slow: 3}).plan().Steps {
 		i := slices.Index(s.Argv, "-test.timeout")
@@ -168,9 +163,7 @@ func TestJudgeRed(t *testing.T) {
 		{"nothing", "did not reach its end", func([]plan.Event) []plan.Event { return nil }},
 	} {
 		err := judge(tc.change(green(t, task{mode: zeroCopy})), task{mode: zeroCopy}).err()
-		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %v; want %q", tc.name, err, tc.want)
-		}
+		nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), tc.want), "%s: %v; want %q", tc.name, err, tc.want)
 	}
 }
 
@@ -182,9 +175,7 @@ func TestReadEvents(t *testing.T) {
 		b.Write(append(line, '\n'))
 	}
 	events, err := readEvents(&b)
-	if err != nil || judge(events, task{mode: native}).err() != nil {
-		t.Errorf("%d events, %v", len(events), err)
-	}
+	nstest.ErrorIf(t, err != nil || judge(events, task{mode: native}).err() != nil, "%d events, %v", len(events), err)
 	if _, err := readEvents(strings.NewReader("{\"Step\":\"boot\"}\nSeaBIOS\n")); err == nil {
 		t.Error("a line that is no event was taken for one")
 	}
@@ -221,9 +212,7 @@ func TestFacts(t *testing.T) {
 		t.Errorf("6.12 need not have zero-copy on virtio, nor the TX budget: %v", faults)
 	}
 	faults := missing("6.18.0", needs, facts)
-	if len(faults) != 2 { // zero-copy, and nothing known of the TX budget
-		t.Errorf("6.18: %v", faults)
-	}
+	nstest.ErrorIf(t, len(faults) != 2, "6.18: %v", faults) // zero-copy, and nothing known of the TX budget
 }
 
 func TestMatrix(t *testing.T) {
@@ -236,9 +225,7 @@ func TestMatrix(t *testing.T) {
 		"| | 6.12.1 | 6.18.1 |", "| zero-copy | no | yes |", "| tests passed | 7 | 8 |", "| 6.16 | zero-copy |",
 		"- 6.12.1, zero-copy: xdpnic: bind",
 	} {
-		if !strings.Contains(page, want) {
-			t.Errorf("no %q in\n%s", want, page)
-		}
+		nstest.ErrorIf(t, !strings.Contains(page, want), "no %q in\n%s", want, page)
 	}
 }
 
@@ -249,9 +236,7 @@ func TestPageIsInStep(t *testing.T) {
 	must(t, err)
 	page := string(b)
 	command := regexp.MustCompile("`go run ./internal/lab/vm --nic ([a-z]+) --kernel ([^ ]+)( --short)? --doc docs/kernel-support.md`").FindStringSubmatch(page)
-	if command == nil {
-		t.Fatal("the page does not say what has written it")
-	}
+	nstest.FatalIf(t, command == nil, "the page does not say what has written it")
 	form, err := findForm(command[1])
 	must(t, err)
 	cells := make(map[string][]string) // by a row's name
@@ -276,9 +261,7 @@ func TestPageIsInStep(t *testing.T) {
 		}
 		for _, n := range form.needs() {
 			got := cells[n.fact]
-			if len(got) <= i || got[i] != "yes" && atLeast(release, n.version) {
-				t.Errorf("%s: %s: %q", release, n.fact, got)
-			}
+			nstest.ErrorIf(t, len(got) <= i || got[i] != "yes" && atLeast(release, n.version), "%s: %s: %q", release, n.fact, got)
 		}
 		runs = append(runs, r)
 	}
@@ -288,9 +271,7 @@ func TestPageIsInStep(t *testing.T) {
 		if strings.HasPrefix(line, "| tested in") || strings.HasPrefix(line, "| tests passed") {
 			continue
 		}
-		if !slices.Contains(slices.Collect(strings.Lines(page)), line) {
-			t.Errorf("the page does not have %q: let a run write it again", line)
-		}
+		nstest.ErrorIf(t, !slices.Contains(slices.Collect(strings.Lines(page)), line), "the page does not have %q: let a run write it again", line)
 	}
 }
 
@@ -301,9 +282,7 @@ func FuzzEvents(f *testing.F) {
 		var b bytes.Buffer
 		for _, e := range events {
 			line, err := json.Marshal(e)
-			if err != nil {
-				f.Fatal(err)
-			}
+			nstest.Must(f, err)
 			b.Write(append(line, '\n'))
 		}
 		return b.Bytes()
@@ -320,9 +299,7 @@ func FuzzEvents(f *testing.F) {
 		if n := bytes.Count(b, []byte("\n")); len(events) > n+1 || err == nil && len(events) < n {
 			t.Fatalf("%d events in %d lines", len(events), n)
 		}
-		if err != nil && !strings.Contains(err.Error(), "line ") {
-			t.Fatal(err)
-		}
+		nstest.FatalIf(t, err != nil && !strings.Contains(err.Error(), "line "), "%v", err)
 		if back, err := readEvents(bytes.NewReader(lines(events))); err != nil || !reflect.DeepEqual(back, events) {
 			t.Fatalf("%+v are read again as %+v: %v", events, back, err)
 		}
@@ -346,8 +323,6 @@ func FuzzEvents(f *testing.F) {
 		if o.err() == nil && (!done || bad != "" || o.tests <= 0 || !o.modes[asked.mode] || len(o.figures) != len(asked.rows())) {
 			t.Fatalf("%s is good: done %v, without %q, %d tests", b, done, bad, o.tests)
 		}
-		if o.tests < 0 || len(o.figures) > len(asked.rows()) || o.events != len(events) {
-			t.Fatalf("%+v", o)
-		}
+		nstest.FatalIf(t, o.tests < 0 || len(o.figures) > len(asked.rows()) || o.events != len(events), "%+v", o)
 	})
 }
