@@ -144,13 +144,6 @@ func runPingpong(t *testing.T, program string, a, b *bed, kind string) {
 	}
 }
 
-// listens waits until a TCP port of a namespace is taken.
-func listens(t *testing.T, n *nstest.NS, port int) {
-	t.Helper()
-	want := fmt.Sprintf(":%04X ", port)
-	waitFor(t, n, "/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6", want)
-}
-
 func TestPingpong(t *testing.T) {
 	build(t)
 	for _, kind := range []string{"msg", "rdm"} {
