@@ -13,6 +13,7 @@ import (
 
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/internal/ops/status"
 )
 
@@ -23,7 +24,11 @@ func TestSuite(t *testing.T) {
 		b := newBed(t, nstest.Options{MTU: 1500})
 		suite(t, b, b, program, "tcp", b.a.IPv4.String())
 	})
-	for _, mtu := range []int{1500, 9000} {
+	mtus := []int{1500, 9000}
+	if !testsize.Every() {
+		mtus = mtus[:1]
+	}
+	for _, mtu := range mtus {
 		t.Run(fmt.Sprint("MTU ", mtu), func(t *testing.T) {
 			b := newBed(t, nstest.Options{MTU: mtu})
 			suite(t, b, b, program, "viaxdp", b.a.IPv4.String())

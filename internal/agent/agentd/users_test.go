@@ -19,6 +19,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
@@ -225,9 +226,9 @@ func TestConformance(t *testing.T) {
 // Every rule about data holds for a NIC that shares its queue with another process.
 func TestConformanceShared(t *testing.T) {
 	c := overAgents(t, true, 1)
-	c.Groups = []string{"send-receive", "rdma-write", "rdma-read", "reliability", "cq", "local"}
-	if testing.Short() {
-		c.Groups = []string{"send-receive", "local"}
+	c.Groups = []string{"send-receive", "local"}
+	if testsize.Every() {
+		c.Groups = append(c.Groups, "rdma-write", "rdma-read", "reliability", "cq")
 	}
 	vipltest.Run(t, c)
 }
@@ -235,9 +236,9 @@ func TestConformanceShared(t *testing.T) {
 // Nor does it matter on which queue a frame comes in.
 func TestConformanceAllQueues(t *testing.T) {
 	c := overAgents(t, true, 2)
-	c.Groups = []string{"send-receive", "rdma-write", "reliability"}
-	if testing.Short() {
-		c.Groups = []string{"send-receive"}
+	c.Groups = []string{"send-receive"}
+	if testsize.Every() {
+		c.Groups = append(c.Groups, "rdma-write", "reliability")
 	}
 	vipltest.Run(t, c)
 }
