@@ -223,6 +223,7 @@ func TestHostile(t *testing.T) {
 
 // A session belongs to the user that opened it, even if another user has its token, and has one connection.
 func TestTokenOfAnother(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
 	r := g.raw(t).hello()
@@ -252,6 +253,7 @@ func TestTokenOfAnother(t *testing.T) {
 // A program that does not get the answer to its resume has not died: it tries again. It may do so until its first
 // request other than for listeners.
 func TestResumeUnanswered(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
 	opened, err := g.raw(t).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
@@ -318,6 +320,7 @@ func TestDescriptorsRefused(t *testing.T) {
 // agent other than root is its limit of open files: neither with one connection nor with many that they then
 // abandon.
 func TestDescriptorsUnread(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
 	const most, connections = 80, 10
 	cfg := leastPrivilege
@@ -482,6 +485,7 @@ func stormConn(c *net.UnixConn, rnd *rand.Rand) {
 
 // A connection without a message is closed, and takes no room from others meanwhile.
 func TestHeldOpen(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 20}}, Most: 100})
 	// The requests of startAgent are over; only this one's connection is left.
