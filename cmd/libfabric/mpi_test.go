@@ -15,6 +15,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/openmpi"
 	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/lab/testsize"
 )
 
 // newHosts makes n hosts for that number of ranks each. If it is more than one, each host has an agent, since the ranks share
@@ -75,7 +76,11 @@ func mpiProgram(t *testing.T, name string) string {
 // A rank that dies ends the job.
 func TestOpenMPI(t *testing.T) {
 	program := mpiProgram(t, "ranks")
-	for _, c := range []struct{ n, ranks int }{{2, 1}, {4, 1}, {2, 2}, {2, 4}} {
+	cases := []struct{ n, ranks int }{{2, 2}, {4, 1}, {2, 1}, {2, 4}}
+	if !testsize.Every() {
+		cases = cases[:2]
+	}
+	for _, c := range cases {
 		t.Run(fmt.Sprintf("%d hosts, %d ranks each", c.n, c.ranks), func(t *testing.T) {
 			n := c.n * c.ranks
 			h := newHosts(t, c.n, c.ranks)
@@ -94,10 +99,14 @@ func TestOpenMPI(t *testing.T) {
 	}
 }
 
-// The applications of mvich/mpiapps, in C, have the results of a serial run, with one, two and four ranks a host.
+// The applications of mvich/mpiapps, in C, have the results of a serial run, with one and four ranks a host.
 func TestMPIApplications(t *testing.T) {
 	program := mpiProgram(t, "apps")
-	for _, ranks := range []int{1, 2, 4} {
+	perHost := []int{1, 4}
+	if !testsize.Every() {
+		perHost = perHost[:1]
+	}
+	for _, ranks := range perHost {
 		h := newHosts(t, 2, ranks)
 		for _, app := range [][]string{{"stencil", "200", "200"}, {"cg", "100", "1000"}} {
 			t.Run(fmt.Sprintf("%s, %d ranks a host", app[0], ranks), func(t *testing.T) {

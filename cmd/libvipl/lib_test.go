@@ -20,6 +20,7 @@ import (
 
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testsize"
 )
 
 // The library is tested as programs meet it: it is built, C programs are compiled
@@ -242,11 +243,15 @@ var pairs = []struct {
 	{"listen", "via0", nil, "listen: 3 requests waited"},
 }
 
-// TestPrograms runs every program as each compiler makes it.
+// TestPrograms runs every program as each compiler makes it: in CI as all do, elsewhere as one for C and one for C++ do.
 func TestPrograms(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
-	for _, c := range compilers {
+	some := compilers
+	if !testsize.Every() {
+		some = compilers[:2]
+	}
+	for _, c := range some {
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
 			programs(t, c, lib, newBed(t, 1500))

@@ -24,21 +24,22 @@ import (
 	"viaxdp/vipl"
 )
 
-// sharer is a program of root that shares a queue: TestProgramThatShares.
+// sharer is a program of root that shares a queue: share.
 type sharer struct {
 	cmd *exec.Cmd
 	in  io.Writer
 	out *bufio.Scanner
 }
 
-const sharerEnv = "VIA_TEST_SHARER"
+// asSharer makes the test program share.
+const asSharer = "internal-sharer"
 
 // startSharer starts a program in a namespace, which finds via-xdp in path; server: the address of the server, or nothing for the server
 // itself.
 func startSharer(t *testing.T, ns *nstest.NS, path, state, server string) *sharer {
 	t.Helper()
-	s := &sharer{cmd: exec.Command("/proc/self/exe", "-test.run=^TestProgramThatShares$")}
-	s.cmd.Env = append(os.Environ(), sharerEnv+"="+server, "PATH="+path, "VIA_AGENT=auto", "VIA_STATE_DIR="+state)
+	s := &sharer{cmd: exec.Command("/proc/self/exe", asSharer, server)}
+	s.cmd.Env = append(os.Environ(), "PATH="+path, "VIA_AGENT=auto", "VIA_STATE_DIR="+state)
 	s.cmd.Stderr = os.Stderr
 	in, err := s.cmd.StdinPipe()
 	nstest.Must(t, err)
@@ -76,21 +77,23 @@ func (s *sharer) ask(t *testing.T) {
 	s.says(t, "same")
 }
 
-// TestProgramThatShares is a program of TestProgramsOfRootShare: the server, which returns what it gets, or a client, which
-// sends and compares when it is told to.
-func TestProgramThatShares(t *testing.T) {
-	server, ok := os.LookupEnv(sharerEnv)
-	if !ok {
-		t.Skip("a program of TestProgramsOfRootShare")
-	}
+// share is a program of TestProgramsOfRootShare: the server, which returns what it gets, or a client of the server at an address, which
+// sends and compares when it is told to. It is killed in the end, so it must not be a test: testscript.Main would leave its directory.
+func share(server string) error {
 	n, err := vipl.OpenNIC("via0", vipl.WithArena(8<<20), vipl.WithSilence(time.Minute))
-	nstest.Must(t, err)
+	if err != nil {
+		return err
+	}
 	stack, err := vianet.New(n, vianet.Options{})
-	nstest.Must(t, err)
+	if err != nil {
+		return err
+	}
 	client := http.Client{Transport: &http.Transport{DialContext: stack.DialContext}}
 	if server == "" {
 		l, err := stack.Listen("via", ":80")
-		nstest.Must(t, err)
+		if err != nil {
+			return err
+		}
 		go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if all, err := io.ReadAll(r.Body); err == nil {
 				_, _ = w.Write(all)
@@ -98,9 +101,11 @@ func TestProgramThatShares(t *testing.T) {
 		}))
 	}
 	fmt.Println("ready")
-	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
 		fmt.Println(roundTrip(&client, server))
 	}
+	return in.Err()
 }
 
 // roundTrip sends bytes to the server and compares what returns.

@@ -28,12 +28,19 @@ import (
 	"viaxdp/internal/ops/ping"
 )
 
-// The test program is its own child when it is called by a hidden command.
+// The test program is its own child when it is called by a hidden command, or as a program of a test.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && slices.Contains([]string{workerCommand, guardCommand, fdstoredCommand}, os.Args[1]) {
 		os.Exit(run(context.Background(), environment{
 			args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, actions: production(),
 		}))
+	}
+	if len(os.Args) == 3 && os.Args[1] == asSharer {
+		if err := share(os.Args[2]); err != nil {
+			fmt.Println(err)
+			os.Exit(exitFailed)
+		}
+		return
 	}
 	testscript.Main(m, map[string]func(){"via-xdp": main})
 }

@@ -22,8 +22,8 @@ import (
 // Scripts of testdata/script: the program as a user types it. Two NICs talk beside them, in
 // namespaces a and b, in which "in a COMMAND" runs a command; idle, and served and peer, which
 // are joined, are of each script alone. "start a NAME COMMAND" goes on with the script, has the
-// output in NAME.out and the process in $NAME; "end NAME STATUS" ends it. "await FILE" waits for
-// a file to be there, or "await FILE PATTERN" for something in it.
+// output in NAME.out and the process in $NAME; "end NAME STATUS" ends it. "terminal KEYS OUT COMMAND" runs a command on a
+// terminal. "await FILE" waits for a file to be there, or "await FILE PATTERN" for something in it.
 func TestScripts(t *testing.T) {
 	nstest.Require(t)
 	runtimeDir := filepath.Join(t.TempDir(), "proc")
@@ -65,9 +65,10 @@ func TestScripts(t *testing.T) {
 				return nil
 			},
 			Cmds: map[string]func(*testscript.TestScript, bool, []string){
-				"start": startCommand,
-				"end":   endCommand,
-				"await": awaitFile,
+				"start":    startCommand,
+				"terminal": terminalCommand,
+				"end":      endCommand,
+				"await":    awaitFile,
 				"in": func(ts *testscript.TestScript, neg bool, args []string) {
 					if len(args) < 2 || placesOf(ts)[args[0]] == nil {
 						ts.Fatalf("in PLACE COMMAND")

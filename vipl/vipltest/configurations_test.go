@@ -9,6 +9,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
@@ -63,8 +64,8 @@ func TestConformance(t *testing.T) {
 	t.Cleanup(func() { compareReport(t, results) }) // when all configurations are done
 	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
-			if testing.Short() && !l.short {
-				t.Skip("not with -short")
+			if !testsize.Every() && !*update && !l.short {
+				t.Skip("only in CI")
 			}
 			if l.veth {
 				nstest.Require(t)

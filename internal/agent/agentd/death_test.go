@@ -95,6 +95,7 @@ func (s *stream) post(i int) error {
 // The death of an agent affects no program: a stream continues without an agent, and when the next one runs,
 // programs connect again, on the same NIC.
 func TestKillAgent(t *testing.T) {
+	t.Parallel()
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	na, nb := a.nic(), b.nic()
 	s := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
@@ -155,6 +156,7 @@ func TestKillAgent(t *testing.T) {
 // If an agent is killed at any point of opening, closing or restoring, the next one finds no more than what
 // programs have, and nothing if they have nothing.
 func TestKillAgentAnywhere(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{})
 	rounds := 15
@@ -205,6 +207,7 @@ func TestKillAgentAnywhere(t *testing.T) {
 // A program that dies frees its queue at once, and its peer is notified, also by an agent that came after the
 // connection was made, or after the death.
 func TestKillProgram(t *testing.T) {
+	t.Parallel()
 	t.Run("agent stays", func(t *testing.T) { killProgram(t, func(_ *agent, die func()) { die() }) })
 	t.Run("agent came later", func(t *testing.T) {
 		killProgram(t, func(a *agent, die func()) {
@@ -294,6 +297,7 @@ func TestProgramThatDies(t *testing.T) {
 
 // If agent and program die together, the descriptor store exits and closes everything.
 func TestKillBoth(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
 	cmd := program(t, 60001, "TestProgramThatKeeps", "", socketsEnv+"="+g.socket)
@@ -334,6 +338,7 @@ func TestProgramThatKeeps(t *testing.T) {
 // Programs of one host, of any users, on queues of their own, can connect with each other; when one dies, the other
 // is notified.
 func TestLocalPeers(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
 	g := startAgent(t, ns, agentConfig{})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
@@ -372,6 +377,7 @@ func TestLocalPeers(t *testing.T) {
 // The death of a descriptor store affects no program: its agent starts another one, from which the next agent
 // takes over the programs.
 func TestKillFDStored(t *testing.T) {
+	t.Parallel()
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	s := &stream{from: newEnd(t, a.nic()), to: newEnd(t, b.nic())}
 	connect(t, s.from, s.to, "kept")
@@ -424,6 +430,7 @@ func (a *agent) fdstored() int {
 
 // An invalid entry of the descriptor store costs no program its queue.
 func TestBadRecordsKept(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
 	opened, err := g.raw(t).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})

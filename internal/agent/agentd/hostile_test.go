@@ -16,11 +16,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/hugepages"
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -207,6 +209,7 @@ func TestHostile(t *testing.T) {
 
 // A session belongs to the user that opened it, even if another user has its token, and has one connection.
 func TestTokenOfAnother(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
 	r := g.raw(t).hello()
@@ -228,6 +231,7 @@ func TestTokenOfAnother(t *testing.T) {
 // A program that does not get the answer to its resume has not died: it tries again. It may do so until its first
 // request other than for listeners.
 func TestResumeUnanswered(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{})
 	opened, err := g.raw(t).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
@@ -284,6 +288,7 @@ func TestDescriptorsRefused(t *testing.T) {
 // agent other than root is its limit of open files: neither with one connection nor with many that they then
 // abandon.
 func TestDescriptorsUnread(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
 	const most, connections = 80, 10
 	cfg := leastPrivilege
@@ -440,6 +445,7 @@ func stormConn(c *net.UnixConn, rnd *rand.Rand) {
 
 // A connection without a message is closed, and takes no room from others meanwhile.
 func TestHeldOpen(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 20}}, Most: 100})
 	// The requests of startAgent are over; only this one's connection is left.
@@ -469,5 +475,70 @@ func TestHeldOpen(t *testing.T) {
 	nstest.Check(t, n.Close())
 	for _, r := range held {
 		nstest.FatalIf(t, !r.hungUp(), "held open")
+	}
+}
+
+// A user that keeps the socket of a closed queue, and opens that queue again and again, delays only itself:
+// other users open and close queues of the interface meanwhile.
+func TestKeptQueueHoldsUpNobody(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
+	g := startAgent(t, ns, agentConfig{})
+	const hostile, honest, waiting = 60001, 60002, 7
+	r := g.rawAs(t, hostile).hello()
+	for _, f := range r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+		Interface: "via0", Queue: 0, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
+	}}, 3) {
+		defer f.Close()
+	}
+	if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for range waiting {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				again := g.rawAs(t, hostile).hello()
+				if err := again.open(0); !errors.Is(err, unix.EBUSY) && !errors.Is(err, kagent.ErrQueueInUse) {
+					t.Errorf("the queue whose socket is kept: %v, want EBUSY", err)
+				}
+				again.c.Close()
+			}
+		})
+	}
+	defer all.Wait()
+	defer close(stop)
+	meter := schedlat.Start()
+	defer meter.Close()
+	for round := range 5 {
+		await.Until(t, "all wait", func() bool {
+			for _, u := range g.status(t).Users {
+				if u.UID == hostile && u.Queues == 1+waiting {
+					return true
+				}
+			}
+			return false
+		})
+		mark := meter.Mark()
+		n := g.rawAs(t, honest).hello()
+		// Collapsing memory into hugepages takes CPU time, which a busy machine gives late: that is no wait for the other queue.
+		files := n.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
+			Interface: "via0", Queue: 1, ArenaBytes: 8 << 20, Hugepages: hugepages.Avoid, Mode: xdpnic.ModeNative,
+		}}, 3)
+		files[0].Close() // as at a program's death: the sign of life is closed last
+		files[1].Close()
+		if _, err := n.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
+			t.Fatal(err)
+		}
+		files[2].Close()
+		// A blocked open waits for two seconds.
+		if took := time.Since(mark.At); mark.Over(time.Second) {
+			t.Errorf("round %d: another queue was opened and closed in %v", round, took)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -46,6 +47,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	flag.Set("test.parallel", "4") // on few CPUs, too: tests wait most of the time, for processes and for the kernel
 	code := m.Run()
 	// A goroutine that ends may have to wait for a processor.
 	for end := time.Now().Add(waitLimit); code == 0; {

@@ -19,6 +19,7 @@ import (
 
 // A user's resources are limited, and returned at the end.
 func TestQuota(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 2, VIs: 3, PinnedBytes: 40 << 20}}})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
@@ -110,6 +111,7 @@ func TestQuotaSecondHandle(t *testing.T) {
 // The resources of a program that has just died do not cause a refusal of the next one, whether or not the agent
 // has detected the death.
 func TestQuotaOfTheDead(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
 	for round := range 20 {
@@ -133,6 +135,7 @@ func TestQuotaOfTheDead(t *testing.T) {
 
 // A program keeps its resources when a stricter agent takes over, and they count.
 func TestQuotaAfterRestart(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	g := startAgent(t, ns, agentConfig{Processes: 1})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
@@ -209,6 +212,7 @@ func blocks(t *testing.T, f *os.File) int64 {
 
 // An interface that is not listed, or not for this user, is not served.
 func TestNotServed(t *testing.T) {
+	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	other := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"other": {}}})
 	if _, err := other.open(); !errors.Is(err, agentproto.ErrNotServed) {

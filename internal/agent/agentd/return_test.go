@@ -37,6 +37,7 @@ var returns = []struct {
 // handles and to those that have not, and nothing is left of the old interface. Programs are notified at once:
 // connected ones, and those that wait for a connection.
 func TestInterfaceReturns(t *testing.T) {
+	t.Parallel()
 	for _, how := range returns {
 		t.Run(how.name, func(t *testing.T) {
 			a, b := pair(t, nstest.Options{}, agentConfig{})
@@ -123,6 +124,7 @@ func TestInterfaceReturns(t *testing.T) {
 // A program's memory of a removed interface is charged to its user until the program releases it, also by a later
 // agent, whether or not an agent ran at the removal.
 func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
+	t.Parallel()
 	for _, here := range []bool{false, true} {
 		t.Run(fmt.Sprintf("agent there: %v", here), func(t *testing.T) {
 			ns, _ := nstest.Pair(t, nstest.Options{})

@@ -259,12 +259,14 @@ func allQueues() []vipl.Option {
 // the next one on its own. Programs die and others come, the first one among them; the agent dies, too. Nothing of
 // what the others send is lost, and in the end nothing is charged to the user.
 func TestSharedQueue(t *testing.T) {
+	t.Parallel()
 	testSharedQueue(t, nstest.Options{}, agentConfig{}, 8)
 }
 
 // Three programs share two queues, and nine: a frame that the server sends comes in on another queue than the one they
 // send on, since a veth in native mode carries what is sent on queue n to queue n.
 func TestSharedQueues(t *testing.T) {
+	t.Parallel()
 	for _, queues := range []int{2, 9} {
 		t.Run(fmt.Sprint(queues), func(t *testing.T) {
 			testSharedQueue(t, nstest.Options{Queues: queues}, agentConfig{Processes: 4, Users: map[uint32]agentd.Quota{60001: {Queues: queues}}}, 3, allQueuesEnv+"=1")
@@ -274,6 +276,7 @@ func TestSharedQueues(t *testing.T) {
 
 // All programs of one host talk with all of the other, which share the only queue on each side.
 func TestSharedQueueAllToAll(t *testing.T) {
+	t.Parallel()
 	for _, programs := range []int{1, 4, 16} {
 		if testing.Short() && programs > 4 {
 			break

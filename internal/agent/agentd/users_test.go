@@ -19,6 +19,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
@@ -123,6 +124,7 @@ func TestLeastPrivilege(t *testing.T) {
 // Nor does it need access to the directory of its socket if it is started by socket activation. An agent of
 // root with its state elsewhere does not remove the socket.
 func TestActivated(t *testing.T) {
+	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
 	cfg := leastPrivilege
 	cfg.Activated = true
@@ -205,6 +207,7 @@ func overAgents(t *testing.T, joined bool, queues int) vipltest.Config {
 
 // Every rule of the VIPL holds for a NIC that an agent has opened.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	c := overAgents(t, false, 1)
 	if testing.Short() { // what the agent has most part in
 		c.Groups = []string{"client-server", "peer-to-peer"}
@@ -214,20 +217,22 @@ func TestConformance(t *testing.T) {
 
 // Every rule about data holds for a NIC that shares its queue with another process.
 func TestConformanceShared(t *testing.T) {
+	t.Parallel()
 	c := overAgents(t, true, 1)
-	c.Groups = []string{"send-receive", "rdma-write", "rdma-read", "reliability", "cq", "local"}
-	if testing.Short() {
-		c.Groups = []string{"send-receive", "local"}
+	c.Groups = []string{"send-receive", "local"}
+	if testsize.Every() {
+		c.Groups = append(c.Groups, "rdma-write", "rdma-read", "reliability", "cq")
 	}
 	vipltest.Run(t, c)
 }
 
 // Nor does it matter on which queue a frame comes in.
 func TestConformanceAllQueues(t *testing.T) {
+	t.Parallel()
 	c := overAgents(t, true, 2)
-	c.Groups = []string{"send-receive", "rdma-write", "reliability"}
-	if testing.Short() {
-		c.Groups = []string{"send-receive"}
+	c.Groups = []string{"send-receive"}
+	if testsize.Every() {
+		c.Groups = append(c.Groups, "rdma-write", "reliability")
 	}
 	vipltest.Run(t, c)
 }

@@ -64,6 +64,7 @@ type device struct {
 	leases   map[int]*lease // by id
 	groups   map[int]*Group // queues that processes share
 	opening  map[int]*lease // queues that are reserved while they are opened or drained, without mu
+	wanted   map[int]*lease // queues that an open asks for by number, while it allocates its memory without mu
 	changed  chan struct{}  // closed when a reservation ends; nil: there is no waiter
 	udp      *ctrlport.UDP
 	fdStore  *deviceStore             // nil: there is no store
@@ -198,7 +199,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 
 // begin is the first part of setUp. Caller holds d.mu.
 func (d *device) begin(maxVIs int, store fdstore.Store) {
-	d.leases, d.opening = make(map[int]*lease), make(map[int]*lease)
+	d.leases, d.opening, d.wanted = make(map[int]*lease), make(map[int]*lease), make(map[int]*lease)
 	d.maxVIs, d.fdStore = maxVIs, newDeviceStore(store)
 	d.numbers = kagent.NewNumbers(maxVIs)
 }

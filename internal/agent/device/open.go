@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,7 @@ import (
 // How a queue is opened (device.lease), with d.mu unless stated otherwise:
 //
 //  1. steps: the modes to try, best first; modes that conflict with other queues are skipped
-//  2. newArena: the memory, without d.mu
+//  2. newArena: the memory, without d.mu; of the opens that ask for the same queue, one at a time
 //  3. climb: each mode until one is available
 //     candidates: the queues that are free
 //     device.attach: the program, as the mode requires
@@ -67,10 +68,17 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	if steps, _ := d.steps(cfg); len(steps) == 0 || steps[0] != xdpnic.ModeZeroCopy {
 		l.room, later = later, room{}
 	}
+	if cfg.Queue >= 0 {
+		d.wanted[cfg.Queue] = l
+	}
 	d.mu.Unlock()
 	nic, err := l.newArena(cfg, link.MTU)
 	l.room = later
 	d.mu.Lock()
+	if cfg.Queue >= 0 {
+		delete(d.wanted, cfg.Queue)
+		d.announce()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -397,10 +405,10 @@ func (d *device) announce() {
 	}
 }
 
-// awaitReservation releases d.mu and waits until a reservation ends. It reports whether one ended before ctx.
-// Caller holds d.mu.
+// awaitReservation releases d.mu and waits until a reservation, or an allocation for a queue, ends. It reports whether
+// one ended before ctx. Caller holds d.mu.
 func (d *device) awaitReservation(ctx context.Context) bool {
-	if len(d.opening) == 0 {
+	if len(d.opening)+len(d.wanted) == 0 {
 		return ctx.Err() == nil
 	}
 	return d.awaitChange(ctx)
@@ -481,7 +489,7 @@ func (d *device) candidates(want int, mode xdpnic.Mode) ([]int, error) {
 		n = 1
 	}
 	if want >= 0 {
-		switch l, opening := d.holderOf(want), d.opening[want]; {
+		switch l, opening := d.holderOf(want), cmp.Or(d.opening[want], d.wanted[want]); {
 		case want >= d.inputs:
 			return nil, fmt.Errorf("there is no queue %d: the interface has %d", want, d.inputs)
 		case want >= d.queues:

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"testing"
 
+	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 )
 
@@ -47,7 +48,7 @@ func TestReplay(t *testing.T) {
 // A stream fills a bottleneck, whether frames are lost at random or not, and does not fill its buffer.
 func TestAlone(t *testing.T) {
 	rates := []float64{10e6, 200e6, 1e9}
-	if testing.Short() {
+	if !testsize.Every() {
 		rates = rates[:2]
 	}
 	for _, rate := range rates {
@@ -73,7 +74,7 @@ func TestAlone(t *testing.T) {
 // Beside a flow that fills any queue a stream gets its share, and the link stays full.
 func TestBesideCubic(t *testing.T) {
 	queues := []int{150_000, 50_000, 300_000, 1_000_000}
-	if testing.Short() {
+	if !testsize.Every() {
 		queues = queues[:1]
 	}
 	for _, queue := range queues {
@@ -94,7 +95,7 @@ func TestStreamsShare(t *testing.T) {
 	}{
 		{2, 150_000, 200 * Millisecond}, {2, 50_000, 0}, {2, 150_000, 0}, {10, 50_000, 0}, {10, 150_000, 0},
 	}
-	if testing.Short() {
+	if !testsize.Every() {
 		cases = cases[:1]
 	}
 	for _, c := range cases {
@@ -116,7 +117,7 @@ func TestMarks(t *testing.T) {
 		vis  int
 		tcps []TCPAlgorithm
 	}{{1, []TCPAlgorithm{DCTCP}}, {1, nil}, {2, nil}, {10, nil}}
-	if testing.Short() {
+	if !testsize.Every() {
 		cases = cases[:1]
 	}
 	for _, c := range cases {
@@ -162,7 +163,7 @@ func TestLongPath(t *testing.T) {
 		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20, Loss: 0.001}, big, 0.90, 5 * Second, 5 * Second},
 		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20, Loss: 0.01}, big, 0.85, 5 * Second, 5 * Second},
 	}
-	if testing.Short() {
+	if !testsize.Every() {
 		cases = cases[:2]
 	}
 	for _, c := range cases {

@@ -1,5 +1,5 @@
-// Package testsize scales a test: little work with -short, some by default, and any
-// amount by an environment variable.
+// Package testsize scales a test: little work with -short, some by default, every case
+// in CI, and any amount by an environment variable.
 package testsize
 
 import (
@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 )
+
+// Every reports whether to test every case, and not only representative ones: in CI, where CI is true, unless with -short.
+func Every() bool { return os.Getenv("CI") == "true" && !testing.Short() }
 
 // Number is the value of the variable, at least 1. If it is not set, Number is some, or
 // short with -short.

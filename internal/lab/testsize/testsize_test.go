@@ -30,6 +30,18 @@ func ends(t *testing.T, do func(testing.TB)) bool {
 	return f.ended
 }
 
+// CI tests every case, except where the race detector runs.
+func TestEvery(t *testing.T) {
+	t.Setenv("CI", "true")
+	if Every() == testing.Short() {
+		t.Errorf("in CI: %v", Every())
+	}
+	t.Setenv("CI", "")
+	if Every() {
+		t.Error("outside of CI")
+	}
+}
+
 // The variable counts where it is set, and one that makes no sense ends the test.
 func TestSizes(t *testing.T) {
 	const variable = "VIA_SIZE_OF_A_TEST"

@@ -259,16 +259,18 @@ int main(int argc, char **argv)
 	out = malloc(LARGEST);
 	in = malloc(LARGEST);
 	ring();
+	if (argc > 1) {
+		MPI_Barrier(MPI_COMM_WORLD);
+		if (rank == size - 1)
+			abort(); /* the job ends */
+		sleep(60);
+	}
 	matching();
 	wildcards();
 	collectives(MPI_COMM_WORLD);
 	communicators();
 	one_sided();
 	MPI_Barrier(MPI_COMM_WORLD);
-	if (argc > 1 && rank == size - 1)
-		abort(); /* the job ends */
-	if (argc > 1)
-		sleep(60);
 	printf("rank %d of %d: %d checks\n", rank, size, checks);
 	free(out);
 	free(in);
