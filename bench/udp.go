@@ -108,9 +108,9 @@ func (u *udpSocket) poll() []byte {
 	switch errno {
 	case 0:
 		return u.in[:n]
+	case unix.EAGAIN, unix.EINTR:
 	default:
 		fail.With("receive: %w", errno)
-	case unix.EAGAIN, unix.EINTR:
 	}
 	return nil
 }
