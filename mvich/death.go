@@ -175,6 +175,18 @@ func (w *World) takeDead(from *peer, h *header) {
 	}
 }
 
+// Stop ends all operations of this rank, those that wait and later ones, with err; the other ranks see it die. It is for a
+// program that is told to end while other goroutines may be in calls: close the NIC after they have returned, since its
+// memory goes with it. Any goroutine may call it, at any time after Init; after Finalize it does nothing.
+func (w *World) Stop(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gone == nil && !w.finalized {
+		w.collapse(err)
+		w.announce()
+	}
+}
+
 // collapse ends everything: the NIC is gone, for the reason err.
 func (w *World) collapse(err error) {
 	w.gone = err

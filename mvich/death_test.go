@@ -249,6 +249,50 @@ func TestNICClosedUnderWorld(t *testing.T) {
 	})
 }
 
+// Stop ends what waits and what comes later, while other goroutines send without a pause. The other rank sees a death.
+func TestStop(t *testing.T) {
+	j := dyingJob(t, 2, 1)
+	ended := errors.New("told to end")
+	c := j.worlds[1].Comm()
+	each(t, 4, func(goroutine int) (err error) {
+		switch goroutine {
+		case 0:
+			time.Sleep(50 * time.Millisecond)
+			j.worlds[1].Stop(ended)
+			return nil
+		case 1:
+			_, err = c.Recv(nil, 0, 1)
+		case 2:
+			for err == nil {
+				err = c.Send(make([]byte, 3000), 0, 2)
+			}
+		case 3:
+			buf := make([]byte, 3000)
+			for err == nil {
+				_, err = j.worlds[0].Comm().Recv(buf, 1, 2)
+			}
+			var dead *mvich.RankError
+			if !errors.As(err, &dead) || dead.Rank != 1 {
+				return fmt.Errorf("the other rank: %v, want the death of rank 1", err)
+			}
+			return nil
+		}
+		if !errors.Is(err, ended) {
+			return fmt.Errorf("call %d: %v, want %v", goroutine, err, ended)
+		}
+		return nil
+	})
+	noError(t, j.hosts[1].NIC.Close()) // nobody uses its memory any more
+	if err := c.Send(nil, 0, 1); !errors.Is(err, ended) {
+		t.Errorf("a send afterwards: %v", err)
+	}
+	j.worlds[1].Stop(errors.New("again"))
+	if _, err := c.Recv(nil, 0, 1); !errors.Is(err, ended) {
+		t.Errorf("a receive after another Stop: %v", err)
+	}
+	j.finalize(t, 1)
+}
+
 func waitFailed(r *mvich.Request) error {
 	if _, err := r.Wait(); !errors.Is(err, vipl.ErrInvalidParameter) {
 		return fmt.Errorf("%v, want that the NIC is closed", err)

@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -95,8 +94,8 @@ func protocolOf(name string) (mvich.Protocol, error) {
 // noticed without it.
 const rankSilence = 10 * time.Second
 
-// rank is this process's part of a job that a launcher has started. When ctx ends, it
-// closes the interface, so that every operation fails. A launcher that ends signals its
+// rank is this process's part of a job that a launcher has started. When ctx ends, every
+// operation fails. A launcher that ends signals its
 // ranks once, and again when the first rank has ended; the second signal must not
 // interrupt the close. A rank that hangs gets SIGKILL.
 func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
@@ -114,14 +113,13 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 	if err != nil {
 		return err
 	}
-	shut := sync.OnceValue(nic.Close) // a second caller waits, because the process ends after it
-	defer func() { err = errors.Join(err, shut()) }()
-	stop := context.AfterFunc(ctx, func() { shut() })
-	defer stop()
+	defer func() { err = errors.Join(err, nic.Close()) }()
 	w, err := mvich.Init(nic, l, mvich.WithProtocol(p))
 	if err != nil {
-		return cmp.Or(ctx.Err(), err) // not what a closed interface says
+		return cmp.Or(ctx.Err(), err)
 	}
+	stop := context.AfterFunc(ctx, func() { w.Stop(ctx.Err()) })
+	defer stop()
 	if err := f(w.Comm()); err != nil {
 		err = cmp.Or(ctx.Err(), err)
 		w.Abort(1)
