@@ -1,6 +1,7 @@
 package vipl
 
 import (
+	"maps"
 	"slices"
 	"testing"
 
@@ -367,6 +368,50 @@ func TestTimerHeap(t *testing.T) {
 			}
 			if len(h) > 0 && h[0].due != first {
 				t.Fatalf("the first is due at %d, want %d", h[0].due, first)
+			}
+		}
+	})
+}
+
+// Frames of one or several chunks come out of the buffer as they went in, in any order. It leaves a quarter of the chunks,
+// or enough for the largest frame but at most half, to the frames that are missing.
+func TestReorderBuffer(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		chunks := rapid.IntRange(1, 64).Draw(t, "chunks")
+		most := rapid.IntRange(1, 2*chunks).Draw(t, "chunks of the largest frame")
+		late := rapid.IntRange(0, chunks).Draw(t, "late")
+		var b reorderBuffer
+		b.init(chunks, most, late)
+		room := 0
+		for b.fits(room + 1) {
+			room++
+		}
+		if room > 0 && chunks-late-room < max(chunks/4, min(most, chunks/2)) || room == 0 && chunks-late > chunks/2+chunks/4+1 {
+			t.Fatalf("room for %d of %d chunks, %d of them late", room, chunks, late)
+		}
+		kept := make(map[uint64][]xdpnic.Frame)
+		for range rapid.IntRange(0, 40).Draw(t, "steps") {
+			if n := rapid.IntRange(1, 4).Draw(t, "chunks of a frame"); b.fits(n) && rapid.Bool().Draw(t, "put") {
+				frame := make([]xdpnic.Frame, n)
+				for i := range frame {
+					frame[i] = xdpnic.Frame{Addr: rapid.Uint64().Draw(t, "address"), More: i < n-1}
+				}
+				tag := b.put(frame)
+				if kept[tag] != nil {
+					t.Fatalf("two frames have the tag %d", tag)
+				}
+				kept[tag], room = frame, room-n
+			} else if len(kept) > 0 {
+				tag := rapid.SampledFrom(slices.Sorted(maps.Keys(kept))).Draw(t, "tag")
+				frame := b.take(tag, nil)
+				if !slices.EqualFunc(frame, kept[tag], func(x, y xdpnic.Frame) bool { return x.Addr == y.Addr && x.More == y.More }) {
+					t.Fatalf("%+v came back, want %+v", frame, kept[tag])
+				}
+				delete(kept, tag)
+				room += len(frame)
+			}
+			if b.fits(room+1) || !b.fits(room) {
+				t.Fatalf("not room for %d chunks", room)
 			}
 		}
 	})
