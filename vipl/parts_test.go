@@ -332,10 +332,12 @@ func TestKeptFrames(t *testing.T) {
 func TestTimerHeap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var h timerHeap
-		conns := make([]*conn, 8)
+		conns := make([]*conn, 24) // so many that a connection takes the place of one in another part of the heap
 		want := map[*conn]int64{}
 		for i := range conns {
 			conns[i] = &conn{}
+			want[conns[i]] = int64(rapid.IntRange(1, 1000).Draw(t, "at first"))
+			h.schedule(conns[i], want[conns[i]])
 		}
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
 			c := conns[rapid.IntRange(0, len(conns)-1).Draw(t, "connection")]
@@ -368,6 +370,11 @@ func TestTimerHeap(t *testing.T) {
 			}
 			if len(h) > 0 && h[0].due != first {
 				t.Fatalf("the first is due at %d, want %d", h[0].due, first)
+			}
+			for i := 1; i < len(h); i++ {
+				if above := h[(i-1)/2].due; h[i].due < above {
+					t.Fatalf("place %d is due at %d, the one above at %d", i, h[i].due, above)
+				}
 			}
 		}
 	})
