@@ -190,6 +190,30 @@ func TestForgedOnSealed(t *testing.T) {
 	})
 }
 
+// A peer may ask for 16 RDMA reads before the first is answered. One more ends the connection.
+func TestReadsAtOnce(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{gate: true})
+	s := newSpy(t, n)
+	va, vb := openVI(t, n.a.NIC, vipl.ReliableDelivery), openVI(t, n.b.NIC, vipl.ReliableDelivery)
+	join(t, n.a.NIC, va, n.b.NIC, vb)
+	from := openBox(t, n.b.NIC).remote(0)
+	n.a.queue.Cut(true) // a, which has not asked, acknowledges no answer
+	ask := func() {
+		at, _ := vb.Expects()
+		s.forge(wire.Header{
+			Kind: wire.KindRead, VI: at.VI, Key: at.Key, Seq: at.Seq, Immediate: boxSize,
+			RemoteAddr: from.Data, RemoteHandle: uint32(from.Handle),
+		}, nil)
+	}
+	for range 16 {
+		s.counted("read", func(c vipl.Counters) uint64 { return c.Frames }, 1, ask)
+	}
+	stateIs(t, vb, vipl.Connected)
+	s.counted("one more", func(c vipl.Counters) uint64 { return c.Malformed }, 1, ask)
+	stateIs(t, vb, vipl.Error)
+	n.a.queue.Cut(false)
+}
+
 // An attacker on the path of a plain connection knows VI, key and source, and can do what the peer can, but no
 // more: nothing outside of an open region is written or read, by one byte or by far, and every attempt is
 // counted.
