@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -378,6 +379,44 @@ func TestTimerHeap(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Time in which the engine did not run counts neither as the peer's silence nor as a standstill.
+func TestForgive(t *testing.T) {
+	p, _ := quietPort()
+	p.silence = int64(8 * time.Second)
+	const late = int64(3 * time.Second)
+	for _, c := range []struct{ opened, heard, moved, due, now, wantOpened, wantHeard, wantMoved int64 }{
+		{1, 5, 7, 10, 10 + late, 1, 5 + late, 7 + late},
+		{5, 5, 7, 10, 10 + late, 5 + late, 5 + late, 7 + late},          // nothing was heard yet
+		{1, 5, 7, 10, 10 + int64(time.Second) - 1, 1, 5, 7},             // as late as a timer may be
+		{1, 9 + late, 7 + late, 10, 10 + late, 1, 10 + late, 10 + late}, // heard meanwhile
+	} {
+		x := p.newTestConn(1)
+		x.opened, x.heard, x.moved, x.due = c.opened, c.heard, c.moved, c.due
+		if p.forgive(x, c.now); x.opened != c.wantOpened || x.heard != c.wantHeard || x.moved != c.wantMoved {
+			t.Errorf("%+v: %d, %d, %d", c, x.opened, x.heard, x.moved)
+		}
+	}
+}
+
+// A waiter that leaves wakes the next one: a signal that came for both has woken one.
+func TestLeaveWaiters(t *testing.T) {
+	p, _ := quietPort()
+	var s signal
+	s.init()
+	for range 3 {
+		p.countWaiter(&s)
+	}
+	for _, others := range []int{2, 1, 0} {
+		p.leaveWaiters(&s)
+		if got := len(s.ch); got != min(others, 1) || s.waiters != others {
+			t.Errorf("%d signals and %d waiters, want %d others woken", got, s.waiters, others)
+		}
+		for len(s.ch) > 0 {
+			<-s.ch
+		}
+	}
 }
 
 // Frames of one or several chunks come out of the buffer as they went in, in any order. It leaves a quarter of the chunks,
