@@ -191,6 +191,7 @@ size_t any_event(struct bed *b, uint32_t *what, struct fi_eq_cm_entry *entry, si
 	} while (n == -FI_EAGAIN && seconds() < end);
 	if (n == -FI_EAVAIL)
 		fi_eq_readerr(b->eq, &error, 0);
+	CHECK(n != -FI_EAGAIN, "fi_eq(3): an event comes within 15 s: the %s has %s", server ? "server" : "client", b->ep ? "an endpoint" : "none");
 	CHECK(n >= (ssize_t)sizeof *entry, "fi_eq(3): an event has an entry; got %zd, error %d", n, error.err);
 	return (size_t)n - sizeof *entry;
 }
