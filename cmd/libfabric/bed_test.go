@@ -103,7 +103,6 @@ func newBed(t testing.TB, o nstest.Options, env ...string) *bed {
 	a, b := nstest.Pair(t, o)
 	return (&bed{a: a, b: b}).with(append([]string{
 		"FI_PROVIDER_PATH=" + made.dir + "/prov", "VIA_HUGEPAGES=avoid", fmt.Sprintf("VIA_SILENCE=%d", silence.Milliseconds()),
-		"VIA_ARENA=16777216", // the suite opens a hundred NICs, whose memory the kernel clears
 	}, env...)...)
 }
 
