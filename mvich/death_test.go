@@ -257,7 +257,7 @@ func TestStop(t *testing.T) {
 	each(t, 4, func(goroutine int) (err error) {
 		switch goroutine {
 		case 0:
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond) // so that the others are in calls
 			j.worlds[1].Stop(ended)
 			return nil
 		case 1:

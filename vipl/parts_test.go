@@ -333,7 +333,7 @@ func TestKeptFrames(t *testing.T) {
 func TestTimerHeap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var h timerHeap
-		conns := make([]*conn, 24) // so many that a connection takes the place of one in another part of the heap
+		conns := make([]*conn, 24) // enough that a connection takes the place of one in another part of the heap
 		want := map[*conn]int64{}
 		for i := range conns {
 			conns[i] = &conn{}

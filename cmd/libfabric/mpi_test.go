@@ -99,10 +99,10 @@ func TestOpenMPI(t *testing.T) {
 	}
 }
 
-// The applications of mvich/mpiapps, in C, have the results of a serial run, with one and four ranks a host.
+// The applications of mvich/mpiapps, in C, have the results of a serial run, with one, two and four ranks a host.
 func TestMPIApplications(t *testing.T) {
 	program := mpiProgram(t, "apps")
-	perHost := []int{1, 4}
+	perHost := []int{1, 2, 4}
 	if !testsize.Every() {
 		perHost = perHost[:1]
 	}

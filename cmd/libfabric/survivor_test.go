@@ -130,8 +130,7 @@ func TestTraffic(t *testing.T) {
 	b, here = there.with(own...), here.with(own...)
 	b.as, here.as = nil, nil
 	random := rand.New(rand.NewPCG(testsize.Seed(t), 0))
-	tr := &traffic{T: t, bed: here, program: program, dir: dir, first: map[int]holdings{}, memory: map[int]int{},
-		warm: time.Now().Add(duration / 4)}
+	tr := &traffic{T: t, bed: here, program: program, dir: dir, first: map[int]holdings{}, memory: map[int]int{}}
 	tr.serve()
 	tr.stays = connectedClient(t, b, tr.server, program, "0", "forever")
 	clients := make([]*process, 3)
@@ -206,7 +205,6 @@ type traffic struct {
 	server, stays *process
 	first         map[int]holdings // of each process, at its first rest
 	memory        map[int]int
-	warm          time.Time // until then the number of threads may grow: Go keeps as many as were once blocked at a time
 	last          [2]holdings
 }
 
@@ -235,9 +233,9 @@ func (t *traffic) rest() {
 		settled := await.Comes(func() bool {
 			var ok bool
 			now, ok = held(t.dir, pid)
-			if was, known := t.first[pid]; known { // Go may keep a thread or two, which it once needed
+			if was, known := t.first[pid]; known { // Go may keep a thread or two
 				return ok && now.VIs == was.VIs && now.regions <= was.regions+1 && now.cqs == was.cqs && now.tags == was.tags &&
-					now.fds <= was.fds && (now.threads <= was.threads+2 || time.Now().Before(t.warm))
+					now.fds <= was.fds && now.threads <= was.threads+2
 			}
 			if !ok {
 				samples = 0
@@ -256,10 +254,6 @@ func (t *traffic) rest() {
 			t.first[pid], t.memory[pid] = least, resident(pid)
 		} else if grown := resident(pid) - t.memory[pid]; grown > most {
 			t.Fatalf("%v has grown by %d bytes", p.Args, grown)
-		}
-		if was := t.first[pid]; now.threads > was.threads && time.Now().Before(t.warm) {
-			was.threads = now.threads
-			t.first[pid] = was
 		}
 		t.last[i] = now
 	}
