@@ -124,11 +124,11 @@ func (d *device) addGroup(g *Group) {
 	d.groups[g.queue] = g
 }
 
-// mayJoinLater reports whether a queue to join, or a free one, is to be expected: one of the user's is just being handed out or,
-// with opening, being opened, or its last process is being reclaimed. Caller holds d.mu.
-func (d *device) mayJoinLater(cfg Config, opening bool) bool {
+// mayJoinLater reports whether a queue to join, or a free one, is to be expected: one of the user's is just being opened or
+// handed out, or its last process is being reclaimed. Caller holds d.mu.
+func (d *device) mayJoinLater(cfg Config) bool {
 	for _, l := range d.opening {
-		if opening && l.holder.UID == cfg.Holder.UID {
+		if l.holder.UID == cfg.Holder.UID {
 			return true
 		}
 	}
@@ -167,9 +167,9 @@ func (d *device) join(cfg Config) (*lease, error) {
 }
 
 // joinSteered joins a group to whose queue the NIC steers all frames, since any other queue gets none. nil: there is
-// no such group that the process may join. While an open of the same user is under way, which may end with such a group, it waits,
-// at most until soon. Caller is as for join.
-func (d *device) joinSteered(ctx context.Context, cfg Config, soon time.Time) *lease {
+// no such group that the process may join. While an open of the same user is under way, which may end with such a group, it waits.
+// Caller is as for join.
+func (d *device) joinSteered(ctx context.Context, cfg Config) *lease {
 	for cfg.Queue == kagent.AnyQueue && cfg.Processes > 1 && !cfg.Alone && d.inputs > 1 {
 		for _, g := range d.groups {
 			if g.steering == nil || g.steering.How != steer.RSS || g.admits(cfg) != nil {
@@ -179,7 +179,7 @@ func (d *device) joinSteered(ctx context.Context, cfg Config, soon time.Time) *l
 				return l
 			}
 		}
-		if d.driver == "veth" || !d.mayJoinLater(cfg, time.Now().Before(soon)) || !d.awaitChange(ctx) {
+		if d.driver == "veth" || !d.mayJoinLater(cfg) || !d.awaitChange(ctx) {
 			break // a veth is not steered
 		}
 	}

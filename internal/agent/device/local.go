@@ -130,8 +130,7 @@ func newLocal(d *device, l *lease) *Local {
 func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*busyTime)
 	defer cancel()
-	soon := time.Now().Add(2 * busyTime) // an open that is under way for longer waits for a busy queue
-	if joined := d.joinSteered(ctx, cfg, soon); joined != nil {
+	if joined := d.joinSteered(ctx, cfg); joined != nil {
 		return joined, nil
 	}
 	for {
@@ -148,7 +147,7 @@ func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
 			return joined, nil
 		case !errors.Is(why, errNoGroup):
 			return nil, why
-		case !d.mayJoinLater(cfg, time.Now().Before(soon)) || !d.awaitChange(ctx):
+		case !d.mayJoinLater(cfg) || !d.awaitChange(ctx):
 			return nil, fmt.Errorf("%w; %w", err, why)
 		}
 	}

@@ -502,3 +502,42 @@ func TestEndLinger(t *testing.T) {
 	use(0)
 	attached(false)
 }
+
+// A process waits for an open of its user that takes longer than a busy queue is waited for, and joins its queue.
+func TestJoinsAfterLongOpen(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	busyTime = time.Second
+	defer func() { busyTime = xdpnic.DefaultBusyTimeout }()
+	cfg := small(ns)
+	cfg.Mode, cfg.Processes, cfg.Shared, cfg.Holder = xdpnic.ModeGeneric, 4, true, kagent.Holder{PID: 1, UID: 60001}
+	alive, holder, err := os.Pipe()
+	nstest.Must(t, err)
+	defer alive.Close()
+	defer holder.Close()
+	first := mustOpen(t, ns, cfg)
+	h, err := first.HandOut(nil, int(alive.Fd()))
+	nstest.Must(t, err)
+	h.Close()
+	d, g := first.dev, first.Group()
+	// As if the first open were still under way.
+	d.mu.Lock()
+	delete(d.groups, g.queue)
+	delete(d.leases, first.lease.id())
+	d.reserve(first.lease)
+	d.mu.Unlock()
+	time.AfterFunc(3*busyTime/2, func() {
+		d.mu.Lock()
+		d.announce() // another open has ended
+		d.mu.Unlock()
+	})
+	time.AfterFunc(3*busyTime, func() {
+		d.mu.Lock()
+		d.addGroup(g)
+		d.leases[first.lease.id()] = first.lease
+		d.unreserve(first.lease)
+		d.mu.Unlock()
+	})
+	if second := mustOpen(t, ns, cfg); second.Group() != g {
+		t.Error("the second process has a queue of its own")
+	}
+}
