@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"log/slog"
 	"net"
 	"net/http"
@@ -152,6 +153,11 @@ func background(ctx context.Context, args []string, socket string) error {
 	cmd := exec.Command("/proc/self/exe", append(args, "--log", log.Name())...)
 	cmd.Args[0], cmd.Stderr = "via-xdp", log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// A launcher of ranks waits until all copies of its connection to them are closed, which the program that starts the agent
+	// may have inherited.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close_range: %w", err)
+	}
 	if err := startUnblocked(cmd); err != nil {
 		return err
 	}
