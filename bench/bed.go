@@ -1,18 +1,14 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/testbed"
 )
@@ -233,9 +229,6 @@ func (b *Bed) middle(xdp bool) *testbed.Middle {
 	return b.bed.Middles()[1]
 }
 
-// agentTime is how long an agent may take to serve.
-const agentTime = 30 * time.Second
-
 // withAgents calls f while each namespace has a Kernel Agent, a process of its own.
 func (b *Bed) withAgents(f func() error) (err error) {
 	if len(b.cfg.AgentArgs) == 0 {
@@ -248,40 +241,15 @@ func (b *Bed) withAgents(f func() error) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	for i, w := range []*Worker{b.client, b.server} {
 		socket := filepath.Join(dir, fmt.Sprintf("agent%d.sock", i))
-		var stderr bytes.Buffer // read only after it has exited
-		agent, err := b.bed.Spawn(i, slices.Concat(b.cfg.AgentArgs, []string{"--socket", socket}), &stderr)
+		end, err := b.bed.Agent(i, b.cfg.AgentArgs, socket)
 		if err != nil {
-			return fmt.Errorf("agent of the %s: %w", w.name, err)
+			return fmt.Errorf("the %s: %w", w.name, err)
 		}
-		defer func() {
-			agent.Signal(unix.SIGTERM)
-			agent.Close()
-		}()
-		if err := awaitAgent(agent, socket); err != nil {
-			agent.Close()
-			return fmt.Errorf("agent of the %s: %w: %s", w.name, err, bytes.TrimSpace(stderr.Bytes()))
-		}
+		defer end()
 		w.over.Agent = socket
 		defer func() { w.over.Agent = "" }()
 	}
 	return f()
-}
-
-// awaitAgent waits until an agent serves.
-func awaitAgent(agent *testbed.Side, socket string) error {
-	late := time.After(agentTime)
-	for {
-		if c, err := net.Dial("unix", socket); err == nil {
-			return c.Close()
-		}
-		select {
-		case <-agent.Exited():
-			return errors.New("it has ended")
-		case <-late:
-			return fmt.Errorf("it does not serve within %v", agentTime)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
 }
 
 // DemoConfig of a whole demonstration.
