@@ -189,22 +189,29 @@ func (e *exitStatus) Unwrap() error { return e.err }
 
 func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *cobra.Command {
 	var percent float64
-	j := mpirun.Job{Ranks: 2, MTU: 1500, Stdout: below(env.stdout), Stderr: env.stderr}
+	j := mpirun.Job{Ranks: 2, MTU: 1500, Agent: []string{"agent"}, Stdout: below(env.stdout), Stderr: env.stderr}
 	cmd := &cobra.Command{
 		Use:   "mpirun [flags] PROGRAM [ARGUMENT...]",
-		Short: "Start the ranks of a job on this machine, each in a namespace of its own",
+		Short: "Start the ranks of a job on this machine, in namespaces that stand for hosts",
 		Long: "Starts -np processes of a program. Each gets a network namespace with an interface of its\n" +
-			"own; all interfaces are connected. PMI-1 tells the processes their ranks. Programs of\n" +
+			"own, or with --hosts the ranks share that many; all interfaces are connected. Ranks that\n" +
+			"share an interface share its queue through an agent that mpirun starts. PMI-1 tells the processes their ranks. Programs of\n" +
 			"package mvich find their interface in VIADEV_DEVICE; programs of other MPI\n" +
 			"implementations work if they speak PMI-1. Standard input is /dev/null.\n\n" +
 			"The exit status is that of the first rank that fails, or 128 plus its signal; the other\n" +
 			"ranks are then ended. mpirun removes everything that it made. Needs root.",
 		Example: "  via-xdp mpirun -np 4 via-xdp mpibench allreduce\n" +
+			"  via-xdp mpirun -np 8 --hosts 2 via-xdp mpiapp cg\n" +
 			"  via-xdp mpirun -np 4 --loss 1 via-xdp mpiapp stencil",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if j.Ranks < 1 || j.Ranks > testbed.MaxStar {
 				return fmt.Errorf("-np %d: want 1 to %d ranks", j.Ranks, testbed.MaxStar)
+			}
+			if cmd.Flags().Changed("hosts") {
+				if err := within("--hosts", j.Hosts, 1, j.Ranks); err != nil {
+					return err
+				}
 			}
 			if err := checkMTU(j.MTU); err != nil {
 				return err
@@ -224,6 +231,7 @@ func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what follows the program is the program's
 	f.IntVarP(&j.Ranks, "np", "n", j.Ranks, fmt.Sprintf("ranks, 1 to %d", testbed.MaxStar))
+	f.IntVar(&j.Hosts, "hosts", 0, "hosts that the ranks are divided among, in blocks (default: one for each rank)")
 	f.IntVar(&j.MTU, "mtu", j.MTU, fmt.Sprintf("MTU of the interfaces, %d to %d", testbed.MinMTU, testbed.MaxMTU))
 	f.BoolVar(&j.Bind, "bind", false, "pin rank 0 to the first CPU, rank 1 to the second, and so on, round robin")
 	f.Float64Var(&percent, "loss", 0, "`percent` of the frames that a hub between the ranks drops; 0: the same hub without loss")
@@ -243,7 +251,7 @@ func mpirunArgs(args []string) []string {
 		case "-np":
 			args[i] = "--np"
 			i++
-		case "--np", "-n", "--mtu", "--loss":
+		case "--np", "-n", "--hosts", "--mtu", "--loss":
 			i++ // its value
 		}
 	}

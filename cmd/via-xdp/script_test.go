@@ -58,11 +58,18 @@ func TestScripts(t *testing.T) {
 				idle, _ := nstest.Pair(tb, nstest.Options{}) // an interface that no program has open
 				served, peer := nstest.Pair(tb, nstest.Options{})
 				e.Values[placesKey{}] = places{"a": a.NS, "b": b.NS, "idle": idle, "served": served, "peer": peer}
-				e.Vars = append(e.Vars, "GORACE="+os.Getenv("GORACE"),
+				inside := func(n *nstest.NS) string { return strings.Join(n.Inside(tb), " ") }
+				e.Vars = append(e.Vars, "IN_SERVED="+inside(served), "IN_PEER="+inside(peer), "NIC="+served.Name, "GORACE="+os.Getenv("GORACE"),
 					"VIA_RUNTIME_DIR="+runtimeDir, "VIA_STATE_DIR="+filepath.Join(e.WorkDir, "state"),
 					"A="+a.NS.IPv4.String(), "IDLE="+idle.IPv4.String(), "PEER_OF_IDLE=10.99.0.2", "SERVED="+served.IPv4.String(),
 					"VI_A="+fmt.Sprintf("%08x", va.Number), fmt.Sprint("PID=", os.Getpid()))
 				return nil
+			},
+			Condition: func(name string) (bool, error) {
+				if name == "ci" {
+					return os.Getenv("CI") == "true", nil
+				}
+				return false, fmt.Errorf("condition %q", name)
 			},
 			Cmds: map[string]func(*testscript.TestScript, bool, []string){
 				"start":    startCommand,

@@ -5,6 +5,9 @@
 //	       ---- socket, PMI-1 ----> rank 1    in namespace 1: via0 10.77.0.2
 //	       <--- standard output and error ---
 //
+// With fewer hosts than ranks, the ranks of a host share its namespace and interface, and an agent of the host lets them share
+// the interface's queue.
+//
 // A rank finds PMI_FD, PMI_RANK and PMI_SIZE in its environment, and in VIADEV_DEVICE the name of its interface.
 // Programs of other MPI implementations that speak PMI-1, such as MPICH's, can be started, too.
 //
@@ -22,6 +25,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -36,13 +41,18 @@ import (
 // Job is what to start.
 type Job struct {
 	Ranks   int      // 1 to testbed.MaxStar
+	Hosts   int      // namespaces that the ranks are divided among, in blocks; 0: one for each rank
 	Program []string // and its arguments
 	Env     []string // more variables, NAME=value
 	MTU     int      // of the interfaces; 0: 1500
 	Bind    bool     // rank i runs on CPU i, counted around
 	Prefix  bool     // lines of output begin with the rank: "3: "
 
-	// Lossy joins the ranks by a hub that loses a share of the frames; with 0, frames take the same path without losses.
+	// Agent is this program's arguments with which it becomes a Kernel Agent, before --socket PATH. Each host has one if there
+	// are fewer hosts than ranks, and VIA_AGENT names its socket to the ranks.
+	Agent []string
+
+	// Lossy joins the hosts by a hub that loses a share of the frames; with 0, frames take the same path without losses.
 	// No frames are segmented behind the hub.
 	Lossy bool
 	Loss  float64
@@ -79,20 +89,31 @@ func Run(ctx context.Context, j Job) error {
 	if j.MTU == 0 {
 		j.MTU = 1500
 	}
+	if j.Hosts == 0 {
+		j.Hosts = j.Ranks
+	}
+	if j.Hosts < 1 || j.Hosts > j.Ranks {
+		return fmt.Errorf("%d hosts for %d ranks: want 1 to one for each rank", j.Hosts, j.Ranks)
+	}
 	path, err := exec.LookPath(j.Program[0])
 	if err != nil {
 		return err
 	}
 	var star *testbed.Star
 	if j.Lossy {
-		star, err = testbed.NewLossyStar(j.Ranks, j.MTU, j.Loss)
+		star, err = testbed.NewLossyStar(j.Hosts, j.MTU, j.Loss)
 	} else {
-		star, err = testbed.NewStar(j.Ranks, j.MTU)
+		star, err = testbed.NewStar(j.Hosts, j.MTU)
 	}
 	if err != nil {
 		return err
 	}
 	defer star.Close()
+	agents, err := j.agents(star)
+	if err != nil {
+		return err
+	}
+	defer agents.close()
 	cpus, err := testbed.AllowedCPUs()
 	if err != nil {
 		return err
@@ -108,10 +129,11 @@ func Run(ctx context.Context, j Job) error {
 			cpu = cpus[i%len(cpus)]
 		}
 		cmd := exec.Command(path, j.Program[1:]...)
-		cmd.Env = append(os.Environ(), j.Env...)
+		host := hostOf(i, j.Ranks, j.Hosts)
+		cmd.Env = slices.Concat(os.Environ(), agents.env(host), j.Env)
 		cmd.Stdout, cmd.Stderr = j.output(i, j.Stdout, turns[0]), j.output(i, j.Stderr, turns[1])
 		cmd.WaitDelay = grace // for output that others hold open
-		if err := r.start(i, star, cpu, cmd); err != nil {
+		if err := r.start(i, host, star, cpu, cmd); err != nil {
 			r.server.End()
 			r.signal(syscall.SIGKILL)
 			r.wait(ctx)
@@ -119,6 +141,66 @@ func Run(ctx context.Context, j Job) error {
 		}
 	}
 	return r.wait(ctx)
+}
+
+// hostOf returns the host of a rank: the ranks are divided in blocks, and the first hosts have one more if they are unequal.
+func hostOf(rank, ranks, hosts int) int {
+	each, more := ranks/hosts, ranks%hosts
+	if rank < more*(each+1) {
+		return rank / (each + 1)
+	}
+	return more + (rank-more*(each+1))/each
+}
+
+// agents are the Kernel Agents of a job, one of each host; none if each rank has a host of its own.
+type agents struct {
+	dir  string // of their sockets
+	ends []func()
+}
+
+func (j *Job) agents(star *testbed.Star) (*agents, error) {
+	a := new(agents)
+	if j.Hosts == j.Ranks {
+		return a, nil
+	}
+	if len(j.Agent) == 0 {
+		return nil, errors.New("ranks that share a host, and no agent for it")
+	}
+	dir, err := os.MkdirTemp("", "via-xdp-mpirun")
+	if err != nil {
+		return nil, err
+	}
+	a.dir = dir
+	for i := range j.Hosts {
+		end, err := star.Agent(i, j.Agent, a.socket(i))
+		if err != nil {
+			a.close()
+			return nil, fmt.Errorf("host %d: %w", i, err)
+		}
+		a.ends = append(a.ends, end)
+	}
+	return a, nil
+}
+
+func (a *agents) socket(host int) string {
+	return filepath.Join(a.dir, fmt.Sprintf("agent%d.sock", host))
+}
+
+// env tells a rank of the host where its agent is.
+func (a *agents) env(host int) []string {
+	if len(a.ends) == 0 {
+		return nil
+	}
+	return []string{"VIA_AGENT=" + a.socket(host)}
+}
+
+func (a *agents) close() {
+	for _, end := range a.ends {
+		end()
+	}
+	if a.dir != "" {
+		_ = os.RemoveAll(a.dir)
+	}
 }
 
 // oneWriter reports whether a and b are the same writer. Writers that cannot be compared are not.
@@ -156,7 +238,7 @@ type ending struct {
 	err  error
 }
 
-func (r *run) start(i int, star *testbed.Star, cpu int, cmd *exec.Cmd) error {
+func (r *run) start(i, host int, star *testbed.Star, cpu int, cmd *exec.Cmd) error {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -171,8 +253,8 @@ func (r *run) start(i int, star *testbed.Star, cpu int, cmd *exec.Cmd) error {
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Env = append(cmd.Env,
 		"PMI_FD=3", "PMI_RANK="+strconv.Itoa(i), "PMI_SIZE="+strconv.Itoa(r.job.Ranks),
-		"VIADEV_DEVICE="+star.Ends[i].Name)
-	if err := star.Start(i, cpu, cmd); err != nil {
+		"VIADEV_DEVICE="+star.Ends[host].Name)
+	if err := star.Start(host, cpu, cmd); err != nil {
 		conn.Close()
 		return err
 	}

@@ -23,7 +23,21 @@ import (
 // The test program is a rank, too.
 const asRank = "VIA_MPIRUN_RANK_OF_A_TEST"
 
+// As an agent it has this argument, and the socket is the last one.
+const asAgent = "agent-of-a-test"
+
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == asAgent {
+		err := errors.New("it fails")
+		if os.Args[2] != "fails" {
+			_, err = net.Listen("unix", os.Args[len(os.Args)-1])
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+		select {}
+	}
 	if how := os.Getenv(asRank); how != "" {
 		if err := beRank(how); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -108,6 +122,42 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// Ranks of a host have its namespace, and an agent there that ends with the job.
+func TestHosts(t *testing.T) {
+	nstest.Require(t)
+	var out bytes.Buffer
+	j := Job{Ranks: 5, Hosts: 2, Agent: []string{asAgent}, Prefix: true, Stdout: &out, Stderr: &out,
+		Program: []string{"sh", "-c", "test -S $VIA_AGENT && echo $(readlink /proc/self/ns/net) $VIA_AGENT"}}
+	nstest.Must(t, Run(t.Context(), j))
+	hosts := make(map[string]string)
+	for line := range strings.Lines(out.String()) {
+		rank, host, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		hosts[rank] = host
+	}
+	a, b := hosts["0"], hosts["3"]
+	if a == b || len(hosts) != 5 || hosts["1"] != a || hosts["2"] != a || hosts["4"] != b {
+		t.Errorf("%s", &out)
+	}
+	if _, err := os.Stat(a[strings.Index(a, "/"):]); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("an agent's socket: %v", err)
+	}
+	j.Agent = []string{asAgent, "fails"}
+	if err := Run(t.Context(), j); err == nil || !strings.Contains(err.Error(), "it fails") {
+		t.Errorf("an agent that does not start: %v", err)
+	}
+}
+
+// The ranks are divided in blocks that differ by one at most.
+func TestHostOf(t *testing.T) {
+	for want, c := range map[string][2]int{"0123": {4, 4}, "0000": {4, 1}, "00001111": {8, 2}, "0001122": {7, 3}, "0011223": {7, 4}} {
+		var got strings.Builder
+		for rank := range c[0] {
+			fmt.Fprint(&got, hostOf(rank, c[0], c[1]))
+		}
+		nstest.Equal(t, fmt.Sprint(c), got.String(), want)
+	}
+}
+
 // However a rank ends the job, the others end soon, and the error names the rank and its status.
 func TestEnds(t *testing.T) {
 	nstest.Require(t)
@@ -189,6 +239,8 @@ func TestWrong(t *testing.T) {
 		"not there":       {Ranks: 1, Program: []string{"/nothing/here"}},
 		"no ranks":        {Program: []string{"true"}},
 		"too many":        {Ranks: 1000, Program: []string{"true"}},
+		"more hosts":      {Ranks: 2, Hosts: 3, Program: []string{"true"}},
+		"no agent":        {Ranks: 2, Hosts: 1, Program: []string{"true"}},
 		"an MTU of a bit": {Ranks: 1, MTU: 1, Program: []string{"true"}},
 	} {
 		if err := Run(t.Context(), j); err == nil {
