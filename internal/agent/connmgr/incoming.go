@@ -306,7 +306,7 @@ func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 	for sent := 1; ; sent++ {
 		m.send(accept)
 		if retry.timer == nil {
-			m.accepting.spin(m.transport, in.established)
+			m.accepting.spin(m.transport, func() bool { return isClosed(in.established) })
 		}
 		asked := time.Now()
 		select {

@@ -111,14 +111,7 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-func (l *Listener) IsClosed() bool {
-	select {
-	case <-l.done:
-		return true
-	default:
-		return false
-	}
-}
+func (l *Listener) IsClosed() bool { return isClosed(l.done) }
 
 // Wait returns one request to local; see [kagent.Agent].
 func (m *Manager) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
@@ -181,6 +174,7 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint3
 	m.mu.Unlock()
 	m.sendAll(out)
 
+	m.listening.spin(m.transport, func() bool { return len(w.ch) > 0 })
 	select {
 	case in := <-w.ch:
 		return in, nil

@@ -43,6 +43,7 @@ type Manager struct {
 	done      chan struct{} // closed by Close
 	asking    spinner       // waits for the answer to a Request
 	accepting spinner       // waits for the answer to an Accept
+	listening spinner       // waits for a Request
 	// Reprobe, unless nil, is called for a peer that does not answer a user's request. It returns
 	// at the latest when ctx ends. It must be set before the first request.
 	Reprobe func(ctx context.Context, user uint32, local, peer netip.Addr)

@@ -37,6 +37,33 @@ func TestEstablishedByData(t *testing.T) {
 	})
 }
 
+// polledSink is a sink whose Poll is the test's.
+type polledSink struct {
+	*sink
+	poll func() bool
+}
+
+func (p *polledSink) Poll() bool { return p.poll() }
+
+// A server that waits takes the request off the transport itself, so that no goroutine need be woken.
+func TestWaitPolls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &polledSink{sink: &sink{closed: make(chan struct{})}}
+		m := connmgr.NewManager(p, 0)
+		defer m.Close()
+		polls := 0
+		p.poll = func() bool {
+			if polls++; polls == 3 {
+				m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
+			}
+			return polls == 3
+		}
+		_, err := m.Wait(within(time.Second), kagent.Address{Disc: echo})
+		nstest.Must(t, err)
+		nstest.Equal(t, "polls until the request", polls, 3)
+	})
+}
+
 // An acceptor that was stopped for longer than its peer may be silent processes the peer's messages when it
 // continues.
 func TestAcceptGoesOn(t *testing.T) {

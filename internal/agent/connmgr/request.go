@@ -118,7 +118,7 @@ func (r *request) run(ctx context.Context) (*kagent.Answer, kagent.Incoming, err
 			lost = err
 		}
 		if retry.timer == nil {
-			r.m.asking.spin(r.m.transport, r.result)
+			r.m.asking.spin(r.m.transport, func() bool { return isClosed(r.result) })
 		}
 		select {
 		case <-r.result:

@@ -22,6 +22,16 @@ type poller interface {
 	Poll() bool
 }
 
+// isClosed reports whether c is closed.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // spinner knows how long a kind of wait may spin.
 type spinner struct {
 	waiting atomic.Int32 // goroutines in such a wait: several do not spin, since each would take the others' CPU time
@@ -29,8 +39,8 @@ type spinner struct {
 	halved  atomic.Int32 // how often spinMost is halved
 }
 
-// spin returns when done is closed, or when it has spun for long enough.
-func (s *spinner) spin(t Transport, done <-chan struct{}) {
+// spin returns when done is, or when it has spun for long enough.
+func (s *spinner) spin(t Transport, done func() bool) {
 	p, ok := t.(poller)
 	if !ok {
 		return
@@ -43,11 +53,9 @@ func (s *spinner) spin(t Transport, done <-chan struct{}) {
 	}
 	for begin := time.Now(); s.waiting.Load() == 1; {
 		got := p.Poll()
-		select {
-		case <-done:
+		if done() {
 			s.halved.Store(0)
 			return
-		default:
 		}
 		if time.Since(begin) >= budget {
 			s.halved.Store(min(s.halved.Load()+1, 10))

@@ -26,12 +26,16 @@ func (p *polledTransport) Poll() bool {
 	return p.polls == p.last
 }
 
+func (p *polledTransport) isDone() bool { return isClosed(p.done) }
+
+func never() bool { return false }
+
 // A wait spins until its answer has come. Waits without an answer spin ever shorter, until one is answered.
 func TestSpin(t *testing.T) {
 	var s spinner
 	answered := func() {
 		p := &polledTransport{last: 3, done: make(chan struct{})}
-		for s.spin(p, p.done); p.polls < p.last; s.spin(p, p.done) { // a spin may end early where there is no CPU for it
+		for s.spin(p, p.isDone); p.polls < p.last; s.spin(p, p.isDone) { // a spin may end early where there is no CPU for it
 		}
 		nstest.ErrorIf(t, p.polls != p.last, "%d polls until the answer of poll %d", p.polls, p.last)
 		if s.halved.Load() != 0 {
@@ -40,7 +44,7 @@ func TestSpin(t *testing.T) {
 	}
 	answered()
 	for i := range int32(20) {
-		s.spin(&polledTransport{}, nil)
+		s.spin(&polledTransport{}, never)
 		if want := min(i+1, 10); s.halved.Load() != want {
 			t.Fatalf("after %d waits in vain spins are halved %d times, not %d", i+1, s.halved.Load(), want)
 		}
@@ -48,7 +52,7 @@ func TestSpin(t *testing.T) {
 	begin, polls := time.Now(), 0
 	for range 20 {
 		p := &polledTransport{}
-		s.spin(p, nil)
+		s.spin(p, never)
 		polls += p.polls
 	}
 	if took := time.Since(begin); polls > 20*100 {
@@ -65,12 +69,12 @@ func TestSpinAlone(t *testing.T) {
 	for range 4 {
 		all.Go(func() {
 			p := &polledTransport{}
-			if s.spin(p, nil); p.polls != 0 {
+			if s.spin(p, never); p.polls != 0 {
 				t.Errorf("%d polls beside another wait", p.polls)
 			}
 		})
 	}
 	all.Wait()
-	s.spin(struct{ Transport }{&polledTransport{}}, nil)
+	s.spin(struct{ Transport }{&polledTransport{}}, never)
 	nstest.Equal(t, "goroutines that wait", s.waiting.Load(), 1)
 }
