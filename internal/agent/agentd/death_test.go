@@ -341,8 +341,8 @@ func TestLocalPeers(t *testing.T) {
 	t.Parallel()
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
 	g := startAgent(t, ns, agentConfig{})
-	native := vipl.WithMode(xdpnic.ModeNative, true)
-	s := &stream{from: newEnd(t, g.nic(native)), to: newEnd(t, g.nic(native))}
+	native, one := vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSteering(vipl.SteerOff)
+	s := &stream{from: newEnd(t, g.nic(native, one)), to: newEnd(t, g.nic(native, one))}
 	nstest.FatalIf(t, s.from.nic.Info().Queue == s.to.nic.Info().Queue, "both on one queue")
 	connect(t, s.from, s.to, "neighbour")
 	for range 5000 {

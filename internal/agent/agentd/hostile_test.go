@@ -131,7 +131,7 @@ func busy(t *testing.T, a, b *agent, opts ...vipl.Option) (end func()) {
 func TestHostile(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, b := pair(t, nstest.Options{Queues: 2}, agentConfig{})
-	end := busy(t, a, b, native)
+	end := busy(t, a, b, native, vipl.WithSteering(vipl.SteerOff)) // the other queue is for the programs of the test
 
 	frame := func(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
 	for name, bytes := range map[string][]byte{
@@ -382,7 +382,7 @@ func (a *agent) rawAs(t testing.TB, uid int) *raw {
 func TestStorm(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, b := pair(t, nstest.Options{Queues: 2}, agentConfig{})
-	end := busy(t, a, b, native)
+	end := busy(t, a, b, native, vipl.WithSteering(vipl.SteerOff)) // the other queue is for the programs of the test
 	n := 10_000
 	if testing.Short() {
 		n = 500

@@ -48,8 +48,8 @@ func program(t testing.TB, uid uint32, test, sub string, env ...string) *exec.Cm
 func TestQueuesOut(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	g := startAgent(t, ns, agentConfig{})
-	first := g.nic(vipl.WithMode(xdpnic.ModeNative, true))
-	second := g.nic(vipl.WithMode(xdpnic.ModeNative, true))
+	native, one := vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSteering(vipl.SteerOff)
+	first, second := g.nic(native, one), g.nic(native, one)
 	if q, r := first.Info().Queue, second.Info().Queue; q == r {
 		t.Errorf("both on queue %d", q)
 	}
@@ -79,7 +79,7 @@ func TestSteeringNote(t *testing.T) {
 			_, err = e.SetChannels(ns.Name, ethtool.Channels{RxCount: uint32(c.rx), TxCount: uint32(c.tx)})
 			return err
 		}))
-		r := startAgent(t, ns, agentConfig{}).rawAs(t, c.uid).hello()
+		r := startAgent(t, ns, agentConfig{Processes: 1}).rawAs(t, c.uid).hello()
 		reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
 			Interface: ns.Name, Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative, Steer: kagent.SteerByRSS,
 		}})

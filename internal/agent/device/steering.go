@@ -73,14 +73,15 @@ func (l *lease) steer(cfg kagent.Config) {
 }
 
 // extraQueues returns the queues that a lease is to have beside its own, which it chooses then; nil: none. With SteerAll, or
-// by default if the NIC has no rules and a few queues, a lease has all that receive, unless another one has any. Caller holds
-// d.mu and is on a thread of the interface's namespace.
+// by default if the NIC has no rules and a few queues, a lease has all that receive, unless another one has any. On a veth, where
+// a frame arrives on the queue on which it was sent, the default is so only for a lease that other processes may share: on queues of
+// their own they would reach only peers on the same queue. Caller holds d.mu and is on a thread of the interface's namespace.
 func (d *device) extraQueues(cfg *Config) (extra []int) {
 	if d.inputs < 2 || d.inputs > 1+xdpnic.MaxExtraQueues || cfg.OneQueue || d.oneQueue || !d.idle() {
 		return nil
 	}
 	if cfg.Steer != kagent.SteerAll && (cfg.Steer != kagent.SteerByRules || cfg.Queue != kagent.AnyQueue ||
-		d.driver == "veth" || d.inputs > kagent.AutoQueues || d.ruleWorks(cfg.Port)) {
+		d.driver == "veth" && cfg.Processes <= 1 || d.inputs > kagent.AutoQueues || d.ruleWorks(cfg.Port)) {
 		return nil
 	}
 	if cfg.Queue == kagent.AnyQueue {

@@ -422,6 +422,7 @@ func TestAllQueuesByDefault(t *testing.T) {
 		"off":                    {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.Steer = kagent.SteerOff }, nil},
 		"table":                  {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.Steer = kagent.SteerByRSS }, nil},
 		"veth":                   {func(d *device, _ *Config, _ *fakeSteered) { d.driver = "veth" }, nil},
+		"veth, to be shared":     {func(d *device, cfg *Config, _ *fakeSteered) { d.driver, cfg.Processes = "veth", 16 }, []int{1, 2}},
 		"a queue is taken":       {func(d *device, _ *Config, _ *fakeSteered) { newLease(d, 2) }, nil},
 		"no more than one":       {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.OneQueue, cfg.Steer = true, kagent.SteerAll }, nil},
 		"of an earlier agent":    {func(d *device, cfg *Config, _ *fakeSteered) { d.oneQueue, cfg.Steer = true, kagent.SteerAll }, nil},
@@ -450,7 +451,7 @@ func TestAllQueuesByDefault(t *testing.T) {
 func TestJoinsSteeredQueue(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg := small(ns)
-	cfg.Mode, cfg.RequireMode, cfg.Queue = xdpnic.ModeNative, true, kagent.AnyQueue
+	cfg.Mode, cfg.RequireMode, cfg.Queue, cfg.Steer = xdpnic.ModeNative, true, kagent.AnyQueue, kagent.SteerByRSS
 	cfg.Processes, cfg.Shared, cfg.Holder = 4, true, kagent.Holder{PID: 1, UID: 60001}
 	alive, holder, err := os.Pipe()
 	nstest.Must(t, err)

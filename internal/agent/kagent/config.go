@@ -59,7 +59,7 @@ type Steering = steer.How
 const AutoQueues = 4
 
 // The values. SteerByRules is the default. If the NIC has no rules, and the interface at most AutoQueues queues, which are all
-// free, it is SteerAll.
+// free, it is SteerAll; on a veth only through an agent whose other programs may share the queues.
 const (
 	SteerByRules = steer.Rules // a rule of the flow classifier, for the one port
 	SteerByRSS   = steer.RSS   // where there are no rules, the hash's indirection table, for all traffic
