@@ -83,7 +83,7 @@ var allowed = map[string][]string{
 	"internal/lab/testbed":       {"hugepages", "internal/base/rundir", "internal/base/thread", "internal/lab/veth"},
 	"internal/lab/veth":          {"internal/base/thread"},
 	"internal/ops/mpirun":        {"internal/lab/testbed", "mvich/pmi"},
-	"internal/lab/torture":       {"bpf", "hugepages", "internal/agent/agentclient", "internal/agent/agentd", "internal/agent/device", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/gso", "internal/base/wire", "internal/lab/schedlat", "internal/lab/testbed", "internal/lab/veth", "vianet", "vipl", "xdpnic", "xdpnic/xdpnictest"},
+	"internal/lab/torture":       {"bpf", "hugepages", "internal/agent/agentclient", "internal/agent/agentd", "internal/agent/device", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/gso", "internal/base/wire", "internal/lab/fail", "internal/lab/schedlat", "internal/lab/testbed", "internal/lab/veth", "vianet", "vipl", "xdpnic", "xdpnic/xdpnictest"},
 	"internal/ops/proxy":         {"vianet"},
 	"internal/layers":            {},
 	"internal/docs":              {},

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 )
@@ -146,17 +147,14 @@ func (b *Bed) Close() error {
 
 // Open opens the interface on both sides.
 func (b *Bed) Open(cfg NICConfig) error {
-	return onBoth(func(side int) error { return b.OpenSide(side, cfg) })
+	return fail.Try(func() { onBoth(func(side int) { fail.If(b.OpenSide(side, cfg)) }) })
 }
 
 // onBoth does something on one side, and then on the other.
-func onBoth(f func(side int) error) error {
+func onBoth(f func(side int)) {
 	for side := range 2 {
-		if err := f(side); err != nil {
-			return fmt.Errorf("side %d: %w", side, err)
-		}
+		fail.During(fmt.Sprint("side ", side), func() { f(side) })
 	}
-	return nil
 }
 
 // OpenSide opens the interface on one side.
@@ -168,7 +166,7 @@ func (b *Bed) OpenSide(side int, cfg NICConfig) error {
 
 // Start starts flows on both sides. Side 1 asks for the connections.
 func (b *Bed) Start(cfg FlowConfig) error {
-	return onBoth(func(side int) error { return b.StartSide(side, cfg) })
+	return fail.Try(func() { onBoth(func(side int) { fail.If(b.StartSide(side, cfg)) }) })
 }
 
 // StartSide starts the flows of one side.
@@ -267,17 +265,12 @@ type Unwanted struct {
 
 // Unwanted of a side, since the bed was made.
 func (b *Bed) Unwanted(side int) (u Unwanted, err error) {
-	err = b.Site.Do(side, func() error {
-		p, err := procfs.NewProc(unix.Gettid()) // of the side's namespace
-		if err != nil {
-			return err
-		}
-		v4, err := p.Snmp()
-		if err != nil {
-			return err
-		}
+	err = b.Site.Do(side, func() (err error) {
+		defer fail.Catch(&err)
+		p := fail.Must(procfs.NewProc(unix.Gettid())) // of the side's namespace
+		v4 := fail.Must(p.Snmp())
 		if v4.Udp.NoPorts == nil || v4.Icmp.OutDestUnreachs == nil {
-			return errors.New("/proc/net/snmp does not count datagrams without a socket")
+			fail.With("/proc/net/snmp does not count datagrams without a socket")
 		}
 		v6, err := p.Snmp6() // empty with a kernel without IPv6
 		count := func(n *float64) uint64 {
@@ -295,25 +288,16 @@ func (b *Bed) Unwanted(side int) (u Unwanted, err error) {
 
 // detach takes a process's XDP program off its interface, as another privileged program
 // could.
-func detach(pid int) error {
-	id, err := linkID(pid)
-	if err != nil {
-		return err
-	}
-	l, err := link.NewFromID(id)
-	if err != nil {
-		return err
-	}
+func detach(pid int) (err error) {
+	defer fail.Catch(&err)
+	l := fail.Must(link.NewFromID(fail.Must(linkID(pid))))
 	return errors.Join(l.Detach(), l.Close())
 }
 
 // linkID finds a process's link to its interface among its files. Interface
 // numbers would not do: namespaces have the same ones.
 func linkID(pid int) (link.ID, error) {
-	infos, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
-	if err != nil {
-		return 0, err
-	}
+	infos, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid)) // the pattern is a good one
 	for _, name := range infos {
 		text, err := os.ReadFile(name)
 		if err != nil || !strings.Contains(string(text), "link_type:\txdp") {

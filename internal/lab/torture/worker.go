@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 )
@@ -46,17 +47,17 @@ const (
 )
 
 // commands are what workers can do.
-var commands = map[string]func(*worker, *command) (*Report, error){
+var commands = map[string]func(*worker, *command) *Report{
 	doOpen:   (*worker).open,
-	doStart:  func(w *worker, c *command) (*Report, error) { return nil, w.start(*c.Flows) },
-	doReport: func(w *worker, _ *command) (*Report, error) { return w.report() },
-	doStop:   func(w *worker, _ *command) (*Report, error) { return w.stopFlows() },
-	doFree:   func(w *worker, _ *command) (*Report, error) { return w.free() },
-	doCount:  func(w *worker, _ *command) (*Report, error) { return w.traffic.count() },
-	doClose:  func(w *worker, _ *command) (*Report, error) { return w.close() },
+	doStart:  func(w *worker, c *command) *Report { w.start(*c.Flows); return nil },
+	doReport: func(w *worker, _ *command) *Report { return w.report() },
+	doStop:   func(w *worker, _ *command) *Report { return w.stopFlows() },
+	doFree:   func(w *worker, _ *command) *Report { return w.free() },
+	doCount:  func(w *worker, _ *command) *Report { return w.traffic.count() },
+	doClose:  func(w *worker, _ *command) *Report { return w.close() },
 
 	"become": silently((*actor).become),
-	"result": silently(func(*actor, *command) error { return nil }),
+	"result": silently(func(*actor, *command) {}),
 	"agent":  silently((*actor).serveAgent),
 	"serve":  silently((*actor).serve),
 	"dial":   silently((*actor).dial),
@@ -66,8 +67,8 @@ var commands = map[string]func(*worker, *command) (*Report, error){
 }
 
 // silently is a command whose answer has no Report.
-func silently(f func(*actor, *command) error) func(*worker, *command) (*Report, error) {
-	return func(w *worker, c *command) (*Report, error) { return nil, f(&w.actor, c) }
+func silently(f func(*actor, *command)) func(*worker, *command) *Report {
+	return func(w *worker, c *command) *Report { f(&w.actor, c); return nil }
 }
 
 // answer is what a worker says to a command.
@@ -114,15 +115,13 @@ func Main() error {
 	return errors.Join(lines.Err(), w.leave(), w.abandon())
 }
 
-func (w *worker) execute(c *command) (*Report, error) {
+func (w *worker) execute(c *command) (r *Report, err error) {
+	defer fail.Catch(&err)
 	f := commands[c.Do]
 	if f == nil {
-		return nil, fmt.Errorf("unknown command %q", c.Do)
+		fail.With("unknown command %q", c.Do)
 	}
-	r, err := f(w, c)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Do, err)
-	}
+	fail.During(c.Do, func() { r = f(w, c) })
 	return r, nil
 }
 
@@ -137,24 +136,23 @@ type traffic struct {
 	least int // goroutines when an interface was closed last; 0: none was
 }
 
-var errNoInterface = errors.New("no interface is open")
+// needsNIC fails unless an interface is open.
+func (p *traffic) needsNIC() {
+	if p.nic == nil {
+		fail.With("no interface is open")
+	}
+}
 
-func (w *worker) open(c *command) (*Report, error) {
+func (w *worker) open(c *command) *Report {
 	if w.traffic.nic != nil {
-		return nil, errors.New("an interface is open")
+		fail.With("an interface is open")
 	}
-	n, err := openNIC(*c.NIC)
-	if err != nil {
-		return nil, err
-	}
-	w.traffic.nic, w.past = n, Report{}
+	w.traffic.nic, w.past = fail.Must(openNIC(*c.NIC)), Report{}
 	return w.fullReport()
 }
 
-func (p *traffic) start(cfg FlowConfig) error {
-	if p.nic == nil {
-		return errNoInterface
-	}
+func (p *traffic) start(cfg FlowConfig) {
+	p.needsNIC()
 	if p.stop.Load() {
 		p.run.Wait()
 		p.stop.Store(false)
@@ -162,25 +160,22 @@ func (p *traffic) start(cfg FlowConfig) error {
 	for i := range cfg.Flows {
 		f, err := newFlow(p.nic.NIC, cfg, i, &p.stop)
 		if err != nil {
-			return fmt.Errorf("flow %d: %w", i, err)
+			fail.With("flow %d: %w", i, err)
 		}
 		p.flows = append(p.flows, f)
 		p.run.Go(f.run)
 	}
-	return nil
 }
 
-func (p *traffic) stopFlows() (*Report, error) {
+func (p *traffic) stopFlows() *Report {
 	p.stop.Store(true)
 	p.run.Wait()
 	return p.fullReport()
 }
 
 // report returns what happened since the interface was opened.
-func (p *traffic) report() (*Report, error) {
-	if p.nic == nil {
-		return nil, errNoInterface
-	}
+func (p *traffic) report() *Report {
+	p.needsNIC()
 	r := p.past
 	r.Breaks, r.Violations = slices.Clone(r.Breaks), slices.Clone(r.Violations)
 	for _, f := range p.flows {
@@ -195,39 +190,32 @@ func (p *traffic) report() (*Report, error) {
 	s := p.nic.Status()
 	r.Engine, r.Socket, r.LeastTx = s.Counters, s.Socket, int(p.nic.meter.leastTx.Load())
 	r.Discarded = p.nic.meter.discarded.Load()
-	var err error
-	r.Program, err = p.nic.opened.Counters()
-	return &r, err
+	r.Program = fail.Must(p.nic.opened.Counters())
+	return &r
 }
 
 // fullReport is a report with the resources, which take some time to count.
-func (p *traffic) fullReport() (*Report, error) {
-	r, err := p.report()
-	if err == nil {
-		r.Resources, err = resources()
-	}
-	return r, err
+func (p *traffic) fullReport() *Report {
+	r := p.report()
+	r.Resources = fail.Must(resources())
+	return r
 }
 
 // count looks for chunks that were not given back, when all flows were freed.
-func (p *traffic) count() (*Report, error) {
-	if p.nic == nil {
-		return nil, errNoInterface
-	}
+func (p *traffic) count() *Report {
+	p.needsNIC()
 	if len(p.flows) > 0 {
-		return nil, errors.New("flows are there still")
+		fail.With("flows are there still")
 	}
 	p.nic.countRunning()
-	r, err := p.report()
-	if err == nil {
-		r.Queue, r.Lacking = p.nic.stats, p.nic.lacking
-	}
-	return r, err
+	r := p.report()
+	r.Queue, r.Lacking = p.nic.stats, p.nic.lacking
+	return r
 }
 
 // free gives back what the stopped flows held. The memory of flows with receives on an idle VI
 // goes with the NIC.
-func (p *traffic) free() (*Report, error) {
+func (p *traffic) free() *Report {
 	p.run.Wait()
 	var errs []error
 	for _, f := range p.flows {
@@ -237,33 +225,26 @@ func (p *traffic) free() (*Report, error) {
 		p.past.add(&f.n)
 	}
 	p.flows = nil
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
+	fail.If(errors.Join(errs...))
 	return p.fullReport()
 }
 
 // close ends what runs and closes the interface.
-func (p *traffic) close() (*Report, error) {
+func (p *traffic) close() *Report {
 	p.stop.Store(true)
 	p.run.Wait()
-	r, err := p.report()
-	if err != nil {
-		return nil, err
-	}
+	r := p.report()
 	n := p.nic
 	p.nic, p.flows = nil, nil
-	if err := n.Close(); err != nil {
-		return nil, err
-	}
+	fail.If(n.Close())
 	r.Queue, r.Lacking = n.stats, n.lacking
 	// Goroutines that Close has ended may not have returned yet.
 	for end := time.Now().Add(drainWithin); p.least > 0 && runtime.NumGoroutine() > p.least && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	r.Resources, err = resources()
+	r.Resources = fail.Must(resources())
 	p.least = r.Resources.Goroutines
-	return r, err
+	return r
 }
 
 // abandon ends everything when the parent has gone.
@@ -271,8 +252,7 @@ func (p *traffic) abandon() error {
 	if p.nic == nil {
 		return nil
 	}
-	_, err := p.close()
-	return err
+	return fail.Try(func() { p.close() })
 }
 
 // A Worker is the parent's view of a worker's process.
