@@ -297,7 +297,7 @@ func TestServerFails(t *testing.T) {
 		conn, err := net.Dial("tcp", <-ready)
 		nstest.Must(t, err)
 		w := NewWorker("server", conn, Params{})
-		if _, err := w.call(request{Op: opOpen, Name: "no-such-transport", Params: &Params{}}); err == nil {
+		if _, err := w.call(request{Op: opOpen, Transport: "no-such-transport", Params: &Params{}}); err == nil {
 			t.Error("it is open")
 		}
 		conn.Close()
@@ -328,7 +328,7 @@ func TestServerLacks(t *testing.T) {
 			json.NewEncoder(theirs).Encode(errorReply(&testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}))
 		}
 	}()
-	_, err := NewWorker("server", ours, Params{}).call(request{Op: opOpen, Name: "vi-reliable-delivery", Params: &Params{}})
+	_, err := NewWorker("server", ours, Params{}).call(request{Op: opOpen, Transport: "vi-reliable-delivery", Params: &Params{}})
 	if want := "server: cannot run here: CAP_BPF is missing; use sudo"; err == nil || err.Error() != want || !Missing(err) {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -123,8 +123,7 @@ func (s *Session) Connections(ctx context.Context, count int) (_ *OperationsResu
 	defer fail.Catch(&err)
 	fail.If(checkCount(count))
 	input := connectInput{Count: count, Server: s.hello[1].Addr}
-	out, _, err := bothTasks[operated, struct{}](ctx, s.client, "connect-often", s.server, "accept-often", input)
-	fail.If(err)
+	out, _ := both[operated, struct{}](ctx, s.client, "connect-often", s.server, "accept-often", input)
 	return out.result(s.Conditions()), nil
 }
 

@@ -177,18 +177,18 @@ func TestWorkerRefuses(t *testing.T) {
 		want string
 	}{
 		{request{Op: "dance"}, "unknown operation"},
-		{request{Op: opPing, Round: &Round{Bytes: 1, Messages: 1}}, "nothing is open"},
-		{request{Op: opOpen, Name: "x", Params: &Params{}}, "unknown transport"},
-		{request{Op: opOpen, Name: "tcp-net"}, "no parameters"},
-		{request{Op: opOpen, Name: "tcp-net", Params: &Params{MaxBytes: MaxMessage + 1}}, "largest"},
-		{request{Op: opOpen, Name: "tcp-net", Params: &Params{MaxBytes: -1}}, "largest"},
-		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Place: Place{Queue: 7}}}, "not this queue"},
+		{requestOf(opPing, Round{Bytes: 1, Messages: 1}), "nothing is open"},
+		{request{Op: opOpen, Transport: "x", Params: &Params{}}, "unknown transport"},
+		{request{Op: opOpen, Transport: "tcp-net"}, "no parameters"},
+		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{MaxBytes: MaxMessage + 1}}, "largest"},
+		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{MaxBytes: -1}}, "largest"},
+		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{Place: Place{Queue: 7}}}, "not this queue"},
 		{request{Op: opClose}, ""},
-		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Local: local, Server: true}}, ""},
-		{request{Op: opOpen, Name: "tcp-net", Params: &Params{Local: local}}, "another endpoint is open"},
-		{request{Op: opConnect}, "without a peer"},
-		{request{Op: opPing}, "no round"},
-		{request{Op: opPing, Round: &Round{Bytes: 1, Messages: maxRound + 1}}, "samples"},
+		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{Local: local, Server: true}}, ""},
+		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{Local: local}}, "another endpoint is open"},
+		{request{Op: opConnect}, "input"},
+		{request{Op: opPing}, "input"},
+		{requestOf(opPing, Round{Bytes: 1, Messages: maxRound + 1}), "samples"},
 		{request{Op: opClose}, ""},
 	} {
 		nstest.Must(t, enc.Encode(c.req))
@@ -240,15 +240,15 @@ func TestLeadIn(t *testing.T) {
 		for _, per := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 			p := &pace{duration: duration}
 			var led time.Duration
-			err := p.measure(maxRound, leads, func(it Round, count bool) (Span, error) {
+			p.measure(maxRound, leads, func(it Round, count bool) Span {
 				if it.Lead > 0 != count {
 					t.Errorf("%d messages lead in, counted %t", it.Lead, count)
 				}
 				led += time.Duration(it.Lead) * per
-				return Span{Wall: time.Duration(it.Lead+it.Messages) * per}, nil
+				return Span{Wall: time.Duration(it.Lead+it.Messages) * per}
 			})
-			if want := max(roundPart, duration/maxRoundTime) * leadTime; err != nil || led < want*3/4 || led > want*5/4 {
-				t.Errorf("%v at %v each: %v, error %v, want about %v", duration, per, led, err, want)
+			if want := max(roundPart, duration/maxRoundTime) * leadTime; led < want*3/4 || led > want*5/4 {
+				t.Errorf("%v at %v each: %v, want about %v", duration, per, led, want)
 			}
 		}
 	}
