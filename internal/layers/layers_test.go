@@ -80,7 +80,7 @@ var allowed = map[string][]string{
 	"internal/lab/testsize":      {},
 	"internal/base/steer":        {},
 	"internal/ops/support":       {"internal/base/steer"},
-	"internal/lab/testbed":       {"hugepages", "internal/base/rundir", "internal/base/thread", "internal/lab/veth"},
+	"internal/lab/testbed":       {"hugepages", "internal/base/rundir", "internal/base/thread", "internal/lab/fail", "internal/lab/veth"},
 	"internal/lab/veth":          {"internal/base/thread"},
 	"internal/ops/mpirun":        {"internal/lab/testbed", "mvich/pmi"},
 	"internal/lab/torture":       {"bpf", "hugepages", "internal/agent/agentclient", "internal/agent/agentd", "internal/agent/device", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/gso", "internal/base/wire", "internal/lab/fail", "internal/lab/schedlat", "internal/lab/testbed", "internal/lab/veth", "vianet", "vipl", "xdpnic", "xdpnic/xdpnictest"},

@@ -282,11 +282,7 @@ type workers struct {
 // workers makes the site of an attack: its hosts are joined directly by as many queues, or with 0 through a Middle.
 func (a *attack) workers(queues int) *workers {
 	pair := testbed.Pair{Names: [2]string{Interface, Interface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, Queues: queues}
-	newSite := testbed.NewSite
-	if queues > 0 {
-		newSite = testbed.NewDirectSite
-	}
-	return &workers{a: a, site: fail.Must(newSite(pair)), all: make(map[string]*Worker)}
+	return &workers{a: a, site: fail.Must(testbed.NewSite(pair, queues == 0)), all: make(map[string]*Worker)}
 }
 
 // start starts a worker on a side, of a user if that is not 0, and has it execute its first command.

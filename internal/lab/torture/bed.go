@@ -52,13 +52,9 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 	if err := testbed.Require(Needs...); err != nil {
 		return nil, err
 	}
-	newSite := testbed.NewSite
-	if cfg.Direct {
-		newSite = testbed.NewDirectSite
-	}
-	site, err := newSite(testbed.Pair{
+	site, err := testbed.NewSite(testbed.Pair{
 		Names: [2]string{Interface, Interface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: cfg.MTU,
-	})
+	}, !cfg.Direct)
 	if err != nil {
 		return nil, err
 	}
@@ -68,27 +64,18 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 			err = errors.Join(err, b.Close())
 		}
 	}()
+	defer fail.Catch(&err)
 	if cfg.Agents {
-		if b.dir, err = os.MkdirTemp("", "via-xdp-torture"); err != nil {
-			return nil, err
-		}
+		b.dir = fail.Must(os.MkdirTemp("", "via-xdp-torture"))
 	}
 	for side := range b.Workers {
 		if cfg.IPv6 {
-			if err := site.Do(side, keepAddresses); err != nil {
-				return nil, err
-			}
+			fail.If(site.Do(side, keepAddresses))
 		}
-		if err := b.StartWorker(side); err != nil {
-			return nil, err
-		}
+		fail.If(b.StartWorker(side))
 		if cfg.Agents {
-			if b.agents[side], err = newWorker(site.Spawn(side, cfg.Args, cfg.Stderr)); err != nil {
-				return nil, err
-			}
-			if _, err := b.agents[side].ask(command{Do: "agent", Socket: b.socket(side)}); err != nil {
-				return nil, fmt.Errorf("agent of side %d: %w", side, err)
-			}
+			b.agents[side] = fail.Must(newWorker(site.Spawn(side, cfg.Args, cfg.Stderr)))
+			fail.Must(b.agents[side].ask(command{Do: "agent", Socket: b.socket(side)}))
 		}
 	}
 	return b, nil
