@@ -8,13 +8,13 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"viaxdp/internal/lab/testbed"
+
+	"github.com/prometheus/procfs"
 )
 
 // A site is two namespaces, a CPU for each where there are two, and the processes in
@@ -269,16 +269,29 @@ func (s socket) String() string { return fmt.Sprintf("port %d of %s", s.port, s.
 
 // listening reports whether the socket awaits messages or connections in the namespace of a process.
 func (s socket) listening(p *process) (bool, error) {
-	for _, version := range []string{"", "6"} {
-		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s%s", p.cmd.Process.Pid, s.network, version))
+	proc, err := procfs.NewFS(fmt.Sprint("/proc/", p.cmd.Process.Pid))
+	if err != nil {
+		return false, nil // it has just ended
+	}
+	tables, state := []func() (procfs.NetTCP, error){proc.NetTCP, proc.NetTCP6}, uint64(stateListen)
+	if s.network == udp {
+		tables, state = []func() (procfs.NetTCP, error){
+			func() (procfs.NetTCP, error) { t, err := proc.NetUDP(); return procfs.NetTCP(t), err },
+			func() (procfs.NetTCP, error) { t, err := proc.NetUDP6(); return procfs.NetTCP(t), err },
+		}, stateClose
+	}
+	for _, table := range tables {
+		sockets, err := table()
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EINVAL) {
 			continue // a kernel without IPv6, or the process has just ended
 		}
 		if err != nil {
 			return false, err
 		}
-		if s.in(string(table)) {
-			return true, nil
+		for _, one := range sockets {
+			if one.St == state && one.LocalPort == uint64(s.port) {
+				return true, nil
+			}
 		}
 	}
 	return false, nil
@@ -287,30 +300,6 @@ func (s socket) listening(p *process) (bool, error) {
 // States of a socket in the tables, include/net/tcp_states.h: TCP_LISTEN, and
 // TCP_CLOSE, which is that of a UDP socket without a peer.
 const (
-	stateListen = "0A"
-	stateClose  = "07"
+	stateListen = 10
+	stateClose  = 7
 )
-
-// in looks for the socket in a table of /proc/net:
-//
-//	sl  local_address rem_address   st ...
-//	 0: 00000000:3419 00000000:0000 0A ...
-//
-// Addresses and ports are hexadecimal, proc(5).
-func (s socket) in(table string) bool {
-	state := stateListen
-	if s.network == udp {
-		state = stateClose
-	}
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		if len(f) < 4 || f[3] != state {
-			continue
-		}
-		_, hex, _ := strings.Cut(f[1], ":")
-		if port, err := strconv.ParseUint(hex, 16, 16); err == nil && int(port) == s.port {
-			return true
-		}
-	}
-	return false
-}
