@@ -115,7 +115,7 @@ func (b *Bed) Run(ctx context.Context, p Plan) (_ *Result, err error) {
 		})
 	}
 	if slices.ContainsFunc(p.Rows, func(r Row) bool { return r.VI.Agent }) {
-		fail.If(b.withAgents(run))
+		fail.If(b.WithAgents(run))
 	} else {
 		fail.If(run())
 	}
@@ -226,8 +226,8 @@ func (b *Bed) middle(xdp bool) *testbed.Middle {
 // agentTime is how long an agent may take to serve.
 const agentTime = 30 * time.Second
 
-// withAgents calls f while each namespace has a Kernel Agent, a process of its own.
-func (b *Bed) withAgents(f func() error) (err error) {
+// WithAgents calls f while each namespace has a Kernel Agent, a process of its own, which rows with VIOptions.Agent need.
+func (b *Bed) WithAgents(f func() error) (err error) {
 	defer fail.Catch(&err)
 	if len(b.cfg.AgentArgs) == 0 {
 		fail.With("rows of NICs that an agent opens: the bed has none")

@@ -434,7 +434,7 @@ func TestCollector(t *testing.T) {
 	}
 	for _, seconds := range []time.Duration{1, 4, 2} {
 		c.addBandwidth(k, &ExchangeResult{
-			N: 1e6, MBps: 64 / float64(seconds), best: 2e6 / float64(seconds),
+			N: 1e6, MBps: 64 / float64(seconds), Peak: 128 / float64(seconds), PerSecond: 1e6 / float64(seconds),
 			tx: Span{Wall: seconds * time.Second, CPU: time.Second}, rx: Span{Wall: seconds * time.Second, CPU: seconds * time.Second},
 		})
 	}
@@ -448,8 +448,8 @@ func TestCollector(t *testing.T) {
 		!near(l.Max, 10) || !near(l.Avg, 4.5) || !near(l.Stdev, 0.5) {
 		t.Errorf("latency: %+v", l)
 	}
-	if l.CPU != 4 || len(l.Disturbed) != 1 || !strings.Contains(l.Disturbed[0], "client") {
-		t.Errorf("CPU time %v us, disturbed %q; want 4, as the client waited in one turn", l.CPU, l.Disturbed)
+	if len(l.Disturbed) != 1 || !strings.Contains(l.Disturbed[0], "client") {
+		t.Errorf("disturbed %q: the client waited in one turn", l.Disturbed)
 	}
 	b := r.Bandwidth[0]
 	if b.MBps != 32 || b.Peak != 128 || b.Messages != 5e5 || b.CPUTx != 0.5 || b.CPURx != 1 {

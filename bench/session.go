@@ -79,7 +79,7 @@ func (s *Session) Close(ctx context.Context) error {
 func (s *Session) Conditions() Conditions {
 	c := HostConditions()
 	s.tell(&c)
-	c.Polling = pollingOf([]Row{s.row})
+	c.Polling = PollingOf([]Row{s.row})
 	return c
 }
 
@@ -98,16 +98,15 @@ func (s *Session) nextRound() uint16 {
 // ExchangeResult is what a ping-pong or a stream of a Session has given.
 type ExchangeResult struct {
 	N          int64                   // messages that were measured; of a ping-pong, round trips
-	MBps       float64                 // 10^6 bytes of content a second; of a stream
+	MBps, Peak float64                 // 10^6 bytes of content a second, in all and in the best round; of a stream
 	PerSecond  float64                 // messages or round trips
 	RoundTrips *hdrhistogram.Histogram // of a ping-pong, in nanoseconds
 
 	CPUTx, CPURx float64  // CPU time in microseconds that the client's process, and the server's, spent a message or round trip
 	Disturbed    []string // why the figures are doubtful; empty: they are not
 
-	tx, rx Span    // of the client and the server
-	all    int64   // messages of the spans, or round trips: those that lead in a round, too
-	best   float64 // messages a second in the best round
+	tx, rx Span  // of the client and the server
+	all    int64 // messages of the spans, or round trips: those that lead in a round, too
 }
 
 // PingPong measures round trips of messages of one size, one at a time, for about d, and at
@@ -116,10 +115,10 @@ func (s *Session) PingPong(ctx context.Context, bytes int, d time.Duration, leas
 	return s.exchange(ctx, pace{duration: d, least: least}, Round{Bytes: bytes}, opPing, opEcho)
 }
 
-// Stream measures messages of one size from the client to the server for about d, until the
-// server has them all. Every byte of the warm-up is checked.
-func (s *Session) Stream(ctx context.Context, bytes int, d time.Duration) (*ExchangeResult, error) {
-	return s.exchange(ctx, pace{duration: d, least: 1}, Round{Bytes: bytes}, opSend, opReceive)
+// Stream measures messages of one size from the client to the server for about d, and at least least of them, until
+// the server has them all. Every byte of the warm-up is checked.
+func (s *Session) Stream(ctx context.Context, bytes int, d time.Duration, least int) (*ExchangeResult, error) {
+	return s.exchange(ctx, pace{duration: d, least: least}, Round{Bytes: bytes}, opSend, opReceive)
 }
 
 // exchange runs rounds of two matching operations at a pace.
@@ -151,7 +150,7 @@ func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server
 		}
 		result.N += int64(r.Messages)
 		result.all += int64(r.Lead + r.Messages)
-		result.best = max(result.best, float64(r.Messages)/a.Span.Wall.Seconds())
+		result.Peak = max(result.Peak, float64(r.Messages)*float64(of.Bytes)/a.Span.Wall.Seconds()/1e6)
 		result.tx.add(a.Span)
 		result.rx.add(b.Span)
 		return a.Span
@@ -241,7 +240,7 @@ func Run(ctx context.Context, p Plan, client, server *Worker) (_ *Result, err er
 	}
 	result := c.result(p.Rows, p.Sizes)
 	result.Conditions = conditions
-	result.Conditions.Polling = pollingOf(p.Rows)
+	result.Conditions.Polling = PollingOf(p.Rows)
 	return result, nil
 }
 
