@@ -254,11 +254,9 @@ func queueConfig(queue, arena int) kagent.Config {
 }
 
 // open opens the interface, by an agent or by the worker itself.
-func (w *actor) open(socket string, queue, arena int) (*vipl.NIC, error) {
-	agent, err := openAgent(socket, queueConfig(queue, arena))
-	if err != nil {
-		return nil, err
-	}
+func (w *actor) open(socket string, queue, arena int) (_ *vipl.NIC, err error) {
+	defer fail.Catch(&err)
+	agent := openAgent(socket, queueConfig(queue, arena))
 	nic, err := provider.OpenNIC[*vipl.NIC](provider.Provider{
 		Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), Info: agent.Info(),
 	}, vipl.WithSilence(unhurriedSilence))

@@ -152,7 +152,7 @@ func (p *peerRun) openVictim(agent *kagenttest.Agent, zeroCopy bool) *peerVictim
 	}, vipl.WithSilence(peerSilence)))
 	v.nic.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the program looks at its descriptors
 	v.tag = fail.Must(v.nic.CreatePtag())
-	v.sends = fail.Must(newRing(v.nic, v.tag, peerMessages, peerBytes))
+	v.sends = newRing(v.nic, v.tag, peerMessages, peerBytes)
 	v.listener = fail.Must(v.nic.Listen(vipl.NetAddress{Discriminator: peerDisc}))
 	return v
 }

@@ -343,7 +343,7 @@ func newPlainEnd(nic *vipl.NIC) *plainEnd {
 	e := &plainEnd{}
 	tag := fail.Must(nic.CreatePtag())
 	for _, r := range []**ring{&e.recvs, &e.sends} {
-		*r = fail.Must(newRing(nic, tag, 1, plainBytes))
+		*r = newRing(nic, tag, 1, plainBytes)
 	}
 	e.vi = fail.Must(nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil))
 	return e
