@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 )
@@ -127,14 +128,14 @@ func connectedAs(clients, servers string, client, server side, f func(client boo
 			if !ok {
 				return errors.New("the other side has failed")
 			}
-			if err := e.Connect(peer); err != nil {
+			if err := fail.Try(func() { e.Connect(peer) }); err != nil {
 				return fmt.Errorf("connect: %w", err)
 			}
 			own <- Hello{} // both are connected before the first frame
 			if _, ok := <-other; !ok {
 				return errors.New("the other side has failed")
 			}
-			err = f(!s.params.Server, e)
+			err = fail.Try(func() { fail.If(f(!s.params.Server, e)) })
 			// Neither leaves before the other one is done.
 			own <- Hello{}
 			<-other

@@ -187,11 +187,10 @@ func (v *vi) Hello() Hello {
 }
 
 // Connect, see Endpoint. A receive for the peer's first word is posted before.
-func (v *vi) Connect(peer Hello) (err error) {
-	defer fail.Catch(&err)
+func (v *vi) Connect(peer Hello) {
 	if v.write || v.read {
 		if peer.Memory == nil {
-			return errors.New("the peer has not said where its memory is")
+			fail.With("the peer has not said where its memory is")
 		}
 		v.remote = *peer.Memory
 	}
@@ -200,9 +199,7 @@ func (v *vi) Connect(peer Hello) (err error) {
 	for i, other := range v.idle {
 		fail.During(fmt.Sprint("VI ", i+2), func() { v.join(other, peer) })
 	}
-	st, err := v.vi.Query()
-	v.payload = st.MaxPayload
-	return err
+	v.payload = fail.Must(v.vi.Query()).MaxPayload
 }
 
 // join connects a VI with the next one of the peer.

@@ -156,43 +156,35 @@ type exchanged struct {
 }
 
 // roundTask is a task that is a method of the endpoint with a round.
-func roundTask(method func(*job, Round) (exchanged, error)) task {
+func roundTask(method func(*job, Round) exchanged) task {
 	return task{run: taskOf(func(j *job, r Round) (exchanged, error) {
 		if r.Reply != 0 && !transacts(j.endpoint) {
-			return exchanged{}, errors.New("this transport makes no transactions: take a VI that sends or writes, or TCP")
+			fail.With("this transport makes no transactions: take a VI that sends or writes, or TCP")
 		}
-		return method(j, r)
+		return method(j, r), nil
 	})}
 }
 
-func ping(j *job, r Round) (x exchanged, err error) {
-	defer fail.Catch(&err)
+func ping(j *job, r Round) exchanged {
 	if r.Messages > maxRound || r.Messages < 1 {
 		fail.With("%d samples: a round has 1 to %d", r.Messages, maxRound)
 	}
 	samples := j.samples[:r.Messages]
-	x = exchanged{fail.Must(j.endpoint.Ping(r, samples)), &Histogram{newHistogram()}}
+	x := exchanged{j.endpoint.Ping(r, samples), &Histogram{newHistogram()}}
 	for _, rtt := range samples {
 		fail.If(x.RTT.note(time.Duration(rtt)))
 	}
-	return x, nil
+	return x
 }
 
-func echo(j *job, r Round) (exchanged, error) {
+func echo(j *job, r Round) exchanged {
 	clock := startStopwatch()
-	err := j.endpoint.Echo(r)
-	return exchanged{Span: clock.span()}, err
+	j.endpoint.Echo(r)
+	return exchanged{Span: clock.span()}
 }
 
-func send(j *job, r Round) (exchanged, error) {
-	span, err := j.endpoint.Send(r)
-	return exchanged{Span: span}, err
-}
-
-func receive(j *job, r Round) (exchanged, error) {
-	span, err := j.endpoint.Receive(r)
-	return exchanged{Span: span}, err
-}
+func send(j *job, r Round) exchanged    { return exchanged{Span: j.endpoint.Send(r)} }
+func receive(j *job, r Round) exchanged { return exchanged{Span: j.endpoint.Receive(r)} }
 
 // transacts reports whether an endpoint's messages and echoes may differ in size.
 func transacts(e Endpoint) bool {
@@ -258,7 +250,7 @@ type job struct {
 // tasks are all of them, by name. Where two work together, the client does the
 // first one of a line and the server the other.
 var tasks = map[string]task{
-	opConnect: {run: taskOf(func(j *job, peer Hello) (struct{}, error) { return struct{}{}, j.endpoint.Connect(peer) })},
+	opConnect: {run: taskOf(func(j *job, peer Hello) (none struct{}, _ error) { j.endpoint.Connect(peer); return none, nil })},
 	opPing:    roundTask(ping), opEcho: roundTask(echo),
 	opSend: roundTask(send), opReceive: roundTask(receive),
 	"load": {run: taskOf(sendLoad)}, "load-echo": {run: taskOf(echoLoad)},
@@ -272,16 +264,13 @@ var tasks = map[string]task{
 // taskOf makes a task of a function by decoding its input and encoding its
 // output.
 func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessage) (json.RawMessage, error) {
-	return func(j *job, input json.RawMessage) (json.RawMessage, error) {
+	return func(j *job, input json.RawMessage) (_ json.RawMessage, err error) {
+		defer fail.Catch(&err)
 		var in In
 		if err := json.Unmarshal(input, &in); err != nil {
-			return nil, fmt.Errorf("input: %w", err)
+			fail.With("input: %w", err)
 		}
-		out, err := f(j, in)
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(out)
+		return json.Marshal(fail.Must(f(j, in)))
 	}
 }
 
