@@ -105,7 +105,7 @@ func (c *Conditions) pinned(client, server Facts) {
 func PollingOf(rows []Row) string {
 	asleep := 0
 	for _, r := range rows {
-		if t, err := find(r.Name); err == nil && (t.sleeps || r.VI.Notify) {
+		if known(r.Name).sleeps || r.VI.Notify {
 			asleep++
 		}
 	}

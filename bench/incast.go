@@ -244,7 +244,6 @@ const incastLimit = 6 * waitLimit
 //	end of the stream         ->
 //	                          <- a byte: everything has come
 func sendIncast(j *job, in incastInput) (out incastSent, err error) {
-	defer fail.Catch(&err)
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, !in.TCP))
 	defer fail.Closing(&err, n.close)
@@ -293,7 +292,6 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 
 // takeIncast is a task: the receiver.
 func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
-	defer fail.Catch(&err)
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, !in.TCP))
 	defer fail.Closing(&err, n.close)

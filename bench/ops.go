@@ -226,7 +226,6 @@ func opsAddress(host netip.Addr) vipl.NetAddress {
 
 // connectOften is a task: the client's side, which keeps the times.
 func connectOften(j *job, in connectInput) (_ operated, err error) {
-	defer fail.Catch(&err)
 	e, v, end := newConnector(j, in)
 	defer fail.Closing(&err, end)
 	t := newTimings(j.stop)
@@ -289,7 +288,6 @@ func acceptTCP(host netip.Addr) {
 
 // acceptOften is a task: the server's side.
 func acceptOften(j *job, in connectInput) (_ struct{}, err error) {
-	defer fail.Catch(&err)
 	e, v, end := newConnector(j, in)
 	defer fail.Closing(&err, end)
 	// Of receives that never get a message: they come back when a connection has ended.

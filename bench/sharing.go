@@ -269,7 +269,6 @@ func (s *sharingVIs) close() error {
 //	                          <- a byte on control: it is over
 //	closes control            ->
 func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
-	defer fail.Catch(&err)
 	s := openSharing(j.params, in.VIs, sharingSends, true)
 	defer fail.Closing(&err, s.close)
 	n := fail.Must(openNetwork(j.params, false))
@@ -341,7 +340,6 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 
 // shareTake is a task: the server of a SharingLoad.
 func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
-	defer fail.Catch(&err)
 	s := openSharing(j.params, in.VIs, sharingReceives, false)
 	defer fail.Closing(&err, s.close)
 	n := fail.Must(openNetwork(j.params, false))

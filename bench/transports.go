@@ -109,25 +109,13 @@ func namesOf(some func(transport) bool) []string {
 }
 
 // TakesVIOptions reports whether rows of a transport may have VIOptions.
-func TakesVIOptions(name string) bool {
-	t, err := find(name)
-	return err == nil && t.vi
-}
+func TakesVIOptions(name string) bool { return known(name).vi }
 
 // Summary is one line about a transport; empty for an unknown name.
-func Summary(name string) string {
-	t, err := find(name)
-	if err != nil {
-		return ""
-	}
-	return t.summary
-}
+func Summary(name string) string { return known(name).summary }
 
 // UsesXDP reports whether a transport opens AF_XDP sockets.
-func UsesXDP(name string) bool {
-	t, err := find(name)
-	return err == nil && t.xdp
-}
+func UsesXDP(name string) bool { return known(name).xdp }
 
 func find(name string) (*transport, error) {
 	i := slices.IndexFunc(transports, func(t transport) bool { return t.name == name })
@@ -143,18 +131,22 @@ func find(name string) (*transport, error) {
 // RoundTrip reports whether the latency of a transport is that of a whole round
 // trip, a request and its answer, and so not to be compared with that of
 // others, which is half of one.
-func RoundTrip(name string) bool {
+func RoundTrip(name string) bool { return known(name).whole }
+
+// known is a transport by its name; an unknown one can do nothing.
+func known(name string) transport {
 	t, err := find(name)
-	return err == nil && t.whole
+	if err != nil {
+		return transport{}
+	}
+	return *t
 }
 
 // Open opens one side of a transport. stop, which may be nil, ends waits when
 // it becomes true.
 func Open(name string, p Params, stop *atomic.Bool) (e Endpoint, err error) {
-	t, err := find(name)
-	if err != nil {
-		return nil, err
-	}
+	defer fail.Catch(&err)
+	t := fail.Must(find(name))
 	if p.MaxBytes == 0 {
 		p.MaxBytes = MaxMessage
 	}
@@ -162,13 +154,9 @@ func Open(name string, p Params, stop *atomic.Bool) (e Endpoint, err error) {
 		p.Mode = "auto"
 	}
 	row := Row{Name: name, VI: p.VI, Beside: p.Beside}
-	if err := row.validate(); err != nil {
-		return nil, err
-	}
+	fail.If(row.validate())
 	if row.usesXDP() && !t.vi && !t.layer { // a VI's NIC may be opened by an agent, and says what is missing
-		if err := testbed.Require(testbed.Sockets, testbed.Programs); err != nil {
-			return nil, err
-		}
+		fail.If(testbed.Require(testbed.Sockets, testbed.Programs))
 	}
 	err = fail.Try(func() {
 		o := opening{p, stop, t.sleeps}

@@ -261,8 +261,8 @@ var tasks = map[string]task{
 	"share-send": {run: taskOf(shareSend), alone: true}, "share-take": {run: taskOf(shareTake), alone: true},
 }
 
-// taskOf makes a task of a function by decoding its input and encoding its
-// output.
+// taskOf makes a task of a function, which may fail by package fail, by decoding its
+// input and encoding its output.
 func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessage) (json.RawMessage, error) {
 	return func(j *job, input json.RawMessage) (_ json.RawMessage, err error) {
 		defer fail.Catch(&err)

@@ -95,18 +95,15 @@ func (s *site) run(ctx context.Context, side int, c command, timeout time.Durati
 	if err != nil {
 		return nil, err
 	}
-	limit := time.NewTimer(timeout)
-	defer limit.Stop()
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%s has not ended within %v", c.argv[0], timeout))
+	defer cancel()
 	select {
 	case <-p.ended:
 		return p.output()
-	case <-limit.C:
-		err = fmt.Errorf("%s has not ended within %v", c.argv[0], timeout)
 	case <-ctx.Done():
-		err = context.Cause(ctx)
+		p.kill()
+		return nil, context.Cause(ctx)
 	}
-	p.kill()
-	return nil, err
 }
 
 // serve starts a program on a side, and returns when it is ready; at says where that is.
@@ -115,16 +112,18 @@ func (s *site) serve(ctx context.Context, side int, c command, at string, ready 
 	if err != nil {
 		return nil, err
 	}
-	if err := p.await(ctx, at, ready, timeout); err != nil {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it does not listen at %s after %v", at, timeout))
+	defer cancel()
+	if err := p.await(ctx, ready); err != nil {
 		p.kill()
 		return nil, err
 	}
 	return p, nil
 }
 
-func (p *process) await(ctx context.Context, at string, ready func(*process) (bool, error), timeout time.Duration) error {
-	deadline, again := time.NewTimer(timeout), time.NewTicker(listenPoll)
-	defer deadline.Stop()
+// await waits until the process is ready.
+func (p *process) await(ctx context.Context, ready func(*process) (bool, error)) error {
+	again := time.NewTicker(listenPoll)
 	defer again.Stop()
 	for {
 		if there, err := ready(p); there || err != nil {
@@ -140,8 +139,6 @@ func (p *process) await(ctx context.Context, at string, ready func(*process) (bo
 				err = errors.New("it ended in order")
 			}
 			return fmt.Errorf("it does not listen: %w", err)
-		case <-deadline.C:
-			return fmt.Errorf("it does not listen at %s after %v", at, timeout)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-again.C:

@@ -88,7 +88,7 @@ var allowed = map[string][]string{
 	"internal/layers":            {},
 	"internal/docs":              {},
 	"bench":                      {"internal/lab/fail", "bpf", "hugepages", "internal/lab/testbed", "internal/agent/kagent", "vianet", "vipl", "internal/base/wire", "xdpnic"},
-	"bench/mpich":                {"internal/ops/mpirun", "internal/lab/openmpi", "internal/lab/testbed"},
+	"bench/mpich":                {"internal/lab/fail", "internal/ops/mpirun", "internal/lab/openmpi", "internal/lab/testbed"},
 	"bench/peers":                {"internal/lab/fail", "internal/lab/testbed"},
 	"bench/report":               {"internal/lab/fail", "bench", "internal/base/termsafe"},
 	"bench/suite":                {"internal/lab/fail", "bench", "bench/mpich", "bench/peers", "bench/report", "internal/lab/fabric", "internal/lab/openmpi", "internal/lab/testbed", "mvich/mpibench"},

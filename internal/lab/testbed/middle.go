@@ -219,9 +219,8 @@ func (m *Middle) Close() (err error) {
 type Forger struct {
 	middle *Middle
 	change func(rng *rand.Rand, frame []byte) []byte
-	theirs int32  // niceness of this process
-	outs   [2]int // packet sockets to the sides, by the way that leads there
-	lo     int    // packet socket to the middle's loopback interface
+	theirs int32     // niceness of this process
+	ways   []*Sender // as each side does, and to the middle's loopback interface
 	sent   atomic.Uint64
 	spare  atomic.Bool
 	nice   atomic.Int32
@@ -242,26 +241,25 @@ const (
 // same side, in place or in another slice; it returns nil for none. A goroutine for each side calls
 // change, whose result must depend on rng and the frame only.
 func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (_ *Forger, err error) {
-	f := &Forger{middle: m, change: change, outs: [2]int{-1, -1}, lo: -1, stop: make(chan struct{})}
+	f := &Forger{middle: m, change: change, stop: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			f.closeSockets()
+			f.closeWays()
 		}
 	}()
-	prio, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
-	if err != nil {
-		return nil, fmt.Errorf("priority: %w", err)
-	}
-	f.theirs = int32(20 - prio) // 20-prio, as the system call returns it
+	defer fail.Catch(&err)
+	f.theirs = int32(20 - fail.Must(unix.Getpriority(unix.PRIO_PROCESS, 0))) // 20-prio, as the system call returns it
 	f.Compete(false)
-	for side, e := range m.emulators {
-		if f.outs[side], err = unix.FcntlInt(uintptr(e.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-			return nil, fmt.Errorf("packet socket: %w", err)
-		}
+	for side := range m.emulators {
+		f.ways = append(f.ways, fail.Must(m.Sender(side)))
 	}
-	if f.lo, err = m.loopback(); err != nil {
-		return nil, err
-	}
+	fail.If(thread.In(int(m.ns), func() (err error) {
+		defer fail.Catch(&err)
+		lo := fail.Must(netlink.LinkByName("lo"))
+		fail.If(netlink.LinkSetUp(lo))
+		f.ways = append(f.ways, &Sender{fail.Must(packetSocket(lo.Attrs().Index, 0))})
+		return nil
+	}))
 	for side, e := range m.emulators {
 		e.sample(true)
 		f.run.Add(1)
@@ -285,22 +283,6 @@ func (f *Forger) Compete(on bool) {
 // difference is the cost of the frames to the sides.
 func (f *Forger) Spare(on bool) { f.spare.Store(on) }
 
-// loopback is a packet socket to the middle's loopback interface.
-func (m *Middle) loopback() (fd int, err error) {
-	err = thread.In(int(m.ns), func() error {
-		l, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(l)
-		}
-		if err != nil {
-			return fmt.Errorf("loopback interface of the middle: %w", err)
-		}
-		fd, err = packetSocket(l.Attrs().Index, 0)
-		return err
-	})
-	return fd, err
-}
-
 // Sent is how many frames the kernel has taken for the sides.
 func (f *Forger) Sent() uint64 { return f.sent.Load() }
 
@@ -311,14 +293,12 @@ func (f *Forger) Close() {
 	for _, e := range f.middle.emulators {
 		e.sample(false)
 	}
-	f.closeSockets()
+	f.closeWays()
 }
 
-func (f *Forger) closeSockets() {
-	for _, fd := range []int{f.outs[0], f.outs[1], f.lo} {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+func (f *Forger) closeWays() {
+	for _, way := range f.ways {
+		way.Close()
 	}
 }
 
@@ -342,13 +322,13 @@ func (f *Forger) forge(side int, rng *rand.Rand) {
 			nice = want
 			unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), int(nice)) // as it is, if it may not
 		}
-		out, counted := f.outs[side], uint64(1)
+		way, counted := f.ways[side], uint64(1)
 		if f.spare.Load() {
-			out, counted = f.lo, 0
+			way, counted = f.ways[2], 0
 		}
 		for range forgedAtOnce {
 			buf = append(buf[:0], frames[rng.IntN(len(frames))]...)
-			if b := f.change(rng, buf); b != nil && unix.Sendto(out, b, 0, nil) == nil {
+			if b := f.change(rng, buf); b != nil && way.Send(b) {
 				f.sent.Add(counted)
 			}
 		}

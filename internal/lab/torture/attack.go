@@ -298,15 +298,11 @@ func (ws *workers) do(name string, c command) *result { return ws.begin(name, c)
 
 // begin is do without waiting; what it returns waits.
 func (ws *workers) begin(name string, c command) func() *result {
-	err := ws.all[name].say(c)
+	var wait func() *answer
+	fail.During(name, func() { wait = ws.all[name].begin(c) })
 	return func() *result {
 		var a *answer
-		if err == nil {
-			a, err = ws.all[name].hear()
-		}
-		if err != nil {
-			fail.With("%s: %w", name, err)
-		}
+		fail.During(name, func() { a = wait() })
 		for what, n := range a.Result.Counts {
 			ws.a.Counts[name+" "+what] += n
 		}

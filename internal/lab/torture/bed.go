@@ -75,7 +75,7 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 		fail.If(b.StartWorker(side))
 		if cfg.Agents {
 			b.agents[side] = fail.Must(newWorker(site.Spawn(side, cfg.Args, cfg.Stderr)))
-			fail.Must(b.agents[side].ask(command{Do: "agent", Socket: b.socket(side)}))
+			b.agents[side].begin(command{Do: "agent", Socket: b.socket(side)})()
 		}
 	}
 	return b, nil
@@ -184,9 +184,17 @@ func (b *Bed) Count() ([2]*Report, error) { return b.both(doCount) }
 func (b *Bed) CloseNICs() ([2]*Report, error) { return b.both(doClose) }
 
 func (b *Bed) both(do string) (r [2]*Report, err error) {
-	reports, err := together(b.Workers[:], do)
-	copy(r[:], reports)
-	return r, err
+	defer fail.Catch(&err)
+	onBoth(func(side int) {
+		if b.Workers[side] == nil {
+			fail.With("there is no process")
+		}
+	})
+	// Both at the same time, as an orderly end needs.
+	var reports [2]func() *answer
+	onBoth(func(side int) { reports[side] = b.Workers[side].begin(command{Do: do}) })
+	onBoth(func(side int) { r[side] = reports[side]().Report })
+	return r, nil
 }
 
 // Until asks for reports until they are as wanted, for a time.

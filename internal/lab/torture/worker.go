@@ -1,10 +1,9 @@
 package torture
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"io"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -95,16 +94,17 @@ func Main() error {
 	meter := schedlat.Start()
 	defer meter.Close()
 	w := &worker{traffic: traffic{lag: meter}, actor: newActor(meter)}
-	enc := json.NewEncoder(control)
-	lines := bufio.NewScanner(control)
-	for lines.Scan() {
+	enc, dec := json.NewEncoder(control), json.NewDecoder(control)
+	for {
 		var c command
-		var a answer
-		err := json.Unmarshal(lines.Bytes(), &c)
-		if err == nil {
-			a.Report, err = w.execute(&c)
+		if err := dec.Decode(&c); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return errors.Join(err, w.leave(), w.abandon())
 		}
-		if err != nil {
+		var a answer
+		if a.Report, err = w.execute(&c); err != nil {
 			a.Error = err.Error()
 		}
 		a.Result = w.result()
@@ -112,7 +112,6 @@ func Main() error {
 			return err
 		}
 	}
-	return errors.Join(lines.Err(), w.leave(), w.abandon())
 }
 
 func (w *worker) execute(c *command) (r *Report, err error) {
@@ -258,80 +257,42 @@ func (p *traffic) abandon() error {
 // A Worker is the parent's view of a worker's process.
 type Worker struct {
 	*testbed.Side
-	answers *bufio.Reader
+	answers *json.Decoder
 }
 
 func newWorker(s *testbed.Side, err error) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Worker{s, bufio.NewReader(s.Control)}, nil
+	return &Worker{s, json.NewDecoder(s.Control)}, nil
 }
-
-// ask gives a command and waits for the answer.
-func (p *Worker) ask(c command) (*answer, error) {
-	if err := p.say(c); err != nil {
-		return nil, err
-	}
-	return p.hear()
-}
-
-// call is ask for a report.
-func (p *Worker) call(c command) (*Report, error) {
-	a, err := p.ask(c)
-	if err != nil {
-		return nil, err
-	}
-	return a.Report, nil
-}
-
-// together gives a command to several workers at the same time, as an orderly end needs all.
-func together(workers []*Worker, do string) ([]*Report, error) {
-	reports, errs := make([]*Report, len(workers)), make([]error, len(workers))
-	for i, p := range workers {
-		if p == nil {
-			return nil, fmt.Errorf("side %d has no process", i)
-		}
-	}
-	for i, p := range workers {
-		errs[i] = p.say(command{Do: do})
-	}
-	for i, p := range workers {
-		var a *answer
-		if errs[i] == nil {
-			a, errs[i] = p.hear()
-		}
-		if errs[i] != nil {
-			errs[i] = fmt.Errorf("side %d: %w", i, errs[i])
-			continue
-		}
-		reports[i] = a.Report
-	}
-	return reports, errors.Join(errs...)
-}
-
-func (p *Worker) say(c command) error { return json.NewEncoder(p.Control).Encode(c) }
 
 // hearTime is how long a worker may take to answer: more than its flows may take to
 // finish.
 const hearTime = time.Minute
 
-func (p *Worker) hear() (*answer, error) {
-	// A worker that hangs prints its stacks and ends.
-	hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
-	defer hangs.Stop()
-	line, err := p.answers.ReadBytes('\n')
-	if err != nil {
-		return nil, fmt.Errorf("the worker is gone: %w", err)
+// begin gives a command; what it returns waits for the answer. Both fail by package fail.
+func (p *Worker) begin(c command) func() *answer {
+	fail.If(json.NewEncoder(p.Control).Encode(c))
+	return func() *answer {
+		// A worker that hangs prints its stacks and ends.
+		hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
+		defer hangs.Stop()
+		var a answer
+		if err := p.answers.Decode(&a); err != nil {
+			fail.With("the worker is gone: %w", err)
+		}
+		if a.Error != "" {
+			fail.With("%s", a.Error)
+		}
+		return &a
 	}
-	var a answer
-	if err := json.Unmarshal(line, &a); err != nil {
-		return nil, err
-	}
-	if a.Error != "" {
-		return nil, errors.New(a.Error)
-	}
-	return &a, nil
+}
+
+// call gives a command and waits for the report.
+func (p *Worker) call(c command) (_ *Report, err error) {
+	defer fail.Catch(&err)
+	return p.begin(c)().Report, nil
 }
 
 // Report asks one worker.
