@@ -129,7 +129,7 @@ type request struct {
 	Input     json.RawMessage `json:"input,omitempty"`     // of a task
 }
 
-// Operations of a worker. Beside open and close they are tasks; these are methods of an [Endpoint].
+// Operations of a worker. Beside open and close they are tasks; these are methods of an [endpoint].
 const (
 	opOpen    = "open"
 	opConnect = "connect"

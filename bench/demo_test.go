@@ -339,9 +339,9 @@ func TestServerLacks(t *testing.T) {
 func TestClientLeavesUnconnected(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	var gone atomic.Bool
-	var server Endpoint
+	var server endpoint
 	if err := a.Do(func() (err error) {
-		server, err = Open("vi-reliable-delivery", Params{Place: Place{Interface: a.Name, Mode: "generic"}, Server: true, Local: a.IPv4, MaxBytes: 64}, &gone)
+		server, err = openEndpoint("vi-reliable-delivery", Params{Place: Place{Interface: a.Name, Mode: "generic"}, Server: true, Local: a.IPv4, MaxBytes: 64}, &gone)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -376,7 +376,7 @@ func TestNeeds(t *testing.T) {
 	const socket = "/nowhere/agent.sock"
 	t.Setenv("VIA_AGENT", socket)
 	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "raw-afxdp": "CAP_NET_RAW"} {
-		_, err := Open(name, Params{Place: Place{Interface: "lo"}, Server: true}, nil)
+		_, err := openEndpoint(name, Params{Place: Place{Interface: "lo"}, Server: true}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want it to name %s", name, err, want)
 		}

@@ -14,14 +14,14 @@ import (
 	"viaxdp/vipl"
 )
 
-// An Endpoint is one side of one connection of a transport. The two sides
+// An endpoint is one side of one connection of a transport. The two sides
 // call matching methods at the same time with equal rounds: one Ping and the
 // other Echo, one Send and the other Receive. No method may be called while
 // another one runs.
 //
 // Counts are known to both sides beforehand, so that nothing but the messages
 // themselves travels while the clock runs. What fails does so by package fail.
-type Endpoint interface {
+type endpoint interface {
 	// Hello is what the other side must know to connect, and facts for the
 	// report.
 	Hello() Hello

@@ -117,7 +117,7 @@ func (f *framed) enter(r Round) {
 	f.io.round()
 }
 
-// Ping, see Endpoint.
+// Ping, see endpoint.
 func (f *framed) Ping(r Round, rtt []int64) Span {
 	f.enter(r)
 	if f.short() {
@@ -133,7 +133,7 @@ func (f *framed) Ping(r Round, rtt []int64) Span {
 	})
 }
 
-// Echo, see Endpoint.
+// Echo, see endpoint.
 func (f *framed) Echo(r Round) {
 	f.enter(r)
 	for i := range r.Lead + r.Messages {
@@ -148,7 +148,7 @@ func (f *framed) Echo(r Round) {
 	}
 }
 
-// Send, see Endpoint.
+// Send, see endpoint.
 func (f *framed) Send(r Round) Span {
 	f.enter(r)
 	for !f.ready {
@@ -165,7 +165,7 @@ func (f *framed) Send(r Round) Span {
 	return clock.span()
 }
 
-// Receive, see Endpoint.
+// Receive, see endpoint.
 func (f *framed) Receive(r Round) Span {
 	f.enter(r)
 	f.tell(kindReady, 0)

@@ -137,7 +137,7 @@ type loadPort interface {
 }
 
 // loadPortOf gives an endpoint that polls as a loadPort.
-func loadPortOf(e Endpoint) (loadPort, error) {
+func loadPortOf(e endpoint) (loadPort, error) {
 	switch e := e.(type) {
 	case *vi:
 		if !e.sleeps && e.via == nil && e.level != vipl.UnreliableDelivery {

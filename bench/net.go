@@ -139,7 +139,7 @@ func (s *netStream) Hello() Hello {
 	return h
 }
 
-// Connect, see Endpoint. Package net sets TCP_NODELAY by itself.
+// Connect, see endpoint. Package net sets TCP_NODELAY by itself.
 func (s *netStream) Connect(peer Hello) {
 	if s.params.Server {
 		l := s.listener
@@ -154,7 +154,7 @@ func (s *netStream) Connect(peer Hello) {
 	s.conn = fail.Must(s.network.dial(ctx, "tcp", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)).String()))
 }
 
-// Close, see Endpoint.
+// Close, see endpoint.
 func (s *netStream) Close() error {
 	var errs []error
 	if s.listener != nil {

@@ -22,13 +22,13 @@ type tcp struct {
 // tcpRTOMaxMS is TCP_RTO_MAX_MS of linux/tcp.h.
 const tcpRTOMaxMS = 44
 
-func openTCP(o opening) Endpoint {
+func openTCP(o opening) endpoint {
 	t := &tcp{netStream: openNetStream(o, false), block: o.sleeps, fd: -1}
 	t.streamed.s = t
 	return t
 }
 
-// Connect, see Endpoint.
+// Connect, see endpoint.
 func (t *tcp) Connect(peer Hello) {
 	t.netStream.Connect(peer)
 	conn := t.conn.(*net.TCPConn)
@@ -59,7 +59,7 @@ func setCongestion(fd int, name string) error {
 	return nil
 }
 
-// Close, see Endpoint.
+// Close, see endpoint.
 func (t *tcp) Close() error {
 	if t.fd >= 0 {
 		unix.Close(t.fd)
@@ -168,7 +168,7 @@ func (t *streamed) enter(r Round) {
 	t.s.round()
 }
 
-// Ping, see Endpoint.
+// Ping, see endpoint.
 func (t *streamed) Ping(r Round, rtt []int64) Span {
 	t.enter(r)
 	t.enter(r.reply())
@@ -178,7 +178,7 @@ func (t *streamed) Ping(r Round, rtt []int64) Span {
 	})
 }
 
-// Echo, see Endpoint.
+// Echo, see endpoint.
 func (t *streamed) Echo(r Round) {
 	t.enter(r)
 	t.enter(r.reply())
@@ -188,7 +188,7 @@ func (t *streamed) Echo(r Round) {
 	}
 }
 
-// Send, see Endpoint.
+// Send, see endpoint.
 func (t *streamed) Send(r Round) Span {
 	t.enter(r)
 	// One byte says that the receiver is ready, another one that it has all.
@@ -201,7 +201,7 @@ func (t *streamed) Send(r Round) Span {
 	return clock.span()
 }
 
-// Receive, see Endpoint.
+// Receive, see endpoint.
 func (t *streamed) Receive(r Round) Span {
 	t.enter(r)
 	t.s.write(t.out[:1])

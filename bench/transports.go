@@ -25,7 +25,7 @@ type transport struct {
 	rdma    bool                   // a VI whose messages are RDMA
 	chains  bool                   // its frames may be longer than a chunk
 	layer   bool                   // a layer above VIs
-	open    func(opening) Endpoint // fails by package fail, and then leaves nothing open
+	open    func(opening) endpoint // fails by package fail, and then leaves nothing open
 }
 
 // transports are all of them, in the order of the report. The baselines come
@@ -38,7 +38,7 @@ var transports = slices.Concat([]transport{
 	viTransport("vi-unreliable", "VI, Unreliable Delivery, polling", openVI(vipl.UnreliableDelivery)),
 	viTransport("vi-unreliable-wait", "the same, waiting", openVI(vipl.UnreliableDelivery)),
 	viTransport("vi-reliable-delivery", "VI, Reliable Delivery, polling", openVI(vipl.ReliableDelivery)),
-	viTransport("vi-no-segmentation", "the same, without segmentation offload: each frame alone", func(o opening) Endpoint {
+	viTransport("vi-no-segmentation", "the same, without segmentation offload: each frame alone", func(o opening) endpoint {
 		o.VI.NoSegmentation = true
 		return openVI(vipl.ReliableDelivery)(o)
 	}),
@@ -50,16 +50,16 @@ var transports = slices.Concat([]transport{
 	{name: "tcp-spin", summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCP},
 	{name: "tcp-block", sleeps: true, summary: "TCP_NODELAY, blocking system calls", open: openTCP},
 	{name: "tcp-net", free: true, sleeps: true, summary: "TCP by package net",
-		open: func(o opening) Endpoint { return openNetStream(o, false) }},
+		open: func(o opening) endpoint { return openNetStream(o, false) }},
 	{name: "udp-spin", summary: "UDP, non-blocking system calls in a loop", open: openUDP},
 	{name: "udp-block", sleeps: true, summary: "the same, sleeping in poll", open: openUDP},
 	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true, summary: "a net.Conn of package vianet",
-		open: func(o opening) Endpoint { return openNetStream(o, true) }},
+		open: func(o opening) endpoint { return openNetStream(o, true) }},
 })
 
 // rawTransport is one of raw rings; copied: the content of a frame does not stay in the chunk.
 func rawTransport(name, summary string, sleeps, copied bool) transport {
-	return transport{name: name, summary: summary, sleeps: sleeps, xdp: true, arena: true, chains: true, open: func(o opening) Endpoint {
+	return transport{name: name, summary: summary, sleeps: sleeps, xdp: true, arena: true, chains: true, open: func(o opening) endpoint {
 		f := o.framed(openRawXDP(o))
 		if copied {
 			f.into = make([]byte, o.MaxBytes)
@@ -69,11 +69,11 @@ func rawTransport(name, summary string, sleeps, copied bool) transport {
 }
 
 // viTransport is one of VIs; those whose names end in -wait sleep.
-func viTransport(name, summary string, open func(opening) Endpoint) transport {
+func viTransport(name, summary string, open func(opening) endpoint) transport {
 	return transport{name: name, summary: summary, sleeps: strings.HasSuffix(name, "-wait"), xdp: true, arena: true, vi: true, chains: true, open: open}
 }
 
-func rdmaTransport(name, summary string, whole bool, open func(opening) Endpoint) transport {
+func rdmaTransport(name, summary string, whole bool, open func(opening) endpoint) transport {
 	t := viTransport(name, summary, open)
 	t.rdma, t.whole = true, whole
 	return t
@@ -142,9 +142,9 @@ func known(name string) transport {
 	return *t
 }
 
-// Open opens one side of a transport. stop, which may be nil, ends waits when
+// openEndpoint opens one side of a transport. stop, which may be nil, ends waits when
 // it becomes true.
-func Open(name string, p Params, stop *atomic.Bool) (e Endpoint, err error) {
+func openEndpoint(name string, p Params, stop *atomic.Bool) (e endpoint, err error) {
 	defer fail.Catch(&err)
 	t := fail.Must(find(name))
 	if p.MaxBytes == 0 {
@@ -178,9 +178,9 @@ func Open(name string, p Params, stop *atomic.Bool) (e Endpoint, err error) {
 // beside is a transport of the kernel on an interface with the XDP program of
 // an open NIC, which lets everything pass that is not for its VIs.
 type beside struct {
-	Endpoint
+	endpoint
 	nic *vipl.NIC
 }
 
-// Close, see Endpoint.
-func (b *beside) Close() error { return errors.Join(b.Endpoint.Close(), b.nic.Close()) }
+// Close, see endpoint.
+func (b *beside) Close() error { return errors.Join(b.endpoint.Close(), b.nic.Close()) }

@@ -16,8 +16,8 @@ import (
 )
 
 // exchange runs checked rounds of both kinds with each size.
-func exchange(sizes []int, messages int) func(bool, Endpoint) error {
-	return func(client bool, e Endpoint) error {
+func exchange(sizes []int, messages int) func(bool, endpoint) error {
+	return func(client bool, e endpoint) error {
 		id := uint16(0)
 		for _, bytes := range sizes {
 			id++
@@ -115,7 +115,7 @@ func TestStopped(t *testing.T) {
 		client, server := pair(t, 1500, false, "generic")
 		server.stop = new(atomic.Bool)
 		over := make(chan struct{})
-		err := connected(name, client, server, func(client bool, e Endpoint) error {
+		err := connected(name, client, server, func(client bool, e endpoint) error {
 			if client {
 				<-over
 				return nil
@@ -137,7 +137,7 @@ func TestStopped(t *testing.T) {
 func TestFacts(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
 	for _, name := range slices.Concat([]string{"raw-afxdp", "vi-reliable-delivery"}, asavieNames) {
-		err := connected(name, client, server, func(_ bool, e Endpoint) error {
+		err := connected(name, client, server, func(_ bool, e endpoint) error {
 			f := e.Hello().Facts
 			if f.Interface != "via0" || f.Mode != "generic" || f.MTU != 1500 || f.FrameBytes != 1514 || f.Memory == "" {
 				return fmt.Errorf("facts: %+v", f)
@@ -152,12 +152,12 @@ func TestFacts(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	client, _ := loopback()
-	if _, err := Open("carrier-pigeon", client.params, nil); err == nil || !strings.Contains(err.Error(), "raw-afxdp") {
+	if _, err := openEndpoint("carrier-pigeon", client.params, nil); err == nil || !strings.Contains(err.Error(), "raw-afxdp") {
 		t.Errorf("got %v, want the names that there are", err)
 	}
 	client, _ = pair(t, 1500, false, "sideways")
 	err := client.do(func() error {
-		_, err := Open("raw-afxdp", client.params, nil)
+		_, err := openEndpoint("raw-afxdp", client.params, nil)
 		return err
 	})
 	if err == nil || !strings.Contains(err.Error(), "sideways") {
@@ -171,7 +171,7 @@ func unfilled(t *testing.T, clients, servers string, stream, clientChecks bool) 
 	t.Helper()
 	client, server := pair(t, 1500, false, "generic")
 	client.stop, server.stop = new(atomic.Bool), new(atomic.Bool)
-	err := connectedAs(clients, servers, client, server, func(isClient bool, e Endpoint) (err error) {
+	err := connectedAs(clients, servers, client, server, func(isClient bool, e endpoint) (err error) {
 		r := Round{ID: 1, Bytes: 3000, Messages: 5, Check: isClient == clientChecks}
 		err = fail.Try(func() {
 			switch {
@@ -205,7 +205,7 @@ func TestRDMAChecked(t *testing.T) {
 func TestRDMARefuses(t *testing.T) {
 	client, server := pair(t, 1500, false, "generic")
 	for _, name := range []string{"vi-rdma-write", "vi-rdma-read"} {
-		err := connected(name, client, server, func(client bool, e Endpoint) error {
+		err := connected(name, client, server, func(client bool, e endpoint) error {
 			r := Round{ID: 1, Bytes: 1<<16 + 1, Messages: 1, Check: true}
 			calls := map[string]func() error{
 				"ping":    func() error { return fail.Try(func() { e.Ping(r, make([]int64, 1)) }) },

@@ -132,28 +132,28 @@ func newEngined(v *vi) *engined {
 	return &engined{v}
 }
 
-// Ping, see Endpoint.
+// Ping, see endpoint.
 func (e *engined) Ping(r Round, rtt []int64) (span Span) {
 	e.beside(func() { span = e.vi.Ping(r, rtt) })
 	return span
 }
 
-// Echo, see Endpoint.
+// Echo, see endpoint.
 func (e *engined) Echo(r Round) { e.beside(func() { e.vi.Echo(r) }) }
 
-// Send, see Endpoint.
+// Send, see endpoint.
 func (e *engined) Send(r Round) (span Span) {
 	e.beside(func() { span = e.vi.Send(r) })
 	return span
 }
 
-// Receive, see Endpoint.
+// Receive, see endpoint.
 func (e *engined) Receive(r Round) (span Span) {
 	e.beside(func() { span = e.vi.Receive(r) })
 	return span
 }
 
-// Close, see Endpoint.
+// Close, see endpoint.
 func (e *engined) Close() error {
 	oneProcessor.leave()
 	return e.vi.Close()

@@ -16,13 +16,13 @@ import (
 // immediate data, which takes a receive and comes back as a credit.
 type rdmaWrite struct{ vi }
 
-func openRDMAWrite(o opening) Endpoint {
+func openRDMAWrite(o opening) endpoint {
 	w := &rdmaWrite{vi{write: true}}
 	w.open(o, vipl.ReliableDelivery)
 	return w
 }
 
-// Ping, see Endpoint. A request of a transaction is sent, and its reply is written.
+// Ping, see endpoint. A request of a transaction is sent, and its reply is written.
 func (w *rdmaWrite) Ping(r Round, rtt []int64) Span {
 	w.admit(r)
 	w.enterPolling(r.reply())
@@ -38,7 +38,7 @@ func (w *rdmaWrite) Ping(r Round, rtt []int64) Span {
 	return span
 }
 
-// Echo, see Endpoint.
+// Echo, see endpoint.
 func (w *rdmaWrite) Echo(r Round) {
 	if r.Reply != 0 {
 		w.answer(r, func(i int) { w.writeNumbered(i, r.Reply) })
@@ -94,7 +94,7 @@ func (w *rdmaWrite) poll(i int) {
 	}
 }
 
-// Send, see Endpoint.
+// Send, see endpoint.
 func (w *rdmaWrite) Send(r Round) Span {
 	window, quarter := w.window(r.Bytes)
 	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
@@ -119,7 +119,7 @@ func (w *rdmaWrite) Send(r Round) Span {
 	return span
 }
 
-// Receive, see Endpoint.
+// Receive, see endpoint.
 func (w *rdmaWrite) Receive(r Round) Span {
 	_, quarter := w.window(r.Bytes)
 	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
@@ -173,13 +173,13 @@ type rdmaRead struct{ vi }
 // readDepth is the number of reads that a connection has under way at most.
 const readDepth = 16
 
-func openRDMARead(o opening) Endpoint {
+func openRDMARead(o opening) endpoint {
 	v := &rdmaRead{vi{read: true}}
 	v.open(o, vipl.ReliableDelivery)
 	return v
 }
 
-// Ping, see Endpoint.
+// Ping, see endpoint.
 func (v *rdmaRead) Ping(r Round, rtt []int64) Span {
 	v.enter(r, 0, 0, 0)
 	span := timed(r, rtt, func(i int) {
@@ -190,12 +190,12 @@ func (v *rdmaRead) Ping(r Round, rtt []int64) Span {
 	return span
 }
 
-// Echo, see Endpoint.
+// Echo, see endpoint.
 func (v *rdmaRead) Echo(r Round) {
 	v.Send(r)
 }
 
-// Receive, see Endpoint.
+// Receive, see endpoint.
 func (v *rdmaRead) Receive(r Round) Span {
 	v.enter(r, 0, 0, 0)
 	depth := min(readDepth, r.places())
@@ -212,7 +212,7 @@ func (v *rdmaRead) Receive(r Round) Span {
 	return span
 }
 
-// Send, see Endpoint: the side that is read says that its messages are there, and polls until the peer has read them.
+// Send, see endpoint: the side that is read says that its messages are there, and polls until the peer has read them.
 func (v *rdmaRead) Send(r Round) Span {
 	v.admit(r)
 	if r.Check {

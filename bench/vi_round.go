@@ -15,7 +15,7 @@ const (
 	wordMask   = 3 << 30
 )
 
-// Ping, see Endpoint.
+// Ping, see endpoint.
 func (v *vi) Ping(r Round, rtt []int64) Span {
 	v.admit(r)
 	v.enter(r.reply(), viPingDepth, r.Lead+r.Messages, 0)
@@ -31,7 +31,7 @@ func (v *vi) Ping(r Round, rtt []int64) Span {
 	return span
 }
 
-// Echo, see Endpoint.
+// Echo, see endpoint.
 func (v *vi) Echo(r Round) {
 	v.answer(r, func(i int) { v.send(i, r.reply()) })
 }
@@ -49,7 +49,7 @@ func (v *vi) answer(r Round, reply func(i int)) {
 	v.drain()
 }
 
-// Send, see Endpoint.
+// Send, see endpoint.
 func (v *vi) Send(r Round) Span {
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
@@ -81,7 +81,7 @@ func (v *vi) await(i, window int) {
 	}
 }
 
-// Receive, see Endpoint.
+// Receive, see endpoint.
 func (v *vi) Receive(r Round) Span {
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, window, r.Messages, 0)

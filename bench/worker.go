@@ -80,7 +80,7 @@ func ended(err error) error {
 type server struct {
 	prepare  func(*Params) error
 	stop     atomic.Bool
-	endpoint Endpoint
+	endpoint endpoint
 	thread   *thread // where the endpoint's methods run
 	locked   *thread
 	free     *thread
@@ -121,8 +121,8 @@ func (s *server) open(r request) (_ json.RawMessage, err error) {
 	if t.free {
 		s.thread = s.free
 	}
-	var e Endpoint
-	s.thread.do(func() { e, err = Open(r.Transport, p, &s.stop) })
+	var e endpoint
+	s.thread.do(func() { e, err = openEndpoint(r.Transport, p, &s.stop) })
 	fail.If(err)
 	s.endpoint = e
 	h := e.Hello()
@@ -187,7 +187,7 @@ func send(j *job, r Round) exchanged    { return exchanged{Span: j.endpoint.Send
 func receive(j *job, r Round) exchanged { return exchanged{Span: j.endpoint.Receive(r)} }
 
 // transacts reports whether an endpoint's messages and echoes may differ in size.
-func transacts(e Endpoint) bool {
+func transacts(e endpoint) bool {
 	switch e.(type) {
 	case *vi, *rdmaWrite, *tcp:
 		return true
@@ -242,7 +242,7 @@ type task struct {
 // job is what a task works with.
 type job struct {
 	stop     *atomic.Bool // set when the control connection has ended
-	endpoint Endpoint     // nil for a task that runs alone
+	endpoint endpoint     // nil for a task that runs alone
 	params   Params       // for a task that runs alone: where this side is
 	samples  []int64      // room for those of a round
 }
