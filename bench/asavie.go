@@ -27,7 +27,7 @@ var asavieTransports = []transport{
 		summary: "the same, Poll with a time-out", open: openFramedAsavie},
 }
 
-func openFramedAsavie(o opening) Endpoint {
+func openFramedAsavie(o opening) endpoint {
 	a := &asavie{sleeps: o.sleeps}
 	a.rawNIC = openRawNIC(o, a)
 	return o.framed(a)

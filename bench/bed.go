@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -61,16 +62,12 @@ func StartBed(ctx context.Context, cfg BedConfig) (_ *Bed, err error) {
 			err = context.Cause(ctx)
 		}
 	}()
+	defer fail.Catch(&err)
 	if cfg.MTU == 0 {
 		cfg.MTU = 1500
 	}
-	if err := testbed.Require(testbed.Namespaces); err != nil {
-		return nil, err
-	}
-	cpus, err := workerCPUs()
-	if err != nil {
-		return nil, err
-	}
+	fail.If(testbed.Require(testbed.Namespaces))
+	cpus := fail.Must(workerCPUs())
 	b := &Bed{cfg: cfg}
 	network := testbed.Config{
 		Args: cfg.WorkerArgs, CPUs: cpus, Stderr: cfg.Stderr, Through: cfg.Through,
@@ -79,18 +76,14 @@ func StartBed(ctx context.Context, cfg BedConfig) (_ *Bed, err error) {
 			{Names: [2]string{kernelInterface, kernelInterface}, Net4: testbed.KernelNet4, Net6: testbed.KernelNet6, MTU: cfg.MTU},
 		},
 	}
-	if b.bed, err = testbed.Start(network); err != nil {
-		return nil, err
-	}
+	b.bed = fail.Must(testbed.Start(network))
 	for _, m := range b.bed.Middles() {
 		if err := m.Prefer(cpus); err != nil {
-			return nil, errors.Join(err, b.Close())
+			fail.If(errors.Join(err, b.Close()))
 		}
 	}
 	if cfg.Hugepages && len(cfg.GuardArgs) > 0 {
-		if b.guard, err = testbed.StartGuard(cfg.GuardArgs); err != nil {
-			return nil, errors.Join(err, b.Close())
-		}
+		b.guard = testbed.NewGuard(cfg.GuardArgs)
 	}
 	b.client, b.server = b.worker(0), b.worker(1)
 	return b, nil
@@ -107,7 +100,8 @@ func Missing(err error) bool {
 func (b *Bed) Workers() (client, server *Worker) { return b.client, b.server }
 
 // Run carries out a plan on the bed. The end of ctx ends the workers.
-func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {
+func (b *Bed) Run(ctx context.Context, p Plan) (_ *Result, err error) {
+	defer fail.Catch(&err)
 	p.Opening = b.Opening
 	var result *Result
 	run := func() error {
@@ -116,14 +110,10 @@ func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {
 			return err
 		})
 	}
-	var err error
 	if slices.ContainsFunc(p.Rows, func(r Row) bool { return r.VI.Agent }) {
-		err = b.withAgents(run)
+		fail.If(b.WithAgents(run))
 	} else {
-		err = run()
-	}
-	if err != nil {
-		return nil, err
+		fail.If(run())
 	}
 	if result.Conditions.Interface == "" {
 		result.Conditions.Interface, result.Conditions.MTU = kernelInterface, b.cfg.MTU
@@ -167,7 +157,7 @@ func (b *Bed) Do(ctx context.Context, f func() error) error {
 func (b *Bed) Close() error {
 	err := b.bed.Close()
 	if b.guard != nil {
-		err = errors.Join(err, b.guard.Close())
+		err = errors.Join(err, b.guard.Restore())
 	}
 	return err
 }
@@ -229,21 +219,19 @@ func (b *Bed) middle(xdp bool) *testbed.Middle {
 	return b.bed.Middles()[1]
 }
 
-// withAgents calls f while each namespace has a Kernel Agent, a process of its own.
-func (b *Bed) withAgents(f func() error) (err error) {
+// WithAgents calls f while each namespace has a Kernel Agent, a process of its own, which rows with VIOptions.Agent need.
+func (b *Bed) WithAgents(f func() error) (err error) {
+	defer fail.Catch(&err)
 	if len(b.cfg.AgentArgs) == 0 {
-		return errors.New("rows of NICs that an agent opens: the bed has none")
+		fail.With("rows of NICs that an agent opens: the bed has none")
 	}
-	dir, err := os.MkdirTemp("", "via-xdp-bench")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	dir := fail.Must(os.MkdirTemp("", "via-xdp-bench"))
+	defer fail.Closing(&err, func() error { return os.RemoveAll(dir) })
 	for i, w := range []*Worker{b.client, b.server} {
 		socket := filepath.Join(dir, fmt.Sprintf("agent%d.sock", i))
 		end, err := b.bed.Agent(i, b.cfg.AgentArgs, socket)
 		if err != nil {
-			return fmt.Errorf("the %s: %w", w.name, err)
+			fail.With("the %s: %w", w.name, err)
 		}
 		defer end()
 		w.over.Agent = socket
@@ -261,18 +249,12 @@ type DemoConfig struct {
 // Demo makes a [Bed], runs the plan on it, and takes all down again, also when
 // ctx ends or the process is killed.
 func Demo(ctx context.Context, cfg DemoConfig) (_ *Result, err error) {
-	if err := cfg.Plan.Validate(); err != nil {
-		return nil, err
-	}
+	defer fail.Catch(&err)
+	fail.If(cfg.Plan.Validate())
 	if slices.ContainsFunc(cfg.Plan.Rows, Row.usesXDP) {
-		if err := testbed.Require(testbed.Namespaces, testbed.Sockets, testbed.Programs); err != nil {
-			return nil, err
-		}
+		fail.If(testbed.Require(testbed.Namespaces, testbed.Sockets, testbed.Programs))
 	}
-	bed, err := StartBed(ctx, cfg.BedConfig)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, bed.Close()) }()
+	bed := fail.Must(StartBed(ctx, cfg.BedConfig))
+	defer fail.Closing(&err, bed.Close)
 	return bed.Run(ctx, cfg.Plan)
 }

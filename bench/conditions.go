@@ -101,11 +101,11 @@ func (c *Conditions) pinned(client, server Facts) {
 	}
 }
 
-// pollingOf describes how the rows of a run wait for messages.
-func pollingOf(rows []Row) string {
+// PollingOf describes how the rows of a run wait for messages.
+func PollingOf(rows []Row) string {
 	asleep := 0
 	for _, r := range rows {
-		if t, err := find(r.Name); err == nil && (t.sleeps || r.VI.Notify) {
+		if known(r.Name).sleeps || r.VI.Notify {
 			asleep++
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -30,24 +31,21 @@ func NewWorker(name string, conn net.Conn, p Params) *Worker {
 }
 
 // call makes one request. It may be abandoned by closing the connection.
-func (w *Worker) call(req request) (reply, error) {
+func (w *Worker) call(req request) (json.RawMessage, error) {
 	var r reply
 	err := w.enc.Encode(req)
 	if err == nil {
 		err = w.dec.Decode(&r)
 	}
-	if err != nil {
-		return r, fmt.Errorf("%s: control connection: %w", w.name, w.explain(err))
-	}
 	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: control connection: %w", w.name, w.explain(err))
 	case r.Missing != nil:
-		return r, fmt.Errorf("%s: %w", w.name, r.Missing.err())
-	case r.Error != "" && req.Op == opTask:
-		return r, fmt.Errorf("%s: %s: %s", w.name, req.Name, r.Error)
+		return nil, fmt.Errorf("%s: %w", w.name, r.Missing.err())
 	case r.Error != "":
-		return r, fmt.Errorf("%s: %s: %s", w.name, req.Op, r.Error)
+		return nil, fmt.Errorf("%s: %s: %s", w.name, req.Op, r.Error)
 	}
-	return r, nil
+	return r.Output, nil
 }
 
 // at says where a worker's endpoints are: those with an XDP program, or the
@@ -76,61 +74,62 @@ func (w *Worker) explain(err error) error {
 	return err
 }
 
-// both makes a request of each worker at the same time. The first failure
-// ends it, as does ctx: the connections are of no use afterwards.
-func both(ctx context.Context, a *Worker, ra request, b *Worker, rb request) (reply, reply, error) {
-	r, err := each(ctx, []*Worker{a, b}, []request{ra, rb})
-	return r[0], r[1], err
-}
-
-// each is both for any number of workers.
-func each(ctx context.Context, workers []*Worker, requests []request) ([]reply, error) {
-	type answer struct {
-		i   int
-		r   reply
-		err error
-	}
-	answers := make(chan answer, len(workers))
+// each makes a request of each worker at the same time, and returns the outputs. It fails with the first failure, or
+// when ctx ends: the connections are of no use afterwards.
+func each(ctx context.Context, workers []*Worker, requests []request) []json.RawMessage {
+	outputs, errs := make([]json.RawMessage, len(workers)), make(chan error, len(workers))
 	for i, w := range workers {
 		go func() {
-			r, err := w.call(requests[i])
-			answers <- answer{i, r, err}
+			var err error
+			outputs[i], err = w.call(requests[i])
+			errs <- err
 		}()
 	}
-	replies := make([]reply, len(workers))
-	for range replies {
+	for range workers {
 		select {
-		case x := <-answers:
-			if x.err != nil {
-				return replies, x.err
-			}
-			replies[x.i] = x.r
+		case err := <-errs:
+			fail.If(err)
 		case <-ctx.Done():
-			return replies, context.Cause(ctx)
+			fail.If(context.Cause(ctx))
 		}
 	}
-	return replies, nil
+	return outputs
+}
+
+// both makes a request with the same input of a client and a server, and returns the output of each.
+func both[A, B any](ctx context.Context, client *Worker, a string, server *Worker, b string, input any) (A, B) {
+	out := each(ctx, []*Worker{client, server}, []request{requestOf(a, input), requestOf(b, input)})
+	return outputOf[A](out[0]), outputOf[B](out[1])
+}
+
+func requestOf(op string, input any) request {
+	return request{Op: op, Input: fail.Must(json.Marshal(input))}
+}
+
+// outputOf decodes an output.
+func outputOf[Out any](output json.RawMessage) (out Out) {
+	if err := json.Unmarshal(output, &out); err != nil {
+		fail.With("output of a worker: %w", err)
+	}
+	return out
 }
 
 // Control connections carry JSON, one object a line: requests of the
 // coordinator, one reply of the worker to each.
 //
-//	coordinator                          worker
-//	{"op":"open","name":"tcp-spin",...}  {"hello":{...}}
-//	{"op":"connect","peer":{...}}        {}
-//	{"op":"ping","round":{...}}          {"span":{...},"rtt":"..."}
-//	{"op":"task","name":"load",...}      {"output":{...}}
-//	{"op":"close"}                       {}
+//	coordinator                                       worker
+//	{"op":"open","transport":"tcp-spin","params":...} {"output":{"addr":...}}
+//	{"op":"connect","input":{"addr":...}}             {"output":{}}
+//	{"op":"ping","input":{"bytes":64,...}}            {"output":{"span":...}}
+//	{"op":"close"}                                    {}
 type request struct {
-	Op     string          `json:"op"`
-	Name   string          `json:"name,omitempty"` // of a transport or a task
-	Params *Params         `json:"params,omitempty"`
-	Peer   *Hello          `json:"peer,omitempty"`
-	Round  *Round          `json:"round,omitempty"`
-	Input  json.RawMessage `json:"input,omitempty"` // of a task
+	Op        string          `json:"op"`
+	Transport string          `json:"transport,omitempty"` // to open
+	Params    *Params         `json:"params,omitempty"`    // to open it, or of a task that runs alone
+	Input     json.RawMessage `json:"input,omitempty"`     // of a task
 }
 
-// Operations of a worker.
+// Operations of a worker. Beside open and close they are tasks; these are methods of an [endpoint].
 const (
 	opOpen    = "open"
 	opConnect = "connect"
@@ -138,18 +137,13 @@ const (
 	opEcho    = "echo"
 	opSend    = "send"
 	opReceive = "receive"
-	opTask    = "task"
 	opClose   = "close"
 )
 
 type reply struct {
-	Error   string       `json:"error,omitempty"`
-	Missing *missingPart `json:"missing,omitempty"` // the machine cannot do it
-	Hello   *Hello       `json:"hello,omitempty"`
-	Span    *Span        `json:"span,omitempty"`
-	RTT     *Histogram   `json:"rtt,omitempty"` // of round trips in ns
-
-	Output json.RawMessage `json:"output,omitempty"` // of a task
+	Error   string          `json:"error,omitempty"`
+	Missing *missingPart    `json:"missing,omitempty"` // the machine cannot do it
+	Output  json.RawMessage `json:"output,omitempty"`
 }
 
 // missingPart carries a testbed.MissingError.

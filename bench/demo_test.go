@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 )
@@ -297,7 +298,7 @@ func TestServerFails(t *testing.T) {
 		conn, err := net.Dial("tcp", <-ready)
 		nstest.Must(t, err)
 		w := NewWorker("server", conn, Params{})
-		if _, err := w.call(request{Op: opOpen, Name: "no-such-transport", Params: &Params{}}); err == nil {
+		if _, err := w.call(request{Op: opOpen, Transport: "no-such-transport", Params: &Params{}}); err == nil {
 			t.Error("it is open")
 		}
 		conn.Close()
@@ -328,7 +329,7 @@ func TestServerLacks(t *testing.T) {
 			json.NewEncoder(theirs).Encode(errorReply(&testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}))
 		}
 	}()
-	_, err := NewWorker("server", ours, Params{}).call(request{Op: opOpen, Name: "vi-reliable-delivery", Params: &Params{}})
+	_, err := NewWorker("server", ours, Params{}).call(request{Op: opOpen, Transport: "vi-reliable-delivery", Params: &Params{}})
 	if want := "server: cannot run here: CAP_BPF is missing; use sudo"; err == nil || err.Error() != want || !Missing(err) {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -338,15 +339,15 @@ func TestServerLacks(t *testing.T) {
 func TestClientLeavesUnconnected(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	var gone atomic.Bool
-	var server Endpoint
+	var server endpoint
 	if err := a.Do(func() (err error) {
-		server, err = Open("vi-reliable-delivery", Params{Place: Place{Interface: a.Name, Mode: "generic"}, Server: true, Local: a.IPv4, MaxBytes: 64}, &gone)
+		server, err = openEndpoint("vi-reliable-delivery", Params{Place: Place{Interface: a.Name, Mode: "generic"}, Server: true, Local: a.IPv4, MaxBytes: 64}, &gone)
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
 	gone.Store(true)
-	if err := server.Connect(Hello{}); !errors.Is(err, ErrStopped) {
+	if err := fail.Try(func() { server.Connect(Hello{}) }); !errors.Is(err, ErrStopped) {
 		t.Errorf("got %v", err)
 	}
 	nstest.Check(t, server.Close())
@@ -375,7 +376,7 @@ func TestNeeds(t *testing.T) {
 	const socket = "/nowhere/agent.sock"
 	t.Setenv("VIA_AGENT", socket)
 	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "raw-afxdp": "CAP_NET_RAW"} {
-		_, err := Open(name, Params{Place: Place{Interface: "lo"}, Server: true}, nil)
+		_, err := openEndpoint(name, Params{Place: Place{Interface: "lo"}, Server: true}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want it to name %s", name, err, want)
 		}

@@ -7,7 +7,7 @@
 //	   v                       v
 //	worker: Serve           worker: Serve        a process, pinned to a CPU
 //	   |                       |
-//	Endpoint  <==messages==>  Endpoint           one side of a transport
+//	endpoint  <==messages==>  endpoint           one side of a transport
 //
 // # How it measures
 //
@@ -81,6 +81,6 @@
 // # Concurrency
 //
 // Run, Demo, Measure and ListenAndServe block; several of them may run at the same time
-// as long as they do not share an interface's queue. An Endpoint, a Bed and a Worker
+// as long as they do not share an interface's queue. An endpoint, a Bed and a Worker
 // belong to one goroutine.
 package bench

@@ -14,38 +14,38 @@ import (
 	"viaxdp/vipl"
 )
 
-// An Endpoint is one side of one connection of a transport. The two sides
+// An endpoint is one side of one connection of a transport. The two sides
 // call matching methods at the same time with equal rounds: one Ping and the
 // other Echo, one Send and the other Receive. No method may be called while
 // another one runs.
 //
 // Counts are known to both sides beforehand, so that nothing but the messages
-// themselves travels while the clock runs.
-type Endpoint interface {
+// themselves travels while the clock runs. What fails does so by package fail.
+type endpoint interface {
 	// Hello is what the other side must know to connect, and facts for the
 	// report.
 	Hello() Hello
 
 	// Connect joins the two sides; both call it.
-	Connect(peer Hello) error
+	Connect(peer Hello)
 
 	// Ping sends r.Lead+r.Messages messages of r.Bytes, one at a time, and
 	// awaits the echo of each; or reads as many, one at a time. The round
 	// trips of all but the first r.Lead, in nanoseconds, go to rtt, which has
 	// room for r.Messages.
-	Ping(r Round, rtt []int64) (Span, error)
+	Ping(r Round, rtt []int64) Span
 
 	// Echo answers Ping, or is there to be read. Messages and echoes may differ in size
 	// only where transacts says so.
-	Echo(r Round) error
+	Echo(r Round)
 
 	// Send streams r.Messages messages, as many under way as the transport
 	// allows. The clock starts when the receiver is ready and stops when the
 	// receiver has said that it has them all.
-	Send(r Round) (Span, error)
+	Send(r Round) Span
 
 	// Receive takes the stream of Send.
-	Receive(r Round) (Span, error)
+	Receive(r Round) Span
 
 	// Close gives everything back.
 	Close() error

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"encoding/binary"
-	"fmt"
 	"time"
 
 	"viaxdp/internal/lab/fail"
@@ -92,19 +91,15 @@ type framed struct {
 
 func (f *framed) Hello() Hello { return f.io.hello() }
 
-func (f *framed) Connect(peer Hello) error {
-	if err := f.io.connect(peer); err != nil {
-		return err
-	}
+func (f *framed) Connect(peer Hello) {
+	fail.If(f.io.connect(peer))
 	own := f.io.hello()
 	f.payload = min(own.Payload, peer.Payload) - frameHeader
 	f.most = min(own.Window, peer.Window)
 	f.chain, _ = f.io.(chained)
 	if f.payload < 1 || f.most < 4 {
-		return fmt.Errorf("the sides offer frames of %d and %d bytes, windows of %d and %d: too small",
-			own.Payload, peer.Payload, own.Window, peer.Window)
+		fail.With("the sides offer frames of %d and %d bytes, windows of %d and %d: too small", own.Payload, peer.Payload, own.Window, peer.Window)
 	}
-	return nil
 }
 
 func (f *framed) Close() error { return f.io.close() }
@@ -122,26 +117,24 @@ func (f *framed) enter(r Round) {
 	f.io.round()
 }
 
-// Ping, see Endpoint.
-func (f *framed) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Ping, see endpoint.
+func (f *framed) Ping(r Round, rtt []int64) Span {
 	f.enter(r)
 	if f.short() {
 		return timed(r, rtt, func(int) {
 			f.sendShort()
 			f.receiveShort()
-		}), nil
+		})
 	}
 	return timed(r, rtt, func(i int) {
 		f.send(i)
 		f.receive(i)
 		f.credited = f.sent // the echo confirms
-	}), nil
+	})
 }
 
-// Echo, see Endpoint.
-func (f *framed) Echo(r Round) (err error) {
-	defer fail.Catch(&err)
+// Echo, see endpoint.
+func (f *framed) Echo(r Round) {
 	f.enter(r)
 	for i := range r.Lead + r.Messages {
 		if f.short() {
@@ -153,12 +146,10 @@ func (f *framed) Echo(r Round) (err error) {
 		f.credited = f.sent // the next message confirms the last echo
 		f.send(i)
 	}
-	return nil
 }
 
-// Send, see Endpoint.
-func (f *framed) Send(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Send, see endpoint.
+func (f *framed) Send(r Round) Span {
 	f.enter(r)
 	for !f.ready {
 		f.await()
@@ -171,12 +162,11 @@ func (f *framed) Send(r Round) (_ Span, err error) {
 	for f.credited != f.sent {
 		f.await()
 	}
-	return clock.span(), nil
+	return clock.span()
 }
 
-// Receive, see Endpoint.
-func (f *framed) Receive(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Receive, see endpoint.
+func (f *framed) Receive(r Round) Span {
 	f.enter(r)
 	f.tell(kindReady, 0)
 	clock := startStopwatch()
@@ -186,7 +176,7 @@ func (f *framed) Receive(r Round) (_ Span, err error) {
 	if f.received%(f.window/4) != 0 {
 		f.tell(kindCredit, f.received)
 	}
-	return clock.span(), nil
+	return clock.span()
 }
 
 func (f *framed) send(i int) {

@@ -78,7 +78,7 @@ func twoFramed(t *rapid.T, payload, window int) (a, b *framed, wa, wb *cable) {
 	wa, wb = newCables(payload, window)
 	a, b = &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
 	for _, c := range []struct{ own, peer *framed }{{a, b}, {b, a}} {
-		nstest.Must(t, c.own.Connect(c.peer.Hello()))
+		nstest.Must(t, fail.Try(func() { c.own.Connect(c.peer.Hello()) }))
 	}
 	return a, b, wa, wb
 }
@@ -101,15 +101,15 @@ func TestFramedProperty(t *testing.T) {
 			Lead:     rapid.IntRange(0, 3).Draw(t, "lead"),
 		}
 		err := together(
-			func() error { _, err := a.Ping(r, make([]int64, r.Messages)); return err },
-			func() error { return b.Echo(r) })
+			func() error { return fail.Try(func() { a.Ping(r, make([]int64, r.Messages)) }) },
+			func() error { return fail.Try(func() { b.Echo(r) }) })
 		if err != nil {
 			t.Fatalf("ping: %v", err)
 		}
 		r.ID = 2
 		err = together(
-			func() error { _, err := a.Send(r); return err },
-			func() error { _, err := b.Receive(r); return err })
+			func() error { return fail.Try(func() { a.Send(r) }) },
+			func() error { return fail.Try(func() { b.Receive(r) }) })
 		if err != nil {
 			t.Fatalf("stream: %v", err)
 		}
@@ -154,19 +154,19 @@ func TestFramedNoticesFaults(t *testing.T) {
 			n := 0
 			wa.deliver = func(f []byte) [][]byte { n++; return c.do(n, f) }
 			a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
-			nstest.Must(t, errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())))
+			nstest.Must(t, fail.Try(func() { a.Connect(wb.hello()); b.Connect(wa.hello()) }))
 			r := Round{ID: 1, Bytes: 50, Messages: 20, Check: true}
 			var stop atomic.Bool
 			a.watch.stop = &stop
 			sent := make(chan error, 1)
-			go func() { _, err := a.Send(r); sent <- err }()
+			go func() { sent <- fail.Try(func() { a.Send(r) }) }()
 			defer func() {
 				stop.Store(true) // it waits for credits
 				if err := <-sent; !errors.Is(err, ErrStopped) {
 					t.Errorf("the sender ended with %v", err)
 				}
 			}()
-			if _, err := b.Receive(r); err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := fail.Try(func() { b.Receive(r) }); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want a word about %q", err, c.want)
 			}
 		})
@@ -177,23 +177,23 @@ func TestFramedNoticesFaults(t *testing.T) {
 func TestFramedStrayFrames(t *testing.T) {
 	wa, wb := newCables(100, 8)
 	a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
-	nstest.Must(t, errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())))
+	nstest.Must(t, fail.Try(func() { a.Connect(wb.hello()); b.Connect(wa.hello()) }))
 	wa.out <- []byte{kindData, 0, 9, 0, 0, 0, 0, 0, 'x'}
 	wa.out <- []byte{kindData}
 	r := Round{ID: 10, Bytes: 1, Messages: 3, Check: true}
 	err := together(
-		func() error { _, err := a.Send(r); return err },
-		func() error { _, err := b.Receive(r); return err })
+		func() error { return fail.Try(func() { a.Send(r) }) },
+		func() error { return fail.Try(func() { b.Receive(r) }) })
 	nstest.Must(t, err)
 }
 
 func TestFramedRefuses(t *testing.T) {
 	wa, _ := newCables(frameHeader, 8)
-	if err := (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}); err == nil {
+	if err := fail.Try(func() { (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}) }); err == nil {
 		t.Error("frames without room for content")
 	}
 	wa, _ = newCables(100, 3)
-	if err := (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}); err == nil {
+	if err := fail.Try(func() { (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}) }); err == nil {
 		t.Error("a window of 3")
 	}
 	for _, r := range []Round{{Messages: 1}, {Bytes: 1}, {Bytes: MaxMessage + 1, Messages: 1}, {Bytes: 1, Messages: 1, Lead: -1}} {
@@ -244,7 +244,7 @@ func shortPair(t *testing.T, into []byte) (a, b *framed, wa, wb *cable) {
 	t.Cleanup(func() { stop.Store(true) })
 	a, b = &framed{io: polledCable{wa}}, &framed{io: polledCable{wb}, into: into}
 	a.watch.stop, b.watch.stop = &stop, &stop
-	nstest.Must(t, errors.Join(a.Connect(wb.hello()), b.Connect(wa.hello())))
+	nstest.Must(t, fail.Try(func() { a.Connect(wb.hello()); b.Connect(wa.hello()) }))
 	return a, b, wa, wb
 }
 
@@ -258,23 +258,20 @@ func TestFramedShort(t *testing.T) {
 	wa.out <- []byte{kindCredit, 0, 10, 0, 7, 0, 0, 0}
 	r := Round{ID: 10, Bytes: 50, Messages: 20, Lead: 3}
 	rtt := make([]int64, r.Messages)
-	err := together(func() error {
-		_, err := a.Ping(r, rtt)
-		return err
-	}, func() error { return b.Echo(r) })
+	err := together(func() error { return fail.Try(func() { a.Ping(r, rtt) }) }, func() error { return fail.Try(func() { b.Echo(r) }) })
 	nstest.Must(t, err)
 	if !a.short() || slices.Contains(rtt, 0) || a.sent != 23 || a.received != 23 || b.received != 23 {
 		t.Errorf("short %v, %d sent, %d and %d received, times %v", a.short(), a.sent, a.received, b.received, rtt)
 	}
 	wa.deliver = func(f []byte) [][]byte { copy(f[frameHeader:], "kept"); return [][]byte{f} }
 	r.ID++
-	nstest.Must(t, together(func() error { _, err := a.Ping(r, rtt); return err }, func() error { return b.Echo(r) }))
+	nstest.Must(t, together(func() error { return fail.Try(func() { a.Ping(r, rtt) }) }, func() error { return fail.Try(func() { b.Echo(r) }) }))
 	if string(into[:4]) != "kept" {
 		t.Errorf("kept %q", into[:4])
 	}
 	wa.deliver = func(f []byte) [][]byte { return [][]byte{f} }
 	for _, other := range []Round{{ID: 12, Bytes: 50, Messages: 2, Check: true}, {ID: 13, Bytes: 500, Messages: 2}} {
-		if err := together(func() error { _, err := a.Ping(other, rtt); return err }, func() error { return b.Echo(other) }); err != nil || a.short() {
+		if err := together(func() error { return fail.Try(func() { a.Ping(other, rtt) }) }, func() error { return fail.Try(func() { b.Echo(other) }) }); err != nil || a.short() {
 			t.Errorf("%+v: %v, short %v", other, err, a.short())
 		}
 	}
@@ -296,8 +293,8 @@ func TestFramedShortNoticesFaults(t *testing.T) {
 		}
 		r := Round{ID: 1, Bytes: 50, Messages: 20}
 		pinged := make(chan error, 1)
-		go func() { _, err := a.Ping(r, make([]int64, r.Messages)); pinged <- err }()
-		if err := b.Echo(r); err == nil || !strings.Contains(err.Error(), "frames were lost or changed order") {
+		go func() { pinged <- fail.Try(func() { a.Ping(r, make([]int64, r.Messages)) }) }()
+		if err := fail.Try(func() { b.Echo(r) }); err == nil || !strings.Contains(err.Error(), "frames were lost or changed order") {
 			t.Errorf("%s: %v", fault, err)
 		}
 		a.watch.stop.Store(true)

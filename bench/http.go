@@ -78,7 +78,6 @@ func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(
 
 // serveHTTP is a task: the server, until the client ends it.
 func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
-	defer fail.Catch(&err)
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, in.Vianet))
 	defer fail.Closing(&err, n.close)
@@ -110,7 +109,6 @@ const httpLimit = 30 * time.Second
 
 // getHTTP is a task: the client.
 func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
-	defer fail.Catch(&err)
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, in.Vianet))
 	defer fail.Closing(&err, n.close)

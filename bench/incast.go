@@ -105,18 +105,15 @@ func (r *IncastResult) LeastShare() float64 {
 }
 
 // OpenIncast makes the namespaces and starts the workers.
-func OpenIncast(cfg IncastConfig) (*Incast, error) {
+func OpenIncast(cfg IncastConfig) (_ *Incast, err error) {
+	defer fail.Catch(&err)
 	if cfg.Senders < 1 || cfg.Senders > MaxIncast {
-		return nil, fmt.Errorf("%d senders: 1 to %d", cfg.Senders, MaxIncast)
+		fail.With("%d senders: 1 to %d", cfg.Senders, MaxIncast)
 	}
 	if cfg.MTU == 0 {
 		cfg.MTU = 1500
 	}
-	star, err := testbed.NewStar(1+cfg.Senders, cfg.MTU)
-	if err != nil {
-		return nil, err
-	}
-	return openIncast(cfg, star)
+	return openIncast(cfg, fail.Must(testbed.NewStar(1+cfg.Senders, cfg.MTU)))
 }
 
 // openIncast starts the workers on a star, which is theirs.
@@ -127,19 +124,13 @@ func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
 			n.Close()
 		}
 	}()
-	cpus, err := testbed.AllowedCPUs()
-	if err != nil {
-		return nil, err
-	}
+	defer fail.Catch(&err)
+	cpus := fail.Must(testbed.AllowedCPUs())
 	places := []int{cpus[0]}
 	for i := range cfg.Senders {
 		places = append(places, cpus[min(len(cpus)-1, 1+i%max(1, len(cpus)-1))])
 	}
-	sides, err := n.star.Children(cfg.WorkerArgs, places, cfg.Stderr)
-	if err != nil {
-		return nil, err
-	}
-	for i, side := range sides {
+	for i, side := range fail.Must(n.star.Children(cfg.WorkerArgs, places, cfg.Stderr)) {
 		name := "receiver"
 		if i > 0 {
 			name = fmt.Sprint("sender ", i-1)
@@ -253,7 +244,6 @@ const incastLimit = 6 * waitLimit
 //	end of the stream         ->
 //	                          <- a byte: everything has come
 func sendIncast(j *job, in incastInput) (out incastSent, err error) {
-	defer fail.Catch(&err)
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, !in.TCP))
 	defer fail.Closing(&err, n.close)
@@ -302,7 +292,6 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 
 // takeIncast is a task: the receiver.
 func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
-	defer fail.Catch(&err)
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, !in.TCP))
 	defer fail.Closing(&err, n.close)

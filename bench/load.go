@@ -10,6 +10,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -97,15 +98,10 @@ type loadOutcome struct {
 // Load measures one load, over a transport that is reliable and polls. Every message that
 // was sent gets its echo. A rate that is too high is no error: Achieved is then below
 // Offered.
-func (s *Session) Load(ctx context.Context, l Load) (*LoadResult, error) {
-	if err := l.validate(); err != nil {
-		return nil, err
-	}
-	sent, echoed, err := bothTasks[loadOutcome, Span](
-		ctx, s.client, "load", s.server, "load-echo", loadRound{l, s.nextRound()})
-	if err != nil {
-		return nil, err
-	}
+func (s *Session) Load(ctx context.Context, l Load) (_ *LoadResult, err error) {
+	defer fail.Catch(&err)
+	fail.If(l.validate())
+	sent, echoed := both[loadOutcome, Span](ctx, s.client, "load", s.server, "load-echo", loadRound{l, s.nextRound()})
 	seconds := l.Duration.Seconds()
 	// Both sides poll on after the load until all echoes have come; that cost belongs to no
 	// message.
@@ -141,7 +137,7 @@ type loadPort interface {
 }
 
 // loadPortOf gives an endpoint that polls as a loadPort.
-func loadPortOf(e Endpoint) (loadPort, error) {
+func loadPortOf(e endpoint) (loadPort, error) {
 	switch e := e.(type) {
 	case *vi:
 		if !e.sleeps && e.via == nil && e.level != vipl.UnreliableDelivery {

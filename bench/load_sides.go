@@ -39,7 +39,6 @@ func newLoader(r loadRound, port loadPort, clock func() time.Duration, w watchdo
 
 // sendLoad is a task: the sending side of a load.
 func sendLoad(j *job, r loadRound) (_ loadOutcome, err error) {
-	defer fail.Catch(&err)
 	port := beginLoad(j, r)
 	start := time.Now()
 	clock := func() time.Duration { return time.Since(start) }
@@ -192,7 +191,6 @@ type echoer struct {
 
 // echoLoad is a task: it echoes a load until its end, and says what that took.
 func echoLoad(j *job, r loadRound) (_ Span, err error) {
-	defer fail.Catch(&err)
 	e := &echoer{round: r, port: beginLoad(j, r), watch: watchdog{stop: j.stop}}
 	return e.run()
 }

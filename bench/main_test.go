@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 )
@@ -107,17 +108,17 @@ func together(client, server func() error) error {
 
 // connected opens a transport on both sides and hands the two endpoints to f,
 // which runs on a thread in the place of each.
-func connected(name string, client, server side, f func(client bool, e Endpoint) error) error {
+func connected(name string, client, server side, f func(client bool, e endpoint) error) error {
 	return connectedAs(name, name, client, server, f)
 }
 
 // connectedAs is connected with a transport of its own on each side.
-func connectedAs(clients, servers string, client, server side, f func(client bool, e Endpoint) error) error {
+func connectedAs(clients, servers string, client, server side, f func(client bool, e endpoint) error) error {
 	hello := [2]chan Hello{make(chan Hello, 1), make(chan Hello, 1)}
 	run := func(name string, s side, own, other chan Hello) error {
 		return s.do(func() (err error) {
 			defer close(own)
-			e, err := Open(name, s.params, s.stop)
+			e, err := openEndpoint(name, s.params, s.stop)
 			if err != nil {
 				return err
 			}
@@ -127,14 +128,14 @@ func connectedAs(clients, servers string, client, server side, f func(client boo
 			if !ok {
 				return errors.New("the other side has failed")
 			}
-			if err := e.Connect(peer); err != nil {
+			if err := fail.Try(func() { e.Connect(peer) }); err != nil {
 				return fmt.Errorf("connect: %w", err)
 			}
 			own <- Hello{} // both are connected before the first frame
 			if _, ok := <-other; !ok {
 				return errors.New("the other side has failed")
 			}
-			err = f(!s.params.Server, e)
+			err = fail.Try(func() { fail.If(f(!s.params.Server, e)) })
 			// Neither leaves before the other one is done.
 			own <- Hello{}
 			<-other

@@ -139,24 +139,22 @@ func (s *netStream) Hello() Hello {
 	return h
 }
 
-// Connect, see Endpoint. Package net sets TCP_NODELAY by itself.
-func (s *netStream) Connect(peer Hello) (err error) {
-	defer fail.Catch(&err)
+// Connect, see endpoint. Package net sets TCP_NODELAY by itself.
+func (s *netStream) Connect(peer Hello) {
 	if s.params.Server {
-		l := s.listener.(interface{ SetDeadline(time.Time) error })
-		fail.If(l.SetDeadline(time.Now().Add(waitLimit)))
-		s.conn = fail.Must(s.listener.Accept())
-		err = s.listener.Close()
+		l := s.listener
+		fail.If(l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(waitLimit)))
+		s.conn = fail.Must(l.Accept())
 		s.listener = nil
-		return err
+		fail.If(l.Close())
+		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
-	s.conn, err = s.network.dial(ctx, "tcp", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)).String())
-	return err
+	s.conn = fail.Must(s.network.dial(ctx, "tcp", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)).String()))
 }
 
-// Close, see Endpoint.
+// Close, see endpoint.
 func (s *netStream) Close() error {
 	var errs []error
 	if s.listener != nil {

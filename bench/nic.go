@@ -2,7 +2,6 @@ package bench
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"viaxdp/hugepages"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -21,24 +21,17 @@ import (
 const silence = 20 * time.Second
 
 // openNIC opens the interface that the parameters name.
-func openNIC(p Params, more ...vipl.Option) (*vipl.NIC, error) {
-	ifi, err := p.netInterface()
-	if err != nil {
-		return nil, err
-	}
-	mode, err := xdpnic.ParseMode(p.Mode)
-	if err != nil {
-		return nil, err
-	}
+func openNIC(p Params, more ...vipl.Option) (_ *vipl.NIC, err error) {
+	defer fail.Catch(&err)
+	ifi := fail.Must(p.netInterface())
+	mode := fail.Must(xdpnic.ParseMode(p.Mode))
 	steering := vipl.SteerByRules
 	if p.Steer != "" {
-		if steering, err = vipl.ParseSteering(p.Steer); err != nil {
-			return nil, err
-		}
+		steering = fail.Must(vipl.ParseSteering(p.Steer))
 	}
 	if p.VI.Agent {
 		if p.Agent == "" {
-			return nil, errors.New("there is no agent here to open the NIC")
+			fail.With("there is no agent here to open the NIC")
 		}
 		more = append(more, vipl.WithAgent(p.Agent))
 	}

@@ -123,8 +123,7 @@ func (s *Session) Connections(ctx context.Context, count int) (_ *OperationsResu
 	defer fail.Catch(&err)
 	fail.If(checkCount(count))
 	input := connectInput{Count: count, Server: s.hello[1].Addr}
-	out, _, err := bothTasks[operated, struct{}](ctx, s.client, "connect-often", s.server, "accept-often", input)
-	fail.If(err)
+	out, _ := both[operated, struct{}](ctx, s.client, "connect-often", s.server, "accept-often", input)
 	return out.result(s.Conditions()), nil
 }
 
@@ -227,7 +226,6 @@ func opsAddress(host netip.Addr) vipl.NetAddress {
 
 // connectOften is a task: the client's side, which keeps the times.
 func connectOften(j *job, in connectInput) (_ operated, err error) {
-	defer fail.Catch(&err)
 	e, v, end := newConnector(j, in)
 	defer fail.Closing(&err, end)
 	t := newTimings(j.stop)
@@ -290,7 +288,6 @@ func acceptTCP(host netip.Addr) {
 
 // acceptOften is a task: the server's side.
 func acceptOften(j *job, in connectInput) (_ struct{}, err error) {
-	defer fail.Catch(&err)
 	e, v, end := newConnector(j, in)
 	defer fail.Closing(&err, end)
 	// Of receives that never get a message: they come back when a connection has ended.

@@ -166,26 +166,22 @@ const (
 // time that one takes. Without a duration the first of these rounds has fewer than it
 // should: the warm-up is then the first messages alone, cold and checked, and a
 // message took longer there.
-func (p *pace) measure(limit int, lead func(per time.Duration) int, round func(_ Round, count bool) (Span, error)) error {
+func (p *pace) measure(limit int, lead func(per time.Duration) int, round func(_ Round, count bool) Span) {
 	var per time.Duration // of one message
-	next := func(messages int, check, count bool) (time.Duration, error) {
+	next := func(messages int, check, count bool) time.Duration {
 		p.round++
 		it := Round{ID: p.round, Messages: messages, Check: check || p.check}
 		if count && lead != nil {
 			it.Lead = lead(per)
 		}
-		span, err := round(it, count)
+		span := round(it, count)
 		per = max(span.Wall/time.Duration(it.Lead+messages), 1)
-		return span.Wall, err
+		return span.Wall
 	}
 	var warm time.Duration
 	warming := p.duration / warmPart
 	for n := warmMessages; ; n = min(2*n, limit) {
-		wall, err := next(n, n == warmMessages, false)
-		if err != nil {
-			return err
-		}
-		if warm += wall; warm >= warming {
+		if warm += next(n, n == warmMessages, false); warm >= warming {
 			break
 		}
 	}
@@ -193,13 +189,10 @@ func (p *pace) measure(limit int, lead func(per time.Duration) int, round func(_
 	spent := warming
 	for sent := 0; !p.enough(sent, spent); {
 		n := p.share(sent, spent, per, limit)
-		if _, err := next(n, false, true); err != nil {
-			return err
-		}
+		next(n, false, true)
 		spent += time.Duration(n) * per // without what led in
 		sent += n
 	}
-	return nil
 }
 
 // enough reports whether a measurement is over.

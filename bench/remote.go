@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -40,14 +41,11 @@ func (p Place) apply(to *Params) {
 }
 
 // check validates the place before this side waits for the other.
-func (p Place) check() error {
-	if _, err := xdpnic.ParseMode(cmp.Or(p.Mode, "auto")); err != nil {
-		return err
-	}
+func (p Place) check() (err error) {
+	defer fail.Catch(&err)
+	fail.Must(xdpnic.ParseMode(cmp.Or(p.Mode, "auto")))
 	if p.Steer != "" {
-		if _, err := vipl.ParseSteering(p.Steer); err != nil {
-			return err
-		}
+		fail.Must(vipl.ParseSteering(p.Steer))
 	}
 	if p.Interface == "" {
 		return nil
@@ -59,9 +57,9 @@ func (p Place) check() error {
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", p.Interface, err)
+		fail.With("interface %s: %w: ip link shows those of this network namespace", p.Interface, err)
 	case ifi.Flags&net.FlagUp == 0:
-		return fmt.Errorf("interface %s is down: ip link set dev %[1]s up", p.Interface)
+		fail.With("interface %s is down: ip link set dev %[1]s up", p.Interface)
 	}
 	return nil
 }
@@ -83,18 +81,15 @@ type ServerConfig struct {
 //
 // A host that reaches the port can make this process send and receive; keep it off
 // networks that are not trusted.
-func ListenAndServe(ctx context.Context, cfg ServerConfig) error {
-	if err := cfg.Place.check(); err != nil {
-		return err
-	}
+func ListenAndServe(ctx context.Context, cfg ServerConfig) (err error) {
+	defer fail.Catch(&err)
+	fail.If(cfg.Place.check())
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort(cfg.Listen, strconv.Itoa(cfg.Port)))
 	if errors.Is(err, unix.EADDRINUSE) {
-		return fmt.Errorf("%w (another server is there: end it, or take another port)", err)
+		fail.With("%w (another server is there: end it, or take another port)", err)
 	}
-	if err != nil {
-		return err
-	}
+	fail.If(err)
 	defer l.Close()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	if cfg.Ready != nil {
@@ -120,21 +115,18 @@ func ListenAndServe(ctx context.Context, cfg ServerConfig) error {
 	}
 }
 
-func serveClient(ctx context.Context, conn net.Conn, place Place) error {
+func serveClient(ctx context.Context, conn net.Conn, place Place) (err error) {
+	defer fail.Catch(&err)
+	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	local, err := addrOf(conn.LocalAddr())
-	if err != nil {
-		return errors.Join(err, conn.Close())
-	}
+	local := addrOf(conn.LocalAddr())
 	s := newServer(func(p *Params) error {
 		p.Local, p.Server = local, true
 		place.apply(p)
 		p.Agent = "" // no path of this host is the client's to say
 		return nil
 	})
-	if err := s.serve(conn); err != nil {
-		return err
-	}
+	fail.If(s.serve(conn))
 	return s.refused
 }
 
@@ -175,10 +167,9 @@ func reach(ctx context.Context, dial func(context.Context) (net.Conn, error)) (n
 }
 
 // Measure runs a plan between this process and a server.
-func Measure(ctx context.Context, cfg ClientConfig) (*Result, error) {
-	if err := errors.Join(cfg.Plan.Validate(), cfg.Place.check()); err != nil {
-		return nil, err
-	}
+func Measure(ctx context.Context, cfg ClientConfig) (_ *Result, err error) {
+	defer fail.Catch(&err)
+	fail.If(errors.Join(cfg.Plan.Validate(), cfg.Place.check()))
 	d := net.Dialer{Timeout: dialTimeout}
 	conn, err := reach(ctx, func(ctx context.Context) (net.Conn, error) {
 		return d.DialContext(ctx, "tcp", net.JoinHostPort(cfg.Server, strconv.Itoa(cfg.Port)))
@@ -190,11 +181,7 @@ func Measure(ctx context.Context, cfg ClientConfig) (*Result, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	local, err := addrOf(conn.LocalAddr())
-	if err != nil {
-		return nil, err
-	}
-	p := Params{Local: local}
+	p := Params{Local: addrOf(conn.LocalAddr())}
 	cfg.Place.apply(&p)
 
 	// This side is a worker, too, in the same process.
@@ -227,14 +214,14 @@ func Measure(ctx context.Context, cfg ClientConfig) (*Result, error) {
 }
 
 // addrOf is the address of a connection's end.
-func addrOf(a net.Addr) (netip.Addr, error) {
+func addrOf(a net.Addr) netip.Addr {
 	ap, err := netip.ParseAddrPort(a.String())
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("address %s: %w", a, err)
+		fail.With("address %s: %w", a, err)
 	}
 	addr := ap.Addr().Unmap()
 	if addr.Zone() != "" {
-		return netip.Addr{}, fmt.Errorf("address %s is link-local: use a global one", a)
+		fail.With("address %s is link-local: use a global one", a)
 	}
-	return addr, nil
+	return addr
 }

@@ -50,10 +50,6 @@ type Latency struct {
 	Avg   float64 `json:"avg_us"`
 	Stdev float64 `json:"stdev_us"` // standard deviation
 
-	// CPU is the time in microseconds that the client's process spends while
-	// one message is on its way, in either direction.
-	CPU float64 `json:"-"`
-
 	Disturbed []string `json:"disturbed,omitempty"` // why the figures are doubtful
 }
 
@@ -61,7 +57,6 @@ type Latency struct {
 type Bandwidth struct {
 	Name     string  `json:"name"`
 	Bytes    int     `json:"bytes"`
-	N        int64   `json:"-"`          // messages measured
 	MBps     float64 `json:"MBps"`       // content, 10^6 bytes a second
 	Peak     float64 `json:"peak_MBps"`  // the same, in the best round of all turns
 	Messages float64 `json:"msgs_per_s"` // messages a second
@@ -125,7 +120,7 @@ func (c *collector) addLatency(k Case, whole bool, r *ExchangeResult) {
 		Name: k.Name, Bytes: k.Bytes, N: h.TotalCount(), RoundTrip: whole, Min: us(h.Min()),
 		P50: us(h.ValueAtQuantile(50)), P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9)),
 		Max: us(h.Max()), Avg: us(int64(h.Mean())), Stdev: us(int64(h.StdDev())),
-		CPU: r.tx.cpuEach(2 * r.all), Disturbed: r.Disturbed,
+		Disturbed: r.Disturbed,
 	})
 	if c.merged != nil {
 		if c.merged[k] == nil {
@@ -138,7 +133,7 @@ func (c *collector) addLatency(k Case, whole bool, r *ExchangeResult) {
 // addBandwidth takes the stream of a turn.
 func (c *collector) addBandwidth(k Case, r *ExchangeResult) {
 	c.bandwidth[k] = append(c.bandwidth[k], Bandwidth{
-		Name: k.Name, Bytes: k.Bytes, N: r.N, MBps: r.MBps, Peak: r.best * float64(k.Bytes) / 1e6, Messages: float64(r.N) / r.tx.Wall.Seconds(),
+		Name: k.Name, Bytes: k.Bytes, MBps: r.MBps, Peak: r.Peak, Messages: r.PerSecond,
 		CPUTx: r.tx.CPU.Seconds() / r.tx.Wall.Seconds(), CPURx: r.rx.CPU.Seconds() / r.rx.Wall.Seconds(),
 		Disturbed: r.Disturbed,
 	})
@@ -163,7 +158,7 @@ func (c *collector) result(rows []Row, sizes []int) *Result {
 
 func medianLatency(turns []Latency) Latency {
 	m := medians(turns, func(l *Latency) []*float64 {
-		return []*float64{&l.P50, &l.P99, &l.P999, &l.Avg, &l.Stdev, &l.CPU}
+		return []*float64{&l.P50, &l.P99, &l.P999, &l.Avg, &l.Stdev}
 	})
 	m.N, m.Disturbed = 0, nil
 	for _, t := range turns {
@@ -176,9 +171,8 @@ func medianLatency(turns []Latency) Latency {
 
 func medianBandwidth(turns []Bandwidth) Bandwidth {
 	m := medians(turns, func(b *Bandwidth) []*float64 { return []*float64{&b.MBps, &b.Messages, &b.CPUTx, &b.CPURx} })
-	m.N, m.Disturbed = 0, nil
+	m.Disturbed = nil
 	for _, t := range turns {
-		m.N += t.N
 		m.Peak = max(m.Peak, t.Peak)
 		m.Disturbed = joinReasons(m.Disturbed, t.Disturbed)
 	}

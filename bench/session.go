@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -34,11 +34,9 @@ type Session struct {
 // the parameters of both sides.
 func OpenSession(
 	ctx context.Context, client, server *Worker, row Row, maxBytes int, opening func(func() error) error, change ...func(*Params),
-) (*Session, error) {
-	t, err := find(row.Name)
-	if err != nil {
-		return nil, err
-	}
+) (_ *Session, err error) {
+	defer fail.Catch(&err)
+	t := fail.Must(find(row.Name))
 	s := &Session{
 		row: row, client: client, server: server,
 		polls: !t.sleeps && !row.VI.Notify && !row.VI.Engine,
@@ -51,48 +49,37 @@ func OpenSession(
 		for _, f := range change {
 			f(&p)
 		}
-		return request{Op: opOpen, Name: t.name, Params: &p}
+		return request{Op: opOpen, Transport: t.name, Params: &p}
 	}
-	open := func() error {
-		a, b, err := both(ctx, client, at(client, false), server, at(server, true))
-		switch {
-		case err != nil:
-			return err
-		case a.Hello == nil || b.Hello == nil:
-			return errors.New("a worker has not said where it is")
+	workers := []*Worker{client, server}
+	within(opening, t.arena || row.Beside, func() {
+		for i, hello := range each(ctx, workers, []request{at(client, false), at(server, true)}) {
+			s.hello[i] = outputOf[Hello](hello)
 		}
-		s.hello = [2]Hello{*a.Hello, *b.Hello}
-		return nil
-	}
-	if err := within(opening, t.arena || row.Beside, open); err != nil {
-		return nil, err
-	}
-	_, _, err = both(ctx, client, request{Op: opConnect, Peer: &s.hello[1]}, server, request{Op: opConnect, Peer: &s.hello[0]})
-	if err != nil {
-		return nil, err
-	}
+	})
+	each(ctx, workers, []request{requestOf(opConnect, s.hello[1]), requestOf(opConnect, s.hello[0])})
 	return s, nil
 }
 
 // within calls f inside opening, if there is one and f maps memory.
-func within(opening func(func() error) error, maps bool, f func() error) error {
+func within(opening func(func() error) error, maps bool, f func()) {
 	if opening == nil || !maps {
-		return f()
+		f()
+		return
 	}
-	return opening(f)
+	fail.If(opening(func() error { return fail.Try(f) }))
 }
 
 // Close closes the transport on both workers.
 func (s *Session) Close(ctx context.Context) error {
-	_, _, err := both(ctx, s.client, request{Op: opClose}, s.server, request{Op: opClose})
-	return err
+	return fail.Try(func() { each(ctx, []*Worker{s.client, s.server}, []request{{Op: opClose}, {Op: opClose}}) })
 }
 
 // Conditions are those of the host and of the two ends.
 func (s *Session) Conditions() Conditions {
 	c := HostConditions()
 	s.tell(&c)
-	c.Polling = pollingOf([]Row{s.row})
+	c.Polling = PollingOf([]Row{s.row})
 	return c
 }
 
@@ -111,16 +98,15 @@ func (s *Session) nextRound() uint16 {
 // ExchangeResult is what a ping-pong or a stream of a Session has given.
 type ExchangeResult struct {
 	N          int64                   // messages that were measured; of a ping-pong, round trips
-	MBps       float64                 // 10^6 bytes of content a second; of a stream
+	MBps, Peak float64                 // 10^6 bytes of content a second, in all and in the best round; of a stream
 	PerSecond  float64                 // messages or round trips
 	RoundTrips *hdrhistogram.Histogram // of a ping-pong, in nanoseconds
 
 	CPUTx, CPURx float64  // CPU time in microseconds that the client's process, and the server's, spent a message or round trip
 	Disturbed    []string // why the figures are doubtful; empty: they are not
 
-	tx, rx Span    // of the client and the server
-	all    int64   // messages of the spans, or round trips: those that lead in a round, too
-	best   float64 // messages a second in the best round
+	tx, rx Span  // of the client and the server
+	all    int64 // messages of the spans, or round trips: those that lead in a round, too
 }
 
 // PingPong measures round trips of messages of one size, one at a time, for about d, and at
@@ -129,16 +115,17 @@ func (s *Session) PingPong(ctx context.Context, bytes int, d time.Duration, leas
 	return s.exchange(ctx, pace{duration: d, least: least}, Round{Bytes: bytes}, opPing, opEcho)
 }
 
-// Stream measures messages of one size from the client to the server for about d, until the
-// server has them all. Every byte of the warm-up is checked.
-func (s *Session) Stream(ctx context.Context, bytes int, d time.Duration) (*ExchangeResult, error) {
-	return s.exchange(ctx, pace{duration: d, least: 1}, Round{Bytes: bytes}, opSend, opReceive)
+// Stream measures messages of one size from the client to the server for about d, and at least least of them, until
+// the server has them all. Every byte of the warm-up is checked.
+func (s *Session) Stream(ctx context.Context, bytes int, d time.Duration, least int) (*ExchangeResult, error) {
+	return s.exchange(ctx, pace{duration: d, least: least}, Round{Bytes: bytes}, opSend, opReceive)
 }
 
 // exchange runs rounds of two matching operations at a pace.
-func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server string) (*ExchangeResult, error) {
+func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server string) (_ *ExchangeResult, err error) {
+	defer fail.Catch(&err)
 	if of.Bytes < 1 || of.Bytes > MaxMessage || p.messages == 0 && p.duration <= 0 {
-		return nil, errors.New("messages of 1 byte to 1 MiB, for some time")
+		fail.With("messages of 1 byte to 1 MiB, for some time")
 	}
 	result := &ExchangeResult{RoundTrips: newHistogram()}
 	// Frame numbers of a round have 32 bits; no frame carries less than 256
@@ -148,32 +135,27 @@ func (s *Session) exchange(ctx context.Context, p pace, of Round, client, server
 		limit, lead = maxRound, leads
 	}
 	p.round = s.round
-	err := p.measure(limit, lead, func(r Round, count bool) (Span, error) {
+	p.measure(limit, lead, func(r Round, count bool) Span {
 		r.Bytes, r.Reply = of.Bytes, of.Reply
-		a, b, err := both(ctx, s.client, request{Op: client, Round: &r}, s.server, request{Op: server, Round: &r})
+		a, b := both[exchanged, exchanged](ctx, s.client, client, s.server, server, r)
 		switch {
-		case err != nil:
-			return Span{}, err
-		case a.Span == nil || b.Span == nil || a.Span.Wall <= 0 || b.Span.Wall <= 0:
-			return Span{}, errors.New("a side has not said how long it took")
+		case a.Span.Wall <= 0 || b.Span.Wall <= 0:
+			fail.With("a side has not said how long it took")
 		case !count:
-			return *a.Span, nil
+			return a.Span
 		case client == opPing && a.RTT == nil:
-			return Span{}, errors.New("the client has not said what round trips took")
+			fail.With("the client has not said what round trips took")
 		case client == opPing:
 			result.RoundTrips.Merge(a.RTT.Histogram)
 		}
 		result.N += int64(r.Messages)
 		result.all += int64(r.Lead + r.Messages)
-		result.best = max(result.best, float64(r.Messages)/a.Span.Wall.Seconds())
-		result.tx.add(*a.Span)
-		result.rx.add(*b.Span)
-		return *a.Span, nil
+		result.Peak = max(result.Peak, float64(r.Messages)*float64(of.Bytes)/a.Span.Wall.Seconds()/1e6)
+		result.tx.add(a.Span)
+		result.rx.add(b.Span)
+		return a.Span
 	})
 	s.round = p.round
-	if err != nil {
-		return nil, err
-	}
 	result.MBps = float64(result.N) * float64(of.Bytes) / result.tx.Wall.Seconds() / 1e6
 	result.PerSecond = float64(result.all) / result.tx.Wall.Seconds()
 	result.CPUTx, result.CPURx = result.tx.cpuEach(result.all), result.rx.cpuEach(result.all)
@@ -208,13 +190,15 @@ func (r Repeats) Since(before Repeats) Repeats {
 }
 
 // Repeats asks both sides. Frames that the network repeats count as spurious, too.
-func (s *Session) Repeats(ctx context.Context) (Repeats, error) {
-	a, b, err := bothTasks[Repeats, Repeats](ctx, s.client, "repeats", s.server, "repeats", struct{}{})
-	return Repeats{a.Resent + b.Resent, a.Spurious + b.Spurious}, err
+func (s *Session) Repeats(ctx context.Context) (_ Repeats, err error) {
+	defer fail.Catch(&err)
+	a, b := both[Repeats, Repeats](ctx, s.client, "repeats", s.server, "repeats", struct{}{})
+	return Repeats{a.Resent + b.Resent, a.Spurious + b.Spurious}, nil
 }
 
 // tellRepeats is a task: one side's Repeats.
-func tellRepeats(j *job, _ struct{}) (Repeats, error) {
+func tellRepeats(j *job, _ struct{}) (_ Repeats, err error) {
+	defer fail.Catch(&err)
 	var nic *vipl.NIC
 	switch e := j.endpoint.(type) {
 	case *vi:
@@ -222,14 +206,11 @@ func tellRepeats(j *job, _ struct{}) (Repeats, error) {
 	case *netStream:
 		nic = e.network.nic
 	case *tcp:
-		info, err := unix.GetsockoptTCPInfo(e.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err != nil {
-			return Repeats{}, err
-		}
+		info := fail.Must(unix.GetsockoptTCPInfo(e.fd, unix.IPPROTO_TCP, unix.TCP_INFO))
 		return Repeats{Resent: uint64(info.Total_retrans), Spurious: uint64(info.Dsack_dups)}, nil
 	}
 	if nic == nil {
-		return Repeats{}, errors.New("this transport does not count what it sends again: take a VI that sends and receives, vianet, or TCP by system calls")
+		fail.With("this transport does not count what it sends again: take a VI that sends and receives, vianet, or TCP by system calls")
 	}
 	c := nic.Counters()
 	return Repeats{Resent: c.Resent, Spurious: c.Duplicate}, nil
@@ -237,57 +218,43 @@ func tellRepeats(j *job, _ struct{}) (Repeats, error) {
 
 // Run carries out a plan: turn by turn, and in each turn row by row, so that drift of the
 // machine affects all rows alike.
-func Run(ctx context.Context, p Plan, client, server *Worker) (*Result, error) {
-	if err := p.Validate(); err != nil {
-		return nil, err
-	}
+func Run(ctx context.Context, p Plan, client, server *Worker) (_ *Result, err error) {
+	defer fail.Catch(&err)
+	fail.If(p.Validate())
 	c, conditions := newCollector(p.Histogram), HostConditions()
 	turns := max(p.Turns, 1)
 	for turn := 1; turn <= turns; turn++ {
 		for _, row := range p.Rows {
-			err := func() error {
-				s, err := OpenSession(ctx, client, server, row, slices.Max(p.Sizes), p.Opening)
-				if err != nil {
-					return err
-				}
+			fail.During(row.label(), func() {
+				s := fail.Must(OpenSession(ctx, client, server, row, slices.Max(p.Sizes), p.Opening))
 				s.tell(&conditions)
 				for _, bytes := range p.Sizes {
 					if p.Progress != nil {
 						p.Progress(Step{Turn: turn, Turns: turns, Name: row.label(), Bytes: bytes})
 					}
-					if err := s.measure(ctx, p, bytes, c); err != nil {
-						return err
-					}
+					s.measure(ctx, p, bytes, c)
 				}
-				return s.Close(ctx)
-			}()
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", row.label(), err)
-			}
+				fail.If(s.Close(ctx))
+			})
 		}
 	}
 	result := c.result(p.Rows, p.Sizes)
 	result.Conditions = conditions
-	result.Conditions.Polling = pollingOf(p.Rows)
+	result.Conditions.Polling = PollingOf(p.Rows)
 	return result, nil
 }
 
 // measure measures what a plan asks for at one size.
-func (s *Session) measure(ctx context.Context, p Plan, bytes int, c *collector) error {
+func (s *Session) measure(ctx context.Context, p Plan, bytes int, c *collector) {
 	at, k := pace{duration: p.Duration, messages: p.Messages, least: p.Least, check: p.Check}, Case{s.row.label(), bytes}
 	if p.Latency {
-		r, err := s.exchange(ctx, at, Round{Bytes: bytes}, opPing, opEcho)
-		if err != nil {
-			return fmt.Errorf("latency, %d bytes: %w", bytes, err)
-		}
-		c.addLatency(k, RoundTrip(s.row.Name), r)
+		fail.During(fmt.Sprintf("latency, %d bytes", bytes), func() {
+			c.addLatency(k, RoundTrip(s.row.Name), fail.Must(s.exchange(ctx, at, Round{Bytes: bytes}, opPing, opEcho)))
+		})
 	}
 	if p.Bandwidth {
-		r, err := s.exchange(ctx, at, Round{Bytes: bytes}, opSend, opReceive)
-		if err != nil {
-			return fmt.Errorf("bandwidth, %d bytes: %w", bytes, err)
-		}
-		c.addBandwidth(k, r)
+		fail.During(fmt.Sprintf("bandwidth, %d bytes", bytes), func() {
+			c.addBandwidth(k, fail.Must(s.exchange(ctx, at, Round{Bytes: bytes}, opSend, opReceive)))
+		})
 	}
-	return nil
 }

@@ -71,14 +71,14 @@ func TestExchange(t *testing.T) {
 	if err != nil || ping.N < 50 || ping.RoundTrips.TotalCount() != ping.N || ping.RoundTrips.Min() <= 0 {
 		t.Errorf("ping-pong: %+v, %v", ping, err)
 	}
-	stream, err := s.Stream(ctx, 4096, 5*time.Millisecond)
+	stream, err := s.Stream(ctx, 4096, 5*time.Millisecond, 1)
 	if err != nil || stream.N < 1 || !(stream.MBps > 0) {
 		t.Errorf("stream: %+v, %v", stream, err)
 	}
 	if r, err := s.Repeats(ctx); err != nil || r.Spurious > r.Resent {
 		t.Errorf("repeats: %+v, %v", r, err)
 	}
-	if _, err := s.Stream(ctx, 0, time.Second); err == nil {
+	if _, err := s.Stream(ctx, 0, time.Second, 1); err == nil {
 		t.Error("messages of no bytes were streamed")
 	}
 	nstest.Check(t, s.Close(ctx))

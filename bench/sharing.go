@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -126,13 +127,13 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	undo := fail.Must(at.set(m))
 	defer fail.Closing(&err, undo)
 	before, start := m.Counters(0), time.Now()
-	var replies []reply
-	fail.If(b.Do(ctx, func() (err error) {
-		defer fail.Catch(&err)
-		replies = apart(ctx, b.Opening, true, []*Worker{b.client, b.server}, func(i int) (string, any) {
-			return []string{"share-send", "share-take"}[i], sharingInput{l, b.server.at(true).Local}
+	var replies []json.RawMessage
+	fail.If(b.Do(ctx, func() error {
+		return fail.Try(func() {
+			replies = apart(ctx, b.Opening, true, []*Worker{b.client, b.server}, func(i int) (string, any) {
+				return []string{"share-send", "share-take"}[i], sharingInput{l, b.server.at(true).Local}
+			})
 		})
-		return nil
 	}))
 	n, took := m.Counters(0).Since(before), time.Since(start)
 	sent, taken := outputOf[sharingSent](replies[0]), outputOf[sharingTaken](replies[1])
@@ -268,7 +269,6 @@ func (s *sharingVIs) close() error {
 //	                          <- a byte on control: it is over
 //	closes control            ->
 func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
-	defer fail.Catch(&err)
 	s := openSharing(j.params, in.VIs, sharingSends, true)
 	defer fail.Closing(&err, s.close)
 	n := fail.Must(openNetwork(j.params, false))
@@ -340,7 +340,6 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 
 // shareTake is a task: the server of a SharingLoad.
 func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
-	defer fail.Catch(&err)
 	s := openSharing(j.params, in.VIs, sharingReceives, false)
 	defer fail.Closing(&err, s.close)
 	n := fail.Must(openNetwork(j.params, false))

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -36,14 +37,12 @@ func TestTask(t *testing.T) {
 	defer end() // before the tasks are deleted
 	ctx := context.Background()
 
-	req := taskRequestOf("test-add-alone", sum{1, 2})
+	req := requestOf("test-add-alone", sum{1, 2})
 	p := client.at(false)
 	req.Params = &p
-	answers, err := each(ctx, []*Worker{client}, []request{req})
+	output, err := client.call(req)
 	nstest.Must(t, err)
-	if got := outputOf[int](answers[0]); got != 3 {
-		t.Errorf("alone: got %d", got)
-	}
+	nstest.Equal(t, "alone", string(output), "3")
 	refused := func(change func(*request), want string) {
 		t.Helper()
 		r := req
@@ -52,18 +51,18 @@ func TestTask(t *testing.T) {
 			t.Errorf("got %v, want a word about %q", err, want)
 		}
 	}
-	refused(func(r *request) { r.Name = "test-dance" }, `unknown task "test-dance"`)
-	refused(func(r *request) { r.Name = "test-add" }, "nothing is open")
+	refused(func(r *request) { r.Op = "test-dance" }, `unknown operation "test-dance"`)
+	refused(func(r *request) { r.Op = "test-add" }, "nothing is open")
 	refused(func(r *request) { r.Params = nil }, "no parameters")
 	refused(func(r *request) { r.Input = json.RawMessage(`"x"`) }, "input")
 	refused(func(r *request) { r.Input = json.RawMessage(`{"A":-1}`) }, "client: test-add-alone: it is negative")
 
 	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-spin"}, 64, nil)
 	nstest.Must(t, err)
-	a, b, err := bothTasks[int, int](ctx, client, "test-add", server, "test-add", sum{3, 4})
-	if a != 7 || b != 7 || err != nil {
-		t.Errorf("both: got %d, %d, %v", a, b, err)
-	}
+	nstest.Check(t, fail.Try(func() {
+		a, b := both[int, int](ctx, client, "test-add", server, "test-add", sum{3, 4})
+		nstest.ErrorIf(t, a != 7 || b != 7, "both: got %d, %d", a, b)
+	}))
 	refused(func(*request) {}, "an endpoint is open")
 	nstest.Check(t, s.Close(ctx))
 }
@@ -89,19 +88,19 @@ func TestTaskInput(t *testing.T) {
 		{"connect-often", connectInput{Count: -1}, "operations"},
 		{"accept-often", connectInput{Count: maxOperations + 1}, "operations"},
 	} {
-		req := taskRequestOf(c.name, c.input)
+		req := requestOf(c.name, c.input)
 		if _, err := client.call(req); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %+v: got %v, want a word about %q", c.name, c.input, err, c.want)
 		}
 	}
 	for _, r := range []request{
-		{Op: opPing, Round: &Round{Bytes: 64, Reply: 64, Messages: maxRound + 1}},
-		{Op: opPing, Round: &Round{Bytes: MaxMessage + 1, Messages: 1}},
-		{Op: opPing, Round: &Round{Bytes: 64, Reply: MaxMessage + 1, Messages: 1}},
-		{Op: opEcho, Round: &Round{Bytes: 64, Reply: 64, Messages: -1}},
+		requestOf(opPing, Round{Bytes: 64, Reply: 64, Messages: maxRound + 1}),
+		requestOf(opPing, Round{Bytes: MaxMessage + 1, Messages: 1}),
+		requestOf(opPing, Round{Bytes: 64, Reply: MaxMessage + 1, Messages: 1}),
+		requestOf(opEcho, Round{Bytes: 64, Reply: 64, Messages: -1}),
 	} {
 		if _, err := client.call(r); err == nil || !strings.Contains(err.Error(), "out of range") && !strings.Contains(err.Error(), "a round has") {
-			t.Errorf("%s, %+v: got %v", r.Op, r.Round, err)
+			t.Errorf("%s, %s: got %v", r.Op, r.Input, err)
 		}
 	}
 	if _, err := operate(&job{}, Operations{Sizes: []int{1 << 40}, Count: 1}); err == nil || !strings.Contains(err.Error(), "memory of") {
@@ -123,10 +122,10 @@ func TestTaskCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	reason := errors.New("enough")
 	time.AfterFunc(5*time.Millisecond, func() { cancel(reason) })
-	req := taskRequestOf("test-wait", struct{}{})
+	req := requestOf("test-wait", struct{}{})
 	p := client.at(false)
 	req.Params = &p
-	if _, err := each(ctx, []*Worker{client}, []request{req}); !errors.Is(err, reason) {
+	if err := fail.Try(func() { each(ctx, []*Worker{client}, []request{req}) }); !errors.Is(err, reason) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -22,21 +22,19 @@ type tcp struct {
 // tcpRTOMaxMS is TCP_RTO_MAX_MS of linux/tcp.h.
 const tcpRTOMaxMS = 44
 
-func openTCP(o opening) Endpoint {
+func openTCP(o opening) endpoint {
 	t := &tcp{netStream: openNetStream(o, false), block: o.sleeps, fd: -1}
 	t.streamed.s = t
 	return t
 }
 
-// Connect, see Endpoint.
-func (t *tcp) Connect(peer Hello) (err error) {
-	defer fail.Catch(&err)
-	fail.If(t.netStream.Connect(peer))
-	fd, err := takeSocket(t.conn.(*net.TCPConn))
+// Connect, see endpoint.
+func (t *tcp) Connect(peer Hello) {
+	t.netStream.Connect(peer)
+	conn := t.conn.(*net.TCPConn)
 	t.conn = nil
-	fail.If(err)
-	t.fd = fd
-	fail.If(setCongestion(fd, t.params.Congestion))
+	t.fd = fail.Must(takeSocket(conn))
+	fail.If(setCongestion(t.fd, t.params.Congestion))
 	if d := t.params.LongestTimeout; d > 0 {
 		// Not known to older kernels, which then have their own.
 		unix.SetsockoptInt(t.fd, unix.IPPROTO_TCP, tcpRTOMaxMS, int(d.Milliseconds()))
@@ -45,10 +43,9 @@ func (t *tcp) Connect(peer Hello) (err error) {
 	tv := unix.NsecToTimeval(int64(maxSleep))
 	for name, option := range map[string]int{"SO_RCVTIMEO": unix.SO_RCVTIMEO, "SO_SNDTIMEO": unix.SO_SNDTIMEO} {
 		if err := unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, option, &tv); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			fail.With("%s: %w", name, err)
 		}
 	}
-	return nil
 }
 
 // setCongestion chooses TCP's congestion control; empty: the host's.
@@ -62,7 +59,7 @@ func setCongestion(fd int, name string) error {
 	return nil
 }
 
-// Close, see Endpoint.
+// Close, see endpoint.
 func (t *tcp) Close() error {
 	if t.fd >= 0 {
 		unix.Close(t.fd)
@@ -171,32 +168,28 @@ func (t *streamed) enter(r Round) {
 	t.s.round()
 }
 
-// Ping, see Endpoint.
-func (t *streamed) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Ping, see endpoint.
+func (t *streamed) Ping(r Round, rtt []int64) Span {
 	t.enter(r)
 	t.enter(r.reply())
 	return timed(r, rtt, func(i int) {
 		t.send(r, i)
 		t.receive(r.reply(), i)
-	}), nil
+	})
 }
 
-// Echo, see Endpoint.
-func (t *streamed) Echo(r Round) (err error) {
-	defer fail.Catch(&err)
+// Echo, see endpoint.
+func (t *streamed) Echo(r Round) {
 	t.enter(r)
 	t.enter(r.reply())
 	for i := range r.Lead + r.Messages {
 		t.receive(r, i)
 		t.send(r.reply(), i)
 	}
-	return nil
 }
 
-// Send, see Endpoint.
-func (t *streamed) Send(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Send, see endpoint.
+func (t *streamed) Send(r Round) Span {
 	t.enter(r)
 	// One byte says that the receiver is ready, another one that it has all.
 	t.full(t.in[:1])
@@ -205,12 +198,11 @@ func (t *streamed) Send(r Round) (_ Span, err error) {
 		t.send(r, i)
 	}
 	t.full(t.in[:1])
-	return clock.span(), nil
+	return clock.span()
 }
 
-// Receive, see Endpoint.
-func (t *streamed) Receive(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Receive, see endpoint.
+func (t *streamed) Receive(r Round) Span {
 	t.enter(r)
 	t.s.write(t.out[:1])
 	clock := startStopwatch()
@@ -226,7 +218,7 @@ func (t *streamed) Receive(r Round) (_ Span, err error) {
 		}
 	}
 	t.s.write(t.out[:1])
-	return clock.span(), nil
+	return clock.span()
 }
 
 func (t *streamed) send(r Round, i int) {

@@ -25,7 +25,7 @@ type transport struct {
 	rdma    bool                   // a VI whose messages are RDMA
 	chains  bool                   // its frames may be longer than a chunk
 	layer   bool                   // a layer above VIs
-	open    func(opening) Endpoint // fails by package fail, and then leaves nothing open
+	open    func(opening) endpoint // fails by package fail, and then leaves nothing open
 }
 
 // transports are all of them, in the order of the report. The baselines come
@@ -38,7 +38,7 @@ var transports = slices.Concat([]transport{
 	viTransport("vi-unreliable", "VI, Unreliable Delivery, polling", openVI(vipl.UnreliableDelivery)),
 	viTransport("vi-unreliable-wait", "the same, waiting", openVI(vipl.UnreliableDelivery)),
 	viTransport("vi-reliable-delivery", "VI, Reliable Delivery, polling", openVI(vipl.ReliableDelivery)),
-	viTransport("vi-no-segmentation", "the same, without segmentation offload: each frame alone", func(o opening) Endpoint {
+	viTransport("vi-no-segmentation", "the same, without segmentation offload: each frame alone", func(o opening) endpoint {
 		o.VI.NoSegmentation = true
 		return openVI(vipl.ReliableDelivery)(o)
 	}),
@@ -50,16 +50,16 @@ var transports = slices.Concat([]transport{
 	{name: "tcp-spin", summary: "TCP_NODELAY, non-blocking system calls in a loop", open: openTCP},
 	{name: "tcp-block", sleeps: true, summary: "TCP_NODELAY, blocking system calls", open: openTCP},
 	{name: "tcp-net", free: true, sleeps: true, summary: "TCP by package net",
-		open: func(o opening) Endpoint { return openNetStream(o, false) }},
+		open: func(o opening) endpoint { return openNetStream(o, false) }},
 	{name: "udp-spin", summary: "UDP, non-blocking system calls in a loop", open: openUDP},
 	{name: "udp-block", sleeps: true, summary: "the same, sleeping in poll", open: openUDP},
 	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true, summary: "a net.Conn of package vianet",
-		open: func(o opening) Endpoint { return openNetStream(o, true) }},
+		open: func(o opening) endpoint { return openNetStream(o, true) }},
 })
 
 // rawTransport is one of raw rings; copied: the content of a frame does not stay in the chunk.
 func rawTransport(name, summary string, sleeps, copied bool) transport {
-	return transport{name: name, summary: summary, sleeps: sleeps, xdp: true, arena: true, chains: true, open: func(o opening) Endpoint {
+	return transport{name: name, summary: summary, sleeps: sleeps, xdp: true, arena: true, chains: true, open: func(o opening) endpoint {
 		f := o.framed(openRawXDP(o))
 		if copied {
 			f.into = make([]byte, o.MaxBytes)
@@ -69,11 +69,11 @@ func rawTransport(name, summary string, sleeps, copied bool) transport {
 }
 
 // viTransport is one of VIs; those whose names end in -wait sleep.
-func viTransport(name, summary string, open func(opening) Endpoint) transport {
+func viTransport(name, summary string, open func(opening) endpoint) transport {
 	return transport{name: name, summary: summary, sleeps: strings.HasSuffix(name, "-wait"), xdp: true, arena: true, vi: true, chains: true, open: open}
 }
 
-func rdmaTransport(name, summary string, whole bool, open func(opening) Endpoint) transport {
+func rdmaTransport(name, summary string, whole bool, open func(opening) endpoint) transport {
 	t := viTransport(name, summary, open)
 	t.rdma, t.whole = true, whole
 	return t
@@ -109,25 +109,13 @@ func namesOf(some func(transport) bool) []string {
 }
 
 // TakesVIOptions reports whether rows of a transport may have VIOptions.
-func TakesVIOptions(name string) bool {
-	t, err := find(name)
-	return err == nil && t.vi
-}
+func TakesVIOptions(name string) bool { return known(name).vi }
 
 // Summary is one line about a transport; empty for an unknown name.
-func Summary(name string) string {
-	t, err := find(name)
-	if err != nil {
-		return ""
-	}
-	return t.summary
-}
+func Summary(name string) string { return known(name).summary }
 
 // UsesXDP reports whether a transport opens AF_XDP sockets.
-func UsesXDP(name string) bool {
-	t, err := find(name)
-	return err == nil && t.xdp
-}
+func UsesXDP(name string) bool { return known(name).xdp }
 
 func find(name string) (*transport, error) {
 	i := slices.IndexFunc(transports, func(t transport) bool { return t.name == name })
@@ -143,18 +131,22 @@ func find(name string) (*transport, error) {
 // RoundTrip reports whether the latency of a transport is that of a whole round
 // trip, a request and its answer, and so not to be compared with that of
 // others, which is half of one.
-func RoundTrip(name string) bool {
-	t, err := find(name)
-	return err == nil && t.whole
-}
+func RoundTrip(name string) bool { return known(name).whole }
 
-// Open opens one side of a transport. stop, which may be nil, ends waits when
-// it becomes true.
-func Open(name string, p Params, stop *atomic.Bool) (e Endpoint, err error) {
+// known is a transport by its name; an unknown one can do nothing.
+func known(name string) transport {
 	t, err := find(name)
 	if err != nil {
-		return nil, err
+		return transport{}
 	}
+	return *t
+}
+
+// openEndpoint opens one side of a transport. stop, which may be nil, ends waits when
+// it becomes true.
+func openEndpoint(name string, p Params, stop *atomic.Bool) (e endpoint, err error) {
+	defer fail.Catch(&err)
+	t := fail.Must(find(name))
 	if p.MaxBytes == 0 {
 		p.MaxBytes = MaxMessage
 	}
@@ -162,13 +154,9 @@ func Open(name string, p Params, stop *atomic.Bool) (e Endpoint, err error) {
 		p.Mode = "auto"
 	}
 	row := Row{Name: name, VI: p.VI, Beside: p.Beside}
-	if err := row.validate(); err != nil {
-		return nil, err
-	}
+	fail.If(row.validate())
 	if row.usesXDP() && !t.vi && !t.layer { // a VI's NIC may be opened by an agent, and says what is missing
-		if err := testbed.Require(testbed.Sockets, testbed.Programs); err != nil {
-			return nil, err
-		}
+		fail.If(testbed.Require(testbed.Sockets, testbed.Programs))
 	}
 	err = fail.Try(func() {
 		o := opening{p, stop, t.sleeps}
@@ -190,9 +178,9 @@ func Open(name string, p Params, stop *atomic.Bool) (e Endpoint, err error) {
 // beside is a transport of the kernel on an interface with the XDP program of
 // an open NIC, which lets everything pass that is not for its VIs.
 type beside struct {
-	Endpoint
+	endpoint
 	nic *vipl.NIC
 }
 
-// Close, see Endpoint.
-func (b *beside) Close() error { return errors.Join(b.Endpoint.Close(), b.nic.Close()) }
+// Close, see endpoint.
+func (b *beside) Close() error { return errors.Join(b.endpoint.Close(), b.nic.Close()) }

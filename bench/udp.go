@@ -32,7 +32,7 @@ type udpSocket struct {
 	out, in []byte
 }
 
-func openUDP(o opening) Endpoint {
+func openUDP(o opening) endpoint {
 	ifi := fail.Must(interfaceWith(o.Local))
 	conn := fail.Must(net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(o.Local, uint16(o.Port)))))
 	u := &udpSocket{params: o.Params, port: conn.LocalAddr().(*net.UDPAddr).Port, payload: datagram(o.Params, ifi.MTU)}

@@ -113,8 +113,8 @@ const (
 // viDiscriminator names the benchmark's end of a connection.
 var viDiscriminator = []byte("via-xdp bench")
 
-func openVI(level vipl.ReliabilityLevel) func(opening) Endpoint {
-	return func(o opening) Endpoint {
+func openVI(level vipl.ReliabilityLevel) func(opening) endpoint {
+	return func(o opening) endpoint {
 		v := &vi{}
 		v.open(o, level)
 		if o.VI.Engine {
@@ -186,12 +186,11 @@ func (v *vi) Hello() Hello {
 	return Hello{Addr: v.params.Local, Memory: memory, Facts: factsOf(v.nic)}
 }
 
-// Connect, see Endpoint. A receive for the peer's first word is posted before.
-func (v *vi) Connect(peer Hello) (err error) {
-	defer fail.Catch(&err)
+// Connect, see endpoint. A receive for the peer's first word is posted before.
+func (v *vi) Connect(peer Hello) {
 	if v.write || v.read {
 		if peer.Memory == nil {
-			return errors.New("the peer has not said where its memory is")
+			fail.With("the peer has not said where its memory is")
 		}
 		v.remote = *peer.Memory
 	}
@@ -200,9 +199,7 @@ func (v *vi) Connect(peer Hello) (err error) {
 	for i, other := range v.idle {
 		fail.During(fmt.Sprint("VI ", i+2), func() { v.join(other, peer) })
 	}
-	st, err := v.vi.Query()
-	v.payload = st.MaxPayload
-	return err
+	v.payload = fail.Must(v.vi.Query()).MaxPayload
 }
 
 // join connects a VI with the next one of the peer.
@@ -245,7 +242,7 @@ func requestConnection(with *vipl.VI, local, remote vipl.NetAddress, limit time.
 // connectPause is how long a client gives a server that does not wait yet.
 const connectPause = 100 * time.Microsecond
 
-// Close, see Endpoint. The NIC takes the idle VIs with it.
+// Close, see endpoint. The NIC takes the idle VIs with it.
 func (v *vi) Close() error {
 	if v.nic == nil {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -131,31 +132,28 @@ func newEngined(v *vi) *engined {
 	return &engined{v}
 }
 
-// Ping, see Endpoint.
-func (e *engined) Ping(r Round, rtt []int64) (span Span, err error) {
-	e.beside(func() { span, err = e.vi.Ping(r, rtt) })
-	return span, err
+// Ping, see endpoint.
+func (e *engined) Ping(r Round, rtt []int64) (span Span) {
+	e.beside(func() { span = e.vi.Ping(r, rtt) })
+	return span
 }
 
-// Echo, see Endpoint.
-func (e *engined) Echo(r Round) (err error) {
-	e.beside(func() { err = e.vi.Echo(r) })
-	return err
+// Echo, see endpoint.
+func (e *engined) Echo(r Round) { e.beside(func() { e.vi.Echo(r) }) }
+
+// Send, see endpoint.
+func (e *engined) Send(r Round) (span Span) {
+	e.beside(func() { span = e.vi.Send(r) })
+	return span
 }
 
-// Send, see Endpoint.
-func (e *engined) Send(r Round) (span Span, err error) {
-	e.beside(func() { span, err = e.vi.Send(r) })
-	return span, err
+// Receive, see endpoint.
+func (e *engined) Receive(r Round) (span Span) {
+	e.beside(func() { span = e.vi.Receive(r) })
+	return span
 }
 
-// Receive, see Endpoint.
-func (e *engined) Receive(r Round) (span Span, err error) {
-	e.beside(func() { span, err = e.vi.Receive(r) })
-	return span, err
-}
-
-// Close, see Endpoint.
+// Close, see endpoint.
 func (e *engined) Close() error {
 	oneProcessor.leave()
 	return e.vi.Close()
@@ -166,6 +164,7 @@ func (e *engined) Close() error {
 func (e *engined) beside(round func()) {
 	var over atomic.Bool
 	var both sync.WaitGroup
+	var err error
 	both.Go(func() {
 		for !over.Load() {
 			e.nic.Poll()
@@ -173,10 +172,11 @@ func (e *engined) beside(round func()) {
 		}
 	})
 	both.Go(func() {
-		round()
+		err = fail.Try(round)
 		over.Store(true)
 	})
 	both.Wait()
+	fail.If(err)
 }
 
 // byMemory looks at the status of the oldest descriptor of a queue.

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
@@ -17,15 +16,14 @@ import (
 // immediate data, which takes a receive and comes back as a credit.
 type rdmaWrite struct{ vi }
 
-func openRDMAWrite(o opening) Endpoint {
+func openRDMAWrite(o opening) endpoint {
 	w := &rdmaWrite{vi{write: true}}
 	w.open(o, vipl.ReliableDelivery)
 	return w
 }
 
-// Ping, see Endpoint. A request of a transaction is sent, and its reply is written.
-func (w *rdmaWrite) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Ping, see endpoint. A request of a transaction is sent, and its reply is written.
+func (w *rdmaWrite) Ping(r Round, rtt []int64) Span {
 	w.admit(r)
 	w.enterPolling(r.reply())
 	span := timed(r, rtt, func(i int) {
@@ -37,15 +35,14 @@ func (w *rdmaWrite) Ping(r Round, rtt []int64) (_ Span, err error) {
 		w.poll(i)
 	})
 	w.drain()
-	return span, nil
+	return span
 }
 
-// Echo, see Endpoint.
-func (w *rdmaWrite) Echo(r Round) (err error) {
-	defer fail.Catch(&err)
+// Echo, see endpoint.
+func (w *rdmaWrite) Echo(r Round) {
 	if r.Reply != 0 {
 		w.answer(r, func(i int) { w.writeNumbered(i, r.Reply) })
-		return nil
+		return
 	}
 	w.enterPolling(r)
 	for i := range r.Lead + r.Messages {
@@ -53,7 +50,6 @@ func (w *rdmaWrite) Echo(r Round) (err error) {
 		w.writeNumbered(i, r.Bytes)
 	}
 	w.drain()
-	return nil
 }
 
 // wordBytes is the longest word that ends a message of a ping-pong: the number
@@ -98,9 +94,8 @@ func (w *rdmaWrite) poll(i int) {
 	}
 }
 
-// Send, see Endpoint.
-func (w *rdmaWrite) Send(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Send, see endpoint.
+func (w *rdmaWrite) Send(r Round) Span {
 	window, quarter := w.window(r.Bytes)
 	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	w.credited = window
@@ -121,19 +116,18 @@ func (w *rdmaWrite) Send(r Round) (_ Span, err error) {
 	}
 	span := clock.span()
 	w.drain()
-	return span, nil
+	return span
 }
 
-// Receive, see Endpoint.
-func (w *rdmaWrite) Receive(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Receive, see endpoint.
+func (w *rdmaWrite) Receive(r Round) Span {
 	_, quarter := w.window(r.Bytes)
 	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	clock := startStopwatch()
 	for done := 0; done < r.Messages; {
 		n := w.told(wordDone)
 		if n <= done {
-			return Span{}, fmt.Errorf("%d messages were written, and before that %d", n, done)
+			fail.With("%d messages were written, and before that %d", n, done)
 		}
 		for ; done < n; done++ {
 			if !r.Check {
@@ -146,7 +140,7 @@ func (w *rdmaWrite) Receive(r Round) (_ Span, err error) {
 	}
 	span := clock.span()
 	w.drain()
-	return span, nil
+	return span
 }
 
 // writeTo posts a write of bytes from offset from of w.out to offset
@@ -179,33 +173,30 @@ type rdmaRead struct{ vi }
 // readDepth is the number of reads that a connection has under way at most.
 const readDepth = 16
 
-func openRDMARead(o opening) Endpoint {
+func openRDMARead(o opening) endpoint {
 	v := &rdmaRead{vi{read: true}}
 	v.open(o, vipl.ReliableDelivery)
 	return v
 }
 
-// Ping, see Endpoint.
-func (v *rdmaRead) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Ping, see endpoint.
+func (v *rdmaRead) Ping(r Round, rtt []int64) Span {
 	v.enter(r, 0, 0, 0)
 	span := timed(r, rtt, func(i int) {
 		v.readNext(i)
 		v.drain()
 	})
 	v.finish()
-	return span, nil
+	return span
 }
 
-// Echo, see Endpoint.
-func (v *rdmaRead) Echo(r Round) error {
-	_, err := v.Send(r)
-	return err
+// Echo, see endpoint.
+func (v *rdmaRead) Echo(r Round) {
+	v.Send(r)
 }
 
-// Receive, see Endpoint.
-func (v *rdmaRead) Receive(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Receive, see endpoint.
+func (v *rdmaRead) Receive(r Round) Span {
 	v.enter(r, 0, 0, 0)
 	depth := min(readDepth, r.places())
 	clock := startStopwatch()
@@ -218,12 +209,11 @@ func (v *rdmaRead) Receive(r Round) (_ Span, err error) {
 	v.drain()
 	span := clock.span()
 	v.finish()
-	return span, nil
+	return span
 }
 
-// Send, see Endpoint: the side that is read says that its messages are there, and polls until the peer has read them.
-func (v *rdmaRead) Send(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Send, see endpoint: the side that is read says that its messages are there, and polls until the peer has read them.
+func (v *rdmaRead) Send(r Round) Span {
 	v.admit(r)
 	if r.Check {
 		for i := range r.places() {
@@ -235,7 +225,7 @@ func (v *rdmaRead) Send(r Round) (_ Span, err error) {
 	v.told(wordDone)
 	span := clock.span()
 	v.drain()
-	return span, nil
+	return span
 }
 
 // readNext posts the read of message i, from its place at the peer to the same

@@ -15,9 +15,8 @@ const (
 	wordMask   = 3 << 30
 )
 
-// Ping, see Endpoint.
-func (v *vi) Ping(r Round, rtt []int64) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Ping, see endpoint.
+func (v *vi) Ping(r Round, rtt []int64) Span {
 	v.admit(r)
 	v.enter(r.reply(), viPingDepth, r.Lead+r.Messages, 0)
 	span := timed(r, rtt, func(i int) {
@@ -29,14 +28,12 @@ func (v *vi) Ping(r Round, rtt []int64) (_ Span, err error) {
 		v.receive(i)
 	})
 	v.drain()
-	return span, nil
+	return span
 }
 
-// Echo, see Endpoint.
-func (v *vi) Echo(r Round) (err error) {
-	defer fail.Catch(&err)
+// Echo, see endpoint.
+func (v *vi) Echo(r Round) {
 	v.answer(r, func(i int) { v.send(i, r.reply()) })
-	return nil
 }
 
 // answer receives the messages of a round. reply answers each of them.
@@ -52,9 +49,8 @@ func (v *vi) answer(r Round, reply func(i int)) {
 	v.drain()
 }
 
-// Send, see Endpoint.
-func (v *vi) Send(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Send, see endpoint.
+func (v *vi) Send(r Round) Span {
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	v.credited = window
@@ -73,7 +69,7 @@ func (v *vi) Send(r Round) (_ Span, err error) {
 	}
 	span := clock.span()
 	v.drain()
-	return span, nil
+	return span
 }
 
 // await waits until the peer has room for message i. What is staged goes before
@@ -85,9 +81,8 @@ func (v *vi) await(i, window int) {
 	}
 }
 
-// Receive, see Endpoint.
-func (v *vi) Receive(r Round) (_ Span, err error) {
-	defer fail.Catch(&err)
+// Receive, see endpoint.
+func (v *vi) Receive(r Round) Span {
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, window, r.Messages, 0)
 	v.lists = v.list(quarter)
@@ -101,7 +96,7 @@ func (v *vi) Receive(r Round) (_ Span, err error) {
 	}
 	span := clock.span()
 	v.drain()
-	return span, nil
+	return span
 }
 
 // window is the number of messages of a stream under way, and after how many

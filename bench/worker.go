@@ -26,7 +26,7 @@ func Serve(conn net.Conn, prepare func(*Params) error) error {
 }
 
 func newServer(prepare func(*Params) error) *server {
-	return &server{prepare: prepare, locked: newThread(true), free: newThread(false)}
+	return &server{prepare: prepare, locked: newThread(true), free: newThread(false), samples: make([]int64, maxRound)}
 }
 
 func (s *server) serve(conn net.Conn) error {
@@ -80,72 +80,65 @@ func ended(err error) error {
 type server struct {
 	prepare  func(*Params) error
 	stop     atomic.Bool
-	endpoint Endpoint
+	endpoint endpoint
 	thread   *thread // where the endpoint's methods run
 	locked   *thread
 	free     *thread
-	rtt      []int64
-	refused  error // why the last endpoint could not be opened
+	samples  []int64 // room for those of a round
+	refused  error   // why the last endpoint could not be opened
 }
 
-func (s *server) execute(r request) (answer reply) {
+func (s *server) execute(r request) reply {
+	var output json.RawMessage
 	var err error
 	switch r.Op {
 	case opOpen:
-		err = s.open(r, &answer)
+		output, err = s.open(r)
 		s.refused = err
 	case opClose:
 		err = s.close()
-	case opConnect, opPing, opEcho, opSend, opReceive:
-		if s.endpoint == nil {
-			err = errors.New("nothing is open")
-			break
-		}
-		s.thread.do(func() { err = s.run(r, &answer) })
-	case opTask:
-		answer.Output, err = s.task(r)
 	default:
-		err = fmt.Errorf("unknown operation %q", r.Op)
+		output, err = s.task(r)
 	}
 	if err != nil {
 		return errorReply(err)
 	}
-	return answer
+	return reply{Output: output}
 }
 
-func (s *server) open(r request, answer *reply) error {
+// open opens the endpoint, and returns its Hello.
+func (s *server) open(r request) (_ json.RawMessage, err error) {
+	defer fail.Catch(&err)
 	if s.endpoint != nil {
-		return errors.New("another endpoint is open")
+		fail.With("another endpoint is open")
 	}
-	t, err := find(r.Name)
-	if err != nil {
-		return err
-	}
-	if r.Params == nil {
-		return errors.New("no parameters")
-	}
-	p := *r.Params
+	t := fail.Must(find(r.Transport))
+	p := s.paramsOf(r)
 	if p.MaxBytes < 0 || p.MaxBytes > MaxMessage {
-		return fmt.Errorf("messages of %d bytes: the largest is %d", p.MaxBytes, MaxMessage)
-	}
-	if s.prepare != nil {
-		if err := s.prepare(&p); err != nil {
-			return err
-		}
+		fail.With("messages of %d bytes: the largest is %d", p.MaxBytes, MaxMessage)
 	}
 	s.thread = s.locked
 	if t.free {
 		s.thread = s.free
 	}
-	s.thread.do(func() { s.endpoint, err = Open(r.Name, p, &s.stop) })
-	if err != nil {
-		s.endpoint = nil
-		return err
-	}
-	h := s.endpoint.Hello()
+	var e endpoint
+	s.thread.do(func() { e, err = openEndpoint(r.Transport, p, &s.stop) })
+	fail.If(err)
+	s.endpoint = e
+	h := e.Hello()
 	h.Facts.CPUs, _ = testbed.AllowedCPUs()
-	answer.Hello = &h
-	return nil
+	return json.Marshal(h)
+}
+
+// paramsOf are the parameters of a request as this side wants them.
+func (s *server) paramsOf(r request) Params {
+	if r.Params == nil {
+		fail.With("no parameters")
+	}
+	if s.prepare != nil {
+		fail.If(s.prepare(r.Params))
+	}
+	return *r.Params
 }
 
 func (s *server) close() (err error) {
@@ -156,41 +149,45 @@ func (s *server) close() (err error) {
 	return err
 }
 
-// run is one method of the endpoint, on its thread.
-func (s *server) run(r request, answer *reply) error {
-	if r.Op == opConnect {
-		if r.Peer == nil {
-			return errors.New("connect without a peer")
-		}
-		return s.endpoint.Connect(*r.Peer)
-	}
-	if r.Round == nil {
-		return errors.New("no round")
-	}
-	round := *r.Round
-	if round.Reply != 0 && !transacts(s.endpoint) {
-		return errors.New("this transport makes no transactions: take a VI that sends or writes, or TCP")
-	}
-	var span Span
-	var err error
-	switch r.Op {
-	case opPing:
-		span, answer.RTT, err = s.ping(round)
-	case opEcho:
-		clock := startStopwatch()
-		err = s.endpoint.Echo(round)
-		span = clock.span()
-	case opSend:
-		span, err = s.endpoint.Send(round)
-	case opReceive:
-		span, err = s.endpoint.Receive(round)
-	}
-	answer.Span = &span
-	return err
+// exchanged is what one side has found in a round.
+type exchanged struct {
+	Span Span       `json:"span"`
+	RTT  *Histogram `json:"rtt,omitempty"` // of Ping: round trips in ns
 }
 
+// roundTask is a task that is a method of the endpoint with a round.
+func roundTask(method func(*job, Round) exchanged) task {
+	return task{run: taskOf(func(j *job, r Round) (exchanged, error) {
+		if r.Reply != 0 && !transacts(j.endpoint) {
+			fail.With("this transport makes no transactions: take a VI that sends or writes, or TCP")
+		}
+		return method(j, r), nil
+	})}
+}
+
+func ping(j *job, r Round) exchanged {
+	if r.Messages > maxRound || r.Messages < 1 {
+		fail.With("%d samples: a round has 1 to %d", r.Messages, maxRound)
+	}
+	samples := j.samples[:r.Messages]
+	x := exchanged{j.endpoint.Ping(r, samples), &Histogram{newHistogram()}}
+	for _, rtt := range samples {
+		fail.If(x.RTT.note(time.Duration(rtt)))
+	}
+	return x
+}
+
+func echo(j *job, r Round) exchanged {
+	clock := startStopwatch()
+	j.endpoint.Echo(r)
+	return exchanged{Span: clock.span()}
+}
+
+func send(j *job, r Round) exchanged    { return exchanged{Span: j.endpoint.Send(r)} }
+func receive(j *job, r Round) exchanged { return exchanged{Span: j.endpoint.Receive(r)} }
+
 // transacts reports whether an endpoint's messages and echoes may differ in size.
-func transacts(e Endpoint) bool {
+func transacts(e endpoint) bool {
 	switch e.(type) {
 	case *vi, *rdmaWrite, *tcp:
 		return true
@@ -198,48 +195,28 @@ func transacts(e Endpoint) bool {
 	return false
 }
 
-func (s *server) ping(r Round) (Span, *Histogram, error) {
-	if r.Messages > maxRound || r.Messages < 1 {
-		return Span{}, nil, fmt.Errorf("%d samples: a round has 1 to %d", r.Messages, maxRound)
-	}
-	if s.rtt == nil {
-		s.rtt = make([]int64, maxRound)
-	}
-	samples := s.rtt[:r.Messages]
-	span, err := s.endpoint.Ping(r, samples)
-	h := &Histogram{newHistogram()}
-	for i := 0; i < len(samples) && err == nil; i++ {
-		err = h.note(time.Duration(samples[i]))
-	}
-	return span, h, err
-}
-
 // task does what a task does: on the thread of the open endpoint, or on the
 // locked thread where it needs none.
-func (s *server) task(r request) (output json.RawMessage, err error) {
-	t, ok := tasks[r.Name]
+func (s *server) task(r request) (_ json.RawMessage, err error) {
+	defer fail.Catch(&err)
+	t, ok := tasks[r.Op]
 	if !ok {
-		return nil, fmt.Errorf("unknown task %q", r.Name)
+		fail.With("unknown operation %q", r.Op)
 	}
-	j := job{stop: &s.stop, endpoint: s.endpoint}
+	j := job{stop: &s.stop, endpoint: s.endpoint, samples: s.samples}
 	thread := s.thread
 	switch {
 	case !t.alone && s.endpoint == nil:
-		return nil, errors.New("nothing is open")
+		fail.With("nothing is open")
 	case t.alone && s.endpoint != nil:
-		return nil, errors.New("an endpoint is open")
-	case t.alone && r.Params == nil:
-		return nil, errors.New("no parameters")
+		fail.With("an endpoint is open")
 	case t.alone:
-		j.params, thread = *r.Params, s.locked
-		if s.prepare != nil {
-			if err := s.prepare(&j.params); err != nil {
-				return nil, err
-			}
-		}
+		j.params, thread = s.paramsOf(r), s.locked
 	}
+	var output any
 	thread.do(func() { output, err = t.run(&j, r.Input) })
-	return output, err
+	fail.If(err)
+	return json.Marshal(output) // not on the thread that measures: a histogram is compressed, which takes its caches
 }
 
 // WorkerMain is the main function of a child process of [Demo]: it serves its
@@ -258,23 +235,26 @@ func WorkerMain() error {
 // workerProcs is GOMAXPROCS of a worker.
 const workerProcs = 2
 
-// A task is what a worker does beside the methods of an Endpoint: it is asked
-// for by name, with an input and an output in JSON.
+// A task is what a worker does when it is asked for it by name, with an input and an output in JSON.
 type task struct {
 	alone bool // without an endpoint; else on the thread of the one that is open
-	run   func(*job, json.RawMessage) (json.RawMessage, error)
+	run   func(*job, json.RawMessage) (output any, err error)
 }
 
 // job is what a task works with.
 type job struct {
 	stop     *atomic.Bool // set when the control connection has ended
-	endpoint Endpoint     // nil for a task that runs alone
+	endpoint endpoint     // nil for a task that runs alone
 	params   Params       // for a task that runs alone: where this side is
+	samples  []int64      // room for those of a round
 }
 
 // tasks are all of them, by name. Where two work together, the client does the
 // first one of a line and the server the other.
 var tasks = map[string]task{
+	opConnect: {run: taskOf(func(j *job, peer Hello) (none struct{}, _ error) { j.endpoint.Connect(peer); return none, nil })},
+	opPing:    roundTask(ping), opEcho: roundTask(echo),
+	opSend: roundTask(send), opReceive: roundTask(receive),
 	"load": {run: taskOf(sendLoad)}, "load-echo": {run: taskOf(echoLoad)},
 	"connect-often": {run: taskOf(connectOften)}, "accept-often": {run: taskOf(acceptOften)},
 	"operate": {run: taskOf(operate), alone: true}, "repeats": {run: taskOf(tellRepeats)},
@@ -283,58 +263,30 @@ var tasks = map[string]task{
 	"share-send": {run: taskOf(shareSend), alone: true}, "share-take": {run: taskOf(shareTake), alone: true},
 }
 
-// taskOf makes a task of a function by decoding its input and encoding its
-// output.
-func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessage) (json.RawMessage, error) {
-	return func(j *job, input json.RawMessage) (json.RawMessage, error) {
+// taskOf makes a task of a function, which may fail by package fail, by decoding its
+// input.
+func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessage) (any, error) {
+	return func(j *job, input json.RawMessage) (_ any, err error) {
+		defer fail.Catch(&err)
 		var in In
 		if err := json.Unmarshal(input, &in); err != nil {
-			return nil, fmt.Errorf("input: %w", err)
+			fail.With("input: %w", err)
 		}
-		out, err := f(j, in)
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(out)
+		return f(j, in)
 	}
-}
-
-// taskRequestOf asks for a task on the open endpoint.
-func taskRequestOf(name string, input any) request {
-	return request{Op: opTask, Name: name, Input: fail.Must(json.Marshal(input))}
 }
 
 // apart has several workers do a task each without an endpoint, at the same time, where those with an XDP program
 // are, or the others.
-func apart(ctx context.Context, opening func(func() error) error, xdp bool, workers []*Worker, task func(i int) (name string, input any)) (replies []reply) {
+func apart(ctx context.Context, opening func(func() error) error, xdp bool, workers []*Worker, task func(i int) (name string, input any)) (outputs []json.RawMessage) {
 	requests := make([]request, len(workers))
 	for i, w := range workers {
 		p := w.at(xdp)
-		requests[i] = taskRequestOf(task(i))
+		requests[i] = requestOf(task(i))
 		requests[i].Params = &p
 	}
-	fail.If(within(opening, xdp, func() (err error) {
-		replies, err = each(ctx, workers, requests)
-		return err
-	}))
-	return replies
-}
-
-// outputOf decodes what a task has answered.
-func outputOf[Out any](r reply) (out Out) {
-	if err := json.Unmarshal(r.Output, &out); err != nil {
-		fail.With("output of a task: %w", err)
-	}
-	return out
-}
-
-// bothTasks has two tasks done that work together with the same input, and
-// returns the output of each.
-func bothTasks[A, B any](ctx context.Context, client *Worker, a string, server *Worker, b string, input any) (_ A, _ B, err error) {
-	defer fail.Catch(&err)
-	x, y, err := both(ctx, client, taskRequestOf(a, input), server, taskRequestOf(b, input))
-	fail.If(err)
-	return outputOf[A](x), outputOf[B](y), nil
+	within(opening, xdp, func() { outputs = each(ctx, workers, requests) })
+	return outputs
 }
 
 // thread runs functions one after the other on one goroutine, which may be

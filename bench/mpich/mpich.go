@@ -22,6 +22,7 @@ import (
 	"strconv"
 	"strings"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/openmpi"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/ops/mpirun"
@@ -148,24 +149,16 @@ func (r Run) Measure(ctx context.Context) ([]Row, error) {
 }
 
 // openMPI runs the program on a star, each rank on a host of its own, bound to CPUs in turn.
-func (r Run) openMPI(ctx context.Context, program []string, out, errs *bytes.Buffer) error {
-	cpus, err := testbed.AllowedCPUs()
-	if err != nil {
-		return err
-	}
-	star, err := testbed.NewStar(r.Ranks, r.MTU)
-	if err != nil {
-		return err
-	}
+func (r Run) openMPI(ctx context.Context, program []string, out, errs *bytes.Buffer) (err error) {
+	defer fail.Catch(&err)
+	cpus := fail.Must(testbed.AllowedCPUs())
+	star := fail.Must(testbed.NewStar(r.Ranks, r.MTU))
 	defer star.Close()
 	cfg := openmpi.Config{Ranks: 1}
 	for i := range r.Ranks {
 		cfg.CPUs = append(cfg.CPUs, cpus[i%len(cpus)])
 	}
-	hosts, err := openmpi.Start(star, r.Ranks, cfg)
-	if err != nil {
-		return err
-	}
+	hosts := fail.Must(openmpi.Start(star, r.Ranks, cfg))
 	defer hosts.Close()
 	said, err := hosts.Run(ctx, r.OpenMPI, nil, program...)
 	if err != nil {

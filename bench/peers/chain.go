@@ -2,7 +2,6 @@ package peers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -57,39 +57,34 @@ type Chain struct {
 
 // StartChain starts the service. On an error nothing is left of it.
 func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) (_ *Chain, err error) {
-	if way != Direct && len(cfg.ProxyArgs) == 0 {
-		return nil, errors.New("no arguments with which this program becomes a proxy")
-	}
 	c := &Chain{}
 	defer func() {
 		if err != nil {
 			c.Close()
 		}
 	}()
-	if c.site, err = newSite(cfg.MTU, cfg.Lossy, cfg.Loss); err != nil {
-		return nil, err
+	defer fail.Catch(&err)
+	if way != Direct && len(cfg.ProxyArgs) == 0 {
+		fail.With("no arguments with which this program becomes a proxy")
 	}
-	if c.offer.dir, err = os.MkdirTemp("", "via-xdp-served-"); err != nil {
-		return nil, err
-	}
+	c.site = fail.Must(newSite(cfg.MTU, cfg.Lossy, cfg.Loss))
+	c.offer.dir = fail.Must(os.MkdirTemp("", "via-xdp-served-"))
 	own, host := netip.MustParseAddr("127.0.0.1"), c.site.star.Ends[1].IPv4.Addr()
 	c.offer.beside, c.offer.at = netip.AddrPortFrom(own, service.port()), netip.AddrPortFrom(host, service.port())
 	server, signal := serveRedis, os.Signal(syscall.SIGTERM)
 	if service == PostgreSQL {
-		if err := cluster(ctx, c.offer.dir); err != nil {
-			return nil, err
-		}
+		fail.If(cluster(ctx, c.offer.dir))
 		server, signal = servePostgres, syscall.SIGQUIT // SIGTERM waits for clients
 	}
 	at := socket{tcp, int(service.port())}
-	if err := c.start(ctx, 1, server(&c.offer), signal, at.String(), func(p *process) (bool, error) {
-		if service == PostgreSQL && !p.says("ready to accept connections") { // it listens before that
-			return false, nil
-		}
-		return at.listening(p)
-	}); err != nil {
-		return nil, fmt.Errorf("%s: %w", service, err)
-	}
+	fail.During(string(service), func() {
+		c.start(ctx, 1, server(&c.offer), signal, at.String(), func(p *process) (bool, error) {
+			if service == PostgreSQL && !p.says("ready to accept connections") { // it listens before that
+				return false, nil
+			}
+			return at.listening(p)
+		})
+	})
 	if way == Direct {
 		return c, nil
 	}
@@ -99,49 +94,40 @@ func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) 
 		between = "via:" + c.offer.at.String()
 		device = []string{"-i", testbed.StarInterface}
 	}
-	proxy := func(side int, listen, to string) error {
+	proxy := func(side int, listen, to string) {
 		words := slices.Concat([]string{"/proc/self/exe"}, cfg.ProxyArgs, device, []string{"--listen", listen, "--to", to})
 		forwards := func(p *process) (bool, error) { return p.says("forwarding "), nil }
-		if err := c.start(ctx, side, argv(words...), syscall.SIGTERM, listen, forwards); err != nil {
-			return fmt.Errorf("proxy: %w", err)
-		}
-		return nil
+		fail.During("proxy", func() { c.start(ctx, side, argv(words...), syscall.SIGTERM, listen, forwards) })
 	}
-	if err := proxy(1, between, beside); err != nil {
-		return nil, err
-	}
+	proxy(1, between, beside)
 	c.offer.at = c.offer.beside
-	return c, proxy(0, beside, between)
+	proxy(0, beside, between)
+	return c, nil
 }
 
 // says looks for something on its standard error.
 func (p *process) says(what string) bool { return strings.Contains(p.stderr.String(), what) }
 
 // start starts a process on a side, and waits until it is ready.
-func (c *Chain) start(ctx context.Context, side int, what command, end os.Signal, at string, ready func(*process) (bool, error)) error {
-	p, err := c.site.serve(ctx, side, what, at, ready, chainLimit)
-	if err == nil {
-		c.processes, c.ends = append(c.processes, p), append(c.ends, end)
-	}
-	return err
+func (c *Chain) start(ctx context.Context, side int, what command, end os.Signal, at string, ready func(*process) (bool, error)) {
+	p := fail.Must(c.site.serve(ctx, side, what, at, ready, chainLimit))
+	c.processes, c.ends = append(c.processes, p), append(c.ends, end)
 }
 
 // Measure has a load generator ask for about a duration.
-func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (Served, error) {
-	for _, prepare := range l.prepare {
-		if _, err := c.run(ctx, 1, prepare(&c.offer), d); err != nil {
-			return Served{}, fmt.Errorf("%s: before it: %w", l.Name, err)
+func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (s Served, err error) {
+	defer fail.Catch(&err)
+	fail.During(l.Name, func() {
+		for _, prepare := range l.prepare {
+			fail.During("before it", func() { fail.Must(c.run(ctx, 1, prepare(&c.offer), d)) })
 		}
-	}
-	out, err := c.run(ctx, 0, l.client(&c.offer, d), d)
-	if err != nil {
-		return Served{}, fmt.Errorf("%s: %w%s", l.Name, err, c.complaints())
-	}
-	got, err := l.parse(out, d)
-	if err != nil {
-		return Served{}, fmt.Errorf("%s: %w", l.Name, err)
-	}
-	return got, nil
+		out, err := c.run(ctx, 0, l.client(&c.offer, d), d)
+		if err != nil {
+			fail.With("%w%s", err, c.complaints())
+		}
+		s = fail.Must(l.parse(out, d))
+	})
+	return s, nil
 }
 
 // Counts are the frames that a lossy hub has taken so far, and those of them that it has lost.
@@ -160,13 +146,10 @@ func (c *Chain) complaints() (all string) {
 // run runs a program on a side to its end, and gives what it has printed.
 func (c *Chain) run(ctx context.Context, side int, what command, d time.Duration) (string, error) {
 	o, err := c.site.run(ctx, side, what, chainLimit+waitParts*d)
-	if err == nil {
-		err = o.failure()
-	}
 	if err != nil {
 		return "", err
 	}
-	return o.Stdout, nil
+	return o.Stdout, o.failure()
 }
 
 // Close ends all processes, the last one first, and releases the namespaces.

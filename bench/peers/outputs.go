@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"viaxdp/internal/lab/fail"
 )
 
 // Figures are the results of a program. Those that a program does not report are 0.
@@ -26,44 +27,42 @@ type Figures struct {
 	Disturbed []string // why the figures are doubtful; nil: they are not
 }
 
-// checked is f, or the reason that no measurement can have it.
-func (f Figures) checked() (Figures, error) {
-	if err := possible(f.N, f.Min, f.Mean, f.P50, f.P99, f.P999, f.MBps, f.Messages); err != nil {
-		return Figures{}, err
-	}
+// parse reads what the program has printed, and refuses what no measurement can have.
+func (r Row) parse(out string, bytes int) (_ Figures, err error) {
+	defer fail.Catch(&err)
+	f := r.read(out, bytes)
+	possible(f.N, f.Min, f.Mean, f.P50, f.P99, f.P999, f.MBps, f.Messages)
 	return f, nil
 }
 
 // possible refuses figures that no measurement of n messages can have.
-func possible(n int64, figures ...float64) error {
+func possible(n int64, figures ...float64) {
 	for _, v := range figures {
 		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
-			return fmt.Errorf("a figure of %v", v)
+			fail.With("a figure of %v", v)
 		}
 	}
 	switch {
 	case slices.Max(figures) == 0:
-		return errors.New("all figures are 0")
+		fail.With("all figures are 0")
 	case n < 1:
-		return fmt.Errorf("%d messages were measured", n)
+		fail.With("%d messages were measured", n)
 	}
-	return nil
 }
 
 // find reads the first numbers that patterns have in a text; it does not change those behind one that is missing.
-func find(out, what string, numbers map[*float64]*regexp.Regexp) error {
+func find(out, what string, numbers map[*float64]*regexp.Regexp) {
 	for to, pattern := range numbers {
 		found := pattern.FindStringSubmatch(out)
 		if found == nil {
-			return unreadable(out, what)
+			fail.If(unreadable(out, what))
 		}
-		var err error
-		if *to, err = strconv.ParseFloat(found[1], 64); err != nil {
-			return err
-		}
+		*to = number(found[1])
 	}
-	return nil
 }
+
+// number reads a figure.
+func number(text string) float64 { return fail.Must(strconv.ParseFloat(text, 64)) }
 
 // unreadable is the error of a parser that does not find what it looks for in
 // what a program has printed: a complaint of the program if there is one.
@@ -132,7 +131,7 @@ func sockperfRows() []Row {
 					"-m", strconv.Itoa(j.bytes), "-t", j.seconds(sockperfLeftOut),
 				}, flags...)...)
 			},
-			parse: parseSockperf,
+			read: parseSockperf,
 		}
 	}
 	return []Row{
@@ -153,26 +152,20 @@ var (
 
 // parseSockperf reads the summary of a ping-pong, whose latencies are halves
 // of round trips.
-func parseSockperf(out string, _ int) (Figures, error) {
-	var f Figures
+func parseSockperf(out string, _ int) (f Figures) {
 	var n float64
-	if err := find(out, "latencies", map[*float64]*regexp.Regexp{&n: sockperfCount, &f.Mean: sockperfMean, &f.Min: sockperfMinimum}); err != nil {
-		return Figures{}, err
-	}
+	find(out, "latencies", map[*float64]*regexp.Regexp{&n: sockperfCount, &f.Mean: sockperfMean, &f.Min: sockperfMinimum})
 	f.N = int64(n)
 	quantiles := map[string]*float64{"50.000": &f.P50, "99.000": &f.P99, "99.900": &f.P999}
 	for _, q := range sockperfQuantile.FindAllStringSubmatch(out, -1) {
 		if to := quantiles[q[1]]; to != nil {
-			var err error
-			if *to, err = strconv.ParseFloat(q[2], 64); err != nil {
-				return Figures{}, err
-			}
+			*to = number(q[2])
 		}
 	}
 	if f.P50 == 0 {
-		return Figures{}, unreadable(out, "median")
+		fail.If(unreadable(out, "median"))
 	}
-	return f.checked()
+	return f
 }
 
 // iperf3Rows are a stream over one TCP connection.
@@ -187,12 +180,12 @@ func iperf3Rows() []Row {
 			return argv("iperf3", "--client", j.addr.String(), "--port", j.portArg(),
 				"--time", j.seconds(0), "--length", strconv.Itoa(j.bytes), "--json")
 		},
-		parse: parseIperf3,
+		read: parseIperf3,
 	}}
 }
 
 // parseIperf3 reads iperf3's JSON: what the server has received.
-func parseIperf3(out string, bytes int) (Figures, error) {
+func parseIperf3(out string, bytes int) Figures {
 	var report struct {
 		Error string
 		Start struct {
@@ -208,21 +201,19 @@ func parseIperf3(out string, bytes int) (Figures, error) {
 		}
 	}
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
-		return Figures{}, fmt.Errorf("%w (%w)", unreadable(out, "JSON"), err)
-	}
-	if report.Error != "" {
-		return Figures{}, errors.New(report.Error)
+		fail.With("%w (%w)", unreadable(out, "JSON"), err)
 	}
 	got := report.End.Received
 	switch {
+	case report.Error != "":
+		fail.With("%s", report.Error)
 	case got.Bytes <= 0 || !(got.Seconds > 0):
-		return Figures{}, errors.New("its server has received nothing")
+		fail.With("its server has received nothing")
 	case report.Start.Test.Block != bytes:
-		return Figures{}, fmt.Errorf("its blocks had %d bytes, not %d", report.Start.Test.Block, bytes)
+		fail.With("its blocks had %d bytes, not %d", report.Start.Test.Block, bytes)
 	}
 	rate := float64(got.Bytes) / got.Seconds
-	f := Figures{N: got.Bytes / int64(bytes), MBps: rate / 1e6, Messages: rate / float64(bytes)}
-	return f.checked()
+	return Figures{N: got.Bytes / int64(bytes), MBps: rate / 1e6, Messages: rate / float64(bytes)}
 }
 
 // pingpongRows are libfabric's provider tcp: its connected endpoints, and the
@@ -257,7 +248,7 @@ func pingpongRow(endpoint, provider, summary string) Row {
 		client: func(j job) command {
 			return command{append(append([]string{"fi_pingpong", "-P", j.portArg()}, flags(j)...), j.addr.String()), env(j)}
 		},
-		parse: parsePingpong,
+		read: parsePingpong,
 	}
 }
 
@@ -274,27 +265,20 @@ var pingpongLine = regexp.MustCompile(
 var thousands = map[string]int64{"": 1, "k": 1e3, "m": 1e6, "b": 1e9}
 
 // parsePingpong reads the mean time of a transfer, which is one way.
-func parsePingpong(out string, _ int) (Figures, error) {
+func parsePingpong(out string, _ int) Figures {
 	if !strings.Contains(out, "usec/xfer") {
-		return Figures{}, unreadable(out, "usec/xfer")
+		fail.If(unreadable(out, "usec/xfer"))
 	}
 	lines := pingpongLine.FindAllStringSubmatch(out, -1)
 	if len(lines) != 1 {
-		return Figures{}, unreadable(out, "line of one size")
+		fail.If(unreadable(out, "line of one size"))
 	}
 	l := lines[0]
 	if l[3] != "=" {
-		return Figures{}, fmt.Errorf("messages were lost: %s", strings.TrimSpace(l[0]))
+		fail.With("messages were lost: %s", strings.TrimSpace(l[0]))
 	}
-	n, err := strconv.ParseInt(l[1], 10, 32)
-	if err != nil {
-		return Figures{}, err
-	}
-	f := Figures{N: n * thousands[l[2]]}
-	if f.Mean, err = strconv.ParseFloat(l[4], 64); err != nil {
-		return Figures{}, err
-	}
-	return f.checked()
+	n := fail.Must(strconv.ParseInt(l[1], 10, 32))
+	return Figures{N: n * thousands[l[2]], Mean: number(l[4])}
 }
 
 // ucxRows are UCX's tag matching over its transport tcp.
@@ -317,9 +301,9 @@ func ucxRows() []Row {
 		}
 	}
 	latency := row("ucx_perftest-tag-lat", "tag_lat", "ucx_perftest tag_lat, UCX_TLS=tcp, polling", job.iterations)
-	latency.Latency, latency.Quantiles, latency.parse = true, true, parseUCXLatency
+	latency.Latency, latency.Quantiles, latency.read = true, true, parseUCXLatency
 	stream := row("ucx_perftest-tag-bw", "tag_bw", "ucx_perftest tag_bw, UCX_TLS=tcp, polling", job.count)
-	stream.Bandwidth, stream.parse = true, parseUCXBandwidth
+	stream.Bandwidth, stream.read = true, parseUCXBandwidth
 	return []Row{latency, stream}
 }
 
@@ -327,42 +311,22 @@ func ucxRows() []Row {
 const ucxWarmPart = 10
 
 // parseUCXLatency reads the median and the mean, which are one way.
-func parseUCXLatency(out string, _ int) (Figures, error) {
-	c, err := readUCX(out)
-	if err != nil {
-		return Figures{}, err
-	}
-	f := Figures{N: int64(c.get("iterations")), P50: c.get("50.0_percentile_lat"), Mean: c.get("overall_lat")}
-	if c.err != nil {
-		return Figures{}, c.err
-	}
-	return f.checked()
+func parseUCXLatency(out string, _ int) Figures {
+	get := readUCX(out)
+	return Figures{N: int64(get("iterations")), P50: get("50.0_percentile_lat"), Mean: get("overall_lat")}
 }
 
 // parseUCXBandwidth reads the messages per second, because the printed bandwidth has
 // only two decimal places.
-func parseUCXBandwidth(out string, bytes int) (Figures, error) {
-	c, err := readUCX(out)
-	if err != nil {
-		return Figures{}, err
-	}
-	f := Figures{N: int64(c.get("iterations")), Messages: c.get("overall_mr")}
-	f.MBps = f.Messages * float64(bytes) / 1e6
-	if c.err != nil {
-		return Figures{}, c.err
-	}
-	return f.checked()
-}
-
-// columns are the last line of a table by the names of its head.
-type columns struct {
-	values map[string]string
-	err    error // of the first get that failed
+func parseUCXBandwidth(out string, bytes int) Figures {
+	get := readUCX(out)
+	messages := get("overall_mr")
+	return Figures{N: int64(get("iterations")), Messages: messages, MBps: messages * float64(bytes) / 1e6}
 }
 
 // readUCX finds the table in ucx_perftest's CSV output, among which may be
-// messages of its logger.
-func readUCX(out string) (*columns, error) {
+// messages of its logger. It returns the figures of the last line by the names of the head.
+func readUCX(out string) (get func(name string) float64) {
 	var table []string
 	for line := range strings.Lines(out) {
 		if strings.HasPrefix(line, "iterations,") || len(table) > 0 && line[0] >= '0' && line[0] <= '9' {
@@ -370,31 +334,17 @@ func readUCX(out string) (*columns, error) {
 		}
 	}
 	if len(table) < 2 {
-		return nil, unreadable(out, "table of figures")
+		fail.If(unreadable(out, "table of figures"))
 	}
-	records, err := csv.NewReader(strings.NewReader(table[0] + table[len(table)-1])).ReadAll()
-	if err != nil {
-		return nil, err
-	}
+	records := fail.Must(csv.NewReader(strings.NewReader(table[0] + table[len(table)-1])).ReadAll())
 	if len(records) != 2 {
-		return nil, unreadable(out, "line of figures")
+		fail.If(unreadable(out, "line of figures"))
 	}
-	c := &columns{values: map[string]string{}}
-	for i, name := range records[0] {
-		c.values[name] = records[1][i]
+	return func(name string) float64 {
+		i := slices.Index(records[0], name)
+		if i < 0 {
+			fail.With("its table has no column %s", name)
+		}
+		return number(records[1][i])
 	}
-	return c, nil
-}
-
-func (c *columns) get(name string) float64 {
-	text, ok := c.values[name]
-	if !ok {
-		c.err = fmt.Errorf("its table has no column %s", name)
-		return 0
-	}
-	v, err := strconv.ParseFloat(text, 64)
-	if err != nil && c.err == nil {
-		c.err = err
-	}
-	return v
 }

@@ -8,13 +8,13 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"viaxdp/internal/lab/testbed"
+
+	"github.com/prometheus/procfs"
 )
 
 // A site is two namespaces, a CPU for each where there are two, and the processes in
@@ -95,18 +95,15 @@ func (s *site) run(ctx context.Context, side int, c command, timeout time.Durati
 	if err != nil {
 		return nil, err
 	}
-	limit := time.NewTimer(timeout)
-	defer limit.Stop()
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%s has not ended within %v", c.argv[0], timeout))
+	defer cancel()
 	select {
 	case <-p.ended:
 		return p.output()
-	case <-limit.C:
-		err = fmt.Errorf("%s has not ended within %v", c.argv[0], timeout)
 	case <-ctx.Done():
-		err = context.Cause(ctx)
+		p.kill()
+		return nil, context.Cause(ctx)
 	}
-	p.kill()
-	return nil, err
 }
 
 // serve starts a program on a side, and returns when it is ready; at says where that is.
@@ -115,16 +112,18 @@ func (s *site) serve(ctx context.Context, side int, c command, at string, ready 
 	if err != nil {
 		return nil, err
 	}
-	if err := p.await(ctx, at, ready, timeout); err != nil {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it does not listen at %s after %v", at, timeout))
+	defer cancel()
+	if err := p.await(ctx, ready); err != nil {
 		p.kill()
 		return nil, err
 	}
 	return p, nil
 }
 
-func (p *process) await(ctx context.Context, at string, ready func(*process) (bool, error), timeout time.Duration) error {
-	deadline, again := time.NewTimer(timeout), time.NewTicker(listenPoll)
-	defer deadline.Stop()
+// await waits until the process is ready.
+func (p *process) await(ctx context.Context, ready func(*process) (bool, error)) error {
+	again := time.NewTicker(listenPoll)
 	defer again.Stop()
 	for {
 		if there, err := ready(p); there || err != nil {
@@ -140,8 +139,6 @@ func (p *process) await(ctx context.Context, at string, ready func(*process) (bo
 				err = errors.New("it ended in order")
 			}
 			return fmt.Errorf("it does not listen: %w", err)
-		case <-deadline.C:
-			return fmt.Errorf("it does not listen at %s after %v", at, timeout)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-again.C:
@@ -269,16 +266,29 @@ func (s socket) String() string { return fmt.Sprintf("port %d of %s", s.port, s.
 
 // listening reports whether the socket awaits messages or connections in the namespace of a process.
 func (s socket) listening(p *process) (bool, error) {
-	for _, version := range []string{"", "6"} {
-		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s%s", p.cmd.Process.Pid, s.network, version))
+	proc, err := procfs.NewFS(fmt.Sprint("/proc/", p.cmd.Process.Pid))
+	if err != nil {
+		return false, nil // it has just ended
+	}
+	tables, state := []func() (procfs.NetTCP, error){proc.NetTCP, proc.NetTCP6}, uint64(stateListen)
+	if s.network == udp {
+		tables, state = []func() (procfs.NetTCP, error){
+			func() (procfs.NetTCP, error) { t, err := proc.NetUDP(); return procfs.NetTCP(t), err },
+			func() (procfs.NetTCP, error) { t, err := proc.NetUDP6(); return procfs.NetTCP(t), err },
+		}, stateClose
+	}
+	for _, table := range tables {
+		sockets, err := table()
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EINVAL) {
 			continue // a kernel without IPv6, or the process has just ended
 		}
 		if err != nil {
 			return false, err
 		}
-		if s.in(string(table)) {
-			return true, nil
+		for _, one := range sockets {
+			if one.St == state && one.LocalPort == uint64(s.port) {
+				return true, nil
+			}
 		}
 	}
 	return false, nil
@@ -287,30 +297,6 @@ func (s socket) listening(p *process) (bool, error) {
 // States of a socket in the tables, include/net/tcp_states.h: TCP_LISTEN, and
 // TCP_CLOSE, which is that of a UDP socket without a peer.
 const (
-	stateListen = "0A"
-	stateClose  = "07"
+	stateListen = 10
+	stateClose  = 7
 )
-
-// in looks for the socket in a table of /proc/net:
-//
-//	sl  local_address rem_address   st ...
-//	 0: 00000000:3419 00000000:0000 0A ...
-//
-// Addresses and ports are hexadecimal, proc(5).
-func (s socket) in(table string) bool {
-	state := stateListen
-	if s.network == udp {
-		state = stateClose
-	}
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		if len(f) < 4 || f[3] != state {
-			continue
-		}
-		_, hex, _ := strings.Cut(f[1], ":")
-		if port, err := strconv.ParseUint(hex, 16, 16); err == nil && int(port) == s.port {
-			return true
-		}
-	}
-	return false
-}

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"viaxdp/internal/lab/fail"
 )
 
 // A Load is what a load generator asks of its server, which knows nothing of VIs.
@@ -25,7 +26,7 @@ type Load struct {
 
 	prepare []func(s *offer) command // run beside the server, before the clients
 	client  func(s *offer, d time.Duration) command
-	parse   func(out string, d time.Duration) (Served, error)
+	read    func(out string, d time.Duration) Served // fails by package fail
 }
 
 // Loads lists all of them, in the order of a report.
@@ -47,14 +48,13 @@ type Served struct {
 	Mean, P50, P99 float64
 }
 
-// checked is s, or why it cannot be.
-func (s Served) checked() (Served, error) {
-	err := possible(max(s.N, 1), s.PerSecond, s.Mean, s.P50, s.P99)
-	if err == nil && (s.PerSecond == 0 || s.N < 1) {
-		err = errors.New("nothing was served")
-	}
-	if err != nil {
-		return Served{}, err
+// parse reads what the load generator has printed, and refuses what cannot be.
+func (l Load) parse(out string, d time.Duration) (_ Served, err error) {
+	defer fail.Catch(&err)
+	s := l.read(out, d)
+	possible(max(s.N, 1), s.PerSecond, s.Mean, s.P50, s.P99)
+	if s.PerSecond == 0 || s.N < 1 {
+		fail.With("nothing was served")
 	}
 	return s, nil
 }
@@ -141,9 +141,7 @@ func redisLoads() (list []Load) {
 			client: func(s *offer, d time.Duration) command {
 				return run(s.ask(s.at), l.test, requests(d), l.connections)
 			},
-			parse: func(out string, d time.Duration) (Served, error) {
-				return parseRedis(out, strings.ToUpper(l.test), requests(d))
-			},
+			read: func(out string, d time.Duration) Served { return parseRedis(out, strings.ToUpper(l.test), requests(d)) },
 		})
 	}
 	return list
@@ -151,25 +149,23 @@ func redisLoads() (list []Load) {
 
 // parseRedis reads the table of one test, whose times are in milliseconds. How many
 // requests there were it does not say: as many as it was asked for.
-func parseRedis(out, test string, requests int) (Served, error) {
+func parseRedis(out, test string, requests int) Served {
 	rows, err := csv.NewReader(strings.NewReader(out)).ReadAll()
 	if err != nil || len(rows) != 2 || len(rows[1]) != len(rows[0]) || rows[1][0] != test {
-		return Served{}, unreadable(out, "line of "+test)
+		fail.If(unreadable(out, "line of "+test))
 	}
 	s := Served{N: int64(requests)}
 	for name, to := range map[string]*float64{"rps": &s.PerSecond, "avg_latency_ms": &s.Mean, "p50_latency_ms": &s.P50, "p99_latency_ms": &s.P99} {
 		i := slices.Index(rows[0], name)
 		if i < 0 {
-			return Served{}, fmt.Errorf("its table has no %s: a redis-benchmark before 6.2", name)
+			fail.With("its table has no %s: a redis-benchmark before 6.2", name)
 		}
-		if *to, err = strconv.ParseFloat(rows[1][i], 64); err != nil {
-			return Served{}, err
-		}
+		*to = number(rows[1][i])
 		if name != "rps" {
 			*to *= 1000
 		}
 	}
-	return s.checked()
+	return s
 }
 
 // postgresDir has what Debian does not put on PATH, by version.
@@ -189,27 +185,20 @@ func postgresProgram(name, pkg string) Program {
 }
 
 // cluster makes a directory with a cluster of databases, for the user postgres.
-func cluster(ctx context.Context, dir string) error {
-	u, err := user.Lookup("postgres")
-	if err != nil {
-		return err
-	}
+func cluster(ctx context.Context, dir string) (err error) {
+	defer fail.Catch(&err)
+	u := fail.Must(user.Lookup("postgres"))
 	uid, _ := strconv.Atoi(u.Uid)
 	gid, _ := strconv.Atoi(u.Gid)
-	if err := os.Chown(dir, uid, gid); err != nil {
-		return err
-	}
+	fail.If(os.Chown(dir, uid, gid))
 	c := asPostgres(initdb.path(), "-D", filepath.Join(dir, "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
 	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
 	cmd.Dir = "/"
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("initdb: %w: %s", err, lastLine(string(out)))
+		fail.With("initdb: %w: %s", err, lastLine(string(out)))
 	}
 	// From other hosts, too: they are the chain's.
-	hba, err := os.OpenFile(filepath.Join(dir, "data", "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
+	hba := fail.Must(os.OpenFile(filepath.Join(dir, "data", "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0))
 	_, err = fmt.Fprintln(hba, "host all all all trust")
 	return errors.Join(err, hba.Close())
 }
@@ -240,7 +229,7 @@ func postgresLoads() (list []Load) {
 				}
 				return run(s.ask(s.at), append(amount, "-n", "-S", "-M", "prepared", "-c", strconv.Itoa(connections))...)
 			},
-			parse: func(out string, _ time.Duration) (Served, error) { return parsePgbench(out) },
+			read: func(out string, _ time.Duration) Served { return parsePgbench(out) },
 		})
 	}
 	return list
@@ -254,12 +243,10 @@ var (
 )
 
 // parsePgbench reads the summary.
-func parsePgbench(out string) (s Served, err error) {
+func parsePgbench(out string) (s Served) {
 	var n float64
-	if err := find(out, "summary", map[*float64]*regexp.Regexp{&n: pgbenchCount, &s.Mean: pgbenchMean, &s.PerSecond: pgbenchRate}); err != nil {
-		return Served{}, err
-	}
+	find(out, "summary", map[*float64]*regexp.Regexp{&n: pgbenchCount, &s.Mean: pgbenchMean, &s.PerSecond: pgbenchRate})
 	s.N = int64(n)
 	s.Mean *= 1000
-	return s.checked()
+	return s
 }

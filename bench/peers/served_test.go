@@ -32,14 +32,22 @@ initial connection time = 50.193 ms
 tps = 5542.123456 (without initial connection time)
 `
 
+func redisOf(out string, requests int) (Served, error) {
+	return Load{read: func(out string, _ time.Duration) Served { return parseRedis(out, "GET", requests) }}.parse(out, 0)
+}
+
+func pgbenchOf(out string) (Served, error) {
+	return Load{read: func(out string, _ time.Duration) Served { return parsePgbench(out) }}.parse(out, 0)
+}
+
 // Outputs of the load generators of Redis 7.0 and PostgreSQL 15 are parsed correctly, in
 // microseconds.
 func TestParseServed(t *testing.T) {
-	got, err := parseRedis(redisTable, "GET", 5000)
+	got, err := redisOf(redisTable, 5000)
 	if want := (Served{N: 5000, PerSecond: 29069.77, Mean: 31, P50: 23, P99: 55}); got != want || err != nil {
 		t.Errorf("redis-benchmark: %+v, %v", got, err)
 	}
-	got, err = parsePgbench(pgbenchSummary)
+	got, err = pgbenchOf(pgbenchSummary)
 	if want := (Served{N: 320, PerSecond: 5542.123456, Mean: 2887}); got != want || err != nil {
 		t.Errorf("pgbench: %+v, %v", got, err)
 	}
@@ -57,7 +65,7 @@ func TestParseServedWrong(t *testing.T) {
 		"half of a table": {redisTable[:150], "no line of GET"},
 		"a complaint":     {"Error from server: NOAUTH\n", "NOAUTH"},
 	} {
-		if got, err := parseRedis(c.out, "GET", 1); err == nil || !strings.Contains(err.Error(), c.want) || got != (Served{}) {
+		if got, err := redisOf(c.out, 1); err == nil || !strings.Contains(err.Error(), c.want) || got != (Served{}) {
 			t.Errorf("redis-benchmark, %s: %+v, %v", name, got, err)
 		}
 	}
@@ -67,7 +75,7 @@ func TestParseServedWrong(t *testing.T) {
 		"none":          {strings.ReplaceAll(pgbenchSummary, "320/320", "0/320"), "nothing was served"},
 		"a complaint":   {"pgbench: error: no table\n", "no table"},
 	} {
-		if got, err := parsePgbench(c.out); err == nil || !strings.Contains(err.Error(), c.want) {
+		if got, err := pgbenchOf(c.out); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("pgbench, %s: %+v, %v", name, got, err)
 		}
 	}

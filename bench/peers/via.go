@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"viaxdp/internal/lab/fail"
 )
 
 // Rows over VIs by programs in C: our libraries in the place of others'. They attach an XDP program to the pair while
@@ -59,7 +60,7 @@ func VIARows(dir string) (rows []Row, missing []string) {
 			Latency: true, Quantiles: true, minBytes: 1, maxBytes: 65536, polls: true, await: tcp,
 			server: func(j job) command { return own(j) },
 			client: func(j job) command { return own(j, j.addr.String()) },
-			parse:  parseVIAPingpong,
+			read:   parseVIAPingpong,
 		})
 	} else {
 		missing = append(missing, "libvipl-pingpong: there is no libvipl for the C compiler (make -C cmd/libvipl install)")
@@ -75,9 +76,9 @@ func VIARows(dir string) (rows []Row, missing []string) {
 }
 
 // parseVIAPingpong reads the line of the ping-pong over libvipl.
-func parseVIAPingpong(out string, _ int) (f Figures, err error) {
+func parseVIAPingpong(out string, _ int) (f Figures) {
 	if _, err := fmt.Sscan(out, &f.N, &f.Mean, &f.Min, &f.P50, &f.P99, &f.P999); err != nil {
-		return Figures{}, unreadable(out, "figures")
+		fail.If(unreadable(out, "figures"))
 	}
-	return f.checked()
+	return f
 }

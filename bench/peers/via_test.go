@@ -35,12 +35,13 @@ func TestVIARowsMissing(t *testing.T) {
 }
 
 func TestParseVIA(t *testing.T) {
-	f, err := parseVIAPingpong("30000 3.250 2.100 3.000 5.500 9.750\n", 64)
+	row := Row{read: parseVIAPingpong}
+	f, err := row.parse("30000 3.250 2.100 3.000 5.500 9.750\n", 64)
 	if want := (Figures{N: 30000, Mean: 3.25, Min: 2.1, P50: 3, P99: 5.5, P999: 9.75}); err != nil || f.N != want.N || f.Mean != want.Mean || f.Min != want.Min || f.P50 != want.P50 || f.P99 != want.P99 || f.P999 != want.P999 {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for _, text := range []string{"", "some text", "1 2 3", "0 0 0 0 0 0"} {
-		if f, err := parseVIAPingpong(text, 64); err == nil {
+		if f, err := row.parse(text, 64); err == nil {
 			t.Errorf("%q is %+v", text, f)
 		}
 	}

@@ -2,7 +2,6 @@ package report
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -281,12 +280,7 @@ func (c *Comparison) WriteJSON(w io.Writer) error {
 	for _, d := range c.Differences {
 		out.Differences = append(out.Differences, difference{d, number(d.Ratio()), number(d.Worse()), d.Marked()})
 	}
-	b, err := json.MarshalIndent(&out, "", "  ")
-	if err != nil {
-		return fmt.Errorf("comparison: %w", err)
-	}
-	_, err = w.Write(append(b, '\n'))
-	return err
+	return writeJSON(w, &out)
 }
 
 // list is [] in JSON where there is nothing, rather than null.

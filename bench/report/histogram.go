@@ -53,18 +53,16 @@ func ReadHistograms(r io.Reader) ([]*hdrhistogram.Histogram, error) {
 	var turns []*hdrhistogram.Histogram
 	for {
 		h, err := log.NextIntervalHistogram()
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, fmt.Errorf("histogram %d: %w", len(turns)+1, err)
-		}
-		if h == nil {
-			break
+		case h == nil && len(turns) == 0:
+			return nil, errors.New("no histogram in it: not a log of HdrHistogram")
+		case h == nil:
+			return turns, nil
 		}
 		turns = append(turns, h)
 	}
-	if len(turns) == 0 {
-		return nil, errors.New("no histogram in it: not a log of HdrHistogram")
-	}
-	return turns, nil
 }
 
 // SaveHistograms writes the histograms of a point's turns, or the one of all of

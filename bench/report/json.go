@@ -2,16 +2,17 @@ package report
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"path/filepath"
+	"viaxdp/internal/lab/fail"
 )
 
 // Write writes the report as one indented JSON object. Figures that are not
 // finite become null. A report that Read would refuse is an error.
-func (r *Report) Write(w io.Writer) error {
+func (r *Report) Write(w io.Writer) (err error) {
+	defer fail.Catch(&err)
 	out := *r
 	out.Version = Version
 	if rows := lossArray.of(&out); rows != nil {
@@ -20,12 +21,15 @@ func (r *Report) Write(w io.Writer) error {
 	if rows := incastArray.of(&out); rows != nil {
 		out.Incast = rows
 	}
-	if err := out.check(); err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	b, err := json.MarshalIndent(&out, "", "  ")
+	fail.During("report", out.check)
+	return writeJSON(w, &out)
+}
+
+// writeJSON writes a value as one indented JSON object.
+func writeJSON(w io.Writer, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		return fmt.Errorf("report: %w", err)
+		return err
 	}
 	_, err = w.Write(append(b, '\n'))
 	return err
@@ -33,85 +37,76 @@ func (r *Report) Write(w io.Writer) error {
 
 // Read reads a report that Write has written. It refuses other versions of the
 // format, and reports that contradict themselves.
-func Read(r io.Reader) (*Report, error) {
-	b, err := io.ReadAll(r)
-	if err != nil {
-		return nil, err
-	}
+func Read(r io.Reader) (_ *Report, err error) {
+	defer fail.Catch(&err)
+	b := fail.Must(io.ReadAll(r))
 	var head struct {
 		Version *int `json:"version"`
 	}
 	switch err := json.Unmarshal(b, &head); {
 	case err != nil:
-		return nil, fmt.Errorf("report: not the JSON of a report: %w", err)
+		fail.With("report: not the JSON of a report: %w", err)
 	case head.Version == nil:
-		return nil, errors.New("report: no version in it: give a report.json that via-xdp bench has written")
+		fail.With("report: no version in it: give a report.json that via-xdp bench has written")
 	case *head.Version != Version:
-		return nil, fmt.Errorf("report: version %d of the format, this program knows %d: use the via-xdp that has written it",
-			*head.Version, Version)
+		fail.With("report: version %d of the format, this program knows %d: use the via-xdp that has written it", *head.Version, Version)
 	}
 	var out Report
-	if err := json.Unmarshal(b, &out); err != nil {
-		return nil, fmt.Errorf("report: %w", err)
-	}
-	if err := out.check(); err != nil {
-		return nil, fmt.Errorf("report: %w", err)
-	}
+	fail.During("report", func() {
+		fail.If(json.Unmarshal(b, &out))
+		out.check()
+	})
 	return &out, nil
 }
 
 // check refuses a report in which a name or a place means two things.
-func (r *Report) check() error {
+func (r *Report) check() {
 	if !finite(r.Took) {
-		return fmt.Errorf("it took %v s", r.Took)
+		fail.With("it took %v s", r.Took)
 	}
 	groups, files := map[string]bool{}, map[string]bool{}
 	for i := range r.Groups {
 		g := &r.Groups[i]
 		if g.Name == "" || groups[g.Name] {
-			return fmt.Errorf("group %d: the name %q is empty or occurs twice", i+1, g.Name)
+			fail.With("group %d: the name %q is empty or occurs twice", i+1, g.Name)
 		}
 		groups[g.Name] = true
 		series := map[string]bool{}
 		for j := range g.Series {
 			s := &g.Series[j]
 			if s.Name == "" || series[s.Name] {
-				return fmt.Errorf("group %s, series %d: the name %q is empty or occurs twice", g.Name, j+1, s.Name)
+				fail.With("group %s, series %d: the name %q is empty or occurs twice", g.Name, j+1, s.Name)
 			}
 			series[s.Name] = true
-			if err := s.check(files); err != nil {
-				return fmt.Errorf("group %s, series %s: %w", g.Name, s.Name, err)
-			}
+			fail.During(fmt.Sprintf("group %s, series %s", g.Name, s.Name), func() { s.check(files) })
 		}
 	}
-	return nil
 }
 
 // check adds the files of the histograms to those that are known.
-func (s *Series) check(files map[string]bool) error {
+func (s *Series) check(files map[string]bool) {
 	xs, labels := map[float64]bool{}, map[string]bool{}
 	for i := range s.Points {
 		p := &s.Points[i]
 		switch {
 		case !finite(p.X):
-			return fmt.Errorf("point %d: x is %v", i+1, p.X)
+			fail.With("point %d: x is %v", i+1, p.X)
 		case xs[p.X]:
-			return fmt.Errorf("two points at %v", p.X)
+			fail.With("two points at %v", p.X)
 		case p.Label != "" && labels[p.Label]:
-			return fmt.Errorf("two points with the label %q", p.Label)
+			fail.With("two points with the label %q", p.Label)
 		}
 		xs[p.X], labels[p.Label] = true, true
 		if f := p.Histogram; f != "" {
 			if !filepath.IsLocal(f) {
-				return fmt.Errorf("the histogram %q is not below the report", f)
+				fail.With("the histogram %q is not below the report", f)
 			}
 			if files[f] {
-				return fmt.Errorf("the histogram %q belongs to two points", f)
+				fail.With("the histogram %q belongs to two points", f)
 			}
 			files[f] = true
 		}
 	}
-	return nil
 }
 
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }

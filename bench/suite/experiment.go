@@ -59,18 +59,6 @@ func (e experiment) group(name, title string, turn time.Duration) group {
 	}
 }
 
-// plan is one turn of a part.
-func (p part) plan(s *session, progress func(bench.Step)) bench.Plan {
-	plan := bench.Plan{
-		Sizes: p.sizes, Turns: 1, Duration: s.duration(), Least: (p.least + s.turns() - 1) / s.turns(),
-		Latency: p.latency, Bandwidth: p.bandwidth, Histogram: s.Out != "", Progress: progress,
-	}
-	for _, r := range p.rows {
-		plan.Rows = append(plan.Rows, s.asSet(r.Row))
-	}
-	return plan
-}
-
 // asSet is a row with the settings of the run.
 func (s *session) asSet(r bench.Row) bench.Row {
 	r.VI.NoSegmentation = r.VI.NoSegmentation || s.NoSegmentation && bench.TakesVIOptions(r.Name)
@@ -102,12 +90,25 @@ func (s *session) measure(e experiment) *report.Group {
 
 // measurePart goes once through the rows of a part.
 func (s *session) measurePart(g *report.Group, t *sheet, p part) {
-	bed := s.bed(cmp.Or(p.mtu, s.mtu()))
-	r := fail.Must(bed.Run(s.ctx, p.plan(s, func(at bench.Step) {
-		s.step("%s, %s", at.Name, sizeName(at.Bytes))
-	})))
-	t.add(p, r)
-	g.Conditions = conditionsOf(g.Conditions, r.Conditions)
+	bed, least := s.bed(cmp.Or(p.mtu, s.mtu())), (p.least+s.turns()-1)/s.turns()
+	var of report.Group // its conditions are the part's
+	var rows []bench.Row
+	for _, r := range p.rows {
+		rows = append(rows, r.Row)
+		s.within(bed, &of, r.Row, slices.Max(p.sizes), func(at *bench.Session) {
+			for _, bytes := range p.sizes {
+				s.step("%s, %s", r.Label, sizeName(bytes))
+				if p.latency {
+					t.pingPong(p, r, bytes, fail.Must(at.PingPong(s.ctx, bytes, s.duration(), least)))
+				}
+				if p.bandwidth {
+					t.stream(p, r, bytes, fail.Must(at.Stream(s.ctx, bytes, s.duration(), least)))
+				}
+			}
+		})
+	}
+	of.Conditions.Polling = bench.PollingOf(rows)
+	g.Conditions = conditionsOf(g.Conditions, of.Conditions)
 }
 
 // conditionsOf keeps the first conditions with an AF_XDP mode, or else the first.

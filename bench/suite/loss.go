@@ -128,7 +128,7 @@ func (s *session) underFaults(rows []faultRow, faults []fault) *report.Group {
 func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow, faults []fault) {
 	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), seed: uint64(t.turn)}
 	bed.SetFaults(m.xdp, testbed.Faults{})
-	s.within(bed, g, row.transport, lossBulk, func(at *bench.Session) {
+	s.within(bed, g, bench.Row{Name: row.transport}, lossBulk, func(at *bench.Session) {
 		m.at = at
 		none, bases := t.at(row.label, 0), []float64(nil)
 		for i, f := range faults {
@@ -187,7 +187,7 @@ func (m *lossMeter) between(at *gathered, none fault, p *gathered, f fault) (mbp
 	before := m.stream(at, none)
 	mbps = m.stream(p, f)
 	m.set(none)
-	fail.Must(m.at.Stream(m.ctx, lossBulk, settleTime)) // windows grow again
+	fail.Must(m.at.Stream(m.ctx, lossBulk, settleTime, 1)) // windows grow again
 	return mbps, (before + m.stream(at, none)) / 2
 }
 
@@ -198,7 +198,7 @@ func (m *lossMeter) stream(p *gathered, f fault) (mbps float64) {
 	start := m.crossed()
 	var n testbed.EmulatorCounters
 	for end := time.Now().Add(faultTime); ; {
-		r := fail.Must(m.at.Stream(m.ctx, lossBulk, m.longer(lossTime)))
+		r := fail.Must(m.at.Stream(m.ctx, lossBulk, m.longer(lossTime), 1))
 		mbps = r.MBps
 		p.disturb(r.Disturbed)
 		if n = m.crossed().Since(start); f.hit == nil || f.hit(n) > 0 {

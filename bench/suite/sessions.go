@@ -14,27 +14,32 @@ import (
 
 // with opens a transport for f on the session's bed.
 func (s *session) with(g *report.Group, name string, maxBytes int, f func(*bench.Session)) {
-	s.within(s.bed(s.mtu()), g, name, maxBytes, f)
+	s.within(s.bed(s.mtu()), g, bench.Row{Name: name}, maxBytes, f)
 }
 
 // within opens a transport for f on a bed. change, if any, alters the parameters of both sides.
-func (s *session) within(bed *bench.Bed, g *report.Group, name string, maxBytes int, f func(*bench.Session), change ...func(*bench.Params)) {
+func (s *session) within(bed *bench.Bed, g *report.Group, row bench.Row, maxBytes int, f func(*bench.Session), change ...func(*bench.Params)) {
 	client, server := bed.Workers()
-	s.do(bed, func() {
-		at := fail.Must(bench.OpenSession(s.ctx, client, server, s.asSet(bench.Row{Name: name}), maxBytes, bed.Opening, change...))
-		f(at)
-		fail.If(at.Close(s.ctx))
-		g.Conditions = conditionsOf(g.Conditions, at.Conditions())
-	})
+	measure := func() error {
+		return bed.Do(s.ctx, func() error {
+			return fail.Try(func() {
+				at := fail.Must(bench.OpenSession(s.ctx, client, server, s.asSet(row), maxBytes, bed.Opening, change...))
+				f(at)
+				fail.If(at.Close(s.ctx))
+				g.Conditions = conditionsOf(g.Conditions, at.Conditions())
+			})
+		})
+	}
+	if row.VI.Agent {
+		fail.If(bed.WithAgents(measure))
+	} else {
+		fail.If(measure())
+	}
 }
 
 // do calls f, which makes requests of the bed's workers.
 func (s *session) do(bed *bench.Bed, f func()) {
-	fail.If(bed.Do(s.ctx, func() (err error) {
-		defer fail.Catch(&err)
-		f()
-		return nil
-	}))
+	fail.If(bed.Do(s.ctx, func() error { return fail.Try(f) }))
 }
 
 // leastP999 is how many messages must have been measured for the slowest

@@ -81,42 +81,32 @@ func (t *sheet) at(series string, x float64) *gathered {
 	return p
 }
 
-// add takes the figures of one turn of a part.
-func (t *sheet) add(p part, r *bench.Result) {
-	for _, row := range p.rows {
-		for _, bytes := range p.sizes {
-			if l := r.LatencyOf(row.Label, bytes); l != nil {
-				g := t.at(p.series(row, bytes, false))
-				g.put(report.Min, l.Min)
-				g.put(report.Max, l.Max)
-				g.put(report.P50, l.P50)
-				g.put(report.Mean, l.Avg)
-				g.put(report.Stdev, l.Stdev)
-				g.put(report.P99, l.P99)
-				if l.N >= leastP999 {
-					g.put(report.P999, l.P999)
-				}
-				if p.apart {
-					g.put(report.CPUTx, l.CPU)
-				}
-				g.n += l.N
-				g.disturb(l.Disturbed)
-				if h := r.Histograms[bench.Case{Name: row.Label, Bytes: bytes}]; h != nil {
-					g.histograms = append(g.histograms, h)
-				}
-			}
-			if b := r.BandwidthOf(row.Label, bytes); b != nil {
-				g := t.at(p.series(row, bytes, true))
-				g.put(report.Peak, b.Peak)
-				g.put(report.Bandwidth, b.MBps)
-				g.put(report.Rate, b.Messages)
-				g.put(report.CPUTx, 1e6*b.CPUTx/b.Messages)
-				g.put(report.CPURx, 1e6*b.CPURx/b.Messages)
-				g.n += b.N
-				g.disturb(b.Disturbed)
-			}
-		}
+// pingPong takes the figures of one turn of a row of a part.
+func (t *sheet) pingPong(p part, r row, bytes int, x *bench.ExchangeResult) {
+	g, us := t.at(p.series(r, bytes, false)), oneWay
+	if bench.RoundTrip(r.Name) {
+		us = micro
 	}
+	g.times(x.RoundTrips, us)
+	if p.apart {
+		g.put(report.CPUTx, x.CPUTx/2)
+	}
+	g.disturb(x.Disturbed)
+}
+
+// oneWay is half of a time in nanoseconds, in microseconds.
+func oneWay(ns int64) float64 { return micro(ns) / 2 }
+
+// stream takes the figures of one turn of a row of a part.
+func (t *sheet) stream(p part, r row, bytes int, x *bench.ExchangeResult) {
+	g := t.at(p.series(r, bytes, true))
+	g.put(report.Peak, x.Peak)
+	g.put(report.Bandwidth, x.MBps)
+	g.put(report.Rate, x.PerSecond)
+	g.put(report.CPUTx, x.CPUTx)
+	g.put(report.CPURx, x.CPURx)
+	g.n += x.N
+	g.disturb(x.Disturbed)
 }
 
 func (g *gathered) put(m report.Metric, v float64) { g.values[m] = append(g.values[m], v) }

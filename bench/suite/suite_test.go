@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
@@ -70,7 +71,10 @@ func TestPlans(t *testing.T) {
 			parts := e.parts(quick)
 			sheet, points := newSheet(parts), 0
 			for _, p := range parts {
-				plan := p.plan(s, nil)
+				plan := bench.Plan{Sizes: p.sizes, Duration: s.duration(), Latency: p.latency, Bandwidth: p.bandwidth}
+				for _, r := range p.rows {
+					plan.Rows = append(plan.Rows, r.Row)
+				}
 				if err := plan.Validate(); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
@@ -100,7 +104,8 @@ func TestPlans(t *testing.T) {
 func TestNoSegmentation(t *testing.T) {
 	p := exchange(plain(rawRings, delivery, unreliable, tcpSpin), []int{64})
 	for _, off := range []bool{false, true} {
-		for _, r := range p.plan(newSession(t.Context(), Config{NoSegmentation: off}), nil).Rows {
+		for _, plain := range p.rows {
+			r := newSession(t.Context(), Config{NoSegmentation: off}).asSet(plain.Row)
 			if r.VI.NoSegmentation != (off && (r.Name == delivery || r.Name == unreliable)) {
 				t.Errorf("off %v: %+v", off, r)
 			}
@@ -211,10 +216,10 @@ func TestDisturbed(t *testing.T) {
 	sheet := newSheet([]part{p})
 	for turn, reasons := range [][]string{{"noise"}, nil, {"noise", "steal"}} {
 		sheet.turn = turn + 1
-		sheet.add(p, &bench.Result{
-			Latency:   []bench.Latency{{Name: "tcp-spin", Bytes: 64, N: 10, P50: float64(turn), Disturbed: reasons}},
-			Bandwidth: []bench.Bandwidth{{Name: "tcp-spin", Bytes: 64, N: 5, Messages: 2e6, CPUTx: 1, Disturbed: reasons}},
-		})
+		trips := hdrhistogram.New(1, 1e9, 3)
+		trips.RecordValues(int64(2000*turn), 10)
+		sheet.pingPong(p, p.rows[0], 64, &bench.ExchangeResult{RoundTrips: trips, Disturbed: reasons})
+		sheet.stream(p, p.rows[0], 64, &bench.ExchangeResult{N: 5, CPUTx: 0.5, Disturbed: reasons})
 	}
 	var g report.Group
 	sheet.fill(&g, "test", "")
@@ -222,7 +227,7 @@ func TestDisturbed(t *testing.T) {
 	if diff := cmp.Diff([]string{"noise (2 of 3 turns)", "steal (1 of 3 turns)"}, got.Disturbed); diff != "" {
 		t.Error(diff)
 	}
-	if got.N != 45 || got.Values[report.P50].Median != 1 || got.Values[report.CPUTx].Median != 0.5 {
+	if got.N != 45 || int(got.Values[report.P50].Median) != 1 || got.Values[report.CPUTx].Median != 0.5 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -42,15 +42,15 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // number returns the number of the chunk that holds addr, or -1.
 func (q *Queue) number(addr uint64) int {
-	if addr < q.base || addr >= q.base+uint64(len(q.chunks))*q.size {
+	if addr >= uint64(len(q.chunks))*q.size {
 		return -1
 	}
-	return int((addr - q.base) / q.size)
+	return int(addr / q.size)
 }
 
 func (q *Queue) isTx(i int) bool { return i >= q.rxChunks }
 
-func (q *Queue) addr(i int) uint64 { return q.base + uint64(i)*q.size }
+func (q *Queue) addr(i int) uint64 { return uint64(i) * q.size }
 
 func (q *Queue) bytes(i int) []byte {
 	a := q.addr(i)

@@ -22,7 +22,6 @@ type Queue struct {
 	// Everything below is guarded by wire.mu.
 	mac      [6]byte
 	mem      []byte
-	base     uint64 // address of chunk 0
 	size     uint64 // bytes of a chunk
 	rxChunks int
 	chunks   []chunk // RX chunks first
@@ -83,18 +82,17 @@ type arrival struct {
 func (w *Wire) Queue(cfg Config) (*Queue, error) {
 	cfg.defaults()
 	if cfg.Memory == nil {
-		cfg.Memory = make([]byte, cfg.PoolOffset+cfg.PoolBytes())
+		cfg.Memory = make([]byte, cfg.PoolBytes())
 	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
 	q := &Queue{
-		wire: w, cfg: cfg, mac: cfg.MAC, mem: cfg.Memory,
-		base: uint64(cfg.PoolOffset), size: uint64(cfg.ChunkSize),
+		wire: w, cfg: cfg, mac: cfg.MAC, mem: cfg.Memory, size: uint64(cfg.ChunkSize),
 		rxChunks: cfg.RxChunks, chunks: make([]chunk, cfg.RxChunks+cfg.TxChunks),
 		stack: make([]uint64, 0, cfg.TxChunks), recycled: make([]int, 0, cfg.RxChunks),
 		tx: newRing[entry](cfg.TxRing), taken: newRing[entry](cfg.CompletionRing), comp: newRing[uint64](cfg.CompletionRing),
-		fill: newRing[int](cfg.FillRing), rx: newRing[arrival](cfg.RxRing),
+		fill: newRing[int](cfg.RxChunks), rx: newRing[arrival](cfg.RxRing),
 	}
 	q.wait.cond.L = &q.wait.mu
 	for i := range q.chunks {
@@ -162,7 +160,7 @@ func (q *Queue) Cut(off bool) {
 
 // FrameCap returns the largest frame in one chunk, sent and received, in bytes.
 func (q *Queue) FrameCap() (tx, rx int) {
-	return q.cfg.ChunkSize, q.cfg.ChunkSize - headroom - q.cfg.Headroom
+	return q.cfg.ChunkSize, q.cfg.ChunkSize - headroom
 }
 
 // MaxSegs returns the largest number of segments of a frame, 1 without multi-buffer.
@@ -199,18 +197,16 @@ const (
 
 // Config describes a queue. The zero value of a field means its default.
 type Config struct {
-	// Memory stands for the UMEM. The pool of chunks lies in it at PoolOffset,
-	// RX chunks first. nil: memory of its own, just large enough.
-	Memory     []byte
-	PoolOffset int // bytes
+	// Memory stands for the UMEM. It begins with the pool of chunks, RX chunks
+	// first. nil: memory of its own, just large enough.
+	Memory []byte
 
 	ChunkSize          int // bytes, a power of two
-	Headroom           int // bytes before a received frame, beyond 256
 	RxChunks, TxChunks int
 
-	// Rings, in entries. Default: the fill ring holds the RX chunks, as does the
-	// RX ring; the TX and completion rings hold the TX chunks.
-	FillRing, RxRing, TxRing, CompletionRing int
+	// Rings, in entries. Default: the RX ring holds the RX chunks, as the fill ring
+	// does; the TX and completion rings hold the TX chunks.
+	RxRing, TxRing, CompletionRing int
 
 	MultiBuffer bool // frames of several segments
 	MaxFrame    int  // bytes of the longest frame that may be sent; 0: any
@@ -237,8 +233,7 @@ func (c Config) PoolBytes() int {
 func (c *Config) defaults() {
 	c.ChunkSize = cmp.Or(c.ChunkSize, DefaultChunkSize)
 	c.RxChunks, c.TxChunks = cmp.Or(c.RxChunks, DefaultChunks), cmp.Or(c.TxChunks, DefaultChunks)
-	c.FillRing, c.RxRing = cmp.Or(c.FillRing, c.RxChunks), cmp.Or(c.RxRing, c.RxChunks)
-	c.TxRing = cmp.Or(c.TxRing, c.TxChunks)
+	c.RxRing, c.TxRing = cmp.Or(c.RxRing, c.RxChunks), cmp.Or(c.TxRing, c.TxChunks)
 	c.CompletionRing = cmp.Or(c.CompletionRing, c.TxRing)
 }
 
@@ -246,16 +241,10 @@ func (c *Config) check() error {
 	switch {
 	case c.ChunkSize < 512 || c.ChunkSize&(c.ChunkSize-1) != 0:
 		return fmt.Errorf("xdpnictest: chunks of %d bytes: a power of two from 512 on", c.ChunkSize)
-	case c.Headroom < 0 || c.ChunkSize-headroom-c.Headroom < minFrame:
-		return fmt.Errorf("xdpnictest: headroom of %d bytes in chunks of %d", c.Headroom, c.ChunkSize)
 	case c.RxChunks < 0 || c.TxChunks < 0 || c.RxRing < 1 || c.TxRing < 1 || c.CompletionRing < 1:
 		return errors.New("xdpnictest: a negative number of chunks or ring entries")
-	case c.FillRing < c.RxChunks:
-		return fmt.Errorf("xdpnictest: fill ring of %d entries for %d RX chunks", c.FillRing, c.RxChunks)
-	case c.PoolOffset < 0 || c.PoolOffset%c.ChunkSize != 0:
-		return fmt.Errorf("xdpnictest: pool offset %d: a multiple of the chunk size", c.PoolOffset)
-	case c.PoolOffset+c.PoolBytes() > len(c.Memory):
-		return fmt.Errorf("xdpnictest: pool of %d bytes at %d in memory of %d", c.PoolBytes(), c.PoolOffset, len(c.Memory))
+	case c.PoolBytes() > len(c.Memory):
+		return fmt.Errorf("xdpnictest: pool of %d bytes in memory of %d", c.PoolBytes(), len(c.Memory))
 	}
 	return nil
 }

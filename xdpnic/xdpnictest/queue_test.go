@@ -197,10 +197,10 @@ func TestFullRings(t *testing.T) {
 		}
 	})
 	t.Run("chunk", func(t *testing.T) {
-		a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8, Headroom: 100})
+		a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8})
 		addr, _, _ := a.Alloc()
 		_, rx := b.FrameCap()
-		nstest.FatalIf(t, rx != 2048-256-100 || !a.Send(addr, rx+1, false), "largest frame %d", rx)
+		nstest.FatalIf(t, rx != 2048-256 || !a.Send(addr, rx+1, false), "largest frame %d", rx)
 		flush(t, a)
 		if s := b.Stats(); s.RxTooLong != 1 || b.Ready() {
 			t.Errorf("%+v", s)
@@ -395,8 +395,7 @@ func TestClosed(t *testing.T) {
 func TestConfigChecked(t *testing.T) {
 	w := xdpnictest.NewWire()
 	for _, c := range []xdpnictest.Config{
-		{ChunkSize: 1000}, {Headroom: 2000}, {RxChunks: -1}, {PoolOffset: 3},
-		{Memory: make([]byte, 4096)}, {FillRing: 8},
+		{ChunkSize: 1000}, {RxChunks: -1}, {Memory: make([]byte, 4096)},
 	} {
 		if _, err := w.Queue(c); err == nil {
 			t.Errorf("%+v taken", c)

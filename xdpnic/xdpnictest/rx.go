@@ -22,7 +22,7 @@ func (q *Queue) kernelReceive(frame []byte) {
 	case q.cfg.Admit != nil && !q.demux(frame):
 		return
 	}
-	room := int(q.size) - headroom - q.cfg.Headroom
+	room := int(q.size) - headroom
 	fit := room
 	segs := (len(frame) + room - 1) / room
 	var liar *randomSource
@@ -56,10 +56,10 @@ func (q *Queue) kernelReceive(frame []byte) {
 		q.fill.pop(1)
 		q.thaw(i)
 		q.move(i, arrived, "arrival")
-		b := q.bytes(i)[headroom+q.cfg.Headroom:]
+		b := q.bytes(i)[headroom:]
 		part := frame[k*room : min((k+1)*room, len(frame))]
 		copy(b, part)
-		a := arrival{q.addr(i) + uint64(headroom+q.cfg.Headroom), uint64(len(part)), k < segs-1}
+		a := arrival{q.addr(i) + headroom, uint64(len(part)), k < segs-1}
 		if liar != nil && k == segs-1 && liar.hit(q.lies.RxLength) {
 			n.LiedLength++
 			a.n = uint64(liar.rng.IntN(len(b) + 1))

@@ -335,7 +335,7 @@ func (q *Queue) complete(e entry) {
 	}
 	if spare := q.comp.room() - q.kern; wild && spare > 0 {
 		q.n.LiedWildCompletion++
-		q.comp.put([]uint64{q.addr(0), q.base + uint64(len(q.mem)) + 64, ^uint64(0) - 63}[where])
+		q.comp.put([]uint64{q.addr(0), uint64(len(q.mem)) + 64, ^uint64(0) - 63}[where])
 	}
 }
 

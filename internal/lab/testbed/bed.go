@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/veth"
 )
 
@@ -32,15 +33,11 @@ const (
 )
 
 // join makes a pair of two namespaces and brings it up.
-func join(ns [2]netns.NsHandle, p Pair) ([2]End, error) {
-	if err := p.Check(); err != nil {
-		return [2]End{}, err
-	}
+func join(ns [2]netns.NsHandle, p Pair) [2]End {
+	fail.If(p.Check())
 	ends, err := veth.Join(ns, p)
-	if err != nil {
-		return ends, explain(err, "veth pair")
-	}
-	return ends, nil
+	fail.If(explain(err, "veth pair"))
+	return ends
 }
 
 // group is unnamed network namespaces of this process, the links between them, and the processes
@@ -54,31 +51,39 @@ type group struct {
 	once    sync.Once
 }
 
-func newGroup(n int) (*group, error) {
-	g := &group{holder: newHolder()}
+func newGroup() *group { return &group{holder: newHolder()} }
+
+// grow adds namespaces to the group.
+func (g *group) grow(n int) {
 	for range n {
-		ns, err := veth.NewNamespace()
-		if err != nil {
-			return nil, errors.Join(explain(err, "network namespace"), g.end(0))
-		}
-		g.spaces = append(g.spaces, ns)
+		g.spaces = append(g.spaces, newNamespace())
 	}
-	return g, nil
+}
+
+func newNamespace() netns.NsHandle {
+	ns, err := veth.NewNamespace()
+	fail.If(explain(err, "network namespace"))
+	return ns
+}
+
+// endIf ends the group if what made it has failed.
+func (g *group) endIf(err *error) {
+	if *err != nil {
+		*err = errors.Join(*err, g.end(0))
+	}
 }
 
 // two are the first namespaces.
 func (g *group) two() [2]netns.NsHandle { return [2]netns.NsHandle(g.spaces) }
 
 // connect joins the first two namespaces by a pair, directly or through a Middle.
-func (g *group) connect(p Pair, through bool) (ends [2]End, err error) {
+func (g *group) connect(p Pair, through bool) (ends [2]End) {
 	if !through {
 		return join(g.two(), p)
 	}
-	m, ends, err := newMiddle(g.two(), p)
-	if err == nil {
-		g.middles = append(g.middles, m)
-	}
-	return ends, err
+	m, ends := newMiddle(g.two(), p)
+	g.middles = append(g.middles, m)
+	return ends
 }
 
 // Do runs f on a thread of its own that lives in a namespace. Sockets that f opens stay there.
@@ -118,16 +123,11 @@ func (g *group) spawn(i, cpu int, args []string, stderr io.Writer) (*Side, error
 }
 
 // children starts this program with args once in each namespace for which there is a CPU.
-func (g *group) children(args []string, cpus []int, stderr io.Writer) error {
+func (g *group) children(args []string, cpus []int, stderr io.Writer) {
 	stderr = shared(stderr)
 	for i, cpu := range cpus {
-		s, err := g.spawn(i, cpu, args, stderr)
-		if err != nil {
-			return err
-		}
-		g.sides = append(g.sides, s)
+		g.sides = append(g.sides, fail.Must(g.spawn(i, cpu, args, stderr)))
 	}
-	return nil
 }
 
 // end ends the processes, the children first by closing their control connections, and by force
@@ -164,7 +164,7 @@ const readyTime = 20 * time.Second
 
 // ready waits until interfaces are operational: the kernel activates queues some time after the
 // other end came up, and silently drops frames until then.
-func ready(places ...place) error {
+func ready(places ...place) {
 	for end := time.Now().Add(readyTime); len(places) > 0; {
 		err := veth.OnLink(places[0].ns, places[0].name, func(_ *netlink.Handle, l netlink.Link) error {
 			if state := l.Attrs().OperState; state != netlink.OperUp {
@@ -176,12 +176,11 @@ func ready(places ...place) error {
 		case err == nil:
 			places = places[1:]
 		case time.Now().After(end):
-			return err
+			fail.If(err)
 		default:
 			time.Sleep(time.Millisecond)
 		}
 	}
-	return nil
 }
 
 // Config of an unnamed bed.
@@ -201,28 +200,19 @@ type Bed struct{ *group }
 
 // Start makes a bed. On an error nothing is left of it.
 func Start(cfg Config) (_ *Bed, err error) {
-	g, err := newGroup(2)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, g.end(0))
-		}
-	}()
+	g := newGroup()
+	defer g.endIf(&err)
+	defer fail.Catch(&err)
+	g.grow(2)
 	var ends [2][]End
 	for _, p := range cfg.Pairs {
-		of, err := g.connect(p, cfg.Through)
-		if err != nil {
-			return nil, fmt.Errorf("pair %s: %w", p.Names[0], err)
-		}
-		for i, e := range of {
-			ends[i] = append(ends[i], e)
-		}
+		fail.During("pair "+p.Names[0], func() {
+			for i, e := range g.connect(p, cfg.Through) {
+				ends[i] = append(ends[i], e)
+			}
+		})
 	}
-	if err := g.children(cfg.Args, cfg.CPUs[:], cfg.Stderr); err != nil {
-		return nil, err
-	}
+	g.children(cfg.Args, cfg.CPUs[:], cfg.Stderr)
 	for i, s := range g.sides {
 		s.Ends = ends[i]
 	}
@@ -271,25 +261,16 @@ type Site struct {
 	pair Pair
 }
 
-// NewSite makes a site with one pair that leads through a Middle. On an error
-// nothing is left of it.
-func NewSite(p Pair) (*Site, error) { return newSite(p, true) }
-
-// NewDirectSite makes a site whose namespaces are joined by one pair, of as many
-// queues as it says. On an error nothing is left of it.
-func NewDirectSite(p Pair) (*Site, error) { return newSite(p, false) }
-
-func newSite(p Pair, through bool) (_ *Site, err error) {
-	g, err := newGroup(2)
-	if err != nil {
-		return nil, err
-	}
-	s := &Site{group: g, pair: p}
-	if s.Ends, err = g.connect(p, through); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
+// NewSite makes a site with one pair, which leads through a Middle, or else has as many queues as it says. On an
+// error nothing is left of it.
+func NewSite(p Pair, through bool) (_ *Site, err error) {
+	s := &Site{group: newGroup(), pair: p}
+	defer s.endIf(&err)
+	defer fail.Catch(&err)
+	s.grow(2)
+	s.Ends = s.connect(p, through)
 	if through {
-		s.Middle = g.middles[0]
+		s.Middle = s.middles[0]
 	}
 	return s, nil
 }
@@ -297,9 +278,8 @@ func newSite(p Pair, through bool) (_ *Site, err error) {
 // Replug replaces a side's removed interface by a new one of the same name and addresses. mac is
 // its hardware address; nil: any. The other side's interface, the faults and the counters stay.
 // The site must have a Middle.
-func (s *Site) Replug(side int, mac net.HardwareAddr) (err error) {
-	s.Ends[side], err = s.Middle.replug(s.two(), s.pair, side, mac)
-	return err
+func (s *Site) Replug(side int, mac net.HardwareAddr) error {
+	return fail.Try(func() { s.Ends[side] = s.Middle.replug(s.two(), s.pair, side, mac) })
 }
 
 // Close removes the interfaces and kills the processes that Spawn started. The

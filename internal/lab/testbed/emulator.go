@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"viaxdp/internal/lab/fail"
 
 	"golang.org/x/sys/unix"
 )
@@ -237,12 +238,9 @@ func openEmulator(in, out int) (_ *emulator, err error) {
 			e.closeAll()
 		}
 	}()
-	if e.in, err = packetSocket(in, unix.ETH_P_ALL); err != nil {
-		return nil, err
-	}
-	if e.out, err = packetSocket(out, 0); err != nil { // protocol 0: receives nothing
-		return nil, err
-	}
+	defer fail.Catch(&err)
+	e.in = fail.Must(packetSocket(in, unix.ETH_P_ALL))
+	e.out = fail.Must(packetSocket(out, 0)) // protocol 0: receives nothing
 	if e.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}

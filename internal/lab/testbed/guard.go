@@ -33,8 +33,8 @@ type Guard struct {
 	raised int // pages
 }
 
-// StartGuard makes a guard. args make this program call [GuardMain].
-func StartGuard(args []string) (*Guard, error) { return &Guard{args: args}, nil }
+// NewGuard makes a guard. args make this program call [GuardMain].
+func NewGuard(args []string) *Guard { return &Guard{args: args} }
 
 // Raise adds pages to the allowance, once before Restore. On an error the allowance is
 // unchanged, and programs use fewer or no hugepages.
@@ -88,9 +88,6 @@ func (g *Guard) answer() (err error) {
 	}
 	return fmt.Errorf("hugepage guard: %w", err)
 }
-
-// Close is Restore.
-func (g *Guard) Close() error { return g.Restore() }
 
 // GuardMain is the guard process.
 func GuardMain() error {

@@ -65,8 +65,7 @@ func TestGuard(t *testing.T) {
 func TestKilledGuard(t *testing.T) {
 	nstest.Require(t)
 	before := allowance(t)
-	g, err := StartGuard([]string{asGuard})
-	must(t, err)
+	g := NewGuard([]string{asGuard})
 	must(t, g.Raise(2))
 	if g.Raise(2) == nil {
 		t.Error("raised twice")
@@ -76,7 +75,7 @@ func TestKilledGuard(t *testing.T) {
 	}
 	must(t, unix.Kill(g.child.cmd.Process.Pid, unix.SIGKILL))
 	<-g.child.exited
-	if err := g.Close(); err == nil {
+	if err := g.Restore(); err == nil {
 		t.Error("the death of the guard went unnoticed")
 	}
 	allowanceIs(t, before)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/veth"
 )
 
@@ -48,69 +49,47 @@ const addrGenModeNone = 1
 var middleNames = [2]string{"side0", "side1"}
 
 // newMiddle joins two namespaces through a new one.
-func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End, err error) {
-	if err := p.Check(); err != nil {
-		return nil, ends, err
-	}
-	ns, err := veth.NewNamespace()
-	if err != nil {
-		return nil, ends, explain(err, "network namespace")
-	}
-	m := &Middle{ns: ns}
+func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End) {
+	fail.If(p.Check())
+	m := &Middle{ns: newNamespace()}
+	made := false
 	defer func() {
-		if err != nil {
+		if !made {
 			m.Close()
 		}
 	}()
 	var indices [2]int
 	for i := range sides {
-		if ends[i], indices[i], err = m.link(sides[i], p, i, nil); err != nil {
-			return nil, ends, fmt.Errorf("interface %s of side %d: %w", p.Names[i], i, err)
-		}
+		fail.During(fmt.Sprintf("interface %s of side %d", p.Names[i], i), func() { ends[i], indices[i] = m.link(sides[i], p, i, nil) })
 	}
-	if err = m.ready(sides, p.Names); err != nil {
-		return nil, ends, err
-	}
-	err = thread.In(int(ns), func() error {
+	m.ready(sides, p.Names)
+	fail.If(thread.In(int(m.ns), func() (err error) {
+		defer fail.Catch(&err)
 		for i := range m.emulators {
-			e, err := openEmulator(indices[i], indices[1-i])
-			if err != nil {
-				return err
-			}
-			m.emulators[i] = e
-			thread.Go(e.run)
+			m.emulators[i] = fail.Must(openEmulator(indices[i], indices[1-i]))
+			thread.Go(m.emulators[i].run)
 		}
 		return nil
-	})
-	if err != nil {
-		return nil, ends, err
-	}
-	return m, ends, nil
+	}))
+	made = true
+	return m, ends
 }
 
 // replug makes another pair between one side and the middle, where the first was removed.
-func (m *Middle) replug(sides [2]netns.NsHandle, p Pair, i int, mac net.HardwareAddr) (End, error) {
-	if err := p.Check(); err != nil {
-		return End{}, err
-	}
-	end, index, err := m.link(sides[i], p, i, mac)
-	if err == nil {
-		err = m.ready(sides, p.Names)
-	}
-	if err == nil {
-		err = thread.In(int(m.ns), func() error { return errors.Join(m.emulators[i].readFrom(index), m.emulators[1-i].writeTo(index)) })
-	}
-	return end, err
+func (m *Middle) replug(sides [2]netns.NsHandle, p Pair, i int, mac net.HardwareAddr) End {
+	fail.If(p.Check())
+	end, index := m.link(sides[i], p, i, mac)
+	m.ready(sides, p.Names)
+	fail.If(thread.In(int(m.ns), func() error { return errors.Join(m.emulators[i].readFrom(index), m.emulators[1-i].writeTo(index)) }))
+	return end
 }
 
 // link makes the pair between one side and the middle; mac is the side's hardware address, if any.
-func (m *Middle) link(side netns.NsHandle, p Pair, i int, mac net.HardwareAddr) (end End, index int, err error) {
+func (m *Middle) link(side netns.NsHandle, p Pair, i int, mac net.HardwareAddr) (_ End, index int) {
 	name, inner := p.Names[i], middleNames[i]
 	p.Names = [2]string{name, inner}
-	if err := veth.Make([2]netns.NsHandle{side, m.ns}, p, func(v *netlink.Veth) { v.HardwareAddr = mac }); err != nil {
-		return end, 0, explain(err, "veth pair")
-	}
-	err = veth.OnLink(m.ns, inner, func(h *netlink.Handle, l netlink.Link) error {
+	fail.If(explain(veth.Make([2]netns.NsHandle{side, m.ns}, p, func(v *netlink.Veth) { v.HardwareAddr = mac }), "veth pair"))
+	err := veth.OnLink(m.ns, inner, func(h *netlink.Handle, l netlink.Link) error {
 		index = l.Attrs().Index
 		// The middle's kernel sends no frames of its own, and adds no address.
 		err := h.LinkSetIP6AddrGenMode(l, addrGenModeNone)
@@ -120,18 +99,15 @@ func (m *Middle) link(side netns.NsHandle, p Pair, i int, mac net.HardwareAddr) 
 		return errors.Join(err, h.LinkSetUp(l))
 	})
 	if err != nil {
-		return end, 0, fmt.Errorf("middle: %w", err)
+		fail.With("middle: %w", err)
 	}
-	if err := thread.In(int(side), func() error { return plainFrames(name) }); err != nil {
-		return end, 0, err
-	}
-	end, err = veth.Up(side, name, veth.Nth(p.Net4, i+1), veth.Nth(p.Net6, i+1))
-	return end, index, err
+	fail.If(thread.In(int(side), func() error { return plainFrames(name) }))
+	return fail.Must(veth.Up(side, name, veth.Nth(p.Net4, i+1), veth.Nth(p.Net6, i+1))), index
 }
 
 // ready waits until all interfaces are operational.
-func (m *Middle) ready(sides [2]netns.NsHandle, names [2]string) error {
-	return ready(place{m.ns, middleNames[0]}, place{m.ns, middleNames[1]}, place{sides[0], names[0]}, place{sides[1], names[1]})
+func (m *Middle) ready(sides [2]netns.NsHandle, names [2]string) {
+	ready(place{m.ns, middleNames[0]}, place{m.ns, middleNames[1]}, place{sides[0], names[0]}, place{sides[1], names[1]})
 }
 
 // plainFrames makes the kernel finish frames before they reach the interface,
@@ -243,9 +219,8 @@ func (m *Middle) Close() (err error) {
 type Forger struct {
 	middle *Middle
 	change func(rng *rand.Rand, frame []byte) []byte
-	theirs int32  // niceness of this process
-	outs   [2]int // packet sockets to the sides, by the way that leads there
-	lo     int    // packet socket to the middle's loopback interface
+	theirs int32     // niceness of this process
+	ways   []*Sender // as each side does, and to the middle's loopback interface
 	sent   atomic.Uint64
 	spare  atomic.Bool
 	nice   atomic.Int32
@@ -266,26 +241,25 @@ const (
 // same side, in place or in another slice; it returns nil for none. A goroutine for each side calls
 // change, whose result must depend on rng and the frame only.
 func (m *Middle) Forge(seed uint64, change func(rng *rand.Rand, frame []byte) []byte) (_ *Forger, err error) {
-	f := &Forger{middle: m, change: change, outs: [2]int{-1, -1}, lo: -1, stop: make(chan struct{})}
+	f := &Forger{middle: m, change: change, stop: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			f.closeSockets()
+			f.closeWays()
 		}
 	}()
-	prio, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
-	if err != nil {
-		return nil, fmt.Errorf("priority: %w", err)
-	}
-	f.theirs = int32(20 - prio) // 20-prio, as the system call returns it
+	defer fail.Catch(&err)
+	f.theirs = int32(20 - fail.Must(unix.Getpriority(unix.PRIO_PROCESS, 0))) // 20-prio, as the system call returns it
 	f.Compete(false)
-	for side, e := range m.emulators {
-		if f.outs[side], err = unix.FcntlInt(uintptr(e.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-			return nil, fmt.Errorf("packet socket: %w", err)
-		}
+	for side := range m.emulators {
+		f.ways = append(f.ways, fail.Must(m.Sender(side)))
 	}
-	if f.lo, err = m.loopback(); err != nil {
-		return nil, err
-	}
+	fail.If(thread.In(int(m.ns), func() (err error) {
+		defer fail.Catch(&err)
+		lo := fail.Must(netlink.LinkByName("lo"))
+		fail.If(netlink.LinkSetUp(lo))
+		f.ways = append(f.ways, &Sender{fail.Must(packetSocket(lo.Attrs().Index, 0))})
+		return nil
+	}))
 	for side, e := range m.emulators {
 		e.sample(true)
 		f.run.Add(1)
@@ -309,22 +283,6 @@ func (f *Forger) Compete(on bool) {
 // difference is the cost of the frames to the sides.
 func (f *Forger) Spare(on bool) { f.spare.Store(on) }
 
-// loopback is a packet socket to the middle's loopback interface.
-func (m *Middle) loopback() (fd int, err error) {
-	err = thread.In(int(m.ns), func() error {
-		l, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(l)
-		}
-		if err != nil {
-			return fmt.Errorf("loopback interface of the middle: %w", err)
-		}
-		fd, err = packetSocket(l.Attrs().Index, 0)
-		return err
-	})
-	return fd, err
-}
-
 // Sent is how many frames the kernel has taken for the sides.
 func (f *Forger) Sent() uint64 { return f.sent.Load() }
 
@@ -335,14 +293,12 @@ func (f *Forger) Close() {
 	for _, e := range f.middle.emulators {
 		e.sample(false)
 	}
-	f.closeSockets()
+	f.closeWays()
 }
 
-func (f *Forger) closeSockets() {
-	for _, fd := range []int{f.outs[0], f.outs[1], f.lo} {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+func (f *Forger) closeWays() {
+	for _, way := range f.ways {
+		way.Close()
 	}
 }
 
@@ -366,13 +322,13 @@ func (f *Forger) forge(side int, rng *rand.Rand) {
 			nice = want
 			unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), int(nice)) // as it is, if it may not
 		}
-		out, counted := f.outs[side], uint64(1)
+		way, counted := f.ways[side], uint64(1)
 		if f.spare.Load() {
-			out, counted = f.lo, 0
+			way, counted = f.ways[2], 0
 		}
 		for range forgedAtOnce {
 			buf = append(buf[:0], frames[rng.IntN(len(frames))]...)
-			if b := f.change(rng, buf); b != nil && unix.Sendto(out, b, 0, nil) == nil {
+			if b := f.change(rng, buf); b != nil && way.Send(b) {
 				f.sent.Add(counted)
 			}
 		}

@@ -27,7 +27,7 @@ func testSite(t *testing.T) *Site {
 	t.Helper()
 	nstest.Require(t)
 	// At this MTU the interfaces have no IPv6, and no frames of its own.
-	s, err := NewSite(Pair{Names: [2]string{"via0", "via0"}, Net4: XDPNet4, Net6: XDPNet6, MTU: 1000})
+	s, err := NewSite(Pair{Names: [2]string{"via0", "via0"}, Net4: XDPNet4, Net6: XDPNet6, MTU: 1000}, true)
 	must(t, err)
 	t.Cleanup(func() { nstest.Check(t, s.Close()) })
 	return s

@@ -15,6 +15,7 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/base/rundir"
 	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/veth"
 )
 
@@ -59,114 +60,86 @@ const namespaceDir = "/run/netns"
 // Up makes the bed. A bed that is up is left as it is. On an error what had
 // been made is undone.
 func (n Named) Up() (err error) {
-	if err := Require(Namespaces); err != nil {
-		return err
-	}
-	unlock, err := n.lock()
-	if err != nil {
-		return err
-	}
+	defer fail.Catch(&err)
+	fail.If(Require(Namespaces))
+	unlock := fail.Must(n.lock())
 	defer unlock()
-	st, err := n.load()
-	if err != nil {
-		return err
-	}
+	st := fail.Must(n.load())
 	if st.Complete && n.intact(st) == nil {
 		return nil
 	}
 	if st.exists() {
 		// A run that was interrupted, or a bed that lost a part.
-		if err := n.undo(st); err != nil {
-			return err
-		}
+		fail.If(n.undo(st))
 	}
 	for _, name := range n.Namespaces {
 		if _, err := os.Lstat(filepath.Join(namespaceDir, name)); err == nil {
-			return fmt.Errorf("the namespace %s exists and is not ours: remove it (ip netns delete %s) or use it as it is", name, name)
+			fail.With("the namespace %s exists and is not ours: remove it (ip netns delete %s) or use it as it is", name, name)
 		}
 	}
 	st = state{}
-	defer func() {
-		if err != nil {
-			undone := n.undo(st)
-			if undone == nil {
-				undone = n.forget()
-			}
-			err = errors.Join(err, undone)
+	if err = fail.Try(func() { n.build(&st) }); err != nil {
+		undone := n.undo(st)
+		if undone == nil {
+			undone = n.forget()
 		}
-	}()
-	// Record each step before doing it.
+		err = errors.Join(err, undone)
+	}
+	return err
+}
+
+// build makes the bed. It records each step before doing it.
+func (n Named) build(st *state) {
 	var handles [2]netns.NsHandle
 	for i, name := range n.Namespaces {
 		st.Namespaces = append(st.Namespaces, namespaceState{Name: name})
-		if err := n.save(st); err != nil {
-			return err
-		}
-		if handles[i], err = newNamed(name); err != nil {
-			return explain(err, "network namespace")
-		}
+		fail.If(n.save(*st))
+		var err error
+		handles[i], err = newNamed(name)
+		fail.If(explain(err, "network namespace"))
 		defer handles[i].Close()
-		if st.Namespaces[i].Inode, err = namespaceInode(name); err != nil {
-			return err
-		}
+		st.Namespaces[i].Inode = fail.Must(namespaceInode(name))
 	}
 	p := n.Pair
 	p.Names = n.Namespaces
-	ends, err := join(handles, p)
-	if err != nil {
-		return err
-	}
+	ends := join(handles, p)
 	st.Ends = ends[:]
 	if n.Hugepages > 0 {
-		if err := n.growPool(&st); err != nil {
-			return err
-		}
+		n.growPool(st)
 	}
 	st.Complete = true
-	return n.save(st)
+	fail.If(n.save(*st))
 }
 
 // growPool adds n.Hugepages to the host's pool. Without room for them the bed is made all the same, with
 // a note of the reason.
-func (n Named) growPool(st *state) error {
+func (n Named) growPool(st *state) {
 	before, surplus, err := hugepages.Persistent()
 	if err != nil {
 		st.Note = err.Error()
-		return nil
+		return
 	}
 	st.Growing = &growing{before, surplus, n.Hugepages}
-	if err := n.save(*st); err != nil {
-		return err
-	}
+	fail.If(n.save(*st))
 	r, err := hugepages.Reserve(n.Hugepages)
 	if st.Growing = nil; err != nil {
 		st.Note = err.Error()
 	}
 	st.Hugepages = r.Pages
-	return nil
 }
 
 // Down undoes what Up has made, and nothing else. Without a bed it does
 // nothing.
-func (n Named) Down() error {
-	if err := Require(Namespaces); err != nil {
-		return err
-	}
+func (n Named) Down() (err error) {
+	defer fail.Catch(&err)
+	fail.If(Require(Namespaces))
 	if _, err := os.Stat(n.StateDir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	unlock, err := n.lock()
-	if err != nil {
-		return err
-	}
+	unlock := fail.Must(n.lock())
 	defer unlock()
-	st, err := n.load()
-	if err != nil {
-		return err
-	}
-	if err := n.undo(st); err != nil {
-		return err
-	}
+	st := fail.Must(n.load())
+	fail.If(n.undo(st))
 	return n.forget()
 }
 
@@ -302,13 +275,12 @@ func (n Named) lock() (unlock func(), err error) {
 	return func() { rundir.Unlock(lock) }, nil
 }
 
-func (n Named) load() (state, error) {
-	var st state
+func (n Named) load() (st state, err error) {
 	b, err := os.ReadFile(n.stateFile())
-	if errors.Is(err, os.ErrNotExist) {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		return st, nil
-	}
-	if err != nil {
+	case err != nil:
 		return st, err
 	}
 	if st, err = n.parse(b); err != nil {

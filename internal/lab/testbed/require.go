@@ -124,10 +124,12 @@ func requireKernel(n Need) error {
 
 // explain turns the kernel's refusal to make something into a MissingError
 // where the refusal means that the machine cannot do it, and returns any other
-// error with its context.
+// error with its context; nil without an error.
 func explain(err error, doing string) error {
 	const rebuild = "use a kernel that is built with it"
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, unix.EAFNOSUPPORT):
 		return &MissingError{What: "kernel option CONFIG_XDP_SOCKETS", Err: err, Remedy: rebuild}
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.ENOSYS):

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/veth"
 )
 
@@ -40,53 +41,37 @@ const StarInterface = "via0"
 
 // NewStar makes n namespaces, 1 to MaxStar, joined with an MTU. Without the
 // privilege for it the error is a *MissingError. On an error nothing is left.
-func NewStar(n, mtu int) (*Star, error) { return newStar(n, mtu, n != 2) }
+func NewStar(n, mtu int) (*Star, error) { return newStar(n, mtu, n != 2, func(*Star) {}) }
 
-func newStar(n, mtu int, hub bool) (_ *Star, err error) {
+// newStar makes a star, with a hub or of two without one. change, the last step, may fail by package fail.
+func newStar(n, mtu int, hub bool, change func(*Star)) (_ *Star, err error) {
+	s := &Star{group: newGroup()}
+	s.sysfs = true
+	defer s.endIf(&err)
+	defer fail.Catch(&err)
 	if n < 1 || n > MaxStar {
-		return nil, fmt.Errorf("%d namespaces: 1 to %d can be joined", n, MaxStar)
+		fail.With("%d namespaces: 1 to %d can be joined", n, MaxStar)
 	}
 	pair := Pair{Names: [2]string{StarInterface, StarInterface}, Net4: XDPNet4, Net6: XDPNet6, MTU: mtu}
-	if err := pair.Check(); err != nil {
-		return nil, err
-	}
-	if err := Require(Namespaces); err != nil {
-		return nil, err
-	}
-	spaces := n
+	fail.If(pair.Check())
+	fail.If(Require(Namespaces))
+	s.grow(n)
 	if hub {
-		spaces++
-	}
-	g, err := newGroup(spaces)
-	if err != nil {
-		return nil, err
-	}
-	g.sysfs = true
-	s := &Star{group: g}
-	defer func() {
-		if err != nil {
-			s.Close()
-		}
-	}()
-	if hub {
-		err = s.bridge(n, mtu)
+		s.grow(1)
+		s.bridge(n, mtu)
 	} else {
-		var ends [2]End
-		ends, err = join(s.two(), pair)
+		ends := join(s.two(), pair)
 		s.Ends = ends[:]
 	}
-	if err != nil {
-		return nil, err
+	for _, ns := range s.spaces[:n] {
+		ready(place{ns, StarInterface})
 	}
-	places := make([]place, n)
-	for i := range places {
-		places[i] = place{s.spaces[i], StarInterface}
-	}
-	return s, ready(places...)
+	change(s)
+	return s, nil
 }
 
 // bridge joins the namespaces in the last one.
-func (s *Star) bridge(n, mtu int) error {
+func (s *Star) bridge(n, mtu int) {
 	hub := s.spaces[n]
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = "hub", mtu
@@ -102,32 +87,23 @@ func (s *Star) bridge(n, mtu int) error {
 			Remedy: "use a kernel that is built with it (or load the module: modprobe bridge)"}
 	}
 	if err != nil {
-		return fmt.Errorf("bridge: %w", err)
+		fail.With("bridge: %w", err)
 	}
 	for i := range n {
-		end, err := s.spoke(hub, bridge, i, mtu)
-		if err != nil {
-			return fmt.Errorf("namespace %d: %w", i, err)
-		}
-		s.Ends = append(s.Ends, end)
+		fail.During(fmt.Sprint("namespace ", i), func() { s.Ends = append(s.Ends, s.spoke(hub, bridge, i, mtu)) })
 	}
-	return nil
 }
 
 // spokeName is the hub's end of the pair with namespace i.
 func spokeName(i int) string { return fmt.Sprint("spoke", i) }
 
 // spoke joins namespace i with the hub.
-func (s *Star) spoke(hub netns.NsHandle, bridge netlink.Link, i, mtu int) (End, error) {
+func (s *Star) spoke(hub netns.NsHandle, bridge netlink.Link, i, mtu int) End {
 	p := Pair{Names: [2]string{spokeName(i), StarInterface}, MTU: mtu}
 	err := veth.Make([2]netns.NsHandle{hub, s.spaces[i]}, p, func(v *netlink.Veth) { v.MasterIndex = bridge.Attrs().Index })
-	if err != nil {
-		return End{}, explain(err, "veth pair")
-	}
-	if err := veth.OnLink(hub, spokeName(i), (*netlink.Handle).LinkSetUp); err != nil {
-		return End{}, err
-	}
-	return veth.Up(s.spaces[i], StarInterface, veth.Nth(XDPNet4, i+1), veth.Nth(XDPNet6, i+1))
+	fail.If(explain(err, "veth pair"))
+	fail.If(veth.OnLink(hub, spokeName(i), (*netlink.Handle).LinkSetUp))
+	return fail.Must(veth.Up(s.spaces[i], StarInterface, veth.Nth(XDPNet4, i+1), veth.Nth(XDPNet6, i+1)))
 }
 
 // Start starts a process in namespace i, on one CPU, or with -1 on any. It is the
@@ -143,10 +119,9 @@ func (s *Star) Start(i, cpu int, cmd *exec.Cmd) (err error) {
 // Children starts this program with args once in each namespace, each on the CPU that
 // cpus has for it, -1: on any; their standard error gets one write at a time, and is
 // discarded with nil. They end with the Star, first by their control connections.
-func (s *Star) Children(args []string, cpus []int, stderr io.Writer) ([]*Side, error) {
-	if err := s.children(args, cpus[:len(s.Ends)], stderr); err != nil {
-		return nil, err
-	}
+func (s *Star) Children(args []string, cpus []int, stderr io.Writer) (_ []*Side, err error) {
+	defer fail.Catch(&err)
+	s.children(args, cpus[:len(s.Ends)], stderr)
 	for i, side := range s.sides {
 		side.Ends = s.Ends[i : i+1]
 	}
@@ -211,15 +186,7 @@ func NewLossyStar(n, mtu int, loss float64) (*Star, error) {
 	if !(loss >= 0 && loss <= 1) {
 		return nil, fmt.Errorf("a loss of %v: want a share, 0 to 1", loss)
 	}
-	s, err := newStar(n, mtu, true)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.lose(loss); err != nil {
-		s.Close()
-		return nil, err
-	}
-	return s, nil
+	return newStar(n, mtu, true, func(s *Star) { s.lose(loss) })
 }
 
 // Counts of a hub that loses frames: their places in its map.
@@ -249,37 +216,29 @@ func (s *sieve) close() {
 }
 
 // lose has the hub lose a share of the frames.
-func (s *Star) lose(share float64) (err error) {
+func (s *Star) lose(share float64) {
 	for i, e := range s.Ends {
-		if err := s.Do(i, func() error { return plainFrames(e.Name) }); err != nil {
-			return err
-		}
+		fail.If(s.Do(i, func() error { return plainFrames(e.Name) }))
 	}
-	if s.sieve.counts, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: starCounts}); err != nil {
-		return explain(err, "map of the hub's counts")
-	}
+	var err error
+	s.sieve.counts, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: starCounts})
+	fail.If(explain(err, "map of the hub's counts"))
 	s.sieve.program, err = ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "via_sieve", Type: ebpf.XDP, License: "Dual BSD/GPL",
 		Instructions: sieveOf(s.sieve.counts, share), Flags: unix.BPF_F_XDP_HAS_FRAGS,
 	})
-	if err != nil {
-		return explain(err, "XDP program of the hub")
-	}
+	fail.If(explain(err, "XDP program of the hub"))
 	hub := len(s.Ends)
-	return s.Do(hub, func() error {
+	fail.If(s.Do(hub, func() (err error) {
+		defer fail.Catch(&err)
 		for i := range s.Ends {
-			spoke, err := netlink.LinkByName(spokeName(i))
-			if err != nil {
-				return err
-			}
+			spoke := fail.Must(netlink.LinkByName(spokeName(i)))
 			l, err := link.AttachXDP(link.XDPOptions{Program: s.sieve.program, Interface: spoke.Attrs().Index, Flags: link.XDPGenericMode})
-			if err != nil {
-				return explain(err, "XDP program on the hub's "+spokeName(i))
-			}
+			fail.If(explain(err, "XDP program on the hub's "+spokeName(i)))
 			s.sieve.links = append(s.sieve.links, l)
 		}
 		return nil
-	})
+	}))
 }
 
 // sieveOf is the program: a random number decides, and each frame is counted.

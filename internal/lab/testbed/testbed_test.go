@@ -50,10 +50,7 @@ func parentMain() error {
 	if err != nil {
 		return err
 	}
-	guard, err := StartGuard([]string{asGuard})
-	if err != nil {
-		return err
-	}
+	guard := NewGuard([]string{asGuard})
 	if err := guard.Raise(3); err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vianet"
@@ -232,12 +233,10 @@ func (w *actor) time(what string, f func() error) error {
 }
 
 // become makes the process another user's, for good.
-func (w *actor) become(c *command) error {
-	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(c.User), syscall.Setuid(c.User)); err != nil {
-		return err
-	}
+func (w *actor) become(c *command) {
+	fail.If(errors.Join(syscall.Setgroups(nil), syscall.Setgid(c.User), syscall.Setuid(c.User)))
 	// Changing the user clears it (commit_creds, begin_new_exec), and the parent may be killed.
-	return unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	fail.If(unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0))
 }
 
 // Memory of a worker's queue: little, so that opening one is quick.
@@ -255,11 +254,9 @@ func queueConfig(queue, arena int) kagent.Config {
 }
 
 // open opens the interface, by an agent or by the worker itself.
-func (w *actor) open(socket string, queue, arena int) (*vipl.NIC, error) {
-	agent, err := openAgent(socket, queueConfig(queue, arena))
-	if err != nil {
-		return nil, err
-	}
+func (w *actor) open(socket string, queue, arena int) (_ *vipl.NIC, err error) {
+	defer fail.Catch(&err)
+	agent := openAgent(socket, queueConfig(queue, arena))
 	nic, err := provider.OpenNIC[*vipl.NIC](provider.Provider{
 		Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), Info: agent.Info(),
 	}, vipl.WithSilence(unhurriedSilence))
@@ -281,50 +278,35 @@ type workers struct {
 }
 
 // workers makes the site of an attack: its hosts are joined directly by as many queues, or with 0 through a Middle.
-func (a *attack) workers(queues int) (*workers, error) {
+func (a *attack) workers(queues int) *workers {
 	pair := testbed.Pair{Names: [2]string{Interface, Interface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, Queues: queues}
-	newSite := testbed.NewSite
-	if queues > 0 {
-		newSite = testbed.NewDirectSite
-	}
-	site, err := newSite(pair)
-	return &workers{a: a, site: site, all: make(map[string]*Worker)}, err
+	return &workers{a: a, site: fail.Must(testbed.NewSite(pair, queues == 0)), all: make(map[string]*Worker)}
 }
 
 // start starts a worker on a side, of a user if that is not 0, and has it execute its first command.
-func (ws *workers) start(name string, side, user int, first command) error {
-	p, err := newWorker(ws.site.Spawn(side, ws.a.cfg.Args, ws.a.cfg.Stderr))
-	if err != nil {
-		return err
-	}
+func (ws *workers) start(name string, side, user int, first command) {
+	p := fail.Must(newWorker(ws.site.Spawn(side, ws.a.cfg.Args, ws.a.cfg.Stderr)))
 	ws.all[name] = p
 	if user != 0 {
-		if _, err := ws.do(name, command{Do: "become", User: user}); err != nil {
-			return err
-		}
+		ws.do(name, command{Do: "become", User: user})
 	}
-	_, err = ws.do(name, first)
-	return err
+	ws.do(name, first)
 }
 
 // do has a worker execute a command.
-func (ws *workers) do(name string, c command) (*result, error) { return ws.begin(name, c)() }
+func (ws *workers) do(name string, c command) *result { return ws.begin(name, c)() }
 
 // begin is do without waiting; what it returns waits.
-func (ws *workers) begin(name string, c command) func() (*result, error) {
-	err := ws.all[name].say(c)
-	return func() (*result, error) {
+func (ws *workers) begin(name string, c command) func() *result {
+	var wait func() *answer
+	fail.During(name, func() { wait = ws.all[name].begin(c) })
+	return func() *result {
 		var a *answer
-		if err == nil {
-			a, err = ws.all[name].hear()
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
+		fail.During(name, func() { a = wait() })
 		for what, n := range a.Result.Counts {
 			ws.a.Counts[name+" "+what] += n
 		}
-		return &a.Result, nil
+		return &a.Result
 	}
 }
 

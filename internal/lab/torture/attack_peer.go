@@ -14,6 +14,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
@@ -84,6 +85,7 @@ var peerDisc = []byte("victim")
 
 // peer runs the attack.
 func (a *attack) peer() (line string, err error) {
+	defer fail.Catch(&err)
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	p := &peerRun{
 		attack: a, rng: rand.New(rand.NewPCG(a.cfg.Seed, 2)), wire: xdpnictest.NewWire(),
@@ -92,24 +94,15 @@ func (a *attack) peer() (line string, err error) {
 	defer p.wire.Close()
 	defer p.hostile.Close()
 	p.hostile.SetMTU(peerMTU)
-	p.voice, err = p.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}, RxChunks: 1, TxChunks: 64})
-	if err != nil {
-		return "", err
-	}
+	p.voice = fail.Must(p.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}, RxChunks: 1, TxChunks: 64}))
 	defer p.voice.Close()
 	for _, zeroCopy := range []bool{false, true} {
-		v, err := p.openVictim(fabric.Agent("victim"), zeroCopy)
-		if err != nil {
-			return "", err
-		}
-		p.victims[zeroCopy] = v
+		p.victims[zeroCopy] = p.openVictim(fabric.Agent("victim"), zeroCopy)
 	}
 	for round := 0; round == 0 || !a.over(); round++ {
 		a.progress("connection")
 		for _, k := range peerKernels {
-			if err := p.connection(p.victims[k.zeroCopy], k.lies); err != nil {
-				return "", err
-			}
+			p.connection(p.victims[k.zeroCopy], k.lies)
 		}
 	}
 	var leaked uint64
@@ -123,9 +116,7 @@ func (a *attack) peer() (line string, err error) {
 		a.Counts[what] += q.Stalled
 		a.Counts["frames heard"] += v.heard
 		leaked += v.leaked
-		if err := p.closeVictim(v); err != nil {
-			return "", err
-		}
+		p.closeVictim(v)
 	}
 	a.Counts["bytes leaked"] = leaked
 	if leaked > 0 {
@@ -138,18 +129,14 @@ func (a *attack) peer() (line string, err error) {
 }
 
 // openVictim opens a program's NIC.
-func (p *peerRun) openVictim(agent *kagenttest.Agent, zeroCopy bool) (_ *peerVictim, err error) {
+func (p *peerRun) openVictim(agent *kagenttest.Agent, zeroCopy bool) *peerVictim {
 	v := &peerVictim{agent: agent}
 	agent.SetMTU(peerMTU)
 	cfg := xdpnictest.Config{MultiBuffer: true, ZeroCopy: zeroCopy, MAC: agent.Link().MAC, Admit: agent.Admit}
 	pool := cfg.PoolBytes()
-	if v.arena, err = hugepages.New(hugepages.Config{Size: pool + 8<<20, Reserve: pool, Policy: hugepages.Avoid}); err != nil {
-		return nil, err
-	}
+	v.arena = fail.Must(hugepages.New(hugepages.Config{Size: pool + 8<<20, Reserve: pool, Policy: hugepages.Avoid}))
 	cfg.Memory = v.arena.Bytes()
-	if v.queue, err = p.wire.Queue(cfg); err != nil {
-		return nil, err
-	}
+	v.queue = fail.Must(p.wire.Queue(cfg))
 	to := p.hostile.Link().MAC
 	v.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
 		if [6]byte(frame) == to { // else it was cancelled: no host gets it
@@ -160,30 +147,24 @@ func (p *peerRun) openVictim(agent *kagenttest.Agent, zeroCopy bool) (_ *peerVic
 		}
 		return true
 	}})
-	if v.nic, err = provider.OpenNIC[*vipl.NIC](provider.Provider{
+	v.nic = fail.Must(provider.OpenNIC[*vipl.NIC](provider.Provider{
 		Port: v.queue, Agent: agent, Arena: v.arena, Info: kagent.Info{NIC: xdpnic.Info{ZeroCopy: zeroCopy}},
-	}, vipl.WithSilence(peerSilence)); err != nil {
-		return nil, err
-	}
+	}, vipl.WithSilence(peerSilence)))
 	v.nic.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the program looks at its descriptors
-	if v.tag, err = v.nic.CreatePtag(); err != nil {
-		return nil, err
-	}
-	if v.sends, err = newRing(v.nic, v.tag, peerMessages, peerBytes); err != nil {
-		return nil, err
-	}
-	v.listener, err = v.nic.Listen(vipl.NetAddress{Discriminator: peerDisc})
-	return v, err
+	v.tag = fail.Must(v.nic.CreatePtag())
+	v.sends = newRing(v.nic, v.tag, peerMessages, peerBytes)
+	v.listener = fail.Must(v.nic.Listen(vipl.NetAddress{Discriminator: peerDisc}))
+	return v
 }
 
 // closeVictim closes it, and looks for chunks that were not given back or used wrongly.
-func (p *peerRun) closeVictim(v *peerVictim) error {
+func (p *peerRun) closeVictim(v *peerVictim) {
 	p.drain(v)
 	if err := v.queue.Audit(); err != nil {
 		p.violated("%v", err)
 	}
 	err := errors.Join(v.listener.Close(), v.sends.region.Deregister(), v.tag.Destroy(), v.nic.Close())
-	return errors.Join(err, v.queue.Close(), v.arena.Close())
+	fail.If(errors.Join(err, v.queue.Close(), v.arena.Close()))
 }
 
 // peerTalk is a connection as the hostile peer has it.
@@ -196,17 +177,11 @@ type peerTalk struct {
 }
 
 // connection runs one connection, from its request until the NIC has sent all.
-func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) error {
+func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) {
 	v.queue.SetLies(xdpnictest.Lies{})
 	level := []vipl.ReliabilityLevel{vipl.ReliableDelivery, vipl.ReliableReception}[p.rng.IntN(2)]
-	vi, err := v.nic.CreateVI(vipl.VIAttributes{Level: level, Ptag: v.tag}, nil, nil)
-	if err != nil {
-		return err
-	}
-	talk, err := p.connect(v, vi, level)
-	if err != nil {
-		return err
-	}
+	vi := fail.Must(v.nic.CreateVI(vipl.VIAttributes{Level: level, Ptag: v.tag}, nil, nil))
+	talk := p.connect(v, vi, level)
 	p.Counts["connections"]++
 	lies.Seed = p.rng.Uint64()
 	v.queue.SetLies(lies)
@@ -249,9 +224,7 @@ func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) error {
 	for end := time.Now().Add(peerWithin); ended != nil || done < posted; time.Sleep(50 * time.Microsecond) {
 		select {
 		case err := <-ended:
-			if err != nil {
-				return fmt.Errorf("disconnect: %w", err)
-			}
+			fail.If(err)
 			ended = nil
 		default:
 		}
@@ -263,7 +236,7 @@ func (p *peerRun) connection(v *peerVictim, lies xdpnictest.Lies) error {
 		v.queue.Flush()
 	}
 	p.drain(v)
-	return vi.Destroy()
+	fail.If(vi.Destroy())
 }
 
 // overwrite looks for sends that have completed, and writes the secret to their memory.
@@ -297,11 +270,8 @@ func (p *peerRun) drain(v *peerVictim) {
 }
 
 // connect makes a connection in which the peer asks.
-func (p *peerRun) connect(v *peerVictim, vi *vipl.VI, level vipl.ReliabilityLevel) (*peerTalk, error) {
-	number, err := p.hostile.NewVI()
-	if err != nil {
-		return nil, err
-	}
+func (p *peerRun) connect(v *peerVictim, vi *vipl.VI, level vipl.ReliabilityLevel) *peerTalk {
+	number := fail.Must(p.hostile.NewVI())
 	defer p.hostile.FreeVI(number)
 	t := &peerTalk{peerRun: p, v: v, ours: kagent.Offer{
 		VI: number, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: 1024, MaxPayload: peerMTU - 28, Level: uint8(level),
@@ -317,18 +287,13 @@ func (p *peerRun) connect(v *peerVictim, vi *vipl.VI, level vipl.ReliabilityLeve
 		}
 		accepted <- err
 	}()
-	answer, err := p.hostile.Request(ctx, kagent.Address{}, kagent.Address{Host: v.agent.Addr(), Disc: peerDisc}, t.ours)
-	if err != nil {
-		return nil, err
-	}
+	answer := fail.Must(p.hostile.Request(ctx, kagent.Address{}, kagent.Address{Host: v.agent.Addr(), Disc: peerDisc}, t.ours))
 	t.theirs = answer.Offer
-	if err := errors.Join(answer.Confirm(), <-accepted); err != nil {
-		return nil, err
-	}
-	t.template, err = wire.NewTemplate(wire.Link{
+	fail.If(errors.Join(answer.Confirm(), <-accepted))
+	t.template = fail.Must(wire.NewTemplate(wire.Link{
 		SrcMAC: p.hostile.Link().MAC, DstMAC: v.agent.Link().MAC, Src: answer.Local.Host, Dst: answer.Remote.Host,
-	})
-	return t, err
+	}))
+	return t
 }
 
 // act does one of the things that a hostile peer does.

@@ -18,6 +18,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/veth"
@@ -79,31 +80,21 @@ type confirm struct {
 
 // requests runs the attack.
 func (a *attack) requests() (line string, err error) {
-	ws, err := a.workers(0)
-	if err != nil {
-		return "", err
-	}
+	defer fail.Catch(&err)
+	ws := a.workers(0)
 	site := ws.site
-	defer func() { err = errors.Join(err, ws.close("client", "server")) }()
+	defer fail.Closing(&err, func() error { return ws.close("client", "server") })
 	server, client := site.Ends[0].IPv4.Addr(), site.Ends[1].IPv4.Addr()
-	if err := site.Do(0, func() error { return routeTo(spoofed, client) }); err != nil {
-		return "", err
-	}
+	fail.If(site.Do(0, func() error { return routeTo(spoofed, client) }))
 	f := &requestFlood{rate: float64(a.cfg.Rate), rng: rand.New(rand.NewPCG(a.cfg.Seed, 3))}
 	site.Middle.Watch(f.watch)
-	if f.sender, err = site.Middle.Sender(1); err != nil {
-		return "", err
-	}
+	f.sender = fail.Must(site.Middle.Sender(1))
 	defer f.sender.Close()
-	if err := errors.Join(ws.start("server", 0, 0, command{Do: "serve"}), ws.start("client", 1, 0, command{Do: "result"})); err != nil {
-		return "", err
-	}
-	calm, err := ws.do("client", command{Do: "dial", Peer: server, For: requestsBefore})
-	if err != nil {
-		return "", err
-	}
+	ws.start("server", 0, 0, command{Do: "serve"})
+	ws.start("client", 1, 0, command{Do: "result"})
+	calm := ws.do("client", command{Do: "dial", Peer: server, For: requestsBefore})
 	if len(calm.Wrong) > 0 || len(f.sampled()) == 0 {
-		return "", fmt.Errorf("%w: dials before it: %q, %d requests seen", errNoAttack, calm.Wrong, len(f.sampled()))
+		fail.With("%w: dials before it: %q, %d requests seen", errNoAttack, calm.Wrong, len(f.sampled()))
 	}
 	undisturbed := append(calm.Times["vianet dial"], calm.Times["plain dial"]...)
 
@@ -111,19 +102,16 @@ func (a *attack) requests() (line string, err error) {
 	meter := schedlat.Start()
 	defer meter.Close()
 	go func() { stopped <- f.run(stop, meter) }()
+	end := sync.OnceValue(func() time.Duration { close(stop); return <-stopped })
+	defer end()
 	// How long dials took, and how long without the scheduling latency of the server and of this process, which all
 	// frames pass through.
 	var all, fair []time.Duration
-	for err == nil {
+	for {
 		a.progress("requests")
 		began := time.Now()
-		var r, s *result
-		if r, err = ws.do("client", command{Do: "dial", Peer: server, For: min(requestsSlice, max(a.cfg.For-time.Since(a.start), requestsBefore))}); err == nil {
-			s, err = ws.do("server", command{Do: "result"})
-		}
-		if err != nil {
-			break
-		}
+		r := ws.do("client", command{Do: "dial", Peer: server, For: min(requestsSlice, max(a.cfg.For-time.Since(a.start), requestsBefore))})
+		s := ws.do("server", command{Do: "result"})
 		for _, text := range append(r.Wrong, s.Wrong...) {
 			a.violated("%s", text)
 		}
@@ -135,11 +123,7 @@ func (a *attack) requests() (line string, err error) {
 			break
 		}
 	}
-	close(stop)
-	took := <-stopped
-	if err != nil {
-		return "", err
-	}
+	took := end()
 	time.Sleep(requestsRest)
 	site.Middle.Watch(func(int, []byte) bool { return false })
 	if p99 := percentile(fair, 99); p99 > requestsP99 {
@@ -167,11 +151,9 @@ func (a *attack) requests() (line string, err error) {
 }
 
 // routeTo has the thread's namespace send a network's datagrams to a gateway.
-func routeTo(network netip.Prefix, gateway netip.Addr) error {
-	l, err := netlink.LinkByName(Interface)
-	if err != nil {
-		return err
-	}
+func routeTo(network netip.Prefix, gateway netip.Addr) (err error) {
+	defer fail.Catch(&err)
+	l := fail.Must(netlink.LinkByName(Interface))
 	return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: veth.IPNet(network), Gw: gateway.AsSlice()})
 }
 
@@ -310,14 +292,9 @@ const (
 var serveDisc = []byte("plain")
 
 // serve serves until the worker ends.
-func (w *actor) serve(*command) error {
-	if err := w.openStack(); err != nil {
-		return err
-	}
-	l, err := w.stack.Listen("via4", netip.AddrPortFrom(netip.IPv4Unspecified(), servePort).String())
-	if err != nil {
-		return err
-	}
+func (w *actor) serve(*command) {
+	w.openStack()
+	l := fail.Must(w.stack.Listen("via4", netip.AddrPortFrom(netip.IPv4Unspecified(), servePort).String()))
 	w.closers = append(w.closers, l.Close)
 	w.run.Go(func() {
 		for {
@@ -329,32 +306,20 @@ func (w *actor) serve(*command) error {
 			w.run.Go(func() { greet(c) })
 		}
 	})
-	plain, err := w.nic.Listen(vipl.NetAddress{Discriminator: serveDisc})
-	if err != nil {
-		return err
-	}
+	plain := fail.Must(w.nic.Listen(vipl.NetAddress{Discriminator: serveDisc}))
 	w.closers = append(w.closers, plain.Close)
 	for range serveAtOnce {
-		e, err := newPlainEnd(w.nic)
-		if err != nil {
-			return err
-		}
+		e := newPlainEnd(w.nic)
 		w.run.Go(func() { e.serve(w, plain) })
 	}
-	return nil
 }
 
 // openStack opens the interface by this process, and a stack over it.
-func (w *actor) openStack() (err error) {
-	if w.nic, err = w.open("", kagent.AnyQueue, serveArena); err != nil {
-		return err
-	}
+func (w *actor) openStack() {
+	w.nic = fail.Must(w.open("", kagent.AnyQueue, serveArena))
 	w.closers = append(w.closers, w.nic.Close)
-	if w.stack, err = vianet.New(w.nic, vianet.Options{Linger: time.Second}); err != nil {
-		return err
-	}
+	w.stack = fail.Must(vianet.New(w.nic, vianet.Options{Linger: time.Second}))
 	w.closers = append(w.closers, w.stack.Close)
-	return nil
 }
 
 // greet says hello, and waits until the client closes.
@@ -374,19 +339,14 @@ type plainEnd struct {
 // plainBytes is the length of a message of the plain server.
 const plainBytes = 1024
 
-func newPlainEnd(nic *vipl.NIC) (_ *plainEnd, err error) {
+func newPlainEnd(nic *vipl.NIC) *plainEnd {
 	e := &plainEnd{}
-	tag, err := nic.CreatePtag()
-	if err != nil {
-		return nil, err
-	}
+	tag := fail.Must(nic.CreatePtag())
 	for _, r := range []**ring{&e.recvs, &e.sends} {
-		if *r, err = newRing(nic, tag, 1, plainBytes); err != nil {
-			return nil, err
-		}
+		*r = newRing(nic, tag, 1, plainBytes)
 	}
-	e.vi, err = nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)
-	return e, err
+	e.vi = fail.Must(nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil))
+	return e
 }
 
 // post posts the only descriptor of a ring.
@@ -431,16 +391,11 @@ func (e *plainEnd) serve(w *actor, l *vipl.Listener) {
 }
 
 // dial dials both listeners in turns, for a time.
-func (w *actor) dial(c *command) error {
+func (w *actor) dial(c *command) {
 	if w.nic == nil {
-		if err := w.openStack(); err != nil {
-			return err
-		}
+		w.openStack()
 	}
-	e, err := newPlainEnd(w.nic)
-	if err != nil {
-		return err
-	}
+	e := newPlainEnd(w.nic)
 	to := netip.AddrPortFrom(c.Peer, servePort).String()
 	for end := time.Now().Add(c.For); time.Now().Before(end); {
 		var conn net.Conn
@@ -456,9 +411,7 @@ func (w *actor) dial(c *command) error {
 			}
 			_ = conn.Close()
 		}
-		if err := post(e.recvs, e.vi.PostRecv); err != nil {
-			return err
-		}
+		fail.If(post(e.recvs, e.vi.PostRecv))
 		err = w.time("plain dial", func() error {
 			_, err := e.vi.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: c.Peer, Discriminator: serveDisc}, dialTime)
 			return err
@@ -468,14 +421,9 @@ func (w *actor) dial(c *command) error {
 				w.wrong("a plain connection says nothing: %v", err)
 			}
 		}
-		if err := e.renew(); err != nil {
-			return err
-		}
+		fail.If(e.renew())
 	}
-	if err := errors.Join(e.vi.Destroy(), e.recvs.region.Deregister(), e.sends.region.Deregister()); err != nil {
-		return err
-	}
-	return nil
+	fail.If(errors.Join(e.vi.Destroy(), e.recvs.region.Deregister(), e.sends.region.Deregister()))
 }
 
 func readAll(r io.Reader, n int) error {

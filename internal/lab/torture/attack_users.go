@@ -20,6 +20,7 @@ import (
 	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/veth"
@@ -58,24 +59,14 @@ var usersNeeds = []string{
 
 // users runs the attack.
 func (a *attack) users() (line string, err error) {
-	ws, err := a.workers(usersQueues)
-	if err != nil {
-		return "", err
-	}
+	defer fail.Catch(&err)
+	ws := a.workers(usersQueues)
 	site := ws.site
-	defer func() { err = errors.Join(err, ws.close("hostile", "honest", "peer", "agent")) }()
-	dir, err := os.MkdirTemp("", "via-xdp-attack")
-	if err != nil {
-		return "", err
-	}
+	defer fail.Closing(&err, func() error { return ws.close("hostile", "honest", "peer", "agent") })
+	dir := fail.Must(os.MkdirTemp("", "via-xdp-attack"))
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil { // for the users
-		return "", err
-	}
-	g, err := newGateway(site)
-	if err != nil {
-		return "", err
-	}
+	fail.If(os.Chmod(dir, 0o755)) // for the users
+	g := newGateway(site)
 	defer g.end()
 	socket := filepath.Join(dir, "agent")
 	for _, w := range []struct {
@@ -88,15 +79,10 @@ func (a *attack) users() (line string, err error) {
 		{"honest", 0, honestUser, command{Do: "listen", Kind: "honest", Socket: socket}},
 		{"hostile", 0, hostileUser, command{Do: "result"}},
 	} {
-		if err := ws.start(w.name, w.side, w.user, w.first); err != nil {
-			return "", err
-		}
+		ws.start(w.name, w.side, w.user, w.first)
 	}
 	u := &usersRun{attack: a, ws: ws, socket: socket, hosts: [2]netip.Addr{site.Ends[0].IPv4.Addr(), site.Ends[1].IPv4.Addr()}}
-	before, err := u.phase("", usersBefore)
-	if err != nil {
-		return "", err
-	}
+	before := u.phase("", usersBefore)
 	a.Alone, a.Worst = make(map[string]time.Duration), make(map[string]time.Duration)
 	for what, times := range before {
 		a.Alone[what] = percentile(times, 50)
@@ -105,19 +91,14 @@ func (a *attack) users() (line string, err error) {
 		for _, kind := range usersKinds {
 			a.progress(kind)
 			left := a.cfg.For - time.Since(a.start)
-			times, err := u.phase(kind, min(max(left/time.Duration(len(usersKinds)), usersLeast), usersPhase))
-			if err != nil {
-				return "", err
-			}
+			times := u.phase(kind, min(max(left/time.Duration(len(usersKinds)), usersLeast), usersPhase))
 			for what, t := range times {
 				name := kind + ": " + what
 				a.Worst[name] = max(a.Worst[name], percentile(t, 100))
 			}
 		}
 	}
-	if err := g.check(a); err != nil {
-		return "", err
-	}
+	g.check(a)
 	c, ms := a.Counts, func(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }
 	text := ""
 	for _, what := range []string{"open", "close", "dial", "reach"} {
@@ -142,34 +123,18 @@ type usersRun struct {
 }
 
 // phase is a time in which the honest user and the peer work, beside one kind of attack, or none.
-func (u *usersRun) phase(kind string, d time.Duration) (map[string][]time.Duration, error) {
+func (u *usersRun) phase(kind string, d time.Duration) map[string][]time.Duration {
 	began := time.Now()
-	var attack func() (*result, error)
+	attack := func() *result { return &result{} }
 	if kind != "" {
 		attack = u.ws.begin("hostile", command{Do: "attack", Kind: kind, Socket: u.socket, Host: u.hosts[0], For: d})
 	}
 	honest := u.ws.begin("honest", command{Do: "use", Socket: u.socket, Kind: "peer", Peer: u.hosts[1], For: d})
 	peer := u.ws.begin("peer", command{Do: "use", Kind: "honest", Peer: u.hosts[0], For: d})
-	h, herr := honest()
-	p, perr := peer()
-	if err := errors.Join(herr, perr); err != nil {
-		return nil, err
-	}
-	if attack != nil {
-		x, err := attack()
-		if err != nil {
-			return nil, err
-		}
-		for _, text := range x.Wrong {
-			u.violated("%s: %s", kind, text)
-		}
-	}
-	s, err := u.ws.do("agent", command{Do: "result"})
-	if err != nil {
-		return nil, err
-	}
+	h, p, x := honest(), peer(), attack()
+	s := u.ws.do("agent", command{Do: "result"})
 	late := schedlat.Worst(s.Spells, began) // of the agent: the others' own lateness is no part of the times
-	for _, text := range slices.Concat(h.Wrong, p.Wrong, s.Wrong) {
+	for _, text := range slices.Concat(x.Wrong, h.Wrong, p.Wrong, s.Wrong) {
 		u.violated("%s: %s", kind, text)
 	}
 	times := h.Times
@@ -183,11 +148,11 @@ func (u *usersRun) phase(kind string, d time.Duration) (map[string][]time.Durati
 				alone.Round(time.Millisecond), late.Round(time.Millisecond))
 		}
 	}
-	return times, nil
+	return times
 }
 
 // serveAgent is the agent, until the worker ends.
-func (w *actor) serveAgent(c *command) error {
+func (w *actor) serveAgent(c *command) {
 	d := agentd.Daemon{Socket: c.Socket}
 	if len(c.Users) > 0 {
 		d.Mode = 0o666
@@ -204,25 +169,18 @@ func (w *actor) serveAgent(c *command) error {
 	})
 	select {
 	case <-ready:
-		return nil
 	case err := <-ended:
-		return errors.Join(err, errors.New("the agent has ended"))
+		fail.If(errors.Join(err, errors.New("the agent has ended")))
 	}
 }
 
 // listen opens queue 0, and accepts requests for the discriminator that Kind names, until the worker ends.
-func (w *actor) listen(c *command) (err error) {
-	if w.nic, err = w.open(c.Socket, 0, workerArena); err != nil {
-		return err
-	}
+func (w *actor) listen(c *command) {
+	w.nic = fail.Must(w.open(c.Socket, 0, workerArena))
 	w.closers = append(w.closers, w.nic.Close)
-	l, err := w.nic.Listen(vipl.NetAddress{Discriminator: []byte(c.Kind)})
-	if err != nil {
-		return err
-	}
+	l := fail.Must(w.nic.Listen(vipl.NetAddress{Discriminator: []byte(c.Kind)}))
 	w.closers = append(w.closers, l.Close)
 	w.run.Go(func() { w.accept(l) })
-	return nil
 }
 
 // accept accepts one connection after the other, and ends each.
@@ -247,7 +205,7 @@ func (w *actor) accept(l *vipl.Listener) {
 }
 
 // use is the loop of an honest program: it opens and closes a queue, and dials. The peer only dials.
-func (w *actor) use(c *command) error {
+func (w *actor) use(c *command) {
 	dial := "dial"
 	if c.Socket == "" {
 		dial = "reach"
@@ -266,19 +224,13 @@ func (w *actor) use(c *command) error {
 				continue
 			}
 		}
-		vi, err := w.nic.CreateVI(vipl.VIAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
-		if err != nil {
-			return err
-		}
+		vi := fail.Must(w.nic.CreateVI(vipl.VIAttributes{Level: vipl.UnreliableDelivery}, nil, nil))
 		_ = w.time(dial, func() error {
 			_, err := vi.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: c.Peer, Discriminator: []byte(c.Kind)}, dialTime)
 			return err
 		})
-		if err := errors.Join(vi.Disconnect(), vi.Destroy()); err != nil {
-			return err
-		}
+		fail.If(errors.Join(vi.Disconnect(), vi.Destroy()))
 	}
-	return nil
 }
 
 // hostileKinds are the attacks of a user, until ctx ends. All but the first have a NIC of their own.
@@ -289,38 +241,33 @@ var hostileKinds = map[string]func(*actor, context.Context, *command, *vipl.NIC)
 }
 
 // attack runs one of them for a time.
-func (w *actor) attack(c *command) error {
-	if err := yieldCPU(); err != nil {
-		return err
-	}
+func (w *actor) attack(c *command) {
+	yieldCPU()
 	ctx, cancel := context.WithTimeout(w.ctx, c.For)
 	defer cancel()
 	if c.Kind == "queues" {
-		return w.keepQueues(ctx, c)
+		w.keepQueues(ctx, c)
+		return
 	}
 	f := hostileKinds[c.Kind]
 	if f == nil {
-		return errNoAttack
+		fail.If(errNoAttack)
 	}
-	nic, err := w.open(c.Socket, kagent.AnyQueue, workerArena)
-	if err != nil {
-		return err
-	}
+	nic := fail.Must(w.open(c.Socket, kagent.AnyQueue, workerArena))
 	defer nic.Close()
 	f(w, ctx, c, nic)
-	return nil
 }
 
 // yieldCPU makes the process run only when the CPU is otherwise idle: the attack is on the agent, not on the
 // scheduler.
-func yieldCPU() error {
+func yieldCPU() {
 	threads, err := os.ReadDir("/proc/self/task")
 	for _, t := range threads {
 		if id, err := strconv.Atoi(t.Name()); err == nil {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, id, 19) // it may have ended
 		}
 	}
-	return err
+	fail.If(err)
 }
 
 // each runs f for 0 to n-1 at the same time, and returns when all have ended.
@@ -336,21 +283,16 @@ func each(n int, f func(i int)) {
 const keepAsk = 7
 
 // keepQueues keeps the socket of a queue whose session it has closed, and has others ask for that queue.
-func (w *actor) keepQueues(ctx context.Context, c *command) error {
+func (w *actor) keepQueues(ctx context.Context, c *command) {
 	cfg := queueConfig(kagent.AnyQueue, workerArena)
-	a, err := agentclient.Open(c.Socket, true, cfg)
-	if err != nil {
-		return err
-	}
+	a := fail.Must(agentclient.Open(c.Socket, true, cfg))
 	queue := a.Info().Queue
 	kept, err := unix.FcntlInt(uintptr(a.Queue().FD()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return errors.Join(err, a.Close())
+		fail.If(errors.Join(err, a.Close()))
 	}
 	defer unix.Close(kept)
-	if err := a.Close(); err != nil {
-		return err
-	}
+	fail.If(a.Close())
 	w.count("sockets kept")
 	cfg.Queue = queue
 	each(keepAsk, func(int) {
@@ -362,7 +304,6 @@ func (w *actor) keepQueues(ctx context.Context, c *command) error {
 			}
 		}
 	})
-	return nil
 }
 
 // shadowListeners accepts, where it can, requests for the honest user's discriminator.
@@ -477,61 +418,38 @@ type gateway struct {
 
 // newGateway has side 1 answer ARP for hosts that do not exist. One of them is side 0's gateway for hosts that are
 // not on the link.
-func newGateway(site *testbed.Site) (*gateway, error) {
+func newGateway(site *testbed.Site) *gateway {
 	g := &gateway{site: site, stop: make(chan struct{}), over: make(chan map[netip.Addr]uint64, 1)}
 	g.end = sync.OnceFunc(func() { close(g.stop) })
-	if err := site.Do(1, answerARP); err != nil {
-		return nil, err
-	}
-	return g, site.Do(0, func() error {
-		if err := routeTo(netip.MustParsePrefix("0.0.0.0/0"), gatewayHost); err != nil {
-			return err
-		}
-		updates := make(chan netlink.NeighUpdate, 1024)
-		if err := netlink.NeighSubscribe(updates, g.stop); err != nil {
-			return err
-		}
-		go g.watch(updates)
-		return nil
-	})
+	fail.If(site.Do(1, answerARP))
+	updates := make(chan netlink.NeighUpdate, 1024)
+	fail.If(site.Do(0, func() error {
+		return errors.Join(routeTo(netip.MustParsePrefix("0.0.0.0/0"), gatewayHost), netlink.NeighSubscribe(updates, g.stop))
+	}))
+	go g.watch(updates)
+	return g
 }
 
 // answerARP has the thread's namespace answer ARP for gatewayHost and silentHost. It forwards their frames to an
 // interface whose other end has no reader.
-func answerARP() error {
+func answerARP() (err error) {
+	defer fail.Catch(&err)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "nowhere"
-	err := errors.Join(netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "end"}),
+	fail.If(errors.Join(netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "end"}),
 		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
-		os.WriteFile("/proc/sys/net/ipv4/neigh/"+Interface+"/proxy_delay", []byte("0"), 0))
-	if err != nil {
-		return err
-	}
+		os.WriteFile("/proc/sys/net/ipv4/neigh/"+Interface+"/proxy_delay", []byte("0"), 0)))
 	index := make(map[string]int)
 	for _, name := range []string{Interface, "nowhere", "end"} {
-		l, err := netlink.LinkByName(name)
-		if err == nil {
-			err = netlink.LinkSetUp(l)
-		}
-		if err != nil {
-			return err
-		}
+		l := fail.Must(netlink.LinkByName(name))
+		fail.If(netlink.LinkSetUp(l))
 		index[name] = l.Attrs().Index
 	}
 	for _, host := range []netip.Addr{gatewayHost, silentHost} {
 		to := veth.IPNet(netip.PrefixFrom(host, 32))
-		err := netlink.RouteAdd(&netlink.Route{LinkIndex: index["nowhere"], Dst: to, Scope: netlink.SCOPE_LINK})
-		for _, n := range []netlink.Neigh{
-			{LinkIndex: index["nowhere"], IP: to.IP, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}, State: netlink.NUD_PERMANENT},
-			{LinkIndex: index[Interface], IP: to.IP, Flags: netlink.NTF_PROXY},
-		} {
-			if err == nil {
-				err = netlink.NeighAdd(&n)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("%v: %w", host, err)
-		}
+		fail.If(errors.Join(netlink.RouteAdd(&netlink.Route{LinkIndex: index["nowhere"], Dst: to, Scope: netlink.SCOPE_LINK}),
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: index["nowhere"], IP: to.IP, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}, State: netlink.NUD_PERMANENT}),
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: index[Interface], IP: to.IP, Flags: netlink.NTF_PROXY})))
 	}
 	return nil
 }
@@ -548,7 +466,7 @@ func (g *gateway) watch(updates chan netlink.NeighUpdate) {
 }
 
 // check looks at what has become of the entries.
-func (g *gateway) check(a *attack) error {
+func (g *gateway) check(a *attack) {
 	time.Sleep(10 * time.Millisecond) // for the last messages
 	g.end()
 	deleted := <-g.over
@@ -557,21 +475,19 @@ func (g *gateway) check(a *attack) error {
 		a.violated("the gateway's neighbour entry was deleted %d times", n)
 	}
 	if a.Counts["hostile requests to the gateway"] == 0 {
-		return nil // nothing has used the entry
+		return // nothing has used the entry
 	}
-	return g.site.Do(0, func() error {
-		l, err := netlink.LinkByName(Interface)
-		if err != nil {
-			return err
-		}
-		all, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4)
+	fail.If(g.site.Do(0, func() (err error) {
+		defer fail.Catch(&err)
+		l := fail.Must(netlink.LinkByName(Interface))
+		all := fail.Must(netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4))
 		there := slices.ContainsFunc(all, func(n netlink.Neigh) bool {
 			host, _ := netip.AddrFromSlice(n.IP)
 			return host.Unmap() == gatewayHost && n.HardwareAddr.String() == g.site.Ends[1].MAC
 		})
-		if err == nil && !there {
+		if !there {
 			a.violated("the gateway has no neighbour entry any more: %v", all)
 		}
-		return err
-	})
+		return nil
+	}))
 }

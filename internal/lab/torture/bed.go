@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 )
@@ -51,13 +52,9 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 	if err := testbed.Require(Needs...); err != nil {
 		return nil, err
 	}
-	newSite := testbed.NewSite
-	if cfg.Direct {
-		newSite = testbed.NewDirectSite
-	}
-	site, err := newSite(testbed.Pair{
+	site, err := testbed.NewSite(testbed.Pair{
 		Names: [2]string{Interface, Interface}, Net4: testbed.XDPNet4, Net6: testbed.XDPNet6, MTU: cfg.MTU,
-	})
+	}, !cfg.Direct)
 	if err != nil {
 		return nil, err
 	}
@@ -67,27 +64,18 @@ func NewBed(cfg BedConfig) (_ *Bed, err error) {
 			err = errors.Join(err, b.Close())
 		}
 	}()
+	defer fail.Catch(&err)
 	if cfg.Agents {
-		if b.dir, err = os.MkdirTemp("", "via-xdp-torture"); err != nil {
-			return nil, err
-		}
+		b.dir = fail.Must(os.MkdirTemp("", "via-xdp-torture"))
 	}
 	for side := range b.Workers {
 		if cfg.IPv6 {
-			if err := site.Do(side, keepAddresses); err != nil {
-				return nil, err
-			}
+			fail.If(site.Do(side, keepAddresses))
 		}
-		if err := b.StartWorker(side); err != nil {
-			return nil, err
-		}
+		fail.If(b.StartWorker(side))
 		if cfg.Agents {
-			if b.agents[side], err = newWorker(site.Spawn(side, cfg.Args, cfg.Stderr)); err != nil {
-				return nil, err
-			}
-			if _, err := b.agents[side].ask(command{Do: "agent", Socket: b.socket(side)}); err != nil {
-				return nil, fmt.Errorf("agent of side %d: %w", side, err)
-			}
+			b.agents[side] = fail.Must(newWorker(site.Spawn(side, cfg.Args, cfg.Stderr)))
+			b.agents[side].begin(command{Do: "agent", Socket: b.socket(side)})()
 		}
 	}
 	return b, nil
@@ -146,17 +134,14 @@ func (b *Bed) Close() error {
 
 // Open opens the interface on both sides.
 func (b *Bed) Open(cfg NICConfig) error {
-	return onBoth(func(side int) error { return b.OpenSide(side, cfg) })
+	return fail.Try(func() { onBoth(func(side int) { fail.If(b.OpenSide(side, cfg)) }) })
 }
 
 // onBoth does something on one side, and then on the other.
-func onBoth(f func(side int) error) error {
+func onBoth(f func(side int)) {
 	for side := range 2 {
-		if err := f(side); err != nil {
-			return fmt.Errorf("side %d: %w", side, err)
-		}
+		fail.During(fmt.Sprint("side ", side), func() { f(side) })
 	}
-	return nil
 }
 
 // OpenSide opens the interface on one side.
@@ -168,7 +153,7 @@ func (b *Bed) OpenSide(side int, cfg NICConfig) error {
 
 // Start starts flows on both sides. Side 1 asks for the connections.
 func (b *Bed) Start(cfg FlowConfig) error {
-	return onBoth(func(side int) error { return b.StartSide(side, cfg) })
+	return fail.Try(func() { onBoth(func(side int) { fail.If(b.StartSide(side, cfg)) }) })
 }
 
 // StartSide starts the flows of one side.
@@ -199,9 +184,17 @@ func (b *Bed) Count() ([2]*Report, error) { return b.both(doCount) }
 func (b *Bed) CloseNICs() ([2]*Report, error) { return b.both(doClose) }
 
 func (b *Bed) both(do string) (r [2]*Report, err error) {
-	reports, err := together(b.Workers[:], do)
-	copy(r[:], reports)
-	return r, err
+	defer fail.Catch(&err)
+	onBoth(func(side int) {
+		if b.Workers[side] == nil {
+			fail.With("there is no process")
+		}
+	})
+	// Both at the same time, as an orderly end needs.
+	var reports [2]func() *answer
+	onBoth(func(side int) { reports[side] = b.Workers[side].begin(command{Do: do}) })
+	onBoth(func(side int) { r[side] = reports[side]().Report })
+	return r, nil
 }
 
 // Until asks for reports until they are as wanted, for a time.
@@ -267,17 +260,12 @@ type Unwanted struct {
 
 // Unwanted of a side, since the bed was made.
 func (b *Bed) Unwanted(side int) (u Unwanted, err error) {
-	err = b.Site.Do(side, func() error {
-		p, err := procfs.NewProc(unix.Gettid()) // of the side's namespace
-		if err != nil {
-			return err
-		}
-		v4, err := p.Snmp()
-		if err != nil {
-			return err
-		}
+	err = b.Site.Do(side, func() (err error) {
+		defer fail.Catch(&err)
+		p := fail.Must(procfs.NewProc(unix.Gettid())) // of the side's namespace
+		v4 := fail.Must(p.Snmp())
 		if v4.Udp.NoPorts == nil || v4.Icmp.OutDestUnreachs == nil {
-			return errors.New("/proc/net/snmp does not count datagrams without a socket")
+			fail.With("/proc/net/snmp does not count datagrams without a socket")
 		}
 		v6, err := p.Snmp6() // empty with a kernel without IPv6
 		count := func(n *float64) uint64 {
@@ -295,25 +283,16 @@ func (b *Bed) Unwanted(side int) (u Unwanted, err error) {
 
 // detach takes a process's XDP program off its interface, as another privileged program
 // could.
-func detach(pid int) error {
-	id, err := linkID(pid)
-	if err != nil {
-		return err
-	}
-	l, err := link.NewFromID(id)
-	if err != nil {
-		return err
-	}
+func detach(pid int) (err error) {
+	defer fail.Catch(&err)
+	l := fail.Must(link.NewFromID(fail.Must(linkID(pid))))
 	return errors.Join(l.Detach(), l.Close())
 }
 
 // linkID finds a process's link to its interface among its files. Interface
 // numbers would not do: namespaces have the same ones.
 func linkID(pid int) (link.ID, error) {
-	infos, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
-	if err != nil {
-		return 0, err
-	}
+	infos, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid)) // the pattern is a good one
 	for _, name := range infos {
 		text, err := os.ReadFile(name)
 		if err != nil || !strings.Contains(string(text), "link_type:\txdp") {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -54,27 +55,19 @@ const (
 	ackTime = time.Millisecond
 )
 
-func newDialogue(nic *vipl.NIC, level vipl.ReliabilityLevel) (*dialogue, error) {
+func newDialogue(nic *vipl.NIC, level vipl.ReliabilityLevel) (_ *dialogue, err error) {
+	defer fail.Catch(&err)
 	d := &dialogue{nic: nic, waitLimit: waitLimit}
-	tag, err := nic.CreatePtag()
-	if err != nil {
-		return nil, err
-	}
-	if d.vi, err = nic.CreateVI(vipl.VIAttributes{
+	tag := fail.Must(nic.CreatePtag())
+	d.vi = fail.Must(nic.CreateVI(vipl.VIAttributes{
 		Level: level, Ptag: tag, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery,
-	}, nil, nil); err != nil {
-		return nil, err
-	}
+	}, nil, nil))
 	for _, r := range []**ring{&d.recvs, &d.sends} {
-		if *r, err = newRing(nic, tag, posted, longBytes); err != nil {
-			return nil, err
-		}
+		*r = newRing(nic, tag, posted, longBytes)
 	}
-	if d.slots, err = nic.AllocMem(longBytes, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true}); err != nil {
-		return nil, err
-	}
-	d.source, err = nic.AllocMem(longBytes, vipl.MemAttributes{Ptag: tag, EnableRDMARead: true})
-	return d, err
+	d.slots = fail.Must(nic.AllocMem(longBytes, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true}))
+	d.source = fail.Must(nic.AllocMem(longBytes, vipl.MemAttributes{Ptag: tag, EnableRDMARead: true}))
+	return d, nil
 }
 
 // begin gets ready for a connection.

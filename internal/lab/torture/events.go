@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 )
@@ -20,7 +21,7 @@ import (
 type event struct {
 	name   string
 	breaks bool
-	run    func(s *soak) error
+	run    func(s *soak)
 }
 
 var (
@@ -29,12 +30,12 @@ var (
 )
 
 var events = append(moves, []event{
-	{"calm", false, func(s *soak) error { return s.pass(s.draw(500)) }},
+	{"calm", false, func(s *soak) { s.pass(s.draw(500)) }},
 	storm,
 	storm, // twice as often as the others
 	{"kill", true, (*soak).kill},
-	{"suspend", true, func(s *soak) error { return s.suspend(s.long()) }},
-	{"nap", false, func(s *soak) error { return s.suspend(s.short()) }},
+	{"suspend", true, func(s *soak) { s.suspend(s.long()) }},
+	{"nap", false, func(s *soak) { s.suspend(s.short()) }},
 	{"link down", true, (*soak).linkDown},
 	{"link blinks", false, (*soak).linkBlinks},
 	{"detach", true, (*soak).detach},
@@ -70,33 +71,27 @@ func (s *soak) draw(ms int) time.Duration { return time.Duration(s.rng.IntN(ms)+
 func (s *soak) below(d time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(d))) }
 
 // pass waits, unless the soak is cancelled.
-func (s *soak) pass(d time.Duration) error {
+func (s *soak) pass(d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-s.ctx.Done():
 	}
-	return nil
 }
 
 // happen runs a random event.
-func (s *soak) happen() error { return s.undergo(events[s.rng.IntN(len(events))]) }
+func (s *soak) happen() { s.undergo(events[s.rng.IntN(len(events))]) }
 
 // undergo runs an event and checks the result.
-func (s *soak) undergo(e event) error {
+func (s *soak) undergo(e event) {
 	s.note(e.name)
 	s.away = 0
 	before, start := s.known, time.Now()
-	if err := e.run(s); err != nil {
-		return err
-	}
-	if err := s.awaitTalk(e.name); err != nil {
-		return err
-	}
+	e.run(s)
+	s.awaitTalk(e.name)
 	s.report.Events[e.name]++
 	if !e.breaks {
 		s.blame(e.name, before, s.starved(e.name, start))
 	}
-	return nil
 }
 
 // blame finds reliable flows that broke since before, in an event that ends no connection. That is a broken promise,
@@ -137,7 +132,7 @@ func (s *soak) starved(event string, since time.Time) bool {
 }
 
 // storm is a random mixture of faults for some seconds.
-func (s *soak) storm() error {
+func (s *soak) storm() {
 	f := testbed.Faults{Seed: s.rng.Uint64()}
 	share := func(most float64) float64 {
 		if s.rng.IntN(2) == 0 {
@@ -155,126 +150,97 @@ func (s *soak) storm() error {
 		f.Rate, f.Queue = 200_000_000+s.rng.Int64N(500_000_000), 50+s.rng.IntN(500)
 	}
 	s.bed.setFaults(f)
-	return s.pass(500*time.Millisecond + s.draw(2500))
+	s.pass(500*time.Millisecond + s.draw(2500))
 }
 
 // kill ends one worker in the middle of its work, and starts another in its
 // place.
-func (s *soak) kill() error { return s.restart(s.rng.IntN(2)) }
+func (s *soak) kill() { s.restart(s.rng.IntN(2)) }
 
 // restart is kill for a side.
-func (s *soak) restart(side int) error {
-	if err := s.addLast(side); err != nil {
-		return err
-	}
-	if err := s.pass(s.draw(200)); err != nil {
-		return err
-	}
-	if err := s.bed.Kill(side); err != nil {
-		return err
-	}
-	if err := s.pass(s.below(2 * s.cfg.Silence)); err != nil {
-		return err
-	}
-	return s.revive(side)
+func (s *soak) restart(side int) {
+	s.addLast(side)
+	s.pass(s.draw(200))
+	fail.If(s.bed.Kill(side))
+	s.pass(s.below(2 * s.cfg.Silence))
+	s.revive(side)
 }
 
 // addLast adds the report of a worker that is about to be killed.
-func (s *soak) addLast(side int) error {
-	r, err := s.bed.Workers[side].Report()
-	if err == nil {
-		s.add(side, r)
-	}
-	return err
+func (s *soak) addLast(side int) {
+	s.add(side, fail.Must(s.bed.Workers[side].Report()))
 }
 
 // revive starts a worker in the place of one that was killed.
-func (s *soak) revive(side int) error {
-	if err := s.bed.StartWorker(side); err != nil {
-		return err
-	}
+func (s *soak) revive(side int) {
+	fail.If(s.bed.StartWorker(side))
 	s.base[side] = nil
-	return s.reopen(side)
+	s.reopen(side)
 }
 
 // suspend stops one worker for a time.
-func (s *soak) suspend(d time.Duration) error {
+func (s *soak) suspend(d time.Duration) {
 	p := s.bed.Workers[s.rng.IntN(2)]
-	if err := p.Signal(unix.SIGSTOP); err != nil {
-		return err
-	}
-	return errors.Join(s.pass(d), p.Signal(unix.SIGCONT))
+	fail.If(p.Signal(unix.SIGSTOP))
+	s.pass(d)
+	fail.If(p.Signal(unix.SIGCONT))
 }
 
 // linkDown takes one side's interface down until every connection has ended by silence.
-func (s *soak) linkDown() error {
+func (s *soak) linkDown() {
 	side := s.rng.IntN(2)
-	_, _, err := s.allEnd("link down", s.bothTold(), s.link(side, netlink.LinkSetDown))
-	return errors.Join(err, s.bed.Link(side, netlink.LinkSetUp))
+	s.allEnd("link down", s.bothTold(), s.link(side, netlink.LinkSetDown))
+	s.link(side, netlink.LinkSetUp)()
 }
 
 // linkBlinks takes one side's interface down for a short time.
-func (s *soak) linkBlinks() error {
+func (s *soak) linkBlinks() {
 	side := s.rng.IntN(2)
 	s.cut = true
-	if err := s.bed.Link(side, netlink.LinkSetDown); err != nil {
-		return err
-	}
-	return errors.Join(s.pass(s.short()), s.bed.Link(side, netlink.LinkSetUp))
+	s.link(side, netlink.LinkSetDown)()
+	s.pass(s.short())
+	s.link(side, netlink.LinkSetUp)()
 }
 
 // detach takes the program off one side's interface. Its worker, which receives nothing any more, closes the
 // interface and opens it again.
-func (s *soak) detach() error {
+func (s *soak) detach() {
 	side := s.rng.IntN(2)
-	if err := s.bed.Detach(side); err != nil {
-		return err
-	}
+	fail.If(s.bed.Detach(side))
 	// Flows end in order only with a peer that receives their frames.
-	if err := s.pass(2 * s.cfg.Silence); err != nil {
-		return err
-	}
-	r, err := s.bed.Workers[side].CloseNIC()
-	if err != nil {
-		return err
-	}
-	s.add(side, r)
-	return s.reopen(side)
+	s.pass(2 * s.cfg.Silence)
+	s.add(side, fail.Must(s.bed.Workers[side].CloseNIC()))
+	s.reopen(side)
 }
 
 // changeMode is kill; the worker that takes the place opens the interface with the XDP program in the driver, or no
 // longer there. The same address then belongs to other rings, which take packets of several frames or do not.
-func (s *soak) changeMode() error {
+func (s *soak) changeMode() {
 	side := s.rng.IntN(2)
 	s.native[side] = !s.native[side]
-	return s.restart(side)
+	s.restart(side)
 }
 
 // link is a change of a side's interface.
-func (s *soak) link(side int, change func(netlink.Link) error) func() error {
-	return func() error { return s.bed.Link(side, change) }
+func (s *soak) link(side int, change func(netlink.Link) error) func() {
+	return func() { fail.If(s.bed.Link(side, change)) }
 }
 
 // setAddress gives a side's interface an address instead of the one that it has of that family.
-func (s *soak) setAddress(side int, to netip.Prefix) func() error {
+func (s *soak) setAddress(side int, to netip.Prefix) func() {
 	return s.link(side, func(l netlink.Link) error { return readdress(l, to) })
 }
 
 // readdress puts an address in the place of the one that an interface has of its family; those of
 // the link stay.
-func readdress(l netlink.Link, to netip.Prefix) error {
+func readdress(l netlink.Link, to netip.Prefix) (err error) {
+	defer fail.Catch(&err)
 	family := netlink.FAMILY_V4
 	if to.Addr().Is6() {
 		family = netlink.FAMILY_V6
 	}
-	addrs, err := netlink.AddrList(l, family)
-	if err != nil {
-		return err
-	}
-	fresh, err := netlink.ParseAddr(to.String())
-	if err != nil {
-		return err
-	}
+	addrs := fail.Must(netlink.AddrList(l, family))
+	fresh := fail.Must(netlink.ParseAddr(to.String()))
 	if family == netlink.FAMILY_V6 {
 		fresh.Flags = unix.IFA_F_NODAD
 	}
@@ -304,23 +270,25 @@ func (s *soak) homes(side int) (home, away netip.Prefix) {
 }
 
 // hardware gives what sets a side's hardware address as it is now, and what sets another one.
-func (s *soak) hardware(side int) (home, away func() error, err error) {
-	set := func(to net.HardwareAddr) func() error {
+func (s *soak) hardware(side int) (home, away func()) {
+	set := func(to net.HardwareAddr) func() {
 		return s.link(side, func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, to) })
 	}
 	var now net.HardwareAddr
-	err = s.bed.Link(side, func(l netlink.Link) error { now = l.Attrs().HardwareAddr; return nil })
-	return set(now), set(net.HardwareAddr{2, 0x77, 0, 0, 0, 0x77}), err
+	s.link(side, func(l netlink.Link) error { now = l.Attrs().HardwareAddr; return nil })()
+	return set(now), set(net.HardwareAddr{2, 0x77, 0, 0, 0, 0x77})
 }
 
 // setMTU changes the MTU of one side.
-func (s *soak) setMTU(side, mtu int) func() error {
+func (s *soak) setMTU(side, mtu int) func() {
 	return s.link(side, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
 }
 
 // setMTUs changes the MTU of both sides and between them.
-func (s *soak) setMTUs(mtu int) error {
-	return errors.Join(s.bed.Site.Middle.SetMTU(mtu), s.setMTU(0, mtu)(), s.setMTU(1, mtu)())
+func (s *soak) setMTUs(mtu int) {
+	fail.If(s.bed.Site.Middle.SetMTU(mtu))
+	s.setMTU(0, mtu)()
+	s.setMTU(1, mtu)()
 }
 
 // lessMTU is one for which the frames of connections are too long.
@@ -328,48 +296,35 @@ func (s *soak) lessMTU() int { return max(1400, s.mtu()/3) }
 
 // moveAddress gives a side another address for some time. Side 0 is asked for connections at its old
 // address: there are none until it is back.
-func (s *soak) moveAddress() error {
+func (s *soak) moveAddress() {
 	side := s.rng.IntN(2)
 	home, away := s.homes(side)
-	if err := s.moved("address moves", side, s.setAddress(side, away)); err != nil {
-		return err
-	}
+	s.moved("address moves", side, s.setAddress(side, away))
 	if side == 0 {
-		return s.setAddress(side, home)()
+		s.setAddress(side, home)()
+		return
 	}
-	if err := s.awaitTalk("address moves"); err != nil {
-		return err
-	}
-	return s.moved("address moves back", side, s.setAddress(side, home))
+	s.awaitTalk("address moves")
+	s.moved("address moves back", side, s.setAddress(side, home))
 }
 
 // moveHardware gives side 1 another hardware address for some time. It asks for connections, so that
 // the other one's kernel learns where it is.
-func (s *soak) moveHardware() error {
+func (s *soak) moveHardware() {
 	const side = 1
-	home, away, err := s.hardware(side)
-	if err != nil {
-		return err
-	}
-	if err := s.moved("hardware address moves", side, away); err != nil {
-		return err
-	}
-	if err := s.awaitTalk("hardware address moves"); err != nil {
-		return err
-	}
-	return s.moved("hardware address moves back", side, home)
+	home, away := s.hardware(side)
+	s.moved("hardware address moves", side, away)
+	s.awaitTalk("hardware address moves")
+	s.moved("hardware address moves back", side, home)
 }
 
 // moved changes what the connections of a side need. It checks that all connections end on both sides within their
 // limits: the side that has changed ends them by itself, and the other one is notified.
-func (s *soak) moved(name string, side int, change func() error) error {
+func (s *soak) moved(name string, side int, change func()) {
 	start := time.Now()
 	within := s.bothTold()
 	within[side] = toldAtMost
-	before, after, err := s.allEnd(name, within, change)
-	if err != nil {
-		return err
-	}
+	before, after := s.allEnd(name, within, change)
 	lost := func(side int) uint64 { return after[side].Engine.SourcesLost - before[side].Engine.SourcesLost }
 	if n := lost(1 - side); n != 0 {
 		s.violated("%s: side %d has not moved, and ended %d connections as if it had", name, 1-side, n)
@@ -377,7 +332,6 @@ func (s *soak) moved(name string, side int, change func() error) error {
 	if n := lost(side); n < uint64(2*s.cfg.Flows) && !s.starved(name, start) {
 		s.violated("%s: side %d ended %d connections for it, and had %d reliable ones", name, side, n, 2*s.cfg.Flows)
 	}
-	return nil
 }
 
 // bothTold is how soon each side learns that connections have ended.
@@ -385,21 +339,15 @@ func (s *soak) bothTold() [2]time.Duration { return [2]time.Duration{s.toldWithi
 
 // allEnd makes a change that ends all connections, and waits until each side knows of each, for no longer than it
 // has to take.
-func (s *soak) allEnd(name string, within [2]time.Duration, change func() error) (before, after [2]*Report, err error) {
+func (s *soak) allEnd(name string, within [2]time.Duration, change func()) (before, after [2]*Report) {
 	s.cut = true // what the interface does not let through is not counted as our frames
-	if before, err = s.bed.Reports(); err != nil {
-		return before, after, err
-	}
+	before = fail.Must(s.bed.Reports())
 	mark := s.bed.Mark()
-	if err := change(); err != nil {
-		return before, after, err
-	}
+	change()
 	took := time.Since(mark.At) // as long as the kernel is busy
 	late := func(side int) time.Duration { return took + after[side].Late - before[side].Late }
 	for known, over := false, false; !known && !over; time.Sleep(5 * time.Millisecond) {
-		if after, err = s.bed.Reports(); err != nil {
-			return before, after, err
-		}
+		after = fail.Must(s.bed.Reports())
 		known, over = true, true
 		for side, r := range after {
 			_, all := ended(before[side], r, mark.At)
@@ -413,7 +361,7 @@ func (s *soak) allEnd(name string, within [2]time.Duration, change func() error)
 			s.violated("%s: side %d: after %v %d of %d connections had ended", name, side, told, len(r.Breaks)-len(before[side].Breaks), before[side].Open)
 		}
 	}
-	return before, after, nil
+	return before, after
 }
 
 // ended reports whether a worker knows that all its earlier connections have ended, and how long after since it
@@ -430,13 +378,10 @@ func ended(before, now *Report, since time.Time) (told time.Duration, all bool) 
 
 // shrink lowers the MTU for some time: connections end, new ones use the smaller MTU, and they do not end when it
 // grows.
-func (s *soak) shrink() error {
+func (s *soak) shrink() {
 	const name = "MTU shrinks"
 	start := time.Now()
-	before, after, err := s.allEnd(name, s.bothTold(), func() error { return s.setMTUs(s.lessMTU()) })
-	if err != nil {
-		return err
-	}
+	before, after := s.allEnd(name, s.bothTold(), func() { s.setMTUs(s.lessMTU()) })
 	ended := uint64(0) // by one side or the other, which is notified
 	for side := range after {
 		ended += after[side].Engine.PathsLost - before[side].Engine.PathsLost
@@ -444,56 +389,43 @@ func (s *soak) shrink() error {
 	if ended < uint64(2*s.cfg.Flows) && !s.starved(name, start) {
 		s.violated("%s: %d connections ended for it, and there were %d reliable ones", name, ended, 2*s.cfg.Flows)
 	}
-	if err := s.awaitTalk(name); err != nil {
-		return err
-	}
+	s.awaitTalk(name)
 	small, start := s.known, time.Now()
-	if err := s.setMTUs(s.mtu()); err != nil {
-		return err
-	}
-	if err := s.awaitTalk("MTU grows"); err != nil {
-		return err
-	}
+	s.setMTUs(s.mtu())
+	s.awaitTalk("MTU grows")
 	s.blame("MTU grows", small, s.starved("MTU grows", start))
-	return s.moveHardware() // it ends them: those of short frames would outlive the next time that the MTU shrinks
+	s.moveHardware() // it ends them: those of short frames would outlive the next time that the MTU shrinks
 }
 
-func (s *soak) blinkAddress() error {
+func (s *soak) blinkAddress() {
 	side := s.rng.IntN(2)
 	home, away := s.homes(side)
-	return s.blink(side, s.setAddress(side, away), s.setAddress(side, home))
+	s.blink(side, s.setAddress(side, away), s.setAddress(side, home))
 }
 
-func (s *soak) blinkHardware() error {
+func (s *soak) blinkHardware() {
 	side := s.rng.IntN(2)
-	home, away, err := s.hardware(side)
-	if err != nil {
-		return err
-	}
-	return s.blink(side, away, home)
+	home, away := s.hardware(side)
+	s.blink(side, away, home)
 }
 
-func (s *soak) blinkMTU() error {
+func (s *soak) blinkMTU() {
 	side := s.rng.IntN(2)
-	return s.blink(side, s.setMTU(side, s.lessMTU()), s.setMTU(side, s.mtu()))
+	s.blink(side, s.setMTU(side, s.lessMTU()), s.setMTU(side, s.mtu()))
 }
 
 // blink takes something away that a side's connections need, and gives it back at once. It then checks the interface
 // for as long as the workers may take to notice the loss. The workers may also wait for the kernel's lock, so a short
 // loss may seem longer to them.
-func (s *soak) blink(side int, away, back func() error) error {
+func (s *soak) blink(side int, away, back func()) {
 	s.cut = true
 	gone := time.Now()
-	if err := errors.Join(away(), back()); err != nil {
-		return err
-	}
+	away()
+	back()
 	s.away = time.Since(gone)
 	for end := time.Now().Add(2 * s.grace()); time.Now().Before(end) && s.ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		asked := time.Now()
-		if err := s.bed.Link(side, func(netlink.Link) error { return nil }); err != nil {
-			return err
-		}
+		s.link(side, func(netlink.Link) error { return nil })()
 		s.away = max(s.away, time.Since(asked))
 	}
-	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -79,65 +80,47 @@ func (s *soak) floodTime() time.Duration {
 }
 
 // flood starts the forgers, which run until ebb, and measures their cost.
-func (s *soak) flood() (err error) {
+func (s *soak) flood() {
 	s.note("flood")
 	if s.report.Flood == nil {
 		s.report.Flood = &Flood{}
 	}
 	f, known, start := s.report.Flood, s.known, time.Now()
-	if err := s.passed(floodTurns*s.floodTime(), &f.Calm); err != nil {
-		return err
-	}
-	told, err := s.unreachables()
-	if err != nil {
-		return err
-	}
-	if s.hostile, err = s.bed.Forge(s.rng.Uint64(), s.cfg.Plain); err != nil {
-		return err
-	}
+	s.passed(floodTurns*s.floodTime(), &f.Calm)
+	told := s.unreachables()
+	s.hostile = fail.Must(s.bed.Forge(s.rng.Uint64(), s.cfg.Plain))
 	s.floods = time.Now()
 	s.hostile.Compete(true)
 	defer s.hostile.Compete(false)
 	for range floodTurns {
 		before := f.Spared.Time
 		s.hostile.Spare(true)
-		if err := s.passed(s.floodTime(), &f.Spared); err != nil {
-			return err
-		}
+		s.passed(s.floodTime(), &f.Spared)
 		s.hostile.Spare(false)
 		s.floods = s.floods.Add(f.Spared.Time - before)
 		sent := s.hostile.Sent()
-		if err := s.passed(s.floodTime(), &f.Flooded); err != nil {
-			return err
-		}
+		s.passed(s.floodTime(), &f.Flooded)
 		f.Beside += s.hostile.Sent() - sent
 		f.BesideRate = perSecond(f.Beside, f.Flooded.Time)
 	}
-	if err := s.noticed(told); err != nil {
-		return err
-	}
+	s.noticed(told)
 	s.blame("flood", known, s.starved("flood", start))
-	return nil
 }
 
 // unreachables is how many ICMP errors "destination unreachable" the two kernels have sent.
-func (s *soak) unreachables() (sum uint64, err error) {
+func (s *soak) unreachables() (sum uint64) {
 	for side := range 2 {
-		u, err := s.bed.Unwanted(side)
-		if err != nil {
-			return 0, err
-		}
-		sum += u.Answers
+		sum += fail.Must(s.bed.Unwanted(side)).Answers
 	}
-	return sum, nil
+	return sum
 }
 
 // noticed checks what the flood has met: program and engine have dropped each kind of frame by its name, and, where
 // connections are plain, no kernel has answered any. before is how many unreachables were sent by then.
-func (s *soak) noticed(before uint64) error {
+func (s *soak) noticed(before uint64) {
 	r, err := s.bed.Until(talkWithin, func(r [2]*Report) bool { return s.missed(r[0]) == "" && s.missed(r[1]) == "" })
-	if err != nil && !errors.Is(err, errTooLate) {
-		return err
+	if !errors.Is(err, errTooLate) {
+		fail.If(err)
 	}
 	s.record(r)
 	for side := range r {
@@ -146,13 +129,11 @@ func (s *soak) noticed(before uint64) error {
 		}
 	}
 	if !s.cfg.Plain {
-		return nil // a frame with any bits wrong may be for a port that has no socket
+		return // a frame with any bits wrong may be for a port that has no socket
 	}
-	after, err := s.unreachables()
-	if err == nil && after != before {
+	if after := s.unreachables(); after != before {
 		s.violated("%d forged frames were answered by ICMP", after-before)
 	}
-	return err
 }
 
 // missed is the first kind of forged frames that was not dropped by name.
@@ -177,23 +158,16 @@ func (s *soak) missed(r *Report) string {
 }
 
 // passed counts the messages that flows take in a time.
-func (s *soak) passed(d time.Duration, sum *Passed) error {
-	before, err := s.bed.Reports()
-	if err != nil {
-		return err
-	}
+func (s *soak) passed(d time.Duration, sum *Passed) {
+	before := fail.Must(s.bed.Reports())
 	mark := s.bed.Mark()
 	time.Sleep(d)
-	after, err := s.bed.Reports()
-	if err != nil {
-		return err
-	}
+	after := fail.Must(s.bed.Reports())
 	sum.add(Passed{
 		Messages: after[0].Taken + after[1].Taken - before[0].Taken - before[1].Taken,
 		Time:     time.Since(mark.At), Late: mark.Allow(0),
 	})
 	s.record(after)
-	return nil
 }
 
 // ebb ends the flood, if there is one.

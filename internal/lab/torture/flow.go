@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -86,40 +87,27 @@ func newFlow(nic *vipl.NIC, cfg FlowConfig, i int, stop *atomic.Bool) (_ *flow, 
 			f.free()
 		}
 	}()
-	reliable := cfg.Level != vipl.UnreliableDelivery
-	if f.tag, err = nic.CreatePtag(); err != nil {
-		return nil, err
-	}
+	defer fail.Catch(&err)
+	f.tag = fail.Must(nic.CreatePtag())
 	posted := cfg.Depth + spare
-	if f.cq, err = nic.CreateCQ(2 * posted); err != nil {
-		return nil, err
-	}
-	f.vi, err = nic.CreateVI(vipl.VIAttributes{
-		Level: cfg.Level, Ptag: f.tag, EnableRDMAWrite: true, EnableRDMARead: reliable,
-	}, f.cq, f.cq)
-	if err != nil {
-		return nil, err
-	}
+	f.cq = fail.Must(nic.CreateCQ(2 * posted))
+	f.vi = fail.Must(nic.CreateVI(vipl.VIAttributes{
+		Level: cfg.Level, Ptag: f.tag, EnableRDMAWrite: true, EnableRDMARead: f.reliable(),
+	}, f.cq, f.cq))
 	for _, r := range []**ring{&f.recvs, &f.sends} {
-		if *r, err = newRing(nic, f.tag, posted, cfg.MaxBytes); err != nil {
-			return nil, err
-		}
+		*r = newRing(nic, f.tag, posted, cfg.MaxBytes)
 		f.regions = append(f.regions, (*r).region)
 	}
-	if f.slots, err = f.alloc(cfg.Depth*cfg.MaxBytes, vipl.MemAttributes{EnableRDMAWrite: true}); err != nil {
-		return nil, err
-	}
-	f.source, err = f.alloc(8*sourceWords, vipl.MemAttributes{EnableRDMARead: true})
-	return f, err
+	f.slots = f.alloc(cfg.Depth*cfg.MaxBytes, vipl.MemAttributes{EnableRDMAWrite: true})
+	f.source = f.alloc(8*sourceWords, vipl.MemAttributes{EnableRDMARead: true})
+	return f, nil
 }
 
-func (f *flow) alloc(size int, a vipl.MemAttributes) (*vipl.Region, error) {
+func (f *flow) alloc(size int, a vipl.MemAttributes) *vipl.Region {
 	a.Ptag = f.tag
-	r, err := f.nic.AllocMem(size, a)
-	if err == nil {
-		f.regions = append(f.regions, r)
-	}
-	return r, err
+	r := fail.Must(f.nic.AllocMem(size, a))
+	f.regions = append(f.regions, r)
+	return r
 }
 
 // free gives everything back; the error names what is not free.

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -105,23 +106,22 @@ func ofVI(frame []byte) bool {
 }
 
 // underWay is the part of a side's counts that is taken between the two sockets.
-func (l *ledger) underWay(side int) (a frameCounts, err error) {
+func (l *ledger) underWay(side int) (a frameCounts) {
 	if m := l.bed.Site.Middle; m != nil {
 		a.cancelled, a.emulated, a.all = l.cancelled[side].Load(), m.Watched(side), m.Counters(side)
-		a.in, err = m.Dropped(1 - side)
+		a.in = fail.Must(m.Dropped(1 - side))
 	}
-	return a, errors.Join(err, l.bed.Link(side, func(link netlink.Link) error {
+	fail.If(l.bed.Link(side, func(link netlink.Link) error {
 		a.out = link.Attrs().Statistics.TxDropped
 		return nil
 	}))
+	return a
 }
 
 // counts are those of both sides, as of a count.
-func (l *ledger) counts(r [2]*Report) (a [2]frameCounts, err error) {
+func (l *ledger) counts(r [2]*Report) (a [2]frameCounts) {
 	for side := range a {
-		if a[side], err = l.underWay(side); err != nil {
-			return a, err
-		}
+		a[side] = l.underWay(side)
 		q, to := &r[side].Queue, r[1-side]
 		a[side].sent = q.TxFrames - q.TxLostBusy - q.KernelStats.Tx_invalid_descs
 		if l.bed.cfg.Direct {
@@ -136,42 +136,33 @@ func (l *ledger) counts(r [2]*Report) (a [2]frameCounts, err error) {
 		a[side].received, a[side].engine = q.RxFrames, to.Engine.Frames+to.Discarded
 		a[side].named = q.RxFrames + q.RxTooManySegs + q.RxBadEntries + q.KernelStats.Rx_dropped + q.KernelStats.Rx_ring_full
 	}
-	return a, nil
+	return a
 }
 
 // begin begins the accounts of interfaces that are about to be opened.
-func (s *soak) begin() (err error) {
+func (s *soak) begin() {
 	for side := range s.audited {
-		if s.audited[side], err = s.ledger.underWay(side); err != nil {
-			return err
-		}
+		s.audited[side] = s.ledger.underWay(side)
 	}
 	s.cut = false
-	return nil
 }
 
 // audit looks for chunks and frames that are not accounted for. No flow runs.
-func (s *soak) audit() error {
+func (s *soak) audit() {
 	for end := time.Now().Add(talkWithin); ; time.Sleep(5 * time.Millisecond) {
-		r, err := s.bed.Count()
-		if err != nil {
-			return err
-		}
+		r := fail.Must(s.bed.Count())
 		for side := range r {
 			s.complain(side, r[side])
 		}
-		a, err := s.ledger.counts(r)
-		if err != nil {
-			return err
-		}
+		a := s.ledger.counts(r)
 		switch err := s.unaccounted(a); {
 		case len(s.report.Violations) > 0:
-			return nil
+			return
 		case err != nil && time.Now().Before(end):
 			continue // the last frames are still under way
 		case err != nil:
 			s.violated("%v", err)
-			return nil
+			return
 		}
 		for side := range a {
 			if s.continuous() {
@@ -180,7 +171,7 @@ func (s *soak) audit() error {
 		}
 		s.report.Audits++
 		s.audited, s.cut = a, false
-		return nil
+		return
 	}
 }
 
@@ -212,21 +203,15 @@ func (s *soak) unaccounted(a [2]frameCounts) (err error) {
 }
 
 // quiet ends all flows in order, checks what is left, and starts them again.
-func (s *soak) quiet() error {
-	if err := s.rest(); err != nil {
-		return err
-	}
-	return onBoth(s.startFlows)
+func (s *soak) quiet() {
+	s.rest()
+	onBoth(s.startFlows)
 }
 
 // rest ends all flows, and checks what is left.
-func (s *soak) rest() error {
+func (s *soak) rest() {
 	for _, end := range []func() ([2]*Report, error){s.bed.Stop, s.bed.Free} {
-		r, err := end()
-		if err != nil {
-			return err
-		}
-		s.record(r)
+		s.record(fail.Must(end()))
 	}
-	return s.audit()
+	s.audit()
 }

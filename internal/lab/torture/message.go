@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -146,20 +147,13 @@ type ring struct {
 func roundUp64(n int) int { return (n + 63) &^ 63 }
 
 // newRing makes one of count descriptors, in memory of its own.
-func newRing(nic *vipl.NIC, tag *vipl.Ptag, count, bytes int) (*ring, error) {
-	region, err := nic.AllocMem(count*(vipl.DescriptorAlignment+roundUp64(bytes)), vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		return nil, err
-	}
+func newRing(nic *vipl.NIC, tag *vipl.Ptag, count, bytes int) *ring {
+	region := fail.Must(nic.AllocMem(count*(vipl.DescriptorAlignment+roundUp64(bytes)), vipl.MemAttributes{Ptag: tag}))
 	r := &ring{region: region, bytes: bytes, ops: make([]op, count), reads: make([]readNote, count)}
 	for i := range count {
-		d, err := region.Descriptor(i*vipl.DescriptorAlignment, 2)
-		if err != nil {
-			return nil, err
-		}
-		r.desc = append(r.desc, d)
+		r.desc = append(r.desc, fail.Must(region.Descriptor(i*vipl.DescriptorAlignment, 2)))
 	}
-	return r, nil
+	return r
 }
 
 func (r *ring) outstanding() int { return r.tail - r.head }

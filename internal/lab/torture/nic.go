@@ -16,6 +16,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/gso"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -112,19 +113,11 @@ type opened interface {
 }
 
 // openAgent opens a queue by the agent at a socket; without a socket this process does.
-func openAgent(socket string, cfg kagent.Config) (opened, error) {
+func openAgent(socket string, cfg kagent.Config) opened {
 	if socket == "" {
-		a, err := device.Open(cfg)
-		if err != nil {
-			return nil, err
-		}
-		return a, nil
+		return fail.Must(device.Open(cfg))
 	}
-	a, err := agentclient.Open(socket, true, cfg)
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
+	return fail.Must(agentclient.Open(socket, true, cfg))
 }
 
 // counted is an agent that counts in Close: the engine has stopped, and the queue still exists.
@@ -145,19 +138,20 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	if cfg.Native {
 		mode = xdpnic.ModeNative
 	}
-	n, err := &nic{}, error(nil)
-	// A killed worker keeps its queue until the agent notices the death.
-	for end := time.Now().Add(countWithin); ; time.Sleep(10 * time.Millisecond) {
-		n.opened, err = openAgent(cfg.Agent, kagent.Config{
+	n := &nic{}
+	open := func() {
+		n.opened = openAgent(cfg.Agent, kagent.Config{
 			Interface: cfg.Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
 			ArenaBytes: cfg.Arena, Hugepages: hugepages.Avoid, Mode: mode, RequireMode: cfg.Native,
 		})
-		if err == nil {
-			break
-		}
-		if cfg.Agent == "" || !errors.Is(err, kagent.ErrQueueInUse) || time.Now().After(end) {
-			return nil, err
-		}
+	}
+	// A killed worker keeps its queue until the agent notices the death.
+	err := fail.Try(open)
+	for end := time.Now().Add(countWithin); cfg.Agent != "" && errors.Is(err, kagent.ErrQueueInUse) && time.Now().Before(end); err = fail.Try(open) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err != nil {
+		return nil, err
 	}
 	queue := n.opened.Queue()
 	n.meter, n.txFree = &meter{Queue: queue, calls: make(chan func()), loss: cfg.Loss}, queue.TxFree()

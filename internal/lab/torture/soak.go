@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
@@ -130,15 +131,15 @@ func Soak(ctx context.Context, cfg SoakConfig) (SoakReport, error) {
 	s := &soak{
 		cfg: cfg, ctx: ctx, bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(cfg.Seed, 0)), report: report,
 	}
+	run := s.acts
 	switch {
 	case cfg.Kills > 0:
-		err = s.kills()
+		run = s.kills
 	case cfg.Bytes > 0:
-		err = s.bytes()
-	default:
-		err = s.acts()
-		s.judgeFlood()
+		run = s.bytes
 	}
+	err = fail.Try(run)
+	s.judgeFlood()
 	s.note("")
 	if len(s.report.Violations) > 0 {
 		err = errors.Join(fmt.Errorf("%w (seed %d)", ErrBroken, cfg.Seed), err)
@@ -191,66 +192,49 @@ func (s *soak) over() bool {
 }
 
 // acts goes through random events.
-func (s *soak) acts() error {
-	for {
-		if err := s.act(); err != nil || len(s.report.Violations) > 0 || s.over() {
-			return err
-		}
+func (s *soak) acts() {
+	for s.act(); len(s.report.Violations) == 0 && !s.over(); s.act() {
 	}
 }
 
 // act is one life of the NICs.
-func (s *soak) act() error {
-	if err := s.open(); err != nil {
-		return err
-	}
+func (s *soak) act() {
+	s.open()
 	if s.cfg.Hostile {
-		if err := s.flood(); err != nil {
-			return err
-		}
+		s.flood()
 		defer s.ebb()
 	}
 	// The random events mostly kill a worker or cut it off: these two take place in every act.
 	for _, e := range []event{storm, quiet} {
-		if err := s.undergo(e); err != nil {
-			return err
-		}
+		s.undergo(e)
 	}
 	for end := time.Now().Add(s.cfg.Act); time.Now().Before(end) && s.ctx.Err() == nil && len(s.report.Violations) == 0; {
-		if err := s.happen(); err != nil {
-			return err
-		}
+		s.happen()
 	}
-	return s.close()
+	s.close()
 }
 
 // open opens both interfaces and starts all flows.
-func (s *soak) open() error {
+func (s *soak) open() {
 	s.known = [2]*Report{}
-	if err := s.begin(); err != nil {
-		return err
-	}
-	if err := onBoth(s.reopen); err != nil {
-		return err
-	}
+	s.begin()
+	onBoth(s.reopen)
 	s.cut = false
-	return s.awaitTalk("start")
+	s.awaitTalk("start")
 }
 
 // reopen opens a side's interface and starts its flows.
-func (s *soak) reopen(side int) error {
+func (s *soak) reopen(side int) {
 	s.cut = true
-	if err := s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile && !s.cfg.Plain, Native: s.native[side], Loss: s.cfg.Loss}); err != nil {
-		return err
-	}
-	return s.startFlows(side)
+	fail.If(s.bed.OpenSide(side, NICConfig{Silence: s.cfg.Silence, Sealed: s.cfg.Hostile && !s.cfg.Plain, Native: s.native[side], Loss: s.cfg.Loss}))
+	s.startFlows(side)
 }
 
 // levels are those of a bed's flows. The flows of the first one may lose messages.
 var levels = []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception}
 
 // startFlows starts what one side runs.
-func (s *soak) startFlows(side int) error {
+func (s *soak) startFlows(side int) {
 	s.flows = 0
 	for i, level := range levels {
 		cfg := FlowConfig{
@@ -266,19 +250,16 @@ func (s *soak) startFlows(side int) error {
 			// Nothing else limits their rate: together some 70 Mbit/s.
 			cfg.Gap = time.Duration(s.cfg.Flows) * 5 * time.Millisecond
 		}
-		if err := s.bed.StartSide(side, cfg); err != nil {
-			return err
-		}
+		fail.If(s.bed.StartSide(side, cfg))
 		s.flows += cfg.Flows
 	}
-	return nil
 }
 
 // talkWithin is how long all flows may take to be connected and to talk, unless the silence is very long.
 const talkWithin = time.Minute
 
 // awaitTalk waits until every flow talks, as it must after each event.
-func (s *soak) awaitTalk(event string) error {
+func (s *soak) awaitTalk(event string) {
 	s.bed.setFaults(testbed.Faults{})
 	var from [2]*Report
 	r, err := s.bed.Until(max(talkWithin, 20*s.cfg.Silence), func(r [2]*Report) bool {
@@ -305,11 +286,8 @@ func (s *soak) awaitTalk(event string) error {
 		}
 		err = nil
 	}
-	if err != nil {
-		return err
-	}
+	fail.If(err)
 	s.record(r)
-	return nil
 }
 
 // record keeps the newest reports, and what they complain of.
@@ -338,16 +316,11 @@ func (s *soak) violated(format string, args ...any) {
 }
 
 // close ends an act in order, and looks for what was not given back.
-func (s *soak) close() error {
+func (s *soak) close() {
 	s.ebb()
 	s.note("close")
-	if err := s.rest(); err != nil {
-		return err
-	}
-	r, err := s.bed.CloseNICs()
-	if err != nil {
-		return err
-	}
+	s.rest()
+	r := fail.Must(s.bed.CloseNICs())
 	s.record(r)
 	for side, r := range s.known {
 		s.add(side, r)
@@ -362,7 +335,6 @@ func (s *soak) close() error {
 		}
 	}
 	s.report.Acts++
-	return nil
 }
 
 // add takes a worker's report into the sum, when no later one will come.
@@ -406,54 +378,35 @@ func (s *soak) toldWithin() time.Duration { return max(toldAtMost, s.cfg.Silence
 
 // kills kills one worker or the other at random points of its work, again and again,
 // and starts another in its place when every connection of the survivor has ended.
-func (s *soak) kills() error {
-	if err := s.open(); err != nil {
-		return err
-	}
+func (s *soak) kills() {
+	s.open()
 	var told []time.Duration
 	for s.report.Kills < s.cfg.Kills && !s.over() && len(s.report.Violations) == 0 {
-		d, err := s.killAndWait(s.rng.IntN(2))
-		if err != nil {
-			return err
-		}
-		if err := s.awaitTalk("kill"); err != nil {
-			return err
-		}
+		d := s.killAndWait(s.rng.IntN(2))
+		s.awaitTalk("kill")
 		s.report.Kills++
 		if s.report.Kills%killsAtOnce == 0 {
-			if err := s.undergo(quiet); err != nil {
-				return err
-			}
+			s.undergo(quiet)
 		}
 		s.report.Events["kill"]++
 		told = append(told, d)
 		s.report.MedianTold, s.report.SlowestTold = percentile(told, 50), percentile(told, 100)
 	}
-	return s.close()
+	s.close()
 }
 
 // killAndWait is one death and return. It returns how long the last flow of the survivor
 // took to know.
-func (s *soak) killAndWait(side int) (told time.Duration, err error) {
+func (s *soak) killAndWait(side int) (told time.Duration) {
 	s.note("kill")
-	if err := s.addLast(side); err != nil {
-		return 0, err
-	}
+	s.addLast(side)
 	time.Sleep(s.below(20 * time.Millisecond)) // to any step of what flows do
-	before, err := s.bed.Workers[1-side].Report()
-	if err != nil {
-		return 0, err
-	}
+	before := fail.Must(s.bed.Workers[1-side].Report())
 	death := s.bed.Mark()
-	if err := s.bed.Kill(side); err != nil {
-		return 0, err
-	}
+	fail.If(s.bed.Kill(side))
 	late := time.Duration(0) // of the survivor
 	for all := false; !all && !death.Over(2*s.toldWithin()+late); time.Sleep(5 * time.Millisecond) {
-		now, err := s.bed.Workers[1-side].Report()
-		if err != nil {
-			return 0, err
-		}
+		now := fail.Must(s.bed.Workers[1-side].Report())
 		late = now.Late - before.Late
 		told, all = ended(before, now, death.At)
 	}
@@ -467,7 +420,8 @@ func (s *soak) killAndWait(side int) (told time.Duration, err error) {
 	if err := s.clean(side, death, late); err != nil {
 		s.violated("kill %d: side %d: %v", s.report.Kills+1, side, err)
 	}
-	return told, s.revive(side)
+	s.revive(side)
+	return told
 }
 
 // clean reports what a dead worker has left on its interface. late is the survivor's scheduling latency.
@@ -497,41 +451,31 @@ const (
 
 // bytes moves long messages in both directions through loss, duplication and reordering, or on a direct bed, until
 // SoakConfig.Bytes have come and been checked.
-func (s *soak) bytes() error {
+func (s *soak) bytes() {
 	before := s.bed.crossed()
 	for s.report.Bytes < s.cfg.Bytes && !s.over() && len(s.report.Violations) == 0 {
-		if err := s.moveBytes(s.report.Bytes); err != nil {
-			return err
-		}
+		s.moveBytes(s.report.Bytes)
 	}
 	n := s.bed.crossed().Since(before)
 	switch r := &s.report; {
 	case s.cfg.Direct && (r.Packets == 0 || (r.Discarded == 0) != (s.cfg.Loss == 0)):
-		return fmt.Errorf("%d packets arrived whole, %d frames and packets were lost", r.Packets, r.Discarded)
+		fail.With("%d packets arrived whole, %d frames and packets were lost", r.Packets, r.Discarded)
 	case s.cfg.Direct:
 	case n.Lost == 0 || n.Duplicated == 0 || n.Reordered == 0:
-		return fmt.Errorf("the faults did not take place: %+v", n)
+		fail.With("the faults did not take place: %+v", n)
 	}
 	s.report.Events["bytes"]++
-	return nil
 }
 
 // moveBytes is one life of the NICs; before is how many bytes have come until then.
-func (s *soak) moveBytes(before uint64) error {
-	if err := s.open(); err != nil {
-		return err
-	}
+func (s *soak) moveBytes(before uint64) {
+	s.open()
 	f := bytesFaults
 	f.Seed = s.rng.Uint64()
 	s.bed.setFaults(f)
 	for last := time.Now(); !s.over() && s.report.Bytes < min(s.cfg.Bytes, before+bytesBatch) && len(s.report.Violations) == 0; {
-		if err := s.pass(bytesLook); err != nil {
-			return err
-		}
-		r, err := s.bed.Reports()
-		if err != nil {
-			return err
-		}
+		s.pass(bytesLook)
+		r := fail.Must(s.bed.Reports())
 		s.record(r)
 		now := before + r[0].Bytes + r[1].Bytes
 		if now > s.report.Bytes {
@@ -549,11 +493,8 @@ func (s *soak) moveBytes(before uint64) error {
 		}
 	}
 	s.bed.setFaults(testbed.Faults{})
-	if err := s.close(); err != nil {
-		return err
-	}
+	s.close()
 	s.report.Bytes = before + s.known[0].Bytes + s.known[1].Bytes
-	return nil
 }
 
 // bytesLook is how often the workers are asked.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
@@ -177,7 +178,7 @@ func undergo(t *testing.T, cfg BedConfig, events []event) {
 		cfg: SoakConfig{Flows: 1, Silence: shortSilence}, ctx: context.Background(), bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
 		report: SoakReport{Events: map[string]int{}},
 	}
-	must(t, s.open())
+	must(t, fail.Try(s.open))
 	for side, agent := range bed.agents {
 		if r := s.known[side]; agent != nil && r.Program.Redirected == 0 {
 			t.Errorf("side %d: nothing came by the agent's program: %+v", side, r.Program)
@@ -192,13 +193,13 @@ func undergo(t *testing.T, cfg BedConfig, events []event) {
 			continue
 		}
 		start := time.Now()
-		must(t, s.undergo(e))
+		must(t, fail.Try(func() { s.undergo(e) }))
 		t.Logf("%s: %v", e.name, time.Since(start))
 		if times[e.name]++; s.report.Events[e.name] != times[e.name] {
 			t.Errorf("%s is not in the report: %v", e.name, s.report.Events)
 		}
 	}
-	must(t, s.close())
+	must(t, fail.Try(s.close))
 	for _, v := range s.report.Violations {
 		t.Error(v)
 	}

@@ -1,10 +1,9 @@
 package torture
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"io"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -14,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/testbed"
 )
@@ -46,17 +46,17 @@ const (
 )
 
 // commands are what workers can do.
-var commands = map[string]func(*worker, *command) (*Report, error){
+var commands = map[string]func(*worker, *command) *Report{
 	doOpen:   (*worker).open,
-	doStart:  func(w *worker, c *command) (*Report, error) { return nil, w.start(*c.Flows) },
-	doReport: func(w *worker, _ *command) (*Report, error) { return w.report() },
-	doStop:   func(w *worker, _ *command) (*Report, error) { return w.stopFlows() },
-	doFree:   func(w *worker, _ *command) (*Report, error) { return w.free() },
-	doCount:  func(w *worker, _ *command) (*Report, error) { return w.traffic.count() },
-	doClose:  func(w *worker, _ *command) (*Report, error) { return w.close() },
+	doStart:  func(w *worker, c *command) *Report { w.start(*c.Flows); return nil },
+	doReport: func(w *worker, _ *command) *Report { return w.report() },
+	doStop:   func(w *worker, _ *command) *Report { return w.stopFlows() },
+	doFree:   func(w *worker, _ *command) *Report { return w.free() },
+	doCount:  func(w *worker, _ *command) *Report { return w.traffic.count() },
+	doClose:  func(w *worker, _ *command) *Report { return w.close() },
 
 	"become": silently((*actor).become),
-	"result": silently(func(*actor, *command) error { return nil }),
+	"result": silently(func(*actor, *command) {}),
 	"agent":  silently((*actor).serveAgent),
 	"serve":  silently((*actor).serve),
 	"dial":   silently((*actor).dial),
@@ -66,8 +66,8 @@ var commands = map[string]func(*worker, *command) (*Report, error){
 }
 
 // silently is a command whose answer has no Report.
-func silently(f func(*actor, *command) error) func(*worker, *command) (*Report, error) {
-	return func(w *worker, c *command) (*Report, error) { return nil, f(&w.actor, c) }
+func silently(f func(*actor, *command)) func(*worker, *command) *Report {
+	return func(w *worker, c *command) *Report { f(&w.actor, c); return nil }
 }
 
 // answer is what a worker says to a command.
@@ -94,16 +94,17 @@ func Main() error {
 	meter := schedlat.Start()
 	defer meter.Close()
 	w := &worker{traffic: traffic{lag: meter}, actor: newActor(meter)}
-	enc := json.NewEncoder(control)
-	lines := bufio.NewScanner(control)
-	for lines.Scan() {
+	enc, dec := json.NewEncoder(control), json.NewDecoder(control)
+	for {
 		var c command
-		var a answer
-		err := json.Unmarshal(lines.Bytes(), &c)
-		if err == nil {
-			a.Report, err = w.execute(&c)
+		if err := dec.Decode(&c); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return errors.Join(err, w.leave(), w.abandon())
 		}
-		if err != nil {
+		var a answer
+		if a.Report, err = w.execute(&c); err != nil {
 			a.Error = err.Error()
 		}
 		a.Result = w.result()
@@ -111,18 +112,15 @@ func Main() error {
 			return err
 		}
 	}
-	return errors.Join(lines.Err(), w.leave(), w.abandon())
 }
 
-func (w *worker) execute(c *command) (*Report, error) {
+func (w *worker) execute(c *command) (r *Report, err error) {
+	defer fail.Catch(&err)
 	f := commands[c.Do]
 	if f == nil {
-		return nil, fmt.Errorf("unknown command %q", c.Do)
+		fail.With("unknown command %q", c.Do)
 	}
-	r, err := f(w, c)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Do, err)
-	}
+	fail.During(c.Do, func() { r = f(w, c) })
 	return r, nil
 }
 
@@ -137,24 +135,23 @@ type traffic struct {
 	least int // goroutines when an interface was closed last; 0: none was
 }
 
-var errNoInterface = errors.New("no interface is open")
+// needsNIC fails unless an interface is open.
+func (p *traffic) needsNIC() {
+	if p.nic == nil {
+		fail.With("no interface is open")
+	}
+}
 
-func (w *worker) open(c *command) (*Report, error) {
+func (w *worker) open(c *command) *Report {
 	if w.traffic.nic != nil {
-		return nil, errors.New("an interface is open")
+		fail.With("an interface is open")
 	}
-	n, err := openNIC(*c.NIC)
-	if err != nil {
-		return nil, err
-	}
-	w.traffic.nic, w.past = n, Report{}
+	w.traffic.nic, w.past = fail.Must(openNIC(*c.NIC)), Report{}
 	return w.fullReport()
 }
 
-func (p *traffic) start(cfg FlowConfig) error {
-	if p.nic == nil {
-		return errNoInterface
-	}
+func (p *traffic) start(cfg FlowConfig) {
+	p.needsNIC()
 	if p.stop.Load() {
 		p.run.Wait()
 		p.stop.Store(false)
@@ -162,25 +159,22 @@ func (p *traffic) start(cfg FlowConfig) error {
 	for i := range cfg.Flows {
 		f, err := newFlow(p.nic.NIC, cfg, i, &p.stop)
 		if err != nil {
-			return fmt.Errorf("flow %d: %w", i, err)
+			fail.With("flow %d: %w", i, err)
 		}
 		p.flows = append(p.flows, f)
 		p.run.Go(f.run)
 	}
-	return nil
 }
 
-func (p *traffic) stopFlows() (*Report, error) {
+func (p *traffic) stopFlows() *Report {
 	p.stop.Store(true)
 	p.run.Wait()
 	return p.fullReport()
 }
 
 // report returns what happened since the interface was opened.
-func (p *traffic) report() (*Report, error) {
-	if p.nic == nil {
-		return nil, errNoInterface
-	}
+func (p *traffic) report() *Report {
+	p.needsNIC()
 	r := p.past
 	r.Breaks, r.Violations = slices.Clone(r.Breaks), slices.Clone(r.Violations)
 	for _, f := range p.flows {
@@ -195,39 +189,32 @@ func (p *traffic) report() (*Report, error) {
 	s := p.nic.Status()
 	r.Engine, r.Socket, r.LeastTx = s.Counters, s.Socket, int(p.nic.meter.leastTx.Load())
 	r.Discarded = p.nic.meter.discarded.Load()
-	var err error
-	r.Program, err = p.nic.opened.Counters()
-	return &r, err
+	r.Program = fail.Must(p.nic.opened.Counters())
+	return &r
 }
 
 // fullReport is a report with the resources, which take some time to count.
-func (p *traffic) fullReport() (*Report, error) {
-	r, err := p.report()
-	if err == nil {
-		r.Resources, err = resources()
-	}
-	return r, err
+func (p *traffic) fullReport() *Report {
+	r := p.report()
+	r.Resources = fail.Must(resources())
+	return r
 }
 
 // count looks for chunks that were not given back, when all flows were freed.
-func (p *traffic) count() (*Report, error) {
-	if p.nic == nil {
-		return nil, errNoInterface
-	}
+func (p *traffic) count() *Report {
+	p.needsNIC()
 	if len(p.flows) > 0 {
-		return nil, errors.New("flows are there still")
+		fail.With("flows are there still")
 	}
 	p.nic.countRunning()
-	r, err := p.report()
-	if err == nil {
-		r.Queue, r.Lacking = p.nic.stats, p.nic.lacking
-	}
-	return r, err
+	r := p.report()
+	r.Queue, r.Lacking = p.nic.stats, p.nic.lacking
+	return r
 }
 
 // free gives back what the stopped flows held. The memory of flows with receives on an idle VI
 // goes with the NIC.
-func (p *traffic) free() (*Report, error) {
+func (p *traffic) free() *Report {
 	p.run.Wait()
 	var errs []error
 	for _, f := range p.flows {
@@ -237,33 +224,26 @@ func (p *traffic) free() (*Report, error) {
 		p.past.add(&f.n)
 	}
 	p.flows = nil
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
+	fail.If(errors.Join(errs...))
 	return p.fullReport()
 }
 
 // close ends what runs and closes the interface.
-func (p *traffic) close() (*Report, error) {
+func (p *traffic) close() *Report {
 	p.stop.Store(true)
 	p.run.Wait()
-	r, err := p.report()
-	if err != nil {
-		return nil, err
-	}
+	r := p.report()
 	n := p.nic
 	p.nic, p.flows = nil, nil
-	if err := n.Close(); err != nil {
-		return nil, err
-	}
+	fail.If(n.Close())
 	r.Queue, r.Lacking = n.stats, n.lacking
 	// Goroutines that Close has ended may not have returned yet.
 	for end := time.Now().Add(drainWithin); p.least > 0 && runtime.NumGoroutine() > p.least && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	r.Resources, err = resources()
+	r.Resources = fail.Must(resources())
 	p.least = r.Resources.Goroutines
-	return r, err
+	return r
 }
 
 // abandon ends everything when the parent has gone.
@@ -271,87 +251,48 @@ func (p *traffic) abandon() error {
 	if p.nic == nil {
 		return nil
 	}
-	_, err := p.close()
-	return err
+	return fail.Try(func() { p.close() })
 }
 
 // A Worker is the parent's view of a worker's process.
 type Worker struct {
 	*testbed.Side
-	answers *bufio.Reader
+	answers *json.Decoder
 }
 
 func newWorker(s *testbed.Side, err error) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Worker{s, bufio.NewReader(s.Control)}, nil
+	return &Worker{s, json.NewDecoder(s.Control)}, nil
 }
-
-// ask gives a command and waits for the answer.
-func (p *Worker) ask(c command) (*answer, error) {
-	if err := p.say(c); err != nil {
-		return nil, err
-	}
-	return p.hear()
-}
-
-// call is ask for a report.
-func (p *Worker) call(c command) (*Report, error) {
-	a, err := p.ask(c)
-	if err != nil {
-		return nil, err
-	}
-	return a.Report, nil
-}
-
-// together gives a command to several workers at the same time, as an orderly end needs all.
-func together(workers []*Worker, do string) ([]*Report, error) {
-	reports, errs := make([]*Report, len(workers)), make([]error, len(workers))
-	for i, p := range workers {
-		if p == nil {
-			return nil, fmt.Errorf("side %d has no process", i)
-		}
-	}
-	for i, p := range workers {
-		errs[i] = p.say(command{Do: do})
-	}
-	for i, p := range workers {
-		var a *answer
-		if errs[i] == nil {
-			a, errs[i] = p.hear()
-		}
-		if errs[i] != nil {
-			errs[i] = fmt.Errorf("side %d: %w", i, errs[i])
-			continue
-		}
-		reports[i] = a.Report
-	}
-	return reports, errors.Join(errs...)
-}
-
-func (p *Worker) say(c command) error { return json.NewEncoder(p.Control).Encode(c) }
 
 // hearTime is how long a worker may take to answer: more than its flows may take to
 // finish.
 const hearTime = time.Minute
 
-func (p *Worker) hear() (*answer, error) {
-	// A worker that hangs prints its stacks and ends.
-	hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
-	defer hangs.Stop()
-	line, err := p.answers.ReadBytes('\n')
-	if err != nil {
-		return nil, fmt.Errorf("the worker is gone: %w", err)
+// begin gives a command; what it returns waits for the answer. Both fail by package fail.
+func (p *Worker) begin(c command) func() *answer {
+	fail.If(json.NewEncoder(p.Control).Encode(c))
+	return func() *answer {
+		// A worker that hangs prints its stacks and ends.
+		hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
+		defer hangs.Stop()
+		var a answer
+		if err := p.answers.Decode(&a); err != nil {
+			fail.With("the worker is gone: %w", err)
+		}
+		if a.Error != "" {
+			fail.With("%s", a.Error)
+		}
+		return &a
 	}
-	var a answer
-	if err := json.Unmarshal(line, &a); err != nil {
-		return nil, err
-	}
-	if a.Error != "" {
-		return nil, errors.New(a.Error)
-	}
-	return &a, nil
+}
+
+// call gives a command and waits for the report.
+func (p *Worker) call(c command) (_ *Report, err error) {
+	defer fail.Catch(&err)
+	return p.begin(c)().Report, nil
 }
 
 // Report asks one worker.
