@@ -181,7 +181,7 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 func (s *Sender) Marked(total uint32) {
 	if n := int32(total - s.seenMarks); n > 0 {
 		s.seenMarks = total
-		s.marked(int(n))
+		s.marked(int(n), s.nxt)
 	}
 }
 
