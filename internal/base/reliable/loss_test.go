@@ -198,6 +198,30 @@ func TestEchoTellsReordering(t *testing.T) {
 	}
 }
 
+// The answer to a probe shows all losses of the flight, although it comes sooner than each round trip so far: the peer
+// delayed the acknowledgements of those.
+func TestProbeIsAnsweredWithoutDelay(t *testing.T) {
+	s, now := NewSender(1, 256), int64(us)
+	s.Send(now, 0, 1)
+	now += trip + 50*us
+	s.Ack(now, 2, 256)
+	f := s.Next()
+	for range 16 {
+		s.Send(now, 0, 1)
+	}
+	now = s.Deadline()
+	seq, probe := s.Timeout(now)
+	if !probe || seq != f+15 {
+		t.Fatalf("frame %d, probe %v", seq, probe)
+	}
+	s.Resent(now, seq)
+	now += trip
+	sack(s, now, seq, seq+1)
+	if s.lost.n != 15 || s.reordered != 0 {
+		t.Errorf("%d of 15 are lost, reordered %d", s.lost.n, s.reordered)
+	}
+}
+
 // After silence the doubled timer stays until a round trip was measured, and
 // the next silence begins with a probe.
 func TestTimerRecovers(t *testing.T) {

@@ -261,7 +261,9 @@ func (s *Sender) arrived(now int64, seq uint32, f *sentFrame) {
 	if s.lost.has(seq) {
 		s.lost.remove(seq)
 	}
-	echo := f.tries > 0 && now-f.sentAt < s.least // the acknowledgement of an earlier transmission
+	// What arrives sooner than the least round trip is an earlier transmission. But the answer to a probe is the probe's:
+	// the peer does not delay it, and may have delayed each acknowledgement of the round trips that are known.
+	echo := f.tries > 0 && s.silent != 1 && now-f.sentAt < s.least
 	if (f.tries == 0 || echo) && before(seq+1, s.high) {
 		s.reordered = reorderRounds
 	}
