@@ -102,6 +102,23 @@ func TestEarlierFramesDoNotJudgeARetransmission(t *testing.T) {
 	}
 }
 
+// Retransmissions on a path that has become slower than the round trips known are not lost as soon as the first of them
+// has arrived: those that left with it need as long.
+func TestSlowerPathLosesNoRetransmission(t *testing.T) {
+	s, now, f := warm(10)
+	now += trip
+	sack(s, now, f+5, f+10)
+	if got := lost(s, now); len(got) != 5 {
+		t.Fatalf("%v is lost", got)
+	}
+	now += 9 * trip
+	s.Ack(now, f+1, 256)
+	sack(s, now, f+5, f+10)
+	if got := lost(s, now); got != nil {
+		t.Errorf("%v is lost again", got)
+	}
+}
+
 // Losses of one flight shrink the window by a frame each, as they may be chance, and by three tenths at once
 // when there are too many for that. On a long path only the latter ends the doubling at the start. The window does not shrink again
 // until frames that were sent after the first loss show further losses.

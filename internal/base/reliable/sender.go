@@ -35,6 +35,7 @@ type Sender struct {
 	rtt
 	recoveryEnd int64 // frames sent after this time belong to a new round of losses
 	rackSent    int64 // send time of the most recently sent frame that has arrived
+	rackTrip    int64 // its round trip
 	reordered   uint8 // loss rounds for which an observed reordering still counts
 
 	seenMarks uint32 // the peer's count of marked frames
@@ -267,8 +268,8 @@ func (s *Sender) arrived(now int64, seq uint32, f *sentFrame) {
 	if (f.tries == 0 || echo) && before(seq+1, s.high) {
 		s.reordered = reorderRounds
 	}
-	if !echo && f.sentAt > s.rackSent {
-		s.rackSent = f.sentAt
+	if !echo && f.sentAt >= s.rackSent {
+		s.rackSent, s.rackTrip = f.sentAt, now-f.sentAt
 	}
 }
 
