@@ -153,7 +153,7 @@ func (s *session) fabricMix(z fabric.Sizes) *report.Group {
 }
 
 func runFabricIncast(s *session) *report.Group {
-	senders := fewer(s.Quick, []int{4, 16, 64}, 4)
+	senders := fewer(s.Quick, []int{4, 16, 32, 64}, 4)
 	return s.simulated(report.Axis{Name: "senders", Log: true}, fabric.OverDCTCP.String(), func(t *sheet) {
 		for _, over := range []fabric.Transport{fabric.OverVI, fabric.OverDCTCP} {
 			for _, n := range senders {

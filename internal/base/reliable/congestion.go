@@ -50,7 +50,9 @@ type congestion struct {
 	// DCTCP.
 	seen, marks int   // frames acknowledged in the round, and of them marked
 	share       int64 // moving average of the share of marked frames, in 1/1024; 0: none was ever marked
-	answered    bool  // the round's marks have reduced the window
+	easing      bool  // marks reduce the window to target until easeEnd is acknowledged
+	target      int64
+	easeEnd     uint32
 }
 
 const fraction = 256
@@ -90,6 +92,8 @@ func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow 
 	}
 	switch {
 	case c.dipping > 0:
+	case c.easing:
+		c.ease(n, cum)
 	case c.cwnd < c.threshold:
 		c.cwnd += int64(n) * fraction
 		if !c.competing && c.samples >= enough && c.roundLeast > least+least/4+c.ceiling(c.cwnd) {
@@ -293,20 +297,30 @@ func (c *congestion) lostOne() {
 // shrink takes three tenths off the window.
 func (c *congestion) shrink() { c.cut(c.cwnd * 7 / 10) }
 
-// marked handles the news that n more frames have arrived with a mark. Their share of the last rounds, halved,
-// comes off the window, once a round.
-func (c *congestion) marked(n int) {
+// marked handles the news that n more frames have arrived with a mark. The window shrinks by half the share of marked
+// frames, once for the frames in flight, which end before nxt. It shrinks as they are acknowledged, so that new frames
+// leave all the time (RFC 6937). Otherwise none would leave until the window is larger than what is in flight, and
+// then none would show that the last frames in flight are lost.
+func (c *congestion) marked(n int, nxt uint32) {
 	c.marks += n
 	if c.share == 0 {
 		c.share = 1024
 	}
-	if c.answered || c.dipping > 0 {
+	if c.easing || c.dipping > 0 {
 		return
 	}
-	c.answered = true
-	cwnd := c.cwnd - c.cwnd*c.share/2048
-	c.cwnd = min(max(cwnd, dipWindow*fraction), c.most)
-	c.threshold = c.cwnd
+	c.easing, c.easeEnd = true, nxt
+	c.target = max(c.cwnd-c.cwnd*c.share/2048, dipWindow*fraction)
+	c.threshold = c.target
+}
+
+// ease takes the part of n acknowledged frames off the window.
+func (c *congestion) ease(n int, cum uint32) {
+	cwnd := c.cwnd - int64(n)*fraction*c.share/2048
+	if !before(cum, c.easeEnd) {
+		c.easing, cwnd = false, c.target
+	}
+	c.cwnd = min(c.cwnd, max(cwnd, c.target))
 }
 
 // countMarks ends a round's count of marks.
@@ -314,7 +328,7 @@ func (c *congestion) countMarks() {
 	if c.share > 0 && c.seen > 0 {
 		c.share = max(1, c.share+(1024*int64(min(c.marks, c.seen))/int64(c.seen)-c.share)/16)
 	}
-	c.seen, c.marks, c.answered = 0, 0, false
+	c.seen, c.marks = 0, 0
 }
 
 // collapse handles a retransmission timeout. A second one in a row leaves the threshold unchanged. So does one before

@@ -45,7 +45,7 @@ func (p *path) round(others int) {
 		p.c.lostOne()
 	}
 	if p.mark > 0 && queue > p.mark {
-		p.c.marked(min(n, queue-p.mark))
+		p.c.marked(min(n, queue-p.mark), p.nxt)
 	}
 	p.c.grow(p.now, n, p.nxt, p.nxt, p.least)
 }
@@ -141,14 +141,43 @@ func TestMarksSetTheWindow(t *testing.T) {
 	}
 }
 
+// Marks of one flight halve the window once, and frames go on leaving while it shrinks.
+func TestMarksKeepFramesComing(t *testing.T) {
+	s, now, f := warm(0)
+	s.cwnd, s.threshold = 20*fraction, 20*fraction
+	for s.Room() > 0 {
+		s.Send(now, 0, 1)
+	}
+	now += trip
+	for i := range uint32(20) {
+		sent := s.Next()
+		s.Marked(i + 1)
+		for s.Ack(now, f+i+1, 256); s.Room() > 0; {
+			s.Send(now, 0, 1)
+		}
+		if i%2 == 1 && s.Next() == sent {
+			t.Errorf("window %d, %d in flight: nothing was sent", s.window(), s.inFlight())
+		}
+	}
+	if s.window() != 10 || s.inFlight() != 10 {
+		t.Errorf("window %d, %d in flight", s.window(), s.inFlight())
+	}
+	// The marks of the next flight count again.
+	s.Marked(21)
+	if s.Ack(now+trip, s.Next(), 256); s.window() >= 10 {
+		t.Errorf("window %d after another flight", s.window())
+	}
+}
+
 // A peer's count of marks that is old changes nothing.
 func TestOldCountOfMarks(t *testing.T) {
 	s, _, _ := warm(20)
 	s.Marked(3)
-	before := s.cwnd
 	s.grow(1, 0, s.nxt, s.nxt, s.least)
+	before := s.cwnd
 	s.Marked(3)
 	s.Marked(2)
+	s.grow(1, 0, s.nxt, s.nxt, s.least)
 	if s.cwnd != before || s.seenMarks != 3 {
 		t.Errorf("window from %d to %d, %d marks", before, s.cwnd, s.seenMarks)
 	}

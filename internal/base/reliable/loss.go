@@ -25,7 +25,7 @@ func (s *Sender) DetectLosses(now int64) {
 	}
 	wake := int64(0)
 	lost := func(seq uint32, f *sentFrame) bool {
-		due := f.sentAt + s.smooth + window
+		due := f.sentAt + max(s.smooth, s.rackTrip) + window
 		switch {
 		case f.sentAt > s.rackSent:
 			return false

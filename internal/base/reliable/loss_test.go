@@ -102,6 +102,23 @@ func TestEarlierFramesDoNotJudgeARetransmission(t *testing.T) {
 	}
 }
 
+// Retransmissions on a path that has become slower than the round trips known are not lost as soon as the first of them
+// has arrived: those that left with it need as long.
+func TestSlowerPathLosesNoRetransmission(t *testing.T) {
+	s, now, f := warm(10)
+	now += trip
+	sack(s, now, f+5, f+10)
+	if got := lost(s, now); len(got) != 5 {
+		t.Fatalf("%v is lost", got)
+	}
+	now += 9 * trip
+	s.Ack(now, f+1, 256)
+	sack(s, now, f+5, f+10)
+	if got := lost(s, now); got != nil {
+		t.Errorf("%v is lost again", got)
+	}
+}
+
 // Losses of one flight shrink the window by a frame each, as they may be chance, and by three tenths at once
 // when there are too many for that. On a long path only the latter ends the doubling at the start. The window does not shrink again
 // until frames that were sent after the first loss show further losses.
@@ -195,6 +212,30 @@ func TestEchoTellsReordering(t *testing.T) {
 	s.Ack(now+2*trip, f+10, 256) // a full round trip later
 	if s.reordered != 0 || s.rackSent != now+trip {
 		t.Errorf("reordered %d, newest arrival was sent at %d, want %d", s.reordered, s.rackSent, now+trip)
+	}
+}
+
+// The answer to a probe shows all losses of the flight, although it comes sooner than each round trip so far: the peer
+// delayed the acknowledgements of those.
+func TestProbeIsAnsweredWithoutDelay(t *testing.T) {
+	s, now := NewSender(1, 256), int64(us)
+	s.Send(now, 0, 1)
+	now += trip + 50*us
+	s.Ack(now, 2, 256)
+	f := s.Next()
+	for range 16 {
+		s.Send(now, 0, 1)
+	}
+	now = s.Deadline()
+	seq, probe := s.Timeout(now)
+	if !probe || seq != f+15 {
+		t.Fatalf("frame %d, probe %v", seq, probe)
+	}
+	s.Resent(now, seq)
+	now += trip
+	sack(s, now, seq, seq+1)
+	if s.lost.n != 15 || s.reordered != 0 {
+		t.Errorf("%d of 15 are lost, reordered %d", s.lost.n, s.reordered)
 	}
 }
 

@@ -35,6 +35,7 @@ type Sender struct {
 	rtt
 	recoveryEnd int64 // frames sent after this time belong to a new round of losses
 	rackSent    int64 // send time of the most recently sent frame that has arrived
+	rackTrip    int64 // its round trip
 	reordered   uint8 // loss rounds for which an observed reordering still counts
 
 	seenMarks uint32 // the peer's count of marked frames
@@ -181,7 +182,7 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 func (s *Sender) Marked(total uint32) {
 	if n := int32(total - s.seenMarks); n > 0 {
 		s.seenMarks = total
-		s.marked(int(n))
+		s.marked(int(n), s.nxt)
 	}
 }
 
@@ -261,12 +262,14 @@ func (s *Sender) arrived(now int64, seq uint32, f *sentFrame) {
 	if s.lost.has(seq) {
 		s.lost.remove(seq)
 	}
-	echo := f.tries > 0 && now-f.sentAt < s.least // the acknowledgement of an earlier transmission
+	// What arrives sooner than the least round trip is an earlier transmission. But the answer to a probe is the probe's:
+	// the peer does not delay it, and may have delayed each acknowledgement of the round trips that are known.
+	echo := f.tries > 0 && s.silent != 1 && now-f.sentAt < s.least
 	if (f.tries == 0 || echo) && before(seq+1, s.high) {
 		s.reordered = reorderRounds
 	}
-	if !echo && f.sentAt > s.rackSent {
-		s.rackSent = f.sentAt
+	if !echo && f.sentAt >= s.rackSent {
+		s.rackSent, s.rackTrip = f.sentAt, now-f.sentAt
 	}
 }
 

@@ -237,6 +237,7 @@ type Incast struct {
 	Senders   int
 	Bytes     int64
 	Rounds    int
+	Within    int64 // the messages of a round begin at random times within it, ns; 0: at once
 }
 
 // Run runs the rounds one after the other. A message's slowdown is its time, divided by that of one message with the
@@ -249,19 +250,22 @@ func (c Incast) Run() (r Mixed, err error) {
 	defer func() { err = cmp.Or(err, n.Close()) }()
 	p := newPaths(n, c.Transport)
 	to := n.Hosts[0]
-	round := func(bytes int64, done func(from *Host, took int64)) error {
+	round := func(bytes int64, done func(from *Host, took int64)) (err error) {
 		open, begun := c.Senders, n.Now()
 		for i := range c.Senders {
 			from := n.Hosts[len(n.Hosts)-1-i]
-			if err := p.transfer(from, to, bytes, func(now int64) {
-				open--
-				done(from, now-begun)
-			}); err != nil {
-				return err
-			}
+			n.After(n.rng.Int64N(c.Within+1), func() {
+				err = cmp.Or(err, p.transfer(from, to, bytes, func(now int64) {
+					open--
+					done(from, now-begun)
+				}))
+			})
 		}
-		if !n.RunUntil(10*Second, func() bool { return open == 0 }) {
-			return cmp.Or(p.err(), fmt.Errorf("%d of %d messages have not arrived", open, c.Senders))
+		if !n.RunUntil(10*Second, func() bool { return open == 0 || err != nil }) {
+			err = cmp.Or(p.err(), fmt.Errorf("%d of %d messages have not arrived", open, c.Senders))
+		}
+		if err != nil {
+			return err
 		}
 		n.Run(Millisecond)
 		return nil
