@@ -17,8 +17,10 @@ import (
 	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
+	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
 )
 
@@ -72,64 +74,103 @@ func TestNICsZeroCopyReads(t *testing.T) {
 	}
 }
 
-// TestNICsShared has three programs of a user share the queues of a NIC of a real driver, and talk with a server on another
-// one. One dies, and what the others send arrives; another one takes its place.
+// TestNICsShared has eight programs of a user share the queues of a NIC of a real driver, and talk with a server on another
+// one: programs of root, and of a user without privilege. One dies, and what the others send arrives; another one takes its
+// place.
 func TestNICsShared(t *testing.T) {
 	host, peer, _ := nstest.NICs(t)
-	const user = 60001
-	cfg := func(ns *nstest.NS) agentConfig {
-		return agentConfig{Ifaces: map[string]agentd.Interface{ns.Name: {Processes: 3}}}
-	}
-	a, b := startAgent(t, host, cfg(host)), startAgent(t, peer, cfg(peer))
-	server := b.nic(vipl.WithSilence(waitLimit), vipl.WithMode(xdpnic.ModeNative, true))
-	answer(t, server, "server")
-	start := func(id int) *sharer {
-		s := startSharer(t, a, peer.IPv4, user, id, nicEnv+"="+host.Name)
-		s.ask(t, "server 0")
-		s.want(t, "done server")
-		return s
-	}
-	talk := func(all ...*sharer) {
-		t.Helper()
-		for _, s := range all {
-			s.ask(t, "talk 10")
-		}
-		for _, s := range all {
-			s.want(t, "done talk")
-		}
-	}
-	all := []*sharer{start(0), start(1), start(2)}
-	talk(all...)
-	leases := a.status(t).NICs[0].Leases
-	queues := make(map[int]bool)
-	for _, l := range leases {
-		queues[l.Queue] = true
-		nstest.ErrorIf(t, l.Processes < 1 || l.Mode != xdpnic.ModeNative.String(), "%+v", l)
-	}
-	nstest.ErrorIf(t, len(leases) != 3 || len(queues) == 3, "%d processes on queues %v", len(leases), queues)
-	for _, s := range all[1:] {
-		s.ask(t, "talk 10")
-	}
-	nstest.Must(t, all[0].cmd.Process.Kill())
-	_ = all[0].cmd.Wait()
-	for _, s := range all[1:] {
-		s.want(t, "done talk")
-	}
-	all[0] = start(0)
-	talk(all...)
-	for _, s := range all {
-		s.ask(t, "end 0")
-		s.want(t, "done end")
+	for _, user := range []struct {
+		name string
+		uid  uint32
+	}{{"root", 0}, {"nobody", 65534}} {
+		t.Run(user.name, func(t *testing.T) {
+			const programs = 8
+			a, b := startAgent(t, host, shared(host)), startAgent(t, peer, shared(peer))
+			server := startSharer(t, b, host.IPv4, user.uid, 0, oneCPU, nicEnv+"="+peer.Name, fmt.Sprint(arenaEnv, "=", 8+2*programs))
+			launch := func(id int) *sharer {
+				return launchSharer(t, a, peer.IPv4, user.uid, id, oneCPU, nicEnv+"="+host.Name)
+			}
+			connect := func(all ...*sharer) {
+				t.Helper()
+				for _, s := range all {
+					s.opened(t)
+					s.ask(t, "remote 0")
+					s.want(t, "done remote")
+				}
+			}
+			talk := func(all ...*sharer) (talked func()) {
+				t.Helper()
+				for _, s := range all {
+					s.ask(t, "talk 10")
+				}
+				return func() {
+					t.Helper()
+					for _, s := range all {
+						s.want(t, "done talk")
+					}
+				}
+			}
+			all := []*sharer{launch(0)}
+			connect(all...) // the others join it
+			for id := 1; id < programs; id++ {
+				all = append(all, launch(id))
+			}
+			connect(all[1:]...)
+			talk(all...)()
+			leases := a.status(t).NICs[0].Leases
+			queues := make(map[int]bool)
+			for _, l := range leases {
+				queues[l.Queue] = true
+				nstest.ErrorIf(t, l.Processes < 1 || l.Mode != xdpnic.ModeNative.String() || l.Holder.UID != user.uid, "%+v", l)
+			}
+			nstest.ErrorIf(t, len(leases) != programs || len(queues) == programs, "%d processes on queues %v", len(leases), queues)
+			talked := talk(all[1:]...)
+			nstest.Must(t, all[0].cmd.Process.Kill())
+			_ = all[0].cmd.Wait()
+			talked()
+			all[0] = launch(0)
+			connect(all[0])
+			talk(all...)()
+			endAll(t, append(all, server)...)
+		})
 	}
 }
 
-// TestNICsAllToAll has four programs on each of two NICs of a real driver share its queues, and talk with all of the other.
+// shared is the configuration of an agent whose programs share the queues of a NIC, root's too: processes do not share a
+// zero-copy queue, which root's programs would get.
+func shared(ns *nstest.NS) agentConfig {
+	return agentConfig{Ifaces: map[string]agentd.Interface{ns.Name: {Mode: xdpnic.ModeNative}}}
+}
+
+// oneCPU has a program use one processor. In an emulated machine, threads of many programs that look for work take more time than
+// their messages.
+const oneCPU = "GOMAXPROCS=1"
+
+// TestNICsAllToAll has up to sixteen programs on each of two NICs of a real driver share its queues, and talk with all of the
+// other. Every rule about data holds for a program beside fourteen others on each queue.
 func TestNICsAllToAll(t *testing.T) {
 	host, peer, _ := nstest.NICs(t)
-	start := func(ns *nstest.NS) *agent {
-		return startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{ns.Name: {Processes: 4}}})
+	agents := []*agent{startAgent(t, host, shared(host)), startAgent(t, peer, shared(peer))}
+	all := allToAll(t, agents[0], agents[1], 0, 4, oneCPU)
+	if testing.Short() {
+		endAll(t, all...)
+		return
 	}
-	allToAll(t, start(host), start(peer), 4)
+	others, last := all[:len(all)-4], all[len(all)-4:]
+	endAll(t, last...) // some rules have two handles on each NIC
+	vipltest.Run(t, vipltest.Config{Groups: dataGroups, Burst: 100_000, Open: func(t testing.TB) (a, b *vipl.NIC) {
+		var nics []*vipl.NIC
+		for _, g := range agents {
+			await.Until(t, "there is room for one more program", func() bool { return len(g.status(t).NICs[0].Leases) < agentd.DefaultProcesses })
+			n, err := g.open(vipl.WithArena(48<<20), vipl.WithSilence(waitLimit))
+			nstest.Must(t, err)
+			t.Cleanup(func() { nstest.Check(t, n.Close()) })
+			nstest.FatalIf(t, n.Info().NIC.Sharing.Partition == 0, "the NIC does not share a queue")
+			nics = append(nics, n)
+		}
+		return nics[0], nics[1]
+	}})
+	endAll(t, others...)
 }
 
 // TestProgramThatReads is a program of TestNICsZeroCopyReads. It only opens all queues, and searches its memory

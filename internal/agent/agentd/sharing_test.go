@@ -89,6 +89,17 @@ func (k *talker) receive() error {
 	return k.expect()
 }
 
+// connect connects with a program that answers. On a starved machine the acceptor, which rejects nobody, may give an exchange up that
+// takes seconds: it is tried again.
+func (k *talker) connect(remote vipl.NetAddress) (err error) {
+	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
+		if _, err = k.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); !errors.Is(err, vipl.ErrRejected) {
+			return err
+		}
+	}
+	return err
+}
+
 // serve answers messages until the connection ends.
 func (k *talker) serve() error {
 	for {
@@ -113,14 +124,18 @@ func answer(t testing.TB, n *vipl.NIC, disc string) {
 	l, err := n.Listen(vipl.NetAddress{Discriminator: []byte(disc)})
 	nstest.Must(t, err)
 	go func() {
+		var k *talker
 		for {
 			c, err := l.Wait(context.Background())
 			if err != nil {
 				return
 			}
-			k := newTalker(t, n)
+			if k == nil {
+				k = newTalker(t, n)
+			}
 			if c.Accept(k.vi) == nil {
 				go k.serve()
+				k = nil
 			}
 		}
 	}()
@@ -135,6 +150,14 @@ type sharer struct {
 
 func startSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int, env ...string) *sharer {
 	t.Helper()
+	s := launchSharer(t, a, peer, uid, id, env...)
+	s.opened(t)
+	return s
+}
+
+// launchSharer is startSharer, except that the program has not opened its NIC yet.
+func launchSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int, env ...string) *sharer {
+	t.Helper()
 	env = append(env, socketsEnv+"="+a.socket, fmt.Sprintf("AGENTD_TEST_PEER=%v %v %d", peer, a.ns.IPv4, id))
 	s := &sharer{cmd: program(t, uid, "TestProgramThatShares", "", env...)}
 	s.cmd.Stderr = os.Stderr
@@ -145,10 +168,15 @@ func startSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int, en
 	s.in, s.out = in, bufio.NewReader(out)
 	nstest.Must(t, s.cmd.Start())
 	t.Cleanup(func() { _, _ = s.cmd.Process.Kill(), s.cmd.Wait() })
-	if got := s.line(t); !strings.HasPrefix(got, "open") {
-		t.Fatalf("program %d: %s", id, got)
-	}
 	return s
+}
+
+// opened waits until the program has opened its NIC.
+func (s *sharer) opened(t *testing.T) {
+	t.Helper()
+	if got := s.line(t); !strings.HasPrefix(got, "open") {
+		t.Fatalf("a program: %s", got)
+	}
 }
 
 func (s *sharer) line(t *testing.T) string {
@@ -216,7 +244,7 @@ func TestProgramThatShares(t *testing.T) {
 			case "remote":
 				remote.Discriminator = fmt.Append(nil, "program ", number)
 			}
-			if _, err := k.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); err != nil {
+			if err := k.connect(remote); err != nil {
 				fmt.Println(what, err)
 				continue
 			}
@@ -277,47 +305,78 @@ func TestSharedQueues(t *testing.T) {
 // All programs of one host talk with all of the other, which share the only queue on each side.
 func TestSharedQueueAllToAll(t *testing.T) {
 	t.Parallel()
-	for _, programs := range []int{1, 4, 16} {
+	a, b := pair(t, nstest.Options{}, agentConfig{})
+	endAll(t, allToAll(t, a, b, 60001, 10)...)
+}
+
+// allToAll has programs of a user on two hosts talk each with all of the other host, with that many messages on each connection: 1, 2,
+// 4, 8 and 16 programs on each host, those that are there and new ones. It returns them. With -short there are 4 at most.
+func allToAll(t *testing.T, a, b *agent, uid uint32, messages int, env ...string) (all []*sharer) {
+	t.Helper()
+	var asked []func()
+	ask := func(s *sharer, what string, number int) {
+		s.ask(t, fmt.Sprint(what, " ", number))
+		asked = append(asked, func() { s.want(t, "done "+what) })
+	}
+	answers := func() {
+		for _, want := range asked {
+			want()
+		}
+		asked = nil
+	}
+	const most, connects = 16, 4
+	env = append(env, fmt.Sprint(arenaEnv, "=", 8+most)) // a MiB for each end
+	was, start := 0, time.Now()
+	for _, programs := range []int{1, 2, 4, 8, most} {
 		if testing.Short() && programs > 4 {
 			break
 		}
-		t.Run(fmt.Sprint(programs), func(t *testing.T) {
-			a, b := pair(t, nstest.Options{}, agentConfig{})
-			allToAll(t, a, b, programs)
-		})
+		for id := was; id < programs; id++ { // those of a have even indices
+			all = append(all, launchSharer(t, a, b.ns.IPv4, uid, id, append(env, nicEnv+"="+a.ns.Name)...),
+				launchSharer(t, b, a.ns.IPv4, uid, id, append(env, nicEnv+"="+b.ns.Name)...))
+		}
+		for _, s := range all[2*was:] {
+			s.opened(t)
+		}
+		for apart := range programs {
+			for i := range programs {
+				j := (i + apart) % programs
+				switch { // either program of a pair connects
+				case i < was && j < was: // they are connected
+				case apart%2 == 0:
+					ask(all[2*i], "remote", j)
+				default:
+					ask(all[2*j+1], "remote", i)
+				}
+				if len(asked) == connects { // more at a time would time out on a starved machine
+					answers()
+				}
+			}
+		}
+		answers()
+		connected := time.Since(start)
+		for _, s := range all {
+			ask(s, "talk", messages)
+		}
+		answers()
+		t.Logf("%d programs on each host: connected after %v, talked after %v", programs, connected.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
+		for _, g := range []*agent{a, b} {
+			st := g.status(t)
+			nstest.ErrorIf(t, len(st.NICs) != 1 || len(st.NICs[0].Leases) != programs, "%d programs, status: %+v", programs, st.NICs)
+		}
+		was = programs
 	}
+	return all
 }
 
-// allToAll has programs of a user on two hosts, as many on each, talk each with all of the other host.
-func allToAll(t *testing.T, a, b *agent, programs int) {
+// endAll has programs close their NICs.
+func endAll(t *testing.T, all ...*sharer) {
 	t.Helper()
-	const user = 60001
-	var all []*sharer
-	arena := fmt.Sprint(arenaEnv, "=", 8+2*programs) // a MiB for each end
-	for id := range programs {
-		all = append(all, startSharer(t, a, b.ns.IPv4, user, id, nicEnv+"="+a.ns.Name, arena),
-			startSharer(t, b, a.ns.IPv4, user, id, nicEnv+"="+b.ns.Name, arena))
-	}
-	do := func(what string, number int) {
-		t.Helper()
-		for _, s := range all {
-			s.ask(t, fmt.Sprint(what, " ", number))
-		}
-		for _, s := range all {
-			s.want(t, "done "+what)
-		}
-	}
-	for id := range programs {
-		do("remote", id)
-	}
-	do("talk", 10)
-	for _, g := range []*agent{a, b} {
-		st := g.status(t)
-		nstest.ErrorIf(t, len(st.NICs) != 1 || len(st.NICs[0].Leases) != programs, "status: %+v", st.NICs)
-	}
-	do("end", 0)
 	for _, s := range all {
-		_ = s.cmd.Process.Kill()
+		s.ask(t, "end 0")
+	}
+	for _, s := range all {
+		s.want(t, "done end")
 	}
 }
 
@@ -416,12 +475,10 @@ func testSharedQueue(t *testing.T, options nstest.Options, cfg agentConfig, prog
 	talk(5)
 	talked()
 
-	each(func(_ int, s *sharer) { s.ask(t, "end 0") })
-	each(func(_ int, s *sharer) { s.want(t, "done end") })
+	endAll(t, all...)
 	await.Until(t, "nothing is charged", func() bool {
 		return userOf(a.status(t), user).UID == 0 && len(a.status(t).NICs) == 0
 	})
-	each(func(_ int, s *sharer) { s.cmd.Process.Kill() })
 }
 
 // userOf is a user's entry; the zero value: there is none.

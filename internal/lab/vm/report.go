@@ -99,8 +99,12 @@ func judge(events []plan.Event, asked task) *outcome {
 	o.countTests(by[stepQueues])
 	o.countTests(by[stepCopied])
 	o.countTests(by[stepAgent])
+	o.countTests(by[stepShared])
 	for _, name := range agentTests {
 		o.wantTest(by[stepAgent], name)
+	}
+	for _, name := range sharedTests {
+		o.wantTest(by[stepShared], name)
 	}
 	for _, name := range frameTests {
 		o.wantTest(by[stepNIC], name)

@@ -48,6 +48,7 @@ func green(t testing.TB, asked task) (events []plan.Event) {
 	results[stepQueues] = "--- PASS: TestQueuesOfNICs (1.00s)\n"
 	results[stepCopied] = results[stepQueues]
 	results[stepAgent] = passes(agentTests...)
+	results[stepShared] = passes(sharedTests...)
 	results[stepConformance] = passes("TestNICs")
 	for _, group := range dataGroups {
 		results[stepConformance] += "    " + passes("TestNICs/"+group)
@@ -63,7 +64,7 @@ func TestJudgeGreen(t *testing.T) {
 	for _, mode := range []string{zeroCopy, native} {
 		o := judge(green(t, task{mode: mode}), task{mode: mode})
 		nstest.WantErr(t, mode, o.err(), nil)
-		if o.tests != len(frameTests)+len(agentTests)+1+len(dataGroups) || len(o.figures) != len(task{mode: mode}.rows()) || o.boot != 4 {
+		if o.tests != len(frameTests)+len(agentTests)+len(sharedTests)+1+len(dataGroups) || len(o.figures) != len(task{mode: mode}.rows()) || o.boot != 4 {
 			t.Errorf("%s: %d tests, %d figures, boot %v", mode, o.tests, len(o.figures), o.boot)
 		}
 	}
@@ -73,11 +74,11 @@ func TestJudgeGreen(t *testing.T) {
 // several queues VIs are steered to the last one.
 func TestOrders(t *testing.T) {
 	short := task{mode: zeroCopy, short: true}
-	if o := judge(green(t, short), short); o.err() != nil || len(o.figures) != 1 || o.tests != len(frameTests)+len(agentTests) {
+	if o := judge(green(t, short), short); o.err() != nil || len(o.figures) != 1 || o.tests != len(frameTests)+len(agentTests)+len(sharedTests) {
 		t.Errorf("%v, %d figures, %d tests", o.err(), len(o.figures), o.tests)
 	}
 	several := task{mode: zeroCopy, short: true, queues: 4}
-	if o := judge(green(t, several), several); o.err() != nil || o.tests != len(frameTests)+len(agentTests)+2 {
+	if o := judge(green(t, several), several); o.err() != nil || o.tests != len(frameTests)+len(agentTests)+len(sharedTests)+2 {
 		t.Errorf("%v, %d tests", o.err(), o.tests)
 	}
 	for _, s := range (task{mode: zeroCopy, queues: 4}).plan().Steps {
@@ -145,6 +146,7 @@ func TestJudgeRed(t *testing.T) {
 		{"no test was there", "no test has run", replace(stepNIC, "--- PASS", "--- WHAT")},
 		{"a test has another name", "TestNICsStream has not passed", replace(stepNIC, "TestNICsStream ", "TestNICsFlow ")},
 		{"the agent's test has another name", agentTests[0] + " has not passed", replace(stepAgent, "ZeroCopy", "Other")},
+		{"a test of shared queues has another name", "TestNICsAllToAll has not passed", replace(stepShared, "AllToAll", "Other")},
 		{"a group has another name", "TestNICs/rdma-read has not passed", replace(stepConformance, "/rdma-read ", "/reads ")},
 		{"the bind was not zero-copy", "zero-copy mode was not reached", replace(stepInfo, `"reached":true`, `"reached":false`)},
 		{"a row ran in another mode", "ran in native mode", replace(first, `"mode":"zero-copy"`, `"mode":"native"`)},

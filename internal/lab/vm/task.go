@@ -18,6 +18,7 @@ const (
 	stepQueues      = "several queues"
 	stepCopied      = "several queues, native"
 	stepAgent       = "agent, memory of zero-copy queues"
+	stepShared      = "agent, programs that share queues"
 )
 
 // row is a ping-pong in the guest.
@@ -60,7 +61,7 @@ func rows(mode string, short bool) []row {
 type task struct {
 	mode   string
 	queues int
-	// short leaves out the conformance suite, and all ping-pongs but one.
+	// short leaves out the conformance suite, all ping-pongs but one, and programs beyond four that share a queue.
 	short bool
 	// slow multiplies the time that a step may take.
 	slow int
@@ -102,7 +103,8 @@ func (o task) plan() plan.Plan {
 		{Name: stepInfo, Argv: []string{"/via-xdp", "info", "--try", "--json", "eth0"}, Limit: 20 * time.Second},
 		{Name: stepNIC, Argv: []string{"/xdpnic.test", "-test.v", "-test.run", "^TestNICs"}, Env: env, Limit: 180 * time.Second},
 		{Name: stepConformance, Argv: []string{"/vipltest.test", "-test.v", "-test.run", dataRules, "-test.skip", silentRules}, Env: env, Limit: 240 * time.Second},
-		{Name: stepAgent, Argv: []string{"/agentd.test", "-test.v", "-test.run", "^(" + strings.Join(agentTests, "|") + ")$"}, Env: env, Limit: 120 * time.Second},
+		{Name: stepAgent, Argv: []string{"/agentd.test", "-test.v", "-test.run", anyOf(agentTests)}, Env: env, Limit: 120 * time.Second},
+		{Name: stepShared, Argv: []string{"/agentd.test", "-test.v", "-test.run", anyOf(sharedTests), "-test.skip", silentRules, fmt.Sprint("-test.short=", o.short)}, Env: env, Limit: 240 * time.Second},
 	}}
 	if queues > 1 {
 		argv := []string{"/vipltest.test", "-test.v", "-test.run", "^TestQueuesOfNICs$"}
@@ -144,7 +146,7 @@ func (o task) plan() plan.Plan {
 }
 
 // silentRules take the link down, and with it the addresses.
-const silentRules = "^TestNICs$/reliability/silent-peer"
+const silentRules = "^TestNICs/reliability/silent-peer"
 
 // dataGroups are the groups of the conformance suite that move data.
 var dataGroups = []string{"descriptors", "send-receive", "rdma-write", "rdma-read", "reliability", "cq"}
@@ -152,8 +154,14 @@ var dataGroups = []string{"descriptors", "send-receive", "rdma-write", "rdma-rea
 // dataRules are their rules, and a test that has none.
 var dataRules = "^(TestNICs|TestLastFramesOfNICs)$/^(" + strings.Join(dataGroups, "|") + ")$"
 
-// agentTests are tests of package agentd.
-var agentTests = []string{"TestNICsZeroCopyReads", "TestNICsShared", "TestNICsAllToAll"}
+// agentTests and sharedTests are tests of package agentd.
+var (
+	agentTests  = []string{"TestNICsZeroCopyReads"}
+	sharedTests = []string{"TestNICsShared", "TestNICsAllToAll"}
+)
+
+// anyOf is a pattern of these tests and no others.
+func anyOf(names []string) string { return "^(" + strings.Join(names, "|") + ")$" }
 
 // frameTests are tests of package xdpnic that fail on a lost frame or a bind in another mode: VIs would
 // resend the frame.
