@@ -270,6 +270,7 @@ func (s socket) listening(p *process) (bool, error) {
 	if err != nil {
 		return false, nil // it has just ended
 	}
+	//lint:ignore SA1019 netlink, which procfs recommends for many sockets, needs a kernel option (CONFIG_INET_DIAG)
 	tables, state := []func() (procfs.NetTCP, error){proc.NetTCP, proc.NetTCP6}, uint64(stateListen)
 	if s.network == udp {
 		tables, state = []func() (procfs.NetTCP, error){
