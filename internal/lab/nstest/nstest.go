@@ -12,6 +12,7 @@ package nstest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -241,8 +242,13 @@ const nobody = 65534
 func AsNobody(t testing.TB, test string) *exec.Cmd {
 	t.Helper()
 	Require(t)
-	// Only root can enter the directory that go test builds the binary in. This link leads to the file itself.
-	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run=^"+test+"$")
+	exe, err := os.ReadFile("/proc/self/exe")
+	Must(t, err)
+	dir, err := os.MkdirTemp("", "nobody") // t.TempDir is root's alone
+	Must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	Must(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(dir+"/test", exe, 0o755)))
+	cmd := exec.Command(dir+"/test", "-test.v", "-test.run=^"+test+"$")
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	return cmd
