@@ -25,7 +25,11 @@ func (s *Sender) DetectLosses(now int64) {
 	}
 	wake := int64(0)
 	lost := func(seq uint32, f *sentFrame) bool {
-		due := f.sentAt + max(s.smooth, s.rackTrip) + window
+		trip := s.smooth
+		if f.tries > 0 { // it measures no round trip, so the smoothed one may be of a time before a queue grew
+			trip = max(trip, s.rackTrip)
+		}
+		due := f.sentAt + trip + window
 		switch {
 		case f.sentAt > s.rackSent:
 			return false
