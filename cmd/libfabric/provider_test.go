@@ -171,7 +171,7 @@ func TestAgent(t *testing.T) {
 	})
 	t.Run("msg", func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, "msg") })
 	t.Run("rdm", func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, "rdm") })
-	t.Run("one host", func(t *testing.T) { // each program has a queue
+	t.Run("one host", func(t *testing.T) { // the programs share the queues
 		local := *here
 		local.b = here.a
 		suite(t, &local, &local, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends")
