@@ -231,7 +231,7 @@ func (b *Bed) WithAgents(f func() error) (err error) {
 		socket := filepath.Join(dir, fmt.Sprintf("agent%d.sock", i))
 		end, err := b.bed.Agent(i, b.cfg.AgentArgs, socket)
 		if err != nil {
-			fail.With("the %s: %w", w.name, err)
+			fail.With("agent of the %s: %w", w.name, err)
 		}
 		defer end()
 		w.over.Agent = socket

@@ -20,11 +20,11 @@ func (g *group) Agent(i int, args []string, socket string) (end func(), err erro
 	var stderr bytes.Buffer // read only after it has exited
 	agent, err := g.Spawn(i, slices.Concat(args, []string{"--socket", socket}), &stderr)
 	if err != nil {
-		return nil, fmt.Errorf("agent: %w", err)
+		return nil, err
 	}
 	if err := agent.awaitSocket(socket); err != nil {
 		agent.Close()
-		return nil, fmt.Errorf("agent: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+		return nil, fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return func() {
 		agent.Signal(unix.SIGTERM)

@@ -175,7 +175,7 @@ func (j *Job) agents(star *testbed.Star) (*agents, error) {
 		end, err := star.Agent(i, j.Agent, a.socket(i))
 		if err != nil {
 			a.close()
-			return nil, fmt.Errorf("host %d: %w", i, err)
+			return nil, fmt.Errorf("agent of host %d: %w", i, err)
 		}
 		a.ends = append(a.ends, end)
 	}
