@@ -195,9 +195,10 @@ func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *
 		Short: "Start the ranks of a job on this machine, in namespaces that stand for hosts",
 		Long: "Starts -np processes of a program. Each gets a network namespace with an interface of its\n" +
 			"own, or with --hosts the ranks share that many; all interfaces are connected. Ranks that\n" +
-			"share an interface share its queue through an agent that mpirun starts. PMI-1 tells the processes their ranks. Programs of\n" +
-			"package mvich find their interface in VIADEV_DEVICE; programs of other MPI\n" +
-			"implementations work if they speak PMI-1. Standard input is /dev/null.\n\n" +
+			"share an interface share its queue through an agent that mpirun starts. PMI-1 tells the\n" +
+			"processes their ranks. Programs of package mvich find their interface in VIADEV_DEVICE;\n" +
+			"programs of other MPI implementations work if they speak PMI-1. Standard input is\n" +
+			"/dev/null.\n\n" +
 			"The exit status is that of the first rank that fails, or 128 plus its signal; the other\n" +
 			"ranks are then ended. mpirun removes everything that it made. Needs root.",
 		Example: "  via-xdp mpirun -np 4 via-xdp mpibench allreduce\n" +

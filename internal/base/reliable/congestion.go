@@ -50,9 +50,9 @@ type congestion struct {
 	// DCTCP.
 	seen, marks int   // frames acknowledged in the round, and of them marked
 	share       int64 // moving average of the share of marked frames, in 1/1024; 0: none was ever marked
-	easing      bool  // marks reduce the window to target until easeEnd is acknowledged
+	reducing    bool  // marks reduce the window to target until reduceEnd is acknowledged (TCP_CA_CWR in Linux)
 	target      int64
-	easeEnd     uint32
+	reduceEnd   uint32
 }
 
 const fraction = 256
@@ -92,8 +92,8 @@ func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow 
 	}
 	switch {
 	case c.dipping > 0:
-	case c.easing:
-		c.ease(n, cum)
+	case c.reducing:
+		c.reduce(n, cum)
 	case c.cwnd < c.threshold:
 		c.cwnd += int64(n) * fraction
 		if !c.competing && c.samples >= enough && c.roundLeast > least+least/4+c.ceiling(c.cwnd) {
@@ -306,19 +306,19 @@ func (c *congestion) marked(n int, nxt uint32) {
 	if c.share == 0 {
 		c.share = 1024
 	}
-	if c.easing || c.dipping > 0 {
+	if c.reducing || c.dipping > 0 {
 		return
 	}
-	c.easing, c.easeEnd = true, nxt
+	c.reducing, c.reduceEnd = true, nxt
 	c.target = max(c.cwnd-c.cwnd*c.share/2048, dipWindow*fraction)
 	c.threshold = c.target
 }
 
-// ease takes the part of n acknowledged frames off the window.
-func (c *congestion) ease(n int, cum uint32) {
+// reduce takes the part of n acknowledged frames off the window.
+func (c *congestion) reduce(n int, cum uint32) {
 	cwnd := c.cwnd - int64(n)*fraction*c.share/2048
-	if !before(cum, c.easeEnd) {
-		c.easing, cwnd = false, c.target
+	if !before(cum, c.reduceEnd) {
+		c.reducing, cwnd = false, c.target
 	}
 	c.cwnd = min(c.cwnd, max(cwnd, c.target))
 }

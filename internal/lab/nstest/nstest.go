@@ -20,7 +20,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -243,57 +242,24 @@ const nobody = 65534
 func AsNobody(t testing.TB, test string) *exec.Cmd {
 	t.Helper()
 	Require(t)
-	cmd := exec.Command(forAll.get(t), "-test.v", "-test.run=^"+test+"$")
+	exe, err := os.ReadFile("/proc/self/exe")
+	Must(t, err)
+	dir, err := os.MkdirTemp("", "nobody") // t.TempDir is root's alone
+	Must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	Must(t, errors.Join(os.Chmod(dir, 0o755), writeProgram(dir+"/test", exe)))
+	cmd := exec.Command(dir+"/test", "-test.v", "-test.run=^"+test+"$")
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	return cmd
 }
 
-// forAll is a copy of this test binary that all users may execute, while tests use it.
-var forAll binary
-
-type binary struct {
-	mu    sync.Mutex
-	tests int
-	dir   string
-}
-
-// get returns the path of the copy, which lasts until the test ends.
-func (b *binary) get(t testing.TB) string {
-	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.tests == 0 {
-		Must(t, b.copy())
-	}
-	b.tests++
-	t.Cleanup(b.release)
-	return b.dir + "/test"
-}
-
-func (b *binary) copy() (err error) {
-	if b.dir, err = os.MkdirTemp("", "nobody"); err != nil { // t.TempDir is root's alone
-		return err
-	}
-	exe, err := os.ReadFile("/proc/self/exe")
-	if err == nil {
-		// A process that another test starts now would inherit the open file: it could not be executed until then (ETXTBSY).
-		syscall.ForkLock.RLock()
-		defer syscall.ForkLock.RUnlock()
-		err = os.WriteFile(b.dir+"/test", exe, 0o755)
-	}
-	if err = errors.Join(err, os.Chmod(b.dir, 0o755)); err != nil {
-		os.RemoveAll(b.dir)
-	}
-	return err
-}
-
-func (b *binary) release() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.tests--; b.tests == 0 {
-		os.RemoveAll(b.dir)
-	}
+// writeProgram writes a file that can be executed at once. A process that a parallel test starts meanwhile would inherit the open
+// file, and the program could not be executed before that process executes its own (ETXTBSY).
+func writeProgram(path string, b []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, b, 0o755)
 }
 
 // NICsEnv names two interfaces that are joined by a wire and that tests may
