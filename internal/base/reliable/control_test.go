@@ -162,6 +162,9 @@ func TestMarksKeepFramesComing(t *testing.T) {
 	if s.window() != 10 || s.inFlight() != 10 {
 		t.Errorf("window %d, %d in flight", s.window(), s.inFlight())
 	}
+	if s.Ack(now+trip, f+25, 256); s.window() < 10 {
+		t.Errorf("window %d: the flight's marks reduce it once more", s.window())
+	}
 	// The marks of the next flight count again.
 	s.Marked(21)
 	if s.Ack(now+trip, s.Next(), 256); s.window() >= 10 {

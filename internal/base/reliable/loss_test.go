@@ -119,6 +119,16 @@ func TestSlowerPathLosesNoRetransmission(t *testing.T) {
 	}
 }
 
+// A first transmission measures round trips itself: one long round trip of a later frame does not give it more time.
+func TestOneLongRoundTripDelaysNoLoss(t *testing.T) {
+	s, now, f := warm(2)
+	now += 9 * trip
+	sack(s, now, f+1, f+2)
+	if got := lost(s, now); len(got) != 1 || got[0] != f {
+		t.Errorf("%v is lost, want %d", got, f)
+	}
+}
+
 // Losses of one flight shrink the window by a frame each, as they may be chance, and by three tenths at once
 // when there are too many for that. On a long path only the latter ends the doubling at the start. The window does not shrink again
 // until frames that were sent after the first loss show further losses.
