@@ -49,7 +49,7 @@ const (
 )
 
 // gsoSender has the frames of the next GSO packet. Invariant: it is empty, or they are those of c, are not on the TX ring,
-// and all but the last are c.gso.frame bytes long.
+// and all but the last are c.gso.path.Size bytes long.
 type gsoSender struct {
 	out    provider.GSO // nil: none
 	off    error        // why it is not used
@@ -72,12 +72,9 @@ const gsoSegs = 6
 
 // connGSO is the state of a connection's GSO packets.
 type connGSO struct {
-	src       netip.Addr
-	dst       netip.AddrPort
-	tagged    bool // in a VLAN
-	frame     int  // bytes of UDP payload of a frame that is as long as possible
-	peer      int  // bytes of the longest packet that the peer takes; 0: it takes none
-	peerFrame int  // connGSO.frame of the peer; 0: it has not said
+	path      gso.Path // its Size is the UDP payload of a frame that is as long as possible
+	peer      int      // bytes of the longest packet that the peer takes; 0: it takes none
+	peerFrame int      // path.Size of the peer; 0: it has not said
 
 	most   int           // frames of the longest packet
 	limit  int           // frames of the next packet; 1: none for now
@@ -102,16 +99,16 @@ func (g *gsoSender) init(out provider.GSO) {
 
 // initGSO prepares a connection for GSO packets.
 func (c *conn) initGSO(path *kagent.Path) {
-	c.gso = connGSO{
-		src: path.Src.Unmap(), dst: netip.AddrPortFrom(path.Dst.Unmap(), path.DstPort()), tagged: path.VLAN != 0, limit: gsoFirst, rest: gsoRestMin,
-		frame: wire.HeaderLen + c.payload + c.overhead,
-	}
-	c.gso.most = min(gsoBytes/c.gso.frame, gso.MaxFrames)
+	c.gso = connGSO{limit: gsoFirst, rest: gsoRestMin, path: gso.Path{
+		Src: path.Src.Unmap(), Dst: netip.AddrPortFrom(path.Dst.Unmap(), path.DstPort()), Tagged: path.VLAN != 0,
+		Size: wire.HeaderLen + c.payload + c.overhead,
+	}}
+	c.gso.most = min(gsoBytes/c.gso.path.Size, gso.MaxFrames)
 }
 
 // gsoUsable reports whether frames of the connection may be sent in packets.
 func (p *port) gsoUsable(c *conn) bool {
-	return p.gso.out != nil && p.gso.off == nil && c.gso.most >= 2 && c.gso.peer >= c.gso.most*c.gso.frame && !c.loop && c.shm == nil
+	return p.gso.out != nil && p.gso.off == nil && c.gso.most >= 2 && c.gso.peer >= c.gso.most*c.gso.path.Size && !c.loop && c.shm == nil
 }
 
 // announce fills in what an acknowledgement tells the peer of GSO packets, in its RemoteAddr: the longest one that this side
@@ -119,7 +116,7 @@ func (p *port) gsoUsable(c *conn) bool {
 func (p *port) announce(c *conn) {
 	c.header.RemoteAddr = uint64(p.rx.gso.takes)
 	if p.gso.out != nil && !c.loop && c.shm == nil {
-		c.header.RemoteAddr |= uint64(c.gso.frame) << 32
+		c.header.RemoteAddr |= uint64(c.gso.path.Size) << 32
 	}
 }
 
@@ -162,7 +159,7 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 		n += int(segs[i].Len)
 	}
 	if len(g.frames) == 0 || g.c != c {
-		if n != c.gso.frame || !p.gsoUsable(c) {
+		if n != c.gso.path.Size || !p.gsoUsable(c) {
 			return false
 		}
 		p.sendGSO()
@@ -179,7 +176,7 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 	f.n, f.retain = copy(f.segs[:], segs), retain
 	c.gso.unasked++
 	g.bytes += n
-	if n < c.gso.frame || len(g.frames) >= min(c.gso.limit, c.gso.most) || g.bytes+c.gso.frame > c.gso.peer {
+	if n < c.gso.path.Size || len(g.frames) >= min(c.gso.limit, c.gso.most) || g.bytes+c.gso.path.Size > c.gso.peer {
 		p.sendGSO()
 	}
 	return true
@@ -313,7 +310,7 @@ func (p *port) offload(c *conn, frames []gsoFrame) bool {
 			from = 0
 		}
 	}
-	err := g.out.Send(c.gso.src, c.gso.dst, c.gso.tagged, c.gso.frame, g.pieces)
+	err := g.out.Send(&c.gso.path, g.pieces)
 	if err == nil {
 		return true
 	}
@@ -329,9 +326,12 @@ func (p *port) offload(c *conn, frames []gsoFrame) bool {
 	return false
 }
 
-// dropGSO forgets the frames of c that wait, because the connection has ended.
+// dropGSO forgets the path of c and its frames that wait, because the connection has ended.
 func (p *port) dropGSO(c *conn) {
 	g := &p.gso
+	if g.out != nil {
+		g.out.Release(&c.gso.path)
+	}
 	if g.c != c {
 		return
 	}

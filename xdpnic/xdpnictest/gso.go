@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"viaxdp/internal/base/gso"
 	"viaxdp/internal/base/wire"
 )
 
@@ -22,7 +23,7 @@ type GSO struct {
 }
 
 // Send sends a packet. Faults of the queue apply to what is on the wire: the packet, or each of its frames.
-func (g *GSO) Send(src netip.Addr, dst netip.AddrPort, _ bool, size int, pieces [][]byte) error {
+func (g *GSO) Send(path *gso.Path, pieces [][]byte) error {
 	if g.Fail != nil {
 		if err := g.Fail(); err != nil {
 			return err
@@ -32,10 +33,11 @@ func (g *GSO) Send(src netip.Addr, dst netip.AddrPort, _ bool, size int, pieces 
 	for _, p := range pieces {
 		all = append(all, p...)
 	}
+	size := path.Size
 	if size < 1 || len(all) > wire.MaxDatagram || len(all) > 64*size {
 		return ErrGSO
 	}
-	link, err := g.Path(src, dst)
+	link, err := g.Path(path.Src, path.Dst)
 	if err != nil {
 		return err
 	}
@@ -58,6 +60,9 @@ func (g *GSO) Send(src netip.Addr, dst netip.AddrPort, _ bool, size int, pieces 
 	}
 	return nil
 }
+
+// Release does nothing: no path has anything of its own.
+func (g *GSO) Release(*gso.Path) {}
 
 // Close does nothing.
 func (g *GSO) Close() error { return nil }

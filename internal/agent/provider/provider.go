@@ -4,11 +4,11 @@
 package provider
 
 import (
-	"net/netip"
 	"time"
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/gso"
 	"viaxdp/internal/base/secure"
 	"viaxdp/xdpnic"
 )
@@ -56,9 +56,11 @@ type Port interface {
 // GSO sends several frames as one packet, by segmentation offload. gso.Socket is one of the kernel, xdpnictest.Queue one
 // in memory. Calls come one at a time.
 type GSO interface {
-	// Send sends frames of size bytes each, the last may be shorter, from src to dst. pieces are their bytes, without lower
-	// headers. The frames have left, or are given up, when it returns; it never waits. tagged: they leave in a VLAN.
-	Send(src netip.Addr, dst netip.AddrPort, tagged bool, size int, pieces [][]byte) error
+	// Send sends frames of path.Size bytes each, the last may be shorter. pieces are their bytes, without lower headers. The
+	// frames have left, or are given up, when it returns; it never waits.
+	Send(path *gso.Path, pieces [][]byte) error
+	// Release ends the use of a path.
+	Release(path *gso.Path)
 	Close() error
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/gso"
@@ -18,7 +19,9 @@ func TestMain(m *testing.M) { nstest.Main(m, nil) }
 
 const port = 4793
 
-func on(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, port) }
+func path(src, dst netip.Addr, size int) *gso.Path {
+	return &gso.Path{Src: src, Dst: netip.AddrPortFrom(dst, port), Size: size}
+}
 
 // capture returns the payloads of the UDP datagrams that arrive on an interface from now on, as they are on the wire.
 func capture(t *testing.T, ns *nstest.NS) (next func() []byte) {
@@ -93,7 +96,7 @@ func TestSend(t *testing.T) {
 		for _, to := range [][2]netip.Addr{{a.IPv4, b.IPv4}, {a.IPv6, b.IPv6}} {
 			const size = 1200
 			pieces, all := frames(5, size)
-			nstest.Must(t, s.Send(to[0], on(to[1]), false, size, pieces))
+			nstest.Must(t, s.Send(path(to[0], to[1], size), pieces))
 			var got []byte
 			count := 0
 			for ; len(got) < len(all); count++ {
@@ -127,7 +130,7 @@ func TestErrors(t *testing.T) {
 		{"too many pieces", a.IPv4, b.IPv4, 1, many, []error{unix.EMSGSIZE}},
 		{"no such source address", netip.MustParseAddr("192.0.2.77"), b.IPv4, 1000, fine, []error{unix.EINVAL, unix.ENETUNREACH}},
 	} {
-		err := s.Send(c.src, on(c.dst), false, c.size, c.pieces)
+		err := s.Send(path(c.src, c.dst, c.size), c.pieces)
 		ok := false
 		for _, want := range c.want {
 			ok = ok || errors.Is(err, want)
@@ -136,11 +139,11 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 	}
-	if err := s.Send(a.IPv4, on(b.IPv4), false, 1000, fine); err != nil {
+	if err := s.Send(path(a.IPv4, b.IPv4, 1000), fine); err != nil {
 		t.Errorf("after errors: %v", err)
 	}
 	nstest.Must(t, s.Close())
-	if err := s.Send(a.IPv4, on(b.IPv4), false, 1000, fine); err == nil {
+	if err := s.Send(path(a.IPv4, b.IPv4, 1000), fine); err == nil {
 		t.Error("a closed socket sends")
 	}
 }
@@ -152,7 +155,9 @@ func TestTagged(t *testing.T) {
 	x, y := nstest.Another(t, a, b, 2, nstest.Options{})
 	s, next := open(t, a), capture(t, y)
 	pieces, all := frames(4, 1000)
-	nstest.Must(t, s.Send(x.IPv4, on(y.IPv4), true, 1000, pieces))
+	tagged := path(x.IPv4, y.IPv4, 1000)
+	tagged.Tagged = true
+	nstest.Must(t, s.Send(tagged, pieces))
 	if got := next(); !bytes.Equal(got, all) {
 		t.Errorf("%d bytes arrive", len(got))
 	}
@@ -162,7 +167,97 @@ func TestSendAllocatesNothing(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
 	s := open(t, a)
 	pieces, _ := frames(5, 1200)
-	if n := testing.AllocsPerRun(100, func() { _ = s.Send(a.IPv4, on(b.IPv4), false, 1200, pieces) }); n != 0 {
-		t.Errorf("%v allocations", n)
+	to := path(a.IPv4, b.IPv4, 1200)
+	for _, connected := range []bool{false, true} {
+		send := func() { _ = s.Send(to, pieces) }
+		if connected {
+			s.Release(to)
+			send = inside(t, a, send)
+		}
+		if n := testing.AllocsPerRun(100, send); n != 0 {
+			t.Errorf("connected %v: %v allocations", connected, n)
+		}
+	}
+}
+
+// inside returns do after it has run once in the network namespace.
+func inside(t *testing.T, ns *nstest.NS, do func()) func() {
+	t.Helper()
+	nstest.Must(t, ns.Do(func() error { do(); return nil }))
+	return do
+}
+
+// sockets returns the local ports of the UDP sockets of the namespace that are connected.
+func sockets(t *testing.T, ns *nstest.NS) (connected int) {
+	t.Helper()
+	nstest.Must(t, ns.Do(func() error {
+		found, err := netlink.SocketDiagUDP(unix.AF_INET)
+		for _, f := range found {
+			if f.ID.DestinationPort == port {
+				connected++
+			}
+		}
+		return err
+	}))
+	return connected
+}
+
+// Of the paths that are used in the network namespace of Open, the first 64 have a socket each, until they are released.
+// Packets of the others arrive all the same, also where the calling thread is in another namespace.
+func TestConnected(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	s, next := open(t, a), capture(t, b)
+	pieces, all := frames(5, 1200)
+	send := func(to *gso.Path) {
+		t.Helper()
+		nstest.Must(t, s.Send(to, pieces))
+		if got := next(); !bytes.Equal(got, all) {
+			t.Errorf("%d bytes arrive", len(got))
+		}
+	}
+	want := func(n int) {
+		t.Helper()
+		if got := sockets(t, a); got != n {
+			t.Errorf("%d paths are connected, not %d", got, n)
+		}
+	}
+	send(path(a.IPv4, b.IPv4, 1200))
+	want(0) // this thread is in another namespace
+	var paths []*gso.Path
+	nstest.Must(t, a.Do(func() error {
+		for range 70 {
+			paths = append(paths, path(a.IPv4, b.IPv4, 1200))
+			send(paths[len(paths)-1])
+		}
+		return nil
+	}))
+	want(64)
+	for _, p := range paths {
+		s.Release(p)
+	}
+	want(0)
+	nstest.Must(t, a.Do(func() error { send(paths[69]); return nil }))
+	want(1)
+	send(paths[69]) // from any thread
+	nstest.Must(t, s.Close())
+	want(0)
+}
+
+// The kernel of a host on which nobody receives answers each packet by ICMP. That fails no later packet.
+func TestRefused(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	s, next := open(t, a), capture(t, b)
+	pieces, all := frames(5, 1200)
+	for _, to := range [][2]netip.Addr{{a.IPv4, b.IPv4}, {a.IPv6, b.IPv6}} {
+		p := path(to[0], to[1], 1200)
+		nstest.Must(t, a.Do(func() error {
+			for range 20 {
+				nstest.Must(t, s.Send(p, pieces))
+				if got := next(); !bytes.Equal(got, all) {
+					t.Errorf("%v: %d bytes arrive", to, len(got))
+				}
+			}
+			return nil
+		}))
 	}
 }

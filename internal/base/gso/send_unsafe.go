@@ -17,7 +17,7 @@ func (m *message) send(fd int, pieces [][]byte) unix.Errno {
 		m.iov[i].SetLen(len(p))
 	}
 	h := &m.header
-	h.Name, h.Namelen = &m.name[0], m.nameLen
+	h.Name, h.Namelen = &m.name[0], m.nameLen // the kernel ignores both names if they have no bytes
 	h.Control = &m.control[0]
 	h.SetControllen(m.used)
 	h.Iov = &m.iov[0]
