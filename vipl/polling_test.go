@@ -333,22 +333,70 @@ func TestStreamPauses(t *testing.T) {
 	}
 }
 
-// A program that answers gets each message as it comes, however fast.
+// A program that answers gets each message as it comes, however fast, and its answers carry all acknowledgements.
 func TestAnsweredStreamDoesNotPause(t *testing.T) {
+	for name, c := range map[string]struct {
+		level vipl.ReliabilityLevel
+		size  int
+		gso   string
+		most  uint64 // acknowledgements that go alone
+	}{
+		"one frame":                   {vipl.ReliableDelivery, 64, "", 1},
+		"12 frames":                   {vipl.ReliableDelivery, 16 << 10, "", 1},
+		"12 frames in a packet":       {vipl.ReliableDelivery, 16 << 10, "whole", 1},
+		"12 frames, unreliable":       {vipl.UnreliableDelivery, 16 << 10, "whole", 800 * 12 / 512}, // packets that ask
+		"12 frames, until it arrives": {vipl.ReliableReception, 16 << 10, "whole", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				config := memoryConfig{bubble: true, gso: c.gso, queue: gsoQueue, arena: 8 << 20}
+				n, va, vb, xa, xb := connectedBoxes(t, config, c.level, 2, 2, c.size)
+				turn := func(from, to *vipl.VI, x, y *box) {
+					postRecv(t, to, y, 0, c.size)
+					postSend(t, from, x, 1, c.size)
+					time.Sleep(500 * time.Nanosecond)
+					synctest.Wait() // the background goroutine may look in at the same moment
+					d, err := to.RecvDone()
+					fatalIf(t, err != nil || d != y.desc[0], "a message that is there: %v, %v", d, err)
+				}
+				acks := func() uint64 { return n.a.Counters().Acks + n.b.Counters().Acks }
+				var before uint64
+				for k := range 500 {
+					if k == 100 {
+						before = acks()
+					}
+					turn(va, vb, xa, xb)
+					if k > 0 {
+						sent(t, vb, 0)
+					}
+					turn(vb, va, xb, xa)
+					sent(t, va, 0)
+				}
+				sent(t, vb, 0)
+				errorIf(t, acks()-before > c.most, "%d acknowledgements of 800 messages went alone", acks()-before)
+			})
+		})
+	}
+}
+
+// A send of several frames that completes only when they have arrived waits for no delayed acknowledgement.
+func TestLongSendIsAcknowledgedSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 2, 2, 64)
-		turn := func(from, to *vipl.VI, x, y *box) {
-			postRecv(t, to, y, 0, 64)
-			postSend(t, from, x, 1, 64)
-			time.Sleep(500 * time.Nanosecond)
-			synctest.Wait() // the background goroutine may look in at the same moment
-			d, err := to.RecvDone()
-			fatalIf(t, err != nil || d != y.desc[0], "a message that is there: %v, %v", d, err)
-			sent(t, from, 0)
-		}
-		for range 500 {
-			turn(va, vb, xa, xb)
-			turn(vb, va, xb, xa)
+		c := memoryConfig{bubble: true, gso: "whole", queue: gsoQueue, arena: 8 << 20}
+		n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableReception, 1, 1, 16<<10)
+		for k := range 20 {
+			postRecv(t, vb, xb, 0, 16<<10)
+			begin := time.Now()
+			postSend(t, va, xa, 0, 16<<10)
+			for d, _ := va.SendDone(); d == nil; d, _ = va.SendDone() {
+				time.Sleep(500 * time.Nanosecond)
+				for range 300 { // they read the clock now and then
+					n.b.Poll()
+				}
+			}
+			received(t, vb, 0)
+			took := time.Since(begin)
+			errorIf(t, k > 0 && took > 6*time.Microsecond, "send %d was complete after %v", k, took) // ackSoon and two looks
 		}
 	})
 }

@@ -18,7 +18,7 @@ const (
 	pauseMost  = 16_000 // ns
 	pauseLeast = 1_000
 	// pausePart bounds a pause to this part of the stream's duration so far, and the sends of the program to this
-	// part of the stream's frames.
+	// part of the stream's messages.
 	pausePart = 8
 	// slowestStream is the longest time in ns between two frames of a stream, on average. streamGap is added to it
 	// as tolerance.
@@ -39,18 +39,22 @@ func (s *pollPause) disable(off bool) { s.off = off }
 // posted records that the program has posted a send.
 func (s *pollPause) posted() { s.stream.posts++ }
 
+// ended records that a message has arrived, or several in one frame.
+func (s *pollPause) ended() { s.stream.ends++ }
+
 // influx is the state of the incoming stream.
 type influx struct {
 	since  int64 // when it began
 	seen   int64 // when frames were last found
 	frames int64 // frames since it began
+	ends   int64 // messages since it began; those in one frame count as one
 	posts  int64 // sends posted since it began
 }
 
 // pausePolling decides how long polls leave the ring alone after n frames were taken off it. Under the lock.
 func (p *port) pausePolling(n int, now int64) {
 	before := p.poller.pause.until.Load()
-	asked := before != 0 && p.rx.pkt.Flags&wire.FlagAckNow != 0 && p.rx.pkt.Kind != wire.KindPack
+	asked := before != 0 && p.rx.pkt.Flags&(wire.FlagAckNow|wire.FlagAckSoon) != 0 && p.rx.pkt.Kind != wire.KindPack
 	if until := uint64(p.poller.pause.stream.came(n, now, p.shares.window, asked)); until != before {
 		p.poller.pause.until.Store(until)
 	}
@@ -63,9 +67,10 @@ func (p *port) mayPoll() bool {
 }
 
 // came records that n frames were found, and returns until when polls may pause; 0: they may not. window is the
-// number of frames that the sender may be ahead. asked means that the sender has sent that many and waits.
+// number of frames that the sender may be ahead. asked means that the sender waits for an
+// acknowledgement, because it has sent that many or all that it has.
 func (s *influx) came(n int, now int64, window int, asked bool) (until int64) {
-	if asked || now-s.seen > int64(n)*slowestStream+streamGap || s.posts*pausePart > s.frames {
+	if asked || now-s.seen > int64(n)*slowestStream+streamGap || s.posts*pausePart > s.ends {
 		*s = influx{since: now, seen: now}
 		return 0
 	}

@@ -363,6 +363,9 @@ func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 	if c.ending.begun {
 		return // its receives are flushed
 	}
+	if pkt.Kind == wire.KindPack || pkt.Flags&wire.FlagLast != 0 {
+		p.poller.pause.ended()
+	}
 	switch pkt.Kind {
 	case wire.KindRead:
 		p.takeRead(c, pkt, now)

@@ -273,7 +273,8 @@ func (p *port) buildPiece(c *conn, e *posted, n int) (addr uint64, b []byte, ok 
 }
 
 // describe fills in the header for the part of e that the frame carries: the bytes from offset from to e's current
-// position.
+// position. The last frame asks for an acknowledgement, unless data comes back sooner, if the descriptor waits for it, or if
+// the frames of the message let small ones after it wait (coalesces). In a stream other frames ask.
 func (c *conn) describe(e *posted, from uint32) {
 	h := &c.header
 	h.Kind, h.Flags, h.Immediate = wire.KindData, 0, 0
@@ -288,17 +289,22 @@ func (c *conn) describe(e *posted, from uint32) {
 	}
 	if e.moved == e.length {
 		h.Flags |= wire.FlagLast
-		if e.byRef || c.vi.attrs.Level == ReliableReception {
-			// The descriptor waits for the acknowledgement. In a stream others are sent that cover it.
-			if c.sender.Outstanding() < streamAfter {
-				h.Flags |= wire.FlagAckSoon
-			}
+		if c.sender != nil && (e.byRef || c.vi.attrs.Level == ReliableReception || from > 0) && c.before(e) < streamAfter {
+			h.Flags |= wire.FlagAckSoon
 		}
 		if e.control&ControlImmediate != 0 {
 			h.Flags |= wire.FlagImmediate
 			h.Immediate = e.imm
 		}
 	}
+}
+
+// before returns how many frames of earlier messages are outstanding, while those of e are being sent.
+func (c *conn) before(e *posted) int {
+	if !e.begun {
+		return c.sender.Outstanding()
+	}
+	return c.sender.Outstanding() - int(c.sender.Next()-e.first)
 }
 
 // small reports whether a message may share a frame: two of its size must fit.
