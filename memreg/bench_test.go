@@ -3,6 +3,8 @@ package memreg
 import (
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -76,4 +78,18 @@ func BenchmarkResolve(b *testing.B) {
 			r.Release()
 		}
 	})
+}
+
+// BenchmarkRegisterForeign registers and deregisters a buffer of 256 KiB, as libfabric's ofi_rxm does for each message of
+// that size.
+func BenchmarkRegisterForeign(b *testing.B) {
+	f := newFixture(b, Limits{})
+	mem, err := unix.Mmap(-1, 0, 256<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	nstest.Must(b, err)
+	defer unix.Munmap(mem)
+	for b.Loop() {
+		r, err := f.RegisterForeign(address(mem), uint64(len(mem)), Attributes{Ptag: f.tag})
+		nstest.Must(b, err)
+		nstest.Must(b, f.Deregister(r.Handle(), r.Addr()))
+	}
 }

@@ -38,6 +38,8 @@ type Table struct {
 	random func() Handle
 	common Ptag
 
+	populated recent
+
 	mu      sync.Mutex // all below, and all writes to slots
 	closed  bool
 	regions int

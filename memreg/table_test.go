@@ -84,6 +84,64 @@ func TestForeign(t *testing.T) {
 	}
 }
 
+// Memory that was registered before is checked again: whether it is there, and whether it can be read if it has been mapped
+// anew.
+func TestForeignAgain(t *testing.T) {
+	const page, size = 4096, 8 * 4096
+	remap := func(mem []byte, prot, flags uintptr) error {
+		_, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(address(mem)), uintptr(len(mem)), prot, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|flags, ^uintptr(0), 0)
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	}
+	var file int
+	for name, c := range map[string]struct {
+		change func(mem []byte) error
+		want   error
+	}{
+		"as it was":                 {func([]byte) error { return nil }, nil},
+		"given back to the kernel":  {func(mem []byte) error { return unix.Madvise(mem, unix.MADV_DONTNEED) }, nil},
+		"mapped anew":               {func(mem []byte) error { return remap(mem, unix.PROT_READ, unix.MAP_FIXED) }, nil},
+		"mapped anew, not readable": {func(mem []byte) error { return remap(mem, unix.PROT_NONE, unix.MAP_FIXED) }, ErrAddress},
+		"its file has become short": {func([]byte) error { return unix.Ftruncate(file, page) }, ErrAddress},
+		"not mapped": {func(mem []byte) error {
+			_, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(address(mem)), uintptr(len(mem)), 0)
+			if errno != 0 {
+				return errno
+			}
+			return nil
+		}, ErrAddress},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, Limits{})
+			var err error
+			file, err = unix.MemfdCreate("memreg", unix.MFD_CLOEXEC)
+			nstest.Must(t, err)
+			defer unix.Close(file)
+			nstest.Must(t, unix.Ftruncate(file, size))
+			mem, err := unix.Mmap(file, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			nstest.Must(t, err)
+			register := func(from, n uint64) error {
+				r, err := f.RegisterForeign(address(mem)+from, n, Attributes{Ptag: f.tag})
+				if err == nil {
+					err = f.Deregister(r.Handle(), r.Addr())
+				}
+				return err
+			}
+			nstest.Must(t, register(0, size))
+			nstest.Must(t, c.change(mem))
+			whole, part := register(0, size), register(2*page+1, page)
+			if err := remap(mem, unix.PROT_NONE, unix.MAP_FIXED_NOREPLACE); err == nil || name != "not mapped" { // nobody else has its place
+				nstest.Must(t, unix.Munmap(mem))
+			}
+			if !errors.Is(whole, c.want) || !errors.Is(part, c.want) {
+				t.Errorf("the same bytes: %v; some of them: %v; want %v", whole, part, c.want)
+			}
+		})
+	}
+}
+
 func TestDeregister(t *testing.T) {
 	f := newFixture(t, Limits{})
 	a, b := f.register(t, f.buf), f.register(t, f.buf) // the same memory twice
