@@ -22,10 +22,17 @@ func dyingJob(t *testing.T, n int, dead ...int) *job {
 	return dyingJobOf(t, n, jobConfig{silence: calm}, dead...)
 }
 
+// dyingJobInBubble is a dyingJob in a testing/synctest bubble.
+func dyingJobInBubble(t *testing.T, n int, dead ...int) *job {
+	t.Helper()
+	return dyingJobOf(t, n, jobConfig{silence: calm, bubble: true}, dead...)
+}
+
 // dyingJobOf is a dyingJob with network faults, or with another silence.
 func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	t.Helper()
-	j := newJob(t, n, jobConfig{dying: true, faults: c.faults, silence: c.silence, options: with(mvich.WithSpin(50), mvich.WithConnectTimeout(calm))})
+	c.dying, c.options = true, with(mvich.WithSpin(50), mvich.WithConnectTimeout(calm))
+	j := newJob(t, n, c)
 	t.Cleanup(func() {
 		for _, rank := range dead {
 			j.worlds[rank].Finalize() // its NIC is closed or cut off: all that matters is that it ends
@@ -75,7 +82,7 @@ func TestDeath(t *testing.T) {
 
 func dies(t *testing.T, death death) {
 	const n, victim = 4, 3
-	j := dyingJobOf(t, n, jobConfig{silence: death.silence, faults: death.faults}, victim)
+	j := dyingJobOf(t, n, jobConfig{silence: death.silence, faults: death.faults, bubble: true}, victim)
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	var killed sync.WaitGroup
 	killed.Go(func() {
@@ -179,7 +186,7 @@ func TestLateConnection(t *testing.T) { synctest.Test(t, lateConnection) }
 
 func lateConnection(t *testing.T) {
 	const victim = 2
-	j := dyingJob(t, 3, victim)
+	j := dyingJobInBubble(t, 3, victim)
 	j.hosts[victim].NIC.Close()
 	late := make(chan struct{})
 	each(t, victim, func(rank int) error {
@@ -380,7 +387,7 @@ func TestDeathIsToldAtOnce(t *testing.T) { synctest.Test(t, deathIsToldAtOnce) }
 
 func deathIsToldAtOnce(t *testing.T) {
 	const victim = 2
-	j := dyingJob(t, 3, victim)
+	j := dyingJobInBubble(t, 3, victim)
 	j.hosts[victim].NIC.Close()
 	heard := make(chan struct{})
 	each(t, victim, func(rank int) error {

@@ -19,7 +19,7 @@ func TestDeadBeforeConnection(t *testing.T) { synctest.Test(t, deadBeforeConnect
 
 func deadBeforeConnection(t *testing.T) {
 	const victim = 2
-	j := dyingJob(t, 3, victim)
+	j := dyingJobInBubble(t, 3, victim)
 	j.hosts[victim].NIC.Close()
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
@@ -55,7 +55,7 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 	}
 	for _, source := range []int{victim, mvich.AnySource} {
 		synctest.Test(t, func(t *testing.T) {
-			j := dyingJob(t, n, victim)
+			j := dyingJobInBubble(t, n, victim)
 			j.hosts[victim].NIC.Close()
 			each(t, victim, func(rank int) error {
 				return wantLost("wait", ways[rank](j.worlds[rank].Comm(), source), victim)
@@ -74,7 +74,7 @@ func TestDeadBeforeConnectionOtherwise(t *testing.T) {
 func TestDeadBeforeConnectionSilent(t *testing.T) { synctest.Test(t, deadBeforeConnectionSilent) }
 
 func deadBeforeConnectionSilent(t *testing.T) {
-	j := newJob(t, 2, jobConfig{dying: true, options: with(mvich.WithConnectTimeout(time.Second))})
+	j := newJob(t, 2, jobConfig{dying: true, bubble: true, options: with(mvich.WithConnectTimeout(time.Second))})
 	j.fabric.Cut(j.hosts[1].NIC.Query().Address, true)
 	each(t, 1, func(int) error {
 		return wantLost("receive of anybody", errOf(j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)), 1)
@@ -115,7 +115,7 @@ func TestVigil(t *testing.T) {
 func TestLooksAreForgotten(t *testing.T) { synctest.Test(t, looksAreForgotten) }
 
 func looksAreForgotten(t *testing.T) {
-	j := newJob(t, 2, jobConfig{dying: true})
+	j := newJob(t, 2, jobConfig{dying: true, bubble: true})
 	j.hosts[1].NIC.Close()
 	w := j.worlds[0]
 	mvich.LookAt(w, 1)
@@ -194,7 +194,7 @@ func TestCallsWhomItWaitsFor(t *testing.T) {
 func TestLastMessageIsLost(t *testing.T) { synctest.Test(t, lastMessageIsLost) }
 
 func lastMessageIsLost(t *testing.T) {
-	j := newJob(t, 2, jobConfig{dying: true}) // Finalize is called here
+	j := newJob(t, 2, jobConfig{dying: true, bubble: true}) // Finalize is called here
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	first, last := j.worlds[1], j.worlds[0]
 	each(t, 2, func(rank int) error {

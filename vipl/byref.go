@@ -29,13 +29,23 @@ type keptFrames struct {
 	blocks []block // memory that unread frames name and whose NIC handle is closed
 }
 
-// put keeps a copy of f, with the capacity of f's segments. It returns its tag in the reliable sender: like that of
-// a short frame, but with a length of 0.
-func (k *keptFrames) put(f *longFrame) (tag uint64) {
-	if len(k.free) == 0 {
-		k.free = append(k.free, uint32(len(k.sent)))
-		k.sent = append(k.sent, longFrame{segs: make([]xdpnic.Desc, 0, cap(f.segs))})
+// reserve makes room for as many frames of at most most segments as there are TX chunks, since each frame that is
+// not free has one for its headers. It is called for the first connection with long frames.
+func (k *keptFrames) reserve(chunks, most int) {
+	if k.sent != nil {
+		return
 	}
+	segs := make([]xdpnic.Desc, chunks*most)
+	k.sent, k.free, k.unread = make([]longFrame, chunks), make([]uint32, chunks), make([]uint32, 0, chunks)
+	for i := range k.sent {
+		k.sent[i].segs = segs[i*most : i*most : (i+1)*most]
+		k.free[i] = uint32(chunks - 1 - i) // the lowest is used first
+	}
+}
+
+// put keeps a copy of f. It returns its tag in the reliable sender: like that of a short frame, but with a length
+// of 0.
+func (k *keptFrames) put(f *longFrame) (tag uint64) {
 	i := k.free[len(k.free)-1]
 	k.free = k.free[:len(k.free)-1]
 	to := &k.sent[i]

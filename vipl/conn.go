@@ -219,6 +219,10 @@ func (p *port) install(c *conn, now int64) {
 			}
 		}
 	}
+	p.ready.reserve(p.shares.active)
+	if c.sender != nil && c.payload > c.inChunk {
+		p.long.kept.reserve(p.shares.txChunks, p.long.most)
+	}
 	p.vis.put(c.vi)
 	c.vi.conn = c
 	c.vi.recv.rewindHead()

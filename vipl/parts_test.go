@@ -169,6 +169,52 @@ func TestReadyList(t *testing.T) {
 	}
 }
 
+// What the engine lists while a connection is open has its room from the beginning: not only the first message
+// allocates nothing, but also the first delay and the first loss.
+func TestListsHaveRoom(t *testing.T) {
+	const runs, conns, frames = 10, 5, 512
+	type engine struct {
+		*port
+		conns []*conn
+	}
+	var fresh [1 + runs]engine
+	for i := range fresh {
+		p, _ := quietPort()
+		p.long.init(18)
+		fresh[i].port = p
+		for num := range uint32(conns) {
+			c := p.newTestConn(num)
+			c.sender, c.payload, c.inChunk = reliable.NewSender(1, 1), 8000, 1792
+			p.install(c, 1)
+			fresh[i].conns = append(fresh[i].conns, c)
+		}
+	}
+	f := longFrame{segs: make([]xdpnic.Desc, 18), own: 1}
+	next := 0
+	if n := testing.AllocsPerRun(runs, func() {
+		e := fresh[next]
+		next++
+		for _, c := range e.conns {
+			e.enqueue(c)
+		}
+		for len(e.ready.conns) > 1 && e.stuckAlone(e.ready.conns[len(e.ready.conns)-1]) {
+		}
+		for range frames {
+			e.long.kept.put(&f)
+		}
+		for tag := range uint64(frames) {
+			e.release(e.conns[0], tag<<tagShift)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	for _, e := range fresh {
+		if len(e.ready.stuck) != conns-1 || len(e.long.kept.free) != frames {
+			t.Errorf("%d connections are stuck, %d frames are free", len(e.ready.stuck), len(e.long.kept.free))
+		}
+	}
+}
+
 func TestDoorbell(t *testing.T) {
 	p, q := quietPort()
 	p.ringUnlessLazy()
@@ -288,6 +334,8 @@ func TestKeptFrames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, _ := quietPort()
 		k := &p.long.kept
+		k.reserve(50, 2)
+
 		v := &VI{port: p}
 		v.send.ring = make([]posted, 4)
 		outstanding := map[uint64]int{} // by tag: the address of its first segment

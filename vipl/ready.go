@@ -1,10 +1,18 @@
 package vipl
 
+import "slices"
+
 // readyList has the connections that may be able to send. Invariant: a connection is in conns or stuck exactly if
 // its inReady is set.
 type readyList struct {
 	conns []*conn
 	stuck []*conn // set aside for this turn, see stuckAlone
+}
+
+// reserve makes room for n connections.
+func (r *readyList) reserve(n int) {
+	r.conns = slices.Grow(r.conns, max(0, n-len(r.conns)))
+	r.stuck = slices.Grow(r.stuck, max(0, n-len(r.stuck)))
 }
 
 // enqueue has c's sends examined before the turn ends.

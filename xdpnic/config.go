@@ -42,7 +42,8 @@ const (
 	// thread in the kernel for at most about 100 us.
 	DefaultTxBudget = 128
 	// DefaultBusyTimeout is how long Open retries while a queue is busy. A queue
-	// stays busy for 20 to 25 ms after its last socket is closed.
+	// stays busy for 20 to 25 ms after its last socket is closed, and for seconds on
+	// an overloaded machine.
 	DefaultBusyTimeout = 2 * time.Second
 )
 

@@ -355,8 +355,8 @@ func TestOpenCancelled(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	stranger := mustBind(t, an, 0)
 	defer stranger.Close()
+	defer func(was time.Duration) { busyTime = was }(busyTime)
 	busyTime = waitLimit
-	defer func() { busyTime = xdpnic.DefaultBusyTimeout }()
 	cfg := small(an)
 	cfg.Mode, cfg.Queue = xdpnic.ModeNative, 0
 	ctx, cancel := context.WithCancel(t.Context())
@@ -388,6 +388,22 @@ func TestOpenCancelled(t *testing.T) {
 	}
 	nstest.Must(t, stranger.Close())
 	mustOpen(t, an, cfg)
+}
+
+// On an overloaded machine the kernel frees a queue seconds after its socket is closed. An open waits for it.
+func TestQueueFreedLate(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	stranger := mustBind(t, an, 0)
+	const late = 3 * time.Second
+	timer := time.AfterFunc(late, func() { stranger.Close() })
+	defer timer.Stop()
+	cfg := small(an)
+	cfg.Mode, cfg.Queue = xdpnic.ModeNative, 0
+	start := time.Now()
+	mustOpen(t, an, cfg)
+	if took := time.Since(start); took < late/2 {
+		t.Errorf("it is open after %v: the queue was not busy", took)
+	}
 }
 
 // An open that waits for the carrier delays no other operation on the interface.
@@ -506,8 +522,8 @@ func TestEndLinger(t *testing.T) {
 // A process waits for an open of its user that takes longer than a busy queue is waited for, and joins its queue.
 func TestJoinsAfterLongOpen(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
+	defer func(was time.Duration) { busyTime = was }(busyTime)
 	busyTime = time.Second
-	defer func() { busyTime = xdpnic.DefaultBusyTimeout }()
 	cfg := small(ns)
 	cfg.Mode, cfg.Processes, cfg.Shared, cfg.Holder = xdpnic.ModeGeneric, 4, true, kagent.Holder{PID: 1, UID: 60001}
 	alive, holder, err := os.Pipe()

@@ -21,12 +21,10 @@ import (
 
 var _ Store = (*Client)(nil)
 
-// Time limits for an answer of the descriptor store, and for the first one: the process has just been
-// started, perhaps on a busy machine.
-const (
-	answerTime = 5 * time.Second
-	startTime  = 30 * time.Second
-)
+// answerTime limits the wait for an answer of the descriptor store. It is for a store that hangs: the end of one that
+// dies is seen at once. On an overloaded machine a live one may be runnable for 10 s before it gets a CPU, and without it
+// programs do not survive the agent.
+const answerTime = 30 * time.Second
 
 // Time between the end of a descriptor store and the start of another one: the first time, and at most.
 const (
@@ -109,7 +107,7 @@ func (k *Client) connect() (*link, error) {
 	l := &link{c: c, answers: make(chan answer), closed: k.closed}
 	k.work.Add(1)
 	go k.read(l)
-	if _, err := l.askWithin(startTime, message{Op: "delete", Ack: true}); err != nil {
+	if _, err := l.ask(message{Op: "delete", Ack: true}); err != nil {
 		l.hangUp()
 		return nil, err
 	}

@@ -121,6 +121,21 @@ func TestServerSilent(t *testing.T) {
 	nstest.Check(t, k.Close())
 }
 
+// A descriptor store on an overloaded machine, which gets no CPU for seconds, keeps its agent.
+func TestServerStarved(t *testing.T) {
+	t.Parallel() // it waits
+	f, k, c := startFake(t)
+	put := make(chan error, 1)
+	go func() { put <- k.Put("vi/a", nil) }()
+	f.next(c, "put")
+	time.Sleep(6 * time.Second)
+	f.say(c, "done")
+	nstest.Check(t, <-put)
+	go func() { put <- k.Delete("vi/a") }()
+	f.answer(c, "delete")
+	nstest.Check(t, <-put)
+}
+
 // An unexpected message does not hide the end of its connection.
 func TestUnaskedAnswer(t *testing.T) {
 	f, k, c := startFake(t)

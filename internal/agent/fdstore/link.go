@@ -50,11 +50,7 @@ func (l *link) send(m message, files ...int) error {
 
 // ask sends m and collects the replies before "done". No other goroutine uses the connection
 // meanwhile.
-func (l *link) ask(m message, files ...int) ([]Entry, error) {
-	return l.askWithin(answerTime, m, files...)
-}
-
-func (l *link) askWithin(limit time.Duration, m message, files ...int) (entries []Entry, err error) {
+func (l *link) ask(m message, files ...int) (entries []Entry, err error) {
 	defer func() {
 		if err != nil {
 			closeEntries(entries)
@@ -64,7 +60,7 @@ func (l *link) askWithin(limit time.Duration, m message, files ...int) (entries 
 	if err := l.send(m, files...); err != nil {
 		return nil, err
 	}
-	over := time.NewTimer(limit)
+	over := time.NewTimer(answerTime)
 	defer over.Stop()
 	for {
 		var a answer

@@ -65,6 +65,33 @@ func TestNothingAllocates(t *testing.T) {
 	}
 }
 
+// The first retransmissions of a connection allocate nothing: there is room for all frames in flight.
+func TestFirstRetransmissionsAllocateNothing(t *testing.T) {
+	const runs, frames, rounds = 10, 2 * leastPlaces, 3
+	var fresh [1 + runs]*Sender
+	for i := range fresh {
+		fresh[i] = NewSender(1, MaxWindow)
+		for range frames {
+			fresh[i].Send(1, 0, 1)
+		}
+	}
+	next := 0
+	if n := testing.AllocsPerRun(runs, func() {
+		s := fresh[next]
+		next++
+		for i := range rounds * frames {
+			s.Resent(int64(2+i), uint32(1+i%frames))
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	for _, s := range fresh {
+		if s.Stats().Resent != rounds*frames {
+			t.Errorf("%+v", s.Stats())
+		}
+	}
+}
+
 // BenchmarkFrame is the cost of one frame at both ends together.
 func BenchmarkFrame(b *testing.B) {
 	for name, lose := range map[string]bool{"in order": false, "one of 16 lost": true} {

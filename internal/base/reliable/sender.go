@@ -205,6 +205,7 @@ func (s *Sender) enlarge(size int) {
 		frames[seq&mask] = s.frames[seq&s.mask]
 	}
 	s.frames, s.mask = frames, mask
+	s.resent = append(make([]resentFrame, 0, size), s.resent...)
 	s.sacked.grow(size, s.una)
 	s.lost.grow(size, s.una)
 }
