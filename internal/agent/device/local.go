@@ -128,7 +128,7 @@ func newLocal(d *device, l *lease) *Local {
 // leaseOrJoin leases a queue, or joins the processes of one. While another open of the user is under way, which may end with
 // a queue to join, it waits.
 func (d *device) leaseOrJoin(ctx context.Context, cfg Config) (*lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*busyTime)
+	ctx, cancel := context.WithTimeout(ctx, 4*busyTime)
 	defer cancel()
 	if joined := d.joinSteered(ctx, cfg); joined != nil {
 		return joined, nil

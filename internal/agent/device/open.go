@@ -35,8 +35,8 @@ const carrierTime = 2 * time.Second
 
 // busyTime is how long Open tries again while the queue is busy; changed by tests. The kernel frees a queue in a
 // worker, which waits for an RCU grace period and for rtnl_lock after the last socket is closed (xp_release_deferred,
-// net/xdp/xsk_buff_pool.c). Usually that takes 25 ms, and on an overloaded machine more than 2 s.
-var busyTime = 10 * time.Second
+// net/xdp/xsk_buff_pool.c). Usually that takes 25 ms, and on an overloaded machine 2.6 s.
+var busyTime = 5 * time.Second
 
 // errOpening: the queue, or the mode, may be free when the opens that are under way have ended.
 var errOpening = errors.New("other programs are just opening queues")
