@@ -1,11 +1,14 @@
 package vipl_test
 
 import (
+	"errors"
 	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -27,6 +30,45 @@ func TestPostsDoNotKeepBackgroundAway(t *testing.T) {
 			fatalIf(t, xb.desc[k].Status()&vipl.StatusDone == 0, "message %d is not there after 100us", k)
 			time.Sleep(300 * time.Microsecond)
 		}
+	})
+}
+
+// A program that only waits sleeps: its background goroutine does not run each millisecond beside the one that waits.
+func TestWaitSleeps(t *testing.T) {
+	n, _, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	postRecv(t, vb, newBox(t, n.b.NIC, 1, 8), 0, 8)
+	switches := func() int64 {
+		var r unix.Rusage
+		must(t, unix.Getrusage(unix.RUSAGE_SELF, &r))
+		return r.Nvcsw
+	}
+	before := switches()
+	_, err := vb.RecvWait(time.Second)
+	errorIf(t, !errors.Is(err, vipl.ErrTimeout), "%v", err)
+	count := switches() - before
+	errorIf(t, count > 500, "%d context switches in a second", count)
+}
+
+// After long waits, the background goroutine takes over within three milliseconds from the goroutine that has waited.
+func TestBackgroundFollowsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const waits = 10 // the background goroutine sleeps in the NIC during the first one
+		_, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, waits+1, waits+1, 8)
+		for k := range waits + 1 {
+			postRecv(t, vb, xb, k, 8)
+		}
+		go func() {
+			for k := range waits {
+				time.Sleep(101 * time.Millisecond)
+				postSend(t, va, xa, k, 8)
+			}
+		}()
+		for range waits {
+			noError(t, errOf(vb.RecvWait(time.Minute)))
+		}
+		postSend(t, va, xa, waits, 8)
+		time.Sleep(3 * time.Millisecond)
+		errorIf(t, xb.desc[waits].Status()&vipl.StatusDone == 0, "the message after the wait is not there")
 	})
 }
 

@@ -38,7 +38,8 @@ type poller struct {
 	sleeping chan struct{} // holds a token while a goroutine is in nic.Wait
 
 	tick    atomic.Int64         // ns until background runs again
-	roused  chan struct{}        // wakes background for new handlers, or for messages that wait
+	roused  chan struct{}        // wakes background: handlers are new, messages wait, or no goroutine sleeps
+	relies  atomic.Bool          // background relies on another goroutine that sleeps in nic.Wait
 	cpuTime func() time.Duration // CPU time of the process
 	closed  chan struct{}
 	stopped sync.WaitGroup // of background and the links' goroutines
@@ -123,12 +124,15 @@ func (p *port) countWaiter(s *signal) {
 }
 
 // leaveWaiters ends that. A signal is not a count: if several descriptors completed while several goroutines were
-// about to sleep, only one was woken. That one wakes the next.
+// about to sleep, only one was woken. That one wakes the next. The last one that slept wakes background.
 func (p *port) leaveWaiters(s *signal) {
 	p.mu.Lock()
 	s.waiters--
 	p.raise(s)
 	p.mu.Unlock()
+	if p.poller.relies.Load() && len(p.poller.sleeping) == 0 && p.poller.relies.Swap(false) {
+		p.rouse()
+	}
 }
 
 // waitable is a queue that can be waited for.
@@ -279,7 +283,7 @@ func (p *port) sleep(w waitable, end int64) (came, more bool) {
 	return came, more
 }
 
-// rouse makes background check for new handlers or waiting messages.
+// rouse makes background check for new handlers and waiting messages, and whether a goroutine sleeps for the port.
 func (p *port) rouse() {
 	select {
 	case p.poller.roused <- struct{}{}:
@@ -295,10 +299,10 @@ func (p *port) life() uint32 {
 }
 
 // background keeps the port alive while the program neither polls nor waits. While the program does, background
-// only runs every tickLeast, or tickMost if the program spins. It then stays out of the kernel's wait queue, where
-// it would cost one wake-up per frame. If frames arrived while the program was away, it runs after tickSoon: the
-// program may poll its memory for RDMA writes, and the port only in between. After a short tick, zero polls may
-// only mean that the process was descheduled. Treat it as away only if it also used CPU time.
+// only runs every tickLeast, or tickMost if the program spins or a goroutine of it sleeps. It then stays out of the
+// kernel's wait queue, where it would cost one wake-up per frame. If frames arrived while the program was away, it runs
+// after tickSoon: the program may poll its memory for RDMA writes, and the port only in between. After a short tick,
+// zero polls may only mean that the process was descheduled. Treat it as away only if it also used CPU time.
 //
 // A driver that finds its fill ring empty may go to sleep after the last Refill and after poll(2) has begun, so
 // that the sleeper does not learn of it. So background checks at each tick, and does not sleep longer than
@@ -326,8 +330,10 @@ func (p *port) background() {
 		away := calls == 0 && (tick >= tickLeast || p.poller.cpuTime()-used > tick/2)
 		if away || p.poller.armed.Load() > 0 {
 			tick = tickLeast
+			p.poller.relies.Store(!p.zeroCopy) // before the attempt: a sleeper that returns after it wakes background
 			select {
 			case p.poller.sleeping <- struct{}{}:
+				p.poller.relies.Store(false)
 				for (p.life() == last || p.poller.armed.Load() > 0) && !p.isClosed() {
 					if came, _ := p.sleep(nil, never); came && p.poller.armed.Load() == 0 {
 						tick = tickSoon
@@ -335,7 +341,9 @@ func (p *port) background() {
 				}
 				<-p.poller.sleeping
 			default: // another goroutine waits, and sleeps for the port
-				if p.zeroCopy && p.mu.TryLock() {
+				if !p.zeroCopy {
+					p.rely(timer, last)
+				} else if p.mu.TryLock() {
 					p.refill()
 					p.mu.Unlock()
 				}
@@ -360,6 +368,21 @@ func (p *port) background() {
 			p.refill()
 			p.mu.Unlock()
 		}
+	}
+}
+
+// rely waits while another goroutine sleeps for the port, which does all that is due with time. It returns when that
+// one has returned, when the program has been active since life was last, and for new handlers.
+func (p *port) rely(timer *time.Timer, last uint32) {
+	for p.life() == last {
+		timer.Reset(tickMost)
+		select {
+		case <-timer.C:
+			continue
+		case <-p.poller.roused:
+		case <-p.poller.closed:
+		}
+		return
 	}
 }
 

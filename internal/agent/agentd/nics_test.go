@@ -147,8 +147,8 @@ func shared(ns *nstest.NS) agentConfig {
 const oneCPU = "GOMAXPROCS=1"
 
 // TestNICsAllToAll has up to sixteen programs on each of two NICs of a real driver share its queues, and talk with all of the
-// other. Every rule about data holds for a program beside fourteen others on each queue. With -short, as in the virtual machine,
-// there are four programs, and the rules are left out.
+// other. Every rule about data holds for a program beside fourteen others on each queue. With -short there are four programs, and
+// the rules are left out.
 func TestNICsAllToAll(t *testing.T) {
 	host, peer, _ := nstest.NICs(t)
 	agents := []*agent{startAgent(t, host, shared(host)), startAgent(t, peer, shared(peer))}

@@ -76,8 +76,8 @@ func (k *talker) send() error {
 	return nil
 }
 
-func (k *talker) receive() error {
-	d, err := k.vi.RecvWait(waitLimit)
+func (k *talker) receive(limit time.Duration) error {
+	d, err := k.vi.RecvWait(limit)
 	if err != nil {
 		return fmt.Errorf("receive %d: %w", k.received, err)
 	}
@@ -89,10 +89,11 @@ func (k *talker) receive() error {
 	return k.expect()
 }
 
-// serve answers messages until the connection ends.
+// serve answers messages until the connection ends. It waits for each without a limit: while a slow machine connects others, a
+// connection may be idle for longer than waitLimit.
 func (k *talker) serve() error {
 	for {
-		if err := k.receive(); err != nil {
+		if err := k.receive(-1); err != nil {
 			return err
 		}
 		if err := k.send(); err != nil {
@@ -241,7 +242,7 @@ func TestProgramThatShares(t *testing.T) {
 		case "talk":
 			for range number {
 				for _, k := range all {
-					if err := errors.Join(k.send(), k.receive()); err != nil {
+					if err := errors.Join(k.send(), k.receive(waitLimit)); err != nil {
 						fmt.Println(err)
 						t.FailNow()
 					}

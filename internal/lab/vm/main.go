@@ -39,7 +39,7 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	f.StringVar(&o.nic, "nic", "virtio", "the NICs: virtio or igb")
 	f.StringVar(&o.series, "kernel", "6.18", "series of Debian's kernels, as 6.12, or newest; several with commas")
 	f.IntVar(&o.queues, "queues", 0, "queue pairs of each NIC (virtio; needs root)")
-	f.BoolVar(&o.short, "short", false, "without the conformance suite, and one ping-pong only")
+	f.BoolVar(&o.short, "short", false, "without the conformance suite, one ping-pong only, and at most four programs that share a queue")
 	f.DurationVar(&o.limit, "limit", 15*time.Minute, "time that a guest may take; --slow makes the default longer")
 	f.IntVar(&o.slow, "slow", 1, "how much more time than usual each step in a guest may take, on a busy machine")
 	f.StringVar(&o.cache, "cache", defaultCache(), "directory for kernels and QEMU")
@@ -183,7 +183,8 @@ func (l *vmRun) run(ctx context.Context, k *kernel) (*kernelRun, error) {
 	}
 	g := guest{
 		form: l.form, kernel: k.image(), initrd: filepath.Join(l.dir, "initrd"),
-		dir: l.dir, queues: r.queues, memory: 1024, timeout: l.limit,
+		dir: l.dir, queues: r.queues, timeout: l.limit,
+		memory: 2048, // 32 programs that share queues, with 24 MB or more each
 	}
 	if err := l.writeInitramfs(g.initrd, modules, r.task); err != nil {
 		return nil, err

@@ -106,6 +106,11 @@ func judge(events []plan.Event, asked task) *outcome {
 	for _, name := range sharedTests {
 		o.wantTest(by[stepShared], name)
 	}
+	if !asked.short {
+		for _, group := range sharedRules {
+			o.wantTest(by[stepShared], "TestNICsAllToAll/"+group)
+		}
+	}
 	for _, name := range frameTests {
 		o.wantTest(by[stepNIC], name)
 	}

@@ -49,6 +49,11 @@ func green(t testing.TB, asked task) (events []plan.Event) {
 	results[stepCopied] = results[stepQueues]
 	results[stepAgent] = passes(agentTests...)
 	results[stepShared] = passes(sharedTests...)
+	if !asked.short {
+		for _, group := range sharedRules {
+			results[stepShared] += "    " + passes("TestNICsAllToAll/"+group)
+		}
+	}
 	results[stepConformance] = passes("TestNICs")
 	for _, group := range dataGroups {
 		results[stepConformance] += "    " + passes("TestNICs/"+group)
@@ -64,7 +69,7 @@ func TestJudgeGreen(t *testing.T) {
 	for _, mode := range []string{zeroCopy, native} {
 		o := judge(green(t, task{mode: mode}), task{mode: mode})
 		nstest.WantErr(t, mode, o.err(), nil)
-		if o.tests != len(frameTests)+len(agentTests)+len(sharedTests)+1+len(dataGroups) || len(o.figures) != len(task{mode: mode}.rows()) || o.boot != 4 {
+		if o.tests != len(frameTests)+len(agentTests)+len(sharedTests)+len(sharedRules)+1+len(dataGroups) || len(o.figures) != len(task{mode: mode}.rows()) || o.boot != 4 {
 			t.Errorf("%s: %d tests, %d figures, boot %v", mode, o.tests, len(o.figures), o.boot)
 		}
 	}
@@ -147,6 +152,7 @@ func TestJudgeRed(t *testing.T) {
 		{"a test has another name", "TestNICsStream has not passed", replace(stepNIC, "TestNICsStream ", "TestNICsFlow ")},
 		{"the agent's test has another name", agentTests[0] + " has not passed", replace(stepAgent, "ZeroCopy", "Other")},
 		{"a test of shared queues has another name", "TestNICsAllToAll has not passed", replace(stepShared, "AllToAll", "Other")},
+		{"a group beside other programs has another name", "TestNICsAllToAll/rdma-read has not passed", replace(stepShared, "/rdma-read ", "/reads ")},
 		{"a group has another name", "TestNICs/rdma-read has not passed", replace(stepConformance, "/rdma-read ", "/reads ")},
 		{"the bind was not zero-copy", "zero-copy mode was not reached", replace(stepInfo, `"reached":true`, `"reached":false`)},
 		{"a row ran in another mode", "ran in native mode", replace(first, `"mode":"zero-copy"`, `"mode":"native"`)},
