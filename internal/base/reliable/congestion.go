@@ -11,7 +11,8 @@ import "math"
 //
 //   - No queue: the path has room. The window doubles each round below the threshold, and grows by a part of itself
 //     above it. A loss is taken for chance, unless losses are heavy.
-//   - A queue: the window grows as CUBIC's (RFC 9438), and a loss takes three tenths off it, as in CUBIC.
+//   - A queue: the window grows as CUBIC's (RFC 9438), and a loss takes three tenths off it, as in CUBIC. On a long path
+//     whose queue ends below the ceiling, it then grows so until CUBIC's curve is back at the window before the loss.
 //   - A queue above the ceiling: the window dips, for a few rounds, below what the path holds without a queue. If all
 //     flows do the same, the queue empties, and each sees the least round trip. The window returns to three quarters.
 //   - Several dips in a row do not empty the queue: a flow that reacts only to losses keeps it full. The sender then
@@ -37,6 +38,10 @@ type congestion struct {
 	peak  int64
 	epoch int64
 	back  float64 // s
+
+	regrowing bool // after a loss in a short queue of a long path, until the curve is back at peak
+	lossy     bool // the path loses frames at random
+	calm, bad int  // rounds without a queue, and of them with losses, that show lossy
 
 	high, low int   // rounds in a row with a queue above the ceiling; without a queue
 	dipping   int   // rounds left of the dip
@@ -133,8 +138,14 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 	if c.queued() {
 		c.low = 0
 		c.step = c.cubic(now)
-	} else if c.low++; c.low >= lowRounds {
-		c.competing = false
+	} else {
+		if c.low++; c.low >= lowRounds {
+			c.competing = false
+		}
+		c.countLosses()
+		if c.regrowing {
+			c.step = c.regrow(now)
+		}
 	}
 	switch {
 	case c.dipping > 0:
@@ -166,10 +177,7 @@ func (c *congestion) queued() bool {
 	if c.always {
 		return true
 	}
-	trip := c.trip
-	if c.roundLeast != 0 {
-		trip = c.roundLeast
-	}
+	trip := c.recent()
 	if c.base == 0 && trip > longPath {
 		return false // the first round trips are all that is known
 	}
@@ -178,6 +186,14 @@ func (c *congestion) queued() bool {
 		shows = c.base/40 + queueShows/4
 	}
 	return trip > c.base+shows
+}
+
+// recent returns the least round trip of the round so far, or of the last one.
+func (c *congestion) recent() int64 {
+	if c.roundLeast != 0 {
+		return c.roundLeast
+	}
+	return c.trip
 }
 
 // freely returns the growth in a round without a queue.
@@ -209,6 +225,16 @@ func (c *congestion) cubic(now int64) int64 {
 	return min(max(target-c.cwnd, renoGrowth), c.cwnd/2)
 }
 
+// regrow returns the growth in the round that begins without a queue, after a loss in a queue. On a long path the
+// reductions of all flows leave room for seconds. A CUBIC flow grows into it only as fast as the curve does.
+func (c *congestion) regrow(now int64) int64 {
+	if float64(now-c.epoch+c.trip)/1e9 > c.back || c.lossy {
+		c.regrowing = false
+		return c.freely()
+	}
+	return max(c.cubic(now), min(c.peak*regrowTenths/10-c.cwnd, c.freely()))
+}
+
 // reduced begins a new curve, whose plateau is peak.
 func (c *congestion) reduced(now, peak int64) {
 	c.epoch, c.peak = now, peak
@@ -217,7 +243,7 @@ func (c *congestion) reduced(now, peak int64) {
 
 // dip begins a dip of a window of which used is used. It is resumed at resume if the queue is emptied.
 func (c *congestion) dip(used, resume int64) {
-	c.dipping, c.high = dipRounds, 0
+	c.dipping, c.high, c.regrowing = dipRounds, 0, false
 	c.resume, c.peak = resume, used
 	c.cwnd = min(max(used*c.base/c.trip/2, dipWindow*fraction), c.most)
 	c.emptied = c.base + c.base/8
@@ -262,6 +288,8 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 		c.heavy = 0 // they were sent before the dip
 	case c.queued():
 		c.heavy = 0
+		// In a queue that may exceed the ceiling, dips share the path.
+		c.regrowing = c.base > longPath && !c.lossy && c.recent() <= c.base+c.base/4+c.ceiling(c.cwnd)
 		peak := c.cwnd
 		if peak < c.peak {
 			peak = peak * 17 / 20 // leave room for flows that have just begun
@@ -269,10 +297,24 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 		c.cwnd = min(max(c.cwnd*7/10, queueWindow*fraction), c.most)
 		c.threshold = c.cwnd
 		c.reduced(now, max(peak, c.cwnd))
+		c.calm, c.bad = 0, 0
 		if c.competing && !c.always && now >= c.nextDip {
 			// Other flows that compete lose frames at the same time: perhaps all of them dip now.
 			c.dip(c.cwnd, c.cwnd)
 		}
+	case c.low >= chanceRounds:
+		c.bad++
+	}
+}
+
+// countLosses ends a round without a queue. If half of such rounds lose frames, the losses are random. The first rounds
+// after a queue do not count: flows that have just reduced their windows send in bursts, which lose frames.
+func (c *congestion) countLosses() {
+	if c.low <= chanceRounds {
+		return
+	}
+	if c.calm++; c.calm >= chanceRounds {
+		c.lossy = 2*c.bad >= c.calm
 	}
 }
 
@@ -287,6 +329,7 @@ func (c *congestion) lostOne() {
 	case c.heavy > 0:
 		c.cut(min(c.cwnd, max(c.cwnd-fraction, c.floor))) // a timeout may have taken more
 	case c.heavy == 0:
+		c.regrowing = false
 		c.cut(min(c.cwnd, c.floor))
 	}
 	if doubles {
@@ -340,7 +383,7 @@ func (c *congestion) collapse(known bool) {
 		}
 		c.cwnd = least
 	}
-	c.dipping = 0
+	c.dipping, c.regrowing = 0, false
 }
 
 // rtt is the measured round trip time. It includes the peer's delay of acknowledgements.

@@ -126,6 +126,55 @@ func TestLossIsJudgedByTheQueue(t *testing.T) {
 	}
 }
 
+// On a long path the window grows as CUBIC's after a loss in a queue, also while no queue shows: until the curve is
+// back at the peak, or until most rounds are bad: they lose frames without a queue.
+func TestRegrowsAsCubic(t *testing.T) {
+	const delay, perFrame, peak = 10_000_000, 5_000, 700 // no queue below 2000 frames
+	for _, bad := range []int{0, 1, chanceRounds} {
+		p := started(delay, perFrame)
+		p.c.cwnd, p.c.threshold = peak*fraction, peak*fraction
+		p.c.sample(delay + 2*queueShows)
+		p.c.lossRound(p.now, peak)
+		p.c.lostOne()
+		if n := p.c.window(); n != peak*7/10 {
+			t.Fatalf("window %d after a loss in a queue", n)
+		}
+		p.c.roundLeast = 0
+		p.rounds(chanceRounds, 0)
+		for range bad {
+			p.c.lossRound(p.now, p.c.window())
+			p.c.lostOne()
+			p.round(0)
+		}
+		for end := p.now + second; p.now < end; {
+			p.round(0)
+		}
+		if n := p.c.window(); (n > peak) != (bad > 1) || n < peak*8/10 {
+			t.Errorf("%d bad rounds: window %d of %d after 1 s", bad, n, peak)
+		}
+		for end := p.now + int64(p.c.back*1e9); p.now < end; {
+			p.round(0)
+		}
+		if n := p.c.window(); n < 2000 {
+			t.Errorf("%d bad rounds: window %d after the curve", bad, n)
+		}
+	}
+}
+
+// After a loss in a queue above the ceiling the window grows freely: all flows that dip share the path by dips.
+func TestRegrowsFreelyAboveTheCeiling(t *testing.T) {
+	const delay, peak = 10_000_000, 700
+	p := started(delay, 5_000)
+	p.c.cwnd, p.c.threshold = peak*fraction, peak*fraction
+	p.c.sample(delay*5/4 + 2*delayCeiling)
+	p.c.lossRound(p.now, peak)
+	p.c.roundLeast = 0
+	p.rounds(20, 0)
+	if n := p.c.window(); n < peak {
+		t.Errorf("window %d of %d after 20 rounds", n, peak)
+	}
+}
+
 // Marks keep the queue at their threshold, by small steps.
 func TestMarksSetTheWindow(t *testing.T) {
 	p := started(100_000, 12_000)

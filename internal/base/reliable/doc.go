@@ -68,6 +68,8 @@ const (
 	mostGrowth    = 4   // most frames of growth in such a round, while the window is short
 	wideShare     = 64  // 1/wideShare of a window of more than 256 frames is its growth instead
 	longShare     = 32  // the same on a long path, where its share of random losses is made up for
+	regrowTenths  = 8   // tenths of the window before a loss in a queue, to which it returns by growthShare on a long path
+	chanceRounds  = 4   // rounds without a queue that do not show whether losses are random; then the least that do
 	heavyShare    = 5   // losing 1/heavyShare of a round means congestion
 	heavyLeast    = 9   // least number of lost frames that means congestion
 	leastWindow   = 4   // congestion window after a timeout

@@ -87,6 +87,19 @@ func TestBesideCubic(t *testing.T) {
 	}
 }
 
+// The same holds on a long path, where after a loss no queue shows for seconds. A CUBIC flow fills that room slowly.
+func TestBesideCubicOnALongPath(t *testing.T) {
+	if !testsize.Every() {
+		t.Skip("simulates 1 Gbit/s for 20 s")
+	}
+	l := Link{Rate: 1e9, Delay: 5 * Millisecond, Limit: 150_000}
+	host := HostConfig{RxChunks: 4096, TxChunks: 4096} // more than the path and the queue hold
+	r := run(t, Sharing{Bottleneck: l, Host: host, VIs: 1, TCPs: []TCPAlgorithm{Cubic}, Apart: 100 * Millisecond, Warm: 10 * Second, Time: 10 * Second})
+	if r.OfVI < 0.3 || r.OfVI > 0.65 || r.Used < 0.9 {
+		t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
+	}
+}
+
 // Streams share a link evenly, also if they start late. Two of them leave the queue short.
 func TestStreamsShare(t *testing.T) {
 	cases := []struct {
