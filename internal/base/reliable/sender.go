@@ -266,7 +266,7 @@ func (s *Sender) arrived(now int64, seq uint32, f *sentFrame) {
 	// What arrives much sooner than the least round trip is an earlier transmission. A little sooner may be a retransmission,
 	// which meets no queue and whose acknowledgement waits for no other frame. The answer to a probe is the probe's:
 	// the peer does not delay it, and may have delayed each acknowledgement of the round trips that are known.
-	echo := f.tries > 0 && s.silent != 1 && now-f.sentAt < s.least-s.least/8
+	echo := f.tries > 0 && s.silent != 1 && now-f.sentAt < s.least-s.least/32
 	if (f.tries == 0 || echo) && before(seq+1, s.high) {
 		s.reordered = reorderRounds
 	}
