@@ -326,13 +326,15 @@ void test_messages(void)
 }
 
 /*
- * Bursts of messages, a frame each, first without FI_MORE and then with it. The server tells its user when it begins
- * and after each kind, and goes on when that has counted doorbells and answers.
+ * Bursts of messages, a frame each, first without FI_MORE and then with it. The client answers each, so that nothing is
+ * under way when the next one begins. The server tells its user when it begins and after each kind, and goes on when
+ * that has counted doorbells and answers.
  */
 void test_doorbells(void)
 {
 	enum { ROUNDS = 200, BURST = 3, SIZE = 1000 };
 	static unsigned char data[BURST][SIZE];
+	unsigned char answer = 0;
 	struct want w = {0};
 	struct fi_cq_tagged_entry entry;
 	struct iovec iov = {data, SIZE};
@@ -345,11 +347,16 @@ void test_doorbells(void)
 		for (i = 0; i < ROUNDS && more >= 0; i++) {
 			for (j = 0; j < BURST && !server; j++)
 				POST(&b, fi_recv(b.ep, data[j], SIZE, NULL, 0, NULL));
+			if (server)
+				POST(&b, fi_recv(b.ep, &answer, 1, NULL, 0, NULL));
 			step();
 			for (j = 0; j < BURST && server; j++)
 				POST(&b, fi_sendmsg(b.ep, &msg, FI_COMPLETION | (more && j < BURST - 1 ? FI_MORE : 0)));
 			for (j = 0; j < BURST; j++)
 				OK(completion(server ? b.tx : b.rx, &entry));
+			if (!server)
+				POST(&b, fi_send(b.ep, &answer, 1, NULL, 0, NULL));
+			OK(completion(server ? b.rx : b.tx, &entry));
 		}
 		step();
 		if (server) {
