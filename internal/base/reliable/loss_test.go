@@ -226,3 +226,82 @@ func TestEchoTellsReordering(t *testing.T) {
 		}
 	}
 }
+
+// The answer to a probe shows all losses of the flight, although it comes sooner than each round trip so far: the peer
+// delayed the acknowledgements of those.
+func TestProbeIsAnsweredWithoutDelay(t *testing.T) {
+	s, now := NewSender(1, 256), int64(us)
+	s.Send(now, 0, 1)
+	now += trip + 50*us
+	s.Ack(now, 2, 256)
+	f := s.Next()
+	for range 16 {
+		s.Send(now, 0, 1)
+	}
+	now = s.Deadline()
+	seq, probe := s.Timeout(now)
+	if !probe || seq != f+15 {
+		t.Fatalf("frame %d, probe %v", seq, probe)
+	}
+	s.Resent(now, seq)
+	now += trip
+	sack(s, now, seq, seq+1)
+	if s.lost.n != 15 || s.reordered != 0 {
+		t.Errorf("%d of 15 are lost, reordered %d", s.lost.n, s.reordered)
+	}
+}
+
+// After silence the doubled timer stays until a round trip was measured, and
+// the next silence begins with a probe.
+func TestTimerRecovers(t *testing.T) {
+	s, now, f := warm(4)
+	for range 5 {
+		now = s.Deadline()
+		if seq, probe := s.Timeout(now); probe {
+			s.Resent(now, seq)
+		}
+		lost(s, now)
+	}
+	now += trip
+	s.Ack(now, f+3, 256)
+	if gap := s.Deadline() - now; gap != s.timeout(5) {
+		t.Errorf("timer %d us after an arrival that measures nothing", gap/us)
+	}
+	s.Ack(now, f+4, 256)
+	f = s.Send(now, 0, 1)
+	s.Send(now, 0, 1)
+	now += trip
+	s.Ack(now, f+1, 256)
+	if gap := s.Deadline() - now; gap != s.timeout(0) {
+		t.Errorf("timer %d us after a measured round trip", gap/us)
+	}
+	if seq, probe := s.Timeout(s.Deadline()); !probe || seq != f+1 {
+		t.Errorf("frame %d, probe %v", seq, probe)
+	}
+}
+
+// Time-outs in a row keep what was learned about the path's width.
+func TestTimeoutsKeepTheThreshold(t *testing.T) {
+	s, _, _ := warm(20)
+	want := s.cwnd * 7 / 10
+	for range 5 {
+		now := s.Deadline()
+		s.Timeout(now)
+		lost(s, now)
+	}
+	if s.threshold != want || s.window() != leastWindow || s.Stats().Timeouts != 4 {
+		t.Errorf("threshold %d, want %d; window %d, %+v", s.threshold, want, s.window(), s.Stats())
+	}
+}
+
+// Word of a retransmission that comes after the acknowledgement changes
+// nothing, not even for the frame that took the place.
+func TestLateResentIsIgnored(t *testing.T) {
+	s, now, f := warm(1)
+	before := s.Stats()
+	s.Resent(now+us, f-1)
+	s.Resent(now+us, f+256)
+	if s.Stats() != before || s.frames[f&s.mask].sentAt != now {
+		t.Errorf("%+v, was %+v", s.Stats(), before)
+	}
+}
