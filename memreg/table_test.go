@@ -84,8 +84,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// Memory that was registered before is checked again: whether it is there, and whether it can be read if it has been mapped
-// anew.
+// Memory that was registered before is checked again: it must be there, and readable if another mapping has its place.
 func TestForeignAgain(t *testing.T) {
 	const page, size = 4096, 8 * 4096
 	remap := func(mem []byte, prot, flags uintptr) error {
@@ -100,11 +99,11 @@ func TestForeignAgain(t *testing.T) {
 		change func(mem []byte) error
 		want   error
 	}{
-		"as it was":                 {func([]byte) error { return nil }, nil},
-		"given back to the kernel":  {func(mem []byte) error { return unix.Madvise(mem, unix.MADV_DONTNEED) }, nil},
-		"mapped anew":               {func(mem []byte) error { return remap(mem, unix.PROT_READ, unix.MAP_FIXED) }, nil},
-		"mapped anew, not readable": {func(mem []byte) error { return remap(mem, unix.PROT_NONE, unix.MAP_FIXED) }, ErrAddress},
-		"its file has become short": {func([]byte) error { return unix.Ftruncate(file, page) }, ErrAddress},
+		"as it was":                  {func([]byte) error { return nil }, nil},
+		"given back to the kernel":   {func(mem []byte) error { return unix.Madvise(mem, unix.MADV_DONTNEED) }, nil},
+		"mapped again":               {func(mem []byte) error { return remap(mem, unix.PROT_READ, unix.MAP_FIXED) }, nil},
+		"mapped again, not readable": {func(mem []byte) error { return remap(mem, unix.PROT_NONE, unix.MAP_FIXED) }, ErrAddress},
+		"its file has become short":  {func([]byte) error { return unix.Ftruncate(file, page) }, ErrAddress},
 		"not mapped": {func(mem []byte) error {
 			_, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(address(mem)), uintptr(len(mem)), 0)
 			if errno != 0 {

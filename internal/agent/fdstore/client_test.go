@@ -128,7 +128,7 @@ func TestServerStarved(t *testing.T) {
 	put := make(chan error, 1)
 	go func() { put <- k.Put("vi/a", nil) }()
 	f.next(c, "put")
-	time.Sleep(6 * time.Second)
+	time.Sleep(6 * time.Second) // answers came up to 9.6 s late on a starved machine; the limit was 5 s
 	f.say(c, "done")
 	nstest.Check(t, <-put)
 	go func() { put <- k.Delete("vi/a") }()

@@ -110,8 +110,8 @@ func (s *Socket) Close() error {
 	return errors.Join(s.v4.close(), s.v6.close())
 }
 
-// Send sends a packet on a path. pieces are its bytes: frames of path.Size bytes, MaxFrames at most, of which the last may be
-// shorter; they have MaxBytes at most. The kernel has read them when Send returns.
+// Send sends a packet on a path. pieces are its bytes: at most MaxFrames frames of path.Size bytes, the last of which may be
+// shorter, and at most MaxBytes. The kernel has read them when Send returns.
 //
 // It never waits. Errors: EAGAIN and ENOBUFS if the kernel has no room now. EMSGSIZE or EINVAL if a frame is longer
 // than the path's MTU. EIO if the interface cannot compute checksums (tx-checksum-ip-generic), without which the kernel
@@ -182,7 +182,7 @@ func (s *Socket) connect(path *Path) {
 	s.connected = append(s.connected, path)
 }
 
-func (p *Path) connected() bool { return p.fd > 0 }
+func (p *Path) connected() bool { return p.tried && p.fd >= 0 }
 
 func sockaddr(a netip.Addr, port uint16, ifindex int) unix.Sockaddr {
 	if a.Is4() {
