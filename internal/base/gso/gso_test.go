@@ -26,6 +26,16 @@ func path(src, dst netip.Addr, size int) *gso.Path {
 // capture returns the payloads of the UDP datagrams that arrive on an interface from now on, as they are on the wire.
 func capture(t *testing.T, ns *nstest.NS) (next func() []byte) {
 	t.Helper()
+	from := captureFrom(t, ns)
+	return func() []byte {
+		payload, _ := from()
+		return payload
+	}
+}
+
+// captureFrom returns their source ports, too.
+func captureFrom(t *testing.T, ns *nstest.NS) (next func() (payload []byte, from uint16)) {
+	t.Helper()
 	fd := -1
 	nstest.Must(t, ns.Do(func() (err error) {
 		all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
@@ -38,7 +48,7 @@ func capture(t *testing.T, ns *nstest.NS) (next func() []byte) {
 	timeout := unix.NsecToTimeval(int64(5 * time.Second))
 	nstest.Must(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
 	b := make([]byte, 1<<17)
-	return func() []byte {
+	return func() ([]byte, uint16) {
 		for {
 			n, from, err := unix.Recvfrom(fd, b, 0)
 			if err != nil {
@@ -54,7 +64,7 @@ func capture(t *testing.T, ns *nstest.NS) (next func() []byte) {
 			if n < head+8 || binary.BigEndian.Uint16(b[head+2:]) != port {
 				continue
 			}
-			return bytes.Clone(b[head+8 : n])
+			return bytes.Clone(b[head+8 : n]), binary.BigEndian.Uint16(b[head:])
 		}
 	}
 }
@@ -195,14 +205,17 @@ func sockets(t *testing.T, ns *nstest.NS) (connected int) {
 // Packets of the others arrive all the same, also where the calling thread is in another namespace.
 func TestConnected(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
-	s, next := open(t, a), capture(t, b)
+	s, next := open(t, a), captureFrom(t, b)
 	pieces, all := frames(5, 1200)
+	ports := map[uint16]bool{}
 	send := func(to *gso.Path) {
 		t.Helper()
 		nstest.Must(t, s.Send(to, pieces))
-		if got := next(); !bytes.Equal(got, all) {
+		got, from := next()
+		if !bytes.Equal(got, all) {
 			t.Errorf("%d bytes arrive", len(got))
 		}
+		ports[from] = true
 	}
 	want := func(n int) {
 		t.Helper()
@@ -221,6 +234,9 @@ func TestConnected(t *testing.T) {
 		return nil
 	}))
 	want(64)
+	if len(ports) != 64+1 {
+		t.Errorf("packets came from %d ports, not one for each socket and the shared one", len(ports))
+	}
 	for _, p := range paths {
 		s.Release(p)
 	}
