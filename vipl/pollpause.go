@@ -39,16 +39,16 @@ func (s *pollPause) disable(off bool) { s.off = off }
 // posted records that the program has posted a send.
 func (s *pollPause) posted() { s.stream.posts++ }
 
-// ended records that a message has arrived, or several in one frame.
-func (s *pollPause) ended() { s.stream.ends++ }
+// arrived records that a message has arrived, or several in one frame.
+func (s *pollPause) arrived() { s.stream.messages++ }
 
 // influx is the state of the incoming stream.
 type influx struct {
-	since  int64 // when it began
-	seen   int64 // when frames were last found
-	frames int64 // frames since it began
-	ends   int64 // messages since it began; those in one frame count as one
-	posts  int64 // sends posted since it began
+	since    int64 // when it began
+	seen     int64 // when frames were last found
+	frames   int64 // frames since it began
+	messages int64 // messages since it began; those in one frame count as one
+	posts    int64 // sends posted since it began
 }
 
 // pausePolling decides how long polls leave the ring alone after n frames were taken off it. Under the lock.
@@ -70,7 +70,7 @@ func (p *port) mayPoll() bool {
 // number of frames that the sender may be ahead. asked means that the sender waits for an
 // acknowledgement, because it has sent that many or all that it has.
 func (s *influx) came(n int, now int64, window int, asked bool) (until int64) {
-	if asked || now-s.seen > int64(n)*slowestStream+streamGap || s.posts*pausePart > s.ends {
+	if asked || now-s.seen > int64(n)*slowestStream+streamGap || s.posts*pausePart > s.messages {
 		*s = influx{since: now, seen: now}
 		return 0
 	}

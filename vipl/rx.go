@@ -364,7 +364,7 @@ func (p *port) deliver(c *conn, pkt *wire.Packet, now int64) {
 		return // its receives are flushed
 	}
 	if pkt.Kind == wire.KindPack || pkt.Flags&wire.FlagLast != 0 {
-		p.poller.pause.ended()
+		p.poller.pause.arrived()
 	}
 	switch pkt.Kind {
 	case wire.KindRead:

@@ -289,7 +289,7 @@ func (c *conn) describe(e *posted, from uint32) {
 	}
 	if e.moved == e.length {
 		h.Flags |= wire.FlagLast
-		if c.sender != nil && (e.byRef || c.vi.attrs.Level == ReliableReception || from > 0) && c.before(e) < streamAfter {
+		if c.sender != nil && (e.byRef || c.vi.attrs.Level == ReliableReception || from > 0) && c.outstandingBefore(e) < streamAfter {
 			h.Flags |= wire.FlagAckSoon
 		}
 		if e.control&ControlImmediate != 0 {
@@ -299,8 +299,8 @@ func (c *conn) describe(e *posted, from uint32) {
 	}
 }
 
-// before returns how many frames of earlier messages are outstanding, while those of e are being sent.
-func (c *conn) before(e *posted) int {
+// outstandingBefore returns how many frames of the messages before e are outstanding, while those of e are being sent.
+func (c *conn) outstandingBefore(e *posted) int {
 	if !e.begun {
 		return c.sender.Outstanding()
 	}

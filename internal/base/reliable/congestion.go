@@ -11,8 +11,9 @@ import "math"
 //
 //   - No queue: the path has room. The window doubles each round below the threshold, and grows by a part of itself
 //     above it. A loss is taken for chance, unless losses are heavy.
-//   - A queue: the window grows as CUBIC's (RFC 9438), and a loss takes three tenths off it, as in CUBIC. On a long path
-//     whose queue ends below the ceiling, it then grows so until CUBIC's curve is back at the window before the loss.
+//   - A queue: the window grows as CUBIC's (RFC 9438), and a loss takes three tenths off it, as in CUBIC. On a long path,
+//     after a loss in a queue below the ceiling, it stays on CUBIC's curve until that is back at the window before the loss,
+//     even if no queue shows.
 //   - A queue above the ceiling: the window dips, for a few rounds, below what the path holds without a queue. If all
 //     flows do the same, the queue empties, and each sees the least round trip. The window returns to three quarters.
 //   - Several dips in a row do not empty the queue: a flow that reacts only to losses keeps it full. The sender then
