@@ -36,10 +36,11 @@ import (
 const (
 	gsoLeast = 3 // frames; fewer are faster on the TX ring, unless they are long
 	gsoFirst = 8 // frames of the first packet of a connection
-	// gsoBytes is how long packets become, so that the peer wakes up for one, and copies it, while the kernel passes on the
-	// next. Generic XDP makes a packet contiguous; the kernel finds 32 KB quickly (PAGE_ALLOC_COSTLY_ORDER,
-	// include/linux/mmzone.h).
-	gsoBytes   = 33_000
+	// gsoBytes is how long packets become. With the headroom of generic XDP, which makes a packet contiguous, one fits in 64 KB.
+	// A packet that leaves while nothing is under way ends at gsoShort: the peer wakes up for it, and copies it, while the
+	// kernel passes on the next. A message of 64 KiB is two thirds and one third: nothing else happens while the last is copied.
+	gsoBytes   = 64_900
+	gsoShort   = 47_200
 	gsoRestMin = 20 * time.Millisecond // how long a connection uses the TX ring after losses; doubles
 	gsoRestMax = 10 * time.Second
 
@@ -55,6 +56,7 @@ type gsoSender struct {
 	off    error        // why it is not used
 	c      *conn
 	first  uint32 // number of the first frame
+	most   int    // frames that the packet may have
 	bytes  int
 	frames []gsoFrame
 	pieces [][]byte
@@ -77,6 +79,7 @@ type connGSO struct {
 	peerFrame int      // path.Size of the peer; 0: it has not said
 
 	most   int           // frames of the longest packet
+	short  int           // frames of a packet that leaves while nothing is under way
 	limit  int           // frames of the next packet; 1: none for now
 	tried  bool          // a packet has left, and what became of it is open
 	mark   uint32        // its first frame; of an unreliable VI the one that asked for an acknowledgement
@@ -104,11 +107,12 @@ func (c *conn) initGSO(path *kagent.Path) {
 		Size: wire.HeaderLen + c.payload + c.overhead,
 	}}
 	c.gso.most = min(gsoBytes/c.gso.path.Size, gso.MaxFrames)
+	c.gso.short = min(gsoShort/c.gso.path.Size, gso.MaxFrames)
 }
 
 // gsoUsable reports whether frames of the connection may be sent in packets.
 func (p *port) gsoUsable(c *conn) bool {
-	return p.gso.out != nil && p.gso.off == nil && c.gso.most >= 2 && c.gso.peer >= c.gso.most*c.gso.path.Size && !c.loop && c.shm == nil
+	return p.gso.out != nil && p.gso.off == nil && c.gso.short >= 2 && c.gso.peer >= c.gso.short*c.gso.path.Size && !c.loop && c.shm == nil
 }
 
 // announce fills in what an acknowledgement tells the peer of GSO packets, in its RemoteAddr: the longest one that this side
@@ -166,7 +170,7 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 		if !c.adaptGSO(p) {
 			return false
 		}
-		g.c, g.first = c, c.nextSeq()
+		g.c, g.first, g.most = c, c.nextSeq(), c.gsoFrames()
 	}
 	if len(segs) > gsoSegs || len(g.frames) == cap(g.frames) {
 		return false
@@ -176,10 +180,18 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 	f.n, f.retain = copy(f.segs[:], segs), retain
 	c.gso.unasked++
 	g.bytes += n
-	if n < c.gso.path.Size || len(g.frames) >= min(c.gso.limit, c.gso.most) || g.bytes+c.gso.path.Size > c.gso.peer {
+	if n < c.gso.path.Size || len(g.frames) >= g.most || g.bytes+c.gso.path.Size > c.gso.peer {
 		p.sendGSO()
 	}
 	return true
+}
+
+// gsoFrames returns how many frames the packet that now begins may have. Of an unreliable VI nobody knows what is under way.
+func (c *conn) gsoFrames() int {
+	if c.sender == nil || c.sender.Idle() {
+		return min(c.gso.limit, c.gso.short)
+	}
+	return min(c.gso.limit, c.gso.most)
 }
 
 // adaptGSO decides how many frames the packet has that now begins. False: none may.
@@ -269,7 +281,7 @@ func (p *port) sendGSO() {
 	}
 	c, frames, bytes := g.c, g.frames, g.bytes
 	g.frames, g.bytes = g.frames[:0], 0
-	if len(frames) < gsoLeast && bytes < gsoBytes/2 || !p.offload(c, frames) {
+	if len(frames) < gsoLeast && bytes < gsoShort/2 || !p.offload(c, frames) {
 		c.ringedGSO(g.first)
 		for i := range frames { // what finds no room is lost, and sent again like any lost frame
 			f := &frames[i]
