@@ -1,13 +1,12 @@
 package connmgr_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -34,20 +33,11 @@ type (
 )
 
 func drawPeerSchedule(t *rapid.T) peerSchedule {
-	ms := func(max int, label string) time.Duration {
-		return time.Duration(rapid.IntRange(0, max).Draw(t, label)) * time.Millisecond
-	}
-	s := peerSchedule{
-		Faults: kagenttest.Faults{
-			Loss: rapid.Float64Range(0, 0.3).Draw(t, "loss"), Streak: longestStreak, Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
-			Delay: ms(5, "delay"), Jitter: ms(40, "jitter"), Seed: rapid.Uint64().Draw(t, "seed"),
-		},
-		Self: rapid.Bool().Draw(t, "self"),
-	}
+	s := peerSchedule{Faults: drawFaults(t, 0.3), Self: rapid.Bool().Draw(t, "self")}
 	for range rapid.IntRange(2, 14).Draw(t, "calls") {
 		s.Calls = append(s.Calls, peerPlan{
 			Right: rapid.Bool().Draw(t, "right"), Pair: rapid.IntRange(0, 2).Draw(t, "pair"),
-			Start: ms(300, "start"), Timeout: 20*time.Millisecond + ms(10000, "timeout"), Pause: ms(500, "pause"),
+			Start: drawMS(t, 300, "start"), Timeout: 20*time.Millisecond + drawMS(t, 10000, "timeout"), Pause: drawMS(t, 500, "pause"),
 			Route:  rapid.Bool().Draw(t, "route"),
 			Refuse: rapid.IntRange(0, 5).Draw(t, "refuse") == 0,
 		})
@@ -93,14 +83,10 @@ func (s *peerSchedule) run() (wrong []string) {
 			case m.ans != nil && p.Refuse:
 				m.ans.Decline(wire.CMReasonQoS)
 				m.err = refused
-			case m.ans != nil:
-				m.peer, m.local, m.remote = m.ans.Offer, m.ans.Local, m.ans.Remote
-				m.err = m.ans.Confirm()
 			case p.Refuse:
 				m.err = errors.Join(refused, m.in.Reject(wire.CMReasonQoS))
 			default:
-				m.peer, m.local, m.remote = m.in.Offer(), m.in.Local(), m.in.Remote()
-				m.err = m.in.Accept(context.Background(), m.own)
+				m.complete()
 			}
 		})
 	}
@@ -113,11 +99,7 @@ func (s *peerSchedule) run() (wrong []string) {
 			continue
 		}
 		known := []error{refused, kagent.ErrTimeout, kagent.ErrRejected, kagent.ErrCancelled, kagent.ErrVanished}
-		ok := false
-		for _, e := range known {
-			ok = ok || errors.Is(m.err, e)
-		}
-		if !ok {
+		if !slices.ContainsFunc(known, func(e error) bool { return errors.Is(m.err, e) }) {
 			wrong = append(wrong, fmt.Sprintf("call %d: %v", i, m.err))
 		}
 	}
@@ -136,12 +118,5 @@ func (s *peerSchedule) run() (wrong []string) {
 // For any network, order of calls and refusals: a call is connected only with a call that is connected with it,
 // by the same addresses, and nothing stays in memory.
 func TestPeerSchedules(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		s := drawPeerSchedule(rt)
-		var wrong []string
-		synctest.Test(t, func(t *testing.T) { wrong = s.run() })
-		if len(wrong) > 0 {
-			rt.Fatalf("%+v: %q", s, wrong)
-		}
-	})
+	check(t, drawPeerSchedule, (*peerSchedule).run)
 }

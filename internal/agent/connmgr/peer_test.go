@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,12 @@ func meet(ctx context.Context, agent *kagenttest.Agent, local, remote kagent.Add
 	m.own = o
 	m.ans, m.in, m.err = agent.RequestPeer(ctx, local, remote, o)
 	m.answered = time.Now()
+	m.complete()
+	return m
+}
+
+// complete completes the connection of a call that has met another.
+func (m *meeting) complete() {
 	switch {
 	case m.err != nil:
 	case m.ans != nil && m.in != nil:
@@ -42,9 +49,8 @@ func meet(ctx context.Context, agent *kagenttest.Agent, local, remote kagent.Add
 		m.err = m.ans.Confirm()
 	default:
 		m.peer, m.local, m.remote = m.in.Offer(), m.in.Local(), m.in.Remote()
-		m.err = m.in.Accept(context.Background(), o)
+		m.err = m.in.Accept(context.Background(), m.own)
 	}
-	return m
 }
 
 // calls meet in the background.
@@ -164,35 +170,25 @@ func TestPeersAndServersDoNotMix(t *testing.T) {
 			x, y := ends[0], ends[1]
 			l, err := y.Listen(kagent.Address{Disc: right})
 			nstest.Must(t, err)
-			waits := make(chan error, 1)
-			go func() {
-				_, err := y.Wait(within(2*time.Second), to(y, right))
-				waits <- err
-			}()
-			if m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t)); !errors.Is(m.err, kagent.ErrTimeout) {
-				t.Errorf("a peer request and a server: %+v", m)
-			}
+			waits := background(func() error { return nstest.Err(y.Wait(within(2*time.Second), to(y, right))) })
+			m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t))
+			nstest.WantErr(t, "a peer request and a server", m.err, kagent.ErrTimeout)
 			nstest.WantErr(t, "Wait", <-waits, kagent.ErrTimeout)
-			if in, err := l.Wait(within(0)); !errors.Is(err, kagent.ErrTimeout) {
-				t.Errorf("Listener: %v, %v", in, err)
-			}
+			nstest.WantErr(t, "Listener", nstest.Err(l.Wait(within(0))), kagent.ErrTimeout)
 			l.Close()
 			time.Sleep(time.Second) // the grace of the Wait
 
 			peer := calls(within(10*time.Second), y, to(y, right), to(x, left), offer(y, t))
 			synctest.Wait()
-			_, err = x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
-			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch), "a request and a peer request: %v", err)
+			nstest.WantErr(t, "a request and a peer request",
+				nstest.Err(x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))), kagent.ErrNoMatch)
 
 			served := serve(y, right, offer(y, t))
-			synctest.Wait()
 			ans, err := x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
 			nstest.Must(t, err)
 			nstest.Must(t, ans.Confirm())
-			if got := <-served; got.err != nil {
-				t.Fatal(got.err)
-			}
-			m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t))
+			nstest.Must(t, <-served)
+			m = meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t))
 			nstest.Check(t, connected(m, <-peer))
 		}
 	})
@@ -244,12 +240,9 @@ func TestPeerCancel(t *testing.T) {
 			gone := calls(ctx, c.quits, to(c.quits, left), to(c.stays, right), offer(c.quits, t))
 			time.Sleep(time.Second)
 			cancel()
-			if m := <-gone; !errors.Is(m.err, context.Canceled) {
-				t.Errorf("cancelled: %v", m.err)
-			}
-			if m := meet(within(time.Second), c.stays, to(c.stays, right), to(c.quits, left), offer(c.stays, t)); !errors.Is(m.err, kagent.ErrTimeout) {
-				t.Errorf("met a call that is over: %+v", m)
-			}
+			nstest.WantErr(t, "cancelled", (<-gone).err, context.Canceled)
+			late := meet(within(time.Second), c.stays, to(c.stays, right), to(c.quits, left), offer(c.stays, t))
+			nstest.WantErr(t, "a call after the other is over", late.err, kagent.ErrTimeout)
 		}
 
 		ctx, cancel := context.WithCancel(context.Background())
@@ -264,17 +257,13 @@ func TestPeerCancel(t *testing.T) {
 			t.Errorf("the news took %v", d)
 		}
 		nstest.WantErr(t, "Accept", in.Accept(within(time.Second), offer(b, t)), kagent.ErrCancelled)
-		if m := <-am; !errors.Is(m.err, context.Canceled) {
-			t.Errorf("the requester: %v", m.err)
-		}
+		nstest.WantErr(t, "the requester", (<-am).err, context.Canceled)
 
 		bm := calls(within(time.Second), b, to(b, right), to(a, left), offer(b, t))
 		ans, _, err := a.RequestPeer(within(time.Second), to(a, left), to(b, right), offer(a, t))
 		nstest.Must(t, err)
 		ans.Decline(wire.CMReasonResources)
-		if m := <-bm; !errors.Is(m.err, kagent.ErrCancelled) {
-			t.Errorf("declined: %v", m.err)
-		}
+		nstest.WantErr(t, "declined", (<-bm).err, kagent.ErrCancelled)
 	})
 }
 
@@ -299,9 +288,7 @@ func TestPeersMeetInOrder(t *testing.T) {
 				synctest.Wait()
 			}
 			for _, g := range gone {
-				if m := <-g; !errors.Is(m.err, kagent.ErrTimeout) {
-					t.Errorf("one that gave up: %v", m.err)
-				}
+				nstest.WantErr(t, "one that gave up", (<-g).err, kagent.ErrTimeout)
 			}
 			time.Sleep(time.Second) // no copy of their requests is on the way
 			for range n {
@@ -327,9 +314,7 @@ func TestSlowPeerHoldsNobodyUp(t *testing.T) {
 		nstest.Check(t, connected(meet(within(time.Second), b, to(b, right), to(a, left), offer(b, t)), <-am))
 		time.Sleep(10 * time.Second)
 		nstest.Check(t, in.Accept(within(time.Second), offer(b, t)))
-		if m := <-slow; m.err != nil {
-			t.Error(m.err)
-		}
+		nstest.Check(t, (<-slow).err)
 	})
 }
 
@@ -345,42 +330,35 @@ func TestCloseEndsPeers(t *testing.T) {
 		nstest.Must(t, err)
 		nstest.Must(t, b.Close())
 		for _, w := range waiting {
-			if m := <-w; !errors.Is(m.err, kagent.ErrClosed) {
-				t.Errorf("after Close: %v", m.err)
-			}
+			nstest.WantErr(t, "after Close", (<-w).err, kagent.ErrClosed)
 		}
 		nstest.WantErr(t, "Incoming", in.Err(), kagent.ErrClosed)
-		if m := <-am; !errors.Is(m.err, kagent.ErrRejected) {
-			t.Errorf("the other side's call: %v", m.err)
-		}
-		if m := meet(context.Background(), b, to(b, left), to(a, left), offer(a, t)); !errors.Is(m.err, kagent.ErrClosed) {
-			t.Errorf("a call after Close: %v", m.err)
-		}
+		nstest.WantErr(t, "the other side's call", (<-am).err, kagent.ErrRejected)
+		nstest.WantErr(t, "a call after Close", meet(context.Background(), b, to(b, left), to(a, left), offer(a, t)).err, kagent.ErrClosed)
 	})
 }
 
 // What cannot be sent, or has no route, is refused at once.
 func TestPeerBadArguments(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		ctx, good := within(time.Second), offer(a, t)
-		long := make([]byte, wire.CMMaxDisc+1)
-		if m := meet(ctx, a, to(a, long), to(b, right), good); !errors.Is(m.err, wire.ErrCM) {
-			t.Errorf("a discriminator that is too long: %v", m.err)
-		}
+		good := offer(a, t)
 		bad := good
 		bad.Level = 0
-		if m := meet(ctx, a, to(a, left), to(b, right), bad); !errors.Is(m.err, wire.ErrCM) {
-			t.Errorf("no level: %v", m.err)
-		}
-		for _, h := range []netip.Addr{{}, netip.MustParseAddr("0.0.0.0"), netip.MustParseAddr("ff02::1")} {
-			if m := meet(ctx, a, to(a, left), kagent.Address{Host: h}, good); !errors.Is(m.err, kagent.ErrUnreachable) {
-				t.Errorf("%v: %v", h, m.err)
-			}
-		}
-		nstest.Equal(t, "things that are remembered", a.Remembered(), 0)
-		nowhere := kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}
-		if m := meet(ctx, a, kagent.Address{}, nowhere, good); !errors.Is(m.err, kagent.ErrUnreachable) {
-			t.Errorf("a host without a route: %v", m.err)
+		for _, c := range []struct {
+			what          string
+			local, remote kagent.Address
+			offer         kagent.Offer
+			want          error
+		}{
+			{"a discriminator that is too long", to(a, make([]byte, wire.CMMaxDisc+1)), to(b, right), good, wire.ErrCM},
+			{"no level", to(a, left), to(b, right), bad, wire.ErrCM},
+			{"no host", to(a, left), kagent.Address{}, good, kagent.ErrUnreachable},
+			{"any host", to(a, left), kagent.Address{Host: netip.IPv4Unspecified()}, good, kagent.ErrUnreachable},
+			{"many hosts", to(a, left), kagent.Address{Host: toAll6}, good, kagent.ErrUnreachable},
+			{"a host without a route", kagent.Address{}, kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}, good, kagent.ErrUnreachable},
+		} {
+			nstest.Equal(t, "things that are remembered", a.Remembered(), 0)
+			nstest.WantErr(t, c.what, meet(within(time.Second), a, c.local, c.remote, c.offer).err, c.want)
 		}
 	})
 }
@@ -400,21 +378,19 @@ func TestManyPeersOfOneAddress(t *testing.T) {
 	for seed := range uint64(10) {
 		faults := kagenttest.Faults{Loss: 0.2, Dup: 0.5, Delay: time.Millisecond, Jitter: 30 * time.Millisecond, Seed: seed}
 		network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
-			var met []<-chan meeting
-			for i := range n {
+			var wg sync.WaitGroup
+			got := make([]meeting, n)
+			for i := range got {
 				local := to(a, echo)
 				if i%3 != 0 {
 					local.Host = netip.Addr{}
 				}
 				o := offer(a, t)
 				o.QoS = uint32(i)
-				met = append(met, calls(within(time.Minute), a, local, to(a, echo), o))
+				wg.Go(func() { got[i] = meet(within(time.Minute), a, local, to(a, echo), o) })
 				synctest.Wait()
 			}
-			var got []meeting
-			for _, ch := range met {
-				got = append(got, <-ch)
-			}
+			wg.Wait()
 			for i, m := range got {
 				if err := connected(m, got[m.peer.QoS]); err != nil {
 					t.Errorf("seed %d, calls %d and %d: %v", seed, i, m.peer.QoS, err)
@@ -431,9 +407,7 @@ func TestOldRequestToItself(t *testing.T) {
 		old := calls(within(4*time.Millisecond), a, to(a, echo), to(a, echo), offer(a, t))
 		synctest.Wait() // the request is on its way
 		net.SetFaults(kagenttest.Faults{Loss: 1})
-		if m := <-old; !errors.Is(m.err, kagent.ErrTimeout) {
-			t.Fatalf("got %v", m.err)
-		}
+		nstest.WantErr(t, "the old one", (<-old).err, kagent.ErrTimeout)
 		net.SetFaults(kagenttest.Faults{Delay: way})
 		xm := calls(within(10*time.Second), a, to(a, echo), to(a, echo), offer(a, t))
 		time.Sleep(time.Second)

@@ -46,28 +46,42 @@ const (
 // each third is confirmed.
 const longestStreak = 2
 
+// drawMS draws a time of up to max milliseconds.
+func drawMS(t *rapid.T, max int, label string) time.Duration {
+	return time.Duration(rapid.IntRange(0, max).Draw(t, label)) * time.Millisecond
+}
+
+func drawFaults(t *rapid.T, loss float64) kagenttest.Faults {
+	return kagenttest.Faults{
+		Loss: rapid.Float64Range(0, loss).Draw(t, "loss"), Streak: longestStreak, Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
+		Delay: drawMS(t, 5, "delay"), Jitter: drawMS(t, 40, "jitter"), Seed: rapid.Uint64().Draw(t, "seed"),
+	}
+}
+
 func drawSchedule(t *rapid.T) schedule {
-	ms := func(max int, label string) time.Duration {
-		return time.Duration(rapid.IntRange(0, max).Draw(t, label)) * time.Millisecond
-	}
-	s := schedule{
-		Faults: kagenttest.Faults{
-			Loss: rapid.Float64Range(0, 0.4).Draw(t, "loss"), Streak: longestStreak, Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
-			Delay: ms(5, "delay"), Jitter: ms(40, "jitter"), Seed: rapid.Uint64().Draw(t, "seed"),
-		},
-		Self:   rapid.Bool().Draw(t, "self"),
-		Listen: rapid.Bool().Draw(t, "listen"),
-	}
+	s := schedule{Faults: drawFaults(t, 0.4), Self: rapid.Bool().Draw(t, "self"), Listen: rapid.Bool().Draw(t, "listen")}
 	for range rapid.IntRange(1, 6).Draw(t, "clients") {
 		s.Clients = append(s.Clients, clientPlan{
-			Start: ms(300, "start"), Timeout: 50*time.Millisecond + ms(20000, "timeout"),
-			Pause: ms(500, "pause"), Decline: rapid.IntRange(0, 4).Draw(t, "decline") == 0,
+			Start: drawMS(t, 300, "start"), Timeout: 50*time.Millisecond + drawMS(t, 20000, "timeout"),
+			Pause: drawMS(t, 500, "pause"), Decline: rapid.IntRange(0, 4).Draw(t, "decline") == 0,
 		})
 	}
 	for range rapid.IntRange(1, 6).Draw(t, "servers") {
-		s.Servers = append(s.Servers, serverPlan{Pause: ms(2000, "pause"), Action: rapid.IntRange(0, 2).Draw(t, "action")})
+		s.Servers = append(s.Servers, serverPlan{Pause: drawMS(t, 2000, "pause"), Action: rapid.IntRange(0, 2).Draw(t, "action")})
 	}
 	return s
+}
+
+// check has schedules play in bubbles. run returns what it finds wrong.
+func check[S any](t *testing.T, draw func(*rapid.T) S, run func(*S) []string) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s := draw(rt)
+		var wrong []string
+		synctest.Test(t, func(t *testing.T) { wrong = run(&s) })
+		if len(wrong) > 0 {
+			rt.Fatalf("%+v: %q", s, wrong)
+		}
+	})
 }
 
 // side is one side's view of a connection in the end.
@@ -209,12 +223,5 @@ func agree(c, server side, met bool) error {
 // For any network and any change of mind at any time, both sides agree on the outcome, and nothing stays in
 // memory.
 func TestSchedules(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		s := drawSchedule(rt)
-		var wrong []string
-		synctest.Test(t, func(t *testing.T) { wrong = s.run() })
-		if len(wrong) > 0 {
-			rt.Fatalf("%+v: %q", s, wrong)
-		}
-	})
+	check(t, drawSchedule, (*schedule).run)
 }

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/bpf"
@@ -31,7 +32,7 @@ type Local struct {
 	dev     *device
 	lease   *lease
 	router  *route.Router
-	manager *connmgr.Manager
+	manager connmgr.Client // of the holder's user
 	numbers *kagent.Numbers
 	demux   *bpf.Demux
 	watch   *route.Watch
@@ -119,7 +120,7 @@ func OpenContext(ctx context.Context, cfg Config) (_ *Local, err error) {
 func newLocal(d *device, l *lease) *Local {
 	open, end := context.WithCancel(context.Background())
 	return &Local{
-		dev: d, lease: l, router: d.router, manager: d.manager, numbers: d.numbers, demux: d.demux, watch: d.watch,
+		dev: d, lease: l, router: d.router, manager: d.manager.For(l.holder.UID), numbers: d.numbers, demux: d.demux, watch: d.watch,
 		open: open, end: end, vis: make(map[uint32]netip.Addr),
 		peerResets: make(map[uint32]PeerReset), keptDiscs: make(map[string]string),
 	}
@@ -188,9 +189,6 @@ func (l *Local) Inputs() int {
 	defer l.dev.mu.Unlock()
 	return l.dev.inputs
 }
-
-// user is the user whose share of common resources the handle uses.
-func (l *Local) user() uint32 { return l.lease.holder.UID }
 
 // Counters returns the demux program's counters, for all Locals of the interface.
 func (l *Local) Counters() (bpf.Counters, error) { return l.demux.Counters() }
@@ -319,13 +317,13 @@ func (l *Local) Listen(local kagent.Address) (kagent.Listener, error) {
 	if l.closed {
 		return nil, kagent.ErrClosed
 	}
-	door, err := l.manager.ListenAs(l.user(), local)
+	door, err := l.manager.Listen(local)
 	if err != nil {
 		return nil, l.fail("listen", netip.Addr{}, err)
 	}
-	ln := &localListener{door, l.lease.keepListener(local.Disc)}
+	ln := &localListener{Listener: door, unkeep: l.lease.keepListener(local.Disc)}
 	if len(l.listeners) == cap(l.listeners) {
-		l.listeners = slices.DeleteFunc(l.listeners, func(ln *localListener) bool { return ln.IsClosed() })
+		l.listeners = slices.DeleteFunc(l.listeners, func(ln *localListener) bool { return ln.closed.Load() })
 	}
 	l.listeners = append(l.listeners, ln)
 	return ln, nil
@@ -333,13 +331,15 @@ func (l *Local) Listen(local kagent.Address) (kagent.Listener, error) {
 
 // localListener is a Listener that the descriptor store keeps.
 type localListener struct {
-	*connmgr.Listener
+	kagent.Listener
 	unkeep func()
+	closed atomic.Bool
 }
 
 // Close is [kagent.Listener]'s.
 func (ln *localListener) Close() error {
 	ln.unkeep()
+	ln.closed.Store(true)
 	return ln.Listener.Close()
 }
 
@@ -357,7 +357,7 @@ func (l *Local) until(ctx context.Context) (context.Context, func()) {
 func (l *Local) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	in, err := l.manager.WaitAs(ctx, l.user(), local)
+	in, err := l.manager.Wait(ctx, local)
 	if err != nil {
 		return nil, l.fail("wait", netip.Addr{}, err)
 	}
@@ -374,7 +374,7 @@ func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kag
 	if err == nil {
 		local.Host = p.Src
 		var a *kagent.Answer
-		if a, err = l.manager.RequestAs(ctx, l.user(), local, remote, o); err == nil {
+		if a, err = l.manager.Request(ctx, local, remote, o); err == nil {
 			return a, nil
 		}
 	}
@@ -390,7 +390,7 @@ func (l *Local) RequestPeer(ctx context.Context, local, remote kagent.Address, o
 		local.Host = p.Src
 		var a *kagent.Answer
 		var in kagent.Incoming
-		if a, in, err = l.manager.RequestPeerAs(ctx, l.user(), local, remote, o); err == nil {
+		if a, in, err = l.manager.RequestPeer(ctx, local, remote, o); err == nil {
 			return a, in, nil
 		}
 	}

@@ -295,7 +295,7 @@ func TestListenersAreForgotten(t *testing.T) {
 		t.Errorf("room for %d listeners, and 1 is open", n)
 	}
 	nstest.Check(t, l.Close())
-	nstest.ErrorIf(t, !stays.(*localListener).IsClosed(), "a listener is open still")
+	nstest.ErrorIf(t, !stays.(*localListener).closed.Load(), "a listener is open still")
 }
 
 // The peer of a dead program gets the reset on the port of its queue, to which its NIC steers no other.

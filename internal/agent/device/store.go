@@ -253,7 +253,7 @@ func (l *Local) EndKept() {
 // endKept is EndKept. Caller holds l.mu.
 func (l *Local) endKept() {
 	for key, disc := range l.keptDiscs {
-		l.manager.ReleaseDisc(disc, l.user())
+		l.manager.ReleaseDisc(disc, l.lease.holder.UID)
 		_ = l.dev.fdStore.Delete(key)
 	}
 	clear(l.keptDiscs)
