@@ -33,6 +33,17 @@ func neighbors(own []netip.Addr, others ...netip.Addr) (list []kagent.Neighbor) 
 	return list
 }
 
+// finds fails the test unless Discover lists the agent's own addresses and the others, after took.
+func finds(t *testing.T, ctx context.Context, a *kagenttest.Agent, took time.Duration, others ...netip.Addr) {
+	t.Helper()
+	start := time.Now()
+	got, err := a.Discover(ctx)
+	if d := cmp.Diff(neighbors(addrs(a), others...), got, sameAddr); err != nil || d != "" {
+		t.Errorf("%s: %v, %s", a.Link().Name, err, d)
+	}
+	nstest.Equal(t, "the time that it took", time.Since(start), took)
+}
+
 func addrs(a *kagenttest.Agent) []netip.Addr {
 	link := a.Link()
 	return slices.Concat(link.IPv4, link.IPv6)
@@ -59,15 +70,7 @@ func TestDiscover(t *testing.T) {
 					}
 				}
 			}
-			start := time.Now()
-			got, err := agent.Discover(context.Background())
-			nstest.Must(t, err)
-			if d := cmp.Diff(neighbors(addrs(agent), others...), got, sameAddr); d != "" {
-				t.Errorf("%s: %s", agent.Link().Name, d)
-			}
-			if d := time.Since(start); d != 100*time.Millisecond {
-				t.Errorf("it took %v", d)
-			}
+			finds(t, context.Background(), agent, 100*time.Millisecond, others...)
 		}
 		nstest.Equal(t, "things that are remembered", a.Remembered()+b.Remembered(), 0)
 	})
@@ -77,10 +80,7 @@ func TestDiscover(t *testing.T) {
 func TestDiscoverAsksTwice(t *testing.T) {
 	network(t, kagenttest.Faults{Loss: 1}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		time.AfterFunc(10*time.Millisecond, func() { net.SetFaults(kagenttest.Faults{}) })
-		got, err := a.Discover(context.Background())
-		if d := cmp.Diff(neighbors(addrs(a), addrs(b)...), got, sameAddr); err != nil || d != "" {
-			t.Errorf("%v, %s", err, d)
-		}
+		finds(t, context.Background(), a, 100*time.Millisecond, addrs(b)...)
 	})
 }
 
@@ -91,14 +91,7 @@ func TestDiscoverEndsWithContext(t *testing.T) {
 			time  time.Duration
 			found []netip.Addr
 		}{{30 * time.Millisecond, addrs(b)}, {5 * time.Millisecond, nil}} {
-			start := time.Now()
-			got, err := a.Discover(within(c.time))
-			if d := cmp.Diff(neighbors(addrs(a), c.found...), got, sameAddr); err != nil || d != "" {
-				t.Errorf("%v: %v, %s", c.time, err, d)
-			}
-			if d := time.Since(start); d != c.time {
-				t.Errorf("%v: it took %v", c.time, d)
-			}
+			finds(t, within(c.time), a, c.time, c.found...)
 			time.Sleep(time.Second)
 		}
 		time.AfterFunc(10*time.Millisecond, func() { a.Close() })
@@ -115,12 +108,7 @@ func TestDiscoverAtOnce(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		var wg sync.WaitGroup
 		for range 20 {
-			wg.Go(func() {
-				got, err := a.Discover(context.Background())
-				if d := cmp.Diff(neighbors(addrs(a), addrs(b)...), got, sameAddr); err != nil || d != "" {
-					t.Errorf("%v, %s", err, d)
-				}
-			})
+			wg.Go(func() { finds(t, context.Background(), a, 100*time.Millisecond, addrs(b)...) })
 		}
 		wg.Wait()
 	})

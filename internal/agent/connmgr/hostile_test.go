@@ -140,7 +140,7 @@ func (s *strangers) serve(how byte) {
 	switch how % 3 {
 	case 0:
 		o := kagent.Offer{VI: 2, Key: kagent.NewKey(), Level: 2}
-		if in.Offer().Handshake != "" {
+		if in.Offer().Handshake != "" || how&64 != 0 { // also one that nobody has asked for
 			o.Handshake, o.Confirm = kagent.Opaque(make([]byte, wire.CMShareLen)), kagent.Opaque(string(make([]byte, wire.CMProofLen-1))+"!")
 		}
 		s.bg.Go(func() { in.Accept(within(5*time.Second), o) })
@@ -156,10 +156,14 @@ func FuzzManager(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0})
 	f.Add([]byte{1, 1, 1, 4, 3, 1, 1, 0, 7, 1, 1, 0})
 	f.Add([]byte{8, 1, 0, 0, 9, 1, 0, 0, 6, 1, 0, 0, 5, 1, 2, 3, 2, 1, 1, 1})
-	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 3, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0, 11, 0, 0, 99})            // accepted, forged
-	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 9})                          // accepted, confirmed
-	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 12, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0})             // proven by a cookie
-	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 1, 0, 0, 0, 0, 12, 0, 0, 2, 6, 0, 0, 0, 0, 1, 0, 64, 12, 0, 0, 0}) // rejected, left, cancelled
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 3, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0, 11, 0, 0, 99})                             // accepted, forged
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 9})                                           // accepted, confirmed
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 12, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0})                              // proven by a cookie
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 1, 0, 0, 0, 0, 12, 0, 0, 2, 6, 0, 0, 0, 0, 1, 0, 64, 12, 0, 0, 0})                  // rejected, left, cancelled
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 255})                // accepted, asked again
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 66, 12, 0, 0, 0, 11, 0, 0, 255})                                        // accepted late
+	f.Add([]byte{0, 0, 0, 64, 12, 0, 0, 0, 11, 0, 0, 255, 0, 1, 0, 0, 0, 1, 0, 0, 12, 0, 0, 66, 11, 0, 0, 255})            // handshakes
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 66, 12, 0, 0, 1, 11, 0, 0, 255, 0, 0, 0, 0, 11, 0, 0, 255}) // rejected late
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 4*200 {
 			return // nothing new

@@ -109,50 +109,20 @@ func TestFloodAndLostConfirm(t *testing.T) {
 	})
 }
 
-// Several waits each get one request, by discriminator and address.
-func TestWaitsDoNotMix(t *testing.T) {
-	network(t, kagenttest.Faults{Dup: 0.5, Jitter: 10 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		link := b.Link()
-		discs := []string{"", "a", "ab", "abc"}
-		locals := []kagent.Address{}
-		for _, d := range discs {
-			for _, h := range []netip.Addr{{}, link.IPv4[0], link.IPv6[0]} {
-				locals = append(locals, kagent.Address{Host: h, Disc: []byte(d)})
-			}
-		}
-		var wg sync.WaitGroup
-		for i, local := range locals {
-			wg.Go(func() {
-				in, err := b.Wait(within(time.Minute), local)
-				if err != nil {
-					t.Errorf("%v: %v", local, err)
-					return
-				}
-				if got := in.Local(); string(got.Disc) != string(local.Disc) || local.Host.IsValid() && got.Host != local.Host {
-					t.Errorf("a request to %v reached the wait for %v", got, local)
-				}
-				o := offer(b, t)
-				o.QoS = uint32(i)
-				if err := in.Accept(within(5*time.Second), o); err != nil {
-					t.Errorf("%v: %v", local, err)
-				}
-			})
+// A request goes to a wait for its host, and if there is none to one for any host.
+func TestWaitForHost(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		var waits []<-chan error
+		for _, host := range []netip.Addr{{}, at(b, false, nil).Host, b.Addr()} {
+			waits = append(waits, background(func() error { return nstest.Err(b.Wait(within(time.Minute), kagent.Address{Host: host, Disc: echo})) }))
 		}
 		synctest.Wait()
-		for _, d := range discs {
-			// Three requests for each discriminator: by IPv4, by IPv6, and
-			// one which only the wait for any address is left for.
-			for _, h := range []netip.Addr{link.IPv4[0], link.IPv6[0], link.IPv4[0]} {
-				ans, err := a.Request(within(5*time.Second), kagent.Address{}, kagent.Address{Host: h, Disc: []byte(d)}, offer(a, t))
-				if err != nil {
-					t.Errorf("%q %v: %v", d, h, err)
-					continue
-				}
-				nstest.Check(t, ans.Confirm())
-				time.Sleep(time.Second) // the grace of the wait that it used up
-			}
+		for left := 2; left >= 0; left -= 2 { // that for b.Addr(), and that for any
+			go a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+			nstest.Check(t, <-waits[left])
+			nstest.ErrorIf(t, len(waits[1])+len(waits[max(left-2, 1)]) > 0, "another wait has got the request")
+			time.Sleep(time.Second) // the grace of the wait
 		}
-		wg.Wait()
 	})
 }
 

@@ -1,9 +1,8 @@
 package connmgr_test
 
 import (
-	"bytes"
 	"context"
-	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -87,23 +86,15 @@ func TestConnect(t *testing.T) {
 		if d := time.Since(start); d > 5*time.Millisecond {
 			t.Errorf("the answer took %v on a network of 1 ms", d)
 		}
-		nstest.ErrorIf(t, ans.Offer != bo, "requester got %+v, want %+v", ans.Offer, bo)
-		if ans.Remote.Host != b.Addr() || !bytes.Equal(ans.Remote.Disc, echo) ||
-			ans.Local.Host != a.Addr() || !bytes.Equal(ans.Local.Disc, client) {
-			t.Errorf("ends of the connection: %+v, %+v", ans.Local, ans.Remote)
-		}
-		select {
-		case <-served:
-			t.Fatal("Accept returned before the requester confirmed")
-		case <-time.After(time.Second):
-		}
+		time.Sleep(time.Second)
+		nstest.FatalIf(t, len(served) > 0, "Accept returned before the requester confirmed")
 		nstest.Must(t, ans.Confirm())
 		nstest.Must(t, <-served)
-		nstest.Equal(t, "the acceptor's offer", in.Offer(), ao)
-		if r, l := in.Remote(), in.Local(); r.Host != a.Addr() || !bytes.Equal(r.Disc, client) ||
-			l.Host != b.Addr() || !bytes.Equal(l.Disc, echo) {
-			t.Errorf("ends of the connection: %+v, %+v", l, r)
-		}
+		nstest.Check(t, connected(
+			meeting{ans: ans, own: ao, peer: ans.Offer, local: ans.Local, remote: ans.Remote},
+			meeting{in: in, own: bo, peer: in.Offer(), local: in.Local(), remote: in.Remote()}))
+		nstest.Equal(t, "the requester's address", fmt.Sprint(ans.Local), fmt.Sprint(to(a, client)))
+		nstest.Equal(t, "the acceptor's address", fmt.Sprint(ans.Remote), fmt.Sprint(to(b, echo)))
 		nstest.WantErr(t, "second Accept", in.Accept(within(time.Second), bo), kagent.ErrState)
 		nstest.WantErr(t, "Reject after Accept", in.Reject(0), kagent.ErrState)
 	})
@@ -117,11 +108,8 @@ func TestNoMatchTakesARoundTrip(t *testing.T) {
 		synctest.Wait()
 		for _, disc := range [][]byte{echo, nil, []byte("othe"), []byte("other ")} {
 			start := time.Now()
-			_, err := a.Request(within(time.Second), kagent.Address{}, to(b, disc), offer(a, t))
-			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch), "%q: %v", disc, err)
-			if d := time.Since(start); d != 4*time.Millisecond {
-				t.Errorf("%q: the answer took %v", disc, d)
-			}
+			nstest.WantErr(t, string(disc), nstest.Err(a.Request(within(time.Second), kagent.Address{}, to(b, disc), offer(a, t))), kagent.ErrNoMatch)
+			nstest.Equal(t, "the time until the answer", time.Since(start), 4*time.Millisecond)
 		}
 	})
 }
@@ -138,9 +126,7 @@ func TestCancel(t *testing.T) {
 		nstest.WantErr(t, "Request", <-asked, context.Canceled)
 		start := time.Now()
 		<-in.Done()
-		if d := time.Since(start); d != time.Millisecond {
-			t.Errorf("the news took %v", d)
-		}
+		nstest.Equal(t, "the time until the news", time.Since(start), time.Millisecond)
 		nstest.WantErr(t, "Incoming", in.Err(), kagent.ErrCancelled)
 	})
 }
