@@ -261,7 +261,8 @@ func (l *Local) note(num uint32, peer netip.Addr) {
 	if g, ok := l.peerResets[num]; ok {
 		peerReset = &g
 	}
-	l.lease.keepVI(num, peer, peerReset)
+	// An error does not affect the program: the VI works, and a later agent treats it as not handed out.
+	_ = l.dev.fdStore.put(viKey(l.dev.place, num), viRecord{l.lease.id(), peer, peerReset})
 }
 
 // forget removes a VI number and its record. Caller holds l.mu.
@@ -269,7 +270,7 @@ func (l *Local) forget(num uint32) {
 	delete(l.vis, num)
 	delete(l.peerResets, num)
 	l.lease.vis.remove(num)
-	l.lease.unkeepVI(num)
+	_ = l.dev.fdStore.Delete(viKey(l.dev.place, num))
 	l.numbers.Free(num)
 }
 
@@ -368,11 +369,8 @@ func (l *Local) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming
 func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	// Only the neighbour entry shows that a host is absent: the errors of a socket that is bound
-	// to a device do not.
-	p, err := l.router.Path(ctx, local.Host, remote.Host)
+	err := l.findSource(ctx, &local, remote)
 	if err == nil {
-		local.Host = p.Src
 		var a *kagent.Answer
 		if a, err = l.manager.Request(ctx, local, remote, o); err == nil {
 			return a, nil
@@ -381,13 +379,20 @@ func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kag
 	return nil, l.fail("request", remote.Host, err)
 }
 
+// findSource enters the source address of a request. Only the neighbour entry shows that a host is absent: the
+// errors of a socket that is bound to a device do not.
+func (l *Local) findSource(ctx context.Context, local *kagent.Address, remote kagent.Address) error {
+	p, err := l.router.Path(ctx, local.Host, remote.Host)
+	local.Host = p.Src
+	return err
+}
+
 // RequestPeer connects with a peer that calls RequestPeer for this side; see [kagent.Agent].
 func (l *Local) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	p, err := l.router.Path(ctx, local.Host, remote.Host)
+	err := l.findSource(ctx, &local, remote)
 	if err == nil {
-		local.Host = p.Src
 		var a *kagent.Answer
 		var in kagent.Incoming
 		if a, in, err = l.manager.RequestPeer(ctx, local, remote, o); err == nil {
@@ -520,31 +525,25 @@ func (l *Local) ResetPeers() {
 	clear(l.peerResets)
 	l.mu.Unlock()
 	for _, g := range peerResets {
-		l.resetPeers(g)
+		l.dev.reset(g)
 	}
 }
 
-// resetPeers resets a connection of a dead program at its peer. The frame goes through the
-// kernel, since the queue is gone. If it is lost, or the peer's NIC puts it on another queue than
+// reset resets a connection of a dead program at its peer. The frame goes through the kernel, from the
+// control socket, since the queue is gone. If it is lost, or the peer's NIC puts it on another queue than
 // the connection's, the peer detects the death by its silence time. So does the peer of a
 // connection with a key: the agent cannot seal the frame, and the peer drops it.
-func (l *Local) resetPeers(g PeerReset) {
+func (d *device) reset(g PeerReset) {
 	h := wire.Header{
 		Kind: wire.KindError, VI: g.VI, Key: g.Key, Ack: g.Seq, Immediate: uint32(wire.ReasonClosed),
 	}
 	b := make([]byte, wire.HeaderLen)
 	h.Put(b)
 	wire.PutChecksum(b)
-	_ = l.dev.tell(b, g)
-}
-
-// tell sends a frame of the data path from the control socket.
-func (d *device) tell(b []byte, g PeerReset) error {
 	d.mu.Lock()
 	udp, router := d.udp, d.router
 	d.mu.Unlock()
-	if udp == nil || router.Own(g.To) {
-		return nil
+	if udp != nil && !router.Own(g.To) {
+		_ = udp.Send(b, g.From, netip.AddrPortFrom(g.To, d.key.port+uint16(g.Offset)))
 	}
-	return udp.Send(b, g.From, netip.AddrPortFrom(g.To, d.key.port+uint16(g.Offset)))
 }
