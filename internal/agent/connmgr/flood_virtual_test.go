@@ -285,8 +285,8 @@ func TestOlderAcceptor(t *testing.T) {
 func requested(t *testing.T, m connmgr.Client, s *sink) (ans *kagent.Answer, accept []byte) {
 	t.Helper()
 	asked := background(func() (err error) {
-		ans, err = m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo},
-			kagent.Offer{VI: 1, Key: 7, Level: 1})
+		ans, err = m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client},
+			kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1})
 		return err
 	})
 	synctest.Wait()
@@ -298,7 +298,9 @@ func requested(t *testing.T, m connmgr.Client, s *sink) (ans *kagent.Answer, acc
 
 // accept accepts a request, and returns when the first Accept is sent.
 func accept(in kagent.Incoming) <-chan error {
-	accepted := background(func() error { return in.Accept(within(10*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) })
+	accepted := background(func() error {
+		return in.Accept(within(10*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2})
+	})
 	synctest.Wait()
 	return accepted
 }

@@ -114,7 +114,9 @@ func TestWaitForHost(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		var waits []<-chan error
 		for _, host := range []netip.Addr{{}, at(b, false, nil).Host, b.Addr()} {
-			waits = append(waits, background(func() error { return nstest.Err(b.Wait(within(time.Minute), kagent.Address{Host: host, Disc: echo})) }))
+			waits = append(waits, background(func() error {
+				return nstest.Err(b.Wait(within(time.Minute), kagent.Address{Host: host, Disc: echo}))
+			}))
 		}
 		synctest.Wait()
 		for left := 2; left >= 0; left -= 2 { // that for b.Addr(), and that for any
@@ -173,7 +175,9 @@ func TestCloseEndsEverything(t *testing.T) {
 		in, err := a.Wait(ctx, kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		go a.Wait(ctx, kagent.Address{Disc: []byte("x")})
-		pending := background(func() error { return nstest.Err(a.Request(ctx, kagent.Address{}, to(b, []byte("p")), offer(a, t))) })
+		pending := background(func() error {
+			return nstest.Err(a.Request(ctx, kagent.Address{}, to(b, []byte("p")), offer(a, t)))
+		})
 		nstest.Must(t, nstest.Err(b.Wait(ctx, kagent.Address{Disc: []byte("p")})))
 		synctest.Wait()
 		b.Close()
@@ -201,10 +205,13 @@ func TestBadArguments(t *testing.T) {
 		nstest.WantErr(t, "Request to a discriminator that is too long", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, long), good)), wire.ErrCM)
 		wrongLevel, noVI := good, good
 		wrongLevel.Level, noVI.VI = 3, 0
-		nstest.WantErr(t, "Request with a wrong level", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), wrongLevel)), wire.ErrCM)
+		nstest.WantErr(t, "Request with a wrong level", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), wrongLevel)),
+			wire.ErrCM)
 		nstest.WantErr(t, "Request without a VI", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), noVI)), wire.ErrCM)
-		for _, h := range []netip.Addr{{}, netip.IPv4Unspecified(), netip.MustParseAddr("224.0.0.1"), netip.MustParseAddr("ff02::1"), netip.IPv6Unspecified()} {
-			nstest.WantErr(t, h.String(), nstest.Err(a.Request(ctx, kagent.Address{}, kagent.Address{Host: h}, good)), kagent.ErrUnreachable)
+		for _, h := range []netip.Addr{{}, netip.IPv4Unspecified(), netip.MustParseAddr("224.0.0.1"),
+			netip.MustParseAddr("ff02::1"), netip.IPv6Unspecified()} {
+			nstest.WantErr(t, h.String(), nstest.Err(a.Request(ctx, kagent.Address{}, kagent.Address{Host: h}, good)),
+				kagent.ErrUnreachable)
 		}
 	})
 }

@@ -108,7 +108,8 @@ func TestNoMatchTakesARoundTrip(t *testing.T) {
 		synctest.Wait()
 		for _, disc := range [][]byte{echo, nil, []byte("othe"), []byte("other ")} {
 			start := time.Now()
-			nstest.WantErr(t, string(disc), nstest.Err(a.Request(within(time.Second), kagent.Address{}, to(b, disc), offer(a, t))), kagent.ErrNoMatch)
+			nstest.WantErr(t, string(disc), nstest.Err(a.Request(within(time.Second), kagent.Address{}, to(b, disc), offer(a, t))),
+				kagent.ErrNoMatch)
 			nstest.Equal(t, "the time until the answer", time.Since(start), 4*time.Millisecond)
 		}
 	})

@@ -31,7 +31,9 @@ func (r *request) isPeer() bool { return r.turn != nil }
 
 // RequestPeer connects with remote, which must also call RequestPeer for local; see [kagent.Agent]. A zero
 // local.Host stands for any address of this host.
-func (c Client) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
+func (c Client) RequestPeer(
+	ctx context.Context, local, remote kagent.Address, o kagent.Offer,
+) (*kagent.Answer, kagent.Incoming, error) {
 	m := c.Manager
 	r, err := c.newRequest(local, remote, o, wire.CMPeer)
 	if err != nil {

@@ -279,7 +279,8 @@ func TestCloseEndsPeers(t *testing.T) {
 		}
 		nstest.WantErr(t, "Incoming", in.Err(), kagent.ErrClosed)
 		nstest.WantErr(t, "the other side's call", (<-am).err, kagent.ErrRejected)
-		nstest.WantErr(t, "a call after Close", meet(context.Background(), b, to(b, left), to(a, left), offer(a, t)).err, kagent.ErrClosed)
+		nstest.WantErr(t, "a call after Close", meet(context.Background(), b, to(b, left), to(a, left), offer(a, t)).err,
+			kagent.ErrClosed)
 	})
 }
 

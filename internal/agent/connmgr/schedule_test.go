@@ -55,7 +55,8 @@ func drawMS(t *rapid.T, max int, label string) time.Duration {
 
 func drawFaults(t *rapid.T, loss float64) kagenttest.Faults {
 	return kagenttest.Faults{
-		Loss: rapid.Float64Range(0, loss).Draw(t, "loss"), Streak: longestStreak, Dup: rapid.Float64Range(0, 0.5).Draw(t, "dup"),
+		Loss: rapid.Float64Range(0, loss).Draw(t, "loss"), Streak: longestStreak,
+		Dup:   rapid.Float64Range(0, 0.5).Draw(t, "dup"),
 		Delay: drawMS(t, 5, "delay"), Jitter: drawMS(t, 40, "jitter"), Seed: rapid.Uint64().Draw(t, "seed"),
 	}
 }
@@ -69,7 +70,8 @@ func drawSchedule(t *rapid.T) schedule {
 		})
 	}
 	for range rapid.IntRange(1, 6).Draw(t, "servers") {
-		s.Servers = append(s.Servers, serverPlan{Pause: drawMS(t, 2000, "pause"), Action: rapid.IntRange(0, 2).Draw(t, "action")})
+		s.Servers = append(s.Servers,
+			serverPlan{Pause: drawMS(t, 2000, "pause"), Action: rapid.IntRange(0, 2).Draw(t, "action")})
 	}
 	return s
 }
@@ -249,7 +251,8 @@ func drawPeerSchedule(t *rapid.T) peerSchedule {
 	for range rapid.IntRange(2, 14).Draw(t, "calls") {
 		s.Calls = append(s.Calls, peerPlan{
 			Right: rapid.Bool().Draw(t, "right"), Pair: rapid.IntRange(0, 2).Draw(t, "pair"),
-			Start: drawMS(t, 300, "start"), Timeout: 20*time.Millisecond + drawMS(t, 10000, "timeout"), Pause: drawMS(t, 500, "pause"),
+			Start: drawMS(t, 300, "start"), Timeout: 20*time.Millisecond + drawMS(t, 10000, "timeout"),
+			Pause:  drawMS(t, 500, "pause"),
 			Route:  rapid.Bool().Draw(t, "route"),
 			Refuse: rapid.IntRange(0, 5).Draw(t, "refuse") == 0,
 		})

@@ -120,7 +120,8 @@ func OpenContext(ctx context.Context, cfg Config) (_ *Local, err error) {
 func newLocal(d *device, l *lease) *Local {
 	open, end := context.WithCancel(context.Background())
 	return &Local{
-		dev: d, lease: l, router: d.router, manager: d.manager.For(l.holder.UID), numbers: d.numbers, demux: d.demux, watch: d.watch,
+		dev: d, lease: l, router: d.router, manager: d.manager.For(l.holder.UID), numbers: d.numbers,
+		demux: d.demux, watch: d.watch,
 		open: open, end: end, vis: make(map[uint32]netip.Addr),
 		peerResets: make(map[uint32]PeerReset), keptDiscs: make(map[string]string),
 	}

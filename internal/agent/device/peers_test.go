@@ -118,7 +118,8 @@ func TestLocalConnect(t *testing.T) {
 		_, _, peerErr := a.RequestPeer(t.Context(), kagent.Address{}, nowhere, testOffer(3))
 		for what, err := range map[string]error{"request": err, "request peer": peerErr} {
 			var op *kagent.OpError
-			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrUnreachable) || !errors.As(err, &op) || op.Op != what, "%s: %v", host, err)
+			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrUnreachable) || !errors.As(err, &op) || op.Op != what,
+				"%s: %v", host, err)
 			nstest.ErrorIf(t, kagent.Unavailable(err), "%s: %v counts as a lack of privilege", host, err)
 		}
 	}

@@ -214,7 +214,7 @@ func TestPortOfEachQueue(t *testing.T) {
 	refused(70, "queue 4, of another lease, and no port to queue 70 (the 63 ports after 4793")
 	end(first)
 	end(third)
-	if slices.Equal(nic.table, []uint32{0, 1}) == false || nic.in[90] != foreign {
+	if !slices.Equal(nic.table, []uint32{0, 1}) || nic.in[90] != foreign {
 		t.Errorf("table %v, rules %v", nic.table, nic.in)
 	}
 	cfg.Port = 1<<16 - 2

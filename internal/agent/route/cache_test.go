@@ -26,7 +26,8 @@ func TestPathCache(t *testing.T) {
 	nstest.Must(t, an.Do(func() error { return r.paths.subscribe(pathGroups) }))
 	path := func(peer netip.Addr) (kagent.Path, error) { return r.Path(deadline(t, waitLimit), netip.Addr{}, peer) }
 	cached := func() bool {
-		return nstest.Err(r.paths.get(pathEnds{peer: bn.IPv4}, func() (kagent.Path, error) { return kagent.Path{}, errNotCached })) == nil
+		_, err := r.paths.get(pathEnds{peer: bn.IPv4}, func() (kagent.Path, error) { return kagent.Path{}, errNotCached })
+		return err == nil
 	}
 	settle := func() { // notices of the pair's own set-up, and of the neighbour that is resolved, may still come
 		t.Helper()
@@ -103,7 +104,8 @@ func TestPathCacheKeeps(t *testing.T) {
 	nstest.Must(t, err)
 	nstest.ErrorIf(t, len(c.known) != 0, "cached %v", c.known)
 	for i := range 3 * maxKnown {
-		if _, err := c.get(ends(i), func() (kagent.Path, error) { return found, nil }); err != nil || len(c.known) > maxKnown {
+		_, err := c.get(ends(i), func() (kagent.Path, error) { return found, nil })
+		if err != nil || len(c.known) > maxKnown {
 			t.Fatalf("%d paths, %v", len(c.known), err)
 		}
 	}
@@ -137,7 +139,9 @@ func TestLinkCache(t *testing.T) {
 		do   func() error
 		seen func(kagent.Link) bool
 	}{
-		{"nothing", func() error { return nil }, func(l kagent.Link) bool { return l.Name == n.Name && l.Has(n.IPv4) && cached() }},
+		{"nothing", func() error { return nil }, func(l kagent.Link) bool {
+			return l.Name == n.Name && l.Has(n.IPv4) && cached()
+		}},
 		{"an address is added", func() error { return nl.AddrAdd(link, addr) }, func(l kagent.Link) bool { return len(l.IPv4) == 2 }},
 		{"it is removed", func() error { return nl.AddrDel(link, addr) }, func(l kagent.Link) bool { return len(l.IPv4) == 1 }},
 		{"the MTU changes", func() error { return nl.LinkSetMTU(link, 1400) }, func(l kagent.Link) bool { return l.MTU == 1400 }},

@@ -75,7 +75,9 @@ func (r *Router) Link() (kagent.Link, error) {
 	if r.gone.Load() {
 		return kagent.Link{}, kagent.ErrGone
 	}
-	l, err := r.links.get(struct{}{}, func() (kagent.Link, error) { return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED) })
+	l, err := r.links.get(struct{}{}, func() (kagent.Link, error) {
+		return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED)
+	})
 	l.IPv4, l.IPv6 = slices.Clone(l.IPv4), slices.Clone(l.IPv6)
 	return l, err
 }
