@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -26,7 +25,8 @@ var (
 // Agent is the Kernel Agent in a daemon, for one NIC handle.
 type Agent struct {
 	share *share
-	done  chan struct{} // closed by Close
+	ctx   context.Context // ended by end, in Close
+	end   context.CancelFunc
 
 	mu        sync.Mutex
 	closed    bool
@@ -34,14 +34,7 @@ type Agent struct {
 	listeners []*listener
 }
 
-func (a *Agent) isClosed() bool {
-	select {
-	case <-a.done:
-		return true
-	default:
-		return false
-	}
-}
+func (a *Agent) isClosed() bool { return a.ctx.Err() != nil }
 
 func (a *Agent) fail(op string, peer netip.Addr, err error) error {
 	if a.isClosed() && op != "close" {
@@ -66,13 +59,7 @@ func (a *Agent) within(ctx context.Context, q agentproto.Request) (agentproto.Re
 func (a *Agent) do(ctx context.Context, c *call) (agentproto.Reply, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	go func() {
-		select {
-		case <-a.done:
-			cancel(kagent.ErrClosed)
-		case <-inner.Done():
-		}
-	}()
+	defer context.AfterFunc(a.ctx, func() { cancel(kagent.ErrClosed) })()
 	reply, files, err := a.share.session.do(inner, c)
 	fds.CloseFiles(files...)
 	// Both sides check the deadline; this one may have cancelled first.
@@ -237,7 +224,7 @@ func (a *Agent) wait(ctx context.Context, c *call) (kagent.Incoming, error) {
 }
 
 // answerOf makes the Answer of a call's reply.
-func (a *Agent) answerOf(m *agentproto.Answer, c *call) *kagent.Answer {
+func (a *Agent) answerOf(m *agentproto.Exchange, c *call) *kagent.Answer {
 	return &kagent.Answer{
 		Local: m.Local, Remote: m.Remote, Offer: m.Offer,
 		Confirmation: &answer{s: a.share.session, agent: c.by, handle: m.Handle},
@@ -335,7 +322,7 @@ func (a *Agent) Close() error {
 			a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpFreeVI, VI: num}, again: true})
 		}
 	})
-	close(a.done)
+	a.end()
 	if err != nil {
 		return a.fail("close", netip.Addr{}, err)
 	}
@@ -344,13 +331,6 @@ func (a *Agent) Close() error {
 
 // closeTime is how long Close, and FreeVI, wait for the daemon to clean up.
 const closeTime = 5 * time.Second
-
-// locked runs f with the goroutine locked to its thread, for the thread's namespace.
-func locked(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return f()
-}
 
 // watchers are the handles of a session that watch the interface. While the agent is away,
 // changes go unnoticed; the next agent first reports the current state.

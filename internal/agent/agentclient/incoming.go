@@ -13,7 +13,7 @@ import (
 
 // incoming is an exchange on the acceptor's side, which the daemon manages: a kagent.Incoming.
 type incoming struct {
-	agentproto.Incoming
+	agentproto.Exchange
 	s           *session
 	agent       uint64        // number of the agent that gave the handle
 	established chan struct{} // has a place for one
@@ -24,13 +24,13 @@ type incoming struct {
 	late error // set by the first answer, returned to later ones
 }
 
-func newIncoming(s *session, agent uint64, m *agentproto.Incoming) *incoming {
-	return &incoming{Incoming: *m, s: s, agent: agent, established: make(chan struct{}, 1), done: make(chan struct{})}
+func newIncoming(s *session, agent uint64, m *agentproto.Exchange) *incoming {
+	return &incoming{Exchange: *m, s: s, agent: agent, established: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-func (in *incoming) Local() kagent.Address  { return in.Incoming.Local }
-func (in *incoming) Remote() kagent.Address { return in.Incoming.Remote }
-func (in *incoming) Offer() kagent.Offer    { return in.Incoming.Offer }
+func (in *incoming) Local() kagent.Address  { return in.Exchange.Local }
+func (in *incoming) Remote() kagent.Address { return in.Exchange.Remote }
+func (in *incoming) Offer() kagent.Offer    { return in.Exchange.Offer }
 
 // end ends the exchange without a connection.
 func (in *incoming) end(err error) {
@@ -183,14 +183,13 @@ func (l *listener) Close() error {
 func (l *listener) close(ctx context.Context) error {
 	s := l.a.share.session
 	s.mu.Lock()
-	if l.lost() != nil {
-		l.closed = true
-		delete(s.listens, l)
+	lost := l.lost() != nil
+	l.closed = true
+	delete(s.listens, l)
+	if lost {
 		s.mu.Unlock()
 		return nil
 	}
-	l.closed = true
-	delete(s.listens, l)
 	// In one step, so that the handle belongs to the daemon that gets the request.
 	c := &call{request: agentproto.Request{Op: agentproto.OpUnlisten, Handle: l.handle}}
 	conn, q, err := s.enter(ctx, c)

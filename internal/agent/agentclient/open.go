@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -71,18 +70,18 @@ func Find(ctx context.Context) (socket string, here bool, st kagent.Status, err 
 	if err != nil {
 		return socket, false, st, err
 	}
-	if here = isHere(ns); !here && !named {
+	own, err := ownNetns()
+	if here = err == nil && ns == own; !here && !named {
 		return socket, false, kagent.Status{}, errOtherNetns
 	}
 	return socket, here, st, nil
 }
 
-// isHere reports whether a daemon's network namespace is the calling thread's, as far as this
-// process can see.
-func isHere(netns [2]uint64) bool {
+// ownNetns returns device and inode of the calling thread's network namespace, as a daemon's Welcome does.
+func ownNetns() ([2]uint64, error) {
 	var ns unix.Stat_t
-	err := locked(func() error { return unix.Stat("/proc/thread-self/ns/net", &ns) })
-	return err == nil && netns == [2]uint64{ns.Dev, ns.Ino}
+	err := unix.Stat("/proc/thread-self/ns/net", &ns)
+	return [2]uint64{ns.Dev, ns.Ino}, err
 }
 
 func queryStatus(ctx context.Context, socket string) (_ kagent.Status, netns [2]uint64, _ error) {
@@ -141,9 +140,8 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		return fail(err)
 	}
 	if !named {
-		var ns unix.Stat_t
-		err := locked(func() error { return unix.Stat("/proc/thread-self/ns/net", &ns) })
-		if err == nil && welcome.Netns != [2]uint64{ns.Dev, ns.Ino} {
+		ns, err := ownNetns()
+		if err == nil && welcome.Netns != ns {
 			err = errOtherNetns
 		}
 		if err != nil {
@@ -194,7 +192,8 @@ func which(cfg kagent.Config) string {
 }
 
 func newAgent(s *share) *Agent {
-	return &Agent{share: s, done: make(chan struct{}), vis: make(map[uint32]bool)}
+	ctx, end := context.WithCancel(context.Background())
+	return &Agent{share: s, ctx: ctx, end: end, vis: make(map[uint32]bool)}
 }
 
 // candidates returns the queues of this process that a handle might share.
@@ -315,18 +314,10 @@ func (s *share) leave(rest func()) error {
 	return errors.Join(append(errs, s.alive.Close())...)
 }
 
-// present reports whether the daemon is there.
-func (s *session) present() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.conn != nil
-}
-
 // Probe returns the process ID of the agent at a socket, for messages to the user.
 func Probe(socket string) (pid int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	var c *net.UnixConn
 	c, _, w, err := dial(ctx, socket)
 	if err != nil {
 		return 0, err

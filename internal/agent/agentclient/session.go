@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -182,11 +184,17 @@ func (s *session) lost() {
 	}
 	for id, c := range s.calls {
 		if !c.again {
-			delete(s.calls, id)
-			c.err = errRestarted
-			close(c.done)
+			s.fail(id, errRestarted)
 		}
 	}
+}
+
+// fail ends a call. Caller holds s.mu.
+func (s *session) fail(id uint64, err error) {
+	c := s.calls[id]
+	delete(s.calls, id)
+	c.err = err
+	close(c.done)
 }
 
 // comeBack connects to the next agent, and repeats the requests that have no reply. It returns nil when the
@@ -250,10 +258,7 @@ func (s *session) resume() (*agentproto.Reader, error) {
 // listenAgain opens the listeners at the next agent, and returns those that it has opened.
 func (s *session) listenAgain(c *net.UnixConn, r *agentproto.Reader) (opened []*listener, err error) {
 	s.mu.Lock()
-	var all []*listener
-	for l := range s.listens {
-		all = append(all, l)
-	}
+	all := slices.Collect(maps.Keys(s.listens))
 	s.mu.Unlock()
 	for i, l := range all {
 		reply, files, err := exchange(c, r, &agentproto.Request{ID: uint64(3 + i), Op: agentproto.OpListen, Local: &l.local}, helloTime)
@@ -280,9 +285,7 @@ func (s *session) askAgain(opened []*listener) (again []*agentproto.Request) {
 	for id, c := range s.calls {
 		if c.listener != nil {
 			if err := c.listener.lost(); err != nil {
-				delete(s.calls, id)
-				c.err = err
-				close(c.done)
+				s.fail(id, err)
 				continue
 			}
 		}
@@ -305,7 +308,10 @@ func (s *session) askAgain(opened []*listener) (again []*agentproto.Request) {
 // clean up. Without an agent, the end of the sign of life reports the close to the next one.
 func (s *session) close(limit time.Duration) {
 	late := time.AfterFunc(limit, func() { s.finish(kagent.ErrClosed) })
-	if s.present() {
+	s.mu.Lock()
+	present := s.conn != nil
+	s.mu.Unlock()
+	if present {
 		_, _ = s.call(context.Background(), agentproto.Request{Op: agentproto.OpClose}, false)
 	}
 	late.Stop()
@@ -326,10 +332,8 @@ func (s *session) finish(err error) {
 		_ = s.conn.Close()
 		s.conn = nil
 	}
-	for id, c := range s.calls {
-		delete(s.calls, id)
-		c.err = err
-		close(c.done)
+	for id := range s.calls {
+		s.fail(id, err)
 	}
 	for h, in := range s.incoming {
 		delete(s.incoming, h)

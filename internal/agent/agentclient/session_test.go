@@ -23,6 +23,7 @@ const waitLimit = time.Minute
 
 // daemon is an agent that assigns handles to discriminators as the test configures.
 type daemon struct {
+	socket  string
 	ln      *net.UnixListener
 	handles map[string]uint64       // taken by another program
 	asked   chan agentproto.Request // but for hello and resume
@@ -37,7 +38,7 @@ func startDaemon(t *testing.T, socket string, handles map[string]uint64) *daemon
 	t.Helper()
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
 	nstest.Must(t, err)
-	d := &daemon{ln: ln, handles: handles, asked: make(chan agentproto.Request, 64)}
+	d := &daemon{socket: socket, ln: ln, handles: handles, asked: make(chan agentproto.Request, 64)}
 	d.wg.Go(func() {
 		for {
 			c, err := ln.AcceptUnix()
@@ -124,6 +125,19 @@ func (d *daemon) tell(t *testing.T, r *agentproto.Reply) {
 	nstest.Check(t, agentproto.WriteReply(d.conns[len(d.conns)-1], r))
 }
 
+// successor is the next daemon, after this one has died.
+func (d *daemon) successor(t *testing.T, handles map[string]uint64) *daemon {
+	t.Helper()
+	d.die()
+	return startDaemon(t, d.socket, handles)
+}
+
+func startBoth(t *testing.T, handles map[string]uint64) (*daemon, *Agent) {
+	t.Helper()
+	d := startDaemon(t, filepath.Join(t.TempDir(), "agent"), handles)
+	return d, startAgent(t, d.socket)
+}
+
 func startAgent(t *testing.T, socket string) *Agent {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
@@ -138,20 +152,14 @@ func startAgent(t *testing.T, socket string) *Agent {
 	return newAgent(&share{session: s})
 }
 
-type waited struct {
-	in  kagent.Incoming
-	err error
-}
-
 // Waits at listeners are repeated to the next agent, each at its own listener, although the handles of the
 // previous agent now belong to others. A listener that another program has taken ends only its own Waits. One
 // that was closed while there was no agent stays closed.
 func TestWaitsAtTheNextAgent(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "agent")
 	names := []string{"a", "b", "c", "d", "lost", "closed"}
-	first := startDaemon(t, socket, map[string]uint64{"a": 100, "b": 101, "c": 102, "d": 103, "lost": 104, "closed": 105})
-	a := startAgent(t, socket)
-	results := make(map[string]chan waited)
+	first, a := startBoth(t, map[string]uint64{"a": 100, "b": 101, "c": 102, "d": 103, "lost": 104, "closed": 105})
+	results := make(map[string]chan error)
+	var incoming sync.Map // by name
 	listeners := make(map[string]kagent.Listener)
 	for _, name := range names {
 		ln, err := a.Listen(kagent.Address{Disc: []byte(name)})
@@ -160,12 +168,12 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 		if name == "closed" {
 			continue
 		}
-		results[name] = make(chan waited, 1)
+		ended := make(chan error, 1)
+		results[name] = ended
 		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
-			defer cancel()
-			in, err := ln.Wait(ctx)
-			results[name] <- waited{in, err}
+			in, err := ln.Wait(t.Context())
+			incoming.Store(name, in)
+			ended <- err
 		}()
 		first.next(t, agentproto.OpWait)
 	}
@@ -173,10 +181,8 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 	nstest.WantErr(t, "closing a listener without an agent", listeners["closed"].Close(), nil)
 
 	handles := map[string]uint64{"a": 101, "b": 102, "c": 103, "d": 100, "closed": 104}
-	second := startDaemon(t, socket, handles)
-	if w := <-results["lost"]; !errors.Is(w.err, kagent.ErrListening) {
-		t.Errorf("the Wait at the listener that is lost: %v", w.err)
-	}
+	second := first.successor(t, handles)
+	nstest.WantErr(t, "the Wait at the listener that is lost", <-results["lost"], kagent.ErrListening)
 	of := make(map[uint64]string)
 	for name, h := range handles {
 		of[h] = name
@@ -186,17 +192,14 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 		name := of[q.Handle]
 		nstest.FatalIf(t, name == "" || name == "closed", "a Wait at %d (%q)", q.Handle, name)
 		delete(of, q.Handle)
-		second.tell(t, &agentproto.Reply{ID: q.ID, Incoming: &agentproto.Incoming{
+		second.tell(t, &agentproto.Reply{ID: q.ID, Incoming: &agentproto.Exchange{
 			Handle: 1000 + q.Handle, Local: kagent.Address{Disc: []byte(name)},
 		}})
 	}
 	for _, name := range []string{"a", "b", "c", "d"} {
-		w := <-results[name]
-		if w.err != nil {
-			t.Errorf("the Wait at %s: %v", name, w.err)
-		} else if got := string(w.in.Local().Disc); got != name {
-			t.Errorf("the Wait at %s has taken a request to %s", name, got)
-		}
+		nstest.Must(t, <-results[name])
+		in, _ := incoming.Load(name)
+		nstest.Equal(t, "the discriminator of the request", string(in.(kagent.Incoming).Local().Disc), name)
 	}
 	nstest.WantErr(t, "another Wait at the lost one", nstest.Err(listeners["lost"].Wait(t.Context())), kagent.ErrListening)
 	nstest.WantErr(t, "a Wait at the closed one", nstest.Err(listeners["closed"].Wait(t.Context())), kagent.ErrClosed)
@@ -223,9 +226,7 @@ func TestClosedMeanwhile(t *testing.T) {
 // The handle of an exchange belongs to the agent that assigned it. An exchange of a dead agent is neither confirmed
 // nor declined at the next one, at which the handle may be another exchange's.
 func TestAnswersOfTheAgentBefore(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "agent")
-	first := startDaemon(t, socket, nil)
-	a := startAgent(t, socket)
+	first, a := startBoth(t, nil)
 	host := kagent.Address{Host: netip.MustParseAddr("10.0.0.1"), Disc: []byte("x")}
 	var answers []*kagent.Answer
 	for handle := range uint64(2) {
@@ -236,11 +237,10 @@ func TestAnswersOfTheAgentBefore(t *testing.T) {
 			asked <- err
 		}()
 		q := first.next(t, agentproto.OpRequest)
-		first.tell(t, &agentproto.Reply{ID: q.ID, Answer: &agentproto.Answer{Handle: 1 + handle}})
+		first.tell(t, &agentproto.Reply{ID: q.ID, Answer: &agentproto.Exchange{Handle: 1 + handle}})
 		nstest.Must(t, <-asked)
 	}
-	first.die()
-	second := startDaemon(t, socket, nil)
+	second := first.successor(t, nil)
 	nstest.Must(t, nstest.Err(a.NewVI())) // the next agent is there
 	second.next(t, agentproto.OpNewVI)
 	nstest.WantErr(t, "confirmed", answers[0].ConfirmWith(nil), kagent.ErrVanished)
@@ -261,7 +261,7 @@ func TestIncomingOfTheAgentBefore(t *testing.T) {
 	for i := range arrived {
 		c := &call{done: make(chan struct{})}
 		s.calls[uint64(20+i)] = c
-		s.take(&agentproto.Reply{ID: uint64(20 + i), Incoming: &agentproto.Incoming{Handle: 5}}, nil)
+		s.take(&agentproto.Reply{ID: uint64(20 + i), Incoming: &agentproto.Exchange{Handle: 5}}, nil)
 		if arrived[i] = c; i == 0 {
 			s.lost()
 		}
@@ -273,13 +273,12 @@ func TestIncomingOfTheAgentBefore(t *testing.T) {
 
 // Whatever the reply to an abandoned call brings is given back.
 func TestLateReplies(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "agent")
-	d := startDaemon(t, socket, nil)
-	s := startAgent(t, socket).share.session
+	d, a := startBoth(t, nil)
+	s := a.share.session
 	for op, reply := range map[agentproto.Op]*agentproto.Reply{
 		agentproto.OpUnlisten: {Handle: 5},
-		agentproto.OpReject:   {Incoming: &agentproto.Incoming{Handle: 6}},
-		agentproto.OpDecline:  {Answer: &agentproto.Answer{Handle: 7}},
+		agentproto.OpReject:   {Incoming: &agentproto.Exchange{Handle: 6}},
+		agentproto.OpDecline:  {Answer: &agentproto.Exchange{Handle: 7}},
 		agentproto.OpFreeVI:   {VI: 8},
 	} {
 		c := &call{request: agentproto.Request{Op: agentproto.OpWait, Handle: 1}}
@@ -305,9 +304,7 @@ func TestLateReplies(t *testing.T) {
 
 // A session closes within its time limit although the agent does not answer, or is being looked for.
 func TestCloseBesideSilentAgent(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "agent")
-	d := startDaemon(t, socket, nil)
-	a := startAgent(t, socket)
+	d, a := startBoth(t, nil)
 	d.silent.Store(true)
 	begin := time.Now()
 	a.share.session.close(20 * time.Millisecond)
@@ -315,9 +312,8 @@ func TestCloseBesideSilentAgent(t *testing.T) {
 		t.Errorf("closing has taken %v", took)
 	}
 	d.silent.Store(false)
-	b := startAgent(t, socket)
-	d.die()
-	next := startDaemon(t, socket, nil)
+	b := startAgent(t, d.socket)
+	next := d.successor(t, nil)
 	next.silent.Store(true)
 	await.Until(t, "the next agent is asked", func() bool {
 		next.mu.Lock()
@@ -334,9 +330,7 @@ func TestCloseBesideSilentAgent(t *testing.T) {
 // A handle that shares a queue closes within its time limit although the agent does not answer. The agent gets the
 // request when it continues.
 func TestHandleClosedBesideSilentAgent(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "agent")
-	d := startDaemon(t, socket, map[string]uint64{"a": 100, "b": 101})
-	a := startAgent(t, socket)
+	d, a := startBoth(t, map[string]uint64{"a": 100, "b": 101})
 	a.share.refs = 2
 	for _, name := range []string{"a", "b"} {
 		nstest.Must(t, nstest.Err(a.Listen(kagent.Address{Disc: []byte(name)})))
@@ -383,4 +377,39 @@ func TestCheckOpened(t *testing.T) {
 		spoil(o)
 		nstest.WantErr(t, what, checkOpened(o, arena), agentproto.ErrProtocol)
 	}
+}
+
+// A watcher's callback delays no call to the agent, this one or the next. It gets the latest state, and then
+// the agent is asked for the next change.
+func TestWhoIsToldKeepsNobodyWaiting(t *testing.T) {
+	first, a := startBoth(t, nil)
+	told, free := make(chan int, 16), make(chan struct{})
+	release := sync.OnceFunc(func() { close(free) })
+	defer release()
+	a.Watch(func(l kagent.Link) {
+		told <- l.MTU
+		<-free
+	})
+	wants := func(mtu int) {
+		t.Helper()
+		select {
+		case got := <-told:
+			nstest.ErrorIf(t, got != mtu, "told of change %d, want %d", got, mtu)
+		case <-time.After(waitLimit):
+			t.Fatalf("no watcher was notified of change %d", mtu)
+		}
+	}
+	first.next(t, agentproto.OpWatch)
+	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 1}})
+	wants(1)
+	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 2}})
+	first.tell(t, &agentproto.Reply{Link: &kagent.Link{MTU: 3}})
+	nstest.WantErr(t, "during a callback", nstest.Err(a.NewVI()), nil)
+	second := first.successor(t, nil)
+	nstest.WantErr(t, "the next agent, during a callback", nstest.Err(a.NewVI()), nil)
+	second.next(t, agentproto.OpWatch)
+	release()
+	wants(3)
+	second.next(t, agentproto.OpWatch)
+	second.next(t, agentproto.OpWatch)
 }

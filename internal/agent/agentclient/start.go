@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -41,7 +42,7 @@ func started(ctx context.Context) (socket string) {
 	c, _, welcome, err := dial(ctx, DefaultSocket)
 	if err == nil {
 		_ = c.Close()
-		if isHere(welcome.Netns) {
+		if ns, err := ownNetns(); err == nil && ns == welcome.Netns {
 			return DefaultSocket
 		}
 	}
@@ -51,21 +52,20 @@ func started(ctx context.Context) (socket string) {
 // startSocket returns where Start starts an agent; empty for users other than root.
 func startSocket() string {
 	dir, err := rundir.State()
-	var ns unix.Stat_t
-	if os.Geteuid() != 0 || err != nil || locked(func() error { return unix.Stat("/proc/thread-self/ns/net", &ns) }) != nil {
+	ns, nsErr := ownNetns()
+	if os.Geteuid() != 0 || err != nil || nsErr != nil {
 		return ""
 	}
-	return filepath.Join(dir, fmt.Sprintf("netns-%d.sock", ns.Ino))
+	return filepath.Join(dir, fmt.Sprintf("netns-%d.sock", ns[1]))
 }
 
 // Start returns the socket of an agent in the calling thread's network namespace. It starts one if there is none. The agent is
 // no child of this process, and stays while programs use it. Programs that call Start at the same time get the same agent.
 func Start(ctx context.Context) (socket string, err error) {
-	err = locked(func() error {
-		socket = started(ctx)
-		return start(ctx, socket)
-	})
-	if err != nil {
+	runtime.LockOSThread() // for the thread's namespace
+	defer runtime.UnlockOSThread()
+	socket = started(ctx)
+	if err := start(ctx, socket); err != nil {
 		return "", fmt.Errorf("%s=%s: %w", Environment, Auto, err)
 	}
 	return socket, nil

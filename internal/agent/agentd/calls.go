@@ -241,9 +241,7 @@ func (c *conn) arrived(in kagent.Incoming) (*agentproto.Reply, error) {
 	if err := c.hold(h); err != nil {
 		return nil, err
 	}
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
+	c.work.Go(func() {
 		select {
 		case <-in.Done():
 		case <-h.gone:
@@ -252,8 +250,8 @@ func (c *conn) arrived(in kagent.Incoming) (*agentproto.Reply, error) {
 		if c.find(h.number, true).in != nil {
 			_ = c.write(&agentproto.Reply{Ended: h.number, Error: agentproto.NewError(in.Err())})
 		}
-	}()
-	return &agentproto.Reply{Incoming: &agentproto.Incoming{
+	})
+	return &agentproto.Reply{Incoming: &agentproto.Exchange{
 		Handle: h.number, Local: in.Local(), Remote: in.Remote(), Offer: in.Offer(),
 	}}, nil
 }
@@ -264,7 +262,7 @@ func (c *conn) answered(a *kagent.Answer, ours kagent.Offer) (*agentproto.Reply,
 	if err := c.hold(h); err != nil {
 		return nil, err
 	}
-	return &agentproto.Reply{Answer: &agentproto.Answer{
+	return &agentproto.Reply{Answer: &agentproto.Exchange{
 		Handle: h.number, Local: a.Local, Remote: a.Remote, Offer: a.Offer,
 	}}, nil
 }
@@ -309,9 +307,7 @@ func (c *conn) beginWatch() {
 		}
 		latest <- l // never blocks: only this callback sends
 	})
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
+	c.work.Go(func() {
 		defer c.n.local.Watch(nil)
 		for {
 			select {
@@ -326,5 +322,5 @@ func (c *conn) beginWatch() {
 				return
 			}
 		}
-	}()
+	})
 }

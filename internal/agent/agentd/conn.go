@@ -297,50 +297,37 @@ func (c *conn) isHungUp() (is bool) {
 	return is || err != nil
 }
 
-// begin returns the context of a request that may block.
-func (c *conn) begin(q *agentproto.Request) (context.Context, context.CancelFunc, error) {
+// wait runs a request that may block in a goroutine of its own.
+func (c *conn) wait(q agentproto.Request, f func(ctx context.Context) (*agentproto.Reply, error)) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	if q.Timeout > 0 {
 		ctx, cancel = context.WithTimeout(context.Background(), q.Timeout)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.calls) >= maxCalls {
-		cancel()
-		return nil, nil, fmt.Errorf("%w: %d requests wait", agentproto.ErrQuota, maxCalls)
+	waiting, again := len(c.calls), c.calls[q.ID] != nil
+	if waiting < maxCalls && !again {
+		c.calls[q.ID] = cancel
 	}
-	if c.calls[q.ID] != nil {
+	c.mu.Unlock()
+	switch {
+	case waiting >= maxCalls:
 		cancel()
-		return nil, nil, fmt.Errorf("%w: request %d twice", agentproto.ErrProtocol, q.ID)
+		return c.answer(&q, &agentproto.Reply{}, fmt.Errorf("%w: %d requests wait", agentproto.ErrQuota, maxCalls))
+	case again:
+		cancel()
+		return fmt.Errorf("%w: request %d twice", agentproto.ErrProtocol, q.ID)
 	}
-	c.calls[q.ID] = cancel
-	return ctx, func() {
+	c.work.Go(func() {
+		r, err := f(ctx)
 		cancel()
 		c.mu.Lock()
-		delete(c.calls, q.ID)
+		delete(c.calls, q.ID) // before the answer: the number may be used again
 		c.mu.Unlock()
-	}, nil
-}
-
-// wait runs a request that may block in a goroutine of its own.
-func (c *conn) wait(q agentproto.Request, f func(ctx context.Context) (*agentproto.Reply, error)) error {
-	ctx, done, err := c.begin(&q)
-	switch {
-	case errors.Is(err, agentproto.ErrProtocol):
-		return err
-	case err != nil:
-		return c.answer(&q, &agentproto.Reply{}, err)
-	}
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
-		r, err := f(ctx)
-		done() // before the answer: the number may be used again
 		if r == nil {
 			r = &agentproto.Reply{}
 		}
 		_ = c.answer(&q, r, err)
-	}()
+	})
 	return nil
 }
 

@@ -1,11 +1,9 @@
 package agentd_test
 
 import (
-	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -38,6 +36,33 @@ type stream struct {
 }
 
 const streamDepth = 32
+
+// newStream connects new ends of two NICs.
+func newStream(t testing.TB, from, to *vipl.NIC, disc string) *stream {
+	t.Helper()
+	s := &stream{from: newEnd(t, from), to: newEnd(t, to)}
+	connect(t, s.from, s.to, disc)
+	return s
+}
+
+// steps is step, n times.
+func (s *stream) steps(t testing.TB, n int) {
+	t.Helper()
+	for range n {
+		nstest.Must(t, s.step())
+	}
+}
+
+// awaitBroken waits until the VIs are in Error.
+func awaitBroken(t testing.TB, ends ...*end) {
+	t.Helper()
+	for _, e := range ends {
+		await.Until(t, "the connection ends", func() bool {
+			st, err := e.vi.Query()
+			return err == nil && st.State == vipl.Error
+		})
+	}
+}
 
 // step sends and receives some.
 func (s *stream) step() error {
@@ -98,8 +123,7 @@ func TestKillAgent(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, nstest.Options{}, agentConfig{})
 	na, nb := a.nic(), b.nic()
-	s := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
-	connect(t, s.from, s.to, "before")
+	s := newStream(t, na, nb, "before")
 	run := func(d time.Duration) {
 		t.Helper()
 		for end := time.Now().Add(d); ; { // at least one, however late it is then
@@ -115,14 +139,7 @@ func TestKillAgent(t *testing.T) {
 		// A server waits for a request all the while.
 		late := newEnd(t, nb)
 		disc := fmt.Sprintf("after %d", round)
-		accepted := make(chan error, 1)
-		go func() {
-			c, err := nb.ConnectWait(vipl.NetAddress{Discriminator: []byte(disc)}, waitLimit)
-			if err == nil {
-				err = c.Accept(late.vi)
-			}
-			accepted <- err
-		}()
+		accepted := accept(late, disc)
 		b.kill()
 		if round > 0 {
 			a.kill()
@@ -135,15 +152,8 @@ func TestKillAgent(t *testing.T) {
 		b.start()
 		run(100 * time.Millisecond)
 		early := newEnd(t, na)
-		var err error
-		for end := time.Now().Add(waitLimit); time.Now().Before(end); run(10 * time.Millisecond) {
-			_, err = early.vi.ConnectRequest(vipl.NetAddress{},
-				vipl.NetAddress{Host: b.ns.IPv4, Discriminator: []byte(disc)}, waitLimit)
-			if !errors.Is(err, vipl.ErrNoMatch) {
-				break // else the program has not come back yet
-			}
-		}
-		nstest.Must(t, errors.Join(err, <-accepted))
+		// Until the program has come back there is nobody at the discriminator.
+		nstest.Must(t, errors.Join(request(early, late, disc, func() { run(10 * time.Millisecond) }), <-accepted))
 		exchange(t, early, late, "the next agent")
 		run(100 * time.Millisecond)
 	}
@@ -157,8 +167,7 @@ func TestKillAgent(t *testing.T) {
 // programs have, and nothing if they have nothing.
 func TestKillAgentAnywhere(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{})
+	g := oneAgent(t, nstest.Options{Queues: 2}, agentConfig{})
 	rounds := 15
 	if testing.Short() {
 		rounds = 5
@@ -190,8 +199,7 @@ func TestKillAgentAnywhere(t *testing.T) {
 		before := opened.Load()
 		await.Until(t, "a queue is opened", func() bool { return opened.Load() > before })
 		time.Sleep(time.Duration(rnd.Uint64N(uint64(30 * time.Millisecond))))
-		g.kill()
-		g.start()
+		g.restart()
 	}
 	close(stop)
 	programs.Wait()
@@ -200,7 +208,7 @@ func TestKillAgentAnywhere(t *testing.T) {
 		return len(st.NICs) == 0 && len(st.Users) == 1 && st.Users[0].Queues == 0 && st.Users[0].VIs == 0 && st.Users[0].PinnedBytes == 0
 	})
 	// A descriptor store that leaves has it until its process has ended.
-	await.Until(t, "the interface is free", func() bool { return !attached(t, ns) })
+	await.Until(t, "the interface is free", func() bool { return !attached(t, g.ns) })
 	t.Logf("%d queues opened beside %d agents that died", opened.Load(), rounds)
 }
 
@@ -208,52 +216,33 @@ func TestKillAgentAnywhere(t *testing.T) {
 // connection was made, or after the death.
 func TestKillProgram(t *testing.T) {
 	t.Parallel()
-	t.Run("agent stays", func(t *testing.T) { killProgram(t, func(_ *agent, die func()) { die() }) })
-	t.Run("agent came later", func(t *testing.T) {
-		killProgram(t, func(a *agent, die func()) {
+	for name, death := range map[string]func(a *agent, program *sharer){
+		"agent stays": func(_ *agent, program *sharer) { program.kill() },
+		"agent came later": func(a *agent, program *sharer) {
+			a.restart()
+			program.kill()
+		},
+		"agent is away": func(a *agent, program *sharer) {
 			a.kill()
+			program.kill()
 			a.start()
-			die()
-		})
-	})
-	t.Run("agent is away", func(t *testing.T) {
-		killProgram(t, func(a *agent, die func()) {
-			a.kill()
-			die()
-			a.start()
-		})
-	})
+		},
+	} {
+		t.Run(name, func(t *testing.T) { killProgram(t, death) })
+	}
 }
 
-func killProgram(t *testing.T, death func(a *agent, die func())) {
-	const silence = waitLimit // of a machine with other things to do
+func killProgram(t *testing.T, death func(a *agent, program *sharer)) {
 	a, b := pair(t, nstest.Options{}, agentConfig{})
-	eb := newEnd(t, b.nic(vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(silence)))
+	eb := newEnd(t, b.nic(vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(waitLimit)))
 	// Another program, so that the descriptor store has a reason to stay.
 	other, err := vipl.OpenNIC("lo", vipl.WithAgent(a.socket), vipl.WithArena(16<<20))
 	nstest.Must(t, err)
 	defer other.Close()
-	cmd := program(t, 60001, "TestProgramThatDies", "", socketsEnv+"="+a.socket, "AGENTD_TEST_PEER="+b.ns.IPv4.String())
-	out, err := cmd.StdoutPipe()
-	nstest.Must(t, err)
-	nstest.Must(t, cmd.Start())
-	c, err := eb.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("die")}, waitLimit)
-	nstest.Must(t, err)
-	nstest.Must(t, c.Accept(eb.vi))
-	r := bufio.NewReader(out)
-	for line := ""; !strings.Contains(line, "connected"); {
-		line, err = r.ReadString('\n')
-		nstest.Must(t, err)
-	}
-	death(a, func() {
-		nstest.Must(t, cmd.Process.Signal(unix.SIGKILL))
-		_, _ = io.Copy(io.Discard, r)
-		_ = cmd.Wait()
-	})
-	await.Until(t, "the peer is told", func() bool {
-		st, err := eb.vi.Query()
-		return err == nil && st.State == vipl.Error
-	})
+	program := startSharer(t, a, b.ns.IPv4, 60001, 0, allQueuesEnv+"=1")
+	program.connect(t, eb, "server 0", "server")
+	death(a, program)
+	awaitBroken(t, eb)
 	vi, err := eb.vi.Query()
 	nstest.ErrorIf(t, err != nil || vi.Cause == nil || eb.nic.Counters().PeersLost > 0, "the peer was not told, it found out by its own clock: %v, %v", vi.Cause, err)
 	// The queue is there for the next one, and the dead one's VIs are not.
@@ -274,104 +263,44 @@ func killProgram(t *testing.T, death func(a *agent, die func())) {
 	})
 }
 
-// TestProgramThatDies is the program of TestKillProgram.
-func TestProgramThatDies(t *testing.T) {
-	socket, ok := os.LookupEnv(socketsEnv)
-	if !ok {
-		t.Skip("a program of TestKillProgram")
-	}
-	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(16<<20), vipl.WithMode(xdpnic.ModeNative, true),
-		vipl.WithSilence(waitLimit))
-	nstest.Must(t, err)
-	e := newEnd(t, n)
-	remote := vipl.NetAddress{Host: mustAddr(t, os.Getenv("AGENTD_TEST_PEER")), Discriminator: []byte("die")}
-	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
-		if _, err = e.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); err == nil {
-			break
-		}
-	}
-	nstest.Must(t, err)
-	fmt.Println("connected")
-	select {}
-}
-
 // If agent and program die together, the descriptor store exits and closes everything.
 func TestKillBoth(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{})
-	cmd := program(t, 60001, "TestProgramThatKeeps", "", socketsEnv+"="+g.socket)
-	out, err := cmd.StdoutPipe()
-	nstest.Must(t, err)
-	nstest.Must(t, cmd.Start())
-	r := bufio.NewReader(out)
-	for line := ""; !strings.Contains(line, "open"); {
-		line, err = r.ReadString('\n')
-		nstest.Must(t, err)
-	}
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
+	program := startSharer(t, g, g.ns.IPv4, 60001, 0)
 	g.kill()
-	nstest.ErrorIf(t, !attached(t, ns), "the program went with the agent")
-	nstest.Must(t, cmd.Process.Kill())
-	_ = cmd.Wait()
+	nstest.ErrorIf(t, !attached(t, g.ns), "the program went with the agent")
+	program.kill()
 	await.Until(t, "the descriptor store leaves", func() bool {
 		_, err := os.Stat(g.socket + ".fds")
 		return errors.Is(err, os.ErrNotExist)
 	})
-	await.Until(t, "the interface is free", func() bool { return !attached(t, ns) })
+	await.Until(t, "the interface is free", func() bool { return !attached(t, g.ns) })
 	nstest.Check(t, errors.Join(os.Remove(g.socket), os.Remove(g.socket+".lock"))) // which SIGKILL has left
 	if _, err := agentclient.Probe(g.socket); !agentclient.Absent(err) {
 		t.Errorf("an agent answers: %v", err)
 	}
 }
 
-// TestProgramThatKeeps is the program of TestKillBoth.
-func TestProgramThatKeeps(t *testing.T) {
-	socket, ok := os.LookupEnv(socketsEnv)
-	if !ok {
-		t.Skip("a program of TestKillBoth")
-	}
-	nstest.Must(t, nstest.Err(vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(16<<20))))
-	fmt.Println("open")
-	select {}
-}
-
 // Programs of one host, of any users, on queues of their own, can connect with each other; when one dies, the other
 // is notified.
 func TestLocalPeers(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
-	g := startAgent(t, ns, agentConfig{})
+	g := oneAgent(t, nstest.Options{Queues: 3}, agentConfig{})
 	native, one := vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSteering(vipl.SteerOff)
-	s := &stream{from: newEnd(t, g.nic(native, one)), to: newEnd(t, g.nic(native, one))}
+	s := newStream(t, g.nic(native, one), g.nic(native, one), "neighbour")
 	nstest.FatalIf(t, s.from.nic.Info().Queue == s.to.nic.Info().Queue, "both on one queue")
-	connect(t, s.from, s.to, "neighbour")
-	for range 5000 {
-		nstest.Must(t, s.step())
-	}
+	s.steps(t, 5000)
 	g.kill() // it has no part in it
-	for range 5000 {
-		nstest.Must(t, s.step())
-	}
+	s.steps(t, 5000)
 	g.start()
 
 	e := newEnd(t, s.to.nic)
-	cmd := program(t, 60001, "TestProgramThatDies", "", socketsEnv+"="+g.socket, "AGENTD_TEST_PEER="+ns.IPv4.String())
-	nstest.Must(t, cmd.Start())
-	c, err := e.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte("die")}, waitLimit)
-	if err == nil {
-		err = c.Accept(e.vi)
-	}
-	nstest.Must(t, errors.Join(err, cmd.Process.Kill()))
-	killed := time.Now()
-	_ = cmd.Wait()
-	await.Until(t, "the neighbour hears of it", func() bool {
-		st, err := e.vi.Query()
-		return err == nil && st.State == vipl.Error
-	})
-	t.Logf("the neighbour heard of it after %v", time.Since(killed))
-	for range 100 {
-		nstest.Must(t, s.step())
-	}
+	program := startSharer(t, g, g.ns.IPv4, 60001, 0)
+	program.connect(t, e, "server 0", "server")
+	program.kill()
+	awaitBroken(t, e)
+	s.steps(t, 100)
 }
 
 // The death of a descriptor store affects no program: its agent starts another one, from which the next agent
@@ -379,13 +308,10 @@ func TestLocalPeers(t *testing.T) {
 func TestKillFDStored(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, nstest.Options{}, agentConfig{})
-	s := &stream{from: newEnd(t, a.nic()), to: newEnd(t, b.nic())}
-	connect(t, s.from, s.to, "kept")
+	s := newStream(t, a.nic(), b.nic(), "kept")
 	some := func() {
 		t.Helper()
-		for range 200 {
-			nstest.Must(t, s.step())
-		}
+		s.steps(t, 200)
 	}
 	some()
 	for round := range 2 {
@@ -431,9 +357,8 @@ func (a *agent) fdstored() int {
 // An invalid entry of the descriptor store costs no program its queue.
 func TestBadRecordsKept(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{})
-	opened, err := g.raw(t).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
+	opened, err := g.raw(t).hello().ask(openOf(agentproto.Open{}))
 	nstest.Must(t, err)
 	g.kill()
 	k, err := fdstore.Start(g.socket+".fds", nil, "/bin/false")

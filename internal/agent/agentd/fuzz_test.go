@@ -35,6 +35,7 @@ func FuzzPinned(f *testing.F) {
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":-67108864}`), "lease/eth0/0", []byte(`{}`), 2)
 	f.Add(owed, []byte(`{"Pinned":9223372036854775807}`), owed+"/", []byte(`{"Pinned":9223372036854775807}`), 2)
 	f.Add(owed+"A", []byte(`null`), owed+"B", []byte(`{"UID":4294967296,"Pinned":1}`), 1)
+	f.Add(owed+"A", []byte(`{"UID":7,"Pinned":4096}`), owed+"B", []byte("?"), 1)
 	f.Add("debts", []byte(`{"UID":1,"Pinned":1}`), owed+"B", []byte(`{"UID":0,"Pinned":0}`), 0)
 	f.Fuzz(func(t *testing.T, key1 string, value1 []byte, key2 string, value2 []byte, files int) {
 		if key1 == key2 || files < 0 || files > 3 {
@@ -54,12 +55,12 @@ func FuzzPinned(f *testing.F) {
 			left[i.Key] = true
 		}
 		booked := make(map[string]bool)
-		sum := make(map[uint32]account)
+		sum := make(map[uint32]claims)
 		for d := range s.pinnedQueues {
 			nstest.FatalIf(t, d.has.pinned <= 0, "%d bytes are booked", d.has.pinned)
 			booked[d.key] = true
 			u := sum[d.uid]
-			u.book(d.has, 1)
+			u.add(d.has, 1)
 			sum[d.uid] = u
 			b, err := json.Marshal(d.record())
 			nstest.Must(t, err)
@@ -76,7 +77,7 @@ func FuzzPinned(f *testing.F) {
 		}
 		nstest.FatalIf(t, len(s.users) != len(sum), "%d accounts for %d users", len(s.users), len(sum))
 		for uid, u := range s.users {
-			if u.queues != sum[uid].queues || u.processes != sum[uid].processes || u.pinned != sum[uid].pinned || u.pinned <= 0 || u.vis != 0 {
+			if u.claims != sum[uid] || u.pinned <= 0 || u.vis != 0 {
 				t.Fatalf("the account of %d: %+v, want %+v", uid, u, sum[uid])
 			}
 		}

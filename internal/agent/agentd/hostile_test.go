@@ -1,6 +1,7 @@
 package agentd_test
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -8,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +20,7 @@ import (
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/schedlat"
@@ -50,43 +51,65 @@ func (r *raw) say(q agentproto.Request) {
 	_, _ = r.c.Write(b)
 }
 
-// ask sends a message and reads the answer. Files that come with it stay open until the test ends.
-func (r *raw) ask(q agentproto.Request) (agentproto.Reply, error) {
+// exchange sends a message and reads the answer. The files are the caller's.
+func (r *raw) exchange(q agentproto.Request) (agentproto.Reply, []*os.File, error) {
 	_ = r.c.SetDeadline(time.Now().Add(waitLimit))
 	r.say(q)
 	reply, files, err := r.r.ReadReply()
-	for _, f := range files {
-		r.t.Cleanup(func() { f.Close() })
-	}
 	if err == nil && reply.Error != nil {
 		err = reply.Error
 	}
+	return reply, files, err
+}
+
+// ask is exchange. Files stay open until the test ends.
+func (r *raw) ask(q agentproto.Request) (agentproto.Reply, error) {
+	reply, files, err := r.exchange(q)
+	r.t.Cleanup(func() { fds.CloseFiles(files...) })
 	return reply, err
 }
 
-// files sends a request and returns the want files of the reply, which are the caller's.
-func (r *raw) files(q agentproto.Request, want int) []*os.File {
+// use is ask with the queue's descriptors closed, so that the queue is free when the session has ended. The program's
+// sign of life stays.
+func (r *raw) use(q agentproto.Request) (agentproto.Reply, error) {
+	reply, files, err := r.exchange(q)
+	queue := min(2, len(files))
+	fds.CloseFiles(files[:queue]...)
+	r.t.Cleanup(func() { fds.CloseFiles(files[queue:]...) })
+	return reply, err
+}
+
+// files is exchange for a request whose reply has three files.
+func (r *raw) files(q agentproto.Request) []*os.File {
 	r.t.Helper()
-	r.say(q)
-	reply, files, err := r.r.ReadReply()
-	if err == nil && reply.Error != nil {
-		err = reply.Error
-	}
-	nstest.FatalIf(r.t, err != nil || len(files) != want, "%s: %v, %d files", q.Op, err, len(files))
+	_, files, err := r.exchange(q)
+	nstest.FatalIf(r.t, err != nil || len(files) != 3, "%s: %v, %d files", q.Op, err, len(files))
 	return files
 }
 
+var helloRequest = agentproto.Request{ID: agentproto.HelloID, Op: agentproto.OpHello,
+	Versions: []int{agentproto.Version}}
+
 func (r *raw) hello() *raw {
 	r.t.Helper()
-	nstest.Must(r.t, nstest.Err(r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})))
+	nstest.Must(r.t, nstest.Err(r.ask(helloRequest)))
 	return r
 }
 
-func (r *raw) open(queue int) error {
-	_, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: "via0", Queue: queue, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-	}})
-	return err
+// openOf is the request for a queue, by default of via0 with 8 MiB of memory.
+func openOf(o agentproto.Open) agentproto.Request {
+	o.Interface, o.ArenaBytes = cmp.Or(o.Interface, "via0"), cmp.Or(o.ArenaBytes, 8<<20)
+	return agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &o}
+}
+
+func openNative(queue int) agentproto.Request {
+	return openOf(agentproto.Open{Queue: queue, Mode: xdpnic.ModeNative})
+}
+
+func (r *raw) open(queue int) error { return nstest.Err(r.ask(openNative(queue))) }
+
+func resumeOf(token []byte) agentproto.Request {
+	return agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: token}
 }
 
 // hungUp reports whether the agent has closed the connection.
@@ -100,8 +123,7 @@ func (r *raw) hungUp() bool {
 func busy(t *testing.T, a, b *agent, opts ...vipl.Option) (end func()) {
 	t.Helper()
 	na, nb := a.nic(opts...), b.nic(opts...)
-	s := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
-	connect(t, s.from, s.to, "busy")
+	s := newStream(t, na, nb, "busy")
 	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {
@@ -121,9 +143,7 @@ func busy(t *testing.T, a, b *agent, opts ...vipl.Option) (end func()) {
 		t.Helper()
 		close(stop)
 		nstest.Check(t, <-done)
-		again := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
-		connect(t, again.from, again.to, "and once more")
-		exchange(t, again.from, again.to, "still there")
+		newStream(t, na, nb, "and once more").steps(t, 1)
 	}
 }
 
@@ -163,19 +183,15 @@ func TestHostile(t *testing.T) {
 		t.Errorf("a program of the version before: %v", err)
 	}
 	r := a.raw(t).hello()
-	if _, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: make([]byte, agentproto.TokenLen)}); !errors.Is(err, agentproto.ErrToken) {
-		t.Errorf("a guessed token: %v", err)
-	}
+	nstest.WantErr(t, "a guessed token", nstest.Err(r.ask(resumeOf(make([]byte, agentproto.TokenLen)))),
+		agentproto.ErrToken)
 	for name, o := range map[string]agentproto.Open{
 		"queue": {Queue: -7}, "arena": {ArenaBytes: -1}, "large arena": {ArenaBytes: math.MaxInt},
 		"chunk size": {ChunkSize: -2048}, "large chunks": {ChunkSize: 1 << 62}, "chunks": {RxChunks: -1},
 		"many chunks": {TxChunks: math.MaxInt, RxChunks: math.MaxInt},
 	} {
-		if o.Interface = "via0"; o.Queue == 0 {
-			o.Queue = 1
-		}
-		o.Mode = xdpnic.ModeNative
-		if _, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &o}); !errors.As(err, new(*agentproto.Error)) {
+		o.Mode, o.Queue = xdpnic.ModeNative, cmp.Or(o.Queue, 1)
+		if _, err := r.ask(openOf(o)); !errors.As(err, new(*agentproto.Error)) {
 			t.Errorf("open with a bad %s: %v, want an answer that says why", name, err)
 		}
 	}
@@ -199,6 +215,18 @@ func TestHostile(t *testing.T) {
 			}
 		}
 	}
+	// As many requests that wait, and as many listeners, as a program may have.
+	waits := agentproto.Request{Op: agentproto.OpWait, Local: &kagent.Address{Disc: []byte("waits")}}
+	for waits.ID = 1000; waits.ID < 1512; waits.ID++ {
+		r.say(waits)
+	}
+	nstest.WantErr(t, "one more request that waits", nstest.Err(r.ask(waits)), agentproto.ErrQuota)
+	listens := agentproto.Request{ID: 8, Op: agentproto.OpListen}
+	for i := range uint16(1025) {
+		listens.Local = &kagent.Address{Disc: binary.BigEndian.AppendUint16(nil, i)}
+		err := nstest.Err(r.ask(listens))
+		nstest.FatalIf(t, errors.Is(err, agentproto.ErrQuota) != (i == 1024), "listener %d: %v", i, err)
+	}
 	r.c.Close()
 	await.Until(t, "the queue is free", func() bool { return len(a.status(t).NICs[0].Leases) == 1 })
 	end()
@@ -210,18 +238,13 @@ func TestHostile(t *testing.T) {
 // A session belongs to the user that opened it, even if another user has its token, and has one connection.
 func TestTokenOfAnother(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{})
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
 	r := g.raw(t).hello()
-	reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
+	reply, err := r.ask(openOf(agentproto.Open{}))
 	nstest.Must(t, err)
-	resume := func(r *raw) error {
-		_, err := r.hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: reply.Opened.Token})
-		return err
-	}
+	resume := func(r *raw) error { return nstest.Err(r.hello().ask(resumeOf(reply.Opened.Token))) }
 	nstest.WantErr(t, "a second connection", resume(g.raw(t)), agentproto.ErrToken)
-	g.kill()
-	g.start()
+	g.restart()
 	nstest.WantErr(t, "another user", resume(g.rawAs(t, 60001)), agentproto.ErrToken)
 	own := g.raw(t)
 	nstest.WantErr(t, "its own", resume(own), nil)
@@ -232,13 +255,11 @@ func TestTokenOfAnother(t *testing.T) {
 // request other than for listeners.
 func TestResumeUnanswered(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{})
-	opened, err := g.raw(t).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}})
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
+	opened, err := g.raw(t).hello().ask(openOf(agentproto.Open{}))
 	nstest.Must(t, err)
-	g.kill()
-	g.start()
-	resume := agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: opened.Opened.Token}
+	g.restart()
+	resume := resumeOf(opened.Opened.Token)
 	deaf := g.raw(t).hello()
 	nstest.Must(t, deaf.c.CloseRead())
 	deaf.say(resume)
@@ -251,14 +272,13 @@ func TestResumeUnanswered(t *testing.T) {
 	})
 	for _, how := range []string{"without an answer", "with one", "with a listener"} {
 		again := g.raw(t).hello()
-		if _, err := again.ask(resume); err != nil {
-			t.Fatalf("after an attempt %s: %v", how, err)
-		}
-		if how == "with one" {
-			local := kagent.Address{Host: ns.IPv4, Disc: []byte("x")}
+		_, err := again.ask(resume)
+		nstest.FatalIf(t, err != nil, "after an attempt %s: %v", how, err)
+		switch how {
+		case "with one":
+			local := kagent.Address{Host: g.ns.IPv4, Disc: []byte("x")}
 			nstest.Must(t, nstest.Err(again.ask(agentproto.Request{ID: 3, Op: agentproto.OpListen, Local: &local})))
-		}
-		if how == "with a listener" {
+		case "with a listener":
 			nstest.Must(t, nstest.Err(again.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})))
 		}
 		again.c.Close()
@@ -269,12 +289,11 @@ func TestResumeUnanswered(t *testing.T) {
 
 // Descriptors that a program sends do not reach the agent, which would have to close them.
 func TestDescriptorsRefused(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{})
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
 	r := g.raw(t)
-	raw, err := r.c.SyscallConn()
-	nstest.Must(t, err)
-	nstest.Must(t, raw.Control(func(fd uintptr) { _, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS) }))
+	err := fds.With(r.c, func(fd int) error {
+		return nstest.Err(unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS))
+	})
 	if errors.Is(err, unix.ENOPROTOOPT) {
 		t.Skip("this kernel lets everything pass")
 	}
@@ -301,31 +320,22 @@ func TestDescriptorsUnread(t *testing.T) {
 	// hog opens a queue, requests a number of links without receiving any, and gives the queue back.
 	hog := func(shmLinks uint64) error {
 		r := g.raw(t)
-		hello, err := r.ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
-		if err != nil || hello.Error != nil {
+		if _, err := r.ask(helloRequest); err != nil {
 			return err
 		}
-		r.say(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-			Interface: "via0", ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-		}})
-		opened, files, err := r.r.ReadReply()
-		nstest.FatalIf(t, err != nil || opened.Error != nil, "%v, %+v", err, opened.Error)
+		files := r.files(openNative(0))
 		for i := range shmLinks {
 			r.say(agentproto.Request{ID: 10 + i, Op: agentproto.OpShmLink, VI: reply.VI})
 		}
-		await.Until(t, "a link is there", func() (ok bool) {
-			raw, err := r.c.SyscallConn()
-			if err == nil {
-				err = raw.Control(func(fd uintptr) {
-					n, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ)
-					ok = err == nil && n > 0
-				})
-			}
-			return err == nil && ok
+		await.Until(t, "a link is there", func() bool {
+			n := 0
+			err := fds.With(r.c, func(fd int) (err error) {
+				n, err = unix.IoctlGetInt(fd, unix.SIOCINQ)
+				return err
+			})
+			return err == nil && n > 0
 		})
-		for _, f := range files { // which ends the session
-			f.Close()
-		}
+		fds.CloseFiles(files...) // which ends the session
 		return nil
 	}
 	refused := false
@@ -342,39 +352,6 @@ func TestDescriptorsUnread(t *testing.T) {
 		t.Errorf("the descriptor store has failed %d times", n)
 	}
 	nstest.WantErr(t, "another user's queue", g.rawAs(t, 60001).hello().open(-1), nil)
-}
-
-// rawAs is raw for another user.
-func (a *agent) rawAs(t testing.TB, uid int) *raw {
-	t.Helper()
-	type result struct {
-		fd  int
-		err error
-	}
-	ch := make(chan result)
-	go func() {
-		// Never unlocked: the thread ends with the goroutine. The raw call changes
-		// this thread only.
-		runtime.LockOSThread()
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			err = errno
-		}
-		if err == nil {
-			err = unix.Connect(fd, &unix.SockaddrUnix{Name: a.socket})
-		}
-		ch <- result{fd, err}
-	}()
-	res := <-ch
-	nstest.Must(t, res.err)
-	f := os.NewFile(uintptr(res.fd), "socket")
-	defer f.Close()
-	c, err := net.FileConn(f)
-	nstest.Must(t, err)
-	t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(waitLimit))
-	u := c.(*net.UnixConn)
-	return &raw{t, u, agentproto.Reader{C: u}}
 }
 
 // Ten thousand connections, closed at every step, some of them by the agent. Other programs do not notice, and
@@ -415,8 +392,8 @@ func stormConn(c *net.UnixConn, rnd *rand.Rand) {
 	defer c.Close()
 	steps := [][]byte{}
 	for _, q := range []agentproto.Request{
-		{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}},
-		{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", Queue: 1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64}},
+		helloRequest,
+		openOf(agentproto.Open{Queue: 1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64}),
 		{ID: 3, Op: agentproto.OpNewVI},
 		{ID: 4, Op: agentproto.OpWait, Local: &kagent.Address{Disc: []byte("x")}},
 		{ID: 4, Op: agentproto.OpWait, Local: &kagent.Address{Disc: []byte("y")}}, // its number is taken
@@ -446,8 +423,7 @@ func stormConn(c *net.UnixConn, rnd *rand.Rand) {
 // A connection without a message is closed, and takes no room from others meanwhile.
 func TestHeldOpen(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 20}}, Most: 100})
+	g := oneAgent(t, nstest.Options{}, agentConfig{Users: map[uint32]agentd.Quota{0: {Connections: 20}}, Most: 100})
 	// The requests of startAgent are over; only this one's connection is left.
 	await.Until(t, "no other connection is left", func() bool { return g.status(t).Users[0].Sessions == 1 })
 	var held []*raw
@@ -481,18 +457,11 @@ func TestHeldOpen(t *testing.T) {
 // A user that keeps the socket of a closed queue, and opens that queue again and again, delays only itself:
 // other users open and close queues of the interface meanwhile.
 func TestKeptQueueHoldsUpNobody(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{})
+	g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{})
 	const hostile, honest, waiting = 60001, 60002, 7
 	r := g.rawAs(t, hostile).hello()
-	for _, f := range r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: "via0", Queue: 0, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-	}}, 3) {
-		defer f.Close()
-	}
-	if _, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
-		t.Fatal(err)
-	}
+	defer fds.CloseFiles(r.files(openNative(0))...)
+	nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	for range waiting {
@@ -517,24 +486,14 @@ func TestKeptQueueHoldsUpNobody(t *testing.T) {
 	defer meter.Close()
 	for round := range 5 {
 		await.Until(t, "all wait", func() bool {
-			for _, u := range g.status(t).Users {
-				if u.UID == hostile && u.Queues == 1+waiting {
-					return true
-				}
-			}
-			return false
+			return userOf(g.status(t), hostile).Queues == 1+waiting
 		})
 		mark := meter.Mark()
 		n := g.rawAs(t, honest).hello()
 		// Collapsing memory into hugepages takes CPU time, which a busy machine gives late: that is no wait for the other queue.
-		files := n.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-			Interface: "via0", Queue: 1, ArenaBytes: 8 << 20, Hugepages: hugepages.Avoid, Mode: xdpnic.ModeNative,
-		}}, 3)
-		files[0].Close() // as at a program's death: the sign of life is closed last
-		files[1].Close()
-		if _, err := n.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose}); err != nil {
-			t.Fatal(err)
-		}
+		files := n.files(openOf(agentproto.Open{Queue: 1, Hugepages: hugepages.Avoid, Mode: xdpnic.ModeNative}))
+		fds.CloseFiles(files[:2]...) // as at a program's death: the sign of life is closed last
+		nstest.Must(t, nstest.Err(n.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
 		files[2].Close()
 		// A blocked open waits for two seconds.
 		if took := time.Since(mark.At); mark.Over(time.Second) {

@@ -10,14 +10,12 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -50,15 +48,10 @@ func TestMain(m *testing.M) {
 	flag.Set("test.parallel", "4") // on few CPUs, too: tests wait most of the time, for processes and for the kernel
 	code := m.Run()
 	// A goroutine that ends may have to wait for a processor.
-	for end := time.Now().Add(waitLimit); code == 0; {
-		err := goleak.Find()
-		if err == nil {
-			break
-		}
-		if time.Now().After(end) {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
+	var err error
+	if code == 0 && !await.Comes(func() bool { err = goleak.Find(); return err == nil }) {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
 	os.Exit(code)
 }
@@ -200,7 +193,7 @@ func (a *agent) start() {
 	nstest.Must(a.t, err)
 	a.cmd = exec.Command("/proc/self/exe")
 	if a.cfg.UID != 0 {
-		a.cmd = program(a.t, a.cfg.UID, "none", "") // a copy that this user can run
+		a.cmd = program(a.t, a.cfg.UID, "none")
 		a.cmd.Args = a.cmd.Args[:1]
 		a.cmd.SysProcAttr.AmbientCaps = a.cfg.Caps
 	}
@@ -217,6 +210,13 @@ func (a *agent) start() {
 		p, err := agentclient.Probe(a.socket)
 		return err == nil && p == pid
 	})
+}
+
+// restart has the next agent take over.
+func (a *agent) restart() {
+	a.t.Helper()
+	a.kill()
+	a.start()
 }
 
 // kill is kill -9.
@@ -258,13 +258,8 @@ func (l *lines) count(what string) int {
 	return strings.Count(l.all.String(), what)
 }
 
-// patience bounds the wait for a required event.
-const waitLimit = time.Minute
-
-// asUser makes a command run as an ordinary user without any capability.
-func asUser(cmd *exec.Cmd, uid uint32) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-}
+// waitLimit bounds the wait for a required event.
+const waitLimit = await.WaitLimit
 
 func (a *agent) status(t testing.TB) kagent.Status {
 	t.Helper()
@@ -278,15 +273,5 @@ func (a *agent) status(t testing.TB) kagent.Status {
 // attached reports whether the interface has an XDP program.
 func attached(t testing.TB, ns *nstest.NS) bool {
 	t.Helper()
-	nic, err := ns.Netlink().LinkByIndex(ns.Index)
-	nstest.Must(t, err)
-	x := nic.Attrs().Xdp
-	return x != nil && x.Attached
-}
-
-func mustAddr(t testing.TB, s string) netip.Addr {
-	t.Helper()
-	a, err := netip.ParseAddr(s)
-	nstest.Must(t, err)
-	return a
+	return programID(t, ns) != 0
 }

@@ -43,7 +43,7 @@ func TestNICsZeroCopyReads(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := startAgent(t, host, agentConfig{Ifaces: map[string]agentd.Interface{host.Name: {ZeroCopy: c.grant}}})
-			cmd := program(t, 60001, "TestProgramThatReads", "", socketsEnv+"="+g.socket, nicEnv+"="+host.Name)
+			cmd := program(t, 60001, "TestProgramThatReads", socketsEnv+"="+g.socket, nicEnv+"="+host.Name)
 			in, err := cmd.StdinPipe()
 			nstest.Must(t, err)
 			out, err := cmd.StdoutPipe()
@@ -98,25 +98,13 @@ func TestNICsShared(t *testing.T) {
 					s.want(t, "done remote")
 				}
 			}
-			talk := func(all ...*sharer) (talked func()) {
-				t.Helper()
-				for _, s := range all {
-					s.ask(t, "talk 10")
-				}
-				return func() {
-					t.Helper()
-					for _, s := range all {
-						s.want(t, "done talk")
-					}
-				}
-			}
 			all := []*sharer{launch(0)}
 			connect(all...) // the others join it
 			for id := 1; id < programs; id++ {
 				all = append(all, launch(id))
 			}
 			connect(all[1:]...)
-			talk(all...)()
+			talk(t, 10, all...)()
 			leases := a.status(t).NICs[0].Leases
 			queues := make(map[int]bool)
 			for _, l := range leases {
@@ -124,13 +112,12 @@ func TestNICsShared(t *testing.T) {
 				nstest.ErrorIf(t, l.Processes < 1 || l.Mode != xdpnic.ModeNative.String() || l.Holder.UID != user.uid, "%+v", l)
 			}
 			nstest.ErrorIf(t, len(leases) != programs || len(queues) == programs, "%d processes on queues %v", len(leases), queues)
-			talked := talk(all[1:]...)
-			nstest.Must(t, all[0].cmd.Process.Kill())
-			_ = all[0].cmd.Wait()
+			talked := talk(t, 10, all[1:]...)
+			all[0].kill()
 			talked()
 			all[0] = launch(0)
 			connect(all[0])
-			talk(all...)()
+			talk(t, 10, all...)()
 			endAll(t, append(all, server)...)
 		})
 	}

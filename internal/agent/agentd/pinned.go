@@ -128,7 +128,7 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 		}
 		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, sockets: socketsOf(r.Socket, r.Extra), alive: i.Files[0], memory: i.Files[1], key: i.Key}
 		s.mu.Lock()
-		s.account(d.uid).book(d.has, 1)
+		s.account(d.uid).add(d.has, 1)
 		s.pinnedQueues[d] = struct{}{}
 		s.mu.Unlock()
 	}
@@ -141,7 +141,7 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 func (n *session) stillPinned() []*pinnedQueue {
 	queue := &pinnedQueue{uid: n.uid, has: n.has, share: n.share, sockets: n.sockets, memory: n.local.TakeMemory()}
 	if n.share != nil && queue.memory != nil { // no other process has it, or joins
-		queue.has = queue.has.plus(n.server.takeShare(n.share))
+		queue.has.add(n.server.takeShare(n.share), 1)
 	}
 	all := []*pinnedQueue{queue}
 	for _, memory := range n.local.TakeLinks() {
@@ -224,10 +224,7 @@ func (s *Server) collect() {
 		return
 	}
 	s.mu.Lock()
-	all := make([]*pinnedQueue, 0, len(s.pinnedQueues))
-	for d := range s.pinnedQueues {
-		all = append(all, d)
-	}
+	all := slices.Collect(maps.Keys(s.pinnedQueues))
 	sharing := s.asked // this collection may miss what later calls ask for
 	s.mu.Unlock()
 	if len(all) == 0 {
@@ -277,10 +274,13 @@ func (s *Server) hasLink(memory *os.File) bool {
 	if err != nil {
 		return false
 	}
+	return slices.ContainsFunc(s.allSessions(), func(n *session) bool { return n.local.HasLink(st) })
+}
+
+func (s *Server) allSessions() []*session {
 	s.mu.Lock()
-	all := slices.Collect(maps.Values(s.sessions))
-	s.mu.Unlock()
-	return slices.ContainsFunc(all, func(n *session) bool { return n.local.HasLink(st) })
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.sessions))
 }
 
 func (d *pinnedQueue) close() { fds.CloseFiles(d.alive, d.memory) }
@@ -305,11 +305,11 @@ func (s *Server) joinShare(n *session) {
 	if sh == nil {
 		sh = &share{group: g, uid: n.uid, has: claims{queues: 1 + len(info.NIC.ExtraQueues), pinned: g.PinnedBytes()}}
 		s.shares[g] = sh
-		s.account(n.uid).book(sh.has, 1)
+		s.account(n.uid).add(sh.has, 1)
 	}
-	s.account(n.uid).book(n.has, -1)
+	s.account(n.uid).add(n.has, -1)
 	n.share, n.has = sh, claims{processes: 1, pinned: info.NIC.SocketRingBytes()}
-	s.account(n.uid).book(n.has, 1)
+	s.account(n.uid).add(n.has, 1)
 }
 
 // takeShare returns what the user is charged with for a queue that no other session has any more. The charge is the
@@ -325,10 +325,7 @@ func (s *Server) takeShare(sh *share) claims {
 
 // sharing reports whether a session has the queue.
 func (s *Server) sharing(sh *share) bool {
-	s.mu.Lock()
-	all := slices.Collect(maps.Values(s.sessions))
-	s.mu.Unlock()
-	return slices.ContainsFunc(all, func(n *session) bool {
+	return slices.ContainsFunc(s.allSessions(), func(n *session) bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		return n.share == sh && !n.over

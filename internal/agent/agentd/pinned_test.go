@@ -3,9 +3,7 @@ package agentd
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,14 +16,30 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
+// collectedBy is a Server of which the test collects what is pinned. No socket is open.
+func collectedBy(t *testing.T, cfg Config) *Server {
+	t.Helper()
+	s, err := New(cfg, nil)
+	nstest.Must(t, err)
+	s.collecting = true
+	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
+	t.Cleanup(func() { nstest.Check(t, s.shut()) })
+	return s
+}
+
+// pin charges user 7 with a pinned queue, which has socket 4711.
+func (s *Server) pin(t *testing.T, key string) {
+	t.Helper()
+	nstest.Must(t, s.charge(7, claims{queues: 1}))
+	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}, key: key}] = struct{}{}
+}
+
 // Pinned memory is charged until the socket is closed if the kernel lists the sockets, even if the program
 // closes its sign of life, and until the sign of life ends if it does not.
 func TestPinned(t *testing.T) {
 	const ino = 4711
 	for _, known := range []bool{true, false} {
-		s, err := New(Config{}, nil)
-		nstest.Must(t, err)
-		s.collecting = true // the test collects
+		s := collectedBy(t, Config{})
 		open := map[uint64]bool{ino: true}
 		failure := errors.New("interrupted")
 		s.sockets = func() (map[uint64]bool, bool, error) { return open, known, failure }
@@ -56,7 +70,6 @@ func TestPinned(t *testing.T) {
 			theirs.Close()
 		}
 		hasPinned(false, "at the end")
-		nstest.Check(t, s.shut())
 	}
 }
 
@@ -64,12 +77,8 @@ func TestPinned(t *testing.T) {
 // for that and is not refused.
 func TestRefundUnderWay(t *testing.T) {
 	v := slow{asked: make(chan struct{}), answers: make(chan struct{})}
-	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}}, FDStore: v}, nil)
-	nstest.Must(t, err)
-	s.collecting = true // the test collects
-	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
-	nstest.Must(t, s.charge(7, claims{queues: 1}))
-	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}, key: fdstore.PinnedPrefix + "x"}] = struct{}{}
+	s := collectedBy(t, Config{Users: map[uint32]Quota{7: {Queues: 1}}, FDStore: v})
+	s.pin(t, fdstore.PinnedPrefix+"x")
 	collected := make(chan struct{})
 	go func() {
 		defer close(collected)
@@ -87,15 +96,12 @@ func TestRefundUnderWay(t *testing.T) {
 		nstest.Check(t, <-charged)
 	}
 	<-collected
-	nstest.Check(t, s.shut())
 }
 
 // Refusing a user costs one check of that user's pinned queues, and does not touch other users' sessions and
 // pinned queues. Requests that wait for a check share the next.
 func TestCostOfRefusal(t *testing.T) {
-	s, err := New(Config{Users: map[uint32]Quota{7: {Queues: 1}, 8: {Queues: 1}}}, nil)
-	nstest.Must(t, err)
-	s.collecting = true // the test collects
+	s := collectedBy(t, Config{Users: map[uint32]Quota{7: {Queues: 1}, 8: {Queues: 1}}})
 	looks, looking, goOn := 0, make(chan struct{}), make(chan struct{})
 	s.sockets = func() (map[uint64]bool, bool, error) {
 		looks++
@@ -111,10 +117,8 @@ func TestCostOfRefusal(t *testing.T) {
 			t.Errorf("user %d: %v, want ErrQuota", uid, err)
 		}
 	}
-	for _, uid := range []uint32{7, 8} {
-		nstest.Must(t, s.charge(uid, claims{queues: 1}))
-	}
-	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}}] = struct{}{}
+	nstest.Must(t, s.charge(8, claims{queues: 1}))
+	s.pin(t, "")
 	// A dead program's session of another user, which must not be touched.
 	s.sessions["x"] = &session{server: s, uid: 7, over: true}
 	s.sessions["x"].once.Do(func() {})
@@ -134,7 +138,6 @@ func TestCostOfRefusal(t *testing.T) {
 	close(goOn)
 	all.Wait()
 	nstest.ErrorIf(t, looks != 3, "%d looks in all, want 3", looks)
-	nstest.Check(t, s.shut())
 }
 
 // askAtOnce starts n requests for a check, which cannot begin, and returns when all are waiting.
@@ -154,9 +157,7 @@ func askAtOnce(t *testing.T, s *Server, all *sync.WaitGroup, n uint64) {
 
 // A check that fails counts only for its caller: the others check for themselves.
 func TestLookThatFails(t *testing.T) {
-	s, err := New(Config{}, nil)
-	nstest.Must(t, err)
-	s.collecting = true // the test collects
+	s := collectedBy(t, Config{})
 	looks, failure := 0, errors.New("interrupted")
 	s.sockets = func() (map[uint64]bool, bool, error) {
 		looks++
@@ -165,8 +166,7 @@ func TestLookThatFails(t *testing.T) {
 		}
 		return nil, true, nil
 	}
-	nstest.Must(t, s.charge(7, claims{queues: 1}))
-	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}}] = struct{}{}
+	s.pin(t, "")
 	s.collection.Lock() // until two requests wait; either may be first
 	var all sync.WaitGroup
 	askAtOnce(t, s, &all, 2)
@@ -175,24 +175,18 @@ func TestLookThatFails(t *testing.T) {
 	if looks != 2 || len(s.pinnedQueues) > 0 {
 		t.Errorf("%d looks, %d debts; want a second look, and no debt", looks, len(s.pinnedQueues))
 	}
-	nstest.Check(t, s.shut())
 }
 
 // An open first frees the memory that programs of any user have released when they ended: there may be
 // hugepages for one queue only.
 func TestOpenCollects(t *testing.T) {
-	s, err := New(Config{Interfaces: map[string]Interface{"none": {}}}, nil)
-	nstest.Must(t, err)
-	s.collecting = true // the test collects
-	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
-	nstest.Must(t, s.charge(7, claims{queues: 1}))
-	s.pinnedQueues[&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}}] = struct{}{}
+	s := collectedBy(t, Config{Interfaces: map[string]Interface{"none": {}}})
+	s.pin(t, "")
 	c := &conn{server: s, cred: peer{Ucred: unix.Ucred{Uid: 8}}}
 	if _, _, _, err := c.open(t.Context(), &agentproto.Open{Interface: "none"}); err == nil {
 		t.Error("an interface that is not there: no error")
 	}
 	nstest.ErrorIf(t, len(s.pinnedQueues) > 0 || s.users[7] != nil, "debts %v, user %+v; want none", s.pinnedQueues, s.users[7])
-	nstest.Check(t, s.shut())
 }
 
 // slow is a descriptor store whose deletions are slow.
@@ -203,25 +197,4 @@ func (v slow) Delete(string) error {
 	close(v.asked)
 	<-v.answers
 	return nil
-}
-
-// deleted is a descriptor store that records deletions.
-type deleted []string
-
-func (d *deleted) Put(string, []byte, ...int) error { return nil }
-func (d *deleted) Delete(key string) error          { *d = append(*d, key); return nil }
-
-// An invalid record of a pinned queue is not charged and is removed, and the log has the reason.
-func TestBrokenPinnedRecord(t *testing.T) {
-	for value, want := range map[string]string{`{"UID":7}`: "0 files, want 2", "?": "invalid character"} {
-		var log strings.Builder
-		var gone deleted
-		s, err := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil)), FDStore: &gone},
-			[]fdstore.Entry{{Key: fdstore.PinnedPrefix + "x", Value: []byte(value)}})
-		nstest.Must(t, err)
-		if len(s.pinnedQueues) > 0 || len(gone) != 1 || !strings.Contains(log.String(), want) {
-			t.Errorf("%s: debts %v, deleted %v, log %q, want %q", value, s.pinnedQueues, gone, log.String(), want)
-		}
-		nstest.Check(t, s.shut())
-	}
 }

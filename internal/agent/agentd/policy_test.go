@@ -2,9 +2,12 @@ package agentd_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,10 +17,17 @@ import (
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
+
+// rawAs is raw for another user.
+func (a *agent) rawAs(t testing.TB, uid int) *raw {
+	t.Helper()
+	return a.rawOf(t, uid, uid)
+}
 
 // rawOf makes a connection of a process with these groups.
 func (a *agent) rawOf(t testing.TB, uid, gid int, groups ...uint32) *raw {
@@ -42,8 +52,7 @@ func (a *agent) rawOf(t testing.TB, uid, gid int, groups ...uint32) *raw {
 
 // The agent serves root and members of the group, by the kernel's credentials, whatever its socket's mode.
 func TestAccess(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Access: agentd.Grant{Groups: []uint32{60100}}})
+	g := oneAgent(t, nstest.Options{}, agentConfig{Access: agentd.Grant{Groups: []uint32{60100}}})
 	for _, c := range []struct {
 		uid, gid int
 		groups   []uint32
@@ -53,7 +62,7 @@ func TestAccess(t *testing.T) {
 		{uid: 60001, gid: 60001, groups: []uint32{4, 60100}, in: true}, {uid: 60001, gid: 60001, groups: []uint32{60101}},
 		{uid: 60100, gid: 60001}, {uid: 60001, gid: 60001, groups: manyGroups(300, 60100), in: true},
 	} {
-		_, err := g.rawOf(t, c.uid, c.gid, c.groups...).ask(agentproto.Request{ID: agentproto.HelloID, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
+		_, err := g.rawOf(t, c.uid, c.gid, c.groups...).ask(helloRequest)
 		switch {
 		case c.in && err != nil:
 			t.Errorf("%+v: %v", c, err)
@@ -74,55 +83,34 @@ func manyGroups(n int, last uint32) (all []uint32) {
 
 // Without settings only root, or the default group, may connect, and users other than root get no interface.
 func TestDefaultAccess(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Defaults: true})
+	g := oneAgent(t, nstest.Options{}, agentConfig{Defaults: true})
 	if st, err := os.Stat(g.socket); err != nil || st.Mode().Perm() != 0o660 {
 		t.Errorf("the socket: %v, %v; want 0660", st.Mode(), err)
 	}
 	nstest.WantErr(t, "root", g.raw(t).hello().open(0), nil)
-	nstest.WantErr(t, "root, the loopback", nstest.Err(g.raw(t).hello().ask(openOf("lo", xdpnic.ModeGeneric, false))), agentproto.ErrNotServed)
-	users := startAgent(t, ns, agentConfig{Defaults: true, Mode: 0o666})
+	loopback := openOf(agentproto.Open{Interface: "lo", Mode: xdpnic.ModeGeneric})
+	nstest.WantErr(t, "root, the loopback", nstest.Err(g.raw(t).hello().ask(loopback)), agentproto.ErrNotServed)
+	users := startAgent(t, g.ns, agentConfig{Defaults: true, Mode: 0o666})
 	for _, name := range []string{"via0", "lo"} {
-		_, err := users.rawAs(t, 60001).hello().ask(openOf(name, xdpnic.ModeGeneric, false))
+		_, err := users.rawAs(t, 60001).hello().ask(openOf(agentproto.Open{Interface: name, Mode: xdpnic.ModeGeneric}))
 		if !errors.Is(err, agentproto.ErrNotServed) || !strings.Contains(err.Error(), "-i "+name) {
 			t.Errorf("a user, %s: %v, want ErrNotServed with the remedy", name, err)
 		}
 	}
 }
 
-// use is ask with the queue's descriptors closed, so that the queue is free when the session has ended.
-func (r *raw) use(q agentproto.Request) (agentproto.Reply, error) {
-	_ = r.c.SetDeadline(time.Now().Add(waitLimit))
-	r.say(q)
-	reply, files, err := r.r.ReadReply()
-	for _, f := range files[:min(2, len(files))] {
-		f.Close()
-	}
-	if len(files) > 2 { // the program's sign of life
-		r.t.Cleanup(func() { files[2].Close() })
-	}
-	if err == nil && reply.Error != nil {
-		err = reply.Error
-	}
-	return reply, err
-}
-
-func openOf(name string, mode xdpnic.Mode, require bool) agentproto.Request {
-	return agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20, Mode: mode, RequireMode: require,
-	}}
-}
-
 // A user that is not named gets no zero-copy queue, but a lesser mode, or an error with the reason.
 func TestZeroCopyIsGranted(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {ZeroCopy: agentd.Grant{Users: []uint32{60002}, Groups: []uint32{60100}}}}})
+	g := oneAgent(t, nstest.Options{}, agentConfig{Ifaces: map[string]agentd.Interface{
+		"via0": {ZeroCopy: agentd.Grant{Users: []uint32{60002}, Groups: []uint32{60100}}},
+	}})
 	const withheld = "zero_copy"
 	ask := func(r *raw, require bool) string {
 		t.Helper()
 		defer r.c.Close()
-		reply, err := r.hello().use(openOf("via0", xdpnic.ModeZeroCopy, require))
+		open := agentproto.Open{Queue: kagent.AnyQueue, Mode: xdpnic.ModeZeroCopy, RequireMode: require}
+		reply, err := r.hello().use(openOf(open))
 		if require {
 			nstest.FatalIf(t, err == nil, "zero-copy on a veth")
 			return err.Error()
@@ -165,23 +153,22 @@ func programID(t testing.TB, ns *nstest.NS) uint32 {
 // nor by changing modes. Root can, and takes down what lingers.
 func TestLinger(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
+	g := oneAgent(t, nstest.Options{Queues: 2}, agentConfig{Linger: time.Hour})
 	t.Cleanup(func() {
 		g.stop()
-		nstest.ErrorIf(t, programID(t, ns) != 0, "the agent has ended, and its program is attached")
+		nstest.ErrorIf(t, programID(t, g.ns) != 0, "the agent has ended, and its program is attached")
 	})
 	use := func(uid int, mode xdpnic.Mode, require bool) error {
 		r := g.rawAs(t, uid).hello()
 		defer r.c.Close()
-		_, err := r.use(openOf("via0", mode, require))
+		_, err := r.use(openOf(agentproto.Open{Queue: kagent.AnyQueue, Mode: mode, RequireMode: require}))
 		if err == nil {
 			_, err = r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})
 		}
 		return err
 	}
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
-	first := programID(t, ns)
+	first := programID(t, g.ns)
 	nstest.FatalIf(t, first == 0, "the program is detached with the last queue")
 	for range 3 {
 		for _, uid := range []int{60001, 60002} {
@@ -193,59 +180,31 @@ func TestLinger(t *testing.T) {
 				t.Error("zero-copy on a veth")
 			}
 		}
-		if id := programID(t, ns); id != first {
+		if id := programID(t, g.ns); id != first {
 			t.Fatalf("program %d is attached, want %d as before", id, first)
 		}
 	}
 	nstest.WantErr(t, "root", use(0, xdpnic.ModeGeneric, true), nil)
-	if id := programID(t, ns); id != 0 {
+	if id := programID(t, g.ns); id != 0 {
 		t.Errorf("program %d is attached after root's queue", id)
 	}
 	// An open that fails when the program is attached leaves it there, too.
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
-	nstest.ErrorIf(t, programID(t, ns) == 0, "the program is detached with the last queue")
+	nstest.ErrorIf(t, programID(t, g.ns) == 0, "the program is detached with the last queue")
 }
 
 // The program stays attached after a queue that the agent has taken over, too.
 func TestLingerAfterRestart(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
-	files := g.rawAs(t, 60001).hello().files(openOf("via0", xdpnic.ModeNative, true), 3)
-	first := programID(t, ns)
-	g.kill()
-	g.start()
-	for _, f := range files { // the program ends
-		f.Close()
-	}
-	await.Until(t, "the queue is given back", func() bool {
-		for _, n := range g.status(t).NICs {
-			if len(n.Leases) > 0 {
-				return false
-			}
-		}
-		return true
-	})
-	if id := programID(t, ns); id != first {
-		t.Errorf("program %d is attached, want %d as before", id, first)
-	}
-	r := g.rawAs(t, 60001).hello()
-	nstest.Must(t, r.open(0))
-	if id := programID(t, ns); id != first {
-		t.Errorf("program %d is attached after the next open, want %d as before", id, first)
-	}
-}
-
-// A lingering program is detached after its time.
-func TestLingerEnds(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Linger: 50 * time.Millisecond})
-	r := g.rawAs(t, 60001).hello()
-	nstest.Must(t, r.open(0))
-	nstest.ErrorIf(t, programID(t, ns) == 0, "no program is attached")
-	r.c.Close()
-	await.Until(t, "the program is detached", func() bool { return programID(t, ns) == 0 })
-	await.Until(t, "the agent has nothing open", func() bool { return len(g.status(t).NICs) == 0 })
+	g := oneAgent(t, nstest.Options{}, agentConfig{Linger: time.Hour})
+	files := g.rawAs(t, 60001).hello().files(openNative(0))
+	first := programID(t, g.ns)
+	g.restart()
+	fds.CloseFiles(files...) // the program ends
+	await.Until(t, "the queue is given back", func() bool { return len(g.status(t).NICs[0].Leases) == 0 })
+	nstest.Equal(t, "the program that is attached", programID(t, g.ns), first)
+	nstest.Must(t, g.rawAs(t, 60001).hello().open(0))
+	nstest.Equal(t, "the program that is attached after the next open", programID(t, g.ns), first)
 }
 
 // onThread makes the calling thread, which is locked and ends, one of these groups and of this user.
@@ -262,42 +221,58 @@ func onThread(uid, gid int, groups []uint32) error {
 	return nil
 }
 
-// A lingering device is released when its interface is removed.
-func TestLingerOfAnInterfaceThatIsGone(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Linger: time.Hour})
-	r := g.rawAs(t, 60001).hello()
-	nstest.Must(t, r.open(0))
-	r.c.Close()
-	await.Until(t, "the queue is closed", func() bool { st := g.status(t); return len(st.NICs) == 1 && len(st.NICs[0].Leases) == 0 })
-	link, err := ns.Netlink().LinkByIndex(ns.Index)
-	if err == nil {
-		err = ns.Netlink().LinkDel(link)
-	}
-	nstest.Must(t, err)
-	await.Until(t, "the agent has nothing open", func() bool { return len(g.status(t).NICs) == 0 })
-}
-
-// The status lists the interfaces that the requesting user is served.
+// The status lists the interfaces that the requesting user is served, and that user can open no other.
 func TestServed(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{
-		"via0": {Users: []uint32{60002}}, "all": {}, "none": {Users: []uint32{}},
-	}})
-	for uid, want := range map[int]string{0: "all none via0", 60001: "all", 60002: "all via0"} {
-		reply, err := g.rawAs(t, uid).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-		nstest.Must(t, err)
-		if got := strings.Join(reply.Status.Served, " "); got != want || reply.Status.Serves("via0") != strings.Contains(want, "via0") {
-			t.Errorf("user %d: %q, want %q", uid, got, want)
+	settings := agentConfig{Ifaces: map[string]agentd.Interface{
+		"via0": {Users: []uint32{60002}, MaxVIs: 5}, "all": {}, "none": {Users: []uint32{}},
+	}}
+	noSettings := agentConfig{Defaults: true, Mode: 0o666}
+	all := []string{"via0", "all", "none", "any", "lo"}
+	for _, c := range []struct {
+		cfg  agentConfig
+		want map[int]string
+	}{
+		{settings, map[int]string{0: "via0 all none", 60001: "all", 60002: "via0 all"}},
+		{noSettings, map[int]string{0: "via0 all none any", 60001: ""}}, // all but the loopback, or nothing
+		{agentConfig{Ifaces: map[string]agentd.Interface{"none": {Users: []uint32{}}}}, map[int]string{60001: ""}},
+	} {
+		g := startAgent(t, ns, c.cfg)
+		for uid, want := range c.want {
+			r := g.rawAs(t, uid).hello()
+			reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
+			nstest.Must(t, err)
+			got := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !reply.Status.Serves(name) })
+			nstest.Equal(t, fmt.Sprintf("%+v, user %d", c.cfg, uid), strings.Join(got, " "), want)
+			opened, err := r.use(openOf(agentproto.Open{Mode: xdpnic.ModeGeneric}))
+			switch {
+			case !strings.Contains(want, "via0"):
+				nstest.WantErr(t, "an interface that is not served", err, agentproto.ErrNotServed)
+			case err != nil || c.cfg.Ifaces != nil && opened.Opened.Info.Info.MaxVIs != 5:
+				t.Errorf("user %d: %+v, %v; want 5 VIs where they are set", uid, opened.Opened, err)
+			}
+			r.c.Close()
+			await.Until(t, "the queue is free", func() bool { return len(g.status(t).NICs) == 0 })
 		}
 	}
-	// Without settings root has all but the loopback, others nothing.
-	for uid, want := range map[int]bool{0: true, 60001: false} {
-		reply, err := startAgent(t, ns, agentConfig{Defaults: true, Mode: 0o666, Access: agentd.Grant{Users: []uint32{60001}}}).
-			rawAs(t, uid).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-		nstest.ErrorIf(t, err != nil || reply.Status.Serves("any") != want || reply.Status.Serves("lo"), "without settings, user %d: %+v, %v", uid, reply.Status, err)
+}
+
+// A user that locks a readable file in the socket's directory does not keep the agent from starting. A running
+// agent does, and leaves its lock to the next one.
+func TestLock(t *testing.T) {
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
+	if st, err := os.Stat(g.socket + ".lock"); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("lock: %v, %v, want a file for its owner only", st, err)
 	}
-	nothing := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {Users: []uint32{60002}}}})
-	reply, err := nothing.rawAs(t, 60001).hello().ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})
-	nstest.ErrorIf(t, err != nil || reply.Status.Served == nil || reply.Status.Serves("via0"), "of nothing: %+v, %v", reply.Status, err)
+	second := agentd.Daemon{Socket: g.socket}
+	var busy *agentd.BusyError
+	if err := second.Run(t.Context()); !errors.As(err, &busy) {
+		t.Errorf("a second agent: %v, want a BusyError", err)
+	}
+	g.kill()
+	dir, err := os.Open(filepath.Dir(g.socket))
+	nstest.Must(t, err)
+	defer dir.Close()
+	nstest.Must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+	g.start()
 }

@@ -11,13 +11,10 @@ import (
 
 // account is what one user has. Guarded by Server.mu.
 type account struct {
+	claims
 	uid         uint32
 	quota       Quota
 	connections int
-	processes   int
-	queues      int
-	vis         int
-	pinned      int
 }
 
 // account finds or makes a user's account. Caller holds s.mu.
@@ -33,7 +30,7 @@ func (s *Server) account(uid uint32) *account {
 // forget drops an empty account, so that the table does not grow with every user that ever
 // connected. Caller holds s.mu.
 func (s *Server) forget(u *account) {
-	if u.connections == 0 && u.processes == 0 && u.queues == 0 && u.vis == 0 && u.pinned == 0 {
+	if u.connections == 0 && u.claims == (claims{}) {
 		delete(s.users, u.uid)
 	}
 }
@@ -76,7 +73,7 @@ func (s *Server) tryCharge(uid uint32, more claims) error {
 				"end one of its programs or ask for less, or raise it in the agent's settings ([quota], [user.NAME])", c.err, c.more, c.what, c.has, uid, c.most)
 		}
 	}
-	u.book(more, 1)
+	u.add(more, 1)
 	return nil
 }
 
@@ -85,7 +82,7 @@ func (s *Server) refund(uid uint32, c claims) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	u := s.account(uid)
-	u.book(c, -1)
+	u.add(c, -1)
 	s.forget(u)
 }
 
@@ -95,16 +92,12 @@ type claims struct {
 	pinned                 int // bytes
 }
 
-func (c claims) plus(o claims) claims {
-	return claims{c.processes + o.processes, c.queues + o.queues, c.vis + o.vis, c.pinned + o.pinned}
-}
-
-// book changes what a user is charged with by times the claims, without checking the quota.
-func (u *account) book(c claims, times int) {
-	u.processes += times * c.processes
-	u.queues += times * c.queues
-	u.vis += times * c.vis
-	u.pinned += times * c.pinned
+// add adds others, times times. It checks no quota.
+func (c *claims) add(others claims, times int) {
+	c.processes += times * others.processes
+	c.queues += times * others.queues
+	c.vis += times * others.vis
+	c.pinned += times * others.pinned
 }
 
 func (u *account) status() kagent.UserStatus {

@@ -11,6 +11,7 @@ import (
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -20,14 +21,17 @@ import (
 // A user's resources are limited, and returned at the end.
 func TestQuota(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 2, VIs: 3, PinnedBytes: 40 << 20}}})
+	g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{
+		0: {Queues: 2, VIs: 3, PinnedBytes: 40 << 20},
+	}})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	refused := func(what string, err error) {
 		t.Helper()
 		nstest.ErrorIf(t, !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), what), "%s: %v, want ErrQuota", what, err)
 	}
 	for range 3 {
+		_, err := g.open(native, vipl.WithArena(40<<20)) // its arena alone would fit
+		refused("rings", err)
 		a, err := g.open(native)
 		nstest.Must(t, err)
 		_, err = g.open(native, vipl.WithArena(32<<20))
@@ -35,10 +39,7 @@ func TestQuota(t *testing.T) {
 		b, err := g.open(native)
 		nstest.Must(t, err)
 		other := g.raw(t).hello()
-		_, err = other.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-			Interface: "via0", Queue: -1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
-		}})
-		refused("queues", err)
+		refused("queues", nstest.Err(other.ask(smallOpen)))
 		other.c.Close()
 		for i := range 4 {
 			n := []*vipl.NIC{a, b}[i%2]
@@ -51,10 +52,14 @@ func TestQuota(t *testing.T) {
 		}
 		nstest.Must(t, errors.Join(a.Close(), b.Close()))
 	}
-	if c := g.status(t).Counts; c.Quota != 9 {
+	if c := g.status(t).Counts; c.Quota != 12 {
 		t.Errorf("counts: %+v", c)
 	}
 }
+
+// smallOpen is the request for any queue with little memory.
+var smallOpen = openOf(agentproto.Open{Queue: kagent.AnyQueue, ArenaBytes: 4 << 20,
+	RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative})
 
 // rings returns the kernel's memory for the rings of a queue, in bytes.
 func rings(n *vipl.NIC) int {
@@ -62,30 +67,10 @@ func rings(n *vipl.NIC) int {
 	return i.NIC.Rings.Bytes()
 }
 
-// The kernel's rings count: a queue whose arena alone would fit is refused.
-func TestQuotaOfRings(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {PinnedBytes: 8<<20 + 40<<10}}})
-	q := agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, RxChunks: 1024, TxChunks: 1024, Mode: xdpnic.ModeNative,
-	}}
-	_, err := g.raw(t).hello().ask(q)
-	if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "rings") || !strings.Contains(err.Error(), "ask for less") {
-		t.Errorf("1024 chunks each way: %v, want ErrQuota with cause and remedy", err)
-	}
-	q.Open.RxChunks, q.Open.TxChunks = 256, 256
-	nstest.WantErr(t, "256 chunks each way", nstest.Err(g.raw(t).hello().ask(q)), nil)
-	// 256 entries of 8 or 16 bytes are a page or not, and the head is another page.
-	if u := g.status(t).Users[0]; u.PinnedBytes != 8<<20+6*4096 {
-		t.Errorf("user: %+v, want 8 MiB and six pages", u)
-	}
-}
-
 // A second handle of a process is not refused because of the quota of queues: it shares the first one's. One
 // that cannot share is refused, and the error explains that it needs a queue of its own.
 func TestQuotaSecondHandle(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
+	g := oneAgent(t, nstest.Options{Queues: 2}, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	own := func(err error) {
 		t.Helper()
@@ -112,15 +97,10 @@ func TestQuotaSecondHandle(t *testing.T) {
 // has detected the death.
 func TestQuotaOfTheDead(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
-	for round := range 20 {
+	g := oneAgent(t, nstest.Options{Queues: 2}, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 1}}})
+	for range 20 {
 		r := g.raw(t).hello()
-		r.say(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-			Interface: "via0", Queue: -1, ArenaBytes: 4 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
-		}})
-		reply, files, err := r.r.ReadReply()
-		nstest.FatalIf(t, err != nil || reply.Error != nil || len(files) != 3, "program %d: %v, %v, %d files", round, err, reply.Error, len(files))
+		files := r.files(smallOpen)
 		// The answer shows that the agent has closed its descriptors.
 		nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})))
 		syscall.ForkLock.RLock()  // no program that another test starts has copies of them, between its fork and its exec
@@ -138,8 +118,7 @@ func TestQuotaOfTheDead(t *testing.T) {
 // A program keeps its resources when a stricter agent takes over, and they count.
 func TestQuotaAfterRestart(t *testing.T) {
 	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{Processes: 1})
+	g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{Processes: 1})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	n := g.nic(native)
 	for range 3 {
@@ -152,9 +131,7 @@ func TestQuotaAfterRestart(t *testing.T) {
 		t.Errorf("user: %+v", u)
 	}
 	nstest.WantErr(t, "a VI more", nstest.Err(n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)), agentproto.ErrQuota)
-	other := g.raw(t).hello()
-	nstest.WantErr(t, "a queue more", other.open(-1), agentproto.ErrQuota)
-	other.c.Close()
+	nstest.WantErr(t, "a queue more", g.raw(t).hello().open(-1), agentproto.ErrQuota)
 	nstest.Must(t, n.Close())
 	await.Until(t, "all is refunded", func() bool {
 		u := g.status(t).Users[0]
@@ -165,35 +142,26 @@ func TestQuotaAfterRestart(t *testing.T) {
 // A user that hangs up and keeps the descriptors is charged for what they pin, by the next agent, too. The
 // memory alone is not charged.
 func TestQuotaOfKeptQueue(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Queues: 2, PinnedBytes: 20 << 20}}})
-	q := agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-	}}
+	g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{
+		0: {Queues: 2, PinnedBytes: 20 << 20},
+	}})
+	q := openNative(kagent.AnyQueue)
 	pinned := 2 * kagent.Config{ArenaBytes: 8 << 20}.PinnedBytes()
 	var kept [2][]*os.File
 	for i := range kept {
 		r := g.raw(t).hello()
-		r.say(q)
-		reply, files, err := r.r.ReadReply()
-		nstest.FatalIf(t, err != nil || reply.Error != nil || len(files) != 3, "%v, %v, %d files", err, reply.Error, len(files))
-		for _, f := range files {
-			defer f.Close()
-		}
-		kept[i] = files
+		kept[i] = r.files(q)
+		defer fds.CloseFiles(kept[i]...)
 		nstest.Must(t, r.c.Close())
 	}
 	await.Until(t, "the sessions are over", func() bool { return len(g.status(t).NICs) == 0 })
-	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
-		t.Errorf("user: %+v, want what its descriptors pin", u)
+	for _, restart := range []func(){g.restart, func() {}} {
+		if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
+			t.Errorf("user: %+v, want what its descriptors pin", u)
+		}
+		nstest.WantErr(t, "one queue more", nstest.Err(g.raw(t).hello().ask(q)), agentproto.ErrQuota)
+		restart()
 	}
-	nstest.WantErr(t, "one queue more", nstest.Err(g.raw(t).hello().ask(q)), agentproto.ErrQuota)
-	g.kill()
-	g.start()
-	if u := g.status(t).Users[0]; u.Queues != 2 || u.PinnedBytes != pinned {
-		t.Errorf("user at the next agent: %+v, want what its descriptors pin", u)
-	}
-	nstest.WantErr(t, "one queue more at the next agent", nstest.Err(g.raw(t).hello().ask(q)), agentproto.ErrQuota)
 	for i, files := range kept {
 		nstest.ErrorIf(t, blocks(t, files[1]) == 0, "the memory is gone while the socket is there")
 		files[0].Close()
@@ -212,24 +180,10 @@ func blocks(t *testing.T, f *os.File) int64 {
 	return st.Sys().(*syscall.Stat_t).Blocks
 }
 
-// An interface that is not listed, or not for this user, is not served.
-func TestNotServed(t *testing.T) {
-	t.Parallel()
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	other := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"other": {}}})
-	if _, err := other.open(); !errors.Is(err, agentproto.ErrNotServed) {
-		t.Errorf("%v, want ErrNotServed", err)
-	}
-	g := startAgent(t, ns, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {Users: []uint32{60002}, MaxVIs: 5}}})
-	if n := g.nic(); n.Info().MaxVIs != 5 { // root may
-		t.Errorf("%d VIs, want 5", n.Info().MaxVIs)
-	}
-}
-
 // A refused connection gets the reason.
 func TestNoRoom(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{})
-	g := startAgent(t, ns, agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Connections: 1}}, Most: 1})
+	g := oneAgent(t, nstest.Options{},
+		agentConfig{Processes: 1, Users: map[uint32]agentd.Quota{0: {Connections: 1}}, Most: 1})
 	await.Until(t, "what startAgent has asked is over", func() bool {
 		n, err := g.open()
 		if err == nil {
@@ -243,6 +197,6 @@ func TestNoRoom(t *testing.T) {
 			t.Fatalf("a connection more: %v, want ErrQuota", err)
 		}
 	}
-	_, err := g.rawAs(t, 60001).ask(agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}})
+	_, err := g.rawAs(t, 60001).ask(helloRequest)
 	nstest.ErrorIf(t, !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "all users together"), "another user: %v, want ErrQuota", err)
 }

@@ -8,6 +8,7 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -48,9 +49,8 @@ func TestInterfaceReturns(t *testing.T) {
 			falls := make(chan vipl.ErrorCode, 100)
 			old.ErrorCallback(func(e vipl.ErrorDescriptor) { falls <- e.Code })
 			oldPeer.ErrorCallback(func(e vipl.ErrorDescriptor) {})
-			s := &stream{from: newEnd(t, old), to: newEnd(t, oldPeer)}
-			connect(t, s.from, s.to, "before")
-			nstest.Must(t, s.step())
+			s := newStream(t, old, oldPeer, "before")
+			s.steps(t, 1)
 			waited := make(chan error, 1)
 			go func() {
 				_, err := old.ConnectWait(vipl.NetAddress{Discriminator: []byte("nobody")}, waitLimit)
@@ -58,12 +58,7 @@ func TestInterfaceReturns(t *testing.T) {
 			}()
 
 			back := how.away(t, a.ns, b.ns)
-			for _, e := range []*end{s.from, s.to} {
-				await.Until(t, "the connection ends", func() bool {
-					st, err := e.vi.Query()
-					return err == nil && st.State == vipl.Error
-				})
-			}
+			awaitBroken(t, s.from, s.to)
 			select {
 			case code := <-falls:
 				nstest.ErrorIf(t, code != vipl.ErrorCatastrophic, "the first error is %v", code)
@@ -90,9 +85,8 @@ func TestInterfaceReturns(t *testing.T) {
 			if !how.peerStays {
 				peer = b.nic(vipl.WithSilence(time.Minute))
 			}
-			again := &stream{from: newEnd(t, nic), to: newEnd(t, peer)}
-			connect(t, again.from, again.to, "after")
-			nstest.Must(t, again.step())
+			again := newStream(t, nic, peer, "after")
+			again.steps(t, 1)
 			if _, err := s.from.vi.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{
 				Host: b.ns.IPv4, Discriminator: []byte("old"),
 			}, waitLimit); err == nil {
@@ -104,19 +98,13 @@ func TestInterfaceReturns(t *testing.T) {
 			} else if err := oldPeer.Close(); err != nil {
 				t.Errorf("the peer's old handle: %v", err)
 			}
-			if err := again.step(); err != nil {
-				t.Fatalf("after the old handle was closed: %v", err)
-			}
+			again.steps(t, 1)
 			alone(t, a, nic)
 			// The next agent knows of the new interface alone.
-			a.kill()
-			a.start()
+			a.restart()
 			alone(t, a, nic)
-			last := &stream{from: newEnd(t, nic), to: newEnd(t, peer)}
-			connect(t, last.from, last.to, "last")
-			for _, s := range []*stream{again, last} {
-				nstest.Must(t, s.step())
-			}
+			newStream(t, nic, peer, "last").steps(t, 1)
+			again.steps(t, 1)
 		})
 	}
 }
@@ -127,10 +115,9 @@ func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
 	t.Parallel()
 	for _, here := range []bool{false, true} {
 		t.Run(fmt.Sprintf("agent there: %v", here), func(t *testing.T) {
-			ns, _ := nstest.Pair(t, nstest.Options{})
-			g := startAgent(t, ns, agentConfig{})
+			g := oneAgent(t, nstest.Options{}, agentConfig{})
 			r := g.raw(t).hello()
-			files := r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{Interface: "via0", ArenaBytes: 8 << 20}}, 3)
+			files := r.files(openOf(agentproto.Open{}))
 			owned := func() (queues, pinned int) {
 				for _, u := range g.status(t).Users {
 					queues, pinned = queues+u.Queues, pinned+u.PinnedBytes
@@ -141,11 +128,7 @@ func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
 			if !here {
 				g.kill()
 			}
-			link, err := ns.Netlink().LinkByIndex(ns.Index)
-			if err == nil {
-				err = ns.Netlink().LinkDel(link)
-			}
-			nstest.Must(t, err)
+			g.ns.Remove(t)
 			if here {
 				await.Until(t, "the agent says so", func() bool { return g.log.count("the interface is gone") == 1 })
 				g.kill()
@@ -159,9 +142,7 @@ func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
 			}
 			g.start()
 			r.c.Close()
-			for _, f := range files {
-				f.Close()
-			}
+			fds.CloseFiles(files...)
 			await.Until(t, "nothing is charged", func() bool { queues, pinned := owned(); return queues == 0 && pinned == 0 })
 		})
 	}

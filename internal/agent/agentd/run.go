@@ -272,16 +272,13 @@ func (d *Daemon) unlock(f *os.File) {
 // be a mistake.
 func removeSocket(path string) error {
 	st, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err == nil && st.Mode().Type() != fs.ModeSocket:
+	if err == nil && st.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%s is there and is no socket: take another path, or remove it", path)
 	}
 	if err == nil {
 		err = os.Remove(path)
 	}
-	if errors.Is(err, fs.ErrNotExist) { // another agent has, meanwhile
+	if errors.Is(err, fs.ErrNotExist) { // there was none, or another agent has removed it meanwhile
 		return nil
 	}
 	return err
@@ -289,24 +286,19 @@ func removeSocket(path string) error {
 
 // groupID returns the number of the socket's group, or -1.
 func (d *Daemon) groupID() (int, error) {
-	if d.Group == "" {
-		g, err := user.LookupGroup(DefaultGroup)
-		if errors.As(err, new(user.UnknownGroupError)) || errors.Is(err, fs.ErrNotExist) { // no /etc/group
-			return -1, nil
-		}
-		if err != nil {
-			return -1, fmt.Errorf("group of the socket: %w", err)
-		}
-		return strconv.Atoi(g.Gid)
-	}
-	g, err := user.LookupGroup(d.Group)
-	if err != nil {
+	g, err := user.LookupGroup(cmp.Or(d.Group, DefaultGroup))
+	if err != nil && d.Group != "" {
 		g, err = user.LookupGroupId(d.Group)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+		return strconv.Atoi(g.Gid)
+	case d.Group != "":
 		return -1, fmt.Errorf("group of the socket: there is no group %q", d.Group)
+	case errors.As(err, new(user.UnknownGroupError)) || errors.Is(err, fs.ErrNotExist): // no /etc/group
+		return -1, nil
 	}
-	return strconv.Atoi(g.Gid)
+	return -1, fmt.Errorf("group of the socket: %w", err)
 }
 
 func (d *Daemon) mode() fs.FileMode { return cmp.Or(d.Mode, 0o660) }

@@ -182,13 +182,9 @@ func (s *Server) shut() error {
 	for c := range s.conns {
 		c.hangUp()
 	}
-	var all []*session
-	for _, n := range s.sessions {
-		all = append(all, n)
-	}
 	s.mu.Unlock()
 	var errs []error
-	for _, n := range all {
+	for _, n := range s.allSessions() { // once closed, there are no new ones
 		if s.cfg.FDStore == nil {
 			errs = append(errs, n.end(true))
 		}

@@ -139,30 +139,27 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 		return nil, nil, nil, err
 	}
 	info := local.Info()
+	again := func() (*session, *device.Handout, *os.File, error) {
+		if err := local.Close(); err != nil {
+			return nil, nil, nil, err
+		}
+		return s.lease(ctx, cfg, c, has)
+	}
 	if more := len(info.NIC.ExtraQueues); more > 0 && local.Group() == nil {
 		if s.tryCharge(c.cred.Uid, claims{queues: more}) != nil {
 			cfg.OneQueue = true // the user may have one queue
-			if err := local.Close(); err != nil {
-				return nil, nil, nil, err
-			}
-			return s.lease(ctx, cfg, c, has)
+			return again()
 		}
 		has.queues += more
 	}
 	if room := info.PinnedBytes() - has.pinned; room > 0 && local.Group() == nil {
 		if s.tryCharge(c.cred.Uid, claims{pinned: room}) != nil && cfg.Processes > 1 {
 			cfg.Processes = 1 // the user may have the queue, without room for others
-			if err := local.Close(); err != nil {
-				return nil, nil, nil, err
-			}
-			return s.lease(ctx, cfg, c, has)
+			return again()
 		}
 		has.pinned += room
 	}
-	n := &session{
-		server: s, uid: c.cred.Uid, token: make([]byte, agentproto.TokenLen), local: local, has: *has,
-		conn: c,
-	}
+	n := &session{server: s, uid: c.cred.Uid, token: make([]byte, agentproto.TokenLen), local: local, has: *has, conn: c}
 	n.owed = sync.OnceValue(n.stillPinned)
 	rand.Read(n.token)
 	local.OnLinkLeft(n.linkLeft)
@@ -228,16 +225,8 @@ func (n *session) watch() {
 // another goroutine has ended them. It reports whether there were any. Other sessions cost
 // nothing.
 func (s *Server) reapDead(concern func(*session) bool) (any bool) {
-	s.mu.Lock()
-	var all []*session
-	for _, n := range s.sessions {
-		if concern(n) {
-			all = append(all, n)
-		}
-	}
-	s.mu.Unlock()
-	for _, n := range all {
-		if n.isDead() && !s.isClosed() { // shut also closes the signs of life of living programs
+	for _, n := range s.allSessions() {
+		if concern(n) && n.isDead() && !s.isClosed() { // shut also closes the signs of life of living programs
 			_ = n.end(true)
 			any = true
 		}
@@ -250,10 +239,7 @@ func (n *session) isDead() bool {
 	n.mu.Lock()
 	over := n.over
 	n.mu.Unlock()
-	if over {
-		return true
-	}
-	return fdstore.IsDead(n.alive)
+	return over || fdstore.IsDead(n.alive)
 }
 
 // end takes back everything that the session has. died means that the program did not close it.
@@ -377,8 +363,8 @@ func (s *Server) restore(kept []fdstore.Entry) {
 		shmLinks := n.local.OnLinkLeft(n.linkLeft)
 		s.mu.Lock()
 		// The program had it before, so no quota applies.
-		s.account(n.uid).book(n.has, 1)
-		s.account(n.uid).book(claims{vis: n.vis, pinned: shmLinks * device.LinkBytes}, 1)
+		s.account(n.uid).add(n.has, 1)
+		s.account(n.uid).add(claims{vis: n.vis, pinned: shmLinks * device.LinkBytes}, 1)
 		s.joinShare(n)
 		s.sessions[string(n.token)] = n
 		s.work.Add(1)
@@ -402,7 +388,7 @@ func (s *Server) restoreLost(r *device.Restored) {
 	d.has.queues = 1 + len(t.Extra)
 	d.keep(s.cfg.FDStore)
 	s.mu.Lock()
-	s.account(d.uid).book(d.has, 1)
+	s.account(d.uid).add(d.has, 1)
 	s.pinnedQueues[d] = struct{}{}
 	s.mu.Unlock()
 }

@@ -131,7 +131,7 @@ func answer(t testing.TB, n *vipl.NIC, disc string) {
 	}()
 }
 
-// sharer is a program of TestSharedQueue.
+// sharer is a program that connects and talks as a test tells it.
 type sharer struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -149,7 +149,7 @@ func startSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int, en
 func launchSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int, env ...string) *sharer {
 	t.Helper()
 	env = append(env, socketsEnv+"="+a.socket, fmt.Sprintf("AGENTD_TEST_PEER=%v %v %d", peer, a.ns.IPv4, id))
-	s := &sharer{cmd: program(t, uid, "TestProgramThatShares", "", env...)}
+	s := &sharer{cmd: program(t, uid, "TestProgramThatShares", env...)}
 	s.cmd.Stderr = os.Stderr
 	in, err := s.cmd.StdinPipe()
 	nstest.Must(t, err)
@@ -157,9 +157,25 @@ func launchSharer(t *testing.T, a *agent, peer netip.Addr, uid uint32, id int, e
 	nstest.Must(t, err)
 	s.in, s.out = in, bufio.NewReader(out)
 	nstest.Must(t, s.cmd.Start())
-	t.Cleanup(func() { _, _ = s.cmd.Process.Kill(), s.cmd.Wait() })
+	t.Cleanup(s.kill)
 	return s
 }
+
+// connect has the program connect, as the command what says, with e, which takes the request at a discriminator.
+func (s *sharer) connect(t *testing.T, e *end, what, disc string) {
+	t.Helper()
+	l, err := e.nic.Listen(vipl.NetAddress{Discriminator: []byte(disc)})
+	nstest.Must(t, err)
+	defer l.Close()
+	s.ask(t, what)
+	c, err := l.Wait(t.Context())
+	nstest.Must(t, err)
+	nstest.Must(t, c.Accept(e.vi))
+	s.want(t, "done "+strings.Fields(what)[0])
+}
+
+// kill is kill -9. The program's descriptors are closed when it returns.
+func (s *sharer) kill() { _, _ = s.cmd.Process.Kill(), s.cmd.Wait() }
 
 // opened waits until the program has opened its NIC.
 func (s *sharer) opened(t *testing.T) {
@@ -192,18 +208,17 @@ func (s *sharer) want(t *testing.T, what string) {
 	}
 }
 
-// TestProgramThatShares is a program of TestSharedQueue. It connects with a server of another host and with programs of its
+// TestProgramThatShares is the program of a sharer. It connects with a server of another host and with programs of its
 // own, and exchanges messages as it is told.
 func TestProgramThatShares(t *testing.T) {
 	socket, ok := os.LookupEnv(socketsEnv)
 	if !ok {
-		t.Skip("a program of TestSharedQueue")
+		t.Skip("the program of a sharer")
 	}
-	var peer, self netip.Addr
 	var id int
 	var texts [2]string
 	nstest.Must(t, nstest.Err(fmt.Sscan(os.Getenv("AGENTD_TEST_PEER"), &texts[0], &texts[1], &id)))
-	peer, self = mustAddr(t, texts[0]), mustAddr(t, texts[1])
+	peer, self := netip.MustParseAddr(texts[0]), netip.MustParseAddr(texts[1])
 	opts := []vipl.Option{vipl.WithAgent(socket), vipl.WithArena(8 << 20), vipl.WithSilence(waitLimit)}
 	if mib, err := strconv.Atoi(os.Getenv(arenaEnv)); err == nil {
 		opts = append(opts, vipl.WithArena(mib<<20))
@@ -345,10 +360,7 @@ func allToAll(t *testing.T, a, b *agent, uid uint32, messages int, env ...string
 		}
 		answers()
 		connected := time.Since(start)
-		for _, s := range all {
-			ask(s, "talk", messages)
-		}
-		answers()
+		talk(t, messages, all...)()
 		t.Logf("%d programs on each host: connected after %v, talked after %v", programs, connected.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
 		for _, g := range []*agent{a, b} {
 			st := g.status(t)
@@ -357,6 +369,21 @@ func allToAll(t *testing.T, a, b *agent, uid uint32, messages int, env ...string
 		was = programs
 	}
 	return all
+}
+
+// talk has programs exchange that many messages on each of their connections, and returns what waits for the end of
+// that.
+func talk(t *testing.T, messages int, all ...*sharer) (talked func()) {
+	t.Helper()
+	for _, s := range all {
+		s.ask(t, fmt.Sprint("talk ", messages))
+	}
+	return func() {
+		t.Helper()
+		for _, s := range all {
+			s.want(t, "done talk")
+		}
+	}
 }
 
 // endAll has programs close their NICs.
@@ -394,16 +421,7 @@ func testSharedQueue(t *testing.T, options nstest.Options, cfg agentConfig, prog
 	each(func(_ int, s *sharer) { s.want(t, "done server") })
 	each(func(id int, s *sharer) { s.ask(t, fmt.Sprint("program ", (id+1)%programs)) })
 	each(func(_ int, s *sharer) { s.want(t, "done program") })
-	talk := func(n int) {
-		t.Helper()
-		each(func(_ int, s *sharer) { s.ask(t, fmt.Sprint("talk ", n)) })
-	}
-	talked := func() {
-		t.Helper()
-		each(func(_ int, s *sharer) { s.want(t, "done talk") })
-	}
-	talk(20)
-	talked()
+	talk(t, 20, all...)()
 
 	leases := func(want int) []kagent.LeaseStatus {
 		t.Helper()
@@ -434,13 +452,12 @@ func testSharedQueue(t *testing.T, options nstest.Options, cfg agentConfig, prog
 				all = append(all, s)
 			}
 		}
-		talk(30)
+		talked := talk(t, 30, all...)
 		time.Sleep(5 * time.Millisecond)
 		if round == 1 {
 			a.kill()
 		}
-		others[id].cmd.Process.Kill()
-		others[id].cmd.Wait()
+		others[id].kill()
 		if round == 1 {
 			a.start()
 		}
@@ -453,17 +470,15 @@ func testSharedQueue(t *testing.T, options nstest.Options, cfg agentConfig, prog
 		all[id] = startSharer(t, a, b.ns.IPv4, user, id, env...)
 		all[id].ask(t, "server 0")
 		all[id].want(t, "done server")
-		talk(3)
-		talked()
+		talk(t, 3, all...)()
 	}
 	// The agent dies, and the next one knows all.
-	talk(50)
+	talked := talk(t, 50, all...)
 	a.kill()
 	talked()
 	a.start()
 	leases(programs)
-	talk(5)
-	talked()
+	talk(t, 5, all...)()
 
 	endAll(t, all...)
 	await.Until(t, "nothing is charged", func() bool {
@@ -487,17 +502,9 @@ func TestSharedQueuePolicy(t *testing.T) {
 	ns, peer := nstest.Pair(t, nstest.Options{})
 	g := startAgent(t, ns, agentConfig{Processes: 3, Users: map[uint32]agentd.Quota{60001: {Queues: 1, Processes: 2}}})
 	first := startSharer(t, g, peer.IPv4, 60001, 0)
-	refused := func(uid uint32, why ...string) {
-		t.Helper()
-		cmd := program(t, uid, "TestProgramThatShares", "", socketsEnv+"="+g.socket, fmt.Sprintf("AGENTD_TEST_PEER=%v %v 1", peer.IPv4, ns.IPv4))
-		out, _ := cmd.Output()
-		for _, want := range append(why, "vipl: OpenNIC") {
-			nstest.ErrorIf(t, !strings.Contains(string(out), want), "user %d: %q lacks %q", uid, out, want)
-		}
-	}
-	refused(60002, "processes of user 60001 share it", fmt.Sprintf("process %d", first.cmd.Process.Pid))
+	refused(t, g, 60002, "processes of user 60001 share it", fmt.Sprintf("process %d", first.cmd.Process.Pid))
 	second := startSharer(t, g, peer.IPv4, 60001, 1)
-	refused(60001, "processes with a NIC handle", "of at most 2")
+	refused(t, g, 60001, "processes with a NIC handle", "of at most 2")
 	if u := userOf(g.status(t), 60001); u.Queues != 1 || u.Processes != 2 || u.MaxProcs != 2 {
 		t.Errorf("user: %+v", u)
 	}
@@ -506,8 +513,18 @@ func TestSharedQueuePolicy(t *testing.T) {
 	if _, err := g.open(vipl.WithPSK(psk)); err == nil || !strings.Contains(err.Error(), "user 60001") {
 		t.Errorf("root, with a key: %v", err)
 	}
-	for _, s := range []*sharer{first, second} {
-		s.ask(t, "end 0")
-		s.want(t, "done end")
+	endAll(t, first, second)
+}
+
+// refused checks what the error says to a program of a user that gets no queue.
+func refused(t *testing.T, g *agent, uid uint32, why ...string) {
+	t.Helper()
+	cmd := program(t, uid, "TestProgramThatShares", socketsEnv+"="+g.socket,
+		fmt.Sprintf("AGENTD_TEST_PEER=%[1]v %[1]v 1", g.ns.IPv4))
+	out, _ := cmd.Output()
+	for _, want := range append(why, "vipl: OpenNIC") {
+		nstest.ErrorIf(t, !strings.Contains(string(out), want), "user %d: %q lacks %q", uid, out, want)
 	}
+	nstest.ErrorIf(t, strings.Contains(string(out), "this process") || strings.Count(string(out), "kagent: open") != 1,
+		"of an agent: %q", out)
 }

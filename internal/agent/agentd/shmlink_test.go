@@ -12,6 +12,7 @@ import (
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -22,9 +23,7 @@ import (
 func (a *agent) charged(t *testing.T, what string, bytes int) {
 	t.Helper()
 	has := 0
-	defer func() {
-		nstest.ErrorIf(t, has != bytes, "%s: %d bytes are charged, want %d", what, has, bytes)
-	}()
+	defer func() { nstest.Equal(t, what+": bytes that are charged", has, bytes) }()
 	await.Until(t, fmt.Sprintf("%s: %d bytes are charged", what, bytes), func() bool {
 		has = 0
 		for _, u := range a.status(t).Users {
@@ -46,8 +45,7 @@ func pins(all ...*vipl.NIC) (sum int) {
 // the same link. When one queue is given back, it stays charged at the other end until the program there has ended
 // its connections over the link.
 func TestQuotaOfLink(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{Processes: 1})
+	g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{Processes: 1})
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, err := g.open(native, vipl.WithQueue(0), vipl.WithSilence(time.Minute))
 	nstest.Must(t, err)
@@ -62,8 +60,7 @@ func TestQuotaOfLink(t *testing.T) {
 	connect(t, newEnd(t, a), second, "second")
 	g.charged(t, "with two", pins(a, b)+2*shmLink)
 
-	g.kill()
-	g.start()
+	g.restart()
 	g.charged(t, "at the next agent", pins(a, b)+2*shmLink)
 	third := newEnd(t, b)
 	connect(t, newEnd(t, a), third, "third")
@@ -76,8 +73,7 @@ func TestQuotaOfLink(t *testing.T) {
 	ec, ed := newEnd(t, c), newEnd(t, b)
 	connect(t, ec, ed, "with the queue's next holder")
 	g.charged(t, "with another link", pins(b, c)+3*shmLink)
-	g.kill()
-	g.start()
+	g.restart()
 	g.charged(t, "at the agent after that", pins(b, c)+3*shmLink)
 	for _, e := range []*end{eb, second, third} {
 		nstest.Must(t, e.vi.Disconnect())
@@ -97,9 +93,7 @@ type rawLink struct {
 func (a *agent) rawLink(t *testing.T, program *raw) *rawLink {
 	t.Helper()
 	r := &rawLink{raw: program.hello()}
-	r.queue = r.files(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: "via0", Queue: -1, ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative,
-	}}, 3)
+	r.queue = r.files(openOf(agentproto.Open{Queue: kagent.AnyQueue, RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative}))
 	reply, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})
 	nstest.Must(t, err)
 	r.vi = reply.VI
@@ -108,16 +102,14 @@ func (a *agent) rawLink(t *testing.T, program *raw) *rawLink {
 }
 
 func (r *rawLink) close() {
-	for _, f := range append(r.queue, r.shmLink...) {
-		f.Close()
-	}
+	fds.CloseFiles(append(r.queue, r.shmLink...)...)
 	r.c.Close()
 }
 
 // join gets the link to another program, and fills its memory.
 func (r *rawLink) join(t *testing.T, other *rawLink) {
 	t.Helper()
-	r.shmLink = r.files(agentproto.Request{ID: 4, Op: agentproto.OpShmLink, VI: other.vi}, 3)
+	r.shmLink = r.files(agentproto.Request{ID: 4, Op: agentproto.OpShmLink, VI: other.vi})
 	nstest.Must(t, nstest.Err(r.shmLink[0].WriteAt(make([]byte, device.LinkBytes), 0)))
 }
 
@@ -129,8 +121,7 @@ func TestQuotaOfKeptLink(t *testing.T) {
 	queue := kagent.Config{ArenaBytes: 8 << 20, RxChunks: 64, TxChunks: 64}.PinnedBytes()
 	for _, first := range []string{"the one that has hung up", "the other one", "neither: both hang up"} {
 		t.Run(first, func(t *testing.T) {
-			ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-			g := startAgent(t, ns, agentConfig{Processes: 1})
+			g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{Processes: 1})
 			a, b := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
 			a.join(t, b)
 			g.charged(t, "at one end", 2*queue+shmLink)
@@ -139,8 +130,7 @@ func TestQuotaOfKeptLink(t *testing.T) {
 			a.c.Close()
 			await.Until(t, "the session is over", func() bool { return len(g.status(t).NICs[0].Leases) == 1 })
 			g.charged(t, "with a socket that is kept", 2*queue+2*shmLink)
-			g.kill()
-			g.start()
+			g.restart()
 			g.charged(t, "at the next agent", 2*queue+2*shmLink)
 
 			letGo := func() {
@@ -193,22 +183,8 @@ func TestQuotaRefusesLink(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	a, b := g.nic(native, vipl.WithQueue(0)), g.nic(native, vipl.WithQueue(1))
 	ea, eb := newEnd(t, a), newEnd(t, b)
-	accepted := make(chan error, 1)
-	go func() {
-		c, err := b.ConnectWait(vipl.NetAddress{Discriminator: []byte("d")}, waitLimit)
-		if err == nil {
-			if err = c.Accept(eb.vi); err != nil {
-				err = errors.Join(err, c.Reject())
-			}
-		}
-		accepted <- err
-	}()
-	remote := vipl.NetAddress{Host: b.Query().Address, Discriminator: []byte("d")}
-	var err error
-	await.Until(t, "the other side waits", func() bool {
-		_, err = ea.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit)
-		return !errors.Is(err, vipl.ErrNoMatch)
-	})
+	accepted := accept(eb, "d")
+	err := request(ea, eb, "d", func() {})
 	nstest.ErrorIf(t, err == nil, "the connect is not refused")
 	err = <-accepted
 	if !errors.Is(err, agentproto.ErrQuota) || !errors.Is(err, vipl.ErrResource) ||
@@ -225,8 +201,7 @@ func TestQuotaRefusesLink(t *testing.T) {
 // A user that has requested links to missing VIs too often gets the same answer for every VI, also on another
 // connection after all of its own have ended. Other users are not affected.
 func TestLinkMisses(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 4})
-	g := startAgent(t, ns, agentConfig{Processes: 1})
+	g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{Processes: 1})
 	const user = 60001
 	victim, third := g.rawLink(t, g.raw(t)), g.rawLink(t, g.raw(t))
 	shmLink := func(r *rawLink, vi uint32) error {
@@ -252,14 +227,7 @@ func TestLinkMisses(t *testing.T) {
 	await.Until(t, "the victim's VI is denied", func() bool {
 		missed = guess(r, 100)
 		r.close()
-		await.Until(t, "the user is forgotten", func() bool {
-			for _, u := range g.status(t).Users {
-				if u.UID == user {
-					return false
-				}
-			}
-			return true
-		})
+		await.Until(t, "the user is forgotten", func() bool { return userOf(g.status(t), user).UID == 0 })
 		r = g.rawLink(t, g.rawAs(t, user))
 		refused = shmLink(r, victim.vi)
 		return refused != nil
@@ -282,9 +250,7 @@ func TestQuotaUsedUpByLink(t *testing.T) {
 	a.join(t, b)
 	b.join(t, a)
 	for range 3 {
-		for _, f := range a.shmLink {
-			f.Close()
-		}
+		fds.CloseFiles(a.shmLink...)
 		a.join(t, b)
 	}
 	nstest.WantErr(t, "one link more", nstest.Err(a.ask(agentproto.Request{ID: 6, Op: agentproto.OpShmLink, VI: c.vi})), agentproto.ErrQuota)

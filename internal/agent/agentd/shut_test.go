@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/base/rundir"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
@@ -63,8 +65,7 @@ func TestHeldUp(t *testing.T) {
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 	nstest.Must(t, err)
 	defer c.Close()
-	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
-	nstest.Must(t, err)
+	hello := encodedHello(t)
 	slow, let := slowToClose(t)
 	nstest.Must(t, sendAlong(c, hello, slow))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -73,15 +74,8 @@ func TestHeldUp(t *testing.T) {
 	go func() { served <- s.Serve(ctx, l) }()
 	defer s.talks.Wait()
 	defer let()
-	taken := func() bool { // the reader has taken the message, and not answered
-		n := 0
-		raw, err := c.SyscallConn()
-		if err == nil {
-			err = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
-		}
-		return err == nil && n == 0
-	}
-	await.Until(t, "the agent reads", taken)
+	// The reader has taken the message, and not answered.
+	await.Until(t, "the agent reads", (&conn{c: c}).taken)
 	_ = os.Remove(socket)
 	cancel()
 	select {
@@ -92,23 +86,36 @@ func TestHeldUp(t *testing.T) {
 	}
 }
 
+func encodedHello(t *testing.T) []byte {
+	t.Helper()
+	b, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}},
+		agentproto.MaxRequest)
+	nstest.Must(t, err)
+	return b
+}
+
+// unixPair makes the two ends of a connection.
+func unixPair(t *testing.T) (a, b *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	nstest.Must(t, err)
+	for i, end := range []**net.UnixConn{&a, &b} {
+		f := os.NewFile(uintptr(fds[i]), "socket")
+		c, err := net.FileConn(f)
+		nstest.Must(t, errors.Join(err, f.Close()))
+		t.Cleanup(func() { c.Close() })
+		*end = c.(*net.UnixConn)
+	}
+	return a, b
+}
+
 // Requests that a program has sent before it was disconnected are not executed any more, though they can still be
 // read.
 func TestNothingAfterHangUp(t *testing.T) {
 	s, err := New(Config{}, nil)
 	nstest.Must(t, err)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "agent.sock"), Net: "unix"})
-	nstest.Must(t, err)
-	defer l.Close()
-	program, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
-	nstest.Must(t, err)
-	defer program.Close()
-	accepted, err := l.AcceptUnix()
-	nstest.Must(t, err)
-	defer accepted.Close()
-	hello, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}}, agentproto.MaxRequest)
-	nstest.Must(t, err)
-	nstest.Must(t, nstest.Err(program.Write(hello)))
+	accepted, program := unixPair(t)
+	nstest.Must(t, nstest.Err(program.Write(encodedHello(t))))
 	c := &conn{server: s, c: accepted}
 	c.hangUp()
 	if err := c.talk(); !errors.Is(err, net.ErrClosed) {
@@ -154,20 +161,10 @@ func TestEndWaitsForWork(t *testing.T) {
 
 // A wait on behalf of a program ends when the program hangs up, and not when it sends another message.
 func TestWhilePresent(t *testing.T) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	nstest.Must(t, err)
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "socket")
-		c, err := net.FileConn(f)
-		err = errors.Join(err, f.Close())
-		nstest.Must(t, err)
-		defer c.Close()
-		ends[i] = c.(*net.UnixConn)
-	}
-	c := &conn{c: ends[0]}
+	ours, program := unixPair(t)
+	c := &conn{c: ours}
 	ctx, stop := c.whilePresent()
-	nstest.Must(t, nstest.Err(ends[1].Write([]byte("and"))))
+	nstest.Must(t, nstest.Err(program.Write([]byte("and"))))
 	nstest.ErrorIf(t, ctx.Err() != nil, "it hung up, and has not")
 	stop()
 	if context.Cause(ctx) != context.Canceled {
@@ -175,7 +172,7 @@ func TestWhilePresent(t *testing.T) {
 	}
 	ctx, stop = c.whilePresent()
 	defer stop()
-	ends[1].Close()
+	program.Close()
 	<-ctx.Done()
 	if context.Cause(ctx) != errHungUp {
 		t.Errorf("%v, want errHungUp", context.Cause(ctx))
@@ -210,5 +207,54 @@ func TestListenLeavesFilesAlone(t *testing.T) {
 		if b, err := os.ReadFile(path + suffix); string(b) != "mine" {
 			t.Errorf("%q, %v", b, err)
 		}
+	}
+}
+
+// In another user's directory the agent sets permissions only of the socket that it has made, and not of a file
+// that has replaced it.
+func TestRightsOfTheSocket(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	path, moved, victim := filepath.Join(dir, "agent.sock.new"), filepath.Join(dir, "moved"), filepath.Join(dir, "victim")
+	nstest.Must(t, os.WriteFile(victim, nil, 0o600))
+	l, err := listenAlone(path)
+	nstest.Must(t, err)
+	defer l.Close()
+	nstest.Must(t, errors.Join(os.Rename(path, moved), os.Symlink(victim, path)))
+	nstest.Must(t, setRights(l, 0o660, 60100))
+	for name, want := range map[string]rights{victim: {0o600, 0}, moved: {0o660, 60100}} {
+		if got := rightsOf(t, name); got != want {
+			t.Errorf("%s: %+v, want %+v", filepath.Base(name), got, want)
+		}
+	}
+}
+
+type rights struct {
+	mode os.FileMode
+	gid  uint32
+}
+
+func rightsOf(t *testing.T, path string) rights {
+	t.Helper()
+	st, err := os.Stat(path)
+	nstest.Must(t, err)
+	return rights{st.Mode().Perm(), st.Sys().(*syscall.Stat_t).Gid}
+}
+
+// An agent's directory stays when programs that made it end: containers may have it mounted.
+func TestDirectoryStays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := filepath.Join(t.TempDir(), "via-xdp")
+	nstest.Must(t, rundir.Make(filepath.Join(dir, "proc")))
+	ctx, stop := context.WithCancel(t.Context())
+	d := Daemon{Socket: filepath.Join(dir, "agent.sock"), Ready: func(*Server) { stop() }}
+	nstest.Must(t, d.Run(ctx))
+	rundir.Unmake(filepath.Join(dir, "proc"))
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("the agent's directory: %v, %v; want it, and nothing in it", left, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,25 +33,21 @@ const (
 )
 
 // program returns a command that runs a test of this binary as a user.
-func program(t testing.TB, uid uint32, test, sub string, env ...string) *exec.Cmd {
+func program(t testing.TB, uid uint32, test string, env ...string) *exec.Cmd {
 	t.Helper()
 	nstest.Require(t)
 	// Only root can enter the directory that go test builds the binary in. This link leads to the file itself, so that tests of
 	// many programs need no copies.
 	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run=^"+test+"$")
 	cmd.Dir = "/"
-	if sub != "" {
-		cmd.Args[2] += "/" + sub
-	}
-	asUser(cmd, uid)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	cmd.Env = append(os.Environ(), env...)
 	return cmd
 }
 
 // If no queue is left, the error names the holders. A program that shares one is not refused.
 func TestQueuesOut(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{})
+	g := oneAgent(t, nstest.Options{Queues: 2}, agentConfig{})
 	native, one := vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSteering(vipl.SteerOff)
 	first, second := g.nic(native, one), g.nic(native, one)
 	if q, r := first.Info().Queue, second.Info().Queue; q == r {
@@ -61,8 +58,8 @@ func TestQueuesOut(t *testing.T) {
 	connect(t, ea, eb, "shared")
 	exchange(t, ea, eb, "one queue")
 
-	out, err := program(t, 60001, "TestProgramRefused", "", socketsEnv+"="+g.socket).CombinedOutput()
-	nstest.ErrorIf(t, err != nil, "%v\n%s", err, out)
+	refused(t, g, 60001, kagent.ErrQueueInUse.Error(), "queue 0", "queue 1",
+		fmt.Sprintf("process %d (", os.Getpid()), "of user 0", "end one of them")
 }
 
 // If frames come in on several queues, an ordinary user's program gets a note about the steering that it may
@@ -83,27 +80,11 @@ func TestSteeringNote(t *testing.T) {
 			return err
 		}))
 		r := startAgent(t, ns, agentConfig{Processes: 1}).rawAs(t, c.uid).hello()
-		reply, err := r.ask(agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-			Interface: ns.Name, Queue: -1, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative, Steer: kagent.SteerByRSS,
-		}})
+		reply, err := r.ask(openOf(agentproto.Open{Queue: -1, Mode: xdpnic.ModeNative, Steer: kagent.SteerByRSS}))
 		nstest.Must(t, err)
 		if notes := strings.Join(reply.Opened.Info.Info.Notes, "; "); strings.Contains(notes, "indirection table") != c.want {
 			t.Errorf("%+v: notes %q", c, notes)
 		}
-	}
-}
-
-// TestProgramRefused is a program of TestQueuesOut.
-func TestProgramRefused(t *testing.T) {
-	socket, ok := os.LookupEnv(socketsEnv)
-	if !ok {
-		t.Skip("a program of TestQueuesOut")
-	}
-	_, err := vipl.OpenNIC("via0", vipl.WithAgent(socket))
-	nstest.FatalIf(t, !errors.Is(err, kagent.ErrQueueInUse), "%v, want ErrQueueInUse", err)
-	for _, part := range []string{"queue 0", "queue 1", fmt.Sprintf("process %d (", os.Getppid()), "of user 0", "end one of them"} {
-		nstest.ErrorIf(t, strings.Contains(err.Error(), "this process") || strings.Count(err.Error(), "kagent: open") != 1, "of an agent: %q", err)
-		nstest.ErrorIf(t, !strings.Contains(err.Error(), part), "%q does not say %q", err, part)
 	}
 }
 
@@ -113,34 +94,25 @@ var leastPrivilege = agentConfig{
 }
 
 // The agent needs no more than the capabilities of its systemd unit, and does not run as root; neither do its
-// programs.
+// programs. Nor does it need access to the directory of its socket if it is started by socket activation. An agent of
+// root, in the second case with its state elsewhere, does not remove the socket.
 func TestLeastPrivilege(t *testing.T) {
-	na, nb := nstest.Pair(t, nstest.Options{})
-	cfg := leastPrivilege
-	a, b := startAgent(t, na, cfg), startAgent(t, nb, cfg)
-	end := busy(t, a, b)
-	a.kill()
-	a.start()
-	end()
-}
-
-// Nor does it need access to the directory of its socket if it is started by socket activation. An agent of
-// root with its state elsewhere does not remove the socket.
-func TestActivated(t *testing.T) {
 	t.Parallel()
-	na, nb := nstest.Pair(t, nstest.Options{})
-	cfg := leastPrivilege
-	cfg.Activated = true
-	a, b := startAgent(t, na, cfg), startAgent(t, nb, cfg)
-	end := busy(t, a, b)
-	second := agentd.Daemon{Socket: a.socket}
-	var taken *agentd.BusyError
-	if err := na.Do(func() error { return second.Run(t.Context()) }); !errors.As(err, &taken) {
-		t.Errorf("a second agent: %v, want a BusyError", err)
+	for _, activated := range []bool{false, true} {
+		t.Run(fmt.Sprint("activated ", activated), func(t *testing.T) {
+			cfg := leastPrivilege
+			cfg.Activated = activated
+			a, b := pair(t, nstest.Options{}, cfg)
+			end := busy(t, a, b)
+			second := agentd.Daemon{Socket: a.socket}
+			var taken *agentd.BusyError
+			if err := a.ns.Do(func() error { return second.Run(t.Context()) }); !errors.As(err, &taken) {
+				t.Errorf("a second agent: %v, want a BusyError", err)
+			}
+			a.restart()
+			end()
+		})
 	}
-	a.kill()
-	a.start()
-	end()
 }
 
 // overAgents has two agents open NICs, each two at the ends of a veth pair of their own. When they are closed,
@@ -157,12 +129,11 @@ func overAgents(t *testing.T, joined bool, queues int) vipltest.Config {
 			leave := func() {}
 			if joined {
 				first := g.raw(t).hello()
-				open := openOf(ends[i].Name, xdpnic.ModeAuto, false)
+				open := agentproto.Open{Interface: ends[i].Name, Queue: kagent.AnyQueue}
 				if queues > 1 {
-					open.Open.Queue, open.Open.Mode, open.Open.Steer = i, xdpnic.ModeNative, kagent.SteerAll
+					open.Queue, open.Mode, open.Steer = i, xdpnic.ModeNative, kagent.SteerAll
 				}
-				_, err := first.use(open)
-				nstest.Must(t, err)
+				nstest.Must(t, nstest.Err(first.use(openOf(open))))
 				leave = func() { first.c.Close() }
 			}
 			opts := []vipl.Option{vipl.WithAgent(g.socket), vipl.WithArena(48 << 20), vipl.WithSilence(silence)}
@@ -243,6 +214,13 @@ func TestConformanceAllQueues(t *testing.T) {
 	vipltest.Run(t, c)
 }
 
+// oneAgent makes a host with an agent. Another host is at the other end of its link.
+func oneAgent(t *testing.T, o nstest.Options, cfg agentConfig) *agent {
+	t.Helper()
+	ns, _ := nstest.Pair(t, o)
+	return startAgent(t, ns, cfg)
+}
+
 // pair makes two hosts with an agent each.
 func pair(t *testing.T, o nstest.Options, cfg agentConfig) (a, b *agent) {
 	t.Helper()
@@ -286,23 +264,35 @@ func newEnd(t testing.TB, n *vipl.NIC) *end {
 // connect connects two ends, b at host.
 func connect(t testing.TB, a, b *end, disc string) {
 	t.Helper()
-	errc := make(chan error, 1)
+	accepted := accept(b, disc)
+	nstest.Must(t, errors.Join(request(a, b, disc, func() {}), <-accepted))
+}
+
+// accept has e accept a request to a discriminator.
+func accept(e *end, disc string) (accepted chan error) {
+	accepted = make(chan error, 1)
 	go func() {
-		c, err := b.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(disc)}, waitLimit)
+		c, err := e.nic.ConnectWait(vipl.NetAddress{Discriminator: []byte(disc)}, waitLimit)
 		if err == nil {
-			err = c.Accept(b.vi)
+			if err = c.Accept(e.vi); err != nil {
+				err = errors.Join(err, c.Reject()) // unless the requester has ended it
+			}
 		}
-		errc <- err
+		accepted <- err
 	}()
+	return accepted
+}
+
+// request has a ask for a connection with b until there is somebody at the discriminator; it calls meanwhile in
+// between.
+func request(a, b *end, disc string, meanwhile func()) (err error) {
 	remote := vipl.NetAddress{Host: b.nic.Query().Address, Discriminator: []byte(disc)}
-	var err error
-	for end := time.Now().Add(waitLimit); time.Now().Before(end); {
+	for end := time.Now().Add(waitLimit); time.Now().Before(end); meanwhile() {
 		if _, err = a.vi.ConnectRequest(vipl.NetAddress{}, remote, waitLimit); !errors.Is(err, vipl.ErrNoMatch) {
-			break // else the other side does not wait yet
+			break
 		}
 	}
-	nstest.Must(t, err)
-	nstest.Must(t, <-errc)
+	return err
 }
 
 // exchange sends a message and checks that it arrives.

@@ -1,7 +1,6 @@
 package agentd_test
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -11,26 +10,19 @@ import (
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
-	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
-	"viaxdp/xdpnic"
 )
 
 // Programs under the agent are notified of their interface's address, too, also of changes while there was no
 // agent: their connections end long before the silence time.
 func TestAddressGoes(t *testing.T) {
-	for _, away := range []bool{false, true} {
-		name := "with the agent"
-		if away {
-			name = "while it is away"
-		}
+	for name, away := range map[string]bool{"with the agent": false, "while it is away": true} {
 		t.Run(name, func(t *testing.T) {
 			a, b := pair(t, nstest.Options{}, agentConfig{})
 			na, nb := a.nic(vipl.WithSilence(time.Minute)), b.nic(vipl.WithSilence(time.Minute))
-			s := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
-			connect(t, s.from, s.to, "before")
-			nstest.Must(t, s.step())
+			s := newStream(t, na, nb, "before")
+			s.steps(t, 1)
 			if away {
 				a.kill()
 			}
@@ -43,23 +35,14 @@ func TestAddressGoes(t *testing.T) {
 			if away {
 				a.start()
 			}
-			start := time.Now()
-			for _, e := range []*end{s.from, s.to} {
-				await.Until(t, "the connection ends", func() bool {
-					st, err := e.vi.Query()
-					return err == nil && st.State == vipl.Error
-				})
-			}
-			t.Logf("both sides knew after %v", time.Since(start))
+			awaitBroken(t, s.from, s.to)
 			if n := na.Counters(); n.SourcesLost != 1 || n.PeersLost > 0 {
 				t.Errorf("%+v", n)
 			}
 			fresh, err := netlink.ParseAddr("10.99.0.77/24")
 			nstest.Must(t, err)
 			nstest.Must(t, h.AddrAdd(nic, fresh))
-			again := &stream{from: newEnd(t, na), to: newEnd(t, nb)}
-			connect(t, again.from, again.to, "after")
-			nstest.Must(t, again.step())
+			newStream(t, na, nb, "after").steps(t, 1)
 		})
 	}
 }
@@ -82,9 +65,8 @@ func TestNextChangeIsAskedFor(t *testing.T) {
 	h := a.ns.Netlink()
 	nic, err := h.LinkByIndex(a.ns.Index)
 	nstest.Must(t, err)
-	const changes = 30
-	last := netip.Addr{}
-	for i := range uint64(changes) {
+	var last netip.Addr
+	for i := range uint64(30) {
 		last = netip.AddrFrom4([4]byte{10, 98, 0, byte(i)})
 		addr, err := netlink.ParseAddr(fmt.Sprintf("%v/32", last))
 		nstest.Must(t, err)
@@ -93,21 +75,16 @@ func TestNextChangeIsAskedFor(t *testing.T) {
 			t.Fatalf("change %d, unasked: %+v", i, reply)
 		}
 	}
-	// The agent may hear of the last ones later than it looks.
-	asked := 1
-	for !ask(4, agentproto.OpWatch).Link.Has(last) {
-		asked++
+	for !ask(4, agentproto.OpWatch).Link.Has(last) { // the agent may hear of the last ones later than it looks
 	}
-	t.Logf("asked %d times for the last of %d changes", asked, changes)
 }
 
 // A discriminator at which a user's program listens belongs to that user, also at the next agent before the program
 // has come back; and no longer than the program listens.
 func TestDiscriminatorOfAnotherUser(t *testing.T) {
-	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	g := startAgent(t, ns, agentConfig{})
+	g := oneAgent(t, nstest.Options{Queues: 2}, agentConfig{})
 	const mine, theirs = 60001, 60002
-	here := &kagent.Address{Host: ns.IPv4, Disc: []byte("service")}
+	here := &kagent.Address{Host: g.ns.IPv4, Disc: []byte("service")}
 	anywhere := &kagent.Address{Disc: []byte("service")}
 	open := func(uid, queue int) (r *raw, token []byte) {
 		t.Helper()
@@ -119,7 +96,7 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	resume := func(uid int, token []byte) *raw {
 		t.Helper()
 		r := g.rawAs(t, uid).hello()
-		nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 2, Op: agentproto.OpResume, Token: token})))
+		nstest.Must(t, nstest.Err(r.ask(resumeOf(token))))
 		return r
 	}
 	id := uint64(9)
@@ -136,12 +113,9 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	refused := func(when string) {
 		t.Helper()
 		for _, at := range []*kagent.Address{here, anywhere} {
-			if _, err := listen(other, at); !errors.Is(err, kagent.ErrListening) {
-				t.Errorf("%s, listen at %v: %v, want ErrListening", when, at.Host, err)
-			}
-			if _, err := ask(other, agentproto.Request{Op: agentproto.OpWait, Local: at, Timeout: 1}); !errors.Is(err, kagent.ErrListening) {
-				t.Errorf("%s, wait at %v: %v, want ErrListening", when, at.Host, err)
-			}
+			nstest.WantErr(t, when+", listen", nstest.Err(listen(other, at)), kagent.ErrListening)
+			wait := agentproto.Request{Op: agentproto.OpWait, Local: at, Timeout: 1}
+			nstest.WantErr(t, when+", wait", nstest.Err(ask(other, wait)), kagent.ErrListening)
 		}
 	}
 	r, token := open(mine, 0)
@@ -150,8 +124,7 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	refused("while it listens")
 	restart := func() {
 		t.Helper()
-		g.kill()
-		g.start()
+		g.restart()
 		other = resume(theirs, otherToken)
 	}
 	restart()
@@ -189,11 +162,4 @@ func TestDiscriminatorOfAnotherUser(t *testing.T) {
 	r = resume(mine, token)
 	nstest.Must(t, nstest.Err(ask(r, agentproto.Request{Op: agentproto.OpClose})))
 	free("when it has ended")
-}
-
-// openNative is a request for a queue.
-func openNative(queue int) agentproto.Request {
-	return agentproto.Request{ID: 2, Op: agentproto.OpOpen, Open: &agentproto.Open{
-		Interface: "via0", Queue: queue, ArenaBytes: 8 << 20, Mode: xdpnic.ModeNative,
-	}}
 }

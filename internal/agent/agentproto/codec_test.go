@@ -3,6 +3,8 @@ package agentproto
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -59,7 +61,7 @@ func FuzzReply(f *testing.F) {
 		{ID: 1, Welcome: &Welcome{Version: 1, PID: 2, Netns: [2]uint64{3, 4}}},
 		{ID: 2, Opened: &Opened{Token: make([]byte, TokenLen)}},
 		{ID: 3, Error: NewError(kagent.ErrNoMatch)},
-		{ID: 4, Incoming: &Incoming{Handle: 5, Local: kagent.Address{Disc: []byte("x")}}},
+		{ID: 4, Incoming: &Exchange{Handle: 5, Local: kagent.Address{Disc: []byte("x")}}},
 		{ID: 5, Neighbors: []kagent.Neighbor{{}}, Link: &kagent.Link{}, Path: &kagent.Path{}},
 		{Ended: 6, Error: NewError(&kagent.RejectedError{Reason: wire.CMReasonQoS})},
 	} {
@@ -265,4 +267,41 @@ func TestHandshakePasses(t *testing.T) {
 	nstest.Must(t, err)
 	r, err := ReadRequest(bytes.NewReader(b), make([]byte, MaxRequest))
 	nstest.ErrorIf(t, err != nil || !reflect.DeepEqual(q, r), "%+v, %v, want %+v", r, err, q)
+}
+
+// shape writes down what of a type a message has: names, tags and kinds, those of other
+// packages' structures included.
+func shape(t reflect.Type, open map[reflect.Type]bool) string {
+	_, text := reflect.New(t).Interface().(encoding.TextMarshaler)
+	_, own := reflect.New(t).Interface().(json.Marshaler)
+	switch {
+	case text || own || open[t]:
+		return t.String()
+	case t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Array:
+		return t.Kind().String() + " " + shape(t.Elem(), open)
+	case t.Kind() == reflect.Map:
+		return "map " + shape(t.Key(), open) + " " + shape(t.Elem(), open)
+	case t.Kind() != reflect.Struct:
+		return t.Kind().String()
+	}
+	open[t] = true
+	defer delete(open, t)
+	s := "{"
+	for i := range t.NumField() {
+		if f := t.Field(i); f.IsExported() && f.Tag.Get("json") != "-" {
+			s += fmt.Sprintf("%s %q %s;", f.Name, f.Tag.Get("json"), shape(f.Type, open))
+		}
+	}
+	return s + "}"
+}
+
+// Program and agent may be of different builds; only the version reveals that. A change of a message's
+// contents, even of a field's name in a structure of another package, must raise the version, unless both sides
+// understand each other all the same, and must put the new sum here.
+func TestShapeHasAVersion(t *testing.T) {
+	const version, sum = 6, "c9552d0cb7c862d8"
+	s := shape(reflect.TypeFor[Request](), map[reflect.Type]bool{}) + shape(reflect.TypeFor[Reply](), map[reflect.Type]bool{})
+	if got := fmt.Sprintf("%.8x", sha256.Sum256([]byte(s))); got != sum || Version != version {
+		t.Errorf("version %d with the sum %s, want version %d with %s; messages hold\n%s", Version, got, version, sum, s)
+	}
 }

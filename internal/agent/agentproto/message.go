@@ -113,8 +113,8 @@ type Reply struct {
 	Link      *kagent.Link      `json:"link,omitempty"`
 	VI        uint32            `json:"vi,omitempty"`
 	Handle    uint64            `json:"handle,omitempty"`
-	Incoming  *Incoming         `json:"incoming,omitempty"`
-	Answer    *Answer           `json:"answer,omitempty"`
+	Incoming  *Exchange         `json:"incoming,omitempty"`
+	Answer    *Exchange         `json:"answer,omitempty"`
 	Neighbors []kagent.Neighbor `json:"neighbors,omitempty"`
 	Path      *kagent.Path      `json:"path,omitempty"`
 	Counters  *bpf.Counters     `json:"counters,omitempty"`
@@ -138,16 +138,8 @@ type Opened struct {
 	Info  kagent.InfoMessage  `json:"info"`
 }
 
-// Incoming is a kagent.Incoming, known by its handle.
-type Incoming struct {
-	Handle uint64         `json:"handle"`
-	Local  kagent.Address `json:"local"`
-	Remote kagent.Address `json:"remote"`
-	Offer  kagent.Offer   `json:"offer"`
-}
-
-// Answer is a kagent.Answer, known by its handle.
-type Answer struct {
+// Exchange is a kagent.Incoming or a kagent.Answer, known by its handle.
+type Exchange struct {
 	Handle uint64         `json:"handle"`
 	Local  kagent.Address `json:"local"`
 	Remote kagent.Address `json:"remote"`

@@ -1,6 +1,7 @@
 package connmgr_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/netip"
@@ -32,6 +33,17 @@ func neighbors(own []netip.Addr, others ...netip.Addr) (list []kagent.Neighbor) 
 	return list
 }
 
+// finds fails the test unless Discover lists the agent's own addresses and the others, after took.
+func finds(t *testing.T, ctx context.Context, a *kagenttest.Agent, took time.Duration, others ...netip.Addr) {
+	t.Helper()
+	start := time.Now()
+	got, err := a.Discover(ctx)
+	if d := cmp.Diff(neighbors(addrs(a), others...), got, sameAddr); err != nil || d != "" {
+		t.Errorf("%s: %v, %s", a.Link().Name, err, d)
+	}
+	nstest.Equal(t, "the time that it took", time.Since(start), took)
+}
+
 func addrs(a *kagenttest.Agent) []netip.Addr {
 	link := a.Link()
 	return slices.Concat(link.IPv4, link.IPv6)
@@ -58,15 +70,7 @@ func TestDiscover(t *testing.T) {
 					}
 				}
 			}
-			start := time.Now()
-			got, err := agent.Discover(context.Background())
-			nstest.Must(t, err)
-			if d := cmp.Diff(neighbors(addrs(agent), others...), got, sameAddr); d != "" {
-				t.Errorf("%s: %s", agent.Link().Name, d)
-			}
-			if d := time.Since(start); d != 100*time.Millisecond {
-				t.Errorf("it took %v", d)
-			}
+			finds(t, context.Background(), agent, 100*time.Millisecond, others...)
 		}
 		nstest.Equal(t, "things that are remembered", a.Remembered()+b.Remembered(), 0)
 	})
@@ -76,10 +80,7 @@ func TestDiscover(t *testing.T) {
 func TestDiscoverAsksTwice(t *testing.T) {
 	network(t, kagenttest.Faults{Loss: 1}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		time.AfterFunc(10*time.Millisecond, func() { net.SetFaults(kagenttest.Faults{}) })
-		got, err := a.Discover(context.Background())
-		if d := cmp.Diff(neighbors(addrs(a), addrs(b)...), got, sameAddr); err != nil || d != "" {
-			t.Errorf("%v, %s", err, d)
-		}
+		finds(t, context.Background(), a, 100*time.Millisecond, addrs(b)...)
 	})
 }
 
@@ -90,20 +91,10 @@ func TestDiscoverEndsWithContext(t *testing.T) {
 			time  time.Duration
 			found []netip.Addr
 		}{{30 * time.Millisecond, addrs(b)}, {5 * time.Millisecond, nil}} {
-			start := time.Now()
-			got, err := a.Discover(within(c.time))
-			if d := cmp.Diff(neighbors(addrs(a), c.found...), got, sameAddr); err != nil || d != "" {
-				t.Errorf("%v: %v, %s", c.time, err, d)
-			}
-			if d := time.Since(start); d != c.time {
-				t.Errorf("%v: it took %v", c.time, d)
-			}
+			finds(t, within(c.time), a, c.time, c.found...)
 			time.Sleep(time.Second)
 		}
-		go func() {
-			time.Sleep(10 * time.Millisecond)
-			a.Close()
-		}()
+		time.AfterFunc(10*time.Millisecond, func() { a.Close() })
 		for range 2 { // under way, and after
 			if list, err := a.Discover(context.Background()); !errors.Is(err, kagent.ErrClosed) {
 				t.Errorf("Close: %v, %v", list, err)
@@ -117,12 +108,7 @@ func TestDiscoverAtOnce(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		var wg sync.WaitGroup
 		for range 20 {
-			wg.Go(func() {
-				got, err := a.Discover(context.Background())
-				if d := cmp.Diff(neighbors(addrs(a), addrs(b)...), got, sameAddr); err != nil || d != "" {
-					t.Errorf("%v, %s", err, d)
-				}
-			})
+			wg.Go(func() { finds(t, context.Background(), a, 100*time.Millisecond, addrs(b)...) })
 		}
 		wg.Wait()
 	})
@@ -130,12 +116,16 @@ func TestDiscoverAtOnce(t *testing.T) {
 
 // sink is a Transport that keeps what is sent; the test is the network.
 type sink struct {
-	mu     sync.Mutex
-	sent   []parcel
-	refuse func(from netip.Addr) error // Broadcast; may be nil
-	stall  time.Duration               // how long the next Send takes
-	closed chan struct{}
+	mu       sync.Mutex
+	sent     []parcel
+	refuse   func(from netip.Addr) error // Broadcast; may be nil
+	stall    time.Duration               // how long the next Send takes
+	reflects bool                        // what is sent comes back, as from its destination
+	back     chan parcel
+	closed   chan struct{}
 }
+
+func newSink() *sink { return &sink{back: make(chan parcel, 1000), closed: make(chan struct{})} }
 
 type parcel struct {
 	b    []byte
@@ -151,7 +141,14 @@ func (s *sink) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
 	time.Sleep(stall)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sent = append(s.sent, parcel{b, from, to})
+	p := parcel{bytes.Clone(b), from, to}
+	s.sent = append(s.sent, p)
+	if s.reflects {
+		select {
+		case s.back <- p:
+		default: // a storm: there are too many already
+		}
+	}
 	return nil
 }
 
@@ -172,9 +169,43 @@ func (s *sink) take() []parcel {
 	return sent
 }
 
-func (s *sink) Serve(connmgr.Handler) error {
-	<-s.closed
-	return nil
+// said is take, with the messages parsed.
+func (s *sink) said(t *testing.T) (all []wire.CM) {
+	t.Helper()
+	for _, p := range s.take() {
+		msg, err := wire.ParseCM(p.b)
+		nstest.Must(t, err)
+		all = append(all, msg)
+	}
+	return all
+}
+
+// one returns what was sent, which is to be one message.
+func (s *sink) one(t *testing.T) wire.CM {
+	t.Helper()
+	all := s.said(t)
+	nstest.FatalIf(t, len(all) != 1, "%d messages", len(all))
+	return all[0]
+}
+
+// last returns the last message that was sent; the zero value: there was none.
+func (s *sink) last(t *testing.T) (msg wire.CM) {
+	t.Helper()
+	if all := s.said(t); len(all) > 0 {
+		msg = all[len(all)-1]
+	}
+	return msg
+}
+
+func (s *sink) Serve(h connmgr.Handler) error {
+	for {
+		select {
+		case p := <-s.back:
+			h.Receive(p.b, here4, p.to)
+		case <-s.closed:
+			return nil
+		}
+	}
 }
 
 func (s *sink) Close() error {
@@ -183,13 +214,20 @@ func (s *sink) Close() error {
 }
 
 // alone runs f in a bubble with a manager on a sink.
-func alone(t *testing.T, f func(t *testing.T, m *connmgr.Manager, s *sink)) {
+func alone(t *testing.T, f func(t *testing.T, m connmgr.Client, s *sink), kept ...connmgr.Kept) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &sink{closed: make(chan struct{})}
-		m := connmgr.NewManager(s, 0)
-		defer m.Close()
-		f(t, m, s)
+		s := newSink()
+		m := connmgr.NewManager(s, 0, kept...)
+		defer func() { nstest.Check(t, m.Close()) }()
+		f(t, m.For(0), s)
 	})
+}
+
+// background runs f in a goroutine, and returns its error.
+func background(f func() error) <-chan error {
+	ch := make(chan error, 1)
+	go func() { ch <- f() }()
+	return ch
 }
 
 func bytesOf(t *testing.T, m wire.CM) []byte {
@@ -210,7 +248,7 @@ var (
 // A hello to all hosts is answered to its sender, from an address of the transport's choice, in as many bytes.
 // One that was sent to this host alone, or from another port, is not.
 func TestHelloIsAnswered(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		hello := bytesOf(t, wire.CM{Type: wire.CMHello, ID: 77})
 		for _, c := range []struct {
 			local  netip.Addr
@@ -228,13 +266,10 @@ func TestHelloIsAnswered(t *testing.T) {
 				nstest.ErrorIf(t, len(sent) != 0, "from %v to %v: answered %v", c.from, c.local, sent)
 				continue
 			}
-			if len(sent) != 1 || sent[0].to != c.from || sent[0].from.IsValid() || len(sent[0].b) > len(hello) {
-				t.Errorf("from %v to %v: answered %v", c.from, c.local, sent)
-				continue
-			}
-			if got, err := wire.ParseCM(sent[0].b); err != nil || got.Type != wire.CMHere || got.ID != 77 {
-				t.Errorf("the answer is %+v, %v", got, err)
-			}
+			nstest.FatalIf(t, len(sent) != 1 || sent[0].to != c.from || sent[0].from.IsValid() || len(sent[0].b) > len(hello),
+				"from %v to %v: answered %v", c.from, c.local, sent)
+			got, err := wire.ParseCM(sent[0].b)
+			nstest.ErrorIf(t, err != nil || got.Type != wire.CMHere || got.ID != 77, "the answer is %+v, %v", got, err)
 		}
 		nstest.Equal(t, "things that are remembered", m.Remembered(), 0)
 	})
@@ -242,7 +277,7 @@ func TestHelloIsAnswered(t *testing.T) {
 
 // No more than 100 hellos in a second are answered.
 func TestAnswersAreRationed(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		for range 3 {
 			for id := range uint64(1000) {
 				m.Receive(bytesOf(t, wire.CM{Type: wire.CMHello, ID: id + 1}), toAll4, agent4)
@@ -256,16 +291,12 @@ func TestAnswersAreRationed(t *testing.T) {
 
 // Only an answer to this very hello counts, and none goes to the host itself.
 func TestOnlyOwnAnswersCount(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
-		type result struct {
-			list []kagent.Neighbor
-			err  error
-		}
-		ch := make(chan result, 1)
-		go func() {
-			list, err := m.Discover(context.Background(), []netip.Addr{here6, here4})
-			ch <- result{list, err}
-		}()
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		var list []kagent.Neighbor
+		ended := background(func() (err error) {
+			list, err = m.Discover(context.Background(), []netip.Addr{here6, here4})
+			return err
+		})
 		synctest.Wait()
 		hellos := s.take()
 		if len(hellos) != 2 || hellos[0].from != here6 || hellos[1].from != here4 ||
@@ -286,9 +317,9 @@ func TestOnlyOwnAnswersCount(t *testing.T) {
 		here(asked.ID, there6)
 		here(asked.ID, here4)
 		here(asked.ID+1, netip.MustParseAddr("10.0.0.3"))
-		r := <-ch
-		if d := cmp.Diff(neighbors([]netip.Addr{here4, here6}, there4, there6), r.list, sameAddr); r.err != nil || d != "" {
-			t.Errorf("%v, %s", r.err, d)
+		nstest.Check(t, <-ended)
+		if d := cmp.Diff(neighbors([]netip.Addr{here4, here6}, there4, there6), list, sameAddr); d != "" {
+			t.Error(d)
 		}
 		here(asked.ID, there4) // too late
 		nstest.Equal(t, "things that are remembered", m.Remembered(), 0)
@@ -297,7 +328,7 @@ func TestOnlyOwnAnswersCount(t *testing.T) {
 
 // The number of answers that Discover collects is bounded.
 func TestDiscoverIsBounded(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		found := make(chan int, 1)
 		go func() {
 			list, err := m.Discover(context.Background(), []netip.Addr{here4})
@@ -305,9 +336,7 @@ func TestDiscoverIsBounded(t *testing.T) {
 			found <- len(list)
 		}()
 		synctest.Wait()
-		asked, err := wire.ParseCM(s.take()[0].b)
-		nstest.Must(t, err)
-		answer := bytesOf(t, wire.CM{Type: wire.CMHere, ID: asked.ID})
+		answer := bytesOf(t, wire.CM{Type: wire.CMHere, ID: s.one(t).ID})
 		for i := range 10000 {
 			m.Receive(answer, here4, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), wire.Port))
 		}
@@ -317,7 +346,7 @@ func TestDiscoverIsBounded(t *testing.T) {
 
 // If no hello can be sent, Discover fails; one family that works is enough.
 func TestDiscoverCannotAsk(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		list, err := m.Discover(context.Background(), nil)
 		nstest.ErrorIf(t, err != nil || len(list) != 0, "no address: %v, %v", list, err)
 		down := errors.New("the link is down")

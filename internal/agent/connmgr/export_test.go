@@ -8,7 +8,9 @@ func (m *Manager) Remembered() int {
 	for _, doors := range m.discs {
 		stray += len(doors)
 	}
-	return len(m.requests) + len(m.peers) + len(m.incoming) + len(m.answered.list) + len(m.connected.list) + len(m.unprovenEnded.list) + len(m.refusedBy) + len(m.refused.list) + len(m.asked.list) + len(m.doors) + stray + len(m.kept) + len(m.hellos) + m.pending.total()
+	return len(m.requests) + len(m.peers) + len(m.incoming) + len(m.answered.list) + len(m.connected.list) +
+		len(m.unprovenEnded.list) + len(m.refusedBy) + len(m.refused.list) + len(m.asked.list) + len(m.doors) + stray +
+		len(m.kept) + len(m.hellos) + m.pending.all
 }
 
 // Pending counts the requests of a user that are not answered.
@@ -18,12 +20,8 @@ func (m *Manager) Pending(user uint32) int {
 	return m.pending.of(user)
 }
 
-// The bounds of the Manager's state.
-const (
-	MaxFinished = maxFinished
-	MaxPending  = maxPending
-	MaxBacklog  = maxBacklog
-)
+// MaxFinished bounds each list of finished exchanges.
+const MaxFinished = maxFinished
 
 // Hold keeps the manager from reading messages until resume.
 func (m *Manager) Hold() (resume func()) {

@@ -46,29 +46,25 @@ var servers = map[string]func(ctx context.Context, t *testing.T, b *kagenttest.A
 		}
 	},
 	// As a program of one thread: VipConnectWait, VipConnectAccept.
-	"one by one": func(ctx context.Context, _ *testing.T, b *kagenttest.Agent, o kagent.Offer) {
-		for {
-			in, err := b.Wait(ctx, kagent.Address{Disc: echo})
-			if err != nil {
-				return
-			}
-			in.Accept(within(5*time.Second), o)
-		}
-	},
+	"one by one": oneByOne(false),
 	// A server that refuses unknown requesters.
-	"by name": func(ctx context.Context, _ *testing.T, b *kagenttest.Agent, o kagent.Offer) {
+	"by name": oneByOne(true),
+}
+
+func oneByOne(named bool) func(context.Context, *testing.T, *kagenttest.Agent, kagent.Offer) {
+	return func(ctx context.Context, _ *testing.T, b *kagenttest.Agent, o kagent.Offer) {
 		for {
 			in, err := b.Wait(ctx, kagent.Address{Disc: echo})
-			if err != nil {
+			switch {
+			case err != nil:
 				return
-			}
-			if string(in.Remote().Disc) != string(client) {
+			case named && string(in.Remote().Disc) != string(client):
 				in.Reject(wire.CMReasonProgram)
-				continue
+			default:
+				in.Accept(within(5*time.Second), o)
 			}
-			in.Accept(within(5*time.Second), o)
 		}
-	},
+	}
 }
 
 // During 10,000 requests a second with spoofed sources, no connect is refused, and 99 of 100 take less than 50
@@ -131,21 +127,16 @@ func TestDialsBesideFlood(t *testing.T) {
 // A cookie is valid for one address, one exchange and one discriminator, for two seconds at most, and brings a
 // request in once.
 func TestCookies(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		other, err := m.Listen(kagent.Address{Disc: []byte("other")})
 		nstest.Must(t, err)
-		say := func(msg wire.CM, from netip.AddrPort) (answer wire.CM) {
+		say := func(msg wire.CM, from netip.AddrPort) wire.CM {
 			t.Helper()
 			s.take()
 			m.Receive(bytesOf(t, msg), here4, from)
-			for _, p := range s.take() {
-				if answer, err = wire.ParseCM(p.b); err != nil || p.to != from {
-					t.Fatal(err, p.to)
-				}
-			}
-			return answer
+			return s.last(t)
 		}
 		for n := range uint32(32) { // until places are short
 			say(requestOf(100+uint64(n), echo), spoofed(n))
@@ -155,21 +146,23 @@ func TestCookies(t *testing.T) {
 		nstest.FatalIf(t, retry.Type != wire.CMRetry || retry.ID != msg.ID, "the answer is %+v", retry)
 		right := msg
 		right.Cookie = retry.Cookie
-		stranger := func(change func(m *wire.CM), from netip.AddrPort) {
-			t.Helper()
+		for _, c := range []struct {
+			change func(m *wire.CM)
+			from   netip.AddrPort
+		}{
+			{func(m *wire.CM) { m.Cookie ^= 1 }, agent4},
+			{func(m *wire.CM) { m.ID++ }, agent4},
+			{func(m *wire.CM) { m.To = []byte("other") }, agent4},
+			{func(m *wire.CM) { m.From = []byte("other") }, agent4},
+			{func(*wire.CM) {}, netip.AddrPortFrom(there4, wire.Port+1)},
+			{func(*wire.CM) {}, netip.AddrPortFrom(here4, wire.Port)},
+		} {
 			wrong := right
-			change(&wrong)
-			if a := say(wrong, from); a.Type != wire.CMRetry {
+			c.change(&wrong)
+			if a := say(wrong, c.from); a.Type != wire.CMRetry {
 				t.Errorf("%+v is answered by %v", wrong, a.Type)
 			}
 		}
-		same := func(*wire.CM) {}
-		stranger(func(m *wire.CM) { m.Cookie ^= 1 }, agent4)
-		stranger(func(m *wire.CM) { m.ID++ }, agent4)
-		stranger(func(m *wire.CM) { m.To = []byte("other") }, agent4)
-		stranger(func(m *wire.CM) { m.From = []byte("other") }, agent4)
-		stranger(same, netip.AddrPortFrom(there4, wire.Port+1))
-		stranger(same, netip.AddrPortFrom(here4, wire.Port))
 		if a := say(right, agent4); a.Type != wire.CMPending {
 			t.Fatalf("the right cookie is answered by %v", a.Type)
 		}
@@ -197,7 +190,7 @@ func TestCookies(t *testing.T) {
 
 // A host is served without a cookie while another one does not answer.
 func TestUnprovenOfOneHost(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		for n := range uint16(100) {
@@ -218,24 +211,30 @@ func TestUnprovenOfOneHost(t *testing.T) {
 	})
 }
 
-// In a full queue a request of the host with the most requests is evicted.
+// In a full queue a request of an unproven address is evicted, or else one of the host with the most requests.
 func TestFairShareOfHosts(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		f := &flood{t: t, m: m, s: s}
 		l := f.listen(0, "x")
 		f.ask(1, "x") // of a host that asks once
 		first := spoofed(f.n).Addr()
+		unproven := bytesOf(t, requestOf(900, []byte("x")))
+		m.Receive(unproven, here4, spoofed(900))
 		for n := range 500 { // and of one that asks as often as it likes
 			msg := requestOf(1000+uint64(n), []byte("x"))
 			for range 3 {
 				m.Receive(bytesOf(t, msg), here4, agent4)
-				for _, p := range s.take() {
-					if a, _ := wire.ParseCM(p.b); a.Type == wire.CMRetry {
+				for _, a := range s.said(t) {
+					if a.Type == wire.CMRetry {
 						msg.Cookie = a.Cookie
 					}
 				}
 			}
 		}
+		m.Receive(bytesOf(t, requestOf(1100, []byte("x"))), here4, agent4)
+		nstest.Equal(t, "the answer to one that was evicted", s.one(t).Type, wire.CMReject)
+		m.Receive(unproven, here4, spoofed(900))
+		nstest.Equal(t, "the answer to one of an unproven address", s.one(t).Type, wire.CMReject)
 		in := f.take(l)
 		if host := in.Remote().Host; host != first || m.Pending(0) != 64 {
 			t.Errorf("the first request is of %v; %d are pending", host, m.Pending(0))
@@ -246,21 +245,14 @@ func TestFairShareOfHosts(t *testing.T) {
 // A requester that does not know cookies connects with a quiet host: by its first frame, since its Confirm
 // proves nothing.
 func TestOlderRequester(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
 		in, err := l.Wait(within(time.Second))
 		nstest.Must(t, err)
-		accepted := make(chan error, 1)
-		go func() { accepted <- in.Accept(within(5*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }()
-		synctest.Wait()
-		sent := s.take()
-		nstest.FatalIf(t, len(sent) != 1, "%d messages", len(sent))
-		accept, err := wire.ParseCM(sent[0].b)
-		if err != nil || accept.Type != wire.CMAccept {
-			t.Fatal(accept, err)
-		}
+		accepted := accept(in)
+		nstest.Equal(t, "the message", s.one(t).Type, wire.CMAccept)
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5}), here4, agent4)
 		time.Sleep(400 * time.Millisecond) // its keepalive, if it sends no data
 		if n := m.Counters().Forged; n > 0 || len(accepted) > 0 {
@@ -274,58 +266,53 @@ func TestOlderRequester(t *testing.T) {
 // An acceptor that does not know cookies drops the Confirm with a key, repeats its Accept, and gets a plain
 // one.
 func TestOlderAcceptor(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
-		asked := make(chan *kagent.Answer, 1)
-		go func() {
-			ans, err := m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo},
-				kagent.Offer{VI: 1, Key: 7, Level: 1})
-			nstest.Check(t, err)
-			asked <- ans
-		}()
-		synctest.Wait()
-		last := func() wire.CM {
-			t.Helper()
-			sent := s.take()
-			nstest.FatalIf(t, len(sent) != 1, "%d messages", len(sent))
-			msg, err := wire.ParseCM(sent[0].b)
-			nstest.Must(t, err)
-			return msg
-		}
-		accept := bytesOf(t, wire.CM{Type: wire.CMAccept, ID: last().ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
-		m.Receive(accept, here4, agent4)
-		nstest.Must(t, (<-asked).Confirm())
-		if msg := last(); msg.Type != wire.CMConfirm || msg.Cookie != 9 {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		ans, accept := requested(t, m, s)
+		nstest.Must(t, ans.Confirm())
+		if msg := s.one(t); msg.Type != wire.CMConfirm || msg.Cookie != 9 {
 			t.Errorf("the Confirm is %+v", msg)
 		}
 		for i := range 4 {
 			m.Receive(accept, here4, agent4)
-			if msg := last(); msg.Type != wire.CMConfirm || (msg.Cookie == 0) != (i%2 == 0) {
+			if msg := s.one(t); msg.Type != wire.CMConfirm || (msg.Cookie == 0) != (i%2 == 0) {
 				t.Errorf("the answer to Accept number %d is %+v", i+2, msg)
 			}
 		}
 	})
 }
 
+// requested has m ask for a connection, which the other side accepts with the key 9. It returns that Accept, too.
+func requested(t *testing.T, m connmgr.Client, s *sink) (ans *kagent.Answer, accept []byte) {
+	t.Helper()
+	asked := background(func() (err error) {
+		ans, err = m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client},
+			kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1})
+		return err
+	})
+	synctest.Wait()
+	accept = bytesOf(t, wire.CM{Type: wire.CMAccept, ID: s.one(t).ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
+	m.Receive(accept, here4, agent4)
+	nstest.Must(t, <-asked)
+	return ans, accept
+}
+
+// accept accepts a request, and returns when the first Accept is sent.
+func accept(in kagent.Incoming) <-chan error {
+	accepted := background(func() error {
+		return in.Accept(within(10*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2})
+	})
+	synctest.Wait()
+	return accepted
+}
+
 // A Confirm is repeated until the acceptor has acknowledged it, and no longer.
 func TestConfirmIsAcknowledged(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
-		asked := make(chan *kagent.Answer, 1)
-		go func() {
-			ans, _ := m.Request(within(time.Second), kagent.Address{Host: here4}, kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1})
-			asked <- ans
-		}()
-		synctest.Wait()
-		request, err := wire.ParseCM(s.take()[0].b)
-		nstest.Must(t, err)
-		accept := wire.CM{Type: wire.CMAccept, ID: request.ID, VI: 1, Key: 9, Level: 1}
-		m.Receive(bytesOf(t, accept), here4, agent4)
-		ans := <-asked
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		ans, accept := requested(t, m, s)
 		time.Sleep(50 * time.Millisecond) // the program takes its time: the acceptor hears that its Accept has come
-		said := s.take()
-		for _, p := range said {
-			if msg, err := wire.ParseCM(p.b); err != nil || msg.Type != wire.CMRequest || msg.Cookie != 9 {
-				t.Errorf("%+v, %v", msg, err)
-			}
+		said := s.said(t)
+		for _, msg := range said {
+			nstest.ErrorIf(t, msg.Type != wire.CMRequest || msg.Cookie != 9, "%+v", msg)
 		}
 		nstest.ErrorIf(t, len(said) != 3, "%d messages while the program thinks", len(said))
 		nstest.Must(t, ans.Confirm())
@@ -333,12 +320,10 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 		if n := len(s.take()); n < 5 {
 			t.Errorf("%d Confirms in a second", n)
 		}
-		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirmed, ID: request.ID}), here4, agent4)
-		m.Receive(bytesOf(t, accept), here4, agent4) // it was under way: the acceptor knows the form of the Confirm
-		if late := s.take(); len(late) != 1 {
-			t.Errorf("%d answers to a late Accept", len(late))
-		} else if msg, err := wire.ParseCM(late[0].b); err != nil || msg.Type != wire.CMConfirm || msg.Cookie != 9 {
-			t.Errorf("a late Accept is answered by %+v, %v", msg, err)
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirmed, ID: said[0].ID}), here4, agent4)
+		m.Receive(accept, here4, agent4) // it was under way: the acceptor knows the form of the Confirm
+		if msg := s.one(t); msg.Type != wire.CMConfirm || msg.Cookie != 9 {
+			t.Errorf("a late Accept is answered by %+v", msg)
 		}
 		time.Sleep(time.Minute)
 		if n := len(s.take()); n > 0 {
@@ -352,14 +337,13 @@ func TestProvenWhileItWaits(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		l, err := b.Listen(kagent.Address{Disc: echo})
 		nstest.Must(t, err)
-		asked := make(chan error, 1)
-		go func() {
+		asked := background(func() error {
 			ans, err := a.Request(within(10*time.Second), kagent.Address{Disc: client}, to(b, echo), offer(a, t))
 			if err == nil {
 				err = ans.Confirm()
 			}
-			asked <- err
-		}()
+			return err
+		})
 		time.Sleep(100 * time.Millisecond)
 		for n := range uint32(1000) {
 			b.Receive(bytesOf(t, requestOf(1+uint64(n), echo)), b.Addr(), spoofed(n))
@@ -389,15 +373,13 @@ func TestUnprovenGivesWay(t *testing.T) {
 		}, 300 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+			alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 				f := &flood{t: t, m: m, s: s}
 				l := f.listen(0, "x")
 				m.Receive(bytesOf(t, requestOf(500, []byte("x"))), here4, spoofed(500))
 				in := f.take(l)
 				start := time.Now()
-				accepted := make(chan error, 1)
-				go func() { accepted <- in.Accept(within(10*time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) }()
-				synctest.Wait()
+				accepted := accept(in)
 				c.beside(f)
 				err := <-accepted
 				if d := time.Since(start); !errors.Is(err, kagent.ErrVanished) || d > c.within || d < 150*time.Millisecond {

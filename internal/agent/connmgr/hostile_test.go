@@ -14,83 +14,16 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// mirror is a network that reflects every datagram to its sender, as if it came from its destination. If back
-// is false, it drops them instead.
-type mirror struct {
-	back bool
-	in   chan func(connmgr.Handler)
-	over chan struct{}
-	once sync.Once
-
-	mu   sync.Mutex
-	sent []letter
-}
-
-type letter struct {
-	b  []byte
-	to netip.AddrPort
-}
-
-func newMirror(back bool) *mirror {
-	return &mirror{back: back, in: make(chan func(connmgr.Handler), 1000), over: make(chan struct{})}
-}
-
-var mirrored = netip.MustParseAddr("10.0.0.1") // address of the manager
-
-func (m *mirror) Send(b []byte, _ netip.Addr, to netip.AddrPort) error {
-	b = append([]byte(nil), b...)
-	m.mu.Lock()
-	m.sent = append(m.sent, letter{b, to})
-	m.mu.Unlock()
-	if m.back {
-		select {
-		case m.in <- func(h connmgr.Handler) { h.Receive(b, mirrored, to) }:
-		default: // a storm: there are too many already
-		}
-	}
-	return nil
-}
-
-func (m *mirror) Broadcast(b []byte, from netip.Addr) error {
-	return m.Send(b, from, netip.AddrPortFrom(connmgr.Everyone(from.Is4()), wire.Port))
-}
-
-func (m *mirror) Serve(h connmgr.Handler) error {
-	for {
-		select {
-		case f := <-m.in:
-			f(h)
-		case <-m.over:
-			return nil
-		}
-	}
-}
-
-func (m *mirror) Close() error {
-	m.once.Do(func() { close(m.over) })
-	return nil
-}
-
-// take returns what was sent, and removes it.
-func (m *mirror) take() []letter {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	sent := m.sent
-	m.sent = nil
-	return sent
-}
-
 // Messages that are reflected to their sender connect no manager with itself, and cause no storm.
 func TestReflected(t *testing.T) {
 	offer := kagent.Offer{VI: 0x10001, Key: 7, Window: 10, MaxPayload: 1400, Level: 2, MaxTransfer: 1 << 16}
-	local := kagent.Address{Host: mirrored, Disc: client}
-	remote := kagent.Address{Host: netip.MustParseAddr("10.0.0.2"), Disc: echo}
-	for name, ask := range map[string]func(m *connmgr.Manager) error{
-		"request": func(m *connmgr.Manager) error {
+	local, remote := kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo}
+	for name, ask := range map[string]func(m connmgr.Client) error{
+		"request": func(m connmgr.Client) error {
 			_, err := m.Request(within(3*time.Second), local, remote, offer)
 			return err
 		},
-		"request to a discriminator that is served here": func(m *connmgr.Manager) error {
+		"request to a discriminator that is served here": func(m connmgr.Client) error {
 			l, err := m.Listen(kagent.Address{Disc: echo})
 			if err != nil {
 				return nil
@@ -104,36 +37,33 @@ func TestReflected(t *testing.T) {
 			_, err = m.Request(within(3*time.Second), local, remote, offer)
 			return err
 		},
-		"between peers": func(m *connmgr.Manager) error {
+		"between peers": func(m connmgr.Client) error {
 			_, _, err := m.RequestPeer(within(3*time.Second), local, remote, offer)
 			return err
 		},
-		"between peers of one discriminator": func(m *connmgr.Manager) error {
-			a, in, err := m.RequestPeer(within(3*time.Second), local, kagent.Address{Host: remote.Host, Disc: client}, offer)
+		"between peers of one discriminator": func(m connmgr.Client) error {
+			_, in, err := m.RequestPeer(within(3*time.Second), local, kagent.Address{Host: remote.Host, Disc: client}, offer)
 			if err == nil && in != nil {
 				in.Reject(wire.CMReasonProgram)
 				t.Error("the request of its own is one of a peer")
 			}
-			_ = a
 			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				way := newMirror(true)
-				m := connmgr.NewManager(way, 0)
+			alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+				s.reflects = true
 				if err := ask(m); err == nil {
 					t.Error("it is connected")
 				}
 				time.Sleep(10 * time.Second)
-				if n := len(way.take()); n == 0 || n > 60 {
+				if n := len(s.take()); n == 0 || n > 60 {
 					t.Errorf("%d messages in 13 s", n)
 				}
 				time.Sleep(time.Minute)
-				if n := len(way.take()); n > 0 {
+				if n := len(s.take()); n > 0 {
 					t.Errorf("%d messages in a minute of silence", n)
 				}
-				nstest.Check(t, m.Close())
 			})
 		})
 	}
@@ -143,8 +73,8 @@ func TestReflected(t *testing.T) {
 // selects.
 type strangers struct {
 	t   *testing.T
-	m   *connmgr.Manager
-	way *mirror
+	m   connmgr.Client
+	way *sink
 	l   kagent.Listener
 	bg  sync.WaitGroup
 	own uint64 // exchange of the program's own request, whose messages go elsewhere
@@ -156,7 +86,7 @@ type strangers struct {
 }
 
 // account updates the balance of each address: bytes that came from it less those sent to it.
-func (s *strangers) account(sent []letter) {
+func (s *strangers) account(sent []parcel) {
 	s.t.Helper()
 	for _, a := range sent {
 		answer, err := wire.ParseCM(a.b)
@@ -185,7 +115,7 @@ func (s *strangers) say(msg wire.CM) {
 		return // it cannot be written
 	}
 	s.balance[s.from] += len(b)
-	s.m.Receive(b, mirrored, s.from)
+	s.m.Receive(b, here4, s.from)
 	sent := s.way.take()
 	answers := 0
 	for _, a := range sent {
@@ -210,7 +140,7 @@ func (s *strangers) serve(how byte) {
 	switch how % 3 {
 	case 0:
 		o := kagent.Offer{VI: 2, Key: kagent.NewKey(), Level: 2}
-		if in.Offer().Handshake != "" {
+		if in.Offer().Handshake != "" || how&64 != 0 { // also one that nobody has asked for
 			o.Handshake, o.Confirm = kagent.Opaque(make([]byte, wire.CMShareLen)), kagent.Opaque(string(make([]byte, wire.CMProofLen-1))+"!")
 		}
 		s.bg.Go(func() { in.Accept(within(5*time.Second), o) })
@@ -226,34 +156,40 @@ func FuzzManager(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0})
 	f.Add([]byte{1, 1, 1, 4, 3, 1, 1, 0, 7, 1, 1, 0})
 	f.Add([]byte{8, 1, 0, 0, 9, 1, 0, 0, 6, 1, 0, 0, 5, 1, 2, 3, 2, 1, 1, 1})
-	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 3, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0, 11, 0, 0, 99})            // accepted, forged
-	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 9})                          // accepted, confirmed
-	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 12, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0})             // proven by a cookie
-	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 1, 0, 0, 0, 0, 12, 0, 0, 2, 6, 0, 0, 0, 0, 1, 0, 64, 12, 0, 0, 0}) // rejected, left, cancelled
+	// accepted, forged
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 3, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0, 11, 0, 0, 99})
+	// accepted, confirmed
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 9})
+	// proven by a cookie
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 12, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0})
+	// rejected, left, cancelled
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 1, 0, 0, 0, 0, 12, 0, 0, 2, 6, 0, 0, 0, 0, 1, 0, 64, 12, 0, 0, 0})
+	// accepted, asked again
+	f.Add([]byte{0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 99, 0, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 255})
+	// accepted late
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 66, 12, 0, 0, 0, 11, 0, 0, 255})
+	// handshakes
+	f.Add([]byte{0, 0, 0, 64, 12, 0, 0, 0, 11, 0, 0, 255, 0, 1, 0, 0, 0, 1, 0, 0, 12, 0, 0, 66, 11, 0, 0, 255})
+	// rejected late
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 66, 12, 0, 0, 1, 11, 0, 0, 255, 0, 0, 0, 0, 11, 0, 0, 255})
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 4*200 {
 			return // nothing new
 		}
-		synctest.Test(t, func(t *testing.T) {
-			way := newMirror(false)
-			m := connmgr.NewManager(way, 0)
-			defer m.Close()
+		alone(t, func(t *testing.T, m connmgr.Client, way *sink) {
 			l, err := m.Listen(kagent.Address{Disc: echo})
 			nstest.Must(t, err)
 			defer l.Close()
 			ctx, cancel := context.WithCancel(t.Context())
-			var asked sync.WaitGroup
-			defer asked.Wait()
-			defer cancel()
-			asked.Go(func() { // one's own, which a stranger may try to answer
-				_, _ = m.Request(ctx, kagent.Address{Disc: client}, kagent.Address{Host: netip.MustParseAddr("10.0.0.2"), Disc: echo},
+			asked := background(func() error { // one's own, which a stranger may try to answer
+				_, err := m.Request(ctx, kagent.Address{Disc: client}, kagent.Address{Host: there4, Disc: echo},
 					kagent.Offer{VI: 0x10001, Key: 7, Window: 10, MaxPayload: 1400, Level: 2, MaxTransfer: 1 << 16})
+				return err
 			})
+			defer func() { cancel(); <-asked }()
 			synctest.Wait() // it has asked
-			request, err := wire.ParseCM(way.take()[0].b)
-			nstest.Must(t, err)
 			s := &strangers{
-				t: t, m: m, way: way, l: l, own: request.ID,
+				t: t, m: m, way: way, l: l, own: way.one(t).ID,
 				balance: make(map[netip.AddrPort]int), proven: make(map[netip.AddrPort]bool), cookies: make(map[netip.AddrPort]uint64),
 			}
 			defer s.bg.Wait()

@@ -282,14 +282,9 @@ func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 	}
 	m := in.m
 	m.mu.Lock()
-	switch in.state {
-	case inPending:
-	case inEnded:
-		defer m.mu.Unlock()
-		return in.err
-	default:
+	if err := in.answerable(); err != nil {
 		m.mu.Unlock()
-		return kagent.ErrState
+		return err
 	}
 	in.state = inAccepting
 	m.keepOpen(in)
@@ -337,16 +332,23 @@ func (in *incoming) Accept(ctx context.Context, o kagent.Offer) error {
 	}
 }
 
+// answerable returns why the program cannot answer the request, or nil. Caller holds m.mu.
+func (in *incoming) answerable() error {
+	switch in.state {
+	case inPending:
+		return nil
+	case inEnded:
+		return in.err
+	}
+	return kagent.ErrState
+}
+
 // giveUp ends an Accept without an answer, unless the answer has just arrived.
 func (in *incoming) giveUp(err error) error {
 	in.m.mu.Lock()
-	switch in.state {
-	case inEstablished:
-		in.m.mu.Unlock()
-		return nil
-	case inEnded:
+	if in.state >= inEstablished {
 		defer in.m.mu.Unlock()
-		return in.err
+		return in.err // nil, if it is established
 	}
 	if now := time.Now(); !in.proven && now.Sub(in.heard) >= yieldInFlood {
 		in.m.cookieMode.extend(now)
@@ -368,14 +370,9 @@ func (in *incoming) Established() {
 
 func (in *incoming) Reject(reason wire.CMReason) error {
 	in.m.mu.Lock()
-	switch in.state {
-	case inPending:
-	case inEnded:
-		defer in.m.mu.Unlock()
-		return in.err
-	default:
+	if err := in.answerable(); err != nil {
 		in.m.mu.Unlock()
-		return kagent.ErrState
+		return err
 	}
 	in.end(kagent.ErrState, wire.CM{Type: wire.CMReject, Reason: reason}) // the request was already answered
 	d := in.allow(in.reply)

@@ -19,7 +19,7 @@ type door struct {
 	key      doorKey
 	user     uint32 // user of the listener, or of the last Wait
 	owner    uint32 // user that has the discriminator while the door takes requests; see claim
-	listener *Listener
+	listener *listener
 	waiters  []*waiter
 	queue    []*incoming        // oldest first; while there are waiters, only requests that may not be returned yet
 	hosts    map[netip.Addr]int // number of requests in queue by host
@@ -37,13 +37,13 @@ type doorKey struct {
 }
 
 type waiter struct {
-	l    *Listener // nil: a plain Wait
+	l    *listener // nil: a plain Wait
 	user uint32
 	ch   chan *incoming // gets at most one request
 }
 
-// Listener is where requests for one discriminator arrive; see [kagent.Listener].
-type Listener struct {
+// listener is where requests for one discriminator arrive; see [kagent.Listener].
+type listener struct {
 	m    *Manager
 	key  doorKey
 	user uint32
@@ -58,16 +58,8 @@ func (m *Manager) doorKey(local kagent.Address) (doorKey, error) {
 }
 
 // Listen takes requests to local from now on; see [kagent.Agent].
-func (m *Manager) Listen(local kagent.Address) (kagent.Listener, error) {
-	l, err := m.ListenAs(0, local)
-	if err != nil {
-		return nil, err
-	}
-	return l, nil
-}
-
-// ListenAs is Listen for a program of a user.
-func (m *Manager) ListenAs(user uint32, local kagent.Address) (*Listener, error) {
+func (c Client) Listen(local kagent.Address) (kagent.Listener, error) {
+	m, user := c.Manager, c.user
 	key, err := m.doorKey(local)
 	if err != nil {
 		return nil, err
@@ -87,15 +79,15 @@ func (m *Manager) ListenAs(user uint32, local kagent.Address) (*Listener, error)
 		return nil, kagent.ErrListening
 	}
 	m.setUser(d, user)
-	d.listener = &Listener{m: m, key: key, user: user, done: make(chan struct{})}
+	d.listener = &listener{m: m, key: key, user: user, done: make(chan struct{})}
 	return d.listener, nil
 }
 
-func (l *Listener) Wait(ctx context.Context) (kagent.Incoming, error) {
+func (l *listener) Wait(ctx context.Context) (kagent.Incoming, error) {
 	return l.m.wait(ctx, l.key, l, l.user)
 }
 
-func (l *Listener) Close() error {
+func (l *listener) Close() error {
 	l.m.mu.Lock()
 	d := l.m.doors[l.key]
 	if d == nil || d.listener != l {
@@ -111,24 +103,17 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-func (l *Listener) IsClosed() bool { return isClosed(l.done) }
-
 // Wait returns one request to local; see [kagent.Agent].
-func (m *Manager) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
-	return m.WaitAs(ctx, 0, local)
-}
-
-// WaitAs is Wait for a program of a user.
-func (m *Manager) WaitAs(ctx context.Context, user uint32, local kagent.Address) (kagent.Incoming, error) {
-	key, err := m.doorKey(local)
+func (c Client) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
+	key, err := c.doorKey(local)
 	if err != nil {
 		return nil, err
 	}
-	return m.wait(ctx, key, nil, user)
+	return c.wait(ctx, key, nil, c.user)
 }
 
 // wait returns the next request for key that is still alive.
-func (m *Manager) wait(ctx context.Context, key doorKey, l *Listener, user uint32) (kagent.Incoming, error) {
+func (m *Manager) wait(ctx context.Context, key doorKey, l *listener, user uint32) (kagent.Incoming, error) {
 	for {
 		in, err := m.next(ctx, key, l, user)
 		if err != nil {
@@ -140,7 +125,7 @@ func (m *Manager) wait(ctx context.Context, key doorKey, l *Listener, user uint3
 	}
 }
 
-func (m *Manager) next(ctx context.Context, key doorKey, l *Listener, user uint32) (*incoming, error) {
+func (m *Manager) next(ctx context.Context, key doorKey, l *listener, user uint32) (*incoming, error) {
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -214,7 +199,7 @@ func (m *Manager) door(key doorKey) *door {
 
 // leave starts the grace time when a Wait ends. A Listener (l is not nil) ends with its Close.
 // Caller holds m.mu.
-func (m *Manager) leave(d *door, l *Listener, user uint32) {
+func (m *Manager) leave(d *door, l *listener, user uint32) {
 	if l != nil {
 		return
 	}
@@ -362,7 +347,8 @@ func (m *Manager) withdraw(in *incoming) {
 	}
 	in.door = nil
 	m.pending.removeDoor(d)
-	d.queue = slices.Delete(d.queue, slices.Index(d.queue, in), slices.Index(d.queue, in)+1)
+	i := slices.Index(d.queue, in)
+	d.queue = slices.Delete(d.queue, i, i+1)
 	host := in.key.peer.Addr()
 	if d.hosts[host]--; d.hosts[host] == 0 {
 		delete(d.hosts, host)

@@ -76,6 +76,15 @@ type Manager struct {
 	sweeper       *time.Timer
 }
 
+// Client is the Manager of the programs of one user.
+type Client struct {
+	*Manager
+	user uint32
+}
+
+// For returns the Client of a user.
+func (m *Manager) For(user uint32) Client { return Client{m, user} }
+
 // exchange identifies an exchange on the acceptor's side. The requester chooses the id, so the key includes
 // its address.
 type exchange struct {
@@ -200,9 +209,7 @@ func (m *Manager) CloseWith(cause error) error {
 	clear(m.doors)
 	clear(m.discs)
 	m.mu.Unlock()
-	for _, d := range out {
-		m.send(d)
-	}
+	m.sendAll(out)
 	err := m.transport.Close()
 	<-m.serving
 	if m.serveErr != nil {
@@ -241,10 +248,10 @@ func (m *Manager) Receive(b []byte, local netip.Addr, from netip.AddrPort) {
 	msg, err := wire.ParseCM(b)
 	local, from = kagent.Plain(local), netip.AddrPortFrom(kagent.Plain(from.Addr()), from.Port())
 	m.mu.Lock()
+	if err != nil {
+		m.counters.Malformed++
+	}
 	if m.closed || err != nil {
-		if err != nil {
-			m.counters.Malformed++
-		}
 		m.mu.Unlock()
 		return
 	}
@@ -337,9 +344,7 @@ func (m *Manager) sweep() {
 		m.sweepLater()
 	}
 	m.mu.Unlock()
-	for _, d := range out {
-		m.send(d)
-	}
+	m.sendAll(out)
 }
 
 // Counters returns the current counters.

@@ -23,17 +23,11 @@ func TestEstablishedByData(t *testing.T) {
 		in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		in.Established() // before Accept: means nothing
-		errc := make(chan error, 1)
-		go func() { errc <- in.Accept(within(time.Second), offer(b, t)) }()
-		synctest.Wait()
-		select {
-		case err := <-errc:
-			t.Fatalf("Accept returned %v before anything came", err)
-		default:
-		}
+		accepted := accept(in)
+		nstest.FatalIf(t, len(accepted) > 0, "Accept returned before anything came")
 		in.Established()
 		in.Established()
-		nstest.Check(t, <-errc)
+		nstest.Check(t, <-accepted)
 	})
 }
 
@@ -48,8 +42,8 @@ func (p *polledSink) Poll() bool { return p.poll() }
 // A server that waits takes the request off the transport itself, so that no goroutine need be woken.
 func TestWaitPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &polledSink{sink: &sink{closed: make(chan struct{})}}
-		m := connmgr.NewManager(p, 0)
+		p := &polledSink{sink: newSink()}
+		m := connmgr.NewManager(p, 0).For(0)
 		defer m.Close()
 		polls := 0
 		p.poll = func() bool {
@@ -67,37 +61,35 @@ func TestWaitPolls(t *testing.T) {
 // An acceptor that was stopped for longer than its peer may be silent processes the peer's messages when it
 // continues.
 func TestAcceptGoesOn(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		l, err := m.Listen(kagent.Address{Disc: echo})
 		nstest.Must(t, err)
-		m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 5, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
+		m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
 		in, err := l.Wait(within(time.Second))
 		nstest.Must(t, err)
 		const stopped = 4 * time.Second
 		s.stall = stopped
-		errc := make(chan error, 1)
-		go func() { errc <- in.Accept(within(time.Minute), kagent.Offer{VI: 1, Key: 9, Level: 1}) }()
+		accepted := background(func() error { return in.Accept(within(time.Minute), kagent.Offer{VI: 1, Key: 9, Level: 1}) })
 		time.Sleep(stopped + 100*time.Millisecond)
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5, Cookie: 9}), here4, agent4)
-		nstest.Check(t, <-errc)
+		nstest.Check(t, <-accepted)
 	})
 }
 
 // An acceptor that gives up notifies the requester, which has not confirmed yet.
 func TestAcceptTimesOut(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		errc := make(chan error, 1)
-		go func() {
+		served := background(func() error {
 			in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
 			if err == nil {
 				err = in.Accept(within(time.Second), offer(b, t))
 			}
-			errc <- err
-		}()
+			return err
+		})
 		synctest.Wait()
 		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
 		nstest.Must(t, err)
-		nstest.WantErr(t, "Accept", <-errc, kagent.ErrTimeout)
+		nstest.WantErr(t, "Accept", <-served, kagent.ErrTimeout)
 		synctest.Wait()
 		nstest.WantErr(t, "Confirm", ans.Confirm(), kagent.ErrRejected)
 	})
@@ -105,84 +97,34 @@ func TestAcceptTimesOut(t *testing.T) {
 
 // Even in a flood of requests, an acceptor whose Confirm was lost gets another.
 func TestFloodAndLostConfirm(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
-		type outcome struct {
-			ans *kagent.Answer
-			err error
-		}
-		asked := make(chan outcome, 1)
-		go func() {
-			ans, err := m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo},
-				kagent.Offer{VI: 1, Key: 7, Level: 1})
-			asked <- outcome{ans, err}
-		}()
-		synctest.Wait()
-		last := func() wire.CM {
-			t.Helper()
-			msg, err := wire.ParseCM(s.take()[0].b)
-			nstest.Must(t, err)
-			return msg
-		}
-		accept := bytesOf(t, wire.CM{Type: wire.CMAccept, ID: last().ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
-		m.Receive(accept, here4, agent4)
-		got := <-asked
-		nstest.FatalIf(t, got.err != nil, "%v", got.err)
-		nstest.Must(t, got.ans.Confirm())
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		ans, accept := requested(t, m, s)
+		nstest.Must(t, ans.Confirm())
 		for i := range uint64(5000) {
-			m.Receive(bytesOf(t, wire.CM{Type: wire.CMRequest, ID: 1 + i, VI: 1, Key: 7, Level: 1, From: client, To: echo}), here4, agent4)
+			m.Receive(bytesOf(t, requestOf(1+i, echo)), here4, agent4)
 		}
 		s.take()
 		m.Receive(accept, here4, agent4)
-		if msg := last(); msg.Type != wire.CMConfirm {
-			t.Errorf("the answer to another Accept is %v, want the Confirm", msg.Type)
-		}
+		nstest.Equal(t, "the answer to another Accept", s.one(t).Type, wire.CMConfirm)
 	})
 }
 
-// Several waits each get one request, by discriminator and address.
-func TestWaitsDoNotMix(t *testing.T) {
-	network(t, kagenttest.Faults{Dup: 0.5, Jitter: 10 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		link := b.Link()
-		discs := []string{"", "a", "ab", "abc"}
-		locals := []kagent.Address{}
-		for _, d := range discs {
-			for _, h := range []netip.Addr{{}, link.IPv4[0], link.IPv6[0]} {
-				locals = append(locals, kagent.Address{Host: h, Disc: []byte(d)})
-			}
-		}
-		var wg sync.WaitGroup
-		for i, local := range locals {
-			wg.Go(func() {
-				in, err := b.Wait(within(time.Minute), local)
-				if err != nil {
-					t.Errorf("%v: %v", local, err)
-					return
-				}
-				if got := in.Local(); string(got.Disc) != string(local.Disc) || local.Host.IsValid() && got.Host != local.Host {
-					t.Errorf("a request to %v reached the wait for %v", got, local)
-				}
-				o := offer(b, t)
-				o.QoS = uint32(i)
-				if err := in.Accept(within(5*time.Second), o); err != nil {
-					t.Errorf("%v: %v", local, err)
-				}
-			})
+// A request goes to a wait for its host, and if there is none to one for any host.
+func TestWaitForHost(t *testing.T) {
+	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
+		var waits []<-chan error
+		for _, host := range []netip.Addr{{}, at(b, false, nil).Host, b.Addr()} {
+			waits = append(waits, background(func() error {
+				return nstest.Err(b.Wait(within(time.Minute), kagent.Address{Host: host, Disc: echo}))
+			}))
 		}
 		synctest.Wait()
-		for _, d := range discs {
-			// Three requests for each discriminator: by IPv4, by IPv6, and
-			// one which only the wait for any address is left for.
-			for _, h := range []netip.Addr{link.IPv4[0], link.IPv6[0], link.IPv4[0]} {
-				ans, err := a.Request(within(5*time.Second), kagent.Address{}, kagent.Address{Host: h, Disc: []byte(d)}, offer(a, t))
-				if err != nil {
-					t.Errorf("%q %v: %v", d, h, err)
-					continue
-				}
-				nstest.Check(t, ans.Confirm())
-				time.Sleep(time.Second) // the grace of the wait that it used up
-			}
+		for left := 2; left >= 0; left -= 2 { // that for b.Addr(), and that for any
+			go a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
+			nstest.Check(t, <-waits[left])
+			nstest.ErrorIf(t, len(waits[1])+len(waits[max(left-2, 1)]) > 0, "another wait has got the request")
+			time.Sleep(time.Second) // the grace of the wait
 		}
-		wg.Wait()
 	})
 }
 
@@ -195,11 +137,10 @@ func TestGrace(t *testing.T) {
 			wg.Go(func() {
 				time.Sleep(10 * time.Millisecond)
 				ans, err := a.Request(within(5*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-				if err != nil {
-					t.Error(err)
-					return
+				if err == nil {
+					err = ans.Confirm()
 				}
-				nstest.Check(t, ans.Confirm())
+				nstest.Check(t, err)
 			})
 		}
 		for served := 0; served < n; {
@@ -219,33 +160,6 @@ func TestGrace(t *testing.T) {
 	})
 }
 
-// The state that the network can create is bounded, and at a discriminator the newest requests are kept.
-func TestBacklogIsBounded(t *testing.T) {
-	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		l, err := b.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
-		defer l.Close()
-		var wg sync.WaitGroup
-		var mu sync.Mutex
-		outcome := map[error]int{}
-		for range 200 {
-			time.Sleep(time.Millisecond)
-			wg.Go(func() {
-				_, err := a.Request(within(2*time.Second), kagent.Address{}, to(b, echo), offer(a, t))
-				mu.Lock()
-				defer mu.Unlock()
-				for _, e := range []error{kagent.ErrRejected, kagent.ErrTimeout} {
-					if errors.Is(err, e) {
-						outcome[e]++
-					}
-				}
-			})
-		}
-		wg.Wait()
-		nstest.ErrorIf(t, outcome[kagent.ErrRejected] != 136 || outcome[kagent.ErrTimeout] != 64, "outcomes %v: want 136 rejected and 64 that waited", outcome)
-	})
-}
-
 // Close ends everything under way, on both sides.
 func TestCloseEndsEverything(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
@@ -253,26 +167,22 @@ func TestCloseEndsEverything(t *testing.T) {
 		nstest.Must(t, err)
 		nstest.WantErr(t, "second listener", nstest.Err(b.Listen(kagent.Address{Disc: []byte("l")})), kagent.ErrListening)
 		ctx := context.Background()
-		errs := make(chan error, 4)
-		go func() { _, err := l.Wait(ctx); errs <- err }()
-		go func() { _, err := b.Wait(ctx, kagent.Address{Disc: []byte("w")}); errs <- err }()
-		go func() {
-			_, err := b.Request(ctx, kagent.Address{}, to(a, echo), offer(b, t))
-			errs <- err
-		}()
+		ends := []<-chan error{
+			background(func() error { return nstest.Err(l.Wait(ctx)) }),
+			background(func() error { return nstest.Err(b.Wait(ctx, kagent.Address{Disc: []byte("w")})) }),
+			background(func() error { return nstest.Err(b.Request(ctx, kagent.Address{}, to(a, echo), offer(b, t))) }),
+		}
 		in, err := a.Wait(ctx, kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		go a.Wait(ctx, kagent.Address{Disc: []byte("x")})
-		pending := make(chan error, 1)
-		go func() {
-			_, err := a.Request(ctx, kagent.Address{}, to(b, []byte("p")), offer(a, t))
-			pending <- err
-		}()
+		pending := background(func() error {
+			return nstest.Err(a.Request(ctx, kagent.Address{}, to(b, []byte("p")), offer(a, t)))
+		})
 		nstest.Must(t, nstest.Err(b.Wait(ctx, kagent.Address{Disc: []byte("p")})))
 		synctest.Wait()
 		b.Close()
-		for range 3 {
-			nstest.WantErr(t, "after Close", <-errs, kagent.ErrClosed)
+		for _, end := range ends {
+			nstest.WantErr(t, "after Close", <-end, kagent.ErrClosed)
 		}
 		nstest.WantErr(t, "the other side's request", <-pending, kagent.ErrRejected)
 		<-in.Done()
@@ -293,17 +203,15 @@ func TestBadArguments(t *testing.T) {
 			t.Error("Wait on a discriminator that is too long")
 		}
 		nstest.WantErr(t, "Request to a discriminator that is too long", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, long), good)), wire.ErrCM)
-		bad := good
-		bad.Level = 3
-		nstest.WantErr(t, "Request with a wrong level", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), bad)), wire.ErrCM)
-		bad = good
-		bad.VI = 0
-		nstest.WantErr(t, "Request without a VI", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), bad)), wire.ErrCM)
-		for _, h := range []string{"0.0.0.0", "224.0.0.1", "ff02::1", "::"} {
-			if _, err := a.Request(ctx, kagent.Address{}, kagent.Address{Host: netip.MustParseAddr(h)}, good); !errors.Is(err, kagent.ErrUnreachable) {
-				t.Errorf("Request to %s: %v", h, err)
-			}
+		wrongLevel, noVI := good, good
+		wrongLevel.Level, noVI.VI = 3, 0
+		nstest.WantErr(t, "Request with a wrong level", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), wrongLevel)),
+			wire.ErrCM)
+		nstest.WantErr(t, "Request without a VI", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), noVI)), wire.ErrCM)
+		for _, h := range []netip.Addr{{}, netip.IPv4Unspecified(), netip.MustParseAddr("224.0.0.1"),
+			netip.MustParseAddr("ff02::1"), netip.IPv6Unspecified()} {
+			nstest.WantErr(t, h.String(), nstest.Err(a.Request(ctx, kagent.Address{}, kagent.Address{Host: h}, good)),
+				kagent.ErrUnreachable)
 		}
-		nstest.WantErr(t, "Request to nowhere", nstest.Err(a.Request(ctx, kagent.Address{}, kagent.Address{}, good)), kagent.ErrUnreachable)
 	})
 }

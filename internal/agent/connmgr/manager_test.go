@@ -1,9 +1,8 @@
 package connmgr_test
 
 import (
-	"bytes"
 	"context"
-	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -56,29 +55,30 @@ func to(a *kagenttest.Agent, disc []byte) kagent.Address {
 	return kagent.Address{Host: a.Addr(), Disc: disc}
 }
 
-type accepted struct {
-	in  kagent.Incoming
-	err error
-}
-
-// serve takes one request at b and accepts it.
-func serve(b *kagenttest.Agent, disc []byte, o kagent.Offer) <-chan accepted {
-	ch := make(chan accepted, 1)
-	go func() {
+// serve takes one request at b and accepts it. It returns when b waits.
+func serve(b *kagenttest.Agent, disc []byte, o kagent.Offer) <-chan error {
+	served := background(func() error {
 		in, err := b.Wait(within(time.Minute), kagent.Address{Disc: disc})
-		if err == nil {
-			err = in.Accept(within(20*time.Second), o)
+		if err != nil {
+			return err
 		}
-		ch <- accepted{in, err}
-	}()
-	return ch
+		return in.Accept(within(20*time.Second), o)
+	})
+	synctest.Wait()
+	return served
 }
 
 // Both sides get the other's offer, address and discriminator.
 func TestConnect(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		ao, bo := offer(a, t), offer(b, t)
-		served := serve(b, echo, bo)
+		var in kagent.Incoming
+		served := background(func() (err error) {
+			if in, err = b.Wait(within(time.Minute), kagent.Address{Disc: echo}); err != nil {
+				return err
+			}
+			return in.Accept(within(20*time.Second), bo)
+		})
 		synctest.Wait()
 		start := time.Now()
 		ans, err := a.Request(within(time.Second), kagent.Address{Disc: client}, to(b, echo), ao)
@@ -86,28 +86,17 @@ func TestConnect(t *testing.T) {
 		if d := time.Since(start); d > 5*time.Millisecond {
 			t.Errorf("the answer took %v on a network of 1 ms", d)
 		}
-		nstest.ErrorIf(t, ans.Offer != bo, "requester got %+v, want %+v", ans.Offer, bo)
-		if ans.Remote.Host != b.Addr() || !bytes.Equal(ans.Remote.Disc, echo) ||
-			ans.Local.Host != a.Addr() || !bytes.Equal(ans.Local.Disc, client) {
-			t.Errorf("ends of the connection: %+v, %+v", ans.Local, ans.Remote)
-		}
-		select {
-		case <-served:
-			t.Fatal("Accept returned before the requester confirmed")
-		case <-time.After(time.Second):
-		}
+		time.Sleep(time.Second)
+		nstest.FatalIf(t, len(served) > 0, "Accept returned before the requester confirmed")
 		nstest.Must(t, ans.Confirm())
-		got := <-served
-		nstest.FatalIf(t, got.err != nil, "%v", got.err)
-		if got.in.Offer() != ao {
-			t.Errorf("acceptor got %+v, want %+v", got.in.Offer(), ao)
-		}
-		if r, l := got.in.Remote(), got.in.Local(); r.Host != a.Addr() || !bytes.Equal(r.Disc, client) ||
-			l.Host != b.Addr() || !bytes.Equal(l.Disc, echo) {
-			t.Errorf("ends of the connection: %+v, %+v", l, r)
-		}
-		nstest.WantErr(t, "second Accept", got.in.Accept(within(time.Second), bo), kagent.ErrState)
-		nstest.WantErr(t, "Reject after Accept", got.in.Reject(0), kagent.ErrState)
+		nstest.Must(t, <-served)
+		nstest.Check(t, connected(
+			meeting{ans: ans, own: ao, peer: ans.Offer, local: ans.Local, remote: ans.Remote},
+			meeting{in: in, own: bo, peer: in.Offer(), local: in.Local(), remote: in.Remote()}))
+		nstest.Equal(t, "the requester's address", fmt.Sprint(ans.Local), fmt.Sprint(to(a, client)))
+		nstest.Equal(t, "the acceptor's address", fmt.Sprint(ans.Remote), fmt.Sprint(to(b, echo)))
+		nstest.WantErr(t, "second Accept", in.Accept(within(time.Second), bo), kagent.ErrState)
+		nstest.WantErr(t, "Reject after Accept", in.Reject(0), kagent.ErrState)
 	})
 }
 
@@ -119,11 +108,9 @@ func TestNoMatchTakesARoundTrip(t *testing.T) {
 		synctest.Wait()
 		for _, disc := range [][]byte{echo, nil, []byte("othe"), []byte("other ")} {
 			start := time.Now()
-			_, err := a.Request(within(time.Second), kagent.Address{}, to(b, disc), offer(a, t))
-			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch), "%q: %v", disc, err)
-			if d := time.Since(start); d != 4*time.Millisecond {
-				t.Errorf("%q: the answer took %v", disc, d)
-			}
+			nstest.WantErr(t, string(disc), nstest.Err(a.Request(within(time.Second), kagent.Address{}, to(b, disc), offer(a, t))),
+				kagent.ErrNoMatch)
+			nstest.Equal(t, "the time until the answer", time.Since(start), 4*time.Millisecond)
 		}
 	})
 }
@@ -132,21 +119,15 @@ func TestNoMatchTakesARoundTrip(t *testing.T) {
 func TestCancel(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		ctx, cancel := context.WithCancel(context.Background())
-		errc := make(chan error, 1)
-		go func() {
-			_, err := a.Request(ctx, kagent.Address{}, to(b, echo), offer(a, t))
-			errc <- err
-		}()
+		asked := background(func() error { return nstest.Err(a.Request(ctx, kagent.Address{}, to(b, echo), offer(a, t))) })
 		in, err := b.Wait(within(time.Second), kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		nstest.Must(t, in.Err())
 		cancel()
-		nstest.WantErr(t, "Request", <-errc, context.Canceled)
+		nstest.WantErr(t, "Request", <-asked, context.Canceled)
 		start := time.Now()
 		<-in.Done()
-		if d := time.Since(start); d != time.Millisecond {
-			t.Errorf("the news took %v", d)
-		}
+		nstest.Equal(t, "the time until the news", time.Since(start), time.Millisecond)
 		nstest.WantErr(t, "Incoming", in.Err(), kagent.ErrCancelled)
 	})
 }
@@ -155,13 +136,10 @@ func TestCancel(t *testing.T) {
 func TestDecline(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
 		served := serve(b, echo, offer(b, t))
-		synctest.Wait()
 		ans, err := a.Request(within(time.Second), kagent.Address{}, to(b, echo), offer(a, t))
 		nstest.Must(t, err)
 		ans.Decline(wire.CMReasonMismatch)
-		if got := <-served; !errors.Is(got.err, kagent.ErrCancelled) {
-			t.Errorf("Accept: %v", got.err)
-		}
+		nstest.WantErr(t, "Accept", <-served, kagent.ErrCancelled)
 		if err := ans.Confirm(); err == nil {
 			t.Error("Confirm after Decline succeeded")
 		}
@@ -199,18 +177,13 @@ func TestVanish(t *testing.T) {
 // A request for a discriminator whose listener is about to come back has no answer, so that the requester repeats it. It is
 // answered when the program listens again, and refused once the program does not.
 func TestKeptDiscriminator(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &sink{closed: make(chan struct{})}
-		m := connmgr.NewManager(s, 0, connmgr.Kept{Disc: string(echo), User: 7}, connmgr.Kept{Disc: "gone", User: 7})
-		defer m.Close()
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		ask := func(id uint64, disc string, want ...wire.CMType) {
 			t.Helper()
 			m.Receive(bytesOf(t, requestOf(id, []byte(disc))), here4, agent4)
 			synctest.Wait()
 			var got []wire.CMType
-			for _, p := range s.take() {
-				msg, err := wire.ParseCM(p.b)
-				nstest.Must(t, err)
+			for _, msg := range s.said(t) {
 				got = append(got, msg.Type)
 			}
 			nstest.ErrorIf(t, !slices.Equal(got, want), "request %d for %q: %v, want %v", id, disc, got, want)
@@ -218,7 +191,7 @@ func TestKeptDiscriminator(t *testing.T) {
 		ask(1, string(echo))
 		ask(2, "gone")
 		ask(3, "another", wire.CMNoMatch)
-		l, err := m.ListenAs(7, kagent.Address{Disc: echo})
+		l, err := m.For(7).Listen(kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		m.ReleaseDisc(string(echo), 7)
 		m.ReleaseDisc("gone", 7)
@@ -229,5 +202,5 @@ func TestKeptDiscriminator(t *testing.T) {
 			t.Errorf("from VI %d, want 1", in.Offer().VI)
 		}
 		nstest.Must(t, l.Close())
-	})
+	}, connmgr.Kept{Disc: string(echo), User: 7}, connmgr.Kept{Disc: "gone", User: 7})
 }

@@ -2,7 +2,6 @@ package connmgr_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,53 +23,38 @@ func TestDiscriminatorOfAnother(t *testing.T) {
 		refused := func(when string) {
 			t.Helper()
 			for _, at := range []kagent.Address{anywhere, here} {
-				if l, err := b.ListenAs(theirs, at); !errors.Is(err, kagent.ErrListening) {
-					t.Errorf("%s, Listen at %v: %v, %v", when, at.Host, l, err)
-				}
-				if in, err := b.WaitAs(ctx, theirs, at); !errors.Is(err, kagent.ErrListening) {
-					t.Errorf("%s, Wait at %v: %v, %v", when, at.Host, in, err)
-				}
+				nstest.WantErr(t, when+", Listen at "+at.Host.String(), nstest.Err(b.For(theirs).Listen(at)), kagent.ErrListening)
+				nstest.WantErr(t, when+", Wait at "+at.Host.String(), nstest.Err(b.For(theirs).Wait(ctx, at)), kagent.ErrListening)
 			}
 		}
 		free := func(when string) {
 			t.Helper()
 			for _, at := range []kagent.Address{anywhere, here} {
-				l, err := b.ListenAs(theirs, at)
-				if err != nil {
-					t.Errorf("%s: %v", when, err)
-					continue
-				}
+				l, err := b.For(theirs).Listen(at)
+				nstest.FatalIf(t, err != nil, "%s: %v", when, err)
 				l.Close()
 			}
 		}
-		asked := func(l interface {
-			Wait(context.Context) (kagent.Incoming, error)
-		}) {
-			t.Helper()
-			request(ctx, t, a, b)
+		request := func() {
+			o := offer(a, t)
+			go func() { _, _ = a.Request(ctx, kagent.Address{}, to(b, echo), o) }()
+		}
+		for _, at := range []kagent.Address{anywhere, here} {
+			l, err := b.For(mine).Listen(at)
+			nstest.Must(t, err)
+			refused("while another listens")
+			request()
 			in, err := l.Wait(ctx)
 			nstest.Must(t, err)
 			_ = in.Reject(0)
-		}
-		for _, at := range []kagent.Address{anywhere, here} {
-			l, err := b.ListenAs(mine, at)
+			other, err := b.For(theirs).Listen(kagent.Address{Disc: []byte("other")})
 			nstest.Must(t, err)
-			refused("while another listens")
-			asked(l)
-			if other, err := b.ListenAs(theirs, kagent.Address{Disc: []byte("other")}); err != nil {
-				t.Error(err)
-			} else {
-				other.Close()
-			}
+			other.Close()
 			l.Close()
 			free("when that is closed")
 
 			waiting, stop := context.WithCancel(ctx)
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				_, _ = b.WaitAs(waiting, mine, at)
-			}()
+			ended := background(func() error { return nstest.Err(b.For(mine).Wait(waiting, at)) })
 			synctest.Wait()
 			refused("while another waits")
 			stop()
@@ -85,24 +69,17 @@ func TestDiscriminatorOfAnother(t *testing.T) {
 		wait := func(user uint32, disc []byte) (kagent.Incoming, error) {
 			brief, stop := context.WithTimeout(ctx, time.Millisecond)
 			defer stop()
-			return b.WaitAs(brief, user, kagent.Address{Disc: disc})
+			return b.For(user).Wait(brief, kagent.Address{Disc: disc})
 		}
 		_, _ = wait(mine, []byte("begins to look"))
 		time.Sleep(20 * time.Millisecond)
 		_, _ = wait(mine, echo)
-		request(ctx, t, a, b)
+		request()
 		time.Sleep(110 * time.Millisecond)
 		if in, err := wait(theirs, echo); err == nil {
 			t.Errorf("a request for another: %+v", in)
 		}
 	})
-}
-
-// request has a ask b for a connection.
-func request(ctx context.Context, t *testing.T, a, b *kagenttest.Agent) {
-	t.Helper()
-	o := offer(a, t)
-	go func() { _, _ = a.Request(ctx, kagent.Address{}, to(b, echo), o) }()
 }
 
 // Nor does another user get a peer's request that a user's call is to meet.
@@ -112,16 +89,14 @@ func TestPeerOfAnother(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		local, remote := kagent.Address{Host: to(b, echo).Host, Disc: echo}, to(a, []byte("peer"))
-		ended := make(chan error, 1)
 		ours, another, far := offer(b, t), offer(b, t), offer(a, t)
-		go func() {
-			_, _, err := b.RequestPeerAs(ctx, mine, local, remote, ours)
-			ended <- err
-		}()
+		ended := background(func() error {
+			_, _, err := b.For(mine).RequestPeer(ctx, local, remote, ours)
+			return err
+		})
 		synctest.Wait()
-		if _, _, err := b.RequestPeerAs(ctx, theirs, local, remote, another); !errors.Is(err, kagent.ErrListening) {
-			t.Errorf("%v, want ErrListening", err)
-		}
+		_, _, err := b.For(theirs).RequestPeer(ctx, local, remote, another)
+		nstest.WantErr(t, "another user's call", err, kagent.ErrListening)
 		go func() { _, _, _ = a.RequestPeer(ctx, remote, local, far) }()
 		nstest.Check(t, <-ended)
 	})

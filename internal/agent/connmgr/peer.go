@@ -31,17 +31,14 @@ func (r *request) isPeer() bool { return r.turn != nil }
 
 // RequestPeer connects with remote, which must also call RequestPeer for local; see [kagent.Agent]. A zero
 // local.Host stands for any address of this host.
-func (m *Manager) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
-	return m.RequestPeerAs(ctx, 0, local, remote, o)
-}
-
-// RequestPeerAs is RequestPeer for a program of a user.
-func (m *Manager) RequestPeerAs(ctx context.Context, user uint32, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
-	r, err := m.newRequest(local, remote, o, wire.CMPeer)
+func (c Client) RequestPeer(
+	ctx context.Context, local, remote kagent.Address, o kagent.Offer,
+) (*kagent.Answer, kagent.Incoming, error) {
+	m := c.Manager
+	r, err := c.newRequest(local, remote, o, wire.CMPeer)
 	if err != nil {
 		return nil, nil, err
 	}
-	r.user = user
 	r.peers = ends{r.answer.Local.Host, r.to, string(local.Disc), string(remote.Disc)}
 	r.turn = make(chan struct{})
 	m.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,12 @@ func meet(ctx context.Context, agent *kagenttest.Agent, local, remote kagent.Add
 	m.own = o
 	m.ans, m.in, m.err = agent.RequestPeer(ctx, local, remote, o)
 	m.answered = time.Now()
+	m.complete()
+	return m
+}
+
+// complete completes the connection of a call that has met another.
+func (m *meeting) complete() {
 	switch {
 	case m.err != nil:
 	case m.ans != nil && m.in != nil:
@@ -42,9 +49,8 @@ func meet(ctx context.Context, agent *kagenttest.Agent, local, remote kagent.Add
 		m.err = m.ans.Confirm()
 	default:
 		m.peer, m.local, m.remote = m.in.Offer(), m.in.Local(), m.in.Remote()
-		m.err = m.in.Accept(context.Background(), o)
+		m.err = m.in.Accept(context.Background(), m.own)
 	}
-	return m
 }
 
 // calls meet in the background.
@@ -148,52 +154,8 @@ func TestPeersThatDoNotMatch(t *testing.T) {
 			for _, m := range []meeting{<-am, <-bm} {
 				nstest.ErrorIf(t, !errors.Is(m.err, kagent.ErrTimeout) || !errors.Is(m.err, context.DeadlineExceeded), "%d: %+v", i, m)
 			}
-			if d := time.Since(start); d != time.Second {
-				t.Errorf("%d: it took %v", i, d)
-			}
+			nstest.Equal(t, "the time of the calls", time.Since(start), time.Second)
 			time.Sleep(5 * time.Second) // what the cancellations left is forgotten
-		}
-	})
-}
-
-// A peer request meets no Wait and no Listener, and a Request no peer request,
-// also when both are there with the same addresses.
-func TestPeersAndServersDoNotMix(t *testing.T) {
-	network(t, kagenttest.Faults{Delay: time.Millisecond, Dup: 0.5, Jitter: 5 * time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		for _, ends := range [][2]*kagenttest.Agent{{a, b}, {b, a}} {
-			x, y := ends[0], ends[1]
-			l, err := y.Listen(kagent.Address{Disc: right})
-			nstest.Must(t, err)
-			waits := make(chan error, 1)
-			go func() {
-				_, err := y.Wait(within(2*time.Second), to(y, right))
-				waits <- err
-			}()
-			if m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t)); !errors.Is(m.err, kagent.ErrTimeout) {
-				t.Errorf("a peer request and a server: %+v", m)
-			}
-			nstest.WantErr(t, "Wait", <-waits, kagent.ErrTimeout)
-			if in, err := l.Wait(within(0)); !errors.Is(err, kagent.ErrTimeout) {
-				t.Errorf("Listener: %v, %v", in, err)
-			}
-			l.Close()
-			time.Sleep(time.Second) // the grace of the Wait
-
-			peer := calls(within(10*time.Second), y, to(y, right), to(x, left), offer(y, t))
-			synctest.Wait()
-			_, err = x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
-			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrNoMatch), "a request and a peer request: %v", err)
-
-			served := serve(y, right, offer(y, t))
-			synctest.Wait()
-			ans, err := x.Request(within(time.Second), to(x, left), to(y, right), offer(x, t))
-			nstest.Must(t, err)
-			nstest.Must(t, ans.Confirm())
-			if got := <-served; got.err != nil {
-				t.Fatal(got.err)
-			}
-			m := meet(within(time.Second), x, to(x, left), to(y, right), offer(x, t))
-			nstest.Check(t, connected(m, <-peer))
 		}
 	})
 }
@@ -217,25 +179,6 @@ func TestPeerStartsLater(t *testing.T) {
 	}
 }
 
-// The acceptor, which sees both offers, reports the mismatch to the requester.
-func TestPeerRejects(t *testing.T) {
-	for _, reason := range []wire.CMReason{wire.CMReasonLevel, wire.CMReasonTransfer, wire.CMReasonQoS} {
-		for seed := range uint64(10) {
-			faults := kagenttest.Faults{Loss: 0.3, Dup: 0.3, Jitter: 20 * time.Millisecond, Seed: seed}
-			network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-				am := calls(within(20*time.Second), a, to(a, left), to(b, right), offer(a, t))
-				_, in, err := b.RequestPeer(within(20*time.Second), to(b, right), to(a, left), offer(b, t))
-				nstest.FatalIf(t, err != nil || in == nil, "the higher address is not the acceptor: %v", err)
-				nstest.Must(t, in.Reject(reason))
-				var rejected *kagent.RejectedError
-				if m := <-am; !errors.As(m.err, &rejected) || rejected.Reason != reason {
-					t.Errorf("%v: got %v", reason, m.err)
-				}
-			})
-		}
-	}
-}
-
 // Cancelling a call before the two meet leaves nothing; after that the other side is notified.
 func TestPeerCancel(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
@@ -244,12 +187,9 @@ func TestPeerCancel(t *testing.T) {
 			gone := calls(ctx, c.quits, to(c.quits, left), to(c.stays, right), offer(c.quits, t))
 			time.Sleep(time.Second)
 			cancel()
-			if m := <-gone; !errors.Is(m.err, context.Canceled) {
-				t.Errorf("cancelled: %v", m.err)
-			}
-			if m := meet(within(time.Second), c.stays, to(c.stays, right), to(c.quits, left), offer(c.stays, t)); !errors.Is(m.err, kagent.ErrTimeout) {
-				t.Errorf("met a call that is over: %+v", m)
-			}
+			nstest.WantErr(t, "cancelled", (<-gone).err, context.Canceled)
+			late := meet(within(time.Second), c.stays, to(c.stays, right), to(c.quits, left), offer(c.stays, t))
+			nstest.WantErr(t, "a call after the other is over", late.err, kagent.ErrTimeout)
 		}
 
 		ctx, cancel := context.WithCancel(context.Background())
@@ -260,21 +200,15 @@ func TestPeerCancel(t *testing.T) {
 		start := time.Now()
 		cancel()
 		<-in.Done()
-		if d := time.Since(start); d != time.Millisecond {
-			t.Errorf("the news took %v", d)
-		}
+		nstest.Equal(t, "the time until the news", time.Since(start), time.Millisecond)
 		nstest.WantErr(t, "Accept", in.Accept(within(time.Second), offer(b, t)), kagent.ErrCancelled)
-		if m := <-am; !errors.Is(m.err, context.Canceled) {
-			t.Errorf("the requester: %v", m.err)
-		}
+		nstest.WantErr(t, "the requester", (<-am).err, context.Canceled)
 
 		bm := calls(within(time.Second), b, to(b, right), to(a, left), offer(b, t))
 		ans, _, err := a.RequestPeer(within(time.Second), to(a, left), to(b, right), offer(a, t))
 		nstest.Must(t, err)
 		ans.Decline(wire.CMReasonResources)
-		if m := <-bm; !errors.Is(m.err, kagent.ErrCancelled) {
-			t.Errorf("declined: %v", m.err)
-		}
+		nstest.WantErr(t, "declined", (<-bm).err, kagent.ErrCancelled)
 	})
 }
 
@@ -299,9 +233,7 @@ func TestPeersMeetInOrder(t *testing.T) {
 				synctest.Wait()
 			}
 			for _, g := range gone {
-				if m := <-g; !errors.Is(m.err, kagent.ErrTimeout) {
-					t.Errorf("one that gave up: %v", m.err)
-				}
+				nstest.WantErr(t, "one that gave up", (<-g).err, kagent.ErrTimeout)
 			}
 			time.Sleep(time.Second) // no copy of their requests is on the way
 			for range n {
@@ -327,9 +259,7 @@ func TestSlowPeerHoldsNobodyUp(t *testing.T) {
 		nstest.Check(t, connected(meet(within(time.Second), b, to(b, right), to(a, left), offer(b, t)), <-am))
 		time.Sleep(10 * time.Second)
 		nstest.Check(t, in.Accept(within(time.Second), offer(b, t)))
-		if m := <-slow; m.err != nil {
-			t.Error(m.err)
-		}
+		nstest.Check(t, (<-slow).err)
 	})
 }
 
@@ -345,51 +275,12 @@ func TestCloseEndsPeers(t *testing.T) {
 		nstest.Must(t, err)
 		nstest.Must(t, b.Close())
 		for _, w := range waiting {
-			if m := <-w; !errors.Is(m.err, kagent.ErrClosed) {
-				t.Errorf("after Close: %v", m.err)
-			}
+			nstest.WantErr(t, "after Close", (<-w).err, kagent.ErrClosed)
 		}
 		nstest.WantErr(t, "Incoming", in.Err(), kagent.ErrClosed)
-		if m := <-am; !errors.Is(m.err, kagent.ErrRejected) {
-			t.Errorf("the other side's call: %v", m.err)
-		}
-		if m := meet(context.Background(), b, to(b, left), to(a, left), offer(a, t)); !errors.Is(m.err, kagent.ErrClosed) {
-			t.Errorf("a call after Close: %v", m.err)
-		}
-	})
-}
-
-// What cannot be sent, or has no route, is refused at once.
-func TestPeerBadArguments(t *testing.T) {
-	network(t, kagenttest.Faults{}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {
-		ctx, good := within(time.Second), offer(a, t)
-		long := make([]byte, wire.CMMaxDisc+1)
-		if m := meet(ctx, a, to(a, long), to(b, right), good); !errors.Is(m.err, wire.ErrCM) {
-			t.Errorf("a discriminator that is too long: %v", m.err)
-		}
-		bad := good
-		bad.Level = 0
-		if m := meet(ctx, a, to(a, left), to(b, right), bad); !errors.Is(m.err, wire.ErrCM) {
-			t.Errorf("no level: %v", m.err)
-		}
-		for _, h := range []netip.Addr{{}, netip.MustParseAddr("0.0.0.0"), netip.MustParseAddr("ff02::1")} {
-			if m := meet(ctx, a, to(a, left), kagent.Address{Host: h}, good); !errors.Is(m.err, kagent.ErrUnreachable) {
-				t.Errorf("%v: %v", h, m.err)
-			}
-		}
-		nstest.Equal(t, "things that are remembered", a.Remembered(), 0)
-		nowhere := kagent.Address{Host: netip.MustParseAddr("10.9.9.9")}
-		if m := meet(ctx, a, kagent.Address{}, nowhere, good); !errors.Is(m.err, kagent.ErrUnreachable) {
-			t.Errorf("a host without a route: %v", m.err)
-		}
-	})
-}
-
-// A call does not meet itself.
-func TestPeerMeetsNotItself(t *testing.T) {
-	network(t, kagenttest.Faults{Dup: 1}, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
-		m := meet(within(time.Second), a, to(a, echo), to(a, echo), offer(a, t))
-		nstest.WantErr(t, "a call of its own", m.err, kagent.ErrTimeout)
+		nstest.WantErr(t, "the other side's call", (<-am).err, kagent.ErrRejected)
+		nstest.WantErr(t, "a call after Close", meet(context.Background(), b, to(b, left), to(a, left), offer(a, t)).err,
+			kagent.ErrClosed)
 	})
 }
 
@@ -400,21 +291,19 @@ func TestManyPeersOfOneAddress(t *testing.T) {
 	for seed := range uint64(10) {
 		faults := kagenttest.Faults{Loss: 0.2, Dup: 0.5, Delay: time.Millisecond, Jitter: 30 * time.Millisecond, Seed: seed}
 		network(t, faults, func(t *testing.T, _ *kagenttest.Fabric, a, _ *kagenttest.Agent) {
-			var met []<-chan meeting
-			for i := range n {
+			var wg sync.WaitGroup
+			got := make([]meeting, n)
+			for i := range got {
 				local := to(a, echo)
 				if i%3 != 0 {
 					local.Host = netip.Addr{}
 				}
 				o := offer(a, t)
 				o.QoS = uint32(i)
-				met = append(met, calls(within(time.Minute), a, local, to(a, echo), o))
+				wg.Go(func() { got[i] = meet(within(time.Minute), a, local, to(a, echo), o) })
 				synctest.Wait()
 			}
-			var got []meeting
-			for _, ch := range met {
-				got = append(got, <-ch)
-			}
+			wg.Wait()
 			for i, m := range got {
 				if err := connected(m, got[m.peer.QoS]); err != nil {
 					t.Errorf("seed %d, calls %d and %d: %v", seed, i, m.peer.QoS, err)
@@ -431,9 +320,7 @@ func TestOldRequestToItself(t *testing.T) {
 		old := calls(within(4*time.Millisecond), a, to(a, echo), to(a, echo), offer(a, t))
 		synctest.Wait() // the request is on its way
 		net.SetFaults(kagenttest.Faults{Loss: 1})
-		if m := <-old; !errors.Is(m.err, kagent.ErrTimeout) {
-			t.Fatalf("got %v", m.err)
-		}
+		nstest.WantErr(t, "the old one", (<-old).err, kagent.ErrTimeout)
 		net.SetFaults(kagenttest.Faults{Delay: way})
 		xm := calls(within(10*time.Second), a, to(a, echo), to(a, echo), offer(a, t))
 		time.Sleep(time.Second)

@@ -2,6 +2,7 @@ package connmgr
 
 import (
 	"container/list"
+
 	"viaxdp/internal/agent/kagent"
 )
 
@@ -19,8 +20,6 @@ type share struct {
 }
 
 func newPending() pending { return pending{users: make(map[uint32]*share)} }
-
-func (p *pending) total() int { return p.all }
 
 // of returns the number of a user's requests.
 func (p *pending) of(user uint32) int {
@@ -86,7 +85,7 @@ func (p *pending) longest(user uint32) *door {
 
 // isFull reports whether a request at d takes the place of another. Caller holds m.mu.
 func (m *Manager) isFull(d *door) bool {
-	return m.pending.total() >= maxPending || len(d.queue) >= maxBacklog
+	return m.pending.all >= maxPending || len(d.queue) >= maxBacklog
 }
 
 // makeRoom makes room for one more request at d. It reports whether there is room. At maxPending,
@@ -96,7 +95,7 @@ func (m *Manager) isFull(d *door) bool {
 // the next one; otherwise there is no room. So a user gets a share even if other users' listeners
 // are flooded. Caller holds m.mu.
 func (m *Manager) makeRoom(d *door) bool {
-	if m.pending.total() < maxPending {
+	if m.pending.all < maxPending {
 		return true
 	}
 	mine, waits := d.user, len(d.waiters) > 0

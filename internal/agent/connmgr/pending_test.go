@@ -15,7 +15,7 @@ import (
 // flood sends requests of many strangers.
 type flood struct {
 	t *testing.T
-	m *connmgr.Manager
+	m connmgr.Client
 	s *sink
 	n uint32 // strangers until now
 }
@@ -41,23 +41,16 @@ func (f *flood) ask(n int, disc string) (answer wire.CM) {
 }
 
 // say sends a message of the current stranger, and returns the answer, if there is one.
-func (f *flood) say(msg wire.CM) (answer wire.CM) {
+func (f *flood) say(msg wire.CM) wire.CM {
 	f.t.Helper()
 	f.s.take()
 	f.m.Receive(bytesOf(f.t, msg), here4, spoofed(f.n))
-	sent := f.s.take()
-	nstest.FatalIf(f.t, len(sent) > 1, "%d answers to a request", len(sent))
-	for _, p := range sent {
-		var err error
-		answer, err = wire.ParseCM(p.b)
-		nstest.Must(f.t, err)
-	}
-	return answer
+	return f.s.last(f.t)
 }
 
 func (f *flood) listen(user uint32, disc string) kagent.Listener {
 	f.t.Helper()
-	l, err := f.m.ListenAs(user, kagent.Address{Disc: []byte(disc)})
+	l, err := f.m.For(user).Listen(kagent.Address{Disc: []byte(disc)})
 	nstest.Must(f.t, err)
 	return l
 }
@@ -72,7 +65,7 @@ func (f *flood) take(l kagent.Listener) kagent.Incoming {
 // A user whose listeners are flooded, and whose programs take requests and do not answer, takes no room from
 // another user's listener, which may have as many.
 func TestFairShareOfUsers(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		const hog, other, most, door = 7, 8, 1024, 64
 		f := &flood{t: t, m: m, s: s}
 		var names []string
@@ -129,7 +122,7 @@ func TestFairShareOfUsers(t *testing.T) {
 
 // The same holds between listeners of one user: the flooded one loses its requests.
 func TestFairShareOfListeners(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		f := &flood{t: t, m: m, s: s}
 		for i := range 16 {
 			name := string(rune('A' + i))
@@ -153,22 +146,20 @@ func TestFairShareOfListeners(t *testing.T) {
 // A program that waits for the next request and answers none is given the last ones: as
 // many as there may be, however many ask.
 func TestBoundOfTaken(t *testing.T) {
-	alone(t, func(t *testing.T, m *connmgr.Manager, s *sink) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		const most = 1024
 		f := &flood{t: t, m: m, s: s}
 		l := f.listen(7, "taken")
 		var taken []kagent.Incoming
-		end := make(chan error)
-		go func() {
+		end := background(func() error {
 			for {
 				in, err := l.Wait(t.Context())
 				if err != nil {
-					end <- err
-					return
+					return err
 				}
 				taken = append(taken, in)
 			}
-		}()
+		})
 		for range 2 * most {
 			synctest.Wait() // until it waits
 			f.ask(1, "taken")

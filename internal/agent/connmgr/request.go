@@ -59,17 +59,12 @@ type request struct {
 }
 
 // Request asks remote for a connection; see [kagent.Agent].
-func (m *Manager) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
-	return m.RequestAs(ctx, 0, local, remote, o)
-}
-
-// RequestAs is Request for a program of a user.
-func (m *Manager) RequestAs(ctx context.Context, user uint32, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
-	r, err := m.newRequest(local, remote, o, 0)
+func (c Client) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	m := c.Manager
+	r, err := c.newRequest(local, remote, o, 0)
 	if err != nil {
 		return nil, err
 	}
-	r.user = user
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -82,13 +77,13 @@ func (m *Manager) RequestAs(ctx context.Context, user uint32, local, remote kage
 }
 
 // newRequest checks the program's arguments.
-func (m *Manager) newRequest(local, remote kagent.Address, o kagent.Offer, flags uint16) (*request, error) {
+func (c Client) newRequest(local, remote kagent.Address, o kagent.Offer, flags uint16) (*request, error) {
 	host := kagent.Plain(remote.Host)
 	if !host.IsValid() || host.IsUnspecified() || host.IsMulticast() {
 		return nil, fmt.Errorf("kagent: request to %v: %w", remote.Host, kagent.ErrUnreachable)
 	}
 	r := &request{
-		m: m, id: kagent.NewKey(), to: netip.AddrPortFrom(host, m.port), result: make(chan struct{}),
+		m: c.Manager, user: c.user, id: kagent.NewKey(), to: netip.AddrPortFrom(host, c.port), result: make(chan struct{}),
 		answer: &kagent.Answer{Local: kagent.Address{Host: kagent.Plain(local.Host), Disc: bytes.Clone(local.Disc)}},
 	}
 	r.answer.Confirmation = r
@@ -112,7 +107,10 @@ func (r *request) run(ctx context.Context) (*kagent.Answer, kagent.Incoming, err
 	}
 	var lost error
 	for {
-		if err := r.m.send(r.question()); errors.Is(err, kagent.ErrUnreachable) {
+		r.m.mu.Lock()
+		ask := r.ask
+		r.m.mu.Unlock()
+		if err := r.m.send(ask); errors.Is(err, kagent.ErrUnreachable) {
 			return r.giveUp(err, wire.CMReasonNone)
 		} else if err != nil {
 			lost = err
@@ -160,13 +158,6 @@ func (r *request) reprobeLater(ctx context.Context) (stop func()) {
 			<-over
 		}
 	}
-}
-
-// question returns the Request in its current form.
-func (r *request) question() datagram {
-	r.m.mu.Lock()
-	defer r.m.mu.Unlock()
-	return r.ask
 }
 
 // onRetry stores the cookie of a Retry, and returns the Request with it. Caller holds m.mu.
@@ -326,14 +317,13 @@ func (r *request) ConfirmWith(proof []byte) error {
 		msg.Cookie = r.answer.Key
 	}
 	r.confirm = r.message(msg)
-	d := r.confirm
 	r.m.asked.add(r)
 	r.m.sweepLater()
 	r.again.stop()
 	r.again = backoff{}
 	r.again.call(r.confirmAgain)
 	r.m.mu.Unlock()
-	r.m.send(d)
+	r.m.send(r.confirm) // which does not change any more
 	return nil
 }
 
@@ -380,25 +370,23 @@ type backoff struct {
 }
 
 func (b *backoff) next() <-chan time.Time {
-	if b.timer == nil {
-		b.wait = firstRetry
-		b.timer = time.NewTimer(b.wait)
-	} else {
-		b.wait = min(2*b.wait, lastRetry)
-		b.timer.Reset(b.wait)
-	}
+	b.restart(func() *time.Timer { return time.NewTimer(firstRetry) })
 	return b.timer.C
 }
 
 // call has f called when next would fire. It must always be the same f.
 func (b *backoff) call(f func()) {
+	b.restart(func() *time.Timer { return time.AfterFunc(firstRetry, f) })
+}
+
+// restart starts the timer, the first time with start.
+func (b *backoff) restart(start func() *time.Timer) {
 	if b.timer == nil {
-		b.wait = firstRetry
-		b.timer = time.AfterFunc(b.wait, f)
-	} else {
-		b.wait = min(2*b.wait, lastRetry)
-		b.timer.Reset(b.wait)
+		b.wait, b.timer = firstRetry, start()
+		return
 	}
+	b.wait = min(2*b.wait, lastRetry)
+	b.timer.Reset(b.wait)
 }
 
 func (b *backoff) stop() {

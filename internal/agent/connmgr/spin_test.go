@@ -1,23 +1,19 @@
 package connmgr
 
 import (
-	"net/netip"
 	"sync"
 	"testing"
 	"time"
+
 	"viaxdp/internal/lab/nstest"
 )
 
 // polledTransport counts its polls, and closes done in one of them.
 type polledTransport struct {
+	Transport
 	polls, last int
 	done        chan struct{}
 }
-
-func (*polledTransport) Send([]byte, netip.Addr, netip.AddrPort) error { return nil }
-func (*polledTransport) Broadcast([]byte, netip.Addr) error            { return nil }
-func (*polledTransport) Serve(Handler) error                           { return nil }
-func (*polledTransport) Close() error                                  { return nil }
 
 func (p *polledTransport) Poll() bool {
 	if p.polls++; p.polls == p.last {

@@ -4,6 +4,8 @@
 package ctrlport
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -32,8 +34,8 @@ type UDP struct {
 	v6   bool                  // an IPv6 socket, which takes both families
 	own  func(netip.Addr) bool // reports whether an address is the interface's
 	loop chan loopback
-	done chan struct{}
-	once sync.Once
+	ctx  context.Context // ended by end, in Close
+	end  context.CancelFunc
 
 	overrun atomic.Uint32
 
@@ -54,23 +56,20 @@ type loopback struct {
 // address is the interface's. An error that matches EADDRINUSE means that another program has the
 // port of that interface.
 func Listen(device string, port uint16, own func(netip.Addr) bool) (*UDP, error) {
-	u := &UDP{own: own, port: port, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: true}
-	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	domain := unix.AF_INET6
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
-		u.v6 = false
-		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		domain = unix.AF_INET
+		fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	}
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	if err := u.setup(fd, device, port); err != nil {
+	if err := setup(fd, domain == unix.AF_INET6, device, port); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
-	if err := u.use(fd, device); err != nil {
-		return nil, err
-	}
-	return u, nil
+	return newUDP(fd, domain, device, port, own)
 }
 
 // Adopt returns a UDP for a copy of a socket that Listen has opened in another process.
@@ -84,35 +83,32 @@ func Adopt(f *os.File, device string, port uint16, own func(netip.Addr) bool) (*
 		unix.Close(fd)
 		return nil, os.NewSyscallError("SO_DOMAIN", err)
 	}
-	u := &UDP{
-		own: own, port: port, loop: make(chan loopback, udpLoop), done: make(chan struct{}), v6: domain == unix.AF_INET6,
-	}
-	if err := u.use(fd, device); err != nil {
-		return nil, err
-	}
-	return u, nil
+	return newUDP(fd, domain, device, port, own)
 }
 
-// use makes a file of the socket.
-func (u *UDP) use(fd int, device string) (err error) {
-	u.file = os.NewFile(uintptr(fd), "udp:"+device)
-	if u.conn, err = u.file.SyscallConn(); err != nil {
-		u.file.Close()
+func newUDP(fd, domain int, device string, port uint16, own func(netip.Addr) bool) (u *UDP, err error) {
+	u = &UDP{
+		file: os.NewFile(uintptr(fd), "udp:"+device),
+		port: port, v6: domain == unix.AF_INET6, own: own, loop: make(chan loopback, udpLoop),
 	}
-	return err
+	u.ctx, u.end = context.WithCancel(context.Background())
+	if u.conn, err = u.file.SyscallConn(); err != nil {
+		return nil, errors.Join(err, u.Close())
+	}
+	return u, nil
 }
 
 // Control calls f with the socket's descriptor.
 func (u *UDP) Control(f func(fd uintptr)) error { return u.conn.Control(f) }
 
-func (u *UDP) setup(fd int, device string, port uint16) error {
+func setup(fd int, v6 bool, device string, port uint16) error {
 	if err := unix.BindToDevice(fd, device); err != nil {
 		return os.NewSyscallError("bind to device "+device, err)
 	}
 	// Control messages: the destination of a datagram (ip(7), ipv6(7)); errors of datagrams that did not
 	// arrive; and the number that found the socket full.
 	options := [][3]int{{unix.SOL_IP, unix.IP_RECVERR, 1}, {unix.SOL_SOCKET, unix.SO_BROADCAST, 1}, {unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1}}
-	if u.v6 {
+	if v6 {
 		options = append(options,
 			[3]int{unix.SOL_IPV6, unix.IPV6_V6ONLY, 0},
 			[3]int{unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1},
@@ -126,7 +122,7 @@ func (u *UDP) setup(fd int, device string, port uint16) error {
 		}
 	}
 	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: int(port)}
-	if u.v6 {
+	if v6 {
 		sa = &unix.SockaddrInet6{Port: int(port)}
 	}
 	return os.NewSyscallError("bind", unix.Bind(fd, sa))
@@ -179,7 +175,7 @@ func (u *UDP) sendSelf(b []byte, from netip.Addr, to netip.AddrPort) error {
 		from = to.Addr()
 	}
 	select {
-	case u.loop <- loopback{append([]byte(nil), b...), to.Addr(), netip.AddrPortFrom(from, to.Port())}:
+	case u.loop <- loopback{bytes.Clone(b), to.Addr(), netip.AddrPortFrom(from, to.Port())}:
 	default: // lost, as on any network
 	}
 	return nil
@@ -198,14 +194,14 @@ func (u *UDP) Serve(h connmgr.Handler) error {
 				u.mu.Lock()
 				h.Receive(p.b, p.local, p.from)
 				u.mu.Unlock()
-			case <-u.done:
+			case <-u.ctx.Done():
 				return
 			}
 		}
 	})
 	defer wg.Wait()
 	defer u.Close()
-	r := newUDPReader()
+	r := new(udpReader)
 	for {
 		var err error
 		cerr := u.conn.Read(func(fd uintptr) bool {
@@ -213,7 +209,7 @@ func (u *UDP) Serve(h connmgr.Handler) error {
 			return !errors.Is(err, unix.EAGAIN)
 		})
 		switch {
-		case cerr != nil && u.isClosed():
+		case cerr != nil && u.ctx.Err() != nil:
 			return nil
 		case cerr != nil:
 			return fmt.Errorf("kagent: control socket: %w", cerr)
@@ -258,20 +254,11 @@ func (u *UDP) pass(r *udpReader) {
 // had not been read. The number is as of the datagram that was read last.
 func (u *UDP) Overrun() uint64 { return uint64(u.overrun.Load()) }
 
-func (u *UDP) isClosed() bool {
-	select {
-	case <-u.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // Close closes the socket; see [Transport].
-func (u *UDP) Close() (err error) {
-	u.once.Do(func() {
-		close(u.done)
-		err = u.file.Close()
-	})
-	return err
+func (u *UDP) Close() error {
+	u.end()
+	if err := u.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
 }

@@ -23,8 +23,6 @@ type udpReader struct {
 	oob [512]byte
 }
 
-func newUDPReader() *udpReader { return new(udpReader) }
-
 // read takes the next entry of the error queue or of the socket. EAGAIN: there is none.
 func (r *udpReader) read(fd int) error {
 	n, oobn, _, from, err := unix.Recvmsg(fd, r.buf[:], r.oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)

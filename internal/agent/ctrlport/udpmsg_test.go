@@ -21,7 +21,7 @@ func FuzzControlMessages(f *testing.F) {
 	f.Add(controlMessage(unix.SOL_IPV6, unix.IPV6_PKTINFO, make([]byte, 3)))
 	f.Add(controlMessage(unix.SOL_SOCKET, unix.SO_RXQ_OVFL, []byte{1, 2, 3, 4}))
 	f.Fuzz(func(t *testing.T, oob []byte) {
-		r := newUDPReader()
+		r := new(udpReader)
 		r.note(oob)
 		if r.local.IsValid() && len(oob) < unix.CmsgLen(12) || r.missed > 0 && len(oob) < unix.CmsgLen(4) {
 			t.Errorf("%v, %d missed, out of %d bytes", r.local, r.missed, len(oob))

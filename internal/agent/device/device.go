@@ -34,6 +34,13 @@ type deviceKey struct {
 	removed            uint64 // else its number in the count of removed ones: see markRemoved
 }
 
+// keyOf returns the key of an interface in the calling thread's namespace.
+func keyOf(index int, port uint16) (deviceKey, error) {
+	var ns unix.Stat_t
+	err := unix.Stat("/proc/thread-self/ns/net", &ns)
+	return deviceKey{netnsDev: ns.Dev, netnsIno: ns.Ino, index: index, port: port}, err
+}
+
 // registry has the devices that this process has open, so that several opens of one interface share one
 // program, one VI table, one control port.
 var registry = struct {
@@ -91,11 +98,10 @@ func acquire(cfg Config) (*device, error) {
 	if err != nil {
 		return nil, linkError(cfg.Interface, err)
 	}
-	var ns unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
+	key, err := keyOf(nic.Attrs().Index, cfg.Port)
+	if err != nil {
 		return nil, &kagent.OpError{Op: "open", Link: cfg.Interface, Err: err, Hint: "is /proc mounted?"}
 	}
-	key := deviceKey{netnsDev: ns.Dev, netnsIno: ns.Ino, index: nic.Attrs().Index, port: cfg.Port}
 	registry.mu.Lock()
 	d := registry.devices[key]
 	if d == nil {
@@ -200,6 +206,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 // begin is the first part of setUp. Caller holds d.mu.
 func (d *device) begin(maxVIs int, store fdstore.Store) {
 	d.leases, d.opening, d.wanted = make(map[int]*lease), make(map[int]*lease), make(map[int]*lease)
+	d.groups, d.shmLinks, d.halfLinks = make(map[int]*Group), make(map[[2]int]*shmLinkFiles), make(map[*shmLinkFiles]bool)
 	d.maxVIs, d.fdStore = maxVIs, newDeviceStore(store)
 	d.numbers = kagent.NewNumbers(maxVIs)
 }
@@ -269,7 +276,7 @@ func (d *device) takeDown() error {
 	if d.demux != nil {
 		errs = append(errs, d.demux.Close())
 	}
-	errs = append(errs, d.forget())
+	errs = append(errs, d.fdStore.Delete(nicKey(d.place)))
 	if d.watch != nil {
 		errs = append(errs, d.watch.Close())
 	}
@@ -307,12 +314,9 @@ func (d *device) detach() error {
 }
 
 func (d *device) sortedLeases() []*lease {
-	var all []*lease
-	for _, l := range d.leases {
-		all = append(all, l)
-	}
-	slices.SortFunc(all, func(a, b *lease) int { return cmp.Or(a.queueID-b.queueID, a.partition-b.partition) })
-	return all
+	return slices.SortedFunc(maps.Values(d.leases), func(a, b *lease) int {
+		return cmp.Or(a.queueID-b.queueID, a.partition-b.partition)
+	})
 }
 
 // linkError returns an error that lists the interfaces, for one that does not exist.
@@ -327,9 +331,6 @@ func linkError(name string, err error) error {
 	}
 	return e
 }
-
-// genericMode stands for all modes whose program is attached in generic mode.
-const genericMode = xdpnic.ModeGeneric
 
 // attachMode returns how the program must be attached for a data path.
 func attachMode(m xdpnic.Mode) bpf.Mode {
@@ -454,11 +455,7 @@ func (d *device) markRemoved() error {
 	d.key.removed = registry.removed
 	registry.devices[d.key] = d // for LocalStatus
 	registry.mu.Unlock()
-	errs := []error{d.manager.CloseWith(kagent.ErrGone), d.detach()}
-	if d.fdStore != nil {
-		errs = append(errs, d.fdStore.clear())
-	}
-	return errors.Join(errs...)
+	return errors.Join(d.manager.CloseWith(kagent.ErrGone), d.detach(), d.fdStore.clear())
 }
 
 // OnGone has f called once, when the interface has been removed and nothing blocks a new one any more, unless

@@ -104,7 +104,7 @@ func (l *lease) newGroup(h xdpnic.Handout, sealed bool) (err error) {
 	}
 	g.nic, g.steering, l.nic, l.steering = l.nic, l.steering, nil, nil
 	l.group = g
-	l.dev.addGroup(g)
+	l.dev.groups[g.queue] = g
 	return nil
 }
 
@@ -115,13 +115,6 @@ func (l *Local) Group() *Group { return l.lease.group }
 // common.
 func (g *Group) PinnedBytes() int {
 	return g.arena.Size + g.info.NIC.RingBytes() - g.info.NIC.SocketRingBytes()
-}
-
-func (d *device) addGroup(g *Group) {
-	if d.groups == nil {
-		d.groups = make(map[int]*Group)
-	}
-	d.groups[g.queue] = g
 }
 
 // mayJoinLater reports whether a queue to join, or a free one, is to be expected: one of the user's is just being opened or
@@ -267,7 +260,7 @@ func (g *Group) mapMemory() (mem []byte, unmap func() error, err error) {
 // leave takes back what the process of a lease had, if others go on with the queue. last reports that there are none. Caller
 // holds d.mu, which is released meanwhile: the kernel takes its time to close the last descriptor of a socket.
 func (g *Group) leave(l *lease) (last bool, err error) {
-	d, sockets, others := l.dev, l.sockets, g.others(l)
+	d, sockets, others := l.dev, l.sockets, len(g.members) > 1
 	l.sockets = nil // others join by another process's
 	d.mu.Unlock()
 	if sockets != nil {
@@ -294,16 +287,6 @@ func (g *Group) leaving() bool {
 		}
 	}
 	return true
-}
-
-// others reports whether other processes have the queue, or are about to.
-func (g *Group) others(l *lease) bool {
-	for _, m := range g.members {
-		if m != l {
-			return true
-		}
-	}
-	return false
 }
 
 // reclaim returns the chunks of a process that has gone.

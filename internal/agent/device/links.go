@@ -77,21 +77,33 @@ func newShmLink(pair [2]int) (l *shmLinkFiles, err error) {
 	return l, nil
 }
 
-// pairOf returns the key of the link between two queues.
-func pairOf(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
-
 // ShmLink joins this queue with the one of VI peer; see [kagent.ShmLinker].
 func (l *Local) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	l.dev.mu.Lock()
 	defer l.dev.mu.Unlock()
-	if l.isClosed() {
-		return nil, kagent.ErrClosed
+	pair, side, err := l.linkTo(peer)
+	if err != nil {
+		return nil, err
+	}
+	return l.shmLink(pair, side)
+}
+
+// linkTo returns the key of the link to the queue of VI peer, and the side of this queue. Caller holds d.mu.
+func (l *Local) linkTo(peer uint32) (pair [2]int, side int, err error) {
+	if l.isClosed() || l.lease.linksTaken {
+		return pair, 0, kagent.ErrClosed
 	}
 	other := l.dev.leaseOf(peer)
 	if other == nil || other == l.lease {
-		return nil, l.NoLink(peer)
+		return pair, 0, l.NoLink(peer)
 	}
-	end, err := l.dev.shmLink(l.lease.id(), other.id())
+	pair = [2]int{min(l.lease.id(), other.id()), max(l.lease.id(), other.id())}
+	return pair, slices.Index(pair[:], l.lease.id()), nil
+}
+
+// shmLink is device.shmLink for the program. Caller holds d.mu.
+func (l *Local) shmLink(pair [2]int, side int) (*kagent.ShmLinkEnd, error) {
+	end, err := l.dev.shmLink(pair, side)
 	if err != nil {
 		return nil, l.fail("shared-memory link", netip.Addr{}, err)
 	}
@@ -113,24 +125,16 @@ func (d *device) leaseOf(num uint32) *lease {
 	return nil
 }
 
-// shmLink returns the link between two queues, and creates it if necessary. Caller holds d.mu.
-func (d *device) shmLink(mine, other int) (*kagent.ShmLinkEnd, error) {
-	pair := pairOf(mine, other)
+// shmLink returns a side's end of the link between two queues, and creates it if necessary. Caller holds d.mu.
+func (d *device) shmLink(pair [2]int, side int) (_ *kagent.ShmLinkEnd, err error) {
 	f := d.shmLinks[pair]
 	if f == nil {
-		var err error
 		if f, err = newShmLink(pair); err != nil {
 			return nil, err
 		}
-		if d.shmLinks == nil {
-			d.shmLinks = make(map[[2]int]*shmLinkFiles)
-		}
 		d.shmLinks[pair] = f
 	}
-	end := &kagent.ShmLinkEnd{ID: f.id}
-	if mine > other {
-		end.Side = 1
-	}
+	end := &kagent.ShmLinkEnd{ID: f.id, Side: side}
 	dups, err := fds.DupAll([]*os.File{f.memory, f.bells[end.Side], f.bells[end.Side]})
 	if err != nil {
 		return nil, err
@@ -186,21 +190,16 @@ func (l *Local) ChargedLink(peer uint32, charged bool) (end *kagent.ShmLinkEnd, 
 	d := l.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if l.isClosed() || l.lease.linksTaken {
-		return nil, false, kagent.ErrClosed
+	pair, side, err := l.linkTo(peer)
+	if err != nil {
+		return nil, false, err
 	}
-	other := d.leaseOf(peer)
-	if other == nil || other == l.lease {
-		return nil, false, l.NoLink(peer)
-	}
-	pair := pairOf(l.lease.id(), other.id())
-	side := slices.Index(pair[:], l.lease.id())
 	f := d.shmLinks[pair]
 	if has := f != nil && f.charged[side]; !has && !charged {
 		return nil, false, l.fail("shared-memory link", netip.Addr{}, ErrLinkUncharged)
 	}
-	if end, err = d.shmLink(l.lease.id(), other.id()); err != nil {
-		return nil, false, l.fail("shared-memory link", netip.Addr{}, err)
+	if end, err = l.shmLink(pair, side); err != nil {
+		return nil, false, err
 	}
 	if f = d.shmLinks[pair]; !f.charged[side] {
 		f.charged[side], took = true, true
@@ -234,11 +233,7 @@ func (l *Local) TakeLinks() (memory []*os.File) {
 	l.lease.linksTaken = true
 	for _, f := range d.chargedLinks(l.lease) {
 		f.charged[slices.Index(f.pair[:], l.lease.id())] = false
-		var m *os.File
-		if fd, err := fds.Dup(f.memory); err == nil {
-			m = os.NewFile(uintptr(fd), "shmlink")
-		}
-		memory = append(memory, m)
+		memory = append(memory, dupFile(f.memory, "shmlink"))
 	}
 	return memory
 }
@@ -284,9 +279,6 @@ func (d *device) leaveLink(f *shmLinkFiles, left int) error {
 	f.bells[left] = nil
 	go bell.Close() // see shmLinkFiles.close
 	f.left, f.charged[1-left] = left, false
-	if d.halfLinks == nil {
-		d.halfLinks = make(map[*shmLinkFiles]bool)
-	}
 	d.halfLinks[f] = true
 	d.keepLink(f)
 	d.watchLink(f)
@@ -321,7 +313,7 @@ func (d *device) watchLink(f *shmLinkFiles) {
 func (d *device) dropLink(f *shmLinkFiles) error {
 	delete(d.halfLinks, f)
 	err := f.close()
-	if d.fdStore != nil && f.key != "" {
+	if f.key != "" {
 		err = errors.Join(err, d.fdStore.Delete(f.key))
 	}
 	return err
@@ -359,7 +351,7 @@ func (d *device) keepLink(f *shmLinkFiles) {
 		if f.key == "" {
 			f.key = linkKey(d.place, f.id)
 		}
-		_ = put(d.fdStore, f.key, linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
+		_ = d.fdStore.put(f.key, linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
 	}
 	fds.Close(dups...)
 }
@@ -390,14 +382,8 @@ func (d *device) restoreLinks(kept map[*fdstore.Entry]linkRecord) error {
 		}
 		switch {
 		case f.left != both && f.charged[f.left]:
-			if d.halfLinks == nil {
-				d.halfLinks = make(map[*shmLinkFiles]bool)
-			}
 			d.halfLinks[f] = true // watched from OnLinkLeft on
 		case f.left == both && there[0] && there[1] && d.shmLinks[f.pair] == nil:
-			if d.shmLinks == nil {
-				d.shmLinks = make(map[[2]int]*shmLinkFiles)
-			}
 			d.shmLinks[f.pair] = f
 		case f.left == both && there[0] != there[1]: // the other session could not be restored
 			errs = append(errs, d.leaveLink(f, slices.Index(there[:], true)))

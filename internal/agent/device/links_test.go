@@ -20,14 +20,11 @@ import (
 // One side's operations on its bell do not affect the other side: neither can make the other one block.
 func TestShmLinkBells(t *testing.T) {
 	d := new(device)
-	defer func() {
-		nstest.Check(t, d.closeShmLinks(0))
-	}()
-	a, errA := d.shmLink(0, 1)
-	b, errB := d.shmLink(1, 0)
-	if errA != nil || errB != nil {
-		t.Fatal(errA, errB)
-	}
+	d.begin(2, nil)
+	defer func() { nstest.Check(t, d.closeShmLinks(0)) }()
+	a, errA := d.shmLink([2]int{0, 1}, 0)
+	b, errB := d.shmLink([2]int{0, 1}, 1)
+	nstest.Must(t, errors.Join(errA, errB))
 	defer a.Close()
 	defer b.Close()
 	nstest.ErrorIf(t, a.ID != b.ID || a.Side == b.Side, "ends %d/%d and %d/%d", a.ID, a.Side, b.ID, b.Side)
@@ -124,7 +121,8 @@ func TestRestoreLinks(t *testing.T) {
 			}
 			fdStore := newFakeFDStore()
 			fdStore.kept[tc.kept.Key] = tc.kept.Value
-			d := &device{fdStore: newDeviceStore(fdStore), place: "eth0:1:4793", leases: make(map[int]*lease)}
+			d := &device{place: "eth0:1:4793"}
+			d.begin(2, fdStore)
 			for _, q := range tc.leases {
 				newLease(d, q)
 			}

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"viaxdp/bpf"
@@ -31,7 +32,7 @@ type Local struct {
 	dev     *device
 	lease   *lease
 	router  *route.Router
-	manager *connmgr.Manager
+	manager connmgr.Client // of the holder's user
 	numbers *kagent.Numbers
 	demux   *bpf.Demux
 	watch   *route.Watch
@@ -119,7 +120,8 @@ func OpenContext(ctx context.Context, cfg Config) (_ *Local, err error) {
 func newLocal(d *device, l *lease) *Local {
 	open, end := context.WithCancel(context.Background())
 	return &Local{
-		dev: d, lease: l, router: d.router, manager: d.manager, numbers: d.numbers, demux: d.demux, watch: d.watch,
+		dev: d, lease: l, router: d.router, manager: d.manager.For(l.holder.UID), numbers: d.numbers,
+		demux: d.demux, watch: d.watch,
 		open: open, end: end, vis: make(map[uint32]netip.Addr),
 		peerResets: make(map[uint32]PeerReset), keptDiscs: make(map[string]string),
 	}
@@ -188,9 +190,6 @@ func (l *Local) Inputs() int {
 	defer l.dev.mu.Unlock()
 	return l.dev.inputs
 }
-
-// user is the user whose share of common resources the handle uses.
-func (l *Local) user() uint32 { return l.lease.holder.UID }
 
 // Counters returns the demux program's counters, for all Locals of the interface.
 func (l *Local) Counters() (bpf.Counters, error) { return l.demux.Counters() }
@@ -263,7 +262,8 @@ func (l *Local) note(num uint32, peer netip.Addr) {
 	if g, ok := l.peerResets[num]; ok {
 		peerReset = &g
 	}
-	l.lease.keepVI(num, peer, peerReset)
+	// An error does not affect the program: the VI works, and a later agent treats it as not handed out.
+	_ = l.dev.fdStore.put(viKey(l.dev.place, num), viRecord{l.lease.id(), peer, peerReset})
 }
 
 // forget removes a VI number and its record. Caller holds l.mu.
@@ -271,7 +271,7 @@ func (l *Local) forget(num uint32) {
 	delete(l.vis, num)
 	delete(l.peerResets, num)
 	l.lease.vis.remove(num)
-	l.lease.unkeepVI(num)
+	_ = l.dev.fdStore.Delete(viKey(l.dev.place, num))
 	l.numbers.Free(num)
 }
 
@@ -319,13 +319,13 @@ func (l *Local) Listen(local kagent.Address) (kagent.Listener, error) {
 	if l.closed {
 		return nil, kagent.ErrClosed
 	}
-	door, err := l.manager.ListenAs(l.user(), local)
+	door, err := l.manager.Listen(local)
 	if err != nil {
 		return nil, l.fail("listen", netip.Addr{}, err)
 	}
-	ln := &localListener{door, l.lease.keepListener(local.Disc)}
+	ln := &localListener{Listener: door, unkeep: l.lease.keepListener(local.Disc)}
 	if len(l.listeners) == cap(l.listeners) {
-		l.listeners = slices.DeleteFunc(l.listeners, func(ln *localListener) bool { return ln.IsClosed() })
+		l.listeners = slices.DeleteFunc(l.listeners, func(ln *localListener) bool { return ln.closed.Load() })
 	}
 	l.listeners = append(l.listeners, ln)
 	return ln, nil
@@ -333,13 +333,15 @@ func (l *Local) Listen(local kagent.Address) (kagent.Listener, error) {
 
 // localListener is a Listener that the descriptor store keeps.
 type localListener struct {
-	*connmgr.Listener
+	kagent.Listener
 	unkeep func()
+	closed atomic.Bool
 }
 
 // Close is [kagent.Listener]'s.
 func (ln *localListener) Close() error {
 	ln.unkeep()
+	ln.closed.Store(true)
 	return ln.Listener.Close()
 }
 
@@ -357,7 +359,7 @@ func (l *Local) until(ctx context.Context) (context.Context, func()) {
 func (l *Local) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	in, err := l.manager.WaitAs(ctx, l.user(), local)
+	in, err := l.manager.Wait(ctx, local)
 	if err != nil {
 		return nil, l.fail("wait", netip.Addr{}, err)
 	}
@@ -368,29 +370,33 @@ func (l *Local) Wait(ctx context.Context, local kagent.Address) (kagent.Incoming
 func (l *Local) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	// Only the neighbour entry shows that a host is absent: the errors of a socket that is bound
-	// to a device do not.
-	p, err := l.router.Path(ctx, local.Host, remote.Host)
+	err := l.findSource(ctx, &local, remote)
 	if err == nil {
-		local.Host = p.Src
 		var a *kagent.Answer
-		if a, err = l.manager.RequestAs(ctx, l.user(), local, remote, o); err == nil {
+		if a, err = l.manager.Request(ctx, local, remote, o); err == nil {
 			return a, nil
 		}
 	}
 	return nil, l.fail("request", remote.Host, err)
 }
 
+// findSource enters the source address of a request. Only the neighbour entry shows that a host is absent: the
+// errors of a socket that is bound to a device do not.
+func (l *Local) findSource(ctx context.Context, local *kagent.Address, remote kagent.Address) error {
+	p, err := l.router.Path(ctx, local.Host, remote.Host)
+	local.Host = p.Src
+	return err
+}
+
 // RequestPeer connects with a peer that calls RequestPeer for this side; see [kagent.Agent].
 func (l *Local) RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error) {
 	ctx, stop := l.until(ctx)
 	defer stop()
-	p, err := l.router.Path(ctx, local.Host, remote.Host)
+	err := l.findSource(ctx, &local, remote)
 	if err == nil {
-		local.Host = p.Src
 		var a *kagent.Answer
 		var in kagent.Incoming
-		if a, in, err = l.manager.RequestPeerAs(ctx, l.user(), local, remote, o); err == nil {
+		if a, in, err = l.manager.RequestPeer(ctx, local, remote, o); err == nil {
 			return a, in, nil
 		}
 	}
@@ -520,31 +526,25 @@ func (l *Local) ResetPeers() {
 	clear(l.peerResets)
 	l.mu.Unlock()
 	for _, g := range peerResets {
-		l.resetPeers(g)
+		l.dev.reset(g)
 	}
 }
 
-// resetPeers resets a connection of a dead program at its peer. The frame goes through the
-// kernel, since the queue is gone. If it is lost, or the peer's NIC puts it on another queue than
+// reset resets a connection of a dead program at its peer. The frame goes through the kernel, from the
+// control socket, since the queue is gone. If it is lost, or the peer's NIC puts it on another queue than
 // the connection's, the peer detects the death by its silence time. So does the peer of a
 // connection with a key: the agent cannot seal the frame, and the peer drops it.
-func (l *Local) resetPeers(g PeerReset) {
+func (d *device) reset(g PeerReset) {
 	h := wire.Header{
 		Kind: wire.KindError, VI: g.VI, Key: g.Key, Ack: g.Seq, Immediate: uint32(wire.ReasonClosed),
 	}
 	b := make([]byte, wire.HeaderLen)
 	h.Put(b)
 	wire.PutChecksum(b)
-	_ = l.dev.tell(b, g)
-}
-
-// tell sends a frame of the data path from the control socket.
-func (d *device) tell(b []byte, g PeerReset) error {
 	d.mu.Lock()
 	udp, router := d.udp, d.router
 	d.mu.Unlock()
-	if udp == nil || router.Own(g.To) {
-		return nil
+	if udp != nil && !router.Own(g.To) {
+		_ = udp.Send(b, g.From, netip.AddrPortFrom(g.To, d.key.port+uint16(g.Offset)))
 	}
-	return udp.Send(b, g.From, netip.AddrPortFrom(g.To, d.key.port+uint16(g.Offset)))
 }

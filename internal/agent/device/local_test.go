@@ -3,7 +3,7 @@ package device
 import (
 	"bytes"
 	"context"
-	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -15,6 +15,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
@@ -25,18 +26,8 @@ func noLeaks(t *testing.T) func() {
 	before := goleak.IgnoreCurrent()
 	return func() {
 		t.Helper()
-		end := time.Now().Add(waitLimit)
-		err := goleak.Find(before)
-		for err != nil && time.Now().Before(end) {
-			err = goleak.Find(before)
-		}
-		nstest.Check(t, err)
+		await.Succeeds(t, "all goroutines end", func() error { return goleak.Find(before) })
 	}
-}
-
-// small keeps the tests' memory small.
-func small(n *nstest.NS) Config {
-	return Config{Config: kagent.Config{Interface: n.Name, ArenaBytes: 4 << 20, RxChunks: 256, TxChunks: 256}}
 }
 
 func openOn(t *testing.T, n *nstest.NS, cfg Config) (l *Local, err error) {
@@ -148,7 +139,7 @@ func TestOpenClose(t *testing.T) {
 		}
 		nstest.ErrorIf(t, len(registry.devices) != 0, "%v: the registry still has %v", mode, registry.devices)
 		nstest.WantErr(t, "NewVI after Close", nstest.Err(l.NewVI()), kagent.ErrClosed)
-		nstest.WantErr(t, "Path after Close", nstest.Err(l.Path(deadline(t, waitLimit), netip.Addr{}, an.IPv4)), kagent.ErrClosed)
+		nstest.WantErr(t, "Path after Close", nstest.Err(l.Path(t.Context(), netip.Addr{}, an.IPv4)), kagent.ErrClosed)
 	}
 }
 
@@ -157,11 +148,11 @@ func TestFramesFollowTheTable(t *testing.T) {
 	for _, mode := range []xdpnic.Mode{xdpnic.ModeGeneric, xdpnic.ModeNative} {
 		t.Run(mode.String(), func(t *testing.T) {
 			an, bn := nstest.Pair(t, nstest.Options{})
-			ca, cb := small(an), small(bn)
-			ca.Mode, cb.Mode, ca.RequireMode, cb.RequireMode = mode, mode, true, true
+			ca, cb := native(an, 0), native(bn, 0)
+			ca.Mode, cb.Mode = mode, mode
 			a, b := mustOpen(t, an, ca), mustOpen(t, bn, cb)
 			for _, peer := range []netip.Addr{bn.IPv4, bn.IPv6} {
-				p, err := a.Path(deadline(t, waitLimit), netip.Addr{}, peer)
+				p, err := a.Path(t.Context(), netip.Addr{}, peer)
 				nstest.Must(t, err)
 				num, err := b.NewVI()
 				nstest.Must(t, err)
@@ -225,61 +216,6 @@ func dropped(t *testing.T, l *Local) uint64 {
 	return c.NoVI + c.Key + c.Source + c.Queue + c.NoSocket
 }
 
-// Two agents on a pair connect, by both families, with the program attached.
-func TestLocalConnect(t *testing.T) {
-	an, bn := nstest.Pair(t, nstest.Options{})
-	quickNeighbours(t, an)
-	defer noLeaks(t)()
-	a, err := openOn(t, an, small(an))
-	nstest.Must(t, err)
-	defer a.Close()
-	b, err := openOn(t, bn, small(bn))
-	nstest.Must(t, err)
-	defer b.Close()
-	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
-		bo := testOffer(7)
-		served := make(chan error, 1)
-		started := make(chan struct{})
-		go func() {
-			close(started)
-			in, err := b.Wait(deadline(t, waitLimit), kagent.Address{Host: addrs[1], Disc: []byte("x")})
-			if err == nil {
-				err = in.Accept(deadline(t, waitLimit), bo)
-			}
-			served <- err
-		}()
-		<-started
-		var ans *kagent.Answer
-		err := error(kagent.ErrNoMatch)
-		for errors.Is(err, kagent.ErrNoMatch) { // until it waits
-			ans, err = a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: addrs[1], Disc: []byte("x")}, testOffer(3))
-		}
-		nstest.Must(t, err)
-		nstest.Must(t, ans.Confirm())
-		nstest.Must(t, <-served)
-		nstest.ErrorIf(t, ans.Offer != bo || ans.Local.Host != addrs[0], "got %+v", ans)
-	}
-	for _, c := range []struct {
-		to   string
-		want error
-	}{
-		{"192.0.2.1", kagent.ErrUnreachable}, {"10.99.0.99", kagent.ErrUnreachable}, {"fd99::99", kagent.ErrUnreachable}, {"2001:db8::1", kagent.ErrUnreachable},
-	} {
-		_, err := a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: netip.MustParseAddr(c.to)}, testOffer(3))
-		var op *kagent.OpError
-		nstest.ErrorIf(t, !errors.Is(err, c.want) || !errors.As(err, &op) || op.Op != "request", "%s: %v", c.to, err)
-		nstest.ErrorIf(t, kagent.Unavailable(err), "%s: %v counts as a lack of privilege", c.to, err)
-	}
-	nstest.Must(t, nstest.Err(b.Listen(kagent.Address{Disc: []byte("nobody takes")})))
-	if _, err := a.Request(deadline(t, time.Millisecond), kagent.Address{}, kagent.Address{Host: bn.IPv4, Disc: []byte("nobody takes")}, testOffer(3)); !errors.Is(err, kagent.ErrTimeout) {
-		t.Errorf("short of time: %v", err)
-	}
-	nstest.Must(t, b.Close())
-	if _, err := a.Request(deadline(t, waitLimit), kagent.Address{}, kagent.Address{Host: bn.IPv4}, testOffer(3)); !errors.Is(err, kagent.ErrNoMatch) {
-		t.Errorf("a host without an agent: %v", err)
-	}
-}
-
 // A server that keeps opening and closing listeners does not grow.
 func TestListenersAreForgotten(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
@@ -295,7 +231,7 @@ func TestListenersAreForgotten(t *testing.T) {
 		t.Errorf("room for %d listeners, and 1 is open", n)
 	}
 	nstest.Check(t, l.Close())
-	nstest.ErrorIf(t, !stays.(*localListener).IsClosed(), "a listener is open still")
+	nstest.ErrorIf(t, !stays.(*localListener).closed.Load(), "a listener is open still")
 }
 
 // The peer of a dead program gets the reset on the port of its queue, to which its NIC steers no other.
@@ -322,4 +258,46 @@ func TestResetOnQueuePort(t *testing.T) {
 	if wire.PutChecksum(want); !bytes.Equal(b[:n], want) {
 		t.Errorf("% x, want % x", b[:n], want)
 	}
+}
+
+// Status lists the queue, its holder, and each VI with its peer, and drops them when they end.
+func TestLocalStatus(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	agent, err := openOn(t, a, small(a))
+	nstest.Must(t, err)
+	idle, err := agent.NewVI()
+	nstest.Must(t, err)
+	connected, err := agent.NewVI()
+	nstest.Must(t, err)
+	nstest.Must(t, agent.Enter(connected, kagent.NewKey(), b.IPv4))
+	lease := func() kagent.LeaseStatus {
+		t.Helper()
+		s := LocalStatus()
+		nstest.FatalIf(t, s.Daemon || s.PID != os.Getpid() || len(s.NICs) != 1 || len(s.NICs[0].Leases) != 1, "status: %+v", s)
+		n := s.NICs[0]
+		nstest.ErrorIf(t, n.Interface != a.Name || n.Driver != "veth" || n.MTU != a.MTU || n.VIs != len(n.Leases[0].VIs), "NIC: %+v", n)
+		return n.Leases[0]
+	}
+	agent.manager.Receive([]byte("?"), a.IPv4, netip.AddrPortFrom(b.IPv4, 4793))
+	if c := LocalStatus().NICs[0].Connects; c != (kagent.Counters{Malformed: 1}) {
+		t.Errorf("connection management: %+v", c)
+	}
+	l := lease()
+	nstest.ErrorIf(t, l.Queue != 0 || l.Holder.PID != os.Getpid() || l.Holder.Comm == "" || l.PinnedBytes < 4<<20 || l.Handles != 1, "lease: %+v", l)
+	vis := map[uint32]kagent.VIStatus{}
+	for _, v := range l.VIs {
+		vis[v.Num] = v
+	}
+	want := map[uint32]kagent.VIStatus{
+		idle:      {Num: idle, State: kagent.VICreated},
+		connected: {Num: connected, State: kagent.VIConnected, Peer: b.IPv4},
+	}
+	nstest.ErrorIf(t, !maps.Equal(vis, want), "VIs: %+v, want %+v", vis, want)
+	agent.FreeVI(idle)
+	nstest.Must(t, agent.Remove(connected))
+	if l := lease(); len(l.VIs) != 1 || l.VIs[0] != (kagent.VIStatus{Num: connected, State: kagent.VICreated}) {
+		t.Errorf("after removing: %+v", l.VIs)
+	}
+	nstest.Must(t, agent.Close())
+	nstest.Equal(t, "interfaces after Close", len(LocalStatus().NICs), 0)
 }

@@ -3,9 +3,9 @@ package device
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -46,8 +46,7 @@ func TestInUse(t *testing.T) {
 // Opens of one interface in one process share the objects of which there is one for an interface.
 func TestSeveralOpens(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
-	native := small(an)
-	native.Mode, native.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	native := native(an, kagent.AnyQueue)
 	a0 := mustOpen(t, an, native)
 	a1 := mustOpen(t, an, native)
 	if a0.Info().Queue == a1.Info().Queue || a0.Queue() == a1.Queue() {
@@ -73,7 +72,7 @@ func TestSeveralOpens(t *testing.T) {
 	nstest.WantErr(t, "one discriminator, two listeners", nstest.Err(a1.Listen(kagent.Address{Disc: []byte("d")})), kagent.ErrListening)
 	waiting := make(chan error, 1)
 	go func() {
-		_, err := a2.Wait(deadline(t, waitLimit), kagent.Address{Disc: []byte("w")})
+		_, err := a2.Wait(t.Context(), kagent.Address{Disc: []byte("w")})
 		waiting <- err
 	}()
 	nstest.Must(t, a2.Close())
@@ -122,8 +121,7 @@ func setChannels(t *testing.T, n *nstest.NS, rx, tx uint32) {
 // the table.
 func TestCloseEmptiesTables(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
-	cfg := small(an)
-	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	cfg := native(an, kagent.AnyQueue)
 	closed, err := openOn(t, an, cfg)
 	nstest.Must(t, err)
 	other := mustOpen(t, an, cfg)
@@ -145,8 +143,7 @@ func TestQueuesAdded(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
 	setChannels(t, bn, 1, 1) // or a's one queue is too few for native mode
 	setChannels(t, an, 1, 1)
-	cfg := small(an)
-	cfg.Mode, cfg.RequireMode, cfg.Queue = xdpnic.ModeNative, true, kagent.AnyQueue
+	cfg := native(an, kagent.AnyQueue)
 	mustOpen(t, an, cfg)
 	if _, err := openOn(t, an, cfg); !errors.Is(err, kagent.ErrQueueInUse) || !strings.Contains(err.Error(), "more queues") {
 		t.Fatalf("%v, want ErrQueueInUse and what to do", err)
@@ -161,8 +158,7 @@ func TestQueuesAdded(t *testing.T) {
 // opened.
 func TestProgramTakenOff(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	cfg := small(an)
-	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	cfg := native(an, kagent.AnyQueue)
 	l := mustOpen(t, an, cfg)
 	objects, ok := l.demux.Descriptors()
 	nstest.FatalIf(t, !ok, "no descriptors")
@@ -185,8 +181,7 @@ func TestProgramTakenOff(t *testing.T) {
 func TestQueuesThatOnlyReceive(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{Queues: 4})
 	setChannels(t, an, 4, 2)
-	cfg := small(an)
-	cfg.Mode, cfg.Queue = xdpnic.ModeNative, kagent.AnyQueue
+	cfg := native(an, kagent.AnyQueue)
 	for range 2 {
 		l := mustOpen(t, an, cfg)
 		if info := l.Info(); info.Queues != 2 || l.dev.inputs != 4 {
@@ -220,7 +215,7 @@ func TestQueuesThatOnlyReceive(t *testing.T) {
 // A failed Open returns the reason and leaves nothing behind.
 func TestOpenErrors(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
-	cases := []struct {
+	for _, c := range []struct {
 		name   string
 		change func(*Config)
 		text   string
@@ -232,16 +227,10 @@ func TestOpenErrors(t *testing.T) {
 		{"VIs", func(c *Config) { c.MaxVIs = 1 }, "MaxVIs"},
 		{"no such mode", func(c *Config) { c.Mode = 99 }, "mode(99)"},
 		{"mode", func(c *Config) { c.Mode, c.RequireMode = xdpnic.ModeZeroCopy, true }, "zero-copy"},
-	}
-	for _, c := range cases {
+	} {
 		cfg := small(an)
 		c.change(&cfg)
-		l, err := openOn(t, an, cfg)
-		if err == nil {
-			l.Close()
-			t.Errorf("%s: no error", c.name)
-			continue
-		}
+		_, err := openOn(t, an, cfg)
 		var op *kagent.OpError
 		nstest.ErrorIf(t, !errors.As(err, &op) || !strings.Contains(err.Error(), c.text) || kagent.Unavailable(err), "%s: %v", c.name, err)
 		nstest.ErrorIf(t, attached(t, an) || len(registry.devices) != 0, "%s: something stayed behind", c.name)
@@ -259,70 +248,40 @@ func TestOpenErrors(t *testing.T) {
 	nstest.ErrorIf(t, !attached(t, an), "the other's program is gone")
 }
 
+// TestMain also runs the program of TestSecondProcess and TestKill: it opens the interface and enters a VI.
+func TestMain(m *testing.M) {
+	nstest.Main(m, map[string]func() error{asOpener: func() error {
+		l, err := Open(kagent.Config{Interface: "via0", ArenaBytes: 4 << 20})
+		if err != nil {
+			fmt.Println(errors.Is(err, unix.EADDRINUSE), kagent.Unavailable(err), err)
+			return nil
+		}
+		num, err := l.NewVI()
+		fmt.Println("open", errors.Join(err, l.Enter(num, 1, netip.MustParseAddr("10.99.0.2"))))
+		select {}
+	}})
+}
+
+const asOpener = "open"
+
 // The error names another process that has the interface.
 func TestSecondProcess(t *testing.T) {
-	if ns := os.Getenv("KAGENT_SECOND"); ns != "" {
-		_, err := Open(kagent.Config{Interface: "via0", ArenaBytes: 4 << 20})
-		if err == nil {
-			os.Exit(3)
-		}
-		os.Stdout.WriteString(err.Error())
-		if !errors.Is(err, unix.EADDRINUSE) || kagent.Unavailable(err) {
-			os.Exit(4)
-		}
-		os.Exit(0)
-	}
 	an, _ := nstest.Pair(t, nstest.Options{})
 	mustOpen(t, an, small(an))
-	var out []byte
-	err := an.Do(func() (err error) { // a child begins in its parent thread's namespace
-		cmd := exec.Command(os.Args[0], "-test.run=^TestSecondProcess$")
-		cmd.Env = append(os.Environ(), "KAGENT_SECOND=1")
-		out, err = cmd.CombinedOutput()
-		return err
-	})
-	nstest.FatalIf(t, err != nil, "%v: %s", err, out)
-	t.Logf("%s", out)
-	for _, s := range []string{"another via-xdp program", "4793", "via0", "process"} {
-		nstest.ErrorIf(t, !strings.Contains(string(out), s), "%q does not say %q", out, s)
+	_, said := nstest.Spawn(t, an.Do, asOpener)
+	for _, s := range []string{"true false ", "another via-xdp program", "4793", "via0", "process"} {
+		nstest.ErrorIf(t, !strings.Contains(said, s), "%q does not say %q", said, s)
 	}
 }
 
 // A program killed with SIGKILL leaves nothing, and the queue opens again.
 func TestKill(t *testing.T) {
-	if os.Getenv("KAGENT_KILL") != "" {
-		l, err := Open(kagent.Config{Interface: "via0", ArenaBytes: 4 << 20})
-		if err != nil {
-			os.Stdout.WriteString(err.Error())
-			os.Exit(3)
-		}
-		num, _ := l.NewVI()
-		l.Enter(num, 1, netip.MustParseAddr("10.99.0.2"))
-		os.Stdout.WriteString("open\n")
-		time.Sleep(time.Minute)
-	}
 	an, _ := nstest.Pair(t, nstest.Options{})
 	for range 3 {
-		err := an.Do(func() error {
-			cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
-			cmd.Env = append(os.Environ(), "KAGENT_KILL=1")
-			r, err := cmd.StdoutPipe()
-			if err != nil {
-				return err
-			}
-			if err := cmd.Start(); err != nil {
-				return err
-			}
-			line := make([]byte, 200)
-			n, _ := r.Read(line)
-			if string(line[:n]) != "open\n" {
-				t.Errorf("child: %s", line[:n])
-			}
-			cmd.Process.Kill()
-			cmd.Wait()
-			return nil
-		})
-		nstest.Must(t, err)
+		cmd, said := nstest.Spawn(t, an.Do, asOpener)
+		nstest.Equal(t, "what the program says", said, "open <nil>")
+		nstest.Must(t, cmd.Process.Kill())
+		_ = cmd.Wait()
 		l, err := openOn(t, an, small(an))
 		nstest.FatalIf(t, err != nil, "after the kill: %v", err)
 		nstest.Must(t, l.Close())
@@ -357,8 +316,7 @@ func TestOpenCancelled(t *testing.T) {
 	defer stranger.Close()
 	defer func(was time.Duration) { busyTime = was }(busyTime)
 	busyTime = waitLimit
-	cfg := small(an)
-	cfg.Mode, cfg.Queue = xdpnic.ModeNative, 0
+	cfg := native(an, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -397,8 +355,7 @@ func TestQueueFreedLate(t *testing.T) {
 	const late = 3 * time.Second
 	timer := time.AfterFunc(late, func() { stranger.Close() })
 	defer timer.Stop()
-	cfg := small(an)
-	cfg.Mode, cfg.Queue = xdpnic.ModeNative, 0
+	cfg := native(an, 0)
 	start := time.Now()
 	mustOpen(t, an, cfg)
 	if took := time.Since(start); took < late/2 {
@@ -411,10 +368,8 @@ func TestWaitForCarrier(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	d := mustOpen(t, an, small(an)).dev
 	link, err := bn.Netlink().LinkByName(bn.Name)
-	if err == nil {
-		err = bn.Netlink().LinkSetDown(link)
-	}
 	nstest.Must(t, err)
+	nstest.Must(t, bn.Netlink().LinkSetDown(link))
 	await.Until(t, "there is no carrier", func() bool {
 		link, err := d.router.Link()
 		return err == nil && !link.Up
@@ -483,40 +438,38 @@ func TestReasonsOfAllQueues(t *testing.T) {
 	}
 }
 
-// A lingering device is there after Close, and gone after EndLinger; an Open without a Linger leaves none.
+// A lingering device is there after Close, and gone after its time, after EndLinger, and with its interface; an Open
+// without a Linger leaves none.
 func TestEndLinger(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
 	use := func(linger time.Duration) {
 		t.Helper()
-		var l *Local
-		nstest.Must(t, ns.Do(func() (err error) {
-			l, err = OpenContext(context.Background(), Config{
-				Config: kagent.Config{Interface: ns.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20}, Linger: linger,
-			})
-			return err
-		}))
+		cfg := small(ns)
+		cfg.Linger = linger
+		l, err := openOn(t, ns, cfg)
+		nstest.Must(t, err)
 		nstest.Must(t, l.Close())
 	}
-	attached := func(want bool) {
+	lingers := func(want bool) {
 		t.Helper()
-		nic, err := ns.Netlink().LinkByIndex(ns.Index)
-		nstest.Must(t, err)
-		if x := nic.Attrs().Xdp; (x != nil && x.Attached) != want {
-			t.Errorf("XDP %+v, want a program: %v", x, want)
-		}
-		if n := len(LocalStatus().NICs); (n == 1) != want {
-			t.Errorf("%d interfaces are open, want one: %v", n, want)
-		}
+		nstest.Equal(t, "a program is attached", attached(t, ns), want)
+		nstest.Equal(t, "an interface is open", len(LocalStatus().NICs) == 1, want)
 	}
 	use(time.Hour)
-	attached(true)
+	lingers(true)
 	use(time.Hour)
-	attached(true)
+	lingers(true)
 	nstest.Check(t, EndLinger())
-	attached(false)
+	lingers(false)
 	use(time.Hour)
 	use(0)
-	attached(false)
+	lingers(false)
+	use(time.Millisecond)
+	await.Until(t, "the time is over", func() bool { return len(LocalStatus().NICs) == 0 })
+	lingers(false)
+	use(time.Hour)
+	ns.Remove(t)
+	await.Until(t, "the interface is gone", func() bool { return len(LocalStatus().NICs) == 0 })
 }
 
 // A process waits for an open of its user that takes longer than a busy queue is waited for, and joins its queue.
@@ -526,14 +479,8 @@ func TestJoinsAfterLongOpen(t *testing.T) {
 	busyTime = time.Second
 	cfg := small(ns)
 	cfg.Mode, cfg.Processes, cfg.Shared, cfg.Holder = xdpnic.ModeGeneric, 4, true, kagent.Holder{PID: 1, UID: 60001}
-	alive, holder, err := os.Pipe()
-	nstest.Must(t, err)
-	defer alive.Close()
-	defer holder.Close()
 	first := mustOpen(t, ns, cfg)
-	h, err := first.HandOut(nil, int(alive.Fd()))
-	nstest.Must(t, err)
-	h.Close()
+	handOut(t, first)
 	d, g := first.dev, first.Group()
 	// As if the first open were still under way.
 	d.mu.Lock()
@@ -548,7 +495,7 @@ func TestJoinsAfterLongOpen(t *testing.T) {
 	})
 	time.AfterFunc(3*busyTime, func() {
 		d.mu.Lock()
-		d.addGroup(g)
+		d.groups[g.queue] = g
 		d.leases[first.lease.id()] = first.lease
 		d.unreserve(first.lease)
 		d.mu.Unlock()

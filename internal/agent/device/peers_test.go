@@ -13,13 +13,8 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// partner is the part of an agent that a peer request needs.
-type partner interface {
-	RequestPeer(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, kagent.Incoming, error)
-}
-
 // meet makes a peer request and completes the connection. It returns the other side's offer.
-func meet(ctx context.Context, p partner, local, remote kagent.Address, o kagent.Offer) (kagent.Offer, error) {
+func meet(ctx context.Context, p *Local, local, remote kagent.Address, o kagent.Offer) (kagent.Offer, error) {
 	a, in, err := p.RequestPeer(ctx, local, remote, o)
 	switch {
 	case err != nil:
@@ -31,45 +26,20 @@ func meet(ctx context.Context, p partner, local, remote kagent.Address, o kagent
 	}
 }
 
-// meetBoth calls on both sides, the second after start has returned.
-func meetBoth(t *testing.T, x, y partner, xAddr, yAddr kagent.Address, start func() partner) {
+// meetBoth calls on both sides.
+func meetBoth(t *testing.T, x, y *Local, xAddr, yAddr kagent.Address) {
 	t.Helper()
-	type result struct {
-		offer kagent.Offer
-		err   error
-	}
 	xo, yo := testOffer(1), testOffer(2)
-	ch := make(chan result, 1)
+	var far kagent.Offer
+	ended := make(chan error, 1)
 	go func() {
-		o, err := meet(deadline(t, waitLimit), x, xAddr, yAddr, xo)
-		ch <- result{o, err}
+		var err error
+		far, err = meet(t.Context(), x, xAddr, yAddr, xo)
+		ended <- err
 	}()
-	if start != nil {
-		y = start()
-	}
-	got, err := meet(deadline(t, waitLimit), y, yAddr, xAddr, yo)
-	r := <-ch
-	nstest.FatalIf(t, err != nil || r.err != nil, "%v and %v: %v, %v", xAddr, yAddr, r.err, err)
-	nstest.ErrorIf(t, got != xo || r.offer != yo, "%v and %v: offers %+v, %+v", xAddr, yAddr, r.offer, got)
-}
-
-// The kernel reports that the port is closed; that does not end the call.
-func TestPeerStartsLater(t *testing.T) {
-	an, bn := nstest.Pair(t, nstest.Options{})
-	a := mustOpen(t, an, small(an))
-	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
-		l, r := kagent.Address{Host: addrs[0]}, kagent.Address{Host: addrs[1]}
-		nstest.WantErr(t, "no peer is there", nstest.Err(meet(deadline(t, 50*time.Millisecond), a, l, r, testOffer(1))), kagent.ErrTimeout)
-		var b *Local
-		meetBoth(t, a, nil, l, r, func() partner {
-			// A plain request's end is the sign that the news has come.
-			_, err := a.Request(deadline(t, waitLimit), kagent.Address{}, r, testOffer(3))
-			nstest.WantErr(t, "no agent", err, kagent.ErrNoMatch)
-			b = mustOpen(t, bn, small(bn))
-			return b
-		})
-		nstest.Must(t, b.Close())
-	}
+	near, err := meet(t.Context(), y, yAddr, xAddr, yo)
+	nstest.Must(t, errors.Join(err, <-ended))
+	nstest.ErrorIf(t, near != xo || far != yo, "%v and %v: offers %+v, %+v", xAddr, yAddr, far, near)
 }
 
 // found repeats Discover until the list has all addresses of both ends: on a link that has just come up, or on
@@ -103,11 +73,9 @@ func neighborsOf(t *testing.T, own, other *route.Router) (list []kagent.Neighbor
 	return list
 }
 
-// With the program attached, hellos and peer requests still reach the control
-// socket.
-func TestLocalPeers(t *testing.T) {
+// With the program attached, requests, hellos and peer requests still reach the control socket, by both families.
+func TestLocalConnect(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
-	quickNeighbours(t, an)
 	defer noLeaks(t)()
 	a, err := openOn(t, an, small(an))
 	nstest.Must(t, err)
@@ -117,17 +85,49 @@ func TestLocalPeers(t *testing.T) {
 	defer b.Close()
 	for _, addrs := range [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}} {
 		l, r := kagent.Address{Host: addrs[0], Disc: []byte("left")}, kagent.Address{Host: addrs[1], Disc: []byte("right")}
-		meetBoth(t, a, b, l, r, nil)
-		meetBoth(t, b, a, r, l, nil)
-		meetBoth(t, a, a, l, l, nil)
+		ln, err := b.Listen(r)
+		nstest.Must(t, err)
+		bo := testOffer(7)
+		served := make(chan error, 1)
+		go func() {
+			in, err := ln.Wait(t.Context())
+			if err == nil {
+				err = in.Accept(t.Context(), bo)
+			}
+			served <- err
+		}()
+		ans, err := a.Request(t.Context(), kagent.Address{}, r, testOffer(3))
+		nstest.Must(t, err)
+		nstest.Must(t, errors.Join(ans.Confirm(), <-served))
+		nstest.ErrorIf(t, ans.Offer != bo || ans.Local.Host != addrs[0], "got %+v", ans)
+		short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		nstest.WantErr(t, "short of time", nstest.Err(a.Request(short, kagent.Address{}, r, testOffer(3))), kagent.ErrTimeout)
+		nstest.Must(t, ln.Close())
+
+		meetBoth(t, a, b, l, r)
+		meetBoth(t, b, a, r, l)
+		meetBoth(t, a, a, l, l) // which the kernel would route elsewhere
 	}
 	found(t, a.router, b.router, func() ([]kagent.Neighbor, error) { return a.Discover(context.Background()) })
 	found(t, b.router, a.router, func() ([]kagent.Neighbor, error) { return b.Discover(context.Background()) })
 
-	nowhere := kagent.Address{Host: netip.MustParseAddr("10.99.0.99")}
-	_, _, err = a.RequestPeer(deadline(t, waitLimit), kagent.Address{}, nowhere, testOffer(3))
-	var op *kagent.OpError
-	nstest.ErrorIf(t, !errors.Is(err, kagent.ErrUnreachable) || !errors.As(err, &op) || op.Op != "request peer", "no such host: %v", err)
+	for _, host := range []string{"192.0.2.1", "2001:db8::1"} {
+		nowhere := kagent.Address{Host: netip.MustParseAddr(host)}
+		_, err := a.Request(t.Context(), kagent.Address{}, nowhere, testOffer(3))
+		_, _, peerErr := a.RequestPeer(t.Context(), kagent.Address{}, nowhere, testOffer(3))
+		for what, err := range map[string]error{"request": err, "request peer": peerErr} {
+			var op *kagent.OpError
+			nstest.ErrorIf(t, !errors.Is(err, kagent.ErrUnreachable) || !errors.As(err, &op) || op.Op != what,
+				"%s: %v", host, err)
+			nstest.ErrorIf(t, kagent.Unavailable(err), "%s: %v counts as a lack of privilege", host, err)
+		}
+	}
+	nstest.Must(t, b.Close())
+	for _, host := range []netip.Addr{bn.IPv4, bn.IPv6} {
+		nstest.WantErr(t, "a host without an agent",
+			nstest.Err(a.Request(t.Context(), kagent.Address{}, kagent.Address{Host: host}, testOffer(3))), kagent.ErrNoMatch)
+	}
 	// Close ends a call that has no counterpart.
 	closed := make(chan error, 1)
 	go func() {

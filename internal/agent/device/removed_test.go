@@ -1,7 +1,6 @@
 package device
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -42,16 +41,8 @@ func TestNumberComesBack(t *testing.T) {
 	ln, err := old.Listen(kagent.Address{Disc: []byte("listens")})
 	nstest.Must(t, err)
 	waits := make(chan error, 2)
-	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
-	defer cancel()
-	go func() {
-		_, err := old.Wait(ctx, kagent.Address{Disc: []byte("waits")})
-		waits <- err
-	}()
-	go func() {
-		_, err := ln.Wait(ctx)
-		waits <- err
-	}()
+	go func() { waits <- nstest.Err(old.Wait(t.Context(), kagent.Address{Disc: []byte("waits")})) }()
+	go func() { waits <- nstest.Err(ln.Wait(t.Context())) }()
 
 	h := an.Netlink()
 	nic, err := h.LinkByIndex(an.Index)
@@ -75,16 +66,11 @@ func TestNumberComesBack(t *testing.T) {
 			t.Errorf("a waiting call returned %v", err)
 		}
 	}
-	if l := old.Link(); !l.Gone {
-		t.Errorf("the old one is %+v", l)
-	}
-	if n := len(fdStore.all()); n > 0 {
-		t.Errorf("%d things are kept of the interface that went", n)
-	}
+	nstest.ErrorIf(t, !old.Link().Gone, "the old one is %+v", old.Link())
+	nstest.Equal(t, "things that are kept of the interface that went", len(fdStore.all()), 0)
 	late := false
-	if old.OnGone(func() { late = true }); !late {
-		t.Error("a later watcher is not notified")
-	}
+	old.OnGone(func() { late = true })
+	nstest.ErrorIf(t, !late, "a later watcher is not notified")
 
 	fresh := mustOpen(t, an, cfg)
 	if l := fresh.Link(); l.Gone || l.Index != old.Info().Index {
@@ -92,9 +78,7 @@ func TestNumberComesBack(t *testing.T) {
 	}
 	nstest.Must(t, nstest.Err(fresh.NewVI()))
 	handOut(t, fresh)
-	if n := len(LocalStatus().NICs); n != 2 {
-		t.Errorf("the status tells of %d interfaces, and one has the old queue still", n)
-	}
+	nstest.Equal(t, "interfaces in the status, of which one has the old queue still", len(LocalStatus().NICs), 2)
 	before := len(fdStore.all())
 	old.FreeVI(num)
 	nstest.Check(t, old.Close())

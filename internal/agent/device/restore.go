@@ -150,13 +150,10 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 func (k *kept) lost() (all []Restored) {
 	for entry, r := range k.leases {
 		l := Restored{Tag: r.Tag, Alive: entry.Files[0], Size: r.Info.Info.PinnedBytes()}
+		entry.Files = entry.Files[1:]
 		if r.Partition > 0 {
 			l.Size = r.Info.Info.NIC.SocketRingBytes() // the memory is another process's
-			entry.Files = entry.Files[1:]
-			all = append(all, l)
-			continue
-		}
-		if entry.Files = entry.Files[1:]; len(entry.Files) > 0 {
+		} else if len(entry.Files) > 0 {
 			l.Memory, entry.Files = entry.Files[0], entry.Files[1:]
 		}
 		all = append(all, l)
@@ -190,11 +187,10 @@ func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_
 	if link.Attrs().Name != name {
 		return nil, nil, fmt.Errorf("interface %d is %s now", nic.Index, link.Attrs().Name)
 	}
-	var ns unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
+	d := &device{refs: 1, place: place}
+	if d.key, err = keyOf(nic.Index, nic.Port); err != nil {
 		return nil, nil, err
 	}
-	d := &device{key: deviceKey{netnsDev: ns.Dev, netnsIno: ns.Ino, index: nic.Index, port: nic.Port}, refs: 1, place: place}
 	registry.mu.Lock()
 	if registry.devices[d.key] != nil {
 		registry.mu.Unlock()
@@ -344,14 +340,12 @@ func (d *device) resumeMember(l *lease, r leaseRecord, entry *fdstore.Entry) (er
 			dev: d, queue: r.Queue, uid: r.Holder.UID, sealed: r.Sealed, of: r.Group.Restore(info),
 			arena: info.Arena, info: info, members: make(map[int]*lease),
 		}
-		fd, err := fds.Dup(entry.Files[1])
-		if err != nil {
-			return err
+		if g.memory = dupFile(entry.Files[1], "umem"); g.memory == nil {
+			return unix.EMFILE
 		}
-		g.memory = os.NewFile(uintptr(fd), "umem")
 		l.resumeSteering(r.Steering)
 		g.nic, g.steering, l.nic, l.steering = l.nic, l.steering, nil, nil
-		d.addGroup(g)
+		d.groups[g.queue] = g
 	}
 	dups, err := fds.DupAll(entry.Files[2:])
 	if err != nil {

@@ -78,7 +78,7 @@ func FuzzKept(f *testing.F) {
 		lease := leaseRecord{Queue: queue, Slot: 2, Tag: value, Info: (&kagent.Info{Interface: name}).Message()}
 		vi := viRecord{Queue: queue, Peer: netip.MustParseAddr("fe80::1"), PeerReset: &PeerReset{VI: num}}
 		for k, r := range map[string]any{nicKey(name): nic, leaseKey(name, queue): lease, viKey(name, num): vi} {
-			if err := put(&kept, k, r); err != nil {
+			if err := newDeviceStore(&kept).put(k, r); err != nil {
 				t.Skip(err)
 			}
 		}

@@ -2,6 +2,7 @@ package device
 
 import (
 	"cmp"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -24,10 +25,7 @@ func LocalStatus() kagent.Status {
 
 func nicStatus() []kagent.NICStatus {
 	registry.mu.Lock()
-	devices := make([]*device, 0, len(registry.devices))
-	for _, d := range registry.devices {
-		devices = append(devices, d)
-	}
+	devices := slices.Collect(maps.Values(registry.devices))
 	registry.mu.Unlock()
 	nics := []kagent.NICStatus{}
 	for _, d := range devices {

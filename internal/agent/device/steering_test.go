@@ -101,6 +101,16 @@ func (v *fakeFDStore) all() map[string][]byte {
 	return maps.Clone(v.kept)
 }
 
+// steeredDevice is a device as far as steering knows it.
+func steeredDevice(driver string, queues int, nic *fakeSteered) *device {
+	d := &device{
+		driver: driver, inputs: queues, queues: queues,
+		openSteered: func(string) (steered, error) { return nic, nil },
+	}
+	d.begin(2, nil)
+	return d
+}
+
 // newLease is a lease as far as steering knows it.
 func newLease(d *device, queue int) *lease {
 	l := &lease{dev: d, queueID: queue, info: kagent.Info{Interface: "eth0", Mode: xdpnic.ModeZeroCopy}}
@@ -113,10 +123,7 @@ func newLease(d *device, queue int) *lease {
 func TestSteering(t *testing.T) {
 	nic := &fakeSteered{table: []uint32{0, 1, 0, 1}}
 	before := slices.Clone(nic.table)
-	d := &device{
-		driver: "igb", inputs: 2, leases: make(map[int]*lease),
-		openSteered: func(string) (steered, error) { return nic, nil },
-	}
+	d := steeredDevice("igb", 2, nic)
 	l := newLease(d, 1)
 	for _, how := range []kagent.Steering{kagent.SteerByRules, kagent.SteerOff} {
 		l.info.Notes = nil
@@ -158,10 +165,7 @@ func TestSteering(t *testing.T) {
 func TestPortOfEachQueue(t *testing.T) {
 	foreign := steer.Rule{Port: 4795, Queue: 7}
 	nic := &fakeSteered{rules: true, in: map[uint32]steer.Rule{90: foreign}, table: []uint32{0, 1}}
-	d := &device{
-		driver: "ice", inputs: 80, leases: make(map[int]*lease),
-		openSteered: func(string) (steered, error) { return nic, nil },
-	}
+	d := steeredDevice("ice", 80, nic)
 	cfg := kagent.Config{Port: 4793, Steer: kagent.SteerByRSS}
 	goes := func(port uint16) int {
 		for _, r := range nic.in {
@@ -210,7 +214,7 @@ func TestPortOfEachQueue(t *testing.T) {
 	refused(70, "queue 4, of another lease, and no port to queue 70 (the 63 ports after 4793")
 	end(first)
 	end(third)
-	if slices.Equal(nic.table, []uint32{0, 1}) == false || nic.in[90] != foreign {
+	if !slices.Equal(nic.table, []uint32{0, 1}) || nic.in[90] != foreign {
 		t.Errorf("table %v, rules %v", nic.table, nic.in)
 	}
 	cfg.Port = 1<<16 - 2
@@ -225,14 +229,9 @@ func TestPortOfEachQueue(t *testing.T) {
 // A frame to the port of the second queue arrives there, and a peer learns of the port when it connects.
 func TestFrameToQueuePort(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 2})
-	open := func(n *nstest.NS, queue int) *Local {
-		cfg := small(n)
-		cfg.Mode, cfg.RequireMode, cfg.Queue = xdpnic.ModeNative, true, queue
-		return mustOpen(t, n, cfg)
-	}
-	b := open(bn, 0)
+	b := mustOpen(t, bn, native(bn, 0))
 	nic := &fakeSteered{rules: true}
-	second, a := open(bn, 1), open(an, 1)
+	second, a := mustOpen(t, bn, native(bn, 1)), mustOpen(t, an, native(an, 1))
 	b.dev.mu.Lock()
 	b.dev.driver, b.dev.openSteered = "ice", func(string) (steered, error) { return nic, nil } // a veth needs no steering
 	for _, l := range []*Local{b, second} {
@@ -242,7 +241,7 @@ func TestFrameToQueuePort(t *testing.T) {
 	if i := second.Info(); i.Steered != "rules" || i.PortOffset != 1 {
 		t.Fatalf("steered %q, offset %d, notes %q", i.Steered, i.PortOffset, i.Notes)
 	}
-	p, err := a.Path(deadline(t, waitLimit), netip.Addr{}, bn.IPv4)
+	p, err := a.Path(t.Context(), netip.Addr{}, bn.IPv4)
 	nstest.Must(t, err)
 	num, err := second.NewVI()
 	nstest.Must(t, err)
@@ -267,10 +266,8 @@ func TestSteeringRestored(t *testing.T) {
 	before := slices.Clone(nic.table)
 	fdStore := newFakeFDStore()
 	agent := func() *device {
-		d := &device{
-			driver: "igb", inputs: 2, place: "eth0",
-			openSteered: func(string) (steered, error) { return nic, nil },
-		}
+		d := steeredDevice("igb", 2, nic)
+		d.place = "eth0"
 		d.begin(2, fdStore)
 		return d
 	}
@@ -304,10 +301,11 @@ func TestSteeringRestored(t *testing.T) {
 
 // With one queue there is nothing to steer.
 func TestSteeringOneQueue(t *testing.T) {
-	d := &device{driver: "igb", inputs: 1, leases: make(map[int]*lease), openSteered: func(string) (steered, error) {
+	d := steeredDevice("igb", 1, nil)
+	d.openSteered = func(string) (steered, error) {
 		t.Error("the NIC was asked")
 		return nil, unix.EPERM
-	}}
+	}
 	l := newLease(d, 0)
 	if l.steer(kagent.Config{Port: 1}); len(l.info.Notes) != 0 {
 		t.Errorf("%v", l.info.Notes)
@@ -317,8 +315,8 @@ func TestSteeringOneQueue(t *testing.T) {
 // A veth in native mode has a note about its own behaviour.
 func TestSteeringVeth(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	cfg := small(ns)
-	cfg.Mode, cfg.Queue, cfg.Steer = xdpnic.ModeNative, 1, kagent.SteerByRSS
+	cfg := native(ns, 1)
+	cfg.Steer = kagent.SteerByRSS
 	info := mustOpen(t, ns, cfg).Info()
 	if info.Steered != "" || !slices.ContainsFunc(info.Notes, func(n string) bool { return strings.Contains(n, "a veth takes those") }) {
 		t.Errorf("%q, %q", info.Steered, info.Notes)
@@ -329,12 +327,8 @@ func TestSteeringVeth(t *testing.T) {
 // nobody else gets a queue.
 func TestAllQueues(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{Queues: 9})
-	native := func(n *nstest.NS, queue int) Config {
-		cfg := small(n)
-		cfg.Mode, cfg.RequireMode, cfg.Queue, cfg.ArenaBytes = xdpnic.ModeNative, true, queue, 8<<20
-		return cfg
-	}
 	cfg := native(bn, 2)
+	cfg.ArenaBytes = 8 << 20
 	cfg.Steer = kagent.SteerAll
 	b := mustOpen(t, bn, cfg)
 	if i := b.Info(); i.Steered != "all" || i.Queue != 2 || len(i.NIC.ExtraQueues) != 8 {
@@ -354,7 +348,7 @@ func TestAllQueues(t *testing.T) {
 	key := kagent.NewKey()
 	for queue := range 9 {
 		a := mustOpen(t, an, native(an, queue))
-		p, err := a.Path(deadline(t, waitLimit), netip.Addr{}, bn.IPv4)
+		p, err := a.Path(t.Context(), netip.Addr{}, bn.IPv4)
 		nstest.Must(t, err)
 		if queue == 0 {
 			nstest.Must(t, b.Enter(num, key, p.Src))
@@ -373,23 +367,16 @@ func TestAllQueues(t *testing.T) {
 // If another program has one of the queues, a handle gets its own, and says why it has no more.
 func TestAllQueuesTaken(t *testing.T) {
 	ns, peer := nstest.Pair(t, nstest.Options{Queues: 2})
-	var foreign *xdpnic.Queue
-	nstest.Must(t, ns.Do(func() (err error) {
-		foreign, err = xdpnic.Open(xdpnic.Config{Ifindex: ns.Index, QueueID: 1, Mode: xdpnic.ModeNative})
-		return err
-	}))
-	defer foreign.Close()
-	all := small(ns)
-	all.Mode, all.RequireMode, all.Steer, all.Queue = xdpnic.ModeNative, true, kagent.SteerAll, kagent.AnyQueue
+	defer mustBind(t, ns, 1).Close()
+	all := native(ns, kagent.AnyQueue)
+	all.Steer = kagent.SteerAll
 	l := mustOpen(t, ns, all)
 	notes := strings.Join(l.Info().Notes, "\n")
 	if l.Info().Queue != 0 || len(l.Info().NIC.ExtraQueues) != 0 || !strings.Contains(notes, "does not receive from the other queues") || !strings.Contains(notes, "queue 1") {
 		t.Errorf("%+v", l.Info())
 	}
 	// Two handles of one process.
-	first := small(peer)
-	first.Mode, first.RequireMode, first.Queue = xdpnic.ModeNative, true, 0
-	mustOpen(t, peer, first)
+	mustOpen(t, peer, native(peer, 0))
 	all.Interface = peer.Name
 	second := mustOpen(t, peer, all)
 	if i := second.Info(); i.Queue != 1 || len(i.NIC.ExtraQueues) != 0 || !strings.Contains(strings.Join(i.Notes, "\n"), "other programs have some of them") {
@@ -431,9 +418,8 @@ func TestAllQueuesByDefault(t *testing.T) {
 		}, []int{1, 2}},
 	} {
 		nic := &fakeSteered{}
-		d := &device{driver: "virtio_net", inputs: 3, queues: 3, leases: make(map[int]*lease), opening: make(map[int]*lease),
-			router:      route.New(nil, "eth0", 2, 4793),
-			openSteered: func(string) (steered, error) { return nic, nil }}
+		d := steeredDevice("virtio_net", 3, nic)
+		d.router = route.New(nil, "eth0", 2, 4793)
 		cfg := Config{Config: kagent.Config{Queue: kagent.AnyQueue, Port: 4793}}
 		c.change(d, &cfg, nic)
 		queue := max(cfg.Queue, 0)
@@ -450,19 +436,12 @@ func TestAllQueuesByDefault(t *testing.T) {
 // would get none. A process that may not join gets the free queue.
 func TestJoinsSteeredQueue(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	cfg := small(ns)
-	cfg.Mode, cfg.RequireMode, cfg.Queue, cfg.Steer = xdpnic.ModeNative, true, kagent.AnyQueue, kagent.SteerByRSS
-	cfg.Processes, cfg.Shared, cfg.Holder = 4, true, kagent.Holder{PID: 1, UID: 60001}
-	alive, holder, err := os.Pipe()
-	nstest.Must(t, err)
-	defer alive.Close()
-	defer holder.Close()
+	cfg := native(ns, kagent.AnyQueue)
+	cfg.Steer, cfg.Processes, cfg.Shared, cfg.Holder = kagent.SteerByRSS, 4, true, kagent.Holder{PID: 1, UID: 60001}
 	open := func(cfg Config) *Local {
 		t.Helper()
 		l := mustOpen(t, ns, cfg)
-		h, err := l.HandOut(nil, int(alive.Fd()))
-		nstest.Must(t, err)
-		h.Close()
+		handOut(t, l)
 		return l
 	}
 	first := open(cfg)
@@ -499,8 +478,8 @@ func TestRoomOfSteeredQueue(t *testing.T) {
 		"one receives": {func(d *device, _ *Config, _ *fakeSteered) { d.inputs = 1 }, 1},
 	} {
 		nic := &fakeSteered{}
-		d := &device{driver: "ice", inputs: 8, queues: 8, leases: make(map[int]*lease), router: route.New(nil, "eth0", 2, 4793),
-			openSteered: func(string) (steered, error) { return nic, nil }}
+		d := steeredDevice("ice", 8, nic)
+		d.router = route.New(nil, "eth0", 2, 4793)
 		cfg := Config{Config: kagent.Config{Queue: kagent.AnyQueue, Port: 4793}, Processes: 16, Shared: true}
 		c.change(d, &cfg, nic)
 		if got := d.guests(cfg, false); got != c.want {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/bpf"
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
@@ -35,7 +36,7 @@ func leaseKey(place string, queue int) string { return fmt.Sprintf("lease/%s/%d"
 func viKey(place string, num uint32) string   { return fmt.Sprintf("vi/%s/%08x", place, num) }
 
 // deviceStore is a device's part of an fdstore.Store. Once it is cleared it accepts nothing more, since the
-// keys may be another device's.
+// keys may be another device's. nil keeps nothing.
 type deviceStore struct {
 	fdStore fdstore.Store
 
@@ -51,19 +52,32 @@ func newDeviceStore(v fdstore.Store) *deviceStore {
 	return &deviceStore{fdStore: v, keys: make(map[string]bool)}
 }
 
-// Put is [fdstore.Store]'s.
-func (s *deviceStore) Put(key string, value []byte, fds ...int) error {
+// put encodes and stores a record.
+func (s *deviceStore) put(key string, record any, fds ...int) error {
+	if s == nil {
+		return nil
+	}
+	b, err := json.Marshal(record)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cleared {
 		return nil
 	}
-	s.keys[key] = true
-	return s.fdStore.Put(key, value, fds...)
+	if err == nil {
+		s.keys[key] = true
+		err = s.fdStore.Put(key, b, fds...)
+	}
+	if err != nil {
+		return fmt.Errorf("keep %s for a later agent: %w", key, err)
+	}
+	return nil
 }
 
 // Delete is [fdstore.Store]'s.
 func (s *deviceStore) Delete(key string) error {
+	if s == nil {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cleared {
@@ -81,6 +95,9 @@ func (s *deviceStore) holds(key string) {
 }
 
 func (s *deviceStore) clear() error {
+	if s == nil {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cleared = true
@@ -128,18 +145,6 @@ type viRecord struct {
 	PeerReset *PeerReset `json:",omitempty"`
 }
 
-// put encodes and stores a record.
-func put(v fdstore.Store, key string, record any, fds ...int) error {
-	b, err := json.Marshal(record)
-	if err == nil {
-		err = v.Put(key, b, fds...)
-	}
-	if err != nil {
-		return fmt.Errorf("keep %s for a later agent: %w", key, err)
-	}
-	return nil
-}
-
 // keep stores the current state of the device in the descriptor store. Caller holds d.mu.
 func (d *device) keep() error {
 	if d.fdStore == nil || !d.up {
@@ -151,35 +156,24 @@ func (d *device) keep() error {
 	}
 	r := nicRecord{
 		Index: d.key.index, Port: d.key.port, MaxVIs: d.maxVIs,
-		Queues: !d.oneQueue, Ports: !d.onePort, Attached: d.attached, Generic: d.attached && attachMode(genericMode) == d.mode,
+		Queues: !d.oneQueue, Ports: !d.onePort, Attached: d.attached, Generic: d.attached && d.mode == bpf.Generic,
 	}
 	var err error
 	if cerr := d.udp.Control(func(fd uintptr) {
-		err = put(d.fdStore, nicKey(d.place), r, append([]int{int(fd)}, objects.List()...)...)
+		err = d.fdStore.put(nicKey(d.place), r, append([]int{int(fd)}, objects.List()...)...)
 	}); cerr != nil {
 		return cerr
 	}
 	return err
 }
 
-// forget removes the device from the descriptor store. Caller holds d.mu.
-func (d *device) forget() error {
-	if d.fdStore == nil {
-		return nil
-	}
-	return d.fdStore.Delete(nicKey(d.place))
-}
-
 // keep stores a lease that was handed out in the descriptor store.
 func (l *lease) keep(tag []byte, alive int) error {
-	if l.dev.fdStore == nil {
-		return nil
-	}
 	r := leaseRecord{
 		Queue: l.queueID, Slot: l.slot, Since: l.since, Holder: l.holder, Info: l.info.Message(), Tag: tag,
 		Steering: l.steered(),
 	}
-	store := func(held ...int) error { return put(l.dev.fdStore, leaseKey(l.dev.place, l.id()), r, held...) }
+	store := func(held ...int) error { return l.dev.fdStore.put(leaseKey(l.dev.place, l.id()), r, held...) }
 	if g := l.group; g != nil {
 		m := kagent.NewQueueMessage(g.of)
 		r.Partition, r.Group, r.Sealed = l.partition, &m, g.sealed
@@ -193,26 +187,7 @@ func (l *lease) keep(tag []byte, alive int) error {
 	return fds.With(l.memory, func(memory int) error { return store(alive, memory) })
 }
 
-func (l *lease) unkeep() error {
-	if l.dev.fdStore == nil {
-		return nil
-	}
-	return l.dev.fdStore.Delete(leaseKey(l.dev.place, l.id()))
-}
-
-// keepVI stores a VI in the descriptor store. An error does not affect the program: the VI works, and a later
-// agent treats it as not handed out.
-func (l *lease) keepVI(num uint32, peer netip.Addr, peerReset *PeerReset) {
-	if v := l.dev.fdStore; v != nil {
-		_ = put(v, viKey(l.dev.place, num), viRecord{l.id(), peer, peerReset})
-	}
-}
-
-func (l *lease) unkeepVI(num uint32) {
-	if v := l.dev.fdStore; v != nil {
-		_ = v.Delete(viKey(l.dev.place, num))
-	}
-}
+func (l *lease) unkeep() error { return l.dev.fdStore.Delete(leaseKey(l.dev.place, l.id())) }
 
 // listenRecord is what Restore needs for a listener: its user keeps the discriminator until the program has
 // come back.
@@ -227,10 +202,7 @@ func listenKey(place string, id uint64) string { return fmt.Sprintf("listen/%s/%
 // the same.
 func (l *lease) keepListener(disc []byte) (unkeep func()) {
 	v, key := l.dev.fdStore, listenKey(l.dev.place, kagent.NewKey())
-	if v == nil {
-		return func() {}
-	}
-	_ = put(v, key, listenRecord{l.id(), disc})
+	_ = v.put(key, listenRecord{l.id(), disc})
 	return sync.OnceFunc(func() { _ = v.Delete(key) })
 }
 
@@ -253,7 +225,7 @@ func (l *Local) EndKept() {
 // endKept is EndKept. Caller holds l.mu.
 func (l *Local) endKept() {
 	for key, disc := range l.keptDiscs {
-		l.manager.ReleaseDisc(disc, l.user())
+		l.manager.ReleaseDisc(disc, l.lease.holder.UID)
 		_ = l.dev.fdStore.Delete(key)
 	}
 	clear(l.keptDiscs)
@@ -280,40 +252,47 @@ var errNotShared = errors.New("the queue is shared in this process, handed out, 
 // TakeMemory). The agent's other methods work as before. An fdstore.Store keeps the lease with
 // tag and alive, the reading end of a pipe whose other end the holder gets.
 func (l *Local) HandOut(tag []byte, alive int) (*Handout, error) {
-	d := l.dev
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := l.lease
-	if s.queue == nil || s.refs > 1 || s.group == nil && s.arena.FD() < 0 {
-		return nil, l.fail("hand out", netip.Addr{}, errNotShared)
+	l.dev.mu.Lock()
+	defer l.dev.mu.Unlock()
+	h, err := l.lease.handOut(tag, alive)
+	if err != nil {
+		if h != nil {
+			h.Close()
+		}
+		return nil, l.fail("hand out", netip.Addr{}, err)
 	}
-	q, err := s.queue.Handout()
-	if err == nil && s.group == nil && q.Config.Sharing.Guests > 0 {
-		err = s.newGroup(q, s.sealed)
+	return h, nil
+}
+
+// handOut is HandOut. With an error there may be some files. Caller holds d.mu.
+func (l *lease) handOut(tag []byte, alive int) (*Handout, error) {
+	if l.queue == nil || l.refs > 1 || l.group == nil && l.arena.FD() < 0 {
+		return nil, errNotShared
+	}
+	q, err := l.queue.Handout()
+	if err == nil && l.group == nil && q.Config.Sharing.Guests > 0 {
+		err = l.newGroup(q, l.sealed)
 	}
 	if err != nil {
-		return nil, l.fail("hand out", netip.Addr{}, err)
+		return nil, err
 	}
-	h := &Handout{Queue: kagent.NewQueueMessage(q), Info: s.info.Message()}
-	if h.Sockets, err = s.dupSockets(); err != nil {
-		return nil, l.fail("hand out", netip.Addr{}, err)
+	h := &Handout{Queue: kagent.NewQueueMessage(q), Info: l.info.Message()}
+	if h.Sockets, err = l.dupSockets(); err != nil {
+		return h, err
 	}
-	if s.group != nil {
-		return l.handOutMember(h, tag, alive)
+	if l.group != nil {
+		return h, l.handOutMember(h, tag, alive)
 	}
-	if h.Memory, err = fds.DupFile(s.arena.FD(), "umem"); err != nil {
-		h.Close()
-		return nil, l.fail("hand out", netip.Addr{}, err)
+	if h.Memory, err = fds.DupFile(l.arena.FD(), "umem"); err != nil {
+		return h, err
 	}
-	if s.memory, err = fds.DupFile(s.arena.FD(), "umem"); err != nil {
-		h.Close()
-		return nil, l.fail("hand out", netip.Addr{}, err)
+	if l.memory, err = fds.DupFile(l.arena.FD(), "umem"); err != nil {
+		return h, err
 	}
-	if err := errors.Join(s.keep(tag, alive), s.queue.Close(), s.arena.Close()); err != nil {
-		h.Close()
-		return nil, l.fail("hand out", netip.Addr{}, err)
+	if err := errors.Join(l.keep(tag, alive), l.queue.Close(), l.arena.Close()); err != nil {
+		return h, err
 	}
-	s.queue, s.arena = nil, nil
+	l.queue, l.arena = nil, nil
 	return h, nil
 }
 
@@ -331,33 +310,32 @@ func (l *lease) dupSockets() (all []*os.File, err error) {
 }
 
 // handOutMember is the rest of HandOut for a queue that processes share. Caller holds d.mu.
-func (l *Local) handOutMember(h *Handout, tag []byte, alive int) (_ *Handout, err error) {
-	s := l.lease
-	err = fds.With(s.group.memory, func(fd int) (err error) {
-		h.Memory, err = fds.DupFile(fd, "umem")
-		return err
-	})
-	if err != nil {
-		h.Close()
-		return nil, l.fail("hand out", netip.Addr{}, err)
+func (l *lease) handOutMember(h *Handout, tag []byte, alive int) (err error) {
+	if h.Memory = dupFile(l.group.memory, "umem"); h.Memory == nil {
+		return unix.EMFILE
 	}
-	if s.sockets, err = s.dupSockets(); err == nil {
-		err = s.keep(tag, alive)
+	if l.sockets, err = l.dupSockets(); err == nil {
+		err = l.keep(tag, alive)
 	}
-	err = errors.Join(err, s.queue.Close())
-	if s.arena != nil { // of the first process
-		err = errors.Join(err, s.arena.Close())
+	err = errors.Join(err, l.queue.Close())
+	if l.arena != nil { // of the first process
+		err = errors.Join(err, l.arena.Close())
 	}
-	if s.unmap != nil {
-		err = errors.Join(err, s.unmap())
+	if l.unmap != nil {
+		err = errors.Join(err, l.unmap())
 	}
-	s.queue, s.arena, s.unmap = nil, nil, nil
+	l.queue, l.arena, l.unmap = nil, nil, nil
 	l.dev.announce() // others may join now
+	return err
+}
+
+// dupFile returns a copy of a file; nil: this process cannot have one more.
+func dupFile(f *os.File, name string) *os.File {
+	fd, err := fds.Dup(f)
 	if err != nil {
-		h.Close()
-		return nil, l.fail("hand out", netip.Addr{}, err)
+		return nil
 	}
-	return h, nil
+	return os.NewFile(uintptr(fd), name)
 }
 
 // TakeMemory returns the memory of a queue that was handed out, once; it is the caller's then.
@@ -373,11 +351,7 @@ func (l *Local) TakeMemory() *os.File {
 			return nil
 		}
 		g.ending = true
-		fd, err := fds.Dup(g.memory)
-		if err != nil {
-			return nil
-		}
-		return os.NewFile(uintptr(fd), "umem")
+		return dupFile(g.memory, "umem")
 	}
 	f := l.lease.memory
 	l.lease.memory = nil

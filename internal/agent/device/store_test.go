@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
@@ -27,7 +25,7 @@ func handOut(t *testing.T, l *Local) {
 // The entries of an interface stay when those of another interface of its name, or of its own with another
 // port, are removed: an interface may be removed, and come again, while a program has the old one's queue.
 func TestKeptApart(t *testing.T) {
-	an, _ := nstest.Pair(t, nstest.Options{})
+	an, bn := nstest.Pair(t, nstest.Options{})
 	fdStore := newFakeFDStore()
 	cfg := small(an)
 	cfg.Mode, cfg.Shared, cfg.FDStore = xdpnic.ModeGeneric, true, fdStore
@@ -57,22 +55,8 @@ func TestKeptApart(t *testing.T) {
 	}
 	wants(an.Index, "after another port was asked for")
 
-	h := an.Netlink()
-	nic, err := h.LinkByIndex(an.Index)
-	nstest.Must(t, err)
-	nstest.Must(t, h.LinkDel(nic))
-	again := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: an.Name}, PeerName: "peer"}
-	nstest.Must(t, h.LinkAdd(again))
-	for _, name := range []string{an.Name, "peer"} {
-		l, err := h.LinkByName(name)
-		if err == nil {
-			err = h.LinkSetUp(l)
-		}
-		nstest.Must(t, err)
-		if name == an.Name {
-			an.Index = l.Attrs().Index
-		}
-	}
+	an.Remove(t)
+	nstest.Rejoin(t, an, bn, nstest.Options{})
 	second := mustOpen(t, an, cfg)
 	nstest.Must(t, nstest.Err(second.NewVI()))
 	handOut(t, second)

@@ -1,6 +1,7 @@
 package fdstore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -44,8 +45,9 @@ type Client struct {
 	path string
 	args []string // the command's name first
 
-	replaced atomic.Bool    // another agent's client has the store
-	closed   chan struct{}  // by Close
+	replaced atomic.Bool     // another agent's client has the store
+	ctx      context.Context // ended by end, in Close
+	end      context.CancelFunc
 	work     sync.WaitGroup // goroutines that read connections and reconnect
 
 	mu   sync.Mutex // one exchange at a time on link
@@ -64,8 +66,9 @@ func Start(path string, log *slog.Logger, command string, args ...string) (*Clie
 	}
 	k := &Client{
 		log: log, path: path, args: append([]string{command}, args...),
-		held: make(map[string]*entry), late: make(map[string]bool), closed: make(chan struct{}),
+		held: make(map[string]*entry), late: make(map[string]bool),
 	}
+	k.ctx, k.end = context.WithCancel(context.Background())
 	// A descriptor store that is about to exit accepts the connection and hangs up.
 	for tries := 5; ; tries-- {
 		l, err := k.connect()
@@ -104,7 +107,7 @@ func (k *Client) connect() (*link, error) {
 		return nil, errors.Join(fmt.Errorf("whoever listens at %s is neither this user nor root: "+
 			"remove the socket, and let nobody else write to its directory", k.path), c.Close())
 	}
-	l := &link{c: c, answers: make(chan answer), closed: k.closed}
+	l := &link{c: c, answers: make(chan answer), closed: k.ctx.Done()}
 	k.work.Add(1)
 	go k.read(l)
 	if _, err := l.ask(message{Op: "delete", Ack: true}); err != nil {
@@ -161,7 +164,7 @@ func (k *Client) read(l *link) {
 func (k *Client) mend() {
 	for wait := k.firstWait(); ; wait = min(2*wait, mendLatest) {
 		select {
-		case <-k.closed:
+		case <-k.ctx.Done():
 			return
 		case <-time.After(wait):
 		}
@@ -260,14 +263,7 @@ func (k *Client) hangUp() {
 	}
 }
 
-func (k *Client) isClosed() bool {
-	select {
-	case <-k.closed:
-		return true
-	default:
-		return false
-	}
-}
+func (k *Client) isClosed() bool { return k.ctx.Err() != nil }
 
 // ListenFD is the number of the listening socket's descriptor in the descriptor store's process.
 const ListenFD = 3
@@ -329,7 +325,10 @@ func (k *Client) Put(key string, value []byte, files ...int) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	err := k.put(key, i)
+	l, err := k.usable()
+	if err == nil {
+		err = l.put(key, i)
+	}
 	var no refused
 	if k.isClosed() || errors.Is(err, errTooLong) {
 		fds.Close(i.files...)
@@ -341,15 +340,6 @@ func (k *Client) Put(key string, value []byte, files ...int) error {
 		k.late[key] = true
 	}
 	return err
-}
-
-// put sends an entry to the descriptor store. Caller holds k.mu.
-func (k *Client) put(key string, i *entry) error {
-	l, err := k.usable()
-	if err != nil {
-		return err
-	}
-	return l.put(key, i)
 }
 
 // usable returns the connection, if there is one. Caller holds k.mu.
@@ -414,7 +404,7 @@ func closeEntries(entries []Entry) {
 func (k *Client) Close() error {
 	k.mu.Lock()
 	if !k.isClosed() {
-		close(k.closed)
+		k.end()
 		k.hangUp()
 		for key := range k.held {
 			k.drop(key)

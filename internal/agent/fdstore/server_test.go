@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
@@ -35,20 +36,15 @@ func TestMain(m *testing.M) {
 	ignore := goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait")
 	code := m.Run()
 	// A goroutine that ends may have to wait for a processor.
-	for end := time.Now().Add(waitLimit); code == 0; {
-		err := goleak.Find(ignore)
-		if err == nil {
-			break
-		}
-		if time.Now().After(end) {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
+	var err error
+	if code == 0 && !await.Comes(func() bool { err = goleak.Find(ignore); return err == nil }) {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
 	os.Exit(code)
 }
 
-// patience is how long a test waits for what must happen.
+// waitLimit is how long a test waits for what must happen.
 const waitLimit = time.Minute
 
 func start(t *testing.T, path string) *Client {
@@ -59,20 +55,18 @@ func start(t *testing.T, path string) *Client {
 	return k
 }
 
-func pipe(t *testing.T) (r, w *os.File) {
+// pipe makes a sign of life.
+func pipe(t *testing.T) (alive, program *os.File) {
 	t.Helper()
-	r, w, err := os.Pipe()
+	alive, program, err := os.Pipe()
 	nstest.Must(t, err)
-	return r, w
+	t.Cleanup(func() { fds.CloseFiles(alive, program) })
+	return alive, program
 }
 
 func fd(t *testing.T, f *os.File) (n int) {
 	t.Helper()
-	raw, err := f.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(fd uintptr) { n = int(fd) })
-	}
-	nstest.Must(t, err)
+	nstest.Must(t, fds.With(f, func(fd int) error { n = fd; return nil }))
 	return n
 }
 
@@ -99,8 +93,6 @@ func TestServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fdstore")
 	first := start(t, path)
 	alive, program := pipe(t)
-	defer alive.Close()
-	defer program.Close()
 	file, err := os.CreateTemp(t.TempDir(), "")
 	nstest.Must(t, err)
 	defer file.Close()
@@ -147,25 +139,14 @@ func TestServer(t *testing.T) {
 	nstest.ErrorIf(t, !gone(path), "the descriptor store stays when there is nothing to keep")
 }
 
-// A store with only an agent exits when the agent does.
-func TestServerLeaves(t *testing.T) {
+// Messages that are too long or invalid are an error and do not block the descriptor store. A store with only an agent
+// exits when the agent does.
+func TestServerRefuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fdstore")
 	k := start(t, path)
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v; want it for its owner only", st.Mode(), err)
 	}
-	nstest.Must(t, errors.Join(k.Put("nic/a", nil), k.Close()))
-	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
-}
-
-// Messages that are too long or invalid are an error and do not block the descriptor store.
-func TestServerRefuses(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "fdstore")
-	k := start(t, path)
-	defer func() {
-		k.Close()
-		gone(path)
-	}()
 	if err := k.Put("nic/a", make([]byte, maxMessage)); err == nil {
 		t.Error("a value that is too long: no error")
 	}
@@ -173,20 +154,15 @@ func TestServerRefuses(t *testing.T) {
 		t.Error("too many descriptors: no error")
 	}
 	nstest.WantErr(t, "descriptor -1", k.Put("nic/a", nil, -1), unix.EBADF)
-	if err := dance(k); err == nil {
-		t.Error("an unknown operation: no error")
-	}
+	k.mu.Lock()
+	_, err := k.ask(message{Op: "dance", Ack: true})
+	k.mu.Unlock()
+	nstest.ErrorIf(t, err == nil, "an unknown operation: no error")
 	if entries, err := k.List(); err != nil || len(entries) != 0 {
 		t.Errorf("kept %v, %v", entries, err)
 	}
-}
-
-// dance asks for what there is not.
-func dance(k *Client) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	_, err := k.ask(message{Op: "dance", Ack: true})
-	return err
+	nstest.Must(t, errors.Join(k.Put("nic/a", nil), k.Close()))
+	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
 }
 
 // A descriptor store that ends before its agent is replaced by another one with all entries: those put into
@@ -195,8 +171,6 @@ func TestServerKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fdstore")
 	k := start(t, path)
 	alive, program := pipe(t)
-	defer alive.Close()
-	defer program.Close()
 	nstest.Must(t, errors.Join(
 		k.Put("nic/a", []byte("one"), fd(t, alive)), k.Put("lease/a/0", []byte("two"), fd(t, alive)), k.Put("vi/a/1", nil),
 	))
@@ -240,7 +214,6 @@ func TestServerOutOfDescriptors(t *testing.T) {
 	others := processes()
 	k := start(t, path)
 	alive, program := pipe(t)
-	defer alive.Close()
 	nstest.Must(t, k.Put("lease/a/0", []byte("one"), fd(t, alive)))
 	own := slices.DeleteFunc(processes(), func(pid int) bool { return slices.Contains(others, pid) })
 	nstest.FatalIf(t, len(own) != 1, "keepers: %d", own)
@@ -351,10 +324,7 @@ func TestServerOfAnother(t *testing.T) {
 // A sign of life ends when the last copy is closed. What its holder writes to it is not read: when the pipe is
 // full, writes have no further effect.
 func TestSignOfLife(t *testing.T) {
-	fds := make([]int, 2)
-	nstest.Must(t, unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK))
-	ours := os.NewFile(uintptr(fds[0]), "alive")
-	defer ours.Close()
+	ours, theirs := pipe(t)
 	dead := make(chan struct{})
 	go func() {
 		defer close(dead)
@@ -362,7 +332,7 @@ func TestSignOfLife(t *testing.T) {
 	}()
 	full := func() (n int) {
 		for b := make([]byte, 1); ; n++ {
-			switch _, err := unix.Write(fds[1], b); {
+			switch _, err := unix.Write(fd(t, theirs), b); {
 			case errors.Is(err, unix.EAGAIN):
 				return n
 			case err != nil:
@@ -381,7 +351,7 @@ func TestSignOfLife(t *testing.T) {
 	default:
 	}
 	nstest.ErrorIf(t, IsDead(ours), "dead, and has its end")
-	unix.Close(fds[1])
+	nstest.Must(t, theirs.Close())
 	select {
 	case <-dead:
 	case <-time.After(time.Minute):
@@ -392,9 +362,7 @@ func TestSignOfLife(t *testing.T) {
 
 // Closing the file ends a wait.
 func TestSignOfLifeClosed(t *testing.T) {
-	ours, theirs, err := os.Pipe()
-	nstest.Must(t, err)
-	defer theirs.Close()
+	ours, _ := pipe(t)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)

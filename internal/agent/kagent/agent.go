@@ -245,14 +245,7 @@ func (l *Link) Addr() netip.Addr {
 // Has reports whether a is one of the interface's addresses.
 func (l *Link) Has(a netip.Addr) bool {
 	a = Plain(a)
-	for _, list := range [][]netip.Addr{l.IPv4, l.IPv6} {
-		for _, x := range list {
-			if x == a {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.Contains(l.IPv4, a) || slices.Contains(l.IPv6, a)
 }
 
 // Equal reports whether the Links are equal except for the Queue.

@@ -15,7 +15,7 @@ var _ kagent.Agent = (*Agent)(nil)
 
 // Agent is a kagent.Agent on a Fabric.
 type Agent struct {
-	*connmgr.Manager
+	connmgr.Client
 	fabric  *Fabric
 	numbers *kagent.Numbers
 	end     *endpoint
@@ -58,7 +58,7 @@ func (f *Fabric) Agent(name string, addrs ...netip.Addr) *Agent {
 	}
 	end := f.attach(n, wire.Port, addrs)
 	return &Agent{
-		Manager: connmgr.NewManager(end, wire.Port), fabric: f, numbers: kagent.NewNumbers(0),
+		Client: connmgr.NewManager(end, wire.Port).For(0), fabric: f, numbers: kagent.NewNumbers(0),
 		end: end, link: link, table: make(map[uint32]entry),
 	}
 }

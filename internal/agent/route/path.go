@@ -40,13 +40,13 @@ type Router struct {
 	index      int
 	port       uint16
 	gone       atomic.Bool // the interface, though another one may have its number
-	links      linkCache
-	paths      pathCache
+	links      cache[struct{}, kagent.Link]
+	paths      cache[pathEnds, kagent.Path]
 	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
 	reprobes   reprobes
 	probing    sync.Mutex                   // guards probes
 	probes     map[netip.Addr]chan struct{} // reprobes that are under way; closed when they are over
-	// nudge sends a datagram without meaning, so that the kernel resolves
+	// Nudge sends a datagram without meaning, so that the kernel resolves
 	// the next hop; nil: by netlink alone.
 	Nudge func(from, to netip.Addr) error
 }
@@ -54,7 +54,7 @@ type Router struct {
 // New makes a router for the interface of that number in nl's namespace, which it closes. Frames
 // for peers go to the given UDP port.
 func New(nl *netlink.Handle, name string, index int, port uint16) *Router {
-	return &Router{nl: nl, name: name, index: index, port: port}
+	return &Router{nl: nl, name: name, index: index, port: port, paths: cache[pathEnds, kagent.Path]{age: pathAge}}
 }
 
 // Name is the interface's name when the router was made.
@@ -75,7 +75,9 @@ func (r *Router) Link() (kagent.Link, error) {
 	if r.gone.Load() {
 		return kagent.Link{}, kagent.ErrGone
 	}
-	l, err := r.links.get(func() (kagent.Link, error) { return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED) })
+	l, err := r.links.get(struct{}{}, func() (kagent.Link, error) {
+		return r.read(unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED)
+	})
 	l.IPv4, l.IPv6 = slices.Clone(l.IPv4), slices.Clone(l.IPv6)
 	return l, err
 }

@@ -2,6 +2,7 @@ package route
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -60,33 +61,28 @@ func TestWatch(t *testing.T) {
 	h := an.Netlink()
 	nic, err := h.LinkByIndex(an.Index)
 	nstest.Must(t, err)
-	must := func(err error) {
-		t.Helper()
-		nstest.Must(t, err)
-	}
 	addrs, err := h.AddrList(nic, netlink.FAMILY_V4)
-	must(err)
-	must(h.AddrDel(nic, &addrs[0]))
+	nstest.Must(t, err)
+	nstest.Must(t, h.AddrDel(nic, &addrs[0]))
 	told.until(t, "an address less", func(l *kagent.Link) bool { return !l.Has(an.IPv4) && l.Has(an.IPv6) })
 	// Programs cannot bind to it yet: duplicate address detection is under way.
 	fresh, err := netlink.ParseAddr("fd99::77/64")
-	must(err)
-	must(h.AddrAdd(nic, fresh))
+	nstest.Must(t, err)
+	nstest.Must(t, h.AddrAdd(nic, fresh))
 	told.until(t, "an address more", func(l *kagent.Link) bool {
 		return len(l.IPv6) > 1 && (l.IPv6[0].String() == "fd99::77" || l.IPv6[1].String() == "fd99::77")
 	})
-	must(h.LinkSetHardwareAddr(nic, net.HardwareAddr{2, 0, 0, 0, 0, 0x77}))
+	nstest.Must(t, h.LinkSetHardwareAddr(nic, net.HardwareAddr{2, 0, 0, 0, 0, 0x77}))
 	told.until(t, "another hardware address", func(l *kagent.Link) bool { return l.MAC[5] == 0x77 })
 
 	// What does not concern the interface is no news, nor what changes nothing.
 	lo, err := h.LinkByName("lo")
-	must(err)
-	must(h.LinkSetUp(lo))
-	must(h.LinkSetUp(nic))
+	nstest.Must(t, err)
+	nstest.Must(t, errors.Join(h.LinkSetUp(lo), h.LinkSetUp(nic)))
 	late := make(news, 100)
 	a.Add(t, func(l kagent.Link) { late <- l })
 	late.until(t, "a later watcher", func(l *kagent.Link) bool { return l.MAC[5] == 0x77 })
-	must(h.LinkDel(nic))
+	nstest.Must(t, h.LinkDel(nic))
 	late.until(t, "the end", func(l *kagent.Link) bool { return l.Gone && l.Name == an.Name })
 	for len(told) > 0 {
 		if l := <-told; l.Gone {
@@ -99,6 +95,27 @@ func TestWatch(t *testing.T) {
 		t.Error("still watching an interface that is gone")
 	}
 	nstest.ErrorIf(t, !a.router.IsGone(), "the router finds an interface that is gone")
+}
+
+// extra is an address that tests add.
+var extra = &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 99, 7, 7), Mask: net.CIDRMask(32, 32)}}
+
+// busyWatcher adds a watcher, whose callback does not return, once change has been reported, until goOn.
+func busyWatcher(t *testing.T, w *Watch, change func()) (told news, goOn func()) {
+	t.Helper()
+	told = make(news, 10_000)
+	entered, busy := make(chan struct{}, 10_000), make(chan struct{})
+	first := true
+	w.Add(t, func(l kagent.Link) {
+		if told <- l; !first {
+			entered <- struct{}{}
+			<-busy
+		}
+		first = false
+	})
+	change()
+	<-entered
+	return told, func() { close(busy) }
 }
 
 // The loss of kernel messages for lack of room does not hide the interface's state from watchers.
@@ -116,34 +133,15 @@ func TestWatchOverrun(t *testing.T) {
 	nstest.Must(t, a.conn.Control(func(fd uintptr) {
 		nstest.Check(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	}))
-	told, busy := make(news, 10_000), make(chan struct{})
-	entered := make(chan struct{}, 10_000)
-	first := true
-	a.Add(t, func(l kagent.Link) {
-		if told <- l; !first {
-			entered <- struct{}{}
-			<-busy
-		}
-		first = false
-	})
-	must := func(err error) {
-		t.Helper()
-		nstest.Must(t, err)
-	}
-	extra, err := netlink.ParseAddr("10.99.7.7/32")
-	must(err)
-	must(h.AddrAdd(nic, extra))
-	<-entered // the watcher is busy from now on
+	told, goOn := busyWatcher(t, a, func() { nstest.Must(t, h.AddrAdd(nic, extra)) })
 	lo, err := h.LinkByName("lo")
-	must(err)
+	nstest.Must(t, err)
 	for range 300 {
 		other, err := netlink.ParseAddr("127.0.7.7/32")
-		must(err)
-		must(h.AddrAdd(lo, other))
-		must(h.AddrDel(lo, other))
+		nstest.Must(t, errors.Join(err, h.AddrAdd(lo, other), h.AddrDel(lo, other)))
 	}
-	must(h.AddrDel(nic, extra)) // of this there is no message
-	close(busy)
+	nstest.Must(t, h.AddrDel(nic, extra)) // of this there is no message
+	goOn()
 	told.until(t, "as it is", func(l *kagent.Link) bool { return len(l.IPv4) == 1 })
 	told.until(t, "an address more", func(l *kagent.Link) bool { return len(l.IPv4) == 2 })
 	told.until(t, "the last change", func(l *kagent.Link) bool { return len(l.IPv4) == 1 })
@@ -156,19 +154,7 @@ func TestWatchUnread(t *testing.T) {
 	nic, err := h.LinkByIndex(an.Index)
 	nstest.Must(t, err)
 	a := watchOn(t, an)
-	told, entered, busy := make(news, 100), make(chan struct{}, 100), make(chan struct{})
-	first := true
-	a.Add(t, func(l kagent.Link) {
-		if told <- l; !first {
-			entered <- struct{}{}
-			<-busy
-		}
-		first = false
-	})
-	extra, err := netlink.ParseAddr("10.99.7.7/32")
-	nstest.Must(t, err)
-	nstest.Must(t, h.AddrAdd(nic, extra))
-	<-entered // the watcher is busy from now on
+	told, goOn := busyWatcher(t, a, func() { nstest.Must(t, h.AddrAdd(nic, extra)) })
 	null, err := os.Open(os.DevNull)
 	nstest.Must(t, err)
 	defer null.Close()
@@ -177,11 +163,13 @@ func TestWatchUnread(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	close(busy)
-	told.until(t, "as it is", func(l *kagent.Link) bool { return !l.Has(netip.MustParseAddr("10.99.7.7")) })
-	told.until(t, "an address more", func(l *kagent.Link) bool { return l.Has(netip.MustParseAddr("10.99.7.7")) })
+	goOn()
+	has := func(l *kagent.Link) bool { return l.Has(netip.MustParseAddr("10.99.7.7")) }
+	hasNot := func(l *kagent.Link) bool { return !has(l) }
+	told.until(t, "as it is", hasNot)
+	told.until(t, "an address more", has)
 	nstest.Must(t, h.AddrDel(nic, extra))
-	told.until(t, "an address less", func(l *kagent.Link) bool { return !l.Has(netip.MustParseAddr("10.99.7.7")) })
+	told.until(t, "an address less", hasNot)
 }
 
 // message is one of rtnetlink, padded.
@@ -263,61 +251,4 @@ func TestSaysGone(t *testing.T) {
 		})
 		nstest.ErrorIf(t, about != 1 || said != c.gone, "%+v: gone is %v, by %d messages", c, said, about)
 	}
-}
-
-// The interface is read once until something changes, and a change is seen by the first get after it.
-func TestLinkCache(t *testing.T) {
-	n, _ := nstest.Pair(t, nstest.Options{})
-	nl := n.Netlink()
-	var c linkCache
-	nstest.Must(t, n.Do(c.subscribe))
-	r := New(nl, n.Name, n.Index, 0)
-	reads := 0
-	get := func() kagent.Link {
-		t.Helper()
-		l, err := c.get(func() (kagent.Link, error) {
-			reads++
-			return r.read(0)
-		})
-		nstest.Must(t, err)
-		return l
-	}
-	settled := func() kagent.Link { // notices of the pair's own set-up may still come
-		for {
-			before := reads
-			if l := get(); reads == before {
-				return l
-			}
-		}
-	}
-	if l := settled(); l.Name != n.Name || !l.Has(n.IPv4) {
-		t.Errorf("found %+v", l)
-	}
-	link, err := nl.LinkByIndex(n.Index)
-	nstest.Must(t, err)
-	addr, err := netlink.ParseAddr("192.0.2.77/32")
-	nstest.Must(t, err)
-	for _, change := range []struct {
-		name string
-		do   func() error
-		seen func(kagent.Link) bool
-	}{
-		{"an address is added", func() error { return nl.AddrAdd(link, addr) }, func(l kagent.Link) bool { return len(l.IPv4) == 2 }},
-		{"it is removed", func() error { return nl.AddrDel(link, addr) }, func(l kagent.Link) bool { return len(l.IPv4) == 1 }},
-		{"the MTU changes", func() error { return nl.LinkSetMTU(link, 1400) }, func(l kagent.Link) bool { return l.MTU == 1400 }},
-		{"it goes down", func() error { return nl.LinkSetDown(link) }, func(l kagent.Link) bool { return !l.Up }},
-	} {
-		nstest.Must(t, change.do())
-		if l := get(); !change.seen(l) {
-			t.Errorf("%s, and the next get says %+v", change.name, l)
-		}
-		settled()
-	}
-	c.close()
-	before := reads
-	get()
-	if get(); reads != before+2 {
-		t.Errorf("%d reads without a subscription, want 2", reads-before)
-	}
-	c.close()
 }

@@ -6,14 +6,16 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
+
+var errNotCached = errors.New("not cached")
 
 // A path is found once until something changes, and a change is seen by the first Path after it.
 func TestPathCache(t *testing.T) {
@@ -21,28 +23,18 @@ func TestPathCache(t *testing.T) {
 	nl := an.Netlink()
 	r := New(nl, an.Name, an.Index, testPort)
 	defer r.paths.close()
-	nstest.Must(t, an.Do(r.paths.subscribe))
+	nstest.Must(t, an.Do(func() error { return r.paths.subscribe(pathGroups) }))
 	path := func(peer netip.Addr) (kagent.Path, error) { return r.Path(deadline(t, waitLimit), netip.Addr{}, peer) }
-	finds := func() int {
-		t.Helper()
-		cached, finds := 0, 0
-		ends := pathEnds{peer: bn.IPv4}
-		if _, err := r.paths.get(ends, func() (kagent.Path, error) { finds++; return kagent.Path{}, errors.New("not cached") }); err == nil {
-			cached++
-		}
-		nstest.ErrorIf(t, cached+finds != 1, "%d times from the cache, %d times not", cached, finds)
-		return finds
+	cached := func() bool {
+		_, err := r.paths.get(pathEnds{peer: bn.IPv4}, func() (kagent.Path, error) { return kagent.Path{}, errNotCached })
+		return err == nil
 	}
 	settle := func() { // notices of the pair's own set-up, and of the neighbour that is resolved, may still come
 		t.Helper()
-		for end := time.Now().Add(waitLimit); ; {
-			_, err := path(bn.IPv4)
-			nstest.Must(t, err)
-			if finds() == 0 {
-				return
-			}
-			nstest.FatalIf(t, time.Now().After(end), "a path is never cached")
-		}
+		await.Until(t, "a path is cached", func() bool {
+			nstest.Must(t, nstest.Err(path(bn.IPv4)))
+			return cached()
+		})
 	}
 	link, err := nl.LinkByIndex(an.Index)
 	nstest.Must(t, err)
@@ -87,18 +79,18 @@ func TestPathCache(t *testing.T) {
 	}
 
 	settle()
-	aged := r.paths.paths[pathEnds{peer: bn.IPv4}]
-	aged.found = aged.found.Add(-pathAge)
-	r.paths.paths[pathEnds{peer: bn.IPv4}] = aged
-	nstest.ErrorIf(t, finds() == 0, "a path is used for more than its time")
+	aged := r.paths.known[pathEnds{peer: bn.IPv4}]
+	aged.at = aged.at.Add(-pathAge)
+	r.paths.known[pathEnds{peer: bn.IPv4}] = aged
+	nstest.ErrorIf(t, cached(), "a path is used for more than its time")
 }
 
 // A change while a path is found keeps it out of the cache, even if another call has taken the notice. The number
 // of paths is bounded, and errors are not kept.
 func TestPathCacheKeeps(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
-	var c pathCache
-	nstest.Must(t, an.Do(c.subscribe))
+	var c cache[pathEnds, kagent.Path]
+	nstest.Must(t, an.Do(func() error { return c.subscribe(pathGroups) }))
 	defer c.close()
 	link, err := an.Netlink().LinkByIndex(an.Index)
 	nstest.Must(t, err)
@@ -110,10 +102,58 @@ func TestPathCacheKeeps(t *testing.T) {
 		return found, nil
 	})
 	nstest.Must(t, err)
-	nstest.ErrorIf(t, len(c.paths) != 0, "cached %v", c.paths)
-	for i := range 3 * maxPaths {
-		if _, err := c.get(ends(i), func() (kagent.Path, error) { return found, nil }); err != nil || len(c.paths) > maxPaths {
-			t.Fatalf("%d paths, %v", len(c.paths), err)
+	nstest.ErrorIf(t, len(c.known) != 0, "cached %v", c.known)
+	for i := range 3 * maxKnown {
+		_, err := c.get(ends(i), func() (kagent.Path, error) { return found, nil })
+		if err != nil || len(c.known) > maxKnown {
+			t.Fatalf("%d paths, %v", len(c.known), err)
 		}
 	}
+}
+
+// The interface is read once until something changes, and a change is seen by the first Link after it.
+func TestLinkCache(t *testing.T) {
+	n, _ := nstest.Pair(t, nstest.Options{})
+	nl := n.Netlink()
+	r := New(nl, n.Name, n.Index, 0)
+	nstest.Must(t, n.Do(func() error { return r.links.subscribe(linkGroups) }))
+	get := func() kagent.Link {
+		t.Helper()
+		l, err := r.Link()
+		nstest.Must(t, err)
+		return l
+	}
+	cached := func() bool {
+		return nstest.Err(r.links.get(struct{}{}, func() (kagent.Link, error) { return kagent.Link{}, errNotCached })) == nil
+	}
+	settle := func() { // notices of the pair's own set-up may still come
+		t.Helper()
+		await.Until(t, "the interface is cached", func() bool { get(); return cached() })
+	}
+	link, err := nl.LinkByIndex(n.Index)
+	nstest.Must(t, err)
+	addr, err := netlink.ParseAddr("192.0.2.77/32")
+	nstest.Must(t, err)
+	for _, change := range []struct {
+		name string
+		do   func() error
+		seen func(kagent.Link) bool
+	}{
+		{"nothing", func() error { return nil }, func(l kagent.Link) bool {
+			return l.Name == n.Name && l.Has(n.IPv4) && cached()
+		}},
+		{"an address is added", func() error { return nl.AddrAdd(link, addr) }, func(l kagent.Link) bool { return len(l.IPv4) == 2 }},
+		{"it is removed", func() error { return nl.AddrDel(link, addr) }, func(l kagent.Link) bool { return len(l.IPv4) == 1 }},
+		{"the MTU changes", func() error { return nl.LinkSetMTU(link, 1400) }, func(l kagent.Link) bool { return l.MTU == 1400 }},
+		{"it goes down", func() error { return nl.LinkSetDown(link) }, func(l kagent.Link) bool { return !l.Up }},
+	} {
+		settle()
+		nstest.Must(t, change.do())
+		if l := get(); !change.seen(l) {
+			t.Errorf("%s, and the next Link is %+v", change.name, l)
+		}
+	}
+	r.links.close()
+	get()
+	nstest.ErrorIf(t, cached(), "cached without a subscription")
 }
