@@ -16,42 +16,6 @@ import (
 	"viaxdp/vipl"
 )
 
-// A deadline that is moved counts from then on, and has passed only when it has.
-func TestDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var d deadline
-		is := func(want bool) {
-			t.Helper()
-			synctest.Wait()
-			if got := isClosed(d.passed()); got != want {
-				t.Errorf("passed: %v, want %v", got, want)
-			}
-		}
-		is(false)
-		d.set(time.Now().Add(time.Second))
-		waiter := d.passed()
-		is(false)
-		time.Sleep(time.Second)
-		is(true)
-		nstest.ErrorIf(t, !isClosed(waiter), "who waited before does not hear of it")
-		d.set(time.Time{})
-		is(false)
-		d.set(time.Now().Add(-time.Second))
-		is(true)
-		d.set(time.Now().Add(2 * time.Second))
-		is(false)
-		waiter = d.passed()
-		d.set(time.Now().Add(time.Second)) // earlier, also for goroutines that wait already
-		time.Sleep(time.Second)
-		is(true)
-		nstest.ErrorIf(t, !isClosed(waiter), "who waited does not hear of the earlier one")
-		d.set(time.Now().Add(time.Second))
-		d.set(time.Time{})
-		time.Sleep(time.Hour)
-		is(false)
-	})
-}
-
 // Dial waits for the greeting until its context ends.
 func TestGreetingComesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -389,9 +353,6 @@ func TestHeaderLayout(t *testing.T) {
 	nstest.ErrorIf(t, !bytes.Equal(b, want), "%x, want %x", b, want)
 	got, _, err := parse(b)
 	nstest.ErrorIf(t, err != nil || got != h, "%+v, %v", got, err)
-	for k := range kindEnd + 1 {
-		nstest.ErrorIf(t, k.String() == "", "kind %d has no name", k)
-	}
 }
 
 // system errors report themselves as package net's do.
