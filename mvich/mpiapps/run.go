@@ -20,6 +20,7 @@
 package mpiapps
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -81,12 +82,7 @@ func Run(c *mvich.Comm, name string, o Options) (*Result, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: no application %q: there are %s", ErrApp, name, strings.Join(Names(), ", "))
 	}
-	if o.Size == 0 {
-		o.Size = a.size
-	}
-	if o.Steps == 0 {
-		o.Steps = a.steps
-	}
+	o.Size, o.Steps = cmp.Or(o.Size, a.size), cmp.Or(o.Steps, a.steps)
 	p, err := newPlane(c, o.Size)
 	if err != nil {
 		return nil, err
