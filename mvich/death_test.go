@@ -41,10 +41,15 @@ func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	return j
 }
 
-// finalize ends the ranks before the victim, the last one.
-func (j *job) finalize(t *testing.T, victim int) {
+// finalize ends all ranks but the victim, and those that have left.
+func (j *job) finalize(t *testing.T, victim int, left ...int) {
 	t.Helper()
-	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+	each(t, len(j.worlds), func(rank int) error {
+		if rank == victim || slices.Contains(left, rank) {
+			return nil
+		}
+		return wantLost("finalize", j.worlds[rank].Finalize(), victim)
+	})
 }
 
 func wantLost(what string, err error, rank int) error {
@@ -141,12 +146,7 @@ func TestDeathInCollective(t *testing.T) {
 					}
 				}
 			})
-			each(t, n, func(rank int) error {
-				if rank == victim {
-					return nil
-				}
-				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
-			})
+			j.finalize(t, victim)
 		})
 	}
 }
@@ -363,12 +363,7 @@ func TestLeaveAfterDeath(t *testing.T) {
 				<-through // without a call
 				return errors.Join(err, wantLost("once more", operation(subs[rank]), leaver))
 			})
-			each(t, victim, func(rank int) error {
-				if rank == leaver {
-					return nil
-				}
-				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
-			})
+			j.finalize(t, victim, leaver)
 		})
 	}
 }

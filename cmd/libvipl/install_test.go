@@ -65,7 +65,8 @@ func TestInstall(t *testing.T) {
 		nstest.ErrorIf(t, !strings.Contains(string(b), want), "no %q in\n%s", want, b)
 	}
 	for _, name := range []string{
-		"lib/libvipl.so.1.0.0", "lib/libvipl.a", "share/man/man3/VIP_DESCRIPTOR.3", "share/man/man3/VipxQueryCause.3", "share/man/man7/vipl.7",
+		"lib/libvipl.so.1.0.0", "lib/libvipl.a", "share/man/man3/VIP_DESCRIPTOR.3",
+		"share/man/man3/VipxQueryCause.3", "share/man/man7/vipl.7",
 	} {
 		nstest.Check(t, nstest.Err(os.Stat(filepath.Join(prefix, name))))
 	}
