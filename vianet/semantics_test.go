@@ -53,12 +53,33 @@ func resync(t *testing.T, a, b net.Conn) {
 	wait.Wait()
 }
 
-// A deadline and Close end a Read and a Write that are blocked, also in a transfer, in which nettest has none.
+// Deadlines and Close end Reads and Writes, also in a transfer, in which nettest has none.
 func TestBlockedEnds(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		blockedEnds(t, a, b)
+		a, b = h.pair(t)
+		checkRacyWrite(t, a, b)
 	})
+}
+
+// checkRacyWrite: Writes of several goroutines, with deadlines that keep passing.
+func checkRacyWrite(t *testing.T, a, b *vianet.Conn) {
+	var reader, writers sync.WaitGroup
+	reader.Go(func() { io.Copy(io.Discard, b) })
+	for range 10 {
+		writers.Go(func() {
+			for i := range 10 {
+				a.SetWriteDeadline(time.Now().Add(time.Millisecond))
+				if _, err := a.Write(make([]byte, []int{50_000, 35, 35}[i%3])); err != nil {
+					isTimeout(t, "Write", err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	a.Close()
+	reader.Wait()
 }
 
 func blockedEnds(t *testing.T, a, b *vianet.Conn) {
