@@ -117,11 +117,6 @@ func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jo
 // excluded.
 func each(t testing.TB, n int, f func(rank int) error) {
 	t.Helper()
-	eachWithin(t, testTimeout, n, f)
-}
-
-func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error) {
-	t.Helper()
 	meter := schedlat.Start()
 	defer meter.Close()
 	began := meter.Mark()
@@ -146,7 +141,7 @@ func eachWithin(t testing.TB, most time.Duration, n int, f func(rank int) error)
 		case <-done:
 			over = true
 		case <-look.C:
-			if began.Over(most) {
+			if began.Over(testTimeout) {
 				stacks := make([]byte, 1<<20)
 				t.Fatalf("ranks hang:\n%s", stacks[:runtime.Stack(stacks, true)])
 			}
@@ -185,9 +180,6 @@ func get[T any](v T, err error) T {
 
 // noError ends a test if an error is not nil, outside of ranks' functions.
 var noError = nstest.Must
-
-// errOf is the error of a call that returns more.
-func errOf[T any](_ T, err error) error { return err }
 
 // guard returns the error of f, including that of must.
 func guard(f func() error) (err error) {

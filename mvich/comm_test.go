@@ -12,6 +12,7 @@ import (
 )
 
 // Split orders ranks by key; sources and destinations are ranks of the new communicator, which can be split again.
+// RankOf and WorldRank are inverse.
 func TestSplit(t *testing.T) {
 	const n = 7
 	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})
@@ -27,9 +28,20 @@ func TestSplit(t *testing.T) {
 			}
 			return nil
 		}
-		members := [][]int{{4, 2, 0}, {5, 3, 1}}[color] // in the world, by rank in s
+		both := [][]int{{4, 2, 0}, {5, 3, 1}} // in the world, by rank in s
+		members := both[color]
 		if s.Size() != 3 || members[s.Rank()] != c.Rank() {
 			return fmt.Errorf("rank %d of %d", s.Rank(), s.Size())
+		}
+		for rank, world := range members {
+			if s.WorldRank(rank) != world || s.RankOf(world) != rank || c.WorldRank(world) != world || c.RankOf(world) != world {
+				return fmt.Errorf("rank %d is %d in the world, which is rank %d", rank, s.WorldRank(rank), s.RankOf(world))
+			}
+		}
+		for _, none := range append(both[1-color], n, mvich.AnySource, mvich.ProcNull) {
+			if s.RankOf(none) != -1 || (none < 0 || none >= 3) && s.WorldRank(none) != -1 {
+				return fmt.Errorf("%d, which is no member: rank %d, or %d in the world", none, s.RankOf(none), s.WorldRank(none))
+			}
 		}
 		all := make([]int, 3)
 		if err := mvich.AllGather(s, all, []int{c.Rank()}); err != nil || !slices.Equal(all, members) {
@@ -124,27 +136,6 @@ func TestWrongOptions(t *testing.T) {
 	}
 }
 
-// The environment sets the threshold, and an option overrides it.
-func TestThreshold(t *testing.T) {
-	t.Setenv(mvich.ThresholdVariable, "100")
-	for _, c := range []struct {
-		options   []mvich.Option
-		threshold int
-	}{{nil, 100}, {[]mvich.Option{mvich.WithThreshold(20000)}, 20000}} {
-		j := newJob(t, 2, jobConfig{options: with(c.options...)})
-		j.run(t, func(w *mvich.Comm) error {
-			b := make([]byte, c.threshold+1)
-			for _, n := range []int{c.threshold, c.threshold + 1} {
-				get(w.Sendrecv(b[:n], 1-w.Rank(), 0, make([]byte, n), 1-w.Rank(), 0))
-			}
-			return nil
-		})
-		if s := j.worlds[0].Stats(); s.Eager != 1 || s.RGET != 1 {
-			t.Errorf("threshold %d: %+v", c.threshold, s)
-		}
-	}
-}
-
 // No context is given twice; after the last one Dup fails.
 func TestLastContext(t *testing.T) {
 	j := newJob(t, 3, jobConfig{})
@@ -160,34 +151,5 @@ func TestLastContext(t *testing.T) {
 			}
 		}
 		return errors.Join(d.Barrier(), c.Barrier())
-	})
-}
-
-// RankOf and WorldRank are inverse.
-func TestRanksOfTheWorld(t *testing.T) {
-	const n = 5
-	j := newJob(t, n, jobConfig{options: with(mvich.WithSpin(50))})
-	j.run(t, func(c *mvich.Comm) error {
-		part := get(c.Split(c.Rank()%2, -c.Rank()))
-		members, others := []int{4, 2, 0}, []int{3, 1}
-		if c.Rank()%2 == 1 {
-			members, others = others, members
-		}
-		for rank, world := range members {
-			if part.WorldRank(rank) != world || part.RankOf(world) != rank || c.WorldRank(world) != world || c.RankOf(world) != world {
-				return fmt.Errorf("rank %d is %d in the world, which is rank %d", rank, part.WorldRank(rank), part.RankOf(world))
-			}
-		}
-		for _, world := range append(others, n, mvich.AnySource, mvich.ProcNull) {
-			if rank := part.RankOf(world); rank != -1 {
-				return fmt.Errorf("rank %d of the world, which is no member, is rank %d", world, rank)
-			}
-		}
-		for _, rank := range []int{len(members), mvich.AnySource, mvich.ProcNull} {
-			if world := part.WorldRank(rank); world != -1 {
-				return fmt.Errorf("rank %d, which is not there, is %d in the world", rank, world)
-			}
-		}
-		return nil
 	})
 }

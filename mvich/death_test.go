@@ -41,10 +41,15 @@ func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	return j
 }
 
-// finalize ends the ranks before the victim, the last one.
-func (j *job) finalize(t *testing.T, victim int) {
+// finalize ends all ranks but the victim, and those that have left.
+func (j *job) finalize(t *testing.T, victim int, left ...int) {
 	t.Helper()
-	each(t, victim, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), victim) })
+	each(t, len(j.worlds), func(rank int) error {
+		if rank == victim || slices.Contains(left, rank) {
+			return nil
+		}
+		return wantLost("finalize", j.worlds[rank].Finalize(), victim)
+	})
 }
 
 func wantLost(what string, err error, rank int) error {
@@ -98,11 +103,11 @@ func dies(t *testing.T, death death) {
 		sent := get(c.Issend(b, victim, 1))
 		killed.Wait()
 		for what, r := range map[string]*mvich.Request{"receive": named, "receive of anybody": any, "send": sent} {
-			must(wantLost(what, errOf(r.Wait()), victim))
+			must(wantLost(what, nstest.Err(r.Wait()), victim))
 		}
 		must(wantLost("later send", c.Send(b, victim, 1), victim))
-		must(wantLost("later exchange", errOf(c.Sendrecv(b, victim, 1, b, victim, 1)), victim))
-		must(wantLost("later receive of anybody", errOf(c.Recv(b, mvich.AnySource, 2)), victim))
+		must(wantLost("later exchange", nstest.Err(c.Sendrecv(b, victim, 1, b, victim, 1)), victim))
+		must(wantLost("later receive of anybody", nstest.Err(c.Recv(b, mvich.AnySource, 2)), victim))
 		must(wantLost("barrier", c.Barrier(), victim))
 		if dead, n := c.Dead(), j.worlds[rank].Stats().Deaths; !slices.Equal(dead, []int{victim}) || n != 1 {
 			return fmt.Errorf("dead: %v, %d counted", dead, n)
@@ -113,7 +118,7 @@ func dies(t *testing.T, death death) {
 		c.Acknowledge(c.Dead())
 		anybody := get(c.Irecv(make([]byte, 1), mvich.AnySource, 8))
 		must(c.Send([]byte{1}, (rank+1)%victim, 8))
-		return errOf(anybody.Wait())
+		return nstest.Err(anybody.Wait())
 	})
 	j.finalize(t, victim)
 }
@@ -141,12 +146,7 @@ func TestDeathInCollective(t *testing.T) {
 					}
 				}
 			})
-			each(t, n, func(rank int) error {
-				if rank == victim {
-					return nil
-				}
-				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
-			})
+			j.finalize(t, victim)
 		})
 	}
 }
@@ -164,7 +164,7 @@ func TestRootCause(t *testing.T) {
 	})
 	j.hosts[victim].NIC.Close()
 	each(t, victim, func(rank int) error {
-		return wantLost("receive", errOf(j.worlds[rank].Comm().Recv(nil, victim, 1)), victim)
+		return wantLost("receive", nstest.Err(j.worlds[rank].Comm().Recv(nil, victim, 1)), victim)
 	})
 	j.hosts[follower].NIC.Close()
 	each(t, victim, func(rank int) error {
@@ -172,44 +172,60 @@ func TestRootCause(t *testing.T) {
 			return nil
 		}
 		c := j.worlds[rank].Comm()
-		err := errOf(c.Recv(nil, follower, 1))
+		err := nstest.Err(c.Recv(nil, follower, 1))
 		must(wantLost("receive of the follower", err, follower))
 		must(wantLost("its cause", errors.Unwrap(err), victim))
-		must(wantLost("receive of anybody", errOf(c.Recv(nil, mvich.AnySource, 1)), victim))
+		must(wantLost("receive of anybody", nstest.Err(c.Recv(nil, mvich.AnySource, 1)), victim))
 		must(wantLost("barrier", c.Barrier(), victim))
 		return wantLost("finalize", j.worlds[rank].Finalize(), victim)
 	})
 }
 
 // A rank that connects later learns of earlier deaths.
-func TestLateConnection(t *testing.T) { synctest.Test(t, lateConnection) }
+func TestLateConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { newsOfDeath(t, false) })
+}
 
-func lateConnection(t *testing.T) {
+// Others learn of a death at once, even from a rank that makes no more calls.
+func TestDeathIsToldAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { newsOfDeath(t, true) })
+}
+
+// newsOfDeath has rank 0 notice a death, and rank 1 learn of it, which is connected with rank 0 before or only later.
+func newsOfDeath(t *testing.T, before bool) {
 	const victim = 2
 	j := dyingJobInBubble(t, 3, victim)
 	j.hosts[victim].NIC.Close()
-	late := make(chan struct{})
+	noticed, heard := make(chan struct{}), make(chan struct{})
 	each(t, victim, func(rank int) error {
 		c := j.worlds[rank].Comm()
+		if before {
+			get(c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1))
+		}
 		if rank == 0 {
 			err := wantLost("send", c.Send(nil, victim, 1), victim)
-			close(late)
-			_, received := c.Recv(nil, 1, 1)
-			return errors.Join(err, received)
+			close(noticed)
+			if before {
+				<-heard // without a call
+				return err
+			}
+			return errors.Join(err, nstest.Err(c.Recv(nil, 1, 1)))
 		}
-		<-late
-		if dead := c.Dead(); len(dead) > 0 {
-			return fmt.Errorf("dead before it has asked anybody: %v", dead)
+		defer close(heard)
+		if !before {
+			<-noticed
+			if dead := c.Dead(); len(dead) > 0 {
+				return fmt.Errorf("dead before it has asked anybody: %v", dead)
+			}
+			must(c.Send(nil, 0, 1))
 		}
-		must(c.Send(nil, 0, 1))
-		for end := time.Now().Add(testTimeout / 2); ; time.Sleep(time.Millisecond) {
-			if dead := c.Dead(); len(dead) == 1 && dead[0] == victim {
-				return nil
-			} else if time.Now().After(end) {
-				return fmt.Errorf("dead: %v", dead)
+		for end := time.Now().Add(testTimeout / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				return fmt.Errorf("dead: %v", c.Dead())
 			}
 			c.Iprobe(0, 2) // progress
 		}
+		return nil
 	})
 	j.finalize(t, victim)
 }
@@ -347,12 +363,7 @@ func TestLeaveAfterDeath(t *testing.T) {
 				<-through // without a call
 				return errors.Join(err, wantLost("once more", operation(subs[rank]), leaver))
 			})
-			each(t, victim, func(rank int) error {
-				if rank == leaver {
-					return nil
-				}
-				return wantLost("finalize", j.worlds[rank].Finalize(), victim)
-			})
+			j.finalize(t, victim, leaver)
 		})
 	}
 }
@@ -367,47 +378,19 @@ func TestAnybodyAfterDeath(t *testing.T) {
 	each(t, victim, func(rank int) error {
 		w := j.worlds[rank]
 		c := w.Comm()
-		must(wantLost("receive", errOf(c.Recv(nil, victim, 1)), victim))
+		must(wantLost("receive", nstest.Err(c.Recv(nil, victim, 1)), victim))
 		if rank == leaver {
 			<-acknowledged
 			return wantLost("finalize", w.Finalize(), victim)
 		}
 		c.Acknowledge(c.Dead())
 		close(acknowledged)
-		must(wantLost("receive of anybody", errOf(c.Recv(nil, mvich.AnySource, 1)), leaver))
+		must(wantLost("receive of anybody", nstest.Err(c.Recv(nil, mvich.AnySource, 1)), leaver))
 		if dead := c.Dead(); !slices.Equal(dead, []int{leaver, victim}) {
 			return fmt.Errorf("dead: %v", dead)
 		}
 		return wantLost("finalize", w.Finalize(), victim)
 	})
-}
-
-// Others learn of a death even from a rank that makes no more calls.
-func TestDeathIsToldAtOnce(t *testing.T) { synctest.Test(t, deathIsToldAtOnce) }
-
-func deathIsToldAtOnce(t *testing.T) {
-	const victim = 2
-	j := dyingJobInBubble(t, 3, victim)
-	j.hosts[victim].NIC.Close()
-	heard := make(chan struct{})
-	each(t, victim, func(rank int) error {
-		c := j.worlds[rank].Comm()
-		get(c.Sendrecv(nil, 1-rank, 1, nil, 1-rank, 1))
-		if rank == 0 {
-			err := wantLost("send", c.Send(nil, victim, 1), victim)
-			<-heard
-			return err
-		}
-		defer close(heard)
-		for end := time.Now().Add(testTimeout / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				return errors.New("it has heard nothing")
-			}
-			c.Iprobe(0, 2) // progress
-		}
-		return nil
-	})
-	j.finalize(t, victim)
 }
 
 // A death between Dead and Acknowledge is not acknowledged with the earlier ones: AnySource receives report it. Nor
@@ -432,7 +415,7 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 		if r.Cancel() {
 			return nil // it would wait
 		}
-		return errOf(r.Wait())
+		return nstest.Err(r.Wait())
 	}
 	noError(t, wantLost("receive of anybody", anybody(), first))
 	seen := c.Dead()

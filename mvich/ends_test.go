@@ -13,26 +13,9 @@ import (
 	"viaxdp/vipl"
 )
 
-// A rank dies before any rank has connected with it. Ranks that send to it notice that, and ranks that receive from
-// it do after a while.
-func TestDeadBeforeConnection(t *testing.T) { synctest.Test(t, deadBeforeConnection) }
-
-func deadBeforeConnection(t *testing.T) {
-	const victim = 2
-	j := dyingJobInBubble(t, 3, victim)
-	j.hosts[victim].NIC.Close()
-	each(t, victim, func(rank int) error {
-		c := j.worlds[rank].Comm()
-		if rank == 0 {
-			return wantLost("send", c.Send(nil, victim, 1), victim)
-		}
-		return wantLost("receive", errOf(c.Recv(nil, victim, 1)), victim)
-	})
-	j.finalize(t, victim)
-}
-
-// Every call that waits for a message of it, by name or as AnySource, notices it, too.
-func TestDeadBeforeConnectionOtherwise(t *testing.T) {
+// A rank dies before any rank has connected with it. Every call that waits for a message of it, by name or as AnySource,
+// notices it after a while, as a send does (TestLateConnection).
+func TestDeadBeforeConnection(t *testing.T) {
 	const n, victim = 5, 4
 	again := func(f func() (done bool, err error)) (err error) {
 		for done := false; !done && err == nil; {
@@ -77,7 +60,7 @@ func deadBeforeConnectionSilent(t *testing.T) {
 	j := newJob(t, 2, jobConfig{dying: true, bubble: true, options: with(mvich.WithConnectTimeout(time.Second))})
 	j.fabric.Cut(j.hosts[1].NIC.Query().Address, true)
 	each(t, 1, func(int) error {
-		return wantLost("receive of anybody", errOf(j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)), 1)
+		return wantLost("receive of anybody", nstest.Err(j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)), 1)
 	})
 	each(t, 2, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), 1-rank) })
 }

@@ -262,7 +262,7 @@ func TestHostilePeer(t *testing.T) {
 				s.send(p)
 			}
 			each(t, 1, func(int) error {
-				return wantLost("receive", errOf(r.Wait()), 1)
+				return wantLost("receive", nstest.Err(r.Wait()), 1)
 			})
 		})
 	}
@@ -287,7 +287,7 @@ func TestPeerThatStops(t *testing.T) {
 	}
 	s.vi.Disconnect()
 	each(t, 1, func(int) error {
-		return wantLost("receive", errOf(r.Wait()), 1)
+		return wantLost("receive", nstest.Err(r.Wait()), 1)
 	})
 }
 
@@ -297,10 +297,10 @@ func TestEndWhileCalling(t *testing.T) {
 	silent, err := nic.Listen(vipl.NetAddress{Discriminator: []byte(strangersToken)})
 	noError(t, err)
 	defer silent.Close()
-	noError(t, errOf(w.Comm().Isend([]byte{1}, 1, 0)))
+	noError(t, nstest.Err(w.Comm().Isend([]byte{1}, 1, 0)))
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	noError(t, errOf(silent.Wait(ctx)))
+	noError(t, nstest.Err(silent.Wait(ctx)))
 	meter := schedlat.Start()
 	start := meter.Mark()
 	err = mvich.Shut(w)
@@ -394,7 +394,7 @@ func TestLateSend(t *testing.T) {
 					b := bytes.Repeat([]byte{'x'}, test.size)
 					must(wantLost("scan", mvich.Scan(c, b, b, mvich.Sum), 2))
 					must(c.Send(nil, 1, 0))
-					return errOf(c.Recv(nil, 1, 9)) // what is under way goes on meanwhile
+					return nstest.Err(c.Recv(nil, 1, 9)) // what is under way goes on meanwhile
 				}
 				defer s.empty(9)
 				return test.peer(c, s)
@@ -413,7 +413,7 @@ func TestImmediateWrite(t *testing.T) {
 	s.send(packetOf(pktRequest, 32, size, 1, 0, offerOf(offerRPUT)))
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
-			return wantLost("receive", errOf(r.Wait()), 1)
+			return wantLost("receive", nstest.Err(r.Wait()), 1)
 		}
 		ready, _ := s.await(pktReady)
 		d := get(s.region.Descriptor(strangerRDMA, 2))

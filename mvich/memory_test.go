@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 )
@@ -38,8 +39,8 @@ func TestAlloc(t *testing.T) {
 		must(mvich.WaitAll(r))
 		must(w.Free(buf))
 		mustBe("freed twice", w.Free(buf), mvich.ErrMemory)
-		mustBe("more than the arena has", errOf(w.Alloc(1<<30)), vipl.ErrResource)
-		return errOf(w.Alloc(n)) // Finalize takes it back
+		mustBe("more than the arena has", nstest.Err(w.Alloc(1<<30)), vipl.ErrResource)
+		return nstest.Err(w.Alloc(n)) // Finalize takes it back
 	})
 }
 
@@ -167,7 +168,7 @@ func TestScratchIsReused(t *testing.T) {
 			if c.Rank() == 0 {
 				return mvich.SendType(c, both, column, 1, 0)
 			}
-			return errOf(mvich.RecvType(c, both, column, 0, 0))
+			return nstest.Err(mvich.RecvType(c, both, column, 0, 0))
 		},
 		"column, later": func(c *mvich.Comm, dst, _ []float64) error {
 			both := make([]float64, 2*len(dst))
@@ -188,7 +189,7 @@ func TestScratchIsReused(t *testing.T) {
 			}
 			swap := func(c *mvich.Comm) error { // sends own, which is registered for that
 				other := 1 - c.Rank()
-				return errOf(mvich.Sendrecv(c, own[c.Rank()], other, 1, dst[c.Rank()], other, 1))
+				return nstest.Err(mvich.Sendrecv(c, own[c.Rank()], other, 1, dst[c.Rank()], other, 1))
 			}
 			registered := func(c *mvich.Comm) uint64 { return j.worlds[c.Rank()].Stats().Registered }
 			j.run(t, func(c *mvich.Comm) error {
@@ -231,7 +232,7 @@ func TestScratchIsBounded(t *testing.T) {
 		t.Fatalf("%d bytes are registered while all wait", n)
 	}
 	for range many {
-		noError(t, errOf(mvich.RecvType(w.Comm(), buf, column, 0, 0)))
+		noError(t, nstest.Err(mvich.RecvType(w.Comm(), buf, column, 0, 0)))
 	}
 	noError(t, mvich.WaitAll(requests...))
 	if n := w.Stats().RegisteredBytes; n > kept {
@@ -316,10 +317,10 @@ func TestNoAllocation(t *testing.T) {
 			})
 		},
 		"both ways": func(c *mvich.Comm) error {
-			return errOf(c.Sendrecv(small, 1-c.Rank(), 0, in[c.Rank()], 1-c.Rank(), 0))
+			return nstest.Err(c.Sendrecv(small, 1-c.Rank(), 0, in[c.Rank()], 1-c.Rank(), 0))
 		},
 		"to itself": func(c *mvich.Comm) error {
-			return errOf(c.Sendrecv(small, c.Rank(), 0, in[c.Rank()], c.Rank(), 0))
+			return nstest.Err(c.Sendrecv(small, c.Rank(), 0, in[c.Rank()], c.Rank(), 0))
 		},
 		"barrier": (*mvich.Comm).Barrier,
 		"allreduce": func(c *mvich.Comm) error {

@@ -22,6 +22,9 @@ var none xdpnictest.Faults
 // sizes are around every bound of the protocols.
 var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 20000, 65536, 1 << 20, 1<<20 + 1, 4 << 20}
 
+// aboveThreshold is how many of sizes are larger than mvich.DefaultThreshold.
+const aboveThreshold = 9
+
 // Every size by every protocol, with and without losses, in both directions at once.
 func TestProtocols(t *testing.T) {
 	for _, way := range []struct {
@@ -37,7 +40,8 @@ func TestProtocols(t *testing.T) {
 				used := map[mvich.Protocol]uint64{
 					mvich.Auto: s.RGET, mvich.Eager: s.Eager, mvich.R3: s.R3, mvich.RGET: s.RGET, mvich.RPUT: s.RPUT,
 				}
-				nstest.ErrorIf(t, used[p] < 8 || p > mvich.Eager && used[p] < uint64(len(sizes)-1) || s.Fallbacks > 0, "protocols used: %+v", s)
+				wrong := used[p] < 8 || p > mvich.Eager && used[p] < uint64(len(sizes)-1) || p == mvich.Auto && used[p] != aboveThreshold
+				nstest.ErrorIf(t, wrong || s.Fallbacks > 0, "protocols used: %+v", s)
 			})
 		}
 	}
@@ -173,18 +177,30 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// A synchronous send completes when it is matched and not before.
+// A synchronous send completes when it is matched and not before, of bytes and of the elements of a type.
 func TestSynchronous(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
-		for _, n := range []int{0, 10, 10000} {
-			b := make([]byte, n)
+		column, m := mvich.Vector(300, 1, 2, mvich.Elem), make([]float64, 600)
+		must(c.Barrier()) // they are connected: what need not wait goes at once
+		for _, n := range []int{0, 10, 10000, len(m)} {
+			b, typed := make([]byte, n), n == len(m)
 			if c.Rank() == 1 {
 				get(c.Recv(nil, 0, 2)) // the other one has tested
-				get(c.Recv(b, 0, 1))
+				if !typed {
+					get(c.Recv(b, 0, 1))
+					continue
+				}
+				get(mvich.RecvType(c, m, column, 0, 1))
+				get(mvich.RecvType(c, m, column, 0, 1))
+				must(c.Send(nil, 0, 3))
 				continue
 			}
-			r := get(c.Issend(b, 1, 1))
+			begin := func() (*mvich.Request, error) { return c.Issend(b, 1, 1) }
+			if typed {
+				begin = func() (*mvich.Request, error) { return mvich.IssendType(c, m, column, 1, 1) }
+			}
+			r := get(begin())
 			for range 20 {
 				time.Sleep(time.Millisecond)
 				if _, done, _ := r.Test(); done {
@@ -193,6 +209,10 @@ func TestSynchronous(t *testing.T) {
 			}
 			must(c.Send(nil, 1, 2))
 			get(r.Wait())
+			if typed {
+				must(mvich.SsendType(c, m, column, 1, 1))
+				get(c.Recv(nil, 1, 3))
+			}
 		}
 		return nil
 	})
@@ -338,7 +358,7 @@ func TestStats(t *testing.T) {
 		if j.worlds[rank].Stats().Unexpected == 0 {
 			return errors.New("a message before its receive is not counted")
 		}
-		return errOf(c.Recv(make([]byte, 8), 0, 3))
+		return nstest.Err(c.Recv(make([]byte, 8), 0, 3))
 	})
 	for rank, s := range []mvich.Stats{j.worlds[0].Stats(), j.worlds[1].Stats()} {
 		nstest.ErrorIf(t, s.Connections != 1 || s.Deaths != 0 || (rank == 1) != (s.Noops > 0), "rank %d: %+v", rank, s)

@@ -6,14 +6,7 @@ import (
 	"viaxdp/vipl"
 )
 
-// Rendezvous: a message whose data goes when its receive is known.
-//
-//	      R3                     RGET                     RPUT
-//	S            R        S            R          S            R
-//	|--request-->|        |--request-->| address  |--request-->|
-//	|<--ready----|        |<===read====|          |<--ready----| address
-//	|--data----->|        |            |          |===write===>|
-//	|--data----->|        |<--done-----|          |--finish--->|
+// Rendezvous: a message whose data goes when its receive is known. The package's comment has a picture.
 //
 //  1. The sender sends the envelope (request), with the address of its memory if it is to be read.
 //  2. When a receive matches, the receiver answers: it reads, or sends ready, with its address if it is to be

@@ -54,7 +54,7 @@ func TestPacketBeforeFailedAdmission(t *testing.T) {
 	noError(t, err)
 	noError(t, mvich.AdmissionAfter(w, 1, packetOf(pktRequest, 32, 10, 1, 0, offerOf(2))))
 	each(t, 1, func(int) error {
-		return wantLost("receive", errOf(r.Wait()), 1) // for data that would never come
+		return wantLost("receive", nstest.Err(r.Wait()), 1) // for data that would never come
 	})
 	noError(t, mvich.AdmissionAfter(w, 2, nil))
 	if dead := c.Dead(); len(dead) != 1 || dead[0] != 1 {
@@ -92,7 +92,7 @@ func TestUnexpectedWithoutEnd(t *testing.T) {
 			mvich.BoundEnvelopes(w, most)
 			each(t, 2, func(rank int) error {
 				if rank == 0 {
-					return wantLost("probe", errOf(w.Comm().Probe(1, 99)), 1)
+					return wantLost("probe", nstest.Err(w.Comm().Probe(1, 99)), 1)
 				}
 				s.send(packetOf(pktNoop, credits, 0, 0, 0, nil))
 				for i, left := 0, credits-1; i < many; i, left = i+1, left-1 {
@@ -121,34 +121,27 @@ func TestFullRankGetsEnvelopes(t *testing.T) {
 			j := newJob(t, 2, jobConfig{options: with(mvich.WithUnexpected(1), mvich.WithProtocol(protocol))})
 			j.run(t, func(c *mvich.Comm) error {
 				if c.Rank() == 1 {
-					err := c.Send(nil, 0, 0) // with the news that it is full
-					if _, perr := c.Probe(0, 1); err == nil {
-						err = perr
+					must(c.Send(nil, 0, 0)) // with the news that it is full
+					get(c.Probe(0, 1))
+					must(c.Send(nil, 0, 0))
+					get(c.Recv(nil, 0, 9))
+					for tag := 1; tag <= 3; tag++ {
+						get(c.Recv(make([]byte, 10), 0, tag))
 					}
-					err = errors.Join(err, c.Send(nil, 0, 0))
-					_, rerr := c.Recv(nil, 0, 9)
-					err = errors.Join(err, rerr)
-					for i := range 3 {
-						_, rerr := c.Recv(make([]byte, 10), 0, 1+i)
-						err = errors.Join(err, rerr)
-					}
-					return err
+					return nil
 				}
-				_, err := c.Recv(nil, 1, 0)
-				err = errors.Join(err, c.Send(make([]byte, 10), 1, 1))
-				_, rerr := c.Recv(nil, 1, 0)
-				err = errors.Join(err, rerr)
+				get(c.Recv(nil, 1, 0))
+				must(c.Send(make([]byte, 10), 1, 1))
+				get(c.Recv(nil, 1, 0))
 				var late []*mvich.Request
 				for i := range 2 {
-					r, serr := c.Isend(make([]byte, 10*i), 1, 2+i)
-					err = errors.Join(err, serr)
+					r := get(c.Isend(make([]byte, 10*i), 1, 2+i))
 					if _, done, _ := r.Test(); done {
-						err = errors.Join(err, fmt.Errorf("%d bytes were sent to a rank that is full", 10*i))
+						return fmt.Errorf("%d bytes were sent to a rank that is full", 10*i)
 					}
 					late = append(late, r)
 				}
-				end, serr := c.Isend(nil, 1, 9)
-				return errors.Join(err, serr, mvich.WaitAll(append(late, end)...))
+				return mvich.WaitAll(append(late, get(c.Isend(nil, 1, 9)))...)
 			})
 		})
 	}
@@ -300,7 +293,7 @@ func TestWriteAfterReceive(t *testing.T) {
 	}
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
-			return errOf(receives[0].Wait())
+			return nstest.Err(receives[0].Wait())
 		}
 		for i := range at {
 			credits := uint16(32 * (1 - i))
@@ -314,7 +307,7 @@ func TestWriteAfterReceive(t *testing.T) {
 	})
 	each(t, 2, func(rank int) error {
 		if rank == 0 {
-			return errOf(receives[1].Wait())
+			return nstest.Err(receives[1].Wait())
 		}
 		if _, err := s.move(at[1], size, true); err != nil {
 			return fmt.Errorf("while the second message is being received: %w", err)

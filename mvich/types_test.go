@@ -1,7 +1,6 @@
 package mvich_test
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -37,41 +36,11 @@ func TestBorders(t *testing.T) {
 			}
 		}
 		// A failed SendrecvType leaves no receive behind, which would take the next message.
-		mustBe("to nobody", errOf(mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9)), mvich.ErrRank)
+		mustBe("to nobody", nstest.Err(mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9)), mvich.ErrRank)
 		s, err := mvich.SendrecvType(c, m[1:], column, right, 9, m, column, left, 9)
 		if err != nil || s.Source != left || m[0] != value(left, 0, 1) {
 			return fmt.Errorf("%+v, %v: %d", s, err, m[0])
 		}
-		return nil
-	})
-}
-
-// When a synchronous send of a column completes, the column has been received.
-func TestSynchronousColumns(t *testing.T) {
-	const rows, cols = 300, 2
-	j := newJob(t, 2, jobConfig{})
-	j.run(t, func(c *mvich.Comm) error {
-		column, m := mvich.Vector(rows, 1, cols, mvich.Elem), make([]float64, rows*cols)
-		if err := c.Barrier(); err != nil { // they are connected: what need not wait goes at once
-			return err
-		}
-		if c.Rank() == 1 {
-			get(c.Recv(nil, 0, 2)) // the other one has tested
-			for range 2 {
-				get(mvich.RecvType(c, m, column, 0, 1))
-			}
-			return c.Send(nil, 0, 3)
-		}
-		r := get(mvich.IssendType(c, m, column, 1, 1))
-		for range 20 {
-			if _, done, _ := r.Test(); done {
-				return errors.New("it is complete before its receive is posted")
-			}
-		}
-		must(c.Send(nil, 1, 2))
-		get(r.Wait())
-		must(mvich.SsendType(c, m, column, 1, 1))
-		get(c.Recv(nil, 1, 3))
 		return nil
 	})
 }

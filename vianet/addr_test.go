@@ -87,7 +87,7 @@ func TestPortRange(t *testing.T) {
 		c.Close()
 		l.Close()
 	}
-	isErr(t, "port 0", errOf(h.a.Dial("via", net.JoinHostPort(host, "0"))), syscall.ECONNREFUSED)
+	isErr(t, "port 0", nstest.Err(h.a.Dial("via", net.JoinHostPort(host, "0"))), syscall.ECONNREFUSED)
 	for _, port := range []string{"-1", "65536", "no-such-service"} {
 		if l, err := h.b.Listen("via", host+":"+port); err == nil {
 			t.Errorf("port %q: %v", port, l.Addr())

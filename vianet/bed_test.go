@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"io"
 	"net"
-	"sync"
 	"testing"
 	"time"
 
@@ -159,23 +158,6 @@ func goRead(c net.Conn, n int) <-chan error {
 	return done
 }
 
-// echoEach accepts n connections and echoes what it reads on each.
-func echoEach(t *testing.T, l net.Listener, n int, all *sync.WaitGroup) {
-	all.Go(func() {
-		for range n {
-			c, err := l.Accept()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			all.Go(func() {
-				defer c.Close()
-				check(t, errOf(io.Copy(c, c)))
-			})
-		}
-	})
-}
-
 // asleep is for tests in a synctest bubble, where time stands still while a goroutine polls.
 var asleep = vianet.Options{Spin: -1}
 
@@ -200,9 +182,6 @@ func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 
 var must, check, isErr = nstest.Must, nstest.Check, nstest.WantErr
 
-// errOf is the error of a call that returns more.
-func errOf[T any](_ T, err error) error { return err }
-
 // The same over AF_XDP and a veth pair.
 func TestVeth(t *testing.T) {
 	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
@@ -214,12 +193,6 @@ func TestVeth(t *testing.T) {
 		a, b = h.pair(t)
 		blockedEnds(t, a, b)
 	}
-}
-
-func blockedEnds(t *testing.T, a, b *vianet.Conn) {
-	t.Helper()
-	checkFutureTimeout(t, a, b)
-	checkCloseTimeout(t, a, b)
 }
 
 // readsAll fails the test if a stream is not want, followed by its end.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"syscall"
 	"testing"
@@ -24,6 +23,17 @@ func lingering(t *testing.T, o vianet.Options) *hosts {
 	h := inMemory(t, o)
 	h.bearBreaks()
 	return h
+}
+
+func eachLingering(t *testing.T, f func(t *testing.T, h *hosts)) {
+	t.Helper()
+	for _, l := range configurations {
+		t.Run(l.name, func(t *testing.T) {
+			h := lingering(t, l.options)
+			f(t, h)
+			h.atRest(t)
+		})
+	}
 }
 
 // fill writes until neither the peer, which does not read, nor c has room for more.
@@ -60,97 +70,85 @@ func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 // A Close with bytes for which the peer has no room does not block the peer's Write while it goes on delivering: the
 // Write ends, and then everything can be read.
 func TestCloseUnsent(t *testing.T) {
-	for _, l := range configurations {
-		t.Run(l.name, func(t *testing.T) {
-			h := lingering(t, l.options)
-			for _, size := range []int{100, 300_000} {
-				a, b := h.pair(t)
-				want := fill(t, a)
-				b.SetDeadline(time.Now().Add(testTimeout))
-				ended := writesOn(t, b, size)
-				must(t, a.Close())
-				if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("the peer's Write of %d bytes: %v", size, err)
-				}
-				nstest.WantErr(t, "the peer's CloseWrite", b.CloseWrite(), nil)
-				readsAll(t, b, want)
-				b.Close()
+	eachLingering(t, func(t *testing.T, h *hosts) {
+		for _, size := range []int{100, 300_000} {
+			a, b := h.pair(t)
+			want := fill(t, a)
+			b.SetDeadline(time.Now().Add(testTimeout))
+			ended := writesOn(t, b, size)
+			must(t, a.Close())
+			if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the peer's Write of %d bytes: %v", size, err)
 			}
-			h.atRest(t)
-		})
-	}
+			nstest.WantErr(t, "the peer's CloseWrite", b.CloseWrite(), nil)
+			readsAll(t, b, want)
+			b.Close()
+		}
+	})
 }
 
 // If both sides close with unsent bytes, no reader is left, and the connection is gone at once.
 func TestBothCloseUnsent(t *testing.T) {
-	for _, l := range configurations {
-		t.Run(l.name, func(t *testing.T) {
-			h := lingering(t, l.options)
-			for _, first := range []int{0, 1} {
-				a, b := h.pair(t)
-				fill(t, a)
-				fill(t, b)
-				for _, c := range [][]*vianet.Conn{{a, b}, {b, a}}[first] {
-					check(t, c.Close())
-				}
+	eachLingering(t, func(t *testing.T, h *hosts) {
+		for _, first := range []int{0, 1} {
+			a, b := h.pair(t)
+			fill(t, a)
+			fill(t, b)
+			for _, c := range [][]*vianet.Conn{{a, b}, {b, a}}[first] {
+				check(t, c.Close())
 			}
-			h.atRest(t)
-		})
-	}
+		}
+	})
 }
 
 // After CloseRead the peer's Writes fail, including blocked ones, and this side's Reads end. The other direction
 // goes on.
 func TestCloseRead(t *testing.T) {
-	for _, l := range configurations {
-		t.Run(l.name, func(t *testing.T) {
-			h := lingering(t, l.options)
-			for _, size := range []int{0, 100, 300_000} { // of Writes that wait
-				a, b := h.pair(t)
-				a.SetDeadline(time.Now().Add(testTimeout))
-				b.SetDeadline(time.Now().Add(testTimeout))
-				var ended <-chan error
-				if size == 0 {
-					ended = goRead(a, 100_000)
-					await.Until(t, "a Read is under way", func() bool { return vianet.Reads(a) })
-					time.Sleep(10 * time.Millisecond) // in which it mostly comes to wait
-				} else {
-					ended = writesOn(t, b, size)
-				}
-				for range 2 {
-					check(t, a.CloseRead())
-				}
-				switch err := <-ended; {
-				case size == 0 && err != io.EOF:
-					t.Errorf("the Read that was under way: %v", err)
-				case size > 0 && !errors.Is(err, syscall.ECONNRESET):
-					t.Errorf("the peer's Write of %d bytes: %v", size, err)
-				}
-				if n, err := a.Read(make([]byte, 100_000)); n != 0 || err != io.EOF {
-					t.Errorf("a Read after it: %d, %v", n, err)
-				}
-				for _, n := range []int{100, 300_000} {
-					var err error
-					for err == nil { // the first may still find room
-						_, err = b.Write(make([]byte, n))
-					}
-					nstest.WantErr(t, "a later Write of the peer", err, syscall.ECONNRESET)
-				}
-				want := randomBytes(200_000, 1)
-				wrote := goWrite(a, want)
-				got := make([]byte, len(want))
-				_, err := io.ReadFull(b, got)
-				err = errors.Join(err, <-wrote, a.CloseWrite())
-				if n, end := b.Read(make([]byte, 1)); n != 0 || end != io.EOF {
-					t.Errorf("after the last byte: %d, %v", n, end)
-				}
-				nstest.ErrorIf(t, err != nil || !bytes.Equal(got, want), "the other direction: %d bytes, %v", len(got), err)
-				check(t, errors.Join(a.Close(), b.Close()))
-				isErr(t, "after Close", a.CloseRead(), net.ErrClosed)
+	eachLingering(t, func(t *testing.T, h *hosts) {
+		for _, size := range []int{0, 100, 300_000} { // of Writes that wait
+			a, b := h.pair(t)
+			a.SetDeadline(time.Now().Add(testTimeout))
+			b.SetDeadline(time.Now().Add(testTimeout))
+			var ended <-chan error
+			if size == 0 {
+				ended = goRead(a, 100_000)
+				await.Until(t, "a Read is under way", func() bool { return vianet.Reads(a) })
+				time.Sleep(10 * time.Millisecond) // in which it mostly comes to wait
+			} else {
+				ended = writesOn(t, b, size)
 			}
-			h.atRest(t)
-		})
-	}
+			for range 2 {
+				check(t, a.CloseRead())
+			}
+			switch err := <-ended; {
+			case size == 0 && err != io.EOF:
+				t.Errorf("the Read that was under way: %v", err)
+			case size > 0 && !errors.Is(err, syscall.ECONNRESET):
+				t.Errorf("the peer's Write of %d bytes: %v", size, err)
+			}
+			if n, err := a.Read(make([]byte, 100_000)); n != 0 || err != io.EOF {
+				t.Errorf("a Read after it: %d, %v", n, err)
+			}
+			for _, n := range []int{100, 300_000} {
+				var err error
+				for err == nil { // the first may still find room
+					_, err = b.Write(make([]byte, n))
+				}
+				nstest.WantErr(t, "a later Write of the peer", err, syscall.ECONNRESET)
+			}
+			want := randomBytes(200_000, 1)
+			wrote := goWrite(a, want)
+			got := make([]byte, len(want))
+			_, err := io.ReadFull(b, got)
+			err = errors.Join(err, <-wrote, a.CloseWrite())
+			if n, end := b.Read(make([]byte, 1)); n != 0 || end != io.EOF {
+				t.Errorf("after the last byte: %d, %v", n, end)
+			}
+			nstest.ErrorIf(t, err != nil || !bytes.Equal(got, want), "the other direction: %d bytes, %v", len(got), err)
+			check(t, errors.Join(a.Close(), b.Close()))
+			isErr(t, "after Close", a.CloseRead(), net.ErrClosed)
+		}
+	})
 }
 
 // shutDown begins a Shutdown. Its listeners are closed when it returns.
@@ -206,9 +204,9 @@ func TestShutdownWaits(t *testing.T) {
 	must(t, err)
 	await.Until(t, "a connection waits for Accept", func() bool { return h.b.Stats().Accepted == 3 })
 	ended := shutDown(t, t.Context(), h.b, other)
-	isErr(t, "a connection that nobody has accepted", errOf(waiting.Read(make([]byte, 1))), syscall.ECONNRESET)
-	isErr(t, "Dial of a listener", errOf(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
-	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
+	isErr(t, "a connection that nobody has accepted", nstest.Err(waiting.Read(make([]byte, 1))), syscall.ECONNRESET)
+	isErr(t, "Dial of a listener", nstest.Err(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
+	isErr(t, "Listen", nstest.Err(h.b.Listen("via", ":0")), net.ErrClosed)
 	_, port, _ := net.SplitHostPort(back.Addr().String())
 	e, err := h.b.Dial("via", net.JoinHostPort(h.nicA.Query().Address.String(), port))
 	nstest.FatalIf(t, err != nil, "Dial: %v", err)
@@ -227,7 +225,7 @@ func TestShutdownWaits(t *testing.T) {
 			t.Errorf("the peer of one that was closed: %v", err)
 		}
 	}
-	isErr(t, "Dial of a closed stack", errOf(h.b.Dial("via", "10.0.0.9:1")), net.ErrClosed)
+	isErr(t, "Dial of a closed stack", nstest.Err(h.b.Dial("via", "10.0.0.9:1")), net.ErrClosed)
 	nstest.WantErr(t, "a second one", h.b.Shutdown(t.Context()), nil)
 }
 
@@ -251,7 +249,7 @@ func TestShutdownEnds(t *testing.T) {
 		if _, err := a.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("the peer: %v", err)
 		}
-		isErr(t, "Write", errOf(b.Write([]byte{1})), net.ErrClosed)
+		isErr(t, "Write", nstest.Err(b.Write([]byte{1})), net.ErrClosed)
 	}
 }
 
@@ -262,59 +260,4 @@ func TestCloseEndsShutdown(t *testing.T) {
 	ended := shutDown(t, context.Background(), h.b, h.listen(t))
 	check(t, h.b.Close())
 	check(t, <-ended)
-}
-
-// An HTTP server and its stack are shut down while requests are served and a connection is idle. Requests under way
-// get complete answers; later ones get none.
-func TestShutdownHTTP(t *testing.T) {
-	h := inMemory(t, vianet.Options{})
-	body := randomBytes(300_000, 1)
-	began, answer := make(chan struct{}), make(chan struct{})
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/slow" {
-			began <- struct{}{}
-			<-answer
-		}
-		w.Write(body)
-	})}
-	l := h.listen(t)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	transport := &http.Transport{DialContext: h.a.DialContext}
-	defer transport.CloseIdleConnections()
-	get := func(path string) error {
-		r, err := (&http.Client{Transport: transport}).Get("http://" + l.Addr().String() + path)
-		if err != nil {
-			return err
-		}
-		defer r.Body.Close()
-		got, err := io.ReadAll(r.Body)
-		if err == nil && !bytes.Equal(got, body) {
-			err = errors.New("other bytes came")
-		}
-		return err
-	}
-	const requests = 5
-	answers := make(chan error, requests)
-	for range requests {
-		go func() { answers <- get("/slow") }()
-	}
-	for range requests {
-		<-began
-	}
-	nstest.Check(t, get("/")) // whose connection rests
-	ended := make(chan error, 1)
-	go func() { ended <- errors.Join(server.Shutdown(t.Context()), h.b.Shutdown(t.Context())) }()
-	if err := <-served; err != http.ErrServerClosed {
-		t.Errorf("Serve: %v", err)
-	}
-	isErr(t, "somebody else", errOf(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
-	close(answer)
-	for range requests {
-		check(t, <-answers)
-	}
-	check(t, <-ended)
-	if s := h.b.Stats(); s.Accepted != requests+1 || s.Conns != 0 || s.Undelivered != 0 {
-		t.Errorf("%+v", s)
-	}
 }

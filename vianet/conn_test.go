@@ -123,7 +123,7 @@ func TestHalfClose(t *testing.T) {
 		got, err := io.ReadAll(b)
 		nstest.FatalIf(t, err != nil || !bytes.Equal(got, data), "%d bytes, %v", len(got), err)
 		must(t, <-wait)
-		isErr(t, "Write after CloseWrite", errOf(a.Write(data)), net.ErrClosed)
+		isErr(t, "Write after CloseWrite", nstest.Err(a.Write(data)), net.ErrClosed)
 		go func() {
 			_, err := b.Write(data)
 			wait <- errors.Join(err, b.Close())
@@ -139,13 +139,13 @@ func TestCloseWriteAfterClose(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		a, b := h.pair(t)
 		data := randomBytes(200, 9)
-		must(t, errOf(a.Write(data)))
+		must(t, nstest.Err(a.Write(data)))
 		a.Close()
 		<-vianet.Gone(b)
 		for range 2 {
 			check(t, b.CloseWrite())
 		}
-		isErr(t, "a Write after it", errOf(b.Write(data)), net.ErrClosed)
+		isErr(t, "a Write after it", nstest.Err(b.Write(data)), net.ErrClosed)
 		readsAll(t, b, data)
 
 		a, b = h.pair(t)
@@ -164,16 +164,16 @@ func closeWriteAfterSilence(t *testing.T) {
 	h := toBeSilent(t)
 	a, b := h.pair(t)
 	must(t, a.CloseWrite())
-	must(t, errOf(io.ReadAll(b)))
+	must(t, nstest.Err(io.ReadAll(b)))
 	h.wire.Cut(true)
-	must(t, errOf(b.Write([]byte("the answer"))))
+	must(t, nstest.Err(b.Write([]byte("the answer"))))
 	<-vianet.Gone(b)
 	for range 2 {
 		if err := b.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
 			t.Error(err)
 		}
 	}
-	isErr(t, "a Write after it", errOf(b.Write([]byte("more"))), syscall.ECONNRESET)
+	isErr(t, "a Write after it", nstest.Err(b.Write([]byte("more"))), syscall.ECONNRESET)
 }
 
 // CloseWrite also returns an error if the peer leaves before all was sent.
@@ -185,7 +185,7 @@ func TestCloseWriteUnsent(t *testing.T) {
 	c := accept(t, l)
 	defer c.Close()
 	p.send(message{kind: fin})
-	must(t, errOf(io.ReadAll(c)))
+	must(t, nstest.Err(io.ReadAll(c)))
 	if n, err := c.Write(make([]byte, 1500)); err != nil { // two messages
 		t.Fatal(n, err)
 	}
@@ -202,8 +202,8 @@ func TestLinger(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		for sec, want := range map[int]error{-1: nil, 60: nil, 0: syscall.ECONNRESET} {
 			a, b := h.pair(t)
-			must(t, errOf(a.Write(randomBytes(200, 9))))
-			must(t, errOf(io.ReadFull(b, make([]byte, 100))))
+			must(t, nstest.Err(a.Write(randomBytes(200, 9))))
+			must(t, nstest.Err(io.ReadFull(b, make([]byte, 100))))
 			reading := goRead(a, 1)
 			must(t, errors.Join(a.SetLinger(sec), a.Close()))
 			if err := <-reading; !errors.Is(err, net.ErrClosed) {
@@ -250,7 +250,7 @@ func TestBothOnlyWrite(t *testing.T) {
 			for i, c := range []*vianet.Conn{b, a} {
 				c.SetDeadline(time.Now().Add(testTimeout))
 				got := make([]byte, len(sum[i]))
-				must(t, errOf(io.ReadFull(c, got)))
+				must(t, nstest.Err(io.ReadFull(c, got)))
 				nstest.ErrorIf(t, sha256.Sum256(got) != sha256.Sum256(sum[i]), "%d bytes that are not what was written", len(got))
 			}
 		}
@@ -276,10 +276,10 @@ func peerLost(t *testing.T) {
 	for _, c := range []net.Conn{a, b} {
 		c.SetDeadline(time.Now().Add(testTimeout))
 		wait.Go(func() {
-			isErr(t, "Read", errOf(c.Read(make([]byte, 100_000))), syscall.ECONNRESET)
+			isErr(t, "Read", nstest.Err(c.Read(make([]byte, 100_000))), syscall.ECONNRESET)
 		})
 		wait.Go(func() {
-			isErr(t, "Write", errOf(c.Write(make([]byte, 100_000))), syscall.ECONNRESET)
+			isErr(t, "Write", nstest.Err(c.Write(make([]byte, 100_000))), syscall.ECONNRESET)
 		})
 	}
 	wait.Wait()

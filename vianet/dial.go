@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -273,15 +274,9 @@ func answerTime(ctx context.Context) time.Duration {
 
 // noVIA reports whether an error of Dial means that the other host does without.
 func noVIA(err error) bool {
-	if isKeyRejected(err) {
-		return false
-	}
-	for _, e := range []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ETIMEDOUT} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return isTimeout(err)
+	none := []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ETIMEDOUT}
+	is := func(e error) bool { return errors.Is(err, e) }
+	return !isKeyRejected(err) && (isTimeout(err) || slices.ContainsFunc(none, is))
 }
 
 // silence records the hosts that have not answered by VIA lately, and when to ask them again. The zero value has

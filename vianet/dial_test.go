@@ -77,7 +77,7 @@ func TestDialContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, ctx := range []context.Context{ctx, unheard{t.Context()}} {
-		isErr(t, "cancelled", errOf(h.a.DialContext(ctx, "via", addr)), context.Canceled)
+		isErr(t, "cancelled", nstest.Err(h.a.DialContext(ctx, "via", addr)), context.Canceled)
 	}
 	reason := errors.New("enough")
 	ctx, because := context.WithCancelCause(context.Background())
@@ -97,7 +97,7 @@ func TestDialContext(t *testing.T) {
 	c, err := h.a.DialContext(ctx, "via", addr)
 	must(t, err)
 	cancel()
-	check(t, errOf(c.Write([]byte("after its end the context does not matter"))))
+	check(t, nstest.Err(c.Write([]byte("after its end the context does not matter"))))
 }
 
 // A cancelled Dial ends at once at every stage, and leaves nothing behind: while the host does not answer, and while
@@ -143,7 +143,7 @@ func TestDialIsCancelled(t *testing.T) {
 	request, err := l.Wait(t.Context())
 	must(t, err)
 	must(t, request.Accept(mute))
-	must(t, errOf(mute.RecvWait(testTimeout))) // the greeting, which has no answer
+	must(t, nstest.Err(mute.RecvWait(testTimeout))) // the greeting, which has no answer
 	cancel()
 	isErr(t, "the peer does not greet", <-ended, context.Canceled)
 	check(t, errors.Join(l.Close(), mute.Disconnect(), mute.Destroy(), region.Deregister(), tag.Destroy()))
@@ -213,7 +213,7 @@ func TestListenPorts(t *testing.T) {
 	c.Close()
 	must(t, l.Close())
 	isErr(t, "second Close", l.Close(), net.ErrClosed)
-	isErr(t, "Accept after Close", errOf(l.Accept()), net.ErrClosed)
+	isErr(t, "Accept after Close", nstest.Err(l.Accept()), net.ErrClosed)
 	for range 100 {
 		l, err := h.b.Listen("tcp", "[::]:80")
 		nstest.FatalIf(t, err != nil, "again: %v", err)
@@ -250,17 +250,30 @@ func TestListenFree(t *testing.T) {
 func TestListenerCloses(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	l.SetDeadline(time.Now().Add(10 * time.Millisecond))
-	_, err := l.Accept()
-	isTimeout(t, "Accept", err)
+	accepts := func(then func(error)) (ended *sync.WaitGroup) {
+		ended = new(sync.WaitGroup)
+		for range 3 {
+			ended.Go(func() {
+				var err error
+				for err == nil {
+					_, err = l.Accept()
+				}
+				then(err)
+			})
+		}
+		return ended
+	}
+	for _, set := range []time.Duration{10 * time.Millisecond, -time.Second} { // the second is past for calls to come
+		ended := accepts(func(err error) { isTimeout(t, "Accept", err) })
+		l.SetDeadline(time.Now().Add(set))
+		ended.Wait()
+	}
 	l.SetDeadline(never)
 
 	c := h.dial(t, l.Addr())
+	ended := accepts(func(err error) { nstest.WantErr(t, "Accept", err, net.ErrClosed) })
 	time.AfterFunc(10*time.Millisecond, func() { l.Close() })
-	for err = nil; err == nil; {
-		_, err = l.Accept()
-	}
-	nstest.WantErr(t, "Accept", err, net.ErrClosed)
+	ended.Wait()
 	waiting := h.listen(t)
 	lost := h.dial(t, waiting.Addr())
 	waiting.Close()
@@ -276,20 +289,20 @@ func TestStackClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	a, b := h.pair(t)
 	l := h.listen(t)
-	must(t, errOf(b.Write([]byte("last"))))
+	must(t, nstest.Err(b.Write([]byte("last"))))
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		isErr(t, "Accept", errOf(l.Accept()), net.ErrClosed)
+		isErr(t, "Accept", nstest.Err(l.Accept()), net.ErrClosed)
 	})
 	wait.Go(func() {
-		isErr(t, "Read", errOf(b.Read(make([]byte, 1))), net.ErrClosed)
+		isErr(t, "Read", nstest.Err(b.Read(make([]byte, 1))), net.ErrClosed)
 	})
 	check(t, h.b.Close())
 	wait.Wait()
 	readsAll(t, a, []byte("last"))
 	nstest.WantErr(t, "second Close", h.b.Close(), nil)
-	isErr(t, "Dial", errOf(h.b.Dial("via", l.Addr().String())), net.ErrClosed)
-	isErr(t, "Listen", errOf(h.b.Listen("via", ":0")), net.ErrClosed)
+	isErr(t, "Dial", nstest.Err(h.b.Dial("via", l.Addr().String())), net.ErrClosed)
+	isErr(t, "Listen", nstest.Err(h.b.Listen("via", ":0")), net.ErrClosed)
 }
 
 // A NIC that is closed under its stack ends the connections, and nothing hangs.

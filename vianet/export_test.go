@@ -2,124 +2,12 @@ package vianet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"time"
-
-	"viaxdp/vipl"
 )
-
-// RingLater counts how many of writes Writes leave the doorbell to a poller, if polls is set. The first alone of them
-// must ring for themselves.
-func RingLater(polls bool, alone int32, writes int) (later int) {
-	s := &Stack{}
-	s.spinning.Store(polls)
-	s.alone.Store(alone)
-	for range writes {
-		if s.mayRingLater() {
-			later++
-		}
-	}
-	return later
-}
-
-// noDrivers returns a stack whose drivers do not run, so that they take nothing off the queues.
-func noDrivers(nic *vipl.NIC) (s *Stack, err error) {
-	s = &Stack{nic: nic, o: Options{Buffers: 1024, BufferSize: 320}, conns: make(map[*Conn]bool)}
-	if err := s.o.complete(); err != nil {
-		return nil, err
-	}
-	if s.regs, err = newRegistry(nic, 0); err != nil {
-		return nil, err
-	}
-	if s.arrivals, err = newDriver(s); err == nil {
-		s.sends, err = newDriver(s)
-	}
-	if err != nil {
-		return nil, errors.Join(err, s.release())
-	}
-	return s, nil
-}
-
-// Handover polls while a driver waits, then goes to sleep before the driver has noticed. It reports whether the
-// driver is roused.
-func Handover(nic *vipl.NIC) (told bool, err error) {
-	s, err := noDrivers(nic)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, s.release()) }()
-	s.arrivals.want(1)
-	<-s.arrivals.poke
-	s.arrivals.waiting.Store(true)
-	sig := make(chan struct{}, 1)
-	raise(sig)
-	s.spin(sig, &limit{}, &spinner{most: time.Hour, budget: time.Hour}, 0)
-	s.takeOver()
-	return len(s.arrivals.poke) > 0, nil
-}
-
-// Left polls while another connection needs completions of sends, and ends without going to sleep. It reports whether
-// the driver of sends is roused before the driver of arrivals waits.
-func Left(nic *vipl.NIC) (told bool, err error) {
-	s, err := noDrivers(nic)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, s.release()) }()
-	s.spinning.Store(true)
-	s.sends.want(1)
-	s.spinning.Store(false)
-	if !s.arrivals.mayWait(s.polls.Load()) {
-		return false, errors.New("it does not wait")
-	}
-	return len(s.sends.poke) > 0, nil
-}
-
-// Roused reports whether a connection that needs completions of sends rouses their driver. polls is set if a call
-// polls meanwhile.
-func Roused(polls bool) bool {
-	s := &Stack{}
-	s.sends = &driver{stack: s, poke: make(chan struct{}, 1)}
-	s.spinning.Store(polls)
-	s.sends.want(1)
-	return len(s.sends.poke) > 0
-}
-
-// PollPast polls like a call whose deadline has passed, while completions of another connection lie on the queue. It
-// returns how many it took and left.
-func PollPast(nic *vipl.NIC) (took, left int, err error) {
-	s, err := noDrivers(nic)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer func() { err = errors.Join(err, s.release()) }()
-	c, err := newConn(s)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer c.free()
-	c.mu.Lock()
-	err = c.post()
-	c.mu.Unlock()
-	if err == nil {
-		err = c.vi.Disconnect() // flushes them
-	}
-	if err != nil {
-		return 0, 0, err
-	}
-	past := &limit{signal: make(chan struct{}, 1)}
-	past.set(time.Now())
-	s.spin(make(chan struct{}), past, &spinner{most: time.Hour, budget: time.Hour}, 0)
-	var batch entries
-	for n := s.arrivals.poll(&batch); n > 0; n = s.arrivals.poll(&batch) {
-		left += n
-	}
-	return s.o.Buffers/2 - left, left, nil
-}
 
 // OnItsWay is how many bytes a Read that finds nothing assumes to be on their way.
 func OnItsWay(c *Conn) int {
@@ -129,9 +17,6 @@ func OnItsWay(c *Conn) int {
 
 // SendEntries is the size of the queue of completed sends, which grows as needed.
 func SendEntries(s *Stack) int { return s.sends.cq.Entries() }
-
-// DataBuffers is how many data messages a connection takes.
-func DataBuffers(c *Conn) int { return c.dataBuffers() }
 
 // Waiting is how many connections of a listener wait for Accept or are on their way there.
 func Waiting(l *Listener) int { return len(l.places) }
@@ -177,38 +62,36 @@ func Unbalanced(from, to *Conn) string {
 	return ""
 }
 
-// HasRing reports whether the peer of a connection writes to a ring of this side.
-func HasRing(c *Conn) bool {
+// looked is the result of look under the lock of a connection.
+func looked[T any](c *Conn, look func() T) T {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ring.lease != nil
+	return look()
 }
+
+// HasRing reports whether the peer of a connection writes to a ring of this side.
+func HasRing(c *Conn) bool { return looked(c, func() bool { return c.ring.lease != nil }) }
 
 // Ringed reports whether both sides of a connection write to a ring of the other's.
 func Ringed(c *Conn) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.ring.lease != nil && c.peerRing.size > 0
+	return looked(c, func() bool { return c.ring.lease != nil && c.peerRing.size > 0 })
 }
 
 // Full reports whether a connection has bytes to send for which the peer has no room, and room for no more of them.
 func Full(c *Conn) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.credits == 0 && c.fill >= 0 && c.filled == c.longest
+	return looked(c, func() bool { return c.credits == 0 && c.fill >= 0 && c.filled == c.longest })
 }
+
+// Offered reports whether a connection's transfer waits for the peer to take it.
+func Offered(c *Conn) bool { return looked(c, func() bool { return c.out.open }) }
+
+// Linger is how long Close delivers in the background.
+func Linger(c *Conn) time.Duration { return looked(c, func() time.Duration { return c.linger }) }
 
 // Rouse makes the waiting Write check again. The result reports whether it has.
 func Rouse(c *Conn) (heard func() bool) {
 	raise(c.writable)
 	return func() bool { return len(c.writable) == 0 }
-}
-
-// Offered reports whether a connection's transfer waits for the peer to take it.
-func Offered(c *Conn) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.out.open
 }
 
 // Reads reports whether a Read is under way.
@@ -225,13 +108,6 @@ func Gone(c *Conn) <-chan struct{} { return c.gone }
 
 // SetDelay sets how long bytes wait for more of them on connections to come.
 func (s *Stack) SetDelay(d time.Duration) { s.delay = d }
-
-// Linger is how long Close delivers in the background.
-func Linger(c *Conn) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.linger
-}
 
 // Kept is the number of registrations that a stack keeps although no connection uses them, and a text about anything
 // else that it keeps of connections; "" means nothing.
@@ -250,13 +126,6 @@ func Kept(s *Stack) (n int, besides string) {
 			conns, used, listeners, s.sends.wanted.Load())
 	}
 	return n, besides
-}
-
-// KeptBytes is how many bytes of the program's memory stay registered for the next time.
-func KeptBytes(s *Stack) int {
-	s.regs.mu.Lock()
-	defer s.regs.mu.Unlock()
-	return s.regs.bytes
 }
 
 // DialOrTo is DialOr to several addresses.

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -99,7 +98,7 @@ func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *p
 	}
 	to := vipl.NetAddress{Host: addr.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), addr.Port())}
 	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x09")}
-	must(t, errOf(p.vi.ConnectRequest(from, to, testTimeout)))
+	must(t, nstest.Err(p.vi.ConnectRequest(from, to, testTimeout)))
 	t.Cleanup(p.end)
 	return p
 }
@@ -367,11 +366,7 @@ func TestImmediateWrite(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	p, c := h.met(t, false)
 	p.send(message{kind: ask, id: 1, length: size})
-	done := make(chan error, 1)
-	go func() {
-		_, err := c.Read(make([]byte, size))
-		done <- err
-	}()
+	done := goRead(c, size)
 	m := p.receive(room)
 	d := p.desc(0, size)
 	d.SetRDMAWrite(vipl.AddressSegment{Data: m.addr, Handle: m.handle}, p.region.Segment(64, int(m.length)))
@@ -437,37 +432,20 @@ func TestWithdrawAnsweredInTime(t *testing.T) {
 	readsAll(t, io.LimitReader(c, 4), []byte("four"))
 }
 
-// asVIA is where a listener is, as the package's comment says.
-func asVIA(l net.Listener) vipl.NetAddress {
-	at := l.Addr().(vianet.Addr)
-	return vipl.NetAddress{Host: at.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), at.Port())}
-}
-
-// Requests of another protocol are refused, and do no harm.
+// Requests of another protocol, or with a VI of another kind, are refused and do no harm.
 func TestStranger(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	to := asVIA(l)
-	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-	must(t, err)
-	for _, disc := range []string{"", "telnet", "vianet", "vianet\x00\x01\x02"} {
-		_, err := vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, testTimeout)
+	at := l.Addr().(vianet.Addr)
+	to := vipl.NetAddress{Host: at.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), at.Port())}
+	for disc, level := range map[string]vipl.ReliabilityLevel{
+		"": vipl.ReliableDelivery, "telnet": vipl.ReliableDelivery, "vianet": vipl.ReliableDelivery,
+		"vianet\x00\x01\x02": vipl.ReliableDelivery, "vianet\x00\x01": vipl.UnreliableDelivery,
+	} {
+		vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: level}, nil, nil)
+		must(t, err)
+		_, err = vi.ConnectRequest(vipl.NetAddress{Discriminator: []byte(disc)}, to, testTimeout)
 		nstest.ErrorIf(t, !errors.Is(err, vipl.ErrRejected), "from %q: %v", disc, err)
-	}
-	a, b := h.pair(t)
-	exchange(t, a, b, 1000)
-}
-
-// A request with a VI of another kind is not accepted; later requests are.
-func TestOtherVI(t *testing.T) {
-	h := inMemory(t, vianet.Options{})
-	l := h.listen(t)
-	to := asVIA(l)
-	vi, err := h.nicA.CreateVI(vipl.VIAttributes{Level: vipl.UnreliableDelivery}, nil, nil)
-	must(t, err)
-	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x01")}
-	if _, err := vi.ConnectRequest(from, to, testTimeout); !errors.Is(err, vipl.ErrRejected) {
-		t.Errorf("%v", err)
 	}
 	a := h.dial(t, l.Addr())
 	exchange(t, a, accept(t, l), 1000)

@@ -19,7 +19,7 @@ type Listener struct {
 	addr     Addr
 	family   string // of hosts that may ask: "" is all
 	requests *vipl.Listener
-	deadline deadline
+	deadline limit
 	places   chan struct{} // one for each connection that is on its way to Accept
 	accepted chan *Conn
 	done     chan struct{}
@@ -61,9 +61,11 @@ func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
 	l := &Listener{
 		stack: s, addr: addr, family: fam, requests: requests, done: make(chan struct{}),
 		places: make(chan struct{}, s.o.Backlog), accepted: make(chan *Conn, s.o.Backlog),
+		deadline: limit{signal: make(chan struct{}, 1)},
 	}
 	l.close = sync.OnceFunc(func() {
 		close(l.done)
+		l.deadline.set(time.Time{}) // its timer has the listener
 		l.requests.Close()
 		s.ports.release(addr.Port())
 	})
@@ -217,22 +219,20 @@ func (l *Listener) fail(err error) {
 //
 // Errors are [*net.OpError]: [net.ErrClosed] after Close, a deadline.
 func (l *Listener) Accept() (net.Conn, error) {
-	past := l.deadline.passed()
-	if isClosed(past) {
-		return nil, l.opError("accept", os.ErrDeadlineExceeded)
+	for !l.deadline.passed() {
+		if l.closed() {
+			return nil, l.opError("accept", l.ended())
+		}
+		select {
+		case c := <-l.accepted:
+			<-l.places
+			return c, nil
+		case <-l.done:
+		case <-l.deadline.signal:
+		}
 	}
-	if l.closed() {
-		return nil, l.opError("accept", l.ended())
-	}
-	select {
-	case c := <-l.accepted:
-		<-l.places
-		return c, nil
-	case <-l.done:
-		return nil, l.opError("accept", l.ended())
-	case <-past:
-		return nil, l.opError("accept", os.ErrDeadlineExceeded)
-	}
+	raise(l.deadline.signal) // for the others that wait
+	return nil, l.opError("accept", os.ErrDeadlineExceeded)
 }
 
 func (l *Listener) closed() bool { return isClosed(l.done) }

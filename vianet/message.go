@@ -3,7 +3,6 @@ package vianet
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 
 	"viaxdp/vipl"
@@ -27,17 +26,6 @@ const (
 	kindStop                     // what the peer sends is not read
 	kindEnd                      // not a kind
 )
-
-var kindNames = [kindEnd]string{
-	"none", "hello", "data", "credit", "announce", "ask", "filled", "withdraw", "room", "taken", "fin", "finack", "stop",
-}
-
-func (k kind) String() string {
-	if k < kindEnd {
-		return kindNames[k]
-	}
-	return fmt.Sprintf("kind %d", uint8(k))
-}
 
 const (
 	headerLen  = 24

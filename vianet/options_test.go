@@ -38,7 +38,7 @@ func TestAlloc(t *testing.T) {
 		isErr(t, "freed twice", h.a.Free(out), syscall.EINVAL)
 	}
 	isErr(t, "memory of the program", h.a.Free(make([]byte, 1)), syscall.EINVAL)
-	isErr(t, "more than the arena has", errOf(h.a.Alloc(1<<30)), syscall.ENOBUFS)
+	isErr(t, "more than the arena has", nstest.Err(h.a.Alloc(1<<30)), syscall.ENOBUFS)
 	if none, err := h.a.Alloc(-1); none != nil || !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("less than nothing: %v, %v", none, err)
 	}
@@ -123,18 +123,18 @@ func TestNoDelayEnds(t *testing.T) {
 	must(t, a.SetNoDelay(false))
 	write := func(n int) {
 		t.Helper()
-		must(t, errOf(a.Write(make([]byte, n))))
+		must(t, nstest.Err(a.Write(make([]byte, n))))
 	}
 	comes := func(n int) {
 		t.Helper()
-		must(t, errOf(io.ReadFull(b, make([]byte, n))))
+		must(t, nstest.Err(io.ReadFull(b, make([]byte, n))))
 	}
 	for range 3 { // a question, of two Writes
 		write(1)
 		write(2)
 		answered := goRead(a, 1)
 		comes(3)
-		must(t, errOf(b.Write(make([]byte, 1))))
+		must(t, nstest.Err(b.Write(make([]byte, 1))))
 		must(t, <-answered)
 	}
 	write(5)
@@ -159,53 +159,6 @@ func TestNoDelayEnds(t *testing.T) {
 	}
 }
 
-// Writes leave the doorbell to a poller, unless it was descheduled for long.
-func TestRingLater(t *testing.T) {
-	for _, c := range []struct {
-		polls bool
-		alone int32
-		want  int
-	}{{false, 0, 0}, {true, 0, 100}, {true, 30, 70}, {true, 200, 0}} {
-		if later := vianet.RingLater(c.polls, c.alone, 100); later != c.want {
-			t.Errorf("%+v: %d of 100 Writes leave it to others", c, later)
-		}
-	}
-}
-
-// A poller ends with its deadline, however much there is to do for other connections.
-func TestDeadlineBesideTraffic(t *testing.T) {
-	nic, _, _ := memoryNics(t, longSilence)
-	took, left, err := vianet.PollPast(nic)
-	must(t, err)
-	nstest.ErrorIf(t, took == 0 || left == 0, "it took %d completions of others and left %d", took, left)
-}
-
-// A call that goes to sleep leaves the work to a driver, even one that it has just evicted.
-func TestHandover(t *testing.T) {
-	nic, _, _ := memoryNics(t, longSilence)
-	told, err := vianet.Handover(nic)
-	must(t, err)
-	nstest.ErrorIf(t, !told, "the driver waits for its next tick, a millisecond later")
-}
-
-// A sleeping call needs completions of sends while another call polls. It gets them even if the poller leaves with
-// what it wanted at the moment when the driver of arrivals goes to sleep.
-func TestLeft(t *testing.T) {
-	nic, _, _ := memoryNics(t, longSilence)
-	told, err := vianet.Left(nic)
-	must(t, err)
-	nstest.ErrorIf(t, !told, "no driver waits for sends")
-}
-
-// No driver is roused for completions that a call polls for.
-func TestRoused(t *testing.T) {
-	for _, polls := range []bool{false, true} {
-		if roused := vianet.Roused(polls); roused == polls {
-			t.Errorf("a call polls: %v; a driver is roused: %v", polls, roused)
-		}
-	}
-}
-
 // Completions of sends that no connection needs are still taken off their queue, by a poller or a driver, so the
 // queue does not grow.
 func TestSendsAreTidied(t *testing.T) {
@@ -220,8 +173,8 @@ func TestSendsAreTidied(t *testing.T) {
 		}()
 		message := make([]byte, 64)
 		for range 3 * before {
-			must(t, errOf(a.Write(message)))
-			must(t, errOf(io.ReadFull(a, message)))
+			must(t, nstest.Err(a.Write(message)))
+			must(t, nstest.Err(io.ReadFull(a, message)))
 		}
 		if after := vianet.SendEntries(h.a); after != before {
 			t.Errorf("polling %v: the queue has grown from %d entries to %d", spin, before, after)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,7 +108,7 @@ func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 	got := make([]byte, 10)
 	for id := range uint32(2) {
 		p.send(message{kind: announce, id: id + 1, length: 10, handle: p.region.Handle(), addr: p.region.Addr()})
-		must(t, errOf(io.ReadFull(c, got)))
+		must(t, nstest.Err(io.ReadFull(c, got)))
 		if id == 1 {
 			ring = p.receive(room)
 		}
@@ -117,7 +118,10 @@ func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 	return p, c, ring
 }
 
-// A peer reports a write to a ring that it cannot have made.
+// dataBuffers is how many data messages a connection takes, with the default options.
+const dataBuffers = 68/2 - 14
+
+// A peer reports a write to a ring that it cannot have made, or more than there may be before the program reads.
 func TestRingLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	mem := message{kind: announce, id: 3, length: 10, handle: 5, addr: 4096}
@@ -137,6 +141,9 @@ func TestRingLies(t *testing.T) {
 		{"in a transfer", func(uint32) []message { return []message{mem, {kind: filled, length: 5}} }, wrongTime},
 		{"after the fin", func(uint32) []message { return []message{{kind: fin}, {kind: filled, length: 5}} }, wrongTime},
 		{"nothing", func(uint32) []message { return []message{{kind: filled}} }, wrongLen},
+		{"more messages than there are data buffers", func(uint32) []message {
+			return slices.Repeat([]message{{kind: filled, length: 1}}, dataBuffers+1)
+		}, "more data came than there was credit for"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p, c, ring := h.ringed(t)
@@ -161,7 +168,7 @@ func TestRingAhead(t *testing.T) {
 		{message{kind: data, length: 4, payload: []byte("four")}, 0},
 	} {
 		p.send(test.m)
-		must(t, errOf(io.ReadFull(c, make([]byte, test.m.length))))
+		must(t, nstest.Err(io.ReadFull(c, make([]byte, test.m.length))))
 		if got := vianet.OnItsWay(c); got != test.want {
 			t.Errorf("after %+v: %d bytes are taken to be on their way, want %d", test.m, got, test.want)
 		}
@@ -175,20 +182,10 @@ func TestRingTooShort(t *testing.T) {
 	p, c := h.met(t, true)
 	p.send(message{kind: room, length: 1000, handle: p.region.Handle(), addr: p.region.Addr()})
 	p.send(message{kind: data, length: 4, payload: []byte("four")})
-	must(t, errOf(io.ReadFull(c, make([]byte, 4)))) // the ring has come, too
+	must(t, nstest.Err(io.ReadFull(c, make([]byte, 4)))) // the ring has come, too
 	go c.Write(make([]byte, 20_000))
 	p.receive(data)
 	c.Close()
-}
-
-// A filled message takes a data buffer until the program reads.
-func TestRingOverrun(t *testing.T) {
-	h := inMemory(t, vianet.Options{})
-	p, c, _ := h.ringed(t)
-	for range vianet.DataBuffers(c) + 1 {
-		p.send(message{kind: filled, length: 1})
-	}
-	p.isReset(c, "more data came than there was credit for")
 }
 
 // The ring fills while the program does not read. Then a Write waits, reports at its deadline how much it has sent,
@@ -202,7 +199,7 @@ func TestRingIsFull(t *testing.T) {
 	sent := 0
 	for range 3 { // the ring comes about
 		wrote := goWrite(a, data[sent:sent+size])
-		must(t, errOf(io.ReadFull(b, got)))
+		must(t, nstest.Err(io.ReadFull(b, got)))
 		must(t, <-wrote)
 		sent += size
 	}
@@ -231,7 +228,7 @@ func TestRingIsFull(t *testing.T) {
 		wrote <- err
 	}()
 	all := make([]byte, len(rest))
-	must(t, errOf(io.ReadFull(b, all)))
+	must(t, nstest.Err(io.ReadFull(b, all)))
 	must(t, <-wrote)
 	if at := firstDifference(all, rest); at < len(all) {
 		t.Errorf("other bytes from %d on", at)
@@ -315,7 +312,7 @@ func TestRoomIsNotFilled(t *testing.T) {
 	secret := bytes.Repeat([]byte("secret"), 20_000)
 	wrote := goWrite(victim, secret)
 	for range len(secret) / 1000 { // by staging buffers
-		must(t, errOf(io.ReadFull(c, make([]byte, 1000))))
+		must(t, nstest.Err(io.ReadFull(c, make([]byte, 1000))))
 	}
 	must(t, <-wrote)
 	p := h.meet(t, l, false)
@@ -327,7 +324,7 @@ func TestRoomIsNotFilled(t *testing.T) {
 	go func() {
 		b := make([]byte, n)
 		for i := 0; i < n; i += 1000 {
-			check(t, errOf(io.ReadFull(c, b[i:][:1000])))
+			check(t, nstest.Err(io.ReadFull(c, b[i:][:1000])))
 		}
 		got <- b
 	}()

@@ -442,9 +442,7 @@ func (c *Conn) unstage(l *landing) {
 	l.lease.end()
 }
 
-// A transfer takes two round trips, or one in write mode. Nothing else moves meanwhile, and the buffers hold only 80
-// KiB per round trip. So the receiver of medium-sized Writes offers a ring of memory ahead. Later ones are written
-// there at once, each like a longer data message.
+// The ring, for which the package's comment has the reason:
 //
 //	receiver                                 sender
 //	room(0): n bytes of memory from here  -->

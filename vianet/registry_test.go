@@ -1,6 +1,7 @@
 package vianet
 
 import (
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -19,6 +20,21 @@ func aNIC(t testing.TB) *vipl.NIC {
 	t.Cleanup(wire.Close)
 	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("a")
 	return memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 64}, Arena: 2 << 20}).NIC
+}
+
+// noDrivers returns a stack over such a NIC whose drivers do not run, so that they take nothing off the queues.
+func noDrivers(t testing.TB) *Stack {
+	t.Helper()
+	nic := aNIC(t)
+	s := &Stack{nic: nic, o: Options{Buffers: 1024, BufferSize: 320}, conns: make(map[*Conn]bool)}
+	nstest.Must(t, s.o.complete())
+	var errs [3]error
+	s.regs, errs[0] = newRegistry(nic, 0)
+	s.arrivals, errs[1] = newDriver(s)
+	s.sends, errs[2] = newDriver(s)
+	nstest.Must(t, errors.Join(errs[:]...))
+	t.Cleanup(func() { nstest.Check(t, s.release()) })
+	return s
 }
 
 func newTestRegistry(t testing.TB, limit int) (r *registry, tag *vipl.Ptag) {
@@ -88,9 +104,7 @@ func TestLeasesAtRandom(t *testing.T) {
 
 // In any order, Alloc's memory is recognized to its last byte until it is freed, and the memory beside it is not.
 func TestAllocated(t *testing.T) {
-	s, err := noDrivers(aNIC(t))
-	nstest.Must(t, err)
-	defer s.release()
+	s := noDrivers(t)
 	rnd := rand.New(rand.NewPCG(3, 4))
 	var bufs [][]byte
 	for range 1000 {

@@ -16,9 +16,6 @@ import (
 	"viaxdp/vianet"
 )
 
-// What TestNettest checks, without its limit of a minute, and with transfers by RDMA. Also what else programs of
-// package net rely on: which errors occur, and that they lose nothing.
-
 var (
 	longAgo = time.Unix(233431200, 0)
 	never   time.Time
@@ -42,7 +39,7 @@ func resync(t *testing.T, a, b net.Conn) {
 	b.SetDeadline(never)
 	var wait sync.WaitGroup
 	for _, ends := range [][2]net.Conn{{a, b}, {b, a}} {
-		wait.Go(func() { check(t, errOf(ends[0].Write([]byte{0xff}))) })
+		wait.Go(func() { check(t, nstest.Err(ends[0].Write([]byte{0xff}))) })
 		wait.Go(func() {
 			one := make([]byte, 1)
 			for one[0] != 0xff {
@@ -56,98 +53,45 @@ func resync(t *testing.T, a, b net.Conn) {
 	wait.Wait()
 }
 
-func TestConn(t *testing.T) {
+// Deadlines and Close end Reads and Writes, also in a transfer, in which nettest has none.
+func TestBlockedEnds(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
-		for _, check := range []struct {
-			name string
-			f    func(t *testing.T, a, b *vianet.Conn)
-		}{
-			{"RacyRead", checkRacyRead}, {"RacyWrite", checkRacyWrite},
-			{"PresentTimeout", checkPresentTimeout}, {"FutureTimeout", checkFutureTimeout},
-			{"CloseTimeout", checkCloseTimeout}, {"Closed", checkClosed}, {"Empty", checkEmpty},
-		} {
-			t.Run(check.name, func(t *testing.T) {
-				a, b := h.pair(t)
-				check.f(t, a, b)
-			})
-		}
+		a, b := h.pair(t)
+		blockedEnds(t, a, b)
+		a, b = h.pair(t)
+		checkRacyWrite(t, a, b)
 	})
 }
 
-// checkRacyRead: Reads of several goroutines, with deadlines that keep passing.
-func checkRacyRead(t *testing.T, a, b *vianet.Conn) {
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		data := randomBytes(40_000, 1)
-		for {
-			if _, err := b.Write(data); err != nil {
-				return
-			}
-		}
-	})
-	var wait sync.WaitGroup
-	for range 10 {
-		wait.Go(func() {
-			small, large := make([]byte, 1024), make([]byte, 70_000)
-			for i := range 10 {
-				buf := small
-				if i%3 == 0 {
-					buf = large
-				}
-				a.SetReadDeadline(time.Now().Add(time.Millisecond))
-				if _, err := a.Read(buf); err != nil {
-					isTimeout(t, "Read", err)
-				}
-			}
-		})
-	}
-	wait.Wait()
-	b.Close()
-	writer.Wait()
-}
-
-// checkRacyWrite: the same for Writes.
+// checkRacyWrite: Writes of several goroutines, with deadlines that keep passing.
 func checkRacyWrite(t *testing.T, a, b *vianet.Conn) {
-	var reader sync.WaitGroup
+	var reader, writers sync.WaitGroup
 	reader.Go(func() { io.Copy(io.Discard, b) })
-	data := randomBytes(50_000, 1)
-	var wait sync.WaitGroup
 	for range 10 {
-		wait.Go(func() {
+		writers.Go(func() {
 			for i := range 10 {
-				n := 35
-				if i%3 == 0 {
-					n = len(data)
-				}
 				a.SetWriteDeadline(time.Now().Add(time.Millisecond))
-				if _, err := a.Write(data[:n]); err != nil {
+				if _, err := a.Write(make([]byte, []int{50_000, 35, 35}[i%3])); err != nil {
 					isTimeout(t, "Write", err)
 				}
 			}
 		})
 	}
-	wait.Wait()
+	writers.Wait()
 	a.Close()
 	reader.Wait()
 }
 
-// checkPresentTimeout: a deadline that is set while a Read and a Write are blocked ends them. The stream goes on
-// afterwards where it was.
-func checkPresentTimeout(t *testing.T, a, b *vianet.Conn) {
-	blocked(t, a, b, func() {
-		time.AfterFunc(20*time.Millisecond, func() { a.SetDeadline(longAgo) })
-	})
+func blockedEnds(t *testing.T, a, b *vianet.Conn) {
+	t.Helper()
+	checkFutureTimeout(t, a, b)
+	checkCloseTimeout(t, a, b)
 }
 
-// checkFutureTimeout: a deadline in the future passes while they are blocked.
+// checkFutureTimeout: a deadline passes while they are blocked. The stream goes on afterwards where it was.
 func checkFutureTimeout(t *testing.T, a, b *vianet.Conn) {
-	blocked(t, a, b, func() { a.SetDeadline(time.Now().Add(20 * time.Millisecond)) })
-}
-
-// blocked runs end while a Read and a Write block, and waits for its effect.
-func blocked(t *testing.T, a, b *vianet.Conn, end func()) {
 	for _, size := range []int{1024, 100_000} {
-		end()
+		a.SetDeadline(time.Now().Add(20 * time.Millisecond))
 		var wait sync.WaitGroup
 		wait.Go(func() {
 			_, err := a.Read(make([]byte, size))
@@ -175,7 +119,7 @@ func checkCloseTimeout(t *testing.T, a, b *vianet.Conn) {
 		a.Close()
 	})
 	wait.Go(func() {
-		isErr(t, "Read", errOf(a.Read(make([]byte, 100_000))), net.ErrClosed)
+		isErr(t, "Read", nstest.Err(a.Read(make([]byte, 100_000))), net.ErrClosed)
 	})
 	wait.Go(func() {
 		var err error
@@ -187,40 +131,12 @@ func checkCloseTimeout(t *testing.T, a, b *vianet.Conn) {
 	wait.Wait()
 }
 
-// checkClosed: after Close everything but the addresses fails, and again.
-func checkClosed(t *testing.T, a, b *vianet.Conn) {
-	if a.LocalAddr().String() != b.RemoteAddr().String() || a.RemoteAddr().String() != b.LocalAddr().String() {
-		t.Errorf("%v-%v and %v-%v", a.LocalAddr(), a.RemoteAddr(), b.LocalAddr(), b.RemoteAddr())
-	}
-	check(t, a.Close())
-	_, readErr := a.Read(make([]byte, 1))
-	_, writeErr := a.Write(make([]byte, 1))
-	for i, err := range []error{readErr, writeErr, a.Close(), a.CloseWrite(), a.SetDeadline(never)} {
-		nstest.ErrorIf(t, !errors.Is(err, net.ErrClosed), "call %d after Close: %v", i, err)
-	}
-	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
-		t.Errorf("the peer reads %d bytes, %v", n, err)
-	}
-}
-
-// checkEmpty: Reads and Writes of nothing wait for nothing.
-func checkEmpty(t *testing.T, a, b *vianet.Conn) {
-	if n, err := a.Write(nil); n != 0 || err != nil {
-		t.Errorf("Write: %d, %v", n, err)
-	}
-	if n, err := b.Read(nil); n != 0 || err != nil {
-		t.Errorf("Read: %d, %v", n, err)
-	}
-	a.CloseWrite()
-	isErr(t, "Write of nothing after CloseWrite", errOf(a.Write(nil)), net.ErrClosed)
-}
-
 // The checks of golang.org/x/net for any net.Conn. Each check has a minute, in which two sides that sleep may not
-// get the CPU a thousand times; only TestConn has that configuration.
+// get the CPU a thousand times; TestModel and TestComeAndGo have that configuration.
 func TestNettest(t *testing.T) {
 	eachConfiguration(t, func(t *testing.T, h *hosts) {
 		if strings.HasSuffix(t.Name(), "/asleep") {
-			t.Skip("TestConn has these checks without a limit")
+			t.Skip("too slow for the limit of a check")
 		}
 		h.conforms(t)
 	})

@@ -16,42 +16,6 @@ import (
 	"viaxdp/vipl"
 )
 
-// A deadline that is moved counts from then on, and has passed only when it has.
-func TestDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var d deadline
-		is := func(want bool) {
-			t.Helper()
-			synctest.Wait()
-			if got := isClosed(d.passed()); got != want {
-				t.Errorf("passed: %v, want %v", got, want)
-			}
-		}
-		is(false)
-		d.set(time.Now().Add(time.Second))
-		waiter := d.passed()
-		is(false)
-		time.Sleep(time.Second)
-		is(true)
-		nstest.ErrorIf(t, !isClosed(waiter), "who waited before does not hear of it")
-		d.set(time.Time{})
-		is(false)
-		d.set(time.Now().Add(-time.Second))
-		is(true)
-		d.set(time.Now().Add(2 * time.Second))
-		is(false)
-		waiter = d.passed()
-		d.set(time.Now().Add(time.Second)) // earlier, also for goroutines that wait already
-		time.Sleep(time.Second)
-		is(true)
-		nstest.ErrorIf(t, !isClosed(waiter), "who waited does not hear of the earlier one")
-		d.set(time.Now().Add(time.Second))
-		d.set(time.Time{})
-		time.Sleep(time.Hour)
-		is(false)
-	})
-}
-
 // Dial waits for the greeting until its context ends.
 func TestGreetingComesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -184,6 +148,78 @@ func TestSpinner(t *testing.T) {
 	if never := newSpinner(-1); never.next() != 0 {
 		t.Error("it polls although it must not")
 	}
+}
+
+// Writes leave the doorbell to a poller, unless it was descheduled for long.
+func TestRingLater(t *testing.T) {
+	for _, c := range []struct {
+		polls bool
+		alone int32
+		want  int
+	}{{false, 0, 0}, {true, 0, 100}, {true, 30, 70}, {true, 200, 0}} {
+		s, later := &Stack{}, 0
+		s.spinning.Store(c.polls)
+		s.alone.Store(c.alone)
+		for range 100 {
+			if s.mayRingLater() {
+				later++
+			}
+		}
+		nstest.ErrorIf(t, later != c.want, "%+v: %d of 100 Writes leave it to others", c, later)
+	}
+}
+
+// spinForever polls as long as something comes.
+func spinForever() *spinner { return &spinner{most: time.Hour, budget: time.Hour} }
+
+// A poller ends with its deadline, however much there is to do for other connections.
+func TestDeadlineBesideTraffic(t *testing.T) {
+	s := noDrivers(t)
+	c, err := newConn(s)
+	nstest.Must(t, err)
+	defer c.free()
+	c.mu.Lock()
+	err = c.post()
+	c.mu.Unlock()
+	nstest.Must(t, errors.Join(err, c.vi.Disconnect())) // flushes them
+	past := &limit{signal: make(chan struct{}, 1)}
+	past.set(time.Now())
+	s.spin(make(chan struct{}), past, spinForever(), 0)
+	left := 0
+	var batch entries
+	for n := s.arrivals.poll(&batch); n > 0; n = s.arrivals.poll(&batch) {
+		left += n
+	}
+	nstest.ErrorIf(t, left == 0 || left == c.pool.half, "of %d completions of others it left %d", c.pool.half, left)
+}
+
+// A call that goes to sleep leaves the work to a driver, even one that it has just evicted and that has not noticed.
+func TestHandover(t *testing.T) {
+	s := noDrivers(t)
+	s.arrivals.want(1)
+	<-s.arrivals.poke
+	s.arrivals.waiting.Store(true)
+	sig := make(chan struct{}, 1)
+	raise(sig)
+	s.spin(sig, &limit{}, spinForever(), 0)
+	s.takeOver()
+	nstest.ErrorIf(t, len(s.arrivals.poke) == 0, "the driver waits for its next tick, a millisecond later")
+}
+
+// A sleeping call needs completions of sends while another call polls. It gets them even if the poller leaves with
+// what it wanted at the moment when the driver of arrivals goes to sleep.
+func TestLeft(t *testing.T) {
+	s := noDrivers(t)
+	s.spinning.Store(true)
+	s.sends.want(1)
+	nstest.ErrorIf(t, len(s.sends.poke) > 0, "a driver is roused for what a call polls for")
+	s.spinning.Store(false)
+	nstest.ErrorIf(t, !s.arrivals.mayWait(s.polls.Load()), "it does not wait")
+	nstest.ErrorIf(t, len(s.sends.poke) == 0, "no driver waits for sends")
+	s.sends.want(-1)
+	lower(s.sends.poke)
+	s.sends.want(1) // while no call polls
+	nstest.ErrorIf(t, len(s.sends.poke) == 0, "no driver is roused")
 }
 
 // Segments come out in order, and the memory of removed ones is reused.
@@ -389,9 +425,6 @@ func TestHeaderLayout(t *testing.T) {
 	nstest.ErrorIf(t, !bytes.Equal(b, want), "%x, want %x", b, want)
 	got, _, err := parse(b)
 	nstest.ErrorIf(t, err != nil || got != h, "%+v, %v", got, err)
-	for k := range kindEnd + 1 {
-		nstest.ErrorIf(t, k.String() == "", "kind %d has no name", k)
-	}
 }
 
 // system errors report themselves as package net's do.

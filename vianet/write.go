@@ -350,17 +350,7 @@ func (c *Conn) pushWrites() bool {
 	return true
 }
 
-// read.go explains the ring and has its sizes:
-//
-//	receiver                                 sender
-//	room(0): n bytes of memory from here  -->
-//	                                     <--  RDMA writes, filled(0): k bytes
-//	room(0): half of the ring is read     -->
-//
-// The sender does not write across the end of the ring. What was read is given back when it is half of the ring. At
-// most two room messages are under way.
-
-// peerRing is the ring of the peer, which this side writes to.
+// peerRing is the ring of the peer, which this side writes to. read.go has the picture, and the sizes.
 type peerRing struct {
 	room vipl.AddressSegment // its first byte
 	size int                 // 0: none

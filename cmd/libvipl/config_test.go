@@ -15,11 +15,7 @@ import (
 // unset takes the variables of a NIC out of the environment until the test ends.
 func unset(t *testing.T) {
 	t.Helper()
-	for _, name := range []string{
-		"VIA_QUEUE", "VIA_ARENA", "VIA_RX_CHUNKS", "VIA_TX_CHUNKS", "VIA_SILENCE", "VIA_MULTIBUFFER", "VIA_PACKING",
-		"VIA_CHECKSUM", "VIA_POLL_PAUSE", "VIA_MODE", "VIA_STEERING", "VIA_PSK", "VIA_HUGEPAGES", "VIA_MAX_DISCRIMINATOR",
-		"VIA_ADDRESS_LEN", "VIA_CONGESTION",
-	} {
+	for _, name := range variables {
 		t.Setenv(name, "")
 	}
 }

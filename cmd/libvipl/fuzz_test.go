@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"math/big"
 	"net"
 	"os"
@@ -19,7 +20,8 @@ import (
 // words are the variables that are one of some words.
 var words = map[string][]string{
 	"VIA_MULTIBUFFER": {"0", "1"}, "VIA_PACKING": {"0", "1"}, "VIA_CHECKSUM": {"0", "1"}, "VIA_POLL_PAUSE": {"0", "1"},
-	"VIA_MODE": {"auto", "generic", "native", "zero-copy"}, "VIA_STEERING": {"rules", "rss", "off", "all"},
+	"VIA_SEGMENTATION": {"0", "1"},
+	"VIA_MODE":         {"auto", "generic", "native", "zero-copy"}, "VIA_STEERING": {"rules", "rss", "off", "all"},
 	"VIA_HUGEPAGES": {"auto", "require", "avoid"}, "VIA_CONGESTION": {"default", "delay", "cubic"},
 }
 
@@ -30,23 +32,14 @@ var numbers = map[string]int64{
 	"VIA_ADDRESS_LEN": 6,
 }
 
+// variables are all that are an option of a NIC.
+var variables = slices.Sorted(slices.Values(slices.Concat(
+	[]string{"VIA_PSK"}, slices.Collect(maps.Keys(words)), slices.Collect(maps.Keys(numbers)))))
+
 // FuzzEnvironment: a variable of the environment is valid, or the error names it with its value. Accepted
 // values are within their bounds. The key's value is the content of a file.
 func FuzzEnvironment(f *testing.F) {
-	names := slices.Sorted(func(yield func(string) bool) {
-		for name := range words {
-			if !yield(name) {
-				return
-			}
-		}
-		for name := range numbers {
-			if !yield(name) {
-				return
-			}
-		}
-		yield("VIA_PSK")
-	})
-	at := func(name string) uint8 { return uint8(slices.Index(names, name)) }
+	at := func(name string) uint8 { return uint8(slices.Index(variables, name)) }
 	for _, c := range [][2]string{
 		{"VIA_QUEUE", "-1"}, {"VIA_QUEUE", "2147483647"}, {"VIA_ARENA", "1099511627777"}, {"VIA_ARENA", "9223372036854775808"},
 		{"VIA_RX_CHUNKS", "+64"}, {"VIA_TX_CHUNKS", " 64"}, {"VIA_SILENCE", "1_000"}, {"VIA_MAX_DISCRIMINATOR", "064"},
@@ -60,7 +53,7 @@ func FuzzEnvironment(f *testing.F) {
 	}
 	key := filepath.Join(f.TempDir(), "key")
 	f.Fuzz(func(t *testing.T, which uint8, value string) {
-		name := names[int(which)%len(names)]
+		name := variables[int(which)%len(variables)]
 		good := value == "" || slices.Contains(words[name], value)
 		most, number := numbers[name]
 		n := new(big.Int)

@@ -20,13 +20,12 @@
 package mpiapps
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -56,7 +55,6 @@ type Result struct {
 	Steps         int     `json:"steps"`         // that were made
 	Seconds       float64 `json:"seconds"`       // of the rank that took longest
 	Communication float64 `json:"communication"` // share of the time that went into calls of mvich, mean of the ranks
-	Waited        float64 `json:"waited"`        // share of the time that the rank that waited most for a CPU had none
 	SerialSeconds float64 `json:"serial_seconds"`
 	Difference    float64 `json:"difference"` // of the point that differs most from the serial run, by the largest value
 }
@@ -84,12 +82,7 @@ func Run(c *mvich.Comm, name string, o Options) (*Result, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: no application %q: there are %s", ErrApp, name, strings.Join(Names(), ", "))
 	}
-	if o.Size == 0 {
-		o.Size = a.size
-	}
-	if o.Steps == 0 {
-		o.Steps = a.steps
-	}
+	o.Size, o.Steps = cmp.Or(o.Size, a.size), cmp.Or(o.Steps, a.steps)
 	p, err := newPlane(c, o.Size)
 	if err != nil {
 		return nil, err
@@ -100,14 +93,13 @@ func Run(c *mvich.Comm, name string, o Options) (*Result, error) {
 	if err := c.Barrier(); err != nil {
 		return nil, err
 	}
-	before, began := waited(), time.Now()
+	began := time.Now()
 	b, steps, err := a.solve(p, o.Steps)
 	if err != nil {
 		return nil, err
 	}
 	took := time.Since(began).Seconds()
-	longest := []float64{took, max(0, (waited()-before).Seconds()) / took}
-	share := []float64{p.calling.Seconds() / took}
+	longest, share := []float64{took}, []float64{p.calling.Seconds() / took}
 	if err := mvich.Reduce(c, longest, longest, mvich.Max, 0); err != nil {
 		return nil, err
 	}
@@ -120,7 +112,7 @@ func Run(c *mvich.Comm, name string, o Options) (*Result, error) {
 	}
 	r := &Result{
 		Name: name, Ranks: c.Size(), Size: o.Size, Steps: steps,
-		Seconds: longest[0], Communication: share[0] / float64(c.Size()), Waited: longest[1],
+		Seconds: longest[0], Communication: share[0] / float64(c.Size()),
 	}
 	began = time.Now()
 	want, err := a.serial(o.Size, o.Steps)
@@ -169,21 +161,4 @@ func (r *Result) Print(w io.Writer) error {
 	_, err := fmt.Fprintf(w, "%s of %d x %d, %d steps, ranks: %d: %.4f s, %.1f %% of it communication; the result is %s of a serial run, %.4f s\n",
 		r.Name, r.Size, r.Size, r.Steps, r.Ranks, r.Seconds, 100*r.Communication, as, r.SerialSeconds)
 	return err
-}
-
-// waited is how long the threads of this process could have run and had no CPU, all together, since they began; 0 if
-// the kernel does not report it.
-func waited() (sum time.Duration) {
-	tasks, _ := filepath.Glob("/proc/self/task/*/schedstat")
-	for _, path := range tasks {
-		b, err := os.ReadFile(path)
-		var ran, delay int64
-		if err != nil { // it has ended
-			continue
-		}
-		if _, err := fmt.Sscan(string(b), &ran, &delay); err == nil {
-			sum += time.Duration(delay)
-		}
-	}
-	return sum
 }

@@ -16,6 +16,7 @@
 package mpibench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -135,19 +136,12 @@ func Run(c *mvich.Comm, name string, o Options) ([]Row, error) {
 }
 
 func (o *Options) fill() error {
-	if o.MinSize == 0 {
-		o.MinSize = 1
-	}
-	if o.MaxSize == 0 {
-		o.MaxSize = max(4<<20, o.MinSize)
-	}
-	if o.Window == 0 {
-		o.Window = 64
-	}
-	if o.Step == 0 {
-		o.Step = 2
-	}
-	if o.MinSize < 1 || o.MaxSize < o.MinSize || o.MaxSize > mostSize || o.Step < 2 || o.Window < 1 || o.Window > mostWindow || o.Iterations < 0 || o.Warmup < 0 || o.MostBytes < 0 {
+	o.MinSize = cmp.Or(o.MinSize, 1)
+	o.MaxSize = cmp.Or(o.MaxSize, max(4<<20, o.MinSize))
+	o.Window = cmp.Or(o.Window, 64)
+	o.Step = cmp.Or(o.Step, 2)
+	if o.MinSize < 1 || o.MaxSize < o.MinSize || o.MaxSize > mostSize || o.Step < 2 ||
+		o.Window < 1 || o.Window > mostWindow || min(o.Iterations, o.Warmup, o.MostBytes) < 0 {
 		return fmt.Errorf("%w: sizes %d to %d by %d, window of %d, %d iterations after %d, of %d bytes",
 			ErrBench, o.MinSize, o.MaxSize, o.Step, o.Window, o.Iterations, o.Warmup, o.MostBytes)
 	}

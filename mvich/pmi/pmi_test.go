@@ -134,46 +134,29 @@ func TestWrongValues(t *testing.T) {
 	}
 }
 
+// An environment that is wrong, or another launcher's, gives an error. That of another launcher names it and the remedy.
 func TestEnvironment(t *testing.T) {
+	const openMPI, pmix, slurm = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"
 	for name, c := range map[string]struct {
 		env  func(string) string
 		want error
+		says string
 	}{
-		"nothing":       {environment(), ErrNoLauncher},
-		"no rank":       {environment("PMI_FD", "77"), ErrEnvironment},
-		"no number":     {environment("PMI_FD", "x"), ErrEnvironment},
-		"no id":         {environment("PMI_PORT", "127.0.0.1:1"), ErrEnvironment},
-		"nobody there":  {environment("PMI_PORT", "127.0.0.1:1", "PMI_ID", "0"), syscall.ECONNREFUSED},
-		"no file":       {environment("PMI_FD", "1000000", "PMI_RANK", "0", "PMI_SIZE", "1"), syscall.EBADF},
-		"rank too high": {environment("PMI_FD", "1000000", "PMI_RANK", "1", "PMI_SIZE", "1"), ErrEnvironment},
+		"no rank":          {environment("PMI_FD", "77"), ErrEnvironment, ""},
+		"no number":        {environment("PMI_FD", "x"), ErrEnvironment, ""},
+		"no id":            {environment("PMI_PORT", "127.0.0.1:1"), ErrEnvironment, ""},
+		"nobody there":     {environment("PMI_PORT", "127.0.0.1:1", "PMI_ID", "0"), syscall.ECONNREFUSED, ""},
+		"no file":          {environment("PMI_FD", "1000000", "PMI_RANK", "0", "PMI_SIZE", "1"), syscall.EBADF, ""},
+		"rank too high":    {environment("PMI_FD", "1000000", "PMI_RANK", "1", "PMI_SIZE", "1"), ErrEnvironment, ""},
+		"Hydra over Slurm": {environment("PMI_FD", "1000000", "PMI_RANK", "0", "PMI_SIZE", "1", slurm, "0"), syscall.EBADF, ""},
+		"by hand":          {environment(), ErrNoLauncher, "via-xdp mpirun"},
+		"srun":             {environment(slurm, "0", "SLURM_NTASKS", "4"), ErrNoLauncher, "srun --mpi=pmi2"},
+		"srun --mpi=pmix":  {environment(slurm, "0", pmix, "0"), ErrNoLauncher, "PMIx"},
+		"Open MPI":         {environment(openMPI, "0", pmix, "0"), ErrNoLauncher, "Open MPI"},
+		"rank, no socket":  {environment("PMI_RANK", "0", "PMI_SIZE", "4"), ErrNoLauncher, "does not offer its socket"},
 	} {
-		if _, err := connect(c.env); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", name, err, c.want)
-		}
-	}
-}
-
-// A rank started by another launcher gets an error that names the launcher and the remedy.
-func TestOtherLaunchers(t *testing.T) {
-	for name, test := range map[string]struct {
-		env  func(string) string
-		want string
-	}{
-		"by hand":          {environment(), "via-xdp mpirun"},
-		"srun":             {environment("SLURM_PROCID", "0", "SLURM_NTASKS", "4"), "srun --mpi=pmi2"},
-		"srun --mpi=pmix":  {environment("SLURM_PROCID", "0", "PMIX_RANK", "0"), "PMIx"},
-		"Open MPI":         {environment("OMPI_COMM_WORLD_RANK", "0", "PMIX_RANK", "0"), "Open MPI"},
-		"rank, no socket":  {environment("PMI_RANK", "0", "PMI_SIZE", "4"), "does not offer its socket"},
-		"Hydra over Slurm": {environment("PMI_FD", "1000000", "PMI_RANK", "0", "PMI_SIZE", "1", "SLURM_PROCID", "0"), ""},
-	} {
-		_, err := connect(test.env)
-		switch {
-		case err == nil:
-			t.Errorf("%s: connected", name)
-		case test.want == "" && errors.Is(err, ErrNoLauncher):
-			t.Errorf("%s: %v, though there is one", name, err)
-		case test.want != "" && (!errors.Is(err, ErrNoLauncher) || !strings.Contains(err.Error(), test.want)):
-			t.Errorf("%s: %v, want a word about %q", name, err, test.want)
+		if _, err := connect(c.env); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %v, %q", name, err, c.want, c.says)
 		}
 	}
 }

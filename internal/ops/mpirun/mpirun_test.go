@@ -266,37 +266,13 @@ func TestOneOutput(t *testing.T) {
 	}
 }
 
-// Lines come whole, with their prefix, also the last one without an end.
-func TestLines(t *testing.T) {
-	var out bytes.Buffer
-	turn := new(sync.Mutex)
-	a, b := &line{turn: turn, w: &out, prefix: "a: "}, &line{turn: turn, w: &out, prefix: "b: "}
-	for _, w := range []struct {
-		to   *line
-		text string
-	}{{a, "one"}, {b, "two\nthr"}, {a, " and\n\nmore"}, {b, "ee\n"}} {
-		if n, err := w.to.Write([]byte(w.text)); n != len(w.text) || err != nil {
-			t.Errorf("%d, %v", n, err)
-		}
-	}
-	nstest.Check(t, errors.Join(a.end(), b.end()))
-	const want = "b: two\na: one and\na: \nb: three\na: more\n"
-	if out.String() != want {
-		t.Errorf("got %q, want %q", &out, want)
-	}
-	out.Reset()
-	a.Write(bytes.Repeat([]byte("x"), longest+1))
-	if out.Len() < longest {
-		t.Errorf("%d bytes of a line without an end came", out.Len())
-	}
-}
-
 // FuzzLines: any output of ranks, in any pieces, comes out as whole lines with their prefixes, each rank's in
-// order and without losses. A line that is too long comes in several.
+// order and without losses. A line that is too long comes in several, and no more than longest is kept back.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("one\ntwo"), []byte("a\n\nb\n"), uint16(2), byte(3))
 	f.Add([]byte("\n"), []byte{}, uint16(1), byte(1))
 	f.Add([]byte("a|b\r\n\x1b[2J"), []byte("|\n|"), uint16(5), byte(255))
+	f.Add([]byte("x"), []byte{}, uint16(5), byte(255))
 	f.Fuzz(func(t *testing.T, a, b []byte, part uint16, times byte) {
 		if times == 255 && len(a) > 0 { // rarely, as it takes long
 			a, part = bytes.Repeat(a, 2*longest/len(a)+1), max(part, 1<<12)
@@ -311,6 +287,7 @@ func FuzzLines(f *testing.F) {
 				if got, err := r.Write(rest[i][:n]); got != n || err != nil {
 					t.Fatalf("%d of %d bytes, %v", got, n, err)
 				}
+				nstest.FatalIf(t, len(r.begun) >= longest, "%d bytes are kept back", len(r.begun))
 				rest[i] = rest[i][n:]
 			}
 		}

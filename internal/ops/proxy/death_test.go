@@ -130,7 +130,7 @@ func nothingLeft(t *testing.T, nics ...*vipl.NIC) {
 // again has curl fetch something whole.
 func again(t *testing.T, ns place, at string) {
 	t.Helper()
-	file, want := filepath.Join(t.TempDir(), "again"), page(1<<20)
+	file, want := filepath.Join(t.TempDir(), "again"), random(1<<20, 0)
 	await.Succeeds(t, "curl", func() error {
 		cmd := curl(t, "-o", file, fmt.Sprintf("http://%s/%d", at, len(want)))
 		return errors.Join(ns.Do(cmd.Start), cmd.Wait())

@@ -3,12 +3,12 @@ package proxy
 import (
 	"bytes"
 	"io"
-	"math/rand/v2"
 	"net"
 	"testing"
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
 )
 
 // witness is a connection that sends nothing and inspects the buffer that it is read into.
@@ -61,7 +61,7 @@ func TestAnswerAfterUpload(t *testing.T) {
 	go func() { piped <- pipe(to, from, make(chan struct{})) }()
 	say := func(n int) { // and wait until it is written
 		for range 2 {
-			must(t, errOf(client.Write(make([]byte, n))))
+			must(t, nstest.Err(client.Write(make([]byte, n))))
 			n = 0
 		}
 	}
@@ -70,10 +70,8 @@ func TestAnswerAfterUpload(t *testing.T) {
 		say(1000)
 		sent = a.Stats().Messages.Times
 	}
-	answer := make([]byte, 10_000)
-	r := rand.NewChaCha8([32]byte{3})
-	r.Read(answer)
-	must(t, errOf(server.Write(answer)))
+	answer := random(10_000, 3)
+	must(t, nstest.Err(server.Write(answer)))
 	must(t, server.Close())
 	await.Until(t, "the connection is over", func() bool { _, err := to.Write(nil); return err != nil })
 	client.Close()

@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -25,6 +25,8 @@ import (
 
 // waitLimit is how long anything may take.
 const waitLimit = time.Minute
+
+var must, check = nstest.Must, nstest.Check
 
 // stacks opens both ends of a veth pair.
 func stacks(t *testing.T) (a, b *vianet.Stack, hostB string) {
@@ -114,7 +116,7 @@ func TestChain(t *testing.T) {
 	}()
 	at := chain(t, l.Addr().String())
 	var wait sync.WaitGroup
-	for i, n := range []int{0, 1, 1000, 100_000, 3 << 20} {
+	for i, n := range slices.Repeat([]int{0, 1, 1000, 100_000, 3 << 20}, 3) {
 		wait.Go(func() {
 			c, err := net.Dial("tcp", at)
 			if err != nil {
@@ -123,9 +125,7 @@ func TestChain(t *testing.T) {
 			}
 			defer c.Close()
 			c.SetDeadline(time.Now().Add(waitLimit))
-			want := make([]byte, n)
-			r := rand.NewChaCha8([32]byte{byte(i)})
-			r.Read(want)
+			want := random(n, byte(i))
 			_, err = c.Write(want)
 			if err = errors.Join(err, c.(*net.TCPConn).CloseWrite()); err != nil {
 				t.Errorf("%d bytes: %v", n, err)
@@ -172,7 +172,7 @@ func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, ser
 	must(t, err)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(waitLimit))
-	must(t, errOf(io.WriteString(c, "hello")))
+	must(t, nstest.Err(io.WriteString(c, "hello")))
 	select {
 	case <-come:
 	case e := <-over:
@@ -215,11 +215,9 @@ func TestServerEndsFirst(t *testing.T) {
 	serve(t, &Proxy{Listen: Address{"via", ":7000"}, To: Address{"tcp", l.Addr().String()}, Stack: b})
 	client, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
 	must(t, err)
-	said := make([]byte, 150_000) // more than the server's socket takes
-	r := rand.NewChaCha8([32]byte{1})
-	r.Read(said)
+	said := random(150_000, 1) // more than the server's socket takes
 	client.SetDeadline(time.Now().Add(waitLimit))
-	must(t, errOf(client.Write(said)))
+	must(t, nstest.Err(client.Write(said)))
 	server, err := l.Accept()
 	must(t, err)
 	defer server.Close()
@@ -256,24 +254,21 @@ func TestAnswerDuringUpload(t *testing.T) {
 			_, err = client.Write(make([]byte, 10_000))
 		}
 	})
-	var said []byte
-	r := rand.NewChaCha8([32]byte{2})
+	answer, said := random(1<<25, 2), 0
 	for err = nil; err == nil; { // until the client, which does not read, has no room for more
-		part := make([]byte, 1000)
-		r.Read(part)
 		server.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 		var n int
-		n, err = server.Write(part)
-		said = append(said, part[:n]...)
+		n, err = server.Write(answer[said : said+1000])
+		said += n
 	}
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal(err)
 	}
 	must(t, server.Close())
 	time.Sleep(100 * time.Millisecond) // in which the proxy hears of it, and in which what is wrong would happen
-	got := make([]byte, len(said))
-	if n, err := io.ReadFull(client, got); err != nil || !bytes.Equal(got, said) {
-		t.Errorf("the client has read %d bytes of %d, %v", n, len(said), err)
+	got := make([]byte, said)
+	if n, err := io.ReadFull(client, got); err != nil || !bytes.Equal(got, answer[:said]) {
+		t.Errorf("the client has read %d bytes of %d, %v", n, said, err)
 	}
 	if n, err := client.Read(got); n > 0 || err != io.EOF {
 		t.Errorf("after the answer: %d bytes, %v", n, err)
@@ -342,18 +337,3 @@ func TestParseAddress(t *testing.T) {
 		t.Error("VIA without an interface")
 	}
 }
-
-// must ends the test if err is not nil.
-func must(t testing.TB, err error) {
-	t.Helper()
-	nstest.Must(t, err)
-}
-
-// check fails the test if err is not nil.
-func check(t testing.TB, err error) {
-	t.Helper()
-	nstest.Check(t, err)
-}
-
-// errOf is the error of a call that returns more.
-func errOf[T any](_ T, err error) error { return err }
