@@ -206,9 +206,7 @@ func checkBusy(t *testing.T, err error, ns *nstest.NS, id uint32) {
 		t.Errorf("BusyError %+v, want interface %d, program %d", *busy, ns.Index, id)
 	}
 	for _, part := range []string{ns.Name, fmt.Sprintf("program %d", id), `"foreign"`} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q is not in %q", part, err)
-		}
+		nstest.ErrorIf(t, !strings.Contains(err.Error(), part), "%q is not in %q", part, err)
 	}
 }
 
@@ -231,9 +229,8 @@ func TestAttachErrors(t *testing.T) {
 		within(t, a, func() error {
 			err := single.Attach(c.ifindex, c.mode)
 			var e *Error
-			if !errors.As(err, &e) || !errors.Is(err, c.errno) || !strings.Contains(err.Error(), c.hint) {
-				t.Errorf("%s: %v; want %q and %v", c.name, err, c.hint, c.errno)
-			}
+			nstest.ErrorIf(t, !errors.As(err, &e) || !errors.Is(err, c.errno) || !strings.Contains(err.Error(), c.hint),
+				"%s: %v; want %q and %v", c.name, err, c.hint, c.errno)
 			return nil
 		})
 	}
@@ -295,13 +292,9 @@ func TestAdoptDemux(t *testing.T) {
 		found++
 		want := testTable[num]
 		want.Peer = want.Peer.Unmap()
-		if e != want {
-			t.Errorf("VI %#x: %+v, want %+v", num, e, want)
-		}
+		nstest.ErrorIf(t, e != want, "VI %#x: %+v, want %+v", num, e, want)
 	})
-	if found != len(testTable) {
-		t.Errorf("%d VIs in the table, want %d", found, len(testTable))
-	}
+	nstest.ErrorIf(t, found != len(testTable), "%d VIs in the table, want %d", found, len(testTable))
 	if s := d.Slots(); len(s) != 1 || s[0] != slotSocket {
 		t.Errorf("slots %v, want %d", s, slotSocket)
 	}

@@ -246,9 +246,8 @@ func TestVerdicts(t *testing.T) {
 	for _, c := range verdicts {
 		t.Run(c.name, func(t *testing.T) {
 			action, counter := run(t, d, c.frame, 0)
-			if action != c.action || counter != c.counter {
-				t.Errorf("action %d, counter %q; want %d, %q", action, counter, c.action, c.counter)
-			}
+			nstest.ErrorIf(t, action != c.action || counter != c.counter,
+				"action %d, counter %q; want %d, %q", action, counter, c.action, c.counter)
 			if action, counter := m.verdict(c.frame); action != c.action || counter != c.counter {
 				t.Errorf("the model is wrong: action %d, counter %q; want %d, %q", action, counter, c.action, c.counter)
 			}
@@ -448,15 +447,12 @@ func TestCounterNames(t *testing.T) {
 	each := map[string]uint64{}
 	next := uint64(1)
 	c.Each(func(name string, v uint64) {
-		if v != next {
-			t.Errorf("%s: %d, want %d", name, v, next)
-		}
+		nstest.ErrorIf(t, v != next, "%s: %d, want %d", name, v, next)
 		next++
 		each[name] = v
 	})
-	if len(each) != int(demuxCauseCAUSE_COUNT) {
-		t.Errorf("%d names for %d causes", len(each), demuxCauseCAUSE_COUNT)
-	}
+	nstest.ErrorIf(t, len(each) != int(demuxCauseCAUSE_COUNT),
+		"%d names for %d causes", len(each), demuxCauseCAUSE_COUNT)
 	text, err := json.Marshal(c)
 	nstest.Must(t, err)
 	var fields map[string]uint64

@@ -65,17 +65,13 @@ func TestLoadWithoutPrivilege(t *testing.T) {
 		} {
 			err := privileged(t, load, c.capabilities...)
 			if c.want == "" {
-				if err != nil {
-					t.Errorf("%s with %d: %v", name, c.capabilities, err)
-				}
+				nstest.ErrorIf(t, err != nil, "%s with %d: %v", name, c.capabilities, err)
 				continue
 			}
-			if !errors.Is(err, os.ErrPermission) || !strings.Contains(fmt.Sprint(err), c.want) {
-				t.Errorf("%s with %d: %v; want %q", name, c.capabilities, err, c.want)
-			}
-			if strings.Contains(fmt.Sprint(err), "MEMLOCK") {
-				t.Errorf("%s: %v; the limit is not the reason", name, err)
-			}
+			nstest.ErrorIf(t, !errors.Is(err, os.ErrPermission) || !strings.Contains(fmt.Sprint(err), c.want),
+				"%s with %d: %v; want %q", name, c.capabilities, err, c.want)
+			nstest.ErrorIf(t, strings.Contains(fmt.Sprint(err), "MEMLOCK"),
+				"%s: %v; the limit is not the reason", name, err)
 		}
 	}
 }
@@ -121,9 +117,7 @@ func TestAttachWithLeastPrivilege(t *testing.T) {
 func TestErrorText(t *testing.T) {
 	err := loadError("load it", fmt.Errorf("map create: %w", unix.ENOSYS))
 	const want = "bpf: load it: function not implemented: the kernel is built without CONFIG_BPF_SYSCALL"
-	if err.Error() != want {
-		t.Errorf("%q, want %q", err, want)
-	}
+	nstest.ErrorIf(t, err.Error() != want, "%q, want %q", err, want)
 	for errno, want := range map[unix.Errno]string{
 		unix.EOPNOTSUPP: "use generic mode",
 		unix.EINVAL:     "MTU of 1500",

@@ -155,9 +155,8 @@ func TestQueueOfContext(t *testing.T) {
 			b := frame{vi: vi, key: key4}.bytes()
 			within(t, a, func() error {
 				_, moved, err := runOn(d, b, uint32(a.Index), queue)
-				if moved != counter {
-					t.Errorf("VI %#x on queue %d: counter %q, want %q", vi, queue, moved, counter)
-				}
+				nstest.ErrorIf(t, moved != counter,
+					"VI %#x on queue %d: counter %q, want %q", vi, queue, moved, counter)
 				return err
 			})
 		}

@@ -128,9 +128,8 @@ func TestEntryChangesUnderTraffic(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-	if after.NoSocket != before.NoSocket {
-		t.Errorf("%d frames went to the slot of another VI", after.NoSocket-before.NoSocket)
-	}
+	nstest.ErrorIf(t, after.NoSocket != before.NoSocket,
+		"%d frames went to the slot of another VI", after.NoSocket-before.NoSocket)
 	if after.Redirected == before.Redirected || after.NoVI == before.NoVI {
 		t.Errorf("the turns did not show: %s", difference(before, after))
 	}
@@ -177,9 +176,7 @@ func TestClosed(t *testing.T) {
 		"Attach":     d.Attach(1, Generic),
 		"Counters":   countersErr,
 	} {
-		if !errors.Is(err, os.ErrClosed) {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, os.ErrClosed), "%s: %v", name, err)
 	}
 	if err := d.Detach(); err != nil {
 		t.Errorf("Detach: %v", err)

@@ -115,9 +115,7 @@ func TestOwnerAgainstUsers(t *testing.T) {
 				for {
 					seg, err := c.use(f, r)
 					if err != nil {
-						if err != ErrRights && err != ErrHandle {
-							t.Errorf("%s: %v", name, err)
-						}
+						nstest.ErrorIf(t, err != ErrRights && err != ErrHandle, "%s: %v", name, err)
 						return
 					}
 					if seg[0] != 0 {
@@ -237,9 +235,7 @@ func TestConcurrentRegistration(t *testing.T) {
 						return
 					}
 					nstest.Check(t, f.Deregister(r.Handle(), r.Addr()))
-					if f.Lookup(r.Handle()) == r {
-						t.Error("found after it was deregistered")
-					}
+					nstest.ErrorIf(t, f.Lookup(r.Handle()) == r, "found after it was deregistered")
 				}
 			}
 		})
@@ -261,7 +257,5 @@ func TestLookupInOldArray(t *testing.T) {
 	}
 	nstest.Must(t, f.Deregister(goes.Handle(), goes.Addr()))
 	f.slots.Store(old)
-	if f.Lookup(stays.Handle()) != stays || f.Lookup(goes.Handle()) != nil {
-		t.Error("the old array misleads")
-	}
+	nstest.ErrorIf(t, f.Lookup(stays.Handle()) != stays || f.Lookup(goes.Handle()) != nil, "the old array misleads")
 }

@@ -88,9 +88,7 @@ func TestResolveRemoteHolds(t *testing.T) {
 		{"tag before range", r.Handle(), -1, 1, second, ErrPtag},
 	} {
 		seg, got, err := f.ResolveRemote(c.h, r.Addr()+uint64(c.off), c.n, c.tag, RemoteWrite)
-		if err != c.want {
-			t.Errorf("%s: %v, want %v", c.name, err, c.want)
-		}
+		nstest.ErrorIf(t, err != c.want, "%s: %v, want %v", c.name, err, c.want)
 		if err != nil {
 			if seg != nil || got != nil || r.Users() != 0 {
 				t.Errorf("%s: an error, %d bytes, region %p, %d users", c.name, len(seg), got, r.Users())

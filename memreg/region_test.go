@@ -57,17 +57,14 @@ func TestRange(t *testing.T) {
 			continue
 		}
 		if err != nil {
-			if seg != nil || got != nil || direct != nil {
-				t.Errorf("offset %d, %d bytes: an error, and memory", c.off, c.n)
-			}
+			nstest.ErrorIf(t, seg != nil || got != nil || direct != nil,
+				"offset %d, %d bytes: an error, and memory", c.off, c.n)
 			continue
 		}
-		if got != r || len(seg) != int(c.n) || cap(seg) != int(c.n) || len(direct) != int(c.n) {
-			t.Errorf("offset %d: %d bytes (capacity %d), want %d", c.off, len(seg), cap(seg), c.n)
-		}
-		if c.n > 0 && (&seg[0] != &f.buf[100+c.off] || &direct[0] != &seg[0]) {
-			t.Errorf("offset %d: other bytes", c.off)
-		}
+		nstest.ErrorIf(t, got != r || len(seg) != int(c.n) || cap(seg) != int(c.n) || len(direct) != int(c.n),
+			"offset %d: %d bytes (capacity %d), want %d", c.off, len(seg), cap(seg), c.n)
+		nstest.ErrorIf(t, c.n > 0 && (&seg[0] != &f.buf[100+c.off] || &direct[0] != &seg[0]),
+			"offset %d: other bytes", c.off)
 	}
 	for _, addr := range []uint64{0, 1, math.MaxUint64, math.MaxUint64 - 99, 1 << 63} {
 		for _, n := range []uint32{0, 1, 100, math.MaxUint32} {
@@ -93,9 +90,8 @@ func TestPart(t *testing.T) {
 	} {
 		seg, got, err := f.ResolvePart(r.Handle(), r.Addr()+uint64(c.off), c.n, f.tag)
 		if c.want == 0 {
-			if err != ErrRange || seg != nil || got != nil {
-				t.Errorf("offset %d, %d bytes: %d bytes, %v", c.off, c.n, len(seg), err)
-			}
+			nstest.ErrorIf(t, err != ErrRange || seg != nil || got != nil,
+				"offset %d, %d bytes: %d bytes, %v", c.off, c.n, len(seg), err)
 			continue
 		}
 		if err != nil || got != r || len(seg) != c.want || cap(seg) != c.want || &seg[0] != &f.buf[100+c.off] {
@@ -155,9 +151,7 @@ func TestKeepsMemoryAlive(t *testing.T) {
 		nstest.Must(t, f.Deregister(handle, addr))
 		runtime.GC()
 		runtime.GC()
-		if seen.Value() != nil {
-			t.Errorf("%s: still held after it was deregistered", name)
-		}
+		nstest.ErrorIf(t, seen.Value() != nil, "%s: still held after it was deregistered", name)
 	}
 }
 
@@ -171,9 +165,7 @@ func TestReleaseTooMany(t *testing.T) {
 	}
 	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
 	r.Release()
-	if r.Acquire() || r.Alive() || r.Users() != 0 {
-		t.Error("a release brought the region back")
-	}
+	nstest.ErrorIf(t, r.Acquire() || r.Alive() || r.Users() != 0, "a release brought the region back")
 }
 
 // A pinned region cannot be deregistered, nor closed with its table; pins

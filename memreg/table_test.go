@@ -65,9 +65,7 @@ func TestForeign(t *testing.T) {
 		{"larger than a block", start, 1<<20 + 1, ErrLimit},
 	} {
 		r, err := f.RegisterForeign(c.addr, c.n, Attributes{Ptag: f.tag})
-		if !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, err, c.want)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, c.want), "%s: %v, want %v", c.name, err, c.want)
 		if err != nil {
 			continue
 		}
@@ -134,9 +132,8 @@ func TestForeignAgain(t *testing.T) {
 			if err := remap(mem, unix.PROT_NONE, unix.MAP_FIXED_NOREPLACE); err == nil || name != "not mapped" { // nobody else has its place
 				nstest.Must(t, unix.Munmap(mem))
 			}
-			if !errors.Is(whole, c.want) || !errors.Is(part, c.want) {
-				t.Errorf("the same bytes: %v; some of them: %v; want %v", whole, part, c.want)
-			}
+			nstest.ErrorIf(t, !errors.Is(whole, c.want) || !errors.Is(part, c.want),
+				"the same bytes: %v; some of them: %v; want %v", whole, part, c.want)
 		})
 	}
 }
@@ -166,9 +163,7 @@ func TestDeregister(t *testing.T) {
 			t.Errorf("Deregister(%#x, %#x): %v, want %v", c.h, c.addr, err, c.want)
 		}
 	}
-	if f.Lookup(a.Handle()) != nil || f.Lookup(b.Handle()) != b {
-		t.Error("the wrong region went")
-	}
+	nstest.ErrorIf(t, f.Lookup(a.Handle()) != nil || f.Lookup(b.Handle()) != b, "the wrong region went")
 	if _, _, err := f.Resolve(a.Handle(), a.Addr(), 1, nil); err != ErrHandle {
 		t.Errorf("Resolve of a deregistered region: %v", err)
 	}
@@ -239,9 +234,7 @@ func TestPtagLife(t *testing.T) {
 			t.Errorf("AcquirePtag: %v", err)
 		}
 	}
-	if (*Ptag)(nil).Acquire() {
-		t.Error("no tag can be held")
-	}
+	nstest.ErrorIf(t, (*Ptag)(nil).Acquire(), "no tag can be held")
 	tag, err := f.CreatePtag()
 	nstest.Must(t, err)
 	if _, err := f.CreatePtag(); !errors.Is(err, ErrLimit) {
@@ -255,9 +248,7 @@ func TestPtagLife(t *testing.T) {
 	if err := f.DestroyPtag(tag); !errors.Is(err, ErrPtag) {
 		t.Errorf("destroyed twice: %v", err)
 	}
-	if tag.Acquire() || f.AcquirePtag(tag) == nil {
-		t.Error("a destroyed tag can be held")
-	}
+	nstest.ErrorIf(t, tag.Acquire() || f.AcquirePtag(tag) == nil, "a destroyed tag can be held")
 	if _, err := f.CreatePtag(); err != nil {
 		t.Errorf("room after destroying: %v", err)
 	}
@@ -330,9 +321,8 @@ func TestHandlesAreRandom(t *testing.T) {
 		ones |= h
 		zeros |= ^h
 	}
-	if ones != math.MaxUint32 || zeros != math.MaxUint32 {
-		t.Errorf("bits that were ever 1: %#x; ever 0: %#x", ones, zeros)
-	}
+	nstest.ErrorIf(t, ones != math.MaxUint32 || zeros != math.MaxUint32,
+		"bits that were ever 1: %#x; ever 0: %#x", ones, zeros)
 }
 
 func TestClose(t *testing.T) {
@@ -342,9 +332,7 @@ func TestClose(t *testing.T) {
 	if err := f.Close(); !errors.Is(err, ErrBusy) {
 		t.Errorf("with a posted descriptor: %v", err)
 	}
-	if free.Alive() || !held.Alive() || f.Lookup(held.Handle()) != held {
-		t.Error("the wrong regions went")
-	}
+	nstest.ErrorIf(t, free.Alive() || !held.Alive() || f.Lookup(held.Handle()) != held, "the wrong regions went")
 	if _, err := f.Register(f.buf, Attributes{Ptag: f.tag}); !errors.Is(err, ErrClosed) {
 		t.Errorf("Register: %v", err)
 	}

@@ -25,19 +25,15 @@ func adopted(t *testing.T, ns *nstest.NS, cfg Config) (first, second *Queue) {
 	t.Cleanup(func() { unix.Close(fd) })
 	nstest.Must(t, unix.Ftruncate(fd, 4<<20))
 	cfg.Memory = shared(fd)
-	if first, err = openIn(ns, cfg); err != nil {
-		t.Fatal(err)
-	}
+	first, err = openIn(ns, cfg)
+	nstest.Must(t, err)
 	h, err := first.Handout()
 	nstest.Must(t, err)
-	if h.Config.Memory != nil {
-		t.Error("the handout has an address of this process")
-	}
+	nstest.ErrorIf(t, h.Config.Memory != nil, "the handout has an address of this process")
 	socket, err := unix.FcntlInt(uintptr(first.FD()), unix.F_DUPFD_CLOEXEC, 0)
 	nstest.Must(t, err)
-	if second, err = Adopt(socket, h, shared(fd)); err != nil {
-		t.Fatal(err)
-	}
+	second, err = Adopt(socket, h, shared(fd))
+	nstest.Must(t, err)
 	t.Cleanup(func() {
 		nstest.Check(t, second.Close())
 	})
@@ -54,12 +50,10 @@ func TestAdopt(t *testing.T) {
 	}
 	b := openEnd(t, nb, pairOptions{generic: true})
 	var r *redirect
-	if err := na.Do(func() (err error) {
+	nstest.Must(t, na.Do(func() (err error) {
 		r, err = attachRedirect(na.Index, true, false)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(r.close)
 	nstest.Must(t, r.register(qa, 0))
 	a := &end{ns: na, q: qa}

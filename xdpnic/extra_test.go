@@ -19,9 +19,7 @@ func openSenders(t *testing.T, ns *nstest.NS, n int) (all []*end) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := e.q.Close(); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, e.q.Close())
 		})
 		all = append(all, e)
 	}
@@ -109,9 +107,7 @@ func TestExtraQueuesWait(t *testing.T) {
 		t.Errorf("%v allocations a frame", n)
 	}
 	go func() { time.Sleep(time.Millisecond); b.q.Wake() }()
-	if err := b.q.Wait(waitLimit); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, b.q.Wait(waitLimit))
 }
 
 // Three processes share four queues. One ends with frames of all queues in its hands; everything comes back.
@@ -195,7 +191,5 @@ func TestExtraQueuesRefused(t *testing.T) {
 		t.Error("Share: no error")
 	}
 	nstest.Must(t, q.Close())
-	if q.Ready() || q.Receive(make([]Frame, 4)) != 0 || q.Wait(0) == nil {
-		t.Error("a closed queue receives")
-	}
+	nstest.ErrorIf(t, q.Ready() || q.Receive(make([]Frame, 4)) != 0 || q.Wait(0) == nil, "a closed queue receives")
 }

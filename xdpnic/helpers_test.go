@@ -124,15 +124,13 @@ type pairOptions struct {
 func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 	t.Helper()
 	e := &end{ns: ns}
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		if e.redirect, err = attachRedirect(ns.Index, o.generic, o.frags); err != nil {
 			return err
 		}
 		e.q, err = e.open(o.cfg)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() {
 		if t.Failed() {
 			s, err := e.q.Stats()

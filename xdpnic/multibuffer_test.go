@@ -64,16 +64,14 @@ func openWithMemory(t *testing.T, unaligned bool) (a, b *end, mem []byte) {
 	mem = mapped(t, 1<<20) // first: it goes after the queues
 	a, b = openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
 	cfg.Memory = mem
-	if err := a.ns.Do(func() error {
+	nstest.Must(t, a.ns.Do(func() error {
 		a.q.Close()
 		q, err := a.open(cfg)
 		if err == nil {
 			a.q = q
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return a, b, mem
 }
 
@@ -140,15 +138,13 @@ func TestCancelOnTheRing(t *testing.T) {
 		}
 		// What is for no socket of the queue goes on to the kernel, and may be seen there.
 		var neighbour int
-		if err := b.ns.Do(func() (err error) {
+		nstest.Must(t, b.ns.Do(func() (err error) {
 			const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
 			if neighbour, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, all); err == nil {
 				err = unix.Bind(neighbour, &unix.SockaddrLinklayer{Protocol: all, Ifindex: b.ns.Index})
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer unix.Close(neighbour)
 		region := q.Info().PoolBytes
 		send := func() uint64 {
@@ -165,13 +161,9 @@ func TestCancelOnTheRing(t *testing.T) {
 		secret := []byte("secret")
 		copy(mem[region:], bytes.Repeat(secret, 4096/len(secret)))
 		first, second := send(), send()
-		if !q.Reading(first) || !q.Cancel(first) {
-			t.Error("not cancelled")
-		}
+		nstest.ErrorIf(t, !q.Reading(first) || !q.Cancel(first), "not cancelled")
 		nstest.Must(t, q.Flush())
-		if q.Reading(second) || !q.Cancel(second) {
-			t.Error("the kernel reads what it has copied")
-		}
+		nstest.ErrorIf(t, q.Reading(second) || !q.Cancel(second), "the kernel reads what it has copied")
 		if data, _ := receive(t, b.q); len(data) != 64+4096 || !bytes.Contains(data, secret) {
 			t.Errorf("unaligned %v: a frame of %d bytes", unaligned, len(data))
 		}
@@ -210,8 +202,6 @@ func TestMultiBufferRefused(t *testing.T) {
 	for release, want := range map[string]bool{
 		"5.15.0-91-generic": true, "6.1.0-50-cloud-amd64": true, "6.5.13": true, "6.6.0-rc1": false, "6.18.5": false, "7.0": false, "?": false,
 	} {
-		if beforeSG(release) != want {
-			t.Errorf("%s is before XDP_USE_SG: want %v", release, want)
-		}
+		nstest.ErrorIf(t, beforeSG(release) != want, "%s is before XDP_USE_SG: want %v", release, want)
 	}
 }

@@ -33,14 +33,12 @@ func openNICs(t testing.TB, cfg Config) (a, b *end) {
 // program or to bind a socket.
 func awaitRunning(t testing.TB, e *end) {
 	t.Helper()
-	if err := e.ns.Do(func() error {
+	nstest.Must(t, e.ns.Do(func() error {
 		if !AwaitRunning(e.ns.Index, waitLimit) {
 			return fmt.Errorf("%s: no link", e.ns.Name)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // wantMode asks the kernel how the program is attached and the socket bound: a
@@ -273,9 +271,7 @@ func TestNICsUnaligned(t *testing.T) {
 				if err == nil {
 					q.Close()
 				}
-				if !errors.Is(err, unix.EOPNOTSUPP) {
-					t.Errorf("%v, want EOPNOTSUPP", err)
-				}
+				nstest.ErrorIf(t, !errors.Is(err, unix.EOPNOTSUPP), "%v, want EOPNOTSUPP", err)
 				return
 			}
 			a, b := openNICs(t, cfg)
@@ -300,7 +296,7 @@ func TestNICsUnaligned(t *testing.T) {
 // check what they must be able to do.
 func TestNICsFacts(t *testing.T) {
 	ns, _, _ := nstest.NICs(t)
-	if err := ns.Do(func() error {
+	nstest.Must(t, ns.Do(func() error {
 		fact := func(name string, err error) {
 			if err == nil {
 				t.Logf("fact: %s: yes", name)
@@ -342,7 +338,5 @@ func TestNICsFacts(t *testing.T) {
 		try("multi-buffer, generic", ModeGeneric, true, nil)
 		try("multi-buffer, zero-copy", ModeZeroCopy, true, nil)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

@@ -299,9 +299,7 @@ func TestCancel(t *testing.T) {
 			if done := q.Cancel(frames[0]); done != (copied || taken <= 2) {
 				t.Errorf("%d entries taken, copied %v: cancelled %v", taken, copied, done)
 			}
-			if !q.Cancel(frames[2]) {
-				t.Error("a frame that is not published is not cancelled")
-			}
+			nstest.ErrorIf(t, !q.Cancel(frames[2]), "a frame that is not published is not cancelled")
 			q.publish()
 			after := k.transmit(100)
 			for i, d := range append(before, after...) {
@@ -320,14 +318,10 @@ func TestCancel(t *testing.T) {
 			}
 			q.Reap()
 			for _, addr := range frames {
-				if q.Reading(addr) || q.InFlight(addr) {
-					t.Error("a frame that has completed is on its way")
-				}
+				nstest.ErrorIf(t, q.Reading(addr) || q.InFlight(addr), "a frame that has completed is on its way")
 			}
 			mem[frames[0]] = 1
-			if !q.Cancel(frames[0]) || mem[frames[0]] == 0 {
-				t.Error("a frame that has left is cancelled")
-			}
+			nstest.ErrorIf(t, !q.Cancel(frames[0]) || mem[frames[0]] == 0, "a frame that has left is cancelled")
 			for i := range uint64(6) {
 				q.Release(q.pool.addr(2 + i))
 			}
@@ -351,16 +345,10 @@ func TestCancelZeroCopy(t *testing.T) {
 		}
 	}
 	q.publish()
-	if q.Cancel(first) || q.Cancel(second) {
-		t.Error("cancelled at once")
-	}
+	nstest.ErrorIf(t, q.Cancel(first) || q.Cancel(second), "cancelled at once")
 	read := k.transmit(2) // with the old or the new contents
-	if q.Cancel(first) || !q.Reading(first) {
-		t.Error("cancelled although it has been taken")
-	}
-	if !q.Cancel(second) {
-		t.Error("not cancelled, and still on the ring")
-	}
+	nstest.ErrorIf(t, q.Cancel(first) || !q.Reading(first), "cancelled although it has been taken")
+	nstest.ErrorIf(t, !q.Cancel(second), "not cancelled, and still on the ring")
 	for _, d := range append(read, k.transmit(2)...) {
 		k.complete(d.Addr)
 	}

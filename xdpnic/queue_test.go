@@ -44,9 +44,8 @@ func TestOpenContext(t *testing.T) {
 		_, err := OpenContext(ctx, Config{Ifindex: na.Index, BusyTimeout: waitLimit})
 		return err
 	})
-	if !errors.Is(err, context.Canceled) || !errors.Is(err, unix.EBUSY) {
-		t.Errorf("%v, want that it was cancelled while the queue was busy", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, context.Canceled) || !errors.Is(err, unix.EBUSY),
+		"%v, want that it was cancelled while the queue was busy", err)
 }
 
 // After Close every call is harmless.
@@ -152,9 +151,7 @@ func TestNoAllocations(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
-	if lost != 0 {
-		t.Errorf("%d errors", lost)
-	}
+	nstest.ErrorIf(t, lost != 0, "%d errors", lost)
 }
 
 // A goroutine that polls while the owner closes the queue finds it empty: the rings'
@@ -179,9 +176,7 @@ func TestReadyBesideClose(t *testing.T) {
 			})
 		}
 		nstest.Check(t, q.Close())
-		if q.Ready() {
-			t.Error("a closed queue has frames")
-		}
+		nstest.ErrorIf(t, q.Ready(), "a closed queue has frames")
 		close(stop)
 		pollers.Wait()
 	}
@@ -200,7 +195,7 @@ func TestRunning(t *testing.T) {
 		}
 		nstest.Must(t, err)
 	}
-	if err := a.Do(func() error {
+	nstest.Check(t, a.Do(func() error {
 		if !AwaitRunning(a.Index, waitLimit) {
 			return errors.New("a veth with its peer up is not running")
 		}
@@ -219,7 +214,5 @@ func TestRunning(t *testing.T) {
 			return errors.New("an interface that is not there: no error")
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 }

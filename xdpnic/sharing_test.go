@@ -78,16 +78,13 @@ func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
 		cfg.Mode = ModeGeneric
 	}
 	cfg, err := cfg.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s := &sharedQueue{ns: ns, fds: make(map[int][]int)}
 	pool := cfg.PoolBytes()
-	if s.arena, err = hugepages.New(hugepages.Config{Size: pool + 1<<20, Reserve: pool, Shared: true, Policy: hugepages.Avoid}); err != nil {
-		t.Fatal(err)
-	}
+	s.arena, err = hugepages.New(hugepages.Config{Size: pool + 1<<20, Reserve: pool, Shared: true, Policy: hugepages.Avoid})
+	nstest.Must(t, err)
 	cfg.Memory = s.arena.Bytes()
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		if s.prog, err = attachBySlot(ns.Index, cfg.Mode.Generic()); err != nil {
 			return err
 		}
@@ -99,17 +96,13 @@ func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
 			return err
 		}
 		return s.handOut(q)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() {
 		for _, all := range s.fds {
 			fds.Close(all...)
 		}
 		s.prog.close()
-		if err := s.arena.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, s.arena.Close())
 	})
 	return s
 }
@@ -145,7 +138,7 @@ func dupAll(of []int) (all []int, err error) {
 // join lets one more process join.
 func (s *sharedQueue) join(t testing.TB, part int) {
 	t.Helper()
-	if err := s.ns.Do(func() error {
+	nstest.Must(t, s.ns.Do(func() error {
 		for _, all := range s.fds {
 			q, err := Join(all[0], s.of, s.arena.Bytes(), part, all[1:]...)
 			if err != nil {
@@ -154,9 +147,7 @@ func (s *sharedQueue) join(t testing.TB, part int) {
 			return s.handOut(q)
 		}
 		return fmt.Errorf("no process is left")
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // handout describes the queue of a partition.
@@ -172,17 +163,11 @@ func (s *sharedQueue) handout(part int) Handout {
 func (s *sharedQueue) adopt(t testing.TB, part int) *end {
 	t.Helper()
 	all, err := dupAll(s.fds[part])
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	mem, err := unix.Mmap(s.arena.FD(), 0, len(s.arena.Bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	q, err := Adopt(all[0], s.handout(part), mem, all[1:]...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() {
 		q.Close()
 		unix.Munmap(mem)
@@ -195,14 +180,10 @@ func (s *sharedQueue) reclaim(t testing.TB, part int) (chunks int) {
 	t.Helper()
 	all := s.fds[part]
 	for i := range all {
-		if err := s.prog.xsks.Delete(uint32(s.slot(part) + i)); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, s.prog.xsks.Delete(uint32(s.slot(part)+i)))
 	}
 	chunks, err := Reclaim(all[0], s.handout(part), s.arena.Bytes(), all[1:]...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	fds.Close(all...)
 	delete(s.fds, part)
 	return chunks
@@ -234,9 +215,7 @@ func inPlace(t testing.TB, q *Queue) {
 			t.Errorf("TX chunk %d of process %d is in flight", i, c.layout.partitionOf(uint64(i)+p.rx))
 		}
 	}
-	if prod-cons < uint32(p.rx)-8 {
-		t.Errorf("%d of %d chunks are on the fill ring", prod-cons, p.rx)
-	}
+	nstest.ErrorIf(t, prod-cons < uint32(p.rx)-8, "%d of %d chunks are on the fill ring", prod-cons, p.rx)
 }
 
 // toSlot sends one frame of n bytes to the socket in a slot of a shared queue.
@@ -249,9 +228,7 @@ func (e *end) toSlot(t testing.TB, to *end, slot, n int, seed byte) {
 	if !e.q.Send(addr, n, false) {
 		t.Fatal("Send refused")
 	}
-	if err := e.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, e.q.Flush())
 }
 
 var sharing = Config{ChunkSize: 2048, RxChunks: 32, TxChunks: 16, Sharing: Sharing{Guests: 3, RxChunks: 16, RxRing: 32, TxChunks: 8}}
@@ -321,9 +298,7 @@ func TestSharingDeath(t *testing.T) {
 			case 1:
 				e.q.publish() // and not kicked
 			case 2:
-				if err := e.q.Flush(); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, e.q.Flush())
 			}
 			e.q.Alloc()
 			for i := range 10 {
@@ -466,10 +441,7 @@ func TestSharingOverwrittenEntry(t *testing.T) {
 	}
 	p.pushFill(0) // where 3 was
 	c.me = reclaimer
-	if c.fill[0] != p.entry(0, 4) || p.reclaimRX(3, 0) {
-		t.Errorf("fill ring %#x, words %#x: chunk 3 was returned", c.fill, c.rx)
-	}
-	if p.reclaimRX(2, 1) {
-		t.Error("chunk 2 is on the ring")
-	}
+	nstest.ErrorIf(t, c.fill[0] != p.entry(0, 4) || p.reclaimRX(3, 0),
+		"fill ring %#x, words %#x: chunk 3 was returned", c.fill, c.rx)
+	nstest.ErrorIf(t, p.reclaimRX(2, 1), "chunk 2 is on the ring")
 }

@@ -43,9 +43,7 @@ func TestEcho(t *testing.T) {
 						t.Errorf("counters: %+v", s)
 					}
 					s.Each(func(c Counter) {
-						if c.Drop && c.Value != 0 {
-							t.Errorf("%s = %d", c.Name, c.Value)
-						}
+						nstest.ErrorIf(t, c.Drop && c.Value != 0, "%s = %d", c.Name, c.Value)
 					})
 					info := e.q.Info()
 					if info.Mode != ModeNative || info.ZeroCopy || len(info.Attempts) != 2 ||
@@ -85,9 +83,7 @@ func TestRandomTraffic(t *testing.T) {
 						kept[e] = append(kept[e], addr)
 					}
 				}
-				if err := e.q.Flush(); err != nil {
-					rt.Fatal(err)
-				}
+				nstest.Must(rt, e.q.Flush())
 			},
 			"send again": func(rt *rapid.T) {
 				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
@@ -124,9 +120,7 @@ func TestRandomTraffic(t *testing.T) {
 			},
 			"": func(rt *rapid.T) {
 				for _, e := range ends {
-					if err := e.q.Audit(); err != nil {
-						rt.Fatal(err)
-					}
+					nstest.Must(rt, e.q.Audit())
 				}
 			},
 		})
@@ -145,9 +139,7 @@ func TestRandomTraffic(t *testing.T) {
 			}
 			e.q.Refill()
 			eventually(t, "completions", func() bool { e.q.Flush(); return e.q.TxFree() == 16 })
-			if err := e.q.Audit(); err != nil {
-				rt.Fatal(err)
-			}
+			nstest.Must(rt, e.q.Audit())
 		}
 	})
 }
@@ -271,13 +263,10 @@ func TestBurst(t *testing.T) {
 				got := 0
 				eventually(t, "all received", func() bool { got += b.q.Receive(frames); return got == DefaultChunks })
 				s := stats(t, a.q)
-				if s.TxLostBusy != 0 || s.Transmitted != DefaultChunks {
-					t.Errorf("%+v", s)
-				}
+				nstest.ErrorIf(t, s.TxLostBusy != 0 || s.Transmitted != DefaultChunks, "%+v", s)
 				budget := a.q.Info().TxBudget
-				if s.TxKicks < uint64(DefaultChunks/budget) || s.TxKicks <= flushes || s.TxAgain == 0 {
-					t.Errorf("%d flushes, %d kicks of %d entries, %d again", flushes, s.TxKicks, budget, s.TxAgain)
-				}
+				nstest.ErrorIf(t, s.TxKicks < uint64(DefaultChunks/budget) || s.TxKicks <= flushes || s.TxAgain == 0,
+					"%d flushes, %d kicks of %d entries, %d again", flushes, s.TxKicks, budget, s.TxAgain)
 			})
 		}
 	}

@@ -82,9 +82,7 @@ func TestNoWakeIsLost(t *testing.T) {
 		for range rounds {
 			begin := time.Now()
 			nstest.Check(t, a.q.Wait(waitLimit))
-			if time.Since(begin) >= waitLimit {
-				t.Error("a Wait slept through a Wake")
-			}
+			nstest.ErrorIf(t, time.Since(begin) >= waitLimit, "a Wait slept through a Wake")
 			woke <- struct{}{}
 		}
 	})
@@ -180,9 +178,8 @@ func TestDrain(t *testing.T) {
 			begin := time.Now()
 			nstest.Check(t, q.Drain())
 			left, took := int(q.pool.txOut), time.Since(begin)
-			if left != c.left || took > time.Second+10*time.Millisecond {
-				t.Errorf("%+v: %d frames have not left after %v", c, left, took)
-			}
+			nstest.ErrorIf(t, left != c.left || took > time.Second+10*time.Millisecond,
+				"%+v: %d frames have not left after %v", c, left, took)
 			<-over
 		})
 	}

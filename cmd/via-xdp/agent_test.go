@@ -158,9 +158,7 @@ func TestAgentCommand(t *testing.T) {
 	}()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if pid, err := agentclient.Probe(socket); err == nil {
-			if pid != os.Getpid() {
-				t.Errorf("process %d serves", pid)
-			}
+			nstest.ErrorIf(t, pid != os.Getpid(), "process %d serves", pid)
 			break
 		} else if time.Now().After(end) {
 			t.Fatal(err)
@@ -173,9 +171,7 @@ func TestAgentCommand(t *testing.T) {
 		args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored"},
 		stdout: &strings.Builder{}, stderr: &strings.Builder{}, actions: production(),
 	})
-	if second != exitFailed {
-		t.Errorf("a second agent ends with %d", second)
-	}
+	nstest.ErrorIf(t, second != exitFailed, "a second agent ends with %d", second)
 	stop()
 	if status := <-done; status != exitFine {
 		t.Errorf("exit status %d\n%s", status, out.String())
@@ -257,15 +253,11 @@ func TestDashboard(t *testing.T) {
 	}
 	asked := map[string]bool{}
 	for _, p := range board.Panels {
-		if len(p.Targets) == 0 {
-			t.Errorf("panel %q asks for nothing", p.Title)
-		}
+		nstest.ErrorIf(t, len(p.Targets) == 0, "panel %q asks for nothing", p.Title)
 		for _, target := range p.Targets {
 			var has []string
 			for _, metric := range regexp.MustCompile(`viaxdp_\w+`).FindAllString(target.Expr, -1) {
-				if labels[metric] == nil {
-					t.Errorf("panel %q: there is no metric %s", p.Title, metric)
-				}
+				nstest.ErrorIf(t, labels[metric] == nil, "panel %q: there is no metric %s", p.Title, metric)
 				asked[metric], has = true, labels[metric]
 			}
 			for _, m := range regexp.MustCompile(`\{\{(\w+)\}\}|\b(\w+)(?:=|!=|=~|!~)"`).FindAllStringSubmatch(target.LegendFormat+target.Expr, -1) {
@@ -275,9 +267,7 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
-	if len(asked) < 5 {
-		t.Errorf("it asks for %v", asked)
-	}
+	nstest.ErrorIf(t, len(asked) < 5, "it asks for %v", asked)
 }
 
 // By default the agent serves root alone, or its group. Other users get an error with the remedy. Users
@@ -308,9 +298,8 @@ func TestAgentDefaults(t *testing.T) {
 		cmd := nstest.AsNobody(t, "TestProgramOfAgent")
 		cmd.Env = append(os.Environ(), "VIA_TEST_AGENT="+socket)
 		told, err := cmd.CombinedOutput()
-		if (c.want == "") != (err == nil) || !strings.Contains(string(told), c.want) {
-			t.Errorf("%+v: a user: %v\n%s", c, err, told)
-		}
+		nstest.ErrorIf(t, (c.want == "") != (err == nil) || !strings.Contains(string(told), c.want),
+			"%+v: a user: %v\n%s", c, err, told)
 		_ = agent.Process.Signal(unix.SIGTERM)
 		if err := agent.Wait(); err != nil {
 			t.Errorf("the agent: %v\n%s", err, out.String())
@@ -378,14 +367,10 @@ func FuzzAgentSettings(f *testing.F) {
 			t.Errorf("%+v", d)
 		}
 		for uid, q := range d.Users {
-			if min(q.Connections, q.Queues, q.VIs, q.PinnedBytes) < 0 {
-				t.Errorf("user %d: %+v", uid, q)
-			}
+			nstest.ErrorIf(t, min(q.Connections, q.Queues, q.VIs, q.PinnedBytes) < 0, "user %d: %+v", uid, q)
 		}
 		for name, i := range d.Interfaces {
-			if i.MaxVIs != 0 && (i.MaxVIs < 2 || i.MaxVIs > 1<<16) {
-				t.Errorf("interface %s: %+v", name, i)
-			}
+			nstest.ErrorIf(t, i.MaxVIs != 0 && (i.MaxVIs < 2 || i.MaxVIs > 1<<16), "interface %s: %+v", name, i)
 		}
 	})
 }
@@ -476,7 +461,5 @@ func TestSystemdService(t *testing.T) {
 	if errors.As(err, &exit) && exit.ExitCode() == exitCannotRun {
 		nstest.Lacks(t, "%s", out)
 	}
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	nstest.ErrorIf(t, err != nil, "%v\n%s", err, out)
 }

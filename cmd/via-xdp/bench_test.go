@@ -60,13 +60,10 @@ func TestBenchFlags(t *testing.T) {
 		t.Error(diff)
 	}
 	for _, text := range []string{"window: a title", "tcp-spin"} {
-		if !strings.Contains(table, text) {
-			t.Errorf("the table has no %q:\n%s", text, table)
-		}
+		nstest.ErrorIf(t, !strings.Contains(table, text), "the table has no %q:\n%s", text, table)
 	}
-	if !strings.Contains(errs, "takes about") || !strings.Contains(errs, out) {
-		t.Errorf("neither an estimate nor the place of the results: %q", errs)
-	}
+	nstest.ErrorIf(t, !strings.Contains(errs, "takes about") || !strings.Contains(errs, out),
+		"neither an estimate nor the place of the results: %q", errs)
 	if diff := cmp.Diff(r.report, readSample(t, filepath.Join(out, "report.json"))); diff != "" {
 		t.Error(diff)
 	}
@@ -129,9 +126,8 @@ func TestBenchCompare(t *testing.T) {
 		{"worse", []string{"--json", "--fail", "20"}, exitFailed, `"marked": true`},
 	} {
 		status, out, errs := call(&recorder{}, append([]string{"bench", "compare", files["a"], files[c.b]}, c.flags...)...)
-		if status != c.status || !strings.Contains(out, c.want) {
-			t.Errorf("%+v: status %d, printed %q, %q", c, status, out, errs)
-		}
+		nstest.ErrorIf(t, status != c.status || !strings.Contains(out, c.want),
+			"%+v: status %d, printed %q, %q", c, status, out, errs)
 	}
 }
 
@@ -144,9 +140,8 @@ func TestBenchDoc(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
 		nstest.Must(t, err)
 		plots, _ := filepath.Glob(filepath.Join(docs, "benchmarks", "*.svg"))
-		if len(plots) != 1 || !strings.Contains(string(text), "benchmarks/"+filepath.Base(plots[0])) {
-			t.Errorf("plots %v, document %s", plots, text)
-		}
+		nstest.ErrorIf(t, len(plots) != 1 || !strings.Contains(string(text), "benchmarks/"+filepath.Base(plots[0])),
+			"plots %v, document %s", plots, text)
 	}
 	r := &recorder{report: sampleReport(2)}
 	if status, _, errs := call(r, "bench", "doc", "--from", from, "--docs", docs); status != exitFine || len(r.calls) > 0 {
@@ -178,9 +173,8 @@ func TestBenchRenew(t *testing.T) {
 	if status, _, errs := call(r, "bench", "doc", "--from", path, "--docs", docs, "window"); status != exitFine || len(r.calls) != 1 {
 		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
 	}
-	if r.suite.Turns != old.Turns || r.suite.Out != dir {
-		t.Errorf("%d turns, histograms in %s", r.suite.Turns, r.suite.Out)
-	}
+	nstest.ErrorIf(t, r.suite.Turns != old.Turns || r.suite.Out != dir,
+		"%d turns, histograms in %s", r.suite.Turns, r.suite.Out)
 	want := *old
 	want.Groups = []report.Group{later.Groups[0], other}
 	want.Groups[0].Renewed = later.Started

@@ -144,13 +144,9 @@ func TestProxyKeys(t *testing.T) {
 				return err
 			})
 			if c.why == "" {
-				if string(got) != "hello" || err != nil {
-					t.Errorf("%q, %v", got, err)
-				}
+				nstest.ErrorIf(t, string(got) != "hello" || err != nil, "%q, %v", got, err)
 			} else {
-				if len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("%q, %v", got, err)
-				}
+				nstest.ErrorIf(t, len(got) > 0 || !errors.Is(err, syscall.ECONNRESET), "%q, %v", got, err)
 				for who, said := range map[string]*heard{has(c.near): nearSays, has(c.far): farSays} {
 					await.Until(t, "the proxy says what it has: "+who, func() bool { return strings.Contains(said.String(), who) })
 				}

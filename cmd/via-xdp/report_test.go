@@ -44,9 +44,7 @@ func TestReportCommand(t *testing.T) {
 	var out, log bytes.Buffer
 	env := environment{stdout: &out, stderr: &log, actions: actions{
 		inspect: func(name string, try bool) (inspect.Interface, error) {
-			if try {
-				t.Error("a report tried modes, which resets links")
-			}
+			nstest.ErrorIf(t, try, "a report tried modes, which resets links")
 			return inspect.Interface{Name: name, MAC: "52:54:00:12:34:56"}, nil
 		},
 	}}
@@ -62,15 +60,11 @@ func TestReportCommand(t *testing.T) {
 	all := ""
 	for _, name := range []string{"version", "host/proc/version", "nic/lo/sysfs", "nic/lo/info.json", "programs.json", "results/pingpong.json"} {
 		text := files["via-xdp-report/"+name]
-		if text == "" {
-			t.Errorf("no %s", name)
-		}
+		nstest.ErrorIf(t, text == "", "no %s", name)
 		all += text
 	}
 	for _, secret := range []string{"192.0.2.17", "52:54:00:12:34:56"} {
-		if strings.Contains(all, secret) {
-			t.Errorf("the report has %s", secret)
-		}
+		nstest.ErrorIf(t, strings.Contains(all, secret), "the report has %s", secret)
 	}
 	if i, _ := f.Stat(); i.Mode().Perm() != 0o600 {
 		t.Errorf("the report has mode %v", i.Mode())

@@ -154,9 +154,8 @@ func TestAsNobody(t *testing.T) {
 			t.Logf("%s: others have the machine in order: %s", c.args, said) // hugepages are shared by all tests
 			continue
 		}
-		if status != c.status || !strings.Contains(said, c.says) {
-			t.Errorf("%s: status %d, want %d, and %q; said %s", c.args, status, c.status, c.says, said)
-		}
+		nstest.ErrorIf(t, status != c.status || !strings.Contains(said, c.says),
+			"%s: status %d, want %d, and %q; said %s", c.args, status, c.status, c.says, said)
 	}
 }
 
@@ -166,9 +165,7 @@ func TestDoc(t *testing.T) {
 	nstest.Must(t, writeDoc(&b, newRoot(environment{actions: production()})))
 	text, err := os.ReadFile("../../docs/cli.md")
 	nstest.Must(t, err)
-	if b.String() != string(text) {
-		t.Error("docs/cli.md is not what the commands say: go generate ./cmd/via-xdp")
-	}
+	nstest.ErrorIf(t, b.String() != string(text), "docs/cli.md is not what the commands say: go generate ./cmd/via-xdp")
 }
 
 // Each command that reads has --json, and each command a short text and help.

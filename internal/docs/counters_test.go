@@ -71,9 +71,7 @@ func TestCountersAreListed(t *testing.T) {
 		}
 	}
 	for section := range listed {
-		if code[section] == nil {
-			t.Errorf("%s: section %s is of nothing in the code", countersDoc, section)
-		}
+		nstest.ErrorIf(t, code[section] == nil, "%s: section %s is of nothing in the code", countersDoc, section)
 	}
 }
 

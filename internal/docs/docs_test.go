@@ -212,9 +212,7 @@ func TestOperations(t *testing.T) {
 			t.Errorf("%s:%d: the comment of %s does not say that it is %s", viplDoc, r.line, name, r.vipl())
 		}
 	}
-	if len(listed) != operations {
-		t.Errorf("%d operations are listed, of %d", len(listed), operations)
-	}
+	nstest.ErrorIf(t, len(listed) != operations, "%d operations are listed, of %d", len(listed), operations)
 	for name, text := range s.docs {
 		if m := isOperation.FindStringSubmatch(text); m != nil && listed[m[1]] != name {
 			t.Errorf("%s says that it is %s; the table says %q", name, m[1], listed[m[1]])
@@ -255,9 +253,8 @@ func TestMPI(t *testing.T) {
 	listed := map[string]bool{}
 	for _, r := range rowsOf(t, mvichDoc, "MPI") {
 		for _, name := range strings.Split(strings.TrimSuffix(r.cells["MPI"], " and the like"), ", ") {
-			if !mpiName.MatchString(name) || listed[name] {
-				t.Errorf("%s:%d: %q is no name of MPI, or has a row already", mvichDoc, r.line, name)
-			}
+			nstest.ErrorIf(t, !mpiName.MatchString(name) || listed[name],
+				"%s:%d: %q is no name of MPI, or has a row already", mvichDoc, r.line, name)
 			listed[name] = true
 		}
 		names := quoted.FindAllStringSubmatch(r.cells["Go"], -1)
@@ -274,9 +271,7 @@ func TestMPI(t *testing.T) {
 			}
 		}
 	}
-	if len(listed) < 100 {
-		t.Errorf("%d names of MPI have a row: the table was not found", len(listed))
-	}
+	nstest.ErrorIf(t, len(listed) < 100, "%d names of MPI have a row: the table was not found", len(listed))
 }
 
 // The document names each function and method of package mvich that programs call.

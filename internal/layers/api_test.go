@@ -72,9 +72,7 @@ func TestAPINamesNoInternalType(t *testing.T) {
 			}
 		}
 	}
-	if declared < 300 {
-		t.Errorf("%d exported declarations: they were not found", declared)
-	}
+	nstest.ErrorIf(t, declared < 300, "%d exported declarations: they were not found", declared)
 }
 
 func anyExported(names []*ast.Ident) bool {

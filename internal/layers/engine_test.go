@@ -106,9 +106,7 @@ func TestParts(t *testing.T) {
 			return true
 		})
 	}
-	if changes < 100 {
-		t.Errorf("%d changes of parts: they were not found", changes)
-	}
+	nstest.ErrorIf(t, changes < 100, "%d changes of parts: they were not found", changes)
 }
 
 // The port's struct stays short: new state belongs to a part.

@@ -148,13 +148,9 @@ func floor(pkg string) int {
 // What the table allows leads down, or stays on a floor.
 func TestFloors(t *testing.T) {
 	for pkg, imports := range allowed {
-		if floor(pkg) < 0 {
-			t.Errorf("%s is on no floor", pkg)
-		}
+		nstest.ErrorIf(t, floor(pkg) < 0, "%s is on no floor", pkg)
 		for _, imp := range imports {
-			if floor(imp) > floor(pkg) {
-				t.Errorf("%s imports %s from a floor above", pkg, imp)
-			}
+			nstest.ErrorIf(t, floor(imp) > floor(pkg), "%s imports %s from a floor above", pkg, imp)
 		}
 	}
 }
@@ -191,9 +187,7 @@ func TestLayers(t *testing.T) {
 		}
 		for _, imp := range p.Imports {
 			if own, ok := strings.CutPrefix(imp, module+"/"); ok {
-				if !slices.Contains(may, own) {
-					t.Errorf("%s imports %s", name, own)
-				}
+				nstest.ErrorIf(t, !slices.Contains(may, own), "%s imports %s", name, own)
 				continue
 			}
 			if slices.Contains(pure, name) && (strings.Contains(imp, ".") || imp == "syscall" || imp == "os" || imp == "net") {
@@ -201,9 +195,7 @@ func TestLayers(t *testing.T) {
 			}
 		}
 	}
-	if seen < 10 {
-		t.Errorf("go list knows only %d packages: the rule was not tested", seen)
-	}
+	nstest.ErrorIf(t, seen < 10, "go list knows only %d packages: the rule was not tested", seen)
 }
 
 // Only files whose names end in _unsafe bypass Go's types, and cmd/libvipl, which is
@@ -232,9 +224,7 @@ func TestUnsafe(t *testing.T) {
 		return nil
 	})
 	nstest.Must(t, err)
-	if found < 10 {
-		t.Errorf("%d files import unsafe: they were not found", found)
-	}
+	nstest.ErrorIf(t, found < 10, "%d files import unsafe: they were not found", found)
 }
 
 // asCI is how .ci/run finds a target.
@@ -266,9 +256,7 @@ func TestFuzzTargets(t *testing.T) {
 			if !ok || !isTarget(fn) {
 				continue
 			}
-			if !found[fn.Name.Name] {
-				t.Errorf("%s: .ci/run does not find %s", path, fn.Name.Name)
-			}
+			nstest.ErrorIf(t, !found[fn.Name.Name], "%s: .ci/run does not find %s", path, fn.Name.Name)
 			if corpus, err := os.ReadDir(filepath.Join(filepath.Dir(path), "testdata", "fuzz", fn.Name.Name)); len(corpus) == 0 {
 				t.Errorf("%s: no corpus of %s is committed: %v", path, fn.Name.Name, err)
 			}
@@ -346,7 +334,5 @@ func TestWords(t *testing.T) {
 		return nil
 	})
 	nstest.Must(t, err)
-	if declared < 10_000 {
-		t.Errorf("%d identifiers: they were not found", declared)
-	}
+	nstest.ErrorIf(t, declared < 10_000, "%d identifiers: they were not found", declared)
 }

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // unlocked are fields of the port and of a connection that no lock guards: they never change once the object is
@@ -48,9 +50,7 @@ func TestLocks(t *testing.T) {
 			}
 		}
 	}
-	if len(a.guarded) < 90 {
-		t.Errorf("%d guarded fields: they were not found", len(a.guarded))
-	}
+	nstest.ErrorIf(t, len(a.guarded) < 90, "%d guarded fields: they were not found", len(a.guarded))
 	for _, file := range p.Syntax {
 		for _, d := range file.Decls {
 			if d, ok := d.(*ast.FuncDecl); ok && d.Body != nil && !slices.Contains(constructors, d.Name.Name) {
@@ -78,9 +78,8 @@ func TestLocks(t *testing.T) {
 			t.Errorf("%v: %s is called with the port's lock held, and takes it", p.Fset.Position(c.at), c.callee.Name())
 		}
 	}
-	if roots < 60 || locked < 80 {
-		t.Errorf("%d functions without callers, %d that need the lock: they were not found", roots, locked)
-	}
+	nstest.ErrorIf(t, roots < 60 || locked < 80,
+		"%d functions without callers, %d that need the lock: they were not found", roots, locked)
 }
 
 func exportedMethod(d *ast.FuncDecl) bool {

@@ -45,9 +45,7 @@ func TestWhereThingsAre(t *testing.T) {
 			}
 		}
 	}
-	if found < 40 {
-		t.Errorf("%d functions in the tables: they are not read", found)
-	}
+	nstest.ErrorIf(t, found < 40, "%d functions in the tables: they are not read", found)
 }
 
 // tableRows are the rows of the Markdown tables with these heads, by cells.

@@ -112,9 +112,8 @@ func TestSend(t *testing.T) {
 			for ; len(got) < len(all); count++ {
 				got = append(got, next()...)
 			}
-			if !bytes.Equal(got, all) || whole != (count == 1) {
-				t.Errorf("%v, whole %v: %d bytes in %d datagrams", to, whole, len(got), count)
-			}
+			nstest.ErrorIf(t, !bytes.Equal(got, all) || whole != (count == 1),
+				"%v, whole %v: %d bytes in %d datagrams", to, whole, len(got), count)
 		}
 	}
 }
@@ -145,9 +144,7 @@ func TestErrors(t *testing.T) {
 		for _, want := range c.want {
 			ok = ok || errors.Is(err, want)
 		}
-		if !ok {
-			t.Errorf("%s: %v", c.what, err)
-		}
+		nstest.ErrorIf(t, !ok, "%s: %v", c.what, err)
 	}
 	if err := s.Send(path(a.IPv4, b.IPv4, 1000), fine); err != nil {
 		t.Errorf("after errors: %v", err)
@@ -212,9 +209,7 @@ func TestConnected(t *testing.T) {
 		t.Helper()
 		nstest.Must(t, s.Send(to, pieces))
 		got, from := next()
-		if !bytes.Equal(got, all) {
-			t.Errorf("%d bytes arrive", len(got))
-		}
+		nstest.ErrorIf(t, !bytes.Equal(got, all), "%d bytes arrive", len(got))
 		ports[from] = true
 	}
 	want := func(n int) {
@@ -234,9 +229,8 @@ func TestConnected(t *testing.T) {
 		return nil
 	}))
 	want(64)
-	if len(ports) != 64+1 {
-		t.Errorf("packets came from %d ports, not one for each socket and the shared one", len(ports))
-	}
+	nstest.ErrorIf(t, len(ports) != 64+1,
+		"packets came from %d ports, not one for each socket and the shared one", len(ports))
 	for _, p := range paths {
 		s.Release(p)
 	}

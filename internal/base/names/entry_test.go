@@ -44,9 +44,7 @@ fe80::1 link disc="é"#comment
 		"unix": text, "windows": strings.ReplaceAll(text, "\n", "\r\n"), "no newline at the end": strings.TrimSpace(text),
 	} {
 		got, err := ParseNames(text)
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		nstest.ErrorIf(t, err != nil, "%s: %v", what, err)
 		if d := cmp.Diff(want, got, compareAddr); d != "" {
 			t.Errorf("%s: -want +got\n%s", what, d)
 		}
@@ -359,18 +357,15 @@ func TestFileReadOnce(t *testing.T) {
 			}
 		}
 		// On a busy machine it may have settled meanwhile.
-		if reads != 3 && time.Since(written) < settling/2 {
-			t.Errorf("%q, just written: read %d times in 3 lookups", text, reads)
-		}
+		nstest.ErrorIf(t, reads != 3 && time.Since(written) < settling/2,
+			"%q, just written: read %d times in 3 lookups", text, reads)
 		f.fresh, reads = true, 0 // as if it were old
 		for range 3 {
 			if _, err := f.load(); (err != nil) != wrong {
 				t.Fatal(err)
 			}
 		}
-		if reads != 0 {
-			t.Errorf("%q, old: read again", text)
-		}
+		nstest.ErrorIf(t, reads != 0, "%q, old: read again", text)
 		replace(t, path, text) // only the inode differs
 		if _, err := f.load(); (err != nil) != wrong || reads != 1 {
 			t.Errorf("%q, replaced: read %d times, want 1; %v", text, reads, err)

@@ -184,9 +184,8 @@ func TestUnknown(t *testing.T) {
 	r, dir := newResolver(t, someNames, someHosts, nil)
 	_, err := r.Lookup(t.Context(), strings.Repeat("no-such-name", 100))
 	for _, part := range []string{`"no-such-name`, filepath.Join(dir, "names"), filepath.Join(dir, "hosts"), "DNS is switched off"} {
-		if err == nil || !strings.Contains(err.Error(), part) || len(err.Error()) > 500 {
-			t.Errorf("%v: does not say %s, or too much", err, part)
-		}
+		nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), part) || len(err.Error()) > 500,
+			"%v: does not say %s, or too much", err, part)
 	}
 	if got := reverse(t, r, "10.0.0.5", ""); got != "?" {
 		t.Error(got)

@@ -271,9 +271,7 @@ func TestOnlySocketsGo(t *testing.T) {
 		t.Errorf("found by a link: %+v", found)
 	}
 	for _, path := range []string{link, file} {
-		if Remove(path) == nil {
-			t.Errorf("%s removed", path)
-		}
+		nstest.ErrorIf(t, Remove(path) == nil, "%s removed", path)
 	}
 	for _, path := range []string{link, file, named, target} {
 		if _, err := os.Lstat(path); err != nil {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
+
 	"pgregory.net/rapid"
 )
 
@@ -75,15 +77,11 @@ func TestVectors(t *testing.T) {
 	clear := []byte("clear")
 	for i, plain := range []string{"hello", "", "next key"} {
 		epoch, number := s.Next()
-		if int(number) != i || int(epoch) != i/2 {
-			t.Errorf("packet %d is number %d of epoch %d", i, number, epoch)
-		}
+		nstest.ErrorIf(t, int(number) != i || int(epoch) != i/2, "packet %d is number %d of epoch %d", i, number, epoch)
 		check([]string{"requester-0", "requester-1", "requester-2"}[i], s.Seal(nil, []byte(plain), clear))
 	}
 	check("acceptor-0", a.Session.Seal(nil, []byte("hello"), clear))
-	if len(want) > 0 {
-		t.Errorf("not checked: %v", want)
-	}
+	nstest.ErrorIf(t, len(want) > 0, "not checked: %v", want)
 }
 
 // Whatever of a handshake differs between the sides or is changed on the way, there

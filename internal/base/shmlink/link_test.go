@@ -112,9 +112,7 @@ func TestLies(t *testing.T) {
 	}
 	// Only this side's own index counts what it has taken.
 	a.in.cons.Store(0)
-	if a.Ready() {
-		t.Error("a frame that was taken is there again")
-	}
+	nstest.ErrorIf(t, a.Ready(), "a frame that was taken is there again")
 	clear(mem)
 	if _, ok := a.Receive(buf); ok {
 		t.Error("indices that go back: a frame")
@@ -188,11 +186,7 @@ func FuzzNeighbour(f *testing.F) {
 			}
 			a.Ready()
 		}
-		if !bytes.Equal(buf[MaxFrame:], bytes.Repeat([]byte{0xee}, 8)) {
-			t.Error("written behind the buffer")
-		}
-		if len(mine) != ringSize || len(mem) != Size {
-			t.Error("the views have changed")
-		}
+		nstest.ErrorIf(t, !bytes.Equal(buf[MaxFrame:], bytes.Repeat([]byte{0xee}, 8)), "written behind the buffer")
+		nstest.ErrorIf(t, len(mine) != ringSize || len(mem) != Size, "the views have changed")
 	})
 }

@@ -109,9 +109,7 @@ func TestRules(t *testing.T) {
 	if !f.has(Rule{Port: 4793, Queue: 1}) || !f.has(Rule{IPv6: true, Port: 4793, Queue: 1}) || f.has(Rule{Port: 4793, Queue: 7}) || !f.has(other) {
 		t.Errorf("rules: %v", f.rules)
 	}
-	if !slices.Equal(f.table, []uint32{0, 1}) {
-		t.Error("the table was changed without need")
-	}
+	nstest.ErrorIf(t, !slices.Equal(f.table, []uint32{0, 1}), "the table was changed without need")
 	if err := errors.Join(s.Undo(), s.Undo()); err != nil || !maps.Equal(f.rules, before) {
 		t.Errorf("after Undo: %v, want %v, %v", f.rules, before, err)
 	}
@@ -192,9 +190,7 @@ func TestResume(t *testing.T) {
 		var was State
 		nstest.Must(t, json.Unmarshal(b, &was))
 		r := Resume(f, 1, was)
-		if r.How != s.How {
-			t.Errorf("steered by %v, want %v", r.How, s.How)
-		}
+		nstest.ErrorIf(t, r.How != s.How, "steered by %v, want %v", r.How, s.How)
 		nstest.Check(t, r.Undo())
 		if f.rules != nil && !maps.Equal(f.rules, rules) || f.table != nil && !slices.Equal(f.table, []uint32{0, 1, 2}) {
 			t.Errorf("after Undo: %+v", f)
@@ -360,7 +356,7 @@ func TestRuleSpec(t *testing.T) {
 // A NIC with neither feature returns errors that Port passes on.
 func TestInterface(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	if err := ns.Do(func() error {
+	nstest.Check(t, ns.Do(func() error {
 		i, err := Open(ns.Name)
 		if err != nil {
 			return err
@@ -388,9 +384,7 @@ func TestInterface(t *testing.T) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 	if _, err := Open("a-name-that-is-too-long"); err == nil {
 		t.Error("a name of 23 bytes was taken")
 	}

@@ -74,9 +74,8 @@ func TestRun(t *testing.T) {
 		}
 		cancel()
 		nstest.Must(t, <-ended)
-		if s.Frames < 48 || s.Lost > 0 || len(s.Queues) != 2 || (s.Skipped > 0) != (filter != nil) {
-			t.Errorf("filter %v: %+v", filter, s)
-		}
+		nstest.ErrorIf(t, s.Frames < 48 || s.Lost > 0 || len(s.Queues) != 2 || (s.Skipped > 0) != (filter != nil),
+			"filter %v: %+v", filter, s)
 		r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
 		nstest.Must(t, err)
 		seen := map[[2]bool]int{} // sent, to b
@@ -193,9 +192,7 @@ func TestEnds(t *testing.T) {
 	}
 	ended, s := run(capture.Config{Snaplen: 100, Count: 5})
 	wait(ended, func() { a.Send(t, b, []byte("x")) })
-	if s.Frames != 5 {
-		t.Errorf("%d frames, not 5", s.Frames)
-	}
+	nstest.ErrorIf(t, s.Frames != 5, "%d frames, not 5", s.Frames)
 	both := make(chan struct{}) // closed when both are captured
 	ended, _ = run(capture.Config{Snaplen: 100, Progress: func(s capture.Summary) {
 		if slices.Min(s.Queues) > 0 && !isClosed(both) {

@@ -79,9 +79,7 @@ func TestRates(t *testing.T) {
 	other.Programs[0].Command = "bpp"
 	for _, before := range []*Report{nil, other} {
 		for _, c := range after.Queues(before)[0].Counts {
-			if c.Rate != 0 {
-				t.Errorf("%+v", c)
-			}
+			nstest.ErrorIf(t, c.Rate != 0, "%+v", c)
 		}
 	}
 	after.Only("eth1")
@@ -89,9 +87,7 @@ func TestRates(t *testing.T) {
 		t.Errorf("only eth1: %+v", after)
 	}
 	after.Only("eth2")
-	if len(after.Programs) != 0 {
-		t.Errorf("only eth2: %+v", after)
-	}
+	nstest.ErrorIf(t, len(after.Programs) != 0, "only eth2: %+v", after)
 }
 
 // Exactly the counters that the document calls drops are marked as drops.
@@ -132,9 +128,7 @@ func TestTake(t *testing.T) {
 		t.Fatalf("%+v", after)
 	}
 	got := list[1].Get("engine", "Messages")
-	if got.Value != 10 || got.Rate <= 0 {
-		t.Errorf("%+v", got)
-	}
+	nstest.ErrorIf(t, got.Value != 10 || got.Rate <= 0, "%+v", got)
 	if v := list[0].VIs[0]; v.SendRate <= 0 || v.RecvRate != 0 || v.SendDone != 10 {
 		t.Errorf("%+v", v)
 	}
@@ -179,18 +173,14 @@ func FuzzStatus(f *testing.F) {
 				t.Fatalf("%q is shown", shown)
 			}
 		}
-		if vis != 0 {
-			t.Errorf("%d VIs are missing", vis)
-		}
+		nstest.ErrorIf(t, vis != 0, "%d VIs are missing", vis)
 		all[1].Targets()
 		if _, err := json.Marshal(all[1].Queues(&all[0])); err != nil {
 			t.Fatal(err)
 		}
 		all[1].Only("eth0")
 		for _, q := range all[1].Queues(nil) {
-			if q.Interface != "eth0" {
-				t.Errorf("%v is not of eth0", q)
-			}
+			nstest.ErrorIf(t, q.Interface != "eth0", "%v is not of eth0", q)
 		}
 	})
 }

@@ -227,9 +227,7 @@ func TestSameNames(t *testing.T) {
 func TestReportFails(t *testing.T) {
 	a := New(full{}, &Mask{}, time.Now())
 	a.Add("x", "y")
-	if a.Close() == nil {
-		t.Error("a report that could not be written closed without an error")
-	}
+	nstest.ErrorIf(t, a.Close() == nil, "a report that could not be written closed without an error")
 }
 
 // FuzzMask: in any text, no separate address remains, and the same text is masked the same.
@@ -252,9 +250,8 @@ func FuzzMask(f *testing.F) {
 			own, _ := netip.ParseAddr(strings.TrimPrefix(w, "::")) // one of IPv4 behind colons is masked as such
 			address := err == nil && !a.IsUnspecified() && !a.IsLoopback() && !own.IsLoopback()
 			mac := macForm.FindString(w) == w && strings.Trim(w, "0:") != ""
-			if (address || mac) && slices.Contains(left, w) {
-				t.Errorf("%q: %q comes through in %q", text, w, masked)
-			}
+			nstest.ErrorIf(t, (address || mac) && slices.Contains(left, w),
+				"%q: %q comes through in %q", text, w, masked)
 		}
 		if again := m.Apply(text); again != masked {
 			t.Errorf("%q is %q, and then %q", text, masked, again)

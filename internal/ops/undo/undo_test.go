@@ -133,9 +133,7 @@ func TestUndoAfterCrash(t *testing.T) {
 			t.Fatal(err)
 		}
 		again.Close()
-		if f.values["a"] != "1" || f.values["b"] != "2" {
-			t.Errorf("b was %s: now %v", b, f.values)
-		}
+		nstest.ErrorIf(t, f.values["a"] != "1" || f.values["b"] != "2", "b was %s: now %v", b, f.values)
 		leftIn(t, dir)
 		must(t, errors.Join(rundir.Make(dir), os.WriteFile(j.path, text, 0o644)))
 	}
@@ -166,9 +164,8 @@ func TestUndoOfTheUnfinished(t *testing.T) {
 		f.crash, f.after, f.round = "", "", nil
 		j = open(t, dir, f)
 		done, err := j.Undo()
-		if err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0" {
-			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
-		}
+		nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0",
+			"%s: %+v, %v, now %v", name, done, err, f.values)
 		j.Close()
 		leftIn(t, dir)
 	}
@@ -221,9 +218,8 @@ func TestFinish(t *testing.T) {
 		*f = fake{values: map[string]string{"a": "30"}}
 		j = open(t, dir, f) // from the file
 		done, err := j.Undo()
-		if err != nil || len(done) != 1 || done[0].Kept == "" || f.values["a"] != "30" {
-			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
-		}
+		nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept == "" || f.values["a"] != "30",
+			"%s: %+v, %v, now %v", name, done, err, f.values)
 		j.Close()
 		leftIn(t, dir)
 	}
@@ -271,9 +267,8 @@ func TestUndoRounded(t *testing.T) {
 		t.Errorf("list: %v", c)
 	}
 	done, err := j.Undo()
-	if err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0" {
-		t.Errorf("%+v, %v, now %v", done, err, f.values)
-	}
+	nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0",
+		"%+v, %v, now %v", done, err, f.values)
 	j.Close()
 	leftIn(t, dir)
 }
@@ -421,9 +416,7 @@ func TestInterface(t *testing.T) {
 		}
 		// A thread in the namespace, so that it is found from outside.
 		c := j.Changes()[0]
-		if c.Netns == 0 || c.Ifindex != a.Index {
-			t.Errorf("written down: %+v", c)
-		}
+		nstest.ErrorIf(t, c.Netns == 0 || c.Ifindex != a.Index, "written down: %+v", c)
 		// A namespace does not match by its inode number alone.
 		nothing := func() error { return nil }
 		nstest.Check(t, m.Enter(c, nothing))
