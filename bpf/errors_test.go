@@ -4,34 +4,24 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/nstest"
 )
 
-// privileged runs f on a thread that has only these capabilities. The thread ends with f.
-func privileged(t *testing.T, f func() error, capabilities ...int) error {
-	t.Helper()
-	errc := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime ends the thread
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var sets [2]unix.CapUserData
-		for _, c := range capabilities {
-			sets[c/32].Effective |= 1 << (c % 32)
-			sets[c/32].Permitted |= 1 << (c % 32)
-		}
-		if err := unix.Capset(&header, &sets[0]); err != nil {
-			errc <- fmt.Errorf("capset: %w", err)
-			return
-		}
-		errc <- f()
-	}()
-	return <-errc
+// limited leaves the calling thread these capabilities alone, for good.
+func limited(capabilities ...int) error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	for _, c := range capabilities {
+		sets[c/32].Effective |= 1 << (c % 32)
+		sets[c/32].Permitted |= 1 << (c % 32)
+	}
+	return unix.Capset(&header, &sets[0])
 }
 
 // Every loader fails with the same error, which names what is missing and the remedy.
@@ -63,7 +53,12 @@ func TestLoadWithoutPrivilege(t *testing.T) {
 			{[]int{unix.CAP_NET_ADMIN}, ": CAP_BPF missing: run as root"},
 			{[]int{unix.CAP_BPF, unix.CAP_NET_ADMIN}, ""},
 		} {
-			err := privileged(t, load, c.capabilities...)
+			var err error
+			thread.Run(func() {
+				if err = limited(c.capabilities...); err == nil {
+					err = load()
+				}
+			})
 			if c.want == "" {
 				nstest.ErrorIf(t, err != nil, "%s with %d: %v", name, c.capabilities, err)
 				continue
@@ -82,14 +77,7 @@ func TestAttachWithLeastPrivilege(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	d, other := loadTestDemux(t), foreign(t)
 	within(t, a, func() error {
-		// Capabilities are the thread's: drop them here, for good.
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var sets [2]unix.CapUserData
-		for _, c := range []int{unix.CAP_BPF, unix.CAP_NET_ADMIN} {
-			sets[c/32].Effective |= 1 << (c % 32)
-			sets[c/32].Permitted |= 1 << (c % 32)
-		}
-		if err := unix.Capset(&header, &sets[0]); err != nil {
+		if err := limited(unix.CAP_BPF, unix.CAP_NET_ADMIN); err != nil {
 			return err
 		}
 		if err := d.Attach(a.Index, Native); err != nil {

@@ -109,36 +109,6 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// The baseline redirects everything that is sent to the port, and nothing else.
-func TestRedirectTraffic(t *testing.T) {
-	for _, mode := range modes {
-		t.Run(mode.String(), func(t *testing.T) {
-			a, b := nstest.Pair(t, nstest.Options{})
-			r := loadTestRedirect(t, RedirectConfig{})
-			socket := receiver(t, b)
-			nstest.Must(t, r.Register(0, socket.FD()))
-			within(t, b, func() error { return r.Attach(b.Index, mode) })
-
-			other := netip.AddrPortFrom(b.IPv4, DefaultPort+1)
-			kernel := udp(t, b, other, netip.AddrPort{})
-			if _, err := udp(t, a, netip.AddrPortFrom(a.IPv4, 0), other).Write([]byte("kernel")); err != nil {
-				t.Fatal(err)
-			}
-			taken := netip.AddrPortFrom(b.IPv4, DefaultPort)
-			if _, err := udp(t, a, netip.AddrPortFrom(a.IPv4, 0), taken).Write([]byte("socket")); err != nil {
-				t.Fatal(err)
-			}
-			got := make([]byte, 16)
-			if n, err := kernel.Read(got); err != nil || string(got[:n]) != "kernel" {
-				t.Errorf("UDP socket: %q, %v", got[:n], err)
-			}
-			if got := receive(t, socket); !bytes.HasSuffix(got, []byte("socket")) {
-				t.Errorf("AF_XDP socket: % x", got)
-			}
-		})
-	}
-}
-
 // In a test run the context sets the queue. On an interface with several queues, a frame must be on the queue
 // of its VI's socket, or on one of its VI's sockets.
 func TestQueueOfContext(t *testing.T) {

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/internal/lab/nstest"
-
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func newPSK(t testing.TB, b byte) *PSK {

@@ -6,11 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"viaxdp/internal/lab/nstest"
-
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/ops/undo"
 )
 
