@@ -92,7 +92,7 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 			}
 			return fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", name, err)
 		}
-		a.NIC(root, name, support.Ethtool{Name: name})
+		a.NIC(root, name, support.Ethtool(name))
 		info, err := env.actions.inspect(name, false)
 		if err != nil {
 			a.Add("nic/"+name+"/info.json", fmt.Sprintf("(%v)\n", err)) // it may be gone by now
