@@ -59,7 +59,7 @@ var allowed = map[string][]string{
 	"internal/base/ordered":      {},
 	"internal/base/names":        {},
 	"internal/base/rundir":       {},
-	"internal/base/programs":     {"internal/base/termsafe", "internal/base/rundir"},
+	"internal/base/programs":     {"internal/base/fds", "internal/base/termsafe", "internal/base/rundir"},
 	"internal/ops/capture":       {"internal/base/programs", "internal/base/wire"},
 	"internal/lab/pairtest":      {"internal/lab/nstest", "vipl"},
 	"internal/lab/openmpi":       {"internal/lab/testbed"},
