@@ -43,42 +43,48 @@ func readPool() (p pool, err error) {
 	if p, err = readCounters(); err != nil {
 		return p, err
 	}
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return p, nil
-	}
-	defer f.Close()
-	if m, ok := poolInMeminfo(f); ok {
+	if m, ok := poolInMeminfo(meminfo()); ok {
 		m.overcommit = p.overcommit
 		return m, nil
 	}
 	return p, nil
 }
 
-// poolInMeminfo returns the pool of the default page size. ok is false if that is not 2 MB, or if the kernel does
-// not report it.
-func poolInMeminfo(meminfo io.Reader) (p pool, ok bool) {
-	found := 0
-	for lines := bufio.NewScanner(meminfo); lines.Scan(); {
+// meminfo reads /proc/meminfo; nil if it cannot be read.
+func meminfo() map[string]int {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	return parseMeminfo(f)
+}
+
+// parseMeminfo reads the values of /proc/meminfo by their names, those in kB as bytes.
+func parseMeminfo(text io.Reader) map[string]int {
+	values := make(map[string]int)
+	for lines := bufio.NewScanner(text); lines.Scan(); {
 		name, value, _ := strings.Cut(lines.Text(), ":")
-		value = strings.TrimSpace(value)
-		v := map[string]*int{
-			"HugePages_Total": &p.total, "HugePages_Free": &p.free,
-			"HugePages_Rsvd": &p.reserved, "HugePages_Surp": &p.surplus,
-		}[name]
-		if v != nil {
-			n, err := strconv.ParseUint(value, 10, 31)
-			if err != nil {
-				return pool{}, false
-			}
-			*v = int(n)
-			found++
-		}
-		if size, is := kilobytes(value); name == "Hugepagesize" {
-			return p, is && size == hugeSize && found == 4
+		if n, ok := kilobytes(value); ok && strings.HasSuffix(value, "kB") {
+			values[name] = n
+		} else if n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 31); err == nil {
+			values[name] = int(n)
 		}
 	}
-	return pool{}, false
+	return values
+}
+
+// poolInMeminfo returns the pool of the default page size. ok is false if that is not 2 MB, or if the kernel does
+// not report it.
+func poolInMeminfo(values map[string]int) (p pool, ok bool) {
+	for name, v := range map[string]*int{
+		"HugePages_Total": &p.total, "HugePages_Free": &p.free, "HugePages_Rsvd": &p.reserved, "HugePages_Surp": &p.surplus,
+	} {
+		if *v, ok = values[name]; !ok {
+			return pool{}, false
+		}
+	}
+	return p, values["Hugepagesize"] == hugeSize
 }
 
 func readCounters() (p pool, err error) {
@@ -121,17 +127,8 @@ func thpSetting(path string) string {
 // memAvailable returns the kernel's estimate of the memory that is available without swapping, in bytes
 // (MemAvailable of /proc/meminfo). ok is false if the kernel does not report it.
 func memAvailable() (n int, ok bool) {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if v, found := strings.CutPrefix(lines.Text(), "MemAvailable:"); found {
-			return kilobytes(v)
-		}
-	}
-	return 0, false
+	n, ok = meminfo()["MemAvailable"]
+	return n, ok
 }
 
 // hugeMapped counts the bytes of [addr, addr+size) that transparent 2 MB pages map now. Guard pages keep the kernel
