@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -38,17 +39,29 @@ func TestMain(m *testing.M) {
 // etherType of the test's frames: for local experiments (IEEE 802).
 const etherType = 0x88b5
 
-// redirect is an XDP program that sends all frames of our EtherType that come
-// in on queue q to the socket in slot q.
+// redirect is an attached XDP program that sends frames of our EtherType to sockets.
 type redirect struct {
 	prog *ebpf.Program
 	xsks *ebpf.Map
 	link link.Link
 }
 
-// attachRedirect attaches the program to the interface of a namespace.
+// attachRedirect attaches a program that sends the frames of our EtherType that come in on queue q to the socket in
+// slot q.
 func attachRedirect(ifindex int, generic, frags bool) (*redirect, error) {
-	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 16})
+	return attach(ifindex, generic, frags, 14, asm.LoadMem(asm.R2, asm.R1, 16, asm.Word)) // rx_queue_index
+}
+
+// attachBySlot is the same for the slot that the first byte names, and the number of the queue further on.
+func attachBySlot(ifindex int, generic bool) (*redirect, error) {
+	return attach(ifindex, generic, true, 15, asm.LoadMem(asm.R2, asm.R2, 14, asm.Byte),
+		asm.LoadMem(asm.R5, asm.R1, 16, asm.Word), asm.Add.Reg(asm.R2, asm.R5))
+}
+
+// attach attaches a program to the interface of a namespace. The instructions of slot put its number into R2, where the
+// frame's first bytes, of that length, are; R1 has the context.
+func attach(ifindex int, generic, frags bool, length int32, slot ...asm.Instruction) (*redirect, error) {
+	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 256})
 	if err != nil {
 		return nil, err
 	}
@@ -56,22 +69,22 @@ func attachRedirect(ifindex int, generic, frags bool) (*redirect, error) {
 	binary.BigEndian.PutUint16(be, etherType)
 	spec := &ebpf.ProgramSpec{
 		Name: "test_redirect", Type: ebpf.XDP, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
+		Instructions: slices.Concat(asm.Instructions{
 			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
 			asm.LoadMem(asm.R3, asm.R1, 4, asm.Word), // data_end
 			asm.Mov.Reg(asm.R4, asm.R2),
-			asm.Add.Imm(asm.R4, 14),
+			asm.Add.Imm(asm.R4, length),
 			asm.JGT.Reg(asm.R4, asm.R3, "pass"),
 			asm.LoadMem(asm.R5, asm.R2, 12, asm.Half),
 			asm.JNE.Imm(asm.R5, int32(binary.NativeEndian.Uint16(be)), "pass"),
-			asm.LoadMem(asm.R2, asm.R1, 16, asm.Word), // rx_queue_index
+		}, slot, asm.Instructions{
 			asm.LoadMapPtr(asm.R1, xsks.FD()),
 			asm.Mov.Imm(asm.R3, 1), // XDP_DROP without a socket
 			asm.FnRedirectMap.Call(),
 			asm.Return(),
 			asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"),
 			asm.Return(),
-		},
+		}),
 	}
 	if frags {
 		spec.Flags = unix.BPF_F_XDP_HAS_FRAGS

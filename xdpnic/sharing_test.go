@@ -1,66 +1,17 @@
 package xdpnic
 
 import (
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/nstest"
 )
-
-// attachBySlot attaches a program that sends frames of our EtherType to the socket in the slot that their first byte names,
-// and the number of their queue further on.
-func attachBySlot(ifindex int, generic bool) (*redirect, error) {
-	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 256})
-	if err != nil {
-		return nil, err
-	}
-	be := make([]byte, 2)
-	binary.BigEndian.PutUint16(be, etherType)
-	r := &redirect{xsks: xsks}
-	if r.prog, err = ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "test_slots", Type: ebpf.XDP, License: "Dual BSD/GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS,
-		Instructions: asm.Instructions{
-			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
-			asm.LoadMem(asm.R3, asm.R1, 4, asm.Word), // data_end
-			asm.Mov.Reg(asm.R4, asm.R2),
-			asm.Add.Imm(asm.R4, 15),
-			asm.JGT.Reg(asm.R4, asm.R3, "pass"),
-			asm.LoadMem(asm.R5, asm.R2, 12, asm.Half),
-			asm.JNE.Imm(asm.R5, int32(binary.NativeEndian.Uint16(be)), "pass"),
-			asm.LoadMem(asm.R2, asm.R2, 14, asm.Byte),
-			asm.LoadMem(asm.R5, asm.R1, 16, asm.Word), // rx_queue_index
-			asm.Add.Reg(asm.R2, asm.R5),
-			asm.LoadMapPtr(asm.R1, xsks.FD()),
-			asm.Mov.Imm(asm.R3, 1), // XDP_DROP without a socket
-			asm.FnRedirectMap.Call(),
-			asm.Return(),
-			asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"),
-			asm.Return(),
-		},
-	}); err != nil {
-		r.close()
-		return nil, fmt.Errorf("%+v", err)
-	}
-	flags := link.XDPDriverMode
-	if generic {
-		flags = link.XDPGenericMode
-	}
-	if r.link, err = link.AttachXDP(link.XDPOptions{Program: r.prog, Interface: ifindex, Flags: flags}); err != nil {
-		r.close()
-		return nil, err
-	}
-	return r, nil
-}
 
 // sharedQueue is a queue that processes share, as an agent sees it.
 type sharedQueue struct {

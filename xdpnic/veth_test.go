@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"pgregory.net/rapid"
 
 	"viaxdp/internal/lab/nstest"
 )
@@ -55,93 +54,6 @@ func TestEcho(t *testing.T) {
 			})
 		}
 	}
-}
-
-// Random traffic both ways, with retained chunks: afterwards every chunk is
-// where it was.
-func TestRandomTraffic(t *testing.T) {
-	a, b := openPair(t, pairOptions{generic: true, cfg: Config{RxChunks: 16, TxChunks: 16}})
-	ends := []*end{a, b}
-	rapid.Check(t, func(rt *rapid.T) {
-		kept := map[*end][]uint64{}
-		leases := map[*end][]uint64{}
-		frames := make([]Frame, 8)
-		rt.Repeat(map[string]func(*rapid.T){
-			"send": func(rt *rapid.T) {
-				i := rapid.IntRange(0, 1).Draw(rt, "end")
-				e, to := ends[i], ends[1-i]
-				for range rapid.IntRange(1, 20).Draw(rt, "n") {
-					addr, buf, ok := e.q.Alloc()
-					if !ok {
-						break
-					}
-					header(buf, to.ns, e.ns)
-					retain := rapid.Bool().Draw(rt, "retain")
-					if !e.q.Send(addr, rapid.IntRange(14, 1514).Draw(rt, "size"), retain) {
-						e.q.Release(addr)
-					} else if retain {
-						kept[e] = append(kept[e], addr)
-					}
-				}
-				nstest.Must(rt, e.q.Flush())
-			},
-			"send again": func(rt *rapid.T) {
-				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
-				for _, addr := range kept[e] {
-					free := !e.q.InFlight(addr)
-					if ok := e.q.Send(addr, 64, true); ok && !free {
-						rt.Fatal("sent while in flight")
-					}
-				}
-				e.q.Flush()
-			},
-			"release": func(*rapid.T) {
-				for _, e := range ends {
-					for _, addr := range kept[e] {
-						e.q.Release(addr)
-					}
-					kept[e] = nil
-				}
-			},
-			"receive": func(rt *rapid.T) {
-				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
-				for _, f := range frames[:e.q.Receive(frames)] {
-					leases[e] = append(leases[e], f.Addr)
-				}
-			},
-			"recycle": func(*rapid.T) {
-				for _, e := range ends {
-					for _, addr := range leases[e] {
-						e.q.Recycle(addr)
-					}
-					leases[e] = nil
-					e.q.Refill()
-				}
-			},
-			"": func(rt *rapid.T) {
-				for _, e := range ends {
-					nstest.Must(rt, e.q.Audit())
-				}
-			},
-		})
-		for _, e := range ends {
-			for _, addr := range kept[e] {
-				e.q.Release(addr)
-			}
-			for _, addr := range leases[e] {
-				e.q.Recycle(addr)
-			}
-			for n := 1; n > 0; {
-				n = e.q.Receive(frames)
-				for _, f := range frames[:n] {
-					e.q.Recycle(f.Addr)
-				}
-			}
-			e.q.Refill()
-			eventually(t, "completions", func() bool { e.q.Flush(); return e.q.TxFree() == 16 })
-			nstest.Must(rt, e.q.Audit())
-		}
-	})
 }
 
 // A retained chunk stays the caller's over its completions and can be sent
