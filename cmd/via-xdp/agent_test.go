@@ -121,6 +121,7 @@ func TestAgentSettingsErrors(t *testing.T) {
 		"[quota]\nqueues = -1":                                    "quota.queues: -1",
 		"[quota]\npinned = \"1GB\"":                               "quota.pinned",
 		"[quota]\npinned = \"99999999999GiB\"":                    "quota.pinned",
+		"[user.root]\nqueues = 1\n[user.0]\nqueues = 2":           "named twice", // the order of a map must not decide
 		"[user.nobody-of-that-name]\nqueues = 1":                  "user.nobody-of-that-name",
 		"[interface.e]\nmode = \"fast\"":                          "interface.e.mode",
 		"[interface.e]\nmax_vis = 1":                              "interface.e.max_vis",
@@ -316,14 +317,6 @@ func TestProgramOfAgent(t *testing.T) {
 	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(8<<20))
 	nstest.Must(t, err)
 	nstest.Check(t, n.Close())
-}
-
-// A user named twice, by name and by number, is an error: the order of a map must not decide which quota holds.
-func TestUserNamedTwice(t *testing.T) {
-	const twice = "[user.root]\nqueues = 1\n[user.0]\nqueues = 2\n"
-	if s, err := parseAgentSettings([]byte(twice)); err == nil || !strings.Contains(err.Error(), "named twice") {
-		t.Errorf("%+v, %v", s.daemon.Users, err)
-	}
 }
 
 // The command line may name the socket relative to the working directory; the descriptor store runs in another

@@ -94,8 +94,6 @@ func (r *recorder) actions() actions {
 			r.suite = c
 			return r.report, called("suite")
 		},
-		worker: func() error { return called("worker") },
-		guard:  func() error { return called("guard") },
 	}
 }
 
@@ -318,12 +316,6 @@ func TestHelpAndVersion(t *testing.T) {
 	for _, args := range []string{"version", "--version"} {
 		if status, out, _ := call(r, args); status != exitFine || out != "via-xdp "+bench.Version()+"\n" {
 			t.Errorf("%s: status %d, %q", args, status, out)
-		}
-	}
-	for command, name := range map[string]string{workerCommand: "worker", guardCommand: "guard"} {
-		r.calls = nil
-		if call(r, command); len(r.calls) != 1 || r.calls[0] != name {
-			t.Errorf("%s called %v", command, r.calls)
 		}
 	}
 }

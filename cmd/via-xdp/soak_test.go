@@ -110,34 +110,33 @@ func TestSoakAttack(t *testing.T) {
 	}
 }
 
-// A broken promise is reported in words and by the status; the report comes first.
-func TestSoakBroken(t *testing.T) {
+// A broken promise is reported in words and by the status; the report comes first. If a soak cannot begin, the only
+// output is the reason. One that is interrupted reports what it has.
+func TestSoakEnds(t *testing.T) {
 	bad := goodSoak
 	bad.Violations = []string{"message 8 came, 7 was due"}
-	_, status, out, errs := soaked(context.Background(), bad, fmt.Errorf("%w (seed 7)", torture.ErrBroken))
-	nstest.ErrorIf(t, status != exitFailed || !strings.Contains(errs, "a promise was broken (seed 7)"),
-		"status %d, %q", status, errs)
-	nstest.ErrorIf(t, !strings.Contains(out, "BROKEN: message 8 came, 7 was due") || strings.Contains(out, "was kept"),
-		"printed\n%s", out)
-}
-
-// If a soak cannot begin, the only output is the reason.
-func TestSoakCannotRun(t *testing.T) {
-	missing := &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}
-	_, status, out, errs := soaked(context.Background(), torture.SoakReport{}, missing)
-	nstest.ErrorIf(t, status != exitCannotRun || out != "" || !strings.Contains(errs, "CAP_BPF"),
-		"status %d, %q, %q", status, out, errs)
-	_, status, out, errs = soaked(context.Background(), torture.SoakReport{}, errors.New("no memory"))
-	nstest.ErrorIf(t, status != exitFailed || out != "" || !strings.Contains(errs, "no memory"),
-		"status %d, %q, %q", status, out, errs)
-}
-
-// A soak that is interrupted reports what it has.
-func TestSoakInterrupted(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
+	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, status, out, _ := soaked(ctx, goodSoak, nil)
-	nstest.ErrorIf(t, status != exitInterrupted || !strings.Contains(out, "4321"), "status %d\n%s", status, out)
+	for name, c := range map[string]struct {
+		ctx       context.Context
+		report    torture.SoakReport
+		err       error
+		status    int
+		out, errs string // a part; "": nothing
+	}{
+		"broken": {t.Context(), bad, fmt.Errorf("%w (seed 7)", torture.ErrBroken), exitFailed,
+			"BROKEN: message 8 came, 7 was due", "a promise was broken (seed 7)"},
+		"missing": {t.Context(), torture.SoakReport{}, &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"},
+			exitCannotRun, "", "CAP_BPF"},
+		"cannot begin": {t.Context(), torture.SoakReport{}, errors.New("no memory"), exitFailed, "", "no memory"},
+		"interrupted":  {interrupted, goodSoak, nil, exitInterrupted, "4321", "canceled"},
+	} {
+		_, status, out, errs := soaked(c.ctx, c.report, c.err)
+		if status != c.status || !strings.Contains(out, c.out) || !strings.Contains(errs, c.errs) ||
+			(c.out == "") != (out == "") || strings.Contains(out, "was kept") != (name == "interrupted") {
+			t.Errorf("%s: status %d, %q, %q", name, status, errs, out)
+		}
+	}
 }
 
 func TestSoakFlags(t *testing.T) {
