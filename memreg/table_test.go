@@ -10,29 +10,38 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-func TestRegisterRefused(t *testing.T) {
+// No memory, and tags and regions that are not of the table or are gone, are refused; nothing changes.
+func TestRefused(t *testing.T) {
 	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
 	gone, err := f.CreatePtag()
 	nstest.Must(t, err)
 	nstest.Must(t, f.DestroyPtag(gone))
-	for _, c := range []struct {
-		name string
-		buf  []byte
-		tag  *Ptag
-		want error
-	}{
-		{"nil", nil, f.tag, ErrLength},
-		{"empty", f.buf[5:5], f.tag, ErrLength},
-		{"no tag", f.buf, nil, ErrPtag},
-		{"tag of another table", f.buf, other.tag, ErrPtag},
-		{"destroyed tag", f.buf, gone, ErrPtag},
-	} {
-		if r, err := f.Register(c.buf, Attributes{Ptag: c.tag}); !errors.Is(err, c.want) || r != nil {
-			t.Errorf("%s: %v, %v, want %v", c.name, r, err, c.want)
+	for name, buf := range map[string][]byte{"nil": nil, "empty": f.buf[5:5]} {
+		_, err := f.Register(buf, Attributes{Ptag: f.tag})
+		nstest.ErrorIf(t, !errors.Is(err, ErrLength), "%s: %v", name, err)
+	}
+	r, foreign, dead := f.register(t, f.buf), other.register(t, other.buf), f.register(t, f.buf)
+	nstest.Must(t, f.Deregister(dead.Handle(), dead.Addr()))
+	before, stats := r.Attributes(), f.Stats()
+	for name, tag := range map[string]*Ptag{"no tag": nil, "tag of another table": other.tag, "destroyed tag": gone} {
+		attr := Attributes{Ptag: tag, EnableRDMAWrite: true, EnableRDMARead: true}
+		made, err := f.Register(f.buf, attr)
+		nstest.ErrorIf(t, !errors.Is(err, ErrPtag) || made != nil, "%s: Register: %v", name, err)
+		err = f.SetAttributes(r, attr)
+		nstest.ErrorIf(t, !errors.Is(err, ErrPtag), "%s: SetAttributes: %v", name, err)
+	}
+	for name, x := range map[string]*Region{"no region": nil, "region of another table": foreign, "deregistered": dead} {
+		for _, tag := range []*Ptag{f.tag, other.tag} {
+			err := f.SetAttributes(x, Attributes{Ptag: tag, EnableRDMAWrite: true})
+			nstest.ErrorIf(t, !errors.Is(err, ErrHandle), "%s: SetAttributes: %v", name, err)
 		}
 	}
-	if s := f.Stats(); s.Regions != 0 || s.Bytes != 0 || f.tag.Users() != 0 || other.tag.Users() != 0 {
-		t.Errorf("refused registrations left something: %+v", s)
+	for _, x := range []*Region{r, foreign, dead} {
+		a := x.Attributes()
+		nstest.ErrorIf(t, a.EnableRDMAWrite || a.EnableRDMARead, "a refused change left %+v", a)
+	}
+	if r.Attributes() != before || f.Stats() != stats || f.tag.Users() != 1 || other.tag.Users() != 1 {
+		t.Errorf("%+v, %+v, %d and %d users of the tags", r.Attributes(), f.Stats(), f.tag.Users(), other.tag.Users())
 	}
 }
 
@@ -135,58 +144,6 @@ func TestForeignAgain(t *testing.T) {
 			nstest.ErrorIf(t, !errors.Is(whole, c.want) || !errors.Is(part, c.want),
 				"the same bytes: %v; some of them: %v; want %v", whole, part, c.want)
 		})
-	}
-}
-
-func TestDeregister(t *testing.T) {
-	f := newFixture(t, Limits{})
-	a, b := f.register(t, f.buf), f.register(t, f.buf) // the same memory twice
-	if a.Handle() == b.Handle() {
-		t.Fatal("two regions have one handle")
-	}
-	for _, c := range []struct {
-		h    Handle
-		addr uint64
-		want error
-	}{
-		{0, a.Addr(), ErrHandle},
-		{^a.Handle(), a.Addr(), ErrHandle},
-		{a.Handle() ^ 1<<31, a.Addr(), ErrHandle}, // the slot is the same
-		{a.Handle() ^ firstSlots, a.Addr(), ErrHandle},
-		{a.Handle(), a.Addr() + 1, ErrStart},
-		{a.Handle(), a.Addr() - 1, ErrStart},
-		{a.Handle(), 0, ErrStart},
-		{a.Handle(), a.Addr(), nil},
-		{a.Handle(), a.Addr(), ErrHandle},
-	} {
-		if err := f.Deregister(c.h, c.addr); !errors.Is(err, c.want) {
-			t.Errorf("Deregister(%#x, %#x): %v, want %v", c.h, c.addr, err, c.want)
-		}
-	}
-	nstest.ErrorIf(t, f.Lookup(a.Handle()) != nil || f.Lookup(b.Handle()) != b, "the wrong region went")
-	if _, _, err := f.Resolve(a.Handle(), a.Addr(), 1, nil); err != ErrHandle {
-		t.Errorf("Resolve of a deregistered region: %v", err)
-	}
-}
-
-func TestResolveChecksPtag(t *testing.T) {
-	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
-	second, err := f.CreatePtag()
-	nstest.Must(t, err)
-	r := f.register(t, f.buf)
-	for _, c := range []struct {
-		name string
-		tag  *Ptag
-		want error
-	}{
-		{"own", f.tag, nil}, {"any", nil, nil}, {"another", second, ErrPtag}, {"another table's", other.tag, ErrPtag},
-	} {
-		if _, _, err := f.Resolve(r.Handle(), r.Addr(), 1, c.tag); err != c.want {
-			t.Errorf("%s tag: %v, want %v", c.name, err, c.want)
-		}
-	}
-	if _, _, err := other.Resolve(r.Handle(), r.Addr(), 1, nil); err != ErrHandle {
-		t.Errorf("another table knows the handle: %v", err)
 	}
 }
 
