@@ -17,8 +17,6 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-var must = nstest.Must
-
 // fake is a machine of a few settings.
 type fake struct {
 	values map[string]string
@@ -73,8 +71,24 @@ func file(name, value string) Step { return Step{Setting{Kind: File, Name: name}
 func open(t *testing.T, dir string, f *fake) *Journal {
 	t.Helper()
 	j, err := Open(dir, "test", f)
-	must(t, err)
+	nstest.Must(t, err)
 	return j
+}
+
+// set makes changes.
+func set(t *testing.T, j *Journal, steps ...Step) {
+	t.Helper()
+	_, err := j.Apply(steps)
+	nstest.Must(t, err)
+}
+
+// die makes changes at one of which the process dies.
+func die(t *testing.T, j *Journal, steps ...Step) {
+	t.Helper()
+	defer j.lock.Close() // as the kernel does
+	defer func() { recover() }()
+	j.Apply(steps)
+	t.Error("it has not died")
 }
 
 func leftIn(t *testing.T, dir string) {
@@ -95,9 +109,7 @@ func TestApplyAndUndo(t *testing.T) {
 		t.Fatalf("%v, %v", made, err)
 	}
 	// Once more, to another value: the first one is remembered.
-	if _, err := j.Apply([]Step{file("a", "100")}); err != nil {
-		t.Fatal(err)
-	}
+	set(t, j, file("a", "100"))
 	j.Close()
 
 	f.sets = nil
@@ -117,17 +129,13 @@ func TestUndoAfterCrash(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	f := &fake{values: map[string]string{"a": "1", "b": "2"}, crash: "b"}
 	j := open(t, dir, f)
-	func() {
-		defer func() { recover() }()
-		j.Apply([]Step{file("a", "10"), file("b", "20")})
-	}()
-	j.lock.Close() // as the kernel does
+	die(t, j, file("a", "10"), file("b", "20"))
 
 	// The crash may also have come after the change.
 	for _, b := range []string{"2", "20"} {
 		f.crash, f.values["a"], f.values["b"] = "", "10", b
 		text, err := os.ReadFile(j.path)
-		must(t, err)
+		nstest.Must(t, err)
 		again := open(t, dir, f)
 		if _, err := again.Undo(); err != nil {
 			t.Fatal(err)
@@ -135,7 +143,7 @@ func TestUndoAfterCrash(t *testing.T) {
 		again.Close()
 		nstest.ErrorIf(t, f.values["a"] != "1" || f.values["b"] != "2", "b was %s: now %v", b, f.values)
 		leftIn(t, dir)
-		must(t, errors.Join(rundir.Make(dir), os.WriteFile(j.path, text, 0o644)))
+		nstest.Must(t, errors.Join(rundir.Make(dir), os.WriteFile(j.path, text, 0o644)))
 	}
 }
 
@@ -150,16 +158,9 @@ func TestUndoOfTheUnfinished(t *testing.T) {
 		f := &fake{values: map[string]string{"a": "0"}}
 		f.round = func(v string) string { return map[string]string{"10": "16", "100": "64"}[v] }
 		j := open(t, dir, f)
-		if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
-			t.Fatal(err)
-		}
+		set(t, j, file("a", "10"))
 		dies(f)
-		func() {
-			defer func() { recover() }()
-			j.Apply([]Step{file("a", "100")})
-			t.Errorf("%s: it has not died", name)
-		}()
-		j.lock.Close() // as the kernel does
+		die(t, j, file("a", "100"))
 
 		f.crash, f.after, f.round = "", "", nil
 		j = open(t, dir, f)
@@ -202,12 +203,7 @@ func TestFinish(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "state")
 		f := &fake{values: map[string]string{"a": "1"}, after: "a"}
 		j := open(t, dir, f)
-		func() {
-			defer func() { recover() }()
-			j.Apply([]Step{file("a", "10")})
-			t.Errorf("%s: it has not died", name)
-		}()
-		j.lock.Close() // as the kernel does
+		die(t, j, file("a", "10"))
 
 		f.after = ""
 		j = open(t, dir, f)
@@ -230,18 +226,16 @@ func TestUndoKeepsWhatOthersChanged(t *testing.T) {
 	j := open(t, t.TempDir(), f)
 	defer j.Close()
 	onNIC := Step{Setting{Feature, "eth0", "c"}, "30"}
-	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20"), onNIC}); err != nil {
-		t.Fatal(err)
-	}
+	set(t, j, file("a", "10"), file("b", "20"), onNIC)
 	f.values["a"], f.gone = "11", true
 	done, err := j.Undo()
-	must(t, err)
+	nstest.Must(t, err)
 	want := []Undone{{Kept: "it is gone"}, {}, {Kept: "another program has set it to 11 since"}}
 	if diff := cmp.Diff(want, done, cmpopts.IgnoreFields(Undone{}, "Change")); diff != "" {
 		t.Error(diff)
 	}
-	if f.values["a"] != "11" || f.values["b"] != "2" || len(j.Changes()) != 0 {
-		t.Errorf("now %v, %v", f.values, j.Changes())
+	if f.values["a"] != "11" || f.values["b"] != "2" || len(j.changes) != 0 {
+		t.Errorf("now %v, %v", f.values, j.changes)
 	}
 }
 
@@ -263,7 +257,7 @@ func TestUndoRounded(t *testing.T) {
 
 	f.round = nil
 	j = open(t, dir, f) // from the file
-	if c := j.Changes(); len(c) != 1 || c[0].Before != "0" || c[0].After != "128" {
+	if c := j.changes; len(c) != 1 || c[0].Before != "0" || c[0].After != "128" {
 		t.Errorf("list: %v", c)
 	}
 	done, err := j.Undo()
@@ -278,9 +272,7 @@ func TestUndoFails(t *testing.T) {
 	dir := t.TempDir()
 	f := &fake{values: map[string]string{"a": "1", "b": "2", "c": "3"}}
 	j := open(t, dir, f)
-	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20"), file("c", "30")}); err != nil {
-		t.Fatal(err)
-	}
+	set(t, j, file("a", "10"), file("b", "20"), file("c", "30"))
 	f.fail = "b"
 	if _, err := j.Undo(); err == nil || !strings.Contains(err.Error(), "b: refused") {
 		t.Fatal(err)
@@ -289,7 +281,7 @@ func TestUndoFails(t *testing.T) {
 	f.fail = ""
 	j = open(t, dir, f)
 	defer j.Close()
-	if c := j.Changes(); len(c) != 1 || c[0].Name != "b" {
+	if c := j.changes; len(c) != 1 || c[0].Name != "b" {
 		t.Fatalf("left: %v", c)
 	}
 	if _, err := j.Undo(); err != nil || f.values["b"] != "2" {
@@ -305,7 +297,7 @@ func TestApplyFails(t *testing.T) {
 	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20")}); err == nil {
 		t.Fatal("no error")
 	}
-	if c := j.Changes(); len(c) != 1 || c[0].Name != "a" {
+	if c := j.changes; len(c) != 1 || c[0].Name != "a" {
 		t.Errorf("list: %v", c)
 	}
 	if _, err := j.Apply([]Step{file("nothing", "1")}); !errors.Is(err, ErrGone) {
@@ -316,7 +308,7 @@ func TestApplyFails(t *testing.T) {
 func TestDamagedList(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "test.json")
-	must(t, os.WriteFile(path, []byte("{"), 0o644))
+	nstest.Must(t, os.WriteFile(path, []byte("{"), 0o644))
 	if _, err := Open(dir, "test", &fake{}); err == nil || !strings.Contains(err.Error(), path) {
 		t.Error(err)
 	}
@@ -357,11 +349,9 @@ func TestListOfOthers(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "state")
 			f := &fake{values: map[string]string{"a": "1"}}
 			j := open(t, dir, f)
-			if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
-				t.Fatal(err)
-			}
+			set(t, j, file("a", "10"))
 			j.Close()
-			must(t, plant(dir, j.path))
+			nstest.Must(t, plant(dir, j.path))
 			if _, err := Open(dir, "test", f); err == nil || !strings.Contains(err.Error(), "VIA_STATE_DIR") {
 				t.Errorf("%v, want an error that says what to do", err)
 			}
@@ -372,10 +362,8 @@ func TestListOfOthers(t *testing.T) {
 	state := filepath.Join(dir, "state")
 	f := &fake{values: map[string]string{"a": "1"}}
 	j := open(t, state, f)
-	must(t, errors.Join(os.WriteFile(target, []byte("mine"), 0o600), os.Symlink(target, j.path+".new")))
-	if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(os.WriteFile(target, []byte("mine"), 0o600), os.Symlink(target, j.path+".new")))
+	set(t, j, file("a", "10"))
 	if b, err := os.ReadFile(target); string(b) != "mine" {
 		t.Errorf("what a link names has %q now, %v", b, err)
 	}
@@ -415,7 +403,7 @@ func TestInterface(t *testing.T) {
 			t.Error("sysfs of another namespace was believed")
 		}
 		// A thread in the namespace, so that it is found from outside.
-		c := j.Changes()[0]
+		c := j.changes[0]
 		nstest.ErrorIf(t, c.Netns == 0 || c.Ifindex != a.Index, "written down: %+v", c)
 		// A namespace does not match by its inode number alone.
 		nothing := func() error { return nil }
@@ -439,7 +427,7 @@ func TestInterface(t *testing.T) {
 		}
 		return nil
 	})
-	must(t, err)
+	nstest.Must(t, err)
 	// From here the namespace cannot be found: no process is in it.
 	if err := m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }); !errors.Is(err, ErrGone) {
 		t.Error(err)
@@ -461,7 +449,7 @@ func FuzzJournal(f *testing.F) {
 		{Setting: Setting{Kind: NetFile, Interface: "../..", Name: "threaded"}, Before: "0", After: "1", Netns: 1, Ifindex: 2},
 	} {
 		b, err := json.Marshal([]Change{c, c})
-		must(f, err)
+		nstest.Must(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte(`[{"kind":"file","name":"\u0000"}]`))
@@ -478,7 +466,7 @@ func FuzzJournal(f *testing.F) {
 			}
 		}
 		again, err := json.Marshal(changes)
-		must(t, err)
+		nstest.Must(t, err)
 		if back, err := parse(again); err != nil || !slices.Equal(back, changes) {
 			t.Fatalf("%+v is read again as %+v, %v", changes, back, err)
 		}
