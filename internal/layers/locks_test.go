@@ -54,7 +54,8 @@ func TestLocks(t *testing.T) {
 	for _, file := range p.Syntax {
 		for _, d := range file.Decls {
 			if d, ok := d.(*ast.FuncDecl); ok && d.Body != nil && !slices.Contains(constructors, d.Name.Name) {
-				a.function(p.TypesInfo.Defs[d.Name], d.Body, d.Name.IsExported() && exportedMethod(d))
+				o := p.TypesInfo.Defs[d.Name]
+				a.function(o, d.Body, o.Exported() && exportedMethod(o))
 			}
 		}
 	}
@@ -82,8 +83,17 @@ func TestLocks(t *testing.T) {
 		"%d functions without callers, %d that need the lock: they were not found", roots, locked)
 }
 
-func exportedMethod(d *ast.FuncDecl) bool {
-	return d.Recv == nil || exportedReceiver(d.Recv.List[0].Type)
+// exportedMethod reports whether a function is none of a type that is not exported.
+func exportedMethod(o types.Object) bool {
+	recv := o.(*types.Func).Signature().Recv()
+	if recv == nil {
+		return true
+	}
+	t := recv.Type()
+	if p, ok := t.(*types.Pointer); ok {
+		t = p.Elem()
+	}
+	return ast.IsExported(typeName(t))
 }
 
 func typeName(t types.Type) string {
