@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // packet is a sealed one on its way.
@@ -77,13 +79,13 @@ func TestSession(t *testing.T) {
 
 func mustShake(t *rapid.T, k *PSK, l Limits) (a, b *Session) {
 	r, ask, err := k.Request(nil)
-	must(t, err)
+	nstest.Must(t, err)
 	o, err := k.Check(ask, nil)
-	must(t, err)
+	nstest.Must(t, err)
 	acc, err := o.Accept(nil, l)
-	must(t, err)
+	nstest.Must(t, err)
 	_, a, err = r.Finish(acc.Share, nil, l)
-	must(t, err)
+	nstest.Must(t, err)
 	return a, acc.Session
 }
 
@@ -214,7 +216,7 @@ func TestNoAllocation(t *testing.T) {
 	sealed := make([]byte, 0, len(plain)+TagLen)
 	if n := testing.AllocsPerRun(200, func() {
 		epoch, number := a.Next()
-		must(t, b.Open(a.Seal(sealed, plain, clear), clear, epoch, number))
+		nstest.Must(t, b.Open(a.Seal(sealed, plain, clear), clear, epoch, number))
 		if b.Open(sealed[:len(plain)+TagLen], clear, epoch, number) != ErrReplay {
 			t.Fatal("a replay was opened")
 		}
