@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -39,15 +40,8 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() error {
-	if c.Port == 0 {
-		c.Port = DefaultPort
-	}
-	if c.MaxVIs == 0 {
-		c.MaxVIs = DefaultMaxVIs
-	}
-	if c.MaxSockets == 0 {
-		c.MaxSockets = DefaultMaxSockets
-	}
+	c.Port, c.MaxVIs = cmp.Or(c.Port, DefaultPort), cmp.Or(c.MaxVIs, DefaultMaxVIs)
+	c.MaxSockets = cmp.Or(c.MaxSockets, DefaultMaxSockets)
 	if c.MaxVIs < 1 || c.MaxVIs > 1<<indexBits {
 		return fmt.Errorf("bpf: MaxVIs is %d, want 1 to %d", c.MaxVIs, 1<<indexBits)
 	}
