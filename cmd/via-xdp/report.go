@@ -37,7 +37,7 @@ func newReport(env environment) *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) (err error) {
 			if len(args) == 0 {
-				if args, err = inspect.Names(); err != nil {
+				if args, err = inspect.Names(0); err != nil {
 					return err
 				}
 			}

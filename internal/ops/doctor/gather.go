@@ -240,22 +240,6 @@ func idleStates(root fs.FS) (states []IdleState) {
 	return states
 }
 
-// Interfaces lists those of the calling thread's network namespace that are up,
-// without the loopback.
-func Interfaces() ([]string, error) {
-	all, err := net.Interfaces()
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, i := range all {
-		if i.Flags&net.FlagLoopback == 0 && i.Flags&net.FlagUp != 0 {
-			names = append(names, i.Name)
-		}
-	}
-	return names, nil
-}
-
 func gatherNIC(name string) (NIC, error) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
