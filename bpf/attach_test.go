@@ -96,9 +96,7 @@ func TestNothingLeftAfterClose(t *testing.T) {
 	nstest.Must(t, err)
 	program, _ := info.ID()
 	maps, _ := info.MapIDs()
-	if len(maps) < 3 {
-		t.Fatalf("maps of the program: %d", maps)
-	}
+	nstest.FatalIf(t, len(maps) < 3, "maps of the program: %d", maps)
 	within(t, a, func() error {
 		if err := d.Attach(a.Index, Generic); err != nil {
 			return err
@@ -258,9 +256,7 @@ func TestAttachErrors(t *testing.T) {
 func copies(t *testing.T, d *Demux) Descriptors {
 	t.Helper()
 	fds, ok := d.Descriptors()
-	if !ok {
-		t.Fatal("no descriptors")
-	}
+	nstest.FatalIf(t, !ok, "no descriptors")
 	var list []int
 	for _, fd := range fds.List() {
 		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)

@@ -50,9 +50,7 @@ func load(t testing.TB, cfg Config) *Demux {
 
 func closeAtEnd(t testing.TB, c io.Closer) {
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
+		nstest.WantErr(t, "close", c.Close(), nil)
 	})
 }
 
@@ -60,9 +58,7 @@ func closeAtEnd(t testing.TB, c io.Closer) {
 func rawSocket(t testing.TB) int {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatalf("AF_XDP socket: %v", err)
-	}
+	nstest.FatalIf(t, err != nil, "AF_XDP socket: %v", err)
 	t.Cleanup(func() { unix.Close(fd) })
 	return fd
 }
@@ -81,9 +77,7 @@ func run(t testing.TB, d *Demux, b []byte, linear int) (action uint32, moved str
 		opts.Context = xdpMD{DataEnd: uint32(linear)}
 	}
 	action, err := d.Program.Run(&opts)
-	if err != nil {
-		t.Fatalf("test run of %d bytes: %v", len(b), err)
-	}
+	nstest.FatalIf(t, err != nil, "test run of %d bytes: %v", len(b), err)
 	if !bytes.Equal(opts.DataOut, b) {
 		t.Errorf("the program changed the frame:\n%s", cmp.Diff(b, opts.DataOut))
 	}
@@ -374,9 +368,7 @@ func TestUnregisterAndClosedSocket(t *testing.T) {
 	if _, counter := run(t, d, good4().bytes(), 0); counter != "no_socket" {
 		t.Errorf("counter %q after Unregister", counter)
 	}
-	if err := d.Unregister(slotSocket); !errors.Is(err, ebpf.ErrKeyNotExist) {
-		t.Errorf("second Unregister: %v", err)
-	}
+	nstest.WantErr(t, "second Unregister", d.Unregister(slotSocket), ebpf.ErrKeyNotExist)
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW, 0)
 	nstest.Must(t, err)
 	nstest.Must(t, d.Register(slotSocket, fd))
@@ -384,9 +376,7 @@ func TestUnregisterAndClosedSocket(t *testing.T) {
 		t.Errorf("action %d after Register", action)
 	}
 	unix.Close(fd)
-	if err := d.Unregister(slotSocket); err != nil {
-		t.Errorf("Unregister of a closed socket: %v", err)
-	}
+	nstest.WantErr(t, "Unregister of a closed socket", d.Unregister(slotSocket), nil)
 }
 
 func TestRegisterRefuses(t *testing.T) {
@@ -427,9 +417,7 @@ func TestRegisterFailsHalfWay(t *testing.T) {
 	if err := d.Queues.Freeze(); err != nil { // user space writes it no more
 		t.Fatal(err)
 	}
-	if err := d.Register(slotSocket, rawSocket(t)); !errors.Is(err, unix.EPERM) {
-		t.Errorf("Register: %v, want EPERM", err)
-	}
+	nstest.WantErr(t, "Register", d.Register(slotSocket, rawSocket(t)), unix.EPERM)
 	if _, counter := run(t, d, good4().bytes(), 0); counter != "no_socket" {
 		t.Errorf("counter %q after a registration that failed", counter)
 	}
@@ -457,9 +445,7 @@ func TestCounterNames(t *testing.T) {
 	nstest.Must(t, err)
 	var fields map[string]uint64
 	nstest.Must(t, json.Unmarshal(text, &fields))
-	if diff := cmp.Diff(each, fields); diff != "" {
-		t.Errorf("JSON has other names (-Each +JSON):\n%s", diff)
-	}
+	nstest.Same(t, "JSON has other names", fields, each)
 }
 
 // Actions, as the kernel numbers them (enum xdp_action).
@@ -585,9 +571,7 @@ func BenchmarkPrograms(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			action, perRun, err := c.program.Benchmark(c.frame, b.N, b.ResetTimer)
-			if err != nil || action != c.action {
-				b.Fatalf("action %d, %v", action, err)
-			}
+			nstest.FatalIf(b, err != nil || action != c.action, "action %d, %v", action, err)
 			b.ReportMetric(float64(perRun.Nanoseconds()), "ns/run")
 		})
 	}

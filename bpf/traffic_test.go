@@ -101,9 +101,7 @@ func TestTraffic(t *testing.T) {
 					t.Errorf("UDP socket: % x, %v; want % x", got[:n], err, control)
 				}
 				want := Counters{Redirected: 1, Control: 1, Key: 1}
-				if c := counters(t, d); c != want {
-					t.Errorf("counters %+v, want %+v", c, want)
-				}
+				nstest.Equal(t, "counters", counters(t, d), want)
 			})
 		}
 	}

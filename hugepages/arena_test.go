@@ -48,9 +48,7 @@ func TestPopulated(t *testing.T) {
 		present, err := residentPages(mem)
 		nstest.Must(t, err)
 		for i, p := range present {
-			if p&1 == 0 {
-				t.Fatalf("page %d of %d is not present", i, len(present))
-			}
+			nstest.FatalIf(t, p&1 == 0, "page %d of %d is not present", i, len(present))
 		}
 		nstest.ErrorIf(t, !bytes.Equal(mem, make([]byte, len(mem))), "new memory is not zero")
 	})
@@ -91,9 +89,7 @@ func TestShared(t *testing.T) {
 		nstest.ErrorIf(t, err != nil || flags&unix.FD_CLOEXEC == 0,
 			"descriptor flags %#x, %v: not close-on-exec", flags, err)
 	}
-	if fd := open(t, Config{Size: 4096, Policy: Avoid}).FD(); fd != -1 {
-		t.Errorf("private arena has descriptor %d", fd)
-	}
+	nstest.Equal(t, "private arena has descriptor", open(t, Config{Size: 4096, Policy: Avoid}).FD(), -1)
 }
 
 func TestAllocFree(t *testing.T) {
@@ -102,13 +98,10 @@ func TestAllocFree(t *testing.T) {
 	base := a.Bytes()
 	for align := 1; align <= 2<<20; align *= 2 {
 		b, err := a.Alloc(100, align)
-		if err != nil {
-			t.Fatalf("alignment %d: %v", align, err)
-		}
+		nstest.FatalIf(t, err != nil, "alignment %d: %v", align, err)
 		off, ok := offsetIn(base, b)
-		if !ok || off < reserve || len(b) != 100 || cap(b) != 100 {
-			t.Fatalf("offset %d (%v), len %d, cap %d", off, ok, len(b), cap(b))
-		}
+		nstest.FatalIf(t, !ok || off < reserve || len(b) != 100 || cap(b) != 100,
+			"offset %d (%v), len %d, cap %d", off, ok, len(b), cap(b))
 		if address(b)%uintptr(align) != 0 || off%align != 0 {
 			t.Fatalf("address %#x, offset %d: not aligned to %d", address(b), off, align)
 		}
@@ -144,12 +137,8 @@ func TestClose(t *testing.T) {
 	start, fd := address(a.Bytes()), a.FD()
 	nstest.Must(t, errors.Join(a.Close(), a.Close()))
 	nstest.ErrorIf(t, a.Bytes() != nil || a.FD() != -1, "a closed arena shows memory")
-	if _, err := a.Alloc(1, 0); !errors.Is(err, ErrClosed) {
-		t.Errorf("Alloc after Close: %v", err)
-	}
-	if err := a.Free(b); !errors.Is(err, ErrClosed) {
-		t.Errorf("Free after Close: %v", err)
-	}
+	nstest.WantErr(t, "Alloc after Close", nstest.Err(a.Alloc(1, 0)), ErrClosed)
+	nstest.WantErr(t, "Free after Close", a.Free(b), ErrClosed)
 	if maps := mapsLine(t, start); strings.Contains(maps, "via-xdp") {
 		t.Errorf("still mapped: %s", maps)
 	}
@@ -207,9 +196,8 @@ func TestRequireRefused(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		_, err := New(Config{Size: (p.available() + 4096) * hugeSize, Shared: shared, Policy: Require})
 		var r Refusal
-		if !errors.As(err, &r) || !errors.Is(err, unix.ENOMEM) {
-			t.Fatalf("shared=%v: %v, want a Refusal with ENOMEM", shared, err)
-		}
+		nstest.FatalIf(t, !errors.As(err, &r) || !errors.Is(err, unix.ENOMEM),
+			"shared=%v: %v, want a Refusal with ENOMEM", shared, err)
 		nstest.ErrorIf(t, r.Step != Hugetlb || !strings.Contains(r.Remedy, "nr_hugepages"), "%+v", r)
 	}
 }
@@ -227,9 +215,7 @@ func TestTransparent(t *testing.T) {
 			if i.Kind != Pages {
 				break
 			}
-			if time.Now().After(end) {
-				t.Fatalf("shared=%v: %v", shared, i)
-			}
+			nstest.FatalIf(t, time.Now().After(end), "shared=%v: %v", shared, i)
 		}
 	}
 }
@@ -408,12 +394,8 @@ ShmemPmdMapped:     2048 kB
 }
 
 func TestCheckMemory(t *testing.T) {
-	if err := checkMemory(1 << 44); !errors.Is(err, unix.ENOMEM) {
-		t.Errorf("16 TB: %v", err)
-	}
-	if err := checkMemory(1 << 12); err != nil {
-		t.Errorf("4 KB: %v", err)
-	}
+	nstest.WantErr(t, "16 TB", checkMemory(1<<44), unix.ENOMEM)
+	nstest.WantErr(t, "4 KB", checkMemory(1<<12), nil)
 }
 
 // For any content of /proc, no parsed value is negative.
@@ -423,9 +405,8 @@ func FuzzProc(f *testing.F) {
 	f.Add("1000-2000 rw-p\nAnonHugePages:      2048 kB\nShmemPmdMapped: -4 kB\nFilePmdMapped: 9999999999999999999 kB", uint64(0), ^uint64(0))
 	f.Fuzz(func(t *testing.T, text string, start, end uint64) {
 		if p, ok := poolInMeminfo(parseMeminfo(strings.NewReader(text))); ok {
-			if p.total < 0 || p.free < 0 || p.reserved < 0 || p.surplus < 0 {
-				t.Fatalf("%q is a pool of %+v", text, p)
-			}
+			nstest.FatalIf(t, p.total < 0 || p.free < 0 || p.reserved < 0 || p.surplus < 0,
+				"%q is a pool of %+v", text, p)
 		}
 		if n, err := hugeInSmaps(strings.NewReader(text), start, end); err == nil && n < 0 {
 			t.Fatalf("%q has %d bytes on huge pages", text, n)

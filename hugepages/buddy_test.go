@@ -233,9 +233,7 @@ func TestBitsetOutside(t *testing.T) {
 		s.add(i)
 	}
 	nstest.ErrorIf(t, s.has(-1) || s.has(100) || s.has(1<<40), "has a member outside of its range")
-	if got := s.next(100); got != -1 {
-		t.Errorf("next behind the end = %d", got)
-	}
+	nstest.Equal(t, "next behind the end", s.next(100), -1)
 }
 
 // A set of few takes little memory, however many it has room for.

@@ -224,9 +224,7 @@ func TestLockOfAStranger(t *testing.T) {
 	got := make(chan error, 1)
 	go func() { got <- takeTurn(f, time.Minute) }()
 	nstest.Must(t, stranger.Close())
-	if err := <-got; err != nil {
-		t.Errorf("after the stranger: %v", err)
-	}
+	nstest.WantErr(t, "after the stranger", <-got, nil)
 }
 
 // A limit that is none, the greatest number that the kernel takes, is read, and adding to what is

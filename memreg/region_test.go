@@ -128,9 +128,8 @@ func TestRegionTellsWhatWasRegistered(t *testing.T) {
 	if r.Attributes() != attr || r.Len() != 10 || len(r.Bytes()) != 10 || cap(r.Bytes()) != 10 || &r.Bytes()[0] != &f.buf[10] {
 		t.Errorf("%+v, %d bytes, capacity %d", r.Attributes(), r.Len(), cap(r.Bytes()))
 	}
-	if r.Addr() != address(f.buf)+10 || r.Handle() == 0 || f.Lookup(r.Handle()) != r {
-		t.Errorf("address %#x, handle %#x", r.Addr(), r.Handle())
-	}
+	nstest.ErrorIf(t, r.Addr() != address(f.buf)+10 || r.Handle() == 0 || f.Lookup(r.Handle()) != r,
+		"address %#x, handle %#x", r.Addr(), r.Handle())
 }
 
 // Memory of Go lives as long as its region, and no longer.
@@ -151,9 +150,7 @@ func TestKeepsMemoryAlive(t *testing.T) {
 		handle, addr := r.Handle(), r.Addr()
 		memory, r = nil, nil
 		runtime.GC()
-		if seen.Value() == nil {
-			t.Fatalf("%s: collected while registered", name)
-		}
+		nstest.FatalIf(t, seen.Value() == nil, "%s: collected while registered", name)
 		nstest.Must(t, f.Deregister(handle, addr))
 		runtime.GC()
 		runtime.GC()
@@ -166,9 +163,7 @@ func TestReleaseTooMany(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
 	r.Release()
-	if r.Users() != 0 || !r.Alive() {
-		t.Fatalf("%d users after a release too many", r.Users())
-	}
+	nstest.FatalIf(t, r.Users() != 0 || !r.Alive(), "%d users after a release too many", r.Users())
 	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
 	r.Release()
 	nstest.ErrorIf(t, r.Acquire() || r.Alive() || r.Users() != 0, "a release brought the region back")
@@ -227,7 +222,5 @@ func TestSetAttributesAgain(t *testing.T) {
 			}
 		}
 	}
-	if n := testing.AllocsPerRun(100, turn); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	nstest.Equal(t, "allocations", testing.AllocsPerRun(100, turn), 0)
 }

@@ -78,9 +78,8 @@ func TestForeign(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		if r.Addr() != c.addr || uint64(r.Len()) != c.n || &r.Bytes()[0] != &mem[c.addr-start] {
-			t.Errorf("%s: %d bytes at %#x", c.name, r.Len(), r.Addr())
-		}
+		nstest.ErrorIf(t, r.Addr() != c.addr || uint64(r.Len()) != c.n || &r.Bytes()[0] != &mem[c.addr-start],
+			"%s: %d bytes at %#x", c.name, r.Len(), r.Addr())
 		nstest.Check(t, f.Deregister(r.Handle(), r.Addr()))
 	}
 	unlimited := newFixture(t, Limits{})
@@ -151,9 +150,8 @@ func TestForeignAgain(t *testing.T) {
 // with the common tag is for no other region.
 func TestCommonPtag(t *testing.T) {
 	f, other := newFixture(t, Limits{MaxPtags: 1}), newFixture(t, Limits{})
-	if _, err := f.Register(f.buf, Attributes{Ptag: other.CommonPtag()}); !errors.Is(err, ErrPtag) {
-		t.Errorf("Register with another table's: %v", err)
-	}
+	nstest.WantErr(t, "Register with another table's",
+		nstest.Err(f.Register(f.buf, Attributes{Ptag: other.CommonPtag()})), ErrPtag)
 	r, err := f.Register(f.buf, Attributes{Ptag: f.CommonPtag(), EnableRDMARead: true})
 	nstest.Must(t, err)
 	own := f.register(t, f.buf)
@@ -176,39 +174,27 @@ func TestCommonPtag(t *testing.T) {
 	if err := f.SetAttributes(r, Attributes{Ptag: f.tag}); err != nil || f.CommonPtag().Users() != 0 {
 		t.Errorf("%v, %d users are left", err, f.CommonPtag().Users())
 	}
-	if err := f.DestroyPtag(f.CommonPtag()); err != ErrPtag {
-		t.Errorf("DestroyPtag: %v", err)
-	}
+	nstest.Equal(t, "DestroyPtag", f.DestroyPtag(f.CommonPtag()), ErrPtag)
 }
 
 func TestPtagLife(t *testing.T) {
 	f, other := newFixture(t, Limits{MaxPtags: 2}), newFixture(t, Limits{})
 	for _, wrong := range []*Ptag{nil, other.tag} {
-		if err := f.DestroyPtag(wrong); !errors.Is(err, ErrPtag) {
-			t.Errorf("DestroyPtag: %v", err)
-		}
-		if err := f.AcquirePtag(wrong); !errors.Is(err, ErrPtag) {
-			t.Errorf("AcquirePtag: %v", err)
-		}
+		nstest.WantErr(t, "DestroyPtag", f.DestroyPtag(wrong), ErrPtag)
+		nstest.WantErr(t, "AcquirePtag", f.AcquirePtag(wrong), ErrPtag)
 	}
 	nstest.ErrorIf(t, (*Ptag)(nil).Acquire(), "no tag can be held")
 	tag, err := f.CreatePtag()
 	nstest.Must(t, err)
-	if _, err := f.CreatePtag(); !errors.Is(err, ErrLimit) {
-		t.Errorf("third tag of two: %v", err)
-	}
+	nstest.WantErr(t, "third tag of two", nstest.Err(f.CreatePtag()), ErrLimit)
 	if err := f.AcquirePtag(tag); err != nil { // a VI
 		t.Fatal(err)
 	}
 	tag.Release()
 	nstest.Check(t, f.DestroyPtag(tag))
-	if err := f.DestroyPtag(tag); !errors.Is(err, ErrPtag) {
-		t.Errorf("destroyed twice: %v", err)
-	}
+	nstest.WantErr(t, "destroyed twice", f.DestroyPtag(tag), ErrPtag)
 	nstest.ErrorIf(t, tag.Acquire() || f.AcquirePtag(tag) == nil, "a destroyed tag can be held")
-	if _, err := f.CreatePtag(); err != nil {
-		t.Errorf("room after destroying: %v", err)
-	}
+	nstest.WantErr(t, "room after destroying", nstest.Err(f.CreatePtag()), nil)
 }
 
 func TestLimits(t *testing.T) {
@@ -218,9 +204,7 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	want := Limits{MaxRegions: MaxRegions, MaxPtags: MaxPtags, MaxBlockBytes: math.MaxInt64, MaxBytes: math.MaxInt64}
-	if got := newFixture(t, Limits{}).Limits(); got != want {
-		t.Errorf("defaults %+v", got)
-	}
+	nstest.Equal(t, "defaults", newFixture(t, Limits{}).Limits(), want)
 }
 
 // Handles keep their value and meaning while the array grows to its end, and
@@ -231,22 +215,16 @@ func TestGrow(t *testing.T) {
 	seen := make(map[Handle]bool, MaxRegions)
 	for i := range regions {
 		r := f.register(t, f.buf[i%1000:i%1000+8])
-		if r.Handle() == 0 || seen[r.Handle()] {
-			t.Fatalf("handle %#x of region %d", r.Handle(), i)
-		}
+		nstest.FatalIf(t, r.Handle() == 0 || seen[r.Handle()], "handle %#x of region %d", r.Handle(), i)
 		seen[r.Handle()] = true
 		regions[i] = r
 		if slots := len(*f.slots.Load()); slots < 2*(i+1) {
 			t.Fatalf("%d regions in %d slots", i+1, slots)
 		}
 	}
-	if _, err := f.Register(f.buf, Attributes{Ptag: f.tag}); !errors.Is(err, ErrLimit) {
-		t.Errorf("one more: %v", err)
-	}
+	nstest.WantErr(t, "one more", nstest.Err(f.Register(f.buf, Attributes{Ptag: f.tag})), ErrLimit)
 	for i, r := range regions {
-		if f.Lookup(r.Handle()) != r {
-			t.Fatalf("region %d of handle %#x is lost", i, r.Handle())
-		}
+		nstest.FatalIf(t, f.Lookup(r.Handle()) != r, "region %d of handle %#x is lost", i, r.Handle())
 	}
 	nstest.Check(t, f.Close())
 	if got, want := f.Stats(), (Stats{Ptags: 1, Registered: MaxRegions}); got != want || f.tag.Users() != 0 {
@@ -264,9 +242,7 @@ func TestHandleCollision(t *testing.T) {
 		return h
 	}
 	for _, want := range []Handle{7, firstSlots, 8} {
-		if got := f.register(t, f.buf).Handle(); got != want {
-			t.Errorf("handle %d, want %d", got, want)
-		}
+		nstest.Equal(t, "handle", f.register(t, f.buf).Handle(), want)
 	}
 }
 
@@ -286,19 +262,11 @@ func TestClose(t *testing.T) {
 	f := newFixture(t, Limits{})
 	free, held := f.register(t, f.buf), f.register(t, f.buf)
 	held.Acquire()
-	if err := f.Close(); !errors.Is(err, ErrBusy) {
-		t.Errorf("with a posted descriptor: %v", err)
-	}
+	nstest.WantErr(t, "with a posted descriptor", f.Close(), ErrBusy)
 	nstest.ErrorIf(t, free.Alive() || !held.Alive() || f.Lookup(held.Handle()) != held, "the wrong regions went")
-	if _, err := f.Register(f.buf, Attributes{Ptag: f.tag}); !errors.Is(err, ErrClosed) {
-		t.Errorf("Register: %v", err)
-	}
-	if _, err := f.CreatePtag(); !errors.Is(err, ErrClosed) {
-		t.Errorf("CreatePtag: %v", err)
-	}
+	nstest.WantErr(t, "Register", nstest.Err(f.Register(f.buf, Attributes{Ptag: f.tag})), ErrClosed)
+	nstest.WantErr(t, "CreatePtag", nstest.Err(f.CreatePtag()), ErrClosed)
 	held.Release()
 	nstest.Check(t, errors.Join(f.Close(), f.Close()))
-	if err := f.DestroyPtag(f.tag); err != nil {
-		t.Errorf("DestroyPtag: %v", err)
-	}
+	nstest.WantErr(t, "DestroyPtag", f.DestroyPtag(f.tag), nil)
 }

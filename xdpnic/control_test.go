@@ -42,9 +42,7 @@ func TestHints(t *testing.T) {
 	if s := (&OpError{Op: "umem", Err: errors.New("x")}).Error(); s != "xdpnic: umem, interface 0 queue 0: x" {
 		t.Error(s)
 	}
-	if h := hint("mtu", unix.EBADF); h != "" {
-		t.Error(h)
-	}
+	nstest.Equal(t, "hint", hint("mtu", unix.EBADF), "")
 }
 
 // Without privilege, and with a small RLIMIT_MEMLOCK, the error names the remedy.

@@ -61,9 +61,7 @@ func TestExtraQueues(t *testing.T) {
 	var frames [1]Frame
 	seen := make(map[*pool]int)
 	for i := range 80 {
-		if b.q.Receive(frames[:]) != 1 {
-			t.Fatalf("frame %d did not come", i)
-		}
+		nstest.FatalIf(t, b.q.Receive(frames[:]) != 1, "frame %d did not come", i)
 		seen[b.q.poolOf(frames[0].Addr)]++
 		if b.q.Recycle(frames[0].Addr); i%4 == 3 && (len(seen) != 4 || seen[b.q.pool] != i/4+1) {
 			t.Fatalf("after %d frames: %v", i+1, seen)

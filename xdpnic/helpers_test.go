@@ -213,9 +213,7 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	addr, buf := e.mustAlloc(t)
 	header(buf, to.ns, e.ns)
 	fillPattern(buf[14:n], seed)
-	if !e.q.Send(addr, n, false) {
-		t.Fatal("Send refused")
-	}
+	nstest.FatalIf(t, !e.q.Send(addr, n, false), "Send refused")
 	nstest.Must(t, e.q.Flush())
 }
 
@@ -249,9 +247,7 @@ const waitLimit = time.Minute
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(waitLimit); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, waitLimit)
-		}
+		nstest.FatalIf(t, time.Now().After(deadline), "%s: not within %v", what, waitLimit)
 		time.Sleep(20 * time.Microsecond)
 	}
 }
@@ -278,9 +274,7 @@ func receive(t testing.TB, q *Queue) (data []byte, segs int) {
 		return n > 0
 	})
 	for i, f := range frames[:n] {
-		if f.More != (i < n-1) {
-			t.Fatalf("segment %d of %d: More is %v", i, n, f.More)
-		}
+		nstest.FatalIf(t, f.More != (i < n-1), "segment %d of %d: More is %v", i, n, f.More)
 		data = append(data, f.Data...)
 		q.Recycle(f.Addr)
 	}
@@ -291,14 +285,10 @@ func receive(t testing.TB, q *Queue) (data []byte, segs int) {
 // wantPattern checks a frame made by mustSend or its like.
 func wantPattern(t testing.TB, data []byte, n int, seed byte) {
 	t.Helper()
-	if len(data) != n {
-		t.Fatalf("got %d bytes, want %d", len(data), n)
-	}
+	nstest.FatalIf(t, len(data) != n, "got %d bytes, want %d", len(data), n)
 	want := make([]byte, n-14)
 	fillPattern(want, seed)
-	if !bytes.Equal(data[14:], want) {
-		t.Fatal("bytes differ")
-	}
+	nstest.FatalIf(t, !bytes.Equal(data[14:], want), "bytes differ")
 }
 
 func audit(t testing.TB, qs ...*Queue) {

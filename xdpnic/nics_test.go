@@ -156,9 +156,7 @@ func TestNICsWait(t *testing.T) {
 		for n := 0; n == 0; {
 			start := time.Now()
 			nstest.Must(t, b.q.Wait(waitLimit))
-			if time.Since(start) >= waitLimit {
-				t.Fatal("the waiter was not woken")
-			}
+			nstest.FatalIf(t, time.Since(start) >= waitLimit, "the waiter was not woken")
 			if n = b.q.Receive(batch); n > 0 {
 				wantPattern(t, batch[0].Data, 100, byte(i))
 				b.q.Recycle(batch[0].Addr)
@@ -238,9 +236,7 @@ func TestNICsMostSegments(t *testing.T) {
 					addr, buf := a.mustAlloc(t)
 					segs = append(segs, Desc{Addr: addr, Len: uint32(copy(buf, flat[k*64:(k+1)*64]))})
 				}
-				if !a.q.SendSegs(segs, false) {
-					t.Fatalf("%d segments refused", n)
-				}
+				nstest.FatalIf(t, !a.q.SendSegs(segs, false), "%d segments refused", n)
 				eventually(t, "completions", func() bool {
 					a.pump(t)
 					if k := stats(t, a.q).KernelStats.Tx_invalid_descs; k != 0 {
@@ -284,9 +280,7 @@ func TestNICsUnaligned(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 			across := []Desc{{Addr: pageSize - 100, Len: 200}} // of whatever is there
-			if got := a.q.SendSegs(across, false); got != (mode != ModeZeroCopy) {
-				t.Errorf("a segment across a page is taken: %v", got)
-			}
+			nstest.Equal(t, "a segment across a page is taken", a.q.SendSegs(across, false), mode != ModeZeroCopy)
 			audit(t, a.q, b.q)
 		})
 	}

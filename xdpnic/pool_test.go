@@ -197,9 +197,7 @@ func TestAuditNamesViolations(t *testing.T) {
 				t.Error("not counted among chunk_errors")
 			}
 			err := k.q.Audit()
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Fatalf("Audit: %v; want %q", err, tc.want)
-			}
+			nstest.FatalIf(t, err == nil || !strings.Contains(err.Error(), tc.want), "Audit: %v; want %q", err, tc.want)
 		})
 	}
 }
@@ -225,14 +223,10 @@ func TestReceiveKeepsFramesWhole(t *testing.T) {
 	if want := []int{1, 0, 1, 0}; !slices.Equal(got, want) {
 		t.Fatalf("Receive gave %v, want %v", got, want)
 	}
-	if q.n.rxTooManySegs != 1 || q.n.rxFrames != 2 || q.n.rxSegs != 2 {
-		t.Fatalf("counters: %+v", q.n)
-	}
+	nstest.FatalIf(t, q.n.rxTooManySegs != 1 || q.n.rxFrames != 2 || q.n.rxSegs != 2, "counters: %+v", q.n)
 	q.Refill()
 	for range 8 {
-		if !k.deliver(64) {
-			t.Fatal("a chunk was lost")
-		}
+		nstest.FatalIf(t, !k.deliver(64), "a chunk was lost")
 	}
 	audit(t, q)
 }
@@ -252,9 +246,7 @@ func TestReceiveRefusesForeignMemory(t *testing.T) {
 		if n := k.q.Receive(frames[:]); addr != 2048-10 && n != 1 {
 			t.Fatalf("%#x: the frame behind is stuck", addr)
 		}
-		if k.q.n.rxBadEntries+k.q.n.rxTooManySegs == 0 {
-			t.Fatalf("%#x: not counted", addr)
-		}
+		nstest.FatalIf(t, k.q.n.rxBadEntries+k.q.n.rxTooManySegs == 0, "%#x: not counted", addr)
 	}
 }
 
@@ -280,18 +272,12 @@ func TestCancel(t *testing.T) {
 				if i == 1 {
 					q.publish()
 				}
-				if !q.SendSegs(segs, true) {
-					t.Fatal("refused")
-				}
+				nstest.FatalIf(t, !q.SendSegs(segs, true), "refused")
 			}
 			for _, addr := range []uint64{0, reg, 1 << 63, q.pool.addr(9)} { // RX, none, nowhere, free
-				if q.Reading(addr) || !q.Cancel(addr) {
-					t.Fatalf("%#x is taken for a frame on its way", addr)
-				}
+				nstest.FatalIf(t, q.Reading(addr) || !q.Cancel(addr), "%#x is taken for a frame on its way", addr)
 			}
-			if slices.Contains(mem, 0) {
-				t.Fatal("something is cleared of what is no frame on its way")
-			}
+			nstest.FatalIf(t, slices.Contains(mem, 0), "something is cleared of what is no frame on its way")
 			before := k.transmit(taken)
 			if q.Reading(frames[0]) != (taken < 4 || !copied) {
 				t.Errorf("%d entries taken, copied %v: reading %v", taken, copied, q.Reading(frames[0]))
@@ -341,9 +327,7 @@ func TestCancelZeroCopy(t *testing.T) {
 	first, _, _ := q.Alloc()
 	second, _, _ := q.Alloc()
 	for _, addr := range []uint64{first, second} {
-		if !q.SendSegs([]Desc{{Addr: addr, Len: 100}, {Addr: reg, Len: 100}}, false) {
-			t.Fatal("refused")
-		}
+		nstest.FatalIf(t, !q.SendSegs([]Desc{{Addr: addr, Len: 100}, {Addr: reg, Len: 100}}, false), "refused")
 	}
 	q.publish()
 	nstest.ErrorIf(t, q.Cancel(first) || q.Cancel(second), "cancelled at once")
@@ -369,18 +353,14 @@ func TestSendRules(t *testing.T) {
 	refused := uint64(0)
 	send := func(want bool, addr uint64, n int) {
 		t.Helper()
-		if q.Send(addr, n, false) != want {
-			t.Fatalf("Send(%#x, %d) = %v", addr, n, !want)
-		}
+		nstest.FatalIf(t, q.Send(addr, n, false) != want, "Send(%#x, %d) = %v", addr, n, !want)
 		if !want {
 			refused++
 		}
 	}
 	segs := func(want bool, s ...Desc) {
 		t.Helper()
-		if q.SendSegs(s, false) != want {
-			t.Fatalf("SendSegs(%v) = %v", s, !want)
-		}
+		nstest.FatalIf(t, q.SendSegs(s, false) != want, "SendSegs(%v) = %v", s, !want)
 		if !want {
 			refused++
 		}
@@ -420,9 +400,7 @@ func TestSendRules(t *testing.T) {
 		if i >= MaxSegs-1 {
 			want = 0
 		}
-		if got.Options != want {
-			t.Fatalf("entry %d has options %d", i, got.Options)
-		}
+		nstest.FatalIf(t, got.Options != want, "entry %d has options %d", i, got.Options)
 		k.complete(got.Addr)
 	}
 	q.Reap()
@@ -499,9 +477,8 @@ func TestRingAgainstModel(t *testing.T) {
 // A closed ring has nothing to read and no room.
 func TestShutRings(t *testing.T) {
 	p, c := shutProducer(), shutConsumer()
-	if p.reserve(1) || p.left() != 0 || p.needWakeup() || c.peek(^uint32(0)) != 0 || c.ready() {
-		t.Fatal("a closed ring does something")
-	}
+	nstest.FatalIf(t, p.reserve(1) || p.left() != 0 || p.needWakeup() || c.peek(^uint32(0)) != 0 || c.ready(),
+		"a closed ring does something")
 }
 
 // An entry of the RX and TX rings lies in memory as struct xdp_desc does.
@@ -510,7 +487,5 @@ func TestDescLayout(t *testing.T) {
 	m.descs()[1] = Desc{Addr: 0x1122334455667788, Len: 0x99aabbcc, Options: pktContd}
 	b := m.mem[m.off.Desc+16:]
 	addr, n, options := binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint32(b[8:]), binary.NativeEndian.Uint32(b[12:])
-	if len(b) != 16 || addr != 0x1122334455667788 || n != 0x99aabbcc || options != pktContd {
-		t.Errorf("% x", b)
-	}
+	nstest.ErrorIf(t, len(b) != 16 || addr != 0x1122334455667788 || n != 0x99aabbcc || options != pktContd, "% x", b)
 }

@@ -67,15 +67,9 @@ func TestClosedQueue(t *testing.T) {
 	q.Recycle(0)
 	q.Refill()
 	q.Wake()
-	if err := q.Flush(); !errors.Is(err, ErrClosed) {
-		t.Errorf("Flush: %v", err)
-	}
-	if err := q.Wait(-1); !errors.Is(err, ErrClosed) {
-		t.Errorf("Wait: %v", err)
-	}
-	if _, err := q.Share(); !errors.Is(err, ErrClosed) {
-		t.Errorf("Share: %v", err)
-	}
+	nstest.WantErr(t, "Flush", q.Flush(), ErrClosed)
+	nstest.WantErr(t, "Wait", q.Wait(-1), ErrClosed)
+	nstest.WantErr(t, "Share", nstest.Err(q.Share()), ErrClosed)
 	if s := stats(t, q); s.TxFrames != 1 || q.FD() != -1 {
 		t.Errorf("stats: %+v", s)
 	}

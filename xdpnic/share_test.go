@@ -121,9 +121,7 @@ func TestSharedMemory(t *testing.T) {
 	first, err := openIn(ns, cfg)
 	nstest.Must(t, err)
 	defer first.Close()
-	if _, err := first.Handout(); err != nil {
-		t.Errorf("alone: %v", err)
-	}
+	nstest.WantErr(t, "alone", nstest.Err(first.Handout()), nil)
 	at := func(offset int) (*Queue, error) {
 		return openIn(ns, Config{QueueID: 1, Share: first, PoolOffset: offset, RxChunks: 16, TxChunks: 16})
 	}
@@ -138,9 +136,7 @@ func TestSharedMemory(t *testing.T) {
 	for range 2 { // closing gives the place back
 		for _, offset := range []int{0, 2 * pool} {
 			second, err := at(offset)
-			if err != nil {
-				t.Fatalf("a pool at %d: %v", offset, err)
-			}
+			nstest.FatalIf(t, err != nil, "a pool at %d: %v", offset, err)
 			for _, q := range []*Queue{first, second} {
 				if _, err := q.Handout(); err == nil {
 					t.Error("a queue that shares its memory was handed out")
@@ -149,7 +145,5 @@ func TestSharedMemory(t *testing.T) {
 			nstest.Check(t, second.Close())
 		}
 	}
-	if _, err := first.Handout(); err != nil {
-		t.Errorf("alone again: %v", err)
-	}
+	nstest.WantErr(t, "alone again", nstest.Err(first.Handout()), nil)
 }

@@ -204,9 +204,7 @@ func TestSharingKills(t *testing.T) {
 	answer := func(k int) { // a frame of the process has come
 		before := x.slots[k].back
 		for end := time.Now().Add(20 * time.Second); x.slots[k].back == before; x.round(t, na) {
-			if time.Now().After(end) {
-				t.Fatalf("process %d answers nothing", k)
-			}
+			nstest.FatalIf(t, time.Now().After(end), "process %d answers nothing", k)
 		}
 	}
 	for k := range processes {

@@ -176,9 +176,7 @@ func (e *end) toSlot(t testing.TB, to *end, slot, n int, seed byte) {
 	header(buf, to.ns, e.ns)
 	fillPattern(buf[14:n], seed)
 	buf[14] = byte(slot)
-	if !e.q.Send(addr, n, false) {
-		t.Fatal("Send refused")
-	}
+	nstest.FatalIf(t, !e.q.Send(addr, n, false), "Send refused")
 	nstest.Must(t, e.q.Flush())
 }
 

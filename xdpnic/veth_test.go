@@ -66,12 +66,8 @@ func TestRetain(t *testing.T) {
 	header(buf, b.ns, a.ns)
 	fillPattern(buf[14:64], 3)
 	for range 3 {
-		if !q.Send(addr, 64, true) {
-			t.Fatal("refused")
-		}
-		if !q.InFlight(addr) {
-			t.Fatal("not in flight after Send")
-		}
+		nstest.FatalIf(t, !q.Send(addr, 64, true), "refused")
+		nstest.FatalIf(t, !q.InFlight(addr), "not in flight after Send")
 		nstest.Must(t, q.Flush())
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, 64, 3)
@@ -82,16 +78,12 @@ func TestRetain(t *testing.T) {
 	}
 	q.Send(addr, 64, true)
 	q.Release(addr) // not yet published even
-	if q.TxFree() != 1 {
-		t.Fatal("freed under the kernel")
-	}
+	nstest.FatalIf(t, q.TxFree() != 1, "freed under the kernel")
 	q.Flush()
 	eventually(t, "completion", func() bool { q.Reap(); return q.TxFree() == 2 })
 	addr, _, _ = q.Alloc()
 	q.Release(addr)
-	if q.TxFree() != 2 {
-		t.Fatal("not freed")
-	}
+	nstest.FatalIf(t, q.TxFree() != 2, "not freed")
 	audit(t, q)
 }
 
@@ -139,9 +131,7 @@ func TestDropsHaveNames(t *testing.T) {
 				if got = drops(stats(t, b.q)); maps.Equal(got, tc.want) {
 					break
 				}
-				if time.Now().After(end) {
-					t.Fatalf("receiver's drops: %v, want %v", got, tc.want)
-				}
+				nstest.FatalIf(t, time.Now().After(end), "receiver's drops: %v, want %v", got, tc.want)
 			}
 			if got := drops(stats(t, a.q)); len(got) != 0 {
 				t.Errorf("sender's drops: %v", got)
@@ -246,9 +236,7 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 		flat = flat[k:]
 		segs = append(segs, Desc{Addr: addr, Len: uint32(k)})
 	}
-	if !e.q.SendSegs(segs, false) {
-		t.Fatalf("SendSegs of %d segments refused", len(segs))
-	}
+	nstest.FatalIf(t, !e.q.SendSegs(segs, false), "SendSegs of %d segments refused", len(segs))
 	nstest.Must(t, e.q.Flush())
 }
 
@@ -295,15 +283,11 @@ func TestPayloadByReference(t *testing.T) {
 				}
 				return segs
 			}
-			if q.SendSegs(frame(MaxSegs+1), true) {
-				t.Fatal("19 segments taken")
-			}
+			nstest.FatalIf(t, q.SendSegs(frame(MaxSegs+1), true), "19 segments taken")
 			if n := stats(t, q).TxRefused; n != 1 {
 				t.Fatalf("TxRefused = %d", n)
 			}
-			if !q.SendSegs(frame(MaxSegs), true) {
-				t.Fatal("18 segments refused")
-			}
+			nstest.FatalIf(t, !q.SendSegs(frame(MaxSegs), true), "18 segments refused")
 			nstest.Must(t, q.Flush())
 			data, _ := receive(t, b.q)
 			if unaligned {
@@ -313,9 +297,7 @@ func TestPayloadByReference(t *testing.T) {
 			}
 			eventually(t, "completion", func() bool { q.Reap(); return !q.InFlight(addr) })
 			s := stats(t, q)
-			if s.KernelStats.Tx_invalid_descs != 0 || s.Completed != MaxSegs {
-				t.Fatalf("stats: %+v", s)
-			}
+			nstest.FatalIf(t, s.KernelStats.Tx_invalid_descs != 0 || s.Completed != MaxSegs, "stats: %+v", s)
 			q.Release(addr)
 			audit(t, q)
 		})
@@ -347,9 +329,7 @@ func TestCancelOnTheRing(t *testing.T) {
 			addr, buf := a.mustAlloc(t)
 			header(buf, b.ns, a.ns)
 			segs := []Desc{{Addr: addr, Len: 64}, {Addr: uint64(region), Len: 2048}, {Addr: uint64(region + 2048), Len: 2048}}
-			if !q.SendSegs(segs, false) {
-				t.Fatal("refused")
-			}
+			nstest.FatalIf(t, !q.SendSegs(segs, false), "refused")
 			q.publish()
 			return addr
 		}

@@ -56,9 +56,7 @@ func TestWait(t *testing.T) {
 		if time.Since(begin) >= 30*time.Millisecond {
 			break
 		}
-		if n > 2 {
-			t.Fatal("Wait does not sleep")
-		}
+		nstest.FatalIf(t, n > 2, "Wait does not sleep")
 	}
 	nstest.Must(t, b.q.Wait(0))
 
@@ -122,9 +120,7 @@ func TestRefillWakes(t *testing.T) {
 		for _, recycled := range []bool{false, true} {
 			if recycled {
 				var frames [1]Frame
-				if !k.deliver(64) || k.q.Receive(frames[:]) != 1 {
-					t.Fatal("no frame")
-				}
+				nstest.FatalIf(t, !k.deliver(64) || k.q.Receive(frames[:]) != 1, "no frame")
 				k.q.Recycle(frames[0].Addr)
 			}
 			if got := kicks(); got != (tc.zeroCopy && tc.asks) {
@@ -158,9 +154,7 @@ func TestDrain(t *testing.T) {
 			q.fd, q.zc = 1<<30, true // not a descriptor, so no system call has an effect
 			for range frames {
 				addr, _, _ := q.Alloc()
-				if !q.Send(addr, 64, false) {
-					t.Fatal("no room on the ring")
-				}
+				nstest.FatalIf(t, !q.Send(addr, 64, false), "no room on the ring")
 			}
 			over := make(chan struct{})
 			go func() {

@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
@@ -80,9 +79,7 @@ users = []
 			},
 		},
 	}}
-	if diff := cmp.Diff(want.daemon.Config, got.daemon.Config); diff != "" {
-		t.Errorf("configuration (-want +got):\n%s", diff)
-	}
+	nstest.Same(t, "configuration", got.daemon.Config, want.daemon.Config)
 	if got.metrics != want.metrics || got.daemon.Socket != want.daemon.Socket || got.daemon.Mode != want.daemon.Mode ||
 		got.daemon.Group != want.daemon.Group {
 		t.Errorf("settings: %+v", got)
@@ -165,9 +162,7 @@ func TestAgentCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(state, "agent.sock.lock")); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, nstest.Err(os.Stat(filepath.Join(state, "agent.sock.lock"))))
 	second := run(ctx, environment{
 		args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored"},
 		stdout: &strings.Builder{}, stderr: &strings.Builder{}, actions: production(),
@@ -223,9 +218,7 @@ func TestAgentMetrics(t *testing.T) {
 		"viaxdp_user_limit{resource=queues,uid=1001}":                                 8,
 	}
 	maps.DeleteFunc(got, func(name string, _ float64) bool { _, ok := want[name]; return !ok })
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nstest.Same(t, "metrics", got, want)
 }
 
 // The dashboard asks for metrics that there are, by labels that they have.
@@ -247,9 +240,7 @@ func TestDashboard(t *testing.T) {
 	}()
 	for d := range descriptions {
 		m := regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{([^}]*)\}`).FindStringSubmatch(d.String())
-		if m == nil {
-			t.Fatalf("%v", d)
-		}
+		nstest.FatalIf(t, m == nil, "%v", d)
 		labels[m[1]] = append(strings.Split(m[2], ","), "instance", "job") // Prometheus adds two
 	}
 	asked := map[string]bool{}
@@ -344,13 +335,10 @@ func FuzzAgentSettings(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := parseAgentSettings(b)
 		again, err2 := parseAgentSettings(b)
-		if (err == nil) != (err2 == nil) || err == nil && !reflect.DeepEqual(s, again) {
-			t.Fatalf("%+v, %v and %+v, %v", s, err, again, err2)
-		}
+		nstest.FatalIf(t, (err == nil) != (err2 == nil) || err == nil && !reflect.DeepEqual(s, again),
+			"%+v, %v and %+v, %v", s, err, again, err2)
 		if err != nil {
-			if err.Error() == "" {
-				t.Fatal("an error without words")
-			}
+			nstest.FatalIf(t, err.Error() == "", "an error without words")
 			return
 		}
 		d := s.daemon

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"viaxdp/bench/report"
@@ -56,17 +55,13 @@ func TestBenchFlags(t *testing.T) {
 		RankArgs: []string{"mpibench"}, ProxyArgs: []string{"proxy"},
 		AgentArgs: []string{"agent", "--config", "/dev/null", "--no-fdstored"},
 	}
-	if diff := cmp.Diff(want, r.suite, cmpopts.IgnoreFields(suite.Config{}, "Progress", "Stderr")); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "suite", r.suite, want, cmpopts.IgnoreFields(suite.Config{}, "Progress", "Stderr"))
 	for _, text := range []string{"window: a title", "tcp-spin"} {
 		nstest.ErrorIf(t, !strings.Contains(table, text), "the table has no %q:\n%s", text, table)
 	}
 	nstest.ErrorIf(t, !strings.Contains(errs, "takes about") || !strings.Contains(errs, out),
 		"neither an estimate nor the place of the results: %q", errs)
-	if diff := cmp.Diff(r.report, readSample(t, filepath.Join(out, "report.json"))); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "report.json", readSample(t, filepath.Join(out, "report.json")), r.report)
 	if plots, _ := filepath.Glob(filepath.Join(out, "*.svg")); len(plots) != 1 {
 		t.Errorf("plots: %v", plots)
 	}
@@ -153,9 +148,7 @@ func TestBenchDoc(t *testing.T) {
 		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
 	}
 	written(again)
-	if diff := cmp.Diff(r.report, readSample(t, copied)); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "the copy", readSample(t, copied), r.report)
 }
 
 // Groups that are measured again replace those of a report, and nothing else changes.
@@ -178,9 +171,7 @@ func TestBenchRenew(t *testing.T) {
 	want := *old
 	want.Groups = []report.Group{later.Groups[0], other}
 	want.Groups[0].Renewed = later.Started
-	if diff := cmp.Diff(&want, readSample(t, path)); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "renewed", readSample(t, path), &want)
 	text, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
 	if err != nil || strings.Count(string(text), "Measured anew, in a run of its own, on 2026-03-04 05:06 UTC.") != 1 {
 		t.Errorf("%v\n%s", err, text)
@@ -204,9 +195,7 @@ func TestWithoutPlaces(t *testing.T) {
 		{[]string{"bench", "--json", "x.json", "--docs=", "--turns=7", "--json=-"}, "via-xdp bench --turns=7"},
 		{[]string{"bench", "--quick", "it's a group", "--out"}, `via-xdp bench --quick 'it'\''s a group'`},
 	} {
-		if got := commandLine(withoutPlaces(test.args)); got != test.want {
-			t.Errorf("%q: got %s, want %s", test.args, got, test.want)
-		}
+		nstest.Equal(t, strings.Join(test.args, " "), commandLine(withoutPlaces(test.args)), test.want)
 	}
 }
 

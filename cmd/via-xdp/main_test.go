@@ -170,12 +170,8 @@ func TestDemoFlags(t *testing.T) {
 		t.Fatal(errs)
 	}
 	d := r.demo
-	if diff := cmp.Diff(bench.RowsOf(bench.Names()), d.Plan.Rows); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]int{64, 1024, 4096, 65536}, d.Plan.Sizes); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "Rows", d.Plan.Rows, bench.RowsOf(bench.Names()))
+	nstest.Same(t, "Sizes", d.Plan.Sizes, []int{64, 1024, 4096, 65536})
 	if d.MTU != 1500 || d.Mode != "generic" || !d.Hugepages || d.Plan.Turns != 3 || !d.Plan.Latency || !d.Plan.Bandwidth {
 		t.Errorf("defaults: %+v", d)
 	}
@@ -219,9 +215,7 @@ func TestOutput(t *testing.T) {
 		"printed %q, %q", out, errs)
 	b, err := os.ReadFile(file)
 	nstest.ErrorIf(t, err != nil || json.Unmarshal(b, &result) != nil, "%s: %v, %q", file, err, b)
-	if _, err := os.Stat(filepath.Join(dir, "plots", "bandwidth.svg")); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, nstest.Err(os.Stat(filepath.Join(dir, "plots", "bandwidth.svg"))))
 	if status, _, _ := call(r, "demo", "--json", filepath.Join(dir, "no", "such")); status != exitFailed {
 		t.Errorf("a file that cannot be made: status %d", status)
 	}
@@ -243,9 +237,7 @@ func TestMeasureFlags(t *testing.T) {
 		},
 	}
 	ignore := cmpopts.IgnoreFields(bench.Plan{}, "Progress", "Opening")
-	if diff := cmp.Diff(want, r.client, ignore); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "client", r.client, want, ignore)
 	call(r, "stream", "-a", "-D", "2.5", "host")
 	p := r.client.Plan
 	if p.Latency || !p.Bandwidth || p.Duration != 2500*time.Millisecond || p.Rows[0].Name != "vi-reliable-delivery" {
@@ -278,9 +270,7 @@ func TestTestbedCommands(t *testing.T) {
 	if status, out, _ := call(r, "testbed", "down"); status != 0 || out != "" {
 		t.Errorf("down: status %d, %q", status, out)
 	}
-	if diff := cmp.Diff([]string{"status", "up", "status", "status", "down"}, r.calls); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "calls", r.calls, []string{"status", "up", "status", "status", "down"})
 }
 
 func TestInfo(t *testing.T) {

@@ -91,9 +91,7 @@ func TestReportCommand(t *testing.T) {
 	}
 	env.actions.inspect = whole
 	files = untar(t, &out)
-	if got := files["via-xdp-report/nic/lo/info.json"]; got != "(no answer)\n" {
-		t.Errorf("info.json is %q", got)
-	}
+	nstest.Equal(t, "info.json", files["via-xdp-report/nic/lo/info.json"], "(no answer)\n")
 	if got := len(files["via-xdp-report/results/long"]); got < support.MaxFile || got > support.MaxFile+100 {
 		t.Errorf("%d bytes of a long file", got)
 	}
@@ -115,9 +113,7 @@ func TestReportCommand(t *testing.T) {
 	other := filepath.Join(t.TempDir(), filepath.Base(result))
 	nstest.Must(t, os.WriteFile(other, []byte("another one"), 0o600))
 	env.args = []string{"report", "lo", "-o", "-", "--result", result, "--result", other}
-	if status := run(t.Context(), env); status != exitFine {
-		t.Errorf("to standard output: status %d", status)
-	}
+	nstest.Equal(t, "to standard output: status", run(t.Context(), env), exitFine)
 	files = untar(t, &out)
 	if len(files) < 10 || files["via-xdp-report/results/pingpong.json"] == "" || files["via-xdp-report/results/2-pingpong.json"] != "another one" {
 		t.Errorf("two results of one name: %d files, %q", len(files), files["via-xdp-report/results/2-pingpong.json"])

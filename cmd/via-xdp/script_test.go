@@ -108,9 +108,7 @@ func placesOf(ts *testscript.TestScript) places { return ts.Value(placesKey{}).(
 // TestUnprivileged runs the next test as a user without any rights.
 func TestUnprivileged(t *testing.T) {
 	out, err := nstest.AsNobody(t, "TestAsNobody").CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("PASS: TestAsNobody")) {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	nstest.FatalIf(t, err != nil || !bytes.Contains(out, []byte("PASS: TestAsNobody")), "%v\n%s", err, out)
 }
 
 // Commands without privileges work for a user without rights; the others report what is missing,

@@ -190,9 +190,7 @@ func TestMpirunArgs(t *testing.T) {
 		"mpibench -np 4":                  "mpibench -np 4",
 		"":                                "",
 	} {
-		if got := strings.Join(mpirunArgs(strings.Fields(in)), " "); got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
-		}
+		nstest.Equal(t, in, strings.Join(mpirunArgs(strings.Fields(in)), " "), want)
 	}
 }
 
@@ -216,9 +214,7 @@ func TestMpirun(t *testing.T) {
 	if status := execute("--loss", "0.5", "prog"); status != exitFine || !got.Lossy || got.Loss != 0.005 || got.Ranks != 2 {
 		t.Errorf("status %d, %+v", status, got)
 	}
-	if status := execute("--loss", "100", "prog"); status != exitFailed {
-		t.Errorf("everything is to be lost: status %d", status)
-	}
+	nstest.Equal(t, "everything is to be lost: status", execute("--loss", "100", "prog"), exitFailed)
 	if status := execute("--np", "3", "--bind", "--prefix", "--mtu", "9000", "prog", "-x", "--np", "7"); status != exitFine {
 		t.Fatalf("status %d", status)
 	}
@@ -229,9 +225,7 @@ func TestMpirun(t *testing.T) {
 	if status := execute("prog"); status != 139 || got.Ranks != 2 || got.MTU != 1500 {
 		t.Errorf("status %d, %+v", status, got)
 	}
-	if status := execute(); status != exitFailed {
-		t.Errorf("without a program: status %d", status)
-	}
+	nstest.Equal(t, "without a program: status", execute(), exitFailed)
 }
 
 // A rank that was not started by a launcher, or has no interface, says so.

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/torture"
@@ -147,9 +145,7 @@ func TestSoakFlags(t *testing.T) {
 	}
 	var r torture.SoakReport
 	nstest.Must(t, json.Unmarshal([]byte(out), &r))
-	if diff := cmp.Diff(goodSoak, r); diff != "" {
-		t.Errorf("JSON (-want +got):\n%s", diff)
-	}
+	nstest.Same(t, "JSON", r, goodSoak)
 	nstest.ErrorIf(t, !strings.Contains(errs, "3 acts"), "no text on standard error: %q", errs)
 	first, _, _, _ := soaked(context.Background(), goodSoak, nil)
 	second, _, _, _ := soaked(context.Background(), goodSoak, nil)

@@ -414,9 +414,7 @@ func TestParts(t *testing.T) {
 	isPart := map[types.Type]bool{}
 	for _, name := range parts {
 		o := p.Types.Scope().Lookup(name)
-		if o == nil {
-			t.Fatalf("vipl has no type %s", name)
-		}
+		nstest.FatalIf(t, o == nil, "vipl has no type %s", name)
 		isPart[o.Type()] = true
 		s := o.Type().Underlying().(*types.Struct)
 		for i := range s.NumFields() {

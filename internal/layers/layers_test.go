@@ -166,9 +166,7 @@ type listed struct {
 
 func TestLayers(t *testing.T) {
 	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"/...").Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
-	}
+	nstest.FatalIf(t, err != nil, "go list: %v", err)
 	dec := json.NewDecoder(strings.NewReader(string(out)))
 	seen := 0
 	for {
@@ -228,9 +226,8 @@ func TestUnsafe(t *testing.T) {
 				continue
 			}
 			found++
-			if !strings.HasSuffix(name, "_unsafe") && filepath.Dir(path) != "../../cmd/libvipl" {
-				t.Errorf("%s imports unsafe: what needs it belongs in a file *_unsafe.go", path)
-			}
+			nstest.ErrorIf(t, !strings.HasSuffix(name, "_unsafe") && filepath.Dir(path) != "../../cmd/libvipl",
+				"%s imports unsafe: what needs it belongs in a file *_unsafe.go", path)
 		}
 	})
 	nstest.ErrorIf(t, found < 10, "%d files import unsafe: they were not found", found)

@@ -51,9 +51,7 @@ func captureFrom(t *testing.T, ns *nstest.NS) (next func() (payload []byte, from
 	return func() ([]byte, uint16) {
 		for {
 			n, from, err := unix.Recvfrom(fd, b, 0)
-			if err != nil {
-				t.Fatalf("nothing arrives: %v", err)
-			}
+			nstest.FatalIf(t, err != nil, "nothing arrives: %v", err)
 			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
 				continue
 			}
@@ -146,9 +144,7 @@ func TestErrors(t *testing.T) {
 		}
 		nstest.ErrorIf(t, !ok, "%s: %v", c.what, err)
 	}
-	if err := s.Send(path(a.IPv4, b.IPv4, 1000), fine); err != nil {
-		t.Errorf("after errors: %v", err)
-	}
+	nstest.WantErr(t, "after errors", s.Send(path(a.IPv4, b.IPv4, 1000), fine), nil)
 	nstest.Must(t, s.Close())
 	if err := s.Send(path(a.IPv4, b.IPv4, 1000), fine); err == nil {
 		t.Error("a closed socket sends")
@@ -177,9 +173,7 @@ func TestSendAllocatesNothing(t *testing.T) {
 	shared, connected := path(a.IPv4, b.IPv4, 1200), path(a.IPv4, b.IPv4, 1200)
 	nstest.Must(t, a.Do(func() error { return s.Send(connected, pieces) }))
 	for name, to := range map[string]*gso.Path{"shared": shared, "connected": connected} {
-		if n := testing.AllocsPerRun(100, func() { _ = s.Send(to, pieces) }); n != 0 {
-			t.Errorf("%s: %v allocations", name, n)
-		}
+		nstest.Equal(t, name, testing.AllocsPerRun(100, func() { _ = s.Send(to, pieces) }), 0)
 	}
 }
 

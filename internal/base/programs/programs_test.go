@@ -73,14 +73,10 @@ func TestCapture(t *testing.T) {
 		if _, err := io.ReadFull(c, b); err != nil || string(b) != "frames" {
 			t.Fatalf("%q, %v", b, err)
 		}
-		if n := <-a.captures; n != 128 {
-			t.Errorf("snaplen %d", n)
-		}
+		nstest.Equal(t, "snaplen", <-a.captures, 128)
 		if leave {
 			c.Close()
-			if n := <-a.captures; n != -1 {
-				t.Errorf("%d", n)
-			}
+			nstest.Equal(t, "captures", <-a.captures, -1)
 		} else {
 			t.Cleanup(func() { c.Close() }) // after the server has closed
 		}
@@ -117,9 +113,7 @@ func TestHostile(t *testing.T) {
 		if len(found) == 1 && found[0].Status(&got) == nil {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatal("no answer any more")
-		}
+		nstest.FatalIf(t, time.Now().After(end), "no answer any more")
 	}
 }
 
@@ -181,13 +175,9 @@ func TestPartingIsOne(t *testing.T) {
 	defer c.Close()
 	s := &Server{waitLimit: time.Hour, done: make(chan struct{}), end: time.Now().Add(-time.Second)}
 	w := patient{s, c.(*net.UnixConn)}
-	if _, err := w.Write([]byte("x")); err != nil {
-		t.Errorf("before it is closed: %v", err)
-	}
+	nstest.WantErr(t, "before it is closed", nstest.Err(w.Write([]byte("x"))), nil)
 	close(s.done)
-	if _, err := w.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("after the end: %v", err)
-	}
+	nstest.WantErr(t, "after the end", nstest.Err(w.Write([]byte("x"))), os.ErrDeadlineExceeded)
 }
 
 // private is a directory that only this user can change, whatever the umask.
@@ -216,9 +206,7 @@ func keeps(t *testing.T, what, dir, path string) {
 	if err := Remove(filepath.Join(dir, filepath.Base(path))); err == nil {
 		t.Errorf("%s: removed without an error", what)
 	}
-	if _, err := os.Lstat(path); err != nil {
-		t.Errorf("%s: %v", what, err)
-	}
+	nstest.WantErr(t, what, nstest.Err(os.Lstat(path)), nil)
 }
 
 // A socket stays if another user could have made root remove it: a socket elsewhere that the directory links
@@ -275,9 +263,7 @@ func TestOnlySocketsGo(t *testing.T) {
 		nstest.ErrorIf(t, Remove(path) == nil, "%s removed", path)
 	}
 	for _, path := range []string{link, file, named, target} {
-		if _, err := os.Lstat(path); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, nstest.Err(os.Lstat(path)))
 	}
 }
 
@@ -384,9 +370,7 @@ func TestAskedWhereItWasFound(t *testing.T) {
 	path, other := answering(t, dir, hello), answering(t, elsewhere, hello)
 	found, _ := List([]string{dir})
 	var v any
-	if len(found) != 1 || found[0].Status(&v) != nil {
-		t.Fatalf("%+v", found)
-	}
+	nstest.FatalIf(t, len(found) != 1 || found[0].Status(&v) != nil, "%+v", found)
 	for _, who := range []func(*Program){func(p *Program) { p.PID++ }, func(p *Program) { p.UID++ }} {
 		p := found[0]
 		who(&p)
@@ -440,13 +424,9 @@ func TestHostileAnswers(t *testing.T) {
 		dir := private(t)
 		answering(t, dir, answer)
 		found, _ := List([]string{dir})
-		if len(found) != 1 {
-			t.Fatalf("%+v", found)
-		}
+		nstest.FatalIf(t, len(found) != 1, "%+v", found)
 		var v []struct{}
-		if err := found[0].Status(&v); !errors.Is(err, errBudget) {
-			t.Errorf("%s: %v, want errBudget", name, err)
-		}
+		nstest.WantErr(t, name, found[0].Status(&v), errBudget)
 	}
 }
 
@@ -455,19 +435,13 @@ func TestBudgetIsShared(t *testing.T) {
 	dir := private(t)
 	answering(t, dir, func(c net.Conn) { io.WriteString(c, "["+strings.Repeat("{},", budgetObjects/2)+"{}]") })
 	found, _ := List([]string{dir})
-	if len(found) != 1 {
-		t.Fatalf("%+v", found)
-	}
+	nstest.FatalIf(t, len(found) != 1, "%+v", found)
 	var v []struct{}
 	b := new(Budget)
 	nstest.Check(t, found[0].StatusWithin(b, &v))
-	if err := found[0].StatusWithin(b, &v); !errors.Is(err, errBudget) {
-		t.Errorf("the second half and more: %v, want errBudget", err)
-	}
+	nstest.WantErr(t, "the second half and more", found[0].StatusWithin(b, &v), errBudget)
 	late := &Budget{end: time.Now().Add(-time.Second)}
-	if err := found[0].StatusWithin(late, &v); !errors.Is(err, errBudget) {
-		t.Errorf("after its time: %v, want errBudget", err)
-	}
+	nstest.WantErr(t, "after its time", found[0].StatusWithin(late, &v), errBudget)
 	if end, err := new(Budget).begin(); err != nil || time.Until(end) > waitLimit {
 		t.Errorf("one program gets %v, %v", time.Until(end), err)
 	}
@@ -479,7 +453,5 @@ func TestManySockets(t *testing.T) {
 	for n := range maxSockets + 10 {
 		nstest.Must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(n)+".sock"), nil, 0o600))
 	}
-	if n := len(sockets(dir)); n != maxSockets {
-		t.Errorf("%d, want %d", n, maxSockets)
-	}
+	nstest.Equal(t, "sockets", len(sockets(dir)), maxSockets)
 }

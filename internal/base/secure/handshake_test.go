@@ -89,12 +89,8 @@ func TestVectors(t *testing.T) {
 func TestHandshakeRefuses(t *testing.T) {
 	k, other := newPSK(t, 0), newPSK(t, 1)
 	_, ask, _ := k.Request([]byte("asks"))
-	if _, err := other.Check(ask, []byte("asks")); !errors.Is(err, ErrProof) {
-		t.Errorf("request by another key: %v", err)
-	}
-	if _, err := NewPSK(make([]byte, MinKey-1)); !errors.Is(err, ErrKeyLength) {
-		t.Errorf("short key: %v", err)
-	}
+	nstest.WantErr(t, "request by another key", nstest.Err(other.Check(ask, []byte("asks"))), ErrProof)
+	nstest.WantErr(t, "short key", nstest.Err(NewPSK(make([]byte, MinKey-1))), ErrKeyLength)
 	rapid.Check(t, func(rt *rapid.T) {
 		r, ask, err := k.Request([]byte("asks"))
 		nstest.Must(rt, err)

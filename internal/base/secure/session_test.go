@@ -72,9 +72,7 @@ func TestSession(t *testing.T) {
 			}
 		}
 	})
-	if changes == 0 {
-		t.Error("no key has changed")
-	}
+	nstest.ErrorIf(t, changes == 0, "no key has changed")
 }
 
 func mustShake(t *rapid.T, k *PSK, l Limits) (a, b *Session) {
@@ -101,9 +99,7 @@ func TestRekey(t *testing.T) {
 		a, b := shake(t, newPSK(t, 0), c.l)
 		for i := range 100 {
 			p := sealOne(a, make([]byte, c.size))
-			if p.number != uint64(i) {
-				t.Fatalf("%s: number %d, want %d", name, p.number, i)
-			}
+			nstest.FatalIf(t, p.number != uint64(i), "%s: number %d, want %d", name, p.number, i)
 			if _, err := p.open(b); err != nil {
 				t.Fatalf("%s: packet %d: %v", name, i, err)
 			}
@@ -148,19 +144,13 @@ func TestForged(t *testing.T) {
 		"turned back":        back,
 		"other connection":   stranger,
 	} {
-		if _, err := p.open(b); err != ErrForged {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.Equal(t, name, nstest.Err(p.open(b)), ErrForged)
 	}
-	if err := b.Open(nil, nil, 0, 5); err != ErrForged {
-		t.Errorf("nothing at all: %v", err)
-	}
+	nstest.Equal(t, "nothing at all", b.Open(nil, nil, 0, 5), ErrForged)
 	if got, err := good.open(b); err != nil || !bytes.Equal(got, plain) {
 		t.Errorf("the good one behind them: %q, %v", got, err)
 	}
-	if _, err := good.open(b); err != ErrReplay {
-		t.Errorf("a second time: %v", err)
-	}
+	nstest.Equal(t, "a second time", nstest.Err(good.open(b)), ErrReplay)
 }
 
 // The window against a set.
@@ -204,9 +194,8 @@ func FuzzOpen(f *testing.F) {
 	f.Add(p.sealed, p.clear, p.epoch, p.number+1)
 	f.Add([]byte{}, []byte{}, uint16(1), uint64(1)<<63)
 	f.Fuzz(func(t *testing.T, sealed, clear []byte, epoch uint16, number uint64) {
-		if b.Open(bytes.Clone(sealed), clear, epoch, number) == nil && !bytes.Equal(sealed, p.sealed) {
-			t.Fatal("a forged packet was opened")
-		}
+		nstest.FatalIf(t, b.Open(bytes.Clone(sealed), clear, epoch, number) == nil && !bytes.Equal(sealed, p.sealed),
+			"a forged packet was opened")
 	})
 }
 

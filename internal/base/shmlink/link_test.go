@@ -158,9 +158,8 @@ func FuzzNeighbour(f *testing.F) {
 			case 0:
 				head := a.head
 				sent, _ := a.Send(bytes.Repeat([]byte{1}, int(number()%(MaxFrame+2))))
-				if (a.head-head == 1) != sent || a.head-head > 1 {
-					t.Fatalf("sent %v: from %d to %d", sent, head, a.head)
-				}
+				nstest.FatalIf(t, (a.head-head == 1) != sent || a.head-head > 1,
+					"sent %v: from %d to %d", sent, head, a.head)
 			case 1:
 				taken := 0
 				for ; taken <= Slots; taken++ {
@@ -168,13 +167,9 @@ func FuzzNeighbour(f *testing.F) {
 					if !ok {
 						break
 					}
-					if n > MaxFrame {
-						t.Fatalf("a frame of %d bytes", n)
-					}
+					nstest.FatalIf(t, n > MaxFrame, "a frame of %d bytes", n)
 				}
-				if taken > Slots {
-					t.Fatal("more frames than slots")
-				}
+				nstest.FatalIf(t, taken > Slots, "more frames than slots")
 			case 2:
 				a.in.prod.Store(number())
 			case 3:

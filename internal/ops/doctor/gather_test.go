@@ -55,9 +55,7 @@ func TestRead(t *testing.T) {
 	}
 	var h Host
 	h.read(root)
-	if diff := cmp.Diff(want, h); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "host", h, want)
 
 	// A kernel that has its configuration inside, and no NUMA.
 	var z bytes.Buffer
@@ -73,9 +71,7 @@ func TestRead(t *testing.T) {
 	nstest.ErrorIf(t, h.Config["CONFIG_XDP_SOCKETS"] != "y" || !cmp.Equal(h.HugeNodes, []HugeNode{{0, 2, 1}}), "%+v", h)
 	h = Host{}
 	h.read(fstest.MapFS{})
-	if diff := cmp.Diff(Host{}, h); diff != "" {
-		t.Errorf("of nothing: %s", diff)
-	}
+	nstest.Same(t, "of nothing", h, Host{})
 }
 
 // gather reads the facts of a's interface in its namespace.
@@ -234,9 +230,7 @@ func TestUnusedAgent(t *testing.T) {
 		t.Errorf("one that hangs up: %+v", a)
 	}
 	denied := &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", unix.EACCES)}
-	if u := unused(denied); u != Denied {
-		t.Errorf("%v: %q", denied, u)
-	}
+	nstest.Equal(t, "denied", unused(denied), Denied)
 }
 
 // FuzzFacts: reading any content of the kernel's files ends with facts, and the checks with

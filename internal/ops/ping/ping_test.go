@@ -115,9 +115,7 @@ func TestCancelled(t *testing.T) {
 		c.ReadFrom(make([]byte, 1500))
 		cancel()
 	}()
-	if _, err := p.Ask(ctx); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "Ask", nstest.Err(p.Ask(ctx)), context.Canceled)
 }
 
 // slow is a connection on which nothing comes, and whose deadline takes a while to have an effect.
@@ -148,9 +146,7 @@ func TestNothingLeftBehind(t *testing.T) {
 	c := &slow{told: make(chan struct{})}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	cancel()
-	if _, err := (&Pinger{conn: c}).Ask(ctx); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "Ask", nstest.Err((&Pinger{conn: c}).Ask(ctx)), context.Canceled)
 	nstest.ErrorIf(t, !c.ended.Load(), "the deadline is still being set")
 }
 

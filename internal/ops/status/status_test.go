@@ -48,9 +48,7 @@ func TestRates(t *testing.T) {
 		n[1].VIs[0].SendDone, n[1].VIs[0].Resent = 60, 4
 	})
 	list := after.Queues(before)
-	if len(list) != 2 || len(list[0].VIs) != 2 || len(list[1].VIs) != 0 {
-		t.Fatalf("%+v", list)
-	}
+	nstest.FatalIf(t, len(list) != 2 || len(list[0].VIs) != 2 || len(list[1].VIs) != 0, "%+v", list)
 	q := list[0]
 	if c := q.Get("engine", "Messages"); c.Value != 300 || c.Rate != 100 || c.Drop {
 		t.Errorf("%+v", c)
@@ -103,9 +101,7 @@ func TestDropsAreThoseOfTheDocument(t *testing.T) {
 		_, section, _ := strings.Cut(string(text), title)
 		section, _, _ = strings.Cut(section, "\n## ")
 		rows := regexp.MustCompile("(?m)^\\| `([A-Za-z_]+)` \\| (drop: )?").FindAllStringSubmatch(section, -1)
-		if len(rows) < 20 {
-			t.Fatalf("%d counters of the %s in the document", len(rows), group)
-		}
+		nstest.FatalIf(t, len(rows) < 20, "%d counters of the %s in the document", len(rows), group)
 		for _, r := range rows {
 			if got := q.Get(group, r[1]); got.Name == "" || got.Drop != (r[2] != "") {
 				t.Errorf("%s in the document: %q; %+v", r[1], r[2], got)
@@ -124,9 +120,7 @@ func TestTake(t *testing.T) {
 	}
 	after := Take([]string{dir})
 	list := after.Queues(before)
-	if len(list) != 2 || len(after.Failed) > 0 {
-		t.Fatalf("%+v", after)
-	}
+	nstest.FatalIf(t, len(list) != 2 || len(after.Failed) > 0, "%+v", after)
 	got := list[1].Get("engine", "Messages")
 	nstest.ErrorIf(t, got.Value != 10 || got.Rate <= 0, "%+v", got)
 	if v := list[0].VIs[0]; v.SendRate <= 0 || v.RecvRate != 0 || v.SendDone != 10 {

@@ -16,7 +16,6 @@ import (
 	"testing/fstest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"viaxdp/internal/lab/nstest"
@@ -137,9 +136,7 @@ func TestReport(t *testing.T) {
 		"info":                "mac mac-1 at ip-1",
 	}
 	for name, text := range want {
-		if d := cmp.Diff(text, files["via-xdp-report/"+name]); d != "" {
-			t.Errorf("%s: %s", name, d)
-		}
+		nstest.Same(t, name, files["via-xdp-report/"+name], text)
 	}
 	if s := files["via-xdp-report/nic/eth0/sysfs"]; !strings.Contains(s, "mtu: 1500\n") || !strings.Contains(s, "rx-0/rps_cpus: 3\n") {
 		t.Errorf("sysfs: %s", s)
@@ -207,9 +204,7 @@ func TestSameNames(t *testing.T) {
 		"via-xdp-report/results/2-a": "0", "via-xdp-report/results/a": "1", "via-xdp-report/results/3-a": "2",
 		"via-xdp-report/results/4-a": "3", "via-xdp-report/results/ip-1": "4", "via-xdp-report/results/2-ip-1": "5",
 	}
-	if d := cmp.Diff(want, unpack(t, b.Bytes())); d != "" {
-		t.Error(d)
-	}
+	nstest.Same(t, "unpack", unpack(t, b.Bytes()), want)
 }
 
 // FuzzMask: in any text, no separate address remains, and the same text is masked the same.

@@ -28,9 +28,7 @@ func TestSteps(t *testing.T) {
 		c.Bytes = bytes
 		list, err := Run(context.Background(), c)
 		nstest.Must(t, err)
-		if len(list) != len(steps) {
-			t.Fatalf("%d steps", len(list))
-		}
+		nstest.FatalIf(t, len(list) != len(steps), "%d steps", len(list))
 		for i, s := range list {
 			nstest.ErrorIf(t, s.At <= 0 || s.P99 < s.At || s.Name == "" || s.Where == "", "%d bytes: %+v", bytes, s)
 			sameSide := i > 0 && i != seen-1
@@ -45,9 +43,7 @@ func TestEnds(t *testing.T) {
 	c := config(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Run(ctx, c); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
+	nstest.WantErr(t, "cancelled", nstest.Err(Run(ctx, c)), context.Canceled)
 	c.Bytes = -1
 	if _, err := Run(context.Background(), c); err == nil {
 		t.Error("messages of -1 bytes")

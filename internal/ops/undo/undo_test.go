@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"viaxdp/internal/base/rundir"
@@ -105,9 +104,7 @@ func TestApplyAndUndo(t *testing.T) {
 	f := &fake{values: map[string]string{"a": "1", "b": "2", "c": "3"}}
 	j := open(t, dir, f)
 	made, err := j.Apply([]Step{file("a", "10"), file("b", "2"), file("c", "30")})
-	if err != nil || len(made) != 2 || made[0].String() != "a: 1 -> 10" {
-		t.Fatalf("%v, %v", made, err)
-	}
+	nstest.FatalIf(t, err != nil || len(made) != 2 || made[0].String() != "a: 1 -> 10", "%v, %v", made, err)
 	// Once more, to another value: the first one is remembered.
 	set(t, j, file("a", "100"))
 	j.Close()
@@ -115,12 +112,8 @@ func TestApplyAndUndo(t *testing.T) {
 	f.sets = nil
 	j = open(t, dir, f)
 	done, err := j.Undo()
-	if err != nil || len(done) != 2 {
-		t.Fatalf("%v, %v", done, err)
-	}
-	if diff := cmp.Diff([]string{"c=3", "a=1"}, f.sets); diff != "" {
-		t.Error(diff)
-	}
+	nstest.FatalIf(t, err != nil || len(done) != 2, "%v, %v", done, err)
+	nstest.Same(t, "sets", f.sets, []string{"c=3", "a=1"})
 	j.Close()
 	leftIn(t, dir)
 }
@@ -207,9 +200,7 @@ func TestFinish(t *testing.T) {
 
 		f.after = ""
 		j = open(t, dir, f)
-		if err := apply(j, f); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.WantErr(t, name, apply(j, f), nil)
 		j.Close()
 		*f = fake{values: map[string]string{"a": "30"}}
 		j = open(t, dir, f) // from the file
@@ -231,12 +222,9 @@ func TestUndoKeepsWhatOthersChanged(t *testing.T) {
 	done, err := j.Undo()
 	nstest.Must(t, err)
 	want := []Undone{{Kept: "it is gone"}, {}, {Kept: "another program has set it to 11 since"}}
-	if diff := cmp.Diff(want, done, cmpopts.IgnoreFields(Undone{}, "Change")); diff != "" {
-		t.Error(diff)
-	}
-	if f.values["a"] != "11" || f.values["b"] != "2" || len(j.changes) != 0 {
-		t.Errorf("now %v, %v", f.values, j.changes)
-	}
+	nstest.Same(t, "done", done, want, cmpopts.IgnoreFields(Undone{}, "Change"))
+	nstest.ErrorIf(t, f.values["a"] != "11" || f.values["b"] != "2" || len(j.changes) != 0,
+		"now %v, %v", f.values, j.changes)
 }
 
 // A value that the kernel rounds is restored, too, and is not taken for a change by another
@@ -247,9 +235,7 @@ func TestUndoRounded(t *testing.T) {
 	f.round = func(v string) string { return map[string]string{"100": "64", "200": "128", "17": "16"}[v] }
 	j := open(t, dir, f)
 	made, err := j.Apply([]Step{file("a", "100"), file("b", "17")})
-	if err != nil || len(made) != 1 || made[0].String() != "a: 0 -> 64" {
-		t.Fatalf("%v, %v", made, err)
-	}
+	nstest.FatalIf(t, err != nil || len(made) != 1 || made[0].String() != "a: 0 -> 64", "%v, %v", made, err)
 	if made, err = j.Apply([]Step{file("a", "200")}); err != nil || len(made) != 1 {
 		t.Fatalf("%v, %v", made, err)
 	}
@@ -300,9 +286,7 @@ func TestApplyFails(t *testing.T) {
 	if c := j.changes; len(c) != 1 || c[0].Name != "a" {
 		t.Errorf("list: %v", c)
 	}
-	if _, err := j.Apply([]Step{file("nothing", "1")}); !errors.Is(err, ErrGone) {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "Apply", nstest.Err(j.Apply([]Step{file("nothing", "1")})), ErrGone)
 }
 
 func TestDamagedList(t *testing.T) {
@@ -410,15 +394,11 @@ func TestInterface(t *testing.T) {
 		nstest.Check(t, m.Enter(c, nothing))
 		stranger := c
 		if stranger.Cookie++; c.Cookie != 0 {
-			if err := m.Enter(stranger, nothing); !errors.Is(err, ErrGone) {
-				t.Errorf("another namespace: %v", err)
-			}
+			nstest.WantErr(t, "another namespace", m.Enter(stranger, nothing), ErrGone)
 		}
 		older := c
 		older.Cookie = 0
-		if err := m.Enter(older, nothing); err != nil {
-			t.Errorf("of a list without cookies: %v", err)
-		}
+		nstest.WantErr(t, "of a list without cookies", m.Enter(older, nothing), nil)
 		if done, err := j.Undo(); err != nil || len(done) != 2 || done[0].Kept+done[1].Kept != "" {
 			t.Errorf("%v, %v", done, err)
 		}
@@ -429,9 +409,8 @@ func TestInterface(t *testing.T) {
 	})
 	nstest.Must(t, err)
 	// From here the namespace cannot be found: no process is in it.
-	if err := m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }); !errors.Is(err, ErrGone) {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "Enter",
+		m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }), ErrGone)
 }
 
 // harmless are the paths that a list may name, in other words than allowed's.
