@@ -64,6 +64,12 @@ func TestArchiveUnwritten(t *testing.T) {
 	if err := a.Close(); !errors.Is(err, io.ErrShortWrite) || err.Error() != io.ErrShortWrite.Error() {
 		t.Errorf("got %v", err)
 	}
+	r, w = io.Pipe()
+	go io.ReadFull(r, make([]byte, 10)) // the head of gzip; Close writes the rest
+	a = New(w, &Mask{}, time.Now())
+	a.Add("short", "y")
+	r.CloseWithError(io.ErrShortWrite)
+	nstest.WantErr(t, "a short report", a.Close(), io.ErrShortWrite)
 }
 
 // No address remains, anywhere in a text.
