@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
@@ -94,9 +96,7 @@ func TestNothingLeftAfterClose(t *testing.T) {
 	nstest.Must(t, err)
 	program, _ := info.ID()
 	maps, _ := info.MapIDs()
-	if len(maps) < 3 {
-		t.Fatalf("maps of the program: %d", maps)
-	}
+	nstest.FatalIf(t, len(maps) < 3, "maps of the program: %d", maps)
 	within(t, a, func() error {
 		if err := d.Attach(a.Index, Generic); err != nil {
 			return err
@@ -206,9 +206,7 @@ func checkBusy(t *testing.T, err error, ns *nstest.NS, id uint32) {
 		t.Errorf("BusyError %+v, want interface %d, program %d", *busy, ns.Index, id)
 	}
 	for _, part := range []string{ns.Name, fmt.Sprintf("program %d", id), `"foreign"`} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q is not in %q", part, err)
-		}
+		nstest.ErrorIf(t, !strings.Contains(err.Error(), part), "%q is not in %q", part, err)
 	}
 }
 
@@ -231,9 +229,8 @@ func TestAttachErrors(t *testing.T) {
 		within(t, a, func() error {
 			err := single.Attach(c.ifindex, c.mode)
 			var e *Error
-			if !errors.As(err, &e) || !errors.Is(err, c.errno) || !strings.Contains(err.Error(), c.hint) {
-				t.Errorf("%s: %v; want %q and %v", c.name, err, c.hint, c.errno)
-			}
+			nstest.ErrorIf(t, !errors.As(err, &e) || !errors.Is(err, c.errno) || !strings.Contains(err.Error(), c.hint),
+				"%s: %v; want %q and %v", c.name, err, c.hint, c.errno)
 			return nil
 		})
 	}
@@ -259,9 +256,7 @@ func TestAttachErrors(t *testing.T) {
 func copies(t *testing.T, d *Demux) Descriptors {
 	t.Helper()
 	fds, ok := d.Descriptors()
-	if !ok {
-		t.Fatal("no descriptors")
-	}
+	nstest.FatalIf(t, !ok, "no descriptors")
 	var list []int
 	for _, fd := range fds.List() {
 		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -295,13 +290,9 @@ func TestAdoptDemux(t *testing.T) {
 		found++
 		want := testTable[num]
 		want.Peer = want.Peer.Unmap()
-		if e != want {
-			t.Errorf("VI %#x: %+v, want %+v", num, e, want)
-		}
+		nstest.ErrorIf(t, e != want, "VI %#x: %+v, want %+v", num, e, want)
 	})
-	if found != len(testTable) {
-		t.Errorf("%d VIs in the table, want %d", found, len(testTable))
-	}
+	nstest.ErrorIf(t, found != len(testTable), "%d VIs in the table, want %d", found, len(testTable))
 	if s := d.Slots(); len(s) != 1 || s[0] != slotSocket {
 		t.Errorf("slots %v, want %d", s, slotSocket)
 	}
@@ -341,5 +332,114 @@ func TestAdoptDemuxRefuses(t *testing.T) {
 	}
 	if _, err := DescriptorsOf(make([]int, 4)); err == nil {
 		t.Error("4 descriptors: no error")
+	}
+}
+
+// limited leaves the calling thread these capabilities alone, for good.
+func limited(capabilities ...int) error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	for _, c := range capabilities {
+		sets[c/32].Effective |= 1 << (c % 32)
+		sets[c/32].Permitted |= 1 << (c % 32)
+	}
+	return unix.Capset(&header, &sets[0])
+}
+
+// Every loader fails with the same error, which names what is missing and the remedy.
+func TestLoadWithoutPrivilege(t *testing.T) {
+	nstest.Require(t)
+	loads := map[string]func() error{
+		"demux": func() error {
+			d, err := LoadDemux(Config{})
+			if err == nil {
+				d.Close()
+			}
+			return err
+		},
+		"redirect": func() error {
+			r, err := NewRedirect(RedirectConfig{Frags: true})
+			if err == nil {
+				r.Close()
+			}
+			return err
+		},
+	}
+	for name, load := range loads {
+		for _, c := range []struct {
+			capabilities []int
+			want         string // "": it loads
+		}{
+			{nil, "CAP_BPF and CAP_NET_ADMIN missing: run as root"},
+			{[]int{unix.CAP_BPF}, ": CAP_NET_ADMIN missing: run as root"},
+			{[]int{unix.CAP_NET_ADMIN}, ": CAP_BPF missing: run as root"},
+			{[]int{unix.CAP_BPF, unix.CAP_NET_ADMIN}, ""},
+		} {
+			var err error
+			thread.Run(func() {
+				if err = limited(c.capabilities...); err == nil {
+					err = load()
+				}
+			})
+			if c.want == "" {
+				nstest.ErrorIf(t, err != nil, "%s with %d: %v", name, c.capabilities, err)
+				continue
+			}
+			nstest.ErrorIf(t, !errors.Is(err, os.ErrPermission) || !strings.Contains(fmt.Sprint(err), c.want),
+				"%s with %d: %v; want %q", name, c.capabilities, err, c.want)
+			nstest.ErrorIf(t, strings.Contains(fmt.Sprint(err), "MEMLOCK"),
+				"%s: %v; the limit is not the reason", name, err)
+		}
+	}
+}
+
+// The two capabilities suffice to attach to an interface. The name of a foreign program then stays unknown, its ID
+// does not.
+func TestAttachWithLeastPrivilege(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	d, other := loadTestDemux(t), foreign(t)
+	within(t, a, func() error {
+		if err := limited(unix.CAP_BPF, unix.CAP_NET_ADMIN); err != nil {
+			return err
+		}
+		if err := d.Attach(a.Index, Native); err != nil {
+			return err
+		}
+		if err := d.Detach(); err != nil {
+			return err
+		}
+		l, err := attach(other, a.Index, Generic)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		var busy *BusyError
+		if err := d.Attach(a.Index, Generic); !errors.As(err, &busy) {
+			return fmt.Errorf("foreign program there: %w", err)
+		}
+		if busy.Program.ID == 0 || busy.Program.Name != "" {
+			return fmt.Errorf("foreign program: %s", busy.Program)
+		}
+		return nil
+	})
+}
+
+func TestErrorText(t *testing.T) {
+	err := loadError("load it", fmt.Errorf("map create: %w", unix.ENOSYS))
+	const want = "bpf: load it: function not implemented: the kernel is built without CONFIG_BPF_SYSCALL"
+	nstest.ErrorIf(t, err.Error() != want, "%q, want %q", err, want)
+	for errno, want := range map[unix.Errno]string{
+		unix.EOPNOTSUPP: "use generic mode",
+		unix.EINVAL:     "MTU of 1500",
+		unix.ERANGE:     "MTU of 1500",
+		unix.ENOSPC:     "ethtool -L",
+		unix.ENOTCONN:   "veth",
+	} {
+		if err := attachError("attach", errno, Native, 1500); !strings.Contains(err.Error(), want) || !errors.Is(err, errno) {
+			t.Errorf("%v: %v; want %q", errno, err, want)
+		}
+	}
+	if err := attachError("attach", unix.EINVAL, Generic, 1500); strings.Contains(err.Error(), "MTU") {
+		t.Errorf("generic mode: %v", err)
 	}
 }

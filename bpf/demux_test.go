@@ -50,9 +50,7 @@ func load(t testing.TB, cfg Config) *Demux {
 
 func closeAtEnd(t testing.TB, c io.Closer) {
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
+		nstest.WantErr(t, "close", c.Close(), nil)
 	})
 }
 
@@ -60,9 +58,7 @@ func closeAtEnd(t testing.TB, c io.Closer) {
 func rawSocket(t testing.TB) int {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatalf("AF_XDP socket: %v", err)
-	}
+	nstest.FatalIf(t, err != nil, "AF_XDP socket: %v", err)
 	t.Cleanup(func() { unix.Close(fd) })
 	return fd
 }
@@ -81,9 +77,7 @@ func run(t testing.TB, d *Demux, b []byte, linear int) (action uint32, moved str
 		opts.Context = xdpMD{DataEnd: uint32(linear)}
 	}
 	action, err := d.Program.Run(&opts)
-	if err != nil {
-		t.Fatalf("test run of %d bytes: %v", len(b), err)
-	}
+	nstest.FatalIf(t, err != nil, "test run of %d bytes: %v", len(b), err)
 	if !bytes.Equal(opts.DataOut, b) {
 		t.Errorf("the program changed the frame:\n%s", cmp.Diff(b, opts.DataOut))
 	}
@@ -246,9 +240,8 @@ func TestVerdicts(t *testing.T) {
 	for _, c := range verdicts {
 		t.Run(c.name, func(t *testing.T) {
 			action, counter := run(t, d, c.frame, 0)
-			if action != c.action || counter != c.counter {
-				t.Errorf("action %d, counter %q; want %d, %q", action, counter, c.action, c.counter)
-			}
+			nstest.ErrorIf(t, action != c.action || counter != c.counter,
+				"action %d, counter %q; want %d, %q", action, counter, c.action, c.counter)
 			if action, counter := m.verdict(c.frame); action != c.action || counter != c.counter {
 				t.Errorf("the model is wrong: action %d, counter %q; want %d, %q", action, counter, c.action, c.counter)
 			}
@@ -375,9 +368,7 @@ func TestUnregisterAndClosedSocket(t *testing.T) {
 	if _, counter := run(t, d, good4().bytes(), 0); counter != "no_socket" {
 		t.Errorf("counter %q after Unregister", counter)
 	}
-	if err := d.Unregister(slotSocket); !errors.Is(err, ebpf.ErrKeyNotExist) {
-		t.Errorf("second Unregister: %v", err)
-	}
+	nstest.WantErr(t, "second Unregister", d.Unregister(slotSocket), ebpf.ErrKeyNotExist)
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW, 0)
 	nstest.Must(t, err)
 	nstest.Must(t, d.Register(slotSocket, fd))
@@ -385,9 +376,7 @@ func TestUnregisterAndClosedSocket(t *testing.T) {
 		t.Errorf("action %d after Register", action)
 	}
 	unix.Close(fd)
-	if err := d.Unregister(slotSocket); err != nil {
-		t.Errorf("Unregister of a closed socket: %v", err)
-	}
+	nstest.WantErr(t, "Unregister of a closed socket", d.Unregister(slotSocket), nil)
 }
 
 func TestRegisterRefuses(t *testing.T) {
@@ -428,9 +417,7 @@ func TestRegisterFailsHalfWay(t *testing.T) {
 	if err := d.Queues.Freeze(); err != nil { // user space writes it no more
 		t.Fatal(err)
 	}
-	if err := d.Register(slotSocket, rawSocket(t)); !errors.Is(err, unix.EPERM) {
-		t.Errorf("Register: %v, want EPERM", err)
-	}
+	nstest.WantErr(t, "Register", d.Register(slotSocket, rawSocket(t)), unix.EPERM)
 	if _, counter := run(t, d, good4().bytes(), 0); counter != "no_socket" {
 		t.Errorf("counter %q after a registration that failed", counter)
 	}
@@ -448,22 +435,17 @@ func TestCounterNames(t *testing.T) {
 	each := map[string]uint64{}
 	next := uint64(1)
 	c.Each(func(name string, v uint64) {
-		if v != next {
-			t.Errorf("%s: %d, want %d", name, v, next)
-		}
+		nstest.ErrorIf(t, v != next, "%s: %d, want %d", name, v, next)
 		next++
 		each[name] = v
 	})
-	if len(each) != int(demuxCauseCAUSE_COUNT) {
-		t.Errorf("%d names for %d causes", len(each), demuxCauseCAUSE_COUNT)
-	}
+	nstest.ErrorIf(t, len(each) != int(demuxCauseCAUSE_COUNT),
+		"%d names for %d causes", len(each), demuxCauseCAUSE_COUNT)
 	text, err := json.Marshal(c)
 	nstest.Must(t, err)
 	var fields map[string]uint64
 	nstest.Must(t, json.Unmarshal(text, &fields))
-	if diff := cmp.Diff(each, fields); diff != "" {
-		t.Errorf("JSON has other names (-Each +JSON):\n%s", diff)
-	}
+	nstest.Same(t, "JSON has other names", fields, each)
 }
 
 // Actions, as the kernel numbers them (enum xdp_action).
@@ -565,4 +547,32 @@ func dissect(b []byte) (src netip.Addr, udp []byte, ok bool) {
 		return src, nil, false
 	}
 	return src, udp, len(udp) >= 8
+}
+
+// One run of a program on one frame, measured by the kernel. The run on a frame that the program does not read
+// beyond Ethernet shows the cost of the measurement.
+func BenchmarkPrograms(b *testing.B) {
+	d := loadTestDemux(b)
+	r := loadTestRedirect(b, RedirectConfig{Frags: true})
+	nstest.Must(b, r.Register(0, rawSocket(b)))
+	for _, c := range []struct {
+		name    string
+		program *ebpf.Program
+		frame   []byte
+		action  uint32
+	}{
+		{"demux/hit-IPv4", d.Program, good4().bytes(), xdpRedirect},
+		{"demux/hit-IPv6", d.Program, good6().bytes(), xdpRedirect},
+		{"demux/wrong-key", d.Program, with(good4(), func(f *frame) { f.key++ }), xdpDrop},
+		{"demux/TCP", d.Program, with(good4(), func(f *frame) { f.next = 6 }), xdpPass},
+		{"demux/ARP", d.Program, arp(), xdpPass},
+		{"redirect/hit-IPv4", r.Program, good4().bytes(), xdpRedirect},
+		{"foreign", foreign(b), good4().bytes(), xdpPass},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			action, perRun, err := c.program.Benchmark(c.frame, b.N, b.ResetTimer)
+			nstest.FatalIf(b, err != nil || action != c.action, "action %d, %v", action, err)
+			b.ReportMetric(float64(perRun.Nanoseconds()), "ns/run")
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 )
@@ -39,16 +40,8 @@ var (
 	peer6 = netip.MustParseAddr("2001:db8::2")
 )
 
-func either[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
-}
-
 func (f frame) bytes() []byte {
-	src, dst := either(f.src, hostA), either(f.dst, hostB)
+	src, dst := cmp.Or(f.src, hostA), cmp.Or(f.dst, hostB)
 	if src.Is6() && !f.dst.IsValid() {
 		dst = peer6
 	}
@@ -60,29 +53,29 @@ func (f frame) bytes() []byte {
 		b = binary.BigEndian.AppendUint16(b, 100)
 	}
 	if src.Is4() {
-		b = binary.BigEndian.AppendUint16(b, either(f.proto, 0x0800))
-		b = append(b, either(f.version, 4)<<4|uint8(5+f.options), 0)
+		b = binary.BigEndian.AppendUint16(b, cmp.Or(f.proto, 0x0800))
+		b = append(b, cmp.Or(f.version, 4)<<4|uint8(5+f.options), 0)
 		b = binary.BigEndian.AppendUint16(b, uint16(20+4*f.options+datagram))
 		b = append(b, 0, 0)
-		b = binary.BigEndian.AppendUint16(b, either(f.fragment, bareIP))
-		b = append(b, 64, either(f.next, 17), 0, 0)
+		b = binary.BigEndian.AppendUint16(b, cmp.Or(f.fragment, bareIP))
+		b = append(b, 64, cmp.Or(f.next, 17), 0, 0)
 		b = append(b, src.AsSlice()...)
 		b = append(b, dst.AsSlice()...)
 		b = append(b, make([]byte, 4*f.options)...)
 	} else {
-		b = binary.BigEndian.AppendUint16(b, either(f.proto, 0x86dd))
-		b = append(b, either(f.version, 6)<<4, 0, 0, 0)
+		b = binary.BigEndian.AppendUint16(b, cmp.Or(f.proto, 0x86dd))
+		b = append(b, cmp.Or(f.version, 6)<<4, 0, 0, 0)
 		b = binary.BigEndian.AppendUint16(b, uint16(datagram))
-		b = append(b, either(f.next, 17), 64)
+		b = append(b, cmp.Or(f.next, 17), 64)
 		b = append(b, src.AsSlice()...)
 		b = append(b, dst.AsSlice()...)
 	}
 	b = binary.BigEndian.AppendUint16(b, DefaultPort)
-	b = binary.BigEndian.AppendUint16(b, either(f.port, DefaultPort))
+	b = binary.BigEndian.AppendUint16(b, cmp.Or(f.port, DefaultPort))
 	b = binary.BigEndian.AppendUint16(b, uint16(datagram))
 	b = append(b, 0, 0)
 
-	b = append(b, either(f.magic, 0xa2), either(f.kind, kindData), 0, 0)
+	b = append(b, cmp.Or(f.magic, 0xa2), cmp.Or(f.kind, kindData), 0, 0)
 	b = binary.BigEndian.AppendUint32(b, f.vi)
 	b = binary.BigEndian.AppendUint64(b, f.key)
 	return append(b, make([]byte, 32+f.payload)...)

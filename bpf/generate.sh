@@ -16,5 +16,5 @@ multiarch=$(${CC:-cc} -print-multiarch 2>/dev/null || true)
 
 # -mcpu=v3 (32-bit arithmetic and jumps) needs Linux 5.1; the program itself,
 # for multi-buffer frames, needs 5.18.
-exec go tool bpf2go -go-package bpf -target bpfel,bpfeb -type cause demux demux.c -- \
+exec go tool bpf2go -go-package bpf -target bpfel -type cause demux demux.c -- \
 	-Wall -Wextra -Werror -mcpu=v3 ${multiarch:+-I/usr/include/$multiarch}

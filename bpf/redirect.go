@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 
@@ -33,12 +34,7 @@ type Redirect struct {
 // NewRedirect assembles and loads the program. Errors of the kernel are of type
 // [*Error] and name what is missing.
 func NewRedirect(cfg RedirectConfig) (*Redirect, error) {
-	if cfg.Port == 0 {
-		cfg.Port = DefaultPort
-	}
-	if cfg.MaxQueues == 0 {
-		cfg.MaxQueues = DefaultMaxQueues
-	}
+	cfg.Port, cfg.MaxQueues = cmp.Or(cfg.Port, DefaultPort), cmp.Or(cfg.MaxQueues, DefaultMaxQueues)
 	if err := checkSlots("MaxQueues", cfg.MaxQueues); err != nil {
 		return nil, err
 	}

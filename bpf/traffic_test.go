@@ -101,41 +101,9 @@ func TestTraffic(t *testing.T) {
 					t.Errorf("UDP socket: % x, %v; want % x", got[:n], err, control)
 				}
 				want := Counters{Redirected: 1, Control: 1, Key: 1}
-				if c := counters(t, d); c != want {
-					t.Errorf("counters %+v, want %+v", c, want)
-				}
+				nstest.Equal(t, "counters", counters(t, d), want)
 			})
 		}
-	}
-}
-
-// The baseline redirects everything that is sent to the port, and nothing else.
-func TestRedirectTraffic(t *testing.T) {
-	for _, mode := range modes {
-		t.Run(mode.String(), func(t *testing.T) {
-			a, b := nstest.Pair(t, nstest.Options{})
-			r := loadTestRedirect(t, RedirectConfig{})
-			socket := receiver(t, b)
-			nstest.Must(t, r.Register(0, socket.FD()))
-			within(t, b, func() error { return r.Attach(b.Index, mode) })
-
-			other := netip.AddrPortFrom(b.IPv4, DefaultPort+1)
-			kernel := udp(t, b, other, netip.AddrPort{})
-			if _, err := udp(t, a, netip.AddrPortFrom(a.IPv4, 0), other).Write([]byte("kernel")); err != nil {
-				t.Fatal(err)
-			}
-			taken := netip.AddrPortFrom(b.IPv4, DefaultPort)
-			if _, err := udp(t, a, netip.AddrPortFrom(a.IPv4, 0), taken).Write([]byte("socket")); err != nil {
-				t.Fatal(err)
-			}
-			got := make([]byte, 16)
-			if n, err := kernel.Read(got); err != nil || string(got[:n]) != "kernel" {
-				t.Errorf("UDP socket: %q, %v", got[:n], err)
-			}
-			if got := receive(t, socket); !bytes.HasSuffix(got, []byte("socket")) {
-				t.Errorf("AF_XDP socket: % x", got)
-			}
-		})
 	}
 }
 
@@ -155,9 +123,8 @@ func TestQueueOfContext(t *testing.T) {
 			b := frame{vi: vi, key: key4}.bytes()
 			within(t, a, func() error {
 				_, moved, err := runOn(d, b, uint32(a.Index), queue)
-				if moved != counter {
-					t.Errorf("VI %#x on queue %d: counter %q, want %q", vi, queue, moved, counter)
-				}
+				nstest.ErrorIf(t, moved != counter,
+					"VI %#x on queue %d: counter %q, want %q", vi, queue, moved, counter)
 				return err
 			})
 		}

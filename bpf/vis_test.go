@@ -35,16 +35,12 @@ func TestEnterAndRemove(t *testing.T) {
 
 	nstest.Must(t, d.EnterVI(vi+0x10000, VIEntry{Slot: slotSocket, Key: 78, Peer: hostA}))
 	expect("next generation in its place", "no_vi")
-	if err := d.RemoveVI(vi); !errors.Is(err, ErrNoVI) {
-		t.Errorf("removing a former generation: %v", err)
-	}
+	nstest.WantErr(t, "removing a former generation", d.RemoveVI(vi), ErrNoVI)
 	b = frame{vi: vi + 0x10000, key: 78}.bytes()
 	expect("next generation", "redirected")
 	nstest.Must(t, d.RemoveVI(vi+0x10000))
 	expect("removed", "no_vi")
-	if err := d.RemoveVI(vi + 0x10000); !errors.Is(err, ErrNoVI) {
-		t.Errorf("removing twice: %v", err)
-	}
+	nstest.WantErr(t, "removing twice", d.RemoveVI(vi+0x10000), ErrNoVI)
 }
 
 func TestEnterRefuses(t *testing.T) {
@@ -128,9 +124,8 @@ func TestEntryChangesUnderTraffic(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-	if after.NoSocket != before.NoSocket {
-		t.Errorf("%d frames went to the slot of another VI", after.NoSocket-before.NoSocket)
-	}
+	nstest.ErrorIf(t, after.NoSocket != before.NoSocket,
+		"%d frames went to the slot of another VI", after.NoSocket-before.NoSocket)
 	if after.Redirected == before.Redirected || after.NoVI == before.NoVI {
 		t.Errorf("the turns did not show: %s", difference(before, after))
 	}
@@ -146,9 +141,7 @@ func TestConfigLimits(t *testing.T) {
 		}
 	}
 	d := load(t, Config{MaxVIs: 1 << 16, MaxSockets: 1})
-	if err := d.EnterVI(math.MaxUint32, VIEntry{Key: 1, Peer: hostA}); err != nil {
-		t.Errorf("largest VI number: %v", err)
-	}
+	nstest.WantErr(t, "largest VI number", d.EnterVI(math.MaxUint32, VIEntry{Key: 1, Peer: hostA}), nil)
 	if _, counter := run(t, d, frame{vi: math.MaxUint32, key: 1}.bytes(), 0); counter != "no_socket" {
 		t.Errorf("largest VI number: counter %q", counter)
 	}
@@ -177,11 +170,7 @@ func TestClosed(t *testing.T) {
 		"Attach":     d.Attach(1, Generic),
 		"Counters":   countersErr,
 	} {
-		if !errors.Is(err, os.ErrClosed) {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, os.ErrClosed), "%s: %v", name, err)
 	}
-	if err := d.Detach(); err != nil {
-		t.Errorf("Detach: %v", err)
-	}
+	nstest.WantErr(t, "Detach", d.Detach(), nil)
 }

@@ -63,14 +63,10 @@ func TestExamples(t *testing.T) {
 			server, client, err := runPair(t, filepath.Join(dir, name))
 			nstest.Must(t, err)
 			for _, part := range want.server {
-				if !strings.Contains(server, part) {
-					t.Errorf("the server printed %q, without %q", server, part)
-				}
+				nstest.ErrorIf(t, !strings.Contains(server, part), "the server printed %q, without %q", server, part)
 			}
 			for _, part := range want.client {
-				if !strings.Contains(client, part) {
-					t.Errorf("the client printed %q, without %q", client, part)
-				}
+				nstest.ErrorIf(t, !strings.Contains(client, part), "the client printed %q, without %q", client, part)
 			}
 		})
 	}
@@ -89,9 +85,7 @@ func TestJobs(t *testing.T) {
 			defer cancel()
 			var both bytes.Buffer
 			err := mpirun.Run(ctx, mpirun.Job{Ranks: 4, Program: []string{program}, Stdout: &both, Stderr: &both})
-			if err != nil || both.String() != want {
-				t.Errorf("%v, printed %q, want %q", err, &both, want)
-			}
+			nstest.ErrorIf(t, err != nil || both.String() != want, "%v, printed %q, want %q", err, &both, want)
 		})
 	}
 }
@@ -121,18 +115,12 @@ func TestEachExample(t *testing.T) {
 			}
 		}
 		for _, line := range lines {
-			if !strings.Contains(string(text), line) {
-				t.Errorf("%s has no line %q", f, line)
-			}
+			nstest.ErrorIf(t, !strings.Contains(string(text), line), "%s has no line %q", f, line)
 		}
-		if pair == job {
-			t.Errorf("%s has no test", name)
-		}
+		nstest.ErrorIf(t, pair == job, "%s has no test", name)
 	}
 	for _, name := range slices.Concat(slices.Collect(maps.Keys(outputs)), slices.Collect(maps.Keys(jobs))) {
-		if !slices.Contains(names, name) {
-			t.Errorf("there is no example %s", name)
-		}
+		nstest.ErrorIf(t, !slices.Contains(names, name), "there is no example %s", name)
 	}
 }
 
@@ -175,9 +163,7 @@ func runPair(t *testing.T, program string) (server, client string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("the server: %w, %v: %s", err, s.Wait(), &problems)
 	}
-	if first != "waiting for a client\n" {
-		t.Errorf("the server began with %q", first)
-	}
+	nstest.ErrorIf(t, first != "waiting for a client\n", "the server began with %q", first)
 	rest := make(chan string, 1)
 	go func() {
 		text, _ := io.ReadAll(lines)

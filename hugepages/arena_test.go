@@ -48,39 +48,25 @@ func TestPopulated(t *testing.T) {
 		present, err := residentPages(mem)
 		nstest.Must(t, err)
 		for i, p := range present {
-			if p&1 == 0 {
-				t.Fatalf("page %d of %d is not present", i, len(present))
-			}
+			nstest.FatalIf(t, p&1 == 0, "page %d of %d is not present", i, len(present))
 		}
-		if !bytes.Equal(mem, make([]byte, len(mem))) {
-			t.Error("new memory is not zero")
-		}
+		nstest.ErrorIf(t, !bytes.Equal(mem, make([]byte, len(mem))), "new memory is not zero")
 	})
 }
 
 func TestInfoAgreesWithItself(t *testing.T) {
 	eachForm(t, func(t *testing.T, cfg Config) {
 		i := open(t, cfg).Info()
-		if i.Shared != cfg.Shared || len(i.Refused) != int(i.Kind) {
-			t.Errorf("%+v", i)
-		}
+		nstest.ErrorIf(t, i.Shared != cfg.Shared || len(i.Refused) != int(i.Kind), "%+v", i)
 		for k, r := range i.Refused {
-			if r.Step != Kind(k) || r.Cause == "" || r.Remedy == "" {
-				t.Errorf("refusal %d: %+v", k, r)
-			}
-			if !strings.Contains(i.String(), r.Cause) {
-				t.Errorf("%q does not say %q", i, r.Cause)
-			}
+			nstest.ErrorIf(t, r.Step != Kind(k) || r.Cause == "" || r.Remedy == "", "refusal %d: %+v", k, r)
+			nstest.ErrorIf(t, !strings.Contains(i.String(), r.Cause), "%q does not say %q", i, r.Cause)
 		}
-		if (i.PageSize == hugeSize) != (i.Huge == i.Size) || i.Huge > i.Size {
-			t.Errorf("page size %d with %d of %d bytes huge", i.PageSize, i.Huge, i.Size)
-		}
-		if (i.Kind == Pages) != (i.Huge == 0) {
-			t.Errorf("kind %v with %d bytes huge", i.Kind, i.Huge)
-		}
-		if cfg.Policy == Avoid && (i.Kind != Pages || i.Size != 3<<20+os.Getpagesize()) {
-			t.Errorf("avoided: %+v", i)
-		}
+		nstest.ErrorIf(t, (i.PageSize == hugeSize) != (i.Huge == i.Size) || i.Huge > i.Size,
+			"page size %d with %d of %d bytes huge", i.PageSize, i.Huge, i.Size)
+		nstest.ErrorIf(t, (i.Kind == Pages) != (i.Huge == 0), "kind %v with %d bytes huge", i.Kind, i.Huge)
+		nstest.ErrorIf(t, cfg.Policy == Avoid && (i.Kind != Pages || i.Size != 3<<20+os.Getpagesize()),
+			"avoided: %+v", i)
 	})
 }
 
@@ -92,9 +78,7 @@ func TestShared(t *testing.T) {
 		other, err := unix.Mmap(a.FD(), 0, len(a.Bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		nstest.Must(t, err)
 		a.Bytes()[12345] = 42
-		if other[12345] != 42 {
-			t.Error("the second mapping shows other bytes")
-		}
+		nstest.ErrorIf(t, other[12345] != 42, "the second mapping shows other bytes")
 		nstest.Check(t, unix.Munmap(other))
 		for _, size := range []int64{0, 4 << 20} {
 			if err := unix.Ftruncate(a.FD(), size); !errors.Is(err, unix.EPERM) {
@@ -102,13 +86,10 @@ func TestShared(t *testing.T) {
 			}
 		}
 		flags, err := unix.FcntlInt(uintptr(a.FD()), unix.F_GETFD, 0)
-		if err != nil || flags&unix.FD_CLOEXEC == 0 {
-			t.Errorf("descriptor flags %#x, %v: not close-on-exec", flags, err)
-		}
+		nstest.ErrorIf(t, err != nil || flags&unix.FD_CLOEXEC == 0,
+			"descriptor flags %#x, %v: not close-on-exec", flags, err)
 	}
-	if fd := open(t, Config{Size: 4096, Policy: Avoid}).FD(); fd != -1 {
-		t.Errorf("private arena has descriptor %d", fd)
-	}
+	nstest.Equal(t, "private arena has descriptor", open(t, Config{Size: 4096, Policy: Avoid}).FD(), -1)
 }
 
 func TestAllocFree(t *testing.T) {
@@ -117,13 +98,10 @@ func TestAllocFree(t *testing.T) {
 	base := a.Bytes()
 	for align := 1; align <= 2<<20; align *= 2 {
 		b, err := a.Alloc(100, align)
-		if err != nil {
-			t.Fatalf("alignment %d: %v", align, err)
-		}
+		nstest.FatalIf(t, err != nil, "alignment %d: %v", align, err)
 		off, ok := offsetIn(base, b)
-		if !ok || off < reserve || len(b) != 100 || cap(b) != 100 {
-			t.Fatalf("offset %d (%v), len %d, cap %d", off, ok, len(b), cap(b))
-		}
+		nstest.FatalIf(t, !ok || off < reserve || len(b) != 100 || cap(b) != 100,
+			"offset %d (%v), len %d, cap %d", off, ok, len(b), cap(b))
 		if address(b)%uintptr(align) != 0 || off%align != 0 {
 			t.Fatalf("address %#x, offset %d: not aligned to %d", address(b), off, align)
 		}
@@ -135,9 +113,7 @@ func TestAllocFree(t *testing.T) {
 	}
 	b, err := a.Alloc(100, 0)
 	nstest.Must(t, err)
-	if !bytes.Equal(b, make([]byte, 100)) {
-		t.Error("a block that was used before is not zero")
-	}
+	nstest.ErrorIf(t, !bytes.Equal(b, make([]byte, 100)), "a block that was used before is not zero")
 	for name, wrong := range map[string][]byte{
 		"middle": b[1:], "reserve": base[:10], "heap": make([]byte, 64), "nil": nil, "empty": b[100:],
 	} {
@@ -160,15 +136,9 @@ func TestClose(t *testing.T) {
 	nstest.Must(t, a.Free(b))
 	start, fd := address(a.Bytes()), a.FD()
 	nstest.Must(t, errors.Join(a.Close(), a.Close()))
-	if a.Bytes() != nil || a.FD() != -1 {
-		t.Error("a closed arena shows memory")
-	}
-	if _, err := a.Alloc(1, 0); !errors.Is(err, ErrClosed) {
-		t.Errorf("Alloc after Close: %v", err)
-	}
-	if err := a.Free(b); !errors.Is(err, ErrClosed) {
-		t.Errorf("Free after Close: %v", err)
-	}
+	nstest.ErrorIf(t, a.Bytes() != nil || a.FD() != -1, "a closed arena shows memory")
+	nstest.WantErr(t, "Alloc after Close", nstest.Err(a.Alloc(1, 0)), ErrClosed)
+	nstest.WantErr(t, "Free after Close", a.Free(b), ErrClosed)
 	if maps := mapsLine(t, start); strings.Contains(maps, "via-xdp") {
 		t.Errorf("still mapped: %s", maps)
 	}
@@ -193,9 +163,7 @@ func TestNotForked(t *testing.T) {
 	eachForm(t, func(t *testing.T, cfg Config) {
 		a := open(t, cfg)
 		_, flags, _ := strings.Cut(smapsOf(t, address(a.Bytes())), "VmFlags:")
-		if !strings.Contains(flags, " dc ") {
-			t.Errorf("flags %q", flags)
-		}
+		nstest.ErrorIf(t, !strings.Contains(flags, " dc "), "flags %q", flags)
 	})
 }
 
@@ -215,9 +183,7 @@ func TestBadConfig(t *testing.T) {
 func TestTooLarge(t *testing.T) {
 	_, err := New(Config{Size: 1 << 44, Policy: Avoid})
 	var r Refusal
-	if !errors.Is(err, unix.ENOMEM) || !errors.As(err, &r) || r.Remedy == "" {
-		t.Errorf("16 TB: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, unix.ENOMEM) || !errors.As(err, &r) || r.Remedy == "", "16 TB: %v", err)
 }
 
 // If required hugepages are missing, New returns an error that names what is missing and the remedy, for
@@ -230,12 +196,9 @@ func TestRequireRefused(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		_, err := New(Config{Size: (p.available() + 4096) * hugeSize, Shared: shared, Policy: Require})
 		var r Refusal
-		if !errors.As(err, &r) || !errors.Is(err, unix.ENOMEM) {
-			t.Fatalf("shared=%v: %v, want a Refusal with ENOMEM", shared, err)
-		}
-		if r.Step != Hugetlb || !strings.Contains(r.Remedy, "nr_hugepages") {
-			t.Errorf("%+v", r)
-		}
+		nstest.FatalIf(t, !errors.As(err, &r) || !errors.Is(err, unix.ENOMEM),
+			"shared=%v: %v, want a Refusal with ENOMEM", shared, err)
+		nstest.ErrorIf(t, r.Step != Hugetlb || !strings.Contains(r.Remedy, "nr_hugepages"), "%+v", r)
 	}
 }
 
@@ -252,9 +215,7 @@ func TestTransparent(t *testing.T) {
 			if i.Kind != Pages {
 				break
 			}
-			if time.Now().After(end) {
-				t.Fatalf("shared=%v: %v", shared, i)
-			}
+			nstest.FatalIf(t, time.Now().After(end), "shared=%v: %v", shared, i)
 		}
 	}
 }
@@ -268,9 +229,7 @@ func TestAdopt(t *testing.T) {
 		b, err := Adopt(fd, a.Info())
 		nstest.Must(t, err)
 		a.Bytes()[77] = 7
-		if b.Bytes()[77] != 7 || len(b.Bytes()) != len(a.Bytes()) || b.FD() != fd {
-			t.Error("not the same memory")
-		}
+		nstest.ErrorIf(t, b.Bytes()[77] != 7 || len(b.Bytes()) != len(a.Bytes()) || b.FD() != fd, "not the same memory")
 		if address(b.Bytes())%(4<<20) != 0 {
 			t.Errorf("address %#x: not on the boundary of an arena", address(b.Bytes()))
 		}
@@ -403,9 +362,7 @@ func TestRefusalsNameCauseAndRemedy(t *testing.T) {
 				t.Errorf("%s: %q does not say %q", c.name, c.r.Error(), w)
 			}
 		}
-		if !errors.Is(c.r, c.r.Err) {
-			t.Errorf("%s: does not unwrap to the errno", c.name)
-		}
+		nstest.ErrorIf(t, !errors.Is(c.r, c.r.Err), "%s: does not unwrap to the errno", c.name)
 	}
 }
 
@@ -432,19 +389,13 @@ ShmemPmdMapped:     2048 kB
 		{0x7f0000900000, 0x7f0000a00000, 0},
 	} {
 		got, err := hugeInSmaps(strings.NewReader(smaps), c.start, c.end)
-		if err != nil || got != c.want {
-			t.Errorf("%#x-%#x: %d, %v, want %d", c.start, c.end, got, err, c.want)
-		}
+		nstest.ErrorIf(t, err != nil || got != c.want, "%#x-%#x: %d, %v, want %d", c.start, c.end, got, err, c.want)
 	}
 }
 
 func TestCheckMemory(t *testing.T) {
-	if err := checkMemory(1 << 44); !errors.Is(err, unix.ENOMEM) {
-		t.Errorf("16 TB: %v", err)
-	}
-	if err := checkMemory(1 << 12); err != nil {
-		t.Errorf("4 KB: %v", err)
-	}
+	nstest.WantErr(t, "16 TB", checkMemory(1<<44), unix.ENOMEM)
+	nstest.WantErr(t, "4 KB", checkMemory(1<<12), nil)
 }
 
 // For any content of /proc, no parsed value is negative.
@@ -453,10 +404,9 @@ func FuzzProc(f *testing.F) {
 	f.Add("HugePages_Total: -8\nHugePages_Free: 3\nHugePages_Rsvd: 1\nHugePages_Surp: 0\nHugepagesize: 2048 kB", uint64(0), uint64(0))
 	f.Add("1000-2000 rw-p\nAnonHugePages:      2048 kB\nShmemPmdMapped: -4 kB\nFilePmdMapped: 9999999999999999999 kB", uint64(0), ^uint64(0))
 	f.Fuzz(func(t *testing.T, text string, start, end uint64) {
-		if p, ok := poolInMeminfo(strings.NewReader(text)); ok {
-			if p.total < 0 || p.free < 0 || p.reserved < 0 || p.surplus < 0 {
-				t.Fatalf("%q is a pool of %+v", text, p)
-			}
+		if p, ok := poolInMeminfo(parseMeminfo(strings.NewReader(text))); ok {
+			nstest.FatalIf(t, p.total < 0 || p.free < 0 || p.reserved < 0 || p.surplus < 0,
+				"%q is a pool of %+v", text, p)
 		}
 		if n, err := hugeInSmaps(strings.NewReader(text), start, end); err == nil && n < 0 {
 			t.Fatalf("%q has %d bytes on huge pages", text, n)

@@ -232,12 +232,8 @@ func TestBitsetOutside(t *testing.T) {
 	for i := range 100 {
 		s.add(i)
 	}
-	if s.has(-1) || s.has(100) || s.has(1<<40) {
-		t.Error("has a member outside of its range")
-	}
-	if got := s.next(100); got != -1 {
-		t.Errorf("next behind the end = %d", got)
-	}
+	nstest.ErrorIf(t, s.has(-1) || s.has(100) || s.has(1<<40), "has a member outside of its range")
+	nstest.Equal(t, "next behind the end", s.next(100), -1)
 }
 
 // A set of few takes little memory, however many it has room for.
@@ -258,7 +254,5 @@ func TestBitsetIsSmall(t *testing.T) {
 			}
 		}
 	}
-	if bytes > n/8/4 {
-		t.Errorf("%d bytes for %d members of %d, as bits they would be %d", bytes, 32, n, n/8)
-	}
+	nstest.ErrorIf(t, bytes > n/8/4, "%d bytes for %d members of %d, as bits they would be %d", bytes, 32, n, n/8)
 }

@@ -94,7 +94,7 @@ HugePages_Surp:        4
 Hugepagesize:       2048 kB
 Hugetlb:           24576 kB
 `
-	p, ok := poolInMeminfo(strings.NewReader(meminfo))
+	p, ok := poolInMeminfo(parseMeminfo(strings.NewReader(meminfo)))
 	if want := (pool{total: 12, free: 5, reserved: 2, surplus: 4}); !ok || p != want || p.persistent() != 8 {
 		t.Errorf("%+v, %v", p, ok)
 	}
@@ -102,7 +102,7 @@ Hugetlb:           24576 kB
 		"other size": strings.Replace(meminfo, "2048", "1048576", 1), "no surplus": strings.Replace(meminfo, "HugePages_Surp", "X", 1),
 		"no number": strings.Replace(meminfo, " 12", " x", 1), "nothing": "",
 	} {
-		if p, ok := poolInMeminfo(strings.NewReader(text)); ok {
+		if p, ok := poolInMeminfo(parseMeminfo(strings.NewReader(text))); ok {
 			t.Errorf("%s: %+v", name, p)
 		}
 	}
@@ -224,9 +224,7 @@ func TestLockOfAStranger(t *testing.T) {
 	got := make(chan error, 1)
 	go func() { got <- takeTurn(f, time.Minute) }()
 	nstest.Must(t, stranger.Close())
-	if err := <-got; err != nil {
-		t.Errorf("after the stranger: %v", err)
-	}
+	nstest.WantErr(t, "after the stranger", <-got, nil)
 }
 
 // A limit that is none, the greatest number that the kernel takes, is read, and adding to what is

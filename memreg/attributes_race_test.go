@@ -64,9 +64,8 @@ func TestAttributesChangeTogether(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	if f.tag.Users() != 1 || trusted.Users() != 0 || r.Users() != 0 {
-		t.Errorf("%d and %d users of the tags, %d of the region", f.tag.Users(), trusted.Users(), r.Users())
-	}
+	nstest.ErrorIf(t, f.tag.Users() != 1 || trusted.Users() != 0 || r.Users() != 0,
+		"%d and %d users of the tags, %d of the region", f.tag.Users(), trusted.Users(), r.Users())
 }
 
 // An owner that has taken the rights back and has then seen no users is alone with the
@@ -115,9 +114,7 @@ func TestOwnerAgainstUsers(t *testing.T) {
 				for {
 					seg, err := c.use(f, r)
 					if err != nil {
-						if err != ErrRights && err != ErrHandle {
-							t.Errorf("%s: %v", name, err)
-						}
+						nstest.ErrorIf(t, err != ErrRights && err != ErrHandle, "%s: %v", name, err)
 						return
 					}
 					if seg[0] != 0 {
@@ -130,15 +127,11 @@ func TestOwnerAgainstUsers(t *testing.T) {
 				}
 			})
 			wg.Go(func() {
-				if err := c.takeBack(f, r); err != nil {
-					t.Errorf("%s: %v", name, err)
-				}
+				nstest.WantErr(t, name, c.takeBack(f, r), nil)
 				buf[0] = 1
 			})
 			wg.Wait()
-			if buf[0] != 1 {
-				t.Fatalf("%s: a user wrote what the owner had taken back", name)
-			}
+			nstest.FatalIf(t, buf[0] != 1, "%s: a user wrote what the owner had taken back", name)
 		}
 	}
 }
@@ -170,9 +163,7 @@ func TestDestroyPtagAgainstUse(t *testing.T) {
 			wg.Go(func() { used = c.use(tag) })
 			wg.Go(func() { destroyed = f.DestroyPtag(tag) })
 			wg.Wait()
-			if (used == nil) == (destroyed == nil) {
-				t.Fatalf("%s: %v, DestroyPtag: %v", name, used, destroyed)
-			}
+			nstest.FatalIf(t, (used == nil) == (destroyed == nil), "%s: %v, DestroyPtag: %v", name, used, destroyed)
 			if used == nil {
 				nstest.Must(t, c.undo(tag))
 			}
@@ -205,9 +196,8 @@ func TestSetAttributesAgainstDeregister(t *testing.T) {
 		gone.Store(true)
 		wg.Wait()
 		nstest.Must(t, err)
-		if f.tag.Users() != 0 || second.Users() != 0 {
-			t.Fatalf("%d and %d users of the tags", f.tag.Users(), second.Users())
-		}
+		nstest.FatalIf(t, f.tag.Users() != 0 || second.Users() != 0,
+			"%d and %d users of the tags", f.tag.Users(), second.Users())
 	}
 }
 
@@ -237,9 +227,7 @@ func TestConcurrentRegistration(t *testing.T) {
 						return
 					}
 					nstest.Check(t, f.Deregister(r.Handle(), r.Addr()))
-					if f.Lookup(r.Handle()) == r {
-						t.Error("found after it was deregistered")
-					}
+					nstest.ErrorIf(t, f.Lookup(r.Handle()) == r, "found after it was deregistered")
 				}
 			}
 		})
@@ -261,7 +249,5 @@ func TestLookupInOldArray(t *testing.T) {
 	}
 	nstest.Must(t, f.Deregister(goes.Handle(), goes.Addr()))
 	f.slots.Store(old)
-	if f.Lookup(stays.Handle()) != stays || f.Lookup(goes.Handle()) != nil {
-		t.Error("the old array misleads")
-	}
+	nstest.ErrorIf(t, f.Lookup(stays.Handle()) != stays || f.Lookup(goes.Handle()) != nil, "the old array misleads")
 }

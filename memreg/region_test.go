@@ -35,87 +35,89 @@ func (f *fixture) register(t testing.TB, buf []byte) *Region {
 	return r
 }
 
-// Bounds, by one on each side, through Resolve and Slice alike.
-func TestRange(t *testing.T) {
-	f := newFixture(t, Limits{})
-	r := f.register(t, f.buf[100:200])
+// Bounds, by one on each side, and handles, tags and rights: through Resolve, Slice, ResolvePart and ResolveRemote
+// alike. What ResolveRemote returns is held, and nothing is after an error.
+func TestResolve(t *testing.T) {
+	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
+	second, err := f.CreatePtag()
+	nstest.Must(t, err)
+	r, err := f.Register(f.buf[100:200], Attributes{Ptag: f.tag, EnableRDMAWrite: true})
+	nstest.Must(t, err)
+	// check compares an answer with the first bytes of the range, of which n are wanted.
+	check := func(what string, off, n int, seg []byte, got *Region, err, want error) {
+		t.Helper()
+		switch {
+		case err != want || err != nil && (seg != nil || got != nil):
+			t.Errorf("%s of %d at %d: %d bytes, %v, want %v", what, n, off, len(seg), err, want)
+		case err == nil && (got != r || len(seg) != n || cap(seg) != n || n > 0 && &seg[0] != &f.buf[100+off]):
+			t.Errorf("%s of %d at %d: %d other bytes (capacity %d)", what, n, off, len(seg), cap(seg))
+		}
+	}
 	for _, c := range []struct {
+		h    Handle
+		tag  *Ptag
 		off  int // of the address, from the region's start
 		n    uint32
 		want error
+		part int // bytes that ResolvePart returns; 0: it has the same error, or ErrRange
 	}{
-		{0, 100, nil}, {0, 0, nil}, {0, 1, nil}, {99, 1, nil}, {50, 50, nil}, {100, 0, nil},
-		{0, 101, ErrRange}, {1, 100, ErrRange}, {99, 2, ErrRange}, {100, 1, ErrRange}, {101, 0, ErrRange},
-		{-1, 0, ErrRange}, {-1, 1, ErrRange}, {-1, 2, ErrRange},
-		{0, math.MaxUint32, ErrRange}, {-1, math.MaxUint32, ErrRange}, {100, math.MaxUint32, ErrRange},
+		{r.Handle(), f.tag, 0, 100, nil, 100}, {r.Handle(), nil, 0, 1, nil, 1}, {r.Handle(), nil, 99, 1, nil, 1},
+		{r.Handle(), nil, 50, 50, nil, 50}, {r.Handle(), nil, 0, 0, nil, 0}, {r.Handle(), f.tag, 100, 0, nil, 0},
+		{r.Handle(), nil, 0, 101, ErrRange, 100}, {r.Handle(), nil, 1, 100, ErrRange, 99},
+		{r.Handle(), nil, 99, 2, ErrRange, 1}, {r.Handle(), nil, 50, math.MaxUint32, ErrRange, 50},
+		{r.Handle(), nil, 100, 1, ErrRange, 0}, {r.Handle(), nil, 101, 0, ErrRange, 0},
+		{r.Handle(), nil, 100, math.MaxUint32, ErrRange, 0}, {r.Handle(), nil, -1, 0, ErrRange, 0},
+		{r.Handle(), nil, -1, 1, ErrRange, 0}, {r.Handle(), nil, -1, 200, ErrRange, 0},
+		{r.Handle(), nil, -100, 300, ErrRange, 0}, {r.Handle(), nil, -1, math.MaxUint32, ErrRange, 0},
+		{0, nil, 0, 1, ErrHandle, 0}, {^r.Handle(), nil, 0, 1, ErrHandle, 0},
+		{r.Handle() ^ 1<<31, nil, 0, 1, ErrHandle, 0}, {r.Handle() ^ firstSlots, nil, 0, 1, ErrHandle, 0}, // the same slot
+		{r.Handle(), second, 0, 1, ErrPtag, 0}, {r.Handle(), second, -1, 1, ErrPtag, 0},
+		{r.Handle(), other.tag, 0, 1, ErrPtag, 0},
 	} {
 		addr := r.Addr() + uint64(c.off)
-		seg, got, err := f.Resolve(r.Handle(), addr, c.n, nil)
-		direct, directErr := r.Slice(addr, c.n)
-		if err != c.want || directErr != c.want {
-			t.Errorf("offset %d, %d bytes: %v and %v, want %v", c.off, c.n, err, directErr, c.want)
-			continue
+		seg, got, err := f.Resolve(c.h, addr, c.n, c.tag)
+		check("Resolve", c.off, int(c.n), seg, got, err, c.want)
+		if c.want == nil || c.want == ErrRange {
+			direct, err := r.Slice(addr, c.n)
+			nstest.ErrorIf(t, err != c.want || len(direct) != len(seg), "Slice of %d at %d: %v", c.n, c.off, err)
 		}
-		if err != nil {
-			if seg != nil || got != nil || direct != nil {
-				t.Errorf("offset %d, %d bytes: an error, and memory", c.off, c.n)
+		part := c.want
+		if c.part > 0 {
+			part = nil
+		} else if part == nil {
+			part = ErrRange
+		}
+		seg, got, err = f.ResolvePart(c.h, addr, c.n, c.tag)
+		check("ResolvePart", c.off, c.part, seg, got, err, part)
+		seg, got, err = f.ResolveRemote(c.h, addr, c.n, c.tag, RemoteWrite)
+		check("ResolveRemote", c.off, int(c.n), seg, got, err, c.want)
+		if err == nil {
+			if err := f.Deregister(r.Handle(), r.Addr()); !errors.Is(err, ErrBusy) || r.Users() != 1 {
+				t.Fatalf("not held: %v, %d users", err, r.Users())
 			}
-			continue
+			got.Release()
 		}
-		if got != r || len(seg) != int(c.n) || cap(seg) != int(c.n) || len(direct) != int(c.n) {
-			t.Errorf("offset %d: %d bytes (capacity %d), want %d", c.off, len(seg), cap(seg), c.n)
-		}
-		if c.n > 0 && (&seg[0] != &f.buf[100+c.off] || &direct[0] != &seg[0]) {
-			t.Errorf("offset %d: other bytes", c.off)
-		}
+		nstest.ErrorIf(t, r.Users() != 0, "%d users after %d at %d", r.Users(), c.n, c.off)
 	}
 	for _, addr := range []uint64{0, 1, math.MaxUint64, math.MaxUint64 - 99, 1 << 63} {
 		for _, n := range []uint32{0, 1, 100, math.MaxUint32} {
-			if _, _, err := f.Resolve(r.Handle(), addr, n, nil); err != ErrRange {
-				t.Errorf("address %#x, %d bytes: %v", addr, n, err)
-			}
+			_, _, whole := f.Resolve(r.Handle(), addr, n, nil)
+			_, _, part := f.ResolvePart(r.Handle(), addr, n, nil)
+			nstest.ErrorIf(t, whole != ErrRange || part != ErrRange, "address %#x, %d bytes: %v, %v", addr, n, whole, part)
 		}
 	}
-}
-
-// What a region has of a range that reaches past its end: never a byte that is not the region's.
-func TestPart(t *testing.T) {
-	f := newFixture(t, Limits{})
-	r := f.register(t, f.buf[100:200])
-	for _, c := range []struct {
-		off  int // of the address, from the region's start
-		n    uint32
-		want int // bytes, 0: ErrRange
-	}{
-		{0, 100, 100}, {0, 1, 1}, {0, 101, 100}, {1, 100, 99}, {99, 1, 1}, {99, 2, 1}, {50, math.MaxUint32, 50},
-		{0, math.MaxUint32, 100}, {0, 0, 0}, {100, 1, 0}, {100, math.MaxUint32, 0}, {101, 1, 0}, {-1, 1, 0}, {-1, 200, 0},
-		{-1, math.MaxUint32, 0}, {-100, 300, 0},
-	} {
-		seg, got, err := f.ResolvePart(r.Handle(), r.Addr()+uint64(c.off), c.n, f.tag)
-		if c.want == 0 {
-			if err != ErrRange || seg != nil || got != nil {
-				t.Errorf("offset %d, %d bytes: %d bytes, %v", c.off, c.n, len(seg), err)
-			}
-			continue
-		}
-		if err != nil || got != r || len(seg) != c.want || cap(seg) != c.want || &seg[0] != &f.buf[100+c.off] {
-			t.Errorf("offset %d, %d bytes: %d bytes (capacity %d), want %d: %v", c.off, c.n, len(seg), cap(seg), c.want, err)
-		}
+	for rights, addr := range map[Rights]uint64{RemoteRead: r.Addr() - 1, 1 << 31: r.Addr()} { // before the range
+		_, _, err := f.ResolveRemote(r.Handle(), addr, 1, f.tag, rights)
+		nstest.ErrorIf(t, err != ErrRights || r.Users() != 0, "rights %#x: %v, %d users", uint32(rights), err, r.Users())
 	}
-	for _, addr := range []uint64{0, 1, math.MaxUint64, math.MaxUint64 - 99, 1 << 63} {
-		if _, _, err := f.ResolvePart(r.Handle(), addr, math.MaxUint32, nil); err != ErrRange {
-			t.Errorf("address %#x: %v", addr, err)
-		}
-	}
-	other, err := f.CreatePtag()
-	nstest.Must(t, err)
-	if _, _, err := f.ResolvePart(r.Handle(), r.Addr(), 200, other); err != ErrPtag {
-		t.Errorf("another tag: %v", err)
-	}
+	_, _, err = other.Resolve(r.Handle(), r.Addr(), 1, nil)
+	nstest.ErrorIf(t, err != ErrHandle, "another table knows the handle: %v", err)
 	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
-	if _, _, err := f.ResolvePart(r.Handle(), r.Addr(), 200, f.tag); err != ErrHandle {
-		t.Errorf("deregistered: %v", err)
-	}
+	_, _, whole := f.Resolve(r.Handle(), r.Addr(), 1, f.tag)
+	_, _, part := f.ResolvePart(r.Handle(), r.Addr(), 1, f.tag)
+	_, _, remote := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, RemoteWrite)
+	nstest.ErrorIf(t, whole != ErrHandle || part != ErrHandle || remote != ErrHandle,
+		"deregistered: %v, %v, %v", whole, part, remote)
 }
 
 func TestRegionTellsWhatWasRegistered(t *testing.T) {
@@ -126,9 +128,8 @@ func TestRegionTellsWhatWasRegistered(t *testing.T) {
 	if r.Attributes() != attr || r.Len() != 10 || len(r.Bytes()) != 10 || cap(r.Bytes()) != 10 || &r.Bytes()[0] != &f.buf[10] {
 		t.Errorf("%+v, %d bytes, capacity %d", r.Attributes(), r.Len(), cap(r.Bytes()))
 	}
-	if r.Addr() != address(f.buf)+10 || r.Handle() == 0 || f.Lookup(r.Handle()) != r {
-		t.Errorf("address %#x, handle %#x", r.Addr(), r.Handle())
-	}
+	nstest.ErrorIf(t, r.Addr() != address(f.buf)+10 || r.Handle() == 0 || f.Lookup(r.Handle()) != r,
+		"address %#x, handle %#x", r.Addr(), r.Handle())
 }
 
 // Memory of Go lives as long as its region, and no longer.
@@ -149,15 +150,11 @@ func TestKeepsMemoryAlive(t *testing.T) {
 		handle, addr := r.Handle(), r.Addr()
 		memory, r = nil, nil
 		runtime.GC()
-		if seen.Value() == nil {
-			t.Fatalf("%s: collected while registered", name)
-		}
+		nstest.FatalIf(t, seen.Value() == nil, "%s: collected while registered", name)
 		nstest.Must(t, f.Deregister(handle, addr))
 		runtime.GC()
 		runtime.GC()
-		if seen.Value() != nil {
-			t.Errorf("%s: still held after it was deregistered", name)
-		}
+		nstest.ErrorIf(t, seen.Value() != nil, "%s: still held after it was deregistered", name)
 	}
 }
 
@@ -166,14 +163,10 @@ func TestReleaseTooMany(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
 	r.Release()
-	if r.Users() != 0 || !r.Alive() {
-		t.Fatalf("%d users after a release too many", r.Users())
-	}
+	nstest.FatalIf(t, r.Users() != 0 || !r.Alive(), "%d users after a release too many", r.Users())
 	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
 	r.Release()
-	if r.Acquire() || r.Alive() || r.Users() != 0 {
-		t.Error("a release brought the region back")
-	}
+	nstest.ErrorIf(t, r.Acquire() || r.Alive() || r.Users() != 0, "a release brought the region back")
 }
 
 // A pinned region cannot be deregistered, nor closed with its table; pins
@@ -196,4 +189,38 @@ func TestPin(t *testing.T) {
 		r.Unpin()
 	}
 	nstest.Must(t, f.Deregister(r.Handle(), r.Addr()))
+}
+
+// A closed table keeps regions that are in use; rights can still be taken away.
+func TestSetAttributesAfterClose(t *testing.T) {
+	f := newFixture(t, Limits{})
+	r, err := f.Register(f.buf, Attributes{Ptag: f.tag, EnableRDMAWrite: true})
+	nstest.Must(t, err)
+	r.Acquire()
+	if err := f.Close(); !errors.Is(err, ErrBusy) {
+		t.Fatal(err)
+	}
+	nstest.Must(t, f.SetAttributes(r, Attributes{Ptag: f.tag}))
+	if _, _, err := f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, RemoteWrite); err != ErrRights {
+		t.Errorf("ResolveRemote: %v", err)
+	}
+	r.Release()
+	nstest.Check(t, errors.Join(f.Close(), f.DestroyPtag(f.tag)))
+}
+
+// Rights that come and go allocate nothing, and each time the right ones are in force.
+func TestSetAttributesAgain(t *testing.T) {
+	f := newFixture(t, Limits{})
+	r := f.register(t, f.buf)
+	all := []Attributes{{}, {EnableRDMARead: true}, {EnableRDMAWrite: true}, {EnableRDMARead: true, EnableRDMAWrite: true}}
+	turn := func() {
+		for _, a := range all {
+			a.Ptag = f.tag
+			nstest.Must(t, f.SetAttributes(r, a))
+			if r.Attributes() != a {
+				t.Fatalf("%+v are in force, not %+v", r.Attributes(), a)
+			}
+		}
+	}
+	nstest.Equal(t, "allocations", testing.AllocsPerRun(100, turn), 0)
 }

@@ -1,6 +1,7 @@
 package memreg
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -54,17 +55,9 @@ func NewTable(limits Limits) (*Table, error) {
 		return nil, fmt.Errorf("memreg: limits of %d regions and %d tags: a table holds at most %d and %d",
 			limits.MaxRegions, limits.MaxPtags, MaxRegions, MaxPtags)
 	}
-	if limits.MaxRegions == 0 {
-		limits.MaxRegions = MaxRegions
-	}
-	if limits.MaxPtags == 0 {
-		limits.MaxPtags = MaxPtags
-	}
-	if limits.MaxBlockBytes == 0 {
-		limits.MaxBlockBytes = math.MaxInt64
-	}
-	if limits.MaxBytes == 0 {
-		limits.MaxBytes = math.MaxInt64
+	limits = Limits{
+		MaxRegions: cmp.Or(limits.MaxRegions, MaxRegions), MaxPtags: cmp.Or(limits.MaxPtags, MaxPtags),
+		MaxBlockBytes: cmp.Or(limits.MaxBlockBytes, math.MaxInt64), MaxBytes: cmp.Or(limits.MaxBytes, math.MaxInt64),
 	}
 	t := &Table{limits: limits, random: randomHandle}
 	t.common.table = t

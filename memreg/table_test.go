@@ -10,29 +10,38 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-func TestRegisterRefused(t *testing.T) {
+// No memory, and tags and regions that are not of the table or are gone, are refused; nothing changes.
+func TestRefused(t *testing.T) {
 	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
 	gone, err := f.CreatePtag()
 	nstest.Must(t, err)
 	nstest.Must(t, f.DestroyPtag(gone))
-	for _, c := range []struct {
-		name string
-		buf  []byte
-		tag  *Ptag
-		want error
-	}{
-		{"nil", nil, f.tag, ErrLength},
-		{"empty", f.buf[5:5], f.tag, ErrLength},
-		{"no tag", f.buf, nil, ErrPtag},
-		{"tag of another table", f.buf, other.tag, ErrPtag},
-		{"destroyed tag", f.buf, gone, ErrPtag},
-	} {
-		if r, err := f.Register(c.buf, Attributes{Ptag: c.tag}); !errors.Is(err, c.want) || r != nil {
-			t.Errorf("%s: %v, %v, want %v", c.name, r, err, c.want)
+	for name, buf := range map[string][]byte{"nil": nil, "empty": f.buf[5:5]} {
+		_, err := f.Register(buf, Attributes{Ptag: f.tag})
+		nstest.ErrorIf(t, !errors.Is(err, ErrLength), "%s: %v", name, err)
+	}
+	r, foreign, dead := f.register(t, f.buf), other.register(t, other.buf), f.register(t, f.buf)
+	nstest.Must(t, f.Deregister(dead.Handle(), dead.Addr()))
+	before, stats := r.Attributes(), f.Stats()
+	for name, tag := range map[string]*Ptag{"no tag": nil, "tag of another table": other.tag, "destroyed tag": gone} {
+		attr := Attributes{Ptag: tag, EnableRDMAWrite: true, EnableRDMARead: true}
+		made, err := f.Register(f.buf, attr)
+		nstest.ErrorIf(t, !errors.Is(err, ErrPtag) || made != nil, "%s: Register: %v", name, err)
+		err = f.SetAttributes(r, attr)
+		nstest.ErrorIf(t, !errors.Is(err, ErrPtag), "%s: SetAttributes: %v", name, err)
+	}
+	for name, x := range map[string]*Region{"no region": nil, "region of another table": foreign, "deregistered": dead} {
+		for _, tag := range []*Ptag{f.tag, other.tag} {
+			err := f.SetAttributes(x, Attributes{Ptag: tag, EnableRDMAWrite: true})
+			nstest.ErrorIf(t, !errors.Is(err, ErrHandle), "%s: SetAttributes: %v", name, err)
 		}
 	}
-	if s := f.Stats(); s.Regions != 0 || s.Bytes != 0 || f.tag.Users() != 0 || other.tag.Users() != 0 {
-		t.Errorf("refused registrations left something: %+v", s)
+	for _, x := range []*Region{r, foreign, dead} {
+		a := x.Attributes()
+		nstest.ErrorIf(t, a.EnableRDMAWrite || a.EnableRDMARead, "a refused change left %+v", a)
+	}
+	if r.Attributes() != before || f.Stats() != stats || f.tag.Users() != 1 || other.tag.Users() != 1 {
+		t.Errorf("%+v, %+v, %d and %d users of the tags", r.Attributes(), f.Stats(), f.tag.Users(), other.tag.Users())
 	}
 }
 
@@ -65,15 +74,12 @@ func TestForeign(t *testing.T) {
 		{"larger than a block", start, 1<<20 + 1, ErrLimit},
 	} {
 		r, err := f.RegisterForeign(c.addr, c.n, Attributes{Ptag: f.tag})
-		if !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, err, c.want)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, c.want), "%s: %v, want %v", c.name, err, c.want)
 		if err != nil {
 			continue
 		}
-		if r.Addr() != c.addr || uint64(r.Len()) != c.n || &r.Bytes()[0] != &mem[c.addr-start] {
-			t.Errorf("%s: %d bytes at %#x", c.name, r.Len(), r.Addr())
-		}
+		nstest.ErrorIf(t, r.Addr() != c.addr || uint64(r.Len()) != c.n || &r.Bytes()[0] != &mem[c.addr-start],
+			"%s: %d bytes at %#x", c.name, r.Len(), r.Addr())
 		nstest.Check(t, f.Deregister(r.Handle(), r.Addr()))
 	}
 	unlimited := newFixture(t, Limits{})
@@ -134,64 +140,9 @@ func TestForeignAgain(t *testing.T) {
 			if err := remap(mem, unix.PROT_NONE, unix.MAP_FIXED_NOREPLACE); err == nil || name != "not mapped" { // nobody else has its place
 				nstest.Must(t, unix.Munmap(mem))
 			}
-			if !errors.Is(whole, c.want) || !errors.Is(part, c.want) {
-				t.Errorf("the same bytes: %v; some of them: %v; want %v", whole, part, c.want)
-			}
+			nstest.ErrorIf(t, !errors.Is(whole, c.want) || !errors.Is(part, c.want),
+				"the same bytes: %v; some of them: %v; want %v", whole, part, c.want)
 		})
-	}
-}
-
-func TestDeregister(t *testing.T) {
-	f := newFixture(t, Limits{})
-	a, b := f.register(t, f.buf), f.register(t, f.buf) // the same memory twice
-	if a.Handle() == b.Handle() {
-		t.Fatal("two regions have one handle")
-	}
-	for _, c := range []struct {
-		h    Handle
-		addr uint64
-		want error
-	}{
-		{0, a.Addr(), ErrHandle},
-		{^a.Handle(), a.Addr(), ErrHandle},
-		{a.Handle() ^ 1<<31, a.Addr(), ErrHandle}, // the slot is the same
-		{a.Handle() ^ firstSlots, a.Addr(), ErrHandle},
-		{a.Handle(), a.Addr() + 1, ErrStart},
-		{a.Handle(), a.Addr() - 1, ErrStart},
-		{a.Handle(), 0, ErrStart},
-		{a.Handle(), a.Addr(), nil},
-		{a.Handle(), a.Addr(), ErrHandle},
-	} {
-		if err := f.Deregister(c.h, c.addr); !errors.Is(err, c.want) {
-			t.Errorf("Deregister(%#x, %#x): %v, want %v", c.h, c.addr, err, c.want)
-		}
-	}
-	if f.Lookup(a.Handle()) != nil || f.Lookup(b.Handle()) != b {
-		t.Error("the wrong region went")
-	}
-	if _, _, err := f.Resolve(a.Handle(), a.Addr(), 1, nil); err != ErrHandle {
-		t.Errorf("Resolve of a deregistered region: %v", err)
-	}
-}
-
-func TestResolveChecksPtag(t *testing.T) {
-	f, other := newFixture(t, Limits{}), newFixture(t, Limits{})
-	second, err := f.CreatePtag()
-	nstest.Must(t, err)
-	r := f.register(t, f.buf)
-	for _, c := range []struct {
-		name string
-		tag  *Ptag
-		want error
-	}{
-		{"own", f.tag, nil}, {"any", nil, nil}, {"another", second, ErrPtag}, {"another table's", other.tag, ErrPtag},
-	} {
-		if _, _, err := f.Resolve(r.Handle(), r.Addr(), 1, c.tag); err != c.want {
-			t.Errorf("%s tag: %v, want %v", c.name, err, c.want)
-		}
-	}
-	if _, _, err := other.Resolve(r.Handle(), r.Addr(), 1, nil); err != ErrHandle {
-		t.Errorf("another table knows the handle: %v", err)
 	}
 }
 
@@ -199,9 +150,8 @@ func TestResolveChecksPtag(t *testing.T) {
 // with the common tag is for no other region.
 func TestCommonPtag(t *testing.T) {
 	f, other := newFixture(t, Limits{MaxPtags: 1}), newFixture(t, Limits{})
-	if _, err := f.Register(f.buf, Attributes{Ptag: other.CommonPtag()}); !errors.Is(err, ErrPtag) {
-		t.Errorf("Register with another table's: %v", err)
-	}
+	nstest.WantErr(t, "Register with another table's",
+		nstest.Err(f.Register(f.buf, Attributes{Ptag: other.CommonPtag()})), ErrPtag)
 	r, err := f.Register(f.buf, Attributes{Ptag: f.CommonPtag(), EnableRDMARead: true})
 	nstest.Must(t, err)
 	own := f.register(t, f.buf)
@@ -224,43 +174,27 @@ func TestCommonPtag(t *testing.T) {
 	if err := f.SetAttributes(r, Attributes{Ptag: f.tag}); err != nil || f.CommonPtag().Users() != 0 {
 		t.Errorf("%v, %d users are left", err, f.CommonPtag().Users())
 	}
-	if err := f.DestroyPtag(f.CommonPtag()); err != ErrPtag {
-		t.Errorf("DestroyPtag: %v", err)
-	}
+	nstest.Equal(t, "DestroyPtag", f.DestroyPtag(f.CommonPtag()), ErrPtag)
 }
 
 func TestPtagLife(t *testing.T) {
 	f, other := newFixture(t, Limits{MaxPtags: 2}), newFixture(t, Limits{})
 	for _, wrong := range []*Ptag{nil, other.tag} {
-		if err := f.DestroyPtag(wrong); !errors.Is(err, ErrPtag) {
-			t.Errorf("DestroyPtag: %v", err)
-		}
-		if err := f.AcquirePtag(wrong); !errors.Is(err, ErrPtag) {
-			t.Errorf("AcquirePtag: %v", err)
-		}
+		nstest.WantErr(t, "DestroyPtag", f.DestroyPtag(wrong), ErrPtag)
+		nstest.WantErr(t, "AcquirePtag", f.AcquirePtag(wrong), ErrPtag)
 	}
-	if (*Ptag)(nil).Acquire() {
-		t.Error("no tag can be held")
-	}
+	nstest.ErrorIf(t, (*Ptag)(nil).Acquire(), "no tag can be held")
 	tag, err := f.CreatePtag()
 	nstest.Must(t, err)
-	if _, err := f.CreatePtag(); !errors.Is(err, ErrLimit) {
-		t.Errorf("third tag of two: %v", err)
-	}
+	nstest.WantErr(t, "third tag of two", nstest.Err(f.CreatePtag()), ErrLimit)
 	if err := f.AcquirePtag(tag); err != nil { // a VI
 		t.Fatal(err)
 	}
 	tag.Release()
 	nstest.Check(t, f.DestroyPtag(tag))
-	if err := f.DestroyPtag(tag); !errors.Is(err, ErrPtag) {
-		t.Errorf("destroyed twice: %v", err)
-	}
-	if tag.Acquire() || f.AcquirePtag(tag) == nil {
-		t.Error("a destroyed tag can be held")
-	}
-	if _, err := f.CreatePtag(); err != nil {
-		t.Errorf("room after destroying: %v", err)
-	}
+	nstest.WantErr(t, "destroyed twice", f.DestroyPtag(tag), ErrPtag)
+	nstest.ErrorIf(t, tag.Acquire() || f.AcquirePtag(tag) == nil, "a destroyed tag can be held")
+	nstest.WantErr(t, "room after destroying", nstest.Err(f.CreatePtag()), nil)
 }
 
 func TestLimits(t *testing.T) {
@@ -270,9 +204,7 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	want := Limits{MaxRegions: MaxRegions, MaxPtags: MaxPtags, MaxBlockBytes: math.MaxInt64, MaxBytes: math.MaxInt64}
-	if got := newFixture(t, Limits{}).Limits(); got != want {
-		t.Errorf("defaults %+v", got)
-	}
+	nstest.Equal(t, "defaults", newFixture(t, Limits{}).Limits(), want)
 }
 
 // Handles keep their value and meaning while the array grows to its end, and
@@ -283,22 +215,16 @@ func TestGrow(t *testing.T) {
 	seen := make(map[Handle]bool, MaxRegions)
 	for i := range regions {
 		r := f.register(t, f.buf[i%1000:i%1000+8])
-		if r.Handle() == 0 || seen[r.Handle()] {
-			t.Fatalf("handle %#x of region %d", r.Handle(), i)
-		}
+		nstest.FatalIf(t, r.Handle() == 0 || seen[r.Handle()], "handle %#x of region %d", r.Handle(), i)
 		seen[r.Handle()] = true
 		regions[i] = r
 		if slots := len(*f.slots.Load()); slots < 2*(i+1) {
 			t.Fatalf("%d regions in %d slots", i+1, slots)
 		}
 	}
-	if _, err := f.Register(f.buf, Attributes{Ptag: f.tag}); !errors.Is(err, ErrLimit) {
-		t.Errorf("one more: %v", err)
-	}
+	nstest.WantErr(t, "one more", nstest.Err(f.Register(f.buf, Attributes{Ptag: f.tag})), ErrLimit)
 	for i, r := range regions {
-		if f.Lookup(r.Handle()) != r {
-			t.Fatalf("region %d of handle %#x is lost", i, r.Handle())
-		}
+		nstest.FatalIf(t, f.Lookup(r.Handle()) != r, "region %d of handle %#x is lost", i, r.Handle())
 	}
 	nstest.Check(t, f.Close())
 	if got, want := f.Stats(), (Stats{Ptags: 1, Registered: MaxRegions}); got != want || f.tag.Users() != 0 {
@@ -316,9 +242,7 @@ func TestHandleCollision(t *testing.T) {
 		return h
 	}
 	for _, want := range []Handle{7, firstSlots, 8} {
-		if got := f.register(t, f.buf).Handle(); got != want {
-			t.Errorf("handle %d, want %d", got, want)
-		}
+		nstest.Equal(t, "handle", f.register(t, f.buf).Handle(), want)
 	}
 }
 
@@ -330,30 +254,19 @@ func TestHandlesAreRandom(t *testing.T) {
 		ones |= h
 		zeros |= ^h
 	}
-	if ones != math.MaxUint32 || zeros != math.MaxUint32 {
-		t.Errorf("bits that were ever 1: %#x; ever 0: %#x", ones, zeros)
-	}
+	nstest.ErrorIf(t, ones != math.MaxUint32 || zeros != math.MaxUint32,
+		"bits that were ever 1: %#x; ever 0: %#x", ones, zeros)
 }
 
 func TestClose(t *testing.T) {
 	f := newFixture(t, Limits{})
 	free, held := f.register(t, f.buf), f.register(t, f.buf)
 	held.Acquire()
-	if err := f.Close(); !errors.Is(err, ErrBusy) {
-		t.Errorf("with a posted descriptor: %v", err)
-	}
-	if free.Alive() || !held.Alive() || f.Lookup(held.Handle()) != held {
-		t.Error("the wrong regions went")
-	}
-	if _, err := f.Register(f.buf, Attributes{Ptag: f.tag}); !errors.Is(err, ErrClosed) {
-		t.Errorf("Register: %v", err)
-	}
-	if _, err := f.CreatePtag(); !errors.Is(err, ErrClosed) {
-		t.Errorf("CreatePtag: %v", err)
-	}
+	nstest.WantErr(t, "with a posted descriptor", f.Close(), ErrBusy)
+	nstest.ErrorIf(t, free.Alive() || !held.Alive() || f.Lookup(held.Handle()) != held, "the wrong regions went")
+	nstest.WantErr(t, "Register", nstest.Err(f.Register(f.buf, Attributes{Ptag: f.tag})), ErrClosed)
+	nstest.WantErr(t, "CreatePtag", nstest.Err(f.CreatePtag()), ErrClosed)
 	held.Release()
 	nstest.Check(t, errors.Join(f.Close(), f.Close()))
-	if err := f.DestroyPtag(f.tag); err != nil {
-		t.Errorf("DestroyPtag: %v", err)
-	}
+	nstest.WantErr(t, "DestroyPtag", f.DestroyPtag(f.tag), nil)
 }

@@ -1,6 +1,8 @@
 package xdpnic
 
 import (
+	"cmp"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -54,14 +56,11 @@ func (q *Queue) adopt(h Handout, extra []int) error {
 	if cfg.Memory == nil {
 		return q.fail("adopt", errConfig)
 	}
-	if err := cfg.check(); err != nil {
+	if err := cmp.Or(cfg.check(), cfg.checkSockets(extra)); err != nil {
 		return err
 	}
-	switch {
-	case h.Info.MaxSegs < 1 || h.Info.MaxSegs > mostSegs:
+	if h.Info.MaxSegs < 1 || h.Info.MaxSegs > mostSegs {
 		return cfg.bad("frames of at most %d entries: must be 1 to %d", h.Info.MaxSegs, mostSegs)
-	case len(extra) != len(cfg.ExtraQueues):
-		return cfg.bad("%d sockets for %d further queues", len(extra), len(cfg.ExtraQueues))
 	}
 	u, err := newUMEM(cfg.Memory, len(cfg.Memory))
 	if err != nil {

@@ -15,16 +15,24 @@ import (
 // socketOptions sets the options that bound a kick and those of busy polling.
 func (q *Queue) socketOptions() error {
 	c := &q.cfg
-	set := func(op string, option, value int) error {
-		if err := unix.SetsockoptInt(q.fd, unix.SOL_SOCKET, option, value); err != nil {
-			return q.fail(op, err)
-		}
-		return nil
+	prefer := 0
+	if c.BusyPoll.Prefer {
+		prefer = 1
 	}
-	if c.SendBuffer > 0 {
-		// The kernel doubles the value (sock_setsockopt).
-		if err := set("SO_SNDBUF", unix.SO_SNDBUF, c.SendBuffer/2); err != nil {
-			return err
+	for _, o := range []struct {
+		op            string
+		option, value int // not set unless above 0
+	}{
+		{"SO_SNDBUF", unix.SO_SNDBUF, c.SendBuffer / 2}, // the kernel doubles the value (sock_setsockopt)
+		{"SO_PREFER_BUSY_POLL", unix.SO_PREFER_BUSY_POLL, prefer},
+		{"SO_BUSY_POLL", unix.SO_BUSY_POLL, c.BusyPoll.Usec},
+		{"SO_BUSY_POLL_BUDGET", unix.SO_BUSY_POLL_BUDGET, c.BusyPoll.Budget},
+	} {
+		if o.value <= 0 {
+			continue
+		}
+		if err := unix.SetsockoptInt(q.fd, unix.SOL_SOCKET, o.option, o.value); err != nil {
+			return q.fail(o.op, err)
 		}
 	}
 	q.info.TxBudget = 32 // TX_BATCH_SIZE
@@ -32,21 +40,6 @@ func (q *Queue) socketOptions() error {
 		// Kernels before 6.17 refuse the option: the budget then stays 32.
 		if unix.SetsockoptInt(q.fd, unix.SOL_XDP, unix.XDP_MAX_TX_SKB_BUDGET, c.TxBudget) == nil {
 			q.info.TxBudget = c.TxBudget
-		}
-	}
-	if c.BusyPoll.Prefer {
-		if err := set("SO_PREFER_BUSY_POLL", unix.SO_PREFER_BUSY_POLL, 1); err != nil {
-			return err
-		}
-	}
-	if c.BusyPoll.Usec > 0 {
-		if err := set("SO_BUSY_POLL", unix.SO_BUSY_POLL, c.BusyPoll.Usec); err != nil {
-			return err
-		}
-	}
-	if c.BusyPoll.Budget > 0 {
-		if err := set("SO_BUSY_POLL_BUDGET", unix.SO_BUSY_POLL_BUDGET, c.BusyPoll.Budget); err != nil {
-			return err
 		}
 	}
 	return nil

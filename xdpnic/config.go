@@ -3,6 +3,7 @@ package xdpnic
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -281,10 +282,4 @@ func (c *Config) bad(format string, args ...any) error {
 var errConfig = errors.New("bad configuration")
 
 // powerOfTwo is the smallest power of two that is at least n.
-func powerOfTwo(n int) int {
-	p := 1
-	for p < n {
-		p <<= 1
-	}
-	return p
-}
+func powerOfTwo(n int) int { return 1 << bits.Len(uint(max(n, 1)-1)) }

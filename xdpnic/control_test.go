@@ -37,16 +37,12 @@ func TestHints(t *testing.T) {
 			!strings.Contains(s, "detail") || !strings.Contains(s, tc.err.Error()) {
 			t.Errorf("%s", s)
 		}
-		if !errors.Is(e, tc.err) {
-			t.Errorf("%v is not %v", e, tc.err)
-		}
+		nstest.ErrorIf(t, !errors.Is(e, tc.err), "%v is not %v", e, tc.err)
 	}
 	if s := (&OpError{Op: "umem", Err: errors.New("x")}).Error(); s != "xdpnic: umem, interface 0 queue 0: x" {
 		t.Error(s)
 	}
-	if h := hint("mtu", unix.EBADF); h != "" {
-		t.Error(h)
-	}
+	nstest.Equal(t, "hint", hint("mtu", unix.EBADF), "")
 }
 
 // Without privilege, and with a small RLIMIT_MEMLOCK, the error names the remedy.
@@ -82,9 +78,8 @@ func TestMissingPrivilege(t *testing.T) {
 	nstest.Must(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: 1 << 16, Max: old.Max}))
 	defer unix.Setrlimit(unix.RLIMIT_MEMLOCK, &old)
 	err := open(unix.CAP_IPC_LOCK)
-	if !errors.Is(err, unix.ENOBUFS) || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") {
-		t.Errorf("memory lock limit: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, unix.ENOBUFS) || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK"),
+		"memory lock limit: %v", err)
 }
 
 func TestConfig(t *testing.T) {
@@ -141,9 +136,8 @@ func TestChunkSizeFromMTU(t *testing.T) {
 		na, _ := nstest.Pair(t, nstest.Options{MTU: tc.mtu})
 		na.Do(func() error {
 			c, err := Config{Ifindex: na.Index, Headroom: tc.headroom}.WithDefaults()
-			if err != nil || c.ChunkSize != tc.want {
-				t.Errorf("MTU %d, headroom %d: chunk %d, %v", tc.mtu, tc.headroom, c.ChunkSize, err)
-			}
+			nstest.ErrorIf(t, err != nil || c.ChunkSize != tc.want,
+				"MTU %d, headroom %d: chunk %d, %v", tc.mtu, tc.headroom, c.ChunkSize, err)
 			return nil
 		})
 	}
@@ -197,9 +191,8 @@ func TestClimb(t *testing.T) {
 		t.Errorf("%v %v %v", m, attempts, err)
 	}
 	_, attempts, err = Climb(ModeZeroCopy, true, refuse(ModeZeroCopy))
-	if err == nil || len(attempts) != 1 || !strings.Contains(err.Error(), "no zero-copy here") {
-		t.Errorf("%v %v", attempts, err)
-	}
+	nstest.ErrorIf(t, err == nil || len(attempts) != 1 || !strings.Contains(err.Error(), "no zero-copy here"),
+		"%v %v", attempts, err)
 	if _, _, err = Climb(77, false, refuse()); err == nil {
 		t.Error("unknown mode")
 	}
@@ -208,7 +201,7 @@ func TestClimb(t *testing.T) {
 // Compares what the driver reports about itself with what it does.
 func TestFeatures(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
-	if err := na.Do(func() error {
+	nstest.Must(t, na.Do(func() error {
 		f, err := QueryFeatures(na.Index)
 		if err != nil {
 			return err
@@ -217,28 +210,19 @@ func TestFeatures(t *testing.T) {
 			t.Errorf("veth: %+v (%v)", f, f.XDP)
 		}
 		_, err = Open(Config{Ifindex: na.Index, Mode: ModeZeroCopy, Require: true})
-		if !errors.Is(err, unix.EOPNOTSUPP) {
-			t.Errorf("zero-copy required on veth: %v", err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, unix.EOPNOTSUPP), "zero-copy required on veth: %v", err)
 		f, err = QueryFeatures(1)
-		if err != nil || f.XDP != 0 || f.XDP.String() != "none" {
-			t.Errorf("loopback: %+v, %v", f, err)
-		}
+		nstest.ErrorIf(t, err != nil || f.XDP != 0 || f.XDP.String() != "none", "loopback: %+v, %v", f, err)
 		_, err = QueryFeatures(1 << 30)
-		if !errors.Is(err, unix.ENODEV) {
-			t.Errorf("no such interface: %v", err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, unix.ENODEV), "no such interface: %v", err)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	// veth takes redirected frames only while its peer receives in native mode.
 	openEnd(t, nb, pairOptions{})
 	na.Do(func() error {
 		f, err := QueryFeatures(na.Index)
-		if err != nil || !f.XDP.Has(FeatureNdoXmit) {
-			t.Errorf("veth whose peer has a native program: %v, %v", f.XDP, err)
-		}
+		nstest.ErrorIf(t, err != nil || !f.XDP.Has(FeatureNdoXmit),
+			"veth whose peer has a native program: %v, %v", f.XDP, err)
 		return nil
 	})
 	if s := (FeatureBasic | FeatureZeroCopy | 1<<20).String(); s != "basic,xsk-zerocopy,0x100000" {
@@ -266,7 +250,7 @@ func TestZeroCopyRefused(t *testing.T) {
 		{"chained frames", "the driver has no zero-copy", false, Config{MultiBuffer: true, RxChunks: 64}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := ns.Do(func() error {
+			nstest.Check(t, ns.Do(func() error {
 				r, err := attachRedirect(ns.Index, tc.generic, false)
 				if err != nil {
 					return err
@@ -294,9 +278,7 @@ func TestZeroCopyRefused(t *testing.T) {
 					err = fmt.Errorf("%+v", info.Attempts)
 				}
 				return errors.Join(err, q.Close())
-			}); err != nil {
-				t.Error(err)
-			}
+			}))
 		})
 	}
 }
@@ -327,9 +309,7 @@ func TestRingBytes(t *testing.T) {
 		for _, entry := range []int{8, 8, 16, 16} {
 			old += powerOfTwo((n*entry + ringHeader + pageSize - 1) &^ (pageSize - 1))
 		}
-		if sum != want && sum != old {
-			t.Errorf("%d entries: the kernel has %d bytes, want %d", n, sum, want)
-		}
+		nstest.ErrorIf(t, sum != want && sum != old, "%d entries: the kernel has %d bytes, want %d", n, sum, want)
 		nstest.Check(t, q.Close())
 	}
 }

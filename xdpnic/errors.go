@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -52,53 +53,40 @@ func (e *OpError) Error() string {
 // Unwrap gives the cause, for errors.Is and errors.As.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// hint returns the likely cause and remedy of a kernel error in an operation, or
-// "" if nothing is known beyond the error itself. The causes are those of
-// net/xdp/xsk.c, xdp_umem.c and xsk_buff_pool.c.
+// hints are the likely causes and remedies of kernel errors, each for an operation or, without one, for the other
+// operations. The causes are those of net/xdp/xsk.c, xdp_umem.c and xsk_buff_pool.c.
+var hints = map[hintOf]string{
+	{"socket", unix.EPERM}: "an AF_XDP socket needs CAP_NET_RAW in the user namespace that owns the network namespace: " +
+		"run as root or give the program cap_net_raw,cap_net_admin,cap_bpf",
+	{"", unix.EPERM}:        "the kernel requires privilege: run as root or give the program cap_net_raw,cap_net_admin",
+	{"", unix.EAFNOSUPPORT}: "the kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS=y",
+	{"umem", unix.ENOBUFS}: "the memory exceeds RLIMIT_MEMLOCK, which applies to programs without CAP_IPC_LOCK: " +
+		"raise it (ulimit -l, LimitMEMLOCK=) or use less memory",
+	{"", unix.ENOBUFS}: "the kernel is short of buffers",
+	{"", unix.ENOMEM}:  "the kernel is short of memory: use fewer chunks or smaller rings",
+	{"bind", unix.EBUSY}: "another AF_XDP socket or the driver's own use of page pool memory holds the queue: " +
+		"close it, or use another queue",
+	{"bind", unix.EOPNOTSUPP}: "the driver has no zero-copy mode, or its rings do not support it: use native or generic mode",
+	{"umem", unix.EINVAL}:     "the kernel takes page-aligned memory and chunks of 2048 to 4096 bytes, powers of two unless unaligned",
+	{"bind", unix.EINVAL}:     "the queue number is beyond the interface's queues, or the driver refuses these flags or this chunk size",
+	{"", unix.ENODEV}:         "there is no such interface in this network namespace",
+	{"", unix.ENETDOWN}:       "the interface is down: set it up",
+	{"", unix.ENXIO}:          "the interface was removed: close the queue and open it again",
+}
+
+type hintOf struct {
+	op    string
+	errno unix.Errno
+}
+
+// hint returns the likely cause and remedy of a kernel error in an operation; "" if nothing is known beyond the error.
 func hint(op string, err error) string {
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
 		return ""
 	}
-	switch errno {
-	case unix.EPERM, unix.EACCES:
-		if op == "socket" {
-			return "an AF_XDP socket needs CAP_NET_RAW in the user namespace that owns the network namespace: " +
-				"run as root or give the program cap_net_raw,cap_net_admin,cap_bpf"
-		}
-		return "the kernel requires privilege: run as root or give the program cap_net_raw,cap_net_admin"
-	case unix.EAFNOSUPPORT:
-		return "the kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS=y"
-	case unix.ENOBUFS:
-		if op == "umem" {
-			return "the memory exceeds RLIMIT_MEMLOCK, which applies to programs without CAP_IPC_LOCK: " +
-				"raise it (ulimit -l, LimitMEMLOCK=) or use less memory"
-		}
-		return "the kernel is short of buffers"
-	case unix.ENOMEM:
-		return "the kernel is short of memory: use fewer chunks or smaller rings"
-	case unix.EBUSY:
-		if op == "bind" {
-			return "another AF_XDP socket or the driver's own use of page pool memory holds the queue: " +
-				"close it, or use another queue"
-		}
-	case unix.EOPNOTSUPP:
-		if op == "bind" {
-			return "the driver has no zero-copy mode, or its rings do not support it: use native or generic mode"
-		}
-	case unix.EINVAL:
-		switch op {
-		case "umem":
-			return "the kernel takes page-aligned memory and chunks of 2048 to 4096 bytes, powers of two unless unaligned"
-		case "bind":
-			return "the queue number is beyond the interface's queues, or the driver refuses these flags or this chunk size"
-		}
-	case unix.ENODEV:
-		return "there is no such interface in this network namespace"
-	case unix.ENETDOWN:
-		return "the interface is down: set it up"
-	case unix.ENXIO:
-		return "the interface was removed: close the queue and open it again"
+	if errno == unix.EACCES {
+		errno = unix.EPERM
 	}
-	return ""
+	return cmp.Or(hints[hintOf{op, errno}], hints[hintOf{"", errno}])
 }

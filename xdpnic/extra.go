@@ -33,6 +33,14 @@ func (c *Config) checkExtra() error {
 	return nil
 }
 
+// checkSockets refuses another number of further sockets than of ExtraQueues.
+func (c *Config) checkSockets(extra []int) error {
+	if len(extra) != len(c.ExtraQueues) {
+		return c.bad("%d sockets for %d further queues", len(extra), len(c.ExtraQueues))
+	}
+	return nil
+}
+
 // extra is the configuration of the socket on ExtraQueues[i]. c is complete.
 func (c *Config) extra(i int) Config {
 	a := *c

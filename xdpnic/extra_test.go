@@ -19,9 +19,7 @@ func openSenders(t *testing.T, ns *nstest.NS, n int) (all []*end) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := e.q.Close(); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, e.q.Close())
 		})
 		all = append(all, e)
 	}
@@ -63,9 +61,7 @@ func TestExtraQueues(t *testing.T) {
 	var frames [1]Frame
 	seen := make(map[*pool]int)
 	for i := range 80 {
-		if b.q.Receive(frames[:]) != 1 {
-			t.Fatalf("frame %d did not come", i)
-		}
+		nstest.FatalIf(t, b.q.Receive(frames[:]) != 1, "frame %d did not come", i)
 		seen[b.q.poolOf(frames[0].Addr)]++
 		if b.q.Recycle(frames[0].Addr); i%4 == 3 && (len(seen) != 4 || seen[b.q.pool] != i/4+1) {
 			t.Fatalf("after %d frames: %v", i+1, seen)
@@ -109,9 +105,7 @@ func TestExtraQueuesWait(t *testing.T) {
 		t.Errorf("%v allocations a frame", n)
 	}
 	go func() { time.Sleep(time.Millisecond); b.q.Wake() }()
-	if err := b.q.Wait(waitLimit); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, b.q.Wait(waitLimit))
 }
 
 // Three processes share four queues. One ends with frames of all queues in its hands; everything comes back.
@@ -195,7 +189,5 @@ func TestExtraQueuesRefused(t *testing.T) {
 		t.Error("Share: no error")
 	}
 	nstest.Must(t, q.Close())
-	if q.Ready() || q.Receive(make([]Frame, 4)) != 0 || q.Wait(0) == nil {
-		t.Error("a closed queue receives")
-	}
+	nstest.ErrorIf(t, q.Ready() || q.Receive(make([]Frame, 4)) != 0 || q.Wait(0) == nil, "a closed queue receives")
 }

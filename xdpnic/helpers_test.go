@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -38,17 +39,29 @@ func TestMain(m *testing.M) {
 // etherType of the test's frames: for local experiments (IEEE 802).
 const etherType = 0x88b5
 
-// redirect is an XDP program that sends all frames of our EtherType that come
-// in on queue q to the socket in slot q.
+// redirect is an attached XDP program that sends frames of our EtherType to sockets.
 type redirect struct {
 	prog *ebpf.Program
 	xsks *ebpf.Map
 	link link.Link
 }
 
-// attachRedirect attaches the program to the interface of a namespace.
+// attachRedirect attaches a program that sends the frames of our EtherType that come in on queue q to the socket in
+// slot q.
 func attachRedirect(ifindex int, generic, frags bool) (*redirect, error) {
-	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 16})
+	return attach(ifindex, generic, frags, 14, asm.LoadMem(asm.R2, asm.R1, 16, asm.Word)) // rx_queue_index
+}
+
+// attachBySlot is the same for the slot that the first byte names, and the number of the queue further on.
+func attachBySlot(ifindex int, generic bool) (*redirect, error) {
+	return attach(ifindex, generic, true, 15, asm.LoadMem(asm.R2, asm.R2, 14, asm.Byte),
+		asm.LoadMem(asm.R5, asm.R1, 16, asm.Word), asm.Add.Reg(asm.R2, asm.R5))
+}
+
+// attach attaches a program to the interface of a namespace. The instructions of slot put its number into R2, where the
+// frame's first bytes, of that length, are; R1 has the context.
+func attach(ifindex int, generic, frags bool, length int32, slot ...asm.Instruction) (*redirect, error) {
+	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 256})
 	if err != nil {
 		return nil, err
 	}
@@ -56,22 +69,22 @@ func attachRedirect(ifindex int, generic, frags bool) (*redirect, error) {
 	binary.BigEndian.PutUint16(be, etherType)
 	spec := &ebpf.ProgramSpec{
 		Name: "test_redirect", Type: ebpf.XDP, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
+		Instructions: slices.Concat(asm.Instructions{
 			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
 			asm.LoadMem(asm.R3, asm.R1, 4, asm.Word), // data_end
 			asm.Mov.Reg(asm.R4, asm.R2),
-			asm.Add.Imm(asm.R4, 14),
+			asm.Add.Imm(asm.R4, length),
 			asm.JGT.Reg(asm.R4, asm.R3, "pass"),
 			asm.LoadMem(asm.R5, asm.R2, 12, asm.Half),
 			asm.JNE.Imm(asm.R5, int32(binary.NativeEndian.Uint16(be)), "pass"),
-			asm.LoadMem(asm.R2, asm.R1, 16, asm.Word), // rx_queue_index
+		}, slot, asm.Instructions{
 			asm.LoadMapPtr(asm.R1, xsks.FD()),
 			asm.Mov.Imm(asm.R3, 1), // XDP_DROP without a socket
 			asm.FnRedirectMap.Call(),
 			asm.Return(),
 			asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"),
 			asm.Return(),
-		},
+		}),
 	}
 	if frags {
 		spec.Flags = unix.BPF_F_XDP_HAS_FRAGS
@@ -124,15 +137,13 @@ type pairOptions struct {
 func openEnd(t testing.TB, ns *nstest.NS, o pairOptions) *end {
 	t.Helper()
 	e := &end{ns: ns}
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		if e.redirect, err = attachRedirect(ns.Index, o.generic, o.frags); err != nil {
 			return err
 		}
 		e.q, err = e.open(o.cfg)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() {
 		if t.Failed() {
 			s, err := e.q.Stats()
@@ -202,9 +213,7 @@ func (e *end) mustSend(t testing.TB, to *end, n int, seed byte) {
 	addr, buf := e.mustAlloc(t)
 	header(buf, to.ns, e.ns)
 	fillPattern(buf[14:n], seed)
-	if !e.q.Send(addr, n, false) {
-		t.Fatal("Send refused")
-	}
+	nstest.FatalIf(t, !e.q.Send(addr, n, false), "Send refused")
 	nstest.Must(t, e.q.Flush())
 }
 
@@ -238,9 +247,7 @@ const waitLimit = time.Minute
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(waitLimit); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, waitLimit)
-		}
+		nstest.FatalIf(t, time.Now().After(deadline), "%s: not within %v", what, waitLimit)
 		time.Sleep(20 * time.Microsecond)
 	}
 }
@@ -267,9 +274,7 @@ func receive(t testing.TB, q *Queue) (data []byte, segs int) {
 		return n > 0
 	})
 	for i, f := range frames[:n] {
-		if f.More != (i < n-1) {
-			t.Fatalf("segment %d of %d: More is %v", i, n, f.More)
-		}
+		nstest.FatalIf(t, f.More != (i < n-1), "segment %d of %d: More is %v", i, n, f.More)
 		data = append(data, f.Data...)
 		q.Recycle(f.Addr)
 	}
@@ -280,14 +285,10 @@ func receive(t testing.TB, q *Queue) (data []byte, segs int) {
 // wantPattern checks a frame made by mustSend or its like.
 func wantPattern(t testing.TB, data []byte, n int, seed byte) {
 	t.Helper()
-	if len(data) != n {
-		t.Fatalf("got %d bytes, want %d", len(data), n)
-	}
+	nstest.FatalIf(t, len(data) != n, "got %d bytes, want %d", len(data), n)
 	want := make([]byte, n-14)
 	fillPattern(want, seed)
-	if !bytes.Equal(data[14:], want) {
-		t.Fatal("bytes differ")
-	}
+	nstest.FatalIf(t, !bytes.Equal(data[14:], want), "bytes differ")
 }
 
 func audit(t testing.TB, qs ...*Queue) {
@@ -302,4 +303,91 @@ func stats(t testing.TB, q *Queue) Stats {
 	s, err := q.Stats()
 	nstest.Must(t, err)
 	return s
+}
+
+// fakeRing is ring memory without a kernel, its indices starting anywhere.
+func fakeRing(n, entrySize int, start uint32) ringMem {
+	off := unix.XDPRingOffset{Producer: 0, Consumer: 128, Flags: 256, Desc: 384}
+	m := ringMem{mem: make([]byte, 384+n*entrySize), off: off, n: uint32(n)}
+	m.word(off.Producer).Store(start)
+	m.word(off.Consumer).Store(start)
+	return m
+}
+
+// fakeKernel is a queue on fake rings with the kernel's side of them.
+type fakeKernel struct {
+	q    *Queue
+	tx   rxRing         // the kernel consumes what user space produces
+	fill completionRing // the kernel consumes this one, too
+	rx   txRing
+	comp fillRing
+}
+
+// fataler is what *testing.T and *rapid.T have in common.
+type fataler interface {
+	Helper()
+	Fatal(...any)
+}
+
+func newFakeKernel(t fataler, cfg Config, start uint32) *fakeKernel {
+	t.Helper()
+	offset := cfg.PoolOffset
+	cfg.PoolOffset = 0
+	cfg, err := cfg.WithDefaults()
+	nstest.Must(t, err)
+	cfg.PoolOffset = offset
+	r := cfg.Rings
+	tx, rx := fakeRing(r.TX, descSize, start), fakeRing(r.RX, descSize, start)
+	fill, comp := fakeRing(r.Fill, addrSize, start), fakeRing(r.Completion, addrSize, start)
+	q := newQueue(cfg)
+	q.sg, q.maxSegs = cfg.MultiBuffer, MaxSegs
+	mem := make([]byte, cfg.PoolOffset+cfg.PoolBytes()+1<<16)
+	q.pool = newPool(newGeometry(mem, cfg.PoolOffset, cfg.ChunkSize, cfg.RxChunks, cfg.TxChunks))
+	q.tx, q.rx, q.pool.fill, q.pool.comp = tx.tx(), rx.rx(), fill.fill(), comp.completion()
+	k := &fakeKernel{q: q, tx: tx.rx(), fill: fill.completion(), rx: rx.tx(), comp: comp.fill()}
+	q.pool.giveAll()
+	return k
+}
+
+// transmit takes up to max TX entries and returns them without completing.
+func (k *fakeKernel) transmit(max uint32) []Desc {
+	n := k.tx.peek(max)
+	var taken []Desc
+	for i := range n {
+		taken = append(taken, k.tx.desc[(k.tx.tail+i)&k.tx.mask])
+	}
+	k.tx.release(n)
+	return taken
+}
+
+func (k *fakeKernel) complete(addr uint64) {
+	if !k.comp.reserve(1) {
+		panic("completion ring full")
+	}
+	k.comp.addr[k.comp.head&k.comp.mask] = addr
+	k.comp.submit(1)
+}
+
+// deliver puts a frame of the given segment lengths on the RX ring; false when
+// there are not enough chunks or entries.
+func (k *fakeKernel) deliver(lens ...int) bool {
+	n := uint32(len(lens))
+	if k.fill.peek(n) < n || !k.rx.reserve(n) {
+		return false
+	}
+	for i, l := range lens {
+		addr := k.fill.addr[(k.fill.tail+uint32(i))&k.fill.mask]
+		off := uint64(PacketHeadroom)
+		d := Desc{Addr: addr + off, Len: uint32(l)}
+		if k.q.cfg.Unaligned {
+			d.Addr = addr | off<<offsetShift
+		}
+		if i < len(lens)-1 {
+			d.Options = pktContd
+		}
+		k.rx.desc[(k.rx.head+uint32(i))&k.rx.mask] = d
+	}
+	k.fill.release(n)
+	k.rx.submit(n)
+	return true
 }

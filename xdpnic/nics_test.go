@@ -33,14 +33,12 @@ func openNICs(t testing.TB, cfg Config) (a, b *end) {
 // program or to bind a socket.
 func awaitRunning(t testing.TB, e *end) {
 	t.Helper()
-	if err := e.ns.Do(func() error {
+	nstest.Must(t, e.ns.Do(func() error {
 		if !AwaitRunning(e.ns.Index, waitLimit) {
 			return fmt.Errorf("%s: no link", e.ns.Name)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // wantMode asks the kernel how the program is attached and the socket bound: a
@@ -158,9 +156,7 @@ func TestNICsWait(t *testing.T) {
 		for n := 0; n == 0; {
 			start := time.Now()
 			nstest.Must(t, b.q.Wait(waitLimit))
-			if time.Since(start) >= waitLimit {
-				t.Fatal("the waiter was not woken")
-			}
+			nstest.FatalIf(t, time.Since(start) >= waitLimit, "the waiter was not woken")
 			if n = b.q.Receive(batch); n > 0 {
 				wantPattern(t, batch[0].Data, 100, byte(i))
 				b.q.Recycle(batch[0].Addr)
@@ -240,9 +236,7 @@ func TestNICsMostSegments(t *testing.T) {
 					addr, buf := a.mustAlloc(t)
 					segs = append(segs, Desc{Addr: addr, Len: uint32(copy(buf, flat[k*64:(k+1)*64]))})
 				}
-				if !a.q.SendSegs(segs, false) {
-					t.Fatalf("%d segments refused", n)
-				}
+				nstest.FatalIf(t, !a.q.SendSegs(segs, false), "%d segments refused", n)
 				eventually(t, "completions", func() bool {
 					a.pump(t)
 					if k := stats(t, a.q).KernelStats.Tx_invalid_descs; k != 0 {
@@ -273,9 +267,7 @@ func TestNICsUnaligned(t *testing.T) {
 				if err == nil {
 					q.Close()
 				}
-				if !errors.Is(err, unix.EOPNOTSUPP) {
-					t.Errorf("%v, want EOPNOTSUPP", err)
-				}
+				nstest.ErrorIf(t, !errors.Is(err, unix.EOPNOTSUPP), "%v, want EOPNOTSUPP", err)
 				return
 			}
 			a, b := openNICs(t, cfg)
@@ -288,9 +280,7 @@ func TestNICsUnaligned(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 			across := []Desc{{Addr: pageSize - 100, Len: 200}} // of whatever is there
-			if got := a.q.SendSegs(across, false); got != (mode != ModeZeroCopy) {
-				t.Errorf("a segment across a page is taken: %v", got)
-			}
+			nstest.Equal(t, "a segment across a page is taken", a.q.SendSegs(across, false), mode != ModeZeroCopy)
 			audit(t, a.q, b.q)
 		})
 	}
@@ -300,7 +290,7 @@ func TestNICsUnaligned(t *testing.T) {
 // check what they must be able to do.
 func TestNICsFacts(t *testing.T) {
 	ns, _, _ := nstest.NICs(t)
-	if err := ns.Do(func() error {
+	nstest.Must(t, ns.Do(func() error {
 		fact := func(name string, err error) {
 			if err == nil {
 				t.Logf("fact: %s: yes", name)
@@ -342,7 +332,5 @@ func TestNICsFacts(t *testing.T) {
 		try("multi-buffer, generic", ModeGeneric, true, nil)
 		try("multi-buffer, zero-copy", ModeZeroCopy, true, nil)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

@@ -2,6 +2,7 @@ package xdpnic
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"slices"
 	"strings"
@@ -196,9 +197,7 @@ func TestAuditNamesViolations(t *testing.T) {
 				t.Error("not counted among chunk_errors")
 			}
 			err := k.q.Audit()
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Fatalf("Audit: %v; want %q", err, tc.want)
-			}
+			nstest.FatalIf(t, err == nil || !strings.Contains(err.Error(), tc.want), "Audit: %v; want %q", err, tc.want)
 		})
 	}
 }
@@ -224,14 +223,10 @@ func TestReceiveKeepsFramesWhole(t *testing.T) {
 	if want := []int{1, 0, 1, 0}; !slices.Equal(got, want) {
 		t.Fatalf("Receive gave %v, want %v", got, want)
 	}
-	if q.n.rxTooManySegs != 1 || q.n.rxFrames != 2 || q.n.rxSegs != 2 {
-		t.Fatalf("counters: %+v", q.n)
-	}
+	nstest.FatalIf(t, q.n.rxTooManySegs != 1 || q.n.rxFrames != 2 || q.n.rxSegs != 2, "counters: %+v", q.n)
 	q.Refill()
 	for range 8 {
-		if !k.deliver(64) {
-			t.Fatal("a chunk was lost")
-		}
+		nstest.FatalIf(t, !k.deliver(64), "a chunk was lost")
 	}
 	audit(t, q)
 }
@@ -251,9 +246,7 @@ func TestReceiveRefusesForeignMemory(t *testing.T) {
 		if n := k.q.Receive(frames[:]); addr != 2048-10 && n != 1 {
 			t.Fatalf("%#x: the frame behind is stuck", addr)
 		}
-		if k.q.n.rxBadEntries+k.q.n.rxTooManySegs == 0 {
-			t.Fatalf("%#x: not counted", addr)
-		}
+		nstest.FatalIf(t, k.q.n.rxBadEntries+k.q.n.rxTooManySegs == 0, "%#x: not counted", addr)
 	}
 }
 
@@ -279,18 +272,12 @@ func TestCancel(t *testing.T) {
 				if i == 1 {
 					q.publish()
 				}
-				if !q.SendSegs(segs, true) {
-					t.Fatal("refused")
-				}
+				nstest.FatalIf(t, !q.SendSegs(segs, true), "refused")
 			}
 			for _, addr := range []uint64{0, reg, 1 << 63, q.pool.addr(9)} { // RX, none, nowhere, free
-				if q.Reading(addr) || !q.Cancel(addr) {
-					t.Fatalf("%#x is taken for a frame on its way", addr)
-				}
+				nstest.FatalIf(t, q.Reading(addr) || !q.Cancel(addr), "%#x is taken for a frame on its way", addr)
 			}
-			if slices.Contains(mem, 0) {
-				t.Fatal("something is cleared of what is no frame on its way")
-			}
+			nstest.FatalIf(t, slices.Contains(mem, 0), "something is cleared of what is no frame on its way")
 			before := k.transmit(taken)
 			if q.Reading(frames[0]) != (taken < 4 || !copied) {
 				t.Errorf("%d entries taken, copied %v: reading %v", taken, copied, q.Reading(frames[0]))
@@ -299,9 +286,7 @@ func TestCancel(t *testing.T) {
 			if done := q.Cancel(frames[0]); done != (copied || taken <= 2) {
 				t.Errorf("%d entries taken, copied %v: cancelled %v", taken, copied, done)
 			}
-			if !q.Cancel(frames[2]) {
-				t.Error("a frame that is not published is not cancelled")
-			}
+			nstest.ErrorIf(t, !q.Cancel(frames[2]), "a frame that is not published is not cancelled")
 			q.publish()
 			after := k.transmit(100)
 			for i, d := range append(before, after...) {
@@ -320,14 +305,10 @@ func TestCancel(t *testing.T) {
 			}
 			q.Reap()
 			for _, addr := range frames {
-				if q.Reading(addr) || q.InFlight(addr) {
-					t.Error("a frame that has completed is on its way")
-				}
+				nstest.ErrorIf(t, q.Reading(addr) || q.InFlight(addr), "a frame that has completed is on its way")
 			}
 			mem[frames[0]] = 1
-			if !q.Cancel(frames[0]) || mem[frames[0]] == 0 {
-				t.Error("a frame that has left is cancelled")
-			}
+			nstest.ErrorIf(t, !q.Cancel(frames[0]) || mem[frames[0]] == 0, "a frame that has left is cancelled")
 			for i := range uint64(6) {
 				q.Release(q.pool.addr(2 + i))
 			}
@@ -346,21 +327,13 @@ func TestCancelZeroCopy(t *testing.T) {
 	first, _, _ := q.Alloc()
 	second, _, _ := q.Alloc()
 	for _, addr := range []uint64{first, second} {
-		if !q.SendSegs([]Desc{{Addr: addr, Len: 100}, {Addr: reg, Len: 100}}, false) {
-			t.Fatal("refused")
-		}
+		nstest.FatalIf(t, !q.SendSegs([]Desc{{Addr: addr, Len: 100}, {Addr: reg, Len: 100}}, false), "refused")
 	}
 	q.publish()
-	if q.Cancel(first) || q.Cancel(second) {
-		t.Error("cancelled at once")
-	}
+	nstest.ErrorIf(t, q.Cancel(first) || q.Cancel(second), "cancelled at once")
 	read := k.transmit(2) // with the old or the new contents
-	if q.Cancel(first) || !q.Reading(first) {
-		t.Error("cancelled although it has been taken")
-	}
-	if !q.Cancel(second) {
-		t.Error("not cancelled, and still on the ring")
-	}
+	nstest.ErrorIf(t, q.Cancel(first) || !q.Reading(first), "cancelled although it has been taken")
+	nstest.ErrorIf(t, !q.Cancel(second), "not cancelled, and still on the ring")
 	for _, d := range append(read, k.transmit(2)...) {
 		k.complete(d.Addr)
 	}
@@ -380,18 +353,14 @@ func TestSendRules(t *testing.T) {
 	refused := uint64(0)
 	send := func(want bool, addr uint64, n int) {
 		t.Helper()
-		if q.Send(addr, n, false) != want {
-			t.Fatalf("Send(%#x, %d) = %v", addr, n, !want)
-		}
+		nstest.FatalIf(t, q.Send(addr, n, false) != want, "Send(%#x, %d) = %v", addr, n, !want)
 		if !want {
 			refused++
 		}
 	}
 	segs := func(want bool, s ...Desc) {
 		t.Helper()
-		if q.SendSegs(s, false) != want {
-			t.Fatalf("SendSegs(%v) = %v", s, !want)
-		}
+		nstest.FatalIf(t, q.SendSegs(s, false) != want, "SendSegs(%v) = %v", s, !want)
 		if !want {
 			refused++
 		}
@@ -431,9 +400,7 @@ func TestSendRules(t *testing.T) {
 		if i >= MaxSegs-1 {
 			want = 0
 		}
-		if got.Options != want {
-			t.Fatalf("entry %d has options %d", i, got.Options)
-		}
+		nstest.FatalIf(t, got.Options != want, "entry %d has options %d", i, got.Options)
 		k.complete(got.Addr)
 	}
 	q.Reap()
@@ -441,4 +408,84 @@ func TestSendRules(t *testing.T) {
 		t.Fatalf("%d free", q.TxFree())
 	}
 	audit(t, q)
+}
+
+// Both halves of a ring, joined, against a plain queue: what is submitted and
+// only that arrives, in order, across the wrap of the 32-bit indices.
+func TestRingAgainstModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := uint32(1) << rapid.IntRange(0, 6).Draw(t, "log2 size")
+		start := rapid.SampledFrom([]uint32{0, 1, ^uint32(0) - 70, ^uint32(0), 1<<31 - 3}).Draw(t, "start")
+		mem := fakeRing(int(size), addrSize, start)
+		w, r := mem.fill(), mem.completion()
+		var published []uint64      // submitted, not released
+		var written, taken int      // entries ever submitted, ever released
+		next := uint64(start) << 32 // the value of the next entry
+		t.Repeat(map[string]func(*rapid.T){
+			"write and submit": func(t *rapid.T) {
+				n := rapid.Uint32Range(0, size+2).Draw(t, "n")
+				free := size - uint32(len(published))
+				if got := w.reserve(n); got != (n <= free) {
+					t.Fatalf("reserve(%d) = %v with %d free", n, got, free)
+				}
+				n = min(n, free)
+				for i := range n {
+					w.addr[(w.head+i)&w.mask] = next + uint64(i)
+				}
+				if r.peek(size) != uint32(len(published)) {
+					t.Fatal("entries are visible before submit")
+				}
+				k := rapid.Uint32Range(0, n).Draw(t, "k")
+				w.submit(k)
+				for i := range k {
+					published = append(published, next+uint64(i))
+				}
+				next += uint64(k)
+				written += int(k)
+			},
+			"peek and release": func(t *rapid.T) {
+				most := rapid.Uint32Range(0, size+2).Draw(t, "max")
+				n := r.peek(most)
+				if n != min(most, uint32(len(published))) {
+					t.Fatalf("peek(%d) = %d with %d published", most, n, len(published))
+				}
+				for i := range n {
+					if got := r.addr[(r.tail+i)&r.mask]; got != published[i] {
+						t.Fatalf("entry %d is %#x, want %#x", i, got, published[i])
+					}
+				}
+				if r.ready() != (len(published) > 0) {
+					t.Fatal("ready is wrong")
+				}
+				k := rapid.Uint32Range(0, n).Draw(t, "k")
+				r.release(k)
+				published = published[k:]
+				taken += int(k)
+			},
+			"": func(t *rapid.T) {
+				if w.left() != uint32(len(published)) {
+					t.Fatalf("left() = %d, want %d", w.left(), len(published))
+				}
+				if w.prod.Load() != start+uint32(written) || w.cons.Load() != start+uint32(taken) {
+					t.Fatal("shared indices are not what was submitted and released")
+				}
+			},
+		})
+	})
+}
+
+// A closed ring has nothing to read and no room.
+func TestShutRings(t *testing.T) {
+	p, c := shutProducer(), shutConsumer()
+	nstest.FatalIf(t, p.reserve(1) || p.left() != 0 || p.needWakeup() || c.peek(^uint32(0)) != 0 || c.ready(),
+		"a closed ring does something")
+}
+
+// An entry of the RX and TX rings lies in memory as struct xdp_desc does.
+func TestDescLayout(t *testing.T) {
+	m := fakeRing(2, descSize, 0)
+	m.descs()[1] = Desc{Addr: 0x1122334455667788, Len: 0x99aabbcc, Options: pktContd}
+	b := m.mem[m.off.Desc+16:]
+	addr, n, options := binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint32(b[8:]), binary.NativeEndian.Uint32(b[12:])
+	nstest.ErrorIf(t, len(b) != 16 || addr != 0x1122334455667788 || n != 0x99aabbcc || options != pktContd, "% x", b)
 }

@@ -143,9 +143,7 @@ func TestScribbledEntriesAreRefused(t *testing.T) {
 
 	// The TX ring.
 	tx := &a.q.tx
-	if !tx.reserve(1) {
-		t.Fatal("the TX ring is full")
-	}
+	nstest.FatalIf(t, !tx.reserve(1), "the TX ring is full")
 	tx.desc[tx.head&tx.mask] = Desc{Addr: nowhere, Len: 64}
 	a.q.pend++
 	nstest.Must(t, a.q.Flush())

@@ -32,31 +32,23 @@ func TestSharedQueue(t *testing.T) {
 
 	// Frames go to the socket in the map.
 	b.pass(t, a, 64, 1)
-	if err := a.register(second, 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.register(second, 0))
 	b.pass(t, both, 64, 2)
 
 	// The first socket is closed with frames in its rings; its chunks come back.
-	if err := a.register(a.q, 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.register(a.q, 0))
 	for i := range 8 {
 		b.mustSend(t, a, 64, byte(i))
 	}
 	eventually(t, "frames", func() bool { return a.q.rx.peek(8) == 8 })
 	addr, _, _ := a.q.Alloc()
 	a.q.Send(addr, 64, false) // never flushed
-	if err := a.q.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.q.Close())
 	audit(t, second)
 	if second.TxFree() != 8 {
 		t.Fatalf("%d of 8 chunks free", second.TxFree())
 	}
-	if err := a.register(second, 0); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.register(second, 0))
 	for i := range 8 {
 		b.pass(t, both, 64, byte(i))
 	}
@@ -71,9 +63,7 @@ func TestSeveralQueues(t *testing.T) {
 	b := openEnd(t, nb, pairOptions{})
 	a := openEnd(t, na, pairOptions{})
 	base, err := Config{Ifindex: 1, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	mem := mapped(t, 4*base.PoolBytes())
 	var txq, rxq []*Queue
 	open := func(e *end, cfg Config) *Queue {
@@ -112,13 +102,11 @@ func TestSeveralQueues(t *testing.T) {
 	}
 	// A second socket on the same queue takes Queue.Share, as the error explains.
 	_, err = openIn(b.ns, Config{QueueID: 1, Share: rxq[1], PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
-	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "Queue.Share") {
-		t.Errorf("second socket on the queue: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "Queue.Share"),
+		"second socket on the queue: %v", err)
 	_, err = openIn(b.ns, Config{QueueID: 4})
-	if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "queue number") {
-		t.Errorf("queue 4 of 4: %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "queue number"),
+		"queue 4 of 4: %v", err)
 }
 
 // Pools in one memory must not overlap: the second is refused until the first is closed. A queue is not handed
@@ -126,20 +114,14 @@ func TestSeveralQueues(t *testing.T) {
 func TestSharedMemory(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	cfg, err := Config{Ifindex: ns.Index, Mode: ModeGeneric, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	pool := cfg.PoolBytes()
 	mem := mapped(t, 4*pool)
 	cfg.Memory, cfg.PoolOffset = mem, pool
 	first, err := openIn(ns, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	defer first.Close()
-	if _, err := first.Handout(); err != nil {
-		t.Errorf("alone: %v", err)
-	}
+	nstest.WantErr(t, "alone", nstest.Err(first.Handout()), nil)
 	at := func(offset int) (*Queue, error) {
 		return openIn(ns, Config{QueueID: 1, Share: first, PoolOffset: offset, RxChunks: 16, TxChunks: 16})
 	}
@@ -154,20 +136,14 @@ func TestSharedMemory(t *testing.T) {
 	for range 2 { // closing gives the place back
 		for _, offset := range []int{0, 2 * pool} {
 			second, err := at(offset)
-			if err != nil {
-				t.Fatalf("a pool at %d: %v", offset, err)
-			}
+			nstest.FatalIf(t, err != nil, "a pool at %d: %v", offset, err)
 			for _, q := range []*Queue{first, second} {
 				if _, err := q.Handout(); err == nil {
 					t.Error("a queue that shares its memory was handed out")
 				}
 			}
-			if err := second.Close(); err != nil {
-				t.Error(err)
-			}
+			nstest.Check(t, second.Close())
 		}
 	}
-	if _, err := first.Handout(); err != nil {
-		t.Errorf("alone again: %v", err)
-	}
+	nstest.WantErr(t, "alone again", nstest.Err(first.Handout()), nil)
 }

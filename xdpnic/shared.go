@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -406,11 +407,8 @@ func Join(fd int, h Handout, mem []byte, partition int, extra ...int) (*Queue, e
 	cfg.Memory, cfg.Share, cfg.Sharing.Partition = mem, nil, partition
 	cfg.Rings.RX, cfg.Rings.TX = cfg.rxRing(), powerOfTwo(cfg.txChunks())
 	cfg.TxBudget = min(cfg.TxBudget, cfg.Rings.TX)
-	if err := cfg.check(); err != nil {
+	if err := cmp.Or(cfg.check(), cfg.checkSockets(extra)); err != nil {
 		return nil, err
-	}
-	if len(extra) != len(cfg.ExtraQueues) {
-		return nil, cfg.bad("%d sockets for %d further queues", len(extra), len(cfg.ExtraQueues))
 	}
 	u, err := newUMEM(cfg.Memory, 0)
 	if err != nil {
@@ -470,11 +468,8 @@ func Reclaim(fd int, h Handout, mem []byte, extra ...int) (chunks int, err error
 	awaitGracePeriod()
 	cfg := h.Config
 	cfg.Memory, cfg.Share = mem, nil
-	if err := cfg.check(); err != nil {
+	if err := cmp.Or(cfg.check(), cfg.checkSockets(extra)); err != nil {
 		return 0, err
-	}
-	if len(extra) != len(cfg.ExtraQueues) {
-		return 0, cfg.bad("%d sockets for %d further queues", len(extra), len(cfg.ExtraQueues))
 	}
 	chunks, err = reclaim(fd, cfg)
 	for i := range extra {

@@ -124,9 +124,7 @@ func (x *echoes) round(t *testing.T, to *nstest.NS) {
 			s.sent++
 		}
 	}
-	if err := q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, q.Flush())
 	var frames [64]Frame
 	for _, f := range frames[:q.Receive(frames[:])] {
 		d := f.Data
@@ -174,26 +172,20 @@ func TestSharingKills(t *testing.T) {
 	}()
 	start := func(k int) {
 		h, err := json.Marshal(s.handout(k))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, err)
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = append(os.Environ(), echoEnv+"="+string(h))
 		cmd.Stderr = os.Stderr
 		var files []*os.File
 		for _, fd := range []int{s.fds[k][0], s.arena.FD()} {
 			dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nstest.Must(t, err)
 			f := os.NewFile(uintptr(dup), "")
 			defer f.Close()
 			files = append(files, f)
 		}
 		cmd.ExtraFiles = files
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, cmd.Start())
 		x.slots[k] = echoSlot{cmd: cmd, life: x.slots[k].life + 1, heard: time.Now()}
 	}
 	for k := range processes {
@@ -212,9 +204,7 @@ func TestSharingKills(t *testing.T) {
 	answer := func(k int) { // a frame of the process has come
 		before := x.slots[k].back
 		for end := time.Now().Add(20 * time.Second); x.slots[k].back == before; x.round(t, na) {
-			if time.Now().After(end) {
-				t.Fatalf("process %d answers nothing", k)
-			}
+			nstest.FatalIf(t, time.Now().After(end), "process %d answers nothing", k)
 		}
 	}
 	for k := range processes {

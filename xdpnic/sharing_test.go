@@ -1,66 +1,17 @@
 package xdpnic
 
 import (
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/nstest"
 )
-
-// attachBySlot attaches a program that sends frames of our EtherType to the socket in the slot that their first byte names,
-// and the number of their queue further on.
-func attachBySlot(ifindex int, generic bool) (*redirect, error) {
-	xsks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 256})
-	if err != nil {
-		return nil, err
-	}
-	be := make([]byte, 2)
-	binary.BigEndian.PutUint16(be, etherType)
-	r := &redirect{xsks: xsks}
-	if r.prog, err = ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "test_slots", Type: ebpf.XDP, License: "Dual BSD/GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS,
-		Instructions: asm.Instructions{
-			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
-			asm.LoadMem(asm.R3, asm.R1, 4, asm.Word), // data_end
-			asm.Mov.Reg(asm.R4, asm.R2),
-			asm.Add.Imm(asm.R4, 15),
-			asm.JGT.Reg(asm.R4, asm.R3, "pass"),
-			asm.LoadMem(asm.R5, asm.R2, 12, asm.Half),
-			asm.JNE.Imm(asm.R5, int32(binary.NativeEndian.Uint16(be)), "pass"),
-			asm.LoadMem(asm.R2, asm.R2, 14, asm.Byte),
-			asm.LoadMem(asm.R5, asm.R1, 16, asm.Word), // rx_queue_index
-			asm.Add.Reg(asm.R2, asm.R5),
-			asm.LoadMapPtr(asm.R1, xsks.FD()),
-			asm.Mov.Imm(asm.R3, 1), // XDP_DROP without a socket
-			asm.FnRedirectMap.Call(),
-			asm.Return(),
-			asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"),
-			asm.Return(),
-		},
-	}); err != nil {
-		r.close()
-		return nil, fmt.Errorf("%+v", err)
-	}
-	flags := link.XDPDriverMode
-	if generic {
-		flags = link.XDPGenericMode
-	}
-	if r.link, err = link.AttachXDP(link.XDPOptions{Program: r.prog, Interface: ifindex, Flags: flags}); err != nil {
-		r.close()
-		return nil, err
-	}
-	return r, nil
-}
 
 // sharedQueue is a queue that processes share, as an agent sees it.
 type sharedQueue struct {
@@ -78,16 +29,13 @@ func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
 		cfg.Mode = ModeGeneric
 	}
 	cfg, err := cfg.WithDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	s := &sharedQueue{ns: ns, fds: make(map[int][]int)}
 	pool := cfg.PoolBytes()
-	if s.arena, err = hugepages.New(hugepages.Config{Size: pool + 1<<20, Reserve: pool, Shared: true, Policy: hugepages.Avoid}); err != nil {
-		t.Fatal(err)
-	}
+	s.arena, err = hugepages.New(hugepages.Config{Size: pool + 1<<20, Reserve: pool, Shared: true, Policy: hugepages.Avoid})
+	nstest.Must(t, err)
 	cfg.Memory = s.arena.Bytes()
-	if err := ns.Do(func() (err error) {
+	nstest.Must(t, ns.Do(func() (err error) {
 		if s.prog, err = attachBySlot(ns.Index, cfg.Mode.Generic()); err != nil {
 			return err
 		}
@@ -99,17 +47,13 @@ func openShared(t testing.TB, ns *nstest.NS, cfg Config) *sharedQueue {
 			return err
 		}
 		return s.handOut(q)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() {
 		for _, all := range s.fds {
 			fds.Close(all...)
 		}
 		s.prog.close()
-		if err := s.arena.Close(); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, s.arena.Close())
 	})
 	return s
 }
@@ -145,7 +89,7 @@ func dupAll(of []int) (all []int, err error) {
 // join lets one more process join.
 func (s *sharedQueue) join(t testing.TB, part int) {
 	t.Helper()
-	if err := s.ns.Do(func() error {
+	nstest.Must(t, s.ns.Do(func() error {
 		for _, all := range s.fds {
 			q, err := Join(all[0], s.of, s.arena.Bytes(), part, all[1:]...)
 			if err != nil {
@@ -154,9 +98,7 @@ func (s *sharedQueue) join(t testing.TB, part int) {
 			return s.handOut(q)
 		}
 		return fmt.Errorf("no process is left")
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // handout describes the queue of a partition.
@@ -172,17 +114,11 @@ func (s *sharedQueue) handout(part int) Handout {
 func (s *sharedQueue) adopt(t testing.TB, part int) *end {
 	t.Helper()
 	all, err := dupAll(s.fds[part])
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	mem, err := unix.Mmap(s.arena.FD(), 0, len(s.arena.Bytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	q, err := Adopt(all[0], s.handout(part), mem, all[1:]...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	t.Cleanup(func() {
 		q.Close()
 		unix.Munmap(mem)
@@ -195,14 +131,10 @@ func (s *sharedQueue) reclaim(t testing.TB, part int) (chunks int) {
 	t.Helper()
 	all := s.fds[part]
 	for i := range all {
-		if err := s.prog.xsks.Delete(uint32(s.slot(part) + i)); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, s.prog.xsks.Delete(uint32(s.slot(part)+i)))
 	}
 	chunks, err := Reclaim(all[0], s.handout(part), s.arena.Bytes(), all[1:]...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, err)
 	fds.Close(all...)
 	delete(s.fds, part)
 	return chunks
@@ -234,9 +166,7 @@ func inPlace(t testing.TB, q *Queue) {
 			t.Errorf("TX chunk %d of process %d is in flight", i, c.layout.partitionOf(uint64(i)+p.rx))
 		}
 	}
-	if prod-cons < uint32(p.rx)-8 {
-		t.Errorf("%d of %d chunks are on the fill ring", prod-cons, p.rx)
-	}
+	nstest.ErrorIf(t, prod-cons < uint32(p.rx)-8, "%d of %d chunks are on the fill ring", prod-cons, p.rx)
 }
 
 // toSlot sends one frame of n bytes to the socket in a slot of a shared queue.
@@ -246,12 +176,8 @@ func (e *end) toSlot(t testing.TB, to *end, slot, n int, seed byte) {
 	header(buf, to.ns, e.ns)
 	fillPattern(buf[14:n], seed)
 	buf[14] = byte(slot)
-	if !e.q.Send(addr, n, false) {
-		t.Fatal("Send refused")
-	}
-	if err := e.q.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	nstest.FatalIf(t, !e.q.Send(addr, n, false), "Send refused")
+	nstest.Must(t, e.q.Flush())
 }
 
 var sharing = Config{ChunkSize: 2048, RxChunks: 32, TxChunks: 16, Sharing: Sharing{Guests: 3, RxChunks: 16, RxRing: 32, TxChunks: 8}}
@@ -321,9 +247,7 @@ func TestSharingDeath(t *testing.T) {
 			case 1:
 				e.q.publish() // and not kicked
 			case 2:
-				if err := e.q.Flush(); err != nil {
-					t.Fatal(err)
-				}
+				nstest.Must(t, e.q.Flush())
 			}
 			e.q.Alloc()
 			for i := range 10 {
@@ -466,10 +390,7 @@ func TestSharingOverwrittenEntry(t *testing.T) {
 	}
 	p.pushFill(0) // where 3 was
 	c.me = reclaimer
-	if c.fill[0] != p.entry(0, 4) || p.reclaimRX(3, 0) {
-		t.Errorf("fill ring %#x, words %#x: chunk 3 was returned", c.fill, c.rx)
-	}
-	if p.reclaimRX(2, 1) {
-		t.Error("chunk 2 is on the ring")
-	}
+	nstest.ErrorIf(t, c.fill[0] != p.entry(0, 4) || p.reclaimRX(3, 0),
+		"fill ring %#x, words %#x: chunk 3 was returned", c.fill, c.rx)
+	nstest.ErrorIf(t, p.reclaimRX(2, 1), "chunk 2 is on the ring")
 }

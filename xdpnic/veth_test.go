@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"pgregory.net/rapid"
 
 	"viaxdp/internal/lab/nstest"
 )
@@ -43,9 +43,7 @@ func TestEcho(t *testing.T) {
 						t.Errorf("counters: %+v", s)
 					}
 					s.Each(func(c Counter) {
-						if c.Drop && c.Value != 0 {
-							t.Errorf("%s = %d", c.Name, c.Value)
-						}
+						nstest.ErrorIf(t, c.Drop && c.Value != 0, "%s = %d", c.Name, c.Value)
 					})
 					info := e.q.Info()
 					if info.Mode != ModeNative || info.ZeroCopy || len(info.Attempts) != 2 ||
@@ -59,99 +57,6 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// Random traffic both ways, with retained chunks: afterwards every chunk is
-// where it was.
-func TestRandomTraffic(t *testing.T) {
-	a, b := openPair(t, pairOptions{generic: true, cfg: Config{RxChunks: 16, TxChunks: 16}})
-	ends := []*end{a, b}
-	rapid.Check(t, func(rt *rapid.T) {
-		kept := map[*end][]uint64{}
-		leases := map[*end][]uint64{}
-		frames := make([]Frame, 8)
-		rt.Repeat(map[string]func(*rapid.T){
-			"send": func(rt *rapid.T) {
-				i := rapid.IntRange(0, 1).Draw(rt, "end")
-				e, to := ends[i], ends[1-i]
-				for range rapid.IntRange(1, 20).Draw(rt, "n") {
-					addr, buf, ok := e.q.Alloc()
-					if !ok {
-						break
-					}
-					header(buf, to.ns, e.ns)
-					retain := rapid.Bool().Draw(rt, "retain")
-					if !e.q.Send(addr, rapid.IntRange(14, 1514).Draw(rt, "size"), retain) {
-						e.q.Release(addr)
-					} else if retain {
-						kept[e] = append(kept[e], addr)
-					}
-				}
-				if err := e.q.Flush(); err != nil {
-					rt.Fatal(err)
-				}
-			},
-			"send again": func(rt *rapid.T) {
-				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
-				for _, addr := range kept[e] {
-					free := !e.q.InFlight(addr)
-					if ok := e.q.Send(addr, 64, true); ok && !free {
-						rt.Fatal("sent while in flight")
-					}
-				}
-				e.q.Flush()
-			},
-			"release": func(*rapid.T) {
-				for _, e := range ends {
-					for _, addr := range kept[e] {
-						e.q.Release(addr)
-					}
-					kept[e] = nil
-				}
-			},
-			"receive": func(rt *rapid.T) {
-				e := ends[rapid.IntRange(0, 1).Draw(rt, "end")]
-				for _, f := range frames[:e.q.Receive(frames)] {
-					leases[e] = append(leases[e], f.Addr)
-				}
-			},
-			"recycle": func(*rapid.T) {
-				for _, e := range ends {
-					for _, addr := range leases[e] {
-						e.q.Recycle(addr)
-					}
-					leases[e] = nil
-					e.q.Refill()
-				}
-			},
-			"": func(rt *rapid.T) {
-				for _, e := range ends {
-					if err := e.q.Audit(); err != nil {
-						rt.Fatal(err)
-					}
-				}
-			},
-		})
-		for _, e := range ends {
-			for _, addr := range kept[e] {
-				e.q.Release(addr)
-			}
-			for _, addr := range leases[e] {
-				e.q.Recycle(addr)
-			}
-			for n := 1; n > 0; {
-				n = e.q.Receive(frames)
-				for _, f := range frames[:n] {
-					e.q.Recycle(f.Addr)
-				}
-			}
-			e.q.Refill()
-			eventually(t, "completions", func() bool { e.q.Flush(); return e.q.TxFree() == 16 })
-			if err := e.q.Audit(); err != nil {
-				rt.Fatal(err)
-			}
-		}
-	})
-}
-
 // A retained chunk stays the caller's over its completions and can be sent
 // again; Release gives it back, at once or on completion.
 func TestRetain(t *testing.T) {
@@ -161,12 +66,8 @@ func TestRetain(t *testing.T) {
 	header(buf, b.ns, a.ns)
 	fillPattern(buf[14:64], 3)
 	for range 3 {
-		if !q.Send(addr, 64, true) {
-			t.Fatal("refused")
-		}
-		if !q.InFlight(addr) {
-			t.Fatal("not in flight after Send")
-		}
+		nstest.FatalIf(t, !q.Send(addr, 64, true), "refused")
+		nstest.FatalIf(t, !q.InFlight(addr), "not in flight after Send")
 		nstest.Must(t, q.Flush())
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, 64, 3)
@@ -177,16 +78,12 @@ func TestRetain(t *testing.T) {
 	}
 	q.Send(addr, 64, true)
 	q.Release(addr) // not yet published even
-	if q.TxFree() != 1 {
-		t.Fatal("freed under the kernel")
-	}
+	nstest.FatalIf(t, q.TxFree() != 1, "freed under the kernel")
 	q.Flush()
 	eventually(t, "completion", func() bool { q.Reap(); return q.TxFree() == 2 })
 	addr, _, _ = q.Alloc()
 	q.Release(addr)
-	if q.TxFree() != 2 {
-		t.Fatal("not freed")
-	}
+	nstest.FatalIf(t, q.TxFree() != 2, "not freed")
 	audit(t, q)
 }
 
@@ -234,9 +131,7 @@ func TestDropsHaveNames(t *testing.T) {
 				if got = drops(stats(t, b.q)); maps.Equal(got, tc.want) {
 					break
 				}
-				if time.Now().After(end) {
-					t.Fatalf("receiver's drops: %v, want %v", got, tc.want)
-				}
+				nstest.FatalIf(t, time.Now().After(end), "receiver's drops: %v, want %v", got, tc.want)
 			}
 			if got := drops(stats(t, a.q)); len(got) != 0 {
 				t.Errorf("sender's drops: %v", got)
@@ -271,13 +166,10 @@ func TestBurst(t *testing.T) {
 				got := 0
 				eventually(t, "all received", func() bool { got += b.q.Receive(frames); return got == DefaultChunks })
 				s := stats(t, a.q)
-				if s.TxLostBusy != 0 || s.Transmitted != DefaultChunks {
-					t.Errorf("%+v", s)
-				}
+				nstest.ErrorIf(t, s.TxLostBusy != 0 || s.Transmitted != DefaultChunks, "%+v", s)
 				budget := a.q.Info().TxBudget
-				if s.TxKicks < uint64(DefaultChunks/budget) || s.TxKicks <= flushes || s.TxAgain == 0 {
-					t.Errorf("%d flushes, %d kicks of %d entries, %d again", flushes, s.TxKicks, budget, s.TxAgain)
-				}
+				nstest.ErrorIf(t, s.TxKicks < uint64(DefaultChunks/budget) || s.TxKicks <= flushes || s.TxAgain == 0,
+					"%d flushes, %d kicks of %d entries, %d again", flushes, s.TxKicks, budget, s.TxAgain)
 			})
 		}
 	}
@@ -303,4 +195,188 @@ func TestLostFrameIsCounted(t *testing.T) {
 		t.Errorf("%+v, pending %d", s, a.q.Pending())
 	}
 	audit(t, a.q)
+}
+
+// Frames of several segments, out and in, up to the largest MTU.
+func TestMultiBuffer(t *testing.T) {
+	for _, generic := range []bool{true, false} {
+		for _, tc := range []struct{ mtu, chunk int }{{1500, 2048}, {9000, 2048}, {9000, 4096}, {65535, 4096}} {
+			t.Run(fmt.Sprintf("generic=%v/mtu=%d/chunk=%d", generic, tc.mtu, tc.chunk), func(t *testing.T) {
+				a, b := openPair(t, pairOptions{mtu: tc.mtu, generic: generic, frags: true,
+					cfg: Config{MultiBuffer: true, ChunkSize: tc.chunk}})
+				_, rxCap := b.q.FrameCap()
+				for i, n := range []int{64, rxCap, rxCap + 1, tc.mtu / 2, tc.mtu, tc.mtu + 14} {
+					if n < 15 || n > tc.mtu+14 || (n+tc.chunk-1)/tc.chunk > MaxSegs {
+						continue
+					}
+					a.sendSegmented(t, b, n, byte(i))
+					data, segs := receive(t, b.q)
+					wantPattern(t, data, n, byte(i))
+					if want := (n + rxCap - 1) / rxCap; segs != want {
+						t.Errorf("%d bytes came in %d segments, want %d", n, segs, want)
+					}
+				}
+				eventually(t, "completions", func() bool { a.q.Reap(); return a.q.TxFree() == a.q.cfg.TxChunks })
+				audit(t, a.q, b.q)
+			})
+		}
+	}
+}
+
+// sendSegmented sends n bytes in as many chunks as it takes.
+func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
+	t.Helper()
+	flat := make([]byte, n)
+	header(flat, to.ns, e.ns)
+	fillPattern(flat[14:], seed)
+	var segs []Desc
+	for len(flat) > 0 {
+		addr, buf := e.mustAlloc(t)
+		k := copy(buf, flat)
+		flat = flat[k:]
+		segs = append(segs, Desc{Addr: addr, Len: uint32(k)})
+	}
+	nstest.FatalIf(t, !e.q.SendSegs(segs, false), "SendSegs of %d segments refused", len(segs))
+	nstest.Must(t, e.q.Flush())
+}
+
+// openWithMemory opens a pair; a's queue also has memory of the caller.
+func openWithMemory(t *testing.T, unaligned bool) (a, b *end, mem []byte) {
+	t.Helper()
+	cfg := Config{MultiBuffer: true, ChunkSize: 2048, RxChunks: 64, TxChunks: 64, Unaligned: unaligned}
+	mem = mapped(t, 1<<20) // first: it goes after the queues
+	a, b = openPair(t, pairOptions{mtu: 9000, generic: true, frags: true, cfg: cfg})
+	cfg.Memory = mem
+	nstest.Must(t, a.ns.Do(func() error {
+		a.q.Close()
+		q, err := a.open(cfg)
+		if err == nil {
+			a.q = q
+		}
+		return err
+	}))
+	return a, b, mem
+}
+
+// A header from a TX chunk and payload from registered memory make one frame of up to 18 segments. One with 19 is
+// refused here, since the kernel would lose it without notice.
+func TestPayloadByReference(t *testing.T) {
+	for _, unaligned := range []bool{false, true} {
+		t.Run(fmt.Sprintf("unaligned=%v", unaligned), func(t *testing.T) {
+			a, b, mem := openWithMemory(t, unaligned)
+			q := a.q
+			region := q.Info().PoolBytes
+			if unaligned {
+				region += 1000 // crosses chunks and pages
+			}
+			fillPattern(mem[region:region+17*400], 7)
+			addr, buf, _ := q.Alloc()
+			header(buf, b.ns, a.ns)
+			frame := func(segments int) []Desc {
+				segs := []Desc{{Addr: addr, Len: 14}}
+				for i := range segments - 1 {
+					at := region + i*400
+					if !unaligned {
+						at = region + i%5*400 // stay in a chunk
+					}
+					segs = append(segs, Desc{Addr: uint64(at), Len: 400})
+				}
+				return segs
+			}
+			nstest.FatalIf(t, q.SendSegs(frame(MaxSegs+1), true), "19 segments taken")
+			if n := stats(t, q).TxRefused; n != 1 {
+				t.Fatalf("TxRefused = %d", n)
+			}
+			nstest.FatalIf(t, !q.SendSegs(frame(MaxSegs), true), "18 segments refused")
+			nstest.Must(t, q.Flush())
+			data, _ := receive(t, b.q)
+			if unaligned {
+				wantPattern(t, data, 14+17*400, 7)
+			} else if len(data) != 14+17*400 {
+				t.Fatalf("got %d bytes", len(data))
+			}
+			eventually(t, "completion", func() bool { q.Reap(); return !q.InFlight(addr) })
+			s := stats(t, q)
+			nstest.FatalIf(t, s.KernelStats.Tx_invalid_descs != 0 || s.Completed != MaxSegs, "stats: %+v", s)
+			q.Release(addr)
+			audit(t, q)
+		})
+	}
+}
+
+// A frame that is cancelled on the ring is one that the kernel sends and completes as any
+// other, and has nothing of the caller's memory.
+func TestCancelOnTheRing(t *testing.T) {
+	for _, unaligned := range []bool{false, true} {
+		a, b, mem := openWithMemory(t, unaligned)
+		q := a.q
+		if !q.Info().TxCopied || q.Info().ZeroCopy {
+			t.Fatalf("%+v", q.Info())
+		}
+		// What is for no socket of the queue goes on to the kernel, and may be seen there.
+		var neighbour int
+		nstest.Must(t, b.ns.Do(func() (err error) {
+			const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
+			if neighbour, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, all); err == nil {
+				err = unix.Bind(neighbour, &unix.SockaddrLinklayer{Protocol: all, Ifindex: b.ns.Index})
+			}
+			return err
+		}))
+		defer unix.Close(neighbour)
+		region := q.Info().PoolBytes
+		send := func() uint64 {
+			t.Helper()
+			addr, buf := a.mustAlloc(t)
+			header(buf, b.ns, a.ns)
+			segs := []Desc{{Addr: addr, Len: 64}, {Addr: uint64(region), Len: 2048}, {Addr: uint64(region + 2048), Len: 2048}}
+			nstest.FatalIf(t, !q.SendSegs(segs, false), "refused")
+			q.publish()
+			return addr
+		}
+		secret := []byte("secret")
+		copy(mem[region:], bytes.Repeat(secret, 4096/len(secret)))
+		first, second := send(), send()
+		nstest.ErrorIf(t, !q.Reading(first) || !q.Cancel(first), "not cancelled")
+		nstest.Must(t, q.Flush())
+		nstest.ErrorIf(t, q.Reading(second) || !q.Cancel(second), "the kernel reads what it has copied")
+		if data, _ := receive(t, b.q); len(data) != 64+4096 || !bytes.Contains(data, secret) {
+			t.Errorf("unaligned %v: a frame of %d bytes", unaligned, len(data))
+		}
+		data := make([]byte, 1<<16)
+		n := 0
+		eventually(t, "the cancelled frame", func() bool {
+			var err error
+			n, _, err = unix.Recvfrom(neighbour, data, unix.MSG_DONTWAIT)
+			return err == nil && n >= 14 && [14]byte(data) == [14]byte{} // the kernel's own are others
+		})
+		if data = data[:n]; n != 64+2 || bytes.Contains(data, secret[:1]) {
+			t.Errorf("unaligned %v: a cancelled frame of %d bytes: %q", unaligned, n, data[:min(n, 100)])
+		}
+		eventually(t, "completion", func() bool { q.Reap(); return q.TxFree() == 64 })
+		if s := stats(t, q); s.KernelStats.Tx_invalid_descs != 0 || s.Completed != 6 {
+			t.Errorf("stats: %+v", s)
+		}
+		audit(t, q)
+	}
+}
+
+// If a socket for frames of several chunks is refused because of the kernel's version, the error names the
+// first version that has them. A newer kernel refuses something else, here a queue that does not exist.
+func TestMultiBufferRefused(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	q, err := openIn(ns, Config{QueueID: 1, RxChunks: 64, TxChunks: 64, Mode: ModeGeneric, Require: true, MultiBuffer: true})
+	if err == nil {
+		q.Close()
+	}
+	var u unix.Utsname
+	nstest.Must(t, unix.Uname(&u))
+	old := beforeSG(unix.ByteSliceToString(u.Release[:]))
+	if !errors.Is(err, unix.EINVAL) || strings.Contains(err.Error(), "before 6.6") != old || !strings.Contains(err.Error(), "queue number") {
+		t.Errorf("%v, want the kernel's age in it: %v", err, old)
+	}
+	for release, want := range map[string]bool{
+		"5.15.0-91-generic": true, "6.1.0-50-cloud-amd64": true, "6.5.13": true, "6.6.0-rc1": false, "6.18.5": false, "7.0": false, "?": false,
+	} {
+		nstest.ErrorIf(t, beforeSG(release) != want, "%s is before XDP_USE_SG: want %v", release, want)
+	}
 }

@@ -56,9 +56,7 @@ func TestWait(t *testing.T) {
 		if time.Since(begin) >= 30*time.Millisecond {
 			break
 		}
-		if n > 2 {
-			t.Fatal("Wait does not sleep")
-		}
+		nstest.FatalIf(t, n > 2, "Wait does not sleep")
 	}
 	nstest.Must(t, b.q.Wait(0))
 
@@ -82,9 +80,7 @@ func TestNoWakeIsLost(t *testing.T) {
 		for range rounds {
 			begin := time.Now()
 			nstest.Check(t, a.q.Wait(waitLimit))
-			if time.Since(begin) >= waitLimit {
-				t.Error("a Wait slept through a Wake")
-			}
+			nstest.ErrorIf(t, time.Since(begin) >= waitLimit, "a Wait slept through a Wake")
 			woke <- struct{}{}
 		}
 	})
@@ -124,9 +120,7 @@ func TestRefillWakes(t *testing.T) {
 		for _, recycled := range []bool{false, true} {
 			if recycled {
 				var frames [1]Frame
-				if !k.deliver(64) || k.q.Receive(frames[:]) != 1 {
-					t.Fatal("no frame")
-				}
+				nstest.FatalIf(t, !k.deliver(64) || k.q.Receive(frames[:]) != 1, "no frame")
 				k.q.Recycle(frames[0].Addr)
 			}
 			if got := kicks(); got != (tc.zeroCopy && tc.asks) {
@@ -160,9 +154,7 @@ func TestDrain(t *testing.T) {
 			q.fd, q.zc = 1<<30, true // not a descriptor, so no system call has an effect
 			for range frames {
 				addr, _, _ := q.Alloc()
-				if !q.Send(addr, 64, false) {
-					t.Fatal("no room on the ring")
-				}
+				nstest.FatalIf(t, !q.Send(addr, 64, false), "no room on the ring")
 			}
 			over := make(chan struct{})
 			go func() {
@@ -180,9 +172,8 @@ func TestDrain(t *testing.T) {
 			begin := time.Now()
 			nstest.Check(t, q.Drain())
 			left, took := int(q.pool.txOut), time.Since(begin)
-			if left != c.left || took > time.Second+10*time.Millisecond {
-				t.Errorf("%+v: %d frames have not left after %v", c, left, took)
-			}
+			nstest.ErrorIf(t, left != c.left || took > time.Second+10*time.Millisecond,
+				"%+v: %d frames have not left after %v", c, left, took)
 			<-over
 		})
 	}

@@ -249,18 +249,11 @@ func serveMetrics(l net.Listener, s *agentd.Server) {
 	_ = server.Serve(l) // until l is closed
 }
 
-// keep is the descriptor store's process.
-func keep(ctx context.Context) error {
+// fdstored is the descriptor store's process.
+func fdstored(ctx context.Context) error {
 	l, err := fdstore.Listener()
 	if err != nil {
 		return err
 	}
 	return fdstore.Main(ctx, l)
-}
-
-func newFDStored() *cobra.Command {
-	return &cobra.Command{
-		Use: fdstoredCommand, Hidden: true, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return keep(cmd.Context()) },
-	}
 }

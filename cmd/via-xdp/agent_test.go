@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
@@ -80,9 +79,7 @@ users = []
 			},
 		},
 	}}
-	if diff := cmp.Diff(want.daemon.Config, got.daemon.Config); diff != "" {
-		t.Errorf("configuration (-want +got):\n%s", diff)
-	}
+	nstest.Same(t, "configuration", got.daemon.Config, want.daemon.Config)
 	if got.metrics != want.metrics || got.daemon.Socket != want.daemon.Socket || got.daemon.Mode != want.daemon.Mode ||
 		got.daemon.Group != want.daemon.Group {
 		t.Errorf("settings: %+v", got)
@@ -121,6 +118,7 @@ func TestAgentSettingsErrors(t *testing.T) {
 		"[quota]\nqueues = -1":                                    "quota.queues: -1",
 		"[quota]\npinned = \"1GB\"":                               "quota.pinned",
 		"[quota]\npinned = \"99999999999GiB\"":                    "quota.pinned",
+		"[user.root]\nqueues = 1\n[user.0]\nqueues = 2":           "named twice", // the order of a map must not decide
 		"[user.nobody-of-that-name]\nqueues = 1":                  "user.nobody-of-that-name",
 		"[interface.e]\nmode = \"fast\"":                          "interface.e.mode",
 		"[interface.e]\nmax_vis = 1":                              "interface.e.max_vis",
@@ -158,24 +156,18 @@ func TestAgentCommand(t *testing.T) {
 	}()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if pid, err := agentclient.Probe(socket); err == nil {
-			if pid != os.Getpid() {
-				t.Errorf("process %d serves", pid)
-			}
+			nstest.ErrorIf(t, pid != os.Getpid(), "process %d serves", pid)
 			break
 		} else if time.Now().After(end) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(state, "agent.sock.lock")); err != nil {
-		t.Error(err)
-	}
+	nstest.Check(t, nstest.Err(os.Stat(filepath.Join(state, "agent.sock.lock"))))
 	second := run(ctx, environment{
 		args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored"},
 		stdout: &strings.Builder{}, stderr: &strings.Builder{}, actions: production(),
 	})
-	if second != exitFailed {
-		t.Errorf("a second agent ends with %d", second)
-	}
+	nstest.ErrorIf(t, second != exitFailed, "a second agent ends with %d", second)
 	stop()
 	if status := <-done; status != exitFine {
 		t.Errorf("exit status %d\n%s", status, out.String())
@@ -226,9 +218,7 @@ func TestAgentMetrics(t *testing.T) {
 		"viaxdp_user_limit{resource=queues,uid=1001}":                                 8,
 	}
 	maps.DeleteFunc(got, func(name string, _ float64) bool { _, ok := want[name]; return !ok })
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nstest.Same(t, "metrics", got, want)
 }
 
 // The dashboard asks for metrics that there are, by labels that they have.
@@ -250,22 +240,16 @@ func TestDashboard(t *testing.T) {
 	}()
 	for d := range descriptions {
 		m := regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{([^}]*)\}`).FindStringSubmatch(d.String())
-		if m == nil {
-			t.Fatalf("%v", d)
-		}
+		nstest.FatalIf(t, m == nil, "%v", d)
 		labels[m[1]] = append(strings.Split(m[2], ","), "instance", "job") // Prometheus adds two
 	}
 	asked := map[string]bool{}
 	for _, p := range board.Panels {
-		if len(p.Targets) == 0 {
-			t.Errorf("panel %q asks for nothing", p.Title)
-		}
+		nstest.ErrorIf(t, len(p.Targets) == 0, "panel %q asks for nothing", p.Title)
 		for _, target := range p.Targets {
 			var has []string
 			for _, metric := range regexp.MustCompile(`viaxdp_\w+`).FindAllString(target.Expr, -1) {
-				if labels[metric] == nil {
-					t.Errorf("panel %q: there is no metric %s", p.Title, metric)
-				}
+				nstest.ErrorIf(t, labels[metric] == nil, "panel %q: there is no metric %s", p.Title, metric)
 				asked[metric], has = true, labels[metric]
 			}
 			for _, m := range regexp.MustCompile(`\{\{(\w+)\}\}|\b(\w+)(?:=|!=|=~|!~)"`).FindAllStringSubmatch(target.LegendFormat+target.Expr, -1) {
@@ -275,9 +259,7 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
-	if len(asked) < 5 {
-		t.Errorf("it asks for %v", asked)
-	}
+	nstest.ErrorIf(t, len(asked) < 5, "it asks for %v", asked)
 }
 
 // By default the agent serves root alone, or its group. Other users get an error with the remedy. Users
@@ -308,9 +290,8 @@ func TestAgentDefaults(t *testing.T) {
 		cmd := nstest.AsNobody(t, "TestProgramOfAgent")
 		cmd.Env = append(os.Environ(), "VIA_TEST_AGENT="+socket)
 		told, err := cmd.CombinedOutput()
-		if (c.want == "") != (err == nil) || !strings.Contains(string(told), c.want) {
-			t.Errorf("%+v: a user: %v\n%s", c, err, told)
-		}
+		nstest.ErrorIf(t, (c.want == "") != (err == nil) || !strings.Contains(string(told), c.want),
+			"%+v: a user: %v\n%s", c, err, told)
 		_ = agent.Process.Signal(unix.SIGTERM)
 		if err := agent.Wait(); err != nil {
 			t.Errorf("the agent: %v\n%s", err, out.String())
@@ -327,14 +308,6 @@ func TestProgramOfAgent(t *testing.T) {
 	n, err := vipl.OpenNIC("via0", vipl.WithAgent(socket), vipl.WithArena(8<<20))
 	nstest.Must(t, err)
 	nstest.Check(t, n.Close())
-}
-
-// A user named twice, by name and by number, is an error: the order of a map must not decide which quota holds.
-func TestUserNamedTwice(t *testing.T) {
-	const twice = "[user.root]\nqueues = 1\n[user.0]\nqueues = 2\n"
-	if s, err := parseAgentSettings([]byte(twice)); err == nil || !strings.Contains(err.Error(), "named twice") {
-		t.Errorf("%+v, %v", s.daemon.Users, err)
-	}
 }
 
 // The command line may name the socket relative to the working directory; the descriptor store runs in another
@@ -362,13 +335,10 @@ func FuzzAgentSettings(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := parseAgentSettings(b)
 		again, err2 := parseAgentSettings(b)
-		if (err == nil) != (err2 == nil) || err == nil && !reflect.DeepEqual(s, again) {
-			t.Fatalf("%+v, %v and %+v, %v", s, err, again, err2)
-		}
+		nstest.FatalIf(t, (err == nil) != (err2 == nil) || err == nil && !reflect.DeepEqual(s, again),
+			"%+v, %v and %+v, %v", s, err, again, err2)
 		if err != nil {
-			if err.Error() == "" {
-				t.Fatal("an error without words")
-			}
+			nstest.FatalIf(t, err.Error() == "", "an error without words")
 			return
 		}
 		d := s.daemon
@@ -378,14 +348,10 @@ func FuzzAgentSettings(f *testing.F) {
 			t.Errorf("%+v", d)
 		}
 		for uid, q := range d.Users {
-			if min(q.Connections, q.Queues, q.VIs, q.PinnedBytes) < 0 {
-				t.Errorf("user %d: %+v", uid, q)
-			}
+			nstest.ErrorIf(t, min(q.Connections, q.Queues, q.VIs, q.PinnedBytes) < 0, "user %d: %+v", uid, q)
 		}
 		for name, i := range d.Interfaces {
-			if i.MaxVIs != 0 && (i.MaxVIs < 2 || i.MaxVIs > 1<<16) {
-				t.Errorf("interface %s: %+v", name, i)
-			}
+			nstest.ErrorIf(t, i.MaxVIs != 0 && (i.MaxVIs < 2 || i.MaxVIs > 1<<16), "interface %s: %+v", name, i)
 		}
 	})
 }
@@ -476,7 +442,5 @@ func TestSystemdService(t *testing.T) {
 	if errors.As(err, &exit) && exit.ExitCode() == exitCannotRun {
 		nstest.Lacks(t, "%s", out)
 	}
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	nstest.ErrorIf(t, err != nil, "%v\n%s", err, out)
 }

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"viaxdp/bench/report"
@@ -56,20 +55,13 @@ func TestBenchFlags(t *testing.T) {
 		RankArgs: []string{"mpibench"}, ProxyArgs: []string{"proxy"},
 		AgentArgs: []string{"agent", "--config", "/dev/null", "--no-fdstored"},
 	}
-	if diff := cmp.Diff(want, r.suite, cmpopts.IgnoreFields(suite.Config{}, "Progress", "Stderr")); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "suite", r.suite, want, cmpopts.IgnoreFields(suite.Config{}, "Progress", "Stderr"))
 	for _, text := range []string{"window: a title", "tcp-spin"} {
-		if !strings.Contains(table, text) {
-			t.Errorf("the table has no %q:\n%s", text, table)
-		}
+		nstest.ErrorIf(t, !strings.Contains(table, text), "the table has no %q:\n%s", text, table)
 	}
-	if !strings.Contains(errs, "takes about") || !strings.Contains(errs, out) {
-		t.Errorf("neither an estimate nor the place of the results: %q", errs)
-	}
-	if diff := cmp.Diff(r.report, readSample(t, filepath.Join(out, "report.json"))); diff != "" {
-		t.Error(diff)
-	}
+	nstest.ErrorIf(t, !strings.Contains(errs, "takes about") || !strings.Contains(errs, out),
+		"neither an estimate nor the place of the results: %q", errs)
+	nstest.Same(t, "report.json", readSample(t, filepath.Join(out, "report.json")), r.report)
 	if plots, _ := filepath.Glob(filepath.Join(out, "*.svg")); len(plots) != 1 {
 		t.Errorf("plots: %v", plots)
 	}
@@ -129,9 +121,8 @@ func TestBenchCompare(t *testing.T) {
 		{"worse", []string{"--json", "--fail", "20"}, exitFailed, `"marked": true`},
 	} {
 		status, out, errs := call(&recorder{}, append([]string{"bench", "compare", files["a"], files[c.b]}, c.flags...)...)
-		if status != c.status || !strings.Contains(out, c.want) {
-			t.Errorf("%+v: status %d, printed %q, %q", c, status, out, errs)
-		}
+		nstest.ErrorIf(t, status != c.status || !strings.Contains(out, c.want),
+			"%+v: status %d, printed %q, %q", c, status, out, errs)
 	}
 }
 
@@ -144,9 +135,8 @@ func TestBenchDoc(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
 		nstest.Must(t, err)
 		plots, _ := filepath.Glob(filepath.Join(docs, "benchmarks", "*.svg"))
-		if len(plots) != 1 || !strings.Contains(string(text), "benchmarks/"+filepath.Base(plots[0])) {
-			t.Errorf("plots %v, document %s", plots, text)
-		}
+		nstest.ErrorIf(t, len(plots) != 1 || !strings.Contains(string(text), "benchmarks/"+filepath.Base(plots[0])),
+			"plots %v, document %s", plots, text)
 	}
 	r := &recorder{report: sampleReport(2)}
 	if status, _, errs := call(r, "bench", "doc", "--from", from, "--docs", docs); status != exitFine || len(r.calls) > 0 {
@@ -158,9 +148,7 @@ func TestBenchDoc(t *testing.T) {
 		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
 	}
 	written(again)
-	if diff := cmp.Diff(r.report, readSample(t, copied)); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "the copy", readSample(t, copied), r.report)
 }
 
 // Groups that are measured again replace those of a report, and nothing else changes.
@@ -178,15 +166,12 @@ func TestBenchRenew(t *testing.T) {
 	if status, _, errs := call(r, "bench", "doc", "--from", path, "--docs", docs, "window"); status != exitFine || len(r.calls) != 1 {
 		t.Fatalf("status %d, %s, called %v", status, errs, r.calls)
 	}
-	if r.suite.Turns != old.Turns || r.suite.Out != dir {
-		t.Errorf("%d turns, histograms in %s", r.suite.Turns, r.suite.Out)
-	}
+	nstest.ErrorIf(t, r.suite.Turns != old.Turns || r.suite.Out != dir,
+		"%d turns, histograms in %s", r.suite.Turns, r.suite.Out)
 	want := *old
 	want.Groups = []report.Group{later.Groups[0], other}
 	want.Groups[0].Renewed = later.Started
-	if diff := cmp.Diff(&want, readSample(t, path)); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "renewed", readSample(t, path), &want)
 	text, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
 	if err != nil || strings.Count(string(text), "Measured anew, in a run of its own, on 2026-03-04 05:06 UTC.") != 1 {
 		t.Errorf("%v\n%s", err, text)
@@ -199,12 +184,6 @@ func TestBenchRenew(t *testing.T) {
 	}
 }
 
-func TestCommandLine(t *testing.T) {
-	if got, want := commandLine([]string{"bench", "--out", "my results", "it's"}), `via-xdp bench --out 'my results' 'it'\''s'`; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
 // The command in a report has no directories of the user, however they are written.
 func TestWithoutPlaces(t *testing.T) {
 	for _, test := range []struct {
@@ -214,11 +193,9 @@ func TestWithoutPlaces(t *testing.T) {
 		{[]string{"bench", "--out=/tmp/an out", "--mode", "native", "peers"}, "via-xdp bench --mode native peers"},
 		{[]string{"bench", "doc", "--out", "/tmp/it's", "--turns", "7", "load"}, "via-xdp bench doc --turns 7 load"},
 		{[]string{"bench", "--json", "x.json", "--docs=", "--turns=7", "--json=-"}, "via-xdp bench --turns=7"},
-		{[]string{"bench", "--quick", "a group", "--out"}, "via-xdp bench --quick 'a group'"},
+		{[]string{"bench", "--quick", "it's a group", "--out"}, `via-xdp bench --quick 'it'\''s a group'`},
 	} {
-		if got := commandLine(withoutPlaces(test.args)); got != test.want {
-			t.Errorf("%q: got %s, want %s", test.args, got, test.want)
-		}
+		nstest.Equal(t, strings.Join(test.args, " "), commandLine(withoutPlaces(test.args)), test.want)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"viaxdp/internal/base/rundir"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/ops/doctor"
+	"viaxdp/internal/ops/inspect"
 	"viaxdp/internal/ops/tune"
 	"viaxdp/internal/ops/undo"
 )
@@ -99,7 +101,7 @@ func examine(args, only []string) (*doctor.Report, error) {
 	names := args
 	if len(names) == 0 {
 		var err error
-		if names, err = doctor.Interfaces(); err != nil {
+		if names, err = inspect.Names(net.FlagUp); err != nil {
 			return nil, err
 		}
 	}

@@ -75,7 +75,7 @@ func infoNames(asked []string) ([]string, error) {
 	if len(names) > 0 {
 		return names, nil
 	}
-	return inspect.Names()
+	return inspect.Names(0)
 }
 
 func printInfo(env environment, i *inspect.Interface) {

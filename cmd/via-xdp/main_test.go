@@ -94,8 +94,6 @@ func (r *recorder) actions() actions {
 			r.suite = c
 			return r.report, called("suite")
 		},
-		worker: func() error { return called("worker") },
-		guard:  func() error { return called("guard") },
 	}
 }
 
@@ -160,12 +158,9 @@ func TestBadCommandLines(t *testing.T) {
 	} {
 		r := &recorder{}
 		status, out, errs := call(r, args...)
-		if status != exitFailed || out != "" || strings.Count(errs, "\n") != 1 {
-			t.Errorf("%v: status %d, printed %q, %q", args, status, out, errs)
-		}
-		if len(r.calls) > 0 {
-			t.Errorf("%v: called %v", args, r.calls)
-		}
+		nstest.ErrorIf(t, status != exitFailed || out != "" || strings.Count(errs, "\n") != 1,
+			"%v: status %d, printed %q, %q", args, status, out, errs)
+		nstest.ErrorIf(t, len(r.calls) > 0, "%v: called %v", args, r.calls)
 	}
 }
 
@@ -175,12 +170,8 @@ func TestDemoFlags(t *testing.T) {
 		t.Fatal(errs)
 	}
 	d := r.demo
-	if diff := cmp.Diff(bench.RowsOf(bench.Names()), d.Plan.Rows); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]int{64, 1024, 4096, 65536}, d.Plan.Sizes); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "Rows", d.Plan.Rows, bench.RowsOf(bench.Names()))
+	nstest.Same(t, "Sizes", d.Plan.Sizes, []int{64, 1024, 4096, 65536})
 	if d.MTU != 1500 || d.Mode != "generic" || !d.Hugepages || d.Plan.Turns != 3 || !d.Plan.Latency || !d.Plan.Bandwidth {
 		t.Errorf("defaults: %+v", d)
 	}
@@ -215,22 +206,16 @@ func TestOutput(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &result); err != nil {
 		t.Fatalf("%v: %q", err, out)
 	}
-	if len(result.Latency) != 1 || !strings.Contains(errs, "tcp-spin") {
-		t.Errorf("result %+v, standard error %q", result, errs)
-	}
+	nstest.ErrorIf(t, len(result.Latency) != 1 || !strings.Contains(errs, "tcp-spin"),
+		"result %+v, standard error %q", result, errs)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "r.json")
 	_, out, errs = call(r, "demo", "--json", file, "--svg", filepath.Join(dir, "plots"))
-	if !strings.Contains(out, "tcp-spin") || !strings.Contains(errs, "latency.svg") {
-		t.Errorf("printed %q, %q", out, errs)
-	}
+	nstest.ErrorIf(t, !strings.Contains(out, "tcp-spin") || !strings.Contains(errs, "latency.svg"),
+		"printed %q, %q", out, errs)
 	b, err := os.ReadFile(file)
-	if err != nil || json.Unmarshal(b, &result) != nil {
-		t.Errorf("%s: %v, %q", file, err, b)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "plots", "bandwidth.svg")); err != nil {
-		t.Error(err)
-	}
+	nstest.ErrorIf(t, err != nil || json.Unmarshal(b, &result) != nil, "%s: %v, %q", file, err, b)
+	nstest.Check(t, nstest.Err(os.Stat(filepath.Join(dir, "plots", "bandwidth.svg"))))
 	if status, _, _ := call(r, "demo", "--json", filepath.Join(dir, "no", "such")); status != exitFailed {
 		t.Errorf("a file that cannot be made: status %d", status)
 	}
@@ -252,9 +237,7 @@ func TestMeasureFlags(t *testing.T) {
 		},
 	}
 	ignore := cmpopts.IgnoreFields(bench.Plan{}, "Progress", "Opening")
-	if diff := cmp.Diff(want, r.client, ignore); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "client", r.client, want, ignore)
 	call(r, "stream", "-a", "-D", "2.5", "host")
 	p := r.client.Plan
 	if p.Latency || !p.Bandwidth || p.Duration != 2500*time.Millisecond || p.Rows[0].Name != "vi-reliable-delivery" {
@@ -287,18 +270,14 @@ func TestTestbedCommands(t *testing.T) {
 	if status, out, _ := call(r, "testbed", "down"); status != 0 || out != "" {
 		t.Errorf("down: status %d, %q", status, out)
 	}
-	if diff := cmp.Diff([]string{"status", "up", "status", "status", "down"}, r.calls); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "calls", r.calls, []string{"status", "up", "status", "status", "down"})
 }
 
 func TestInfo(t *testing.T) {
 	r := &recorder{}
 	_, out, _ := call(r, "info", "eth7")
 	for _, text := range []string{"eth7", "veth", "2 RX, 4 TX", "1500", "mode native", "possible"} {
-		if !strings.Contains(out, text) {
-			t.Errorf("no %q in %q", text, out)
-		}
+		nstest.ErrorIf(t, !strings.Contains(out, text), "no %q in %q", text, out)
 	}
 	if _, out, _ = call(r, "info", "-i", "eth7", "eth7"); strings.Count(out, "eth7") != 1 || !strings.Contains(out, "no MAC address") {
 		t.Errorf("named twice: %q", out)
@@ -317,28 +296,16 @@ func TestHelpAndVersion(t *testing.T) {
 		"demo", "pingpong", "stream", "bench", "testbed", "info", "version", "doctor", "tune", "cleanup", "res", "stat", "top",
 		"capture", "ping", "trace", "gen", "completion",
 	} {
-		if !strings.Contains(out, "\n  "+command+" ") {
-			t.Errorf("the help has no %s", command)
-		}
+		nstest.ErrorIf(t, !strings.Contains(out, "\n  "+command+" "), "the help has no %s", command)
 	}
-	if strings.Contains(out, "internal-") {
-		t.Error("the help has a hidden command")
-	}
+	nstest.ErrorIf(t, strings.Contains(out, "internal-"), "the help has a hidden command")
 	_, out, _ = call(r, "demo", "--help")
 	for _, name := range bench.Names() {
-		if !strings.Contains(out, "\n  "+name+" ") {
-			t.Errorf("the help of demo has no %s", name)
-		}
+		nstest.ErrorIf(t, !strings.Contains(out, "\n  "+name+" "), "the help of demo has no %s", name)
 	}
 	for _, args := range []string{"version", "--version"} {
 		if status, out, _ := call(r, args); status != exitFine || out != "via-xdp "+bench.Version()+"\n" {
 			t.Errorf("%s: status %d, %q", args, status, out)
-		}
-	}
-	for command, name := range map[string]string{workerCommand: "worker", guardCommand: "guard"} {
-		r.calls = nil
-		if call(r, command); len(r.calls) != 1 || r.calls[0] != name {
-			t.Errorf("%s called %v", command, r.calls)
 		}
 	}
 }
@@ -356,9 +323,7 @@ func TestDemo(t *testing.T) {
 	}
 	var r bench.Result
 	nstest.Must(t, json.Unmarshal(out.Bytes(), &r))
-	if len(r.Latency) != 5 || len(r.Bandwidth) != 5 || r.Conditions.Mode != "generic" {
-		t.Errorf("got %+v", r)
-	}
+	nstest.ErrorIf(t, len(r.Latency) != 5 || len(r.Bandwidth) != 5 || r.Conditions.Mode != "generic", "got %+v", r)
 	for _, text := range []string{"vi-rdma-write ", "vi-rdma-read (round trip) ", "one whole read"} {
 		if !strings.Contains(errs.String(), text) {
 			t.Errorf("the table has no %q:\n%s", text, errs.String())
@@ -425,15 +390,12 @@ func TestCleanup(t *testing.T) {
 	if status, out, errs = call(r, "cleanup"); status != 0 || there(socket) || there(half) || !there(settings) {
 		t.Errorf("status %d, %q, %q", status, out, errs)
 	}
-	if slices.Contains(r.calls, "down") {
-		t.Error("a bed that is up was taken down")
-	}
+	nstest.ErrorIf(t, slices.Contains(r.calls, "down"), "a bed that is up was taken down")
 	if status, out, errs = call(r, "cleanup", "--all"); status != 0 || there(settings) || !slices.Contains(r.calls, "down") {
 		t.Errorf("--all: status %d, %q, %q, called %v", status, out, errs, r.calls)
 	}
-	if !there(filepath.Join(filepath.Dir(half), "notes.json.new")) {
-		t.Error("a file that is not ours was removed")
-	}
+	nstest.ErrorIf(t, !there(filepath.Join(filepath.Dir(half), "notes.json.new")),
+		"a file that is not ours was removed")
 }
 
 // A program may still be writing a half-written file.

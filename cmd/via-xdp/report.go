@@ -37,7 +37,7 @@ func newReport(env environment) *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) (err error) {
 			if len(args) == 0 {
-				if args, err = inspect.Names(); err != nil {
+				if args, err = inspect.Names(0); err != nil {
 					return err
 				}
 			}
@@ -92,7 +92,7 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 			}
 			return fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", name, err)
 		}
-		a.NIC(root, name, support.Ethtool{Name: name})
+		a.NIC(root, name, support.Ethtool(name))
 		info, err := env.actions.inspect(name, false)
 		if err != nil {
 			a.Add("nic/"+name+"/info.json", fmt.Sprintf("(%v)\n", err)) // it may be gone by now

@@ -44,9 +44,7 @@ func TestReportCommand(t *testing.T) {
 	var out, log bytes.Buffer
 	env := environment{stdout: &out, stderr: &log, actions: actions{
 		inspect: func(name string, try bool) (inspect.Interface, error) {
-			if try {
-				t.Error("a report tried modes, which resets links")
-			}
+			nstest.ErrorIf(t, try, "a report tried modes, which resets links")
 			return inspect.Interface{Name: name, MAC: "52:54:00:12:34:56"}, nil
 		},
 	}}
@@ -62,15 +60,11 @@ func TestReportCommand(t *testing.T) {
 	all := ""
 	for _, name := range []string{"version", "host/proc/version", "nic/lo/sysfs", "nic/lo/info.json", "programs.json", "results/pingpong.json"} {
 		text := files["via-xdp-report/"+name]
-		if text == "" {
-			t.Errorf("no %s", name)
-		}
+		nstest.ErrorIf(t, text == "", "no %s", name)
 		all += text
 	}
 	for _, secret := range []string{"192.0.2.17", "52:54:00:12:34:56"} {
-		if strings.Contains(all, secret) {
-			t.Errorf("the report has %s", secret)
-		}
+		nstest.ErrorIf(t, strings.Contains(all, secret), "the report has %s", secret)
 	}
 	if i, _ := f.Stat(); i.Mode().Perm() != 0o600 {
 		t.Errorf("the report has mode %v", i.Mode())
@@ -97,9 +91,7 @@ func TestReportCommand(t *testing.T) {
 	}
 	env.actions.inspect = whole
 	files = untar(t, &out)
-	if got := files["via-xdp-report/nic/lo/info.json"]; got != "(no answer)\n" {
-		t.Errorf("info.json is %q", got)
-	}
+	nstest.Equal(t, "info.json", files["via-xdp-report/nic/lo/info.json"], "(no answer)\n")
 	if got := len(files["via-xdp-report/results/long"]); got < support.MaxFile || got > support.MaxFile+100 {
 		t.Errorf("%d bytes of a long file", got)
 	}
@@ -121,9 +113,7 @@ func TestReportCommand(t *testing.T) {
 	other := filepath.Join(t.TempDir(), filepath.Base(result))
 	nstest.Must(t, os.WriteFile(other, []byte("another one"), 0o600))
 	env.args = []string{"report", "lo", "-o", "-", "--result", result, "--result", other}
-	if status := run(t.Context(), env); status != exitFine {
-		t.Errorf("to standard output: status %d", status)
-	}
+	nstest.Equal(t, "to standard output: status", run(t.Context(), env), exitFine)
 	files = untar(t, &out)
 	if len(files) < 10 || files["via-xdp-report/results/pingpong.json"] == "" || files["via-xdp-report/results/2-pingpong.json"] != "another one" {
 		t.Errorf("two results of one name: %d files, %q", len(files), files["via-xdp-report/results/2-pingpong.json"])

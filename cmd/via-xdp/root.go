@@ -48,8 +48,6 @@ type actions struct {
 	status    func(testbed.Named) (testbed.Status, error)
 	inspect   func(name string, try bool) (inspect.Interface, error)
 	suite     func(context.Context, suite.Config) (*report.Report, error)
-	worker    func() error
-	guard     func() error
 	listening func(addr net.Addr) // a server is ready; may be nil
 }
 
@@ -63,8 +61,6 @@ func production() actions {
 		status:  testbed.Named.Status,
 		inspect: inspect.Look,
 		suite:   suite.Run,
-		worker:  bench.WorkerMain,
-		guard:   testbed.GuardMain,
 	}
 }
 
@@ -140,12 +136,11 @@ func newRoot(env environment) *cobra.Command {
 		newMpibench(env), newMpiapp(env), newSoak(env, torture.Soak), newTestbed(env))
 	addGroup(root, "Serving:", newAgent(env), newProxy(env), newMpirun(env, mpirun.Run))
 	root.AddCommand(
-		newVersion(env),
-		newGen(env),
-		newChild(workerCommand, env.actions.worker),
-		newChild(guardCommand, env.actions.guard),
-		newFDStored(),
-		newChild(soakWorkerCommand, soakWorker),
+		newVersion(env), newGen(env),
+		newChild(workerCommand, func(context.Context) error { return bench.WorkerMain() }),
+		newChild(guardCommand, func(context.Context) error { return testbed.GuardMain() }),
+		newChild(soakWorkerCommand, func(context.Context) error { return torture.Main() }),
+		newChild(fdstoredCommand, fdstored),
 	)
 	completeArguments(root)
 	explainArguments(root)
@@ -196,11 +191,10 @@ func newVersion(env environment) *cobra.Command {
 	return cmd
 }
 
-func newChild(name string, main func() error) *cobra.Command {
+// newChild is a hidden command for a child process.
+func newChild(name string, main func(context.Context) error) *cobra.Command {
 	return &cobra.Command{
-		Use:    name,
-		Hidden: true,
-		Args:   cobra.NoArgs,
-		RunE:   func(*cobra.Command, []string) error { return main() },
+		Use: name, Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return main(cmd.Context()) },
 	}
 }

@@ -21,8 +21,6 @@ import (
 // soakWorkerCommand is the hidden command that runs one of the processes of a soak.
 const soakWorkerCommand = "internal-soak-worker"
 
-func soakWorker() error { return torture.Main() }
-
 // newSoak is the command around soak, which is torture.Soak.
 func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (torture.SoakReport, error)) *cobra.Command {
 	cfg := torture.SoakConfig{For: time.Minute, Silence: vipl.DefaultSilence, Args: []string{soakWorkerCommand}, Stderr: env.stderr}
@@ -63,42 +61,34 @@ func newSoak(env environment, soak func(context.Context, torture.SoakConfig) (to
 			"            the bytes that came from it.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cfg.For <= 0 || cfg.Act <= 0 || cfg.Flows <= 0 {
-				return errors.New("--for, --act and --flows must be positive")
+			foreign := ""
+			if i := slices.IndexFunc(notForAttacks, cmd.Flags().Changed); i >= 0 {
+				foreign = notForAttacks[i]
 			}
-			if cfg.Silence < vipl.MinSilence {
-				return fmt.Errorf("--silence %v: at least %v", cfg.Silence, vipl.MinSilence)
-			}
-			if cfg.Kills < 0 || gigabytes < 0 || cfg.Kills > 0 && gigabytes > 0 {
-				return errors.New("--kills and --gigabytes must not be negative, and there is one or the other")
-			}
-			if cfg.Hostile && (cfg.Kills > 0 || gigabytes > 0) {
-				return errors.New("--hostile is for random events: there is no flood beside --kills and --gigabytes")
-			}
-			if cfg.Attack != "" && !slices.Contains(torture.Attacks, cfg.Attack) {
-				return fmt.Errorf("--attack %q: want one of %s", cfg.Attack, strings.Join(torture.Attacks, ", "))
-			}
-			if cfg.Attack != "" {
-				for _, name := range notForAttacks {
-					if cmd.Flags().Changed(name) {
-						return fmt.Errorf("--attack is not for --%s: an attack has programs and faults of its own", name)
-					}
+			for _, c := range []struct {
+				wrong bool
+				why   string
+			}{
+				{cfg.For <= 0 || cfg.Act <= 0 || cfg.Flows <= 0, "--for, --act and --flows must be positive"},
+				{cfg.Silence < vipl.MinSilence, fmt.Sprintf("--silence %v: at least %v", cfg.Silence, vipl.MinSilence)},
+				{cfg.Kills < 0 || gigabytes < 0 || cfg.Kills > 0 && gigabytes > 0,
+					"--kills and --gigabytes must not be negative, and there is one or the other"},
+				{cfg.Hostile && (cfg.Kills > 0 || gigabytes > 0),
+					"--hostile is for random events: there is no flood beside --kills and --gigabytes"},
+				{cfg.Attack != "" && !slices.Contains(torture.Attacks, cfg.Attack),
+					fmt.Sprintf("--attack %q: want one of %s", cfg.Attack, strings.Join(torture.Attacks, ", "))},
+				{cfg.Attack != "" && foreign != "",
+					"--attack is not for --" + foreign + ": an attack has programs and faults of its own"},
+				{(cfg.Direct || cfg.Loss != 0) && gigabytes == 0 || cfg.Loss != 0 && !cfg.Direct,
+					"--direct is for --gigabytes, and --loss for --direct"},
+				{!(cfg.Loss >= 0 && cfg.Loss <= mostLoss), fmt.Sprintf("--loss %v: want 0 to %v", cfg.Loss, mostLoss)},
+				{cfg.Plain && !cfg.Hostile, "--plain is for --hostile: without it nothing is sealed"},
+				{!(gigabytes <= 1e9), fmt.Sprintf("--gigabytes %v: want a number of at most 10^9", gigabytes)},
+				{cfg.IP != 0 && cfg.IP != 4 && cfg.IP != 6, fmt.Sprintf("--ip %d: want 4 or 6", cfg.IP)},
+			} {
+				if c.wrong {
+					return errors.New(c.why)
 				}
-			}
-			if (cfg.Direct || cfg.Loss != 0) && gigabytes == 0 || cfg.Loss != 0 && !cfg.Direct {
-				return errors.New("--direct is for --gigabytes, and --loss for --direct")
-			}
-			if !(cfg.Loss >= 0 && cfg.Loss <= mostLoss) {
-				return fmt.Errorf("--loss %v: want 0 to %v", cfg.Loss, mostLoss)
-			}
-			if cfg.Plain && !cfg.Hostile {
-				return errors.New("--plain is for --hostile: without it nothing is sealed")
-			}
-			if !(gigabytes <= 1e9) {
-				return fmt.Errorf("--gigabytes %v: want a number of at most 10^9", gigabytes)
-			}
-			if cfg.IP != 0 && cfg.IP != 4 && cfg.IP != 6 {
-				return fmt.Errorf("--ip %d: want 4 or 6", cfg.IP)
 			}
 			if cmd.Flags().Changed("mtu") {
 				if err := within("--mtu", cfg.MTU, leastSoakMTU, testbed.MaxMTU); err != nil {

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/torture"
@@ -75,13 +73,9 @@ func TestSoakReport(t *testing.T) {
 		r := goodSoak
 		c.change(&r)
 		cfg, status, out, errs := soaked(context.Background(), r, nil, c.args...)
-		if status != exitFine || errs != "" {
-			t.Errorf("%s: status %d, %q", name, status, errs)
-		}
+		nstest.ErrorIf(t, status != exitFine || errs != "", "%s: status %d, %q", name, status, errs)
 		for _, want := range c.want {
-			if !strings.Contains(out, want) {
-				t.Errorf("%s: no %q in\n%s", name, want, out)
-			}
+			nstest.ErrorIf(t, !strings.Contains(out, want), "%s: no %q in\n%s", name, want, out)
 		}
 		asked := func(flag string) bool { return slices.Contains(c.args, flag) }
 		if cfg.Hostile != asked("--hostile") || cfg.Plain != asked("--plain") || cfg.Agents != asked("--agent") {
@@ -99,9 +93,8 @@ func TestSoakAttack(t *testing.T) {
 	}
 	cfg, status, out, _ := soaked(context.Background(), r, nil, "--attack", "peer", "--for", "5s")
 	want := "5s, attack peer, seed 7\n  promise       nothing leaks\n  result        12 connections: 0 bytes\n  every promise was kept\n"
-	if cfg.Attack != "peer" || cfg.For != 5*time.Second || status != exitFine || out != want {
-		t.Errorf("%+v, status %d:\n%s", cfg, status, out)
-	}
+	nstest.ErrorIf(t, cfg.Attack != "peer" || cfg.For != 5*time.Second || status != exitFine || out != want,
+		"%+v, status %d:\n%s", cfg, status, out)
 	r.Violations = []string{"8 bytes leaked"}
 	if _, status, out, _ = soaked(context.Background(), r, torture.ErrBroken, "--attack", "peer"); status != exitFailed || !strings.Contains(out, "BROKEN: 8 bytes leaked") {
 		t.Errorf("status %d:\n%s", status, out)
@@ -115,39 +108,32 @@ func TestSoakAttack(t *testing.T) {
 	}
 }
 
-// A broken promise is reported in words and by the status; the report comes first.
-func TestSoakBroken(t *testing.T) {
+// A broken promise is reported in words and by the status; the report comes first. If a soak cannot begin, the only
+// output is the reason. One that is interrupted reports what it has.
+func TestSoakEnds(t *testing.T) {
 	bad := goodSoak
 	bad.Violations = []string{"message 8 came, 7 was due"}
-	_, status, out, errs := soaked(context.Background(), bad, fmt.Errorf("%w (seed 7)", torture.ErrBroken))
-	if status != exitFailed || !strings.Contains(errs, "a promise was broken (seed 7)") {
-		t.Errorf("status %d, %q", status, errs)
-	}
-	if !strings.Contains(out, "BROKEN: message 8 came, 7 was due") || strings.Contains(out, "was kept") {
-		t.Errorf("printed\n%s", out)
-	}
-}
-
-// If a soak cannot begin, the only output is the reason.
-func TestSoakCannotRun(t *testing.T) {
-	missing := &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}
-	_, status, out, errs := soaked(context.Background(), torture.SoakReport{}, missing)
-	if status != exitCannotRun || out != "" || !strings.Contains(errs, "CAP_BPF") {
-		t.Errorf("status %d, %q, %q", status, out, errs)
-	}
-	_, status, out, errs = soaked(context.Background(), torture.SoakReport{}, errors.New("no memory"))
-	if status != exitFailed || out != "" || !strings.Contains(errs, "no memory") {
-		t.Errorf("status %d, %q, %q", status, out, errs)
-	}
-}
-
-// A soak that is interrupted reports what it has.
-func TestSoakInterrupted(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
+	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, status, out, _ := soaked(ctx, goodSoak, nil)
-	if status != exitInterrupted || !strings.Contains(out, "4321") {
-		t.Errorf("status %d\n%s", status, out)
+	for name, c := range map[string]struct {
+		ctx       context.Context
+		report    torture.SoakReport
+		err       error
+		status    int
+		out, errs string // a part; "": nothing
+	}{
+		"broken": {t.Context(), bad, fmt.Errorf("%w (seed 7)", torture.ErrBroken), exitFailed,
+			"BROKEN: message 8 came, 7 was due", "a promise was broken (seed 7)"},
+		"missing": {t.Context(), torture.SoakReport{}, &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"},
+			exitCannotRun, "", "CAP_BPF"},
+		"cannot begin": {t.Context(), torture.SoakReport{}, errors.New("no memory"), exitFailed, "", "no memory"},
+		"interrupted":  {interrupted, goodSoak, nil, exitInterrupted, "4321", "canceled"},
+	} {
+		_, status, out, errs := soaked(c.ctx, c.report, c.err)
+		if status != c.status || !strings.Contains(out, c.out) || !strings.Contains(errs, c.errs) ||
+			(c.out == "") != (out == "") || strings.Contains(out, "was kept") != (name == "interrupted") {
+			t.Errorf("%s: status %d, %q, %q", name, status, errs, out)
+		}
 	}
 }
 
@@ -159,20 +145,14 @@ func TestSoakFlags(t *testing.T) {
 	}
 	var r torture.SoakReport
 	nstest.Must(t, json.Unmarshal([]byte(out), &r))
-	if diff := cmp.Diff(goodSoak, r); diff != "" {
-		t.Errorf("JSON (-want +got):\n%s", diff)
-	}
-	if !strings.Contains(errs, "3 acts") {
-		t.Errorf("no text on standard error: %q", errs)
-	}
+	nstest.Same(t, "JSON", r, goodSoak)
+	nstest.ErrorIf(t, !strings.Contains(errs, "3 acts"), "no text on standard error: %q", errs)
 	first, _, _, _ := soaked(context.Background(), goodSoak, nil)
 	second, _, _, _ := soaked(context.Background(), goodSoak, nil)
 	if first.Silence != vipl.DefaultSilence || first.IP != 0 || first.MTU != 0 { // the seed has it
 		t.Errorf("%+v", first)
 	}
-	if first.Seed == second.Seed {
-		t.Error("two soaks with the same random seed")
-	}
+	nstest.ErrorIf(t, first.Seed == second.Seed, "two soaks with the same random seed")
 	if cfg, status, _, _ := soaked(context.Background(), goodSoak, nil, "--kills", "1000"); status != exitFine || cfg.Kills != 1000 || cfg.For != 0 {
 		t.Errorf("status %d, %+v", status, cfg)
 	}

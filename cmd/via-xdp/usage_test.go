@@ -86,9 +86,8 @@ func TestUsageErrors(t *testing.T) {
 	} {
 		r := &recorder{}
 		status, out, errs := call(r, strings.Fields(args)...)
-		if status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" || len(r.calls) > 0 {
-			t.Errorf("%s: status %d, %v, %s%s", args, status, r.calls, out, errs)
-		}
+		nstest.ErrorIf(t, status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" || len(r.calls) > 0,
+			"%s: status %d, %v, %s%s", args, status, r.calls, out, errs)
 	}
 }
 
@@ -163,9 +162,8 @@ func TestNoPlaceForReport(t *testing.T) {
 func TestListsAsJSON(t *testing.T) {
 	for _, args := range []string{"version --json", "bench list --json", "doctor --list --json"} {
 		status, out, errs := call(&recorder{}, strings.Fields(args)...)
-		if status != exitFine || !json.Valid([]byte(out)) || errs != "" {
-			t.Errorf("%s: status %d, %s%s", args, status, out, errs)
-		}
+		nstest.ErrorIf(t, status != exitFine || !json.Valid([]byte(out)) || errs != "",
+			"%s: status %d, %s%s", args, status, out, errs)
 	}
 }
 
@@ -174,9 +172,7 @@ func TestTopOfNobody(t *testing.T) {
 	c := &status.Report{Denied: 2}
 	screen := topScreen(nil, notes("eth7", c, nil), time.Now(), 24, 80)
 	for _, want := range []string{"2 programs of other users are not shown", "no other program has eth7 open"} {
-		if !strings.Contains(screen, want) {
-			t.Errorf("no %q in %q", want, screen)
-		}
+		nstest.ErrorIf(t, !strings.Contains(screen, want), "no %q in %q", want, screen)
 	}
 }
 
@@ -213,9 +209,8 @@ func TestAgentCheckStarts(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "agent.toml")
 		nstest.Must(t, os.WriteFile(file, []byte(text), 0o600))
 		status, out, errs := call(&recorder{}, "agent", "--check", "--config", file)
-		if status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n" {
-			t.Errorf("%s: status %d, %s%s", text, status, out, errs)
-		}
+		nstest.ErrorIf(t, status != exitFailed || out != "" || errs != "via-xdp: "+want+"\n",
+			"%s: status %d, %s%s", text, status, out, errs)
 	}
 }
 

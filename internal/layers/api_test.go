@@ -1,13 +1,11 @@
 package layers
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"path/filepath"
-	"strconv"
+	"go/types"
 	"strings"
 	"testing"
+
+	"golang.org/x/tools/go/packages"
 
 	"viaxdp/internal/lab/nstest"
 )
@@ -15,98 +13,85 @@ import (
 // A program can name all types that the packages it imports use: no exported declaration has
 // a type of internal/.
 func TestAPINamesNoInternalType(t *testing.T) {
+	pkgs, err := packages.Load(&packages.Config{
+		Mode: packages.NeedName | packages.NeedImports | packages.NeedTypes | packages.NeedExportFile, Dir: "../..",
+	}, "./bpf", "./hugepages", "./memreg", "./mvich", "./vianet", "./vipl", "./xdpnic")
+	nstest.Must(t, err)
 	declared := 0
-	for _, pkg := range []string{"bpf", "hugepages", "memreg", "mvich", "vianet", "vipl", "xdpnic"} {
-		files, err := filepath.Glob("../../" + pkg + "/*.go")
-		nstest.Must(t, err)
-		for _, name := range files {
-			if strings.HasSuffix(name, "_test.go") {
+	for _, p := range pkgs {
+		if len(p.Errors) > 0 {
+			t.Fatal(p.Errors[0])
+		}
+		scope := p.Types.Scope()
+		for _, name := range scope.Names() {
+			o := scope.Lookup(name)
+			if !o.Exported() {
 				continue
 			}
-			fset := token.NewFileSet()
-			f, err := parser.ParseFile(fset, name, nil, 0)
-			nstest.Must(t, err)
-			internal := map[string]bool{}
-			for _, imp := range f.Imports {
-				path, _ := strconv.Unquote(imp.Path.Value)
-				if strings.HasPrefix(path, module+"/internal/") {
-					internal[path[strings.LastIndex(path, "/")+1:]] = true
+			declared++
+			foreign := func(typ *types.TypeName) {
+				if typ.Pkg() != nil && strings.HasPrefix(typ.Pkg().Path(), module+"/internal/") {
+					t.Errorf("%s.%s: %s.%s is in an exported declaration", p.Name, name, typ.Pkg().Name(), typ.Name())
 				}
 			}
-			check := func(e ast.Node) {
-				ast.Inspect(e, func(n ast.Node) bool {
-					if field, ok := n.(*ast.Field); ok && len(field.Names) > 0 && !anyExported(field.Names) && isStructField(e) {
-						return false
-					}
-					if sel, ok := n.(*ast.SelectorExpr); ok {
-						if x, ok := sel.X.(*ast.Ident); ok && internal[x.Name] {
-							t.Errorf("%v: %s.%s is in an exported declaration", fset.Position(sel.Pos()), x.Name, sel.Sel.Name)
-						}
-					}
-					return true
-				})
+			named, isNamed := o.Type().(*types.Named)
+			if _, isType := o.(*types.TypeName); !isType || !isNamed {
+				namedTypes(o.Type(), foreign)
+				continue
 			}
-			for _, d := range f.Decls {
-				switch d := d.(type) {
-				case *ast.FuncDecl:
-					if d.Name.IsExported() && (d.Recv == nil || exportedReceiver(d.Recv.List[0].Type)) {
-						declared++
-						check(d.Type)
-					}
-				case *ast.GenDecl:
-					for _, spec := range d.Specs {
-						switch s := spec.(type) {
-						case *ast.TypeSpec:
-							if s.Name.IsExported() {
-								declared++
-								check(s.Type)
-							}
-						case *ast.ValueSpec:
-							if anyExported(s.Names) && s.Type != nil {
-								declared++
-								check(s.Type)
-							}
-						}
-					}
+			namedTypes(named.Underlying(), foreign)
+			for m := range named.Methods() {
+				if m.Exported() {
+					declared++
+					namedTypes(m.Type(), foreign)
 				}
 			}
 		}
 	}
-	if declared < 300 {
-		t.Errorf("%d exported declarations: they were not found", declared)
-	}
+	nstest.ErrorIf(t, declared < 300, "%d exported declarations: they were not found", declared)
 }
 
-func anyExported(names []*ast.Ident) bool {
-	for _, n := range names {
-		if n.IsExported() {
-			return true
+// namedTypes calls f for each named type in t that a program can see: fields and methods that are not exported, and
+// what a named type is made of, are left out.
+func namedTypes(t types.Type, f func(*types.TypeName)) {
+	switch t := types.Unalias(t).(type) {
+	case *types.Named:
+		f(t.Obj())
+		for arg := range t.TypeArgs().Types() {
+			namedTypes(arg, f)
 		}
-	}
-	return false
-}
-
-// isStructField reports whether fields in e can be hidden: those of structures and interfaces
-// can, parameters cannot.
-func isStructField(e ast.Node) bool {
-	switch e.(type) {
-	case *ast.StructType, *ast.InterfaceType:
-		return true
-	}
-	return false
-}
-
-func exportedReceiver(e ast.Expr) bool {
-	for {
-		switch x := e.(type) {
-		case *ast.StarExpr:
-			e = x.X
-		case *ast.IndexExpr:
-			e = x.X
-		case *ast.Ident:
-			return x.IsExported()
-		default:
-			return false
+	case *types.Map:
+		namedTypes(t.Key(), f)
+		namedTypes(t.Elem(), f)
+	case interface{ Elem() types.Type }: // pointers, slices, arrays, channels
+		namedTypes(t.Elem(), f)
+	case *types.Signature:
+		for param := range t.TypeParams().TypeParams() {
+			namedTypes(param.Constraint(), f)
+		}
+		for _, list := range []*types.Tuple{t.Params(), t.Results()} {
+			for v := range list.Variables() {
+				namedTypes(v.Type(), f)
+			}
+		}
+	case *types.Struct:
+		for field := range t.Fields() {
+			if field.Exported() || field.Embedded() {
+				namedTypes(field.Type(), f)
+			}
+		}
+	case *types.Interface:
+		for m := range t.ExplicitMethods() {
+			if m.Exported() {
+				namedTypes(m.Type(), f)
+			}
+		}
+		for e := range t.EmbeddedTypes() {
+			namedTypes(e, f)
+		}
+	case *types.Union:
+		for term := range t.Terms() {
+			namedTypes(term.Type(), f)
 		}
 	}
 }

@@ -2,7 +2,6 @@
 package layers
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"go/ast"
@@ -13,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -59,7 +59,7 @@ var allowed = map[string][]string{
 	"internal/base/ordered":      {},
 	"internal/base/names":        {},
 	"internal/base/rundir":       {},
-	"internal/base/programs":     {"internal/base/termsafe", "internal/base/rundir"},
+	"internal/base/programs":     {"internal/base/fds", "internal/base/termsafe", "internal/base/rundir"},
 	"internal/ops/capture":       {"internal/base/programs", "internal/base/wire"},
 	"internal/lab/pairtest":      {"internal/lab/nstest", "vipl"},
 	"internal/lab/openmpi":       {"internal/lab/testbed"},
@@ -148,13 +148,9 @@ func floor(pkg string) int {
 // What the table allows leads down, or stays on a floor.
 func TestFloors(t *testing.T) {
 	for pkg, imports := range allowed {
-		if floor(pkg) < 0 {
-			t.Errorf("%s is on no floor", pkg)
-		}
+		nstest.ErrorIf(t, floor(pkg) < 0, "%s is on no floor", pkg)
 		for _, imp := range imports {
-			if floor(imp) > floor(pkg) {
-				t.Errorf("%s imports %s from a floor above", pkg, imp)
-			}
+			nstest.ErrorIf(t, floor(imp) > floor(pkg), "%s imports %s from a floor above", pkg, imp)
 		}
 	}
 }
@@ -170,9 +166,7 @@ type listed struct {
 
 func TestLayers(t *testing.T) {
 	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"/...").Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
-	}
+	nstest.FatalIf(t, err != nil, "go list: %v", err)
 	dec := json.NewDecoder(strings.NewReader(string(out)))
 	seen := 0
 	for {
@@ -191,9 +185,7 @@ func TestLayers(t *testing.T) {
 		}
 		for _, imp := range p.Imports {
 			if own, ok := strings.CutPrefix(imp, module+"/"); ok {
-				if !slices.Contains(may, own) {
-					t.Errorf("%s imports %s", name, own)
-				}
+				nstest.ErrorIf(t, !slices.Contains(may, own), "%s imports %s", name, own)
 				continue
 			}
 			if slices.Contains(pure, name) && (strings.Contains(imp, ".") || imp == "syscall" || imp == "os" || imp == "net") {
@@ -201,40 +193,44 @@ func TestLayers(t *testing.T) {
 			}
 		}
 	}
-	if seen < 10 {
-		t.Errorf("go list knows only %d packages: the rule was not tested", seen)
-	}
+	nstest.ErrorIf(t, seen < 10, "go list knows only %d packages: the rule was not tested", seen)
+}
+
+// goFiles calls f for each Go file of the repository.
+func goFiles(t *testing.T, mode parser.Mode, f func(path string, fset *token.FileSet, file *ast.File)) {
+	t.Helper()
+	files := 0
+	nstest.Must(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" {
+			return err
+		}
+		files++
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, path, nil, mode)
+		if err == nil {
+			f(path, fset, file)
+		}
+		return err
+	}))
+	nstest.ErrorIf(t, files < 100, "%d files: they were not found", files)
 }
 
 // Only files whose names end in _unsafe bypass Go's types, and cmd/libvipl, which is
 // half in C.
 func TestUnsafe(t *testing.T) {
-	const root = "../.."
 	found := 0
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" {
-			return err
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
-		if err != nil {
-			return err
-		}
+	goFiles(t, parser.ImportsOnly, func(path string, _ *token.FileSet, f *ast.File) {
 		name := strings.TrimSuffix(strings.TrimSuffix(path, ".go"), "_test")
 		for _, i := range f.Imports {
 			if i.Path.Value != `"unsafe"` {
 				continue
 			}
 			found++
-			if !strings.HasSuffix(name, "_unsafe") && filepath.Dir(path) != filepath.Join(root, "cmd/libvipl") {
-				t.Errorf("%s imports unsafe: what needs it belongs in a file *_unsafe.go", path)
-			}
+			nstest.ErrorIf(t, !strings.HasSuffix(name, "_unsafe") && filepath.Dir(path) != "../../cmd/libvipl",
+				"%s imports unsafe: what needs it belongs in a file *_unsafe.go", path)
 		}
-		return nil
 	})
-	nstest.Must(t, err)
-	if found < 10 {
-		t.Errorf("%d files import unsafe: they were not found", found)
-	}
+	nstest.ErrorIf(t, found < 10, "%d files import unsafe: they were not found", found)
 }
 
 // asCI is how .ci/run finds a target.
@@ -245,30 +241,21 @@ var asCI = regexp.MustCompile(`(?m)^func (Fuzz[A-Z][A-Za-z0-9_]*)\(`)
 // it at any time.
 func TestFuzzTargets(t *testing.T) {
 	targets := 0
-	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
-			return err
-		}
+	goFiles(t, parser.SkipObjectResolution, func(path string, _ *token.FileSet, f *ast.File) {
 		text, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(text, []byte("*testing.F")) && !asCI.Match(text) {
-			return err
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
+		nstest.Must(t, err)
 		found := map[string]bool{}
 		for _, m := range asCI.FindAllSubmatch(text, -1) {
 			found[string(m[1])] = true
 		}
+		here := len(found)
 		for _, decl := range f.Decls {
 			fn, ok := decl.(*ast.FuncDecl)
 			if !ok || !isTarget(fn) {
 				continue
 			}
-			if !found[fn.Name.Name] {
-				t.Errorf("%s: .ci/run does not find %s", path, fn.Name.Name)
-			}
+			here++
+			nstest.ErrorIf(t, !found[fn.Name.Name], "%s: .ci/run does not find %s", path, fn.Name.Name)
 			if corpus, err := os.ReadDir(filepath.Join(filepath.Dir(path), "testdata", "fuzz", fn.Name.Name)); len(corpus) == 0 {
 				t.Errorf("%s: no corpus of %s is committed: %v", path, fn.Name.Name, err)
 			}
@@ -278,14 +265,11 @@ func TestFuzzTargets(t *testing.T) {
 		for name := range found {
 			t.Errorf("%s: %s is no fuzz target", path, name)
 		}
-		if built, err := build.Default.MatchFile(filepath.Split(path)); err != nil || !built || !strings.HasSuffix(path, "_test.go") {
+		if built, err := build.Default.MatchFile(filepath.Split(path)); here > 0 && (err != nil || !built || !strings.HasSuffix(path, "_test.go")) {
 			t.Errorf("%s: its fuzz targets are not built by go test (%v)", path, err)
 		}
-		return nil
 	})
-	if err != nil || targets == 0 {
-		t.Fatalf("%d targets: %v", targets, err)
-	}
+	nstest.ErrorIf(t, targets == 0, "no fuzz targets were found")
 }
 
 // isTarget reports whether fn is a fuzz target, not a helper of one.
@@ -311,15 +295,7 @@ var camel = regexp.MustCompile(`[A-Z]+(?:[a-z0-9]+|$)|[a-z0-9]+|[A-Z]+`)
 // No identifier that is declared has a private word among its parts.
 func TestWords(t *testing.T) {
 	declared := 0
-	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" {
-			return err
-		}
-		fset := token.NewFileSet()
-		f, err := parser.ParseFile(fset, path, nil, 0)
-		if err != nil {
-			return err
-		}
+	goFiles(t, 0, func(_ string, fset *token.FileSet, f *ast.File) {
 		check := func(names ...*ast.Ident) {
 			for _, id := range names {
 				declared++
@@ -343,10 +319,61 @@ func TestWords(t *testing.T) {
 			}
 			return true
 		})
-		return nil
 	})
+	nstest.ErrorIf(t, declared < 10_000, "%d identifiers: they were not found", declared)
+}
+
+// A reader of ARCHITECTURE.md's tables finds each function in the file
+// that is named with it: the steps of a message, and where goroutines start.
+func TestWhereThingsAre(t *testing.T) {
+	text, err := os.ReadFile("../../ARCHITECTURE.md")
 	nstest.Must(t, err)
-	if declared < 10_000 {
-		t.Errorf("%d identifiers: they were not found", declared)
+	quoted := regexp.MustCompile("`([^`]+)`")
+	found := 0
+	for _, row := range tableRows(string(text), "| # | step | where |", "| goroutine | one per | started in | ends with |") {
+		file, source := "", ""
+		for _, q := range quoted.FindAllStringSubmatch(row[2], -1) {
+			name := q[1]
+			switch ext := path.Ext(name); {
+			case ext == ".go" || ext == ".c":
+				if path.Dir(name) == "." {
+					name = path.Join(path.Dir(file), name) // beside the one before
+				}
+				b, err := os.ReadFile(filepath.Join("../..", name))
+				if err != nil {
+					t.Errorf("%s: %v", row[0], err)
+				}
+				file, source = name, string(b)
+			case strings.Contains(name, "/"): // a package
+			default:
+				found++
+				_, method, isMethod := strings.Cut(name, ".")
+				if !isMethod {
+					method = name
+				}
+				if !regexp.MustCompile(`(?m)^func (\([^)]*\) )?` + regexp.QuoteMeta(method) + `\b`).MatchString(source) {
+					t.Errorf("%s: %s is not in %s", row[0], name, file)
+				}
+			}
+		}
 	}
+	nstest.ErrorIf(t, found < 40, "%d functions in the tables: they are not read", found)
+}
+
+// tableRows are the rows of the Markdown tables with these heads, by cells.
+func tableRows(text string, heads ...string) (rows [][]string) {
+	for _, head := range heads {
+		_, body, _ := strings.Cut(text, head+"\n")
+		for _, line := range strings.Split(body, "\n")[1:] {
+			if !strings.HasPrefix(line, "|") {
+				break
+			}
+			cells := strings.Split(strings.Trim(line, "| "), "|")
+			for i := range cells {
+				cells[i] = strings.TrimSpace(cells[i])
+			}
+			rows = append(rows, cells)
+		}
+	}
+	return rows
 }

@@ -26,15 +26,11 @@ func TestDupAll(t *testing.T) {
 	nstest.Must(t, files[2].Close())
 	before := open()
 	dups, err := fds.DupAll(files)
-	if err == nil || len(dups) != 0 {
-		t.Errorf("%d descriptors, %v", len(dups), err)
-	}
+	nstest.ErrorIf(t, err == nil || len(dups) != 0, "%d descriptors, %v", len(dups), err)
 	if after := open(); after != before {
 		t.Errorf("%d descriptors are open, %d before", after, before)
 	}
 	dups, err = fds.DupAll(files[:2])
-	if err != nil || len(dups) != 2 {
-		t.Errorf("%d descriptors, %v", len(dups), err)
-	}
+	nstest.ErrorIf(t, err != nil || len(dups) != 2, "%d descriptors, %v", len(dups), err)
 	fds.Close(dups...)
 }

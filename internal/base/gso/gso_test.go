@@ -51,9 +51,7 @@ func captureFrom(t *testing.T, ns *nstest.NS) (next func() (payload []byte, from
 	return func() ([]byte, uint16) {
 		for {
 			n, from, err := unix.Recvfrom(fd, b, 0)
-			if err != nil {
-				t.Fatalf("nothing arrives: %v", err)
-			}
+			nstest.FatalIf(t, err != nil, "nothing arrives: %v", err)
 			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
 				continue
 			}
@@ -112,9 +110,8 @@ func TestSend(t *testing.T) {
 			for ; len(got) < len(all); count++ {
 				got = append(got, next()...)
 			}
-			if !bytes.Equal(got, all) || whole != (count == 1) {
-				t.Errorf("%v, whole %v: %d bytes in %d datagrams", to, whole, len(got), count)
-			}
+			nstest.ErrorIf(t, !bytes.Equal(got, all) || whole != (count == 1),
+				"%v, whole %v: %d bytes in %d datagrams", to, whole, len(got), count)
 		}
 	}
 }
@@ -145,13 +142,9 @@ func TestErrors(t *testing.T) {
 		for _, want := range c.want {
 			ok = ok || errors.Is(err, want)
 		}
-		if !ok {
-			t.Errorf("%s: %v", c.what, err)
-		}
+		nstest.ErrorIf(t, !ok, "%s: %v", c.what, err)
 	}
-	if err := s.Send(path(a.IPv4, b.IPv4, 1000), fine); err != nil {
-		t.Errorf("after errors: %v", err)
-	}
+	nstest.WantErr(t, "after errors", s.Send(path(a.IPv4, b.IPv4, 1000), fine), nil)
 	nstest.Must(t, s.Close())
 	if err := s.Send(path(a.IPv4, b.IPv4, 1000), fine); err == nil {
 		t.Error("a closed socket sends")
@@ -180,9 +173,7 @@ func TestSendAllocatesNothing(t *testing.T) {
 	shared, connected := path(a.IPv4, b.IPv4, 1200), path(a.IPv4, b.IPv4, 1200)
 	nstest.Must(t, a.Do(func() error { return s.Send(connected, pieces) }))
 	for name, to := range map[string]*gso.Path{"shared": shared, "connected": connected} {
-		if n := testing.AllocsPerRun(100, func() { _ = s.Send(to, pieces) }); n != 0 {
-			t.Errorf("%s: %v allocations", name, n)
-		}
+		nstest.Equal(t, name, testing.AllocsPerRun(100, func() { _ = s.Send(to, pieces) }), 0)
 	}
 }
 
@@ -212,9 +203,7 @@ func TestConnected(t *testing.T) {
 		t.Helper()
 		nstest.Must(t, s.Send(to, pieces))
 		got, from := next()
-		if !bytes.Equal(got, all) {
-			t.Errorf("%d bytes arrive", len(got))
-		}
+		nstest.ErrorIf(t, !bytes.Equal(got, all), "%d bytes arrive", len(got))
 		ports[from] = true
 	}
 	want := func(n int) {
@@ -234,9 +223,8 @@ func TestConnected(t *testing.T) {
 		return nil
 	}))
 	want(64)
-	if len(ports) != 64+1 {
-		t.Errorf("packets came from %d ports, not one for each socket and the shared one", len(ports))
-	}
+	nstest.ErrorIf(t, len(ports) != 64+1,
+		"packets came from %d ports, not one for each socket and the shared one", len(ports))
 	for _, p := range paths {
 		s.Release(p)
 	}

@@ -44,12 +44,8 @@ fe80::1 link disc="é"#comment
 		"unix": text, "windows": strings.ReplaceAll(text, "\n", "\r\n"), "no newline at the end": strings.TrimSpace(text),
 	} {
 		got, err := ParseNames(text)
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		if d := cmp.Diff(want, got, compareAddr); d != "" {
-			t.Errorf("%s: -want +got\n%s", what, d)
-		}
+		nstest.ErrorIf(t, err != nil, "%s: %v", what, err)
+		nstest.Same(t, what, got, want, compareAddr)
 	}
 	for _, empty := range []string{"", "\n\n", "  # nothing", "\t \r\n"} {
 		if got, err := ParseNames(empty); len(got) != 0 || err != nil {
@@ -131,9 +127,7 @@ not an entry
 		entry("fe80::2", "", "neighbour"), entry("0.0.0.0", "", "blocked"),
 		entry("10.0.0.3", "", "under_score", "döner"),
 	}
-	if d := cmp.Diff(want, got, compareAddr); d != "" {
-		t.Errorf("-want +got\n%s", d)
-	}
+	nstest.Same(t, "entries", got, want, compareAddr)
 }
 
 func TestLimits(t *testing.T) {
@@ -162,9 +156,7 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	for _, fits := range []string{strings.Repeat("\n", MaxLines), strings.Repeat(strings.Repeat("#", MaxLine-1)+"\n", MaxBytes/MaxLine)} {
-		if _, err := ParseNames(fits); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, nstest.Err(ParseNames(fits)))
 	}
 }
 
@@ -251,9 +243,7 @@ func FuzzParseNames(f *testing.F) {
 			return
 		}
 		for _, e := range all {
-			if len(e.Disc) > MaxDisc || e.Host != plain(e.Host) || len(e.Names) == 0 {
-				t.Fatalf("%+v", e)
-			}
+			nstest.FatalIf(t, len(e.Disc) > MaxDisc || e.Host != plain(e.Host) || len(e.Names) == 0, "%+v", e)
 		}
 		again, err := ParseNames(write(all))
 		nstest.Must(t, err)
@@ -273,13 +263,9 @@ func FuzzParseHosts(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, e := range all {
-			if len(e.Names) == 0 || e.Disc != "" || e.Host != plain(e.Host) {
-				t.Fatalf("%+v", e)
-			}
+			nstest.FatalIf(t, len(e.Names) == 0 || e.Disc != "" || e.Host != plain(e.Host), "%+v", e)
 			for _, n := range e.Names {
-				if n == "" || strings.ContainsAny(n, " \t\r\n#") {
-					t.Fatalf("name %q", n)
-				}
+				nstest.FatalIf(t, n == "" || strings.ContainsAny(n, " \t\r\n#"), "name %q", n)
 			}
 		}
 	})
@@ -314,13 +300,9 @@ func TestFileFollowsChanges(t *testing.T) {
 		t.Fatalf("%q", got)
 	}
 	put(t, path, "10.0.0.1 b\n") // same size, and perhaps the same time
-	if got := loads(t, f); got != "b" {
-		t.Errorf("written in place: %q", got)
-	}
+	nstest.Equal(t, "written in place", loads(t, f), "b")
 	replace(t, path, "10.0.0.1 c\n")
-	if got := loads(t, f); got != "c" {
-		t.Errorf("replaced: %q", got)
-	}
+	nstest.Equal(t, "replaced", loads(t, f), "c")
 
 	put(t, path, "10.0.0.1 d\noops d\n")
 	for range 2 { // it stays wrong
@@ -335,13 +317,9 @@ func TestFileFollowsChanges(t *testing.T) {
 		t.Errorf("removed: %v", err)
 	}
 	f.optional = true
-	if got := loads(t, f); got != "" {
-		t.Errorf("removed and optional: %q", got)
-	}
+	nstest.Equal(t, "removed and optional", loads(t, f), "")
 	put(t, path, "10.0.0.1 e\n")
-	if got := loads(t, f); got != "e" {
-		t.Errorf("back: %q", got)
-	}
+	nstest.Equal(t, "back", loads(t, f), "e")
 }
 
 // A file that has not changed for a while is read once. A file that has just changed is read at every lookup,
@@ -359,18 +337,15 @@ func TestFileReadOnce(t *testing.T) {
 			}
 		}
 		// On a busy machine it may have settled meanwhile.
-		if reads != 3 && time.Since(written) < settling/2 {
-			t.Errorf("%q, just written: read %d times in 3 lookups", text, reads)
-		}
+		nstest.ErrorIf(t, reads != 3 && time.Since(written) < settling/2,
+			"%q, just written: read %d times in 3 lookups", text, reads)
 		f.fresh, reads = true, 0 // as if it were old
 		for range 3 {
 			if _, err := f.load(); (err != nil) != wrong {
 				t.Fatal(err)
 			}
 		}
-		if reads != 0 {
-			t.Errorf("%q, old: read again", text)
-		}
+		nstest.ErrorIf(t, reads != 0, "%q, old: read again", text)
 		replace(t, path, text) // only the inode differs
 		if _, err := f.load(); (err != nil) != wrong || reads != 1 {
 			t.Errorf("%q, replaced: read %d times, want 1; %v", text, reads, err)
@@ -403,9 +378,7 @@ func TestFileKinds(t *testing.T) {
 	}
 	for _, path := range []string{"", os.DevNull} {
 		f := &file{path: path, parse: ParseNames}
-		if got := loads(t, f); got != "" {
-			t.Errorf("%q: %q", path, got)
-		}
+		nstest.Equal(t, path, loads(t, f), "")
 	}
 	// A size that stat does not report, as for files in /proc, is found on reading.
 	nstest.Must(t, os.Truncate(large, MaxBytes))

@@ -2,19 +2,22 @@ package names
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+	"golang.org/x/net/dns/dnsmessage"
 
 	"viaxdp/internal/lab/nstest"
 )
@@ -49,9 +52,7 @@ func lookup(t *testing.T, r *Resolver, name string) string {
 	if errors.Is(err, ErrUnknown) {
 		return "?"
 	}
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	nstest.FatalIf(t, err != nil, "%s: %v", name, err)
 	var s []string
 	for _, a := range all {
 		s = append(s, strings.TrimSuffix(fmt.Sprintf("%v/%s", a.Host, a.Disc), "/"))
@@ -65,9 +66,7 @@ func reverse(t *testing.T, r *Resolver, host, disc string) string {
 	if errors.Is(err, ErrUnknown) {
 		return "?"
 	}
-	if err != nil {
-		t.Fatalf("%s/%s: %v", host, disc, err)
-	}
+	nstest.FatalIf(t, err != nil, "%s/%s: %v", host, disc, err)
 	return name
 }
 
@@ -78,9 +77,7 @@ func TestAddressesOfDNS(t *testing.T) {
 		hosts = append(hosts, netip.MustParseAddr(s))
 	}
 	want := []Address{entry("10.0.0.1", "").Address, entry("10.0.0.2", "").Address, entry("fd00::1", "").Address, entry("fe80::1", "").Address}
-	if d := cmp.Diff(want, addresses(hosts), compareAddr); d != "" {
-		t.Errorf("-want +got\n%s", d)
-	}
+	nstest.Same(t, "addresses", addresses(hosts), want, compareAddr)
 }
 
 const someNames = `10.0.0.1 db
@@ -114,9 +111,7 @@ func TestLookup(t *testing.T) {
 		"::ffff:10.0.0.9": "10.0.0.9",
 		"fe80::1%eth0":    "fe80::1",
 	} {
-		if got := lookup(t, r, name); got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
-		}
+		nstest.Equal(t, name, lookup(t, r, name), want)
 	}
 	if n := dns.asked.Load(); n != 0 {
 		t.Errorf("DNS was asked %d times for what the files know", n)
@@ -127,18 +122,15 @@ func TestLookup(t *testing.T) {
 		"gone.example.": "?",
 		"no/domain":     "?",
 	} {
-		if got := lookup(t, r, name); got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
-		}
+		nstest.Equal(t, name, lookup(t, r, name), want)
 	}
 	r.files[0].fresh = true // as if it were old, and not read at every lookup
 	if all, err := r.Lookup(t.Context(), "db"); err != nil {
 		t.Error(err)
 	} else {
 		all[0].Disc = "changed"
-		if got := lookup(t, r, "db"); got != "10.0.0.1 10.0.0.2/two fd00::1" {
-			t.Errorf("an answer is the caller's, and changing it changed the next: %s", got)
-		}
+		nstest.Equal(t, "an answer is the caller's, and changing it changed the next",
+			lookup(t, r, "db"), "10.0.0.1 10.0.0.2/two fd00::1")
 	}
 }
 
@@ -184,13 +176,10 @@ func TestUnknown(t *testing.T) {
 	r, dir := newResolver(t, someNames, someHosts, nil)
 	_, err := r.Lookup(t.Context(), strings.Repeat("no-such-name", 100))
 	for _, part := range []string{`"no-such-name`, filepath.Join(dir, "names"), filepath.Join(dir, "hosts"), "DNS is switched off"} {
-		if err == nil || !strings.Contains(err.Error(), part) || len(err.Error()) > 500 {
-			t.Errorf("%v: does not say %s, or too much", err, part)
-		}
+		nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), part) || len(err.Error()) > 500,
+			"%v: does not say %s, or too much", err, part)
 	}
-	if got := reverse(t, r, "10.0.0.5", ""); got != "?" {
-		t.Error(got)
-	}
+	nstest.Equal(t, "reverse", reverse(t, r, "10.0.0.5", ""), "?")
 }
 
 // A failing server is not reported as an unknown name.
@@ -225,9 +214,7 @@ func TestDNSFails(t *testing.T) {
 func TestFileBecomesWrong(t *testing.T) {
 	r, dir := newResolver(t, someNames, someHosts, nil)
 	put(t, filepath.Join(dir, "hosts"), strings.Repeat("\n", MaxLines+1))
-	if got := lookup(t, r, "alias"); got != "10.0.0.1/orders" {
-		t.Error(got)
-	}
+	nstest.Equal(t, "lookup", lookup(t, r, "alias"), "10.0.0.1/orders")
 	for range 2 {
 		if _, err := r.Lookup(t.Context(), "host1"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("hosts:%d: ", MaxLines+1)) {
 			t.Errorf("wrong hosts file: %v", err)
@@ -240,13 +227,9 @@ func TestFileBecomesWrong(t *testing.T) {
 	if _, err := r.Reverse(t.Context(), entry("10.0.0.1", "").Address); err == nil || errors.Is(err, ErrUnknown) {
 		t.Errorf("wrong file of names, reverse: %v", err)
 	}
-	if got := lookup(t, r, "10.0.0.1"); got != "10.0.0.1" {
-		t.Errorf("an address needs no file: %s", got)
-	}
+	nstest.Equal(t, "an address needs no file", lookup(t, r, "10.0.0.1"), "10.0.0.1")
 	put(t, filepath.Join(dir, "names"), "10.0.0.7 db\n")
-	if got := lookup(t, r, "db"); got != "10.0.0.7" {
-		t.Errorf("right again: %s", got)
-	}
+	nstest.Equal(t, "right again", lookup(t, r, "db"), "10.0.0.7")
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -263,13 +246,9 @@ func TestNewRefuses(t *testing.T) {
 	}
 	r, err := New(Config{Names: File{missing, true}, Hosts: File{missing, true}})
 	nstest.Must(t, err)
-	if got := lookup(t, r, "db"); got != "?" {
-		t.Error(got)
-	}
+	nstest.Equal(t, "lookup", lookup(t, r, "db"), "?")
 	put(t, missing, "10.0.0.1 db\n")
-	if got := lookup(t, r, "db"); got != "10.0.0.1" {
-		t.Errorf("a file that comes later: %s", got)
-	}
+	nstest.Equal(t, "a file that comes later", lookup(t, r, "db"), "10.0.0.1")
 }
 
 // While a file changes under many readers, each sees one of its contents whole.
@@ -297,7 +276,97 @@ func TestConcurrent(t *testing.T) {
 		replace(t, filepath.Join(dir, "names"), contents[i%2])
 	}
 	readers.Wait()
-	if d := cmp.Diff("10.0.0.3 10.0.0.4 10.0.0.5", lookup(t, r, "a")); d != "" {
-		t.Error(d)
+	nstest.Equal(t, "a", lookup(t, r, "a"), "10.0.0.3 10.0.0.4 10.0.0.5")
+}
+
+// zone is a DNS server in memory. A name without a record does not exist; a name that
+// contains "broken" makes the server fail.
+type zone struct {
+	records []dnsmessage.Resource
+	asked   atomic.Int64
+}
+
+func (z *zone) add(name string, body dnsmessage.ResourceBody) {
+	h := dnsmessage.ResourceHeader{Name: dnsmessage.MustNewName(name), Class: dnsmessage.ClassINET, TTL: 60}
+	switch body.(type) {
+	case *dnsmessage.AResource:
+		h.Type = dnsmessage.TypeA
+	case *dnsmessage.AAAAResource:
+		h.Type = dnsmessage.TypeAAAA
+	case *dnsmessage.PTRResource:
+		h.Type = dnsmessage.TypePTR
 	}
+	z.records = append(z.records, dnsmessage.Resource{Header: h, Body: body})
+}
+
+func (z *zone) address(name string, hosts ...string) {
+	for _, h := range hosts {
+		if a := netip.MustParseAddr(h); a.Is4() {
+			z.add(name, &dnsmessage.AResource{A: a.As4()})
+		} else {
+			z.add(name, &dnsmessage.AAAAResource{AAAA: a.As16()})
+		}
+	}
+}
+
+// pointer adds the name of an address.
+func (z *zone) pointer(arpa, name string) {
+	z.add(arpa, &dnsmessage.PTRResource{PTR: dnsmessage.MustNewName(name)})
+}
+
+// resolver is package net's own, as the provider uses it, with this server.
+func (z *zone) resolver() *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		client, server := net.Pipe()
+		go z.serve(server)
+		return client, nil
+	}}
+}
+
+// serve answers as over TCP: each message after its length.
+func (z *zone) serve(conn net.Conn) {
+	defer conn.Close()
+	for {
+		var length [2]byte
+		if _, err := io.ReadFull(conn, length[:]); err != nil {
+			return
+		}
+		query := make([]byte, binary.BigEndian.Uint16(length[:]))
+		if _, err := io.ReadFull(conn, query); err != nil {
+			return
+		}
+		reply := z.answer(query)
+		binary.BigEndian.PutUint16(length[:], uint16(len(reply)))
+		if _, err := conn.Write(append(length[:], reply...)); err != nil {
+			return
+		}
+	}
+}
+
+func (z *zone) answer(query []byte) []byte {
+	z.asked.Add(1)
+	var m dnsmessage.Message
+	if err := m.Unpack(query); err != nil {
+		panic(err)
+	}
+	q := m.Questions[0]
+	m.Response, m.Authoritative, m.RecursionAvailable, m.RCode = true, true, true, dnsmessage.RCodeNameError
+	m.Additionals = nil
+	for _, r := range z.records {
+		if r.Header.Name != q.Name {
+			continue
+		}
+		m.RCode = dnsmessage.RCodeSuccess
+		if r.Header.Type == q.Type {
+			m.Answers = append(m.Answers, r)
+		}
+	}
+	if strings.Contains(q.Name.String(), "broken") {
+		m.RCode = dnsmessage.RCodeServerFailure
+	}
+	reply, err := m.Pack()
+	if err != nil {
+		panic(err)
+	}
+	return reply
 }

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A reader that sees a counter sees what was written before it.
@@ -40,14 +42,10 @@ func TestOrder(t *testing.T) {
 func TestStore(t *testing.T) {
 	words := [3]uint32{1, 2, 3}
 	StoreUint32(&words[1], 0xfedcba98)
-	if words != [3]uint32{1, 0xfedcba98, 3} {
-		t.Errorf("%#x", words)
-	}
+	nstest.ErrorIf(t, words != [3]uint32{1, 0xfedcba98, 3}, "%#x", words)
 	long := [3]uint64{1, 2, 3}
 	StoreUint64(&long[1], 0xfedcba9876543210)
-	if long != [3]uint64{1, 0xfedcba9876543210, 3} {
-		t.Errorf("%#x", long)
-	}
+	nstest.ErrorIf(t, long != [3]uint64{1, 0xfedcba9876543210, 3}, "%#x", long)
 }
 
 func BenchmarkStore(b *testing.B) {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/termsafe"
 )
 
@@ -63,7 +64,7 @@ func greet(path string) (p Program, err error) {
 // connects to what it has opened. Otherwise a user that owns the directory could put a link, or a third user's
 // socket, there in between. The process that answers must run as the socket's owner.
 func connect(path string) (*net.UnixConn, *unix.Ucred, error) {
-	dir, owner, err := openDir(filepath.Dir(path), unix.O_PATH)
+	dir, in, err := openDir(filepath.Dir(path), unix.O_PATH)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -83,8 +84,8 @@ func connect(path string) (*net.UnixConn, *unix.Ucred, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		return fail("connect", unix.ENOTSOCK)
 	}
-	if st.Uid != owner && owner != 0 && int(owner) != os.Geteuid() {
-		return fail("connect", fmt.Errorf("the socket belongs to user %d, and the directory to user %d", st.Uid, owner))
+	if st.Uid != in.Uid && in.Uid != 0 && int(in.Uid) != os.Geteuid() {
+		return fail("connect", fmt.Errorf("the socket belongs to user %d, and the directory to user %d", st.Uid, in.Uid))
 	}
 	any, err := net.DialTimeout("unix", fmt.Sprintf("/proc/self/fd/%d", fd), waitLimit)
 	var op *net.OpError
@@ -107,28 +108,30 @@ func connect(path string) (*net.UnixConn, *unix.Ucred, error) {
 }
 
 func credentials(c *net.UnixConn) (cred *unix.Ucred, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	cerr := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	err = fds.With(c, func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
 	})
-	return cred, errors.Join(cerr, err)
+	return cred, err
 }
 
 // Status gets the program's status and decodes it into v.
 func (p Program) Status(v any) error { return p.StatusWithin(new(Budget), v) }
 
 // StatusWithin is Status within a Budget that it shares with other queries.
-func (p Program) StatusWithin(b *Budget, v any) error {
+func (p Program) StatusWithin(b *Budget, v any) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("process %d: %w", p.PID, err)
+		}
+	}()
 	end, err := b.begin()
 	if err != nil {
-		return errAnswer(p.PID, err)
+		return err
 	}
 	c, err := p.ask("status")
 	if err != nil {
-		return errAnswer(p.PID, err)
+		return err
 	}
 	defer c.Close()
 	c.SetDeadline(end)
@@ -139,10 +142,7 @@ func (p Program) StatusWithin(b *Budget, v any) error {
 	if err == nil {
 		err = json.Unmarshal(answer, v)
 	}
-	if err != nil {
-		return errAnswer(p.PID, err)
-	}
-	return nil
+	return err
 }
 
 // Capture gets records of frames, with at most snaplen bytes of each. The stream ends
@@ -150,7 +150,7 @@ func (p Program) StatusWithin(b *Budget, v any) error {
 func (p Program) Capture(snaplen int) (io.ReadCloser, error) {
 	c, err := p.ask("capture " + strconv.Itoa(snaplen))
 	if err != nil {
-		return nil, errAnswer(p.PID, err)
+		return nil, fmt.Errorf("process %d: %w", p.PID, err)
 	}
 	return c, nil
 }
@@ -226,10 +226,8 @@ func (b *Budget) spend(answer []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := &b.spent
-	if s.objects += objects; s.objects > budgetObjects {
-		return errBudget
-	}
-	if s.members += members; s.members > budgetMembers {
+	s.objects, s.members = s.objects+objects, s.members+members
+	if s.objects > budgetObjects || s.members > budgetMembers {
 		return errBudget
 	}
 	return nil

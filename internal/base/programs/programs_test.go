@@ -3,6 +3,7 @@ package programs
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -72,14 +73,10 @@ func TestCapture(t *testing.T) {
 		if _, err := io.ReadFull(c, b); err != nil || string(b) != "frames" {
 			t.Fatalf("%q, %v", b, err)
 		}
-		if n := <-a.captures; n != 128 {
-			t.Errorf("snaplen %d", n)
-		}
+		nstest.Equal(t, "snaplen", <-a.captures, 128)
 		if leave {
 			c.Close()
-			if n := <-a.captures; n != -1 {
-				t.Errorf("%d", n)
-			}
+			nstest.Equal(t, "captures", <-a.captures, -1)
 		} else {
 			t.Cleanup(func() { c.Close() }) // after the server has closed
 		}
@@ -116,9 +113,7 @@ func TestHostile(t *testing.T) {
 		if len(found) == 1 && found[0].Status(&got) == nil {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatal("no answer any more")
-		}
+		nstest.FatalIf(t, time.Now().After(end), "no answer any more")
 	}
 }
 
@@ -180,13 +175,9 @@ func TestPartingIsOne(t *testing.T) {
 	defer c.Close()
 	s := &Server{waitLimit: time.Hour, done: make(chan struct{}), end: time.Now().Add(-time.Second)}
 	w := patient{s, c.(*net.UnixConn)}
-	if _, err := w.Write([]byte("x")); err != nil {
-		t.Errorf("before it is closed: %v", err)
-	}
+	nstest.WantErr(t, "before it is closed", nstest.Err(w.Write([]byte("x"))), nil)
 	close(s.done)
-	if _, err := w.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("after the end: %v", err)
-	}
+	nstest.WantErr(t, "after the end", nstest.Err(w.Write([]byte("x"))), os.ErrDeadlineExceeded)
 }
 
 // private is a directory that only this user can change, whatever the umask.
@@ -215,9 +206,7 @@ func keeps(t *testing.T, what, dir, path string) {
 	if err := Remove(filepath.Join(dir, filepath.Base(path))); err == nil {
 		t.Errorf("%s: removed without an error", what)
 	}
-	if _, err := os.Lstat(path); err != nil {
-		t.Errorf("%s: %v", what, err)
-	}
+	nstest.WantErr(t, what, nstest.Err(os.Lstat(path)), nil)
 }
 
 // A socket stays if another user could have made root remove it: a socket elsewhere that the directory links
@@ -271,14 +260,10 @@ func TestOnlySocketsGo(t *testing.T) {
 		t.Errorf("found by a link: %+v", found)
 	}
 	for _, path := range []string{link, file} {
-		if Remove(path) == nil {
-			t.Errorf("%s removed", path)
-		}
+		nstest.ErrorIf(t, Remove(path) == nil, "%s removed", path)
 	}
 	for _, path := range []string{link, file, named, target} {
-		if _, err := os.Lstat(path); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, nstest.Err(os.Lstat(path)))
 	}
 }
 
@@ -349,4 +334,124 @@ func connected(t *testing.T) (a, b *net.UnixConn) {
 		ends[i] = c.(*net.UnixConn)
 	}
 	return ends[0], ends[1]
+}
+
+// answering listens at a program's path in dir, and answers each question by a function.
+func answering(t *testing.T, dir string, answer func(c net.Conn)) (path string) {
+	t.Helper()
+	path = filepath.Join(dir, fmt.Sprint(os.Getpid())+".sock")
+	ln, err := net.Listen("unix", path)
+	nstest.Must(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			if n, _ := c.Read(make([]byte, 64)); n > 0 {
+				answer(c)
+			}
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		ln.Close()
+		<-ended
+	})
+	return path
+}
+
+// A program is asked at the socket that was looked at: not where a link leads that has taken its place.
+func TestAskedWhereItWasFound(t *testing.T) {
+	dir, elsewhere := private(t), private(t)
+	hello := func(c net.Conn) { io.WriteString(c, "{}") }
+	path, other := answering(t, dir, hello), answering(t, elsewhere, hello)
+	found, _ := List([]string{dir})
+	var v any
+	nstest.FatalIf(t, len(found) != 1 || found[0].Status(&v) != nil, "%+v", found)
+	for _, who := range []func(*Program){func(p *Program) { p.PID++ }, func(p *Program) { p.UID++ }} {
+		p := found[0]
+		who(&p)
+		if err := p.Status(&v); err == nil || !strings.Contains(err.Error(), "answers now") {
+			t.Errorf("another process answers: %v", err)
+		}
+	}
+	nstest.Must(t, errors.Join(os.Remove(path), os.Symlink(other, path)))
+	if err := found[0].Status(&v); err == nil {
+		t.Error("a link was followed")
+	}
+	nstest.Must(t, errors.Join(os.Remove(path), os.Remove(dir), os.Symlink(elsewhere, dir)))
+	if err := found[0].Status(&v); err == nil {
+		t.Error("a link in the place of the directory was followed")
+	}
+}
+
+// In another user's directory only sockets of that user count, on which a process of that user answers.
+func TestOwnerAnswers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := private(t)
+	path := answering(t, dir, func(net.Conn) {})
+	for _, c := range []struct {
+		dir, socket int
+		found       bool
+	}{{0, 0, true}, {65534, 0, false}, {65534, 65534, false}, {0, 65534, false}} {
+		nstest.Must(t, errors.Join(os.Chown(dir, c.dir, -1), os.Chown(path, c.socket, -1)))
+		if found, _ := List([]string{dir}); (len(found) > 0) != c.found {
+			t.Errorf("directory of user %d, socket of user %d, process of root: found %+v", c.dir, c.socket, found)
+		}
+	}
+}
+
+// A hostile answer costs the client no more than its budget, however short the answer is on the wire.
+func TestHostileAnswers(t *testing.T) {
+	for name, answer := range map[string]func(c net.Conn){
+		"many objects": func(c net.Conn) { io.WriteString(c, "["+strings.Repeat("{},", budgetObjects)+"{}]") },
+		"many members": func(c net.Conn) {
+			io.WriteString(c, "["+strings.Repeat("1,", budgetMembers+1)+"1]")
+		},
+		"no end": func(c net.Conn) {
+			for b := []byte(strings.Repeat(" ", 1<<16)); ; {
+				if _, err := c.Write(b); err != nil {
+					return
+				}
+			}
+		},
+	} {
+		dir := private(t)
+		answering(t, dir, answer)
+		found, _ := List([]string{dir})
+		nstest.FatalIf(t, len(found) != 1, "%+v", found)
+		var v []struct{}
+		nstest.WantErr(t, name, found[0].Status(&v), errBudget)
+	}
+}
+
+// The programs of a user share a budget, of time as well.
+func TestBudgetIsShared(t *testing.T) {
+	dir := private(t)
+	answering(t, dir, func(c net.Conn) { io.WriteString(c, "["+strings.Repeat("{},", budgetObjects/2)+"{}]") })
+	found, _ := List([]string{dir})
+	nstest.FatalIf(t, len(found) != 1, "%+v", found)
+	var v []struct{}
+	b := new(Budget)
+	nstest.Check(t, found[0].StatusWithin(b, &v))
+	nstest.WantErr(t, "the second half and more", found[0].StatusWithin(b, &v), errBudget)
+	late := &Budget{end: time.Now().Add(-time.Second)}
+	nstest.WantErr(t, "after its time", found[0].StatusWithin(late, &v), errBudget)
+	if end, err := new(Budget).begin(); err != nil || time.Until(end) > waitLimit {
+		t.Errorf("one program gets %v, %v", time.Until(end), err)
+	}
+}
+
+// However many sockets are in a directory, a bounded number is looked at.
+func TestManySockets(t *testing.T) {
+	dir := private(t)
+	for n := range maxSockets + 10 {
+		nstest.Must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(n)+".sock"), nil, 0o600))
+	}
+	nstest.Equal(t, "sockets", len(sockets(dir)), maxSockets)
 }

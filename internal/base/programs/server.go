@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -186,6 +185,3 @@ func trusted(c *net.UnixConn) bool {
 	cred, err := credentials(c)
 	return err == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
 }
-
-// errAnswer is the error of an invalid answer.
-func errAnswer(pid int, err error) error { return fmt.Errorf("process %d: %w", pid, err) }

@@ -40,28 +40,27 @@ func sockets(dir string) (paths []string) {
 	return paths
 }
 
-// openDir opens a directory through a path without symbolic links, and returns its owner. It does not
+// openDir opens a directory through a path without symbolic links, and returns its state. It does not
 // enter what a user has mounted in the user's own directory in /run/user, which could block it.
-func openDir(dir string, flags uint64) (fd int, owner uint32, err error) {
+func openDir(dir string, flags uint64) (fd int, st unix.Stat_t, err error) {
 	at, path, resolve := unix.AT_FDCWD, dir, uint64(unix.RESOLVE_NO_SYMLINKS)
 	if home, rest, ok := rundir.OfUser(dir); ok {
 		if at, err = unix.Open(home, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
-			return -1, 0, &os.PathError{Op: "open", Path: home, Err: err}
+			return -1, st, &os.PathError{Op: "open", Path: home, Err: err}
 		}
 		defer unix.Close(at)
 		path, resolve = rest, resolve|unix.RESOLVE_NO_XDEV
 	}
 	fd, err = unix.Openat2(at, path, &unix.OpenHow{Flags: flags | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
-	var st unix.Stat_t
 	if err == nil {
 		if err = unix.Fstat(fd, &st); err != nil {
 			unix.Close(fd)
 		}
 	}
 	if err != nil {
-		return -1, 0, &os.PathError{Op: "open", Path: dir, Err: err}
+		return -1, st, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
-	return fd, st.Uid, nil
+	return fd, st, nil
 }
 
 // Stale lists the sockets in a directory on which no process listens. It lists none
@@ -103,23 +102,16 @@ func Remove(path string) error {
 	return nil
 }
 
-// openOwn opens a directory that only this user can change, through a path without
-// symbolic links. The descriptor stays that of this directory if its path changes.
+// openOwn opens a directory that only this user can change. The descriptor stays that of this directory if its path
+// changes.
 func openOwn(dir string) (fd int, err error) {
-	fd, err = unix.Openat2(unix.AT_FDCWD, dir, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_NO_SYMLINKS,
-	})
+	fd, st, err := openDir(dir, unix.O_PATH)
 	if err != nil {
-		return -1, &os.PathError{Op: "open", Path: dir, Err: err}
+		return -1, err
 	}
-	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err == nil && (int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0) {
-		err = errors.New("other users may change it: remove stale sockets by hand")
-	}
-	if err != nil {
+	if int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
 		unix.Close(fd)
-		return -1, &os.PathError{Op: "use", Path: dir, Err: err}
+		return -1, &os.PathError{Op: "use", Path: dir, Err: errors.New("other users may change it: remove stale sockets by hand")}
 	}
 	return fd, nil
 }

@@ -20,9 +20,7 @@ func TestOwn(t *testing.T) {
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
 	nstest.Must(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(file, nil, 0o600), os.Symlink("file", link)))
 	nstest.Check(t, errors.Join(Own(dir), Own(file)))
-	if err := Own(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("nothing: %v", err)
-	}
+	nstest.WantErr(t, "nothing", Own(filepath.Join(dir, "none")), fs.ErrNotExist)
 	refused := func(path, why string) {
 		t.Helper()
 		if err := Own(path); err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), path) {
@@ -34,9 +32,7 @@ func TestOwn(t *testing.T) {
 	refused(dir, "others may write")
 	refused(file, "others may write")
 	if os.Geteuid() != 0 {
-		if err := Own("/usr"); !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("root's: %v", err)
-		}
+		nstest.WantErr(t, "root's", Own("/usr"), fs.ErrPermission)
 		return
 	}
 	nstest.Must(t, os.Chown(dir, 60001, -1))

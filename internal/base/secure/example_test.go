@@ -60,29 +60,3 @@ func Example() {
 	// secret
 	// secure: this packet came before, or is too old to tell
 }
-
-// A requester without the key gets no further than the request.
-func ExamplePSK_Check() {
-	mine, theirs := make([]byte, secure.MinKey), make([]byte, secure.MinKey)
-	rand.Read(mine)
-	rand.Read(theirs)
-	a, err := secure.NewPSK(mine)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	b, err := secure.NewPSK(theirs)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	bound := []byte("what the request says")
-	_, share, err := a.Request(bound)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	_, err = b.Check(share, bound)
-	fmt.Println(err)
-	// Output: secure: the pre-shared keys differ
-}

@@ -45,15 +45,8 @@ func NewPSK(key []byte) (*PSK, error) {
 	if len(key) < MinKey {
 		return nil, ErrKeyLength
 	}
-	root, err := extract(key, []byte(protocol))
-	if err != nil {
-		return nil, err
-	}
-	k := &PSK{root: root}
-	if k.request, err = expand(root, "request"); err != nil {
-		return nil, err
-	}
-	return k, nil
+	root := extract(key, []byte(protocol))
+	return &PSK{root: root, request: expand(root, "request")}, nil
 }
 
 // Requester is the requester's side between its Request and the answer.
@@ -133,11 +126,7 @@ func (o *Offered) acceptBy(private *ecdh.PrivateKey, bound []byte, l Limits) (*A
 	said := sum(o.said[:], bound, public)
 	share := append(public, proof(keys.accept, said)...)
 	said = sum(said[:], share)
-	s, err := keys.session(said, false, l)
-	if err != nil {
-		return nil, err
-	}
-	return &Acceptance{share, proof(keys.confirm, said), s}, nil
+	return &Acceptance{share, proof(keys.confirm, said), keys.session(said, false, l)}, nil
 }
 
 // Finish takes the answer's share; bound is the content of the answer. It returns the
@@ -161,10 +150,7 @@ func (r *Requester) Finish(share, bound []byte, l Limits) (confirm []byte, s *Se
 		return nil, nil, ErrProof
 	}
 	said = sum(said[:], share)
-	if s, err = keys.session(said, true, l); err != nil {
-		return nil, nil, err
-	}
-	return proof(keys.confirm, said), s, nil
+	return proof(keys.confirm, said), keys.session(said, true, l), nil
 }
 
 // agreed holds the secrets that only the two sides know.
@@ -176,26 +162,13 @@ func (k *PSK) agree(private *ecdh.PrivateKey, public *ecdh.PublicKey) (a agreed,
 	if err != nil {
 		return a, ErrProof // a point of low order: no share of ours
 	}
-	if a.master, err = extract(shared, k.root[:]); err != nil {
-		return a, err
-	}
-	if a.accept, err = expand(a.master, "accept"); err != nil {
-		return a, err
-	}
-	a.confirm, err = expand(a.master, "confirm")
-	return a, err
+	master := extract(shared, k.root[:])
+	return agreed{master, expand(master, "accept"), expand(master, "confirm")}, nil
 }
 
 // session makes the session of a handshake; said is the hash of its transcript.
-func (a *agreed) session(said secret, requester bool, l Limits) (*Session, error) {
-	out, err := expand(a.master, "requester"+string(said[:]))
-	if err != nil {
-		return nil, err
-	}
-	in, err := expand(a.master, "acceptor"+string(said[:]))
-	if err != nil {
-		return nil, err
-	}
+func (a *agreed) session(said secret, requester bool, l Limits) *Session {
+	out, in := expand(a.master, "requester"+string(said[:])), expand(a.master, "acceptor"+string(said[:]))
 	if !requester {
 		out, in = in, out
 	}
@@ -219,18 +192,16 @@ func proof(key, said secret) []byte {
 	return m.Sum(nil)[:ProofLen]
 }
 
-func extract(from, salt []byte) (secret, error) {
-	b, err := hkdf.Extract(sha256.New, from, salt)
-	if err != nil {
-		return secret{}, fmt.Errorf("secure: %w", err)
-	}
-	return secret(b), nil
+func extract(from, salt []byte) secret { return secret(must(hkdf.Extract(sha256.New, from, salt))) }
+
+func expand(from secret, label string) secret {
+	return secret(must(hkdf.Expand(sha256.New, from[:], label, len(from))))
 }
 
-func expand(from secret, label string) (secret, error) {
-	b, err := hkdf.Expand(sha256.New, from[:], label, len(from))
+// must is for errors that the lengths of the keys rule out.
+func must[T any](v T, err error) T {
 	if err != nil {
-		return secret{}, fmt.Errorf("secure: %w", err)
+		panic(fmt.Sprintf("secure: %v", err))
 	}
-	return secret(b), nil
+	return v
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func newPSK(t testing.TB, b byte) *PSK {
@@ -19,7 +21,7 @@ func newPSK(t testing.TB, b byte) *PSK {
 		key[i] = b + byte(i)
 	}
 	k, err := NewPSK(key)
-	must(t, err)
+	nstest.Must(t, err)
 	return k
 }
 
@@ -27,13 +29,13 @@ func newPSK(t testing.TB, b byte) *PSK {
 func shake(t testing.TB, k *PSK, l Limits) (requester, acceptor *Session) {
 	t.Helper()
 	r, ask, err := k.Request([]byte("asks"))
-	must(t, err)
+	nstest.Must(t, err)
 	o, err := k.Check(ask, []byte("asks"))
-	must(t, err)
+	nstest.Must(t, err)
 	a, err := o.Accept([]byte("answers"), l)
-	must(t, err)
+	nstest.Must(t, err)
 	confirm, s, err := r.Finish(a.Share, []byte("answers"), l)
-	must(t, err)
+	nstest.Must(t, err)
 	if len(ask) != ShareLen || len(a.Share) != ShareLen || len(confirm) != ProofLen || !bytes.Equal(confirm, a.Confirm) {
 		t.Fatalf("lengths %d, %d, %d; confirmation %x, want %x", len(ask), len(a.Share), len(confirm), confirm, a.Confirm)
 	}
@@ -43,7 +45,7 @@ func shake(t testing.TB, k *PSK, l Limits) (requester, acceptor *Session) {
 // Another implementation, testdata/vectors.py, comes to the same bytes.
 func TestVectors(t *testing.T) {
 	text, err := os.ReadFile("testdata/vectors.txt")
-	must(t, err)
+	nstest.Must(t, err)
 	want := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -58,32 +60,28 @@ func TestVectors(t *testing.T) {
 	}
 	private := func(b byte) *ecdh.PrivateKey {
 		k, err := ecdh.X25519().NewPrivateKey(bytes.Repeat([]byte{b}, 32))
-		must(t, err)
+		nstest.Must(t, err)
 		return k
 	}
 	k := newPSK(t, 0)
 	r, ask := k.requestBy(private(1), []byte("asks"))
 	check("request", ask)
 	o, err := k.Check(ask, []byte("asks"))
-	must(t, err)
+	nstest.Must(t, err)
 	a, err := o.acceptBy(private(2), []byte("answers"), Limits{})
-	must(t, err)
+	nstest.Must(t, err)
 	check("answer", a.Share)
 	confirm, s, err := r.Finish(a.Share, []byte("answers"), Limits{Frames: 2})
-	must(t, err)
+	nstest.Must(t, err)
 	check("confirm", confirm)
 	clear := []byte("clear")
 	for i, plain := range []string{"hello", "", "next key"} {
 		epoch, number := s.Next()
-		if int(number) != i || int(epoch) != i/2 {
-			t.Errorf("packet %d is number %d of epoch %d", i, number, epoch)
-		}
+		nstest.ErrorIf(t, int(number) != i || int(epoch) != i/2, "packet %d is number %d of epoch %d", i, number, epoch)
 		check([]string{"requester-0", "requester-1", "requester-2"}[i], s.Seal(nil, []byte(plain), clear))
 	}
 	check("acceptor-0", a.Session.Seal(nil, []byte("hello"), clear))
-	if len(want) > 0 {
-		t.Errorf("not checked: %v", want)
-	}
+	nstest.ErrorIf(t, len(want) > 0, "not checked: %v", want)
 }
 
 // Whatever of a handshake differs between the sides or is changed on the way, there
@@ -91,15 +89,11 @@ func TestVectors(t *testing.T) {
 func TestHandshakeRefuses(t *testing.T) {
 	k, other := newPSK(t, 0), newPSK(t, 1)
 	_, ask, _ := k.Request([]byte("asks"))
-	if _, err := other.Check(ask, []byte("asks")); !errors.Is(err, ErrProof) {
-		t.Errorf("request by another key: %v", err)
-	}
-	if _, err := NewPSK(make([]byte, MinKey-1)); !errors.Is(err, ErrKeyLength) {
-		t.Errorf("short key: %v", err)
-	}
+	nstest.WantErr(t, "request by another key", nstest.Err(other.Check(ask, []byte("asks"))), ErrProof)
+	nstest.WantErr(t, "short key", nstest.Err(NewPSK(make([]byte, MinKey-1))), ErrKeyLength)
 	rapid.Check(t, func(rt *rapid.T) {
 		r, ask, err := k.Request([]byte("asks"))
-		must(rt, err)
+		nstest.Must(rt, err)
 		bad := bytes.Clone(ask)
 		bad[rapid.IntRange(0, len(bad)-1).Draw(rt, "byte")] ^= 1 << rapid.IntRange(0, 7).Draw(rt, "bit")
 		for name, c := range map[string]struct{ share, bound []byte }{
@@ -111,9 +105,9 @@ func TestHandshakeRefuses(t *testing.T) {
 			}
 		}
 		o, err := k.Check(ask, []byte("asks"))
-		must(rt, err)
+		nstest.Must(rt, err)
 		a, err := o.Accept([]byte("answers"), Limits{})
-		must(rt, err)
+		nstest.Must(rt, err)
 		bad = bytes.Clone(a.Share)
 		bad[rapid.IntRange(0, len(bad)-1).Draw(rt, "byte of the answer")] ^= 1 << rapid.IntRange(0, 7).Draw(rt, "bit of the answer")
 		for name, c := range map[string]struct{ share, bound []byte }{
@@ -139,7 +133,7 @@ func TestHandshakeRefuses(t *testing.T) {
 func FuzzShare(f *testing.F) {
 	k := newPSK(f, 0)
 	private, err := ecdh.X25519().NewPrivateKey(bytes.Repeat([]byte{1}, 32))
-	must(f, err)
+	nstest.Must(f, err)
 	r, ask := k.requestBy(private, nil)
 	f.Add(ask)
 	f.Add(make([]byte, ShareLen))
@@ -151,19 +145,4 @@ func FuzzShare(f *testing.F) {
 			t.Fatal("a forged answer was taken")
 		}
 	})
-}
-
-// failer is what *testing.T and *rapid.T have in common.
-type failer interface {
-	Helper()
-	Error(args ...any)
-	Fatal(args ...any)
-}
-
-// must ends the test by an error, and noError marks it as failed by one.
-func must(t failer, err error) {
-	if err != nil {
-		t.Helper()
-		t.Fatal(err)
-	}
 }

@@ -1,11 +1,11 @@
 package secure
 
 import (
+	"cmp"
 	"crypto/aes"
 	"crypto/cipher"
 	"encoding/binary"
 	"errors"
-	"fmt"
 )
 
 // TagLen is the number of bytes that Seal adds.
@@ -58,54 +58,20 @@ type epochKeys struct {
 	aead   cipher.AEAD // nil: no such epoch
 }
 
-func newSession(out, in secret, l Limits) (*Session, error) {
+func newSession(out, in secret, l Limits) *Session {
 	s := &Session{}
-	s.out.limits = l
-	if l.Frames == 0 {
-		s.out.limits.Frames = defaultFrames
-	}
-	if l.Bytes == 0 {
-		s.out.limits.Bytes = defaultBytes
-	}
-	var err error
-	if s.out.keys, err = newEpoch(0, out); err != nil {
-		return nil, err
-	}
-	if s.in.current, err = newEpoch(0, in); err != nil {
-		return nil, err
-	}
-	s.in.next, err = s.in.current.following()
-	return s, err
+	s.out.limits = Limits{cmp.Or(l.Frames, defaultFrames), cmp.Or(l.Bytes, defaultBytes)}
+	s.out.keys, s.in.current = newEpoch(0, out), newEpoch(0, in)
+	s.in.next = s.in.current.following()
+	return s
 }
 
-func newEpoch(epoch uint16, from secret) (k epochKeys, err error) {
-	k.epoch, k.secret = epoch, from
-	key, err := expand(from, "key")
-	if err != nil {
-		return k, err
-	}
-	iv, err := expand(from, "iv")
-	if err != nil {
-		return k, err
-	}
-	copy(k.iv[:], iv[:])
-	block, err := aes.NewCipher(key[:])
-	if err != nil {
-		return k, fmt.Errorf("secure: %w", err)
-	}
-	if k.aead, err = cipher.NewGCM(block); err != nil {
-		return k, fmt.Errorf("secure: %w", err)
-	}
-	return k, nil
+func newEpoch(epoch uint16, from secret) epochKeys {
+	key, iv := expand(from, "key"), expand(from, "iv")
+	return epochKeys{epoch, from, [nonceLen]byte(iv[:]), must(cipher.NewGCM(must(aes.NewCipher(key[:]))))}
 }
 
-func (k *epochKeys) following() (epochKeys, error) {
-	s, err := expand(k.secret, "next")
-	if err != nil {
-		return epochKeys{}, err
-	}
-	return newEpoch(k.epoch+1, s)
-}
+func (k *epochKeys) following() epochKeys { return newEpoch(k.epoch+1, expand(k.secret, "next")) }
 
 // nonceOf returns the key's vector combined with the packet's number.
 func (s *Session) nonceOf(k *epochKeys, number uint64) []byte {
@@ -120,11 +86,7 @@ func (s *Session) nonceOf(k *epochKeys, number uint64) []byte {
 func (s *Session) Next() (epoch uint16, number uint64) {
 	o := &s.out
 	if o.frames >= o.limits.Frames || o.bytes >= o.limits.Bytes {
-		// The same functions made the first keys: they do not fail now.
-		if k, err := o.keys.following(); err == nil {
-			o.keys = k
-			o.frames, o.bytes = 0, 0
-		}
+		o.keys, o.frames, o.bytes = o.keys.following(), 0, 0
 	}
 	return o.keys.epoch, o.number
 }
@@ -172,9 +134,7 @@ func (s *Session) Open(sealed, clear []byte, epoch uint16, number uint64) error 
 	}
 	in.window.take(number)
 	if k == &in.next {
-		if next, err := in.next.following(); err == nil {
-			in.last, in.current, in.next = in.current, in.next, next
-		}
+		in.last, in.current, in.next = in.current, in.next, in.next.following()
 	}
 	return nil
 }

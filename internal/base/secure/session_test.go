@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // packet is a sealed one on its way.
@@ -70,20 +72,18 @@ func TestSession(t *testing.T) {
 			}
 		}
 	})
-	if changes == 0 {
-		t.Error("no key has changed")
-	}
+	nstest.ErrorIf(t, changes == 0, "no key has changed")
 }
 
 func mustShake(t *rapid.T, k *PSK, l Limits) (a, b *Session) {
 	r, ask, err := k.Request(nil)
-	must(t, err)
+	nstest.Must(t, err)
 	o, err := k.Check(ask, nil)
-	must(t, err)
+	nstest.Must(t, err)
 	acc, err := o.Accept(nil, l)
-	must(t, err)
+	nstest.Must(t, err)
 	_, a, err = r.Finish(acc.Share, nil, l)
-	must(t, err)
+	nstest.Must(t, err)
 	return a, acc.Session
 }
 
@@ -99,9 +99,7 @@ func TestRekey(t *testing.T) {
 		a, b := shake(t, newPSK(t, 0), c.l)
 		for i := range 100 {
 			p := sealOne(a, make([]byte, c.size))
-			if p.number != uint64(i) {
-				t.Fatalf("%s: number %d, want %d", name, p.number, i)
-			}
+			nstest.FatalIf(t, p.number != uint64(i), "%s: number %d, want %d", name, p.number, i)
 			if _, err := p.open(b); err != nil {
 				t.Fatalf("%s: packet %d: %v", name, i, err)
 			}
@@ -146,19 +144,13 @@ func TestForged(t *testing.T) {
 		"turned back":        back,
 		"other connection":   stranger,
 	} {
-		if _, err := p.open(b); err != ErrForged {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.Equal(t, name, nstest.Err(p.open(b)), ErrForged)
 	}
-	if err := b.Open(nil, nil, 0, 5); err != ErrForged {
-		t.Errorf("nothing at all: %v", err)
-	}
+	nstest.Equal(t, "nothing at all", b.Open(nil, nil, 0, 5), ErrForged)
 	if got, err := good.open(b); err != nil || !bytes.Equal(got, plain) {
 		t.Errorf("the good one behind them: %q, %v", got, err)
 	}
-	if _, err := good.open(b); err != ErrReplay {
-		t.Errorf("a second time: %v", err)
-	}
+	nstest.Equal(t, "a second time", nstest.Err(good.open(b)), ErrReplay)
 }
 
 // The window against a set.
@@ -202,9 +194,8 @@ func FuzzOpen(f *testing.F) {
 	f.Add(p.sealed, p.clear, p.epoch, p.number+1)
 	f.Add([]byte{}, []byte{}, uint16(1), uint64(1)<<63)
 	f.Fuzz(func(t *testing.T, sealed, clear []byte, epoch uint16, number uint64) {
-		if b.Open(bytes.Clone(sealed), clear, epoch, number) == nil && !bytes.Equal(sealed, p.sealed) {
-			t.Fatal("a forged packet was opened")
-		}
+		nstest.FatalIf(t, b.Open(bytes.Clone(sealed), clear, epoch, number) == nil && !bytes.Equal(sealed, p.sealed),
+			"a forged packet was opened")
 	})
 }
 
@@ -214,7 +205,7 @@ func TestNoAllocation(t *testing.T) {
 	sealed := make([]byte, 0, len(plain)+TagLen)
 	if n := testing.AllocsPerRun(200, func() {
 		epoch, number := a.Next()
-		must(t, b.Open(a.Seal(sealed, plain, clear), clear, epoch, number))
+		nstest.Must(t, b.Open(a.Seal(sealed, plain, clear), clear, epoch, number))
 		if b.Open(sealed[:len(plain)+TagLen], clear, epoch, number) != ErrReplay {
 			t.Fatal("a replay was opened")
 		}

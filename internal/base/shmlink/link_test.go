@@ -112,9 +112,7 @@ func TestLies(t *testing.T) {
 	}
 	// Only this side's own index counts what it has taken.
 	a.in.cons.Store(0)
-	if a.Ready() {
-		t.Error("a frame that was taken is there again")
-	}
+	nstest.ErrorIf(t, a.Ready(), "a frame that was taken is there again")
 	clear(mem)
 	if _, ok := a.Receive(buf); ok {
 		t.Error("indices that go back: a frame")
@@ -160,9 +158,8 @@ func FuzzNeighbour(f *testing.F) {
 			case 0:
 				head := a.head
 				sent, _ := a.Send(bytes.Repeat([]byte{1}, int(number()%(MaxFrame+2))))
-				if (a.head-head == 1) != sent || a.head-head > 1 {
-					t.Fatalf("sent %v: from %d to %d", sent, head, a.head)
-				}
+				nstest.FatalIf(t, (a.head-head == 1) != sent || a.head-head > 1,
+					"sent %v: from %d to %d", sent, head, a.head)
 			case 1:
 				taken := 0
 				for ; taken <= Slots; taken++ {
@@ -170,13 +167,9 @@ func FuzzNeighbour(f *testing.F) {
 					if !ok {
 						break
 					}
-					if n > MaxFrame {
-						t.Fatalf("a frame of %d bytes", n)
-					}
+					nstest.FatalIf(t, n > MaxFrame, "a frame of %d bytes", n)
 				}
-				if taken > Slots {
-					t.Fatal("more frames than slots")
-				}
+				nstest.FatalIf(t, taken > Slots, "more frames than slots")
 			case 2:
 				a.in.prod.Store(number())
 			case 3:
@@ -188,11 +181,7 @@ func FuzzNeighbour(f *testing.F) {
 			}
 			a.Ready()
 		}
-		if !bytes.Equal(buf[MaxFrame:], bytes.Repeat([]byte{0xee}, 8)) {
-			t.Error("written behind the buffer")
-		}
-		if len(mine) != ringSize || len(mem) != Size {
-			t.Error("the views have changed")
-		}
+		nstest.ErrorIf(t, !bytes.Equal(buf[MaxFrame:], bytes.Repeat([]byte{0xee}, 8)), "written behind the buffer")
+		nstest.ErrorIf(t, len(mine) != ringSize || len(mem) != Size, "the views have changed")
 	})
 }

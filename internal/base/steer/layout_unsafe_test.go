@@ -3,6 +3,8 @@ package steer
 import (
 	"testing"
 	"unsafe"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // The kernel's layout (<linux/ethtool.h>, 64-bit).
@@ -16,8 +18,6 @@ func TestLayout(t *testing.T) {
 		{"queue", unsafe.Offsetof(c.spec.queue), 152}, {"location", unsafe.Offsetof(c.spec.location), 160},
 		{"count", unsafe.Offsetof(c.count), 184}, {"whole", unsafe.Sizeof(c), 192},
 	} {
-		if tc.got != tc.want {
-			t.Errorf("%s at %d, want %d", tc.name, tc.got, tc.want)
-		}
+		nstest.ErrorIf(t, tc.got != tc.want, "%s at %d, want %d", tc.name, tc.got, tc.want)
 	}
 }

@@ -103,15 +103,11 @@ func TestRules(t *testing.T) {
 	before := map[uint32]Rule{15: other, 2: {Port: 4793, Queue: 7}}
 	f := &fakeNIC{rules: maps.Clone(before), table: []uint32{0, 1}}
 	s, err := Port(f, 4793, 1, RSS)
-	if err != nil || s.How != Rules {
-		t.Fatalf("%+v, %v", s, err)
-	}
+	nstest.FatalIf(t, err != nil || s.How != Rules, "%+v, %v", s, err)
 	if !f.has(Rule{Port: 4793, Queue: 1}) || !f.has(Rule{IPv6: true, Port: 4793, Queue: 1}) || f.has(Rule{Port: 4793, Queue: 7}) || !f.has(other) {
 		t.Errorf("rules: %v", f.rules)
 	}
-	if !slices.Equal(f.table, []uint32{0, 1}) {
-		t.Error("the table was changed without need")
-	}
+	nstest.ErrorIf(t, !slices.Equal(f.table, []uint32{0, 1}), "the table was changed without need")
 	if err := errors.Join(s.Undo(), s.Undo()); err != nil || !maps.Equal(f.rules, before) {
 		t.Errorf("after Undo: %v, want %v, %v", f.rules, before, err)
 	}
@@ -170,9 +166,7 @@ func TestRulesOfOthers(t *testing.T) {
 func TestUndoLooks(t *testing.T) {
 	f := &fakeNIC{rules: map[uint32]Rule{}}
 	s, err := Port(f, 4793, 1, Rules)
-	if err != nil || len(s.Locations) != 2 {
-		t.Fatalf("%+v, %v", s, err)
-	}
+	nstest.FatalIf(t, err != nil || len(s.Locations) != 2, "%+v, %v", s, err)
 	reused := Rule{Port: 80, Queue: 1}
 	f.rules[s.Locations[0]] = reused
 	delete(f.rules, s.Locations[1])
@@ -192,9 +186,7 @@ func TestResume(t *testing.T) {
 		var was State
 		nstest.Must(t, json.Unmarshal(b, &was))
 		r := Resume(f, 1, was)
-		if r.How != s.How {
-			t.Errorf("steered by %v, want %v", r.How, s.How)
-		}
+		nstest.ErrorIf(t, r.How != s.How, "steered by %v, want %v", r.How, s.How)
 		nstest.Check(t, r.Undo())
 		if f.rules != nil && !maps.Equal(f.rules, rules) || f.table != nil && !slices.Equal(f.table, []uint32{0, 1, 2}) {
 			t.Errorf("after Undo: %+v", f)
@@ -243,9 +235,7 @@ func TestLocations(t *testing.T) {
 		f := &classifier{size: 3, chooses: chooses, rules: make(map[uint32]flowSpec)}
 		i := &Interface{nfc: f.nfc}
 		s, err := Port(i, 4793, 1, Rules)
-		if err != nil {
-			t.Fatalf("the driver chooses %v: %v", chooses, err)
-		}
+		nstest.FatalIf(t, err != nil, "the driver chooses %v: %v", chooses, err)
 		last := Rule{Port: 80, Queue: 2}
 		l, err := i.Insert(last)
 		if want := map[bool]uint32{false: 0, true: 2}[chooses]; err != nil || l != want {
@@ -266,9 +256,7 @@ func TestLocations(t *testing.T) {
 func TestRulesOfIPv4Alone(t *testing.T) {
 	f := &fakeNIC{rules: map[uint32]Rule{}, noIPv6: true}
 	s, err := Port(f, 1, 2, Rules)
-	if err != nil || len(f.rules) != 1 {
-		t.Fatalf("%v, %v", f.rules, err)
-	}
+	nstest.FatalIf(t, err != nil || len(f.rules) != 1, "%v, %v", f.rules, err)
 	if err := s.Undo(); err != nil || len(f.rules) != 0 {
 		t.Errorf("%v, %v", f.rules, err)
 	}
@@ -282,9 +270,7 @@ func TestRulesOff(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	f.off = false
-	if _, err := Port(f, 4793, 1, Rules); err != nil {
-		t.Errorf("turned on: %v", err)
-	}
+	nstest.WantErr(t, "turned on", nstest.Err(Port(f, 4793, 1, Rules)), nil)
 	if _, err := Port(&fakeNIC{}, 4793, 1, Rules); err == nil || errors.Is(err, ErrRulesOff) {
 		t.Errorf("no classifier: %v", err)
 	}
@@ -296,9 +282,8 @@ func TestTable(t *testing.T) {
 		t.Fatalf("rules only: %v, table %v", err, f.table)
 	}
 	s, err := Port(f, 4793, 2, RSS)
-	if err != nil || s.How != RSS || !slices.Equal(f.table, []uint32{2, 2, 2, 2}) {
-		t.Fatalf("%+v, %v, table %v", s, err, f.table)
-	}
+	nstest.FatalIf(t, err != nil || s.How != RSS || !slices.Equal(f.table, []uint32{2, 2, 2, 2}),
+		"%+v, %v, table %v", s, err, f.table)
 	if err := s.Undo(); err != nil || !slices.Equal(f.table, []uint32{0, 1, 2, 0}) {
 		t.Errorf("after Undo: %v, %v", f.table, err)
 	}
@@ -324,9 +309,7 @@ func TestDefaultTable(t *testing.T) {
 	} {
 		f := &fakeNIC{table: slices.Clone(c.before), queues: 3, set: c.set}
 		s, err := Port(f, 4793, 2, RSS)
-		if err != nil || !f.set {
-			t.Fatalf("%v: %v", c.before, err)
-		}
+		nstest.FatalIf(t, err != nil || !f.set, "%v: %v", c.before, err)
 		if err := s.Undo(); err != nil || !slices.Equal(f.table, c.before) || f.set != c.set {
 			t.Errorf("%v, set %v: after Undo %v, set %v, %v", c.before, c.set, f.table, f.set, err)
 		}
@@ -360,7 +343,7 @@ func TestRuleSpec(t *testing.T) {
 // A NIC with neither feature returns errors that Port passes on.
 func TestInterface(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	if err := ns.Do(func() error {
+	nstest.Check(t, ns.Do(func() error {
 		i, err := Open(ns.Name)
 		if err != nil {
 			return err
@@ -388,9 +371,7 @@ func TestInterface(t *testing.T) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 	if _, err := Open("a-name-that-is-too-long"); err == nil {
 		t.Error("a name of 23 bytes was taken")
 	}

@@ -31,14 +31,10 @@ func TestName(t *testing.T) {
 	nstest.Must(t, err)
 	nstest.Must(t, cmd.Start())
 	out.Read(make([]byte, 1)) // it has its name now
-	if got := Name(cmd.Process.Pid); got != "a?[2Jb?c" {
-		t.Errorf("%q", got)
-	}
+	nstest.Equal(t, "Name", Name(cmd.Process.Pid), "a?[2Jb?c")
 	in.Close()
 	cmd.Wait()
-	if got := Name(cmd.Process.Pid); got != "" {
-		t.Errorf("of a process that is gone: %q", got)
-	}
+	nstest.Equal(t, "of a process that is gone", Name(cmd.Process.Pid), "")
 	want := filepath.Base(os.Args[0])
 	if got := Name(os.Getpid()); got != want[:min(len(want), 15)] { // all that the kernel keeps
 		t.Errorf("this one is %q, not the beginning of %q", got, want)

@@ -3,15 +3,15 @@ package tsc
 import (
 	"testing"
 	"time"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // The counter and the monotonic clock agree about how long something took.
 func TestRate(t *testing.T) {
 	ns, ok := Rate()
 	if !ok {
-		if Steady() {
-			t.Fatal("the kernel keeps time by the TSC, and its rate is not known")
-		}
+		nstest.FatalIf(t, Steady(), "the kernel keeps time by the TSC, and its rate is not known")
 		t.Skip("the kernel does not keep time by a TSC")
 	}
 	a := look()

@@ -3,6 +3,8 @@ package nstest
 import (
 	"errors"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // Must ends the test by an error.
@@ -56,6 +58,14 @@ func Equal[V comparable](t testing.TB, what string, got, want V) {
 	if got != want {
 		t.Helper()
 		t.Errorf("%s: %+v, want %+v", what, got, want)
+	}
+}
+
+// Same is Equal for values with parts, and shows where they differ.
+func Same(t testing.TB, what string, got, want any, options ...cmp.Option) {
+	if d := cmp.Diff(want, got, options...); d != "" {
+		t.Helper()
+		t.Errorf("%s (-want +got):\n%s", what, d)
 	}
 }
 

@@ -74,9 +74,8 @@ func TestRun(t *testing.T) {
 		}
 		cancel()
 		nstest.Must(t, <-ended)
-		if s.Frames < 48 || s.Lost > 0 || len(s.Queues) != 2 || (s.Skipped > 0) != (filter != nil) {
-			t.Errorf("filter %v: %+v", filter, s)
-		}
+		nstest.ErrorIf(t, s.Frames < 48 || s.Lost > 0 || len(s.Queues) != 2 || (s.Skipped > 0) != (filter != nil),
+			"filter %v: %+v", filter, s)
 		r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
 		nstest.Must(t, err)
 		seen := map[[2]bool]int{} // sent, to b
@@ -193,9 +192,7 @@ func TestEnds(t *testing.T) {
 	}
 	ended, s := run(capture.Config{Snaplen: 100, Count: 5})
 	wait(ended, func() { a.Send(t, b, []byte("x")) })
-	if s.Frames != 5 {
-		t.Errorf("%d frames, not 5", s.Frames)
-	}
+	nstest.ErrorIf(t, s.Frames != 5, "%d frames, not 5", s.Frames)
 	both := make(chan struct{}) // closed when both are captured
 	ended, _ = run(capture.Config{Snaplen: 100, Progress: func(s capture.Summary) {
 		if slices.Min(s.Queues) > 0 && !isClosed(both) {
@@ -256,14 +253,12 @@ func TestForeignStream(t *testing.T) {
 	if _, err := capture.NewReader(bytes.NewReader(b)).Read(); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("%v", err)
 	}
-	if _, err := capture.NewReader(bytes.NewReader(b[:20])).Read(); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("%v", err)
-	}
+	nstest.WantErr(t, "NewReader",
+		nstest.Err(capture.NewReader(bytes.NewReader(b[:20])).Read()), io.ErrUnexpectedEOF)
 	head := make([]byte, 40)
 	head[24], head[28] = 3, 3
-	if _, err := capture.NewReader(bytes.NewReader(head)).Read(); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("cut off behind a record's head: %v", err)
-	}
+	nstest.WantErr(t, "cut off behind a record's head",
+		nstest.Err(capture.NewReader(bytes.NewReader(head)).Read()), io.ErrUnexpectedEOF)
 }
 
 // told is a program that sends the records that it was made with.
@@ -362,14 +357,11 @@ func FuzzReader(f *testing.F) {
 			left := in.Len()
 			frame, err := r.Read()
 			if err != nil {
-				if left == 0 && !errors.Is(err, io.EOF) {
-					t.Fatalf("at the end: %v", err)
-				}
+				nstest.FatalIf(t, left == 0 && !errors.Is(err, io.EOF), "at the end: %v", err)
 				return
 			}
-			if len(frame.Data) > frame.Len || left-in.Len() != 40+len(frame.Data) {
-				t.Fatalf("%d of %d bytes of a frame, and %d of the records", len(frame.Data), frame.Len, left-in.Len())
-			}
+			nstest.FatalIf(t, len(frame.Data) > frame.Len || left-in.Len() != 40+len(frame.Data),
+				"%d of %d bytes of a frame, and %d of the records", len(frame.Data), frame.Len, left-in.Len())
 		}
 	})
 }
@@ -393,9 +385,8 @@ func FuzzDestinationVI(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, cut uint16) {
 		vi, ok := capture.DestinationVI(b)
 		var p wire.Packet
-		if p.Decode(b) == nil && (!ok || vi != p.VI) {
-			t.Fatalf("a frame of VI %#x is one of %#x, %v", p.VI, vi, ok)
-		}
+		nstest.FatalIf(t, p.Decode(b) == nil && (!ok || vi != p.VI),
+			"a frame of VI %#x is one of %#x, %v", p.VI, vi, ok)
 		if short, found := capture.DestinationVI(b[:min(int(cut), len(b))]); found && (!ok || short != vi) {
 			t.Fatalf("cut off: VI %#x, whole: %#x, %v", short, vi, ok)
 		}

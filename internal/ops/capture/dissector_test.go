@@ -41,9 +41,7 @@ func dissect(t *testing.T, frames [][]byte) []map[string][]string {
 	// On another port the dissector must be asked for.
 	cmd := exec.Command(tshark, "-X", "lua_script:"+dissector, "-d", "udp.port==14793,via", "-r", path, "-T", "json", "-J", "via", "--no-duplicate-keys")
 	text, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v: %v", cmd, err)
-	}
+	nstest.FatalIf(t, err != nil, "%v: %v", cmd, err)
 	var packets []struct {
 		Source struct {
 			Layers map[string]json.RawMessage `json:"layers"`
@@ -56,9 +54,7 @@ func dissect(t *testing.T, frames [][]byte) []map[string][]string {
 		collect(fields, p.Source.Layers["via"])
 		all = append(all, fields)
 	}
-	if len(all) != len(frames) {
-		t.Fatalf("tshark shows %d frames of %d", len(all), len(frames))
-	}
+	nstest.FatalIf(t, len(all) != len(frames), "tshark shows %d frames of %d", len(all), len(frames))
 	return all
 }
 

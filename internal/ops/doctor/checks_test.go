@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/ops/undo"
 )
 
@@ -41,9 +42,7 @@ func healthy() *Facts {
 func TestHealthy(t *testing.T) {
 	r := Examine(healthy())
 	for _, f := range r.Findings {
-		if f.Level != OK {
-			t.Errorf("%s %s: %s: %s", f.Interface, f.Check, f.Level, f.Cause)
-		}
+		nstest.ErrorIf(t, f.Level != OK, "%s %s: %s: %s", f.Interface, f.Check, f.Level, f.Cause)
 	}
 	if len(r.Findings) != len(Checks) || len(r.Steps()) > 0 || r.Impossible() != nil {
 		t.Errorf("%d findings of %d checks, steps %v, impossible: %v", len(r.Findings), len(Checks), r.Steps(), r.Impossible())
@@ -63,9 +62,7 @@ func TestNameOfInterface(t *testing.T) {
 		f.NICs[0].Holders = []Holder{{PID: 1, Name: "\x1b[31m", Queue: 1}}
 		found := false
 		for _, x := range Examine(f).Findings {
-			if strings.ContainsRune(x.Cause+x.Consequence+x.Command+x.Where(), 0x1b) {
-				t.Errorf("%q: %+v", name, x)
-			}
+			nstest.ErrorIf(t, strings.ContainsRune(x.Cause+x.Consequence+x.Command+x.Where(), 0x1b), "%q: %+v", name, x)
 			found = found || x.Command == want
 			for _, s := range x.Steps {
 				if s.Interface != name || strings.ContainsRune(s.Setting.String(), 0x1b) {
@@ -73,9 +70,7 @@ func TestNameOfInterface(t *testing.T) {
 				}
 			}
 		}
-		if !found {
-			t.Errorf("%q: no %q", name, want)
-		}
+		nstest.ErrorIf(t, !found, "%q: no %q", name, want)
 	}
 }
 
@@ -203,9 +198,8 @@ func TestChecks(t *testing.T) {
 		found := false
 		for _, x := range r.Findings {
 			if x.Check != a.check {
-				if x.Level != OK && !slices.Contains(a.others, x.Check) {
-					t.Errorf("%s (%s): %s finds: %s", a.check, a.cause, x.Check, x.Cause)
-				}
+				nstest.ErrorIf(t, x.Level != OK && !slices.Contains(a.others, x.Check),
+					"%s (%s): %s finds: %s", a.check, a.cause, x.Check, x.Cause)
 				continue
 			}
 			found = true
@@ -216,27 +210,20 @@ func TestChecks(t *testing.T) {
 			for _, s := range x.Steps {
 				fix = append(fix, s.Setting.String()+"="+s.Value)
 			}
-			if strings.Join(fix, " ") != a.fix {
-				t.Errorf("%s (%s): --fix does %q, want %q", a.check, a.cause, fix, a.fix)
-			}
-			if a.level.Worse(Unknown) && (x.Consequence == "" || x.Command == "") {
-				t.Errorf("%s (%s): no consequence, or no command", a.check, a.cause)
-			}
+			nstest.ErrorIf(t, strings.Join(fix, " ") != a.fix,
+				"%s (%s): --fix does %q, want %q", a.check, a.cause, fix, a.fix)
+			nstest.ErrorIf(t, a.level.Worse(Unknown) && (x.Consequence == "" || x.Command == ""),
+				"%s (%s): no consequence, or no command", a.check, a.cause)
 		}
-		if !found {
-			t.Errorf("%s finds nothing", a.check)
-		}
+		nstest.ErrorIf(t, !found, "%s finds nothing", a.check)
 		if impossible := r.Impossible(); (impossible != nil) != (a.level == Error) {
 			t.Errorf("%s (%s): impossible: %v", a.check, a.cause, impossible)
 		}
 	}
 	for _, c := range Checks {
-		if !slices.ContainsFunc(ailments, func(a ailment) bool { return a.check == c.ID }) {
-			t.Errorf("no ailment for check %s", c.ID)
-		}
-		if c.About == "" || (c.Host == nil) == (c.NIC == nil) {
-			t.Errorf("row %s", c.ID)
-		}
+		nstest.ErrorIf(t, !slices.ContainsFunc(ailments, func(a ailment) bool { return a.check == c.ID }),
+			"no ailment for check %s", c.ID)
+		nstest.ErrorIf(t, c.About == "" || (c.Host == nil) == (c.NIC == nil), "row %s", c.ID)
 	}
 }
 
@@ -256,21 +243,18 @@ func TestAgentServes(t *testing.T) {
 	n.Program, n.ControlPort = &Program{ID: 7, Mode: "generic"}, "another program holds it"
 	concerned := []string{"capabilities", "af-xdp", "memlock", "program", "control-port", "holders"}
 	for _, x := range Examine(f).Findings {
-		if slices.Contains(concerned, x.Check) && x.Level == OK {
-			t.Errorf("without an agent: %s: %s", x.Check, x.Cause)
-		}
+		nstest.ErrorIf(t, slices.Contains(concerned, x.Check) && x.Level == OK,
+			"without an agent: %s: %s", x.Check, x.Cause)
 	}
 	h.Agent = Agent{Socket: "/run/via-xdp/agent.sock", PID: 42, Here: true}
 	n.Agent = agentsNIC()
 	r := Examine(f)
 	for _, x := range r.Findings {
-		if slices.Contains(concerned, x.Check) && x.Level != OK && x.Check != "holders" {
-			t.Errorf("%s: %s: %s", x.Check, x.Level, x.Cause)
-		}
+		nstest.ErrorIf(t, slices.Contains(concerned, x.Check) && x.Level != OK && x.Check != "holders",
+			"%s: %s: %s", x.Check, x.Level, x.Cause)
 		// Its configuration, which does not show, may leave out this user or interface.
-		if slices.Contains(concerned[:3], x.Check) && !strings.Contains(x.Cause, "if it serves") {
-			t.Errorf("%s promises what only opening tells: %s", x.Check, x.Cause)
-		}
+		nstest.ErrorIf(t, slices.Contains(concerned[:3], x.Check) && !strings.Contains(x.Cause, "if it serves"),
+			"%s promises what only opening tells: %s", x.Check, x.Cause)
 	}
 	if x := r.Impossible(); x != nil {
 		t.Errorf("impossible: %+v", x)
@@ -287,9 +271,8 @@ func TestAgentOfOthers(t *testing.T) {
 		"those of its network namespace":            {Socket: "/x.sock", PID: 42, Named: true},
 	} {
 		found := checkAgent(&Host{Agent: a})
-		if len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want) {
-			t.Errorf("%+v: %+v, want %q", a, found, want)
-		}
+		nstest.ErrorIf(t, len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want),
+			"%+v: %+v, want %q", a, found, want)
 	}
 }
 
@@ -305,9 +288,8 @@ func TestNotServed(t *testing.T) {
 		f := healthy()
 		f.Host.Agent = a
 		found := checkServed(&f.Host, &f.NICs[0])
-		if len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want) {
-			t.Errorf("%+v: %+v, want %q", a, found, want)
-		}
+		nstest.ErrorIf(t, len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want),
+			"%+v: %+v, want %q", a, found, want)
 	}
 }
 

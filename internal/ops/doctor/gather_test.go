@@ -55,9 +55,7 @@ func TestRead(t *testing.T) {
 	}
 	var h Host
 	h.read(root)
-	if diff := cmp.Diff(want, h); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "host", h, want)
 
 	// A kernel that has its configuration inside, and no NUMA.
 	var z bytes.Buffer
@@ -70,25 +68,19 @@ func TestRead(t *testing.T) {
 		"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages":   text("2"),
 		"sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": text("1"),
 	})
-	if h.Config["CONFIG_XDP_SOCKETS"] != "y" || !cmp.Equal(h.HugeNodes, []HugeNode{{0, 2, 1}}) {
-		t.Errorf("%+v", h)
-	}
+	nstest.ErrorIf(t, h.Config["CONFIG_XDP_SOCKETS"] != "y" || !cmp.Equal(h.HugeNodes, []HugeNode{{0, 2, 1}}), "%+v", h)
 	h = Host{}
 	h.read(fstest.MapFS{})
-	if diff := cmp.Diff(Host{}, h); diff != "" {
-		t.Errorf("of nothing: %s", diff)
-	}
+	nstest.Same(t, "of nothing", h, Host{})
 }
 
 // gather reads the facts of a's interface in its namespace.
 func gather(t *testing.T, a *nstest.NS) (f *Facts) {
 	t.Helper()
-	if err := a.Do(func() (err error) {
+	nstest.Must(t, a.Do(func() (err error) {
 		f, err = Gather(a.Name)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return f
 }
 
@@ -103,18 +95,13 @@ func TestGatherVeth(t *testing.T) {
 	if !n.XDPKnown || !n.Has("rx-sg") || n.Has("xsk-zerocopy") || n.Program != nil || len(n.Features) == 0 {
 		t.Errorf("%+v", n)
 	}
-	if n.Peer == nil || !n.Peer.Seen || n.Peer.Program || n.Peer.Index != b.Index {
-		t.Errorf("peer %+v, which is %d", n.Peer, b.Index)
-	}
-	if n.ControlPort != "" || n.Sysfs != nil {
-		t.Errorf("control port %q, sysfs %v", n.ControlPort, n.Sysfs)
-	}
+	nstest.ErrorIf(t, n.Peer == nil || !n.Peer.Seen || n.Peer.Program || n.Peer.Index != b.Index,
+		"peer %+v, which is %d", n.Peer, b.Index)
+	nstest.ErrorIf(t, n.ControlPort != "" || n.Sysfs != nil, "control port %q, sysfs %v", n.ControlPort, n.Sysfs)
 	if tr := f.Host.Trial; !tr.Ran || len(tr.Wrong) > 0 || tr.Frames < 10 {
 		t.Errorf("trial %+v", tr)
 	}
-	if f.Host.Socket != "" || f.Host.Major < 5 {
-		t.Errorf("host %+v", f.Host)
-	}
+	nstest.ErrorIf(t, f.Host.Socket != "" || f.Host.Major < 5, "host %+v", f.Host)
 
 	// Changes by other programs are visible.
 	d, err := bpf.LoadDemux(bpf.Config{})
@@ -126,7 +113,7 @@ func TestGatherVeth(t *testing.T) {
 	nstest.Must(t, b.Do(func() error { return d.Attach(b.Index, bpf.Generic) }))
 	var held net.PacketConn
 	var q *xdpnic.Queue
-	if err := a.Do(func() (err error) {
+	nstest.Must(t, a.Do(func() (err error) {
 		if err = r.Attach(a.Index, bpf.Native); err != nil {
 			return err
 		}
@@ -135,21 +122,16 @@ func TestGatherVeth(t *testing.T) {
 		}
 		q, err = xdpnic.Open(xdpnic.Config{Ifindex: a.Index, RxChunks: 64, TxChunks: 64})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer held.Close()
 	defer q.Close()
 	n = gather(t, a).NICs[0]
 	if p := n.Program; p == nil || p.Name != "via_redirect" || p.Ours || p.Mode != "native" {
 		t.Errorf("program %+v", p)
 	}
-	if !n.Peer.Program || n.ControlPort == "" {
-		t.Errorf("peer %+v, control port %q", n.Peer, n.ControlPort)
-	}
-	if !slices.ContainsFunc(n.Holders, func(h Holder) bool { return h.PID == os.Getpid() }) {
-		t.Errorf("holders %+v", n.Holders)
-	}
+	nstest.ErrorIf(t, !n.Peer.Program || n.ControlPort == "", "peer %+v, control port %q", n.Peer, n.ControlPort)
+	nstest.ErrorIf(t, !slices.ContainsFunc(n.Holders, func(h Holder) bool { return h.PID == os.Getpid() }),
+		"holders %+v", n.Holders)
 	n = gather(t, b).NICs[0]
 	if p := n.Program; p == nil || !p.Ours || p.Mode != "generic" {
 		t.Errorf("program %+v", p)
@@ -161,7 +143,7 @@ func TestGatherVeth(t *testing.T) {
 func TestTreatment(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	dir := t.TempDir()
-	if err := a.Do(func() error {
+	nstest.Must(t, a.Do(func() error {
 		l, err := netlink.LinkByName(a.Name)
 		if err != nil {
 			return err
@@ -213,9 +195,7 @@ func TestTreatment(t *testing.T) {
 			t.Errorf("undone: %s, %v", v, err)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 func TestNoSuchInterface(t *testing.T) {
@@ -250,9 +230,7 @@ func TestUnusedAgent(t *testing.T) {
 		t.Errorf("one that hangs up: %+v", a)
 	}
 	denied := &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", unix.EACCES)}
-	if u := unused(denied); u != Denied {
-		t.Errorf("%v: %q", denied, u)
-	}
+	nstest.Equal(t, "denied", unused(denied), Denied)
 }
 
 // FuzzFacts: reading any content of the kernel's files ends with facts, and the checks with
@@ -283,9 +261,7 @@ func FuzzFacts(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, x := range report.Findings {
-			if !slices.Contains(levels, x.Level) || x.Cause == "" {
-				t.Errorf("%+v", x)
-			}
+			nstest.ErrorIf(t, !slices.Contains(levels, x.Level) || x.Cause == "", "%+v", x)
 		}
 	})
 }

@@ -101,15 +101,15 @@ func Look(name string, try bool) (Interface, error) {
 	return info, nil
 }
 
-// Names lists all interfaces here but the loopback.
-func Names() ([]string, error) {
+// Names lists the interfaces here that have some flags, without the loopback.
+func Names(flags net.Flags) ([]string, error) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for _, ifi := range all {
-		if ifi.Flags&net.FlagLoopback == 0 {
+		if ifi.Flags&net.FlagLoopback == 0 && ifi.Flags&flags == flags {
 			names = append(names, ifi.Name)
 		}
 	}

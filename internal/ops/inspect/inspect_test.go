@@ -14,39 +14,31 @@ func TestLook(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
 	look := func(try bool) (i inspect.Interface) {
 		t.Helper()
-		if err := ns.Do(func() (err error) {
+		nstest.Must(t, ns.Do(func() (err error) {
 			i, err = inspect.Look(ns.Name, try)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return i
 	}
 	tried := look(true)
 	reached := map[string]bool{}
 	for _, m := range tried.Modes {
 		reached[m.Mode] = m.Reached
-		if !m.Tried || m.Reached != (m.Reason == "") {
-			t.Errorf("%+v", m)
-		}
+		nstest.ErrorIf(t, !m.Tried || m.Reached != (m.Reason == ""), "%+v", m)
 	}
-	if !reached["native"] || !reached["generic"] || reached["zero-copy"] || len(reached) != 3 {
-		t.Errorf("reached: %v", tried.Modes)
-	}
+	nstest.ErrorIf(t, !reached["native"] || !reached["generic"] || reached["zero-copy"] || len(reached) != 3,
+		"reached: %v", tried.Modes)
 	left := look(false)
 	if left.Name != ns.Name || left.Index != ns.Index || left.MAC != ns.MAC.String() || left.MTU != 1500 || !left.Up ||
 		left.Driver != "veth" || left.Queues.RX != 2 || left.Queues.TX != 2 || left.Program != "" || len(left.Limits) < 3 {
 		t.Errorf("%+v", left)
 	}
-	if slices.ContainsFunc(left.Modes, func(m inspect.Mode) bool { return m.Tried || m.Reached }) {
-		t.Errorf("tried: %v", left.Modes)
-	}
+	nstest.ErrorIf(t, slices.ContainsFunc(left.Modes, func(m inspect.Mode) bool { return m.Tried || m.Reached }),
+		"tried: %v", left.Modes)
 	err := ns.Do(func() error {
-		names, err := inspect.Names()
+		names, err := inspect.Names(0)
 		// Modules of tunnels put interfaces of their own into every namespace.
-		if err == nil && (!slices.Contains(names, ns.Name) || slices.Contains(names, "lo")) {
-			t.Errorf("%v", names)
-		}
+		nstest.ErrorIf(t, err == nil && (!slices.Contains(names, ns.Name) || slices.Contains(names, "lo")), "%v", names)
 		return err
 	})
 	nstest.Must(t, err)

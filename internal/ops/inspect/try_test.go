@@ -14,15 +14,11 @@ func TestTryUntold(t *testing.T) {
 	i := Interface{Name: ns.Name, Index: ns.Index, MTU: ns.MTU}
 	i.modes(xdpnic.Features{}, false)
 	for _, m := range i.Modes[:2] {
-		if m.Possible || m.Reason == "" {
-			t.Errorf("before it was tried: %+v", m)
-		}
+		nstest.ErrorIf(t, m.Possible || m.Reason == "", "before it was tried: %+v", m)
 	}
 	nstest.Must(t, ns.Do(func() error { i.try(); return nil }))
 	for _, m := range i.Modes {
 		copies := m.Mode != xdpnic.ModeZeroCopy.String() // a veth has no other
-		if !m.Tried || m.Reached != copies || m.Reached != (m.Reason == "") {
-			t.Errorf("%+v", m)
-		}
+		nstest.ErrorIf(t, !m.Tried || m.Reached != copies || m.Reached != (m.Reason == ""), "%+v", m)
 	}
 }

@@ -47,12 +47,10 @@ func TestAsk(t *testing.T) {
 		}
 	}
 	var agent *device.Local
-	if err := b.Do(func() (err error) {
+	nstest.Must(t, b.Do(func() (err error) {
 		agent, err = device.Open(kagent.Config{Interface: b.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer agent.Close()
 	for _, host := range []netip.Addr{b.IPv4, b.IPv6} {
 		r, err := ask(t, a, host, waitLimit)
@@ -99,9 +97,7 @@ func TestAnswer(t *testing.T) {
 		if name == "another version" {
 			want++
 		}
-		if err != nil || r.Version != want {
-			t.Errorf("%s: %+v, %v", name, r, err)
-		}
+		nstest.ErrorIf(t, err != nil || r.Version != want, "%s: %+v, %v", name, r, err)
 		cancel()
 		p.Close()
 	}
@@ -119,9 +115,7 @@ func TestCancelled(t *testing.T) {
 		c.ReadFrom(make([]byte, 1500))
 		cancel()
 	}()
-	if _, err := p.Ask(ctx); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "Ask", nstest.Err(p.Ask(ctx)), context.Canceled)
 }
 
 // slow is a connection on which nothing comes, and whose deadline takes a while to have an effect.
@@ -152,12 +146,8 @@ func TestNothingLeftBehind(t *testing.T) {
 	c := &slow{told: make(chan struct{})}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	cancel()
-	if _, err := (&Pinger{conn: c}).Ask(ctx); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	if !c.ended.Load() {
-		t.Error("the deadline is still being set")
-	}
+	nstest.WantErr(t, "Ask", nstest.Err((&Pinger{conn: c}).Ask(ctx)), context.Canceled)
+	nstest.ErrorIf(t, !c.ended.Load(), "the deadline is still being set")
 }
 
 // FuzzAnswer: a datagram counts as an answer only with the number of the question, or with another version.

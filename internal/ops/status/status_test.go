@@ -48,9 +48,7 @@ func TestRates(t *testing.T) {
 		n[1].VIs[0].SendDone, n[1].VIs[0].Resent = 60, 4
 	})
 	list := after.Queues(before)
-	if len(list) != 2 || len(list[0].VIs) != 2 || len(list[1].VIs) != 0 {
-		t.Fatalf("%+v", list)
-	}
+	nstest.FatalIf(t, len(list) != 2 || len(list[0].VIs) != 2 || len(list[1].VIs) != 0, "%+v", list)
 	q := list[0]
 	if c := q.Get("engine", "Messages"); c.Value != 300 || c.Rate != 100 || c.Drop {
 		t.Errorf("%+v", c)
@@ -79,9 +77,7 @@ func TestRates(t *testing.T) {
 	other.Programs[0].Command = "bpp"
 	for _, before := range []*Report{nil, other} {
 		for _, c := range after.Queues(before)[0].Counts {
-			if c.Rate != 0 {
-				t.Errorf("%+v", c)
-			}
+			nstest.ErrorIf(t, c.Rate != 0, "%+v", c)
 		}
 	}
 	after.Only("eth1")
@@ -89,9 +85,7 @@ func TestRates(t *testing.T) {
 		t.Errorf("only eth1: %+v", after)
 	}
 	after.Only("eth2")
-	if len(after.Programs) != 0 {
-		t.Errorf("only eth2: %+v", after)
-	}
+	nstest.ErrorIf(t, len(after.Programs) != 0, "only eth2: %+v", after)
 }
 
 // Exactly the counters that the document calls drops are marked as drops.
@@ -107,9 +101,7 @@ func TestDropsAreThoseOfTheDocument(t *testing.T) {
 		_, section, _ := strings.Cut(string(text), title)
 		section, _, _ = strings.Cut(section, "\n## ")
 		rows := regexp.MustCompile("(?m)^\\| `([A-Za-z_]+)` \\| (drop: )?").FindAllStringSubmatch(section, -1)
-		if len(rows) < 20 {
-			t.Fatalf("%d counters of the %s in the document", len(rows), group)
-		}
+		nstest.FatalIf(t, len(rows) < 20, "%d counters of the %s in the document", len(rows), group)
 		for _, r := range rows {
 			if got := q.Get(group, r[1]); got.Name == "" || got.Drop != (r[2] != "") {
 				t.Errorf("%s in the document: %q; %+v", r[1], r[2], got)
@@ -128,13 +120,9 @@ func TestTake(t *testing.T) {
 	}
 	after := Take([]string{dir})
 	list := after.Queues(before)
-	if len(list) != 2 || len(after.Failed) > 0 {
-		t.Fatalf("%+v", after)
-	}
+	nstest.FatalIf(t, len(list) != 2 || len(after.Failed) > 0, "%+v", after)
 	got := list[1].Get("engine", "Messages")
-	if got.Value != 10 || got.Rate <= 0 {
-		t.Errorf("%+v", got)
-	}
+	nstest.ErrorIf(t, got.Value != 10 || got.Rate <= 0, "%+v", got)
 	if v := list[0].VIs[0]; v.SendRate <= 0 || v.RecvRate != 0 || v.SendDone != 10 {
 		t.Errorf("%+v", v)
 	}
@@ -179,18 +167,14 @@ func FuzzStatus(f *testing.F) {
 				t.Fatalf("%q is shown", shown)
 			}
 		}
-		if vis != 0 {
-			t.Errorf("%d VIs are missing", vis)
-		}
+		nstest.ErrorIf(t, vis != 0, "%d VIs are missing", vis)
 		all[1].Targets()
 		if _, err := json.Marshal(all[1].Queues(&all[0])); err != nil {
 			t.Fatal(err)
 		}
 		all[1].Only("eth0")
 		for _, q := range all[1].Queues(nil) {
-			if q.Interface != "eth0" {
-				t.Errorf("%v is not of eth0", q)
-			}
+			nstest.ErrorIf(t, q.Interface != "eth0", "%v is not of eth0", q)
 		}
 	})
 }

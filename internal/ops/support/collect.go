@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -17,14 +18,6 @@ import (
 
 	"viaxdp/internal/base/steer"
 )
-
-// Driver is what the driver of an interface can be asked. An error is written in
-// place of the answer.
-type Driver interface {
-	Stats() (map[string]uint64, error)    // ethtool -S
-	Features() (map[string]bool, error)   // ethtool -k
-	Settings() (map[string]string, error) // driver, channels, rings, coalescing, steering
-}
 
 // hostFiles are read from the root of the file system. They identify the machine only by what
 // the mask replaces.
@@ -103,8 +96,8 @@ func commandLine(text string) string {
 	return strings.Join(words, " ") + "\n"
 }
 
-// NIC adds what is known of an interface.
-func (a *Archive) NIC(root fs.FS, name string, d Driver) {
+// NIC adds what is known of an interface: files of sysfs, and what its driver says, by the name of the file.
+func (a *Archive) NIC(root fs.FS, name string, driver map[string]string) {
 	dir := "nic/" + name + "/"
 	var b strings.Builder
 	for _, f := range nicFiles {
@@ -126,15 +119,9 @@ func (a *Archive) NIC(root fs.FS, name string, d Driver) {
 		fmt.Fprintf(&b, "%s: CPUs %s\n", n, strings.TrimSpace(readText(root, "proc/irq/"+n+"/effective_affinity_list")))
 	}
 	a.Add(dir+"interrupts", b.String())
-	if d == nil {
-		return
+	for _, file := range slices.Sorted(maps.Keys(driver)) {
+		a.Add(dir+file, driver[file])
 	}
-	stats, err := d.Stats()
-	a.Add(dir+"statistics", table(stats, err))
-	features, err := d.Features()
-	a.Add(dir+"offloads", table(features, err))
-	settings, err := d.Settings()
-	a.Add(dir+"settings", table(settings, err))
 }
 
 // readText is a file's content, or why there is none.
@@ -150,93 +137,67 @@ func readText(root fs.FS, name string) string {
 	return fmt.Sprintf("(%v)", err)
 }
 
-// table is a map, sorted by its keys.
+// table is a map, sorted by its keys, after the error that came with it.
 func table[V any](m map[string]V, err error) string {
 	var b strings.Builder
 	if err != nil {
 		fmt.Fprintf(&b, "(%v)\n", err)
 	}
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	for _, k := range keys {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
 		fmt.Fprintf(&b, "%s: %v\n", k, m[k])
 	}
 	return b.String()
 }
 
-// Ethtool is the Driver of an interface of the calling thread's network
-// namespace.
-type Ethtool struct{ Name string }
-
-func (e Ethtool) with(f func(*ethtool.Ethtool) error) error {
+// Ethtool is what the driver of an interface of the calling thread's network namespace says: counters, offloads,
+// and other settings.
+func Ethtool(name string) map[string]string {
 	h, err := ethtool.NewEthtool()
 	if err != nil {
-		return err
+		return map[string]string{"settings": table[string](nil, err)}
 	}
 	defer h.Close()
-	return f(h)
+	return map[string]string{
+		"statistics": table(h.Stats(name)), "offloads": table(h.Features(name)), "settings": table(settings(h, name)),
+	}
 }
 
-// Stats are the driver's counters.
-func (e Ethtool) Stats() (m map[string]uint64, err error) {
-	err = e.with(func(h *ethtool.Ethtool) error { m, err = h.Stats(e.Name); return err })
-	return m, err
-}
-
-// Features are the offloads.
-func (e Ethtool) Features() (m map[string]bool, err error) {
-	err = e.with(func(h *ethtool.Ethtool) error { m, err = h.Features(e.Name); return err })
-	return m, err
-}
-
-// Settings are the driver's other settings. What the driver does not know is left out and
-// named in the error.
-func (e Ethtool) Settings() (map[string]string, error) {
+// settings are what driver, channels, rings, coalescing and steering are set to. What the driver does not know is left
+// out and named in the error.
+func settings(h *ethtool.Ethtool, name string) (map[string]string, error) {
 	m := make(map[string]string)
 	var errs []error
-	err := e.with(func(h *ethtool.Ethtool) error {
-		set := func(name string, v any, err error) {
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
-				return
-			}
-			m[name] = fmt.Sprintf("%+v", v)
+	set := func(what string, v any, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+			return
 		}
-		if i, err := h.DriverInfo(e.Name); err != nil {
-			set("driver", nil, err)
-		} else {
-			m["driver"], m["driver version"], m["firmware"] = i.Driver, i.Version, i.FwVersion
-		}
-		channels, err := h.GetChannels(e.Name)
-		set("channels", channels, err)
-		ring, err := h.GetRing(e.Name)
-		set("rings", ring, err)
-		coalesce, err := h.GetCoalesce(e.Name)
-		set("coalescing", coalesce, err)
-		pause, err := h.GetPause(e.Name)
-		set("pause", pause, err)
-		return nil
-	})
+		m[what] = fmt.Sprintf("%+v", v)
+	}
+	if i, err := h.DriverInfo(name); err != nil {
+		set("driver", nil, err)
+	} else {
+		m["driver"], m["driver version"], m["firmware"] = i.Driver, i.Version, i.FwVersion
+	}
+	channels, err := h.GetChannels(name)
+	set("channels", channels, err)
+	ring, err := h.GetRing(name)
+	set("rings", ring, err)
+	coalesce, err := h.GetCoalesce(name)
+	set("coalescing", coalesce, err)
+	pause, err := h.GetPause(name)
+	set("pause", pause, err)
 	// Which queue frames come in on.
-	nic, nicErr := steer.Open(e.Name)
-	if nicErr != nil {
-		return m, errors.Join(append(errs, err, nicErr)...)
+	nic, err := steer.Open(name)
+	if err != nil {
+		return m, errors.Join(append(errs, err)...)
 	}
 	defer nic.Close()
-	if table, err := nic.Table(); err != nil {
-		errs = append(errs, fmt.Errorf("indirection table: %w", err))
-	} else {
-		m["indirection table"] = fmt.Sprint(table)
-	}
-	if rules, err := nic.Rules(); err != nil {
-		errs = append(errs, fmt.Errorf("rules for UDP ports: %w", err))
-	} else {
-		m["rules for UDP ports"] = fmt.Sprintf("%+v", rules)
-	}
-	return m, errors.Join(append(errs, err)...)
+	table, err := nic.Table()
+	set("indirection table", table, err)
+	rules, err := nic.Rules()
+	set("rules for UDP ports", rules, err)
+	return m, errors.Join(errs...)
 }
 
 // MaxFile is the most of one file, in bytes; the rest is cut off and said so.

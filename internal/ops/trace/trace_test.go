@@ -28,13 +28,9 @@ func TestSteps(t *testing.T) {
 		c.Bytes = bytes
 		list, err := Run(context.Background(), c)
 		nstest.Must(t, err)
-		if len(list) != len(steps) {
-			t.Fatalf("%d steps", len(list))
-		}
+		nstest.FatalIf(t, len(list) != len(steps), "%d steps", len(list))
 		for i, s := range list {
-			if s.At <= 0 || s.P99 < s.At || s.Name == "" || s.Where == "" {
-				t.Errorf("%d bytes: %+v", bytes, s)
-			}
+			nstest.ErrorIf(t, s.At <= 0 || s.P99 < s.At || s.Name == "" || s.Where == "", "%d bytes: %+v", bytes, s)
 			sameSide := i > 0 && i != seen-1
 			if sameSide && (s.At < list[i-1].At && i != posted-1 || s.Took < 0) {
 				t.Errorf("%d bytes: %+v is before %+v", bytes, s, list[i-1])
@@ -47,9 +43,7 @@ func TestEnds(t *testing.T) {
 	c := config(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Run(ctx, c); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
+	nstest.WantErr(t, "cancelled", nstest.Err(Run(ctx, c)), context.Canceled)
 	c.Bytes = -1
 	if _, err := Run(context.Background(), c); err == nil {
 		t.Error("messages of -1 bytes")
@@ -69,9 +63,7 @@ func TestOne(t *testing.T) {
 	for tries := 1; errors.Is(err, errNone) && tries < 100; tries++ {
 		list, err = Run(context.Background(), c)
 	}
-	if err != nil || len(list) != len(steps) || list[len(list)-1].At <= 0 {
-		t.Errorf("%+v, %v", list, err)
-	}
+	nstest.ErrorIf(t, err != nil || len(list) != len(steps) || list[len(list)-1].At <= 0, "%+v, %v", list, err)
 }
 
 // A message is left out if one of its stamps is missing or belongs to the previous message.
@@ -99,9 +91,7 @@ func TestResult(t *testing.T) {
 		samples[i] = []int64{int64(i) * 10, int64(i) * 30, int64(i) * 20}
 	}
 	for i, s := range result(&samples) {
-		if s.At != int64(i+1)*20 || s.Took != 20 || s.P99 != int64(i+1)*30 {
-			t.Errorf("%+v", s)
-		}
+		nstest.ErrorIf(t, s.At != int64(i+1)*20 || s.Took != 20 || s.P99 != int64(i+1)*30, "%+v", s)
 	}
 	var none [moments][]int64
 	if s := result(&none); s[0].At != 0 {

@@ -4,8 +4,7 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/google/go-cmp/cmp"
-
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/ops/doctor"
 	"viaxdp/internal/ops/undo"
 )
@@ -55,9 +54,7 @@ func TestProfiles(t *testing.T) {
 		Throughput: {governor, thp, huge, nic(undo.Coalesce, "adaptive-rx", "off"), nic(undo.Coalesce, "rx-usecs", "50"),
 			nic(undo.Coalesce, "tx-usecs", "50"), nic(undo.Ring, "rx", "4096"), defer0, threaded0},
 	} {
-		if diff := cmp.Diff(want, Steps(p, f, root)); diff != "" {
-			t.Errorf("%s:\n%s", p, diff)
-		}
+		nstest.Same(t, string(p), Steps(p, f, root), want)
 	}
 }
 

@@ -95,7 +95,7 @@ type Journal struct {
 	path    string
 	system  System
 	lock    *os.File
-	changes []Change
+	changes []Change // that Undo would take back, oldest first
 }
 
 // Open opens the list of that name in a directory, which it makes. Close it. A
@@ -125,9 +125,6 @@ func parse(b []byte) (changes []Change, err error) {
 	err = json.Unmarshal(b, &changes)
 	return changes, err
 }
-
-// Changes are those that Undo would take back, oldest first.
-func (j *Journal) Changes() []Change { return slices.Clone(j.changes) }
 
 // Close unlocks the list. An empty list leaves no file.
 func (j *Journal) Close() error { return rundir.Unlock(j.lock) }

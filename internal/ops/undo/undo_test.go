@@ -10,14 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"viaxdp/internal/base/rundir"
 	"viaxdp/internal/lab/nstest"
 )
-
-var must = nstest.Must
 
 // fake is a machine of a few settings.
 type fake struct {
@@ -73,8 +70,24 @@ func file(name, value string) Step { return Step{Setting{Kind: File, Name: name}
 func open(t *testing.T, dir string, f *fake) *Journal {
 	t.Helper()
 	j, err := Open(dir, "test", f)
-	must(t, err)
+	nstest.Must(t, err)
 	return j
+}
+
+// set makes changes.
+func set(t *testing.T, j *Journal, steps ...Step) {
+	t.Helper()
+	_, err := j.Apply(steps)
+	nstest.Must(t, err)
+}
+
+// die makes changes at one of which the process dies.
+func die(t *testing.T, j *Journal, steps ...Step) {
+	t.Helper()
+	defer j.lock.Close() // as the kernel does
+	defer func() { recover() }()
+	j.Apply(steps)
+	t.Error("it has not died")
 }
 
 func leftIn(t *testing.T, dir string) {
@@ -91,24 +104,16 @@ func TestApplyAndUndo(t *testing.T) {
 	f := &fake{values: map[string]string{"a": "1", "b": "2", "c": "3"}}
 	j := open(t, dir, f)
 	made, err := j.Apply([]Step{file("a", "10"), file("b", "2"), file("c", "30")})
-	if err != nil || len(made) != 2 || made[0].String() != "a: 1 -> 10" {
-		t.Fatalf("%v, %v", made, err)
-	}
+	nstest.FatalIf(t, err != nil || len(made) != 2 || made[0].String() != "a: 1 -> 10", "%v, %v", made, err)
 	// Once more, to another value: the first one is remembered.
-	if _, err := j.Apply([]Step{file("a", "100")}); err != nil {
-		t.Fatal(err)
-	}
+	set(t, j, file("a", "100"))
 	j.Close()
 
 	f.sets = nil
 	j = open(t, dir, f)
 	done, err := j.Undo()
-	if err != nil || len(done) != 2 {
-		t.Fatalf("%v, %v", done, err)
-	}
-	if diff := cmp.Diff([]string{"c=3", "a=1"}, f.sets); diff != "" {
-		t.Error(diff)
-	}
+	nstest.FatalIf(t, err != nil || len(done) != 2, "%v, %v", done, err)
+	nstest.Same(t, "sets", f.sets, []string{"c=3", "a=1"})
 	j.Close()
 	leftIn(t, dir)
 }
@@ -117,27 +122,21 @@ func TestUndoAfterCrash(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	f := &fake{values: map[string]string{"a": "1", "b": "2"}, crash: "b"}
 	j := open(t, dir, f)
-	func() {
-		defer func() { recover() }()
-		j.Apply([]Step{file("a", "10"), file("b", "20")})
-	}()
-	j.lock.Close() // as the kernel does
+	die(t, j, file("a", "10"), file("b", "20"))
 
 	// The crash may also have come after the change.
 	for _, b := range []string{"2", "20"} {
 		f.crash, f.values["a"], f.values["b"] = "", "10", b
 		text, err := os.ReadFile(j.path)
-		must(t, err)
+		nstest.Must(t, err)
 		again := open(t, dir, f)
 		if _, err := again.Undo(); err != nil {
 			t.Fatal(err)
 		}
 		again.Close()
-		if f.values["a"] != "1" || f.values["b"] != "2" {
-			t.Errorf("b was %s: now %v", b, f.values)
-		}
+		nstest.ErrorIf(t, f.values["a"] != "1" || f.values["b"] != "2", "b was %s: now %v", b, f.values)
 		leftIn(t, dir)
-		must(t, errors.Join(rundir.Make(dir), os.WriteFile(j.path, text, 0o644)))
+		nstest.Must(t, errors.Join(rundir.Make(dir), os.WriteFile(j.path, text, 0o644)))
 	}
 }
 
@@ -152,23 +151,15 @@ func TestUndoOfTheUnfinished(t *testing.T) {
 		f := &fake{values: map[string]string{"a": "0"}}
 		f.round = func(v string) string { return map[string]string{"10": "16", "100": "64"}[v] }
 		j := open(t, dir, f)
-		if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
-			t.Fatal(err)
-		}
+		set(t, j, file("a", "10"))
 		dies(f)
-		func() {
-			defer func() { recover() }()
-			j.Apply([]Step{file("a", "100")})
-			t.Errorf("%s: it has not died", name)
-		}()
-		j.lock.Close() // as the kernel does
+		die(t, j, file("a", "100"))
 
 		f.crash, f.after, f.round = "", "", nil
 		j = open(t, dir, f)
 		done, err := j.Undo()
-		if err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0" {
-			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
-		}
+		nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0",
+			"%s: %+v, %v, now %v", name, done, err, f.values)
 		j.Close()
 		leftIn(t, dir)
 	}
@@ -205,25 +196,17 @@ func TestFinish(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "state")
 		f := &fake{values: map[string]string{"a": "1"}, after: "a"}
 		j := open(t, dir, f)
-		func() {
-			defer func() { recover() }()
-			j.Apply([]Step{file("a", "10")})
-			t.Errorf("%s: it has not died", name)
-		}()
-		j.lock.Close() // as the kernel does
+		die(t, j, file("a", "10"))
 
 		f.after = ""
 		j = open(t, dir, f)
-		if err := apply(j, f); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.WantErr(t, name, apply(j, f), nil)
 		j.Close()
 		*f = fake{values: map[string]string{"a": "30"}}
 		j = open(t, dir, f) // from the file
 		done, err := j.Undo()
-		if err != nil || len(done) != 1 || done[0].Kept == "" || f.values["a"] != "30" {
-			t.Errorf("%s: %+v, %v, now %v", name, done, err, f.values)
-		}
+		nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept == "" || f.values["a"] != "30",
+			"%s: %+v, %v, now %v", name, done, err, f.values)
 		j.Close()
 		leftIn(t, dir)
 	}
@@ -234,19 +217,14 @@ func TestUndoKeepsWhatOthersChanged(t *testing.T) {
 	j := open(t, t.TempDir(), f)
 	defer j.Close()
 	onNIC := Step{Setting{Feature, "eth0", "c"}, "30"}
-	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20"), onNIC}); err != nil {
-		t.Fatal(err)
-	}
+	set(t, j, file("a", "10"), file("b", "20"), onNIC)
 	f.values["a"], f.gone = "11", true
 	done, err := j.Undo()
-	must(t, err)
+	nstest.Must(t, err)
 	want := []Undone{{Kept: "it is gone"}, {}, {Kept: "another program has set it to 11 since"}}
-	if diff := cmp.Diff(want, done, cmpopts.IgnoreFields(Undone{}, "Change")); diff != "" {
-		t.Error(diff)
-	}
-	if f.values["a"] != "11" || f.values["b"] != "2" || len(j.Changes()) != 0 {
-		t.Errorf("now %v, %v", f.values, j.Changes())
-	}
+	nstest.Same(t, "done", done, want, cmpopts.IgnoreFields(Undone{}, "Change"))
+	nstest.ErrorIf(t, f.values["a"] != "11" || f.values["b"] != "2" || len(j.changes) != 0,
+		"now %v, %v", f.values, j.changes)
 }
 
 // A value that the kernel rounds is restored, too, and is not taken for a change by another
@@ -257,9 +235,7 @@ func TestUndoRounded(t *testing.T) {
 	f.round = func(v string) string { return map[string]string{"100": "64", "200": "128", "17": "16"}[v] }
 	j := open(t, dir, f)
 	made, err := j.Apply([]Step{file("a", "100"), file("b", "17")})
-	if err != nil || len(made) != 1 || made[0].String() != "a: 0 -> 64" {
-		t.Fatalf("%v, %v", made, err)
-	}
+	nstest.FatalIf(t, err != nil || len(made) != 1 || made[0].String() != "a: 0 -> 64", "%v, %v", made, err)
 	if made, err = j.Apply([]Step{file("a", "200")}); err != nil || len(made) != 1 {
 		t.Fatalf("%v, %v", made, err)
 	}
@@ -267,13 +243,12 @@ func TestUndoRounded(t *testing.T) {
 
 	f.round = nil
 	j = open(t, dir, f) // from the file
-	if c := j.Changes(); len(c) != 1 || c[0].Before != "0" || c[0].After != "128" {
+	if c := j.changes; len(c) != 1 || c[0].Before != "0" || c[0].After != "128" {
 		t.Errorf("list: %v", c)
 	}
 	done, err := j.Undo()
-	if err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0" {
-		t.Errorf("%+v, %v, now %v", done, err, f.values)
-	}
+	nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0",
+		"%+v, %v, now %v", done, err, f.values)
 	j.Close()
 	leftIn(t, dir)
 }
@@ -283,9 +258,7 @@ func TestUndoFails(t *testing.T) {
 	dir := t.TempDir()
 	f := &fake{values: map[string]string{"a": "1", "b": "2", "c": "3"}}
 	j := open(t, dir, f)
-	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20"), file("c", "30")}); err != nil {
-		t.Fatal(err)
-	}
+	set(t, j, file("a", "10"), file("b", "20"), file("c", "30"))
 	f.fail = "b"
 	if _, err := j.Undo(); err == nil || !strings.Contains(err.Error(), "b: refused") {
 		t.Fatal(err)
@@ -294,7 +267,7 @@ func TestUndoFails(t *testing.T) {
 	f.fail = ""
 	j = open(t, dir, f)
 	defer j.Close()
-	if c := j.Changes(); len(c) != 1 || c[0].Name != "b" {
+	if c := j.changes; len(c) != 1 || c[0].Name != "b" {
 		t.Fatalf("left: %v", c)
 	}
 	if _, err := j.Undo(); err != nil || f.values["b"] != "2" {
@@ -310,18 +283,16 @@ func TestApplyFails(t *testing.T) {
 	if _, err := j.Apply([]Step{file("a", "10"), file("b", "20")}); err == nil {
 		t.Fatal("no error")
 	}
-	if c := j.Changes(); len(c) != 1 || c[0].Name != "a" {
+	if c := j.changes; len(c) != 1 || c[0].Name != "a" {
 		t.Errorf("list: %v", c)
 	}
-	if _, err := j.Apply([]Step{file("nothing", "1")}); !errors.Is(err, ErrGone) {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "Apply", nstest.Err(j.Apply([]Step{file("nothing", "1")})), ErrGone)
 }
 
 func TestDamagedList(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "test.json")
-	must(t, os.WriteFile(path, []byte("{"), 0o644))
+	nstest.Must(t, os.WriteFile(path, []byte("{"), 0o644))
 	if _, err := Open(dir, "test", &fake{}); err == nil || !strings.Contains(err.Error(), path) {
 		t.Error(err)
 	}
@@ -362,11 +333,9 @@ func TestListOfOthers(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "state")
 			f := &fake{values: map[string]string{"a": "1"}}
 			j := open(t, dir, f)
-			if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
-				t.Fatal(err)
-			}
+			set(t, j, file("a", "10"))
 			j.Close()
-			must(t, plant(dir, j.path))
+			nstest.Must(t, plant(dir, j.path))
 			if _, err := Open(dir, "test", f); err == nil || !strings.Contains(err.Error(), "VIA_STATE_DIR") {
 				t.Errorf("%v, want an error that says what to do", err)
 			}
@@ -377,10 +346,8 @@ func TestListOfOthers(t *testing.T) {
 	state := filepath.Join(dir, "state")
 	f := &fake{values: map[string]string{"a": "1"}}
 	j := open(t, state, f)
-	must(t, errors.Join(os.WriteFile(target, []byte("mine"), 0o600), os.Symlink(target, j.path+".new")))
-	if _, err := j.Apply([]Step{file("a", "10")}); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, errors.Join(os.WriteFile(target, []byte("mine"), 0o600), os.Symlink(target, j.path+".new")))
+	set(t, j, file("a", "10"))
 	if b, err := os.ReadFile(target); string(b) != "mine" {
 		t.Errorf("what a link names has %q now, %v", b, err)
 	}
@@ -420,24 +387,18 @@ func TestInterface(t *testing.T) {
 			t.Error("sysfs of another namespace was believed")
 		}
 		// A thread in the namespace, so that it is found from outside.
-		c := j.Changes()[0]
-		if c.Netns == 0 || c.Ifindex != a.Index {
-			t.Errorf("written down: %+v", c)
-		}
+		c := j.changes[0]
+		nstest.ErrorIf(t, c.Netns == 0 || c.Ifindex != a.Index, "written down: %+v", c)
 		// A namespace does not match by its inode number alone.
 		nothing := func() error { return nil }
 		nstest.Check(t, m.Enter(c, nothing))
 		stranger := c
 		if stranger.Cookie++; c.Cookie != 0 {
-			if err := m.Enter(stranger, nothing); !errors.Is(err, ErrGone) {
-				t.Errorf("another namespace: %v", err)
-			}
+			nstest.WantErr(t, "another namespace", m.Enter(stranger, nothing), ErrGone)
 		}
 		older := c
 		older.Cookie = 0
-		if err := m.Enter(older, nothing); err != nil {
-			t.Errorf("of a list without cookies: %v", err)
-		}
+		nstest.WantErr(t, "of a list without cookies", m.Enter(older, nothing), nil)
 		if done, err := j.Undo(); err != nil || len(done) != 2 || done[0].Kept+done[1].Kept != "" {
 			t.Errorf("%v, %v", done, err)
 		}
@@ -446,11 +407,10 @@ func TestInterface(t *testing.T) {
 		}
 		return nil
 	})
-	must(t, err)
+	nstest.Must(t, err)
 	// From here the namespace cannot be found: no process is in it.
-	if err := m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }); !errors.Is(err, ErrGone) {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "Enter",
+		m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }), ErrGone)
 }
 
 // harmless are the paths that a list may name, in other words than allowed's.
@@ -468,7 +428,7 @@ func FuzzJournal(f *testing.F) {
 		{Setting: Setting{Kind: NetFile, Interface: "../..", Name: "threaded"}, Before: "0", After: "1", Netns: 1, Ifindex: 2},
 	} {
 		b, err := json.Marshal([]Change{c, c})
-		must(f, err)
+		nstest.Must(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte(`[{"kind":"file","name":"\u0000"}]`))
@@ -485,7 +445,7 @@ func FuzzJournal(f *testing.F) {
 			}
 		}
 		again, err := json.Marshal(changes)
-		must(t, err)
+		nstest.Must(t, err)
 		if back, err := parse(again); err != nil || !slices.Equal(back, changes) {
 			t.Fatalf("%+v is read again as %+v, %v", changes, back, err)
 		}
