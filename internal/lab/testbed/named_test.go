@@ -18,6 +18,7 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/veth"
 )
 
 // privateBed has names that no other test and no user has.
@@ -91,7 +92,7 @@ func TestNamedUpAndDown(t *testing.T) {
 // removed.
 func TestNamedLeavesOthersAlone(t *testing.T) {
 	n := privateBed(t)
-	h, err := newNamed(n.Namespaces[1])
+	h, err := veth.NewNamed(n.Namespaces[1])
 	must(t, err)
 	h.Close()
 	defer deleteNamed(n.Namespaces[1])
@@ -112,7 +113,7 @@ func TestNamedReplaced(t *testing.T) {
 	n := privateBed(t)
 	must(t, n.Up())
 	must(t, deleteNamed(n.Namespaces[0]))
-	h, err := newNamed(n.Namespaces[0])
+	h, err := veth.NewNamed(n.Namespaces[0])
 	must(t, err)
 	h.Close()
 	defer deleteNamed(n.Namespaces[0])
