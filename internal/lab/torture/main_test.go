@@ -87,11 +87,13 @@ func unbroken(t *testing.T, r [2]*Report) {
 	}
 }
 
-// reports are those of both sides.
-func reports(t *testing.T, b *Bed) [2]*Report {
+// talking waits until both sides have so many connections, and each flow has taken a message.
+func talking(t *testing.T, b *Bed, flows int) [2]*Report {
 	t.Helper()
-	r, err := b.Reports()
-	must(t, err)
+	r, err := b.Until(waitLimit, func(r [2]*Report) bool {
+		return r[0].Open == flows && r[1].Open == flows && eachFlow(r, func(f *Tally) bool { return f.Taken > 0 })
+	})
+	nstest.FatalIf(t, err != nil, "%v: %+v; %+v", err, r[0], r[1])
 	return r
 }
 

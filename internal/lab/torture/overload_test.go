@@ -53,12 +53,9 @@ func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...F
 		must(t, b.Start(cfg))
 		flows += cfg.Flows
 	}
-	before, err := b.Until(waitLimit, func(r [2]*Report) bool {
-		return eachFlow(r, func(f *Tally) bool { return f.Taken > 0 }) && r[0].Open == flows && r[1].Open == flows
-	})
-	nstest.FatalIf(t, err != nil, "%v: %+v", err, before)
+	before := talking(t, b, flows)
 	time.Sleep(2 * share(t))
-	running, err = b.Until(waitLimit, func(r [2]*Report) bool {
+	running, err := b.Until(waitLimit, func(r [2]*Report) bool {
 		for side := range r {
 			for i := range r[side].Flows {
 				r[side].Flows[i].Taken -= before[side].Flows[i].Taken

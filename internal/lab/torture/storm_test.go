@@ -73,10 +73,7 @@ func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took fun
 	b, opened := l.bed, balance(t, l)
 	before, unwanted := calm(b), unwantedOf(t, b)
 	must(t, b.Start(cfg))
-	connected, err := b.Until(waitLimit, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
-	if err != nil {
-		t.Fatalf("%v: %+v, %+v", err, connected[0].Tally, connected[1].Tally)
-	}
+	connected := talking(t, b, cfg.Flows)
 	taken := connected[0].Taken + connected[1].Taken
 	b.Site.Middle.SetBoth(f)
 	time.Sleep(share(t))
@@ -192,7 +189,8 @@ func TestCountersMove(t *testing.T) {
 		cfg.MaxBytes = 40_000
 		must(t, b.Start(cfg))
 	}
-	talking(t, b, [2]*Report{{}, {}})
+	flows := 3 * len(levels)
+	talking(t, b, flows)
 	missing := promised(t)
 	strike := func(r *Report) {
 		names := moved(r)
@@ -210,8 +208,7 @@ func TestCountersMove(t *testing.T) {
 		time.Sleep(silence * 5 / 4)
 		must(t, b.Link(0, netlink.LinkSetUp))
 		calm(b)
-		var none Report
-		for side, r := range talking(t, b, [2]*Report{&none, &none}) {
+		for side, r := range talking(t, b, flows) {
 			promises(t, side, r)
 			strike(r)
 		}
