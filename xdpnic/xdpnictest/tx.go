@@ -122,23 +122,12 @@ func (q *Queue) Pending() int {
 // and the chunk stays the caller's. It also refuses if the program does not own the chunk or the length is
 // wrong, which Audit reports as a misuse.
 func (q *Queue) Send(addr uint64, n int, retain bool) bool {
-	q.wire.mu.Lock()
-	defer q.wire.mu.Unlock()
-	if q.closed {
-		return false
-	}
-	seg := [1]xdpnic.Desc{{Addr: addr, Len: uint32(max(n, 0))}}
-	return q.enqueue("Send", seg[:], retain)
+	return q.enqueue("Send", []xdpnic.Desc{{Addr: addr, Len: uint32(max(n, 0))}}, retain)
 }
 
 // SendSegs puts one frame of several segments on the TX ring. Segments outside
 // of the chunks are the program's memory.
 func (q *Queue) SendSegs(segs []xdpnic.Desc, retain bool) bool {
-	q.wire.mu.Lock()
-	defer q.wire.mu.Unlock()
-	if q.closed {
-		return false
-	}
 	return q.enqueue("SendSegs", segs, retain)
 }
 
@@ -165,7 +154,13 @@ func Frame(t *wire.Template, h wire.Header, payload []byte) []byte {
 	return frame
 }
 
+// enqueue does what the call op asks for.
 func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	if q.closed {
+		return false
+	}
 	if len(segs) == 0 || len(segs) > maxSegs || len(segs) > 1 && !q.cfg.MultiBuffer {
 		q.n.TxRefused++
 		q.misuse("%s of %d segments", op, len(segs))

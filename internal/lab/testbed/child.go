@@ -186,7 +186,7 @@ func (k *holder) do(f func()) {
 // inherits that across exec for all its threads. Call it only in functions of do.
 func (k *holder) place(cpu int) error {
 	if cpu >= 0 {
-		return PinThread(cpu)
+		return pin(0, cpu)
 	}
 	if err := unix.SchedSetaffinity(0, &k.free); err != nil {
 		return fmt.Errorf("run on any CPU: %w", err)
@@ -199,9 +199,6 @@ func (k *holder) end() {
 	close(k.work)
 	<-k.done
 }
-
-// PinThread moves the calling thread, which its goroutine has locked, to one CPU.
-func PinThread(cpu int) error { return pin(0, cpu) }
 
 // pin moves a thread to one CPU; thread 0 is the calling one.
 func pin(thread, cpu int) error {

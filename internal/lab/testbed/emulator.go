@@ -9,9 +9,10 @@ import (
 	"slices"
 	"sync"
 	"time"
-	"viaxdp/internal/lab/fail"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // Faults are what a [Middle] does to the frames that go through it in one direction. The zero value
@@ -173,11 +174,8 @@ func canCorrupt(frame []byte) bool {
 	if len(frame) <= etherLen {
 		return false
 	}
-	switch uint16(frame[etherTypeAt])<<8 | uint16(frame[etherTypeAt+1]) {
-	case 0x0800, 0x86dd:
-		return true
-	}
-	return false
+	kind := binary.BigEndian.Uint16(frame[etherTypeAt:])
+	return kind == unix.ETH_P_IP || kind == unix.ETH_P_IPV6
 }
 
 // damage flips the bits that p chose, behind the Ethernet header.
@@ -241,10 +239,8 @@ func openEmulator(in, out int) (_ *emulator, err error) {
 	defer fail.Catch(&err)
 	e.in = fail.Must(packetSocket(in, unix.ETH_P_ALL))
 	e.out = fail.Must(packetSocket(out, 0)) // protocol 0: receives nothing
-	if e.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return nil, fmt.Errorf("eventfd: %w", err)
-	}
-	return e, nil
+	e.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	return e, err
 }
 
 func packetSocket(index, protocol int) (int, error) {

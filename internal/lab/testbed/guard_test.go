@@ -119,6 +119,8 @@ func TestExplain(t *testing.T) {
 		{fmt.Errorf("probe: %w", ebpf.ErrNotSupported), "XSKMAP", "CONFIG_XDP_SOCKETS"},
 		{unix.ENOSYS, "XDP program", "CONFIG_BPF_SYSCALL"},
 		{unix.EOPNOTSUPP, "veth pair", "CONFIG_VETH"},
+		{unix.EOPNOTSUPP, "bridge", "CONFIG_BRIDGE"},
+		{unix.EOPNOTSUPP, "network namespace", ""},
 		{unix.EINVAL, "network namespace", "CONFIG_NET_NS"},
 		{unix.EPERM, "network namespace", "permission for network namespace"},
 		{unix.ENOMEM, "veth pair", ""},

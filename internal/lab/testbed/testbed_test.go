@@ -203,7 +203,7 @@ func TestBedPinsItsChildren(t *testing.T) {
 // The error for a CPU that does not exist names it, with the existing ones.
 func TestPinToNoCPU(t *testing.T) {
 	for _, cpu := range []int{-1, 1000} {
-		if err := PinThread(cpu); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no CPU %d for this process: it may use ", cpu)) {
+		if err := pin(0, cpu); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no CPU %d for this process: it may use ", cpu)) {
 			t.Errorf("CPU %d: %v", cpu, err)
 		}
 	}
