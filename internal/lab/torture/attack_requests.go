@@ -340,13 +340,11 @@ type plainEnd struct {
 const plainBytes = 1024
 
 func newPlainEnd(nic *vipl.NIC) *plainEnd {
-	e := &plainEnd{}
 	tag := fail.Must(nic.CreatePtag())
-	for _, r := range []**ring{&e.recvs, &e.sends} {
-		*r = newRing(nic, tag, 1, plainBytes)
+	return &plainEnd{
+		vi:    fail.Must(nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)),
+		recvs: newRing(nic, tag, 1, plainBytes), sends: newRing(nic, tag, 1, plainBytes),
 	}
-	e.vi = fail.Must(nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil))
-	return e
 }
 
 // post posts the only descriptor of a ring.
