@@ -11,14 +11,13 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
@@ -365,15 +364,7 @@ func TestStartThrough(t *testing.T) {
 		if len(s.Ends) != 2 || s.Ends[0].Name != "via0" || s.Ends[1].Name != "tcp0" {
 			t.Fatalf("side %d has %+v", i, s.Ends)
 		}
-		ns, err := netns.GetFromPid(s.Pid)
-		must(t, err)
-		defer ns.Close()
-		err = thread.In(int(ns), func() (err error) {
-			ends[i], err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.Ends[0].IPv4.Addr(), 7001)))
-			return err
-		})
-		must(t, err)
-		defer ends[i].Close()
+		ends[i] = bed.udp(t, i, s.Ends[0].IPv4.Addr())
 	}
 	to := netip.AddrPortFrom(bed.Side(1).Ends[0].IPv4.Addr(), 7001)
 	send := func(arrives bool) {
@@ -410,10 +401,8 @@ func preferred(t *testing.T) (n int) {
 	threads, err := os.ReadDir("/proc/self/task")
 	must(t, err)
 	for _, thread := range threads {
-		id := 0
-		for _, c := range thread.Name() {
-			id = 10*id + int(c-'0')
-		}
+		id, err := strconv.Atoi(thread.Name())
+		must(t, err)
 		if a, err := unix.SchedGetAttr(id, 0); err == nil && a.Policy == unix.SCHED_FIFO {
 			n++
 		}

@@ -50,16 +50,22 @@ func inode(t *testing.T, name string) uint64 {
 	return i
 }
 
+// statusIs checks whether a bed is up, and why not.
+func statusIs(t *testing.T, n Named, up bool, problem string) Status {
+	t.Helper()
+	s, err := n.Status()
+	if err != nil || s.Up != up || (s.Problem == "") != (problem == "") || !strings.Contains(s.Problem, problem) {
+		t.Errorf("status: %+v, %v; want up %v, problem %q", s, err, up, problem)
+	}
+	return s
+}
+
 func TestNamedUpAndDown(t *testing.T) {
 	n := privateBed(t)
-	if s, err := n.Status(); err != nil || s.Up {
-		t.Fatalf("before: %+v, %v", s, err)
-	}
+	statusIs(t, n, false, "")
 	must(t, n.Up())
-	s, err := n.Status()
-	if err != nil || !s.Up || len(s.Ends) != 2 {
-		t.Fatalf("up: %+v, %v", s, err)
-	}
+	s := statusIs(t, n, true, "")
+	nstest.FatalIf(t, len(s.Ends) != 2, "%+v", s)
 	for i, e := range s.Ends {
 		if e.Name != n.Namespaces[i] {
 			t.Errorf("interface %s in namespace %s", e.Name, n.Namespaces[i])
@@ -117,9 +123,7 @@ func TestNamedReplaced(t *testing.T) {
 	must(t, err)
 	h.Close()
 	defer deleteNamed(n.Namespaces[0])
-	if s, err := n.Status(); err != nil || s.Up || s.Problem == "" {
-		t.Errorf("status: %+v, %v", s, err)
-	}
+	statusIs(t, n, false, "another one now")
 	must(t, n.Down())
 	if got := named(t); !slices.Contains(got, n.Namespaces[0]) || slices.Contains(got, n.Namespaces[1]) {
 		t.Errorf("left are %v, want %s only", got, n.Namespaces[0])
@@ -131,24 +135,16 @@ func TestNamedRepair(t *testing.T) {
 	n := privateBed(t)
 	must(t, n.Up())
 	must(t, deleteLink(n.Namespaces[0]))
-	if s, err := n.Status(); err != nil || s.Up {
-		t.Fatalf("status without a link: %+v, %v", s, err)
-	}
+	statusIs(t, n, false, "interface "+n.Namespaces[0])
 	must(t, n.Up())
-	if s, err := n.Status(); err != nil || !s.Up {
-		t.Errorf("after repair: %+v, %v", s, err)
-	}
+	statusIs(t, n, true, "")
 	st, err := n.load()
 	must(t, err)
 	st.Complete, st.Namespaces[1].Inode = false, 0
 	must(t, n.save(st))
-	if s, err := n.Status(); err != nil || s.Up || !strings.Contains(s.Problem, "interrupted") {
-		t.Errorf("status of an interrupted up: %+v, %v", s, err)
-	}
+	statusIs(t, n, false, "interrupted")
 	must(t, n.Up())
-	if s, err := n.Status(); err != nil || !s.Up {
-		t.Errorf("after repair: %+v, %v", s, err)
-	}
+	statusIs(t, n, true, "")
 }
 
 // A user who can read the state directory, and locks it, does not prevent a bed from being made.
@@ -195,12 +191,7 @@ func reserve(t *testing.T, n int) hugepages.Reservation {
 // useSurplus opens an arena of all free pages and two surplus ones.
 func useSurplus(t *testing.T) *hugepages.Arena {
 	t.Helper()
-	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-	if err != nil {
-		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
-	}
-	free, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	must(t, err)
+	free := pool(t, "free_hugepages")
 	restore, err := hugepages.Overcommit(1024)
 	if err != nil {
 		nstest.Lacks(t, "the pool of 2 MB pages cannot be set: %v", err)

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -23,11 +22,7 @@ func TestLossyStar(t *testing.T) {
 		defer s.Close()
 		var ends [2]*net.UDPConn
 		for i, e := range s.Ends {
-			must(t, thread.In(int(s.spaces[i]), func() (err error) {
-				ends[i], err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(e.IPv4.Addr(), 7001)))
-				return err
-			}))
-			defer ends[i].Close()
+			ends[i] = s.udp(t, i, e.IPv4.Addr())
 		}
 		// Once the neighbours are known, no other frames are sent.
 		b := make([]byte, 16)
