@@ -1,6 +1,7 @@
 package xdpnictest
 
 import (
+	"slices"
 	"time"
 
 	"viaxdp/internal/base/wire"
@@ -162,17 +163,12 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 		return false
 	}
 	if len(segs) == 0 || len(segs) > maxSegs || len(segs) > 1 && !q.cfg.MultiBuffer {
-		q.n.TxRefused++
-		q.misuse("%s of %d segments", op, len(segs))
-		return false
+		return q.refuse("%s of %d segments", op, len(segs))
 	}
 	total := uint64(0)
 	for k, s := range segs {
 		i := q.number(s.Addr)
-		twice := false
-		for _, other := range segs[:k] {
-			twice = twice || i >= 0 && i == q.number(other.Addr)
-		}
+		twice := i >= 0 && slices.ContainsFunc(segs[:k], func(other xdpnic.Desc) bool { return i == q.number(other.Addr) })
 		end := s.Addr + uint64(s.Len)
 		switch {
 		case i < 0 && (op == "Send" || end > uint64(len(q.mem)) || end < s.Addr),
@@ -181,20 +177,14 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 			q.wrongChunk(op, s.Addr)
 			return false
 		case i < 0 && s.Addr%q.size+uint64(s.Len) > q.size:
-			q.n.TxRefused++
-			q.misuse("%s of %d bytes at %#x, across a multiple of the chunk size", op, s.Len, s.Addr)
-			return false
+			return q.refuse("%s of %d bytes at %#x, across a multiple of the chunk size", op, s.Len, s.Addr)
 		case i >= 0 && end > q.addr(i)+q.size:
-			q.n.TxRefused++
-			q.misuse("%s of %d bytes at %#x, past the end of chunk %d", op, s.Len, s.Addr, i)
-			return false
+			return q.refuse("%s of %d bytes at %#x, past the end of chunk %d", op, s.Len, s.Addr, i)
 		}
 		total += uint64(s.Len)
 	}
 	if total < minFrame || q.cfg.MaxFrame > 0 && total > uint64(q.cfg.MaxFrame) {
-		q.n.TxRefused++
-		q.misuse("%s of %d bytes, which is no frame of the link", op, total)
-		return false
+		return q.refuse("%s of %d bytes, which is no frame of the link", op, total)
 	}
 	if q.tx.room() < len(segs) {
 		q.n.TxFull++
@@ -217,6 +207,13 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 	}
 	q.n.TxFrames++
 	return true
+}
+
+// refuse records a send that breaks a rule, and returns false.
+func (q *Queue) refuse(format string, args ...any) bool {
+	q.n.TxRefused++
+	q.misuse(format, args...)
+	return false
 }
 
 // Flush passes the queued frames to the wire, as far as the completion ring has room, and reaps. Without faults

@@ -218,7 +218,7 @@ func (w *Wire) send(from *Queue, frame []byte, delay time.Duration, behind int) 
 		from.n.Reordered++
 		e.behind = behind + 1 // its own turn counts
 		from.back = append(from.back, e)
-		w.later(e, cmp.Or(from.faults.ReorderTime, time.Millisecond))
+		w.later(e, time.Millisecond)
 		return
 	}
 	from.n.Delayed++
@@ -289,11 +289,7 @@ type Faults struct {
 	Dup      float64 // share that arrives twice
 	Corrupt  float64 // share that has up to three bits flipped
 
-	// Reorder is the share of frames that are overtaken: by 1 to ReorderDepth
-	// (default 4) later ones, or for ReorderTime (default 1 ms) at most.
-	Reorder      float64
-	ReorderDepth int
-	ReorderTime  time.Duration
+	Reorder float64 // share that is overtaken: by 1 to 4 later frames, or for 1 ms at most
 
 	Delay  time.Duration // minimum delay
 	Jitter time.Duration // upper bound of an additional random delay, which reorders frames
@@ -367,7 +363,7 @@ func (f *Faults) decide(d *randomSource) (t faultDecision) {
 	for i := range t.flip {
 		t.flip[i] = d.rng.Uint64()
 	}
-	if k := 1 + d.rng.IntN(cmp.Or(f.ReorderDepth, 4)); d.hit(f.Reorder) {
+	if k := 1 + d.rng.IntN(4); d.hit(f.Reorder) {
 		t.behind = k
 	}
 	for i := range t.delay {
