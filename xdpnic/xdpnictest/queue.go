@@ -47,7 +47,6 @@ type Queue struct {
 	randomSource randomSource
 	burst        int       // frames of a burst still to lose
 	back         []*onLine // frames held back
-	onWay        int       // frames on the wire
 	lies         Lies
 	lying        bool
 	liars        [numLiars]randomSource
@@ -282,11 +281,9 @@ func (r *ring[T]) pop(n int) {
 //	Arrived = RxCut + RxNotOurs + RxRefused + RxTooLong + RxRingFull + RxNoFill + RxQueued
 type Stats struct {
 	TxFrames         uint64 // frames taken by Send and SendSegs
-	TxRefused        uint64 // refused because a rule was broken
 	TxFull           uint64 // refused because the TX ring was full
 	TxCompleted      uint64 // entries taken off the completion ring
 	TxBadCompletions uint64 // ignored completions: no chunk in flight
-	Flushes          uint64
 
 	// Outcomes of the frames that the queue sent.
 	Carried    uint64 // frames given to the wire

@@ -173,7 +173,6 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 		switch {
 		case i < 0 && (op == "Send" || end > uint64(len(q.mem)) || end < s.Addr),
 			i >= 0 && q.chunks[i].state != held, twice:
-			q.n.TxRefused++
 			q.wrongChunk(op, s.Addr)
 			return false
 		case i < 0 && s.Addr%q.size+uint64(s.Len) > q.size:
@@ -211,7 +210,6 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 
 // refuse records a send that breaks a rule, and returns false.
 func (q *Queue) refuse(format string, args ...any) bool {
-	q.n.TxRefused++
 	q.misuse(format, args...)
 	return false
 }
@@ -225,7 +223,6 @@ func (q *Queue) Flush() error {
 	if q.closed {
 		return xdpnic.ErrClosed
 	}
-	q.n.Flushes++
 	if q.lying {
 		d := &q.liars[lieFlush]
 		d.next()

@@ -35,7 +35,6 @@ func (w *Wire) Close() {
 	for _, e := range w.line {
 		if e.frame != nil {
 			e.from.n.Cut++
-			e.from.onWay--
 		}
 	}
 	w.line = nil
@@ -113,16 +112,14 @@ func (w *Wire) run() {
 	for len(w.line) > 0 && w.line[0].due <= now {
 		e := w.line[0]
 		w.line = w.line[1:]
-		switch {
-		case e.frame == nil:
+		if e.frame == nil {
 			e.from.complete(e.entry)
-		case e.behind > 0: // its time for being overtaken is over
-			e.from.back = remove(e.from.back, e)
-			w.release(e)
-		default:
-			w.arrive(e.from, e.frame)
-			w.done(e)
+			continue
 		}
+		if e.behind > 0 { // its time for being overtaken is over
+			e.from.back = remove(e.from.back, e)
+		}
+		w.release(e)
 	}
 	w.arm()
 }
@@ -142,21 +139,16 @@ func (q *Queue) Arrive(frame []byte) {
 	q.kernelReceive(frame)
 }
 
-// done removes a frame from the wire.
-func (w *Wire) done(e *onLine) {
-	e.from.onWay--
-	w.spare = append(w.spare, e.frame[:0])
-}
-
-// release sends on a frame that was held back.
+// release sends on a frame that was held back, or is at the end of its way.
 func (w *Wire) release(e *onLine) {
 	e.behind = 0
-	if e.delay > 0 {
-		w.later(e, e.delay)
+	if d := e.delay; d > 0 {
+		e.delay = 0
+		w.later(e, d)
 		return
 	}
 	w.arrive(e.from, e.frame)
-	w.done(e)
+	w.spare = append(w.spare, e.frame[:0])
 }
 
 // carry takes a frame from queue from. The bytes remain the sender's. Locked.
@@ -212,11 +204,10 @@ func (w *Wire) send(from *Queue, frame []byte, delay time.Duration, behind int) 
 		w.arrive(from, frame)
 		return
 	}
-	e := &onLine{from: from, frame: append(w.buffer(), frame...), delay: delay}
-	from.onWay++
+	e := &onLine{from: from, frame: append(w.buffer(), frame...)}
 	if behind > 0 {
 		from.n.Reordered++
-		e.behind = behind + 1 // its own turn counts
+		e.delay, e.behind = delay, behind+1 // its own turn counts
 		from.back = append(from.back, e)
 		w.later(e, time.Millisecond)
 		return

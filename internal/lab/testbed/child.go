@@ -82,9 +82,6 @@ func newSide(args []string, stderr io.Writer, start func(*exec.Cmd) error) (*Sid
 // Signal sends a signal to the process.
 func (s *Side) Signal(sig unix.Signal) error { return s.cmd.Process.Signal(sig) }
 
-// Exited is closed when the process has ended.
-func (s *Side) Exited() <-chan struct{} { return s.exited }
-
 // Err says how the side's process ended; it waits a moment for a process whose
 // control connection has just broken. It returns nil if the process runs.
 func (s *Side) Err() error {

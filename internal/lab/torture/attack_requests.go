@@ -166,7 +166,6 @@ func spoofedHost(n uint16) netip.Addr {
 // Offsets in a frame of IPv4.
 const (
 	ipAt     = 14
-	sourceAt = ipAt + 12
 	targetAt = ipAt + 16
 )
 
