@@ -109,21 +109,10 @@ func eachFlow(r [2]*Report, ok func(f *Tally) bool) bool {
 	return true
 }
 
-// stopped brings all flows to an orderly end, with promises.
-func stopped(t *testing.T, b *Bed) [2]*Report {
+// asked are the reports of both workers when they have executed a command. They have broken no promise.
+func asked(t *testing.T, b *Bed, do string) [2]*Report {
 	t.Helper()
-	r, err := b.Stop()
-	must(t, err)
-	for side := range r {
-		promises(t, side, r[side])
-	}
-	return r
-}
-
-// closed closes both interfaces, with promises.
-func closed(t *testing.T, b *Bed) [2]*Report {
-	t.Helper()
-	r, err := b.CloseNICs()
+	r, err := b.both(do)
 	must(t, err)
 	for side := range r {
 		promises(t, side, r[side])
@@ -133,14 +122,11 @@ func closed(t *testing.T, b *Bed) [2]*Report {
 
 func promises(t *testing.T, side int, r *Report) {
 	t.Helper()
-	for _, v := range r.Violations {
+	for _, v := range append(r.Violations, r.Lacking...) {
 		t.Errorf("side %d: %s", side, v)
 	}
 	if more := r.Violated - len(r.Violations); more > 0 {
 		t.Errorf("side %d: and %d more", side, more)
-	}
-	for _, l := range r.Lacking {
-		t.Errorf("side %d: %s", side, l)
 	}
 }
 

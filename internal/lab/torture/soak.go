@@ -320,7 +320,7 @@ func (s *soak) close() {
 	s.ebb()
 	s.note("close")
 	s.rest()
-	r := fail.Must(s.bed.CloseNICs())
+	r := fail.Must(s.bed.both(doClose))
 	s.record(r)
 	for side, r := range s.known {
 		s.add(side, r)
