@@ -114,15 +114,6 @@ func (a *attack) late() bool {
 	return a.ctx.Err() != nil || len(a.report.Violations) > 0 || time.Since(a.start) > a.cfg.For+attackMore
 }
 
-// progress reports how far the attack is.
-func (a *attack) progress(event string) {
-	if a.cfg.Progress == nil {
-		return
-	}
-	a.report.Event, a.report.Elapsed = event, time.Since(a.start)
-	a.cfg.Progress(a.report)
-}
-
 // percentile is the p-th of times, which it sorts; 0 of none.
 func percentile(d []time.Duration, p float64) time.Duration {
 	if len(d) == 0 {

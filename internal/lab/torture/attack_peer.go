@@ -90,7 +90,7 @@ func (a *attack) peer() (line string, err error) {
 		p.victims[zeroCopy] = p.openVictim(fabric.Agent("victim"), zeroCopy)
 	}
 	for round := 0; round == 0 || !a.over(); round++ {
-		a.progress("connection")
+		a.note("connection")
 		for _, zeroCopy := range []bool{false, true} {
 			for _, lies := range peerKernels {
 				p.connection(p.victims[zeroCopy], lies)

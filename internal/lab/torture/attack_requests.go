@@ -108,7 +108,7 @@ func (a *attack) requests() (line string, err error) {
 	// frames pass through.
 	var all, fair []time.Duration
 	for {
-		a.progress("requests")
+		a.note("requests")
 		began := time.Now()
 		r := ws.do("client", command{Do: "dial", Peer: server, For: min(requestsSlice, max(a.cfg.For-time.Since(a.start), requestsBefore))})
 		s := ws.do("server", command{Do: "result"})

@@ -355,7 +355,9 @@ func (s *soak) add(side int, r *Report) {
 // note reports progress.
 func (s *soak) note(event string) {
 	s.report.Event, s.report.Elapsed = event, time.Since(s.start)
-	s.report.Emulator = s.bed.crossed()
+	if s.bed != nil { // an attack has none
+		s.report.Emulator = s.bed.crossed()
+	}
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(s.report)
 	}
