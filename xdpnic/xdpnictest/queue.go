@@ -45,7 +45,6 @@ type Queue struct {
 	faults       Faults
 	faulty       bool
 	randomSource randomSource
-	burst        int       // frames of a burst still to lose
 	back         []*onLine // frames held back
 	lies         Lies
 	lying        bool
@@ -122,7 +121,7 @@ func (q *Queue) SetFaults(f Faults) {
 }
 
 func (q *Queue) setFaults(f Faults) {
-	q.faults, q.burst = f, 0
+	q.faults = f
 	q.faulty = f.Loss > 0 || f.Burst > 0 || f.Dup > 0 || f.Corrupt > 0 || f.Reorder > 0 || f.Delay > 0 || f.Jitter > 0
 	q.randomSource = newRandomSource(f.Seed, q.place())
 	if !q.faulty {

@@ -169,12 +169,7 @@ func (w *Wire) carry(from *Queue, frame []byte) {
 	}
 	t := from.faults.decide(&from.randomSource)
 	switch {
-	case from.burst > 0:
-		from.burst--
-		n.LostBurst++
-		return
-	case t.burst:
-		from.burst = t.burstLen - 1
+	case t.inBurst:
 		n.LostBurst++
 		return
 	case t.lost:
@@ -310,6 +305,7 @@ type Lies struct {
 // randomSource is a source of random choices. The choices for the n-th event follow from the seed and n alone.
 type randomSource struct {
 	seed, n uint64
+	burst   int // frames of a burst still to lose
 	pcg     *rand.PCG
 	rng     *rand.Rand
 }
@@ -332,13 +328,12 @@ func (d *randomSource) hit(share float64) bool {
 
 // faultDecision is the outcome for one frame.
 type faultDecision struct {
-	lost, burst  bool
-	dup, corrupt bool
-	behind       int // later frames that overtake it
-	delay        [2]time.Duration
-	flips        int
-	flip         [3]uint64 // random numbers that choose the bits
-	burstLen     int
+	lost, inBurst bool
+	dup, corrupt  bool
+	behind        int // later frames that overtake it
+	delay         [2]time.Duration
+	flips         int
+	flip          [3]uint64 // random numbers that choose the bits
 }
 
 // decide draws the outcome for the next frame. It always draws the same number of times, so that one fault does
@@ -346,8 +341,14 @@ type faultDecision struct {
 func (f *Faults) decide(d *randomSource) (t faultDecision) {
 	d.next()
 	t.lost = d.hit(f.Loss)
-	t.burst = d.hit(f.Burst)
-	t.burstLen = 1 + d.rng.IntN(cmp.Or(f.BurstLen, 8))
+	begins, length := d.hit(f.Burst), 1+d.rng.IntN(cmp.Or(f.BurstLen, 8))
+	if begins && d.burst == 0 {
+		d.burst = length
+	}
+	if d.burst > 0 {
+		d.burst--
+		t.inBurst = true
+	}
 	t.dup = d.hit(f.Dup)
 	t.corrupt = d.hit(f.Corrupt)
 	t.flips = 1 + d.rng.IntN(len(t.flip))
