@@ -142,15 +142,19 @@ type actor struct {
 
 // result is what an actor has done.
 type result struct {
-	Counts map[string]uint64          `json:",omitempty"`
-	Times  map[string][]time.Duration `json:",omitempty"` // of what was timed, beyond what the actor ran late
+	Counts map[string]uint64
+	Times  map[string][]time.Duration // of what was timed, beyond what the actor ran late
 	Wrong  []string                   `json:",omitempty"` // what must not be
 	Spells []schedlat.Spell           `json:",omitempty"` // of the process: see schedlat
 }
 
 func newActor(meter *schedlat.Meter) actor {
 	ctx, end := context.WithCancel(context.Background())
-	return actor{lag: meter, ctx: ctx, end: end}
+	return actor{lag: meter, ctx: ctx, end: end, r: newResult()}
+}
+
+func newResult() result {
+	return result{Counts: make(map[string]uint64), Times: make(map[string][]time.Duration)}
 }
 
 // result is what it has done since the last command.
@@ -158,7 +162,7 @@ func (w *actor) result() result {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.r
-	w.r = result{}
+	w.r = newResult()
 	r.Spells = w.lag.Spells()
 	return r
 }
@@ -178,9 +182,6 @@ func (w *actor) leave() error {
 func (w *actor) count(what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.r.Counts == nil {
-		w.r.Counts = make(map[string]uint64)
-	}
 	w.r.Counts[what]++
 }
 
@@ -216,9 +217,6 @@ func (w *actor) time(what string, f func() error) error {
 	w.count(what)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.r.Times == nil {
-		w.r.Times = make(map[string][]time.Duration)
-	}
 	w.r.Times[what] = append(w.r.Times[what], took)
 	return nil
 }

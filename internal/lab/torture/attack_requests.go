@@ -403,7 +403,7 @@ func (w *actor) dial(c *command) {
 			return err
 		})
 		if err == nil {
-			if err := errors.Join(conn.SetReadDeadline(time.Now().Add(dialTime)), readAll(conn, serveHello)); err != nil {
+			if err := errors.Join(conn.SetReadDeadline(time.Now().Add(dialTime)), errOf(io.CopyN(io.Discard, conn, serveHello))); err != nil {
 				w.wrong("a connection of vianet says nothing: %v", err)
 			}
 			_ = conn.Close()
@@ -423,7 +423,4 @@ func (w *actor) dial(c *command) {
 	fail.If(errors.Join(e.vi.Destroy(), e.recvs.region.Deregister(), e.sends.region.Deregister()))
 }
 
-func readAll(r io.Reader, n int) error {
-	_, err := io.CopyN(io.Discard, r, int64(n))
-	return err
-}
+func errOf(_ int64, err error) error { return err }

@@ -138,9 +138,6 @@ func (u *usersRun) phase(kind string, d time.Duration) map[string][]time.Duratio
 		u.violated("%s: %s", kind, text)
 	}
 	times := h.Times
-	if times == nil {
-		times = make(map[string][]time.Duration)
-	}
 	times["reach"] = p.Times["reach"]
 	for what, alone := range u.Alone {
 		if most := percentile(times[what], 100); most > alone+usersBeyond+late {

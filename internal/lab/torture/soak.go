@@ -261,12 +261,8 @@ const talkWithin = time.Minute
 // awaitTalk waits until every flow talks, as it must after each event.
 func (s *soak) awaitTalk(event string) {
 	s.bed.setFaults(testbed.Faults{})
-	var from [2]*Report
+	from := fail.Must(s.bed.Reports())
 	r, err := s.bed.Until(max(talkWithin, 20*s.cfg.Silence), func(r [2]*Report) bool {
-		if from[0] == nil {
-			from = r
-			return false
-		}
 		for side := range r {
 			if r[side].Open < s.flows {
 				return false
