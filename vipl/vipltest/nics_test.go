@@ -68,7 +68,7 @@ func TestLastFramesOfNICs(t *testing.T) {
 	const frames, etherType = 200, 0x88b5 // for local experiments (IEEE 802)
 	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, etherType))
 	listen := -1
-	if err := nb.Do(func() (err error) {
+	nstest.Must(t, nb.Do(func() (err error) {
 		listen, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol))
 		if err == nil {
 			err = unix.Bind(listen, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: nb.Index})
@@ -76,9 +76,7 @@ func TestLastFramesOfNICs(t *testing.T) {
 		return errors.Join(err,
 			unix.SetsockoptInt(listen, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20), // a driver's frame takes pages
 			unix.SetsockoptTimeval(listen, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20}))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer unix.Close(listen)
 	// Some drivers drop the carrier for seconds when they set up their rings again: when the
 	// earlier programs were detached, and when this one is attached.

@@ -94,9 +94,7 @@ func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (a
 	write := func(number uint32) {
 		t.Helper()
 		binary.BigEndian.PutUint32(b, number)
-		if _, err := from.Write(b); err != nil {
-			t.Fatal(err)
-		}
+		must(t, nstest.Err(from.Write(b)))
 	}
 	until := func(enough func() bool) {
 		t.Helper()
@@ -239,13 +237,9 @@ func TestDelay(t *testing.T) {
 	from, to := sockets(t, s)
 	s.Middle.SetFaults(0, Faults{Delay: 50 * time.Millisecond})
 	start := time.Now()
-	if _, err := from.Write([]byte("there")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, nstest.Err(from.Write([]byte("there"))))
 	b := make([]byte, 10)
-	if _, err := to.Read(b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, nstest.Err(to.Read(b)))
 	if d := time.Since(start); d < 50*time.Millisecond {
 		t.Errorf("arrived after %v", d)
 	}
@@ -323,9 +317,7 @@ func TestSiteOutlivesItsProcesses(t *testing.T) {
 		}
 		must(t, p.Signal(unix.SIGKILL))
 		<-p.exited
-		if _, err := io.ReadAll(p.Control); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, nstest.Err(io.ReadAll(p.Control)))
 		if err := p.Close(); err == nil {
 			t.Error("a process that was killed ended well")
 		}
@@ -369,9 +361,7 @@ func TestStartThrough(t *testing.T) {
 	to := netip.AddrPortFrom(bed.Side(1).Ends[0].IPv4.Addr(), 7001)
 	send := func(arrives bool) {
 		t.Helper()
-		if _, err := ends[0].WriteToUDPAddrPort([]byte("hello"), to); err != nil {
-			t.Fatal(err)
-		}
+		must(t, nstest.Err(ends[0].WriteToUDPAddrPort([]byte("hello"), to)))
 		wait := 20 * time.Second
 		if !arrives {
 			wait = 50 * time.Millisecond

@@ -65,9 +65,7 @@ func TestLossyStar(t *testing.T) {
 					waitFor(before + uint64(i-50))
 				}
 				side := i % 2
-				if _, err := ends[side].WriteToUDPAddrPort([]byte("hello"), netip.AddrPortFrom(s.Ends[1-side].IPv4.Addr(), 7001)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, nstest.Err(ends[side].WriteToUDPAddrPort([]byte("hello"), netip.AddrPortFrom(s.Ends[1-side].IPv4.Addr(), 7001))))
 			}
 		}
 		if loss < 1 {
