@@ -96,9 +96,7 @@ func TestTBF(t *testing.T) {
 		n = s.Middle.Counters(0).Since(before)
 		return n.Passed+n.Refused == count
 	})
-	if n.Refused == 0 || n.Passed < 20_000/(datagram+42) {
-		t.Errorf("%+v", n)
-	}
+	nstest.ErrorIf(t, n.Refused == 0 || n.Passed < 20_000/(datagram+42), "%+v", n)
 	to.SetReadDeadline(time.Now().Add(time.Minute))
 	for range n.Passed {
 		must(t, nstest.Err(to.Read(make([]byte, datagram))))

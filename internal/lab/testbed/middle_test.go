@@ -223,12 +223,8 @@ func TestFaultsReplay(t *testing.T) {
 	again, _ := flood(t, s, from, to, 500, f)
 	f.Seed++
 	other, _ := flood(t, s, from, to, 500, f)
-	if !slices.Equal(first, again) {
-		t.Errorf("the same seed: %v, then %v", first, again)
-	}
-	if slices.Equal(first, other) {
-		t.Error("another seed chose the same frames")
-	}
+	nstest.ErrorIf(t, !slices.Equal(first, again), "the same seed: %v, then %v", first, again)
+	nstest.ErrorIf(t, slices.Equal(first, other), "another seed chose the same frames")
 }
 
 // Delay is at least what was asked for, on the way there only.
@@ -296,9 +292,7 @@ func TestHolderThread(t *testing.T) {
 		k := newHolder()
 		defer k.end()
 		k.do(func() {
-			if unix.Gettid() == unix.Getpid() {
-				t.Error("a holder has the main thread")
-			}
+			nstest.ErrorIf(t, unix.Gettid() == unix.Getpid(), "a holder has the main thread")
 		})
 	}
 }
@@ -342,9 +336,7 @@ func TestStartThrough(t *testing.T) {
 	must(t, err)
 	defer func() { nstest.Check(t, bed.Close()) }()
 	middles := bed.Middles()
-	if len(middles) != 2 {
-		t.Fatalf("%d middles for two pairs", len(middles))
-	}
+	nstest.FatalIf(t, len(middles) != 2, "%d middles for two pairs", len(middles))
 	cpus, err := AllowedCPUs()
 	must(t, err)
 	must(t, middles[0].Prefer([2]int{cpus[0], cpus[len(cpus)-1]}))
@@ -411,9 +403,7 @@ func TestStartThroughFails(t *testing.T) {
 		bed.Close()
 		t.Fatal("a pair with an MTU of 1")
 	}
-	if bed != nil {
-		t.Errorf("%v beside %v", bed, err)
-	}
+	nstest.ErrorIf(t, bed != nil, "%v beside %v", bed, err)
 }
 
 // Watched frames are also counted separately, including delayed ones.

@@ -77,14 +77,10 @@ func TestNamedUpAndDown(t *testing.T) {
 	// A second up changes nothing.
 	was := inode(t, n.Namespaces[0])
 	must(t, n.Up())
-	if inode(t, n.Namespaces[0]) != was {
-		t.Error("the second up has made another namespace")
-	}
+	nstest.ErrorIf(t, inode(t, n.Namespaces[0]) != was, "the second up has made another namespace")
 	must(t, n.Down())
 	for _, name := range n.Namespaces {
-		if slices.Contains(named(t), name) {
-			t.Errorf("the namespace %s is left", name)
-		}
+		nstest.ErrorIf(t, slices.Contains(named(t), name), "the namespace %s is left", name)
 	}
 	if _, err := os.Stat(n.StateDir); !os.IsNotExist(err) {
 		t.Errorf("the state directory is left: %v", err)
@@ -106,12 +102,8 @@ func TestNamedLeavesOthersAlone(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	must(t, n.Down())
-	if !slices.Contains(named(t), n.Namespaces[1]) {
-		t.Error("down has removed it")
-	}
-	if slices.Contains(named(t), n.Namespaces[0]) {
-		t.Error("a half-made bed is left")
-	}
+	nstest.ErrorIf(t, !slices.Contains(named(t), n.Namespaces[1]), "down has removed it")
+	nstest.ErrorIf(t, slices.Contains(named(t), n.Namespaces[0]), "a half-made bed is left")
 }
 
 // Down knows its namespaces by more than their names.
@@ -306,13 +298,9 @@ func FuzzState(f *testing.F) {
 			}
 		}
 		for i, end := range st.Ends {
-			if i > 1 || end.Name != st.Namespaces[i].Name {
-				t.Fatalf("%+v would be an interface of the bed", end)
-			}
+			nstest.FatalIf(t, i > 1 || end.Name != st.Namespaces[i].Name, "%+v would be an interface of the bed", end)
 		}
-		if st.Complete && !st.exists() {
-			t.Fatal("a bed is up that has no namespaces")
-		}
+		nstest.FatalIf(t, st.Complete && !st.exists(), "a bed is up that has no namespaces")
 		most := st.Hugepages
 		if g := st.Growing; g != nil {
 			if most > 0 || g.Before < 0 || g.Surplus < 0 {

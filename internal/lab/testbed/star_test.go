@@ -37,13 +37,9 @@ func TestLossyStar(t *testing.T) {
 			for tries := 0; !met && tries < 20 && loss < 1; tries++ {
 				met = meet(i)
 			}
-			if !met && loss < 1 {
-				t.Fatalf("loss %v: side %d is not heard", loss, i)
-			}
+			nstest.FatalIf(t, !met && loss < 1, "loss %v: side %d is not heard", loss, i)
 		}
-		if loss == 1 && (meet(0) || meet(1)) {
-			t.Error("a message has come though everything is lost")
-		}
+		nstest.ErrorIf(t, loss == 1 && (meet(0) || meet(1)), "a message has come though everything is lost")
 		const messages = 2000
 		before, lostBefore, err := s.Counts()
 		must(t, err)

@@ -244,9 +244,7 @@ func TestKilledChild(t *testing.T) {
 		t.Errorf("got %v, want that side 1 has ended", err)
 	}
 	bed.Close()
-	if !gone(bed.Side(0).Pid) {
-		t.Error("the other child still runs")
-	}
+	nstest.ErrorIf(t, !gone(bed.Side(0).Pid), "the other child still runs")
 }
 
 // Start leaves nothing when a pair cannot be made.
@@ -294,8 +292,6 @@ func TestPairCheck(t *testing.T) {
 		{Names: [2]string{"a", ""}, MTU: 1500},
 		{Names: [2]string{"a", "sixteen-bytes-xx"}, MTU: 1500},
 	} {
-		if p.Check() == nil {
-			t.Errorf("%+v is accepted", p)
-		}
+		nstest.ErrorIf(t, p.Check() == nil, "%+v is accepted", p)
 	}
 }
