@@ -98,9 +98,7 @@ func (d *dialogue) say(o op, set func(s *vipl.Descriptor, buf []byte)) {
 	s, buf := d.sends.next()
 	set(s, buf)
 	d.steps.at("send is posted")
-	if err := d.vi.PostSend(s, d.sends.region.Handle()); err != nil {
-		fail.With("post send: %w", err)
-	}
+	fail.Wrap(d.vi.PostSend(s, d.sends.region.Handle()), "post send")
 	d.sends.push(o)
 	d.steps.at("post has returned")
 	buf = d.taken(d.sends, "send", func() (*vipl.Descriptor, error) { return d.vi.SendWait(d.waitLimit) })
@@ -276,9 +274,7 @@ func (d *dialogue) landed(kinds []string) (n int) {
 
 // end disconnects and takes all descriptors back.
 func (d *dialogue) end() {
-	if err := d.vi.Disconnect(); err != nil {
-		fail.With("disconnect: %w", err)
-	}
+	fail.Wrap(d.vi.Disconnect(), "disconnect")
 	d.steps.at("disconnect has returned")
 	for d.recvs.outstanding() > 0 {
 		err := fail.Try(func() { d.taken(d.recvs, "posted receive", d.vi.RecvDone) })

@@ -200,9 +200,9 @@ func tapName(i int) string { return fmt.Sprintf("tap%d", i) }
 // unlocked, into a network namespace of its own, with two taps of several queues
 // on a bridge. They are gone with the thread and what it has started.
 func makeTaps(queues int) {
-	fail.During("network namespace (needs root)", func() { fail.If(unix.Unshare(unix.CLONE_NEWNET)) })
+	fail.Wrap(unix.Unshare(unix.CLONE_NEWNET), "network namespace (needs root)")
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "wire"}}
-	fail.During("bridge", func() { fail.If(netlink.LinkAdd(bridge)) })
+	fail.Wrap(netlink.LinkAdd(bridge), "bridge")
 	for i := range 2 {
 		tap := &netlink.Tuntap{
 			LinkAttrs: netlink.LinkAttrs{Name: tapName(i)}, Mode: netlink.TUNTAP_MODE_TAP,

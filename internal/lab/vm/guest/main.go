@@ -121,9 +121,7 @@ func prepare(p plan.Plan) {
 	}
 	home := fail.Must(netns.Get())
 	peer, err := veth.NewNamed(filepath.Base(plan.Peer))
-	if err != nil {
-		fail.With("namespace: %w", err)
-	}
+	fail.Wrap(err, "namespace")
 	for i, ns := range []netns.NsHandle{home, peer} {
 		name := plan.NIC(i)
 		fail.During(name, func() {
@@ -172,7 +170,5 @@ func setQueues(name string, n int) {
 		c.CombinedCount = uint32(n)
 		_, err = e.SetChannels(name, c)
 	}
-	if err != nil {
-		fail.With("%d queues (of %d): %w", n, most, err)
-	}
+	fail.Wrap(err, "%d queues (of %d)", n, most)
 }
