@@ -112,8 +112,8 @@ var allowed = map[string][]string{
 	"mvich/pmi":                  {},
 	"mvich/mpibench":             {"mvich"},
 	"mvich/mpiapps":              {"mvich"},
-	"internal/lab/vm":            {"bench", "internal/ops/inspect", "internal/lab/vm/plan"},
-	"internal/lab/vm/guest":      {"internal/lab/schedlat", "internal/base/thread", "internal/lab/veth", "internal/lab/vm/plan"},
+	"internal/lab/vm":            {"bench", "internal/lab/fail", "internal/ops/inspect", "internal/lab/vm/plan"},
+	"internal/lab/vm/guest":      {"internal/lab/fail", "internal/lab/schedlat", "internal/base/thread", "internal/lab/veth", "internal/lab/vm/plan"},
 	"internal/lab/vm/plan":       {},
 }
 

@@ -52,12 +52,18 @@ func (c carry) sizes(t *T, level vipl.ReliabilityLevel) {
 
 func (c carry) sizesBetween(t *T, level vipl.ReliabilityLevel, a, b *end) {
 	for k, n := range t.sizes(level, a.size) {
-		b.wipe(0)
-		fill(a.buf(0)[:n], k)
-		c(a, b, one(a.Region, a.at(0), n), one(b.Region, b.at(0), n))
-		t.holds("target", b.buf(0)[:n], k)
-		t.untouched("behind it", b.buf(0)[n:])
+		c.piece(t, a, b, 0, 0, n, k)
 	}
+}
+
+// piece carries n bytes of message k between the buffers 0, from one offset to the other, and nothing else.
+func (c carry) piece(t *T, a, b *end, from, to, n, k int) {
+	b.wipe(0)
+	fill(a.buf(0)[from:from+n], k)
+	c(a, b, one(a.Region, a.at(0)+from, n), one(b.Region, b.at(0)+to, n))
+	t.untouched("before it", b.buf(0)[:to])
+	t.holds("target", b.buf(0)[to:to+n], k)
+	t.untouched("behind it", b.buf(0)[to+n:])
 }
 
 // segments carries data that is divided differently on both sides.
@@ -83,13 +89,7 @@ func (c carry) alignment(t *T, level vipl.ReliabilityLevel) {
 	const size = 5000
 	a, b := t.ends(level, 2, 2, size+64)
 	for k := range 16 {
-		from, to, n := k, (k*5+3)%17, size-k
-		b.wipe(0)
-		fill(a.buf(0)[from:from+n], k)
-		c(a, b, one(a.Region, a.at(0)+from, n), one(b.Region, b.at(0)+to, n))
-		t.untouched("before it", b.buf(0)[:to])
-		t.holds("target", b.buf(0)[to:to+n], k)
-		t.untouched("behind it", b.buf(0)[to+n:])
+		c.piece(t, a, b, k, (k*5+3)%17, size-k, k)
 	}
 }
 
@@ -123,9 +123,7 @@ func (c carry) regionEdges(t *T, level vipl.ReliabilityLevel) {
 func (c carry) longest(t *T, level vipl.ReliabilityLevel) {
 	most := t.A.Query().MaxTransferSize
 	a, b := t.ends(level, 2, 2, most)
-	fill(a.buf(0), 1)
-	c(a, b, one(a.Region, a.at(0), most), one(b.Region, b.at(0), most))
-	t.holds("target", b.buf(0), 1)
+	c.piece(t, a, b, 0, 0, most, 1)
 }
 
 // sizesToTry are sizes around the capacity of one and of several frames at the usual MTUs, and the smallest and

@@ -170,11 +170,7 @@ var concurrencyRules = []Rule{
 	}),
 	rule("concurrency/close-by-several", "Several threads may close a NIC at once.", func(t *T) {
 		t.openPair()
-		var group sync.WaitGroup
-		for range 4 {
-			group.Go(func() { t.wantErr("close", t.A.Close(), nil) })
-		}
-		t.promptly("CloseNIC", group.Wait)
+		t.promptly("CloseNIC", func() { together(4, func(int) { t.wantErr("close", t.A.Close(), nil) }) })
 	}),
 	rule("concurrency/disconnect-wakes-waiters", "VipDisconnect while others wait on the VI's queues gives them the flushed descriptors.", everyLevel(func(t *T, level vipl.ReliabilityLevel) {
 		a, b := t.ends(level, 2, 2, 64)
@@ -198,18 +194,14 @@ var concurrencyRules = []Rule{
 	rule("concurrency/objects-come-and-go", "VIs, CQs, tags, memory and connections are made and destroyed by many threads at once, beside traffic.", func(t *T) {
 		const threads, rounds = 4, 8
 		stop := t.background()
-		var group sync.WaitGroup
-		for k := range threads {
-			group.Go(func() {
-				for i := range rounds {
-					if err := objects(t, allLevels[(k+i)%3]); err != nil {
-						t.Errorf("thread %d, round %d: %v", k, i, err)
-						return
-					}
+		together(threads, func(k int) {
+			for i := range rounds {
+				if err := objects(t, allLevels[(k+i)%3]); err != nil {
+					t.Errorf("thread %d, round %d: %v", k, i, err)
+					return
 				}
-			})
-		}
-		group.Wait()
+			}
+		})
 		stop()
 	}),
 	rule("concurrency/one-connect-a-vi", "Of several threads that connect one VI at once one succeeds, and the others get INVALID_STATE.", func(t *T) {
@@ -235,7 +227,7 @@ var concurrencyRules = []Rule{
 		cancel() // all requests have ended
 		accepted := 0
 		for _, p := range peers {
-			if err := <-p; err == nil {
+			if <-p == nil {
 				accepted++
 			}
 		}
@@ -295,20 +287,16 @@ var concurrencyRules = []Rule{
 	rule("concurrency/queries-beside-traffic", "Queries of NIC, VIs and memory go on beside traffic.", func(t *T) {
 		stop := t.background()
 		a, b := t.ends(vipl.ReliableDelivery, 1, 1, 64)
-		var group sync.WaitGroup
-		for range 3 {
-			group.Go(func() {
-				for range 300 {
-					t.isIn(a.v, vipl.Connected)
-					t.isIn(b.v, vipl.Connected)
-					t.wantErr("memory", errOf(a.Region.Query()), nil)
-					t.errorIf(t.A.Query().MaxVI == 0, "no NIC attributes")
-					t.A.Poll()
-					t.B.Poll()
-				}
-			})
-		}
-		group.Wait()
+		together(3, func(int) {
+			for range 300 {
+				t.isIn(a.v, vipl.Connected)
+				t.isIn(b.v, vipl.Connected)
+				t.wantErr("memory", errOf(a.Region.Query()), nil)
+				t.errorIf(t.A.Query().MaxVI == 0, "no NIC attributes")
+				t.A.Poll()
+				t.B.Poll()
+			}
+		})
 		stop()
 	}),
 }
@@ -326,6 +314,15 @@ func (t *T) promptly(what string, f func()) {
 // closesPromptly closes A.
 func (t *T) closesPromptly() {
 	t.promptly("CloseNIC", func() { t.wantErr("close", t.A.Close(), nil) })
+}
+
+// together runs f for 0 to n-1 at the same time, and returns when all have returned.
+func together(n int, f func(i int)) {
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() { f(i) })
+	}
+	group.Wait()
 }
 
 // starts runs a blocking call in a goroutine, and returns a channel for its result.
@@ -376,25 +373,22 @@ func take(t *T, count int32, done func() (*vipl.Descriptor, error),
 ) {
 	var taken atomic.Int32
 	end := time.Now().Add(limit)
-	var group sync.WaitGroup
-	for _, next := range []func() (*vipl.Descriptor, error){done, func() (*vipl.Descriptor, error) { return wait(time.Millisecond) }} {
-		group.Go(func() {
-			for taken.Load() < count {
-				d, err := next()
-				switch {
-				case d != nil && err == nil:
-					taken.Add(1)
-					f(d)
-				case d != nil, time.Now().After(end):
-					t.Errorf("%d of %d completed, then: %v", taken.Load(), count, err)
-					return
-				default: // not done, or empty
-					time.Sleep(50 * time.Microsecond)
-				}
+	nexts := []func() (*vipl.Descriptor, error){done, func() (*vipl.Descriptor, error) { return wait(time.Millisecond) }}
+	together(len(nexts), func(i int) {
+		for taken.Load() < count {
+			d, err := nexts[i]()
+			switch {
+			case d != nil && err == nil:
+				taken.Add(1)
+				f(d)
+			case d != nil, time.Now().After(end):
+				t.Errorf("%d of %d completed, then: %v", taken.Load(), count, err)
+				return
+			default: // not done, or empty
+				time.Sleep(50 * time.Microsecond)
 			}
-		})
-	}
-	group.Wait()
+		}
+	})
 }
 
 // doneBesideWait calls Done on queues and a CQ on which other threads wait.
@@ -466,36 +460,31 @@ func pass(a, b *end) error {
 func (t *T) background() (stop func()) {
 	a, b := t.ends(vipl.ReliableDelivery, 1, 1, 3000)
 	var over atomic.Bool
-	var group sync.WaitGroup
-	group.Go(func() {
+	ended := starts(func() error {
 		for k := 0; !over.Load(); k++ {
 			fill(a.buf(0), k)
 			if err := pass(a, b); err != nil {
-				t.Errorf("message %d of the traffic beside: %v", k, err)
-				return
+				return fmt.Errorf("message %d of the traffic beside: %w", k, err)
 			}
 			t.holds("traffic beside", b.buf(0), k)
 		}
+		return nil
 	})
 	return func() {
 		over.Store(true)
-		group.Wait()
+		t.must(<-ended)
 	}
 }
 
 // once makes several calls concurrently, and checks that exactly one succeeds and the others return the code.
 func (t *T) once(what string, f func() error, others error) {
 	var won atomic.Int32
-	var group sync.WaitGroup
-	for range 4 {
-		group.Go(func() {
-			if err := f(); err == nil {
-				won.Add(1)
-			} else {
-				t.wantErr(what, err, others)
-			}
-		})
-	}
-	group.Wait()
+	together(4, func(int) {
+		if err := f(); err == nil {
+			won.Add(1)
+		} else {
+			t.wantErr(what, err, others)
+		}
+	})
 	t.errorIf(won.Load() != 1, "%s: %d calls succeeded", what, won.Load())
 }

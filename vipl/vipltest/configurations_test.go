@@ -9,6 +9,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/pairtest"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
@@ -106,8 +107,15 @@ func inMemory(f xdpnictest.Faults, mtu int) vipltest.Config {
 		wire = xdpnictest.NewWire()
 		t.Cleanup(wire.Close)
 		fabric := kagenttest.NewFabric(kagenttest.Faults{})
-		a = openInMemory(t, wire, fabric.Agent("a"), mtu, silence)
-		b = openInMemory(t, wire, fabric.Agent("b"), mtu, silence)
+		for i, nic := range []**vipl.NIC{&a, &b} {
+			agent := fabric.Agent([]string{"a", "b"}[i])
+			if mtu > 0 {
+				agent.SetMTU(mtu)
+			}
+			*nic = memorynic.Open(t, wire, agent, memorynic.Config{
+				Queue: xdpnictest.Config{RxChunks: rxChunks, MultiBuffer: mtu > 0}, Arena: arenaBytes, Silence: silence,
+			}).NIC
+		}
 		wire.SetFaults(f)
 		return a, b, wire
 	}
@@ -123,42 +131,22 @@ func inMemory(f xdpnictest.Faults, mtu int) vipltest.Config {
 	}
 }
 
-func openInMemory(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, mtu int, silence time.Duration) *vipl.NIC {
-	t.Helper()
-	if mtu > 0 {
-		agent.SetMTU(mtu)
-	}
-	return memorynic.Open(t, wire, agent, memorynic.Config{
-		Queue: xdpnictest.Config{RxChunks: rxChunks, MultiBuffer: mtu > 0}, Arena: arenaBytes, Silence: silence,
-	}).NIC
-}
-
 // overVeth is NICs at both ends of a veth pair.
 func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
-	open := func(t testing.TB, silence time.Duration) (nics []*vipl.NIC, ends []*nstest.NS) {
+	open := func(t testing.TB, silence time.Duration) (a, b *pairtest.End) {
 		t.Helper()
-		a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
-		ends = []*nstest.NS{a, b}
-		for _, ns := range ends {
-			var n *vipl.NIC
-			nstest.Must(t, ns.Do(func() (err error) {
-				n, err = vipl.OpenNIC(ns.Name, append(more, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
-					vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))...)
-				return err
-			}))
-			t.Cleanup(func() { nstest.Check(t, n.Close()) })
-			nics = append(nics, n)
-		}
-		return nics, ends
+		opts := append(more, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid), vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))
+		na, nb := nstest.Pair(t, nstest.Options{MTU: mtu})
+		return pairtest.Open(t, na, opts...), pairtest.Open(t, nb, opts...)
 	}
 	return vipltest.Config{
-		Open: func(t testing.TB) (a, b *vipl.NIC) {
-			nics, _ := open(t, longSilence)
-			return nics[0], nics[1]
+		Open: func(t testing.TB) (*vipl.NIC, *vipl.NIC) {
+			a, b := open(t, longSilence)
+			return a.NIC, b.NIC
 		},
-		OpenSilent: func(t testing.TB) (a, b *vipl.NIC, silence func()) {
-			nics, ends := open(t, shortSilence)
-			return nics[0], nics[1], func() { setDown(t, ends[1]) }
+		OpenSilent: func(t testing.TB) (_, _ *vipl.NIC, silence func()) {
+			a, b := open(t, shortSilence)
+			return a.NIC, b.NIC, func() { setDown(t, b.NS) }
 		},
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
-	"sync"
 	"time"
 
 	"viaxdp/vipl"
@@ -377,24 +376,25 @@ func connectMany(t *T, discOf func(i int) []byte) {
 	const count = 24
 	clients, servers := t.idleEnds(count)
 	numbers := make([]int, count) // which client the server's connection is of
-	var group sync.WaitGroup
+	discs := make([][]byte, count)
 	for i := range count {
 		servers[i].recv(0, 64)
-		d := discOf(i)
-		group.Go(func() {
-			c, err := t.B.ConnectWait(named(d), limit)
-			if err == nil {
-				numbers[i] = int(c.Remote().Discriminator[0])
-				err = c.Accept(servers[i].v)
-			}
-			t.errorIf(err != nil, "server %d: %v", i, err)
-		})
-		group.Go(func() {
-			_, err := t.request(clients[i].v, named([]byte{byte(i)}), on(t.B, d))
-			t.errorIf(err != nil, "client %d: %v", i, err)
-		})
+		discs[i] = discOf(i)
 	}
-	group.Wait()
+	together(2*count, func(k int) {
+		i := k / 2
+		if k%2 > 0 {
+			_, err := t.request(clients[i].v, named([]byte{byte(i)}), on(t.B, discs[i]))
+			t.errorIf(err != nil, "client %d: %v", i, err)
+			return
+		}
+		c, err := t.B.ConnectWait(named(discs[i]), limit)
+		if err == nil {
+			numbers[i] = int(c.Remote().Discriminator[0])
+			err = c.Accept(servers[i].v)
+		}
+		t.errorIf(err != nil, "server %d: %v", i, err)
+	})
 	if t.Failed() {
 		return
 	}

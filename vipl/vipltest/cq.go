@@ -60,18 +60,18 @@ var cqRules = []Rule{
 			a.recv(0, 64)
 			b.recv(0, 64)
 			a.send(1, 64)
-			if c.send != nil {
-				t.next(one, a.v, false)
-			} else {
+			if c.send == nil {
 				a.sent()
+			} else {
+				t.next(one, a.v, false)
+			}
+			b.send(1, 64)
+			if c.recv == nil {
+				a.received()
+			} else {
+				t.next(two, a.v, true)
 			}
 			t.noEntry(one)
-			b.send(1, 64)
-			if c.recv != nil {
-				t.next(two, a.v, true)
-			} else {
-				a.received()
-			}
 			t.noEntry(two)
 		}
 	}),

@@ -1,11 +1,6 @@
 package vipltest
 
-import (
-	"bytes"
-	"sync"
-
-	"viaxdp/vipl"
-)
+import "viaxdp/vipl"
 
 // Two VIs of one NIC connected with each other: all rules of connections hold.
 var localRules = []Rule{
@@ -124,20 +119,16 @@ var localRules = []Rule{
 	}),
 	rule("local/many-at-once", "Many local connections of one NIC are used at once.", local(func(t *T) {
 		const pairs, rounds = 8, 10
-		var group sync.WaitGroup
-		for range pairs {
-			a, b := t.ends(vipl.ReliableReception, 1, 1, 3000)
-			group.Go(func() {
-				for k := range rounds {
-					fill(a.buf(0), k)
-					err := pass(a, b)
-					if err != nil || !bytes.Equal(a.buf(0), b.buf(0)) {
-						t.Errorf("round %d: %v, or other bytes", k, err)
-						return
-					}
-				}
-			})
+		var as, bs [pairs]*end
+		for i := range pairs {
+			as[i], bs[i] = t.ends(vipl.ReliableReception, 1, 1, 3000)
 		}
-		group.Wait()
+		together(pairs, func(i int) {
+			for k := range rounds {
+				fill(as[i].buf(0), k)
+				t.wantErr("message", pass(as[i], bs[i]), nil)
+				t.holds("message", bs[i].buf(0), k)
+			}
+		})
 	})),
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"viaxdp/vipl"
@@ -132,18 +131,15 @@ var nameRules = []Rule{
 	rule("name-service/from-any-thread", "Lookups go on from many threads while the name service is started anew.", func(t *T) {
 		c := vipl.NSConfig{Names: t.namesFile("10.0.0.2 db"), Hosts: os.DevNull, NoDNS: true}
 		t.nsInit(t.A, c)
-		var group sync.WaitGroup
-		for range 3 {
-			group.Go(func() {
-				for range 50 {
+		together(4, func(i int) {
+			for range 50 {
+				if i > 0 {
 					t.found(t.A, "db", 0, "10.0.0.2", "")
+				} else {
+					t.wantErr("init", t.A.NSInit(c), nil)
 				}
-			})
-		}
-		for range 20 {
-			t.wantErr("init", t.A.NSInit(c), nil)
-		}
-		group.Wait()
+			}
+		})
 	}),
 	rule("name-service/nothing-works-after-close", "Every operation of the name service and of discovery on a closed NIC returns INVALID_PARAMETER.", func(t *T) {
 		t.openPair()

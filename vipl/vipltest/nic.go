@@ -10,42 +10,19 @@ import (
 var nicRules = []Rule{
 	rule("nic/query-meets-the-limits-of-every-provider", "A NIC takes messages of 32,768 bytes, 252 segments a descriptor, 1024 descriptors a queue and discriminators of 16 bytes, or more.", func(t *T) {
 		for _, n := range []*vipl.NIC{t.A, t.B} {
-			a := n.Query()
-			for _, x := range []struct {
-				name       string
-				got, least int
-			}{
-				{"MaxTransferSize", a.MaxTransferSize, 32768},
-				{"MaxSegmentsPerDesc", a.MaxSegmentsPerDesc, 252},
-				{"MaxDescriptorsPerQueue", a.MaxDescriptorsPerQueue, 1024},
-				{"MaxDiscriminatorLen", a.MaxDiscriminatorLen, 16},
-				{"MaxVI", a.MaxVI, 1},
-				{"MaxCQ", a.MaxCQ, 1},
-				{"MaxCQEntries", a.MaxCQEntries, 1024},
-			} {
+			for _, x := range limitsOf(n) {
 				t.errorIf(x.got < x.least, "%s is %d, less than %d", x.name, x.got, x.least)
 			}
 		}
 	}),
 	choice("nic/query-advertises-the-limits", "VipQueryNic tells the limits that the provider has.", "1 MiB a message, 252 segments, 4096 descriptors a queue, 16384 VIs, 1024 CQs, discriminators of 64 bytes", func(t *T) {
-		a := t.A.Query()
-		for _, x := range []struct {
-			name      string
-			got, want int
-		}{
-			{"MaxTransferSize", a.MaxTransferSize, vipl.MaxTransferSize},
-			{"MaxTransferSize", a.MaxTransferSize, 1 << 20},
-			{"MaxSegmentsPerDesc", a.MaxSegmentsPerDesc, vipl.MaxSegments},
-			{"MaxDescriptorsPerQueue", a.MaxDescriptorsPerQueue, vipl.MaxDescriptorsPerQueue},
-			{"MaxDescriptorsPerQueue", a.MaxDescriptorsPerQueue, 4096},
-			{"MaxVI", a.MaxVI, 16384},
-			{"MaxCQ", a.MaxCQ, 1024},
-			{"MaxCQEntries", a.MaxCQEntries, vipl.MaxCQEntries},
-			{"MaxDiscriminatorLen", a.MaxDiscriminatorLen, vipl.MaxDiscriminatorLen},
-			{"MaxDiscriminatorLen", a.MaxDiscriminatorLen, 64},
-		} {
-			t.errorIf(x.got != x.want, "%s is %d, want %d", x.name, x.got, x.want)
+		for _, x := range limitsOf(t.A) {
+			equal(t, x.name, x.got, x.want)
 		}
+		equal(t, "MaxTransferSize", vipl.MaxTransferSize, 1<<20)
+		equal(t, "MaxSegments", vipl.MaxSegments, 252)
+		equal(t, "MaxDescriptorsPerQueue", vipl.MaxDescriptorsPerQueue, 4096)
+		equal(t, "MaxDiscriminatorLen", vipl.MaxDiscriminatorLen, 64)
 	}),
 	rule("nic/query-names-the-nic-and-its-address", "VipQueryNic tells a name of at most 63 bytes and the address that peers connect to.", func(t *T) {
 		a, b := t.A.Query(), t.B.Query()
@@ -213,6 +190,25 @@ var nicRules = []Rule{
 			t.A.Poll()
 		}
 	}),
+}
+
+// limitOf is a limit that a NIC tells, what every provider has at least, and what this one has.
+type limitOf struct {
+	name             string
+	got, least, want int
+}
+
+func limitsOf(n *vipl.NIC) []limitOf {
+	a := n.Query()
+	return []limitOf{
+		{"MaxTransferSize", a.MaxTransferSize, 32768, vipl.MaxTransferSize},
+		{"MaxSegmentsPerDesc", a.MaxSegmentsPerDesc, 252, vipl.MaxSegments},
+		{"MaxDescriptorsPerQueue", a.MaxDescriptorsPerQueue, 1024, vipl.MaxDescriptorsPerQueue},
+		{"MaxDiscriminatorLen", a.MaxDiscriminatorLen, 16, vipl.MaxDiscriminatorLen},
+		{"MaxVI", a.MaxVI, 1, 16384},
+		{"MaxCQ", a.MaxCQ, 1, 1024},
+		{"MaxCQEntries", a.MaxCQEntries, 1024, vipl.MaxCQEntries},
+	}
 }
 
 // isGone checks that every call fails on a VI that is destroyed, or whose NIC is closed.

@@ -31,9 +31,7 @@ import (
 // other than the VI's are counted. VIs on two queues work at the same time. A handle on all queues receives wherever the
 // hash puts the frames.
 func TestQueuesOfNICs(t *testing.T) {
-	na, nb, name := nstest.NICs(t)
-	mode, err := xdpnic.ParseMode(name)
-	nstest.Must(t, err)
+	na, nb, mode := realNICs(t)
 	if n, _ := strconv.Atoi(os.Getenv("VIA_NICS_QUEUES")); n < 2 {
 		t.Skip("VIA_NICS_QUEUES says of no NIC with several queues; go run ./internal/lab/vm --queues 2 has some")
 	}

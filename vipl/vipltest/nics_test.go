@@ -17,6 +17,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/pairtest"
 	"viaxdp/vipl"
 	"viaxdp/vipl/vipltest"
 	"viaxdp/xdpnic"
@@ -26,32 +27,28 @@ import (
 // zero-copy if the driver supports it. Package vm selects the data part of the suite by
 // -test.run.
 func TestNICs(t *testing.T) {
-	_, _, name := nstest.NICs(t)
-	mode, err := xdpnic.ParseMode(name)
-	nstest.Must(t, err)
+	na, nb, mode := realNICs(t)
 	// If frames do not arrive by themselves, the NIC must be steered.
 	queue, _ := strconv.Atoi(os.Getenv("VIA_NICS_QUEUE"))
 	// An emulated NIC that is descheduled for a while has room for a ring of frames, 256.
-	vipltest.Run(t, vipltest.Config{Burst: 100_000, Open: func(t testing.TB) (a, b *vipl.NIC) {
-		na, nb, _ := nstest.NICs(t)
-		var nics []*vipl.NIC
-		for _, ns := range []*nstest.NS{na, nb} {
-			var n *vipl.NIC
-			if err := ns.Do(func() (err error) {
-				n, err = vipl.OpenNIC(ns.Name, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
-					vipl.WithArena(3*arenaBytes), vipl.WithQueue(queue), vipl.WithSteering(vipl.SteerByRSS),
-					// An emulated processor may be kept from its work for long.
-					vipl.WithSilence(20*time.Second))
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { nstest.Check(t, n.Close()) })
-			wantDriverMode(t, ns, mode)
-			nics = append(nics, n)
-		}
-		return nics[0], nics[1]
-	}})
+	open := func(t testing.TB, ns *nstest.NS) *vipl.NIC {
+		e := pairtest.Open(t, ns, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid),
+			vipl.WithArena(3*arenaBytes), vipl.WithQueue(queue), vipl.WithSteering(vipl.SteerByRSS),
+			// An emulated processor may be kept from its work for long.
+			vipl.WithSilence(20*time.Second))
+		wantDriverMode(t, ns, mode)
+		return e.NIC
+	}
+	vipltest.Run(t, vipltest.Config{Burst: 100_000, Open: func(t testing.TB) (a, b *vipl.NIC) { return open(t, na), open(t, nb) }})
+}
+
+// realNICs are the NICs of nstest.NICs, and the mode that they must reach.
+func realNICs(t testing.TB) (a, b *nstest.NS, mode xdpnic.Mode) {
+	t.Helper()
+	a, b, name := nstest.NICs(t)
+	mode, err := xdpnic.ParseMode(name)
+	nstest.Must(t, err)
+	return a, b, mode
 }
 
 // wantDriverMode asks the kernel how the program is attached.
@@ -67,13 +64,11 @@ func wantDriverMode(t testing.TB, ns *nstest.NS, mode xdpnic.Mode) {
 // What was posted when the last handle is closed still leaves: a driver drops what its
 // rings hold when the program is taken off, or the socket goes.
 func TestLastFramesOfNICs(t *testing.T) {
-	na, nb, name := nstest.NICs(t)
-	mode, err := xdpnic.ParseMode(name)
-	nstest.Must(t, err)
+	na, nb, mode := realNICs(t)
 	const frames, etherType = 200, 0x88b5 // for local experiments (IEEE 802)
 	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, etherType))
 	listen := -1
-	if err := nb.Do(func() (err error) {
+	nstest.Must(t, nb.Do(func() (err error) {
 		listen, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol))
 		if err == nil {
 			err = unix.Bind(listen, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: nb.Index})
@@ -81,9 +76,7 @@ func TestLastFramesOfNICs(t *testing.T) {
 		return errors.Join(err,
 			unix.SetsockoptInt(listen, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20), // a driver's frame takes pages
 			unix.SetsockoptTimeval(listen, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20}))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	defer unix.Close(listen)
 	// Some drivers drop the carrier for seconds when they set up their rings again: when the
 	// earlier programs were detached, and when this one is attached.

@@ -323,15 +323,13 @@ func handler() (func(*vipl.VI, *vipl.Descriptor), chan completion) {
 }
 
 // onSend and onRecv set a handler on a work queue.
-func (t *T) onSend(v *vipl.VI) <-chan completion {
-	f, calls := handler()
-	t.must(v.SendNotify(f))
-	return calls
-}
+func (t *T) onSend(v *vipl.VI) <-chan completion { return t.on(v.SendNotify) }
 
-func (t *T) onRecv(v *vipl.VI) <-chan completion {
+func (t *T) onRecv(v *vipl.VI) <-chan completion { return t.on(v.RecvNotify) }
+
+func (t *T) on(notify func(func(*vipl.VI, *vipl.Descriptor)) error) <-chan completion {
 	f, calls := handler()
-	t.must(v.RecvNotify(f))
+	t.must(notify(f))
 	return calls
 }
 

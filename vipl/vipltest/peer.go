@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
-	"sync"
 	"time"
 
 	"viaxdp/vipl"
@@ -77,10 +76,9 @@ var peerRules = []Rule{
 		va, vb := t.idle(vipl.ReliableDelivery)
 		for range 20 {
 			local, remote := crosswise(t.A, t.B)
-			var group sync.WaitGroup
-			group.Go(func() { t.wantErr("request", va.ConnectPeerRequest(local, remote, limit), nil) })
-			group.Go(func() { t.wantErr("request", vb.ConnectPeerRequest(remote, local, limit), nil) })
-			group.Wait()
+			first := starts(func() error { return va.ConnectPeerRequest(local, remote, limit) })
+			t.wantErr("request", vb.ConnectPeerRequest(remote, local, limit), nil)
+			t.wantErr("request", <-first, nil)
 			t.met(va, vb)
 			t.drops(va, vb)
 			t.must(vb.Disconnect())

@@ -116,13 +116,7 @@ var rdmaWriteRules = slices.Concat([]Rule{
 		to := t.register(t.B, around[:size-1], openMemory)
 		fill(a.buf(0), 1)
 		a.write(0, size, to.Remote(0))
-		t.asyncError(b.v, vipl.ErrorRDMAWriteProtection)
-		if level == vipl.UnreliableDelivery {
-			a.sent(vipl.StatusOpRDMAWrite)
-			a.behind(b)
-		} else {
-			t.states(vipl.Error, a.v, b.v)
-		}
+		a.failsAtTarget(b, level, vipl.ErrorRDMAWriteProtection)
 		t.untouched("behind the region, and the last frame", around[size-9:])
 	})),
 	rule("rdma-write/refused-immediate", "A refused RDMA write with immediate data takes no receive.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
@@ -144,14 +138,7 @@ var rdmaWriteRules = slices.Concat([]Rule{
 	rule("rdma-write/immediate-without-receive", "An RDMA write with immediate data that finds no receive is an empty receive queue: unreliable it is dropped, reliable the connection breaks.", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
 		a, b := t.ends(level, 2, 2, 5000)
 		a.writeImmediate(0, 5000, b.remote(0), 1)
-		t.asyncError(b.v, vipl.ErrorRecvQueueEmpty)
-		if level == vipl.UnreliableDelivery {
-			a.sent(vipl.StatusOpRDMAWrite)
-			a.behind(b)
-			t.state(a.v, vipl.Connected)
-			return
-		}
-		t.states(vipl.Error, a.v, b.v)
+		a.failsAtTarget(b, level, vipl.ErrorRecvQueueEmpty)
 		if level == vipl.ReliableReception {
 			a.sent(vipl.StatusOpRDMAWrite | vipl.StatusRemoteDescError)
 		}
@@ -294,6 +281,19 @@ var rdmaWriteRules = slices.Concat([]Rule{
 		}
 	})),
 }, refusedWriteRules())
+
+// failsAtTarget waits for the asynchronous error of an RDMA write at its target. An unreliable connection then still
+// carries messages, and a reliable one is broken.
+func (e *end) failsAtTarget(peer *end, level vipl.ReliabilityLevel, code vipl.ErrorCode) {
+	e.t.asyncError(peer.v, code)
+	if level != vipl.UnreliableDelivery {
+		e.t.states(vipl.Error, e.v, peer.v)
+		return
+	}
+	e.sent(vipl.StatusOpRDMAWrite)
+	e.behind(peer)
+	e.t.state(e.v, vipl.Connected)
+}
 
 // toldOfWrite waits for receive i, which an RDMA write of n bytes with immediate data consumes.
 func (e *end) toldOfWrite(i, n int, imm uint32) {

@@ -95,13 +95,7 @@ func refusedWriteRules() (rules []Rule) {
 	return append(rules, choice("rdma-write/refused-zero-length", "An RDMA write of length 0 to a VI without EnableRDMAWrite is refused.", "the VI's attribute is checked for each write", eachLevel(func(t *T, level vipl.ReliabilityLevel) {
 		a, b := t.endsOf(at(level), at(level), 2, 2, 64)
 		a.write(0, 0, b.remote(0))
-		t.asyncError(b.v, vipl.ErrorRDMAWriteProtection)
-		if level == vipl.UnreliableDelivery {
-			a.sent(vipl.StatusOpRDMAWrite)
-			a.behind(b)
-			return
-		}
-		t.states(vipl.Error, a.v, b.v)
+		a.failsAtTarget(b, level, vipl.ErrorRDMAWriteProtection)
 	})))
 }
 

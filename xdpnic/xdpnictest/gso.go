@@ -3,6 +3,7 @@ package xdpnictest
 import (
 	"errors"
 	"net/netip"
+	"slices"
 
 	"viaxdp/internal/base/gso"
 	"viaxdp/internal/base/wire"
@@ -29,10 +30,7 @@ func (g *GSO) Send(path *gso.Path, pieces [][]byte) error {
 			return err
 		}
 	}
-	var all []byte
-	for _, p := range pieces {
-		all = append(all, p...)
-	}
+	all := slices.Concat(pieces...)
 	size := path.Size
 	if size < 1 || len(all) > wire.MaxDatagram || len(all) > 64*size {
 		return ErrGSO

@@ -45,9 +45,7 @@ type Queue struct {
 	faults       Faults
 	faulty       bool
 	randomSource randomSource
-	burst        int       // frames of a burst still to lose
 	back         []*onLine // frames held back
-	onWay        int       // frames on the wire
 	lies         Lies
 	lying        bool
 	liars        [numLiars]randomSource
@@ -123,7 +121,7 @@ func (q *Queue) SetFaults(f Faults) {
 }
 
 func (q *Queue) setFaults(f Faults) {
-	q.faults, q.burst = f, 0
+	q.faults = f
 	q.faulty = f.Loss > 0 || f.Burst > 0 || f.Dup > 0 || f.Corrupt > 0 || f.Reorder > 0 || f.Delay > 0 || f.Jitter > 0
 	q.randomSource = newRandomSource(f.Seed, q.place())
 	if !q.faulty {
@@ -282,11 +280,9 @@ func (r *ring[T]) pop(n int) {
 //	Arrived = RxCut + RxNotOurs + RxRefused + RxTooLong + RxRingFull + RxNoFill + RxQueued
 type Stats struct {
 	TxFrames         uint64 // frames taken by Send and SendSegs
-	TxRefused        uint64 // refused because a rule was broken
 	TxFull           uint64 // refused because the TX ring was full
 	TxCompleted      uint64 // entries taken off the completion ring
 	TxBadCompletions uint64 // ignored completions: no chunk in flight
-	Flushes          uint64
 
 	// Outcomes of the frames that the queue sent.
 	Carried    uint64 // frames given to the wire

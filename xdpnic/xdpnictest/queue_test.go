@@ -380,12 +380,8 @@ func TestClosed(t *testing.T) {
 	addr, _, _ := a.Alloc()
 	a.Close()
 	nstest.ErrorIf(t, a.Ready() || a.Receive(make([]xdpnic.Frame, 4)) != 0 || a.Send(addr, frameLen, false), "a closed queue moves frames")
-	if err := a.Flush(); err != xdpnic.ErrClosed {
-		t.Error(err)
-	}
-	if err := a.Wait(-1); err != xdpnic.ErrClosed {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "closed", a.Flush(), xdpnic.ErrClosed)
+	nstest.WantErr(t, "closed", a.Wait(-1), xdpnic.ErrClosed)
 	sendAll(t, b, 0, 1)
 	if s := a.Stats(); s.RxCut != 1 {
 		t.Errorf("%+v", s)

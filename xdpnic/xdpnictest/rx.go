@@ -1,8 +1,6 @@
 package xdpnictest
 
 import (
-	"encoding/binary"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -96,18 +94,11 @@ func (q *Queue) demux(frame []byte) bool {
 		q.n.RxNotOurs++
 		return false
 	}
-	if !q.cfg.Admit(p.VI, p.Key, address(p.Src)) {
+	if !q.cfg.Admit(p.VI, p.Key, p.Src.Addr()) {
 		q.n.RxRefused++
 		return false
 	}
 	return true
-}
-
-func address(h wire.Host) netip.Addr {
-	var b [16]byte
-	binary.BigEndian.PutUint64(b[:], h.Hi)
-	binary.BigEndian.PutUint64(b[8:], h.Lo)
-	return netip.AddrFrom16(b).Unmap()
 }
 
 // Ready reports whether the RX ring holds an entry.

@@ -1,6 +1,7 @@
 package xdpnictest
 
 import (
+	"slices"
 	"time"
 
 	"viaxdp/internal/base/wire"
@@ -122,23 +123,12 @@ func (q *Queue) Pending() int {
 // and the chunk stays the caller's. It also refuses if the program does not own the chunk or the length is
 // wrong, which Audit reports as a misuse.
 func (q *Queue) Send(addr uint64, n int, retain bool) bool {
-	q.wire.mu.Lock()
-	defer q.wire.mu.Unlock()
-	if q.closed {
-		return false
-	}
-	seg := [1]xdpnic.Desc{{Addr: addr, Len: uint32(max(n, 0))}}
-	return q.enqueue("Send", seg[:], retain)
+	return q.enqueue("Send", []xdpnic.Desc{{Addr: addr, Len: uint32(max(n, 0))}}, retain)
 }
 
 // SendSegs puts one frame of several segments on the TX ring. Segments outside
 // of the chunks are the program's memory.
 func (q *Queue) SendSegs(segs []xdpnic.Desc, retain bool) bool {
-	q.wire.mu.Lock()
-	defer q.wire.mu.Unlock()
-	if q.closed {
-		return false
-	}
 	return q.enqueue("SendSegs", segs, retain)
 }
 
@@ -165,41 +155,35 @@ func Frame(t *wire.Template, h wire.Header, payload []byte) []byte {
 	return frame
 }
 
+// enqueue does what the call op asks for.
 func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
-	if len(segs) == 0 || len(segs) > maxSegs || len(segs) > 1 && !q.cfg.MultiBuffer {
-		q.n.TxRefused++
-		q.misuse("%s of %d segments", op, len(segs))
+	q.wire.mu.Lock()
+	defer q.wire.mu.Unlock()
+	if q.closed {
 		return false
+	}
+	if len(segs) == 0 || len(segs) > maxSegs || len(segs) > 1 && !q.cfg.MultiBuffer {
+		return q.refuse("%s of %d segments", op, len(segs))
 	}
 	total := uint64(0)
 	for k, s := range segs {
 		i := q.number(s.Addr)
-		twice := false
-		for _, other := range segs[:k] {
-			twice = twice || i >= 0 && i == q.number(other.Addr)
-		}
+		twice := i >= 0 && slices.ContainsFunc(segs[:k], func(other xdpnic.Desc) bool { return i == q.number(other.Addr) })
 		end := s.Addr + uint64(s.Len)
 		switch {
 		case i < 0 && (op == "Send" || end > uint64(len(q.mem)) || end < s.Addr),
 			i >= 0 && q.chunks[i].state != held, twice:
-			q.n.TxRefused++
 			q.wrongChunk(op, s.Addr)
 			return false
 		case i < 0 && s.Addr%q.size+uint64(s.Len) > q.size:
-			q.n.TxRefused++
-			q.misuse("%s of %d bytes at %#x, across a multiple of the chunk size", op, s.Len, s.Addr)
-			return false
+			return q.refuse("%s of %d bytes at %#x, across a multiple of the chunk size", op, s.Len, s.Addr)
 		case i >= 0 && end > q.addr(i)+q.size:
-			q.n.TxRefused++
-			q.misuse("%s of %d bytes at %#x, past the end of chunk %d", op, s.Len, s.Addr, i)
-			return false
+			return q.refuse("%s of %d bytes at %#x, past the end of chunk %d", op, s.Len, s.Addr, i)
 		}
 		total += uint64(s.Len)
 	}
 	if total < minFrame || q.cfg.MaxFrame > 0 && total > uint64(q.cfg.MaxFrame) {
-		q.n.TxRefused++
-		q.misuse("%s of %d bytes, which is no frame of the link", op, total)
-		return false
+		return q.refuse("%s of %d bytes, which is no frame of the link", op, total)
 	}
 	if q.tx.room() < len(segs) {
 		q.n.TxFull++
@@ -224,6 +208,12 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 	return true
 }
 
+// refuse records a send that breaks a rule, and returns false.
+func (q *Queue) refuse(format string, args ...any) bool {
+	q.misuse(format, args...)
+	return false
+}
+
 // Flush passes the queued frames to the wire, as far as the completion ring has room, and reaps. Without faults
 // the frames have arrived when it returns.
 func (q *Queue) Flush() error {
@@ -233,7 +223,6 @@ func (q *Queue) Flush() error {
 	if q.closed {
 		return xdpnic.ErrClosed
 	}
-	q.n.Flushes++
 	if q.lying {
 		d := &q.liars[lieFlush]
 		d.next()

@@ -71,9 +71,7 @@ func TestCloseEndsWait(t *testing.T) {
 		synctest.Wait()
 		b.Close()
 		for range 2 {
-			if err := <-done; err != xdpnic.ErrClosed {
-				t.Error(err)
-			}
+			nstest.WantErr(t, "closed", <-done, xdpnic.ErrClosed)
 		}
 	})
 }

@@ -35,7 +35,6 @@ func (w *Wire) Close() {
 	for _, e := range w.line {
 		if e.frame != nil {
 			e.from.n.Cut++
-			e.from.onWay--
 		}
 	}
 	w.line = nil
@@ -113,16 +112,14 @@ func (w *Wire) run() {
 	for len(w.line) > 0 && w.line[0].due <= now {
 		e := w.line[0]
 		w.line = w.line[1:]
-		switch {
-		case e.frame == nil:
+		if e.frame == nil {
 			e.from.complete(e.entry)
-		case e.behind > 0: // its time for being overtaken is over
-			e.from.back = remove(e.from.back, e)
-			w.release(e)
-		default:
-			w.arrive(e.from, e.frame)
-			w.done(e)
+			continue
 		}
+		if e.behind > 0 { // its time for being overtaken is over
+			e.from.back = remove(e.from.back, e)
+		}
+		w.release(e)
 	}
 	w.arm()
 }
@@ -142,21 +139,16 @@ func (q *Queue) Arrive(frame []byte) {
 	q.kernelReceive(frame)
 }
 
-// done removes a frame from the wire.
-func (w *Wire) done(e *onLine) {
-	e.from.onWay--
-	w.spare = append(w.spare, e.frame[:0])
-}
-
-// release sends on a frame that was held back.
+// release sends on a frame that was held back, or is at the end of its way.
 func (w *Wire) release(e *onLine) {
 	e.behind = 0
-	if e.delay > 0 {
-		w.later(e, e.delay)
+	if d := e.delay; d > 0 {
+		e.delay = 0
+		w.later(e, d)
 		return
 	}
 	w.arrive(e.from, e.frame)
-	w.done(e)
+	w.spare = append(w.spare, e.frame[:0])
 }
 
 // carry takes a frame from queue from. The bytes remain the sender's. Locked.
@@ -177,12 +169,7 @@ func (w *Wire) carry(from *Queue, frame []byte) {
 	}
 	t := from.faults.decide(&from.randomSource)
 	switch {
-	case from.burst > 0:
-		from.burst--
-		n.LostBurst++
-		return
-	case t.burst:
-		from.burst = t.burstLen - 1
+	case t.inBurst:
 		n.LostBurst++
 		return
 	case t.lost:
@@ -212,13 +199,12 @@ func (w *Wire) send(from *Queue, frame []byte, delay time.Duration, behind int) 
 		w.arrive(from, frame)
 		return
 	}
-	e := &onLine{from: from, frame: append(w.buffer(), frame...), delay: delay}
-	from.onWay++
+	e := &onLine{from: from, frame: append(w.buffer(), frame...)}
 	if behind > 0 {
 		from.n.Reordered++
-		e.behind = behind + 1 // its own turn counts
+		e.delay, e.behind = delay, behind+1 // its own turn counts
 		from.back = append(from.back, e)
-		w.later(e, cmp.Or(from.faults.ReorderTime, time.Millisecond))
+		w.later(e, time.Millisecond)
 		return
 	}
 	from.n.Delayed++
@@ -289,11 +275,7 @@ type Faults struct {
 	Dup      float64 // share that arrives twice
 	Corrupt  float64 // share that has up to three bits flipped
 
-	// Reorder is the share of frames that are overtaken: by 1 to ReorderDepth
-	// (default 4) later ones, or for ReorderTime (default 1 ms) at most.
-	Reorder      float64
-	ReorderDepth int
-	ReorderTime  time.Duration
+	Reorder float64 // share that is overtaken: by 1 to 4 later frames, or for 1 ms at most
 
 	Delay  time.Duration // minimum delay
 	Jitter time.Duration // upper bound of an additional random delay, which reorders frames
@@ -323,6 +305,7 @@ type Lies struct {
 // randomSource is a source of random choices. The choices for the n-th event follow from the seed and n alone.
 type randomSource struct {
 	seed, n uint64
+	burst   int // frames of a burst still to lose
 	pcg     *rand.PCG
 	rng     *rand.Rand
 }
@@ -345,13 +328,12 @@ func (d *randomSource) hit(share float64) bool {
 
 // faultDecision is the outcome for one frame.
 type faultDecision struct {
-	lost, burst  bool
-	dup, corrupt bool
-	behind       int // later frames that overtake it
-	delay        [2]time.Duration
-	flips        int
-	flip         [3]uint64 // random numbers that choose the bits
-	burstLen     int
+	lost, inBurst bool
+	dup, corrupt  bool
+	behind        int // later frames that overtake it
+	delay         [2]time.Duration
+	flips         int
+	flip          [3]uint64 // random numbers that choose the bits
 }
 
 // decide draws the outcome for the next frame. It always draws the same number of times, so that one fault does
@@ -359,15 +341,21 @@ type faultDecision struct {
 func (f *Faults) decide(d *randomSource) (t faultDecision) {
 	d.next()
 	t.lost = d.hit(f.Loss)
-	t.burst = d.hit(f.Burst)
-	t.burstLen = 1 + d.rng.IntN(cmp.Or(f.BurstLen, 8))
+	begins, length := d.hit(f.Burst), 1+d.rng.IntN(cmp.Or(f.BurstLen, 8))
+	if begins && d.burst == 0 {
+		d.burst = length
+	}
+	if d.burst > 0 {
+		d.burst--
+		t.inBurst = true
+	}
 	t.dup = d.hit(f.Dup)
 	t.corrupt = d.hit(f.Corrupt)
 	t.flips = 1 + d.rng.IntN(len(t.flip))
 	for i := range t.flip {
 		t.flip[i] = d.rng.Uint64()
 	}
-	if k := 1 + d.rng.IntN(cmp.Or(f.ReorderDepth, 4)); d.hit(f.Reorder) {
+	if k := 1 + d.rng.IntN(4); d.hit(f.Reorder) {
 		t.behind = k
 	}
 	for i := range t.delay {

@@ -2,6 +2,7 @@ package kagenttest
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -76,8 +77,8 @@ type endpoint struct {
 	addrs  []netip.Addr
 	port   uint16
 	in     chan packet
-	closed chan struct{}
-	once   sync.Once
+	ctx    context.Context // ends with it
+	end    context.CancelFunc
 }
 
 type packet struct {
@@ -87,7 +88,8 @@ type packet struct {
 }
 
 func (f *Fabric) attach(number int, port uint16, addrs []netip.Addr) *endpoint {
-	e := &endpoint{fabric: f, number: number, addrs: addrs, port: port, in: make(chan packet, inbox), closed: make(chan struct{})}
+	e := &endpoint{fabric: f, number: number, addrs: addrs, port: port, in: make(chan packet, inbox)}
+	e.ctx, e.end = context.WithCancel(context.Background())
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, a := range addrs {
@@ -146,14 +148,7 @@ func (e *endpoint) Broadcast(b []byte, from netip.Addr) error {
 	return nil
 }
 
-func (e *endpoint) isClosed() bool {
-	select {
-	case <-e.closed:
-		return true
-	default:
-		return false
-	}
-}
+func (e *endpoint) isClosed() bool { return e.ctx.Err() != nil }
 
 // transmit applies the configured faults to a copy of p, and delivers the result. Caller holds
 // the fabric's mutex.
@@ -223,7 +218,7 @@ func (e *endpoint) source(to netip.Addr) netip.Addr {
 func (e *endpoint) Serve(h connmgr.Handler) error {
 	for {
 		select {
-		case <-e.closed:
+		case <-e.ctx.Done():
 			return nil
 		case p := <-e.in:
 			if p.err != nil {
@@ -237,6 +232,6 @@ func (e *endpoint) Serve(h connmgr.Handler) error {
 
 // Close ends Serve. The addresses stay known as those of a host without agent.
 func (e *endpoint) Close() error {
-	e.once.Do(func() { close(e.closed) })
+	e.end()
 	return nil
 }

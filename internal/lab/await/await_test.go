@@ -10,32 +10,27 @@ import (
 )
 
 // failing is a test that notes how it was ended.
-type failing struct {
-	testing.TB
-	said string
-}
+type failing struct{ testing.TB }
 
-type ended struct{}
+type ended string
 
-func (f *failing) Helper() {}
+func (failing) Helper() {}
 
-func (f *failing) Fatalf(format string, args ...any) {
-	f.said = fmt.Sprintf(format, args...)
-	panic(ended{})
-}
+func (failing) Fatalf(format string, args ...any) { panic(ended(fmt.Sprintf(format, args...))) }
 
 // of is what ends a test that does f; empty: nothing does.
-func of(f func(t testing.TB)) string {
-	t := &failing{}
-	func() {
-		defer func() {
-			if r := recover(); r != nil && r != (ended{}) {
-				panic(r)
-			}
-		}()
-		f(t)
+func of(f func(t testing.TB)) (said string) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case ended:
+			said = string(r)
+		default:
+			panic(r)
+		}
 	}()
-	return t.said
+	f(failing{})
+	return ""
 }
 
 // A condition that becomes true late is waited for; one that never does ends the test
@@ -46,33 +41,24 @@ func TestAwait(t *testing.T) {
 		after time.Duration
 		comes bool
 	}{{0, true}, {WaitLimit - time.Second, true}, {WaitLimit + time.Second, false}} {
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			ok := func() bool { return time.Since(start) >= c.after }
-			if Comes(ok) != c.comes {
-				t.Errorf("after %v: comes %t", c.after, !c.comes)
-			}
-		})
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			said := of(func(t testing.TB) { Until(t, "it", func() bool { return time.Since(start) >= c.after }) })
-			if (said == "") != c.comes || !c.comes && !strings.HasPrefix(said, "it: ") {
-				t.Errorf("after %v: %q", c.after, said)
-			}
-		})
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			said := of(func(t testing.TB) {
+		for says, wait := range map[string]func(t testing.TB, ok func() bool){
+			"it: not within": func(t testing.TB, ok func() bool) { Until(t, "it", ok) },
+			errNot.Error(): func(t testing.TB, ok func() bool) {
 				Succeeds(t, "it", func() error {
-					if time.Since(start) >= c.after {
+					if ok() {
 						return nil
 					}
 					return errNot
 				})
+			},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				said := of(func(t testing.TB) { wait(t, func() bool { return time.Since(start) >= c.after }) })
+				if (said == "") != c.comes || !c.comes && !strings.Contains(said, says) {
+					t.Errorf("after %v: %q", c.after, said)
+				}
 			})
-			if (said == "") != c.comes || !c.comes && !strings.Contains(said, errNot.Error()) {
-				t.Errorf("after %v: %q", c.after, said)
-			}
-		})
+		}
 	}
 }

@@ -30,6 +30,13 @@ func If(err error) {
 // With fails with an error that [fmt.Errorf] makes.
 func With(format string, args ...any) { If(fmt.Errorf(format, args...)) }
 
+// Wrap is If with an error that begins with what it was about.
+func Wrap(err error, format string, args ...any) {
+	if err != nil {
+		With("%s: %w", fmt.Sprintf(format, args...), err)
+	}
+}
+
 // Must is If for a function with a result.
 func Must[T any](v T, err error) T {
 	If(err)
@@ -55,11 +62,7 @@ func Try(f func()) (err error) {
 }
 
 // During calls f. If that fails, the error begins with what it was about.
-func During(what string, f func()) {
-	if err := Try(f); err != nil {
-		With("%s: %w", what, err)
-	}
-}
+func During(what string, f func()) { Wrap(Try(f), "%s", what) }
 
 // Closing adds the error of closing something to err. If the function has failed, that error alone is returned.
 func Closing(err *error, close func() error) { *err = errors.Join(*err, close()) }

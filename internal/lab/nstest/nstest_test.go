@@ -15,23 +15,17 @@ func TestPairCarriesUDP(t *testing.T) {
 	for _, addr := range []string{b.IPv4.String(), b.IPv6.String()} {
 		var server net.PacketConn
 		var client net.Conn
-		if err := b.Do(func() (err error) {
+		Must(t, b.Do(func() (err error) {
 			server, err = net.ListenPacket("udp", net.JoinHostPort(addr, "9999"))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer server.Close()
-		if err := a.Do(func() (err error) {
+		Must(t, a.Do(func() (err error) {
 			client, err = net.Dial("udp", net.JoinHostPort(addr, "9999"))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		defer client.Close()
-		if _, err := client.Write([]byte("hello")); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, Err(client.Write([]byte("hello"))))
 		server.SetReadDeadline(time.Now().Add(5 * time.Second))
 		buf := make([]byte, 16)
 		if n, _, err := server.ReadFrom(buf); err != nil || string(buf[:n]) != "hello" {
@@ -45,16 +39,12 @@ func TestInside(t *testing.T) {
 	a, b := Pair(t, Options{})
 	for _, n := range []*NS{a, b} {
 		out, err := exec.Command("sh", "-c", `"$@"`, "sh", n.Inside(t)[0], n.Inside(t)[1], "readlink", "/proc/self/ns/net").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		var want string
-		if err := n.Do(func() (err error) {
+		Must(t, n.Do(func() (err error) {
 			want, err = os.Readlink("/proc/thread-self/ns/net")
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		if got := strings.TrimSpace(string(out)); got != want {
 			t.Errorf("in %s, want %s", got, want)
 		}

@@ -89,23 +89,17 @@ func TestTBF(t *testing.T) {
 	const count = 300 // half a second of frames, for a queue of 0.16 s
 	before := s.Middle.Counters(0)
 	for range count {
-		if _, err := from.Write(make([]byte, datagram)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, nstest.Err(from.Write(make([]byte, datagram))))
 	}
 	var n EmulatorCounters
 	await.Until(t, "all frames are passed or refused", func() bool {
 		n = s.Middle.Counters(0).Since(before)
 		return n.Passed+n.Refused == count
 	})
-	if n.Refused == 0 || n.Passed < 20_000/(datagram+42) {
-		t.Errorf("%+v", n)
-	}
+	nstest.ErrorIf(t, n.Refused == 0 || n.Passed < 20_000/(datagram+42), "%+v", n)
 	to.SetReadDeadline(time.Now().Add(time.Minute))
 	for range n.Passed {
-		if _, err := to.Read(make([]byte, datagram)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, nstest.Err(to.Read(make([]byte, datagram))))
 	}
 	nstest.Must(t, s.Middle.SetTBF(0, 0, 0))
 	if _, n := flood(t, s, from, to, count, Faults{}); n.Refused != 0 || n.Passed != count {

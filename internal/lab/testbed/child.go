@@ -82,9 +82,6 @@ func newSide(args []string, stderr io.Writer, start func(*exec.Cmd) error) (*Sid
 // Signal sends a signal to the process.
 func (s *Side) Signal(sig unix.Signal) error { return s.cmd.Process.Signal(sig) }
 
-// Exited is closed when the process has ended.
-func (s *Side) Exited() <-chan struct{} { return s.exited }
-
 // Err says how the side's process ended; it waits a moment for a process whose
 // control connection has just broken. It returns nil if the process runs.
 func (s *Side) Err() error {
@@ -186,7 +183,7 @@ func (k *holder) do(f func()) {
 // inherits that across exec for all its threads. Call it only in functions of do.
 func (k *holder) place(cpu int) error {
 	if cpu >= 0 {
-		return PinThread(cpu)
+		return pin(0, cpu)
 	}
 	if err := unix.SchedSetaffinity(0, &k.free); err != nil {
 		return fmt.Errorf("run on any CPU: %w", err)
@@ -199,9 +196,6 @@ func (k *holder) end() {
 	close(k.work)
 	<-k.done
 }
-
-// PinThread moves the calling thread, which its goroutine has locked, to one CPU.
-func PinThread(cpu int) error { return pin(0, cpu) }
 
 // pin moves a thread to one CPU; thread 0 is the calling one.
 func pin(thread, cpu int) error {

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
-	"viaxdp/internal/lab/fail"
 
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // Faults are what a [Middle] does to the frames that go through it in one direction. The zero value
@@ -75,32 +77,21 @@ type EmulatorCounters struct {
 
 // Plus is the sum of two ways.
 func (n EmulatorCounters) Plus(o EmulatorCounters) EmulatorCounters {
-	n.each(&o, func(a *uint64, b uint64) { *a += b })
-	return n
+	return n.with(o, func(a, b uint64) uint64 { return a + b })
 }
 
 // Since is what came after an earlier look; Waiting stays as it is now.
 func (n EmulatorCounters) Since(before EmulatorCounters) EmulatorCounters {
 	before.Waiting = 0
-	n.each(&before, func(a *uint64, b uint64) { *a -= b })
-	return n
+	return n.with(before, func(a, b uint64) uint64 { return a - b })
 }
 
-func (n *EmulatorCounters) each(o *EmulatorCounters, f func(a *uint64, b uint64)) {
-	f(&n.Taken, o.Taken)
-	f(&n.Passed, o.Passed)
-	f(&n.Duplicated, o.Duplicated)
-	f(&n.Corrupted, o.Corrupted)
-	f(&n.Reordered, o.Reordered)
-	f(&n.Delayed, o.Delayed)
-	f(&n.Marked, o.Marked)
-	f(&n.Queued, o.Queued)
-	f(&n.Lost, o.Lost)
-	f(&n.LostInBurst, o.LostInBurst)
-	f(&n.Limited, o.Limited)
-	f(&n.Refused, o.Refused)
-	f(&n.Overrun, o.Overrun)
-	f(&n.Waiting, o.Waiting)
+func (n EmulatorCounters) with(o EmulatorCounters, f func(a, b uint64) uint64) EmulatorCounters {
+	all, other := reflect.ValueOf(&n).Elem(), reflect.ValueOf(o)
+	for i := range all.NumField() {
+		all.Field(i).SetUint(f(all.Field(i).Uint(), other.Field(i).Uint()))
+	}
+	return n
 }
 
 // faultDecision is what is to become of one frame.
@@ -173,11 +164,8 @@ func canCorrupt(frame []byte) bool {
 	if len(frame) <= etherLen {
 		return false
 	}
-	switch uint16(frame[etherTypeAt])<<8 | uint16(frame[etherTypeAt+1]) {
-	case 0x0800, 0x86dd:
-		return true
-	}
-	return false
+	kind := binary.BigEndian.Uint16(frame[etherTypeAt:])
+	return kind == unix.ETH_P_IP || kind == unix.ETH_P_IPV6
 }
 
 // damage flips the bits that p chose, behind the Ethernet header.
@@ -211,7 +199,7 @@ type emulator struct {
 	seen   EmulatorCounters // of the frames that watch is for
 
 	// Of run alone.
-	apart        bool // the frame that is taken is one that watch is for
+	apart        bool // the frame at hand is one that watch is for
 	randomSource randomSource
 	bottleneck   bottleneck
 	line         []waiting // what is due first at its beginning
@@ -241,10 +229,8 @@ func openEmulator(in, out int) (_ *emulator, err error) {
 	defer fail.Catch(&err)
 	e.in = fail.Must(packetSocket(in, unix.ETH_P_ALL))
 	e.out = fail.Must(packetSocket(out, 0)) // protocol 0: receives nothing
-	if e.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return nil, fmt.Errorf("eventfd: %w", err)
-	}
-	return e, nil
+	e.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	return e, err
 }
 
 func packetSocket(index, protocol int) (int, error) {
@@ -390,9 +376,8 @@ func (e *emulator) turn() (wait time.Duration) {
 	for len(e.line) > 0 && e.line[0].due <= now {
 		x := e.line[0]
 		e.line = e.line[1:]
-		before := e.n
+		e.apart = x.apart
 		e.pass(x.frame)
-		e.countApart(x.apart, before)
 		e.spare = append(e.spare, x.frame[:0])
 	}
 	defer e.countWaiting()
@@ -427,20 +412,17 @@ func (e *emulator) countOverrun() {
 
 // receive takes a frame from the sending side.
 func (e *emulator) receive(frame []byte, now time.Duration) {
-	before := e.n
 	e.apart = e.watch != nil && e.watch(frame)
-	e.n.Taken++
+	e.count(func(n *EmulatorCounters) { n.Taken++ })
 	e.keep(frame)
 	e.decide(frame, now)
-	e.countApart(e.apart, before)
 }
 
-// countApart adds the counts of one frame, those since before, to the watched counters if
-// apart is set. Locked.
-func (e *emulator) countApart(apart bool, before EmulatorCounters) {
-	if apart {
-		e.seen = e.seen.Plus(e.n.Since(before))
-		e.seen.Waiting = 0
+// count counts something about the frame at hand, which may be one that is watched. Locked.
+func (e *emulator) count(add func(n *EmulatorCounters)) {
+	add(&e.n)
+	if e.apart {
+		add(&e.seen)
 	}
 }
 
@@ -449,14 +431,14 @@ func (e *emulator) decide(frame []byte, now time.Duration) {
 	t := e.randomSource.next(&e.faults)
 	switch {
 	case t.inBurst:
-		e.n.LostInBurst++
+		e.count(func(n *EmulatorCounters) { n.LostInBurst++ })
 		return
 	case t.lost:
-		e.n.Lost++
+		e.count(func(n *EmulatorCounters) { n.Lost++ })
 		return
 	}
 	if t.duplicate {
-		e.n.Duplicated++
+		e.count(func(n *EmulatorCounters) { n.Duplicated++ })
 		copied := append(e.buffer(), frame...)
 		e.travel(copied, &t.copies[1], now)
 		e.spare = append(e.spare, copied[:0])
@@ -468,22 +450,22 @@ func (e *emulator) decide(frame []byte, now time.Duration) {
 func (e *emulator) travel(frame []byte, p *copyPlan, now time.Duration) {
 	f := &e.faults
 	if p.corrupt && canCorrupt(frame) {
-		e.n.Corrupted++
+		e.count(func(n *EmulatorCounters) { n.Corrupted++ })
 		p.damage(frame)
 	}
 	x := waiting{since: now, due: now, after: f.Delay + time.Duration(p.jitter*float64(f.Jitter)), apart: e.apart}
 	if p.heldBack {
-		e.n.Reordered++
+		e.count(func(n *EmulatorCounters) { n.Reordered++ })
 		x.after += cmp.Or(f.ReorderBy, defaultReorderBy)
 	}
 	if f.Rate > 0 {
 		q := e.bottleneck.queueOf(frame, f.PerFlow)
 		if q.full(f, len(frame)) {
-			e.n.Limited++
+			e.count(func(n *EmulatorCounters) { n.Limited++ })
 			return
 		}
 		if f.Mark > 0 && q.bytes > f.Mark && markCE(frame) {
-			e.n.Marked++
+			e.count(func(n *EmulatorCounters) { n.Marked++ })
 		}
 		x.frame = append(e.buffer(), frame...)
 		e.bottleneck.push(q, x)
@@ -495,7 +477,7 @@ func (e *emulator) travel(frame []byte, p *copyPlan, now time.Duration) {
 		return
 	}
 	if !p.heldBack {
-		e.n.Delayed++
+		e.count(func(n *EmulatorCounters) { n.Delayed++ })
 	}
 }
 
@@ -510,10 +492,10 @@ func (e *emulator) serve(now time.Duration) {
 // pass hands a frame to the receiving side.
 func (e *emulator) pass(frame []byte) {
 	if err := unix.Sendto(e.out, frame, 0, nil); err != nil {
-		e.n.Refused++
+		e.count(func(n *EmulatorCounters) { n.Refused++ })
 		return
 	}
-	e.n.Passed++
+	e.count(func(n *EmulatorCounters) { n.Passed++ })
 }
 
 func (e *emulator) buffer() []byte {

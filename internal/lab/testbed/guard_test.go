@@ -67,9 +67,7 @@ func TestKilledGuard(t *testing.T) {
 	before := allowance(t)
 	g := NewGuard([]string{asGuard})
 	must(t, g.Raise(2))
-	if g.Raise(2) == nil {
-		t.Error("raised twice")
-	}
+	nstest.ErrorIf(t, g.Raise(2) == nil, "raised twice")
 	if now := allowance(t); now < 2 {
 		t.Errorf("the allowance is %d after raising it by 2", now)
 	}
@@ -119,6 +117,8 @@ func TestExplain(t *testing.T) {
 		{fmt.Errorf("probe: %w", ebpf.ErrNotSupported), "XSKMAP", "CONFIG_XDP_SOCKETS"},
 		{unix.ENOSYS, "XDP program", "CONFIG_BPF_SYSCALL"},
 		{unix.EOPNOTSUPP, "veth pair", "CONFIG_VETH"},
+		{unix.EOPNOTSUPP, "bridge", "CONFIG_BRIDGE"},
+		{unix.EOPNOTSUPP, "network namespace", ""},
 		{unix.EINVAL, "network namespace", "CONFIG_NET_NS"},
 		{unix.EPERM, "network namespace", "permission for network namespace"},
 		{unix.ENOMEM, "veth pair", ""},
@@ -130,9 +130,7 @@ func TestExplain(t *testing.T) {
 			t.Errorf("%v while making a %s: %v", c.err, c.doing, err)
 			continue
 		}
-		if !errors.Is(err, c.err) {
-			t.Errorf("%v has lost %v", err, c.err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, c.err), "%v has lost %v", err, c.err)
 		if m != nil && (!strings.Contains(m.Error(), c.want) || m.Remedy == "" || strings.Contains(m.Error(), "\n")) {
 			t.Errorf("%v while making a %s: %q", c.err, c.doing, m.Error())
 		}

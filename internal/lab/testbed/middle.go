@@ -98,9 +98,7 @@ func (m *Middle) link(side netns.NsHandle, p Pair, i int, mac net.HardwareAddr) 
 		}
 		return errors.Join(err, h.LinkSetUp(l))
 	})
-	if err != nil {
-		fail.With("middle: %w", err)
-	}
+	fail.Wrap(err, "middle")
 	fail.If(thread.In(int(side), func() error { return plainFrames(name) }))
 	return fail.Must(veth.Up(side, name, veth.Nth(p.Net4, i+1), veth.Nth(p.Net6, i+1))), index
 }

@@ -11,14 +11,13 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
@@ -95,9 +94,7 @@ func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (a
 	write := func(number uint32) {
 		t.Helper()
 		binary.BigEndian.PutUint32(b, number)
-		if _, err := from.Write(b); err != nil {
-			t.Fatal(err)
-		}
+		must(t, nstest.Err(from.Write(b)))
 	}
 	until := func(enough func() bool) {
 		t.Helper()
@@ -226,12 +223,8 @@ func TestFaultsReplay(t *testing.T) {
 	again, _ := flood(t, s, from, to, 500, f)
 	f.Seed++
 	other, _ := flood(t, s, from, to, 500, f)
-	if !slices.Equal(first, again) {
-		t.Errorf("the same seed: %v, then %v", first, again)
-	}
-	if slices.Equal(first, other) {
-		t.Error("another seed chose the same frames")
-	}
+	nstest.ErrorIf(t, !slices.Equal(first, again), "the same seed: %v, then %v", first, again)
+	nstest.ErrorIf(t, slices.Equal(first, other), "another seed chose the same frames")
 }
 
 // Delay is at least what was asked for, on the way there only.
@@ -240,13 +233,9 @@ func TestDelay(t *testing.T) {
 	from, to := sockets(t, s)
 	s.Middle.SetFaults(0, Faults{Delay: 50 * time.Millisecond})
 	start := time.Now()
-	if _, err := from.Write([]byte("there")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, nstest.Err(from.Write([]byte("there"))))
 	b := make([]byte, 10)
-	if _, err := to.Read(b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, nstest.Err(to.Read(b)))
 	if d := time.Since(start); d < 50*time.Millisecond {
 		t.Errorf("arrived after %v", d)
 	}
@@ -303,9 +292,7 @@ func TestHolderThread(t *testing.T) {
 		k := newHolder()
 		defer k.end()
 		k.do(func() {
-			if unix.Gettid() == unix.Getpid() {
-				t.Error("a holder has the main thread")
-			}
+			nstest.ErrorIf(t, unix.Gettid() == unix.Getpid(), "a holder has the main thread")
 		})
 	}
 }
@@ -324,9 +311,7 @@ func TestSiteOutlivesItsProcesses(t *testing.T) {
 		}
 		must(t, p.Signal(unix.SIGKILL))
 		<-p.exited
-		if _, err := io.ReadAll(p.Control); err != nil {
-			t.Error(err)
-		}
+		nstest.Check(t, nstest.Err(io.ReadAll(p.Control)))
 		if err := p.Close(); err == nil {
 			t.Error("a process that was killed ended well")
 		}
@@ -351,9 +336,7 @@ func TestStartThrough(t *testing.T) {
 	must(t, err)
 	defer func() { nstest.Check(t, bed.Close()) }()
 	middles := bed.Middles()
-	if len(middles) != 2 {
-		t.Fatalf("%d middles for two pairs", len(middles))
-	}
+	nstest.FatalIf(t, len(middles) != 2, "%d middles for two pairs", len(middles))
 	cpus, err := AllowedCPUs()
 	must(t, err)
 	must(t, middles[0].Prefer([2]int{cpus[0], cpus[len(cpus)-1]}))
@@ -365,22 +348,12 @@ func TestStartThrough(t *testing.T) {
 		if len(s.Ends) != 2 || s.Ends[0].Name != "via0" || s.Ends[1].Name != "tcp0" {
 			t.Fatalf("side %d has %+v", i, s.Ends)
 		}
-		ns, err := netns.GetFromPid(s.Pid)
-		must(t, err)
-		defer ns.Close()
-		err = thread.In(int(ns), func() (err error) {
-			ends[i], err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.Ends[0].IPv4.Addr(), 7001)))
-			return err
-		})
-		must(t, err)
-		defer ends[i].Close()
+		ends[i] = bed.udp(t, i, s.Ends[0].IPv4.Addr())
 	}
 	to := netip.AddrPortFrom(bed.Side(1).Ends[0].IPv4.Addr(), 7001)
 	send := func(arrives bool) {
 		t.Helper()
-		if _, err := ends[0].WriteToUDPAddrPort([]byte("hello"), to); err != nil {
-			t.Fatal(err)
-		}
+		must(t, nstest.Err(ends[0].WriteToUDPAddrPort([]byte("hello"), to)))
 		wait := 20 * time.Second
 		if !arrives {
 			wait = 50 * time.Millisecond
@@ -410,10 +383,8 @@ func preferred(t *testing.T) (n int) {
 	threads, err := os.ReadDir("/proc/self/task")
 	must(t, err)
 	for _, thread := range threads {
-		id := 0
-		for _, c := range thread.Name() {
-			id = 10*id + int(c-'0')
-		}
+		id, err := strconv.Atoi(thread.Name())
+		must(t, err)
 		if a, err := unix.SchedGetAttr(id, 0); err == nil && a.Policy == unix.SCHED_FIFO {
 			n++
 		}
@@ -432,9 +403,7 @@ func TestStartThroughFails(t *testing.T) {
 		bed.Close()
 		t.Fatal("a pair with an MTU of 1")
 	}
-	if bed != nil {
-		t.Errorf("%v beside %v", bed, err)
-	}
+	nstest.ErrorIf(t, bed != nil, "%v beside %v", bed, err)
 }
 
 // Watched frames are also counted separately, including delayed ones.

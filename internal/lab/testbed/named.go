@@ -14,7 +14,6 @@ import (
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/base/rundir"
-	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/veth"
 )
@@ -95,7 +94,7 @@ func (n Named) build(st *state) {
 		st.Namespaces = append(st.Namespaces, namespaceState{Name: name})
 		fail.If(n.save(*st))
 		var err error
-		handles[i], err = newNamed(name)
+		handles[i], err = veth.NewNamed(name)
 		fail.If(explain(err, "network namespace"))
 		defer handles[i].Close()
 		st.Namespaces[i].Inode = fail.Must(namespaceInode(name))
@@ -184,12 +183,6 @@ func (n Named) undo(st state) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// newNamed makes a namespace with a name, without changing the caller's.
-func newNamed(name string) (h netns.NsHandle, err error) {
-	thread.Run(func() { h, err = netns.NewNamed(name) })
-	return h, err
 }
 
 // deleteNamed removes the name; a plain file that an interrupted NewNamed left

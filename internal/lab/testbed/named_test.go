@@ -18,6 +18,7 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/veth"
 )
 
 // privateBed has names that no other test and no user has.
@@ -49,16 +50,22 @@ func inode(t *testing.T, name string) uint64 {
 	return i
 }
 
+// statusIs checks whether a bed is up, and why not.
+func statusIs(t *testing.T, n Named, up bool, problem string) Status {
+	t.Helper()
+	s, err := n.Status()
+	if err != nil || s.Up != up || (s.Problem == "") != (problem == "") || !strings.Contains(s.Problem, problem) {
+		t.Errorf("status: %+v, %v; want up %v, problem %q", s, err, up, problem)
+	}
+	return s
+}
+
 func TestNamedUpAndDown(t *testing.T) {
 	n := privateBed(t)
-	if s, err := n.Status(); err != nil || s.Up {
-		t.Fatalf("before: %+v, %v", s, err)
-	}
+	statusIs(t, n, false, "")
 	must(t, n.Up())
-	s, err := n.Status()
-	if err != nil || !s.Up || len(s.Ends) != 2 {
-		t.Fatalf("up: %+v, %v", s, err)
-	}
+	s := statusIs(t, n, true, "")
+	nstest.FatalIf(t, len(s.Ends) != 2, "%+v", s)
 	for i, e := range s.Ends {
 		if e.Name != n.Namespaces[i] {
 			t.Errorf("interface %s in namespace %s", e.Name, n.Namespaces[i])
@@ -70,14 +77,10 @@ func TestNamedUpAndDown(t *testing.T) {
 	// A second up changes nothing.
 	was := inode(t, n.Namespaces[0])
 	must(t, n.Up())
-	if inode(t, n.Namespaces[0]) != was {
-		t.Error("the second up has made another namespace")
-	}
+	nstest.ErrorIf(t, inode(t, n.Namespaces[0]) != was, "the second up has made another namespace")
 	must(t, n.Down())
 	for _, name := range n.Namespaces {
-		if slices.Contains(named(t), name) {
-			t.Errorf("the namespace %s is left", name)
-		}
+		nstest.ErrorIf(t, slices.Contains(named(t), name), "the namespace %s is left", name)
 	}
 	if _, err := os.Stat(n.StateDir); !os.IsNotExist(err) {
 		t.Errorf("the state directory is left: %v", err)
@@ -91,7 +94,7 @@ func TestNamedUpAndDown(t *testing.T) {
 // removed.
 func TestNamedLeavesOthersAlone(t *testing.T) {
 	n := privateBed(t)
-	h, err := newNamed(n.Namespaces[1])
+	h, err := veth.NewNamed(n.Namespaces[1])
 	must(t, err)
 	h.Close()
 	defer deleteNamed(n.Namespaces[1])
@@ -99,12 +102,8 @@ func TestNamedLeavesOthersAlone(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	must(t, n.Down())
-	if !slices.Contains(named(t), n.Namespaces[1]) {
-		t.Error("down has removed it")
-	}
-	if slices.Contains(named(t), n.Namespaces[0]) {
-		t.Error("a half-made bed is left")
-	}
+	nstest.ErrorIf(t, !slices.Contains(named(t), n.Namespaces[1]), "down has removed it")
+	nstest.ErrorIf(t, slices.Contains(named(t), n.Namespaces[0]), "a half-made bed is left")
 }
 
 // Down knows its namespaces by more than their names.
@@ -112,13 +111,11 @@ func TestNamedReplaced(t *testing.T) {
 	n := privateBed(t)
 	must(t, n.Up())
 	must(t, deleteNamed(n.Namespaces[0]))
-	h, err := newNamed(n.Namespaces[0])
+	h, err := veth.NewNamed(n.Namespaces[0])
 	must(t, err)
 	h.Close()
 	defer deleteNamed(n.Namespaces[0])
-	if s, err := n.Status(); err != nil || s.Up || s.Problem == "" {
-		t.Errorf("status: %+v, %v", s, err)
-	}
+	statusIs(t, n, false, "another one now")
 	must(t, n.Down())
 	if got := named(t); !slices.Contains(got, n.Namespaces[0]) || slices.Contains(got, n.Namespaces[1]) {
 		t.Errorf("left are %v, want %s only", got, n.Namespaces[0])
@@ -130,24 +127,16 @@ func TestNamedRepair(t *testing.T) {
 	n := privateBed(t)
 	must(t, n.Up())
 	must(t, deleteLink(n.Namespaces[0]))
-	if s, err := n.Status(); err != nil || s.Up {
-		t.Fatalf("status without a link: %+v, %v", s, err)
-	}
+	statusIs(t, n, false, "interface "+n.Namespaces[0])
 	must(t, n.Up())
-	if s, err := n.Status(); err != nil || !s.Up {
-		t.Errorf("after repair: %+v, %v", s, err)
-	}
+	statusIs(t, n, true, "")
 	st, err := n.load()
 	must(t, err)
 	st.Complete, st.Namespaces[1].Inode = false, 0
 	must(t, n.save(st))
-	if s, err := n.Status(); err != nil || s.Up || !strings.Contains(s.Problem, "interrupted") {
-		t.Errorf("status of an interrupted up: %+v, %v", s, err)
-	}
+	statusIs(t, n, false, "interrupted")
 	must(t, n.Up())
-	if s, err := n.Status(); err != nil || !s.Up {
-		t.Errorf("after repair: %+v, %v", s, err)
-	}
+	statusIs(t, n, true, "")
 }
 
 // A user who can read the state directory, and locks it, does not prevent a bed from being made.
@@ -194,12 +183,7 @@ func reserve(t *testing.T, n int) hugepages.Reservation {
 // useSurplus opens an arena of all free pages and two surplus ones.
 func useSurplus(t *testing.T) *hugepages.Arena {
 	t.Helper()
-	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-	if err != nil {
-		nstest.Lacks(t, "the pool of 2 MB pages: %v", err)
-	}
-	free, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	must(t, err)
+	free := pool(t, "free_hugepages")
 	restore, err := hugepages.Overcommit(1024)
 	if err != nil {
 		nstest.Lacks(t, "the pool of 2 MB pages cannot be set: %v", err)
@@ -314,13 +298,9 @@ func FuzzState(f *testing.F) {
 			}
 		}
 		for i, end := range st.Ends {
-			if i > 1 || end.Name != st.Namespaces[i].Name {
-				t.Fatalf("%+v would be an interface of the bed", end)
-			}
+			nstest.FatalIf(t, i > 1 || end.Name != st.Namespaces[i].Name, "%+v would be an interface of the bed", end)
 		}
-		if st.Complete && !st.exists() {
-			t.Fatal("a bed is up that has no namespaces")
-		}
+		nstest.FatalIf(t, st.Complete && !st.exists(), "a bed is up that has no namespaces")
 		most := st.Hugepages
 		if g := st.Growing; g != nil {
 			if most > 0 || g.Before < 0 || g.Surplus < 0 {

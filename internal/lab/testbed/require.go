@@ -122,27 +122,40 @@ func requireKernel(n Need) error {
 	return nil
 }
 
+// refusals are those of the kernel that mean that it was built without an option, by what was to be made; "": by
+// anything. module is the one that has it.
+var refusals = []struct {
+	err                   error
+	doing, option, module string
+}{
+	{unix.EAFNOSUPPORT, "", "CONFIG_XDP_SOCKETS", ""},
+	{ebpf.ErrNotSupported, "XSKMAP", "CONFIG_XDP_SOCKETS", ""},
+	{unix.ENOSYS, "XSKMAP", "CONFIG_XDP_SOCKETS", ""},
+	{ebpf.ErrNotSupported, "", "CONFIG_BPF_SYSCALL", ""},
+	{unix.ENOSYS, "", "CONFIG_BPF_SYSCALL", ""},
+	{unix.EOPNOTSUPP, "veth pair", "CONFIG_VETH", "veth"},
+	{unix.EOPNOTSUPP, "bridge", "CONFIG_BRIDGE", "bridge"},
+	{unix.EINVAL, "network namespace", "CONFIG_NET_NS", ""},
+}
+
 // explain turns the kernel's refusal to make something into a MissingError
 // where the refusal means that the machine cannot do it, and returns any other
 // error with its context; nil without an error.
 func explain(err error, doing string) error {
-	const rebuild = "use a kernel that is built with it"
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case errors.Is(err, unix.EAFNOSUPPORT):
-		return &MissingError{What: "kernel option CONFIG_XDP_SOCKETS", Err: err, Remedy: rebuild}
-	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.ENOSYS):
-		option := "CONFIG_BPF_SYSCALL"
-		if doing == "XSKMAP" {
-			option = "CONFIG_XDP_SOCKETS"
+	}
+	for _, r := range refusals {
+		if !errors.Is(err, r.err) || r.doing != "" && r.doing != doing {
+			continue
 		}
-		return &MissingError{What: "kernel option " + option, Err: err, Remedy: rebuild}
-	case errors.Is(err, unix.EOPNOTSUPP) && doing == "veth pair":
-		return &MissingError{What: "kernel option CONFIG_VETH", Err: err, Remedy: rebuild + " (or load the module: modprobe veth)"}
-	case errors.Is(err, unix.EINVAL) && doing == "network namespace":
-		return &MissingError{What: "kernel option CONFIG_NET_NS", Err: err, Remedy: rebuild}
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		m := &MissingError{What: "kernel option " + r.option, Err: err, Remedy: "use a kernel that is built with it"}
+		if r.module != "" {
+			m.Remedy += " (or load the module: modprobe " + r.module + ")"
+		}
+		return m
+	}
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return &MissingError{
 			What: "permission for " + doing, Err: err,
 			Remedy: "run it as root, outside of a sandbox that filters this system call",

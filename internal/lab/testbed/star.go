@@ -76,19 +76,12 @@ func (s *Star) bridge(n, mtu int) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = "hub", mtu
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
-	err := veth.In(hub, func(h *netlink.Handle) error {
+	fail.If(explain(veth.In(hub, func(h *netlink.Handle) error {
 		if err := h.LinkAdd(bridge); err != nil {
 			return err
 		}
 		return h.LinkSetUp(bridge)
-	})
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		err = &MissingError{What: "kernel option CONFIG_BRIDGE", Err: err,
-			Remedy: "use a kernel that is built with it (or load the module: modprobe bridge)"}
-	}
-	if err != nil {
-		fail.With("bridge: %w", err)
-	}
+	}), "bridge"))
 	for i := range n {
 		fail.During(fmt.Sprint("namespace ", i), func() { s.Ends = append(s.Ends, s.spoke(hub, bridge, i, mtu)) })
 	}

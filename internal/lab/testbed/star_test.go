@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -23,11 +22,7 @@ func TestLossyStar(t *testing.T) {
 		defer s.Close()
 		var ends [2]*net.UDPConn
 		for i, e := range s.Ends {
-			must(t, thread.In(int(s.spaces[i]), func() (err error) {
-				ends[i], err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(e.IPv4.Addr(), 7001)))
-				return err
-			}))
-			defer ends[i].Close()
+			ends[i] = s.udp(t, i, e.IPv4.Addr())
 		}
 		// Once the neighbours are known, no other frames are sent.
 		b := make([]byte, 16)
@@ -42,13 +37,9 @@ func TestLossyStar(t *testing.T) {
 			for tries := 0; !met && tries < 20 && loss < 1; tries++ {
 				met = meet(i)
 			}
-			if !met && loss < 1 {
-				t.Fatalf("loss %v: side %d is not heard", loss, i)
-			}
+			nstest.FatalIf(t, !met && loss < 1, "loss %v: side %d is not heard", loss, i)
 		}
-		if loss == 1 && (meet(0) || meet(1)) {
-			t.Error("a message has come though everything is lost")
-		}
+		nstest.ErrorIf(t, loss == 1 && (meet(0) || meet(1)), "a message has come though everything is lost")
 		const messages = 2000
 		before, lostBefore, err := s.Counts()
 		must(t, err)
@@ -70,9 +61,7 @@ func TestLossyStar(t *testing.T) {
 					waitFor(before + uint64(i-50))
 				}
 				side := i % 2
-				if _, err := ends[side].WriteToUDPAddrPort([]byte("hello"), netip.AddrPortFrom(s.Ends[1-side].IPv4.Addr(), 7001)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, nstest.Err(ends[side].WriteToUDPAddrPort([]byte("hello"), netip.AddrPortFrom(s.Ends[1-side].IPv4.Addr(), 7001))))
 			}
 		}
 		if loss < 1 {

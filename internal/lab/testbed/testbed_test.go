@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/await"
@@ -79,13 +79,30 @@ func gone(pid int) bool {
 // while, so that tests ask whether it comes down to what it was.
 func allowance(t *testing.T) int {
 	t.Helper()
-	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages")
+	return pool(t, "nr_overcommit_hugepages")
+}
+
+// pool is a number of the kernel's pool of 2 MB pages.
+func pool(t *testing.T, name string) int {
+	t.Helper()
+	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/" + name)
 	if err != nil {
 		nstest.Lacks(t, "no hugepages in this kernel: %v", err)
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	must(t, err)
 	return n
+}
+
+// udp is a socket in a namespace, at port 7001 of an address.
+func (g *group) udp(t *testing.T, i int, at netip.Addr) (c *net.UDPConn) {
+	t.Helper()
+	must(t, g.Do(i, func() (err error) {
+		c, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, 7001)))
+		return err
+	}))
+	t.Cleanup(func() { c.Close() })
+	return c
 }
 
 // allowanceIs waits until the allowance is not more than before. It waits longer than
@@ -117,15 +134,19 @@ func TestBedHasItsPairs(t *testing.T) {
 	must(t, err)
 	for i := range 2 {
 		s := bed.Side(i)
-		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", s.Pid)); err != nil || ns == own {
+		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", s.Pid))
+		if err != nil || ns == own {
 			t.Errorf("side %d lives in %s (%v), as we do", i, ns, err)
 		}
-		h, err := netns.GetFromPid(s.Pid)
-		must(t, err)
-		defer h.Close()
-		nl, err := netlink.NewHandleAt(h, unix.NETLINK_ROUTE)
+		nl, err := netlink.NewHandleAt(bed.spaces[i], unix.NETLINK_ROUTE)
 		must(t, err)
 		defer nl.Close()
+		must(t, bed.Do(i, func() error {
+			if same, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || same != ns {
+				t.Errorf("side %d lives in %s, and the bed takes %s for its namespace (%v)", i, ns, same, err)
+			}
+			return nil
+		}))
 		for j, want := range []struct {
 			name string
 			addr string
@@ -203,7 +224,7 @@ func TestBedPinsItsChildren(t *testing.T) {
 // The error for a CPU that does not exist names it, with the existing ones.
 func TestPinToNoCPU(t *testing.T) {
 	for _, cpu := range []int{-1, 1000} {
-		if err := PinThread(cpu); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no CPU %d for this process: it may use ", cpu)) {
+		if err := pin(0, cpu); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("no CPU %d for this process: it may use ", cpu)) {
 			t.Errorf("CPU %d: %v", cpu, err)
 		}
 	}
@@ -223,9 +244,7 @@ func TestKilledChild(t *testing.T) {
 		t.Errorf("got %v, want that side 1 has ended", err)
 	}
 	bed.Close()
-	if !gone(bed.Side(0).Pid) {
-		t.Error("the other child still runs")
-	}
+	nstest.ErrorIf(t, !gone(bed.Side(0).Pid), "the other child still runs")
 }
 
 // Start leaves nothing when a pair cannot be made.
@@ -273,8 +292,6 @@ func TestPairCheck(t *testing.T) {
 		{Names: [2]string{"a", ""}, MTU: 1500},
 		{Names: [2]string{"a", "sixteen-bytes-xx"}, MTU: 1500},
 	} {
-		if p.Check() == nil {
-			t.Errorf("%+v is accepted", p)
-		}
+		nstest.ErrorIf(t, p.Check() == nil, "%+v is accepted", p)
 	}
 }

@@ -114,15 +114,6 @@ func (a *attack) late() bool {
 	return a.ctx.Err() != nil || len(a.report.Violations) > 0 || time.Since(a.start) > a.cfg.For+attackMore
 }
 
-// progress reports how far the attack is.
-func (a *attack) progress(event string) {
-	if a.cfg.Progress == nil {
-		return
-	}
-	a.report.Event, a.report.Elapsed = event, time.Since(a.start)
-	a.cfg.Progress(a.report)
-}
-
 // percentile is the p-th of times, which it sorts; 0 of none.
 func percentile(d []time.Duration, p float64) time.Duration {
 	if len(d) == 0 {
@@ -151,15 +142,19 @@ type actor struct {
 
 // result is what an actor has done.
 type result struct {
-	Counts map[string]uint64          `json:",omitempty"`
-	Times  map[string][]time.Duration `json:",omitempty"` // of what was timed, beyond what the actor ran late
+	Counts map[string]uint64
+	Times  map[string][]time.Duration // of what was timed, beyond what the actor ran late
 	Wrong  []string                   `json:",omitempty"` // what must not be
 	Spells []schedlat.Spell           `json:",omitempty"` // of the process: see schedlat
 }
 
 func newActor(meter *schedlat.Meter) actor {
 	ctx, end := context.WithCancel(context.Background())
-	return actor{lag: meter, ctx: ctx, end: end}
+	return actor{lag: meter, ctx: ctx, end: end, r: newResult()}
+}
+
+func newResult() result {
+	return result{Counts: make(map[string]uint64), Times: make(map[string][]time.Duration)}
 }
 
 // result is what it has done since the last command.
@@ -167,7 +162,7 @@ func (w *actor) result() result {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.r
-	w.r = result{}
+	w.r = newResult()
 	r.Spells = w.lag.Spells()
 	return r
 }
@@ -187,9 +182,6 @@ func (w *actor) leave() error {
 func (w *actor) count(what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.r.Counts == nil {
-		w.r.Counts = make(map[string]uint64)
-	}
 	w.r.Counts[what]++
 }
 
@@ -225,9 +217,6 @@ func (w *actor) time(what string, f func() error) error {
 	w.count(what)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.r.Times == nil {
-		w.r.Times = make(map[string][]time.Duration)
-	}
 	w.r.Times[what] = append(w.r.Times[what], took)
 	return nil
 }

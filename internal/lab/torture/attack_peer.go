@@ -44,17 +44,7 @@ var peerNeeds = []string{
 }
 
 // peerKernels are kernels that are slow to send: always, and most of the time.
-var peerKernels = []struct {
-	zeroCopy bool
-	lies     xdpnictest.Lies
-}{
-	{false, xdpnictest.Lies{Stall: 1}},
-	{false, xdpnictest.Lies{Stall: 0.7}},
-	{false, xdpnictest.Lies{Stall: 0.9, LateCompletion: time.Millisecond}},
-	{true, xdpnictest.Lies{Stall: 1}},
-	{true, xdpnictest.Lies{Stall: 0.7}},
-	{true, xdpnictest.Lies{Stall: 0.9, LateCompletion: time.Millisecond}},
-}
+var peerKernels = []xdpnictest.Lies{{Stall: 1}, {Stall: 0.7}, {Stall: 0.9, LateCompletion: time.Millisecond}}
 
 // peerVictim is the program: a NIC with memory for the sends of one connection.
 type peerVictim struct {
@@ -100,9 +90,11 @@ func (a *attack) peer() (line string, err error) {
 		p.victims[zeroCopy] = p.openVictim(fabric.Agent("victim"), zeroCopy)
 	}
 	for round := 0; round == 0 || !a.over(); round++ {
-		a.progress("connection")
-		for _, k := range peerKernels {
-			p.connection(p.victims[k.zeroCopy], k.lies)
+		a.note("connection")
+		for _, zeroCopy := range []bool{false, true} {
+			for _, lies := range peerKernels {
+				p.connection(p.victims[zeroCopy], lies)
+			}
 		}
 	}
 	var leaked uint64

@@ -108,7 +108,7 @@ func (a *attack) requests() (line string, err error) {
 	// frames pass through.
 	var all, fair []time.Duration
 	for {
-		a.progress("requests")
+		a.note("requests")
 		began := time.Now()
 		r := ws.do("client", command{Do: "dial", Peer: server, For: min(requestsSlice, max(a.cfg.For-time.Since(a.start), requestsBefore))})
 		s := ws.do("server", command{Do: "result"})
@@ -166,7 +166,6 @@ func spoofedHost(n uint16) netip.Addr {
 // Offsets in a frame of IPv4.
 const (
 	ipAt     = 14
-	sourceAt = ipAt + 12
 	targetAt = ipAt + 16
 )
 
@@ -340,13 +339,11 @@ type plainEnd struct {
 const plainBytes = 1024
 
 func newPlainEnd(nic *vipl.NIC) *plainEnd {
-	e := &plainEnd{}
 	tag := fail.Must(nic.CreatePtag())
-	for _, r := range []**ring{&e.recvs, &e.sends} {
-		*r = newRing(nic, tag, 1, plainBytes)
+	return &plainEnd{
+		vi:    fail.Must(nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil)),
+		recvs: newRing(nic, tag, 1, plainBytes), sends: newRing(nic, tag, 1, plainBytes),
 	}
-	e.vi = fail.Must(nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, nil, nil))
-	return e
 }
 
 // post posts the only descriptor of a ring.
@@ -406,7 +403,7 @@ func (w *actor) dial(c *command) {
 			return err
 		})
 		if err == nil {
-			if err := errors.Join(conn.SetReadDeadline(time.Now().Add(dialTime)), readAll(conn, serveHello)); err != nil {
+			if err := errors.Join(conn.SetReadDeadline(time.Now().Add(dialTime)), errOf(io.CopyN(io.Discard, conn, serveHello))); err != nil {
 				w.wrong("a connection of vianet says nothing: %v", err)
 			}
 			_ = conn.Close()
@@ -426,7 +423,4 @@ func (w *actor) dial(c *command) {
 	fail.If(errors.Join(e.vi.Destroy(), e.recvs.region.Deregister(), e.sends.region.Deregister()))
 }
 
-func readAll(r io.Reader, n int) error {
-	_, err := io.CopyN(io.Discard, r, int64(n))
-	return err
-}
+func errOf(_ int64, err error) error { return err }

@@ -2,10 +2,8 @@ package torture
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -15,37 +13,20 @@ import (
 	"viaxdp/internal/lab/testsize"
 )
 
-// A NIC that reads memory late gives a hostile peer nothing that was written after a completion.
-func TestAttackPeer(t *testing.T) { attacked(t, "peer") }
-
-// Requests with forged sources keep no client from its server, and no host is sent more than came in its name.
-func TestAttackRequests(t *testing.T) {
-	nstest.Require(t)
-	// Only a soak checks the promise on time. Here, and even more with -short and the race detector, two
-	// processors must have time for the server beside the flood.
-	attacked(t, "requests", func(cfg *SoakConfig) { cfg.Rate = testsize.Number(t, "VIA_REQUESTS", 500, 1_000) })
-}
-
-// A hostile user of an agent neither delays another user nor takes its requests.
-func TestAttackUsers(t *testing.T) {
-	nstest.Require(t)
-	attacked(t, "users")
-}
-
-// attacked runs an attack for a short while.
-func attacked(t *testing.T, name string, set ...func(*SoakConfig)) {
-	t.Helper()
-	cfg := SoakConfig{Attack: name, For: 4 * share(t), Seed: 7, Args: []string{asWorker}, Stderr: os.Stderr}
-	for _, f := range set {
-		f(&cfg)
+// Each attack keeps its promise: a NIC that reads memory late gives a hostile peer nothing that was written after a
+// completion; a hostile user of an agent neither delays another user nor takes its requests; requests with forged
+// sources keep no client from its server, and no host is sent more than came in its name.
+func TestAttacks(t *testing.T) {
+	for _, name := range Attacks {
+		t.Run(name, func(t *testing.T) {
+			// Only a soak checks the promise on time. Here, and even more with -short and the race detector, two
+			// processors must have time for the server beside the flood.
+			rate := testsize.Number(t, "VIA_REQUESTS", 500, 1_000)
+			r := soaked(t, SoakConfig{Attack: name, For: 4 * share(t), Seed: 7, Rate: rate})
+			nstest.FatalIf(t, r.Attack == nil, "no report")
+			t.Logf("%s\n%v\n%v", r.Attack.Result, r.Attack.Counts, r.Attack.Worst)
+		})
 	}
-	r, err := Soak(context.Background(), cfg)
-	nstest.Check(t, err)
-	for _, v := range r.Violations {
-		t.Error(v)
-	}
-	nstest.FatalIf(t, r.Attack == nil, "no report")
-	t.Logf("%s\n%v\n%v", r.Attack.Result, r.Attack.Counts, r.Attack.Worst)
 }
 
 // A forger that has not seen a plain frame has its VI, key, source, version or length wrong. Each is wrong now

@@ -89,7 +89,7 @@ func (a *attack) users() (line string, err error) {
 	}
 	for round := 0; round == 0 || !a.over() || !a.late() && len(a.missing(usersNeeds)) > 0; round++ {
 		for _, kind := range usersKinds {
-			a.progress(kind)
+			a.note(kind)
 			left := a.cfg.For - time.Since(a.start)
 			times := u.phase(kind, min(max(left/time.Duration(len(usersKinds)), usersLeast), usersPhase))
 			for what, t := range times {
@@ -138,9 +138,6 @@ func (u *usersRun) phase(kind string, d time.Duration) map[string][]time.Duratio
 		u.violated("%s: %s", kind, text)
 	}
 	times := h.Times
-	if times == nil {
-		times = make(map[string][]time.Duration)
-	}
 	times["reach"] = p.Times["reach"]
 	for what, alone := range u.Alone {
 		if most := percentile(times[what], 100); most > alone+usersBeyond+late {
@@ -411,20 +408,19 @@ var (
 // gateway watches the entries of the gateway and of a silent host in the kernel's table of neighbours.
 type gateway struct {
 	site *testbed.Site
-	stop chan struct{}
 	over chan map[netip.Addr]uint64 // how often each was deleted
-	end  func()                     // closes stop, once
+	end  func()                     // of the watching
 }
 
 // newGateway has side 1 answer ARP for hosts that do not exist. One of them is side 0's gateway for hosts that are
 // not on the link.
 func newGateway(site *testbed.Site) *gateway {
-	g := &gateway{site: site, stop: make(chan struct{}), over: make(chan map[netip.Addr]uint64, 1)}
-	g.end = sync.OnceFunc(func() { close(g.stop) })
+	ctx, end := context.WithCancel(context.Background())
+	g := &gateway{site: site, over: make(chan map[netip.Addr]uint64, 1), end: end}
 	fail.If(site.Do(1, answerARP))
 	updates := make(chan netlink.NeighUpdate, 1024)
 	fail.If(site.Do(0, func() error {
-		return errors.Join(routeTo(netip.MustParsePrefix("0.0.0.0/0"), gatewayHost), netlink.NeighSubscribe(updates, g.stop))
+		return errors.Join(routeTo(netip.MustParsePrefix("0.0.0.0/0"), gatewayHost), netlink.NeighSubscribe(updates, ctx.Done()))
 	}))
 	go g.watch(updates)
 	return g

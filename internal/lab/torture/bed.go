@@ -171,18 +171,7 @@ func (b *Bed) StartSide(side int, cfg FlowConfig) error {
 // Reports asks both workers.
 func (b *Bed) Reports() ([2]*Report, error) { return b.both(doReport) }
 
-// Stop brings all flows to an orderly end.
-func (b *Bed) Stop() ([2]*Report, error) { return b.both(doStop) }
-
-// Free gives back what stopped flows held.
-func (b *Bed) Free() ([2]*Report, error) { return b.both(doFree) }
-
-// Count looks for chunks that were not given back, when all flows were freed.
-func (b *Bed) Count() ([2]*Report, error) { return b.both(doCount) }
-
-// CloseNICs closes the interfaces.
-func (b *Bed) CloseNICs() ([2]*Report, error) { return b.both(doClose) }
-
+// both has both workers execute a command whose answer is a report.
 func (b *Bed) both(do string) (r [2]*Report, err error) {
 	defer fail.Catch(&err)
 	onBoth(func(side int) {

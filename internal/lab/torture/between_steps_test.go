@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
@@ -58,9 +59,7 @@ func newSurvivor(t *testing.T, v victim, meter *schedlat.Meter) *survivor {
 			t.Error(l)
 		}
 	})
-	var err error
-	s.d, err = newDialogue(s.nic.NIC, v.Level)
-	must(t, err)
+	must(t, fail.Try(func() { s.d = newDialogue(s.nic.NIC, v.Level) }))
 	s.d.waitLimit = 2 * waitLimit // a victim that waits for what was lost ends before its survivor does
 	return s
 }
@@ -83,22 +82,15 @@ type life struct {
 // outlive lets a victim live until it dies at a step, or to the end, and checks what is left. An error is a
 // broken promise.
 func (s *survivor) outlive(die string) (l life, err error) {
+	defer fail.Catch(&err)
 	v, lost := s.victim, s.nic.Counters().PeersLost
 	v.Session, v.Die = session.Add(1), die
-	if err := s.d.begin(v.Session); err != nil {
-		return l, err
-	}
-	listener, err := s.nic.Listen(v.address())
-	if err != nil {
-		return l, err
-	}
+	s.d.begin(v.Session)
+	listener := fail.Must(s.nic.Listen(v.address()))
 	defer listener.Close()
-	p, err := s.bear(v)
-	if err != nil {
-		return l, err
-	}
+	p := s.bear(v)
 	defer p.in.Close()
-	l.connected, l.talked = s.converse(v, listener, p)
+	l.talked = fail.Try(func() { s.converse(v, listener, p, &l.connected) })
 	known := time.Now()
 	<-p.gone
 	l.killed, l.steps, l.complaint = p.killed, p.steps, p.complaint.String()
@@ -108,15 +100,13 @@ func (s *survivor) outlive(die string) (l life, err error) {
 	if errors.As(l.talked, &bad) {
 		return l, l.talked
 	}
-	if l.landed, err = s.d.landed(kindsOf(v.Level)); err != nil {
-		return l, err
-	}
+	l.landed = s.d.landed(kindsOf(v.Level))
 	st, err := s.d.vi.Query()
 	if want := l.state(); err != nil || st.State != want {
 		return l, fmt.Errorf("connected %v, and then %v: the VI is %v, not %v (%w)", l.connected, l.talked, st.State, want, err)
 	}
 	l.silent = s.nic.Counters().PeersLost > lost
-	return l, errors.Join(s.d.end(), s.clean(p.death))
+	return l, errors.Join(fail.Try(s.d.end), s.clean(p.death))
 }
 
 // state is the state that the survivor's VI must have.
@@ -140,24 +130,13 @@ type process struct {
 }
 
 // bear starts a victim.
-func (s *survivor) bear(v victim) (*process, error) {
-	arg, err := json.Marshal(v)
-	if err != nil {
-		return nil, err
-	}
+func (s *survivor) bear(v victim) *process {
 	p := &process{waits: make(chan struct{}), gone: make(chan struct{})}
-	cmd := exec.Command("/proc/self/exe", asVictim, string(arg))
+	cmd := exec.Command("/proc/self/exe", asVictim, string(fail.Must(json.Marshal(v))))
 	cmd.Stderr = &p.complaint
-	if p.in, err = cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := s.ns.Do(cmd.Start); err != nil {
-		return nil, err
-	}
+	p.in = fail.Must(cmd.StdinPipe())
+	out := fail.Must(cmd.StdoutPipe())
+	fail.If(s.ns.Do(cmd.Start))
 	go func() {
 		defer close(p.gone)
 		hangs := time.AfterFunc(waitLimit, func() { cmd.Process.Signal(unix.SIGQUIT) })
@@ -179,11 +158,11 @@ func (s *survivor) bear(v victim) (*process, error) {
 			p.killed = exit.Sys().(syscall.WaitStatus).Signal() == unix.SIGKILL
 		}
 	}()
-	return p, nil
+	return p
 }
 
-// converse is the survivor's part of what the victim does.
-func (s *survivor) converse(v victim, l *vipl.Listener, p *process) (connected bool, err error) {
+// converse is the survivor's part of what the victim does. It fails when that ends early.
+func (s *survivor) converse(v victim, l *vipl.Listener, p *process, connected *bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
@@ -195,33 +174,23 @@ func (s *survivor) converse(v victim, l *vipl.Listener, p *process) (connected b
 	}()
 	kinds := kindsOf(v.Level)
 	if v.Sends {
-		c, err := l.Wait(ctx)
-		if err == nil {
-			err = c.Accept(s.d.vi)
-		}
-		if err != nil {
-			return false, err
-		}
-		if err := s.d.receive(kinds); err != nil {
-			return true, err
-		}
-		_, _, err = s.d.hear() // the victim disconnects, or dies
-		return true, err
+		fail.If(fail.Must(l.Wait(ctx)).Accept(s.d.vi))
+		*connected = true
+		s.d.receive(kinds)
+		s.d.hear() // the victim disconnects, or dies
+		return
 	}
 	select {
 	case <-p.waits:
 	case <-p.gone:
-		return false, nil
+		return
 	}
 	to := v.address()
 	to.Host = s.ns.IPv4
-	if _, err := s.d.vi.ConnectRequestContext(ctx, vipl.NetAddress{}, to); err != nil {
-		return false, err
-	}
-	if err := s.d.send(kinds); err != nil {
-		return true, err
-	}
-	return true, s.d.end()
+	_ = fail.Must(s.d.vi.ConnectRequestContext(ctx, vipl.NetAddress{}, to))
+	*connected = true
+	s.d.send(kinds)
+	s.d.end()
 }
 
 // clean reports what a dead victim has left on its interface.

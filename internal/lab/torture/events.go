@@ -48,11 +48,11 @@ var events = append(moves, []event{
 // connection ends, on both sides, and new ones follow.
 var moves = []event{
 	{"address moves", true, (*soak).moveAddress},
-	{"address blinks", false, (*soak).blinkAddress},
+	{"address blinks", false, func(s *soak) { s.blink(s.address) }},
 	{"hardware address moves", true, (*soak).moveHardware},
-	{"hardware address blinks", false, (*soak).blinkHardware},
+	{"hardware address blinks", false, func(s *soak) { s.blink(s.hardware) }},
 	{"MTU shrinks", true, (*soak).shrink},
-	{"MTU blinks", false, (*soak).blinkMTU},
+	{"MTU blinks", false, func(s *soak) { s.blink(s.frameLength) }},
 }
 
 // short is a time in which no peer is taken for dead.
@@ -226,11 +226,6 @@ func (s *soak) link(side int, change func(netlink.Link) error) func() {
 	return func() { fail.If(s.bed.Link(side, change)) }
 }
 
-// setAddress gives a side's interface an address instead of the one that it has of that family.
-func (s *soak) setAddress(side int, to netip.Prefix) func() {
-	return s.link(side, func(l netlink.Link) error { return readdress(l, to) })
-}
-
 // readdress puts an address in the place of the one that an interface has of its family; those of
 // the link stay.
 func readdress(l netlink.Link, to netip.Prefix) (err error) {
@@ -257,16 +252,20 @@ func readdress(l netlink.Link, to netip.Prefix) (err error) {
 	return errors.Join(err, netlink.AddrAdd(l, fresh))
 }
 
-// homes are a side's address, over which the workers connect, and one of the same network that no host has.
-func (s *soak) homes(side int) (home, away netip.Prefix) {
-	home = s.bed.Site.Ends[side].IPv4
-	if s.bed.cfg.IPv6 {
-		home = s.bed.Site.Ends[side].IPv6
+// address gives what sets a side's address, over which the workers connect, and what sets one of the same network that
+// no host has.
+func (s *soak) address(side int) (home, away func()) {
+	set := func(to netip.Prefix) func() {
+		return s.link(side, func(l netlink.Link) error { return readdress(l, to) })
 	}
-	b := home.Addr().AsSlice()
+	now := s.bed.Site.Ends[side].IPv4
+	if s.bed.cfg.IPv6 {
+		now = s.bed.Site.Ends[side].IPv6
+	}
+	b := now.Addr().AsSlice()
 	b[len(b)-1] = 0x77
-	a, _ := netip.AddrFromSlice(b)
-	return home, netip.PrefixFrom(a, home.Bits())
+	other, _ := netip.AddrFromSlice(b)
+	return set(now), set(netip.PrefixFrom(other, now.Bits()))
 }
 
 // hardware gives what sets a side's hardware address as it is now, and what sets another one.
@@ -287,25 +286,29 @@ func (s *soak) setMTU(side, mtu int) func() {
 // setMTUs changes the MTU of both sides and between them.
 func (s *soak) setMTUs(mtu int) {
 	fail.If(s.bed.Site.Middle.SetMTU(mtu))
-	s.setMTU(0, mtu)()
-	s.setMTU(1, mtu)()
+	onBoth(func(side int) { s.setMTU(side, mtu)() })
 }
 
 // lessMTU is one for which the frames of connections are too long.
 func (s *soak) lessMTU() int { return max(1400, s.mtu()/3) }
 
+// frameLength gives what sets a side's MTU, and what sets one that is too small.
+func (s *soak) frameLength(side int) (home, away func()) {
+	return s.setMTU(side, s.mtu()), s.setMTU(side, s.lessMTU())
+}
+
 // moveAddress gives a side another address for some time. Side 0 is asked for connections at its old
 // address: there are none until it is back.
 func (s *soak) moveAddress() {
 	side := s.rng.IntN(2)
-	home, away := s.homes(side)
-	s.moved("address moves", side, s.setAddress(side, away))
+	home, away := s.address(side)
+	s.moved("address moves", side, away)
 	if side == 0 {
-		s.setAddress(side, home)()
+		home()
 		return
 	}
 	s.awaitTalk("address moves")
-	s.moved("address moves back", side, s.setAddress(side, home))
+	s.moved("address moves back", side, home)
 }
 
 // moveHardware gives side 1 another hardware address for some time. It asks for connections, so that
@@ -397,31 +400,16 @@ func (s *soak) shrink() {
 	s.moveHardware() // it ends them: those of short frames would outlive the next time that the MTU shrinks
 }
 
-func (s *soak) blinkAddress() {
-	side := s.rng.IntN(2)
-	home, away := s.homes(side)
-	s.blink(side, s.setAddress(side, away), s.setAddress(side, home))
-}
-
-func (s *soak) blinkHardware() {
-	side := s.rng.IntN(2)
-	home, away := s.hardware(side)
-	s.blink(side, away, home)
-}
-
-func (s *soak) blinkMTU() {
-	side := s.rng.IntN(2)
-	s.blink(side, s.setMTU(side, s.lessMTU()), s.setMTU(side, s.mtu()))
-}
-
 // blink takes something away that a side's connections need, and gives it back at once. It then checks the interface
 // for as long as the workers may take to notice the loss. The workers may also wait for the kernel's lock, so a short
 // loss may seem longer to them.
-func (s *soak) blink(side int, away, back func()) {
+func (s *soak) blink(what func(side int) (home, away func())) {
+	side := s.rng.IntN(2)
+	home, away := what(side)
 	s.cut = true
 	gone := time.Now()
 	away()
-	back()
+	home()
 	s.away = time.Since(gone)
 	for end := time.Now().Add(2 * s.grace()); time.Now().Before(end) && s.ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		asked := time.Now()

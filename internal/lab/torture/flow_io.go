@@ -199,8 +199,6 @@ func (f *flow) dequeueSend() bool {
 	}
 	f.tally(func(t *Tally) {
 		switch o {
-		case opSend:
-			t.Sends++
 		case opWrite:
 			t.Writes++
 		case opRead:
@@ -363,7 +361,6 @@ func (f *flow) numbered(seq uint64) bool {
 	f.tally(func(t *Tally) {
 		t.Taken++
 		t.Missing += missing
-		t.LastTaken = time.Now()
 	})
 	if f.cfg.Pause > 0 {
 		time.Sleep(f.cfg.Pause)

@@ -150,7 +150,7 @@ func (s *soak) begin() {
 // audit looks for chunks and frames that are not accounted for. No flow runs.
 func (s *soak) audit() {
 	for end := time.Now().Add(talkWithin); ; time.Sleep(5 * time.Millisecond) {
-		r := fail.Must(s.bed.Count())
+		r := fail.Must(s.bed.both(doCount))
 		for side := range r {
 			s.complain(side, r[side])
 		}
@@ -210,8 +210,7 @@ func (s *soak) quiet() {
 
 // rest ends all flows, and checks what is left.
 func (s *soak) rest() {
-	for _, end := range []func() ([2]*Report, error){s.bed.Stop, s.bed.Free} {
-		s.record(fail.Must(end()))
-	}
+	s.record(fail.Must(s.bed.both(doStop)))
+	s.record(fail.Must(s.bed.both(doFree)))
 	s.audit()
 }

@@ -87,11 +87,13 @@ func unbroken(t *testing.T, r [2]*Report) {
 	}
 }
 
-// reports are those of both sides.
-func reports(t *testing.T, b *Bed) [2]*Report {
+// talking waits until both sides have so many connections, and each flow has taken a message.
+func talking(t *testing.T, b *Bed, flows int) [2]*Report {
 	t.Helper()
-	r, err := b.Reports()
-	must(t, err)
+	r, err := b.Until(waitLimit, func(r [2]*Report) bool {
+		return r[0].Open == flows && r[1].Open == flows && eachFlow(r, func(f *Tally) bool { return f.Taken > 0 })
+	})
+	nstest.FatalIf(t, err != nil, "%v: %+v; %+v", err, r[0], r[1])
 	return r
 }
 
@@ -107,21 +109,10 @@ func eachFlow(r [2]*Report, ok func(f *Tally) bool) bool {
 	return true
 }
 
-// stopped brings all flows to an orderly end, with promises.
-func stopped(t *testing.T, b *Bed) [2]*Report {
+// asked are the reports of both workers when they have executed a command. They have broken no promise.
+func asked(t *testing.T, b *Bed, do string) [2]*Report {
 	t.Helper()
-	r, err := b.Stop()
-	must(t, err)
-	for side := range r {
-		promises(t, side, r[side])
-	}
-	return r
-}
-
-// closed closes both interfaces, with promises.
-func closed(t *testing.T, b *Bed) [2]*Report {
-	t.Helper()
-	r, err := b.CloseNICs()
+	r, err := b.both(do)
 	must(t, err)
 	for side := range r {
 		promises(t, side, r[side])
@@ -131,14 +122,11 @@ func closed(t *testing.T, b *Bed) [2]*Report {
 
 func promises(t *testing.T, side int, r *Report) {
 	t.Helper()
-	for _, v := range r.Violations {
+	for _, v := range append(r.Violations, r.Lacking...) {
 		t.Errorf("side %d: %s", side, v)
 	}
 	if more := r.Violated - len(r.Violations); more > 0 {
 		t.Errorf("side %d: and %d more", side, more)
-	}
-	for _, l := range r.Lacking {
-		t.Errorf("side %d: %s", side, l)
 	}
 }
 

@@ -31,7 +31,6 @@ type NICConfig struct {
 	Sealed    bool          // connections have a pre-shared key, the same for all workers
 	Native    bool          // the XDP program runs in the driver; else where xdpnic.ModeAuto puts it, on veth in generic code
 	Loss      float64       // share of the frames and GSO packets that arrive which the queue loses
-	Alone     bool          // frames leave one by one, not in GSO packets
 	Agent     string        // socket of the agent that opens it; empty: the worker does
 }
 
@@ -132,7 +131,7 @@ func (a counted) Close() error {
 }
 
 // openNIC does what vipl.OpenNIC does, with the accounting in between.
-func openNIC(cfg NICConfig) (*nic, error) {
+func openNIC(cfg NICConfig) (_ *nic, err error) {
 	rx := cmp.Or(cfg.RxChunks, vipl.DefaultRxChunks)
 	mode := xdpnic.ModeAuto
 	if cfg.Native {
@@ -146,7 +145,7 @@ func openNIC(cfg NICConfig) (*nic, error) {
 		})
 	}
 	// A killed worker keeps its queue until the agent notices the death.
-	err := fail.Try(open)
+	err = fail.Try(open)
 	for end := time.Now().Add(countWithin); cfg.Agent != "" && errors.Is(err, kagent.ErrQueueInUse) && time.Now().Before(end); err = fail.Try(open) {
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -156,28 +155,26 @@ func openNIC(cfg NICConfig) (*nic, error) {
 	queue := n.opened.Queue()
 	n.meter, n.txFree = &meter{Queue: queue, calls: make(chan func()), loss: cfg.Loss}, queue.TxFree()
 	n.meter.leastTx.Store(int64(n.txFree))
-	var psk *vipl.PSK
-	if cfg.Sealed {
-		psk, err = vipl.NewPSK([]byte("the workers' key, 32 bytes of it."))
-	}
 	p := provider.Provider{
 		Port: n.meter, Agent: counted{n.opened, n.count}, Arena: n.opened.Arena(), Info: n.opened.Info(),
 	}
-	var out *gso.Socket
-	if err == nil && !cfg.Alone && p.Info.Mode.Generic() {
-		if out, err = gso.Open(p.Info.Index); err == nil {
-			p.GSO = out
+	defer func() {
+		if err != nil {
+			if p.GSO != nil {
+				err = errors.Join(err, p.GSO.Close())
+			}
+			err = errors.Join(err, n.opened.Close())
 		}
+	}()
+	defer fail.Catch(&err)
+	var psk *vipl.PSK
+	if cfg.Sealed {
+		psk = fail.Must(vipl.NewPSK([]byte("the workers' key, 32 bytes of it.")))
 	}
-	if err == nil {
-		n.NIC, err = provider.OpenNIC[*vipl.NIC](p, vipl.WithSilence(cfg.Silence), vipl.WithPSK(psk))
+	if p.Info.Mode.Generic() {
+		p.GSO = fail.Must(gso.Open(p.Info.Index))
 	}
-	if err != nil {
-		if out != nil {
-			err = errors.Join(err, out.Close())
-		}
-		return nil, errors.Join(err, n.opened.Close())
-	}
+	n.NIC = fail.Must(provider.OpenNIC[*vipl.NIC](p, vipl.WithSilence(cfg.Silence), vipl.WithPSK(psk)))
 	n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the flows look at their VIs
 	return n, nil
 }

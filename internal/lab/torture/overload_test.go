@@ -53,12 +53,9 @@ func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...F
 		must(t, b.Start(cfg))
 		flows += cfg.Flows
 	}
-	before, err := b.Until(waitLimit, func(r [2]*Report) bool {
-		return eachFlow(r, func(f *Tally) bool { return f.Taken > 0 }) && r[0].Open == flows && r[1].Open == flows
-	})
-	nstest.FatalIf(t, err != nil, "%v: %+v", err, before)
+	before := talking(t, b, flows)
 	time.Sleep(2 * share(t))
-	running, err = b.Until(waitLimit, func(r [2]*Report) bool {
+	running, err := b.Until(waitLimit, func(r [2]*Report) bool {
 		for side := range r {
 			for i := range r[side].Flows {
 				r[side].Flows[i].Taken -= before[side].Flows[i].Taken
@@ -74,14 +71,13 @@ func overload(t *testing.T, nic NICConfig, ok func(r [2]*Report) bool, cfgs ...F
 			t.Errorf("side %d: only %d messages came in two minutes", side, n)
 		}
 	}
-	unbroken(t, stopped(t, b))
+	unbroken(t, asked(t, b, doStop))
 	unanswered(t, b, [2]Unwanted{})
 	if n := calm(b); n.Overrun > 0 || n.Refused > 0 {
 		t.Errorf("the middle was overrun: %+v", n)
 	}
-	_, err = b.Free()
-	must(t, err)
-	accounted(t, closed(t, b))
+	asked(t, b, doFree)
+	accounted(t, asked(t, b, doClose))
 	return running
 }
 
@@ -177,7 +173,7 @@ func TestLevelsTogether(t *testing.T) {
 	if n := calm(b); n.Lost == 0 {
 		t.Errorf("nothing was lost: %+v", n)
 	}
-	r := stopped(t, b)
+	r := asked(t, b, doStop)
 	for side := range r {
 		for i, f := range r[side].Flows {
 			if i >= flood.Flows && len(f.Breaks) > 0 {
@@ -186,5 +182,5 @@ func TestLevelsTogether(t *testing.T) {
 		}
 	}
 	unanswered(t, b, [2]Unwanted{})
-	accounted(t, closed(t, b))
+	accounted(t, asked(t, b, doClose))
 }

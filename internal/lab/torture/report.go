@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"cmp"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -34,13 +35,12 @@ type Tally struct {
 	LastRefusal                string
 	Kept                       int // receives on VIs that are not connected any more
 
-	Taken     uint64 // numbered messages that came, each checked
-	Missing   uint64 // unreliable: numbers left out
-	Behind    uint64 // messages that were there when the flow had paused after another one
-	Bytes     uint64 // of messages that came, each checked; those that were written by RDMA not
-	LastTaken time.Time
+	Taken   uint64 // numbered messages that came, each checked
+	Missing uint64 // unreliable: numbers left out
+	Behind  uint64 // messages that were there when the flow had paused after another one
+	Bytes   uint64 // of messages that came, each checked; those that were written by RDMA not
 
-	Sends, Writes, Reads uint64 // operations that completed
+	Writes, Reads uint64 // RDMA operations that completed
 
 	Violated   int // broken promises
 	Violations []string
@@ -52,18 +52,12 @@ func (t *Tally) add(o *Tally) {
 	t.Orderly += o.Orderly
 	t.Breaks = append(t.Breaks, o.Breaks...)
 	t.Refused += o.Refused
-	if o.LastRefusal != "" {
-		t.LastRefusal = o.LastRefusal
-	}
+	t.LastRefusal = cmp.Or(o.LastRefusal, t.LastRefusal)
 	t.Kept += o.Kept
 	t.Taken += o.Taken
 	t.Missing += o.Missing
 	t.Behind += o.Behind
 	t.Bytes += o.Bytes
-	if o.LastTaken.After(t.LastTaken) {
-		t.LastTaken = o.LastTaken
-	}
-	t.Sends += o.Sends
 	t.Writes += o.Writes
 	t.Reads += o.Reads
 	t.Violated += o.Violated

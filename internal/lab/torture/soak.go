@@ -261,12 +261,8 @@ const talkWithin = time.Minute
 // awaitTalk waits until every flow talks, as it must after each event.
 func (s *soak) awaitTalk(event string) {
 	s.bed.setFaults(testbed.Faults{})
-	var from [2]*Report
+	from := fail.Must(s.bed.Reports())
 	r, err := s.bed.Until(max(talkWithin, 20*s.cfg.Silence), func(r [2]*Report) bool {
-		if from[0] == nil {
-			from = r
-			return false
-		}
 		for side := range r {
 			if r[side].Open < s.flows {
 				return false
@@ -320,7 +316,7 @@ func (s *soak) close() {
 	s.ebb()
 	s.note("close")
 	s.rest()
-	r := fail.Must(s.bed.CloseNICs())
+	r := fail.Must(s.bed.both(doClose))
 	s.record(r)
 	for side, r := range s.known {
 		s.add(side, r)
@@ -355,7 +351,9 @@ func (s *soak) add(side int, r *Report) {
 // note reports progress.
 func (s *soak) note(event string) {
 	s.report.Event, s.report.Elapsed = event, time.Since(s.start)
-	s.report.Emulator = s.bed.crossed()
+	if s.bed != nil { // an attack has none
+		s.report.Emulator = s.bed.crossed()
+	}
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(s.report)
 	}

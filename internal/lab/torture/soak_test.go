@@ -18,17 +18,26 @@ import (
 // shortSilence is for tests that wait for deaths.
 const shortSilence = 800 * time.Millisecond
 
+// soaked is the report of a soak that keeps every promise.
+func soaked(t *testing.T, cfg SoakConfig) SoakReport {
+	t.Helper()
+	if cfg.Attack != "peer" { // which is in memory
+		nstest.Require(t)
+	}
+	cfg.Args, cfg.Stderr = []string{asWorker}, os.Stderr
+	r, err := Soak(context.Background(), cfg)
+	nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
+	t.Logf("%+v, %+v", r, r.Flood)
+	return r
+}
+
 // A soak of some acts keeps every promise, and its report has what it did.
 func TestSoak(t *testing.T) {
 	t.Parallel()
-	nstest.Require(t)
 	told := 0
-	r, err := Soak(context.Background(), SoakConfig{
-		For: 10 * share(t), Act: 5 * share(t), Flows: 2, Seed: 3, Silence: shortSilence, Args: []string{asWorker}, Stderr: os.Stderr,
-		Progress: func(SoakReport) { told++ },
+	r := soaked(t, SoakConfig{
+		For: 10 * share(t), Act: 5 * share(t), Flows: 2, Seed: 3, Silence: shortSilence, Progress: func(SoakReport) { told++ },
 	})
-	nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
-	t.Logf("%+v", r)
 	events := 0
 	for _, n := range r.Events {
 		events += n
@@ -45,21 +54,16 @@ func TestHostileSoak(t *testing.T) {
 		if plain && !every() {
 			continue
 		}
-		t.Run(map[bool]string{false: "sealed", true: "plain"}[plain], func(t *testing.T) { hostileSoak(t, plain) })
-	}
-}
-
-func hostileSoak(t *testing.T, plain bool) {
-	nstest.Require(t)
-	r, err := Soak(context.Background(), SoakConfig{
-		For: 5 * share(t), Act: 5 * share(t), Flows: 1, Seed: 4, Hostile: true, Plain: plain,
-		Silence: 4 * shortSilence, Args: []string{asWorker}, Stderr: os.Stderr, // a flood takes its share of the CPUs: slow is not dead
-	})
-	nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
-	t.Logf("%+v, %+v", r, r.Flood)
-	f := r.Flood
-	if r.Acts == 0 || f.Forged == 0 || f.Rate == 0 || f.Calm.Rate == 0 || f.Spared.Rate == 0 || f.Beside == 0 || f.Kept == 0 || r.Audits == 0 {
-		t.Errorf("%+v, %+v", r, f)
+		t.Run(map[bool]string{false: "sealed", true: "plain"}[plain], func(t *testing.T) {
+			r := soaked(t, SoakConfig{
+				For: 5 * share(t), Act: 5 * share(t), Flows: 1, Seed: 4, Hostile: true, Plain: plain,
+				Silence: 4 * shortSilence, // a flood takes its share of the CPUs: slow is not dead
+			})
+			f := r.Flood
+			if r.Acts == 0 || f.Forged == 0 || f.Rate == 0 || f.Calm.Rate == 0 || f.Spared.Rate == 0 || f.Beside == 0 || f.Kept == 0 || r.Audits == 0 {
+				t.Errorf("%+v, %+v", r, f)
+			}
+		})
 	}
 }
 
@@ -125,14 +129,15 @@ func TestMovesOverIPv6(t *testing.T) {
 // the link away has the same consequences in either mode.
 func TestModeChanges(t *testing.T) {
 	t.Parallel()
-	all := map[string]event{}
-	for _, e := range events {
-		all[e.name] = e
-	}
-	change := all["XDP mode changes"]
+	const change = "XDP mode changes"
 	for name, cfg := range map[string]BedConfig{"plain": {}, "IPv6, MTU 9000": {IPv6: true, MTU: 9000}, "agents": {Agents: true}, "direct": {Direct: true}} {
 		t.Run(name, func(t *testing.T) {
-			undergo(t, cfg, []event{change, all["calm"], change, all["detach"], change, all["link blinks"]})
+			var list []event
+			for _, name := range []string{change, "calm", change, "detach", change, "link blinks"} {
+				i := slices.IndexFunc(events, func(e event) bool { return e.name == name })
+				list = append(list, events[i])
+			}
+			undergo(t, cfg, list)
 		})
 	}
 }
@@ -140,13 +145,9 @@ func TestModeChanges(t *testing.T) {
 // Bytes over one veth pair are all checked, and with losses, too. Packets arrive whole.
 func TestSoakDirect(t *testing.T) {
 	t.Parallel()
-	nstest.Require(t)
 	const bytes = 20_000_000
 	for _, loss := range []float64{0, 0.01} {
-		r, err := Soak(context.Background(), SoakConfig{
-			Bytes: bytes, Direct: true, Loss: loss, Flows: 2, Seed: 5, Silence: 10 * time.Second, Args: []string{asWorker}, Stderr: os.Stderr,
-		})
-		nstest.ErrorIf(t, err != nil, "loss %v: %v: %q", loss, err, r.Violations)
+		r := soaked(t, SoakConfig{Bytes: bytes, Direct: true, Loss: loss, Flows: 2, Seed: 5, Silence: 10 * time.Second})
 		if r.Bytes < bytes || r.Packets == 0 || r.InPackets < r.Packets || (r.Discarded > 0) != (loss > 0) || r.Audits != 1 || r.Accounted == 0 {
 			t.Errorf("loss %v: %+v", loss, r)
 		}
@@ -171,19 +172,28 @@ func some(events []event, names ...string) []event {
 	return slices.DeleteFunc(slices.Clone(events), func(e event) bool { return !slices.Contains(names, e.name) })
 }
 
+// undergo runs a soak of these events.
 func undergo(t *testing.T, cfg BedConfig, events []event) {
-	nstest.Require(t)
+	newSoak(t, cfg, shortSilence).live(t, events)
+}
+
+// newSoak is a soak of one flow at each level.
+func newSoak(t *testing.T, cfg BedConfig, silence time.Duration) *soak {
 	bed := newBed(t, cfg)
-	s := &soak{
-		cfg: SoakConfig{Flows: 1, Silence: shortSilence}, ctx: context.Background(), bed: bed, ledger: watch(bed), start: time.Now(), rng: rand.New(rand.NewPCG(5, 0)),
-		report: SoakReport{Events: map[string]int{}},
+	return &soak{
+		cfg: SoakConfig{Flows: 1, Silence: silence}, ctx: context.Background(), bed: bed, ledger: watch(bed), start: time.Now(),
+		rng: rand.New(rand.NewPCG(5, 0)), report: SoakReport{Events: map[string]int{}},
 	}
+}
+
+// live is an act of these events.
+func (s *soak) live(t *testing.T, events []event) {
 	must(t, fail.Try(s.open))
-	for side, agent := range bed.agents {
+	for side, agent := range s.bed.agents {
 		if r := s.known[side]; agent != nil && r.Program.Redirected == 0 {
 			t.Errorf("side %d: nothing came by the agent's program: %+v", side, r.Program)
 		}
-		if _, err := linkID(bed.Workers[side].Pid); (err == nil) != (agent == nil) {
+		if _, err := linkID(s.bed.Workers[side].Pid); (err == nil) != (agent == nil) {
 			t.Errorf("side %d: has the worker itself attached a program? %v", side, err)
 		}
 	}
@@ -233,12 +243,8 @@ func TestSoakChooses(t *testing.T) {
 // the dead, and the report says how long it took. The silence applies to the NICs and to the promise.
 func TestSoakKills(t *testing.T) {
 	t.Parallel()
-	nstest.Require(t)
 	for silence, kills := range map[time.Duration]int{400 * time.Millisecond: 3, 3 * time.Second: 1} {
-		r, err := Soak(context.Background(), SoakConfig{
-			Kills: kills, Flows: 1, Seed: 4, Silence: silence, Args: []string{asWorker}, Stderr: os.Stderr,
-		})
-		nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
+		r := soaked(t, SoakConfig{Kills: kills, Flows: 1, Seed: 4, Silence: silence})
 		if r.Silence != silence || r.Kills != kills || r.Events["kill"] != kills || r.Breaks < 3*kills || r.MedianTold <= 0 ||
 			r.SlowestTold < max(r.MedianTold, silence-time.Second) || r.Audits == 0 { // its last word came before its death
 			t.Errorf("%+v", r)
@@ -261,12 +267,8 @@ func TestToldWithin(t *testing.T) {
 // Bytes through faults are all checked, and the faults took place.
 func TestSoakBytes(t *testing.T) {
 	t.Parallel()
-	nstest.Require(t)
 	const bytes = 20_000_000
-	r, err := Soak(context.Background(), SoakConfig{
-		Bytes: bytes, Flows: 2, Seed: 5, Silence: 10 * time.Second, Args: []string{asWorker}, Stderr: os.Stderr,
-	})
-	nstest.ErrorIf(t, err != nil, "%v: %q", err, r.Violations)
+	r := soaked(t, SoakConfig{Bytes: bytes, Flows: 2, Seed: 5, Silence: 10 * time.Second})
 	if r.Bytes < bytes || r.Messages < bytes/bytesMessage || r.Emulator.Lost == 0 || r.Emulator.Duplicated == 0 || r.Emulator.Reordered == 0 || r.Resent == 0 || r.InPackets == 0 ||
 		r.Audits != 1 || r.Accounted < bytes/bytesMessage {
 		t.Errorf("%+v", r)

@@ -3,7 +3,6 @@ package torture
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -17,6 +16,8 @@ import (
 	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/lab/fail"
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -84,16 +85,14 @@ type stepPort struct {
 
 func (p *stepPort) Send(addr uint64, n int, retain bool) bool {
 	p.steps.at("frame is built")
-	ok := p.Queue.Send(addr, n, retain)
-	p.steps.at("frame is on the ring")
-	return ok
+	defer p.steps.at("frame is on the ring")
+	return p.Queue.Send(addr, n, retain)
 }
 
 func (p *stepPort) SendSegs(segs []xdpnic.Desc, retain bool) bool {
 	p.steps.at("frame is built")
-	ok := p.Queue.SendSegs(segs, retain)
-	p.steps.at("frame is on the ring")
-	return ok
+	defer p.steps.at("frame is on the ring")
+	return p.Queue.SendSegs(segs, retain)
 }
 
 func (p *stepPort) Flush() error {
@@ -223,23 +222,16 @@ const (
 const asVictim = "torture-victim"
 
 // live is the victim's life. It ends early when its parent does.
-func live() error {
+func live() (err error) {
+	defer fail.Catch(&err)
 	var v victim
-	if err := json.Unmarshal([]byte(os.Args[2]), &v); err != nil {
-		return err
-	}
-	go func() {
-		io.Copy(io.Discard, os.Stdin)
-		os.Exit(1)
-	}()
+	fail.If(json.Unmarshal([]byte(os.Args[2]), &v))
+	nstest.EndWithTest()
 	s := &steps{die: v.Die, seen: make(map[string]int), tell: os.Stdout}
-	local, err := device.Open(kagent.Config{
+	local := fail.Must(device.Open(kagent.Config{
 		Interface: Interface, Queue: kagent.AnyQueue, RxChunks: victimChunks, TxChunks: victimChunks, ArenaBytes: victimArena,
 		Hugepages: hugepages.Avoid, MaxVIs: 2,
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	a, ok, err := bpf.AttachedTo(local.Info().Index)
 	if err != nil || !ok {
 		return fmt.Errorf("no program is attached: %w", err)
@@ -247,35 +239,19 @@ func live() error {
 	fmt.Printf("%s%d\n", lineProgram, a.ID)
 	s.begin(stageConnect)
 	s.at("interface is open")
-	nic, err := provider.OpenNIC[*vipl.NIC](provider.Provider{
+	nic := fail.Must(provider.OpenNIC[*vipl.NIC](provider.Provider{
 		Port: &stepPort{Queue: local.Queue(), steps: s}, Agent: stepAgent{local, s}, Arena: local.Arena(), Info: local.Info(),
-	}, vipl.WithSilence(unhurried))
-	if err != nil {
-		return err
-	}
+	}, vipl.WithSilence(unhurried)))
 	nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
-	d, err := newDialogue(nic, v.Level)
-	if err != nil {
-		return err
-	}
-	if err := d.begin(v.Session); err != nil {
-		return err
-	}
+	d := newDialogue(nic, v.Level)
+	d.begin(v.Session)
 	d.steps = s
-	if err := v.converse(d); err != nil {
-		return err
-	}
-	if err := d.end(); err != nil {
-		return err
-	}
+	v.converse(d)
+	d.end()
 	s.begin(stageClose)
-	if err := d.vi.Destroy(); err != nil {
-		return err
-	}
+	fail.If(d.vi.Destroy())
 	s.at("VI is destroyed")
-	if err := nic.Close(); err != nil {
-		return err
-	}
+	fail.If(nic.Close())
 	s.at("all is closed")
 	return nil
 }
@@ -286,37 +262,23 @@ const (
 )
 
 // converse connects and has the dialogue, up to where the sender disconnects.
-func (v *victim) converse(d *dialogue) error {
-	kinds := kindsOf(v.Level)
+func (v *victim) converse(d *dialogue) {
+	kinds, at := kindsOf(v.Level), v.address()
 	if v.Sends {
-		to := v.address()
-		to.Host = v.Peer
-		if _, err := d.vi.ConnectRequest(vipl.NetAddress{}, to, waitLimit); err != nil {
-			return err
-		}
+		at.Host = v.Peer
+		_ = fail.Must(d.vi.ConnectRequest(vipl.NetAddress{}, at, waitLimit))
 		d.steps.at("connect has returned")
-		return d.send(kinds)
+		d.send(kinds)
+		return
 	}
-	l, err := d.nic.Listen(v.address())
-	if err != nil {
-		return err
-	}
+	l := fail.Must(d.nic.Listen(at))
 	fmt.Println(lineWaits)
-	c, err := l.Wait(context.Background())
-	if err != nil {
-		return err
-	}
-	if err := c.Accept(d.vi); err != nil {
-		return err
-	}
+	fail.If(fail.Must(l.Wait(context.Background())).Accept(d.vi))
 	d.steps.at("connect has returned")
-	if err := d.receive(kinds); err != nil {
-		return err
-	}
+	d.receive(kinds)
 	// The sender disconnects.
-	if _, _, err := d.hear(); !errors.Is(err, errEnded) {
-		return fmt.Errorf("after the last message: %w", err)
+	if err := fail.Try(func() { d.hear() }); err != errEnded {
+		fail.With("after the last message: %w", err)
 	}
 	d.steps.at("the end is known")
-	return nil
 }

@@ -63,7 +63,7 @@ func throughStorms(t *testing.T, bed BedConfig, cfg FlowConfig, seed uint64) {
 			return // the bed is not as it was
 		}
 	}
-	r := closed(t, b)
+	r := asked(t, b, doClose)
 	accounted(t, r)
 	nstest.ErrorIf(t, cfg.Level != vipl.UnreliableDelivery && r[0].Engine.GSOSentFrames+r[1].Engine.GSOSentFrames == 0, "no frame left in a GSO packet")
 }
@@ -73,10 +73,7 @@ func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took fun
 	b, opened := l.bed, balance(t, l)
 	before, unwanted := calm(b), unwantedOf(t, b)
 	must(t, b.Start(cfg))
-	connected, err := b.Until(waitLimit, func(r [2]*Report) bool { return r[0].Open == cfg.Flows && r[1].Open == cfg.Flows })
-	if err != nil {
-		t.Fatalf("%v: %+v, %+v", err, connected[0].Tally, connected[1].Tally)
-	}
+	connected := talking(t, b, cfg.Flows)
 	taken := connected[0].Taken + connected[1].Taken
 	b.Site.Middle.SetBoth(f)
 	time.Sleep(share(t))
@@ -87,7 +84,7 @@ func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took fun
 		must(t, err)
 	}
 	n := calm(b).Since(before)
-	r := stopped(t, b)
+	r := asked(t, b, doStop)
 	for side := range r {
 		for _, br := range r[side].Breaks {
 			if cfg.Level != vipl.UnreliableDelivery {
@@ -105,21 +102,16 @@ func weather(t *testing.T, l *ledger, cfg FlowConfig, f testbed.Faults, took fun
 		unanswered(t, b, unwanted)
 	}
 	nstest.ErrorIf(t, !took(n), "the storm did not take place: %+v", n)
-	freed, err := b.Free()
-	must(t, err)
-	for side := range freed {
-		nstest.ErrorIf(t, freed[side].Kept > 0, "side %d: %d receives are left", side, freed[side].Kept)
+	for side, r := range asked(t, b, doFree) {
+		nstest.ErrorIf(t, r.Kept > 0, "side %d: %d receives are left", side, r.Kept)
 	}
 	balanced(t, l, opened)
 }
 
 // balance are the accounts of a bed at rest.
-func balance(t *testing.T, l *ledger) [2]frameCounts {
+func balance(t *testing.T, l *ledger) (a [2]frameCounts) {
 	t.Helper()
-	r, err := l.bed.Count()
-	must(t, err)
-	var a [2]frameCounts
-	must(t, fail.Try(func() { a = l.counts(r) }))
+	must(t, fail.Try(func() { a = l.counts(fail.Must(l.bed.both(doCount))) }))
 	return a
 }
 
@@ -192,7 +184,8 @@ func TestCountersMove(t *testing.T) {
 		cfg.MaxBytes = 40_000
 		must(t, b.Start(cfg))
 	}
-	talking(t, b, [2]*Report{{}, {}})
+	flows := 3 * len(levels)
+	talking(t, b, flows)
 	missing := promised(t)
 	strike := func(r *Report) {
 		names := moved(r)
@@ -210,14 +203,13 @@ func TestCountersMove(t *testing.T) {
 		time.Sleep(silence * 5 / 4)
 		must(t, b.Link(0, netlink.LinkSetUp))
 		calm(b)
-		var none Report
-		for side, r := range talking(t, b, [2]*Report{&none, &none}) {
+		for side, r := range talking(t, b, flows) {
 			promises(t, side, r)
 			strike(r)
 		}
 	}
-	stopped(t, b)
-	for _, r := range closed(t, b) {
+	asked(t, b, doStop)
+	for _, r := range asked(t, b, doClose) {
 		strike(r)
 	}
 	nstest.ErrorIf(t, len(missing) > 0, "did not move: %q", missing)

@@ -158,9 +158,7 @@ func (p *traffic) start(cfg FlowConfig) {
 	}
 	for i := range cfg.Flows {
 		f, err := newFlow(p.nic.NIC, cfg, i, &p.stop)
-		if err != nil {
-			fail.With("flow %d: %w", i, err)
-		}
+		fail.Wrap(err, "flow %d", i)
 		p.flows = append(p.flows, f)
 		p.run.Go(f.run)
 	}
@@ -279,9 +277,7 @@ func (p *Worker) begin(c command) func() *answer {
 		hangs := time.AfterFunc(hearTime, func() { p.Signal(unix.SIGQUIT) })
 		defer hangs.Stop()
 		var a answer
-		if err := p.answers.Decode(&a); err != nil {
-			fail.With("the worker is gone: %w", err)
-		}
+		fail.Wrap(p.answers.Decode(&a), "the worker is gone")
 		if a.Error != "" {
 			fail.With("%s", a.Error)
 		}

@@ -71,6 +71,12 @@ func NewNamespace() (h netns.NsHandle, err error) {
 	return h, err
 }
 
+// NewNamed makes a namespace with a name, without changing the caller's.
+func NewNamed(name string) (h netns.NsHandle, err error) {
+	thread.Run(func() { h, err = netns.NewNamed(name) })
+	return h, err
+}
+
 // In calls f with a netlink handle of a namespace.
 func In(ns netns.NsHandle, f func(*netlink.Handle) error) error {
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)

@@ -17,6 +17,8 @@ import (
 	"strings"
 
 	"github.com/ulikunitz/xz"
+
+	"viaxdp/internal/lab/fail"
 )
 
 const (
@@ -25,7 +27,7 @@ const (
 )
 
 // apt reads Debian's archive through a configuration of its own: the machine's
-// sources, lists and cache are neither used nor changed.
+// sources, lists and cache are neither used nor changed. Its methods fail by package fail.
 type apt struct {
 	dir     string   // holds configuration, lists and packages
 	suites  []string // of the archive
@@ -33,11 +35,9 @@ type apt struct {
 }
 
 // configure writes the configuration.
-func (a *apt) configure() error {
+func (a *apt) configure() {
 	for _, d := range []string{"lists/partial", "cache/archives/partial", "state"} {
-		if err := os.MkdirAll(filepath.Join(a.dir, d), 0o755); err != nil {
-			return err
-		}
+		fail.If(os.MkdirAll(filepath.Join(a.dir, d), 0o755))
 	}
 	var sources strings.Builder
 	for _, s := range a.suites {
@@ -56,13 +56,12 @@ Acquire::Retries "3";
 APT::Sandbox::User "";
 Debug::NoLocking "true";
 `, a.dir)
-	return errors.Join(
-		os.WriteFile(filepath.Join(a.dir, "sources.list"), []byte(sources.String()), 0o644),
-		os.WriteFile(filepath.Join(a.dir, "apt.conf"), []byte(conf), 0o644))
+	fail.If(os.WriteFile(filepath.Join(a.dir, "sources.list"), []byte(sources.String()), 0o644))
+	fail.If(os.WriteFile(filepath.Join(a.dir, "apt.conf"), []byte(conf), 0o644))
 }
 
 // run runs a program of apt's in a directory and returns what it prints.
-func (a *apt) run(ctx context.Context, dir string, argv ...string) ([]byte, error) {
+func (a *apt) run(ctx context.Context, dir string, argv ...string) []byte {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(a.dir, "apt.conf"), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
@@ -70,55 +69,43 @@ func (a *apt) run(ctx context.Context, dir string, argv ...string) ([]byte, erro
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, bytes.TrimSpace(stderr.Bytes()))
+		fail.With("%s: %w: %s", strings.Join(argv, " "), err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	return out, nil
+	return out
 }
 
 // update reads the lists of packages, once.
-func (a *apt) update(ctx context.Context) error {
+func (a *apt) update(ctx context.Context) {
 	if a.updated {
-		return nil
+		return
 	}
-	if err := a.configure(); err != nil {
-		return err
-	}
-	if _, err := a.run(ctx, a.dir, "apt-get", "update", "-qq"); err != nil {
-		return err
-	}
+	a.configure()
+	a.run(ctx, a.dir, "apt-get", "update", "-qq")
 	a.updated = true
-	return nil
 }
 
 // names are the packages whose names match a regular expression.
-func (a *apt) names(ctx context.Context, pattern string) ([]string, error) {
-	if err := a.update(ctx); err != nil {
-		return nil, err
-	}
-	out, err := a.run(ctx, a.dir, "apt-cache", "search", "--names-only", pattern)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for line := range strings.Lines(string(out)) {
+func (a *apt) names(ctx context.Context, pattern string) (names []string) {
+	a.update(ctx)
+	for line := range strings.Lines(string(a.run(ctx, a.dir, "apt-cache", "search", "--names-only", pattern))) {
 		name, _, _ := strings.Cut(line, " ")
 		names = append(names, strings.TrimSpace(name))
 	}
-	return names, nil
+	return names
 }
 
 // fetch unpacks packages, without what they depend on, into a directory, which
 // exists only if all of it is there.
-func (a *apt) fetch(ctx context.Context, to string, packages ...string) error {
-	return a.unpack(ctx, to, func(debs string) []string {
+func (a *apt) fetch(ctx context.Context, to string, packages ...string) {
+	a.unpack(ctx, to, func(debs string) []string {
 		return append([]string{"apt-get", "download", "-qq"}, packages...)
 	})
 }
 
 // fetchClosure is fetch with all that the packages depend on and that the
 // machine does not have.
-func (a *apt) fetchClosure(ctx context.Context, to, suite string, packages ...string) error {
-	return a.unpack(ctx, to, func(debs string) []string {
+func (a *apt) fetchClosure(ctx context.Context, to, suite string, packages ...string) {
+	a.unpack(ctx, to, func(debs string) []string {
 		return append([]string{"apt-get", "install", "-y", "-qq", "--no-install-recommends",
 			"--download-only", "-t", suite, "-o", "Dir::Cache::archives=" + debs}, packages...)
 	})
@@ -126,38 +113,25 @@ func (a *apt) fetchClosure(ctx context.Context, to, suite string, packages ...st
 
 // unpack makes the directory of the packages that a program leaves in the
 // directory it is given.
-func (a *apt) unpack(ctx context.Context, to string, download func(debs string) []string) error {
-	if err := errors.Join(a.update(ctx), os.MkdirAll(filepath.Dir(to), 0o755)); err != nil {
-		return err
-	}
-	tmp, err := os.MkdirTemp(filepath.Dir(to), "unpack-")
-	if err != nil {
-		return err
-	}
+func (a *apt) unpack(ctx context.Context, to string, download func(debs string) []string) {
+	a.update(ctx)
+	fail.If(os.MkdirAll(filepath.Dir(to), 0o755))
+	tmp := fail.Must(os.MkdirTemp(filepath.Dir(to), "unpack-"))
 	defer os.RemoveAll(tmp)
 	debs, root := filepath.Join(tmp, "debs"), filepath.Join(tmp, "root")
-	if err := errors.Join(os.MkdirAll(filepath.Join(debs, "partial"), 0o755), os.Mkdir(root, 0o755)); err != nil {
-		return err
-	}
-	if _, err := a.run(ctx, debs, download(debs)...); err != nil {
-		return err
-	}
-	files, err := filepath.Glob(filepath.Join(debs, "*.deb"))
-	if err != nil {
-		return err
-	}
+	fail.If(errors.Join(os.MkdirAll(filepath.Join(debs, "partial"), 0o755), os.Mkdir(root, 0o755)))
+	a.run(ctx, debs, download(debs)...)
+	files := fail.Must(filepath.Glob(filepath.Join(debs, "*.deb")))
 	if len(files) == 0 {
-		return errors.New("apt downloaded no package")
+		fail.With("apt downloaded no package")
 	}
 	for _, deb := range files {
 		if out, err := exec.CommandContext(ctx, "dpkg-deb", "-x", deb, root).CombinedOutput(); err != nil {
-			return fmt.Errorf("dpkg-deb -x %s: %w: %s", filepath.Base(deb), err, bytes.TrimSpace(out))
+			fail.With("dpkg-deb -x %s: %w: %s", filepath.Base(deb), err, bytes.TrimSpace(out))
 		}
 	}
-	if err := os.RemoveAll(to); err != nil {
-		return err
-	}
-	return os.Rename(root, to)
+	fail.If(os.RemoveAll(to))
+	fail.If(os.Rename(root, to))
 }
 
 // newest asks for the newest kernel that the archive has.
@@ -208,21 +182,14 @@ func findRelease(packages []string, want string, cloud bool) (best string, err e
 
 // fetchKernel gets a kernel of a series into the cache. One that is there is
 // taken as it is.
-func fetchKernel(ctx context.Context, cache, want string, cloud bool) (*kernel, error) {
-	key := want + flavour(cloud)
-	dir := filepath.Join(cache, "kernels", key)
-	if k, err := openKernel(dir); err == nil {
-		return k, nil
+func fetchKernel(ctx context.Context, cache, want string, cloud bool) *kernel {
+	dir := filepath.Join(cache, "kernels", want+flavour(cloud))
+	if k := openKernel(dir); k != nil {
+		return k
 	}
 	a := &apt{dir: filepath.Join(cache, "apt-kernels"), suites: kernelSuites}
-	names, err := a.names(ctx, "^linux-(image|binary|modules)-[0-9].*-amd64$")
-	if err != nil {
-		return nil, err
-	}
-	name, err := findRelease(names, want, cloud)
-	if err != nil {
-		return nil, err
-	}
+	names := a.names(ctx, "^linux-(image|binary|modules)-[0-9].*-amd64$")
+	name := fail.Must(findRelease(names, want, cloud))
 	packages := []string{"linux-image-" + name}
 	// From 6.19 on the image is an empty package that depends on these.
 	for _, p := range []string{"linux-binary-" + name, "linux-modules-" + name} {
@@ -230,26 +197,24 @@ func fetchKernel(ctx context.Context, cache, want string, cloud bool) (*kernel, 
 			packages = append(packages, p)
 		}
 	}
-	if err := a.fetch(ctx, dir, packages...); err != nil {
-		return nil, err
+	a.fetch(ctx, dir, packages...)
+	k := openKernel(dir)
+	if k == nil {
+		fail.With("%s has no kernel modules, or no image for them", dir)
 	}
-	return openKernel(dir)
+	return k
 }
 
-// openKernel looks at an unpacked kernel.
-func openKernel(root string) (*kernel, error) {
+// openKernel looks for an unpacked kernel, with modules and an image; nil: there is none.
+func openKernel(root string) *kernel {
 	for _, lib := range []string{"lib", "usr/lib"} {
-		dirs, err := filepath.Glob(filepath.Join(root, lib, "modules/*"))
-		if err != nil {
-			return nil, err
-		}
-		for _, dir := range dirs {
+		for _, dir := range fail.Must(filepath.Glob(filepath.Join(root, lib, "modules/*"))) {
 			if k := (&kernel{release: filepath.Base(dir), root: root}); k.image() != "" {
-				return k, nil
+				return k
 			}
 		}
 	}
-	return nil, fmt.Errorf("%s has no kernel modules, or no image for them", root)
+	return nil
 }
 
 // image is the path of the kernel's image, or "".
@@ -272,9 +237,9 @@ type module struct {
 // modules finds modules with all that they depend on, in the order in which
 // they must be loaded. What is built into the kernel has no file and is left
 // out. The packages have no modules.dep, so each module's own list is read.
-func (k *kernel) modules(want ...string) ([]module, error) {
+func (k *kernel) modules(want ...string) (order []module) {
 	files := make(map[string]string)
-	err := filepath.WalkDir(k.root, func(path string, d fs.DirEntry, err error) error {
+	fail.If(filepath.WalkDir(k.root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -282,89 +247,59 @@ func (k *kernel) modules(want ...string) ([]module, error) {
 			files[moduleName(name)] = path
 		}
 		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	var order []module
+	}))
 	seen := make(map[string]bool)
-	var visit func(name string) error
-	visit = func(name string) error {
+	var visit func(name string)
+	visit = func(name string) {
 		path, ok := files[name]
 		if !ok || seen[name] {
-			return nil
+			return
 		}
 		seen[name] = true
-		data, err := readModule(path)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		depends, err := moduleDepends(data)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
+		var data []byte
+		var depends []string
+		fail.During(path, func() {
+			data = readModule(path)
+			depends = moduleDepends(data)
+		})
 		for _, d := range depends {
-			if err := visit(d); err != nil {
-				return err
-			}
+			visit(d)
 		}
 		order = append(order, module{name, data})
-		return nil
 	}
 	for _, name := range want {
-		if err := visit(moduleName(name)); err != nil {
-			return nil, err
-		}
+		visit(moduleName(name))
 	}
-	return order, nil
+	return order
 }
 
 // moduleName is a module's name in its one form.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-func readModule(path string) ([]byte, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
+func readModule(path string) []byte {
+	data := fail.Must(os.ReadFile(path))
 	switch filepath.Ext(path) {
 	case ".ko":
-		return data, nil
 	case ".xz":
-		r, err := xz.NewReader(bytes.NewReader(data))
-		if err != nil {
-			return nil, err
-		}
-		return io.ReadAll(r)
+		data = fail.Must(io.ReadAll(fail.Must(xz.NewReader(bytes.NewReader(data)))))
+	default:
+		fail.With("a module compressed in a way that is not known here")
 	}
-	return nil, fmt.Errorf("a module compressed in a way that is not known here")
+	return data
 }
 
 // moduleDepends reads the names that the section .modinfo has under "depends".
-func moduleDepends(data []byte) ([]string, error) {
-	f, err := elf.NewFile(bytes.NewReader(data))
-	if err != nil {
-		return nil, err
-	}
-	s := f.Section(".modinfo")
+func moduleDepends(data []byte) (names []string) {
+	s := fail.Must(elf.NewFile(bytes.NewReader(data))).Section(".modinfo")
 	if s == nil {
-		return nil, fmt.Errorf("no section .modinfo")
+		fail.With("no section .modinfo")
 	}
-	info, err := s.Data()
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for entry := range strings.SplitSeq(string(info), "\x00") {
-		list, ok := strings.CutPrefix(entry, "depends=")
-		if !ok {
-			continue
-		}
-		for name := range strings.SplitSeq(list, ",") {
-			if name != "" {
+	for entry := range strings.SplitSeq(string(fail.Must(s.Data())), "\x00") {
+		if list, ok := strings.CutPrefix(entry, "depends="); ok && list != "" {
+			for name := range strings.SplitSeq(list, ",") {
 				names = append(names, moduleName(name))
 			}
 		}
 	}
-	return names, nil
+	return names
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/u-root/u-root/pkg/cpio"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/vm/plan"
 )
@@ -78,7 +79,9 @@ func TestInitramfs(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(programs, b.name), []byte(b.pkg), 0o644))
 	}
 	var b bytes.Buffer
-	must(t, initramfs(&b, programs, []module{{"veth", []byte("v")}, {"igb", []byte("ig")}}, plan.Plan{Queues: 2}))
+	must(t, fail.Try(func() {
+		initramfs(&b, programs, []module{{"veth", []byte("v")}, {"igb", []byte("ig")}}, plan.Plan{Queues: 2})
+	}))
 	records, err := cpio.ReadAllRecords(cpio.EOFReader{RecordReader: cpio.Newc.Reader(bytes.NewReader(b.Bytes()))})
 	must(t, err)
 	files := cpio.ArchiveFromRecords(records)
@@ -111,7 +114,8 @@ func TestInitramfs(t *testing.T) {
 	if r, _ := files.Get("dev/console"); r.Mode != cpio.S_IFCHR|0o600 || r.Rmajor != 5 || r.Rminor != 1 {
 		t.Errorf("console: %v", r)
 	}
-	nstest.ErrorIf(t, initramfs(fullDisk{}, programs, nil, plan.Plan{}) == nil, "an archive that could not be written has no error")
+	err = fail.Try(func() { initramfs(fullDisk{}, programs, nil, plan.Plan{}) })
+	nstest.ErrorIf(t, err == nil, "an archive that could not be written has no error")
 }
 
 type fullDisk struct{}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/u-root/u-root/pkg/cpio"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/vm/plan"
 )
 
@@ -31,7 +31,7 @@ var binaries = []binary{
 }
 
 // build compiles the guest's programs into dir. It runs in the module's root.
-func build(ctx context.Context, dir string) error {
+func build(ctx context.Context, dir string) {
 	for _, b := range binaries {
 		args := []string{"build"}
 		if b.test {
@@ -41,14 +41,13 @@ func build(ctx context.Context, dir string) error {
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("go %s %s: %w\n%s", args[0], b.pkg, err, bytes.TrimSpace(out))
+			fail.With("go %s %s: %w\n%s", args[0], b.pkg, err, bytes.TrimSpace(out))
 		}
 	}
-	return nil
 }
 
 // initramfs writes the guest's file system.
-func initramfs(w io.Writer, programs string, modules []module, p plan.Plan) error {
+func initramfs(w io.Writer, programs string, modules []module, p plan.Plan) {
 	var records []cpio.Record
 	for _, dir := range []string{"dev", "proc", "sys", "tmp", "run"} {
 		records = append(records, cpio.Directory(dir, 0o755))
@@ -59,25 +58,15 @@ func initramfs(w io.Writer, programs string, modules []module, p plan.Plan) erro
 		records = append(records, cpio.StaticFile(name, string(data), 0o755))
 	}
 	for _, b := range binaries {
-		data, err := os.ReadFile(filepath.Join(programs, b.name))
-		if err != nil {
-			return err
-		}
-		add(b.name, data)
+		add(b.name, fail.Must(os.ReadFile(filepath.Join(programs, b.name))))
 	}
 	for _, m := range modules {
 		path := "/modules/" + m.name + ".ko"
 		add(path, m.data)
 		p.Modules = append(p.Modules, path)
 	}
-	data, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	add(plan.Path, data)
+	add(plan.Path, fail.Must(json.Marshal(p)))
 	a := cpio.Newc.Writer(w)
-	if err := cpio.WriteRecordsAndDirs(a, records); err != nil {
-		return err
-	}
-	return cpio.WriteTrailer(a)
+	fail.If(cpio.WriteRecordsAndDirs(a, records))
+	fail.If(cpio.WriteTrailer(a))
 }

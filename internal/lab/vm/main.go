@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"viaxdp/internal/lab/fail"
 )
 
 func main() {
@@ -70,59 +72,44 @@ func defaultCache() string {
 	return filepath.Join(dir, "via-xdp-vm")
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	defer fail.Catch(&err)
 	o, err := parse(args, stderr)
 	if errors.Is(err, flag.ErrHelp) { // which parse has printed
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	form, err := findForm(o.nic)
-	if err != nil {
-		return err
-	}
-	if o.cache, err = filepath.Abs(o.cache); err != nil {
-		return err
-	}
+	fail.If(err)
+	form := fail.Must(findForm(o.nic))
+	o.cache = fail.Must(filepath.Abs(o.cache))
 	dir := o.keep
 	if dir == "" {
-		if dir, err = os.MkdirTemp("", "via-vm-"); err != nil {
-			return err
-		}
+		dir = fail.Must(os.MkdirTemp("", "via-vm-"))
 		defer os.RemoveAll(dir)
-	} else if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
 	}
+	fail.If(os.MkdirAll(dir, 0o755))
 	l := &vmRun{options: o, form: form, dir: dir, stdout: stdout, start: time.Now()}
 	// The compiler is bound by the processor and apt by the network, so they run at the
 	// same time.
 	building, stop := context.WithCancel(ctx)
 	defer stop()
 	built := make(chan error, 1)
-	go func() { built <- build(building, dir) }()
+	go func() { built <- fail.Try(func() { build(building, dir) }) }()
 	l.say("QEMU, kernel %s, programs for the guest", o.series)
-	if err := l.fetch(ctx); err != nil {
+	if err := fail.Try(func() { l.fetch(ctx) }); err != nil {
 		stop() // on a busy machine it takes minutes, and it is not needed now
 		<-built
 		return err
 	}
-	if err := <-built; err != nil {
-		return err
-	}
+	fail.If(<-built)
 	var runs []*kernelRun
 	var failed []error
 	for _, k := range l.kernels {
-		r, err := l.run(ctx, k)
+		err := fail.Try(func() { runs = append(runs, l.run(ctx, k)) })
 		if err != nil {
 			failed = append(failed, fmt.Errorf("kernel %s: %w", k.release, err))
-			continue
 		}
-		runs = append(runs, r)
 	}
-	if len(failed) > 0 {
-		return errors.Join(failed...)
-	}
+	fail.If(errors.Join(failed...))
 	if o.doc != "" {
 		return os.WriteFile(o.doc, matrix(o, form, runs), 0o644)
 	}
@@ -152,52 +139,39 @@ type kernelRun struct {
 }
 
 // fetch gets what the guests need.
-func (l *vmRun) fetch(ctx context.Context) (err error) {
-	if l.qemu, err = findQEMU(ctx, l.cache, l.form); err != nil {
-		return err
+func (l *vmRun) fetch(ctx context.Context) {
+	l.qemu = findQEMU(ctx, l.cache, l.form)
+	for series := range strings.SplitSeq(l.series, ",") {
+		l.kernels = append(l.kernels, fetchKernel(ctx, l.cache, strings.TrimSpace(series), l.form.cloud))
 	}
-	for _, series := range strings.Split(l.series, ",") {
-		k, err := fetchKernel(ctx, l.cache, strings.TrimSpace(series), l.form.cloud)
-		if err != nil {
-			return err
-		}
-		l.kernels = append(l.kernels, k)
-	}
-	return nil
 }
 
 // bootTries is how often to try a kernel that does not come up.
 const bootTries = 3
 
 // run runs a guest with a kernel, in the best mode that its driver has.
-func (l *vmRun) run(ctx context.Context, k *kernel) (*kernelRun, error) {
+func (l *vmRun) run(ctx context.Context, k *kernel) *kernelRun {
 	r := &kernelRun{release: k.release, task: task{
 		mode: native, queues: max(l.queues, l.form.queues), short: l.short, slow: max(l.form.slow, 1) * l.slow,
 	}}
 	if atLeast(k.release, l.form.zeroCopySince()) {
 		r.mode = zeroCopy
 	}
-	modules, err := k.modules(l.form.modules...)
-	if err != nil {
-		return nil, err
-	}
 	g := guest{
 		form: l.form, kernel: k.image(), initrd: filepath.Join(l.dir, "initrd"),
 		dir: l.dir, queues: r.queues, timeout: l.limit,
 		memory: 2048, // 32 programs that share queues, with 24 MB or more each
 	}
-	if err := l.writeInitramfs(g.initrd, modules, r.task); err != nil {
-		return nil, err
-	}
+	f := fail.Must(os.Create(g.initrd))
+	err := fail.Try(func() { initramfs(f, l.dir, k.modules(l.form.modules...), r.plan()) })
+	fail.If(errors.Join(err, f.Close()))
 	l.say("guest: %s, two %s NICs, %s mode", k.release, l.form.name, r.mode)
 	var bootErr error
 	for try := 1; try <= bootTries; try++ {
-		if err := errors.Join(os.RemoveAll(g.console()), os.RemoveAll(g.results())); err != nil {
-			return nil, err
-		}
+		fail.If(errors.Join(os.RemoveAll(g.console()), os.RemoveAll(g.results())))
 		bootErr = l.qemu.boot(ctx, g)
 		if r.outcome, err = readOutcome(g.results(), r.task); err != nil {
-			return nil, errors.Join(bootErr, err, l.consoleTail(g))
+			fail.If(errors.Join(bootErr, err, l.consoleTail(g)))
 		}
 		if bootErr != nil || r.outcome.events > 0 {
 			break
@@ -209,19 +183,11 @@ func (l *vmRun) run(ctx context.Context, k *kernel) (*kernelRun, error) {
 		l.say("guest: the kernel did not come up, try %d of %d; %v", try, bootTries, l.consoleTail(g))
 	}
 	if err := errors.Join(bootErr, r.outcome.err(), errors.Join(missing(k.release, l.form.needs(), r.outcome.facts)...)); err != nil {
-		return nil, errors.Join(err, l.consoleTail(g), l.wireCounts(g))
+		fail.If(errors.Join(err, l.consoleTail(g), l.wireCounts(g)))
 	}
 	l.say("guest: up after %.1f s; %d tests passed", r.outcome.boot, r.outcome.tests)
 	r.outcome.print(l.stdout)
-	return r, nil
-}
-
-func (l *vmRun) writeInitramfs(path string, modules []module, o task) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(initramfs(f, l.dir, modules, o.plan()), f.Close())
+	return r
 }
 
 // consoleTail is the last that the guest's kernel said, as an error.

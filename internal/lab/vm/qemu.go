@@ -17,6 +17,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // qemu is an emulator that was found or fetched.
@@ -28,35 +30,29 @@ type qemu struct {
 
 // findQEMU takes the machine's emulator if it has the NIC, and else fetches
 // Debian's into the cache, with the libraries that the machine lacks.
-func findQEMU(ctx context.Context, cache string, n nicForm) (*qemu, error) {
+func findQEMU(ctx context.Context, cache string, n nicForm) *qemu {
 	if path, err := exec.LookPath("qemu-system-x86_64"); err == nil {
-		q := &qemu{path: path}
-		if q.has(ctx, n.device) {
-			return q, nil
+		if q := (&qemu{path: path}); q.has(ctx, n.device) {
+			return q
 		}
 	}
-	codename, err := debianRelease()
-	if err != nil {
-		return nil, err
-	}
-	suites := []string{codename}
+	suite := debianRelease()
+	suites := []string{suite}
 	if n.backports {
-		suites = append(suites, codename+"-backports")
+		suite += "-backports"
+		suites = append(suites, suite)
 	}
-	suite := suites[len(suites)-1]
 	root := filepath.Join(cache, "qemu-"+suite)
 	q := unpackedQEMU(root)
 	if q.has(ctx, n.device) {
-		return q, nil
+		return q
 	}
 	a := &apt{dir: filepath.Join(cache, "apt-"+suite), suites: suites}
-	if err := a.fetchClosure(ctx, root, suite, "qemu-system-x86", "qemu-system-data", "seabios"); err != nil {
-		return nil, err
-	}
+	a.fetchClosure(ctx, root, suite, "qemu-system-x86", "qemu-system-data", "seabios")
 	if !q.has(ctx, n.device) {
-		return nil, fmt.Errorf("QEMU of %s has no %s: install one that has (for igb: 8.0 or newer)", suite, n.device)
+		fail.With("QEMU of %s has no %s: install one that has (for igb: 8.0 or newer)", suite, n.device)
 	}
-	return q, nil
+	return q
 }
 
 // unpackedQEMU is Debian's package, not installed.
@@ -87,25 +83,17 @@ func (q *qemu) has(ctx context.Context, device string) bool {
 
 // debianRelease is the code name of the machine's Debian, whose packages fit
 // its C library.
-func debianRelease() (string, error) {
-	b, err := os.ReadFile("/etc/os-release")
-	if err != nil {
-		return "", err
-	}
-	var id, codename string
-	for line := range strings.Lines(string(b)) {
+func debianRelease() string {
+	about := make(map[string]string)
+	for line := range strings.Lines(string(fail.Must(os.ReadFile("/etc/os-release")))) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		switch value = strings.Trim(value, `"`); key {
-		case "ID":
-			id = value
-		case "VERSION_CODENAME":
-			codename = value
-		}
+		about[key] = strings.Trim(value, `"`)
 	}
-	if id != "debian" || codename == "" {
-		return "", errors.New("QEMU is fetched on Debian only: install qemu-system-x86_64 and run again")
+	codename := about["VERSION_CODENAME"]
+	if about["ID"] != "debian" || codename == "" {
+		fail.With("QEMU is fetched on Debian only: install qemu-system-x86_64 and run again")
 	}
-	return codename, nil
+	return codename
 }
 
 // guest is a virtual machine to run.
@@ -133,13 +121,12 @@ func (q *qemu) boot(ctx context.Context, g guest) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	// The signal comes when the thread ends that started the process.
 	runtime.LockOSThread()
-	if !g.taps() { // else the thread is in another namespace, and ends with us
-		defer runtime.UnlockOSThread()
-	}
-	if g.taps() {
-		if err := makeTaps(g.queues); err != nil {
+	if g.taps() { // the thread gets into another namespace, and ends with us
+		if err := fail.Try(func() { makeTaps(g.queues) }); err != nil {
 			return fmt.Errorf("taps for %d queues: %w", g.queues, err)
 		}
+	} else {
+		defer runtime.UnlockOSThread()
 	}
 	err := cmd.Run()
 	if g.taps() {
@@ -212,33 +199,23 @@ func tapName(i int) string { return fmt.Sprintf("tap%d", i) }
 // makeTaps takes the calling thread, which must be locked and never be
 // unlocked, into a network namespace of its own, with two taps of several queues
 // on a bridge. They are gone with the thread and what it has started.
-func makeTaps(queues int) error {
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("network namespace (needs root): %w", err)
-	}
+func makeTaps(queues int) {
+	fail.Wrap(unix.Unshare(unix.CLONE_NEWNET), "network namespace (needs root)")
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "wire"}}
-	if err := netlink.LinkAdd(bridge); err != nil {
-		return fmt.Errorf("bridge: %w", err)
-	}
+	fail.Wrap(netlink.LinkAdd(bridge), "bridge")
 	for i := range 2 {
 		tap := &netlink.Tuntap{
 			LinkAttrs: netlink.LinkAttrs{Name: tapName(i)}, Mode: netlink.TUNTAP_MODE_TAP,
 			Flags: netlink.TUNTAP_MULTI_QUEUE_DEFAULTS | netlink.TUNTAP_VNET_HDR, Queues: queues,
 		}
-		if err := netlink.LinkAdd(tap); err != nil {
-			return fmt.Errorf("%s: %w", tap.Name, err)
-		}
+		fail.During(tap.Name, func() { fail.If(netlink.LinkAdd(tap)) })
 		for _, f := range tap.Fds {
 			f.Close() // the tap stays, QEMU attaches its own queues
 		}
-		if err := netlink.LinkSetMaster(tap, bridge); err != nil {
-			return err
-		}
-		if err := netlink.LinkSetUp(tap); err != nil {
-			return err
-		}
+		fail.If(netlink.LinkSetMaster(tap, bridge))
+		fail.If(netlink.LinkSetUp(tap))
 	}
-	return netlink.LinkSetUp(bridge)
+	fail.If(netlink.LinkSetUp(bridge))
 }
 
 // countTaps is what the kernel has counted of the taps: from and to the guest.

@@ -93,29 +93,11 @@ func judge(events []plan.Event, asked task) *outcome {
 		}
 	}
 	o.readInfo(by[stepInfo], asked.mode)
-	o.countTests(by[stepNIC])
 	o.facts = parseFacts(by[stepNIC].Stdout)
-	o.countTests(by[stepConformance])
-	o.countTests(by[stepQueues])
-	o.countTests(by[stepCopied])
-	o.countTests(by[stepAgent])
-	o.countTests(by[stepShared])
-	for _, name := range agentTests {
-		o.wantTest(by[stepAgent], name)
-	}
-	for _, name := range sharedTests {
-		o.wantTest(by[stepShared], name)
-	}
-	if !asked.short {
-		for _, group := range sharedRules {
-			o.wantTest(by[stepShared], "TestNICsAllToAll/"+group)
+	for _, s := range asked.suites() {
+		if e := by[s.step]; e.Step != "" {
+			o.readTests(e, s.wants)
 		}
-	}
-	for _, name := range frameTests {
-		o.wantTest(by[stepNIC], name)
-	}
-	for _, group := range dataGroups {
-		o.wantTest(by[stepConformance], "TestNICs/"+group)
 	}
 	for _, r := range asked.rows() {
 		o.readRow(by[r.step()], r)
@@ -147,11 +129,8 @@ func (o *outcome) readInfo(e plan.Event, mode string) {
 	}
 }
 
-// countTests detects skipped tests: a test binary also succeeds if none ran.
-func (o *outcome) countTests(e plan.Event) {
-	if e.Step == "" {
-		return
-	}
+// readTests detects skipped tests, and tests that have not passed: a test binary also succeeds if none ran.
+func (o *outcome) readTests(e plan.Event, wants []string) {
 	ran := 0
 	for line := range strings.Lines(e.Stdout) {
 		line = strings.TrimSpace(line)
@@ -166,13 +145,10 @@ func (o *outcome) countTests(e plan.Event) {
 		o.fault("%s: no test has run", e.Step)
 	}
 	o.tests += ran
-}
-
-// wantTest checks for a test that must have passed: a renamed test would be left out
-// silently.
-func (o *outcome) wantTest(e plan.Event, name string) {
-	if e.Step != "" && !strings.Contains(e.Stdout, "--- PASS: "+name+" (") {
-		o.fault("%s: %s has not passed", e.Step, name)
+	for _, name := range wants {
+		if !strings.Contains(e.Stdout, "--- PASS: "+name+" (") {
+			o.fault("%s: %s has not passed", e.Step, name)
+		}
 	}
 }
 

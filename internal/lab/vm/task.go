@@ -85,38 +85,74 @@ const (
 // ports are the servers' TCP ports, one server for a mode.
 var ports = map[string]string{zeroCopy: "18515", native: "18516"}
 
+// suite is a step that runs tests.
+type suite struct {
+	step, program, run string
+	limit              time.Duration
+	wants              []string // tests that must have passed: a renamed one would be left out silently
+}
+
+// suites are those of a task. What runs with several queues is the same test each time.
+func (o task) suites() []suite {
+	shared := suite{stepShared, "/agentd.test", anyOf(sharedTests), 240 * time.Second, sharedTests}
+	list := []suite{
+		{stepNIC, "/xdpnic.test", "^TestNICs", 180 * time.Second, frameTests},
+		{stepAgent, "/agentd.test", anyOf(agentTests), 120 * time.Second, agentTests},
+	}
+	if !o.short {
+		list = slices.Insert(list, 1, suite{stepConformance, "/vipltest.test", dataRules, 240 * time.Second, within("TestNICs", dataGroups)})
+		shared.wants = append(within("TestNICsAllToAll", sharedRules), sharedTests...)
+	}
+	list = append(list, shared)
+	if o.queues > 1 {
+		several := suite{stepQueues, "/vipltest.test", "^TestQueuesOfNICs$", 60 * time.Second, nil}
+		list = append(list, several)
+		if o.mode != native { // in which a handle may receive from all
+			several.step = stepCopied
+			list = append(list, several)
+		}
+	}
+	return list
+}
+
+// within are the names of subtests.
+func within(test string, names []string) (list []string) {
+	for _, name := range names {
+		list = append(list, test+"/"+name)
+	}
+	return list
+}
+
 // plan is what the guest does to show that the mode works. With several
 // queues VIs are on the last one, where no frame comes unless it is steered.
 func (o task) plan() plan.Plan {
-	mode, queues := o.mode, o.queues
 	env := []string{
 		"VIA_NICS=eth0@/proc/1/ns/net,eth1@" + plan.Peer,
-		"VIA_NICS_MODE=" + mode,
+		"VIA_NICS_MODE=" + o.mode,
 	}
+	several := append(env[:2:2], fmt.Sprint("VIA_NICS_QUEUES=", o.queues))
 	var steer []string
-	if queues > 1 {
-		last := fmt.Sprint(queues - 1)
+	if o.queues > 1 {
+		last := fmt.Sprint(o.queues - 1)
 		env = append(env, "VIA_NICS_QUEUE="+last)
 		steer = []string{"--queue", last, "--steer", "rss"}
 	}
-	p := plan.Plan{Queues: queues, Steps: []plan.Step{
+	p := plan.Plan{Queues: o.queues, Steps: []plan.Step{
 		{Name: stepInfo, Argv: []string{"/via-xdp", "info", "--try", "--json", "eth0"}, Limit: 20 * time.Second},
-		{Name: stepNIC, Argv: []string{"/xdpnic.test", "-test.v", "-test.run", "^TestNICs"}, Env: env, Limit: 180 * time.Second},
-		{Name: stepConformance, Argv: []string{"/vipltest.test", "-test.v", "-test.run", dataRules, "-test.skip", silentRules}, Env: env, Limit: 240 * time.Second},
-		{Name: stepAgent, Argv: []string{"/agentd.test", "-test.v", "-test.run", anyOf(agentTests)}, Env: env, Limit: 120 * time.Second},
-		{Name: stepShared, Argv: []string{"/agentd.test", "-test.v", "-test.run", anyOf(sharedTests), "-test.skip", silentRules, fmt.Sprint("-test.short=", o.short)}, Env: env, Limit: 240 * time.Second},
 	}}
-	if queues > 1 {
-		argv := []string{"/vipltest.test", "-test.v", "-test.run", "^TestQueuesOfNICs$"}
-		env := append(env[:2:2], fmt.Sprint("VIA_NICS_QUEUES=", queues))
-		p.Steps = append(p.Steps, plan.Step{Name: stepQueues, Argv: argv, Env: env, Limit: 60 * time.Second})
-		if mode != native { // in which a handle may receive from all
-			env = append(slices.Clone(env), "VIA_NICS_MODE="+native)
-			p.Steps = append(p.Steps, plan.Step{Name: stepCopied, Argv: argv, Env: env, Limit: 60 * time.Second})
+	for _, s := range o.suites() {
+		step := plan.Step{
+			Name: s.step, Argv: []string{s.program, "-test.v", "-test.run", s.run, "-test.skip", silentRules}, Env: env, Limit: s.limit,
 		}
-	}
-	if o.short {
-		p.Steps = slices.DeleteFunc(p.Steps, func(s plan.Step) bool { return s.Name == stepConformance })
+		switch s.step {
+		case stepShared:
+			step.Argv = append(step.Argv, fmt.Sprint("-test.short=", o.short))
+		case stepQueues:
+			step.Env = several
+		case stepCopied:
+			step.Env = append(slices.Clone(several), "VIA_NICS_MODE="+native)
+		}
+		p.Steps = append(p.Steps, step)
 	}
 	serving := make(map[string]bool)
 	for _, r := range o.rows() {

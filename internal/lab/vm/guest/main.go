@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/veth"
 	"viaxdp/internal/lab/vm/plan"
 )
@@ -32,20 +32,17 @@ func main() {
 			fmt.Println("guest:", p)
 		}
 	}()
-	if err := mounts(); err != nil {
-		fmt.Println("guest:", err)
-		return
-	}
-	out, err := openResults()
-	if err != nil {
+	var out *results
+	if err := fail.Try(func() { mounts(); out = openResults() }); err != nil {
 		fmt.Println("guest:", err)
 		return
 	}
 	start := time.Now()
-	p, err := readPlan()
-	if err == nil {
-		err = prepare(p)
-	}
+	var p plan.Plan
+	err := fail.Try(func() {
+		fail.If(json.Unmarshal(fail.Must(os.ReadFile(plan.Path)), &p))
+		prepare(p)
+	})
 	if err != nil {
 		out.send(plan.Event{Status: -1, Error: err.Error()})
 		return
@@ -55,29 +52,16 @@ func main() {
 	out.send(plan.Event{Done: true, Seconds: time.Since(start).Seconds()})
 }
 
-func readPlan() (p plan.Plan, err error) {
-	b, err := os.ReadFile(plan.Path)
-	if err != nil {
-		return p, err
-	}
-	return p, json.Unmarshal(b, &p)
-}
-
 // results is the serial port to the host.
 type results struct{ f *os.File }
 
-func openResults() (*results, error) {
-	f, err := os.OpenFile(plan.Results, os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		return nil, err
-	}
+func openResults() *results {
+	f := fail.Must(os.OpenFile(plan.Results, os.O_RDWR|unix.O_NOCTTY, 0))
 	// As a terminal it would echo and translate.
-	t, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	if err == nil {
-		t.Iflag, t.Oflag, t.Lflag = 0, 0, 0
-		err = unix.IoctlSetTermios(int(f.Fd()), unix.TCSETS, t)
-	}
-	return &results{f}, err
+	t := fail.Must(unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS))
+	t.Iflag, t.Oflag, t.Lflag = 0, 0, 0
+	fail.If(unix.IoctlSetTermios(int(f.Fd()), unix.TCSETS, t))
+	return &results{f}
 }
 
 // send writes an event and waits until it is out.
@@ -111,76 +95,48 @@ func off() {
 }
 
 // mounts makes the file systems that programs expect.
-func mounts() error {
+func mounts() {
 	for _, m := range []struct{ kind, on string }{
 		{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"bpf", "/sys/fs/bpf"},
 		{"tmpfs", "/tmp"}, {"tmpfs", "/run"}, {"tmpfs", "/dev/shm"},
 	} {
-		if err := os.MkdirAll(m.on, 0o755); err != nil {
-			return err
-		}
+		fail.If(os.MkdirAll(m.on, 0o755))
 		// The kernel may have mounted /dev.
 		if err := unix.Mount(m.kind, m.on, m.kind, 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("mount %s: %w", m.on, err)
+			fail.With("mount %s: %w", m.on, err)
 		}
 	}
-	return os.MkdirAll("/run/netns", 0o755)
+	fail.If(os.MkdirAll("/run/netns", 0o755))
 }
 
 // prepare loads the modules and sets up the NICs: the first one here, the
 // second in the peer's namespace.
-func prepare(p plan.Plan) error {
+func prepare(p plan.Plan) {
 	for _, path := range p.Modules {
-		if err := load(path); err != nil {
-			return err
+		f := fail.Must(os.Open(path))
+		if err := unix.FinitModule(int(f.Fd()), "", 0); err != nil && !errors.Is(err, unix.EEXIST) {
+			fail.With("module %s: %w", filepath.Base(path), err)
 		}
+		f.Close()
 	}
-	home, err := netns.Get()
-	if err != nil {
-		return err
-	}
-	var peer netns.NsHandle
-	thread.Run(func() { peer, err = netns.NewNamed(filepath.Base(plan.Peer)) })
-	if err != nil {
-		return fmt.Errorf("namespace: %w", err)
-	}
-	for i := range plan.NICs {
-		if err := await(home, plan.NIC(i), "not there", func(netlink.Link) bool { return true }); err != nil {
-			return err
-		}
-		if p.Queues > 0 {
-			if err := setQueues(plan.NIC(i), p.Queues); err != nil {
-				return err
-			}
-		}
-	}
-	err = veth.OnLink(home, plan.NIC(1), func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetNsFd(l, int(peer)) })
-	if err != nil {
-		return fmt.Errorf("%s to namespace: %w", plan.NIC(1), err)
-	}
+	home := fail.Must(netns.Get())
+	peer, err := veth.NewNamed(filepath.Base(plan.Peer))
+	fail.Wrap(err, "namespace")
 	for i, ns := range []netns.NsHandle{home, peer} {
-		v4, v6 := netip.MustParsePrefix(fmt.Sprintf(plan.IPv4+"/24", i+1)), netip.MustParsePrefix(fmt.Sprintf(plan.IPv6+"/64", i+1))
-		if _, err := veth.Up(ns, plan.NIC(i), v4, v6); err != nil {
-			return fmt.Errorf("%s: %w", plan.NIC(i), err)
-		}
-		running := func(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_RUNNING != 0 }
-		if err := await(ns, plan.NIC(i), "without a link", running); err != nil {
-			return err
-		}
+		name := plan.NIC(i)
+		fail.During(name, func() {
+			await(home, name, "not there", func(netlink.Link) bool { return true })
+			if p.Queues > 0 {
+				setQueues(name, p.Queues)
+			}
+			if ns != home {
+				fail.If(veth.OnLink(home, name, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetNsFd(l, int(ns)) }))
+			}
+			v4, v6 := netip.MustParsePrefix(fmt.Sprintf(plan.IPv4+"/24", i+1)), netip.MustParsePrefix(fmt.Sprintf(plan.IPv6+"/64", i+1))
+			_ = fail.Must(veth.Up(ns, name, v4, v6))
+			await(ns, name, "without a link", func(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_RUNNING != 0 })
+		})
 	}
-	return nil
-}
-
-func load(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := unix.FinitModule(int(f.Fd()), "", 0); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("module %s: %w", filepath.Base(path), err)
-	}
-	return nil
 }
 
 // waitLimit is how long drivers may take, by a processor that is emulated on a
@@ -188,7 +144,7 @@ func load(path string) error {
 const waitLimit = time.Minute
 
 // await waits until an interface is as wanted: drivers look for their devices, and for a link, beside us.
-func await(ns netns.NsHandle, name, what string, ok func(netlink.Link) bool) error {
+func await(ns netns.NsHandle, name, what string, ok func(netlink.Link) bool) {
 	for end := time.Now().Add(waitLimit); ; time.Sleep(10 * time.Millisecond) {
 		fine := false
 		err := veth.OnLink(ns, name, func(_ *netlink.Handle, l netlink.Link) error {
@@ -197,30 +153,22 @@ func await(ns netns.NsHandle, name, what string, ok func(netlink.Link) bool) err
 		})
 		switch {
 		case err == nil && fine:
-			return nil
+			return
 		case time.Now().After(end):
-			return errors.Join(fmt.Errorf("interface %s is %s after %v", name, what, waitLimit), err)
+			fail.If(errors.Join(fmt.Errorf("it is %s after %v", what, waitLimit), err))
 		}
 	}
 }
 
 // setQueues turns queue pairs on.
-func setQueues(name string, n int) error {
-	e, err := ethtool.NewEthtool()
-	if err != nil {
-		return err
-	}
+func setQueues(name string, n int) {
+	e := fail.Must(ethtool.NewEthtool())
 	defer e.Close()
 	c, err := e.GetChannels(name)
-	if err != nil {
-		return fmt.Errorf("%s: queues: %w", name, err)
+	most := c.MaxCombined
+	if err == nil && c.CombinedCount != uint32(n) {
+		c.CombinedCount = uint32(n)
+		_, err = e.SetChannels(name, c)
 	}
-	if c.CombinedCount == uint32(n) {
-		return nil
-	}
-	c.CombinedCount = uint32(n)
-	if _, err := e.SetChannels(name, c); err != nil {
-		return fmt.Errorf("%s: %d queues (of %d): %w", name, n, c.MaxCombined, err)
-	}
-	return nil
+	fail.Wrap(err, "%d queues (of %d)", n, most)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"viaxdp/internal/base/thread"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/internal/lab/vm/plan"
 )
@@ -158,12 +159,8 @@ func programs() string {
 func countNICs() string {
 	var b strings.Builder
 	for i := range plan.NICs {
-		name := plan.NIC(i)
-		var line string
-		if err := inPeer(i == 1, func() (err error) {
-			line, err = countNIC(name)
-			return err
-		}); err != nil {
+		name, line := plan.NIC(i), ""
+		if err := inPeer(i == 1, func() error { return fail.Try(func() { line = countNIC(name) }) }); err != nil {
 			line = err.Error()
 		}
 		fmt.Fprintf(&b, "%s: %s\n", name, line)
@@ -172,23 +169,19 @@ func countNICs() string {
 }
 
 // countNIC has the counters of a NIC of the thread's namespace that are not 0.
-func countNIC(name string) (string, error) {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return "", err
-	}
-	e, err := ethtool.NewEthtool()
-	if err != nil {
-		return "", err
-	}
+func countNIC(name string) string {
+	l := fail.Must(netlink.LinkByName(name))
+	e := fail.Must(ethtool.NewEthtool())
 	defer e.Close()
 	driver, err := e.Stats(name)
 	counts := map[string]any{"flags": l.Attrs().RawFlags, "link": l.Attrs().Statistics}
+	if err != nil {
+		counts["driver"] = err.Error()
+	}
 	for name, v := range driver {
 		if v != 0 {
 			counts[name] = v
 		}
 	}
-	b, jsonErr := json.Marshal(counts)
-	return string(b), errors.Join(err, jsonErr)
+	return string(fail.Must(json.Marshal(counts)))
 }
