@@ -191,14 +191,14 @@ func TestDemoInterruptedTidily(t *testing.T) {
 	}
 }
 
-// When Do reports that a bed was interrupted, the bed's workers are gone, even if the work on
+// When do reports that a bed was interrupted, the bed's workers are gone, even if the work on
 // them had ended long before.
 func TestDoInterrupted(t *testing.T) {
 	b := onBed(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	err := b.Do(ctx, func() error {
+	err := b.do(ctx, false, func() {
 		cancel()
-		return errors.New("nothing more to do")
+		fail.With("nothing more to do")
 	})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -366,7 +366,7 @@ func TestNeeds(t *testing.T) {
 	client, _, end := workers(t)
 	defer end()
 	_, demo := Demo(context.Background(), demoConfig(tokenOf(t), Names()))
-	_, operate := Operate(context.Background(), client, Operations{Count: 1}, nil)
+	operate := fail.Try(func() { operateOn(context.Background(), client, Operations{Count: 1}) })
 	for what, err := range map[string]error{"demo": demo, "operate": operate} {
 		var missing *testbed.MissingError
 		if !errors.As(err, &missing) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") && !strings.Contains(err.Error(), "CAP_BPF") {

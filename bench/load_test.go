@@ -353,7 +353,7 @@ func TestLoadRefuses(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
 	ctx := t.Context()
-	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-block"}, MaxLoadBytes, nil)
+	s, err := openSession(ctx, client, server, Row{Name: "tcp-block"}, MaxLoadBytes)
 	nstest.Must(t, err)
 	if _, err := s.Load(ctx, Load{Bytes: 64, Rate: 1000, Duration: time.Second}); err == nil || !strings.Contains(err.Error(), "carries no load") {
 		t.Errorf("got %v", err)

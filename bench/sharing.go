@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -127,14 +126,7 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	undo := fail.Must(at.set(m))
 	defer fail.Closing(&err, undo)
 	before, start := m.Counters(0), time.Now()
-	var replies []json.RawMessage
-	fail.If(b.Do(ctx, func() error {
-		return fail.Try(func() {
-			replies = apart(ctx, b.Opening, true, []*Worker{b.client, b.server}, func(i int) (string, any) {
-				return []string{"share-send", "share-take"}[i], sharingInput{l, b.server.at(true).Local}
-			})
-		})
-	}))
+	replies := b.apart(ctx, true, "share-send", "share-take", sharingInput{l, b.server.at(true).Local})
 	n, took := m.Counters(0).Since(before), time.Since(start)
 	sent, taken := outputOf[sharingSent](replies[0]), outputOf[sharingTaken](replies[1])
 	if len(taken.Bytes) != l.flows() || taken.Span.Wall <= 0 {

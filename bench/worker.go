@@ -278,14 +278,21 @@ func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessa
 
 // apart has several workers do a task each without an endpoint, at the same time, where those with an XDP program
 // are, or the others.
-func apart(ctx context.Context, opening func(func() error) error, xdp bool, workers []*Worker, task func(i int) (name string, input any)) (outputs []json.RawMessage) {
+func apart(ctx context.Context, xdp bool, workers []*Worker, task func(i int) (name string, input any)) []json.RawMessage {
 	requests := make([]request, len(workers))
 	for i, w := range workers {
 		p := w.at(xdp)
 		requests[i] = requestOf(task(i))
 		requests[i].Params = &p
 	}
-	within(opening, xdp, func() { outputs = each(ctx, workers, requests) })
+	return opened(ctx, xdp, workers, requests)
+}
+
+// apart has the client and the server of a bed do a task each with the same input.
+func (b *Bed) apart(ctx context.Context, xdp bool, client, server string, input any) (outputs []json.RawMessage) {
+	fail.If(b.do(ctx, false, func() {
+		outputs = apart(ctx, xdp, []*Worker{b.client, b.server}, func(i int) (string, any) { return []string{client, server}[i], input })
+	}))
 	return outputs
 }
 
