@@ -67,7 +67,7 @@ func (v *vi) reap() {
 		var err error
 		switch {
 		case v.via != nil:
-			done[0], err = v.via.send(false)
+			done[0], err = v.via.next(false, false)
 		case v.lists > 1:
 			var n int
 			n, err = v.vi.SendDones(v.scratch[:])
@@ -113,7 +113,7 @@ func (v *vi) sent() {
 		var err error
 		switch {
 		case v.via != nil:
-			d, err = v.via.send(true)
+			d, err = v.via.next(false, true)
 		case v.sleeps:
 			d, err = v.vi.SendWait(maxSleep)
 		default:
@@ -137,7 +137,7 @@ func (v *vi) recv() *vipl.Descriptor {
 		case v.lists > 1 || len(v.taken) > 0:
 			d, err = v.recvListed()
 		case v.via != nil:
-			d, err = v.via.recv(true)
+			d, err = v.via.next(true, true)
 		case v.sleeps:
 			d, err = v.vi.RecvWait(maxSleep)
 		default:
