@@ -165,13 +165,12 @@ const RequestBytes = 16
 
 // Transactions measures requests of RequestBytes bytes, each with a reply, one at a time, as a
 // client calls a server. Round trips are whole transactions, from the request until all of its
-// reply is there. The session was opened for messages of at least that size. With check every
-// byte is verified, not only those of the warm-up.
-func (s *Session) Transactions(ctx context.Context, reply int, d time.Duration, check bool) (*ExchangeResult, error) {
+// reply is there. The session was opened for messages of at least that size.
+func (s *Session) Transactions(ctx context.Context, reply int, d time.Duration) (*ExchangeResult, error) {
 	if reply < 1 || reply > MaxMessage {
 		return nil, fmt.Errorf("a reply of %d bytes: 1 to %d", reply, MaxMessage)
 	}
-	return s.exchange(ctx, pace{duration: d, check: check}, Round{Bytes: RequestBytes, Reply: reply}, opPing, opEcho)
+	return s.exchange(ctx, pace{duration: d}, Round{Bytes: RequestBytes, Reply: reply}, opPing, opEcho)
 }
 
 // Repeats are what a reliable transport has sent more than once, since its

@@ -11,10 +11,10 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// transactions makes some of several sizes, every byte checked.
+// transactions makes some of several sizes, those of the warm-up with every byte checked.
 func transactions(ctx context.Context, s *Session) error {
 	for _, reply := range []int{1, 4, 7, 8, 64, 1500, 1 << 16} {
-		r, err := s.Transactions(ctx, reply, 3*time.Millisecond, true)
+		r, err := s.Transactions(ctx, reply, 3*time.Millisecond)
 		if err != nil {
 			return fmt.Errorf("replies of %d bytes: %w", reply, err)
 		}
@@ -49,7 +49,7 @@ func TestTransactionsRefuse(t *testing.T) {
 		client, server, end := workers(t)
 		s, err := openSession(t.Context(), client, server, Row{Name: c.name}, c.maxBytes)
 		nstest.Must(t, err)
-		_, err = s.Transactions(t.Context(), c.reply, time.Millisecond, false)
+		_, err = s.Transactions(t.Context(), c.reply, time.Millisecond)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %d bytes: got %v, want a word about %q", c.name, c.reply, err, c.want)
 		}

@@ -342,7 +342,6 @@ func setAxis(a *plot.Axis, values []float64, log, roomy bool) {
 // is room for.
 type decades struct{}
 
-// Ticks is plot.Ticker.
 func (decades) Ticks(lo, hi float64) []plot.Tick {
 	first, last := math.Floor(math.Log10(lo)), math.Ceil(math.Log10(hi))
 	step, of := 1.0, []float64{1, 2, 5}

@@ -84,7 +84,7 @@ func runTransactions(s *session) *report.Group {
 			s.with(g, c.transport, sizes[len(sizes)-1], func(at *bench.Session) {
 				for _, bytes := range sizes {
 					s.step("%s, %s", c.label, sizeName(bytes))
-					r := fail.Must(at.Transactions(s.ctx, bytes, s.duration(), false))
+					r := fail.Must(at.Transactions(s.ctx, bytes, s.duration()))
 					p := t.at(c.label, float64(bytes))
 					p.times(r.RoundTrips, micro)
 					p.put(report.Rate, r.PerSecond)
