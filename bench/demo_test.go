@@ -320,17 +320,18 @@ func TestServerFails(t *testing.T) {
 
 // If the server's host lacks something, the client's error names that host, and Missing reports it.
 func TestServerLacks(t *testing.T) {
+	lacks := &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo", Err: errors.New("no")}
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	go func() {
 		defer theirs.Close()
 		var r request
 		if json.NewDecoder(theirs).Decode(&r) == nil {
-			json.NewEncoder(theirs).Encode(errorReply(&testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}))
+			json.NewEncoder(theirs).Encode(errorReply(lacks))
 		}
 	}()
 	_, err := NewWorker("server", ours, Params{}).call(request{Op: opOpen, Transport: "vi-reliable-delivery", Params: &Params{}})
-	if want := "server: cannot run here: CAP_BPF is missing; use sudo"; err == nil || err.Error() != want || !Missing(err) {
+	if want := "server: " + lacks.Error(); err == nil || err.Error() != want || !Missing(err) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }

@@ -20,7 +20,6 @@ import (
 	"go.uber.org/goleak"
 
 	"viaxdp/internal/lab/nstest"
-	"viaxdp/internal/lab/testbed"
 )
 
 // workers serves two workers in this process, with endpoints on the loopback.
@@ -191,24 +190,6 @@ func TestWorkerRefuses(t *testing.T) {
 		nstest.Must(t, dec.Decode(&r))
 		if c.want == "" && r.Error != "" || !strings.Contains(r.Error, c.want) {
 			t.Errorf("%s: answer %q, want %q", c.req.Op, r.Error, c.want)
-		}
-	}
-}
-
-// A MissingError of a worker keeps its type across the control connection.
-func TestMissingOverTheWire(t *testing.T) {
-	for _, want := range []*testbed.MissingError{
-		{What: "CAP_X", Remedy: "get it", Err: errors.New("no")},
-		{What: "CAP_X", Remedy: "get it"},
-		{Err: errors.New("no")},
-	} {
-		b, err := json.Marshal(errorReply(want))
-		nstest.Must(t, err)
-		var r reply
-		nstest.Must(t, json.Unmarshal(b, &r))
-		var got *testbed.MissingError
-		if r.Missing == nil || !errors.As(r.Missing.err(), &got) || got.Error() != want.Error() {
-			t.Errorf("%v became %+v", want, r)
 		}
 	}
 }

@@ -108,28 +108,6 @@ func TestTaskInput(t *testing.T) {
 	}
 }
 
-// The end of the context ends the wait for a task.
-func TestTaskCancelled(t *testing.T) {
-	tasks["test-wait"] = task{alone: true, run: taskOf(func(j *job, _ struct{}) (struct{}, error) {
-		for !j.stop.Load() {
-			time.Sleep(time.Millisecond) // as a task works until it is stopped
-		}
-		return struct{}{}, ErrStopped
-	})}
-	defer delete(tasks, "test-wait")
-	client, _, end := workers(t)
-	defer end() // before the task is deleted
-	ctx, cancel := context.WithCancelCause(context.Background())
-	reason := errors.New("enough")
-	time.AfterFunc(5*time.Millisecond, func() { cancel(reason) })
-	req := requestOf("test-wait", struct{}{})
-	p := client.at(false)
-	req.Params = &p
-	if err := fail.Try(func() { each(ctx, []*Worker{client}, []request{req}) }); !errors.Is(err, reason) {
-		t.Errorf("got %v", err)
-	}
-}
-
 // onBed is a place for the tests that need the kernel.
 func onBed(t *testing.T) *Bed {
 	t.Helper()
