@@ -119,7 +119,7 @@ func (l *viLoad) begin(r loadRound) {
 // placeOf is where the message of a ring's next descriptor lies.
 func placeOf(r *ring) int { return (r.posted + r.staged) % loadPlaces * MaxLoadBytes }
 
-func (l *viLoad) stageRecv() { l.vi.stageRecv(l.vi.in.Segment(placeOf(&l.vi.recvs), MaxLoadBytes)) }
+func (l *viLoad) stageRecv() { l.vi.recvs.stage(l.vi.in.Segment(placeOf(&l.vi.recvs), MaxLoadBytes)) }
 
 func (l *viLoad) postRecv() {
 	l.stageRecv()

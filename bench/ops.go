@@ -191,8 +191,7 @@ func operate(j *job, o Operations) (out operated, err error) {
 		t.pairs(o.of(bytes), bytes, OpRegisterMem, OpDeregisterMem, func(*time.Time) func() error { return fail.Must(nic.RegisterMem(own, attributes)).Deregister })
 	}
 	out = t.output()
-	out.Facts = factsOf(nic)
-	out.Facts.CPUs = fail.Must(testbed.AllowedCPUs())
+	out.Facts = factsHere(nic)
 	return out, nil
 }
 

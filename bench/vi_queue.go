@@ -192,13 +192,8 @@ func (v *vi) again(doing string, d *vipl.Descriptor, err error) {
 
 // postRecv posts a receive; without a segment it is for a word.
 func (v *vi) postRecv(segs ...vipl.DataSegment) {
-	v.stageRecv(segs...)
-	v.pushRecvs()
-}
-
-// stageRecv makes a receive that pushRecvs will post.
-func (v *vi) stageRecv(segs ...vipl.DataSegment) {
 	v.recvs.stage(segs...)
+	v.pushRecvs()
 }
 
 // pushRecvs posts the receives that are staged.

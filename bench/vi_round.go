@@ -193,9 +193,9 @@ func (v *vi) refill(i int) {
 // list. Behind the last one goes the receive for the word of the next round, with
 // which the peer may be early.
 func (v *vi) postNext(segs ...vipl.DataSegment) {
-	v.stageRecv(segs...)
+	v.recvs.stage(segs...)
 	if v.left--; v.left == 0 {
-		v.stageRecv()
+		v.recvs.stage()
 	} else if v.recvs.staged < v.lists {
 		return
 	}
