@@ -28,9 +28,8 @@ import (
 
 // traces of a demonstration on this machine.
 type traces struct {
-	links      []string
-	namespaces []string
-	allowance  int // of surplus hugepages; other tests may raise it for a while
+	links     []string
+	allowance int // of surplus hugepages; other tests may raise it for a while
 }
 
 func tracesNow(t *testing.T) (s traces) {
@@ -39,10 +38,6 @@ func tracesNow(t *testing.T) (s traces) {
 	nstest.Must(t, err)
 	for _, l := range links {
 		s.links = append(s.links, l.Attrs().Name)
-	}
-	entries, _ := os.ReadDir("/run/netns")
-	for _, e := range entries {
-		s.namespaces = append(s.namespaces, e.Name())
 	}
 	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages")
 	if err == nil {
