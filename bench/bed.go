@@ -124,6 +124,9 @@ func (b *Bed) Session(ctx context.Context, row Row, maxBytes int, f func(*Sessio
 // them. It explains an error by what has become of the workers. The end of ctx ends the workers and is the error
 // then; they are gone when do returns.
 func (b *Bed) do(ctx context.Context, agents bool, f func()) error {
+	if agents {
+		return b.withAgents(func() { fail.If(b.do(ctx, false, f)) })
+	}
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
@@ -134,11 +137,7 @@ func (b *Bed) do(ctx context.Context, agents bool, f func()) error {
 			<-ended
 		}
 	}()
-	call := func() error { return fail.Try(f) }
-	if agents {
-		call = func() error { return b.withAgents(f) }
-	}
-	err := call()
+	err := fail.Try(f)
 	if err == nil {
 		return nil
 	}
