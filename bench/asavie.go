@@ -56,7 +56,6 @@ type asavie struct {
 	at    int
 }
 
-// open, see rings.
 func (a *asavie) open(ifi *net.Interface, p Params, _ xdpnic.Mode) int {
 	a.chunk = fail.Must(xdpnic.Config{Ifindex: ifi.Index, QueueID: p.Queue}.WithDefaults()).ChunkSize
 	options := &xdp.SocketOptions{
@@ -87,7 +86,6 @@ func (a *asavie) open(ifi *net.Interface, p Params, _ xdpnic.Mode) int {
 	return a.xsk.FD()
 }
 
-// shut, see rings.
 func (a *asavie) shut() error {
 	if a.xsk == nil {
 		return nil

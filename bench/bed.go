@@ -45,9 +45,8 @@ const overcommitPages = 512
 // program, which would take the kernel's offloads away. A Bed belongs to one
 // goroutine; it serves one Run at a time, and none after one that has failed.
 type Bed struct {
-	cfg   BedConfig
-	bed   *testbed.Bed
-	guard *testbed.Guard // nil: none
+	cfg BedConfig
+	bed *testbed.Bed
 
 	client, server *Worker
 }
@@ -67,7 +66,8 @@ func StartBed(ctx context.Context, cfg BedConfig) (_ *Bed, err error) {
 		cfg.MTU = 1500
 	}
 	fail.If(testbed.Require(testbed.Namespaces))
-	cpus := fail.Must(workerCPUs())
+	allowed := fail.Must(testbed.AllowedCPUs())
+	cpus := [2]int{allowed[0], allowed[min(1, len(allowed)-1)]} // with a single one both workers share it
 	b := &Bed{cfg: cfg}
 	network := testbed.Config{
 		Args: cfg.WorkerArgs, CPUs: cpus, Stderr: cfg.Stderr, Through: cfg.Through,
@@ -82,9 +82,6 @@ func StartBed(ctx context.Context, cfg BedConfig) (_ *Bed, err error) {
 			fail.If(errors.Join(err, b.Close()))
 		}
 	}
-	if cfg.Hugepages && len(cfg.GuardArgs) > 0 {
-		b.guard = testbed.NewGuard(cfg.GuardArgs)
-	}
 	b.client, b.server = b.worker(0), b.worker(1)
 	return b, nil
 }
@@ -96,24 +93,12 @@ func Missing(err error) bool {
 	return errors.As(err, &m)
 }
 
-// Workers are the coordinator's ends of the two control connections.
-func (b *Bed) Workers() (client, server *Worker) { return b.client, b.server }
-
 // Run carries out a plan on the bed. The end of ctx ends the workers.
-func (b *Bed) Run(ctx context.Context, p Plan) (_ *Result, err error) {
-	defer fail.Catch(&err)
-	p.Opening = b.Opening
+func (b *Bed) Run(ctx context.Context, p Plan) (*Result, error) {
 	var result *Result
-	run := func() error {
-		return b.Do(ctx, func() (err error) {
-			result, err = Run(ctx, p, b.client, b.server)
-			return err
-		})
-	}
-	if slices.ContainsFunc(p.Rows, func(r Row) bool { return r.VI.Agent }) {
-		fail.If(b.WithAgents(run))
-	} else {
-		fail.If(run())
+	agents := slices.ContainsFunc(p.Rows, func(r Row) bool { return r.VI.Agent })
+	if err := b.do(ctx, agents, func() { result = fail.Must(Run(ctx, p, b.client, b.server)) }); err != nil {
+		return nil, err
 	}
 	if result.Conditions.Interface == "" {
 		result.Conditions.Interface, result.Conditions.MTU = kernelInterface, b.cfg.MTU
@@ -125,10 +110,23 @@ func (b *Bed) Run(ctx context.Context, p Plan) (_ *Result, err error) {
 // variable for tests.
 var endGrace = time.Second
 
-// Do calls f, which makes requests of the workers, and explains its error by
-// what has become of them. The end of ctx ends the workers and is the error
-// then; they are gone when Do returns.
-func (b *Bed) Do(ctx context.Context, f func() error) error {
+// Session opens a transport for messages of at most maxBytes between the workers, calls f, and closes it. change, if
+// any, alters the parameters of both sides.
+func (b *Bed) Session(ctx context.Context, row Row, maxBytes int, f func(*Session) error, change ...func(*Params)) error {
+	return b.do(ctx, row.VI.Agent, func() {
+		s := fail.Must(openSession(ctx, b.client, b.server, row, maxBytes, change...))
+		fail.If(f(s))
+		fail.If(s.Close(ctx))
+	})
+}
+
+// do calls f, which makes requests of the workers and may fail by package fail, while there are agents if it needs
+// them. It explains an error by what has become of the workers. The end of ctx ends the workers and is the error
+// then; they are gone when do returns.
+func (b *Bed) do(ctx context.Context, agents bool, f func()) error {
+	if agents {
+		return b.withAgents(func() { fail.If(b.do(ctx, false, f)) })
+	}
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
@@ -139,7 +137,7 @@ func (b *Bed) Do(ctx context.Context, f func() error) error {
 			<-ended
 		}
 	}()
-	err := f()
+	err := fail.Try(f)
 	if err == nil {
 		return nil
 	}
@@ -154,27 +152,29 @@ func (b *Bed) Do(ctx context.Context, f func() error) error {
 }
 
 // Close ends the workers and gives everything back.
-func (b *Bed) Close() error {
-	err := b.bed.Close()
-	if b.guard != nil {
-		err = errors.Join(err, b.guard.Restore())
-	}
-	return err
-}
+func (b *Bed) Close() error { return b.bed.Close() }
 
 // endedWithin is how long a process that was killed may take to be gone, after the
 // other one has noticed.
 const endedWithin = 3 * time.Second
 
-// Opening raises the allowance of surplus hugepages around open, in which
-// workers map memory. A host that has none to give is no reason to stop: the
-// memory says what it got.
-func (b *Bed) Opening(open func() error) error {
-	if b.guard == nil || b.guard.Raise(overcommitPages) != nil {
-		return open()
+// guard is how to become a guard of what hugepages need, if anything.
+func (cfg BedConfig) guard() []string {
+	if !cfg.Hugepages {
+		return nil
 	}
-	err := open()
-	return errors.Join(err, b.guard.Restore())
+	return cfg.GuardArgs
+}
+
+// allowing calls open, in which workers map memory, while the allowance of surplus hugepages is raised. A host that
+// has none to give is no reason to stop: the memory says what it got.
+func (w *Worker) allowing(open func()) {
+	guard := testbed.NewGuard(w.guard)
+	if len(w.guard) == 0 || guard.Raise(overcommitPages) != nil {
+		open()
+		return
+	}
+	fail.If(errors.Join(fail.Try(open), guard.Restore()))
 }
 
 func (b *Bed) worker(i int) *Worker {
@@ -184,21 +184,8 @@ func (b *Bed) worker(i int) *Worker {
 	}
 	xdp := at(side.Ends[0])
 	w := NewWorker([]string{"client", "server"}[i], side.Control, at(side.Ends[1]))
-	w.over, w.ended = &xdp, side.Err
+	w.over, w.ended, w.guard = &xdp, side.Err, b.cfg.guard()
 	return w
-}
-
-// workerCPUs are the first two CPUs that this process may use. With a single
-// one both workers share it.
-func workerCPUs() ([2]int, error) {
-	allowed, err := testbed.AllowedCPUs()
-	if err != nil {
-		return [2]int{}, err
-	}
-	if len(allowed) == 0 {
-		return [2]int{}, errors.New("this process may use no CPU")
-	}
-	return [2]int{allowed[0], allowed[min(1, len(allowed)-1)]}, nil
 }
 
 // SetFaults sets what happens to the frames of the pair for AF_XDP, or of the
@@ -219,8 +206,8 @@ func (b *Bed) middle(xdp bool) *testbed.Middle {
 	return b.bed.Middles()[1]
 }
 
-// WithAgents calls f while each namespace has a Kernel Agent, a process of its own, which rows with VIOptions.Agent need.
-func (b *Bed) WithAgents(f func() error) (err error) {
+// withAgents calls f while each namespace has a Kernel Agent, a process of its own, which rows with VIOptions.Agent need.
+func (b *Bed) withAgents(f func()) (err error) {
 	defer fail.Catch(&err)
 	if len(b.cfg.AgentArgs) == 0 {
 		fail.With("rows of NICs that an agent opens: the bed has none")
@@ -237,7 +224,8 @@ func (b *Bed) WithAgents(f func() error) (err error) {
 		w.over.Agent = socket
 		defer func() { w.over.Agent = "" }()
 	}
-	return f()
+	f()
+	return nil
 }
 
 // DemoConfig of a whole demonstration.

@@ -159,6 +159,22 @@ func (s Span) cpuEach(messages int64) float64 {
 	return round3(float64(s.CPU) / 1e3 / float64(max(messages, 1)))
 }
 
+// Where the kernel reports the time that this thread was ready to run and had no CPU (Documentation/scheduler/sched-stats.rst),
+// and the steal time of all CPUs since the machine started.
+const (
+	schedstat = "/proc/thread-self/schedstat"
+	procStat  = "/proc/stat"
+)
+
+// timeAt is what a file of the kernel reports; 0 if there is none.
+func timeAt(path string, in func([]byte) time.Duration) time.Duration {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	return in(b)
+}
+
 // stopwatch measures a Span.
 type stopwatch struct {
 	wall   time.Time
@@ -170,7 +186,7 @@ type stopwatch struct {
 // startStopwatch reads the clock last, and span reads it first, so the span excludes
 // the cost of the other readings.
 func startStopwatch() stopwatch {
-	s := stopwatch{stolen: stolenTime(), waited: waitTime(), cpu: usage()}
+	s := stopwatch{stolen: timeAt(procStat, stolenIn), waited: timeAt(schedstat, waitIn), cpu: usage()}
 	s.wall = time.Now()
 	return s
 }
@@ -178,7 +194,8 @@ func startStopwatch() stopwatch {
 func (s stopwatch) span() Span {
 	wall := time.Since(s.wall)
 	return Span{
-		Wall: wall, CPU: usage() - s.cpu, Waited: max(0, waitTime()-s.waited), Stolen: max(0, stolenTime()-s.stolen),
+		Wall: wall, CPU: usage() - s.cpu,
+		Waited: max(0, timeAt(schedstat, waitIn)-s.waited), Stolen: max(0, timeAt(procStat, stolenIn)-s.stolen),
 	}
 }
 
@@ -189,16 +206,6 @@ func usage() time.Duration {
 		return 0
 	}
 	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
-}
-
-// waitTime is how long this thread has waited for a CPU while it could have run
-// (Documentation/scheduler/sched-stats.rst); 0 if the kernel does not report it.
-func waitTime() time.Duration {
-	b, err := os.ReadFile("/proc/thread-self/schedstat")
-	if err != nil {
-		return 0
-	}
-	return waitIn(b)
 }
 
 // waitIn reads schedstat: time on a CPU, time waiting for one, in ns; slices.
@@ -220,16 +227,6 @@ func timeIn(fields [][]byte, at int, unit time.Duration) time.Duration {
 
 // userTick is the unit of the times in /proc/stat, 1/sysconf(_SC_CLK_TCK).
 const userTick = 10 * time.Millisecond
-
-// stolenTime is the steal time of all CPUs since the machine started; 0 if the kernel
-// does not report it.
-func stolenTime() time.Duration {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0
-	}
-	return stolenIn(b)
-}
 
 // stolenIn reads /proc/stat: cpu user nice system idle iowait irq softirq steal ...
 func stolenIn(b []byte) time.Duration {
@@ -253,8 +250,11 @@ const (
 func disturbances(client, server Span, polls bool) []string {
 	var reasons []string
 	// Steal is that of the machine: both sides of a bed see the same.
-	if span := longer(client, server); span.Stolen >= stealTicks*userTick &&
-		float64(span.Stolen) > stealShare*float64(span.Wall)*float64(runtime.NumCPU()) {
+	span := client
+	if server.Wall > client.Wall {
+		span = server
+	}
+	if span.Stolen >= stealTicks*userTick && float64(span.Stolen) > stealShare*float64(span.Wall)*float64(runtime.NumCPU()) {
 		reasons = append(reasons, "CPU time was stolen by the hypervisor")
 	}
 	if !polls {
@@ -269,13 +269,6 @@ func disturbances(client, server Span, polls bool) []string {
 		}
 	}
 	return reasons
-}
-
-func longer(a, b Span) Span {
-	if b.Wall > a.Wall {
-		return b
-	}
-	return a
 }
 
 // joinReasons adds those that are not there yet.

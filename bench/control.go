@@ -22,6 +22,7 @@ type Worker struct {
 	params Params
 	over   *Params      // of transports with an XDP program, where they differ
 	ended  func() error // how the process behind the connection ended; may be nil
+	guard  []string     // with which this program becomes a guard while workers map memory on hugepages; none: no guard
 }
 
 // NewWorker takes over a connection whose other end is served by [Serve]. The

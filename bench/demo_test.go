@@ -28,9 +28,8 @@ import (
 
 // traces of a demonstration on this machine.
 type traces struct {
-	links      []string
-	namespaces []string
-	allowance  int // of surplus hugepages; other tests may raise it for a while
+	links     []string
+	allowance int // of surplus hugepages; other tests may raise it for a while
 }
 
 func tracesNow(t *testing.T) (s traces) {
@@ -39,10 +38,6 @@ func tracesNow(t *testing.T) (s traces) {
 	nstest.Must(t, err)
 	for _, l := range links {
 		s.links = append(s.links, l.Attrs().Name)
-	}
-	entries, _ := os.ReadDir("/run/netns")
-	for _, e := range entries {
-		s.namespaces = append(s.namespaces, e.Name())
 	}
 	b, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages")
 	if err == nil {
@@ -191,14 +186,14 @@ func TestDemoInterruptedTidily(t *testing.T) {
 	}
 }
 
-// When Do reports that a bed was interrupted, the bed's workers are gone, even if the work on
+// When do reports that a bed was interrupted, the bed's workers are gone, even if the work on
 // them had ended long before.
 func TestDoInterrupted(t *testing.T) {
 	b := onBed(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	err := b.Do(ctx, func() error {
+	err := b.do(ctx, false, func() {
 		cancel()
-		return errors.New("nothing more to do")
+		fail.With("nothing more to do")
 	})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -320,17 +315,18 @@ func TestServerFails(t *testing.T) {
 
 // If the server's host lacks something, the client's error names that host, and Missing reports it.
 func TestServerLacks(t *testing.T) {
+	lacks := &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo", Err: errors.New("no")}
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	go func() {
 		defer theirs.Close()
 		var r request
 		if json.NewDecoder(theirs).Decode(&r) == nil {
-			json.NewEncoder(theirs).Encode(errorReply(&testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}))
+			json.NewEncoder(theirs).Encode(errorReply(lacks))
 		}
 	}()
 	_, err := NewWorker("server", ours, Params{}).call(request{Op: opOpen, Transport: "vi-reliable-delivery", Params: &Params{}})
-	if want := "server: cannot run here: CAP_BPF is missing; use sudo"; err == nil || err.Error() != want || !Missing(err) {
+	if want := "server: " + lacks.Error(); err == nil || err.Error() != want || !Missing(err) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
@@ -366,7 +362,7 @@ func TestNeeds(t *testing.T) {
 	client, _, end := workers(t)
 	defer end()
 	_, demo := Demo(context.Background(), demoConfig(tokenOf(t), Names()))
-	_, operate := Operate(context.Background(), client, Operations{Count: 1}, nil)
+	operate := fail.Try(func() { operateOn(context.Background(), client, Operations{Count: 1}) })
 	for what, err := range map[string]error{"demo": demo, "operate": operate} {
 		var missing *testbed.MissingError
 		if !errors.As(err, &missing) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") && !strings.Contains(err.Error(), "CAP_BPF") {

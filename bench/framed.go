@@ -117,7 +117,6 @@ func (f *framed) enter(r Round) {
 	f.io.round()
 }
 
-// Ping, see endpoint.
 func (f *framed) Ping(r Round, rtt []int64) Span {
 	f.enter(r)
 	if f.short() {
@@ -133,7 +132,6 @@ func (f *framed) Ping(r Round, rtt []int64) Span {
 	})
 }
 
-// Echo, see endpoint.
 func (f *framed) Echo(r Round) {
 	f.enter(r)
 	for i := range r.Lead + r.Messages {
@@ -148,7 +146,6 @@ func (f *framed) Echo(r Round) {
 	}
 }
 
-// Send, see endpoint.
 func (f *framed) Send(r Round) Span {
 	f.enter(r)
 	for !f.ready {
@@ -165,7 +162,6 @@ func (f *framed) Send(r Round) Span {
 	return clock.span()
 }
 
-// Receive, see endpoint.
 func (f *framed) Receive(r Round) Span {
 	f.enter(r)
 	f.tell(kindReady, 0)

@@ -73,14 +73,24 @@ func (w *cable) wait() {
 
 func (w *cable) close() error { return nil }
 
-// twoFramed are two connected sides over a wire.
-func twoFramed(t *rapid.T, payload, window int) (a, b *framed, wa, wb *cable) {
+// twoFramed are two connected sides over a wire that wait for frames.
+func twoFramed(t interface {
+	Helper()
+	Fatal(...any)
+}, payload, window int) (a, b *framed, wa, wb *cable) {
 	wa, wb = newCables(payload, window)
 	a, b = &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
-	for _, c := range []struct{ own, peer *framed }{{a, b}, {b, a}} {
-		nstest.Must(t, fail.Try(func() { c.own.Connect(c.peer.Hello()) }))
-	}
+	nstest.Must(t, fail.Try(func() { a.Connect(wb.hello()); b.Connect(wa.hello()) }))
 	return a, b, wa, wb
+}
+
+// pingEcho and sendReceive run a round on both sides.
+func pingEcho(a, b *framed, r Round, rtt []int64) error {
+	return together(func() error { return fail.Try(func() { a.Ping(r, rtt) }) }, func() error { return fail.Try(func() { b.Echo(r) }) })
+}
+
+func sendReceive(a, b *framed, r Round) error {
+	return together(func() error { return fail.Try(func() { a.Send(r) }) }, func() error { return fail.Try(func() { b.Receive(r) }) })
 }
 
 // For any sizes of messages, frames and windows, all bytes arrive, and no more frames
@@ -100,91 +110,65 @@ func TestFramedProperty(t *testing.T) {
 			Messages: rapid.IntRange(1, 20).Draw(t, "messages"),
 			Lead:     rapid.IntRange(0, 3).Draw(t, "lead"),
 		}
-		err := together(
-			func() error { return fail.Try(func() { a.Ping(r, make([]int64, r.Messages)) }) },
-			func() error { return fail.Try(func() { b.Echo(r) }) })
-		if err != nil {
-			t.Fatalf("ping: %v", err)
-		}
+		nstest.Must(t, pingEcho(a, b, r, make([]int64, r.Messages)))
 		r.ID = 2
-		err = together(
-			func() error { return fail.Try(func() { a.Send(r) }) },
-			func() error { return fail.Try(func() { b.Receive(r) }) })
-		if err != nil {
-			t.Fatalf("stream: %v", err)
-		}
+		nstest.Must(t, sendReceive(a, b, r))
 	})
 }
 
-// A lost, duplicated, changed or reordered frame of a stream is an error, not an
-// endless wait.
+// A lost, duplicated, changed or truncated frame is an error, not an
+// endless wait: of a stream, and of a ping-pong of one frame without a check.
 func TestFramedNoticesFaults(t *testing.T) {
 	for _, c := range []struct {
 		fault string
-		do    func(n int, f []byte) [][]byte
-		want  string
+		do    func(f []byte) [][]byte
+		want  string // of a stream
+		short string // of a ping-pong; empty: it is not noticed there
 	}{
-		{"lost", func(n int, f []byte) [][]byte {
-			if n == 5 {
-				return nil
-			}
-			return [][]byte{f}
-		}, "frames were lost"},
-		{"doubled", func(n int, f []byte) [][]byte {
-			if n == 5 {
-				return [][]byte{f, f}
-			}
-			return [][]byte{f}
-		}, "changed order"},
-		{"changed", func(n int, f []byte) [][]byte {
-			if n == 5 {
-				f[len(f)-1] ^= 1
-			}
-			return [][]byte{f}
-		}, "byte"},
-		{"cut", func(n int, f []byte) [][]byte {
-			if n == 5 {
-				f = f[:len(f)-1]
-			}
-			return [][]byte{f}
-		}, "bytes, not"},
+		{"lost", func([]byte) [][]byte { return nil }, "frames were lost", ""},
+		{"doubled", func(f []byte) [][]byte { return [][]byte{f, f} }, "changed order", "changed order"},
+		{"changed", func(f []byte) [][]byte { f[len(f)-1] ^= 1; return [][]byte{f} }, "byte", ""},
+		{"cut", func(f []byte) [][]byte { return [][]byte{f[:len(f)-1]} }, "bytes, not", "frames were lost or changed order"},
 	} {
-		t.Run(c.fault, func(t *testing.T) {
-			wa, wb := newCables(100, 64)
-			n := 0
-			wa.deliver = func(f []byte) [][]byte { n++; return c.do(n, f) }
-			a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
-			nstest.Must(t, fail.Try(func() { a.Connect(wb.hello()); b.Connect(wa.hello()) }))
-			r := Round{ID: 1, Bytes: 50, Messages: 20, Check: true}
-			var stop atomic.Bool
-			a.watch.stop = &stop
-			sent := make(chan error, 1)
-			go func() { sent <- fail.Try(func() { a.Send(r) }) }()
-			defer func() {
-				stop.Store(true) // it waits for credits
-				if err := <-sent; !errors.Is(err, ErrStopped) {
-					t.Errorf("the sender ended with %v", err)
-				}
-			}()
-			if err := fail.Try(func() { b.Receive(r) }); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want a word about %q", err, c.want)
+		for _, short := range []bool{false, true} {
+			if short && c.short == "" {
+				continue
 			}
-		})
+			a, b, wa, _ := twoFramed(t, 100, 64)
+			r, want := Round{ID: 1, Bytes: 50, Messages: 20, Check: !short}, c.want
+			client, server := func() { a.Send(r) }, func() { b.Receive(r) }
+			if short {
+				a, b, wa, _ = shortPair(t, nil)
+				want, client, server = c.short, func() { a.Ping(r, make([]int64, r.Messages)) }, func() { b.Echo(r) }
+			}
+			n := 0
+			wa.deliver = func(f []byte) [][]byte {
+				if n++; n == 5 {
+					return c.do(f)
+				}
+				return [][]byte{f}
+			}
+			a.watch.stop = new(atomic.Bool)
+			ended := make(chan error, 1)
+			go func() { ended <- fail.Try(client) }()
+			if err := fail.Try(server); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s, short %v: got %v, want a word about %q", c.fault, short, err, want)
+			}
+			a.watch.stop.Store(true) // it waits for credits, or an echo
+			if err := <-ended; !errors.Is(err, ErrStopped) {
+				t.Errorf("%s, short %v: the other side ended with %v", c.fault, short, err)
+			}
+		}
 	}
 }
 
 // Frames of an earlier round are skipped.
 func TestFramedStrayFrames(t *testing.T) {
-	wa, wb := newCables(100, 8)
-	a, b := &framed{io: wa, sleeps: true}, &framed{io: wb, sleeps: true}
-	nstest.Must(t, fail.Try(func() { a.Connect(wb.hello()); b.Connect(wa.hello()) }))
+	a, b, wa, _ := twoFramed(t, 100, 8)
 	wa.out <- []byte{kindData, 0, 9, 0, 0, 0, 0, 0, 'x'}
 	wa.out <- []byte{kindData}
 	r := Round{ID: 10, Bytes: 1, Messages: 3, Check: true}
-	err := together(
-		func() error { return fail.Try(func() { a.Send(r) }) },
-		func() error { return fail.Try(func() { b.Receive(r) }) })
-	nstest.Must(t, err)
+	nstest.Must(t, sendReceive(a, b, r))
 }
 
 func TestFramedRefuses(t *testing.T) {
@@ -258,48 +242,20 @@ func TestFramedShort(t *testing.T) {
 	wa.out <- []byte{kindCredit, 0, 10, 0, 7, 0, 0, 0}
 	r := Round{ID: 10, Bytes: 50, Messages: 20, Lead: 3}
 	rtt := make([]int64, r.Messages)
-	err := together(func() error { return fail.Try(func() { a.Ping(r, rtt) }) }, func() error { return fail.Try(func() { b.Echo(r) }) })
-	nstest.Must(t, err)
+	nstest.Must(t, pingEcho(a, b, r, rtt))
 	if !a.short() || slices.Contains(rtt, 0) || a.sent != 23 || a.received != 23 || b.received != 23 {
 		t.Errorf("short %v, %d sent, %d and %d received, times %v", a.short(), a.sent, a.received, b.received, rtt)
 	}
 	wa.deliver = func(f []byte) [][]byte { copy(f[frameHeader:], "kept"); return [][]byte{f} }
 	r.ID++
-	nstest.Must(t, together(func() error { return fail.Try(func() { a.Ping(r, rtt) }) }, func() error { return fail.Try(func() { b.Echo(r) }) }))
+	nstest.Must(t, pingEcho(a, b, r, rtt))
 	if string(into[:4]) != "kept" {
 		t.Errorf("kept %q", into[:4])
 	}
 	wa.deliver = func(f []byte) [][]byte { return [][]byte{f} }
 	for _, other := range []Round{{ID: 12, Bytes: 50, Messages: 2, Check: true}, {ID: 13, Bytes: 500, Messages: 2}} {
-		if err := together(func() error { return fail.Try(func() { a.Ping(other, rtt) }) }, func() error { return fail.Try(func() { b.Echo(other) }) }); err != nil || a.short() {
+		if err := pingEcho(a, b, other, rtt); err != nil || a.short() {
 			t.Errorf("%+v: %v, short %v", other, err, a.short())
-		}
-	}
-}
-
-// A duplicated or truncated frame is an error.
-func TestFramedShortNoticesFaults(t *testing.T) {
-	for fault, do := range map[string]func(f []byte) [][]byte{
-		"doubled": func(f []byte) [][]byte { return [][]byte{f, f} },
-		"cut":     func(f []byte) [][]byte { return [][]byte{f[:len(f)-1]} },
-	} {
-		a, b, wa, _ := shortPair(t, nil)
-		n := 0
-		wa.deliver = func(f []byte) [][]byte {
-			if n++; n == 5 {
-				return do(f)
-			}
-			return [][]byte{f}
-		}
-		r := Round{ID: 1, Bytes: 50, Messages: 20}
-		pinged := make(chan error, 1)
-		go func() { pinged <- fail.Try(func() { a.Ping(r, make([]int64, r.Messages)) }) }()
-		if err := fail.Try(func() { b.Echo(r) }); err == nil || !strings.Contains(err.Error(), "frames were lost or changed order") {
-			t.Errorf("%s: %v", fault, err)
-		}
-		a.watch.stop.Store(true)
-		if err := <-pinged; !errors.Is(err, ErrStopped) {
-			t.Errorf("%s: the other side ended with %v", fault, err)
 		}
 	}
 }

@@ -60,16 +60,11 @@ func (l HTTPLoad) validate() error {
 	return nil
 }
 
-// HTTP measures requests a second, after a warm-up. The two workers have no
-// endpoint open.
-func HTTP(ctx context.Context, client, server *Worker, l HTTPLoad, opening func(func() error) error) (_ *HTTPResult, err error) {
+// HTTP measures requests a second, after a warm-up.
+func (b *Bed) HTTP(ctx context.Context, l HTTPLoad) (_ *HTTPResult, err error) {
 	defer fail.Catch(&err)
 	fail.If(l.validate())
-	input := httpInput{l, server.at(l.Vianet).Local}
-	replies := apart(ctx, opening, l.Vianet, []*Worker{client, server}, func(i int) (string, any) {
-		return []string{"http-get", "http-serve"}[i], input
-	})
-	out := outputOf[httpOutput](replies[0])
+	out := outputOf[httpOutput](b.apart(ctx, l.Vianet, "http-get", "http-serve", httpInput{l, b.server.at(l.Vianet).Local})[0])
 	return &HTTPResult{
 		Requests: out.Requests, PerSecond: float64(out.Requests) / out.Span.Wall.Seconds(),
 		Disturbed: disturbances(out.Span, Span{}, false),

@@ -31,18 +31,14 @@ import (
 type Incast struct {
 	star    *testbed.Star
 	workers []*Worker // the receiver is the first
-	opening func(func() error) error
 	cond    Conditions
 	failed  bool
 }
 
-// IncastConfig of a receiver and its senders. Of the bed's it takes MTU, Mode, Hugepages,
-// WorkerArgs and Stderr.
+// IncastConfig of a receiver and its senders, without a forwarder and agents.
 type IncastConfig struct {
 	Senders int // 1 to MaxIncast
 	BedConfig
-
-	Opening func(open func() error) error // around streams over vianet, which map memory: Bed.Opening; may be nil
 }
 
 // MaxIncast bounds the senders.
@@ -118,7 +114,7 @@ func OpenIncast(cfg IncastConfig) (_ *Incast, err error) {
 
 // openIncast starts the workers on a star, which is theirs.
 func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
-	n := &Incast{star: star, opening: cfg.Opening, cond: HostConditions()}
+	n := &Incast{star: star, cond: HostConditions()}
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -138,7 +134,7 @@ func openIncast(cfg IncastConfig, star *testbed.Star) (_ *Incast, err error) {
 		w := NewWorker(name, side.Control, Params{
 			Place: Place{Interface: testbed.StarInterface, Mode: cfg.Mode, Hugepages: cfg.Hugepages}, Local: side.Ends[0].IPv4.Addr(),
 		})
-		w.ended = side.Err
+		w.ended, w.guard = side.Err, cfg.guard()
 		n.workers = append(n.workers, w)
 	}
 	n.cond.PinnedCPUs, n.cond.Polling = places, "wait"
@@ -190,7 +186,7 @@ func (n *Incast) Stream(ctx context.Context, l IncastLoad) (_ *IncastResult, err
 	defer func() { n.failed = n.failed || err != nil }()
 	defer fail.Catch(&err)
 	before := fail.Must(n.star.Drops())
-	replies := apart(ctx, n.opening, !l.TCP, n.workers[:1+l.Senders], func(i int) (string, any) {
+	replies := apart(ctx, !l.TCP, n.workers[:1+l.Senders], func(i int) (string, any) {
 		in := incastInput{l, n.workers[0].params.Local, i - 1}
 		if i == 0 {
 			return "incast-take", in

@@ -27,7 +27,6 @@ type Load struct {
 	Poisson  bool          // at random times, independent of each other; else at equal intervals
 	Seed     uint64        // of the random times
 	Duration time.Duration // MinLoadTime to MaxLoadTime
-	Check    bool          // verify every byte of every echo
 }
 
 // Bounds of a Load. Every message fits in a frame of MTU 1500.
@@ -155,7 +154,7 @@ func loadPortOf(e endpoint) (loadPort, error) {
 //
 //	0 kind   1 zero   2 round (16 bits)   4 number (32 bits)   8 when it was due (ns, 64 bits)
 //
-// The rest is of any content; a checked one has that of its number.
+// The rest is of any content.
 const loadHeader = 16
 
 // Kinds of messages. All of them are echoed.
@@ -171,9 +170,6 @@ func (r *loadRound) put(buf []byte, kind byte, n uint32, due time.Duration) int 
 	binary.LittleEndian.PutUint16(buf[2:], r.ID)
 	binary.LittleEndian.PutUint32(buf[4:], n)
 	binary.LittleEndian.PutUint64(buf[8:], uint64(due))
-	if r.Check {
-		copy(buf[loadHeader:r.Bytes], content(int(n), loadHeader, r.Bytes-loadHeader))
-	}
 	return r.Bytes
 }
 
@@ -185,11 +181,6 @@ func (r *loadRound) is(p []byte) bool {
 func loadKind(p []byte) byte         { return p[0] }
 func loadNumber(p []byte) uint32     { return binary.LittleEndian.Uint32(p[4:]) }
 func loadDue(p []byte) time.Duration { return time.Duration(binary.LittleEndian.Uint64(p[8:])) }
-
-// verify compares the content of a message with what was sent.
-func (r *loadRound) verify(p []byte) error {
-	return verify(int(loadNumber(p)), loadHeader, p[loadHeader:])
-}
 
 // A schedule gives the times at which messages are due, counted from the start,
 // in ascending order.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/signal"
 	"slices"
@@ -75,15 +74,6 @@ type side struct {
 	stop   *atomic.Bool // may be nil
 }
 
-// loopback are two sides in this process's namespace, without privilege.
-func loopback() (client, server side) {
-	here := func(f func() error) error { return f() }
-	p := Params{Local: netip.MustParseAddr("127.0.0.1"), MaxBytes: 1 << 16}
-	client, server = side{params: p, do: here}, side{params: p, do: here}
-	server.params.Server = true
-	return client, server
-}
-
 // pair are two sides joined by a veth pair.
 func pair(t *testing.T, mtu int, v6 bool, mode string) (client, server side) {
 	t.Helper()
@@ -109,13 +99,8 @@ func together(client, server func() error) error {
 // connected opens a transport on both sides and hands the two endpoints to f,
 // which runs on a thread in the place of each.
 func connected(name string, client, server side, f func(client bool, e endpoint) error) error {
-	return connectedAs(name, name, client, server, f)
-}
-
-// connectedAs is connected with a transport of its own on each side.
-func connectedAs(clients, servers string, client, server side, f func(client bool, e endpoint) error) error {
 	hello := [2]chan Hello{make(chan Hello, 1), make(chan Hello, 1)}
-	run := func(name string, s side, own, other chan Hello) error {
+	run := func(s side, own, other chan Hello) error {
 		return s.do(func() (err error) {
 			defer close(own)
 			e, err := openEndpoint(name, s.params, s.stop)
@@ -143,6 +128,6 @@ func connectedAs(clients, servers string, client, server side, f func(client boo
 		})
 	}
 	return together(
-		func() error { return run(clients, client, hello[0], hello[1]) },
-		func() error { return run(servers, server, hello[1], hello[0]) })
+		func() error { return run(client, hello[0], hello[1]) },
+		func() error { return run(server, hello[1], hello[0]) })
 }

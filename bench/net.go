@@ -154,7 +154,6 @@ func (s *netStream) Connect(peer Hello) {
 	s.conn = fail.Must(s.network.dial(ctx, "tcp", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)).String()))
 }
 
-// Close, see endpoint.
 func (s *netStream) Close() error {
 	var errs []error
 	if s.listener != nil {

@@ -12,6 +12,7 @@ import (
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/lab/fail"
+	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -45,6 +46,13 @@ func openNIC(p Params, more ...vipl.Option) (_ *vipl.NIC, err error) {
 		vipl.WithQueue(p.Queue),
 		vipl.WithSteering(steering),
 		vipl.WithHugepages(policy))...)
+}
+
+// factsHere describes a NIC and this process.
+func factsHere(nic *vipl.NIC) Facts {
+	f := factsOf(nic)
+	f.CPUs = fail.Must(testbed.AllowedCPUs())
+	return f
 }
 
 // factsOf describes a NIC.

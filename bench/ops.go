@@ -102,18 +102,21 @@ func (o *operated) result(c Conditions) *OperationsResult {
 	return &OperationsResult{Times: o.Times, Conditions: c, Disturbed: disturbances(o.Span, o.Span, false)}
 }
 
-// Operate measures operations that need no peer, on a NIC of its own of one
-// worker.
-func Operate(ctx context.Context, w *Worker, o Operations, opening func(func() error) error) (_ *OperationsResult, err error) {
-	defer fail.Catch(&err)
+// Operate measures operations that need no peer, on a NIC of its own of the client.
+func (b *Bed) Operate(ctx context.Context, o Operations) (r *OperationsResult, err error) {
+	err = b.do(ctx, false, func() { r = operateOn(ctx, b.client, o) })
+	return r, err
+}
+
+func operateOn(ctx context.Context, w *Worker, o Operations) *OperationsResult {
 	fail.If(o.validate())
-	out := outputOf[operated](apart(ctx, opening, true, []*Worker{w}, func(int) (string, any) { return "operate", o })[0])
+	out := outputOf[operated](apart(ctx, true, []*Worker{w}, func(int) (string, any) { return "operate", o })[0])
 	c := HostConditions()
 	c.learn(out.Facts)
 	if len(out.Facts.CPUs) == 1 {
 		c.PinnedCPUs = out.Facts.CPUs
 	}
-	return out.result(c), nil
+	return out.result(c)
 }
 
 // Connections measures how long the client's VI takes to be connected with a
@@ -188,8 +191,7 @@ func operate(j *job, o Operations) (out operated, err error) {
 		t.pairs(o.of(bytes), bytes, OpRegisterMem, OpDeregisterMem, func(*time.Time) func() error { return fail.Must(nic.RegisterMem(own, attributes)).Deregister })
 	}
 	out = t.output()
-	out.Facts = factsOf(nic)
-	out.Facts.CPUs = fail.Must(testbed.AllowedCPUs())
+	out.Facts = factsHere(nic)
 	return out, nil
 }
 

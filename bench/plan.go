@@ -22,9 +22,6 @@ type Plan struct {
 
 	// Progress, if not nil, is called before each step.
 	Progress func(Step)
-	// Opening is called around the opening of endpoints that map memory on
-	// hugepages; may be nil.
-	Opening func(open func() error) error
 }
 
 // A Row of the report is a transport, and how it is used.

@@ -20,7 +20,6 @@ import (
 	"go.uber.org/goleak"
 
 	"viaxdp/internal/lab/nstest"
-	"viaxdp/internal/lab/testbed"
 )
 
 // workers serves two workers in this process, with endpoints on the loopback.
@@ -52,12 +51,10 @@ func TestRun(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
 	var steps []Step
-	opened := 0
 	r, err := Run(context.Background(), Plan{
 		Rows: RowsOf([]string{"tcp-block", "udp-block"}), Sizes: []int{64, 5000}, Turns: 2, Duration: 5 * time.Millisecond,
 		Latency: true, Bandwidth: true, Check: true, Histogram: true,
 		Progress: func(s Step) { steps = append(steps, s) },
-		Opening:  func(open func() error) error { opened++; return open() },
 	}, client, server)
 	nstest.Must(t, err)
 	// Turn by turn, name by name.
@@ -68,9 +65,6 @@ func TestRun(t *testing.T) {
 	want := "tcp-block tcp-block udp-block udp-block tcp-block tcp-block udp-block udp-block"
 	if got := strings.Join(order, " "); got != want {
 		t.Errorf("order %s, want %s", got, want)
-	}
-	if opened != 0 {
-		t.Errorf("%d openings with hugepages, of transports that have none", opened)
 	}
 	if len(r.Latency) != 4 || len(r.Bandwidth) != 4 || len(r.Histograms) != 4 {
 		t.Fatalf("%d, %d and %d rows", len(r.Latency), len(r.Bandwidth), len(r.Histograms))
@@ -196,24 +190,6 @@ func TestWorkerRefuses(t *testing.T) {
 		nstest.Must(t, dec.Decode(&r))
 		if c.want == "" && r.Error != "" || !strings.Contains(r.Error, c.want) {
 			t.Errorf("%s: answer %q, want %q", c.req.Op, r.Error, c.want)
-		}
-	}
-}
-
-// A MissingError of a worker keeps its type across the control connection.
-func TestMissingOverTheWire(t *testing.T) {
-	for _, want := range []*testbed.MissingError{
-		{What: "CAP_X", Remedy: "get it", Err: errors.New("no")},
-		{What: "CAP_X", Remedy: "get it"},
-		{Err: errors.New("no")},
-	} {
-		b, err := json.Marshal(errorReply(want))
-		nstest.Must(t, err)
-		var r reply
-		nstest.Must(t, json.Unmarshal(b, &r))
-		var got *testbed.MissingError
-		if r.Missing == nil || !errors.As(r.Missing.err(), &got) || got.Error() != want.Error() {
-			t.Errorf("%v became %+v", want, r)
 		}
 	}
 }

@@ -44,7 +44,6 @@ func openRawXDP(o opening) *rawXDP {
 	return r
 }
 
-// open, see rings.
 func (r *rawXDP) open(ifi *net.Interface, p Params, m xdpnic.Mode) int {
 	cfg := fail.Must(xdpnic.Config{
 		Ifindex: ifi.Index, QueueID: p.Queue,
@@ -71,7 +70,6 @@ func (r *rawXDP) open(ifi *net.Interface, p Params, m xdpnic.Mode) int {
 	return r.q.FD()
 }
 
-// shut, see rings.
 func (r *rawXDP) shut() error {
 	var errs []error
 	if r.q != nil {
@@ -203,7 +201,6 @@ func (r *rawXDP) units(n int) int {
 	return (r.skip + n + chunk - 1) / chunk
 }
 
-// rest, see chained.
 func (r *rawXDP) rest() [][]byte {
 	if r.long == nil {
 		return nil

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -18,8 +19,8 @@ import (
 // one goroutine, and is of no use after a method has failed: only Close is left, which then
 // may fail, too.
 //
-// Between OpenSession and Close the workers serve nothing else. As with [Run],
-// the end of a context does not reach a worker that measures; [Bed.Do] ends it.
+// While it is open the workers serve nothing else. As with [Run], the end of a context does not reach a worker that
+// measures; a [Bed] ends it.
 type Session struct {
 	row            Row
 	polls          bool // it never sleeps
@@ -28,13 +29,9 @@ type Session struct {
 	round          uint16   // the ID of the last round
 }
 
-// OpenSession opens a transport for messages of at most maxBytes on both
-// workers and connects the two ends. opening, which may be nil, is called
-// around the opening of one that maps memory on hugepages. change, if any, alters
-// the parameters of both sides.
-func OpenSession(
-	ctx context.Context, client, server *Worker, row Row, maxBytes int, opening func(func() error) error, change ...func(*Params),
-) (_ *Session, err error) {
+// openSession opens a transport for messages of at most maxBytes on both
+// workers and connects the two ends. change, if any, alters the parameters of both sides.
+func openSession(ctx context.Context, client, server *Worker, row Row, maxBytes int, change ...func(*Params)) (_ *Session, err error) {
 	defer fail.Catch(&err)
 	t := fail.Must(find(row.Name))
 	s := &Session{
@@ -52,22 +49,22 @@ func OpenSession(
 		return request{Op: opOpen, Transport: t.name, Params: &p}
 	}
 	workers := []*Worker{client, server}
-	within(opening, t.arena || row.Beside, func() {
-		for i, hello := range each(ctx, workers, []request{at(client, false), at(server, true)}) {
-			s.hello[i] = outputOf[Hello](hello)
-		}
-	})
+	for i, hello := range opened(ctx, t.arena || row.Beside, workers, []request{at(client, false), at(server, true)}) {
+		s.hello[i] = outputOf[Hello](hello)
+	}
 	each(ctx, workers, []request{requestOf(opConnect, s.hello[1]), requestOf(opConnect, s.hello[0])})
 	return s, nil
 }
 
-// within calls f inside opening, if there is one and f maps memory.
-func within(opening func(func() error) error, maps bool, f func()) {
-	if opening == nil || !maps {
-		f()
-		return
+// opened makes a request of each worker that may map memory on hugepages.
+func opened(ctx context.Context, maps bool, workers []*Worker, requests []request) (outputs []json.RawMessage) {
+	open := func() { outputs = each(ctx, workers, requests) }
+	if maps {
+		workers[0].allowing(open)
+	} else {
+		open()
 	}
-	fail.If(opening(func() error { return fail.Try(f) }))
+	return outputs
 }
 
 // Close closes the transport on both workers.
@@ -168,13 +165,12 @@ const RequestBytes = 16
 
 // Transactions measures requests of RequestBytes bytes, each with a reply, one at a time, as a
 // client calls a server. Round trips are whole transactions, from the request until all of its
-// reply is there. The session was opened for messages of at least that size. With check every
-// byte is verified, not only those of the warm-up.
-func (s *Session) Transactions(ctx context.Context, reply int, d time.Duration, check bool) (*ExchangeResult, error) {
+// reply is there. The session was opened for messages of at least that size.
+func (s *Session) Transactions(ctx context.Context, reply int, d time.Duration) (*ExchangeResult, error) {
 	if reply < 1 || reply > MaxMessage {
 		return nil, fmt.Errorf("a reply of %d bytes: 1 to %d", reply, MaxMessage)
 	}
-	return s.exchange(ctx, pace{duration: d, check: check}, Round{Bytes: RequestBytes, Reply: reply}, opPing, opEcho)
+	return s.exchange(ctx, pace{duration: d}, Round{Bytes: RequestBytes, Reply: reply}, opPing, opEcho)
 }
 
 // Repeats are what a reliable transport has sent more than once, since its
@@ -226,7 +222,7 @@ func Run(ctx context.Context, p Plan, client, server *Worker) (_ *Result, err er
 	for turn := 1; turn <= turns; turn++ {
 		for _, row := range p.Rows {
 			fail.During(row.label(), func() {
-				s := fail.Must(OpenSession(ctx, client, server, row, slices.Max(p.Sizes), p.Opening))
+				s := fail.Must(openSession(ctx, client, server, row, slices.Max(p.Sizes)))
 				s.tell(&conditions)
 				for _, bytes := range p.Sizes {
 					if p.Progress != nil {

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -127,14 +126,7 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	undo := fail.Must(at.set(m))
 	defer fail.Closing(&err, undo)
 	before, start := m.Counters(0), time.Now()
-	var replies []json.RawMessage
-	fail.If(b.Do(ctx, func() error {
-		return fail.Try(func() {
-			replies = apart(ctx, b.Opening, true, []*Worker{b.client, b.server}, func(i int) (string, any) {
-				return []string{"share-send", "share-take"}[i], sharingInput{l, b.server.at(true).Local}
-			})
-		})
-	}))
+	replies := b.apart(ctx, true, "share-send", "share-take", sharingInput{l, b.server.at(true).Local})
 	n, took := m.Counters(0).Since(before), time.Since(start)
 	sent, taken := outputOf[sharingSent](replies[0]), outputOf[sharingTaken](replies[1])
 	if len(taken.Bytes) != l.flows() || taken.Span.Wall <= 0 {
@@ -196,26 +188,21 @@ type sharingVIs struct {
 // openSharing opens a NIC with VIs whose sends, or receives, complete on one queue.
 func openSharing(p Params, vis, depth int, sends bool) *sharingVIs {
 	s := &sharingVIs{nic: fail.Must(openNIC(p, vipl.WithChunks(sharingChunks, sharingChunks)))}
-	whole := false
-	defer func() {
-		if !whole {
-			_ = s.close()
+	orClose(s, func() {
+		tag := s.nic.CommonPtag()
+		region := fail.Must(s.nic.RegisterMem(make([]byte, sharingMessage), vipl.MemAttributes{Ptag: tag}))
+		s.data = region.Segment(0, sharingMessage)
+		s.cq = fail.Must(s.nic.CreateCQ(vis * depth))
+		sendCQ, recvCQ := s.cq, (*vipl.CQ)(nil)
+		if !sends {
+			sendCQ, recvCQ = nil, s.cq
 		}
-	}()
-	tag := s.nic.CommonPtag()
-	region := fail.Must(s.nic.RegisterMem(make([]byte, sharingMessage), vipl.MemAttributes{Ptag: tag}))
-	s.data = region.Segment(0, sharingMessage)
-	s.cq = fail.Must(s.nic.CreateCQ(vis * depth))
-	sendCQ, recvCQ := s.cq, (*vipl.CQ)(nil)
-	if !sends {
-		sendCQ, recvCQ = nil, s.cq
-	}
-	for i := range vis {
-		v := fail.Must(s.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, sendCQ, recvCQ))
-		v.SetValue(i)
-		s.vis, s.rings = append(s.vis, v), append(s.rings, newRing(s.nic, tag, depth, 1))
-	}
-	whole = true
+		for i := range vis {
+			v := fail.Must(s.nic.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}, sendCQ, recvCQ))
+			v.SetValue(i)
+			s.vis, s.rings = append(s.vis, v), append(s.rings, newRing(s.nic, tag, depth, 1))
+		}
+	})
 	return s
 }
 
@@ -246,14 +233,8 @@ func (s *sharingVIs) next(most time.Duration) (int, error) {
 	return i, failed(v, "complete", err)
 }
 
-// facts are those of the NIC, and of this process.
-func (s *sharingVIs) facts() (f Facts) {
-	f = factsOf(s.nic)
-	f.CPUs, _ = testbed.AllowedCPUs()
-	return f
-}
-
-func (s *sharingVIs) close() error {
+// Close disconnects the VIs, and closes the NIC.
+func (s *sharingVIs) Close() error {
 	var errs []error
 	for _, v := range s.vis {
 		errs = append(errs, v.Disconnect())
@@ -270,7 +251,7 @@ func (s *sharingVIs) close() error {
 //	closes control            ->
 func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 	s := openSharing(j.params, in.VIs, sharingSends, true)
-	defer fail.Closing(&err, s.close)
+	defer fail.Closing(&err, s.Close)
 	n := fail.Must(openNetwork(j.params, false))
 	at := netip.AddrPortFrom(in.Server, sharingPort)
 	control := n.reach(at, waitLimit, j.stop)
@@ -334,14 +315,14 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 	for _, v := range s.nic.Status().VIs {
 		out.Sent, out.Resent = out.Sent+v.Sent, out.Resent+v.Resent
 	}
-	out.Facts = s.facts()
+	out.Facts = factsHere(s.nic)
 	return out, nil
 }
 
 // shareTake is a task: the server of a SharingLoad.
 func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	s := openSharing(j.params, in.VIs, sharingReceives, false)
-	defer fail.Closing(&err, s.close)
+	defer fail.Closing(&err, s.Close)
 	n := fail.Must(openNetwork(j.params, false))
 	l := n.listenWithin(netip.AddrPortFrom(j.params.Local, sharingPort), waitLimit)
 	defer l.Close()
@@ -394,7 +375,7 @@ func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	flows.until(waitLimit+in.until(), func() bool { return time.Now().After(begin) })
 	out.Bytes, out.Span = flows.window(in.Time, func(bytes []int64) bool { return slices.Max(bytes) > 0 })
 	end()
-	out.Marked, out.Facts = s.nic.Counters().Marked, s.facts()
+	out.Marked, out.Facts = s.nic.Counters().Marked, factsHere(s.nic)
 	fail.Must(control.Write([]byte{0}))
 	// The client looks at its VIs before it closes control, and then they may be disconnected.
 	fail.If(control.SetReadDeadline(time.Now().Add(waitLimit)))

@@ -57,7 +57,7 @@ func TestTask(t *testing.T) {
 	refused(func(r *request) { r.Input = json.RawMessage(`"x"`) }, "input")
 	refused(func(r *request) { r.Input = json.RawMessage(`{"A":-1}`) }, "client: test-add-alone: it is negative")
 
-	s, err := OpenSession(ctx, client, server, Row{Name: "tcp-spin"}, 64, nil)
+	s, err := openSession(ctx, client, server, Row{Name: "tcp-spin"}, 64)
 	nstest.Must(t, err)
 	nstest.Check(t, fail.Try(func() {
 		a, b := both[int, int](ctx, client, "test-add", server, "test-add", sum{3, 4})
@@ -71,7 +71,7 @@ func TestTask(t *testing.T) {
 func TestTaskInput(t *testing.T) {
 	client, server, end := workers(t)
 	defer end()
-	if _, err := OpenSession(t.Context(), client, server, Row{Name: "tcp-spin"}, 64, nil); err != nil {
+	if _, err := openSession(t.Context(), client, server, Row{Name: "tcp-spin"}, 64); err != nil {
 		t.Fatal(err)
 	}
 	good := Load{Bytes: 64, Rate: 1000, Duration: time.Second}
@@ -108,28 +108,6 @@ func TestTaskInput(t *testing.T) {
 	}
 }
 
-// The end of the context ends the wait for a task.
-func TestTaskCancelled(t *testing.T) {
-	tasks["test-wait"] = task{alone: true, run: taskOf(func(j *job, _ struct{}) (struct{}, error) {
-		for !j.stop.Load() {
-			time.Sleep(time.Millisecond) // as a task works until it is stopped
-		}
-		return struct{}{}, ErrStopped
-	})}
-	defer delete(tasks, "test-wait")
-	client, _, end := workers(t)
-	defer end() // before the task is deleted
-	ctx, cancel := context.WithCancelCause(context.Background())
-	reason := errors.New("enough")
-	time.AfterFunc(5*time.Millisecond, func() { cancel(reason) })
-	req := requestOf("test-wait", struct{}{})
-	p := client.at(false)
-	req.Params = &p
-	if err := fail.Try(func() { each(ctx, []*Worker{client}, []request{req}) }); !errors.Is(err, reason) {
-		t.Errorf("got %v", err)
-	}
-}
-
 // onBed is a place for the tests that need the kernel.
 func onBed(t *testing.T) *Bed {
 	t.Helper()
@@ -140,22 +118,10 @@ func onBed(t *testing.T) *Bed {
 	return b
 }
 
-// session opens a transport on a bed until the test ends.
-func (b *Bed) session(t *testing.T, name string, maxBytes int) *Session {
-	t.Helper()
-	s, err := OpenSession(t.Context(), b.client, b.server, Row{Name: name}, maxBytes, b.Opening)
-	nstest.Must(t, err)
-	return s
-}
-
 // within runs f with a session, which it closes in the end.
 func (b *Bed) within(t *testing.T, name string, maxBytes int, f func(*Session) error) {
 	t.Helper()
-	s := b.session(t, name, maxBytes)
-	if err := f(s); err != nil {
+	if err := b.Session(t.Context(), Row{Name: name}, maxBytes, f); err != nil {
 		t.Fatalf("%s: %v", name, err)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatalf("%s: close: %v", name, err)
 	}
 }

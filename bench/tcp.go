@@ -28,7 +28,6 @@ func openTCP(o opening) endpoint {
 	return t
 }
 
-// Connect, see endpoint.
 func (t *tcp) Connect(peer Hello) {
 	t.netStream.Connect(peer)
 	conn := t.conn.(*net.TCPConn)
@@ -59,7 +58,6 @@ func setCongestion(fd int, name string) error {
 	return nil
 }
 
-// Close, see endpoint.
 func (t *tcp) Close() error {
 	if t.fd >= 0 {
 		unix.Close(t.fd)
@@ -168,7 +166,6 @@ func (t *streamed) enter(r Round) {
 	t.s.round()
 }
 
-// Ping, see endpoint.
 func (t *streamed) Ping(r Round, rtt []int64) Span {
 	t.enter(r)
 	t.enter(r.reply())
@@ -178,7 +175,6 @@ func (t *streamed) Ping(r Round, rtt []int64) Span {
 	})
 }
 
-// Echo, see endpoint.
 func (t *streamed) Echo(r Round) {
 	t.enter(r)
 	t.enter(r.reply())
@@ -188,7 +184,6 @@ func (t *streamed) Echo(r Round) {
 	}
 }
 
-// Send, see endpoint.
 func (t *streamed) Send(r Round) Span {
 	t.enter(r)
 	// One byte says that the receiver is ready, another one that it has all.
@@ -201,7 +196,6 @@ func (t *streamed) Send(r Round) Span {
 	return clock.span()
 }
 
-// Receive, see endpoint.
 func (t *streamed) Receive(r Round) Span {
 	t.enter(r)
 	t.s.write(t.out[:1])

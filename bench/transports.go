@@ -182,5 +182,4 @@ type beside struct {
 	nic *vipl.NIC
 }
 
-// Close, see endpoint.
 func (b *beside) Close() error { return errors.Join(b.endpoint.Close(), b.nic.Close()) }

@@ -45,43 +45,32 @@ func exchange(sizes []int, messages int) func(bool, endpoint) error {
 	}
 }
 
-// sizes around what a frame of MTU 1500 holds.
-var testSizes = []int{1, 63, 64, 1400, 1472, 1473, 4096, 1 << 16}
-
-// All transports carry every byte over a veth pair.
-func TestTransportsOverVeth(t *testing.T) {
-	for _, name := range slices.Concat(Names(), Layers()) {
-		t.Run(name, func(t *testing.T) {
-			client, server := pair(t, 1500, false, "generic")
-			nstest.Must(t, connected(name, client, server, exchange(testSizes, 7)))
-		})
-	}
-}
-
-// The same over IPv6, in native mode, and with frames as long as a chunk
-// allows.
-func TestTransportsOtherwise(t *testing.T) {
+// All transports carry every byte over a veth pair; and some over IPv6, in native mode, and with frames as long as a
+// chunk allows.
+func TestTransports(t *testing.T) {
+	few := append([]string{
+		"raw-afxdp", "raw-afxdp-wait", "vi-reliable-delivery", "vi-rdma-write", "vi-rdma-read", "udp-spin", "tcp-spin",
+	}, asavieNames...)
+	layers := slices.Concat(few, Layers()) // memory of the arena is written there, and not read
 	for _, c := range []struct {
 		title string
 		mtu   int
 		v6    bool
 		mode  string
+		names []string
+		sizes []int
 	}{
-		{"IPv6", 1500, true, "generic"},
-		{"native", 1500, false, "native"},
-		{"jumbo", 9000, false, "generic"},
-		{"jumbo native", 9000, false, "native"},
+		// Sizes around what a frame of MTU 1500 holds.
+		{"generic", 1500, false, "generic", slices.Concat(Names(), Layers()), []int{1, 63, 64, 1400, 1472, 1473, 4096, 1 << 16}},
+		{"IPv6", 1500, true, "generic", few, []int{64, 1 << 16}},
+		{"native", 1500, false, "native", few, []int{64, 1 << 16}},
+		{"jumbo", 9000, false, "generic", layers, []int{64, 1 << 16}},
+		{"jumbo native", 9000, false, "native", layers, []int{64, 1 << 16}},
 	} {
-		names := append([]string{
-			"raw-afxdp", "raw-afxdp-wait", "vi-reliable-delivery", "vi-rdma-write", "vi-rdma-read", "udp-spin", "tcp-spin",
-		}, asavieNames...)
-		if c.mtu != 1500 {
-			names = append(names, Layers()...) // memory of the arena is written there, and not read
-		}
-		for _, name := range names {
+		for _, name := range c.names {
 			t.Run(c.title+" "+name, func(t *testing.T) {
 				client, server := pair(t, c.mtu, c.v6, c.mode)
-				nstest.Must(t, connected(name, client, server, exchange([]int{64, 1 << 16}, 5)))
+				nstest.Must(t, connected(name, client, server, exchange(c.sizes, 7)))
 			})
 		}
 	}
@@ -133,29 +122,11 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// Facts of an AF_XDP endpoint go into the report.
-func TestFacts(t *testing.T) {
-	client, server := pair(t, 1500, false, "generic")
-	for _, name := range slices.Concat([]string{"raw-afxdp", "vi-reliable-delivery"}, asavieNames) {
-		err := connected(name, client, server, func(_ bool, e endpoint) error {
-			f := e.Hello().Facts
-			if f.Interface != "via0" || f.Mode != "generic" || f.MTU != 1500 || f.FrameBytes != 1514 || f.Memory == "" {
-				return fmt.Errorf("facts: %+v", f)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 func TestOpenRefuses(t *testing.T) {
-	client, _ := loopback()
-	if _, err := openEndpoint("carrier-pigeon", client.params, nil); err == nil || !strings.Contains(err.Error(), "raw-afxdp") {
+	if _, err := openEndpoint("carrier-pigeon", Params{}, nil); err == nil || !strings.Contains(err.Error(), "raw-afxdp") {
 		t.Errorf("got %v, want the names that there are", err)
 	}
-	client, _ = pair(t, 1500, false, "sideways")
+	client, _ := pair(t, 1500, false, "sideways")
 	err := client.do(func() error {
 		_, err := openEndpoint("raw-afxdp", client.params, nil)
 		return err
@@ -167,11 +138,11 @@ func TestOpenRefuses(t *testing.T) {
 
 // unfilled has one side check bytes that the other side has not filled in, and expects an
 // error.
-func unfilled(t *testing.T, clients, servers string, stream, clientChecks bool) {
+func unfilled(t *testing.T, name string, stream, clientChecks bool) {
 	t.Helper()
 	client, server := pair(t, 1500, false, "generic")
 	client.stop, server.stop = new(atomic.Bool), new(atomic.Bool)
-	err := connectedAs(clients, servers, client, server, func(isClient bool, e endpoint) (err error) {
+	err := connected(name, client, server, func(isClient bool, e endpoint) (err error) {
 		r := Round{ID: 1, Bytes: 3000, Messages: 5, Check: isClient == clientChecks}
 		err = fail.Try(func() {
 			switch {
@@ -190,15 +161,15 @@ func unfilled(t *testing.T, clients, servers string, stream, clientChecks bool) 
 		return err
 	})
 	if err == nil || !strings.Contains(err.Error(), "message 0: byte 0 is 0x00, not 0x") {
-		t.Errorf("%s and %s, stream %v: got %v", clients, servers, stream, err)
+		t.Errorf("%s, stream %v: got %v", name, stream, err)
 	}
 }
 
 // --check verifies what RDMA has moved.
 func TestRDMAChecked(t *testing.T) {
-	unfilled(t, "vi-rdma-write", "vi-rdma-write", true, false) // the server has been written
-	unfilled(t, "vi-rdma-read", "vi-rdma-read", true, false)   // the server reads
-	unfilled(t, "vi-rdma-read", "vi-rdma-read", false, true)   // the client reads
+	unfilled(t, "vi-rdma-write", true, false) // the server has been written
+	unfilled(t, "vi-rdma-read", true, false)  // the server reads
+	unfilled(t, "vi-rdma-read", false, true)  // the client reads
 }
 
 // Rounds larger than announced are refused before memory is touched.

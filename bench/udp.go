@@ -35,21 +35,16 @@ type udpSocket struct {
 func openUDP(o opening) endpoint {
 	ifi := fail.Must(interfaceWith(o.Local))
 	conn := fail.Must(net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(o.Local, uint16(o.Port)))))
-	u := &udpSocket{params: o.Params, port: conn.LocalAddr().(*net.UDPAddr).Port, payload: datagram(o.Params, ifi.MTU)}
+	u := &udpSocket{
+		params: o.Params, port: conn.LocalAddr().(*net.UDPAddr).Port,
+		// The longest datagram that is not fragmented; the loopback's MTU does not fit in a length of IP.
+		payload: min(ifi.MTU, 1<<16-1) - (headersLen(o.Local) - ethernetHeader),
+	}
 	u.fd = fail.Must(takeSocket(conn))
 	f := o.framed(u)
 	orClose(f, func() { u.window = fail.Must(udpWindow(u.fd, u.payload)) })
 	u.out, u.in = make([]byte, u.payload), make([]byte, u.payload)
 	return f
-}
-
-// datagram is the content of the longest datagram that is not fragmented.
-func datagram(p Params, mtu int) int {
-	mtu = min(mtu, 1<<16-1) // the loopback's does not fit in a length of IP
-	if p.Local.Is4() {
-		return mtu - ipv4Header - udpHeader
-	}
-	return mtu - ipv6Header - udpHeader
 }
 
 // udpWindow enlarges the receive buffer and returns how many datagrams fit: a

@@ -174,16 +174,14 @@ func (v *vi) makeVIs() {
 }
 
 func (v *vi) Hello() Hello {
-	var memory *vipl.AddressSegment
-	switch {
-	case v.write:
-		m := v.in.Remote(0)
-		memory = &m
-	case v.read:
-		m := v.out.Remote(0)
-		memory = &m
+	h := Hello{Addr: v.params.Local, Facts: factsOf(v.nic)}
+	if v.write {
+		h.Memory = new(v.in.Remote(0))
 	}
-	return Hello{Addr: v.params.Local, Memory: memory, Facts: factsOf(v.nic)}
+	if v.read {
+		h.Memory = new(v.out.Remote(0))
+	}
+	return h
 }
 
 // Connect, see endpoint. A receive for the peer's first word is posted before.

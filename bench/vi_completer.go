@@ -11,11 +11,10 @@ import (
 )
 
 // A completer finds completed descriptors by other means than SendDone, SendWait,
-// RecvDone and RecvWait. Its methods answer as those do, with ErrNotDone or ErrTimeout
-// when there is none; only with wait may they sleep.
+// RecvDone and RecvWait. It answers as those do, with ErrNotDone or ErrTimeout
+// when there is none; only with wait may it sleep.
 type completer interface {
-	send(wait bool) (*vipl.Descriptor, error)
-	recv(wait bool) (*vipl.Descriptor, error)
+	next(recv, wait bool) (*vipl.Descriptor, error)
 }
 
 // byCQ polls the completion queue of both work queues.
@@ -27,24 +26,26 @@ type byCQ struct {
 	sends, recvs int // entries that were taken, of descriptors that were not
 }
 
-func (c *byCQ) send(wait bool) (*vipl.Descriptor, error) {
-	for c.sends == 0 {
+func (c *byCQ) next(recv, wait bool) (*vipl.Descriptor, error) {
+	count := &c.sends
+	if recv {
+		count = &c.recvs
+	}
+	for *count == 0 {
 		if err := c.take(wait); err != nil {
 			return nil, err
 		}
 	}
-	c.sends--
-	return c.vi.SendDone()
+	*count--
+	return dequeue(c.vi, recv)
 }
 
-func (c *byCQ) recv(wait bool) (*vipl.Descriptor, error) {
-	for c.recvs == 0 {
-		if err := c.take(wait); err != nil {
-			return nil, err
-		}
+// dequeue takes the oldest completed descriptor off a work queue.
+func dequeue(vi *vipl.VI, recv bool) (*vipl.Descriptor, error) {
+	if recv {
+		return vi.RecvDone()
 	}
-	c.recvs--
-	return c.vi.RecvDone()
+	return vi.SendDone()
 }
 
 // take takes the next entry.
@@ -89,10 +90,11 @@ func newByHandler(vi *vipl.VI) (*byHandler, error) {
 	return h, vi.RecvNotify(received)
 }
 
-func (h *byHandler) send(wait bool) (*vipl.Descriptor, error) { return h.next(h.sends, wait) }
-func (h *byHandler) recv(wait bool) (*vipl.Descriptor, error) { return h.next(h.recvs, wait) }
-
-func (h *byHandler) next(from chan *vipl.Descriptor, wait bool) (*vipl.Descriptor, error) {
+func (h *byHandler) next(recv, wait bool) (*vipl.Descriptor, error) {
+	from := h.sends
+	if recv {
+		from = h.recvs
+	}
 	select {
 	case d := <-from:
 		return whole(d)
@@ -132,28 +134,23 @@ func newEngined(v *vi) *engined {
 	return &engined{v}
 }
 
-// Ping, see endpoint.
 func (e *engined) Ping(r Round, rtt []int64) (span Span) {
 	e.beside(func() { span = e.vi.Ping(r, rtt) })
 	return span
 }
 
-// Echo, see endpoint.
 func (e *engined) Echo(r Round) { e.beside(func() { e.vi.Echo(r) }) }
 
-// Send, see endpoint.
 func (e *engined) Send(r Round) (span Span) {
 	e.beside(func() { span = e.vi.Send(r) })
 	return span
 }
 
-// Receive, see endpoint.
 func (e *engined) Receive(r Round) (span Span) {
 	e.beside(func() { span = e.vi.Receive(r) })
 	return span
 }
 
-// Close, see endpoint.
 func (e *engined) Close() error {
 	oneProcessor.leave()
 	return e.vi.Close()
@@ -182,30 +179,19 @@ func (e *engined) beside(round func()) {
 // byMemory looks at the status of the oldest descriptor of a queue.
 type byMemory struct{ v *vi }
 
-func (m *byMemory) send(wait bool) (*vipl.Descriptor, error) {
-	if !complete(&m.v.sends, wait) {
-		return nil, vipl.ErrNotDone
+// next lets the engine have its turn if the descriptor is not complete.
+func (m *byMemory) next(recv, wait bool) (*vipl.Descriptor, error) {
+	r := &m.v.sends
+	if recv {
+		r = &m.v.recvs
 	}
-	return m.v.vi.SendDone()
-}
-
-func (m *byMemory) recv(wait bool) (*vipl.Descriptor, error) {
-	if !complete(&m.v.recvs, wait) {
-		return nil, vipl.ErrNotDone
-	}
-	return m.v.vi.RecvDone()
-}
-
-// complete says that a ring's oldest descriptor is complete; if not, the
-// engine has its turn.
-func complete(r *ring, wait bool) bool {
 	if r.out() > 0 && r.oldest().Status()&vipl.StatusDone != 0 {
-		return true
+		return dequeue(m.v.vi, recv)
 	}
 	if wait {
 		runtime.Gosched()
 	}
-	return false
+	return nil, vipl.ErrNotDone
 }
 
 // oneProcessor sets GOMAXPROCS to 1 while an endpoint needs it.

@@ -54,7 +54,7 @@ func TestVIOptions(t *testing.T) {
 }
 
 // Frames are longer than a chunk where the MTU is, unless that is left out; the
-// bytes are the same.
+// bytes are the same. The facts for the report say so.
 func TestMultiBuffer(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -67,8 +67,9 @@ func TestMultiBuffer(t *testing.T) {
 		client, server := pair(t, 9000, false, "generic")
 		client.params.VI.NoMultiBuffer, server.params.VI.NoMultiBuffer = c.none, c.none
 		err := connected(c.name, client, server, func(client bool, e endpoint) error {
-			if got := e.Hello().Facts.FrameBytes; got != c.want {
-				return fmt.Errorf("frames of %d bytes, want %d", got, c.want)
+			f := e.Hello().Facts
+			if f.Interface != "via0" || f.Mode != "generic" || f.MTU != 9000 || f.FrameBytes != c.want || f.Memory == "" {
+				return fmt.Errorf("%+v, want frames of %d bytes", f, c.want)
 			}
 			return exchange([]int{64, 1 << 16}, 5)(client, e)
 		})

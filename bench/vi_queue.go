@@ -67,7 +67,7 @@ func (v *vi) reap() {
 		var err error
 		switch {
 		case v.via != nil:
-			done[0], err = v.via.send(false)
+			done[0], err = v.via.next(false, false)
 		case v.lists > 1:
 			var n int
 			n, err = v.vi.SendDones(v.scratch[:])
@@ -113,7 +113,7 @@ func (v *vi) sent() {
 		var err error
 		switch {
 		case v.via != nil:
-			d, err = v.via.send(true)
+			d, err = v.via.next(false, true)
 		case v.sleeps:
 			d, err = v.vi.SendWait(maxSleep)
 		default:
@@ -137,7 +137,7 @@ func (v *vi) recv() *vipl.Descriptor {
 		case v.lists > 1 || len(v.taken) > 0:
 			d, err = v.recvListed()
 		case v.via != nil:
-			d, err = v.via.recv(true)
+			d, err = v.via.next(true, true)
 		case v.sleeps:
 			d, err = v.vi.RecvWait(maxSleep)
 		default:
@@ -192,13 +192,8 @@ func (v *vi) again(doing string, d *vipl.Descriptor, err error) {
 
 // postRecv posts a receive; without a segment it is for a word.
 func (v *vi) postRecv(segs ...vipl.DataSegment) {
-	v.stageRecv(segs...)
-	v.pushRecvs()
-}
-
-// stageRecv makes a receive that pushRecvs will post.
-func (v *vi) stageRecv(segs ...vipl.DataSegment) {
 	v.recvs.stage(segs...)
+	v.pushRecvs()
 }
 
 // pushRecvs posts the receives that are staged.

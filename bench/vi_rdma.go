@@ -38,7 +38,6 @@ func (w *rdmaWrite) Ping(r Round, rtt []int64) Span {
 	return span
 }
 
-// Echo, see endpoint.
 func (w *rdmaWrite) Echo(r Round) {
 	if r.Reply != 0 {
 		w.answer(r, func(i int) { w.writeNumbered(i, r.Reply) })
@@ -94,7 +93,6 @@ func (w *rdmaWrite) poll(i int) {
 	}
 }
 
-// Send, see endpoint.
 func (w *rdmaWrite) Send(r Round) Span {
 	window, quarter := w.window(r.Bytes)
 	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
@@ -119,7 +117,6 @@ func (w *rdmaWrite) Send(r Round) Span {
 	return span
 }
 
-// Receive, see endpoint.
 func (w *rdmaWrite) Receive(r Round) Span {
 	_, quarter := w.window(r.Bytes)
 	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
@@ -179,7 +176,6 @@ func openRDMARead(o opening) endpoint {
 	return v
 }
 
-// Ping, see endpoint.
 func (v *rdmaRead) Ping(r Round, rtt []int64) Span {
 	v.enter(r, 0, 0, 0)
 	span := timed(r, rtt, func(i int) {
@@ -190,12 +186,10 @@ func (v *rdmaRead) Ping(r Round, rtt []int64) Span {
 	return span
 }
 
-// Echo, see endpoint.
 func (v *rdmaRead) Echo(r Round) {
 	v.Send(r)
 }
 
-// Receive, see endpoint.
 func (v *rdmaRead) Receive(r Round) Span {
 	v.enter(r, 0, 0, 0)
 	depth := min(readDepth, r.places())

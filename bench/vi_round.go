@@ -15,7 +15,6 @@ const (
 	wordMask   = 3 << 30
 )
 
-// Ping, see endpoint.
 func (v *vi) Ping(r Round, rtt []int64) Span {
 	v.admit(r)
 	v.enter(r.reply(), viPingDepth, r.Lead+r.Messages, 0)
@@ -31,7 +30,6 @@ func (v *vi) Ping(r Round, rtt []int64) Span {
 	return span
 }
 
-// Echo, see endpoint.
 func (v *vi) Echo(r Round) {
 	v.answer(r, func(i int) { v.send(i, r.reply()) })
 }
@@ -49,7 +47,6 @@ func (v *vi) answer(r Round, reply func(i int)) {
 	v.drain()
 }
 
-// Send, see endpoint.
 func (v *vi) Send(r Round) Span {
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
@@ -81,7 +78,6 @@ func (v *vi) await(i, window int) {
 	}
 }
 
-// Receive, see endpoint.
 func (v *vi) Receive(r Round) Span {
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, window, r.Messages, 0)
@@ -197,9 +193,9 @@ func (v *vi) refill(i int) {
 // list. Behind the last one goes the receive for the word of the next round, with
 // which the peer may be early.
 func (v *vi) postNext(segs ...vipl.DataSegment) {
-	v.stageRecv(segs...)
+	v.recvs.stage(segs...)
 	if v.left--; v.left == 0 {
-		v.stageRecv()
+		v.recvs.stage()
 	} else if v.recvs.staged < v.lists {
 		return
 	}

@@ -26,12 +26,11 @@ func Serve(conn net.Conn, prepare func(*Params) error) error {
 }
 
 func newServer(prepare func(*Params) error) *server {
-	return &server{prepare: prepare, locked: newThread(true), free: newThread(false), samples: make([]int64, maxRound)}
+	return &server{prepare: prepare, locked: newThread(), samples: make([]int64, maxRound)}
 }
 
 func (s *server) serve(conn net.Conn) error {
-	defer s.locked.end()
-	defer s.free.end()
+	defer close(s.locked)
 	defer s.close()
 
 	// The connection is read all the time: its end stops a round.
@@ -81,9 +80,8 @@ type server struct {
 	prepare  func(*Params) error
 	stop     atomic.Bool
 	endpoint endpoint
-	thread   *thread // where the endpoint's methods run
-	locked   *thread
-	free     *thread
+	locked   thread  // where tasks run
+	free     bool    // but those of this endpoint run anywhere
 	samples  []int64 // room for those of a round
 	refused  error   // why the last endpoint could not be opened
 }
@@ -117,12 +115,9 @@ func (s *server) open(r request) (_ json.RawMessage, err error) {
 	if p.MaxBytes < 0 || p.MaxBytes > MaxMessage {
 		fail.With("messages of %d bytes: the largest is %d", p.MaxBytes, MaxMessage)
 	}
-	s.thread = s.locked
-	if t.free {
-		s.thread = s.free
-	}
+	s.free = t.free
 	var e endpoint
-	s.thread.do(func() { e, err = openEndpoint(r.Transport, p, &s.stop) })
+	s.do(func() { e, err = openEndpoint(r.Transport, p, &s.stop) })
 	fail.If(err)
 	s.endpoint = e
 	h := e.Hello()
@@ -143,7 +138,7 @@ func (s *server) paramsOf(r request) Params {
 
 func (s *server) close() (err error) {
 	if s.endpoint != nil {
-		s.thread.do(func() { err = s.endpoint.Close() })
+		s.do(func() { err = s.endpoint.Close() })
 		s.endpoint = nil
 	}
 	return err
@@ -204,17 +199,16 @@ func (s *server) task(r request) (_ json.RawMessage, err error) {
 		fail.With("unknown operation %q", r.Op)
 	}
 	j := job{stop: &s.stop, endpoint: s.endpoint, samples: s.samples}
-	thread := s.thread
 	switch {
 	case !t.alone && s.endpoint == nil:
 		fail.With("nothing is open")
 	case t.alone && s.endpoint != nil:
 		fail.With("an endpoint is open")
 	case t.alone:
-		j.params, thread = s.paramsOf(r), s.locked
+		j.params, s.free = s.paramsOf(r), false
 	}
 	var output any
-	thread.do(func() { output, err = t.run(&j, r.Input) })
+	s.do(func() { output, err = t.run(&j, r.Input) })
 	fail.If(err)
 	return json.Marshal(output) // not on the thread that measures: a histogram is compressed, which takes its caches
 }
@@ -278,39 +272,46 @@ func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessa
 
 // apart has several workers do a task each without an endpoint, at the same time, where those with an XDP program
 // are, or the others.
-func apart(ctx context.Context, opening func(func() error) error, xdp bool, workers []*Worker, task func(i int) (name string, input any)) (outputs []json.RawMessage) {
+func apart(ctx context.Context, xdp bool, workers []*Worker, task func(i int) (name string, input any)) []json.RawMessage {
 	requests := make([]request, len(workers))
 	for i, w := range workers {
 		p := w.at(xdp)
 		requests[i] = requestOf(task(i))
 		requests[i].Params = &p
 	}
-	within(opening, xdp, func() { outputs = each(ctx, workers, requests) })
+	return opened(ctx, xdp, workers, requests)
+}
+
+// apart has the client and the server of a bed do a task each with the same input.
+func (b *Bed) apart(ctx context.Context, xdp bool, client, server string, input any) (outputs []json.RawMessage) {
+	fail.If(b.do(ctx, false, func() {
+		outputs = apart(ctx, xdp, []*Worker{b.client, b.server}, func(i int) (string, any) { return []string{client, server}[i], input })
+	}))
 	return outputs
 }
 
-// thread runs functions one after the other on one goroutine, which may be
-// locked to an operating system thread.
-type thread struct{ work chan func() }
+// thread runs functions one after the other on a goroutine that is locked to an operating system thread.
+type thread chan func()
 
-func newThread(locked bool) *thread {
-	t := &thread{work: make(chan func())}
+func newThread() thread {
+	t := make(thread)
 	go func() {
-		if locked {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-		}
-		for f := range t.work {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		for f := range t {
 			f()
 		}
 	}()
 	return t
 }
 
-func (t *thread) do(f func()) {
+// do runs a function on the locked thread, or on this goroutine for an endpoint that the Go scheduler places.
+func (s *server) do(f func()) {
+	if s.free {
+		f()
+		return
+	}
 	done := make(chan struct{})
-	t.work <- func() { defer close(done); f() }
+	s.locked <- func() { defer close(done); f() }
 	<-done
 }
-
-func (t *thread) end() { close(t.work) }

@@ -115,19 +115,17 @@ func (c *Chain) start(ctx context.Context, side int, what command, end os.Signal
 }
 
 // Measure has a load generator ask for about a duration.
-func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (s Served, err error) {
+func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (f Figures, err error) {
 	defer fail.Catch(&err)
 	fail.During(l.Name, func() {
-		for _, prepare := range l.prepare {
-			fail.During("before it", func() { fail.Must(c.run(ctx, 1, prepare(&c.offer), d)) })
-		}
+		fail.During("before it", func() { fail.Must(c.run(ctx, 1, l.prepare(&c.offer), d)) })
 		out, err := c.run(ctx, 0, l.client(&c.offer, d), d)
 		if err != nil {
 			fail.With("%w%s", err, c.complaints())
 		}
-		s = fail.Must(l.parse(out, d))
+		f = fail.Must(l.parse(out, d))
 	})
-	return s, nil
+	return f, nil
 }
 
 // Counts are the frames that a lossy hub has taken so far, and those of them that it has lost.

@@ -46,7 +46,7 @@
 // # Servers
 //
 // A [Chain] is a server of Redis or PostgreSQL and its own load generator, directly or
-// through two proxies, by TCP or VIA between them. A [Served] has times of whole requests.
+// through two proxies, by TCP or VIA between them. Its [Figures] have times of whole requests.
 //
 // # Privileges
 //

@@ -18,7 +18,7 @@ import (
 type Figures struct {
 	N int64 // messages that were timed: round trips, or messages of a stream
 
-	// One way, in microseconds.
+	// In microseconds: of messages one way, of requests to a server until the reply is there.
 	Min, Mean, P50, P99, P999 float64
 
 	MBps     float64 // content in 10^6 bytes a second
@@ -31,12 +31,13 @@ type Figures struct {
 func (r Row) parse(out string, bytes int) (_ Figures, err error) {
 	defer fail.Catch(&err)
 	f := r.read(out, bytes)
-	possible(f.N, f.Min, f.Mean, f.P50, f.P99, f.P999, f.MBps, f.Messages)
+	f.possible()
 	return f, nil
 }
 
-// possible refuses figures that no measurement of n messages can have.
-func possible(n int64, figures ...float64) {
+// possible refuses what no measurement can have.
+func (f Figures) possible() {
+	figures := []float64{f.Min, f.Mean, f.P50, f.P99, f.P999, f.MBps, f.Messages}
 	for _, v := range figures {
 		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
 			fail.With("a figure of %v", v)
@@ -45,8 +46,8 @@ func possible(n int64, figures ...float64) {
 	switch {
 	case slices.Max(figures) == 0:
 		fail.With("all figures are 0")
-	case n < 1:
-		fail.With("%d messages were measured", n)
+	case f.N < 1:
+		fail.With("%d messages were measured", f.N)
 	}
 }
 
@@ -312,33 +313,38 @@ const ucxWarmPart = 10
 
 // parseUCXLatency reads the median and the mean, which are one way.
 func parseUCXLatency(out string, _ int) Figures {
-	get := readUCX(out)
+	get := ucxTable(out)
 	return Figures{N: int64(get("iterations")), P50: get("50.0_percentile_lat"), Mean: get("overall_lat")}
 }
 
 // parseUCXBandwidth reads the messages per second, because the printed bandwidth has
 // only two decimal places.
 func parseUCXBandwidth(out string, bytes int) Figures {
-	get := readUCX(out)
+	get := ucxTable(out)
 	messages := get("overall_mr")
 	return Figures{N: int64(get("iterations")), Messages: messages, MBps: messages * float64(bytes) / 1e6}
 }
 
-// readUCX finds the table in ucx_perftest's CSV output, among which may be
-// messages of its logger. It returns the figures of the last line by the names of the head.
-func readUCX(out string) (get func(name string) float64) {
-	var table []string
+func ucxTable(out string) func(name string) float64 {
+	return table(out, "iterations,", "", "table of figures")
+}
+
+// table finds a table in CSV among other output, by the beginning of its head and of its rows; empty: a digit. It
+// returns the figures of the last row by the names of the head.
+func table(out, head, row, what string) (get func(name string) float64) {
+	var lines []string
 	for line := range strings.Lines(out) {
-		if strings.HasPrefix(line, "iterations,") || len(table) > 0 && line[0] >= '0' && line[0] <= '9' {
-			table = append(table, line)
+		begins := row != "" && strings.HasPrefix(line, row) || row == "" && line[0] >= '0' && line[0] <= '9'
+		if strings.HasPrefix(line, head) || len(lines) > 0 && begins {
+			lines = append(lines, line)
 		}
 	}
-	if len(table) < 2 {
-		fail.If(unreadable(out, "table of figures"))
+	if len(lines) < 2 {
+		fail.If(unreadable(out, what))
 	}
-	records := fail.Must(csv.NewReader(strings.NewReader(table[0] + table[len(table)-1])).ReadAll())
-	if len(records) != 2 {
-		fail.If(unreadable(out, "line of figures"))
+	records, err := csv.NewReader(strings.NewReader(lines[0] + lines[len(lines)-1])).ReadAll()
+	if err != nil || len(records) != 2 {
+		fail.If(unreadable(out, what))
 	}
 	return func(name string) float64 {
 		i := slices.Index(records[0], name)

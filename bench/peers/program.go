@@ -38,25 +38,29 @@ var programs = []Program{
 // Programs lists all of them.
 func Programs() []Program { return slices.Clone(programs) }
 
-// elsewhere is where the program is beside PATH; empty: nowhere.
-func (p Program) elsewhere() string {
-	if p.places == "" {
-		return ""
+// find finds the program where it may be beside PATH, and on PATH.
+func (p Program) find() (path string, ok bool) {
+	if p.places != "" {
+		if found, _ := filepath.Glob(filepath.Join(p.places, p.Name)); len(found) > 0 { // the pattern is a good one
+			return found[len(found)-1], true
+		}
 	}
-	found, _ := filepath.Glob(filepath.Join(p.places, p.Name)) // the pattern is a good one
-	if len(found) == 0 {
-		return ""
-	}
-	return found[len(found)-1]
+	path, err := exec.LookPath(p.Name)
+	return path, err == nil
 }
 
-// Installed reports whether the program is found on PATH, or where else it may be.
-func (p Program) Installed() bool {
-	if p.elsewhere() != "" {
-		return true
+// path is where the program is, or its name.
+func (p Program) path() string {
+	if path, ok := p.find(); ok {
+		return path
 	}
-	_, err := exec.LookPath(p.Name)
-	return err == nil
+	return p.Name
+}
+
+// Installed reports whether the program is found.
+func (p Program) Installed() bool {
+	_, ok := p.find()
+	return ok
 }
 
 // Missing lists the programs that are not installed.
@@ -81,12 +85,7 @@ func (p Program) Version(ctx context.Context) string {
 
 // programOf returns the program of a name that is in the table.
 func programOf(name string) Program {
-	for _, p := range programs {
-		if p.Name == name {
-			return p
-		}
-	}
-	panic(fmt.Sprintf("peers: no program %q in the table", name))
+	return programs[slices.IndexFunc(programs, func(p Program) bool { return p.Name == name })]
 }
 
 // A Row is one way to use a program, as it appears in a report.
@@ -164,15 +163,6 @@ func (r Row) check(bytes int) error {
 	return nil
 }
 
-// installCommands are the commands with which [Install] fetches programs.
-func installCommands(missing []Program) [][]string {
-	install := []string{"apt-get", "install", "--yes", "--no-install-recommends"}
-	for _, p := range missing {
-		install = append(install, p.Package)
-	}
-	return [][]string{{"apt-get", "update"}, install}
-}
-
 // Install fetches the programs that are missing from the distribution, by apt-get, and
 // does nothing when there are none. What apt-get prints goes to out. Without apt-get,
 // or without the right to install, the error is a *testbed.MissingError, which has the
@@ -182,23 +172,25 @@ func Install(ctx context.Context, out io.Writer) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	commands := installCommands(missing)
+	packages := ""
+	for _, p := range missing {
+		packages += " " + p.Package
+	}
+	const update, install = "apt-get update", "apt-get install --yes --no-install-recommends"
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return &testbed.MissingError{
-			What: names(missing), Err: err,
-			Remedy: "only Debian's packages are known here (" + packages(missing) + "); install the programs by hand",
-		}
+		remedy := "only Debian's packages are known here (" + strings.TrimSpace(packages) + "); install the programs by hand"
+		return &testbed.MissingError{What: names(missing), Err: err, Remedy: remedy}
 	}
 	if os.Geteuid() != 0 {
-		return &testbed.MissingError{What: names(missing), Remedy: "run as root: " + shell(commands)}
+		return &testbed.MissingError{What: names(missing), Remedy: "run as root: " + update + " && " + install + packages}
 	}
-	for _, argv := range commands {
-		if err := runApt(ctx, argv, out); err != nil {
+	for _, command := range []string{update, install + packages} {
+		if err := runApt(ctx, strings.Fields(command), out); err != nil {
 			return fmt.Errorf("install %s: %w", names(missing), err)
 		}
 	}
 	if left := Missing(); len(left) > 0 {
-		return fmt.Errorf("%s: the packages %s are installed, but the programs are not on PATH", names(left), packages(left))
+		return fmt.Errorf("%s: the packages are installed, but the programs are not on PATH", names(left))
 	}
 	return nil
 }
@@ -211,11 +203,8 @@ func runApt(ctx context.Context, argv []string, out io.Writer) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	var said limited
-	both := io.Writer(&said)
-	if out != nil {
-		both = io.MultiWriter(&said, out)
-	}
-	cmd.Stdout, cmd.Stderr = both, both
+	cmd.Stdout = io.MultiWriter(&said, out)
+	cmd.Stderr = cmd.Stdout
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = aptGrace
 	err := cmd.Run()
@@ -228,25 +217,10 @@ func runApt(ctx context.Context, argv []string, out io.Writer) error {
 	return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastLine(said.String()))
 }
 
-func names(list []Program) string { return listed(list, func(p Program) string { return p.Name }) }
-
-func packages(list []Program) string {
-	return listed(list, func(p Program) string { return p.Package })
-}
-
-func listed(list []Program, what func(Program) string) string {
+func names(list []Program) string {
 	var s []string
 	for _, p := range list {
-		s = append(s, what(p))
+		s = append(s, p.Name)
 	}
 	return strings.Join(s, ", ")
-}
-
-// shell is commands as one would type them.
-func shell(commands [][]string) string {
-	var s []string
-	for _, argv := range commands {
-		s = append(s, strings.Join(argv, " "))
-	}
-	return strings.Join(s, " && ")
 }

@@ -3,6 +3,7 @@ package peers
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,7 +36,7 @@ func TestInstallNothing(t *testing.T) {
 	for _, p := range Programs() {
 		program(t, dir, p.Name, "")
 	}
-	nstest.Check(t, Install(context.Background(), nil))
+	nstest.Check(t, Install(context.Background(), io.Discard))
 	if _, err := os.Stat(calls); err == nil {
 		t.Error("apt-get was called")
 	}
@@ -81,17 +82,17 @@ func toolsOnly(t *testing.T, tools ...string) string {
 func TestInstallFails(t *testing.T) {
 	nstest.Require(t)
 	aptHere(t, "echo E: Unable to locate package sockperf >&2; exit 100")
-	err := Install(context.Background(), nil)
+	err := Install(context.Background(), io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "apt-get update: exit status 100: E: Unable to locate package sockperf") {
 		t.Errorf("got %v", err)
 	}
 	aptHere(t, "exit 0")
-	if err = Install(context.Background(), nil); err == nil || !strings.Contains(err.Error(), "not on PATH") {
+	if err = Install(context.Background(), io.Discard); err == nil || !strings.Contains(err.Error(), "not on PATH") {
 		t.Errorf("got %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err = Install(ctx, nil); !errors.Is(err, context.Canceled) {
+	if err = Install(ctx, io.Discard); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -107,7 +108,7 @@ func TestInstallNeeds(t *testing.T) {
 		return
 	}
 	_, calls := aptHere(t, "")
-	err := Install(context.Background(), nil)
+	err := Install(context.Background(), io.Discard)
 	var missing *testbed.MissingError
 	want := "run as root: apt-get update && apt-get install --yes --no-install-recommends sockperf iperf3 libfabric-bin ucx-utils"
 	if !errors.As(err, &missing) || missing.Remedy != want {
@@ -117,7 +118,7 @@ func TestInstallNeeds(t *testing.T) {
 		t.Error("apt-get was called")
 	}
 	t.Setenv("PATH", t.TempDir())
-	if err = Install(context.Background(), nil); !errors.As(err, &missing) || !strings.Contains(missing.Remedy, "by hand") {
+	if err = Install(context.Background(), io.Discard); !errors.As(err, &missing) || !strings.Contains(missing.Remedy, "by hand") {
 		t.Errorf("without apt-get: %v", err)
 	}
 }

@@ -2,7 +2,6 @@ package peers
 
 import (
 	"context"
-	"encoding/csv"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -24,9 +23,9 @@ type Load struct {
 	Service  Service
 	Programs []Program // that it takes
 
-	prepare []func(s *offer) command // run beside the server, before the clients
+	prepare func(s *offer) command // run beside the server, before the clients
 	client  func(s *offer, d time.Duration) command
-	read    func(out string, d time.Duration) Served // fails by package fail
+	read    func(out string, d time.Duration) Figures // of whole requests; fails by package fail
 }
 
 // Loads lists all of them, in the order of a report.
@@ -40,23 +39,15 @@ func (l Load) Missing() []Program {
 	return slices.DeleteFunc(slices.Clone(l.Programs), Program.Installed)
 }
 
-// Served is what a load generator has found. Times are in microseconds, of a whole
-// request; those that it does not report are 0.
-type Served struct {
-	N              int64 // requests
-	PerSecond      float64
-	Mean, P50, P99 float64
-}
-
 // parse reads what the load generator has printed, and refuses what cannot be.
-func (l Load) parse(out string, d time.Duration) (_ Served, err error) {
+func (l Load) parse(out string, d time.Duration) (_ Figures, err error) {
 	defer fail.Catch(&err)
-	s := l.read(out, d)
-	possible(max(s.N, 1), s.PerSecond, s.Mean, s.P50, s.P99)
-	if s.PerSecond == 0 || s.N < 1 {
+	f := l.read(out, d)
+	if f.N < 1 || f.Messages == 0 {
 		fail.With("nothing was served")
 	}
-	return s, nil
+	f.possible()
+	return f, nil
 }
 
 // Service is a server.
@@ -95,17 +86,6 @@ func asPostgres(program string, args ...string) command {
 	}, args...)...)
 }
 
-// path is where a program is, or its name.
-func (p Program) path() string {
-	if found := p.elsewhere(); found != "" {
-		return found
-	}
-	if path, err := exec.LookPath(p.Name); err == nil {
-		return path
-	}
-	return p.Name
-}
-
 var (
 	redisServer = Program{Name: "redis-server", Package: "redis-server", version: []string{"redis-server", "--version"}}
 	redisLoad   = Program{Name: "redis-benchmark", Package: "redis-tools", version: []string{"redis-benchmark", "--version"}}
@@ -137,35 +117,27 @@ func redisLoads() (list []Load) {
 		list = append(list, Load{
 			Name: l.name, Service: Redis, Programs: []Program{redisServer, redisLoad},
 			// The server has nothing under a key that was never set.
-			prepare: []func(*offer) command{func(s *offer) command { return run(s.ask(s.beside), "set", 1, 1) }},
+			prepare: func(s *offer) command { return run(s.ask(s.beside), "set", 1, 1) },
 			client: func(s *offer, d time.Duration) command {
 				return run(s.ask(s.at), l.test, requests(d), l.connections)
 			},
-			read: func(out string, d time.Duration) Served { return parseRedis(out, strings.ToUpper(l.test), requests(d)) },
+			read: func(out string, d time.Duration) Figures {
+				return parseRedis(out, strings.ToUpper(l.test), requests(d))
+			},
 		})
 	}
 	return list
 }
 
-// parseRedis reads the table of one test, whose times are in milliseconds. How many
+// parseRedis reads the table of one test of redis-benchmark 6.2 or later, whose times are in milliseconds. How many
 // requests there were it does not say: as many as it was asked for.
-func parseRedis(out, test string, requests int) Served {
-	rows, err := csv.NewReader(strings.NewReader(out)).ReadAll()
-	if err != nil || len(rows) != 2 || len(rows[1]) != len(rows[0]) || rows[1][0] != test {
-		fail.If(unreadable(out, "line of "+test))
+func parseRedis(out, test string, requests int) Figures {
+	get := table(out, `"test",`, `"`+test+`",`, "line of "+test)
+	const us = 1000 // in a millisecond
+	return Figures{
+		N: int64(requests), Messages: get("rps"),
+		Mean: us * get("avg_latency_ms"), P50: us * get("p50_latency_ms"), P99: us * get("p99_latency_ms"),
 	}
-	s := Served{N: int64(requests)}
-	for name, to := range map[string]*float64{"rps": &s.PerSecond, "avg_latency_ms": &s.Mean, "p50_latency_ms": &s.P50, "p99_latency_ms": &s.P99} {
-		i := slices.Index(rows[0], name)
-		if i < 0 {
-			fail.With("its table has no %s: a redis-benchmark before 6.2", name)
-		}
-		*to = number(rows[1][i])
-		if name != "rps" {
-			*to *= 1000
-		}
-	}
-	return s
 }
 
 // postgresDir has what Debian does not put on PATH, by version.
@@ -221,7 +193,7 @@ func postgresLoads() (list []Load) {
 		}
 		list = append(list, Load{
 			Name: name, Service: PostgreSQL, Programs: pgPrograms,
-			prepare: []func(*offer) command{func(s *offer) command { return run(s.ask(s.beside), "-i", "-q") }},
+			prepare: func(s *offer) command { return run(s.ask(s.beside), "-i", "-q") },
 			client: func(s *offer, d time.Duration) command {
 				amount := []string{"-t", "20"}
 				if d >= time.Second {
@@ -229,7 +201,7 @@ func postgresLoads() (list []Load) {
 				}
 				return run(s.ask(s.at), append(amount, "-n", "-S", "-M", "prepared", "-c", strconv.Itoa(connections))...)
 			},
-			read: func(out string, _ time.Duration) Served { return parsePgbench(out) },
+			read: func(out string, _ time.Duration) Figures { return parsePgbench(out) },
 		})
 	}
 	return list
@@ -243,10 +215,10 @@ var (
 )
 
 // parsePgbench reads the summary.
-func parsePgbench(out string) (s Served) {
+func parsePgbench(out string) (f Figures) {
 	var n float64
-	find(out, "summary", map[*float64]*regexp.Regexp{&n: pgbenchCount, &s.Mean: pgbenchMean, &s.PerSecond: pgbenchRate})
-	s.N = int64(n)
-	s.Mean *= 1000
-	return s
+	find(out, "summary", map[*float64]*regexp.Regexp{&n: pgbenchCount, &f.Mean: pgbenchMean, &f.Messages: pgbenchRate})
+	f.N = int64(n)
+	f.Mean *= 1000
+	return f
 }

@@ -34,9 +34,11 @@ func (d Difference) Ratio() float64 { return d.B.Median / d.A.Median }
 // Marked reports whether the difference is more than the spread of the turns of
 // both: the ranges of the turns do not overlap. With a single turn on both
 // sides, every difference is.
-func (d Difference) Marked() bool {
-	loA, hiA := d.A.Range()
-	loB, hiB := d.B.Range()
+func (d Difference) Marked() bool { return disjoint(d.A, d.B) }
+
+func disjoint(a, b Value) bool {
+	loA, hiA := a.Range()
+	loB, hiB := b.Range()
 	return hiA < loB || hiB < loA
 }
 
@@ -101,11 +103,9 @@ func Compare(a, b *Report) *Comparison {
 // counterpart finds the group of the same name whose points stand along the
 // same axis, or returns nil.
 func (r *Report) counterpart(g *Group) *Group {
-	h := r.Group(g.Name)
-	if h == nil || h.Axis.Name != g.Axis.Name || h.Axis.Unit != g.Axis.Unit {
-		return nil
-	}
-	return h
+	return first(r.Groups, func(h *Group) bool {
+		return h.Name == g.Name && h.Axis.Name == g.Axis.Name && h.Axis.Unit == g.Axis.Unit
+	})
 }
 
 func (c *Comparison) series(g, h *Group, s, t *Series) {

@@ -104,12 +104,8 @@ func (p *Point) LoadHistogram(dir fs.FS) (*hdrhistogram.Histogram, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.Histogram, err)
 	}
-	var highest, digits int64 = 2, 1
-	for _, t := range turns {
-		highest, digits = max(highest, t.HighestTrackableValue()), max(digits, t.SignificantFigures())
-	}
-	all := hdrhistogram.New(1, highest, int(digits))
-	for _, t := range turns {
+	all := turns[0]
+	for _, t := range turns[1:] { // of the same bounds
 		all.Merge(t)
 	}
 	return all, nil

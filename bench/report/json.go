@@ -114,7 +114,6 @@ func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 // number is a figure in JSON: null when it is not finite, NaN when it is null.
 type number float64
 
-// MarshalJSON is json.Marshaler.
 func (n number) MarshalJSON() ([]byte, error) {
 	if !finite(float64(n)) {
 		return []byte("null"), nil
@@ -122,7 +121,6 @@ func (n number) MarshalJSON() ([]byte, error) {
 	return json.Marshal(float64(n))
 }
 
-// UnmarshalJSON is json.Unmarshaler.
 func (n *number) UnmarshalJSON(b []byte) error {
 	if string(b) == "null" {
 		*n = number(math.NaN())

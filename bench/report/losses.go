@@ -27,9 +27,7 @@ func (l loss) ratio() float64 {
 // the turns, and whether one of the two figures is doubtful.
 func (l loss) marks() string {
 	s := ""
-	lo, hi := l.point.Values[l.metric].Range()
-	rivalLo, rivalHi := l.rival.Values[l.metric].Range()
-	if lo > rivalHi || hi < rivalLo {
+	if disjoint(l.point.Values[l.metric], l.rival.Values[l.metric]) {
 		s += " \\*"
 	}
 	if len(l.point.Disturbed)+len(l.rival.Disturbed) > 0 {
@@ -43,9 +41,8 @@ func (l loss) marks() string {
 func (r *Report) losses() []loss {
 	var list []loss
 	for i := range r.Groups {
-		g := &r.Groups[i]
-		for j := range g.Series {
-			list = append(list, g.beaten(&g.Series[j])...)
+		for c := range r.Groups[i].cells() {
+			list = append(list, r.Groups[i].beaten(c)...)
 		}
 	}
 	slices.SortStableFunc(list, func(a, b loss) int { return cmp.Compare(b.ratio(), a.ratio()) })
@@ -53,35 +50,34 @@ func (r *Report) losses() []loss {
 }
 
 // lossMetrics are the figures that are set against those of others. The tables have the rest.
-var lossMetrics = slices.Concat([]Metric{P50, P99, Bandwidth, Rate, Operation}, osuMetrics)
+var lossMetrics = []Metric{
+	P50, P99, Bandwidth, Rate, Operation,
+	OSULatency, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate, OSUAllReduce, OSUAllToAll,
+}
 
-// beaten are the figures of a series of via-xdp for which another series is better. The rate
+// beaten are the figures of a point of via-xdp for which another series is better. The rate
 // counts where there is no bandwidth.
-func (g *Group) beaten(s *Series) []loss {
-	if kindOf(s.Name) != via {
+func (g *Group) beaten(c cell) (list []loss) {
+	if kindOf(c.Name) != via {
 		return nil
 	}
-	var list []loss
-	for i := range s.Points {
-		p := &s.Points[i]
-		for _, m := range lossMetrics {
-			if m == Rate && finite(p.median(Bandwidth)) {
+	for _, m := range lossMetrics {
+		if m == Rate && finite(c.median(Bandwidth)) {
+			continue
+		}
+		worst := loss{group: g, point: c, metric: m}
+		for _, r := range g.opponents(c.Series, m) {
+			against := worst
+			against.rival = cell{r, r.like(c.Point)}
+			if against.rival.Point == nil {
 				continue
 			}
-			worst := loss{group: g, point: cell{s, p}, metric: m}
-			for _, r := range g.opponents(s, m) {
-				against := worst
-				against.rival = cell{r, r.like(p)}
-				if against.rival.Point == nil {
-					continue
-				}
-				if w := against.ratio(); finite(w) && w > 1 && (worst.rival.Series == nil || w > worst.ratio()) {
-					worst = against
-				}
+			if w := against.ratio(); finite(w) && w > 1 && (worst.rival.Series == nil || w > worst.ratio()) {
+				worst = against
 			}
-			if worst.rival.Series != nil {
-				list = append(list, worst)
-			}
+		}
+		if worst.rival.Series != nil {
+			list = append(list, worst)
 		}
 	}
 	return list

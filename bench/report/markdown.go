@@ -138,7 +138,7 @@ func (d document) group(g *Group) {
 	if g.wholeTrips() {
 		d.printf("\n%s\n", wholeTripsNote)
 	}
-	for _, f := range g.shown() {
+	for _, f := range families {
 		for _, m := range f.drawn(g) {
 			if !d.brief || slices.Contains(featured[g.Name].tables, f.nameOf(m)) {
 				d.figures(g, m)
@@ -203,9 +203,9 @@ func (d document) figures(g *Group, m Metric) {
 
 // column is how an X is called: as the first point there is.
 func (g *Group) column(x float64) string {
-	for i := range g.Series {
-		if p := g.Series[i].At(x); p != nil {
-			return g.at(p)
+	for c := range g.cells() {
+		if c.X == x {
+			return g.at(c.Point)
 		}
 	}
 	return plain(x)

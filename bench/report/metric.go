@@ -14,50 +14,78 @@ type quantity struct {
 	unit   string  // in documents and plots
 	per    float64 // metric's unit in one of unit
 	digits int     // behind the point in tables
+	more   bool    // is better
 }
 
-// quantities are all metrics in the order in which they are shown.
-var quantities = []quantity{
-	{Min, "t_min[usec]", "Least latency of a turn", "us", 1, 2},
-	{Max, "t_max[usec]", "Greatest latency of a turn", "us", 1, 2},
-	{P50, "t_typical[usec]", "Median latency", "us", 1, 2},
-	{Mean, "t_avg[usec]", "Mean latency", "us", 1, 2},
-	{Stdev, "t_stdev[usec]", "Standard deviation of the latency", "us", 1, 2},
-	{P99, "99% percentile[usec]", "99 % latency", "us", 1, 2},
-	{P999, "99.9% percentile[usec]", "99.9 % latency", "us", 1, 2},
-	{Peak, "BW peak[MB/sec]", "Bandwidth of the best round", "MB/s", 1, 2},
-	{Bandwidth, "BW average[MB/sec]", "Bandwidth", "MB/s", 1, 2},
-	{Rate, "MsgRate[Mpps]", "Messages", "million/s", 1e6, 6},
-	{CPUTx, "cpu tx[usec]", "CPU time of the sender a message", "us", 1, 3},
-	{CPURx, "cpu rx[usec]", "CPU time of the receiver a message", "us", 1, 3},
-	{Operation, "t_typical[usec]", "Time of an operation", "us", 1, 2},
-	{Outstanding, "outstanding", "Messages outstanding at the end", "", 1, 0},
-	{GoodputRatio, "goodput", "Goodput by that without a fault", "", 1, 3},
-	{FaultRatio, "frames hit[%]", "Frames that met the fault", "%", 0.01, 2},
-	{ResentRatio, "resent[%]", "Frames sent again", "%", 0.01, 2},
-	{SpuriousRatio, "spurious[%]", "Frames sent again that had arrived", "%", 0.01, 2},
-	{SendersRatio, "goodput", "Goodput by that of one sender", "", 1, 3},
-	{Fairness, "fairness", "Jain's index of the senders' shares", "", 1, 3},
-	{LeastShare, "least/most", "Least share of a sender by the greatest", "", 1, 3},
-	{DroppedRatio, "dropped[%]", "Frames dropped by name", "%", 0.01, 2},
-	{Unnamed, "unnamed", "Frames lost without a name", "", 1, 0},
-	{LinkUsed, "link used", "Share of the link that is used", "", 1, 3},
-	{OurShare, "VI's share", "Share of VIs in what all flows carry", "", 1, 3},
-	{FlowFairness, "fairness", "Jain's index of all flows", "", 1, 3},
-	{MeanQueue, "queue[KB]", "Mean queue", "KB", 1000, 1},
-	{SlowdownP50, "slowdown p50", "Median slowdown", "", 1, 2},
-	{SlowdownP99, "slowdown p99", "99 % slowdown", "", 1, 2},
-	{FlowsResent, "resent[%]", "Frames of VIs sent again", "%", 0.01, 2},
-	{FlowTimeouts, "timeouts", "Retransmission timeouts", "", 1, 0},
-	{Recovery, "recovered[usec]", "Time until flows have recovered", "us", 1, 0},
-	{OSULatency, "Latency (us)", "Latency (osu_latency)", "us", 1, 2},
-	{OSUBandwidth, "Bandwidth (MB/s)", "Bandwidth (osu_bw)", "MB/s", 1, 2},
-	{OSUBothWays, "Bi-dir. (MB/s)", "Bandwidth both ways (osu_bibw)", "MB/s", 1, 2},
-	{OSUPairs, "mbw_mr MB/s", "Bandwidth of all pairs (osu_mbw_mr)", "MB/s", 1, 2},
-	{OSUPairsRate, "Messages/s", "Messages of all pairs (osu_mbw_mr)", "1/s", 1, 0},
-	{OSUAllReduce, "Allreduce (us)", "Time of an operation (osu_allreduce)", "us", 1, 2},
-	{OSUAllToAll, "Alltoall (us)", "Time of an operation (osu_alltoall)", "us", 1, 2},
+// family is what one table or plot shows.
+type family struct {
+	name    string // of its plot; "" for none
+	metrics []quantity
+	leads   []Metric // the first that a group has is the one that it is about; none: each stands by itself, and has its ratio to the base
 }
+
+// families are all metrics in the order in which they are shown.
+var families = []family{
+	{name: "latency", leads: []Metric{P50, P99, P999, Min}, metrics: []quantity{
+		{Min, "t_min[usec]", "Least latency of a turn", "us", 1, 2, false},
+		{Max, "t_max[usec]", "Greatest latency of a turn", "us", 1, 2, false},
+		{P50, "t_typical[usec]", "Median latency", "us", 1, 2, false},
+		{Mean, "t_avg[usec]", "Mean latency", "us", 1, 2, false},
+		{Stdev, "t_stdev[usec]", "Standard deviation of the latency", "us", 1, 2, false},
+		{P99, "99% percentile[usec]", "99 % latency", "us", 1, 2, false},
+		{P999, "99.9% percentile[usec]", "99.9 % latency", "us", 1, 2, false},
+	}},
+	{name: "bandwidth", leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}, metrics: []quantity{
+		{Peak, "BW peak[MB/sec]", "Bandwidth of the best round", "MB/s", 1, 2, true},
+		{Bandwidth, "BW average[MB/sec]", "Bandwidth", "MB/s", 1, 2, true},
+		{Rate, "MsgRate[Mpps]", "Messages", "million/s", 1e6, 6, true},
+		{CPUTx, "cpu tx[usec]", "CPU time of the sender a message", "us", 1, 3, false},
+		{CPURx, "cpu rx[usec]", "CPU time of the receiver a message", "us", 1, 3, false},
+		{Outstanding, "outstanding", "Messages outstanding at the end", "", 1, 0, false},
+	}},
+	{name: "operation", leads: []Metric{Operation}, metrics: []quantity{
+		{Operation, "t_typical[usec]", "Time of an operation", "us", 1, 2, false},
+	}},
+	{name: "goodput", leads: []Metric{GoodputRatio, SendersRatio}, metrics: []quantity{
+		{GoodputRatio, "goodput", "Goodput by that without a fault", "", 1, 3, true},
+		{FaultRatio, "frames hit[%]", "Frames that met the fault", "%", 0.01, 2, false},
+		{SendersRatio, "goodput", "Goodput by that of one sender", "", 1, 3, true},
+		{Fairness, "fairness", "Jain's index of the senders' shares", "", 1, 3, true},
+		{LeastShare, "least/most", "Least share of a sender by the greatest", "", 1, 3, true},
+		{ResentRatio, "resent[%]", "Frames sent again", "%", 0.01, 2, false},
+		{SpuriousRatio, "spurious[%]", "Frames sent again that had arrived", "%", 0.01, 2, false},
+		{DroppedRatio, "dropped[%]", "Frames dropped by name", "%", 0.01, 2, false},
+		{Unnamed, "unnamed", "Frames lost without a name", "", 1, 0, false},
+	}},
+	{name: "fabric", metrics: []quantity{
+		{LinkUsed, "link used", "Share of the link that is used", "", 1, 3, true},
+		{OurShare, "VI's share", "Share of VIs in what all flows carry", "", 1, 3, true},
+		{FlowFairness, "fairness", "Jain's index of all flows", "", 1, 3, true},
+		{SlowdownP50, "slowdown p50", "Median slowdown", "", 1, 2, false},
+		{SlowdownP99, "slowdown p99", "99 % slowdown", "", 1, 2, false},
+		{MeanQueue, "queue[KB]", "Mean queue", "KB", 1000, 1, false},
+		{FlowsResent, "resent[%]", "Frames of VIs sent again", "%", 0.01, 2, false},
+		{FlowTimeouts, "timeouts", "Retransmission timeouts", "", 1, 0, false},
+		{Recovery, "recovered[usec]", "Time until flows have recovered", "us", 1, 0, false},
+	}},
+	{name: "osu", metrics: []quantity{
+		{OSULatency, "Latency (us)", "Latency (osu_latency)", "us", 1, 2, false},
+		{OSUBandwidth, "Bandwidth (MB/s)", "Bandwidth (osu_bw)", "MB/s", 1, 2, true},
+		{OSUBothWays, "Bi-dir. (MB/s)", "Bandwidth both ways (osu_bibw)", "MB/s", 1, 2, true},
+		{OSUPairs, "mbw_mr MB/s", "Bandwidth of all pairs (osu_mbw_mr)", "MB/s", 1, 2, true},
+		{OSUPairsRate, "Messages/s", "Messages of all pairs (osu_mbw_mr)", "1/s", 1, 0, true},
+		{OSUAllReduce, "Allreduce (us)", "Time of an operation (osu_allreduce)", "us", 1, 2, false},
+		{OSUAllToAll, "Alltoall (us)", "Time of an operation (osu_alltoall)", "us", 1, 2, false},
+	}},
+}
+
+// quantities are those of all families.
+var quantities = func() (all []quantity) {
+	for _, f := range families {
+		all = append(all, f.metrics...)
+	}
+	return all
+}()
 
 // aside are metrics that tables and reports have, and documents, which are long
 // enough, have not.
@@ -65,7 +93,12 @@ var aside = []Metric{Max, Mean, Stdev, Peak}
 
 // quantityOf is how a metric of this package is shown.
 func quantityOf(m Metric) quantity {
-	return quantities[slices.IndexFunc(quantities, func(q quantity) bool { return q.metric == m })]
+	return *first(quantities, func(q *quantity) bool { return q.metric == m })
+}
+
+// Lower reports whether less of a metric is better.
+func (m Metric) Lower() bool {
+	return !slices.ContainsFunc(quantities, func(q quantity) bool { return q.metric == m && q.more })
 }
 
 // heading is title and unit, as far as there are any.
@@ -77,65 +110,42 @@ func (q quantity) heading() string {
 }
 
 // latency reports whether a metric is a time that a message takes.
-func (m Metric) latency() bool { return slices.Contains(families[0].metrics, m) }
-
-// family is what one table or plot shows.
-type family struct {
-	name    string // of its plot; "" for none
-	metrics []Metric
-	leads   []Metric // the first that a group has is the one that it is about
-	peers   bool     // all are: each stands by itself, and has its ratio to the base
+func (m Metric) latency() bool {
+	return slices.ContainsFunc(families[0].metrics, func(q quantity) bool { return q.metric == m })
 }
 
-var families = []family{
-	{name: "latency", metrics: []Metric{Min, Max, P50, Mean, Stdev, P99, P999}, leads: []Metric{P50, P99, P999, Min}},
-	{name: "bandwidth", metrics: []Metric{Peak, Bandwidth, Rate, CPUTx, CPURx, Outstanding}, leads: []Metric{Bandwidth, Rate, CPUTx, CPURx}},
-	{name: "operation", metrics: []Metric{Operation}, leads: []Metric{Operation}},
-	{
-		name:    "goodput",
-		metrics: []Metric{GoodputRatio, FaultRatio, SendersRatio, Fairness, LeastShare, ResentRatio, SpuriousRatio, DroppedRatio, Unnamed},
-		leads:   []Metric{GoodputRatio, SendersRatio},
-	},
-	{name: "fabric", metrics: fabricMetrics, leads: fabricMetrics, peers: true},
-	{name: "osu", metrics: osuMetrics, leads: osuMetrics, peers: true},
-}
-
-var fabricMetrics = []Metric{LinkUsed, OurShare, FlowFairness, SlowdownP50, SlowdownP99, MeanQueue, FlowsResent, FlowTimeouts, Recovery}
-
-var osuMetrics = []Metric{OSULatency, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate, OSUAllReduce, OSUAllToAll}
+// peers reports whether each metric of the family stands by itself.
+func (f family) peers() bool { return f.leads == nil }
 
 // nameOf is what the plot of one of its metrics is called.
 func (f family) nameOf(m Metric) string {
-	if f.peers {
+	if f.peers() {
 		return string(m)
 	}
 	return f.name
 }
 
-// shown are the families that a group has figures of.
-func (g *Group) shown() []family {
-	return slices.DeleteFunc(slices.Clone(families), func(f family) bool {
-		_, ok := f.lead(g)
-		return !ok
-	})
-}
-
-// lead finds what a group shows of a family; ok is false for nothing.
-func (f family) lead(g *Group) (m Metric, ok bool) {
-	i := slices.IndexFunc(f.leads, g.has)
-	if i < 0 {
-		return "", false
+// drawn are the metrics of a family that a group has a table in documents and a plot of each.
+func (f family) drawn(g *Group) (list []Metric) {
+	if !f.peers() {
+		if i := slices.IndexFunc(f.leads, g.has); i >= 0 {
+			return f.leads[i : i+1]
+		}
+		return nil
 	}
-	return f.leads[i], true
+	for _, q := range f.metrics {
+		if g.has(q.metric) {
+			list = append(list, q.metric)
+		}
+	}
+	return list
 }
 
 // has reports whether any point of the group has a figure for a metric.
 func (g *Group) has(m Metric) bool {
-	for i := range g.Series {
-		for j := range g.Series[i].Points {
-			if finite(g.Series[i].Points[j].median(m)) {
-				return true
-			}
+	for c := range g.cells() {
+		if finite(c.median(m)) {
+			return true
 		}
 	}
 	return false

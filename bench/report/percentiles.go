@@ -138,13 +138,11 @@ type nines struct{}
 // maxNines is how far the scale goes: 99.99999 %.
 const maxNines = 7
 
-// Normalize is plot.Normalizer.
 func (nines) Normalize(lo, hi, x float64) float64 {
 	n := func(share float64) float64 { return -math.Log10(1 - share) }
 	return (n(x) - n(lo)) / (n(hi) - n(lo))
 }
 
-// Ticks is plot.Ticker.
 func (nines) Ticks(lo, hi float64) []plot.Tick {
 	ticks := []plot.Tick{{Value: 0, Label: "0"}, {Value: 0.5, Label: "50%"}}
 	for n := 1; n <= maxNines; n++ {

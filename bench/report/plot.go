@@ -97,21 +97,10 @@ func (g *Group) plotFile(name string) string {
 	return strings.TrimPrefix(slug(g.Name)+"-", "_-") + slug(name) + ".svg"
 }
 
-// drawn are the metrics of a family that a group has a plot of each.
-func (f family) drawn(g *Group) []Metric {
-	if f.peers {
-		return slices.DeleteFunc(slices.Clone(f.metrics), func(m Metric) bool { return !g.has(m) })
-	}
-	if lead, ok := f.lead(g); ok {
-		return []Metric{lead}
-	}
-	return nil
-}
-
 // single reports whether the points of a group do not lie along an axis.
 func (g *Group) single() bool {
-	for i := range g.Series {
-		if slices.ContainsFunc(g.Series[i].Points, func(p Point) bool { return p.Label != "" }) {
+	for c := range g.cells() {
+		if c.Label != "" {
 			return true
 		}
 	}
@@ -158,11 +147,9 @@ func (g *Group) lines(q quantity) []line {
 // factor of 3 where the axis of the places is logarithmic, too, or else of 20.
 func (g *Group) logarithmic(q quantity) bool {
 	lo, hi := math.Inf(1), 0.
-	for i := range g.Series {
-		for j := range g.Series[i].Points {
-			if v := g.Series[i].Points[j].median(q.metric); plottable(v, true) {
-				lo, hi = min(lo, v), max(hi, v)
-			}
+	for c := range g.cells() {
+		if v := c.median(q.metric); plottable(v, true) {
+			lo, hi = min(lo, v), max(hi, v)
 		}
 	}
 	return hi > 20*lo || g.Axis.Log && hi > 3*lo
@@ -342,7 +329,6 @@ func setAxis(a *plot.Axis, values []float64, log, roomy bool) {
 // is room for.
 type decades struct{}
 
-// Ticks is plot.Ticker.
 func (decades) Ticks(lo, hi float64) []plot.Tick {
 	first, last := math.Floor(math.Log10(lo)), math.Ceil(math.Log10(hi))
 	step, of := 1.0, []float64{1, 2, 5}

@@ -129,15 +129,6 @@ const (
 	OSUAllToAll  Metric = "osu_alltoall_us"
 )
 
-// Lower reports whether less of a metric is better.
-func (m Metric) Lower() bool {
-	switch m {
-	case Rate, Bandwidth, Peak, GoodputRatio, SendersRatio, Fairness, LeastShare, LinkUsed, OurShare, FlowFairness, OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate:
-		return false
-	}
-	return true
-}
-
 // Value is one figure over the turns of a run. Where there is none, the median is
 // NaN, which JSON has as null.
 type Value struct {
@@ -164,31 +155,29 @@ func (v Value) Spread() float64 {
 	return (slices.Max(v.Turns) - slices.Min(v.Turns)) / v.Median
 }
 
+// first finds the first element of which something is true, or returns nil.
+func first[T any](list []T, is func(*T) bool) *T {
+	for i := range list {
+		if is(&list[i]) {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
 // Group finds a group by its name, or returns nil.
 func (r *Report) Group(name string) *Group {
-	i := slices.IndexFunc(r.Groups, func(g Group) bool { return g.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &r.Groups[i]
+	return first(r.Groups, func(g *Group) bool { return g.Name == name })
 }
 
 // Row finds a series by its name, or returns nil.
 func (g *Group) Row(name string) *Series {
-	i := slices.IndexFunc(g.Series, func(s Series) bool { return s.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &g.Series[i]
+	return first(g.Series, func(s *Series) bool { return s.Name == name })
 }
 
 // At finds a point by its X, or returns nil.
 func (s *Series) At(x float64) *Point {
-	i := slices.IndexFunc(s.Points, func(p Point) bool { return p.X == x })
-	if i < 0 {
-		return nil
-	}
-	return &s.Points[i]
+	return first(s.Points, func(p *Point) bool { return p.X == x })
 }
 
 // Renewable reports whether groups of that many turns may take the place of r's.
@@ -203,8 +192,8 @@ func (r *Report) Renewable(turns int) error {
 func (r *Report) Renew(by *Report) {
 	for _, g := range by.Groups {
 		g.Renewed = by.Started
-		if i := slices.IndexFunc(r.Groups, func(old Group) bool { return old.Name == g.Name }); i >= 0 {
-			r.Groups[i] = g
+		if old := r.Group(g.Name); old != nil {
+			*old = g
 		} else {
 			r.Groups = append(r.Groups, g)
 		}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"cmp"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -54,13 +55,7 @@ func sameMeasure(m Metric, a, b string) bool {
 // like finds the point that stands at the same place: of the same label, or of
 // the same X where there is no label.
 func (s *Series) like(p *Point) *Point {
-	i := slices.IndexFunc(s.Points, func(q Point) bool {
-		return q.Label == p.Label && (p.Label != "" || q.X == p.X)
-	})
-	if i < 0 {
-		return nil
-	}
-	return &s.Points[i]
+	return first(s.Points, func(q *Point) bool { return q.Label == p.Label && (p.Label != "" || q.X == p.X) })
 }
 
 // ratio is a point's figure by that of the group's base at the same place; NaN
@@ -96,13 +91,24 @@ type cell struct {
 	*Point
 }
 
+// cells are all points of the group.
+func (g *Group) cells() iter.Seq[cell] {
+	return func(yield func(cell) bool) {
+		for i := range g.Series {
+			for j := range g.Series[i].Points {
+				if !yield(cell{&g.Series[i], &g.Series[i].Points[j]}) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // xs are the places that the group's points have, in ascending order.
 func (g *Group) xs() []float64 {
 	var xs []float64
-	for i := range g.Series {
-		for j := range g.Series[i].Points {
-			xs = append(xs, g.Series[i].Points[j].X)
-		}
+	for c := range g.cells() {
+		xs = append(xs, c.X)
 	}
 	slices.Sort(xs)
 	return slices.Compact(xs)

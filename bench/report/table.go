@@ -33,9 +33,11 @@ func (r *Report) WriteTable(w io.Writer) error {
 func (g *Group) write(w io.Writer) {
 	fmt.Fprintf(w, "%s: %s\n%s\n", oneLine(g.Name), oneLine(g.Title), conditions(g.Conditions))
 	notes := g.footnotes()
-	for _, f := range g.shown() {
-		fmt.Fprintln(w)
-		g.grid(f, notes).write(w)
+	for _, f := range families {
+		if judged := f.drawn(g); len(judged) > 0 {
+			fmt.Fprintln(w)
+			g.grid(f, judged, notes).write(w)
+		}
 	}
 	if len(notes)+len(g.Notes) > 0 || g.wholeTrips() {
 		fmt.Fprintln(w)
@@ -55,8 +57,7 @@ const wholeTripsNote = "Latencies of RDMA reads are whole round trips, a request
 
 // wholeTrips reports whether the group has latencies of both sorts to explain.
 func (g *Group) wholeTrips() bool {
-	_, has := families[0].lead(g)
-	return has && slices.ContainsFunc(g.Series, func(s Series) bool { return roundTrip(s.Name) })
+	return len(families[0].drawn(g)) > 0 && slices.ContainsFunc(g.Series, func(s Series) bool { return roundTrip(s.Name) })
 }
 
 // footnotes are the disturbed points, in the order of the tables.
@@ -72,30 +73,26 @@ func (g *Group) footnotes() []cell {
 	return notes
 }
 
-// grid is the table of a family.
-func (g *Group) grid(f family, notes []cell) grid {
-	lead, _ := f.lead(g)
+// grid is the table of a family, which is about some of its metrics.
+func (g *Group) grid(f family, judged []Metric, notes []cell) grid {
+	ratios, ratio := f.peers() && g.Base != "", !f.peers() && g.Base != ""
 	axis := g.Axis.Unit
 	if axis != "bytes" {
 		axis = g.Axis.Name
 	}
 	head := []string{g.Name, "#" + oneLine(axis), "#iterations"}
 	var shown []quantity
-	for _, m := range f.metrics {
-		if g.has(m) {
-			shown = append(shown, quantityOf(m))
-			head = append(head, quantityOf(m).column)
-			if f.peers && g.Base != "" {
+	for _, q := range f.metrics {
+		if g.has(q.metric) {
+			shown = append(shown, q)
+			head = append(head, q.column)
+			if ratios {
 				head = append(head, "x")
 			}
 		}
 	}
-	judged := []Metric{lead}
-	if f.peers {
-		judged = f.metrics
-	}
 	head = append(head, "spread")
-	if g.Base != "" && !f.peers {
+	if ratio {
 		head = append(head, "x "+g.Base)
 	}
 	t := grid{head}
@@ -111,7 +108,7 @@ func (g *Group) grid(f family, notes []cell) grid {
 			row := []string{oneLine(name), g.index(c.Point), strconv.FormatInt(c.N, 10)}
 			for _, q := range shown {
 				row = append(row, fixed(c.median(q.metric)/q.per, q.digits))
-				if f.peers && g.Base != "" {
+				if ratios {
 					row = append(row, fixed(g.ratio(c.Series, c.Point, q.metric), 2))
 				}
 			}
@@ -122,8 +119,8 @@ func (g *Group) grid(f family, notes []cell) grid {
 				}
 			}
 			row = append(row, percent(spread))
-			if g.Base != "" && !f.peers {
-				row = append(row, fixed(g.ratio(c.Series, c.Point, lead), 2))
+			if ratio {
+				row = append(row, fixed(g.ratio(c.Series, c.Point, judged[0]), 2))
 			}
 			t = append(t, row)
 		}

@@ -42,11 +42,7 @@ func runIncast(s *session) *report.Group {
 			"TCP has the path to itself, without an XDP program and with segmentation offload.",
 		},
 	}
-	// The bed's workers sleep; it allows for hugepages.
-	bed := s.bed(s.mtu())
-	n := fail.Must(bench.OpenIncast(bench.IncastConfig{
-		Senders: incastSenders[len(incastSenders)-1], BedConfig: s.bedConfig(s.mtu()), Opening: bed.Opening,
-	}))
+	n := fail.Must(bench.OpenIncast(bench.IncastConfig{Senders: incastSenders[len(incastSenders)-1], BedConfig: s.bedConfig(s.mtu())}))
 	defer n.Close()
 	g = s.gather(g, s.turns(), func(t *sheet) {
 		for _, row := range incastRows {

@@ -54,18 +54,15 @@ func (s *session) layersHTTP() *report.Group {
 		loneKernelPair,
 	}}
 	bed := s.bed(s.mtu())
-	client, server := bed.Workers()
 	return s.gather(g, s.turns(), func(t *sheet) {
 		for _, series := range []string{httpVianet, httpTCP} {
 			s.step("%s", series)
 			load.Vianet = series == httpVianet
-			s.do(bed, func() {
-				r := fail.Must(bench.HTTP(s.ctx, client, server, load, bed.Opening))
-				at := t.at(series, float64(load.Bytes))
-				at.put(report.Rate, r.PerSecond)
-				at.n += r.Requests
-				at.disturb(r.Disturbed)
-			})
+			r := fail.Must(bed.HTTP(s.ctx, load))
+			at := t.at(series, float64(load.Bytes))
+			at.put(report.Rate, r.PerSecond)
+			at.n += r.Requests
+			at.disturb(r.Disturbed)
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package suite
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -126,6 +125,10 @@ func (s *session) underFaults(rows []faultRow, faults []fault) *report.Group {
 // faulty measures a transport with all faults in one turn. Each stream with a fault is
 // compared with streams without a fault right before and after it.
 func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow, faults []fault) {
+	least := row.least
+	if s.Quick {
+		least = 20
+	}
 	m := lossMeter{session: s, bed: bed, xdp: bench.UsesXDP(row.transport), seed: uint64(t.turn)}
 	bed.SetFaults(m.xdp, testbed.Faults{})
 	s.within(bed, g, bench.Row{Name: row.transport}, lossBulk, func(at *bench.Session) {
@@ -142,7 +145,7 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 				p.put(report.GoodputRatio, mbps/base)
 			}
 			m.set(f)
-			r := fail.Must(m.at.PingPong(s.ctx, lossPing, s.longer(lossTime), cmp.Or(fewest(s.Quick), row.least)))
+			r := fail.Must(m.at.PingPong(s.ctx, lossPing, s.longer(lossTime), least))
 			p.times(r.RoundTrips, micro)
 			p.disturb(r.Disturbed)
 		}
@@ -150,14 +153,6 @@ func (s *session) faulty(bed *bench.Bed, g *report.Group, t *sheet, row faultRow
 		none.put(report.GoodputRatio, 1)
 		m.set(faults[0])
 	}, row.params)
-}
-
-// fewest is how many round trips are enough for one measurement; 0: the row's number.
-func fewest(quick bool) int {
-	if quick {
-		return 20
-	}
-	return 0
 }
 
 // lossMeter measures one transport in one turn.

@@ -2,11 +2,11 @@ package suite
 
 import (
 	"errors"
+	"flag"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -44,46 +44,25 @@ func beRank(f func(c *mvich.Comm) error, options ...mvich.Option) (err error) {
 	return world.Finalize()
 }
 
-// benchRank is what via-xdp mpibench is: suite-rank NAME... --min=N, --max=N and so on.
+// benchRank is what via-xdp mpibench is: suite-rank --min=N --max=N ... NAME...
 func benchRank() error {
 	var o mpibench.Options
-	var names []string
-	option := mvich.WithProtocol(mvich.Auto)
-	for _, arg := range os.Args[2:] {
-		name, value, flag := strings.Cut(arg, "=")
-		if !flag {
-			names = append(names, arg)
-			continue
+	protocol := mvich.Auto
+	f := flag.NewFlagSet(asRank, flag.ExitOnError)
+	f.Func("protocol", "", func(name string) error {
+		for protocol < mvich.RPUT && protocol.String() != name {
+			protocol++
 		}
-		if name == "--protocol" {
-			for p := mvich.Auto; p <= mvich.RPUT; p++ {
-				if p.String() == value {
-					option = mvich.WithProtocol(p)
-				}
-			}
-			continue
-		}
-		n, err := strconv.Atoi(value)
-		if err != nil {
-			return err
-		}
-		switch name {
-		case "--min":
-			o.MinSize = n
-		case "--max":
-			o.MaxSize = n
-		case "--step":
-			o.Step = n
-		case "--iterations":
-			o.Iterations = n
-		case "--warmup":
-			o.Warmup = n
-		case "--most-bytes":
-			o.MostBytes = n
-		}
+		return nil
+	})
+	for name, to := range map[string]*int{
+		"min": &o.MinSize, "max": &o.MaxSize, "step": &o.Step, "iterations": &o.Iterations, "warmup": &o.Warmup, "most-bytes": &o.MostBytes,
+	} {
+		f.IntVar(to, name, 0, "")
 	}
+	f.Parse(os.Args[2:])
 	return beRank(func(c *mvich.Comm) error {
-		for _, name := range names {
+		for _, name := range f.Args() {
 			rows, err := mpibench.Run(c, name, o)
 			if err != nil {
 				return err
@@ -96,7 +75,7 @@ func benchRank() error {
 			}
 		}
 		return nil
-	}, option)
+	}, mvich.WithProtocol(protocol))
 }
 
 // Without the arguments of what it starts a group does not run.

@@ -112,7 +112,8 @@ func (s *session) peers() *report.Group {
 				for _, bytes := range c.sizes {
 					s.attempt(g, t, series+" at "+sizeName(bytes), func() {
 						s.step("%s, %s", series, sizeName(bytes))
-						addProgram(t, series, bytes, fail.Must(bed.Measure(s.ctx, r, bytes, s.longer(time.Second))))
+						got := fail.Must(bed.Measure(s.ctx, r, bytes, s.longer(time.Second)))
+						t.at(series, float64(bytes)).told(got)
 					})
 				}
 			}
@@ -137,15 +138,18 @@ func (s *session) attempt(g *report.Group, t *sheet, place string, measure func(
 	}
 }
 
-// addProgram takes the figures of one turn; those that a program does not report are 0.
-func addProgram(t *sheet, series string, bytes int, got peers.Figures) {
-	at := t.at(series, float64(bytes))
-	at.told(map[report.Metric]float64{
+// told takes the figures of one turn that a program has reported; the others are 0.
+func (g *gathered) told(got peers.Figures) {
+	for m, v := range map[report.Metric]float64{
 		report.Min: got.Min, report.P50: cmp.Or(got.P50, got.Mean), report.Mean: got.Mean, report.P99: got.P99, report.P999: got.P999,
 		report.Bandwidth: got.MBps, report.Rate: got.Messages,
-	})
-	at.n += got.N
-	at.disturb(got.Disturbed)
+	} {
+		if v > 0 {
+			g.put(m, v)
+		}
+	}
+	g.n += got.N
+	g.disturb(got.Disturbed)
 }
 
 // versions is a note with the versions of the programs.

@@ -150,8 +150,8 @@ func TestPeersContests(t *testing.T) {
 // not report at all is absent.
 func TestPeersAdd(t *testing.T) {
 	f := newSheet(nil)
-	addProgram(f, "a", 64, peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
-	addProgram(f, "b", 64, peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
+	f.at("a", 64).told(peers.Figures{N: 5, Mean: 4, P50: 3, P99: 9})
+	f.at("b", 64).told(peers.Figures{N: 6, Mean: 4, Disturbed: []string{"noise"}})
 	var g report.Group
 	f.fill(&g, "peers", "")
 	one := func(v float64) report.Value { return report.ValueOf([]float64{v}) }

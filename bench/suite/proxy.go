@@ -1,7 +1,6 @@
 package suite
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -139,13 +138,11 @@ func (s *session) askThrough(t *sheet, series string, way peers.Way, v served) {
 		r := fail.Must(c.Measure(s.ctx, l, v.time))
 		at := t.at(series, float64(v.xs[i]))
 		at.label = label
-		at.told(map[report.Metric]float64{report.Rate: r.PerSecond, report.P50: cmp.Or(r.P50, r.Mean), report.Mean: r.Mean, report.P99: r.P99})
+		at.told(r)
 		if v.lossy {
 			taken, lost, err := c.Counts()
 			fail.If(err)
 			at.put(report.FaultRatio, float64(lost)/float64(max(taken, 1)))
 		}
-		at.n += r.N
-		at.disturb(nil)
 	}
 }

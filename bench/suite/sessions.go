@@ -19,27 +19,12 @@ func (s *session) with(g *report.Group, name string, maxBytes int, f func(*bench
 
 // within opens a transport for f on a bed. change, if any, alters the parameters of both sides.
 func (s *session) within(bed *bench.Bed, g *report.Group, row bench.Row, maxBytes int, f func(*bench.Session), change ...func(*bench.Params)) {
-	client, server := bed.Workers()
-	measure := func() error {
-		return bed.Do(s.ctx, func() error {
-			return fail.Try(func() {
-				at := fail.Must(bench.OpenSession(s.ctx, client, server, s.asSet(row), maxBytes, bed.Opening, change...))
-				f(at)
-				fail.If(at.Close(s.ctx))
-				g.Conditions = conditionsOf(g.Conditions, at.Conditions())
-			})
+	fail.If(bed.Session(s.ctx, s.asSet(row), maxBytes, func(at *bench.Session) error {
+		return fail.Try(func() {
+			f(at)
+			g.Conditions = conditionsOf(g.Conditions, at.Conditions())
 		})
-	}
-	if row.VI.Agent {
-		fail.If(bed.WithAgents(measure))
-	} else {
-		fail.If(measure())
-	}
-}
-
-// do calls f, which makes requests of the bed's workers.
-func (s *session) do(bed *bench.Bed, f func()) {
-	fail.If(bed.Do(s.ctx, func() error { return fail.Try(f) }))
+	}, change...))
 }
 
 // leastP999 is how many messages must have been measured for the slowest
@@ -99,7 +84,7 @@ func runTransactions(s *session) *report.Group {
 			s.with(g, c.transport, sizes[len(sizes)-1], func(at *bench.Session) {
 				for _, bytes := range sizes {
 					s.step("%s, %s", c.label, sizeName(bytes))
-					r := fail.Must(at.Transactions(s.ctx, bytes, s.duration(), false))
+					r := fail.Must(at.Transactions(s.ctx, bytes, s.duration()))
 					p := t.at(c.label, float64(bytes))
 					p.times(r.RoundTrips, micro)
 					p.put(report.Rate, r.PerSecond)
@@ -179,13 +164,10 @@ func runRegister(s *session) *report.Group {
 // operate measures the operations of a NIC: those on memory, or without sizes the others.
 func (s *session) operate(g *report.Group, sizes []int, at func(bench.OperationTimes) *gathered) {
 	bed := s.bed(s.mtu())
-	client, _ := bed.Workers()
 	s.step("operations")
-	s.do(bed, func() {
-		r := fail.Must(bench.Operate(s.ctx, client, bench.Operations{Sizes: sizes, Count: operations(s.Quick)}, bed.Opening))
-		putOperations(r, at)
-		g.Conditions = conditionsOf(g.Conditions, r.Conditions)
-	})
+	r := fail.Must(bed.Operate(s.ctx, bench.Operations{Sizes: sizes, Count: operations(s.Quick)}))
+	putOperations(r, at)
+	g.Conditions = conditionsOf(g.Conditions, r.Conditions)
 }
 
 // putOperations takes the figures of one turn.

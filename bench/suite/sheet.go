@@ -111,15 +111,6 @@ func (t *sheet) stream(p part, r row, bytes int, x *bench.ExchangeResult) {
 
 func (g *gathered) put(m report.Metric, v float64) { g.values[m] = append(g.values[m], v) }
 
-// told records the figures that a program has reported; the others are 0.
-func (g *gathered) told(figures map[report.Metric]float64) {
-	for m, v := range figures {
-		if v > 0 {
-			g.put(m, v)
-		}
-	}
-}
-
 // disturb records why the current turn of the point is doubtful, if it is.
 func (g *gathered) disturb(reasons []string) {
 	turn := g.sheet.turn

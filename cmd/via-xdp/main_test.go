@@ -188,7 +188,7 @@ func TestDemoFlags(t *testing.T) {
 		},
 		BedConfig: bench.BedConfig{MTU: 9000, Mode: "native", WorkerArgs: []string{workerCommand}, GuardArgs: []string{guardCommand}},
 	}
-	if diff := cmp.Diff(want, r.demo, cmpopts.IgnoreFields(bench.Plan{}, "Progress", "Opening"),
+	if diff := cmp.Diff(want, r.demo, cmpopts.IgnoreFields(bench.Plan{}, "Progress"),
 		cmpopts.IgnoreFields(bench.BedConfig{}, "Stderr")); diff != "" {
 		t.Error(diff)
 	}
@@ -236,7 +236,7 @@ func TestMeasureFlags(t *testing.T) {
 			Duration: bench.DefaultDuration, Latency: true, Check: true,
 		},
 	}
-	ignore := cmpopts.IgnoreFields(bench.Plan{}, "Progress", "Opening")
+	ignore := cmpopts.IgnoreFields(bench.Plan{}, "Progress")
 	nstest.Same(t, "client", r.client, want, ignore)
 	call(r, "stream", "-a", "-D", "2.5", "host")
 	p := r.client.Plan
