@@ -87,16 +87,6 @@ type replay struct {
 	replayed
 }
 
-func openedBox(t *testing.T, n *vipl.NIC, count, size int) *box {
-	t.Helper()
-	x := newBox(t, n, count, size)
-	a, err := x.region.Query()
-	must(t, err)
-	a.EnableRDMAWrite, a.EnableRDMARead = true, true
-	must(t, x.region.SetAttributes(a))
-	return x
-}
-
 // turn lets both engines process frames and timers. A port reads the clock after a number of empty polls.
 func (r *replay) turn() {
 	for range 300 {
@@ -248,7 +238,7 @@ func runReplay(t *testing.T, seed uint64, c memoryConfig) *replayed {
 				s := &replaySide{
 					name: fmt.Sprint(len(r.sides)), vi: v[0], peer: v[1],
 					src: newBox(t, mine, replaySlots, replayMost), recv: newBox(t, peers, replaySlots, replayMost),
-					target: openedBox(t, peers, replaySlots, replayMost), source: openedBox(t, peers, 1, replayMost),
+					target: openBoxOf(t, peers, replaySlots, replayMost), source: openBoxOf(t, peers, 1, replayMost),
 				}
 				for k := range replaySlots {
 					postRecv(t, s.peer, s.recv, k, replayMost)
