@@ -171,33 +171,6 @@ func TestOwnKeyFirst(t *testing.T) {
 	join(t, n.a.NIC, va, n.b.NIC, vb)
 }
 
-// Whatever the way does to frames, a connection with a key delivers what one
-// without does, while its keys change.
-func TestSealedStorms(t *testing.T) {
-	for _, long := range []bool{false, true} {
-		c := sealedNet(t, memoryConfig{})
-		if long {
-			c = sealedNet(t, longFrames)
-		}
-		eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-			t.Run(fmt.Sprintf("long=%v", long), func(t *testing.T) {
-				n, va, vb := connected(t, c, level)
-				all := level != vipl.UnreliableDelivery
-				n.wire.SetFaults(xdpnictest.Faults{Seed: 7, Loss: 0.03, Dup: 0.05, Reorder: 0.05, Corrupt: 0.05})
-				arrived := stream(t, n, va, vb, 300, all)
-				errorIf(t, arrived == 0, "nothing arrived on a bad way")
-				n.wire.SetFaults(xdpnictest.Faults{})
-				statesAre(t, vipl.Connected, va, vb)
-				a, b := n.a.Counters(), n.b.Counters()
-				if a.Rekeyed == 0 || b.Forged == 0 || b.Replayed == 0 || b.Unsealed != 0 || a.ByReference != 0 ||
-					long != (b.Chained > 0) || all && (a.Resent == 0 || b.OutOfOrder == 0) {
-					t.Errorf("%+v\n%+v", a, b)
-				}
-			})
-		})
-	}
-}
-
 // Of lengths at which a plain frame fits in a chunk and its sealed form may not,
 // every message arrives, by each operation.
 func TestSealedAroundAChunk(t *testing.T) {
