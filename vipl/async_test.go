@@ -85,13 +85,19 @@ func TestLost(t *testing.T) {
 	lost(nil) // this side has ended it
 }
 
+// logged is what the default logger logs during the test.
+func logged(t *testing.T) *bytes.Buffer {
+	var log bytes.Buffer
+	old := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(old) })
+	return &log
+}
+
 // Of a flood of asynchronous errors ten a second are logged, with the number of the others, and their causes.
 func TestErrorLogIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
-		old := slog.Default()
-		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-		defer slog.SetDefault(old)
+		log := logged(t)
 		n, va, _ := connected(t, memoryConfig{bubble: true}, vipl.UnreliableDelivery)
 		n.b.ErrorCallback(nil)
 		xa := newBox(t, n.a.NIC, 1, 64)
@@ -121,10 +127,7 @@ func TestErrorLogIsBounded(t *testing.T) {
 // not take the place of an error.
 func TestOrderlyEndsAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
-		old := slog.Default()
-		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-		defer slog.SetDefault(old)
+		log := logged(t)
 		n, va, _ := connected(t, memoryConfig{bubble: true}, vipl.UnreliableDelivery)
 		n.b.ErrorCallback(nil)
 		for range 12 {

@@ -340,50 +340,48 @@ func TestBrokenInAFrame(t *testing.T) {
 		},
 		"write without a receive": {receives: bad, write: true, immediate: true, send: vipl.StatusRemoteDescError},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 0, 256)
-				arrives, op := vipl.Status(vipl.StatusOpReceive), vipl.Status(0)
-				for k := range packMessages {
-					fillPattern(xa.buf[k][:size], k)
-					xa.prepare(k, size)
-					xb.prepare(k, size)
-					if c.write {
-						op = vipl.StatusOpRDMAWrite
-						xa.desc[k].SetRDMAWrite(xb.remote(k), segment(xa, k, size))
-					}
-					if c.immediate {
-						arrives = vipl.StatusOpRemoteRDMAWrite | vipl.StatusImmediate
-						xa.desc[k].SetImmediate(uint32(k))
-					}
+		inBubble(t, name, func(t *testing.T) {
+			n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 0, 256)
+			arrives, op := vipl.Status(vipl.StatusOpReceive), vipl.Status(0)
+			for k := range packMessages {
+				fillPattern(xa.buf[k][:size], k)
+				xa.prepare(k, size)
+				xb.prepare(k, size)
+				if c.write {
+					op = vipl.StatusOpRDMAWrite
+					xa.desc[k].SetRDMAWrite(xb.remote(k), segment(xa, k, size))
 				}
-				if c.spoil != nil {
-					c.spoil(t, n, xa, xb)
+				if c.immediate {
+					arrives = vipl.StatusOpRemoteRDMAWrite | vipl.StatusImmediate
+					xa.desc[k].SetImmediate(uint32(k))
 				}
-				must(t, errOf(vb.PostRecvs(xb.desc[:c.receives], xb.region.Handle())))
-				postAll(t, va, xa)
-				for k := range packMessages {
-					recv, send := arrives, vipl.Status(0)
-					switch {
-					case k == bad:
-						recv, send = c.recv|vipl.StatusOpReceive, c.send
-					case k > bad:
-						recv, send = vipl.StatusFlushed|vipl.StatusOpReceive, vipl.StatusFlushed
-					}
-					sent(t, va, send|op)
-					if k < c.receives {
-						d, err := vb.RecvWait(ackDelay)
-						checkDone(t, "receive", d, err, recv)
-					}
-					if k < bad {
-						checkPattern(t, xb.buf[k][:size], k)
-					} else {
-						errorIf(t, k > bad && xb.buf[k][0] != 0, "operation %d has been carried out", k)
-					}
+			}
+			if c.spoil != nil {
+				c.spoil(t, n, xa, xb)
+			}
+			must(t, errOf(vb.PostRecvs(xb.desc[:c.receives], xb.region.Handle())))
+			postAll(t, va, xa)
+			for k := range packMessages {
+				recv, send := arrives, vipl.Status(0)
+				switch {
+				case k == bad:
+					recv, send = c.recv|vipl.StatusOpReceive, c.send
+				case k > bad:
+					recv, send = vipl.StatusFlushed|vipl.StatusOpReceive, vipl.StatusFlushed
 				}
-				stateIs(t, vb, vipl.Error)
-				errorIf(t, n.a.Counters().Packed == 0, "nothing shared a frame")
-			})
+				sent(t, va, send|op)
+				if k < c.receives {
+					d, err := vb.RecvWait(ackDelay)
+					checkDone(t, "receive", d, err, recv)
+				}
+				if k < bad {
+					checkPattern(t, xb.buf[k][:size], k)
+				} else {
+					errorIf(t, k > bad && xb.buf[k][0] != 0, "operation %d has been carried out", k)
+				}
+			}
+			stateIs(t, vb, vipl.Error)
+			errorIf(t, n.a.Counters().Packed == 0, "nothing shared a frame")
 		})
 	}
 }
@@ -439,11 +437,8 @@ func TestDoorbellFirst(t *testing.T) {
 	const messages = 10
 	for _, level := range levels {
 		t.Run(level.String(), func(t *testing.T) {
-			var bell *belled
-			n := newMemoryNet(t, memoryConfig{port: func(q *xdpnictest.Queue) vipl.Port {
-				bell = &belled{Queue: q}
-				return bell
-			}})
+			bell := &belled{}
+			n := newMemoryNet(t, memoryConfig{port: over(bell, &bell.Queue)})
 			va, vb := connect(t, n.a.NIC, n.b.NIC, level)
 			xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
 			xa.desc[0].SetSegments(xa.segs[0])

@@ -273,32 +273,30 @@ func pollFor(n *vipl.NIC, d time.Duration) {
 // peer need not retransmit what has arrived.
 func TestAcknowledgementOfARefusedFrame(t *testing.T) {
 	for _, size := range []int{8, 20_000} {
-		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := longFrames
-				c.bubble = true
-				n, va, vb := connected(t, c, vipl.ReliableReception)
-				polling(t, n, va, vb)
-				xa, xb := newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)
-				postRecv(t, va, xa, 0, size)
-				own := newBox(t, n.a.NIC, 1, size)
-				n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
-				postSend(t, va, own, 0, size) // asked for after two milliseconds
-				pollFor(n.a.NIC, 1980*time.Microsecond)
-				before := n.b.Counters().Resent
-				postSend(t, vb, xb, 0, 8)
-				n.a.Poll()
-				received(t, va, 0) // its acknowledgement may wait for 50 us
-				n.a.queue.SetLies(xdpnictest.Lies{RefuseSend: 1})
-				pollFor(n.a.NIC, 30*time.Microsecond)
-				fatalIf(t, n.a.queue.Stats().LiedSend == 0, "nothing was refused")
-				n.a.queue.SetLies(xdpnictest.Lies{})
-				pollFor(n.a.NIC, 100*time.Microsecond) // and the peer sends again after 200
-				synctest.Wait()
-				if d, err := vb.SendDone(); d == nil || n.b.Counters().Resent != before {
-					t.Errorf("the peer has not heard of it: %v, %d frames sent again", err, n.b.Counters().Resent-before)
-				}
-			})
+		inBubble(t, fmt.Sprint(size), func(t *testing.T) {
+			c := longFrames
+			c.bubble = true
+			n, va, vb := connected(t, c, vipl.ReliableReception)
+			polling(t, n, va, vb)
+			xa, xb := newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)
+			postRecv(t, va, xa, 0, size)
+			own := newBox(t, n.a.NIC, 1, size)
+			n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
+			postSend(t, va, own, 0, size) // asked for after two milliseconds
+			pollFor(n.a.NIC, 1980*time.Microsecond)
+			before := n.b.Counters().Resent
+			postSend(t, vb, xb, 0, 8)
+			n.a.Poll()
+			received(t, va, 0) // its acknowledgement may wait for 50 us
+			n.a.queue.SetLies(xdpnictest.Lies{RefuseSend: 1})
+			pollFor(n.a.NIC, 30*time.Microsecond)
+			fatalIf(t, n.a.queue.Stats().LiedSend == 0, "nothing was refused")
+			n.a.queue.SetLies(xdpnictest.Lies{})
+			pollFor(n.a.NIC, 100*time.Microsecond) // and the peer sends again after 200
+			synctest.Wait()
+			if d, err := vb.SendDone(); d == nil || n.b.Counters().Resent != before {
+				t.Errorf("the peer has not heard of it: %v, %d frames sent again", err, n.b.Counters().Resent-before)
+			}
 		})
 	}
 }

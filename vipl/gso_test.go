@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -211,47 +210,45 @@ func TestGSOIsNotProvenByFrames(t *testing.T) {
 			long(8)
 		}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const slots = 64
-				n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20, noPacking: true, bubble: true},
-					vipl.ReliableDelivery, slots, slots, 8*full)
-				exchangeOne(t, va, vb, xa, xb)
-				defer n.a.WithoutBackground()() // the order of events is that of finish
-				defer n.b.WithoutBackground()()
-				lost := false
-				n.a.queue.SetFaults(xdpnictest.Faults{Delay: time.Millisecond, Drop: func(frame []byte) bool {
-					once := lost
-					lost = false
-					return once || len(frame) > 1514
-				}})
-				n.b.queue.SetFaults(xdpnictest.Faults{Delay: time.Millisecond})
-				posted := 0
-				post := func(size int) {
-					postRecv(t, vb, xb, posted, 8*full)
-					postSend(t, va, xa, posted, size)
-					posted++
-				}
-				finish := func() {
-					for came := 0; came < posted; time.Sleep(100 * time.Microsecond) { // virtual time
-						if d, _ := vb.RecvDone(); d != nil {
-							came++
-						}
-						va.SendDone()
-						n.a.Poll()
+		inBubble(t, c.name, func(t *testing.T) {
+			const slots = 64
+			n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20, noPacking: true, bubble: true},
+				vipl.ReliableDelivery, slots, slots, 8*full)
+			exchangeOne(t, va, vb, xa, xb)
+			defer n.a.WithoutBackground()() // the order of events is that of finish
+			defer n.b.WithoutBackground()()
+			lost := false
+			n.a.queue.SetFaults(xdpnictest.Faults{Delay: time.Millisecond, Drop: func(frame []byte) bool {
+				once := lost
+				lost = false
+				return once || len(frame) > 1514
+			}})
+			n.b.queue.SetFaults(xdpnictest.Faults{Delay: time.Millisecond})
+			posted := 0
+			post := func(size int) {
+				postRecv(t, vb, xb, posted, 8*full)
+				postSend(t, va, xa, posted, size)
+				posted++
+			}
+			finish := func() {
+				for came := 0; came < posted; time.Sleep(100 * time.Microsecond) { // virtual time
+					if d, _ := vb.RecvDone(); d != nil {
+						came++
 					}
-					posted = 0
+					va.SendDone()
+					n.a.Poll()
 				}
-				c.send(t, func(frames int) { post(frames * full) }, func() { lost = true }, func() { post(600) })
+				posted = 0
+			}
+			c.send(t, func(frames int) { post(frames * full) }, func() { lost = true }, func() { post(600) })
+			finish()
+			tried := n.a.Counters().GSOSent
+			equal(t, "packets that were tried", tried, 1)
+			for range 3 {
+				post(8 * full)
 				finish()
-				tried := n.a.Counters().GSOSent
-				equal(t, "packets that were tried", tried, 1)
-				for range 3 {
-					post(8 * full)
-					finish()
-				}
-				equal(t, "packets that were tried at once after it", n.a.Counters().GSOSent, tried)
-			})
+			}
+			equal(t, "packets that were tried at once after it", n.a.Counters().GSOSent, tried)
 		})
 	}
 }

@@ -34,7 +34,7 @@ func replayFaults(seed uint64) xdpnictest.Faults {
 }
 
 // replayQueue has fewer chunks and shorter rings than the connections would use.
-var replayQueue = xdpnictest.Config{RxChunks: 40, RxRing: 8, TxChunks: 48, TxRing: 8}
+var replayQueue = xdpnictest.Config{RxChunks: 16, RxRing: 8, TxChunks: 48, TxRing: 8}
 
 // replayGSOQueue likewise, with enough for GSO packets.
 var replayGSOQueue = xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 72, RxRing: 8, TxChunks: 48, TxRing: 8}
@@ -302,8 +302,9 @@ func (r *replayed) everythingTookPlace(t *testing.T) {
 		"loss": a.Lost + b.Lost, "bursts": a.LostBurst + b.LostBurst, "delay": a.Delayed + b.Delayed,
 		"reordering": a.Reordered + b.Reordered, "duplication": a.Duplicated + b.Duplicated,
 		"corruption": a.Corrupted + b.Corrupted, "full TX rings": a.TxFull + b.TxFull,
-		"full RX rings": a.RxRingFull + b.RxRingFull, "frames sent again": r.engine[0].Resent + r.engine[1].Resent,
-		"sends": uint64(r.kinds["send"]), "reads": uint64(r.kinds["read"]),
+		"full RX rings": a.RxRingFull + b.RxRingFull, "messages that shared frames": r.engine[0].Packed + r.engine[1].Packed,
+		"frames sent again": r.engine[0].Resent + r.engine[1].Resent,
+		"sends":             uint64(r.kinds["send"]), "reads": uint64(r.kinds["read"]),
 		"writes": uint64(r.kinds["write"]), "bare writes": uint64(r.kinds["bare write"]),
 	} {
 		errorIf(t, count == 0, "there were no %s", name)
@@ -330,6 +331,7 @@ func testReplay(t *testing.T, c memoryConfig) {
 	t.Logf("%+v", one.engine)
 	t.Logf("%+v", one.queue)
 	one.everythingTookPlace(t)
+	errorIf(t, c.gso == "" && one.queue[0].RxNoFill+one.queue[1].RxNoFill == 0, "RX chunks were never missing")
 	two := runReplay(t, seed, c)
 	for i := range max(len(one.log), len(two.log)) {
 		if i >= len(one.log) || i >= len(two.log) || one.log[i] != two.log[i] {

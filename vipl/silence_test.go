@@ -139,11 +139,8 @@ func (p *latePort) Wait(d time.Duration) error {
 func TestLateEngine(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const silence = time.Second
-		var port *latePort
-		c := memoryConfig{bubble: true, silence: silence, port: func(q *xdpnictest.Queue) vipl.Port {
-			port = &latePort{Queue: q}
-			return port
-		}}
+		port := &latePort{}
+		c := memoryConfig{bubble: true, silence: silence, port: over(port, &port.Queue)}
 		n := newMemoryNet(t, c)
 		c.silence = time.Minute // so that it does not ask by itself, nor minds
 		far := n.open(t, "c", c)

@@ -102,20 +102,18 @@ func TestConnectAfterOwnMTUShrinks(t *testing.T) {
 // and again.
 func TestSourceFlaps(t *testing.T) {
 	for _, m := range moves {
-		t.Run(m.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n, va, vb := connected(t, memoryConfig{bubble: true, silence: 2 * time.Second}, vipl.ReliableDelivery)
-				for range 10 {
-					n.a.agent.Change(m.away)
-					time.Sleep(499 * time.Millisecond)
-					n.a.agent.Change(m.back)
-					time.Sleep(10 * time.Millisecond)
-				}
-				time.Sleep(10 * time.Second)
-				statesAre(t, vipl.Connected, va, vb)
-				a := n.a.Counters()
-				errorIf(t, m.lost(a) > 0, "%+v", a)
-			})
+		inBubble(t, m.name, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true, silence: 2 * time.Second}, vipl.ReliableDelivery)
+			for range 10 {
+				n.a.agent.Change(m.away)
+				time.Sleep(499 * time.Millisecond)
+				n.a.agent.Change(m.back)
+				time.Sleep(10 * time.Millisecond)
+			}
+			time.Sleep(10 * time.Second)
+			statesAre(t, vipl.Connected, va, vb)
+			a := n.a.Counters()
+			errorIf(t, m.lost(a) > 0, "%+v", a)
 		})
 	}
 }
@@ -224,10 +222,7 @@ func TestWaiterFollowsMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const frames, rounds = 40, 20
 		q := &trickle{}
-		c := memoryConfig{bubble: true, port: func(inner *xdpnictest.Queue) vipl.Port {
-			q.Queue = inner
-			return q
-		}}
+		c := memoryConfig{bubble: true, port: over(q, &q.Queue)}
 		n, va, vb := connected(t, c, vipl.ReliableDelivery)
 		const size = frames * 1400
 		xa, xb := newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)
@@ -259,14 +254,7 @@ func TestWaiterFollowsMessage(t *testing.T) {
 func TestPeerHasAnotherNIC(t *testing.T) {
 	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
-	nics := make([]*vipl.NIC, 2)
-	for i, ns := range []*nstest.NS{na, nb} {
-		must(t, ns.Do(func() (err error) {
-			nics[i], err = vipl.OpenNIC(ns.Name, vipl.WithAgent("none"), vipl.WithSilence(time.Minute))
-			return err
-		}))
-		t.Cleanup(func() { noError(t, nics[i].Close()) })
-	}
+	nics := [2]*vipl.NIC{openNIC(t, na, vipl.WithAgent("none")), openNIC(t, nb, vipl.WithAgent("none"))}
 	must(t, na.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/neigh/"+na.Name+"/delay_first_probe_time", []byte("3600"), 0)
 	}))
@@ -312,12 +300,7 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 func TestPermanentNeighbourStays(t *testing.T) {
 	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
-	var a *vipl.NIC
-	must(t, na.Do(func() (err error) {
-		a, err = vipl.OpenNIC(na.Name, vipl.WithAgent("none"))
-		return err
-	}))
-	t.Cleanup(func() { noError(t, a.Close()) })
+	a := openNIC(t, na, vipl.WithAgent("none"))
 	said := &netlink.Neigh{
 		LinkIndex: na.Index, Family: netlink.FAMILY_V4, IP: nb.IPv4.AsSlice(), State: netlink.NUD_PERMANENT,
 		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x77},
