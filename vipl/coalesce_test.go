@@ -472,71 +472,52 @@ func postAll(t testing.TB, v *vipl.VI, x *box) {
 	fatalIf(t, k != len(x.desc) || err != nil, "%d of %d posted: %v", k, len(x.desc), err)
 }
 
-// A program that is slow to answer comes to send each answer with the acknowledgement of the question, and not
-// after it.
-func TestAcknowledgementsRideOnLateAnswers(t *testing.T) {
-	const learning, exchanges = 40, 20
+// A program that is slow to answer comes to send each answer with the acknowledgement of the question, and not after
+// it. A late answer among many that are sent at once does not make the peer retransmit what waits for its acknowledgement.
+func TestAcknowledgementsAndLateAnswers(t *testing.T) {
 	const looks = 256 // empty polls between two reads of the clock
-	for _, late := range []time.Duration{20 * time.Microsecond, 400 * time.Microsecond, 1500 * time.Microsecond} {
-		synctest.Test(t, func(t *testing.T) {
+	const early, late = 20 * time.Microsecond, 1500 * time.Microsecond
+	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+	for name, c := range map[string]struct {
+		exchanges int
+		answer    func(k int) time.Duration // how long the answer to question k takes
+		ride      bool
+	}{
+		"at once":           {60, always(early), true},
+		"within its time":   {60, always(400 * time.Microsecond), true},
+		"late":              {60, always(late), true},
+		"late now and then": {1000, func(k int) time.Duration { return map[bool]time.Duration{true: late, false: early}[k%50 == 0] }, false},
+	} {
+		inBubble(t, name, func(t *testing.T) {
 			n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 2, 2, 64)
-			say := func(from, to *vipl.VI, x, y *box) {
+			say := func(from, to *vipl.VI, x, y *box, d time.Duration) {
 				postRecv(t, to, y, 0, 64)
 				postSend(t, from, x, 1, 64)
-				for range 8 { // both poll, while the answer is made
+				for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(max(d/8, early/8)) { // both poll, while the answer is made
 					for range looks {
 						n.a.Poll()
 						n.b.Poll()
 					}
-					time.Sleep(late / 8)
 				}
 				must(t, errOf(to.RecvDone()))
 				sent(t, from, 0)
 			}
+			acks := func() uint64 { return n.a.Counters().Acks + n.b.Counters().Acks }
 			var before uint64
-			for k := range learning + exchanges {
-				if k == learning {
-					before = n.a.Counters().Acks + n.b.Counters().Acks
+			for k := range c.exchanges {
+				if k == 40 { // by then it is known how late answers are
+					before = acks()
 				}
-				say(va, vb, xa, xb)
-				say(vb, va, xb, xa)
+				back := early
+				if c.ride {
+					back = c.answer(k)
+				}
+				say(va, vb, xa, xb, c.answer(k))
+				say(vb, va, xb, xa, back)
 			}
-			alone := n.a.Counters().Acks + n.b.Counters().Acks - before
-			errorIf(t, alone > exchanges/10, "answers after %v: %d acknowledgements of %d went alone", late, alone, 2*exchanges)
+			errorIf(t, c.ride && acks()-before > 2, "%d acknowledgements of %d went alone", acks()-before, 2*(c.exchanges-40))
 			again := n.a.Counters().Resent + n.b.Counters().Resent
-			errorIf(t, again > 4, "answers after %v: %d frames were sent again", late, again)
+			errorIf(t, again > 4, "%d frames were sent again", again)
 		})
 	}
-}
-
-// A late answer among many that are sent at once does not make the peer retransmit what waits for its
-// acknowledgement.
-func TestAcknowledgementsDoNotWaitForRareAnswers(t *testing.T) {
-	const looks = 256
-	const early, late = 20 * time.Microsecond, 1500 * time.Microsecond
-	synctest.Test(t, func(t *testing.T) {
-		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 2, 2, 64)
-		say := func(from, to *vipl.VI, x, y *box, d time.Duration) {
-			postRecv(t, to, y, 0, 64)
-			postSend(t, from, x, 1, 64)
-			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(early) {
-				for range looks {
-					n.a.Poll()
-					n.b.Poll()
-				}
-			}
-			must(t, errOf(to.RecvDone()))
-			sent(t, from, 0)
-		}
-		for k := range 1000 {
-			if k%50 == 0 {
-				say(va, vb, xa, xb, late)
-			} else {
-				say(va, vb, xa, xb, early)
-			}
-			say(vb, va, xb, xa, early)
-		}
-		again := n.a.Counters().Resent + n.b.Counters().Resent
-		errorIf(t, again > 4, "%d frames were sent again", again)
-	})
 }
