@@ -37,10 +37,7 @@ const answers = 12
 
 func newAnswering(t *testing.T, size int) *answering {
 	p := &answering{t: t, size: size, bell: &kicked{}}
-	p.n, p.va, p.vb = connected(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
-		p.bell.Queue = q
-		return p.bell
-	}}, vipl.ReliableDelivery)
+	p.n, p.va, p.vb = connected(t, memoryConfig{bubble: true, port: over(p.bell, &p.bell.Queue)}, vipl.ReliableDelivery)
 	polling(t, p.n, p.va, p.vb)
 	p.xa, p.xb = newBox(t, p.n.a.NIC, 2*answers, size), newBox(t, p.n.b.NIC, 2*answers, size)
 	return p
@@ -150,21 +147,19 @@ func TestAnswersDoNotWaitLong(t *testing.T) {
 		},
 		"is away": func(p *answering) { time.Sleep(5 * time.Millisecond) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := newAnswering(t, 8)
-				p.ask()
-				p.end()
-				p.ask()
-				before := p.n.a.Counters().Messages
-				p.answer(1)
-				p.n.a.Poll()
-				got := p.n.a.Counters().Messages
-				fatalIf(t, got != before, "%d answers have arrived although others are expected", got-before)
-				leave(p)
-				p.n.a.Poll()
-				equal(t, "Messages", p.n.a.Counters().Messages, before+1)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			p := newAnswering(t, 8)
+			p.ask()
+			p.end()
+			p.ask()
+			before := p.n.a.Counters().Messages
+			p.answer(1)
+			p.n.a.Poll()
+			got := p.n.a.Counters().Messages
+			fatalIf(t, got != before, "%d answers have arrived although others are expected", got-before)
+			leave(p)
+			p.n.a.Poll()
+			equal(t, "Messages", p.n.a.Counters().Messages, before+1)
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"bytes"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -17,16 +18,19 @@ const packMessages = 60
 // packPair is a pair of VIs. b has receives of room bytes, and a's frames are acknowledged late.
 func packPair(t testing.TB, level vipl.ReliabilityLevel, receives, room int) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
 	t.Helper()
-	n, va, vb = connected(t, memoryConfig{bubble: true}, level)
+	n = newMemoryNet(t, memoryConfig{bubble: true})
+	va, vb = openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
+	join(t, n.a.NIC, va, n.b.NIC, vb)
 	xa, xb = packBoxes(t, n, va, vb, receives, room)
 	return n, va, vb, xa, xb
 }
 
+// packBoxes makes their boxes. b's is open to a.
 func packBoxes(t testing.TB, n *memoryNet, va, vb *vipl.VI, receives, room int) (xa, xb *box) {
 	t.Helper()
 	polling(t, n, va, vb)
 	n.b.queue.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
-	xa, xb = newBox(t, n.a.NIC, packMessages, 256), newBox(t, n.b.NIC, packMessages, 256)
+	xa, xb = newBox(t, n.a.NIC, packMessages, 256), openBoxOf(t, n.b.NIC, packMessages, 256)
 	postRecvs(t, vb, xb, receives, room)
 	return xa, xb
 }
@@ -74,34 +78,59 @@ func arrived(t *testing.T, n *memoryNet, want uint64) {
 
 func packSize(k int) int { return k * 7 % 200 }
 
-// Small messages that are posted faster than frames are acknowledged share
-// frames, and arrive as if they had not.
+// Small messages and RDMA writes that are posted faster than frames are acknowledged, or as a list, share frames, and
+// arrive as if they had not: each to its own place and in order, with immediate data or without.
 func TestSmallMessagesShareFrames(t *testing.T) {
-	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb, xa, xb := packPair(t, level, packMessages, 256)
-		for k := range packMessages {
-			fillPattern(xa.buf[k][:packSize(k)], k)
-			xa.prepare(k, packSize(k))
-			if k%3 == 0 {
-				xa.desc[k].SetImmediate(uint32(k))
-			}
-			postDesc(t, va, xa, k)
-		}
-		for k := range packMessages {
-			want := vipl.Status(0)
-			if k%3 == 0 {
-				want = vipl.StatusImmediate
-			}
-			d := received(t, vb, want)
-			fatalIf(t, d != xb.desc[k] || int(d.Length) != packSize(k) || k%3 == 0 && d.ImmediateData != uint32(k), "message %d: another descriptor, %d bytes, immediate %d", k, d.Length, d.ImmediateData)
-			checkPattern(t, xb.buf[k][:packSize(k)], k)
-			sent(t, va, 0)
-		}
-		c := n.a.Counters()
-		if c.Packed < packMessages/2 || n.b.Counters().Frames > packMessages/2 {
-			t.Errorf("%d of %d messages shared %d frames", c.Packed, packMessages, n.b.Counters().Frames)
-		}
-	})
+	for name, list := range map[string]bool{"one by one": false, "list": true} {
+		t.Run(name, func(t *testing.T) {
+			eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+				n, va, vb, xa, xb := packPair(t, level, 0, 256)
+				for k := range packMessages {
+					fillPattern(xa.buf[k][:packSize(k)], k)
+					xa.prepare(k, packSize(k))
+					if k%4 > 1 {
+						xa.desc[k].SetRDMAWrite(xb.remote(k), segment(xa, k, packSize(k)))
+					}
+					if k%2 == 1 {
+						xa.desc[k].SetImmediate(uint32(k))
+					}
+					if k%4 != 2 {
+						postRecv(t, vb, xb, k, 256)
+					}
+				}
+				if list {
+					postAll(t, va, xa)
+				} else {
+					for k := range packMessages {
+						postDesc(t, va, xa, k)
+					}
+				}
+				for k := range packMessages {
+					want := []vipl.Status{
+						vipl.StatusOpReceive, vipl.StatusOpReceive | vipl.StatusImmediate, 0, vipl.StatusOpRemoteRDMAWrite | vipl.StatusImmediate,
+					}[k%4]
+					if k%4 != 2 {
+						d, err := vb.RecvWait(ackDelay)
+						checkDone(t, "receive", d, err, want)
+						fatalIf(t, d != xb.desc[k] || int(d.Length) != packSize(k) || k%2 == 1 && d.ImmediateData != uint32(k),
+							"message %d: another descriptor, %d bytes, immediate %d", k, d.Length, d.ImmediateData)
+					}
+					if k%4 < 2 {
+						sent(t, va, 0)
+					} else {
+						sent(t, va, vipl.StatusOpRDMAWrite)
+					}
+				}
+				synctest.Wait()
+				for k := range packMessages {
+					checkPattern(t, xb.buf[k][:packSize(k)], k)
+				}
+				a, b := n.a.Counters(), n.b.Counters()
+				errorIf(t, a.Packed < packMessages/2 || b.Frames > packMessages/2 || b.Writes != packMessages/2,
+					"%d of %d messages shared %d frames, %d writes", a.Packed, packMessages, b.Frames, b.Writes)
+			})
+		})
+	}
 }
 
 // A single message is sent at once, and so are the first few of many. The others are sent when a goroutine
@@ -266,102 +295,95 @@ func TestPacedMessagesBehindAStream(t *testing.T) {
 	}
 }
 
-// If one of the messages of a frame is refused, those before it have arrived and those after it have not.
-func TestRefusedInAFrame(t *testing.T) {
-	for _, c := range []struct {
-		name           string
-		receives, room int // of b; the last receive is short
-		status         vipl.Status
+// If one of the operations of a frame ends the connection, those before it are done, and none of it or after it is.
+func TestBrokenInAFrame(t *testing.T) {
+	const bad, size = 20, 40
+	for name, c := range map[string]struct {
+		receives   int
+		spoil      func(t *testing.T, n *memoryNet, xa, xb *box) // changes operation or receive bad
+		send, recv vipl.Status                                   // of these; recv 0: nothing is posted there
+		write      bool
+		immediate  bool
 	}{
-		{"receive queue empty", 20, 256, vipl.StatusRemoteDescError},
-		{"message too long", 21, 4, vipl.StatusLengthError},
+		"receive queue empty": {receives: bad, send: vipl.StatusRemoteDescError},
+		"message too long": {
+			receives: bad + 1, send: vipl.StatusLengthError, recv: vipl.StatusLengthError,
+			spoil: func(_ *testing.T, _ *memoryNet, _, xb *box) {
+				xb.prepare(bad, 4)
+			},
+		},
+		"past the region": {
+			receives: bad + 1, send: vipl.StatusRemoteDescError, recv: vipl.StatusProtectionError,
+			spoil: func(t *testing.T, n *memoryNet, _, xb *box) {
+				around := make([]byte, 128)
+				r, err := n.b.RegisterMem(around[:64], vipl.MemAttributes{Ptag: n.b.CommonPtag()})
+				must(t, err)
+				xb.desc[bad].SetSegments(r.Segment(64-size+1, size))
+				t.Cleanup(func() {
+					errorIf(t, !bytes.Equal(around[64:], make([]byte, 64)), "bytes behind the region were written")
+				})
+			},
+		},
+		"wrong receive": {
+			receives: packMessages, send: vipl.StatusFlushed, recv: vipl.StatusFormatError,
+			spoil: func(_ *testing.T, _ *memoryNet, _, xb *box) {
+				xb.desc[bad].Control = vipl.ControlQFence
+			},
+		},
+		"write to other memory": {
+			write: true, send: vipl.StatusRemoteRDMAError,
+			spoil: func(_ *testing.T, _ *memoryNet, xa, xb *box) {
+				to := xb.remote(bad)
+				to.Handle++
+				xa.desc[bad].SetRDMAWrite(to, segment(xa, bad, size))
+			},
+		},
+		"write without a receive": {receives: bad, write: true, immediate: true, send: vipl.StatusRemoteDescError},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 20, 256)
-				if c.receives > 20 {
-					postRecv(t, vb, xb, 20, c.room)
+		inBubble(t, name, func(t *testing.T) {
+			n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 0, 256)
+			arrives, op := vipl.Status(vipl.StatusOpReceive), vipl.Status(0)
+			for k := range packMessages {
+				fillPattern(xa.buf[k][:size], k)
+				xa.prepare(k, size)
+				xb.prepare(k, size)
+				if c.write {
+					op = vipl.StatusOpRDMAWrite
+					xa.desc[k].SetRDMAWrite(xb.remote(k), segment(xa, k, size))
 				}
-				for k := range packMessages {
-					postSend(t, va, xa, k, 40)
+				if c.immediate {
+					arrives = vipl.StatusOpRemoteRDMAWrite | vipl.StatusImmediate
+					xa.desc[k].SetImmediate(uint32(k))
 				}
-				for k := range packMessages {
-					switch {
-					case k < 20:
-						received(t, vb, 0)
-						sent(t, va, 0)
-					case k == 20:
-						sent(t, va, c.status)
-					default:
-						sent(t, va, vipl.StatusFlushed)
-					}
+			}
+			if c.spoil != nil {
+				c.spoil(t, n, xa, xb)
+			}
+			must(t, errOf(vb.PostRecvs(xb.desc[:c.receives], xb.region.Handle())))
+			postAll(t, va, xa)
+			for k := range packMessages {
+				recv, send := arrives, vipl.Status(0)
+				switch {
+				case k == bad:
+					recv, send = c.recv|vipl.StatusOpReceive, c.send
+				case k > bad:
+					recv, send = vipl.StatusFlushed|vipl.StatusOpReceive, vipl.StatusFlushed
 				}
-				if c.receives > 20 {
-					received(t, vb, vipl.StatusLengthError)
+				sent(t, va, send|op)
+				if k < c.receives {
+					d, err := vb.RecvWait(ackDelay)
+					checkDone(t, "receive", d, err, recv)
 				}
-				stateIs(t, vb, vipl.Error)
-				errorIf(t, n.a.Counters().Packed == 0, "nothing shared a frame")
-			})
+				if k < bad {
+					checkPattern(t, xb.buf[k][:size], k)
+				} else {
+					errorIf(t, k > bad && xb.buf[k][0] != 0, "operation %d has been carried out", k)
+				}
+			}
+			stateIs(t, vb, vipl.Error)
+			errorIf(t, n.a.Counters().Packed == 0, "nothing shared a frame")
 		})
 	}
-}
-
-// A receive that was wrong when it was posted breaks the connection when its
-// turn comes, in the middle of a frame: only what came before it is done.
-func TestWrongReceiveInAFrame(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n, va, vb, xa, xb := packPair(t, vipl.ReliableReception, 20, 256)
-		xb.prepare(20, 256)
-		xb.desc[20].Control = vipl.ControlQFence
-		must(t, vb.PostRecv(xb.desc[20], xb.region.Handle()))
-		for k := 21; k < packMessages; k++ {
-			postRecv(t, vb, xb, k, 256)
-		}
-		for k := range packMessages {
-			postSend(t, va, xa, k, 40)
-		}
-		for k := range packMessages {
-			switch {
-			case k < 20:
-				received(t, vb, 0)
-				sent(t, va, 0)
-			case k == 20:
-				received(t, vb, vipl.StatusFormatError)
-				sent(t, va, vipl.StatusFlushed)
-			default:
-				received(t, vb, vipl.StatusFlushed)
-				sent(t, va, vipl.StatusFlushed)
-			}
-		}
-		errorIf(t, n.a.Counters().Packed == 0, "nothing shared a frame")
-	})
-}
-
-// Small messages over a wire that loses, repeats and reorders arrive once and in order.
-func TestSharedFramesGetLost(t *testing.T) {
-	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n, va, vb := connected(t, memoryConfig{bubble: true}, level)
-		f := xdpnictest.Faults{Seed: 7, Loss: 0.1, Dup: 0.1, Reorder: 0.2, Delay: 100 * time.Microsecond}
-		n.a.queue.SetFaults(f)
-		n.b.queue.SetFaults(f)
-		xa, xb := newBox(t, n.a.NIC, packMessages, 256), newBox(t, n.b.NIC, packMessages, 256)
-		for round := range 20 {
-			for k := range packMessages {
-				postRecv(t, vb, xb, k, 256)
-			}
-			for k := range packMessages {
-				postMessage(t, va, xa, k, packSize(k), k+round)
-			}
-			for k := range packMessages {
-				d := received(t, vb, 0)
-				fatalIf(t, d != xb.desc[k] || int(d.Length) != packSize(k), "round %d, message %d: another descriptor, or %d bytes", round, k, d.Length)
-				checkPattern(t, xb.buf[k][:packSize(k)], k+round)
-				sent(t, va, 0)
-			}
-		}
-		c := n.a.Counters()
-		errorIf(t, c.Packed == 0 || c.Resent == 0, "nothing was packed, or lost: %+v", c)
-	})
 }
 
 // Messages of all lengths that may share a frame do so in frames of the link's MTU (newMemoryNet looks).
@@ -415,11 +437,8 @@ func TestDoorbellFirst(t *testing.T) {
 	const messages = 10
 	for _, level := range levels {
 		t.Run(level.String(), func(t *testing.T) {
-			var bell *belled
-			n := newMemoryNet(t, memoryConfig{port: func(q *xdpnictest.Queue) vipl.Port {
-				bell = &belled{Queue: q}
-				return bell
-			}})
+			bell := &belled{}
+			n := newMemoryNet(t, memoryConfig{port: over(bell, &bell.Queue)})
 			va, vb := connect(t, n.a.NIC, n.b.NIC, level)
 			xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
 			xa.desc[0].SetSegments(xa.segs[0])
@@ -441,6 +460,64 @@ func TestDoorbellFirst(t *testing.T) {
 			}
 			// Now and then one meets an acknowledgement that is owed, or a frame that comes.
 			errorIf(t, alone == 0, "none of %d messages rang the doorbell once, before it was noted", messages)
+		})
+	}
+}
+
+// postAll posts all descriptors of x in one go, so that they share frames whatever
+// the other side does meanwhile.
+func postAll(t testing.TB, v *vipl.VI, x *box) {
+	t.Helper()
+	k, err := v.PostSends(x.desc, x.region.Handle())
+	fatalIf(t, k != len(x.desc) || err != nil, "%d of %d posted: %v", k, len(x.desc), err)
+}
+
+// A program that is slow to answer comes to send each answer with the acknowledgement of the question, and not after
+// it. A late answer among many that are sent at once does not make the peer retransmit what waits for its acknowledgement.
+func TestAcknowledgementsAndLateAnswers(t *testing.T) {
+	const looks = 256 // empty polls between two reads of the clock
+	const early, late = 20 * time.Microsecond, 1500 * time.Microsecond
+	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+	for name, c := range map[string]struct {
+		exchanges int
+		answer    func(k int) time.Duration // how long the answer to question k takes
+		ride      bool
+	}{
+		"at once":           {60, always(early), true},
+		"within its time":   {60, always(400 * time.Microsecond), true},
+		"late":              {60, always(late), true},
+		"late now and then": {1000, func(k int) time.Duration { return map[bool]time.Duration{true: late, false: early}[k%50 == 0] }, false},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 2, 2, 64)
+			say := func(from, to *vipl.VI, x, y *box, d time.Duration) {
+				postRecv(t, to, y, 0, 64)
+				postSend(t, from, x, 1, 64)
+				for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(max(d/8, early/8)) { // both poll, while the answer is made
+					for range looks {
+						n.a.Poll()
+						n.b.Poll()
+					}
+				}
+				must(t, errOf(to.RecvDone()))
+				sent(t, from, 0)
+			}
+			acks := func() uint64 { return n.a.Counters().Acks + n.b.Counters().Acks }
+			var before uint64
+			for k := range c.exchanges {
+				if k == 40 { // by then it is known how late answers are
+					before = acks()
+				}
+				back := early
+				if c.ride {
+					back = c.answer(k)
+				}
+				say(va, vb, xa, xb, c.answer(k))
+				say(vb, va, xb, xa, back)
+			}
+			errorIf(t, c.ride && acks()-before > 2, "%d acknowledgements of %d went alone", acks()-before, 2*(c.exchanges-40))
+			again := n.a.Counters().Resent + n.b.Counters().Resent
+			errorIf(t, again > 4, "%d frames were sent again", again)
 		})
 	}
 }

@@ -170,21 +170,19 @@ func accepting(t *testing.T) (n *memoryNet, va, vb *vipl.VI, over chan struct{},
 // made the connection has not returned to another goroutine yet.
 func TestDisconnectBeforeAcceptReturns(t *testing.T) {
 	for name, lost := range map[string]bool{"connected": false, "lost": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				_, va, vb, over, accepted := accepting(t)
-				ended := make(chan error, 1)
-				if lost {
-					must(t, vb.Disconnect())
-					stateIs(t, va, vipl.Error)
-				}
-				go func() { ended <- va.Disconnect() }()
-				synctest.Wait()
-				close(over)
-				wantError(t, "accept", <-accepted, nil)
-				wantError(t, "disconnect", <-ended, nil)
-				stateIs(t, va, vipl.Idle)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			_, va, vb, over, accepted := accepting(t)
+			ended := make(chan error, 1)
+			if lost {
+				must(t, vb.Disconnect())
+				stateIs(t, va, vipl.Error)
+			}
+			go func() { ended <- va.Disconnect() }()
+			synctest.Wait()
+			close(over)
+			wantError(t, "accept", <-accepted, nil)
+			wantError(t, "disconnect", <-ended, nil)
+			stateIs(t, va, vipl.Idle)
 		})
 	}
 }

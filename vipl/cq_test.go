@@ -9,18 +9,22 @@ import (
 	"viaxdp/vipl"
 )
 
+// twoOnACQ are VIs whose send queues are bound to one CQ.
+func twoOnACQ(t *testing.T) (n *memoryNet, c *vipl.CQ, v, w *vipl.VI) {
+	t.Helper()
+	n = newMemoryNet(t, memoryConfig{})
+	c, err := n.a.CreateCQ(1)
+	must(t, err)
+	v, errV := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
+	w, errW := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
+	must(t, errors.Join(errV, errW))
+	return n, c, v, w
+}
+
 // Handlers get the entries in the order in which they were set, also if an entry is void because its VI is
 // destroyed before the handler's turn.
 func TestCQHandlerOfAVoidEntry(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	c, err := n.a.CreateCQ(1)
-	must(t, err)
-	var vis [2]*vipl.VI
-	for i := range vis {
-		vis[i], err = n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
-		must(t, err)
-	}
-	stays, goes := vis[0], vis[1]
+	n, c, stays, goes := twoOnACQ(t)
 	x := newBox(t, n.a.NIC, 4, 64)
 	type call struct {
 		handler int
@@ -59,15 +63,7 @@ func TestCQHandlerOfAVoidEntry(t *testing.T) {
 // the entry of each descriptor that is not dequeued.
 func TestCQThatIsNotAsked(t *testing.T) {
 	const kept, taken = 3, 40 * vipl.MaxDescriptorsPerQueue
-	n := newMemoryNet(t, memoryConfig{})
-	c, err := n.a.CreateCQ(1)
-	must(t, err)
-	var vis [2]*vipl.VI
-	for i := range vis {
-		vis[i], err = n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
-		must(t, err)
-	}
-	waits, takes := vis[0], vis[1]
+	n, c, waits, takes := twoOnACQ(t)
 	x := newBox(t, n.a.NIC, kept+1, 64)
 	for i := range taken {
 		if i%(taken/kept) == 0 && i/(taken/kept) < kept {
@@ -78,7 +74,7 @@ func TestCQThatIsNotAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, most := c.Entries(), 4*len(vis)*vipl.MaxDescriptorsPerQueue
+	got, most := c.Entries(), 4*2*vipl.MaxDescriptorsPerQueue
 	errorIf(t, got > most, "room for %d entries, want at most %d", got, most)
 	for i := 0; i < kept; {
 		v, recv, err := c.Done()

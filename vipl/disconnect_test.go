@@ -104,25 +104,23 @@ func TestCloseBesideDisconnect(t *testing.T) {
 	for name, end := range map[string]func(n *vipl.NIC) error{
 		"close": (*vipl.NIC).Close, "farewell": func(n *vipl.NIC) error { n.Farewell(); return nil },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 1, 1, 64)
-				postRecv(t, vb, xb, 0, 64)
-				n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
-				postMessage(t, va, xa, 0, 64, 1)
-				sent(t, va, 0)
-				disconnected, ended := make(chan error, 1), make(chan error, 1)
-				go func() { disconnected <- va.Disconnect() }()
-				synctest.Wait() // it waits for the peer
-				go func() { ended <- end(n.a.NIC) }()
-				time.Sleep(20 * time.Millisecond)
-				errorIf(t, len(ended) > 0, "it did not wait for the peer")
-				n.a.queue.SetFaults(xdpnictest.Faults{})
-				receivedMessage(t, vb, xb.buf[0], 1)
-				for _, over := range []chan error{disconnected, ended} {
-					noError(t, <-over)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableDelivery, 1, 1, 64)
+			postRecv(t, vb, xb, 0, 64)
+			n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
+			postMessage(t, va, xa, 0, 64, 1)
+			sent(t, va, 0)
+			disconnected, ended := make(chan error, 1), make(chan error, 1)
+			go func() { disconnected <- va.Disconnect() }()
+			synctest.Wait() // it waits for the peer
+			go func() { ended <- end(n.a.NIC) }()
+			time.Sleep(20 * time.Millisecond)
+			errorIf(t, len(ended) > 0, "it did not wait for the peer")
+			n.a.queue.SetFaults(xdpnictest.Faults{})
+			receivedMessage(t, vb, xb.buf[0], 1)
+			for _, over := range []chan error{disconnected, ended} {
+				noError(t, <-over)
+			}
 		})
 	}
 }

@@ -103,24 +103,7 @@ func TestLists(t *testing.T) {
 	})
 }
 
-// A list rings the doorbell once: its small messages share a frame.
-func TestListSharesAFrame(t *testing.T) {
-	n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{}, vipl.ReliableDelivery, 16, 16, 64)
-	for i := range 16 {
-		xa.prepare(i, 64)
-		postRecv(t, vb, xb, i, 64)
-	}
-	before := n.a.Counters()
-	k, err := va.PostSends(xa.desc, xa.region.Handle())
-	fatalIf(t, k != 16 || err != nil, "%d, %v", k, err)
-	equal(t, "Packed", n.a.Counters().Packed-before.Packed, 16)
-	for i := range 16 {
-		equal(t, "receive", received(t, vb, 0), xb.desc[i])
-		sent(t, va, 0)
-	}
-}
-
-// A list stops at the descriptor that is refused: those before it are posted, and none after it.
+// A list stops at the descriptor that is refused: those before it are posted, and none after it. A destroyed VI takes none.
 func TestListRefused(t *testing.T) {
 	n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{}, vipl.ReliableDelivery, 4, 4, 64)
 	for i := range 4 {
@@ -147,6 +130,11 @@ func TestListRefused(t *testing.T) {
 	}
 	st := stateIs(t, va, vipl.Connected)
 	errorIf(t, !st.SendEmpty, "more was posted")
+	must(t, errors.Join(va.Disconnect(), va.Destroy()))
+	for name, post := range map[string]func([]*vipl.Descriptor, vipl.MemHandle) (int, error){"send": va.PostSends, "receive": va.PostRecvs} {
+		k, err := post(xa.desc, xa.region.Handle())
+		errorIf(t, k != 0 || !errors.Is(err, vipl.ErrInvalidParameter), "%s on a VI that is destroyed: %d, %v", name, k, err)
+	}
 }
 
 // Wrong contents in the middle of a list end the connection there, as with single posts: what was before arrives,
@@ -206,21 +194,6 @@ func TestListOverrun(t *testing.T) {
 		errorIf(t, k != 1 || err != vipl.ErrDescriptor || room[0] != x.desc[most+i], "flushed send %d: %d, %v", i, k, err)
 	}
 	must(t, v.Disconnect())
-}
-
-// A destroyed VI takes no lists.
-func TestListDestroyed(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	v := newVI(t, n.a.NIC, vipl.ReliableDelivery)
-	x := newBox(t, n.a.NIC, 1, 64)
-	x.prepare(0, 64)
-	must(t, v.Destroy())
-	if k, err := v.PostSends(x.desc, x.region.Handle()); k != 0 || !errors.Is(err, vipl.ErrInvalidParameter) {
-		t.Errorf("send: %d, %v", k, err)
-	}
-	if k, err := v.PostRecvs(x.desc, x.region.Handle()); k != 0 || !errors.Is(err, vipl.ErrInvalidParameter) {
-		t.Errorf("receive: %d, %v", k, err)
-	}
 }
 
 // Dones returns the entries of a completion queue in order, as many as there is room for.

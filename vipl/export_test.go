@@ -238,21 +238,6 @@ func (s *Influx) Came(n int, now int64, window int, asked bool) (until int64) {
 	return s.came(n, now, window, asked)
 }
 
-// Sealed returns a frame from v to its peer, sealed as if v had sent it, whose header claims length bytes of
-// data.
-func (v *VI) Sealed(data []byte, length int) []byte {
-	p := v.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := v.conn
-	plain := make([]byte, wire.HeaderLen+len(data))
-	h := c.header
-	h.Kind, h.Flags, h.Seq, h.Length = wire.KindData, wire.FlagFirst|wire.FlagLast, c.nextSeq(), uint16(length)
-	h.Put(plain)
-	copy(plain[wire.HeaderLen:], data)
-	return c.sealedFrame(plain)
-}
-
 // Seal is the frame to v's peer with that header and payload, sealed as if v had sent it. plain is then of no use.
 func (v *VI) Seal(plain []byte) []byte {
 	v.port.mu.Lock()

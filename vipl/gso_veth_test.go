@@ -78,29 +78,13 @@ func TestGSOOverVeth(t *testing.T) {
 			if c.off {
 				divide(t, na, nb)
 			}
-			open := func(ns *nstest.NS, opts []vipl.Option) (n *vipl.NIC) {
-				nstest.Must(t, ns.Do(func() (err error) {
-					n, err = vipl.OpenNIC(ns.Name, append([]vipl.Option{vipl.WithSilence(time.Minute)}, opts...)...)
-					return err
-				}))
-				t.Cleanup(func() { noError(t, n.Close()) })
-				return n
-			}
-			a, b := open(na, c.a), open(nb, c.b)
+			a, b := openNIC(t, na, c.a...), openNIC(t, nb, c.b...)
 			host := nb.IPv4
 			if c.v6 {
 				host = nb.IPv6
 			}
 			const most = 300_000
-			va, vb := newVI(t, a, vipl.ReliableDelivery), newVI(t, b, vipl.ReliableDelivery)
-			accepted := accepts(b, vipl.NetAddress{Discriminator: []byte("gso")}, vb)
-			if !comes(func() bool {
-				_, err := va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: host, Discriminator: []byte("gso")}, ackDelay)
-				return err == nil
-			}) {
-				t.Fatal("no connection")
-			}
-			nstest.Must(t, <-accepted)
+			va, vb := connectTo(t, a, b, host)
 			xa, xb := newBox(t, a, 8, most), newBox(t, b, 8, most)
 			exchange(t, va, vb, xa, xb, 30, most, 1)
 			sent, came := a.Counters(), b.Counters()
@@ -125,33 +109,17 @@ func TestGSOOverVeth(t *testing.T) {
 // connects again: packets leave while the receiver is in generic mode, and none while it is in native mode.
 func TestGSOModeChanges(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
-	open := func(ns *nstest.NS, opts ...vipl.Option) (n *vipl.NIC) {
-		nstest.Must(t, ns.Do(func() (err error) {
-			n, err = vipl.OpenNIC(ns.Name, opts...)
-			return err
-		}))
-		return n
-	}
 	const most, slots = 300_000, 8
-	a := open(na)
-	defer func() { noError(t, a.Close()) }()
+	a := openNIC(t, na, vipl.WithSilence(vipl.DefaultSilence))
 	packets := uint64(0)
 	for turn := range 4 {
 		native := turn%2 == 1
-		var opts []vipl.Option
+		opts := []vipl.Option{vipl.WithSilence(vipl.DefaultSilence)}
 		if native {
 			opts = append(opts, vipl.WithMode(xdpnic.ModeNative, true))
 		}
-		b := open(nb, opts...)
-		va, vb := newVI(t, a, vipl.ReliableDelivery), newVI(t, b, vipl.ReliableDelivery)
-		accepted := accepts(b, vipl.NetAddress{Discriminator: []byte("mode")}, vb)
-		if !comes(func() bool {
-			_, err := va.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: nb.IPv4, Discriminator: []byte("mode")}, ackDelay)
-			return err == nil
-		}) {
-			t.Fatal("no connection")
-		}
-		nstest.Must(t, <-accepted)
+		b := openNIC(t, nb, opts...)
+		va, vb := connectTo(t, a, b, nb.IPv4)
 		exchange(t, va, vb, newBox(t, a, slots, most), newBox(t, b, slots, most), 30, most, uint64(turn))
 		sent := a.Counters().GSOSent
 		errorIf(t, (sent > packets) == native, "turn %d, native %v: %d packets left", turn, native, sent-packets)
@@ -172,6 +140,19 @@ func TestGSOModeChanges(t *testing.T) {
 		packets = a.Counters().GSOSent
 		nstest.Must(t, va.Disconnect())
 	}
+}
+
+// connectTo makes a connected pair of VIs, by that address of b.
+func connectTo(t *testing.T, a, b *vipl.NIC, host netip.Addr) (va, vb *vipl.VI) {
+	t.Helper()
+	va, vb = newVI(t, a, vipl.ReliableDelivery), newVI(t, b, vipl.ReliableDelivery)
+	to := vipl.NetAddress{Host: host, Discriminator: []byte("gso")}
+	accepted := accepts(b, vipl.NetAddress{Discriminator: to.Discriminator}, vb)
+	if !comes(func() bool { return errOf(va.ConnectRequest(vipl.NetAddress{}, to, ackDelay)) == nil }) {
+		t.Fatal("no connection")
+	}
+	must(t, <-accepted)
+	return va, vb
 }
 
 // again disconnects two VIs and returns two others that are connected.

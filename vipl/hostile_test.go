@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -77,10 +78,16 @@ func (s *spy) send(frame []byte) {
 // forge sends a frame with that header and payload, and with valid lengths and checksum.
 func (s *spy) forge(h wire.Header, payload []byte) {
 	s.t.Helper()
-	template, err := wire.NewTemplate(s.link)
-	must(s.t, err)
+	s.send(forged(s.t, s.link, h, payload))
+}
+
+// forged is such a frame from one host to another.
+func forged(t *testing.T, l wire.Link, h wire.Header, payload []byte) []byte {
+	t.Helper()
+	template, err := wire.NewTemplate(l)
+	must(t, err)
 	h.Length = uint16(len(payload))
-	s.send(xdpnictest.Frame(&template, h, payload))
+	return xdpnictest.Frame(&template, h, payload)
 }
 
 // counted waits until a counter of b has grown by n.
@@ -98,47 +105,107 @@ func (s *spy) counted(what string, counter func(vipl.Counters) uint64, n uint64,
 	}
 }
 
+// Where a frame of the tests' IPv4 hosts has its VIA header.
+const viaAt = 14 + 20 + 8
+
+// turned is a frame of b on its way back to b.
+func (s *spy) turned(frame []byte) []byte {
+	b := bytes.Clone(frame)
+	copy(b, b[6:12])
+	copy(b[6:], s.link.SrcMAC[:])
+	return b
+}
+
+// posing is that frame with VI and key of b, and a as its source.
+func (s *spy) posing(turned []byte, known wire.Header) []byte {
+	b := bytes.Clone(turned)
+	src, dst := s.link.Src.As4(), s.link.Dst.As4()
+	copy(b[26:], src[:])
+	copy(b[30:], dst[:])
+	binary.BigEndian.PutUint32(b[viaAt+4:], known.VI)
+	binary.BigEndian.PutUint64(b[viaAt+8:], known.Key)
+	return b
+}
+
+// expected is the header of a valid frame of that kind, which b expects next on v.
+func (s *spy) expected(v *vipl.VI, kind wire.Kind) wire.Header {
+	s.t.Helper()
+	h, ok := v.Expects()
+	fatalIf(s.t, !ok, "frames do not flow")
+	h.Kind, h.Window = kind, 64
+	if kind == wire.KindData || kind == wire.KindWrite {
+		h.Flags = wire.FlagFirst | wire.FlagLast
+	}
+	return h
+}
+
+// overheard is a connection whose sides talk, and an attacker on the wire between them.
+type overheard struct {
+	*spy
+	va, vb *vipl.VI
+	xa, xb *box
+	said   int // messages to b
+}
+
+func newOverheard(t *testing.T, psk *vipl.PSK, level vipl.ReliabilityLevel) *overheard {
+	t.Helper()
+	n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{gate: true, psk: psk}, level, 2, 2, 64)
+	return &overheard{newSpy(t, n), va, vb, xa, xb, 0}
+}
+
+// talk sends a message each way.
+func (o *overheard) talk() {
+	o.t.Helper()
+	o.said++
+	fillPattern(o.xa.buf[0], o.said)
+	exchangeOne(o.t, o.va, o.vb, o.xa, o.xb)
+	checkPattern(o.t, o.xb.buf[0], o.said)
+}
+
+// untouched checks that the attacker has changed nothing.
+func (o *overheard) untouched(when string) {
+	o.t.Helper()
+	d, err := o.vb.RecvDone()
+	got := o.n.b.Counters().Messages
+	errorIf(o.t, d != nil || got != uint64(o.said), "%s: %d messages of %d were delivered: %v, %v", when, got, o.said, d, err)
+	statesAre(o.t, vipl.Connected, o.va, o.vb)
+	o.talk()
+}
+
+// again connects the same VIs again.
+func (o *overheard) again() {
+	o.t.Helper()
+	for _, v := range []*vipl.VI{o.va, o.vb} {
+		must(o.t, v.Disconnect())
+	}
+	join(o.t, o.n.a.NIC, o.va, o.n.b.NIC, o.vb)
+	o.talk()
+}
+
 // An attacker that sees everything of a connection with a key and sends any frames changes nothing: frames of
 // every kind as a plain connection would accept them, and sealed frames that were changed, repeated, reflected,
 // or come from the last connection.
 func TestForgedOnSealed(t *testing.T) {
-	unsealed := func(c vipl.Counters) uint64 { return c.Unsealed }
-	forged := func(c vipl.Counters) uint64 { return c.Forged }
-	replayed := func(c vipl.Counters) uint64 { return c.Replayed }
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n := newMemoryNet(t, memoryConfig{gate: true, psk: testPSK(t, 1)})
-		s := newSpy(t, n)
-		va, vb := connect(t, n.a.NIC, n.b.NIC, level)
-		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
-		talk := func() {
-			t.Helper()
-			postRecv(t, vb, xb, 0, 64)
-			postSend(t, va, xa, 0, 64)
-			received(t, vb, 0)
-			sent(t, va, 0)
-			postRecv(t, va, xa, 1, 64)
-			postSend(t, vb, xb, 1, 64)
-			received(t, va, 0)
-			sent(t, vb, 0)
-		}
-		talk()
-		known := s.last() // VI and key, and what else is in clear
+		o := newOverheard(t, testPSK(t, 1), level)
+		o.talk()
+		known := o.last() // VI and key, and what else is in clear
 
 		kinds := []wire.Kind{
 			wire.KindData, wire.KindAck, wire.KindProbe, wire.KindError, wire.KindClose,
 			wire.KindWrite, wire.KindRead, wire.KindReadData, wire.KindPack,
 		}
+		unsealed := func(c vipl.Counters) uint64 { return c.Unsealed }
+		forgeries := func(c vipl.Counters) uint64 { return c.Forged }
+		wrongKey := func(c vipl.Counters) uint64 { return c.WrongKey }
 		for _, k := range kinds {
 			h := wire.Header{Kind: k, VI: known.VI, Key: known.Key, Immediate: uint32(wire.ReasonClosed)}
-			s.counted(fmt.Sprintf("plain frame of kind %d", k), unsealed, 1, func() { s.forge(h, nil) })
+			o.counted(fmt.Sprintf("plain frame of kind %d", k), unsealed, 1, func() { o.forge(h, nil) })
 		}
-		old := s.frames(0)
-		var p wire.Packet
+		old := o.frames(0)
+		replayed := func(c vipl.Counters) uint64 { return c.Replayed }
 		for i, frame := range old {
-			must(t, p.Decode(frame))
-			clear, sealed := p.Sealed()
-			at := len(frame) - len(clear) - len(sealed)
-			s.counted("repeated", replayed, 1, func() { s.send(frame) })
+			o.counted("repeated", replayed, 1, func() { o.send(frame) })
 			for name, change := range map[string]func(b []byte){
 				"number":       func(b []byte) { binary.BigEndian.PutUint64(b[16:], uint64(1000+i)) },
 				"high number":  func(b []byte) { binary.BigEndian.PutUint64(b[16:], math.MaxUint64) },
@@ -147,47 +214,189 @@ func TestForgedOnSealed(t *testing.T) {
 				"another tag":  func(b []byte) { b[len(b)-1] ^= 1; b[22] = 1 },
 			} {
 				b := bytes.Clone(frame)
-				change(b[at:])
-				s.counted(name, forged, 1, func() { s.send(b) })
+				change(b[viaAt:])
+				o.counted(name, forgeries, 1, func() { o.send(b) })
 			}
 		}
-		for _, frame := range s.frames(1) { // what b has sent, back to it
-			fatalIf(t, p.Decode(frame) != nil, "not a frame")
-			clear, _ := p.Sealed()
-			b := bytes.Clone(frame)
-			copy(b, b[6:12]) // not where it came from
-			copy(b[6:], s.link.SrcMAC[:])
-			src, dst := s.link.Src.As4(), s.link.Dst.As4()
-			copy(b[26:], src[:])
-			copy(b[30:], dst[:])
-			at := 14 + 20 + 8
-			binary.BigEndian.PutUint32(b[at+4:], known.VI)
-			binary.BigEndian.PutUint64(b[at+8:], known.Key)
-			binary.BigEndian.PutUint64(b[at+16:], 500+binary.BigEndian.Uint64(clear[16:]))
-			s.counted("turned back", forged, 1, func() { s.send(b) })
+		for _, frame := range o.frames(1) {
+			b := o.posing(o.turned(frame), known)
+			number := b[viaAt+16:]
+			binary.BigEndian.PutUint64(number, 500+binary.BigEndian.Uint64(number))
+			o.counted("turned back", forgeries, 1, func() { o.send(b) })
 		}
-		d, err := vb.RecvDone()
-		errorIf(t, d != nil || n.b.Counters().Messages != 1, "something was delivered: %v, %v", d, err)
-		statesAre(t, vipl.Connected, va, vb)
-		talk()
+		o.untouched("with a key")
 
-		// The last connection of the same VIs.
-		for _, v := range []*vipl.VI{va, vb} {
-			must(t, v.Disconnect())
-		}
-		join(t, n.a.NIC, va, n.b.NIC, vb)
-		talk()
-		known = s.last()
+		o.again()
+		known = o.last()
 		for _, frame := range old {
-			s.counted("of the last connection", func(c vipl.Counters) uint64 { return c.WrongKey }, 1, func() { s.send(frame) })
+			o.counted("of the last connection", wrongKey, 1, func() { o.send(frame) })
 			b := bytes.Clone(frame)
-			at := 14 + 20 + 8
-			binary.BigEndian.PutUint64(b[at+8:], known.Key)
-			binary.BigEndian.PutUint64(b[at+16:], 1000)
-			s.counted("of the last connection, with this one's key", forged, 1, func() { s.send(b) })
+			binary.BigEndian.PutUint64(b[viaAt+8:], known.Key)
+			binary.BigEndian.PutUint64(b[viaAt+16:], 1000)
+			o.counted("of the last connection, with this one's key", forgeries, 1, func() { o.send(b) })
 		}
-		talk()
+		o.untouched("of the last connection")
 	})
+}
+
+// On a plain connection, replayed frames, frames of the last connection of the same VIs, and frames that are
+// reflected to their sender change nothing, and each is counted.
+func TestReplayedAndReflectedOnPlain(t *testing.T) {
+	duplicate := func(c vipl.Counters) uint64 { return c.Duplicate }
+	wrongKey := func(c vipl.Counters) uint64 { return c.WrongKey }
+	wrongSource := func(c vipl.Counters) uint64 { return c.WrongSource }
+	unknown := func(c vipl.Counters) uint64 { return c.UnknownVI }
+	corrupt := func(c vipl.Counters) uint64 { return c.Corrupt }
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		o := newOverheard(t, nil, level)
+		o.talk()
+		known := o.last()
+		var p wire.Packet
+		for _, frame := range o.frames(0) {
+			must(t, p.Decode(frame))
+			if p.Kind == wire.KindData || p.Kind == wire.KindPack {
+				o.counted("repeated", duplicate, 1, func() { o.send(frame) })
+			}
+		}
+		o.untouched("repeated")
+
+		for _, frame := range o.frames(1) {
+			must(t, p.Decode(frame))
+			strange := wrongKey
+			if p.VI != known.VI {
+				strange = unknown
+			}
+			back := o.turned(frame)
+			o.counted("turned back", strange, 1, func() { o.send(back) })
+			b := o.posing(back, known)
+			o.counted("turned back, with VI, key and source", corrupt, 1, func() { o.send(b) })
+			copy(b[26:], frame[26:34]) // not from a
+			wire.PutChecksum(b[viaAt : 14+20+int(binary.BigEndian.Uint16(b[14+20+4:]))])
+			o.counted("turned back, with VI and key", wrongSource, 1, func() { o.send(b) })
+		}
+		o.untouched("turned back")
+
+		o.again()
+		old := o.frames(0) // the good-bye is among them
+		now := o.last()
+		fatalIf(t, now.VI != known.VI || now.Key == known.Key, "VI %#x and key %#x, before %#x and %#x", now.VI, now.Key, known.VI, known.Key)
+		for _, frame := range old {
+			must(t, p.Decode(frame))
+			if p.Key == known.Key {
+				o.counted("of the last connection", wrongKey, 1, func() { o.send(frame) })
+			}
+		}
+		o.untouched("of the last connection")
+	})
+}
+
+// target is a connection with one receive at b, and a spy that sends frames of 0xee that b must not accept.
+type target struct {
+	*spy
+	va, vb *vipl.VI
+	xa, xb *box
+}
+
+func newTarget(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, size int) *target {
+	t.Helper()
+	c.gate = true
+	n, va, vb := connected(t, c, level)
+	x := &target{newSpy(t, n), va, vb, newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)}
+	postRecv(t, vb, x.xb, 0, size)
+	return x
+}
+
+// nothing checks that nothing was delivered.
+func (x *target) nothing(what string) {
+	x.t.Helper()
+	if d, err := x.vb.RecvDone(); d != nil || x.n.b.Counters().Messages > 0 || bytes.IndexByte(x.xb.buf[0], 0xee) >= 0 {
+		x.t.Errorf("%s: something was delivered: %v, %v", what, d, err)
+	}
+}
+
+// goesOn checks that the connection is unaffected: the receive serves a's message.
+func (x *target) goesOn() {
+	x.t.Helper()
+	stateIs(x.t, x.va, vipl.Connected)
+	stateIs(x.t, x.vb, vipl.Connected)
+	fillPattern(x.xa.buf[0], 1)
+	postSend(x.t, x.va, x.xa, 0, len(x.xa.buf[0]))
+	received(x.t, x.vb, 0)
+	sent(x.t, x.va, 0)
+	checkPattern(x.t, x.xb.buf[0], 1)
+}
+
+// Foreign frames that the demux program let through, as it may while a VI is replaced, reach no descriptor: the
+// engine checks VI number, key and source again.
+func TestForgedFrames(t *testing.T) {
+	wrongKey := func(c vipl.Counters) uint64 { return c.WrongKey }
+	wrongSource := func(c vipl.Counters) uint64 { return c.WrongSource }
+	unknown := func(c vipl.Counters) uint64 { return c.UnknownVI }
+	outside := func(c vipl.Counters) uint64 { return c.OutsideWindow }
+	badAcks := func(c vipl.Counters) uint64 { return c.BadAcks }
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		x := newTarget(t, memoryConfig{}, level, 64)
+		ack := func(h *wire.Header) { h.Kind, h.Flags = wire.KindAck, 0 }
+		other := x.link
+		other.Src = netip.MustParseAddr("10.250.0.9")
+		for _, f := range []struct {
+			name     string
+			from     wire.Link
+			change   func(*wire.Header)
+			payload  int
+			counter  func(vipl.Counters) uint64
+			reliable bool // there is no such thing on an unreliable VI
+		}{
+			{"key", x.link, func(h *wire.Header) { h.Key ^= 1 }, 0, wrongKey, false},
+			{"source", other, func(*wire.Header) {}, 0, wrongSource, false},
+			{"generation", x.link, func(h *wire.Header) { h.VI += 1 << 16 }, 0, unknown, false},
+			{"beyond the window", x.link, func(h *wire.Header) { h.Seq += 5000 }, 0, outside, true},
+			{"acknowledgement of what was never sent", x.link, func(h *wire.Header) { ack(h); h.Ack += 100 }, 0, badAcks, true},
+			{"ranges in disorder", x.link, ack, 2 * wire.RangeLen, badAcks, true},
+		} {
+			if f.reliable && level == vipl.UnreliableDelivery {
+				continue
+			}
+			h := x.expected(x.vb, wire.KindData)
+			f.change(&h)
+			x.counted(f.name, f.counter, 1, func() { x.send(forged(t, f.from, h, make([]byte, f.payload))) })
+			x.nothing(f.name)
+		}
+		// A frame that is valid, but arrives on a link that is not the connection's.
+		good := forged(t, x.link, x.expected(x.vb, wire.KindData), nil)
+		x.counted("by another link", wrongSource, 1, func() { x.n.b.ArriveByLink(good) })
+		x.nothing("by another link")
+		x.goesOn() // and the sequence was not moved
+	})
+}
+
+// Records with inconsistent lengths, in a frame with several messages, are no messages. Their checksum is
+// right, so the peer has sent them: a reliable VI ends the connection; an unreliable one, which has no such
+// frames, continues.
+func TestRecordLengthsThatLie(t *testing.T) {
+	for name, records := range map[string][]byte{
+		"one byte too many":       {0, 5, 0, 0, 0xee, 0xee, 0xee, 0xee},
+		"all ones":                {0xff, 0xff, 0, 0, 0xee, 0xee, 0xee, 0xee},
+		"a record cut":            {0, 0, 0},
+		"no room for immediate":   {0, 0, 0, byte(wire.FlagImmediate), 0, 0, 0},
+		"no room for an address":  {0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+		"its immediate as length": {0, 4, 0, byte(wire.FlagImmediate), 0xee, 0xee, 0xee, 0xee},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+				x := newTarget(t, memoryConfig{}, level, 64)
+				malformed := func(c vipl.Counters) uint64 { return c.Malformed }
+				x.counted("records", malformed, 1, func() { x.forge(x.expected(x.vb, wire.KindPack), records) })
+				errorIf(t, x.n.b.Counters().Messages > 0 || bytes.IndexByte(x.xb.buf[0], 0xee) >= 0, "something was delivered")
+				want := vipl.Error
+				if level == vipl.UnreliableDelivery {
+					want = vipl.Connected
+				}
+				stateIs(t, x.vb, want)
+				stateIs(t, x.va, want)
+			})
+		})
+	}
 }
 
 // A peer may ask for 16 RDMA reads before the first is answered. One more ends the connection.
@@ -214,71 +423,120 @@ func TestReadsAtOnce(t *testing.T) {
 	n.a.queue.Cut(false)
 }
 
-// An attacker on the path of a plain connection knows VI, key and source, and can do what the peer can, but no
-// more: nothing outside of an open region is written or read, by one byte or by far, and every attempt is
-// counted.
-func TestPeerWritesOutside(t *testing.T) {
+// A peer, or an attacker on the path of a plain connection who knows VI, key and source, asks for one byte or one
+// handle too much: nothing is written or read, every attempt is counted, and a reliable connection ends. An unreliable
+// VI serves no reads, of what is open neither.
+func TestPeerReachesOutside(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		for _, kind := range []wire.Kind{wire.KindWrite, wire.KindRead} {
+			name := map[wire.Kind]string{wire.KindWrite: "write", wire.KindRead: "read"}[kind]
+			t.Run(name, func(t *testing.T) { testReachesOutside(t, level, kind) })
+		}
+	})
+}
+
+func testReachesOutside(t *testing.T, level vipl.ReliabilityLevel, kind wire.Kind) {
+	const size = 1000
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)
-	va, vb := openVI(t, n.a.NIC, vipl.UnreliableDelivery), openVI(t, n.b.NIC, vipl.UnreliableDelivery)
-	join(t, n.a.NIC, va, n.b.NIC, vb)
-	xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 3, 4096)
-	postRecv(t, vb, xb, 0, 64)
-	postSend(t, va, xa, 0, 64)
-	received(t, vb, 0)
-	known := s.last()
-	seq := known.Seq
-
-	// A region of 1000 bytes in the middle of others' memory, and one that is shut.
-	const size = 1000
 	tag := mustTag(t, n.b.NIC)
-	around := make([]byte, 3*size)
+	around := bytes.Repeat([]byte{0x11}, 3*size)
 	in := around[size : 2*size]
-	open, err := n.b.RegisterMem(in, vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: true})
-	must(t, err)
-	shut, err := n.b.RegisterMem(in, vipl.MemAttributes{Ptag: tag, EnableRDMARead: true})
-	must(t, err)
-	at := open.Segment(0, size).Data
-	write := func(addr uint64, h vipl.MemHandle, length int) {
-		seq++
-		s.forge(wire.Header{
-			Kind: wire.KindWrite, Flags: wire.FlagFirst | wire.FlagLast, VI: known.VI, Key: known.Key, Seq: seq,
-			RemoteAddr: addr, RemoteHandle: uint32(h),
-		}, bytes.Repeat([]byte{0xee}, length))
+	right := vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: kind == wire.KindWrite, EnableRDMARead: kind == wire.KindRead}
+	wrong := vipl.MemAttributes{Ptag: tag, EnableRDMAWrite: kind != wire.KindWrite, EnableRDMARead: kind != wire.KindRead}
+	foreign := right
+	foreign.Ptag = mustTag(t, n.b.NIC)
+	regions := make(map[string]*vipl.Region)
+	for name, a := range map[string]vipl.MemAttributes{"open": right, "shut": wrong, "foreign": foreign} {
+		region, err := n.b.RegisterMem(in, a)
+		must(t, err)
+		regions[name] = region
 	}
-	refused := func(c vipl.Counters) uint64 { return c.RDMARefused }
+	open := regions["open"].Handle()
+	at := regions["open"].Segment(0, size).Data
+	served := func(c vipl.Counters) uint64 { return c.Writes + c.Reads }
+	refused, after := func(c vipl.Counters) uint64 { return c.RDMARefused }, vipl.Error
+	noReads := level == vipl.UnreliableDelivery && kind == wire.KindRead
+	if level == vipl.UnreliableDelivery {
+		after = vipl.Connected
+	}
+	if noReads {
+		refused = func(c vipl.Counters) uint64 { return c.Malformed }
+	}
+	// answers counts the frames of b that have data which was read.
+	answers := func() (count int) {
+		var p wire.Packet
+		for _, frame := range s.frames(1) {
+			if p.Decode(frame) == nil && p.Kind == wire.KindReadData {
+				count++
+				errorIf(t, len(p.Payload) > 0 && !bytes.Equal(p.Payload, in), "an answer of %d bytes, which are not the region's", len(p.Payload))
+			}
+		}
+		return count
+	}
+	good := 0
 	for _, c := range []struct {
 		name   string
 		addr   uint64
 		handle vipl.MemHandle
 		length int
+		good   bool
 	}{
-		{"the byte before", at - 1, open.Handle(), 1},
-		{"from the byte before", at - 1, open.Handle(), size},
-		{"the byte behind", at + size, open.Handle(), 1},
-		{"one byte too many", at, open.Handle(), size + 1},
-		{"one byte too many at the end", at + size - 1, open.Handle(), 2},
-		{"address 0", 0, open.Handle(), 1},
-		{"the highest address", math.MaxUint64, open.Handle(), 2},
-		{"wrapping to the region", at - 1<<63, open.Handle(), 1},
-		{"handle 0", at, 0, 1},
-		{"the next handle", at, open.Handle() + 1<<20, 1},
-		{"the handle one less", at, open.Handle() - 1, 1},
-		{"a region that is shut", at, shut.Handle(), 1},
-		{"its descriptors' region", xb.segs[0].Data, xb.region.Handle(), 1},
+		{"the byte before", at - 1, open, 1, false},
+		{"from the byte before", at - 1, open, size, false},
+		{"the byte behind", at + size, open, 1, false},
+		{"one byte too many", at, open, size + 1, false},
+		{"one byte too many at the end", at + size - 1, open, 2, false},
+		{"address 0", 0, open, 1, false},
+		{"the highest address", math.MaxUint64, open, 2, false},
+		{"wrapping to the region", at - 1<<63, open, 1, false},
+		{"handle 0", at, 0, 1, false},
+		{"the handle one less", at, open - 1, 1, false},
+		{"the next generation", at, open + 1<<20, 1, false},
+		{"a region without the right", at, regions["shut"].Handle(), 1, false},
+		{"a region of another tag", at, regions["foreign"].Handle(), 1, false},
+		{"no bytes at all", math.MaxUint64, 0, 0, true},
+		{"all of the region", at, open, size, true},
 	} {
-		s.counted(c.name, refused, 1, func() { write(c.addr, c.handle, c.length) })
+		va := openVI(t, n.a.NIC, level)
+		vb, err := n.b.CreateVI(vipl.VIAttributes{
+			Level: level, Ptag: tag, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery,
+		}, nil, nil)
+		must(t, err)
+		join(t, n.a.NIC, va, n.b.NIC, vb)
+		h, data := s.expected(vb, kind), []byte(nil)
+		h.RemoteAddr, h.RemoteHandle = c.addr, uint32(c.handle)
+		if kind == wire.KindRead {
+			h.Immediate = uint32(c.length)
+		} else {
+			data = bytes.Repeat([]byte{0xee}, c.length)
+		}
+		counter, want, isServed := refused, after, c.good && !noReads
+		if isServed {
+			counter, want = served, vipl.Connected
+			good++
+		}
+		before := n.b.Counters()
+		s.counted(c.name, counter, 1, func() { s.forge(h, data) })
+		if kind == wire.KindWrite || !isServed { // a has not asked for an answer, and ends the connection
+			statesAre(t, want, vb, va)
+		}
+		now := n.b.Counters()
+		errorIf(t, served(now)+refused(now) != served(before)+refused(before)+1, "%s: counted twice", c.name)
+		if !isServed {
+			i := bytes.IndexByte(around, 0xee)
+			fatalIf(t, i >= 0, "%s: byte %d was written", c.name, i-size)
+			fatalIf(t, answers() > good, "%s: it was answered", c.name)
+		}
 	}
-	if i := bytes.IndexByte(around, 0xee); i >= 0 {
-		t.Errorf("byte %d was written", i-size)
+	want := bytes.Repeat([]byte{0x11}, 3*size)
+	if kind == wire.KindWrite {
+		copy(want[size:], bytes.Repeat([]byte{0xee}, size))
+	} else {
+		equal(t, "answers", answers(), good)
 	}
-	s.counted("all of the region", func(c vipl.Counters) uint64 { return c.Writes }, 1, func() { write(at, open.Handle(), size) })
-	for i, b := range around {
-		fatalIf(t, (b == 0xee) != (i >= size && i < 2*size), "byte %d: %#x", i-size, b)
-	}
-	s.counted("no bytes at all", func(c vipl.Counters) uint64 { return c.Writes }, 1, func() { write(math.MaxUint64, 0, 0) })
-	stateIs(t, vb, vipl.Connected)
-	for _, r := range []*vipl.Region{open, shut} {
-		noError(t, r.Deregister())
+	errorIf(t, !bytes.Equal(around, want), "the write is not exactly in the region")
+	for name, region := range regions { // at the end of a test that has come to it: a panic leaves the engine locked
+		wantError(t, name, region.Deregister(), nil)
 	}
 }

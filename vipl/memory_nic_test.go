@@ -41,6 +41,19 @@ func eachLevelInBubble(t *testing.T, which []vipl.ReliabilityLevel, f func(t *te
 	})
 }
 
+// inBubble runs f as a subtest in a bubble of virtual time.
+func inBubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}
+
+// over has b opened on p, in which queue is the queue.
+func over(p vipl.Port, queue **xdpnictest.Queue) func(*xdpnictest.Queue) vipl.Port {
+	return func(q *xdpnictest.Queue) vipl.Port {
+		*queue = q
+		return p
+	}
+}
+
 // memoryHost is a NIC over a queue in memory.
 type memoryHost struct {
 	*vipl.NIC

@@ -116,57 +116,6 @@ func TestModelLongFaults(t *testing.T) {
 	runModel(t, reliableLevels, bad, true, modelSteps(t)/50)
 }
 
-// Differences that random programs have found, as the least programs that show
-// them.
-
-// A wrong receive that waits behind others while the queue grows lets go of its
-// memory.
-func TestWrongReceiveInAGrowingQueue(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	va, vb := newVI(t, n.a.NIC, vipl.UnreliableDelivery), newVI(t, n.b.NIC, vipl.UnreliableDelivery)
-	x := newBox(t, n.a.NIC, 40, 64)
-	data, err := n.a.AllocMem(64, vipl.MemAttributes{Ptag: mustTag(t, n.a.NIC)})
-	must(t, err)
-	postRecv(t, va, x, 0, 64)
-	long, err := x.region.Descriptor(64, 3) // its third segment lies where descriptor 2 would
-	must(t, err)
-	nothing := vipl.DataSegment{Data: data.Addr(), Handle: data.Handle() ^ 0x5a5a5a5a, Length: 8}
-	long.SetSegments(data.Segment(0, 8), nothing, data.Segment(8, 8))
-	must(t, va.PostRecv(long, x.region.Handle()))
-	for i := 3; i < 40; i++ {
-		postRecv(t, va, x, i, 64)
-	}
-	join(t, n.a.NIC, va, n.b.NIC, vb)
-	wantError(t, "disconnect", va.Disconnect(), nil)
-	for range 39 {
-		if d, err := va.RecvDone(); d == nil {
-			t.Fatal(err)
-		}
-	}
-	wantError(t, "deregister what a wrong receive used", data.Deregister(), nil)
-}
-
-// The operation in the status is that of the descriptor, also when its format is
-// wrong.
-func TestOperationOfWrongFormat(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	v := openVI(t, n.a.NIC, vipl.ReliableDelivery)
-	x := newBox(t, n.a.NIC, 1, 64)
-	for op, set := range map[vipl.Status]func(*vipl.Descriptor){
-		vipl.StatusOpSend:      func(d *vipl.Descriptor) { d.SetSegments() },
-		vipl.StatusOpRDMAWrite: func(d *vipl.Descriptor) { d.SetRDMAWrite(vipl.AddressSegment{}) },
-		vipl.StatusOpRDMARead:  func(d *vipl.Descriptor) { d.SetRDMARead(vipl.AddressSegment{}) },
-	} {
-		d := x.desc[0]
-		set(d)
-		d.Reserved = 1
-		must(t, v.PostSend(d, x.region.Handle()))
-		v.SendDone()
-		s := d.Status()
-		errorIf(t, s&vipl.StatusFormatError == 0 || s&vipl.StatusOpMask != op, "status %#x, want operation %#x", uint32(s), uint32(op))
-	}
-}
-
 // The model as text, for reports of a difference.
 
 func (v *refVI) String() string {

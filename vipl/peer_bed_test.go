@@ -249,11 +249,18 @@ func (p *peerBed) tell(t *testing.T, frame []byte, l lie) {
 func (p *peerBed) spoil(t *testing.T, vb *vipl.VI, frame []byte, l lie) {
 	t.Helper()
 	head, _ := vb.Expects()
-	messages := p.n.b.Counters().Messages
+	before := p.n.b.Counters()
 	copy(p.before, p.around)
 	p.send(t, 1, frame)
 	now, ok := vb.Expects()
 	fatalIf(t, !ok || now != head, "lie %+v: b waits for %+v, before it for %+v", l, now, head)
-	fatalIf(t, p.n.b.Counters().Messages != messages, "lie %+v: a message was delivered", l)
+	after := p.n.b.Counters()
+	fatalIf(t, after.Messages != before.Messages, "lie %+v: a message was delivered", l)
+	fatalIf(t, drops(after) != drops(before)+1, "lie %+v: no drop is counted: %+v, before it %+v", l, after, before)
 	fatalIf(t, !bytes.Equal(p.around, p.before), "lie %+v: something was written", l)
+}
+
+// drops is how many frames were no frames that a host may take.
+func drops(c vipl.Counters) uint64 {
+	return c.Malformed + c.UnknownVI + c.WrongKey + c.Corrupt + c.Unsealed + c.Forged + c.Replayed
 }

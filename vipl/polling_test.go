@@ -102,28 +102,23 @@ func TestSleepingDriverIsWoken(t *testing.T) {
 			}
 		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var nic *sleepyNIC
-				n, va, vb := connected(t, memoryConfig{bubble: true, zeroCopy: true, port: func(q *xdpnictest.Queue) vipl.Port {
-					nic = &sleepyNIC{Queue: q}
-					return nic
-				}}, vipl.UnreliableDelivery)
-				xa, xb := newBox(t, n.a.NIC, 1, 8), newBox(t, n.b.NIC, 1, 8)
-				postRecv(t, vb, xb, 0, 8)
-				got := make(chan struct{})
-				go func() {
-					defer close(got)
-					program.wait(receive{vb, xb.desc[0]})
-				}()
-				time.Sleep(101500 * time.Microsecond) // until it is seen what the program does
-				nic.asleep.Store(true)
-				start := time.Now()
-				postSend(t, va, xa, 0, 8)
-				<-got
-				took := time.Since(start)
-				errorIf(t, took > program.within, "the driver slept for %v", took)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			nic := &sleepyNIC{}
+			n, va, vb := connected(t, memoryConfig{bubble: true, zeroCopy: true, port: over(nic, &nic.Queue)}, vipl.UnreliableDelivery)
+			xa, xb := newBox(t, n.a.NIC, 1, 8), newBox(t, n.b.NIC, 1, 8)
+			postRecv(t, vb, xb, 0, 8)
+			got := make(chan struct{})
+			go func() {
+				defer close(got)
+				program.wait(receive{vb, xb.desc[0]})
+			}()
+			time.Sleep(101500 * time.Microsecond) // until it is seen what the program does
+			nic.asleep.Store(true)
+			start := time.Now()
+			postSend(t, va, xa, 0, 8)
+			<-got
+			took := time.Since(start)
+			errorIf(t, took > program.within, "the driver slept for %v", took)
 		})
 	}
 }
@@ -171,10 +166,7 @@ func TestSleeperYields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rounds = 50
 		nic := &watchedNIC{}
-		n, va, vb := connected(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
-			nic.Queue = q
-			return nic
-		}}, vipl.UnreliableDelivery)
+		n, va, vb := connected(t, memoryConfig{bubble: true, port: over(nic, &nic.Queue)}, vipl.UnreliableDelivery)
 		_, other := connect(t, n.a.NIC, n.b.NIC, vipl.UnreliableDelivery)
 		xa, xb := newBox(t, n.a.NIC, rounds, 8), newBox(t, n.b.NIC, rounds, 8)
 		go other.RecvWait(time.Hour) // sleeps for the port, until the NIC is closed
@@ -366,11 +358,9 @@ func TestStreamPauses(t *testing.T) {
 		"what begins again after a gap is a new one":    {memoryConfig{}, 600, 1, 16, bursts, 600, 600},
 		"no longer than a quarter of a window, here 12": {small, 400, 1, 3, nil, 0, 400},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				looks := incoming(t, c.config, c.count, c.pace*time.Microsecond, c.most*time.Microsecond, c.after)
-				errorIf(t, looks < c.least || looks > c.looks, "%d looks at %d messages, want %d to %d", looks, c.count, c.least, c.looks)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			looks := incoming(t, c.config, c.count, c.pace*time.Microsecond, c.most*time.Microsecond, c.after)
+			errorIf(t, looks < c.least || looks > c.looks, "%d looks at %d messages, want %d to %d", looks, c.count, c.least, c.looks)
 		})
 	}
 }
@@ -389,34 +379,32 @@ func TestAnsweredStreamDoesNotPause(t *testing.T) {
 		"12 frames, unreliable":       {vipl.UnreliableDelivery, 16 << 10, "whole", 800 * 12 / 512}, // packets that ask
 		"12 frames, until it arrives": {vipl.ReliableReception, 16 << 10, "whole", 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				config := memoryConfig{bubble: true, gso: c.gso, queue: gsoQueue, arena: 8 << 20}
-				n, va, vb, xa, xb := connectedBoxes(t, config, c.level, 2, 2, c.size)
-				turn := func(from, to *vipl.VI, x, y *box) {
-					postRecv(t, to, y, 0, c.size)
-					postSend(t, from, x, 1, c.size)
-					time.Sleep(500 * time.Nanosecond)
-					synctest.Wait() // the background goroutine may look in at the same moment
-					d, err := to.RecvDone()
-					fatalIf(t, err != nil || d != y.desc[0], "a message that is there: %v, %v", d, err)
+		inBubble(t, name, func(t *testing.T) {
+			config := memoryConfig{bubble: true, gso: c.gso, queue: gsoQueue, arena: 8 << 20}
+			n, va, vb, xa, xb := connectedBoxes(t, config, c.level, 2, 2, c.size)
+			turn := func(from, to *vipl.VI, x, y *box) {
+				postRecv(t, to, y, 0, c.size)
+				postSend(t, from, x, 1, c.size)
+				time.Sleep(500 * time.Nanosecond)
+				synctest.Wait() // the background goroutine may look in at the same moment
+				d, err := to.RecvDone()
+				fatalIf(t, err != nil || d != y.desc[0], "a message that is there: %v, %v", d, err)
+			}
+			acks := func() uint64 { return n.a.Counters().Acks + n.b.Counters().Acks }
+			var before uint64
+			for k := range 500 {
+				if k == 100 {
+					before = acks()
 				}
-				acks := func() uint64 { return n.a.Counters().Acks + n.b.Counters().Acks }
-				var before uint64
-				for k := range 500 {
-					if k == 100 {
-						before = acks()
-					}
-					turn(va, vb, xa, xb)
-					if k > 0 {
-						sent(t, vb, 0)
-					}
-					turn(vb, va, xb, xa)
-					sent(t, va, 0)
+				turn(va, vb, xa, xb)
+				if k > 0 {
+					sent(t, vb, 0)
 				}
-				sent(t, vb, 0)
-				errorIf(t, acks()-before > c.most, "%d acknowledgements of 800 messages went alone", acks()-before)
-			})
+				turn(vb, va, xb, xa)
+				sent(t, va, 0)
+			}
+			sent(t, vb, 0)
+			errorIf(t, acks()-before > c.most, "%d acknowledgements of 800 messages went alone", acks()-before)
 		})
 	}
 }

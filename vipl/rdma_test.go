@@ -32,7 +32,13 @@ const boxSize = 256 << 10
 
 func openBox(t testing.TB, n *vipl.NIC) *box {
 	t.Helper()
-	x := newBox(t, n, 4, boxSize)
+	return openBoxOf(t, n, 4, boxSize)
+}
+
+// openBoxOf is newBox with memory that is open to peers.
+func openBoxOf(t testing.TB, n *vipl.NIC, count, size int) *box {
+	t.Helper()
+	x := newBox(t, n, count, size)
 	a, err := x.region.Query()
 	must(t, err)
 	a.EnableRDMAWrite, a.EnableRDMARead = true, true

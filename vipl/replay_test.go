@@ -34,7 +34,7 @@ func replayFaults(seed uint64) xdpnictest.Faults {
 }
 
 // replayQueue has fewer chunks and shorter rings than the connections would use.
-var replayQueue = xdpnictest.Config{RxChunks: 40, RxRing: 8, TxChunks: 48, TxRing: 8}
+var replayQueue = xdpnictest.Config{RxChunks: 16, RxRing: 8, TxChunks: 48, TxRing: 8}
 
 // replayGSOQueue likewise, with enough for GSO packets.
 var replayGSOQueue = xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 72, RxRing: 8, TxChunks: 48, TxRing: 8}
@@ -85,16 +85,6 @@ type replay struct {
 	sides []*replaySide
 	start time.Time
 	replayed
-}
-
-func openedBox(t *testing.T, n *vipl.NIC, count, size int) *box {
-	t.Helper()
-	x := newBox(t, n, count, size)
-	a, err := x.region.Query()
-	must(t, err)
-	a.EnableRDMAWrite, a.EnableRDMARead = true, true
-	must(t, x.region.SetAttributes(a))
-	return x
 }
 
 // turn lets both engines process frames and timers. A port reads the clock after a number of empty polls.
@@ -248,7 +238,7 @@ func runReplay(t *testing.T, seed uint64, c memoryConfig) *replayed {
 				s := &replaySide{
 					name: fmt.Sprint(len(r.sides)), vi: v[0], peer: v[1],
 					src: newBox(t, mine, replaySlots, replayMost), recv: newBox(t, peers, replaySlots, replayMost),
-					target: openedBox(t, peers, replaySlots, replayMost), source: openedBox(t, peers, 1, replayMost),
+					target: openBoxOf(t, peers, replaySlots, replayMost), source: openBoxOf(t, peers, 1, replayMost),
 				}
 				for k := range replaySlots {
 					postRecv(t, s.peer, s.recv, k, replayMost)
@@ -312,8 +302,9 @@ func (r *replayed) everythingTookPlace(t *testing.T) {
 		"loss": a.Lost + b.Lost, "bursts": a.LostBurst + b.LostBurst, "delay": a.Delayed + b.Delayed,
 		"reordering": a.Reordered + b.Reordered, "duplication": a.Duplicated + b.Duplicated,
 		"corruption": a.Corrupted + b.Corrupted, "full TX rings": a.TxFull + b.TxFull,
-		"full RX rings": a.RxRingFull + b.RxRingFull, "frames sent again": r.engine[0].Resent + r.engine[1].Resent,
-		"sends": uint64(r.kinds["send"]), "reads": uint64(r.kinds["read"]),
+		"full RX rings": a.RxRingFull + b.RxRingFull, "messages that shared frames": r.engine[0].Packed + r.engine[1].Packed,
+		"frames sent again": r.engine[0].Resent + r.engine[1].Resent,
+		"sends":             uint64(r.kinds["send"]), "reads": uint64(r.kinds["read"]),
 		"writes": uint64(r.kinds["write"]), "bare writes": uint64(r.kinds["bare write"]),
 	} {
 		errorIf(t, count == 0, "there were no %s", name)
@@ -340,6 +331,7 @@ func testReplay(t *testing.T, c memoryConfig) {
 	t.Logf("%+v", one.engine)
 	t.Logf("%+v", one.queue)
 	one.everythingTookPlace(t)
+	errorIf(t, c.gso == "" && one.queue[0].RxNoFill+one.queue[1].RxNoFill == 0, "RX chunks were never missing")
 	two := runReplay(t, seed, c)
 	for i := range max(len(one.log), len(two.log)) {
 		if i >= len(one.log) || i >= len(two.log) || one.log[i] != two.log[i] {

@@ -87,19 +87,23 @@ func TestReadPSKOfOthers(t *testing.T) {
 }
 
 // Two VIs whose keys differ are not connected: both sides get the reason at once. With the same key they are
-// connected.
+// connected. A VI's own key goes before that of the NIC handle.
 func TestKeysMustAgree(t *testing.T) {
 	one, two := testPSK(t, 1), testPSK(t, 2)
 	for _, c := range []struct {
 		name   string
+		handle *vipl.PSK // of both NIC handles
 		a, b   *vipl.PSK // of the requester, or the lower address; of the acceptor
 		reason wire.CMReason
 	}{
-		{"neither", nil, nil, 0},
-		{"both the same", one, testPSK(t, 1), 0},
-		{"different", one, two, wire.CMReasonKey},
-		{"requester only", one, nil, wire.CMReasonPlain},
-		{"acceptor only", nil, two, wire.CMReasonNoKey},
+		{"neither", nil, nil, nil, 0},
+		{"both the same", nil, one, testPSK(t, 1), 0},
+		{"different", nil, one, two, wire.CMReasonKey},
+		{"requester only", nil, one, nil, wire.CMReasonPlain},
+		{"acceptor only", nil, nil, two, wire.CMReasonNoKey},
+		{"the handle's", two, nil, two, 0},
+		{"another than the handle's", two, one, nil, wire.CMReasonKey},
+		{"both another than the handle's", two, one, one, 0},
 	} {
 		refused := func(t *testing.T, who string, err error) {
 			t.Helper()
@@ -112,11 +116,10 @@ func TestKeysMustAgree(t *testing.T) {
 			}
 		}
 		make2 := func(t *testing.T) (n *memoryNet, va, vb *vipl.VI, after func()) {
-			n = newMemoryNet(t, memoryConfig{})
-			var err [2]error
-			va, err[0] = n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.a}, nil, nil)
-			vb, err[1] = n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.b}, nil, nil)
-			fatalIf(t, err[0] != nil || err[1] != nil, "%v", err)
+			n = newMemoryNet(t, memoryConfig{psk: c.handle})
+			va = newVI(t, n.a.NIC, vipl.ReliableDelivery)
+			vb, err := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.b}, nil, nil)
+			must(t, errors.Join(err, va.SetAttributes(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.a})))
 			return n, va, vb, func() {
 				t.Helper()
 				want := vipl.Connected
@@ -148,52 +151,6 @@ func TestKeysMustAgree(t *testing.T) {
 			refused(t, "one", errA)
 			refused(t, "other", errB)
 			after()
-		})
-	}
-}
-
-// A VI's own key goes before that of the NIC handle.
-func TestOwnKeyFirst(t *testing.T) {
-	n := newMemoryNet(t, sealedNet(t, memoryConfig{}))
-	own := testPSK(t, 9)
-	va, err := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: own}, nil, nil)
-	must(t, err)
-	vb := newVI(t, n.b.NIC, vipl.ReliableDelivery)
-	go func() {
-		if in, err := n.b.ConnectWait(vipl.NetAddress{Discriminator: []byte("x")}, ackDelay); err == nil {
-			in.Accept(vb)
-		}
-	}()
-	wantError(t, "other key than the handle's", errOf(request(va, address(n.b, "x"))), vipl.ErrSecurity)
-	s := stateIs(t, vb, vipl.Idle)
-	s.Attributes.PSK = own
-	must(t, vb.SetAttributes(s.Attributes))
-	join(t, n.a.NIC, va, n.b.NIC, vb)
-}
-
-// Whatever the way does to frames, a connection with a key delivers what one
-// without does, while its keys change.
-func TestSealedStorms(t *testing.T) {
-	for _, long := range []bool{false, true} {
-		c := sealedNet(t, memoryConfig{})
-		if long {
-			c = sealedNet(t, longFrames)
-		}
-		eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-			t.Run(fmt.Sprintf("long=%v", long), func(t *testing.T) {
-				n, va, vb := connected(t, c, level)
-				all := level != vipl.UnreliableDelivery
-				n.wire.SetFaults(xdpnictest.Faults{Seed: 7, Loss: 0.03, Dup: 0.05, Reorder: 0.05, Corrupt: 0.05})
-				arrived := stream(t, n, va, vb, 300, all)
-				errorIf(t, arrived == 0, "nothing arrived on a bad way")
-				n.wire.SetFaults(xdpnictest.Faults{})
-				statesAre(t, vipl.Connected, va, vb)
-				a, b := n.a.Counters(), n.b.Counters()
-				if a.Rekeyed == 0 || b.Forged == 0 || b.Replayed == 0 || b.Unsealed != 0 || a.ByReference != 0 ||
-					long != (b.Chained > 0) || all && (a.Resent == 0 || b.OutOfOrder == 0) {
-					t.Errorf("%+v\n%+v", a, b)
-				}
-			})
 		})
 	}
 }

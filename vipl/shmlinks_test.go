@@ -11,7 +11,6 @@ import (
 	"viaxdp/internal/base/shmlink"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
-	"viaxdp/xdpnic"
 )
 
 // The program at the other end of a link never answers the bell. Sending and leaving the link
@@ -19,26 +18,13 @@ import (
 // last connection has ended.
 func TestStoppedNeighbour(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
-	fd, err := unix.MemfdCreate("shmlink", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	must(t, err)
-	end := &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
-	must(t, end.Memory.Truncate(shmlink.Size))
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
-	must(t, err)
-	mem, err := unix.Mmap(fd, 0, shmlink.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	end, fars := linkEnd(t, shmlink.Size, unix.F_SEAL_SHRINK)
+	mem, err := unix.Mmap(int(end.Memory.Fd()), 0, shmlink.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	must(t, err)
 	t.Cleanup(func() { _ = unix.Munmap(mem) })
 	far, err := shmlink.New(mem, 1)
 	must(t, err)
-	var fars [2]int
-	for i, f := range []**os.File{&end.Wake, &end.Bell} {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		must(t, err)
-		*f, fars[i] = os.NewFile(uintptr(fds[0]), "bell"), fds[1]
-		if f == &end.Bell {
-			must(t, unix.SetNonblock(fds[0], false))
-		}
-	}
+	must(t, unix.SetNonblock(int(end.Bell.Fd()), false))
 	bell := end.Bell
 	send, leave, err := n.a.EnterLink(end)
 	must(t, err)
@@ -64,8 +50,8 @@ func TestStoppedNeighbour(t *testing.T) {
 	}
 
 	// One that is gone, which the port has noticed when its reading ended.
-	for _, fd := range fars {
-		_ = unix.Close(fd)
+	for _, f := range fars {
+		f.Close()
 	}
 	errorIf(t, !send(64), "a lane whose bell is gone takes no frames")
 	open := func() bool {
@@ -78,6 +64,23 @@ func TestStoppedNeighbour(t *testing.T) {
 	for start := time.Now(); open(); time.Sleep(time.Millisecond) {
 		fatalIf(t, time.Since(start) > 20*time.Second, "the bell is still open")
 	}
+}
+
+// linkEnd makes an end of a link, and gives the other side's files of wake and bell.
+func linkEnd(t *testing.T, size int64, seals int) (end *kagent.ShmLinkEnd, fars [2]*os.File) {
+	t.Helper()
+	fd, err := unix.MemfdCreate("shmlink", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	must(t, err)
+	end = &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
+	must(t, end.Memory.Truncate(size))
+	must(t, errOf(unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)))
+	for i, f := range []**os.File{&end.Wake, &end.Bell} {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		must(t, err)
+		*f, fars[i] = os.NewFile(uintptr(fds[0]), "bell"), os.NewFile(uintptr(fds[1]), "far")
+		t.Cleanup(func() { fars[i].Close() })
+	}
+	return end, fars
 }
 
 // transfer sends count messages of size bytes from one VI to the other, several
@@ -109,15 +112,7 @@ func transfer(t *testing.T, va, vb *vipl.VI, xa, xb *box, count, size int) {
 func TestHandlesShareAQueue(t *testing.T) {
 	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
-	open := func(ns *nstest.NS) (n *vipl.NIC) {
-		t.Helper()
-		must(t, ns.Do(func() (err error) {
-			n, err = vipl.OpenNIC(ns.Name, vipl.WithSilence(time.Minute))
-			return err
-		}))
-		return n
-	}
-	a1, a2, b := open(na), open(na), open(nb)
+	a1, a2, b := openNIC(t, na), openNIC(t, na), openNIC(t, nb)
 	v1, v2 := openVI(t, a1, vipl.ReliableDelivery), openVI(t, a2, vipl.ReliableDelivery)
 	join(t, a1, v1, a2, v2)
 	transfer(t, v1, v2, openBox(t, a1), openBox(t, a2), 20, 100_000)
@@ -137,8 +132,7 @@ func TestHandlesShareAQueue(t *testing.T) {
 	for _, n := range []*vipl.NIC{a1, b} {
 		noError(t, n.Close())
 	}
-	again := open(na) // the queue is free
-	noError(t, again.Close())
+	openNIC(t, na) // the queue is free
 }
 
 // sharing opens one more handle on the queue and the arena of h.
@@ -179,15 +173,7 @@ func TestDeregisterBesideClose(t *testing.T) {
 // shared-memory link.
 func TestOtherQueueOfTheInterface(t *testing.T) {
 	t.Parallel()
-	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	nics := make([]*vipl.NIC, 2)
-	for i := range nics {
-		must(t, na.Do(func() (err error) {
-			nics[i], err = vipl.OpenNIC(na.Name, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(time.Minute))
-			return err
-		}))
-		defer nics[i].Close()
-	}
+	nics := openQueues(t)
 	xa, xb := openBox(t, nics[0]), openBox(t, nics[1])
 	for _, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
 		for range 2 { // the second time on a new link
@@ -214,15 +200,7 @@ func TestLinkMemory(t *testing.T) {
 		size  int64
 		seals int
 	}{{shmlink.Size, 0}, {shmlink.Size - 1, unix.F_SEAL_SHRINK}} {
-		fd, err := unix.MemfdCreate("lane", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-		must(t, err)
-		end := &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
-		for _, f := range []**os.File{&end.Wake, &end.Bell} {
-			*f, err = os.Open(os.DevNull)
-			must(t, err)
-		}
-		must(t, end.Memory.Truncate(c.size))
-		must(t, errOf(unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, c.seals)))
+		end, _ := linkEnd(t, c.size, c.seals)
 		if _, leave, err := n.a.EnterLink(end); err == nil {
 			t.Errorf("%+v: no error", c)
 			leave()

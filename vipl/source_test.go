@@ -84,78 +84,72 @@ func TestInterfaceChanges(t *testing.T) {
 	}
 }
 
-// VIs connect with what an MTU that has shrunk has room for, and a larger one since then changes
-// nothing.
-func TestConnectAfterOwnMTUShrinks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newMemoryNet(t, memoryConfig{bubble: true})
-		n.a.agent.SetMTU(1499)
-		va, _ := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
-		n.a.agent.SetMTU(9000)
-		n.a.agent.SetMTU(1499)
-		time.Sleep(10 * time.Second)
-		equal(t, "MaxPayload", stateIs(t, va, vipl.Connected).MaxPayload, 1423)
-	})
-}
-
-// An address that is back within the grace has never been away, and it may go again
-// and again.
-func TestSourceFlaps(t *testing.T) {
-	for _, m := range moves {
-		t.Run(m.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n, va, vb := connected(t, memoryConfig{bubble: true, silence: 2 * time.Second}, vipl.ReliableDelivery)
-				for range 10 {
-					n.a.agent.Change(m.away)
-					time.Sleep(499 * time.Millisecond)
-					n.a.agent.Change(m.back)
-					time.Sleep(10 * time.Millisecond)
-				}
-				time.Sleep(10 * time.Second)
-				statesAre(t, vipl.Connected, va, vb)
-				a := n.a.Counters()
-				errorIf(t, m.lost(a) > 0, "%+v", a)
-			})
+// What no frame of a connection depends on, or what is back within the grace, ends no connection.
+func TestInterfaceChangesThatDoNotMatter(t *testing.T) {
+	other := netip.MustParseAddr("10.0.0.77")
+	for name, c := range map[string]struct {
+		before  func(l *kagent.Link)
+		changes []func(l *kagent.Link)
+		then    vipl.State // of the connection with another host, 10 s later; a connection within the host stays
+	}{
+		"an MTU that has shrunk, and grows": {
+			func(l *kagent.Link) { l.MTU = 1499 },
+			[]func(l *kagent.Link){func(l *kagent.Link) { l.MTU = 9000 }, func(l *kagent.Link) { l.MTU = 1499 }}, vipl.Connected,
+		},
+		"other addresses, another name": {nil, []func(l *kagent.Link){func(l *kagent.Link) {
+			l.Name, l.IPv6, l.MTU, l.Up = "other", nil, 9000, false
+			l.IPv4 = append([]netip.Addr{other}, l.IPv4...)
+		}}, vipl.Connected},
+		"an address that is another interface's of the host": {
+			func(l *kagent.Link) { l.IPv4, l.IPv6 = nil, nil },
+			[]func(l *kagent.Link){
+				func(l *kagent.Link) { l.IPv4 = []netip.Addr{other} },
+				func(l *kagent.Link) { l.IPv4 = []netip.Addr{netip.MustParseAddr("10.0.0.1")} },
+				func(l *kagent.Link) { l.IPv4 = nil },
+			}, vipl.Connected,
+		},
+		"a hardware address":            {nil, []func(l *kagent.Link){func(l *kagent.Link) { l.MAC[0] ^= 4 }}, vipl.Error},
+		"a smaller MTU":                 {nil, []func(l *kagent.Link){func(l *kagent.Link) { l.MTU = 600 }}, vipl.Error},
+		"a smaller MTU and another MAC": {nil, []func(l *kagent.Link){moves[1].away, func(l *kagent.Link) { l.MTU = 600 }}, vipl.Error},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			n := newMemoryNet(t, memoryConfig{bubble: true})
+			if c.before != nil {
+				n.a.agent.Change(c.before)
+			}
+			va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+			var within []*vipl.VI
+			if c.before == nil {
+				v1, v2 := connect(t, n.a.NIC, n.a.NIC, vipl.ReliableDelivery)
+				within = append(within, v1, v2)
+			}
+			for _, change := range c.changes {
+				n.a.agent.Change(change)
+			}
+			time.Sleep(10 * time.Second)
+			statesAre(t, c.then, va, vb)
+			statesAre(t, vipl.Connected, within...)
+			a := n.a.Counters()
+			errorIf(t, a.SourcesLost+a.PathsLost > 1 || a.SourcesLost+a.PathsLost == 0 && c.then == vipl.Error, "%+v", a)
+			n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = nil })
+			statesAre(t, vipl.Error, within...)
 		})
 	}
-}
-
-// What no frame depends on changes nothing: other addresses, the interface's name,
-// the hardware address for connections within the host.
-func TestSourceStays(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newMemoryNet(t, memoryConfig{bubble: true})
-		va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
-		v1, v2 := connect(t, n.a.NIC, n.a.NIC, vipl.ReliableDelivery)
-		n.a.agent.Change(func(l *kagent.Link) {
-			l.Name, l.IPv6, l.MTU, l.Up = "other", nil, 9000, false
-			l.IPv4 = append([]netip.Addr{netip.MustParseAddr("10.0.0.77")}, l.IPv4...)
+	for _, m := range moves {
+		inBubble(t, "back in time: "+m.name, func(t *testing.T) {
+			n, va, vb := connected(t, memoryConfig{bubble: true, silence: 2 * time.Second}, vipl.ReliableDelivery)
+			for range 10 {
+				n.a.agent.Change(m.away)
+				time.Sleep(499 * time.Millisecond)
+				n.a.agent.Change(m.back)
+				time.Sleep(10 * time.Millisecond)
+			}
+			time.Sleep(10 * time.Second)
+			statesAre(t, vipl.Connected, va, vb)
+			a := n.a.Counters()
+			errorIf(t, m.lost(a) > 0, "%+v", a)
 		})
-		time.Sleep(10 * time.Second)
-		stateIs(t, va, vipl.Connected)
-		n.a.agent.Change(func(l *kagent.Link) { l.MAC[0] ^= 4 })
-		statesAre(t, vipl.Error, va, vb)
-		time.Sleep(10 * time.Second)
-		statesAre(t, vipl.Connected, v1, v2)
-		n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = nil })
-		statesAre(t, vipl.Error, v1, v2)
-	})
-}
-
-// An address that the interface did not have when the connection was made, since it
-// is another interface's of the host, cannot go from it.
-func TestSourceElsewhere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newMemoryNet(t, memoryConfig{bubble: true})
-		away := n.a.agent.Link()
-		n.a.agent.Change(func(l *kagent.Link) { l.IPv4, l.IPv6 = nil, nil })
-		va, _ := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
-		n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = []netip.Addr{netip.MustParseAddr("10.0.0.77")} })
-		n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = away.IPv4 })
-		n.a.agent.Change(func(l *kagent.Link) { l.IPv4 = nil })
-		time.Sleep(10 * time.Second)
-		stateIs(t, va, vipl.Connected)
-	})
+	}
 }
 
 // An interface that is removed is a catastrophe for every handle on it, also one without a VI, and
@@ -224,10 +218,7 @@ func TestWaiterFollowsMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const frames, rounds = 40, 20
 		q := &trickle{}
-		c := memoryConfig{bubble: true, port: func(inner *xdpnictest.Queue) vipl.Port {
-			q.Queue = inner
-			return q
-		}}
+		c := memoryConfig{bubble: true, port: over(q, &q.Queue)}
 		n, va, vb := connected(t, c, vipl.ReliableDelivery)
 		const size = frames * 1400
 		xa, xb := newBox(t, n.a.NIC, 1, size), newBox(t, n.b.NIC, 1, size)
@@ -259,14 +250,7 @@ func TestWaiterFollowsMessage(t *testing.T) {
 func TestPeerHasAnotherNIC(t *testing.T) {
 	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
-	nics := make([]*vipl.NIC, 2)
-	for i, ns := range []*nstest.NS{na, nb} {
-		must(t, ns.Do(func() (err error) {
-			nics[i], err = vipl.OpenNIC(ns.Name, vipl.WithAgent("none"), vipl.WithSilence(time.Minute))
-			return err
-		}))
-		t.Cleanup(func() { noError(t, nics[i].Close()) })
-	}
+	nics := [2]*vipl.NIC{openNIC(t, na, vipl.WithAgent("none")), openNIC(t, nb, vipl.WithAgent("none"))}
 	must(t, na.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/neigh/"+na.Name+"/delay_first_probe_time", []byte("3600"), 0)
 	}))
@@ -312,12 +296,7 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 func TestPermanentNeighbourStays(t *testing.T) {
 	t.Parallel()
 	na, nb := nstest.Pair(t, nstest.Options{})
-	var a *vipl.NIC
-	must(t, na.Do(func() (err error) {
-		a, err = vipl.OpenNIC(na.Name, vipl.WithAgent("none"))
-		return err
-	}))
-	t.Cleanup(func() { noError(t, a.Close()) })
+	a := openNIC(t, na, vipl.WithAgent("none"))
 	said := &netlink.Neigh{
 		LinkIndex: na.Index, Family: netlink.FAMILY_V4, IP: nb.IPv4.AsSlice(), State: netlink.NUD_PERMANENT,
 		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x77},

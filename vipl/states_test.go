@@ -63,19 +63,3 @@ func TestDisconnectDeliversOverALongWay(t *testing.T) {
 		stateIs(t, vb, vipl.Error)
 	})
 }
-
-// A receive that was posted before its VI got another protection tag was checked by the
-// old one, and completes by the new one.
-func TestTagOfAVIWithReceives(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{})
-	v := newVI(t, n.a.NIC, vipl.ReliableDelivery)
-	x := newBox(t, n.a.NIC, 1, 64)
-	postRecv(t, v, x, 0, 64)
-	tag, err := n.a.CreatePtag()
-	must(t, err)
-	told := watchErrors(n.a.NIC)
-	must(t, v.SetAttributes(vipl.VIAttributes{Level: vipl.ReliableDelivery, Ptag: tag}))
-	must(t, v.Disconnect())
-	received(t, v, vipl.StatusFlushed|vipl.StatusProtectionError)
-	told.are(t, vipl.ErrorCompletionProtection)
-}

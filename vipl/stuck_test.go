@@ -1,7 +1,6 @@
 package vipl_test
 
 import (
-	"os"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -9,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/shmlink"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -21,7 +19,8 @@ func TestFullLinkDelaysNobodyElse(t *testing.T) {
 	const size, count = 64, 300 // more than a link has room for
 	n := newMemoryNet(t, memoryConfig{noPacking: true, silence: time.Minute})
 	stuck, _ := connect(t, n.a.NIC, n.b.NIC, vipl.UnreliableDelivery)
-	n.a.MoveToLink(t, stuck, fullLink(t))
+	end, _ := linkEnd(t, shmlink.Size, unix.F_SEAL_SHRINK) // at whose other end nothing is taken
+	n.a.MoveToLink(t, stuck, end)
 	xs := newBox(t, n.a.NIC, count, size)
 	for i := range count {
 		postSend(t, stuck, xs, i, size)
@@ -50,24 +49,6 @@ func goesOn(t *testing.T, n *memoryNet, va, vb, stuck *vipl.VI) {
 		}
 		n.a.ComesUp(stuck)
 	}
-}
-
-// fullLink returns a link at whose other end nothing is taken.
-func fullLink(t *testing.T) *kagent.ShmLinkEnd {
-	t.Helper()
-	fd, err := unix.MemfdCreate("shmlink", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	must(t, err)
-	end := &kagent.ShmLinkEnd{ID: 1, Memory: os.NewFile(uintptr(fd), "shmlink")}
-	must(t, end.Memory.Truncate(shmlink.Size))
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
-	must(t, err)
-	for _, f := range []**os.File{&end.Wake, &end.Bell} {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		must(t, err)
-		*f = os.NewFile(uintptr(fds[0]), "bell")
-		t.Cleanup(func() { _ = unix.Close(fds[1]) })
-	}
-	return end
 }
 
 // A VI that waits for room for a long frame, which takes many TX chunks at once, while connections with a
@@ -194,11 +175,8 @@ func TestFewChunks(t *testing.T) {
 // all the time.
 func TestAcknowledgementWithoutChunk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var port *emptyPort
-		n, va, vb := connected(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
-			port = &emptyPort{Queue: q}
-			return port
-		}}, vipl.ReliableReception)
+		port := &emptyPort{}
+		n, va, vb := connected(t, memoryConfig{bubble: true, port: over(port, &port.Queue)}, vipl.ReliableReception)
 		xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
 		postRecv(t, vb, xb, 0, 64)
 		const most = 1000

@@ -11,7 +11,6 @@ import (
 
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
-	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -224,15 +223,9 @@ func TestWatch(t *testing.T) {
 // While there are connections between queues, the words require that every poll calls.
 func TestWatchShmLinks(t *testing.T) {
 	t.Parallel()
-	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	nics := make([]*vipl.NIC, 2)
-	words := make([]vipl.PortWatch, 2)
+	nics := openQueues(t)
+	var words [2]vipl.PortWatch
 	for i := range nics {
-		must(t, na.Do(func() (err error) {
-			nics[i], err = vipl.OpenNIC(na.Name, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true), vipl.WithSilence(time.Minute))
-			return err
-		}))
-		defer nics[i].Close()
 		words[i], _ = nics[i].Watch()
 		equal(t, "without a connection", atomic.LoadUint64(words[i].ShmLinks), 0)
 	}

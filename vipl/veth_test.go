@@ -16,15 +16,28 @@ import (
 func ends(t testing.TB, o nstest.Options, opts ...vipl.Option) (a, b *vipl.NIC) {
 	t.Helper()
 	na, nb := nstest.Pair(t, o)
-	nics := make([]*vipl.NIC, 2)
-	for i, ns := range []*nstest.NS{na, nb} {
-		must(t, ns.Do(func() (err error) {
-			nics[i], err = vipl.OpenNIC(ns.Name, append([]vipl.Option{vipl.WithSilence(time.Minute)}, opts...)...)
-			return err
-		}))
-		t.Cleanup(func() { noError(t, nics[i].Close()) })
+	return openNIC(t, na, opts...), openNIC(t, nb, opts...)
+}
+
+// openNIC opens the interface of a namespace until the end of the test.
+func openNIC(t testing.TB, ns *nstest.NS, opts ...vipl.Option) (n *vipl.NIC) {
+	t.Helper()
+	must(t, ns.Do(func() (err error) {
+		n, err = vipl.OpenNIC(ns.Name, append([]vipl.Option{vipl.WithSilence(time.Minute)}, opts...)...)
+		return err
+	}))
+	t.Cleanup(func() { noError(t, n.Close()) })
+	return n
+}
+
+// openQueues opens two queues of an interface.
+func openQueues(t testing.TB) (nics [2]*vipl.NIC) {
+	t.Helper()
+	na, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	for i := range nics {
+		nics[i] = openNIC(t, na, vipl.WithQueue(i), vipl.WithMode(xdpnic.ModeNative, true))
 	}
-	return nics[0], nics[1]
+	return nics
 }
 
 // box is memory with descriptors, each with its buffer.
@@ -114,15 +127,10 @@ func onQueues(t testing.TB, n int) []joined {
 	na, nb := nstest.Pair(t, nstest.Options{Queues: n})
 	var list []joined
 	for q := range n {
-		nics := make([]*vipl.NIC, 2)
+		var nics [2]*vipl.NIC
 		for i, ns := range []*nstest.NS{na, nb} {
-			must(t, ns.Do(func() (err error) {
-				// Connections wait while the others are made.
-				nics[i], err = vipl.OpenNIC(ns.Name, vipl.WithQueue(q), vipl.WithMode(xdpnic.ModeNative, true),
-					vipl.WithArena(8<<20), vipl.WithSilence(20*time.Second))
-				return err
-			}))
-			t.Cleanup(func() { noError(t, nics[i].Close()) })
+			nics[i] = openNIC(t, ns, vipl.WithQueue(q), vipl.WithMode(xdpnic.ModeNative, true), vipl.WithArena(8<<20),
+				vipl.WithSilence(20*time.Second)) // connections wait while the others are made
 		}
 		j := joined{xa: openBox(t, nics[0]), xb: openBox(t, nics[1])}
 		j.va, j.vb = openVI(t, nics[0], vipl.ReliableDelivery), openVI(t, nics[1], vipl.ReliableDelivery)

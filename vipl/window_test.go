@@ -18,13 +18,10 @@ const (
 
 // windowNet is a net in which b has few chunks and can be stopped.
 func windowNet(t *testing.T) (n *memoryNet, b *stoppedPort) {
-	n = newMemoryNet(t, memoryConfig{
-		queue: xdpnictest.Config{RxChunks: windowChunks}, silence: time.Minute, noPacking: true, bubble: true,
-		port: func(q *xdpnictest.Queue) vipl.Port {
-			b = &stoppedPort{Queue: q}
-			return b
-		}})
-	return n, b
+	b = &stoppedPort{}
+	return newMemoryNet(t, memoryConfig{
+		queue: xdpnictest.Config{RxChunks: windowChunks}, silence: time.Minute, noPacking: true, bubble: true, port: over(b, &b.Queue),
+	}), b
 }
 
 // ahead posts all of x to v, while the peer takes nothing, and returns how many frames are sent.
@@ -108,9 +105,7 @@ func TestIdleConnectionsLearnOfLessRoom(t *testing.T) {
 		},
 		"together": joinTogether,
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { idleConnections(t, join) })
-		})
+		inBubble(t, name, func(t *testing.T) { idleConnections(t, join) })
 	}
 }
 
@@ -307,10 +302,7 @@ func (d *driver) Wait(timeout time.Duration) error {
 func TestPostSendLaterOfNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &driver{}
-		n, va, vb := connected(t, memoryConfig{bubble: true, zeroCopy: true, port: func(q *xdpnictest.Queue) vipl.Port {
-			d.Queue = q
-			return d
-		}}, vipl.UnreliableDelivery)
+		n, va, vb := connected(t, memoryConfig{bubble: true, zeroCopy: true, port: over(d, &d.Queue)}, vipl.UnreliableDelivery)
 		_ = va
 		x := newBox(t, n.b.NIC, 1, 64)
 		d.left.Store(1)
@@ -347,11 +339,8 @@ func (u *unmapped) Refill()      { u.used("Refill"); u.Queue.Refill() }
 // does not touch the rings afterwards: they are unmapped.
 func TestPollsBehindClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var rings *unmapped
-		n := newMemoryNet(t, memoryConfig{bubble: true, port: func(q *xdpnictest.Queue) vipl.Port {
-			rings = &unmapped{Queue: q, t: t} // of b, which is made last
-			return rings
-		}})
+		rings := &unmapped{t: t}
+		n := newMemoryNet(t, memoryConfig{bubble: true, port: over(rings, &rings.Queue)})
 		_, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 		n.a.queue.SetFaults(xdpnictest.Faults{Loss: 1}) // no acknowledgement comes
 		xb := newBox(t, n.b.NIC, 8, 8)

@@ -165,35 +165,6 @@ func runs(buffered map[uint32]uint64, next, size uint32) (out []Range) {
 	return out
 }
 
-// An acknowledgement is asked for at once when something is wrong, and not
-// while frames come in order.
-func TestUrgency(t *testing.T) {
-	r := NewReceiver(10, 8)
-	steps := []struct {
-		seq    uint32
-		again  bool
-		want   Verdict
-		urgent bool
-	}{
-		{10, false, InOrder, false}, {11, true, InOrder, false},
-		{13, false, OutOfOrder, true}, {13, false, Duplicate, true}, {12, true, InOrder, true},
-		{14, false, InOrder, false}, {9, false, Duplicate, true}, {23, false, OutsideWindow, true}, {15, false, InOrder, false},
-	}
-	for _, s := range steps {
-		got := r.Arrive(s.seq, s.again)
-		if got == OutOfOrder {
-			r.Buffer(s.seq, 0)
-		}
-		if got != s.want || r.Urgent() != s.urgent {
-			t.Errorf("frame %d: verdict %d, urgent %v; want %d, %v", s.seq, got, r.Urgent(), s.want, s.urgent)
-		}
-		for ok := got == InOrder; ok; {
-			_, ok = r.Pop()
-		}
-		r.Acked()
-	}
-}
-
 // Where gaps are filled by frames that are only late, neither a gap nor its end is news,
 // until one is filled by a frame that is sent again.
 func TestLateFramesAreNoNews(t *testing.T) {
