@@ -237,8 +237,10 @@ func pingpongRow(endpoint, provider, summary string) Row {
 	// The domain alone does not keep the provider from other interfaces.
 	env := func(j job) []string { return []string{"FI_TCP_IFACE=" + j.device, "FI_VIAXDP_IFACE=" + j.device} }
 	name := "fi_pingpong-" + endpoint
-	if core, _, _ := strings.Cut(provider, ";"); core != "tcp" {
-		name += "-" + core
+	if provider != "tcp" {
+		name += "-" + provider
+		// viaxdp has both types of endpoints. Otherwise fi_pingpong takes ofi_rxm over it, which is listed first.
+		env = func(j job) []string { return []string{"FI_VIAXDP_IFACE=" + j.device, "FI_PROVIDER=^ofi_rxm"} }
 	}
 	return Row{
 		Name: name, Program: programOf("fi_pingpong"), Summary: summary,

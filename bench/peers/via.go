@@ -68,7 +68,7 @@ func VIARows(dir string) (rows []Row, missing []string) {
 	if ProviderInstalled() {
 		rows = append(rows,
 			pingpongRow("msg", "viaxdp", "fi_pingpong, provider viaxdp, connected endpoints, polling"),
-			pingpongRow("rdm", "viaxdp;ofi_rxm", "fi_pingpong, provider viaxdp with ofi_rxm, reliable datagrams, polling"))
+			pingpongRow("rdm", "viaxdp", "fi_pingpong, provider viaxdp, reliable datagrams, polling"))
 	} else {
 		missing = append(missing, "fi_pingpong over viaxdp: libfabric has no "+provider+" (make -C cmd/libfabric install, or FI_PROVIDER_PATH)")
 	}

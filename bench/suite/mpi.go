@@ -28,9 +28,9 @@ var mpiGroups = []group{{
 	},
 }, {
 	long: true, name: "layers-openmpi", title: "The same benchmarks: Open MPI over TCP, and over libfabric and VIs",
-	turn: 24 * time.Second,
+	turn: 36 * time.Second,
 	run: func(s *session) *report.Group {
-		return s.osu(openMPIRows, "openmpi-tcp, -viaxdp: Debian's Open MPI over the kernel's TCP, and over libfabric's providers viaxdp and ofi_rxm.")
+		return s.osu(openMPIRows, "openmpi-tcp, -viaxdp, -rxm: Debian's Open MPI over the kernel's TCP, over libfabric's provider viaxdp, and over ofi_rxm and viaxdp.")
 	},
 }, {
 	slow: true, name: "layers-loss-mpi", title: "Ranks of mvich and MPICH when the network loses frames",
@@ -79,7 +79,7 @@ var osuRows = append(slices.Clone(autoRows),
 	rankRow{name: "mvich-eager", protocol: "eager", most: 4096}, rankRow{name: "mvich-r3", protocol: "r3"},
 	rankRow{name: "mvich-rget", protocol: "rget"}, rankRow{name: "mvich-rput", protocol: "rput"})
 
-var openMPIRows = []rankRow{{name: "openmpi-tcp", open: openmpi.TCP}, {name: "openmpi-viaxdp", open: openmpi.VIA}}
+var openMPIRows = []rankRow{{name: "openmpi-tcp", open: openmpi.TCP}, {name: "openmpi-viaxdp", open: openmpi.VIA}, {name: "openmpi-rxm", open: openmpi.RXM}}
 
 // A rankJob is benchmarks that the same ranks run one after the other.
 type rankJob struct {
@@ -149,7 +149,7 @@ func (s *session) others(g *report.Group, rows []rankRow, dir string) map[string
 		case r.open != nil && openmpi.Missing() != "":
 			leave(r, openmpi.Missing()+" is not installed (Debian's packages "+openmpi.Packages+")")
 			continue
-		case slices.Equal(r.open, openmpi.VIA) && !peers.ProviderInstalled():
+		case r.open != nil && !slices.Equal(r.open, openmpi.TCP) && !peers.ProviderInstalled():
 			leave(r, "libfabric does not find the provider viaxdp (make -C cmd/libfabric install, or FI_PROVIDER_PATH)")
 			continue
 		}

@@ -39,7 +39,7 @@ func TestBench(t *testing.T) {
 	}
 	program, err := mpich.Build(t.Context(), own, openmpi.Compiler)
 	nstest.Must(t, err)
-	for name, over := range map[string]openmpi.Transport{"tcp": openmpi.TCP, "viaxdp": openmpi.VIA} {
+	for name, over := range map[string]openmpi.Transport{"tcp": openmpi.TCP, "viaxdp": openmpi.VIA, "ofi_rxm": openmpi.RXM} {
 		got, err := mpich.Run{
 			Program: []string{program}, Names: []string{"latency", "bw"}, Ranks: 2, MTU: 1500, Min: 8, Max: 8, Iterations: 20, OpenMPI: over,
 		}.Measure(t.Context())

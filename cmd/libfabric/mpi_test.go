@@ -61,6 +61,9 @@ func mpiEnv() []string {
 	return []string{"FI_PROVIDER_PATH=" + made.dir + "/prov", "VIA_HUGEPAGES=avoid", fmt.Sprintf("VIA_SILENCE=%d", silence.Milliseconds())}
 }
 
+// mpiTransports are the ways to the provider: its own FI_EP_RDM, and that of ofi_rxm.
+var mpiTransports = map[string]openmpi.Transport{"viaxdp": openmpi.VIA, "ofi_rxm": openmpi.RXM}
+
 // mpiProgram compiles a program of testdata/mpi.
 func mpiProgram(t *testing.T, name string) string {
 	t.Helper()
@@ -76,15 +79,19 @@ func mpiProgram(t *testing.T, name string) string {
 // A rank that dies ends the job.
 func TestOpenMPI(t *testing.T) {
 	program := mpiProgram(t, "ranks")
-	cases := []struct{ n, ranks int }{{2, 2}, {4, 1}, {2, 1}, {2, 4}}
+	cases := []struct {
+		n, ranks int
+		over     string
+	}{{2, 2, "viaxdp"}, {4, 1, "viaxdp"}, {2, 2, "ofi_rxm"}, {4, 1, "ofi_rxm"}, {2, 1, "viaxdp"}, {2, 4, "viaxdp"}}
 	if !testsize.Every() {
-		cases = cases[:2]
+		cases = cases[:3]
 	}
 	for _, c := range cases {
-		t.Run(fmt.Sprintf("%d hosts, %d ranks each", c.n, c.ranks), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %d hosts, %d ranks each", c.over, c.n, c.ranks), func(t *testing.T) {
 			n := c.n * c.ranks
 			h := newHosts(t, c.n, c.ranks)
-			out, err := h.Run(t.Context(), openmpi.VIA, mpiEnv(), program)
+			over := mpiTransports[c.over]
+			out, err := h.Run(t.Context(), over, mpiEnv(), program)
 			if err != nil || strings.Count(out, " checks\n") != n {
 				t.Fatalf("%v\n%s", err, out)
 			}
@@ -92,7 +99,7 @@ func TestOpenMPI(t *testing.T) {
 				return
 			}
 			began := time.Now()
-			if out, err = h.Run(t.Context(), openmpi.VIA, mpiEnv(), program, "dies"); err == nil || strings.Contains(out, " checks\n") {
+			if out, err = h.Run(t.Context(), over, mpiEnv(), program, "dies"); err == nil || strings.Contains(out, " checks\n") {
 				t.Errorf("a job with a rank that dies: %v after %v\n%s", err, time.Since(began), out)
 			}
 		})
@@ -109,13 +116,15 @@ func TestMPIApplications(t *testing.T) {
 	for _, ranks := range perHost {
 		h := newHosts(t, 2, ranks)
 		for _, app := range [][]string{{"stencil", "200", "200"}, {"cg", "100", "1000"}} {
-			t.Run(fmt.Sprintf("%s, %d ranks a host", app[0], ranks), func(t *testing.T) {
-				out, err := h.Run(t.Context(), openmpi.VIA, mpiEnv(), append([]string{program}, app...)...)
-				if err != nil || !strings.Contains(out, fmt.Sprintf("%d ranks", 2*ranks)) || !strings.Contains(out, "as alone") {
-					t.Errorf("%v\n%s", err, out)
-				}
-				t.Log(strings.TrimSpace(out))
-			})
+			for name, over := range mpiTransports {
+				t.Run(fmt.Sprintf("%s, %s, %d ranks a host", app[0], name, ranks), func(t *testing.T) {
+					out, err := h.Run(t.Context(), over, mpiEnv(), append([]string{program}, app...)...)
+					if err != nil || !strings.Contains(out, fmt.Sprintf("%d ranks", 2*ranks)) || !strings.Contains(out, "as alone") {
+						t.Errorf("%v\n%s", err, out)
+					}
+					t.Log(strings.TrimSpace(out))
+				})
+			}
 		}
 	}
 }

@@ -67,7 +67,7 @@ func TestNewest(t *testing.T) {
 	t.Run("suite", func(t *testing.T) { suite(t, b, b, program, "viaxdp", b.a.IPv4.String()) })
 	t.Run("tcp", func(t *testing.T) { suite(t, b, b, program, "tcp", b.a.IPv4.String()) })
 	b = b.with("FI_PROVIDER_PATH=" + own)
-	for _, kind := range []string{"msg", "rdm"} {
+	for _, kind := range pingpongKinds {
 		t.Run(kind, func(t *testing.T) { runPingpong(t, n.program(t, n.root+"/usr/bin/fi_pingpong"), b, b, kind) })
 	}
 }

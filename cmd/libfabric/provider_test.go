@@ -36,13 +36,13 @@ func TestSuite(t *testing.T) {
 	}
 	t.Run("IPv6", func(t *testing.T) {
 		b := newBed(t, nstest.Options{MTU: 1500})
-		suite(t, b, b, program, "viaxdp", b.a.IPv6.String(), "info", "connections", "messages")
+		suite(t, b, b, program, "viaxdp", b.a.IPv6.String(), "info", "connections", "messages", "rdm")
 	})
 	t.Run("key", func(t *testing.T) {
 		key := filepath.Join(t.TempDir(), "key")
 		nstest.Must(t, os.WriteFile(key, []byte("32 bytes, and random where it is no test"), 0o600))
 		b := newBed(t, nstest.Options{MTU: 1500}, "VIA_PSK="+key)
-		suite(t, b, b, program, "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma")
+		suite(t, b, b, program, "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "rdm")
 	})
 }
 
@@ -109,12 +109,19 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// A peer of FI_EP_RDM that is killed fails what is under way with it, and can be started again at its address.
+func TestRDMKilled(t *testing.T) {
+	dir := build(t)
+	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000")
+	suite(t, b, b, dir+"/suite", "viaxdp", b.a.IPv4.String(), "rdmkilled")
+}
+
 // fi_info lists the provider, by itself and below ofi_rxm.
 func TestInfo(t *testing.T) {
 	build(t)
 	b := newBed(t, nstest.Options{MTU: 1500})
 	out := b.start(t, b.a, "fi_info", "-p", "viaxdp").finish(t)
-	for _, want := range []string{"provider: viaxdp\n", "provider: viaxdp;ofi_rxm\n", "domain: via0\n", "type: FI_EP_MSG\n", "fabric: 10.99.0.0/24\n"} {
+	for _, want := range []string{"provider: viaxdp\n", "provider: viaxdp;ofi_rxm\n", "domain: via0\n", "type: FI_EP_MSG\n", "type: FI_EP_RDM\n    protocol: Provider specific\n", "fabric: 10.99.0.0/24\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("without %q:\n%s", want, out)
 		}
@@ -124,20 +131,29 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// pingpongKinds are FI_EP_MSG, FI_EP_RDM, and that of ofi_rxm.
+var pingpongKinds = []string{"msg", "rdm", "rxm"}
+
 // pingpong are fi_pingpong and its arguments; it checks data.
 func pingpong(program, kind string, more ...string) []string {
-	provider, endpoint := "viaxdp", "msg"
-	if kind == "rdm" {
+	provider, endpoint := "viaxdp", kind
+	if kind == "rxm" {
 		provider, endpoint = "viaxdp;ofi_rxm", "rdm"
 	}
 	return append([]string{program, "-p", provider, "-e", endpoint, "-c", "-I", "10", "-S", "all"}, more...)
 }
+
+// withoutRXM keeps libfabric from ofi_rxm, which it lists first for a provider's name.
+const withoutRXM = "FI_PROVIDER=^ofi_rxm"
 
 // largest is the last size of fi_pingpong -S all.
 const largest = "\n6m "
 
 func runPingpong(t *testing.T, program string, a, b *bed, kind string) {
 	t.Helper()
+	if kind == "rdm" {
+		a, b = a.with(withoutRXM), b.with(withoutRXM)
+	}
 	s := a.start(t, a.a, pingpong(program, kind)...)
 	listens(t, a.a, 47592)
 	out := b.start(t, b.b, pingpong(program, kind, a.a.IPv4.String())...).finish(t)
@@ -151,7 +167,7 @@ func runPingpong(t *testing.T, program string, a, b *bed, kind string) {
 
 func TestPingpong(t *testing.T) {
 	build(t)
-	for _, kind := range []string{"msg", "rdm"} {
+	for _, kind := range pingpongKinds {
 		for _, mtu := range []int{1500, 9000} {
 			t.Run(fmt.Sprint(kind, " ", mtu), func(t *testing.T) {
 				b := newBed(t, nstest.Options{MTU: mtu})
@@ -167,14 +183,15 @@ func TestAgent(t *testing.T) {
 	b := newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
 	here, there := agents(t, b, 3*programTime)
 	t.Run("suite", func(t *testing.T) {
-		suite(t, here, there, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends")
+		suite(t, here, there, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends", "rdm")
 	})
-	t.Run("msg", func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, "msg") })
-	t.Run("rdm", func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, "rdm") })
+	for _, kind := range pingpongKinds {
+		t.Run(kind, func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, kind) })
+	}
 	t.Run("one host", func(t *testing.T) { // the programs share the queues
 		local := *here
 		local.b = here.a
-		suite(t, &local, &local, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends")
+		suite(t, &local, &local, dir+"/suite", "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "ends", "rdm")
 	})
 	t.Run("no agent", func(t *testing.T) {
 		p := here.with("VIA_AGENT=none").start(t, b.a, "fi_info", "-p", "viaxdp")
@@ -247,7 +264,7 @@ func TestLoss(t *testing.T) {
 		return cmd, out
 	}
 	args := func(side string) []string {
-		return []string{dir + "/suite", side, "viaxdp", star.Ends[0].IPv4.Addr().String(), "7117", "connections", "messages", "rma", "ends"}
+		return []string{dir + "/suite", side, "viaxdp", star.Ends[0].IPv4.Addr().String(), "7117", "connections", "messages", "rma", "ends", "rdm"}
 	}
 	s, said := start(0, args("server")...)
 	c, out := start(1, args("client")...)

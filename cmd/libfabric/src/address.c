@@ -1,4 +1,7 @@
 /* Socket addresses, IPv4 and IPv6. */
+#include <netdb.h>
+#include <sys/socket.h>
+
 #include "viaxdp.h"
 
 size_t vx_addr_len(const union vx_addr *a)
@@ -53,6 +56,16 @@ int vx_addr_any(const union vx_addr *a)
 	return a->in.sin_addr.s_addr == INADDR_ANY;
 }
 
+int vx_addr_compare(const union vx_addr *a, const union vx_addr *b)
+{
+	int result = (int)a->sa.sa_family - (int)b->sa.sa_family;
+
+	if (!result)
+		result = a->sa.sa_family == AF_INET6 ? memcmp(&a->in6.sin6_addr, &b->in6.sin6_addr, sizeof a->in6.sin6_addr) :
+			memcmp(&a->in.sin_addr, &b->in.sin_addr, sizeof a->in.sin_addr);
+	return result ? result : (int)vx_addr_port(a) - (int)vx_addr_port(b);
+}
+
 int vx_addr_copy(const union vx_addr *a, void *out, size_t *length)
 {
 	size_t room = *length, need = vx_addr_len(a);
@@ -61,4 +74,22 @@ int vx_addr_copy(const union vx_addr *a, void *out, size_t *length)
 	if (room && out)
 		memcpy(out, a, room < need ? room : need);
 	return room < need ? -FI_ETOOSMALL : 0;
+}
+
+int vx_addr_resolve(const char *node, const char *service, uint64_t flags, union vx_addr *out)
+{
+	struct addrinfo want = {.ai_socktype = SOCK_STREAM}, *found;
+	int error;
+
+	if (flags & FI_NUMERICHOST)
+		want.ai_flags |= AI_NUMERICHOST;
+	if (!node)
+		want.ai_flags |= AI_PASSIVE;
+	if (!node)
+		want.ai_family = AF_INET;
+	if (getaddrinfo(node, service, &want, &found) != 0)
+		return -FI_ENODATA;
+	error = vx_addr_get(out, found->ai_addr, found->ai_addrlen);
+	freeaddrinfo(found);
+	return error ? -FI_ENODATA : 0;
 }

@@ -48,7 +48,7 @@ int vx_cm_spawn(pthread_t *thread, void *(*run)(void *), void *arg)
 static void *connect_thread(void *arg)
 {
 	struct vx_ep *ep = arg;
-	struct vx_link *link = ep->link;
+	struct vx_link *link = ep->tx.link;
 	union net_address local, remote;
 	VIP_RETURN code;
 
@@ -86,22 +86,23 @@ static int cm_connect(struct fid_ep *fid, const void *addr, const void *param, s
 	if (!addr || vx_addr_get(&to, addr, vx_addr_len(addr)) || (length && !param))
 		return -FI_EINVAL;
 	pthread_mutex_lock(&ep->nic->lock);
-	error = ep->link ? -FI_EISCONN : vx_ep_enable(ep);
+	error = ep->tx.link ? -FI_EISCONN : vx_ep_enable(ep);
 	if (!error && length && !(ep->param = malloc(length)))
 		error = -FI_ENOMEM;
 	if (!error)
-		error = vx_link_open(ep->nic, &ep->link);
+		error = vx_link_open(ep->nic, &ep->tx.link);
 	if (!error) {
 		ep->peer = to;
 		ep->param_length = length;
 		if (length)
 			memcpy(ep->param, param, length);
-		ep->link->ep = ep;
-		vx_link_set(ep->link, VX_REQUESTING);
+		ep->tx.link->ep = ep;
+		ep->tx.link->tx = &ep->tx;
+		vx_link_set(ep->tx.link, VX_REQUESTING);
 		error = vx_cm_spawn(&ep->connecting, connect_thread, ep);
 		ep->connects = !error;
 		if (error)
-			vx_link_set(ep->link, VX_DOWN);
+			vx_link_set(ep->tx.link, VX_DOWN);
 	}
 	pthread_mutex_unlock(&ep->nic->lock);
 	return error;
@@ -126,7 +127,7 @@ void vx_cm_lost(struct vx_link *link, int was)
 
 	if (!ep)
 		return; /* fi_accept will fail */
-	vx_tx_flush(ep, FI_ECONNRESET);
+	vx_tx_flush(&ep->tx, FI_ECONNRESET);
 	if (vx_link_ended(link))
 		vx_rx_flush(ep);
 	if (was == VX_GREETED)
@@ -152,7 +153,8 @@ int vx_cm_adopt(struct vx_ep *ep, struct fid *handle)
 	if (!error) {
 		vx_pep_forget(link);
 		link->ep = ep;
-		ep->link = link;
+		link->tx = &ep->tx;
+		ep->tx.link = link;
 		ep->peer = link->peer;
 	}
 	pthread_mutex_unlock(&ep->nic->lock);
@@ -167,16 +169,16 @@ static int cm_accept(struct fid_ep *fid, const void *param, size_t length)
 	if (length && !param)
 		return -FI_EINVAL;
 	pthread_mutex_lock(&ep->nic->lock);
-	error = !ep->link ? -FI_EOPBADSTATE : ep->link->state == VX_DOWN ? -FI_ECONNABORTED :
-		ep->link->state != VX_ASKED ? -FI_EISCONN : vx_ep_enable(ep);
+	error = !ep->tx.link ? -FI_EOPBADSTATE : ep->tx.link->state == VX_DOWN ? -FI_ECONNABORTED :
+		ep->tx.link->state != VX_ASKED ? -FI_EISCONN : vx_ep_enable(ep);
 	if (!error)
-		error = vx_link_greet(ep->link, VX_ACCEPT, &ep->name, param, length);
+		error = vx_link_greet(ep->tx.link, VX_ACCEPT, &ep->name, param, length);
 	if (!error) {
-		vx_link_set(ep->link, VX_UP);
-		ep->link->unanswered = 0;
+		vx_link_set(ep->tx.link, VX_UP);
+		ep->tx.link->unanswered = 0;
 		vx_eq_cm(ep->eq, FI_CONNECTED, &ep->fid.fid, NULL, NULL, 0);
 	} else if (error == -FI_ECONNABORTED) {
-		ep->link->unanswered = 0;
+		ep->tx.link->unanswered = 0;
 		vx_rx_flush(ep);
 	}
 	pthread_mutex_unlock(&ep->nic->lock);
@@ -188,14 +190,14 @@ static int cm_accept(struct fid_ep *fid, const void *param, size_t length)
  */
 static void disconnect(struct vx_ep *ep)
 {
-	struct vx_link *link = ep->link;
+	struct vx_link *link = ep->tx.link;
 
 	vx_link_set(link, VX_DOWN);
 	pthread_mutex_unlock(&ep->nic->lock);
 	VipDisconnect(link->vi);
 	pthread_mutex_lock(&ep->nic->lock);
 	vx_link_reap(link);
-	vx_tx_flush(ep, FI_ECANCELED);
+	vx_tx_flush(&ep->tx, FI_ECANCELED);
 	vx_rx_flush(ep);
 	link->held_head = link->held_tail;
 }
@@ -208,9 +210,9 @@ static int cm_shutdown(struct fid_ep *fid, uint64_t flags)
 	if (flags)
 		return -FI_EBADFLAGS;
 	pthread_mutex_lock(&ep->nic->lock);
-	if (!ep->link || ep->link->state == VX_REQUESTING)
+	if (!ep->tx.link || ep->tx.link->state == VX_REQUESTING)
 		error = -FI_ENOTCONN;
-	else if (ep->link->state != VX_DOWN)
+	else if (ep->tx.link->state != VX_DOWN)
 		disconnect(ep);
 	pthread_mutex_unlock(&ep->nic->lock);
 	return error;
@@ -224,14 +226,14 @@ void vx_cm_close(struct vx_ep *ep)
 	if (ep->connects)
 		pthread_join(ep->connecting, NULL);
 	pthread_mutex_lock(&ep->nic->lock);
-	if (ep->link)
+	if (ep->tx.link)
 		disconnect(ep);
 	else
 		vx_rx_flush(ep);
 	pthread_mutex_unlock(&ep->nic->lock);
-	if (ep->link)
-		vx_link_close(ep->link);
-	ep->link = NULL;
+	if (ep->tx.link)
+		vx_link_close(ep->tx.link);
+	ep->tx.link = NULL;
 }
 
 static int cm_getpeer(struct fid_ep *fid, void *addr, size_t *length)
@@ -240,7 +242,7 @@ static int cm_getpeer(struct fid_ep *fid, void *addr, size_t *length)
 	int error = -FI_ENOTCONN;
 
 	pthread_mutex_lock(&ep->nic->lock);
-	if (ep->link && ep->link->state >= VX_UP)
+	if (ep->tx.link && ep->tx.link->state >= VX_UP)
 		error = vx_addr_copy(&ep->peer, addr, length);
 	pthread_mutex_unlock(&ep->nic->lock);
 	return error;

@@ -26,10 +26,15 @@ struct vx_pep {
 	int listening, closing; /* closing: under the lock of nic */
 	struct vx_link *requests; /* that no endpoint has yet */
 	int waiting, backlog;     /* how many they are, and may be */
+	struct vx_rdm *rdm;       /* whose listener it is; NULL: the program's */
 };
 
 /* pep.c */
 void vx_pep_forget(struct vx_link *link); /* it has an endpoint, or is closed; under the lock */
+void vx_pep_init(struct vx_pep *pep);
+int vx_pep_reserve(struct vx_pep *pep);   /* the port */
+int vx_pep_listen(struct vx_pep *pep, const char *interface);
+void vx_pep_stop(struct vx_pep *pep);     /* all that is above */
 
 /* For both kinds of endpoints. */
 int vx_cm_getname(fid_t fid, void *addr, size_t *length);

@@ -17,12 +17,12 @@ static struct vx_cq *queue(struct fid_cq *fid)
 
 static struct fi_cq_err_entry *first(struct vx_cq *cq)
 {
-	return cq->head == cq->tail ? NULL : &cq->ring[cq->head & (cq->size - 1)];
+	return cq->head == cq->tail ? NULL : &cq->ring[cq->head & (cq->size - 1)].entry;
 }
 
 static int grow(struct vx_cq *cq)
 {
-	struct fi_cq_err_entry *ring = malloc(2 * cq->size * sizeof *ring);
+	struct vx_entry *ring = malloc(2 * cq->size * sizeof *ring);
 	uint64_t i;
 
 	if (!ring)
@@ -35,14 +35,23 @@ static int grow(struct vx_cq *cq)
 	return 1;
 }
 
-void vx_cq_push(struct vx_cq *cq, const struct fi_cq_err_entry *entry)
+void vx_cq_push_from(struct vx_cq *cq, const struct fi_cq_err_entry *entry, fi_addr_t from)
 {
+	struct vx_entry *e;
+
 	if (cq->tail - cq->head == cq->size && !grow(cq)) {
 		VX_WARN(FI_LOG_CQ, "out of memory: a completion is lost\n");
 		return;
 	}
-	cq->ring[cq->tail++ & (cq->size - 1)] = *entry;
+	e = &cq->ring[cq->tail++ & (cq->size - 1)];
+	e->entry = *entry;
+	e->from = from;
 	vx_wait_signal(&cq->wait);
+}
+
+void vx_cq_push(struct vx_cq *cq, const struct fi_cq_err_entry *entry)
+{
+	vx_cq_push_from(cq, entry, FI_ADDR_NOTAVAIL);
 }
 
 /* The formats are prefixes of each other, and of an error entry, up to the tag. */
@@ -60,7 +69,7 @@ static ssize_t take(struct vx_cq *cq, void *buf, size_t count, fi_addr_t *from)
 	for (n = 0; n < count && (e = first(cq)) && !e->err; n++) {
 		memcpy((char *)buf + n * size, e, size);
 		if (from)
-			from[n] = FI_ADDR_NOTAVAIL;
+			from[n] = VX_OUTER(e, struct vx_entry, entry)->from;
 		cq->head++;
 	}
 	if (n)
@@ -77,8 +86,10 @@ static ssize_t cq_readfrom(struct fid_cq *fid, void *buf, size_t count, fi_addr_
 
 	pthread_mutex_lock(&nic->lock);
 	vx_wait_disarm(&cq->wait, cq->domain->nic);
-	if (cq->head == cq->tail || !count)
+	if (!count)
 		vx_nic_progress(nic);
+	else if (cq->head == cq->tail)
+		vx_nic_poll(nic, cq);
 	n = take(cq, buf, count, from);
 	pthread_mutex_unlock(&nic->lock);
 	return n;
@@ -120,7 +131,7 @@ static ssize_t spin(struct vx_cq *cq, void *buf, size_t count, fi_addr_t *from, 
 	ssize_t n;
 
 	do {
-		vx_nic_progress(cq->domain->nic);
+		vx_nic_poll(cq->domain->nic, cq);
 		n = take(cq, buf, count, from);
 	} while (n == -FI_EAGAIN && !cq->wait.interrupted && vx_now() < until && vx_now() < end);
 	return n;

@@ -1,7 +1,7 @@
 /* Domains: an interface, as a program has opened it. */
 #include <stdlib.h>
 
-#include "viaxdp.h"
+#include "match.h"
 
 int vx_no_bind(struct fid *fid, struct fid *other, uint64_t flags)
 {
@@ -37,12 +37,6 @@ static int domain_close(struct fid *fid)
 	__atomic_sub_fetch(&domain->fabric->refs, 1, __ATOMIC_SEQ_CST);
 	free(domain);
 	return 0;
-}
-
-static int no_av(struct fid_domain *domain, struct fi_av_attr *attr, struct fid_av **av, void *context)
-{
-	(void)domain, (void)attr, (void)av, (void)context;
-	return -FI_ENOSYS;
 }
 
 static int no_poll(struct fid_domain *domain, struct fi_poll_attr *attr, struct fid_poll **poll)
@@ -85,7 +79,7 @@ static struct fi_ops fid_ops = {
 
 static struct fi_ops_domain domain_ops = {
 	.size = sizeof domain_ops,
-	.av_open = no_av,
+	.av_open = vx_av_open,
 	.cq_open = vx_cq_open,
 	.endpoint = vx_ep_open,
 	.scalable_ep = no_scalable,

@@ -1,7 +1,7 @@
 /* Endpoints: what they are bound to, their options, their life. */
 #include <stdlib.h>
 
-#include "link.h"
+#include "match.h"
 
 static size_t power_of_two(size_t n)
 {
@@ -39,6 +39,7 @@ static void dispose(struct vx_ep *ep)
 	free(ep->ops);
 	free(ep->recvs);
 	free(ep->param);
+	vx_rdm_free(ep);
 	free(ep);
 }
 
@@ -46,7 +47,10 @@ static int ep_close(struct fid *fid)
 {
 	struct vx_ep *ep = VX_OUTER(fid, struct vx_ep, fid.fid);
 
-	vx_cm_close(ep);
+	if (ep->rdm)
+		vx_rdm_close(ep);
+	else
+		vx_cm_close(ep);
 	unbind(ep);
 	dispose(ep);
 	return 0;
@@ -109,6 +113,8 @@ static int ep_bind(struct fid *fid, struct fid *other, uint64_t flags)
 	pthread_mutex_lock(&ep->nic->lock);
 	if (ep->enabled)
 		error = -FI_EOPBADSTATE;
+	else if (other->fclass == FI_CLASS_AV)
+		error = flags ? -FI_EBADFLAGS : vx_rdm_bind(ep, other);
 	else if (other->fclass == FI_CLASS_CQ)
 		error = bind_cq(ep, VX_OUTER(other, struct vx_cq, fid.fid), flags);
 	else if (other->fclass == FI_CLASS_CNTR)
@@ -121,7 +127,7 @@ int vx_ep_enable(struct vx_ep *ep)
 {
 	if (ep->enabled)
 		return 0;
-	if (!ep->eq)
+	if (!ep->eq && !ep->rdm)
 		return -FI_ENOEQ;
 	if (!ep->tx_cq && !ep->send && ep->info->caps & FI_SEND)
 		return -FI_ENOCQ;
@@ -155,7 +161,7 @@ static int ep_control(struct fid *fid, int command, void *arg)
 	pthread_mutex_lock(&ep->nic->lock);
 	switch (command) {
 	case FI_ENABLE:
-		error = vx_ep_enable(ep);
+		error = ep->rdm && !ep->enabled ? vx_rdm_enable(ep) : vx_ep_enable(ep);
 		break;
 	case FI_GETOPSFLAG:
 	case FI_SETOPSFLAG:
@@ -172,9 +178,13 @@ static ssize_t ep_cancel(fid_t fid, void *context)
 	ssize_t result;
 
 	pthread_mutex_lock(&ep->nic->lock);
-	result = vx_rx_cancel(ep, context);
-	if (result)
-		result = vx_tx_cancel(ep, context);
+	if (ep->rdm) {
+		result = vx_rdm_cancel(ep, context);
+	} else {
+		result = vx_rx_cancel(ep, context);
+		if (result)
+			result = vx_tx_cancel(&ep->tx, context);
+	}
 	pthread_mutex_unlock(&ep->nic->lock);
 	return result;
 }
@@ -233,7 +243,7 @@ static ssize_t rx_size_left(struct fid_ep *fid)
 {
 	struct vx_ep *ep = VX_OUTER(fid, struct vx_ep, fid);
 
-	return (ssize_t)(ep->rx_size - (ep->recv_tail - ep->recv_head));
+	return ep->rdm ? vx_match_left(ep) : (ssize_t)(ep->rx_size - (ep->recv_tail - ep->recv_head));
 }
 
 static ssize_t tx_size_left(struct fid_ep *fid)
@@ -271,24 +281,29 @@ static struct fi_ops_ep ep_ops = {
 
 static int make(struct vx_ep *ep, struct fi_info *info)
 {
+	int rdm = info->ep_attr->type == FI_EP_RDM;
+	size_t most = rdm ? VX_RDM_SIZE : VX_TX_SIZE, most_rx = rdm ? VX_RDM_SIZE : VX_RX_SIZE;
+
 	ep->info = fi_dupinfo(info);
 	if (!ep->info || !ep->info->tx_attr || !ep->info->rx_attr)
 		return -FI_ENOMEM;
-	ep->tx_size = info->tx_attr->size ? info->tx_attr->size : VX_TX_SIZE;
-	ep->rx_size = power_of_two(info->rx_attr->size ? info->rx_attr->size : VX_RX_SIZE);
-	if (ep->tx_size > VX_TX_SIZE || ep->rx_size > VX_RX_SIZE)
+	ep->tx_size = info->tx_attr->size ? info->tx_attr->size : most;
+	ep->rx_size = power_of_two(info->rx_attr->size ? info->rx_attr->size : most_rx);
+	if (ep->tx_size > most || ep->rx_size > most_rx)
 		return -FI_EINVAL;
 	ep->ops = calloc(ep->tx_size, sizeof *ep->ops);
-	ep->recvs = calloc(ep->rx_size, sizeof *ep->recvs);
-	if (!ep->ops || !ep->recvs)
+	if (!rdm)
+		ep->recvs = calloc(ep->rx_size, sizeof *ep->recvs);
+	if (!ep->ops || (!rdm && !ep->recvs))
 		return -FI_ENOMEM;
 	ep->multi_recv_min = VX_MULTI_RECV;
-	ep->waiting.last = &ep->waiting.first;
-	ep->unacknowledged.last = &ep->unacknowledged.first;
+	vx_tx_init(&ep->tx, ep);
 	if (info->src_addr)
 		vx_addr_get(&ep->name, info->src_addr, info->src_addrlen);
 	if (info->dest_addr)
 		vx_addr_get(&ep->peer, info->dest_addr, info->dest_addrlen);
+	if (rdm)
+		return vx_rdm_open(ep);
 	return info->handle ? vx_cm_adopt(ep, info->handle) : 0;
 }
 
@@ -297,7 +312,8 @@ int vx_ep_open(struct fid_domain *domain, struct fi_info *info, struct fid_ep **
 	struct vx_ep *ep;
 	int error;
 
-	if (!info || !info->ep_attr || !info->tx_attr || !info->rx_attr || info->ep_attr->type != FI_EP_MSG)
+	if (!info || !info->ep_attr || !info->tx_attr || !info->rx_attr ||
+		(info->ep_attr->type != FI_EP_MSG && info->ep_attr->type != FI_EP_RDM))
 		return -FI_EINVAL;
 	ep = calloc(1, sizeof *ep);
 	if (!ep)
@@ -311,6 +327,10 @@ int vx_ep_open(struct fid_domain *domain, struct fi_info *info, struct fid_ep **
 	ep->fid.cm = &vx_cm_ops;
 	ep->fid.msg = &vx_msg_ops;
 	ep->fid.rma = &vx_rma_ops;
+	if (info->ep_attr->type == FI_EP_RDM) {
+		ep->fid.cm = &vx_rdm_cm_ops;
+		ep->fid.tagged = &vx_tagged_ops;
+	}
 	error = make(ep, info);
 	if (error) {
 		dispose(ep);

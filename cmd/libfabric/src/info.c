@@ -5,7 +5,6 @@
 #include <ifaddrs.h>
 #include <linux/capability.h>
 #include <linux/if_packet.h>
-#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <arpa/inet.h>
@@ -84,24 +83,6 @@ static int source(const union vx_addr *to, union vx_addr *from)
 	return ok;
 }
 
-static int resolve(const char *node, const char *service, uint64_t flags, union vx_addr *out)
-{
-	struct addrinfo want = {.ai_socktype = SOCK_STREAM}, *found;
-	int error;
-
-	if (flags & FI_NUMERICHOST)
-		want.ai_flags |= AI_NUMERICHOST;
-	if (!node)
-		want.ai_flags |= AI_PASSIVE;
-	if (!node)
-		want.ai_family = AF_INET;
-	if (getaddrinfo(node, service, &want, &found) != 0)
-		return -FI_ENODATA;
-	error = vx_addr_get(out, found->ai_addr, found->ai_addrlen);
-	freeaddrinfo(found);
-	return error ? -FI_ENODATA : 0;
-}
-
 static int ask(struct question *q, const char *node, const char *service, uint64_t flags)
 {
 	const struct fi_info *h = q->hints;
@@ -113,9 +94,9 @@ static int ask(struct question *q, const char *node, const char *service, uint64
 		return -FI_ENODATA;
 	if (node || service) {
 		if (flags & FI_SOURCE)
-			error = resolve(node, service, flags, &q->from);
+			error = vx_addr_resolve(node, service, flags, &q->from);
 		else if (node)
-			error = resolve(node, service, flags, &q->to);
+			error = vx_addr_resolve(node, service, flags, &q->to);
 		else if (q->to.sa.sa_family) /* the service of hints' address */
 			vx_addr_set_port(&q->to, (uint16_t)atoi(service));
 	}
@@ -133,36 +114,46 @@ static int ask(struct question *q, const char *node, const char *service, uint64
 	return 0;
 }
 
+/* What depends on the endpoint type. */
+static const struct kind {
+	enum fi_ep_type type;
+	uint64_t caps, tx_caps, rx_caps, primary, order;
+	size_t tx_size, rx_size;
+	uint32_t protocol;
+} msg = {FI_EP_MSG, VX_CAPS, VX_TX_CAPS, VX_RX_CAPS, FI_MSG | FI_RMA, VX_ORDER, VX_TX_SIZE, VX_RX_SIZE, VX_PROTOCOL},
+  rdm = {FI_EP_RDM, VX_RDM_CAPS, VX_RDM_TX_CAPS, VX_RDM_RX_CAPS, FI_MSG | FI_RMA | FI_TAGGED, VX_RDM_ORDER, VX_RDM_SIZE, VX_RDM_SIZE,
+	VX_RDM_PROTOCOL};
+
 /*
  * Hints: each function is 1 if we have what they want.
  */
-static int rma(const struct fi_info *h)
+static int has_rma(const struct fi_info *h)
 {
 	return !h || !h->caps || h->caps & FI_RMA;
 }
 
-static int tx_fits(const struct fi_tx_attr *a)
+static int tx_fits(const struct kind *k, const struct fi_tx_attr *a)
 {
-	return !a || (!(a->caps & ~VX_CAPS) && !(a->op_flags & ~VX_TX_FLAGS) && !(a->msg_order & ~VX_ORDER) &&
-		a->inject_size <= VX_INJECT && a->size <= VX_TX_SIZE && a->iov_limit <= VX_IOV && a->rma_iov_limit <= VX_RMA_IOV);
+	return !a || (!(a->caps & ~k->caps) && !(a->op_flags & ~VX_TX_FLAGS) && !(a->msg_order & ~k->order) &&
+		a->inject_size <= VX_INJECT && a->size <= k->tx_size && a->iov_limit <= VX_IOV && a->rma_iov_limit <= VX_RMA_IOV);
 }
 
-static int rx_fits(const struct fi_rx_attr *a)
+static int rx_fits(const struct kind *k, const struct fi_rx_attr *a)
 {
-	return !a || (!(a->caps & ~VX_CAPS) && !(a->op_flags & ~VX_RX_FLAGS) && !(a->msg_order & ~VX_ORDER) &&
-		a->size <= VX_RX_SIZE && a->iov_limit <= VX_IOV && !a->total_buffered_recv);
+	return !a || (!(a->caps & ~k->caps) && !(a->op_flags & ~VX_RX_FLAGS) && !(a->msg_order & ~k->order) &&
+		a->size <= k->rx_size && a->iov_limit <= VX_IOV && !a->total_buffered_recv);
 }
 
-static int ep_fits(const struct fi_ep_attr *a)
+static int ep_fits(const struct kind *k, const struct fi_ep_attr *a)
 {
-	return !a || ((a->type == FI_EP_UNSPEC || a->type == FI_EP_MSG) &&
-		(a->protocol == FI_PROTO_UNSPEC || a->protocol == VX_PROTOCOL) &&
+	return !a || ((a->type == FI_EP_UNSPEC || a->type == k->type) &&
+		(a->protocol == FI_PROTO_UNSPEC || a->protocol == k->protocol) &&
 		a->max_msg_size <= VX_MAX_MESSAGE && a->tx_ctx_cnt <= 1 && a->rx_ctx_cnt <= 1 && !a->auth_key_size);
 }
 
 static int mr_fits(const struct question *q, int mode)
 {
-	if (!rma(q->hints) || mode == VX_MR_BASIC)
+	if (!has_rma(q->hints) || mode == VX_MR_BASIC)
 		return 1;
 	if (mode == VX_MR_UNSPEC)
 		return q->version < FI_VERSION(1, 5);
@@ -175,29 +166,29 @@ static int domain_fits(const struct question *q, const struct fi_domain_attr *a)
 		!(a->caps & ~(uint64_t)VX_DOMAIN_CAPS) && !a->auth_key_size && a->max_ep_srx_ctx == 0 && a->max_ep_stx_ctx == 0);
 }
 
-static int fits(const struct question *q)
+static int fits(const struct question *q, const struct kind *k)
 {
 	const struct fi_info *h = q->hints;
 
 	if (!h)
 		return 1;
-	if (h->caps & ~(uint64_t)VX_CAPS || (h->addr_format != FI_FORMAT_UNSPEC && h->addr_format != FI_SOCKADDR &&
+	if (h->caps & ~k->caps || (h->addr_format != FI_FORMAT_UNSPEC && h->addr_format != FI_SOCKADDR &&
 		h->addr_format != FI_SOCKADDR_IN && h->addr_format != FI_SOCKADDR_IN6))
 		return 0;
-	return tx_fits(h->tx_attr) && rx_fits(h->rx_attr) && ep_fits(h->ep_attr) && domain_fits(q, h->domain_attr);
+	return tx_fits(k, h->tx_attr) && rx_fits(k, h->rx_attr) && ep_fits(k, h->ep_attr) && domain_fits(q, h->domain_attr);
 }
 
 /* The capabilities that hints ask for, with the modifiers that follow, and what comes at no cost. */
-static uint64_t capabilities(const struct fi_info *h)
+static uint64_t capabilities(const struct kind *k, const struct fi_info *h)
 {
-	const uint64_t primary = FI_MSG | FI_RMA, message = FI_SEND | FI_RECV;
+	const uint64_t message = FI_SEND | FI_RECV, wanted = FI_DIRECTED_RECV | FI_SOURCE;
 	const uint64_t remote = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 	uint64_t caps;
 
 	if (!h || !h->caps)
-		return VX_CAPS;
-	caps = h->caps & (primary | message | remote);
-	if (caps & FI_MSG && !(caps & message))
+		return k->caps;
+	caps = h->caps & (k->primary | message | remote | wanted);
+	if (caps & (FI_MSG | FI_TAGGED) && !(caps & message))
 		caps |= message;
 	if (caps & FI_RMA && !(caps & remote))
 		caps |= remote;
@@ -206,44 +197,45 @@ static uint64_t capabilities(const struct fi_info *h)
 
 #define HINT(attr, member, otherwise) (h && h->attr && h->attr->member ? h->attr->member : (otherwise))
 
-static void describe(const struct question *q, struct fi_info *info)
+static void describe(const struct question *q, const struct kind *k, struct fi_info *info)
 {
 	const struct fi_info *h = q->hints;
-	uint64_t caps = capabilities(h);
+	uint64_t caps = capabilities(k, h);
 	struct fi_domain_attr *d = info->domain_attr;
 
 	info->caps = caps;
 	info->mode = 0;
-	info->tx_attr->caps = caps & (VX_TX_CAPS | FI_FENCE);
+	info->tx_attr->caps = caps & (k->tx_caps | FI_FENCE);
 	info->tx_attr->op_flags = HINT(tx_attr, op_flags, 0);
-	info->tx_attr->msg_order = VX_ORDER;
+	info->tx_attr->msg_order = k->order;
 	info->tx_attr->comp_order = VX_ORDER_NONE;
 	info->tx_attr->inject_size = VX_INJECT;
-	info->tx_attr->size = HINT(tx_attr, size, VX_TX_SIZE);
+	info->tx_attr->size = HINT(tx_attr, size, k->tx_size);
 	info->tx_attr->iov_limit = VX_IOV;
 	info->tx_attr->rma_iov_limit = VX_RMA_IOV;
-	info->rx_attr->caps = caps & VX_RX_CAPS;
+	info->rx_attr->caps = caps & k->rx_caps;
 	info->rx_attr->op_flags = HINT(rx_attr, op_flags, 0);
-	info->rx_attr->msg_order = VX_ORDER;
-	info->rx_attr->comp_order = VX_ORDER_STRICT;
-	info->rx_attr->size = HINT(rx_attr, size, VX_RX_SIZE);
+	info->rx_attr->msg_order = k->order;
+	info->rx_attr->comp_order = k == &msg ? VX_ORDER_STRICT : VX_ORDER_NONE;
+	info->rx_attr->size = HINT(rx_attr, size, k->rx_size);
 	info->rx_attr->iov_limit = VX_IOV;
-	info->ep_attr->type = FI_EP_MSG;
-	info->ep_attr->protocol = VX_PROTOCOL;
+	info->ep_attr->type = k->type;
+	info->ep_attr->protocol = k->protocol;
 	info->ep_attr->protocol_version = 1;
 	info->ep_attr->max_msg_size = VX_MAX_MESSAGE;
 	info->ep_attr->max_order_waw_size = VX_MAX_MESSAGE;
+	info->ep_attr->mem_tag_format = caps & FI_TAGGED ? HINT(ep_attr, mem_tag_format, UINT64_MAX) : 0;
 	info->ep_attr->tx_ctx_cnt = info->ep_attr->rx_ctx_cnt = 1;
 	d->threading = HINT(domain_attr, threading, FI_THREAD_SAFE);
 	d->control_progress = HINT(domain_attr, control_progress, FI_PROGRESS_MANUAL);
 	d->data_progress = HINT(domain_attr, data_progress, FI_PROGRESS_MANUAL);
 	d->resource_mgmt = FI_RM_ENABLED;
-	d->av_type = HINT(domain_attr, av_type, FI_AV_UNSPEC);
+	d->av_type = HINT(domain_attr, av_type, k == &msg ? FI_AV_UNSPEC : FI_AV_TABLE);
 	d->mr_mode = h && h->domain_attr && (h->domain_attr->mr_mode == VX_MR_BASIC || h->domain_attr->mr_mode == VX_MR_UNSPEC) &&
 		q->version < FI_VERSION(1, 5) ? VX_MR_BASIC : VX_MR_MODE;
 	if (h && h->domain_attr && h->domain_attr->mr_mode == VX_MR_BASIC)
 		d->mr_mode = VX_MR_BASIC;
-	if (!rma(h))
+	if (!has_rma(h))
 		d->mr_mode = 0;
 	d->mr_key_size = sizeof(VIP_MEM_HANDLE);
 	d->cq_data_size = sizeof(uint64_t);
@@ -294,14 +286,14 @@ static char *network(const struct ifaddrs *i)
 	return strdup(text);
 }
 
-static struct fi_info *make(const struct question *q, const struct ifaddrs *i, const union vx_addr *address)
+static struct fi_info *make(const struct question *q, const struct kind *k, const struct ifaddrs *i, const union vx_addr *address)
 {
 	struct fi_info *info = fi_allocinfo();
 	union vx_addr from = *address;
 
 	if (!info)
 		return NULL;
-	describe(q, info);
+	describe(q, k, info);
 	if (q->from.sa.sa_family)
 		vx_addr_set_port(&from, vx_addr_port(&q->from));
 	info->addr_format = q->hints && q->hints->addr_format == FI_SOCKADDR ? FI_SOCKADDR :
@@ -339,57 +331,69 @@ static int wanted(const struct question *q, const struct ifaddrs *all, const str
 	return is_ethernet(all, i->ifa_name);
 }
 
-static int list(const struct question *q, struct fi_info **out)
+/* Appends what there is of an endpoint type, and returns where to go on. */
+static struct fi_info **list(const struct question *q, const struct kind *k, const struct ifaddrs *all, struct fi_info **last, int *error)
 {
-	struct ifaddrs *all, *i;
-	struct fi_info **last = out;
+	const char *fabric = q->hints && q->hints->fabric_attr ? q->hints->fabric_attr->name : NULL;
+	const struct ifaddrs *i;
 	union vx_addr address;
-	int error = 0;
 
-	*out = NULL;
-	if (getifaddrs(&all) != 0)
-		return -FI_ENODATA;
-	for (i = all; i && !error; i = i->ifa_next) {
+	for (i = all; i && !*error; i = i->ifa_next) {
 		if (!wanted(q, all, i, &address))
 			continue;
-		*last = make(q, i, &address);
+		*last = make(q, k, i, &address);
 		if (!*last)
-			error = -FI_ENOMEM;
-		else if (q->hints && q->hints->fabric_attr && q->hints->fabric_attr->name &&
-			strcmp(q->hints->fabric_attr->name, (*last)->fabric_attr->name) != 0) {
+			*error = -FI_ENOMEM;
+		else if (fabric && strcmp(fabric, (*last)->fabric_attr->name) != 0) {
 			fi_freeinfo(*last);
 			*last = NULL;
 		} else
 			last = &(*last)->next;
 	}
-	freeifaddrs(all);
-	if (!error && !*out)
-		error = -FI_ENODATA;
-	if (error && *out)
-		fi_freeinfo(*out);
-	return error;
+	return last;
 }
 
 int vx_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
 	struct fi_info **info)
 {
+	const struct kind *kinds[] = {&msg, &rdm};
 	struct question q = {.version = version, .hints = hints};
-	int error;
+	struct fi_info **last = info;
+	struct ifaddrs *all = NULL;
+	int error, fitting = 0;
+	size_t i;
 
 	*info = NULL;
-	if (!fits(&q))
+	for (i = 0; i < sizeof kinds / sizeof *kinds; i++)
+		fitting += fits(&q, kinds[i]);
+	if (!fitting)
 		return -FI_ENODATA;
-	if (flags & FI_PROV_ATTR_ONLY) {
-		*info = fi_allocinfo();
-		if (!*info)
-			return -FI_ENOMEM;
-		describe(&q, *info);
-		return 0;
-	}
-	if (!has_privilege() && !has_agent()) {
+	if (!(flags & FI_PROV_ATTR_ONLY) && !has_privilege() && !has_agent()) {
 		VX_INFO(FI_LOG_FABRIC, "neither privilege to open an interface nor an agent\n");
 		return -FI_ENODATA;
 	}
-	error = ask(&q, node, service, flags);
-	return error ? error : list(&q, info);
+	error = flags & FI_PROV_ATTR_ONLY ? 0 : ask(&q, node, service, flags);
+	if (!error && !(flags & FI_PROV_ATTR_ONLY) && getifaddrs(&all) != 0)
+		error = -FI_ENODATA;
+	for (i = 0; i < sizeof kinds / sizeof *kinds && !error; i++) {
+		if (!fits(&q, kinds[i]))
+			continue;
+		if (!(flags & FI_PROV_ATTR_ONLY)) {
+			last = list(&q, kinds[i], all, last, &error);
+		} else if ((*last = fi_allocinfo())) {
+			describe(&q, kinds[i], *last);
+			last = &(*last)->next;
+		} else {
+			error = -FI_ENOMEM;
+		}
+	}
+	if (all)
+		freeifaddrs(all);
+	if (!error && !*info)
+		error = -FI_ENODATA;
+	if (error && *info) {
+		fi_freeinfo(*info);
+		*info = NULL;
+	}
+	return error;
 }

@@ -1,8 +1,9 @@
 /* The life of a link, and its pieces; link.h describes them. */
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "link.h"
+#include "match.h"
 
 static struct vx_link **bucket(struct vx_nic *nic, VIP_VI_HANDLE vi)
 {
@@ -83,7 +84,7 @@ static VIP_RETURN make(struct vx_link *link)
 	if (code != VIP_SUCCESS)
 		return code;
 	vx_link_attributes(&attributes);
-	code = VipCreateVi(link->nic->handle, &attributes, link->nic->cq, link->nic->cq, &link->vi);
+	code = VipCreateVi(link->nic->handle, &attributes, link->nic->sent, link->nic->received, &link->vi);
 	for (i = 0; code == VIP_SUCCESS && i < VX_RECEIVES; i++)
 		code = post_receive(link, &link->memory->rx[i]);
 	return code;
@@ -167,14 +168,16 @@ int vx_link_post(struct vx_link *link, struct vx_tx_slot *slot, enum vx_bell bel
 	VIP_RETURN code = bell == VX_RING ? VipPostSend(link->vi, &slot->d, link->handle) :
 		VipxPostSendLater(link->vi, &slot->d, link->handle);
 
-	if (code == VIP_SUCCESS)
+	if (code == VIP_SUCCESS) {
 		link->sends_tail++;
+		link->nic->rdma += slot->op != NULL;
+	}
 	return -vx_errno(code);
 }
 
 static int has_credit(enum vx_type type)
 {
-	return type == VX_DATA || type == VX_WROTE;
+	return type >= VX_DATA;
 }
 
 int vx_link_credit(struct vx_link *link)
@@ -189,6 +192,8 @@ int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type typ
 	int error;
 
 	h->type = (uint8_t)type;
+	if (link->of && link->of->unexpected_bytes > VX_UNEXPECTED)
+		h->flags |= VX_FULL;
 	h->limit = link->reposted + VX_CREDITS;
 	h->acked = link->acked;
 	d->CS.Control = VIP_CONTROL_OP_SENDRECV;
@@ -208,7 +213,7 @@ int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type typ
 
 int vx_link_greet(struct vx_link *link, enum vx_type type, const union vx_addr *from, const void *data, size_t length)
 {
-	struct vx_hello hello = {.magic = "viaxdp", .version = VX_VERSION, .piece = VX_PIECE};
+	struct vx_hello hello = {.magic = "viaxdp", .version = VX_VERSION, .piece = VX_PIECE, .rdm = (uint32_t)link->rdm};
 	struct vx_tx_slot *slot = vx_link_slot(link);
 
 	if (!slot)
@@ -241,8 +246,8 @@ void vx_link_pump(struct vx_link *link)
 {
 	switch (link->state) {
 	case VX_UP:
-		if (link->ep)
-			vx_tx_pump(link->ep);
+		if (link->tx)
+			vx_tx_pump(link->tx);
 		control(link);
 		break;
 	case VX_GREETED:
@@ -305,6 +310,14 @@ void vx_link_deliver(struct vx_link *link)
 	}
 }
 
+static void answered(struct vx_link *link, int accepted, const void *data, size_t length)
+{
+	if (link->rdm)
+		vx_rdm_answer(link, accepted, data, length);
+	else
+		vx_cm_answer(link, accepted, data, length);
+}
+
 static void greeted(struct vx_link *link, struct vx_rx_slot *slot, size_t length)
 {
 	struct vx_hello hello;
@@ -314,18 +327,23 @@ static void greeted(struct vx_link *link, struct vx_rx_slot *slot, size_t length
 		return;
 	memcpy(&hello, slot->data, sizeof hello);
 	if (memcmp(hello.magic, "viaxdp", 7) != 0 || hello.version != VX_VERSION || hello.piece != VX_PIECE ||
-		hello.length > VX_CM_DATA || hello.length > length - sizeof hello) {
-		VX_WARN(FI_LOG_EP_CTRL, "the peer's provider has another protocol\n");
+		hello.length > VX_CM_DATA || hello.length > length - sizeof hello || (type != VX_REJECT && (int)hello.rdm != link->rdm)) {
+		VX_WARN(FI_LOG_EP_CTRL, "the peer's provider has another protocol, or its endpoint another type\n");
 		if (link->state == VX_GREETED)
-			vx_cm_answer(link, 0, NULL, 0);
+			answered(link, 0, NULL, 0);
+		else if (link->state == VX_GREETING)
+			vx_link_greet(link, VX_REJECT, NULL, NULL, 0);
 		return;
 	}
 	if (type == VX_HELLO && link->state == VX_GREETING) {
 		link->peer = hello.from;
 		vx_link_set(link, VX_ASKED);
-		vx_cm_hello(link, slot->data + sizeof hello, hello.length);
+		if (link->rdm)
+			vx_rdm_hello(link, slot->data + sizeof hello, hello.length);
+		else
+			vx_cm_hello(link, slot->data + sizeof hello, hello.length);
 	} else if (type != VX_HELLO && link->state == VX_GREETED) {
-		vx_cm_answer(link, type == VX_ACCEPT, slot->data + sizeof hello, hello.length);
+		answered(link, type == VX_ACCEPT, slot->data + sizeof hello, hello.length);
 	}
 }
 
@@ -339,8 +357,10 @@ static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 	length -= sizeof *h;
 	if ((int32_t)(h->limit - link->limit) > 0)
 		link->limit = h->limit;
-	if (h->acked != link->peer_acked && link->ep) {
-		vx_tx_acknowledged(link->ep, h->acked - link->peer_acked);
+	if (link->of)
+		link->tx->full = (h->flags & VX_FULL) != 0;
+	if (h->acked != link->peer_acked && link->tx) {
+		vx_tx_acknowledged(link->tx, h->acked - link->peer_acked);
 		link->peer_acked = h->acked;
 	}
 	switch (h->type) {
@@ -355,6 +375,18 @@ static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 	case VX_SEEN:
 		link->acking = 0;
 		break;
+	case VX_EAGER:
+	case VX_REQUEST:
+	case VX_FINISHED:
+		if (!link->of)
+			break;
+		if (h->flags & VX_WANT_ACK) {
+			link->acked++;
+			link->acks_owed = 1;
+		}
+		vx_match_arrived(link, h, slot->data, length);
+		consume(link, slot);
+		return;
 	case VX_DATA:
 	case VX_WROTE:
 		if (h->flags & VX_WANT_ACK) {
@@ -384,10 +416,13 @@ static void lost(struct vx_link *link)
 		link->held_tail--; /* the rest of this message does not come */
 	vx_link_set(link, VX_DOWN);
 	vx_link_reap(link);
-	vx_cm_lost(link, (int)was);
+	if (link->rdm)
+		vx_rdm_lost(link);
+	else
+		vx_cm_lost(link, (int)was);
 }
 
-void vx_link_receive(struct vx_link *link)
+static void receive(struct vx_link *link, int most)
 {
 	VIP_DESCRIPTOR *d;
 	VIP_RETURN code;
@@ -395,15 +430,26 @@ void vx_link_receive(struct vx_link *link)
 
 	if (link->state == VX_REQUESTING)
 		return; /* the thread that connects takes them when it is done */
-	while ((code = VipRecvDone(link->vi, &d), d)) {
+	while (most-- > 0 && (code = VipRecvDone(link->vi, &d), d)) {
 		if (code != VIP_SUCCESS)
 			broken = 1;
 		else if (link->state != VX_DOWN)
 			arrived(link, VX_OUTER(d, struct vx_rx_slot, d));
 	}
-	vx_link_deliver(link);
+	if (link->held_head != link->held_tail)
+		vx_link_deliver(link);
 	if (broken)
 		lost(link);
+}
+
+void vx_link_receive(struct vx_link *link)
+{
+	receive(link, INT_MAX);
+}
+
+void vx_link_receive_one(struct vx_link *link)
+{
+	receive(link, 1);
 }
 
 /* Takes completed sends. A failed one means that the connection is gone, as flushed receives do, too. */
@@ -416,7 +462,8 @@ void vx_link_reap(struct vx_link *link)
 		struct vx_tx_slot *slot = VX_OUTER(d, struct vx_tx_slot, d);
 
 		link->sends_head++;
-		if (slot->op && link->ep)
-			vx_tx_reaped(link->ep, slot->op, code == VIP_SUCCESS ? 0 : (int)d->CS.Status);
+		link->nic->rdma -= slot->op != NULL;
+		if (slot->op)
+			vx_tx_reaped(slot->op, code == VIP_SUCCESS ? 0 : (int)d->CS.Status);
 	}
 }

@@ -12,6 +12,10 @@
  * Messages without a credit have the other receives: hello and answer, one each; VX_CREDIT, at
  * most two that the peer has not seen, because half of the credits have to be used for each;
  * VX_ACK, one at a time, which VX_SEEN answers.
+ *
+ * A message of FI_EP_RDM is one piece, with its tag: VX_EAGER with all of its data, or VX_REQUEST, which
+ * says where the data is. Then the receiver reads it from there when a receive matches, and answers VX_FINISHED.
+ * Pieces never wait for a receive there: what matches none is copied. If that is much, VX_FULL asks for requests.
  */
 #ifndef LINK_H
 #define LINK_H
@@ -25,17 +29,25 @@ enum {
 	VX_SPENT = 16, /* receives that are posted again together */
 	VX_SENDS = 64,
 	VX_PIECE = 16384 + 512, /* bytes of data in a piece: ofi_rxm's packets fit in one */
+	VX_EAGER_MAX = 16384,   /* bytes of a VX_EAGER */
+	VX_UNEXPECTED = 16 << 20,
 	VX_RDMA_MAX = 1 << 20,  /* bytes of an RDMA descriptor */
-	VX_VERSION = 1,         /* of the messages */
+	VX_VERSION = 2,         /* of the messages */
 };
 
-enum vx_type { VX_HELLO = 1, VX_ACCEPT, VX_REJECT, VX_CREDIT, VX_ACK, VX_SEEN, VX_DATA, VX_WROTE };
+enum vx_type {
+	VX_HELLO = 1, VX_ACCEPT, VX_REJECT, VX_CREDIT, VX_ACK, VX_SEEN, VX_DATA, VX_WROTE,
+	VX_EAGER, VX_REQUEST, VX_FINISHED,
+};
 
 enum { /* flags of a header */
 	VX_FIRST = 1,     /* piece of a message */
 	VX_LAST = 2,
 	VX_WANT_ACK = 4,  /* the sender waits for the arrival */
 	VX_HAS_DATA = 8,  /* data is remote CQ data */
+	VX_TAGGED = 16,
+	VX_FAILED = 32,   /* VX_FINISHED: the receiver could not read the message */
+	VX_FULL = 64,     /* the sender of this has VX_UNEXPECTED bytes of the peer's messages, and wants requests only */
 };
 
 struct vx_header { /* integers are little-endian, as those of all hosts that we run on */
@@ -45,15 +57,25 @@ struct vx_header { /* integers are little-endian, as those of all hosts that we 
 	uint32_t acked; /* pieces with VX_WANT_ACK that have arrived in all */
 	uint32_t reserved2;
 	uint64_t total; /* VX_FIRST: bytes of the message */
-	uint64_t data;
+	uint64_t data;  /* VX_FINISHED: id of the request */
+	uint64_t tag;
+};
+
+struct vx_request { /* the data of VX_REQUEST */
+	uint64_t id;
+	uint32_t count, reserved;
+	struct {
+		uint64_t address, length;
+		uint32_t key, reserved;
+	} parts[VX_IOV];
 };
 
 struct vx_hello {
 	char magic[8];
 	uint32_t version, piece;
 	union vx_addr from; /* the requester's name for itself */
-	uint32_t length;    /* of the program's data, which follows */
-	uint32_t reserved;
+	uint32_t length;    /* of the program's data, which follows; FI_EP_RDM: of a vx_greeting */
+	uint32_t rdm;       /* the endpoint is FI_EP_RDM */
 };
 
 enum vx_state {
@@ -88,6 +110,9 @@ struct vx_link {
 	enum vx_state state;
 	int watched;         /* by vx_nic_watch, while it is not up */
 	struct vx_ep *ep;    /* NULL: none yet */
+	struct vx_tx *tx;    /* to the peer; NULL as ep */
+	struct vx_peer *of;  /* FI_EP_RDM: the peer */
+	int rdm;
 	struct vx_pep *pep;  /* whose request it is; NULL: none, or an endpoint has it */
 	struct vx_link *sibling; /* the listener's next request */
 	int64_t since;           /* when it was accepted */
@@ -121,7 +146,8 @@ struct vx_memory { /* one registered region */
 int vx_link_open(struct vx_nic *nic, struct vx_link **out);
 void vx_link_close(struct vx_link *link); /* without the lock; ends the connection */
 struct vx_link *vx_link_find(struct vx_nic *nic, VIP_VI_HANDLE vi);
-void vx_link_receive(struct vx_link *link); /* takes what has completed */
+void vx_link_receive(struct vx_link *link); /* takes all that has completed */
+void vx_link_receive_one(struct vx_link *link);
 void vx_link_reap(struct vx_link *link);
 void vx_link_pump(struct vx_link *link);    /* sends what waits */
 void vx_link_deliver(struct vx_link *link); /* gives held pieces to the endpoint */

@@ -1,29 +1,32 @@
 /* fi_send, fi_recv and their families. */
-#include "link.h"
+#include "match.h"
 
 static struct vx_ep *endpoint(struct fid_ep *ep)
 {
 	return VX_OUTER(ep, struct vx_ep, fid);
 }
 
-/* The flags of a call without flags; injected: of fi_inject and its like. */
-static uint64_t defaults(const struct vx_ep *ep, int injected)
+uint64_t vx_tx_defaults(const struct vx_ep *ep, int injected)
 {
 	uint64_t flags = ep->info->tx_attr->op_flags;
 
 	return injected ? (flags & VX_LEVELS) | FI_INJECT : flags;
 }
 
-static ssize_t send_message(struct fid_ep *fid, const struct vx_call *call)
+ssize_t vx_send(struct fid_ep *fid, const struct vx_call *call)
 {
 	struct vx_ep *ep = endpoint(fid);
 	struct vx_op *op;
-	ssize_t result;
+	struct vx_tx *tx;
+	ssize_t result = 0;
 
 	pthread_mutex_lock(&ep->nic->lock);
-	op = vx_tx_new(ep, call, &result);
-	if (op)
-		result = vx_tx_post(ep, op);
+	tx = vx_tx_to(ep, call->to, &result);
+	if (tx && !vx_tx_eager(tx, call)) {
+		op = vx_tx_new(tx, call, &result);
+		if (op)
+			result = vx_tx_post(op);
+	}
 	pthread_mutex_unlock(&ep->nic->lock);
 	return result;
 }
@@ -32,49 +35,50 @@ static ssize_t msg_send(struct fid_ep *ep, const void *buf, size_t len, void *de
 {
 	struct iovec iov = {(void *)(uintptr_t)buf, len};
 
-	(void)desc, (void)dest;
-	return send_message(ep, &(struct vx_call){.iov = &iov, .count = 1, .context = context, .flags = defaults(endpoint(ep), 0)});
+	(void)desc;
+	return vx_send(ep, &(struct vx_call){
+		.to = dest, .iov = &iov, .count = 1, .context = context, .flags = vx_tx_defaults(endpoint(ep), 0)});
 }
 
 static ssize_t msg_sendv(struct fid_ep *ep, const struct iovec *iov, void **desc, size_t count, fi_addr_t dest, void *context)
 {
-	(void)desc, (void)dest;
-	return send_message(ep, &(struct vx_call){.iov = iov, .count = count, .context = context, .flags = defaults(endpoint(ep), 0)});
+	(void)desc;
+	return vx_send(ep, &(struct vx_call){
+		.to = dest, .iov = iov, .count = count, .context = context, .flags = vx_tx_defaults(endpoint(ep), 0)});
 }
 
 static ssize_t msg_sendmsg(struct fid_ep *ep, const struct fi_msg *msg, uint64_t flags)
 {
-	return send_message(ep, &(struct vx_call){
-		.iov = msg->msg_iov, .count = msg->iov_count, .context = msg->context, .data = msg->data, .flags = flags});
+	return vx_send(ep, &(struct vx_call){
+		.to = msg->addr, .iov = msg->msg_iov, .count = msg->iov_count, .context = msg->context, .data = msg->data, .flags = flags});
 }
 
 static ssize_t msg_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t dest)
 {
 	struct iovec iov = {(void *)(uintptr_t)buf, len};
 
-	(void)dest;
-	return send_message(ep, &(struct vx_call){.iov = &iov, .count = 1, .flags = defaults(endpoint(ep), 1), .injected = 1});
+	return vx_send(ep, &(struct vx_call){
+		.to = dest, .iov = &iov, .count = 1, .flags = vx_tx_defaults(endpoint(ep), 1), .injected = 1});
 }
 
 static ssize_t msg_senddata(struct fid_ep *ep, const void *buf, size_t len, void *desc, uint64_t data, fi_addr_t dest, void *context)
 {
 	struct iovec iov = {(void *)(uintptr_t)buf, len};
 
-	(void)desc, (void)dest;
-	return send_message(ep, &(struct vx_call){.iov = &iov, .count = 1, .context = context, .data = data,
-		.flags = defaults(endpoint(ep), 0) | FI_REMOTE_CQ_DATA});
+	(void)desc;
+	return vx_send(ep, &(struct vx_call){.to = dest, .iov = &iov, .count = 1, .context = context, .data = data,
+		.flags = vx_tx_defaults(endpoint(ep), 0) | FI_REMOTE_CQ_DATA});
 }
 
 static ssize_t msg_injectdata(struct fid_ep *ep, const void *buf, size_t len, uint64_t data, fi_addr_t dest)
 {
 	struct iovec iov = {(void *)(uintptr_t)buf, len};
 
-	(void)dest;
-	return send_message(ep, &(struct vx_call){.iov = &iov, .count = 1, .data = data,
-		.flags = defaults(endpoint(ep), 1) | FI_REMOTE_CQ_DATA, .injected = 1});
+	return vx_send(ep, &(struct vx_call){.to = dest, .iov = &iov, .count = 1, .data = data,
+		.flags = vx_tx_defaults(endpoint(ep), 1) | FI_REMOTE_CQ_DATA, .injected = 1});
 }
 
-static ssize_t receive(struct fid_ep *fid, const struct iovec *iov, size_t count, void *context, uint64_t flags)
+static ssize_t receive(struct fid_ep *fid, const struct iovec *iov, size_t count, fi_addr_t src, void *context, uint64_t flags)
 {
 	struct vx_ep *ep = endpoint(fid);
 	struct vx_link *link;
@@ -84,8 +88,11 @@ static ssize_t receive(struct fid_ep *fid, const struct iovec *iov, size_t count
 
 	if (count > VX_IOV || (count && !iov) || flags & ~VX_RX_FLAGS || (flags & FI_MULTI_RECV && count != 1))
 		return -FI_EINVAL;
+	if (ep->rdm)
+		return vx_match_receive(ep, &(struct vx_call){
+			.to = src, .iov = iov, .count = count, .context = context, .flags = flags});
 	pthread_mutex_lock(&ep->nic->lock);
-	link = ep->link;
+	link = ep->tx.link;
 	if (!ep->enabled)
 		result = -FI_EOPBADSTATE;
 	else if (link && vx_link_ended(link))
@@ -117,19 +124,19 @@ static ssize_t msg_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, fi
 {
 	struct iovec iov = {buf, len};
 
-	(void)desc, (void)src;
-	return receive(ep, &iov, 1, context, endpoint(ep)->info->rx_attr->op_flags);
+	(void)desc;
+	return receive(ep, &iov, 1, src, context, endpoint(ep)->info->rx_attr->op_flags);
 }
 
 static ssize_t msg_recvv(struct fid_ep *ep, const struct iovec *iov, void **desc, size_t count, fi_addr_t src, void *context)
 {
-	(void)desc, (void)src;
-	return receive(ep, iov, count, context, endpoint(ep)->info->rx_attr->op_flags);
+	(void)desc;
+	return receive(ep, iov, count, src, context, endpoint(ep)->info->rx_attr->op_flags);
 }
 
 static ssize_t msg_recvmsg(struct fid_ep *ep, const struct fi_msg *msg, uint64_t flags)
 {
-	return receive(ep, msg->msg_iov, msg->iov_count, msg->context, flags);
+	return receive(ep, msg->msg_iov, msg->iov_count, msg->addr, msg->context, flags);
 }
 
 struct fi_ops_msg vx_msg_ops = {

@@ -1,6 +1,6 @@
 /*
  * Interfaces: a NIC handle of libvipl for each, which all fabrics and domains of the process
- * share, with one completion queue for all of its VIs.
+ * share, with one completion queue for the receives of all of its VIs, and one for the sends.
  *
  * Progress is made by the calls of the program. While a thread blocks, or programs want automatic
  * progress, or a connection is being made, there is a watcher: then a thread of libvipl is called
@@ -53,13 +53,16 @@ static int start(struct vx_nic *nic)
 		return code == VIP_ERROR_RESOURCE ? -FI_ENODEV : -vx_errno(code);
 	}
 	VipErrorCallback(nic->handle, NULL, on_error);
-	code = VipCreateCQ(nic->handle, 1024, &nic->cq);
+	code = VipCreateCQ(nic->handle, 1024, &nic->received);
+	if (code == VIP_SUCCESS)
+		code = VipCreateCQ(nic->handle, 1024, &nic->sent);
 	if (code != VIP_SUCCESS) {
 		VipCloseNic(nic->handle);
 		return -vx_errno(code);
 	}
 	nic->watchers = (unsigned)watching_all;
-	nic->armed = 0;
+	nic->received_armed = nic->sent_armed = 0;
+	nic->rdma = 0;
 	return 0;
 }
 
@@ -111,7 +114,7 @@ void vx_nic_close(struct vx_nic *nic)
 	if (--nic->refs == 0) {
 		handle = nic->handle;
 		nic->handle = NULL;
-		nic->cq = NULL;
+		nic->received = nic->sent = NULL;
 	}
 	pthread_mutex_unlock(&nic->lock);
 	if (handle)
@@ -125,24 +128,42 @@ static void completed(struct vx_nic *nic, VIP_VI_HANDLE vi, VIP_BOOLEAN recv)
 
 	if (!link)
 		return; /* it is being closed */
-	if (recv)
-		vx_link_receive(link);
+	if (recv && nic->watchers)
+		vx_link_receive(link); /* the entry of one may wait for a thread of libvipl */
+	else if (recv)
+		vx_link_receive_one(link);
 	else
 		vx_link_reap(link);
 	vx_link_pump(link);
 }
 
-void vx_nic_progress(struct vx_nic *nic)
+/*
+ * A program that has read one completion often reads again before it answers. So a poll in vain is no idle time yet.
+ */
+void vx_nic_poll(struct vx_nic *nic, const struct vx_cq *cq)
 {
-	enum { MOST = 64 };
+	enum { MOST = 64, IDLE = 4, POLLS_PER_SENT = 16 };
+	int i, all = !cq || nic->rdma || ++nic->polls % POLLS_PER_SENT == 0;
 	VIP_VI_HANDLE vi;
 	VIP_BOOLEAN recv;
-	int i;
 
-	for (i = 0; i < MOST && nic->handle && VipCQDone(nic->cq, &vi, &recv) == VIP_SUCCESS; i++)
+	/* First: a stream of receives must not keep them waiting. */
+	for (i = 0; i < MOST && all && nic->handle && VipCQDone(nic->sent, &vi, &recv) == VIP_SUCCESS; i++)
 		completed(nic, vi, recv);
-	while (i == 0 && nic->spent) /* there is time */
-		vx_link_repost(nic->spent);
+	for (i = 0; i < MOST && nic->handle && VipCQDone(nic->received, &vi, &recv) == VIP_SUCCESS; i++) {
+		nic->idle = 0;
+		completed(nic, vi, recv);
+		if (cq && cq->head != cq->tail)
+			return;
+	}
+	if (i == 0 && nic->spent && ++nic->idle >= IDLE)
+		while (nic->spent)
+			vx_link_repost(nic->spent);
+}
+
+void vx_nic_progress(struct vx_nic *nic)
+{
+	vx_nic_poll(nic, NULL);
 }
 
 void vx_nic_spent(struct vx_link *link)
@@ -167,7 +188,7 @@ static void on_completion(VIP_PVOID context, VIP_NIC_HANDLE handle, VIP_VI_HANDL
 
 	pthread_mutex_lock(&nic->lock);
 	if (nic->handle == handle) {
-		nic->armed = 0;
+		*(recv ? &nic->received_armed : &nic->sent_armed) = 0;
 		completed(nic, vi, recv);
 		vx_nic_progress(nic);
 		vx_nic_watch(nic, 0);
@@ -178,8 +199,12 @@ static void on_completion(VIP_PVOID context, VIP_NIC_HANDLE handle, VIP_VI_HANDL
 void vx_nic_watch(struct vx_nic *nic, int change)
 {
 	nic->watchers += (unsigned)change;
-	if (nic->watchers && !nic->armed && nic->handle)
-		nic->armed = VipCQNotify(nic->cq, nic, on_completion) == VIP_SUCCESS;
+	if (!nic->watchers || !nic->handle)
+		return;
+	if (!nic->received_armed)
+		nic->received_armed = VipCQNotify(nic->received, nic, on_completion) == VIP_SUCCESS;
+	if (!nic->sent_armed)
+		nic->sent_armed = VipCQNotify(nic->sent, nic, on_completion) == VIP_SUCCESS;
 }
 
 void vx_progress_all(void)

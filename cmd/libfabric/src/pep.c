@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "cm.h"
+#include "match.h"
 
 enum {
 	SLICE = 100,        /* ms: how long the end of a listener may have to wait */
@@ -34,8 +34,10 @@ static void take_request(struct vx_pep *pep, VIP_CONN_HANDLE request)
 
 	pthread_mutex_lock(&pep->nic->lock);
 	error = pep->waiting < pep->backlog ? vx_link_open(pep->nic, &link) : -FI_EAGAIN;
-	if (!error)
+	if (!error) {
+		link->rdm = pep->rdm != NULL;
 		vx_link_set(link, VX_REQUESTING);
+	}
 	pthread_mutex_unlock(&pep->nic->lock);
 	if (error) {
 		VX_WARN(FI_LOG_EP_CTRL, "no resources for a connection, or too many requests wait\n");
@@ -56,6 +58,12 @@ static void take_request(struct vx_pep *pep, VIP_CONN_HANDLE request)
 	vx_link_set(link, VX_GREETING);
 	vx_link_receive(link);
 	pthread_mutex_unlock(&pep->nic->lock);
+}
+
+void vx_pep_init(struct vx_pep *pep)
+{
+	pep->port = -1;
+	pep->backlog = BACKLOG;
 }
 
 /* A connection that said no hello, of which the program does not know; NULL: there is none. */
@@ -99,6 +107,8 @@ static void *listen_thread(void *arg)
 			usleep(SLICE * 1000); /* the interface is gone, or another user's program listens */
 		while ((link = stale(pep, 0)))
 			vx_link_close(link);
+		if (pep->rdm)
+			vx_rdm_reap(pep->rdm);
 	}
 	return NULL;
 }
@@ -131,7 +141,7 @@ void vx_cm_hello(struct vx_link *link, const void *data, size_t length)
  * Reserves the port: two listeners of a host never have the same, and a port of 0 stands for one
  * that is free, as with sockets.
  */
-static int reserve(struct vx_pep *pep)
+int vx_pep_reserve(struct vx_pep *pep)
 {
 	socklen_t length = sizeof pep->name;
 	int error = 0;
@@ -151,19 +161,14 @@ static int reserve(struct vx_pep *pep)
 	return error;
 }
 
-static int cm_listen(struct fid_pep *fid)
+int vx_pep_listen(struct vx_pep *pep, const char *interface)
 {
-	struct vx_pep *pep = VX_OUTER(fid, struct vx_pep, fid);
 	VIP_RETURN code;
 	int error;
 
-	if (!pep->eq)
-		return -FI_ENOEQ;
-	if (pep->listening)
-		return -FI_EALREADY;
-	error = reserve(pep);
+	error = vx_pep_reserve(pep);
 	if (!error && !pep->nic)
-		error = vx_nic_open(pep->info->domain_attr->name, &pep->nic);
+		error = vx_nic_open(interface, &pep->nic);
 	if (error)
 		return error;
 	vx_cm_address(&pep->local, &pep->name, 1);
@@ -175,6 +180,17 @@ static int cm_listen(struct fid_pep *fid)
 		VipxUnlisten(pep->nic->handle, &pep->local.a);
 	pep->listening = !error;
 	return error;
+}
+
+static int cm_listen(struct fid_pep *fid)
+{
+	struct vx_pep *pep = VX_OUTER(fid, struct vx_pep, fid);
+
+	if (!pep->eq)
+		return -FI_ENOEQ;
+	if (pep->listening)
+		return -FI_EALREADY;
+	return vx_pep_listen(pep, pep->info->domain_attr->name);
 }
 
 static int cm_reject(struct fid_pep *fid, fid_t handle, const void *param, size_t length)
@@ -202,7 +218,7 @@ int vx_cm_getname(fid_t fid, void *addr, size_t *length)
 {
 	if (fid->fclass == FI_CLASS_PEP) {
 		struct vx_pep *pep = VX_OUTER(fid, struct vx_pep, fid.fid);
-		int error = reserve(pep);
+		int error = vx_pep_reserve(pep);
 
 		return error ? error : vx_addr_copy(&pep->name, addr, length);
 	}
@@ -265,9 +281,8 @@ static struct fi_ops_cm pep_cm_ops = {
 	.join = vx_no_join,
 };
 
-static int pep_close(struct fid *fid)
+void vx_pep_stop(struct vx_pep *pep)
 {
-	struct vx_pep *pep = VX_OUTER(fid, struct vx_pep, fid.fid);
 	struct vx_link *link;
 
 	if (pep->listening) {
@@ -282,12 +297,19 @@ static int pep_close(struct fid *fid)
 			vx_link_close(link);
 		vx_nic_close(pep->nic);
 	}
+	if (pep->port >= 0)
+		close(pep->port);
+}
+
+static int pep_close(struct fid *fid)
+{
+	struct vx_pep *pep = VX_OUTER(fid, struct vx_pep, fid.fid);
+
+	vx_pep_stop(pep);
 	if (pep->eq) {
 		vx_eq_forget(pep->eq, &pep->fid.fid);
 		vx_eq_bind(pep->eq, -1);
 	}
-	if (pep->port >= 0)
-		close(pep->port);
 	__atomic_sub_fetch(&pep->fabric->refs, 1, __ATOMIC_SEQ_CST);
 	fi_freeinfo(pep->info);
 	free(pep);
@@ -360,8 +382,7 @@ int vx_pep_open(struct fid_fabric *fabric, struct fi_info *info, struct fid_pep 
 	pep = calloc(1, sizeof *pep);
 	if (!pep)
 		return -FI_ENOMEM;
-	pep->port = -1;
-	pep->backlog = BACKLOG;
+	vx_pep_init(pep);
 	pep->info = fi_dupinfo(info);
 	if (!pep->info || vx_addr_get(&pep->name, info->src_addr, info->src_addrlen)) {
 		int error = pep->info ? -FI_EINVAL : -FI_ENOMEM;

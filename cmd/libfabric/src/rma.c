@@ -25,31 +25,34 @@ static ssize_t transfer(struct fid_ep *fid, enum vx_kind kind, const struct fi_m
 		.kind = kind, .iov = m->msg_iov, .count = m->iov_count, .context = m->context, .data = m->data,
 		.flags = flags, .injected = injected,
 	};
-	struct vx_op *op;
+	struct vx_op *op = NULL;
+	struct vx_tx *tx;
 	ssize_t result;
 	size_t i;
 
 	if (m->rma_iov_count > VX_RMA_IOV || (m->rma_iov_count && !m->rma_iov) || !reaches(m))
 		return -FI_EINVAL;
 	pthread_mutex_lock(&ep->nic->lock);
-	op = vx_tx_new(ep, &call, &result);
+	tx = vx_tx_to(ep, m->addr, &result);
+	if (tx)
+		op = vx_tx_new(tx, &call, &result);
 	if (op) {
 		op->remote_count = (unsigned)m->rma_iov_count;
 		for (i = 0; i < m->rma_iov_count; i++)
 			op->remote[i] = m->rma_iov[i];
-		result = vx_tx_post(ep, op);
+		result = vx_tx_post(op);
 	}
 	pthread_mutex_unlock(&ep->nic->lock);
 	return result;
 }
 
-static ssize_t vector(struct fid_ep *ep, enum vx_kind kind, const struct iovec *iov, size_t count, uint64_t addr,
+static ssize_t vector(struct fid_ep *ep, enum vx_kind kind, const struct iovec *iov, size_t count, fi_addr_t peer, uint64_t addr,
 	uint64_t key, uint64_t data, void *context, uint64_t flags, int injected)
 {
 	struct fi_rma_iov remote = {.addr = addr, .key = key};
 	struct fi_msg_rma m = {
 		.msg_iov = iov, .iov_count = count, .rma_iov = &remote, .rma_iov_count = 1,
-		.context = context, .data = data,
+		.addr = peer, .context = context, .data = data,
 	};
 	size_t i;
 
@@ -65,15 +68,15 @@ static ssize_t rma_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi
 {
 	struct iovec iov = {buf, len};
 
-	(void)desc, (void)src;
-	return vector(ep, VX_READ, &iov, 1, addr, key, 0, context, 0, 0);
+	(void)desc;
+	return vector(ep, VX_READ, &iov, 1, src, addr, key, 0, context, 0, 0);
 }
 
 static ssize_t rma_readv(struct fid_ep *ep, const struct iovec *iov, void **desc, size_t count, fi_addr_t src, uint64_t addr,
 	uint64_t key, void *context)
 {
-	(void)desc, (void)src;
-	return vector(ep, VX_READ, iov, count, addr, key, 0, context, 0, 0);
+	(void)desc;
+	return vector(ep, VX_READ, iov, count, src, addr, key, 0, context, 0, 0);
 }
 
 static ssize_t rma_readmsg(struct fid_ep *ep, const struct fi_msg_rma *msg, uint64_t flags)
@@ -86,15 +89,15 @@ static ssize_t rma_write(struct fid_ep *ep, const void *buf, size_t len, void *d
 {
 	struct iovec iov = {(void *)(uintptr_t)buf, len};
 
-	(void)desc, (void)dest;
-	return vector(ep, VX_WRITE, &iov, 1, addr, key, 0, context, 0, 0);
+	(void)desc;
+	return vector(ep, VX_WRITE, &iov, 1, dest, addr, key, 0, context, 0, 0);
 }
 
 static ssize_t rma_writev(struct fid_ep *ep, const struct iovec *iov, void **desc, size_t count, fi_addr_t dest, uint64_t addr,
 	uint64_t key, void *context)
 {
-	(void)desc, (void)dest;
-	return vector(ep, VX_WRITE, iov, count, addr, key, 0, context, 0, 0);
+	(void)desc;
+	return vector(ep, VX_WRITE, iov, count, dest, addr, key, 0, context, 0, 0);
 }
 
 static ssize_t rma_writemsg(struct fid_ep *ep, const struct fi_msg_rma *msg, uint64_t flags)
@@ -106,8 +109,7 @@ static ssize_t rma_inject(struct fid_ep *ep, const void *buf, size_t len, fi_add
 {
 	struct iovec iov = {(void *)(uintptr_t)buf, len};
 
-	(void)dest;
-	return vector(ep, VX_WRITE, &iov, 1, addr, key, 0, NULL, 0, 1);
+	return vector(ep, VX_WRITE, &iov, 1, dest, addr, key, 0, NULL, 0, 1);
 }
 
 static ssize_t rma_writedata(struct fid_ep *ep, const void *buf, size_t len, void *desc, uint64_t data, fi_addr_t dest,
@@ -115,8 +117,8 @@ static ssize_t rma_writedata(struct fid_ep *ep, const void *buf, size_t len, voi
 {
 	struct iovec iov = {(void *)(uintptr_t)buf, len};
 
-	(void)desc, (void)dest;
-	return vector(ep, VX_WRITE, &iov, 1, addr, key, data, context, FI_REMOTE_CQ_DATA, 0);
+	(void)desc;
+	return vector(ep, VX_WRITE, &iov, 1, dest, addr, key, data, context, FI_REMOTE_CQ_DATA, 0);
 }
 
 static ssize_t rma_injectdata(struct fid_ep *ep, const void *buf, size_t len, uint64_t data, fi_addr_t dest, uint64_t addr,
@@ -124,8 +126,7 @@ static ssize_t rma_injectdata(struct fid_ep *ep, const void *buf, size_t len, ui
 {
 	struct iovec iov = {(void *)(uintptr_t)buf, len};
 
-	(void)dest;
-	return vector(ep, VX_WRITE, &iov, 1, addr, key, data, NULL, FI_REMOTE_CQ_DATA, 1);
+	return vector(ep, VX_WRITE, &iov, 1, dest, addr, key, data, NULL, FI_REMOTE_CQ_DATA, 1);
 }
 
 struct fi_ops_rma vx_rma_ops = {

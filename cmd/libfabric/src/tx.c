@@ -8,7 +8,7 @@
  */
 #include <stdlib.h>
 
-#include "link.h"
+#include "match.h"
 
 static void append(struct vx_ops *q, struct vx_op *op)
 {
@@ -17,6 +17,14 @@ static void append(struct vx_ops *q, struct vx_op *op)
 	op->next = NULL;
 	*q->last = op;
 	q->last = &op->next;
+}
+
+static void prepend(struct vx_ops *q, struct vx_op *op)
+{
+	if (!q->first)
+		q->last = &op->next;
+	op->next = q->first;
+	q->first = op;
 }
 
 static void drop(struct vx_ops *q, struct vx_op *op)
@@ -32,6 +40,29 @@ static void drop(struct vx_ops *q, struct vx_op *op)
 		q->last = at;
 }
 
+void vx_tx_init(struct vx_tx *tx, struct vx_ep *ep)
+{
+	struct vx_ops *all[] = {&tx->waiting, &tx->unacknowledged, &tx->unfinished, &tx->pulls};
+	size_t i;
+
+	tx->ep = ep;
+	for (i = 0; i < sizeof all / sizeof *all; i++)
+		all[i]->last = &all[i]->first;
+}
+
+int vx_tx_idle(const struct vx_tx *tx)
+{
+	return !tx->inflight && !tx->waiting.first && !tx->unacknowledged.first && !tx->unfinished.first && !tx->pulls.first;
+}
+
+struct vx_tx *vx_tx_to(struct vx_ep *ep, fi_addr_t to, ssize_t *error)
+{
+	if (ep->rdm)
+		return vx_rdm_to(ep, to, error);
+	*error = ep->tx.link && ep->tx.link->state == VX_UP ? 0 : -FI_ENOTCONN;
+	return *error ? NULL : &ep->tx;
+}
+
 static struct vx_op *get(struct vx_ep *ep)
 {
 	struct vx_op *op = ep->free;
@@ -45,50 +76,69 @@ static struct vx_op *get(struct vx_ep *ep)
 	return op;
 }
 
-struct vx_op *vx_tx_new(struct vx_ep *ep, const struct vx_call *call, ssize_t *error)
+static int completes(const struct vx_ep *ep, const struct vx_call *call)
 {
-	struct vx_op *op;
+	return !call->injected && (!ep->tx_selective || call->flags & FI_COMPLETION);
+}
+
+/* The bytes of a call, or an error. */
+static ssize_t check(const struct vx_ep *ep, const struct vx_call *call)
+{
 	size_t i, length = 0;
 
-	*error = -FI_EINVAL;
 	if (call->count > VX_IOV || (call->count && !call->iov) || call->flags & ~(uint64_t)VX_TX_FLAGS)
-		return NULL;
+		return -FI_EINVAL;
 	for (i = 0; i < call->count; i++)
 		length += call->iov[i].iov_len;
 	if (call->flags & FI_INJECT && length > ep->info->tx_attr->inject_size)
-		return NULL;
-	*error = -FI_EMSGSIZE;
-	if (length > VX_MAX_MESSAGE)
-		return NULL;
-	*error = -FI_ENOTCONN;
-	if (!ep->link || ep->link->state != VX_UP)
+		return -FI_EINVAL;
+	return length > VX_MAX_MESSAGE ? -FI_EMSGSIZE : (ssize_t)length;
+}
+
+struct vx_op *vx_tx_new(struct vx_tx *tx, const struct vx_call *call, ssize_t *error)
+{
+	struct vx_ep *ep = tx->ep;
+	ssize_t length = check(ep, call);
+	struct vx_op *op;
+	size_t i;
+
+	*error = length;
+	if (length < 0)
 		return NULL;
 	*error = -FI_EAGAIN;
 	op = get(ep);
 	if (!op)
 		return NULL;
+	op->tx = tx;
 	op->kind = call->kind;
+	op->tagged = call->tagged;
+	op->tag = call->tag;
 	op->context = call->context;
 	op->data = call->data;
-	op->flags = call->flags;
-	if (call->injected)
-		op->flags &= ~FI_COMPLETION;
-	else if (!ep->tx_selective)
-		op->flags |= FI_COMPLETION;
-	op->length = length;
+	op->injected = call->injected;
+	op->flags = completes(ep, call) ? call->flags | FI_COMPLETION : call->flags & ~FI_COMPLETION;
+	op->length = (size_t)length;
 	op->count = (unsigned)call->count;
 	for (i = 0; i < call->count; i++)
 		op->iov[i] = call->iov[i];
 	return op;
 }
 
-static void release(struct vx_ep *ep, struct vx_op *op)
+static void release(struct vx_op *op)
 {
+	struct vx_ep *ep = op->tx->ep;
 	int i;
 
 	for (i = 0; i < op->registered; i++)
 		if (op->handles[i])
 			VipDeregisterMem(ep->nic->handle, op->iov[i].iov_base, op->handles[i]);
+	op->registered = 0;
+	if (op->kind == VX_PULL)
+		return; /* it becomes a VX_FINISH */
+	if (op->kind == VX_FINISH) {
+		free(op);
+		return;
+	}
 	free(op->copy);
 	op->next = ep->free;
 	ep->free = op;
@@ -100,17 +150,44 @@ static const uint64_t entry_flags[] = {
 	[VX_WRITE] = FI_WRITE | FI_RMA,
 };
 
-void vx_tx_done(struct vx_ep *ep, struct vx_op *op, int error)
+/* A read of a long message has ended, and the sender is told if there still is one. */
+static void pulled(struct vx_op *op, int error)
+{
+	struct vx_tx *tx = op->tx;
+
+	release(op);
+	op->kind = VX_FINISH;
+	op->error = error;
+	vx_match_pulled(tx->ep, op, error);
+	if (tx->link && tx->link == op->link && tx->link->state == VX_UP)
+		prepend(&tx->pulls, op); /* the sender may wait for it to send the next */
+	else
+		release(op);
+}
+
+static void complete(struct vx_ep *ep, const struct vx_op *op, int error)
 {
 	struct fi_cq_err_entry entry = {
 		.op_context = op->context, .flags = entry_flags[op->kind], .err = error,
 	};
 
-	ep->inflight -= (unsigned)op->started;
+	if (op->tagged)
+		entry.flags = FI_SEND | FI_TAGGED;
 	if (ep->tx_cq && !ep->closing && (error || op->flags & FI_COMPLETION))
 		vx_cq_push(ep->tx_cq, &entry);
 	vx_cntr_add(op->kind == VX_SEND ? ep->send : op->kind == VX_READ ? ep->read : ep->write, error);
-	release(ep, op);
+}
+
+static void done(struct vx_op *op, int error)
+{
+	if (op->kind == VX_PULL) {
+		pulled(op, error);
+		return;
+	}
+	op->tx->inflight -= (unsigned)op->started;
+	if (op->kind != VX_FINISH)
+		complete(op->tx->ep, op, error);
+	release(op);
 }
 
 /* Its memory, from byte at on, to a buffer. */
@@ -130,13 +207,18 @@ static enum vx_bell bell(const struct vx_op *op)
 	return op->flags & FI_MORE ? VX_RING_LATER : VX_RING;
 }
 
+static unsigned flags_of(uint64_t flags, int tagged)
+{
+	return (flags & FI_REMOTE_CQ_DATA ? VX_HAS_DATA : 0U) | (tagged ? VX_TAGGED : 0U);
+}
+
 /* 1: all pieces are handed over. */
 static int hand_message(struct vx_link *link, struct vx_op *op)
 {
 	do {
 		size_t n = op->length - op->done;
 		struct vx_tx_slot *slot;
-		int flags = op->done == 0 ? VX_FIRST : 0;
+		unsigned flags = flags_of(op->flags, 0) | (op->done == 0 ? VX_FIRST : 0);
 
 		if (!vx_link_credit(link) || !(slot = vx_link_slot(link)))
 			return 0;
@@ -145,8 +227,6 @@ static int hand_message(struct vx_link *link, struct vx_op *op)
 		gather(op, op->done, slot->data, n);
 		if (op->done + n == op->length)
 			flags |= VX_LAST | (wants_ack(op) ? VX_WANT_ACK : 0);
-		if (op->flags & FI_REMOTE_CQ_DATA)
-			flags |= VX_HAS_DATA;
 		slot->header.flags = (uint8_t)flags;
 		slot->header.total = op->length;
 		slot->header.data = op->data;
@@ -157,24 +237,108 @@ static int hand_message(struct vx_link *link, struct vx_op *op)
 	return 1;
 }
 
+/* Where the data of a long message is. */
+static size_t request(const struct vx_op *op, struct vx_request *r)
+{
+	unsigned i;
+
+	memset(r, 0, sizeof *r);
+	r->id = (uint64_t)(op - op->tx->ep->ops);
+	r->count = op->count;
+	for (i = 0; i < op->count; i++) {
+		r->parts[i].address = (uint64_t)(uintptr_t)op->iov[i].iov_base;
+		r->parts[i].length = op->iov[i].iov_len;
+		r->parts[i].key = op->handles[i];
+	}
+	return sizeof *r;
+}
+
+/* The same for FI_EP_RDM. */
+static int hand_rdm(struct vx_link *link, struct vx_op *op)
+{
+	struct vx_tx_slot *slot;
+	size_t n = op->length;
+
+	if (!vx_link_credit(link) || !(slot = vx_link_slot(link)))
+		return 0;
+	slot->header.flags = (uint8_t)(flags_of(op->flags, op->tagged) | (!op->later && wants_ack(op) ? VX_WANT_ACK : 0));
+	slot->header.total = op->length;
+	slot->header.data = op->data;
+	slot->header.tag = op->tag;
+	if (op->later)
+		n = request(op, (struct vx_request *)slot->data);
+	else
+		gather(op, 0, slot->data, n);
+	if (vx_link_send(link, slot, op->later ? VX_REQUEST : VX_EAGER, n, bell(op)))
+		return 0;
+	op->done = op->length;
+	return 1;
+}
+
+static int hand_finish(struct vx_link *link, const struct vx_op *op)
+{
+	struct vx_tx_slot *slot;
+
+	if (!vx_link_credit(link) || !(slot = vx_link_slot(link)))
+		return 0;
+	slot->header.flags = op->error ? VX_FAILED : 0;
+	slot->header.data = op->id;
+	return !vx_link_send(link, slot, VX_FINISHED, 0, VX_RING);
+}
+
+/*
+ * A message that one piece can carry, and nothing before it has to wait: the usual case, without a vx_op.
+ */
+int vx_tx_eager(struct vx_tx *tx, const struct vx_call *call)
+{
+	struct vx_ep *ep = tx->ep;
+	struct vx_link *link = tx->link;
+	struct vx_tx_slot *slot;
+	struct vx_header *h;
+	ssize_t n;
+
+	if (call->flags & (FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE | FI_FENCE) || tx->waiting.first || tx->full || !link ||
+		link->state != VX_UP || !vx_link_credit(link) || (n = check(ep, call)) < 0 || n > VX_EAGER_MAX || !(slot = vx_link_slot(link)))
+		return 0;
+	h = &slot->header;
+	h->flags = (uint8_t)(flags_of(call->flags, call->tagged) | (ep->rdm ? 0 : VX_FIRST | VX_LAST));
+	h->total = (uint64_t)n;
+	h->data = call->data;
+	h->tag = call->tag;
+	vx_iov_copy(call->iov, (unsigned)call->count, 0, slot->data, (size_t)n, VX_FROM_LIST);
+	if (vx_link_send(link, slot, ep->rdm ? VX_EAGER : VX_DATA, (size_t)n, call->flags & FI_MORE ? VX_RING_LATER : VX_RING))
+		return 0;
+	if (ep->tx_cq && completes(ep, call)) {
+		struct fi_cq_err_entry entry = {
+			.op_context = call->context, .flags = FI_SEND | (call->tagged ? FI_TAGGED : FI_MSG),
+		};
+
+		vx_cq_push(ep->tx_cq, &entry);
+	}
+	vx_cntr_add(ep->send, 0);
+	return 1;
+}
+
 /* RDMA of small writes has the send slot's memory, and needs no registration. */
 static int copied(const struct vx_op *op)
 {
 	return op->kind == VX_WRITE && op->length <= VX_INJECT;
 }
 
-static int register_local(struct vx_ep *ep, struct vx_op *op)
+static int register_local(struct vx_op *op)
 {
+	VIP_MEM_ATTRIBUTES readable = {.EnableRdmaRead = VIP_TRUE};
 	unsigned i;
 
-	if (copied(op))
+	if (copied(op) || (op->kind == VX_SEND && !op->later))
 		return 0;
 	for (i = 0; i < op->count; i++) {
 		VIP_RETURN code = VIP_SUCCESS;
 
 		op->registered = (int)i + 1;
 		if (op->iov[i].iov_len)
-			code = VipRegisterMem(ep->nic->handle, op->iov[i].iov_base, op->iov[i].iov_len, NULL, &op->handles[i]);
+			code = VipRegisterMem(op->tx->ep->nic->handle, op->iov[i].iov_base, op->iov[i].iov_len,
+				op->later ? &readable : NULL, &op->handles[i]);
 		if (code != VIP_SUCCESS)
 			return code == VIP_INVALID_PARAMETER ? FI_EFAULT : vx_errno(code);
 	}
@@ -253,7 +417,7 @@ static int hand_rdma(struct vx_link *link, struct vx_op *op)
 			n = op->length - op->done;
 		if (n > VX_RDMA_MAX)
 			n = VX_RDMA_MAX;
-		slot->d.CS.Control = op->kind == VX_READ ? VIP_CONTROL_OP_RDMAREAD : VIP_CONTROL_OP_RDMAWRITE;
+		slot->d.CS.Control = op->kind == VX_WRITE ? VIP_CONTROL_OP_RDMAWRITE : VIP_CONTROL_OP_RDMAREAD;
 		slot->d.CS.SegCount = (VIP_UINT16)(1 + local_segments(link, op, slot, op->done, n));
 		slot->d.CS.Length = (VIP_UINT32)n;
 		slot->op = op;
@@ -271,105 +435,12 @@ static int hand_rdma(struct vx_link *link, struct vx_op *op)
 	return !vx_link_send(link, slot, VX_WROTE, 0, bell(op));
 }
 
-static void settle(struct vx_ep *ep, struct vx_op *op)
-{
-	if (op->handed && op->acknowledged && !op->posted)
-		vx_tx_done(ep, op, op->error);
-}
-
-void vx_tx_pump(struct vx_ep *ep)
-{
-	struct vx_link *link = ep->link;
-	struct vx_op *op;
-	int error = 0;
-
-	while ((op = ep->waiting.first) && link->state == VX_UP) {
-		if (!op->started) {
-			if (op->flags & FI_FENCE && ep->inflight)
-				return;
-			op->started = 1;
-			ep->inflight++;
-			if (op->kind != VX_SEND && (error = register_local(ep, op)) != 0) {
-				drop(&ep->waiting, op);
-				vx_tx_done(ep, op, error);
-				continue;
-			}
-		}
-		if (!(op->kind == VX_SEND ? hand_message(link, op) : hand_rdma(link, op)))
-			return;
-		drop(&ep->waiting, op);
-		op->handed = 1;
-		if (op->kind != VX_READ && wants_ack(op))
-			append(&ep->unacknowledged, op);
-		else
-			op->acknowledged = 1;
-		settle(ep, op);
-	}
-}
-
-void vx_tx_reaped(struct vx_ep *ep, struct vx_op *op, int status)
-{
-	op->posted--;
-	if (status && !op->error)
-		op->error = status & VIP_STATUS_RDMA_PROT_ERROR ? FI_EACCES :
-			status & VIP_STATUS_DESC_FLUSHED_ERROR ? FI_ECANCELED : FI_EIO;
-	if (op->error && !op->posted) { /* the link is being lost: nothing more of it will be handed over */
-		drop(&ep->waiting, op);
-		drop(&ep->unacknowledged, op);
-		op->handed = op->acknowledged = 1;
-	}
-	settle(ep, op);
-}
-
-void vx_tx_acknowledged(struct vx_ep *ep, uint32_t count)
-{
-	struct vx_op *op;
-
-	while (count-- && (op = ep->unacknowledged.first)) {
-		drop(&ep->unacknowledged, op);
-		op->acknowledged = 1;
-		settle(ep, op);
-	}
-}
-
-static void flush(struct vx_ep *ep, struct vx_ops *q, int error)
-{
-	struct vx_op *op;
-
-	while ((op = q->first)) {
-		drop(q, op);
-		op->handed = op->acknowledged = 1;
-		if (!op->error)
-			op->error = error;
-		settle(ep, op); /* or when its descriptors are complete */
-	}
-}
-
-void vx_tx_flush(struct vx_ep *ep, int error)
-{
-	flush(ep, &ep->unacknowledged, error);
-	flush(ep, &ep->waiting, error);
-}
-
-ssize_t vx_tx_cancel(struct vx_ep *ep, void *context)
-{
-	struct vx_op *op;
-
-	for (op = ep->waiting.first; op; op = op->next)
-		if (op->context == context && !op->started) {
-			drop(&ep->waiting, op);
-			vx_tx_done(ep, op, FI_ECANCELED);
-			return 0;
-		}
-	return -FI_ENOENT;
-}
-
-/* Injected data that could not be handed over at once is kept. */
+/* Injected data that is not handed over at once is kept. */
 static int keep(struct vx_op *op)
 {
 	size_t n = op->length - op->done;
 
-	if (!n)
+	if (!n || op->copy)
 		return 0;
 	op->copy = malloc(op->length);
 	if (!op->copy)
@@ -381,15 +452,178 @@ static int keep(struct vx_op *op)
 	return 0;
 }
 
-ssize_t vx_tx_post(struct vx_ep *ep, struct vx_op *op)
+static void settle(struct vx_op *op)
 {
-	append(&ep->waiting, op);
-	vx_tx_pump(ep);
-	if (ep->waiting.first && ep->waiting.last == &op->next && op->flags & FI_INJECT && keep(op)) {
-		drop(&ep->waiting, op);
-		ep->inflight -= (unsigned)op->started;
-		release(ep, op);
-		return -FI_ENOMEM;
+	if (op->handed && op->acknowledged && !op->posted)
+		done(op, op->error);
+}
+
+/* 1: it has gone on. */
+static int hand_pull(struct vx_tx *tx, struct vx_op *op)
+{
+	if (op->kind == VX_FINISH ? !hand_finish(tx->link, op) : !op->error && !hand_rdma(tx->link, op))
+		return 0;
+	drop(&tx->pulls, op);
+	op->handed = op->acknowledged = 1;
+	settle(op);
+	return 1;
+}
+
+void vx_tx_pull(struct vx_op *op)
+{
+	op->link = op->tx->link;
+	op->error = op->post ? register_local(op) : 0;
+	append(&op->tx->pulls, op);
+	vx_tx_pump(op->tx);
+}
+
+static int hand(struct vx_tx *tx, struct vx_op *op)
+{
+	if (op->kind != VX_SEND)
+		return hand_rdma(tx->link, op);
+	return tx->ep->rdm ? hand_rdm(tx->link, op) : hand_message(tx->link, op);
+}
+
+void vx_tx_pump(struct vx_tx *tx)
+{
+	struct vx_link *link = tx->link;
+	struct vx_op *op;
+	int error = 0;
+
+	if (!link)
+		return;
+	while ((op = tx->pulls.first) && link->state == VX_UP && hand_pull(tx, op))
+		;
+	while ((op = tx->waiting.first) && link->state == VX_UP) {
+		if (!op->started) {
+			if (op->flags & FI_FENCE && tx->inflight)
+				return;
+			op->started = 1;
+			tx->inflight++;
+			op->later = op->kind == VX_SEND && tx->ep->rdm && (op->length > VX_EAGER_MAX || tx->full);
+			error = op->later && op->flags & FI_INJECT ? -keep(op) : 0;
+			if (!error)
+				error = register_local(op);
+			if (error) {
+				drop(&tx->waiting, op);
+				done(op, error);
+				continue;
+			}
+		}
+		if (!hand(tx, op))
+			return;
+		drop(&tx->waiting, op);
+		op->handed = 1;
+		op->unfinished = op->later;
+		if (op->unfinished)
+			append(&tx->unfinished, op);
+		else if (op->kind != VX_READ && wants_ack(op))
+			append(&tx->unacknowledged, op);
+		else
+			op->acknowledged = 1;
+		settle(op);
 	}
-	return 0;
+}
+
+void vx_tx_reaped(struct vx_op *op, int status)
+{
+	struct vx_tx *tx = op->tx;
+
+	op->posted--;
+	if (status && !op->error)
+		op->error = status & VIP_STATUS_RDMA_PROT_ERROR ? FI_EACCES :
+			status & VIP_STATUS_DESC_FLUSHED_ERROR ? FI_ECANCELED : FI_EIO;
+	if (op->error && !op->posted) { /* the link is being lost: nothing more of it will be handed over */
+		drop(&tx->waiting, op);
+		drop(&tx->unacknowledged, op);
+		drop(&tx->pulls, op);
+		op->handed = op->acknowledged = 1;
+	}
+	settle(op);
+}
+
+void vx_tx_acknowledged(struct vx_tx *tx, uint32_t count)
+{
+	struct vx_op *op;
+
+	while (count-- && (op = tx->unacknowledged.first)) {
+		drop(&tx->unacknowledged, op);
+		op->acknowledged = 1;
+		settle(op);
+	}
+}
+
+void vx_tx_finished(struct vx_tx *tx, uint64_t id, int failed)
+{
+	struct vx_ep *ep = tx->ep;
+	struct vx_op *op;
+
+	if (id >= ep->ops_used || (op = &ep->ops[id])->tx != tx || !op->unfinished)
+		return;
+	drop(&tx->unfinished, op);
+	op->unfinished = 0;
+	op->acknowledged = 1;
+	if (failed)
+		op->error = FI_EIO;
+	settle(op);
+}
+
+static void flush(struct vx_ops *q, int error)
+{
+	struct vx_op *op;
+
+	while ((op = q->first)) {
+		drop(q, op);
+		op->handed = op->acknowledged = 1;
+		op->unfinished = 0;
+		if (!op->error)
+			op->error = error;
+		settle(op); /* or when its descriptors are complete */
+	}
+}
+
+void vx_tx_flush(struct vx_tx *tx, int error)
+{
+	flush(&tx->unacknowledged, error);
+	flush(&tx->unfinished, error);
+	flush(&tx->waiting, error);
+	flush(&tx->pulls, error);
+}
+
+ssize_t vx_tx_cancel(struct vx_tx *tx, void *context)
+{
+	struct vx_op *op;
+
+	for (op = tx->waiting.first; op; op = op->next)
+		if (op->context == context && !op->started) {
+			drop(&tx->waiting, op);
+			done(op, FI_ECANCELED);
+			return 0;
+		}
+	return -FI_ENOENT;
+}
+
+/*
+ * What fi_inject could not hand over: FI_EP_MSG keeps it. FI_EP_RDM has no entry that could say that it was lost with
+ * the connection, which may not even have been made, so it refuses.
+ */
+ssize_t vx_tx_post(struct vx_op *op)
+{
+	struct vx_tx *tx = op->tx;
+	ssize_t error = 0;
+
+	append(&tx->waiting, op);
+	vx_tx_pump(tx);
+	if (!tx->waiting.first || tx->waiting.last != &op->next || !(op->flags & FI_INJECT))
+		return 0;
+	if (tx->ep->rdm && op->injected && !op->done && !op->posted)
+		error = -FI_EAGAIN;
+	else
+		error = keep(op);
+	if (error) {
+		drop(&tx->waiting, op);
+		tx->inflight -= (unsigned)op->started;
+		release(op);
+	}
+	return error;
 }

@@ -24,6 +24,7 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
 #include <rdma/providers/fi_log.h>
 #include <rdma/providers/fi_prov.h>
 
@@ -35,6 +36,7 @@
 enum {
 	VX_TX_SIZE = 1024,    /* transmit operations of an endpoint */
 	VX_RX_SIZE = 1024,    /* receives of an endpoint */
+	VX_RDM_SIZE = 16384,  /* the same of FI_EP_RDM, each */
 	VX_IOV = 4,           /* buffers of an operation */
 	VX_RMA_IOV = 4,       /* remote buffers of an operation */
 	VX_INJECT = 4096,     /* bytes of fi_inject */
@@ -45,6 +47,7 @@ enum {
 
 #define VX_MAX_MESSAGE ((size_t)1 << 40)
 #define VX_PROTOCOL (1U << 31 | 0x5658) /* a provider's own */
+#define VX_RDM_PROTOCOL (1U << 31 | 0x5659)
 
 /* What libfabric 2 calls deprecated, and programs of version 1 ask for: mr_mode and comp_order. */
 enum { VX_MR_UNSPEC = 0, VX_MR_BASIC = 1, VX_MR_SCALABLE = 2 };
@@ -59,6 +62,11 @@ enum { VX_MR_UNSPEC = 0, VX_MR_BASIC = 1, VX_MR_SCALABLE = 2 };
 #define VX_TX_FLAGS (VX_LEVELS | FI_COMPLETION | FI_INJECT | FI_FENCE | FI_MORE | FI_REMOTE_CQ_DATA)
 #define VX_RX_FLAGS (FI_COMPLETION | FI_MULTI_RECV | FI_MORE)
 #define VX_ORDER (FI_ORDER_SAS | FI_ORDER_SAW | FI_ORDER_WAW | FI_ORDER_WAS | FI_ORDER_RMA_WAW)
+#define VX_RDM_TX_CAPS (VX_TX_CAPS | FI_TAGGED)
+#define VX_RDM_RX_CAPS (VX_RX_CAPS | FI_TAGGED | FI_DIRECTED_RECV | FI_SOURCE)
+#define VX_RDM_CAPS (VX_CAPS | VX_RDM_TX_CAPS | VX_RDM_RX_CAPS)
+/* Without FI_ORDER_WAS: the peer reads a long message after it has matched, so a later write may be earlier. */
+#define VX_RDM_ORDER (VX_ORDER & ~FI_ORDER_WAS)
 #define VX_MR_MODE (FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
 
 extern struct fi_provider vx_provider;
@@ -83,6 +91,8 @@ uint16_t vx_addr_port(const union vx_addr *a);        /* in host byte order */
 void vx_addr_set_port(union vx_addr *a, uint16_t port);
 int vx_addr_same_host(const union vx_addr *a, const union vx_addr *b);
 int vx_addr_any(const union vx_addr *a);
+int vx_addr_compare(const union vx_addr *a, const union vx_addr *b); /* as memcmp: address and port */
+int vx_addr_resolve(const char *node, const char *service, uint64_t flags, union vx_addr *out); /* flags of fi_getinfo */
 int vx_addr_copy(const union vx_addr *a, void *out, size_t *length); /* as fi_getname */
 
 /* iov.c: from byte at of the list on */
@@ -125,16 +135,21 @@ struct vx_nic {
 	unsigned refs;
 	pthread_mutex_t lock; /* guards what follows, and all objects on the interface */
 	VIP_NIC_HANDLE handle;
-	VIP_CQ_HANDLE cq;
+	VIP_CQ_HANDLE received, sent; /* sends that complete can wait: only RDMA operations are reported then */
 	unsigned watchers; /* wait for progress that a thread of libvipl has to make */
-	int armed;         /* such a thread will be called for the next completion */
+	int received_armed, sent_armed; /* such a thread will be called for the next completion */
+	unsigned rdma;     /* descriptors of RDMA operations that have not completed */
+	unsigned polls;
 	struct vx_link *links[256];
 	struct vx_link *spent; /* those with receives to post again */
+	int idle;              /* polls without a completion */
 };
 
 int vx_nic_open(const char *name, struct vx_nic **out);
 void vx_nic_close(struct vx_nic *nic);
+struct vx_cq;
 void vx_nic_progress(struct vx_nic *nic);         /* under the lock */
+void vx_nic_poll(struct vx_nic *nic, const struct vx_cq *cq); /* the same, until cq has an entry */
 void vx_nic_watch(struct vx_nic *nic, int change); /* under the lock */
 void vx_nic_spent(struct vx_link *link);          /* under the lock: it has receives to post again */
 void vx_nic_reposted(struct vx_link *link);       /* under the lock: it has none any more */
@@ -201,12 +216,18 @@ struct vx_cq {
 	unsigned refs;
 	enum fi_cq_format format;
 	struct vx_wait wait;
-	struct fi_cq_err_entry *ring; /* size entries, a power of two */
+	struct vx_entry *ring; /* size entries, a power of two */
 	uint64_t size, head, tail;
+};
+
+struct vx_entry {
+	struct fi_cq_err_entry entry;
+	fi_addr_t from; /* for fi_cq_readfrom */
 };
 
 int vx_cq_open(struct fid_domain *domain, struct fi_cq_attr *attr, struct fid_cq **cq, void *context);
 void vx_cq_push(struct vx_cq *cq, const struct fi_cq_err_entry *entry);
+void vx_cq_push_from(struct vx_cq *cq, const struct fi_cq_err_entry *entry, fi_addr_t from);
 int vx_cq_trywait(struct vx_cq *cq);
 
 /* cntr.c */
@@ -223,12 +244,34 @@ int vx_cntr_open(struct fid_domain *domain, struct fi_cntr_attr *attr, struct fi
 void vx_cntr_add(struct vx_cntr *cntr, int failed); /* NULL: nothing */
 int vx_cntr_trywait(struct vx_cntr *cntr);
 
-/* ep.c: an endpoint. tx.c has its transmits, rx.c its receives. */
-enum vx_kind { VX_SEND, VX_READ, VX_WRITE };
+/*
+ * ep.c: an endpoint. tx.c has its transmits. Its receives are in rx.c, those of FI_EP_RDM in match.c. What only
+ * FI_EP_RDM has is in rdm.h.
+ */
+enum vx_kind {
+	VX_SEND,
+	VX_READ,
+	VX_WRITE,
+	VX_PULL,   /* FI_EP_RDM: reads a long message for a receive */
+	VX_FINISH, /* then it tells the sender */
+};
+
+struct vx_tx;
+struct vx_post;
 
 struct vx_op { /* a transmit */
 	struct vx_op *next;
+	struct vx_tx *tx;
 	enum vx_kind kind;
+	int tagged;
+	uint64_t tag;
+	struct vx_post *post; /* VX_PULL: the receive, or NULL to discard the message */
+	size_t total;         /* VX_PULL: bytes of the message */
+	uint64_t id;          /* VX_PULL, VX_FINISH: the sender's number of the message */
+	struct vx_link *link; /* the same: on which it was announced */
+	int injected;         /* by fi_inject or its like */
+	int later;            /* FI_EP_RDM: a long message, which the peer reads */
+	int unfinished;       /* it has not done so yet */
 	uint64_t flags; /* VX_TX_FLAGS; FI_COMPLETION: the program gets an entry for success */
 	void *context;
 	void *copy; /* of injected data that has to wait; to free */
@@ -254,10 +297,23 @@ struct vx_call { /* what a program wants */
 	void *context;
 	uint64_t data, flags;
 	int injected; /* by fi_inject or its like: no entry for success */
+	fi_addr_t to; /* FI_EP_RDM; of a receive: from */
+	int tagged;
+	uint64_t tag, ignore;
 };
 
 struct vx_ops { /* a queue of transmits */
 	struct vx_op *first, **last;
+};
+
+struct vx_tx { /* the transmits to one peer */
+	struct vx_ep *ep;
+	struct vx_link *link; /* NULL until it connects; FI_EP_RDM: NULL while it is not up */
+	struct vx_ops waiting, unacknowledged;
+	struct vx_ops unfinished; /* long messages of FI_EP_RDM that the peer has not read */
+	struct vx_ops pulls;      /* VX_PULL and VX_FINISH: they pass those that wait, as the peer may wait for them */
+	unsigned inflight; /* operations that have begun and are not complete */
+	int full;          /* the peer wants long messages only */
 };
 
 struct vx_recv {
@@ -269,6 +325,7 @@ struct vx_recv {
 };
 
 struct vx_pep;
+struct vx_rdm;
 
 struct vx_ep {
 	struct fid_ep fid;
@@ -279,7 +336,8 @@ struct vx_ep {
 	struct vx_cq *tx_cq, *rx_cq;
 	int tx_selective, rx_selective;
 	struct vx_cntr *send, *recv, *read, *write;
-	struct vx_link *link; /* NULL until it connects */
+	struct vx_tx tx;     /* not of FI_EP_RDM, which has one for each peer */
+	struct vx_rdm *rdm;  /* FI_EP_RDM; NULL: FI_EP_MSG */
 	int enabled;
 	union vx_addr name, peer;
 
@@ -292,8 +350,6 @@ struct vx_ep {
 	struct vx_op *ops; /* tx_size of them, the first ops_used of which were in use */
 	size_t tx_size, ops_used;
 	struct vx_op *free;
-	struct vx_ops waiting, unacknowledged;
-	unsigned inflight; /* operations that have begun and are not complete */
 
 	struct vx_recv *recvs; /* rx_size of them, a ring; rx_size is a power of two */
 	size_t rx_size, recv_head, recv_tail;
@@ -306,17 +362,27 @@ int vx_ep_open(struct fid_domain *domain, struct fi_info *info, struct fid_ep **
 int vx_ep_enable(struct vx_ep *ep); /* under the lock */
 extern struct fi_ops_msg vx_msg_ops;
 extern struct fi_ops_rma vx_rma_ops;
-extern struct fi_ops_cm vx_cm_ops;
+extern struct fi_ops_tagged vx_tagged_ops;
+extern struct fi_ops_cm vx_cm_ops, vx_rdm_cm_ops;
+
+/* msg.c: for calls without flags */
+uint64_t vx_tx_defaults(const struct vx_ep *ep, int injected);
+ssize_t vx_send(struct fid_ep *ep, const struct vx_call *call);
 
 /* tx.c; all under the lock */
-struct vx_op *vx_tx_new(struct vx_ep *ep, const struct vx_call *call, ssize_t *error); /* NULL: error */
-ssize_t vx_tx_post(struct vx_ep *ep, struct vx_op *op);
-void vx_tx_pump(struct vx_ep *ep);                    /* begins what can begin */
-void vx_tx_done(struct vx_ep *ep, struct vx_op *op, int error);
-void vx_tx_reaped(struct vx_ep *ep, struct vx_op *op, int status); /* an RDMA descriptor; 0: well */
-void vx_tx_acknowledged(struct vx_ep *ep, uint32_t count);
-void vx_tx_flush(struct vx_ep *ep, int error);
-ssize_t vx_tx_cancel(struct vx_ep *ep, void *context);
+void vx_tx_init(struct vx_tx *tx, struct vx_ep *ep);
+struct vx_tx *vx_tx_to(struct vx_ep *ep, fi_addr_t to, ssize_t *error); /* NULL: error */
+int vx_tx_eager(struct vx_tx *tx, const struct vx_call *call); /* 1: the message is handed over, and complete */
+struct vx_op *vx_tx_new(struct vx_tx *tx, const struct vx_call *call, ssize_t *error); /* NULL: error */
+ssize_t vx_tx_post(struct vx_op *op);
+void vx_tx_pump(struct vx_tx *tx);                    /* begins what can begin */
+void vx_tx_pull(struct vx_op *op);                    /* begins a VX_PULL, which is from calloc */
+void vx_tx_reaped(struct vx_op *op, int status);      /* an RDMA descriptor; 0: well */
+void vx_tx_acknowledged(struct vx_tx *tx, uint32_t count);
+void vx_tx_finished(struct vx_tx *tx, uint64_t id, int failed); /* the peer has read a long message */
+void vx_tx_flush(struct vx_tx *tx, int error);
+int vx_tx_idle(const struct vx_tx *tx);
+ssize_t vx_tx_cancel(struct vx_tx *tx, void *context);
 
 /* rx.c; all under the lock */
 struct vx_header;

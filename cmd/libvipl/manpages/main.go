@@ -214,7 +214,7 @@ func provider(guide string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, ".TH fi_viaxdp 7 \"\" \"via-xdp\" \"Libfabric Programmer's Manual\"\n")
 	fmt.Fprintf(&b, ".SH NAME\nfi_viaxdp \\- the libfabric provider over AF_XDP\n")
-	for _, title := range []string{"Overview", "Run a program", "Feature matrix", "Supported features", "Limits", "Cost of ofi_rxm", "Environment"} {
+	for _, title := range []string{"Overview", "Run a program", "Feature matrix", "Supported features", "Limits", "Performance", "Environment"} {
 		fmt.Fprintf(&b, ".SH %s\n%s", strings.ToUpper(title), roff(section(guide, title)))
 	}
 	fmt.Fprintf(&b, ".SH NOTES\n%s\n.SH SEE ALSO\n.BR fabric (7),\n.BR fi_provider (7),\n.BR fi_rxm (7),\n.BR vipl (7)\n",

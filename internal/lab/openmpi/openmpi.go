@@ -50,10 +50,16 @@ type Transport []string
 var (
 	// TCP is the kernel's, on the interface of the star.
 	TCP = Transport{"pml", "ob1", "btl", "tcp,self", "btl_tcp_if_include", testbed.StarInterface}
-	// VIA is the provider viaxdp of libfabric. Windows of one-sided operations are made of messages: Open MPI 4.1 does
-	// not make them over mtl ofi, whatever the provider.
-	VIA = Transport{"pml", "cm", "mtl", "ofi", "mtl_ofi_provider_include", "viaxdp;ofi_rxm", "osc", "pt2pt"}
+	// VIA is the provider viaxdp of libfabric, RXM the same with libfabric's ofi_rxm between, which makes FI_EP_RDM of
+	// FI_EP_MSG. Windows of one-sided operations are made of messages: Open MPI 4.1 does not make them over mtl ofi,
+	// whatever the provider.
+	VIA = append(ofi("viaxdp"), "mca_base_env_list", "FI_PROVIDER=^ofi_rxm") // else Open MPI takes it, whose name begins alike
+	RXM = ofi("viaxdp;ofi_rxm")
 )
+
+func ofi(provider string) Transport {
+	return Transport{"pml", "cm", "mtl", "ofi", "mtl_ofi_provider_include", provider, "osc", "pt2pt"}
+}
 
 // A Config says how ranks run.
 type Config struct {

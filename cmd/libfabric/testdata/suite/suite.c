@@ -63,13 +63,19 @@ void progress(struct bed *b)
 		fi_cq_read(b->rx, none, 0);
 }
 
-void step(void)
+int heard(int ms)
 {
 	struct pollfd p = {.fd = peer, .events = POLLIN};
+
+	return poll(&p, 1, ms) != 0;
+}
+
+void step(void)
+{
 	char c = 's';
 
 	tell(&c, 1);
-	while (current && poll(&p, 1, 1) == 0)
+	while (current && !heard(1))
 		progress(current);
 	hear(&c, 1);
 }
@@ -309,6 +315,7 @@ static const struct {
 } tests[] = {
 	{"killed", test_killed, 1},
 	{"doorbells", test_doorbells, 1},
+	{"rdmkilled", test_rdm_killed, 1},
 	{"info", test_info, 0},
 	{"objects", test_objects, 0},
 	{"connections", test_connections, 0},
@@ -317,6 +324,7 @@ static const struct {
 	{"waiting", test_waiting, 0},
 	{"rma", test_rma, 0},
 	{"threads", test_threads, 0},
+	{"rdm", test_rdm, 0},
 	{"ends", test_ends, 0},
 };
 

@@ -1,5 +1,5 @@
 /*
- * suite.h - a test of libfabric's promises, with any provider that has FI_EP_MSG.
+ * suite.h - a test of libfabric's promises, with any provider that has FI_EP_MSG, and FI_EP_RDM by itself or by ofi_rxm.
  *
  *	suite server|client PROVIDER SERVER-ADDRESS PORT [TEST ...]
  *
@@ -44,6 +44,7 @@ void check(int that, const char *file, int line, const char *text, const char *p
 void ok(long result, const char *file, int line, const char *text);
 
 void step(void);                        /* both sides are here; makes progress until then */
+int heard(int ms);                      /* the other side has told something, after at most so many ms */
 void tell(const void *data, size_t n);  /* to the other side, by the socket of the kernel */
 void hear(void *data, size_t n);
 double seconds(void);
@@ -110,6 +111,8 @@ void test_rma(void);
 void test_ends(void);
 void test_threads(void);
 void test_killed(void);
+void test_rdm(void);
+void test_rdm_killed(void);
 void test_doorbells(void);
 
 #endif
