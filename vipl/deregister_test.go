@@ -2,6 +2,7 @@ package vipl_test
 
 import (
 	"bytes"
+	"fmt"
 	"net/netip"
 	"sync"
 	"testing"
@@ -59,6 +60,96 @@ func (o *others) give(t *testing.T) {
 func books(a *hugepages.Arena) [2]int {
 	s := a.Stats()
 	return [2]int{s.Blocks, s.Free}
+}
+
+// Memory that a frame names stays registered while the frame is on the ring or the peer lacks it: Deregister
+// reports that it is in use, the memory is not reused, and what arrives is what was sent. When the send is
+// done, Deregister succeeds, whether the peer has the message or the connection has ended.
+func TestDeregisterMemoryByReference(t *testing.T) {
+	for _, where := range []byRefWhere{
+		{
+			"on the ring",
+			func(n *memoryNet) { n.a.queue.SetLies(xdpnictest.Lies{Stall: 1}) },
+			func(n *memoryNet) { n.a.queue.SetLies(xdpnictest.Lies{}) },
+			func(n *memoryNet) bool { return n.a.queue.Pending() > 0 },
+		},
+		{
+			"lost",
+			func(n *memoryNet) { n.b.queue.Cut(true) },
+			func(n *memoryNet) { n.b.queue.Cut(false) },
+			func(n *memoryNet) bool { return n.a.queue.Pending() == 0 },
+		},
+	} {
+		for _, write := range []bool{false, true} {
+			for _, ends := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s,write=%v,ends=%v", where.name, write, ends), func(t *testing.T) {
+					eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+						synctest.Test(t, func(t *testing.T) { deregisterByReference(t, level, where, write, ends) })
+					})
+				})
+			}
+		}
+	}
+}
+
+// byRefWhere is how to keep a frame there.
+type byRefWhere struct {
+	name              string
+	coalesce, release func(n *memoryNet)
+	held              func(n *memoryNet) bool
+}
+
+// deregisterByReference does it with a send, or a write; ends: the peer ends the connection before it has the message.
+func deregisterByReference(t *testing.T, level vipl.ReliabilityLevel, where byRefWhere, write, ends bool) {
+	const size = 32 << 10
+	c := longFrames
+	c.bubble, c.arena, c.silence = true, 4<<20, time.Second // silence time, by which a may detect the end
+	n, va, vb, xa, xb := rdmaPair(t, c, level)
+	var o others
+	o.watch(n.a)
+	tag := mustTag(t, n.a.NIC)
+	before := books(n.a.arena)
+	data, err := n.a.AllocMem(size, vipl.MemAttributes{Ptag: tag})
+	must(t, err)
+	busy := func(when string) {
+		t.Helper()
+		wantError(t, when, data.Deregister(), vipl.ErrResource)
+		wantError(t, when, tag.Destroy(), vipl.ErrResource)
+	}
+	postRecv(t, vb, xb, 0, size)
+	where.coalesce(n)
+	fillPattern(data.Bytes(), 1)
+	xa.desc[0].SetSegments(data.Segment(0, size))
+	if write {
+		xa.desc[0].SetRDMAWrite(xb.remote(0), data.Segment(0, size))
+	}
+	postDesc(t, va, xa, 0)
+	if n.a.Counters().ByReference == 0 || !where.held(n) {
+		t.Fatalf("nothing lent is %s: %+v", where.name, n.a.Counters())
+	}
+	busy("lent")
+	k := o.take(t, n.a.NIC, tag, size, data.Bytes())
+	errorIf(t, k > 0 || len(o.regions) == 0, "of %d blocks %d are the lent one", len(o.regions), k)
+	busy("lent, and nothing else is free")
+	if ends {
+		must(t, vb.Disconnect())
+	}
+	where.release(n)
+	want := vipl.Status(0)
+	if write {
+		want = vipl.StatusOpRDMAWrite
+	}
+	d, err := va.SendWait(ackDelay)
+	fatalIf(t, d != xa.desc[0] || !ends && (err != nil || d.Status() != want|vipl.StatusDone), "%v, %v", d, err)
+	if !ends {
+		checkPattern(t, xb.buf[0][:size], 1)
+	}
+	wantError(t, "done", data.Deregister(), nil)
+	o.give(t)
+	noError(t, tag.Destroy())
+	equal(t, "blocks and bytes of the arena", books(n.a.arena), before)
+	synctest.Wait()
+	errorIf(t, o.used, "other memory was sent")
 }
 
 // Memory that a peer reads is in no descriptor of its program, which may deregister it at any time: not a byte more
