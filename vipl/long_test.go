@@ -66,6 +66,28 @@ func registered(t testing.TB, n *vipl.NIC, size int) *box {
 	return x
 }
 
+// A frame sent by reference is needed until the peer has it: the send is not done before, and a retransmission has
+// the current contents of the program's memory.
+func TestSendByReferenceIsDoneWithTheAcknowledgement(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := connectedBoxes(t, longFrames, level, 1, 1, 32_000)
+		postRecv(t, vb, xb, 0, 32_000)
+		n.b.queue.Cut(true)
+		postMessage(t, va, xa, 0, 32_000, 1)
+		for range 100 {
+			nothingDone(t, va.SendDone, vipl.ErrNotDone)
+			time.Sleep(50 * time.Microsecond)
+		}
+		d := xa.desc[0]
+		fatalIf(t, d.Status() != 0, "status %v", d.Status())
+		n.b.queue.Cut(false)
+		received(t, vb, 0)
+		sent(t, va, 0)
+		checkPattern(t, xb.buf[0][:32_000], 1)
+		errorIf(t, n.a.Counters().Resent == 0, "nothing was sent again")
+	})
+}
+
 // If Disconnect ends a message with only some frames under way, the program gets its memory back when none of it is
 // read for a frame any more.
 func TestDisconnectInTheMiddleOfAMessageByReference(t *testing.T) {
@@ -198,6 +220,38 @@ func disconnectWithSendByReference(t *testing.T, level vipl.ReliabilityLevel, he
 	case heals || r.Status()&vipl.StatusFlushed == 0:
 		t.Errorf("receive: %v %v", r.Status(), err)
 	}
+}
+
+// Frames that a broken connection leaves on the ring are not sent after the program has got their memory back:
+// no checksum would reveal the changed data to the peer, which receives the end after them.
+func TestMemoryByReferenceOfABrokenConnection(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		for _, bare := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				c := longFrames
+				c.bubble, c.bareData = true, bare
+				n, va, vb, xa, xb := connectedBoxes(t, c, level, 1, 2, 32_000)
+				postRecv(t, vb, xb, 0, 32_000)
+				n.a.queue.SetLies(xdpnictest.Lies{Stall: 1})
+				postMessage(t, va, xa, 0, 32_000, 1)
+				postSend(t, vb, xb, 1, 8) // nothing is posted for it
+				want := vipl.Status(0)    // on the ring, for what that is worth
+				if level == vipl.ReliableReception {
+					want = vipl.StatusFlushed
+				}
+				sent(t, va, want)
+				stateIs(t, va, vipl.Error)
+				fatalIf(t, n.a.Counters().ByReference == 0 || n.a.queue.Pending() == 0, "nothing lent is on the ring")
+				fillPattern(xa.buf[0], 2)
+				n.a.queue.SetLies(xdpnictest.Lies{})
+				received(t, vb, vipl.StatusFlushed)
+				stateIs(t, vb, vipl.Error)
+				if n := n.a.queue.Pending(); n > 0 {
+					t.Errorf("%d entries are on the ring", n)
+				}
+			})
+		}
+	})
 }
 
 // The last word of a write is written in one piece, also when the frame's last
