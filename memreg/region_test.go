@@ -43,7 +43,7 @@ func TestResolve(t *testing.T) {
 	nstest.Must(t, err)
 	r, err := f.Register(f.buf[100:200], Attributes{Ptag: f.tag, EnableRDMAWrite: true})
 	nstest.Must(t, err)
-	// check compares an answer with the first bytes of the range, of which n are wanted.
+	// check compares an answer with the first n bytes of the range.
 	check := func(what string, off, n int, seg []byte, got *Region, err, want error) {
 		t.Helper()
 		switch {

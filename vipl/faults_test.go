@@ -176,7 +176,7 @@ func TestStorms(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			which := levels
 			if s.most > 0 {
-				which = reliableLevels // an unreliable VI may lose all messages of so many frames
+				which = reliableLevels // an unreliable VI may lose every message of many frames
 			}
 			eachLevel(t, which, func(t *testing.T, level vipl.ReliabilityLevel) {
 				// A burst of 20 lasts for longer than the usual silence when what it takes

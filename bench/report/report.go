@@ -155,7 +155,7 @@ func (v Value) Spread() float64 {
 	return (slices.Max(v.Turns) - slices.Min(v.Turns)) / v.Median
 }
 
-// first finds the first element of which something is true, or returns nil.
+// first returns the first element that satisfies the condition, or nil.
 func first[T any](list []T, is func(*T) bool) *T {
 	for i := range list {
 		if is(&list[i]) {

@@ -16,7 +16,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// collectedBy is a Server of which the test collects what is pinned. No socket is open.
+// collectedBy is a Server without a socket. The test reclaims its pinned memory.
 func collectedBy(t *testing.T, cfg Config) *Server {
 	t.Helper()
 	s, err := New(cfg, nil)

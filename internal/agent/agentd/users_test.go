@@ -283,7 +283,7 @@ func accept(e *end, disc string) (accepted chan error) {
 	return accepted
 }
 
-// request has a ask for a connection with b until there is somebody at the discriminator; it calls meanwhile in
+// request lets a request a connection with b until a program waits at the discriminator; it calls meanwhile in
 // between.
 func request(a, b *end, disc string, meanwhile func()) (err error) {
 	remote := vipl.NetAddress{Host: b.nic.Query().Address, Discriminator: []byte(disc)}

@@ -87,7 +87,7 @@ func unbroken(t *testing.T, r [2]*Report) {
 	}
 }
 
-// talking waits until both sides have so many connections, and each flow has taken a message.
+// talking waits until both sides have n connections, and each flow has received a message.
 func talking(t *testing.T, b *Bed, flows int) [2]*Report {
 	t.Helper()
 	r, err := b.Until(waitLimit, func(r [2]*Report) bool {

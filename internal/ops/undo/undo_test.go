@@ -81,7 +81,7 @@ func set(t *testing.T, j *Journal, steps ...Step) {
 	nstest.Must(t, err)
 }
 
-// die makes changes at one of which the process dies.
+// die makes changes until the process dies at one of them.
 func die(t *testing.T, j *Journal, steps ...Step) {
 	t.Helper()
 	defer j.lock.Close() // as the kernel does

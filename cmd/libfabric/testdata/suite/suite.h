@@ -44,7 +44,7 @@ void check(int that, const char *file, int line, const char *text, const char *p
 void ok(long result, const char *file, int line, const char *text);
 
 void step(void);                        /* both sides are here; makes progress until then */
-int heard(int ms);                      /* the other side has told something, after at most so many ms */
+int heard(int ms);                      /* the other side has sent a line within ms */
 void tell(const void *data, size_t n);  /* to the other side, by the socket of the kernel */
 void hear(void *data, size_t n);
 double seconds(void);
