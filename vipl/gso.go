@@ -34,8 +34,9 @@ import (
 )
 
 const (
-	gsoLeast = 3 // frames; fewer are faster on the TX ring, unless they are long
-	gsoFirst = 8 // frames of the first packet of a connection
+	gsoLeast = 3      // frames; fewer are faster on the TX ring, unless they are long
+	gsoLong  = 16_500 // bytes of fewer frames that are long
+	gsoFirst = 8      // frames of the first packet of a connection
 	// gsoBytes is how long packets become. With the headroom of generic XDP, which makes a packet contiguous, one fits in 64 KB.
 	// A packet that leaves while nothing is under way ends at gsoShort: the peer wakes up for it, and copies it, while the
 	// kernel passes on the next. A message of 64 KiB is two thirds and one third: nothing else happens while the last is copied.
@@ -281,7 +282,7 @@ func (p *port) sendGSO() {
 	}
 	c, frames, bytes := g.c, g.frames, g.bytes
 	g.frames, g.bytes = g.frames[:0], 0
-	if len(frames) < gsoLeast && bytes < gsoShort/2 || !p.offload(c, frames) {
+	if len(frames) < gsoLeast && bytes < gsoLong || !p.offload(c, frames) {
 		c.ringedGSO(g.first)
 		for i := range frames { // what finds no room is lost, and sent again like any lost frame
 			f := &frames[i]

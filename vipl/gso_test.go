@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -303,6 +305,43 @@ func TestGSOPacketsGrow(t *testing.T) {
 		}
 	}
 	t.Errorf("packets of each message: %d", packets)
+}
+
+// The packet that leaves while nothing is under way is shorter than those behind it.
+func TestGSOFirstPacketIsShort(t *testing.T) {
+	const size = 256 << 10
+	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
+	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, size)
+	var mu sync.Mutex
+	var packets []int
+	n.wire.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(frame) > 1514 {
+			packets = append(packets, len(frame))
+		}
+		return false
+	}})
+	for range 1000 { // packets grow; a host that is descheduled may take frames for lost
+		mu.Lock()
+		packets = packets[:0]
+		mu.Unlock()
+		postRecv(t, vb, xb, 0, size)
+		postSend(t, va, xa, 0, size)
+		pollUntil(t, "a message", func() bool { va.SendDone(); d, _ := vb.RecvDone(); return d != nil })
+		postRecv(t, va, xa, 1, 64)
+		postSend(t, vb, xb, 1, 64) // with it comes the acknowledgement: nothing is under way
+		received(t, va, 0)
+		pollUntil(t, "the end of the send", func() bool { d, _ := vb.SendDone(); return d != nil })
+		mu.Lock()
+		first, longest := packets[0], slices.Max(packets)
+		mu.Unlock()
+		fatalIf(t, first > 48_000, "packets of %d bytes", packets)
+		if first > 45_000 && longest > 64_000 {
+			return
+		}
+	}
+	t.Errorf("packets have not become longer than %d bytes", packets)
 }
 
 // A peer that acknowledges frames which still wait for the doorbell does not get the chunks' next contents: the frames leave
