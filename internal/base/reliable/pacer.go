@@ -23,7 +23,7 @@ type pacer struct {
 const (
 	paceBurst = 64 // most frames at once: more than a message of 64 KiB
 	paceGroup = 24 // most frames of a group: more than a packet of segmentation offload
-	paceShare = 16 // on a long path 1/paceShare of the window is a group
+	paceShare = 64 // on a long path 1/paceShare of the window is a group
 	paceLong  = 8  // least window that is paced on a long path
 )
 

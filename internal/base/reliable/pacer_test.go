@@ -88,3 +88,17 @@ func TestPacedWindow(t *testing.T) {
 		s.Send(now, 0, 1)
 	}
 }
+
+// On a long path a group is a 64th of the window, and a stream may gather the credit of two. Elsewhere it is a packet
+// of segmentation offload.
+func TestGroupOfAWindow(t *testing.T) {
+	for _, c := range []struct{ frames, least, group, depth int64 }{
+		{9, longPath + 1, 1, 2}, {127, longPath + 1, 1, 2}, {128, longPath + 1, 2, 4}, {640, longPath + 1, 10, 20},
+		{4096, longPath + 1, paceGroup, 2 * paceGroup}, {640, longPath, paceGroup, paceBurst},
+	} {
+		var p pacer
+		if p.set(c.frames*fraction, c.least, 1); !p.on || p.group != c.group || p.depth != c.depth*fraction {
+			t.Errorf("%+v: on %v, group %d, depth %d", c, p.on, p.group, p.depth/fraction)
+		}
+	}
+}
