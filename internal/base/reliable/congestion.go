@@ -39,6 +39,7 @@ type congestion struct {
 	peak  int64
 	epoch int64
 	back  float64 // s
+	prior int64   // the window before the last loss in a queue; peak may be less, for flows that have just begun
 
 	regrowing bool // after a loss in a short queue of a long path, until the curve is back at peak
 	lossy     bool // the path loses frames at random
@@ -213,7 +214,8 @@ func (c *congestion) freely() int64 {
 }
 
 // cubic returns the growth in the round that begins: that of CUBIC's curve, or at least Reno's that is as
-// aggressive with reductions of three tenths.
+// aggressive with reductions of three tenths. While the sender competes on a long path, Reno's is a frame a round from the
+// window before the loss on (RFC 9438, section 4.3).
 func (c *congestion) cubic(now int64) int64 {
 	if c.share > 0 {
 		return fraction
@@ -223,8 +225,16 @@ func (c *congestion) cubic(now int64) int64 {
 	}
 	t := min(float64(now-c.epoch+c.trip)/1e9-c.back, cubicMost)
 	target := c.peak + int64(cubicScale*t*t*t*fraction)
-	return min(max(target-c.cwnd, renoGrowth), c.cwnd/2)
+	least := int64(renoGrowth)
+	if c.competesFar() && c.cwnd >= c.prior {
+		least = fraction
+	}
+	return min(max(target-c.cwnd, least), c.cwnd/2)
 }
+
+// competesFar reports whether the sender competes on a long path. Seconds pass between two losses there, in which a
+// CUBIC flow takes what this one leaves.
+func (c *congestion) competesFar() bool { return c.competing && c.base > longPath }
 
 // regrow returns the growth in the round that begins without a queue, after a loss in a queue. On a long path the
 // reductions of all flows leave room for seconds. A CUBIC flow grows into it only as fast as the curve does.
@@ -245,7 +255,10 @@ func (c *congestion) reduced(now, peak int64) {
 // dip begins a dip of a window of which used is used. It is resumed at resume if the queue is emptied.
 func (c *congestion) dip(used, resume int64) {
 	c.dipping, c.high, c.regrowing = dipRounds, 0, false
-	c.resume, c.peak = resume, used
+	c.resume = resume
+	if !c.competesFar() { // otherwise the curve of the loss goes on
+		c.peak = used
+	}
 	c.cwnd = min(max(used*c.base/c.trip/2, dipWindow*fraction), c.most)
 	c.emptied = c.base + c.base/8
 	if used > c.cwnd { // otherwise the window cannot shrink
@@ -256,8 +269,12 @@ func (c *congestion) dip(used, resume int64) {
 
 // endDip decides what the dip has shown, and resumes by doubling.
 func (c *congestion) endDip(now int64) {
+	used, goesOn := c.peak, c.competesFar() && c.trip > c.emptied
+	if c.competing {
+		used = c.resume
+	}
 	if c.trip <= c.emptied {
-		c.vain, c.competing = 0, false
+		c.vain, c.competing, c.peak = 0, false, used
 	} else {
 		c.vain++
 		switch {
@@ -269,10 +286,12 @@ func (c *congestion) endDip(now int64) {
 			c.resume = c.peak
 		}
 		c.nextDip = now + max(dipEvery, dipEveryTrips*c.trip)
-		c.cwnd = max(c.cwnd, min(c.peak/4, c.most)) // rounds are long now
+		c.cwnd = max(c.cwnd, min(used/4, c.most)) // rounds are long now
 	}
 	c.threshold = max(c.resume, c.cwnd)
-	c.epoch = 0
+	if !goesOn {
+		c.epoch = 0
+	}
 }
 
 func (c *congestion) cut(cwnd int64) {
@@ -292,6 +311,7 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 		// In a queue that may exceed the ceiling, dips share the path.
 		c.regrowing = c.base > longPath && !c.lossy && c.recent() <= c.base+c.base/4+c.ceiling(c.cwnd)
 		peak := c.cwnd
+		c.prior = c.cwnd
 		if peak < c.peak {
 			peak = peak * 17 / 20 // leave room for flows that have just begun
 		}

@@ -250,3 +250,63 @@ func TestMarkNeedsABareAcknowledgement(t *testing.T) {
 		t.Errorf("bare %v, %d marks", r.Bare(), r.Marks())
 	}
 }
+
+// Beside a CUBIC flow on a long path a dip in vain leaves CUBIC's curve as it was: the window is back at the peak when
+// the curve is, and not later. A dip that empties the queue ends the curve.
+func TestDipKeepsTheCurveOnALongPath(t *testing.T) {
+	const delay, peak = 10_000_000, 600
+	for _, emptied := range []bool{false, true} {
+		p := started(delay, 5_000)
+		p.c.cwnd, p.c.threshold, p.c.competing = peak*fraction, peak*fraction, true
+		p.c.sample(5 * delay)
+		p.c.trip = 5 * delay
+		p.c.lossRound(p.now, peak)
+		begun, back := p.now, p.c.back
+		if p.c.dipping == 0 || p.c.peak != peak*fraction || back < 7.66 || back > 7.67 { // cbrt(0.3*600/0.4)
+			t.Fatalf("dip of %d rounds, peak %d, back after %.3f s", p.c.dipping, p.c.peak/fraction, back)
+		}
+		p.c.roundLeast = 0
+		others := 0
+		if !emptied {
+			others = 100_000 // few rounds, so that Reno's growth is small
+		}
+		for p.c.dipping > 0 {
+			p.round(others)
+		}
+		if emptied {
+			if p.c.competing || p.c.epoch != 0 || p.c.peak != peak*7/10*fraction {
+				t.Errorf("emptied: competing %v, epoch %d, peak %d", p.c.competing, p.c.epoch, p.c.peak/fraction)
+			}
+			continue
+		}
+		if !p.c.competing || p.c.epoch != begun || p.c.peak != peak*fraction || p.c.threshold != peak*7/10*fraction {
+			t.Fatalf("in vain: competing %v, epoch %d, peak %d, threshold %d", p.c.competing, p.c.epoch, p.c.peak/fraction, p.c.threshold/fraction)
+		}
+		for p.now+2*p.c.trip < begun+int64(back*1e9) {
+			p.round(others)
+		}
+		if n := p.c.window(); n < peak*98/100 || n > peak*102/100 {
+			t.Errorf("window %d of %d when the curve is back", n, peak)
+		}
+	}
+}
+
+// RFC 9438, section 4.3: where CUBIC grows as Reno, it does so by 0.53 frames a round up to the window before the loss,
+// and by one from there on. This holds while the sender competes on a long path.
+func TestGrowsAsRenoFromThePriorWindowOn(t *testing.T) {
+	for _, c := range []struct {
+		base      int64
+		competing bool
+		cwnd      int64
+		want      int64
+	}{
+		{10_000_000, true, 599, renoGrowth}, {10_000_000, true, 600, fraction}, {10_000_000, true, 601, fraction},
+		{10_000_000, false, 601, renoGrowth}, {longPath, true, 601, renoGrowth}, {longPath + 1, true, 601, fraction},
+	} {
+		g := congestion{base: c.base, trip: c.base, competing: c.competing, cwnd: c.cwnd * fraction, prior: 600 * fraction}
+		g.reduced(1, g.cwnd) // the plateau: the curve itself does not grow
+		if n := g.cubic(1); n != c.want {
+			t.Errorf("%+v: growth %d", c, n)
+		}
+	}
+}
