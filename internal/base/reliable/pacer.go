@@ -9,11 +9,14 @@ package reliable
 // of a burst is not paced, nor is a short path, where the window is small.
 //
 // On a long path groups are small, and the credit that a stream may gather is that of two groups. There a short queue
-// holds little of what leaves in a round trip, and beside smooth flows it is the burst that loses frames.
+// holds little of what leaves in a round trip, and beside smooth flows it is the burst that loses frames. The time by
+// which a sender wakes up late is not lost: on a busy processor, where it is that of several groups, it would else send far
+// less than its window.
 type pacer struct {
 	on     bool
 	group  int64 // frames for which a sender without credit waits
 	depth  int64 // credit that a stream may gather (of a token bucket)
+	late   int64 // credit that it may gather while it waits for a group: it may wake up later than that
 	credit int64 // 1/fraction of a frame
 	at     int64 // when that was
 	sent   int64 // when the last frame was
@@ -25,30 +28,37 @@ const (
 	paceGroup = 24 // most frames of a group: more than a packet of segmentation offload
 	paceShare = 64 // on a long path 1/paceShare of the window is a group
 	paceLong  = 8  // least window that is paced on a long path
+	paceLate  = 4  // on a long path a sender that wakes up late sends at most 1/paceLate of the window at once
+
+	paceQueue = 4_000_000 // ns: a longer round trip makes a path long, also if it is that of a queue that another flow keeps full
 )
 
-// set turns pacing on or off for a window of cwnd on a path whose least round trip is known.
-func (p *pacer) set(cwnd, least, now int64) {
-	on, group, depth := least >= shortPath && cwnd > paceBurst*fraction, int64(paceGroup), int64(paceBurst)
-	if least > longPath {
+// set turns pacing on or off for a window of cwnd on a path with that round trip (see Sender.paceTrip).
+func (p *pacer) set(cwnd, trip, now int64) {
+	on, group, depth := trip >= shortPath && cwnd > paceBurst*fraction, int64(paceGroup), int64(paceBurst)
+	late := int64(paceBurst * fraction)
+	if trip > longPath {
 		on = cwnd > paceLong*fraction
 		group = max(1, min(cwnd/fraction/paceShare, paceGroup))
-		depth = 2 * group
+		depth, late = 2*group, max(late, cwnd/paceLate)
 	}
 	if on && !p.on {
 		p.credit, p.at = paceBurst*fraction, now
 	}
-	p.on, p.group, p.depth = on, group, depth*fraction
+	p.on, p.group, p.depth, p.late = on, group, depth*fraction, late
 	if !on {
 		p.due = 0
 	}
 }
 
 // fill adds the credit for the time since the last call. trip is the time in which rate, in 1/fraction of a frame,
-// leaves.
-func (p *pacer) fill(now, rate, trip int64) {
+// leaves; open says that nothing but the pacer has kept frames back.
+func (p *pacer) fill(now, rate, trip int64, open bool) {
 	most := p.depth
-	if now-p.sent >= trip {
+	switch {
+	case p.due != 0 && open:
+		most = p.late
+	case now-p.sent >= trip:
 		most = paceBurst * fraction
 	}
 	if p.credit < most {
@@ -67,6 +77,15 @@ func (p *pacer) take(now, rate, trip int64) {
 	if p.credit < fraction && p.due == 0 {
 		p.due = now + (p.group*fraction-p.credit)*trip/rate
 	}
+}
+
+// paceTrip returns the round trip by which a path is short or long: the least one or, if the sender competes in a queue
+// that is long by itself, the present one.
+func (s *Sender) paceTrip() int64 {
+	if s.competing && s.smooth > paceQueue {
+		return s.smooth
+	}
+	return s.least
 }
 
 // paceRate returns the rate at which a window leaves, in 1/fraction of a frame per round trip: faster than the
@@ -88,6 +107,6 @@ func (s *Sender) paced(now int64) {
 // Pace tells the Sender the time before frames are sent. Ack and Timeout do so, too.
 func (s *Sender) Pace(now int64) {
 	if s.pacer.on {
-		s.pacer.fill(now, s.paceRate(), s.smooth)
+		s.pacer.fill(now, s.paceRate(), s.smooth, s.room() > 0)
 	}
 }

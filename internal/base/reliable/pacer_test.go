@@ -21,7 +21,7 @@ func TestPacer(t *testing.T) {
 		p.set(rate, trip, now)
 		sent := 0
 		for range rapid.IntRange(1, 300).Draw(t, "steps") {
-			p.fill(now, rate, trip)
+			p.fill(now, rate, trip, true)
 			group := 0
 			for p.due == 0 {
 				p.take(now, rate, trip)
@@ -69,6 +69,9 @@ func TestPacedWindow(t *testing.T) {
 			}
 			now = min(due, end)
 		}
+		if s.pacer.due != 0 && s.pacer.due < end {
+			s.Pace(s.pacer.due)
+		}
 		now = end
 		s.Ack(now, s.Next(), 4096)
 		return sent, most, groups
@@ -100,5 +103,97 @@ func TestGroupOfAWindow(t *testing.T) {
 		if p.set(c.frames*fraction, c.least, 1); !p.on || p.group != c.group || p.depth != c.depth*fraction {
 			t.Errorf("%+v: on %v, group %d, depth %d", c, p.on, p.group, p.depth/fraction)
 		}
+	}
+}
+
+// A sender that wakes up late on a long path sends what could have left since then, up to a part of its window. What the
+// window has kept back, or silence, is no such time.
+func TestPacerWokenLate(t *testing.T) {
+	const frames, trip = 1024, 10_000_000
+	for _, c := range []struct {
+		what       string
+		trip, late int64
+		open       bool
+		want       int64 // frames of credit
+	}{
+		{"in time", trip, 0, true, frames / paceShare},
+		{"1 ms late", trip, trip / 10, true, frames/paceShare + frames/10},
+		{"half a round trip late", trip, trip / 2, true, frames / paceLate},
+		{"by the window", trip, trip / 2, false, 2 * frames / paceShare},
+		{"on a short path", longPath, longPath / 2, true, paceBurst},
+	} {
+		var p pacer
+		p.set(frames*fraction, c.trip, 1)
+		p.credit = 0
+		p.take(1, frames*fraction, c.trip)
+		p.fill(p.due+c.late, frames*fraction, c.trip, c.open)
+		if got := p.credit / fraction; got < c.want-1 || got > c.want || p.due != 0 {
+			t.Errorf("%s: credit of %d frames, want %d", c.what, got, c.want)
+		}
+	}
+}
+
+// Where another flow keeps a long queue full, frames leave as on a long path, also if few are in flight. Afterwards, and
+// in a short queue, they are not paced.
+func TestPacedWhileCompeting(t *testing.T) {
+	const trip, shortQueue, longQueue = 40_000, paceQueue - 1, paceQueue + 1_000_000
+	s, now := NewSender(1, 4096), int64(1)
+	round := func(trip int64) {
+		for range 16 {
+			for s.Pace(now); s.Room() > 0 && s.Outstanding() < 16; {
+				s.Send(now, 0, 1)
+			}
+			now += trip
+			s.Ack(now, s.Next(), 4096)
+		}
+	}
+	round(trip)
+	if s.pacer.on {
+		t.Fatal("a short path is paced")
+	}
+	s.competing = true
+	s.cwnd, s.threshold = 16*fraction, 16*fraction
+	for _, queue := range []int64{shortQueue, longQueue} {
+		for range 4 { // until the smoothed round trip is that
+			round(queue)
+		}
+		if want := queue > paceQueue; !s.competing || s.pacer.on != want || want && s.pacer.group != 1 {
+			t.Fatalf("competes %v in a queue of %d ns: paced %v, groups of %d", s.competing, queue, s.pacer.on, s.pacer.group)
+		}
+	}
+	round(trip)
+	if s.competing || s.pacer.on {
+		t.Fatalf("competes %v: still paced %v", s.competing, s.pacer.on)
+	}
+}
+
+// An acknowledgement that opens a closed window releases no more than a stream may gather.
+func TestPacedAfterClosedWindow(t *testing.T) {
+	const trip = 10_000_000
+	s, now := NewSender(1, 4096), int64(1)
+	group := func() (n int) {
+		for s.Pace(now); s.Room() > 0; n++ {
+			s.Send(now, 0, 1)
+		}
+		return n
+	}
+	for range 8 {
+		for end := now + trip; s.room() > 0; now = min(s.Deadline(), end) {
+			group()
+		}
+		now += trip
+		s.Ack(now, s.Next(), 4096)
+	}
+	for end := now + trip; s.room() > 0; now = min(s.Deadline(), end) {
+		group()
+	}
+	s.pacer.credit, s.pacer.due = 0, now+1 // as if the last frame had used up the credit
+	if s.window()/paceLate <= 2*int(s.pacer.group)+1 {
+		t.Fatalf("a window of only %d frames", s.window())
+	}
+	now += trip * 3 / 4
+	s.Ack(now, s.Next(), 4096)
+	if n, most := group(), 2*int(s.pacer.group)+1; n > most {
+		t.Errorf("%d frames at once, at most %d", n, most)
 	}
 }

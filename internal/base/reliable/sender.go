@@ -145,6 +145,7 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 		s.take(window)
 		return from, from, true
 	}
+	s.Pace(now)                      // before the window opens
 	sentAt, again := int64(0), false // send time of the newest frame that was not known to have arrived; whether any was retransmitted
 	for seq := from; seq != cum; seq++ {
 		f := &s.frames[seq&s.mask]
@@ -171,8 +172,7 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	if s.grow(now, int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
-	s.pacer.set(s.cwnd, s.least, now)
-	s.Pace(now)
+	s.pacer.set(s.cwnd, s.paceTrip(), now)
 	s.progress(now)
 	return from, cum, true
 }
