@@ -181,7 +181,7 @@ func TestCloseWriteUnsent(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
 	p := h.meet(t, l, false)
-	p.send(message{kind: hello, id: 1, credits: 1, length: 1000})
+	p.send(message{kind: hello, id: version, credits: 1, length: 1000})
 	c := accept(t, l)
 	defer c.Close()
 	p.send(message{kind: fin})

@@ -43,16 +43,21 @@
 //	credit    both       buffers given back; end of a filling    3
 //	announce  sender     large data lies here, read it           \
 //	ask       sender     large data is here, where to write it?   > 3
-//	filled    sender     it has been written                     |
+//	(write)   sender     the room is full                        |
 //	withdraw  sender     the program does not wait any more      /
 //	room      receiver   write it here                           \ 2
 //	taken     receiver   this many bytes were read or filled     /
 //	room 0    receiver   a ring, or how much of it was read      2
-//	filled 0  sender     bytes were written to the ring          as data
+//	(write 0) sender     bytes were written to the ring          as data
 //	data 1    sender     as data; a ring would have taken them   as data
 //	fin       both       no more data                            1
 //	finack    both       the fin has come, and all before it     1
 //	stop      both       what comes is not read any more         1
+//
+// A write is no message but an RDMA write with immediate data, which takes a receive of the peer as a message does.
+// The receiver learns from the completion how many bytes its NIC has placed, all of them before it (package vipl,
+// RDMA). The immediate data has 16 bits for the buffers given back, above them a bit that is set for a room and clear
+// for the ring, and 15 bits that are 0. A room is filled by one write.
 //
 // So a Write blocks when the peer's program does not read, and nothing else blocks. Credits and confirmations still
 // flow when both programs only write.
@@ -64,15 +69,15 @@
 // has all of them:
 //
 //	read mode    idle -- announce --> offered -- taken(all) -----------> idle
-//	write mode   idle -- ask -------> offered -- room, filled ... -----> idle
+//	write mode   idle -- ask -------> offered -- room, write ... ------> idle
 //	a deadline, Close                 offered -- withdraw, taken(n) ---> idle
 //
 // A transfer takes two round trips, or one in write mode. Nothing else moves meanwhile, and the buffers hold only 80
 // KiB per round trip. So the receiver offers a ring of 256 KiB, by a room message with transfer number 0. It does so
 // after two transfers of at most 128 KiB, or after 128 KiB in Writes of 16 KiB and more that took buffers. From then
-// on such Writes go to the ring at once, as RDMA writes and a filled 0, which takes a data buffer as a data message
-// does. Write returns when the NIC has the bytes. The Read copies them out of the ring. At most 64 connections of a
-// stack have a ring.
+// on such Writes go to the ring at once, each as one RDMA write, or as two where the ring ends. Each takes a data
+// buffer, as a data message does. Write returns when the NIC has the bytes. The Read copies them out of the ring. At
+// most 64 connections of a stack have a ring.
 //
 // Memory of [Stack.Alloc] is written where frames are long, even if the receiver could read it: the NIC sends a write
 // by reference, but copies the response to an RDMA read.

@@ -16,13 +16,12 @@ const network = "via"
 
 // What the peer did that ends its connection.
 var (
-	errOrder     = errors.New("the message comes at the wrong time")
-	errCredits   = errors.New("more buffers are given back than there are")
-	errOverrun   = errors.New("more data came than there was credit for")
-	errTransfer  = errors.New("the message is about another transfer, or says of it what cannot be")
-	errUnheard   = errors.New("the peer reads no more")
-	errImmediate = errors.New("an RDMA write has immediate data, which no peer sends")
-	errSlow      = errors.New("the peer was asked to let go of memory and did not answer")
+	errOrder    = errors.New("the message comes at the wrong time")
+	errCredits  = errors.New("more buffers are given back than there are")
+	errOverrun  = errors.New("more data came than there was credit for")
+	errTransfer = errors.New("the message is about another transfer, or says of it what cannot be")
+	errUnheard  = errors.New("the peer reads no more")
+	errSlow     = errors.New("the peer was asked to let go of memory and did not answer")
 )
 
 // resetError is the error of a connection that broke.

@@ -3,6 +3,7 @@ package vianet_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
 	"os"
@@ -25,16 +26,20 @@ const (
 	credit
 	announce
 	ask
-	filled
 	withdraw
 	room
 	taken
 	fin
 	finack
 	stop
+
+	filled = 255 // no message: an RDMA write with immediate data
 )
 
-// message builds a message byte by byte, as the table in the package's comment says.
+const version = 2 // of the session protocol
+
+// message builds a message byte by byte, as the table in the package's comment says. If its kind is filled, it is an RDMA
+// write of length bytes to handle and addr, and id is the upper half of its immediate data.
 type message struct {
 	kind, flags byte
 	credits     uint16
@@ -75,18 +80,29 @@ type peer struct {
 }
 
 const (
-	slots = 64 // half of them for receiving
-	slot  = 4096
+	slots  = 64 // half of them for receiving
+	slot   = 4096
+	source = slots * slot // offset of what filled writes
 )
 
 // newPeer connects a peer with the listener at addr.
 func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *peer {
 	t.Helper()
+	p := unconnected(t, nic, rdmaRead)
+	to := vipl.NetAddress{Host: addr.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), addr.Port())}
+	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x09")}
+	must(t, nstest.Err(p.vi.ConnectRequest(from, to, testTimeout)))
+	return p
+}
+
+// unconnected returns a peer whose VI is Idle, with receives.
+func unconnected(t *testing.T, nic *vipl.NIC, rdmaRead bool) *peer {
+	t.Helper()
 	tag, err := nic.CreatePtag()
 	must(t, err)
 	p := &peer{t: t}
 	attr := vipl.MemAttributes{Ptag: tag, EnableRDMARead: true, EnableRDMAWrite: true}
-	p.region, err = nic.AllocMem(slots*slot, attr)
+	p.region, err = nic.AllocMem(source+512<<10, attr)
 	nstest.Must(t, err)
 	t.Cleanup(func() { p.region.Deregister() })
 	p.vi, err = nic.CreateVI(vipl.VIAttributes{
@@ -96,9 +112,6 @@ func newPeer(t *testing.T, nic *vipl.NIC, addr netip.AddrPort, rdmaRead bool) *p
 	for i := range slots / 2 {
 		must(t, p.vi.PostRecv(p.desc(slots/2+i, slot-64), p.region.Handle()))
 	}
-	to := vipl.NetAddress{Host: addr.Addr(), Discriminator: binary.BigEndian.AppendUint16([]byte("vianet"), addr.Port())}
-	from := vipl.NetAddress{Discriminator: []byte("vianet\x00\x09")}
-	must(t, nstest.Err(p.vi.ConnectRequest(from, to, testTimeout)))
 	t.Cleanup(p.end)
 	return p
 }
@@ -132,6 +145,13 @@ func (p *peer) send(m message) {
 	p.t.Helper()
 	i := p.next % (slots / 2)
 	p.next++
+	if m.kind == filled {
+		d := p.desc(i, 0)
+		d.SetRDMAWrite(vipl.AddressSegment{Data: m.addr, Handle: m.handle}, p.region.Segment(source, int(m.length)))
+		d.SetImmediate(m.id<<16 | uint32(m.credits))
+		p.post(d)
+		return
+	}
 	b := m.bytes()
 	d := p.desc(i, len(b))
 	copy(p.region.Bytes()[i*slot+64:], b)
@@ -159,21 +179,36 @@ func (p *peer) post(d *vipl.Descriptor) {
 func (p *peer) receive(kind byte) message {
 	p.t.Helper()
 	for {
-		d, err := p.vi.RecvWait(testTimeout)
-		nstest.FatalIf(p.t, err != nil, "waiting for a message of kind %d: %v", kind, err)
-		off := int(d.Addr() - p.region.Addr())
-		m := decode(append([]byte(nil), p.region.Bytes()[off+64:][:d.Length]...))
-		must(p.t, p.vi.PostRecv(p.desc(off/slot, slot-64), p.region.Handle()))
-		if m.kind == kind {
+		if m := p.receiveAny(); m.kind == kind {
 			return m
 		}
 	}
 }
 
+// receiveAny waits for a message, or an RDMA write with immediate data.
+func (p *peer) receiveAny() message {
+	p.t.Helper()
+	d, err := p.vi.RecvWait(testTimeout)
+	nstest.FatalIf(p.t, err != nil, "waiting for a message: %v", err)
+	off := int(d.Addr() - p.region.Addr())
+	m := message{kind: filled, length: d.Length}
+	imm, ok := d.Immediate()
+	if d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite {
+		m.id, m.credits = imm>>16, uint16(imm)
+	} else {
+		m = decode(append([]byte(nil), p.region.Bytes()[off+64:][:d.Length]...))
+		nstest.ErrorIf(p.t, ok, "%+v has immediate data %#x", m, imm)
+	}
+	must(p.t, p.vi.PostRecv(p.desc(off/slot, slot-64), p.region.Handle()))
+	return m
+}
+
+const greetCredits = 8
+
 // greet exchanges greetings, and returns the other side's.
 func (p *peer) greet() message {
 	p.t.Helper()
-	p.send(message{kind: hello, id: 1, credits: 8, length: slot - 64})
+	p.send(message{kind: hello, id: version, credits: greetCredits, length: slot - 64})
 	return p.receive(hello)
 }
 
@@ -251,9 +286,10 @@ func TestWrongMessages(t *testing.T) {
 		{"nothing", []message{{garbage: []byte{}}}, "too short"},
 		{"half a header", []message{{garbage: make([]byte, 23)}}, "too short"},
 		{"kind 0", []message{{kind: 0}}, "no known kind"},
+		{"kind 12", []message{{kind: 12}}, "no known kind"},
 		{"kind 13", []message{{kind: 13}}, "no known kind"},
 		{"flags", []message{{kind: credit, flags: 1}}, wrongField},
-		{"second hello", []message{{kind: hello, id: 1, credits: 8, length: 4000}}, wrongTime},
+		{"second hello", []message{{kind: hello, id: version, credits: 8, length: 4000}}, wrongTime},
 		{"data without data", []message{{kind: data}}, wrongLen},
 		{"data longer than it says", []message{{kind: data, length: 3, payload: []byte("four")}}, wrongLen},
 		{"data shorter than it says", []message{{kind: data, length: 1 << 31, payload: []byte("four")}}, wrongLen},
@@ -269,7 +305,10 @@ func TestWrongMessages(t *testing.T) {
 		{"data in a transfer", []message{mem, {kind: data, length: 4, payload: []byte("four")}}, wrongTime},
 		{"fin in a transfer", []message{mem, {kind: fin}}, wrongTime},
 		{"ask in a transfer", []message{mem, {kind: ask, id: 2, length: 10}}, wrongTime},
-		{"filled without a room", []message{mem, {kind: filled, id: 1, length: 10}}, wrongMove},
+		{"no bytes written", []message{{kind: filled}}, wrongLen},
+		{"no bytes written to a room", []message{mem, {kind: filled, id: 1}}, wrongLen},
+		{"immediate data with another bit", []message{{kind: filled, id: 2}}, wrongField},
+		{"immediate data with the last bit", []message{{kind: filled, id: 1 << 15}}, wrongField},
 		{"withdrawal of something else", []message{mem, {kind: withdraw, id: 2}}, wrongMove},
 		{"second withdrawal", []message{mem, {kind: withdraw, id: 1}, {kind: withdraw, id: 1}}, wrongMove},
 		{"room for nothing", []message{change(mem, func(m *message) { m.kind = room })}, wrongMove},
@@ -282,6 +321,7 @@ func TestWrongMessages(t *testing.T) {
 		{"more room in a ring", []message{ring, change(ring, func(m *message) { m.length = 1 })}, wrongMove},
 		{"a ring elsewhere", []message{ring, change(ring, func(m *message) { m.length, m.addr = 1, 4097 })}, wrongMove},
 		{"a ring of another handle", []message{ring, change(ring, func(m *message) { m.length, m.handle = 1, 6 })}, wrongMove},
+		{"longer room than a write", []message{change(ring, func(m *message) { m.length = 1<<20 + 1 })}, wrongRange},
 		{"transfer after the fin", []message{{kind: fin}, mem}, wrongTime},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -299,15 +339,17 @@ func TestWrongMessages(t *testing.T) {
 func TestWrongGreeting(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l := h.listen(t)
-	good := message{kind: hello, id: 1, credits: 8, length: 4000}
+	good := message{kind: hello, id: version, credits: 8, length: 4000}
 	for name, m := range map[string]message{
-		"other version":        {kind: hello, id: 2, credits: 8, length: 4000},
-		"no buffers":           {kind: hello, id: 1, length: 4000},
-		"small buffers":        {kind: hello, id: 1, credits: 8, length: 255},
-		"enormous buffers":     {kind: hello, id: 1, credits: 8, length: 1 << 21},
+		"earlier version":      {kind: hello, id: version - 1, credits: 8, length: 4000},
+		"later version":        {kind: hello, id: version + 1, credits: 8, length: 4000},
+		"no buffers":           {kind: hello, id: version, length: 4000},
+		"small buffers":        {kind: hello, id: version, credits: 8, length: 255},
+		"enormous buffers":     {kind: hello, id: version, credits: 8, length: 1 << 21},
 		"data first":           {kind: data, length: 4, payload: []byte("four")},
 		"an answer to nothing": {kind: finack},
 		"stop first":           {kind: stop},
+		"a write first":        {kind: filled},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := h.meet(t, l, true)
@@ -359,20 +401,108 @@ func TestAnnounceOfNothing(t *testing.T) {
 	}
 }
 
-// An RDMA write with immediate data completes a receive without a message: its length exceeds a buffer, and the
-// buffer's content is old.
+// A peer of another version is told which version this side speaks. The listener's Failed and Dial name both.
+func TestOtherVersion(t *testing.T) {
+	for _, v := range []uint32{version - 1, version + 1} {
+		why := fmt.Sprintf("another version of the session protocol: %d, this side %d", v, version)
+		h := inMemory(t, vianet.Options{})
+		failed := make(chan error, 8)
+		h.b = newStack(t, h.nicB, vianet.Options{Failed: func(err error) { failed <- err }})
+		l := h.listen(t)
+		p := h.meet(t, l, true)
+		p.send(message{kind: hello, id: v, credits: 8, length: 4000})
+		if m := p.receive(hello); m.id != version {
+			t.Errorf("the answer is of version %d", m.id)
+		}
+		isReset(t, <-failed, why)
+		p.isOver()
+
+		other, err := h.nicB.Listen(vipl.NetAddress{Discriminator: []byte("vianet\x00\x07")})
+		must(t, err)
+		dialed := make(chan error, 1)
+		go func() {
+			_, err := h.a.Dial("via", netip.AddrPortFrom(h.nicB.Query().Address, 7).String())
+			dialed <- err
+		}()
+		request, err := other.Wait(t.Context())
+		must(t, err)
+		p = unconnected(t, h.nicB, true)
+		must(t, request.Accept(p.vi))
+		p.receive(hello)
+		p.send(message{kind: hello, id: v, credits: 8, length: 4000})
+		isReset(t, <-dialed, why)
+		must(t, other.Close())
+	}
+}
+
+// A peer writes to the room of a Read, and says of it what cannot be.
 func TestImmediateWrite(t *testing.T) {
-	const size = 200_000
+	const size = 100_000
 	h := inMemory(t, vianet.Options{})
-	p, c := h.met(t, false)
-	p.send(message{kind: ask, id: 1, length: size})
-	done := goRead(c, size)
-	m := p.receive(room)
-	d := p.desc(0, size)
-	d.SetRDMAWrite(vipl.AddressSegment{Data: m.addr, Handle: m.handle}, p.region.Segment(64, int(m.length)))
-	d.SetImmediate(1)
-	p.post(d)
-	isReset(t, <-done, "immediate data")
+	for name, test := range map[string]struct {
+		lie func(m *message)
+		why string
+	}{
+		"less than the room":          {func(m *message) { m.length-- }, wrongMove},
+		"to the ring":                 {func(m *message) { m.id = 0 }, wrongTime},
+		"to something else":           {func(m *message) { m.id = 2 }, wrongField},
+		"credits that it never got":   {func(m *message) { m.credits = 1 }, "more buffers are given back"},
+		"all the credits that it has": {func(m *message) { m.credits = 65535 }, "more buffers are given back"},
+		"nothing":                     {func(m *message) { m.length = 0 }, wrongLen},
+		"more than the room":          {func(m *message) { m.length++ }, ""}, // which the NIC refuses
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, c := h.met(t, false)
+			p.send(message{kind: ask, id: 1, length: size})
+			done := goRead(c, size)
+			m := p.receive(room)
+			m.kind, m.payload = filled, nil
+			test.lie(&m)
+			p.send(m)
+			isReset(t, <-done, test.why)
+		})
+	}
+}
+
+// A peer writes to a room that it was not given, or no longer has.
+func TestNoRoom(t *testing.T) {
+	const size = 70_000
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	for name, test := range map[string]struct {
+		send func(p *peer, c *vianet.Conn, ring message) message
+	}{
+		"outside of a transfer": {func(p *peer, c *vianet.Conn, ring message) message { return ring }},
+		"before there is one": {func(p *peer, c *vianet.Conn, ring message) message {
+			p.send(message{kind: ask, id: 9, length: size})
+			return ring
+		}},
+		"a second time": {func(p *peer, c *vianet.Conn, ring message) message {
+			p.send(message{kind: ask, id: 9, length: 2 * size})
+			done := goRead(c, size)
+			m := p.receive(room)
+			ring.length = m.length
+			p.send(message{kind: filled, id: 1, length: m.length, handle: m.handle, addr: m.addr})
+			must(t, <-done)
+			return ring
+		}},
+		"after its withdrawal": {func(p *peer, c *vianet.Conn, ring message) message {
+			p.send(message{kind: ask, id: 9, length: size})
+			goRead(c, size)
+			p.receive(room)
+			p.send(message{kind: withdraw, id: 9})
+			p.receive(taken)
+			ring.length = size
+			return ring
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, c, ring := h.ringed(t)
+			m := test.send(p, c, message{length: 5, handle: ring.handle, addr: ring.addr})
+			m.kind, m.id = filled, 1
+			p.send(m)
+			p.isReset(c, wrongMove)
+		})
+	}
 }
 
 // A receiver of announced memory reports more as taken than it can have.

@@ -3,6 +3,7 @@ package vianet
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 
 	"viaxdp/vipl"
@@ -17,7 +18,6 @@ const (
 	kindCredit                   // only gives buffers back
 	kindAnnounce                 // sender: memory to read
 	kindAsk                      // sender: memory to write is wanted
-	kindFilled                   // sender: the room has been written
 	kindWithdraw                 // sender: the transfer ends where it is
 	kindRoom                     // receiver: memory to write
 	kindTaken                    // receiver: bytes that came of a transfer that is over
@@ -25,12 +25,14 @@ const (
 	kindFinAck                   // the peer's fin has come
 	kindStop                     // what the peer sends is not read
 	kindEnd                      // not a kind
+
+	kindFilled = kindEnd // no message: what the immediate data of an RDMA write says
 )
 
 const (
 	headerLen  = 24
 	minMessage = 256 // bytes that the longest message must have room for
-	version    = 1
+	version    = 2
 )
 
 // header of a control message; the table in the package's comment gives its layout.
@@ -49,7 +51,8 @@ var (
 	errField  = errors.New("a field of the message is not as it must be")
 	errLength = errors.New("the message has another length than it says")
 	errRange  = errors.New("the message names memory that cannot be")
-	errHello  = errors.New("the greeting is of another version or asks for the impossible")
+	errHello  = errors.New("the greeting asks for the impossible")
+	errOther  = errors.New("the peer speaks another version of the session protocol")
 )
 
 // put writes the header to the first headerLen bytes of b.
@@ -91,7 +94,10 @@ func (h *header) check(payload int) error {
 	want, bare := 0, header{kind: h.kind, credits: h.credits}
 	switch h.kind {
 	case kindHello:
-		if h.id != version || h.credits == 0 || h.length < minMessage || h.length > vipl.MaxTransferSize {
+		if h.id != version {
+			return fmt.Errorf("%w: %d, this side %d", errOther, h.id, version)
+		}
+		if h.credits == 0 || h.length < minMessage || h.length > vipl.MaxTransferSize {
 			return errHello
 		}
 		bare.id, bare.length = h.id, h.length
@@ -104,11 +110,12 @@ func (h *header) check(payload int) error {
 		}
 		want, bare.id, bare.length = int(h.length), h.id, h.length
 	case kindAnnounce, kindRoom:
-		if h.length == 0 || h.handle == 0 || h.addr > math.MaxUint64-uint64(h.length) {
+		if h.length == 0 || h.handle == 0 || h.addr > math.MaxUint64-uint64(h.length) ||
+			h.kind == kindRoom && h.length > vipl.MaxTransferSize {
 			return errRange
 		}
 		bare = *h
-	case kindAsk, kindFilled:
+	case kindAsk:
 		if h.length == 0 {
 			return errLength
 		}
@@ -125,6 +132,40 @@ func (h *header) check(payload int) error {
 		return errField
 	}
 	return nil
+}
+
+// The immediate data of an RDMA write says that it is complete, which needs no message. Its bits:
+//
+//	0-15   data buffers that the writer gives back
+//	16     0: in the ring, 1: in the room of the transfer
+//	17-31  0
+//
+// The peer's NIC reports how many bytes it has placed, all of them before it completes the receive.
+const (
+	immediateRoom  = 1 << 16
+	immediateKnown = immediateRoom | math.MaxUint16
+)
+
+// immediate is the immediate data of a write to the ring (id is ringID) or to a room (any other id).
+func (h *header) immediate() uint32 {
+	v := uint32(h.credits)
+	if h.id != ringID {
+		v |= immediateRoom
+	}
+	return v
+}
+
+// parseImmediate reads the immediate data of an RDMA write of n bytes, as parse reads a message. The id of a room is
+// not known: it is 1.
+func parseImmediate(v, n uint32) (h header, err error) {
+	h = header{kind: kindFilled, credits: uint16(v), id: v >> 16, length: n}
+	switch {
+	case v&^uint32(immediateKnown) != 0:
+		return h, errField
+	case n == 0:
+		return h, errLength
+	}
+	return h, nil
 }
 
 // pool is the control-message buffers of a connection, each behind its descriptor:
@@ -205,6 +246,7 @@ func (p *pool) postReceive(i int) error {
 
 // postSend sends the first n bytes of message i; data marks a message without which the peer would miss bytes.
 func (p *pool) postSend(i, n int, data, later bool) error {
+	p.desc[i].Control = 0 // it may have been a write with immediate data
 	p.desc[i].SetSegments(p.region.Segment(p.offset(i), n))
 	p.uses[i] = sendUse{data: data}
 	if later {
@@ -220,9 +262,10 @@ func (p *pool) postRead(i int, from vipl.AddressSegment, l *landing) error {
 	return p.vi.PostSend(p.desc[i], p.region.Handle())
 }
 
-// postWrite writes n bytes of a lease to the peer's memory.
-func (p *pool) postWrite(i int, to vipl.AddressSegment, l *lease, off, n int) error {
+// postWrite writes n bytes of a lease to the peer's memory, and completes a receive there.
+func (p *pool) postWrite(i int, to vipl.AddressSegment, l *lease, off, n int, immediate uint32) error {
 	p.desc[i].SetRDMAWrite(to, l.segment(off, n))
+	p.desc[i].SetImmediate(immediate)
 	p.uses[i] = sendUse{write: true}
 	return p.vi.PostSend(p.desc[i], p.region.Handle())
 }

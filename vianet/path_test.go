@@ -107,12 +107,17 @@ func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 	c = accept(t, l)
 	got := make([]byte, 10)
 	for id := range uint32(2) {
-		p.send(message{kind: announce, id: id + 1, length: 10, handle: p.region.Handle(), addr: p.region.Addr()})
-		must(t, nstest.Err(io.ReadFull(c, got)))
-		if id == 1 {
-			ring = p.receive(room)
+		p.send(message{kind: ask, id: id + 1, length: 10})
+		done := goRead(c, len(got))
+		m := p.receive(room)
+		for m.id == 0 {
+			ring, m = m, p.receive(room)
 		}
-		p.receive(taken)
+		p.send(message{kind: filled, id: 1, length: 10, handle: m.handle, addr: m.addr})
+		must(t, <-done)
+	}
+	if ring.length == 0 {
+		ring = p.receive(room)
 	}
 	nstest.FatalIf(t, ring.id != 0 || ring.length < 1000, "a ring of %+v", ring)
 	return p, c, ring
@@ -121,7 +126,8 @@ func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 // dataBuffers is how many data messages a connection takes, with the default options.
 const dataBuffers = 68/2 - 14
 
-// A peer reports a write to a ring that it cannot have made, or more than there may be before the program reads.
+// A peer writes to a ring what cannot be, or more than there may be before the program reads. Where the NIC refuses a
+// write, TestFilledLies has the check.
 func TestRingLies(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	mem := message{kind: announce, id: 3, length: 10, handle: 5, addr: 4096}
@@ -130,17 +136,28 @@ func TestRingLies(t *testing.T) {
 		send func(size uint32) []message
 		why  string
 	}{
-		{"more than it holds", func(n uint32) []message { return []message{{kind: filled, length: n + 1}} }, wrongMove},
+		{"more than it holds", func(n uint32) []message { return []message{{kind: filled, length: n + 1}} }, ""},
 		{"more than is free", func(n uint32) []message {
 			return []message{{kind: filled, length: n - 5}, {kind: filled, length: 5}, {kind: filled, length: 1}}
 		}, wrongMove},
 		{"across its end", func(n uint32) []message {
 			return []message{{kind: filled, length: n - 5}, {kind: filled, length: 6}}
 		}, wrongMove},
-		{"more than there ever is", func(uint32) []message { return []message{{kind: filled, length: 1<<32 - 1}} }, wrongMove},
+		{"twice what it holds", func(n uint32) []message { return []message{{kind: filled, length: 2 * n}} }, ""},
 		{"in a transfer", func(uint32) []message { return []message{mem, {kind: filled, length: 5}} }, wrongTime},
 		{"after the fin", func(uint32) []message { return []message{{kind: fin}, {kind: filled, length: 5}} }, wrongTime},
 		{"nothing", func(uint32) []message { return []message{{kind: filled}} }, wrongLen},
+		{"unread bytes again", func(n uint32) []message {
+			return []message{{kind: filled, length: n}, {kind: filled, length: 9}}
+		}, wrongMove},
+		{"as to a room", func(uint32) []message { return []message{{kind: filled, id: 1, length: 5}} }, wrongMove},
+		{"as to a room of a transfer to read", func(uint32) []message {
+			return []message{mem, {kind: filled, id: 1, length: 5}}
+		}, wrongMove},
+		{"as to something else", func(uint32) []message { return []message{{kind: filled, id: 2, length: 5}} }, wrongField},
+		{"with credits that it never got", func(uint32) []message {
+			return []message{{kind: filled, credits: 1, length: 5}}
+		}, "more buffers are given back"},
 		{"more messages than there are data buffers", func(uint32) []message {
 			return slices.Repeat([]message{{kind: filled, length: 1}}, dataBuffers+1)
 		}, "more data came than there was credit for"},
@@ -148,6 +165,9 @@ func TestRingLies(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			p, c, ring := h.ringed(t)
 			for _, m := range test.send(ring.length) {
+				if m.kind == filled {
+					m.handle, m.addr = ring.handle, ring.addr
+				}
 				p.send(m)
 			}
 			p.isReset(c, test.why)
@@ -158,13 +178,13 @@ func TestRingLies(t *testing.T) {
 // A call that has read from a ring polls for as long as the last arrival would take, until something else comes.
 func TestRingAhead(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
-	p, c, _ := h.ringed(t)
+	p, c, ring := h.ringed(t)
 	for _, test := range []struct {
 		m    message
 		want int
 	}{
-		{message{kind: filled, length: 5}, 5},
-		{message{kind: filled, length: 9}, 9},
+		{message{kind: filled, length: 5, handle: ring.handle, addr: ring.addr}, 5},
+		{message{kind: filled, length: 9, handle: ring.handle, addr: ring.addr + 5}, 9},
 		{message{kind: data, length: 4, payload: []byte("four")}, 0},
 	} {
 		p.send(test.m)
@@ -186,6 +206,85 @@ func TestRingTooShort(t *testing.T) {
 	go c.Write(make([]byte, 20_000))
 	p.receive(data)
 	c.Close()
+}
+
+// A Write to a ring is one RDMA write, or one on each side of its end, and no other message. Each takes a credit of this
+// side, and its immediate data gives credits back.
+func TestRingOnTheWire(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	p, c := h.met(t, true)
+	const size, each = 50_000, 20_000
+	ring := p.region.Bytes()[source:][:size]
+	at, back, used := 0, 0, 0
+	give := func(n int) {
+		p.send(message{kind: room, length: uint32(n), handle: p.region.Handle(), addr: p.region.Addr() + source})
+		p.send(message{kind: data, length: 4, payload: []byte("four")})
+		must(t, nstest.Err(io.ReadFull(c, make([]byte, 4)))) // so it knows of the room
+	}
+	write := func(pieces ...int) {
+		t.Helper()
+		sum := 0
+		for _, n := range pieces {
+			sum += n
+		}
+		stream := randomBytes(sum, byte(at))
+		wrote := goWrite(c, stream)
+		var got []byte
+		for _, n := range pieces {
+			m := p.receiveAny()
+			nstest.FatalIf(t, m.kind != filled || m.id != 0 || int(m.length) != n, "%+v, want a write of %d bytes", m, n)
+			got = append(got, ring[at:][:n]...)
+			at, back, used = (at+n)%size, back+int(m.credits), used+1
+		}
+		must(t, <-wrote)
+		nstest.ErrorIf(t, !bytes.Equal(got, stream), "other bytes from %d on", firstDifference(got, stream))
+		give(sum)
+	}
+	give(size)
+	write(each)
+	write(each)
+	write(10_000, 10_000)
+	for range 4 {
+		write(each)
+	}
+	nstest.Equal(t, "credits that were given back", back, 6)
+	nstest.Equal(t, "credits in use", used, greetCredits)
+	c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+	n, err := c.Write(make([]byte, each))
+	nstest.ErrorIf(t, n != 0, "%d bytes without a credit", n)
+	isTimeout(t, "Write", err)
+	c.SetWriteDeadline(never)
+	p.send(message{kind: credit, credits: 2})
+	write(10_000, 10_000)
+	c.Close()
+}
+
+// A ring and rooms carry the same over a connection with a key, and when frames are lost.
+func TestRingSealed(t *testing.T) {
+	key := aKey(t)
+	config := memorynic.Config{PSK: key, Queue: xdpnictest.Config{RxChunks: 1024}, Silence: longSilence}
+	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
+		wire := xdpnictest.NewWire()
+		t.Cleanup(wire.Close)
+		fabric := kagenttest.NewFabric(kagenttest.Faults{})
+		open := func(name string) *vipl.NIC { return memorynic.Open(t, wire, fabric.Agent(name), config).NIC }
+		h := over(t, open("a"), open("b"), wire, o)
+		wire.SetFaults(lossy)
+		a, b := h.pair(t)
+		for i := range 30 {
+			data := randomBytes(100_000, byte(i))
+			wrote := goWrite(a, data)
+			got := make([]byte, len(data))
+			must(t, nstest.Err(io.ReadFull(b, got)))
+			must(t, <-wrote)
+			nstest.FatalIf(t, !bytes.Equal(got, data), "other bytes from %d on", firstDifference(got, data))
+		}
+		if s := h.a.Stats(); s.Ring.Bytes < 20*100_000 {
+			t.Errorf("%+v", s)
+		}
+		balanced(t, a, b)
+		h.wasLossy(t)
+	}
 }
 
 // The ring fills while the program does not read. Then a Write waits, reports at its deadline how much it has sent,
@@ -289,7 +388,8 @@ func TestRoomIsClosed(t *testing.T) {
 	to := vipl.AddressSegment{Data: m.addr, Handle: m.handle}
 	copy(p.region.Bytes()[64:], "honest")
 	p.write(to, 10)
-	p.send(message{kind: filled, id: 1, length: 70_000})
+	copy(p.region.Bytes()[source:], "honest")
+	p.send(message{kind: filled, id: 1, length: 70_000, handle: m.handle, addr: m.addr})
 	must(t, <-done)
 	if !bytes.HasPrefix(buf, []byte("honest")) {
 		t.Errorf("%q", buf[:10])
@@ -307,7 +407,6 @@ func TestRoomIsClosed(t *testing.T) {
 // If a peer reports a room as filled that it has not written, the program does not read data of another connection.
 func TestRoomIsNotFilled(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
-	l := h.listen(t)
 	victim, c := h.pair(t)
 	secret := bytes.Repeat([]byte("secret"), 20_000)
 	wrote := goWrite(victim, secret)
@@ -315,11 +414,9 @@ func TestRoomIsNotFilled(t *testing.T) {
 		must(t, nstest.Err(io.ReadFull(c, make([]byte, 1000))))
 	}
 	must(t, <-wrote)
-	p := h.meet(t, l, false)
-	p.greet()
-	c = accept(t, l)
+	p, c, ring := h.ringed(t)
 	const n = 100_000
-	p.send(message{kind: ask, id: 1, length: n})
+	p.send(message{kind: ask, id: 9, length: n})
 	got := make(chan []byte, 1)
 	go func() {
 		b := make([]byte, n)
@@ -330,7 +427,7 @@ func TestRoomIsNotFilled(t *testing.T) {
 	}()
 	for left := n; left > 0; {
 		m := p.receive(room)
-		p.send(message{kind: filled, id: 1, length: m.length})
+		p.send(message{kind: filled, id: 1, length: m.length, handle: ring.handle, addr: ring.addr}) // not to the room
 		left -= int(m.length)
 	}
 	if b := <-got; bytes.Contains(b, []byte("secret")) {
@@ -352,9 +449,9 @@ func roomIsFilledLate(t *testing.T) {
 		nstest.ErrorIf(t, k != n, "Read gave %d bytes", k)
 		done <- err
 	}()
-	p.receive(room)
+	m := p.receive(room)
 	time.Sleep(vianet.ReleaseTime + 500*time.Millisecond)
-	p.send(message{kind: filled, id: 1, length: n})
+	p.send(message{kind: filled, id: 1, length: n, handle: m.handle, addr: m.addr})
 	check(t, <-done)
 }
 

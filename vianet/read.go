@@ -16,8 +16,8 @@ import (
 //  2. Read copies what is queued (consume), and gives buffers and the ring back.
 //  3. If there is nothing and a transfer is open, it asks for bytes of it: into its own buffer (fetchDirect) if that
 //     is large, else into staging buffers ahead of the program (fetchAhead).
-//  4. A landing is over when its RDMA read has completed, or the peer says that it has written (landed): a staging
-//     buffer joins the queue, a direct one ends its Read.
+//  4. A landing is over when its RDMA read has completed, or the peer's write (landed): a staging buffer joins the
+//     queue, a direct one ends its Read.
 //  5. closeTransfer sends taken when all of the transfer has come.
 
 // directMin is the least that a Read must ask for to get a transfer's bytes into its own buffer; smaller Reads use
@@ -310,10 +310,11 @@ func (c *Conn) takeTransfer(h *header) error {
 	return nil
 }
 
-// takeFilled handles a filled message: the peer has written to the room it was given.
+// takeFilled handles an RDMA write to the room that the peer was given. The NIC has checked that memory takes the
+// bytes, but not that they are in the room: a hostile peer may have written elsewhere.
 func (c *Conn) takeFilled(h *header) error {
 	l := c.in.roomLand
-	if c.in.read || !c.in.open || h.id != c.in.id || l == nil || c.due.room || int(h.length) != l.n {
+	if c.in.read || !c.in.open || l == nil || c.due.room || int(h.length) != l.n {
 		return errTransfer
 	}
 	c.in.roomLand = nil
@@ -446,12 +447,12 @@ func (c *Conn) unstage(l *landing) {
 //
 //	receiver                                 sender
 //	room(0): n bytes of memory from here  -->
-//	                                     <--  RDMA writes, filled(0): k bytes
+//	                                     <--  RDMA write with immediate data: k bytes
 //	room(0): half of the ring is read     -->
 //
 // Bytes lie in the ring in the order of the stream. The sender does not write across its end, and what was read is
-// given back when it is half of the ring. A filled message takes one of the data buffers. At most two room messages
-// are under way. A data message of such a Write is marked as one that would suit a ring.
+// given back when it is half of the ring. Each RDMA write takes one of the data buffers. At most two room messages are
+// under way. A data message of such a Write is marked as one that would suit a ring.
 const (
 	ringSize = 256 << 10
 	ringMost = ringSize / 2 // bytes of a Write that goes there
@@ -519,7 +520,8 @@ func (c *Conn) pushRing() bool {
 	return true
 }
 
-// takeInRing takes bytes that the peer has written to the ring, as the message in buffer i reports.
+// takeInRing takes bytes that the peer has written to the ring. The RDMA write has completed the receive of buffer i. As
+// in takeFilled, a hostile peer may have written elsewhere.
 func (c *Conn) takeInRing(h *header, i int) error {
 	r, n := &c.ring, int64(h.length)
 	switch {

@@ -43,16 +43,22 @@ func (c *Conn) arrived() {
 			c.lost()
 			continue
 		}
-		if d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite {
-			c.fail(resetError(errImmediate)) // its length is not that of a message, and the buffer has an old one
-			continue
-		}
 		i := c.pool.index(d)
-		h, payload, err := parse(c.pool.message(i)[:d.Length])
+		var h header
+		var payload []byte
+		if d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite {
+			h, err = parseImmediate(d.ImmediateData, d.Length) // the buffer has an old message
+		} else {
+			h, payload, err = parse(c.pool.message(i)[:d.Length])
+		}
 		if err == nil && !c.down {
 			err = c.take(&h, payload, i)
 		}
 		if err != nil {
+			if errors.Is(err, errOther) && !c.down && !c.spoke {
+				c.due.hello = true
+				c.pushControl() // the peer says the same then
+			}
 			c.fail(resetError(err))
 			continue
 		}
@@ -262,14 +268,13 @@ func (c *Conn) control(due *bool, h header) bool {
 
 // send sends n bytes of buffer i, including the header h, with the credits that are due.
 func (c *Conn) send(i, n int, h header) {
-	h.credits = uint16(min(c.acksDue, 1<<16-1))
 	if h.kind == kindHello {
 		h.credits, c.spoke = uint16(c.dataBuffers()), true
 	} else {
-		c.acksDue -= int(h.credits)
+		h.credits = c.giveBack()
 	}
 	h.put(c.pool.message(i))
-	data := h.kind == kindData || h.kind == kindFilled
+	data := h.kind == kindData
 	if c.pool.postSend(i, n, data, c.later) != nil {
 		c.unsent = c.unsent || data
 		c.pool.free = append(c.pool.free, i)
@@ -278,6 +283,27 @@ func (c *Conn) send(i, n int, h header) {
 	}
 	c.restock()
 	c.stack.sent()
+}
+
+// write posts buffer i as an RDMA write of n bytes of a lease, from offset off: to the ring if id is ringID, else to
+// the room of the transfer. The caller restocks when it has noted the write. False: the connection broke.
+func (c *Conn) write(i int, id uint32, to vipl.AddressSegment, l *lease, off, n int) bool {
+	h := header{kind: kindFilled, credits: c.giveBack(), id: id}
+	if c.pool.postWrite(i, to, l, off, n, h.immediate()) != nil {
+		c.pool.free = append(c.pool.free, i)
+		c.lost()
+		return false
+	}
+	c.out.flight++
+	c.stack.sent()
+	return true
+}
+
+// giveBack returns how many of the credits due go with the next message or RDMA write.
+func (c *Conn) giveBack() (n uint16) {
+	n = uint16(min(c.acksDue, 1<<16-1))
+	c.acksDue -= int(n)
+	return n
 }
 
 // pushFin ends the stream when the last byte is sent.

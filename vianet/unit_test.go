@@ -3,10 +3,12 @@ package vianet
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -415,16 +417,122 @@ func FuzzParse(f *testing.F) {
 
 // A header comes out as it went in, at the offsets of the table.
 func TestHeaderLayout(t *testing.T) {
-	h := header{kind: kindRoom, credits: 0x0203, id: 0x04050607, length: 0x08090a0b, handle: 0x0c0d0e0f, addr: 0x1011121314151617}
+	h := header{kind: kindAnnounce, credits: 0x0203, id: 0x04050607, length: 0x08090a0b, handle: 0x0c0d0e0f, addr: 0x1011121314151617}
 	b := make([]byte, headerLen)
 	h.put(b)
-	want := []byte{byte(kindRoom), 0}
+	want := []byte{byte(kindAnnounce), 0}
 	for i := byte(2); i < 0x18; i++ {
 		want = append(want, i)
 	}
 	nstest.ErrorIf(t, !bytes.Equal(b, want), "%x, want %x", b, want)
 	got, _, err := parse(b)
 	nstest.ErrorIf(t, err != nil || got != h, "%+v, %v", got, err)
+}
+
+// ringed is a connection that has a ring and as much credit, both unused, but no VI.
+func ringed() *Conn {
+	return &Conn{
+		stack: &Stack{}, pool: &pool{half: 34}, greeted: true, window: 9, credits: 4,
+		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1),
+		ring: ring{lease: &lease{buf: make([]byte, ringSize)}, open: ringSize},
+	}
+}
+
+// Immediate data comes out as it went in, at the bits of the comment.
+func TestImmediateLayout(t *testing.T) {
+	for _, c := range []struct {
+		credits uint16
+		id      uint32
+		want    uint32
+	}{{0, ringID, 0}, {0x1234, ringID, 0x1234}, {0xffff, 1, 0x1ffff}, {1, 1<<32 - 1, 0x10001}} {
+		h := header{kind: kindFilled, credits: c.credits, id: c.id}
+		v := h.immediate()
+		got, err := parseImmediate(v, 7)
+		want := header{kind: kindFilled, credits: c.credits, id: min(c.id, 1), length: 7}
+		nstest.ErrorIf(t, v != c.want || err != nil || got != want, "%+v: %#x, %+v, %v", h, v, got, err)
+	}
+}
+
+// A write whose length cannot be is refused, whatever the NIC reports. TestRingLies has what a NIC does report.
+func TestFilledLies(t *testing.T) {
+	room := func(c *Conn) {
+		c.in = incoming{open: true, id: 3, length: 50, roomLand: &landing{n: 50, stage: true, lease: &lease{buf: make([]byte, 50)}}}
+	}
+	for name, test := range map[string]struct {
+		prepare func(c *Conn)
+		v, n    uint32
+		want    error
+	}{
+		"all of a ring":            {nil, 0, ringSize, nil},
+		"more than a ring holds":   {nil, 0, ringSize + 1, errTransfer},
+		"more than there ever is":  {nil, 0, 1<<32 - 1, errTransfer},
+		"more than is free":        {func(c *Conn) { c.ring.open = 5 }, 0, 6, errTransfer},
+		"across the end":           {func(c *Conn) { c.ring.at = ringSize - 5 }, 0, 6, errTransfer},
+		"no ring":                  {func(c *Conn) { c.ring = ring{} }, 0, 1, errTransfer},
+		"before the greeting":      {func(c *Conn) { c.greeted = false }, 0, 1, errOrder},
+		"a room":                   {room, immediateRoom, 50, nil},
+		"less than a room":         {room, immediateRoom, 49, errTransfer},
+		"more than a room":         {room, immediateRoom, 51, errTransfer},
+		"4 GiB more than a room":   {room, immediateRoom, 1<<32 - 1, errTransfer},
+		"a room that is not named": {func(c *Conn) { room(c); c.due.room = true }, immediateRoom, 50, errTransfer},
+		"no room":                  {nil, immediateRoom, 50, errTransfer},
+		"a room to read from":      {func(c *Conn) { room(c); c.in.read = true }, immediateRoom, 50, errTransfer},
+		"the ring in a transfer":   {room, 0, 50, errOrder},
+	} {
+		c := ringed()
+		if test.prepare != nil {
+			test.prepare(c)
+		}
+		h, err := parseImmediate(test.v, test.n)
+		if err == nil {
+			err = c.take(&h, nil, 0)
+		}
+		nstest.ErrorIf(t, err != test.want, "%s: %v, want %v", name, err, test.want)
+	}
+}
+
+// FuzzImmediate: for any RDMA writes to a ring, and Reads in between, what is queued lies in the ring in the order of
+// the stream and does not overlap, nothing exceeds the ring, the data buffers or the credits, and no byte is lost.
+func FuzzImmediate(f *testing.F) {
+	op := func(v, n uint32) []byte {
+		return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, v), n)
+	}
+	read := uint32(1 << 31)
+	f.Add(slices.Concat(op(0, ringSize), op(read, 100), op(0, 1)))
+	f.Add(slices.Concat(op(2, 100_000), op(3, 100_000), op(read, 200_000), op(0, 62_144), op(1, 9)))
+	f.Add(slices.Concat(op(0, 0), op(immediateRoom, 5), op(1<<17, 5), op(0, 1<<32-1)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := ringed()
+		in, out, granted, at := 0, 0, ringSize, 0
+		for ; len(b) >= 8; b = b[8:] {
+			v, n := binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])
+			if v&read != 0 { // a Read, after which the peer learns what was read
+				out += c.consume(make([]byte, n%(2*ringSize)))
+				c.spent = c.spent[:0]
+				if c.due.ring {
+					c.due.ring = false
+					granted += c.ring.freed
+					c.ring.open, c.ring.freed = c.ring.open+c.ring.freed, 0
+				}
+			} else if h, err := parseImmediate(v, n); err == nil {
+				credits := c.credits
+				if c.take(&h, nil, len(c.spent)) != nil {
+					return // the connection is over
+				}
+				s := c.queue.list[len(c.queue.list)-1]
+				nstest.FatalIf(t, v>>16 != 0 || c.credits != credits+int(v), "%#x is taken, credits %d and then %d", v, credits, c.credits)
+				nstest.FatalIf(t, len(s.data) != int(n) || &s.data[0] != &c.ring.lease.buf[at], "%d bytes from elsewhere than %d", n, at)
+				in, at = in+int(n), (at+int(n))%ringSize
+			} else {
+				return
+			}
+			nstest.FatalIf(t, in > granted || in-out > ringSize || len(c.spent) > c.dataBuffers() || c.credits > c.window,
+				"%d in, %d out, %d granted, %d buffers, %d credits", in, out, granted, len(c.spent), c.credits)
+			nstest.FatalIf(t, c.ring.open != granted-in, "%d bytes open, not %d", c.ring.open, granted-in)
+		}
+		out += c.consume(make([]byte, ringSize))
+		nstest.FatalIf(t, out != in, "%d bytes in, %d out", in, out)
+	})
 }
 
 // system errors report themselves as package net's do.

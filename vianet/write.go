@@ -15,7 +15,7 @@ import (
 //     and later bytes join it.
 //  3. writeLarge registers the bytes and announces them (offer), to be read by the peer, or asks where to write
 //     them. The peer's room is written (pushWrites), its taken ends the transfer (takeTaken).
-//  4. writeRing writes to the ring, and sends filled with the length (putInRing).
+//  4. writeRing writes to the ring (putInRing). Immediate data of the RDMA write tells the peer (write, in session.go).
 //
 // A Write that has to wait does so in until; session.go sends what is due and takes what comes.
 
@@ -239,13 +239,12 @@ type outgoing struct {
 	lease  *lease
 	at     vipl.AddressSegment // read mode: where the peer finds it
 	length int
-	moved  int  // bytes that the peer has read, or that a filled message has named as written
+	moved  int  // bytes that the peer has read, or that were written to its rooms
 	ended  bool // the peer has been asked for no more
 	flight int  // RDMA writes under way
 
 	room    vipl.AddressSegment // write mode: where the next bytes go
 	roomLen int                 // 0: nowhere
-	written int                 // bytes of the room that have been written
 }
 
 // over reports whether the transfer is at its end, and its memory not in use.
@@ -281,7 +280,7 @@ func (c *Conn) takeRoom(h *header) error {
 		return errTransfer
 	}
 	if !o.ended {
-		o.room, o.roomLen, o.written = vipl.AddressSegment{Data: h.addr, Handle: h.handle}, int(h.length), 0
+		o.room, o.roomLen = vipl.AddressSegment{Data: h.addr, Handle: h.handle}, int(h.length)
 	}
 	return nil
 }
@@ -317,36 +316,24 @@ func (c *Conn) pushTransfer() bool {
 		c.control(&d.withdraw, header{kind: kindWithdraw, id: o.id})
 }
 
-// pushWrites writes to the room that the peer has given, and says so.
+// pushWrites fills the room that the peer has given. False: no buffer is free.
 func (c *Conn) pushWrites() bool {
 	o := &c.out
-	for o.written < o.roomLen {
-		i, ok := c.pool.take()
-		if !ok {
-			return false
-		}
-		n := min(o.roomLen-o.written, vipl.MaxTransferSize)
-		to := o.room
-		to.Data += uint64(o.written)
-		if c.pool.postWrite(i, to, o.lease, o.moved+o.written, n) != nil {
-			c.pool.free = append(c.pool.free, i)
-			c.lost()
-			return true
-		}
-		o.flight++
-		o.written += n
-	}
 	if o.roomLen == 0 {
 		return true
 	}
-	due := true
-	if !c.control(&due, header{kind: kindFilled, id: o.id, length: uint32(o.roomLen)}) {
+	i, ok := c.pool.take()
+	if !ok {
 		return false
+	}
+	if !c.write(i, o.id, o.room, o.lease, o.moved, o.roomLen) {
+		return true
 	}
 	o.moved += o.roomLen
 	if o.roomLen = 0; o.moved == o.length {
 		c.endTransfer()
 	}
+	c.restock()
 	return true
 }
 
@@ -421,27 +408,23 @@ func (c *Conn) putInRing(l *lease, off int) int {
 	if c.stalled = n == 0 || c.credits == 0; c.stalled || c.down {
 		return 0
 	}
-	if len(c.pool.free) < 2 {
+	if len(c.pool.free) == 0 {
 		c.push() // takes the sends that are done
 	}
-	if c.slotShort = len(c.pool.free) < 2; c.slotShort {
+	i, ok := c.pool.take()
+	if c.slotShort = !ok; !ok {
 		return 0
 	}
-	i, _ := c.pool.take()
 	to := r.room
 	to.Data += uint64(r.at)
-	if c.pool.postWrite(i, to, l, off, n) != nil {
-		c.pool.free = append(c.pool.free, i)
-		c.lost()
+	if !c.write(i, ringID, to, l, off, n) {
 		return 0
 	}
-	c.out.flight++
 	c.credits--
 	r.at = (r.at + n) % r.size
 	r.free -= n
 	c.counts.Ring.count(n)
-	i, _ = c.pool.take()
-	c.send(i, headerLen, header{kind: kindFilled, id: ringID, length: uint32(n)})
+	c.restock()
 	return n
 }
 

@@ -49,9 +49,9 @@
 // EnableRDMAWrite and EnableRDMARead, of the region and of the VI, open memory to the peer. The program sends its
 // peer the location ([Region.Remote]) in a message; the peer passes it to [Descriptor.SetRDMAWrite] or
 // [Descriptor.SetRDMARead]. No receive is posted for RDMA. A write is placed in ascending order, its last word
-// last. The target's program is not notified, unless the write carries immediate data. The target's library places
-// the frames: at once while the program polls or calls [NIC.Poll], otherwise as soon as the kernel has woken the
-// library's goroutine.
+// last. The target's program is not notified, unless the write carries immediate data: then it completes a receive
+// once all of it is placed. The target's library places the frames: at once while the program polls or calls
+// [NIC.Poll], otherwise as soon as the kernel has woken the library's goroutine.
 //
 // # Concurrency
 //
