@@ -81,8 +81,6 @@ type device struct {
 
 	halfLinks map[*shmLinkFiles]bool // links that only one side still has, see leaveLink
 
-	oneQueue    bool                               // the program is an earlier agent's, and knows VIs of one queue only
-	onePort     bool                               // the same, and it knows the interface's port only
 	openSteered func(name string) (steered, error) // nil: that of the interface; for tests
 }
 
