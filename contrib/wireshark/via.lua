@@ -272,7 +272,7 @@ function via.dissector(tvb, pinfo, root)
   pinfo.cols.protocol = "VIA"
   local tree = root:add(via, tvb())
   tree:add(f.version, tvb(0, 1))
-  if tvb(0, 1):uint() ~= 0xa2 then
+  if tvb(0, 1):uint() ~= 0xa3 then
     tree:add_expert_info(PI_UNDECODED, PI_WARN, "another version of the format")
     return tvb:len()
   end

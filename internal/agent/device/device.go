@@ -229,7 +229,7 @@ func (d *device) manage(port uint16, kept ...connmgr.Kept) {
 	udp := d.udp
 	d.router.Nudge = func(from, to netip.Addr) error {
 		// The ID belongs to no exchange, so receivers ignore the message.
-		confirm, err := (&wire.CM{Type: wire.CMConfirm, ID: kagent.NewKey()}).Append(nil)
+		confirm, err := (&wire.CM{Type: wire.CMConfirm, ID: kagent.NewKey(), Cookie: kagent.NewKey()}).Append(nil)
 		if err != nil {
 			return err
 		}

@@ -38,19 +38,17 @@ type CMType uint8
 // acceptor the others. Hello and Here belong to no connection: a Hello is sent to every host of a link, and each
 // host that has an agent answers the sender with a Here that has the same id.
 //
-// A receiver drops messages of a type that it does not know. Retry and Confirmed were added later than the others,
-// and nothing depends on an answer to them.
+// A receiver drops messages of a type that it does not know.
 const (
-	CMRequest CMType = 1 // asks for a connection: parameters and discriminators
-	CMPending CMType = 2 // the request waits for the acceptor's program
-	CMAccept  CMType = 3 // the acceptor's parameters and discriminators
-	CMConfirm CMType = 4 // the requester has the Accept and accepts frames
-	CMReject  CMType = 5 // the acceptor's program or agent refuses: Reason
-	CMNoMatch CMType = 6 // no program waits for that discriminator
-	CMCancel  CMType = 7 // the requester withdraws the Request: Reason
-	CMHello   CMType = 8 // asks which hosts are on the link
-	CMHere    CMType = 9 // the answer to a Hello
-
+	CMRequest   CMType = 1  // asks for a connection: parameters and discriminators
+	CMPending   CMType = 2  // the request waits for the acceptor's program
+	CMAccept    CMType = 3  // the acceptor's parameters and discriminators
+	CMConfirm   CMType = 4  // the requester has the Accept and accepts frames
+	CMReject    CMType = 5  // the acceptor's program or agent refuses: Reason
+	CMNoMatch   CMType = 6  // no program waits for that discriminator
+	CMCancel    CMType = 7  // the requester withdraws the Request: Reason
+	CMHello     CMType = 8  // asks which hosts are on the link
+	CMHere      CMType = 9  // the answer to a Hello
 	CMRetry     CMType = 10 // asks for the same Request with this Cookie
 	CMConfirmed CMType = 11 // the acceptor has the Confirm
 
@@ -151,8 +149,7 @@ type CM struct {
 	Handshake []byte
 
 	// Cookie proves that the requester receives what is sent to its address. A Retry carries one for the next
-	// Request. A Confirm without a Handshake carries the Key of the Accept. 0 there is the Confirm of an older
-	// requester, which proves nothing.
+	// Request. A Confirm without a Handshake carries the Key of the Accept.
 	Cookie uint64
 }
 
@@ -198,7 +195,7 @@ func (m *CM) check() error {
 		return cmError("discriminators of %d and %d bytes, at most %d", len(m.From), len(m.To), CMMaxDisc)
 	case len(m.Handshake) != 0 && len(m.Handshake) != m.Type.handshakeLen():
 		return cmError("%v with a handshake of %d bytes", m.Type, len(m.Handshake))
-	case m.Cookie == 0 && m.Type == CMRetry:
+	case m.Cookie == 0 && m.Type.cookieAsKey() && len(m.Handshake) == 0:
 		return cmError("%v without a cookie", m.Type)
 	case m.Cookie != 0 && (!m.Type.cookies() || m.Type == CMConfirm && len(m.Handshake) > 0):
 		return cmError("%v with a cookie", m.Type)

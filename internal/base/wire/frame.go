@@ -10,7 +10,7 @@ import (
 const (
 	// Version is the first byte of every message. The high nibble 0xA identifies the protocol, the low nibble is the
 	// version of the format.
-	Version = 0xA2
+	Version = 0xA3
 	// Port is the default UDP port, source and destination.
 	Port = 4793
 	// Ports is how many destination ports an interface has from Port on. Frames of a queue to which the NIC
