@@ -35,6 +35,9 @@
 // The cookie is a MAC over addresses, port, id and discriminators. Its key changes each second
 // (unproven.go). Programs get proven requests first, and in a flood no others.
 //
+// A Request of another version of the format is rejected. Its sender reads only the front of the
+// answer, which is the same in every version, and the call fails with an error that names both.
+//
 // Each message may be lost, repeated, late or out of order. An exchange is identified by its
 // random 64-bit id and the requester's address. A repeated Request gets the answer for the state
 // of the exchange, and never makes a second Incoming. Both sides remember a finished exchange for

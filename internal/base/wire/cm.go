@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -94,14 +95,15 @@ const (
 	CMReasonNoKey     CMReason = 10 // the side that ends the exchange has a pre-shared key, and the other side offers none
 	CMReasonPlain     CMReason = 11 // the side that ends the exchange has no pre-shared key, and the other side offers one
 	CMReasonKey       CMReason = 12 // the pre-shared keys of the two sides differ
-	cmReasonEnd       CMReason = 13
+	CMReasonVersion   CMReason = 13 // the Request is of another version of the format
+	cmReasonEnd       CMReason = 14
 )
 
 var cmReasons = [...]string{
 	"no reason given", "refused by the program", "out of resources", "timed out", "NIC closed",
 	"unknown exchange", "attributes do not match", "reliability levels differ",
 	"maximum transfer sizes differ", "qualities of service differ",
-	"a pre-shared key is required", "no pre-shared key there", "pre-shared keys differ",
+	"a pre-shared key is required", "no pre-shared key there", "pre-shared keys differ", "protocol versions differ",
 }
 
 // String returns the reason as text.
@@ -257,13 +259,13 @@ func (m *CM) Append(b []byte) ([]byte, error) {
 }
 
 // ParseCM parses a message that fills b exactly. From, To and Handshake alias b. The errors wrap ErrShort,
-// ErrVersion, ErrKind, ErrLength, ErrChecksum or ErrCM.
+// ErrVersion, ErrKind, ErrLength, ErrChecksum or ErrCM. ErrVersion is of a message that is not damaged.
 func ParseCM(b []byte) (CM, error) {
 	if len(b) < CMHeaderLen {
 		return CM{}, ErrShort
 	}
 	if b[0] != Version {
-		return CM{}, ErrVersion
+		return CM{}, cmp.Or(verify(b), ErrVersion)
 	}
 	if b[1]&KindConnect == 0 {
 		return CM{}, ErrKind
@@ -328,12 +330,13 @@ func ParseCM(b []byte) (CM, error) {
 	return m, nil
 }
 
-// PeekCM reads type and connection id from the front of a message whose rest may be missing, as in the quotation of
-// an ICMP error. ok is false if b is not such a message. Nothing is verified.
-func PeekCM(b []byte) (t CMType, id uint64, ok bool) {
-	if len(b) < 24 || b[0] != Version || b[1]&KindConnect == 0 {
-		return 0, 0, false
+// PeekCM reads the front of a message, whose rest may be missing, as in the quotation of an ICMP error, or of another
+// version. Version, type, connection id and checksum are at the same place in every version, and Request and Reject have
+// the same types. ok is false if b is not such a message. Nothing is verified.
+func PeekCM(b []byte) (version uint8, t CMType, id uint64, ok bool) {
+	if len(b) < 24 || b[0]>>4 != Version>>4 || b[1]&KindConnect == 0 {
+		return 0, 0, 0, false
 	}
 	t = CMType(b[1] &^ KindConnect)
-	return t, binary.BigEndian.Uint64(b[16:]), t.known()
+	return b[0] & 0xf, t, binary.BigEndian.Uint64(b[16:]), t.known()
 }

@@ -145,9 +145,12 @@ func TestCMRoundTrip(t *testing.T) {
 		if d := cmp.Diff(m, back); d != "" {
 			t.Fatal(d)
 		}
-		kind, id, ok := PeekCM(b[:rapid.IntRange(24, len(b)).Draw(t, "quote")])
-		if kind != m.Type || id != m.ID || !ok {
-			t.Fatalf("PeekCM: %v %#x %v", kind, id, ok)
+		version := byte(rapid.IntRange(0, 15).Draw(t, "version"))
+		b[0] = Version&0xf0 | version
+		seen, kind, id, ok := PeekCM(b[:rapid.IntRange(24, len(b)).Draw(t, "quote")])
+		b[0] = Version
+		if seen != version || kind != m.Type || id != m.ID || !ok {
+			t.Fatalf("PeekCM: %d %v %#x %v", seen, kind, id, ok)
 		}
 		cut := rapid.IntRange(0, len(b)-1).Draw(t, "cut")
 		if _, err := ParseCM(b[:cut]); err == nil {
@@ -264,8 +267,8 @@ func TestCMRefuses(t *testing.T) {
 	if _, err := ParseCM(b); !errors.Is(err, ErrCM) {
 		t.Errorf("65 bytes of discriminator: %v", err)
 	}
-	for _, b := range [][]byte{nil, good[:23], {Version, byte(KindData), 23: 0}, {0xA4, KindConnect | 1, 23: 0}, {Version, KindConnect | 0x11, 23: 0}} {
-		if _, _, ok := PeekCM(b); ok {
+	for _, b := range [][]byte{nil, good[:23], {Version, byte(KindData), 23: 0}, {0xB3, KindConnect | 1, 23: 0}, {Version, KindConnect | 0x11, 23: 0}} {
+		if _, _, _, ok := PeekCM(b); ok {
 			t.Errorf("PeekCM took %x", b)
 		}
 	}

@@ -9,8 +9,9 @@ import (
 
 const (
 	// Version is the first byte of every message. The high nibble 0xA identifies the protocol, the low nibble is the
-	// version of the format.
-	Version = 0xA3
+	// version of the format, VersionNumber.
+	Version       = 0xA3
+	VersionNumber = Version & 0xf
 	// Port is the default UDP port, source and destination.
 	Port = 4793
 	// Ports is how many destination ports an interface has from Port on. Frames of a queue to which the NIC
