@@ -11,7 +11,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Version is the version of the protocol that this package speaks.
+// Version is the version of the protocol that this package speaks, and of what programs share by it: the memory of
+// shared-memory links, and that of a queue.
 const Version = 6
 
 // Bounds of a message in bytes, and of its parts.
