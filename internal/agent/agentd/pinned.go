@@ -281,7 +281,6 @@ func (d *pinnedQueue) close() { fds.CloseFiles(d.alive, d.memory) }
 // program has released it, in whatever order they came and went. Guarded by Server.mu.
 type share struct {
 	group *device.Group
-	uid   uint32
 	has   claims // the queue and its memory, until the last session takes them over
 }
 
@@ -295,7 +294,7 @@ func (s *Server) joinShare(n *session) {
 	info := n.local.Info()
 	sh := s.shares[g]
 	if sh == nil {
-		sh = &share{group: g, uid: n.uid, has: claims{queues: 1 + len(info.NIC.ExtraQueues), pinned: g.PinnedBytes()}}
+		sh = &share{group: g, has: claims{queues: 1 + len(info.NIC.ExtraQueues), pinned: g.PinnedBytes()}}
 		s.shares[g] = sh
 		s.account(n.uid).add(sh.has, 1)
 	}

@@ -339,7 +339,7 @@ func (d *device) resumeMember(l *lease, r leaseRecord, entry *fdstore.Entry) (er
 	if g == nil {
 		info := r.Info.Restore()
 		g = &Group{
-			dev: d, queue: r.Queue, uid: r.Holder.UID, sealed: r.Sealed, of: r.Group.Restore(info),
+			queue: r.Queue, uid: r.Holder.UID, sealed: r.Sealed, of: r.Group.Restore(info),
 			arena: info.Arena, info: info, members: make(map[int]*lease),
 		}
 		if g.memory = dupFile(entry.Files[1], "umem"); g.memory == nil {
