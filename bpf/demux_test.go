@@ -187,7 +187,7 @@ var verdicts = []struct {
 	{"connection management, IPv6", with(good6(), func(f *frame) { f.kind = kindControl }), xdpPass, "control"},
 	{"connection management to a VI", with(good4(), func(f *frame) { f.kind = 0x80 | kindData }), xdpPass, "control"},
 	{"connection management, short", frame{kind: kindControl}.cut(42 + 2), xdpPass, "control"},
-	{"connection management of another version", with(good4(), func(f *frame) { f.kind, f.magic = kindControl, 0xa3 }), xdpPass, "control"},
+	{"connection management of another version", with(good4(), func(f *frame) { f.kind, f.magic = kindControl, 0xa4 }), xdpPass, "control"},
 
 	// Short by one at each boundary.
 	{"Ethernet and nothing else", good4().cut(14), xdpPass, ""},
@@ -210,7 +210,7 @@ var verdicts = []struct {
 	{"header and nothing else, IPv6", good6().cut(110), xdpRedirect, "redirected"},
 
 	// No VI gets these.
-	{"another version", with(good4(), func(f *frame) { f.magic = 0xa3 }), xdpDrop, "version"},
+	{"another version", with(good4(), func(f *frame) { f.magic = 0xa4 }), xdpDrop, "version"},
 	{"not ours at all", with(good4(), func(f *frame) { f.magic = 0x45 }), xdpDrop, "version"},
 	{"VI 0", with(good4(), func(f *frame) { f.vi = 0 }), xdpDrop, "no_vi"},
 	{"VI 0, key 0, from ::", with(frame{src: netip.IPv6Unspecified()}, func(*frame) {}), xdpDrop, "no_vi"},
@@ -487,7 +487,7 @@ func (m *model) verdict(b []byte) (action uint32, counter string) {
 		return xdpPass, "control"
 	case len(via) < 48:
 		return xdpDrop, "short"
-	case via[0] != 0xa2:
+	case via[0] != 0xa3:
 		return xdpDrop, "version"
 	}
 	num := binary.BigEndian.Uint32(via[4:])

@@ -60,7 +60,7 @@ struct udp {
 	__u16  check;
 };
 
-#define VIA_VERSION      0xa2
+#define VIA_VERSION      0xa3
 #define VIA_KIND_CONTROL 0x80 /* connection management, for the kernel's socket */
 #define VIA_PORTS        64   /* destination ports, from ours on */
 

@@ -75,7 +75,7 @@ func (f frame) bytes() []byte {
 	b = binary.BigEndian.AppendUint16(b, uint16(datagram))
 	b = append(b, 0, 0)
 
-	b = append(b, cmp.Or(f.magic, 0xa2), cmp.Or(f.kind, kindData), 0, 0)
+	b = append(b, cmp.Or(f.magic, 0xa3), cmp.Or(f.kind, kindData), 0, 0)
 	b = binary.BigEndian.AppendUint32(b, f.vi)
 	b = binary.BigEndian.AppendUint64(b, f.key)
 	return append(b, make([]byte, 32+f.payload)...)

@@ -129,13 +129,16 @@ func (w *World) record(a netAddress, at place) string {
 	return strings.Join([]string{a.addr.String(), a.token, at.String(), w.terms()}, ",")
 }
 
-// terms are the settings on which ranks must agree.
+// protocolVersion is the version of the packets and of how ranks use them.
+const protocolVersion = 1
+
+// terms are the version and the settings on which ranks must agree.
 func (w *World) terms() string {
 	order := "little"
 	if bigEndian() {
 		order = "big"
 	}
-	return fmt.Sprintf("%s-endian/int%d/vbuf=%d/credits=%d", order, 8*wordSize, w.set.vbufSize(), w.set.credits)
+	return fmt.Sprintf("mvich%d/%s-endian/int%d/vbuf=%d/credits=%d", protocolVersion, order, 8*wordSize, w.set.vbufSize(), w.set.credits)
 }
 
 func (w *World) parseRecord(s string) (a netAddress, at place, err error) {
@@ -151,7 +154,7 @@ func (w *World) parseRecord(s string) (a netAddress, at place, err error) {
 		return a, at, fmt.Errorf("%w: it published %q: %w", ErrSettings, s, err)
 	}
 	if fields[3] != w.terms() {
-		return a, at, fmt.Errorf("%w: it has %q, this rank %q: use one kind of machine, and the same options",
+		return a, at, fmt.Errorf("%w: it has %q, this rank %q: use one version of mvich, one kind of machine, and the same options",
 			ErrSettings, fields[3], w.terms())
 	}
 	return netAddress{addr: addr, token: fields[1]}, at, nil

@@ -3,6 +3,7 @@ package mvich
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/big"
 	"strings"
 	"testing"
@@ -269,6 +270,20 @@ func FuzzPlace(f *testing.F) {
 	})
 }
 
+// A rank of another version is refused by its record, before a connection.
+func TestRankOfAnotherVersion(t *testing.T) {
+	w := &World{}
+	own := "10.0.0.1,token,machine/f," + w.terms()
+	_, _, err := w.parseRecord(own)
+	nstest.Must(t, err)
+	for _, other := range []string{fmt.Sprintf("mvich%d/", protocolVersion+1), ""} {
+		_, _, err := w.parseRecord(strings.Replace(own, fmt.Sprintf("mvich%d/", protocolVersion), other, 1))
+		if !errors.Is(err, ErrSettings) || !strings.Contains(err.Error(), "use one version of mvich") {
+			t.Errorf("%q: %v", other, err)
+		}
+	}
+}
+
 // FuzzRecord: any record that another rank publishes is an address and a place that format back to the same text, or
 // an error.
 func FuzzRecord(f *testing.F) {
@@ -276,7 +291,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add("10.0.0.1,token,machine/f," + w.terms())
 	f.Add("fe80::1%eth0,,/0," + w.terms())
 	f.Add("10.0.0.1,t,m/-1," + w.terms())
-	f.Add("10.0.0.1,t,m/ff,little-endian/int64/vbuf=1/credits=1")
+	f.Add("10.0.0.1,t,m/ff,mvich1/little-endian/int64/vbuf=1/credits=1")
 	f.Fuzz(func(t *testing.T, s string) {
 		a, at, err := w.parseRecord(s)
 		if err != nil {

@@ -41,8 +41,6 @@ func (p *port) control(c *conn, kind wire.Kind, seq, imm uint32) bool {
 		p.announce(c)
 		if c.receiver != nil {
 			h.Immediate, h.RemoteHandle = c.receiver.Marks(), wire.AckEchoesMarks
-		} else {
-			h.RemoteHandle = wire.AckOfUnreliable
 		}
 	}
 	h.Window = uint16(p.shares.window)

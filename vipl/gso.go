@@ -117,7 +117,7 @@ func (p *port) gsoUsable(c *conn) bool {
 }
 
 // announce fills in what an acknowledgement tells the peer of GSO packets, in its RemoteAddr: the longest one that this side
-// takes and, above, how long the frames in its own are. Peers of earlier versions ignore both.
+// takes and, above, how long the frames in its own are.
 func (p *port) announce(c *conn) {
 	c.header.RemoteAddr = uint64(p.rx.gso.takes)
 	if p.gso.out != nil && !c.loop && c.shm == nil {
@@ -135,13 +135,8 @@ func (p *port) tellGSO(c *conn) {
 // learnGSO takes what an acknowledgement says: what announce has written and, of an unreliable VI, that a packet has arrived.
 func (c *conn) learnGSO(pkt *wire.Packet) {
 	g := &c.gso
-	if c.sender == nil {
-		if pkt.RemoteHandle != wire.AckOfUnreliable {
-			return // an earlier version, which answers no frame of a message
-		}
-		if g.tried && int32(pkt.Ack-g.mark) > 0 {
-			g.arrived()
-		}
+	if c.sender == nil && g.tried && int32(pkt.Ack-g.mark) > 0 {
+		g.arrived()
 	}
 	g.peer = min(int(uint32(pkt.RemoteAddr)), gso.MaxBytes)
 	g.peerFrame = min(int(pkt.RemoteAddr>>32), wire.MaxDatagram)

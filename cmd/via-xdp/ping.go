@@ -63,7 +63,7 @@ func newPing(env environment) *cobra.Command {
 				return err
 			}
 			defer p.Close()
-			r := pinged{Host: args[0], Address: addrs[0].Unmap(), Own: wire.Version & 0xf, Replies: []ping.Reply{}}
+			r := pinged{Host: args[0], Address: addrs[0].Unmap(), Own: wire.VersionNumber, Replies: []ping.Reply{}}
 			for ; r.Asked < count; r.Asked++ {
 				if r.Asked > 0 && !sleep(cmd.Context(), interval) {
 					break

@@ -181,7 +181,7 @@ func newVersion(env environment) *cobra.Command {
 					Version string `json:"version"`
 					Go      string `json:"go"`
 					Format  uint8  `json:"format"` // of frames; ping reports a host's
-				}{bench.Version(), runtime.Version(), wire.Version & 0xf})
+				}{bench.Version(), runtime.Version(), wire.VersionNumber})
 			}
 			_, err := fmt.Fprintln(env.stdout, "via-xdp", bench.Version())
 			return err

@@ -29,6 +29,7 @@ local CM_REASONS = {
   [4] = "NIC closed", [5] = "unknown exchange", [6] = "attributes do not match",
   [7] = "reliability levels differ", [8] = "maximum transfer sizes differ", [9] = "qualities of service differ",
   [10] = "a pre-shared key is required", [11] = "no pre-shared key there", [12] = "pre-shared keys differ",
+  [13] = "protocol versions differ",
 }
 local LEVELS = { [1] = "unreliable", [2] = "reliable delivery", [4] = "reliable reception" }
 
@@ -272,7 +273,7 @@ function via.dissector(tvb, pinfo, root)
   pinfo.cols.protocol = "VIA"
   local tree = root:add(via, tvb())
   tree:add(f.version, tvb(0, 1))
-  if tvb(0, 1):uint() ~= 0xa2 then
+  if tvb(0, 1):uint() ~= 0xa3 then
     tree:add_expert_info(PI_UNDECODED, PI_WARN, "another version of the format")
     return tvb:len()
   end

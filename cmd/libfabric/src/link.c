@@ -328,7 +328,8 @@ static void greeted(struct vx_link *link, struct vx_rx_slot *slot, size_t length
 	memcpy(&hello, slot->data, sizeof hello);
 	if (memcmp(hello.magic, "viaxdp", 7) != 0 || hello.version != VX_VERSION || hello.piece != VX_PIECE ||
 		hello.length > VX_CM_DATA || hello.length > length - sizeof hello || (type != VX_REJECT && (int)hello.rdm != link->rdm)) {
-		VX_WARN(FI_LOG_EP_CTRL, "the peer's provider has another protocol, or its endpoint another type\n");
+		VX_WARN(FI_LOG_EP_CTRL, "the peer's provider has version %u of the messages, this one %u, "
+			"or its endpoint another type: use one version, and one type\n", (unsigned)hello.version, (unsigned)VX_VERSION);
 		if (link->state == VX_GREETED)
 			answered(link, 0, NULL, 0);
 		else if (link->state == VX_GREETING)

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/user"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -31,7 +30,7 @@ func dial(ctx context.Context, socket string) (*net.UnixConn, *agentproto.Reader
 	})()
 	r := &agentproto.Reader{C: c}
 	reply, files, err := exchange(c, r, &agentproto.Request{
-		ID: agentproto.HelloID, Op: agentproto.OpHello, Versions: []int{agentproto.Version}, Comm: filepath.Base(os.Args[0]),
+		ID: agentproto.HelloID, Op: agentproto.OpHello, Versions: []int{agentproto.Version},
 	}, helloTime)
 	fds.CloseFiles(files...)
 	if err == nil && reply.Welcome == nil {

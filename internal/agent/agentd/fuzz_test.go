@@ -30,13 +30,13 @@ func (e emptied) Delete(key string) error {
 // refused and removed; or it is charged, with more than nothing, to the account of its user alone.
 func FuzzPinned(f *testing.F) {
 	const owed = fdstore.PinnedPrefix
-	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":67108864,"Socket":77}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
-	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":2134016,"Socket":77,"Lane":true}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
+	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":67108864,"Sockets":[77]}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096,"Sockets":[0]}`), 2)
+	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":2134016,"Sockets":[77,78],"ShmLink":true}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":-67108864}`), "lease/eth0/0", []byte(`{}`), 2)
-	f.Add(owed, []byte(`{"Pinned":9223372036854775807}`), owed+"/", []byte(`{"Pinned":9223372036854775807}`), 2)
-	f.Add(owed+"A", []byte(`null`), owed+"B", []byte(`{"UID":4294967296,"Pinned":1}`), 1)
-	f.Add(owed+"A", []byte(`{"UID":7,"Pinned":4096}`), owed+"B", []byte("?"), 1)
-	f.Add("debts", []byte(`{"UID":1,"Pinned":1}`), owed+"B", []byte(`{"UID":0,"Pinned":0}`), 0)
+	f.Add(owed, []byte(`{"Pinned":9223372036854775807,"Sockets":[1]}`), owed+"/", []byte(`{"Pinned":9223372036854775807,"Sockets":[1]}`), 2)
+	f.Add(owed+"A", []byte(`null`), owed+"B", []byte(`{"UID":4294967296,"Pinned":1,"Sockets":[1]}`), 1)
+	f.Add(owed+"A", []byte(`{"UID":7,"Pinned":4096,"Sockets":[1]}`), owed+"B", []byte("?"), 1)
+	f.Add("debts", []byte(`{"UID":1,"Pinned":1,"Sockets":[1]}`), owed+"B", []byte(`{"UID":0,"Pinned":0,"Sockets":[1]}`), 0)
 	f.Fuzz(func(t *testing.T, key1 string, value1 []byte, key2 string, value2 []byte, files int) {
 		if key1 == key2 || files < 0 || files > 3 {
 			return // a descriptor store has a key once
@@ -57,7 +57,7 @@ func FuzzPinned(f *testing.F) {
 		booked := make(map[string]bool)
 		sum := make(map[uint32]claims)
 		for d := range s.pinnedQueues {
-			nstest.FatalIf(t, d.has.pinned <= 0, "%d bytes are booked", d.has.pinned)
+			nstest.FatalIf(t, d.has.pinned <= 0 || len(d.sockets) == 0, "%d bytes are booked, %d sockets", d.has.pinned, len(d.sockets))
 			booked[d.key] = true
 			u := sum[d.uid]
 			u.add(d.has, 1)
@@ -86,12 +86,13 @@ func FuzzPinned(f *testing.F) {
 
 // A session is restored with a whole token and some memory, or not at all.
 func FuzzTag(f *testing.F) {
-	good, err := json.Marshal(tag{bytes.Repeat([]byte{7}, agentproto.TokenLen), 1000, 77, []uint64{78, 79}})
+	good, err := json.Marshal(tag{bytes.Repeat([]byte{7}, agentproto.TokenLen), 1000, []uint64{77, 78, 79}})
 	nstest.Must(f, err)
 	f.Add(good, 64<<20)
 	f.Add(good, -1)
 	f.Add(good, int(^uint(0)>>1))
 	f.Add([]byte(`{"Token":"AAAA","UID":0}`), 1)
+	f.Add(bytes.Replace(good, []byte("[77,78,79]"), []byte("[]"), 1), 64<<20)
 	f.Add([]byte(`{"Token":null,"UID":-1}`), 1)
 	f.Add([]byte(`null`), 0)
 	f.Fuzz(func(t *testing.T, b []byte, pinned int) {
@@ -100,11 +101,11 @@ func FuzzTag(f *testing.F) {
 			nstest.FatalIf(t, len(got.Token) > 0 || got.UID != 0, "%q is refused, and is %+v", b, got)
 			return
 		}
-		nstest.FatalIf(t, len(got.Token) != agentproto.TokenLen || pinned <= 0 || 1<<15*pinned < pinned, "a token of %d bytes, %d bytes pinned", len(got.Token), pinned)
+		nstest.FatalIf(t, len(got.Token) != agentproto.TokenLen || len(got.Sockets) == 0 || pinned <= 0 || 1<<15*pinned < pinned, "a token of %d bytes, %d bytes pinned", len(got.Token), pinned)
 		again, err := json.Marshal(got)
 		nstest.Must(t, err)
 		back, err := readTag(again, pinned)
-		if err != nil || back.UID != got.UID || back.Socket != got.Socket || !slices.Equal(back.Extra, got.Extra) || !bytes.Equal(back.Token, got.Token) {
+		if err != nil || back.UID != got.UID || !slices.Equal(back.Sockets, got.Sockets) || !bytes.Equal(back.Token, got.Token) {
 			t.Fatalf("%s is read again as %+v: %v", again, back, err)
 		}
 	})

@@ -38,7 +38,7 @@ type pinnedQueue struct {
 	has     claims   // refunded when the program has released it
 	shmLink bool     // of a link: no queue
 	share   *share   // of a queue that processes share
-	sockets []uint64 // inodes; nil: not known
+	sockets []uint64 // inodes
 	alive   *os.File // nil: not known
 	memory  *os.File // nil: not known
 	key     string   // in the descriptor store; empty: not there
@@ -49,18 +49,13 @@ type pinnedQueue struct {
 type pinnedRecord struct {
 	UID     uint32
 	Pinned  int
-	Socket  uint64
+	Sockets []uint64 // inodes, one or more
 	ShmLink bool     `json:",omitempty"`
-	Extra   []uint64 `json:",omitempty"` // sockets beside Socket
 }
 
 // record is what the descriptor store keeps.
 func (d *pinnedQueue) record() pinnedRecord {
-	r := pinnedRecord{UID: d.uid, Pinned: d.has.pinned, ShmLink: d.shmLink}
-	if len(d.sockets) > 0 {
-		r.Socket, r.Extra = d.sockets[0], slices.Clone(d.sockets[1:])
-	}
-	return r
+	return pinnedRecord{UID: d.uid, Pinned: d.has.pinned, Sockets: d.sockets, ShmLink: d.shmLink}
 }
 
 // claims returns what the record's user is charged with.
@@ -68,7 +63,7 @@ func (r *pinnedRecord) claims() claims {
 	if r.ShmLink {
 		return claims{pinned: r.Pinned}
 	}
-	return claims{processes: 1, queues: 1 + len(r.Extra), pinned: r.Pinned}
+	return claims{processes: 1, queues: len(r.Sockets), pinned: r.Pinned}
 }
 
 // keep puts a pinned queue into the descriptor store. A queue whose end cannot be detected, or whose memory
@@ -101,16 +96,13 @@ func readPinned(i fdstore.Entry) (r pinnedRecord, err error) {
 	if r.Pinned <= 0 || r.Pinned > mostPinned {
 		return pinnedRecord{}, fmt.Errorf("pinned memory of %d bytes", r.Pinned)
 	}
+	if len(r.Sockets) == 0 {
+		return pinnedRecord{}, errNoSocket
+	}
 	return r, nil
 }
 
-// socketsOf returns the sockets of a record; 0: none is known.
-func socketsOf(first uint64, extra []uint64) []uint64 {
-	if first == 0 {
-		return nil
-	}
-	return append([]uint64{first}, extra...)
-}
+var errNoSocket = errors.New("it has no socket")
 
 // restorePinned takes over the pinned queues of the previous agent, and returns all other entries.
 func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
@@ -126,7 +118,7 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 			_ = s.cfg.FDStore.Delete(i.Key)
 			continue
 		}
-		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, sockets: socketsOf(r.Socket, r.Extra), alive: i.Files[0], memory: i.Files[1], key: i.Key}
+		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, sockets: r.Sockets, alive: i.Files[0], memory: i.Files[1], key: i.Key}
 		s.mu.Lock()
 		s.account(d.uid).add(d.has, 1)
 		s.pinnedQueues[d] = struct{}{}
@@ -237,7 +229,7 @@ func (s *Server) collect() {
 	s.looked = sharing
 	for _, d := range all {
 		switch {
-		case known && len(d.sockets) > 0:
+		case known:
 			// The sockets decide: a program can close the sign of life and keep a socket.
 			if slices.ContainsFunc(d.sockets, func(inode uint64) bool { return open[inode] }) {
 				continue
@@ -289,7 +281,6 @@ func (d *pinnedQueue) close() { fds.CloseFiles(d.alive, d.memory) }
 // program has released it, in whatever order they came and went. Guarded by Server.mu.
 type share struct {
 	group *device.Group
-	uid   uint32
 	has   claims // the queue and its memory, until the last session takes them over
 }
 
@@ -303,7 +294,7 @@ func (s *Server) joinShare(n *session) {
 	info := n.local.Info()
 	sh := s.shares[g]
 	if sh == nil {
-		sh = &share{group: g, uid: n.uid, has: claims{queues: 1 + len(info.NIC.ExtraQueues), pinned: g.PinnedBytes()}}
+		sh = &share{group: g, has: claims{queues: 1 + len(info.NIC.ExtraQueues), pinned: g.PinnedBytes()}}
 		s.shares[g] = sh
 		s.account(n.uid).add(sh.has, 1)
 	}

@@ -34,7 +34,7 @@ type session struct {
 	alive   *os.File // the reading end of a pipe that ends with the program
 	has     claims   // besides VIs: what it is charged with until it has gone
 	share   *share   // of a queue that processes share; nil: it has the queue alone
-	sockets []uint64 // inodes of the AF_XDP sockets; nil: not known
+	sockets []uint64 // inodes of the AF_XDP sockets
 	once    sync.Once
 	// owed returns what the session leaves pinned. It runs once: when the interface is removed, since the
 	// descriptor store then drops the other entries, or at the end.
@@ -48,10 +48,9 @@ type session struct {
 
 // tag is what the descriptor store keeps of a session.
 type tag struct {
-	Token  []byte
-	UID    uint32
-	Socket uint64   // inode
-	Extra  []uint64 `json:",omitempty"` // those of the other queues
+	Token   []byte
+	UID     uint32
+	Sockets []uint64 // inodes, one of each queue
 }
 
 // open opens an interface for a program. It waits no longer than ctx.
@@ -175,7 +174,7 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 		return nil, nil, nil, joinClose(err, local)
 	}
 	n.alive, theirs = os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
-	t, err := json.Marshal(tag{n.token, n.uid, n.sockets[0], n.sockets[1:]})
+	t, err := json.Marshal(tag{n.token, n.uid, n.sockets})
 	var h *device.Handout
 	if err == nil {
 		h, err = local.HandOut(t, fds[0])
@@ -323,6 +322,9 @@ func readTag(b []byte, pinned int) (t tag, err error) {
 	if pinned <= 0 || pinned > mostPinned {
 		return tag{}, fmt.Errorf("a memory of %d bytes", pinned)
 	}
+	if len(t.Sockets) == 0 {
+		return tag{}, errNoSocket
+	}
 	return t, nil
 }
 
@@ -355,7 +357,7 @@ func (s *Server) restore(kept []fdstore.Entry) {
 			continue
 		}
 		n := &session{
-			server: s, uid: t.UID, token: t.Token, sockets: socketsOf(t.Socket, t.Extra), local: r.Local, alive: r.Alive,
+			server: s, uid: t.UID, token: t.Token, sockets: t.Sockets, local: r.Local, alive: r.Alive,
 			has: claims{processes: 1, queues: 1 + len(info.NIC.ExtraQueues), pinned: pinned}, vis: r.Local.VIs(),
 		}
 		n.owed = sync.OnceValue(n.stillPinned)
@@ -384,8 +386,7 @@ func (s *Server) restoreLost(r *device.Restored) {
 		d.close()
 		return
 	}
-	d.uid, d.sockets = t.UID, socketsOf(t.Socket, t.Extra)
-	d.has.queues = 1 + len(t.Extra)
+	d.uid, d.sockets, d.has.queues = t.UID, t.Sockets, len(t.Sockets)
 	d.keep(s.cfg.FDStore)
 	s.mu.Lock()
 	s.account(d.uid).add(d.has, 1)

@@ -17,13 +17,18 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// ParseRequest parses a program's message strictly: one value, no unknown field, no number out of range.
-// Errors match ErrProtocol.
+// ParseRequest parses a program's message strictly: one value, no unknown field, no number out of range. Only a hello
+// may have unknown fields: it may be of another version, which the answer names. Errors match ErrProtocol.
 func ParseRequest(b []byte) (Request, error) {
 	var r Request
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&r); err != nil {
+	err := dec.Decode(&r)
+	if err != nil && r.Op == OpHello {
+		r = Request{}
+		err = json.Unmarshal(b, &r)
+	}
+	if err != nil {
 		return r, fmt.Errorf("%w: %w", ErrProtocol, err)
 	}
 	if _, err := dec.Token(); err != io.EOF {

@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -125,6 +126,15 @@ func TestNeeds(t *testing.T) {
 	} {
 		if _, err := ParseRequest([]byte(`{"id":1,"op":"open","open":` + open + `}`)); !errors.Is(err, ErrProtocol) {
 			t.Errorf("open %s: %v, want ErrProtocol", open, err)
+		}
+	}
+	// A hello of another version.
+	if q, err := ParseRequest([]byte(`{"id":1,"op":"hello","versions":[8,9],"more":{"x":[1]}}`)); err != nil || !slices.Equal(q.Versions, []int{8, 9}) {
+		t.Errorf("%+v, %v", q, err)
+	}
+	for _, bad := range []string{`{"id":1,"op":"link","more":1}`, `{"id":1,"op":"hello","more":1}`, `{"id":1,"op":"hello","versions":[8],"more":1}{}`, `{"op":"hello","id":"x","versions":[8]}`} {
+		if _, err := ParseRequest([]byte(bad)); !errors.Is(err, ErrProtocol) {
+			t.Errorf("%s: %v, want ErrProtocol", bad, err)
 		}
 	}
 	both := `{"id":1,"op":"wait","handle":1,"local":{"Host":"","Disc":""}}`
@@ -299,7 +309,7 @@ func shape(t reflect.Type, open map[reflect.Type]bool) string {
 // contents, even of a field's name in a structure of another package, must raise the version, unless both sides
 // understand each other all the same, and must put the new sum here.
 func TestShapeHasAVersion(t *testing.T) {
-	const version, sum = 6, "c9552d0cb7c862d8"
+	const version, sum = 7, "dbce0ba0eb950aff"
 	s := shape(reflect.TypeFor[Request](), map[reflect.Type]bool{}) + shape(reflect.TypeFor[Reply](), map[reflect.Type]bool{})
 	if got := fmt.Sprintf("%.8x", sha256.Sum256([]byte(s))); got != sum || Version != version {
 		t.Errorf("version %d with the sum %s, want version %d with %s; messages hold\n%s", Version, got, version, sum, s)

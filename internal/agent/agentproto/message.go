@@ -11,8 +11,9 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// Version is the version of the protocol that this package speaks.
-const Version = 6
+// Version is the version of the protocol that this package speaks, and of what programs share by it: the memory of
+// shared-memory links, and that of a queue.
+const Version = 7
 
 // Bounds of a message in bytes, and of its parts.
 const (
@@ -32,7 +33,7 @@ type Op string
 
 // The operations, with the fields that they use besides ID.
 const (
-	OpHello  Op = "hello"  // Versions, Comm
+	OpHello  Op = "hello"  // Versions
 	OpStatus Op = "status" // ; Reply.Status
 	OpOpen   Op = "open"   // Open; Reply.Opened, with socket, memory and sign of life
 	OpResume Op = "resume" // Token
@@ -68,7 +69,6 @@ type Request struct {
 	ID       uint64          `json:"id"` // not 0, and not of a request that is under way
 	Op       Op              `json:"op"`
 	Versions []int           `json:"versions,omitempty"`
-	Comm     string          `json:"comm,omitempty"`
 	Open     *Open           `json:"open,omitempty"`
 	Token    []byte          `json:"token,omitempty"`
 	Target   uint64          `json:"target,omitempty"`

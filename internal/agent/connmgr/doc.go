@@ -20,7 +20,7 @@
 //	    |<------------------------------------ Confirmed --|
 //	    |--- first data frame ---------------------------->| (Established: the same)
 //
-// A Request that is repeated before there is an answer gets a Retry or a Pending.
+// A Request that is repeated before there is an answer gets a Retry, or a Pending if its address is proven.
 //
 // A source address can be spoofed. An address is unproven until something arrives from it that
 // only a receiver of what was sent to it knows. An unproven address gets at most one message for
@@ -35,10 +35,8 @@
 // The cookie is a MAC over addresses, port, id and discriminators. Its key changes each second
 // (unproven.go). Programs get proven requests first, and in a flood no others.
 //
-// Retry, Confirmed, and the key in a Confirm are additions to the protocol. An older requester
-// drops a Retry, so it connects only while no cookie is required. Its first frame completes the
-// connection; that is a keepalive if it sends no data. An older acceptor drops the Confirm with a
-// key; its repeated Accept is answered with a plain one.
+// A Request of another version of the format is rejected. Its sender reads only the front of the
+// answer, which is the same in every version, and the call fails with an error that names both.
 //
 // Each message may be lost, repeated, late or out of order. An exchange is identified by its
 // random 64-bit id and the requester's address. A repeated Request gets the answer for the state

@@ -242,45 +242,6 @@ func TestFairShareOfHosts(t *testing.T) {
 	})
 }
 
-// A requester that does not know cookies connects with a quiet host: by its first frame, since its Confirm
-// proves nothing.
-func TestOlderRequester(t *testing.T) {
-	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
-		m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
-		in, err := l.Wait(within(time.Second))
-		nstest.Must(t, err)
-		accepted := accept(in)
-		nstest.Equal(t, "the message", s.one(t).Type, wire.CMAccept)
-		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5}), here4, agent4)
-		time.Sleep(400 * time.Millisecond) // its keepalive, if it sends no data
-		if n := m.Counters().Forged; n > 0 || len(accepted) > 0 {
-			t.Fatalf("%d forged confirmations, %d accepted", n, len(accepted))
-		}
-		in.Established()
-		nstest.Check(t, <-accepted)
-	})
-}
-
-// An acceptor that does not know cookies drops the Confirm with a key, repeats its Accept, and gets a plain
-// one.
-func TestOlderAcceptor(t *testing.T) {
-	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		ans, accept := requested(t, m, s)
-		nstest.Must(t, ans.Confirm())
-		if msg := s.one(t); msg.Type != wire.CMConfirm || msg.Cookie != 9 {
-			t.Errorf("the Confirm is %+v", msg)
-		}
-		for i := range 4 {
-			m.Receive(accept, here4, agent4)
-			if msg := s.one(t); msg.Type != wire.CMConfirm || (msg.Cookie == 0) != (i%2 == 0) {
-				t.Errorf("the answer to Accept number %d is %+v", i+2, msg)
-			}
-		}
-	})
-}
-
 // requested has m ask for a connection, which the other side accepts with the key 9. It returns that Accept, too.
 func requested(t *testing.T, m connmgr.Client, s *sink) (ans *kagent.Answer, accept []byte) {
 	t.Helper()
@@ -321,7 +282,7 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 			t.Errorf("%d Confirms in a second", n)
 		}
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirmed, ID: said[0].ID}), here4, agent4)
-		m.Receive(accept, here4, agent4) // it was under way: the acceptor knows the form of the Confirm
+		m.Receive(accept, here4, agent4) // it was under way
 		if msg := s.one(t); msg.Type != wire.CMConfirm || msg.Cookie != 9 {
 			t.Errorf("a late Accept is answered by %+v", msg)
 		}

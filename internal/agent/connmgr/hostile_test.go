@@ -2,7 +2,10 @@ package connmgr_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -67,6 +70,56 @@ func TestReflected(t *testing.T) {
 			})
 		})
 	}
+}
+
+// otherVersion is a message as another version of the format writes it.
+func otherVersion(t *testing.T, msg wire.CM) []byte {
+	t.Helper()
+	b := bytesOf(t, msg)
+	b[0]++
+	wire.PutChecksum(b)
+	return b
+}
+
+// A request of another version is rejected at once, with an error that names both versions. It leaves nothing behind, and
+// neither the rejection nor any other message of another version has an answer. One that is damaged has no effect.
+func TestAnotherVersion(t *testing.T) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		before := m.Remembered()
+		m.Receive(otherVersion(t, requestOf(5, echo)), here4, agent4)
+		if a := s.one(t); a.Type != wire.CMReject || a.ID != 5 || a.Reason != wire.CMReasonVersion {
+			t.Errorf("the answer is %+v", a)
+		}
+		reject := wire.CM{Type: wire.CMReject, ID: 5, Reason: wire.CMReasonVersion}
+		for _, msg := range []wire.CM{reject, {Type: wire.CMHello, ID: 6}, {Type: wire.CMConfirm, ID: 5, Cookie: 1}, {Type: wire.CMCancel, ID: 5}} {
+			m.Receive(otherVersion(t, msg), here4, agent4)
+		}
+		damaged := bytesOf(t, requestOf(7, echo))
+		damaged[0]++
+		m.Receive(damaged, here4, agent4)
+		nstest.Equal(t, "messages to other versions", len(s.take()), 0)
+		nstest.Equal(t, "things that are remembered", m.Remembered()-before, 0)
+		nstest.Equal(t, "malformed messages", m.Counters().Malformed, 6)
+
+		asked := background(func() error {
+			return nstest.Err(m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client},
+				kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1}))
+		})
+		synctest.Wait()
+		reject.ID = s.one(t).ID + 1
+		m.Receive(otherVersion(t, reject), here4, agent4)
+		reject.ID--
+		m.Receive(otherVersion(t, reject), here4, spoofed(1))
+		time.Sleep(100 * time.Millisecond)
+		nstest.ErrorIf(t, len(asked) > 0, "the rejection of another exchange, or of another host, ends the request")
+		m.Receive(otherVersion(t, reject), here4, agent4)
+		err := <-asked
+		var rejected *kagent.RejectedError
+		want := fmt.Sprintf("%v has version %d, this host version %d: update the older of the two", there4, wire.VersionNumber+1, wire.VersionNumber)
+		if !errors.As(err, &rejected) || rejected.Reason != wire.CMReasonVersion || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	})
 }
 
 // strangers sends messages derived from a fuzzer's input to a manager, whose program does what the input
@@ -222,7 +275,7 @@ func FuzzManager(f *testing.F) {
 						msg.VI, msg.Key, msg.Window, msg.MaxPayload, msg.Level, msg.MaxTransfer = 1+uint32(v), uint64(v), 9, 1400, 1<<(v%3), 1<<16
 						msg.Flags = uint16(v >> 4)
 					case wire.CMReject, wire.CMCancel:
-						msg.Reason = wire.CMReason(v % 13)
+						msg.Reason = wire.CMReason(v % 14)
 					case wire.CMRetry, wire.CMConfirm:
 						msg.Cookie = uint64(v)
 					}

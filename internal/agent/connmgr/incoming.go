@@ -54,7 +54,6 @@ type incoming struct {
 	proven    bool          // the requester receives what is sent to its address; else in m.unproven
 	credit    int           // bytes that may be sent to it before that
 	reserve   int           // part of credit that is reserved for the answer
-	repeats   int           // repeated Requests before there was an answer
 	waited    bool          // returned by a Wait, not by a Listener
 	keepsOpen *door         // door that is kept open until Accept returns
 }
@@ -125,13 +124,8 @@ func (m *Manager) onRepeated(in *incoming, msg *wire.CM, size int, now time.Time
 	if in.door != nil {
 		m.deliverQueued(in.door, now)
 	}
-	// A pending requester proves itself meanwhile by a Retry. Every other reply is the Pending,
-	// for requesters that do not know Retry.
-	in.repeats++
-	reply := in.reply
-	if in.repeats%2 == 1 {
-		reply = m.retry(now, msg, in.local, in.key.peer)
-	}
+	// A pending requester proves itself meanwhile.
+	reply := m.retry(now, msg, in.local, in.key.peer)
 	if in.credit-len(reply.b) < in.reserve {
 		return datagram{}
 	}
@@ -195,12 +189,8 @@ func (m *Manager) onRequester(msg *wire.CM, size int, local netip.Addr, from net
 }
 
 // confirmedBy reports whether the sender of a Confirm has read the Accept: it has the proof of the handshake,
-// or else the key. The Confirm of an older requester has neither; the first frame or keepalive of its data
-// path will prove as much. Caller holds m.mu.
+// or else the key. Caller holds m.mu.
 func (in *incoming) confirmedBy(msg *wire.CM) bool {
-	if len(in.proof) == 0 && len(msg.Handshake) == 0 && msg.Cookie == 0 {
-		return false
-	}
 	right := in.isEcho(msg.Cookie)
 	if len(in.proof) > 0 {
 		right = subtle.ConstantTimeCompare(msg.Handshake, in.proof) == 1

@@ -3,6 +3,7 @@ package connmgr
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -251,19 +252,19 @@ func (m *Manager) Receive(b []byte, local netip.Addr, from netip.AddrPort) {
 	if err != nil {
 		m.counters.Malformed++
 	}
-	if m.closed || err != nil {
-		m.mu.Unlock()
-		return
-	}
 	var reply datagram
-	switch msg.Type {
-	case wire.CMRequest:
+	switch {
+	case m.closed:
+	case errors.Is(err, wire.ErrVersion):
+		reply = m.onOtherVersion(b, local, from)
+	case err != nil:
+	case msg.Type == wire.CMRequest:
 		reply = m.onRequest(&msg, len(b), local, from)
-	case wire.CMConfirm, wire.CMCancel:
+	case msg.Type == wire.CMConfirm, msg.Type == wire.CMCancel:
 		reply = m.onRequester(&msg, len(b), local, from)
-	case wire.CMHello:
+	case msg.Type == wire.CMHello:
 		reply = m.onHello(&msg, local, from)
-	case wire.CMHere:
+	case msg.Type == wire.CMHere:
 		m.onHere(&msg, from)
 	default:
 		reply = m.onAnswer(&msg, local, from)
@@ -272,9 +273,26 @@ func (m *Manager) Receive(b []byte, local netip.Addr, from netip.AddrPort) {
 	m.send(reply)
 }
 
+// onOtherVersion processes a message of another version of the format. A Request is rejected, in this version, which
+// the requester sees, too. Its agent then ends the request. Caller holds m.mu.
+func (m *Manager) onOtherVersion(b []byte, local netip.Addr, from netip.AddrPort) datagram {
+	version, t, id, ok := wire.PeekCM(b)
+	switch {
+	case !ok:
+	case t == wire.CMRequest: // which is no shorter than the answer
+		return encode(wire.CM{Type: wire.CMReject, ID: id, Reason: wire.CMReasonVersion}, local, from)
+	case t == wire.CMReject:
+		if r := m.requests[id]; r != nil && r.to == from && r.state == reqAsking {
+			r.end(fmt.Errorf("%w: %v has version %d, this host version %d: update the older of the two",
+				&kagent.RejectedError{Reason: wire.CMReasonVersion}, from.Addr(), version, wire.VersionNumber), wire.CMReasonNone)
+		}
+	}
+	return datagram{}
+}
+
 // Undelivered processes the transport's report of a message that did not arrive.
 func (m *Manager) Undelivered(quote []byte, to netip.AddrPort, err error) {
-	t, id, ok := wire.PeekCM(quote)
+	_, t, id, ok := wire.PeekCM(quote)
 	if !ok {
 		return
 	}

@@ -52,10 +52,8 @@ type request struct {
 
 	again     backoff   // resend timer: of the proof in reqAnswered, of confirm in reqConfirmed
 	confirm   datagram  // in reqConfirmed
-	plain     datagram  // a Confirm for an older acceptor; none: confirm is one
 	confirmed bool      // the acceptor has it
 	since     time.Time // when the program confirmed
-	repeats   int       // repeated Accepts
 }
 
 // Request asks remote for a connection; see [kagent.Agent].
@@ -172,8 +170,7 @@ func (r *request) onRetry(cookie uint64) datagram {
 }
 
 // proveAgain repeats to the acceptor that its Accept has arrived, until the program here
-// confirms. This proves the address, and shows that the requester is alive. An older acceptor
-// drops the message.
+// confirms. This proves the address, and shows that the requester is alive.
 func (r *request) proveAgain() {
 	m := r.m
 	m.mu.Lock()
@@ -281,7 +278,7 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 			r.heard = time.Now()
 		}
 		if r.state == reqConfirmed {
-			return r.confirmOnAccept()
+			return r.confirm
 		}
 		return r.last
 	case wire.CMReject:
@@ -313,7 +310,6 @@ func (r *request) ConfirmWith(proof []byte) error {
 	r.since = r.heard
 	msg := wire.CM{Type: wire.CMConfirm, Handshake: proof}
 	if len(proof) == 0 {
-		r.plain = r.message(msg)
 		msg.Cookie = r.answer.Key
 	}
 	r.confirm = r.message(msg)
@@ -327,8 +323,7 @@ func (r *request) ConfirmWith(proof []byte) error {
 	return nil
 }
 
-// confirmAgain repeats the Confirm until the acceptor has acknowledged it. An older acceptor
-// never does; it asks for the Confirm by repeating its Accept.
+// confirmAgain repeats the Confirm until the acceptor has acknowledged it.
 func (r *request) confirmAgain() {
 	m := r.m
 	m.mu.Lock()
@@ -340,16 +335,6 @@ func (r *request) confirmAgain() {
 	r.again.call(r.confirmAgain)
 	m.mu.Unlock()
 	m.send(d)
-}
-
-// confirmOnAccept returns the reply to a repeated Accept: the acceptor has not got the Confirm, or is older
-// and does not know its form. Caller holds m.mu.
-func (r *request) confirmOnAccept() datagram {
-	r.repeats++
-	if !r.confirmed && r.plain.b != nil && r.repeats%2 == 1 {
-		return r.plain
-	}
-	return r.confirm
 }
 
 // Decline sends a Cancel; see [kagent.Confirmation].

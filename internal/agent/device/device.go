@@ -81,8 +81,6 @@ type device struct {
 
 	halfLinks map[*shmLinkFiles]bool // links that only one side still has, see leaveLink
 
-	oneQueue    bool                               // the program is an earlier agent's, and knows VIs of one queue only
-	onePort     bool                               // the same, and it knows the interface's port only
 	openSteered func(name string) (steered, error) // nil: that of the interface; for tests
 }
 
@@ -231,7 +229,7 @@ func (d *device) manage(port uint16, kept ...connmgr.Kept) {
 	udp := d.udp
 	d.router.Nudge = func(from, to netip.Addr) error {
 		// The ID belongs to no exchange, so receivers ignore the message.
-		confirm, err := (&wire.CM{Type: wire.CMConfirm, ID: kagent.NewKey()}).Append(nil)
+		confirm, err := (&wire.CM{Type: wire.CMConfirm, ID: kagent.NewKey(), Cookie: kagent.NewKey()}).Append(nil)
 		if err != nil {
 			return err
 		}

@@ -28,7 +28,6 @@ import (
 
 // Group is a queue that processes share. Its fields are guarded by device.mu, and its methods may be called concurrently.
 type Group struct {
-	dev      *device
 	queue    int
 	uid      uint32
 	sealed   bool           // of all members: see Config.Sealed
@@ -95,7 +94,6 @@ func (d *device) holderOf(queue int) *lease {
 // newGroup makes the group of a lease that has opened its queue for several processes, and is handed out. Caller holds d.mu.
 func (l *lease) newGroup(h xdpnic.Handout, sealed bool) (err error) {
 	g := &Group{
-		dev:   l.dev,
 		queue: l.queueID, uid: l.holder.UID, sealed: sealed, of: h, arena: l.arena.Info(), info: l.info,
 		members: map[int]*lease{0: l},
 	}

@@ -23,7 +23,7 @@ type shmLinkFiles struct {
 	charged [2]bool // sides charged with it by a daemon
 	left    int     // the side that still has it when the other queue has been given back; or both
 	watched bool    // see watchLink
-	key     string  // of its entry in the descriptor store; "": it has none
+	stored  bool    // it has an entry in the descriptor store
 
 	memory *os.File
 	// A socket for each side. The two share no file description: a program could make a shared one blocking,
@@ -313,8 +313,8 @@ func (d *device) watchLink(f *shmLinkFiles) {
 func (d *device) dropLink(f *shmLinkFiles) error {
 	delete(d.halfLinks, f)
 	err := f.close()
-	if f.key != "" {
-		err = errors.Join(err, d.fdStore.Delete(f.key))
+	if f.stored {
+		err = errors.Join(err, d.fdStore.Delete(linkKey(d.place, f.id)))
 	}
 	return err
 }
@@ -327,12 +327,6 @@ type linkRecord struct {
 	Charged [2]bool
 	Left    int // the side that still has it, or both
 }
-
-// The keys of links begin with linkKind. Those that an agent of an earlier commit has stored begin with oldLinkKind,
-// and stay as they are until the link ends.
-const linkKind, oldLinkKind = "shmlink", "lane"
-
-func linkKey(place string, id uint64) string { return fmt.Sprintf("%s/%s/%016x", linkKind, place, id) }
 
 // keepLink stores the current state of a link in the descriptor store. If that fails, the link works all the
 // same. Caller holds d.mu.
@@ -348,10 +342,8 @@ func (d *device) keepLink(f *shmLinkFiles) {
 	}
 	dups, err := fds.DupAll(files)
 	if err == nil {
-		if f.key == "" {
-			f.key = linkKey(d.place, f.id)
-		}
-		_ = d.fdStore.put(f.key, linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
+		f.stored = true
+		_ = d.fdStore.put(linkKey(d.place, f.id), linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
 	}
 	fds.Close(dups...)
 }
@@ -371,7 +363,7 @@ func readLink(i *fdstore.Entry) (r linkRecord, err error) {
 func (d *device) restoreLinks(kept map[*fdstore.Entry]linkRecord) error {
 	var errs []error
 	for i, r := range kept {
-		f := &shmLinkFiles{id: r.ID, pair: r.Queues, left: r.Left, key: i.Key}
+		f := &shmLinkFiles{id: r.ID, pair: r.Queues, left: r.Left, stored: true}
 		if err := f.restore(i); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", i.Key, err), d.fdStore.Delete(i.Key))
 			continue

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -88,12 +87,6 @@ func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
 	return fdstore.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
 }
 
-// underOldKey is a link's entry as an agent of an earlier commit has stored it.
-func underOldKey(e fdstore.Entry) fdstore.Entry {
-	e.Key = strings.Replace(e.Key, linkKind, oldLinkKind, 1)
-	return e
-}
-
 // A link is restored for those of its queues that are restored, and charged to the sides that were charged;
 // invalid links are dropped.
 func TestRestoreLinks(t *testing.T) {
@@ -111,7 +104,6 @@ func TestRestoreLinks(t *testing.T) {
 		"nobody is there":          {kept: keptLink(t, [2]bool{true, true}, both)},
 		"left to one":              {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{0, 1}, n: [2]int{1, 0}},
 		"left to who is not there": {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{1}},
-		"of an earlier agent":      {kept: underOldKey(keptLink(t, [2]bool{true, true}, both)), leases: []int{0, 1}, live: true, n: [2]int{1, 1}},
 		"a bell too few":           {kept: keptLink(t, [2]bool{true, false}, 0), leases: []int{0}, fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {

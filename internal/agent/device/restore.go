@@ -120,9 +120,12 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 			if bad == nil {
 				k.vis[uint32(num)] = r
 			}
-		case linkKind, oldLinkKind:
+		case "shmlink":
 			var r linkRecord
-			if r, bad = readLink(i); bad == nil {
+			if r, bad = readLink(i); bad == nil && i.Key != linkKey(place, r.ID) {
+				bad = fmt.Errorf("it is link %016x", r.ID)
+			}
+			if bad == nil {
 				k.shmLinks[i] = r
 			}
 		case "listen":
@@ -277,7 +280,6 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 	if d.demux, err = bpf.AdoptDemux(objects, r.Index); err != nil {
 		return err
 	}
-	d.oneQueue, d.onePort = !r.Queues, !r.Ports
 	d.attached, d.mode = r.Attached && objects.Link >= 0, bpf.Native
 	if r.Generic {
 		d.mode = bpf.Generic
@@ -337,7 +339,7 @@ func (d *device) resumeMember(l *lease, r leaseRecord, entry *fdstore.Entry) (er
 	if g == nil {
 		info := r.Info.Restore()
 		g = &Group{
-			dev: d, queue: r.Queue, uid: r.Holder.UID, sealed: r.Sealed, of: r.Group.Restore(info),
+			queue: r.Queue, uid: r.Holder.UID, sealed: r.Sealed, of: r.Group.Restore(info),
 			arena: info.Arena, info: info, members: make(map[int]*lease),
 		}
 		if g.memory = dupFile(entry.Files[1], "umem"); g.memory == nil {

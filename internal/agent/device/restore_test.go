@@ -67,8 +67,8 @@ func FuzzKept(f *testing.F) {
 	f.Add("eth0.5@x", "lease/eth0.5@x/0", []byte(`{"Queue":-1,"Info":{}}`), uint32(0), 0)
 	f.Add("via%d", "nic/via%d", []byte(`{"Index":1,"MaxVIs":-1}`), uint32(0xffffffff), 63)
 	f.Add("a b", "vi/a b/", []byte(`null`), uint32(7), 1)
-	f.Add("eth0", "shmlink/eth0/1", []byte(`{"ID":1,"Queues":[0,1],"Charged":[true,false],"Left":-1}`), uint32(7), 1)
-	f.Add("eth0", "lane/eth0/1", []byte(`{"ID":1,"Queues":[0,0],"Left":7}`), uint32(7), 1)
+	f.Add("eth0", "shmlink/eth0/0000000000000001", []byte(`{"ID":1,"Queues":[0,1],"Charged":[true,false],"Left":-1}`), uint32(7), 1)
+	f.Add("eth0", "shmlink/eth0/0000000000000001", []byte(`{"ID":1,"Queues":[0,0],"Left":7}`), uint32(7), 1)
 	f.Fuzz(func(t *testing.T, name, key string, value []byte, num uint32, queue int) {
 		if name == "" || strings.Contains(name, "/") || !utf8.ValidString(name) {
 			return // no interface is called so, or none that could be written down

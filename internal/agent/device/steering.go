@@ -77,7 +77,7 @@ func (l *lease) steer(cfg kagent.Config) {
 // a frame arrives on the queue on which it was sent, the default is so only for a lease that other processes may share: on queues of
 // their own they would reach only peers on the same queue. Caller holds d.mu and is on a thread of the interface's namespace.
 func (d *device) extraQueues(cfg *Config) (extra []int) {
-	if d.inputs < 2 || d.inputs > 1+xdpnic.MaxExtraQueues || cfg.OneQueue || d.oneQueue || !d.idle() {
+	if d.inputs < 2 || d.inputs > 1+xdpnic.MaxExtraQueues || cfg.OneQueue || !d.idle() {
 		return nil
 	}
 	if cfg.Steer != kagent.SteerAll && (cfg.Steer != kagent.SteerByRules || cfg.Queue != kagent.AnyQueue ||
@@ -102,8 +102,6 @@ func (d *device) whyNotAll(l *lease) string {
 		return "it is a zero-copy queue"
 	case d.inputs > 1+xdpnic.MaxExtraQueues:
 		return fmt.Sprintf("the interface has %d queues, of at most %d", d.inputs, 1+xdpnic.MaxExtraQueues)
-	case d.oneQueue:
-		return "the program is attached since an earlier version, which has one queue for a VI"
 	}
 	return "other programs have some of them, or the user's quota allows no more"
 }
@@ -153,9 +151,6 @@ func (l *lease) steerPort(cfg kagent.Config, owners map[uint16]*lease) (err erro
 
 // freePort returns a port after the interface's that has no owner, and that no other rule of the NIC is about.
 func (l *lease) freePort(first uint16, owners map[uint16]*lease) (uint16, error) {
-	if l.dev.onePort {
-		return 0, errors.New("the program is attached since an earlier version, which has one port for all queues")
-	}
 	rules, err := l.nic.Rules()
 	if err != nil {
 		return 0, err

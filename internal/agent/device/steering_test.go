@@ -203,9 +203,6 @@ func TestPortOfEachQueue(t *testing.T) {
 		t.Errorf("after the first one's end: %v", nic.in)
 	}
 	first = open(4, 4793)
-	d.onePort = true
-	refused(5, "earlier version")
-	d.onePort = false
 	end(second)
 	open(1, 4794)
 	for queue, port := 6, uint16(4797); port < 4793+wire.Ports; queue, port = queue+1, port+1 {
@@ -412,7 +409,6 @@ func TestAllQueuesByDefault(t *testing.T) {
 		"veth, to be shared":     {func(d *device, cfg *Config, _ *fakeSteered) { d.driver, cfg.Processes = "veth", 16 }, []int{1, 2}},
 		"a queue is taken":       {func(d *device, _ *Config, _ *fakeSteered) { newLease(d, 2) }, nil},
 		"no more than one":       {func(_ *device, cfg *Config, _ *fakeSteered) { cfg.OneQueue, cfg.Steer = true, kagent.SteerAll }, nil},
-		"of an earlier agent":    {func(d *device, cfg *Config, _ *fakeSteered) { d.oneQueue, cfg.Steer = true, kagent.SteerAll }, nil},
 		"the NIC cannot be asked": {func(d *device, _ *Config, _ *fakeSteered) {
 			d.openSteered = func(string) (steered, error) { return nil, unix.EMFILE }
 		}, []int{1, 2}},

@@ -23,17 +23,18 @@ import (
 
 // Keys of an fdstore.Store. A device's place is NAME:INDEX:PORT, since a removed interface may
 // coexist with a new one of the same name. Names have neither slash nor colon (dev_valid_name,
-// net/core/dev.c). Earlier agents used NAME alone.
+// net/core/dev.c).
 //
 //	nic/PLACE          nicRecord; program, maps, control socket, link
 //	lease/PLACE/QUEUE  leaseRecord; the holder's sign of life, the memory
 //	vi/PLACE/NUMBER    viRecord; no file
 //	listen/PLACE/ID    listenRecord; no file
-//	link/PLACE/ID      linkRecord; the memory, the bells
+//	shmlink/PLACE/ID   linkRecord; the memory, the bells
 //	pinned/RANDOM      the agent's that put it; as of a lease
 func nicKey(place string) string              { return "nic/" + place }
 func leaseKey(place string, queue int) string { return fmt.Sprintf("lease/%s/%d", place, queue) }
 func viKey(place string, num uint32) string   { return fmt.Sprintf("vi/%s/%08x", place, num) }
+func linkKey(place string, id uint64) string  { return fmt.Sprintf("shmlink/%s/%016x", place, id) }
 
 // deviceStore is a device's part of an fdstore.Store. Once it is cleared it accepts nothing more, since the
 // keys may be another device's. nil keeps nothing.
@@ -116,8 +117,6 @@ type nicRecord struct {
 	MaxVIs   int
 	Attached bool
 	Generic  bool
-	Queues   bool // the program knows VIs with several queues
-	Ports    bool // the program knows the ports of queues
 }
 
 // leaseRecord is what Restore needs for a queue that was handed out.
@@ -156,7 +155,7 @@ func (d *device) keep() error {
 	}
 	r := nicRecord{
 		Index: d.key.index, Port: d.key.port, MaxVIs: d.maxVIs,
-		Queues: !d.oneQueue, Ports: !d.onePort, Attached: d.attached, Generic: d.attached && d.mode == bpf.Generic,
+		Attached: d.attached, Generic: d.attached && d.mode == bpf.Generic,
 	}
 	var err error
 	if cerr := d.udp.Control(func(fd uintptr) {

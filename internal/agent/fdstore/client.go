@@ -110,7 +110,7 @@ func (k *Client) connect() (*link, error) {
 	l := &link{c: c, answers: make(chan answer), closed: k.ctx.Done()}
 	k.work.Add(1)
 	go k.read(l)
-	if _, err := l.ask(message{Op: "delete", Ack: true}); err != nil {
+	if _, err := l.ask(message{Op: "hello", Version: Version, Ack: true}); err != nil {
 		l.hangUp()
 		return nil, err
 	}

@@ -36,7 +36,7 @@ func startFake(t *testing.T) (f fake, k *Client, c *net.UnixConn) {
 		started <- err
 	}()
 	c = f.accept()
-	f.answer(c, "delete")
+	f.answer(c, "hello")
 	nstest.Must(t, <-started)
 	t.Cleanup(func() { nstest.Check(t, errors.Join(k.Close(), l.Close())) })
 	return f, k, c
@@ -96,7 +96,7 @@ func TestServerSilent(t *testing.T) {
 	f, k, c := startFake(t)
 	_ = c.Close()
 	c = f.accept()
-	f.next(c, "delete")
+	f.next(c, "hello")
 	if err := k.Put("nic/a", []byte("one")); !errors.Is(err, errEnded) {
 		t.Errorf("Put: %v, want %v", err, errEnded)
 	}
@@ -117,7 +117,7 @@ func TestServerSilent(t *testing.T) {
 
 	// Nor does it keep an agent from its end.
 	_ = c.Close()
-	f.next(f.accept(), "delete")
+	f.next(f.accept(), "hello")
 	nstest.Check(t, k.Close())
 }
 
@@ -144,7 +144,7 @@ func TestUnaskedAnswer(t *testing.T) {
 	if err := k.Put("nic/a", nil); err == nil {
 		t.Error("a descriptor store that is gone has taken something")
 	}
-	f.next(f.accept(), "delete")
+	f.next(f.accept(), "hello")
 }
 
 // An agent whose descriptor store another one has taken does not take it back: the message about the
@@ -178,7 +178,7 @@ func TestAgentOutOfDescriptors(t *testing.T) {
 // Any input is a message that survives writing and reading, or an error.
 func FuzzMessage(f *testing.F) {
 	for _, m := range []message{
-		{Op: "put", Key: "vi/eth0/10001", Value: []byte(`{"x":1}`), Ack: true},
+		{Op: "hello", Version: Version, Ack: true}, {Op: "put", Key: "vi/eth0/10001", Value: []byte(`{"x":1}`), Ack: true},
 		{Op: "delete", Key: "nic/eth0"}, {Op: "list", Ack: true}, {Op: "done", Error: "no"}, {Op: "replaced"},
 	} {
 		b, err := json.Marshal(m)

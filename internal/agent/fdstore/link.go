@@ -124,13 +124,17 @@ const (
 
 var errTooLong = errors.New("a message is too long")
 
+// Version is the version of the messages, and of the values that agents store. A change of either raises it.
+const Version = 1
+
 // message is one datagram, either way, with descriptors beside it.
 type message struct {
-	Op    string // "put", "delete", "list"; in answers "item", "done", "replaced"
-	Key   string `json:",omitempty"`
-	Value []byte `json:",omitempty"`
-	Ack   bool   `json:",omitempty"` // the sender waits for "done"
-	Error string `json:",omitempty"` // in "done"
+	Op      string // "hello" first, "put", "delete", "list"; in answers "item", "done", "replaced"
+	Version int    `json:",omitempty"` // of the agent, in "hello"
+	Key     string `json:",omitempty"`
+	Value   []byte `json:",omitempty"`
+	Ack     bool   `json:",omitempty"` // the sender waits for "done"
+	Error   string `json:",omitempty"` // in "done"
 }
 
 func send(c *net.UnixConn, m message, files ...int) error {

@@ -30,10 +30,11 @@ type server struct {
 	left    bool
 }
 
-// agent is an agent's connection; done is closed when all that it has sent is done.
+// agent is an agent's connection.
 type agent struct {
-	c    *net.UnixConn
-	done chan struct{}
+	c       *net.UnixConn
+	greeted bool          // it has said hello, and speaks this version
+	done    chan struct{} // closed when all that it has sent is done
 }
 
 type entry struct {
@@ -105,7 +106,7 @@ func (k *server) admit(c *net.UnixConn) (me, before *agent) {
 	if k.left {
 		return nil, nil
 	}
-	me, before = &agent{c, make(chan struct{})}, k.agent
+	me, before = &agent{c: c, done: make(chan struct{})}, k.agent
 	k.agent = me
 	return me, before
 }
@@ -148,7 +149,7 @@ func (k *server) serve(me, before *agent) {
 			return
 		}
 		k.mu.Lock()
-		err = k.do(c, m, files)
+		err = k.do(me, m, files)
 		k.mu.Unlock()
 		if err != nil {
 			return
@@ -162,9 +163,20 @@ func noRoom(key string, err error) string {
 }
 
 // do executes one message. Caller holds k.mu.
-func (k *server) do(c *net.UnixConn, m message, files []int) error {
-	done := message{Op: "done"}
+func (k *server) do(me *agent, m message, files []int) error {
+	c, done := me.c, message{Op: "done"}
+	if m.Op == "hello" {
+		me.greeted = m.Version == Version
+	}
+	if !me.greeted {
+		fds.Close(files...)
+		done.Error = fmt.Sprintf("the descriptor store has version %d of what agents store, this agent version %d: "+
+			"end the programs that have queues, or start an agent of the store's version", Version, m.Version)
+		return send(c, done)
+	}
 	switch m.Op {
+	case "hello":
+		fds.Close(files...)
 	case "put":
 		if err := k.put(m.Key, m.Value, files); err != nil {
 			fds.Close(files...)

@@ -165,6 +165,33 @@ func TestServerRefuses(t *testing.T) {
 	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
 }
 
+// An agent of another version gets nothing of what is stored, and an error that names both versions. The programs keep
+// what they have, for an agent of the store's version.
+func TestServerOfAnotherVersion(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fdstore")
+	first := start(t, path)
+	alive, program := pipe(t)
+	nstest.Must(t, errors.Join(first.Put("lease/a/0", []byte("one"), fd(t, alive)), first.Close()))
+	for _, m := range []message{{Op: "hello", Version: Version + 1, Ack: true}, {Op: "list", Ack: true}, {Op: "delete", Key: "lease/a/0"}} {
+		c, err := first.dial()
+		nstest.Must(t, err)
+		nstest.Must(t, send(c, m))
+		a, files, err := receive(c, make([]byte, maxMessage))
+		fds.Close(files...)
+		want := fmt.Sprintf("version %d of what agents store, this agent version %d: end the programs", Version, m.Version)
+		nstest.ErrorIf(t, err != nil || a.Op != "done" || !strings.Contains(a.Error, want), "%s: %+v, %v", m.Op, a, err)
+		nstest.Must(t, c.Close())
+	}
+	second := start(t, path)
+	entries, err := second.List()
+	nstest.Must(t, err)
+	if k := keys(entries); !slices.Equal(k, []string{"lease/a/0"}) {
+		t.Errorf("kept: %q", k)
+	}
+	nstest.Must(t, errors.Join(second.Close(), program.Close()))
+	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
+}
+
 // A descriptor store that ends before its agent is replaced by another one with all entries: those put into
 // either, also in between, except deleted ones.
 func TestServerKilled(t *testing.T) {

@@ -178,7 +178,7 @@ func (e *endpoint) transmit(peer *endpoint, p packet) {
 // loses decides whether a datagram is lost. Caller holds f.mu.
 func (f *Fabric) loses(b []byte) bool {
 	lost := f.rng.Float64() < f.faults.Loss
-	kind, id, ok := wire.PeekCM(b)
+	_, kind, id, ok := wire.PeekCM(b)
 	if f.faults.Streak == 0 || !ok {
 		return lost
 	}

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -38,19 +39,17 @@ type CMType uint8
 // acceptor the others. Hello and Here belong to no connection: a Hello is sent to every host of a link, and each
 // host that has an agent answers the sender with a Here that has the same id.
 //
-// A receiver drops messages of a type that it does not know. Retry and Confirmed were added later than the others,
-// and nothing depends on an answer to them.
+// A receiver drops messages of a type that it does not know.
 const (
-	CMRequest CMType = 1 // asks for a connection: parameters and discriminators
-	CMPending CMType = 2 // the request waits for the acceptor's program
-	CMAccept  CMType = 3 // the acceptor's parameters and discriminators
-	CMConfirm CMType = 4 // the requester has the Accept and accepts frames
-	CMReject  CMType = 5 // the acceptor's program or agent refuses: Reason
-	CMNoMatch CMType = 6 // no program waits for that discriminator
-	CMCancel  CMType = 7 // the requester withdraws the Request: Reason
-	CMHello   CMType = 8 // asks which hosts are on the link
-	CMHere    CMType = 9 // the answer to a Hello
-
+	CMRequest   CMType = 1  // asks for a connection: parameters and discriminators
+	CMPending   CMType = 2  // the request waits for the acceptor's program
+	CMAccept    CMType = 3  // the acceptor's parameters and discriminators
+	CMConfirm   CMType = 4  // the requester has the Accept and accepts frames
+	CMReject    CMType = 5  // the acceptor's program or agent refuses: Reason
+	CMNoMatch   CMType = 6  // no program waits for that discriminator
+	CMCancel    CMType = 7  // the requester withdraws the Request: Reason
+	CMHello     CMType = 8  // asks which hosts are on the link
+	CMHere      CMType = 9  // the answer to a Hello
 	CMRetry     CMType = 10 // asks for the same Request with this Cookie
 	CMConfirmed CMType = 11 // the acceptor has the Confirm
 
@@ -96,14 +95,15 @@ const (
 	CMReasonNoKey     CMReason = 10 // the side that ends the exchange has a pre-shared key, and the other side offers none
 	CMReasonPlain     CMReason = 11 // the side that ends the exchange has no pre-shared key, and the other side offers one
 	CMReasonKey       CMReason = 12 // the pre-shared keys of the two sides differ
-	cmReasonEnd       CMReason = 13
+	CMReasonVersion   CMReason = 13 // the Request is of another version of the format
+	cmReasonEnd       CMReason = 14
 )
 
 var cmReasons = [...]string{
 	"no reason given", "refused by the program", "out of resources", "timed out", "NIC closed",
 	"unknown exchange", "attributes do not match", "reliability levels differ",
 	"maximum transfer sizes differ", "qualities of service differ",
-	"a pre-shared key is required", "no pre-shared key there", "pre-shared keys differ",
+	"a pre-shared key is required", "no pre-shared key there", "pre-shared keys differ", "protocol versions differ",
 }
 
 // String returns the reason as text.
@@ -151,8 +151,7 @@ type CM struct {
 	Handshake []byte
 
 	// Cookie proves that the requester receives what is sent to its address. A Retry carries one for the next
-	// Request. A Confirm without a Handshake carries the Key of the Accept. 0 there is the Confirm of an older
-	// requester, which proves nothing.
+	// Request. A Confirm without a Handshake carries the Key of the Accept.
 	Cookie uint64
 }
 
@@ -198,7 +197,7 @@ func (m *CM) check() error {
 		return cmError("discriminators of %d and %d bytes, at most %d", len(m.From), len(m.To), CMMaxDisc)
 	case len(m.Handshake) != 0 && len(m.Handshake) != m.Type.handshakeLen():
 		return cmError("%v with a handshake of %d bytes", m.Type, len(m.Handshake))
-	case m.Cookie == 0 && m.Type == CMRetry:
+	case m.Cookie == 0 && m.Type.cookieAsKey() && len(m.Handshake) == 0:
 		return cmError("%v without a cookie", m.Type)
 	case m.Cookie != 0 && (!m.Type.cookies() || m.Type == CMConfirm && len(m.Handshake) > 0):
 		return cmError("%v with a cookie", m.Type)
@@ -260,13 +259,13 @@ func (m *CM) Append(b []byte) ([]byte, error) {
 }
 
 // ParseCM parses a message that fills b exactly. From, To and Handshake alias b. The errors wrap ErrShort,
-// ErrVersion, ErrKind, ErrLength, ErrChecksum or ErrCM.
+// ErrVersion, ErrKind, ErrLength, ErrChecksum or ErrCM. ErrVersion is of a message that is not damaged.
 func ParseCM(b []byte) (CM, error) {
 	if len(b) < CMHeaderLen {
 		return CM{}, ErrShort
 	}
 	if b[0] != Version {
-		return CM{}, ErrVersion
+		return CM{}, cmp.Or(verify(b), ErrVersion)
 	}
 	if b[1]&KindConnect == 0 {
 		return CM{}, ErrKind
@@ -331,12 +330,13 @@ func ParseCM(b []byte) (CM, error) {
 	return m, nil
 }
 
-// PeekCM reads type and connection id from the front of a message whose rest may be missing, as in the quotation of
-// an ICMP error. ok is false if b is not such a message. Nothing is verified.
-func PeekCM(b []byte) (t CMType, id uint64, ok bool) {
-	if len(b) < 24 || b[0] != Version || b[1]&KindConnect == 0 {
-		return 0, 0, false
+// PeekCM reads the front of a message, whose rest may be missing, as in the quotation of an ICMP error, or of another
+// version. Version, type, connection id and checksum are at the same place in every version, and Request and Reject have
+// the same types. ok is false if b is not such a message. Nothing is verified.
+func PeekCM(b []byte) (version uint8, t CMType, id uint64, ok bool) {
+	if len(b) < 24 || b[0]>>4 != Version>>4 || b[1]&KindConnect == 0 {
+		return 0, 0, 0, false
 	}
 	t = CMType(b[1] &^ KindConnect)
-	return t, binary.BigEndian.Uint64(b[16:]), t.known()
+	return b[0] & 0xf, t, binary.BigEndian.Uint64(b[16:]), t.known()
 }

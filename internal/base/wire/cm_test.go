@@ -23,7 +23,7 @@ func cmExamples() []CM {
 		},
 		{Type: CMPending, ID: 1},
 		{Type: CMAccept, ID: 2, VI: 5, Key: 6, Level: 1, From: []byte("echo")},
-		{Type: CMConfirm, ID: 3},
+		{Type: CMConfirm, ID: 3, Cookie: 1},
 		{Type: CMReject, ID: 4, Reason: CMReasonProgram},
 		{Type: CMNoMatch, ID: 5},
 		{Type: CMCancel, ID: ^uint64(0), Reason: CMReasonTimeout},
@@ -119,7 +119,7 @@ func drawCM(t *rapid.T) CM {
 	if n := m.Type.handshakeLen(); n > 0 && rapid.Bool().Draw(t, "handshake") {
 		m.Handshake = rapid.SliceOfN(rapid.Byte(), n, n).Draw(t, "share")
 	}
-	if m.Type == CMRetry || m.Type.cookies() && !(m.Type == CMConfirm && m.Handshake != nil) && rapid.Bool().Draw(t, "has a cookie") {
+	if m.Type.cookieAsKey() && m.Handshake == nil || m.Type == CMRequest && rapid.Bool().Draw(t, "has a cookie") {
 		m.Cookie = rapid.Uint64Min(1).Draw(t, "cookie")
 	}
 	return m
@@ -145,9 +145,12 @@ func TestCMRoundTrip(t *testing.T) {
 		if d := cmp.Diff(m, back); d != "" {
 			t.Fatal(d)
 		}
-		kind, id, ok := PeekCM(b[:rapid.IntRange(24, len(b)).Draw(t, "quote")])
-		if kind != m.Type || id != m.ID || !ok {
-			t.Fatalf("PeekCM: %v %#x %v", kind, id, ok)
+		version := byte(rapid.IntRange(0, 15).Draw(t, "version"))
+		b[0] = Version&0xf0 | version
+		seen, kind, id, ok := PeekCM(b[:rapid.IntRange(24, len(b)).Draw(t, "quote")])
+		b[0] = Version
+		if seen != version || kind != m.Type || id != m.ID || !ok {
+			t.Fatalf("PeekCM: %d %v %#x %v", seen, kind, id, ok)
 		}
 		cut := rapid.IntRange(0, len(b)-1).Draw(t, "cut")
 		if _, err := ParseCM(b[:cut]); err == nil {
@@ -179,6 +182,7 @@ func TestCMRefuses(t *testing.T) {
 		{"reserved flag", request, func(m *CM) { m.Flags |= 16 }},
 		{"another reserved flag", request, func(m *CM) { m.Flags |= 32 }},
 		{"retry without a cookie", CM{Type: CMRetry, ID: 1, Cookie: 1}, func(m *CM) { m.Cookie = 0 }},
+		{"confirm that proves nothing", CM{Type: CMConfirm, ID: 1, Cookie: 1}, func(m *CM) { m.Cookie = 0 }},
 		{"key in a retry", CM{Type: CMRetry, ID: 1, Cookie: 1}, func(m *CM) { m.Key = 1 }},
 		{"cookie in a pending", pending, func(m *CM) { m.Cookie = 1 }},
 		{"cookie in an accept", accept, func(m *CM) { m.Cookie = 1 }},
@@ -228,7 +232,7 @@ func TestCMRefuses(t *testing.T) {
 		to   byte
 		want error
 	}{
-		{"version", 0, 0xA3, ErrVersion},
+		{"version", 0, 0xA4, ErrVersion},
 		{"data frame", 1, byte(KindData), ErrKind},
 		{"type", 1, KindConnect | 0x20, ErrCM},
 		{"flags", 2, 0x80, ErrCM},
@@ -263,8 +267,8 @@ func TestCMRefuses(t *testing.T) {
 	if _, err := ParseCM(b); !errors.Is(err, ErrCM) {
 		t.Errorf("65 bytes of discriminator: %v", err)
 	}
-	for _, b := range [][]byte{nil, good[:23], {Version, byte(KindData), 23: 0}, {0xA3, KindConnect | 1, 23: 0}, {Version, KindConnect | 0x11, 23: 0}} {
-		if _, _, ok := PeekCM(b); ok {
+	for _, b := range [][]byte{nil, good[:23], {Version, byte(KindData), 23: 0}, {0xB3, KindConnect | 1, 23: 0}, {Version, KindConnect | 0x11, 23: 0}} {
+		if _, _, _, ok := PeekCM(b); ok {
 			t.Errorf("PeekCM took %x", b)
 		}
 	}

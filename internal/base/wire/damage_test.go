@@ -78,7 +78,7 @@ func TestRefusals(t *testing.T) {
 		"mapped source":    {v6, put(ip+8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1), ErrProtocol},
 		"UDP length short": {v4, put(via-4, 0, udpLen+HeaderLen-1), ErrLength},
 		"UDP length long":  {v4, put(via-4, 0xff, 0xff), ErrLength},
-		"other version":    {v4, put(via, 0xa3), ErrVersion},
+		"other version":    {v4, put(via, 0xa4), ErrVersion},
 		"no magic":         {v4, put(via, 0x51), ErrVersion},
 		"kind 0":           {v4, put(via+1, 0), ErrKind},
 		"kind 11":          {v4, put(via+1, 11), ErrKind},

@@ -9,8 +9,9 @@ import (
 
 const (
 	// Version is the first byte of every message. The high nibble 0xA identifies the protocol, the low nibble is the
-	// version of the format.
-	Version = 0xA2
+	// version of the format, VersionNumber.
+	Version       = 0xA3
+	VersionNumber = Version & 0xf
 	// Port is the default UDP port, source and destination.
 	Port = 4793
 	// Ports is how many destination ports an interface has from Port on. Frames of a queue to which the NIC
@@ -64,12 +65,11 @@ const (
 )
 
 // AckEchoesMarks is the RemoteHandle of a KindAck whose Immediate is the number of frames of the sequence that have
-// arrived with an ECN mark. An older peer sends 0, and ignores both fields; frames to it may not be marked.
+// arrived with an ECN mark. Frames to a peer that does not send it may not be marked.
+//
+// An unreliable VI sends a KindAck only to answer KindProbe and FlagAckNow. Its Ack is the number of the next frame that
+// is not late; RemoteHandle and Immediate are 0.
 const AckEchoesMarks = 1
-
-// AckOfUnreliable is the RemoteHandle of a KindAck of an unreliable VI, whose Ack is the number of the next frame that is not
-// late, and which also answers data frames with FlagAckNow. An older peer sends 0 in both, and answers only KindProbe.
-const AckOfUnreliable = 2
 
 // Reason of a KindError frame, in its Immediate field.
 type Reason uint32

@@ -114,7 +114,7 @@ func TestDissectorGolden(t *testing.T) {
 		nstest.Must(t, p.Decode(list[i]))
 		h := p.Header
 		fields := map[string]string{
-			"via.version": "0xa2", "via.kind": fmt.Sprint(uint8(h.Kind)), "via.flags": fmt.Sprintf("0x%04x", uint16(h.Flags)),
+			"via.version": "0xa3", "via.kind": fmt.Sprint(uint8(h.Kind)), "via.flags": fmt.Sprintf("0x%04x", uint16(h.Flags)),
 			"via.vi": fmt.Sprintf("0x%08x", h.VI), "via.key": fmt.Sprintf("0x%016x", h.Key), "via.seq": fmt.Sprint(h.Seq),
 			"via.ack": fmt.Sprint(h.Ack), "via.window": fmt.Sprint(h.Window), "via.len": fmt.Sprint(h.Length), "via.crc.status": "good",
 		}
@@ -229,5 +229,5 @@ func TestDissectorMore(t *testing.T) {
 	want(t, "sealed", got[4], map[string]string{
 		"via.kind": "10", "via.vi": "0x00000007", "via.sealed.epoch": "7", "via.sealed.number": fmt.Sprint(0x123456789), "via.crc": "",
 	})
-	want(t, "other version", got[3], map[string]string{"via.version": "0xa3", "via.kind": ""})
+	want(t, "other version", got[3], map[string]string{"via.version": "0xa4", "via.kind": ""})
 }

@@ -115,18 +115,13 @@ func (p *Pinger) Ask(ctx context.Context) (Reply, error) {
 	}
 }
 
-// answer reads a message that may be the answer. For a message of another version only
-// the first byte is checked.
+// answer reads a message that may be the answer. Of one of another version only the front is known.
 func answer(b []byte, id uint64) (r Reply, ok bool) {
-	if len(b) < 2 || b[0]>>4 != wire.Version>>4 || b[1]&wire.KindConnect == 0 {
-		return r, false
+	version, _, of, ok := wire.PeekCM(b)
+	if _, err := wire.ParseCM(b); err != nil && !errors.Is(err, wire.ErrVersion) {
+		ok = false
 	}
-	r.Version = b[0] & 0xf
-	if b[0] != wire.Version {
-		return r, true
-	}
-	m, err := wire.ParseCM(b)
-	return r, err == nil && m.ID == id
+	return Reply{Version: version}, ok && of == id
 }
 
 func explain(err error) error {

@@ -1,6 +1,7 @@
 package ping
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -54,7 +55,7 @@ func TestAsk(t *testing.T) {
 	defer agent.Close()
 	for _, host := range []netip.Addr{b.IPv4, b.IPv6} {
 		r, err := ask(t, a, host, waitLimit)
-		if err != nil || r.From != host || r.Version != wire.Version&0xf || r.RoundTrip <= 0 || r.RoundTrip > waitLimit {
+		if err != nil || r.From != host || r.Version != wire.VersionNumber || r.RoundTrip <= 0 || r.RoundTrip > waitLimit {
 			t.Errorf("%v: %+v, %v", host, r, err)
 		}
 	}
@@ -75,7 +76,14 @@ func TestAnswer(t *testing.T) {
 			good, _ := (&wire.CM{Type: wire.CMNoMatch, ID: r.ID}).Append(nil)
 			return [][]byte{{}, []byte("x"), make([]byte, 48), other, good}
 		},
-		"another version": func(wire.CM) [][]byte { return [][]byte{{wire.Version + 1, wire.KindConnect | 6}} },
+		"another version": func(r wire.CM) [][]byte {
+			reject, _ := (&wire.CM{Type: wire.CMReject, ID: r.ID}).Append(nil)
+			other := bytes.Clone(reject)
+			reject[0], other[0], other[23] = wire.Version+1, wire.Version+1, ^other[23]
+			wire.PutChecksum(reject)
+			wire.PutChecksum(other)
+			return [][]byte{other, reject}
+		},
 	} {
 		go func() {
 			b := make([]byte, 1500)
@@ -93,7 +101,7 @@ func TestAnswer(t *testing.T) {
 		nstest.Must(t, err)
 		ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 		r, err := p.Ask(ctx)
-		want := uint8(wire.Version & 0xf)
+		want := uint8(wire.VersionNumber)
 		if name == "another version" {
 			want++
 		}
@@ -150,7 +158,7 @@ func TestNothingLeftBehind(t *testing.T) {
 	nstest.ErrorIf(t, !c.ended.Load(), "the deadline is still being set")
 }
 
-// FuzzAnswer: a datagram counts as an answer only with the number of the question, or with another version.
+// FuzzAnswer: a datagram counts as an answer only with the number of the question, also one of another version.
 func FuzzAnswer(f *testing.F) {
 	const id = 77
 	for _, m := range []wire.CM{
@@ -162,13 +170,17 @@ func FuzzAnswer(f *testing.F) {
 		nstest.Must(f, err)
 		f.Add(b)
 	}
-	f.Add([]byte{wire.Version + 1, byte(wire.KindConnect)})
+	other, err := (&wire.CM{Type: wire.CMReject, ID: id}).Append(nil)
+	nstest.Must(f, err)
+	other[0]++
+	wire.PutChecksum(other)
+	f.Add(other)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, ok := answer(b, id)
 		if !ok {
 			return
 		}
-		if m, err := wire.ParseCM(b); b[0] == wire.Version && (err != nil || m.ID != id) || r.Version != b[0]&0xf {
+		if m, err := wire.ParseCM(b); b[0] == wire.Version && (err != nil || m.ID != id) || r.Version != b[0]&0xf || b[23] != id {
 			t.Errorf("%x is an answer: %+v", b, r)
 		}
 	})
