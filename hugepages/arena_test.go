@@ -413,3 +413,21 @@ func FuzzProc(f *testing.F) {
 		}
 	})
 }
+
+// Mappings that are made at once do not take each other's room until none is left to try.
+func TestPlaceAtOnce(t *testing.T) {
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 5_000 {
+				m := mapping{fd: -1}
+				if err := m.place(128<<20, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+					t.Error(err)
+					return
+				}
+				nstest.Check(t, m.close())
+			}
+		})
+	}
+	all.Wait()
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -40,11 +41,16 @@ func newMapping(size int, shared, huge bool) (m *mapping, err error) {
 // placeAttempts bounds how often place looks for room that other threads then take.
 const placeAttempts = 100
 
+// placing is held by place. Two that run at once can take each other's room again and again, in step.
+var placing sync.Mutex
+
 // place maps size bytes between guard pages.
 //
 // It maps where nothing is, and never over a reservation of its own. The kernel may unmap a reservation and fail
 // then, for want of huge pages for example. What another thread maps there next would look like ours.
 func (m *mapping) place(size, flags int) error {
+	placing.Lock()
+	defer placing.Unlock()
 	err := error(unix.EEXIST)
 	for i := 0; errors.Is(err, unix.EEXIST) && i < placeAttempts; i++ {
 		var base unsafe.Pointer
