@@ -20,8 +20,8 @@
 //	   |--- watch --------------------------->|   that is taken; the next, please
 //	   |<-- the interface as it is -----------|   after a change
 //
-// A request is parsed strictly: an unknown field (but in a hello, which may be of another version), a second
-// value or a number out of range ends the connection. So does a program that does not read its answers. The end of the connection is
-// the end of the program's NIC, unless the agent died: the program then rejoins the next agent
-// with its token.
+// A request is parsed strictly: an unknown field, a second value or a number out of range ends the
+// connection. Only a hello may have unknown fields, since it may be of another version. A program that
+// does not read its answers ends the connection, too. The end of the connection is the end of the
+// program's NIC, unless the agent died: the program then rejoins the next agent with its token.
 package agentproto
