@@ -82,6 +82,11 @@ func TestForgedAcknowledgements(t *testing.T) {
 		})
 		from, to, valid := s.Ack(now, s.nxt, 64)
 		release(from, to, s.nxt)
+		if due := s.pacer.due; due != 0 && s.Deadline() == due { // the next frame has to wait until then
+			if seq, probe := s.Timeout(due); probe {
+				t.Fatalf("probe with frame %d", seq)
+			}
+		}
 		if !valid || !s.Idle() || s.Deadline() != 0 || released != s.stats.Sent {
 			t.Fatalf("at the end: valid %v, idle %v, deadline %d, released %d of %d",
 				valid, s.Idle(), s.Deadline(), released, s.stats.Sent)
