@@ -170,6 +170,11 @@ func TestRingLies(t *testing.T) {
 				}
 				p.send(m)
 			}
+			if test.why == "" { // the NIC breaks the connection, which the peer may learn first
+				c.SetReadDeadline(time.Now().Add(testTimeout))
+				_, err := c.Read(make([]byte, 1))
+				isReset(t, err, "")
+			}
 			p.isReset(c, test.why)
 		})
 	}
