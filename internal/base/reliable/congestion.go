@@ -226,15 +226,15 @@ func (c *congestion) cubic(now int64) int64 {
 	t := min(float64(now-c.epoch+c.trip)/1e9-c.back, cubicMost)
 	target := c.peak + int64(cubicScale*t*t*t*fraction)
 	least := int64(renoGrowth)
-	if c.competesFar() && c.cwnd >= c.prior {
+	if c.competesOnLongPath() && c.cwnd >= c.prior {
 		least = fraction
 	}
 	return min(max(target-c.cwnd, least), c.cwnd/2)
 }
 
-// competesFar reports whether the sender competes on a long path. Seconds pass between two losses there, in which a
+// competesOnLongPath reports whether the sender competes on a long path. Seconds pass between two losses there, in which a
 // CUBIC flow takes what this one leaves.
-func (c *congestion) competesFar() bool { return c.competing && c.base > longPath }
+func (c *congestion) competesOnLongPath() bool { return c.competing && c.base > longPath }
 
 // regrow returns the growth in the round that begins without a queue, after a loss in a queue. On a long path the
 // reductions of all flows leave room for seconds. A CUBIC flow grows into it only as fast as the curve does.
@@ -256,7 +256,7 @@ func (c *congestion) reduced(now, peak int64) {
 func (c *congestion) dip(used, resume int64) {
 	c.dipping, c.high, c.regrowing = dipRounds, 0, false
 	c.resume = resume
-	if !c.competesFar() { // otherwise the curve of the loss goes on
+	if !c.competesOnLongPath() { // otherwise the curve of the loss goes on
 		c.peak = used
 	}
 	c.cwnd = min(max(used*c.base/c.trip/2, dipWindow*fraction), c.most)
@@ -269,8 +269,9 @@ func (c *congestion) dip(used, resume int64) {
 
 // endDip decides what the dip has shown, and resumes by doubling.
 func (c *congestion) endDip(now int64) {
-	used, goesOn := c.peak, c.competesFar() && c.trip > c.emptied
-	if c.competing {
+	keepsCurve := c.competesOnLongPath() && c.trip > c.emptied
+	used := c.peak
+	if c.competing { // then the dip began with this window, and peak may be that of the loss
 		used = c.resume
 	}
 	if c.trip <= c.emptied {
@@ -289,7 +290,7 @@ func (c *congestion) endDip(now int64) {
 		c.cwnd = max(c.cwnd, min(used/4, c.most)) // rounds are long now
 	}
 	c.threshold = max(c.resume, c.cwnd)
-	if !goesOn {
+	if !keepsCurve {
 		c.epoch = 0
 	}
 }

@@ -262,7 +262,7 @@ func TestDipKeepsTheCurveOnALongPath(t *testing.T) {
 		p.c.trip = 5 * delay
 		p.c.lossRound(p.now, peak)
 		begun, back := p.now, p.c.back
-		if p.c.dipping == 0 || p.c.peak != peak*fraction || back < 7.66 || back > 7.67 { // cbrt(0.3*600/0.4)
+		if p.c.dipping == 0 || p.c.peak != peak*fraction || p.c.prior != peak*fraction || back < 7.66 || back > 7.67 { // cbrt(0.3*600/0.4)
 			t.Fatalf("dip of %d rounds, peak %d, back after %.3f s", p.c.dipping, p.c.peak/fraction, back)
 		}
 		p.c.roundLeast = 0

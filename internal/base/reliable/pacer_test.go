@@ -107,7 +107,7 @@ func TestGroupOfAWindow(t *testing.T) {
 }
 
 // A sender that wakes up late on a long path sends what could have left since then, up to a part of its window. What the
-// window has kept back, or silence, is no such time.
+// window has kept back is no such time. Silence gives the credit of a burst.
 func TestPacerWokenLate(t *testing.T) {
 	const frames, trip = 1024, 10_000_000
 	for _, c := range []struct {
@@ -120,6 +120,7 @@ func TestPacerWokenLate(t *testing.T) {
 		{"1 ms late", trip, trip / 10, true, frames/paceShare + frames/10},
 		{"half a round trip late", trip, trip / 2, true, frames / paceLate},
 		{"by the window", trip, trip / 2, false, 2 * frames / paceShare},
+		{"after silence", trip, 2 * trip, false, paceBurst},
 		{"on a short path", longPath, longPath / 2, true, paceBurst},
 	} {
 		var p pacer
