@@ -468,15 +468,13 @@ func TestImmediateWrite(t *testing.T) {
 func TestNoRoom(t *testing.T) {
 	const size = 70_000
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
-	for name, test := range map[string]struct {
-		send func(p *peer, c *vianet.Conn, ring message) message
-	}{
-		"outside of a transfer": {func(p *peer, c *vianet.Conn, ring message) message { return ring }},
-		"before there is one": {func(p *peer, c *vianet.Conn, ring message) message {
+	for name, before := range map[string]func(p *peer, c *vianet.Conn, ring message) message{
+		"outside of a transfer": func(_ *peer, _ *vianet.Conn, ring message) message { return ring },
+		"before there is one": func(p *peer, c *vianet.Conn, ring message) message {
 			p.send(message{kind: ask, id: 9, length: size})
 			return ring
-		}},
-		"a second time": {func(p *peer, c *vianet.Conn, ring message) message {
+		},
+		"a second time": func(p *peer, c *vianet.Conn, ring message) message {
 			p.send(message{kind: ask, id: 9, length: 2 * size})
 			done := goRead(c, size)
 			m := p.receive(room)
@@ -484,8 +482,8 @@ func TestNoRoom(t *testing.T) {
 			p.send(message{kind: filled, id: 1, length: m.length, handle: m.handle, addr: m.addr})
 			must(t, <-done)
 			return ring
-		}},
-		"after its withdrawal": {func(p *peer, c *vianet.Conn, ring message) message {
+		},
+		"after its withdrawal": func(p *peer, c *vianet.Conn, ring message) message {
 			p.send(message{kind: ask, id: 9, length: size})
 			goRead(c, size)
 			p.receive(room)
@@ -493,11 +491,11 @@ func TestNoRoom(t *testing.T) {
 			p.receive(taken)
 			ring.length = size
 			return ring
-		}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, c, ring := h.ringed(t)
-			m := test.send(p, c, message{length: 5, handle: ring.handle, addr: ring.addr})
+			m := before(p, c, message{length: 5, handle: ring.handle, addr: ring.addr})
 			m.kind, m.id = filled, 1
 			p.send(m)
 			p.isReset(c, wrongMove)

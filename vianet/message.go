@@ -52,7 +52,7 @@ var (
 	errLength = errors.New("the message has another length than it says")
 	errRange  = errors.New("the message names memory that cannot be")
 	errHello  = errors.New("the greeting asks for the impossible")
-	errOther  = errors.New("the peer speaks another version of the session protocol")
+	errVersion  = errors.New("the peer speaks another version of the session protocol")
 )
 
 // put writes the header to the first headerLen bytes of b.
@@ -95,7 +95,7 @@ func (h *header) check(payload int) error {
 	switch h.kind {
 	case kindHello:
 		if h.id != version {
-			return fmt.Errorf("%w: %d, this side %d", errOther, h.id, version)
+			return fmt.Errorf("%w: %d, this side %d", errVersion, h.id, version)
 		}
 		if h.credits == 0 || h.length < minMessage || h.length > vipl.MaxTransferSize {
 			return errHello

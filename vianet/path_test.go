@@ -259,8 +259,12 @@ func TestRingOnTheWire(t *testing.T) {
 	nstest.ErrorIf(t, n != 0, "%d bytes without a credit", n)
 	isTimeout(t, "Write", err)
 	c.SetWriteDeadline(never)
-	p.send(message{kind: credit, credits: 2})
+	p.send(message{kind: credit, credits: 3})
 	write(10_000, 10_000)
+	must(t, nstest.Err(c.Write([]byte("four")))) // from a buffer of a write, without immediate data
+	if m := p.receiveAny(); m.kind != data || string(m.payload) != "four" {
+		t.Errorf("%+v, want a data message", m)
+	}
 	c.Close()
 }
 

@@ -55,7 +55,7 @@ func (c *Conn) arrived() {
 			err = c.take(&h, payload, i)
 		}
 		if err != nil {
-			if errors.Is(err, errOther) && !c.down && !c.spoke {
+			if errors.Is(err, errVersion) && !c.down && !c.spoke {
 				c.due.hello = true
 				c.pushControl() // the peer says the same then
 			}
