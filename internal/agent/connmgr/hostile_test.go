@@ -110,7 +110,7 @@ func TestAnotherVersion(t *testing.T) {
 		m.Receive(otherVersion(t, reject), here4, agent4)
 		reject.ID--
 		m.Receive(otherVersion(t, reject), here4, spoofed(1))
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // of virtual time, in which it would end
 		nstest.ErrorIf(t, len(asked) > 0, "the rejection of another exchange, or of another host, ends the request")
 		m.Receive(otherVersion(t, reject), here4, agent4)
 		err := <-asked

@@ -147,6 +147,12 @@ func TestRestoreLinks(t *testing.T) {
 			nstest.ErrorIf(t, len(d.shmLinks)+len(d.halfLinks) > 0, "at the end there are %v, %v", d.shmLinks, d.halfLinks)
 		})
 	}
+	another := keptLink(t, [2]bool{true, true}, both)
+	another.Key += "0" // nothing would delete it when the link ends
+	nic := fdstore.Entry{Key: nicKey("eth0:1:4793"), Value: []byte("{}")}
+	k, _, err := sortEntries("eth0:1:4793", []fdstore.Entry{nic, another})
+	nstest.ErrorIf(t, err != nil || len(k.bad) != 1 || len(k.shmLinks) > 0, "under the key of another link: %+v, %v", k, err)
+	another.Close()
 	for _, value := range []string{`{"Queues":[1,0],"Left":-1}`, `{"Queues":[0,1],"Left":2}`, `{"Queues":[-1,1]}`, `{"Left":-2}`, `?`} {
 		if r, err := readLink(&fdstore.Entry{Value: []byte(value)}); err == nil {
 			t.Errorf("%s is %+v", value, r)
