@@ -46,13 +46,13 @@ type header struct {
 }
 
 var (
-	errShort  = errors.New("the message is too short")
-	errKind   = errors.New("the message is of no known kind")
-	errField  = errors.New("a field of the message is not as it must be")
-	errLength = errors.New("the message has another length than it says")
-	errRange  = errors.New("the message names memory that cannot be")
-	errHello  = errors.New("the greeting asks for the impossible")
-	errVersion  = errors.New("the peer speaks another version of the session protocol")
+	errShort   = errors.New("the message is too short")
+	errKind    = errors.New("the message is of no known kind")
+	errField   = errors.New("a field of the message is not as it must be")
+	errLength  = errors.New("the message has another length than it says")
+	errRange   = errors.New("the message names memory that cannot be")
+	errHello   = errors.New("the greeting asks for the impossible")
+	errVersion = errors.New("the peer speaks another version of the session protocol")
 )
 
 // put writes the header to the first headerLen bytes of b.
