@@ -135,7 +135,7 @@ func (q *qemu) boot(ctx context.Context, g guest) error {
 		}
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("the guest was still running after %v; its console is in %s", g.timeout, g.console())
+		return fmt.Errorf("the guest was still running after %v; its console is in %s; QEMU says: %q", g.timeout, g.console(), bytes.TrimSpace(stderr.Bytes()))
 	}
 	if err != nil {
 		return fmt.Errorf("qemu: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
