@@ -28,7 +28,7 @@ const (
 	paceGroup = 24 // most frames of a group: more than a packet of segmentation offload
 	paceShare = 64 // on a long path 1/paceShare of the window is a group
 	paceLong  = 8  // least window that is paced on a long path
-	paceLate  = 4  // on a long path a sender that wakes up late sends at most 1/paceLate of the window at once
+	paceLate  = 2  // on a long path a sender that wakes up late sends at most 1/paceLate of the window at once
 
 	// paceQueue is the round trip, in ns, above which a path is long although only a queue makes it so. From 1 ms on, two VIs in a
 	// queue of 50 KB at 200 Mbit/s, one of which competes, would not share it alike.
