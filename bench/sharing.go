@@ -53,7 +53,7 @@ func (b Bottleneck) set(m *testbed.Middle) (undo func() error, err error) {
 }
 
 // SharingLoad is flows from the client to the server that begin one after the other and then share a bottleneck: VIs
-// of one NIC handle, then TCP connections through the same interface.
+// of one NIC handle, then TCP connections through the same interface. Without VIs it shows what TCP flows do to each other.
 type SharingLoad struct {
 	VIs   int
 	TCPs  []string      // congestion control of each
@@ -69,7 +69,7 @@ func (l SharingLoad) until() time.Duration { return time.Duration(l.flows()-1)*l
 
 func (l SharingLoad) validate() error {
 	switch {
-	case l.VIs < 1 || l.flows() > maxSharing:
+	case l.VIs < 0 || l.flows() < 1 || l.flows() > maxSharing:
 		return fmt.Errorf("%d VIs of %d flows: 1 to %d", l.VIs, l.flows(), maxSharing)
 	case l.Apart < 0 || l.Warm < 0 || l.Time <= 0 || l.until()+l.Time > time.Minute:
 		return fmt.Errorf("%v: more than nothing, at most a minute", l.Time)
@@ -103,16 +103,16 @@ type SharingResult struct {
 	Conditions Conditions
 }
 
-// Share returns the VIs' share of all content.
+// Share returns the share of all content that the VIs have, or the first flow if there are none.
 func (r *SharingResult) Share() float64 {
-	sum, ours := 0., 0.
+	sum, first := 0., 0.
 	for i, x := range r.Rates {
 		sum += x
-		if i < r.VIs {
-			ours += x
+		if i < max(r.VIs, 1) {
+			first += x
 		}
 	}
-	return ours / sum
+	return first / sum
 }
 
 // Jain returns Jain's index of fairness of all flows.
@@ -192,7 +192,7 @@ func openSharing(p Params, vis, depth int, sends bool) *sharingVIs {
 		tag := s.nic.CommonPtag()
 		region := fail.Must(s.nic.RegisterMem(make([]byte, sharingMessage), vipl.MemAttributes{Ptag: tag}))
 		s.data = region.Segment(0, sharingMessage)
-		s.cq = fail.Must(s.nic.CreateCQ(vis * depth))
+		s.cq = fail.Must(s.nic.CreateCQ(max(vis, 1) * depth))
 		sendCQ, recvCQ := s.cq, (*vipl.CQ)(nil)
 		if !sends {
 			sendCQ, recvCQ = nil, s.cq

@@ -13,8 +13,10 @@ import (
 
 func TestSharingShares(t *testing.T) {
 	for rates, want := range map[[4]float64]float64{{5, 5}: 0.5, {1, 3}: 0.25, {4}: 1} {
-		r := SharingResult{Rates: rates[:], VIs: 1}
-		nstest.ErrorIf(t, r.Share() != want, "%v: share %v, want %v", rates, r.Share(), want)
+		for _, vis := range []int{1, 0} { // without VIs it is the share of the first flow
+			r := SharingResult{Rates: rates[:], VIs: vis}
+			nstest.ErrorIf(t, r.Share() != want, "%d VIs, %v: share %v, want %v", vis, rates, r.Share(), want)
+		}
 	}
 }
 
@@ -33,13 +35,19 @@ func TestShare(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	for what, change := range map[string]func(*SharingLoad){
-		"1 to": func(l *SharingLoad) { l.VIs = 0 }, "at most a minute": func(l *SharingLoad) { l.Time = time.Hour },
+		"0 VIs of 0 flows: 1 to": func(l *SharingLoad) { l.VIs, l.TCPs = 0, nil }, "-1 VIs": func(l *SharingLoad) { l.VIs = -1 }, "at most a minute": func(l *SharingLoad) { l.Time = time.Hour },
 	} {
 		l := load
 		change(&l)
 		if _, err := bed.Share(t.Context(), at, l); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%+v: %v", l, err)
 		}
+	}
+	tcps := SharingLoad{TCPs: []string{"cubic", "reno"}, Warm: 100 * time.Millisecond, Time: 500 * time.Millisecond}
+	r, err = bed.Share(t.Context(), at, tcps)
+	nstest.Must(t, err)
+	if len(r.Rates) != 2 || r.Rates[0] <= 0 || r.Rates[1] <= 0 || r.Used > 1.2 || r.Sent != 0 {
+		t.Errorf("without VIs: %+v", r)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")

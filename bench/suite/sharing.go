@@ -12,25 +12,26 @@ import (
 // sharingGroups ask what VIs do to a bottleneck that they share with the kernel's TCP, or with each other.
 var sharingGroups = []group{
 	sharing("sharing-cubic", "A VI and a TCP flow of CUBIC through one bottleneck", 100*time.Second,
-		sharingRow{"VI and cubic", 1, "cubic", 0, besideTCP}),
-	sharing("sharing-bbr", "A VI and a TCP flow of BBR through one bottleneck", 100*time.Second,
-		sharingRow{"VI and bbr", 1, "bbr", 0, besideTCP}),
+		sharingRow{"VI and cubic", 1, []string{"cubic"}, 0, besideTCP}),
+	sharing("sharing-bbr", "A VI, and a TCP flow of CUBIC, beside one of BBR through one bottleneck", 200*time.Second,
+		sharingRow{"VI and bbr", 1, []string{"bbr"}, 0, besideTCP},
+		sharingRow{"cubic and bbr", 0, []string{"cubic", "bbr"}, 0, besideTCP}),
 	sharing("sharing-vis", "VIs that start together, and late, through one bottleneck", 100*time.Second,
-		sharingRow{"two VIs", 2, "", 0, amongVIs},
-		sharingRow{"two VIs, one late", 2, "", lateStart, amongVIs},
-		sharingRow{"ten VIs", 10, "", 0, amongVIs},
-		sharingRow{"ten VIs, one after the other", 10, "", lateStart, amongVIs}),
+		sharingRow{"two VIs", 2, nil, 0, amongVIs},
+		sharingRow{"two VIs, one late", 2, nil, lateStart, amongVIs},
+		sharingRow{"ten VIs", 10, nil, 0, amongVIs},
+		sharingRow{"ten VIs, one after the other", 10, nil, lateStart, amongVIs}),
 	sharing("sharing-alone", "A VI alone, and VIs, through bottlenecks that drop and that mark", 70*time.Second,
-		sharingRow{"VI alone", 1, "", 0, aloneAt},
-		sharingRow{"two VIs", 2, "", 0, marking},
-		sharingRow{"ten VIs", 10, "", 0, marking}),
+		sharingRow{"VI alone", 1, nil, 0, aloneAt},
+		sharingRow{"two VIs", 2, nil, 0, marking},
+		sharingRow{"ten VIs", 10, nil, 0, marking}),
 }
 
 // A sharingRow is flows, and the bottlenecks that they meet.
 type sharingRow struct {
 	label string
 	vis   int
-	tcp   string // congestion control of a TCP flow beside them; empty: none
+	tcps  []string // congestion control of each TCP flow beside them
 	apart time.Duration
 	at    []bench.Bottleneck
 }
@@ -102,10 +103,7 @@ func (s *session) share(rows []sharingRow) *report.Group {
 					}
 					label := shareLabel(b)
 					s.step("%s, %s", row.label, label)
-					load := bench.SharingLoad{VIs: row.vis, Apart: row.apart / apart, Warm: warm, Time: long}
-					if row.tcp != "" {
-						load.TCPs = []string{row.tcp}
-					}
+					load := bench.SharingLoad{VIs: row.vis, Apart: row.apart / apart, Warm: warm, Time: long, TCPs: row.tcps}
 					r := fail.Must(bed.Share(s.ctx, b, load))
 					at := t.at(row.label, float64(x))
 					at.label = label
@@ -122,7 +120,7 @@ func (s *session) share(rows []sharingRow) *report.Group {
 // shared takes the figures of one turn.
 func (g *gathered) shared(r *bench.SharingResult, forwarder bool) {
 	g.put(report.LinkUsed, r.Used)
-	if r.VIs < len(r.Rates) {
+	if len(r.Rates) > max(r.VIs, 1) {
 		g.put(report.OurShare, r.Share())
 	}
 	if len(r.Rates) > 1 {
@@ -131,6 +129,8 @@ func (g *gathered) shared(r *bench.SharingResult, forwarder bool) {
 	if forwarder {
 		g.put(report.MeanQueue, r.Queue)
 	}
-	g.put(report.FlowsResent, float64(r.Resent)/float64(max(r.Sent, 1)))
+	if r.VIs > 0 {
+		g.put(report.FlowsResent, float64(r.Resent)/float64(max(r.Sent, 1)))
+	}
 	g.n += int64(len(r.Rates))
 }
