@@ -18,7 +18,7 @@ type pacer struct {
 	depth  int64 // credit that a stream may gather (of a token bucket)
 	late   int64 // credit that it may gather while it waits for a group, if it wakes up late
 	credit int64 // 1/fraction of a frame
-	at     int64 // when that was
+	at     int64 // when that was, less the time whose credit is no whole unit yet
 	sent   int64 // when the last frame was
 	due    int64 // when the sender may go on; 0: now
 }
@@ -63,10 +63,16 @@ func (p *pacer) fill(now, rate, trip int64, open bool) {
 	case now-p.sent >= trip:
 		most = paceBurst * fraction
 	}
+	at := now
 	if p.credit < most {
-		p.credit = min(p.credit+min(now-p.at, trip)*rate/trip, most)
+		grown := min(now-p.at, trip) * rate
+		if p.credit += grown / trip; p.credit < most {
+			at -= grown % trip / rate // the time of less than one unit of credit counts the next time
+		} else {
+			p.credit = most
+		}
 	}
-	p.at = now
+	p.at = at
 	if now >= p.due || p.credit >= p.group*fraction {
 		p.due = 0
 	}

@@ -92,6 +92,30 @@ func TestPacedWindow(t *testing.T) {
 	}
 }
 
+// The rate does not depend on how often the sender is told the time, also if less than a unit of credit grows in between.
+func TestPacerToldOften(t *testing.T) {
+	const trip, trips = 10_000_000, 20
+	for _, frames := range []int64{9, 16, 64, 200, 1024} {
+		for _, step := range []int64{70, 1_000, 10_000, 100_000} {
+			rate := frames * fraction * 5 / 4
+			var p pacer
+			now, sent := int64(1), int64(0)
+			p.set(frames*fraction, trip, now)
+			p.credit = 0
+			for end := now + trips*trip; now < end; now += step {
+				p.fill(now, rate, trip, true)
+				for p.due == 0 {
+					p.take(now, rate, trip)
+					sent++
+				}
+			}
+			if want := frames * 5 / 4 * trips; sent < want*95/100 || sent > want*105/100+2*p.group {
+				t.Errorf("window %d, each %d ns: %d frames, want %d", frames, step, sent, want)
+			}
+		}
+	}
+}
+
 // On a long path a group is a 64th of the window, and a stream may gather the credit of two. Elsewhere it is a packet
 // of segmentation offload.
 func TestGroupOfAWindow(t *testing.T) {
