@@ -192,33 +192,58 @@ func TestPacedWhileCompeting(t *testing.T) {
 	}
 }
 
-// An acknowledgement that opens a closed window releases no more than a stream may gather.
+// What opens a closed window releases no more than a stream may gather: an acknowledgement, ranges of one, or room that the
+// peer has again.
 func TestPacedAfterClosedWindow(t *testing.T) {
 	const trip = 10_000_000
-	s, now := NewSender(1, 4096), int64(1)
-	group := func() (n int) {
-		for s.Pace(now); s.Room() > 0; n++ {
-			s.Send(now, 0, 1)
+	for what, open := range map[string]func(s *Sender, now int64){
+		"acknowledgement": func(s *Sender, now int64) { s.Ack(now, s.Next(), 4096) },
+		"ranges": func(s *Sender, now int64) {
+			una := s.Unacked()
+			s.Ack(now, una, 4096)
+			s.AckRanges(now, una, []Range{{una + 1, s.Next()}})
+		},
+		"ranges of an old one": func(s *Sender, now int64) {
+			una := s.Unacked()
+			s.Ack(now, una-1, 4096)
+			s.AckRanges(now, una-1, []Range{{una + 1, s.Next()}})
+		},
+		"the peer's window": func(s *Sender, now int64) { s.Ack(now, s.Unacked(), 4096) },
+	} {
+		s, now := NewSender(1, 4096), int64(1)
+		group := func() (n int) {
+			for s.Pace(now); s.Room() > 0; n++ {
+				s.Send(now, 0, 1)
+			}
+			return n
 		}
-		return n
-	}
-	for range 8 {
+		for range 8 {
+			for end := now + trip; s.room() > 0; now = min(s.Deadline(), end) {
+				group()
+			}
+			now += trip
+			s.Ack(now, s.Next(), 4096)
+		}
+		if what == "the peer's window" { // which is full before this side's
+			for end := now + trip; s.Outstanding() < s.window()*5/8; now = min(s.Deadline(), end) {
+				group()
+			}
+			s.Ack(now, s.Unacked(), s.Outstanding())
+		}
 		for end := now + trip; s.room() > 0; now = min(s.Deadline(), end) {
 			group()
 		}
-		now += trip
-		s.Ack(now, s.Next(), 4096)
-	}
-	for end := now + trip; s.room() > 0; now = min(s.Deadline(), end) {
-		group()
-	}
-	s.pacer.credit, s.pacer.due = 0, now+1 // as if the last frame had used up the credit
-	if s.window()/paceLate <= 2*int(s.pacer.group)+1 {
-		t.Fatalf("a window of only %d frames", s.window())
-	}
-	now += trip * 3 / 4
-	s.Ack(now, s.Next(), 4096)
-	if n, most := group(), 2*int(s.pacer.group)+1; n > most {
-		t.Errorf("%d frames at once, at most %d", n, most)
+		s.pacer.credit, s.pacer.due = 0, now+1 // as if the last frame had used up the credit
+		if s.window()/paceLate <= 2*int(s.pacer.group)+1 {
+			t.Fatalf("%s: a window of only %d frames", what, s.window())
+		}
+		now += trip * 3 / 4
+		open(s, now)
+		if room := s.room(); room <= 2*int(s.pacer.group)+1 {
+			t.Fatalf("%s: room for only %d frames", what, room)
+		}
+		if n, most := group(), 2*int(s.pacer.group)+1; n > most {
+			t.Errorf("%s: %d frames at once, at most %d", what, n, most)
+		}
 	}
 }

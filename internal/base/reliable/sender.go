@@ -136,6 +136,7 @@ func (s *Sender) Tag(seq uint32) uint64 { return s.frames[seq&s.mask].tag }
 // It returns the range of numbers that are acknowledged now; the caller releases their tags. An acknowledgement of
 // frames that were never sent, or an old one, yields an empty range. valid is false for the former.
 func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid bool) {
+	s.Pace(now) // before the window opens, here or in AckRanges
 	from = s.una
 	n := cum - from
 	if n > s.nxt-from {
@@ -145,7 +146,6 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 		s.take(window)
 		return from, from, true
 	}
-	s.Pace(now)                      // before the window opens
 	sentAt, again := int64(0), false // send time of the newest frame that was not known to have arrived; whether any was retransmitted
 	for seq := from; seq != cum; seq++ {
 		f := &s.frames[seq&s.mask]
@@ -210,7 +210,7 @@ func (s *Sender) enlarge(size int) {
 	s.lost.grow(size, s.una)
 }
 
-// AckRanges handles the selective acknowledgements that came with the cumulative one of cum. They must be ascending
+// AckRanges handles the selective acknowledgements that came with the cumulative one of cum, after Ack. They must be ascending
 // and disjoint, as Receiver.Ranges writes them. It stops at the first that is not, and returns false. So it
 // examines each frame in flight once, however many ranges there are.
 func (s *Sender) AckRanges(now int64, cum uint32, ranges []Range) (valid bool) {
