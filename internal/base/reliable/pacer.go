@@ -62,6 +62,7 @@ func (p *pacer) fill(now, rate, trip int64, open bool) {
 		most = p.late
 	case now-p.sent >= trip:
 		most = paceBurst * fraction
+		p.credit = min(p.credit, most) // a late sender may have more
 	}
 	at := now
 	if p.credit < most {

@@ -247,3 +247,29 @@ func TestPacedAfterClosedWindow(t *testing.T) {
 		}
 	}
 }
+
+// The credit of a late sender that is left over does not outlive the silence after the stream: then a burst leaves at once.
+func TestLateCreditEndsInSilence(t *testing.T) {
+	const frames, trip = 1024, 10_000_000
+	var p pacer
+	p.set(frames*fraction, trip, 1)
+	p.credit = 0
+	p.take(1, frames*fraction, trip)
+	now := p.due + trip/2
+	p.fill(now, frames*fraction, trip, true)
+	for range 10 { // the end of a message
+		p.take(now, frames*fraction, trip)
+	}
+	left := int64(frames/paceLate - 10)
+	if got := p.credit / fraction; got < left-1 || got > left || left <= paceBurst {
+		t.Fatalf("credit of %d frames, want %d", got, left)
+	}
+	p.fill(now+trip-1, frames*fraction, trip, true)
+	if got := p.credit / fraction; got < left-1 {
+		t.Errorf("before the end of the round trip: credit of %d frames, want %d", got, left)
+	}
+	p.fill(now+100*trip, frames*fraction, trip, true)
+	if got := p.credit / fraction; got != paceBurst {
+		t.Errorf("after silence: credit of %d frames, want %d", got, paceBurst)
+	}
+}
