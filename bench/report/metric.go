@@ -59,7 +59,7 @@ var families = []family{
 	}},
 	{name: "fabric", metrics: []quantity{
 		{LinkUsed, "link used", "Share of the link that is used", "", 1, 3, true},
-		{OurShare, "first's share", "Share of the flows named first in what all flows carry", "", 1, 3, true},
+		{FirstShare, "first's share", "Share of the flows named first in what all flows carry", "", 1, 3, true},
 		{FlowFairness, "fairness", "Jain's index of all flows", "", 1, 3, true},
 		{SlowdownP50, "slowdown p50", "Median slowdown", "", 1, 2, false},
 		{SlowdownP99, "slowdown p99", "99 % slowdown", "", 1, 2, false},

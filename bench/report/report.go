@@ -111,7 +111,7 @@ const (
 	// bytes; time of a flow by that in an empty network; frames of VIs sent again, relative to all that they sent;
 	// retransmission timeouts of all flows; time until flows go on after a failure.
 	LinkUsed     Metric = "link_used"
-	OurShare     Metric = "our_share"
+	FirstShare   Metric = "first_share"
 	FlowFairness Metric = "flow_fairness"
 	MeanQueue    Metric = "mean_queue_bytes"
 	SlowdownP50  Metric = "slowdown_p50"

@@ -123,7 +123,7 @@ func TestWriteFails(t *testing.T) {
 // Each metric is shown in one way and at one place, and its sense is that of a rate or of a time.
 func TestMetrics(t *testing.T) {
 	more := []Metric{
-		Rate, Bandwidth, Peak, GoodputRatio, SendersRatio, Fairness, LeastShare, LinkUsed, OurShare, FlowFairness,
+		Rate, Bandwidth, Peak, GoodputRatio, SendersRatio, Fairness, LeastShare, LinkUsed, FirstShare, FlowFairness,
 		OSUBandwidth, OSUBothWays, OSUPairs, OSUPairsRate,
 	}
 	seen := map[Metric]bool{}

@@ -105,7 +105,7 @@ func runFabricSharing(s *session) *report.Group {
 				at.put(report.FlowFairness, r.Jain)
 				at.put(report.MeanQueue, r.Queue)
 				if row.tcp {
-					at.put(report.OurShare, r.OfVI)
+					at.put(report.FirstShare, r.OfVI)
 				}
 				at.n += int64(row.vis + len(tcps))
 			}

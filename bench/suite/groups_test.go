@@ -177,7 +177,7 @@ func TestFabricGroups(t *testing.T) {
 		series string
 		metric report.Metric
 	}{
-		"fabric-sharing":     {"VI and TCP", report.OurShare},
+		"fabric-sharing":     {"VI and TCP", report.FirstShare},
 		"fabric-web-search":  {"VI", report.SlowdownP99},
 		"fabric-data-mining": {"DCTCP", report.SlowdownP99},
 		"fabric-incast":      {"VI", report.LinkUsed},
@@ -198,13 +198,13 @@ func TestFabricGroups(t *testing.T) {
 
 // Each flow through a bottleneck has its figures, and a queue where the forwarder is the bottleneck.
 func TestSharingGroups(t *testing.T) {
-	for name, want := range map[string]report.Metric{"sharing-cubic": report.OurShare, "sharing-vis": report.FlowFairness, "sharing-alone": report.MeanQueue} {
+	for name, want := range map[string]report.Metric{"sharing-cubic": report.FirstShare, "sharing-vis": report.FlowFairness, "sharing-alone": report.MeanQueue} {
 		_, g := measured(t, name)
 		if g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0 {
 			t.Errorf("%s: %+v", name, g.Conditions)
 		}
 		last := g.Series[len(g.Series)-1].Points[0]
-		if v := last.Values[want]; !(v.Median >= 0) {
+		if v, ok := last.Values[want]; !ok || !(v.Median >= 0) {
 			t.Errorf("%s, %s: no %s: %+v", name, last.Label, want, last.Values)
 		}
 		for _, s := range g.Series {

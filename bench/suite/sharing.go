@@ -120,8 +120,8 @@ func (s *session) share(rows []sharingRow) *report.Group {
 // shared takes the figures of one turn.
 func (g *gathered) shared(r *bench.SharingResult, forwarder bool) {
 	g.put(report.LinkUsed, r.Used)
-	if len(r.Rates) > max(r.VIs, 1) {
-		g.put(report.OurShare, r.Share())
+	if r.VIs < len(r.Rates) {
+		g.put(report.FirstShare, r.Share())
 	}
 	if len(r.Rates) > 1 {
 		g.put(report.FlowFairness, r.Jain())
