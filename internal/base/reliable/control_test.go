@@ -102,6 +102,65 @@ func TestCompetes(t *testing.T) {
 	}
 }
 
+// Where the queue holds more than the path, one more dip has to be in vain: the dips of streams that start together take
+// longer to coincide there.
+func TestVainDips(t *testing.T) {
+	for _, c := range []struct{ delay, want int64 }{{100_000, vainDips + 1}, {10_000_000, vainDips}} {
+		const perFrame = 60_000
+		others := int(c.delay/perFrame) + 100 // they fill the path, and a queue of 6 ms
+		p := started(c.delay, perFrame)
+		p.rounds(20, 0)
+		for rounds := 0; !p.c.competing; rounds++ {
+			if p.round(others); rounds > 400 {
+				t.Fatalf("%+v: %d dips in vain", c, p.c.vain)
+			}
+		}
+		if p.c.vain != int(c.want) {
+			t.Errorf("%+v: competes after %d dips in vain", c, p.c.vain)
+		}
+	}
+}
+
+// A connection that begins in a full queue does not know the least round trip. At its first heavy losses on a long path the
+// window is a frame for four rounds, and then what the losses have left, once.
+func TestFirstLossesMeasureTheLeastRoundTrip(t *testing.T) {
+	const others = 300
+	for _, queued := range []bool{true, false} {
+		p := newPath(100_000, 60_000)
+		p.round(others)
+		p.c.cwnd = 80 * fraction
+		if queued {
+			p.c.sample(p.trip(others))
+		}
+		p.c.lossRound(p.now, 80)
+		for range 80/heavyShare + 1 {
+			p.c.lostOne()
+		}
+		p.round(others)
+		if !p.c.probing || p.c.window() != dipWindow || p.c.resume != 56*fraction {
+			t.Fatalf("queued %v: probing %v, window %d, then %d", queued, p.c.probing, p.c.window(), p.c.resume/fraction)
+		}
+		if p.rounds(dipRounds, 0); p.c.probing || p.c.base != p.delay || p.c.threshold != 56*fraction {
+			t.Errorf("queued %v: probing %v, least round trip %d us, threshold %d", queued, p.c.probing, p.c.base/1000, p.c.threshold/fraction)
+		}
+		p.c.probe()
+		if p.c.probing {
+			t.Errorf("queued %v: a second probe", queued)
+		}
+	}
+	for _, cubic := range []bool{true, false} {
+		p := newPath(longPath, 1_000)
+		if cubic {
+			p = newPath(2*longPath, 1_000)
+			p.c.UseCubic()
+		}
+		p.round(0)
+		if p.c.probe(); p.c.probing {
+			t.Errorf("probing with a round trip of %d us, CUBIC alone %v", p.delay/1000, cubic)
+		}
+	}
+}
+
 // A loss takes three tenths off the window where a queue shows, once a round, and a frame where none does.
 func TestLossIsJudgedByTheQueue(t *testing.T) {
 	for _, queue := range []bool{false, true} {

@@ -79,7 +79,7 @@ const (
 	dipRounds     = 4   // rounds of a dip: the first ends what is in flight, the others show what remains
 	highRounds    = 2   // rounds with a queue above the ceiling after which the window dips
 	enough        = 8   // round trips whose least shows a queue before the round ends (RFC 9406)
-	vainDips      = 4   // dips that do not empty the queue after which the sender competes
+	vainDips      = 4   // dips that do not empty the queue after which the sender competes; one more if the queue holds more than the path
 	lowRounds     = 8   // rounds without a queue after which it no longer does
 	dupThreshold  = 3   // later arrivals that mean a loss while no reordering was seen
 	reorderRounds = 16  // loss rounds after which a reordering is forgotten (RFC 8985)

@@ -117,6 +117,8 @@ func TestStreamsShare(t *testing.T) {
 		apart      int64
 	}{
 		{2, 150_000, 200 * Millisecond}, {2, 50_000, 0}, {2, 150_000, 0}, {10, 50_000, 0}, {10, 150_000, 0},
+		// Streams that begin in the queue of others do not know the least round trip.
+		{10, 1_000_000, Millisecond}, {10, 1_000_000, 3 * Millisecond},
 	}
 	if !testsize.Every() {
 		cases = cases[:1]
@@ -126,6 +128,9 @@ func TestStreamsShare(t *testing.T) {
 			r := run(t, Sharing{Bottleneck: near(c.queue), VIs: c.vis, Apart: c.apart, Warm: Second, Time: 3 * Second})
 			if r.Jain < 0.98 || r.Used < 0.9 {
 				t.Errorf("Jain's index %.3f, link used %.2f", r.Jain, r.Used)
+			}
+			if c.vis == 10 && c.apart > 0 && r.Queue > 100_000 {
+				t.Errorf("mean queue %.0f bytes", r.Queue)
 			}
 			if c.vis == 2 && c.apart == 0 && (r.Resent > 0 || r.Queue > 40_000) {
 				t.Errorf("%d retransmissions, mean queue %.0f bytes", r.Resent, r.Queue)
