@@ -35,7 +35,9 @@ const (
 // Router finds ways out of one interface. All methods may be called
 // concurrently.
 type Router struct {
-	nl         *netlink.Handle // of the interface's namespace
+	closing    sync.RWMutex    // guards nl and closed
+	nl         *netlink.Handle // of the interface's namespace; see kernel
+	closed     bool
 	name       string
 	index      int
 	port       uint16
@@ -60,11 +62,33 @@ func New(nl *netlink.Handle, name string, index int, port uint16) *Router {
 // Name is the interface's name when the router was made.
 func (r *Router) Name() string { return r.name }
 
-// Close closes the router's netlink sockets.
+// Close closes the router's netlink sockets, when the kernel has answered what is under way. Later calls fail.
 func (r *Router) Close() {
-	r.nl.Close()
+	r.closing.Lock()
+	if !r.closed {
+		r.nl.Close()
+	}
+	r.closed = true
+	r.closing.Unlock()
 	r.links.close()
 	r.paths.close()
+}
+
+// kernel calls ask with the netlink handle, which is open until it returns. A closed handle would open a socket in the
+// namespace of the calling thread. ask must not call kernel.
+func (r *Router) kernel(ask func(nl *netlink.Handle) error) error {
+	r.closing.RLock()
+	defer r.closing.RUnlock()
+	if r.closed {
+		return kagent.ErrClosed
+	}
+	return ask(r.nl)
+}
+
+// list is kernel for a question whose answer is a list.
+func list[T any](r *Router, ask func(nl *netlink.Handle) ([]T, error)) (all []T, err error) {
+	err = r.kernel(func(nl *netlink.Handle) (err error) { all, err = ask(nl); return })
+	return
 }
 
 // Removed reports whether the kernel has reported the removal of the interface.
@@ -88,7 +112,8 @@ func (r *Router) read(without int) (kagent.Link, error) {
 	if r.gone.Load() {
 		return kagent.Link{}, kagent.ErrGone
 	}
-	nic, err := r.nl.LinkByIndex(r.index)
+	var nic netlink.Link
+	err := r.kernel(func(nl *netlink.Handle) (err error) { nic, err = nl.LinkByIndex(r.index); return })
 	if err != nil {
 		return kagent.Link{}, err
 	}
@@ -96,7 +121,7 @@ func (r *Router) read(without int) (kagent.Link, error) {
 	l := kagent.Link{Name: a.Name, Index: a.Index, MTU: a.MTU, MAC: mac(a.HardwareAddr)}
 	// The carrier is known at once, what follows from it a moment later.
 	l.Up = a.Flags&net.FlagUp != 0 && a.Flags&net.FlagRunning != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
-	addrs, err := dump(func() ([]netlink.Addr, error) { return r.nl.AddrList(nic, netlink.FAMILY_ALL) })
+	addrs, err := dump(r, func(nl *netlink.Handle) ([]netlink.Addr, error) { return nl.AddrList(nic, netlink.FAMILY_ALL) })
 	if err != nil {
 		return l, err
 	}
@@ -169,6 +194,9 @@ func (r *Router) find(ctx context.Context, local, peer netip.Addr) (kagent.Path,
 // route fills in source address and MTU, and returns the next hop. link is the
 // interface.
 func (r *Router) route(p *kagent.Path, link *kagent.Link) (netip.Addr, error) {
+	get := func(o *netlink.RouteGetOptions) ([]netlink.Route, error) {
+		return list(r, func(nl *netlink.Handle) ([]netlink.Route, error) { return nl.RouteGetWithOptions(p.Dst.AsSlice(), o) })
+	}
 	o := &netlink.RouteGetOptions{OifIndex: r.index}
 	if p.Src.IsValid() {
 		o.SrcAddr = p.Src.AsSlice()
@@ -178,11 +206,11 @@ func (r *Router) route(p *kagent.Path, link *kagent.Link) (netip.Addr, error) {
 		// (ip_route_output_key_hash_rcu). So query the table itself.
 		match := *o
 		match.FIBMatch = true
-		if _, err := r.nl.RouteGetWithOptions(p.Dst.AsSlice(), &match); err != nil {
+		if _, err := get(&match); err != nil {
 			return netip.Addr{}, fmt.Errorf("%w: no route to %v through %s: %w", kagent.ErrUnreachable, p.Dst, r.name, err)
 		}
 	}
-	routes, err := r.nl.RouteGetWithOptions(p.Dst.AsSlice(), o)
+	routes, err := get(o)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("%w: no route to %v through %s: %w", kagent.ErrUnreachable, p.Dst, r.name, err)
 	}
@@ -248,7 +276,7 @@ func (r *Router) lookup(hop netip.Addr) (*netlink.Neigh, error) {
 		of = &r.neighbours[1]
 	}
 	all, err := of.get(func() (map[netip.Addr]*netlink.Neigh, error) {
-		list, err := dump(func() ([]netlink.Neigh, error) { return r.nl.NeighList(r.index, family(hop)) })
+		list, err := dump(r, func(nl *netlink.Handle) ([]netlink.Neigh, error) { return nl.NeighList(r.index, family(hop)) })
 		all := make(map[netip.Addr]*netlink.Neigh, len(list))
 		for i := range list {
 			if a, ok := netip.AddrFromSlice(list[i].IP); ok {
@@ -270,9 +298,11 @@ func (r *Router) resolve(p *kagent.Path, hop netip.Addr) error {
 	if r.Nudge != nil && r.Nudge(p.Src, p.Dst) == nil {
 		return nil
 	}
-	err := r.nl.NeighSet(&netlink.Neigh{
-		LinkIndex: r.index, Family: family(hop), IP: hop.AsSlice(),
-		State: netlink.NUD_NONE, Flags: netlink.NTF_USE,
+	err := r.kernel(func(nl *netlink.Handle) error {
+		return nl.NeighSet(&netlink.Neigh{
+			LinkIndex: r.index, Family: family(hop), IP: hop.AsSlice(),
+			State: netlink.NUD_NONE, Flags: netlink.NTF_USE,
+		})
 	})
 	if errors.Is(err, unix.ENETDOWN) {
 		return fmt.Errorf("%w: %s is down", kagent.ErrUnreachable, r.name)
@@ -284,9 +314,9 @@ func (r *Router) resolve(p *kagent.Path, hop netip.Addr) error {
 }
 
 // dump lists again what changed while it was listed.
-func dump[T any](list func() ([]T, error)) (all []T, err error) {
+func dump[T any](r *Router, ask func(nl *netlink.Handle) ([]T, error)) (all []T, err error) {
 	for range 10 {
-		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if all, err = list(r, ask); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}

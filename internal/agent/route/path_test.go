@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
@@ -120,5 +121,47 @@ func TestShared(t *testing.T) {
 	nstest.WantErr(t, "one that fails", nstest.Err(s.get(func() (int, error) { return 0, failure })), failure)
 	if v, err := s.get(func() (int, error) { return 7, nil }); v != 7 || err != nil {
 		t.Errorf("after it: %d, %v", v, err)
+	}
+}
+
+// A timer may still send when its agent closes. Then the router asks no netlink socket that is closed, nor one of another
+// namespace, where the interface's number is another interface's.
+func TestCloseWhileAsked(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	for range 20 {
+		var nl *netlink.Handle
+		nstest.Must(t, an.Do(func() (err error) { nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); return }))
+		r := New(nl, an.Name, an.Index, testPort)
+		var asking, begun sync.WaitGroup
+		for _, ask := range []func() error{
+			func() error { _, err := r.Link(); return err },
+			func() error { _, err := r.lookup(bn.IPv4); return err },
+			func() error { r.isGateway(bn.IPv4); _, err := r.Link(); return err },
+			func() error {
+				_, err := r.route(&kagent.Path{Link: wire.Link{Src: an.IPv4, Dst: bn.IPv4}}, &kagent.Link{MTU: 1500})
+				return err
+			},
+		} {
+			begun.Add(1)
+			asking.Go(func() {
+				err := ask()
+				begun.Done()
+				for err == nil && !t.Failed() {
+					err = ask()
+				}
+				if !errors.Is(err, kagent.ErrClosed) {
+					t.Error(err)
+				}
+			})
+		}
+		begun.Wait()
+		r.Close()
+		if _, err := r.Link(); !errors.Is(err, kagent.ErrClosed) {
+			t.Error(err)
+		}
+		asking.Wait()
+		if r.Close(); t.Failed() { // twice does no harm
+			return
+		}
 	}
 }

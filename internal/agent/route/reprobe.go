@@ -111,14 +111,16 @@ func (r *Router) isGateway(host netip.Addr) bool {
 		return ok && kagent.Plain(a) == host
 	}
 	// IPv4 may be routed through a host of IPv6.
-	err := r.nl.RouteListFilteredIter(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE,
-		func(route netlink.Route) bool {
-			found = is(route.Gw, route.Via)
-			for _, hop := range route.MultiPath {
-				found = found || is(hop.Gw, hop.Via)
-			}
-			return !found
-		})
+	err := r.kernel(func(nl *netlink.Handle) error {
+		return nl.RouteListFilteredIter(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE,
+			func(route netlink.Route) bool {
+				found = is(route.Gw, route.Via)
+				for _, hop := range route.MultiPath {
+					found = found || is(hop.Gw, hop.Via)
+				}
+				return !found
+			})
+	})
 	return found || err != nil
 }
 
@@ -171,8 +173,10 @@ func (r *Router) reprobeNeighbour(ctx context.Context, local, peer netip.Addr) {
 		return
 	}
 	// Without a hardware address the entry keeps its own (__neigh_update). The kernel asks that one.
-	if err := r.nl.NeighSet(&netlink.Neigh{
-		LinkIndex: r.index, Family: family(peer), IP: peer.AsSlice(), State: netlink.NUD_PROBE,
+	if err := r.kernel(func(nl *netlink.Handle) error {
+		return nl.NeighSet(&netlink.Neigh{
+			LinkIndex: r.index, Family: family(peer), IP: peer.AsSlice(), State: netlink.NUD_PROBE,
+		})
 	}); err != nil {
 		return // it has become unusable
 	}
@@ -190,7 +194,7 @@ func (r *Router) reprobeNeighbour(ctx context.Context, local, peer netip.Addr) {
 		case err != nil || now == nil || now.State != netlink.NUD_PROBE:
 			return
 		case time.Now().After(end):
-			_ = r.nl.NeighDel(now)
+			_ = r.kernel(func(nl *netlink.Handle) error { return nl.NeighDel(now) })
 			return
 		}
 	}
