@@ -65,10 +65,8 @@ func (r *Router) Name() string { return r.name }
 // Close closes the router's netlink sockets, when the kernel has answered what is under way. Later calls fail.
 func (r *Router) Close() {
 	r.closing.Lock()
-	if !r.closed {
-		r.nl.Close()
-	}
 	r.closed = true
+	r.nl.Close()
 	r.closing.Unlock()
 	r.links.close()
 	r.paths.close()
@@ -83,12 +81,6 @@ func (r *Router) kernel(ask func(nl *netlink.Handle) error) error {
 		return kagent.ErrClosed
 	}
 	return ask(r.nl)
-}
-
-// list is kernel for a question whose answer is a list.
-func list[T any](r *Router, ask func(nl *netlink.Handle) ([]T, error)) (all []T, err error) {
-	err = r.kernel(func(nl *netlink.Handle) (err error) { all, err = ask(nl); return })
-	return
 }
 
 // Removed reports whether the kernel has reported the removal of the interface.
@@ -195,7 +187,7 @@ func (r *Router) find(ctx context.Context, local, peer netip.Addr) (kagent.Path,
 // interface.
 func (r *Router) route(p *kagent.Path, link *kagent.Link) (netip.Addr, error) {
 	get := func(o *netlink.RouteGetOptions) ([]netlink.Route, error) {
-		return list(r, func(nl *netlink.Handle) ([]netlink.Route, error) { return nl.RouteGetWithOptions(p.Dst.AsSlice(), o) })
+		return dump(r, func(nl *netlink.Handle) ([]netlink.Route, error) { return nl.RouteGetWithOptions(p.Dst.AsSlice(), o) })
 	}
 	o := &netlink.RouteGetOptions{OifIndex: r.index}
 	if p.Src.IsValid() {
@@ -313,10 +305,11 @@ func (r *Router) resolve(p *kagent.Path, hop netip.Addr) error {
 	return nil
 }
 
-// dump lists again what changed while it was listed.
+// dump is kernel for a list. It asks again if the list has changed while the kernel answered.
 func dump[T any](r *Router, ask func(nl *netlink.Handle) ([]T, error)) (all []T, err error) {
 	for range 10 {
-		if all, err = list(r, ask); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		err = r.kernel(func(nl *netlink.Handle) (err error) { all, err = ask(nl); return })
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}

@@ -160,7 +160,8 @@ func TestCloseWhileAsked(t *testing.T) {
 			t.Error(err)
 		}
 		asking.Wait()
-		if r.Close(); t.Failed() { // twice does no harm
+		r.Close() // twice does no harm
+		if t.Failed() {
 			return
 		}
 	}
