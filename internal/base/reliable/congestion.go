@@ -19,8 +19,8 @@ import "math"
 //   - Several dips in a row do not empty the queue: a flow that reacts only to losses keeps it full. The sender then
 //     competes with it, by CUBIC alone, until a later dip empties the queue, or no queue shows for several rounds.
 //   - The first heavy losses of a connection, round trip above 1 ms: all round trips so far may include a queue of others.
-//     The window is one frame for four rounds, and then what the losses have left. If the others do the same, each sees the
-//     least round trip (as in LEDBAT++).
+//     An RTT probe follows: the window is one frame for four rounds, and then what the losses have left. If the others probe
+//     or dip, too, each sees the least round trip. It is the initial slowdown of LEDBAT++, and like ProbeRTT of BBR.
 //   - Marked frames (ECN): the window shrinks by half the share of marked frames, as in DCTCP (RFC 8257).
 //
 // The dips, and the change between the two modes, are those of Copa (NSDI 2018) in a coarser form: this sender hears
@@ -53,10 +53,11 @@ type congestion struct {
 	resume    int64 // the threshold after the dip
 	emptied   int64 // greatest round trip during the dip that shows no queue but our own
 	vain      int   // dips in a row that did not empty the queue
-	probing   bool  // the next dip, or this one, only measures the least round trip
 	competing bool
 	always    bool  // CUBIC alone, see UseCubic
 	nextDip   int64 // time of the next dip while competing
+
+	probingRTT bool // the next dip, or this one, only measures the least round trip
 
 	// DCTCP.
 	seen, marks int   // frames acknowledged in the round, and of them marked
@@ -158,7 +159,7 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 		if c.dipping--; c.dipping == 0 {
 			c.endDip(now)
 		}
-	case c.probing:
+	case c.probingRTT:
 		c.dipping, c.resume, c.cwnd = dipRounds, c.cwnd, dipWindow*fraction
 		return true
 	case c.competing:
@@ -276,8 +277,8 @@ func (c *congestion) dip(used, resume int64) {
 
 // endDip decides what the dip has shown, and resumes by doubling.
 func (c *congestion) endDip(now int64) {
-	if c.probing {
-		c.probing, c.threshold = false, max(c.resume, c.cwnd)
+	if c.probingRTT {
+		c.probingRTT, c.threshold = false, max(c.resume, c.cwnd)
 		return
 	}
 	keepsCurve := c.competesOnLongPath() && c.trip > c.emptied
@@ -291,7 +292,7 @@ func (c *congestion) endDip(now int64) {
 		c.vain++
 		switch {
 		case c.competing:
-		case c.vain > vainDips, c.vain == vainDips && c.trip < 2*c.base:
+		case c.vain > vainDips, c.vain == vainDips && c.trip < 2*c.base: // in a deep queue dips take longer to coincide
 			c.competing = true
 			c.resume = c.most // begin as a new flow does
 		default:
@@ -320,7 +321,7 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 		c.heavy = 0 // they were sent before the dip
 	case c.queued():
 		c.heavy = 0
-		c.probe()
+		c.probeRTT()
 		// In a queue that may exceed the ceiling, dips share the path.
 		c.regrowing = c.base > longPath && !c.lossy && c.recent() <= c.base+c.base/4+c.ceiling(c.cwnd)
 		peak := c.cwnd
@@ -363,7 +364,7 @@ func (c *congestion) lostOne() {
 	case c.heavy > 0:
 		c.cut(min(c.cwnd, max(c.cwnd-fraction, c.floor))) // a timeout may have taken more
 	case c.heavy == 0:
-		c.probe()
+		c.probeRTT()
 		c.regrowing = false
 		c.cut(min(c.cwnd, c.floor))
 	}
@@ -372,10 +373,10 @@ func (c *congestion) lostOne() {
 	}
 }
 
-// probe handles a loss in a queue, before the window shrinks for it. The first one of a connection on a long path asks for
-// a dip that measures the least round trip.
-func (c *congestion) probe() {
-	c.probing = c.probing || c.threshold == MaxWindow*fraction && c.base > longPath && !c.always
+// probeRTT handles a loss in a queue, before the window shrinks for it. The first one of a connection on a long path asks
+// for an RTT probe.
+func (c *congestion) probeRTT() {
+	c.probingRTT = c.probingRTT || c.threshold == MaxWindow*fraction && c.base > longPath && !c.competing
 }
 
 // shrink takes three tenths off the window.
@@ -424,7 +425,7 @@ func (c *congestion) collapse(known bool) {
 		}
 		c.cwnd = least
 	}
-	c.dipping, c.probing, c.regrowing = 0, false, false
+	c.dipping, c.probingRTT, c.regrowing = 0, false, false
 }
 
 // rtt is the measured round trip time. It includes the peer's delay of acknowledgements.

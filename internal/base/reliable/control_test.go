@@ -137,16 +137,33 @@ func TestFirstLossesMeasureTheLeastRoundTrip(t *testing.T) {
 			p.c.lostOne()
 		}
 		p.round(others)
-		if !p.c.probing || p.c.window() != dipWindow || p.c.resume != 56*fraction {
-			t.Fatalf("queued %v: probing %v, window %d, then %d", queued, p.c.probing, p.c.window(), p.c.resume/fraction)
+		if !p.c.probingRTT || p.c.window() != dipWindow || p.c.resume != 56*fraction {
+			t.Fatalf("queued %v: probing %v, window %d, then %d", queued, p.c.probingRTT, p.c.window(), p.c.resume/fraction)
 		}
-		if p.rounds(dipRounds, 0); p.c.probing || p.c.base != p.delay || p.c.threshold != 56*fraction {
-			t.Errorf("queued %v: probing %v, least round trip %d us, threshold %d", queued, p.c.probing, p.c.base/1000, p.c.threshold/fraction)
+		if p.rounds(dipRounds, 0); p.c.probingRTT || p.c.base != p.delay || p.c.threshold != 56*fraction {
+			t.Errorf("queued %v: probing %v, least round trip %d us, threshold %d", queued, p.c.probingRTT, p.c.base/1000, p.c.threshold/fraction)
 		}
-		p.c.probe()
-		if p.c.probing {
-			t.Errorf("queued %v: a second probe", queued)
+		p.c.base = 2 * longPath
+		if p.c.probeRTT(); p.c.probingRTT {
+			t.Errorf("queued %v: a second RTT probe", queued)
 		}
+	}
+	// A sender that begins to compete doubles as a new one does, up to the peer's window, and does not probe at its losses.
+	p := newPath(2*longPath, 1_000)
+	p.round(0)
+	p.c.competing = true
+	if p.c.probeRTT(); p.c.probingRTT || p.c.threshold != p.c.most {
+		t.Errorf("competing: probing %v, threshold %d", p.c.probingRTT, p.c.threshold/fraction)
+	}
+	// A timeout ends the probe: it begins with a small window anyway.
+	p.c.competing = false
+	p.c.probeRTT()
+	p.round(0)
+	if p.c.dipping != dipRounds || !p.c.probingRTT {
+		t.Fatalf("probing %v, dipping %d", p.c.probingRTT, p.c.dipping)
+	}
+	if p.c.collapse(true); p.c.probingRTT || p.c.dipping > 0 {
+		t.Errorf("after a timeout: probing %v, dipping %d", p.c.probingRTT, p.c.dipping)
 	}
 	for _, cubic := range []bool{true, false} {
 		p := newPath(longPath, 1_000)
@@ -155,7 +172,7 @@ func TestFirstLossesMeasureTheLeastRoundTrip(t *testing.T) {
 			p.c.UseCubic()
 		}
 		p.round(0)
-		if p.c.probe(); p.c.probing {
+		if p.c.probeRTT(); p.c.probingRTT {
 			t.Errorf("probing with a round trip of %d us, CUBIC alone %v", p.delay/1000, cubic)
 		}
 	}
