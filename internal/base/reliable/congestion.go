@@ -17,7 +17,8 @@ import "math"
 //   - A queue above the ceiling: the window dips, for a few rounds, below what the path holds without a queue. If all
 //     flows do the same, the queue empties, and each sees the least round trip. The window returns to three quarters.
 //   - Several dips in a row do not empty the queue: a flow that reacts only to losses keeps it full. The sender then
-//     competes with it, by CUBIC alone, until a later dip empties the queue, or no queue shows for several rounds.
+//     competes with it, by CUBIC alone, until a later dip empties the queue, or no queue shows for several rounds. What the
+//     dips show of the others (rivals) bounds its window: no more than theirs.
 //   - The first heavy losses of a connection, round trip above 1 ms: all round trips so far may include a queue of others.
 //     An RTT probe follows: the window is one frame for four rounds, and then what the losses have left. If the others probe
 //     or dip, too, each sees the least round trip. It is the initial slowdown of LEDBAT++, and like ProbeRTT of BBR.
@@ -55,7 +56,8 @@ type congestion struct {
 	vain      int   // dips in a row that did not empty the queue
 	competing bool
 	always    bool  // CUBIC alone, see UseCubic
-	nextDip   int64 // time of the next dip while competing
+	nextDip   int64 // time of the next dip after a loss while competing
+	rivals    rivals
 
 	probingRTT bool // the next dip, or this one, only measures the least round trip
 
@@ -73,6 +75,7 @@ func (c *congestion) init(first uint32) {
 	c.roundEnd = first
 	c.cwnd = initialWindow * fraction
 	c.threshold = MaxWindow * fraction
+	c.rivals.inFlight = MaxWindow * fraction
 }
 
 // bound sets the most frames that the peer accepts.
@@ -163,6 +166,10 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 		c.dipping, c.resume, c.cwnd = dipRounds, c.cwnd, dipWindow*fraction
 		return true
 	case c.competing:
+		if c.rivalsHaveLess(now, flown) {
+			c.dip(flown, flown)
+			return true
+		}
 	case full && trip > least+least/4+c.ceiling(flown):
 		// A single round may be slow because the peer got no processor.
 		c.threshold = min(c.threshold, c.cwnd)
@@ -264,6 +271,7 @@ func (c *congestion) reduced(now, peak int64) {
 func (c *congestion) dip(used, resume int64) {
 	c.dipping, c.high, c.regrowing = dipRounds, 0, false
 	c.resume = resume
+	c.rivals.held, c.rivals.heldTrip = used, c.trip
 	if !c.competesOnLongPath() { // otherwise the curve of the loss goes on
 		c.peak = used
 	}
@@ -290,15 +298,19 @@ func (c *congestion) endDip(now int64) {
 		c.vain, c.competing, c.peak = 0, false, used
 	} else {
 		c.vain++
+		c.measureRivals()
 		switch {
 		case c.competing:
+			if c.rivals.measured && c.rivals.inFlight < used {
+				used, c.resume, keepsCurve = c.rivals.inFlight, c.rivals.inFlight, false
+			}
 		case c.vain > vainDips, c.vain == vainDips && c.trip < 2*c.base: // in a deep queue dips take longer to coincide
-			c.competing = true
-			c.resume = c.most // begin as a new flow does
+			c.compete()
 		default:
 			c.resume = c.peak
 		}
-		c.nextDip = now + max(dipEvery, dipEveryTrips*c.trip)
+		c.rivals.nextDip = now + dipEveryTrips*c.trip
+		c.nextDip = max(now+dipEvery, c.rivals.nextDip)
 		c.cwnd = max(c.cwnd, min(used/4, c.most)) // rounds are long now
 	}
 	c.threshold = max(c.resume, c.cwnd)
@@ -315,6 +327,7 @@ func (c *congestion) cut(cwnd int64) {
 // lossRound begins a round with losses, with inFlight frames in flight.
 func (c *congestion) lossRound(now int64, inFlight int) {
 	c.floor = c.cwnd * 7 / 10
+	c.rivals.lost = true
 	c.heavy = max(inFlight/heavyShare, heavyLeast)
 	switch {
 	case c.dipping > 0:
@@ -336,6 +349,7 @@ func (c *congestion) lossRound(now int64, inFlight int) {
 		if c.competing && !c.always && now >= c.nextDip {
 			// Other flows that compete lose frames at the same time: perhaps all of them dip now.
 			c.dip(c.cwnd, c.cwnd)
+			c.rivals.held = c.prior // at the round trip before the loss
 		}
 	case c.low >= chanceRounds:
 		c.bad++

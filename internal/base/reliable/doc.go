@@ -80,6 +80,9 @@ const (
 	highRounds    = 2   // rounds with a queue above the ceiling after which the window dips
 	enough        = 8   // round trips whose least shows a queue before the round ends (RFC 9406)
 	vainDips      = 4   // dips that do not empty the queue after which the sender competes; one more if the queue holds more than the path
+	tellingWindow = 16  // frames in flight before a dip that shows what others have
+	leastRivals   = 8   // frames that others have at least, if dips are in vain
+	growingTrip   = 7   // quarters of the round trip of the second dip in vain above which, in the last one, the others fill the queue
 	lowRounds     = 8   // rounds without a queue after which it no longer does
 	dupThreshold  = 3   // later arrivals that mean a loss while no reordering was seen
 	reorderRounds = 16  // loss rounds after which a reordering is forgotten (RFC 8985)

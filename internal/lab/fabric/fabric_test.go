@@ -87,6 +87,37 @@ func TestBesideCubic(t *testing.T) {
 	}
 }
 
+// fixed is a window that nothing changes, as in the limit that a flow of BBR has: it does not fill the queue.
+type fixed struct{}
+
+func (fixed) acked(*TCP, int, bool) {}
+func (fixed) lost(*TCP)             {}
+
+// A flow whose window is bounded keeps its share in a deep queue: the stream does not fill that. Its round trip would be ten times as long.
+func TestBesideABoundedWindow(t *testing.T) {
+	const window, apart = 60, 100 * Millisecond
+	d, err := NewDumbbell(1, 2, HostConfig{}, near(1_000_000))
+	must(t, err)
+	defer d.Close()
+	st, err := d.NewStream(d.Left[0], d.Right[0])
+	must(t, err)
+	f := d.NewTCP(Cubic, d.Left[1], d.Right[1])
+	f.control, f.cwnd = fixed{}, window
+	st.Start()
+	d.After(apart, f.Start)
+	d.Run(apart + Second)
+	d.Bottleneck.Forget()
+	before, other := st.Received, f.Received
+	d.Run(4 * Second)
+	must(t, st.Err)
+	before, other = st.Received-before, f.Received-other
+	share := float64(before) / float64(before+other)
+	t.Logf("share %.2f, mean queue %.0f bytes, %d dropped", share, d.Bottleneck.MeanQueue(), d.Bottleneck.Stats.Dropped)
+	if share < 0.3 || share > 0.65 || d.Bottleneck.Stats.Dropped > 0 {
+		t.Errorf("share %.2f, %d frames dropped", share, d.Bottleneck.Stats.Dropped)
+	}
+}
+
 // The same holds on a long path, where after a loss no queue shows for seconds. A CUBIC flow fills that room slowly. In
 // a queue that it keeps full, bursts lose frames.
 func TestBesideCubicOnALongPath(t *testing.T) {

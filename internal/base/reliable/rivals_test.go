@@ -1,0 +1,204 @@
+package reliable
+
+import "testing"
+
+// vainly lets a path whose least round trip is known dip in vain beside frames of others, until the sender competes.
+func vainly(t *testing.T, p *path, others func() int) {
+	t.Helper()
+	for rounds := 0; !p.c.competing; rounds++ {
+		if p.round(others()); rounds > 400 {
+			t.Fatalf("window %d, %d dips in vain", p.c.window(), p.c.vain)
+		}
+	}
+}
+
+// always is a number of frames of others that does not change.
+func always(n int) func() int { return func() int { return n } }
+
+// Beside flows that do not fill what is left to them, the window stays below twice what they have in flight, and nothing is
+// lost. On a long path it first fills the queue.
+func TestTakesNoMoreThanItsRivals(t *testing.T) {
+	const perFrame = 20_000
+	for _, delay := range []int64{100_000, 10_000_000} {
+		long := delay > longPath
+		others := int(delay/perFrame) + 150
+		p := started(delay, perFrame)
+		p.most = 4 * others
+		p.rounds(20, 0)
+		vainly(t, p, always(others))
+		if n := int(p.c.threshold / fraction); long != (n == MaxWindow) || !long && (n < others*8/10 || n > others*12/10) {
+			t.Errorf("%d us: begins to compete with %d frames beside %d", delay/1000, n, others)
+		}
+		begun, trip := p.now, p.c.trip
+		for p.c.dipping == 0 {
+			p.round(others)
+		}
+		if p.now < begun+dipEveryTrips*trip {
+			t.Fatalf("%d us: a dip after %d round trips", delay/1000, (p.now-begun)/trip)
+		}
+		p.rounds(dipRounds, others)
+		p.lost = 0
+		var sum, rounds int
+		for end := p.now + 20e9; p.now < end; rounds++ {
+			p.round(others)
+			sum += p.c.window()
+			if n := p.c.window(); n > 2*others*12/10 {
+				t.Fatalf("%d us: window %d beside %d frames", delay/1000, n, others)
+			}
+		}
+		if n := sum / rounds; n < others/3 || p.lost > 0 {
+			t.Errorf("%d us: mean window %d beside %d frames, %d losses", delay/1000, n, others, p.lost)
+		}
+	}
+}
+
+// Flows that fill the queue while the sender gives way, or have filled it, take what they get: the window doubles up to the
+// peer's.
+func TestRivalsThatFillTheQueue(t *testing.T) {
+	for _, how := range []string{"it grows", "frames are lost"} {
+		others := 200
+		p := started(100_000, 20_000)
+		p.rounds(20, 0)
+		p.c.rivals.inFlight = 300 * fraction
+		vainly(t, p, func() int {
+			switch {
+			case how == "it grows" && p.c.dipping > 0:
+				others += 40
+			case how == "frames are lost" && p.c.vain == 3 && p.c.dipping == 0:
+				p.c.lossRound(p.now, p.c.window())
+			}
+			return others
+		})
+		if p.c.threshold != p.c.most || p.c.rivals.inFlight > 400*fraction || p.c.rivals.lost != (how == "frames are lost") {
+			t.Errorf("%s: begins to compete with %d frames beside %d", how, p.c.threshold/fraction, others)
+		}
+	}
+}
+
+// The losses of an earlier row of dips say nothing about this one.
+func TestOldLossesOfRivals(t *testing.T) {
+	p := started(100_000, 20_000)
+	p.rounds(20, 0)
+	p.c.lossRound(p.now, p.c.window())
+	vainly(t, p, always(200))
+	if p.c.threshold == p.c.most {
+		t.Error("losses before the first dip in vain show that the others fill the queue")
+	}
+}
+
+// A dip while the sender competes bounds the window by what the others have, and by nothing where their part has grown.
+func TestDipBoundsTheWindowByRivals(t *testing.T) {
+	for _, c := range []struct{ before, in, want int }{
+		{50, 50, 50},    // a quarter of 200
+		{50, 20, 16},    // they have lost most of it: (150-1)*21/(200-21)-1
+		{400, 400, 150}, // they have more
+		{50, 300, 150},  // and here they have taken all
+	} {
+		p := started(100_000, 60_000)
+		p.c.competing, p.c.rivals.limit = true, 0
+		p.c.cwnd, p.c.threshold = 150*fraction, 150*fraction
+		p.c.epoch, p.c.peak = p.now, 150*fraction
+		p.c.rivals.nextDip, p.c.rivals.inFlight = 1<<62, 20*fraction
+		p.round(c.before)
+		window := p.c.window() // grown a little
+		p.c.rivals.nextDip = 0
+		p.round(c.before)
+		if p.c.dipping != dipRounds {
+			t.Fatalf("%+v: no dip", c)
+		}
+		p.rounds(dipRounds, c.in)
+		if !p.c.competing {
+			t.Fatalf("%+v: competes no longer", c)
+		}
+		if c.in == 300 && p.c.rivals.limit != 0 {
+			t.Errorf("%+v: does not ask again before it has %d frames", c, p.c.rivals.limit/fraction)
+		}
+		want := int64(c.want)
+		if c.want == 150 {
+			want = int64(window)
+		}
+		if n := p.c.threshold / fraction; n < want*9/10 || n > want*11/10+1 {
+			t.Errorf("%+v: resumes with %d frames of %d", c, n, window)
+		}
+	}
+}
+
+// After the sender has begun to compete it asks again: on a short path in any case, on a long one if it has three quarters
+// of what it takes the others to have. Later, if it has twice as much as they. CUBIC alone never dips.
+func TestDipsAlthoughNothingIsLost(t *testing.T) {
+	for _, c := range []struct {
+		delay int64
+		used  int // frames, of 100 of the others
+		first bool
+		later bool
+	}{
+		{100_000, 20, true, false}, {100_000, 190, true, false}, {100_000, 210, true, true},
+		{10_000_000, 70, false, false}, {10_000_000, 80, true, false}, {10_000_000, 210, true, true},
+	} {
+		p := started(c.delay, 60_000)
+		p.c.rivals.inFlight, p.c.rivals.second, p.c.trip = 100*fraction, c.delay, c.delay
+		p.c.compete()
+		used := int64(c.used) * fraction
+		p.c.rivals.nextDip = p.now + 5
+		if p.c.rivalsHaveLess(p.now+4, used) {
+			t.Errorf("%+v: a dip too early", c)
+		}
+		if got := p.c.rivalsHaveLess(p.now+5, used); got != c.first {
+			t.Errorf("%+v: first dip: %v", c, got)
+		}
+		p.c.rivals.held, p.c.rivals.heldTrip, p.c.trip = 101*fraction, 2*c.delay, c.delay
+		p.c.cwnd = fraction / 2
+		p.c.measureRivals() // 100.5 frames less halve the round trip: 100 of the others
+		if got := p.c.rivalsHaveLess(p.now+5, used); got != c.later {
+			t.Errorf("%+v: later dip: %v, %d frames of the others", c, got, p.c.rivals.inFlight/fraction)
+		}
+		p.c.UseCubic()
+		if p.c.rivalsHaveLess(p.now+5, used) {
+			t.Errorf("%+v: a dip of CUBIC", c)
+		}
+	}
+}
+
+// Dips from small windows show nothing of the others. Of the rest in a row the least result counts, and an earlier row's if
+// there is none.
+func TestSmallDipsLeaveTheResult(t *testing.T) {
+	p := started(100_000, 60_000)
+	c := &p.c
+	dip := func(vain int, held, window, trip int64) {
+		c.vain = vain
+		c.rivals.held, c.rivals.heldTrip, c.cwnd, c.trip = held*fraction, 6_000_000, window*fraction, trip
+		c.measureRivals()
+	}
+	for i, d := range []struct {
+		vain                     int
+		held, window, trip, want int64
+	}{
+		{1, 15, 1, 3_000_000, MaxWindow}, // too small
+		{2, 41, 1, 3_000_000, 39},        // 40*3/3-1
+		{3, 61, 1, 3_000_000, 39},        // 59 is more
+		{4, 31, 1, 3_000_000, 29},
+		{1, 15, 1, 3_000_000, 29}, // a new row
+		{2, 61, 1, 3_000_000, 59},
+		{3, 61, 1, 6_000_000, 59}, // no shorter: not known
+		{4, 17, 1, 1_000_000, leastRivals},
+		{1, 201, 1, 3_000_000, 199},
+		{2, 31, 1, 3_000_000, 99}, // 29, but this sender had 201 in twice the time
+		{1, 61, 1, 3_000_000, 59},
+	} {
+		if dip(d.vain, d.held, d.window, d.trip); c.rivals.inFlight/fraction != d.want {
+			t.Errorf("dip %d: %d frames of the others, want %d", i, c.rivals.inFlight/fraction, d.want)
+		}
+	}
+}
+
+// A dip that follows a loss compares with the window before it: that made the queue of the last round.
+func TestDipAfterALossKnowsTheWindowBefore(t *testing.T) {
+	p := started(100_000, 20_000)
+	p.c.competing, p.c.trip = true, 8_000_000
+	p.c.cwnd, p.c.threshold = 200*fraction, 200*fraction
+	p.c.sample(8_000_000)
+	p.c.lossRound(p.now, 200)
+	if p.c.dipping != dipRounds || p.c.rivals.held != 200*fraction || p.c.rivals.heldTrip != 8_000_000 {
+		t.Errorf("dip of %d rounds from %d frames and %d us", p.c.dipping, p.c.rivals.held/fraction, p.c.rivals.heldTrip/1000)
+	}
+}
