@@ -166,7 +166,7 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 		c.dipping, c.resume, c.cwnd = dipRounds, c.cwnd, dipWindow*fraction
 		return true
 	case c.competing:
-		if c.rivalsHaveLess(now, flown) {
+		if c.measureAgain(now, flown) {
 			c.dip(flown, flown)
 			return true
 		}
@@ -309,8 +309,8 @@ func (c *congestion) endDip(now int64) {
 		default:
 			c.resume = c.peak
 		}
-		c.rivals.nextDip = now + dipEveryTrips*c.trip
-		c.nextDip = max(now+dipEvery, c.rivals.nextDip)
+		c.rivals.nextMeasure = now + dipEveryTrips*c.trip
+		c.nextDip = max(now+dipEvery, c.rivals.nextMeasure)
 		c.cwnd = max(c.cwnd, min(used/4, c.most)) // rounds are long now
 	}
 	c.threshold = max(c.resume, c.cwnd)

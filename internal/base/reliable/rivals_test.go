@@ -2,8 +2,8 @@ package reliable
 
 import "testing"
 
-// vainly lets a path whose least round trip is known dip in vain beside frames of others, until the sender competes.
-func vainly(t *testing.T, p *path, others func() int) {
+// untilCompeting runs rounds beside frames of others until the sender competes.
+func untilCompeting(t *testing.T, p *path, others func() int) {
 	t.Helper()
 	for rounds := 0; !p.c.competing; rounds++ {
 		if p.round(others()); rounds > 400 {
@@ -12,8 +12,8 @@ func vainly(t *testing.T, p *path, others func() int) {
 	}
 }
 
-// always is a number of frames of others that does not change.
-func always(n int) func() int { return func() int { return n } }
+// constant is a number of frames of others that does not change.
+func constant(n int) func() int { return func() int { return n } }
 
 // Beside flows that do not fill what is left to them, the window stays below twice what they have in flight, and nothing is
 // lost. On a long path it first fills the queue.
@@ -25,7 +25,7 @@ func TestTakesNoMoreThanItsRivals(t *testing.T) {
 		p := started(delay, perFrame)
 		p.most = 4 * others
 		p.rounds(20, 0)
-		vainly(t, p, always(others))
+		untilCompeting(t, p, constant(others))
 		if n := int(p.c.threshold / fraction); long != (n == MaxWindow) || !long && (n < others*8/10 || n > others*12/10) {
 			t.Errorf("%d us: begins to compete with %d frames beside %d", delay/1000, n, others)
 		}
@@ -60,7 +60,7 @@ func TestRivalsThatFillTheQueue(t *testing.T) {
 		p := started(100_000, 20_000)
 		p.rounds(20, 0)
 		p.c.rivals.inFlight = 300 * fraction
-		vainly(t, p, func() int {
+		untilCompeting(t, p, func() int {
 			switch {
 			case how == "it grows" && p.c.dipping > 0:
 				others += 40
@@ -75,12 +75,12 @@ func TestRivalsThatFillTheQueue(t *testing.T) {
 	}
 }
 
-// The losses of an earlier row of dips say nothing about this one.
+// The losses before a series of dips say nothing about this one.
 func TestOldLossesOfRivals(t *testing.T) {
 	p := started(100_000, 20_000)
 	p.rounds(20, 0)
 	p.c.lossRound(p.now, p.c.window())
-	vainly(t, p, always(200))
+	untilCompeting(t, p, constant(200))
 	if p.c.threshold == p.c.most {
 		t.Error("losses before the first dip in vain show that the others fill the queue")
 	}
@@ -98,10 +98,10 @@ func TestDipBoundsTheWindowByRivals(t *testing.T) {
 		p.c.competing, p.c.rivals.limit = true, 0
 		p.c.cwnd, p.c.threshold = 150*fraction, 150*fraction
 		p.c.epoch, p.c.peak = p.now, 150*fraction
-		p.c.rivals.nextDip, p.c.rivals.inFlight = 1<<62, 20*fraction
+		p.c.rivals.nextMeasure, p.c.rivals.inFlight = 1<<62, 20*fraction
 		p.round(c.before)
 		window := p.c.window() // grown a little
-		p.c.rivals.nextDip = 0
+		p.c.rivals.nextMeasure = 0
 		p.round(c.before)
 		if p.c.dipping != dipRounds {
 			t.Fatalf("%+v: no dip", c)
@@ -136,31 +136,31 @@ func TestDipsAlthoughNothingIsLost(t *testing.T) {
 		{10_000_000, 70, false, false}, {10_000_000, 80, true, false}, {10_000_000, 210, true, true},
 	} {
 		p := started(c.delay, 60_000)
-		p.c.rivals.inFlight, p.c.rivals.second, p.c.trip = 100*fraction, c.delay, c.delay
+		p.c.rivals.inFlight, p.c.rivals.secondTrip, p.c.trip = 100*fraction, c.delay, c.delay
 		p.c.compete()
 		used := int64(c.used) * fraction
-		p.c.rivals.nextDip = p.now + 5
-		if p.c.rivalsHaveLess(p.now+4, used) {
+		p.c.rivals.nextMeasure = p.now + 5
+		if p.c.measureAgain(p.now+4, used) {
 			t.Errorf("%+v: a dip too early", c)
 		}
-		if got := p.c.rivalsHaveLess(p.now+5, used); got != c.first {
+		if got := p.c.measureAgain(p.now+5, used); got != c.first {
 			t.Errorf("%+v: first dip: %v", c, got)
 		}
 		p.c.rivals.held, p.c.rivals.heldTrip, p.c.trip = 101*fraction, 2*c.delay, c.delay
 		p.c.cwnd = fraction / 2
 		p.c.measureRivals() // 100.5 frames less halve the round trip: 100 of the others
-		if got := p.c.rivalsHaveLess(p.now+5, used); got != c.later {
+		if got := p.c.measureAgain(p.now+5, used); got != c.later {
 			t.Errorf("%+v: later dip: %v, %d frames of the others", c, got, p.c.rivals.inFlight/fraction)
 		}
 		p.c.UseCubic()
-		if p.c.rivalsHaveLess(p.now+5, used) {
+		if p.c.measureAgain(p.now+5, used) {
 			t.Errorf("%+v: a dip of CUBIC", c)
 		}
 	}
 }
 
-// Dips from small windows show nothing of the others. Of the rest in a row the least result counts, and an earlier row's if
-// there is none.
+// Dips from small windows show nothing of the others. Of the rest of a series the least result counts. If there is none,
+// that of the series before remains.
 func TestSmallDipsLeaveTheResult(t *testing.T) {
 	p := started(100_000, 60_000)
 	c := &p.c
@@ -177,7 +177,7 @@ func TestSmallDipsLeaveTheResult(t *testing.T) {
 		{2, 41, 1, 3_000_000, 39},        // 40*3/3-1
 		{3, 61, 1, 3_000_000, 39},        // 59 is more
 		{4, 31, 1, 3_000_000, 29},
-		{1, 15, 1, 3_000_000, 29}, // a new row
+		{1, 15, 1, 3_000_000, 29}, // a new series
 		{2, 61, 1, 3_000_000, 59},
 		{3, 61, 1, 6_000_000, 59}, // no shorter: not known
 		{4, 17, 1, 1_000_000, leastRivals},

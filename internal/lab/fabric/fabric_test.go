@@ -87,13 +87,13 @@ func TestBesideCubic(t *testing.T) {
 	}
 }
 
-// fixed is a window that nothing changes, as in the limit that a flow of BBR has: it does not fill the queue.
+// fixed is a window that nothing changes. Like that of a BBR flow it does not fill a deep queue.
 type fixed struct{}
 
 func (fixed) acked(*TCP, int, bool) {}
 func (fixed) lost(*TCP)             {}
 
-// A flow whose window is bounded keeps its share in a deep queue: the stream does not fill that. Its round trip would be ten times as long.
+// Beside a flow whose window is bounded a stream does not fill a deep queue. A stream that did had four fifths of the link.
 func TestBesideABoundedWindow(t *testing.T) {
 	const window, apart = 60, 100 * Millisecond
 	d, err := NewDumbbell(1, 2, HostConfig{}, near(1_000_000))
