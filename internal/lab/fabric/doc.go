@@ -20,6 +20,6 @@
 // (RFC 8985), tail loss probes, and a timer of at least 200 ms. It has neither HyStart, pacing, delayed
 // acknowledgements nor segmentation offload.
 //
-// The simulation leaves out the processors: a host takes what has arrived within [HostDelay], whatever it is. The
-// NIC of a host takes all that the engine hands it and sends it at the rate of the link.
+// The simulation leaves out the processors: a host takes what has arrived within [HostDelay], whatever it is, unless
+// [HostConfig] makes it busy at random times. The NIC of a host takes all that the engine hands it and sends it at the rate of the link.
 package fabric

@@ -28,6 +28,10 @@ const (
 type HostConfig struct {
 	RxChunks, TxChunks int // default 1024, as vipl's
 	Congestion         vipl.CongestionControl
+
+	// The program has no processor for times of Busy on average, which begin BusyEvery after the last one on average. Both are
+	// exponentially distributed, ns; 0: never.
+	BusyEvery, Busy int64
 }
 
 // Host is a NIC, with the program that uses it.
@@ -41,8 +45,8 @@ type Host struct {
 	virtual    provider.Virtual
 	uplink     *Port
 	wakeAt     int64
-	chunks     int
-	congestion vipl.CongestionControl
+	config     HostConfig
+	busy, free int64                    // the next time without a processor, or this one, and its end
 	turns      []func()                 // of the program, called after each progress of the engine
 	tcp        map[uint32]func(*packet) // segments that arrive, by flow
 }
@@ -54,11 +58,12 @@ func newAgents() *agents { return &agents{kagenttest.NewFabric(kagenttest.Faults
 
 // newHost adds a host whose frames leave by the link up, to the node at its end.
 func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
+	c.RxChunks = cmp.Or(c.RxChunks, vipl.DefaultRxChunks)
 	h := &Host{
-		sim: s, congestion: c.Congestion, chunks: cmp.Or(c.RxChunks, vipl.DefaultRxChunks), agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
+		sim: s, config: c, agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
 		uplink: s.port(up, to), tcp: make(map[uint32]func(*packet)),
 	}
-	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: h.chunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
+	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: c.RxChunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
 	pool := q.PoolBytes()
 	var err error
 	if h.arena, err = hugepages.New(hugepages.Config{Size: pool + arenaSize, Reserve: pool, Policy: hugepages.Avoid}); err != nil {
@@ -179,8 +184,25 @@ func (h *Host) wake(t int64) {
 	})
 }
 
+// isBusy reports whether the program has no processor until h.free.
+func (h *Host) isBusy() bool {
+	if h.config.BusyEvery == 0 {
+		return false
+	}
+	random := func(mean int64) int64 { return int64(h.sim.rng.ExpFloat64() * float64(mean)) }
+	for h.free < h.sim.now {
+		h.busy = h.free + random(h.config.BusyEvery)
+		h.free = h.busy + random(h.config.Busy)
+	}
+	return h.sim.now >= h.busy && h.sim.now < h.free
+}
+
 // turn is one poll of the program: the engine makes progress, and the program handles what has completed.
 func (h *Host) turn() {
+	if h.isBusy() {
+		h.wake(h.free)
+		return
+	}
 	h.virtual.Progress()
 	for _, f := range h.turns {
 		f()

@@ -42,7 +42,7 @@ type transfer struct {
 
 // NewStream connects two VIs. Nothing is sent before Start or Transfer.
 func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
-	depth := max(leastDepth, to.chunks*payload/Message)
+	depth := max(leastDepth, to.config.RxChunks*payload/Message)
 	st := &Stream{from: from, to: to, free: depth}
 	var err error
 	if st.va, st.src, st.send, err = from.open(depth); err != nil {
@@ -96,7 +96,7 @@ func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor, erro
 			return nil, nil, nil, err
 		}
 	}
-	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Congestion: h.congestion, Ptag: tag}, nil, nil)
+	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Congestion: h.config.Congestion, Ptag: tag}, nil, nil)
 	return v, r, ds, err
 }
 
