@@ -18,7 +18,8 @@ import "math"
 //     flows do the same, the queue empties, and each sees the least round trip. The window returns to three quarters.
 //   - Several dips in a row do not empty the queue: a flow that reacts only to losses keeps it full. The sender then
 //     competes with it, by CUBIC alone, until a later dip empties the queue, or no queue shows for several rounds. What the
-//     dips show of the others (rivals) bounds its window: no more than theirs.
+//     dips show of the others (rivals) bounds its window: no more than theirs. If the round trip shows that others dip, it
+//     dips, too: perhaps all who compete are senders like this one, and none of them needs to.
 //   - The first heavy losses of a connection, round trip above 1 ms: all round trips so far may include a queue of others.
 //     An RTT probe follows: the window is one frame for four rounds, and then what the losses have left. If the others probe
 //     or dip, too, each sees the least round trip. It is the initial slowdown of LEDBAT++, and like ProbeRTT of BBR.
@@ -34,6 +35,7 @@ type congestion struct {
 	roundLeast            int64  // least round trip time of the round; 0: none measured
 	samples               int    // round trips measured in the round
 	trip, base            int64  // roundLeast of the last round that has one; least round trip known then
+	before, roundAt       int64  // trip of the round before, of those that ended apart; end of the last such round
 	bounded               bool   // the peer's window was full in the round
 
 	floor int64 // lower bound of the window in a round of losses
@@ -53,6 +55,7 @@ type congestion struct {
 	dipping   int   // rounds left of the dip
 	resume    int64 // the threshold after the dip
 	emptied   int64 // greatest round trip during the dip that shows no queue but our own
+	empty     bool  // a round of the dip has shown no other queue, the last one on a long path
 	vain      int   // dips in a row that did not empty the queue
 	competing bool
 	always    bool  // CUBIC alone, see UseCubic
@@ -144,6 +147,10 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 	if c.base == 0 && trip > longPath && c.cwnd < c.threshold { // few frames are no sample of what the path loses
 		c.cwnd = min(max(c.cwnd, longWindow*fraction), c.most)
 	}
+	joins := c.joins(trip)
+	if now-c.roundAt >= trip/2 { // after a time without a processor several rounds end at once
+		c.before, c.roundAt = c.trip, now
+	}
 	c.trip, c.base = trip, least
 	if c.queued() {
 		c.low = 0
@@ -159,6 +166,7 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 	}
 	switch {
 	case c.dipping > 0:
+		c.empty = trip <= c.emptied || c.empty && c.base <= longPath // the other rounds may be slow for the work of processors
 		if c.dipping--; c.dipping == 0 {
 			c.endDip(now)
 		}
@@ -166,6 +174,11 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 		c.dipping, c.resume, c.cwnd = dipRounds, c.cwnd, dipWindow*fraction
 		return true
 	case c.competing:
+		if joins {
+			c.dip(flown, flown)
+			c.rivals.held = 0 // the others give way, too: the dip does not show what they have in flight
+			return true
+		}
 		if c.measureAgain(now, flown) {
 			c.dip(flown, flown)
 			return true
@@ -269,7 +282,7 @@ func (c *congestion) reduced(now, peak int64) {
 
 // dip begins a dip of a window of which used is used. It is resumed at resume if the queue is emptied.
 func (c *congestion) dip(used, resume int64) {
-	c.dipping, c.high, c.regrowing = dipRounds, 0, false
+	c.dipping, c.high, c.regrowing, c.empty = dipRounds, 0, false, false
 	c.resume = resume
 	c.rivals.held, c.rivals.heldTrip = used, c.trip
 	if !c.competesOnLongPath() { // otherwise the curve of the loss goes on
@@ -283,18 +296,26 @@ func (c *congestion) dip(used, resume int64) {
 	c.emptied += c.ceiling(used) / 2
 }
 
+// joins reports whether the round trip of a round, trip, shows that others dip: it is a third less than in each of the last two
+// rounds. A loss takes three tenths off the windows of CUBIC flows, and busy processors mostly vary round trips by less than
+// joinFall. If all flows that compete are of this kind, the first dips that coincide bring the others along, and the queue empties.
+func (c *congestion) joins(trip int64) bool {
+	was := min(c.trip, c.before) // one round may have been slow because the peer got no processor
+	return !c.always && 3*trip < 2*was && was-trip > joinFall
+}
+
 // endDip decides what the dip has shown, and resumes by doubling.
 func (c *congestion) endDip(now int64) {
 	if c.probingRTT {
 		c.probingRTT, c.threshold = false, max(c.resume, c.cwnd)
 		return
 	}
-	keepsCurve := c.competesOnLongPath() && c.trip > c.emptied
+	keepsCurve := c.competesOnLongPath() && !c.empty
 	used := c.peak
 	if c.competing { // then the dip began with this window, and peak may be that of the loss
 		used = c.resume
 	}
-	if c.trip <= c.emptied {
+	if c.empty {
 		c.vain, c.competing, c.peak = 0, false, used
 	} else {
 		c.vain++

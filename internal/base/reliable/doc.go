@@ -54,6 +54,7 @@ const (
 	queueShows   = 250_000        // queueing delay above 33/32 of the least round trip at which there is a queue; less on a long path
 	shortPath    = 100_000        // least round trip below which the window ends at shortWindow
 	longPath     = 1_000_000      // round trip above which a window that doubles goes on after a random loss
+	joinFall     = 6_000_000      // fall of the round trip above which a sender that competes joins the dips of others: more than most late wakeups
 	dipEvery     = 2_000_000_000  // least time between dips while competing
 
 	dipEveryTrips = 64                  // the same in round trips

@@ -24,7 +24,7 @@ func TestTakesNoMoreThanItsRivals(t *testing.T) {
 		others := int(delay/perFrame) + 150
 		p := started(delay, perFrame)
 		p.most = 4 * others
-		p.rounds(20, 0)
+		p.rounds(15, 0)
 		untilCompeting(t, p, constant(others))
 		if n := int(p.c.threshold / fraction); long != (n == MaxWindow) || !long && (n < others*8/10 || n > others*12/10) {
 			t.Errorf("%d us: begins to compete with %d frames beside %d", delay/1000, n, others)
@@ -58,7 +58,7 @@ func TestRivalsThatFillTheQueue(t *testing.T) {
 	for _, how := range []string{"it grows", "frames are lost"} {
 		others := 200
 		p := started(100_000, 20_000)
-		p.rounds(20, 0)
+		p.rounds(15, 0)
 		p.c.rivals.inFlight = 300 * fraction
 		untilCompeting(t, p, func() int {
 			switch {
@@ -78,7 +78,7 @@ func TestRivalsThatFillTheQueue(t *testing.T) {
 // The losses before a series of dips say nothing about this one.
 func TestOldLossesOfRivals(t *testing.T) {
 	p := started(100_000, 20_000)
-	p.rounds(20, 0)
+	p.rounds(15, 0)
 	p.c.lossRound(p.now, p.c.window())
 	untilCompeting(t, p, constant(200))
 	if p.c.threshold == p.c.most {
@@ -200,5 +200,102 @@ func TestDipAfterALossKnowsTheWindowBefore(t *testing.T) {
 	p.c.lossRound(p.now, 200)
 	if p.c.dipping != dipRounds || p.c.rivals.held != 200*fraction || p.c.rivals.heldTrip != 8_000_000 {
 		t.Errorf("dip of %d rounds from %d frames and %d us", p.c.dipping, p.c.rivals.held/fraction, p.c.rivals.heldTrip/1000)
+	}
+}
+
+// A sender that competes dips, too, when the round trip falls as no loss makes it fall: in two rounds it was half as long again, and
+// 6 ms longer.
+func TestJoinsTheDipsOfOthers(t *testing.T) {
+	const others = 800
+	competing := func(perFrame int64) *path {
+		p := started(100_000, perFrame)
+		p.rounds(15, 0)
+		untilCompeting(t, p, constant(others))
+		for p.c.window() < 600 || p.c.dipping > 0 {
+			p.round(others)
+		}
+		return p
+	}
+	for _, c := range []struct {
+		name     string
+		perFrame int64
+		falls    func(all int) int // of all frames in flight, those of others that remain, by the window
+		before   int               // frames of others in the round before
+		twice    bool              // two rounds end at once before
+		joins    bool
+	}{
+		{"others dip", 20_000, func(all int) int { return all * 65 / 100 }, others, false, true},
+		{"others lose frames", 20_000, func(all int) int { return all * 7 / 10 }, others, false, false},
+		{"a slow round", 20_000, func(all int) int { return all }, 4 * others, false, false},
+		{"two slow rounds that end at once", 20_000, func(all int) int { return all }, 4 * others, true, false},
+		{"a short queue", 8_000, func(all int) int { return all * 6 / 10 }, others, false, false},
+	} {
+		p := competing(c.perFrame)
+		p.round(others)
+		all := p.c.window() + others
+		p.round(c.before)
+		if c.twice {
+			n := p.c.window()
+			p.nxt += uint32(n)
+			p.c.sample(p.c.trip)
+			p.c.grow(p.now, n, p.nxt, p.nxt, p.least)
+		}
+		p.round(c.falls(all) - p.c.window())
+		if joins := p.c.dipping > 0; joins != c.joins || !p.c.competing {
+			t.Errorf("%s: round trips %d and %d us: dips: %v", c.name, p.c.before/1000, p.c.trip/1000, joins)
+		}
+	}
+
+	for _, remain := range []int{0, 100} {
+		p := competing(20_000)
+		p.rounds(2, others)
+		known := p.c.rivals.inFlight
+		p.round(others - p.c.window()*7/10)
+		if p.c.dipping == 0 {
+			t.Fatalf("no dip: round trip %d us, window %d", p.c.trip/1000, p.c.window())
+		}
+		p.rounds(dipRounds, remain)
+		if p.c.competing != (remain > 0) || p.c.rivals.inFlight != known {
+			t.Errorf("%d frames of others remain: competes: %v, %d frames, known were %d", remain, p.c.competing, p.c.rivals.inFlight/fraction, known/fraction)
+		}
+	}
+
+	p := started(100_000, 20_000)
+	p.c.UseCubic()
+	p.c.threshold = 64 * fraction
+	p.rounds(20, others)
+	if p.round(0); p.c.dipping > 0 {
+		t.Error("CUBIC alone dips")
+	}
+}
+
+// A round of a dip that is slow, perhaps because the peer has no processor, does not hide that the queue is empty.
+func TestSlowRoundInADip(t *testing.T) {
+	for slow := range dipRounds {
+		p := started(100_000, 20_000)
+		p.rounds(15, 0)
+		for p.c.dipping == 0 {
+			p.round(200)
+		}
+		for i := range dipRounds {
+			if i == slow {
+				p.round(300)
+			} else {
+				p.round(0)
+			}
+		}
+		if p.c.dipping > 0 || p.c.vain > 0 {
+			t.Errorf("round %d of the dip is slow: %d dips in vain", slow, p.c.vain)
+		}
+	}
+
+	p := started(10_000_000, 20_000) // processors hardly slow so long a round
+	p.rounds(20, 0)
+	for p.c.dipping == 0 {
+		p.round(1000)
+	}
+	p.rounds(dipRounds-1, 0)
+	if p.round(1000); p.c.vain != 1 {
+		t.Errorf("the last round of a dip on a long path shows a queue: %d dips in vain", p.c.vain)
 	}
 }

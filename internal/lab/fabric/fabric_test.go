@@ -170,6 +170,30 @@ func TestStreamsShare(t *testing.T) {
 	}
 }
 
+// A program that has no processor for a while sees queues that are none, and gives way in vain. A stream that competes for
+// that reason fills the queue, and then all others compete, too. Its dips bring the others along: all of them see the empty queue.
+func TestBusyHostsShare(t *testing.T) {
+	seeds := uint64(3)
+	if !testsize.Every() {
+		seeds = 1
+	}
+	for _, c := range []HostConfig{{BusyEvery: 10 * Millisecond, Busy: Millisecond}, {BusyEvery: 50 * Millisecond, Busy: 10 * Millisecond}} {
+		t.Run(fmt.Sprintf("%d ms each %d ms", c.Busy/Millisecond, c.BusyEvery/Millisecond), func(t *testing.T) {
+			var sum float64
+			for seed := range seeds {
+				r := run(t, Sharing{Seed: seed + 1, Bottleneck: near(1_000_000), Host: c, VIs: 10, Apart: 200 * Millisecond, Time: 10 * Second})
+				sum += r.Jain
+				if r.Used < 0.9 {
+					t.Errorf("seed %d: link used %.2f", seed+1, r.Used)
+				}
+			}
+			if mean := sum / float64(seeds); mean < 0.92 {
+				t.Errorf("Jain's index %.3f, mean of %d seeds", mean, seeds)
+			}
+		})
+	}
+}
+
 // A bottleneck that marks loses nothing: the queue ends at the threshold, beside other streams and beside DCTCP.
 func TestMarks(t *testing.T) {
 	cases := []struct {
