@@ -298,10 +298,11 @@ func (c *congestion) dip(used, resume int64) {
 
 // joins reports whether the round trip of a round, trip, shows that others dip: it is a third less than in each of the last two
 // rounds. A loss takes three tenths off the windows of CUBIC flows, and busy processors mostly vary round trips by less than
-// joinFall. If all flows that compete are of this kind, the first dips that coincide bring the others along, and the queue empties.
+// joinFall; on a long path, with more frames in flight, by more. If all flows that compete are of this kind, the first dips that
+// coincide bring the others along, and the queue empties.
 func (c *congestion) joins(trip int64) bool {
 	was := min(c.trip, c.before) // one round may have been slow because the peer got no processor
-	return !c.always && 3*trip < 2*was && was-trip > joinFall
+	return !c.always && c.base <= longPath && 3*trip < 2*was && was-trip > joinFall
 }
 
 // endDip decides what the dip has shown, and resumes by doubling.

@@ -260,6 +260,14 @@ func TestJoinsTheDipsOfOthers(t *testing.T) {
 		}
 	}
 
+	// Not on a long path.
+	for _, least := range []int64{longPath, longPath + 1} {
+		c := congestion{base: least, trip: 40_000_000, before: 40_000_000}
+		if joins := c.joins(20_000_000); joins != (least == longPath) {
+			t.Errorf("from 40 to 20 ms, least %d us: joins: %v", least/1000, joins)
+		}
+	}
+
 	p := started(100_000, 20_000)
 	p.c.UseCubic()
 	p.c.threshold = 64 * fraction
