@@ -19,7 +19,7 @@ import "math"
 //   - Several dips in a row do not empty the queue: a flow that reacts only to losses keeps it full. The sender then
 //     competes with it, by CUBIC alone, until a later dip empties the queue, or no queue shows for several rounds. What the
 //     dips show of the others (rivals) bounds its window: no more than theirs. If the round trip shows that others dip, it
-//     dips, too: perhaps all who compete are senders like this one, and none of them needs to.
+//     dips, too: perhaps all that compete are senders like this one, and none of them needs to.
 //   - The first heavy losses of a connection, round trip above 1 ms: all round trips so far may include a queue of others.
 //     An RTT probe follows: the window is one frame for four rounds, and then what the losses have left. If the others probe
 //     or dip, too, each sees the least round trip. It is the initial slowdown of LEDBAT++, and like ProbeRTT of BBR.
