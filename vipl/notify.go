@@ -18,7 +18,8 @@ var errNoHandler = errors.New("nil handler")
 // order, before SendDone and SendWait see them. SendNotify may be called concurrently, also by fn.
 //
 // Errors: ErrInvalidParameter for a nil handler, for a queue that is bound to a CQ and for a destroyed VI;
-// ErrResource if MaxNotifies handlers wait. Destroying the VI and closing the NIC cancel waiting handlers.
+// ErrResource if MaxNotifies handlers wait. Destroying the VI and closing the NIC cancel waiting handlers. One that
+// already has a descriptor is called also after Destroy, so the descriptor's memory has to stay registered until then.
 func (v *VI) SendNotify(fn func(*VI, *Descriptor)) error { return v.arm("SendNotify", &v.send, fn) }
 
 // RecvNotify is VipRecvNotify: fn gets the next descriptor that completes on the receive queue. Otherwise it is

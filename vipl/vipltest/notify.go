@@ -82,32 +82,32 @@ var notifyRules = []Rule{
 	rule("notify/needs-no-polling", "Handlers are called while the program neither posts nor polls nor waits.", func(t *T) {
 		const rounds = 20
 		a, b := t.ends(vipl.ReliableDelivery, 2, 2, 64)
-		over := make(chan struct{})
 		none := func(*vipl.VI, *vipl.Descriptor) {}
-		answer := func(e *end, rounds int, end func()) func(*vipl.VI, *vipl.Descriptor) {
+		answer := func(e *end, rounds int) <-chan vipl.Status { // which returns that of the completion that is not answered
+			last := make(chan vipl.Status, 1)
 			var f func(*vipl.VI, *vipl.Descriptor)
 			f = func(v *vipl.VI, d *vipl.Descriptor) {
-				if d.Status().Failed() {
-					return // the rule is over, or the exchange stops
-				}
-				if rounds--; rounds < 0 {
-					end()
+				if s := d.Status(); s.Failed() || rounds == 0 {
+					last <- s
 					return
 				}
+				rounds--
 				t.wantErr("RecvNotify", v.RecvNotify(f), nil)
 				t.wantErr("PostRecv", v.PostRecv(e.prepare(0, 64), e.Handle()), nil)
 				t.wantErr("SendNotify", v.SendNotify(none), nil)
 				t.wantErr("PostSend", v.PostSend(e.prepare(1, 64), e.Handle()), nil)
 			}
-			return f
+			t.must(e.v.RecvNotify(f))
+			return last
 		}
 		a.recv(0, 64)
 		b.recv(0, 64)
-		t.must(b.v.RecvNotify(answer(b, rounds+1, nil)))
-		t.must(a.v.RecvNotify(answer(a, rounds, func() { close(over) })))
+		lastB, lastA := answer(b, rounds+1), answer(a, rounds)
 		a.send(1, 64)
 		t.must(a.v.SendNotify(none))
-		within(t, "the end of the game", over)
+		equal(t, "errors of A's last receive", within(t, "the end of the game", lastA)&vipl.StatusErrorMask, 0)
+		t.must(b.v.Disconnect())
+		equal(t, "errors of B's last receive", within(t, "B's last handler", lastB)&vipl.StatusErrorMask, vipl.StatusFlushed)
 	}),
 	rule("notify/errors-are-completions", "A descriptor that completes in error goes to the handler, too.", func(t *T) {
 		a, _ := t.ends(vipl.ReliableDelivery, 2, 1, 64)
