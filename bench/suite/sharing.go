@@ -81,7 +81,7 @@ func sharing(name, title string, turn time.Duration, rows ...sharingRow) group {
 	return group{long: true, name: name, title: title, turn: turn, run: func(s *session) *report.Group { return s.share(rows) }}
 }
 
-const sharingNote = "Two namespaces joined through a third, whose forwarder adds the round trip (none is said: none, under 0.2 ms). The bottleneck behind it is the kernel's token bucket filter, or the forwarder itself where it marks or each flow has a queue of its own. All flows go one way through the interface that has the XDP program, without segmentation offload; all VIs are of one NIC handle, whose frames the forwarder takes for one flow. Processes sleep when they wait, and share two CPUs with the forwarder."
+const sharingNote = "Two namespaces joined through a third, whose forwarder adds the round trip (none is said: none, under 0.2 ms). The bottleneck behind it is the kernel's token bucket filter, or the forwarder itself where it adds a round trip, marks, or each flow has a queue of its own. All flows go one way through the interface that has the XDP program, without segmentation offload; all VIs are of one NIC handle, whose frames the forwarder takes for one flow. Processes sleep when they wait, and share two CPUs with the forwarder."
 
 // share runs all rows in each turn. A quick run has the first bottleneck of each.
 func (s *session) share(rows []sharingRow) *report.Group {

@@ -34,7 +34,7 @@ type Faults struct {
 	Reorder   float64       // share that is held back, so that later ones overtake it
 	ReorderBy time.Duration // for how long; 0: 1 ms
 
-	Delay  time.Duration // least time under way
+	Delay  time.Duration // least time under way; a hundredth more at times
 	Jitter time.Duration // a random part of it comes on top, and reorders
 
 	Rate       int64 // bits per second of whole frames; 0: no limit
@@ -331,8 +331,8 @@ func (e *emulator) close() {
 	e.closeAll()
 }
 
-// batch bounds how many frames are taken between two readings of the clock.
-const batch = 64
+// batch bounds how many frames are passed before others are taken, and taken before others are passed.
+const batch = 32
 
 // run forwards until close. Its thread ends with it, because its priority may have changed.
 func (e *emulator) run() {
@@ -340,7 +340,11 @@ func (e *emulator) run() {
 	defer close(e.ended)
 	fds := []unix.PollFd{{Events: unix.POLLIN}, {Fd: int32(e.wake), Events: unix.POLLIN}}
 	for {
-		wait := e.turn()
+		wait, nap := e.turn()
+		fds[0].Events = unix.POLLIN
+		if nap {
+			fds[0].Events = 0
+		}
 		var ending bool
 		if fds[0].Fd, ending = e.source(); ending {
 			return
@@ -366,14 +370,19 @@ func (e *emulator) source() (fd int32, ending bool) {
 	return int32(e.in), e.ending
 }
 
+// napShare is the part of the delay, as 1/napShare, by which frames may be late. A timer and a wake-up for each frame of a
+// fast stream cost more processor time than the frame, and the forwarder shares the processors with the programs.
+const napShare = 100
+
 // turn does what there is to do and returns for how long there is nothing more:
-// 0 if there may be, negative until a frame comes.
-func (e *emulator) turn() (wait time.Duration) {
+// 0 if there may be, negative until a frame comes. If nap is true, frames that come in that time can wait, too.
+func (e *emulator) turn() (wait time.Duration, nap bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := time.Since(e.epoch)
 	e.serve(now)
-	for len(e.line) > 0 && e.line[0].due <= now {
+	passed := 0
+	for ; passed < batch && len(e.line) > 0 && e.line[0].due <= now; passed++ {
 		x := e.line[0]
 		e.line = e.line[1:]
 		e.apart = x.apart
@@ -383,20 +392,25 @@ func (e *emulator) turn() (wait time.Duration) {
 	defer e.countWaiting()
 	for range batch {
 		n, _, err := unix.Recvfrom(e.in, e.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		now = time.Since(e.epoch) // what came before may have taken longer than frames wait in a queue
 		switch err {
 		case nil:
 			e.receive(e.buf[:min(n, len(e.buf))], now)
 			continue
 		case unix.EAGAIN:
 			e.serve(now)
-			if len(e.line) == 0 { // then no frame waits for the rate: the last one that was sent is due later
-				return -1
+			switch {
+			case len(e.line) == 0: // then no frame waits for the rate: the last one that was sent is due later
+				return -1, false
+			case passed == batch:
+				return 0, false
 			}
-			return max(e.line[0].due-time.Since(e.epoch), 0)
+			wait, least := max(e.line[0].due-now, 0), e.faults.Delay/napShare
+			return max(wait, least), wait < least
 		}
 		// ENETDOWN is reported once; the socket works again when the interface is up.
 	}
-	return 0
+	return 0, false
 }
 
 // countOverrun reads how many frames found no room; the kernel then counts from
@@ -459,6 +473,7 @@ func (e *emulator) travel(frame []byte, p *copyPlan, now time.Duration) {
 		x.after += cmp.Or(f.ReorderBy, defaultReorderBy)
 	}
 	if f.Rate > 0 {
+		e.serve(now)
 		q := e.bottleneck.queueOf(frame, f.PerFlow)
 		if q.full(f, len(frame)) {
 			e.count(func(n *EmulatorCounters) { n.Limited++ })
