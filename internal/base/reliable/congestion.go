@@ -63,6 +63,7 @@ type congestion struct {
 	rivals    rivals
 
 	probingRTT bool // the next dip, or this one, only measures the least round trip
+	repairing  bool // frames are known to be lost and wait for their retransmission
 
 	// DCTCP.
 	seen, marks int   // frames acknowledged in the round, and of them marked
@@ -171,6 +172,9 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 			c.endDip(now)
 		}
 	case c.probingRTT:
+		if c.repairing {
+			return false // see lostOne
+		}
 		c.dipping, c.resume, c.cwnd = dipRounds, c.cwnd, dipWindow*fraction
 		return true
 	case c.competing:
@@ -394,6 +398,9 @@ func (c *congestion) countLosses() {
 // goes on doubling after random losses on a long path, and while no round trip is known: then the first timer may
 // have been too short.
 func (c *congestion) lostOne() {
+	if c.dipping > 0 && c.probingRTT { // its window would send hundreds of lost frames again in as many round trips: it comes later
+		c.dipping, c.cwnd = 0, min(c.resume, c.most)
+	}
 	threshold := c.threshold
 	doubles := c.cwnd < threshold && (c.base == 0 || c.base > longPath && c.heavy > 1)
 	switch c.heavy--; {

@@ -128,6 +128,38 @@ func TestBurstsCostLittle(t *testing.T) {
 	}
 }
 
+// Hundreds of frames are lost when the first window of a long path overflows its queue. They are sent again at the window that the
+// losses leave, and not one in each round trip of an RTT probe, which comes when they are repaired.
+func TestHeavyFirstLossesAreRepairedSoon(t *testing.T) {
+	const trip = 10_000_000
+	for _, c := range []struct {
+		queue int
+		from  uint64 // the first of 800 frames that are lost; 0: none
+		most  int64  // round trips
+	}{
+		{0, 300, 70}, // the losses are found in the probe
+		{0, 600, 45}, // and before it
+		{50, 0, 45},  // by chance both
+		{400, 0, 30},
+	} {
+		w, a, b := pair(7, 77, 4096, link{delay: trip / 2, perFrame: 12_000, queue: c.queue}, link{delay: trip / 2})
+		a.out.drop = func(p packet) bool { return c.from > 0 && p.data && !p.again && p.id >= c.from && p.id < c.from+800 }
+		a.total = 8000
+		probed := false
+		b.out.drop = func(packet) bool {
+			probed = probed || a.s.probingRTT && a.s.dipping > 0
+			return false
+		}
+		mustTransfer(t, w, a, b, 600*second)
+		if a.out.dropped < 500 || !probed {
+			t.Fatalf("%+v: %d frames were lost, RTT probe %v", c, a.out.dropped, probed)
+		}
+		if trips := w.now / trip; trips > c.most { // they last 10 at full width
+			t.Errorf("%+v: took %d round trips; %+v", c, trips, a.s.Stats())
+		}
+	}
+}
+
 // Frames that overtake each other are not lost ones.
 func TestReorderingIsNotTakenForLoss(t *testing.T) {
 	for name, l := range map[string]link{

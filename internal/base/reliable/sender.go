@@ -169,6 +169,7 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	}
 	s.una = cum
 	s.take(window)
+	s.repairing = s.lost.n > 0
 	if s.grow(now, int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
