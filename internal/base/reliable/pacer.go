@@ -10,13 +10,11 @@ package reliable
 //
 // On a long path groups are small, and the credit that a stream may gather is that of two groups. There a short queue
 // holds little of what leaves in a round trip, and beside smooth flows it is the burst that loses frames. A sender
-// that wakes up late keeps the credit of that time. On a busy processor it is that of several groups, and without it the
-// sender would use only a part of its window.
+// that wakes up late keeps the credit of that time, up to a burst: on a busy processor it is that of several groups.
 type pacer struct {
 	on     bool
 	group  int64 // frames for which a sender without credit waits
 	depth  int64 // credit that a stream may gather (of a token bucket)
-	late   int64 // credit that it may gather while it waits for a group, if it wakes up late
 	credit int64 // 1/fraction of a frame
 	at     int64 // when that was, less the time whose credit is no whole unit yet
 	sent   int64 // when the last frame was
@@ -28,7 +26,6 @@ const (
 	paceGroup = 24 // most frames of a group: more than a packet of segmentation offload
 	paceShare = 64 // on a long path 1/paceShare of the window is a group
 	paceLong  = 8  // least window that is paced on a long path
-	paceLate  = 2  // on a long path a sender that wakes up late sends at most 1/paceLate of the window at once
 
 	// paceQueue is the round trip, in ns, above which a path is long although only a queue makes it so. From 1 ms on, two VIs in a
 	// queue of 50 KB at 200 Mbit/s, one of which competes, would not share it alike.
@@ -38,16 +35,15 @@ const (
 // set turns pacing on or off for a window of cwnd on a path with that round trip (see Sender.paceTrip).
 func (p *pacer) set(cwnd, trip, now int64) {
 	on, group, depth := trip >= shortPath && cwnd > paceBurst*fraction, int64(paceGroup), int64(paceBurst)
-	late := int64(paceBurst * fraction)
 	if trip > longPath {
 		on = cwnd > paceLong*fraction
 		group = max(1, min(cwnd/fraction/paceShare, paceGroup))
-		depth, late = 2*group, max(late, cwnd/paceLate)
+		depth = 2 * group
 	}
 	if on && !p.on {
 		p.credit, p.at = paceBurst*fraction, now
 	}
-	p.on, p.group, p.depth, p.late = on, group, depth*fraction, late
+	p.on, p.group, p.depth = on, group, depth*fraction
 	if !on {
 		p.due = 0
 	}
@@ -57,12 +53,8 @@ func (p *pacer) set(cwnd, trip, now int64) {
 // leaves. open is true if only the pacer keeps frames back.
 func (p *pacer) fill(now, rate, trip int64, open bool) {
 	most := p.depth
-	switch {
-	case p.due != 0 && open:
-		most = p.late
-	case now-p.sent >= trip:
+	if p.due != 0 && open || now-p.sent >= trip {
 		most = paceBurst * fraction
-		p.credit = min(p.credit, most) // a late sender may have more
 	}
 	at := now
 	if p.credit < most {

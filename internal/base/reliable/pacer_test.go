@@ -130,7 +130,7 @@ func TestGroupOfAWindow(t *testing.T) {
 	}
 }
 
-// A sender that wakes up late on a long path sends what could have left since then, up to a part of its window. What the
+// A sender that wakes up late on a long path sends what could have left since then, up to a burst. What the
 // window has kept back is no such time. Silence gives the credit of a burst.
 func TestPacerWokenLate(t *testing.T) {
 	const frames, trip = 1024, 10_000_000
@@ -141,8 +141,8 @@ func TestPacerWokenLate(t *testing.T) {
 		want       int64 // frames of credit
 	}{
 		{"in time", trip, 0, true, frames / paceShare},
-		{"1 ms late", trip, trip / 10, true, frames/paceShare + frames/10},
-		{"half a round trip late", trip, trip / 2, true, frames / paceLate},
+		{"0.3 ms late", trip, trip / 32, true, frames/paceShare + frames/32},
+		{"half a round trip late", trip, trip / 2, true, paceBurst},
 		{"by the window", trip, trip / 2, false, 2 * frames / paceShare},
 		{"after silence", trip, 2 * trip, false, paceBurst},
 		{"on a short path", longPath, longPath / 2, true, paceBurst},
@@ -234,7 +234,7 @@ func TestPacedAfterClosedWindow(t *testing.T) {
 			group()
 		}
 		s.pacer.credit, s.pacer.due = 0, now+1 // as if the last frame had used up the credit
-		if s.window()/paceLate <= 2*int(s.pacer.group)+1 {
+		if s.window()/2 <= 2*int(s.pacer.group)+1 {
 			t.Fatalf("%s: a window of only %d frames", what, s.window())
 		}
 		now += trip * 3 / 4
@@ -260,8 +260,8 @@ func TestLateCreditEndsInSilence(t *testing.T) {
 	for range 10 { // the end of a message
 		p.take(now, frames*fraction, trip)
 	}
-	left := int64(frames/paceLate - 10)
-	if got := p.credit / fraction; got < left-1 || got > left || left <= paceBurst {
+	left := int64(paceBurst - 10)
+	if got := p.credit / fraction; got < left-1 || got > left || left <= 2*p.group {
 		t.Fatalf("credit of %d frames, want %d", got, left)
 	}
 	p.fill(now+trip-1, frames*fraction, trip, true)
