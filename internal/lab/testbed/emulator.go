@@ -370,8 +370,8 @@ func (e *emulator) source() (fd int32, ending bool) {
 	return int32(e.in), e.ending
 }
 
-// napShare is the part of the delay, as 1/napShare, by which frames may be late. A timer and a wake-up for each frame of a
-// fast stream cost more processor time than the frame, and the forwarder shares the processors with the programs.
+// Frames may be late by 1/napShare of the delay. A timer and a wake-up for each frame of a fast stream cost more processor time
+// than the frame, and the forwarder shares the processors with the programs.
 const napShare = 100
 
 // turn does what there is to do and returns for how long there is nothing more:
