@@ -21,7 +21,7 @@ import "math"
 //     dips show of the others (rivals) bounds its window: no more than theirs. If the round trip shows that others dip, it
 //     dips, too: perhaps all that compete are senders like this one, and none of them needs to.
 //   - The first heavy losses of a connection, round trip above 1 ms: all round trips so far may include a queue of others.
-//     An RTT probe follows: the window is one frame for four rounds, and then what the losses have left. If the others probe
+//     When they are repaired, an RTT probe follows: the window is one frame for four rounds, and then what the losses have left. If the others probe
 //     or dip, too, each sees the least round trip. It is the initial slowdown of LEDBAT++, and like ProbeRTT of BBR.
 //   - Marked frames (ECN): the window shrinks by half the share of marked frames, as in DCTCP (RFC 8257).
 //

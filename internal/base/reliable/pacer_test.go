@@ -142,6 +142,7 @@ func TestPacerWokenLate(t *testing.T) {
 	}{
 		{"in time", trip, 0, true, frames / paceShare},
 		{"0.3 ms late", trip, trip / 32, true, frames/paceShare + frames/32},
+		{"1 ms late", trip, trip / 10, true, paceBurst},
 		{"half a round trip late", trip, trip / 2, true, paceBurst},
 		{"by the window", trip, trip / 2, false, 2 * frames / paceShare},
 		{"after silence", trip, 2 * trip, false, paceBurst},
