@@ -19,8 +19,10 @@ import (
 
 // The suite passes over the provider, and over libfabric's tcp, so that it tests libfabric's promises.
 func TestSuite(t *testing.T) {
+	t.Parallel()
 	program := build(t) + "/suite"
 	t.Run("tcp", func(t *testing.T) {
+		t.Parallel()
 		b := newBed(t, nstest.Options{MTU: 1500})
 		suite(t, b, b, program, "tcp", b.a.IPv4.String())
 	})
@@ -30,15 +32,18 @@ func TestSuite(t *testing.T) {
 	}
 	for _, mtu := range mtus {
 		t.Run(fmt.Sprint("MTU ", mtu), func(t *testing.T) {
+			t.Parallel()
 			b := newBed(t, nstest.Options{MTU: mtu})
 			suite(t, b, b, program, "viaxdp", b.a.IPv4.String())
 		})
 	}
 	t.Run("IPv6", func(t *testing.T) {
+		t.Parallel()
 		b := newBed(t, nstest.Options{MTU: 1500})
 		suite(t, b, b, program, "viaxdp", b.a.IPv6.String(), "info", "connections", "messages", "rdm")
 	})
 	t.Run("key", func(t *testing.T) {
+		t.Parallel()
 		key := filepath.Join(t.TempDir(), "key")
 		nstest.Must(t, os.WriteFile(key, []byte("32 bytes, and random where it is no test"), 0o600))
 		b := newBed(t, nstest.Options{MTU: 1500}, "VIA_PSK="+key)
@@ -48,6 +53,7 @@ func TestSuite(t *testing.T) {
 
 // The suite passes with AddressSanitizer and UndefinedBehaviorSanitizer in it and in the provider, and leaks nothing.
 func TestSanitizers(t *testing.T) {
+	t.Parallel()
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1:halt_on_error=1")
 	suite(t, b, b, dir+"/suite-asan", "viaxdp", b.a.IPv4.String())
@@ -97,6 +103,7 @@ func TestDoorbells(t *testing.T) {
 
 // A peer that is killed is noticed: its connection ends with FI_SHUTDOWN, and operations are cancelled.
 func TestKilled(t *testing.T) {
+	t.Parallel()
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000")
 	args := []string{"viaxdp", b.a.IPv4.String(), "7117", "killed"}
@@ -111,6 +118,7 @@ func TestKilled(t *testing.T) {
 
 // A peer of FI_EP_RDM that is killed fails what is under way with it, and can be started again at its address.
 func TestRDMKilled(t *testing.T) {
+	t.Parallel()
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000")
 	suite(t, b, b, dir+"/suite", "viaxdp", b.a.IPv4.String(), "rdmkilled")
@@ -249,6 +257,7 @@ func TestInstall(t *testing.T) {
 
 // Data arrives whole where one frame in a hundred is lost.
 func TestLoss(t *testing.T) {
+	t.Parallel()
 	dir := build(t)
 	const loss = 0.01
 	star, err := testbed.NewLossyStar(2, 1500, loss)

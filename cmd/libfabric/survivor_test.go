@@ -33,6 +33,7 @@ func survivor(t *testing.T, name string, flags ...string) string {
 // Clients are killed in the midst of transfers, one after the other. The server notices each, and leaks nothing:
 // the sanitizer finds what it does not free.
 func TestSurvivor(t *testing.T) {
+	t.Parallel()
 	dir := build(t)
 	program := survivor(t, "survivor", strings.Fields(sanitizers)...)
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=2000")
@@ -52,6 +53,7 @@ func TestSurvivor(t *testing.T) {
 // Peers of an FI_EP_RDM endpoint are killed in the midst of messages, and others end. When they are gone it has no VI
 // of theirs, no thread more than at first, and the sanitizer finds nothing that it does not free.
 func TestRDMSurvivor(t *testing.T) {
+	t.Parallel()
 	dir := build(t)
 	program, own := survivor(t, "rdm", strings.Fields(sanitizers)...), t.TempDir()
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=2000",
@@ -168,6 +170,7 @@ func resident(pid int) (pages int) {
 // stays connects again each time. All data is checked. Whenever there is nothing but that connection, server and client
 // hold what they held at first: VIs, regions, queues, descriptors and threads. VIA_TRAFFIC is how long it runs.
 func TestTraffic(t *testing.T) {
+	t.Parallel()
 	build(t)
 	program := survivor(t, "survivor", "-O2")
 	dir := t.TempDir()
