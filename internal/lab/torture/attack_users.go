@@ -288,15 +288,20 @@ func (w *actor) keepQueues(ctx context.Context, c *command) {
 	if err != nil {
 		fail.If(errors.Join(err, a.Close()))
 	}
-	defer unix.Close(kept)
+	free := sync.OnceFunc(func() { _ = unix.Close(kept) })
+	defer free()
 	fail.If(a.Close())
 	w.count("sockets kept")
+	stop := context.AfterFunc(ctx, free) // opens that still wait succeed, instead of one after the other waiting in vain
+	defer stop()
 	cfg.Queue = queue
 	each(keepAsk, func(int) {
 		for ctx.Err() == nil {
 			w.count("opens of a kept queue")
 			if a, err := agentclient.Open(c.Socket, true, cfg); err == nil {
-				w.count("opens of a kept queue that succeed")
+				if ctx.Err() == nil {
+					w.count("opens of a kept queue that succeed")
+				}
 				_ = a.Close()
 			}
 		}
