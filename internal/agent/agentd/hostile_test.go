@@ -69,13 +69,18 @@ func (r *raw) ask(q agentproto.Request) (agentproto.Reply, error) {
 	return reply, err
 }
 
-// use is ask with the queue's descriptors closed, so that the queue is free when the session has ended. The program's
-// sign of life stays.
+// use is ask with the sockets and the memory of the queues closed, so that they are free when the session has ended. The
+// program's sign of life stays.
 func (r *raw) use(q agentproto.Request) (agentproto.Reply, error) {
 	reply, files, err := r.exchange(q)
-	queue := min(2, len(files))
-	fds.CloseFiles(files[:queue]...)
-	r.t.Cleanup(func() { fds.CloseFiles(files[queue:]...) })
+	const life = 2
+	for i, f := range files {
+		if i == life {
+			r.t.Cleanup(func() { f.Close() })
+		} else {
+			f.Close()
+		}
+	}
 	return reply, err
 }
 
@@ -460,27 +465,28 @@ func TestKeptQueueHoldsUpNobody(t *testing.T) {
 	g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{})
 	const hostile, honest, waiting = 60001, 60002, 7
 	r := g.rawAs(t, hostile).hello()
-	defer fds.CloseFiles(r.files(openNative(0))...)
+	kept := r.files(openNative(0))
 	nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	for range waiting {
 		all.Go(func() {
-			for {
+			for stopped := false; !stopped; {
+				again := g.rawAs(t, hostile).hello()
+				_, err := again.use(openNative(0))
+				again.c.Close()
 				select {
 				case <-stop:
-					return
+					stopped = true // the socket is not kept any more
 				default:
+					nstest.ErrorIf(t, !errors.Is(err, unix.EBUSY) && !errors.Is(err, kagent.ErrQueueInUse),
+						"the queue whose socket is kept: %v, want EBUSY", err)
 				}
-				again := g.rawAs(t, hostile).hello()
-				if err := again.open(0); !errors.Is(err, unix.EBUSY) && !errors.Is(err, kagent.ErrQueueInUse) {
-					t.Errorf("the queue whose socket is kept: %v, want EBUSY", err)
-				}
-				again.c.Close()
 			}
 		})
 	}
 	defer all.Wait()
+	defer fds.CloseFiles(kept...) // those that wait need not do so in vain, one after the other
 	defer close(stop)
 	meter := schedlat.Start()
 	defer meter.Close()

@@ -161,7 +161,8 @@ func TestLinger(t *testing.T) {
 	use := func(uid int, mode xdpnic.Mode, require bool) error {
 		r := g.rawAs(t, uid).hello()
 		defer r.c.Close()
-		_, err := r.use(openOf(agentproto.Open{Queue: kagent.AnyQueue, Mode: mode, RequireMode: require}))
+		_, files, err := r.exchange(openOf(agentproto.Open{Queue: kagent.AnyQueue, Mode: mode, RequireMode: require}))
+		defer fds.CloseFiles(files...)
 		if err == nil {
 			_, err = r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})
 		}
