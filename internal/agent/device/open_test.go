@@ -350,6 +350,7 @@ func TestOpenCancelled(t *testing.T) {
 
 // On an overloaded machine the kernel frees a queue seconds after its socket is closed. An open waits for it.
 func TestQueueFreedLate(t *testing.T) {
+	t.Parallel()
 	an, _ := nstest.Pair(t, nstest.Options{})
 	stranger := mustBind(t, an, 0)
 	const late = 3 * time.Second
@@ -365,6 +366,7 @@ func TestQueueFreedLate(t *testing.T) {
 
 // An open that waits for the carrier delays no other operation on the interface.
 func TestWaitForCarrier(t *testing.T) {
+	t.Parallel()
 	an, bn := nstest.Pair(t, nstest.Options{})
 	d := mustOpen(t, an, small(an)).dev
 	link, err := bn.Netlink().LinkByName(bn.Name)

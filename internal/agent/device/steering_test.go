@@ -363,6 +363,7 @@ func TestAllQueues(t *testing.T) {
 
 // If another program has one of the queues, a handle gets its own, and says why it has no more.
 func TestAllQueuesTaken(t *testing.T) {
+	t.Parallel() // it waits for the busy queue
 	ns, peer := nstest.Pair(t, nstest.Options{Queues: 2})
 	defer mustBind(t, ns, 1).Close()
 	all := native(ns, kagent.AnyQueue)
