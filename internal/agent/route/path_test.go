@@ -42,7 +42,6 @@ func quickNeighbours(t *testing.T, n *nstest.NS) {
 
 // Path gives what the kernel itself would put into the headers.
 func TestPath(t *testing.T) {
-	t.Parallel()
 	an, bn := nstest.Pair(t, nstest.Options{MTU: 3000})
 	r := New(an.Netlink(), an.Name, an.Index, testPort)
 	ends := [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}}

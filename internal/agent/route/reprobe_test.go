@@ -89,7 +89,6 @@ func hearErrors(t *testing.T, c *net.UDPConn, peer netip.Addr) {
 // The entry of a host that answers stays usable while the kernel probes it, and so does that of a
 // gateway that does not answer.
 func TestReprobeKeepsEntry(t *testing.T) {
-	t.Parallel()
 	an, bn := nstest.Pair(t, nstest.Options{})
 	r := &Router{nl: an.Netlink(), name: an.Name, index: an.Index, port: testPort}
 	if n := (&netlink.Neigh{
