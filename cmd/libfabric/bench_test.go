@@ -8,6 +8,7 @@ import (
 	"viaxdp/bench/peers"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/openmpi"
+	"viaxdp/internal/lab/testsize"
 )
 
 // What bench measures of the provider and of libvipl, where it finds them, has figures.
@@ -39,7 +40,11 @@ func TestBench(t *testing.T) {
 	}
 	program, err := mpich.Build(t.Context(), own, openmpi.Compiler)
 	nstest.Must(t, err)
-	for name, over := range map[string]openmpi.Transport{"tcp": openmpi.TCP, "viaxdp": openmpi.VIA, "ofi_rxm": openmpi.RXM} {
+	transports := map[string]openmpi.Transport{"viaxdp": openmpi.VIA}
+	if testsize.Every() {
+		transports["tcp"], transports["ofi_rxm"] = openmpi.TCP, openmpi.RXM
+	}
+	for name, over := range transports {
 		got, err := mpich.Run{
 			Program: []string{program}, Names: []string{"latency", "bw"}, Ranks: 2, MTU: 1500, Min: 8, Max: 8, Iterations: 20, OpenMPI: over,
 		}.Measure(t.Context())

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/testsize"
 )
 
 // Programs linked statically, with libvipl.a or with everything but the library, run
@@ -175,7 +176,11 @@ func TestValgrind(t *testing.T) {
 			t.Errorf("it said:\n%s", out)
 		}
 	}
-	for _, name := range []string{"abi", "wrong", "dialects"} {
+	programs := []string{"abi", "wrong", "dialects"}
+	if !testsize.Every() { // TestSanitizers runs the others
+		programs = programs[:1]
+	}
+	for _, name := range programs {
 		t.Run(name, func(t *testing.T) {
 			clean(t, b.one(t, in(c.compile(t, lib, name), "server", "via0")...), name+":")
 		})
