@@ -209,7 +209,11 @@ func onLink(name string, f func(*netlink.Handle, netlink.Link) error) error {
 // plain file that an interrupted NewNamed left.
 func deleteLink(name string) (err error) {
 	_ = onLink(name, func(nl *netlink.Handle, l netlink.Link) error {
-		if err = nl.LinkDel(l); err != nil {
+		err = nl.LinkDel(l)
+		if errors.Is(err, unix.ENODEV) { // the kernel has just removed it, with a peer whose namespace is gone
+			err = nil
+		}
+		if err != nil {
 			err = fmt.Errorf("interface %s: %w", name, err)
 		}
 		return nil
