@@ -42,6 +42,7 @@ type lease struct {
 	steering *steer.Steering
 
 	sealed    bool         // Config.Sealed
+	anyQueue  bool         // Config.Queue was AnyQueue
 	room      room         // that is still to be made
 	extraErr  error        // why the other queues could not be opened
 	group     *Group       // that the queue belongs to; nil: no other process may have it

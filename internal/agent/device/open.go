@@ -65,6 +65,7 @@ func (d *device) lease(ctx context.Context, cfg Config) (_ *lease, err error) {
 	if err != nil {
 		return nil, err
 	}
+	l.anyQueue = cfg.Queue == kagent.AnyQueue
 	extra := d.extraQueues(&cfg)
 	later := room{d.guests(cfg, extra != nil), extra} // if the queue turns out not to be a zero-copy one
 	if steps, _ := d.steps(cfg); len(steps) == 0 || steps[0] != xdpnic.ModeZeroCopy {
@@ -240,23 +241,29 @@ func (l *lease) makeRoom(cfg Config, nic *xdpnic.Config) {
 // next mode to use.
 func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) error {
 	d := l.dev
-	queues, err := d.candidates(nic.QueueID, mode)
-	if err != nil {
-		return err
-	}
-	if err := d.attach(attachMode(mode)); err != nil {
-		return err
-	}
 	nic.Mode = mode
-	open := func(nic xdpnic.Config) (*xdpnic.Queue, error) { return l.openReserved(ctx, nic) }
 	if mode == xdpnic.ModeZeroCopy || mode.Generic() && d.driver == "veth" {
 		nic.ExtraQueues = nil // the NIC is to steer, or there is one queue
 	}
-	err = l.openQueue(nic, queues, open)
+	open := func(nic xdpnic.Config) (*xdpnic.Queue, error) { return l.openReserved(ctx, nic) }
+	try := func() error {
+		if l.anyQueue && len(nic.ExtraQueues) == 0 {
+			nic.QueueID = kagent.AnyQueue
+		}
+		queues, err := d.candidates(nic.QueueID, mode)
+		if err == nil {
+			err = d.attach(attachMode(mode))
+		}
+		if err != nil {
+			return err
+		}
+		return l.openQueue(ctx, nic, queues, open)
+	}
+	err := try()
 	if err != nil && len(nic.ExtraQueues) > 0 {
 		l.extraErr = err
 		nic.ExtraQueues = nil
-		err = l.openQueue(nic, queues, open)
+		err = try()
 	}
 	if err != nil {
 		return err
@@ -305,15 +312,15 @@ type opener func(xdpnic.Config) (*xdpnic.Queue, error)
 // openQueue opens the first available queue. If none is available with frames of several chunks, and any
 // refuses those, it tries without them. The error is a queue's objection to the mode, if there is one, rather
 // than that another queue is busy.
-func (l *lease) openQueue(nic xdpnic.Config, queues []int, open opener) error {
-	errs := l.tryQueues(nic, queues, open)
+func (l *lease) openQueue(ctx context.Context, nic xdpnic.Config, queues []int, open opener) error {
+	errs := l.tryQueues(ctx, nic, queues, open)
 	if nic.MultiBuffer && slices.ContainsFunc(errs, func(err error) bool {
 		return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 	}) {
 		// A kernel before 6.6 has no frames of several chunks, and a driver may have none in zero-copy mode
 		// (xp_assign_dev, net/xdp/xsk_buff_pool.c).
 		nic.MultiBuffer = false
-		errs = l.tryQueues(nic, queues, open)
+		errs = l.tryQueues(ctx, nic, queues, open)
 	}
 	if len(errs) == 0 {
 		return nil
@@ -324,21 +331,33 @@ func (l *lease) openQueue(nic xdpnic.Config, queues []int, open opener) error {
 	return errs[len(errs)-1]
 }
 
-// tryQueues opens the first of queues that is available; otherwise it returns the error of each.
-func (l *lease) tryQueues(nic xdpnic.Config, queues []int, open opener) (errs []error) {
-	wait := nic.BusyTimeout
-	for i, q := range queues {
-		l.queueID, nic.QueueID = q, q
-		if nic.BusyTimeout = wait; i < len(queues)-1 {
-			nic.BusyTimeout = -1 // try the next queue instead of waiting
-		}
-		var err error
-		if l.queue, err = open(nic); err == nil {
-			return nil
-		}
-		errs = append(errs, err)
+// tryQueues opens the first of queues that is available; otherwise it returns the error of each. If it has a choice it waits for
+// each a little, in turns that last longer and longer, until nic.BusyTimeout has passed or ctx ends.
+func (l *lease) tryQueues(ctx context.Context, nic xdpnic.Config, queues []int, open opener) (errs []error) {
+	end := time.Now().Add(nic.BusyTimeout)
+	if len(queues) > 1 {
+		nic.BusyTimeout = -1
 	}
-	return errs
+	for {
+		errs = nil
+		waits := false // for the kernel, not for an owner that this process knows
+		for _, q := range queues {
+			var err error
+			l.queueID, nic.QueueID = q, q
+			if l.queue, err = open(nic); err == nil {
+				return nil
+			}
+			errs = append(errs, err)
+			if !errors.Is(err, unix.EBUSY) || errors.Is(err, errOpening) {
+				end = time.Time{}
+			}
+			waits = waits || !errors.Is(err, kagent.ErrQueueInUse)
+		}
+		if len(queues) == 1 || !waits || ctx.Err() != nil || time.Now().After(end) {
+			return errs
+		}
+		nic.BusyTimeout = min(max(10*time.Millisecond, 2*nic.BusyTimeout), 200*time.Millisecond)
+	}
 }
 
 func (l *lease) describe(cfg kagent.Config, link kagent.Link, mode xdpnic.Mode, attempts []xdpnic.Attempt) {

@@ -425,7 +425,7 @@ func TestReasonsOfAllQueues(t *testing.T) {
 		{"busy", true, func(xdpnic.Config) error { return unix.EBUSY }, unix.EBUSY},
 	} {
 		var l lease
-		err := l.openQueue(xdpnic.Config{MultiBuffer: c.multi}, []int{0, 1}, func(nic xdpnic.Config) (*xdpnic.Queue, error) {
+		err := l.openQueue(t.Context(), xdpnic.Config{MultiBuffer: c.multi}, []int{0, 1}, func(nic xdpnic.Config) (*xdpnic.Queue, error) {
 			err := error(unix.EBUSY)
 			if nic.QueueID == 0 {
 				err = c.first(nic)

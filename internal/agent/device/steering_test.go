@@ -389,6 +389,19 @@ func TestAllQueuesTaken(t *testing.T) {
 	}
 }
 
+// A handle that may have any queue, and would have all, gets one that is free where another program has the first.
+func TestFirstQueueTaken(t *testing.T) {
+	t.Parallel()
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
+	defer mustBind(t, ns, 0).Close()
+	cfg := native(ns, kagent.AnyQueue)
+	cfg.Steer = kagent.SteerAll
+	i := mustOpen(t, ns, cfg).Info()
+	if i.Queue != 1 || len(i.NIC.ExtraQueues) != 0 || !strings.Contains(strings.Join(i.Notes, "\n"), "queue 0") {
+		t.Errorf("%+v", i)
+	}
+}
+
 // By default a handle takes all queues of a NIC that has a few and no rules, if they are free.
 func TestAllQueuesByDefault(t *testing.T) {
 	for name, c := range map[string]struct {
