@@ -244,25 +244,26 @@ func (l *lease) open(ctx context.Context, nic xdpnic.Config, mode xdpnic.Mode) e
 	if mode == xdpnic.ModeZeroCopy || mode.Generic() && d.driver == "veth" {
 		nic.ExtraQueues = nil // the NIC is to steer, or there is one queue
 	}
-	open := func(nic xdpnic.Config) (*xdpnic.Queue, error) { return l.openReserved(ctx, nic) }
-	try := func() error {
-		if l.anyQueue && len(nic.ExtraQueues) == 0 {
-			nic.QueueID = kagent.AnyQueue
-		}
-		queues, err := d.candidates(nic.QueueID, mode)
-		if err == nil {
-			err = d.attach(attachMode(mode))
-		}
-		if err != nil {
-			return err
-		}
-		return l.openQueue(ctx, nic, queues, open)
+	if l.anyQueue && len(nic.ExtraQueues) == 0 {
+		nic.QueueID = kagent.AnyQueue // not the first of all
 	}
-	err := try()
+	queues, err := d.candidates(nic.QueueID, mode)
+	if err != nil {
+		return err
+	}
+	if err := d.attach(attachMode(mode)); err != nil {
+		return err
+	}
+	open := func(nic xdpnic.Config) (*xdpnic.Queue, error) { return l.openReserved(ctx, nic) }
+	err = l.openQueue(ctx, nic, queues, open)
 	if err != nil && len(nic.ExtraQueues) > 0 {
-		l.extraErr = err
-		nic.ExtraQueues = nil
-		err = try()
+		l.extraErr, nic.ExtraQueues = err, nil
+		if l.anyQueue {
+			if queues, err = d.candidates(kagent.AnyQueue, mode); err != nil {
+				return err
+			}
+		}
+		err = l.openQueue(ctx, nic, queues, open)
 	}
 	if err != nil {
 		return err

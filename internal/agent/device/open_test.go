@@ -440,6 +440,39 @@ func TestReasonsOfAllQueues(t *testing.T) {
 	}
 }
 
+// While all queues are busy none is waited for alone: the first that is free is taken. The wait ends with ctx, and where
+// every queue has an owner in this process there is none.
+func TestWaitForSeveralQueues(t *testing.T) {
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for _, c := range []struct {
+		name   string
+		ctx    context.Context
+		frees  int // the call that finds queue 0 free; 0: none
+		busy   error
+		opened bool
+		calls  int
+	}{
+		{"freed", t.Context(), 7, unix.EBUSY, true, 7},
+		{"ended", ended, 7, unix.EBUSY, false, 2},
+		{"owned", t.Context(), 0, fmt.Errorf("%w: %w", kagent.ErrQueueInUse, unix.EBUSY), false, 2},
+		{"being opened", t.Context(), 0, fmt.Errorf("%w: %w", errOpening, unix.EBUSY), false, 2},
+	} {
+		var l lease
+		calls := 0
+		err := l.openQueue(c.ctx, xdpnic.Config{BusyTimeout: waitLimit}, []int{0, 1}, func(nic xdpnic.Config) (*xdpnic.Queue, error) {
+			if calls++; calls >= c.frees && c.frees > 0 && nic.QueueID == 0 {
+				return new(xdpnic.Queue), nil
+			}
+			nstest.ErrorIf(t, nic.BusyTimeout > waitLimit/10, "%s: it waits %v for queue %d", c.name, nic.BusyTimeout, nic.QueueID)
+			return nil, c.busy
+		})
+		if (err == nil) != c.opened || calls != c.calls || c.opened && l.queueID != 0 {
+			t.Errorf("%s: %v, queue %d, after %d calls", c.name, err, l.queueID, calls)
+		}
+	}
+}
+
 // A lingering device is there after Close, and gone after its time, after EndLinger, and with its interface; an Open
 // without a Linger leaves none.
 func TestEndLinger(t *testing.T) {

@@ -402,6 +402,20 @@ func TestFirstQueueTaken(t *testing.T) {
 	}
 }
 
+// An open that would have all queues does not take another one while an open that is under way has the first: it is to wait.
+func TestAllQueuesBehindAnOpen(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 3})
+	first := mustOpen(t, ns, native(ns, 2))
+	d, l := first.dev, &lease{dev: first.dev, anyQueue: true}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.opening[0] = first.lease // as if
+	defer delete(d.opening, 0)
+	if err := l.open(t.Context(), xdpnic.Config{ExtraQueues: []int{1}}, xdpnic.ModeNative); !errors.Is(err, errOpening) || l.extraErr != nil {
+		t.Errorf("%v, without the others: %v", err, l.extraErr)
+	}
+}
+
 // By default a handle takes all queues of a NIC that has a few and no rules, if they are free.
 func TestAllQueuesByDefault(t *testing.T) {
 	for name, c := range map[string]struct {
