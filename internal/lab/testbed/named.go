@@ -209,11 +209,10 @@ func onLink(name string, f func(*netlink.Handle, netlink.Link) error) error {
 // plain file that an interrupted NewNamed left.
 func deleteLink(name string) (err error) {
 	_ = onLink(name, func(nl *netlink.Handle, l netlink.Link) error {
-		err = nl.LinkDel(l)
-		if errors.Is(err, unix.ENODEV) { // the kernel has just removed it, with a peer whose namespace is gone
-			err = nil
-		}
-		if err != nil {
+		switch err = nl.LinkDel(l); {
+		case errors.Is(err, unix.ENODEV):
+			err = nil // the kernel has just removed it, with a peer whose namespace is gone
+		case err != nil:
 			err = fmt.Errorf("interface %s: %w", name, err)
 		}
 		return nil

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -119,6 +120,20 @@ func TestNamedReplaced(t *testing.T) {
 	must(t, n.Down())
 	if got := named(t); !slices.Contains(got, n.Namespaces[0]) || slices.Contains(got, n.Namespaces[1]) {
 		t.Errorf("left are %v, want %s only", got, n.Namespaces[0])
+	}
+}
+
+// A link that goes while it is removed, as the kernel's work on another namespace has it, is removed.
+func TestLinkGoesMeanwhile(t *testing.T) {
+	n := privateBed(t)
+	for range 10 {
+		must(t, n.Up())
+		var both sync.WaitGroup
+		for _, name := range n.Namespaces {
+			both.Go(func() { nstest.Check(t, deleteLink(name)) })
+		}
+		both.Wait()
+		must(t, n.Down())
 	}
 }
 
