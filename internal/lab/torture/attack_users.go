@@ -288,12 +288,10 @@ func (w *actor) keepQueues(ctx context.Context, c *command) {
 	if err != nil {
 		fail.If(errors.Join(err, a.Close()))
 	}
-	free := sync.OnceFunc(func() { _ = unix.Close(kept) })
-	defer free()
+	// At the end of the attack, so that opens that still wait succeed, instead of waiting in vain one after the other.
+	context.AfterFunc(ctx, func() { _ = unix.Close(kept) })
 	fail.If(a.Close())
 	w.count("sockets kept")
-	stop := context.AfterFunc(ctx, free) // opens that still wait succeed, instead of one after the other waiting in vain
-	defer stop()
 	cfg.Queue = queue
 	each(keepAsk, func(int) {
 		for ctx.Err() == nil {
