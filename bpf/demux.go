@@ -76,8 +76,8 @@ func LoadDemux(cfg Config) (*Demux, error) {
 	spec.Maps[demuxMapVis].MaxEntries = uint32(cfg.MaxVIs)
 	spec.Maps[demuxMapSockets].MaxEntries = uint32(cfg.MaxSockets)
 	spec.Maps[demuxMapQueues].MaxEntries = uint32(cfg.MaxSockets)
-	// The kernel has no types for an XSKMAP (map_check_btf, kernel/bpf/syscall.c). It finds that when it has made the map,
-	// and frees it after a grace period of 7 to 17 ms, before the library makes it without them.
+	// The kernel refuses types of an XSKMAP (map_check_btf, kernel/bpf/syscall.c), but only after it has made the map. It then
+	// frees that, which takes a grace period of about 10 ms, and the library tries again without types.
 	spec.Maps[demuxMapSockets].Key, spec.Maps[demuxMapSockets].Value = nil, nil
 
 	var o struct {

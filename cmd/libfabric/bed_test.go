@@ -22,7 +22,7 @@ import (
 
 // The provider is tested as programs meet it: libvipl and the provider are built, libfabric loads it, and programs
 // run in two namespaces. Tests whose programs mostly wait run in parallel. fi_pingpong and the ranks of Open MPI poll all the
-// time: beside each other they take ten times as long, so that their tests do not.
+// time: beside each other they take ten times as long, so their tests run alone.
 
 // made is the directory with lib (libvipl), prov (the provider) and asan (the provider with sanitizers, and the
 // suite), made once for all tests.

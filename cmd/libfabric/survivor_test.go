@@ -64,7 +64,7 @@ func TestRDMSurvivor(t *testing.T) {
 		t.Fatalf("no server\n%s", &s.out)
 	}
 	once()
-	rest := func() (h holdings) { // it destroys a VI first, and deregisters its memory after that
+	rest := func() (h holdings) { // the server destroys a VI, and then deregisters its memory
 		t.Helper()
 		if !await.Comes(func() bool { h, _ = held(own, s.Process.Pid); return h.cqs > 0 && h.VIs == 0 && h.regions == 0 }) {
 			t.Fatalf("the server still holds %+v\n%s", h, &s.out)
