@@ -3,6 +3,7 @@ package libfabric
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -33,6 +34,7 @@ var made = struct {
 }{}
 
 func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "4") // tests that run in parallel mostly wait
 	code := m.Run()
 	if made.dir != "" {
 		os.RemoveAll(made.dir)
@@ -88,6 +90,15 @@ func makeAll() (dir string, err error) {
 	}
 	return dir, os.Chmod(dir, 0o755) // for programs of other users
 }
+
+// command is via-xdp, made once for all tests.
+var command = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(made.dir, "via-xdp")
+	if out, err := exec.Command("go", "build", "-o", path, "../via-xdp").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
 
 // silence is the time after which a peer is taken for dead. It is long, as a test machine may be busy.
 const silence = 30 * time.Second
@@ -179,17 +190,16 @@ func agents(t *testing.T, b *bed, most time.Duration) (here, there *bed) {
 		err = os.Chmod(dir, 0o755)
 	}
 	nstest.Must(t, err)
-	command, settings := filepath.Join(dir, "via-xdp"), filepath.Join(dir, "agent.toml")
-	if out, err := exec.Command("go", "build", "-o", command, "../via-xdp").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	program, err := command()
+	nstest.Must(t, err)
+	settings := filepath.Join(dir, "agent.toml")
 	nstest.Must(t, os.WriteFile(settings, []byte("mode = \"0666\"\nlinger = \"0s\"\n[interface.via0]\n"), 0o644))
 	agent := func(n *nstest.NS, name string) *bed {
 		socket := filepath.Join(dir, name, "agent.sock")
 		// t.Context ends before it is stopped.
 		ctx, cancel := context.WithTimeout(context.Background(), most)
 		t.Cleanup(cancel)
-		p := &process{Cmd: exec.CommandContext(ctx, command, "agent", "--config", settings, "--socket", socket, "--no-fdstored")}
+		p := &process{Cmd: exec.CommandContext(ctx, program, "agent", "--config", settings, "--socket", socket, "--no-fdstored")}
 		p.Stdout, p.Stderr = &p.out, &p.out
 		nstest.Must(t, n.Do(p.Start))
 		t.Cleanup(func() {

@@ -38,13 +38,11 @@ func newHosts(t *testing.T, n, ranks int) *openmpi.Hosts {
 // starAgents starts an agent in each namespace; before a program it takes one of these commands.
 func starAgents(t *testing.T, star *testbed.Star, n int) (before []string) {
 	t.Helper()
-	command := filepath.Join(t.TempDir(), "via-xdp")
-	if out, err := exec.Command("go", "build", "-o", command, "../via-xdp").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	program, err := command()
+	nstest.Must(t, err)
 	for i := range n {
 		socket := filepath.Join(t.TempDir(), "agent.sock")
-		agent := exec.Command(command, "agent", "--config", os.DevNull, "--socket", socket, "--no-fdstored")
+		agent := exec.Command(program, "agent", "--config", os.DevNull, "--socket", socket, "--no-fdstored")
 		nstest.Must(t, star.Start(i, -1, agent))
 		t.Cleanup(func() { _, _ = agent.Process.Signal(syscall.SIGTERM), agent.Wait() })
 		var err error

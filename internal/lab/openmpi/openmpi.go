@@ -12,6 +12,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -73,6 +75,7 @@ type Hosts struct {
 	dir    string // of the script
 	script string
 	ranks  int
+	yield  bool // there are fewer CPUs than ranks: those that wait give theirs to others
 	names  []string
 	first  []string // what starts a command on the first
 	keep   []*exec.Cmd
@@ -81,6 +84,11 @@ type Hosts struct {
 // Start makes hosts of the first n namespaces of a star.
 func Start(star *testbed.Star, n int, cfg Config) (_ *Hosts, err error) {
 	h := &Hosts{ranks: max(1, cfg.Ranks)}
+	cpus := runtime.NumCPU()
+	if cfg.CPUs != nil {
+		cpus = len(slices.Compact(slices.Sorted(slices.Values(cfg.CPUs))))
+	}
+	h.yield = n*h.ranks > cpus
 	defer func() {
 		if err != nil {
 			h.Close()
@@ -132,6 +140,9 @@ func (h *Hosts) Run(ctx context.Context, over Transport, env []string, program .
 		"plm_rsh_agent", h.script, "orte_keep_fqdn_hostnames", "1", "oob_tcp_if_include", testbed.StarInterface,
 		"hwloc_base_binding_policy", "none", // they are where the script puts them
 	}, over...)
+	if h.yield { // Open MPI does so itself only on a host that has more ranks than CPUs
+		mca = append(mca, "mpi_yield_when_idle", "1")
+	}
 	for i := 0; i < len(mca); i += 2 {
 		args = append(args, "--mca", mca[i], mca[i+1])
 	}
