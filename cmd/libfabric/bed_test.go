@@ -3,7 +3,6 @@ package libfabric
 import (
 	"bytes"
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -34,7 +33,6 @@ var made = struct {
 }{}
 
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "4") // tests that run in parallel mostly wait
 	code := m.Run()
 	if made.dir != "" {
 		os.RemoveAll(made.dir)

@@ -190,46 +190,28 @@ func TestPingpong(t *testing.T) {
 
 // Users without privilege have interfaces by the agent.
 func TestAgent(t *testing.T) {
-	build(t)
-	b, here, there := agentBed(t)
+	dir := build(t)
+	b := newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
+	here, there := agents(t, b, 3*programTime)
+	parts := []string{"connections", "messages", "rma", "ends", "rdm"}
+	if !testsize.Every() {
+		parts = []string{"connections", "rma"}
+	}
+	t.Run("suite", func(t *testing.T) { suite(t, here, there, dir+"/suite", "viaxdp", b.a.IPv4.String(), parts...) })
 	for _, kind := range pingpongKinds {
 		t.Run(kind, func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, kind) })
 	}
+	t.Run("one host", func(t *testing.T) { // the programs share the queues
+		local := *here
+		local.b = here.a
+		suite(t, &local, &local, dir+"/suite", "viaxdp", b.a.IPv4.String(), parts...)
+	})
 	t.Run("no agent", func(t *testing.T) {
 		p := here.with("VIA_AGENT=none").start(t, b.a, "fi_info", "-p", "viaxdp")
 		if p.Wait() == nil {
 			t.Errorf("a user without privilege and without an agent:\n%s", &p.out)
 		}
 	})
-}
-
-// The suite passes for users without privilege, also where the server and the client share the queues of an interface.
-func TestAgentSuite(t *testing.T) {
-	t.Parallel()
-	dir := build(t)
-	parts := []string{"connections", "messages", "rma", "ends", "rdm"}
-	if !testsize.Every() {
-		parts = []string{"connections", "rma"}
-	}
-	t.Run("two hosts", func(t *testing.T) {
-		t.Parallel()
-		b, here, there := agentBed(t)
-		suite(t, here, there, dir+"/suite", "viaxdp", b.a.IPv4.String(), parts...)
-	})
-	t.Run("one host", func(t *testing.T) {
-		t.Parallel()
-		b, here, _ := agentBed(t)
-		there := *here
-		there.b = here.a
-		suite(t, here, &there, dir+"/suite", "viaxdp", b.a.IPv4.String(), parts...)
-	})
-}
-
-// agentBed is two hosts, and what users without privilege find on each.
-func agentBed(t *testing.T) (b, here, there *bed) {
-	b = newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
-	here, there = agents(t, b, 3*programTime)
-	return b, here, there
 }
 
 // The provider exports what libfabric loads, and nothing else.
