@@ -9,9 +9,23 @@ import (
 	"time"
 )
 
-// The pair carries kernel traffic, by IPv4 and IPv6, at once.
+// The pair carries kernel traffic, by IPv4 and IPv6, at once: no neighbour solicitation is lost, which the kernel repeats after a second.
 func TestPairCarriesUDP(t *testing.T) {
+	const retransmission = time.Second
+	took := retransmission
+	for i := 0; i < 3 && took >= retransmission; i++ { // a starved machine may take long, too
+		took = firstDatagrams(t)
+	}
+	if took >= retransmission {
+		t.Errorf("the first datagrams took %v", took)
+	}
+}
+
+// firstDatagrams sends a datagram by IPv4 and one by IPv6 over a new pair, and returns how long both took.
+func firstDatagrams(t *testing.T) time.Duration {
+	t.Helper()
 	a, b := Pair(t, Options{})
+	began := time.Now()
 	for _, addr := range []string{b.IPv4.String(), b.IPv6.String()} {
 		var server net.PacketConn
 		var client net.Conn
@@ -32,6 +46,7 @@ func TestPairCarriesUDP(t *testing.T) {
 			t.Fatalf("%s: got %q, %v", addr, buf[:n], err)
 		}
 	}
+	return time.Since(began)
 }
 
 // A program that is started by another one finds itself in the namespace.

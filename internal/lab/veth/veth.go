@@ -150,7 +150,13 @@ func Up(ns netns.NsHandle, name string, v4, v6 netip.Prefix) (end End, err error
 			Name: name, Index: l.Attrs().Index, MAC: l.Attrs().HardwareAddr.String(),
 			IPv4: v4, IPv6: v6, MTU: l.Attrs().MTU,
 		}
-		return h.LinkSetUp(l)
+		if err := h.LinkSetUp(l); err != nil {
+			return err
+		}
+		// The end that is up last has no IPv6 until the kernel has processed its carrier. That takes up to a second, and more where
+		// many interfaces come up. From Linux 6.8 on the kernel does it at once when it is asked about the interface.
+		_, err := h.LinkByIndex(l.Attrs().Index)
+		return err
 	})
 	return end, err
 }
