@@ -89,7 +89,7 @@ func makeAll() (dir string, err error) {
 	return dir, os.Chmod(dir, 0o755) // for programs of other users
 }
 
-// command is via-xdp, made once for all tests.
+// command is the path of via-xdp, which it builds once for all tests, after build.
 var command = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(made.dir, "via-xdp")
 	if out, err := exec.Command("go", "build", "-o", path, "../via-xdp").CombinedOutput(); err != nil {

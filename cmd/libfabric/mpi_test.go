@@ -45,7 +45,6 @@ func starAgents(t *testing.T, star *testbed.Star, n int) (before []string) {
 		agent := exec.Command(program, "agent", "--config", os.DevNull, "--socket", socket, "--no-fdstored")
 		nstest.Must(t, star.Start(i, -1, agent))
 		t.Cleanup(func() { _, _ = agent.Process.Signal(syscall.SIGTERM), agent.Wait() })
-		var err error
 		if !await.Comes(func() bool { _, err = agentclient.Probe(socket); return err == nil }) {
 			t.Fatal(err)
 		}

@@ -39,15 +39,15 @@ func (n newest) program(t *testing.T, path string) string {
 	return script
 }
 
-// newestMade is the directory of what build has made, once for all tests.
+// newestMade is the directory of what compileOnce has made.
 var newestMade struct {
 	sync.Once
 	dir string
 	err error
 }
 
-// build compiles the suite and the provider with that libfabric's headers.
-func (n newest) build(t *testing.T) (dir string) {
+// compileOnce compiles the suite and the provider with that libfabric's headers, once for all tests.
+func (n newest) compileOnce(t *testing.T) (dir string) {
 	t.Helper()
 	newestMade.Do(func() { newestMade.dir, newestMade.err = n.compile(made.dir+"/newest", made.dir+"/lib") })
 	nstest.Must(t, newestMade.err)
@@ -76,7 +76,7 @@ func (n newest) compile(dir, lib string) (string, error) {
 // A later libfabric loads the provider that was built with this one's headers, which also compiles with the later one's.
 func TestNewest(t *testing.T) {
 	n := newestLibfabric(t)
-	own := n.build(t)
+	own := n.compileOnce(t)
 	b := newBed(t, nstest.Options{MTU: 1500})
 	out := b.start(t, b.a, n.program(t, n.root+"/usr/bin/fi_info"), "--version").finish(t)
 	t.Log(strings.ReplaceAll(strings.TrimSpace(out), "\n", ", "))
@@ -92,11 +92,12 @@ func TestNewest(t *testing.T) {
 	}
 }
 
-// The suite that was compiled with a later libfabric's headers passes over the provider that was not, and over its tcp.
+// With a later libfabric, and compiled with its headers, the suite passes over the provider that was compiled with this one's, and over
+// tcp.
 func TestNewestSuite(t *testing.T) {
 	t.Parallel()
 	n := newestLibfabric(t)
-	own := n.build(t)
+	own := n.compileOnce(t)
 	for _, provider := range []string{"viaxdp", "tcp"} {
 		t.Run(provider, func(t *testing.T) {
 			t.Parallel()

@@ -286,7 +286,7 @@ func TestResumeUnanswered(t *testing.T) {
 		case "with a listener":
 			nstest.Must(t, nstest.Err(again.ask(agentproto.Request{ID: 3, Op: agentproto.OpNewVI})))
 		}
-		// While another test starts a program, close alone does not hang up: the process that forked has the socket, too.
+		// Close alone does not hang up while another test starts a program: the forked process has a copy until its exec.
 		nstest.Must(t, again.c.CloseWrite())
 		again.c.Close()
 	}

@@ -75,7 +75,7 @@ type Hosts struct {
 	dir    string // of the script
 	script string
 	ranks  int
-	yield  bool // there are fewer CPUs than ranks: those that wait give theirs to others
+	yield  bool // there are more ranks than CPUs, so a rank that waits yields its CPU
 	names  []string
 	first  []string // what starts a command on the first
 	keep   []*exec.Cmd
@@ -140,7 +140,7 @@ func (h *Hosts) Run(ctx context.Context, over Transport, env []string, program .
 		"plm_rsh_agent", h.script, "orte_keep_fqdn_hostnames", "1", "oob_tcp_if_include", testbed.StarInterface,
 		"hwloc_base_binding_policy", "none", // they are where the script puts them
 	}, over...)
-	if h.yield { // Open MPI does so itself only on a host that has more ranks than CPUs
+	if h.yield { // Open MPI counts only the ranks of one host
 		mca = append(mca, "mpi_yield_when_idle", "1")
 	}
 	for i := 0; i < len(mca); i += 2 {

@@ -131,7 +131,7 @@ func TestModeChanges(t *testing.T) {
 	t.Parallel()
 	const change = "XDP mode changes"
 	cases := map[string]BedConfig{"agents": {Agents: true}, "IPv6, MTU 9000": {IPv6: true, MTU: 9000}}
-	if thorough() {
+	if thorough() { // else the same code runs in the other two
 		cases["plain"], cases["direct"] = BedConfig{}, BedConfig{Direct: true}
 	}
 	for name, cfg := range cases {

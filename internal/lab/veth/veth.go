@@ -153,8 +153,8 @@ func Up(ns netns.NsHandle, name string, v4, v6 netip.Prefix) (end End, err error
 		if err := h.LinkSetUp(l); err != nil {
 			return err
 		}
-		// The end that is up last has no IPv6 until the kernel has processed its carrier. That takes up to a second, and more where
-		// many interfaces come up. From Linux 6.8 on the kernel does it at once when it is asked about the interface.
+		// The kernel may process a carrier up to a second later, or more if many interfaces come up; until then the interface has
+		// no IPv6. From Linux 6.8 on, a query of the interface makes the kernel process it first.
 		_, err := h.LinkByIndex(l.Attrs().Index)
 		return err
 	})
