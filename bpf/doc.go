@@ -1,6 +1,7 @@
 // Package bpf loads and attaches the XDP programs: the demux program, which
 // redirects each frame of a local VI to the AF_XDP socket of that VI, and a
-// baseline that redirects every frame to a UDP port.
+// baseline that redirects every frame to a UDP port. [Trim] is a program on what
+// leaves an interface.
 //
 //	           interface                     kernel                  user space
 //	 frame  +-----------+
