@@ -318,7 +318,8 @@ func (p *port) offload(c *conn, frames []gsoFrame) bool {
 			from = 0
 		}
 	}
-	err := g.out.Send(&c.gso.path, g.pieces)
+	first := frames[0].segs[0].Addr
+	err := g.out.Send(&c.gso.path, p.mem[first:first+uint64(c.template.Len())], g.pieces)
 	if err == nil {
 		return true
 	}

@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -23,7 +25,8 @@ func TestGSOOverVeth(t *testing.T) {
 		name      string
 		mtu       int
 		v6        bool
-		off       bool // the sender's interface divides packets
+		off       bool   // the sender's interface divides packets
+		bare      string // why packets have no headroom, to the end
 		a, b      []vipl.Option
 		none      bool                                                   // no packet leaves
 		whole     bool                                                   // packets arrive undivided
@@ -42,6 +45,11 @@ func TestGSOOverVeth(t *testing.T) {
 		{name: "through a router, divided by the sender", off: true, join: routed},
 		{name: "sealed", a: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, b: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, whole: true},
 		{name: "divided by the sender", off: true},
+		{name: "without headroom", bare: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true},
+		{name: "without headroom, IPv6, MTU 9000", bare: "switched off", v6: true, mtu: 9000, a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true},
+		{name: "without headroom, through a router", bare: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, join: routed, whole: true},
+		{name: "without headroom, divided by the sender", bare: "switched off", off: true, a: []vipl.Option{vipl.WithHeadroom(false)}},
+		{name: "without headroom, divided from now on", bare: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true, meanwhile: divide},
 		{name: "native receiver", b: []vipl.Option{native}, none: true},
 		{name: "native sender", a: []vipl.Option{native}, none: true},
 		{name: "switched off at the sender", a: []vipl.Option{vipl.WithSegmentation(false)}, none: true},
@@ -90,6 +98,17 @@ func TestGSOOverVeth(t *testing.T) {
 			sent, came := a.Counters(), b.Counters()
 			errorIf(t, (sent.GSOSent == 0) != c.none, "%d packets left", sent.GSOSent)
 			errorIf(t, (came.GSOReceived == 0) == c.whole, "%d packets arrived whole", came.GSOReceived)
+			if !c.none {
+				await.Until(t, "headroom", func() bool {
+					why := a.Status().NoHeadroom
+					return c.bare == "" && why == "" || c.bare != "" && strings.Contains(why, c.bare)
+				})
+				va, vb = again(t, a, b, va, vb)
+				exchange(t, va, vb, newBox(t, a, 8, most), newBox(t, b, 8, most), 30, most, 3)
+				nstest.Equal(t, "headroom to the end", a.Status().NoHeadroom == "", c.bare == "")
+				sent, came = a.Counters(), b.Counters()
+				errorIf(t, (came.GSOReceived*10 < sent.GSOSent*9) == c.whole, "%d packets left, %d arrived whole", sent.GSOSent, came.GSOReceived)
+			}
 			if c.meanwhile != nil {
 				va, vb = again(t, a, b, va, vb)
 				over := make(chan struct{})
@@ -163,12 +182,8 @@ func again(t *testing.T, a, b *vipl.NIC, va, vb *vipl.VI) (_, _ *vipl.VI) {
 	return connect(t, a, b, vipl.ReliableReception)
 }
 
-// divide has the interface of a divide what it sends, as one without segmentation offload does.
-func divide(t *testing.T, a, _ *nstest.NS) {
-	link, err := a.Netlink().LinkByName(a.Name)
-	nstest.Must(t, err)
-	nstest.Must(t, a.Netlink().LinkSetGSOMaxSegs(link, 1))
-}
+// divide has the kernel divide what a sends, as for an interface without segmentation offload.
+func divide(t *testing.T, a, _ *nstest.NS) { offload(t, a, false) }
 
 // offload switches segmentation offload of an interface on or off, as ethtool -K does.
 func offload(t *testing.T, n *nstest.NS, on bool) {

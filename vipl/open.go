@@ -10,7 +10,6 @@ import (
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
-	"viaxdp/internal/base/gso"
 	"viaxdp/memreg"
 	"viaxdp/xdpnic"
 )
@@ -43,6 +42,7 @@ type options struct {
 	noPacking      bool
 	congestion     CongestionControl
 	noSegmentation bool
+	noHeadroom     bool
 	bareData       bool
 	noPollPause    bool
 	psk            *PSK
@@ -118,6 +118,11 @@ func WithMultiBuffer(on bool) Option { return func(o *options) { o.agent.SingleB
 // handles that share a queue.
 func WithSegmentation(on bool) Option { return func(o *options) { o.noSegmentation = !on } }
 
+// WithHeadroom sets whether GSO packets leave a veth with headroom, which spares a receiver in generic mode a copy of each. By
+// default they do where the program has the privilege that OpenNIC without a daemon needs and Linux is 6.6 or newer; a program on
+// what leaves the interface makes the headroom. The setting applies to all handles that share a queue.
+func WithHeadroom(on bool) Option { return func(o *options) { o.noHeadroom = !on } }
+
 // WithPacking sets whether small messages of a stream may share a frame, and its frames a doorbell. By default they
 // may. WithPacking(false) sends each message in a frame of its own.
 func WithPacking(on bool) Option { return func(o *options) { o.noPacking = !on } }
@@ -159,11 +164,8 @@ func OpenNIC(device string, opts ...Option) (*NIC, error) {
 	o.steady = true
 	p := provider.Provider{Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), UMEM: agent.UMEM(), Info: agent.Info()}
 	if !o.noSegmentation && p.Info.Mode.Generic() {
-		out, err := gso.Open(p.Info.Index)
-		if err != nil {
+		if err := p.OpenGSO(!o.noHeadroom); err != nil {
 			p.Info.Notes = append(p.Info.Notes, fmt.Sprintf("no segmentation offload: %v", err))
-		} else {
-			p.GSO = out
 		}
 	}
 	n, err := open(p, o)

@@ -29,8 +29,10 @@ type NICStatus struct {
 	Handles   int    `json:"handles"` // handles that share the queue
 	// NoGSO is why long messages leave frame by frame to every peer; empty: they leave in GSO packets to peers that take
 	// them.
-	NoGSO    string   `json:"no_gso,omitempty"`
-	Counters Counters `json:"counters"`
+	NoGSO string `json:"no_gso,omitempty"`
+	// NoHeadroom is why a receiver in generic mode copies each GSO packet once more; empty: it need not.
+	NoHeadroom string   `json:"no_headroom,omitempty"`
+	Counters   Counters `json:"counters"`
 	// Socket and Demux are counters by name, of the AF_XDP socket and of the demux program; see docs/counters.md.
 	// nil: they cannot be read.
 	Socket map[string]uint64 `json:"socket,omitempty"`
@@ -123,7 +125,9 @@ func (n *NIC) Status() NICStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.Counters = p.stats
-	s.NoGSO = p.gso.none()
+	if s.NoGSO = p.gso.none(); s.NoGSO == "" {
+		s.NoHeadroom = p.gso.out.NoHeadroom()
+	}
 	if q, ok := p.nic.(interface{ Stats() (xdpnic.Stats, error) }); ok {
 		if stats, err := q.Stats(); err == nil {
 			s.Socket = map[string]uint64{}

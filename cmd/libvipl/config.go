@@ -113,6 +113,7 @@ func options() ([]vipl.Option, room, error) {
 	}
 	s.flag("VIA_MULTIBUFFER", vipl.WithMultiBuffer)
 	s.flag("VIA_SEGMENTATION", vipl.WithSegmentation)
+	s.flag("VIA_HEADROOM", vipl.WithHeadroom)
 	s.flag("VIA_PACKING", vipl.WithPacking)
 	s.flag("VIA_CHECKSUM", vipl.WithChecksum)
 	s.flag("VIA_POLL_PAUSE", vipl.WithPollPause)

@@ -23,8 +23,9 @@ type GSO struct {
 	Fail func() error
 }
 
-// Send sends a packet. Faults of the queue apply to what is on the wire: the packet, or each of its frames.
-func (g *GSO) Send(path *gso.Path, pieces [][]byte) error {
+// Send sends a packet. Faults of the queue apply to what is on the wire: the packet, or each of its frames. The lower headers are
+// of Path.
+func (g *GSO) Send(path *gso.Path, _ []byte, pieces [][]byte) error {
 	if g.Fail != nil {
 		if err := g.Fail(); err != nil {
 			return err
@@ -58,6 +59,9 @@ func (g *GSO) Send(path *gso.Path, pieces [][]byte) error {
 	}
 	return nil
 }
+
+// NoHeadroom returns nothing: no receiver copies a packet.
+func (g *GSO) NoHeadroom() string { return "" }
 
 // Release does nothing: no path has anything of its own.
 func (g *GSO) Release(*gso.Path) {}

@@ -8,7 +8,6 @@ import (
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/kagent"
-	"viaxdp/internal/base/gso"
 	"viaxdp/internal/base/secure"
 	"viaxdp/xdpnic"
 )
@@ -51,17 +50,6 @@ type Port interface {
 	// RxChunks the number of chunks for frames that arrive.
 	FrameCap() (tx, rx int)
 	RxChunks() int
-}
-
-// GSO sends several frames as one packet, by segmentation offload. gso.Socket is one of the kernel, xdpnictest.Queue one
-// in memory. Calls come one at a time.
-type GSO interface {
-	// Send sends frames of path.Size bytes each, the last may be shorter. pieces are their bytes, without lower headers. The
-	// frames have left, or are given up, when it returns; it never waits.
-	Send(path *gso.Path, pieces [][]byte) error
-	// Release ends the use of a path.
-	Release(path *gso.Path)
-	Close() error
 }
 
 // Provider is what OpenNIC takes. It belongs to the handle then.

@@ -29,11 +29,12 @@ const maxConnected = 64
 
 // Socket sends packets from one interface. It receives nothing. One goroutine at a time may use it.
 //
-// The first maxConnected paths have a connected socket each, which keeps the route and the frames' length: a system call
-// takes 0.4 us less. All others share a socket, whose messages carry both.
+// It has UDP sockets. The first maxConnected paths have a connected one each, which keeps the route and the frames' length: a
+// system call takes 0.4 us less. All others share one, whose messages carry both. With Trim it has a packet socket before them.
 type Socket struct {
 	ifindex   int
 	netns     uint64 // cookie of the network namespace; 0: unknown
+	trimming  trimming
 	v4, v6    endpoint
 	connected []*Path
 }
@@ -107,16 +108,30 @@ func (s *Socket) Close() error {
 	for len(s.connected) > 0 {
 		s.Release(s.connected[0])
 	}
-	return errors.Join(s.v4.close(), s.v6.close())
+	return errors.Join(s.trimming.close(), s.v4.close(), s.v6.close())
 }
 
 // Send sends a packet on a path. pieces are its bytes: at most MaxFrames frames of path.Size bytes, the last of which may be
-// shorter, and at most MaxBytes. The kernel has read them when Send returns.
+// shorter, and at most MaxBytes. headers are those in front of one of them, from the Ethernet header on. The kernel has read
+// all when Send returns.
 //
 // It never waits. Errors: EAGAIN and ENOBUFS if the kernel has no room now. EMSGSIZE or EINVAL if a frame is longer
 // than the path's MTU. EIO if the interface cannot compute checksums (tx-checksum-ip-generic), without which the kernel
-// divides no packet. Others as sendmsg(2). No allocation, but for the first packet of a path.
-func (s *Socket) Send(path *Path, pieces [][]byte) error {
+// divides no packet. Others as sendmsg(2). No allocation, but for the first packet of a path, and of all.
+func (s *Socket) Send(path *Path, headers []byte, pieces [][]byte) error {
+	if t := s.trimming.ready.Load(); t != nil && !path.Tagged {
+		switch errno := t.send(path.Size, headers, pieces); errno {
+		case 0:
+			s.trimming.works()
+			return nil
+		case unix.EAGAIN, unix.ENOBUFS:
+			return errno
+		default: // a UDP socket may do better, and has the errors that the comment above lists
+			s.trimming.fails(errno)
+		}
+	} else if t == nil && s.trimming.attach != nil && !path.Tagged {
+		s.start()
+	}
 	e := &s.v4
 	if path.Dst.Addr().Is6() {
 		e = &s.v6
@@ -129,7 +144,7 @@ func (s *Socket) Send(path *Path, pieces [][]byte) error {
 	}
 	if path.connected() {
 		e.message.toPeer()
-		switch errno := e.message.send(path.fd, pieces); errno {
+		switch errno := e.message.send(path.fd, nil, pieces); errno {
 		case 0:
 			return nil
 		case unix.EAGAIN, unix.ENOBUFS:
@@ -146,7 +161,7 @@ func (s *Socket) Send(path *Path, pieces [][]byte) error {
 	} else {
 		e.message.to6(path.Src, path.Dst, ifindex, path.Size)
 	}
-	if errno := e.message.send(e.fd, pieces); errno != 0 {
+	if errno := e.message.send(e.fd, nil, pieces); errno != 0 {
 		return errno
 	}
 	return nil
@@ -212,7 +227,7 @@ type message struct {
 	control [64]byte
 	used    int
 	header  unix.Msghdr
-	iov     [8 * MaxFrames]unix.Iovec
+	iov     [8*MaxFrames + 1]unix.Iovec
 }
 
 // toPeer is for a connected socket, which has the address and the frames' length.

@@ -36,6 +36,28 @@ func capture(t *testing.T, ns *nstest.NS) (next func() []byte) {
 // captureFrom returns their source ports, too.
 func captureFrom(t *testing.T, ns *nstest.NS) (next func() (payload []byte, from uint16)) {
 	t.Helper()
+	receive := packets(t, ns)
+	return func() ([]byte, uint16) {
+		for {
+			p, kind := receive()
+			if kind == unix.PACKET_OUTGOING {
+				continue
+			}
+			head := 20
+			if p[0]>>4 == 6 {
+				head = 40
+			}
+			if len(p) < head+8 || binary.BigEndian.Uint16(p[head+2:]) != port {
+				continue
+			}
+			return p[head+8:], binary.BigEndian.Uint16(p[head:])
+		}
+	}
+}
+
+// packets returns the packets of an interface from now on, from the IP header on, and whether they arrive or leave.
+func packets(t *testing.T, ns *nstest.NS) (next func() (packet []byte, kind uint8)) {
+	t.Helper()
 	fd := -1
 	nstest.Must(t, ns.Do(func() (err error) {
 		all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
@@ -48,22 +70,10 @@ func captureFrom(t *testing.T, ns *nstest.NS) (next func() (payload []byte, from
 	timeout := unix.NsecToTimeval(int64(5 * time.Second))
 	nstest.Must(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
 	b := make([]byte, 1<<17)
-	return func() ([]byte, uint16) {
-		for {
-			n, from, err := unix.Recvfrom(fd, b, 0)
-			nstest.FatalIf(t, err != nil, "nothing arrives: %v", err)
-			if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
-				continue
-			}
-			head := 20
-			if b[0]>>4 == 6 {
-				head = 40
-			}
-			if n < head+8 || binary.BigEndian.Uint16(b[head+2:]) != port {
-				continue
-			}
-			return bytes.Clone(b[head+8 : n]), binary.BigEndian.Uint16(b[head:])
-		}
+	return func() ([]byte, uint8) {
+		n, from, err := unix.Recvfrom(fd, b, 0)
+		nstest.FatalIf(t, err != nil, "nothing arrives: %v", err)
+		return bytes.Clone(b[:n]), from.(*unix.SockaddrLinklayer).Pkttype
 	}
 }
 
@@ -104,7 +114,7 @@ func TestSend(t *testing.T) {
 		for _, to := range [][2]netip.Addr{{a.IPv4, b.IPv4}, {a.IPv6, b.IPv6}} {
 			const size = 1200
 			pieces, all := frames(5, size)
-			nstest.Must(t, s.Send(path(to[0], to[1], size), pieces))
+			nstest.Must(t, s.Send(path(to[0], to[1], size), nil, pieces))
 			var got []byte
 			count := 0
 			for ; len(got) < len(all); count++ {
@@ -137,16 +147,16 @@ func TestErrors(t *testing.T) {
 		{"too many pieces", a.IPv4, b.IPv4, 1, many, []error{unix.EMSGSIZE}},
 		{"no such source address", netip.MustParseAddr("192.0.2.77"), b.IPv4, 1000, fine, []error{unix.EINVAL, unix.ENETUNREACH}},
 	} {
-		err := s.Send(path(c.src, c.dst, c.size), c.pieces)
+		err := s.Send(path(c.src, c.dst, c.size), nil, c.pieces)
 		ok := false
 		for _, want := range c.want {
 			ok = ok || errors.Is(err, want)
 		}
 		nstest.ErrorIf(t, !ok, "%s: %v", c.what, err)
 	}
-	nstest.WantErr(t, "after errors", s.Send(path(a.IPv4, b.IPv4, 1000), fine), nil)
+	nstest.WantErr(t, "after errors", s.Send(path(a.IPv4, b.IPv4, 1000), nil, fine), nil)
 	nstest.Must(t, s.Close())
-	if err := s.Send(path(a.IPv4, b.IPv4, 1000), fine); err == nil {
+	if err := s.Send(path(a.IPv4, b.IPv4, 1000), nil, fine); err == nil {
 		t.Error("a closed socket sends")
 	}
 }
@@ -160,7 +170,7 @@ func TestTagged(t *testing.T) {
 	pieces, all := frames(4, 1000)
 	tagged := path(x.IPv4, y.IPv4, 1000)
 	tagged.Tagged = true
-	nstest.Must(t, s.Send(tagged, pieces))
+	nstest.Must(t, s.Send(tagged, nil, pieces))
 	if got := next(); !bytes.Equal(got, all) {
 		t.Errorf("%d bytes arrive", len(got))
 	}
@@ -171,9 +181,9 @@ func TestSendAllocatesNothing(t *testing.T) {
 	s := open(t, a)
 	pieces, _ := frames(5, 1200)
 	shared, connected := path(a.IPv4, b.IPv4, 1200), path(a.IPv4, b.IPv4, 1200)
-	nstest.Must(t, a.Do(func() error { return s.Send(connected, pieces) }))
+	nstest.Must(t, a.Do(func() error { return s.Send(connected, nil, pieces) }))
 	for name, to := range map[string]*gso.Path{"shared": shared, "connected": connected} {
-		nstest.Equal(t, name, testing.AllocsPerRun(100, func() { _ = s.Send(to, pieces) }), 0)
+		nstest.Equal(t, name, testing.AllocsPerRun(100, func() { _ = s.Send(to, nil, pieces) }), 0)
 	}
 }
 
@@ -201,7 +211,7 @@ func TestConnected(t *testing.T) {
 	ports := map[uint16]bool{}
 	send := func(to *gso.Path) {
 		t.Helper()
-		nstest.Must(t, s.Send(to, pieces))
+		nstest.Must(t, s.Send(to, nil, pieces))
 		got, from := next()
 		nstest.ErrorIf(t, !bytes.Equal(got, all), "%d bytes arrive", len(got))
 		ports[from] = true
@@ -245,7 +255,7 @@ func TestRefused(t *testing.T) {
 		p := path(to[0], to[1], 1200)
 		nstest.Must(t, a.Do(func() error {
 			for range 20 {
-				nstest.Must(t, s.Send(p, pieces))
+				nstest.Must(t, s.Send(p, nil, pieces))
 				if got := next(); !bytes.Equal(got, all) {
 					t.Errorf("%v: %d bytes arrive", to, len(got))
 				}

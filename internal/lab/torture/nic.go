@@ -15,7 +15,6 @@ import (
 	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/provider"
-	"viaxdp/internal/base/gso"
 	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -172,7 +171,7 @@ func openNIC(cfg NICConfig) (_ *nic, err error) {
 		psk = fail.Must(vipl.NewPSK([]byte("the workers' key, 32 bytes of it.")))
 	}
 	if p.Info.Mode.Generic() {
-		p.GSO = fail.Must(gso.Open(p.Info.Index))
+		fail.If(p.OpenGSO(true))
 	}
 	n.NIC = fail.Must(provider.OpenNIC[*vipl.NIC](p, vipl.WithSilence(cfg.Silence), vipl.WithPSK(psk)))
 	n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the flows look at their VIs
