@@ -136,6 +136,7 @@ type VIOptions struct {
 	Sealed         bool `json:"sealed,omitempty"`          // authenticated and encrypted by a pre-shared key
 	NoPollPause    bool `json:"no_rest,omitempty"`         // polls look at the RX ring in streams, too
 	NoSegmentation bool `json:"no_segmentation,omitempty"` // no GSO packets: each frame is sent alone
+	NoHeadroom     bool `json:"no_headroom,omitempty"`     // GSO packets leave as a UDP socket makes them, which the receiver's kernel copies once more
 	NoMultiBuffer  bool `json:"no_multi_buffer,omitempty"` // frames of one chunk, into which everything is copied; of raw-afxdp, too
 
 	Agent bool `json:"agent,omitempty"` // the NIC is opened by an agent (Params.Agent), not by the process itself
@@ -175,7 +176,7 @@ func (o VIOptions) validate(t *transport) error {
 func (o VIOptions) nicOptions() []vipl.Option {
 	options := []vipl.Option{
 		vipl.WithPacking(!o.NoPacking), vipl.WithChecksum(!o.NoChecksum), vipl.WithMultiBuffer(!o.NoMultiBuffer),
-		vipl.WithPollPause(!o.NoPollPause), vipl.WithSegmentation(!o.NoSegmentation),
+		vipl.WithPollPause(!o.NoPollPause), vipl.WithSegmentation(!o.NoSegmentation), vipl.WithHeadroom(!o.NoHeadroom),
 	}
 	if o.Sealed {
 		// The key of both ends is no secret: what it costs is measured.

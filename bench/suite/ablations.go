@@ -24,9 +24,9 @@ var ablations = []ablation{{
 	behind: concat(plain(rawCopy), []row{with(rawCopy+", single chunks", rawCopy, bench.VIOptions{NoMultiBuffer: true})}),
 }, {
 	name: "abl-segmentation", title: "Frames of long messages in GSO packets, and each alone",
-	note: "A GSO packet is up to 44 frames of 1514 bytes, or 7 of 9014, that leave by one system call; on a veth pair nothing divides it. Alone, each frame is an entry of the TX ring.",
+	note: "A GSO packet is up to 44 frames of 1514 bytes, or 7 of 9014, that leave by one system call; on a veth pair nothing divides it. Alone, each frame is an entry of the TX ring. With headroom, which only a privileged program on a veth can give, the receiver's kernel does not copy the packet before the demux program.",
 	how:  "each frame alone", without: bench.VIOptions{NoSegmentation: true}, sizes: []int{1024, 4096, 16384, 65536, 262144, 1048576}, quick: []int{65536}, mtus: []int{1500, 9000},
-	behind: plain(tcpSpin),
+	behind: concat([]row{with(delivery+", without headroom", delivery, bench.VIOptions{NoHeadroom: true})}, plain(tcpSpin)),
 }, {
 	name: "abl-packing", title: "Messages that wait share a frame and a doorbell, and not",
 	note: "Without packing each message has a frame and a doorbell of its own.",

@@ -72,6 +72,7 @@ var kernelOptions = []struct {
 	{"CONFIG_XDP_SOCKETS", Error, "there are no AF_XDP sockets", true},
 	{"CONFIG_BPF_JIT", Warning, "programs are interpreted: each frame costs several times as much in the kernel", true},
 	{"CONFIG_HUGETLBFS", Warning, "there is no pool of 2 MB pages: registered memory misses the TLB more often", true},
+	{"CONFIG_NET_CLS_ACT", Info, "packets of several frames from a veth have no headroom: the receiver's kernel copies each once more", true},
 	{"CONFIG_XDP_SOCKETS_DIAG", Info, "the kernel does not name the holder of a queue: doctor can only list suspects", false},
 }
 

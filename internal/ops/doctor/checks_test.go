@@ -20,7 +20,7 @@ func healthy() *Facts {
 			Release: "6.18.0", Major: 6, Minor: 18, Memlock: unix.RLIM_INFINITY, SeesOthers: true,
 			Config: map[string]string{
 				"CONFIG_BPF_SYSCALL": "y", "CONFIG_XDP_SOCKETS": "y", "CONFIG_BPF_JIT": "y", "CONFIG_HUGETLBFS": "y",
-				"CONFIG_XDP_SOCKETS_DIAG": "m",
+				"CONFIG_NET_CLS_ACT": "y", "CONFIG_XDP_SOCKETS_DIAG": "m",
 			},
 			Capabilities: 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF,
 			Trial:        Trial{Ran: true, Frames: 11},
@@ -92,6 +92,7 @@ var ailments = []ailment{
 	{"options", Unknown, func(h *Host, _ *NIC) { h.Config = nil }, "config", "", "", nil},
 	{"options", Error, func(h *Host, _ *NIC) { delete(h.Config, "CONFIG_XDP_SOCKETS") }, "CONFIG_XDP_SOCKETS", "=y", "", nil},
 	{"options", Warning, func(h *Host, _ *NIC) { h.Config["CONFIG_BPF_JIT"] = "m" }, "CONFIG_BPF_JIT", "=y", "", nil},
+	{"options", Info, func(h *Host, _ *NIC) { delete(h.Config, "CONFIG_NET_CLS_ACT") }, "NET_CLS_ACT", "=y", "", nil},
 	{"options", Info, func(h *Host, _ *NIC) { delete(h.Config, "CONFIG_XDP_SOCKETS_DIAG") }, "DIAG", "", "", nil},
 	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities &^= 1 << unix.CAP_NET_RAW }, "CAP_NET_RAW", "setcap cap_net_raw+ep", "", nil},
 	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities = 0 }, "CAP_NET_ADMIN", "sudo via-xdp agent", "", nil},
