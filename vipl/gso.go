@@ -354,7 +354,7 @@ func (p *port) dropGSO(c *conn) {
 func (g *gsoSender) none() string {
 	switch {
 	case g.out == nil:
-		return "switched off (WithSegmentation), or not in generic mode"
+		return "switched off (WithSegmentation), not in generic mode, or opened in another network namespace (Info)"
 	case g.off != nil:
 		return "the kernel refuses packets of several frames from this interface: " + g.off.Error()
 	}

@@ -88,6 +88,29 @@ func TestSteeringNote(t *testing.T) {
 	}
 }
 
+// A program in another network namespace than the interface sends no GSO packets: its sockets would send them from another
+// interface with the same index. It is told so, and messages of any length arrive all the same.
+func TestOtherNamespace(t *testing.T) {
+	a, b := pair(t, nstest.Options{}, agentConfig{Processes: 1})
+	outside, inside := newEnd(t, a.nic()), (*end)(nil)
+	nstest.Must(t, b.ns.Do(func() error { inside = newEnd(t, b.nic()); return nil }))
+	connect(t, outside, inside, "namespaces")
+	for range 100 {
+		exchange(t, outside, inside, strings.Repeat("12345678", 512))
+		exchange(t, inside, outside, strings.Repeat("87654321", 512))
+	}
+	for _, c := range []struct {
+		name string
+		end  *end
+		want bool // GSO packets
+	}{{"outside", outside, false}, {"inside", inside, true}} {
+		sent, why, notes := c.end.nic.Counters().GSOSent, c.end.nic.Status().NoGSO, strings.Join(c.end.nic.Info().Notes, "; ")
+		if (sent > 0) != c.want || (why == "") != c.want || strings.Contains(notes, "another network namespace") == c.want {
+			t.Errorf("%s: %d packets, %q, notes %q", c.name, sent, why, notes)
+		}
+	}
+}
+
 // leastPrivilege is an agent with the privileges of its systemd unit.
 var leastPrivilege = agentConfig{
 	UID: 60003, Caps: []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_BPF, unix.CAP_IPC_LOCK},

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"errors"
 	"io"
 
 	"viaxdp/bpf"
@@ -21,16 +22,24 @@ type GSO interface {
 }
 
 // OpenGSO opens GSO, which sends from the interface of Info; with headroom where that spares receivers in generic mode a
-// copy, from a veth. The calling thread is in the interface's network namespace.
+// copy, from a veth. It fails with gso.ErrNamespace unless the calling thread is in the network namespace of the queue.
 func (p *Provider) OpenGSO(headroom bool) error {
 	s, err := gso.Open(p.Info.Index)
 	if err != nil {
 		return err
 	}
+	queue, ofKernel := p.Port.(interface{ FD() int })
+	if ofKernel {
+		if err := s.CheckNamespace(queue.FD()); err != nil {
+			return errors.Join(err, s.Close())
+		}
+	}
 	p.GSO = s
 	switch index := p.Info.Index; {
 	case !headroom:
 		s.NeverTrim("switched off (WithHeadroom)")
+	case !ofKernel: // and so in an unknown network namespace
+		s.NeverTrim("the queue is not an AF_XDP socket")
 	case p.Info.Driver != "veth":
 		s.NeverTrim("the interface is not a veth")
 	default:

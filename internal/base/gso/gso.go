@@ -71,6 +71,22 @@ func Open(ifindex int) (*Socket, error) {
 	return s, nil
 }
 
+// ErrNamespace is returned if the calling thread of Open is not in the network namespace of the interface.
+var ErrNamespace = errors.New("gso: the calling thread is in another network namespace than the interface")
+
+// CheckNamespace returns ErrNamespace unless a socket, which is in the interface's network namespace, is in that of s. In
+// another one the interface's index is that of none, or of a wrong one.
+func (s *Socket) CheckNamespace(socket int) error {
+	netns, err := unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return fmt.Errorf("gso: network namespace of the interface: %w", err)
+	}
+	if netns != s.netns {
+		return ErrNamespace
+	}
+	return nil
+}
+
 // open makes a socket of a family. No router may fragment what it sends, and the caller knows the path's MTU. Routers may
 // mark it (ECN).
 func open(family int) (int, error) {

@@ -208,6 +208,25 @@ func TestHeadroomOfTwo(t *testing.T) {
 	nstest.Equal(t, "allocations of a packet", testing.AllocsPerRun(100, func() { _ = second.Send(to, h, pieces) }), 0)
 }
 
+// A Socket tells whether it is in the network namespace of another one.
+func TestCheckNamespace(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	s := open(t, a)
+	for _, c := range []struct {
+		ns   *nstest.NS
+		want error
+	}{{a, nil}, {b, gso.ErrNamespace}} {
+		fd := -1
+		nstest.Must(t, c.ns.Do(func() (err error) {
+			fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			return err
+		}))
+		nstest.WantErr(t, "namespace", s.CheckNamespace(fd), c.want)
+		nstest.Must(t, unix.Close(fd))
+	}
+	nstest.WantErr(t, "no socket", s.CheckNamespace(-1), unix.EBADF)
+}
+
 // Where there can be no headroom, packets leave without, and the reason is known. Nothing stays open.
 func TestNoHeadroom(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
