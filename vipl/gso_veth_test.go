@@ -22,16 +22,16 @@ import (
 func TestGSOOverVeth(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	for _, c := range []struct {
-		name      string
-		mtu       int
-		v6        bool
-		off       bool   // the sender's interface divides packets
-		bare      string // why packets have no headroom, to the end
-		a, b      []vipl.Option
-		none      bool                                                   // no packet leaves
-		whole     bool                                                   // packets arrive undivided
-		join      func(t *testing.T, o nstest.Options) (a, b *nstest.NS) // nil: by a veth pair
-		meanwhile func(t *testing.T, a, b *nstest.NS)
+		name       string
+		mtu        int
+		v6         bool
+		off        bool   // the sender's interface divides packets
+		noHeadroom string // why packets have no headroom, to the end
+		a, b       []vipl.Option
+		none       bool                                                   // no packet leaves
+		whole      bool                                                   // packets arrive undivided
+		join       func(t *testing.T, o nstest.Options) (a, b *nstest.NS) // nil: by a veth pair
+		meanwhile  func(t *testing.T, a, b *nstest.NS)
 	}{
 		{name: "IPv4", whole: true},
 		{name: "IPv6", v6: true, whole: true},
@@ -45,11 +45,11 @@ func TestGSOOverVeth(t *testing.T) {
 		{name: "through a router, divided by the sender", off: true, join: routed},
 		{name: "sealed", a: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, b: []vipl.Option{vipl.WithPSK(testPSK(t, 1))}, whole: true},
 		{name: "divided by the sender", off: true},
-		{name: "without headroom", bare: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true},
-		{name: "without headroom, IPv6, MTU 9000", bare: "switched off", v6: true, mtu: 9000, a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true},
-		{name: "without headroom, through a router", bare: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, join: routed, whole: true},
-		{name: "without headroom, divided by the sender", bare: "switched off", off: true, a: []vipl.Option{vipl.WithHeadroom(false)}},
-		{name: "without headroom, divided from now on", bare: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true, meanwhile: divide},
+		{name: "without headroom", noHeadroom: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true},
+		{name: "without headroom, IPv6, MTU 9000", noHeadroom: "switched off", v6: true, mtu: 9000, a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true},
+		{name: "without headroom, through a router", noHeadroom: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, join: routed, whole: true},
+		{name: "without headroom, divided by the sender", noHeadroom: "switched off", off: true, a: []vipl.Option{vipl.WithHeadroom(false)}},
+		{name: "without headroom, divided from now on", noHeadroom: "switched off", a: []vipl.Option{vipl.WithHeadroom(false)}, whole: true, meanwhile: divide},
 		{name: "native receiver", b: []vipl.Option{native}, none: true},
 		{name: "native sender", a: []vipl.Option{native}, none: true},
 		{name: "switched off at the sender", a: []vipl.Option{vipl.WithSegmentation(false)}, none: true},
@@ -101,11 +101,11 @@ func TestGSOOverVeth(t *testing.T) {
 			if !c.none {
 				await.Until(t, "headroom", func() bool {
 					why := a.Status().NoHeadroom
-					return c.bare == "" && why == "" || c.bare != "" && strings.Contains(why, c.bare)
+					return c.noHeadroom == "" && why == "" || c.noHeadroom != "" && strings.Contains(why, c.noHeadroom)
 				})
 				va, vb = again(t, a, b, va, vb)
 				exchange(t, va, vb, newBox(t, a, 8, most), newBox(t, b, 8, most), 30, most, 3)
-				nstest.Equal(t, "headroom to the end", a.Status().NoHeadroom == "", c.bare == "")
+				nstest.Equal(t, "headroom to the end", a.Status().NoHeadroom == "", c.noHeadroom == "")
 				sent, came = a.Counters(), b.Counters()
 				errorIf(t, (came.GSOReceived*10 < sent.GSOSent*9) == c.whole, "%d packets left, %d arrived whole", sent.GSOSent, came.GSOReceived)
 			}

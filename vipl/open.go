@@ -164,7 +164,7 @@ func OpenNIC(device string, opts ...Option) (*NIC, error) {
 	o.steady = true
 	p := provider.Provider{Port: agent.Queue(), Agent: agent, Arena: agent.Arena(), UMEM: agent.UMEM(), Info: agent.Info()}
 	if !o.noSegmentation && p.Info.Mode.Generic() {
-		if err := p.OpenGSO(!o.noHeadroom); err != nil {
+		if err := p.OpenGSO(agent.Queue().FD(), !o.noHeadroom); err != nil {
 			p.Info.Notes = append(p.Info.Notes, fmt.Sprintf("no segmentation offload: %v", err))
 		}
 	}

@@ -22,24 +22,20 @@ type GSO interface {
 }
 
 // OpenGSO opens GSO, which sends from the interface of Info; with headroom where that spares receivers in generic mode a
-// copy, from a veth. It fails with gso.ErrNamespace unless the calling thread is in the network namespace of the queue.
-func (p *Provider) OpenGSO(headroom bool) error {
+// copy, from a veth. It fails with gso.ErrNamespace unless the calling thread is in the network namespace of queue, the file
+// descriptor of the AF_XDP socket.
+func (p *Provider) OpenGSO(queue int, headroom bool) error {
 	s, err := gso.Open(p.Info.Index)
 	if err != nil {
 		return err
 	}
-	queue, ofKernel := p.Port.(interface{ FD() int })
-	if ofKernel {
-		if err := s.CheckNamespace(queue.FD()); err != nil {
-			return errors.Join(err, s.Close())
-		}
+	if err := s.CheckNamespace(queue); err != nil {
+		return errors.Join(err, s.Close())
 	}
 	p.GSO = s
 	switch index := p.Info.Index; {
 	case !headroom:
 		s.NeverTrim("switched off (WithHeadroom)")
-	case !ofKernel: // and so in an unknown network namespace
-		s.NeverTrim("the queue is not an AF_XDP socket")
 	case p.Info.Driver != "veth":
 		s.NeverTrim("the interface is not a veth")
 	default:

@@ -36,27 +36,15 @@ func capture(t *testing.T, ns *nstest.NS) (next func() []byte) {
 // captureFrom returns their source ports, too.
 func captureFrom(t *testing.T, ns *nstest.NS) (next func() (payload []byte, from uint16)) {
 	t.Helper()
-	receive := packets(t, ns)
+	packet := arrivals(t, ns)
 	return func() ([]byte, uint16) {
-		for {
-			p, kind := receive()
-			if kind == unix.PACKET_OUTGOING {
-				continue
-			}
-			head := 20
-			if p[0]>>4 == 6 {
-				head = 40
-			}
-			if len(p) < head+8 || binary.BigEndian.Uint16(p[head+2:]) != port {
-				continue
-			}
-			return p[head+8:], binary.BigEndian.Uint16(p[head:])
-		}
+		udp := udpOf(packet())
+		return udp[8:], binary.BigEndian.Uint16(udp)
 	}
 }
 
-// packets returns the packets of an interface from now on, from the IP header on, and whether they arrive or leave.
-func packets(t *testing.T, ns *nstest.NS) (next func() (packet []byte, kind uint8)) {
+// arrivals returns the IP packets to the port that arrive on an interface from now on.
+func arrivals(t *testing.T, ns *nstest.NS) (next func() []byte) {
 	t.Helper()
 	fd := -1
 	nstest.Must(t, ns.Do(func() (err error) {
@@ -70,11 +58,25 @@ func packets(t *testing.T, ns *nstest.NS) (next func() (packet []byte, kind uint
 	timeout := unix.NsecToTimeval(int64(5 * time.Second))
 	nstest.Must(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
 	b := make([]byte, 1<<17)
-	return func() ([]byte, uint8) {
-		n, from, err := unix.Recvfrom(fd, b, 0)
-		nstest.FatalIf(t, err != nil, "nothing arrives: %v", err)
-		return bytes.Clone(b[:n]), from.(*unix.SockaddrLinklayer).Pkttype
+	return func() []byte {
+		for {
+			n, from, err := unix.Recvfrom(fd, b, 0)
+			nstest.FatalIf(t, err != nil, "nothing arrives: %v", err)
+			udp := udpOf(b[:n])
+			if from.(*unix.SockaddrLinklayer).Pkttype != unix.PACKET_OUTGOING && len(udp) >= 8 && binary.BigEndian.Uint16(udp[2:]) == port {
+				return bytes.Clone(b[:n])
+			}
+		}
 	}
+}
+
+// udpOf returns what is behind the IP header of a packet; nothing, if it is shorter.
+func udpOf(packet []byte) []byte {
+	head := 20
+	if packet[0]>>4 == 6 {
+		head = 40
+	}
+	return packet[min(head, len(packet)):]
 }
 
 func open(t *testing.T, ns *nstest.NS) *gso.Socket {

@@ -12,21 +12,20 @@ import (
 	"viaxdp/internal/base/thread"
 )
 
-// Generic XDP wants a packet in one piece, with 256 free bytes in front (XDP_PACKET_HEADROOM), and copies each that has not
-// (netif_receive_generic_xdp, net/core/dev.c). What a UDP socket sends has neither. A packet socket makes a packet in one piece,
-// if its header (virtio_net_hdr) says that all of it is headers, but no socket makes room in front. So there a packet has
-// Headroom more bytes behind the Ethernet header, and a mark. A program on the way out, bpf.Trim, moves the Ethernet header
-// behind them:
+// Generic XDP needs a packet in one piece, with 256 free bytes in front (XDP_PACKET_HEADROOM), and copies any other packet
+// (netif_receive_generic_xdp, net/core/dev.c). What a UDP socket sends has neither. A packet socket makes a packet in one piece
+// if its header (virtio_net_hdr) says that all of it is headers, but no socket leaves room in front. So the packet is sent with
+// Headroom extra bytes behind the Ethernet header, and a mark. A program on the interface's egress, bpf.Trim, moves the Ethernet
+// header behind them:
 //
 //	sent:     | Ethernet | Headroom | IP, UDP | frame | frame | frame |
 //	trimmed:  |    free     | Ethernet | IP, UDP | frame | frame | frame |
 
 const (
-	// Headroom is how many bytes a packet with the mark Mark has too many behind its Ethernet header: XDP_PACKET_HEADROOM
-	// (include/uapi/linux/bpf.h). The Ethernet header, which later kernels want besides, finds room in what a packet
-	// socket leaves free.
+	// Headroom is the number of extra bytes behind the Ethernet header of a packet with the mark Mark: XDP_PACKET_HEADROOM
+	// (include/uapi/linux/bpf.h). Later kernels also need room for the Ethernet header, which a packet socket leaves.
 	Headroom = 256
-	// Mark is the mark (SO_MARK) of such a packet.
+	// Mark is the mark (SO_MARK) of such a packet: "VIAH".
 	Mark = 0x56494148
 )
 
@@ -58,7 +57,7 @@ type trimming struct {
 	netns   int                       // file descriptor of the network namespace
 	started chan struct{}             // closed when attaching is over; nil: not started
 	ready   atomic.Pointer[trimmed]
-	without atomic.Pointer[string] // why packets have no headroom; nil: they have
+	reason  atomic.Pointer[string] // why packets have no headroom; nil: they have
 }
 
 // Trim lets packets of untagged paths leave by a packet socket with Headroom, from some milliseconds after the first one on.
@@ -69,19 +68,19 @@ func (s *Socket) Trim(attach func() (io.Closer, error)) {
 	t := &s.trimming
 	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		t.because(fmt.Errorf("network namespace: %w", err))
+		t.setReason(fmt.Errorf("network namespace: %w", err))
 		return
 	}
 	t.attach, t.netns = attach, fd
-	t.because(errors.New("no packet has left yet"))
+	t.setReason(errors.New("no packet has left yet"))
 }
 
 // NeverTrim says why Trim is not called, for NoHeadroom.
-func (s *Socket) NeverTrim(why string) { s.trimming.because(errors.New(why)) }
+func (s *Socket) NeverTrim(why string) { s.trimming.setReason(errors.New(why)) }
 
 // NoHeadroom returns why packets have no headroom, or "". Any goroutine may call it.
 func (s *Socket) NoHeadroom() string {
-	if why := s.trimming.without.Load(); why != nil {
+	if why := s.trimming.reason.Load(); why != nil {
 		return *why
 	}
 	return ""
@@ -89,20 +88,20 @@ func (s *Socket) NoHeadroom() string {
 
 // fails records that a packet could not leave with headroom, works that one did. Neither allocates if nothing has changed.
 func (t *trimming) fails(errno unix.Errno) {
-	if t.without.Load() == nil {
-		t.because(fmt.Errorf("the last packet: %w", errno))
+	if t.reason.Load() == nil {
+		t.setReason(fmt.Errorf("the last packet: %w", errno))
 	}
 }
 
 func (t *trimming) works() {
-	if t.without.Load() != nil {
-		t.without.Store(nil)
+	if t.reason.Load() != nil {
+		t.reason.Store(nil)
 	}
 }
 
-func (t *trimming) because(err error) {
+func (t *trimming) setReason(err error) {
 	text := err.Error()
-	t.without.Store(&text)
+	t.reason.Store(&text)
 }
 
 // start begins to attach the program, once.
@@ -116,11 +115,11 @@ func (s *Socket) start() {
 		thread.Run(func() {
 			made, err := s.makeTrimmed(attach)
 			if err != nil {
-				t.because(err)
+				t.setReason(err)
 				return
 			}
 			t.ready.Store(made)
-			t.without.Store(nil)
+			t.reason.Store(nil)
 		})
 	}()
 }

@@ -64,28 +64,7 @@ func headers(t *testing.T, a, b *nstest.NS, src, dst netip.Addr, n int) []byte {
 	return h
 }
 
-// arrivals returns the IP packets that arrive on an interface from now on.
-func arrivals(t *testing.T, ns *nstest.NS) (next func() []byte) {
-	t.Helper()
-	receive := packets(t, ns)
-	return func() []byte {
-		for {
-			p, kind := receive()
-			if udp := udpOf(p); kind != unix.PACKET_OUTGOING && len(udp) >= 8 && binary.BigEndian.Uint16(udp[2:]) == port {
-				return p
-			}
-		}
-	}
-}
-
-func udpOf(packet []byte) []byte {
-	if packet[0]>>4 == 6 {
-		return packet[40:]
-	}
-	return packet[20:]
-}
-
-// checkPacket verifies headers as a receiver does, the UDP checksum only if whole: else the kernel has not completed it.
+// checkPacket verifies headers as a receiver does, the UDP checksum only if it is completed: within a host the kernel need not.
 func checkPacket(t *testing.T, p []byte, completed bool) (payload []byte) {
 	t.Helper()
 	udp := udpOf(p)

@@ -171,7 +171,7 @@ func openNIC(cfg NICConfig) (_ *nic, err error) {
 		psk = fail.Must(vipl.NewPSK([]byte("the workers' key, 32 bytes of it.")))
 	}
 	if p.Info.Mode.Generic() {
-		fail.If(p.OpenGSO(true))
+		fail.If(p.OpenGSO(queue.FD(), true))
 	}
 	n.NIC = fail.Must(provider.OpenNIC[*vipl.NIC](p, vipl.WithSilence(cfg.Silence), vipl.WithPSK(psk)))
 	n.ErrorCallback(func(vipl.ErrorDescriptor) {}) // the flows look at their VIs
