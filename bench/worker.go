@@ -190,8 +190,8 @@ func transacts(e endpoint) bool {
 	return false
 }
 
-// task does what a task does: on the thread of the open endpoint, or on the
-// locked thread where it needs none.
+// task does what a task does: where the open endpoint's tasks run or, without one, on the
+// locked thread unless it is free.
 func (s *server) task(r request) (_ json.RawMessage, err error) {
 	defer fail.Catch(&err)
 	t, ok := tasks[r.Op]
@@ -205,7 +205,7 @@ func (s *server) task(r request) (_ json.RawMessage, err error) {
 	case t.alone && s.endpoint != nil:
 		fail.With("an endpoint is open")
 	case t.alone:
-		j.params, s.free = s.paramsOf(r), false
+		j.params, s.free = s.paramsOf(r), t.free
 	}
 	var output any
 	s.do(func() { output, err = t.run(&j, r.Input) })
@@ -232,6 +232,7 @@ const workerProcs = 2
 // A task is what a worker does when it is asked for it by name, with an input and an output in JSON.
 type task struct {
 	alone bool // without an endpoint; else on the thread of the one that is open
+	free  bool // alone, on a goroutine that the Go scheduler places, as those that use net.Conn are
 	run   func(*job, json.RawMessage) (output any, err error)
 }
 
@@ -252,8 +253,8 @@ var tasks = map[string]task{
 	"load": {run: taskOf(sendLoad)}, "load-echo": {run: taskOf(echoLoad)},
 	"connect-often": {run: taskOf(connectOften)}, "accept-often": {run: taskOf(acceptOften)},
 	"operate": {run: taskOf(operate), alone: true}, "repeats": {run: taskOf(tellRepeats)},
-	"http-get": {run: taskOf(getHTTP), alone: true}, "http-serve": {run: taskOf(serveHTTP), alone: true},
-	"incast-send": {run: taskOf(sendIncast), alone: true}, "incast-take": {run: taskOf(takeIncast), alone: true},
+	"http-get": {run: taskOf(getHTTP), alone: true, free: true}, "http-serve": {run: taskOf(serveHTTP), alone: true, free: true},
+	"incast-send": {run: taskOf(sendIncast), alone: true, free: true}, "incast-take": {run: taskOf(takeIncast), alone: true, free: true},
 	"share-send": {run: taskOf(shareSend), alone: true}, "share-take": {run: taskOf(shareTake), alone: true},
 }
 
