@@ -4,6 +4,7 @@
 //
 //	sum := crc32c.Update(0, header)
 //	sum = crc32c.Update(sum, payload)
+//	sum = crc32c.Copy(sum, frame, payload) // copies the payload on the way
 //
 // The sum is folded four registers of 64 bytes at a time, as V. Gopal et al.,
 // "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction"
@@ -20,10 +21,27 @@ var table = crc32.MakeTable(crc32.Castagnoli)
 // followed by b.
 func Update(sum uint32, b []byte) uint32 {
 	if len(b) >= leastWide && wide {
-		whole := len(b) &^ (block - 1)
+		whole := len(b) &^ (register - 1)
 		sum = ^foldWide(^sum, b[:whole], &folds)
 		b = b[whole:]
 	}
+	return updateShort(sum, b)
+}
+
+// Copy copies b to dst, which is at least as long and does not overlap with it, and returns Update(sum, dst[:len(b)]). It
+// reads b once: the sum is that of the copy, even if b changes meanwhile.
+func Copy(sum uint32, dst, b []byte) uint32 {
+	dst = dst[:len(b)]
+	if len(b) >= leastWide && wide {
+		whole := len(b) &^ (register - 1)
+		sum = ^foldCopy(^sum, &dst[0], b[:whole], &folds)
+		dst, b = dst[whole:], b[whole:]
+	}
+	copy(dst, b)
+	return updateShort(sum, dst)
+}
+
+func updateShort(sum uint32, b []byte) uint32 {
 	if len(b) <= mostShort && short {
 		return ^foldShort(^sum, b)
 	}
@@ -31,7 +49,8 @@ func Update(sum uint32, b []byte) uint32 {
 }
 
 const (
-	block = 256 // bytes per folding step
+	block    = 256 // bytes per folding step
+	register = 64  // bytes of each of its registers, and of a step at the end
 	// leastWide is the length from which folding pays.
 	leastWide = block
 	// mostShort is the length up to which one instruction for each eight bytes is fastest. hash/crc32 also uses it,
@@ -57,7 +76,7 @@ func power(n int) uint64 {
 // folds has the factors that move 16 bytes forward by a number of bits, for the first eight bytes and for the other
 // eight.
 var folds = [...][2]uint64{
-	factors(8 * block), factors(8 * 192), factors(8 * 128), factors(8 * 64),
+	factors(8 * block), factors(8 * 192), factors(8 * 128), factors(8 * register),
 	factors(8 * 48), factors(8 * 32), factors(8 * 16), {},
 }
 
