@@ -32,6 +32,8 @@ type conn struct {
 	secure   *secure.Session // seals frames; nil: they are plain
 	overhead int             // bytes that sealing adds to a frame
 	bare     bool            // checksums cover headers only
+	summed   bool            // sum is that of the payload of the frame that is being built
+	sum      uint32          // CRC32C
 	packs    bool            // small messages may share a frame, and frames a doorbell
 	byRef    bool            // frames that name the program's memory are outstanding, or descriptors wait for such frames
 
@@ -131,6 +133,11 @@ func (c *conn) hasTaken() bool {
 func (c *conn) putChecksum(b []byte, rest ...[]byte) {
 	if c.secure != nil {
 		return // the seal's tag replaces it
+	}
+	if c.summed {
+		c.summed = false
+		wire.PutChecksumAfter(c.sum, b)
+		return
 	}
 	if c.bareData(wire.KindOf(b)) {
 		wire.PutHeaderChecksum(b)

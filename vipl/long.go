@@ -77,9 +77,9 @@ func (p *port) sendLong(c *conn, e *posted, n int, now int64) bool {
 			return false
 		}
 		l := &p.long
-		e.gather(l.parts[0][wire.HeaderLen:])
+		e.gather(l.parts[0][wire.HeaderLen:], false)
 		for _, b := range l.parts[1:] {
-			e.gather(b)
+			e.gather(b, false)
 		}
 	}
 	e.byRef = e.byRef || byRef

@@ -267,7 +267,8 @@ func (p *port) buildPiece(c *conn, e *posted, n int) (addr uint64, b []byte, ok 
 	}
 	from := e.moved
 	b = c.template.Put(chunk, wire.HeaderLen+n)
-	e.gather(b[wire.HeaderLen:])
+	c.summed = c.secure == nil && !c.bare
+	c.sum = e.gather(b[wire.HeaderLen:], c.summed)
 	c.describe(e, from)
 	return addr, b, true
 }
@@ -363,7 +364,7 @@ func (p *port) sendPack(c *conn, count int, now int64) sendResult {
 		e := q.at(q.current + i)
 		e.record(&r)
 		at := r.Put(rest, int(e.length))
-		e.gather(at)
+		e.gather(at, false)
 		rest = rest[e.room():]
 		e.begun, e.packed, e.first, e.last = true, true, seq, seq
 	}

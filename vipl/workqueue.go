@@ -158,12 +158,17 @@ func (e *posted) placeAll(pkt *wire.Packet) bool {
 	return true
 }
 
-// gather copies the next len(b) bytes of a message out of the segments.
-func (e *posted) gather(b []byte) {
+// gather copies the next len(b) bytes of a message out of the segments. It returns their checksum if sums is set.
+func (e *posted) gather(b []byte, sums bool) (sum uint32) {
 	segs := e.segs()
 	for n := 0; n < len(b); {
 		s := segs[e.seg].data
-		k := copy(b[n:], s[e.off:])
+		k := min(len(b)-n, len(s)-e.off)
+		if sums {
+			sum = wire.CopyPayload(sum, b[n:], s[e.off:e.off+k])
+		} else {
+			copy(b[n:], s[e.off:e.off+k])
+		}
 		n += k
 		if e.off += k; e.off == len(s) {
 			e.seg++
@@ -171,6 +176,7 @@ func (e *posted) gather(b []byte) {
 		}
 	}
 	e.moved += uint32(len(b))
+	return sum
 }
 
 // rewind resets the position in the message.

@@ -135,6 +135,15 @@ func PutChecksum(b []byte, rest ...[]byte) {
 	binary.BigEndian.PutUint32(b[checksumAt:], checksum(b, rest))
 }
 
+// CopyPayload copies b into the payload of a frame, dst, which is at least as long. Given the checksum of what lies before
+// it in the payload, it returns that with it, for PutChecksumAfter.
+func CopyPayload(sum uint32, dst, b []byte) uint32 { return crc32c.Copy(sum, dst, b) }
+
+// PutChecksumAfter is PutChecksum for a payload whose checksum CopyPayload has returned.
+func PutChecksumAfter(sum uint32, b []byte) {
+	binary.BigEndian.PutUint32(b[checksumAt:], crc32c.Update(sum, b[:checksumAt]))
+}
+
 // PutHeaderChecksum is PutChecksum over the header only.
 func PutHeaderChecksum(b []byte) { PutChecksum(b[:HeaderLen]) }
 
