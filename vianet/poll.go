@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/vipl"
 )
 
@@ -347,6 +349,7 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 		}
 		if i%spinYield == 0 {
 			s.yield() // the peer may be a goroutine of this program
+			s.yieldCPU()
 		}
 	}
 }
@@ -371,11 +374,67 @@ func (s *Stack) mayRingLater() bool {
 	return true
 }
 
-// yield lets other goroutines run, and measures how long that took.
+// yield lets other goroutines run.
 func (s *Stack) yield() {
 	start := time.Now()
 	runtime.Gosched()
-	if time.Since(start) > awayMost {
+	s.wasAway(time.Since(start))
+}
+
+// wasAway takes how long a poller let others run.
+func (s *Stack) wasAway(took time.Duration) {
+	if took > awayMost {
 		s.alone.Store(ringAlone)
+	}
+}
+
+// yieldCPU lets other processes run on this CPU. What the poller waits for may depend on them: on the peer, or on the
+// program whose bytes a proxy forwards. The caller is the goroutine that polls.
+func (s *Stack) yieldCPU() {
+	if !s.shares.due() {
+		return
+	}
+	start, own := time.Now(), cpuTime()
+	_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // it does not fail
+	took := time.Since(start)
+	s.shares.yielded(took - (cpuTime() - own))
+	s.wasAway(took)
+}
+
+// cpuTime is that of all threads of this process.
+func cpuTime() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) // it does not fail
+	return time.Duration(t.Nano())
+}
+
+// cpuShares decides how often a poller yields its CPU. Yielding costs a microsecond or, if other threads of this process
+// look for work, several, in which a message waits. So where no other process has wanted the CPU for many times in a row it
+// becomes rare. The goroutine that polls has it.
+type cpuShares struct {
+	vain int // yields in a row in which no other process ran
+	left int // opportunities that are left out before the next
+}
+
+const (
+	yieldAlone  = 3 * time.Microsecond // in less no other process has run
+	yieldTries  = 64                   // yields in vain before they become rare
+	yieldSeldom = 255                  // opportunities that are then left out
+)
+
+func (c *cpuShares) due() bool {
+	if c.left > 0 {
+		c.left--
+		return false
+	}
+	return true
+}
+
+// yielded takes for how long others had the CPU.
+func (c *cpuShares) yielded(others time.Duration) {
+	if others > yieldAlone {
+		c.vain = 0
+	} else if c.vain++; c.vain >= yieldTries {
+		c.left = yieldSeldom
 	}
 }

@@ -73,6 +73,7 @@ type Stack struct {
 	posted   atomic.Uint32 // sends
 	stale    atomic.Bool   // completions of sends that have been seen lie on their queue, see poll.go
 	alone    atomic.Int32  // Writes that ring by themselves, see poll.go
+	shares   cpuShares     // the goroutine that polls has it
 	rings    atomic.Int32  // that peers write to, see read.go
 
 	ports  ports
