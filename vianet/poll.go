@@ -15,7 +15,8 @@ import (
 // How a Read or Write waits (await):
 //
 //  1. It polls for all connections of the stack (spin), as long as that has paid lately (spinner). One goroutine
-//     polls at a time. It also rings the doorbell for what others write meanwhile.
+//     polls at a time. It also rings the doorbell for what others write meanwhile, and yields to other goroutines and,
+//     where the CPU is shared, to other processes (yieldCPU).
 //  2. Then it sleeps until its signal is raised. Before, it hands the completion queues to their drivers (takeOver).
 //  3. A driver is a goroutine of the stack that sleeps in a completion queue while no call polls.
 
@@ -381,7 +382,7 @@ func (s *Stack) yield() {
 	s.wasAway(time.Since(start))
 }
 
-// wasAway takes how long a poller let others run.
+// wasAway records for how long a poller let others run.
 func (s *Stack) wasAway(took time.Duration) {
 	if took > awayMost {
 		s.alone.Store(ringAlone)
@@ -401,7 +402,7 @@ func (s *Stack) yieldCPU() {
 	s.wasAway(took)
 }
 
-// cpuTime is that of all threads of this process.
+// cpuTime returns the CPU time that all threads of this process have used.
 func cpuTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) // it does not fail
@@ -413,11 +414,11 @@ func cpuTime() time.Duration {
 // becomes rare. The goroutine that polls has it.
 type cpuShares struct {
 	vain int // yields in a row in which no other process ran
-	left int // opportunities that are left out before the next
+	left int // opportunities that are still left out
 }
 
 const (
-	yieldAlone  = 3 * time.Microsecond // in less no other process has run
+	yieldAlone  = 3 * time.Microsecond // no other process runs in as little
 	yieldTries  = 64                   // yields in vain before they become rare
 	yieldSeldom = 255                  // opportunities that are then left out
 )
@@ -430,7 +431,7 @@ func (c *cpuShares) due() bool {
 	return true
 }
 
-// yielded takes for how long others had the CPU.
+// yielded records for how long other processes had the CPU.
 func (c *cpuShares) yielded(others time.Duration) {
 	if others > yieldAlone {
 		c.vain = 0

@@ -135,8 +135,9 @@ func PutChecksum(b []byte, rest ...[]byte) {
 	binary.BigEndian.PutUint32(b[checksumAt:], checksum(b, rest))
 }
 
-// CopyPayload copies b into the payload of a frame, dst, which is at least as long. Given the checksum of what lies before
-// it in the payload, it returns that with it, for PutChecksumAfter.
+// CopyPayload copies b to dst, a place in the payload of a frame that is at least as long. sum is the checksum of the payload
+// before that place, 0 at the beginning. CopyPayload returns the checksum including b; PutChecksumAfter takes that of the
+// whole payload.
 func CopyPayload(sum uint32, dst, b []byte) uint32 { return crc32c.Copy(sum, dst, b) }
 
 // PutChecksumAfter is PutChecksum for a payload whose checksum CopyPayload has returned.
