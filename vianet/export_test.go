@@ -62,6 +62,14 @@ func Unbalanced(from, to *Conn) string {
 	return ""
 }
 
+// WatchYields returns a function that reports whether a poller of the stack has yielded its CPU to other processes since. No
+// call polls at either time.
+func WatchYields(s *Stack) (yielded func() bool) {
+	never := cpuShares{vain: -1 << 30} // a yield counts on, or begins at 0
+	s.shares = never
+	return func() bool { return s.shares != never }
+}
+
 // looked is the result of look under the lock of a connection.
 func looked[T any](c *Conn, look func() T) T {
 	c.mu.Lock()

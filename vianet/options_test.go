@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -182,4 +184,19 @@ func TestSendsAreTidied(t *testing.T) {
 		a.Close()
 		check(t, <-done)
 	}
+}
+
+// A Read that polls in vain yields its CPU to other processes, which may be what it waits for.
+func TestPollerYieldsCPU(t *testing.T) {
+	if runtime.GOMAXPROCS(0) == 1 { // with one processor no call polls
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	}
+	const wait = 20 * time.Millisecond
+	h := inMemory(t, vianet.Options{Spin: wait})
+	a, _ := h.pair(t)
+	yielded := vianet.WatchYields(h.a)
+	must(t, a.SetReadDeadline(time.Now().Add(wait)))
+	_, err := a.Read(make([]byte, 1))
+	isErr(t, "nothing came", err, os.ErrDeadlineExceeded)
+	nstest.ErrorIf(t, !yielded(), "it has not yielded its CPU")
 }
