@@ -485,3 +485,60 @@ func indexOf(x *box, d *vipl.Descriptor) int {
 	}
 	return -1
 }
+
+// A message for whose first frames the window has room, but not for a packet of them, waits for an acknowledgement, and then
+// leaves in packets. Else these frames would go by the TX ring.
+func TestGSOWaitsForRoom(t *testing.T) {
+	const full, most = 1424, 300 * 1424
+	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
+	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, most)
+	defer n.a.WithoutBackground()()
+	defer n.b.WithoutBackground()()
+	left, alone := 0, 0
+	n.a.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+		if len(frame) > full {
+			left += (len(frame) - 42 + 1471) / 1472
+		}
+		if len(frame) == 1514 {
+			alone++
+		}
+		return false
+	}})
+	post := func(i, frames int) { // the last is short: no packet goes on behind it
+		postRecv(t, vb, xb, i, most)
+		postSend(t, va, xa, i, frames*full-1)
+	}
+	arrive := func(messages int) {
+		pollUntil(t, "the messages", func() bool {
+			va.SendDone()
+			if d, _ := vb.RecvDone(); d != nil {
+				messages--
+			}
+			return messages == 0
+		})
+		exchangeOne(t, va, vb, xa, xb) // acknowledges: nothing is under way
+	}
+	for range 1000 { // packets grow, and the window; a host that is descheduled may take frames for lost
+		left = 0
+		post(0, 300)
+		room := left
+		arrive(1)
+		left, alone = 0, 0
+		post(0, room-2)
+		if left != room-2 || room < 64 {
+			arrive(1)
+			continue // the window has changed
+		}
+		post(1, 4)
+		if alone == 0 {
+			errorIf(t, left != room-2, "%d frames left: room for %d", left, room)
+			n.b.Poll()
+			n.a.Poll()
+			errorIf(t, left != room+2 || alone > 0, "%d frames left after an acknowledgement, %d alone", left, alone)
+			arrive(2)
+			return
+		}
+		arrive(2)
+	}
+	t.Errorf("%d frames left alone, with the room of %d", alone, left)
+}

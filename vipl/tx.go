@@ -226,7 +226,7 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 			c.cut = c.frameFor()
 		}
 		n := min(c.cut, int(e.length-e.moved))
-		if !c.fits(n) {
+		if !c.fits(n) || p.defersGSO(c, int(e.length-e.moved)) {
 			return sendNothing // retried after an acknowledgement
 		}
 		ok = p.sendPiece(c, e, n, now)

@@ -81,6 +81,11 @@ func (s *Sender) room() int {
 	return max(room, 0)
 }
 
+// Admits reports whether n new frames of the given units each may be sent now.
+func (s *Sender) Admits(n, units int) bool {
+	return s.Room() >= n && int(int32(s.limit-s.used)) >= n*units
+}
+
 // Fits reports whether a new frame of the given units may be sent now. A frame larger than the whole window may be
 // sent if it is the only one.
 func (s *Sender) Fits(units int) bool {
