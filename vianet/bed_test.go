@@ -40,7 +40,7 @@ func (h *hosts) wasLossy(t *testing.T) {
 }
 
 // memoryNics opens a NIC at both ends of a wire in memory. When they are closed no chunk may be missing.
-func memoryNics(t testing.TB, silence time.Duration) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
+func memoryNics(t testing.TB, silence time.Duration, packets bool) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
 	t.Helper()
 	noLeaks(t)
 	wire = xdpnictest.NewWire()
@@ -48,7 +48,7 @@ func memoryNics(t testing.TB, silence time.Duration) (a, b *vipl.NIC, wire *xdpn
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	open := func(name string) *vipl.NIC {
 		return memorynic.Open(t, wire, fabric.Agent(name), memorynic.Config{
-			Queue: xdpnictest.Config{RxChunks: 1024}, Silence: silence,
+			Queue: xdpnictest.Config{RxChunks: 1024}, Silence: silence, Packets: packets,
 		}).NIC
 	}
 	return open("a"), open("b"), wire
@@ -98,9 +98,12 @@ func over(t testing.TB, a, b *vipl.NIC, wire *xdpnictest.Wire, o vianet.Options)
 	return h
 }
 
-func inMemory(t testing.TB, o vianet.Options) *hosts {
+func inMemory(t testing.TB, o vianet.Options) *hosts { return inMemoryBy(t, o, false) }
+
+// inMemoryBy is inMemory where frames also leave in packets, if packets is true.
+func inMemoryBy(t testing.TB, o vianet.Options, packets bool) *hosts {
 	t.Helper()
-	a, b, wire := memoryNics(t, longSilence)
+	a, b, wire := memoryNics(t, longSilence, packets)
 	return over(t, a, b, wire, o)
 }
 
@@ -165,18 +168,20 @@ var asleep = vianet.Options{Spin: -1}
 var configurations = []struct {
 	name    string
 	options vianet.Options
+	packets bool
 }{
-	{"read", vianet.Options{}},
-	{"write", vianet.Options{NoRDMARead: true}},
-	{"buffers", vianet.Options{Threshold: -1}},
-	{"small pool", vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Threshold: 2000}},
-	{"asleep", vianet.Options{Spin: -1, Registered: -1}},
+	{"read", vianet.Options{}, false},
+	{"write", vianet.Options{NoRDMARead: true}, false},
+	{"buffers", vianet.Options{Threshold: -1}, false},
+	{"small pool", vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Threshold: 2000}, true},
+	{"asleep", vianet.Options{Spin: -1, Registered: -1}, false},
+	{"packets", vianet.Options{}, true},
 }
 
 func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 	t.Helper()
 	for _, l := range configurations {
-		t.Run(l.name, func(t *testing.T) { f(t, inMemory(t, l.options)) })
+		t.Run(l.name, func(t *testing.T) { f(t, inMemoryBy(t, l.options, l.packets)) })
 	}
 }
 

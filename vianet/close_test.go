@@ -18,9 +18,9 @@ import (
 )
 
 // lingering returns hosts on which Close goes on delivering for longer than any test runs.
-func lingering(t *testing.T, o vianet.Options) *hosts {
+func lingering(t *testing.T, o vianet.Options, packets bool) *hosts {
 	o.Linger = time.Hour
-	h := inMemory(t, o)
+	h := inMemoryBy(t, o, packets)
 	h.bearBreaks()
 	return h
 }
@@ -29,7 +29,7 @@ func eachLingering(t *testing.T, f func(t *testing.T, h *hosts)) {
 	t.Helper()
 	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
-			h := lingering(t, l.options)
+			h := lingering(t, l.options, l.packets)
 			f(t, h)
 			h.atRest(t)
 		})
@@ -195,7 +195,7 @@ func TestShutdownDelivers(t *testing.T) {
 
 // Until the last connection is closed, the stack can dial but accepts no connections.
 func TestShutdownWaits(t *testing.T) {
-	h := lingering(t, vianet.Options{})
+	h := lingering(t, vianet.Options{}, false)
 	a, b := h.pair(t)
 	c, d := h.pair(t)
 	l, other := h.listen(t), h.listen(t)

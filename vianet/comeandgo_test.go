@@ -266,10 +266,10 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 // end. No counter decreases meanwhile. When the connections are gone, nothing is left of them. VIA_CONNECTIONS=10000
 // takes minutes.
 func TestComeAndGo(t *testing.T) {
-	config := func(name string, o vianet.Options, prepare func(h *hosts)) {
+	config := func(name string, o vianet.Options, packets bool, prepare func(h *hosts)) {
 		t.Run(name, func(t *testing.T) {
 			o.Linger = testTimeout
-			h := inMemory(t, o)
+			h := inMemoryBy(t, o, packets)
 			prepare(h)
 			h.bearBreaks()
 			for next, left := 0, testsize.Number(t, "VIA_CONNECTIONS", 60, 180); left > 0 && !t.Failed(); {
@@ -280,10 +280,10 @@ func TestComeAndGo(t *testing.T) {
 		})
 	}
 	for _, l := range configurations {
-		config(l.name, l.options, func(*hosts) {})
+		config(l.name, l.options, l.packets, func(*hosts) {})
 	}
-	config("one stack", vianet.Options{}, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
-	config("loss", vianet.Options{Registered: 100_000}, func(h *hosts) { h.wire.SetFaults(lossy) }) // most must go
+	config("one stack", vianet.Options{}, false, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
+	config("loss", vianet.Options{Registered: 100_000}, false, func(h *hosts) { h.wire.SetFaults(lossy) }) // most must go
 }
 
 // comeAndGo makes n connections, several at a time, and waits until they are gone.

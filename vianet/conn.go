@@ -68,6 +68,7 @@ type Conn struct {
 	due     due
 
 	peerRing peerRing
+	rest     rest
 
 	// Receiving.
 	queue   segments // what has arrived, in order
@@ -257,8 +258,9 @@ func (c *Conn) waitsForMore() bool {
 	return true
 }
 
-// urge has what is in the buffer sent by the next push. Under mu.
+// urge has what waits for more bytes sent by the next push. Under mu.
 func (c *Conn) urge() {
+	c.rest.urged = c.rest.n > 0
 	if c.nagle.on && !c.emptied() {
 		c.nagle.urged = true
 	}
@@ -374,7 +376,7 @@ func (c *Conn) stop() {
 // dismissed reports whether the peer closed the connection and nothing written was left to send.
 func (c *Conn) dismissed() bool {
 	c.reap()
-	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied()
+	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied() && c.rest.n == 0
 }
 
 // finish sends what was written on a closed connection, then the fin, and waits until the peer has confirmed it.
@@ -464,6 +466,7 @@ func (c *Conn) release() {
 		c.queue.drop()
 	}
 	c.endRing()
+	c.rest.end()
 	c.mu.Unlock()
 	c.stack.remove(c, errors.Join(c.vi.Destroy(), c.pool.region.Deregister(), c.tag.Destroy()))
 	if c.port != 0 {

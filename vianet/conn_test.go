@@ -259,7 +259,7 @@ func TestBothOnlyWrite(t *testing.T) {
 
 // toBeSilent returns hosts in memory with a short silence.
 func toBeSilent(t *testing.T) *hosts {
-	a, b, wire := memoryNics(t, 2*time.Second) // long enough to connect
+	a, b, wire := memoryNics(t, 2*time.Second, false) // long enough to connect
 	h := over(t, a, b, wire, asleep)
 	h.bearBreaks()
 	return h

@@ -47,7 +47,7 @@
 //	withdraw  sender     the program does not wait any more      /
 //	room      receiver   write it here                           \ 2
 //	taken     receiver   this many bytes were read or filled     /
-//	room 0    receiver   a ring, or how much of it was read      2
+//	room 0    receiver   a ring, or how much of it was read      5
 //	(write 0) sender     bytes were written to the ring          as data
 //	data 1    sender     as data; a ring would have taken them   as data
 //	fin       both       no more data                            1
@@ -73,11 +73,18 @@
 //	a deadline, Close                 offered -- withdraw, taken(n) ---> idle
 //
 // A transfer takes two round trips, or one in write mode. Nothing else moves meanwhile, and the buffers hold only 80
-// KiB per round trip. So the receiver offers a ring of 256 KiB, by a room message with transfer number 0. It does so
-// after two transfers of at most 128 KiB, or after 128 KiB in Writes of 16 KiB and more that took buffers. From then
-// on such Writes go to the ring at once, each as one RDMA write, or as two where the ring ends. Each takes a data
-// buffer, as a data message does. Write returns when the NIC has the bytes. The Read copies them out of the ring. At
-// most 64 connections of a stack have a ring.
+// KiB per round trip. So the receiver offers a ring, by a room message with transfer number 0. It does so after two
+// transfers of at most 128 KiB, or after 128 KiB in Writes of 16 KiB and more that took buffers. From then on such
+// Writes go to the ring at once, each as one RDMA write, or as two where the ring ends. Each takes a data buffer, as a
+// data message does. Write returns when the NIC has the bytes. The Read copies them out of the ring. At most 64
+// connections of a stack have a ring.
+//
+// A ring has 256 KiB, half of which is given back at once. Where frames leave in GSO packets, it has five packets or
+// more, and a Read that finds nothing gives back what is read if that is a fifth. There, in a stream, the end of a Write
+// that does not fill a packet may wait in this side's memory for the next Write. It waits only while the peer has a
+// fifth of the ring to read, and so will give room back, which sends it. A Read, a Write that does not go to the ring,
+// and the end of the stream send it at once. A stream is Writes with no Read of data in between, each of which finds so
+// much unread.
 //
 // Memory of [Stack.Alloc] is written where frames are long, even if the receiver could read it: the NIC sends a write
 // by reference, but copies the response to an RDMA read.

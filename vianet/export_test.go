@@ -36,7 +36,7 @@ func Unbalanced(from, to *Conn) string {
 	from.progress()
 	from.mu.Lock()
 	from.reap()
-	free, credits, out, room := len(from.pool.free), from.credits, from.out, from.peerRing
+	free, credits, out, room, rest := len(from.pool.free), from.credits, from.out, from.peerRing, from.rest.n
 	if from.fill >= 0 {
 		free++
 	}
@@ -45,11 +45,13 @@ func Unbalanced(from, to *Conn) string {
 	defer to.mu.Unlock()
 	ring, byRef := 0, room.free+to.ring.freed
 	if to.ring.lease != nil {
-		ring = ringSize
+		ring = to.ring.size
 	}
 	switch {
 	case free != from.pool.half:
 		return fmt.Sprintf("%d of %d buffers for sending are free\n", free, from.pool.half)
+	case rest > 0:
+		return fmt.Sprintf("%d bytes wait for more\n", rest)
 	case out.open || out.flight > 0:
 		return "the last transfer is not over\n"
 	case to.held > 0 || to.in.flight > 0 || to.in.staged > 0 || to.in.open:
@@ -162,3 +164,9 @@ func TakeAllBut(s *Stack, free ...uint16) {
 func Discriminator(port uint16) []byte {
 	return Addr{netip.AddrPortFrom(netip.IPv4Unspecified(), port)}.via().Discriminator
 }
+
+// Rest returns how many bytes of a Write wait for the next one.
+func Rest(c *Conn) int { return looked(c, func() int { return c.rest.n }) }
+
+// Packet returns how many bytes of a Write to the ring leave in one packet.
+func Packet(c *Conn) int { return looked(c, func() int { return c.peerRing.packet }) }

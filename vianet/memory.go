@@ -156,10 +156,10 @@ func (l *lease) wipe(tag *vipl.Ptag, a access) {
 	l.last = tag
 }
 
-// ring gives ringSize bytes of the program's memory that the connection's peer may write to, until they are
+// ring gives size bytes of the program's memory that the connection's peer may write to, until they are
 // deregistered.
-func (r *registry) ring(tag *vipl.Ptag) (*lease, error) {
-	buf := make([]byte, ringSize)
+func (r *registry) ring(tag *vipl.Ptag, size int) (*lease, error) {
+	buf := make([]byte, size)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	region, err := r.register(buf, attributes(tag, writable))

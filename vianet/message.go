@@ -200,7 +200,11 @@ func newPool(regs *registry, tag *vipl.Ptag, buffers, size int) (p *pool, err er
 	}
 	p.desc, p.uses = make([]*vipl.Descriptor, 2*p.half), make([]sendUse, p.half)
 	for i := range p.desc {
-		if p.desc[i], err = p.region.Descriptor(p.base+i*size, 2); err != nil {
+		segs := 2
+		if i < p.half {
+			segs = 3 // of a write; the last one lies where the message would be
+		}
+		if p.desc[i], err = p.region.Descriptor(p.base+i*size, segs); err != nil {
 			p.region.Deregister()
 			return nil, err
 		}
@@ -262,9 +266,9 @@ func (p *pool) postRead(i int, from vipl.AddressSegment, l *landing) error {
 	return p.vi.PostSend(p.desc[i], p.region.Handle())
 }
 
-// postWrite writes n bytes of a lease to the peer's memory, and completes a receive there.
-func (p *pool) postWrite(i int, to vipl.AddressSegment, l *lease, off, n int, immediate uint32) error {
-	p.desc[i].SetRDMAWrite(to, l.segment(off, n))
+// postWrite writes up to two segments to the peer's memory, and completes a receive there.
+func (p *pool) postWrite(i int, to vipl.AddressSegment, segs []vipl.DataSegment, immediate uint32) error {
+	p.desc[i].SetRDMAWrite(to, segs...)
 	p.desc[i].SetImmediate(immediate)
 	p.uses[i] = sendUse{write: true}
 	return p.vi.PostSend(p.desc[i], p.region.Handle())

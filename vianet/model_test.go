@@ -247,10 +247,10 @@ func (m *streams) finish(t *testing.T, r *rapid.T) {
 // For any sequence of operations of two programs, a connection does what the model says, and no credit or buffer is
 // lost.
 func TestModel(t *testing.T) {
-	config := func(name string, o vianet.Options, f xdpnictest.Faults) {
+	config := func(name string, o vianet.Options, packets bool, f xdpnictest.Faults) {
 		t.Run(name, func(t *testing.T) {
 			o.Linger = testTimeout
-			h := inMemory(t, o)
+			h := inMemoryBy(t, o, packets)
 			h.wire.SetFaults(f)
 			h.bearBreaks()
 			rapid.Check(t, func(r *rapid.T) {
@@ -282,10 +282,11 @@ func TestModel(t *testing.T) {
 		})
 	}
 	for _, l := range configurations {
-		config(l.name, l.options, xdpnictest.Faults{})
+		config(l.name, l.options, l.packets, xdpnictest.Faults{})
 	}
 	// A case has only a few dozen frames, so the share of faults must be high.
 	torn := xdpnictest.Faults{Seed: 5, Loss: 0.1, Dup: 0.05, Reorder: 0.1}
-	config("read, loss", vianet.Options{}, torn)
-	config("write, loss", vianet.Options{NoRDMARead: true}, torn)
+	config("read, loss", vianet.Options{}, false, torn)
+	config("write, loss", vianet.Options{NoRDMARead: true}, false, torn)
+	config("packets, loss", vianet.Options{}, true, torn)
 }

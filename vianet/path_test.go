@@ -124,7 +124,7 @@ func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 }
 
 // dataBuffers is how many data messages a connection takes, with the default options.
-const dataBuffers = 68/2 - 14
+const dataBuffers = 74/2 - 17
 
 // A peer writes to a ring what cannot be, or more than there may be before the program reads. Where the NIC refuses a
 // write, TestFilledLies has the check.

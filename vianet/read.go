@@ -80,6 +80,9 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) 
 	}
 	c.restock()
 	c.urge() // what is read next may be the answer
+	if n == 0 && c.ring.lease != nil && c.ring.freed >= ringPart(c.ring.size) {
+		c.due.ring = true
+	}
 	if c.mayFetch() {
 		switch {
 		case len(b) < directMin || c.in.read && len(b) < min(c.in.length-c.in.asked, stagesAhead*stageSize):
@@ -128,6 +131,7 @@ func (c *Conn) consume(b []byte) (n int) {
 		c.queue.drop()
 	}
 	c.counts.Received += uint64(n)
+	c.rest.stream = c.rest.stream && n == 0
 	return n
 }
 
@@ -448,13 +452,13 @@ func (c *Conn) unstage(l *landing) {
 //	receiver                                 sender
 //	room(0): n bytes of memory from here  -->
 //	                                     <--  RDMA write with immediate data: k bytes
-//	room(0): half of the ring is read     -->
+//	room(0): a part of the ring is read   -->
 //
-// Bytes lie in the ring in the order of the stream. The sender does not write across its end, and what was read is
-// given back when it is half of the ring. Each RDMA write takes one of the data buffers. At most two room messages are
+// Bytes lie in the ring in the order of the stream. The sender does not write across its end. What was read is given
+// back when it is half of the ring, or ringPart when a Read finds nothing. Each RDMA write takes one of the data buffers. At most ringParts room messages are
 // under way. A data message of such a Write is marked as one that would suit a ring.
 const (
-	ringSize = 256 << 10
+	ringSize = 256 << 10    // at least; where the path carries packets it is whole packets
 	ringMost = ringSize / 2 // bytes of a Write that goes there
 	// the least such Write: below it a doorbell for each message costs no more than one for each Write
 	ringLeast = 16 << 10
@@ -462,16 +466,26 @@ const (
 	ringID    = 0            // in the place of a transfer's
 	ringWish  = 1            // in the same place, in a data message that would suit a ring
 	maxRings  = 64           // of a stack
+	ringParts = 5            // of a ring that is longer than ringSize, each at least a packet
 )
+
+// ringPart is the least of a ring that is given back: a half, or a fifth where the path carries packets.
+func ringPart(size int) int {
+	if size > ringSize {
+		return size / ringParts
+	}
+	return size / 2
+}
 
 // ring is memory of this side that the peer writes to. The lock of the connection guards it.
 type ring struct {
 	lease *lease // nil: none
-	past  int    // bytes that would have gone through it
-	at    int    // where the next bytes come
-	open  int    // how many the peer may write
-	freed int    // bytes read since the last room message
-	last  int    // length of the last arrival: as many bytes may be on their way
+	size  int
+	past  int // bytes that would have gone through it
+	at    int // where the next bytes come
+	open  int // how many the peer may write
+	freed int // bytes read since the last room message
+	last  int // length of the last arrival: as many bytes may be on their way
 }
 
 // wantRing counts n bytes of a Write that would suit a ring, and offers one after ringAfter bytes. Under mu.
@@ -488,12 +502,16 @@ func (c *Conn) wantRing(n int) {
 		c.stack.rings.Add(-1)
 		return
 	}
-	lease, err := c.stack.regs.ring(c.tag)
+	size := ringSize
+	if s, err := c.vi.Query(); err == nil && s.MaxPacket > 0 { // the peer's are as long
+		size = (ringSize + s.MaxPacket - 1) / s.MaxPacket * s.MaxPacket
+	}
+	lease, err := c.stack.regs.ring(c.tag, size)
 	if err != nil {
 		c.stack.rings.Add(-1)
 		return // it goes on without
 	}
-	r.lease, r.freed, c.due.ring = lease, ringSize, true
+	r.lease, r.size, r.freed, c.due.ring = lease, size, size, true
 }
 
 // endRing gives the ring back.
@@ -529,12 +547,12 @@ func (c *Conn) takeInRing(h *header, i int) error {
 		return errOverrun
 	case c.fin || c.in.open:
 		return errOrder
-	case n > int64(r.open) || n > int64(ringSize-r.at):
+	case n > int64(r.open) || n > int64(r.size-r.at):
 		return errTransfer
 	}
 	c.spent = append(c.spent, i)
 	c.queue.add(segment{data: r.lease.buf[r.at : r.at+int(n)], ring: int(n)})
-	r.at = (r.at + int(n)) % ringSize
+	r.at = (r.at + int(n)) % r.size
 	r.open -= int(n)
 	r.last = int(n)
 	raise(c.readable)
@@ -544,5 +562,5 @@ func (c *Conn) takeInRing(h *header, i int) error {
 // readFromRing notes that n bytes of the ring were read.
 func (c *Conn) readFromRing(n int) {
 	c.ring.freed += n
-	c.due.ring = c.due.ring || c.ring.freed >= ringSize/2
+	c.due.ring = c.due.ring || c.ring.freed >= c.ring.size/2
 }

@@ -11,7 +11,7 @@ import (
 
 // controlBuffers is the number of receives that are set aside for messages other than data; the table in the
 // package's comment adds them up.
-const controlBuffers = 14
+const controlBuffers = 17
 
 // dataBuffers is the number of data messages that the peer may have on their way or unread.
 func (c *Conn) dataBuffers() int { return c.pool.half - controlBuffers }
@@ -220,9 +220,14 @@ func (c *Conn) push() {
 // pushes sends what is due. False: no buffer is free.
 func (c *Conn) pushes() bool {
 	if c.due.messages == (messages{}) && !c.owesMany() && c.out.roomLen == 0 && !c.due.fin {
+		c.pushRest()
 		return c.pushData() // as mostly
 	}
-	return c.pushControl() && c.pushTransfer() && c.pushData() && c.pushFin()
+	if !c.pushControl() || !c.pushTransfer() {
+		return false
+	}
+	c.pushRest()
+	return c.pushData() && c.pushFin()
 }
 
 // pushControl sends the messages that need no order relative to the data.
@@ -285,11 +290,11 @@ func (c *Conn) send(i, n int, h header) {
 	c.stack.sent()
 }
 
-// write posts buffer i as an RDMA write of n bytes of a lease, from offset off: to the ring if id is ringID, else to
-// the room of the transfer. The caller restocks when it has noted the write. False: the connection broke.
-func (c *Conn) write(i int, id uint32, to vipl.AddressSegment, l *lease, off, n int) bool {
+// write posts buffer i as an RDMA write of up to two segments: to the ring if id is ringID, else to the room of the
+// transfer. The caller restocks when it has noted the write. False: the connection broke.
+func (c *Conn) write(i int, id uint32, to vipl.AddressSegment, segs ...vipl.DataSegment) bool {
 	h := header{kind: kindFilled, credits: c.giveBack(), id: id}
-	if c.pool.postWrite(i, to, l, off, n, h.immediate()) != nil {
+	if c.pool.postWrite(i, to, segs, h.immediate()) != nil {
 		c.pool.free = append(c.pool.free, i)
 		c.lost()
 		return false
@@ -308,7 +313,7 @@ func (c *Conn) giveBack() (n uint16) {
 
 // pushFin ends the stream when the last byte is sent.
 func (c *Conn) pushFin() bool {
-	if !c.due.fin || !c.emptied() || c.out.open {
+	if !c.due.fin || !c.emptied() || c.rest.n > 0 || c.out.open {
 		return true
 	}
 	if !c.control(&c.due.fin, header{kind: kindFin}) {

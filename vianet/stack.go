@@ -18,7 +18,7 @@ import (
 
 // Options of a Stack; the zero value means the defaults.
 type Options struct {
-	// Buffers is the number of control-message buffers of a connection, half of them for sending; 0: 68. At least
+	// Buffers is the number of control-message buffers of a connection, half of them for sending; 0: 74. At least
 	// MinBuffers.
 	Buffers int
 	// BufferSize is the size of one in bytes, 64 for its descriptor and 24 for the header included; 0: 4224. A
@@ -128,7 +128,7 @@ func New(nic *vipl.NIC, o Options) (*Stack, error) {
 
 // complete fills in the defaults and checks the rest.
 func (o *Options) complete() error {
-	o.Buffers = cmp.Or(o.Buffers, 68)
+	o.Buffers = cmp.Or(o.Buffers, 74)
 	o.BufferSize = cmp.Or(o.BufferSize, 4224) // 4096 bytes of data in a message
 	o.Threshold = cmp.Or(o.Threshold, 32<<10)
 	o.Registered = cmp.Or(o.Registered, 16<<20)

@@ -163,7 +163,7 @@ func TestStatsOfStalls(t *testing.T) {
 // counts as that instead.
 func TestStatsOfEnds(t *testing.T) {
 	for _, closed := range []bool{false, true} {
-		h := lingering(t, vianet.Options{})
+		h := lingering(t, vianet.Options{}, false)
 		a, b := h.pair(t)
 		fill(t, a)
 		if closed {

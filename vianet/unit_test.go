@@ -463,7 +463,7 @@ func ringed() *Conn {
 	return &Conn{
 		stack: &Stack{}, pool: &pool{half: 34}, greeted: true, window: 9, credits: 4,
 		readable: make(chan struct{}, 1), writable: make(chan struct{}, 1),
-		ring: ring{lease: &lease{buf: make([]byte, ringSize)}, open: ringSize},
+		ring: ring{lease: &lease{buf: make([]byte, ringSize)}, size: ringSize, open: ringSize},
 	}
 }
 

@@ -16,14 +16,15 @@ import (
 //  3. writeLarge registers the bytes and announces them (offer), to be read by the peer, or asks where to write
 //     them. The peer's room is written (pushWrites), its taken ends the transfer (takeTaken).
 //  4. writeRing writes to the ring (putInRing). Immediate data of the RDMA write tells the peer (write, in session.go).
+//     In a stream the end of the bytes may wait for the next Write (rest).
 //
 // A Write that has to wait does so in until; session.go sends what is due and takes what comes.
 
 // maxTransfer is the length of the longest transfer in bytes.
 const maxTransfer = 1 << 30
 
-// Write writes b and returns when all of it has been taken over: by buffers for control messages or, when it is more
-// than Options.Threshold, by the peer.
+// Write writes b and returns when all of it has been taken over: by the NIC, by memory of the connection or, in a
+// transfer, by the peer.
 //
 // Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that broke, a peer that reads no more
 // (ECONNRESET both). n is then how many bytes the peer gets, if it gets anything. If the connection broke during a
@@ -104,6 +105,9 @@ func (c *Conn) writeSmall(b []byte) (n int, err error) {
 	suits := c.stack.suitsRing(len(b))
 	err = c.until(func() (bool, error) {
 		c.wish = suits && c.peerRing.size == 0
+		if !c.emptiesRest() {
+			return false, c.writeError()
+		}
 		for n < len(b) {
 			if err := c.writeError(); err != nil {
 				return false, err
@@ -145,7 +149,7 @@ func (c *Conn) flushed(all bool) error {
 		if err := c.writeError(); err != nil {
 			return false, err
 		}
-		if all {
+		if all && !c.emptied() {
 			c.urge()
 		}
 		c.push()
@@ -184,6 +188,9 @@ func (c *Conn) emptied() bool { return c.fill < 0 || c.filled == headerLen }
 // writeLarge has the peer get b by RDMA.
 func (c *Conn) writeLarge(b []byte) (int, error) {
 	if err := c.flushed(true); err != nil {
+		return 0, err
+	}
+	if err := c.until(func() (bool, error) { return c.emptiesRest() && c.out.flight == 0, c.writeError() }); err != nil {
 		return 0, err
 	}
 	byRef := c.stack.byReference(b)
@@ -326,7 +333,7 @@ func (c *Conn) pushWrites() bool {
 	if !ok {
 		return false
 	}
-	if !c.write(i, o.id, o.room, o.lease, o.moved, o.roomLen) {
+	if !c.write(i, o.id, o.room, o.lease.segment(o.moved, o.roomLen)) {
 		return true
 	}
 	o.moved += o.roomLen
@@ -339,10 +346,11 @@ func (c *Conn) pushWrites() bool {
 
 // peerRing is the ring of the peer, which this side writes to. read.go has the picture, and the sizes.
 type peerRing struct {
-	room vipl.AddressSegment // its first byte
-	size int                 // 0: none
-	at   int                 // where the next bytes go
-	free int                 // how many there is room for
+	room   vipl.AddressSegment // its first byte
+	size   int                 // 0: none
+	at     int                 // where the next bytes go
+	free   int                 // how many there is room for
+	packet int                 // how many leave in one packet; 0: those of each frame
 }
 
 // suitsRing reports whether a Write of n bytes suits a ring.
@@ -361,7 +369,55 @@ func (c *Conn) ringTakes(n int) bool {
 	return n <= c.peerRing.size/2
 }
 
-// writeRing writes b to the peer's ring. It returns when the NIC has all of it, possibly before the peer has.
+// rest is the end of a Write to the ring that does not fill a GSO packet. In a stream it waits for the next Write, and
+// both leave by one RDMA write: a short packet costs nearly as much as a full one. It waits only while the peer has so
+// much of the ring to read that it will say so (ringPart), and until this side reads. The lock of the connection guards
+// it.
+type rest struct {
+	lease  *lease // a staging buffer; nil: there is no ring
+	off, n int    // what waits
+	urged  bool   // it waits no more
+	stream bool   // nothing was read since the last Write to the ring
+}
+
+// end gives the staging buffer back.
+func (r *rest) end() {
+	if r.lease != nil {
+		r.lease.end()
+		r.lease, r.n = nil, 0
+	}
+}
+
+// keep adds b, for which there is room. No RDMA write is under way.
+func (r *rest) keep(b []byte) {
+	copy(r.lease.buf, r.lease.buf[r.off:r.off+r.n])
+	r.off = 0
+	r.n += copy(r.lease.buf[r.n:], b)
+}
+
+// mayRest reports whether what does not fill a packet may wait.
+func (c *Conn) mayRest() bool {
+	r := &c.peerRing
+	return c.rest.lease != nil && r.size-r.free >= ringPart(r.size) && !c.rest.urged && !c.due.fin
+}
+
+// pushRest sends what has waited, if it waits no more.
+func (c *Conn) pushRest() {
+	for c.rest.n > 0 && !c.mayRest() && len(c.pool.free) > 0 && c.putInRing(vipl.DataSegment{}, false) > 0 {
+	}
+}
+
+// emptiesRest sends what has waited, and reports whether nothing is left of it. Under mu.
+func (c *Conn) emptiesRest() bool {
+	if c.rest.n > 0 {
+		c.rest.urged = true
+		c.push()
+	}
+	return c.rest.n == 0
+}
+
+// writeRing writes b to the peer's ring. It returns when the NIC has all of it, possibly before the peer has, or all but
+// a rest.
 func (c *Conn) writeRing(b []byte) (n int, err error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
@@ -373,17 +429,31 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 	defer lease.end()
 	byRef := c.stack.byReference(b)
 	over := func() bool { return c.out.flight == 0 }
+	begun, stream := false, false
 	err = c.until(func() (bool, error) {
 		if err := c.writeError(); err != nil {
 			return false, err
 		}
+		if !begun { // in a stream the peer has much to read before this Write
+			begun, stream = true, !byRef && c.rest.stream && c.mayRest()
+			c.rest.stream = true
+		}
 		for n < len(b) {
-			k := c.putInRing(lease, n)
-			if n += k; k == 0 {
+			if len(c.pool.free) == 0 {
+				c.push() // takes the sends that are done
+			}
+			waited := c.rest.n
+			k := c.putInRing(lease.segment(n, len(b)-n), stream)
+			if k == 0 {
 				break
 			}
+			n += k - (waited - c.rest.n)
 		}
 		c.push()
+		if left := len(b) - n; left > 0 && over() && stream && c.mayRest() && c.rest.n+left < c.peerRing.packet {
+			c.rest.keep(b[n:])
+			n = len(b)
+		}
 		return n == len(b) && over(), nil
 	})
 	if err != nil {
@@ -400,29 +470,45 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 	return n, err
 }
 
-// putInRing writes what there is room for of a lease, from offset off on. It returns how many bytes that were. Under
-// mu.
-func (c *Conn) putInRing(l *lease, off int) int {
-	r := &c.peerRing
-	n := min(len(l.buf)-off, r.free, r.size-r.at, vipl.MaxTransferSize)
-	if c.stalled = n == 0 || c.credits == 0; c.stalled || c.down {
+// putInRing writes the rest and then what b names, as far as there is room. If whole, it leaves a rest that may wait.
+// It returns how many bytes that were. Under mu.
+func (c *Conn) putInRing(b vipl.DataSegment, whole bool) int {
+	r, w := &c.peerRing, &c.rest
+	n := w.n + int(b.Length)
+	if whole && c.mayRest() {
+		n -= n % r.packet
+	}
+	if n == 0 {
 		return 0
 	}
-	if len(c.pool.free) == 0 {
-		c.push() // takes the sends that are done
+	n = min(n, r.free, r.size-r.at, vipl.MaxTransferSize)
+	if c.stalled = n == 0 || c.credits == 0; c.stalled || c.down {
+		return 0
 	}
 	i, ok := c.pool.take()
 	if c.slotShort = !ok; !ok {
 		return 0
 	}
+	var segs [2]vipl.DataSegment
+	waited, k := min(w.n, n), 0
+	if waited > 0 {
+		segs[0], k = w.lease.segment(w.off, waited), 1
+	}
+	if waited < n {
+		b.Length = uint32(n - waited)
+		segs[k], k = b, k+1
+	}
 	to := r.room
 	to.Data += uint64(r.at)
-	if !c.write(i, ringID, to, l, off, n) {
+	if !c.write(i, ringID, to, segs[:k]...) {
 		return 0
 	}
 	c.credits--
 	r.at = (r.at + n) % r.size
 	r.free -= n
+	if w.off, w.n = w.off+waited, w.n-waited; w.n == 0 {
+		w.off, w.urged = 0, false
+	}
 	c.counts.Ring.count(n)
 	c.restock()
 	return n
@@ -433,6 +519,7 @@ func (c *Conn) takeRing(h *header) error {
 	r, at, n := &c.peerRing, vipl.AddressSegment{Data: h.addr, Handle: h.handle}, int64(h.length)
 	if r.size == 0 {
 		r.room, r.size = at, int(n)
+		c.learnPacket()
 	}
 	if at != r.room || n > int64(r.size-r.free) {
 		return errTransfer
@@ -440,4 +527,15 @@ func (c *Conn) takeRing(h *header) error {
 	r.free += int(n)
 	raise(c.writable)
 	return nil
+}
+
+// learnPacket prepares rests, if the path carries packets.
+func (c *Conn) learnPacket() {
+	s, err := c.vi.Query()
+	if err != nil || s.MaxPacket == 0 || s.MaxPacket > stageSize {
+		return
+	}
+	if lease, err := c.stack.regs.stage(c.tag, closed); err == nil {
+		c.rest.lease, c.peerRing.packet = lease, s.MaxPacket
+	}
 }

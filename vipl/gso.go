@@ -117,6 +117,14 @@ func (p *port) gsoUsable(c *conn) bool {
 	return p.gso.out != nil && p.gso.off == nil && c.gso.short >= 2 && c.gso.peer >= c.gso.short*c.gso.path.Size && !c.loop && c.shm == nil
 }
 
+// longestPacket returns how many bytes of a message the longest packet of the connection carries; 0: no packets are sent.
+func (p *port) longestPacket(c *conn) int {
+	if !p.gsoUsable(c) {
+		return 0
+	}
+	return min(c.gso.most, c.gso.peer/c.gso.path.Size) * c.payload
+}
+
 // announce fills in what an acknowledgement tells the peer of GSO packets, in its RemoteAddr: the longest one that this side
 // takes and, above, how long the frames in its own are.
 func (p *port) announce(c *conn) {

@@ -1,8 +1,6 @@
 package vipl_test
 
 import (
-	"context"
-	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -16,7 +14,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/secure"
-	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -184,11 +182,9 @@ func (h *memoryHost) gso(c memoryConfig) provider.GSO {
 	if c.gso == "" {
 		return nil
 	}
-	return &xdpnictest.GSO{Queue: h.queue, Divide: c.gso == "divided", Fail: c.gsoFails, Path: func(src netip.Addr, dst netip.AddrPort) (wire.Link, error) {
-		path, err := h.agent.Path(context.Background(), src, dst.Addr())
-		path.PortOffset = uint8(dst.Port() - wire.Port)
-		return path.Link, err
-	}}
+	g := memorynic.GSO(h.queue, h.agent)
+	g.Divide, g.Fail = c.gso == "divided", c.gsoFails
+	return g
 }
 
 // gsoQueue has chunks for GSO packets.

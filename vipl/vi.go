@@ -323,6 +323,7 @@ type VIInfo struct {
 	Number               uint32
 	Local                netip.Addr // local address of the connection; zero if there is none
 	MaxPayload           int        // bytes of a message in one frame; 0 without a connection
+	MaxPacket            int        // bytes of a message in the longest GSO packet; 0: each frame leaves by itself
 }
 
 // Query is VipQueryVi: it returns state, attributes and whether the queues are empty. ErrInvalidParameter if the VI
@@ -339,7 +340,7 @@ func (v *VI) Query() (VIInfo, error) {
 		SendEmpty: v.send.empty(), RecvEmpty: v.recv.empty(),
 	}
 	if c := v.conn; c != nil {
-		s.MaxPayload, s.Local = c.payload, c.source.addr
+		s.MaxPayload, s.MaxPacket, s.Local = c.payload, v.port.longestPacket(c), c.source.addr
 	}
 	return s, nil
 }

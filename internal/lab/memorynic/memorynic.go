@@ -26,6 +26,7 @@ type Config struct {
 	Arena   int               // bytes beside the chunks; 0: 8 MiB
 	Silence time.Duration     // after which a peer is dead; 0: Unhurried
 	PSK     *vipl.PSK         // or nil
+	Packets bool              // frames also leave in GSO packets, which arrive whole
 
 	Agent func(*kagenttest.Agent) kagent.Agent // makes of the agent what the NIC is opened with; nil: the agent itself
 }
@@ -47,6 +48,9 @@ type Host struct {
 func Open(t T, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
 	t.Helper()
 	c.Arena, c.Silence = cmp.Or(c.Arena, 8<<20), cmp.Or(c.Silence, Unhurried)
+	if c.Packets {
+		c.Queue.MultiBuffer, c.Queue.ChunkSize = true, 4096
+	}
 	pool := c.Queue.PoolBytes()
 	arena, err := hugepages.New(hugepages.Config{Size: pool + c.Arena, Reserve: pool, Policy: hugepages.Avoid})
 	nstest.Must(t, err)
@@ -59,8 +63,12 @@ func Open(t T, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
 	if c.Agent != nil {
 		with = c.Agent(agent)
 	}
+	var packets provider.GSO
+	if c.Packets {
+		packets = GSO(h.Queue, agent)
+	}
 	h.NIC, err = provider.OpenNIC[*vipl.NIC](
-		provider.Provider{Port: h.Queue, Agent: with, Arena: arena}, vipl.WithSilence(c.Silence), vipl.WithPSK(c.PSK),
+		provider.Provider{Port: h.Queue, Agent: with, Arena: arena, GSO: packets}, vipl.WithSilence(c.Silence), vipl.WithPSK(c.PSK),
 	)
 	nstest.Must(t, err)
 	t.Cleanup(func() {
@@ -83,6 +91,15 @@ func Open(t T, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
 		nstest.Check(t, errors.Join(h.Queue.Close(), arena.Close()))
 	})
 	return h
+}
+
+// GSO returns what sends the GSO packets of an agent's queue.
+func GSO(q *xdpnictest.Queue, agent *kagenttest.Agent) *xdpnictest.GSO {
+	return &xdpnictest.GSO{Queue: q, Path: func(src netip.Addr, dst netip.AddrPort) (wire.Link, error) {
+		path, err := agent.Path(context.Background(), src, dst.Addr())
+		path.PortOffset = uint8(dst.Port() - wire.Port)
+		return path.Link, err
+	}}
 }
 
 // T is what Open needs of a test.
