@@ -10,6 +10,7 @@ type Sim struct {
 	now    int64
 	made   uint64
 	events eventHeap
+	spare  []*event // of events that are over
 	rng    *rand.Rand
 
 	hosts []*Host
@@ -42,7 +43,12 @@ func (s *Sim) After(d int64, do func()) { s.at(s.now+d, do) }
 
 func (s *Sim) at(t int64, do func()) {
 	s.made++
-	heap.Push(&s.events, event{max(t, s.now), s.made, do})
+	e := new(event)
+	if last := len(s.spare) - 1; last >= 0 {
+		e, s.spare = s.spare[last], s.spare[:last]
+	}
+	*e = event{max(t, s.now), s.made, do}
+	heap.Push(&s.events, e)
 }
 
 // Run advances time by d.
@@ -56,9 +62,12 @@ func (s *Sim) RunUntil(d int64, done func() bool) bool {
 			s.now = end
 			return false
 		}
-		e := heap.Pop(&s.events).(event)
+		e := heap.Pop(&s.events).(*event)
 		s.now = e.at
-		e.do()
+		do := e.do
+		e.do = nil
+		s.spare = append(s.spare, e)
+		do()
 	}
 	return true
 }
@@ -69,17 +78,18 @@ type event struct {
 	do func()
 }
 
-type eventHeap []event
+// eventHeap has pointers, so that neither heap.Push nor heap.Pop allocates.
+type eventHeap []*event
 
 func (h eventHeap) Len() int { return len(h) }
 func (h eventHeap) Less(i, j int) bool {
 	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].n < h[j].n
 }
 func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *eventHeap) Push(x any)   { *h = append(*h, x.(event)) }
+func (h *eventHeap) Push(x any)   { *h = append(*h, x.(*event)) }
 func (h *eventHeap) Pop() any {
 	last := (*h)[len(*h)-1]
-	(*h)[len(*h)-1] = event{}
+	(*h)[len(*h)-1] = nil
 	*h = (*h)[:len(*h)-1]
 	return last
 }
