@@ -370,11 +370,10 @@ func (c *Conn) ringTakes(n int) bool {
 }
 
 // rest is the end of a Write to the ring that does not fill a GSO packet. In a stream it waits for the next Write, and
-// both leave by one RDMA write: a short packet costs nearly as much as a full one. It waits only while the peer has so
-// much of the ring to read that it will say so (ringPart), and until this side reads. The lock of the connection guards
-// it.
+// both leave by one RDMA write: a short packet costs nearly as much as a full one. It waits only while the peer has
+// ringPart or more to read, and so will give room back, and until this side reads. The lock of the connection guards it.
 type rest struct {
-	lease  *lease // a staging buffer; nil: there is no ring
+	lease  *lease // a staging buffer; nil: there is no ring, or no packets leave
 	off, n int    // what waits
 	urged  bool   // it waits no more
 	stream bool   // nothing was read since the last Write to the ring
@@ -403,7 +402,7 @@ func (c *Conn) mayRest() bool {
 
 // pushRest sends what has waited, if it waits no more.
 func (c *Conn) pushRest() {
-	for c.rest.n > 0 && !c.mayRest() && len(c.pool.free) > 0 && c.putInRing(vipl.DataSegment{}, false) > 0 {
+	for c.rest.n > 0 && !c.mayRest() && c.putInRing(vipl.DataSegment{}, false) > 0 {
 	}
 }
 
