@@ -104,6 +104,7 @@ func TestErrorLogIsBounded(t *testing.T) {
 		log.Reset()
 		n.wire.Cut(true)
 		time.Sleep(2 * time.Minute)
+		synctest.Wait() // for the goroutine that writes the log
 		errorIf(t, !strings.Contains(log.String(), "cause="), "the peer's silence:\n%s", log.String())
 	})
 }
