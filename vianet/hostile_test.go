@@ -36,7 +36,7 @@ const (
 	filled = 255 // no message: an RDMA write with immediate data
 )
 
-const version = 2 // of the session protocol
+const version = 3 // of the session protocol
 
 // message builds a message byte by byte, as the table in the package's comment says. If its kind is filled, it is an RDMA
 // write of length bytes to handle and addr, and id is the upper half of its immediate data.

@@ -32,7 +32,7 @@ const (
 const (
 	headerLen  = 24
 	minMessage = 256 // bytes that the longest message must have room for
-	version    = 2
+	version    = 3
 )
 
 // header of a control message; the table in the package's comment gives its layout.
