@@ -37,7 +37,9 @@ const (
 	gsoLeast = 3      // frames; fewer are faster on the TX ring, unless they are long
 	gsoLong  = 16_500 // bytes of fewer frames that are long
 	gsoFirst = 8      // frames of the first packet of a connection
-	gsoMuch  = 32     // outstanding frames beside which a message waits for room for a packet
+	// gsoDeferAt is how many outstanding frames make a message wait for room for a packet. The peer acknowledges 16 frames unasked,
+	// or fewer (ackEvery), so the wait is short.
+	gsoDeferAt = 32
 	// gsoBytes is how long packets become. With the headroom of generic XDP, which makes a packet contiguous, one fits in 64 KB.
 	// A packet that leaves while nothing is under way ends at gsoShort: the peer wakes up for it, and copies it, while the
 	// kernel passes on the next. A message of 64 KiB is two thirds and one third: nothing else happens while the last is copied.
@@ -199,14 +201,14 @@ func (c *conn) gsoFrames() int {
 	return min(c.gso.limit, c.gso.most)
 }
 
-// defersGSO reports whether the next frames of a message wait because the window has room for fewer than a packet has: they
-// would go by the TX ring, and the rest of the message, too. left is how many bytes of it are still to be sent. So much is
-// under way that the peer acknowledges by count (ackEvery), soon.
+// defersGSO reports whether the next frames of a message wait for an acknowledgement because the window has no room for a
+// packet: these frames would go by the TX ring, and so might those after them. left is how many bytes of the message are
+// still to be sent.
 func (p *port) defersGSO(c *conn, left int) bool {
 	if !c.gso.proven || c.gso.limit < gsoLeast || p.gso.c == c && len(p.gso.frames) > 0 {
 		return false
 	}
-	return c.sender != nil && c.sender.Outstanding() >= gsoMuch && left > c.payload &&
+	return c.sender != nil && c.sender.Outstanding() >= gsoDeferAt && left > c.payload &&
 		!c.sender.Admits(min(gsoLeast, (left+c.payload-1)/c.payload), wire.Units(c.template.Len()+c.gso.path.Size)) && p.gsoUsable(c)
 }
 

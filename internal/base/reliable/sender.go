@@ -89,7 +89,7 @@ func (s *Sender) Admits(n, units int) bool {
 // Fits reports whether a new frame of the given units may be sent now. A frame larger than the whole window may be
 // sent if it is the only one.
 func (s *Sender) Fits(units int) bool {
-	return s.Room() > 0 && (int(int32(s.limit-s.used)) >= units || s.Idle())
+	return s.Admits(1, units) || s.Idle() && s.Room() > 0
 }
 
 // Outstanding returns the number of frames that were sent and are not acknowledged.
