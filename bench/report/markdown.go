@@ -127,7 +127,7 @@ func hypervisor(c bench.Conditions) string {
 func (d document) group(g *Group) {
 	d.printf("\n## %s\n\n%s.\n", escape(g.Name), escape(strings.TrimSuffix(oneLine(g.Title), ".")))
 	if !g.Renewed.IsZero() {
-		d.printf("\nMeasured anew, in a run of its own, on %s.\n", minute(g.Renewed))
+		d.printf("\nMeasured again, in a run of its own, on %s.\n", minute(g.Renewed))
 	}
 	if len(g.Notes) > 0 {
 		d.printf("\n")

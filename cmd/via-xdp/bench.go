@@ -262,7 +262,7 @@ func newBenchDoc(env environment) *cobra.Command {
 		Use:   "doc [flags] [GROUP...]",
 		Short: "Run the suite and write benchmarks.md with its plots",
 		Long: "Runs the suite as bench does and writes benchmarks.md with its plots. With --from and no\n" +
-			"GROUP nothing is measured. With --from and groups these are measured anew, and take the\n" +
+			"GROUP nothing is measured. With --from and groups these are measured again, and take the\n" +
 			"place of the report's, in its file, too: the page says so, with the time, in each of them.",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -173,7 +173,7 @@ func TestBenchRenew(t *testing.T) {
 	want.Groups[0].Renewed = later.Started
 	nstest.Same(t, "renewed", readSample(t, path), &want)
 	text, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
-	if err != nil || strings.Count(string(text), "Measured anew, in a run of its own, on 2026-03-04 05:06 UTC.") != 1 {
+	if err != nil || strings.Count(string(text), "Measured again, in a run of its own, on 2026-03-04 05:06 UTC.") != 1 {
 		t.Errorf("%v\n%s", err, text)
 	}
 	for _, wrong := range [][]string{{"--turns", "4"}, {"--out", docs}} {
