@@ -68,7 +68,7 @@ type Conn struct {
 	due     due
 
 	peerRing peerRing
-	rest     rest
+	tail     tail
 
 	// Receiving.
 	queue   segments // what has arrived, in order
@@ -260,7 +260,7 @@ func (c *Conn) waitsForMore() bool {
 
 // urge has what waits for more bytes sent by the next push. Under mu.
 func (c *Conn) urge() {
-	c.rest.urged = c.rest.n > 0
+	c.tail.urged = c.tail.n > 0
 	if c.nagle.on && !c.emptied() {
 		c.nagle.urged = true
 	}
@@ -376,7 +376,7 @@ func (c *Conn) stop() {
 // dismissed reports whether the peer closed the connection and nothing written was left to send.
 func (c *Conn) dismissed() bool {
 	c.reap()
-	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied() && c.rest.n == 0
+	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied() && c.tail.n == 0
 }
 
 // finish sends what was written on a closed connection, then the fin, and waits until the peer has confirmed it.
@@ -466,7 +466,7 @@ func (c *Conn) release() {
 		c.queue.drop()
 	}
 	c.endRing()
-	c.rest.end()
+	c.endTail()
 	c.mu.Unlock()
 	c.stack.remove(c, errors.Join(c.vi.Destroy(), c.pool.region.Deregister(), c.tag.Destroy()))
 	if c.port != 0 {

@@ -79,12 +79,13 @@
 // data message does. Write returns when the NIC has the bytes. The Read copies them out of the ring. At most 64
 // connections of a stack have a ring.
 //
-// A ring has 256 KiB, half of which is given back at once. Where frames leave in GSO packets, it has five packets or
-// more, and a Read that finds nothing gives back what is read if that is a fifth. There, in a stream, the end of a Write
-// that does not fill a packet may wait in this side's memory for the next Write. It waits only while the peer has a
-// fifth of the ring to read, and so will give room back, which sends it. A Read, a Write that does not go to the ring,
-// and the end of the stream send it at once. A stream is Writes with no Read of data in between, each of which finds so
-// much unread.
+// A ring has 256 KiB. It is given back by halves. Where frames leave in GSO packets, the ring has the whole packets that
+// hold as much, five or more, and a Read that finds nothing gives back what was read if that is a fifth.
+//
+// There, in a stream, the end of a Write that does not fill a packet waits in memory of the connection for the next
+// Write: if no data was read since the last Write, and the peer has a fifth of the ring to give back when this one
+// begins. The message that gives it back ends the wait. So do a Read, a Write that does not go to the ring, and the end
+// of the stream.
 //
 // Memory of [Stack.Alloc] is written where frames are long, even if the receiver could read it: the NIC sends a write
 // by reference, but copies the response to an RDMA read.

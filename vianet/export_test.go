@@ -36,7 +36,7 @@ func Unbalanced(from, to *Conn) string {
 	from.progress()
 	from.mu.Lock()
 	from.reap()
-	free, credits, out, room, rest := len(from.pool.free), from.credits, from.out, from.peerRing, from.rest.n
+	free, credits, out, room, tail := len(from.pool.free), from.credits, from.out, from.peerRing, from.tail.n
 	if from.fill >= 0 {
 		free++
 	}
@@ -50,8 +50,8 @@ func Unbalanced(from, to *Conn) string {
 	switch {
 	case free != from.pool.half:
 		return fmt.Sprintf("%d of %d buffers for sending are free\n", free, from.pool.half)
-	case rest > 0:
-		return fmt.Sprintf("%d bytes wait for more\n", rest)
+	case tail > 0:
+		return fmt.Sprintf("%d bytes wait for more\n", tail)
 	case out.open || out.flight > 0:
 		return "the last transfer is not over\n"
 	case to.held > 0 || to.in.flight > 0 || to.in.staged > 0 || to.in.open:
@@ -165,8 +165,11 @@ func Discriminator(port uint16) []byte {
 	return Addr{netip.AddrPortFrom(netip.IPv4Unspecified(), port)}.via().Discriminator
 }
 
-// Rest returns how many bytes of a Write wait for the next one.
-func Rest(c *Conn) int { return looked(c, func() int { return c.rest.n }) }
+// Tail returns how many bytes of a Write wait for the next one.
+func Tail(c *Conn) int { return looked(c, func() int { return c.tail.n }) }
+
+// MayHold reports whether what does not fill a packet may wait.
+func MayHold(c *Conn) bool { return looked(c, c.mayHold) }
 
 // Packet returns how many bytes of a Write to the ring leave in one packet.
 func Packet(c *Conn) int { return looked(c, func() int { return c.peerRing.packet }) }

@@ -44,7 +44,7 @@ type lease struct {
 	region *vipl.Region
 	off    int           // of buf in it
 	buf    []byte        // what the connection uses
-	all    []byte        // the program's memory that is registered; nil: a staging buffer, or a ring
+	all    []byte        // the program's memory that is registered; nil: a staging buffer, or of heap
 	place  *list.Element // of those that are idle; nil: leased
 	stage  bool
 	last   *vipl.Ptag // a staging buffer's: of the connection that used it last
@@ -156,13 +156,13 @@ func (l *lease) wipe(tag *vipl.Ptag, a access) {
 	l.last = tag
 }
 
-// ring gives size bytes of the program's memory that the connection's peer may write to, until they are
-// deregistered.
-func (r *registry) ring(tag *vipl.Ptag, size int) (*lease, error) {
+// heap gives size bytes of the program's memory to a connection, until they are deregistered. From there the NIC copies
+// what it sends, and so has it at once, also where frames are long.
+func (r *registry) heap(tag *vipl.Ptag, size int, a access) (*lease, error) {
 	buf := make([]byte, size)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	region, err := r.register(buf, attributes(tag, writable))
+	region, err := r.register(buf, attributes(tag, a))
 	if err != nil {
 		return nil, r.failed(err)
 	}

@@ -81,7 +81,7 @@ func (c *Conn) readNow(b []byte) (n int, direct *landing, bytes int, err error) 
 	c.restock()
 	c.urge() // what is read next may be the answer
 	if n == 0 && c.ring.lease != nil && c.ring.freed >= ringPart(c.ring.size) {
-		c.due.ring = true
+		c.due.ring = true // the peer may hold a tail until then
 	}
 	if c.mayFetch() {
 		switch {
@@ -131,7 +131,7 @@ func (c *Conn) consume(b []byte) (n int) {
 		c.queue.drop()
 	}
 	c.counts.Received += uint64(n)
-	c.rest.stream = c.rest.stream && n == 0
+	c.tail.stream = c.tail.stream && n == 0
 	return n
 }
 
@@ -455,10 +455,11 @@ func (c *Conn) unstage(l *landing) {
 //	room(0): a part of the ring is read   -->
 //
 // Bytes lie in the ring in the order of the stream. The sender does not write across its end. What was read is given
-// back when it is half of the ring, or ringPart when a Read finds nothing. Each RDMA write takes one of the data buffers. At most ringParts room messages are
-// under way. A data message of such a Write is marked as one that would suit a ring.
+// back when it is half of the ring, or when it is ringPart and a Read finds nothing. Each RDMA write takes one of the
+// data buffers. At most ringParts room messages are under way. A data message of such a Write is marked as one that
+// would suit a ring.
 const (
-	ringSize = 256 << 10    // at least; where the path carries packets it is whole packets
+	ringSize = 256 << 10    // bytes; where the path carries packets it is the whole packets that have as many
 	ringMost = ringSize / 2 // bytes of a Write that goes there
 	// the least such Write: below it a doorbell for each message costs no more than one for each Write
 	ringLeast = 16 << 10
@@ -503,10 +504,10 @@ func (c *Conn) wantRing(n int) {
 		return
 	}
 	size := ringSize
-	if s, err := c.vi.Query(); err == nil && s.MaxPacket > 0 { // the peer's are as long
-		size = (ringSize + s.MaxPacket - 1) / s.MaxPacket * s.MaxPacket
+	if n := c.packet(); n > 0 { // the peer's packets are as long
+		size = (ringSize + n - 1) / n * n
 	}
-	lease, err := c.stack.regs.ring(c.tag, size)
+	lease, err := c.stack.regs.heap(c.tag, size, writable)
 	if err != nil {
 		c.stack.rings.Add(-1)
 		return // it goes on without

@@ -220,14 +220,9 @@ func (c *Conn) push() {
 // pushes sends what is due. False: no buffer is free.
 func (c *Conn) pushes() bool {
 	if c.due.messages == (messages{}) && !c.owesMany() && c.out.roomLen == 0 && !c.due.fin {
-		c.pushRest()
-		return c.pushData() // as mostly
+		return c.pushTail() && c.pushData() // as mostly
 	}
-	if !c.pushControl() || !c.pushTransfer() {
-		return false
-	}
-	c.pushRest()
-	return c.pushData() && c.pushFin()
+	return c.pushControl() && c.pushTransfer() && c.pushTail() && c.pushData() && c.pushFin()
 }
 
 // pushControl sends the messages that need no order relative to the data.
@@ -313,7 +308,7 @@ func (c *Conn) giveBack() (n uint16) {
 
 // pushFin ends the stream when the last byte is sent.
 func (c *Conn) pushFin() bool {
-	if !c.due.fin || !c.emptied() || c.rest.n > 0 || c.out.open {
+	if !c.due.fin || !c.emptied() || c.tail.n > 0 || c.out.open {
 		return true
 	}
 	if !c.control(&c.due.fin, header{kind: kindFin}) {

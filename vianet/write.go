@@ -16,7 +16,7 @@ import (
 //  3. writeLarge registers the bytes and announces them (offer), to be read by the peer, or asks where to write
 //     them. The peer's room is written (pushWrites), its taken ends the transfer (takeTaken).
 //  4. writeRing writes to the ring (putInRing). Immediate data of the RDMA write tells the peer (write, in session.go).
-//     In a stream the end of the bytes may wait for the next Write (rest).
+//     In a stream the end of the bytes may wait for the next Write (tail).
 //
 // A Write that has to wait does so in until; session.go sends what is due and takes what comes.
 
@@ -105,7 +105,7 @@ func (c *Conn) writeSmall(b []byte) (n int, err error) {
 	suits := c.stack.suitsRing(len(b))
 	err = c.until(func() (bool, error) {
 		c.wish = suits && c.peerRing.size == 0
-		if !c.emptiesRest() {
+		if !c.sendsTail() {
 			return false, c.writeError()
 		}
 		for n < len(b) {
@@ -190,7 +190,7 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
 	}
-	if err := c.until(func() (bool, error) { return c.emptiesRest() && c.out.flight == 0, c.writeError() }); err != nil {
+	if err := c.until(func() (bool, error) { return c.sendsTail() && c.out.flight == 0, c.writeError() }); err != nil {
 		return 0, err
 	}
 	byRef := c.stack.byReference(b)
@@ -369,54 +369,59 @@ func (c *Conn) ringTakes(n int) bool {
 	return n <= c.peerRing.size/2
 }
 
-// rest is the end of a Write to the ring that does not fill a GSO packet. In a stream it waits for the next Write, and
+// tail is the end of a Write to the ring that does not fill a GSO packet. In a stream it waits for the next Write, and
 // both leave by one RDMA write: a short packet costs nearly as much as a full one. It waits only while the peer has
-// ringPart or more to read, and so will give room back, and until this side reads. The lock of the connection guards it.
-type rest struct {
-	lease  *lease // a staging buffer; nil: there is no ring, or no packets leave
+// ringPart or more to give back, which it does at the latest when a Read finds nothing, and until this side reads. The
+// lock of the connection guards it.
+type tail struct {
+	lease  *lease // where it waits; nil: there is no ring, or no packets leave
 	off, n int    // what waits
 	urged  bool   // it waits no more
 	stream bool   // nothing was read since the last Write to the ring
 }
 
-// end gives the staging buffer back.
-func (r *rest) end() {
-	if r.lease != nil {
-		r.lease.end()
-		r.lease, r.n = nil, 0
+// endTail gives the tail's memory back.
+func (c *Conn) endTail() {
+	if t := &c.tail; t.lease != nil {
+		t.lease.region.Deregister()
+		t.lease, t.n = nil, 0
 	}
 }
 
-// keep adds b, for which there is room. No RDMA write is under way.
-func (r *rest) keep(b []byte) {
-	copy(r.lease.buf, r.lease.buf[r.off:r.off+r.n])
-	r.off = 0
-	r.n += copy(r.lease.buf[r.n:], b)
+// hold adds b, for which there is room. No RDMA write is under way.
+func (t *tail) hold(b []byte) {
+	copy(t.lease.buf, t.lease.buf[t.off:t.off+t.n])
+	t.off = 0
+	t.n += copy(t.lease.buf[t.n:], b)
 }
 
-// mayRest reports whether what does not fill a packet may wait.
-func (c *Conn) mayRest() bool {
+// mayHold reports whether what does not fill a packet may wait.
+func (c *Conn) mayHold() bool {
 	r := &c.peerRing
-	return c.rest.lease != nil && r.size-r.free >= ringPart(r.size) && !c.rest.urged && !c.due.fin
+	return c.tail.lease != nil && r.size-r.free >= ringPart(r.size) && !c.tail.urged && !c.due.fin
 }
 
-// pushRest sends what has waited, if it waits no more.
-func (c *Conn) pushRest() {
-	for c.rest.n > 0 && !c.mayRest() && c.putInRing(vipl.DataSegment{}, false) > 0 {
+// pushTail sends what has waited, if it waits no more. False: no buffer is free.
+func (c *Conn) pushTail() bool {
+	for c.tail.n > 0 && !c.mayHold() {
+		if c.putInRing(vipl.DataSegment{}, false) == 0 {
+			return !c.slotShort
+		}
 	}
+	return true
 }
 
-// emptiesRest sends what has waited, and reports whether nothing is left of it. Under mu.
-func (c *Conn) emptiesRest() bool {
-	if c.rest.n > 0 {
-		c.rest.urged = true
+// sendsTail sends what has waited, and reports whether nothing is left of it. Under mu.
+func (c *Conn) sendsTail() bool {
+	if c.tail.n > 0 {
+		c.tail.urged = true
 		c.push()
 	}
-	return c.rest.n == 0
+	return c.tail.n == 0
 }
 
-// writeRing writes b to the peer's ring. It returns when the NIC has all of it, possibly before the peer has, or all but
-// a rest.
+// writeRing writes b to the peer's ring. It returns when the NIC has all of it but a tail that waits, possibly before
+// the peer has.
 func (c *Conn) writeRing(b []byte) (n int, err error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
@@ -434,23 +439,23 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 			return false, err
 		}
 		if !begun { // in a stream the peer has much to read before this Write
-			begun, stream = true, !byRef && c.rest.stream && c.mayRest()
-			c.rest.stream = true
+			begun, stream = true, !byRef && c.tail.stream && c.mayHold()
+			c.tail.stream = true
 		}
 		for n < len(b) {
 			if len(c.pool.free) == 0 {
 				c.push() // takes the sends that are done
 			}
-			waited := c.rest.n
+			waited := c.tail.n
 			k := c.putInRing(lease.segment(n, len(b)-n), stream)
 			if k == 0 {
 				break
 			}
-			n += k - (waited - c.rest.n)
+			n += k - (waited - c.tail.n)
 		}
 		c.push()
-		if left := len(b) - n; left > 0 && over() && stream && c.mayRest() && c.rest.n+left < c.peerRing.packet {
-			c.rest.keep(b[n:])
+		if left := len(b) - n; left > 0 && over() && stream && c.mayHold() && c.tail.n+left < c.peerRing.packet {
+			c.tail.hold(b[n:])
 			n = len(b)
 		}
 		return n == len(b) && over(), nil
@@ -469,12 +474,12 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 	return n, err
 }
 
-// putInRing writes the rest and then what b names, as far as there is room. If whole, it leaves a rest that may wait.
-// It returns how many bytes that were. Under mu.
+// putInRing writes the tail and then what b names, as far as there is room; if whole, only full packets while the rest
+// of it may wait. It returns how many bytes that were. Under mu.
 func (c *Conn) putInRing(b vipl.DataSegment, whole bool) int {
-	r, w := &c.peerRing, &c.rest
-	n := w.n + int(b.Length)
-	if whole && c.mayRest() {
+	r, t := &c.peerRing, &c.tail
+	n := t.n + int(b.Length)
+	if whole && c.mayHold() {
 		n -= n % r.packet
 	}
 	if n == 0 {
@@ -489,9 +494,9 @@ func (c *Conn) putInRing(b vipl.DataSegment, whole bool) int {
 		return 0
 	}
 	var segs [2]vipl.DataSegment
-	waited, k := min(w.n, n), 0
+	waited, k := min(t.n, n), 0
 	if waited > 0 {
-		segs[0], k = w.lease.segment(w.off, waited), 1
+		segs[0], k = t.lease.segment(t.off, waited), 1
 	}
 	if waited < n {
 		b.Length = uint32(n - waited)
@@ -505,8 +510,8 @@ func (c *Conn) putInRing(b vipl.DataSegment, whole bool) int {
 	c.credits--
 	r.at = (r.at + n) % r.size
 	r.free -= n
-	if w.off, w.n = w.off+waited, w.n-waited; w.n == 0 {
-		w.off, w.urged = 0, false
+	if t.off, t.n = t.off+waited, t.n-waited; t.n == 0 {
+		t.off, t.urged = 0, false
 	}
 	c.counts.Ring.count(n)
 	c.restock()
@@ -518,7 +523,7 @@ func (c *Conn) takeRing(h *header) error {
 	r, at, n := &c.peerRing, vipl.AddressSegment{Data: h.addr, Handle: h.handle}, int64(h.length)
 	if r.size == 0 {
 		r.room, r.size = at, int(n)
-		c.learnPacket()
+		c.prepareTail()
 	}
 	if at != r.room || n > int64(r.size-r.free) {
 		return errTransfer
@@ -528,13 +533,22 @@ func (c *Conn) takeRing(h *header) error {
 	return nil
 }
 
-// learnPacket prepares rests, if the path carries packets.
-func (c *Conn) learnPacket() {
-	s, err := c.vi.Query()
-	if err != nil || s.MaxPacket == 0 || s.MaxPacket > stageSize {
+// prepareTail allocates memory for tails, if the path carries packets.
+func (c *Conn) prepareTail() {
+	n := c.packet()
+	if n == 0 {
 		return
 	}
-	if lease, err := c.stack.regs.stage(c.tag, closed); err == nil {
-		c.rest.lease, c.peerRing.packet = lease, s.MaxPacket
+	if lease, err := c.stack.regs.heap(c.tag, n, closed); err == nil {
+		c.tail.lease, c.peerRing.packet = lease, n
 	}
+}
+
+// packet returns how many bytes leave in one GSO packet; 0: each frame leaves by itself.
+func (c *Conn) packet() int {
+	s, err := c.vi.Query()
+	if err != nil {
+		return 0
+	}
+	return s.MaxPacket
 }
