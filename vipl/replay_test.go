@@ -22,7 +22,7 @@ import (
 const (
 	replaySlots = 12    // operations of one direction that may be under way, and receives that are posted
 	replayMost  = 12000 // bytes of one of them
-	replaySteps = 4000  // of the program
+	replaySteps = 12000 // of the program
 )
 
 // replayFaults are all that the wire can do.
