@@ -37,9 +37,9 @@ const (
 	gsoLeast = 3      // frames; fewer are faster on the TX ring, unless they are long
 	gsoLong  = 16_500 // bytes of fewer frames that are long
 	gsoFirst = 8      // frames of the first packet of a connection
-	// gsoDeferAt is how many outstanding frames make a message wait for room for a packet. The peer acknowledges 16 frames unasked,
-	// or fewer (ackEvery), so the wait is short.
-	gsoDeferAt = 32
+	// gsoDeferAt is how many outstanding frames make a message wait for room for a packet. The peer acknowledges as many
+	// unasked, so the wait is short.
+	gsoDeferAt = ackPacketFrames
 	// gsoBytes is how long packets become. With the headroom of generic XDP, which makes a packet contiguous, one fits in 64 KB.
 	// A packet that leaves while nothing is under way ends at gsoShort: the peer wakes up for it, and copies it, while the
 	// kernel passes on the next. A message of 64 KiB is two thirds and one third: nothing else happens while the last is copied.

@@ -407,6 +407,8 @@ func FuzzGSOPacket(f *testing.F) {
 	f.Add([]byte{0, 2, 0, 1, 0, 0, 4, 0, 5, 0, 3, 3}, uint16(0), uint8(1))
 	f.Add([]byte{9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0}, uint16(77), uint8(2))
 	f.Add([]byte{0, 0, 1, 4, 2, 5, 3, 6, 4, 7}, uint16(3), uint8(3))
+	f.Add([]byte{0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0}, uint16(0), uint8(8))
+	f.Add([]byte{0, 0, 1, 0, 2, 7, 2, 0, 3, 0, 3, 0, 5, 0, 4, 0}, uint16(0), uint8(8))
 	f.Fuzz(func(t *testing.T, program []byte, cut uint16, how uint8) {
 		c := memoryConfig{gso: "whole", queue: gsoQueue, gate: how&4 != 0}
 		n, va, vb := connected(t, c, vipl.ReliableDelivery)
@@ -425,6 +427,15 @@ func FuzzGSOPacket(f *testing.F) {
 			h := next
 			h.Kind, h.Flags, h.Length = wire.KindData, wire.FlagFirst|wire.FlagLast, size
 			h.Seq += uint32(program[i])
+			if how&8 != 0 { // all are one message
+				h.Flags = 0
+				if i == 0 {
+					h.Flags = wire.FlagFirst
+				}
+				if i+3 >= len(program) {
+					h.Flags = wire.FlagLast
+				}
+			}
 			wrong := program[i+1]
 			switch wrong % 8 {
 			case 1:
@@ -470,7 +481,12 @@ func FuzzGSOPacket(f *testing.F) {
 				}
 				b := xb.buf[indexOf(xb, d)][:d.Length]
 				for k := range b {
-					fatalIf(t, b[k] != b[0], "a message of %d bytes holds %d and %d", len(b), b[0], b[k])
+					frame := 0 // which holds it
+					if how&8 != 0 {
+						frame = k / size
+					}
+					want := b[0] + byte(frame)
+					fatalIf(t, b[k] != want, "byte %d of %d is %d, want %d", k, len(b), b[k], want)
 				}
 			}
 		}

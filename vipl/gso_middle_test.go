@@ -1,0 +1,232 @@
+package vipl_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"viaxdp/internal/base/wire"
+	"viaxdp/vipl"
+	"viaxdp/xdpnic/xdpnictest"
+)
+
+// gsoPair has a connection in a bubble, with nothing under way. Nothing but the test's polls drives it, and no time passes
+// meanwhile.
+type gsoPair struct {
+	*memoryNet
+	va, vb *vipl.VI
+	xa, xb *box
+}
+
+const (
+	gsoFull   = 1424          // bytes of data of a full frame
+	gsoMost   = 100 * gsoFull // of a message
+	turns     = 200           // more than a message takes
+	frames64K = 47            // frames of 64 KiB
+)
+
+// newGSOPair opens a gsoPair whose packets have become as long as they may.
+func newGSOPair(t *testing.T, c memoryConfig) *gsoPair {
+	t.Helper()
+	p := openGSOPair(t, c)
+	for range 30 { // messages, in which packets grow
+		p.send(t, 30*gsoFull)
+		for !p.arrived(t) {
+			time.Sleep(time.Millisecond)
+		}
+		p.answer(t)
+	}
+	return p
+}
+
+// openGSOPair opens one whose packets are still as short as the first ones.
+func openGSOPair(t *testing.T, c memoryConfig) *gsoPair {
+	t.Helper()
+	c.gso, c.bubble, c.arena = "whole", true, 8<<20
+	p := &gsoPair{}
+	p.memoryNet, p.va, p.vb, p.xa, p.xb = connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, gsoMost)
+	exchangeOne(t, p.va, p.vb, p.xa, p.xb)
+	t.Cleanup(p.a.WithoutBackground())
+	t.Cleanup(p.b.WithoutBackground())
+	return p
+}
+
+func (p *gsoPair) send(t *testing.T, size int) {
+	t.Helper()
+	postRecv(t, p.vb, p.xb, 0, gsoMost)
+	postMessage(t, p.va, p.xa, 0, size, size)
+}
+
+// arrived polls both sides, and reports whether the message has arrived.
+func (p *gsoPair) arrived(t *testing.T) bool {
+	t.Helper()
+	for range turns {
+		p.va.SendDone()
+		p.a.Poll()
+		if d, _ := p.vb.RecvDone(); d != nil {
+			fatalIf(t, d.Status().Failed(), "a receive is over with %v", d.Status())
+			checkPattern(t, p.xb.buf[0][:d.Length], int(d.Length))
+			return true
+		}
+	}
+	return false
+}
+
+// answer acknowledges with a message all that has arrived.
+func (p *gsoPair) answer(t *testing.T) {
+	t.Helper()
+	postRecv(t, p.va, p.xa, 1, 64)
+	postSend(t, p.vb, p.xb, 1, 64)
+	for d, _ := p.va.RecvDone(); d == nil; d, _ = p.va.RecvDone() {
+		p.vb.SendDone()
+	}
+	for d, _ := p.vb.SendDone(); d == nil; d, _ = p.vb.SendDone() {
+		p.b.Poll()
+	}
+}
+
+// The answer to a message of 64 KiB acknowledges it: its frames cause no bare acknowledgement. Those of one that is not
+// answered do.
+func TestGSOAnswerAcknowledges(t *testing.T) {
+	inBubble(t, "64 KiB", func(t *testing.T) {
+		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+		for _, frames := range []int{frames64K, 2 * frames64K} {
+			before, sent := p.b.Counters(), p.a.Counters()
+			p.send(t, frames*gsoFull)
+			fatalIf(t, !p.arrived(t), "the message waits")
+			after := p.b.Counters()
+			equal(t, "frames that came in packets", after.GSOReceivedFrames-before.GSOReceivedFrames, uint64(frames))
+			equal(t, "whether there were acknowledgements", after.Acks > before.Acks, frames > frames64K)
+			p.answer(t)
+			equal(t, "frames that were sent again", p.a.Counters().Resent, sent.Resent)
+		}
+	})
+}
+
+// A sender whose chunks suffice for fewer frames than its peer acknowledges unasked asks in time: the message does not wait
+// until the delay of an acknowledgement is over.
+func TestGSOAsksBeforeChunksAreShort(t *testing.T) {
+	inBubble(t, "chunks", func(t *testing.T) {
+		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 48}})
+		for range 3 {
+			p.send(t, gsoMost)
+			fatalIf(t, !p.arrived(t), "the message waits for an acknowledgement: %+v", p.b.Counters())
+			p.answer(t)
+		}
+	})
+}
+
+// Where the congestion window ends in the middle of a packet, the frame that closes it asks for an acknowledgement: the remaining
+// frames do not wait for a delayed one.
+func TestGSOAsksWhereTheWindowEnds(t *testing.T) {
+	inBubble(t, "window", func(t *testing.T) {
+		p := openGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+		for i := range 10 { // messages, in which packets grow, and the window from the least
+			p.send(t, gsoMost)
+			fatalIf(t, !p.arrived(t), "message %d waits for an acknowledgement: %+v", i, p.a.Counters())
+			p.answer(t)
+		}
+		errorIf(t, p.a.Counters().GSOSent < 20, "packets have not grown: %+v", p.a.Counters())
+	})
+}
+
+// No packet is longer than the peer has said that it takes.
+func TestGSOPeerTakesShortPackets(t *testing.T) {
+	const most = 35 // frames
+	inBubble(t, "shorter", func(t *testing.T) {
+		p := newGSOPair(t, memoryConfig{queue: gsoQueue})
+		longest := 0
+		p.a.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool { longest = max(longest, len(frame)); return false }})
+		p.send(t, gsoMost)
+		fatalIf(t, !p.arrived(t), "the message waits")
+		errorIf(t, longest <= 42+most*1472, "packets have become %d bytes long", longest)
+		p.answer(t)
+		template, err := wire.NewTemplate(wire.Link{
+			SrcMAC: p.b.agent.Link().MAC, DstMAC: p.a.agent.Link().MAC, Src: p.b.agent.Addr(), Dst: p.a.agent.Addr(),
+		})
+		must(t, err)
+		q, err := p.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
+		must(t, err)
+		defer q.Close()
+		h := p.vb.ToPeer()
+		h.Kind, h.Window, h.RemoteAddr = wire.KindAck, 96, most*1472+1471
+		q.SendFrame(&template, h, nil)
+		p.a.Poll()
+		longest = 0
+		p.send(t, 2*most*gsoFull) // the first packet is short, since nothing is under way
+		p.a.Poll()
+		equal(t, "bytes of the longest packet", longest, 42+most*1472)
+		p.a.queue.SetFaults(xdpnictest.Faults{})
+		for !p.arrived(t) {
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+// A capture has all frames of a packet.
+func TestGSOIsCaptured(t *testing.T) {
+	inBubble(t, "capture", func(t *testing.T) {
+		p := newGSOPair(t, memoryConfig{queue: gsoQueue})
+		var captured bytes.Buffer
+		done, ended := make(chan struct{}), make(chan error)
+		go func() { ended <- p.a.Capture(&captured, 1<<16, done) }()
+		time.Sleep(time.Millisecond)
+		for p.send(t, 40*gsoFull); !p.arrived(t); {
+			time.Sleep(time.Millisecond)
+		}
+		p.answer(t)
+		close(done)
+		must(t, <-ended)
+		for i := range 40 {
+			var seen [gsoFull]byte
+			copy(seen[:], p.xa.buf[0][i*gsoFull:])
+			errorIf(t, !bytes.Contains(captured.Bytes(), seen[:]), "frame %d was not captured", i)
+		}
+	})
+}
+
+// A peer that has no key puts a plain frame behind a sealed one in a packet. It looks like the next frame of the message, and
+// is refused.
+func TestGSOPlainBehindSealed(t *testing.T) {
+	inBubble(t, "sealed", func(t *testing.T) {
+		p := newGSOPair(t, memoryConfig{queue: gsoQueue, psk: testPSK(t, 1)})
+		var packet []byte
+		p.a.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+			if packet == nil && len(frame) > 3*1472 {
+				packet = bytes.Clone(frame)
+			}
+			return true
+		}})
+		h := p.va.ToPeer()
+		p.send(t, 20*gsoFull)
+		fatalIf(t, packet == nil, "no packet has left")
+		p.a.queue.SetFaults(xdpnictest.Faults{})
+		at, n := wire.Datagram(packet)
+		size := 1500 - 28 // of a frame
+		fatalIf(t, n < 3*size, "the packet has %d bytes", n)
+		plain := packet[at+size : at+2*size]
+		clear(plain)
+		h.Kind, h.Flags, h.Length, h.Ack, h.Window = wire.KindData, 0, uint16(size-wire.HeaderLen), 0, 0
+		h.Seq++
+		h.Put(plain)
+		wire.PutChecksum(plain)
+		binary.BigEndian.PutUint16(packet[at-4:], uint16(3*size+8)) // UDP length: three frames
+		q, err := p.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}, ChunkSize: 1 << 17, RxChunks: 1, TxChunks: 1})
+		must(t, err)
+		defer q.Close()
+		addr, b, _ := q.Alloc()
+		q.Send(addr, copy(b, packet[:at+3*size]), false)
+		before := p.b.Counters()
+		must(t, q.Flush())
+		for range turns {
+			p.b.Poll()
+		}
+		after := p.b.Counters()
+		equal(t, "frames that came in packets", after.GSOReceivedFrames-before.GSOReceivedFrames, 3)
+		equal(t, "plain frames that were refused", after.Unsealed-before.Unsealed, 1)
+		for !p.arrived(t) { // the sender sends all of it again
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
