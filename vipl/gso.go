@@ -193,6 +193,38 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 	return true
 }
 
+// sendMiddle sends those of the next frames of e that join the packet as the one before them has, and are the last neither of
+// the packet nor of the message. They differ from that one in their numbers and data alone, so that most of what sendNext
+// looks at for each frame is looked at once.
+func (p *port) sendMiddle(c *conn, e *posted, now int64) {
+	g := &p.gso
+	size := c.gso.path.Size
+	h, whole := &c.header, c.template.Len()+size
+	if g.c != c || len(g.frames) == 0 || c.sender == nil || c.secure != nil || c.cut > c.inChunk || size != wire.HeaderLen+c.cut ||
+		whole > wire.WindowUnit || len(p.taps) > 0 || c.rdma.answers.waiting() {
+		return
+	}
+	n := min(g.most, cap(g.frames)) - len(g.frames)
+	n = min(n, (c.gso.peer-g.bytes)/size) - 1
+	n = min(n, int(e.length-e.moved-1)/c.cut, p.nic.TxFree()-p.shares.spare, p.shares.tx-1-c.chunks)
+	for ; n > 0 && c.sender.Room() > 1; n-- { // with less, the frame would ask for an acknowledgement
+		addr, b, ok := p.buildPiece(c, e, c.cut)
+		if !ok {
+			break
+		}
+		h.Seq = c.sender.Next()
+		h.Put(b)
+		c.putChecksum(b)
+		g.frames = g.frames[:len(g.frames)+1]
+		f := &g.frames[len(g.frames)-1]
+		f.segs[0], f.n, f.retain = xdpnic.Desc{Addr: addr, Len: uint32(whole)}, 1, true
+		g.bytes += size
+		c.chunks++
+		c.sender.Send(now, addr<<tagShift|uint64(whole), 1)
+	}
+	p.timers.schedule(c, c.sender.Deadline())
+}
+
 // gsoFrames returns how many frames the packet that now begins may have. Of an unreliable VI nobody knows what is under way.
 func (c *conn) gsoFrames() int {
 	if c.sender == nil || c.sender.Idle() {
@@ -319,10 +351,11 @@ func (p *port) sendGSO() {
 
 // drop gives back the chunks of a frame that is not kept for a retransmission.
 func (f *gsoFrame) drop(p *port) {
+	if f.retain {
+		return
+	}
 	for _, s := range f.segs[:f.n] {
-		if !f.retain {
-			p.nic.Release(s.Addr)
-		}
+		p.nic.Release(s.Addr)
 	}
 }
 

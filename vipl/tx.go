@@ -239,6 +239,8 @@ func (p *port) sendNext(c *conn, now int64) sendResult {
 	}
 	if e.moved == e.length || e.op == StatusOpRDMARead {
 		p.sentLast(c, e)
+	} else {
+		p.sendMiddle(c, e, now)
 	}
 	return sentFrame
 }
