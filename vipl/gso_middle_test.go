@@ -104,6 +104,22 @@ func TestGSOAnswerAcknowledges(t *testing.T) {
 	})
 }
 
+// Frames that arrive alone are acknowledged by 16, as their sender's window needs it.
+func TestFramesAloneAreAcknowledgedBy16(t *testing.T) {
+	inBubble(t, "alone", func(t *testing.T) {
+		p := openGSOPair(t, memoryConfig{queue: xdpnictest.Config{RxChunks: 512, TxChunks: 256}}) // which take no packets
+		for _, frames := range []int{15, 16} {
+			before := p.b.Counters()
+			p.send(t, frames*gsoFull)
+			fatalIf(t, !p.arrived(t), "the message waits")
+			after := p.b.Counters()
+			equal(t, "frames that came in packets", after.GSOReceivedFrames, 0)
+			equal(t, "acknowledgements", after.Acks-before.Acks, uint64(frames/16))
+			p.answer(t)
+		}
+	})
+}
+
 // A sender whose chunks suffice for fewer frames than its peer acknowledges unasked asks in time: the message does not wait
 // until the delay of an acknowledgement is over.
 func TestGSOAsksBeforeChunksAreShort(t *testing.T) {
