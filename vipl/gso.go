@@ -182,11 +182,8 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 	if len(segs) > gsoSegs || len(g.frames) == cap(g.frames) {
 		return false
 	}
-	g.frames = g.frames[:len(g.frames)+1]
-	f := &g.frames[len(g.frames)-1]
-	f.n, f.retain = copy(f.segs[:], segs), retain
+	g.add(segs, n, retain)
 	c.gso.unasked++
-	g.bytes += n
 	if n < c.gso.path.Size || len(g.frames) >= g.most || g.bytes+c.gso.path.Size > c.gso.peer {
 		p.sendGSO()
 	}
@@ -215,14 +212,20 @@ func (p *port) sendMiddle(c *conn, e *posted, now int64) {
 		h.Seq = c.sender.Next()
 		h.Put(b)
 		c.putChecksum(b)
-		g.frames = g.frames[:len(g.frames)+1]
-		f := &g.frames[len(g.frames)-1]
-		f.segs[0], f.n, f.retain = xdpnic.Desc{Addr: addr, Len: uint32(whole)}, 1, true
-		g.bytes += size
+		segs := [1]xdpnic.Desc{{Addr: addr, Len: uint32(whole)}}
+		g.add(segs[:], size, true)
 		c.chunks++
 		c.sender.Send(now, addr<<tagShift|uint64(whole), 1)
 	}
 	p.timers.schedule(c, c.sender.Deadline())
+}
+
+// add adds a frame of n bytes besides the lower headers, for which there is room.
+func (g *gsoSender) add(segs []xdpnic.Desc, n int, retain bool) {
+	g.frames = g.frames[:len(g.frames)+1]
+	f := &g.frames[len(g.frames)-1]
+	f.n, f.retain = copy(f.segs[:], segs), retain
+	g.bytes += n
 }
 
 // gsoFrames returns how many frames the packet that now begins may have. Of an unreliable VI nobody knows what is under way.
