@@ -351,10 +351,7 @@ func TestGSOAcknowledgedEarly(t *testing.T) {
 	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, 4096)
 	exchangeOne(t, va, vb, xa, xb)  // by then the peer has said that it takes packets
 	defer n.a.WithoutBackground()() // it would ring the doorbell
-	template, err := wire.NewTemplate(wire.Link{
-		SrcMAC: n.b.agent.Link().MAC, DstMAC: n.a.agent.Link().MAC, Src: n.b.agent.Addr(), Dst: n.a.agent.Addr(),
-	})
-	must(t, err)
+	template := templateTo(t, n.b, n.a)
 	q, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
 	must(t, err)
 	defer q.Close()
@@ -383,6 +380,16 @@ func TestGSOAcknowledgedEarly(t *testing.T) {
 		found = found || bytes.Contains(frame, want)
 	}
 	errorIf(t, !found, "the first message has not left with its own bytes, in %d frames", len(left))
+}
+
+// templateTo returns the lower headers of frames from one host to another.
+func templateTo(t *testing.T, from, to *memoryHost) wire.Template {
+	t.Helper()
+	template, err := wire.NewTemplate(wire.Link{
+		SrcMAC: from.agent.Link().MAC, DstMAC: to.agent.Link().MAC, Src: from.agent.Addr(), Dst: to.agent.Addr(),
+	})
+	must(t, err)
+	return template
 }
 
 // exchangeOne sends a short message each way.
