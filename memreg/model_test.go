@@ -127,6 +127,7 @@ func drawAttributes(t *rapid.T, tag *modelTag) Attributes {
 		Ptag:            tag.Ptag,
 		EnableRDMAWrite: rapid.Bool().Draw(t, "write"),
 		EnableRDMARead:  rapid.Bool().Draw(t, "read"),
+		CopySends:       rapid.Bool().Draw(t, "copy"),
 	}
 }
 

@@ -34,11 +34,14 @@ func (r *Region) Len() int { return len(r.mem) }
 // Bytes returns the memory.
 func (r *Region) Bytes() []byte { return r.mem }
 
-// Attributes returns tag and RDMA rights, as they were set together. After Deregister it returns the last ones.
+// Attributes returns tag, RDMA rights and CopySends, as they were set together. After Deregister it returns the last ones.
 func (r *Region) Attributes() Attributes { return r.now.Load().attributes() }
 
 // Ptag returns the tag.
 func (r *Region) Ptag() *Ptag { return r.now.Load().ptag }
+
+// CopySends reports whether data that is sent from the region is to be copied, even if the NIC can read it in place.
+func (r *Region) CopySends() bool { return r.now.Load().rights&copySends != 0 }
 
 // Alive reports whether the region is registered. It may be deregistered at any time after that; only Acquire
 // prevents it.
@@ -107,16 +110,18 @@ type Attributes struct {
 	Ptag            *Ptag // required
 	EnableRDMAWrite bool  // peers may write to it
 	EnableRDMARead  bool  // peers may read from it
+	CopySends       bool  // what is sent from it is copied, see [Region.CopySends]
 }
 
 // Rights are what a region allows to peers, or what a remote access needs: RemoteWrite, RemoteRead, both, or 0 for
 // none.
 type Rights uint32
 
-// The rights of [Attributes]: EnableRDMAWrite and EnableRDMARead.
+// The rights of [Attributes]: EnableRDMAWrite and EnableRDMARead. copySends is no right, but changes with them.
 const (
 	RemoteWrite Rights = 1 << iota
 	RemoteRead
+	copySends
 
 	rightsCount = 1 << iota
 )
@@ -138,6 +143,9 @@ func newSetting(a Attributes) setting {
 	if a.EnableRDMARead {
 		s.rights |= RemoteRead
 	}
+	if a.CopySends {
+		s.rights |= copySends
+	}
 	return s
 }
 
@@ -146,6 +154,7 @@ func (s *setting) attributes() Attributes {
 		Ptag:            s.ptag,
 		EnableRDMAWrite: s.rights&RemoteWrite != 0,
 		EnableRDMARead:  s.rights&RemoteRead != 0,
+		CopySends:       s.rights&copySends != 0,
 	}
 }
 

@@ -208,16 +208,19 @@ func TestSetAttributesAfterClose(t *testing.T) {
 	nstest.Check(t, errors.Join(f.Close(), f.DestroyPtag(f.tag)))
 }
 
-// Rights that come and go allocate nothing, and each time the right ones are in force.
+// Attributes that come and go allocate nothing, and each time the right ones are in force.
 func TestSetAttributesAgain(t *testing.T) {
 	f := newFixture(t, Limits{})
 	r := f.register(t, f.buf)
-	all := []Attributes{{}, {EnableRDMARead: true}, {EnableRDMAWrite: true}, {EnableRDMARead: true, EnableRDMAWrite: true}}
+	var all []Attributes
+	for i := range 8 {
+		all = append(all, Attributes{EnableRDMARead: i&1 != 0, EnableRDMAWrite: i&2 != 0, CopySends: i&4 != 0})
+	}
 	turn := func() {
 		for _, a := range all {
 			a.Ptag = f.tag
 			nstest.Must(t, f.SetAttributes(r, a))
-			if r.Attributes() != a {
+			if r.Attributes() != a || r.CopySends() != a.CopySends {
 				t.Fatalf("%+v are in force, not %+v", r.Attributes(), a)
 			}
 		}

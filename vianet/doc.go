@@ -87,8 +87,9 @@
 // begins. The message that gives it back ends the wait. So do a Read, a Write that does not go to the ring, and the end
 // of the stream.
 //
-// Memory of [Stack.Alloc] is written where frames are long, even if the receiver could read it: the NIC sends a write
-// by reference, but copies the response to an RDMA read.
+// A transfer from memory of [Stack.Alloc] is written where frames are long, even if the receiver could read it: the NIC
+// sends a write by reference, but copies the response to an RDMA read. What goes to a ring is copied: it would be done only
+// when the peer has acknowledged it, and the next Write would wait for that.
 //
 // The program's memory is open to the peer only as long as a transfer needs it, and only to the peer of this
 // connection: each connection has a protection tag. It stays registered for the next time, up to Options.Registered

@@ -55,6 +55,7 @@ type access int
 
 const (
 	closed   access = iota // nothing
+	copied                 // nothing, and the NIC copies what it sends, so that it has it at once
 	readable               // RDMA read
 	writable               // RDMA write
 )
@@ -77,7 +78,7 @@ func (r *registry) lease(b []byte, tag *vipl.Ptag, a access) (*lease, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.find(b, true)
-	if e == nil && a == closed {
+	if e == nil && a <= copied {
 		e = r.find(b, false)
 	}
 	if e != nil {
@@ -170,7 +171,7 @@ func (r *registry) heap(tag *vipl.Ptag, size int, a access) (*lease, error) {
 }
 
 func attributes(tag *vipl.Ptag, a access) vipl.MemAttributes {
-	return vipl.MemAttributes{Ptag: tag, EnableRDMARead: a == readable, EnableRDMAWrite: a == writable}
+	return vipl.MemAttributes{Ptag: tag, EnableRDMARead: a == readable, EnableRDMAWrite: a == writable, CopySends: a == copied}
 }
 
 // open hands an idle lease to a connection.
@@ -290,8 +291,8 @@ type buffer struct {
 	region *vipl.Region
 }
 
-// Alloc gives n bytes of the NIC's arena for Read and Write. A large Write from there is not copied in user space
-// where the frames of the path are long; all else is as with any other memory. It is freed by Free, or Close of the
+// Alloc gives n bytes of the NIC's arena for Read and Write. A Write from there that is a transfer is not copied in user
+// space where the frames of the path are long; all else is as with any other memory. It is freed by Free, or Close of the
 // stack.
 //
 // ENOBUFS when the arena has no such piece left: open the NIC with a larger one. EINVAL when n is negative.

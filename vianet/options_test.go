@@ -3,6 +3,7 @@ package vianet_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -79,6 +80,44 @@ func TestAllocByReference(t *testing.T) {
 			t.Errorf("%d bytes are counted; memory of the arena: %v", counted, test.byRef)
 		}
 	}
+}
+
+// What goes to a ring is copied also from memory of the arena, which is the program's again when Write returns.
+func TestAllocIsCopiedToARing(t *testing.T) {
+	h := overVeth(t, 9000, vianet.Options{})
+	nstest.FatalIf(t, !h.nicA.Info().NIC.MultiBuffer, "the interface has no frames of several chunks")
+	a, b := h.pair(t)
+	const n, writes = 100_000, 20
+	arena, err := h.a.Alloc(n)
+	must(t, err)
+	lent := func() uint64 { return h.nicA.Counters().ByReference }
+	got := make(chan error)
+	go func() {
+		in := make([]byte, n)
+		for i := range byte(writes) {
+			_, err := io.ReadFull(b, in)
+			if err == nil && !bytes.Equal(in, randomBytes(n, i)) {
+				err = fmt.Errorf("Write %d: other bytes came", i)
+			}
+			got <- err
+		}
+	}()
+	ring := 0 // Writes to it
+	for i := range byte(writes) {
+		copy(arena, randomBytes(n, i))
+		before, transfers := lent(), h.a.Stats().Written.Times
+		must(t, nstest.Err(a.Write(arena)))
+		clear(arena)
+		must(t, <-got)
+		if h.a.Stats().Written.Times > transfers {
+			nstest.ErrorIf(t, lent() == before, "transfer %d is copied", i)
+			continue
+		}
+		ring++
+		nstest.ErrorIf(t, lent() > before, "Write %d to the ring is by reference", i)
+	}
+	nstest.ErrorIf(t, ring < writes-4, "%d Writes of %d went to the ring", ring, writes)
+	balanced(t, a, b)
 }
 
 // After SetNoDelay(false) many small Writes make few messages.

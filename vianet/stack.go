@@ -330,7 +330,7 @@ type Stats struct {
 	Ring        Traffic // RDMA writes to a peer's ring
 	Read        Traffic // transfers that a peer read
 	Written     Traffic // transfers that were written to a peer
-	ByReference Traffic // Writes of Ring and Written from memory of Alloc, without a copy
+	ByReference Traffic // Writes of Written from memory of Alloc, without a copy
 	Received    uint64  // bytes that Reads have given
 	Stalls      uint64  // Writes that waited since the peer, whose program did not read, had no room
 

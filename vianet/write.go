@@ -426,12 +426,11 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 	if err := c.flushed(true); err != nil {
 		return 0, err
 	}
-	lease, err := c.stack.regs.lease(b, c.tag, closed)
+	lease, err := c.stack.regs.lease(b, c.tag, copied)
 	if err != nil {
 		return c.writeSmall(b)
 	}
 	defer lease.end()
-	byRef := c.stack.byReference(b)
 	over := func() bool { return c.out.flight == 0 }
 	begun, stream := false, false
 	err = c.until(func() (bool, error) {
@@ -439,7 +438,7 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 			return false, err
 		}
 		if !begun { // in a stream the peer has much to read before this Write
-			begun, stream = true, !byRef && c.tail.stream && c.mayHold()
+			begun, stream = true, c.tail.stream && c.mayHold()
 			c.tail.stream = true
 		}
 		for n < len(b) {
@@ -467,9 +466,6 @@ func (c *Conn) writeRing(b []byte) (n int, err error) {
 	defer c.mu.Unlock()
 	if n == len(b) && c.err == nil {
 		err = nil // in time after all
-	}
-	if byRef {
-		c.counts.ByReference.count(n)
 	}
 	return n, err
 }

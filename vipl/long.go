@@ -12,7 +12,7 @@ package vipl
 // Data that lies in the arena is sent by reference: the kernel reads it in place, and nothing is copied here. A
 // retransmission needs the data again. So such a descriptor is done only when the peer has acknowledged it, also at
 // Reliable Delivery, and when its frames have been read (byref.go). Other data is copied: data outside of the
-// arena, data in too many segments, data of an unreliable VI, and answers to RDMA reads, since the program may
+// arena or of a region with CopySends, data in too many segments, data of an unreliable VI, and answers to RDMA reads, since the program may
 // write to that memory at any time. For a connection with a key the kernel gets sealed copies in either case
 // (seal.go).
 
@@ -117,7 +117,7 @@ func (p *port) beginLong(c *conn, n int) bool {
 }
 
 // byReference adds the next n bytes of a message to the frame without a copy. It returns false, and changes
-// nothing, if they are not all in the arena or take too many segments.
+// nothing, if they are not all in the arena, take too many segments, or are of a region whose data is copied.
 func (p *port) byReference(e *posted, n int) bool {
 	l := &p.long
 	moved, seg, off := e.moved, e.seg, e.off
@@ -131,6 +131,7 @@ func (p *port) byReference(e *posted, n int) bool {
 		}
 		s = s[:min(n, len(s))]
 		addr, inside := placeIn(p.mem, s)
+		inside = inside && !segs[e.seg].region.CopySends()
 		for k := 0; inside && k < len(s); {
 			m := min(len(s)-k, size-int(addr)%size) // an entry does not cross a multiple of the chunk size
 			if len(l.now.segs) == l.most {

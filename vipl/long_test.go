@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/await"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -85,6 +86,44 @@ func TestSendByReferenceIsDoneWithTheAcknowledgement(t *testing.T) {
 		sent(t, va, 0)
 		checkPattern(t, xb.buf[0][:32_000], 1)
 		errorIf(t, n.a.Counters().Resent == 0, "nothing was sent again")
+	})
+}
+
+// Memory whose sends are copied is the program's again when the NIC has them, although it is in the arena: what is written
+// to it then is in no retransmission. At Reliable Reception the peer has to have them. The attribute holds until it is changed.
+func TestCopySends(t *testing.T) {
+	eachLevel(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := connectedBoxes(t, longFrames, level, 1, 1, 32_000)
+		a, err := xa.region.Query()
+		must(t, err)
+		for i, copies := range []bool{true, false, true} {
+			a.CopySends = copies
+			must(t, xa.region.SetAttributes(a))
+			now, err := xa.region.Query()
+			errorIf(t, err != nil || now.CopySends != copies, "%+v, %v", now, err)
+			before := n.a.Counters()
+			postRecv(t, vb, xb, 0, 32_000)
+			n.b.queue.Cut(true)
+			postMessage(t, va, xa, 0, 32_000, i)
+			early := copies && level == vipl.ReliableDelivery
+			if early {
+				sent(t, va, 0)
+				fillPattern(xa.buf[0][:32_000], 100)
+			} else {
+				for range 20 {
+					nothingDone(t, va.SendDone, vipl.ErrNotDone)
+					time.Sleep(50 * time.Microsecond)
+				}
+			}
+			await.Until(t, "a retransmission", func() bool { n.a.Poll(); return n.a.Counters().Resent > before.Resent })
+			n.b.queue.Cut(false)
+			receivedMessage(t, vb, xb.buf[0][:32_000], i)
+			if !early {
+				sent(t, va, 0)
+			}
+			byRef := n.a.Counters().ByReference > before.ByReference
+			errorIf(t, byRef == copies, "send %d is copied: %v, want %v", i, !byRef, copies)
+		}
 	})
 }
 

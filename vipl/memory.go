@@ -20,6 +20,10 @@ type MemAttributes struct {
 	Ptag            *Ptag // must be one of this NIC handle
 	EnableRDMAWrite bool  // remote programs may write to it
 	EnableRDMARead  bool  // remote programs may read from it
+	// CopySends: long sends and RDMA writes from memory of [NIC.AllocMem] are copied, too, instead of sent by reference.
+	// They are then done when the NIC has them, and not only when the peer has acknowledged them. It pays for a program that
+	// waits for each of them.
+	CopySends bool
 }
 
 var errDeregistered = errors.New("the region is deregistered")
@@ -97,7 +101,7 @@ func (n *NIC) RegisterAddress(addr, size uint64, a MemAttributes) (*Region, erro
 }
 
 // AllocMem allocates size bytes from the NIC's arena, aligned to 64 bytes, and registers them. The NIC can send
-// such memory by reference. Deregister frees it. ErrResource if the arena has no such block left, else the errors
+// such memory by reference (see CopySends). Deregister frees it. ErrResource if the arena has no such block left, else the errors
 // of RegisterMem.
 func (n *NIC) AllocMem(size int, a MemAttributes) (*Region, error) {
 	attr, err := n.memAttributes("AllocMem", a)
@@ -136,7 +140,7 @@ func (n *NIC) memAttributes(op string, a MemAttributes) (memreg.Attributes, erro
 		return memreg.Attributes{}, opError(op, nil, ErrInvalidPtag, nil)
 	}
 	return memreg.Attributes{
-		Ptag: a.Ptag.tag, EnableRDMAWrite: a.EnableRDMAWrite, EnableRDMARead: a.EnableRDMARead,
+		Ptag: a.Ptag.tag, EnableRDMAWrite: a.EnableRDMAWrite, EnableRDMARead: a.EnableRDMARead, CopySends: a.CopySends,
 	}, nil
 }
 
