@@ -37,7 +37,7 @@ func TestSuite(t *testing.T) {
 	for _, mtu := range []int{1500, 9000} {
 		t.Run(fmt.Sprint("MTU ", mtu), func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t, nstest.Options{MTU: mtu})
+			b := newBed(t, nstest.Options{MTU: mtu}, "VIA_ARENA=0") // the usual one
 			suite(t, b, b, program, "viaxdp", b.a.IPv4.String())
 		})
 	}
@@ -188,26 +188,42 @@ func TestPingpong(t *testing.T) {
 	}
 }
 
-// Users without privilege have interfaces by the agent.
-func TestAgent(t *testing.T) {
-	dir := build(t)
-	b := newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
-	here, there := agents(t, b, 3*programTime)
+// agentBed is a bed with two queues and an agent in each namespace, for users without privilege.
+func agentBed(t *testing.T) (here, there *bed) {
+	return agents(t, newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native"), 3*programTime)
+}
+
+// The suite passes for users without privilege, who have interfaces by the agent: on two hosts, and on one.
+func TestAgentSuite(t *testing.T) {
+	t.Parallel()
+	program := build(t) + "/suite"
 	parts := []string{"connections", "messages", "rma", "ends", "rdm"}
 	if !testsize.Every() {
 		parts = []string{"connections", "rma"}
 	}
-	t.Run("suite", func(t *testing.T) { suite(t, here, there, dir+"/suite", "viaxdp", b.a.IPv4.String(), parts...) })
+	t.Run("suite", func(t *testing.T) {
+		t.Parallel()
+		here, there := agentBed(t)
+		suite(t, here, there, program, "viaxdp", here.a.IPv4.String(), parts...)
+	})
+	t.Run("one host", func(t *testing.T) { // the programs share the queues
+		t.Parallel()
+		here, _ := agentBed(t)
+		local := *here
+		local.b = here.a
+		suite(t, &local, &local, program, "viaxdp", here.a.IPv4.String(), parts...)
+	})
+}
+
+// Programs of such users run, and say what they lack without an agent.
+func TestAgent(t *testing.T) {
+	build(t)
+	here, there := agentBed(t)
 	for _, kind := range pingpongKinds {
 		t.Run(kind, func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, kind) })
 	}
-	t.Run("one host", func(t *testing.T) { // the programs share the queues
-		local := *here
-		local.b = here.a
-		suite(t, &local, &local, dir+"/suite", "viaxdp", b.a.IPv4.String(), parts...)
-	})
 	t.Run("no agent", func(t *testing.T) {
-		p := here.with("VIA_AGENT=none").start(t, b.a, "fi_info", "-p", "viaxdp")
+		p := here.with("VIA_AGENT=none").start(t, here.a, "fi_info", "-p", "viaxdp")
 		if p.Wait() == nil {
 			t.Errorf("a user without privilege and without an agent:\n%s", &p.out)
 		}
