@@ -91,7 +91,7 @@ func TestAllocIsCopiedToARing(t *testing.T) {
 	arena, err := h.a.Alloc(n)
 	must(t, err)
 	lent := func() uint64 { return h.nicA.Counters().ByReference }
-	got := make(chan error)
+	got := make(chan error, writes)
 	go func() {
 		in := make([]byte, n)
 		for i := range byte(writes) {

@@ -12,9 +12,9 @@ package vipl
 // Data that lies in the arena is sent by reference: the kernel reads it in place, and nothing is copied here. A
 // retransmission needs the data again. So such a descriptor is done only when the peer has acknowledged it, also at
 // Reliable Delivery, and when its frames have been read (byref.go). Other data is copied: data outside of the
-// arena or of a region with CopySends, data in too many segments, data of an unreliable VI, and answers to RDMA reads, since the program may
-// write to that memory at any time. For a connection with a key the kernel gets sealed copies in either case
-// (seal.go).
+// arena or of a region with CopySends, data in too many segments, data of an unreliable VI, and answers to RDMA
+// reads, since the program may write to that memory at any time. For a connection with a key the kernel gets sealed
+// copies in either case (seal.go).
 
 import (
 	"viaxdp/internal/base/wire"

@@ -21,8 +21,8 @@ type MemAttributes struct {
 	EnableRDMAWrite bool  // remote programs may write to it
 	EnableRDMARead  bool  // remote programs may read from it
 	// CopySends: long sends and RDMA writes from memory of [NIC.AllocMem] are copied, too, instead of sent by reference.
-	// They are then done when the NIC has them, and not only when the peer has acknowledged them. It pays for a program that
-	// waits for each of them.
+	// At ReliableDelivery they are then done when the NIC has them, and not only when the peer has acknowledged them. It
+	// pays for a program that waits for each of them.
 	CopySends bool
 }
 
