@@ -34,9 +34,9 @@ import (
 )
 
 const (
-	gsoLeast = 3      // frames; fewer are faster on the TX ring, unless they are long
-	gsoLong  = 16_500 // bytes of fewer frames that are long
-	gsoFirst = 8      // frames of the first packet of a connection
+	gsoLeast = 3     // frames; fewer are faster on the TX ring, unless they are long
+	gsoLong  = 9_000 // bytes of fewer frames that are long
+	gsoFirst = 8     // frames of the first packet of a connection
 	// gsoDeferAt is how many outstanding frames make a message wait for room for a packet. The peer acknowledges as many
 	// unasked, so the wait is short.
 	gsoDeferAt = ackPacketFrames
@@ -91,6 +91,8 @@ type connGSO struct {
 	proven bool          // packets arrive
 	steady bool          // after a loss limit grows by one, not twofold
 	losses uint64        // reductions of the window by loss, when last seen
+	end    uint32        // the frame behind the last packet
+	atRisk bool          // frames of packets were under way since then
 	rest   time.Duration // how long the next rest from packets lasts
 	until  int64         // end of the present one
 
@@ -268,7 +270,8 @@ func (c *conn) adaptGSO(p *port) bool {
 	return g.proven || !g.tried
 }
 
-// lossGSO reports whether a packet may have been lost since the last call.
+// lossGSO reports whether a packet may have been lost since the last call. While all frames go by the TX ring, losses say
+// nothing of packets: messages of two frames would keep later, longer ones from them for good.
 func (c *conn) lossGSO(p *port) bool {
 	g := &c.gso
 	if c.sender == nil {
@@ -276,8 +279,8 @@ func (c *conn) lossGSO(p *port) bool {
 	}
 	s := c.sender.Stats()
 	losses := s.LossRounds + s.Timeouts
-	lost := losses != g.losses || g.tried && g.again
-	g.losses = losses
+	lost := losses != g.losses && g.atRisk || g.tried && g.again
+	g.losses, g.atRisk = losses, g.atRisk && int32(g.end-c.sender.Unacked()) > 0
 	return lost
 }
 
@@ -293,8 +296,13 @@ func (g *connGSO) arrived() {
 }
 
 // leftGSO records that a packet has left, whose first frame has number first.
-func (c *conn) leftGSO(first uint32) {
-	if g := &c.gso; c.sender != nil && !g.tried {
+func (c *conn) leftGSO(first uint32, frames int) {
+	g := &c.gso
+	if c.sender == nil {
+		return
+	}
+	g.end, g.atRisk = first+uint32(frames), true
+	if !g.tried {
 		g.tried, g.mark, g.again = true, first, false
 	}
 }
@@ -344,7 +352,7 @@ func (p *port) sendGSO() {
 		}
 		return
 	}
-	c.leftGSO(g.first)
+	c.leftGSO(g.first, len(frames))
 	p.stats.GSOSent++
 	p.stats.GSOSentFrames += uint64(len(frames))
 	for i := range frames {

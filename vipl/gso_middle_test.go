@@ -127,6 +127,81 @@ func TestFramesAloneAreAcknowledgedBy16(t *testing.T) {
 	})
 }
 
+// Two frames of an MTU of 9000 are a packet. Two of an MTU of 1500 go on the TX ring.
+func TestGSOTwoFrames(t *testing.T) {
+	inBubble(t, "two frames", func(t *testing.T) {
+		for _, mtu := range []int{1500, 9000} {
+			p := openGSOPair(t, memoryConfig{mtu: mtu, queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+			for range 5 {
+				before := p.a.Counters()
+				p.send(t, mtu+200)
+				p.arrives(t)
+				p.answer(t)
+				after := p.a.Counters()
+				want := uint64(0)
+				if mtu == 9000 {
+					want = 2
+				}
+				equal(t, "frames that left in packets", after.GSOSentFrames-before.GSOSentFrames, want)
+			}
+		}
+	})
+}
+
+// Frames of the TX ring that are lost keep no later message out of packets, whether packets have left before or not.
+func TestGSOAfterLossesOfTheRing(t *testing.T) {
+	open := map[string]func(*testing.T, memoryConfig) *gsoPair{"no packet has left": openGSOPair, "packets have left": newGSOPair}
+	for name, open := range open {
+		inBubble(t, name, func(t *testing.T) {
+			p := open(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+			for range 12 {
+				before := p.a.Counters()
+				p.b.queue.Cut(true)
+				p.send(t, 2*gsoFull)
+				fatalIf(t, p.arrived(t), "nothing is lost")
+				p.b.queue.Cut(false)
+				p.arrives(t)
+				p.answer(t)
+				after := p.a.Counters()
+				fatalIf(t, after.Resent == before.Resent || after.GSOSent > before.GSOSent, "%d frames were sent again, %d packets left", after.Resent-before.Resent, after.GSOSent-before.GSOSent)
+			}
+			before := p.a.Counters()
+			p.send(t, 30*gsoFull)
+			p.arrives(t)
+			if frames := p.a.Counters().GSOSentFrames - before.GSOSentFrames; frames < 8 {
+				t.Errorf("%d frames of 30 left in packets", frames)
+			}
+		})
+	}
+}
+
+// A packet that is lost behind one that arrives makes later packets shorter.
+func TestGSOLossOfALaterPacket(t *testing.T) {
+	inBubble(t, "later packet", func(t *testing.T) {
+		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+		longest := func() uint64 { // frames of the packets of a long message, at most
+			before := p.a.Counters()
+			p.send(t, 60*gsoFull)
+			p.arrives(t)
+			after := p.a.Counters()
+			p.answer(t)
+			return (after.GSOSentFrames - before.GSOSentFrames) / (after.GSOSent - before.GSOSent)
+		}
+		whole := longest()
+		p.send(t, 10*gsoFull)
+		fatalIf(t, !p.arrived(t), "the first packet waits")
+		p.b.queue.Cut(true)
+		p.send(t, 10*gsoFull)
+		fatalIf(t, p.arrived(t), "the second packet is not lost")
+		p.b.queue.Cut(false)
+		p.arrives(t)
+		p.answer(t)
+		if after := longest(); after > whole*2/3 {
+			t.Errorf("packets of %d frames after the loss, %d before", after, whole)
+		}
+	})
+}
+
 // A sender whose chunks suffice for fewer frames than its peer acknowledges unasked asks in time: the message does not wait
 // until the delay of an acknowledgement is over.
 func TestGSOAsksBeforeChunksAreShort(t *testing.T) {
