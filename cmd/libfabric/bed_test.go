@@ -3,13 +3,11 @@ package libfabric
 import (
 	"bytes"
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -35,8 +33,6 @@ var made = struct {
 }{}
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	flag.Set("test.parallel", fmt.Sprint(2*runtime.GOMAXPROCS(0))) // they mostly wait
 	code := m.Run()
 	if made.dir != "" {
 		os.RemoveAll(made.dir)
