@@ -179,7 +179,7 @@ func TestGSOAfterLossesOfTheRing(t *testing.T) {
 func TestGSOLossOfALaterPacket(t *testing.T) {
 	inBubble(t, "later packet", func(t *testing.T) {
 		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
-		longest := func() uint64 { // frames of the packets of a long message, at most
+		mean := func() uint64 { // frames of a packet of a long message
 			before := p.a.Counters()
 			p.send(t, 60*gsoFull)
 			p.arrives(t)
@@ -187,7 +187,7 @@ func TestGSOLossOfALaterPacket(t *testing.T) {
 			p.answer(t)
 			return (after.GSOSentFrames - before.GSOSentFrames) / (after.GSOSent - before.GSOSent)
 		}
-		whole := longest()
+		whole := mean()
 		p.send(t, 10*gsoFull)
 		fatalIf(t, !p.arrived(t), "the first packet waits")
 		p.b.queue.Cut(true)
@@ -196,7 +196,7 @@ func TestGSOLossOfALaterPacket(t *testing.T) {
 		p.b.queue.Cut(false)
 		p.arrives(t)
 		p.answer(t)
-		if after := longest(); after > whole*2/3 {
+		if after := mean(); after > whole*2/3 {
 			t.Errorf("packets of %d frames after the loss, %d before", after, whole)
 		}
 	})

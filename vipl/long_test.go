@@ -110,7 +110,7 @@ func TestCopySends(t *testing.T) {
 				sent(t, va, 0)
 				fillPattern(xa.buf[0][:32_000], 100)
 			} else {
-				for range 20 {
+				for range 20 { // a while in which it must not be done
 					nothingDone(t, va.SendDone, vipl.ErrNotDone)
 					time.Sleep(50 * time.Microsecond)
 				}

@@ -101,8 +101,8 @@ func (n *NIC) RegisterAddress(addr, size uint64, a MemAttributes) (*Region, erro
 }
 
 // AllocMem allocates size bytes from the NIC's arena, aligned to 64 bytes, and registers them. The NIC can send
-// such memory by reference (see CopySends). Deregister frees it. ErrResource if the arena has no such block left, else the errors
-// of RegisterMem.
+// such memory by reference (see CopySends). Deregister frees it. ErrResource if the arena has no such block left, else
+// the errors of RegisterMem.
 func (n *NIC) AllocMem(size int, a MemAttributes) (*Region, error) {
 	attr, err := n.memAttributes("AllocMem", a)
 	if err != nil {
