@@ -128,13 +128,14 @@ func (c *conn) coalesces() bool {
 }
 
 // asksAck reports whether the next frame, of the given units, asks for an immediate acknowledgement. It does if it
-// closes the window, if it takes the last TX chunk of the connection's share, or if it ends a message and something may be
-// coalesced until it is acknowledged: within a message the acknowledgement would only delay the program's answer. Of frames of
-// many units every fourth one asks, and so does each frame of several messages. The peer acknowledges other frames by count
-// (ackEvery).
+// closes the window, if it takes the last TX chunk of the connection's share, or if it is a message of one frame and something
+// may be coalesced until it is acknowledged: of a longer message the acknowledgement would only delay the program's answer,
+// and its last frame asks for one soon (describe). Of frames of many units every fourth one asks, and so does each frame of
+// several messages. The peer acknowledges other frames by count (ackEvery).
 func (c *conn) asksAck(units int) bool {
-	ends := c.header.Flags&wire.FlagLast != 0
-	return c.sender.Closes(units) || c.chunks == c.vi.port.shares.tx-1 || ends && c.sender.Outstanding()+1 == c.packAfter() ||
+	const whole = wire.FlagFirst | wire.FlagLast
+	alone := c.header.Flags&whole == whole
+	return c.sender.Closes(units) || c.chunks == c.vi.port.shares.tx-1 || alone && c.sender.Outstanding()+1 == c.packAfter() ||
 		c.header.Kind == wire.KindPack || units >= longUnits && c.sender.Next()%4 == 3
 }
 

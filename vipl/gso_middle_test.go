@@ -93,12 +93,13 @@ func (p *gsoPair) answer(t *testing.T) {
 	}
 }
 
-// The answer to a message of 64 KiB acknowledges it: its frames cause no bare acknowledgement. Those of a message of twice
-// the length do.
+// The answer to a message of up to 64 KiB acknowledges it: its frames cause no bare acknowledgement, not even four, behind which
+// small messages wait. Those of a message of twice the length do.
 func TestGSOAnswerAcknowledges(t *testing.T) {
 	inBubble(t, "64 KiB", func(t *testing.T) {
 		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
-		for _, frames := range []int{frames64K, 2 * frames64K} {
+		for _, frames := range []int{gsoLeast, 4, 5, frames64K, 2 * frames64K} {
+			time.Sleep(time.Millisecond) // the end of a stream, in which no fourth frame would ask
 			before, sent := p.b.Counters(), p.a.Counters()
 			p.send(t, frames*gsoFull)
 			fatalIf(t, !p.arrived(t), "the message waits")
@@ -107,6 +108,21 @@ func TestGSOAnswerAcknowledges(t *testing.T) {
 			equal(t, "whether there were acknowledgements", after.Acks > before.Acks, frames > frames64K)
 			p.answer(t)
 			equal(t, "frames that were sent again", p.a.Counters().Resent, sent.Resent)
+		}
+	})
+}
+
+// The fourth of small messages asks for an acknowledgement, since those behind it wait.
+func TestFourthMessageAsks(t *testing.T) {
+	inBubble(t, "four", func(t *testing.T) {
+		p := openGSOPair(t, memoryConfig{queue: gsoQueue})
+		p.answer(t)
+		time.Sleep(time.Millisecond)
+		before := p.b.Counters().Acks
+		for i := range 4 {
+			p.send(t, 1000)
+			fatalIf(t, !p.arrived(t), "message %d waits", i)
+			equal(t, "acknowledgements", p.b.Counters().Acks-before, uint64(i/3))
 		}
 	})
 }
@@ -123,6 +139,54 @@ func TestFramesAloneAreAcknowledgedBy16(t *testing.T) {
 			equal(t, "frames that came in packets", after.GSOReceivedFrames, 0)
 			equal(t, "acknowledgements", after.Acks-before.Acks, uint64(frames/16))
 			p.answer(t)
+		}
+	})
+}
+
+// gsoPackets are the packets of messages of so many frames, sent while nothing is under way: the first one has at most 32,
+// unless no more than two frames were left, which would go on the TX ring.
+var gsoPackets = map[int]uint64{32: 1, 33: 1, 34: 1, 35: 2, frames64K: 2}
+
+// The first packet of a message leaves no one or two frames to the TX ring.
+func TestGSOTakesTheRest(t *testing.T) {
+	inBubble(t, "the rest", func(t *testing.T) {
+		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+		for frames, packets := range gsoPackets {
+			for _, size := range []int{(frames-1)*gsoFull + 1, frames * gsoFull} {
+				before := p.a.Counters()
+				p.send(t, size)
+				fatalIf(t, !p.arrived(t), "the message waits")
+				after := p.a.Counters()
+				p.answer(t)
+				equal(t, "frames in packets", after.GSOSentFrames-before.GSOSentFrames, uint64(frames))
+				equal(t, "packets", after.GSOSent-before.GSOSent, packets)
+			}
+		}
+	})
+}
+
+// So it is with the answer to an RDMA read.
+func TestGSOAnswersTakeTheRest(t *testing.T) {
+	inBubble(t, "answers", func(t *testing.T) {
+		c := memoryConfig{gso: "whole", bubble: true, arena: 8 << 20, queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}}
+		n, va, _, xa, xb := rdmaPair(t, c, vipl.ReliableDelivery)
+		read := func(size int) (frames, packets uint64) {
+			before := n.b.Counters()
+			fillPattern(xb.buf[0][:size], size)
+			xa.desc[0].SetRDMARead(xb.remote(0), segment(xa, 0, size))
+			postDesc(t, va, xa, 0)
+			sent(t, va, vipl.StatusOpRDMARead)
+			checkPattern(t, xa.buf[0][:size], size)
+			after := n.b.Counters()
+			return after.GSOSentFrames - before.GSOSentFrames, after.GSOSent - before.GSOSent
+		}
+		for range 30 { // reads, in which packets grow
+			read(30 * gsoFull)
+		}
+		for want, packets := range gsoPackets {
+			frames, got := read(want * gsoFull)
+			equal(t, "frames in packets", frames, uint64(want))
+			equal(t, "packets", got, packets)
 		}
 	})
 }
