@@ -230,12 +230,25 @@ func (g *gsoSender) add(segs []xdpnic.Desc, n int, retain bool) {
 	g.bytes += n
 }
 
-// gsoFrames returns how many frames the packet that now begins may have. Of an unreliable VI nobody knows what is under way.
+// gsoFrames returns how many frames the packet that now begins may have. One that would end at gsoShort takes the rest of the
+// message as well if that is too little for a packet. Of an unreliable VI nobody knows what is under way.
 func (c *conn) gsoFrames() int {
-	if c.sender == nil || c.sender.Idle() {
+	if (c.sender == nil || c.sender.Idle()) && c.framesLeft() >= c.gso.short+gsoLeast {
 		return min(c.gso.limit, c.gso.short)
 	}
 	return min(c.gso.limit, c.gso.most)
+}
+
+// framesLeft returns how many frames of the message, or of the answer to a read, are still to leave, with the one that was
+// just built.
+func (c *conn) framesLeft() int {
+	left := 0 // bytes behind it
+	if c.header.Kind == wire.KindReadData {
+		left = c.rdma.answers.left() - c.answerPiece()
+	} else if e := c.vi.send.waiting(); e != nil {
+		left = int(e.length - e.moved)
+	}
+	return 1 + (left+c.payload-1)/c.payload
 }
 
 // defersGSO reports whether the next frames of a message wait for an acknowledgement because the window has no room for a

@@ -237,11 +237,11 @@ func (p *port) refuseRead(c *conn, seq uint32, err error, now int64) {
 	p.refuseAt(c, wire.ReasonRDMARead, seq, err, now)
 }
 
+// left returns how many bytes of the oldest read have not left.
+func (a answers) left() int { return int(a[0].length - a[0].moved) }
+
 // answerPiece returns how many bytes of the oldest read the next frame carries.
-func (c *conn) answerPiece() int {
-	r := &c.rdma.answers[0]
-	return min(c.payload, int(r.length-r.moved))
-}
+func (c *conn) answerPiece() int { return min(c.payload, c.rdma.answers.left()) }
 
 // sendAnswer sends the next frame of the oldest read that is being served. False: the port is full; c is tried
 // again.
