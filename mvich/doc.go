@@ -37,7 +37,7 @@
 //	else, or where memory cannot be registered ........ R3
 //
 // Memory of Alloc is written, not read: the NIC sends a write by reference, but copies the response to an RDMA read.
-// Copies in the table are those between the program's memory and vbufs. The threshold is 5000 bytes (WithThreshold,
+// Copies in the table are those between the program's memory and vbufs. The threshold is 16 KiB (WithThreshold,
 // VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer answers an RGET or RPUT request with ready
 // for R3; a sender that cannot register its own sends data packets where it might have written. Messages longer than
 // one transfer move in pieces, up to 16 of them at a time.

@@ -209,7 +209,7 @@ func TestFinalizeEndsRequests(t *testing.T) {
 			requests["receive "+name] = r
 		}
 		for name, to := range map[string]int{"to the next": (rank + 1) % 3, "to itself": rank} {
-			r := get(c.Issend(make([]byte, 10000), to, 3))
+			r := get(c.Issend(make([]byte, 20000), to, 3))
 			requests["send "+name] = r
 		}
 		waited := make(chan error, 1)

@@ -29,7 +29,7 @@ type stranger struct {
 
 // The layout of a stranger's region: buffers for sending, buffers for receiving, then memory for RDMA.
 const (
-	strangerBuffer = 16 << 10
+	strangerBuffer = 32 << 10
 	strangerSends  = 20
 	strangerRecvs  = 40
 	strangerRDMA   = (strangerSends + strangerRecvs) * strangerBuffer

@@ -51,7 +51,7 @@ func drawProgram(t *rapid.T, ranks, comms int) program {
 		s := sending{
 			from: rapid.IntRange(0, ranks-1).Draw(t, "from"), to: rapid.IntRange(0, ranks-1).Draw(t, "to"),
 			comm: rapid.IntRange(0, comms-1).Draw(t, "comm"), tag: rapid.IntRange(0, 2).Draw(t, "tag"),
-			size: rapid.SampledFrom([]int{0, 1, 30, 4000, 5000, 5001, 30000}).Draw(t, "size"),
+			size: rapid.SampledFrom([]int{0, 1, 30, 4000, 5000, 5001, 16384, 16385, 30000}).Draw(t, "size"),
 			sync: rapid.Bool().Draw(t, "sync"),
 		}
 		p.sends = append(p.sends, s)

@@ -30,7 +30,7 @@ func (p Protocol) String() string {
 
 // Defaults of the options.
 const (
-	DefaultThreshold  = 5000     // bytes
+	DefaultThreshold  = 16 << 10 // bytes
 	DefaultCredits    = 64       // packets
 	DefaultRegistered = 64 << 20 // bytes
 	DefaultUnexpected = 16 << 20 // bytes

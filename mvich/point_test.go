@@ -20,7 +20,7 @@ var loss = xdpnictest.Faults{
 var none xdpnictest.Faults
 
 // sizes are around every bound of the protocols.
-var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 20000, 65536, 1 << 20, 1<<20 + 1, 4 << 20}
+var sizes = []int{0, 1, 8, 64, 1000, 4999, 5000, 5001, 8159, 8160, 8161, 16383, 16384, 16385, 16415, 16416, 16417, 20000, 65536, 1 << 20, 1<<20 + 1, 4 << 20}
 
 // aboveThreshold is how many of sizes are larger than mvich.DefaultThreshold.
 const aboveThreshold = 9
@@ -183,7 +183,7 @@ func TestSynchronous(t *testing.T) {
 	j.run(t, func(c *mvich.Comm) error {
 		column, m := mvich.Vector(300, 1, 2, mvich.Elem), make([]float64, 600)
 		must(c.Barrier()) // they are connected: what need not wait goes at once
-		for _, n := range []int{0, 10, 10000, len(m)} {
+		for _, n := range []int{0, 10, 10000, 20000, len(m)} {
 			b, typed := make([]byte, n), n == len(m)
 			if c.Rank() == 1 {
 				get(c.Recv(nil, 0, 2)) // the other one has tested

@@ -131,7 +131,7 @@ func TestGoroutines(t *testing.T) {
 // Each message is received once.
 func TestWildcardsAtOnce(t *testing.T) {
 	const ranks, messages, goroutines = 3, 100, 4
-	lengths := []int{0, 8, 5000, 5001, 30000}
+	lengths := []int{0, 8, 5000, 5001, 16384, 16385, 30000}
 	j := newJob(t, ranks, jobConfig{options: with(mvich.WithSpin(20))})
 	j.run(t, func(c *mvich.Comm) error {
 		if c.Rank() > 0 {

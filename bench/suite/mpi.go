@@ -76,7 +76,7 @@ var autoRows = []rankRow{{name: mvichRow, protocol: "auto"}, {name: mpichRow}}
 
 // osuRows has eager messages up to the largest size of the axis that goes in one packet.
 var osuRows = append(slices.Clone(autoRows),
-	rankRow{name: "mvich-eager", protocol: "eager", most: 4096}, rankRow{name: "mvich-r3", protocol: "r3"},
+	rankRow{name: "mvich-eager", protocol: "eager", most: 16 << 10}, rankRow{name: "mvich-r3", protocol: "r3"},
 	rankRow{name: "mvich-rget", protocol: "rget"}, rankRow{name: "mvich-rput", protocol: "rput"})
 
 var openMPIRows = []rankRow{{name: "openmpi-tcp", open: openmpi.TCP}, {name: "openmpi-viaxdp", open: openmpi.VIA}, {name: "openmpi-rxm", open: openmpi.RXM}}
