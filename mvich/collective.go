@@ -56,7 +56,7 @@ func (s step) start(buf []byte, rank int, send bool) *Request {
 
 func (s step) begin(r *Request, buf []byte, rank int, send bool) {
 	s.c.begin(r, buf, s.c.context+1, rank, s.tag)
-	r.send = send
+	r.send, r.awaited = send, true
 	if err := checkLength(len(buf)); err != nil {
 		s.c.w.complete(r, err)
 		return

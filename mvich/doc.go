@@ -27,17 +27,20 @@
 //	 |--eager-->|        |--request->|        |--request->| addr   |--request->|
 //	 |  + data  |        |<--ready---|        |<==read====|        |<--ready---| addr
 //	 |          |        |--data---->|        |====data==>|        |==write===>|
-//	 |          |        |--data---->|        |<--done----|        |--finish-->|
+//	 |          |        |--data---->|        |<--done----|        |
 //	copies 2             2                    0                    0
 //
 //	size <= threshold, and the receiver is not full ... Eager
 //	else, memory of Alloc, where frames are long ...... RPUT
+//	else, if the sender waits in the call ............. RPUT
 //	else, if both sides' VIs do RDMA reads ............ RGET
 //	else, if the receiver's VI takes RDMA writes ...... RPUT
 //	else, or where memory cannot be registered ........ R3
 //
-// Memory of Alloc is written, not read: the NIC sends a write by reference, but copies the response to an RDMA read.
-// Copies in the table are those between the program's memory and vbufs. The threshold is 16 KiB (WithThreshold,
+// A write is faster than a read, but begins only when the sender takes ready, for which its program must be in a call. A
+// read needs no call of the sender. So the message of an Isend is read, while its program may compute. Memory of Alloc is
+// written all the same: the NIC sends a write by reference, but copies the response to an RDMA read. The last write says
+// that it is the last, by the number of the receiver's request as immediate data, or finish follows it (move). Copies in the table are those between the program's memory and vbufs. The threshold is 16 KiB (WithThreshold,
 // VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer answers an RGET or RPUT request with ready
 // for R3; a sender that cannot register its own sends data packets where it might have written. Messages longer than
 // one transfer move in pieces, up to 16 of them at a time.
@@ -81,7 +84,7 @@
 //	may go          everything         | what others | what brings
 //	                                   | wait for    | credits
 //
-// "What others wait for" is ready, done, finish, noop and dead. A vbuf that was read is posted again when there is
+// "What others wait for" is ready, done, finish, noop and dead, and the end of a write. A vbuf that was read is posted again when there is
 // nothing else to do, or when the reserve's number of vbufs has been read. If half of a peer's credits are due and no
 // other packet goes to it, it gets a noop. Two ranks that only send never deadlock: send.go has the proof.
 //
@@ -103,8 +106,8 @@
 // survivors, for Dup and Split need all members. A rank that leaves after a death counts as dead. So the last
 // collective operation may fail on some ranks with a [RankError] of a rank that has finished it.
 //
-// A report of a death is believed, as the rank that sends it could also abort the job. A rank that sends finish
-// without having written the message (RPUT) leaves the old content in the buffer. A rank cannot connect with the
+// A report of a death is believed, as the rank that sends it could also abort the job. A rank that ends
+// a message without having written it (RPUT) leaves the old content in the buffer. A rank cannot connect with the
 // token of a rank on another host.
 //
 // # Concurrency

@@ -33,16 +33,15 @@ var (
 	// ones.
 	ErrSettings = errors.New("mvich: wrong settings")
 
-	errContexts  = errors.New("mvich: this rank has made as many communicators as there can be")
-	errLeft      = errors.New("it has left")
-	errNoMatch   = errors.New("a message with the number of a request that is not there")
-	errNoCredit  = errors.New("a packet without a credit")
-	errFull      = errors.New("more messages that nobody has asked for than it may send")
-	errCredits   = errors.New("more credits than there are receives")
-	errAnswers   = errors.New("more answers wait for its credits than it may ask for")
-	errImmediate = errors.New("an RDMA write with immediate data, which no rank sends")
-	errShort     = errors.New("a packet is shorter than it says")
-	errFields    = errors.New("a packet has fields that make no sense")
+	errContexts = errors.New("mvich: this rank has made as many communicators as there can be")
+	errLeft     = errors.New("it has left")
+	errNoMatch  = errors.New("a message with the number of a request that is not there")
+	errNoCredit = errors.New("a packet without a credit")
+	errFull     = errors.New("more messages that nobody has asked for than it may send")
+	errCredits  = errors.New("more credits than there are receives")
+	errAnswers  = errors.New("more answers wait for its credits than it may ask for")
+	errShort    = errors.New("a packet is shorter than it says")
+	errFields   = errors.New("a packet has fields that make no sense")
 )
 
 // RankError: a rank has died, cannot be reached, or has left after another rank's death, which has the same effect.

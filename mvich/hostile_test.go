@@ -403,25 +403,64 @@ func TestLateSend(t *testing.T) {
 	}
 }
 
-// An RDMA write with immediate data completes a receive without a packet: its length may exceed a vbuf, whose content
-// is an old packet.
+// The immediate data of an RDMA write, by which a message ends, names a receive that is being written, and takes a credit.
+// The write completes a receive without a packet: its length may exceed a vbuf, whose content is an old packet.
 func TestImmediateWrite(t *testing.T) {
-	const size = 20000
-	w, s := newStranger(t, 2)
-	r, err := w.Comm().Irecv(make([]byte, size), 1, 0)
-	noError(t, err)
-	s.send(packetOf(pktRequest, 32, size, 1, 0, offerOf(offerRPUT)))
-	each(t, 2, func(rank int) error {
-		if rank == 0 {
-			return wantLost("receive", nstest.Err(r.Wait()), 1)
-		}
-		ready, _ := s.await(pktReady)
-		d := get(s.region.Descriptor(strangerRDMA, 2))
-		at := remoteOf(ready)
-		d.SetRDMAWrite(at, s.region.Segment(strangerRDMA+64, size))
-		d.SetImmediate(1)
-		return s.vi.PostSend(d, s.region.Handle())
-	})
+	const size, credits = 20000, 8
+	for name, test := range map[string]struct {
+		empties int                                    // messages that take credits before
+		ends    func(written, packets uint32) []uint32 // of the receives that are being written, and filled by packets
+		arrives bool                                   // the written one
+		lost    bool
+	}{
+		"the receive's number": {ends: func(written, _ uint32) []uint32 { return []uint32{written} }, arrives: true},
+		"another number":       {ends: func(written, _ uint32) []uint32 { return []uint32{written + 100} }, lost: true},
+		"one that is over":     {ends: func(written, _ uint32) []uint32 { return []uint32{written, written} }, arrives: true, lost: true},
+		"one of packets":       {ends: func(_, packets uint32) []uint32 { return []uint32{packets} }, lost: true},
+		"without a credit":     {empties: credits, ends: func(written, _ uint32) []uint32 { return []uint32{written} }, lost: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 2, mvich.WithCredits(credits))
+			b := make([]byte, size)
+			written := get(w.Comm().Irecv(b, 1, 0))
+			packets := get(w.Comm().Irecv(make([]byte, size), 1, 1))
+			taken := make(chan struct{})
+			each(t, 2, func(rank int) error {
+				if rank == 0 {
+					for range test.empties { // their receives are posted again, and it has no credit to say so
+						get(w.Comm().Recv(nil, 1, 9))
+					}
+					close(taken)
+					_, err := written.Wait()
+					if test.arrives {
+						must(err)
+						nstest.ErrorIf(t, bytes.ContainsFunc(b, func(r rune) bool { return r != 'w' }), "what has arrived was not written")
+						_, err = w.Comm().Recv(nil, 1, 2)
+					}
+					if test.lost {
+						must(wantLost("receive", nstest.Err(packets.Wait()), 1))
+						return wantLost("receive", err, 1)
+					}
+					return err
+				}
+				s.send(within(packetOf(pktRequest, 1, size, 1, 0, offerOf(uint32(mvich.R3))), ofMessages, 1))
+				_, filled := s.await(pktReady)
+				s.send(packetOf(pktRequest, 1, size, 1, 0, offerOf(offerRPUT)))
+				ready, number := s.await(pktReady)
+				for range test.empties {
+					s.empty(9)
+				}
+				<-taken
+				for _, ended := range test.ends(number, filled) {
+					s.writeLast(remoteOf(ready), size, ended)
+				}
+				if !test.lost {
+					s.empty(2)
+				}
+				return nil
+			})
+		})
+	}
 }
 
 // An answer that no message asked for ends the connection, and takes no byte of the buffer.

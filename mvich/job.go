@@ -130,7 +130,7 @@ func (w *World) record(a netAddress, at place) string {
 }
 
 // protocolVersion is the version of the packets and of how ranks use them.
-const protocolVersion = 1
+const protocolVersion = 2
 
 // terms are the version and the settings on which ranks must agree.
 func (w *World) terms() string {

@@ -35,25 +35,37 @@ func TestProtocols(t *testing.T) {
 			t.Run(way.name+"/"+p.String(), func(t *testing.T) {
 				j := newJob(t, 2, jobConfig{faults: way.faults, options: with(mvich.WithProtocol(p))})
 				j.run(t, swapSizes)
+				j.run(t, swapSizesLater)
 				j.spotless(t, mvich.DefaultCredits)
 				s := j.worlds[0].Stats()
 				used := map[mvich.Protocol]uint64{
 					mvich.Auto: s.RGET, mvich.Eager: s.Eager, mvich.R3: s.R3, mvich.RGET: s.RGET, mvich.RPUT: s.RPUT,
 				}
-				wrong := used[p] < 8 || p > mvich.Eager && used[p] < uint64(len(sizes)-1) || p == mvich.Auto && used[p] != aboveThreshold
+				wrong := used[p] < 8 || p > mvich.Eager && used[p] < 2*uint64(len(sizes)-1) || p == mvich.Auto && (s.RPUT != aboveThreshold || s.RGET != aboveThreshold)
 				nstest.ErrorIf(t, wrong || s.Fallbacks > 0, "protocols used: %+v", s)
 			})
 		}
 	}
 }
 
-// swapSizes has two ranks exchange a message of each size.
-func swapSizes(c *mvich.Comm) error {
+// swapSizes has two ranks exchange a message of each size, in calls that wait.
+func swapSizes(c *mvich.Comm) error { return swapSizesBy(c, c.Sendrecv) }
+
+// swapSizesLater does so by requests.
+func swapSizesLater(c *mvich.Comm) error {
+	return swapSizesBy(c, func(out []byte, dst, sendTag int, in []byte, src, recvTag int) (mvich.Status, error) {
+		r, s := get(c.Irecv(in, src, recvTag)), get(c.Isend(out, dst, sendTag))
+		get(s.Wait())
+		return r.Wait()
+	})
+}
+
+func swapSizesBy(c *mvich.Comm, exchange func([]byte, int, int, []byte, int, int) (mvich.Status, error)) error {
 	other := 1 - c.Rank()
 	for i, n := range sizes {
 		out, in := make([]byte, n), make([]byte, n)
 		fill(out, i+c.Rank())
-		s, err := c.Sendrecv(out, other, i, in, other, i)
+		s, err := exchange(out, other, i, in, other, i)
 		if err != nil {
 			return fmt.Errorf("%d bytes: %w", n, err)
 		}
@@ -63,6 +75,37 @@ func swapSizes(c *mvich.Comm) error {
 		must(check(in, i+other))
 	}
 	return nil
+}
+
+// A long message is written if its sender waits in the call, and read if it may compute meanwhile.
+func TestWaitingCallsWrite(t *testing.T) {
+	j := newJob(t, 2, jobConfig{})
+	b := [2][]byte{make([]byte, 20000), make([]byte, 20000)}
+	for name, test := range map[string]struct {
+		send    func(c *mvich.Comm, b []byte) error
+		written bool
+	}{
+		"Send":     {func(c *mvich.Comm, b []byte) error { return c.Send(b, 1, 0) }, true},
+		"Ssend":    {func(c *mvich.Comm, b []byte) error { return c.Ssend(b, 1, 0) }, true},
+		"Sendrecv": {func(c *mvich.Comm, b []byte) error { return nstest.Err(c.Sendrecv(b, 1, 0, nil, mvich.ProcNull, 0)) }, true},
+		"Bcast":    {func(c *mvich.Comm, b []byte) error { return c.Bcast(b, 0) }, true},
+		"Isend":    {func(c *mvich.Comm, b []byte) error { return nstest.Err(get(c.Isend(b, 1, 0)).Wait()) }, false},
+		"Issend":   {func(c *mvich.Comm, b []byte) error { return nstest.Err(get(c.Issend(b, 1, 0)).Wait()) }, false},
+	} {
+		before := j.worlds[0].Stats()
+		j.run(t, func(c *mvich.Comm) error {
+			switch {
+			case c.Rank() == 0:
+				return test.send(c, b[0])
+			case name == "Bcast":
+				return c.Bcast(b[1], 0)
+			}
+			return nstest.Err(c.Recv(b[1], 0, 0))
+		})
+		after := j.worlds[0].Stats()
+		written, read := after.RPUT-before.RPUT, after.RGET-before.RGET
+		nstest.ErrorIf(t, written+read != 1 || written == 1 != test.written, "%s: %d messages were written, %d read", name, written, read)
+	}
 }
 
 // If the receiver lacks the right or the memory for a protocol, its message uses another one.
@@ -402,7 +445,7 @@ func TestVeth(t *testing.T) {
 	}
 }
 
-// arenaByReference sends a long message from memory of the arena and one from the program's. Only the first is
+// arenaByReference sends a long message from memory of the arena and one from the program's, by requests. Only the first is
 // written, and sent by reference, and only if frames are long.
 func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 	const n = 1 << 20
@@ -416,7 +459,9 @@ func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 		fill(test.out, w.Rank())
 		must(c.Barrier())
 		in, before, frames := make([]byte, n), w.Stats(), nic.Counters().ByReference
-		get(c.Sendrecv(test.out, other, 1, in, other, 1))
+		r, out := get(c.Irecv(in, other, 1)), get(c.Isend(test.out, other, 1))
+		get(out.Wait())
+		get(r.Wait())
 		must(check(in, other))
 		must(c.Barrier())
 		after := w.Stats()

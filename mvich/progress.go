@@ -75,7 +75,7 @@ func (w *World) handleRecv(l *link) {
 		w.lose(p, causeOf(l))
 		return
 	case d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite:
-		err = errImmediate // its length is not that of a packet, and the vbuf has an old one
+		err = w.receiveWritten(p, d.ImmediateData) // the vbuf has an old packet
 	default:
 		err = w.receive(p, v.data[:d.Length])
 	}

@@ -66,7 +66,7 @@ func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag
 	c.begin(in, recv, c.context, src, recvTag)
 	w.startRecv(in)
 	c.begin(out, send, c.context, dst, sendTag)
-	out.send = true
+	out.send, out.awaited = true, true
 	w.startSend(out)
 	out.wait()
 	if out.err != nil {
@@ -244,7 +244,7 @@ func (w *World) receive(p *peer, b []byte) error {
 	case kindData:
 		return w.takeData(p, &h, data)
 	case kindFinish:
-		return w.takeFinish(p, &h)
+		return w.takeFinish(p, h.to)
 	case kindDone:
 		return w.takeDone(p, &h)
 	case kindDead:
@@ -253,6 +253,15 @@ func (w *World) receive(p *peer, b []byte) error {
 		w.leave(p)
 	}
 	return nil // kindNoop has only credits
+}
+
+// receiveWritten takes the end of a message that p has written: the completion of its last RDMA write, with the number of the
+// request as immediate data.
+func (w *World) receiveWritten(p *peer, number uint32) error {
+	if p.granted--; p.granted < 0 {
+		return errNoCredit
+	}
+	return w.takeFinish(p, number)
 }
 
 func (h *header) envelope(p *peer) envelope {

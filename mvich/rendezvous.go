@@ -12,8 +12,8 @@ import (
 //  2. When a receive matches, the receiver answers: it reads, or sends ready, with its address if it is to be
 //     written.
 //  3. The sender takes ready (takeReady), and sends pieces as packets (sendPiece) or by RDMA (move).
-//  4. The receiver is done with the last piece (takeData), finish (takeFinish), or its own last read (moved), which
-//     it confirms (takeDone).
+//  4. The receiver is done with the last piece (takeData), the last write or finish (takeFinish), or its own last read
+//     (moved), which it confirms (takeDone).
 //
 // A side that cannot register its memory falls back to R3, so the receiver accepts data even after it has offered
 // its memory.
@@ -163,8 +163,8 @@ func (w *World) takeData(p *peer, h *header, data []byte) error {
 }
 
 // takeFinish ends a message that was written.
-func (w *World) takeFinish(p *peer, h *header) error {
-	r, err := w.find(p, h.to, false)
+func (w *World) takeFinish(p *peer, number uint32) error {
+	r, err := w.find(p, number, false)
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,9 @@ func (w *World) takeDone(p *peer, h *header) error {
 }
 
 // move posts the next piece of the oldest message that moves by RDMA, RGET or RPUT. A piece is what one transfer
-// takes. Pieces of the messages of a peer go in order. RDMA takes no receive of the peer, and so no credit.
+// takes. Pieces of the messages of a peer go in order. The last write says that it is the last, by the number of the
+// peer's request as immediate data. That takes a receive of the peer, and so a credit, but not the last one. Without a
+// credit finish says so, once there is one. Other RDMA takes none.
 func (w *World) move(p *peer) error {
 	r := p.moves.peek()
 	v, err := w.pool.get()
@@ -203,10 +205,15 @@ func (w *World) move(p *peer) error {
 	ours := r.reg.region.Segment(r.reg.at(r.buf)+r.begun, n)
 	theirs := r.remote.remote
 	theirs.Data += uint64(r.begun)
+	finishes := r.send && r.begun+n == r.size && p.credits > 1
 	if r.send {
 		v.desc.SetRDMAWrite(theirs, ours)
 	} else {
 		v.desc.SetRDMARead(theirs, ours)
+	}
+	if finishes {
+		v.desc.SetImmediate(r.partner)
+		p.credits--
 	}
 	v.op = operation{request: r, bytes: n}
 	if err := w.post(p.link, v); err != nil {
@@ -217,7 +224,7 @@ func (w *World) move(p *peer) error {
 		return nil
 	}
 	p.moves.pop()
-	if r.send { // it follows the writes on the VI, so it comes after them
+	if r.send && !finishes { // it follows the writes on the VI, so it comes after them
 		w.queueControl(p, packet{header: header{kind: kindFinish, to: r.partner}})
 	}
 	return nil

@@ -35,6 +35,7 @@ type Request struct {
 	comm    *Comm
 	send    bool
 	sync    bool // send: completes when it is matched
+	awaited bool // send: its call returns when it is complete
 	context uint32
 	peer    int // rank in the world, or AnySource; or ProcNull
 	tag     int

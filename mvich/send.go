@@ -43,7 +43,7 @@ func (c *Comm) sendNow(buf []byte, dst, tag int, sync bool) error {
 	r := w.fresh()
 	defer w.recycle(r)
 	c.begin(r, buf, c.context, dst, tag)
-	r.send, r.sync = true, sync
+	r.send, r.sync, r.awaited = true, sync, true
 	w.startSend(r)
 	r.wait()
 	return r.err
@@ -180,7 +180,7 @@ func (w *World) pushAll(p *peer) error {
 // launch sends the first packet of a message, by the protocol that suits it now.
 func (w *World) launch(p *peer, r *Request) error {
 	h := header{context: r.context, tag: int32(r.tag), size: uint64(len(r.buf))}
-	protocol := w.choose(p, r.buf)
+	protocol := w.choose(p, r)
 	if protocol != Eager {
 		return w.request(p, r, h, protocol)
 	}
@@ -202,8 +202,8 @@ func (w *World) launch(p *peer, r *Request) error {
 }
 
 // choose picks the protocol for a message. Everything can go by R3.
-func (w *World) choose(p *peer, buf []byte) Protocol {
-	forced := w.set.protocol
+func (w *World) choose(p *peer, r *Request) Protocol {
+	buf, forced := r.buf, w.set.protocol
 	most := w.set.threshold
 	switch {
 	case p.full:
@@ -219,6 +219,8 @@ func (w *World) choose(p *peer, buf []byte) Protocol {
 	case len(buf) == 0:
 		return R3
 	case forced == Auto && p.canWrite && w.longFrames && w.regs.inArena(buf):
+		return RPUT
+	case forced == Auto && p.canWrite && r.awaited:
 		return RPUT
 	case p.canRead && (forced == Auto || forced == RGET):
 		return RGET

@@ -251,6 +251,56 @@ func (s *stranger) move(at vipl.AddressSegment, n int, write bool) ([]byte, erro
 	}
 }
 
+// writeLast writes n bytes, and ends the message with the number of its receive.
+func (s *stranger) writeLast(at vipl.AddressSegment, n int, number uint32) {
+	d := get(s.region.Descriptor(strangerRDMA, 2))
+	copy(s.region.Bytes()[strangerRDMA+64:][:n], bytes.Repeat([]byte{'w'}, n))
+	d.SetRDMAWrite(at, s.region.Segment(strangerRDMA+64, n))
+	d.SetImmediate(number)
+	must(s.vi.PostSend(d, s.region.Handle()))
+	for done, err := s.vi.SendWait(testTimeout); done != d && err == nil; done, err = s.vi.SendWait(testTimeout) {
+		s.done++
+	}
+}
+
+// A message that is written ends with its last write, which takes a credit of the sender. It is not the last one: with that the
+// write ends in finish.
+func TestWriteEnds(t *testing.T) {
+	const size = 20000
+	for grant, finish := range map[uint16]bool{2: true, 3: false} { // envelopes need one more than the reserve, which is one
+		t.Run(fmt.Sprint(grant, " credits"), func(t *testing.T) {
+			w, s := newStranger(t, 2, mvich.WithCredits(4))
+			each(t, 2, func(rank int) error {
+				if rank == 0 {
+					return w.Comm().Send(bytes.Repeat([]byte{'x'}, size), 1, 0)
+				}
+				s.grant(grant)
+				_, number := s.await(pktRequest)
+				const mine = 77
+				ready := packetOf(pktReady, 0, size, mine, number, offerOf(offerRPUT))
+				at := s.region.Remote(strangerRDMA)
+				binary.LittleEndian.PutUint64(ready[32:], at.Data)
+				binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
+				s.send(ready)
+				d := get(s.vi.RecvWait(testTimeout))
+				if finish {
+					place := d.Segment(0)
+					b := s.region.Bytes()[int(place.Data-s.region.Addr()):][:d.Length]
+					if b[0] != pktFinish || binary.LittleEndian.Uint32(b[28:]) != mine {
+						return fmt.Errorf("a packet of kind %d and not finish", b[0])
+					}
+				} else if n, ok := d.Immediate(); !ok || n != mine {
+					return fmt.Errorf("immediate data %d, %v", n, ok)
+				}
+				if n := bytes.Count(s.region.Bytes()[strangerRDMA:][:size], []byte{'x'}); n != size {
+					return fmt.Errorf("%d bytes were written", n)
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // After a send by RGET completes, the peer can no longer read the program's buffer.
 func TestReadAfterSend(t *testing.T) {
 	w, s := newStranger(t, 2, mvich.WithProtocol(mvich.RGET))
