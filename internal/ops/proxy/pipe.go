@@ -49,13 +49,8 @@ func unheard(to net.Conn, err error) bool {
 }
 
 // drain drops what comes, so that the kernel does not reset a connection on which an answer is still under way. It
-// reports whether the stream has come to its end before the other direction has, or soon after.
+// reports whether the stream has come to its end before the other direction has, or within drainTime after that.
 func drain(from net.Conn, other <-chan struct{}) bool {
-	select {
-	case <-other:
-		return false
-	default:
-	}
 	over := make(chan struct{})
 	defer close(over)
 	go func() {

@@ -275,6 +275,33 @@ func TestAnswerDuringUpload(t *testing.T) {
 	}
 }
 
+// So does an answer that has ended before the client sends, and of which most waits in the kernel for the client to read.
+func TestAnswerBeforeUpload(t *testing.T) {
+	a, b, hostB := stacks(t)
+	l, err := b.Listen("via", ":7000")
+	must(t, err)
+	defer l.Close()
+	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
+	serve(t, near)
+	client, err := net.Dial("tcp", near.Addr().String())
+	must(t, err)
+	defer client.Close()
+	client.SetDeadline(time.Now().Add(waitLimit))
+	server, err := l.Accept()
+	must(t, err)
+	answer := random(1<<20, 3)
+	must(t, nstest.Err(server.Write(answer)))
+	must(t, server.Close())
+	for range 5 { // the first ones may go into buffers
+		time.Sleep(50 * time.Millisecond)
+		must(t, nstest.Err(client.Write(make([]byte, 10_000))))
+	}
+	time.Sleep(50 * time.Millisecond)
+	if got, err := io.ReadAll(client); err != nil || !bytes.Equal(got, answer) {
+		t.Errorf("the client has read %d bytes of %d, %v", len(got), len(answer), err)
+	}
+}
+
 // Urgent data is not lost silently: both sides see a reset.
 func TestUrgent(t *testing.T) {
 	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) {
