@@ -74,7 +74,7 @@
 //
 // A transfer takes two round trips, or one in write mode. Nothing else moves meanwhile, and the buffers hold only 80
 // KiB per round trip. So the receiver offers a ring, by a room message with transfer number 0. It does so after two
-// transfers of at most 128 KiB, or after 128 KiB in Writes of 16 KiB and more that took buffers. From then on such
+// transfers of at most 128 KiB, or after 128 KiB in Writes of 2 KiB and more that took buffers. From then on such
 // Writes go to the ring at once, each as one RDMA write, or as two where the ring ends. Each takes a data buffer, as a
 // data message does. Write returns when the NIC has the bytes. The Read copies them out of the ring. At most 64
 // connections of a stack have a ring.

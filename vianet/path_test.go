@@ -49,9 +49,12 @@ func TestBytesInARoundTrip(t *testing.T) {
 		write, read int
 		want        int // bytes
 	}{
-		{"messages", vianet.Options{}, 8 << 10, 64 << 10, 60 << 10},
 		{"messages only", vianet.Options{Threshold: -1}, 32 << 10, 64 << 10, 60 << 10},
-		{"the least for a ring", vianet.Options{}, 16 << 10, 64 << 10, 140 << 10},
+		{"messages", vianet.Options{}, 1 << 10, 64 << 10, 12 << 10},
+		{"the least for a ring", vianet.Options{}, 2 << 10, 64 << 10, 30 << 10},
+		{"as long as a message may be", vianet.Options{}, 4 << 10, 64 << 10, 60 << 10},
+		{"twice as long", vianet.Options{}, 8 << 10, 64 << 10, 110 << 10},
+		{"four times as long", vianet.Options{}, 16 << 10, 64 << 10, 140 << 10},
 		{"as io.Copy writes", vianet.Options{}, 32 << 10, 32 << 10, 170 << 10},
 		{"short transfers, short reads", vianet.Options{}, 64 << 10, 4 << 10, 170 << 10},
 		{"short transfers", vianet.Options{}, 64 << 10, 64 << 10, 170 << 10},
@@ -85,6 +88,9 @@ func TestBytesInARoundTrip(t *testing.T) {
 				check(t, <-wrote)
 				if got := int(float64(total) / trips); got < test.want {
 					t.Errorf("%d KiB in a round trip, want %d", got>>10, test.want>>10)
+				}
+				if ring := test.write >= 2<<10 && test.options.Threshold >= 0; vianet.HasRing(b) != ring && test.write <= 128<<10 {
+					t.Errorf("a ring: %v", !ring)
 				}
 				balanced(t, a, b)
 				a.Close()

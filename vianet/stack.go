@@ -28,7 +28,7 @@ type Options struct {
 	// program.
 	BufferSize int
 	// Threshold is the largest Write, in bytes, that goes through buffers; larger ones go by RDMA, and so do those
-	// from 16 KiB on when many have come before. 0: 32 KiB; negative: all go through buffers.
+	// from 2 KiB on when many have come before. 0: 32 KiB; negative: all go through buffers.
 	Threshold int
 	// NoRDMARead keeps peers from reading this side's memory, and this side from reading theirs: large data is then
 	// written.
