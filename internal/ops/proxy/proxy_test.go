@@ -231,21 +231,28 @@ func TestServerEndsFirst(t *testing.T) {
 	}
 }
 
-// An answer that a VIA server has written before its Close arrives complete, even while the client still sends.
-func TestAnswerDuringUpload(t *testing.T) {
+// toServer connects a client by TCP with a server by VIA, through a proxy.
+func toServer(t *testing.T) (client, server net.Conn) {
+	t.Helper()
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
 	must(t, err)
-	defer l.Close()
+	t.Cleanup(func() { l.Close() })
 	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
 	serve(t, near)
-	client, err := net.Dial("tcp", near.Addr().String())
+	client, err = net.Dial("tcp", near.Addr().String())
 	must(t, err)
-	defer client.Close()
+	t.Cleanup(func() { client.Close() })
 	client.SetDeadline(time.Now().Add(waitLimit))
-	server, err := l.Accept()
+	server, err = l.Accept()
 	must(t, err)
-	defer server.Close()
+	t.Cleanup(func() { server.Close() })
+	return client, server
+}
+
+// An answer that a VIA server has written before its Close arrives complete, even while the client still sends.
+func TestAnswerDuringUpload(t *testing.T) {
+	client, server := toServer(t)
 	var upload sync.WaitGroup
 	defer upload.Wait()
 	defer client.Close()
@@ -255,7 +262,8 @@ func TestAnswerDuringUpload(t *testing.T) {
 		}
 	})
 	answer, said := random(1<<25, 2), 0
-	for err = nil; err == nil; { // until the client, which does not read, has no room for more
+	err := error(nil)
+	for err == nil { // until the client, which does not read, has no room for more
 		server.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 		var n int
 		n, err = server.Write(answer[said : said+1000])
@@ -277,26 +285,15 @@ func TestAnswerDuringUpload(t *testing.T) {
 
 // So does an answer that has ended before the client sends, and of which most waits in the kernel for the client to read.
 func TestAnswerBeforeUpload(t *testing.T) {
-	a, b, hostB := stacks(t)
-	l, err := b.Listen("via", ":7000")
-	must(t, err)
-	defer l.Close()
-	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
-	serve(t, near)
-	client, err := net.Dial("tcp", near.Addr().String())
-	must(t, err)
-	defer client.Close()
-	client.SetDeadline(time.Now().Add(waitLimit))
-	server, err := l.Accept()
-	must(t, err)
+	client, server := toServer(t)
 	answer := random(1<<20, 3)
 	must(t, nstest.Err(server.Write(answer)))
 	must(t, server.Close())
 	for range 5 { // the first ones may go into buffers
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // in which the proxy takes the end of the answer, and these bytes
 		must(t, nstest.Err(client.Write(make([]byte, 10_000))))
 	}
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // in which what is wrong would happen
 	if got, err := io.ReadAll(client); err != nil || !bytes.Equal(got, answer) {
 		t.Errorf("the client has read %d bytes of %d, %v", len(got), len(answer), err)
 	}
