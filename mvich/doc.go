@@ -31,16 +31,19 @@
 //	copies 2             2                    0                    0
 //
 //	size <= threshold, and the receiver is not full ... Eager
+//	else, if the sending call waits ................... RPUT
 //	else, memory of Alloc, where frames are long ...... RPUT
-//	else, if the sender waits in the call ............. RPUT
 //	else, if both sides' VIs do RDMA reads ............ RGET
 //	else, if the receiver's VI takes RDMA writes ...... RPUT
 //	else, or where memory cannot be registered ........ R3
 //
-// A write is faster than a read, but begins only when the sender takes ready, for which its program must be in a call. A
-// read needs no call of the sender. So the message of an Isend is read, while its program may compute. Memory of Alloc is
-// written all the same: the NIC sends a write by reference, but copies the response to an RDMA read. The last write says
-// that it is the last, by the number of the receiver's request as immediate data, or finish follows it (move). Copies in the table are those between the program's memory and vbufs. The threshold is 16 KiB (WithThreshold,
+// A write is faster than a read, but begins only when the sender takes ready, for which its program must be in a call.
+// A read needs no call of the sender. So the message of an Isend is read: its program may compute meanwhile. Memory of
+// Alloc is always written: the NIC sends a write by reference, but copies the response to an RDMA read. The last write
+// has the number of the receiver's request as immediate data, and so ends the message. If the sender has only one
+// credit left, that write has no immediate data, and finish follows.
+//
+// Copies in the table are those between the program's memory and vbufs. The threshold is 16 KiB (WithThreshold,
 // VIADEV_RENDEZVOUS_THRESHOLD). A receiver that cannot register its buffer answers an RGET or RPUT request with ready
 // for R3; a sender that cannot register its own sends data packets where it might have written. Messages longer than
 // one transfer move in pieces, up to 16 of them at a time.
@@ -84,9 +87,10 @@
 //	may go          everything         | what others | what brings
 //	                                   | wait for    | credits
 //
-// "What others wait for" is ready, done, finish, noop and dead, and the end of a write. A vbuf that was read is posted again when there is
-// nothing else to do, or when the reserve's number of vbufs has been read. If half of a peer's credits are due and no
-// other packet goes to it, it gets a noop. Two ranks that only send never deadlock: send.go has the proof.
+// "What others wait for" is ready, done, finish, noop and dead, and the write that ends a message. A vbuf that was read
+// is posted again when there is nothing else to do, or when the reserve's number of vbufs has been read. If half of a
+// peer's credits are due and no other packet goes to it, it gets a noop. Two ranks that only send never deadlock:
+// send.go has the proof.
 //
 // Messages that come before their receive are copied, so that their vbufs can be posted again. When a peer has too
 // many bytes of them (WithUnexpected) packets to it say so, and it sends envelopes only, also of messages without
@@ -106,9 +110,9 @@
 // survivors, for Dup and Split need all members. A rank that leaves after a death counts as dead. So the last
 // collective operation may fail on some ranks with a [RankError] of a rank that has finished it.
 //
-// A report of a death is believed, as the rank that sends it could also abort the job. A rank that ends
-// a message without having written it (RPUT) leaves the old content in the buffer. A rank cannot connect with the
-// token of a rank on another host.
+// A report of a death is believed, as the rank that sends it could also abort the job. A rank that ends a message
+// without having written it (RPUT) leaves the old content in the buffer. A rank cannot connect with the token of a rank
+// on another host.
 //
 // # Concurrency
 //

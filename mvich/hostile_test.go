@@ -403,8 +403,8 @@ func TestLateSend(t *testing.T) {
 	}
 }
 
-// The immediate data of an RDMA write, by which a message ends, names a receive that is being written, and takes a credit.
-// The write completes a receive without a packet: its length may exceed a vbuf, whose content is an old packet.
+// The RDMA write that ends a message names the receive that is being written in its immediate data, and uses a credit. It
+// completes a posted receive without a packet: its length may exceed a vbuf, whose content is an old packet.
 func TestImmediateWrite(t *testing.T) {
 	const size, credits = 20000, 8
 	for name, test := range map[string]struct {

@@ -75,7 +75,7 @@ func (w *World) handleRecv(l *link) {
 		w.lose(p, causeOf(l))
 		return
 	case d.Status()&vipl.StatusOpMask == vipl.StatusOpRemoteRDMAWrite:
-		err = w.receiveWritten(p, d.ImmediateData) // the vbuf has an old packet
+		err = w.receiveWritten(p, d.ImmediateData) // nothing was placed in the vbuf
 	default:
 		err = w.receive(p, v.data[:d.Length])
 	}

@@ -255,8 +255,8 @@ func (w *World) receive(p *peer, b []byte) error {
 	return nil // kindNoop has only credits
 }
 
-// receiveWritten takes the end of a message that p has written: the completion of its last RDMA write, with the number of the
-// request as immediate data.
+// receiveWritten takes the last write of a message of p, whose immediate data is the number of the receive. It has used
+// a credit, as a packet does.
 func (w *World) receiveWritten(p *peer, number uint32) error {
 	if p.granted--; p.granted < 0 {
 		return errNoCredit

@@ -192,9 +192,9 @@ func (w *World) takeDone(p *peer, h *header) error {
 }
 
 // move posts the next piece of the oldest message that moves by RDMA, RGET or RPUT. A piece is what one transfer
-// takes. Pieces of the messages of a peer go in order. The last write says that it is the last, by the number of the
-// peer's request as immediate data. That takes a receive of the peer, and so a credit, but not the last one. Without a
-// credit finish says so, once there is one. Other RDMA takes none.
+// takes. Pieces of the messages of a peer go in order. The last write of a message has the number of the peer's request
+// as immediate data, which takes a receive of the peer, and so a credit. It may not take the last one, as it brings no
+// credits: then finish follows. Other RDMA takes no credit.
 func (w *World) move(p *peer) error {
 	r := p.moves.peek()
 	v, err := w.pool.get()

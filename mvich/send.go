@@ -218,9 +218,7 @@ func (w *World) choose(p *peer, r *Request) Protocol {
 		return Eager
 	case len(buf) == 0:
 		return R3
-	case forced == Auto && p.canWrite && w.longFrames && w.regs.inArena(buf):
-		return RPUT
-	case forced == Auto && p.canWrite && r.awaited:
+	case forced == Auto && p.canWrite && (r.awaited || w.longFrames && w.regs.inArena(buf)):
 		return RPUT
 	case p.canRead && (forced == Auto || forced == RGET):
 		return RGET

@@ -263,8 +263,8 @@ func (s *stranger) writeLast(at vipl.AddressSegment, n int, number uint32) {
 	}
 }
 
-// A message that is written ends with its last write, which takes a credit of the sender. It is not the last one: with that the
-// write ends in finish.
+// A message that is written ends with its last write, which uses a credit of the sender. If that has only one left, finish
+// follows instead.
 func TestWriteEnds(t *testing.T) {
 	const size = 20000
 	for grant, finish := range map[uint16]bool{2: true, 3: false} { // envelopes need one more than the reserve, which is one
