@@ -461,7 +461,7 @@ func (c *Conn) unstage(l *landing) {
 const (
 	ringSize = 256 << 10    // bytes; where the path carries packets it is the whole packets that have as many
 	ringMost = ringSize / 2 // bytes of a Write that goes there
-	// the least such Write: one that fits in a frame, of an MTU of 1500, leaves by a message
+	// bytes of the least such Write: one that fits in a frame of an MTU of 1500 goes by a message
 	ringLeast = 2 << 10
 	ringAfter = ringSize / 2 // bytes of such Writes after which there is one; a transfer is half of them
 	ringID    = 0            // in the place of a transfer's

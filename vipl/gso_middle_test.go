@@ -117,7 +117,7 @@ func TestFourthMessageAsks(t *testing.T) {
 	inBubble(t, "four", func(t *testing.T) {
 		p := openGSOPair(t, memoryConfig{queue: gsoQueue})
 		p.answer(t)
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // the end of a stream, in which small messages wait for one frame and not for four
 		before := p.b.Counters().Acks
 		for i := range 4 {
 			p.send(t, 1000)
@@ -143,8 +143,8 @@ func TestFramesAloneAreAcknowledgedBy16(t *testing.T) {
 	})
 }
 
-// gsoPackets are the packets of messages of so many frames, sent while nothing is under way: the first one has at most 32,
-// unless no more than two frames were left, which would go on the TX ring.
+// gsoPackets has the number of packets by the number of frames of a message that is sent while nothing is under way. The
+// first packet has 32 frames, or one or two more if these would be left for the TX ring.
 var gsoPackets = map[int]uint64{32: 1, 33: 1, 34: 1, 35: 2, frames64K: 2}
 
 // The first packet of a message leaves no one or two frames to the TX ring.
