@@ -176,6 +176,51 @@ func TestSealedAroundAChunk(t *testing.T) {
 	}
 }
 
+// Bytes that somebody without the key appends to a sealed frame change no message: neither of frames that wait for an
+// earlier one, nor in chunks that the kernel has again.
+func TestPaddedSealedFrame(t *testing.T) {
+	const long, short, count = 8000, 100, 5
+	for before := range 20 { // short frames, which move the chunks of the long one through the fill ring
+		inBubble(t, fmt.Sprint(before), func(t *testing.T) {
+			c := sealedNet(t, longFrames)
+			c.bubble, c.noPacking = true, true
+			c.queue.RxChunks = 24
+			n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 1+count, 32, long)
+			path, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}, ChunkSize: 16384, TxChunks: 8, RxChunks: 8})
+			must(t, err)
+			defer path.Close()
+			postRecvs(t, vb, xb, 32, long)
+			postMessage(t, va, xa, 0, long, 100)
+			receivedMessage(t, vb, xb.buf[0][:long], 100)
+			sent(t, va, 0)
+			for k := range before {
+				postMessage(t, va, xa, 0, short, k)
+				receivedMessage(t, vb, xb.buf[1+k][:short], k)
+				sent(t, va, 0)
+			}
+			var frames [][]byte
+			n.a.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
+				frames = append(frames, bytes.Clone(frame))
+				return true
+			}})
+			for k := 1; k <= count; k++ {
+				postMessage(t, va, xa, k, short, k)
+			}
+			frames[count-1] = append(frames[count-1], make([]byte, 6000)...)
+			for _, k := range []int{1, 2, 3, 4, 0} { // the first one last
+				errorIf(t, !path.SendBytes(frames[k]), "no room for a frame on the path")
+				n.b.Poll()
+			}
+			for k := 1; k <= count; k++ {
+				receivedMessage(t, vb, xb.buf[before+k][:short], k)
+			}
+			n.a.queue.SetFaults(xdpnictest.Faults{})
+			noError(t, va.Disconnect())
+			noError(t, vb.Disconnect())
+		})
+	}
+}
+
 // Nothing that the program sends is on the wire as it is, in frames of one chunk or
 // of several, nor in a capture, which is of what is on the wire.
 func TestNothingInClear(t *testing.T) {

@@ -58,7 +58,7 @@ type Packet struct {
 	Rest    [][]byte
 	udp     []byte // VIA header and payload in the first buffer, for Verify
 
-	first  []byte // udp and Rest before Join
+	first  []byte // udp and Rest before Join; nil: the packet was not joined
 	others [][]byte
 }
 
@@ -93,6 +93,7 @@ func (p *Packet) DecodeChain(frame []byte, rest [][]byte) error {
 
 // decode parses the headers at the start of a frame that has more bytes in other buffers.
 func (p *Packet) decode(frame []byte, more int) error {
+	p.first, p.others = nil, nil
 	if len(frame) < ethLen+ip4Len+udpLen+HeaderLen {
 		return ErrShort
 	}
@@ -150,6 +151,7 @@ func (p *Packet) DecodeInner(b []byte, rest [][]byte) error {
 		n += len(r)
 	}
 	p.udp, p.Rest = b, rest
+	p.first, p.others = nil, nil
 	if err := p.Header.parse(b, n); err != nil {
 		return err
 	}

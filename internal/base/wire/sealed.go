@@ -70,7 +70,7 @@ func (p *Packet) Join(b []byte) []byte {
 	return b
 }
 
-// Spread writes what Join has joined back to the original buffers.
+// Spread writes what Join has joined back to the original buffers. A packet that was not joined stays as it is.
 func (p *Packet) Spread() {
 	n := copy(p.first, p.udp)
 	for _, r := range p.others {

@@ -82,6 +82,27 @@ func TestSealInPlace(t *testing.T) {
 	}
 }
 
+// Spread writes nothing to the buffers of an earlier packet: the kernel may have them again.
+func TestSpreadForgets(t *testing.T) {
+	frame := sealed(t, goldens()[0], 0, 0)
+	for name, decode := range map[string]func(*Packet, []byte) error{
+		"one buffer": func(p *Packet, b []byte) error { return p.Decode(b) },
+		"padding":    func(p *Packet, b []byte) error { return p.DecodeChain(b, [][]byte{make([]byte, 100)}) },
+		"inner":      func(p *Packet, b []byte) error { return p.DecodeInner(b[ethLen+ip4Len+udpLen:], nil) },
+	} {
+		var p Packet
+		head, rest := cut(bytes.Clone(frame), len(frame)-10, 20)
+		must(t, p.DecodeChain(head, rest))
+		p.Join(nil)
+		clear(head)
+		must(t, decode(&p, bytes.Clone(frame)))
+		p.Spread()
+		if !bytes.Equal(head, make([]byte, len(head))) {
+			t.Errorf("%s: the buffer of the packet before was written", name)
+		}
+	}
+}
+
 // For any content of a sealed frame, in one buffer or several, Opened returns a frame or an error, and Spread
 // reverses Join.
 func FuzzSealed(f *testing.F) {
