@@ -2,6 +2,8 @@ package vipl_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"sync/atomic"
 	"testing"
@@ -19,23 +21,19 @@ import (
 func TestDisconnectFromOneWhoTakesNoClose(t *testing.T) {
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb := connected(t, memoryConfig{bubble: true, silence: time.Minute}, level)
-		xb := newBox(t, n.b.NIC, 1, 64)
+		xb := newBox(t, n.b.NIC, 200, 64)
 		n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindClose }))
 		over, spoken := make(chan struct{}), make(chan int)
-		go func() { // RDMA writes of nothing, which take no receive
-			for n := 0; ; n++ {
+		go func() { // RDMA writes of nothing, which take no receive. With Reliable Reception they do not complete.
+			for n := range xb.desc {
 				select {
 				case <-over:
 					spoken <- n
 					return
 				case <-time.After(50 * time.Millisecond):
 				}
-				xb.desc[0].SetRDMAWrite(vipl.AddressSegment{})
-				noError(t, vb.PostSend(xb.desc[0], xb.region.Handle()))
-				if _, err := vb.SendWait(ackDelay); err != nil { // the other side has gone
-					spoken <- n
-					return
-				}
+				xb.desc[n].SetRDMAWrite(vipl.AddressSegment{})
+				noError(t, vb.PostSend(xb.desc[n], xb.region.Handle()))
 			}
 		}()
 		start := time.Now()
@@ -49,6 +47,68 @@ func TestDisconnectFromOneWhoTakesNoClose(t *testing.T) {
 		n.a.queue.SetFaults(xdpnictest.Faults{})
 		noError(t, vb.Disconnect())
 	})
+}
+
+// With Reliable Reception no send succeeds whose data Disconnect has dropped, also if the peer hears late of the end: the
+// frame that says so is lost, or waits behind a full window.
+func TestReceptionBesideDisconnect(t *testing.T) {
+	const long = 60000
+	for _, lost := range []bool{true, false} {
+		inBubble(t, fmt.Sprint("lost ", lost), func(t *testing.T) {
+			n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, vipl.ReliableReception, 2, 2, long)
+			postRecv(t, va, xa, 0, long)
+			postRecv(t, vb, xb, 0, long)
+			n.wire.SetFaults(xdpnictest.Faults{Delay: 100 * time.Microsecond})
+			if lost {
+				first := true
+				n.b.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool {
+					drops := p.Kind == wire.KindClose && first
+					first = first && !drops
+					return drops
+				}))
+			} else {
+				postMessage(t, vb, xb, 1, long, 2)
+				time.Sleep(20 * time.Microsecond)
+			}
+			postMessage(t, va, xa, 1, 64, 1)
+			time.Sleep(20 * time.Microsecond)
+			over := make(chan error, 1)
+			go func() { over <- vb.Disconnect() }()
+			_, errSend := va.SendWait(time.Second)
+			noError(t, <-over)
+			_, errRecv := vb.RecvDone()
+			if !errors.Is(errSend, vipl.ErrDescriptor) || !errors.Is(errRecv, vipl.ErrDescriptor) {
+				t.Errorf("the send: %v; the receive: %v", errSend, errRecv)
+			}
+			n.wire.SetFaults(xdpnictest.Faults{})
+			n.b.queue.SetFaults(xdpnictest.Faults{})
+			noError(t, va.Disconnect())
+		})
+	}
+}
+
+// A receive that is wrong breaks the connection, and the peer hears of it at once, also if the program ends there.
+func TestWrongReceiveTellsThePeer(t *testing.T) {
+	for name, end := range map[string]func(*memoryHost, *vipl.VI) error{
+		"nothing":    func(*memoryHost, *vipl.VI) error { return nil },
+		"Disconnect": func(_ *memoryHost, v *vipl.VI) error { return v.Disconnect() },
+		"Close":      func(n *memoryHost, _ *vipl.VI) error { return n.Close() },
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			c := memoryConfig{bubble: true, silence: time.Minute}
+			n, va, vb, _, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 1, 1, 64)
+			time.Sleep(10 * time.Millisecond)
+			xb.prepare(0, 64)
+			xb.desc[0].Control = vipl.ControlQFence
+			must(t, vb.PostRecv(xb.desc[0], xb.region.Handle()))
+			noError(t, end(n.b, vb))
+			time.Sleep(time.Millisecond)
+			q, err := va.Query()
+			must(t, err)
+			errorIf(t, q.State != vipl.Error, "the peer is %v", q.State)
+			noError(t, va.Disconnect())
+		})
+	}
 }
 
 // Receives that are posted while Disconnect waits for the peer are for the next connection, whatever happens to
