@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -238,4 +240,45 @@ func TestServerDies(t *testing.T) {
 		t.Error("curl has put all of what has no end")
 	}
 	nothingLeft(t, nicA, nicB)
+}
+
+// A reset of a TCP peer during both streams does not look like the end of its own: a client that dies in a download has not
+// ended its upload, nor has a server that dies in an upload ended its answer.
+func TestResetIsNoEnd(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	at := chain(t, l.Addr().String())
+	for _, dies := range []string{"client", "server"} {
+		for range 10 {
+			client, err := net.Dial("tcp", at)
+			must(t, err)
+			must(t, nstest.Err(client.Write([]byte("hello"))))
+			server, err := l.Accept()
+			must(t, err)
+			client.SetDeadline(time.Now().Add(waitLimit))
+			server.SetDeadline(time.Now().Add(waitLimit))
+			must(t, nstest.Err(io.ReadFull(server, make([]byte, 5))))
+			dead, other := client, server
+			if dies == "server" {
+				dead, other = server, client
+			}
+			fill(other)
+			dead.(*net.TCPConn).SetLinger(0)
+			dead.Close()
+			if _, err := other.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the %s dies: %v, want a reset", dies, err)
+			}
+			other.Close()
+		}
+	}
+}
+
+// fill writes until nothing more is taken, so that the proxies' writes wait. Its own does not when it returns: it would get
+// the error of a reset.
+func fill(c net.Conn) {
+	for err := error(nil); err == nil; {
+		c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		_, err = c.Write(make([]byte, 64<<10))
+	}
 }

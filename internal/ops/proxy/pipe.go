@@ -8,8 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"viaxdp/vianet"
 )
 
@@ -25,7 +23,7 @@ func pipe(to, from net.Conn, other <-chan struct{}) error {
 	// a hostile peer by VIA may report a write that it has not made: no data of other connections is forwarded
 	clear(*buf)
 	// Neither side's ReadFrom: it would take a buffer of its own.
-	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{reader(from)}, *buf)
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, *buf)
 	if err == nil {
 		err = closeWrite(to)
 	}
@@ -60,7 +58,7 @@ func drain(from net.Conn, other <-chan struct{}) bool {
 		case <-over:
 		}
 	}()
-	_, err := io.Copy(io.Discard, struct{ io.Reader }{reader(from)})
+	_, err := io.Copy(io.Discard, struct{ io.Reader }{from})
 	return err == nil
 }
 
@@ -90,67 +88,4 @@ func closeWrite(c net.Conn) error {
 		}
 	}
 	return nil
-}
-
-var errUrgent = errors.New("urgent data, which VIA does not carry: the connection is broken")
-
-// ordinary reads a TCP connection until urgent data comes, which is an error: the kernel would silently take the byte
-// out of the stream.
-type ordinary struct {
-	raw  syscall.RawConn
-	step func(fd uintptr) bool // tries to read into b
-
-	b   []byte
-	n   int
-	err error
-}
-
-// reader gives what c's stream is read with.
-func reader(c net.Conn) io.Reader {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return c
-	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return c // it is closed, as Read says
-	}
-	// The urgent mark is checked before each read. A byte that arrives between check and read at least stays in the
-	// stream.
-	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) })
-	r := &ordinary{raw: raw}
-	r.step = r.try
-	return r
-}
-
-func (r *ordinary) Read(b []byte) (int, error) {
-	r.b, r.n, r.err = b, 0, nil
-	if err := r.raw.Read(r.step); err != nil {
-		return 0, err
-	}
-	return r.n, r.err
-}
-
-// try reads once. False: nothing is there.
-func (r *ordinary) try(fd uintptr) bool {
-	if mark, err := unix.IoctlGetInt(int(fd), unix.SIOCATMARK); err == nil && mark != 0 {
-		r.err = errUrgent
-		return true
-	}
-	for {
-		n, err := unix.Read(int(fd), r.b)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err == unix.EAGAIN:
-			return false
-		case err != nil:
-			r.err = err
-		case n == 0 && len(r.b) > 0:
-			r.err = io.EOF
-		default:
-			r.n = n
-		}
-		return true
-	}
 }

@@ -194,6 +194,7 @@ func (p *Proxy) forward(ctx context.Context, from net.Conn) error {
 	defer to.Close()
 	defer hold(to)()
 	p.count.Add(1)
+	from, to = asTCP(from), asTCP(to)
 	defer context.AfterFunc(ctx, func() {
 		abort(from)
 		abort(to)
