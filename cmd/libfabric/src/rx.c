@@ -79,7 +79,10 @@ void vx_rx_remote(struct vx_ep *ep, uint64_t data)
 
 static void cancel(struct vx_ep *ep, struct vx_recv *r)
 {
-	struct fi_cq_err_entry entry = {.op_context = r->context, .flags = FI_RECV | FI_MSG, .err = FI_ECANCELED};
+	struct fi_cq_err_entry entry = {
+		.op_context = r->context, .err = FI_ECANCELED,
+		.flags = FI_RECV | FI_MSG | (r->flags & FI_MULTI_RECV), /* the buffer of a multi-receive is the program's again */
+	};
 
 	report(ep, r, &entry);
 	vx_cntr_add(ep->recv, 1);

@@ -162,6 +162,7 @@ static void multi_receives(void)
 	struct fi_cq_tagged_entry entry;
 	struct iovec iov;
 	struct fi_msg msg = {.msg_iov = &iov, .iov_count = 1};
+	struct fi_cq_err_entry error;
 	struct bed b;
 	size_t min = SIZE;
 	int i, got, next = 0;
@@ -196,6 +197,9 @@ static void multi_receives(void)
 				next = 1 - next;
 			}
 		}
+		OK(fi_cancel(&b.ep->fid, buffer[next]));
+		CHECK(completion_error(b.rx, &error) == FI_ECANCELED && error.op_context == buffer[next], "fi_endpoint(3): fi_cancel: FI_ECANCELED");
+		CHECK(error.flags & FI_MULTI_RECV, "fi_msg(3): FI_MULTI_RECV: a buffer that is cancelled is released");
 	}
 	close_bed(&b);
 }

@@ -626,6 +626,7 @@ static void multi(struct node *n, size_t size)
 	struct iovec iov[2] = {{buffer[0], ROOM}, {buffer[1], ROOM}};
 	struct fi_msg msg = {.iov_count = 1, .addr = FI_ADDR_UNSPEC};
 	struct fi_cq_tagged_entry entry;
+	struct fi_cq_err_entry error;
 	int i, count = (int)(ROOM / size) + 2, released = 0;
 
 	if (server) {
@@ -652,7 +653,8 @@ static void multi(struct node *n, size_t size)
 		}
 		CHECK(released == 1, "fi_msg(3): FI_MULTI_RECV: a buffer that is full is released, %d", released);
 		OK(fi_cancel(&n->ep->fid, buffer[1]));
-		OK(error_of(n, n->rx, &(struct fi_cq_err_entry){0}) != FI_ECANCELED);
+		CHECK(error_of(n, n->rx, &error) == FI_ECANCELED, "fi_endpoint(3): fi_cancel: FI_ECANCELED, not %d", error.err);
+		CHECK(!ours || error.flags & FI_MULTI_RECV, "fi_msg(3): FI_MULTI_RECV: a buffer that is cancelled is released");
 	}
 	meet_at(n);
 }
