@@ -173,11 +173,12 @@ static ssize_t eq_sread(struct fid_eq *fid, uint32_t *event, void *buf, size_t l
 {
 	struct vx_eq *eq = queue(fid);
 	int64_t end = vx_deadline(timeout);
-	ssize_t n = eq_read(fid, event, buf, length, flags);
+	ssize_t n;
 	int more = 1;
 
 	if (eq->wait.fd < 0)
-		return -FI_ENOSYS;
+		return -FI_ENOSYS; /* before the read: it would take the event */
+	n = eq_read(fid, event, buf, length, flags);
 	if (n != -FI_EAGAIN)
 		return n;
 	vx_watch_all(1);

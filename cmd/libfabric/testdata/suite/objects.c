@@ -55,6 +55,24 @@ static void events(struct bed *b)
 	CHECK(fi_eq_read(b->eq, &what, &out, sizeof out, 0) == -FI_EAGAIN, "fi_eq(3): an event is read once");
 }
 
+/* An EQ without a wait object: fi_eq_sread refuses, and leaves the event. */
+static void events_without_wait(struct bed *b)
+{
+	struct fi_eq_attr attr = {.wait_obj = FI_WAIT_NONE, .flags = FI_WRITE};
+	struct fi_eq_entry in = {.data = 78}, out = {0};
+	struct fid_eq *eq;
+	uint32_t what = 0;
+	ssize_t got;
+
+	OK(fi_eq_open(b->fabric, &attr, &eq, NULL));
+	CHECK((got = fi_eq_write(eq, FI_NOTIFY, &in, sizeof in, 0)) == sizeof in, "fi_eq(3): fi_eq_write returns the bytes, not %zd", got);
+	got = fi_eq_sread(eq, &what, &out, sizeof out, 100, 0);
+	CHECK(got == -FI_ENOSYS, "fi_eq(3): fi_eq_sread needs a wait object: %zd", got);
+	got = fi_eq_read(eq, &what, &out, sizeof out, 0);
+	CHECK(got == sizeof out && what == FI_NOTIFY && out.data == 78, "fi_eq(3): the event is still there: %zd", got);
+	OK(fi_close(&eq->fid));
+}
+
 static void counters(struct bed *b)
 {
 	struct fi_cntr_attr attr = {.wait_obj = FI_WAIT_UNSPEC};
@@ -134,6 +152,8 @@ void test_objects(void)
 	CHECK(b.domain->fid.fclass == FI_CLASS_DOMAIN && b.eq->fid.fclass == FI_CLASS_EQ, "fabric.h: classes");
 	queues(&b);
 	events(&b);
+	if (ours) /* tcp reads the event */
+		events_without_wait(&b);
 	counters(&b);
 	memory(&b);
 	endpoints(&b);
