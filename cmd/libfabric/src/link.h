@@ -30,7 +30,7 @@ enum {
 	VX_SENDS = 64,
 	VX_PIECE = 16384 + 512, /* bytes of data in a piece: ofi_rxm's packets fit in one */
 	VX_EAGER_MAX = 16384,   /* bytes of a VX_EAGER */
-	VX_UNEXPECTED = 16 << 20,
+	VX_UNEXPECTED = 16 << 20, /* bytes of memory for a peer's messages that wait */
 	VX_RDMA_MAX = 1 << 20,  /* bytes of an RDMA descriptor */
 	VX_VERSION = 2,         /* of the messages */
 };
@@ -47,7 +47,7 @@ enum { /* flags of a header */
 	VX_HAS_DATA = 8,  /* data is remote CQ data */
 	VX_TAGGED = 16,
 	VX_FAILED = 32,   /* VX_FINISHED: the receiver could not read the message */
-	VX_FULL = 64,     /* the sender of this has VX_UNEXPECTED bytes of the peer's messages, and wants requests only */
+	VX_FULL = 64,     /* the peer's messages take VX_UNEXPECTED bytes at the sender of this, which wants requests only */
 };
 
 struct vx_header { /* integers are little-endian, as those of all hosts that we run on */

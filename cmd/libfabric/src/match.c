@@ -249,9 +249,15 @@ static int deliver(struct vx_ep *ep, struct vx_posts *q, struct vx_post **at, co
 	return 1;
 }
 
+/* The memory of a message that waits. */
+static size_t footprint(const struct vx_message *m)
+{
+	return sizeof *m + m->length;
+}
+
 static void keep(const struct vx_message *m, struct vx_messages *q)
 {
-	struct vx_message *kept = malloc(sizeof *kept + m->length);
+	struct vx_message *kept = malloc(footprint(m));
 
 	if (!kept) {
 		VX_WARN(FI_LOG_EP_DATA, "out of memory: a message is lost\n");
@@ -260,7 +266,7 @@ static void keep(const struct vx_message *m, struct vx_messages *q)
 	*kept = *m;
 	kept->bytes = memcpy(kept + 1, m->bytes, m->length);
 	m->peer->unexpected++;
-	m->peer->unexpected_bytes += m->length;
+	m->peer->unexpected_bytes += footprint(m);
 	append_message(q, kept);
 }
 
@@ -306,7 +312,7 @@ static void forget(struct vx_messages *q, struct vx_message **at)
 
 	unlink_message(q, at);
 	m->peer->unexpected--;
-	m->peer->unexpected_bytes -= m->length;
+	m->peer->unexpected_bytes -= footprint(m);
 	free(m);
 }
 

@@ -39,7 +39,7 @@ struct vx_peer {
 	int error;            /* of a connection that failed without an operation that could report it */
 	unsigned links;       /* that have it in of */
 	unsigned unexpected;  /* messages */
-	size_t unexpected_bytes;
+	size_t unexpected_bytes; /* of memory that they take */
 };
 
 struct vx_post { /* a receive */

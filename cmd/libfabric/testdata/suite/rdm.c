@@ -556,6 +556,41 @@ static void unexpected(struct node *n, int count, size_t size)
 	meet_at(n);
 }
 
+/* Messages without data take memory as well while they wait: the sender has to stop. */
+static void unexpected_empty(struct node *n)
+{
+	enum { MOST = 400000 };
+	struct fi_cq_tagged_entry entry[64];
+	int sent = 0, done = 0, received = 0;
+	double last = seconds(), end = last + 60;
+	ssize_t got;
+
+	if (server) {
+		for (; sent < MOST && seconds() < last + 1; done += got > 0 ? (int)got : 0) { /* until it is refused for a second */
+			if (!fi_send(n->ep, NULL, 0, NULL, n->peer, NULL)) {
+				sent++;
+				last = seconds();
+			}
+			got = fi_cq_read(n->tx, entry, 64);
+		}
+		CHECK(sent < MOST, "messages without data that wait take a limited memory: %d were sent", sent);
+		tell(&sent, sizeof sent);
+		for (; done < sent && seconds() < end; done += got > 0 ? (int)got : 0)
+			got = fi_cq_read(n->tx, entry, 64);
+		CHECK(done == sent, "fi_msg(3): all sends complete, %d of %d", done, sent);
+	} else {
+		while (!heard(0))
+			advance(n);
+		hear(&sent, sizeof sent);
+		for (; received < sent && seconds() < end; received++) {
+			TRY(n, fi_recv(n->ep, NULL, 0, NULL, n->peer, NULL));
+			done_of(n, n->rx, entry);
+		}
+		CHECK(received == sent, "fi_msg(3): all of them arrive, %d of %d", received, sent);
+	}
+	meet_at(n);
+}
+
 /* Both send and receive at once, many at a time. */
 static void streams(struct node *n, size_t size, int count)
 {
@@ -970,8 +1005,10 @@ void test_rdm(void)
 		multi(&n, 100000);
 	rma(&n);
 	levels(&n);
-	if (ours)
-		unexpected(&n, 2500, 16000); /* last: then the peers send requests for a while, and receives complete in another order */
+	if (ours) { /* last: then the peers send requests for a while, and receives complete in another order */
+		unexpected(&n, 2500, 16000);
+		unexpected_empty(&n);
+	}
 	close_pair(&n);
 	counted();
 	many();
