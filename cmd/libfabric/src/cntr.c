@@ -22,15 +22,17 @@ void vx_cntr_add(struct vx_cntr *cntr, int failed)
 static uint64_t look(struct fid_cntr *fid, int errors)
 {
 	struct vx_cntr *cntr = counter(fid);
+	struct vx_nic *nic = cntr->domain->nic;
 	uint64_t value;
 
-	pthread_mutex_lock(&cntr->domain->nic->lock);
-	vx_wait_disarm(&cntr->wait, cntr->domain->nic);
-	vx_nic_progress(cntr->domain->nic);
+	pthread_mutex_lock(&nic->lock);
+	if (vx_wait_disarm(&cntr->wait))
+		vx_nic_watch(nic, -1);
+	vx_nic_progress(nic);
 	value = errors ? cntr->errors : cntr->value;
 	cntr->read_value = cntr->value;
 	cntr->read_errors = cntr->errors;
-	pthread_mutex_unlock(&cntr->domain->nic->lock);
+	pthread_mutex_unlock(&nic->lock);
 	return value;
 }
 
@@ -87,7 +89,8 @@ static int cntr_wait(struct fid_cntr *fid, uint64_t threshold, int timeout)
 	if (cntr->wait.fd < 0)
 		return -FI_ENOSYS;
 	pthread_mutex_lock(&nic->lock);
-	vx_wait_disarm(&cntr->wait, cntr->domain->nic);
+	if (vx_wait_disarm(&cntr->wait))
+		vx_nic_watch(nic, -1);
 	errors = cntr->errors;
 	vx_wait_enter(&cntr->wait, nic);
 	for (;;) {
@@ -116,8 +119,8 @@ int vx_cntr_trywait(struct vx_cntr *cntr)
 	pthread_mutex_lock(&nic->lock);
 	vx_nic_progress(nic);
 	changed = cntr->value != cntr->read_value || cntr->errors != cntr->read_errors;
-	if (!changed)
-		vx_wait_arm(&cntr->wait, nic);
+	if (!changed && vx_wait_arm(&cntr->wait))
+		vx_nic_watch(nic, 1);
 	pthread_mutex_unlock(&nic->lock);
 	return changed ? -FI_EAGAIN : 0;
 }
@@ -130,7 +133,8 @@ static int cntr_close(struct fid *fid)
 	pthread_mutex_lock(&cntr->domain->nic->lock);
 	busy = cntr->refs != 0;
 	if (!busy) {
-		vx_wait_disarm(&cntr->wait, cntr->domain->nic);
+		if (cntr->wait.armed)
+			vx_nic_watch(cntr->domain->nic, -1);
 		cntr->domain->refs--;
 	}
 	pthread_mutex_unlock(&cntr->domain->nic->lock);

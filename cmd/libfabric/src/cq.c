@@ -85,7 +85,8 @@ static ssize_t cq_readfrom(struct fid_cq *fid, void *buf, size_t count, fi_addr_
 	ssize_t n;
 
 	pthread_mutex_lock(&nic->lock);
-	vx_wait_disarm(&cq->wait, cq->domain->nic);
+	if (vx_wait_disarm(&cq->wait))
+		vx_nic_watch(nic, -1);
 	if (!count)
 		vx_nic_progress(nic);
 	else if (cq->head == cq->tail)
@@ -149,7 +150,8 @@ static ssize_t cq_sreadfrom(struct fid_cq *fid, void *buf, size_t count, fi_addr
 	if (cq->wait.fd < 0)
 		return -FI_ENOSYS;
 	pthread_mutex_lock(&nic->lock);
-	vx_wait_disarm(&cq->wait, cq->domain->nic);
+	if (vx_wait_disarm(&cq->wait))
+		vx_nic_watch(nic, -1);
 	n = spin(cq, buf, count, from, end);
 	if (n == -FI_EAGAIN) {
 		vx_wait_enter(&cq->wait, nic);
@@ -207,8 +209,8 @@ int vx_cq_trywait(struct vx_cq *cq)
 	vx_nic_progress(nic);
 	ready = cq->head != cq->tail || cq->wait.interrupted;
 	cq->wait.interrupted = 0;
-	if (!ready)
-		vx_wait_arm(&cq->wait, nic);
+	if (!ready && vx_wait_arm(&cq->wait))
+		vx_nic_watch(nic, 1);
 	pthread_mutex_unlock(&nic->lock);
 	return ready ? -FI_EAGAIN : 0;
 }
@@ -221,7 +223,8 @@ static int cq_close(struct fid *fid)
 	pthread_mutex_lock(&cq->domain->nic->lock);
 	busy = cq->refs != 0;
 	if (!busy) {
-		vx_wait_disarm(&cq->wait, cq->domain->nic);
+		if (cq->wait.armed)
+			vx_nic_watch(cq->domain->nic, -1);
 		cq->domain->refs--;
 	}
 	pthread_mutex_unlock(&cq->domain->nic->lock);

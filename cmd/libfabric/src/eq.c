@@ -137,20 +137,14 @@ static ssize_t take(struct vx_eq *eq, uint32_t *event, void *buf, size_t length,
 	return (ssize_t)n;
 }
 
-/* The program reads: it does not poll the descriptor. */
 static void disarm(struct vx_eq *eq)
 {
-	int armed;
+	int disarmed;
 
 	pthread_mutex_lock(&eq->lock);
-	armed = eq->wait.armed;
-	if (armed) {
-		eq->wait.armed = 0;
-		if (!--eq->wait.waiters)
-			vx_wait_clear(&eq->wait);
-	}
+	disarmed = vx_wait_disarm(&eq->wait);
 	pthread_mutex_unlock(&eq->lock);
-	if (armed)
+	if (disarmed)
 		vx_watch_all(-1);
 }
 
@@ -188,8 +182,8 @@ static ssize_t eq_sread(struct fid_eq *fid, uint32_t *event, void *buf, size_t l
 		more = vx_wait_block(&eq->wait, &eq->lock, end);
 		vx_wait_clear(&eq->wait);
 	}
-	if (--eq->wait.waiters)
-		vx_wait_signal(&eq->wait); /* the others look, too */
+	eq->wait.waiters--;
+	vx_wait_signal(&eq->wait); /* the others look, too */
 	pthread_mutex_unlock(&eq->lock);
 	vx_watch_all(-1);
 	return n;
@@ -291,12 +285,8 @@ int vx_eq_trywait(struct vx_eq *eq)
 	vx_progress_all();
 	pthread_mutex_lock(&eq->lock);
 	ready = eq->first != NULL;
-	if (!ready) {
-		vx_wait_clear(&eq->wait);
-		arms = !eq->wait.armed;
-		eq->wait.armed = 1;
-		eq->wait.waiters += (unsigned)arms;
-	}
+	if (!ready)
+		arms = vx_wait_arm(&eq->wait);
 	pthread_mutex_unlock(&eq->lock);
 	if (arms)
 		vx_watch_all(1);
@@ -313,7 +303,8 @@ static int eq_close(struct fid *fid)
 	pthread_mutex_unlock(&eq->lock);
 	if (busy)
 		return -FI_EBUSY;
-	disarm(eq);
+	if (eq->wait.armed)
+		vx_watch_all(-1);
 	drop(eq, NULL);
 	vx_wait_close(&eq->wait);
 	pthread_mutex_destroy(&eq->lock);

@@ -104,8 +104,9 @@ void vx_iov_copy(const struct iovec *iov, unsigned count, size_t at, void *flat,
 struct vx_wait {
 	enum fi_wait_obj object;
 	int fd;           /* -1: FI_WAIT_NONE */
-	unsigned waiters; /* threads that block, and 1 if the program may be polling fd */
-	int armed;        /* the program may be polling fd */
+	unsigned waiters; /* threads that block */
+	int polled;       /* fi_trywait has been called: the program may poll fd */
+	int armed;        /* progress is watched, from fi_trywait until a read finds fd signaled */
 	int signaled;     /* fd is readable */
 	int interrupted;  /* fi_cq_signal */
 };
@@ -116,12 +117,12 @@ void vx_wait_signal(struct vx_wait *w);  /* something is there to read */
 void vx_wait_clear(struct vx_wait *w);
 int vx_wait_control(struct vx_wait *w, int command, void *arg);
 int vx_wait_block(struct vx_wait *w, pthread_mutex_t *lock, int64_t end); /* 0: the time is over */
+int vx_wait_arm(struct vx_wait *w);    /* fi_trywait; 1: the caller has to watch progress from here on */
+int vx_wait_disarm(struct vx_wait *w); /* a read; 1: the caller no longer has to */
 
 /* For what is under the lock of a NIC. */
 struct vx_nic;
-void vx_wait_arm(struct vx_wait *w, struct vx_nic *nic);    /* the program may poll fd from here on */
-void vx_wait_disarm(struct vx_wait *w, struct vx_nic *nic); /* it reads instead */
-void vx_wait_enter(struct vx_wait *w, struct vx_nic *nic);  /* this thread blocks */
+void vx_wait_enter(struct vx_wait *w, struct vx_nic *nic); /* this thread blocks */
 void vx_wait_leave(struct vx_wait *w, struct vx_nic *nic);
 int64_t vx_now(void);                    /* nanoseconds */
 int64_t vx_deadline(int timeout);        /* milliseconds from now on; negative: never */

@@ -1,6 +1,9 @@
 /*
- * Wait objects: an eventfd for each queue and counter that has one. It is written only
- * while there are waiters, and is readable until the queue is read.
+ * Wait objects: an eventfd for each queue and counter that has one. It is written only for threads that wait.
+ *
+ * Several threads may use one object: some poll the descriptor after fi_trywait, some block in a read, some read without
+ * waiting. poll tests the descriptor again when it wakes up. So only the next fi_trywait clears it for the program: a
+ * thread that blocks clears it for itself, and signals it again when it leaves.
  */
 #include <errno.h>
 #include <poll.h>
@@ -52,7 +55,7 @@ void vx_wait_signal(struct vx_wait *w)
 {
 	uint64_t one = 1;
 
-	if (w->fd >= 0 && w->waiters && !w->signaled)
+	if (w->fd >= 0 && (w->waiters || w->polled) && !w->signaled)
 		w->signaled = write(w->fd, &one, sizeof one) == sizeof one;
 }
 
@@ -96,25 +99,21 @@ int vx_wait_block(struct vx_wait *w, pthread_mutex_t *lock, int64_t end)
 	return 1;
 }
 
-void vx_wait_arm(struct vx_wait *w, struct vx_nic *nic)
+int vx_wait_arm(struct vx_wait *w)
 {
+	int armed = w->armed;
+
 	vx_wait_clear(w);
-	if (w->armed)
-		return;
-	w->armed = 1;
-	w->waiters++;
-	vx_nic_watch(nic, 1);
+	w->polled = w->armed = 1;
+	return !armed;
 }
 
-void vx_wait_disarm(struct vx_wait *w, struct vx_nic *nic)
+int vx_wait_disarm(struct vx_wait *w)
 {
-	if (!w->armed)
-		return;
+	if (!w->armed || !w->signaled)
+		return 0; /* a thread that polls has not been signaled yet */
 	w->armed = 0;
-	w->waiters--;
-	vx_nic_watch(nic, -1);
-	if (!w->waiters)
-		vx_wait_clear(w);
+	return 1;
 }
 
 void vx_wait_enter(struct vx_wait *w, struct vx_nic *nic)
@@ -126,6 +125,6 @@ void vx_wait_enter(struct vx_wait *w, struct vx_nic *nic)
 void vx_wait_leave(struct vx_wait *w, struct vx_nic *nic)
 {
 	vx_nic_watch(nic, -1);
-	if (--w->waiters)
-		vx_wait_signal(w); /* the others look, too */
+	w->waiters--;
+	vx_wait_signal(w); /* the others look, too */
 }

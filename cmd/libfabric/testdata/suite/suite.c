@@ -148,7 +148,7 @@ void open_ep(struct bed *b, struct fi_info *info, const struct want *w)
 	OK(fi_ep_bind(b->ep, &b->tx->fid, FI_TRANSMIT | w->tx_bind));
 	OK(fi_ep_bind(b->ep, &b->rx->fid, FI_RECV | w->rx_bind));
 	if (w->counters) {
-		struct fi_cntr_attr attr = {.wait_obj = FI_WAIT_UNSPEC};
+		struct fi_cntr_attr attr = {.wait_obj = w->cq_wait ? w->cq_wait : FI_WAIT_UNSPEC};
 		struct {
 			struct fid_cntr **at;
 			uint64_t flag;

@@ -63,7 +63,7 @@ struct bed {
 
 struct want { /* zeros: the usual */
 	uint64_t caps;
-	enum fi_wait_obj cq_wait, eq_wait;
+	enum fi_wait_obj cq_wait, eq_wait; /* cq_wait: of counters, too */
 	enum fi_cq_format format;
 	uint64_t tx_bind, rx_bind; /* e.g. FI_SELECTIVE_COMPLETION */
 	enum fi_progress progress;

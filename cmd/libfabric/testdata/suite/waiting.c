@@ -121,12 +121,114 @@ static void event_descriptor(void)
 	close_bed(&b);
 }
 
+/* The client waits for an object's descriptor, and reads the object before anything is there, as another thread may do. */
+static void read_in_vain(struct bed *b, struct fid *fid)
+{
+	struct pollfd p = {.events = POLLIN};
+	struct fi_cq_tagged_entry entry;
+	struct fi_eq_cm_entry cm;
+	uint32_t what;
+	ssize_t n;
+
+	OK(fi_control(fid, FI_GETWAIT, &p.fd));
+	OK(fi_trywait(b->fabric, &fid, 1));
+	if (fid == &b->eq->fid)
+		n = fi_eq_read(b->eq, &what, &cm, sizeof cm, 0);
+	else if (fid == &b->rx->fid)
+		n = fi_cq_read(b->rx, &entry, 1);
+	else
+		n = fi_cntr_read(b->received) ? 1 : -FI_EAGAIN;
+	CHECK(n == -FI_EAGAIN, "nothing is there yet: %zd", n);
+	tell("w", 1);
+	CHECK(poll(&p, 1, 15000) == 1, "fi_poll(3): after fi_trywait the descriptor is signaled, although a read found nothing: %s",
+		fid == &b->eq->fid ? "EQ" : fid == &b->rx->fid ? "CQ" : "counter");
+}
+
+static void read_by_others(void)
+{
+	struct want w = {.cq_wait = FI_WAIT_FD, .eq_wait = FI_WAIT_FD, .counters = ours};
+	struct fi_cq_tagged_entry entry;
+	struct fi_eq_cm_entry cm;
+	unsigned char data[100];
+	struct fid *fid;
+	struct bed b;
+	int i;
+	char c;
+
+	open_connected(&b, &w);
+	for (i = 0; i < 3; i++) { /* a message for the counter, one for the CQ, and the end for the EQ */
+		if (!ours && i != 1)
+			continue;
+		fid = i == 0 ? &b.received->fid : i == 1 ? &b.rx->fid : &b.eq->fid;
+		if (!server) {
+			if (i < 2)
+				POST(&b, fi_recv(b.ep, data, sizeof data, NULL, 0, NULL));
+			read_in_vain(&b, fid);
+			if (i < 2)
+				OK(completion(b.rx, &entry));
+			else
+				event(&b, FI_SHUTDOWN, &cm, 0);
+		} else {
+			hear(&c, 1);
+			usleep(100000); /* so that the client sleeps */
+			if (i < 2)
+				POST(&b, fi_inject(b.ep, data, 10, 0));
+			else
+				OK(fi_shutdown(b.ep, 0));
+		}
+		step();
+	}
+	close_bed(&b);
+}
+
+/* A thread polls the descriptor of a CQ while another one blocks in fi_cq_sread, which takes the first message. */
+static struct bed two;
+
+static void *polling(void *arg)
+{
+	struct fid *fid = &two.rx->fid;
+	struct pollfd p = {.events = POLLIN};
+
+	(void)arg;
+	OK(fi_control(fid, FI_GETWAIT, &p.fd));
+	while (fi_trywait(two.fabric, &fid, 1) != FI_SUCCESS)
+		;
+	tell("w", 1);
+	CHECK(poll(&p, 1, 15000) == 1, "fi_poll(3): the descriptor is signaled, although another thread blocks");
+	return NULL;
+}
+
+static void polled_and_blocked(void)
+{
+	struct want w = {.cq_wait = FI_WAIT_FD};
+	unsigned char data[100];
+	pthread_t threads[2];
+	int i;
+	char c;
+
+	open_connected(&two, &w);
+	if (!server) {
+		POST(&two, fi_recv(two.ep, data, sizeof data, NULL, 0, NULL));
+		pthread_create(&threads[0], NULL, blocked, two.rx);
+		pthread_create(&threads[1], NULL, polling, NULL);
+		for (i = 0; i < 2; i++)
+			pthread_join(threads[i], NULL);
+	} else {
+		hear(&c, 1);
+		usleep(100000);
+		POST(&two, fi_inject(two.ep, data, 10, 0));
+	}
+	close_bed(&two);
+}
+
 void test_waiting(void)
 {
 	sleeping(FI_PROGRESS_UNSPEC);
 	if (ours)
 		sleeping(FI_PROGRESS_AUTO);
 	descriptors();
+	read_by_others();
+	polled_and_blocked();
 	if (ours) /* tcp sees the end of a connection only when its CQs are read */
 		event_descriptor();
 }
