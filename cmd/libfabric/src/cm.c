@@ -138,19 +138,13 @@ void vx_cm_lost(struct vx_link *link, int was)
 
 int vx_cm_adopt(struct vx_ep *ep, struct fid *handle)
 {
-	struct vx_link *link = VX_OUTER(handle, struct vx_link, fid);
-	int error = 0;
+	struct vx_link *link;
 
-	if (handle->fclass == FI_CLASS_PEP) {
-		ep->name = VX_OUTER(handle, struct vx_pep, fid.fid)->name;
+	if (vx_pep_address(handle, &ep->name))
 		return 0;
-	}
-	if (handle->fclass != FI_CLASS_CONNREQ || link->nic != ep->nic)
-		return -FI_EINVAL;
 	pthread_mutex_lock(&ep->nic->lock);
-	if (link->ep || !link->pep)
-		error = -FI_EINVAL;
-	if (!error) {
+	link = vx_link_request(ep->nic, handle);
+	if (link) {
 		vx_pep_forget(link);
 		link->ep = ep;
 		link->tx = &ep->tx;
@@ -158,7 +152,7 @@ int vx_cm_adopt(struct vx_ep *ep, struct fid *handle)
 		ep->peer = link->peer;
 	}
 	pthread_mutex_unlock(&ep->nic->lock);
-	return error;
+	return link ? 0 : -FI_EINVAL;
 }
 
 static int cm_accept(struct fid_ep *fid, const void *param, size_t length)

@@ -15,6 +15,7 @@ int vx_cm_spawn(pthread_t *thread, void *(*run)(void *), void *arg);
 
 struct vx_pep {
 	struct fid_pep fid;
+	struct vx_pep *next; /* of the program's */
 	struct vx_fabric *fabric;
 	struct fi_info *info;
 	struct vx_nic *nic;
@@ -31,6 +32,7 @@ struct vx_pep {
 
 /* pep.c */
 void vx_pep_forget(struct vx_link *link); /* it has an endpoint, or is closed; under the lock */
+int vx_pep_address(const struct fid *handle, union vx_addr *out); /* 0: it is no listener of the program */
 void vx_pep_init(struct vx_pep *pep);
 int vx_pep_reserve(struct vx_pep *pep);   /* the port */
 int vx_pep_listen(struct vx_pep *pep, const char *interface);

@@ -21,6 +21,19 @@ struct vx_link *vx_link_find(struct vx_nic *nic, VIP_VI_HANDLE vi)
 	return link;
 }
 
+/* The handle may be of a link that is freed, so it is only compared. */
+struct vx_link *vx_link_request(struct vx_nic *nic, const struct fid *handle)
+{
+	struct vx_link *link;
+	size_t i;
+
+	for (i = 0; i < sizeof nic->links / sizeof *nic->links; i++)
+		for (link = nic->links[i]; link; link = link->next)
+			if (&link->fid == handle)
+				return link->unanswered && link->pep ? link : NULL;
+	return NULL;
+}
+
 static void unhash(struct vx_link *link)
 {
 	struct vx_link **at;

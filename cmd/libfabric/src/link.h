@@ -146,6 +146,7 @@ struct vx_memory { /* one registered region */
 int vx_link_open(struct vx_nic *nic, struct vx_link **out);
 void vx_link_close(struct vx_link *link); /* without the lock; ends the connection */
 struct vx_link *vx_link_find(struct vx_nic *nic, VIP_VI_HANDLE vi);
+struct vx_link *vx_link_request(struct vx_nic *nic, const struct fid *handle); /* NULL: no request that FI_CONNREQ has reported */
 void vx_link_receive(struct vx_link *link); /* takes all that has completed */
 void vx_link_receive_one(struct vx_link *link);
 void vx_link_reap(struct vx_link *link);

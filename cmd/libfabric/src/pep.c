@@ -14,6 +14,23 @@ enum {
 	BACKLOG = 1024,     /* requests that no endpoint has; others are refused */
 };
 
+/* The program's listeners: a handle of fi_info may be of one that is closed. */
+static pthread_mutex_t table = PTHREAD_MUTEX_INITIALIZER;
+static struct vx_pep *peps;
+
+int vx_pep_address(const struct fid *handle, union vx_addr *out)
+{
+	struct vx_pep *pep;
+
+	pthread_mutex_lock(&table);
+	for (pep = peps; pep && &pep->fid.fid != handle; pep = pep->next)
+		;
+	if (pep)
+		*out = pep->name;
+	pthread_mutex_unlock(&table);
+	return pep != NULL;
+}
+
 void vx_pep_forget(struct vx_link *link)
 {
 	struct vx_link **at;
@@ -196,13 +213,14 @@ static int cm_listen(struct fid_pep *fid)
 static int cm_reject(struct fid_pep *fid, fid_t handle, const void *param, size_t length)
 {
 	struct vx_pep *pep = VX_OUTER(fid, struct vx_pep, fid);
-	struct vx_link *link = VX_OUTER(handle, struct vx_link, fid);
+	struct vx_link *link;
 	int error = 0;
 
-	if (!handle || handle->fclass != FI_CLASS_CONNREQ || (length && !param) || !pep->nic)
+	if ((length && !param) || !pep->nic)
 		return -FI_EINVAL;
 	pthread_mutex_lock(&pep->nic->lock);
-	if (link->pep != pep)
+	link = vx_link_request(pep->nic, handle);
+	if (!link || link->pep != pep)
 		error = -FI_EINVAL;
 	else
 		vx_pep_forget(link);
@@ -303,8 +321,13 @@ void vx_pep_stop(struct vx_pep *pep)
 
 static int pep_close(struct fid *fid)
 {
-	struct vx_pep *pep = VX_OUTER(fid, struct vx_pep, fid.fid);
+	struct vx_pep *pep = VX_OUTER(fid, struct vx_pep, fid.fid), **at = &peps;
 
+	pthread_mutex_lock(&table);
+	while (*at != pep)
+		at = &(*at)->next;
+	*at = pep->next;
+	pthread_mutex_unlock(&table);
 	vx_pep_stop(pep);
 	if (pep->eq) {
 		vx_eq_forget(pep->eq, &pep->fid.fid);
@@ -398,6 +421,10 @@ int vx_pep_open(struct fid_fabric *fabric, struct fi_info *info, struct fid_pep 
 	pep->fid.fid.ops = &pep_fid_ops;
 	pep->fid.ops = &pep_ops;
 	pep->fid.cm = &pep_cm_ops;
+	pthread_mutex_lock(&table);
+	pep->next = peps;
+	peps = pep;
+	pthread_mutex_unlock(&table);
 	*out = &pep->fid;
 	return 0;
 }

@@ -258,6 +258,55 @@ static void gone(void)
 	close_bed(&b);
 }
 
+/* A request is refused when its listener is closed, or by fi_reject. Then its handle is invalid. */
+static void invalid_handles(void)
+{
+	struct want w = {0};
+	struct fi_eq_err_entry error = {0};
+	struct fid_pep *other;
+	struct fid_ep *ep;
+	struct room r;
+	struct bed b;
+	uint32_t what;
+	int i;
+	ssize_t got;
+
+	for (i = 0; i < 2; i++) {
+		open_bed(&b, &w);
+		listen_at(&b);
+		if (server) {
+			OK(fi_passive_ep(b.fabric, b.info, &other, NULL));
+			OK(fi_pep_bind(other, &b.eq->fid, 0));
+			OK(fi_listen(other));
+			event(&b, FI_CONNREQ, &r.entry, 0);
+			CHECK(fi_reject(other, r.entry.info->handle, NULL, 0) == -FI_EINVAL, "fi_cm(3): fi_reject of another listener's request");
+			if (i == 0) {
+				OK(fi_close(&b.pep->fid));
+				b.pep = NULL;
+			} else {
+				OK(fi_reject(b.pep, r.entry.info->handle, NULL, 0));
+				CHECK(fi_reject(b.pep, r.entry.info->handle, NULL, 0) == -FI_EINVAL, "fi_cm(3): fi_reject, once");
+			}
+			CHECK(fi_reject(other, r.entry.info->handle, NULL, 0) == -FI_EINVAL, "fi_cm(3): fi_reject of a request that is gone");
+			CHECK(fi_endpoint(b.domain, r.entry.info, &ep, NULL) == -FI_EINVAL, "fi_endpoint(3): for a request that is gone");
+			r.entry.info->handle = &other->fid; /* an endpoint with the listener's address */
+			OK(fi_endpoint(b.domain, r.entry.info, &ep, NULL));
+			OK(fi_close(&ep->fid));
+			OK(fi_close(&other->fid));
+			CHECK(fi_endpoint(b.domain, r.entry.info, &ep, NULL) == -FI_EINVAL, "fi_endpoint(3): the handle of a listener that is closed");
+			fi_freeinfo(r.entry.info);
+		} else {
+			open_ep(&b, b.info, &w);
+			OK(fi_connect(b.ep, b.info->dest_addr, NULL, 0));
+			got = fi_eq_sread(b.eq, &what, &r, sizeof r, 15000, 0);
+			CHECK(got == -FI_EAVAIL, "fi_cm(3): a request whose listener is closed fails, %zd", got);
+			got = fi_eq_readerr(b.eq, &error, 0);
+			CHECK(got == sizeof error && error.err == FI_ECONNREFUSED, "fi_cm(3): it is refused: %d", error.err);
+		}
+		close_bed(&b);
+	}
+}
+
 void test_connections(void)
 {
 	accepted();
@@ -267,6 +316,8 @@ void test_connections(void)
 	if (ours) /* tcp takes the kernel's time */
 		unreachable();
 	several();
-	if (ours) /* others report it after fi_accept */
+	if (ours) { /* others report it after fi_accept, and leave such handles to the program */
 		gone();
+		invalid_handles();
+	}
 }
