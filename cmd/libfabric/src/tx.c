@@ -403,6 +403,17 @@ static int needs_message(const struct vx_op *op)
 	return op->kind == VX_WRITE && (op->flags & FI_REMOTE_CQ_DATA || wants_ack(op));
 }
 
+/* A slot for an operation, which may fail meanwhile: taking completed sends can find its descriptors flushed. */
+static struct vx_tx_slot *slot_for(struct vx_link *link, struct vx_op *op)
+{
+	struct vx_tx_slot *slot;
+
+	op->posted++; /* so that vx_tx_reaped does not end and free it under the caller */
+	slot = vx_link_slot(link);
+	op->posted--;
+	return op->error ? NULL : slot; /* the link is being lost, which ends the operation */
+}
+
 static int hand_rdma(struct vx_link *link, struct vx_op *op)
 {
 	struct vx_tx_slot *slot;
@@ -410,7 +421,7 @@ static int hand_rdma(struct vx_link *link, struct vx_op *op)
 	while (op->done < op->length) {
 		size_t n;
 
-		if (!(slot = vx_link_slot(link)))
+		if (!(slot = slot_for(link, op)))
 			return 0;
 		n = remote_segment(op, op->done, &slot->d.DS[0].Remote);
 		if (n > op->length - op->done)
@@ -428,7 +439,7 @@ static int hand_rdma(struct vx_link *link, struct vx_op *op)
 	}
 	if (!needs_message(op))
 		return 1;
-	if (!vx_link_credit(link) || !(slot = vx_link_slot(link)))
+	if (!vx_link_credit(link) || !(slot = slot_for(link, op)))
 		return 0;
 	slot->header.flags = (uint8_t)((op->flags & FI_REMOTE_CQ_DATA ? VX_HAS_DATA : 0) | (wants_ack(op) ? VX_WANT_ACK : 0));
 	slot->header.data = op->data;
