@@ -67,6 +67,52 @@ func rings(n *vipl.NIC) int {
 	return i.NIC.Rings.Bytes()
 }
 
+// A program whose user's quota has no memory for the rings of all queues, or for other processes, gets less. The user is
+// charged once, with what the program gets, and has nothing when it ends.
+func TestQuotaFallback(t *testing.T) {
+	t.Parallel()
+	g := oneAgent(t, nstest.Options{Queues: 4}, agentConfig{Processes: 1})
+	q := openOf(agentproto.Open{Queue: kagent.AnyQueue, RxChunks: 64, TxChunks: 64,
+		Mode: xdpnic.ModeNative, RequireMode: true, Steer: kagent.SteerAll})
+	// open returns what the program got, and ends it.
+	open := func(what string) *kagent.Info {
+		t.Helper()
+		r := g.raw(t).hello()
+		reply, files, err := r.exchange(q)
+		nstest.Must(t, err)
+		info := &reply.Opened.Info.Info
+		if u := g.status(t).Users[0]; u.Queues != 1+len(info.NIC.ExtraQueues) || u.PinnedBytes < info.PinnedBytes() {
+			t.Errorf("%s: user: %+v, want %d queues and %d bytes", what, u, 1+len(info.NIC.ExtraQueues), info.PinnedBytes())
+		}
+		nstest.Must(t, nstest.Err(r.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
+		fds.CloseFiles(files...)
+		nstest.Must(t, r.c.Close())
+		await.Until(t, "the queues are refunded", func() bool { return g.status(t).Users[0].Processes == 0 })
+		if u := g.status(t).Users[0]; u.Queues != 0 || u.PinnedBytes != 0 {
+			t.Errorf("%s, at the end: user: %+v, want nothing", what, u)
+		}
+		return info
+	}
+	all := open("without a limit")
+	nstest.FatalIf(t, len(all.NIC.ExtraQueues) != 3, "%+v, want all queues", all)
+	one := kagent.Config{ArenaBytes: q.Open.ArenaBytes, RxChunks: 64, TxChunks: 64}.PinnedBytes()
+	for _, c := range []struct {
+		what                      string
+		processes, pinned, queues int
+	}{
+		{"memory for one queue", 1, one, 1},
+		{"memory for one queue, several processes", 4, one, 1},
+		{"memory for all queues, several processes", 4, all.PinnedBytes(), 4},
+	} {
+		g.stop()
+		g.cfg.Processes, g.cfg.Users = c.processes, map[uint32]agentd.Quota{0: {Queues: 8, PinnedBytes: c.pinned}}
+		g.start()
+		for range 2 { // the second time with what the first one has returned
+			nstest.Equal(t, c.what, 1+len(open(c.what).NIC.ExtraQueues), c.queues)
+		}
+	}
+}
+
 // A second handle of a process is not refused because of the quota of queues: it shares the first one's. One
 // that cannot share is refused, and the error explains that it needs a queue of its own.
 func TestQuotaSecondHandle(t *testing.T) {

@@ -137,14 +137,17 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	info := local.Info()
+	info, before := local.Info(), *has
 	again := func() (*session, *device.Handout, *os.File, error) {
+		s.refund(c.cred.Uid, claims{queues: has.queues - before.queues})
+		*has = before
 		if err := local.Close(); err != nil {
 			return nil, nil, nil, err
 		}
 		return s.lease(ctx, cfg, c, has)
 	}
-	if more := len(info.NIC.ExtraQueues); more > 0 && local.Group() == nil {
+	more := len(info.NIC.ExtraQueues)
+	if more > 0 && local.Group() == nil {
 		if s.tryCharge(c.cred.Uid, claims{queues: more}) != nil {
 			cfg.OneQueue = true // the user may have one queue
 			return again()
@@ -152,8 +155,16 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 		has.queues += more
 	}
 	if room := info.PinnedBytes() - has.pinned; room > 0 && local.Group() == nil {
-		if s.tryCharge(c.cred.Uid, claims{pinned: room}) != nil && cfg.Processes > 1 {
-			cfg.Processes = 1 // the user may have the queue, without room for others
+		if err := s.tryCharge(c.cred.Uid, claims{pinned: room}); err != nil {
+			switch {
+			case cfg.Processes > 1:
+				cfg.Processes = 1 // the user may have the queue, without room for others
+			case more > 0:
+				cfg.OneQueue = true // or without other queues
+			default:
+				s.count(func(c *kagent.DaemonCounter) { c.Quota++ })
+				return nil, nil, nil, joinClose(err, local)
+			}
 			return again()
 		}
 		has.pinned += room
