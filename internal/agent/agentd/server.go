@@ -40,6 +40,7 @@ type Server struct {
 	talks        sync.WaitGroup // connections
 	work         sync.WaitGroup // watchers of sessions, the collector; none begins after closed
 
+	closers    chan struct{} // one element for each refused connection that is being closed
 	leaveTime  time.Duration // leaveTime, but for tests
 	collecting bool          // there is a collector
 	done       chan struct{} // closed by shut
@@ -54,6 +55,10 @@ type Server struct {
 // leaveTime is how long shut waits for connections that only have to drain what the program has
 // sent: closing the descriptors in it may block a thread in the kernel for longer.
 const leaveTime = 15 * time.Second
+
+// maxClosers is how many refused connections are closed at a time. Each blocks a thread while the
+// kernel closes descriptors that the program has sent, and Go ends a process with 10000 threads.
+const maxClosers = 64
 
 // New makes a Server in the network namespace of the calling thread. It takes over the sessions of a previous
 // agent, from the entries in kept, unless their programs have died. It logs what it cannot take over.
@@ -71,7 +76,8 @@ func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: cfg.Log, since: time.Now(), admission: cfg.admission(),
 		users: make(map[uint32]*account), conns: make(map[*conn]struct{}), sessions: make(map[string]*session),
-		pinnedQueues: make(map[*pinnedQueue]struct{}), shares: make(map[*device.Group]*share), done: make(chan struct{}), sockets: openSockets, leaveTime: leaveTime,
+		pinnedQueues: make(map[*pinnedQueue]struct{}), shares: make(map[*device.Group]*share), done: make(chan struct{}), sockets: openSockets,
+		closers: make(chan struct{}, maxClosers), leaveTime: leaveTime,
 	}
 	if cfg.FDStore != nil {
 		s.cfg.FDStore = &lenient{cfg.FDStore, s.log}
@@ -134,7 +140,7 @@ func (s *Server) noRoom(u *account) error {
 func (s *Server) accept(raw *net.UnixConn) {
 	cred, err := credentials(raw)
 	if err != nil {
-		_ = raw.Close()
+		s.closeRefused(raw)
 		return
 	}
 	s.mu.Lock()
@@ -151,7 +157,7 @@ func (s *Server) accept(raw *net.UnixConn) {
 		if err != nil { // a new socket has room for it
 			_ = agentproto.WriteReply(raw, &agentproto.Reply{ID: agentproto.HelloID, Error: agentproto.NewError(err)})
 		}
-		_ = raw.Close()
+		s.closeRefused(raw)
 		return
 	}
 	u.connections++
@@ -172,6 +178,16 @@ func (s *Server) accept(raw *net.UnixConn) {
 		s.forget(u)
 		s.mu.Unlock()
 	}()
+}
+
+// closeRefused closes a refused connection without delaying the accept loop. The number of those
+// that wait to be closed is limited by the agent's limit of open files.
+func (s *Server) closeRefused(raw *net.UnixConn) {
+	s.talks.Go(func() {
+		s.closers <- struct{}{}
+		_ = raw.Close()
+		<-s.closers
+	})
 }
 
 // shut stops the server, at the end of Serve.

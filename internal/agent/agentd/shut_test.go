@@ -86,6 +86,57 @@ func TestHeldUp(t *testing.T) {
 	}
 }
 
+// Refused programs whose descriptors in flight are slow to close delay no other program, however many there are.
+func TestRefusedHoldsUpNobody(t *testing.T) {
+	s, err := New(Config{Users: map[uint32]Quota{uint32(os.Getuid()): {Connections: 1}}}, nil)
+	nstest.Must(t, err)
+	s.leaveTime, s.closers = 100*time.Millisecond, make(chan struct{}, 1)
+	at := &net.UnixAddr{Name: filepath.Join(t.TempDir(), "agent.sock"), Net: "unix"}
+	l, err := net.ListenUnix("unix", at) // as before Linux 6.16
+	nstest.Must(t, err)
+	dial := func() *net.UnixConn {
+		t.Helper()
+		c, err := net.DialUnix("unix", nil, at)
+		nstest.Must(t, err)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	first := dial()
+	const refused = 2 // one more than are closed at a time
+	var lets []func()
+	for range refused {
+		slow, let := slowToClose(t)
+		lets = append(lets, let)
+		nstest.Must(t, sendAlong(dial(), encodedHello(t), slow))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, l) }()
+	defer func() {
+		cancel()
+		nstest.WantErr(t, "Serve", <-served, nil)
+		s.talks.Wait()
+	}()
+	defer func() {
+		for _, let := range lets {
+			let()
+		}
+	}()
+	await.Until(t, "both are refused", func() bool { return s.Status().Counts.Refused == refused })
+	nstest.Must(t, first.Close())
+	await.Until(t, "there is room", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.counts.Accepted == 1 && len(s.conns) == 0
+	})
+	c := dial()
+	nstest.Must(t, nstest.Err(c.Write(encodedHello(t))))
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	r := agentproto.Reader{C: c}
+	reply, _, err := r.ReadReply()
+	nstest.ErrorIf(t, err != nil || reply.Error != nil, "another program: %v, %v, want a welcome", err, reply.Error)
+}
+
 func encodedHello(t *testing.T) []byte {
 	t.Helper()
 	b, err := agentproto.Encode(&agentproto.Request{ID: 1, Op: agentproto.OpHello, Versions: []int{agentproto.Version}},
