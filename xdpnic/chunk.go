@@ -143,8 +143,9 @@ func newPool(g geometry) *pool {
 // giveAll hands every RX chunk to the kernel.
 func (p *pool) giveAll() {
 	if p.shared != nil {
+		steps := p.shared.fillSteps()
 		for i := range p.rx {
-			p.pushFill(i)
+			p.pushFill(i, &steps) // at once: no other process has the ring yet
 		}
 		p.filled = p.rx
 		return
@@ -156,14 +157,17 @@ func (p *pool) giveAll() {
 	p.refill()
 }
 
-// refill publishes the recycled chunks.
+// refill publishes the recycled chunks. If processes share the queue and fillSteps are used up, the other chunks are left
+// for the next refill.
 func (p *pool) refill() {
 	if p.shared != nil {
-		for _, i := range p.back {
-			p.pushFill(i)
+		steps, n := p.shared.fillSteps(), 0
+		for n < len(p.back) && p.pushFill(p.back[n], &steps) {
+			n++
 		}
-		p.filled += uint64(len(p.back))
-		p.back, p.recycled = p.back[:0], 0
+		p.filled += uint64(n)
+		p.back = p.back[:copy(p.back, p.back[n:])]
+		p.recycled = uint32(len(p.back))
 		return
 	}
 	k := p.recycled

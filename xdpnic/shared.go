@@ -222,10 +222,19 @@ func (p *pool) round(index uint32) uint64 {
 	return uint64(index>>p.shared.lap+1) & (p.size - 1)
 }
 
-// pushFill puts chunk i on the fill ring. There is room, since the ring can hold all chunks and this one is not in it.
-func (p *pool) pushFill(i uint64) {
+// fillSteps bounds the failed steps of one refill or Reclaim. A step fails only if another process has changed the ring or
+// a chunk's word meanwhile. Processes that return chunks do not cause that many failures. A process that overwrites the
+// shared memory could, and would block the others and the agent without this bound.
+func (c *sharedPool) fillSteps() int { return 16 * len(c.fill) }
+
+// errOverwritten: fillSteps steps have failed.
+var errOverwritten = errors.New("a process that shares the queue overwrites the fill ring, or the table of chunks")
+
+// pushFill puts chunk i on the fill ring. There is room, since the ring can hold all chunks and this one is not in it. It
+// subtracts failed steps from steps. If none are left it returns false, and the chunk is still this process's.
+func (p *pool) pushFill(i uint64, steps *int) bool {
 	c := p.shared
-	for {
+	for ; *steps > 0; *steps-- {
 		h := atomic.LoadUint32(c.fillProd)
 		slot := &c.fill[h&c.fillMask]
 		old := atomic.LoadUint64(slot)
@@ -241,9 +250,10 @@ func (p *pool) pushFill(i uint64) {
 		atomic.StoreUint64(&c.rx[i], rxWord(rxReturning, c.me, h))
 		if atomic.CompareAndSwapUint64(slot, old, p.entry(i, h)) {
 			atomic.CompareAndSwapUint32(c.fillProd, h, h+1)
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // setReturned notes that the chunk of a fill ring entry was returned at that index, before the entry is overwritten.
@@ -461,7 +471,8 @@ func (q *Queue) join(fd int, of Info, u *umem) error {
 // that partition. One process at a time may call Reclaim for a queue. If it dies in it, the next Reclaim of any process
 // of the queue takes what it has left.
 //
-// It returns how many chunks it has taken.
+// It returns how many chunks it has taken. If another process keeps it from giving back chunks for receiving, by overwriting
+// what they share, Reclaim ends with an error after a limited time. The next Reclaim takes these chunks.
 func Reclaim(fd int, h Handout, mem []byte, extra ...int) (chunks int, err error) {
 	// Frames that were under way to the socket when the map's entry was deleted have arrived after this (synchronize_rcu).
 	// A kernel without membarrier(2) gets some time.
@@ -495,11 +506,14 @@ func reclaim(fd int, cfg Config) (chunks int, err error) {
 	if err := q.mapSocketRings(); err != nil {
 		return 0, err
 	}
-	return q.reclaimShared(), nil
+	if chunks, err = q.reclaimShared(); err != nil {
+		err = q.fail("reclaim", err)
+	}
+	return chunks, err
 }
 
 // reclaimShared is Reclaim with everything mapped.
-func (q *Queue) reclaimShared() (chunks int) {
+func (q *Queue) reclaimShared() (chunks int, err error) {
 	p, c := q.pool, q.pool.shared
 	dead := c.me
 	c.me = reclaimer
@@ -510,11 +524,14 @@ func (q *Queue) reclaimShared() (chunks int) {
 		}
 		q.rx.release(1)
 	}
-	for i := range p.rx {
-		if p.reclaimRX(i, dead) || p.reclaimRX(i, reclaimer) {
-			p.pushFill(i)
+	steps := c.fillSteps()
+	for i := uint64(0); i < p.rx && steps > 0; i++ {
+		if (p.reclaimRX(i, dead, &steps) || p.reclaimRX(i, reclaimer, &steps)) && p.pushFill(i, &steps) {
 			chunks++
 		}
+	}
+	if steps == 0 {
+		err = errOverwritten
 	}
 	// Frames that the kernel has not taken, published or not, will not leave. Those that it has taken complete by themselves.
 	taken := q.tx.cons.Load()
@@ -524,13 +541,14 @@ func (q *Queue) reclaimShared() (chunks int) {
 			chunks++
 		}
 	}
-	return chunks
+	return chunks, err
 }
 
-// reclaimRX takes RX chunk i from a dead process, if that process had it. The chunk is the reclaimer's then.
-func (p *pool) reclaimRX(i, dead uint64) bool {
+// reclaimRX takes RX chunk i from a dead process, if that process had it. The chunk is the reclaimer's then. steps
+// bounds failed steps as in pushFill; if none are left, reclaimRX returns false.
+func (p *pool) reclaimRX(i, dead uint64, steps *int) bool {
 	c := p.shared
-	for {
+	for ; *steps > 0; *steps-- {
 		w := atomic.LoadUint64(&c.rx[i])
 		if w>>8&0xff != dead {
 			return false
@@ -554,4 +572,5 @@ func (p *pool) reclaimRX(i, dead uint64) bool {
 			return true
 		}
 	}
+	return false
 }

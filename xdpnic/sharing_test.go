@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -329,7 +330,8 @@ func TestSharingSteps(t *testing.T) {
 		},
 		"returned, a round ago": func(e *end) {
 			p, i := lease(e)
-			p.pushFill(i)
+			e.q.Recycle(p.addr(i))
+			e.q.Refill()
 			for range 2 * len(p.shared.fill) {
 				b.toSlot(t, stay, 1, 64, 1)
 				receive(t, stay.q)
@@ -383,14 +385,79 @@ func TestSharingOverwrittenEntry(t *testing.T) {
 	p := newPool(newGeometry(make([]byte, 16<<10), 0, 2048, 4, 4))
 	c := &sharedPool{rx: make([]uint64, 4), fill: make([]uint64, 4), fillMask: 3, fillProd: new(uint32), lap: 2}
 	p.shared = c
-	p.pushFill(3)
+	steps := c.fillSteps()
+	p.pushFill(3, &steps)
 	c.me = 1
 	for i := range uint64(3) {
-		p.pushFill(i)
+		p.pushFill(i, &steps)
 	}
-	p.pushFill(0) // where 3 was
+	p.pushFill(0, &steps) // where 3 was
 	c.me = reclaimer
-	nstest.ErrorIf(t, c.fill[0] != p.entry(0, 4) || p.reclaimRX(3, 0),
+	nstest.ErrorIf(t, c.fill[0] != p.entry(0, 4) || p.reclaimRX(3, 0, &steps),
 		"fill ring %#x, words %#x: chunk 3 was returned", c.fill, c.rx)
-	nstest.ErrorIf(t, p.reclaimRX(2, 1), "chunk 2 is on the ring")
+	nstest.ErrorIf(t, p.reclaimRX(2, 1, &steps), "chunk 2 is on the ring")
+}
+
+// A process that overwrites the fill ring, so that there is never a place for a chunk, blocks neither the others nor the
+// agent. Chunks that could not be returned are returned by the next call for which there is a place.
+func TestSharingOverwrittenRing(t *testing.T) {
+	const chunks = 8
+	k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: chunks, TxChunks: chunks}, 0)
+	q, p := k.q, k.q.pool
+	c := &sharedPool{
+		rx: make([]uint64, chunks), tx: make([]uint64, chunks), fill: make([]uint64, chunks), fillMask: chunks - 1, fillProd: new(uint32),
+		lap: 32, // all indices are of one round, as if the producer index were set back all the time
+	}
+	p.shared = c
+	const nowhere = 1 << 40
+	setRing := func(entry uint64) {
+		for i := range c.fill {
+			atomic.StoreUint64(&c.fill[i], entry)
+		}
+	}
+	onRing := func() (n int) {
+		for _, e := range c.fill {
+			if e&(p.size-1) == p.round(0) && e < nowhere {
+				n++
+			}
+		}
+		return n
+	}
+	// overwritten calls f, which finds no place.
+	overwritten := func(what string, f func()) {
+		t.Helper()
+		setRing(nowhere | p.round(0))
+		done := make(chan struct{})
+		go func() { f(); close(done) }()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s does not end", what)
+		}
+		setRing(0)
+		<-done
+	}
+	for i := range uint64(3) {
+		p.lease(i)
+		q.Recycle(p.addr(i))
+	}
+	overwritten("Refill", q.Refill)
+	nstest.Equal(t, "chunks that wait for the next Refill", p.recycled, 3)
+	q.Refill()
+	nstest.Equal(t, "after it", p.recycled, 0)
+	nstest.Equal(t, "chunks that it gave back", onRing(), 3)
+
+	p.lease(3)
+	p.lease(4)
+	p.setInFlight(chunks, 0) // not taken by the kernel
+	var n int
+	var err error
+	overwritten("Reclaim", func() { n, err = q.reclaimShared() })
+	nstest.WantErr(t, "Reclaim", err, errOverwritten)
+	nstest.Equal(t, "chunks for sending", n, 1)
+	c.me = 0
+	n, err = q.reclaimShared()
+	nstest.WantErr(t, "the next Reclaim", err, nil)
+	nstest.Equal(t, "its chunks", n, 5) // with those that Refill gave back, which are no longer on the ring
+	nstest.Equal(t, "chunks that it gave back", onRing(), 5)
 }
