@@ -100,7 +100,11 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		if l, err = d.listen(); err != nil {
 			return errors.Join(err, s.shut())
 		}
-		defer os.Remove(d.Socket)
+		file, err := socketFile(l)
+		if err != nil {
+			return errors.Join(err, l.Close(), os.Remove(d.Socket), s.shut())
+		}
+		defer d.removeSocket(file)
 	}
 	refuseDescriptors(l)
 	if d.Ready != nil {
@@ -180,15 +184,28 @@ func listenAlone(path string) (*net.UnixListener, error) {
 // siocUnixFile is SIOCUNIXFILE (include/uapi/linux/un.h). It returns an O_PATH descriptor of a socket's file.
 const siocUnixFile = 0x89e0
 
-// setRights sets mode and group of the socket's file, unless gid is negative. It gets the file from the
-// socket: in a directory of another user, the path may be a link by now.
-func setRights(l *net.UnixListener, mode fs.FileMode, gid int) error {
-	return fds.With(l, func(fd int) error {
+// socketFile returns the file of the socket, opened with O_PATH. The path may lead to another one by now.
+func socketFile(l *net.UnixListener) (f *os.File, err error) {
+	err = fds.With(l, func(fd int) error {
 		file, err := unix.IoctlRetInt(fd, siocUnixFile) // needs CAP_NET_ADMIN, as do all operations of an agent
 		if err != nil {
 			return os.NewSyscallError("SIOCUNIXFILE", err)
 		}
-		defer unix.Close(file)
+		f = os.NewFile(uintptr(file), "file of the socket")
+		return nil
+	})
+	return f, err
+}
+
+// setRights sets mode and group of the socket's file, unless gid is negative. It gets the file from the
+// socket: in a directory of another user, the path may be a link by now.
+func setRights(l *net.UnixListener, mode fs.FileMode, gid int) error {
+	f, err := socketFile(l)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return fds.With(f, func(file int) (err error) {
 		if gid >= 0 { // a seccomp filter may forbid the system call
 			err = os.NewSyscallError("chown of the socket", unix.Fchownat(file, "", -1, gid, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW))
 		}
@@ -268,9 +285,23 @@ func (d *Daemon) unlock(f *os.File) {
 	_ = f.Close()
 }
 
-// removeSocket removes the socket of an earlier agent. It removes no other kind of file, since the path may
+// removeSocket removes the socket, and closes its file. It leaves the socket of an agent with another state
+// directory, which may have taken the path since this agent's listener was closed. The open file keeps its inode
+// number from being used again.
+func (d *Daemon) removeSocket(file *os.File) {
+	defer file.Close()
+	ours, err := file.Stat()
+	if err != nil {
+		return
+	}
+	if current, err := os.Lstat(d.Socket); err == nil && os.SameFile(ours, current) {
+		_ = os.Remove(d.Socket)
+	}
+}
+
+// removeStaleSocket removes the socket of an earlier agent. It removes no other kind of file, since the path may
 // be a mistake.
-func removeSocket(path string) error {
+func removeStaleSocket(path string) error {
 	st, err := os.Lstat(path)
 	if err == nil && st.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%s is there and is no socket: take another path, or remove it", path)
@@ -338,7 +369,7 @@ func (d *Daemon) listen() (*net.UnixListener, error) {
 	}
 	fresh := d.Socket + freshSuffix
 	for _, path := range []string{fresh, d.Socket} {
-		if err := removeSocket(path); err != nil {
+		if err := removeStaleSocket(path); err != nil {
 			return nil, err
 		}
 	}

@@ -309,3 +309,30 @@ func TestDirectoryStays(t *testing.T) {
 		t.Errorf("the agent's directory: %v, %v; want it, and nothing in it", left, err)
 	}
 }
+
+// An agent whose path another agent has taken meanwhile, with its own state directory, leaves the other's socket.
+func TestSocketOfAnotherAgentStays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	d := Daemon{Socket: filepath.Join(dir, "agent.sock"), StateDir: filepath.Join(dir, "state")}
+	nstest.Must(t, os.Mkdir(d.StateDir, 0o700))
+	for _, taken := range []bool{false, true} {
+		ctx, stop := context.WithCancel(t.Context())
+		d.Ready = func(*Server) {
+			defer stop()
+			if !taken {
+				return
+			}
+			nstest.Check(t, os.Remove(d.Socket))
+			l, err := listenAlone(d.Socket)
+			nstest.Must(t, err)
+			t.Cleanup(func() { l.Close() })
+		}
+		nstest.Must(t, d.Run(ctx))
+		if _, err := os.Lstat(d.Socket); taken != (err == nil) {
+			t.Errorf("taken by another agent: %v; the socket at the end: %v", taken, err)
+		}
+	}
+}
