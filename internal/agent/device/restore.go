@@ -333,7 +333,11 @@ func (d *device) restoreLeases(k *kept) (all []Restored, _ error) {
 }
 
 // resumeMember puts a lease of a queue that processes share into its group. Caller holds d.mu.
-func (d *device) resumeMember(l *lease, r leaseRecord, entry *fdstore.Entry) (err error) {
+func (d *device) resumeMember(l *lease, r leaseRecord, entry *fdstore.Entry) error {
+	dups, err := fds.DupAll(entry.Files[2:]) // first: a group has at least one member
+	if err != nil {
+		return err
+	}
 	l.partition = r.Partition
 	g := d.groups[r.Queue]
 	if g == nil {
@@ -343,15 +347,12 @@ func (d *device) resumeMember(l *lease, r leaseRecord, entry *fdstore.Entry) (er
 			arena: info.Arena, info: info, members: make(map[int]*lease),
 		}
 		if g.memory = dupFile(entry.Files[1], "umem"); g.memory == nil {
+			fds.Close(dups...)
 			return unix.EMFILE
 		}
 		l.resumeSteering(r.Steering)
 		g.nic, g.steering, l.nic, l.steering = l.nic, l.steering, nil, nil
 		d.groups[g.queue] = g
-	}
-	dups, err := fds.DupAll(entry.Files[2:])
-	if err != nil {
-		return err
 	}
 	for _, fd := range dups {
 		l.sockets = append(l.sockets, os.NewFile(uintptr(fd), "xdp"))

@@ -10,6 +10,7 @@ import (
 
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -48,6 +49,36 @@ func TestBadRecords(t *testing.T) {
 		t.Errorf("lost: %+v", lost)
 	}
 	nstest.ErrorIf(t, len(good[1].Files) != 0, "the files are those of two")
+}
+
+// A member of a shared queue whose files cannot be duplicated leaves no group without members. The next one makes
+// the group.
+func TestResumeMemberWithoutFiles(t *testing.T) {
+	files := func() (all []*os.File) {
+		for range 3 { // sign of life, memory, socket
+			f, err := os.Open(os.DevNull)
+			nstest.Must(t, err)
+			t.Cleanup(func() { f.Close() })
+			all = append(all, f)
+		}
+		return all
+	}
+	r := leaseRecord{Info: (&kagent.Info{}).Message(), Group: &kagent.QueueMessage{}}
+	d := new(device)
+	d.begin(16, new(memory))
+	for _, closed := range []int{1, 2} {
+		entry := fdstore.Entry{Files: files()}
+		nstest.Must(t, entry.Files[closed].Close())
+		if err := d.resumeMember(&lease{dev: d}, r, &entry); err == nil || len(d.groups) != 0 {
+			t.Errorf("file %d closed: %v, groups %v, want an error and none", closed, err, d.groups)
+		}
+	}
+	l := &lease{dev: d}
+	nstest.Must(t, d.resumeMember(l, r, &fdstore.Entry{Files: files()}))
+	defer fds.CloseFiles(append(l.sockets, l.group.memory)...)
+	if len(d.groups) != 1 || l.group.members[0] != l {
+		t.Errorf("groups %v, want one with the lease", d.groups)
+	}
 }
 
 // memory is a descriptor store that keeps values alone.
