@@ -203,7 +203,7 @@ func TestMpiexec(t *testing.T) {
 // Programs that a rank starts do not inherit its socket: one that outlives the rank would hide the rank's end
 // from the launcher.
 func TestSocketIsNotInherited(t *testing.T) {
-	env := inherited(t, 0, 1, func(conn net.Conn) { NewServer(1).Serve(0, conn) })
+	env := inherited(t, 0, 1, func(conn net.Conn) { NewServer(1).Serve(t.Context(), 0, conn) })
 	fd, err := strconv.Atoi(env("PMI_FD"))
 	nstest.Must(t, err)
 	nstest.Must(t, nstest.Err(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))) // as launchers leave it

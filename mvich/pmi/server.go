@@ -2,6 +2,7 @@ package pmi
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -72,7 +73,15 @@ func (j *Job) Get(key string) (string, error) {
 }
 
 // Fence waits until all ranks have called it, or End has been.
-func (j *Job) Fence() error {
+func (j *Job) Fence() error { return j.fence(context.Background()) }
+
+// fence is Fence that also stops waiting at the end of ctx.
+func (j *Job) fence(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() {
+		j.mu.Lock() // a broadcast between the check and Wait would be lost
+		defer j.mu.Unlock()
+		j.moved.Broadcast()
+	})()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	turn := j.turn
@@ -82,6 +91,9 @@ func (j *Job) Fence() error {
 		j.moved.Broadcast()
 	}
 	for j.turn == turn {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if j.over != nil {
 			return j.over
 		}
@@ -126,9 +138,10 @@ func NewServer(size int) *Server {
 	return s
 }
 
-// Serve answers one rank on its connection until that ends. began: the rank has initialized; done: it has finalized.
-// *AbortError: the rank has aborted the job. ErrAnswer: a protocol error of the rank.
-func (s *Server) Serve(rank int, conn io.ReadWriter) (began, done bool, err error) {
+// Serve answers one rank on its connection until that ends. The caller ends ctx when the rank's process has ended: Serve
+// then still reads what the rank has sent, but returns at a fence that is not complete. began: the rank has initialized;
+// done: it has finalized. *AbortError: the rank has aborted the job. ErrAnswer: a protocol error of the rank.
+func (s *Server) Serve(ctx context.Context, rank int, conn io.ReadWriter) (began, done bool, err error) {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(make([]byte, 0, 1024), maxLine)
 	for lines.Scan() {
@@ -140,7 +153,10 @@ func (s *Server) Serve(rank int, conn io.ReadWriter) (began, done bool, err erro
 			}
 			return began, done, &AbortError{Rank: rank, Code: code, Message: words["error_msg"]}
 		}
-		answer, err := s.answer(rank, words)
+		answer, err := s.answer(ctx, rank, words)
+		if err != nil && err == ctx.Err() {
+			break // it has ended in a fence, and its exit says why
+		}
 		if err != nil {
 			return began, done, err
 		}
@@ -159,7 +175,7 @@ func (s *Server) Serve(rank int, conn io.ReadWriter) (began, done bool, err erro
 // End ends the fences that ranks wait in: a rank has ended, so they cannot complete.
 func (s *Server) End() { s.job.End(errOver) }
 
-func (s *Server) answer(rank int, words map[string]string) (string, error) {
+func (s *Server) answer(ctx context.Context, rank int, words map[string]string) (string, error) {
 	switch words["cmd"] {
 	case "init":
 		if words["pmi_version"] != "1" {
@@ -179,7 +195,7 @@ func (s *Server) answer(rank int, words map[string]string) (string, error) {
 	case "get":
 		return s.get(words), nil
 	case "barrier_in":
-		if err := s.job.Fence(); err != nil {
+		if err := s.job.fence(ctx); err != nil {
 			return "", err
 		}
 		return "cmd=barrier_out rc=0", nil

@@ -1,12 +1,14 @@
 package pmi
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"viaxdp/internal/lab/nstest"
 )
@@ -19,7 +21,7 @@ func rankOf(
 	result = make(chan string, 1)
 	c, err := connect(way(t, rank, size, func(conn net.Conn) {
 		defer conn.Close()
-		began, done, err := s.Serve(rank, conn)
+		began, done, err := s.Serve(t.Context(), rank, conn)
 		result <- fmt.Sprint(began, done, err)
 	}))
 	nstest.Must(t, err)
@@ -60,6 +62,15 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
+// A rank whose process has ended waits in no fence, and the server reads what it has sent before.
+func TestServeOfEndedRank(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	conn := &wired{Reader: strings.NewReader("cmd=init pmi_version=1\ncmd=barrier_in\n")}
+	time.AfterFunc(10*time.Millisecond, end)
+	began, done, err := NewServer(2).Serve(ctx, 0, conn)
+	nstest.Equal(t, "what Serve returns", fmt.Sprint(began, done, err), "true false <nil>")
+}
+
 // No rank can change another's values, or fill the launcher's memory.
 func TestServerKeys(t *testing.T) {
 	s := NewServer(1)
@@ -88,7 +99,7 @@ func TestServerRefuses(t *testing.T) {
 			io.WriteString(out, line+"\n")
 			io.Copy(io.Discard, out)
 		}()
-		began, done, err := NewServer(1).Serve(0, in)
+		began, done, err := NewServer(1).Serve(t.Context(), 0, in)
 		if got := fmt.Sprint(began, done, err); !strings.Contains(got, want) {
 			t.Errorf("%.20q: %s", line, got)
 		}
@@ -117,7 +128,7 @@ func FuzzServer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said string) {
 		s := NewServer(1)
 		conn := &wired{Reader: strings.NewReader(said)}
-		began, _, err := s.Serve(0, conn)
+		began, _, err := s.Serve(t.Context(), 0, conn)
 		var abort *AbortError
 		nstest.FatalIf(t, err != nil && !errors.Is(err, ErrAnswer) && !errors.As(err, &abort), "%v", err)
 		nstest.ErrorIf(t, began && !strings.Contains(said, "init"), "it has said that it is a rank")

@@ -266,8 +266,10 @@ func (r *run) start(i, host int, star *testbed.Star, cpu int, cmd *exec.Cmd) err
 // attend serves a rank until it has ended.
 func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 	silent := make(chan bool, 1) // it has sent init, and ended without finalize
+	lives, gone := context.WithCancel(context.Background())
+	defer gone()
 	go func() {
-		began, done, err := r.server.Serve(i, conn)
+		began, done, err := r.server.Serve(lives, i, conn)
 		if err != nil {
 			conn.Close() // it may wait for an answer
 			status := 1
@@ -282,6 +284,7 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
 	unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+	gone() // it may wait in a fence
 	werr := cmd.Wait()
 	for _, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
 		if l, ok := w.(*line); ok {

@@ -169,9 +169,11 @@ func TestEnds(t *testing.T) {
 		job    Job
 		status int
 	}{
-		"status":     {shell("test $PMI_RANK = 1 && exit 7; sleep 600"), 7},
-		"signal":     {shell("test $PMI_RANK = 1 && kill -SEGV $$; sleep 600"), 128 + 11},
-		"stubborn":   {shell("test $PMI_RANK = 1 && exit 7; trap '' TERM; while true; do sleep 1; done"), 7},
+		"status":   {shell("test $PMI_RANK = 1 && exit 7; sleep 600"), 7},
+		"signal":   {shell("test $PMI_RANK = 1 && kill -SEGV $$; sleep 600"), 128 + 11},
+		"stubborn": {shell("test $PMI_RANK = 1 && exit 7; trap '' TERM; while true; do sleep 1; done"), 7},
+		"in a fence": {shell(`test $PMI_RANK = 1 && {
+			printf 'cmd=init pmi_version=1 pmi_subversion=1\ncmd=barrier_in\n' >&3; kill -KILL $$; }; sleep 60`), 128 + 9},
 		"no goodbye": {job(t, 3, "silent", &out), 1},
 		"abort":      {job(t, 3, "abort", &out), 9},
 	} {
