@@ -227,9 +227,11 @@ func (j *Job) output(rank int, w io.Writer, turn *sync.Mutex) io.Writer {
 type run struct {
 	job    Job
 	server *pmi.Server
-	ranks  []*exec.Cmd // nil: it has ended, and its number may be another's
 	ended  chan ending
 	spoke  chan error // a rank has said what ends the job: a *RankError
+
+	mu    sync.Mutex
+	ranks []*exec.Cmd // nil: it has ended, and its number may be another's
 }
 
 // ending is how a rank ended; err is a *RankError, or nil.
@@ -258,7 +260,9 @@ func (r *run) start(i, host int, star *testbed.Star, cpu int, cmd *exec.Cmd) err
 		conn.Close()
 		return err
 	}
+	r.mu.Lock()
 	r.ranks = append(r.ranks, cmd)
+	r.mu.Unlock()
 	go r.attend(i, conn, cmd)
 	return nil
 }
@@ -284,6 +288,9 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
 	unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+	r.mu.Lock()
+	r.ranks[i] = nil
+	r.mu.Unlock()
 	gone() // it may wait in a fence
 	werr := cmd.Wait()
 	for _, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
@@ -330,7 +337,6 @@ func (r *run) wait(ctx context.Context) (first error) {
 		select {
 		case e := <-r.ended:
 			left--
-			r.ranks[e.rank] = nil
 			select {
 			case err := <-r.spoke: // what it said before it ended says more
 				end(err)
@@ -354,6 +360,8 @@ func (r *run) wait(ctx context.Context) (first error) {
 
 // signal sends a signal to all ranks and what they have started.
 func (r *run) signal(s syscall.Signal) {
+	r.mu.Lock() // a process that is in ranks is not reaped before the signal
+	defer r.mu.Unlock()
 	for _, cmd := range r.ranks {
 		if cmd != nil {
 			syscall.Kill(-cmd.Process.Pid, s)

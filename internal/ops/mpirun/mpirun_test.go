@@ -8,9 +8,11 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -204,6 +206,23 @@ func TestFenceWithoutRank(t *testing.T) {
 	if !errors.As(err, &rank) || rank.Rank == 1 || rank.Status == 0 {
 		t.Errorf("%v\n%s", err, &out)
 	}
+}
+
+// A rank that was reaped gets no more signals, also while its connection is open: another process may have its number.
+func TestNoSignalToReaped(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	cmd := exec.Command("true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	nstest.Must(t, cmd.Start())
+	r := &run{server: pmi.NewServer(1), ended: make(chan ending, 1), ranks: []*exec.Cmd{cmd}}
+	go r.attend(0, ours, cmd)
+	await.Until(t, "the rank is reaped", func() bool { return syscall.Kill(cmd.Process.Pid, 0) == syscall.ESRCH })
+	r.mu.Lock()
+	nstest.ErrorIf(t, r.ranks[0] != nil, "signals still go to number %d", cmd.Process.Pid)
+	r.mu.Unlock()
+	theirs.Close()
+	nstest.Check(t, (<-r.ended).err)
 }
 
 // The end of the context ends the ranks, and what they have started.
