@@ -58,14 +58,21 @@ func netnsCookie() uint64 {
 
 // Enter calls f in the interface's namespace, on another thread if that is not the caller's. A namespace
 // without a name and without a process counts as gone. So does one that matches only by its inode's number,
-// and an interface with another index.
+// and an interface with another index. A failure to look for them is another error: it may pass, and the
+// setting is still to be restored.
 func (m Machine) Enter(c Change, f func() error) error {
 	if c.Interface == "" {
 		return f()
 	}
 	inside := func() error {
 		at, err := m.Where(c.Interface)
-		if err != nil || at.Ifindex != c.Ifindex || !sameNetns(at.Cookie, c.Cookie) {
+		if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
+			return ErrGone
+		}
+		if err != nil {
+			return err
+		}
+		if at.Ifindex != c.Ifindex || !sameNetns(at.Cookie, c.Cookie) {
 			return ErrGone
 		}
 		return f()
@@ -79,9 +86,9 @@ func (m Machine) Enter(c Change, f func() error) error {
 	if here == c.Netns {
 		return inside()
 	}
-	path := findNamespace(dev, c.Netns)
-	if path == "" {
-		return ErrGone
+	path, err := findNamespace(dev, c.Netns)
+	if err != nil {
+		return err
 	}
 	ns, err := os.Open(path)
 	if err != nil {
@@ -92,17 +99,21 @@ func (m Machine) Enter(c Change, f func() error) error {
 }
 
 // findNamespace looks for a network namespace among those with a name and those
-// of processes. All namespaces are of one device.
-func findNamespace(dev, want uint64) string {
-	for _, pattern := range []string{"/run/netns/*", "/proc/[0-9]*/ns/net"} {
-		paths, _ := filepath.Glob(pattern)
-		for _, p := range paths {
+// of processes, or returns ErrGone. All namespaces are of one device.
+func findNamespace(dev, want uint64) (string, error) {
+	for _, in := range []struct{ dir, file string }{{"/run/netns", ""}, {"/proc", "ns/net"}} {
+		entries, err := os.ReadDir(in.dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+		for _, e := range entries {
+			p := filepath.Join(in.dir, e.Name(), in.file)
 			if d, ino, err := inode(p); err == nil && d == dev && ino == want {
-				return p
+				return p, nil
 			}
 		}
 	}
-	return ""
+	return "", ErrGone
 }
 
 // Get reads a setting.

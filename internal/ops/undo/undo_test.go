@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/rundir"
 	"viaxdp/internal/lab/nstest"
@@ -411,6 +412,30 @@ func TestInterface(t *testing.T) {
 	// From here the namespace cannot be found: no process is in it.
 	nstest.WantErr(t, "Enter",
 		m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }), ErrGone)
+}
+
+// Only what the kernel says to be gone is: while it cannot be asked, the settings stay in the list.
+func TestOutOfDescriptors(t *testing.T) {
+	var m Machine
+	at, err := m.Where("lo")
+	nstest.Must(t, err)
+	here := Change{Setting: Setting{Kind: Link, Interface: "lo", Name: "state"}, Netns: at.Netns, Cookie: at.Cookie, Ifindex: at.Ifindex}
+	removed, elsewhere := here, here
+	removed.Interface, elsewhere.Netns = "via-removed", 1
+	nothing := func() error { return nil }
+	for _, c := range []Change{removed, elsewhere} {
+		nstest.WantErr(t, c.Interface, m.Enter(c, nothing), ErrGone)
+	}
+
+	var limit unix.Rlimit
+	nstest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	none := unix.Rlimit{Cur: 0, Max: limit.Max}
+	for _, c := range []Change{here, elsewhere} {
+		nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+		err := m.Enter(c, nothing)
+		nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+		nstest.WantErr(t, "without descriptors", err, unix.EMFILE)
+	}
 }
 
 // harmless are the paths that a list may name, in other words than allowed's.
