@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unicode"
 )
 
 // What goes wrong.
@@ -21,7 +22,7 @@ var (
 	// ErrAnswer: the launcher's reply violates the protocol, or reports a failure.
 	ErrAnswer = errors.New("pmi: wrong answer of the launcher")
 	// ErrValue: a key or value that PMI cannot carry.
-	ErrValue = errors.New("pmi: key or value is too long, or has a space")
+	ErrValue = errors.New("pmi: key or value is too long, or has white space or a control character")
 )
 
 // Client is a rank's connection with its launcher. Calls come one at a time.
@@ -203,9 +204,11 @@ func (c *Client) Rank() int { return c.rank }
 // Size is the number of ranks.
 func (c *Client) Size() int { return c.size }
 
-// Put publishes a value for the other ranks, which can get it after the next Fence.
+// Put publishes a value for the other ranks, which can get it after the next Fence. ErrValue: launchers differ in the
+// characters at which they end a value, so no white space and no control character is sent.
 func (c *Client) Put(key, value string) error {
-	if len(key) >= c.keys || len(value) >= c.vals || strings.ContainsAny(key+value, " \n") || key == "" {
+	ends := func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
+	if len(key) >= c.keys || len(value) >= c.vals || strings.ContainsFunc(key+value, ends) || key == "" {
 		return fmt.Errorf("%w: %q=%q, at most %d and %d bytes", ErrValue, key, value, c.keys-1, c.vals-1)
 	}
 	_, err := c.ask("put", "put_result", "kvsname="+c.space, "key="+key, "value="+value)

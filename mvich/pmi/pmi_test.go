@@ -127,7 +127,10 @@ func TestExchange(t *testing.T) {
 func TestWrongValues(t *testing.T) {
 	c, _ := rankOf(t, NewServer(1), 0, 1, inherited)
 	defer c.Close()
-	for key, value := range map[string]string{"a key": "v", "key": "a value", "": "v", "long": strings.Repeat("x", maxValue)} {
+	for key, value := range map[string]string{
+		"a key": "v", "key": "a value", "": "v", "long": strings.Repeat("x", maxValue),
+		"a\tkey": "v", "tab": "a\tvalue", "return": "a\rvalue", "NUL": "a\x00value", "no-break": "a\u00a0value", "next-line": "a\u0085value",
+	} {
 		if err := c.Put(key, value); !errors.Is(err, ErrValue) {
 			t.Errorf("%q=%q: %v", key, value, err)
 		}
