@@ -140,6 +140,18 @@ func BoundEnvelopes(w *World, most int) {
 	w.set.envelopes = most
 }
 
+// Pinned is how many registrations of w are in use.
+func Pinned(w *World) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.regs.sorted {
+		if r.users > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // Shut is the last step of Finalize, and of an Init that fails.
 func Shut(w *World) error { return w.shut() }
 

@@ -85,7 +85,8 @@ func (w *World) recycle(r *Request) {
 	w.spare = append(w.spare, r)
 }
 
-// complete ends a request, once.
+// complete ends a request, once. No more data moves for it. Of an abandoned request, whose outcome the program already
+// has, it releases what was kept for its data.
 func (w *World) complete(r *Request, err error) {
 	if r.done && !r.abandoned {
 		return
@@ -95,19 +96,18 @@ func (w *World) complete(r *Request, err error) {
 		r.number = 0
 	}
 	w.unregister(r)
-	if r.abandoned {
-		r.buf = nil
-		return
-	}
-	if r.unpack != nil && (err == nil || errors.Is(err, ErrTruncated)) && !r.cancelled {
+	failed := err != nil && !errors.Is(err, ErrTruncated)
+	if r.unpack != nil && !failed && !r.cancelled && !r.abandoned {
 		r.unpack()
 	}
 	if r.scratch != nil {
-		w.putScratch(r.scratch, err != nil && !errors.Is(err, ErrTruncated))
+		w.putScratch(r.scratch, failed)
 	}
-	r.done, r.err = true, err
 	r.buf, r.unpack, r.scratch = nil, nil, nil
-	w.announce()
+	if !r.abandoned {
+		r.done, r.err = true, err
+		w.announce()
+	}
 }
 
 // register has r pin a registration of buf, which peers have those rights to until unregister.

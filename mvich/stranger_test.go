@@ -376,6 +376,68 @@ func TestWriteAfterReceive(t *testing.T) {
 	nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "it has written when the receive was done")
 }
 
+// SendrecvType whose send fails gives up its receive. The memory that the receive's elements were to come to is released
+// once no more data can come, and the program's elements stay as they are.
+func TestScratchOfGivenUp(t *testing.T) {
+	const size = 20000
+	column := mvich.Vector(size, 1, 2, mvich.Elem)
+	piece := func(number uint32, at, n int) []byte {
+		return packetOf(pktData, 0, uint64(at), 0, number, bytes.Repeat([]byte{'w'}, n))
+	}
+	for name, test := range map[string]struct {
+		protocol mvich.Protocol
+		end      func(s *stranger, number uint32)
+		dies     bool
+	}{
+		"written": {mvich.RPUT, func(s *stranger, number uint32) { s.send(packetOf(pktFinish, 0, 0, 0, number, nil)) }, false},
+		"pieces": {mvich.R3, func(s *stranger, number uint32) {
+			for at := 0; at < size; at += size / 4 {
+				s.send(piece(number, at, size/4))
+			}
+		}, false},
+		"death": {mvich.R3, func(s *stranger, number uint32) {
+			s.send(piece(number, 0, size/4))
+			must(s.vi.Disconnect())
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s := newStranger(t, 3)
+			c := w.Comm()
+			b := make([]byte, column.Extent())
+			failed := make(chan struct{})
+			each(t, 2, func(rank int) error {
+				if rank == 1 {
+					s.send(within(packetOf(pktRequest, 32, size, 1, 0, offerOf(uint32(test.protocol))), ofMessages, 1))
+					_, number := s.await(pktReady)
+					s.deathOf2(c)
+					<-failed
+					test.end(s, number)
+					if !test.dies {
+						s.empty(2)
+					}
+					return nil
+				}
+				get(c.Probe(1, 1)) // or the send may fail before the receive has its message
+				_, err := mvich.SendrecvType(c, []byte("x"), mvich.Elem, 2, 0, b, column, 1, 1)
+				must(wantLost("the send", err, 2))
+				if mvich.Pinned(w) == 0 {
+					return errors.New("nothing is pinned while data may come")
+				}
+				close(failed)
+				if _, err = c.Recv(nil, 1, 2); test.dies { // behind the data
+					err = wantLost("the connection", err, 1)
+				}
+				must(err)
+				if n := mvich.Pinned(w); n > 0 {
+					return fmt.Errorf("%d registrations are still pinned", n)
+				}
+				return nil
+			})
+			nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "the elements were written when the call was over")
+		})
+	}
+}
+
 // A rank violates the protocol while a message is being written to it. It gets nothing that the program writes to
 // the buffer after the send has failed.
 func TestWrittenAfterItFailed(t *testing.T) {
