@@ -464,6 +464,19 @@ func TestImmediateWrite(t *testing.T) {
 	}
 }
 
+// A peer names a room that it does not have: the Write whose bytes did not get there fails, not only the next one.
+func TestWriteToNoRoom(t *testing.T) {
+	const size = 100_000
+	h := inMemory(t, vianet.Options{NoRDMARead: true})
+	h.bearBreaks()
+	p, c := h.met(t, false)
+	done := make(chan error, 1)
+	go func() { done <- nstest.Err(c.Write(make([]byte, size))) }()
+	m := p.receive(ask)
+	p.send(message{kind: room, id: m.id, length: size, handle: p.region.Handle() + 77, addr: p.region.Addr()})
+	isReset(t, <-done, "the peer broke the connection")
+}
+
 // A peer writes to a room that it was not given, or no longer has.
 func TestNoRoom(t *testing.T) {
 	const size = 70_000

@@ -229,7 +229,7 @@ func (c *Conn) writeLarge(b []byte) (int, error) {
 	if byRef {
 		c.counts.ByReference.count(c.out.moved)
 	}
-	if c.out.moved == len(b) {
+	if c.out.moved == len(b) && (read || !c.unsent) {
 		return len(b), nil // in time after all
 	}
 	if err == nil {
