@@ -19,8 +19,10 @@ type tcpConn struct {
 	raw     syscall.RawConn
 	in, out attempt
 
-	mu   sync.Mutex // held in each read and write
-	lost error      // that a Write got
+	// mu is held in each write: a read that finds the end waits for one that may just get the reset. Other reads do not:
+	// often the peer's next bytes are here before the system call that wrote to it has returned.
+	mu   sync.Mutex
+	lost error // that a Write got
 }
 
 // attempt is the Read or the Write that is under way.
@@ -70,8 +72,6 @@ func (t *tcpConn) read(fd uintptr) bool {
 		a.err = errUrgent
 		return true
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	for {
 		n, err := unix.Read(int(fd), a.b)
 		switch {
@@ -83,13 +83,21 @@ func (t *tcpConn) read(fd uintptr) bool {
 			a.err = err
 		case n > 0 || len(a.b) == 0:
 			a.n = n
-		case t.lost != nil:
-			a.err = t.lost
 		default:
-			a.err = io.EOF
+			a.err = t.end()
 		}
 		return true
 	}
+}
+
+// end returns the reset that a Write got, else io.EOF.
+func (t *tcpConn) end() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lost != nil {
+		return t.lost
+	}
+	return io.EOF
 }
 
 func (t *tcpConn) write(fd uintptr) bool {
