@@ -242,8 +242,8 @@ func TestServerDies(t *testing.T) {
 	nothingLeft(t, nicA, nicB)
 }
 
-// A reset of a TCP peer during both streams does not look like the end of its own: a client that dies in a download has not
-// ended its upload, nor has a server that dies in an upload ended its answer.
+// A TCP peer that resets the connection while data flows both ways has not ended its own stream: neither a client that dies
+// during a download nor a server that dies during an upload.
 func TestResetIsNoEnd(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)

@@ -19,8 +19,8 @@ type tcpConn struct {
 	raw     syscall.RawConn
 	in, out attempt
 
-	// mu is held in each write: a read that finds the end waits for one that may just get the reset. Other reads do not:
-	// often the peer's next bytes are here before the system call that wrote to it has returned.
+	// mu is held during each write, which may be the one that gets the reset: a read that finds the end waits for it. Other
+	// reads do not wait, since the peer's next bytes often arrive before the write's system call has returned.
 	mu   sync.Mutex
 	lost error // that a Write got
 }
