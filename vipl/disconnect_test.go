@@ -49,8 +49,8 @@ func TestDisconnectFromOneWhoTakesNoClose(t *testing.T) {
 	})
 }
 
-// With Reliable Reception no send succeeds whose data Disconnect has dropped, also if the peer hears late of the end: the
-// frame that says so is lost, or waits behind a full window.
+// With Reliable Reception a send whose data Disconnect has dropped does not succeed, even if the peer hears of the
+// disconnect late: the frame that announces it is lost, or waits behind a full window.
 func TestReceptionBesideDisconnect(t *testing.T) {
 	const long = 60000
 	for _, lost := range []bool{true, false} {
@@ -68,10 +68,9 @@ func TestReceptionBesideDisconnect(t *testing.T) {
 				}))
 			} else {
 				postMessage(t, vb, xb, 1, long, 2)
-				time.Sleep(20 * time.Microsecond)
 			}
 			postMessage(t, va, xa, 1, 64, 1)
-			time.Sleep(20 * time.Microsecond)
+			time.Sleep(20 * time.Microsecond) // the frames are under way, and arrive after Disconnect has begun
 			over := make(chan error, 1)
 			go func() { over <- vb.Disconnect() }()
 			_, errSend := va.SendWait(time.Second)
@@ -87,7 +86,7 @@ func TestReceptionBesideDisconnect(t *testing.T) {
 	}
 }
 
-// A receive that is wrong breaks the connection, and the peer hears of it at once, also if the program ends there.
+// A wrong receive breaks the connection, and the peer hears of it at once, even if the program then disconnects or closes.
 func TestWrongReceiveTellsThePeer(t *testing.T) {
 	for name, end := range map[string]func(*memoryHost, *vipl.VI) error{
 		"nothing":    func(*memoryHost, *vipl.VI) error { return nil },
@@ -97,12 +96,12 @@ func TestWrongReceiveTellsThePeer(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			c := memoryConfig{bubble: true, silence: time.Minute}
 			n, va, vb, _, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 1, 1, 64)
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // no frame of the connect is left that could bring the news
 			xb.prepare(0, 64)
 			xb.desc[0].Control = vipl.ControlQFence
 			must(t, vb.PostRecv(xb.desc[0], xb.region.Handle()))
 			noError(t, end(n.b, vb))
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // enough for a frame, but before any timer
 			q, err := va.Query()
 			must(t, err)
 			errorIf(t, q.State != vipl.Error, "the peer is %v", q.State)

@@ -257,7 +257,7 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 		return false // frames after the refused one are ignored
 	}
 	if c.ending.begun && c.vi.attrs.Level == ReliableReception && p.rx.pkt.Kind != wire.KindClose {
-		return false // deliver would drop it, and its acknowledgement would complete the peer's descriptor as received
+		return false // deliver would drop it, but an acknowledgement tells the peer that it is in memory
 	}
 	if p.rx.pkt.Flags&wire.FlagAckNow != 0 {
 		c.receiver.AskUrgent()

@@ -176,8 +176,8 @@ func TestSealedAroundAChunk(t *testing.T) {
 	}
 }
 
-// Bytes that somebody without the key appends to a sealed frame change no message: neither of frames that wait for an
-// earlier one, nor in chunks that the kernel has again.
+// An attacker on the path, without the key, appends bytes to a sealed frame. No message changes, and no chunk is written that
+// is back with the kernel, although the frame has to wait for an earlier one.
 func TestPaddedSealedFrame(t *testing.T) {
 	const long, short, count = 8000, 100, 5
 	for before := range 20 { // short frames, which move the chunks of the long one through the fill ring

@@ -81,7 +81,7 @@ func (v *VI) join(op string, q *workQueue, d *Descriptor, h MemHandle) error {
 	case q.isRecv:
 		if e.status.Failed() {
 			p.settleReceives(v)
-			p.finish(p.now(), false) // the end of the connection, of which the peer is to hear now
+			p.finish(p.now(), false) // the peer hears of the broken connection now, not with the next frame
 		}
 	}
 	return nil
