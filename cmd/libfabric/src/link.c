@@ -392,6 +392,7 @@ static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 	case VX_EAGER:
 	case VX_REQUEST:
 	case VX_FINISHED:
+	case VX_MORE:
 		if (!link->of)
 			break;
 		if (h->flags & VX_WANT_ACK) {

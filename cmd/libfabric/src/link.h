@@ -13,8 +13,8 @@
  * most two that the peer has not seen, because half of the credits have to be used for each;
  * VX_ACK, one at a time, which VX_SEEN answers.
  *
- * A message of FI_EP_RDM is one piece, with its tag: VX_EAGER with all of its data, or VX_REQUEST, which
- * says where the data is. Then the receiver reads it from there when a receive matches, and answers VX_FINISHED.
+ * A message of FI_EP_RDM begins with its tag. VX_EAGER has its data, and VX_MORE what one piece has no room for. For longer
+ * ones VX_REQUEST says where the data is. Then the receiver reads it from there when a receive matches, and answers VX_FINISHED.
  * Pieces never wait for a receive there: what matches none is copied. If that is much, VX_FULL asks for requests.
  */
 #ifndef LINK_H
@@ -29,15 +29,15 @@ enum {
 	VX_SPENT = 16, /* receives that are posted again together */
 	VX_SENDS = 64,
 	VX_PIECE = 16384 + 512, /* bytes of data in a piece: ofi_rxm's packets fit in one */
-	VX_EAGER_MAX = 16384,   /* bytes of a VX_EAGER */
+	VX_EAGER_MAX = 65536,   /* bytes of a VX_EAGER with its VX_MORE */
 	VX_UNEXPECTED = 16 << 20, /* bytes of memory for a peer's messages that wait */
 	VX_RDMA_MAX = 1 << 20,  /* bytes of an RDMA descriptor */
-	VX_VERSION = 2,         /* of the messages */
+	VX_VERSION = 3,         /* of the messages */
 };
 
 enum vx_type {
 	VX_HELLO = 1, VX_ACCEPT, VX_REJECT, VX_CREDIT, VX_ACK, VX_SEEN, VX_DATA, VX_WROTE,
-	VX_EAGER, VX_REQUEST, VX_FINISHED,
+	VX_EAGER, VX_REQUEST, VX_FINISHED, VX_MORE,
 };
 
 enum { /* flags of a header */
@@ -112,6 +112,7 @@ struct vx_link {
 	struct vx_ep *ep;    /* NULL: none yet */
 	struct vx_tx *tx;    /* to the peer; NULL as ep */
 	struct vx_peer *of;  /* FI_EP_RDM: the peer */
+	struct vx_partial *partial; /* FI_EP_RDM: the message that arrives in pieces; NULL: none */
 	int rdm;
 	struct vx_pep *pep;  /* whose request it is; NULL: none, or an endpoint has it */
 	struct vx_link *sibling; /* the listener's next request */

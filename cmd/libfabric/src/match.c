@@ -1,7 +1,7 @@
 /*
  * Receives of FI_EP_RDM. A message goes to the first posted receive that matches, straight from the receive
- * slot of its piece. If there is none, it is copied, and a later receive finds it, in the order of arrival. A
- * long message is its request only: a VX_PULL reads it into the receive's memory.
+ * slots of its pieces. If there is none, it is copied, and a later receive finds it, in the order of arrival, once all
+ * of it is there. A long message is its request only: a VX_PULL reads it into the receive's memory.
  *
  * Tagged messages and others never match each other: each kind has its lists.
  */
@@ -91,6 +91,11 @@ static void unlink_message(struct vx_messages *q, struct vx_message **at)
 	*at = (*at)->next;
 	if (!*at)
 		q->last = at;
+}
+
+static int is_tagged(const struct vx_message *m)
+{
+	return (m->flags & VX_TAGGED) != 0;
 }
 
 static int matches(fi_addr_t from, uint64_t tag, uint64_t ignore, const struct vx_message *m)
@@ -208,7 +213,7 @@ static int is_valid(const struct vx_message *m)
 	size_t i, sum = 0;
 
 	if (!m->is_request)
-		return m->total == m->length;
+		return m->total == m->length || (m->length < m->total && m->total <= VX_EAGER_MAX);
 	if (m->length != sizeof *r || r->count > VX_IOV)
 		return 0;
 	for (i = 0; i < r->count; i++) {
@@ -217,6 +222,56 @@ static int is_valid(const struct vx_message *m)
 		sum += r->parts[i].length;
 	}
 	return sum == m->total && sum <= VX_MAX_MESSAGE;
+}
+
+/* The memory of a message that waits. */
+static size_t footprint(const struct vx_message *m)
+{
+	return sizeof *m + (m->is_request ? m->length : m->total);
+}
+
+static void count_kept(struct vx_message *m)
+{
+	m->peer->unexpected++;
+	m->peer->unexpected_bytes += footprint(m);
+}
+
+static void free_kept(struct vx_message *m)
+{
+	m->peer->unexpected--;
+	m->peer->unexpected_bytes -= footprint(m);
+	free(m);
+}
+
+/* The next bytes of a message that arrives in pieces. */
+static void fill(struct vx_partial *part, const void *data, size_t length)
+{
+	struct vx_post *p = part->post;
+	size_t room = part->got > part->done ? part->got - part->done : 0;
+
+	if (p)
+		vx_iov_copy(p->iov, p->count, part->used + part->done, (void *)(uintptr_t)data, length < room ? length : room, VX_TO_LIST);
+	else
+		memcpy((char *)(part + 1) + part->done, data, length);
+	part->done += length;
+}
+
+/* The first piece of several, for got bytes of receive p, or for memory of its own if p is NULL. 0: there is none. */
+static int begin(const struct vx_message *m, struct vx_post *p, void *buf, size_t used, size_t got)
+{
+	struct vx_partial *part = malloc(sizeof *part + (p ? 0 : m->total));
+
+	if (!part)
+		return 0;
+	*part = (struct vx_partial){.message = *m, .post = p, .buf = buf, .used = used, .got = got};
+	part->message.bytes = part + 1;
+	if (p)
+		p->pulls++;
+	else
+		count_kept(&part->message);
+	fill(part, m->bytes, m->length);
+	m->link->partial = part;
+	return 1;
 }
 
 /* Gives a message to the receive *at of a list. 0: a multi-receive that has no room for it, and has left the list. */
@@ -240,34 +295,85 @@ static int deliver(struct vx_ep *ep, struct vx_posts *q, struct vx_post **at, co
 	buf = reserve(ep, p, m->total, &got);
 	if (!(p->flags & FI_MULTI_RECV) || p->spent)
 		unlink_post(q, at);
-	if (!m->is_request) {
+	if (!m->is_request && m->length == m->total) {
 		vx_iov_copy(p->iov, p->count, used, (void *)(uintptr_t)m->bytes, got, VX_TO_LIST);
 		received(ep, p, m, buf, got, 0);
-	} else if (!pull(m, p, buf, got)) {
+	} else if (m->is_request ? !pull(m, p, buf, got) : !begin(m, p, buf, used, got)) {
 		received(ep, p, m, buf, 0, FI_ENOMEM);
 	}
 	return 1;
 }
 
-/* The memory of a message that waits. */
-static size_t footprint(const struct vx_message *m)
+/* Gives a message to the first receive that matches. 0: there is none. */
+static int match(struct vx_ep *ep, const struct vx_message *m)
 {
-	return sizeof *m + m->length;
+	struct vx_posts *q = &ep->rdm->posted[is_tagged(m)];
+	struct vx_post **at = &q->first;
+
+	while (*at)
+		if (!matches((*at)->from, (*at)->tag, (*at)->ignore, m))
+			at = &(*at)->next;
+		else if (deliver(ep, q, at, m))
+			return 1;
+	return 0;
 }
 
-static void keep(const struct vx_message *m, struct vx_messages *q)
+/* 0: there is no memory. */
+static int keep(const struct vx_message *m, struct vx_messages *q)
 {
-	struct vx_message *kept = malloc(footprint(m));
+	struct vx_message *kept;
 
-	if (!kept) {
-		VX_WARN(FI_LOG_EP_DATA, "out of memory: a message is lost\n");
-		return;
-	}
+	if (!m->is_request && m->length < m->total)
+		return begin(m, NULL, NULL, 0, 0);
+	kept = malloc(footprint(m));
+	if (!kept)
+		return 0;
 	*kept = *m;
 	kept->bytes = memcpy(kept + 1, m->bytes, m->length);
-	m->peer->unexpected++;
-	m->peer->unexpected_bytes += footprint(m);
+	count_kept(kept);
 	append_message(q, kept);
+	return 1;
+}
+
+static void more(struct vx_link *link, const void *data, size_t length)
+{
+	struct vx_partial *part = link->partial;
+	struct vx_ep *ep = link->ep;
+	struct vx_message *m;
+
+	if (!part || length > part->message.total - part->done)
+		return; /* there was no memory, or an error of the peer's provider */
+	fill(part, data, length);
+	m = &part->message;
+	if (part->done < m->total)
+		return;
+	link->partial = NULL;
+	m->length = m->total;
+	if (part->post) {
+		part->post->pulls--;
+		received(ep, part->post, m, part->buf, part->got, 0);
+		free(part);
+	} else if (match(ep, m)) { /* a receive that was posted meanwhile */
+		free_kept(m);
+	} else {
+		append_message(&ep->rdm->arrived[is_tagged(m)], m);
+	}
+}
+
+void vx_match_cut(struct vx_link *link)
+{
+	struct vx_partial *part = link->partial;
+
+	if (!part)
+		return;
+	link->partial = NULL;
+	if (!part->post) {
+		free_kept(&part->message);
+		return;
+	}
+	part->post->pulls--;
+	received(link->ep, part->post, &part->message, part->buf, 0, FI_ECONNRESET);
+	free(part);
 }
 
 void vx_match_arrived(struct vx_link *link, const struct vx_header *h, const void *data, size_t length)
@@ -277,22 +383,19 @@ void vx_match_arrived(struct vx_link *link, const struct vx_header *h, const voi
 		.peer = link->of, .link = link, .tag = tagged ? h->tag : 0, .data = h->data, .flags = h->flags,
 		.is_request = h->type == VX_REQUEST, .total = h->total, .length = length, .bytes = data,
 	};
-	struct vx_rdm *rdm = link->ep->rdm;
-	struct vx_posts *q = &rdm->posted[tagged];
-	struct vx_post **at = &q->first;
 
 	if (h->type == VX_FINISHED) {
 		vx_tx_finished(&m.peer->tx, h->data, h->flags & VX_FAILED);
 		return;
 	}
-	if (!is_valid(&m))
+	if (h->type == VX_MORE) {
+		more(link, data, length);
+		return;
+	}
+	if (!is_valid(&m) || link->partial)
 		return; /* an error of the peer's provider */
-	while (*at)
-		if (!matches((*at)->from, (*at)->tag, (*at)->ignore, &m))
-			at = &(*at)->next;
-		else if (deliver(link->ep, q, at, &m))
-			return;
-	keep(&m, &rdm->arrived[tagged]);
+	if (!match(link->ep, &m) && !keep(&m, &link->ep->rdm->arrived[tagged]))
+		VX_WARN(FI_LOG_EP_DATA, "out of memory: a message is lost\n");
 }
 
 /* The first message of a list that matches; NULL: none. */
@@ -311,9 +414,7 @@ static void forget(struct vx_messages *q, struct vx_message **at)
 	struct vx_message *m = *at;
 
 	unlink_message(q, at);
-	m->peer->unexpected--;
-	m->peer->unexpected_bytes -= footprint(m);
-	free(m);
+	free_kept(m);
 }
 
 static void discard(struct vx_messages *q, struct vx_message **at)

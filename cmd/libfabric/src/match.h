@@ -50,7 +50,7 @@ struct vx_post { /* a receive */
 	struct iovec iov[VX_IOV];
 	unsigned count;
 	size_t length, used; /* used: by earlier messages of a multi-receive */
-	unsigned pulls;      /* of a multi-receive: messages that are being read */
+	unsigned pulls;      /* of a multi-receive: messages that are being read, or arrive in pieces */
 	int tagged, spent;   /* spent: it is not in the list, and waits for its pulls */
 };
 
@@ -68,6 +68,14 @@ struct vx_message {
 	int is_request;       /* bytes is a vx_request, not data */
 	size_t total, length; /* length: of bytes */
 	const void *bytes;
+};
+
+struct vx_partial { /* a message whose VX_MORE have not all arrived */
+	struct vx_message message; /* the first member, as the whole is freed by it */
+	struct vx_post *post;      /* the receive that it goes to; NULL: message.bytes collects it */
+	void *buf;                 /* in the receive's memory, at byte used of it, for got bytes */
+	size_t used, got;
+	size_t done;               /* bytes that have arrived */
 };
 
 struct vx_messages {
@@ -116,6 +124,7 @@ ssize_t vx_match_receive(struct vx_ep *ep, const struct vx_call *call); /* witho
 void vx_match_arrived(struct vx_link *link, const struct vx_header *h, const void *data, size_t length);
 void vx_match_pulled(struct vx_ep *ep, struct vx_op *op, int error);
 void vx_match_lost(struct vx_rdm *rdm, const struct vx_link *link); /* its long messages cannot be read any more */
+void vx_match_cut(struct vx_link *link); /* nothing arrives on it any more */
 ssize_t vx_match_cancel(struct vx_rdm *rdm, void *context);
 ssize_t vx_match_left(const struct vx_ep *ep);
 

@@ -150,6 +150,7 @@ static void close_link(struct vx_link *link)
 static void retire(struct vx_rdm *rdm, struct vx_link *link)
 {
 	vx_link_set(link, VX_DOWN);
+	vx_match_cut(link);
 	link->sibling = rdm->dead;
 	rdm->dead = link;
 }

@@ -218,7 +218,8 @@ static int hand_message(struct vx_link *link, struct vx_op *op)
 	do {
 		size_t n = op->length - op->done;
 		struct vx_tx_slot *slot;
-		unsigned flags = flags_of(op->flags, 0) | (op->done == 0 ? VX_FIRST : 0);
+		unsigned flags = flags_of(op->flags, op->tagged) | (op->done == 0 ? VX_FIRST : 0);
+		enum vx_type type = !op->tx->ep->rdm ? VX_DATA : op->done == 0 ? VX_EAGER : VX_MORE;
 
 		if (!vx_link_credit(link) || !(slot = vx_link_slot(link)))
 			return 0;
@@ -230,7 +231,8 @@ static int hand_message(struct vx_link *link, struct vx_op *op)
 		slot->header.flags = (uint8_t)flags;
 		slot->header.total = op->length;
 		slot->header.data = op->data;
-		if (vx_link_send(link, slot, VX_DATA, n, bell(op)))
+		slot->header.tag = op->tag;
+		if (vx_link_send(link, slot, type, n, bell(op)))
 			return 0; /* it is being lost */
 		op->done += n;
 	} while (op->done < op->length);
@@ -253,23 +255,17 @@ static size_t request(const struct vx_op *op, struct vx_request *r)
 	return sizeof *r;
 }
 
-/* The same for FI_EP_RDM. */
-static int hand_rdm(struct vx_link *link, struct vx_op *op)
+static int hand_request(struct vx_link *link, struct vx_op *op)
 {
 	struct vx_tx_slot *slot;
-	size_t n = op->length;
 
 	if (!vx_link_credit(link) || !(slot = vx_link_slot(link)))
 		return 0;
-	slot->header.flags = (uint8_t)(flags_of(op->flags, op->tagged) | (!op->later && wants_ack(op) ? VX_WANT_ACK : 0));
+	slot->header.flags = (uint8_t)flags_of(op->flags, op->tagged);
 	slot->header.total = op->length;
 	slot->header.data = op->data;
 	slot->header.tag = op->tag;
-	if (op->later)
-		n = request(op, (struct vx_request *)slot->data);
-	else
-		gather(op, 0, slot->data, n);
-	if (vx_link_send(link, slot, op->later ? VX_REQUEST : VX_EAGER, n, bell(op)))
+	if (vx_link_send(link, slot, VX_REQUEST, request(op, (struct vx_request *)slot->data), bell(op)))
 		return 0;
 	op->done = op->length;
 	return 1;
@@ -298,7 +294,7 @@ int vx_tx_eager(struct vx_tx *tx, const struct vx_call *call)
 	ssize_t n;
 
 	if (call->flags & (FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE | FI_FENCE) || tx->waiting.first || tx->full || !link ||
-		link->state != VX_UP || !vx_link_credit(link) || (n = check(ep, call)) < 0 || n > VX_EAGER_MAX || !(slot = vx_link_slot(link)))
+		link->state != VX_UP || !vx_link_credit(link) || (n = check(ep, call)) < 0 || n > VX_PIECE || !(slot = vx_link_slot(link)))
 		return 0;
 	h = &slot->header;
 	h->flags = (uint8_t)(flags_of(call->flags, call->tagged) | (ep->rdm ? 0 : VX_FIRST | VX_LAST));
@@ -492,7 +488,7 @@ static int hand(struct vx_tx *tx, struct vx_op *op)
 {
 	if (op->kind != VX_SEND)
 		return hand_rdma(tx->link, op);
-	return tx->ep->rdm ? hand_rdm(tx->link, op) : hand_message(tx->link, op);
+	return op->later ? hand_request(tx->link, op) : hand_message(tx->link, op);
 }
 
 void vx_tx_pump(struct vx_tx *tx)

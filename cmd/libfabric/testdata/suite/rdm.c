@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-enum { MANY = 4, LONG = 300001 };
+enum { MANY = 4, PIECES = 60000, LONG = 300001 }; /* PIECES: bytes that viaxdp sends at once in several pieces */
 
 /* An endpoint with all that it needs. */
 struct node {
@@ -239,7 +239,7 @@ static void vectors_of_addresses(void)
 	close_pair(&n);
 }
 
-static const size_t sizes[] = {0, 1, 8, 1000, 4096, 16384, 16385, 65536, LONG, (2 << 20) + 3};
+static const size_t sizes[] = {0, 1, 8, 1000, 4096, 16384, 16385, 16896, 16897, 65536, 65537, LONG, (2 << 20) + 3};
 
 enum { SIZES = sizeof sizes / sizeof *sizes, LARGEST = (2 << 20) + 3 };
 
@@ -613,7 +613,7 @@ static void streams(struct node *n, size_t size, int count)
 		if (fi_cq_read(n->tx, &entry, 1) == 1)
 			done++;
 		if (fi_cq_read(n->rx, &entry, 1) == 1) {
-			if (size <= 16384)
+			if (size <= (ours ? 65536 : 16384))
 				CHECK(entry.op_context == in + (size_t)(received % WINDOW) * size && filled(entry.op_context, size, (unsigned)received), "fi_tagged(3): message %d of a stream", received);
 			received++;
 		}
@@ -981,14 +981,17 @@ void test_rdm(void)
 	}
 	open_pair(&n, &w);
 	matching(&n, 100);
+	matching(&n, PIECES);
 	matching(&n, LONG);
 	kinds(&n);
-	for (i = 0; i < 4; i++)
+	for (i = 0; i < 6; i++)
 		if (ours) /* ofi_rxm of libfabric 1.17 loses its connection by it */
-			truncated(&n, i % 2 ? 1000 : LONG, i / 2);
+			truncated(&n, i % 3 == 0 ? 1000 : i % 3 == 1 ? PIECES : LONG, i / 3);
 	peeking(&n, 100);
-	if (ours)
+	if (ours) {
+		peeking(&n, PIECES);
 		peeking(&n, LONG);
+	}
 	cancelled(&n);
 	injected(&n);
 	unexpected(&n, 50, 100);
@@ -998,11 +1001,14 @@ void test_rdm(void)
 	}
 	streams(&n, 100, 2000);
 	streams(&n, 16384, 300);
-	streams(&n, 40000, 200);
+	streams(&n, PIECES, 200);
+	streams(&n, 100000, 200);
 	vectors(&n);
 	multi(&n, 10000);
-	if (ours) /* ofi_rxm cuts a message that has no room in the rest of a buffer */
+	if (ours) { /* ofi_rxm cuts a message that has no room in the rest of a buffer */
+		multi(&n, PIECES);
 		multi(&n, 100000);
+	}
 	rma(&n);
 	levels(&n);
 	if (ours) { /* last: then the peers send requests for a while, and receives complete in another order */
@@ -1024,6 +1030,7 @@ void test_rdm(void)
  */
 void test_rdm_killed(void)
 {
+	enum { PARTS = 50000, HALF = 22 }; /* three pieces each: the receiver allows 64 before it takes any, one of the last message */
 	static unsigned char data[LONG];
 	struct node_want w = {.port = 7118};
 	struct fi_cq_tagged_entry entry;
@@ -1047,6 +1054,10 @@ void test_rdm_killed(void)
 			exchange(&n);
 			TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 1, 0, NULL));
 			done_of(&n, n.rx, &entry);
+			for (i = 0; i < HALF; i++)
+				TRY(&n, fi_tsend(n.ep, data, PARTS, NULL, n.peer, 5, NULL));
+			for (end = seconds() + 0.5; seconds() < end; )
+				advance(&n);
 			step();
 			raise(SIGKILL);
 		}
@@ -1066,10 +1077,17 @@ void test_rdm_killed(void)
 	for (i = 0; i < 10; i++) /* nobody receives them */
 		TRY(&n, fi_tsend(n.ep, data, LONG, NULL, n.peer, 2, data));
 	TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 4, 0, &n));
-	step();
+	for (i = 0; i < HALF; i++)
+		TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 5, 0, data));
+	step(); /* nothing is received until the server is dead */
 	for (i = 0; i < 10; i++)
 		failed += error_of(&n, n.tx, &error) == FI_ECONNRESET && error.op_context == data;
 	CHECK(failed == 10, "fi_cq(3): what was under way with a peer that is killed fails: %d", failed);
+	for (i = 0; i < HALF - 1; i++) {
+		done_of(&n, n.rx, &entry);
+		CHECK(entry.tag == 5 && entry.len == PARTS, "fi_tagged(3): a message that has arrived whole before its sender was killed");
+	}
+	CHECK(error_of(&n, n.rx, &error) == FI_ECONNRESET && error.op_context == data && error.tag == 5, "fi_cq(3): a message of which a part arrived fails: %d", error.err);
 	CHECK(fi_cq_read(n.rx, &entry, 1) == -FI_EAGAIN, "fi_endpoint(3): a receive stays: the peer may come again");
 	step();
 	for (end = seconds() + 30, failed = 1; failed && seconds() < end; ) {
