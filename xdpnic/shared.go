@@ -32,9 +32,9 @@ import (
 //     process that finds the entry written advances the index itself. To tell a written entry from
 //     one of the ring's last round, the entry has the number of the round in the bits below the
 //     chunk size. The kernel ignores them (xp_check_aligned, net/xdp/xsk_buff_pool.c).
-//   - Completion ring. A process takes entries of its own chunks by advancing the consumer index. For
-//     an entry of another process it first changes the chunk's word from "in flight" to
-//     "completed", and then advances the index. The owner finds the word.
+//   - Completion ring. A process first changes the words of the entries' chunks from "in flight" to
+//     "completed", and then advances the consumer index. It takes as many of its own entries at once as
+//     there are, and one of another process, whose owner finds the word.
 //
 // A table behind the chunks has a word for each chunk, which says what must come back if a process
 // dies. Reclaim reads it.
@@ -284,10 +284,18 @@ func (p *pool) setInFlight(i uint64, at uint32) {
 	}
 }
 
+// setCompleted records that this process's TX chunk at addr has completed, with the entry at an index of the completion ring. It
+// precedes the release of that entry.
+func (p *pool) setCompleted(addr uint64, index uint32) {
+	if i := p.chunk(addr); i-p.txAt < p.tx {
+		ordered.StoreUint64(&p.shared.tx[i-p.rx], uint64(index)<<8|txCompleted)
+	}
+}
+
 // setFree records that TX chunk i is no longer in flight.
 func (p *pool) setFree(i uint64) {
 	if c := p.shared; c != nil {
-		atomic.StoreUint64(&c.tx[i-p.rx], txFree)
+		ordered.StoreUint64(&c.tx[i-p.rx], txFree)
 	}
 }
 
@@ -315,6 +323,13 @@ func (p *pool) reapShared() (n int) {
 		if k == 0 {
 			p.passCompletion(at)
 			continue
+		}
+		if atomic.LoadUint32(c.compCons) != at {
+			continue // the entries may be of a later round
+		}
+		// If this process dies after it has taken the entries, only the words say that the chunks have completed.
+		for j, addr := range mine[:k] {
+			p.setCompleted(addr, at+uint32(j))
 		}
 		if !atomic.CompareAndSwapUint32(c.compCons, at, at+k) {
 			continue
@@ -367,6 +382,9 @@ func (p *pool) search() (n int) {
 		// The chunk must not be sent again while a third process may still take its entry for a later one's.
 		at := uint32(w >> 8)
 		atomic.CompareAndSwapUint32(c.compCons, at, at+1)
+		if at-atomic.LoadUint32(c.compCons) <= c.compMask {
+			continue // marked by the last process of the partition, and still on the ring behind other entries
+		}
 		p.complete(p.addr(i))
 		p.completed++
 		n++

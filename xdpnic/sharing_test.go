@@ -287,16 +287,20 @@ func TestSharingSteps(t *testing.T) {
 		eventually(t, "a frame", func() bool { return e.q.Receive(frames[:]) == 1 })
 		return e.q.pool, e.q.pool.chunk(frames[0].Addr)
 	}
-	// sent has another process send a frame, whose completion is on the ring afterwards.
-	sent := func() {
-		addr, buf := stay.mustAlloc(t)
-		header(buf, nb, na)
-		stay.q.Send(addr, 64, false)
-		stay.q.publish()
-		kick(stay.q.fd)
-		receive(t, b.q)
-		c := stay.q.pool.shared
-		eventually(t, "a completion", func() bool { return atomic.LoadUint32(c.compProd) != atomic.LoadUint32(c.compCons) })
+	// sent has a process send n frames, whose completions are on the ring afterwards.
+	sent := func(e *end, n uint32) {
+		for range n {
+			addr, buf := e.mustAlloc(t)
+			header(buf, nb, na)
+			e.q.Send(addr, 64, false)
+		}
+		e.q.publish()
+		kick(e.q.fd)
+		for range n {
+			receive(t, b.q)
+		}
+		c := e.q.pool.shared
+		eventually(t, "completions", func() bool { return atomic.LoadUint32(c.compProd)-atomic.LoadUint32(c.compCons) >= n })
 	}
 	for name, die := range map[string]func(e *end){
 		"marked, not taken": func(e *end) {
@@ -342,14 +346,31 @@ func TestSharingSteps(t *testing.T) {
 			receive(t, b.q)
 			c := e.q.pool.shared
 			stay.q.Reap()
-			sent()
+			sent(stay, 1)
 			at := atomic.LoadUint32(c.compCons)
 			w := &c.tx[e.q.pool.chunk(c.comp[at&c.compMask])-e.q.pool.rx]
 			atomic.StoreUint64(w, uint64(at)<<8|txCompleted)
 		},
+		"own completions taken, chunks not free": func(e *end) {
+			e.q.Reap()
+			sent(e, 3)
+			defer func() { _ = recover() }()
+			e.q.pool.own = nil // Reap dies when it looks at the first chunk's owner
+			e.q.Reap()
+			t.Error("Reap went on")
+		},
+		"own completions marked, not taken": func(e *end) {
+			e.q.Reap()
+			sent(e, 3)
+			c := e.q.pool.shared
+			at := atomic.LoadUint32(c.compCons)
+			for k := range uint32(3) {
+				e.q.pool.setCompleted(c.comp[(at+k)&c.compMask], at+k)
+			}
+		},
 		"completion taken, owner not told": func(e *end) {
 			c := e.q.pool.shared
-			sent()
+			sent(stay, 1)
 			e.q.pool.passCompletion(atomic.LoadUint32(c.compCons))
 			atomic.AddUint64(&c.parts[1].foreign, ^uint64(0))
 		},
@@ -375,6 +396,10 @@ func TestSharingSteps(t *testing.T) {
 			}
 			inPlace(t, stay.q)
 			s.join(t, 0)
+			e = s.adopt(t, 0)
+			e.q.Reap()
+			nstest.ErrorIf(t, e.q.TxFree() != int(e.q.pool.tx), "the next process has %d of %d TX chunks", e.q.TxFree(), e.q.pool.tx)
+			e.q.Close()
 		})
 	}
 }
