@@ -136,12 +136,18 @@ func (m *mapping) collapse(shared bool) int {
 	return huge
 }
 
-// checkMemory fails if there is too little memory; populating would invoke the OOM killer instead.
+// checkMemory fails if there is too little memory, on the machine or below a limit of the control group; populating would
+// invoke the OOM killer instead.
 func checkMemory(size int) error {
 	if free, ok := memAvailable(); ok && size > free {
 		return Refusal{Step: Pages, Err: unix.ENOMEM,
 			Cause:  fmt.Sprintf("%d MB needed, %d MB of memory available", size>>20, free>>20),
 			Remedy: "ask for a smaller arena"}
+	}
+	if free, limit, ok := groupAvailable("/proc/self"); ok && size > free {
+		return Refusal{Step: Pages, Err: unix.ENOMEM,
+			Cause:  fmt.Sprintf("%d MB needed, %d MB left below the limit of the control group", size>>20, free>>20),
+			Remedy: "ask for a smaller arena, or raise " + limit}
 	}
 	return nil
 }
