@@ -63,6 +63,10 @@ func LoadDemux(cfg Config) (*Demux, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
+	const op = "load the demux program"
+	if err := needDescriptors(); err != nil {
+		return nil, &Error{Op: op, Err: err}
+	}
 	spec, err := loadDemux()
 	if err != nil {
 		return nil, fmt.Errorf("bpf: embedded object: %w", err)
@@ -85,7 +89,7 @@ func LoadDemux(cfg Config) (*Demux, error) {
 		demuxMaps
 	}
 	if err := spec.LoadAndAssign(&o, nil); err != nil {
-		return nil, loadError("load the demux program", err)
+		return nil, loadError(op, err)
 	}
 	d := &Demux{counters: o.Counters}
 	d.Program, d.Queues, d.Sockets = o.ViaDemux, o.Queues, o.Sockets

@@ -39,6 +39,9 @@ func NewRedirect(cfg RedirectConfig) (*Redirect, error) {
 		return nil, err
 	}
 	const op = "load the redirect program"
+	if err := needDescriptors(); err != nil {
+		return nil, &Error{Op: op, Err: err}
+	}
 	newMap := func(name string, t ebpf.MapType) (*ebpf.Map, error) {
 		return ebpf.NewMap(&ebpf.MapSpec{
 			Name: name, Type: t, KeySize: 4, ValueSize: 4, MaxEntries: uint32(cfg.MaxQueues),

@@ -23,12 +23,16 @@ type Trim struct {
 //
 // It needs CAP_BPF, CAP_NET_ADMIN and Linux 6.6. Errors of the kernel are of type [*Error].
 func AttachTrim(ifindex int, mark uint32, n int) (*Trim, error) {
+	const op = "load the trim program"
+	if err := needDescriptors(); err != nil {
+		return nil, &Error{Op: op, Err: err}
+	}
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "via_trim", Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXEgress, License: "Dual BSD/GPL",
 		Instructions: trimProgram(mark, n),
 	})
 	if err != nil {
-		return nil, loadError("load the trim program", err)
+		return nil, loadError(op, err)
 	}
 	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
 	if err != nil {
