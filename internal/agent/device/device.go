@@ -166,7 +166,7 @@ func (d *device) drop() error {
 // setUp opens everything but a queue. Caller holds d.mu.
 func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	fail := func(op string, err error) error {
-		return errors.Join(&kagent.OpError{Op: op, Link: cfg.Interface, Err: err, CannotRun: !errors.Is(err, unix.ENOMEM)}, d.takeDown())
+		return errors.Join(&kagent.OpError{Op: op, Link: cfg.Interface, Err: err, CannotRun: !short(err)}, d.takeDown())
 	}
 	d.begin(cfg.MaxVIs, cfg.FDStore)
 	d.place = fmt.Sprintf("%s:%d:%d", nic.Name, nic.Index, cfg.Port)
@@ -199,6 +199,11 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	}
 	d.up = true
 	return d.keep()
+}
+
+// short reports whether an error is that memory or descriptors are short at the moment.
+func short(err error) bool {
+	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
 // begin is the first part of setUp. Caller holds d.mu.

@@ -248,6 +248,46 @@ func TestOpenErrors(t *testing.T) {
 	nstest.ErrorIf(t, !attached(t, an), "the other's program is gone")
 }
 
+// An Open that runs out of descriptors, at whatever step, says so. It is no lack of the machine, and nothing is left open.
+func TestOutOfDescriptors(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	nstest.Check(t, mustOpen(t, an, small(an)).Close())
+	var limit unix.Rlimit
+	nstest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	opened := false
+	for free := 0; !opened; free++ {
+		low := limit
+		low.Cur = min(limit.Cur, 256)
+		nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &low))
+		var all []int
+		for fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC); err == nil; fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC) {
+			all = append(all, fd)
+		}
+		before := len(all)
+		for range free {
+			unix.Close(all[len(all)-1])
+			all = all[:len(all)-1]
+		}
+		l, err := openOn(t, an, small(an))
+		if opened = err == nil; opened {
+			nstest.Check(t, l.Close())
+		} else if !errors.Is(err, unix.EMFILE) || kagent.Unavailable(err) {
+			t.Errorf("%d descriptors: %v (unavailable: %v)", free, err, kagent.Unavailable(err))
+		}
+		await.Until(t, "as many descriptors as before", func() bool {
+			for fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC); err == nil; fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC) {
+				all = append(all, fd)
+			}
+			return len(all) >= before
+		})
+		for _, fd := range all {
+			unix.Close(fd)
+		}
+		nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+		nstest.ErrorIf(t, attached(t, an) || len(registry.devices) != 0, "%d descriptors: something stayed behind", free)
+	}
+}
+
 // TestMain also runs the program of TestSecondProcess and TestKill: it opens the interface and enters a VI.
 func TestMain(m *testing.M) {
 	nstest.Main(m, map[string]func() error{asOpener: func() error {
