@@ -479,7 +479,9 @@ func (q *Queue) join(fd int, of Info, u *umem) error {
 	if err := q.mapPoolRings(); err != nil {
 		return err
 	}
-	q.pool.takePartition()
+	if err := access(func() error { q.pool.takePartition(); return nil }); err != nil {
+		return q.fail("join", err)
+	}
 	return nil
 }
 
@@ -524,7 +526,7 @@ func reclaim(fd int, cfg Config) (chunks int, err error) {
 	if err := q.mapSocketRings(); err != nil {
 		return 0, err
 	}
-	if chunks, err = q.reclaimShared(); err != nil {
+	if err = access(func() error { chunks, err = q.reclaimShared(); return err }); err != nil {
 		err = q.fail("reclaim", err)
 	}
 	return chunks, err

@@ -404,6 +404,32 @@ func TestSharingSteps(t *testing.T) {
 	}
 }
 
+// A process can remove pages from the memory that its user's processes share. If they were huge pages, and there are no free
+// ones, an access raises SIGBUS. The agent, which has the queues of all users, gets an error.
+func TestSharingLostMemory(t *testing.T) {
+	na, _ := nstest.Pair(t, nstest.Options{})
+	s := openShared(t, na, sharing)
+	s.join(t, 1)
+	fd, err := unix.MemfdCreate("lost", unix.MFD_CLOEXEC)
+	nstest.Must(t, err)
+	defer unix.Close(fd)
+	n := len(s.arena.Bytes())
+	nstest.Must(t, unix.Ftruncate(fd, int64(n)))
+	mem, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	nstest.Must(t, err)
+	defer unix.Munmap(mem)
+	nstest.Must(t, unix.Ftruncate(fd, 0)) // a file that is not sealed loses any page like this
+	nstest.Must(t, na.Do(func() error {
+		_, err := Join(s.fds[1][0], s.of, mem, 2)
+		nstest.WantErr(t, "Join", err, errMemoryLost)
+		return nil
+	}))
+	_, err = Reclaim(s.fds[1][0], s.handout(1), mem)
+	nstest.WantErr(t, "Reclaim", err, errMemoryLost)
+	s.join(t, 2)
+	s.reclaim(t, 1)
+}
+
 // A chunk that its process has returned is not taken from it when it dies, although the ring has overwritten the entry: the
 // kernel has kept the chunk, as that of a frame that it has dropped.
 func TestSharingOverwrittenEntry(t *testing.T) {
