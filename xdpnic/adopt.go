@@ -99,9 +99,10 @@ func (q *Queue) adoptRings(u *umem) (err error) {
 	if err := q.mapSocketRings(); err != nil {
 		return err
 	}
-	q.pool.filled = q.pool.rx // Open in the other process filled the ring
 	if q.cfg.shared() {
 		q.pool.takePartition()
+	} else {
+		q.pool.filled = q.pool.rx // Open in the other process filled the ring
 	}
 	return nil
 }

@@ -210,7 +210,7 @@ func TestSharing(t *testing.T) {
 	}
 	for part, e := range ends {
 		eventually(t, "completions", func() bool { e.q.Reap(); return e.q.TxFree() == int(e.q.pool.tx) })
-		if s := stats(t, e.q); s.TxFrames != 200 || s.RxFrames != 200 || s.ChunkErrors != 0 {
+		if s := stats(t, e.q); s.TxFrames != 200 || s.RxFrames != 200 || s.Filled != 200 || s.ChunkErrors != 0 {
 			t.Errorf("process %d: %+v", part, s)
 		}
 		audit(t, e.q)

@@ -13,9 +13,9 @@ type counters struct {
 
 // Stats are the counts of a socket since Open, those of receiving with the sockets of Config.ExtraQueues. Filled, Completed and
 // ChunkErrors belong to the pool and are the same for all sockets that share
-// it.
+// it. So does the kernel's Rx_fill_ring_empty_descs, also if processes share the queue.
 type Stats struct {
-	Filled      uint64 // fill ring entries that the kernel has taken
+	Filled      uint64 // fill ring entries that the kernel has taken; if processes share the queue, those that this one has put there
 	Received    uint64 // RX ring entries taken
 	Transmitted uint64 // TX ring entries that the kernel has taken
 	Completed   uint64 // completion ring entries taken
@@ -114,7 +114,7 @@ func (s *Stats) Each(f func(Counter)) {
 		{"rx_frames", "frames handed out by Receive", s.RxFrames, false},
 		{"rx_segments", "RX ring entries handed out by Receive", s.Received, false},
 		{"rx_kicks", "system calls made to wake a driver that wants chunks", s.RxKicks, false},
-		{"rx_filled", "fill ring entries the kernel has taken", s.Filled, false},
+		{"rx_filled", "fill ring entries the kernel has taken; on a queue that processes share, those that this one has put there", s.Filled, false},
 		{"rx_dropped", "frames dropped for want of fill chunks (rx_fill_ring_empty_descs of them, and those of several segments), or longer than a chunk without multi-buffer", k.Rx_dropped, true},
 		{"rx_fill_ring_empty_descs", "times a chunk was wanted and the fill ring was empty; contained in rx_dropped when copying, no loss in zero-copy mode", k.Rx_fill_ring_empty_descs, false},
 		{"rx_ring_full", "frames dropped because the RX ring was full", k.Rx_ring_full, true},
