@@ -26,7 +26,7 @@ type Stats struct {
 	TxKicks    uint64 // system calls made to send
 	TxAgain    uint64 // kicks that sent only a part (EAGAIN)
 	TxNoMemory uint64 // kicks that ended because the kernel was short of memory (ENOBUFS, ENOMEM)
-	TxLostBusy uint64 // frames lost because the driver's queue was full (EBUSY)
+	TxLostBusy uint64 // frames lost (EBUSY): the driver's queue was full, there was no carrier, or the frame was too long
 	TxRefused  uint64 // calls of Send and SendSegs refused because they broke a rule
 
 	RxFrames      uint64 // frames handed out by Receive
@@ -107,7 +107,7 @@ func (s *Stats) Each(f func(Counter)) {
 		{"tx_kicks", "system calls made to send", s.TxKicks, false},
 		{"tx_again", "kicks that took a part only: budget, send buffer, completion ring", s.TxAgain, false},
 		{"tx_no_memory", "kicks that found the kernel short of memory; nothing lost", s.TxNoMemory, false},
-		{"tx_lost_busy", "frames lost because the driver's queue was full or the frame too long for it", s.TxLostBusy, true},
+		{"tx_lost_busy", "frames lost because the driver's queue was full, the interface had no carrier, or the frame was too long for it", s.TxLostBusy, true},
 		{"tx_refused", "frames refused by Send and SendSegs because they break a rule", s.TxRefused, true},
 		{"tx_invalid_descs", "TX entries dropped by the kernel as invalid", k.Tx_invalid_descs, true},
 		{"tx_ring_empty_descs", "times the kernel found no more on the TX ring", k.Tx_ring_empty_descs, false},

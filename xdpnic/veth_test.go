@@ -197,6 +197,24 @@ func TestLostFrameIsCounted(t *testing.T) {
 	audit(t, a.q)
 }
 
+// Frames that find no carrier are lost and counted, and the counter's meaning names that cause.
+func TestNoCarrierIsCounted(t *testing.T) {
+	a, b := openPair(t, pairOptions{generic: true})
+	peer, err := b.ns.Netlink().LinkByIndex(b.ns.Index)
+	nstest.Must(t, err)
+	nstest.Must(t, b.ns.Netlink().LinkSetDown(peer))
+	for range 3 {
+		a.mustSend(t, b, 64, 1)
+	}
+	s := stats(t, a.q)
+	s.Each(func(c Counter) {
+		if c.Name == "tx_lost_busy" && (c.Value != 3 || !strings.Contains(c.Meaning, "no carrier")) {
+			t.Errorf("%d of 3 frames without a carrier are %q", c.Value, c.Meaning)
+		}
+	})
+	audit(t, a.q)
+}
+
 // Frames of several segments, out and in, up to the largest MTU.
 func TestMultiBuffer(t *testing.T) {
 	for _, generic := range []bool{true, false} {

@@ -31,8 +31,8 @@ const maxIdleKicks = 8
 // no more, and reaps completions. Entries remain (Pending) if the completion
 // ring, the send buffer or the driver's queue is full; the next Flush sends them.
 //
-// A frame that the driver's queue had no room for is lost (EBUSY) and counted as
-// TxLostBusy; it still completes. Flush returns ErrLinkDown, ErrGone, ErrClosed
+// A frame that the driver's queue had no room for, or that found no carrier, is lost
+// (EBUSY) and counted as TxLostBusy; it still completes. Flush returns ErrLinkDown, ErrGone, ErrClosed
 // or an *OpError.
 //
 // Owner only; no allocation.
