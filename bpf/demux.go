@@ -7,6 +7,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/fds"
 )
 
 //go:generate ./generate.sh
@@ -57,6 +59,12 @@ type Demux struct {
 	counters *ebpf.Map
 }
 
+// loadDescriptors is how many descriptors must be free when a program is loaded. That takes fewer, those that are kept included.
+// The ebpf library learns some things about the machine once, such as the number of CPUs, and also keeps an error. So a
+// process without descriptors at its first program could never load one. It takes others of these errors for a kernel that is
+// too old.
+const loadDescriptors = 12
+
 // LoadDemux loads the program and creates its maps. It attaches nothing. Errors
 // of the kernel are of type [*Error] and name what is missing.
 func LoadDemux(cfg Config) (*Demux, error) {
@@ -64,7 +72,7 @@ func LoadDemux(cfg Config) (*Demux, error) {
 		return nil, err
 	}
 	const op = "load the demux program"
-	if err := needDescriptors(); err != nil {
+	if err := fds.Need(loadDescriptors); err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
 	spec, err := loadDemux()

@@ -8,6 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/fds"
 )
 
 // DefaultMaxQueues is the number of receive queues that a Redirect serves.
@@ -39,7 +41,7 @@ func NewRedirect(cfg RedirectConfig) (*Redirect, error) {
 		return nil, err
 	}
 	const op = "load the redirect program"
-	if err := needDescriptors(); err != nil {
+	if err := fds.Need(loadDescriptors); err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
 	newMap := func(name string, t ebpf.MapType) (*ebpf.Map, error) {

@@ -7,6 +7,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+
+	"viaxdp/internal/base/fds"
 )
 
 // Trim is a program on what leaves an interface (TCX, egress). It takes some bytes behind the Ethernet header out of each
@@ -24,7 +26,7 @@ type Trim struct {
 // It needs CAP_BPF, CAP_NET_ADMIN and Linux 6.6. Errors of the kernel are of type [*Error].
 func AttachTrim(ifindex int, mark uint32, n int) (*Trim, error) {
 	const op = "load the trim program"
-	if err := needDescriptors(); err != nil {
+	if err := fds.Need(loadDescriptors); err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 
-	"golang.org/x/sys/unix"
-
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/xdpnic"
 )
 
@@ -24,9 +23,13 @@ type openedAgent interface {
 	Info() kagent.Info
 }
 
+// openDescriptors must be free before the first file is opened. With that file Go's runtime opens two more, and ends the
+// process if it cannot: a C program, whose first call may be the one that opens a NIC, would end instead of getting an error.
+const openDescriptors = 4 // with those two, a file and a socket
+
 // openAgent selects the Kernel Agent and opens the interface through it.
 func openAgent(o *options) (openedAgent, error) {
-	if err := needDescriptors(); err != nil {
+	if err := fds.Need(openDescriptors); err != nil {
 		return nil, &kagent.OpError{Op: "open", Link: o.agent.Interface, Err: err}
 	}
 	socket, named, ok := o.socket, o.socket != "", o.socket != "none"
@@ -62,21 +65,4 @@ func openLocal(cfg kagent.Config) (openedAgent, error) {
 		return nil, err // not local: a nil *Local in an interface is not nil
 	}
 	return local, nil
-}
-
-// needDescriptors fails if few descriptors are free. With its first file Go's runtime opens two more, and ends the process if it
-// cannot: a C program, whose first call may be the one that opens a NIC, would end instead of getting an error.
-func needDescriptors() (err error) {
-	var all [4]int // with those two, a file and a socket
-	n := 0
-	for ; n < len(all) && err == nil; n++ {
-		all[n], err = unix.Eventfd(0, unix.EFD_CLOEXEC)
-	}
-	if err != nil {
-		n--
-	}
-	for _, fd := range all[:n] {
-		_ = unix.Close(fd)
-	}
-	return err
 }

@@ -1,5 +1,5 @@
-// Package fds handles file descriptors that are passed between processes: copies of the descriptors of files, and
-// those received with a message (unix(7), SCM_RIGHTS).
+// Package fds handles file descriptors: copies of those of files, those received with a message (unix(7), SCM_RIGHTS), and
+// whether enough are free.
 package fds
 
 import (
@@ -63,6 +63,19 @@ func DupAll(files []*os.File) (dups []int, err error) {
 		dups = append(dups, fd)
 	}
 	return dups, nil
+}
+
+// Need fails if the process cannot open n descriptors more.
+func Need(n int) (err error) {
+	var all []int
+	for len(all) < n && err == nil {
+		var fd int
+		if fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err == nil {
+			all = append(all, fd)
+		}
+	}
+	Close(all...)
+	return err
 }
 
 // Close closes descriptors.
