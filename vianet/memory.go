@@ -47,7 +47,7 @@ type lease struct {
 	all    []byte        // the program's memory that is registered; nil: a staging buffer, or of heap
 	place  *list.Element // of those that are idle; nil: leased
 	stage  bool
-	last   *vipl.Ptag // a staging buffer's: of the connection that used it last
+	wiped  *vipl.Ptag // a staging buffer's: of the only connection whose bytes it may have; nil: it may have any
 }
 
 // access is what the peer may do with a lease.
@@ -151,10 +151,14 @@ func (r *registry) stage(tag *vipl.Ptag, a access) (*lease, error) {
 // wipe clears another connection's data from a staging buffer that the peer is to write. A hostile peer may report a
 // write that it has not made, and the program would read the old data.
 func (l *lease) wipe(tag *vipl.Ptag, a access) {
-	if a == writable && l.last != tag {
+	switch {
+	case l.wiped == tag:
+	case a == writable:
 		clear(l.buf)
+		l.wiped = tag
+	default:
+		l.wiped = nil // it takes what is read, which may be shorter than what was there
 	}
-	l.last = tag
 }
 
 // heap gives size bytes of the program's memory to a connection, until they are deregistered. From there the NIC copies

@@ -1,6 +1,7 @@
 package vianet
 
 import (
+	"bytes"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -162,4 +163,30 @@ func TestStages(t *testing.T) {
 	nstest.ErrorIf(t, err != nil || l != all[maxStages-1], "%v, not the one that was used last", err)
 	l.end()
 	nstest.Check(t, r.close())
+}
+
+// A staging buffer that the peer is to write has no bytes of another connection, also where this connection had it
+// before for a transfer that it reads, which may be shorter.
+func TestStageIsWiped(t *testing.T) {
+	r, other := newTestRegistry(t, 0)
+	tag, err := r.nic.CreatePtag()
+	nstest.Must(t, err)
+	use := func(tag *vipl.Ptag, a access, n int, fill byte) []byte {
+		l, err := r.stage(tag, a)
+		nstest.Must(t, err)
+		had := bytes.Clone(l.buf)
+		copy(l.buf, bytes.Repeat([]byte{fill}, n))
+		l.end()
+		return had
+	}
+	for _, before := range [][]access{{}, {writable}, {closed}, {writable, closed}} {
+		use(other, closed, stageSize, 'x')
+		for _, a := range before {
+			use(tag, a, 1, 'y')
+		}
+		if had := use(tag, writable, 1, 'y'); bytes.IndexByte(had, 'x') >= 0 {
+			t.Errorf("after %v the peer's buffer has another connection's bytes", before)
+		}
+	}
+	nstest.Check(t, errors.Join(tag.Destroy(), r.close()))
 }
