@@ -131,9 +131,7 @@ func Run(ctx context.Context, j Job) error {
 		cmd := exec.Command(path, j.Program[1:]...)
 		host := hostOf(i, j.Ranks, j.Hosts)
 		cmd.Env = slices.Concat(os.Environ(), agents.env(host), j.Env)
-		cmd.Stdout, cmd.Stderr = j.output(i, j.Stdout, turns[0]), j.output(i, j.Stderr, turns[1])
-		cmd.WaitDelay = grace // for output that others hold open
-		if err := r.start(i, host, star, cpu, cmd); err != nil {
+		if err := r.start(i, host, star, cpu, cmd, turns); err != nil {
 			r.server.End()
 			r.signal(syscall.SIGKILL)
 			r.wait(ctx)
@@ -209,18 +207,28 @@ func oneWriter(a, b io.Writer) (one bool) {
 	return a == b
 }
 
-// output returns the writer for a rank's output to w. A file is used directly, unless lines get a prefix.
-func (j *Job) output(rank int, w io.Writer, turn *sync.Mutex) io.Writer {
-	f, isFile := w.(*os.File)
-	switch {
-	case w == nil:
-		return nil
-	case j.Prefix:
-		return &line{turn: turn, w: w, prefix: strconv.Itoa(rank) + ": "}
-	case isFile:
-		return f
+// outputs gives cmd, a rank, its two outputs. A file is used directly, unless lines get a prefix; the others have pipes.
+func (j *Job) outputs(rank int, cmd *exec.Cmd, turns [2]*sync.Mutex) (pipes pipes, err error) {
+	for i, to := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
+		w := []io.Writer{j.Stdout, j.Stderr}[i]
+		l := line{turn: turns[i], w: w}
+		switch f, isFile := w.(*os.File); {
+		case w == nil:
+			continue
+		case j.Prefix:
+			l.prefix = strconv.Itoa(rank) + ": "
+		case isFile:
+			*to = f
+			continue
+		}
+		p := &pipe{line: l, done: make(chan error, 1)}
+		if p.from, p.to, err = os.Pipe(); err != nil {
+			pipes.close()
+			return nil, err
+		}
+		*to, pipes = p.to, append(pipes, p)
 	}
-	return &line{turn: turn, w: w}
+	return pipes, nil
 }
 
 // run is a job that runs.
@@ -240,7 +248,7 @@ type ending struct {
 	err  error
 }
 
-func (r *run) start(i, host int, star *testbed.Star, cpu int, cmd *exec.Cmd) error {
+func (r *run) start(i, host int, star *testbed.Star, cpu int, cmd *exec.Cmd, turns [2]*sync.Mutex) error {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -256,19 +264,26 @@ func (r *run) start(i, host int, star *testbed.Star, cpu int, cmd *exec.Cmd) err
 	cmd.Env = append(cmd.Env,
 		"PMI_FD=3", "PMI_RANK="+strconv.Itoa(i), "PMI_SIZE="+strconv.Itoa(r.job.Ranks),
 		"VIADEV_DEVICE="+star.Ends[host].Name)
-	if err := star.Start(host, cpu, cmd); err != nil {
+	pipes, err := r.job.outputs(i, cmd, turns)
+	if err == nil {
+		if err = star.Start(host, cpu, cmd); err != nil {
+			pipes.close()
+		}
+	}
+	if err != nil {
 		conn.Close()
 		return err
 	}
+	pipes.serve()
 	r.mu.Lock()
 	r.ranks = append(r.ranks, cmd)
 	r.mu.Unlock()
-	go r.attend(i, conn, cmd)
+	go r.attend(i, conn, cmd, pipes)
 	return nil
 }
 
 // attend serves a rank until it has ended.
-func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
+func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd, out pipes) {
 	silent := make(chan bool, 1) // it has sent init, and ended without finalize
 	lives, gone := context.WithCancel(context.Background())
 	defer gone()
@@ -293,11 +308,7 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd) {
 	r.mu.Unlock()
 	gone() // it may wait in a fence
 	werr := cmd.Wait()
-	for _, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
-		if l, ok := w.(*line); ok {
-			l.end()
-		}
-	}
+	out.wait()
 	conn.SetReadDeadline(time.Now().Add(time.Second)) // children of it may hold the socket
 	quiet := <-silent
 	conn.Close()
@@ -318,7 +329,7 @@ func endOf(rank int, state *os.ProcessState, werr error, silent bool) error {
 	case silent:
 		return fail(1, errSilent)
 	}
-	return nil // WaitDelay alone: another process held its output
+	return nil
 }
 
 // wait waits for all ranks; when one ends the job, or ctx does, it ends the others.
@@ -366,6 +377,57 @@ func (r *run) signal(s syscall.Signal) {
 		if cmd != nil {
 			syscall.Kill(-cmd.Process.Pid, s)
 		}
+	}
+}
+
+// pipe carries an output of a rank to a writer that ranks share.
+type pipe struct {
+	line     line
+	from, to *os.File   // its ends; the rank has to
+	done     chan error // copy has ended
+}
+
+// copy copies the output until all processes that hold the pipe have closed it, or its deadline passes. Then another
+// process holds it, or the writer is slow: what the rank has written is in the pipe.
+func (p *pipe) copy() error {
+	defer p.from.Close()
+	_, err := io.Copy(&p.line, p.from)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		p.from.SetReadDeadline(time.Time{})
+		var left int
+		if left, err = unix.IoctlGetInt(int(p.from.Fd()), unix.TIOCINQ); err == nil {
+			_, err = io.CopyN(&p.line, p.from, int64(left))
+		}
+	}
+	return errors.Join(err, p.line.end())
+}
+
+// pipes are those of a rank.
+type pipes []*pipe
+
+// serve begins to copy, when the rank has started.
+func (all pipes) serve() {
+	for _, p := range all {
+		p.to.Close()
+		go func() { p.done <- p.copy() }()
+	}
+}
+
+// wait waits until all that the rank, which has ended, has written is copied.
+func (all pipes) wait() {
+	for _, p := range all {
+		p.from.SetReadDeadline(time.Now().Add(grace)) // for output that others hold open
+	}
+	for _, p := range all {
+		<-p.done
+	}
+}
+
+// close ends the pipes of a rank that has not started.
+func (all pipes) close() {
+	for _, p := range all {
+		p.from.Close()
+		p.to.Close()
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -216,7 +217,7 @@ func TestNoSignalToReaped(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	nstest.Must(t, cmd.Start())
 	r := &run{server: pmi.NewServer(1), ended: make(chan ending, 1), ranks: []*exec.Cmd{cmd}}
-	go r.attend(0, ours, cmd)
+	go r.attend(0, ours, cmd, nil)
 	await.Until(t, "the rank is reaped", func() bool { return syscall.Kill(cmd.Process.Pid, 0) == syscall.ESRCH })
 	r.mu.Lock()
 	nstest.ErrorIf(t, r.ranks[0] != nil, "signals still go to number %d", cmd.Process.Pid)
@@ -285,6 +286,45 @@ func TestOneOutput(t *testing.T) {
 			}
 		}
 	}
+}
+
+// late is a writer that takes its time for the first bytes.
+type late struct {
+	bytes.Buffer
+	begun bool
+}
+
+func (l *late) Write(b []byte) (int, error) {
+	if !l.begun {
+		time.Sleep(grace + time.Second)
+	}
+	l.begun = true
+	return l.Buffer.Write(b)
+}
+
+// A writer that is slow, as a pager is, gets all output of ranks that have ended meanwhile.
+func TestSlowOutput(t *testing.T) {
+	nstest.Require(t)
+	var out late
+	nstest.Must(t, Run(t.Context(), Job{Ranks: 1, Program: []string{"seq", "10000"}, Stdout: &out}))
+	if n := strings.Count(out.String(), "\n"); n != 10000 {
+		t.Errorf("%d lines, want 10000", n)
+	}
+}
+
+// A process that a rank leaves behind, and that holds the rank's output open, does not hold the job up.
+func TestHeldOutput(t *testing.T) {
+	nstest.Require(t)
+	file := filepath.Join(t.TempDir(), "pid")
+	script := `setsid -f sh -c 'echo $$ >$0; exec sleep 600' $0; until test -s $0; do sleep 0.01; done; echo end`
+	var out bytes.Buffer
+	nstest.Must(t, Run(t.Context(), Job{Ranks: 1, Program: []string{"sh", "-c", script, file}, Stdout: &out}))
+	nstest.Equal(t, "its output", out.String(), "end\n")
+	text, err := os.ReadFile(file)
+	nstest.Must(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	nstest.Must(t, err)
+	nstest.Check(t, syscall.Kill(pid, syscall.SIGKILL)) // it still runs
 }
 
 // FuzzLines: any output of ranks, in any pieces, comes out as whole lines with their prefixes, each rank's in
