@@ -308,19 +308,23 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd, out pipes) {
 	r.mu.Unlock()
 	gone() // it may wait in a fence
 	werr := cmd.Wait()
-	out.wait()
+	lost := out.wait()
 	conn.SetReadDeadline(time.Now().Add(time.Second)) // children of it may hold the socket
 	quiet := <-silent
 	conn.Close()
-	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, quiet)}
+	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, lost, quiet)}
 }
 
-// endOf judges how a rank ended.
-func endOf(rank int, state *os.ProcessState, werr error, silent bool) error {
+// endOf judges how a rank ended. lost is why its output was not written, or nil.
+func endOf(rank int, state *os.ProcessState, werr, lost error, silent bool) error {
 	fail := func(status int, err error) error { return &RankError{rank, status, err} }
+	if lost != nil {
+		lost = fmt.Errorf("writing its output: %w", lost)
+	}
 	var exit *exec.ExitError
 	switch {
 	case errors.As(werr, &exit):
+		werr = errors.Join(werr, lost) // which may be the cause: SIGPIPE
 		status := state.Sys().(syscall.WaitStatus)
 		if status.Signaled() {
 			return fail(128+int(status.Signal()), werr)
@@ -328,6 +332,8 @@ func endOf(rank int, state *os.ProcessState, werr error, silent bool) error {
 		return fail(status.ExitStatus(), werr)
 	case silent:
 		return fail(1, errSilent)
+	case lost != nil:
+		return fail(1, lost)
 	}
 	return nil
 }
@@ -413,14 +419,15 @@ func (all pipes) serve() {
 	}
 }
 
-// wait waits until all that the rank, which has ended, has written is copied.
-func (all pipes) wait() {
+// wait waits until all that the rank, which has ended, has written is copied. The error is why it was not.
+func (all pipes) wait() (err error) {
 	for _, p := range all {
 		p.from.SetReadDeadline(time.Now().Add(grace)) // for output that others hold open
 	}
 	for _, p := range all {
-		<-p.done
+		err = errors.Join(err, <-p.done)
 	}
+	return err
 }
 
 // close ends the pipes of a rank that has not started.

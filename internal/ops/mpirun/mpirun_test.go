@@ -312,6 +312,23 @@ func TestSlowOutput(t *testing.T) {
 	}
 }
 
+// full is a writer without room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// Output that cannot be written fails the job, also where it has no end of line.
+func TestOutputFails(t *testing.T) {
+	nstest.Require(t)
+	for _, script := range []string{"echo hello", "printf hello"} {
+		err := Run(t.Context(), Job{Ranks: 1, Program: []string{"sh", "-c", script}, Stdout: full{}})
+		var rank *RankError
+		if !errors.As(err, &rank) || rank.Status != 1 || !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("%s: %v, want status 1 and %v", script, err, syscall.ENOSPC)
+		}
+	}
+}
+
 // A process that a rank leaves behind, and that holds the rank's output open, does not hold the job up.
 func TestHeldOutput(t *testing.T) {
 	nstest.Require(t)
