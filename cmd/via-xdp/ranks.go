@@ -221,6 +221,9 @@ func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *
 			if j.Loss = percent / 100; j.Lossy && !(percent >= 0 && percent < 100) {
 				return fmt.Errorf("--loss %v: want percent, 0 to less than 100", percent)
 			}
+			broken := make(chan os.Signal, 1) // never read: that nobody reads the output is an error of the write
+			signal.Notify(broken, unix.SIGPIPE)
+			defer signal.Stop(broken)
 			err := start(cmd.Context(), j)
 			var rank *mpirun.RankError
 			if errors.As(err, &rank) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -226,6 +227,27 @@ func TestMpirun(t *testing.T) {
 		t.Errorf("status %d, %+v", status, got)
 	}
 	nstest.Equal(t, "without a program: status", execute(), exitFailed)
+}
+
+// When nobody reads its output any more, mpirun ends the job and removes what it made.
+func TestMpirunBrokenPipe(t *testing.T) {
+	nstest.Require(t)
+	r, w, err := os.Pipe()
+	nstest.Must(t, err)
+	r.Close()
+	defer w.Close()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // as via-xdp it is via-xdp: TestMain
+	cmd.Args = []string{"via-xdp", "mpirun", "-np", "2", "--hosts", "1", "--prefix", "yes"}
+	dir := t.TempDir()
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = w, &out
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) || !exit.Exited() || !strings.Contains(out.String(), "broken pipe") {
+		t.Errorf("%v, want an exit because of a broken pipe\n%s", err, &out)
+	}
+	left, err := os.ReadDir(dir)
+	nstest.ErrorIf(t, err != nil || len(left) > 0, "it leaves %v, %v", left, err)
 }
 
 // A rank that was not started by a launcher, or has no interface, says so.
