@@ -184,12 +184,16 @@ func (a *agents) socket(host int) string {
 	return filepath.Join(a.dir, fmt.Sprintf("agent%d.sock", host))
 }
 
-// env tells a rank of the host where its agent is.
+// env tells a rank of the host where its agent is. A socket that this process's environment names is of an agent in another
+// namespace, which cannot open the rank's interface.
 func (a *agents) env(host int) []string {
-	if len(a.ends) == 0 {
+	if len(a.ends) > 0 {
+		return []string{"VIA_AGENT=" + a.socket(host)}
+	}
+	if set := os.Getenv("VIA_AGENT"); set == "auto" || set == "none" {
 		return nil
 	}
-	return []string{"VIA_AGENT=" + a.socket(host)}
+	return []string{"VIA_AGENT="}
 }
 
 func (a *agents) close() {

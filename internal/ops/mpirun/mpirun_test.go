@@ -150,6 +150,17 @@ func TestHosts(t *testing.T) {
 	}
 }
 
+// A rank with a host of its own is not sent to an agent of this namespace, which cannot open its interface.
+func TestAgentOfEnvironment(t *testing.T) {
+	nstest.Require(t)
+	for set, want := range map[string]string{"/run/an-agent.sock": "", "auto": "auto", "none": "none"} {
+		t.Setenv("VIA_AGENT", set)
+		var out bytes.Buffer
+		nstest.Must(t, Run(t.Context(), Job{Ranks: 1, Program: []string{"sh", "-c", `echo "$VIA_AGENT"`}, Stdout: &out}))
+		nstest.Equal(t, "VIA_AGENT of a rank under VIA_AGENT="+set, strings.TrimSpace(out.String()), want)
+	}
+}
+
 // The ranks are divided in blocks that differ by one at most.
 func TestHostOf(t *testing.T) {
 	for want, c := range map[string][2]int{"0123": {4, 4}, "0000": {4, 1}, "00001111": {8, 2}, "0001122": {7, 3}, "0011223": {7, 4}} {
