@@ -224,10 +224,10 @@ func (s *Server) get(words map[string]string) string {
 	return "cmd=get_result rc=0 msg=success value=" + value
 }
 
-// wordsOf cuts a line into its words of the form name=value.
+// wordsOf cuts a line into its words of the form name=value. Other white space than spaces is part of a value.
 func wordsOf(line string) map[string]string {
 	words := make(map[string]string)
-	for word := range strings.FieldsSeq(line) {
+	for word := range strings.SplitSeq(strings.TrimRight(line, "\r\n"), " ") {
 		if name, value, ok := strings.Cut(word, "="); ok {
 			words[name] = value
 		}

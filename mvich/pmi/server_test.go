@@ -108,6 +108,23 @@ func TestServerRefuses(t *testing.T) {
 	}
 }
 
+// Only spaces separate words: a rank of MPICH publishes values with other white space, and other ranks get them whole.
+func TestServerWords(t *testing.T) {
+	s := NewServer(1)
+	const value = "a\tb\v\u00a0\u0085c"
+	conn := &wired{Reader: strings.NewReader("cmd=put kvsname=job  key=k value=" + value + "\r\n")}
+	_, _, err := s.Serve(t.Context(), 0, conn)
+	nstest.Check(t, err)
+	got, err := s.job.Get("k")
+	nstest.Check(t, err)
+	nstest.Equal(t, "the value", got, value)
+	c, _ := rankOf(t, s, 0, 1, inherited)
+	defer c.Close()
+	got, err = c.Get("k")
+	nstest.Check(t, err)
+	nstest.Equal(t, "what a rank gets", got, value)
+}
+
 // wired is a connection whose input is fixed.
 type wired struct {
 	io.Reader
