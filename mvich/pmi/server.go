@@ -145,13 +145,14 @@ func (s *Server) Serve(ctx context.Context, rank int, conn io.ReadWriter) (began
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(make([]byte, 0, 1024), maxLine)
 	for lines.Scan() {
-		words := wordsOf(lines.Text())
+		line, message, _ := strings.Cut(lines.Text(), " error_msg=") // of an abort: text with spaces, to the line's end
+		words := wordsOf(line)
 		if words["cmd"] == "abort" {
 			code, err := strconv.Atoi(words["exitcode"])
 			if err != nil {
 				code = 1
 			}
-			return began, done, &AbortError{Rank: rank, Code: code, Message: words["error_msg"]}
+			return began, done, &AbortError{Rank: rank, Code: code, Message: message}
 		}
 		answer, err := s.answer(ctx, rank, words)
 		if err != nil && err == ctx.Err() {

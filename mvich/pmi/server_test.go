@@ -125,6 +125,17 @@ func TestServerWords(t *testing.T) {
 	nstest.Equal(t, "what a rank gets", got, value)
 }
 
+// The message of an abort is the rest of its line, which MPICH does not quote.
+func TestServerAbortMessage(t *testing.T) {
+	for line, want := range map[string]string{
+		"cmd=abort exitcode=7 error_msg=it ended  with exitcode=9": "with code 7: it ended  with exitcode=9",
+		"cmd=abort exitcode=7": "with code 7",
+	} {
+		_, _, err := NewServer(1).Serve(t.Context(), 0, &wired{Reader: strings.NewReader(line + "\n")})
+		nstest.Equal(t, line, fmt.Sprint(err), "pmi: rank 0 has aborted the job "+want)
+	}
+}
+
 // wired is a connection whose input is fixed.
 type wired struct {
 	io.Reader
