@@ -313,7 +313,7 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd, out pipes) {
 	gone() // it may wait in a fence
 	werr := cmd.Wait()
 	lost := out.wait()
-	conn.SetReadDeadline(time.Now().Add(time.Second)) // children of it may hold the socket
+	conn.SetDeadline(time.Now().Add(time.Second)) // children of it may hold the socket
 	quiet := <-silent
 	conn.Close()
 	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, lost, quiet)}

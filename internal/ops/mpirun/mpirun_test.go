@@ -237,6 +237,21 @@ func TestNoSignalToReaped(t *testing.T) {
 	nstest.Check(t, (<-r.ended).err)
 }
 
+// A rank that has ended and took no answers does not hold the job up, also where a child of it still has the connection.
+func TestAnswersNotTaken(t *testing.T) {
+	ours, theirs := net.Pipe() // which holds no bytes: it is full at once
+	defer theirs.Close()
+	cmd := exec.Command("sh", "-c", "read _")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	end, err := cmd.StdinPipe()
+	nstest.Must(t, errors.Join(err, cmd.Start()))
+	r := &run{server: pmi.NewServer(1), ended: make(chan ending, 1), ranks: []*exec.Cmd{cmd}}
+	go r.attend(0, ours, cmd, nil)
+	nstest.Must(t, nstest.Err(io.WriteString(theirs, "cmd=get_maxes\n")))
+	nstest.Check(t, end.Close())
+	await.Until(t, "the rank's end is known", func() bool { return len(r.ended) > 0 })
+}
+
 // The end of the context ends the ranks, and what they have started.
 func TestInterrupted(t *testing.T) {
 	nstest.Require(t)
