@@ -64,6 +64,21 @@ func TestPages(t *testing.T) {
 	}
 }
 
+var codes = regexp.MustCompile(`^VIP_[A-Z_]+(, VIP_[A-Z_]+)*$`)
+
+// What a page of a function says it returns is codes, each with when it does.
+func TestReturns(t *testing.T) {
+	for name, text := range pages(t) {
+		_, returns, _ := strings.Cut(text, "\n.SH RETURN VALUE\n")
+		returns, _, _ = strings.Cut(returns, "\n.SH ")
+		for line := range strings.Lines(returns) {
+			if what, ok := strings.CutPrefix(strings.TrimSpace(line), ".B "); ok && !codes.MatchString(what) {
+				t.Errorf("%s returns %q", name, what)
+			}
+		}
+	}
+}
+
 var document = regexp.MustCompile(`[\w./-]*\w\.md\b`)
 
 // A page has no Markdown in it, and the documents that it names are in the sources.
