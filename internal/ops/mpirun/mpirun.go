@@ -242,8 +242,9 @@ type run struct {
 	ended  chan ending
 	spoke  chan error // a rank has said what ends the job: a *RankError
 
-	mu    sync.Mutex
-	ranks []*exec.Cmd // nil: it has ended, and its number may be another's
+	mu     sync.Mutex
+	ranks  []*exec.Cmd // nil: it has ended, and its number may be another's
+	killAt time.Time   // when they get SIGKILL; zero: the job has not been ended
 }
 
 // ending is how a rank ended; err is a *RankError, or nil.
@@ -303,8 +304,11 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd, out pipes) {
 		}
 		silent <- began && !done
 	}()
-	// Kill the rest of its process group before the number can be reused.
+	// Kill the rest of its process group before the number can be reused; what SIGTERM ends has its time.
 	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+	for time.Now().Before(r.deadline()) && groupLives(cmd.Process.Pid) {
+		time.Sleep(50 * time.Millisecond)
 	}
 	unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	r.mu.Lock()
@@ -317,6 +321,26 @@ func (r *run) attend(i int, conn net.Conn, cmd *exec.Cmd, out pipes) {
 	quiet := <-silent
 	conn.Close()
 	r.ended <- ending{i, endOf(i, cmd.ProcessState, werr, lost, quiet)}
+}
+
+// deadline is when the ranks get SIGKILL; zero: the job has not been ended.
+func (r *run) deadline() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.killAt
+}
+
+// groupLives reports whether a process of a group lives. Its leader has ended, and kill(2) would count that, too.
+func groupLives(group int) bool {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range files {
+		text, _ := os.ReadFile(file)                                    // of one that has ended since: nothing
+		fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // state, parent, group
+		if len(fields) > 2 && string(fields[2]) == strconv.Itoa(group) && !bytes.Contains([]byte("ZX"), fields[0]) {
+			return true
+		}
+	}
+	return false
 }
 
 // endOf judges how a rank ended. lost is why its output was not written, or nil.
@@ -350,6 +374,9 @@ func (r *run) wait(ctx context.Context) (first error) {
 		if first == nil {
 			first = why
 			r.server.End()
+			r.mu.Lock()
+			r.killAt = time.Now().Add(grace)
+			r.mu.Unlock()
 			r.signal(syscall.SIGTERM)
 			kill = time.After(grace)
 		}

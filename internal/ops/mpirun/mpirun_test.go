@@ -205,6 +205,19 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// When the job is ended, a program that a script has started gets the time that ranks get, although the script has ended.
+func TestGraceOfChildren(t *testing.T) {
+	nstest.Require(t)
+	ready := filepath.Join(t.TempDir(), "ready")
+	script := `test $PMI_RANK = 1 && { until test -e $0; do sleep 0.01; done; exit 7; }
+		sh -c 'trap "sleep 0.3; echo finished; exit" TERM; touch $0; while :; do sleep 0.05; done' $0; true`
+	var out bytes.Buffer
+	err := Run(t.Context(), Job{Ranks: 2, Program: []string{"sh", "-c", script, ready}, Stdout: &out})
+	var rank *RankError
+	nstest.ErrorIf(t, !errors.As(err, &rank) || rank.Status != 7, "%v, want status 7", err)
+	nstest.Equal(t, "the program's output", out.String(), "finished\n")
+}
+
 // No fence waits for a rank that exits with 0 without using PMI.
 func TestFenceWithoutRank(t *testing.T) {
 	nstest.Require(t)
