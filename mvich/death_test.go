@@ -1,6 +1,7 @@
 package mvich_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,7 +32,11 @@ func dyingJobInBubble(t *testing.T, n int, dead ...int) *job {
 // dyingJobOf is a dyingJob with network faults, or with another silence.
 func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	t.Helper()
-	c.dying, c.options = true, with(mvich.WithSpin(50), mvich.WithConnectTimeout(calm))
+	var more []mvich.Option // the same of all ranks
+	if c.options != nil {
+		more = c.options(0)
+	}
+	c.dying, c.options = true, with(append(more, mvich.WithSpin(50), mvich.WithConnectTimeout(calm))...)
 	j := newJob(t, n, c)
 	t.Cleanup(func() {
 		for _, rank := range dead {
@@ -121,6 +126,49 @@ func dies(t *testing.T, death death) {
 		return nstest.Err(anybody.Wait())
 	})
 	j.finalize(t, victim)
+}
+
+// A Sendrecv whose send fails leaves no live rank writing to the buffer of its receive.
+func TestDeathInSendrecv(t *testing.T) {
+	const n, victim, size = 3, 1, 100_000
+	row := mvich.Contiguous(size, mvich.Elem)
+	exchanges := map[string]func(c *mvich.Comm, b []byte) error{
+		"bytes": func(c *mvich.Comm, b []byte) error { return nstest.Err(c.Sendrecv(nil, victim, 1, b, 2, 1)) },
+		"a type": func(c *mvich.Comm, b []byte) error {
+			return nstest.Err(mvich.SendrecvType(c, []byte{1}, mvich.Elem, victim, 1, b, row, 2, 1))
+		},
+	}
+	run := func(t *testing.T, protocol mvich.Protocol, exchange func(c *mvich.Comm, b []byte) error) {
+		j := dyingJobOf(t, n, jobConfig{silence: calm, bubble: true, options: with(mvich.WithProtocol(protocol))}, victim)
+		j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+		closed(j, victim)
+		each(t, n, func(rank int) error {
+			c := j.worlds[rank].Comm()
+			switch rank {
+			case 2:
+				sent := get(c.Isend(bytes.Repeat([]byte{'w'}, size), 0, 1))
+				time.Sleep(time.Second) // its program computes
+				get(sent.Wait())
+				must(c.Send(nil, 0, 2)) // behind the data
+			case 0:
+				get(c.Probe(2, 1)) // or the send may fail before the receive has its message
+				b := make([]byte, size)
+				must(wantLost("the send", exchange(c, b), victim))
+				clear(b)
+				get(c.Recv(nil, 2, 2))
+				nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "the buffer was written when the call was over")
+			}
+			return nil
+		})
+		j.finalize(t, victim)
+	}
+	for name, exchange := range exchanges {
+		for _, protocol := range []mvich.Protocol{mvich.R3, mvich.RGET, mvich.RPUT} {
+			t.Run(fmt.Sprint(name, " by ", protocol), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { run(t, protocol, exchange) })
+			})
+		}
+	}
 }
 
 // A rank dies in the middle of collective operations. No other rank hangs, not even those that have no messages with

@@ -49,7 +49,7 @@ func (c *Comm) Irecv(buf []byte, src, tag int) (*Request, error) {
 }
 
 // Sendrecv sends to dst and receives from src at the same time, so that ranks which pass data round in a ring do not
-// wait for each other.
+// wait for each other. If the send fails, it returns when RDMA no longer uses recv.
 func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag int) (Status, error) {
 	if err := c.checkRecv(src, recvTag); err != nil {
 		return Status{}, err
@@ -70,8 +70,7 @@ func (c *Comm) Sendrecv(send []byte, dst, sendTag int, recv []byte, src, recvTag
 	w.startSend(out)
 	out.wait()
 	if out.err != nil {
-		w.withdraw(in)
-		w.abandon(in, out.err)
+		in.giveUp(out.err)
 		return Status{}, out.err
 	}
 	in.wait()

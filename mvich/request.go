@@ -134,6 +134,19 @@ func (w *World) abandon(r *Request, err error) {
 	}
 }
 
+// giveUp ends a receive that no call will wait for: at once, unless RDMA moves data to the program's buffer. A live rank may
+// begin to write at any time once it knows the buffer.
+func (r *Request) giveUp(err error) {
+	switch w := r.w; {
+	case w.withdraw(r):
+		w.complete(r, err)
+	case r.reg != nil && r.scratch == nil:
+		r.wait()
+	default:
+		w.abandon(r, err)
+	}
+}
+
 // assign gives r a number that packets can name.
 func (w *World) assign(r *Request) {
 	for {

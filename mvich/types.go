@@ -195,21 +195,12 @@ func SendrecvType[S, R Element](c *Comm, send []S, st Type, dst, sendTag int, re
 		return Status{}, err
 	}
 	if err := SendType(c, send, st, dst, sendTag); err != nil {
+		c.w.mu.Lock()
+		defer c.w.mu.Unlock()
 		in.giveUp(err)
 		return Status{}, err
 	}
 	return in.Wait()
-}
-
-// giveUp ends a receive that no call will wait for.
-func (r *Request) giveUp(err error) {
-	r.w.mu.Lock()
-	defer r.w.mu.Unlock()
-	if r.w.withdraw(r) {
-		r.w.complete(r, err)
-		return
-	}
-	r.w.abandon(r, err)
 }
 
 func sendPacked[T Element](c *Comm, buf []T, t Type, dst, tag int, sync bool) (err error) {
