@@ -135,6 +135,7 @@ func TestCloseRead(t *testing.T) {
 					_, err = b.Write(make([]byte, n))
 				}
 				nstest.WantErr(t, "a later Write of the peer", err, syscall.ECONNRESET)
+				nstest.WantErr(t, "a later Write of the peer", err, vianet.ErrReadClosed)
 			}
 			want := randomBytes(200_000, 1)
 			wrote := goWrite(a, want)

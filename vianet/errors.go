@@ -14,13 +14,23 @@ import (
 // network is what an OpError calls this package's networks.
 const network = "via"
 
+// ErrReadClosed is in the error of a Write whose peer reads no more: it has called CloseRead, or Close. What the peer
+// sent, or still sends after CloseRead, arrives. The error is also ECONNRESET.
+var ErrReadClosed = errors.New("the peer reads no more")
+
+// peerClosed is the cause of a connection that the peer has closed. It matches ErrReadClosed.
+type peerClosed struct{ error }
+
+func (peerClosed) Is(target error) bool { return target == ErrReadClosed }
+
+func (e peerClosed) Unwrap() error { return e.error }
+
 // What the peer did that ends its connection.
 var (
 	errOrder    = errors.New("the message comes at the wrong time")
 	errCredits  = errors.New("more buffers are given back than there are")
 	errOverrun  = errors.New("more data came than there was credit for")
 	errTransfer = errors.New("the message is about another transfer, or says of it what cannot be")
-	errUnheard  = errors.New("the peer reads no more")
 	errSlow     = errors.New("the peer was asked to let go of memory and did not answer")
 )
 

@@ -79,7 +79,9 @@ func (c *Conn) lost() {
 	if s, err := c.vi.Query(); err == nil {
 		cause = s.Cause
 	}
-	c.departed = !c.down && errors.Is(cause, vipl.ErrPeerClosed)
+	if c.departed = !c.down && errors.Is(cause, vipl.ErrPeerClosed); c.departed {
+		cause = peerClosed{cause}
+	}
 	c.fail(resetError(cause))
 }
 

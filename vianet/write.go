@@ -26,9 +26,9 @@ const maxTransfer = 1 << 30
 // Write writes b and returns when all of it has been taken over: by the NIC, by memory of the connection or, in a
 // transfer, by the peer.
 //
-// Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that broke, a peer that reads no more
-// (ECONNRESET both). n is then how many bytes the peer gets, if it gets anything. If the connection broke during a
-// transfer, the peer may have read more.
+// Errors are [*net.OpError]: a deadline, Close or CloseWrite, a connection that broke (ECONNRESET), a peer that reads no
+// more or has closed (ECONNRESET and [ErrReadClosed]). n is then how many bytes the peer gets, if it gets anything. If the connection
+// broke during a transfer, the peer may have read more.
 func (c *Conn) Write(b []byte) (n int, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -62,7 +62,7 @@ func (c *Conn) writeError() error {
 	case c.writeDeadline.passed():
 		return os.ErrDeadlineExceeded
 	case c.err == nil && c.unheard:
-		return resetError(errUnheard)
+		return resetError(ErrReadClosed)
 	}
 	return c.err
 }

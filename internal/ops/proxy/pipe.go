@@ -39,11 +39,12 @@ func pipe(to, from net.Conn, other <-chan struct{}) error {
 }
 
 // unheard reports whether err, from a copy to to or from its end, may mean that the peer reads no more but still
-// sends.
+// sends. A peer that has closed has sent everything before. A connection that broke otherwise may have lost what was
+// written.
 func unheard(to net.Conn, err error) bool {
 	var op *net.OpError
 	_, via := to.(*vianet.Conn)
-	return via && errors.As(err, &op) && (op.Op == "write" || op.Op == "close") && errors.Is(err, syscall.ECONNRESET)
+	return via && errors.As(err, &op) && (op.Op == "write" || op.Op == "close") && errors.Is(err, vianet.ErrReadClosed)
 }
 
 // drain drops what comes, so that the kernel does not reset a connection on which an answer is still under way. It

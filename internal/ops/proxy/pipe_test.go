@@ -2,8 +2,10 @@ package proxy
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -78,6 +80,43 @@ func TestAnswerAfterUpload(t *testing.T) {
 	check(t, <-piped)
 	if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, answer) {
 		t.Errorf("%d bytes of the answer, %v", len(got), err)
+	}
+}
+
+// A connection that breaks after the answer's end does not look as if the server had got the rest of the upload.
+func TestBreakAfterAnswer(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	a, _ := open(t, na, na.Name, waitLimit/2)
+	b, _ := open(t, nb, nb.Name, waitLimit/2)
+	l, err := b.Listen("via", ":7000")
+	must(t, err)
+	defer l.Close()
+	to, err := a.Dial("via", net.JoinHostPort(nb.IPv4.String(), "7000"))
+	must(t, err)
+	defer to.Close()
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer tcp.Close()
+	client, err := net.Dial("tcp", tcp.Addr().String())
+	must(t, err)
+	defer client.Close()
+	from, err := tcp.Accept()
+	must(t, err)
+	defer from.Close()
+	client.SetDeadline(time.Now().Add(waitLimit))
+	answered, piped := make(chan struct{}), make(chan error, 1)
+	close(answered)
+	go func() { piped <- pipe(to, asTCP(from), answered) }()
+	link, err := na.Netlink().LinkByName(na.Name)
+	must(t, err)
+	must(t, na.Netlink().LinkDel(link))
+	await.Until(t, "the connection is broken", func() bool { _, err := to.Write(nil); return err != nil })
+	client.Write(make([]byte, 1000)) // both may fail already
+	client.(*net.TCPConn).CloseWrite()
+	check(t, <-piped)
+	from.Close()
+	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the client reads %v, want a reset", err)
 	}
 }
 
