@@ -75,9 +75,13 @@ func checkProgram(_ *Host, n *NIC) []Finding {
 	if p.Name == "" {
 		name = "of unknown name"
 	}
+	off := "xdp off" // where the driver runs programs, it looks only there
+	if p.Mode == bpf.Generic.String() {
+		off = "xdpgeneric off"
+	}
 	return one(Error, fmt.Sprintf("program %d %s is attached in %s mode", p.ID, name, p.Mode),
 		"an interface has one program: a NIC cannot be opened. It is not ours to remove",
-		"stop its owner, or: ip link set dev "+n.word()+" xdp off")
+		"stop its owner, or: ip link set dev "+n.word()+" "+off)
 }
 
 func checkZeroCopy(_ *Host, n *NIC) []Finding {

@@ -4,15 +4,19 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bpf"
@@ -264,4 +268,31 @@ func FuzzFacts(f *testing.F) {
 			nstest.ErrorIf(t, !slices.Contains(levels, x.Level) || x.Cause == "", "%+v", x)
 		}
 	})
+}
+
+// The command that doctor prints against a program of another owner removes it, in either mode.
+func TestProgramOff(t *testing.T) {
+	if _, err := exec.LookPath("ip"); err != nil {
+		nstest.Lacks(t, "ip is not installed (Debian: iproute2)")
+	}
+	a, _ := nstest.Pair(t, nstest.Options{})
+	r, err := bpf.NewRedirect(bpf.RedirectConfig{})
+	nstest.Must(t, err)
+	defer r.Close()
+	for mode, flags := range map[string]int{"generic": nl.XDP_FLAGS_SKB_MODE, "native": nl.XDP_FLAGS_DRV_MODE} {
+		nstest.Must(t, a.Do(func() error {
+			l, err := netlink.LinkByName(a.Name)
+			return errors.Join(err, netlink.LinkSetXdpFdWithFlags(l, r.Program.FD(), flags))
+		}))
+		f := gather(t, a)
+		p := f.NICs[0].Program
+		if p == nil || p.Mode != mode {
+			t.Fatalf("program %+v, want it in %s mode", p, mode)
+		}
+		_, command, _ := strings.Cut(checkProgram(&f.Host, &f.NICs[0])[0].Command, "or: ")
+		nstest.Check(t, a.Do(func() error { return exec.Command("sh", "-c", command).Run() }))
+		if p := gather(t, a).NICs[0].Program; p != nil {
+			t.Errorf("after %s: program %+v", command, p)
+		}
+	}
 }
