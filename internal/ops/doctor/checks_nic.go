@@ -54,12 +54,15 @@ func checkDriver(_ *Host, n *NIC) []Finding {
 	case !n.XDPKnown:
 		return one(Unknown, n.Driver+"; the kernel does not tell its XDP features (Linux 6.3 does)",
 			"which mode works shows when a NIC is opened", "via-xdp info --try "+n.word())
-	case !n.Has("basic") || !n.Has("redirect"):
+	case !n.native():
 		return one(Warning, n.Driver+" runs no XDP programs that redirect",
 			"VIs run in generic mode: each frame is copied to a socket buffer first", "use a NIC whose driver has native XDP")
 	}
 	return ok(n.Driver + ": " + strings.Join(n.XDP, ", "))
 }
+
+// native reports whether the driver runs the demux program, as far as the kernel tells.
+func (n *NIC) native() bool { return n.Has("basic") && n.Has("redirect") }
 
 func checkProgram(_ *Host, n *NIC) []Finding {
 	p := n.Program
@@ -131,7 +134,7 @@ func checkMTU(_ *Host, n *NIC) []Finding {
 	case n.MTU < 576:
 		return one(Error, fmt.Sprintf("MTU %d", n.MTU), "no room for data beside the headers",
 			"ip link set dev "+n.word()+" mtu 1500")
-	case n.XDPKnown && !n.Has("rx-sg") && n.MTU > bpf.PageMTU:
+	case n.native() && !n.Has("rx-sg") && n.MTU > bpf.PageMTU:
 		return one(Warning, fmt.Sprintf("MTU %d is more than native mode takes without multi-buffer (%d)", n.MTU, bpf.PageMTU),
 			"native mode is refused and generic mode taken", fmt.Sprintf("ip link set dev %s mtu %d", n.word(), bpf.PageMTU))
 	case frame > chunkFrame:

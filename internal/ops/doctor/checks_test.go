@@ -144,8 +144,10 @@ var ailments = []ailment{
 	{"mtu", Error, func(_ *Host, n *NIC) { n.MTU = 500 }, "500", "mtu 1500", "", nil},
 	{"mtu", Warning, func(_ *Host, n *NIC) { n.MTU, n.XDP = 9000, n.XDP[:3] }, "9000", "mtu 3506", "", []string{"multi-buffer"}},
 	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues = []int{0, 1, 2} }, "over 3 of them", "ethtool -X eth0 equal 1", "", nil},
+	{"mtu", OK, func(_ *Host, n *NIC) { n.MTU, n.XDP = 9000, nil }, "up to 3 chunks", "", "", []string{"driver", "zero-copy", "multi-buffer"}},
 	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features = nil, map[string]bool{"rx-ntuple-filter": true} },
 		"any of them", "ethtool -N eth0 flow-type udp4 dst-port 4793", "", nil},
+	{"mtu", OK, func(_ *Host, n *NIC) { n.MTU, n.XDP = 9000, nil }, "up to 3 chunks", "", "", []string{"driver", "zero-copy", "multi-buffer"}},
 	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features[ntuple] = []int{0, 1}, false },
 		"classifier is off", "ethtool -K eth0 ntuple on; or: ethtool -X eth0 equal 1", "", nil},
 	{"queues", Warning, func(_ *Host, n *NIC) {
