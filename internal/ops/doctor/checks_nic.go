@@ -111,7 +111,7 @@ func checkMultiBuffer(_ *Host, n *NIC) []Finding {
 }
 
 func checkSegmentation(_ *Host, n *NIC) []Finding {
-	const divide, checksum = "tx-udp-segmentation", "tx-checksum-ip-generic"
+	const divide, checksum, checksum4 = "tx-udp-segmentation", "tx-checksum-ip-generic", "tx-checksum-ipv4"
 	off := func(feature string) bool {
 		on, there := n.Features[feature]
 		return there && !on
@@ -119,11 +119,18 @@ func checkSegmentation(_ *Host, n *NIC) []Finding {
 	switch {
 	case n.Features == nil:
 		return one(Unknown, "offloads cannot be read", "", "ethtool -k "+n.word())
-	case off(checksum) && off("tx-checksum-ipv4"):
-		return one(Info, "the interface computes no checksums", "in generic mode long messages leave frame by frame", "ethtool -K "+n.word()+" tx on")
+	case off(checksum) && off(checksum4):
+		command := "ethtool -K " + n.word() + " tx on"
+		if n.Fixed[checksum] && n.Fixed[checksum4] {
+			command = ""
+		}
+		return one(Info, "the interface computes no checksums", "in generic mode long messages leave frame by frame", command)
 	case off(divide):
-		return one(Info, divide+" is off", "in generic mode long messages leave as packets of several frames, and the kernel divides them before the driver",
-			"ethtool -K "+n.word()+" "+divide+" on")
+		cause, command := divide+" is off", "ethtool -K "+n.word()+" "+divide+" on"
+		if n.Fixed[divide] {
+			cause, command = "the driver has no "+divide, ""
+		}
+		return one(Info, cause, "in generic mode long messages leave as packets of several frames, and the kernel divides them before the driver", command)
 	}
 	return ok("packets of several frames leave undivided, or the NIC divides them")
 }

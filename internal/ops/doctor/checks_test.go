@@ -82,7 +82,7 @@ type ailment struct {
 	ail    func(h *Host, n *NIC)
 	cause  string // part of it
 	do     string // part of the command
-	fix    string // setting=value; empty: a person decides
+	fix    string // setting=value; empty: a person decides; none: nothing helps, and there is no command
 	others []string
 }
 
@@ -167,6 +167,14 @@ var ailments = []ailment{
 	{"offloads", Warning, func(_ *Host, n *NIC) { n.Features["rx-gro-hw"], n.Fixed["rx-gro-hw"] = true, true }, "rx-gro-hw", "keeps it", "", nil},
 	{"offloads", Unknown, func(_ *Host, n *NIC) { n.Features = nil }, "cannot be read", "ethtool -k", "", []string{"vlan-offload", "segmentation"}},
 	{"segmentation", Info, func(_ *Host, n *NIC) { n.Features["tx-udp-segmentation"] = false }, "tx-udp-segmentation", "ethtool -K eth0 tx-udp-segmentation on", "", nil},
+	{"segmentation", Info, func(_ *Host, n *NIC) { n.Features["tx-udp-segmentation"], n.Fixed["tx-udp-segmentation"] = false, true },
+		"the driver has no tx-udp-segmentation", "", "none", nil},
+	{"segmentation", Info, func(_ *Host, n *NIC) {
+		for _, f := range []string{"tx-checksum-ip-generic", "tx-checksum-ipv4"} {
+			n.Features[f], n.Fixed[f] = false, true
+		}
+	},
+		"no checksums", "", "none", nil},
 	{"segmentation", Info, func(_ *Host, n *NIC) {
 		n.Features["tx-checksum-ip-generic"], n.Features["tx-checksum-ipv4"] = false, false
 	},
@@ -212,6 +220,10 @@ func TestChecks(t *testing.T) {
 			var fix []string
 			for _, s := range x.Steps {
 				fix = append(fix, s.Setting.String()+"="+s.Value)
+			}
+			if a.fix == "none" {
+				nstest.ErrorIf(t, x.Command != "", "%s (%s): %q cannot help", a.check, a.cause, x.Command)
+				fix = append(fix, "none")
 			}
 			nstest.ErrorIf(t, strings.Join(fix, " ") != a.fix,
 				"%s (%s): --fix does %q, want %q", a.check, a.cause, fix, a.fix)
