@@ -162,7 +162,8 @@ func checkQueues(_ *Host, n *NIC) []Finding {
 		return ok(fmt.Sprintf("%d queues, and frames go to queue %d", n.RxQueues, n.RSSQueues[0]))
 	}
 	on, there := n.Features[ntuple]
-	if n.RxQueues <= kagent.AutoQueues && n.Features != nil && !on && (!there || n.Fixed[ntuple]) && !n.Has("xsk-zerocopy") {
+	takesFew := n.Features != nil && !on && (!there || n.Fixed[ntuple]) && !n.Has("xsk-zerocopy")
+	if takesFew && n.RxQueues <= kagent.AutoQueues {
 		return ok(fmt.Sprintf("%d queues, and no classifier: a NIC handle receives from all of them", n.RxQueues))
 	}
 	used := "any of them, so far as can be seen"
@@ -170,6 +171,13 @@ func checkQueues(_ *Host, n *NIC) []Finding {
 		used = fmt.Sprintf("%d of them", len(n.RSSQueues))
 	}
 	command := "ethtool -X " + n.word() + " equal 1"
+	switch {
+	case n.RSSQueues != nil:
+	case takesFew: // without a table, as virtio often is
+		command = fmt.Sprintf("ethtool -L %s combined %d", n.word(), kagent.AutoQueues)
+	default:
+		command = "ethtool -L " + n.word() + " combined 1"
+	}
 	f := Finding{Level: Warning, Cause: fmt.Sprintf("%d queues, and frames are spread over %s", n.RxQueues, used),
 		Consequence: "a frame that comes in on another queue than its VI's is dropped (counter queue of the demux program)", Command: command}
 	switch {

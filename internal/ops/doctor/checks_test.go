@@ -156,6 +156,13 @@ var ailments = []ailment{
 	{"queues", Warning, func(_ *Host, n *NIC) { // which a zero-copy queue would not receive
 		n.RxQueues, n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple] = 2, []int{0, 1}, false, true
 	}, "over 2 of them", "ethtool -X eth0 equal 1", "", nil},
+	{"queues", Warning, func(_ *Host, n *NIC) { // as virtio without RSS
+		n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple], n.XDP = nil, false, true, []string{"basic", "redirect", "rx-sg"}
+	}, "any of them", "ethtool -L eth0 combined 4", "", []string{"zero-copy"}},
+	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple] = nil, false, true },
+		"any of them", "ethtool -L eth0 combined 1", "", nil},
+	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features[ntuple] = nil, false },
+		"classifier is off", "ethtool -K eth0 ntuple on; or: ethtool -L eth0 combined 1", "", nil},
 	{"queues", OK, func(_ *Host, n *NIC) {
 		n.RxQueues, n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple], n.XDP = 2, []int{0, 1}, false, true, []string{"basic", "redirect", "rx-sg"}
 	}, "receives from all of them", "", "", []string{"zero-copy"}},
