@@ -304,6 +304,49 @@ func TestLost(t *testing.T) {
 	}
 }
 
+// cutting is a program that sends a frame, of which it keeps what is asked for.
+type cutting []byte
+
+func (p cutting) Status() any { return nil }
+func (p cutting) Capture(w io.Writer, snaplen int, _ <-chan struct{}) error {
+	kept := min(snaplen, len(p))
+	b := make([]byte, 40)
+	b[16], b[24], b[28] = 1, byte(len(p)), byte(kept)
+	_, err := w.Write(append(b, p[:kept]...))
+	return err
+}
+
+// A filter also finds frames of which the file keeps less than their headers.
+func TestFilterOfShort(t *testing.T) {
+	template, err := wire.NewTemplate(wire.Link{
+		Src: netip.MustParseAddr("fd00::1"), Dst: netip.MustParseAddr("fd00::2"), VLAN: 7,
+	})
+	nstest.Must(t, err)
+	frame := make([]byte, template.Len()+wire.HeaderLen)
+	h := wire.Header{Kind: wire.KindData, VI: 0x10002, Key: 3}
+	h.Put(template.Put(frame, wire.HeaderLen))
+	dir := filepath.Join(t.TempDir(), "proc")
+	server, err := programs.Serve(dir, cutting(frame))
+	nstest.Must(t, err)
+	defer server.Close()
+	found, _ := programs.List([]string{dir})
+	if len(found) != 1 {
+		t.Fatal(found)
+	}
+	all := []capture.Target{{Program: found[0], Sources: []capture.Source{{PID: found[0].PID, ID: 1}}}}
+	const snaplen = 64
+	var out bytes.Buffer
+	s, err := capture.Run(context.Background(), &out, all, capture.Config{Snaplen: snaplen, VIs: []uint32{h.VI}})
+	nstest.Must(t, err)
+	nstest.FatalIf(t, s.Frames != 1, "%+v", s)
+	r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
+	nstest.Must(t, err)
+	data, info, err := r.ReadPacketData()
+	if err != nil || !bytes.Equal(data, frame[:snaplen]) || info.Length != len(frame) {
+		t.Errorf("%d bytes of %d, %v", len(data), info.Length, err)
+	}
+}
+
 // goldenFrames are those of package wire, by name.
 func goldenFrames(t *testing.T) (names []string, frames map[string][]byte) {
 	t.Helper()

@@ -41,6 +41,10 @@ type Target struct {
 	Sources []Source
 }
 
+// headers is how many bytes of a frame DestinationVI needs at most: Ethernet with a VLAN tag, IPv6, UDP, and VIA's up to the
+// VI's number.
+const headers = 18 + 40 + 8 + 8
+
 // flushEvery is the longest time until a reader of the file sees a frame.
 const flushEvery = 200 * time.Millisecond
 
@@ -78,12 +82,16 @@ func Run(ctx context.Context, w io.Writer, targets []Target, c Config) (Summary,
 	}
 	ctx, r.cancel = context.WithCancel(ctx)
 	defer r.cancel()
+	asked := c.Snaplen
+	if len(c.VIs) > 0 {
+		asked = max(asked, headers)
+	}
 	var wait sync.WaitGroup
 	for _, t := range targets {
 		if !slices.ContainsFunc(r.sources, func(x Source) bool { return x.PID == t.PID }) {
 			continue
 		}
-		stream, err := t.Capture(c.Snaplen)
+		stream, err := t.Capture(asked)
 		if err != nil {
 			r.fail(err)
 			continue
@@ -146,6 +154,7 @@ func (r *recording) take(pid int, f Frame) {
 	default:
 		r.sum.Frames++
 		r.sum.Queues[i]++
+		f.Data = f.Data[:min(len(f.Data), r.Snaplen)]
 		r.unwritten(r.file.Write(r.sources[i], f))
 	}
 	if enough() {
