@@ -21,6 +21,7 @@ import (
 	"viaxdp/internal/ops/inspect"
 	"viaxdp/internal/ops/status"
 	"viaxdp/internal/ops/support"
+	"viaxdp/internal/ops/undo"
 )
 
 func newReport(env environment) *cobra.Command {
@@ -92,7 +93,8 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 			}
 			return fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", name, err)
 		}
-		a.NIC(root, name, support.Ethtool(name))
+		_, unseen := undo.NetPath(name, ".")
+		a.NIC(root, name, unseen, support.Ethtool(name))
 		info, err := env.actions.inspect(name, false)
 		if err != nil {
 			a.Add("nic/"+name+"/info.json", fmt.Sprintf("(%v)\n", err)) // it may be gone by now

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/nstest"
@@ -118,4 +119,35 @@ func TestReportCommand(t *testing.T) {
 	if len(files) < 10 || files["via-xdp-report/results/pingpong.json"] == "" || files["via-xdp-report/results/2-pingpong.json"] != "another one" {
 		t.Errorf("two results of one name: %d files, %q", len(files), files["via-xdp-report/results/2-pingpong.json"])
 	}
+}
+
+// A report of another network namespace has nothing of the interface that has the same name where sysfs was mounted.
+func TestReportOfNamespace(t *testing.T) {
+	var name string
+	seen, _ := os.ReadDir("/sys/class/net")
+	for _, e := range seen {
+		if e.Name() != "lo" {
+			name = e.Name()
+		}
+	}
+	if name == "" {
+		t.Skip("sysfs shows no interface but lo")
+	}
+	t.Setenv("VIA_RUNTIME_DIR", filepath.Join(t.TempDir(), "proc"))
+	t.Setenv("VIA_AGENT", "none")
+	a, _ := nstest.Pair(t, nstest.Options{})
+	nstest.Must(t, a.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "peer"}))
+	var out, log bytes.Buffer
+	env := environment{stdout: &out, stderr: &log, actions: production(), args: []string{"report", name, "-o", "-"}}
+	nstest.Must(t, a.Do(func() error {
+		if status := run(t.Context(), env); status != exitFine {
+			t.Errorf("status %d: %s", status, &log)
+		}
+		return nil
+	}))
+	files := untar(t, &out)
+	if s := files["via-xdp-report/nic/"+name+"/sysfs"]; !strings.Contains(s, "another network namespace") || strings.Contains(s, "mtu") {
+		t.Errorf("sysfs: %s", s)
+	}
+	nstest.ErrorIf(t, files["via-xdp-report/nic/"+name+"/settings"] == "", "no settings by ethtool")
 }

@@ -96,9 +96,22 @@ func commandLine(text string) string {
 	return strings.Join(words, " ") + "\n"
 }
 
-// NIC adds what is known of an interface: files of sysfs, and what its driver says, by the name of the file.
-func (a *Archive) NIC(root fs.FS, name string, driver map[string]string) {
+// NIC adds what is known of an interface: files of sysfs, and what its driver says, by the name of the file. unseen, if not
+// nil, is why sysfs does not show the interface: it may show another one of that name.
+func (a *Archive) NIC(root fs.FS, name string, unseen error, driver map[string]string) {
 	dir := "nic/" + name + "/"
+	if unseen != nil {
+		a.Add(dir+"sysfs", fmt.Sprintf("(%v)\n", unseen))
+	} else {
+		a.sysfs(root, name, dir)
+	}
+	for _, file := range slices.Sorted(maps.Keys(driver)) {
+		a.Add(dir+file, driver[file])
+	}
+}
+
+// sysfs adds what sysfs says of an interface, and where its interrupts go.
+func (a *Archive) sysfs(root fs.FS, name, dir string) {
 	var b strings.Builder
 	for _, f := range nicFiles {
 		fmt.Fprintf(&b, "%s: %s\n", f, strings.TrimSpace(readText(root, "sys/class/net/"+name+"/"+f)))
@@ -119,9 +132,6 @@ func (a *Archive) NIC(root fs.FS, name string, driver map[string]string) {
 		fmt.Fprintf(&b, "%s: CPUs %s\n", n, strings.TrimSpace(readText(root, "proc/irq/"+n+"/effective_affinity_list")))
 	}
 	a.Add(dir+"interrupts", b.String())
-	for _, file := range slices.Sorted(maps.Keys(driver)) {
-		a.Add(dir+file, driver[file])
-	}
 }
 
 // readText is a file's content, or why there is none.

@@ -121,7 +121,7 @@ func TestReport(t *testing.T) {
 	var b bytes.Buffer
 	a := New(&b, &Mask{Names: []string{"secret-host"}}, time.Unix(1, 0))
 	a.Host(root)
-	a.NIC(root, "eth0", map[string]string{
+	a.NIC(root, "eth0", nil, map[string]string{
 		"statistics": table(map[string]uint64{"rx_queue_1_drops": 7, "rx_queue_0_drops": 0}, nil),
 		"offloads":   table[bool](nil, errors.New("operation not supported")),
 		"settings":   table(map[string]string{"driver": "igb"}, errors.New("pause: not supported")),
