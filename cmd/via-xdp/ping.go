@@ -54,16 +54,16 @@ func newPing(env environment) *cobra.Command {
 			case port == 0:
 				return errors.New("-p: want 1 to 65535")
 			}
-			addrs, err := net.DefaultResolver.LookupNetIP(cmd.Context(), "ip", args[0])
+			host, err := lookUp(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			p, err := ping.Open(netip.AddrPortFrom(addrs[0].Unmap(), port), device)
+			p, err := ping.Open(netip.AddrPortFrom(host, port), device)
 			if err != nil {
 				return err
 			}
 			defer p.Close()
-			r := pinged{Host: args[0], Address: addrs[0].Unmap(), Own: wire.VersionNumber, Replies: []ping.Reply{}}
+			r := pinged{Host: args[0], Address: host, Own: wire.VersionNumber, Replies: []ping.Reply{}}
 			for ; r.Asked < count; r.Asked++ {
 				if r.Asked > 0 && !sleep(cmd.Context(), interval) {
 					break
@@ -117,6 +117,18 @@ func newPing(env environment) *cobra.Command {
 	f.Uint16VarP(&port, "port", "p", wire.Port, "UDP port of the agent")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// lookUp returns the first address of a host.
+func lookUp(ctx context.Context, host string) (netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil { // the resolver would drop the interface of a link-local address
+		return a.Unmap(), nil
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return addrs[0].Unmap(), nil
 }
 
 func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

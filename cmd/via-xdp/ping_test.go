@@ -1,0 +1,34 @@
+package main
+
+import (
+	"bytes"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
+)
+
+// An address that is valid on one interface only names it.
+func TestPingLinkLocal(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	for ns, address := range map[*nstest.NS]string{a: "fe80::98", b: "fe80::99"} {
+		link, err := ns.Netlink().LinkByName(ns.Name)
+		nstest.Must(t, err)
+		nstest.Must(t, ns.Netlink().AddrAdd(link, &netlink.Addr{
+			IPNet: &net.IPNet{IP: net.ParseIP(address), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD,
+		}))
+	}
+	var out, log bytes.Buffer
+	env := environment{stdout: &out, stderr: &log, actions: production(), args: []string{"ping", "-c", "1", "fe80::99%" + a.Name}}
+	nstest.Must(t, a.Do(func() error {
+		run(t.Context(), env)
+		return nil
+	}))
+	if said := out.String() + log.String(); !strings.Contains(said, "the host is there") {
+		t.Errorf("of a host without VIA it says: %s", said)
+	}
+}
