@@ -227,15 +227,17 @@ func checkHugepages(h *Host) []Finding {
 	}
 	var nodes []string
 	var empty *HugeNode // the first that has none
-	total, free := 0, 0
+	total, free := h.HugePages()
 	for i, n := range h.HugeNodes {
-		total, free = total+n.Total, free+n.Free
 		if n.Free == 0 && empty == nil {
 			empty = &h.HugeNodes[i]
 		}
 		nodes = append(nodes, fmt.Sprintf("node %d: %d of %d free", n.Node, n.Free, n.Total))
 	}
 	list := strings.Join(nodes, ", ")
+	if h.HugeReserved > 0 {
+		list += fmt.Sprintf(", of which %d are reserved", h.HugeReserved)
+	}
 	const want = arena >> 21
 	switch {
 	case free < want && h.Overcommit == 0:

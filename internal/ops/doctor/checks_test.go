@@ -122,6 +122,8 @@ var ailments = []ailment{
 	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes = nil }, "no pool", "HUGETLBFS", "", nil},
 	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes = []HugeNode{{0, 10, 1}} }, "1 of 10",
 		"echo 41", "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages=41", nil},
+	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes, h.HugeReserved = []HugeNode{{0, 64, 60}}, 50 },
+		"60 of 64 free, of which 50 are reserved", "echo 86", "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages=86", nil},
 	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes[0].Free = 0 }, "node 0: 0 of 64",
 		"echo 96 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "", nil},
 	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes, h.Overcommit = []HugeNode{{0, 0, 0}}, 100 }, "100 more", "", "", nil},

@@ -30,9 +30,10 @@ type Host struct {
 	CPUs         int               `json:"cpus"`
 	Virtual      bool              `json:"virtual"` // a virtual machine: CPUs are shared
 
-	HugeNodes  []HugeNode `json:"hugepages"` // 2 MB pages; none: no pool
-	Overcommit int        `json:"hugepages_overcommit"`
-	THP        string     `json:"transparent_hugepages"`
+	HugeNodes    []HugeNode `json:"hugepages"`          // 2 MB pages; none: no pool
+	HugeReserved int        `json:"hugepages_reserved"` // of the free ones, for programs that have mapped them and not yet used them
+	Overcommit   int        `json:"hugepages_overcommit"`
+	THP          string     `json:"transparent_hugepages"`
 
 	Idle       []IdleState `json:"idle_states"` // of CPU 0; none: no cpuidle
 	Governor   string      `json:"governor"`    // cpufreq of CPU 0; empty: none
@@ -69,6 +70,14 @@ type HugeNode struct {
 	Node  int `json:"node"`
 	Total int `json:"total"`
 	Free  int `json:"free"`
+}
+
+// HugePages counts the 2 MB pages of all nodes, and those that a program can still map.
+func (h *Host) HugePages() (total, available int) {
+	for _, n := range h.HugeNodes {
+		total, available = total+n.Total, available+n.Free
+	}
+	return total, max(0, available-h.HugeReserved)
 }
 
 // IdleState is a C-state of a CPU.

@@ -83,10 +83,7 @@ func hostSteps(p Profile, h *doctor.Host, root fs.FS) (steps []undo.Step) {
 	if h.THP == "never" {
 		file("sys/kernel/mm/transparent_hugepage/enabled", "madvise")
 	}
-	total, free := 0, 0
-	for _, n := range h.HugeNodes {
-		total, free = total+n.Total, free+n.Free
-	}
+	total, free := h.HugePages()
 	if want := 2 * kagent.DefaultArena >> 21; free < want && len(h.HugeNodes) > 0 {
 		file("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", strconv.Itoa(total+want-free))
 	}
