@@ -60,6 +60,9 @@ type sample struct {
 }
 
 func (s samples) add(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels []string) {
+	for i, l := range labels { // an interface's name may be any bytes
+		labels[i] = strings.ToValidUTF8(l, "?")
+	}
 	key := sampleKey{d, strings.Join(labels, "\x00")}
 	if s[key] == nil {
 		s[key] = &sample{kind: kind, labels: labels}

@@ -221,6 +221,21 @@ func TestAgentMetrics(t *testing.T) {
 	nstest.Same(t, "metrics", got, want)
 }
 
+// An interface's name may be any bytes, a label's value only UTF-8.
+func TestAgentMetricsOfAnyName(t *testing.T) {
+	st := kagent.Status{NICs: []kagent.NICStatus{{Interface: "eth\xff", Queues: 4}}}
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(&agentMetrics{func() kagent.Status { return st }})
+	families, err := r.Gather()
+	nstest.Must(t, err)
+	for _, f := range families {
+		if f.GetName() == "viaxdp_queues" && f.Metric[0].GetGauge().GetValue() == 4 {
+			return
+		}
+	}
+	t.Error("no queues")
+}
+
 // The dashboard asks for metrics that there are, by labels that they have.
 func TestDashboard(t *testing.T) {
 	b, err := os.ReadFile("../../contrib/grafana/via-xdp.json")
