@@ -68,7 +68,7 @@ func newAgent(env environment) *cobra.Command {
 			if !noFDStored {
 				settings.daemon.FDStored = []string{"/proc/self/exe", fdstoredCommand}
 			}
-			if inBackground {
+			if inBackground && !check {
 				return background(cmd.Context(), env.args, settings.daemon.Socket)
 			}
 			if settings.daemon.UntilIdle = untilIdle; untilIdle < 0 {
