@@ -245,7 +245,7 @@ const maxAsked = 8
 func clean(s *vipl.ProgramStatus) {
 	for i := range s.Nics {
 		n := &s.Nics[i]
-		for _, text := range []*string{&n.Interface, &n.Mode, &n.Mem.Pages} {
+		for _, text := range []*string{&n.Interface, &n.Mode, &n.NoGSO, &n.NoHeadroom, &n.Mem.Pages} {
 			*text = termsafe.Printable(*text)
 		}
 		n.Socket, n.Demux = cleanNames(n.Socket), cleanNames(n.Demux)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -126,6 +127,28 @@ func TestTake(t *testing.T) {
 	if v := list[0].VIs[0]; v.SendRate <= 0 || v.RecvRate != 0 || v.SendDone != 10 {
 		t.Errorf("%+v", v)
 	}
+}
+
+// No text of a program's answer has a terminal control sequence, also not in JSON, which leaves U+009B as it is.
+func TestCleanAll(t *testing.T) {
+	const control = "\u009b2J"
+	s := vipl.ProgramStatus{Nics: []vipl.NICStatus{{
+		Socket: map[string]uint64{control: 1}, Demux: map[string]uint64{control: 1},
+		VIs: []vipl.VIStatus{{Peer: netip.MustParseAddr("fe80::1%" + control)}},
+	}}}
+	n := &s.Nics[0]
+	for _, part := range []any{n, &n.VIs[0], &n.Mem} {
+		v := reflect.ValueOf(part).Elem()
+		for i := range v.NumField() {
+			if f := v.Field(i); f.Kind() == reflect.String {
+				f.SetString(control)
+			}
+		}
+	}
+	clean(&s)
+	b, err := json.Marshal(s)
+	nstest.Must(t, err)
+	nstest.ErrorIf(t, strings.Contains(string(b), control), "%s", b)
 }
 
 // FuzzStatus: any answer of a program is shown without terminal control sequences, with finite
