@@ -38,10 +38,12 @@ type pinnedQueue struct {
 	has     claims   // refunded when the program has released it
 	shmLink bool     // of a link: no queue
 	share   *share   // of a queue that processes share
+	shared  claims   // the part of has that is the share's, until heir gets it
 	sockets []uint64 // inodes
 	alive   *os.File // nil: not known
 	memory  *os.File // nil: not known
 	key     string   // in the descriptor store; empty: not there
+	over    bool     // it is reclaimed
 }
 
 // pinnedRecord is the descriptor store's record of a pinned queue, for the next agent. alive and
@@ -133,7 +135,8 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 func (n *session) stillPinned() []*pinnedQueue {
 	queue := &pinnedQueue{uid: n.uid, has: n.has, share: n.share, sockets: n.sockets, memory: n.local.TakeMemory()}
 	if n.share != nil && queue.memory != nil { // no other process has it, or joins
-		queue.has.add(n.server.takeShare(n.share), 1)
+		queue.shared = n.server.takeShare(n.share)
+		queue.has.add(queue.shared, 1)
 	}
 	all := []*pinnedQueue{queue}
 	for _, memory := range n.local.TakeLinks() {
@@ -243,7 +246,11 @@ func (s *Server) collect() {
 
 // reclaim refunds a pinned queue after it has freed the pages. Caller holds s.collection.
 func (s *Server) reclaim(d *pinnedQueue) {
-	inUse := d.shmLink && d.memory != nil && s.hasLink(d.memory) || d.share != nil && s.sharing(d.share)
+	if to := s.heir(d); to != nil {
+		s.passOn(d, to)
+	}
+	d.over = true
+	inUse := d.shmLink && d.memory != nil && s.hasLink(d.memory)
 	if d.memory != nil && !inUse {
 		if err := device.FreeMemory(d.memory); err != nil {
 			s.log.Error("the memory of a queue that is closed cannot be freed", "user", d.uid, "error", err)
@@ -257,6 +264,45 @@ func (s *Server) reclaim(d *pinnedQueue) {
 	s.mu.Lock()
 	delete(s.pinnedQueues, d)
 	s.mu.Unlock()
+}
+
+// heir returns the part of another program that still has the queue of d, if d has the charge of what they share; nil: there
+// is none. The program may have hung up earlier and kept its sockets, or have its session still because the interface was
+// removed. Caller holds s.collection.
+func (s *Server) heir(d *pinnedQueue) *pinnedQueue {
+	if d.shared == (claims{}) {
+		return nil
+	}
+	s.mu.Lock()
+	for other := range s.pinnedQueues {
+		if other != d && other.share == d.share {
+			s.mu.Unlock()
+			return other
+		}
+	}
+	all := slices.Collect(maps.Values(s.sessions)) // one that ends is there until its part is in pinnedQueues
+	s.mu.Unlock()
+	for _, n := range all {
+		if n.share != d.share {
+			continue
+		}
+		// It has left the share as d's session has, or the charge would not be d's.
+		if other := n.owed()[0]; other != d && !other.over {
+			return other
+		}
+	}
+	return nil
+}
+
+// passOn makes the memory and the charge of what programs share another one's. Caller holds s.collection.
+func (s *Server) passOn(d, to *pinnedQueue) {
+	s.mu.Lock()
+	d.has.add(d.shared, -1)
+	to.has.add(d.shared, 1)
+	s.mu.Unlock()
+	to.memory, to.shared = d.memory, d.shared
+	d.memory, d.shared = nil, claims{}
+	to.keep(s.cfg.FDStore)
 }
 
 // hasLink reports whether a session is charged with the link of that memory. The pages are freed
@@ -312,15 +358,6 @@ func (s *Server) takeShare(sh *share) claims {
 	sh.has = claims{}
 	delete(s.shares, sh.group)
 	return has
-}
-
-// sharing reports whether a session has the queue.
-func (s *Server) sharing(sh *share) bool {
-	return slices.ContainsFunc(s.allSessions(), func(n *session) bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.share == sh && !n.over
-	})
 }
 
 // openSockets returns the inodes of all AF_XDP sockets of the network namespace. known is false

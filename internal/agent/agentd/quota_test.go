@@ -2,6 +2,7 @@ package agentd_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -245,4 +246,54 @@ func TestNoRoom(t *testing.T) {
 	}
 	_, err := g.rawAs(t, 60001).ask(helloRequest)
 	nstest.ErrorIf(t, !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "all users together"), "another user: %v, want ErrQuota", err)
+}
+
+// The last program that shares a queue ends properly. Another one still has it, which has hung up and kept its descriptors,
+// or has its session, of an interface that was removed: its user is charged for the queue and its memory.
+func TestQuotaOfKeptSharedQueue(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ removed, firstEnds bool }{{false, false}, {true, false}, {true, true}} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			t.Parallel()
+			g := oneAgent(t, nstest.Options{}, agentConfig{Processes: 2})
+			q := openOf(agentproto.Open{Queue: kagent.AnyQueue})
+			stays, ends := g.raw(t).hello(), g.raw(t).hello()
+			var kept, others []*os.File
+			if c.firstEnds {
+				others = ends.files(q)
+				kept = stays.files(q)
+			} else {
+				kept = stays.files(q)
+				others = ends.files(q)
+			}
+			defer fds.CloseFiles(kept...)
+			shared := g.status(t).Users[0].PinnedBytes
+			restarts := []func(){func() {}, g.restart}
+			if c.removed {
+				g.ns.Remove(t)
+				await.Until(t, "the agent says so", func() bool { return g.log.count("the interface is gone") == 2 })
+				restarts = restarts[:1]
+			} else {
+				nstest.Must(t, stays.c.Close())
+				await.Until(t, "one session is over", func() bool { return len(g.status(t).NICs[0].Leases) == 1 })
+			}
+			nstest.Must(t, nstest.Err(ends.ask(agentproto.Request{ID: 3, Op: agentproto.OpClose})))
+			fds.CloseFiles(others...)
+			await.Until(t, "the other one's part is refunded", func() bool { return g.status(t).Users[0].Processes == 1 })
+			for _, restart := range restarts {
+				restart()
+				if u := g.status(t).Users[0]; u.Processes != 1 || u.Queues != 1 || u.PinnedBytes < 8<<20 || u.PinnedBytes >= shared {
+					t.Errorf("user: %+v, want one queue with its memory, less than the %d bytes of both programs", u, shared)
+				}
+				nstest.ErrorIf(t, blocks(t, kept[1]) == 0, "the memory is gone while the socket is there")
+			}
+			stays.c.Close()
+			kept[0].Close()
+			kept[2].Close()
+			await.Until(t, "what was pinned is refunded, and freed", func() bool {
+				u := g.status(t).Users[0]
+				return u.Processes == 0 && u.Queues == 0 && u.PinnedBytes == 0 && blocks(t, kept[1]) == 0
+			})
+		})
+	}
 }
