@@ -133,8 +133,9 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 // stillPinned returns what a session leaves pinned at its end. It is put into the descriptor store before the
 // session's entries are removed; see session.owed.
 func (n *session) stillPinned() []*pinnedQueue {
-	queue := &pinnedQueue{uid: n.uid, has: n.has, share: n.share, sockets: n.sockets, memory: n.local.TakeMemory()}
-	if n.share != nil && queue.memory != nil { // no other process has it, or joins
+	queue := &pinnedQueue{uid: n.uid, has: n.has, share: n.share, sockets: n.sockets}
+	memory, last := n.local.TakeMemory()
+	if queue.memory = memory; n.share != nil && last { // no other process has it, or joins
 		queue.shared = n.server.takeShare(n.share)
 		queue.has.add(queue.shared, 1)
 	}
@@ -358,6 +359,27 @@ func (s *Server) takeShare(sh *share) claims {
 	sh.has = claims{}
 	delete(s.shares, sh.group)
 	return has
+}
+
+// giveUp closes a queue that a user's program does not get because of err. The other programs that shared it may have ended
+// meanwhile: then nothing else refunds what was common.
+func (s *Server) giveUp(err error, local *device.Local, uid uint32) error {
+	g := local.Group()
+	if g == nil {
+		return joinClose(err, local)
+	}
+	memory, last := local.TakeMemory()
+	err = joinClose(err, local)
+	s.mu.Lock()
+	sh := s.shares[g]
+	s.mu.Unlock()
+	if !last || sh == nil {
+		fds.CloseFiles(memory)
+		return err
+	}
+	has := s.takeShare(sh)
+	s.track(&pinnedQueue{uid: uid, has: has, share: sh, shared: has, memory: memory})
+	return err
 }
 
 // openSockets returns the inodes of all AF_XDP sockets of the network namespace. known is false

@@ -3,7 +3,9 @@ package agentd
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -11,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/agent/device"
 	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
@@ -197,4 +201,53 @@ func (v slow) Delete(string) error {
 	close(v.asked)
 	<-v.answers
 	return nil
+}
+
+// The quota also bounds the rings of a program that joins another one on its queue, because it may not have its own. One that
+// is refused leaves nothing charged, although the only other program with the queue ends just then.
+func TestQuotaOfJoiner(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	const user = 7
+	for _, ends := range []bool{false, true} {
+		nstest.Must(t, ns.Do(func() error {
+			s := collectedBy(t, Config{Interfaces: map[string]Interface{ns.Name: {}}, Users: map[uint32]Quota{user: {Queues: 1}}, Linger: -1})
+			open := func() (*session, error) {
+				c := &conn{server: s, c: new(net.UnixConn), cred: peer{Ucred: unix.Ucred{Uid: user}}}
+				n, h, alive, err := c.open(t.Context(), &agentproto.Open{Interface: ns.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20})
+				if err == nil {
+					h.Close()
+					t.Cleanup(func() { alive.Close() })
+				}
+				return n, err
+			}
+			first, err := open()
+			nstest.Must(t, err)
+			second, err := open()
+			nstest.Must(t, err)
+			rings := second.has.pinned
+			nstest.Must(t, second.end(false))
+			s.mu.Lock()
+			s.pinnedQueues[&pinnedQueue{uid: user, sockets: []uint64{4711}}] = struct{}{} // is looked for before a refusal
+			s.users[user].quota.PinnedBytes = s.users[user].pinned + rings - 1
+			s.mu.Unlock()
+			s.sockets = func() (map[uint64]bool, bool, error) {
+				if ends && first.local.Group() != nil && len(device.LocalStatus().NICs[0].Leases) == 2 {
+					first.owed()
+				}
+				return map[uint64]bool{4711: true}, true, nil
+			}
+			if _, err := open(); !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "rings") {
+				t.Errorf("%d bytes of rings where %d are left: %v, want ErrQuota", rings, rings-1, err)
+			}
+			s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
+			nstest.Must(t, first.end(false))
+			s.collect()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if len(s.users)+len(s.shares) > 0 {
+				t.Errorf("the other program ends: %v: user %+v, shares %v; want none", ends, s.users[user], s.shares)
+			}
+			return nil
+		}))
+	}
 }

@@ -169,6 +169,12 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 		}
 		has.pinned += room
 	}
+	if rings := info.NIC.SocketRingBytes() - has.pinned; rings > 0 && local.Group() != nil { // it has joined others, without memory of its own
+		if err := s.charge(c.cred.Uid, claims{pinned: rings}); err != nil {
+			return nil, nil, nil, s.giveUp(err, local, c.cred.Uid)
+		}
+		has.pinned += rings
+	}
 	n := &session{server: s, uid: c.cred.Uid, token: make([]byte, agentproto.TokenLen), local: local, has: *has, conn: c}
 	n.owed = sync.OnceValue(n.stillPinned)
 	rand.Read(n.token)
@@ -176,13 +182,13 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 	for _, fd := range local.Queue().FDs() {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
-			return nil, nil, nil, joinClose(err, local)
+			return nil, nil, nil, s.giveUp(err, local, c.cred.Uid)
 		}
 		n.sockets = append(n.sockets, st.Ino)
 	}
 	fds := make([]int, 2)
 	if err := unix.Pipe2(fds, unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return nil, nil, nil, joinClose(err, local)
+		return nil, nil, nil, s.giveUp(err, local, c.cred.Uid)
 	}
 	n.alive, theirs = os.NewFile(uintptr(fds[0]), "alive"), os.NewFile(uintptr(fds[1]), "alive")
 	t, err := json.Marshal(tag{n.token, n.uid, n.sockets})
@@ -192,14 +198,14 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 	}
 	if err != nil {
 		_, _ = n.alive.Close(), theirs.Close()
-		return nil, nil, nil, joinClose(err, local)
+		return nil, nil, nil, s.giveUp(err, local, c.cred.Uid)
 	}
 	s.mu.Lock()
 	if s.closed { // shut has already closed the sessions
 		s.mu.Unlock()
 		h.Close()
 		_, _ = n.alive.Close(), theirs.Close()
-		return nil, nil, nil, joinClose(net.ErrClosed, local)
+		return nil, nil, nil, s.giveUp(net.ErrClosed, local, c.cred.Uid)
 	}
 	s.joinShare(n)
 	s.sessions[string(n.token)] = n
