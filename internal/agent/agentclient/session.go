@@ -36,7 +36,7 @@ type session struct {
 	reader chan struct{} // closed when its goroutine has ended
 	netns  *os.File      // in which run starts the next agent, and which it closes; nil: it starts none
 
-	wmu     sync.Mutex     // one message at a time
+	wmu     sync.Mutex     // one message at a time; taken before mu
 	telling sync.WaitGroup // goroutines of the reader
 
 	watchers watchers
@@ -60,13 +60,15 @@ type call struct {
 	opens    *listener // gets its handle from the reply
 	agent    uint64    // number of the agent whose handle is in the request; 0: no handle
 	until    time.Time // zero: no limit
-	again    bool      // may be repeated to the next agent
+	again    bool      // may be repeated to the next agent, unless cancelled
 	done     chan struct{}
-	by       uint64    // the agent that replied; valid when done is closed, as are the fields below
-	arrived  *incoming // of reply.Incoming
-	reply    agentproto.Reply
-	files    []*os.File
-	err      error
+	// cancelled is why the caller gives up; nil: it waits. Guarded by session.mu.
+	cancelled error
+	by        uint64    // the agent that replied; valid when done is closed, as are the fields below
+	arrived   *incoming // of reply.Incoming
+	reply     agentproto.Reply
+	files     []*os.File
+	err       error
 }
 
 // newSession begins a session, which gets netns.
@@ -183,7 +185,10 @@ func (s *session) lost() {
 		in.end(errRestarted)
 	}
 	for id, c := range s.calls {
-		if !c.again {
+		switch {
+		case c.cancelled != nil:
+			s.fail(id, c.cancelled)
+		case !c.again:
 			s.fail(id, errRestarted)
 		}
 	}
@@ -241,6 +246,8 @@ func (s *session) resume() (*agentproto.Reader, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
+	s.wmu.Lock() // a cancellation comes after the request
+	defer s.wmu.Unlock()
 	s.mu.Lock()
 	if s.over != nil {
 		s.mu.Unlock()
@@ -250,7 +257,7 @@ func (s *session) resume() (*agentproto.Reader, error) {
 	again := s.askAgain(opened)
 	s.mu.Unlock()
 	for _, q := range again {
-		_ = s.write(c, q) // an error means that this agent is lost, too
+		_ = s.writeLocked(c, q) // an error means that this agent is lost, too
 	}
 	return r, nil
 }
@@ -283,6 +290,10 @@ func (s *session) listenAgain(c *net.UnixConn, r *agentproto.Reader) (opened []*
 // other listeners fail. Caller holds s.mu.
 func (s *session) askAgain(opened []*listener) (again []*agentproto.Request) {
 	for id, c := range s.calls {
+		if c.cancelled != nil { // while no agent was there
+			s.fail(id, c.cancelled)
+			continue
+		}
 		if c.listener != nil {
 			if err := c.listener.lost(); err != nil {
 				s.fail(id, err)
@@ -355,6 +366,13 @@ func (c *call) message() *agentproto.Request {
 
 // write sends a message to an agent; nil: the agent is away.
 func (s *session) write(c *net.UnixConn, q *agentproto.Request) error {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	return s.writeLocked(c, q)
+}
+
+// writeLocked is write. Caller holds s.wmu.
+func (s *session) writeLocked(c *net.UnixConn, q *agentproto.Request) error {
 	b, err := agentproto.Encode(q, agentproto.MaxRequest)
 	if err != nil {
 		return err
@@ -362,8 +380,6 @@ func (s *session) write(c *net.UnixConn, q *agentproto.Request) error {
 	if c == nil {
 		return net.ErrClosed
 	}
-	s.wmu.Lock()
-	defer s.wmu.Unlock()
 	_ = c.SetWriteDeadline(time.Now().Add(writeTime))
 	if _, err = c.Write(b); err != nil {
 		_ = c.Close() // part of a message may have been sent; the reader detects the end
@@ -435,6 +451,7 @@ func (s *session) await(ctx context.Context, c *call, conn *net.UnixConn, q *age
 	}
 	// The outcome may be under way, and takes precedence.
 	s.mu.Lock()
+	c.cancelled = context.Cause(ctx)
 	conn = s.conn
 	s.mu.Unlock()
 	if s.write(conn, &agentproto.Request{ID: c.request.ID, Op: agentproto.OpCancel, Target: c.request.ID}) == nil {

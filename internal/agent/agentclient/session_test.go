@@ -75,6 +75,8 @@ func (d *daemon) serve(c *net.UnixConn) {
 			}
 		case agentproto.OpWait, agentproto.OpRequest:
 			r = nil // the test answers
+		case agentproto.OpCancel:
+			r = nil // it has none of its own
 		case agentproto.OpNewVI:
 			r.VI = uint32(d.vis.Add(1))
 		}
@@ -207,6 +209,75 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 	if q := second.next(t, agentproto.OpUnlisten); q.Handle != 100 {
 		t.Errorf("closing has closed %d, want 100", q.Handle)
 	}
+}
+
+// A Wait that was cancelled before the agent died ends when it dies, and is not repeated to the next agent.
+func TestCancelledWaits(t *testing.T) {
+	first, a := startBoth(t, nil)
+	const waits = 20
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := startWaits(ctx, t, first, a, waits)
+	cancel()
+	for range waits {
+		first.next(t, agentproto.OpCancel)
+	}
+	second := first.successor(t, nil)
+	nstest.Must(t, nstest.Err(a.NewVI()))
+	if q := <-second.asked; q.Op != agentproto.OpNewVI {
+		t.Fatalf("the next agent is asked for %s %d, which was cancelled", q.Op, q.ID)
+	}
+	for range waits {
+		nstest.WantErr(t, "a cancelled Wait", <-ended, context.Canceled)
+	}
+}
+
+// A Wait that is cancelled while the session asks the next agent again is not cancelled there before it is asked for, which
+// would have no effect.
+func TestCancelledWhileAskedAgain(t *testing.T) {
+	first, a := startBoth(t, nil)
+	s := a.share.session
+	const waits = 500
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := startWaits(ctx, t, first, a, waits)
+	first.die()
+	s.wmu.Lock()
+	second := first.successor(t, nil)
+	await.Until(t, "the session is back", func() bool {
+		second.mu.Lock()
+		defer second.mu.Unlock()
+		return len(second.conns) > 0
+	})
+	time.Sleep(50 * time.Millisecond) // for its messages to wait
+	cancel()
+	time.Sleep(50 * time.Millisecond) // for the cancellations to wait
+	s.wmu.Unlock()
+	over := make(chan error, 1)
+	go func() { over <- nstest.Err(a.NewVI()) }()
+	asked := make(map[uint64]bool)
+	for left := 1; left > 0; {
+		select {
+		case q := <-second.asked:
+			asked[q.ID] = asked[q.ID] || q.Op == agentproto.OpWait
+			nstest.FatalIf(t, q.Op == agentproto.OpCancel && !asked[q.Target], "Wait %d is cancelled before it is asked for", q.Target)
+		case err := <-over:
+			nstest.Must(t, err)
+			left--
+		}
+	}
+	for range waits {
+		nstest.WantErr(t, "a cancelled Wait", <-ended, context.Canceled)
+	}
+}
+
+// startWaits starts n Waits, for which the daemon has been asked when it returns.
+func startWaits(ctx context.Context, t *testing.T, d *daemon, a *Agent, n int) (ended chan error) {
+	t.Helper()
+	ended = make(chan error, n)
+	for range n {
+		go func() { ended <- nstest.Err(a.Wait(ctx, kagent.Address{Disc: []byte("x")})) }()
+		d.next(t, agentproto.OpWait)
+	}
+	return ended
 }
 
 // A listener that is closed just when the next agent has opened it is also closed there.
