@@ -182,13 +182,9 @@ func restoreNIC(fdStore fdstore.Store, place string, entries []fdstore.Entry) (a
 }
 
 func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_ []Restored, bad, _ error) {
-	name, _, _ := strings.Cut(place, ":")
 	link, err := netlink.LinkByIndex(nic.Index)
 	if err != nil {
-		return nil, nil, linkError(name, err)
-	}
-	if link.Attrs().Name != name {
-		return nil, nil, fmt.Errorf("interface %d is %s now", nic.Index, link.Attrs().Name)
+		return nil, nil, linkError(nameOf(place), err)
 	}
 	d := &device{refs: 1, place: place}
 	if d.key, err = keyOf(nic.Index, nic.Port); err != nil {
@@ -280,6 +276,9 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 	if d.demux, err = bpf.AdoptDemux(objects, r.Index); err != nil {
 		return err
 	}
+	if link.Name != nameOf(d.place) && !d.isOn(link) {
+		return fmt.Errorf("interface %d is %s now", r.Index, link.Name)
+	}
 	d.attached, d.mode = r.Attached && objects.Link >= 0, bpf.Native
 	if r.Generic {
 		d.mode = bpf.Generic
@@ -288,6 +287,22 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 	d.linger.mtu = link.MTU
 	d.up = true
 	return nil
+}
+
+// nameOf is the interface's name in a place: it may have been renamed since.
+func nameOf(place string) string {
+	name, _, _ := strings.Cut(place, ":")
+	return name
+}
+
+// isOn reports whether an interface has the device's program, so that it is the device's, whatever its name. Caller holds d.mu.
+func (d *device) isOn(link *netlink.LinkAttrs) bool {
+	info, err := d.demux.Program.Info()
+	if err != nil {
+		return false
+	}
+	id, ok := info.ID()
+	return ok && link.Xdp != nil && link.Xdp.Attached && link.Xdp.ProgId == uint32(id)
 }
 
 // restoreLeases makes a Local for each queue that was handed out. Caller holds

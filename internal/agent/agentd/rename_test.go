@@ -1,0 +1,62 @@
+package agentd_test
+
+import (
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/agent/agentproto"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/nstest"
+)
+
+// An interface that is renamed while it is in use keeps its programs when the next agent takes over: their connections go on,
+// they connect again, and others open it by its new name.
+func TestRenamedInterface(t *testing.T) {
+	t.Parallel()
+	a, b := pair(t, nstest.Options{}, agentConfig{})
+	na, nb := a.nic(), b.nic()
+	s := newStream(t, na, nb, "before")
+	s.steps(t, 10)
+	nl := a.ns.Netlink()
+	link, err := nl.LinkByIndex(a.ns.Index)
+	nstest.Must(t, err)
+	for _, name := range []string{"via7", "via0"} { // and back
+		nstest.Must(t, nl.LinkSetName(link, name))
+		a.restart()
+		s.steps(t, 10)
+		newStream(t, na, nb, "as "+name).steps(t, 10)
+		r := a.raw(t).hello()
+		open := smallOpen
+		more := *open.Open
+		more.Interface = name
+		open.Open = &more
+		_, files, err := r.exchange(open)
+		nstest.Must(t, err)
+		fds.CloseFiles(files...)
+		if st := a.status(t); len(st.NICs) != 1 {
+			t.Errorf("status: %+v", st.NICs)
+		}
+		nstest.Check(t, r.c.Close())
+		await.Until(t, "the other program is gone", func() bool { return len(a.status(t).NICs[0].Leases) == 1 })
+	}
+}
+
+// Another interface with the number of one that was removed while no agent ran is not taken for a renamed one.
+func TestNotRenamedInterface(t *testing.T) {
+	t.Parallel()
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
+	r := g.raw(t).hello()
+	files := r.files(openOf(agentproto.Open{}))
+	defer fds.CloseFiles(files...)
+	g.kill()
+	g.ns.Remove(t)
+	other := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "via7", Index: g.ns.Index}, PeerName: "via8"}
+	nstest.Must(t, g.ns.Netlink().LinkAdd(other))
+	g.start()
+	if st := g.status(t); len(st.NICs) != 0 || len(st.Users) != 1 || st.Users[0].Queues != 1 {
+		t.Errorf("status: %+v, want what the program has, and no interface", st)
+	}
+	nstest.Must(t, g.ns.Netlink().LinkDel(other))
+}
