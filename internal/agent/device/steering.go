@@ -217,6 +217,9 @@ func (d *device) open(name string) (steered, error) {
 	if d.openSteered != nil {
 		return d.openSteered(name)
 	}
+	if link, err := d.router.Link(); err == nil {
+		name = link.Name // by now
+	}
 	return steer.Open(name)
 }
 

@@ -1,6 +1,7 @@
 package steer
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -91,23 +92,39 @@ func (s *flowSpec) rule() (Rule, bool) {
 
 // Interface is the NIC of an interface. It has one owner.
 type Interface struct {
-	name string
-	fd   int // a socket of the interface's network namespace
-	nfc  func(c *rxnfc, locations []uint32) error
+	index int // the name may become another interface's
+	fd    int // a socket of the interface's network namespace
+	nfc   func(c *rxnfc, locations []uint32) error
 }
 
-// Open opens an interface of the calling thread's network namespace. The Interface then works from any thread.
+// Open opens an interface of the calling thread's network namespace. The Interface then works from any thread, also when the
+// interface has been renamed.
 func Open(name string) (*Interface, error) {
-	if len(name) >= unix.IFNAMSIZ {
+	r, err := unix.NewIfreq(name)
+	if err != nil {
 		return nil, fmt.Errorf("interface name %q is too long", name)
 	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	i := &Interface{name: name, fd: fd}
+	if err := unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, r); err != nil {
+		return nil, errors.Join(fmt.Errorf("interface %q: %w", name, err), unix.Close(fd))
+	}
+	i := &Interface{index: int(r.Uint32()), fd: fd}
 	i.nfc = i.rxnfc
 	return i, nil
+}
+
+// name returns the interface's name now.
+func (i *Interface) name() (string, error) {
+	r, err := unix.NewIfreq("")
+	if err != nil {
+		return "", err
+	}
+	r.SetUint32(uint32(i.index))
+	err = unix.IoctlIfreq(i.fd, unix.SIOCGIFNAME, r)
+	return r.Name(), err
 }
 
 // Close closes the socket; rules and table stay.
@@ -198,7 +215,8 @@ func (i *Interface) RulesOff() bool {
 		return false
 	}
 	defer e.Close()
-	return off(e, i.name, ntuple)
+	name, err := i.name()
+	return err == nil && off(e, name, ntuple)
 }
 
 // off reports whether a feature could be enabled.

@@ -15,8 +15,12 @@ type ifreq struct {
 }
 
 func (i *Interface) ioctl(data unsafe.Pointer) error {
+	name, err := i.name()
+	if err != nil {
+		return err
+	}
 	var r ifreq
-	copy(r.name[:], i.name)
+	copy(r.name[:], name)
 	r.data = data
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(i.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&r)))
 	runtime.KeepAlive(&r)

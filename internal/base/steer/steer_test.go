@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/nstest"
@@ -375,6 +376,26 @@ func TestInterface(t *testing.T) {
 	if _, err := Open("a-name-that-is-too-long"); err == nil {
 		t.Error("a name of 23 bytes was taken")
 	}
+}
+
+// An Interface stays the interface that was opened when that is renamed and another one gets its name.
+func TestRenamed(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	var i *Interface
+	nstest.Must(t, ns.Do(func() (err error) { i, err = Open(ns.Name); return }))
+	defer i.Close()
+	nl := ns.Netlink()
+	link, err := nl.LinkByIndex(ns.Index)
+	nstest.Must(t, err)
+	nstest.Must(t, nl.LinkSetName(link, "via7"))
+	_, err = i.Table()
+	nstest.ErrorIf(t, !errors.Is(err, unix.EOPNOTSUPP), "the table of a veth that was renamed: %v, want EOPNOTSUPP", err)
+	other := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: ns.Name}, PeerName: "via8"}
+	nstest.Must(t, nl.LinkAdd(other))
+	defer nl.LinkDel(other)
+	nstest.Must(t, nl.LinkDel(link))
+	_, err = i.Table()
+	nstest.ErrorIf(t, !errors.Is(err, unix.ENODEV), "the table of an interface that was removed: %v, want ENODEV", err)
 }
 
 func TestParse(t *testing.T) {
