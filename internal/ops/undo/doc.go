@@ -8,7 +8,8 @@
 //
 // Each purpose ("doctor", "tune") has a list in a file of its own. The file is replaced
 // as a whole before each change, so that no change is ever unrecorded. It lies on /run:
-// a reboot restores the settings and loses the list.
+// a reboot restores the settings and loses the list. A list that has outlived a reboot is
+// dropped.
 //
 // A lock on the file lets one process at a time open a list; others wait. Changing a
 // setting needs the privileges that the setting needs.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"viaxdp/internal/base/rundir"
 	"viaxdp/internal/base/termsafe"
@@ -60,7 +61,8 @@ type Change struct {
 	Cookie  uint64 `json:"cookie,omitempty"`  // of that namespace; 0: not known
 	Ifindex int    `json:"ifindex,omitempty"` // of the interface
 	// Unfinished: it was being made, and what it has become is not known.
-	Unfinished bool `json:"unfinished,omitempty"`
+	Unfinished bool   `json:"unfinished,omitempty"`
+	Boot       string `json:"boot,omitempty"` // bootID when it was made; in the list only
 }
 
 func (c Change) String() string {
@@ -117,7 +119,26 @@ func Open(dir, name string, s System) (*Journal, error) {
 		j.Close()
 		return nil, fmt.Errorf("%s: %w: put the settings back by hand and remove the file", j.path, err)
 	}
+	all := len(j.changes)
+	if j.changes = sinceBoot(j.changes, bootID()); len(j.changes) < all {
+		if err := j.save(); err != nil {
+			j.Close()
+			return nil, err
+		}
+	}
 	return j, nil
+}
+
+// bootID returns the kernel's random number of this boot; "": not known.
+func bootID() string {
+	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b))
+}
+
+// sinceBoot drops the changes of another boot, which a reboot has taken back: what has such a value now has it from elsewhere.
+// The list outlives a reboot in a container, and in a directory that VIA_STATE_DIR names.
+func sinceBoot(changes []Change, boot string) []Change {
+	return slices.DeleteFunc(changes, func(c Change) bool { return c.Boot != "" && boot != "" && c.Boot != boot })
 }
 
 // parse reads a list. Get and Set check the names in it.
@@ -194,6 +215,7 @@ func (j *Journal) add(c Change) {
 		j.changes[i].After, j.changes[i].Unfinished = c.After, c.Unfinished
 		return
 	}
+	c.Boot = bootID()
 	j.changes = append(j.changes, c)
 }
 
@@ -248,6 +270,7 @@ func (j *Journal) Undo() (done []Undone, err error) {
 
 func (j *Journal) undo(c Change) (u Undone, err error) {
 	u.Change = c
+	u.Boot = ""
 	err = j.system.Enter(c, func() error {
 		now, err := j.system.Get(c.Setting)
 		switch {

@@ -443,6 +443,38 @@ var harmless = regexp.MustCompile(`^/sys/(kernel/mm/(hugepages/hugepages-2048kB/
 	`devices/system/(node/node[^/]*/hugepages/hugepages-2048kB/nr_hugepages|` +
 	`cpu/cpu[^/]*/(cpufreq/scaling_governor|cpuidle/state[^/]*/disable)))$`)
 
+// A list that has outlived a reboot is dropped: the same values are other programs' now, and the ones before are those of the
+// other boot.
+func TestListOfAnotherBoot(t *testing.T) {
+	dir := t.TempDir()
+	m := &fake{values: map[string]string{"pages": "0", "governor": "powersave"}}
+	j, err := Open(dir, "test", m)
+	nstest.Must(t, err)
+	nstest.Must(t, nstest.Err(j.Apply([]Step{file("pages", "512"), file("governor", "performance")})))
+	nstest.Must(t, j.Close())
+	path := filepath.Join(dir, "test.json")
+	b, err := os.ReadFile(path)
+	nstest.Must(t, err)
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	nstest.Must(t, err)
+	other := strings.ReplaceAll(string(b), strings.TrimSpace(string(boot)), "11111111-2222-3333-4444-555555555555")
+	nstest.Must(t, os.WriteFile(path, []byte(other), 0o600))
+
+	m.values["governor"], m.sets = "schedutil", nil // the reboot has restored both, and another program has set pages
+	j, err = Open(dir, "test", m)
+	nstest.Must(t, err)
+	nstest.Must(t, nstest.Err(j.Apply([]Step{file("governor", "performance")})))
+	done, err := j.Undo()
+	nstest.Must(t, err)
+	nstest.Must(t, j.Close())
+	if len(done) != 1 || m.values["pages"] != "512" || m.values["governor"] != "schedutil" {
+		t.Errorf("undone: %v; values %v; want 512 pages and schedutil", done, m.values)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the list is still there: %v", err)
+	}
+}
+
 // FuzzJournal: any list is refused as a whole, or names only files that doctor and tune set, and is read back
 // unchanged.
 func FuzzJournal(f *testing.F) {
