@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"viaxdp/internal/agent/agentd"
+	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
@@ -527,4 +528,22 @@ func refused(t *testing.T, g *agent, uid uint32, why ...string) {
 	}
 	nstest.ErrorIf(t, strings.Contains(string(out), "this process") || strings.Count(string(out), "kagent: open") != 1,
 		"of an agent: %q", out)
+}
+
+// A program that joins others on a queue is told so once, also by an agent that has taken over from the one before.
+func TestSharedQueueNotes(t *testing.T) {
+	t.Parallel()
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
+	join := func() []string {
+		reply, err := g.raw(t).hello().ask(openOf(agentproto.Open{Queue: kagent.AnyQueue}))
+		nstest.Must(t, err)
+		return reply.Opened.Info.Info.Notes
+	}
+	join()
+	for range 6 {
+		if notes := join(); len(notes) != 1 || !strings.Contains(notes[0], "is shared with other processes") {
+			t.Fatalf("notes: %q", notes)
+		}
+		g.restart()
+	}
 }

@@ -230,7 +230,10 @@ func (d *device) joinGroup(g *Group, cfg Config) (_ *lease, err error) {
 	l.info = g.info
 	l.info.NIC = l.queue.Info()
 	l.info.Arena = g.arena
-	l.info.Notes = append(slices.Clip(g.info.Notes), fmt.Sprintf("queue %d is shared with other processes of user %d", g.queue, g.uid))
+	shared := fmt.Sprintf("queue %d is shared with other processes of user %d", g.queue, g.uid)
+	if !slices.Contains(g.info.Notes, shared) { // Restore may have them from one that has joined
+		l.info.Notes = append(slices.Clip(g.info.Notes), shared)
+	}
 	g.members[l.partition] = l
 	d.leases[l.id()] = l
 	return l, nil
