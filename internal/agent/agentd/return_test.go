@@ -3,6 +3,7 @@ package agentd_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -144,6 +145,52 @@ func TestMemoryOfAnInterfaceThatIsGone(t *testing.T) {
 			r.c.Close()
 			fds.CloseFiles(files...)
 			await.Until(t, "nothing is charged", func() bool { queues, pinned := owned(); return queues == 0 && pinned == 0 })
+		})
+	}
+}
+
+// Two programs share a queue of an interface that is removed while no agent runs. Their user is charged for one queue and its
+// memory until both have released it, in whatever order.
+func TestSharedMemoryOfAnInterfaceThatIsGone(t *testing.T) {
+	t.Parallel()
+	for _, firstStays := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the first stays: %v", firstStays), func(t *testing.T) {
+			t.Parallel()
+			g := oneAgent(t, nstest.Options{}, agentConfig{})
+			var programs [2]*raw
+			var files [2][]*os.File
+			for i := range programs {
+				programs[i] = g.raw(t).hello()
+				files[i] = programs[i].files(openOf(agentproto.Open{Queue: kagent.AnyQueue}))
+				defer fds.CloseFiles(files[i]...)
+			}
+			want := g.status(t).Users[0]
+			g.kill()
+			g.ns.Remove(t)
+			g.start()
+			for _, c := range programs {
+				c.c.Close()
+			}
+			if u := g.status(t).Users[0]; u.Processes != 2 || u.Queues != 1 || u.PinnedBytes != want.PinnedBytes {
+				t.Errorf("user: %+v, want %+v", u, want)
+			}
+			ends, stays := files[0], files[1]
+			if firstStays {
+				ends, stays = stays, ends
+			}
+			ends[0].Close()
+			ends[2].Close()
+			await.Until(t, "one program has released the queue", func() bool { return g.status(t).Users[0].Processes == 1 })
+			if u := g.status(t).Users[0]; u.Queues != 1 || u.PinnedBytes < 8<<20 || u.PinnedBytes >= want.PinnedBytes {
+				t.Errorf("user, after one has released the queue: %+v, before: %+v", u, want)
+			}
+			nstest.ErrorIf(t, blocks(t, stays[1]) == 0, "the memory is gone while the socket is there")
+			stays[0].Close()
+			stays[2].Close()
+			await.Until(t, "nothing is charged", func() bool {
+				u := g.status(t).Users[0]
+				return u.Processes == 0 && u.Queues == 0 && u.PinnedBytes == 0 && blocks(t, stays[1]) == 0
+			})
 		})
 	}
 }

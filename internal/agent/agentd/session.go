@@ -355,9 +355,13 @@ func (s *Server) restore(kept []fdstore.Entry) {
 	if err != nil {
 		s.log.Error("not all could be taken over", "error", err)
 	}
+	lost := make(map[*device.Group]*share)
 	for _, r := range all {
 		if r.Local == nil {
-			s.restoreLost(&r)
+			if r.Group != nil && lost[r.Group] == nil {
+				lost[r.Group] = &share{group: r.Group}
+			}
+			s.restoreLost(&r, lost[r.Group])
 			continue
 		}
 		info := r.Local.Info()
@@ -394,16 +398,19 @@ func (s *Server) restore(kept []fdstore.Entry) {
 }
 
 // restoreLost takes over the memory that a program still has, if the interface of its session was
-// removed while no agent ran.
-func (s *Server) restoreLost(r *device.Restored) {
-	d := &pinnedQueue{has: claims{processes: 1, pinned: r.Size}, alive: r.Alive, memory: r.Memory}
+// removed while no agent ran. sh is of the programs that shared its queue; nil: it had the queue alone.
+func (s *Server) restoreLost(r *device.Restored, sh *share) {
+	d := &pinnedQueue{has: claims{processes: 1, queues: r.Queues, pinned: r.Size}, share: sh, alive: r.Alive, memory: r.Memory}
+	if r.Common > 0 {
+		d.shared = claims{queues: r.Queues, pinned: r.Common}
+	}
 	t, err := readTag(r.Tag, r.Size)
 	if err != nil {
 		s.log.Error("what a program of an interface that is gone has cannot be taken over", "error", err)
 		d.close()
 		return
 	}
-	d.uid, d.sockets, d.has.queues = t.UID, t.Sockets, len(t.Sockets)
+	d.uid, d.sockets = t.UID, t.Sockets
 	d.keep(s.cfg.FDStore)
 	s.mu.Lock()
 	s.account(d.uid).add(d.has, 1)

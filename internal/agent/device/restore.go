@@ -31,6 +31,11 @@ type Restored struct {
 	// none.
 	Memory *os.File
 	Size   int
+	Queues int // without a Local: that it has, unless another one of the Group counts them
+	// Group, without a Local, is the same for processes that shared a queue. Common bytes of the Size of one of them, which
+	// has the Memory, are theirs together.
+	Group  *Group
+	Common int
 }
 
 // Restore continues where a killed agent has stopped. entries is everything that it put into the
@@ -151,13 +156,20 @@ func sortEntries(place string, entries []fdstore.Entry) (k kept, nic nicRecord, 
 
 // lost returns the queues of an interface that is not restored. They take their files.
 func (k *kept) lost() (all []Restored) {
+	groups := make(map[int]*Group)
 	for entry, r := range k.leases {
-		l := Restored{Tag: r.Tag, Alive: entry.Files[0], Size: r.Info.Info.PinnedBytes()}
+		info := &r.Info.Info
+		l := Restored{Tag: r.Tag, Alive: entry.Files[0], Size: info.PinnedBytes(), Queues: 1 + len(info.NIC.ExtraQueues)}
 		entry.Files = entry.Files[1:]
-		if r.Partition > 0 {
-			l.Size = r.Info.Info.NIC.SocketRingBytes() // the memory is another process's
+		own := info.NIC.SocketRingBytes()
+		if l.Group = groups[r.Queue]; l.Group != nil {
+			l.Size, l.Queues = own, 0
 		} else if len(entry.Files) > 0 {
 			l.Memory, entry.Files = entry.Files[0], entry.Files[1:]
+		}
+		if r.Group != nil && l.Group == nil {
+			l.Group, l.Common = new(Group), l.Size-own
+			groups[r.Queue] = l.Group
 		}
 		all = append(all, l)
 	}
