@@ -87,7 +87,7 @@ func (p *port) forgive(c *conn, now int64) {
 
 // standstill is how long a live peer may go without receiving a frame of ours. A frame is retransmitted at least
 // every 200 ms, so 16 times or more with the default silence. On a lossy network all of those must not fail by
-// chance.
+// chance. Where round trips are longer than 200 ms, it is every 800 ms at least.
 func (p *port) standstill() int64 { return 2 * p.silence }
 
 // runTimer does what is due for a connection whose timer has expired.

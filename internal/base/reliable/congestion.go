@@ -495,12 +495,16 @@ func (r *rtt) sample(now, t, window int64) {
 	r.smooth += (t - r.smooth) / 8
 }
 
-// timeout returns the silence before a tail probe. It is doubled backoff times for the retransmissions after the
-// probe.
-func (r *rtt) timeout(backoff uint8) int64 {
-	t := int64(2 * firstRTT)
-	if r.smooth != 0 {
-		t = min(max(2*r.smooth+4*r.varied, minTimeout), maxTimeout)
+// timeout returns the time between two retransmissions: that before a tail probe, doubled backoff times up to longest.
+func (r *rtt) timeout(backoff uint8) int64 { return min(r.silence()<<backoff, r.longest()) }
+
+func (r *rtt) silence() int64 {
+	if r.smooth == 0 {
+		return 2 * firstRTT
 	}
-	return min(t<<backoff, maxTimeout)
+	return min(max(2*r.smooth+4*r.varied, minTimeout), r.longest())
 }
+
+// longest is maxTimeout or, on a slow path, a quarter more than the least round trip. The smoothed one also grows if
+// acknowledgements are lost.
+func (r *rtt) longest() int64 { return max(maxTimeout, min(r.least+r.least/4, slowTimeout)) }

@@ -47,7 +47,8 @@ const MaxWindow = 1<<16 - 1
 // never read 0 or less.
 const (
 	minTimeout   = 200_000        // least time before a tail probe or retransmission
-	maxTimeout   = 200_000_000    // longest interval between retransmissions
+	maxTimeout   = 200_000_000    // longest interval between retransmissions, unless round trips are longer
+	slowTimeout  = 800_000_000    // the same on a path with longer round trips
 	firstRTT     = 1_000_000      // round trip assumed before one was measured
 	delayCeiling = 1_000_000      // queueing delay above 5/4 of the least round trip at which the sender slows down
 	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured again

@@ -1,6 +1,9 @@
 package reliable
 
-import "slices"
+import (
+	"math"
+	"slices"
+)
 
 // DetectLosses marks the frames as lost that selective acknowledgements show to be lost. Call it after the
 // acknowledgement and the ranges of one frame have been processed.
@@ -117,6 +120,15 @@ func (s *Sender) Deadline() int64 {
 	return s.timer
 }
 
+// firstTimeout returns the silence before a tail probe. After a backoff it may be as long as slowTimeout: a frame that is
+// sent again before its acknowledgement comes measures no round trip, and a path slower than maxTimeout would stay unknown.
+func (s *Sender) firstTimeout() int64 {
+	if s.hasty > 0 {
+		return s.timeout(s.backoff)
+	}
+	return min(s.silence()<<s.backoff, slowTimeout)
+}
+
 // Timeout handles what is due at now. If probe is true, the caller retransmits frame seq at once, asking for an
 // acknowledgement, and calls Resent. NextLost returns the frames that Timeout has marked as lost.
 func (s *Sender) Timeout(now int64) (seq uint32, probe bool) {
@@ -136,6 +148,12 @@ func (s *Sender) Timeout(now int64) (seq uint32, probe bool) {
 		if s.timer != 0 {
 			return 0, false
 		}
+	}
+	switch {
+	case s.hasty > 0:
+		s.hasty--
+	case s.silent == 0 && s.firstTimeout() == slowTimeout:
+		s.hasty = math.MaxUint8 // even that did not help: frames are lost here, not late
 	}
 	s.backoff = min(s.backoff+1, maxBackoff)
 	s.timer = now + s.timeout(s.backoff)

@@ -83,6 +83,33 @@ func TestTimerLearnsSlowPath(t *testing.T) {
 	}
 }
 
+// A round trip longer than the interval of retransmissions is measured: frames are not sent twice, the window grows, and
+// a path that becomes as slow is learned again.
+func TestRoundTripAboveTheLongestTimer(t *testing.T) {
+	for _, delay := range []int64{150_000_000, 300_000_000} {
+		far := link{delay: delay, perFrame: 500_000}
+		for _, was := range []link{far, local} {
+			for _, frames := range []uint64{1, 100, 1000} {
+				w, a, b := pair(1, 1, 4096, was, was)
+				for range 20 {
+					a.total++
+					mustTransfer(t, w, a, b, 10*second)
+				}
+				a.out.link, b.out.link = far, far
+				before, begun := a.s.Stats().Resent, w.now
+				for range 10 {
+					a.total += frames
+					mustTransfer(t, w, a, b, 100*second)
+				}
+				took := (w.now - begun) / 10
+				if again := a.s.Stats().Resent - before; again > 400 || took > 8*(2*delay+int64(frames)*far.perFrame) {
+					t.Errorf("%d ms, was %d, 10 times %d frames: %d sent again, %d ms each", 2*delay/1_000_000, 2*was.delay/1_000_000, frames, again, took/1_000_000)
+				}
+			}
+		}
+	}
+}
+
 // Loss of single frames is repaired without waiting for the timer.
 func TestLossIsFoundWithoutTimeouts(t *testing.T) {
 	for _, loss := range []float64{0.001, 0.01, 0.05} {

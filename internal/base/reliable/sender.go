@@ -43,6 +43,7 @@ type Sender struct {
 	timer   int64 // 0: off
 	silent  uint8 // timeouts since a frame arrived
 	backoff uint8 // doublings of the timer, kept until a round trip is measured
+	hasty   uint8 // timeouts before a first silence may be longer than maxTimeout again, see firstTimeout
 	stats   SenderStats
 	looked  uint64 // frames that AckRange has examined
 }
@@ -129,7 +130,7 @@ func (s *Sender) Send(now int64, tag uint64, units int) uint32 {
 	s.stats.Sent++
 	s.paced(now)
 	if s.timer == 0 {
-		s.timer = now + s.timeout(s.backoff)
+		s.timer = now + s.firstTimeout()
 	}
 	return seq
 }
@@ -298,6 +299,6 @@ func (s *Sender) progress(now int64) {
 	s.silent = 0
 	s.timer = 0
 	if s.una != s.nxt {
-		s.timer = now + s.timeout(s.backoff)
+		s.timer = now + s.firstTimeout()
 	}
 }
