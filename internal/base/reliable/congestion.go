@@ -67,7 +67,8 @@ type congestion struct {
 
 	// DCTCP.
 	seen, marks int   // frames acknowledged in the round, and of them marked
-	share       int64 // moving average of the share of marked frames, in 1/1024; 0: none was ever marked
+	share       int64 // moving average of the share of marked frames, in 1/1024; 0: none was marked in the last markRounds
+	unmarked    int   // rounds in a row without marks
 	reducing    bool  // marks reduce the window to target until reduceEnd is acknowledged (TCP_CA_CWR in Linux)
 	target      int64
 	reduceEnd   uint32
@@ -455,6 +456,11 @@ func (c *congestion) reduce(n int, cum uint32) {
 func (c *congestion) countMarks() {
 	if c.share > 0 && c.seen > 0 {
 		c.share = max(1, c.share+(1024*int64(min(c.marks, c.seen))/int64(c.seen)-c.share)/16)
+		if c.unmarked++; c.marks > 0 {
+			c.unmarked = 0
+		} else if c.unmarked >= markRounds {
+			c.share, c.epoch = 0, 0
+		}
 	}
 	c.seen, c.marks = 0, 0
 }

@@ -297,6 +297,39 @@ func TestMarksKeepFramesComing(t *testing.T) {
 	}
 }
 
+// A path that has marked a frame once becomes one that does not mark: the window grows as before, and random losses
+// do not keep it small. While marks go on to come, it grows by a frame a round.
+func TestMarksAreForgotten(t *testing.T) {
+	grown := func(marked bool, every int) (most int) {
+		p := started(50_000_000, 12_000)
+		p.c.cwnd, p.c.threshold = 400*fraction, 400*fraction
+		p.round(0)
+		for i := range 2 * markRounds {
+			if marked && (i == 0 || every > 0 && i%every == 0) {
+				p.c.marked(1, p.nxt)
+			}
+			if i%2 == 0 { // 1 % is lost
+				p.c.lossRound(p.now, p.c.window())
+				for range p.c.window() / 50 {
+					p.c.lostOne()
+				}
+			}
+			before := p.c.window()
+			if p.round(0); i > 10 && i%2 == 1 {
+				most = p.c.window() - before
+			}
+		}
+		return most
+	}
+	never, once, often := grown(false, 0), grown(true, 0), grown(true, markRounds/2)
+	if never < 10 || once < never/4 {
+		t.Errorf("grows by %d frames a round, %d if a frame was marked once", never, once)
+	}
+	if often > 1 {
+		t.Errorf("grows by %d frames a round although frames are marked", often)
+	}
+}
+
 // A peer's count of marks that is old changes nothing.
 func TestOldCountOfMarks(t *testing.T) {
 	s, _, _ := warm(20)

@@ -80,6 +80,7 @@ const (
 	smallWindow   = 4   // a window at which the delay ceiling is twice that of a large one
 	dipRounds     = 4   // rounds of a dip: the first ends what is in flight, the others show what remains
 	highRounds    = 2   // rounds with a queue above the ceiling after which the window dips
+	markRounds    = 128 // rounds without marks after which the path is one that does not mark: more than between two marks of a stream
 	enough        = 8   // round trips whose least shows a queue before the round ends (RFC 9406)
 	vainDips      = 4   // dips that do not empty the queue after which the sender competes; one more if the queue holds more than the path
 	tellingWindow = 16  // frames in flight before a dip that shows what others have
