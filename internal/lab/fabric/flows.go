@@ -183,7 +183,7 @@ type Mixed struct {
 	Flows            []Finished
 	Goodput          float64 // until the last flow was over, bits per second
 	Resent, Timeouts uint64
-	MeanQueue        float64 // of the hosts' links while flows begin, bytes
+	MeanQueue        float64 // bytes; Mix: of the hosts' links while flows begin, Incast: of the receiver's during the rounds
 }
 
 // Run runs the flows until all have ended, for at most 100 times Time.
@@ -264,34 +264,29 @@ func (c Incast) Run() (r Mixed, err error) {
 		if !n.RunUntil(10*Second, func() bool { return open == 0 || err != nil }) {
 			err = cmp.Or(p.err(), fmt.Errorf("%d of %d messages have not arrived", open, c.Senders))
 		}
-		if err != nil {
-			return err
-		}
-		n.Run(Millisecond)
-		return nil
+		return err
 	}
 	if c.Transport == OverVI { // a connection has measured a round trip, as TCP has by its handshake
 		if err := round(1, func(*Host, int64) {}); err != nil {
 			return r, err
 		}
 	}
-	for _, d := range n.Down {
-		d.Forget()
-	}
 	busy := int64(0)
 	for range c.Rounds {
-		last := int64(0)
+		n.Run(Millisecond)
+		begun := n.Now()
+		n.Down[0].Forget()
 		if err := round(c.Bytes, func(from *Host, took int64) {
-			last = max(last, took)
 			r.Flows = append(r.Flows, Finished{c.Bytes, float64(took) / float64(n.ideal(from, to, c.Bytes*int64(c.Senders)))})
 		}); err != nil {
 			return r, err
 		}
-		busy += last
+		took := n.Now() - begun
+		busy += took
+		r.MeanQueue += n.Down[0].MeanQueue() * float64(took)
 	}
-	begun := n.Now() - busy
-	r.ended(p, begun, c.Bytes*int64(c.Senders*c.Rounds))
-	r.MeanQueue = n.Down[0].MeanQueue()
+	r.MeanQueue /= float64(max(1, busy))
+	r.ended(p, n.Now()-busy, c.Bytes*int64(c.Senders*c.Rounds))
 	return r, p.err()
 }
 

@@ -62,6 +62,17 @@ func TestIncastOfMany(t *testing.T) {
 	}
 }
 
+// The mean queue of an incast is that of its rounds: the time between them, in which nothing is sent, does not count.
+func TestIncastQueue(t *testing.T) {
+	c := Incast{Seed: 1, Shape: network(2, 8, 2), Senders: 4, Bytes: 10 * payload, Rounds: 3}
+	r, err := c.Run()
+	must(t, err)
+	// All frames arrive in the first third of a round, and then leave one after the other.
+	if least := float64(4*10*frame) / 6; r.MeanQueue < least || r.MeanQueue > 4*10*frame {
+		t.Errorf("mean queue %.0f bytes, want %.0f or more: %+v", r.MeanQueue, least, r)
+	}
+}
+
 // Flows of both distributions end as soon as DCTCP's, in a small network; the bench group has 64 hosts. A seed replays
 // a run.
 func TestMix(t *testing.T) {
