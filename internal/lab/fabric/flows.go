@@ -251,10 +251,11 @@ func (c Incast) Run() (r Mixed, err error) {
 	p := newPaths(n, c.Transport)
 	to := n.Hosts[0]
 	round := func(bytes int64, done func(from *Host, took int64)) (err error) {
-		open, begun := c.Senders, n.Now()
+		open := c.Senders
 		for i := range c.Senders {
 			from := n.Hosts[len(n.Hosts)-1-i]
 			n.After(n.rng.Int64N(c.Within+1), func() {
+				begun := n.Now()
 				err = cmp.Or(err, p.transfer(from, to, bytes, func(now int64) {
 					open--
 					done(from, now-begun)

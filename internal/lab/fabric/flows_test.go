@@ -73,6 +73,17 @@ func TestIncastQueue(t *testing.T) {
 	}
 }
 
+// The time of a message is from its own beginning, not from that of its round.
+func TestIncastSlowdown(t *testing.T) {
+	r, err := Incast{Seed: 1, Shape: network(2, 8, 2), Senders: 1, Bytes: 64 << 10, Rounds: 8, Within: Millisecond}.Run()
+	must(t, err)
+	for _, f := range r.Flows {
+		if f.Slowdown < 1 || f.Slowdown > 1.5 {
+			t.Errorf("a message alone has a slowdown of %.2f", f.Slowdown)
+		}
+	}
+}
+
 // Flows of both distributions end as soon as DCTCP's, in a small network; the bench group has 64 hosts. A seed replays
 // a run.
 func TestMix(t *testing.T) {
