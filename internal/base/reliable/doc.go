@@ -49,6 +49,7 @@ const (
 	minTimeout   = 200_000        // least time before a tail probe or retransmission
 	maxTimeout   = 200_000_000    // longest interval between retransmissions, unless round trips are longer
 	slowTimeout  = 800_000_000    // the same on a path with longer round trips
+	mostTrip     = 1_600_000_000  // longest time that counts as a round trip: in a longer one a machine was stopped
 	firstRTT     = 1_000_000      // round trip assumed before one was measured
 	delayCeiling = 1_000_000      // queueing delay above 5/4 of the least round trip at which the sender slows down
 	minRTTWindow = 10_000_000_000 // a least round trip older than this is measured again

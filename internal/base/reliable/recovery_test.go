@@ -306,3 +306,26 @@ func TestStalledReceiverClosesTheWindow(t *testing.T) {
 		t.Errorf("at %d us: %+v", w.now/1000, s)
 	}
 }
+
+// Machines that were stopped with frames under way, as virtual machines for a snapshot, go on as before: the time does not
+// count as a round trip, for pacing and for losses.
+func TestClockThatJumps(t *testing.T) {
+	for _, l := range []link{{delay: 20_000, perFrame: 1000}, {delay: 20_000, perFrame: 1000, loss: 0.02}, {delay: 500_000, perFrame: 10_000}} {
+		for seed := range uint64(5) {
+			w, a, b := pair(seed, 1, 256, l, l)
+			a.total = 2000
+			mustTransfer(t, w, a, b, second)
+			a.total += 2000
+			a.work()
+			w.run(w.now+second, func() bool { return b.placed == 3000 })
+			const stopped = 600 * second
+			w.now += stopped
+			for i := range w.events {
+				w.events[i].at += stopped
+			}
+			if err := transfer(w, a, b, second); err != nil {
+				t.Errorf("%+v: %.100s", l, err.Error())
+			}
+		}
+	}
+}

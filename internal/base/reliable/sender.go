@@ -278,13 +278,14 @@ func (s *Sender) arrived(now int64, seq uint32, f *sentFrame) {
 		s.reordered = reorderRounds
 	}
 	if !echo && f.sentAt >= s.rackSent {
-		s.rackSent, s.rackTrip = f.sentAt, now-f.sentAt
+		s.rackSent, s.rackTrip = f.sentAt, min(now-f.sentAt, mostTrip)
 	}
 }
 
 // measured records the round trip of a frame that was sent once. Only such a frame ends the doubling of the timer
 // (Karn). Otherwise, on a path that became slower than the timer, every frame would be sent twice for ever.
 func (s *Sender) measured(now, t int64) {
+	t = min(t, mostTrip)
 	window := int64(minRTTWindow)
 	if s.competing {
 		window *= 6 // there is a queue for as long
