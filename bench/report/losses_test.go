@@ -23,7 +23,8 @@ func latencies(name string, bytes float64, p50 map[string]float64) Group {
 
 // Rows of via-xdp can lose to TCP and other programs, but not to rings, UDP, each other, or
 // another MTU. They are compared with the best of those that are better. A forced protocol
-// does not lose. Other programs and TCP never count as via-xdp, under any name.
+// does not lose. Other programs and TCP never count as via-xdp, under any name, but those over its
+// provider of libfabric do.
 func TestLosses(t *testing.T) {
 	for _, c := range []struct {
 		p50  map[string]float64
@@ -36,6 +37,16 @@ func TestLosses(t *testing.T) {
 		{map[string]float64{
 			"mvich": 5, "mvich-r3": 9, "mpich-tcp": 4, "tcp-net": 3, "net/http over TCP": 6, "net/http over vianet": 7,
 		}, []string{"net/http over vianet against tcp-net", "mvich against tcp-net"}},
+		{map[string]float64{ // of layers-proxy
+			"TCP, no proxy": 2, "two proxies, TCP between": 3, "two proxies, VIA between": 4,
+		}, []string{"two proxies, VIA between against TCP, no proxy"}},
+		{map[string]float64{ // of layers-openmpi
+			"openmpi-tcp": 2, "openmpi-viaxdp": 3, "openmpi-rxm": 5,
+		}, []string{"openmpi-rxm against openmpi-tcp", "openmpi-viaxdp against openmpi-tcp"}},
+		{map[string]float64{ // of peers
+			"fi_pingpong-msg (mean)": 5, "fi_pingpong-msg-viaxdp (mean)": 6, "fi_pingpong-rdm-viaxdp (mean)": 4, "vi-reliable-delivery": 4.5,
+			"libvipl-pingpong": 7, "tcp-spin": 5.5,
+		}, []string{"libvipl-pingpong against fi_pingpong-msg (mean)", "fi_pingpong-msg-viaxdp (mean) against fi_pingpong-msg (mean)"}},
 	} {
 		var got []string
 		for _, l := range (&Report{Groups: []Group{latencies("any", 64, c.p50)}}).losses() {

@@ -26,13 +26,16 @@ const (
 // kindOf derives the kind from the name of a series. Unknown names count as via-xdp's,
 // so that a loss of theirs is not missed.
 func kindOf(series string) kind {
+	if strings.Contains(series, "-viaxdp") { // another program over via-xdp's provider of libfabric
+		return via
+	}
 	for _, k := range []struct {
 		prefix string
 		kind   kind
 	}{
 		{"raw-", floor}, {"asavie-", floor}, {"tcp", tcp}, {"udp", udp},
 		{"sockperf", others}, {"iperf3", others}, {"fi_", others}, {"ucx_", others}, {"mpich", others},
-		{"net/http over TCP", tcp}, {"mvich-", forced},
+		{"net/http over TCP", tcp}, {"TCP, no proxy", tcp}, {"two proxies, TCP between", tcp}, {"openmpi-tcp", others}, {"mvich-", forced},
 	} {
 		if strings.HasPrefix(series, k.prefix) {
 			return k.kind
