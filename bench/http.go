@@ -28,6 +28,8 @@ type HTTPResult struct {
 	Requests  int64
 	PerSecond float64
 	Disturbed []string // why the figures are doubtful; empty: they are not
+
+	Conditions Conditions
 }
 
 // httpInput is what both tasks get. Server is where the server is.
@@ -40,6 +42,7 @@ type httpInput struct {
 type httpOutput struct {
 	Requests int64
 	Span     Span
+	Facts    Facts
 }
 
 // httpPort is the server's, of either network.
@@ -64,15 +67,20 @@ func (l HTTPLoad) validate() error {
 func (b *Bed) HTTP(ctx context.Context, l HTTPLoad) (_ *HTTPResult, err error) {
 	defer fail.Catch(&err)
 	fail.If(l.validate())
-	out := outputOf[httpOutput](b.apart(ctx, l.Vianet, "http-get", "http-serve", httpInput{l, b.server.at(l.Vianet).Local})[0])
-	return &HTTPResult{
+	replies := b.apart(ctx, l.Vianet, "http-get", "http-serve", httpInput{l, b.server.at(l.Vianet).Local})
+	out, server := outputOf[httpOutput](replies[0]), outputOf[Facts](replies[1])
+	r := &HTTPResult{
 		Requests: out.Requests, PerSecond: float64(out.Requests) / out.Span.Wall.Seconds(),
-		Disturbed: disturbances(out.Span, Span{}, false),
-	}, nil
+		Disturbed: disturbances(out.Span, Span{}, false), Conditions: HostConditions(),
+	}
+	r.Conditions.learn(out.Facts)
+	r.Conditions.pinned(out.Facts, server)
+	r.Conditions.Polling = "wait" // both networks sleep
+	return r, nil
 }
 
 // serveHTTP is a task: the server, until the client ends it.
-func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
+func serveHTTP(j *job, in httpInput) (_ Facts, err error) {
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, in.Vianet))
 	defer fail.Closing(&err, n.close)
@@ -96,7 +104,7 @@ func serveHTTP(j *job, in httpInput) (_ struct{}, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
-	return struct{}{}, errors.Join(err, s.Shutdown(ctx))
+	return n.facts(), errors.Join(err, s.Shutdown(ctx))
 }
 
 // httpLimit is what opening, warming up and closing may take.
@@ -128,6 +136,7 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	clock := startStopwatch()
 	out.Requests = c.load(in.Connections, in.Duration)
 	out.Span = clock.span()
+	out.Facts = n.facts()
 	return out, c.get(httpEnd, 0)
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/fail"
+	"viaxdp/internal/lab/testbed"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -48,6 +49,14 @@ func openNetwork(p Params, overVianet bool) (*network, error) {
 		nic: nic, listen: stack.Listen, dial: stack.DialContext, alloc: stack.Alloc,
 		close: sync.OnceValue(func() error { return errors.Join(stack.Close(), nic.Close()) }),
 	}, nil
+}
+
+// facts are those of the NIC, if there is one, and of this process.
+func (n *network) facts() Facts {
+	if n.nic != nil {
+		return factsHere(n.nic)
+	}
+	return Facts{CPUs: fail.Must(testbed.AllowedCPUs())}
 }
 
 // reach dials until the other side listens.

@@ -56,6 +56,9 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("no rate of %s", name)
 		}
 	}
+	if c := g.Conditions; c.Mode != "generic" || c.MTU != 1500 || c.Polling != "wait" || len(c.PinnedCPUs) != 2 {
+		t.Errorf("conditions: %+v", c)
+	}
 }
 
 // Under each fault both transports have all figures, and the forwarder's counters prove the

@@ -49,7 +49,7 @@ const (
 
 func (s *session) layersHTTP() *report.Group {
 	load := bench.HTTPLoad{Bytes: 1024, Connections: 16, Duration: s.longer(time.Second)}
-	g := &report.Group{Axis: alongSizes, Base: httpTCP, Conditions: bench.HostConditions(), Notes: []string{
+	g := &report.Group{Axis: alongSizes, Base: httpTCP, Notes: []string{
 		fmt.Sprintf("net/http on both sides, unchanged: %d connections that are kept, each with one request under way. Messages are requests.", load.Connections),
 		loneKernelPair,
 	}}
@@ -63,6 +63,7 @@ func (s *session) layersHTTP() *report.Group {
 			at.put(report.Rate, r.PerSecond)
 			at.n += r.Requests
 			at.disturb(r.Disturbed)
+			g.Conditions = conditionsOf(g.Conditions, r.Conditions)
 		}
 	})
 }
