@@ -272,6 +272,25 @@ func TestFuzzTargets(t *testing.T) {
 	nstest.ErrorIf(t, targets == 0, "no fuzz targets were found")
 }
 
+// .ci/run must not go on without its check of what the race detector leaves out, if go list fails since a package
+// was moved.
+func TestRacedIsChecked(t *testing.T) {
+	script, err := os.ReadFile("../../.ci/run")
+	nstest.Must(t, err)
+	head, _, found := strings.Cut(string(script), "# go test with flags of packages")
+	nstest.FatalIf(t, !found || !strings.Contains(head, "raced() {"), "raced was not found in .ci/run")
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		nstest.Lacks(t, "there is no bash")
+	}
+	path := filepath.Join(t.TempDir(), "run")
+	for list, want := range map[string]bool{"echo viaxdp/vipl": true, `[ "$2" != -f ] && echo viaxdp/vipl`: false} {
+		nstest.Must(t, os.WriteFile(path, []byte(head+"go() { "+list+"; }\npackages=$(raced)\n"), 0o600))
+		out, err := exec.Command(bash, path).CombinedOutput()
+		nstest.ErrorIf(t, (err == nil) != want, "go list is %q: %v, want success %v\n%s", list, err, want, out)
+	}
+}
+
 // isTarget reports whether fn is a fuzz target, not a helper of one.
 func isTarget(fn *ast.FuncDecl) bool {
 	if fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Fuzz") || len(fn.Type.Params.List) != 1 {
