@@ -88,6 +88,10 @@ func TestForeign(t *testing.T) {
 			t.Errorf("%#x bytes: %v", n, err)
 		}
 	}
+	const last = math.MaxInt64 // the end of both together wraps to the first page
+	if _, err := unlimited.RegisterForeign(last-100, last, Attributes{Ptag: unlimited.tag}); !errors.Is(err, ErrAddress) {
+		t.Errorf("an end behind the address space: %v", err)
+	}
 }
 
 // Memory that was registered before is checked again: it must be there, and readable if another mapping has its place.
@@ -205,6 +209,18 @@ func TestLimits(t *testing.T) {
 	}
 	want := Limits{MaxRegions: MaxRegions, MaxPtags: MaxPtags, MaxBlockBytes: math.MaxInt64, MaxBytes: math.MaxInt64}
 	nstest.Equal(t, "defaults", newFixture(t, Limits{}).Limits(), want)
+}
+
+// The bytes of all regions together are limited, those of memory that is registered twice count twice.
+func TestMaxBytes(t *testing.T) {
+	f := newFixture(t, Limits{MaxBytes: 1000})
+	half, more := f.register(t, f.buf[:500]), Attributes{Ptag: f.tag}
+	nstest.WantErr(t, "one byte too many", nstest.Err(f.Register(f.buf[:501], more)), ErrLimit)
+	again := f.register(t, f.buf[:500])
+	nstest.WantErr(t, "one byte more", nstest.Err(f.Register(f.buf[:1], more)), ErrLimit)
+	nstest.Must(t, f.Deregister(half.Handle(), half.Addr()))
+	nstest.WantErr(t, "as many as are free", nstest.Err(f.Register(f.buf[500:1000], more)), nil)
+	nstest.Check(t, f.Deregister(again.Handle(), again.Addr()))
 }
 
 // Handles keep their value and meaning while the array grows to its end, and
