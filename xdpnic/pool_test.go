@@ -410,6 +410,25 @@ func TestSendRules(t *testing.T) {
 	audit(t, q)
 }
 
+// In zero-copy mode no segment crosses a page, where adjacent pages need not be contiguous for the NIC.
+func TestSendRulesZeroCopy(t *testing.T) {
+	k := newFakeKernel(t, Config{ChunkSize: 3000, Unaligned: true, MultiBuffer: true, RxChunks: 2, TxChunks: 2}, 0)
+	reg := (k.q.pool.limit() + pageSize - 1) &^ (pageSize - 1)
+	for _, c := range []struct {
+		d            Desc
+		copied, zero bool
+	}{
+		{Desc{Addr: reg + 1096, Len: 3000}, true, true},
+		{Desc{Addr: reg + 1097, Len: 3000}, true, false},
+		{Desc{Addr: reg, Len: 3001}, false, false},
+	} {
+		for zc, want := range map[bool]bool{false: c.copied, true: c.zero} {
+			k.q.zc = zc
+			nstest.ErrorIf(t, k.q.segOK(&c.d) != want, "zero-copy %v, %+v: want %v", zc, c.d, want)
+		}
+	}
+}
+
 // Both halves of a ring, joined, against a plain queue: what is submitted and
 // only that arrives, in order, across the wrap of the 32-bit indices.
 func TestRingAgainstModel(t *testing.T) {

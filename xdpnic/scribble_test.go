@@ -58,6 +58,22 @@ func TestRXEntryOutsideItsChunk(t *testing.T) {
 	}
 }
 
+// A chunk that was received is not the kernel's: an RX entry that names it once more is dropped, and counted as wrong.
+func TestRXEntryTwice(t *testing.T) {
+	k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 8}, 0)
+	q, frames := k.q, make([]Frame, 4)
+	nstest.FatalIf(t, !k.deliver(64) || q.Receive(frames) != 1, "not received")
+	k.rx.desc[k.rx.head&k.rx.mask] = Desc{Addr: frames[0].Addr, Len: 64}
+	k.rx.submit(1)
+	nstest.FatalIf(t, !k.deliver(65), "the frame behind it")
+	if n := q.Receive(frames[1:]); n != 0 || q.n.rxBadEntries != 1 || q.n.rxTooManySegs != 0 {
+		t.Errorf("%d frames, %+v", n, q.n)
+	}
+	if n := q.Receive(frames[1:]); n != 1 || len(frames[1].Data) != 65 {
+		t.Errorf("the frame behind it: %d of %d bytes", n, len(frames[1].Data))
+	}
+}
+
 // For any contents of the rings (indices, entries and flags of both sides), no call loops or panics, what is handed
 // out lies in the chunks of this queue, and no TX chunk is handed out twice.
 func TestScribbledRings(t *testing.T) {

@@ -512,3 +512,42 @@ func TestSharingOverwrittenRing(t *testing.T) {
 	nstest.Equal(t, "its chunks", n, 5) // with those that Refill gave back, which are no longer on the ring
 	nstest.Equal(t, "chunks that it gave back", onRing(), 5)
 }
+
+// A process sends no chunk of another one. A frame that is refused leaves no chunk in flight: the agent would wait for its
+// completion if the process died. More completions than the ring has entries were not written by the kernel.
+func TestSharingRefused(t *testing.T) {
+	const chunks, mine = 8, 4
+	k := newFakeKernel(t, Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: chunks, TxChunks: chunks}, 0)
+	q, p := k.q, k.q.pool
+	p.tx, p.nfree = mine, mine // the others are another process's
+	c := &sharedPool{
+		tx: make([]uint64, chunks), parts: make([]partitionWords, 1),
+		comp: make([]uint64, chunks), compMask: chunks - 1, compProd: new(uint32), compCons: new(uint32),
+	}
+	p.shared = c
+	for i := range p.free {
+		p.free[i] = p.addr(p.txAt + uint64(i))
+	}
+	addr, _, _ := q.Alloc()
+	behind := p.addr(p.total)
+	for name, second := range map[string]Desc{
+		"no bytes": {Addr: behind}, "another's chunk": {Addr: p.addr(p.txAt + mine), Len: 64}, "an RX chunk": {Addr: p.addr(0), Len: 64},
+	} {
+		if q.SendSegs([]Desc{{Addr: addr, Len: 64}, second}, false) || q.SendSegs([]Desc{{Addr: addr, Len: 13}}, false) {
+			t.Errorf("%s: sent", name)
+		}
+		if q.InFlight(addr) || c.tx[p.chunk(addr)-p.rx] != txFree {
+			t.Errorf("%s: in flight %v, word %#x", name, q.InFlight(addr), c.tx[p.chunk(addr)-p.rx])
+		}
+	}
+	nstest.FatalIf(t, !q.SendSegs([]Desc{{Addr: addr, Len: 64}, {Addr: behind, Len: 64}}, false), "refused")
+	c.comp[0] = addr
+	*c.compProd = chunks + 1
+	if n := q.Reap(); n != 0 || *c.compCons != 0 || !q.InFlight(addr) {
+		t.Errorf("%d completions, the consumer is at %d", n, *c.compCons)
+	}
+	*c.compProd = 1
+	if n := q.Reap(); n != 1 || *c.compCons != 1 || q.InFlight(addr) {
+		t.Errorf("%d completions, the consumer is at %d", n, *c.compCons)
+	}
+}
