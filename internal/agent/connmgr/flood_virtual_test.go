@@ -154,6 +154,7 @@ func TestCookies(t *testing.T) {
 			{func(m *wire.CM) { m.ID++ }, agent4},
 			{func(m *wire.CM) { m.To = []byte("other") }, agent4},
 			{func(m *wire.CM) { m.From = []byte("other") }, agent4},
+			{func(m *wire.CM) { m.Flags ^= wire.CMRDMAWrite }, agent4},
 			{func(*wire.CM) {}, netip.AddrPortFrom(there4, wire.Port+1)},
 			{func(*wire.CM) {}, netip.AddrPortFrom(here4, wire.Port)},
 		} {
