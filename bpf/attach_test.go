@@ -241,7 +241,9 @@ func TestAttachErrors(t *testing.T) {
 	// The same MTU is no obstacle to a program that takes fragments.
 	d := loadTestDemux(t)
 	frags := loadTestRedirect(t, RedirectConfig{Frags: true})
+	oneBuffer := load(t, Config{SingleBuffer: true})
 	within(t, a, func() error {
+		nstest.WantErr(t, "a demux program that takes none", oneBuffer.Attach(a.Index, Native), unix.ERANGE)
 		if err := d.Attach(a.Index, Native); err != nil {
 			return err
 		}

@@ -70,6 +70,20 @@ func TestEnterRefuses(t *testing.T) {
 	}
 }
 
+// After Close the table has no VI, for a process that still has the map or the program.
+func TestCloseEmptiesTheTable(t *testing.T) {
+	d := loadTestDemux(t)
+	kept, err := d.vis.m.Clone()
+	nstest.Must(t, err)
+	defer kept.Close()
+	nstest.Must(t, d.Close())
+	for i := range uint32(testVIs) {
+		var e demuxViEntry
+		nstest.Must(t, kept.Lookup(i, &e))
+		nstest.ErrorIf(t, uint32(e.Id) != 0, "entry %d is of VI %#x", i, uint32(e.Id))
+	}
+}
+
 // A map lookup returns each entry as it is in the mapping.
 func TestTableLayout(t *testing.T) {
 	d := loadTestDemux(t)
