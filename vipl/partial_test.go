@@ -279,3 +279,55 @@ func TestHeadIsRewound(t *testing.T) {
 	n.b.Farewell()
 	equal(t, "a connection has ended, and", vb.PlacedAtHead(), 0)
 }
+
+// A request for an RDMA read in the middle of a reliable VI's message ends the connection, and nothing is read.
+func TestReadInAMessage(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{gate: true})
+	s := newSpy(t, n)
+	va, vb := openVI(t, n.a.NIC, vipl.ReliableDelivery), openVI(t, n.b.NIC, vipl.ReliableDelivery)
+	join(t, n.a.NIC, va, n.b.NIC, vb)
+	postRecv(t, vb, newBox(t, n.b.NIC, 1, 64), 0, 64)
+	from := openBox(t, n.b.NIC).remote(0)
+	h := s.expected(vb, wire.KindData)
+	h.Flags = wire.FlagFirst
+	s.counted("the first frame", func(c vipl.Counters) uint64 { return c.Frames }, 1, func() { s.forge(h, []byte("the beginning")) })
+	h = s.expected(vb, wire.KindRead)
+	h.Immediate, h.RemoteAddr, h.RemoteHandle = 8, from.Data, uint32(from.Handle)
+	s.counted("the read", func(c vipl.Counters) uint64 { return c.Malformed }, 1, func() { s.forge(h, nil) })
+	stateIs(t, vb, vipl.Error)
+	errorIf(t, n.b.Counters().Reads > 0, "it was answered")
+}
+
+// The answer to an RDMA read comes in order, and is for the oldest read: a piece for another place ends the connection, and
+// is not placed.
+func TestReadDataElsewhere(t *testing.T) {
+	for name, change := range map[string]func(h *wire.Header){
+		"another place": func(h *wire.Header) { h.RemoteAddr = 8 },
+		"another read":  func(h *wire.Header) { h.Immediate++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newMemoryNet(t, memoryConfig{gate: true})
+			s := newSpy(t, n)
+			va, vb := openVI(t, n.a.NIC, vipl.ReliableDelivery), openVI(t, n.b.NIC, vipl.ReliableDelivery)
+			join(t, n.a.NIC, va, n.b.NIC, vb)
+			n.a.queue.Cut(true) // a answers nothing
+			x := newBox(t, n.b.NIC, 1, 64)
+			x.desc[0].SetRDMARead(openBox(t, n.a.NIC).remote(0), segment(x, 0, 64))
+			postDesc(t, vb, x, 0)
+			var asked wire.Packet
+			for _, frame := range s.frames(1) {
+				if p := (wire.Packet{}); p.Decode(frame) == nil && p.Kind == wire.KindRead {
+					asked = p
+				}
+			}
+			fatalIf(t, asked.Kind != wire.KindRead, "the read was not asked for")
+			h := s.expected(vb, wire.KindReadData)
+			h.Immediate, h.Ack = asked.Seq, asked.Seq+1
+			change(&h)
+			s.counted("the data", func(c vipl.Counters) uint64 { return c.Malformed }, 1, func() { s.forge(h, []byte("eight by")) })
+			stateIs(t, vb, vipl.Error)
+			errorIf(t, x.buf[0][0] != 0, "it was placed: %q", x.buf[0][:16])
+			n.a.queue.Cut(false)
+		})
+	}
+}
