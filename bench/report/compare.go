@@ -52,13 +52,13 @@ func (d Difference) Worse() float64 {
 	return 100 * (1 - d.Ratio())
 }
 
-// aside reports whether a figure depends on single messages or rounds, or another
-// figure represents it: it is shown and does not count.
-func (d Difference) aside() bool { return slices.Contains(aside, d.Metric) }
+// aside reports whether a figure depends on single messages or rounds, another figure
+// represents it, or it is what was done to the network: it is shown and does not count.
+func (d Difference) aside() bool { return d.Metric == FaultRatio || slices.Contains(aside, d.Metric) }
 
 // WorseThan reports whether any figure of B is worse than that of A by more than
 // percent, and marked. Points that were disturbed do not count, nor do [Max], [Mean],
-// [Stdev] and [Peak].
+// [Stdev], [Peak] and [FaultRatio].
 func (c *Comparison) WorseThan(percent float64) bool {
 	return slices.ContainsFunc(c.Differences, func(d Difference) bool {
 		return d.Marked() && !d.Disturbed && !d.aside() && d.Worse() > percent

@@ -119,6 +119,22 @@ func TestCompareAside(t *testing.T) {
 	}
 }
 
+// How many frames met a fault is what the forwarder did to both runs: B is not worse by it.
+func TestCompareFault(t *testing.T) {
+	loss := func(hit, resent float64) *Report {
+		return &Report{Groups: []Group{{Name: LossGroup, Axis: Axis{Name: "fault"}, Series: []Series{{Name: delivery, Points: []Point{{
+			X: 1, Label: "loss-0.1%", Values: map[Metric]Value{FaultRatio: turnsAround(hit, 0.05), ResentRatio: turnsAround(resent, 0.05)},
+		}}}}}}}
+	}
+	c := Compare(loss(0.001, 0.002), loss(0.0014, 0.0024))
+	if s := c.summary(); !strings.Contains(s, "most of all loss, vi-reliable-delivery, loss-0.1%, resent_ratio by 20.0%") {
+		t.Error(s)
+	}
+	if c.WorseThan(21) || !c.WorseThan(19) {
+		t.Errorf("worse by more than 21 %%: %v, 19 %%: %v", c.WorseThan(21), c.WorseThan(19))
+	}
+}
+
 // A label says which point it is, wherever it stands.
 func TestCompareByLabel(t *testing.T) {
 	a, b := sample(), sample()
