@@ -297,3 +297,16 @@ func TestQuotaOfKeptSharedQueue(t *testing.T) {
 		})
 	}
 }
+
+// Root is served although other users have all connections that there may be.
+func TestNoRoomForOthers(t *testing.T) {
+	g := oneAgent(t, nstest.Options{}, agentConfig{Processes: 1, Most: 1})
+	await.Until(t, "another user has the connection", func() bool { // as soon as what startAgent has asked is over
+		_, err := g.rawAs(t, 60001).ask(helloRequest)
+		return err == nil
+	})
+	_, err := g.rawAs(t, 60002).ask(helloRequest)
+	nstest.WantErr(t, "a third user", err, agentproto.ErrQuota)
+	_, err = agentclient.Probe(g.socket)
+	nstest.WantErr(t, "root", err, nil)
+}
