@@ -115,7 +115,7 @@ func PollingOf(rows []Row) string {
 	case len(rows):
 		return "wait"
 	}
-	return "spin; names with -wait, -block and -net sleep"
+	return "spin; vianet and names with -wait, -block and -net sleep"
 }
 
 // Version of this program as the Go build knows it: the module's version, or

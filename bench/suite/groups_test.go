@@ -93,6 +93,16 @@ func TestLoss(t *testing.T) {
 	}
 }
 
+// Where some rows sleep and others poll, the conditions say which, whatever comes first.
+func TestPollingUnderFaults(t *testing.T) {
+	nstest.Require(t)
+	rows := []faultRow{{vianetRow, vianetRow, "", 1}, {report.LossTCP, tcpSpin, "cubic", 1}}
+	g := newSession(t.Context(), shortly()).underFaults(rows, faults[:1])
+	if p := g.Conditions.Polling; !strings.HasPrefix(p, "spin; ") || !strings.Contains(p, vianetRow) {
+		t.Errorf("polling: %s", p)
+	}
+}
+
 // The name of a fault matches its effect, and TCP is measured with the congestion control that
 // its row names.
 func TestFaultsAreWhatTheyAreCalled(t *testing.T) {

@@ -119,6 +119,11 @@ func (s *session) underFaults(rows []faultRow, faults []fault) *report.Group {
 			}
 		})
 	})
+	var all []bench.Row
+	for _, row := range rows {
+		all = append(all, bench.Row{Name: row.transport})
+	}
+	g.Conditions.Polling = bench.PollingOf(all)
 	return g
 }
 
