@@ -31,6 +31,18 @@ func collectedBy(t *testing.T, cfg Config) *Server {
 	return s
 }
 
+// The next agent charges what this one has, each queue of a handle that has several, and for a link its memory alone.
+func TestRecordOfPinned(t *testing.T) {
+	for _, d := range []pinnedQueue{
+		{uid: 7, sockets: []uint64{1}, has: claims{processes: 1, queues: 1, pinned: 4096}},
+		{uid: 7, sockets: []uint64{1, 2, 3}, has: claims{processes: 1, queues: 3, pinned: 4096}},
+		{uid: 7, sockets: []uint64{1, 2}, has: claims{pinned: 4096}, shmLink: true},
+	} {
+		r := d.record()
+		nstest.Equal(t, fmt.Sprintf("%d sockets, link %v", len(d.sockets), d.shmLink), r.claims(), d.has)
+	}
+}
+
 // pin charges user 7 with a pinned queue, which has socket 4711.
 func (s *Server) pin(t *testing.T, key string) {
 	t.Helper()
