@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -309,4 +310,38 @@ func TestNoRoomForOthers(t *testing.T) {
 	nstest.WantErr(t, "a third user", err, agentproto.ErrQuota)
 	_, err = agentclient.Probe(g.socket)
 	nstest.WantErr(t, "root", err, nil)
+}
+
+// A user sees its own account and queues, and root those of all.
+func TestStatusOfOthers(t *testing.T) {
+	g := oneAgent(t, nstest.Options{Queues: 2}, agentConfig{})
+	const user = 60001
+	n, err := g.open(vipl.WithQueue(1))
+	nstest.Must(t, err)
+	defer n.Close()
+	r := g.rawAs(t, user).hello()
+	nstest.Must(t, r.open(0))
+	reply, err := r.ask(agentproto.Request{ID: 3, Op: agentproto.OpStatus})
+	nstest.Must(t, err)
+	seen := func(s kagent.Status) (users, leases []uint32) {
+		for _, u := range s.Users {
+			users = append(users, u.UID)
+		}
+		for _, nic := range s.NICs {
+			for _, l := range nic.Leases {
+				leases = append(leases, l.Holder.UID)
+			}
+		}
+		slices.Sort(leases)
+		return users, leases
+	}
+	for who, c := range map[string]struct {
+		status kagent.Status
+		want   []uint32
+	}{"the user": {*reply.Status, []uint32{user}}, "root": {g.status(t), []uint32{0, user}}} {
+		users, leases := seen(c.status)
+		if !slices.Equal(users, c.want) || !slices.Equal(leases, c.want) {
+			t.Errorf("%s sees the accounts of %d and the queues of %d, want %d", who, users, leases, c.want)
+		}
+	}
 }
