@@ -3,6 +3,7 @@ package fabric
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -152,7 +153,7 @@ type Finished struct {
 }
 
 // Percentile returns a percentile of the slowdown of the flows whose size is in [least, below), and the number of these
-// flows.
+// flows: the least slowdown that a share of them does not exceed (nearest rank).
 func Percentile(flows []Finished, least, below int64, share float64) (slowdown float64, n int) {
 	var list []float64
 	for _, f := range flows {
@@ -164,7 +165,7 @@ func Percentile(flows []Finished, least, below int64, share float64) (slowdown f
 		return 0, 0
 	}
 	slices.Sort(list)
-	return list[min(len(list)-1, int(share*float64(len(list))))], len(list)
+	return list[max(1, int(math.Ceil(share*float64(len(list)))))-1], len(list)
 }
 
 // Mix is flows between random hosts. They begin at random times (a Poisson process) and load the hosts' links to Load.

@@ -27,6 +27,22 @@ func p99(t *testing.T, r Mixed, below int64) float64 {
 	return slowdown
 }
 
+func TestPercentile(t *testing.T) {
+	var flows []Finished
+	for i := range 100 {
+		flows = append(flows, Finished{Bytes: int64(i), Slowdown: float64(i + 1)})
+	}
+	for _, c := range []struct {
+		below int64
+		share float64
+		want  float64
+	}{{100, 0.5, 50}, {100, 0.99, 99}, {100, 1, 100}, {3, 0.5, 2}, {1, 0.99, 1}, {0, 0.5, 0}} {
+		if got, n := Percentile(flows, 0, c.below, c.share); got != c.want || n != int(c.below) {
+			t.Errorf("%v of %d flows: %v of %d, want %v", c.share, c.below, got, n, c.want)
+		}
+	}
+}
+
 // Messages of 64 KiB to one host fill its link, also those of new connections whose first windows overflow a switch.
 // None waits for a timer, and the last ones are not later than DCTCP's.
 func TestIncastOfMany(t *testing.T) {
