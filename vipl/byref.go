@@ -145,6 +145,7 @@ func (p *port) sweep(now int64) {
 			continue
 		}
 		p.settleQueue(&v.send)
+		p.raise(&v.swept)
 		if c := v.conn; c != nil && v.send.waiting() != nil {
 			p.enqueue(c) // a wrong descriptor completes after those before it
 		}

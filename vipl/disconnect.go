@@ -194,7 +194,8 @@ func (w closeWait) handle() *NIC { return w.c.vi.nic }
 
 func (w closeWait) destroyed() error { return nil } // a VI is not destroyed while it disconnects
 
-// flushWait waits until all sends have completed.
+// flushWait waits until all sends have completed. Its signal is not that of the send queue: it would take wake-ups of
+// the program's goroutines, which wait for the first completion.
 type flushWait struct{ v *VI }
 
 func (w flushWait) ready() bool {
@@ -202,12 +203,7 @@ func (w flushWait) ready() bool {
 	return q.completed.Load() == q.tail.Load()
 }
 
-func (w flushWait) notify() *signal {
-	if q := &w.v.send; q.cq == nil {
-		return &q.signal
-	}
-	return &w.v.send.cq.signal
-}
+func (w flushWait) notify() *signal { return &w.v.swept }
 
 func (w flushWait) handle() *NIC { return w.v.nic }
 

@@ -304,3 +304,49 @@ func TestNothingToTheUnproven(t *testing.T) {
 		statesAre(t, vipl.Connected, va, vb)
 	})
 }
+
+// A Wait for the completions of a VI that is disconnected returns with the first, also while Disconnect waits for
+// further ones and a handler's goroutine sleeps for the port.
+func TestWaitBesideFlush(t *testing.T) {
+	for _, shared := range []bool{true, false} {
+		inBubble(t, fmt.Sprint("completion queue ", shared), func(t *testing.T) {
+			c := longFrames
+			c.bubble, c.silence, c.zeroCopy, c.queue.ZeroCopy = true, time.Hour, true, true
+			n := newMemoryNet(t, c)
+			var cq *vipl.CQ
+			if shared {
+				var err error
+				cq, err = n.b.CreateCQ(2)
+				must(t, err)
+			}
+			va := openVI(t, n.a.NIC, vipl.ReliableDelivery)
+			vb, err := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, cq, nil)
+			must(t, err)
+			join(t, n.a.NIC, va, n.b.NIC, vb)
+			xa, xb := newBox(t, n.a.NIC, 2, byRefBytes), newBox(t, n.b.NIC, 2, byRefBytes)
+			postRecvs(t, va, xa, 2, byRefBytes)
+			must(t, openVI(t, n.b.NIC, vipl.ReliableDelivery).RecvNotify(func(*vipl.VI, *vipl.Descriptor) {}))
+			const first, second = time.Second, 3 * time.Second
+			start := time.Now()
+			for i, late := range []time.Duration{first, second} { // until the NIC has read it
+				n.b.queue.SetLies(xdpnictest.Lies{LateCompletion: late})
+				postSend(t, vb, xb, i, byRefBytes)
+				received(t, va, 0)
+			}
+			n.b.queue.SetLies(xdpnictest.Lies{})
+			over := make(chan error, 1)
+			go func() { over <- vb.Disconnect() }()
+			time.Sleep(first / 2)
+			wait := func() error { return errOf(vb.SendWait(time.Minute)) }
+			if shared {
+				wait = func() error { _, _, err := cq.Wait(time.Minute); return err }
+			}
+			noError(t, wait())
+			took := time.Since(start)
+			errorIf(t, took < first || took > first+100*time.Millisecond, "it took %v", took)
+			noError(t, <-over)
+			took = time.Since(start)
+			errorIf(t, took < second || took > second+100*time.Millisecond, "Disconnect took %v", took)
+		})
+	}
+}

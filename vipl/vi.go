@@ -110,6 +110,7 @@ type VI struct {
 	peering *peering // outcome not yet fetched
 	send    workQueue
 	recv    workQueue
+	swept   signal // raised when the NIC has read memory of a send, see flushWait
 }
 
 var (
@@ -177,6 +178,7 @@ func (n *NIC) CreateVI(a VIAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	v.num = num
 	v.send.init(v, sendCQ, false)
 	v.recv.init(v, recvCQ, true)
+	v.swept.init()
 	if err := v.enlist(); err != nil {
 		n.agent.FreeVI(num)
 		v.releaseTag()
