@@ -140,6 +140,7 @@ func (c *conn) linger() {
 	if c.sender != nil {
 		heard, end := c.heardAt(), p.deadline(lingerMost)
 		for part := 0; part < lingerParts && p.now() < end; part++ {
+			c.announceClose()
 			if p.wait(closeWait{c}, p.deadline(disconnectTimeout/lingerParts)) != errWaitTimeout {
 				return
 			}
@@ -160,6 +161,19 @@ func (c *conn) linger() {
 			p.finish(p.now(), true)
 		}
 		p.mu.Unlock()
+	}
+}
+
+// announceClose sends the close of a Reliable Reception VI whose window has no room for it. Two sides that disconnect at
+// once acknowledge no data of each other, so neither window would open. The frame has a number that the peer has
+// acknowledged: a peer that does not disconnect ignores it.
+func (c *conn) announceClose() {
+	p := c.vi.port
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c.open && !c.ending.sent && c.vi.attrs.Level == ReliableReception {
+		p.control(c, wire.KindClose, c.sender.Unacked()-1, 0)
+		p.finish(p.now(), true)
 	}
 }
 

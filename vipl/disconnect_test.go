@@ -86,6 +86,39 @@ func TestReceptionBesideDisconnect(t *testing.T) {
 	}
 }
 
+// Both sides disconnect while messages are under way in both directions, perhaps as many as the windows allow. Neither waits
+// for what the other drops, and with Reliable Reception no send of dropped data succeeds.
+func TestBothDisconnectBesideMessages(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		for _, size := range []int{64, 60_000, 1 << 20} {
+			inBubble(t, fmt.Sprint(size), func(t *testing.T) {
+				n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true, arena: 8 << 20}, level, 2, 2, size)
+				postRecv(t, va, xa, 0, size)
+				postRecv(t, vb, xb, 0, size)
+				n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+				postMessage(t, va, xa, 1, size, 1)
+				postMessage(t, vb, xb, 1, size, 1)
+				over := make(chan error, 2)
+				start := time.Now()
+				for _, v := range []*vipl.VI{va, vb} {
+					go func() { over <- v.Disconnect() }()
+				}
+				for range 2 {
+					noError(t, <-over)
+				}
+				took := time.Since(start)
+				errorIf(t, took > 500*time.Millisecond, "it took %v", took)
+				for _, v := range []*vipl.VI{va, vb} {
+					recvDone(t, v, vipl.StatusFlushed|vipl.StatusOpReceive)
+					if level == vipl.ReliableReception {
+						sent(t, v, vipl.StatusFlushed)
+					}
+				}
+			})
+		}
+	})
+}
+
 // A wrong receive breaks the connection, and the peer hears of it at once, even if the program then disconnects or closes.
 func TestWrongReceiveTellsThePeer(t *testing.T) {
 	for name, end := range map[string]func(*memoryHost, *vipl.VI) error{

@@ -256,8 +256,14 @@ func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool
 	if c.refusal.cause != nil {
 		return false // frames after the refused one are ignored
 	}
-	if c.ending.begun && c.vi.attrs.Level == ReliableReception && p.rx.pkt.Kind != wire.KindClose {
-		return false // deliver would drop it, but an acknowledgement tells the peer that it is in memory
+	if c.ending.begun && c.vi.attrs.Level == ReliableReception {
+		// deliver would drop it, but an acknowledgement tells the peer that it is in memory. So the peer's close, which
+		// ends both, need not wait for the frames before it.
+		if p.rx.pkt.Kind == wire.KindClose {
+			p.sendReset(c, wire.ReasonClosed, now)
+			p.teardown(c, broken{cause: ErrPeerClosed})
+		}
+		return false
 	}
 	if p.rx.pkt.Flags&wire.FlagAckNow != 0 {
 		c.receiver.AskUrgent()
