@@ -119,6 +119,32 @@ func TestBothDisconnectBesideMessages(t *testing.T) {
 	})
 }
 
+// A VI that disconnects while the peer answers its read, and has refused what was posted behind the read, does not wait for
+// the rest of the answer.
+func TestDisconnectBesideRefusal(t *testing.T) {
+	const size = 1 << 20
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n := newMemoryNet(t, memoryConfig{bubble: true, arena: 8 << 20})
+		va, vb := openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
+		join(t, n.a.NIC, va, n.b.NIC, vb)
+		xa, xb := newBox(t, n.a.NIC, 2, size), openBoxOf(t, n.b.NIC, 1, size)
+		n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+		xa.desc[0].SetRDMARead(xb.remote(0), segment(xa, 0, size))
+		postDesc(t, va, xa, 0)
+		xa.desc[1].SetRDMAWrite(vipl.AddressSegment{Data: 1 << 20, Handle: 1}, segment(xa, 1, 64))
+		postDesc(t, va, xa, 1)
+		time.Sleep(10 * time.Millisecond) // the answer is under way
+		start := time.Now()
+		must(t, va.Disconnect())
+		took := time.Since(start)
+		errorIf(t, took > 500*time.Millisecond, "it took %v", took)
+		q, err := vb.Query()
+		must(t, err)
+		errorIf(t, q.State != vipl.Error, "the peer is %v", q.State)
+		n.b.errs.are(t, vipl.ErrorRDMAWriteProtection, vipl.ErrorConnLost)
+	})
+}
+
 // A wrong receive breaks the connection, and the peer hears of it at once, even if the program then disconnects or closes.
 func TestWrongReceiveTellsThePeer(t *testing.T) {
 	for name, end := range map[string]func(*memoryHost, *vipl.VI) error{

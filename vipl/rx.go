@@ -253,8 +253,11 @@ func (p *port) receiveFor(v *VI, frame []xdpnic.Frame, now int64) (kept bool) {
 // takeReliable puts a frame of a reliable VI in order and delivers the frames that are in order now.
 func (p *port) takeReliable(c *conn, frame []xdpnic.Frame, now int64) (kept bool) {
 	seq := p.rx.pkt.Seq
-	if c.refusal.cause != nil {
-		return false // frames after the refused one are ignored
+	if c.refusal.cause != nil { // frames after the refused one are ignored
+		if p.rx.pkt.Kind == wire.KindClose {
+			p.teardownRefused(c, now) // the peer takes no more answers
+		}
+		return false
 	}
 	if c.ending.begun && c.vi.attrs.Level == ReliableReception {
 		// deliver would drop it, but an acknowledgement tells the peer that it is in memory. So the peer's close, which
