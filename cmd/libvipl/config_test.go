@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,6 +64,26 @@ func TestWrongKeyFile(t *testing.T) {
 		t.Setenv("VIA_PSK", name)
 		if _, _, err := options(); err == nil || !strings.HasPrefix(err.Error(), "$VIA_PSK") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// VIA_DNS is 0 or 1; any other value is an error, instead of questions to DNS.
+func TestNameSources(t *testing.T) {
+	for text, want := range map[string]vipl.NSConfig{
+		"": {Names: "n", Hosts: "h"}, "1": {Names: "n", Hosts: "h"}, "0": {Names: "n", Hosts: "h", NoDNS: true},
+	} {
+		t.Setenv("VIA_NAMES", "n")
+		t.Setenv("VIA_HOSTS", "h")
+		t.Setenv("VIA_DNS", text)
+		if got, err := nameSources(); err != nil || got != want {
+			t.Errorf("VIA_DNS=%s: %+v, %v; want %+v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"no", "off", "false", "00", " 0", "2"} {
+		t.Setenv("VIA_DNS", text)
+		if _, err := nameSources(); !errors.Is(err, vipl.ErrNameService) || !strings.Contains(err.Error(), "$VIA_DNS") {
+			t.Errorf("VIA_DNS=%q: %v", text, err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"fmt"
 	"net/netip"
 	"unsafe"
 
@@ -15,10 +16,25 @@ import (
 //export viago_ns_init
 func viago_ns_init(h C.uintptr_t) C.int {
 	return control("VipNSInit", h, func(n *nic) error {
-		return n.NSInit(vipl.NSConfig{
-			Names: variable("VIA_NAMES"), Hosts: variable("VIA_HOSTS"), NoDNS: variable("VIA_DNS") == "0",
-		})
+		c, err := nameSources()
+		if err != nil {
+			return err
+		}
+		return n.NSInit(c)
 	})
+}
+
+// nameSources is where names are looked up, by environment. docs/libvipl.md lists the variables.
+func nameSources() (vipl.NSConfig, error) {
+	c := vipl.NSConfig{Names: variable("VIA_NAMES"), Hosts: variable("VIA_HOSTS")}
+	switch text := variable("VIA_DNS"); text {
+	case "", "1":
+	case "0":
+		c.NoDNS = true
+	default:
+		return c, &vipl.OpError{Op: "NSInit", Return: vipl.ErrNameService, Err: fmt.Errorf("$VIA_DNS is %q: want 0 or 1", text)}
+	}
+	return c, nil
 }
 
 //export viago_ns_shutdown
