@@ -210,3 +210,31 @@ func TestFarewellBeforeAcceptReturns(t *testing.T) {
 		wantError(t, "accept", <-accepted, nil)
 	})
 }
+
+// If one side of a peer-to-peer connect cannot connect with the other, because an interface's MTU is too small, the other
+// one is told: it does not wait until its time is over, and the next attempt of both succeeds.
+func TestPeerThatCannotConnect(t *testing.T) {
+	for _, host := range []string{"a", "b"} {
+		inBubble(t, host, func(t *testing.T) {
+			n := newMemoryNet(t, memoryConfig{bubble: true})
+			va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+			a, b := address(n.a, "left"), address(n.b, "right")
+			small := n.a
+			if host == "b" {
+				small = n.b
+			}
+			small.agent.SetMTU(200)
+			for _, want := range [][2]error{{vipl.ErrRejected, vipl.ErrResource}, {nil, nil}} {
+				start := time.Now()
+				must(t, errors.Join(va.ConnectPeerRequest(a, b, time.Minute), vb.ConnectPeerRequest(b, a, time.Minute)))
+				_, errA := va.ConnectPeerWait()
+				_, errB := vb.ConnectPeerWait()
+				wantError(t, "the side that asks", errA, want[0])
+				wantError(t, "the side that accepts", errB, want[1])
+				took := time.Since(start)
+				errorIf(t, took > time.Second, "it took %v", took)
+				small.agent.SetMTU(1500)
+			}
+		})
+	}
+}

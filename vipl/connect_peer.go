@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/wire"
 )
 
 // Peer-to-peer connections: both sides request, and neither waits for requests.
@@ -172,5 +173,8 @@ func (v *VI) meet(ctx context.Context, local, remote NetAddress) (theirs RemoteA
 	if err != nil {
 		return theirs, err
 	}
-	return remoteAttributes(in.Offer()), v.accept(ctx, op, in, offered, ours, path)
+	if err = v.accept(ctx, op, in, offered, ours, path); err != nil {
+		in.Reject(wire.CMReasonResources) // no other VI can accept this request, and the other side would wait
+	}
+	return remoteAttributes(in.Offer()), err
 }
