@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -20,6 +21,9 @@ const DefaultSilence = 1600 * time.Millisecond
 
 // MinSilence is the smallest silence time that may be set.
 const MinSilence = 10 * time.Millisecond
+
+// longestSilence, 73 years, replaces longer times: the engine adds twice the silence time to its clock.
+const longestSilence = time.Duration(math.MaxInt64 / 4)
 
 // DefaultRxChunks is the number of chunks for received frames. A message of MaxTransferSize at MTU 1500 is 737
 // frames. An unreliable VI sends them without flow control, perhaps to a program that is asleep.
@@ -198,6 +202,7 @@ func open(p provider.Provider, o options) (*NIC, error) {
 	if o.silence < MinSilence {
 		return nil, opError("OpenNIC", nil, ErrInvalidParameter, fmt.Errorf("silence of %v: at least %v", o.silence, MinSilence))
 	}
+	o.silence = min(o.silence, longestSilence)
 	if !o.congestion.valid() {
 		return nil, opError("OpenNIC", nil, ErrInvalidParameter, fmt.Errorf("%v", o.congestion))
 	}

@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -230,5 +231,22 @@ func TestTimerAfterSilence(t *testing.T) {
 		errorIf(t, took > 10*time.Millisecond, "it came after %v", took)
 		resent := n.a.Counters().Resent
 		errorIf(t, frames < 3 || resent < 2, "nothing was lost: %d frames, %d sent again", frames, resent)
+	})
+}
+
+// A silence time without an end ends no connection, and does not overflow.
+func TestEndlessSilence(t *testing.T) {
+	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true, silence: math.MaxInt64}, level, 1, 1, 64)
+		n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
+		postRecv(t, vb, xb, 0, 64)
+		postMessage(t, va, xa, 0, 64, 1)
+		receivedMessage(t, vb, xb.buf[0], 1)
+		time.Sleep(time.Hour)
+		statesAre(t, vipl.Connected, va, vb)
+		for _, h := range []*memoryHost{n.a, n.b} {
+			probes := h.Counters().Probes
+			errorIf(t, probes > 0, "%d probes", probes)
+		}
 	})
 }
