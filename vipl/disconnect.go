@@ -12,8 +12,8 @@ import (
 // Disconnect is VipDisconnect: it ends the connection. Descriptors that are not complete are flushed and v becomes
 // Idle; the peer's VI goes to Error.
 //
-// On a reliable VI the data of completed sends is delivered first, unless the peer does not answer for 200 ms or
-// has not acknowledged all of it within five seconds. A send whose memory the NIC still reads is flushed when it
+// On a reliable VI the data of completed sends is delivered first, unless the peer does not answer for 200 ms (four
+// round trips, if they take longer) or has not acknowledged all of it within five seconds. A send whose memory the NIC still reads is flushed when it
 // has been read; Disconnect waits for that, at most five seconds.
 //
 // On an Idle VI Disconnect flushes the receives that were posted for a future connection. It ends a peer-to-peer
@@ -125,8 +125,8 @@ func (c *conn) beginClose() {
 
 // disconnectTimeout is how long Disconnect waits for the peer. On an unreliable VI it is the time for the
 // acknowledgement of the close. On a reliable VI, where earlier data is delivered first, it is the time for which
-// the peer may be silent. The silence is measured in lingerParts parts, so that if this machine is descheduled
-// once, the peer loses at most one part.
+// the peer may be silent. The silence is measured in lingerParts parts, each of a round trip at least, so that if this
+// machine is descheduled once, the peer loses at most one part.
 const (
 	disconnectTimeout = 200 * time.Millisecond
 	lingerParts       = 4
@@ -138,14 +138,15 @@ const (
 func (c *conn) linger() {
 	p := c.vi.port
 	if c.sender != nil {
-		heard, end := c.heardAt(), p.deadline(lingerMost)
+		heard, trip := c.heardAt()
+		end := p.deadline(lingerMost)
 		for part := 0; part < lingerParts && p.now() < end; part++ {
 			c.announceClose()
-			if p.wait(closeWait{c}, p.deadline(disconnectTimeout/lingerParts)) != errWaitTimeout {
+			if p.wait(closeWait{c}, p.deadline(max(disconnectTimeout/lingerParts, trip))) != errWaitTimeout {
 				return
 			}
-			if h := c.heardAt(); h != heard {
-				heard, part = h, -1
+			if h, t := c.heardAt(); h != heard {
+				heard, trip, part = h, t, -1
 			}
 		}
 		return
@@ -177,12 +178,12 @@ func (c *conn) announceClose() {
 	}
 }
 
-// heardAt returns when a frame of the peer last arrived.
-func (c *conn) heardAt() int64 {
+// heardAt returns when a frame of the peer last arrived, and the round trip; 0: not measured.
+func (c *conn) heardAt() (at int64, trip time.Duration) {
 	p := c.vi.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return c.heard
+	return c.heard, time.Duration(c.sender.RTT())
 }
 
 func (c *conn) finishClose(p *port) {

@@ -119,6 +119,31 @@ func TestBothDisconnectBesideMessages(t *testing.T) {
 	})
 }
 
+// Disconnect repeats a lost frame also on a path whose round trip is longer than the silence that it usually takes for the
+// peer's end.
+func TestDisconnectOnSlowPath(t *testing.T) {
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		const messages = 4
+		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, level, messages, messages, 64)
+		postRecvs(t, vb, xb, messages, 64)
+		var lose atomic.Bool
+		slow := faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData && lose.CompareAndSwap(true, false) })
+		slow.Delay = 250 * time.Millisecond
+		n.wire.SetFaults(slow)
+		for i := range messages {
+			lose.Store(i == messages-1)
+			postMessage(t, va, xa, i, 64, i)
+			if i < messages-1 {
+				time.Sleep(time.Second)
+				recvDone(t, vb, vipl.StatusOpReceive)
+			}
+		}
+		noError(t, va.Disconnect())
+		recvDone(t, vb, vipl.StatusOpReceive)
+		errorIf(t, lose.Load(), "no frame was lost")
+	})
+}
+
 // A VI that disconnects while the peer answers its read, and has refused what was posted behind the read, does not wait for
 // the rest of the answer.
 func TestDisconnectBesideRefusal(t *testing.T) {

@@ -77,7 +77,7 @@ var reliabilityRules = slices.Concat([]Rule{
 		disconnectFlushes(t, level)
 		peerDisconnect(t, level)
 	})),
-	choice("reliability/disconnect-delivers", "What completed sends of a reliable VI handed over arrives before the disconnect does.", "unless the peer does not answer for 200 ms, or has not taken it in five seconds", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
+	choice("reliability/disconnect-delivers", "What completed sends of a reliable VI handed over arrives before the disconnect does.", "unless the peer does not answer for 200 ms or four round trips, or has not taken it in five seconds", eachReliable(func(t *T, level vipl.ReliabilityLevel) {
 		equal(t, "messages that arrived", disconnectBehindSends(t, level, true), sendsBefore)
 	})),
 	rule("reliability/peer-gone", "When the peer's NIC is closed the VI goes to Error and everything posted is flushed.", closeDisconnects),

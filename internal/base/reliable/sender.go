@@ -111,6 +111,9 @@ func (s *Sender) Unacked() uint32 { return s.una }
 // Stats returns the counters.
 func (s *Sender) Stats() SenderStats { return s.stats }
 
+// RTT returns the smoothed round trip, in nanoseconds; 0: not measured.
+func (s *Sender) RTT() int64 { return s.smooth }
+
 // Closes reports whether a new frame of the given units leaves no room for another one like it.
 func (s *Sender) Closes(units int) bool {
 	return s.room() <= 1 || int(int32(s.limit-s.used)) < 2*units
