@@ -12,10 +12,9 @@
 //	| nic  |-----------| conn -- session-|-- device.Local  +---------------+
 //	+------+           +-----------------+
 //
-// A conn is a connection; a session is what the agent keeps for a queue of a program, and outlives
-// the connection. The agent keeps no descriptor of a
-// queue that it has handed out, so that the program's death frees the queue. It keeps one of the
-// memory, to free the pages then. The agent detects the death by the end of the connection,
+// A conn is a connection; a session is what the agent keeps for a queue of a program. It outlives
+// the connection. The agent keeps no descriptor of a queue that it has handed out, so that the
+// program's death frees the queue. It keeps one of the memory, to free the pages then. The agent detects the death by the end of the connection,
 // cleans up, and resets the connections of the program's VIs at their peers.
 //
 // If the agent dies, data paths continue, since the descriptor store holds the files that they
@@ -34,5 +33,5 @@
 //
 // Server.Serve runs a goroutine for each connection, and one for each request that
 // waits. Status may be called at any time. Locks, in this order: session.mu,
-// Server.mu; neither is held during a call of device.
+// Server.mu. While one is held, no call of device is made that takes a lock.
 package agentd
