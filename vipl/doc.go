@@ -68,5 +68,5 @@
 // # Privileges
 //
 // A program needs no privilege if a daemon opens the NIC ([WithAgent]). Without a daemon, OpenNIC needs root, or
-// CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. [Open] over a NIC in memory needs no privilege.
+// CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF.
 package vipl
