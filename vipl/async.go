@@ -72,13 +72,13 @@ func (c ErrorCode) String() string {
 // ErrorDescriptor is an asynchronous error: the object that it is about, and the cause.
 type ErrorDescriptor struct {
 	NIC        *NIC
-	VI         *VI         // nil unless it is about a VI
-	CQ         *CQ         // nil unless it is about a CQ
-	Descriptor *Descriptor // nil unless it is about a descriptor
-	Op         Status      // the operation, a StatusOp value
-	Resource   ResourceCode
-	Code       ErrorCode
-	Err        error // the cause if known, or nil
+	VI         *VI          // nil unless it is about a VI
+	CQ         *CQ          // nil unless it is about a CQ
+	Descriptor *Descriptor  // nil unless it is about a descriptor
+	Op         Status       // the operation, a StatusOp value
+	Resource   ResourceCode // the kind of object
+	Code       ErrorCode    // what happened
+	Err        error        // the cause if known, or nil
 }
 
 // maxErrors bounds the asynchronous errors that wait for a slow handler. A peer can cause errors, so further ones

@@ -68,8 +68,8 @@ func (n *NIC) Listen(local NetAddress) (*Listener, error) {
 	return &Listener{n, l}, nil
 }
 
-// Wait returns the next request. It returns ErrTimeout, with ctx's error, if ctx ends first, and
-// ErrInvalidParameter if the listener or the NIC is or gets closed.
+// Wait returns the next request. Several goroutines may wait. It returns ErrTimeout, with ctx's error, if ctx ends first,
+// ErrInvalidParameter if the listener or the NIC is or gets closed, and ErrResource if the interface was removed.
 func (l *Listener) Wait(ctx context.Context) (*Conn, error) {
 	in, err := l.l.Wait(ctx)
 	if err != nil {
@@ -112,7 +112,9 @@ const acceptTime = 5 * time.Second
 // equal the requester's. Otherwise Accept fails with ErrInvalidReliabilityLevel, ErrInvalidMTU or ErrInvalidQoS;
 // the requester is not answered, and Accept may be called with another VI.
 //
-// Errors: ErrInvalidState if v is not Idle. ErrTimeout if the requester gave up or does not answer. ErrRejected,
+// Errors: ErrInvalidState if v is not Idle. ErrInvalidParameter if v is of another NIC handle, or the request was answered
+// before. ErrTimeout if the requester gave up, or has not confirmed within five seconds. ErrNotReachable and ErrResource as
+// with ConnectRequest. ErrRejected,
 // with ErrSecurity, if the pre-shared keys do not match; the requester is told, and the request is over.
 func (c *Conn) Accept(v *VI) error {
 	const op = "ConnectAccept"

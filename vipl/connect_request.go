@@ -18,7 +18,8 @@ import (
 //
 // Errors: ErrNoMatch if no program waits for that discriminator. ErrRejected if the program there refused; with
 // ErrSecurity if the pre-shared keys do not match. ErrTimeout if no answer arrives. ErrNotReachable if there is no
-// path to the host. ErrInvalidState if v is not Idle. ErrInvalidParameter for timeout 0, and for discriminators
+// path to the host. ErrResource if the interface was removed, the agent refuses (a quota), or the path's frames are too short
+// for data (an MTU below about 320 bytes). ErrInvalidState if v is not Idle. ErrInvalidParameter for timeout 0, and for discriminators
 // that are too long. After an error v is as it was before. The exception is a peer that sent messages before it
 // refused: v is then in Error, and its posted descriptors are flushed as after a broken connection.
 func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (RemoteAttributes, error) {

@@ -27,12 +27,13 @@
 //	translate.go      1     the descriptor is read once, checked, translated
 //	tx.go             2     frames are built       coalesce.go: small messages; long.go: long frames; byref.go: no copy
 //	transmit.go       3     sealed or not, to the ring, a link or this port; the doorbell    gso.go: many frames at once
-//	rx.go             6-8   frames are checked, put in order, placed    reorder.go: early frames; gso_rx.go: many at once; rdma.go: RDMA
+//	rx.go             6-8   frames are checked, put in order, placed    reorder.go: frames ahead of the sequence; gso_rx.go: many at once; rdma.go: RDMA
 //	workqueue.go      9     descriptors complete    wait.go: wakes waiters; notify.go: handlers
 //	ack.go            10    acknowledgements, both ways    resend.go, control.go: other frames
 //	done.go           11    the program dequeues    pollpause.go: when not to poll; cq.go: completion queues
 //
-// tx.go and rx.go begin with the steps of their path. port.go drives both: progress, and the lock.
+// The numbers are those of the table in ARCHITECTURE.md, which `via-xdp trace` prints, too. tx.go and rx.go begin with the
+// steps of their path, with numbers of their own. port.go drives both: progress, and the lock.
 //
 // A connection:
 //

@@ -1,6 +1,6 @@
 package vipl
 
-// Step 11 of the path of a message: the program dequeues, or waits for, completed descriptors.
+// Step 11 of the table in ARCHITECTURE.md: the program dequeues, or waits for, completed descriptors.
 
 import (
 	"errors"

@@ -1,8 +1,8 @@
 package vipl
 
-// Step 3 by segmentation offload. Frames of one connection that are sent in a row, all as long as the path takes, leave by
-// one system call as a GSO packet (package gso, gso_rx.go): on the way to a host on a virtual link it costs the kernel
-// little more than one frame.
+// Step 3 of the table in ARCHITECTURE.md, by segmentation offload. Frames of one connection that are sent in a row, all as
+// long as the path takes, leave by one system call as a GSO packet (package gso; gso_rx.go receives it). On the way to a
+// host on a virtual link it costs the kernel little more than one frame.
 //
 //	the TX ring:  | headers, frame |  | headers, frame |  | headers, frame |      one pass of the kernel each
 //	GSO packet:   | headers | frame | frame | frame |                             one pass
@@ -16,8 +16,8 @@ package vipl
 // nothing of it, the connection uses the TX ring for a while, and then tries again. A packet has arrived when its first frame
 // is acknowledged that was sent once: a retransmission arrives also where packets do not.
 //
-// The sender of an unreliable VI hears nothing of what arrives. So a frame of the first packet, and of later ones now and
-// then, asks for an acknowledgement. One that does not come in time counts as a loss.
+// An unreliable VI gets no acknowledgements otherwise. So a frame of the first packet, and then one of every gsoAskEvery, asks
+// for one. An answer that does not come within gsoUnheard counts as a loss.
 
 import (
 	"errors"
@@ -193,8 +193,8 @@ func (p *port) joinGSO(c *conn, segs []xdpnic.Desc, retain bool) bool {
 }
 
 // sendMiddle sends those of the next frames of e that join the packet as the one before them has, and are the last neither of
-// the packet nor of the message. They differ from that one in their numbers and data alone, so that most of what sendNext
-// looks at for each frame is looked at once.
+// the packet nor of the message. They differ from that one in their numbers and data alone, so most checks of sendNext are
+// made once for all of them.
 func (p *port) sendMiddle(c *conn, e *posted, now int64) {
 	g := &p.gso
 	size := c.gso.path.Size
@@ -231,7 +231,7 @@ func (g *gsoSender) add(segs []xdpnic.Desc, n int, retain bool) {
 }
 
 // gsoFrames returns how many frames the packet that now begins may have. One that would end at gsoShort takes the rest of the
-// message as well if that is too little for a packet. Of an unreliable VI nobody knows what is under way.
+// message as well if that is too little for a packet. An unreliable VI does not know what is under way, and counts as idle.
 func (c *conn) gsoFrames() int {
 	if (c.sender == nil || c.sender.Idle()) && c.framesLeft() >= c.gso.short+gsoLeast {
 		return min(c.gso.limit, c.gso.short)

@@ -1,6 +1,7 @@
 package vipl
 
-// Step 2 for GSO packets: several frames of a connection that arrive as one UDP datagram, in several chunks. A peer sends
+// Step 7 of the table in ARCHITECTURE.md, which is 2 in rx.go, for GSO packets: several frames of a connection that arrive as
+// one UDP datagram, in several chunks. A peer sends
 // them by segmentation offload (gso.go), and nothing on the way has divided them. Each of the frames has its own header,
 // and is processed as if it had arrived alone. Frames and even headers may begin in one chunk and end in the next.
 //

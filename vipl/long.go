@@ -1,6 +1,6 @@
 package vipl
 
-// Steps 2 and 3 for frames that are longer than a chunk (XDP multi-buffer, if the MTU allows them). Such a frame is
+// Steps 2 and 3 of the table in ARCHITECTURE.md for frames that are longer than a chunk (XDP multi-buffer, if the MTU allows them). Such a frame is
 // several entries of the TX ring, and is sent and received as one frame. The first entry has the headers.
 //
 //	by reference:  | headers |  | data in the program's memory, in the arena |

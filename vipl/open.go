@@ -15,8 +15,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// DefaultSilence is the time without a frame after which a peer is considered dead. Idle connections exchange four
-// probes in it.
+// DefaultSilence is the time without a frame after which a peer is considered dead. Before that it is probed three times, a
+// quarter of the time apart.
 const DefaultSilence = 1600 * time.Millisecond
 
 // MinSilence is the smallest silence time that may be set.
@@ -88,8 +88,9 @@ func ParseSteering(s string) (Steering, error) {
 	return Steering(how), err
 }
 
-// WithSteering chooses how frames are steered to the queue that is opened; SteerByRules without
-// it. If the NIC has no rules and at most four queues, which are free, SteerByRules is SteerAll. What is changed at the NIC is restored when the queue is closed, or its process ends.
+// WithSteering chooses how frames are steered to the queue that is opened; SteerByRules without it. If the NIC has no rules
+// and at most four queues, which are free, SteerByRules is SteerAll. What is changed at the NIC is restored when the queue is
+// closed. If the program is killed, a daemon restores it; without a daemon it stays (docs/on-your-nic.md has the commands).
 func WithSteering(how Steering) Option {
 	return func(o *options) { o.agent.Steer = kagent.Steering(how) }
 }

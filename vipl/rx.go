@@ -5,7 +5,7 @@ package vipl
 //  1. receiveAll leases a batch of frames from the RX ring; refill returns their chunks to the kernel.
 //  2. receive decodes a frame, finds its VI, and checks key, source and checksum (or opens its seal, seal.go).
 //  3. takeAck (ack.go) takes what the frame acknowledges.
-//  4. takeReliable puts the frame in order: next, early (reorder.go), duplicate. takeUnreliable drops what is late.
+//  4. takeReliable puts the frame in order: next, out of order (reorder.go), duplicate. takeUnreliable drops what is late.
 //  5. deliver places its data: in the receive at the head (placeMessage), in several (placePack), or where an RDMA
 //     write or the answer to an RDMA read names (rdma.go). A byte is copied once, in ascending order.
 //  6. finishReceive completes the receive (workqueue.go): length and immediate data, then the status, then the CQ

@@ -135,7 +135,10 @@ func (p *port) tapSent(pieces ...[]byte) {
 // Capture writes a copy of every frame of the handle's queue, in both directions, to w, at most snaplen bytes of
 // each. It ends when w fails, done is closed, or the last handle of the queue is closed. The records are those that
 // package viaxdp/internal/ops/capture reads. During a capture the engine copies each frame, and leaves out frames
-// if the writer is too slow. Frames between VIs of one interface are not captured.
+// if the writer is too slow. Frames between VIs of one interface are not captured. snaplen is raised to 64 and limited to
+// 128 KiB.
+//
+// The error is that of w. Several captures of a queue may run at a time.
 func (n *NIC) Capture(w io.Writer, snaplen int, done <-chan struct{}) error {
 	t := newTap(snaplen, n.port.id)
 	p := n.port

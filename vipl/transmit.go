@@ -1,6 +1,6 @@
 package vipl
 
-// Step 3 of the path of a message: the transmit step and the doorbell.
+// Step 3 of the table in ARCHITECTURE.md, which is 5 and 6 in tx.go: the transmit step and the doorbell.
 //
 // The transmit step decides where a frame goes: sealed or plain, to the TX ring, to a shared-memory link
 // (shmlinks.go), or to another VI of this port. An AF_XDP queue does not receive its own frames, so those between

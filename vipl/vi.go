@@ -20,7 +20,7 @@ const (
 	// ReliableDelivery: exactly once and in order. A loss that retransmission does not repair breaks the connection.
 	// A send is done when it has been passed to the network; the provider keeps a copy for retransmission. There is
 	// no copy of data in memory of AllocMem that is sent in frames longer than a chunk (WithMultiBuffer): such a
-	// send is done when the peer has acknowledged it.
+	// send is done when the peer has acknowledged it. MemAttributes.CopySends avoids that.
 	ReliableDelivery ReliabilityLevel = 2
 	// ReliableReception: like ReliableDelivery, but a send is done when its data is in the target's memory. Errors
 	// at the target appear in its status.
