@@ -14,7 +14,8 @@ import (
 //go:generate ./generate.sh
 
 const (
-	// DefaultPort is the UDP port of data frames and connection management.
+	// DefaultPort is the UDP port of connection management and of data frames. Data
+	// frames may also go to one of the 63 ports after it (wire.Ports).
 	DefaultPort = 4793
 	// DefaultMaxVIs is the size of the VI table.
 	DefaultMaxVIs = 32768
@@ -29,7 +30,7 @@ const (
 
 // Config configures a demux program. The zero value is valid.
 type Config struct {
-	Port       uint16 // UDP destination port; 0: DefaultPort
+	Port       uint16 // UDP destination port, the first of 64; 0: DefaultPort
 	MaxVIs     int    // entries of the VI table, 40 bytes each, at most 65536; 0: DefaultMaxVIs
 	MaxSockets int    // slots; 0: DefaultMaxSockets
 	// SingleBuffer loads the program without BPF_F_XDP_HAS_FRAGS. In generic
@@ -150,7 +151,8 @@ func (d *Demux) Close() error {
 
 // Counters counts the frames on our UDP port since the program was loaded by
 // their outcome, summed over the CPUs. The program drops all but those of
-// Redirected and Control. Frames to other ports are not counted.
+// Redirected and Control. Of frames to the 63 ports after it, only those of a VI
+// here are counted, in Redirected, Queue and NoSocket. All others pass.
 type Counters struct {
 	Redirected uint64 `json:"redirected"` // given to a socket, which may still drop it: full ring, or socket of another queue
 	Control    uint64 `json:"control"`    // connection management, passed to the kernel's UDP socket
