@@ -41,7 +41,7 @@ var returnTexts = [...]string{
 	"connection rejected", "invalid reliability level", "invalid maximum transfer size",
 	"invalid quality of service", "invalid protection tag", "invalid RDMA read attribute",
 	"descriptor error", "invalid VI state", "name service error",
-	"nobody waits on that discriminator", "host not reachable", "not supported",
+	"no program waits on that discriminator", "host not reachable", "not supported",
 }
 
 // Error returns the meaning of the code.

@@ -115,7 +115,7 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 		}
 		r, err := readPinned(i)
 		if err != nil {
-			s.log.Error("what a program owes cannot be taken over", "key", i.Key, "error", err)
+			s.log.Error("the memory that a program still pins cannot be taken over", "key", i.Key, "error", err)
 			i.Close()
 			_ = s.cfg.FDStore.Delete(i.Key)
 			continue

@@ -36,7 +36,7 @@ type session struct {
 	share   *share   // of a queue that processes share; nil: it has the queue alone
 	sockets []uint64 // inodes of the AF_XDP sockets
 	once    sync.Once
-	// owed returns what the session leaves pinned. It runs once: when the interface is removed, since the
+	// owed returns what the session leaves pinned, and puts it into the descriptor store. It runs once: when the interface is removed, since the
 	// descriptor store then drops the other entries, or at the end.
 	owed func() []*pinnedQueue
 
@@ -353,7 +353,7 @@ func (s *Server) restore(kept []fdstore.Entry) {
 	defer s.collectLater()
 	all, err := device.Restore(s.cfg.FDStore, kept)
 	if err != nil {
-		s.log.Error("not all could be taken over", "error", err)
+		s.log.Error("some state of the previous agent could not be taken over", "error", err)
 	}
 	lost := make(map[*device.Group]*share)
 	for _, r := range all {
@@ -406,7 +406,7 @@ func (s *Server) restoreLost(r *device.Restored, sh *share) {
 	}
 	t, err := readTag(r.Tag, r.Size)
 	if err != nil {
-		s.log.Error("what a program of an interface that is gone has cannot be taken over", "error", err)
+		s.log.Error("the memory of a program whose interface was removed cannot be taken over", "error", err)
 		d.close()
 		return
 	}

@@ -104,8 +104,8 @@ func (k *Client) connect() (*link, error) {
 		return nil, err
 	}
 	if !sameUser(c) {
-		return nil, errors.Join(fmt.Errorf("whoever listens at %s is neither this user nor root: "+
-			"remove the socket, and let nobody else write to its directory", k.path), c.Close())
+		return nil, errors.Join(fmt.Errorf("a process that runs as neither this user nor root listens at %s: "+
+			"remove the socket, and let no other user write to its directory", k.path), c.Close())
 	}
 	l := &link{c: c, answers: make(chan answer), closed: k.ctx.Done()}
 	k.work.Add(1)
@@ -223,7 +223,7 @@ func (k *Client) renew(wait time.Duration) error {
 		return err
 	}
 	if len(k.late) > 0 {
-		k.log.Error("the descriptor store has not room for all: some programs will not survive this agent's death", "items", len(k.late))
+		k.log.Error("the descriptor store has no room for some entries: their programs will not survive this agent's death", "entries", len(k.late))
 	}
 	k.wait, k.when = wait, time.Now()
 	return k.use(l)

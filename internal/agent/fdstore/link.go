@@ -43,7 +43,7 @@ func (l *link) send(m message, files ...int) error {
 	_ = l.c.SetWriteDeadline(time.Now().Add(answerTime))
 	err := send(l.c, m, files...)
 	if err != nil && !errors.Is(err, errTooLong) {
-		l.end() // its reader mends it
+		l.end() // its reader starts another store
 	}
 	return err
 }

@@ -17,7 +17,7 @@ import (
 // add details.
 var (
 	// ErrNoMatch: the peer answered that no call waits on that discriminator.
-	ErrNoMatch = errors.New("nobody waits on that discriminator")
+	ErrNoMatch = errors.New("no program waits on that discriminator")
 	// ErrRejected: the peer refused; the error is a *RejectedError.
 	ErrRejected = errors.New("the peer rejected the request")
 	// ErrUnreachable: no route, or the next host does not answer.
