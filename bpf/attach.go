@@ -29,6 +29,7 @@ const (
 // drivers/net/veth.c). The limit of other drivers differs by some bytes.
 const PageMTU = 3506
 
+// String returns "native" or "generic".
 func (m Mode) String() string {
 	if m < Native || m > Generic {
 		return fmt.Sprintf("Mode(%d)", int(m))
@@ -43,6 +44,7 @@ type Attached struct {
 	Mode Mode   // Native also for a program that is offloaded to the NIC
 }
 
+// String returns ID, name if known, and mode.
 func (a Attached) String() string {
 	if a.Name == "" {
 		return fmt.Sprintf("program %d (%s mode)", a.ID, a.Mode)
@@ -93,6 +95,7 @@ type BusyError struct {
 	Program   Attached
 }
 
+// Error returns the interface, its program, and the remedy.
 func (e *BusyError) Error() string {
 	return fmt.Sprintf("bpf: interface %s (%d) already has XDP %s: stop its owner, or use another interface",
 		e.Interface, e.Ifindex, e.Program)
@@ -141,6 +144,7 @@ type Error struct {
 	Hint string // the likely reason and remedy; may be empty
 }
 
+// Error returns operation, cause and remedy.
 func (e *Error) Error() string {
 	s := "bpf: " + e.Op + ": " + e.Err.Error()
 	if e.Hint != "" {
@@ -149,6 +153,7 @@ func (e *Error) Error() string {
 	return s
 }
 
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
 // loadError explains why a program or map could not be made.

@@ -11,17 +11,17 @@ import (
 	"viaxdp/internal/base/fds"
 )
 
-// Trim is a program on what leaves an interface (TCX, egress). It takes some bytes behind the Ethernet header out of each
-// packet that has a mark. The room that they leave in front of the packet is what generic XDP of the receiver on a veth pair
-// otherwise copies it for.
+// Trim is a program on the egress of an interface (TCX). It removes some bytes behind the Ethernet header of each packet that
+// has a mark. They become free room in front of the packet. Generic XDP of the receiver on a veth pair needs such room, and
+// copies a packet that has none. Close may be called once, by any goroutine.
 type Trim struct {
 	program *ebpf.Program
 	link    link.Link
 }
 
-// AttachTrim attaches the program to an interface of the calling thread's network namespace, before those that are there.
-// From an IPv4 or IPv6 packet with the mark it takes n bytes, at most 4095, and the mark; a packet from which it cannot is
-// dropped. Others pass as they are. Several such programs for one mark do what one does.
+// AttachTrim attaches the program to an interface of the calling thread's network namespace, before the programs that are
+// there. It removes n bytes, at most 4095, and the mark from an IPv4 or IPv6 packet with the mark. If that fails, the packet
+// is dropped. Packets without the mark pass unchanged. Of several such programs for one mark only the first has an effect.
 //
 // It needs CAP_BPF, CAP_NET_ADMIN and Linux 6.6. Errors of the kernel are of type [*Error].
 func AttachTrim(ifindex int, mark uint32, n int) (*Trim, error) {

@@ -21,6 +21,7 @@ const (
 	Avoid                 // ordinary pages, even if better ones are available
 )
 
+// String returns "auto", "require" or "avoid".
 func (p Policy) String() string {
 	if p < Auto || p > Avoid {
 		return fmt.Sprintf("Policy(%d)", int(p))
@@ -233,6 +234,7 @@ const (
 	Pages               // ordinary pages
 )
 
+// String returns "hugetlb", "thp" or "4k".
 func (k Kind) String() string {
 	if k < Hugetlb || k > Pages {
 		return fmt.Sprintf("Kind(%d)", int(k))
@@ -277,6 +279,7 @@ type Refusal struct {
 	Remedy string // what the machine's owner can do; "" if nothing
 }
 
+// Error returns step, cause, errno and remedy.
 func (r Refusal) Error() string {
 	s := r.Step.String() + ": " + r.Cause
 	if r.Err != nil {

@@ -35,7 +35,8 @@ func Overcommit(n int) (restore func() error, err error) {
 	return succeedOnce(func() error { return overcommitBy(-n) }), nil
 }
 
-// LowerOvercommit lowers the limit by n pages on behalf of a dead process that raised it.
+// LowerOvercommit lowers the limit of [Overcommit] by n pages, on behalf of a dead process that raised it. It needs root.
+// Several processes may call it and Overcommit at the same time.
 func LowerOvercommit(n int) error { return overcommitBy(-n) }
 
 func overcommitBy(by int) error {

@@ -46,10 +46,12 @@
 // A Queue has one owner at a time: a goroutine, or the holder of the caller's
 // lock. Only the owner may call Alloc, Send, SendSegs, Release, InFlight,
 // Reading, Cancel, Pending, Flush, Drain, Reap, Receive, Recycle, Refill,
-// TxFree, Stats, Audit, Share and Close. Sockets made by Share have one common
-// owner. Any goroutine may call Ready, Wait, Wake, FrameCap, RxChunks and Info
-// at any time, also during and after Close. Any goroutine may call Open, which
-// works in the network namespace of the calling thread.
+// TxFree, Stats, Audit, Share, Handout, FD, FDs and Close. Sockets made by Share
+// have one common owner. Any goroutine may call Ready, Wait, Wake, FrameCap,
+// MaxSegs, RxChunks, RxIndices and Info at any time, also during and after Close.
+// Functions of the package may be called by any goroutine. Open, OpenContext,
+// QueryFeatures, Running, AwaitRunning and Holders work in the network namespace
+// of the calling thread.
 //
 // The owner's data path does not allocate, lock or log. Its only system call is
 // the kick in Flush.

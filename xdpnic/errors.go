@@ -33,6 +33,7 @@ type OpError struct {
 	Detail  string // further facts, for instance the process that holds the queue
 }
 
+// Error returns operation, interface and queue, cause, detail and, in parentheses, the remedy.
 func (e *OpError) Error() string {
 	var b strings.Builder
 	b.WriteString("xdpnic: ")

@@ -64,8 +64,12 @@ func bitNames(v uint64, names []string) string {
 
 // Has reports whether all bits of f are set.
 func (x XDPFeatures) Has(f XDPFeatures) bool { return x&f == f }
-func (x XDPFeatures) String() string         { return bitNames(uint64(x), featureNames) }
-func (x XSKFeatures) String() string         { return bitNames(uint64(x), xskNames) }
+
+// String returns the names of the bits with commas; "none" without any.
+func (x XDPFeatures) String() string { return bitNames(uint64(x), featureNames) }
+
+// String returns the names of the bits with commas; "none" without any.
+func (x XSKFeatures) String() string { return bitNames(uint64(x), xskNames) }
 
 // Features is the answer of the netdev family for one interface.
 type Features struct {

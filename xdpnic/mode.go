@@ -27,6 +27,7 @@ const (
 
 var modeNames = [...]string{"auto", "zero-copy", "native", "generic"}
 
+// String returns the mode's name: auto, zero-copy, native or generic.
 func (m Mode) String() string {
 	if int(m) < len(modeNames) {
 		return modeNames[m]
@@ -53,6 +54,7 @@ type Attempt struct {
 	Err  error // why the step was refused; nil for the one that was reached
 }
 
+// String returns the mode and why it was refused, or that it was reached.
 func (a Attempt) String() string {
 	if a.Err == nil {
 		return a.Mode.String() + ": reached"

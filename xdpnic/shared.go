@@ -427,9 +427,10 @@ func (p *pool) initShared(cfg *Config) error {
 	return nil
 }
 
-// Join opens a socket for one more process on a queue whose Config has Sharing. fd is the socket of any process
-// that has it, extra are those of its ExtraQueues, h describes that one, and mem is the UMEM. The new process is number partition, whose last process, if
-// there was one, has been reclaimed. The caller hands the queue on (Handout), or uses it. Errors are *OpError.
+// Join opens a socket for one more process on a queue whose Config has Sharing. fd is the socket of any process that has
+// the queue, extra are those of its ExtraQueues, h describes that process, and mem is the UMEM. The new process gets the
+// number partition. The last process that had the number, if there was one, must have been reclaimed. The caller hands the
+// queue on (Handout), or uses it. fd and extra stay the caller's. Join needs CAP_NET_RAW. Errors are *OpError.
 func Join(fd int, h Handout, mem []byte, partition int, extra ...int) (*Queue, error) {
 	cfg := h.Config
 	cfg.Memory, cfg.Share, cfg.Sharing.Partition = mem, nil, partition
