@@ -1,12 +1,12 @@
 package reliable
 
 // pacer spreads the frames of a window over the round trip, so that they do not all meet the queue of a bottleneck at
-// once. Credit grows with time, a little faster than the window leaves in a round trip. A frame takes one. When the
-// credit is used up, the sender waits for that of several frames, a group, which leave together: segmentation offload
-// needs them so.
+// once. Credit grows with time, a little faster than the window leaves in a round trip. A frame takes one unit. When the
+// credit is used up, the sender waits for that of several frames, a group, which leave together, so that they can be a
+// GSO packet.
 //
-// In silence the credit of a burst gathers. So a message of 64 KiB leaves at once if nothing was sent before. A window
-// of a burst is not paced, nor is a short path, where the window is small.
+// While nothing is sent, credit grows up to paceBurst. So a message of 64 KiB leaves at once if nothing was sent before.
+// A window of at most paceBurst is not paced, nor is a short path, where the window is small.
 //
 // On a long path groups are small, and the credit that a stream may gather is that of two groups. There a short queue
 // holds little of what leaves in a round trip, and beside smooth flows it is the burst that loses frames. A sender
@@ -23,7 +23,7 @@ type pacer struct {
 
 const (
 	paceBurst = 64 // most frames at once: more than a message of 64 KiB
-	paceGroup = 24 // most frames of a group: more than a packet of segmentation offload
+	paceGroup = 24 // most frames of a group: at MTU 1500 half of the longest GSO packet, of 44 frames
 	paceShare = 64 // on a long path 1/paceShare of the window is a group
 	paceLong  = 8  // least window that is paced on a long path
 
