@@ -103,7 +103,7 @@ func runCommand(ctx context.Context, socket string) error {
 		path, err = self, nil
 	}
 	if err != nil {
-		return fmt.Errorf("%w: the agent is in this program: install it (go install viaxdp/cmd/via-xdp), or start an agent by hand", err)
+		return fmt.Errorf("%w: this command is the agent: install it (go install viaxdp/cmd/via-xdp, in the sources), or start an agent by hand", err)
 	}
 	cmd := exec.CommandContext(ctx, path, "agent", "--background", "--until-idle", untilIdle.String(), "--socket", socket)
 	cmd.Dir = "/"
