@@ -129,6 +129,8 @@ func (n *NIC) Query() NICAttributes {
 // Close is VipCloseNic: it disconnects and destroys every VI, completion queue and region of the handle. Calls that
 // wait return ErrInvalidParameter. A handler that has been called may still run when Close returns; no other one is
 // called after that. Memory of AllocMem is unmapped and must not be used any more. A second Close does nothing.
+//
+// It takes as long as Disconnect of the slowest VI and, if the daemon does not answer, five seconds more.
 func (n *NIC) Close() error {
 	n.mu.Lock()
 	if n.isClosed {
