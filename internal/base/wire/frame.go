@@ -39,7 +39,7 @@ type Kind uint8
 const (
 	KindData  Kind = 1 // a piece of a message
 	KindAck   Kind = 2 // acknowledgement; the payload is a list of selective ranges; see AckEchoesMarks; RemoteAddr is of GSO packets
-	KindProbe Kind = 3 // asks for an acknowledgement: keepalive, or a closed window
+	KindProbe Kind = 3 // keepalive: asks for an acknowledgement of a peer that is silent
 	KindError Kind = 4 // the sender broke the connection; Immediate is the Reason
 	KindClose Kind = 5 // orderly disconnect; has a number in the sequence of a reliable VI
 	KindWrite Kind = 6 // a piece of an RDMA write, for RemoteAddr in the region RemoteHandle
