@@ -250,7 +250,7 @@ func newBenchCompare(env environment) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().Float64Var(&fail, "fail", 0, "fail when something that is marked, not max, mean, stdev, peak or frames hit, is worse by more than so many `percent`")
+	cmd.Flags().Float64Var(&fail, "fail", 0, "fail if a marked figure other than max, mean, stdev, peak or frames hit is worse by more than that `percent`age")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

@@ -67,10 +67,10 @@ func newMpibench(env environment) *cobra.Command {
 	f.StringVar(&protocol, "protocol", "auto", "auto, eager, r3, rget, rput")
 	f.IntVar(&o.MinSize, "min", 1, "smallest message in bytes")
 	f.IntVar(&o.MaxSize, "max", 4<<20, "largest message in bytes")
-	f.IntVar(&o.Step, "step", 2, "from one size to the next, times")
-	f.IntVar(&o.Iterations, "iterations", 0, "of each size (default: OSU's)")
-	f.IntVar(&o.Warmup, "warmup", 0, "iterations before, that do not count (default: OSU's)")
-	f.IntVar(&o.MostBytes, "most-bytes", 0, "that a rank sends of a size, which makes iterations fewer (default: however many)")
+	f.IntVar(&o.Step, "step", 2, "factor from one size to the next")
+	f.IntVar(&o.Iterations, "iterations", 0, "iterations of each size (default: OSU's)")
+	f.IntVar(&o.Warmup, "warmup", 0, "iterations of each size that do not count (default: OSU's)")
+	f.IntVar(&o.MostBytes, "most-bytes", 0, "limit of the bytes that a rank sends of each size; reduces the iterations (default: no limit)")
 	f.IntVar(&o.Window, "window", 0, "messages under way, of bw, bibw and mbw_mr (default: OSU's 64)")
 	return cmd
 }

@@ -29,11 +29,11 @@ func newReport(env environment) *cobra.Command {
 	var results []string
 	cmd := &cobra.Command{
 		Use:   "report [flags] [INTERFACE...]",
-		Short: "Write an archive for those who shall explain a result: versions, settings, counters",
+		Short: "Write an archive that helps others explain a result: versions, settings, counters",
 		Long: "Writes a tar.gz archive with the versions of program, kernel and drivers, the settings of\n" +
 			"host and interfaces, their counters and those of the programs that have NICs open (what res\n" +
 			"shows), and results (--result, as --json of other commands writes them). Addresses and the\n" +
-			"host's name are replaced by names that say nothing, and of the kernel's command line values\n" +
+			"host's name are replaced by neutral names. Values of the kernel's command line\n" +
 			"that may be secret are left out. Nothing is changed, and nothing is sent anywhere.",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) (err error) {
