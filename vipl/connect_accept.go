@@ -55,7 +55,7 @@ type Listener struct {
 //
 // Errors: ErrInvalidState if a listener for local exists in this program or, with an agent, in another program, or
 // if a program of another user of the agent listens or waits for the discriminator at any host. ErrInvalidParameter
-// if the discriminator is too long or the NIC is closed.
+// if the discriminator is too long or the NIC is closed. ErrResource if the interface was removed.
 func (n *NIC) Listen(local NetAddress) (*Listener, error) {
 	const op = "Listen"
 	if err := local.check(op, nil); err != nil {

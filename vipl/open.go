@@ -153,8 +153,10 @@ func WithPollPause(on bool) Option { return func(o *options) { o.noPollPause = !
 // environment's VIA_AGENT names, else at the default one, if it is in the same network namespace and serves the
 // interface. The program then needs no privilege. Without a daemon, or with the name "none", the agent runs in
 // the program's own process, which needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF (root). Info reports which one
-// was used. Errors name the cause and the remedy; Unavailable reports whether an error means that this machine
-// cannot run via-xdp.
+// was used.
+//
+// Errors: ErrInvalidParameter for an option that is out of range, ErrResource for everything else. They name the cause and the
+// remedy; Unavailable reports whether one means that this machine cannot run via-xdp. OpenNIC may be called concurrently.
 func OpenNIC(device string, opts ...Option) (*NIC, error) {
 	o := options{agent: kagent.Config{Interface: device, Queue: kagent.AnyQueue, RxChunks: DefaultRxChunks}}
 	for _, f := range opts {

@@ -146,7 +146,9 @@ func (n *NIC) checkVI(op string, v *VI, a *VIAttributes) error {
 // or, with nil, to none.
 //
 // Errors: ErrInvalidReliabilityLevel, ErrInvalidMTU, ErrInvalidQoS, ErrInvalidRDMARead and ErrInvalidPtag for the
-// attributes, ErrInvalidParameter for a CQ of another NIC handle or an unknown congestion control, ErrResource for more than 16384 VIs.
+// attributes, ErrInvalidParameter for a CQ of another NIC handle or an unknown congestion control. ErrResource for more than
+// 16384 VIs, and for more than the interface's VI table or the agent's quota admits. ErrTimeout if the daemon does not answer
+// within 10 seconds (20 if it is stopped); other control operations of the handle wait meanwhile.
 func (n *NIC) CreateVI(a VIAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	const op = "CreateVI"
 	if err := n.checkVI(op, nil, &a); err != nil {
