@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -260,4 +261,65 @@ func TestNewsAheadOfTheAnswer(t *testing.T) {
 	for call, least := range map[string]int{"NewVI": 3, "FreeVI": 2, "Enter": 2, "Remove": 2, "Close": 1} {
 		errorIf(t, a.asked[call] < least, "%d times %s, want %d", a.asked[call], call, least)
 	}
+}
+
+// slow is an agent that answers a request for a VI number when the test lets it.
+type slow struct {
+	*kagenttest.Agent
+	asked, answer chan struct{}
+	freed         atomic.Int32
+}
+
+func (a *slow) NewVI() (uint32, error) {
+	a.asked <- struct{}{}
+	<-a.answer
+	return a.Agent.NewVI()
+}
+
+func (a *slow) FreeVI(num uint32) {
+	a.freed.Add(1)
+	a.Agent.FreeVI(num)
+}
+
+// While CreateVI waits for its agent, other calls of the handle do not. A VI whose completion queue is destroyed meanwhile is
+// not made.
+func TestCreateVIBesideSlowAgent(t *testing.T) {
+	a := &slow{asked: make(chan struct{}), answer: make(chan struct{})}
+	n := newMemoryNet(t, memoryConfig{agent: func(inner *kagenttest.Agent) kagent.Agent {
+		a.Agent = inner
+		return a
+	}})
+	cq, err := n.a.CreateCQ(8)
+	must(t, err)
+	for _, c := range []*vipl.CQ{nil, cq} {
+		made := make(chan error, 1)
+		go func() {
+			made <- errOf(n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil))
+		}()
+		<-a.asked
+		others := make(chan error, 1)
+		go func() {
+			other, err := n.a.CreateCQ(8)
+			if err == nil {
+				err = other.Destroy()
+			}
+			if err == nil && c != nil {
+				err = c.Destroy()
+			}
+			others <- err
+		}()
+		select {
+		case err := <-others:
+			noError(t, err)
+		case <-time.After(ackDelay):
+			t.Error("other calls wait for the agent's answer, too")
+		}
+		a.answer <- struct{}{}
+		if err := <-made; c == nil {
+			noError(t, err)
+		} else {
+			wantError(t, "a VI whose queue was destroyed meanwhile", err, vipl.ErrInvalidParameter)
+		}
+	}
+	errorIf(t, a.freed.Load() != 1, "%d numbers freed, want that of the VI that was not made", a.freed.Load())
 }

@@ -157,14 +157,6 @@ func (n *NIC) CreateVI(a VIAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 	if sendCQ != nil && sendCQ.nic != n || recvCQ != nil && recvCQ.nic != n {
 		return nil, opError(op, nil, ErrInvalidParameter, errors.New("completion queue of another NIC handle"))
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	switch {
-	case n.isClosed:
-		return nil, closedError(op)
-	case len(n.vis) >= maxVI:
-		return nil, opError(op, nil, ErrResource, fmt.Errorf("%d VIs on this handle", len(n.vis)))
-	}
 	v := &VI{nic: n, port: n.port, attrs: a}
 	if a.Ptag != nil {
 		if !a.Ptag.tag.Acquire() {
@@ -172,32 +164,61 @@ func (n *NIC) CreateVI(a VIAttributes, sendCQ, recvCQ *CQ) (*VI, error) {
 		}
 		v.tag = a.Ptag.tag
 	}
-	num, err := n.agent.NewVI()
-	if err != nil {
+	var err error
+	if v.num, err = n.newNumber(op); err != nil {
 		v.releaseTag()
-		return nil, agentError(op, nil, err)
+		return nil, err
 	}
-	v.num = num
 	v.send.init(v, sendCQ, false)
 	v.recv.init(v, recvCQ, true)
 	v.swept.init()
-	if err := v.enlist(); err != nil {
-		n.agent.FreeVI(num)
+	if err := v.enlist(op); err != nil {
+		n.agent.FreeVI(v.num)
 		v.releaseTag()
-		return nil, opError(op, nil, ErrInvalidParameter, err)
+		return nil, err
 	}
 	return v, nil
 }
 
-// enlist adds the VI to the NIC, unless a completion queue of it is destroyed. The caller holds the NIC's lock.
-func (v *VI) enlist() error {
+// newNumber asks the agent for a VI number. It holds no lock meanwhile, since a daemon's answer may take long.
+func (n *NIC) newNumber(op string) (num uint32, err error) {
+	n.mu.Lock()
+	err = n.checkRoom(op)
+	n.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	if num, err = n.agent.NewVI(); err != nil {
+		return 0, agentError(op, nil, err)
+	}
+	return num, nil
+}
+
+// checkRoom fails if the handle is closed or can have no further VI. The caller holds the NIC's lock.
+func (n *NIC) checkRoom(op string) error {
+	switch {
+	case n.isClosed:
+		return closedError(op)
+	case len(n.vis) >= maxVI:
+		return opError(op, nil, ErrResource, fmt.Errorf("%d VIs on this handle", len(n.vis)))
+	}
+	return nil
+}
+
+// enlist adds the VI to the NIC, unless that was closed or a completion queue destroyed meanwhile.
+func (v *VI) enlist(op string) error {
 	n := v.nic
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.checkRoom(op); err != nil {
+		return err
+	}
 	n.port.mu.Lock()
 	defer n.port.mu.Unlock()
 	queues := []*workQueue{&v.send, &v.recv}
 	for _, q := range queues {
 		if q.cq != nil && q.cq.gone.Load() {
-			return errDestroyedCQ
+			return opError(op, nil, ErrInvalidParameter, errDestroyedCQ)
 		}
 	}
 	for _, q := range queues {
