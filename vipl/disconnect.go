@@ -20,8 +20,7 @@ import (
 // connect that is under way. If a connect or accept in another goroutine has succeeded but has not returned yet,
 // Disconnect waits for its return, at most five seconds.
 //
-// With a daemon as the agent, Disconnect then waits for the daemon to remove the VI from the VI table: for 10 seconds at most
-// while there is none, for 20 if it is stopped.
+// With a daemon as the agent, Disconnect then waits for the daemon to remove the VI from the VI table, for five seconds at most.
 //
 // Errors: ErrInvalidState while another connect or disconnect is under way; ErrInvalidParameter if the VI is
 // destroyed.

@@ -136,7 +136,7 @@ func (a *Agent) FreeVI(num uint32) {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 		defer cancel()
 		// If this fails, the number stays taken until the session ends.
-		a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpFreeVI, VI: num}, again: true})
+		_ = a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpFreeVI, VI: num}, again: true})
 	}
 }
 
@@ -168,7 +168,8 @@ func (a *Agent) Enter(num uint32, key uint64, peer netip.Addr) error {
 	return nil
 }
 
-// Remove takes a VI out of the VI table; see kagent.Agent.
+// Remove takes a VI out of the VI table; see kagent.Agent. It waits for a daemon that does not answer for closeTime; the
+// daemon gets the request when it continues, before any later Enter.
 func (a *Agent) Remove(num uint32) error {
 	if a.isClosed() {
 		return kagent.ErrClosed
@@ -176,7 +177,9 @@ func (a *Agent) Remove(num uint32) error {
 	if !a.has(num) {
 		return nil
 	}
-	if _, err := a.ask(agentproto.Request{Op: agentproto.OpRemove, VI: num}); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	defer cancel()
+	if err := a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpRemove, VI: num}, again: true}); err != nil {
 		return a.fail("remove VI", netip.Addr{}, err)
 	}
 	return nil
@@ -319,7 +322,7 @@ func (a *Agent) Close() error {
 			_ = l.close(ctx)
 		}
 		for num := range vis {
-			a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpFreeVI, VI: num}, again: true})
+			_ = a.share.session.release(ctx, &call{request: agentproto.Request{Op: agentproto.OpFreeVI, VI: num}, again: true})
 		}
 	})
 	a.end()
@@ -329,7 +332,7 @@ func (a *Agent) Close() error {
 	return nil
 }
 
-// closeTime is how long Close, and FreeVI, wait for the daemon to clean up.
+// closeTime is how long Close, Remove and FreeVI wait for the daemon to clean up.
 const closeTime = 5 * time.Second
 
 // watchers are the handles of a session that watch the interface. While the agent is away,

@@ -22,7 +22,9 @@ const (
 	helloTime = 5 * time.Second        // limit for the agent's answer to hello
 	openTime  = 30 * time.Second       // limit for its answer to open: the link of a NIC may be reset
 	callTime  = 10 * time.Second       // limit for calls without another, the agent's absence included
-	writeTime = 5 * time.Second        // limit for sending a message to the agent
+	// cancelTime is how long the answer to a cancelled call is awaited. What a later answer brings is given back.
+	cancelTime = 500 * time.Millisecond
+	writeTime  = 5 * time.Second       // limit for sending a message to the agent
 	firstLook = 20 * time.Millisecond  // pauses between attempts to find the next agent
 	lastLook  = 500 * time.Millisecond //
 )
@@ -286,10 +288,11 @@ func (s *session) listenAgain(c *net.UnixConn, r *agentproto.Reader) (opened []*
 	return opened, nil
 }
 
-// askAgain returns the requests for the next agent, which has opened these listeners. Waits at
-// other listeners fail. Caller holds s.mu.
+// askAgain returns the requests for the next agent, which has opened these listeners, in the order in which they were made.
+// Waits at other listeners fail. Caller holds s.mu.
 func (s *session) askAgain(opened []*listener) (again []*agentproto.Request) {
-	for id, c := range s.calls {
+	for _, id := range slices.Sorted(maps.Keys(s.calls)) {
+		c := s.calls[id]
 		if c.cancelled != nil { // while no agent was there
 			s.fail(id, c.cancelled)
 			continue
@@ -455,7 +458,7 @@ func (s *session) await(ctx context.Context, c *call, conn *net.UnixConn, q *age
 	conn = s.conn
 	s.mu.Unlock()
 	if s.write(conn, &agentproto.Request{ID: c.request.ID, Op: agentproto.OpCancel, Target: c.request.ID}) == nil {
-		timer := time.NewTimer(callTime)
+		timer := time.NewTimer(cancelTime)
 		defer timer.Stop()
 		select {
 		case <-c.done:
@@ -472,13 +475,14 @@ func (s *session) await(ctx context.Context, c *call, conn *net.UnixConn, q *age
 
 // release asks the agent to take something back, and waits for the reply until ctx ends. The request stays, for this
 // agent or the next one.
-func (s *session) release(ctx context.Context, c *call) {
+func (s *session) release(ctx context.Context, c *call) error {
 	s.mu.Lock()
 	conn, q, err := s.enter(context.Background(), c)
 	s.mu.Unlock()
-	if err == nil {
-		_ = s.awaitReleased(ctx, c, conn, q)
+	if err != nil {
+		return err
 	}
+	return s.awaitReleased(ctx, c, conn, q)
 }
 
 // awaitReleased sends a call's message and waits for the reply, if one comes before ctx ends. The

@@ -421,6 +421,44 @@ func TestHandleClosedBesideSilentAgent(t *testing.T) {
 	}
 }
 
+// Calls do not wait much longer than their time limit for an agent that does not answer. What is to be taken back stays asked
+// for.
+func TestCallsBesideSilentAgent(t *testing.T) {
+	t.Parallel()
+	d, a := startBoth(t, nil)
+	num, err := a.NewVI()
+	nstest.Must(t, err)
+	d.silent.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	nstest.WantErr(t, "a path", nstest.Err(a.Path(ctx, netip.Addr{}, netip.Addr{})), kagent.ErrTimeout)
+	if took := time.Since(begin); took >= helloTime {
+		t.Errorf("a call of 50 ms has taken %v", took)
+	}
+	begin = time.Now()
+	nstest.WantErr(t, "removing", a.Remove(num), context.DeadlineExceeded)
+	if took := time.Since(begin); took >= 2*closeTime {
+		t.Errorf("removing has taken %v", took)
+	}
+	if q := d.successor(t, nil).next(t, agentproto.OpRemove); q.VI != num {
+		t.Errorf("the next agent removes VI %d, want %d", q.VI, num)
+	}
+}
+
+// The next agent is asked in the order of the calls: a VI is removed before it is entered again.
+func TestAskedAgainInOrder(t *testing.T) {
+	s := &session{calls: make(map[uint64]*call)}
+	for id := uint64(1); id <= 100; id++ {
+		s.calls[id] = &call{request: agentproto.Request{ID: id, Op: agentproto.OpEnter}, done: make(chan struct{})}
+	}
+	for i, q := range s.askAgain(nil) {
+		if q.ID != uint64(i+1) {
+			t.Fatalf("request %d is asked for at place %d", q.ID, i)
+		}
+	}
+}
+
 // A reply of a daemon with inconsistent parts is detected.
 func TestCheckOpened(t *testing.T) {
 	const arena, pool = 8 << 20, 32 * 2048
