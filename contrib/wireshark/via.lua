@@ -42,6 +42,7 @@ local f = {
   has_imm = ProtoField.bool("via.flags.immediate", "Immediate data", 16, nil, 0x0004),
   ack_now = ProtoField.bool("via.flags.ack_now", "Acknowledge now", 16, nil, 0x0008),
   ack_soon = ProtoField.bool("via.flags.ack_soon", "Acknowledge soon", 16, nil, 0x0010),
+  again = ProtoField.bool("via.flags.again", "Retransmission", 16, nil, 0x0020),
   vi = ProtoField.uint32("via.vi", "Destination VI", base.HEX),
   key = ProtoField.uint64("via.key", "Key", base.HEX),
   seq = ProtoField.uint32("via.seq", "Sequence"),
@@ -236,7 +237,7 @@ end
 local function dissect_frame(tvb, pinfo, tree)
   local kind = tvb(1, 1):uint()
   tree:add(f.kind, tvb(1, 1))
-  flags_tree(tree, tvb(2, 2), f.flags, { f.first, f.last, f.has_imm, f.ack_now, f.ack_soon })
+  flags_tree(tree, tvb(2, 2), f.flags, { f.first, f.last, f.has_imm, f.ack_now, f.ack_soon, f.again })
   add(tree, tvb, { { f.vi, 4, 4 }, { f.key, 8, 8 } })
   local seq = ""
   if kind ~= 2 and kind ~= 3 then -- acknowledgements and probes have no place in the sequence

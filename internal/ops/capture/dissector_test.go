@@ -121,6 +121,15 @@ func TestDissectorGolden(t *testing.T) {
 		if h.Kind == wire.KindAck || h.Kind == wire.KindProbe {
 			fields["via.seq"] = ""
 		}
+		for name, flag := range map[string]wire.Flags{
+			"first": wire.FlagFirst, "last": wire.FlagLast, "immediate": wire.FlagImmediate, "ack_now": wire.FlagAckNow,
+			"ack_soon": wire.FlagAckSoon, "again": wire.FlagAgain,
+		} {
+			fields["via.flags."+name] = "0"
+			if h.Flags&flag != 0 {
+				fields["via.flags."+name] = "1"
+			}
+		}
 		switch h.Kind {
 		case wire.KindError:
 			fields["via.reason"] = fmt.Sprint(h.Immediate)
