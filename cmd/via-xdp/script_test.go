@@ -30,8 +30,9 @@ import (
 // Scripts of testdata/script: the program as a user types it. Two NICs talk beside them, in
 // namespaces a and b, in which "in a COMMAND" runs a command; idle, and served and peer, which
 // are joined, are of each script alone. "start a NAME COMMAND" goes on with the script, has the
-// output in NAME.out and the process in $NAME; "end NAME STATUS" ends it. "terminal KEYS OUT COMMAND" runs a command on a
-// terminal. "await FILE" waits for a file to be there, or "await FILE PATTERN" for something in it.
+// output in NAME.out and the process in $NAME; "end NAME STATUS" ends it, and "ended NAME STATUS" waits for its end.
+// "terminal KEYS OUT COMMAND" runs a command on a terminal. "await FILE" waits for a file to be there, or "await FILE PATTERN"
+// for something in it.
 func TestScripts(t *testing.T) {
 	nstest.Require(t)
 	runtimeDir := filepath.Join(t.TempDir(), "proc")
@@ -83,6 +84,7 @@ func TestScripts(t *testing.T) {
 				"start":    startCommand,
 				"terminal": terminalCommand,
 				"end":      endCommand,
+				"ended":    endedCommand,
 				"await":    awaitFile,
 				"in": func(ts *testscript.TestScript, neg bool, args []string) {
 					if len(args) < 2 || placesOf(ts)[args[0]] == nil {
@@ -336,9 +338,21 @@ func endCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("end NAME STATUS")
 	}
+	endOf(ts, args, unix.SIGTERM)
+}
+
+// endedCommand is for a process that ends by itself.
+func endedCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("ended NAME STATUS")
+	}
+	endOf(ts, args, 0)
+}
+
+func endOf(ts *testscript.TestScript, args []string, signal unix.Signal) {
 	pid, err := strconv.Atoi(ts.Getenv(args[0]))
 	ts.Check(err)
-	_ = unix.Kill(pid, unix.SIGTERM)
+	_ = unix.Kill(pid, signal)
 	wait, ok := running.LoadAndDelete(pid)
 	if !ok {
 		ts.Fatalf("%s was not started", args[0])
