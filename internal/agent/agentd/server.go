@@ -101,9 +101,9 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	for {
 		var c *net.UnixConn
 		if c, err = l.AcceptUnix(); err != nil {
-			// Out of descriptors. Existing connections continue, and free descriptors when they
+			// Out of descriptors, or of memory. Existing connections continue, and free descriptors when they
 			// end.
-			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ECONNABORTED) {
+			if slices.ContainsFunc(passing, func(e error) bool { return errors.Is(err, e) }) {
 				s.log.Warn("a connection cannot be accepted", "error", err)
 				select {
 				case <-time.After(50 * time.Millisecond):
@@ -121,6 +121,9 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	_ = l.Close() // again, perhaps
 	return errors.Join(err, s.shut())
 }
+
+// passing are the errors of accept(2) after which a later call may succeed.
+var passing = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ECONNABORTED}
 
 // noRoom returns why a user gets no further connection, or nil. Root may exceed the limit of all
 // users. Caller holds s.mu.
