@@ -146,6 +146,7 @@ const maxPtags = slots / 2
 func viago_query_nic(h C.uintptr_t, out *C.VIP_NIC_ATTRIBUTES) C.int {
 	return control("VipQueryNic", h, func(n *nic) error {
 		q := n.Query()
+		setPointer(unsafe.Pointer(&out.LocalNicAddress), 0) // before out is assigned as a whole
 		*out = C.VIP_NIC_ATTRIBUTES{
 			ProviderVersion: version,
 			NicAddressLen:   C.VIP_UINT16(n.length),
