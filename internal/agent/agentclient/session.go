@@ -19,14 +19,13 @@ import (
 
 // Times of a session.
 const (
-	helloTime = 5 * time.Second        // limit for the agent's answer to hello
-	openTime  = 30 * time.Second       // limit for its answer to open: the link of a NIC may be reset
-	callTime  = 10 * time.Second       // limit for calls without another, the agent's absence included
-	// cancelTime is how long the answer to a cancelled call is awaited. What a later answer brings is given back.
-	cancelTime = 500 * time.Millisecond
-	writeTime  = 5 * time.Second       // limit for sending a message to the agent
-	firstLook = 20 * time.Millisecond  // pauses between attempts to find the next agent
-	lastLook  = 500 * time.Millisecond //
+	helloTime  = 5 * time.Second        // limit for the agent's answer to hello
+	openTime   = 30 * time.Second       // limit for its answer to open: the link of a NIC may be reset
+	callTime   = 10 * time.Second       // limit for calls without another, the agent's absence included
+	cancelTime = 500 * time.Millisecond // limit for the answer to a cancelled call; what comes later is given back
+	writeTime  = 5 * time.Second        // limit for sending a message to the agent
+	firstLook  = 20 * time.Millisecond  // pauses between attempts to find the next agent
+	lastLook   = 500 * time.Millisecond
 )
 
 // session is a connection to the daemon, and after its death to the next one.
