@@ -232,10 +232,16 @@ VIP_RETURN VipxPostSendLater(VIP_VI_HANDLE vi, VIP_DESCRIPTOR *descriptor, VIP_M
 	return CALL(viago_post_later(H(vi), H(descriptor), handle));
 }
 
+VIP_RETURN VipxPostSends(VIP_VI_HANDLE vi, VIP_DESCRIPTOR **descriptors, VIP_ULONG *count, VIP_MEM_HANDLE handle)
+{
+	REQUIRE(via_find(vi, VIA_VI) && descriptors && count);
+	return CALL(viago_post_list(H(vi), 0, (uintptr_t *)descriptors, count, handle));
+}
+
 VIP_RETURN VipxPostRecvs(VIP_VI_HANDLE vi, VIP_DESCRIPTOR **descriptors, VIP_ULONG *count, VIP_MEM_HANDLE handle)
 {
 	REQUIRE(via_find(vi, VIA_VI) && descriptors && count);
-	return CALL(viago_post_recvs(H(vi), (uintptr_t *)descriptors, count, handle));
+	return CALL(viago_post_list(H(vi), 1, (uintptr_t *)descriptors, count, handle));
 }
 
 /*

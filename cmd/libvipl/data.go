@@ -50,10 +50,10 @@ func viago_post_later(h, at C.uintptr_t, handle C.VIP_MEM_HANDLE) C.int {
 	return code(v.PostSendLater(descriptor(&at), vipl.MemHandle(handle)))
 }
 
-// viago_post_recvs posts the first *count descriptors of list, and leaves in *count how many it has posted.
+// viago_post_list posts the first *count descriptors of list, and leaves in *count how many it has posted.
 //
-//export viago_post_recvs
-func viago_post_recvs(h C.uintptr_t, list *C.uintptr_t, count *C.VIP_ULONG, handle C.VIP_MEM_HANDLE) C.int {
+//export viago_post_list
+func viago_post_list(h C.uintptr_t, recv C.int, list *C.uintptr_t, count *C.VIP_ULONG, handle C.VIP_MEM_HANDLE) C.int {
 	bigstack.Reserve()
 	wanted := *count
 	*count = 0
@@ -61,13 +61,17 @@ func viago_post_recvs(h C.uintptr_t, list *C.uintptr_t, count *C.VIP_ULONG, hand
 	if v == nil {
 		return C.VIP_INVALID_PARAMETER
 	}
+	post := v.PostSends
+	if recv != 0 {
+		post = v.PostRecvs
+	}
 	for wanted > 0 { // a queue that is full ends it, whatever the program's number is
 		var ds [32]*vipl.Descriptor
 		some := ds[:min(wanted, C.VIP_ULONG(len(ds)))]
 		for i, at := range unsafe.Slice(list, len(some)) {
 			some[i] = descriptor(&at)
 		}
-		n, err := v.PostRecvs(some, vipl.MemHandle(handle))
+		n, err := post(some, vipl.MemHandle(handle))
 		*count += C.VIP_ULONG(n)
 		if err != nil {
 			return code(err)

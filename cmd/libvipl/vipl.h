@@ -403,7 +403,8 @@ VIP_RETURN VipNSGetHostByAddr(IN VIP_NIC_HANDLE NicHandle, IN VIP_NET_ADDRESS *A
  * VipxQueryCause tells in words why the VI's last connection broke. Between VipxListen
  * and VipxUnlisten requests wait for VipConnectWait, and are not refused.
  * VipxPostSendLater posts a send without the doorbell, which the next VipPostSend rings.
- * VipxPostRecvs posts several receives, and sets Count to how many it has posted.
+ * VipxPostSends and VipxPostRecvs post several sends, with one doorbell, or receives, and
+ * set Count to how many they have posted.
  */
 VIP_RETURN VipxAllocMem(IN VIP_NIC_HANDLE NicHandle, IN VIP_ULONG Length,
 	IN VIP_MEM_ATTRIBUTES *MemAttribs, OUT VIP_PVOID *VirtualAddress,
@@ -411,6 +412,8 @@ VIP_RETURN VipxAllocMem(IN VIP_NIC_HANDLE NicHandle, IN VIP_ULONG Length,
 VIP_RETURN VipxPoll(IN VIP_NIC_HANDLE NicHandle);
 VIP_RETURN VipxPostSendLater(IN VIP_VI_HANDLE ViHandle, IN VIP_DESCRIPTOR *Descriptor,
 	IN VIP_MEM_HANDLE MemoryHandle);
+VIP_RETURN VipxPostSends(IN VIP_VI_HANDLE ViHandle, IN VIP_DESCRIPTOR **Descriptors,
+	IN OUT VIP_ULONG *Count, IN VIP_MEM_HANDLE MemoryHandle);
 VIP_RETURN VipxPostRecvs(IN VIP_VI_HANDLE ViHandle, IN VIP_DESCRIPTOR **Descriptors,
 	IN OUT VIP_ULONG *Count, IN VIP_MEM_HANDLE MemoryHandle);
 VIP_RETURN VipxQueryCause(IN VIP_VI_HANDLE ViHandle, OUT VIP_CHAR *Text,

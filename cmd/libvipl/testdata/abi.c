@@ -242,7 +242,7 @@ static void lists(VIP_RELIABILITY_LEVEL level)
 {
 	enum { N = 40 };
 	struct pair p = pair(level, NULL);
-	VIP_DESCRIPTOR *ds[N + 1];
+	VIP_DESCRIPTOR *ds[N + 1], *sends[N];
 	VIP_ULONG n = N;
 	int i;
 
@@ -255,8 +255,13 @@ static void lists(VIP_RELIABILITY_LEVEL level)
 	for (i = 0; i < N; i++) {
 		sprintf(adata() + 8 * i, "late %d", i);
 		describe(ad(i), adata() + 8 * i, 8, ah);
-		CHECK(i % 8 == 7 ? VipPostSend(p.a, ad(i), ah) : VipxPostSendLater(p.a, ad(i), ah));
+		if (i < N / 2)
+			CHECK(i % 8 == 7 ? VipPostSend(p.a, ad(i), ah) : VipxPostSendLater(p.a, ad(i), ah));
+		sends[i] = ad(i);
 	}
+	n = N / 2;
+	CHECK(VipxPostSends(p.a, sends + N / 2, &n, ah));
+	ASSERT(n == N / 2);
 	for (i = 0; i < N; i++) {
 		completes(VipRecvWait, p.b, bd(i), VIP_STATUS_DONE | VIP_STATUS_OP_RECEIVE);
 		ASSERT(strcmp(adata() + 8 * i, bdata() + 8 * i) == 0);
@@ -278,6 +283,12 @@ static void lists(VIP_RELIABILITY_LEVEL level)
 	CHECK(VipxPostRecvs(p.b, ds, &n, bh));
 	EXPECT(VIP_INVALID_PARAMETER, VipxPostRecvs(p.b, NULL, &n, bh));
 	EXPECT(VIP_INVALID_PARAMETER, VipxPostRecvs(p.b, ds, NULL, bh));
+	sends[0] = (VIP_DESCRIPTOR *)((char *)ad(2) + 8);
+	n = 2;
+	EXPECT(VIP_INVALID_PARAMETER, VipxPostSends(p.a, sends, &n, ah));
+	ASSERT(n == 0);
+	EXPECT(VIP_INVALID_PARAMETER, VipxPostSends(p.a, NULL, &n, ah));
+	EXPECT(VIP_INVALID_PARAMETER, VipxPostSends(p.a, sends, NULL, ah));
 	EXPECT(VIP_INVALID_PARAMETER, VipxPostSendLater(p.a, (VIP_DESCRIPTOR *)((char *)ad(2) + 8), ah));
 	CHECK(VipDisconnect(p.b));
 	for (i = 0; i < 2; i++)
