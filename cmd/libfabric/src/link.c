@@ -176,11 +176,26 @@ struct vx_tx_slot *vx_link_slot(struct vx_link *link)
 	return slot;
 }
 
+static int post_list(struct vx_link *link)
+{
+	VIP_ULONG all = link->listed_count, n = all;
+	VIP_RETURN code = VipxPostSends(link->vi, link->listed, &n, link->handle);
+
+	link->listed_count = 0;
+	link->sends_tail -= (unsigned)(all - n); /* the connection is being lost */
+	return -vx_errno(code);
+}
+
 int vx_link_post(struct vx_link *link, struct vx_tx_slot *slot, enum vx_bell bell)
 {
-	VIP_RETURN code = bell == VX_RING ? VipPostSend(link->vi, &slot->d, link->handle) :
-		VipxPostSendLater(link->vi, &slot->d, link->handle);
+	VIP_RETURN code;
 
+	if (bell == VX_LIST || link->listed_count) {
+		link->listed[link->listed_count++] = &slot->d;
+		link->sends_tail++;
+		return bell == VX_LIST && link->listed_count < VX_LISTED ? 0 : post_list(link);
+	}
+	code = bell == VX_RING ? VipPostSend(link->vi, &slot->d, link->handle) : VipxPostSendLater(link->vi, &slot->d, link->handle);
 	if (code == VIP_SUCCESS) {
 		link->sends_tail++;
 		link->nic->rdma += slot->op != NULL;

@@ -28,8 +28,10 @@ enum {
 	VX_RECEIVES = VX_CREDITS + VX_RESERVE,
 	VX_SPENT = 16, /* receives that are posted again together */
 	VX_SENDS = 64,
-	VX_PIECE = 16384 + 512, /* bytes of data in a piece: ofi_rxm's packets fit in one */
-	VX_EAGER_MAX = 65536,   /* bytes of a VX_EAGER with its VX_MORE */
+	VX_LISTED = 3, /* pieces that are posted together: at MTU 1500 they leave as one packet, while the peer copies those before */
+	VX_PIECE = 17920,       /* bytes of data in a piece: 12 frames at MTU 1500, 2 at MTU 9000; ofi_rxm's packets fit in one */
+	VX_EAGER_MAX = 131072,  /* bytes of a VX_EAGER with its VX_MORE */
+	VX_EAGER_LONG = 32768,  /* the same where frames are long, which makes a read fast */
 	VX_UNEXPECTED = 16 << 20, /* bytes of memory for a peer's messages that wait */
 	VX_RDMA_MAX = 1 << 20,  /* bytes of an RDMA descriptor */
 	VX_VERSION = 3,         /* of the messages */
@@ -135,6 +137,8 @@ struct vx_link {
 	unsigned held_head, held_tail;
 	VIP_DESCRIPTOR *spent[VX_SPENT]; /* receives of pieces that were consumed, to post again */
 	unsigned spent_count;
+	VIP_DESCRIPTOR *listed[VX_LISTED]; /* VX_LIST */
+	unsigned listed_count;
 	struct vx_link *next_spent, **this_spent; /* in the list of the NIC while there are any */
 };
 
@@ -158,7 +162,11 @@ void vx_link_attributes(VIP_VI_ATTRIBUTES *a);
 
 /* A free send slot with its header cleared, or NULL; and its way to the VI. */
 struct vx_tx_slot *vx_link_slot(struct vx_link *link);
-enum vx_bell { VX_RING, VX_RING_LATER }; /* later: with what the program posts next */
+enum vx_bell {
+	VX_RING,
+	VX_RING_LATER, /* with what the program posts next */
+	VX_LIST,       /* post it later, too: together with the next, which the caller sends at once */
+};
 
 int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type type, size_t length, enum vx_bell bell);
 int vx_link_credit(struct vx_link *link); /* a piece may be sent */

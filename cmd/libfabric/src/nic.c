@@ -46,6 +46,7 @@ static void on_error(VIP_PVOID context, VIP_ERROR_DESCRIPTOR *e)
 
 static int start(struct vx_nic *nic)
 {
+	VIP_NIC_ATTRIBUTES attributes;
 	VIP_RETURN code = VipOpenNic(nic->name, &nic->handle);
 
 	if (code != VIP_SUCCESS) {
@@ -56,10 +57,13 @@ static int start(struct vx_nic *nic)
 	code = VipCreateCQ(nic->handle, 1024, &nic->received);
 	if (code == VIP_SUCCESS)
 		code = VipCreateCQ(nic->handle, 1024, &nic->sent);
+	if (code == VIP_SUCCESS)
+		code = VipQueryNic(nic->handle, &attributes);
 	if (code != VIP_SUCCESS) {
 		VipCloseNic(nic->handle);
 		return -vx_errno(code);
 	}
+	nic->frame = attributes.NativeMTU;
 	nic->watchers = (unsigned)watching_all;
 	nic->received_armed = nic->sent_armed = 0;
 	nic->rdma = 0;

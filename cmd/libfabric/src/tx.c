@@ -212,9 +212,30 @@ static unsigned flags_of(uint64_t flags, int tagged)
 	return (flags & FI_REMOTE_CQ_DATA ? VX_HAS_DATA : 0U) | (tagged ? VX_TAGGED : 0U);
 }
 
+/*
+ * The data of a piece that others follow: whole frames, which libvipl can send in one packet (GSO) with those of the next one.
+ * Encrypted frames are shorter: there each piece ends a packet.
+ */
+static size_t whole_piece(const struct vx_link *link)
+{
+	size_t header = sizeof(struct vx_header);
+	size_t frame = link->nic->frame - (link->tx->ep->name.sa.sa_family == AF_INET6 ? 20 : 0); /* IPv6's header is longer */
+	size_t frames = (VX_PIECE + header) / frame;
+
+	return frames ? frames * frame - header : VX_PIECE;
+}
+
+/* Whether another piece of the message can be sent for certain. */
+static int goes_on(const struct vx_link *link, const struct vx_op *op, size_t n)
+{
+	return op->done + n < op->length && (int32_t)(link->limit - link->sent) > 1 && link->sends_tail - link->sends_head < VX_SENDS - 1;
+}
+
 /* 1: all pieces are handed over. */
 static int hand_message(struct vx_link *link, struct vx_op *op)
 {
+	size_t whole = whole_piece(link);
+
 	do {
 		size_t n = op->length - op->done;
 		struct vx_tx_slot *slot;
@@ -224,7 +245,7 @@ static int hand_message(struct vx_link *link, struct vx_op *op)
 		if (!vx_link_credit(link) || !(slot = vx_link_slot(link)))
 			return 0;
 		if (n > VX_PIECE)
-			n = VX_PIECE;
+			n = whole;
 		gather(op, op->done, slot->data, n);
 		if (op->done + n == op->length)
 			flags |= VX_LAST | (wants_ack(op) ? VX_WANT_ACK : 0);
@@ -232,7 +253,7 @@ static int hand_message(struct vx_link *link, struct vx_op *op)
 		slot->header.total = op->length;
 		slot->header.data = op->data;
 		slot->header.tag = op->tag;
-		if (vx_link_send(link, slot, type, n, bell(op)))
+		if (vx_link_send(link, slot, type, n, goes_on(link, op, n) ? VX_LIST : bell(op)))
 			return 0; /* it is being lost */
 		op->done += n;
 	} while (op->done < op->length);
@@ -484,6 +505,12 @@ void vx_tx_pull(struct vx_op *op)
 	vx_tx_pump(op->tx);
 }
 
+/* The longest message that a read is slower for than the copies of its pieces, measured on a veth pair. */
+static size_t eager_max(const struct vx_nic *nic)
+{
+	return nic->frame > 4096 ? VX_EAGER_LONG : VX_EAGER_MAX;
+}
+
 static int hand(struct vx_tx *tx, struct vx_op *op)
 {
 	if (op->kind != VX_SEND)
@@ -507,7 +534,7 @@ void vx_tx_pump(struct vx_tx *tx)
 				return;
 			op->started = 1;
 			tx->inflight++;
-			op->later = op->kind == VX_SEND && tx->ep->rdm && (op->length > VX_EAGER_MAX || tx->full);
+			op->later = op->kind == VX_SEND && tx->ep->rdm && (op->length > eager_max(link->nic) || tx->full);
 			error = op->later && op->flags & FI_INJECT ? -keep(op) : 0;
 			if (!error)
 				error = register_local(op);

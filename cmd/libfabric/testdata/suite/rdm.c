@@ -239,7 +239,7 @@ static void vectors_of_addresses(void)
 	close_pair(&n);
 }
 
-static const size_t sizes[] = {0, 1, 8, 1000, 4096, 16384, 16385, 16896, 16897, 65536, 65537, LONG, (2 << 20) + 3};
+static const size_t sizes[] = {0, 1, 8, 1000, 4096, 16384, 16385, 16896, 16897, 65536, 131072, 131073, LONG, (2 << 20) + 3};
 
 enum { SIZES = sizeof sizes / sizeof *sizes, LARGEST = (2 << 20) + 3 };
 
@@ -613,7 +613,7 @@ static void streams(struct node *n, size_t size, int count)
 		if (fi_cq_read(n->tx, &entry, 1) == 1)
 			done++;
 		if (fi_cq_read(n->rx, &entry, 1) == 1) {
-			if (size <= (ours ? 65536 : 16384))
+			if (size <= (ours ? 131072 : 16384))
 				CHECK(entry.op_context == in + (size_t)(received % WINDOW) * size && filled(entry.op_context, size, (unsigned)received), "fi_tagged(3): message %d of a stream", received);
 			received++;
 		}
@@ -998,16 +998,19 @@ void test_rdm(void)
 	if (ours) {
 		unexpected(&n, 1500, 600);
 		unexpected(&n, 100, 30000);
+		unexpected(&n, 30, 200000);
 	}
 	streams(&n, 100, 2000);
 	streams(&n, 16384, 300);
 	streams(&n, PIECES, 200);
 	streams(&n, 100000, 200);
+	streams(&n, 200000, 100);
 	vectors(&n);
 	multi(&n, 10000);
 	if (ours) { /* ofi_rxm cuts a message that has no room in the rest of a buffer */
 		multi(&n, PIECES);
 		multi(&n, 100000);
+		multi(&n, 200000);
 	}
 	rma(&n);
 	levels(&n);
