@@ -15,6 +15,7 @@ import (
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/internal/ops/status"
+	"viaxdp/vipl"
 )
 
 // The suite passes over the provider, and over libfabric's tcp, so that it tests libfabric's promises.
@@ -58,7 +59,8 @@ func TestSanitizers(t *testing.T) {
 	suite(t, b, b, dir+"/suite-asan", "viaxdp", b.a.IPv4.String())
 }
 
-// The sends of a list with FI_MORE leave by one doorbell, and those without it by one each.
+// The sends of a list with FI_MORE leave by one doorbell, and those without it by one each. The pieces of a long message share
+// GSO packets.
 func TestDoorbells(t *testing.T) {
 	const rounds, burst = 200, 3 // as in the suite
 	program := build(t) + "/suite"
@@ -74,7 +76,8 @@ func TestDoorbells(t *testing.T) {
 	nstest.Must(t, b.a.Do(s.Start))
 	c := b.start(t, b.b, append([]string{program, "client"}, args...)...)
 	said := bufio.NewReader(out)
-	var kicks [3]uint64 // before bursts, after those without FI_MORE, after those with it
+	var kicks [4]uint64 // before bursts, after those without FI_MORE, after those with it, after long messages
+	var sent [4]vipl.Counters
 	for i := range kicks {
 		if line, err := said.ReadString('\n'); line != "bursts\n" {
 			c.Process.Kill()
@@ -82,7 +85,7 @@ func TestDoorbells(t *testing.T) {
 		}
 		for _, p := range status.Take([]string{dir}).Programs {
 			if p.PID == s.Process.Pid && len(p.Nics) == 1 {
-				kicks[i] = p.Nics[0].Socket["tx_kicks"]
+				kicks[i], sent[i] = p.Nics[0].Socket["tx_kicks"], p.Nics[0].Counters
 			}
 		}
 		_, err := in.Write([]byte("\n"))
@@ -97,6 +100,11 @@ func TestDoorbells(t *testing.T) {
 	// Where the CPUs are busy a few bursts are cut: what waits for more leaves after a millisecond.
 	if each < rounds*burst*9/10 || one < rounds*9/10 || one > rounds*2 {
 		t.Errorf("%d doorbells without FI_MORE, want about %d; %d with it, want about %d", each, rounds*burst, one, rounds)
+	}
+	packets, frames := sent[3].GSOSent-sent[2].GSOSent, sent[3].GSOSentFrames-sent[2].GSOSentFrames
+	t.Logf("long messages: %d frames in %d packets", frames, packets)
+	if frames < rounds*40 || packets > rounds*3 { // of 47 frames in two packets; a piece has 12
+		t.Errorf("%d messages are %d frames in %d packets, want about %d in %d", rounds, frames, packets, rounds*47, rounds*2)
 	}
 }
 

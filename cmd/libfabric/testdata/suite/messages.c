@@ -326,33 +326,37 @@ void test_messages(void)
 }
 
 /*
- * Bursts of messages, a frame each, first without FI_MORE and then with it. The client answers each, so that nothing is
+ * Bursts of messages, a frame each, first without FI_MORE and then with it, and last a long message each. The client answers each, so that nothing is
  * under way when the next one begins. The server tells its user when it begins and after each kind, and goes on when
- * that has counted doorbells and answers.
+ * that has counted doorbells or packets, and answers.
  */
 void test_doorbells(void)
 {
-	enum { ROUNDS = 200, BURST = 3, SIZE = 1000 };
-	static unsigned char data[BURST][SIZE];
+	enum { ROUNDS = 200, BURST = 3, SIZE = 1000, PIECES = 65536 };
+	static unsigned char data[BURST][PIECES];
 	unsigned char answer = 0;
 	struct want w = {0};
 	struct fi_cq_tagged_entry entry;
 	struct iovec iov = {data, SIZE};
 	struct fi_msg msg = {.msg_iov = &iov, .iov_count = 1};
 	struct bed b;
-	int more, i, j;
+	int more, i, j, burst = BURST;
 
 	open_connected(&b, &w);
-	for (more = -1; more < 2; more++) {
+	for (more = -1; more < 3; more++) {
+		if (more == 2) {
+			burst = 1;
+			iov.iov_len = PIECES;
+		}
 		for (i = 0; i < ROUNDS && more >= 0; i++) {
-			for (j = 0; j < BURST && !server; j++)
-				POST(&b, fi_recv(b.ep, data[j], SIZE, NULL, 0, NULL));
+			for (j = 0; j < burst && !server; j++)
+				POST(&b, fi_recv(b.ep, data[j], PIECES, NULL, 0, NULL));
 			if (server)
 				POST(&b, fi_recv(b.ep, &answer, 1, NULL, 0, NULL));
 			step();
-			for (j = 0; j < BURST && server; j++)
-				POST(&b, fi_sendmsg(b.ep, &msg, FI_COMPLETION | (more && j < BURST - 1 ? FI_MORE : 0)));
-			for (j = 0; j < BURST; j++)
+			for (j = 0; j < burst && server; j++)
+				POST(&b, fi_sendmsg(b.ep, &msg, FI_COMPLETION | (more && j < burst - 1 ? FI_MORE : 0)));
+			for (j = 0; j < burst; j++)
 				OK(completion(server ? b.tx : b.rx, &entry));
 			if (!server)
 				POST(&b, fi_send(b.ep, &answer, 1, NULL, 0, NULL));
