@@ -335,13 +335,13 @@ func TestStatusOfOthers(t *testing.T) {
 		slices.Sort(leases)
 		return users, leases
 	}
-	for who, c := range map[string]struct {
+	for reader, c := range map[string]struct {
 		status kagent.Status
 		want   []uint32
 	}{"the user": {*reply.Status, []uint32{user}}, "root": {g.status(t), []uint32{0, user}}} {
 		users, leases := seen(c.status)
 		if !slices.Equal(users, c.want) || !slices.Equal(leases, c.want) {
-			t.Errorf("%s sees the accounts of %d and the queues of %d, want %d", who, users, leases, c.want)
+			t.Errorf("%s sees the accounts of %d and the queues of %d, want %d", reader, users, leases, c.want)
 		}
 	}
 }

@@ -77,7 +77,7 @@ func TestUnclaimedAnswer(t *testing.T) {
 		}), here4, agent4)
 		nstest.Must(t, <-ended)
 		a := <-answer
-		time.Sleep(9 * time.Second)
+		time.Sleep(9 * time.Second) // virtual: of the ten that an answer is kept
 		for _, said := range s.said(t) {
 			nstest.ErrorIf(t, said.Type == wire.CMCancel, "declined early")
 		}
@@ -162,7 +162,7 @@ func TestRefusedAgain(t *testing.T) {
 			if a := s.one(t); a.Type != wire.CMNoMatch || m.Counters().NoMatch != 1 {
 				t.Errorf("copy %d is answered by %v, counted %d times", copies, a.Type, m.Counters().NoMatch)
 			}
-			time.Sleep(1500 * time.Millisecond)
+			time.Sleep(1500 * time.Millisecond) // virtual: a requester's pause
 		}
 	})
 }

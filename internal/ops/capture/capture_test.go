@@ -304,7 +304,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// cutting is a program that sends a frame, of which it keeps what is asked for.
+// cutting is a program that sends a frame, cut to the length that is asked for.
 type cutting []byte
 
 func (p cutting) Status() any { return nil }
@@ -316,7 +316,7 @@ func (p cutting) Capture(w io.Writer, snaplen int, _ <-chan struct{}) error {
 	return err
 }
 
-// A filter also finds frames of which the file keeps less than their headers.
+// A filter also finds frames that the file cuts within their headers.
 func TestFilterOfShort(t *testing.T) {
 	template, err := wire.NewTemplate(wire.Link{
 		Src: netip.MustParseAddr("fd00::1"), Dst: netip.MustParseAddr("fd00::2"), VLAN: 7,

@@ -335,7 +335,7 @@ type late struct {
 
 func (l *late) Write(b []byte) (int, error) {
 	if !l.begun {
-		time.Sleep(grace + time.Second)
+		time.Sleep(grace + time.Second) // until the pipe of a rank that has ended is no longer waited for
 	}
 	l.begun = true
 	return l.Buffer.Write(b)
