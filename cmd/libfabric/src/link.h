@@ -28,7 +28,7 @@ enum {
 	VX_RECEIVES = VX_CREDITS + VX_RESERVE,
 	VX_SPENT = 16, /* receives that are posted again together */
 	VX_SENDS = 64,
-	VX_LISTED = 3, /* pieces that are posted together: at MTU 1500 they leave as one packet, while the peer copies those before */
+	VX_LISTED = 3,          /* pieces that are posted together: at MTU 1500 a packet of 36 frames */
 	VX_PIECE = 17920,       /* bytes of data in a piece: 12 frames at MTU 1500, 2 at MTU 9000; ofi_rxm's packets fit in one */
 	VX_EAGER_MAX = 131072,  /* bytes of a VX_EAGER with its VX_MORE */
 	VX_EAGER_LONG = 32768,  /* the same where frames are long, which makes a read fast */
@@ -165,7 +165,7 @@ struct vx_tx_slot *vx_link_slot(struct vx_link *link);
 enum vx_bell {
 	VX_RING,
 	VX_RING_LATER, /* with what the program posts next */
-	VX_LIST,       /* post it later, too: together with the next, which the caller sends at once */
+	VX_LIST,       /* it is posted together with the next one, which the caller sends without doing anything else first */
 };
 
 int vx_link_send(struct vx_link *link, struct vx_tx_slot *slot, enum vx_type type, size_t length, enum vx_bell bell);

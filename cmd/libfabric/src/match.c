@@ -335,6 +335,7 @@ static int keep(const struct vx_message *m, struct vx_messages *q)
 	return 1;
 }
 
+/* A VX_MORE: the next piece of the message that has begun. */
 static void more(struct vx_link *link, const void *data, size_t length)
 {
 	struct vx_partial *part = link->partial;
