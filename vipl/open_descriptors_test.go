@@ -17,21 +17,12 @@ const descriptorsEnv = "VIPL_TEST_DESCRIPTORS"
 // A program whose first file is the NIC, and that has hardly any descriptors left, gets an error. Go's runtime would end it.
 func TestOpenFirstWithFewDescriptors(t *testing.T) {
 	if free, err := strconv.Atoi(os.Getenv(descriptorsEnv)); err == nil {
-		var limit unix.Rlimit
-		nstest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-		limit.Cur = min(limit.Cur, 256)
-		nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-		var all []int
-		for fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC); err == nil; fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC) {
-			all = append(all, fd)
-		}
-		for _, fd := range all[len(all)-free:] {
-			unix.Close(fd)
-		}
-		_, err := OpenNIC("via0", WithAgent("none"))
-		if !errors.Is(err, unix.EMFILE) || !errors.Is(err, ErrResource) || Unavailable(err) {
-			t.Errorf("%v, want too many open files", err)
-		}
+		nstest.WithDescriptors(t, free, func() {
+			_, err := OpenNIC("via0", WithAgent("none"))
+			if !errors.Is(err, unix.EMFILE) || !errors.Is(err, ErrResource) || Unavailable(err) {
+				t.Errorf("%v, want too many open files", err)
+			}
+		})
 		return
 	}
 	ns, _ := nstest.Pair(t, nstest.Options{})

@@ -252,38 +252,17 @@ func TestOpenErrors(t *testing.T) {
 func TestOutOfDescriptors(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	nstest.Check(t, mustOpen(t, an, small(an)).Close())
-	var limit unix.Rlimit
-	nstest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	opened := false
 	for free := 0; !opened; free++ {
-		low := limit
-		low.Cur = min(limit.Cur, 256)
-		nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &low))
-		var all []int
-		for fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC); err == nil; fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC) {
-			all = append(all, fd)
-		}
-		before := len(all)
-		for range free {
-			unix.Close(all[len(all)-1])
-			all = all[:len(all)-1]
-		}
-		l, err := openOn(t, an, small(an))
-		if opened = err == nil; opened {
-			nstest.Check(t, l.Close())
-		} else if !errors.Is(err, unix.EMFILE) || kagent.Unavailable(err) {
-			t.Errorf("%d descriptors: %v (unavailable: %v)", free, err, kagent.Unavailable(err))
-		}
-		await.Until(t, "as many descriptors as before", func() bool {
-			for fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC); err == nil; fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC) {
-				all = append(all, fd)
+		nstest.WithDescriptors(t, free, func() {
+			l, err := openOn(t, an, small(an))
+			if opened = err == nil; opened {
+				nstest.Check(t, l.Close())
+			} else if !errors.Is(err, unix.EMFILE) || kagent.Unavailable(err) {
+				t.Errorf("%d descriptors: %v (unavailable: %v)", free, err, kagent.Unavailable(err))
 			}
-			return len(all) >= before
+			await.Until(t, "as many descriptors as before", func() bool { return nstest.FreeDescriptors() >= free })
 		})
-		for _, fd := range all {
-			unix.Close(fd)
-		}
-		nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 		nstest.ErrorIf(t, attached(t, an) || len(registry.devices) != 0, "%d descriptors: something stayed behind", free)
 	}
 }
