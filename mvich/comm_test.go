@@ -136,6 +136,40 @@ func TestWrongOptions(t *testing.T) {
 	}
 }
 
+// A rank that cannot begin leaves no other waiting: those of one process fail, and a launcher of processes is not told that
+// the rank is done, so that it takes its exit for a death.
+func TestInitFails(t *testing.T) {
+	j := newJob(t, 1, jobConfig{})
+	nic := j.hosts[0].NIC
+	launchers := mvich.Local(2)
+	each(t, 2, func(rank int) error {
+		w, err := mvich.Init(nic, launchers[rank], mvich.WithCredits(1+7*rank)) // 1 is too few
+		if !errors.Is(err, mvich.ErrSettings) {
+			return fmt.Errorf("%v, %v", w, err)
+		}
+		return nil
+	})
+	l := &withoutFence{Launcher: mvich.Local(1)[0]}
+	if _, err := mvich.Init(nic, l); !errors.Is(err, errNoFence) || l.closed {
+		t.Errorf("%v; the launcher is closed: %v", err, l.closed)
+	}
+}
+
+var errNoFence = errors.New("no fence")
+
+// withoutFence is a launcher whose fences fail.
+type withoutFence struct {
+	mvich.Launcher
+	closed bool
+}
+
+func (*withoutFence) Fence() error { return errNoFence }
+
+func (l *withoutFence) Close() error {
+	l.closed = true
+	return nil
+}
+
 // No context is given twice; after the last one Dup fails.
 func TestLastContext(t *testing.T) {
 	j := newJob(t, 3, jobConfig{})

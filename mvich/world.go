@@ -100,7 +100,18 @@ func (w *World) Stats() Stats {
 
 // Init makes this process a rank of the job that l has started, over nic, which stays the caller's and is not closed
 // by Finalize. It returns when all ranks have called it. Several worlds may use one NIC.
+//
+// If Init fails, l is not closed, and the process should end: its launcher then ends the ranks that wait for this one. Ranks
+// of [Local] that wait fail at once.
 func Init(nic *vipl.NIC, l Launcher, opts ...Option) (*World, error) {
+	w, err := begin(nic, l, opts)
+	if local, ok := l.(localRank); ok && err != nil {
+		local.End(fmt.Errorf("mvich: rank %d has not joined the job: %w", local.rank, err))
+	}
+	return w, err
+}
+
+func begin(nic *vipl.NIC, l Launcher, opts []Option) (*World, error) {
 	set, err := makeSettings(opts)
 	if err != nil {
 		return nil, err
@@ -226,7 +237,7 @@ func (w *World) Finalize() error {
 	}
 	w.await(func() bool { return over() || time.Now().After(end) })
 	w.mu.Unlock()
-	return errors.Join(err, w.shut())
+	return errors.Join(err, w.shut(), w.launcher.Close()) // which may wait for the others
 }
 
 // quiet reports whether nothing waits to be sent.
@@ -251,7 +262,7 @@ func (w *World) alone() bool {
 	return w.quiet()
 }
 
-// shut ends connections and goroutines, and gives everything back.
+// shut ends connections and goroutines, and gives everything back but the launcher.
 func (w *World) shut() error {
 	w.mu.Lock()
 	w.finalized = true
@@ -265,7 +276,6 @@ func (w *World) shut() error {
 	w.mu.Unlock()
 	w.tasks.Wait() // links that have retired, and the listener
 	w.mu.Lock()
-	err := w.release()
-	w.mu.Unlock()
-	return errors.Join(err, w.launcher.Close()) // which may wait for the others
+	defer w.mu.Unlock()
+	return w.release()
 }
