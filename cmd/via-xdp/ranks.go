@@ -45,7 +45,7 @@ func newMpibench(env environment) *cobra.Command {
 			); err != nil {
 				return err
 			}
-			return rank(cmd.Context(), device, p, func(c *mvich.Comm) error {
+			return rank(cmd.Context(), env, device, p, func(c *mvich.Comm) error {
 				for _, name := range args {
 					rows, err := mpibench.Run(c, name, o)
 					if err != nil {
@@ -98,7 +98,7 @@ const rankSilence = 10 * time.Second
 // operation fails. A launcher that ends signals its
 // ranks once, and again when the first rank has ended; the second signal must not
 // interrupt the close. A rank that hangs gets SIGKILL.
-func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
+func rank(ctx context.Context, env environment, device string, p mvich.Protocol, f func(*mvich.Comm) error) (err error) {
 	l, err := pmi.FromEnv()
 	if err != nil {
 		return err
@@ -121,7 +121,12 @@ func rank(ctx context.Context, device string, p mvich.Protocol, f func(*mvich.Co
 	stop := context.AfterFunc(ctx, func() { w.Stop(ctx.Err()) })
 	defer stop()
 	if err := f(w.Comm()); err != nil {
-		err = cmp.Or(ctx.Err(), err)
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		} else { // before the abort, as Hydra kills all ranks at once
+			printError(env, err)
+			err = printedError{err}
+		}
 		w.Abort(1)
 		return err
 	}
@@ -158,7 +163,7 @@ func newMpiapp(env environment) *cobra.Command {
 					return err
 				}
 			}
-			return rank(cmd.Context(), device, mvich.Auto, func(c *mvich.Comm) error {
+			return rank(cmd.Context(), env, device, mvich.Auto, func(c *mvich.Comm) error {
 				r, err := mpiapps.Run(c, args[0], o)
 				switch {
 				case err != nil || r == nil:

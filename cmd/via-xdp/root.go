@@ -88,11 +88,23 @@ func run(ctx context.Context, env environment) int {
 	switch {
 	case status == exitInterrupted:
 		err = errors.New("interrupted")
-	case errors.Is(err, unix.EMFILE):
+	case errors.As(err, new(printedError)):
+		return status
+	}
+	printError(env, err)
+	return status
+}
+
+// printedError is an error that its command has printed.
+type printedError struct{ error }
+
+func (e printedError) Unwrap() error { return e.error }
+
+func printError(env environment, err error) {
+	if errors.Is(err, unix.EMFILE) {
 		err = fmt.Errorf("%w (raise the limit of this process: ulimit -n)", err)
 	}
 	fmt.Fprintf(env.stderr, "via-xdp: %s\n", oneLine(err))
-	return status
 }
 
 func statusOf(ctx context.Context, err error) int {

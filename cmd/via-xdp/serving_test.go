@@ -17,10 +17,13 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/ops/mpirun"
 	"viaxdp/mvich"
+	"viaxdp/mvich/pmi"
 )
 
 // A proxy needs both addresses, and an interface for one of VIA.
@@ -248,6 +251,30 @@ func TestMpirunBrokenPipe(t *testing.T) {
 	}
 	left, err := os.ReadDir(dir)
 	nstest.ErrorIf(t, err != nil || len(left) > 0, "it leaves %v, %v", left, err)
+}
+
+// A rank that fails has said why when it aborts the job: Hydra kills all ranks then.
+func TestRankSaysWhy(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	nstest.Must(t, err)
+	ours, theirs := os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
+	defer ours.Close()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // as via-xdp it is via-xdp: TestMain
+	cmd.Args = []string{"via-xdp", "mpibench", "latency"}
+	cmd.Env = append(os.Environ(), "PMI_FD=3", "PMI_RANK=0", "PMI_SIZE=1", "VIA_AGENT=none", mvich.DeviceVariable+"="+a.Name)
+	cmd.ExtraFiles = []*os.File{theirs}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	nstest.Must(t, a.Do(cmd.Start))
+	theirs.Close()
+	_, _, err = pmi.NewServer(1).Serve(t.Context(), 0, ours)
+	cmd.Process.Kill()
+	cmd.Wait()
+	var abort *pmi.AbortError
+	if !errors.As(err, &abort) || strings.Count(said.String(), "latency with 1 ranks") != 1 {
+		t.Errorf("the job ends with %v, and the rank has said %q", err, &said)
+	}
 }
 
 // A rank that was not started by a launcher, or has no interface, says so.
