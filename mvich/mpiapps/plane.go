@@ -30,6 +30,9 @@ func newPlane(c *mvich.Comm, n int) (*plane, error) {
 	if n < p.down || n > MaxSize {
 		return nil, fmt.Errorf("%w: a square of %d x %d points cut into %d x %d blocks", ErrApp, n, n, p.down, p.across)
 	}
+	if _, _, rows, cols := p.area(0); c.Size() > 1 && rows*cols > mvich.MaxMessage/8 { // gather could not send it at the end
+		return nil, fmt.Errorf("%w: a block of %d x %d points is too long for a message: take more ranks", ErrApp, rows, cols)
+	}
 	return p, nil
 }
 

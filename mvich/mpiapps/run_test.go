@@ -68,6 +68,18 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// A block that no message can carry to rank 0 is refused before it is computed.
+func TestLargestSquare(t *testing.T) {
+	for ranks, want := range map[int]error{1: nil, 2: ErrApp, 4: ErrApp, 5: nil} {
+		onOneNIC(t, ranks, func(c *mvich.Comm) error {
+			if _, err := newPlane(c, MaxSize); !errors.Is(err, want) {
+				return fmt.Errorf("%d ranks: %v, want %v", ranks, err, want)
+			}
+			return nil
+		})
+	}
+}
+
 // A step of the stencil makes each point the mean of its neighbours.
 func TestOneStep(t *testing.T) {
 	const n = 9
