@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -476,4 +477,36 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	c.Acknowledge(c.Dead())
 	nstest.WantErr(t, "receive of anybody when all deaths are known", anybody(), nil)
 	noError(t, wantLost("finalize", j.worlds[0].Finalize(), first))
+}
+
+// An abort ends the calls of all ranks of a process, also of those that the rank which aborts has no connection with, and those
+// that wait in Init.
+func TestLocalAbort(t *testing.T) {
+	const n, aborts = 4, 3
+	const text = "rank 3 has aborted the job with code 5"
+	j := newJob(t, n, jobConfig{dying: true})
+	each(t, n, func(rank int) error {
+		w := j.worlds[rank]
+		c := w.Comm()
+		if rank == aborts {
+			time.Sleep(20 * time.Millisecond)
+			return w.Abort(5)
+		}
+		err := nstest.Err(c.Recv(nil, (rank+1)%aborts, 1))
+		if err == nil || !strings.Contains(err.Error(), text) {
+			return fmt.Errorf("receive: %v", err)
+		}
+		return nil
+	})
+	each(t, n, func(rank int) error { j.worlds[rank].Finalize(); return nil }) // it fails, and releases everything
+	launchers := mvich.Local(2)
+	each(t, 2, func(rank int) error {
+		if rank == 1 {
+			return launchers[rank].Abort(1)
+		}
+		if _, err := mvich.Init(j.hosts[0].NIC, launchers[rank]); err == nil {
+			return errors.New("Init waits for no rank")
+		}
+		return nil
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -43,8 +44,10 @@ type Launcher interface {
 var _ Launcher = (*pmi.Client)(nil)
 
 // Local makes the launchers for size ranks of this process: element i is that of rank i.
+//
+// If a rank aborts the job, calls of all ranks fail as after World.Stop.
 func Local(size int) []Launcher {
-	job := pmi.NewJob(size)
+	job := &localJob{Job: pmi.NewJob(size)}
 	all := make([]Launcher, size)
 	for rank := range all {
 		all[rank] = localRank{job, rank}
@@ -53,8 +56,41 @@ func Local(size int) []Launcher {
 }
 
 type localRank struct {
-	*pmi.Job
+	*localJob
 	rank int
+}
+
+// localJob is what the ranks of a process share.
+type localJob struct {
+	*pmi.Job
+
+	mu      sync.Mutex
+	worlds  []*World // that have begun
+	aborted error
+}
+
+// began has w end when the job is aborted, or has been.
+func (j *localJob) began(w *World) {
+	j.mu.Lock()
+	j.worlds = append(j.worlds, w)
+	err := j.aborted
+	j.mu.Unlock()
+	if err != nil {
+		w.Stop(err)
+	}
+}
+
+func (j *localJob) abort(err error) {
+	j.mu.Lock()
+	if j.aborted == nil {
+		j.aborted = err
+	}
+	worlds := j.worlds
+	j.mu.Unlock()
+	j.End(err)
+	for _, w := range worlds {
+		w.Stop(err)
+	}
 }
 
 var errRankClosed = errors.New("mvich: a rank has left the job")
@@ -62,7 +98,7 @@ var errRankClosed = errors.New("mvich: a rank has left the job")
 func (l localRank) Rank() int { return l.rank }
 
 func (l localRank) Abort(code int) error {
-	l.End(fmt.Errorf("mvich: rank %d has aborted the job with code %d", l.rank, code))
+	l.abort(fmt.Errorf("mvich: rank %d has aborted the job with code %d", l.rank, code))
 	return nil
 }
 

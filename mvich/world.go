@@ -105,7 +105,11 @@ func (w *World) Stats() Stats {
 // of [Local] that wait fail at once.
 func Init(nic *vipl.NIC, l Launcher, opts ...Option) (*World, error) {
 	w, err := begin(nic, l, opts)
-	if local, ok := l.(localRank); ok && err != nil {
+	switch local, ok := l.(localRank); {
+	case !ok:
+	case err == nil:
+		local.began(w)
+	default:
 		local.End(fmt.Errorf("mvich: rank %d has not joined the job: %w", local.rank, err))
 	}
 	return w, err
@@ -199,7 +203,7 @@ func (w *World) Rank() int { return w.rank }
 // Size is the number of ranks of the world.
 func (w *World) Size() int { return len(w.peers) }
 
-// Abort ends the whole job through its launcher.
+// Abort ends the whole job through its launcher. Print the cause before: a launcher may kill all ranks at once.
 func (w *World) Abort(code int) error { return w.launcher.Abort(code) }
 
 const (
