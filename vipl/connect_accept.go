@@ -114,8 +114,8 @@ const acceptTime = 5 * time.Second
 //
 // Errors: ErrInvalidState if v is not Idle. ErrInvalidParameter if v is of another NIC handle, or the request was answered
 // before. ErrTimeout if the requester gave up, or has not confirmed within five seconds. ErrNotReachable and ErrResource as
-// with ConnectRequest. ErrRejected,
-// with ErrSecurity, if the pre-shared keys do not match; the requester is told, and the request is over.
+// with ConnectRequest. ErrRejected if the requester cannot connect with v (its ConnectRequest returned ErrResource) and, with
+// ErrSecurity, if the pre-shared keys do not match; the request is then over.
 func (c *Conn) Accept(v *VI) error {
 	const op = "ConnectAccept"
 	theirs := c.in.Offer()

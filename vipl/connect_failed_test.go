@@ -3,6 +3,8 @@ package vipl_test
 import (
 	"context"
 	"errors"
+	"net/netip"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -237,4 +239,39 @@ func TestPeerThatCannotConnect(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fullTable is an agent that cannot enter a VI in the table while full is set.
+type fullTable struct {
+	*kagenttest.Agent
+	full *atomic.Bool
+}
+
+func (a fullTable) Enter(num uint32, key uint64, peer netip.Addr) error {
+	if a.full.Load() {
+		return kagent.ErrNoVI
+	}
+	return a.Agent.Enter(num, key, peer)
+}
+
+// If the side that asks cannot use the answer of a peer-to-peer connect, the side that accepts is told, too: it does not
+// wait for another call of that side.
+func TestAskingPeerThatCannotConnect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var full atomic.Bool
+		n := newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return fullTable{a, &full} }})
+		va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+		a, b := address(n.a, "left"), address(n.b, "right")
+		for _, want := range [][2]error{{vipl.ErrResource, vipl.ErrRejected}, {nil, nil}} {
+			full.Store(want[0] != nil)
+			start := time.Now()
+			must(t, errors.Join(va.ConnectPeerRequest(a, b, time.Minute), vb.ConnectPeerRequest(b, a, time.Minute)))
+			_, errA := va.ConnectPeerWait()
+			_, errB := vb.ConnectPeerWait()
+			wantError(t, "the side that asks", errA, want[0])
+			wantError(t, "the side that accepts", errB, want[1])
+			took := time.Since(start)
+			errorIf(t, took > time.Second, "it took %v", took)
+		}
+	})
 }

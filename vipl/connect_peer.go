@@ -139,9 +139,10 @@ func (v *VI) stopPeering() {
 	}
 }
 
-// lateMeeting reports whether err means that the other side gave up just as it was found. It may ask again.
+// lateMeeting reports whether err means that the other side gave up just as it was found. It may ask again. If it has
+// declined the connection instead, its connect is over.
 func lateMeeting(err error) bool {
-	return errors.Is(err, kagent.ErrCancelled) || errors.Is(err, kagent.ErrVanished)
+	return (errors.Is(err, kagent.ErrCancelled) || errors.Is(err, kagent.ErrVanished)) && !errors.Is(err, kagent.ErrRejected)
 }
 
 // meet connects v, which is in Connect Pending, with the peer that asks for it.

@@ -182,10 +182,19 @@ func (m *Manager) onRequester(msg *wire.CM, size int, local netip.Addr, from net
 	case msg.Type == wire.CMConfirm && in.state == inEnded:
 		return in.allow(in.reply) // a Reject, since this side has given up meanwhile
 	case msg.Type == wire.CMCancel && in.state < inEstablished:
-		in.end(fmt.Errorf("%w: %v", kagent.ErrCancelled, msg.Reason), wire.CM{})
+		in.end(cancelled(msg.Reason), wire.CM{})
 	}
 	in.heard = time.Now()
 	return reply
+}
+
+// cancelled returns the error of a Cancel with that reason. With some of them the requester has declined the Accept.
+func cancelled(reason wire.CMReason) error {
+	switch reason {
+	case wire.CMReasonResources, wire.CMReasonNoKey, wire.CMReasonPlain, wire.CMReasonKey:
+		return fmt.Errorf("%w: %w", kagent.ErrCancelled, &kagent.RejectedError{Reason: reason})
+	}
+	return fmt.Errorf("%w: %v", kagent.ErrCancelled, reason)
 }
 
 // confirmedBy reports whether the sender of a Confirm has read the Accept: it has the proof of the handshake,

@@ -208,7 +208,9 @@ func TestPeerCancel(t *testing.T) {
 		ans, _, err := a.RequestPeer(within(time.Second), to(a, left), to(b, right), offer(a, t))
 		nstest.Must(t, err)
 		ans.Decline(wire.CMReasonResources)
-		nstest.WantErr(t, "declined", (<-bm).err, kagent.ErrCancelled)
+		declined := (<-bm).err
+		nstest.WantErr(t, "declined", declined, kagent.ErrCancelled)
+		nstest.WantErr(t, "declined, not given up", declined, kagent.ErrRejected)
 	})
 }
 

@@ -64,8 +64,8 @@ type Agent interface {
 	// It blocks until they meet. On success exactly one result is not nil, depending on the part
 	// of this side. With an Answer it confirms or declines as after Request; with an Incoming it
 	// accepts or rejects as after Wait. If Accept then fails with ErrCancelled or ErrVanished,
-	// the other side gave up just as the calls met, and this one may call again with the rest of
-	// its time.
+	// and not with ErrRejected, the other side gave up just as the calls met, and this one may
+	// call again with the rest of its time.
 	//
 	// The peer, and its agent, may start later. Errors: ErrTimeout if the deadline of ctx passes
 	// first, ctx's error if it is cancelled, an error that wraps ErrRejected (*RejectedError) if

@@ -31,7 +31,8 @@ type Incoming interface {
 
 	// Accept offers this side's VI and returns nil when the requester has confirmed it. The VI
 	// must be able to receive before the call, since the first frame may arrive before the
-	// confirmation; the caller then calls Established. It fails with ErrCancelled, ErrVanished,
+	// confirmation; the caller then calls Established. It fails with ErrCancelled (and ErrRejected,
+	// a *RejectedError, if the requester has declined this side's VI), ErrVanished,
 	// ErrTimeout (the requester is notified), ErrState or ErrClosed, after which there is no
 	// connection. If ctx has no deadline, 3 s of the requester's silence end the call.
 	Accept(ctx context.Context, o Offer) error
