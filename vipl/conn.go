@@ -86,16 +86,10 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 	head := template.Len() + wire.HeaderLen + overhead
 	room := wire.PayloadRoom(path.MTU, path.Dst.Is6(), int(theirs.MaxPayload)) - overhead
 	inChunk := min(room, tx-head)
-	if segs := v.port.nic.MaxSegs(); path.Loopback || segs < leastSegs {
+	if path.Loopback {
 		room = inChunk
 	} else {
-		// One segment for the headers; one more where the data begins and ends
-		// within a chunk's length.
-		chunks := v.port.shares.txChunks / 4
-		if s != nil {
-			chunks = (v.port.shares.txChunks - controlSpare) / 4 // the sealed copy needs as many again
-		}
-		room = min(room, (segs-2)*tx, max(inChunk, chunks*tx))
+		room = v.port.frameRoom(room, inChunk, s != nil)
 	}
 	if room < minPayload {
 		return nil, fmt.Errorf("path to %v leaves %d bytes of a frame for data, and %d are needed: raise the MTU",
@@ -119,6 +113,21 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 		c.receiver = reliable.NewReceiver(theirs.Seq, v.port.windowOf(1)) // the window grows when other connections end
 	}
 	return c, nil
+}
+
+// frameRoom returns the most data in a frame, of which room fits the path and inChunk a chunk.
+func (p *port) frameRoom(room, inChunk int, sealed bool) int {
+	segs := p.nic.MaxSegs()
+	if segs < leastSegs {
+		return inChunk
+	}
+	tx, _ := p.nic.FrameCap()
+	chunks := p.shares.txChunks / 4
+	if sealed {
+		chunks = (p.shares.txChunks - controlSpare) / 4 // the sealed copy needs as many again
+	}
+	// One segment for the headers; one more where the data begins and ends within a chunk's length.
+	return min(room, (segs-2)*tx, max(inChunk, chunks*tx))
 }
 
 // hasTaken reports whether a frame of the peer's sequence was accepted. It may have carried data.
@@ -164,22 +173,35 @@ const minPayload = 256
 
 // offer returns this side's parameters for a new connection, which will be one more on the port. Under the lock.
 func (v *VI) offer(mtu int, v6 bool) kagent.Offer {
-	nic := v.port.nic
-	_, rx := nic.FrameCap()
-	if nic.MaxSegs() >= leastSegs {
-		rx *= max(1, nic.RxChunks()/4) // a frame takes no more chunks than that
+	return kagent.Offer{
+		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.windowOf(v.port.shares.active + 1)),
+		MaxPayload: uint16(v.port.longestDatagram(mtu, v6)),
+		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
+		RDMAWrite: v.attrs.EnableRDMAWrite, RDMARead: v.attrs.EnableRDMARead, BareData: v.nic.bareData, PortOffset: v.nic.info.PortOffset,
+	}
+}
+
+// longestDatagram returns the bytes of UDP payload of the longest frame that this side takes.
+func (p *port) longestDatagram(mtu int, v6 bool) int {
+	_, rx := p.nic.FrameCap()
+	if p.nic.MaxSegs() >= leastSegs {
+		rx *= max(1, p.nic.RxChunks()/4) // a frame takes no more chunks than that
 	}
 	ip := 20
 	if v6 {
 		ip = 40
 	}
 	const ethernet, udp = 18, 8
-	return kagent.Offer{
-		VI: v.num, Key: kagent.NewKey(), Seq: kagent.NewSeq(), Window: uint16(v.port.windowOf(v.port.shares.active + 1)),
-		MaxPayload: uint16(min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff-ip-udp)),
-		Level:      uint8(v.attrs.Level), MaxTransfer: uint32(v.attrs.MaxTransferSize), QoS: uint32(v.attrs.QoS),
-		RDMAWrite: v.attrs.EnableRDMAWrite, RDMARead: v.attrs.EnableRDMARead, BareData: v.nic.bareData, PortOffset: v.nic.info.PortOffset,
-	}
+	return min(mtu-ip-udp, rx-ethernet-ip-udp, 0xffff-ip-udp)
+}
+
+// nativeMTU returns the bytes of a message in one frame over IPv4, without a key, to a peer with the same NIC.
+func (p *port) nativeMTU(mtu int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	tx, _ := p.nic.FrameCap()
+	room := wire.PayloadRoom(mtu, false, max(1, p.longestDatagram(mtu, false)))
+	return p.frameRoom(room, min(room, wire.PayloadRoom(tx-14, false, 0)), false)
 }
 
 // viTable has the VIs of a port.

@@ -11,7 +11,6 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/names"
 	"viaxdp/internal/base/secure"
-	"viaxdp/internal/base/wire"
 	"viaxdp/memreg"
 	"viaxdp/xdpnic"
 )
@@ -102,7 +101,7 @@ type NICAttributes struct {
 	MaxCQ                  int
 	MaxCQEntries           int // of one completion queue
 	MaxTransferSize        int // bytes of a message
-	NativeMTU              int // bytes of a message that fit in one frame over IPv4
+	NativeMTU              int // bytes of a message that fit in one frame over IPv4, without a key
 	MaxPtags               int
 	ReliabilityLevels      ReliabilityLevel // bit set
 	RDMAReadLevels         ReliabilityLevel // bit set: levels that have RDMA read
@@ -112,7 +111,6 @@ type NICAttributes struct {
 func (n *NIC) Query() NICAttributes {
 	link := n.agent.Link()
 	limits := n.mem.Limits()
-	tx, rx := n.port.nic.FrameCap()
 	return NICAttributes{
 		Name: link.Name, Address: link.Addr(), ThreadSafe: true,
 		MaxDiscriminatorLen: MaxDiscriminatorLen,
@@ -120,7 +118,7 @@ func (n *NIC) Query() NICAttributes {
 		MaxRegisterBlockBytes: limits.MaxBlockBytes,
 		MaxVI:                 maxVI, MaxDescriptorsPerQueue: MaxDescriptorsPerQueue, MaxSegmentsPerDesc: MaxSegments,
 		MaxCQ: maxCQ, MaxCQEntries: MaxCQEntries, MaxTransferSize: MaxTransferSize,
-		NativeMTU: wire.PayloadRoom(min(link.MTU, tx-14, rx-18), false, 0),
+		NativeMTU: n.port.nativeMTU(link.MTU),
 		MaxPtags:  limits.MaxPtags, ReliabilityLevels: UnreliableDelivery | ReliableDelivery | ReliableReception,
 		RDMAReadLevels: ReliableDelivery | ReliableReception,
 	}

@@ -309,3 +309,19 @@ func TestLossIsNoPathLost(t *testing.T) {
 		})
 	}
 }
+
+// NativeMTU is what a frame carries of a message to a peer with the same NIC, also if the frame takes several chunks.
+func TestNativeMTU(t *testing.T) {
+	for name, c := range map[string]memoryConfig{
+		"1500":              {},
+		"9000":              {mtu: 9000, arena: 8 << 20, queue: longFrames.queue},
+		"9000, one chunk":   {mtu: 9000},
+		"65535":             longFrames,
+		"65535, few chunks": {mtu: 65535, arena: 8 << 20, queue: xdpnictest.Config{ChunkSize: 4096, MultiBuffer: true, RxChunks: 64, TxChunks: 32}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, va, _ := connected(t, c, vipl.ReliableDelivery)
+			equal(t, "NativeMTU", n.a.Query().NativeMTU, stateIs(t, va, vipl.Connected).MaxPayload)
+		})
+	}
+}
