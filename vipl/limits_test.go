@@ -101,3 +101,11 @@ func TestDescriptorAtTheEndOfItsRegion(t *testing.T) {
 		noError(t, home.Deregister())
 	}
 }
+
+// A handle has no more VIs than the VI table of its interface, which the agent may have made small.
+func TestMaxVIOfSmallTable(t *testing.T) {
+	for table, want := range map[int]int{5: 4, 16384: 16383, 32768: 16384} {
+		n := newMemoryNet(t, memoryConfig{maxVIs: table})
+		equal(t, "MaxVI", n.a.Query().MaxVI, want)
+	}
+}

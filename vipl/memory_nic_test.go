@@ -89,6 +89,7 @@ type memoryConfig struct {
 	gsoFails            func() error                         // what sending a GSO packet returns; nil: nothing fails
 	portOffset          uint8                                // what opening b got
 	gso                 string                               // GSO packets: "" none, "whole", or "divided" on the wire
+	maxVIs              int                                  // of the interface's VI table; 0: not told
 	gate                bool                                 // the demux program lets everything in: what the engine sees must still be checked
 }
 
@@ -139,7 +140,7 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	if c.port != nil && name == "b" {
 		port = c.port(h.queue)
 	}
-	info := kagent.Info{NIC: xdpnic.Info{ZeroCopy: c.zeroCopy}}
+	info := kagent.Info{NIC: xdpnic.Info{ZeroCopy: c.zeroCopy}, MaxVIs: c.maxVIs}
 	if name == "b" {
 		info.PortOffset = c.portOffset
 	}

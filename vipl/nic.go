@@ -95,9 +95,9 @@ type NICAttributes struct {
 	MaxRegisterRegions     int
 	MaxRegisterBytes       uint64 // of all regions together
 	MaxRegisterBlockBytes  uint64 // of one region
-	MaxVI                  int
-	MaxDescriptorsPerQueue int // posted on one work queue
-	MaxSegmentsPerDesc     int // data segments
+	MaxVI                  int    // at most; VIs of other handles of the interface, and the agent's quota, may leave fewer
+	MaxDescriptorsPerQueue int    // posted on one work queue
+	MaxSegmentsPerDesc     int    // data segments
 	MaxCQ                  int
 	MaxCQEntries           int // of one completion queue
 	MaxTransferSize        int // bytes of a message
@@ -111,12 +111,16 @@ type NICAttributes struct {
 func (n *NIC) Query() NICAttributes {
 	link := n.agent.Link()
 	limits := n.mem.Limits()
+	vis := maxVI
+	if n.info.MaxVIs > 0 {
+		vis = min(vis, n.info.MaxVIs-1) // the table has no VI 0
+	}
 	return NICAttributes{
 		Name: link.Name, Address: link.Addr(), ThreadSafe: true,
 		MaxDiscriminatorLen: MaxDiscriminatorLen,
 		MaxRegisterRegions:  limits.MaxRegions, MaxRegisterBytes: limits.MaxBytes,
 		MaxRegisterBlockBytes: limits.MaxBlockBytes,
-		MaxVI:                 maxVI, MaxDescriptorsPerQueue: MaxDescriptorsPerQueue, MaxSegmentsPerDesc: MaxSegments,
+		MaxVI:                 vis, MaxDescriptorsPerQueue: MaxDescriptorsPerQueue, MaxSegmentsPerDesc: MaxSegments,
 		MaxCQ: maxCQ, MaxCQEntries: MaxCQEntries, MaxTransferSize: MaxTransferSize,
 		NativeMTU: n.port.nativeMTU(link.MTU),
 		MaxPtags:  limits.MaxPtags, ReliabilityLevels: UnreliableDelivery | ReliableDelivery | ReliableReception,
