@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -182,7 +183,9 @@ func OpenNIC(device string, opts ...Option) (*NIC, error) {
 		}
 		return nil, errors.Join(err, agent.Close())
 	}
-	publish(n)
+	if err := publish(n); err != nil {
+		n.info.Notes = append(slices.Clip(n.info.Notes), fmt.Sprintf("via-xdp res, stat, top and capture do not find this program: %v", err))
+	}
 	return n, nil
 }
 

@@ -26,24 +26,29 @@ var answering struct {
 	socket atomic.Pointer[string] // path of the socket; read without the mutex
 }
 
-// publish makes a handle visible to queries. If the process cannot serve its socket, it goes on without: queries
-// are for display only.
-func publish(n *NIC) {
+// publish makes a handle visible to queries. It returns why the process cannot serve its socket; it can go on without, since
+// queries are for display only.
+func publish(n *NIC) error {
 	answering.Lock()
 	defer answering.Unlock()
 	published.Lock()
 	published.nics = append(published.nics, n)
 	published.Unlock()
 	if answering.server != nil || os.Getenv("VIA_RUNTIME_DIR") == "none" {
-		return
+		return nil
 	}
-	if dir, err := rundir.Programs(); err == nil {
-		if s, err := programs.Serve(dir, public{}); err == nil {
-			answering.server = s
-			path := s.Path()
-			answering.socket.Store(&path)
-		}
+	dir, err := rundir.Programs()
+	if err != nil {
+		return err
 	}
+	s, err := programs.Serve(dir, public{})
+	if err != nil {
+		return err
+	}
+	answering.server = s
+	path := s.Path()
+	answering.socket.Store(&path)
+	return nil
 }
 
 // Unpublish removes the socket on which this process answers queries about its NICs. It is for a program that is

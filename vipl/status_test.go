@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,6 +50,19 @@ func TestStatusOfProgram(t *testing.T) {
 	})
 	_, err := os.Stat(dir)
 	errorIf(t, !os.IsNotExist(err), "%s is still there", dir)
+}
+
+// A program whose socket cannot be made works all the same, and a note of its NIC has the cause.
+func TestUnusableRuntimeDir(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	t.Setenv("VIA_RUNTIME_DIR", filepath.Join(file, "proc"))
+	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	a.Send(t, b, make([]byte, 100))
+	for _, n := range []*vipl.NIC{a.NIC, b.NIC} {
+		notes := strings.Join(n.Info().Notes, "\n")
+		errorIf(t, !strings.Contains(notes, "via-xdp res") || !strings.Contains(notes, file), "notes %q do not have the cause", notes)
+	}
 }
 
 // record reads one of Capture's records.

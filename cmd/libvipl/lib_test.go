@@ -385,16 +385,19 @@ func TestKey(t *testing.T) {
 }
 
 // With VIA_VERBOSE a program that has a handler of its own for errors writes all of them
-// with their causes; without it, none.
+// with their causes, and the notes of its NIC; without it, none.
 func TestVerboseErrors(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
 	program := compilers[0].compile(t, lib, "cause")
 	for _, verbose := range []string{"0", "1"} {
-		b := newBed(t, 1500, "VIA_VERBOSE="+verbose)
+		b := newBed(t, 1500, "VIA_VERBOSE="+verbose, "VIA_RUNTIME_DIR=/dev/null/proc")
 		s := b.start(t, b.a, program, "server", "via0")
 		b.start(t, b.b, program, "client", "via0", b.a.IPv4.String()).finish(t)
 		out := s.finish(t)
+		if note := "via0: via-xdp res, stat, top and capture do not find this program"; strings.Contains(out, note) != (verbose == "1") {
+			t.Errorf("VIA_VERBOSE=%s, a directory that cannot be made:\n%s", verbose, out)
+		}
 		for _, cause := range []string{"the peer disconnected", "a message arrived and no receive was posted"} {
 			if line := `error="connection lost"`; strings.Contains(out, line) != (verbose == "1") ||
 				strings.Contains(out, `cause="`+cause+`"`) != (verbose == "1") {

@@ -81,6 +81,9 @@ func open(name string) (*nic, error) {
 		listeners: map[string]*vipl.Listener{},
 	}
 	if verbose() {
+		for _, note := range v.Info().Notes {
+			fmt.Fprintf(os.Stderr, "VipOpenNic: %s: %s\n", device, note)
+		}
 		n.log = vipl.LogErrors(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		n.ErrorCallback(n.log)
 	}
