@@ -140,14 +140,20 @@ func viago_listen(h C.uintptr_t, local *C.VIP_NET_ADDRESS) C.int {
 		if err != nil {
 			return err
 		}
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		l, err := n.Listen(at)
-		if err == nil {
-			n.listeners[listenAddress(at)] = l
-		}
-		return err
+		return n.listen(at)
 	})
+}
+
+// listen is VipxListen. Like unlisten, it holds no lock while the agent answers, which may take long.
+func (n *nic) listen(at vipl.NetAddress) error {
+	l, err := n.Listen(at)
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.listeners[listenAddress(at)] = l
+	return nil
 }
 
 //export viago_unlisten
@@ -157,15 +163,19 @@ func viago_unlisten(h C.uintptr_t, local *C.VIP_NET_ADDRESS) C.int {
 		if err != nil {
 			return err
 		}
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		l := n.listeners[listenAddress(at)]
-		if l == nil {
-			return vipl.ErrInvalidState
-		}
-		delete(n.listeners, listenAddress(at))
-		return l.Close()
+		return n.unlisten(at)
 	})
+}
+
+func (n *nic) unlisten(at vipl.NetAddress) error {
+	n.mu.Lock()
+	l := n.listeners[listenAddress(at)]
+	delete(n.listeners, listenAddress(at))
+	n.mu.Unlock()
+	if l == nil {
+		return vipl.ErrInvalidState
+	}
+	return l.Close()
 }
 
 //export viago_connect_accept
