@@ -19,15 +19,15 @@ type handle struct {
 	gone     chan struct{} // closed when the program no longer has it
 }
 
-// drop ends a handle's object without the program.
-func (h *handle) drop() {
+// drop ends a handle's object without the program. The other side gets the reason.
+func (h *handle) drop(reason wire.CMReason) {
 	switch {
 	case h.listener != nil:
 		_ = h.listener.Close()
 	case h.in != nil:
-		_ = h.in.Reject(wire.CMReasonResources)
+		_ = h.in.Reject(reason)
 	case h.answer != nil:
-		h.answer.Decline(wire.CMReasonResources)
+		h.answer.Decline(reason)
 	}
 }
 
@@ -39,7 +39,7 @@ func (c *conn) release() {
 	c.mu.Unlock()
 	for _, h := range all {
 		close(h.gone)
-		h.drop()
+		h.drop(wire.CMReasonClosed)
 	}
 }
 
@@ -50,8 +50,12 @@ var errHandles = fmt.Errorf("%w: %d listeners and requests for connections that 
 // object.
 func (c *conn) hold(h *handle) error {
 	h.gone = make(chan struct{})
+	reason := wire.CMReasonResources
 	c.mu.Lock()
-	if c.handles != nil && len(c.handles) < maxHandles {
+	switch {
+	case c.handles == nil:
+		reason = wire.CMReasonClosed
+	case len(c.handles) < maxHandles:
 		c.next++
 		h.number = c.next
 		c.handles[h.number] = h
@@ -59,7 +63,7 @@ func (c *conn) hold(h *handle) error {
 		return nil
 	}
 	c.mu.Unlock()
-	h.drop()
+	h.drop(reason)
 	return errHandles
 }
 
