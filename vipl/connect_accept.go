@@ -1,6 +1,7 @@
 package vipl
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -87,10 +88,10 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// Remote returns the requester's address.
+// Remote returns the requester's address, a copy.
 func (c *Conn) Remote() NetAddress {
 	a := c.in.Remote()
-	return NetAddress{a.Host, a.Disc}
+	return NetAddress{a.Host, bytes.Clone(a.Disc)}
 }
 
 // RemoteAttributes returns the attributes of the requester's VI.

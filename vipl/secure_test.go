@@ -325,3 +325,24 @@ func TestSealedWithFewChunks(t *testing.T) {
 type writer func([]byte) (int, error)
 
 func (w writer) Write(b []byte) (int, error) { return w(b) }
+
+// What a program does with the address of a requester does not change the request.
+func TestAddressOfRequesterIsACopy(t *testing.T) {
+	n := newMemoryNet(t, memoryConfig{psk: testPSK(t, 1)})
+	va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+	at := address(n.b, "copy")
+	l, err := n.b.Listen(at)
+	must(t, err)
+	asked := make(chan error, 1)
+	go func() {
+		_, err := va.ConnectRequest(vipl.NetAddress{Discriminator: []byte("requester")}, at, ackDelay)
+		asked <- err
+	}()
+	c, err := l.Wait(t.Context())
+	must(t, err)
+	clear(c.Remote().Discriminator)
+	equal(t, "the discriminator", string(c.Remote().Discriminator), "requester")
+	must(t, c.Accept(vb))
+	must(t, <-asked)
+	noError(t, l.Close())
+}
