@@ -36,8 +36,8 @@ func (s *Stack) Dial(name, address string) (net.Conn, error) {
 // the connection. If the host has several addresses, they are tried in turn. If the listener's backlog is full,
 // DialContext retries seven times in two thirds of a second.
 //
-// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS, EKEYREJECTED if pre-shared keys do not
-// match, and that of ctx; a passed deadline is also os.ErrDeadlineExceeded.
+// Errors are [*net.OpError]: ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT, ENOBUFS, ENODEV if the NIC's interface was removed,
+// EKEYREJECTED if pre-shared keys do not match, and that of ctx; a passed deadline is also os.ErrDeadlineExceeded.
 func (s *Stack) DialContext(ctx context.Context, name, address string) (net.Conn, error) {
 	to, err := s.targets(ctx, name, address)
 	if err != nil {
@@ -195,8 +195,8 @@ const (
 )
 
 // DialOr is DialContext with a fallback: it calls or if there is no VIA. That is, no VIA listener at the address, an
-// unreachable host, or no answer within two seconds or half the time that ctx leaves. A connection from or belongs to
-// another network; its LocalAddr shows which.
+// unreachable host, no answer within two seconds or half the time that ctx leaves, or a NIC whose interface was removed.
+// A connection from or belongs to another network; its LocalAddr shows which.
 //
 //	c, err := stack.DialOr(ctx, "via", "10.0.0.2:80", func(ctx context.Context) (net.Conn, error) {
 //		return dialer.DialContext(ctx, "tcp", "10.0.0.2:80")
@@ -272,9 +272,9 @@ func answerTime(ctx context.Context) time.Duration {
 	return fallbackTime
 }
 
-// noVIA reports whether an error of Dial means that the other host does without.
+// noVIA reports whether an error of Dial means that the other host does without, or that this one has lost its interface.
 func noVIA(err error) bool {
-	none := []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ETIMEDOUT}
+	none := []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ETIMEDOUT, syscall.ENODEV}
 	is := func(e error) bool { return errors.Is(err, e) }
 	return !isKeyRejected(err) && (isTimeout(err) || slices.ContainsFunc(none, is))
 }

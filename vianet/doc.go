@@ -123,8 +123,8 @@
 // stream as it is, and the connection can be used again with another deadline. While the peer still accesses the
 // buffer of a Read or Write, the call does not return, even past its deadline or after Close. That takes a round
 // trip; after two seconds the connection is reset. A broken connection is [syscall.ECONNRESET]; a port without a
-// listener is [syscall.ECONNREFUSED]; no memory is [syscall.ENOBUFS]; pre-shared keys that do not match are
-// [syscall.EKEYREJECTED].
+// listener is [syscall.ECONNREFUSED]; no memory is [syscall.ENOBUFS]; an interface that was removed is [syscall.ENODEV] to
+// Dial, Listen and Accept; pre-shared keys that do not match are [syscall.EKEYREJECTED].
 //
 // # Addresses
 //

@@ -49,6 +49,7 @@ func systemError(err error) error {
 		{vipl.ErrNoMatch, syscall.ECONNREFUSED},
 		{vipl.ErrRejected, syscall.ECONNREFUSED},
 		{vipl.ErrNotReachable, syscall.EHOSTUNREACH},
+		{syscall.ENODEV, syscall.ENODEV}, // an ErrResource, too
 		{vipl.ErrResource, syscall.ENOBUFS},
 		{vipl.ErrTimeout, syscall.ETIMEDOUT},
 	} {

@@ -298,3 +298,23 @@ func dialOrRemembersTooLate(t *testing.T) {
 		}
 	}
 }
+
+// When the interface of the NIC is removed, DialOr falls back, and the other calls say what is missing.
+func TestInterfaceRemoved(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	a, b := vethNics(t, na, nb)
+	h := over(t, a, b, nil, vianet.Options{})
+	h.bearBreaks()
+	l := h.listen(t)
+	link, err := na.Netlink().LinkByName(na.Name)
+	must(t, err)
+	must(t, na.Netlink().LinkDel(link)) // and its other end
+	l.SetDeadline(time.Now().Add(testTimeout))
+	isErr(t, "Accept", nstest.Err(l.Accept()), syscall.ENODEV) // waits until this side knows
+	isErr(t, "Listen", nstest.Err(h.b.Listen("via", ":0")), syscall.ENODEV)
+	isErr(t, "Dial", nstest.Err(h.a.Dial("via", l.Addr().String())), syscall.ENODEV)
+	or := newWay(t)
+	if c, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial); c != or.conn || err != nil {
+		t.Errorf("DialOr: %v, %v", c, err)
+	}
+}

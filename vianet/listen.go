@@ -35,8 +35,8 @@ var _ net.Listener = (*Listener)(nil)
 // 0.0.0.0 for those of IPv4. Port 0 is a free one. name is as for Dial. The result is a [*Listener].
 //
 // Errors are [*net.OpError]: EADDRINUSE when another listener or a connection of the stack has the port, at any
-// address, or another program of the same Kernel Agent listens at the address; [net.ErrClosed] after Close or
-// Shutdown of the stack.
+// address, or another program of the same Kernel Agent listens at the address; ENODEV if the NIC's interface was
+// removed; [net.ErrClosed] after Close or Shutdown of the stack.
 func (s *Stack) Listen(name, address string) (net.Listener, error) {
 	addrs, err := s.resolve(context.Background(), name, address)
 	if err != nil {
@@ -217,7 +217,7 @@ func (l *Listener) fail(err error) {
 
 // Accept waits for the next connection.
 //
-// Errors are [*net.OpError]: [net.ErrClosed] after Close, a deadline.
+// Errors are [*net.OpError]: [net.ErrClosed] after Close, a deadline, ENODEV if the NIC's interface was removed.
 func (l *Listener) Accept() (net.Conn, error) {
 	for !l.deadline.passed() {
 		if l.closed() {

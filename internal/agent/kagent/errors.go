@@ -36,11 +36,18 @@ var (
 	ErrNoVI = errors.New("all VI numbers are in use")
 	// ErrQueueInUse: the queue is leased in this process already.
 	ErrQueueInUse = errors.New("the queue is in use")
-	// ErrGone: the interface was removed. A new interface in its place must be opened separately.
-	ErrGone = errors.New("the interface is gone")
+	// ErrGone: the interface was removed. A new interface in its place must be opened separately. It is also unix.ENODEV.
+	ErrGone error = goneError{}
 	// ErrClosed: the agent, or the listener, is closed.
 	ErrClosed = fmt.Errorf("kagent: %w", fs.ErrClosed)
 )
+
+// goneError is the type of ErrGone.
+type goneError struct{}
+
+func (goneError) Error() string { return "the interface is gone" }
+
+func (goneError) Is(target error) bool { return target == unix.ENODEV }
 
 // RejectedError is the refusal of a request. It wraps ErrRejected.
 type RejectedError struct {
