@@ -73,8 +73,8 @@ func (c Change) String() string {
 type System interface {
 	// Where finds an interface of the caller's network namespace.
 	Where(name string) (Place, error)
-	// Enter calls f where the interface of c is; ErrGone if it is no more.
-	Enter(c Change, f func() error) error
+	// Enter calls f with the setting of c, where its interface is and by the name that it has now; ErrGone if it is no more.
+	Enter(c Change, f func(Setting) error) error
 	Get(Setting) (string, error)
 	Set(s Setting, value string) error
 }
@@ -271,8 +271,8 @@ func (j *Journal) Undo() (done []Undone, err error) {
 func (j *Journal) undo(c Change) (u Undone, err error) {
 	u.Change = c
 	u.Boot = ""
-	err = j.system.Enter(c, func() error {
-		now, err := j.system.Get(c.Setting)
+	err = j.system.Enter(c, func(s Setting) error {
+		now, err := j.system.Get(s)
 		switch {
 		case err != nil:
 			return err
@@ -282,7 +282,7 @@ func (j *Journal) undo(c Change) (u Undone, err error) {
 			u.Kept = "another program has set it to " + now + " since"
 			return nil
 		}
-		return j.system.Set(c.Setting, c.Before)
+		return j.system.Set(s, c.Before)
 	})
 	if errors.Is(err, ErrGone) {
 		u.Kept, err = ErrGone.Error(), nil

@@ -56,26 +56,29 @@ func netnsCookie() uint64 {
 	return cookie
 }
 
-// Enter calls f in the interface's namespace, on another thread if that is not the caller's. A namespace
-// without a name and without a process counts as gone. So does one that matches only by its inode's number,
-// and an interface with another index. A failure to look for them is another error: it may pass, and the
-// setting is still to be restored.
-func (m Machine) Enter(c Change, f func() error) error {
+// Enter calls f in the interface's namespace, on another thread if that is not the caller's. f gets the setting by the
+// name that the interface has now. A namespace without a name and without a process counts as gone. So does one that
+// matches only by its inode's number, and an interface whose index is not there. A failure to look for them is another
+// error: it may pass, and the setting is still to be restored.
+func (m Machine) Enter(c Change, f func(Setting) error) error {
 	if c.Interface == "" {
-		return f()
+		return f(c.Setting)
 	}
 	inside := func() error {
-		at, err := m.Where(c.Interface)
+		l, err := netlink.LinkByIndex(c.Ifindex)
 		if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
 			return ErrGone
 		}
 		if err != nil {
 			return err
 		}
-		if at.Ifindex != c.Ifindex || !sameNetns(at.Cookie, c.Cookie) {
+		s, own := c.Setting, netnsCookie()
+		s.Interface = l.Attrs().Name
+		// Without cookies only the name tells the namespace from a later one of the same inode.
+		if !sameNetns(own, c.Cookie) || (own == 0 || c.Cookie == 0) && s.Interface != c.Interface {
 			return ErrGone
 		}
-		return f()
+		return f(s)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/rundir"
@@ -32,11 +33,11 @@ type fake struct {
 var errCrash = errors.New("crash")
 
 func (f *fake) Where(string) (Place, error) { return Place{Netns: 7, Cookie: 9, Ifindex: 3}, nil }
-func (f *fake) Enter(c Change, do func() error) error {
+func (f *fake) Enter(c Change, do func(Setting) error) error {
 	if f.gone && c.Interface != "" {
 		return ErrGone
 	}
-	return do()
+	return do(c.Setting)
 }
 func (f *fake) Get(s Setting) (string, error) {
 	v, ok := f.values[s.Name]
@@ -391,7 +392,7 @@ func TestInterface(t *testing.T) {
 		c := j.changes[0]
 		nstest.ErrorIf(t, c.Netns == 0 || c.Ifindex != a.Index, "written down: %+v", c)
 		// A namespace does not match by its inode number alone.
-		nothing := func() error { return nil }
+		nothing := func(Setting) error { return nil }
 		nstest.Check(t, m.Enter(c, nothing))
 		stranger := c
 		if stranger.Cookie++; c.Cookie != 0 {
@@ -400,6 +401,8 @@ func TestInterface(t *testing.T) {
 		older := c
 		older.Cookie = 0
 		nstest.WantErr(t, "of a list without cookies", m.Enter(older, nothing), nil)
+		older.Interface = "via-other"
+		nstest.WantErr(t, "of a list without cookies, another name", m.Enter(older, nothing), ErrGone)
 		if done, err := j.Undo(); err != nil || len(done) != 2 || done[0].Kept+done[1].Kept != "" {
 			t.Errorf("%v, %v", done, err)
 		}
@@ -411,7 +414,36 @@ func TestInterface(t *testing.T) {
 	nstest.Must(t, err)
 	// From here the namespace cannot be found: no process is in it.
 	nstest.WantErr(t, "Enter",
-		m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func() error { return nil }), ErrGone)
+		m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func(Setting) error { return nil }), ErrGone)
+}
+
+// The settings of an interface that was renamed go back.
+func TestRenamedInterface(t *testing.T) {
+	a, _ := nstest.Pair(t, nstest.Options{})
+	dir := t.TempDir()
+	var m Machine
+	nstest.Must(t, a.Do(func() error {
+		s := Setting{Feature, a.Name, "rx-gro"}
+		before, err := m.Get(s)
+		nstest.Must(t, err)
+		j, err := Open(dir, "test", m)
+		nstest.Must(t, err)
+		defer j.Close()
+		set(t, j, Step{s, map[string]string{"on": "off", "off": "on"}[before]})
+		link, err := netlink.LinkByName(a.Name)
+		nstest.Must(t, err)
+		nstest.Must(t, netlink.LinkSetDown(link))
+		s.Interface = "renamed0"
+		nstest.Must(t, netlink.LinkSetName(link, s.Interface))
+		done, err := j.Undo()
+		if err != nil || len(done) != 1 || done[0].Kept != "" {
+			t.Errorf("undone: %v, %v", done, err)
+		}
+		if now, err := m.Get(s); now != before || err != nil {
+			t.Errorf("%s is %s, want %s, %v", s, now, before, err)
+		}
+		return nil
+	}))
 }
 
 // Only what the kernel says to be gone is: while it cannot be asked, the settings stay in the list.
@@ -421,8 +453,8 @@ func TestOutOfDescriptors(t *testing.T) {
 	nstest.Must(t, err)
 	here := Change{Setting: Setting{Kind: Link, Interface: "lo", Name: "state"}, Netns: at.Netns, Cookie: at.Cookie, Ifindex: at.Ifindex}
 	removed, elsewhere := here, here
-	removed.Interface, elsewhere.Netns = "via-removed", 1
-	nothing := func() error { return nil }
+	removed.Interface, removed.Ifindex, elsewhere.Netns = "via-removed", 1<<30, 1
+	nothing := func(Setting) error { return nil }
 	for _, c := range []Change{removed, elsewhere} {
 		nstest.WantErr(t, c.Interface, m.Enter(c, nothing), ErrGone)
 	}
