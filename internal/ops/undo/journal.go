@@ -151,25 +151,32 @@ func parse(b []byte) (changes []Change, err error) {
 func (j *Journal) Close() error { return rundir.Unlock(j.lock) }
 
 // Apply makes the changes in order and returns those that were made. A setting that already
-// has the value, or keeps its value when it is set, is not among them. Apply stops at the first
-// error.
+// has the value, or keeps its value when it is set, is not among them. The error names the
+// settings that are refused; the others are changed nevertheless. Apply stops at a lack of
+// privilege, which concerns them, too, and when the list cannot be saved.
 func (j *Journal) Apply(steps []Step) (made []Change, err error) {
+	var refused []error
 	for _, s := range steps {
+		if errors.Is(errors.Join(refused...), fs.ErrPermission) {
+			break
+		}
 		c := Change{Setting: s.Setting, After: s.Value, Unfinished: true}
 		if s.Interface != "" {
 			at, err := j.system.Where(s.Interface)
 			if err != nil {
-				return made, fmt.Errorf("%s: %w", s.Setting, err)
+				refused = append(refused, fmt.Errorf("%s: %w", s.Setting, err))
+				continue
 			}
 			c.Netns, c.Cookie, c.Ifindex = at.Netns, at.Cookie, at.Ifindex
 		}
 		if c.Before, err = j.system.Get(s.Setting); err != nil {
-			return made, fmt.Errorf("%s: %w", s.Setting, err)
+			refused = append(refused, fmt.Errorf("%s: %w", s.Setting, err))
+			continue
 		}
 		if c.Before == c.After {
 			if j.finish(c, c.Before) {
 				if err := j.save(); err != nil {
-					return made, err
+					return made, errors.Join(append(refused, err)...)
 				}
 			}
 			continue
@@ -178,18 +185,20 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 		j.add(c)
 		if err := j.save(); err != nil {
 			j.changes = old
-			return made, err
+			return made, errors.Join(append(refused, err)...)
 		}
 		if err := j.system.Set(s.Setting, s.Value); err != nil {
-			err = fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, err)
+			refused = append(refused, fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, err))
 			if now, again := j.system.Get(s.Setting); again == nil {
 				if now == c.Before {
 					j.changes = old
 				}
 				j.finish(c, now)
-				return made, errors.Join(err, j.save())
+				if err := j.save(); err != nil {
+					return made, errors.Join(append(refused, err)...)
+				}
 			}
-			return made, err
+			continue
 		}
 		now, err := j.system.Get(s.Setting)
 		if err == nil && now == c.Before {
@@ -203,10 +212,10 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 			j.add(c)
 		}
 		if err := j.save(); err != nil {
-			return made, err
+			return made, errors.Join(append(refused, err)...)
 		}
 	}
-	return made, nil
+	return made, errors.Join(refused...)
 }
 
 // add puts a change in the list. If the setting was changed before, its first value stays.

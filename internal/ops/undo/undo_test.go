@@ -26,6 +26,7 @@ type fake struct {
 	crash  string // setting at which the process dies, before it is set
 	after  string // and just after
 	gone   bool   // interfaces are
+	denied bool   // nothing may be set
 	round  func(string) string
 	sets   []string
 }
@@ -47,6 +48,9 @@ func (f *fake) Get(s Setting) (string, error) {
 	return v, nil
 }
 func (f *fake) Set(s Setting, value string) error {
+	if f.denied {
+		return os.ErrPermission
+	}
 	switch s.Name {
 	case f.fail:
 		return errors.New("refused")
@@ -289,6 +293,26 @@ func TestApplyFails(t *testing.T) {
 		t.Errorf("list: %v", c)
 	}
 	nstest.WantErr(t, "Apply", nstest.Err(j.Apply([]Step{file("nothing", "1")})), ErrGone)
+}
+
+// What a driver refuses keeps no other setting from being changed; a lack of privilege does.
+func TestApplyPastRefusal(t *testing.T) {
+	f := &fake{values: map[string]string{"a": "1", "b": "2", "c": "3"}, fail: "a"}
+	j := open(t, t.TempDir(), f)
+	defer j.Close()
+	steps := []Step{file("nothing", "1"), file("a", "10"), file("b", "20"), file("c", "30")}
+	made, err := j.Apply(steps)
+	if err == nil || !strings.Contains(err.Error(), "nothing: ") || !strings.Contains(err.Error(), "a: set to 10: refused") {
+		t.Errorf("the error does not name what was refused: %v", err)
+	}
+	if len(made) != 2 || len(j.changes) != 2 || f.values["b"]+f.values["c"] != "2030" {
+		t.Errorf("made: %v; list: %v; values: %v", made, j.changes, f.values)
+	}
+	f.denied = true
+	made, err = j.Apply([]Step{file("b", "200"), file("c", "300")})
+	if len(made) != 0 || !errors.Is(err, os.ErrPermission) || strings.Contains(err.Error(), "c: ") {
+		t.Errorf("without privilege: %v, %v", made, err)
+	}
 }
 
 func TestDamagedList(t *testing.T) {
