@@ -155,6 +155,7 @@ func (j *Journal) Close() error { return rundir.Unlock(j.lock) }
 // settings that are refused; the others are changed nevertheless. Apply stops at a lack of
 // privilege, which concerns them, too, and when the list cannot be saved.
 func (j *Journal) Apply(steps []Step) (made []Change, err error) {
+	made = []Change{} // in JSON not null
 	var refused []error
 	for _, s := range steps {
 		if errors.Is(errors.Join(refused...), fs.ErrPermission) {

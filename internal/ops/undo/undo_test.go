@@ -111,6 +111,10 @@ func TestApplyAndUndo(t *testing.T) {
 	j := open(t, dir, f)
 	made, err := j.Apply([]Step{file("a", "10"), file("b", "2"), file("c", "30")})
 	nstest.FatalIf(t, err != nil || len(made) != 2 || made[0].String() != "a: 1 -> 10", "%v, %v", made, err)
+	made, err = j.Apply([]Step{file("a", "10")})
+	if b, _ := json.Marshal(made); err != nil || string(b) != "[]" {
+		t.Errorf("with nothing to change: %s, %v", b, err)
+	}
 	// Once more, to another value: the first one is remembered.
 	set(t, j, file("a", "100"))
 	j.Close()
