@@ -280,6 +280,9 @@ func NetPath(name, file string) (string, error) {
 	dir := "/sys/class/net/" + name
 	index, err1 := readFile(dir + "/ifindex")
 	mac, err2 := readFile(dir + "/address")
+	if strings.Trim(mac, "0:.") == "" {
+		mac = "" // none, as of the loopback
+	}
 	if err1 != nil || err2 != nil || index != strconv.Itoa(l.Attrs().Index) || mac != l.Attrs().HardwareAddr.String() {
 		return "", fmt.Errorf("%s is of another network namespace: run it by ip netns exec", dir)
 	}

@@ -3,6 +3,7 @@ package undo
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -443,6 +444,17 @@ func TestInterface(t *testing.T) {
 	// From here the namespace cannot be found: no process is in it.
 	nstest.WantErr(t, "Enter",
 		m.Enter(Change{Setting: gro, Netns: 1, Ifindex: 2}, func(Setting) error { return nil }), ErrGone)
+}
+
+// The loopback, whose address sysfs prints as zeros, is of this namespace as any other interface.
+func TestNetPath(t *testing.T) {
+	all, err := net.Interfaces()
+	nstest.Must(t, err)
+	for _, i := range all {
+		if path, err := NetPath(i.Name, "threaded"); err != nil || path != "/sys/class/net/"+i.Name+"/threaded" {
+			t.Errorf("%s: %s, %v", i.Name, path, err)
+		}
+	}
 }
 
 // The settings of an interface that was renamed go back.
