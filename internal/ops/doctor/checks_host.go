@@ -238,9 +238,13 @@ func checkHugepages(h *Host) []Finding {
 	if h.HugeReserved > 0 {
 		list += fmt.Sprintf(", of which %d are reserved", h.HugeReserved)
 	}
+	more := h.onDemand()
+	if more > 0 {
+		list += fmt.Sprintf("; up to %d more on demand", more)
+	}
 	const want = arena >> 21
 	switch {
-	case free < want && h.Overcommit == 0:
+	case free+more < want:
 		return one(Warning, list+": a NIC takes "+fmt.Sprint(want),
 			"registered memory lies on smaller pages: large transfers miss the TLB",
 			fmt.Sprintf("echo %d > %s", total+want-free, hugePool),
@@ -249,7 +253,7 @@ func checkHugepages(h *Host) []Finding {
 		return one(Info, list, "a program on the node that has none gets memory of another: each access is slower",
 			fmt.Sprintf("echo %d > %s", empty.Total+want, empty.pool()))
 	case free < want:
-		return one(Info, fmt.Sprintf("%s; up to %d more on demand", list, h.Overcommit),
+		return one(Info, list,
 			"pages are allocated when a NIC is opened, unless memory is too fragmented by then", "")
 	}
 	return ok(list)

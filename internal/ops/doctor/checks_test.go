@@ -127,6 +127,11 @@ var ailments = []ailment{
 	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes[0].Free = 0 }, "node 0: 0 of 64",
 		"echo 96 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "", nil},
 	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes, h.Overcommit = []HugeNode{{0, 0, 0}}, 100 }, "100 more", "", "", nil},
+	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes, h.Overcommit = []HugeNode{{0, 0, 0}}, 1 }, "1 more on demand: a NIC takes",
+		"echo 32", "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages=32", nil},
+	{"hugepages", Warning, func(h *Host, _ *NIC) { // others have what there is on demand
+		h.HugeNodes, h.Overcommit, h.HugeSurplus = []HugeNode{{0, 100, 0}}, 100, 100
+	}, "0 of 100 free: a NIC takes", "echo 132", "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages=132", nil},
 	{"c-states", Info, func(h *Host, _ *NIC) { h.Idle[2].Disabled = false }, "C6 (133 us)", "tune", "", nil},
 	{"governor", Info, func(h *Host, _ *NIC) { h.Governor = "powersave" }, "powersave", "tune", "", nil},
 	{"busy-poll", Info, func(h *Host, _ *NIC) { h.BusyPoll = "50" }, "50", "sysctl", "", nil},

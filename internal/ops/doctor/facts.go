@@ -32,6 +32,7 @@ type Host struct {
 
 	HugeNodes    []HugeNode `json:"hugepages"`          // 2 MB pages; none: no pool
 	HugeReserved int        `json:"hugepages_reserved"` // of the free ones, for programs that have mapped them and not yet used them
+	HugeSurplus  int        `json:"hugepages_surplus"`  // made on demand, and in use
 	Overcommit   int        `json:"hugepages_overcommit"`
 	THP          string     `json:"transparent_hugepages"`
 
@@ -79,6 +80,9 @@ func (h *Host) HugePages() (total, available int) {
 	}
 	return total, max(0, available-h.HugeReserved)
 }
+
+// onDemand counts the 2 MB pages that the kernel may still make on demand.
+func (h *Host) onDemand() int { return max(0, h.Overcommit-h.HugeSurplus) }
 
 // IdleState is a C-state of a CPU.
 type IdleState struct {

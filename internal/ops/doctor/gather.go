@@ -136,6 +136,7 @@ func (h *Host) read(root fs.FS) {
 	h.Virtual = virtual(root)
 	h.HugeNodes = hugeNodes(root)
 	h.HugeReserved = number(root, "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages")
+	h.HugeSurplus = number(root, "sys/kernel/mm/hugepages/hugepages-2048kB/surplus_hugepages")
 	h.Overcommit = number(root, "sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages")
 	h.THP = chosen(line(root, "sys/kernel/mm/transparent_hugepage/enabled"))
 	h.Idle = idleStates(root)

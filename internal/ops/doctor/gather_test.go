@@ -44,6 +44,7 @@ func TestRead(t *testing.T) {
 		node + "0" + pages + "free_hugepages":                              text("4\n"),
 		"sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages": text("5\n"),
 		"sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages":          text("6\n"),
+		"sys/kernel/mm/hugepages/hugepages-2048kB/surplus_hugepages":       text("2\n"),
 		"sys/kernel/mm/transparent_hugepage/enabled":                       text("always [madvise] never\n"),
 		idle + "0/name":                                                    text("POLL\n"),
 		idle + "0/latency":                                                 text("0\n"),
@@ -54,7 +55,7 @@ func TestRead(t *testing.T) {
 	}
 	want := Host{
 		Release: "6.1.0-18-amd64", Major: 6, Minor: 1, Config: map[string]string{"CONFIG_BPF_JIT": "y", "CONFIG_Y": "m"},
-		Capabilities: 0x1ffffffffff, Virtual: true, HugeNodes: []HugeNode{{0, 4, 4}, {1, 8, 3}}, HugeReserved: 6, Overcommit: 5, THP: "madvise",
+		Capabilities: 0x1ffffffffff, Virtual: true, HugeNodes: []HugeNode{{0, 4, 4}, {1, 8, 3}}, HugeReserved: 6, HugeSurplus: 2, Overcommit: 5, THP: "madvise",
 		Idle:     []IdleState{{0, "POLL", 0, false}, {2, "C6", 85, false}, {10, "C10", 890, true}},
 		Governor: "schedutil", BusyPoll: "50",
 	}
