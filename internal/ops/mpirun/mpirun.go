@@ -479,6 +479,7 @@ type line struct {
 	w      io.Writer
 	prefix string
 	begun  []byte // without its end
+	pieces bool   // pieces of the line have been passed on
 }
 
 // Write passes whole lines on.
@@ -490,6 +491,10 @@ func (l *line) Write(b []byte) (int, error) {
 		l.begun, b = append(l.begun, part...), rest
 		if !ended && len(l.begun) < longest {
 			break
+		}
+		pieces := l.pieces
+		if l.pieces = !ended; ended && pieces && len(l.begun) == 0 {
+			continue // the line ended with its last piece
 		}
 		out = append(append(append(out, l.prefix...), l.begun...), '\n')
 		l.begun = l.begun[:0]

@@ -441,6 +441,19 @@ func FuzzLines(f *testing.F) {
 	})
 }
 
+// The end of a line that has been passed on in pieces, the last one full, is no line of its own.
+func TestEndOfLongLine(t *testing.T) {
+	var out bytes.Buffer
+	l := line{turn: new(sync.Mutex), w: &out, prefix: "0|"}
+	long := strings.Repeat("x", longest)
+	for _, part := range []string{long, "\n", "\n", long, "end\n"} {
+		nstest.Must(t, nstest.Err(io.WriteString(&l, part)))
+	}
+	nstest.Must(t, l.end())
+	got := strings.ReplaceAll(out.String(), long, "LONG")
+	nstest.Equal(t, "output", got, "0|LONG\n0|\n0|LONG\n0|end\n")
+}
+
 // uncomparable is a writer that Go cannot compare.
 type uncomparable struct{ _ []byte }
 
