@@ -206,3 +206,20 @@ func TestRefusalsAreToldSeldom(t *testing.T) {
 	}
 	(&Proxy{}).Refused(syscall.EKEYREJECTED) // without Failed
 }
+
+// Connections that fail because the keys differ are reported at most once a second, on this side as on the other.
+func TestKeysDifferSeldom(t *testing.T) {
+	var told []error
+	p := &Proxy{Failed: func(err error) { told = append(told, err) }}
+	for range 10 {
+		p.failed(t.Context(), fmt.Errorf("for a program: %w", syscall.EKEYREJECTED))
+	}
+	if len(told) != 1 {
+		t.Errorf("%d reports", len(told))
+	}
+	p.failed(t.Context(), syscall.ECONNREFUSED)
+	p.failed(t.Context(), syscall.ECONNREFUSED)
+	if len(told) != 3 {
+		t.Errorf("%d reports; want all of another cause", len(told))
+	}
+}

@@ -147,7 +147,11 @@ func (p *Proxy) passes(err error) bool {
 
 // failed reports an error, unless it is due to the proxy's end.
 func (p *Proxy) failed(ctx context.Context, err error) {
-	if err != nil && ctx.Err() == nil && p.Failed != nil {
+	switch {
+	case err == nil, ctx.Err() != nil, p.Failed == nil:
+	case errors.Is(err, syscall.EKEYREJECTED): // as on the other side, where each connection fails, too
+		p.Refused(err)
+	default:
 		p.Failed(err)
 	}
 }
