@@ -262,3 +262,15 @@ func TestCloseEndsShutdown(t *testing.T) {
 	check(t, h.b.Close())
 	check(t, <-ended)
 }
+
+// A peer that has connected and not greeted does not delay the end of a stack: its connection was for Accept.
+func TestShutdownBesideSilentPeer(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	l := h.listen(t)
+	p := h.meet(t, l, true)
+	await.Until(t, "the connection waits for a greeting", func() bool { return h.b.Stats().Conns == 1 })
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	nstest.WantErr(t, "Shutdown", h.b.Shutdown(ctx), nil)
+	p.isOver()
+}

@@ -22,7 +22,7 @@ type Listener struct {
 	deadline limit
 	places   chan struct{} // one for each connection that is on its way to Accept
 	accepted chan *Conn
-	done     chan struct{}
+	ctx      context.Context // ends when it is closed
 	close    func()
 
 	mu  sync.Mutex
@@ -58,13 +58,14 @@ func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := context.WithCancel(context.Background())
 	l := &Listener{
-		stack: s, addr: addr, family: fam, requests: requests, done: make(chan struct{}),
+		stack: s, addr: addr, family: fam, requests: requests, ctx: ctx,
 		places: make(chan struct{}, s.o.Backlog), accepted: make(chan *Conn, s.o.Backlog),
 		deadline: limit{signal: make(chan struct{}, 1)},
 	}
 	l.close = sync.OnceFunc(func() {
-		close(l.done)
+		end()
 		l.deadline.set(time.Time{}) // its timer has the listener
 		l.requests.Close()
 		s.ports.release(addr.Port())
@@ -182,7 +183,7 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 		return nil, err
 	}
 	c.begin(request.RemoteAttributes(), false)
-	ctx, cancel := context.WithTimeout(context.Background(), helloTime)
+	ctx, cancel := context.WithTimeout(l.ctx, helloTime)
 	defer cancel()
 	if err = c.greeting(ctx); err == nil {
 		err = l.stack.admit(c, &l.stack.counts.Accepted)
@@ -227,7 +228,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		case c := <-l.accepted:
 			<-l.places
 			return c, nil
-		case <-l.done:
+		case <-l.ctx.Done():
 		case <-l.deadline.signal:
 		}
 	}
@@ -235,7 +236,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return nil, l.opError("accept", os.ErrDeadlineExceeded)
 }
 
-func (l *Listener) closed() bool { return isClosed(l.done) }
+func (l *Listener) closed() bool { return l.ctx.Err() != nil }
 
 func (l *Listener) ended() error {
 	l.mu.Lock()
