@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -44,8 +45,11 @@ var nicFiles = []string{
 func (a *Archive) Host(root fs.FS) {
 	for _, name := range hostFiles {
 		text := readText(root, name)
-		if name == "proc/cmdline" {
+		switch name {
+		case "proc/cmdline":
 			text = commandLine(text)
+		case "proc/cpuinfo":
+			text = serial.ReplaceAllString(text, "${1}(left out)")
 		}
 		a.Add("host/"+name, text)
 	}
@@ -57,6 +61,9 @@ func (a *Archive) Host(root fs.FS) {
 	}
 	a.Add("host/c-states", b.String())
 }
+
+// serial is the board's number in /proc/cpuinfo, on ARM. On a Raspberry Pi the MAC address is made of it.
+var serial = regexp.MustCompile(`(?mi)^(serial[^:\n]*:[ \t]*)\S.*$`)
 
 // harmless are the parameters of the kernel's command line whose values a report contains:
 // those that affect the machine's speed. A name that ends in a dot is a prefix.

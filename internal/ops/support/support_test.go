@@ -177,6 +177,23 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
+// The number of the board, of which a MAC address may be made, is not in a report.
+func TestSerialNumber(t *testing.T) {
+	var b bytes.Buffer
+	a := New(&b, &Mask{}, time.Now())
+	a.Host(fstest.MapFS{"proc/cpuinfo": {Data: []byte("processor\t: 0\nHardware\t: BCM2835\nSerial\t\t: 00000000a1b2c3d4\nModel\t\t: Raspberry Pi 3\n")}})
+	nstest.Must(t, a.Close())
+	z, err := gzip.NewReader(&b)
+	nstest.Must(t, err)
+	all, err := io.ReadAll(z)
+	nstest.Must(t, err)
+	for text, want := range map[string]bool{"a1b2c3d4": false, "Serial\t\t: (left out)\nModel\t\t: Raspberry Pi 3\n": true, "BCM2835\n": true} {
+		if bytes.Contains(all, []byte(text)) != want {
+			t.Errorf("%q is in the report: %v", text, !want)
+		}
+	}
+}
+
 // A text that is too long is not cut in the middle of an address, since no mask would match what remains.
 func TestCutAddress(t *testing.T) {
 	before := strings.Repeat("x ", MaxFile/2)
