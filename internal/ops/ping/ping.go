@@ -56,6 +56,9 @@ func Open(host netip.AddrPort, device string) (*Pinger, error) {
 	if errors.Is(err, unix.ENODEV) {
 		return nil, fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", device, unix.ENODEV)
 	}
+	if a := host.Addr(); errors.Is(err, unix.EINVAL) && a.Is6() && a.IsLinkLocalUnicast() {
+		return nil, fmt.Errorf("%v: a link-local address takes an interface of this network namespace: %v%%eth0, or -I", a, a.WithZone(""))
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -109,6 +110,25 @@ func TestAnswer(t *testing.T) {
 		cancel()
 		p.Close()
 	}
+}
+
+// A link-local address without an interface, or with one that is not there, gets an answer that a user can act on.
+func TestLinkLocalWithoutInterface(t *testing.T) {
+	for _, address := range []string{"fe80::99", "fe80::99%nosuch"} {
+		p, err := Open(netip.AddrPortFrom(netip.MustParseAddr(address), 0), "")
+		if err == nil {
+			p.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "takes an interface") {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+	p, err := Open(netip.MustParseAddrPort("[fe80::99]:4793"), "lo")
+	if err != nil { // lo has no route there
+		nstest.ErrorIf(t, strings.Contains(err.Error(), "takes an interface"), "with -I: %v", err)
+		return
+	}
+	p.Close()
 }
 
 func TestCancelled(t *testing.T) {
