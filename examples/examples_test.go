@@ -126,12 +126,15 @@ func TestEachExample(t *testing.T) {
 
 // An example that cannot work says why, and ends with status 1.
 func TestExampleFails(t *testing.T) {
-	for _, args := range [][]string{{"-i", "nosuch0"}, {"-connect", "nowhere"}} {
+	for _, args := range [][]string{{"-i", "nosuch0"}, {"-connect", "nowhere"}, {"10.77.0.1"}} {
 		for _, name := range []string{"pingpong", "notify", "web"} {
 			cmd := exec.Command("go", append([]string{"run", "./" + name}, args...)...)
 			out, err := cmd.CombinedOutput()
 			if err == nil || !strings.HasPrefix(string(out), name+": ") || strings.Contains(string(out), "panic") {
 				t.Errorf("%s %v: %v, printed %q", name, args, err, out)
+			}
+			if len(args) == 1 && !strings.Contains(string(out), "is too much") {
+				t.Errorf("%s %v: printed %q; want what is too much", name, args, out)
 			}
 		}
 	}

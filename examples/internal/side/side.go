@@ -36,6 +36,9 @@ func Main(name string, run func(*Side) error) {
 	device := flag.String("i", "via0", "interface")
 	server := flag.String("connect", "", "`address` of the server; without it, be the server")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("%q is too much: -connect names the server", flag.Arg(0))
+	}
 	if err := open(name, *device, *server, run); err != nil {
 		log.Fatal(err)
 	}
