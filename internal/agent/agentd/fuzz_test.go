@@ -32,6 +32,8 @@ func FuzzPinned(f *testing.F) {
 	const owed = fdstore.PinnedPrefix
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":67108864,"Sockets":[77]}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096,"Sockets":[0]}`), 2)
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":2134016,"Sockets":[77,78],"ShmLink":true}`), owed+"B", []byte(`{"UID":1000,"Pinned":4096}`), 2)
+	f.Add(owed+"A", []byte(`{"UID":7,"Pinned":8192,"Sockets":[7],"Shared":true,"Common":4096}`), owed+"B", []byte(`{"UID":7,"Pinned":4096,"Sockets":[8],"Shared":true}`), 2)
+	f.Add(owed+"A", []byte(`{"UID":7,"Pinned":4096,"Sockets":[7],"Shared":true,"Common":8192}`), owed+"B", []byte(`{"UID":7,"Pinned":8192,"Sockets":[8],"Common":4096}`), 2)
 	f.Add(owed+"A", []byte(`{"UID":1000,"Pinned":-67108864}`), "lease/eth0/0", []byte(`{}`), 2)
 	f.Add(owed, []byte(`{"Pinned":9223372036854775807,"Sockets":[1]}`), owed+"/", []byte(`{"Pinned":9223372036854775807,"Sockets":[1]}`), 2)
 	f.Add(owed+"A", []byte(`null`), owed+"B", []byte(`{"UID":4294967296,"Pinned":1,"Sockets":[1]}`), 1)

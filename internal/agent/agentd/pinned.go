@@ -41,7 +41,7 @@ type pinnedQueue struct {
 	shared  claims   // the part of has that is the share's, until heir gets it
 	sockets []uint64 // inodes
 	alive   *os.File // nil: not known
-	memory  *os.File // nil: not known
+	memory  *os.File // nil: not known; of a queue that processes share, it is all of theirs
 	key     string   // in the descriptor store; empty: not there
 	over    bool     // it is reclaimed
 }
@@ -53,19 +53,34 @@ type pinnedRecord struct {
 	Pinned  int
 	Sockets []uint64 // inodes, one or more
 	ShmLink bool     `json:",omitempty"`
+	Shared  bool     `json:",omitempty"` // processes share the queue; the memory shows which ones do
+	Common  int      `json:",omitempty"` // of Pinned: what is the share's; 0: another process is charged with the queue
 }
 
 // record is what the descriptor store keeps.
 func (d *pinnedQueue) record() pinnedRecord {
-	return pinnedRecord{UID: d.uid, Pinned: d.has.pinned, Sockets: d.sockets, ShmLink: d.shmLink}
+	return pinnedRecord{
+		UID: d.uid, Pinned: d.has.pinned, Sockets: d.sockets, ShmLink: d.shmLink, Shared: d.share != nil, Common: d.shared.pinned,
+	}
 }
 
 // claims returns what the record's user is charged with.
 func (r *pinnedRecord) claims() claims {
-	if r.ShmLink {
+	switch {
+	case r.ShmLink:
 		return claims{pinned: r.Pinned}
+	case r.Shared:
+		return claims{processes: 1, queues: r.shared().queues, pinned: r.Pinned}
 	}
 	return claims{processes: 1, queues: len(r.Sockets), pinned: r.Pinned}
+}
+
+// shared returns the part of claims that is the share's.
+func (r *pinnedRecord) shared() claims {
+	if r.Common == 0 {
+		return claims{}
+	}
+	return claims{queues: len(r.Sockets), pinned: r.Common}
 }
 
 // keep puts a pinned queue into the descriptor store. A queue whose end cannot be detected, or whose memory
@@ -78,7 +93,9 @@ func (d *pinnedQueue) keep(v fdstore.Store) {
 	if err != nil {
 		return
 	}
-	d.key = fdstore.PinnedPrefix + rand.Text()
+	if d.key == "" {
+		d.key = fdstore.PinnedPrefix + rand.Text()
+	}
 	_ = fds.With(d.alive, func(alive int) error {
 		return fds.With(d.memory, func(memory int) error { return v.Put(d.key, b, alive, memory) })
 	})
@@ -97,6 +114,9 @@ func readPinned(i fdstore.Entry) (r pinnedRecord, err error) {
 	}
 	if r.Pinned <= 0 || r.Pinned > mostPinned {
 		return pinnedRecord{}, fmt.Errorf("pinned memory of %d bytes", r.Pinned)
+	}
+	if r.Common < 0 || r.Common > r.Pinned || r.Common > 0 && !r.Shared || r.Shared && r.ShmLink {
+		return pinnedRecord{}, fmt.Errorf("%d bytes of %d are of a queue that processes share: %v", r.Common, r.Pinned, r.Shared)
 	}
 	if len(r.Sockets) == 0 {
 		return pinnedRecord{}, errNoSocket
@@ -122,6 +142,9 @@ func (s *Server) restorePinned(kept []fdstore.Entry) (rest []fdstore.Entry) {
 		}
 		d := &pinnedQueue{uid: r.UID, has: r.claims(), shmLink: r.ShmLink, sockets: r.Sockets, alive: i.Files[0], memory: i.Files[1], key: i.Key}
 		s.mu.Lock()
+		if r.Shared {
+			d.share, d.shared = s.shareOf(d.memory), r.shared()
+		}
 		s.account(d.uid).add(d.has, 1)
 		s.pinnedQueues[d] = struct{}{}
 		s.mu.Unlock()
@@ -251,7 +274,7 @@ func (s *Server) reclaim(d *pinnedQueue) {
 		s.passOn(d, to)
 	}
 	d.over = true
-	inUse := d.shmLink && d.memory != nil && s.hasLink(d.memory)
+	inUse := d.share != nil && d.shared == (claims{}) || d.shmLink && d.memory != nil && s.hasLink(d.memory)
 	if d.memory != nil && !inUse {
 		if err := device.FreeMemory(d.memory); err != nil {
 			s.log.Error("the memory of a queue that is closed cannot be freed", "user", d.uid, "error", err)
@@ -295,14 +318,16 @@ func (s *Server) heir(d *pinnedQueue) *pinnedQueue {
 	return nil
 }
 
-// passOn makes the memory and the charge of what programs share another one's. Caller holds s.collection.
+// passOn makes the charge of what programs share another one's, which frees the memory. Caller holds s.collection.
 func (s *Server) passOn(d, to *pinnedQueue) {
 	s.mu.Lock()
 	d.has.add(d.shared, -1)
 	to.has.add(d.shared, 1)
 	s.mu.Unlock()
-	to.memory, to.shared = d.memory, d.shared
-	d.memory, d.shared = nil, claims{}
+	to.shared, d.shared = d.shared, claims{}
+	if to.memory == nil {
+		to.memory, d.memory = d.memory, nil
+	}
 	to.keep(s.cfg.FDStore)
 }
 
@@ -331,6 +356,22 @@ type share struct {
 	has   claims // the queue and its memory, until the last session takes them over
 }
 
+// shareOf returns the share of the programs that have gone and had that memory, which the previous agent has charged; if there
+// are none, a new one. Caller holds s.mu.
+func (s *Server) shareOf(memory *os.File) *share {
+	if st, err := memory.Stat(); err == nil {
+		for d := range s.pinnedQueues {
+			if d.share == nil || d.memory == nil {
+				continue
+			}
+			if other, err := d.memory.Stat(); err == nil && os.SameFile(st, other) {
+				return d.share
+			}
+		}
+	}
+	return new(share)
+}
+
 // joinShare makes a session one of the processes that share its queue, if it is such a queue. What it is charged with
 // beyond its own part becomes the share's. Caller holds s.mu.
 func (s *Server) joinShare(n *session) {
@@ -341,7 +382,8 @@ func (s *Server) joinShare(n *session) {
 	info := n.local.Info()
 	sh := s.shares[g]
 	if sh == nil {
-		sh = &share{group: g, has: claims{queues: 1 + len(info.NIC.ExtraQueues), pinned: g.PinnedBytes()}}
+		sh = s.shareOf(g.Memory())
+		sh.group, sh.has = g, claims{queues: 1 + len(info.NIC.ExtraQueues), pinned: g.PinnedBytes()}
 		s.shares[g] = sh
 		s.account(n.uid).add(sh.has, 1)
 	}

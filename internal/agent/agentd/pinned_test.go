@@ -31,15 +31,23 @@ func collectedBy(t *testing.T, cfg Config) *Server {
 	return s
 }
 
-// The next agent charges what this one has, each queue of a handle that has several, and for a link its memory alone.
+// The next agent charges what this one has, each queue of a handle that has several, for a link its memory alone, and of the
+// programs that share a queue only one with the queue.
 func TestRecordOfPinned(t *testing.T) {
 	for _, d := range []pinnedQueue{
 		{uid: 7, sockets: []uint64{1}, has: claims{processes: 1, queues: 1, pinned: 4096}},
 		{uid: 7, sockets: []uint64{1, 2, 3}, has: claims{processes: 1, queues: 3, pinned: 4096}},
 		{uid: 7, sockets: []uint64{1, 2}, has: claims{pinned: 4096}, shmLink: true},
+		{uid: 7, sockets: []uint64{1, 2}, has: claims{processes: 1, pinned: 4096}, share: &share{}},
+		{
+			uid: 7, sockets: []uint64{1, 2}, has: claims{processes: 1, queues: 2, pinned: 4096}, share: &share{},
+			shared: claims{queues: 2, pinned: 1024},
+		},
 	} {
 		r := d.record()
-		nstest.Equal(t, fmt.Sprintf("%d sockets, link %v", len(d.sockets), d.shmLink), r.claims(), d.has)
+		what := fmt.Sprintf("%d sockets, link %v, shared %v", len(d.sockets), d.shmLink, d.share != nil)
+		nstest.Equal(t, what, r.claims(), d.has)
+		nstest.Equal(t, what+": what is common", r.shared(), d.shared)
 	}
 }
 

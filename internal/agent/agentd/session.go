@@ -359,7 +359,9 @@ func (s *Server) restore(kept []fdstore.Entry) {
 	for _, r := range all {
 		if r.Local == nil {
 			if r.Group != nil && lost[r.Group] == nil {
-				lost[r.Group] = &share{group: r.Group}
+				s.mu.Lock()
+				lost[r.Group] = s.shareOf(r.Memory)
+				s.mu.Unlock()
 			}
 			s.restoreLost(&r, lost[r.Group])
 			continue

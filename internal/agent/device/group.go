@@ -36,7 +36,7 @@ type Group struct {
 	info     kagent.Info // of the first process
 	memory   *os.File
 	members  map[int]*lease // by partition, until they are reclaimed
-	ending   bool           // TakeMemory has returned the memory: no process joins
+	ending   bool           // TakeMemory was called for the last one: no process joins
 	nic      steered        // while steering
 	steering *steer.Steering
 
@@ -108,6 +108,9 @@ func (l *lease) newGroup(h xdpnic.Handout, sealed bool) (err error) {
 
 // Group returns the queue that the handle's process shares with others, or could; nil: it has a queue of its own.
 func (l *Local) Group() *Group { return l.lease.group }
+
+// Memory is that of the queue; it is open until the last process has gone.
+func (g *Group) Memory() *os.File { return g.memory }
 
 // PinnedBytes is the memory that the queue takes whatever the number of its processes: the UMEM, and the rings that are
 // common.

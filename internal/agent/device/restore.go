@@ -32,8 +32,8 @@ type Restored struct {
 	Memory *os.File
 	Size   int
 	Queues int // without a Local: that it has, unless another one of the Group counts them
-	// Group, without a Local, is the same for processes that shared a queue. Common bytes of the Size of one of them, which
-	// has the Memory, are theirs together.
+	// Group, without a Local, is the same for processes that shared a queue, whose Memory is the same. Common bytes of the
+	// Size of one of them are theirs together.
 	Group  *Group
 	Common int
 }
@@ -162,10 +162,11 @@ func (k *kept) lost() (all []Restored) {
 		l := Restored{Tag: r.Tag, Alive: entry.Files[0], Size: info.PinnedBytes(), Queues: 1 + len(info.NIC.ExtraQueues)}
 		entry.Files = entry.Files[1:]
 		own := info.NIC.SocketRingBytes()
+		if len(entry.Files) > 0 {
+			l.Memory, entry.Files = entry.Files[0], entry.Files[1:]
+		}
 		if l.Group = groups[r.Queue]; l.Group != nil {
 			l.Size, l.Queues = own, 0
-		} else if len(entry.Files) > 0 {
-			l.Memory, entry.Files = entry.Files[0], entry.Files[1:]
 		}
 		if r.Group != nil && l.Group == nil {
 			l.Group, l.Common = new(Group), l.Size-own

@@ -340,17 +340,16 @@ func dupFile(f *os.File, name string) *os.File {
 // TakeMemory returns the memory of a queue that was handed out, once; it is the caller's then.
 // nil: there is none, or this process cannot have the file. With it the caller can free the pages although the holder still
 // has a descriptor of its own: see FreeMemory. Of the processes that share a queue (Group), last is true of the last one for
-// which it is called. That one gets the memory, and no other process joins from then on.
+// which it is called: no other process joins from then on. The memory is all of theirs.
 func (l *Local) TakeMemory() (memory *os.File, last bool) {
 	d := l.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if g := l.lease.group; g != nil {
-		if l.lease.leaving = true; !g.leaving() {
-			return nil, false
-		}
-		g.ending = true
-		return dupFile(g.memory, "umem"), true
+		l.lease.leaving = true
+		last = g.leaving()
+		g.ending = g.ending || last
+		return dupFile(g.memory, "umem"), last
 	}
 	f := l.lease.memory
 	l.lease.memory = nil

@@ -125,7 +125,7 @@ const (
 var errTooLong = errors.New("a message is too long")
 
 // Version is the version of the messages, and of the values that agents store. A change of either raises it.
-const Version = 1
+const Version = 2
 
 // message is one datagram, either way, with descriptors beside it.
 type message struct {
