@@ -8,6 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/fds"
 )
 
 // Descriptors are the file descriptors of a Demux's kernel objects. Copies of
@@ -66,8 +68,8 @@ func (d *Demux) Descriptors() (fds Descriptors, ok bool) {
 // AdoptDemux makes a Demux of a program that another process loaded and, if there
 // is a link, attached to the interface. It takes ownership of the descriptors; if
 // it fails it closes them.
-func AdoptDemux(fds Descriptors, ifindex int) (_ *Demux, err error) {
-	rest := fds.List()
+func AdoptDemux(objects Descriptors, ifindex int) (_ *Demux, err error) {
+	rest := objects.List()
 	var made []io.Closer
 	defer func() {
 		if err != nil {
@@ -80,6 +82,9 @@ func AdoptDemux(fds Descriptors, ifindex int) (_ *Demux, err error) {
 			}
 		}
 	}()
+	if err := fds.Need(adoptDescriptors); err != nil {
+		return nil, err
+	}
 	next := func() int { // a constructor owns the descriptor even if it fails
 		fd := rest[0]
 		rest = rest[1:]

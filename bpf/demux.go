@@ -66,6 +66,9 @@ type Demux struct {
 // too old.
 const loadDescriptors = 12
 
+// adoptDescriptors is the same for a program that is taken over.
+const adoptDescriptors = 1
+
 // LoadDemux loads the program and creates its maps. It attaches nothing. Errors
 // of the kernel are of type [*Error] and name what is missing.
 func LoadDemux(cfg Config) (*Demux, error) {

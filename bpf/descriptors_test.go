@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -34,6 +35,47 @@ func TestFewDescriptors(t *testing.T) {
 	for n := range loadDescriptors + 1 {
 		cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run=^TestFewDescriptors$")
 		cmd.Env = append(os.Environ(), descriptorsEnv+"="+strconv.Itoa(n))
+		out, err := cmd.CombinedOutput()
+		nstest.ErrorIf(t, err != nil, "%d descriptors: %v: %s", n, err, out)
+	}
+}
+
+// A process that has no descriptors to take its first program over hears of that, and loads one when it has.
+func TestAdoptWithFewDescriptors(t *testing.T) {
+	if n, err := strconv.Atoi(os.Getenv(descriptorsEnv)); err == nil {
+		objects, err := DescriptorsOf([]int{3, 4, 5, 6, 7})
+		nstest.Must(t, err)
+		nstest.Must(t, nstest.Err(os.ReadFile(os.DevNull))) // Go's runtime opens some with the first file
+		nstest.WithDescriptors(t, n, func() {
+			d, err := AdoptDemux(objects, 1)
+			if n >= adoptDescriptors {
+				nstest.Must(t, err)
+				nstest.Must(t, d.Close())
+				return
+			}
+			nstest.WantErr(t, "without descriptors", err, unix.EMFILE)
+		})
+		d, err := LoadDemux(Config{})
+		nstest.Must(t, err)
+		nstest.Must(t, d.Close())
+		return
+	}
+	nstest.Require(t)
+	d, err := LoadDemux(Config{})
+	nstest.Must(t, err)
+	defer d.Close()
+	objects, _ := d.Descriptors()
+	var files []*os.File
+	for _, fd := range objects.List() {
+		f, err := fds.DupFile(fd, "bpf")
+		nstest.Must(t, err)
+		defer f.Close()
+		files = append(files, f)
+	}
+	for n := range adoptDescriptors + 1 {
+		cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run=^TestAdoptWithFewDescriptors$")
+		cmd.Env = append(os.Environ(), descriptorsEnv+"="+strconv.Itoa(n))
+		cmd.ExtraFiles = files
 		out, err := cmd.CombinedOutput()
 		nstest.ErrorIf(t, err != nil, "%d descriptors: %v: %s", n, err, out)
 	}
