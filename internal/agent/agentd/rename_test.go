@@ -12,7 +12,7 @@ import (
 )
 
 // An interface that is renamed while it is in use keeps its programs when the next agent takes over: their connections go on,
-// they connect again, and others open it by its new name.
+// they connect again, and others open it by its new name. The agent reports it by that name, too.
 func TestRenamedInterface(t *testing.T) {
 	t.Parallel()
 	a, b := pair(t, nstest.Options{}, agentConfig{})
@@ -24,6 +24,7 @@ func TestRenamedInterface(t *testing.T) {
 	nstest.Must(t, err)
 	for _, name := range []string{"via7", "via0"} { // and back
 		nstest.Must(t, nl.LinkSetName(link, name))
+		nstest.Equal(t, "the name that the agent reports", a.status(t).NICs[0].Interface, name)
 		a.restart()
 		s.steps(t, 10)
 		newStream(t, na, nb, "as "+name).steps(t, 10)

@@ -54,7 +54,7 @@ func (d *device) status() (kagent.NICStatus, bool) {
 		s.Mode = d.mode.String()
 	}
 	if link, err := d.router.Link(); err == nil {
-		s.MTU = link.MTU
+		s.MTU, s.Interface = link.MTU, link.Name // it may have been renamed
 	}
 	// Counters that cannot be read are zero.
 	s.Counters, _ = d.demux.Counters()
