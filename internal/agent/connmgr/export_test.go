@@ -8,8 +8,12 @@ func (m *Manager) Remembered() int {
 	for _, doors := range m.discs {
 		stray += len(doors)
 	}
+	asked := len(m.asked)
+	for _, f := range m.asked {
+		asked += len(f.list)
+	}
 	return len(m.requests) + len(m.peers) + len(m.incoming) + len(m.answered.list) + len(m.connected.list) +
-		len(m.unprovenEnded.list) + len(m.refusedBy) + len(m.refused.list) + len(m.asked.list) + len(m.doors) + stray +
+		len(m.unprovenEnded.list) + len(m.refusedBy) + len(m.refused.list) + asked + len(m.doors) + stray +
 		len(m.kept) + len(m.hellos) + m.pending.all
 }
 

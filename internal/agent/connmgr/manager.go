@@ -32,7 +32,7 @@ const (
 const (
 	maxBacklog  = 64   // requests that wait at one discriminator
 	maxPending  = 1024 // unanswered requests, in all; see makeRoom
-	maxFinished = 4096 // finished exchanges that are remembered: connected, not connected, and of the programs here
+	maxFinished = 4096 // finished exchanges that are remembered: connected, not connected, and of the programs of each user here
 )
 
 // Manager is connection management and discovery of one interface.
@@ -70,7 +70,7 @@ type Manager struct {
 	unprovenEnded finished[*incoming] // unproven
 	answered      finished[*incoming] // proven, and not connected
 	connected     finished[*incoming]
-	asked         finished[*request]
+	asked         map[uint32]*finished[*request] // by the user of the program that asked
 	refused       finished[*refusedRequest]
 	refusedBy     map[exchange]*refusedRequest // what refused has
 	sweeping      bool
@@ -155,6 +155,7 @@ func NewManager(t Transport, port uint16, kept ...Kept) *Manager {
 		hellos:    make(map[uint64]map[netip.Addr]int),
 		pending:   newPending(),
 		unproven:  make(map[*incoming]struct{}),
+		asked:     make(map[uint32]*finished[*request]),
 		refusedBy: make(map[exchange]*refusedRequest),
 	}
 	for _, f := range []*finished[*incoming]{&m.unprovenEnded, &m.answered, &m.connected} {
@@ -169,8 +170,6 @@ func NewManager(t Transport, port uint16, kept ...Kept) *Manager {
 	}
 	m.refused.heard = func(x *refusedRequest) time.Time { return x.heard }
 	m.refused.forget = func(x *refusedRequest) { delete(m.refusedBy, x.key) }
-	m.asked.heard = func(r *request) time.Time { return r.heard }
-	m.asked.forget = func(r *request) { delete(m.requests, r.id) }
 	go func() {
 		defer close(m.serving)
 		m.serveErr = t.Serve(m)
@@ -340,7 +339,11 @@ func (m *Manager) sweep() {
 	for _, f := range []*finished[*incoming]{&m.unprovenEnded, &m.answered, &m.connected} {
 		f.expire(now)
 	}
-	m.asked.expire(now)
+	for user, f := range m.asked {
+		if f.expire(now); len(f.list) == 0 {
+			delete(m.asked, user)
+		}
+	}
 	m.refused.expire(now)
 	m.sweepUnproven(now)
 	for _, in := range m.incoming {

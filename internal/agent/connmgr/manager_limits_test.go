@@ -109,6 +109,23 @@ func TestFloodAndLostConfirm(t *testing.T) {
 	})
 }
 
+// The same holds beside another user's programs, whose requests end without a connection.
+func TestRequestsOfOthersAndLostConfirm(t *testing.T) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		ans, accept := requested(t, m, s)
+		nstest.Must(t, ans.Confirm())
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range connmgr.MaxFinished {
+			_, err := m.For(7).Request(over, kagent.Address{}, kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1})
+			nstest.WantErr(t, "a request that is given up", err, context.Canceled)
+		}
+		s.take()
+		m.Receive(accept, here4, agent4)
+		nstest.Equal(t, "the answer to another Accept", s.one(t).Type, wire.CMConfirm)
+	})
+}
+
 // A request goes to a wait for its host, and if there is none to one for any host.
 func TestWaitForHost(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {

@@ -230,9 +230,23 @@ func (r *request) end(err error, reason wire.CMReason) datagram {
 	r.err = err
 	r.heard = time.Now()
 	r.last = r.message(wire.CM{Type: wire.CMCancel, Reason: reason})
-	r.m.asked.add(r)
-	r.m.sweepLater()
+	r.remember()
 	return r.last
+}
+
+// remember keeps a request that has its outcome for some time. Caller holds m.mu.
+func (r *request) remember() {
+	m := r.m
+	f := m.asked[r.user]
+	if f == nil {
+		f = &finished[*request]{
+			heard:  func(r *request) time.Time { return r.heard },
+			forget: func(r *request) { delete(m.requests, r.id) },
+		}
+		m.asked[r.user] = f
+	}
+	f.add(r)
+	m.sweepLater()
 }
 
 func (r *request) message(msg wire.CM) datagram {
@@ -313,8 +327,7 @@ func (r *request) ConfirmWith(proof []byte) error {
 		msg.Cookie = r.answer.Key
 	}
 	r.confirm = r.message(msg)
-	r.m.asked.add(r)
-	r.m.sweepLater()
+	r.remember()
 	r.again.stop()
 	r.again = backoff{}
 	r.again.call(r.confirmAgain)
