@@ -189,6 +189,17 @@ func (a *agent) listen() error {
 
 func (a *agent) start() {
 	a.t.Helper()
+	a.launch()
+	pid := a.cmd.Process.Pid
+	await.Until(a.t, "the agent serves", func() bool {
+		p, err := agentclient.Probe(a.socket)
+		return err == nil && p == pid
+	})
+}
+
+// launch is start without the wait.
+func (a *agent) launch() {
+	a.t.Helper()
 	cfg, err := json.Marshal(a.cfg)
 	nstest.Must(a.t, err)
 	a.cmd = exec.Command("/proc/self/exe")
@@ -205,11 +216,6 @@ func (a *agent) start() {
 	a.cmd.Stderr = a.log
 	// The descriptor store inherits nothing of the agent's output.
 	nstest.Must(a.t, a.ns.Do(a.cmd.Start))
-	pid := a.cmd.Process.Pid
-	await.Until(a.t, "the agent serves", func() bool {
-		p, err := agentclient.Probe(a.socket)
-		return err == nil && p == pid
-	})
 }
 
 // restart has the next agent take over.

@@ -61,7 +61,8 @@ const leaveTime = 15 * time.Second
 const maxClosers = 64
 
 // New makes a Server in the network namespace of the calling thread. It takes over the sessions of a previous
-// agent, from the entries in kept, unless their programs have died. It logs what it cannot take over.
+// agent, from the entries in kept, unless their programs have died. It logs what it cannot take over. It fails without having
+// changed anything if this process cannot open the descriptors that it needs for them.
 func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -87,6 +88,10 @@ func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 		return nil, err
 	}
 	s.netns = [2]uint64{ns.Dev, ns.Ino}
+	// What is not taken over is lost, so an agent that cannot take all over does not begin.
+	if err := fds.Need(device.RestoreNeeds(kept)); err != nil {
+		return nil, fmt.Errorf("the queues of running programs cannot be taken over: %w: raise the limit of open files", err)
+	}
 	s.restore(s.restorePinned(kept))
 	return s, nil
 }

@@ -75,6 +75,27 @@ func Restore(fdStore fdstore.Store, entries []fdstore.Entry) ([]Restored, error)
 	return all, errors.Join(errs...)
 }
 
+// RestoreNeeds returns how many descriptors Restore opens at most for these entries, in addition to theirs.
+func RestoreNeeds(entries []fdstore.Entry) (n int) {
+	const (
+		nic   = 8 // netlink sockets, and one to query the driver
+		lease = 1 // the NIC that is steered
+	)
+	for _, i := range entries {
+		switch kind, _, _ := strings.Cut(i.Key, "/"); kind {
+		case "nic":
+			n += nic + len(i.Files)
+		case "lease":
+			if n += lease; len(i.Files) > 2 { // of a queue that processes share: else the files are used as they are
+				n += len(i.Files)
+			}
+		case "shmlink":
+			n += len(i.Files)
+		}
+	}
+	return n
+}
+
 // kept has the entries of one place.
 type kept struct {
 	nic    *fdstore.Entry
