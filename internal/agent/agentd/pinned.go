@@ -428,7 +428,7 @@ func (s *Server) giveUp(err error, local *device.Local, uid uint32) error {
 // if the kernel cannot list them (CONFIG_XDP_SOCKETS_DIAG). An error may be temporary.
 func openSockets() (inodes map[uint64]bool, known bool, err error) {
 	list, err := netlink.SocketDiagXDP()
-	if errors.Is(err, netlink.ErrDumpInterrupted) {
+	if errors.Is(err, netlink.ErrDumpInterrupted) || isPassing(err) {
 		return nil, false, err
 	}
 	if err != nil {

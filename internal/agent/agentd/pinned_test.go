@@ -97,6 +97,26 @@ func TestPinned(t *testing.T) {
 	}
 }
 
+// A program that has closed its sign of life and kept its socket stays charged while the agent lacks the descriptor with which
+// it lists the sockets.
+func TestPinnedWithoutDescriptors(t *testing.T) {
+	s := collectedBy(t, Config{})
+	s.sockets = func() (map[uint64]bool, bool, error) { return map[uint64]bool{4711: true}, true, nil }
+	alive, theirs, err := os.Pipe()
+	nstest.Must(t, err)
+	nstest.Must(t, theirs.Close())
+	nstest.Must(t, s.charge(7, claims{queues: 1}))
+	s.track(&pinnedQueue{uid: 7, has: claims{queues: 1}, sockets: []uint64{4711}, alive: alive})
+	s.sockets = openSockets
+	nstest.WithDescriptors(t, 0, s.collect)
+	s.mu.Lock()
+	nstest.ErrorIf(t, s.users[7] == nil, "the user is charged for nothing")
+	s.mu.Unlock()
+	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
+	s.collect()
+	nstest.ErrorIf(t, s.users[7] != nil, "the closed socket is charged: %+v", s.users[7])
+}
+
 // A request for quota while a pinned queue is being refunded, which takes the descriptor store's answer, waits
 // for that and is not refused.
 func TestRefundUnderWay(t *testing.T) {

@@ -108,7 +108,7 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 		if c, err = l.AcceptUnix(); err != nil {
 			// Out of descriptors, or of memory. Existing connections continue, and free descriptors when they
 			// end.
-			if slices.ContainsFunc(passing, func(e error) bool { return errors.Is(err, e) }) {
+			if isPassing(err) {
 				s.log.Warn("a connection cannot be accepted", "error", err)
 				select {
 				case <-time.After(50 * time.Millisecond):
@@ -127,8 +127,12 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	return errors.Join(err, s.shut())
 }
 
-// passing are the errors of accept(2) after which a later call may succeed.
+// passing are the errors of system calls after which a later one may succeed.
 var passing = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ECONNABORTED}
+
+func isPassing(err error) bool {
+	return slices.ContainsFunc(passing, func(e error) bool { return errors.Is(err, e) })
+}
 
 // noRoom returns why a user gets no further connection, or nil. Root may exceed the limit of all
 // users. Caller holds s.mu.
