@@ -163,6 +163,9 @@ func (l *lease) releaseMember(errs []error) error {
 		errs = append(errs, l.queue.Close())
 		l.queue = nil
 	}
+	if l.arena != nil { // of the first process
+		errs = append(errs, l.arena.Close())
+	}
 	if l.unmap != nil {
 		errs = append(errs, l.unmap())
 	}

@@ -2,10 +2,16 @@ package device
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/xdpnic"
 )
@@ -65,5 +71,37 @@ func TestKeptApart(t *testing.T) {
 	nstest.Check(t, second.Close())
 	if n := len(fdStore.all()); n > 0 {
 		t.Errorf("at the end %d things are kept", n)
+	}
+}
+
+// A queue that processes share and that cannot be handed out for lack of descriptors leaves no memory, and no descriptor.
+func TestHandOutWithoutDescriptors(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	r, w, err := os.Pipe()
+	nstest.Must(t, err)
+	defer fds.CloseFiles(r, w)
+	cfg := small(an)
+	cfg.Shared, cfg.Processes, cfg.Queue = true, 4, kagent.AnyQueue
+	open := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		nstest.Must(t, err)
+		return len(all)
+	}
+	nstest.Check(t, mustOpen(t, an, cfg).Close())
+	before := open()
+	for free, done := 0, false; !done; free++ {
+		l, err := openOn(t, an, cfg)
+		nstest.Must(t, err)
+		var h *Handout
+		nstest.WithDescriptors(t, free, func() { h, err = l.HandOut(nil, int(r.Fd())) })
+		if done = err == nil; done {
+			h.Close()
+		}
+		nstest.ErrorIf(t, !done && !errors.Is(err, unix.EMFILE), "%d descriptors: %v", free, err)
+		nstest.Check(t, l.Close())
+		maps, err := os.ReadFile("/proc/self/maps")
+		nstest.Must(t, err)
+		nstest.ErrorIf(t, strings.Contains(string(maps), "memfd:via-xdp"), "%d descriptors: the memory is still mapped", free)
+		await.Until(t, "as many descriptors as before", func() bool { return open() == before })
 	}
 }
