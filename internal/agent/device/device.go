@@ -166,7 +166,7 @@ func (d *device) drop() error {
 // setUp opens everything but a queue. Caller holds d.mu.
 func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	fail := func(op string, err error) error {
-		return errors.Join(&kagent.OpError{Op: op, Link: cfg.Interface, Err: err, CannotRun: !short(err)}, d.takeDown())
+		return errors.Join(&kagent.OpError{Op: op, Link: cfg.Interface, Err: err, CannotRun: !short(err) && !route.IsGone(err)}, d.takeDown())
 	}
 	d.begin(cfg.MaxVIs, cfg.FDStore)
 	d.place = fmt.Sprintf("%s:%d:%d", nic.Name, nic.Index, cfg.Port)

@@ -106,3 +106,25 @@ func TestSteeringGone(t *testing.T) {
 		t.Errorf("table %v, closed %d, %v", nic.table, nic.closed, err)
 	}
 }
+
+// An interface that is removed while it is opened is no lack of the machine: a program may open it when it is back.
+func TestRemovedDuringOpen(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	cfg := small(an)
+	var err error
+	cfg.Config, err = cfg.Config.WithDefaults()
+	nstest.Must(t, err)
+	link, err := an.Netlink().LinkByIndex(an.Index)
+	nstest.Must(t, err)
+	an.Remove(t)
+	nstest.Must(t, an.Do(func() error {
+		d := &device{key: deviceKey{index: an.Index}}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		err := d.setUp(cfg, link.Attrs())
+		if !errors.Is(err, unix.ENODEV) || kagent.Unavailable(err) {
+			t.Errorf("%v (unavailable: %v), want ENODEV", err, kagent.Unavailable(err))
+		}
+		return nil
+	}))
+}
