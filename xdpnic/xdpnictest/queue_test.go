@@ -364,6 +364,19 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
+// A frame with a segment that has no bytes is refused, as by xdpnic.Queue: the kernel drops it and returns no chunk.
+func TestSegmentWithoutBytes(t *testing.T) {
+	w := xdpnictest.NewWire()
+	defer w.Close()
+	a, err := w.Queue(xdpnictest.Config{Memory: make([]byte, 9*2048), RxChunks: 4, TxChunks: 4, MultiBuffer: true})
+	must(t, err)
+	addr, _, _ := a.Alloc()
+	nstest.ErrorIf(t, a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: frameLen}, {Addr: 8 * 2048}}, false), "sent")
+	if err := a.Audit(); err == nil || !strings.Contains(err.Error(), "of no bytes at 0x4000") {
+		t.Errorf("audit: %v", err)
+	}
+}
+
 func TestReadAfterRecycleReadsGarbage(t *testing.T) {
 	a, b := pair(t, xdpnictest.Config{RxChunks: 4, TxChunks: 4})
 	sendAll(t, a, 7, 8)

@@ -175,6 +175,8 @@ func (q *Queue) enqueue(op string, segs []xdpnic.Desc, retain bool) bool {
 			i >= 0 && q.chunks[i].state != held, twice:
 			q.wrongChunk(op, s.Addr)
 			return false
+		case s.Len == 0:
+			return q.refuse("%s of no bytes at %#x", op, s.Addr)
 		case i < 0 && s.Addr%q.size+uint64(s.Len) > q.size:
 			return q.refuse("%s of %d bytes at %#x, across a multiple of the chunk size", op, s.Len, s.Addr)
 		case i >= 0 && end > q.addr(i)+q.size:
