@@ -23,7 +23,7 @@ import (
 // Limits of a connection.
 const (
 	helloTime  = 2 * time.Second  // for the program's hello
-	chooseTime = 10 * time.Second // for its open, resume or status
+	chooseTime = 10 * time.Second // for its open or resume; until then it may ask for the status
 	writeTime  = 5 * time.Second  // for it to take a message
 	maxCalls   = 512              // requests that wait
 	maxHandles = 1024             // exchanges and listeners that it has
@@ -115,8 +115,8 @@ func (c *conn) talk() error {
 	if err := c.hello(&q); err != nil {
 		return err
 	}
-	for c.n == nil {
-		if q, err = read(chooseTime); err != nil {
+	for end := time.Now().Add(chooseTime); c.n == nil; {
+		if q, err = read(max(time.Until(end), time.Nanosecond)); err != nil {
 			return err
 		}
 		if err := c.choose(&q); err != nil {

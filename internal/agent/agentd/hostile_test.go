@@ -240,6 +240,19 @@ func TestHostile(t *testing.T) {
 	}
 }
 
+// A connection that asks for the status again and again, and opens and resumes nothing, is closed.
+func TestStatusAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	r := oneAgent(t, nstest.Options{}, agentConfig{}).raw(t).hello()
+	begin := time.Now()
+	await.Until(t, "the agent hangs up", func() bool {
+		nstest.FatalIf(t, time.Since(begin) > 20*time.Second, "the agent still answers after 20 s")
+		time.Sleep(100 * time.Millisecond)
+		return nstest.Err(r.ask(agentproto.Request{ID: 2, Op: agentproto.OpStatus})) != nil
+	})
+	nstest.ErrorIf(t, time.Since(begin) < 9*time.Second, "it hung up after %v", time.Since(begin))
+}
+
 // A session belongs to the user that opened it, even if another user has its token, and has one connection.
 func TestTokenOfAnother(t *testing.T) {
 	t.Parallel()
