@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -110,19 +111,22 @@ func TestOfferedRates(t *testing.T) {
 	}
 }
 
-// A rate that was not reached is named.
+// A rate that was not reached is named. One of random times is reached when everything that was due has its echo.
 func TestUnsustained(t *testing.T) {
-	point := func(rate, reached float64) report.Point {
+	const long = 250 * time.Millisecond
+	point := func(rate, reached, outstanding float64) report.Point {
 		value := func(v float64) report.Value { return report.ValueOf([]float64{v}) }
 		return report.Point{X: rate, Values: map[report.Metric]report.Value{
-			report.Rate: value(reached), report.Outstanding: value(77),
+			report.Rate: value(reached), report.Outstanding: value(outstanding),
 		}}
 	}
 	got := unsustained(&report.Group{Series: []report.Series{
-		{Name: "quick", Points: []report.Point{point(1000, 999), point(2000, 1990)}},
-		{Name: "slow", Points: []report.Point{point(1000, 1000), point(2000, 1500)}},
-	}})
-	want := []string{"slow: 2000 messages/s were not sustained (1500; 77 outstanding at the end)."}
+		{Name: "quick", Points: []report.Point{point(1000, 999, 0), point(2000, 1990, 3)}},
+		{Name: "random times", Points: []report.Point{point(1000, 936, 1), point(50000, 49600, 350)}},
+		{Name: "slow", Points: []report.Point{point(1000, 1000, 0), point(2000, 1692, 77)}},
+	}}, long)
+	want := []string{"random times: 50000 messages/s were not sustained (49600; 350 outstanding at the end).",
+		"slow: 2000 messages/s were not sustained (1692; 77 outstanding at the end)."}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
