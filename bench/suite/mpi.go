@@ -170,7 +170,8 @@ func (s *session) ranks(g *report.Group, rows []rankRow, jobs []rankJob) *report
 		fail.With("no arguments with which this program becomes a rank")
 	}
 	self := fail.Must(os.Executable())
-	g.Conditions = s.starConditions()
+	most := slices.MaxFunc(jobs, func(a, b rankJob) int { return cmp.Compare(a.ranks, b.ranks) }).ranks
+	g.Conditions = s.starConditions(most)
 	dir := fail.Must(os.MkdirTemp("", "via-xdp-mpi-"))
 	defer os.RemoveAll(dir)
 	others := s.others(g, rows, dir)
@@ -241,9 +242,12 @@ func (s *session) runRanks(t *sheet, row rankRow, job rankJob, program []string)
 	}
 }
 
-// starConditions are those of programs in the namespaces of a star.
-func (s *session) starConditions() bench.Conditions {
-	c := bench.HostConditions()
+// starConditions are those of programs in the namespaces of a star, which are bound to CPUs in turn.
+func (s *session) starConditions(namespaces int) bench.Conditions {
+	c, cpus := bench.HostConditions(), fail.Must(testbed.AllowedCPUs())
 	c.Interface, c.MTU = testbed.StarInterface, s.mtu()
+	for i := range namespaces {
+		c.PinnedCPUs = append(c.PinnedCPUs, cpus[i%len(cpus)])
+	}
 	return c
 }

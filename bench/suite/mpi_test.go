@@ -173,6 +173,9 @@ func TestRanksUnderLoss(t *testing.T) {
 	r, err := Run(t.Context(), cfg)
 	nstest.Must(t, err)
 	g := r.Group("layers-loss-mpi")
+	if c := g.Conditions; len(c.PinnedCPUs) != 4 { // of four ranks
+		t.Errorf("pinned to %d", c.PinnedCPUs)
+	}
 	for label, m := range map[string]report.Metric{
 		"latency of 8 B, 2 ranks, lossless": report.OSULatency, "bw of 64 KiB, 2 ranks, loss-1%": report.OSUBandwidth,
 		"allreduce of 8 B, 4 ranks, loss-1%": report.OSUAllReduce,

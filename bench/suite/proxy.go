@@ -93,7 +93,7 @@ func (s *session) servedUnderLoss() []served {
 
 // askByAllWays has load generators ask by each way.
 func (s *session) askByAllWays(list []served, notes []string) *report.Group {
-	g := &report.Group{Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: s.starConditions(), Notes: slices.Clone(notes)}
+	g := &report.Group{Axis: report.Axis{Name: "load"}, Base: proxyRows[0].name, Conditions: s.starConditions(2), Notes: slices.Clone(notes)}
 	var programs []peers.Program // the last one of each load prints the server's version
 	for i := range list {
 		for _, l := range list[i].loads {

@@ -105,6 +105,9 @@ func TestLayersLossProxy(t *testing.T) {
 	r, err := Run(t.Context(), cfg)
 	nstest.Must(t, err)
 	g := r.Group(name)
+	if c := g.Conditions; len(c.PinnedCPUs) != 2 {
+		t.Errorf("pinned to %d", c.PinnedCPUs)
+	}
 	if len(g.Series) != len(proxyRows) || g.Row(g.Base) == nil {
 		t.Fatalf("%d series, beside %q: %s", len(g.Series), g.Base, g.Notes)
 	}
