@@ -229,6 +229,14 @@ func (d Difference) row() []string {
 		round(d.A.Median), round(d.B.Median), fixed(d.Ratio(), 3), mark, verdict}
 }
 
+// more reports whether d is worse than o. What was nothing in A has no percentage, and gives way to what has one.
+func (d Difference) more(o Difference) bool {
+	if a, b := finite(d.Worse()), finite(o.Worse()); a != b {
+		return a
+	}
+	return d.Worse() > o.Worse()
+}
+
 // summary is one line about everything.
 func (c *Comparison) summary() string {
 	worse, better, single := 0, 0, 0
@@ -241,7 +249,7 @@ func (c *Comparison) summary() string {
 		case !d.Marked():
 		case d.Worse() > 0:
 			worse++
-			if !d.aside() && (worst.Metric == "" || d.Worse() > worst.Worse()) {
+			if !d.aside() && (worst.Metric == "" || d.more(worst)) {
 				worst = d
 			}
 		default:
@@ -250,8 +258,11 @@ func (c *Comparison) summary() string {
 	}
 	s := fmt.Sprintf("%d figures in both: beyond the spread of the turns (*) %d are worse in B, %d better", len(c.Differences), worse, better)
 	if worst.Metric != "" {
-		s += fmt.Sprintf("; most of all %s by %s%%",
-			oneLine(place(worst.Group, worst.Series, worst.At, string(worst.Metric))), fixed(worst.Worse(), 1))
+		by := "by " + fixed(worst.Worse(), 1) + "%"
+		if !finite(worst.Worse()) {
+			by = fmt.Sprintf("from %s to %s", round(worst.A.Median), round(worst.B.Median))
+		}
+		s += fmt.Sprintf("; most of all %s %s", oneLine(place(worst.Group, worst.Series, worst.At, string(worst.Metric))), by)
 	}
 	if single > 0 {
 		s += fmt.Sprintf("; %d have a single turn on both sides, whose spread is not known", single)

@@ -135,6 +135,28 @@ func TestCompareFault(t *testing.T) {
 	}
 }
 
+// What was nothing in A and something in B is worse by no percentage: the summary names what has one, or else says
+// from what to what.
+func TestCompareFromNothing(t *testing.T) {
+	load := func(outstanding, us float64) *Report {
+		return &Report{Groups: []Group{{Name: loadGroup, Series: []Series{{Name: delivery, Points: []Point{{
+			X: 1000, Values: map[Metric]Value{Outstanding: turnsAround(outstanding, 0.05), P50: turnsAround(us, 0.05)},
+		}}}}}}}
+	}
+	for us, want := range map[float64]string{
+		15: "2 are worse in B, 0 better; most of all load, vi-reliable-delivery, p50_us by 50.0%",
+		10: "1 are worse in B, 0 better; most of all load, vi-reliable-delivery, outstanding from 0.000 to 40.00",
+	} {
+		c := Compare(load(0, 10), load(40, us))
+		if s := c.summary(); !strings.Contains(s, want) {
+			t.Error(s)
+		}
+		if !c.WorseThan(1000) {
+			t.Error("not worse")
+		}
+	}
+}
+
 // A label says which point it is, wherever it stands.
 func TestCompareByLabel(t *testing.T) {
 	a, b := sample(), sample()
