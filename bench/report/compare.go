@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 
 	"viaxdp/bench"
@@ -44,9 +45,12 @@ func disjoint(a, b Value) bool {
 
 // Worse is by how many percent B is worse than A: by how much a time has grown,
 // or a rate shrunk. It is negative where B is better, NaN where the two cannot
-// be compared.
+// be compared, or it is not known which is better.
 func (d Difference) Worse() float64 {
-	if d.Metric.Lower() {
+	switch {
+	case !d.Metric.known():
+		return math.NaN()
+	case d.Metric.Lower():
 		return 100 * (d.Ratio() - 1)
 	}
 	return 100 * (1 - d.Ratio())
@@ -127,8 +131,7 @@ func (c *Comparison) series(g, h *Group, s, t *Series) {
 }
 
 func (c *Comparison) point(where string, d Difference, p, q *Point) {
-	for _, k := range quantities {
-		m := k.metric
+	for _, m := range metricsOf(p, q) {
 		a, b := finite(p.median(m)), finite(q.median(m))
 		switch {
 		case a && b:
@@ -140,6 +143,24 @@ func (c *Comparison) point(where string, d Difference, p, q *Point) {
 			c.OnlyB = append(c.OnlyB, place(where, string(m)))
 		}
 	}
+}
+
+// metricsOf are the metrics of two points: those that are known in their order, then others, as a report of another
+// version of this program may have.
+func metricsOf(p, q *Point) []Metric {
+	var known, others []Metric
+	for _, k := range quantities {
+		known = append(known, k.metric)
+	}
+	for _, values := range []map[Metric]Value{p.Values, q.Values} {
+		for m := range values {
+			if !slices.Contains(known, m) {
+				others = union(others, m)
+			}
+		}
+	}
+	slices.Sort(others)
+	return append(known, others...)
 }
 
 // place joins the names that lead to something.
@@ -217,9 +238,12 @@ func (c *Comparison) WriteTable(w io.Writer) error {
 func (d Difference) row() []string {
 	mark, verdict := "", ""
 	if d.Marked() {
-		mark, verdict = "*", "better"
-		if d.Worse() > 0 {
+		mark = "*"
+		switch w := d.Worse(); {
+		case w > 0:
 			verdict = "worse"
+		case w < 0:
+			verdict = "better"
 		}
 	}
 	if d.Disturbed {
@@ -252,7 +276,7 @@ func (c *Comparison) summary() string {
 			if !d.aside() && (worst.Metric == "" || d.more(worst)) {
 				worst = d
 			}
-		default:
+		case d.Worse() < 0:
 			better++
 		}
 	}

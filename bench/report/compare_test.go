@@ -157,6 +157,28 @@ func TestCompareFromNothing(t *testing.T) {
 	}
 }
 
+// Figures that this program does not know, as those of another version, are compared and judged by nobody; one that only
+// one report has is named.
+func TestCompareUnknownMetrics(t *testing.T) {
+	with := func(values map[Metric]Value) *Report {
+		return &Report{Groups: []Group{{Name: "sharing-cubic", Series: []Series{{Name: "VI and cubic", Points: []Point{{Values: values}}}}}}}
+	}
+	c := Compare(with(map[Metric]Value{"our_share": turnsAround(0.4, 0.05), "speedup": turnsAround(2, 0.05)}),
+		with(map[Metric]Value{FirstShare: turnsAround(0.4, 0.05), "speedup": turnsAround(3, 0.05)}))
+	if want := []string{"sharing-cubic, VI and cubic, our_share"}; !slices.Equal(c.OnlyA, want) {
+		t.Errorf("only in A: %q, want %q", c.OnlyA, want)
+	}
+	if want := []string{"sharing-cubic, VI and cubic, first_share"}; !slices.Equal(c.OnlyB, want) {
+		t.Errorf("only in B: %q, want %q", c.OnlyB, want)
+	}
+	if len(c.Differences) != 1 || c.Differences[0].Metric != "speedup" || c.Differences[0].row()[7] != "" {
+		t.Fatalf("differences: %+v", c.Differences)
+	}
+	if s := c.summary(); !strings.Contains(s, "1 figures in both: beyond the spread of the turns (*) 0 are worse in B, 0 better.") || c.WorseThan(0) {
+		t.Error(s)
+	}
+}
+
 // A label says which point it is, wherever it stands.
 func TestCompareByLabel(t *testing.T) {
 	a, b := sample(), sample()

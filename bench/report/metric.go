@@ -101,6 +101,11 @@ func (m Metric) Lower() bool {
 	return !slices.ContainsFunc(quantities, func(q quantity) bool { return q.metric == m && q.more })
 }
 
+// known reports whether the metric is one of this package.
+func (m Metric) known() bool {
+	return slices.ContainsFunc(quantities, func(q quantity) bool { return q.metric == m })
+}
+
 // heading is title and unit, as far as there are any.
 func (q quantity) heading() string {
 	if q.unit == "" {
