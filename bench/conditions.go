@@ -249,12 +249,11 @@ const (
 // disturbances says why a measurement is doubtful; nil: it is not.
 func disturbances(client, server Span, polls bool) []string {
 	var reasons []string
-	// Steal is that of the machine: both sides of a bed see the same.
-	span := client
-	if server.Wall > client.Wall {
-		span = server
+	// Steal is that of the machine: both sides of a bed see the same, and two hosts each its own.
+	stolen := func(s Span) bool {
+		return s.Stolen >= stealTicks*userTick && float64(s.Stolen) > stealShare*float64(s.Wall)*float64(runtime.NumCPU())
 	}
-	if span.Stolen >= stealTicks*userTick && float64(span.Stolen) > stealShare*float64(span.Wall)*float64(runtime.NumCPU()) {
+	if stolen(client) || stolen(server) {
 		reasons = append(reasons, "CPU time was stolen by the hypervisor")
 	}
 	if !polls {

@@ -281,6 +281,8 @@ func TestDisturbances(t *testing.T) {
 		{"server", quiet, with(130*time.Millisecond, 0), true, "server"},
 		{"one that sleeps", with(300*time.Millisecond, 0), quiet, false, ""},
 		{"steal", with(0, 30*time.Second), quiet, false, "hypervisor"},
+		{"steal on the server's host alone", quiet, with(0, 30*time.Second), false, "hypervisor"},
+		{"steal on the client's host alone", with(0, 30*time.Second), Span{Wall: 1001 * time.Millisecond}, false, "hypervisor"},
 		{"a tick of it", with(0, userTick), quiet, true, ""},
 	} {
 		got := strings.Join(disturbances(c.client, c.server, c.polls), "; ")
