@@ -17,9 +17,9 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// silence is how long a peer may send nothing. The control connection reveals a dead
+// DefaultSilence is how long a peer may send nothing. The control connection reveals a dead
 // process; a peer on a busy machine is not dead.
-const silence = 20 * time.Second
+const DefaultSilence = 20 * time.Second
 
 // openNIC opens the interface that the parameters name.
 func openNIC(p Params, more ...vipl.Option) (_ *vipl.NIC, err error) {
@@ -41,7 +41,7 @@ func openNIC(p Params, more ...vipl.Option) (_ *vipl.NIC, err error) {
 		policy = hugepages.Auto
 	}
 	return vipl.OpenNIC(ifi.Name, append(more,
-		vipl.WithSilence(cmp.Or(p.Silence, max(silence, p.WaitLimit))),
+		vipl.WithSilence(cmp.Or(p.Silence, max(DefaultSilence, p.WaitLimit))),
 		vipl.WithMode(mode, mode != xdpnic.ModeAuto),
 		vipl.WithQueue(p.Queue),
 		vipl.WithSteering(steering),

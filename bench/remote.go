@@ -28,7 +28,7 @@ type Place struct {
 	Steer     string `json:",omitempty"` // how the NIC is steered to the queue of a VI: "rules", "rss", "off"; empty: rules
 	Hugepages bool   // memory on hugepages where there are any
 
-	// Silence is the time after which a VI's peer is taken for dead; 0: 20 s, or Params.WaitLimit
+	// Silence is the time after which a VI's peer is taken for dead; 0: DefaultSilence, or Params.WaitLimit
 	// where that is longer.
 	Silence time.Duration `json:",omitzero"`
 }

@@ -303,6 +303,10 @@ func TestHelpAndVersion(t *testing.T) {
 	for _, name := range bench.Names() {
 		nstest.ErrorIf(t, !strings.Contains(out, "\n  "+name+" "), "the help of demo has no %s", name)
 	}
+	for _, command := range []string{"pingpong", "stream"} {
+		_, out, _ = call(r, command, "--help")
+		nstest.ErrorIf(t, !strings.Contains(out, fmt.Sprintf("both sides alike (default %v)", bench.DefaultSilence)), "the help of %s has another silence:\n%s", command, out)
+	}
 	for _, args := range []string{"version", "--version"} {
 		if status, out, _ := call(r, args); status != exitFine || out != "via-xdp "+bench.Version()+"\n" {
 			t.Errorf("%s: status %d, %q", args, status, out)

@@ -52,7 +52,7 @@ func (m *measureFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&m.place.Queue, "queue", 0, "queue of the interface")
 	f.StringVar(&m.place.Steer, "steer", "", "how a NIC of several queues is made to put a VI's frames on its queue: rules (the default; all on a NIC without rules and with up to four queues), rss (moves all traffic), all (receives from all queues) or off")
 	f.StringVar(&m.place.Mode, "mode", "auto", modeHelp)
-	f.DurationVar(&m.place.Silence, "silence", 0, "time after which a silent peer of a VI is taken for dead, on both sides alike (default 5s); more for emulated or very busy machines")
+	f.DurationVar(&m.place.Silence, "silence", 0, fmt.Sprintf("time after which a silent peer of a VI is taken for dead, on both sides alike (default %v); more for emulated or very busy machines", bench.DefaultSilence))
 	f.BoolVar(&m.place.Hugepages, "hugepages", true, "memory on hugepages where there are any")
 }
 
