@@ -20,7 +20,7 @@ type HTTPLoad struct {
 	Vianet      bool
 	Bytes       int           // of an answer, 1 to MaxMessage
 	Connections int           // each with one request under way, 1 to 1024
-	Duration    time.Duration // at most a minute
+	Duration    time.Duration // at most MaxTime
 }
 
 // HTTPResult is what they took.
@@ -57,7 +57,7 @@ func (l HTTPLoad) validate() error {
 		return fmt.Errorf("answers of %d bytes: 1 to %d", l.Bytes, MaxMessage)
 	case l.Connections < 1 || l.Connections > 1024:
 		return fmt.Errorf("%d connections: 1 to 1024", l.Connections)
-	case l.Duration <= 0 || l.Duration > time.Minute:
+	case l.Duration <= 0 || l.Duration > MaxTime:
 		return fmt.Errorf("%v: more than nothing, at most a minute", l.Duration)
 	}
 	return nil

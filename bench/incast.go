@@ -49,8 +49,11 @@ type IncastLoad struct {
 	TCP      bool          // over the kernel's TCP by package net; else over package vianet
 	Senders  int           // that take part
 	Bytes    int           // of a message, 1 to MaxIncastBytes
-	Duration time.Duration // of the window, at most a minute
+	Duration time.Duration // of the window, at most MaxTime
 }
+
+// MaxTime bounds an IncastLoad, an HTTPLoad, and a SharingLoad from its first start to its end.
+const MaxTime = time.Minute
 
 // MaxIncastBytes is the largest message.
 const MaxIncastBytes = 256 << 10
@@ -61,7 +64,7 @@ func (l IncastLoad) validate() error {
 		return fmt.Errorf("%d senders: 1 to %d", l.Senders, MaxIncast)
 	case l.Bytes < 1 || l.Bytes > MaxIncastBytes:
 		return fmt.Errorf("messages of %d bytes: 1 to %d", l.Bytes, MaxIncastBytes)
-	case l.Duration <= 0 || l.Duration > time.Minute:
+	case l.Duration <= 0 || l.Duration > MaxTime:
 		return fmt.Errorf("%v: more than nothing, at most a minute", l.Duration)
 	}
 	return nil

@@ -73,7 +73,7 @@ func (l SharingLoad) validate() error {
 	switch {
 	case l.VIs < 0 || l.flows() < 1 || l.flows() > maxSharing:
 		return fmt.Errorf("%d VIs of %d flows: 1 to %d", l.VIs, l.flows(), maxSharing)
-	case l.Apart < 0 || l.Warm < 0 || l.Time <= 0 || l.until()+l.Time > time.Minute:
+	case l.Apart < 0 || l.Warm < 0 || l.Time <= 0 || l.until()+l.Time > MaxTime:
 		return fmt.Errorf("%v: more than nothing, at most a minute", l.Time)
 	}
 	return nil

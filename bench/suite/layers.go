@@ -29,7 +29,7 @@ var layerGroups = []group{
 	}.group("layers-messages", "Messages of vianet beside a VI and package net", 12*time.Second),
 	{
 		name: "layers-http", title: "HTTP requests over vianet and over TCP",
-		turn: 4 * time.Second, run: (*session).layersHTTP,
+		turn: 4 * time.Second, most: bench.MaxTime, run: (*session).layersHTTP,
 	},
 	{
 		slow: true, name: "layers-loss", title: "Goodput and ping-pong of vianet when the network loses frames",

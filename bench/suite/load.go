@@ -15,7 +15,7 @@ import (
 // loadGroups ask how latency grows with load.
 var loadGroups = []group{{
 	name: "load", title: "Latency at an offered rate",
-	turn: 8 * time.Second, run: runLoad,
+	turn: 8 * time.Second, most: bench.MaxLoadTime, run: runLoad,
 }}
 
 // loadTime is how long a load lasts at least: long enough for its p99.9 to be that of many

@@ -43,6 +43,7 @@ const (
 
 	shareWarm = 2 * time.Second // after the last start: a flow of CUBIC takes seconds to give way
 	shareTime = 6 * time.Second
+	shareMost = bench.MaxTime - 5*time.Second // with the starts of ten flows, and what is not counted, a minute
 )
 
 // Bottlenecks of a row.
@@ -78,7 +79,7 @@ func shareLabel(b bench.Bottleneck) string {
 
 // sharing makes a group of rows.
 func sharing(name, title string, turn time.Duration, rows ...sharingRow) group {
-	return group{long: true, name: name, title: title, turn: turn, run: func(s *session) *report.Group { return s.share(rows) }}
+	return group{long: true, name: name, title: title, turn: turn, most: shareMost, run: func(s *session) *report.Group { return s.share(rows) }}
 }
 
 const sharingNote = "Two namespaces joined through a third, whose forwarder adds the round trip (none is said: none, under 0.2 ms). The bottleneck behind it is the kernel's token bucket filter, or the forwarder itself where it adds a round trip, marks, or each flow has a queue of its own. All flows go one way through the interface that has the XDP program, without segmentation offload; all VIs are of one NIC handle, whose frames the forwarder takes for one flow. Processes sleep when they wait, and share two CPUs with the forwarder."
@@ -87,7 +88,7 @@ const sharingNote = "Two namespaces joined through a third, whose forwarder adds
 func (s *session) share(rows []sharingRow) *report.Group {
 	warm, long, apart := shareWarm, s.longer(shareTime), time.Duration(1)
 	if s.Quick {
-		warm, apart = 3*s.duration(), 20
+		warm, apart = min(warm, 3*s.duration()), 20
 	}
 	g := &report.Group{
 		Axis: report.Axis{Name: "bottleneck"},

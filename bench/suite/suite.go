@@ -63,11 +63,11 @@ const (
 // from the report, and the error names it. The others go on, on new beds, unless nothing
 // can run here or ctx has ended. Without privilege the error is a *testbed.MissingError.
 func Run(ctx context.Context, cfg Config) (*report.Report, error) {
-	chosen, err := choose(cfg.Groups)
+	s := newSession(ctx, cfg)
+	chosen, err := s.choose()
 	if err != nil {
 		return nil, err
 	}
-	s := newSession(ctx, cfg)
 	r := &report.Report{Version: report.Version, Started: time.Now(), Command: cfg.Command, Turns: s.turns()}
 	var errs []error
 	for i, g := range chosen {
@@ -95,13 +95,24 @@ func Run(ctx context.Context, cfg Config) (*report.Report, error) {
 	return r, errors.Join(errs...)
 }
 
-// Estimate is about how long Run will take.
+// choose returns the groups of the run, if all of them can measure for so long.
+func (s *session) choose() ([]group, error) {
+	chosen, err := choose(s.Groups)
+	for _, g := range chosen {
+		if d := s.duration(); g.most > 0 && d > g.most {
+			err = errors.Join(err, fmt.Errorf("group %s: a measurement of %v: it can be at most %v", g.name, d, g.most))
+		}
+	}
+	return chosen, err
+}
+
+// Estimate is about how long Run will take. It fails where Run does not begin.
 func Estimate(cfg Config) (time.Duration, error) {
-	chosen, err := choose(cfg.Groups)
+	s := newSession(context.Background(), cfg)
+	chosen, err := s.choose()
 	if err != nil {
 		return 0, err
 	}
-	s := newSession(context.Background(), cfg)
 	sum := time.Duration(0)
 	for _, g := range chosen {
 		sum += g.turn * time.Duration(s.turns())
@@ -217,6 +228,7 @@ type group struct {
 	slow bool          // runs only when it is named, and for All
 	long bool          // runs only when it is named
 	turn time.Duration // about how long one takes with the default duration
+	most time.Duration // of a measurement; 0: any
 
 	plans *experiment // that it runs; nil: none
 

@@ -314,6 +314,17 @@ func TestEstimate(t *testing.T) {
 			t.Errorf("quick %v: %v, want %v to %v", c.cfg.Quick, d, c.least, c.most)
 		}
 	}
+	// A group whose measurements cannot be so long is refused before the others run.
+	for name, most := range map[string]time.Duration{
+		"load": bench.MaxLoadTime, "incast": time.Minute, "layers-http": time.Minute, "sharing-vis": 55 * time.Second, "window": 0,
+	} {
+		for _, d := range []time.Duration{time.Minute, 2 * time.Minute} {
+			_, err := Estimate(Config{Groups: []string{name}, Duration: d})
+			if tooLong := most > 0 && d > most; tooLong != (err != nil) {
+				t.Errorf("%s for %v: %v", name, d, err)
+			}
+		}
+	}
 	if _, err := Estimate(Config{Groups: []string{"x"}}); err == nil {
 		t.Error("an estimate of an unknown group")
 	}
