@@ -78,7 +78,7 @@ func runLoad(s *session) *report.Group {
 			loneKernelPair,
 		},
 	}
-	highest, long := s.highest(g), s.longer(loadTime)
+	highest, long := s.highest(g), max(s.longer(loadTime), bench.MinLoadTime)
 	g = s.gather(g, s.turns(), func(t *sheet) {
 		for _, row := range loaded {
 			s.with(g, row.transport, bench.MaxLoadBytes, func(at *bench.Session) {

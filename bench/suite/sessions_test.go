@@ -84,6 +84,18 @@ func TestSessions(t *testing.T) {
 	}
 }
 
+// A run may be too short for a load: that has its least time.
+func TestShortestLoad(t *testing.T) {
+	nstest.Require(t)
+	cfg := shortly("load")
+	cfg.Turns, cfg.Duration = 1, 100*time.Microsecond
+	r, err := Run(t.Context(), cfg)
+	nstest.Must(t, err)
+	if n := len(r.Group("load").Series); n != len(loaded) {
+		t.Errorf("%d series, want %d", n, len(loaded))
+	}
+}
+
 // Offered rates are near those that were asked for, in steps that all runs
 // share, and those of the shares are different ones.
 func TestOfferedRates(t *testing.T) {
