@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -114,13 +115,13 @@ func (a *attack) late() bool {
 	return a.ctx.Err() != nil || len(a.report.Violations) > 0 || time.Since(a.start) > a.cfg.For+attackMore
 }
 
-// percentile is the p-th of times, which it sorts; 0 of none.
+// percentile is the least of times, which it sorts, that p percent of them do not exceed; 0 of none.
 func percentile(d []time.Duration, p float64) time.Duration {
 	if len(d) == 0 {
 		return 0
 	}
 	slices.Sort(d)
-	return d[min(len(d)-1, int(float64(len(d))*p/100))]
+	return d[max(1, int(math.Ceil(float64(len(d))*p/100)))-1]
 }
 
 var errNoAttack = errors.New("no attack")

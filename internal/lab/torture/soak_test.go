@@ -346,7 +346,10 @@ func TestPercentile(t *testing.T) {
 		of   []time.Duration
 		p    float64
 		want time.Duration
-	}{{nil, 50, 0}, {[]time.Duration{3}, 50, 3}, {[]time.Duration{9, 1, 2}, 50, 2}, {[]time.Duration{9, 1, 2}, 100, 9}} {
+	}{
+		{nil, 50, 0}, {[]time.Duration{3}, 50, 3}, {[]time.Duration{9, 1, 2}, 50, 2}, {[]time.Duration{9, 1, 2}, 100, 9}, {[]time.Duration{9, 1}, 50, 1},
+		{append(slices.Repeat([]time.Duration{1}, 99), 9), 99, 1}, {append(slices.Repeat([]time.Duration{1}, 98), 9, 9), 99, 9},
+	} {
 		if got := percentile(c.of, c.p); got != c.want {
 			t.Errorf("%v %% of %v: %v, not %v", c.p, c.of, got, c.want)
 		}
