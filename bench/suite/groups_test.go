@@ -216,6 +216,9 @@ func TestSharingGroups(t *testing.T) {
 		if g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0 {
 			t.Errorf("%s: %+v", name, g.Conditions)
 		}
+		if notes := strings.Join(g.Notes, "\n"); !strings.Contains(notes, "start 10ms apart") { // as they do in a quick run
+			t.Errorf("%s: %s", name, notes)
+		}
 		last := g.Series[len(g.Series)-1].Points[0]
 		if v, ok := last.Values[want]; !ok || !(v.Median >= 0) {
 			t.Errorf("%s, %s: no %s: %+v", name, last.Label, want, last.Values)

@@ -26,7 +26,7 @@ var peersNotes = []string{
 		"all rows are gone through in each turn.",
 	"All latencies are half of a round trip. fi_pingpong tells no median: its mean stands in that column, and the name says so. " +
 		"With reliable datagrams (rdm) it counts the time of connecting, too, which a short run shows.",
-	"Other programs measure for a second at least, those of this suite for the time of a measurement, five times.",
+	"In each turn, other programs measure for a second at least, those of this suite for the time of a measurement.",
 	"Programs that end in -spin, fi_pingpong, libvipl-pingpong and ucx_perftest poll; the others sleep. " +
 		"A message of iperf3 is a block that it writes, which TCP may join with others.",
 }

@@ -51,7 +51,9 @@ var proxyRows = []struct {
 }
 
 // proxyTurns are fewer than others': a chain takes longer to start than to measure.
-func proxyTurns(s *session) int { return min(s.turns(), 3) }
+func proxyTurns(s *session) int { return min(s.turns(), mostProxyTurns) }
+
+const mostProxyTurns = 3
 
 // served is loads of a server on one network, and where each stands among the points.
 type served struct {
@@ -109,6 +111,9 @@ func (s *session) askByAllWays(list []served, notes []string) *report.Group {
 			}
 			programs = append(programs, l.Programs[len(l.Programs)-1])
 		}
+	}
+	if turns := proxyTurns(s); turns < s.turns() {
+		g.Notes = append(g.Notes, fmt.Sprintf("This group has %d turns: a way to a server takes longer to start than to measure.", turns))
 	}
 	g.Notes = append(g.Notes, versions(s.ctx, slices.CompactFunc(programs, func(a, b peers.Program) bool { return a.Name == b.Name }))...)
 	return s.gather(g, proxyTurns(s), func(t *sheet) {

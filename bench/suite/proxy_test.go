@@ -140,8 +140,11 @@ func TestLayersProxyWithoutPrograms(t *testing.T) {
 		nstest.Must(t, err)
 		return strings.Join(r.Group("layers-proxy").Notes, "\n")
 	}
+	cfg.Turns = 5
 	got := notes()
+	cfg.Turns = 1
 	for _, want := range []string{
+		"This group has 3 turns: ",
 		"No figures of redis: redis-server is not installed (Debian's package redis-server).",
 		"No figures of redis: redis-benchmark is not installed (Debian's package redis-tools).",
 	} {
