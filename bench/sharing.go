@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/vipl"
@@ -99,7 +101,7 @@ type SharingResult struct {
 	Sent      uint64    // frames of all VIs in all the time, and of these
 	Resent    uint64    // those that were sent again
 	Marked    uint64    // those that came marked
-	Queue     float64   // mean bytes that waited at the bottleneck in all the time, where it is the forwarder
+	Queue     float64   // mean bytes that waited at the bottleneck, where it is the forwarder
 	Disturbed []string
 
 	Conditions Conditions
@@ -127,16 +129,19 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	m := b.middle(true)
 	undo := fail.Must(at.set(m))
 	defer fail.Closing(&err, undo)
-	before, start := m.Counters(0), time.Now()
+	before := m.Counters(0)
+	queue := watchQueue(func() uint64 { return m.Counters(0).Queued })
+	defer queue.close()
 	replies := b.apart(ctx, true, "share-send", "share-take", sharingInput{l, b.server.at(true).Local})
-	n, took := m.Counters(0).Since(before), time.Since(start)
+	queue.close()
+	n := m.Counters(0).Since(before)
 	sent, taken := outputOf[sharingSent](replies[0]), outputOf[sharingTaken](replies[1])
 	if len(taken.Bytes) != l.flows() || taken.Span.Wall <= 0 {
 		fail.With("the receiver has not said what came, and how long it took")
 	}
 	r := &SharingResult{
 		VIs: l.VIs, Sent: sent.Sent, Resent: sent.Resent, Marked: taken.Marked,
-		Queue: float64(n.Queued) / float64(took), Disturbed: disturbances(Span{}, taken.Span, false), Conditions: HostConditions(),
+		Queue: queue.mean(taken.Begin, taken.Begin+taken.Span.Wall), Disturbed: disturbances(Span{}, taken.Span, false), Conditions: HostConditions(),
 	}
 	r.Conditions.learn(taken.Facts)
 	r.Conditions.pinned(sent.Facts, taken.Facts)
@@ -157,6 +162,69 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	return r, nil
 }
 
+// queueWatch samples a sum of bytes times nanoseconds that waited in a queue, until it is closed.
+type queueWatch struct {
+	samples []queueSample
+	close   func()
+}
+
+type queueSample struct {
+	at  time.Duration // by monotonic
+	sum uint64
+}
+
+// queueEvery is the time between two samples.
+const queueEvery = 10 * time.Millisecond
+
+func watchQueue(sum func() uint64) *queueWatch {
+	w := &queueWatch{}
+	var run sync.WaitGroup
+	over := make(chan struct{})
+	sample := func() { w.samples = append(w.samples, queueSample{monotonic(), sum()}) }
+	sample()
+	run.Go(func() {
+		tick := time.NewTicker(queueEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				sample()
+			case <-over:
+				return
+			}
+		}
+	})
+	w.close = sync.OnceFunc(func() {
+		close(over)
+		run.Wait()
+		sample()
+	})
+	return w
+}
+
+// mean is how many bytes waited on average between two moments, after close.
+func (w *queueWatch) mean(begin, end time.Duration) float64 {
+	from, to := w.samples[0], w.samples[len(w.samples)-1]
+	for _, s := range w.samples {
+		if s.at <= begin {
+			from = s
+		}
+	}
+	for _, s := range slices.Backward(w.samples) {
+		if s.at >= end {
+			to = s
+		}
+	}
+	return float64(to.sum-from.sum) / float64(max(to.at-from.at, 1))
+}
+
+// monotonic is a clock that all processes of the machine share.
+func monotonic() time.Duration {
+	var t unix.Timespec
+	fail.If(unix.ClockGettime(unix.CLOCK_MONOTONIC, &t))
+	return time.Duration(t.Nano())
+}
+
 // sharingInput is what both tasks of a SharingLoad get.
 type sharingInput struct {
 	SharingLoad
@@ -173,6 +241,7 @@ type sharingSent struct {
 type sharingTaken struct {
 	Bytes   []int64 // of each flow in the time that counts
 	Span    Span
+	Begin   time.Duration // of that time, by monotonic
 	Marked  uint64
 	Payload int // bytes of content in a full frame of a VI
 	Facts   Facts
@@ -375,6 +444,7 @@ func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	flows.until(waitLimit, func() bool { return flows.came[0].Load() > 0 })
 	begin := time.Now().Add(in.until())
 	flows.until(waitLimit+in.until(), func() bool { return time.Now().After(begin) })
+	out.Begin = monotonic()
 	out.Bytes, out.Span = flows.window(in.Time, func(bytes []int64) bool { return slices.Max(bytes) > 0 })
 	end()
 	out.Marked, out.Facts = s.nic.Counters().Marked, factsHere(s.nic)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +17,28 @@ func TestSharingShares(t *testing.T) {
 		for _, vis := range []int{1, 0} { // without VIs it is the share of the first flow
 			r := SharingResult{Rates: rates[:], VIs: vis}
 			nstest.ErrorIf(t, r.Share() != want, "%d VIs, %v: share %v, want %v", vis, rates, r.Share(), want)
+		}
+	}
+}
+
+// The mean queue is that of the time that counts: before it NICs are opened, and behind it what is left of TCP flows leaves.
+func TestMeanQueue(t *testing.T) {
+	const ms = time.Millisecond
+	var sum atomic.Uint64
+	w := watchQueue(sum.Load)
+	time.Sleep(2 * queueEvery)
+	sum.Store(1)
+	w.close()
+	first, last := w.samples[0], w.samples[len(w.samples)-1]
+	nstest.ErrorIf(t, len(w.samples) < 3 || first.sum != 0 || last.sum != 1 || last.at-first.at < 2*queueEvery, "samples %+v", w.samples)
+	// Nothing waits for a second; then 1000 bytes for 100 ms, and 5000 bytes behind that.
+	w.samples = []queueSample{{0, 0}, {1000 * ms, 0}, {1050 * ms, 1000 * 50e6}, {1100 * ms, 1000 * 100e6}, {1200 * ms, 1000*100e6 + 5000*100e6}}
+	for _, c := range []struct {
+		begin, end time.Duration
+		want       float64
+	}{{1000 * ms, 1100 * ms, 1000}, {1010 * ms, 1090 * ms, 1000}, {1100 * ms, 1200 * ms, 5000}, {-ms, 1300 * ms, 500}} {
+		if got := w.mean(c.begin, c.end); got != c.want {
+			t.Errorf("from %v to %v: %v, want %v", c.begin, c.end, got, c.want)
 		}
 	}
 }

@@ -93,7 +93,7 @@ func (s *session) share(rows []sharingRow) *report.Group {
 	g := &report.Group{
 		Axis: report.Axis{Name: "bottleneck"},
 		Notes: []string{sharingNote, fmt.Sprintf("Counted are %v, from %v after the last start. Flows that are late, or follow one after the other, start %v apart. The link is used by whole frames; content is 0.941 of those of a VI at MTU 1500. Shares and Jain's index are of content.", long, warm, lateStart/apart),
-			"Frames sent again are those of the VIs, of all that they have sent. The mean queue is that of the forwarder, in all the time."},
+			"Frames sent again are those of the VIs, of all that they have sent. The mean queue is that of the forwarder."},
 	}
 	s.through(func(bed *bench.Bed) {
 		s.gather(g, s.turns(), func(t *sheet) {
