@@ -137,7 +137,7 @@ func (s *suiteFlags) renew(cmd *cobra.Command, env environment, path string, gro
 		return nil, err
 	}
 	r.Renew(by)
-	return r, errors.Join(err, writeFile(path, r.Write))
+	return r, errors.Join(err, replaceFile(path, r.Write))
 }
 
 // measure is run without keeping anything but histograms.

@@ -184,6 +184,33 @@ func TestBenchRenew(t *testing.T) {
 	}
 }
 
+// A report into which the groups that were measured again cannot be written stays as it was, and nothing lies beside it.
+func TestBenchRenewFails(t *testing.T) {
+	dir := t.TempDir()
+	path, link := filepath.Join(dir, "report.json"), filepath.Join(dir, "link.json")
+	nstest.Must(t, writeFile(path, sampleReport(2).Write))
+	nstest.Must(t, errors.Join(os.Chmod(path, 0o600), os.Symlink("report.json", link)))
+	before := readSample(t, path)
+	wrong := sampleReport(7)
+	wrong.Groups[0].Series = append(wrong.Groups[0].Series, wrong.Groups[0].Series[0]) // a name that means two things
+	renew := func(by *report.Report) int {
+		status, _, _ := call(&recorder{report: by}, "bench", "doc", "--from", link, "--docs", filepath.Join(dir, "docs"), "window")
+		return status
+	}
+	nstest.ErrorIf(t, renew(wrong) == exitFine, "a report with two series of one name was written")
+	nstest.Same(t, "report", readSample(t, path), before)
+	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 2 {
+		t.Errorf("beside the report: %q, %v", left, err)
+	}
+	sound := sampleReport(7)
+	sound.Started = time.Date(2026, 3, 4, 5, 6, 0, 0, time.UTC)
+	nstest.ErrorIf(t, renew(sound) != exitFine, "a sound report was not written")
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != 0o600 || len(readSample(t, link).Groups) != 1 || readSample(t, path).Groups[0].Renewed.IsZero() {
+		t.Errorf("renewed: %v, %v", info.Mode(), err)
+	}
+}
+
 // The command in a report has no directories of the user, however they are written.
 func TestWithoutPlaces(t *testing.T) {
 	for _, test := range []struct {
