@@ -482,6 +482,18 @@ void vx_link_receive_one(struct vx_link *link)
 	receive(link, 1);
 }
 
+/* Of an RDMA descriptor: 0, or a positive errno. */
+static int error_of(const struct vx_link *link, VIP_RETURN code, VIP_UINT32 status)
+{
+	if (code == VIP_SUCCESS)
+		return 0;
+	if (status & VIP_STATUS_RDMA_PROT_ERROR)
+		return FI_EACCES;
+	if (status & (VIP_STATUS_TRANSPORT_ERROR | VIP_STATUS_DESC_FLUSHED_ERROR))
+		return link->shut ? FI_ECANCELED : FI_ECONNRESET;
+	return FI_EIO;
+}
+
 /* Takes completed sends. A failed one means that the connection is gone, as flushed receives do, too. */
 void vx_link_reap(struct vx_link *link)
 {
@@ -494,6 +506,6 @@ void vx_link_reap(struct vx_link *link)
 		link->sends_head++;
 		link->nic->rdma -= slot->op != NULL;
 		if (slot->op)
-			vx_tx_reaped(slot->op, code == VIP_SUCCESS ? 0 : (int)d->CS.Status);
+			vx_tx_reaped(slot->op, error_of(link, code, d->CS.Status));
 	}
 }

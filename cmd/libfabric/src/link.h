@@ -119,6 +119,7 @@ struct vx_link {
 	struct vx_pep *pep;  /* whose request it is; NULL: none, or an endpoint has it */
 	struct vx_link *sibling; /* the listener's next request */
 	int64_t since;           /* when it was accepted */
+	int shut;                /* this side ends the connection */
 	int unanswered;          /* FI_CONNREQ has reported it, and the program has neither accepted nor refused */
 	union vx_addr peer;  /* as the hello names it */
 

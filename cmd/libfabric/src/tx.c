@@ -559,14 +559,13 @@ void vx_tx_pump(struct vx_tx *tx)
 	}
 }
 
-void vx_tx_reaped(struct vx_op *op, int status)
+void vx_tx_reaped(struct vx_op *op, int error)
 {
 	struct vx_tx *tx = op->tx;
 
 	op->posted--;
-	if (status && !op->error)
-		op->error = status & VIP_STATUS_RDMA_PROT_ERROR ? FI_EACCES :
-			status & VIP_STATUS_DESC_FLUSHED_ERROR ? FI_ECANCELED : FI_EIO;
+	if (!op->error)
+		op->error = error;
 	if (op->error && !op->posted) { /* the link is being lost: nothing more of it will be handed over */
 		drop(&tx->waiting, op);
 		drop(&tx->unacknowledged, op);

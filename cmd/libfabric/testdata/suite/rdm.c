@@ -1033,12 +1033,17 @@ void test_rdm(void)
  */
 void test_rdm_killed(void)
 {
-	enum { PARTS = 50000, HALF = 22 }; /* three pieces each: the receiver allows 64 before it takes any, one of the last message */
+	/* Four pieces each: the receiver allows 64 before it takes any, one of them for a long message, and three of the last one. */
+	enum { PARTS = 54000, HALF = 16 };
 	static unsigned char data[LONG];
 	struct node_want w = {.port = 7118};
 	struct fi_cq_tagged_entry entry;
 	struct fi_cq_err_entry error;
 	struct node n;
+	struct {
+		uint64_t address, key;
+	} there;
+	struct fid_mr *mr;
 	int i, status, life, failed = 0;
 	double end;
 
@@ -1055,8 +1060,13 @@ void test_rdm_killed(void)
 		open_node(&n, &w);
 		if (!life) {
 			exchange(&n);
+			OK(fi_mr_reg(n.domain, data, sizeof data, FI_REMOTE_READ, 0, 0, 0, &mr, NULL));
+			there.address = (uint64_t)(uintptr_t)data;
+			there.key = fi_mr_key(mr);
+			tell(&there, sizeof there);
 			TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 1, 0, NULL));
 			done_of(&n, n.rx, &entry);
+			TRY(&n, fi_tsend(n.ep, data, LONG, NULL, n.peer, 6, NULL));
 			for (i = 0; i < HALF; i++)
 				TRY(&n, fi_tsend(n.ep, data, PARTS, NULL, n.peer, 5, NULL));
 			for (end = seconds() + 0.5; seconds() < end; )
@@ -1075,6 +1085,7 @@ void test_rdm_killed(void)
 	w.port = 0;
 	open_node(&n, &w);
 	exchange(&n);
+	hear(&there, sizeof there);
 	TRY(&n, fi_tsend(n.ep, data, 100, NULL, n.peer, 1, NULL));
 	done_of(&n, n.tx, &entry);
 	for (i = 0; i < 10; i++) /* nobody receives them */
@@ -1082,15 +1093,24 @@ void test_rdm_killed(void)
 	TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 4, 0, &n));
 	for (i = 0; i < HALF; i++)
 		TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 5, 0, data));
-	step(); /* nothing is received until the server is dead */
+	step();
+	CHECK(heard(15000), "nothing is received until the server is dead");
+	TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 6, 0, &there));
+	TRY(&n, fi_read(n.ep, data, LONG, NULL, n.peer, there.address, there.key, &there));
+	CHECK(error_of(&n, n.tx, &error) == FI_ECONNRESET && error.op_context == &there, "fi_cq(3): so does a read, not with %d", error.err);
 	for (i = 0; i < 10; i++)
 		failed += error_of(&n, n.tx, &error) == FI_ECONNRESET && error.op_context == data;
 	CHECK(failed == 10, "fi_cq(3): what was under way with a peer that is killed fails: %d", failed);
-	for (i = 0; i < HALF - 1; i++) {
-		done_of(&n, n.rx, &entry);
-		CHECK(entry.tag == 5 && entry.len == PARTS, "fi_tagged(3): a message that has arrived whole before its sender was killed");
-	}
-	CHECK(error_of(&n, n.rx, &error) == FI_ECONNRESET && error.op_context == data && error.tag == 5, "fi_cq(3): a message of which a part arrived fails: %d", error.err);
+	for (i = failed = 0; i < HALF + 1; i++)
+		if (!next_of(&n, n.rx, &entry)) {
+			CHECK(entry.tag == 5 && entry.len == PARTS, "fi_tagged(3): a message that has arrived whole before its sender was killed");
+		} else {
+			memset(&error, 0, sizeof error);
+			CHECK(fi_cq_readerr(n.rx, &error, 0) == 1 && error.err == FI_ECONNRESET, "fi_cq(3): a message of which the rest cannot come fails: %d", error.err);
+			CHECK(error.op_context == (error.tag == 6 ? (void *)&there : data), "fi_cq(3): the receive of tag %" PRIu64, error.tag);
+			failed++;
+		}
+	CHECK(failed == 2, "the one that was being read, and the one of which a part arrived: %d", failed);
 	CHECK(fi_cq_read(n.rx, &entry, 1) == -FI_EAGAIN, "fi_endpoint(3): a receive stays: the peer may come again");
 	step();
 	for (end = seconds() + 30, failed = 1; failed && seconds() < end; ) {
