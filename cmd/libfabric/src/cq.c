@@ -155,7 +155,7 @@ static ssize_t cq_sreadfrom(struct fid_cq *fid, void *buf, size_t count, fi_addr
 	n = spin(cq, buf, count, from, end);
 	if (n == -FI_EAGAIN) {
 		vx_wait_enter(&cq->wait, nic);
-		while (n == -FI_EAGAIN && more && !cq->wait.interrupted) {
+		while (n == -FI_EAGAIN && more > 0 && !cq->wait.interrupted) {
 			more = vx_wait_block(&cq->wait, &nic->lock, end);
 			vx_wait_clear(&cq->wait);
 			vx_nic_progress(nic);

@@ -178,7 +178,7 @@ static ssize_t eq_sread(struct fid_eq *fid, uint32_t *event, void *buf, size_t l
 	vx_watch_all(1);
 	pthread_mutex_lock(&eq->lock);
 	eq->wait.waiters++;
-	while ((n = take(eq, event, buf, length, flags)) == -FI_EAGAIN && more) {
+	while ((n = take(eq, event, buf, length, flags)) == -FI_EAGAIN && more > 0) {
 		more = vx_wait_block(&eq->wait, &eq->lock, end);
 		vx_wait_clear(&eq->wait);
 	}

@@ -116,7 +116,7 @@ void vx_wait_close(struct vx_wait *w);
 void vx_wait_signal(struct vx_wait *w);  /* something is there to read */
 void vx_wait_clear(struct vx_wait *w);
 int vx_wait_control(struct vx_wait *w, int command, void *arg);
-int vx_wait_block(struct vx_wait *w, pthread_mutex_t *lock, int64_t end); /* 0: the time is over */
+int vx_wait_block(struct vx_wait *w, pthread_mutex_t *lock, int64_t end); /* 0: the time is over; -1: a signal */
 int vx_wait_arm(struct vx_wait *w);    /* fi_trywait; 1: the caller has to watch progress from here on */
 int vx_wait_disarm(struct vx_wait *w); /* a read; 1: the caller no longer has to */
 

@@ -89,14 +89,14 @@ int vx_wait_block(struct vx_wait *w, pthread_mutex_t *lock, int64_t end)
 {
 	struct pollfd p = {.fd = w->fd, .events = POLLIN};
 	int64_t left = end == INT64_MAX ? -1 : end - vx_now();
-	int ms = left < 0 ? -1 : left > 3600000000000 ? 3600000 : (int)((left + 999999) / 1000000);
+	int ms = left < 0 ? -1 : left > 3600000000000 ? 3600000 : (int)((left + 999999) / 1000000), interrupted;
 
 	if (end != INT64_MAX && left <= 0)
 		return 0;
 	pthread_mutex_unlock(lock);
-	poll(&p, 1, ms);
+	interrupted = poll(&p, 1, ms) < 0 && errno == EINTR;
 	pthread_mutex_lock(lock);
-	return 1;
+	return interrupted ? -1 : 1;
 }
 
 int vx_wait_arm(struct vx_wait *w)

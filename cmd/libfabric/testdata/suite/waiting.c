@@ -1,6 +1,7 @@
 /* fi_cq(3), fi_eq(3), fi_poll(3): threads that block, and descriptors. */
 #include "suite.h"
 
+#include <signal.h>
 #include <sys/epoll.h>
 
 static void *blocked(void *arg)
@@ -221,8 +222,49 @@ static void polled_and_blocked(void)
 	close_bed(&two);
 }
 
+static void on_signal(int number)
+{
+	(void)number;
+}
+
+static void *interrupting(void *thread)
+{
+	usleep(300000); /* so that it sleeps */
+	pthread_kill(*(pthread_t *)thread, SIGUSR1);
+	return NULL;
+}
+
+/* A program that blocks hears of its signals: its handler may have set what ends the loop around the call. */
+static void interrupted(void)
+{
+	struct want w = {.cq_wait = FI_WAIT_UNSPEC};
+	struct sigaction action = {.sa_handler = on_signal};
+	struct fi_cq_tagged_entry entry;
+	struct fi_eq_cm_entry cm;
+	pthread_t me = pthread_self(), other;
+	uint32_t what;
+	struct bed b;
+	int i;
+
+	open_connected(&b, &w);
+	sigaction(SIGUSR1, &action, NULL);
+	for (i = 0; i < 2; i++) {
+		double begun = seconds();
+		ssize_t n;
+
+		pthread_create(&other, NULL, interrupting, &me);
+		n = i ? fi_eq_sread(b.eq, &what, &cm, sizeof cm, 15000, 0) : fi_cq_sread(b.rx, &entry, 1, NULL, 15000);
+		pthread_join(other, NULL);
+		CHECK(n == -FI_EAGAIN || (n == -FI_EINTR && !ours), "%s: a thread that is signaled: %zd", i ? "fi_eq(3)" : "fi_cq(3)", n);
+		CHECK(seconds() - begun < 10, "%s: it returns before the timeout, not after %.1f s", i ? "fi_eq(3)" : "fi_cq(3)", seconds() - begun);
+	}
+	step();
+	close_bed(&b);
+}
+
 void test_waiting(void)
 {
+	interrupted();
 	sleeping(FI_PROGRESS_UNSPEC);
 	if (ours)
 		sleeping(FI_PROGRESS_AUTO);
