@@ -146,6 +146,21 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// A host's name stands for its address of the format that the program asks for, whichever comes first.
+func TestInfoNames(t *testing.T) {
+	build(t, "unshare")
+	b := newBed(t, nstest.Options{MTU: 1500})
+	hosts := filepath.Join(t.TempDir(), "hosts")
+	nstest.Must(t, os.WriteFile(hosts, fmt.Appendf(nil, "%v both\n%v both\n", b.b.IPv4, b.b.IPv6), 0o644))
+	for _, format := range []string{"FI_SOCKADDR_IN", "FI_SOCKADDR_IN6"} {
+		out := b.start(t, b.a, "unshare", "-m", "sh", "-c", `mount --bind "$1" /etc/hosts && exec fi_info -v -p viaxdp -t FI_EP_MSG -n both -a "$2"`,
+			"sh", hosts, format).finish(t)
+		if want := "addr_format: " + format + "\n"; !strings.Contains(out, want) {
+			t.Errorf("without %q:\n%s", want, out)
+		}
+	}
+}
+
 // pingpongKinds are FI_EP_MSG, FI_EP_RDM, and that of ofi_rxm.
 var pingpongKinds = []string{"msg", "rdm", "rxm"}
 

@@ -76,9 +76,12 @@ int vx_addr_copy(const union vx_addr *a, void *out, size_t *length)
 	return room < need ? -FI_ETOOSMALL : 0;
 }
 
-int vx_addr_resolve(const char *node, const char *service, uint64_t flags, union vx_addr *out)
+int vx_addr_resolve(const char *node, const char *service, uint64_t flags, uint32_t format, union vx_addr *out)
 {
-	struct addrinfo want = {.ai_socktype = SOCK_STREAM}, *found;
+	struct addrinfo want = {
+		.ai_socktype = SOCK_STREAM,
+		.ai_family = format == FI_SOCKADDR_IN ? AF_INET : format == FI_SOCKADDR_IN6 ? AF_INET6 : AF_UNSPEC,
+	}, *found;
 	int error;
 
 	if (flags & FI_NUMERICHOST)

@@ -86,6 +86,7 @@ static int source(const union vx_addr *to, union vx_addr *from)
 static int ask(struct question *q, const char *node, const char *service, uint64_t flags)
 {
 	const struct fi_info *h = q->hints;
+	uint32_t format = h ? h->addr_format : FI_FORMAT_UNSPEC;
 	int error = 0;
 
 	if (h && h->src_addr && vx_addr_get(&q->from, h->src_addr, h->src_addrlen))
@@ -94,9 +95,9 @@ static int ask(struct question *q, const char *node, const char *service, uint64
 		return -FI_ENODATA;
 	if (node || service) {
 		if (flags & FI_SOURCE)
-			error = vx_addr_resolve(node, service, flags, &q->from);
+			error = vx_addr_resolve(node, service, flags, format, &q->from);
 		else if (node)
-			error = vx_addr_resolve(node, service, flags, &q->to);
+			error = vx_addr_resolve(node, service, flags, format, &q->to);
 		else if (q->to.sa.sa_family) /* the service of hints' address */
 			vx_addr_set_port(&q->to, (uint16_t)atoi(service));
 	}

@@ -92,7 +92,7 @@ void vx_addr_set_port(union vx_addr *a, uint16_t port);
 int vx_addr_same_host(const union vx_addr *a, const union vx_addr *b);
 int vx_addr_any(const union vx_addr *a);
 int vx_addr_compare(const union vx_addr *a, const union vx_addr *b); /* as memcmp: address and port */
-int vx_addr_resolve(const char *node, const char *service, uint64_t flags, union vx_addr *out); /* flags of fi_getinfo */
+int vx_addr_resolve(const char *node, const char *service, uint64_t flags, uint32_t format, union vx_addr *out); /* as fi_getinfo */
 int vx_addr_copy(const union vx_addr *a, void *out, size_t *length); /* as fi_getname */
 
 /* iov.c: from byte at of the list on */
