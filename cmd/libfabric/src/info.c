@@ -118,12 +118,13 @@ static int ask(struct question *q, const char *node, const char *service, uint64
 /* What depends on the endpoint type. */
 static const struct kind {
 	enum fi_ep_type type;
-	uint64_t caps, tx_caps, rx_caps, primary, order;
+	uint64_t caps, tx_caps, rx_caps, primary, order, rx_comp_order;
 	size_t tx_size, rx_size;
 	uint32_t protocol;
-} msg = {FI_EP_MSG, VX_CAPS, VX_TX_CAPS, VX_RX_CAPS, FI_MSG | FI_RMA, VX_ORDER, VX_TX_SIZE, VX_RX_SIZE, VX_PROTOCOL},
-  rdm = {FI_EP_RDM, VX_RDM_CAPS, VX_RDM_TX_CAPS, VX_RDM_RX_CAPS, FI_MSG | FI_RMA | FI_TAGGED, VX_RDM_ORDER, VX_RDM_SIZE, VX_RDM_SIZE,
-	VX_RDM_PROTOCOL};
+} msg = {FI_EP_MSG, VX_CAPS, VX_TX_CAPS, VX_RX_CAPS, FI_MSG | FI_RMA, VX_ORDER, VX_ORDER_STRICT, VX_TX_SIZE, VX_RX_SIZE,
+	VX_PROTOCOL},
+  rdm = {FI_EP_RDM, VX_RDM_CAPS, VX_RDM_TX_CAPS, VX_RDM_RX_CAPS, FI_MSG | FI_RMA | FI_TAGGED, VX_RDM_ORDER, VX_ORDER_NONE,
+	VX_RDM_SIZE, VX_RDM_SIZE, VX_RDM_PROTOCOL};
 
 /*
  * Hints: each function is 1 if we have what they want.
@@ -136,20 +137,22 @@ static int has_rma(const struct fi_info *h)
 static int tx_fits(const struct kind *k, const struct fi_tx_attr *a)
 {
 	return !a || (!(a->caps & ~k->caps) && !(a->op_flags & ~VX_TX_FLAGS) && !(a->msg_order & ~k->order) &&
-		a->inject_size <= VX_INJECT && a->size <= k->tx_size && a->iov_limit <= VX_IOV && a->rma_iov_limit <= VX_RMA_IOV);
+		!(a->comp_order & ~(uint64_t)VX_ORDER_NONE) && a->inject_size <= VX_INJECT && a->size <= k->tx_size &&
+		a->iov_limit <= VX_IOV && a->rma_iov_limit <= VX_RMA_IOV);
 }
 
 static int rx_fits(const struct kind *k, const struct fi_rx_attr *a)
 {
 	return !a || (!(a->caps & ~k->caps) && !(a->op_flags & ~VX_RX_FLAGS) && !(a->msg_order & ~k->order) &&
-		a->size <= k->rx_size && a->iov_limit <= VX_IOV && !a->total_buffered_recv);
+		!(a->comp_order & ~k->rx_comp_order) && a->size <= k->rx_size && a->iov_limit <= VX_IOV && !a->total_buffered_recv);
 }
 
 static int ep_fits(const struct kind *k, const struct fi_ep_attr *a)
 {
 	return !a || ((a->type == FI_EP_UNSPEC || a->type == k->type) &&
 		(a->protocol == FI_PROTO_UNSPEC || a->protocol == k->protocol) &&
-		a->max_msg_size <= VX_MAX_MESSAGE && a->tx_ctx_cnt <= 1 && a->rx_ctx_cnt <= 1 && !a->auth_key_size);
+		a->max_msg_size <= VX_MAX_MESSAGE && !a->max_order_raw_size && !a->max_order_war_size &&
+		a->max_order_waw_size <= VX_MAX_MESSAGE && a->tx_ctx_cnt <= 1 && a->rx_ctx_cnt <= 1 && !a->auth_key_size);
 }
 
 static int mr_fits(const struct question *q, int mode)
@@ -217,7 +220,7 @@ static void describe(const struct question *q, const struct kind *k, struct fi_i
 	info->rx_attr->caps = caps & k->rx_caps;
 	info->rx_attr->op_flags = HINT(rx_attr, op_flags, 0);
 	info->rx_attr->msg_order = k->order;
-	info->rx_attr->comp_order = k == &msg ? VX_ORDER_STRICT : VX_ORDER_NONE;
+	info->rx_attr->comp_order = k->rx_comp_order;
 	info->rx_attr->size = HINT(rx_attr, size, k->rx_size);
 	info->rx_attr->iov_limit = VX_IOV;
 	info->ep_attr->type = k->type;
