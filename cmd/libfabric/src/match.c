@@ -420,7 +420,7 @@ static void forget(struct vx_messages *q, struct vx_message **at)
 
 static void discard(struct vx_messages *q, struct vx_message **at)
 {
-	if ((*at)->is_request && !pull(*at, NULL, NULL, 0))
+	if ((*at)->is_request && !(*at)->lost && !pull(*at, NULL, NULL, 0))
 		VX_WARN(FI_LOG_EP_DATA, "out of memory: the sender is not told that its message was discarded\n");
 	forget(q, at);
 }
@@ -433,7 +433,7 @@ static void note(struct vx_ep *ep, const struct vx_call *call, const struct vx_m
 	};
 
 	if (m) {
-		entry.len = call->flags & FI_DISCARD && !(call->flags & FI_PEEK) ? 0 : m->total;
+		entry.len = error || (call->flags & FI_DISCARD && !(call->flags & FI_PEEK)) ? 0 : m->total;
 		entry.tag = m->tag;
 		entry.data = m->data;
 		entry.flags |= m->flags & VX_HAS_DATA ? FI_REMOTE_CQ_DATA : 0;
@@ -529,6 +529,12 @@ static ssize_t receive(struct vx_ep *ep, const struct vx_call *call)
 		discard(q, at);
 		return 0;
 	}
+	if (at && (*at)->lost) {
+		note(ep, call, *at, FI_ECONNRESET);
+		vx_cntr_add(ep->recv, FI_ECONNRESET);
+		forget(q, at);
+		return 0;
+	}
 	p = get_post(rdm);
 	if (!p)
 		return -FI_EAGAIN;
@@ -552,18 +558,20 @@ ssize_t vx_match_receive(struct vx_ep *ep, const struct vx_call *call)
 
 void vx_match_lost(struct vx_rdm *rdm, const struct vx_link *link)
 {
-	struct vx_messages *all[] = {&rdm->arrived[0], &rdm->arrived[1], &rdm->claimed};
-	size_t i;
+	struct vx_message *m;
+	int i;
 
-	for (i = 0; i < sizeof all / sizeof *all; i++) {
-		struct vx_message **at = &all[i]->first;
+	for (i = 0; i < 2; i++) {
+		struct vx_message **at = &rdm->arrived[i].first;
 
 		while (*at)
 			if ((*at)->link == link && (*at)->is_request)
-				forget(all[i], at);
+				forget(&rdm->arrived[i], at);
 			else
 				at = &(*at)->next;
 	}
+	for (m = rdm->claimed.first; m; m = m->next) /* the program will receive it */
+		m->lost |= m->link == link && m->is_request;
 }
 
 ssize_t vx_match_cancel(struct vx_rdm *rdm, void *context)

@@ -66,6 +66,7 @@ struct vx_message {
 	uint64_t tag, data;
 	unsigned flags;       /* of the header */
 	int is_request;       /* bytes is a vx_request, not data */
+	int lost;             /* claimed, and its data cannot be read any more */
 	size_t total, length; /* length: of bytes */
 	const void *bytes;
 };

@@ -1033,8 +1033,8 @@ void test_rdm(void)
  */
 void test_rdm_killed(void)
 {
-	/* Four pieces each: the receiver allows 64 before it takes any, one of them for a long message, and three of the last one. */
-	enum { PARTS = 54000, HALF = 16 };
+	/* Five pieces each: the receiver allows 61 to 64 before it takes any, some of the last message. */
+	enum { PARTS = 72000, HALF = 13 };
 	static unsigned char data[LONG];
 	struct node_want w = {.port = 7118};
 	struct fi_cq_tagged_entry entry;
@@ -1043,6 +1043,7 @@ void test_rdm_killed(void)
 	struct {
 		uint64_t address, key;
 	} there;
+	struct fi_context claims[2];
 	struct fid_mr *mr;
 	int i, status, life, failed = 0;
 	double end;
@@ -1066,7 +1067,10 @@ void test_rdm_killed(void)
 			tell(&there, sizeof there);
 			TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 1, 0, NULL));
 			done_of(&n, n.rx, &entry);
-			TRY(&n, fi_tsend(n.ep, data, LONG, NULL, n.peer, 6, NULL));
+			for (i = 6; i < 9; i++)
+				TRY(&n, fi_tsend(n.ep, data, LONG, NULL, n.peer, (uint64_t)i, NULL));
+			TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 9, 0, NULL));
+			done_of(&n, n.rx, &entry);
 			for (i = 0; i < HALF; i++)
 				TRY(&n, fi_tsend(n.ep, data, PARTS, NULL, n.peer, 5, NULL));
 			for (end = seconds() + 0.5; seconds() < end; )
@@ -1088,11 +1092,14 @@ void test_rdm_killed(void)
 	hear(&there, sizeof there);
 	TRY(&n, fi_tsend(n.ep, data, 100, NULL, n.peer, 1, NULL));
 	done_of(&n, n.tx, &entry);
+	for (i = 0; i < 2; i++)
+		found(&n, 7 + (uint64_t)i, FI_PEEK | FI_CLAIM, &claims[i], &entry);
 	for (i = 0; i < 10; i++) /* nobody receives them */
 		TRY(&n, fi_tsend(n.ep, data, LONG, NULL, n.peer, 2, data));
 	TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 4, 0, &n));
 	for (i = 0; i < HALF; i++)
 		TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 5, 0, data));
+	TRY(&n, fi_tinject(n.ep, data, 1, n.peer, 9));
 	step();
 	CHECK(heard(15000), "nothing is received until the server is dead");
 	TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 6, 0, &there));
@@ -1110,6 +1117,11 @@ void test_rdm_killed(void)
 			CHECK(error.op_context == (error.tag == 6 ? (void *)&there : data), "fi_cq(3): the receive of tag %" PRIu64, error.tag);
 			failed++;
 		}
+	OK(probe(&n, data, sizeof data, 7, FI_CLAIM | FI_COMPLETION, &claims[0]));
+	CHECK(error_of(&n, n.rx, &error) == FI_ECONNRESET && error.op_context == &claims[0] && error.tag == 7, "fi_tagged(3): so does one that was claimed: %d", error.err);
+	OK(probe(&n, NULL, 0, 8, FI_CLAIM | FI_DISCARD | FI_COMPLETION, &claims[1]));
+	done_of(&n, n.rx, &entry);
+	CHECK(entry.op_context == &claims[1], "fi_tagged(3): one that was claimed is discarded");
 	CHECK(failed == 2, "the one that was being read, and the one of which a part arrived: %d", failed);
 	CHECK(fi_cq_read(n.rx, &entry, 1) == -FI_EAGAIN, "fi_endpoint(3): a receive stays: the peer may come again");
 	step();
