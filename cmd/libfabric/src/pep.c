@@ -44,7 +44,21 @@ void vx_pep_forget(struct vx_link *link)
 	link->pep = NULL;
 }
 
-static void take_request(struct vx_pep *pep, VIP_CONN_HANDLE request)
+/*
+ * The hello names the host that the request came from. Otherwise any host could take the place of another: that one's
+ * connection would be dropped, and its messages would go there.
+ */
+int vx_pep_honest(const struct vx_link *link)
+{
+	union net_address name;
+
+	vx_cm_address(&name, &link->peer, 0);
+	return !link->host_length ||
+		(name.a.HostAddressLen == link->host_length && memcmp(name.a.HostAddress, link->host, link->host_length) == 0);
+}
+
+/* from: NULL: not known. */
+static void take_request(struct vx_pep *pep, VIP_CONN_HANDLE request, const VIP_NET_ADDRESS *from)
 {
 	struct vx_link *link = NULL;
 	int error;
@@ -53,6 +67,10 @@ static void take_request(struct vx_pep *pep, VIP_CONN_HANDLE request)
 	error = pep->waiting < pep->backlog ? vx_link_open(pep->nic, &link) : -FI_EAGAIN;
 	if (!error) {
 		link->rdm = pep->rdm != NULL;
+		if (from && from->HostAddressLen <= sizeof link->host) {
+			link->host_length = from->HostAddressLen;
+			memcpy(link->host, from->HostAddress, link->host_length);
+		}
 		vx_link_set(link, VX_REQUESTING);
 	}
 	pthread_mutex_unlock(&pep->nic->lock);
@@ -113,13 +131,16 @@ static void *listen_thread(void *arg)
 {
 	struct vx_pep *pep = arg;
 	struct vx_link *link;
+	union net_address from;
+	/* Asked for the address, libvipl refuses requests from those of another length. */
+	VIP_NET_ADDRESS *told = pep->rdm && pep->local.a.HostAddressLen == pep->nic->host_length ? &from.a : NULL;
 
 	while (!is_closing(pep)) {
 		VIP_CONN_HANDLE request;
-		VIP_RETURN code = VipConnectWait(pep->nic->handle, &pep->local.a, SLICE, NULL, NULL, &request);
+		VIP_RETURN code = VipConnectWait(pep->nic->handle, &pep->local.a, SLICE, told, NULL, &request);
 
 		if (code == VIP_SUCCESS)
-			take_request(pep, request);
+			take_request(pep, request, told);
 		else if (code != VIP_TIMEOUT)
 			usleep(SLICE * 1000); /* the interface is gone, or another user's program listens */
 		while ((link = stale(pep, 0)))

@@ -210,8 +210,11 @@ void vx_rdm_hello(struct vx_link *link, const void *data, size_t length)
 	struct vx_peer *peer;
 	int own;
 
-	if (!rdm || rdm->ep->closing || length < sizeof g || !vx_addr_len(&link->peer) || !(peer = find_or_make(rdm, &link->peer)))
-		return; /* the listener closes it */
+	if (!rdm || rdm->ep->closing || length < sizeof g || !vx_addr_len(&link->peer) || !vx_pep_honest(link) ||
+		!(peer = find_or_make(rdm, &link->peer))) {
+		vx_link_set(link, VX_DOWN); /* the listener closes it */
+		return;
+	}
 	memcpy(&g, data, sizeof g);
 	own = g.instance == rdm->instance;
 	vx_pep_forget(link);
