@@ -109,9 +109,9 @@ func viago_connect_wait(h C.uintptr_t, local *C.VIP_NET_ADDRESS, ms C.VIP_ULONG,
 	})
 }
 
-// connectWait is ConnectWait for a program that has room for a host as long as the NIC's and
-// a discriminator of maxDisc bytes, if it accepts any address. The requester chooses both
-// lengths; a request with longer ones is rejected.
+// connectWait is ConnectWait for a program that, if it is bounded, has room for a host as long as the NIC's or as the
+// one that it listens at, and a discriminator of maxDisc bytes. The requester chooses both lengths; a request with other
+// ones is rejected.
 func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded bool) (*vipl.Conn, error) {
 	end := time.Now().Add(timeout)
 	for {
@@ -120,7 +120,8 @@ func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded boo
 			return request, err
 		}
 		remote := request.Remote()
-		if n.hasRoom(remote.Host) && len(remote.Discriminator) <= n.maxDisc {
+		fits := n.hasRoom(remote.Host) || at.Host.BitLen() == remote.Host.BitLen()
+		if fits && len(remote.Discriminator) <= n.maxDisc {
 			return request, nil
 		}
 		_ = request.Reject() // the requester may have given up
