@@ -21,13 +21,17 @@ func TestHostileName(t *testing.T) {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	b := newBed(t, nstest.Options{MTU: 1500})
-	s := b.start(t, b.a, server, "server", b.a.IPv4.String())
-	await.Until(t, "the server is there", func() bool { return b.start(t, b.b, server, "client", b.a.IPv4.String(), "once").Wait() == nil })
-	for name, want := range map[string]string{b.b.IPv4.String(): "accepted\n", "10.99.0.77": "refused\n"} {
-		if got := b.start(t, b.b, hello, "via0", b.b.IPv4.String(), b.a.IPv4.String(), name).finish(t); got != want {
-			t.Errorf("%v as %s is %q, want %q", b.b.IPv4, name, got, want)
+	for _, c := range []struct{ server, host, other string }{
+		{b.a.IPv4.String(), b.b.IPv4.String(), "10.99.0.77"}, {b.a.IPv6.String(), b.b.IPv6.String(), "fd77::77"},
+	} {
+		s := b.start(t, b.a, server, "server", c.server)
+		await.Until(t, "the server is there", func() bool { return b.start(t, b.b, server, "client", c.server, "once").Wait() == nil })
+		for name, want := range map[string]string{c.host: "accepted\n", c.other: "refused\n"} {
+			if got := b.start(t, b.b, hello, "via0", c.host, c.server, name).finish(t); got != want {
+				t.Errorf("%s as %s is %q, want %q", c.host, name, got, want)
+			}
 		}
+		nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
+		s.finish(t)
 	}
-	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
-	s.finish(t)
 }

@@ -36,7 +36,7 @@ int vx_pep_address(const struct fid *handle, union vx_addr *out); /* 0: it is no
 void vx_pep_init(struct vx_pep *pep);
 int vx_pep_reserve(struct vx_pep *pep);   /* the port */
 int vx_pep_listen(struct vx_pep *pep, const char *interface);
-int vx_pep_honest(const struct vx_link *link); /* its request comes from the host that its hello names, as far as is known */
+int vx_pep_honest(const struct vx_link *link); /* its request comes from the host that its hello names */
 void vx_pep_stop(struct vx_pep *pep);     /* all that is above */
 
 /* For both kinds of endpoints. */

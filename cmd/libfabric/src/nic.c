@@ -64,7 +64,6 @@ static int start(struct vx_nic *nic)
 		return -vx_errno(code);
 	}
 	nic->frame = attributes.NativeMTU;
-	nic->host_length = attributes.NicAddressLen;
 	nic->watchers = (unsigned)watching_all;
 	nic->received_armed = nic->sent_armed = 0;
 	nic->rdma = 0;

@@ -53,8 +53,7 @@ int vx_pep_honest(const struct vx_link *link)
 	union net_address name;
 
 	vx_cm_address(&name, &link->peer, 0);
-	return !link->host_length ||
-		(name.a.HostAddressLen == link->host_length && memcmp(name.a.HostAddress, link->host, link->host_length) == 0);
+	return name.a.HostAddressLen == link->host_length && memcmp(name.a.HostAddress, link->host, link->host_length) == 0;
 }
 
 /* from: NULL: not known. */
@@ -132,8 +131,8 @@ static void *listen_thread(void *arg)
 	struct vx_pep *pep = arg;
 	struct vx_link *link;
 	union net_address from;
-	/* Asked for the address, libvipl refuses requests from those of another length. */
-	VIP_NET_ADDRESS *told = pep->rdm && pep->local.a.HostAddressLen == pep->nic->host_length ? &from.a : NULL;
+	/* Asked for the address, libvipl refuses requests from those of another length than the listener's. */
+	VIP_NET_ADDRESS *told = pep->rdm ? &from.a : NULL;
 
 	while (!is_closing(pep)) {
 		VIP_CONN_HANDLE request;

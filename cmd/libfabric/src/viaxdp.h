@@ -138,7 +138,6 @@ struct vx_nic {
 	VIP_NIC_HANDLE handle;
 	VIP_CQ_HANDLE received, sent; /* sends that complete can wait: only RDMA operations are reported then */
 	size_t frame;      /* bytes of a message in a frame over IPv4 */
-	size_t host_length; /* of the addresses that libvipl tells */
 	unsigned watchers; /* wait for progress that a thread of libvipl has to make */
 	int received_armed, sent_armed; /* such a thread will be called for the next completion */
 	unsigned rdma;     /* descriptors of RDMA operations that have not completed */

@@ -27,9 +27,24 @@ struct greeting { /* as in rdm.c */
 
 static void address(union net_address *out, const char *text)
 {
+	int v6 = strchr(text, ':') != NULL;
+
 	memset(out, 0, sizeof *out);
-	out->a.HostAddressLen = 4;
-	OK(inet_pton(AF_INET, text, out->a.HostAddress) != 1);
+	out->a.HostAddressLen = v6 ? 16 : 4;
+	OK(inet_pton(v6 ? AF_INET6 : AF_INET, text, out->a.HostAddress) != 1);
+}
+
+static void name(union vx_addr *out, const char *text)
+{
+	if (strchr(text, ':')) {
+		out->in6.sin6_family = AF_INET6;
+		out->in6.sin6_port = htons(4000);
+		OK(inet_pton(AF_INET6, text, &out->in6.sin6_addr) != 1);
+	} else {
+		out->in.sin_family = AF_INET;
+		out->in.sin_port = htons(4000);
+		OK(inet_pton(AF_INET, text, &out->in.sin_addr) != 1);
+	}
 }
 
 static void prepare(VIP_DESCRIPTOR *d, void *data, VIP_MEM_HANDLE handle, size_t length)
@@ -59,10 +74,8 @@ int main(int argc, char **argv)
 	address(&local, argv[2]);
 	address(&remote, argv[3]);
 	remote.a.DiscriminatorLen = 5;
-	memcpy(remote.a.HostAddress + 4, (char[]){'o', 'f', 'i', PORT >> 8, PORT & 0xff}, 5);
-	hello.from.in.sin_family = AF_INET;
-	hello.from.in.sin_port = htons(4000);
-	OK(inet_pton(AF_INET, argv[4], &hello.from.in.sin_addr) != 1);
+	memcpy(remote.a.HostAddress + remote.a.HostAddressLen, (char[]){'o', 'f', 'i', PORT >> 8, PORT & 0xff}, 5);
+	name(&hello.from, argv[4]);
 	OK(VipOpenNic(argv[1], &nic));
 	OK(VipRegisterMem(nic, &m, sizeof m, NULL, &handle));
 	OK(VipCreateVi(nic, &attributes, NULL, NULL, &vi));

@@ -63,7 +63,7 @@ static void open_all(const char *address, int server)
 	snprintf(port, sizeof port, "%d", PORT);
 	h->caps = FI_TAGGED | FI_SOURCE;
 	h->ep_attr->type = FI_EP_RDM;
-	h->addr_format = FI_SOCKADDR_IN;
+	h->addr_format = strchr(address, ':') ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
 	h->fabric_attr->prov_name = strdup("viaxdp");
 	h->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 	OK(fi_getinfo(FI_VERSION(1, 17), address, port, server ? FI_SOURCE : 0, h, &all));
