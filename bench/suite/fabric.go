@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"viaxdp/bench"
@@ -15,8 +16,8 @@ import (
 // fabricGroups ask what VIs do to a network that they share, in a simulation: the engine is the real one, the network
 // and the TCP flows are models. There is one run, which is longer the more turns there are: it would be the same again.
 var fabricGroups = []group{{
-	slow: true, name: "fabric-sharing", title: "Simulated: VIs that share a bottleneck, and one beside TCP CUBIC",
-	turn: 7 * time.Second, run: runFabricSharing,
+	slow: true, name: "fabric-sharing", title: "Simulated: VIs that share a bottleneck, and one beside TCP of CUBIC and of BBR",
+	turn: 8 * time.Second, run: runFabricSharing,
 }, {
 	slow: true, name: "fabric-web-search", title: "Simulated: 64 hosts with flow sizes of web search at load 0.6",
 	turn: 14 * time.Second, run: func(s *session) *report.Group { return s.fabricMix(fabric.WebSearch) },
@@ -32,7 +33,7 @@ var fabricGroups = []group{{
 }}
 
 // simulation says what the figures leave out.
-const simulation = "Hosts run the engine of package vipl over NICs in memory, in virtual time, with frames of 1514 bytes. Links, switches and TCP are models: TCP has selective acknowledgement of each packet and tail loss probes, and neither pacing, delayed acknowledgements nor segmentation offload. Processors, interrupts and the NIC's own queue are left out: a host takes what has arrived within 2 us. The same run again has the same figures."
+const simulation = "Hosts run the engine of package vipl over NICs in memory, in virtual time, with frames of 1514 bytes. Links, switches and TCP are models: TCP has selective acknowledgement of each packet and tail loss probes, and no delayed acknowledgements; only BBR is paced, in bursts as by segmentation offload. Processors, interrupts and the NIC's own queue are left out: a host takes what has arrived within 2 us. The same run again has the same figures."
 
 // fabricSeed is that of all simulated runs.
 const fabricSeed = 1
@@ -68,11 +69,13 @@ func runFabricSharing(s *session) *report.Group {
 	rows := []struct {
 		label string
 		vis   int
-		tcp   bool
+		tcps  []fabric.TCPAlgorithm
 		apart int64
 	}{
-		{"VI alone", 1, false, 0}, {"VI and TCP", 1, true, 100 * fabric.Millisecond},
-		{"two VIs, one late", 2, false, 200 * fabric.Millisecond}, {"ten VIs", 10, false, 0},
+		{"VI alone", 1, nil, 0},
+		{"VI and TCP", 1, []fabric.TCPAlgorithm{fabric.Cubic}, 100 * fabric.Millisecond},
+		{"VI and BBR", 1, []fabric.TCPAlgorithm{fabric.BBR}, 100 * fabric.Millisecond},
+		{"two VIs, one late", 2, nil, 200 * fabric.Millisecond}, {"ten VIs", 10, nil, 0},
 	}
 	warm, long := int64(fabric.Second), int64(s.turns())*fabric.Second
 	if s.Quick {
@@ -84,15 +87,15 @@ func runFabricSharing(s *session) *report.Group {
 				if s.Quick && x%3 > 0 {
 					continue
 				}
-				label := fmt.Sprintf("%.0f Mbit/s, %d KB", b.rate/1e6, b.queue/1000)
-				algorithm := fabric.Cubic
+				label, tcps := fmt.Sprintf("%.0f Mbit/s, %d KB", b.rate/1e6, b.queue/1000), row.tcps
 				if b.mark > 0 {
 					label += fmt.Sprintf(", marks above %d KB", b.mark/1000)
-					algorithm = fabric.DCTCP
-				}
-				var tcps []fabric.TCPAlgorithm
-				if row.tcp {
-					tcps = append(tcps, algorithm)
+					if slices.Contains(tcps, fabric.BBR) {
+						continue // its packets are not marked
+					}
+					if len(tcps) > 0 {
+						tcps = []fabric.TCPAlgorithm{fabric.DCTCP}
+					}
 				}
 				s.next("%s, %s", row.label, label)
 				link := fabric.Link{Rate: b.rate, Delay: 20 * fabric.Microsecond, Limit: b.queue, Mark: b.mark}
@@ -104,13 +107,13 @@ func runFabricSharing(s *session) *report.Group {
 				at.put(report.LinkUsed, r.Used)
 				at.put(report.FlowFairness, r.Jain)
 				at.put(report.MeanQueue, r.Queue)
-				if row.tcp {
+				if len(tcps) > 0 {
 					at.put(report.FirstShare, r.OfVI)
 				}
 				at.n += int64(row.vis + len(tcps))
 			}
 		}
-	}, "The round trip is 40 us. TCP is CUBIC, and DCTCP where the bottleneck marks frames (ECN). The late flow starts 0.1 or 0.2 s after the other.")
+	}, "The round trip is 40 us. TCP is CUBIC, and DCTCP where the bottleneck marks frames (ECN). BBR is its first version. The late flow starts 0.1 or 0.2 s after the other.")
 }
 
 // fabricBins are sizes of flows in bytes: the last is all.

@@ -88,7 +88,7 @@ func TestBesideCubic(t *testing.T) {
 }
 
 // fixed is a window that nothing changes. Like that of a BBR flow it does not fill a deep queue.
-type fixed struct{}
+type fixed struct{ unpaced }
 
 func (fixed) acked(*TCP, int, bool) {}
 func (fixed) lost(*TCP)             {}
@@ -228,6 +228,52 @@ func TestModels(t *testing.T) {
 	r = run(t, Sharing{Bottleneck: l, TCPs: []TCPAlgorithm{DCTCP, DCTCP}, Warm: Second, Time: 2 * Second})
 	if r.Jain < 0.95 || r.Used < 0.98 || r.Queue > 1.2*float64(l.Mark) || r.TCPResent > 0 {
 		t.Errorf("DCTCP: %+v", r)
+	}
+}
+
+// A BBR flow alone leaves the queue short; two share the link. A CUBIC flow gets little of a short queue beside one, since
+// losses do not slow BBR down; in a queue of two and more round trips it gets a share.
+func TestModelOfBBR(t *testing.T) {
+	far := func(queue int) Link { return Link{Rate: 200e6, Delay: 5 * Millisecond, Limit: queue} }
+	e := Sharing{Bottleneck: far(150_000), TCPs: []TCPAlgorithm{BBR}, Warm: Second, Time: 3 * Second}
+	if r := run(t, e); r.Used < 0.95 || r.Queue > 0.5*150_000 || r.Timeouts > 0 {
+		t.Errorf("one: link used %.2f, mean queue %.0f bytes, %d timeouts", r.Used, r.Queue, r.Timeouts)
+	}
+	if !testsize.Every() {
+		return
+	}
+	e.TCPs, e.Apart, e.Warm, e.Time = []TCPAlgorithm{BBR, BBR}, 100*Millisecond, 11*Second, 10*Second // they probe for the round trip each 10 s
+	if r := run(t, e); r.Jain < 0.95 || r.Used < 0.9 {
+		t.Errorf("two: Jain's index %.2f, link used %.2f", r.Jain, r.Used)
+	}
+	e.TCPs = []TCPAlgorithm{Cubic, BBR}
+	for _, c := range []struct {
+		queue       int
+		least, most float64 // share of CUBIC
+	}{{50_000, 0, 0.2}, {1_000_000, 0.3, 0.97}} {
+		e.Bottleneck = far(c.queue)
+		r := run(t, e)
+		if share := r.TCP[0] / (r.TCP[0] + r.TCP[1]); share < c.least || share > c.most {
+			t.Errorf("%d bytes of queue: CUBIC has %.2f", c.queue, share)
+		}
+	}
+}
+
+// Beside BBR a stream has a share of a queue that is not short, and of a short one at least what CUBIC has.
+func TestBesideBBR(t *testing.T) {
+	e := Sharing{Bottleneck: near(150_000), VIs: 1, TCPs: []TCPAlgorithm{BBR}, Apart: 100 * Millisecond, Warm: 2 * Second, Time: 4 * Second}
+	if r := run(t, e); r.OfVI < 0.25 || r.OfVI > 0.65 || r.Used < 0.95 {
+		t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
+	}
+	if !testsize.Every() {
+		return
+	}
+	e.Bottleneck = Link{Rate: 200e6, Delay: 5 * Millisecond, Limit: 50_000}
+	ours := run(t, e).OfVI
+	e.VIs, e.TCPs = 0, []TCPAlgorithm{Cubic, BBR}
+	r := run(t, e)
+	if cubic := r.TCP[0] / (r.TCP[0] + r.TCP[1]); ours < 0.8*cubic {
+		t.Errorf("a short queue: share %.2f, CUBIC %.2f", ours, cubic)
 	}
 }
 

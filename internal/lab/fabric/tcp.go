@@ -7,6 +7,11 @@ const (
 	tcpHeaders = 66
 	tcpMinRTO  = 200 * Millisecond
 	tcpInitial = 10 // packets
+
+	// A paced flow sends at once what it may send in a millisecond, as one packet of segmentation offload.
+	tsoTime  = Millisecond
+	tsoLeast = 2
+	tsoMost  = 45
 )
 
 // segment is a packet of a TCP flow, or the acknowledgement of one.
@@ -48,6 +53,14 @@ type TCP struct {
 	probed     bool  // one was sent since a packet arrived
 	armed      int64 // time of the event that looks at rto; 0: none
 
+	// What BBR needs.
+	delivered   int64 // packets that have arrived
+	deliveredAt int64 // when the last of them did
+	sample      delivery
+	due         int64 // when the next packet may leave
+	burst       int   // packets that may leave at once
+	waits       bool  // for due
+
 	// The receiver.
 	cum int64
 	got map[int64]bool
@@ -57,6 +70,15 @@ type tcpPacket struct {
 	at            int64
 	sacked, again bool
 	isLost        bool
+
+	delivered, deliveredAt int64 // of the flow when it was sent
+}
+
+// delivery is what an acknowledgement shows: of the newest packet that has arrived.
+type delivery struct {
+	after int64   // how many had arrived when it was sent; -1: nothing new has arrived
+	rate  float64 // packets/s that have arrived since then
+	trip  int64   // its round trip
 }
 
 // NewTCP makes a flow that sends nothing before Start or Transfer.
@@ -104,7 +126,7 @@ func (f *TCP) receive(p *packet) {
 }
 
 func (f *TCP) send() {
-	for float64(f.inFlight) < math.Floor(f.cwnd) {
+	for float64(f.inFlight) < math.Floor(f.cwnd) && f.mayGo() {
 		if len(f.lost) > 0 {
 			seq := f.lost[0]
 			f.lost = f.lost[1:]
@@ -126,8 +148,36 @@ func (f *TCP) send() {
 	f.arm()
 }
 
+// mayGo reports whether a packet is due at the control's rate. If not, the flow sends when it is.
+func (f *TCP) mayGo() bool {
+	if f.due <= f.sim.now {
+		return true
+	}
+	if !f.waits {
+		f.waits = true
+		f.sim.at(f.due, func() {
+			f.waits = false
+			f.send()
+		})
+	}
+	return false
+}
+
+// tsoBurst is how many packets leave at once at a rate.
+func tsoBurst(rate float64) int { return min(max(int(rate*tsoTime/Second), tsoLeast), tsoMost) }
+
 func (f *TCP) emit(seq int64, p *tcpPacket) {
 	p.at = f.sim.now
+	if f.inFlight == 0 {
+		f.deliveredAt = p.at
+	}
+	p.delivered, p.deliveredAt = f.delivered, f.deliveredAt
+	if rate := f.control.rate(); rate > 0 {
+		if f.burst--; f.burst <= 0 {
+			f.burst = tsoBurst(rate)
+			f.due = max(f.due, p.at) + int64(float64(f.burst)*Second/rate)
+		}
+	}
 	f.inFlight++
 	g := &segment{seq: seq, at: p.at}
 	f.from.uplink.send(&packet{to: f.to, flow: f.flow, size: tcpHeaders + mss, ect: f.marks, seg: g})
@@ -135,11 +185,17 @@ func (f *TCP) emit(seq int64, p *tcpPacket) {
 
 func (f *TCP) acknowledged(p *packet) {
 	g, now := p.seg, f.sim.now
-	arrived := 0
+	arrived, since := 0, int64(0)
+	f.sample = delivery{after: -1}
 	mark := func(seq int64) {
 		if t := f.sent[seq]; t != nil && !t.sacked {
 			t.sacked = true
 			arrived++
+			f.delivered++
+			f.deliveredAt = now
+			if t.delivered >= f.sample.after {
+				f.sample, since = delivery{after: t.delivered, trip: now - t.at}, t.deliveredAt
+			}
 			if !t.isLost {
 				f.inFlight--
 			}
@@ -152,6 +208,9 @@ func (f *TCP) acknowledged(p *packet) {
 	for ; f.una < g.cum; f.una++ {
 		mark(f.una)
 		delete(f.sent, f.una)
+	}
+	if spent := now - since; arrived > 0 && spent >= f.least {
+		f.sample.rate = float64(f.delivered-f.sample.after) * Second / float64(spent)
 	}
 	rtt := float64(now - g.at)
 	if f.srtt == 0 {

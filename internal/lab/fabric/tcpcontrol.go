@@ -5,17 +5,21 @@ import "math"
 // TCPAlgorithm is the congestion control of a flow.
 type TCPAlgorithm int
 
-// Cubic is RFC 9438 without ECN, DCTCP is RFC 8257.
+// Cubic is RFC 9438 without ECN, DCTCP is RFC 8257, BBR is its first version.
 const (
 	Cubic TCPAlgorithm = iota
 	DCTCP
+	BBR
 )
 
-func (a TCPAlgorithm) String() string { return [...]string{"CUBIC", "DCTCP"}[a] }
+func (a TCPAlgorithm) String() string { return [...]string{"CUBIC", "DCTCP", "BBR"}[a] }
 
 func (a TCPAlgorithm) control() tcpControl {
-	if a == DCTCP {
+	switch a {
+	case DCTCP:
 		return &dctcp{ssth: math.Inf(1), alpha: 1}
+	case BBR:
+		return &bbr{}
 	}
 	return &cubic{ssth: math.Inf(1)}
 }
@@ -24,7 +28,13 @@ func (a TCPAlgorithm) control() tcpControl {
 type tcpControl interface {
 	acked(f *TCP, arrived int, mark bool) // packets that an acknowledgement has shown
 	lost(f *TCP)                          // the first loss of a round, or a timeout
+	rate() float64                        // packets/s that may leave; 0: what the window allows
 }
+
+// unpaced is part of a control that has only a window.
+type unpaced struct{}
+
+func (unpaced) rate() float64 { return 0 }
 
 const (
 	cubicC    = 0.4
@@ -34,6 +44,7 @@ const (
 
 // cubic is RFC 9438.
 type cubic struct {
+	unpaced
 	ssth          float64
 	wMax, k, wEst float64
 	epoch         int64
@@ -74,6 +85,7 @@ func (c *cubic) acked(f *TCP, arrived int, _ bool) {
 
 // dctcp is RFC 8257.
 type dctcp struct {
+	unpaced
 	ssth            float64
 	alpha           float64
 	arrived, marked int
