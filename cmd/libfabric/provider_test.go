@@ -60,10 +60,23 @@ func TestSanitizers(t *testing.T) {
 }
 
 // The sends of a list with FI_MORE leave by one doorbell, and those without it by one each. The pieces of a long message share
-// GSO packets.
+// GSO packets. On a machine that stops programs frames are lost and windows shrink, which parts packets: one of three runs has to be
+// undisturbed.
 func TestDoorbells(t *testing.T) {
-	const rounds, burst = 200, 3 // as in the suite
 	program := build(t) + "/suite"
+	var err error
+	for range 3 {
+		if err = doorbells(t, program); err == nil {
+			return
+		}
+		t.Log(err)
+	}
+	t.Error(err)
+}
+
+// doorbells runs the suite's part of that name, and returns what was more or less than expected.
+func doorbells(t *testing.T, program string) error {
+	const rounds, burst = 200, 3 // as in the suite
 	dir := t.TempDir()
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_RUNTIME_DIR="+dir)
 	args := []string{"viaxdp", b.a.IPv4.String(), "7117", "doorbells"}
@@ -99,13 +112,14 @@ func TestDoorbells(t *testing.T) {
 	t.Logf("%d bursts of %d messages: %d doorbells without FI_MORE, %d with it", rounds, burst, each, one)
 	// Where the CPUs are busy a few bursts are cut: what waits for more leaves after a millisecond.
 	if each < rounds*burst*9/10 || one < rounds*9/10 || one > rounds*2 {
-		t.Errorf("%d doorbells without FI_MORE, want about %d; %d with it, want about %d", each, rounds*burst, one, rounds)
+		return fmt.Errorf("%d doorbells without FI_MORE, want about %d; %d with it, want about %d", each, rounds*burst, one, rounds)
 	}
 	packets, frames := sent[3].GSOSent-sent[2].GSOSent, sent[3].GSOSentFrames-sent[2].GSOSentFrames
-	t.Logf("long messages: %d frames in %d packets", frames, packets)
+	t.Logf("long messages: %d frames in %d packets, %d sent again", frames, packets, sent[3].Resent-sent[2].Resent)
 	if frames < rounds*40 || packets > rounds*3 { // of 47 frames in two packets; a piece has 12
-		t.Errorf("%d messages are %d frames in %d packets, want about %d in %d", rounds, frames, packets, rounds*47, rounds*2)
+		return fmt.Errorf("%d messages are %d frames in %d packets, want about %d in %d", rounds, frames, packets, rounds*47, rounds*2)
 	}
+	return nil
 }
 
 // A peer that is killed is noticed: its connection ends with FI_SHUTDOWN, and operations are cancelled.
