@@ -19,7 +19,8 @@ import "math"
 //   - Several dips in a row do not empty the queue: a flow that reacts only to losses keeps it full. The sender then
 //     competes with it, by CUBIC alone, until a later dip empties the queue, or no queue shows for several rounds. What the
 //     dips show of the others (rivals) bounds its window: no more than theirs. If the round trip shows that others dip, it
-//     dips, too: perhaps all that compete are senders like this one, and none of them needs to.
+//     dips, too: perhaps all that compete are senders like this one, and none of them needs to. If round trips hardly vary
+//     for long, the path has become longer, and there is no queue (steady).
 //   - The first heavy losses of a connection, round trip above 1 ms: all round trips so far may include a queue of others.
 //     When they are repaired, an RTT probe follows: the window is one frame for four rounds, and then what the losses have left. If the others probe
 //     or dip, too, each sees the least round trip. It is the initial slowdown of LEDBAT++, and like ProbeRTT of BBR.
@@ -61,6 +62,8 @@ type congestion struct {
 	always    bool  // CUBIC alone, see UseCubic
 	nextDip   int64 // time of the next dip after a loss while competing
 	rivals    rivals
+	steady    steady // round trips while competing, from the end of a dip on
+	longer    int64  // what they have shown to be the least round trip now; 0: nothing
 
 	probingRTT bool // the next dip, or this one, only measures the least round trip
 	repairing  bool // frames are known to be lost and wait for their retransmission
@@ -149,6 +152,9 @@ func (c *congestion) endRound(now int64, nxt uint32, least int64) (slow bool) {
 	if c.base == 0 && trip > longPath && c.cwnd < c.threshold { // few frames are no sample of what the path loses
 		c.cwnd = min(max(c.cwnd, longWindow*fraction), c.most)
 	}
+	if c.competing {
+		c.steady.add(trip)
+	}
 	joins := c.joins(trip)
 	if now-c.roundAt >= trip/2 { // after a time without a processor several rounds end at once
 		c.before, c.roundAt = c.trip, now
@@ -216,11 +222,15 @@ func (c *congestion) queued() bool {
 	if c.base == 0 && trip > longPath {
 		return false // the first round trips are all that is known
 	}
-	shows := c.base/32 + queueShows
-	if c.base > longPath { // the least of so long a round is hardly the work of processors
-		shows = c.base/40 + queueShows/4
+	return trip > c.base+shows(c.base)
+}
+
+// shows returns the queueing delay above a least round trip at which there is a queue.
+func shows(least int64) int64 {
+	if least > longPath { // the least of so long a round is hardly the work of processors
+		return least/40 + queueShows/4
 	}
-	return trip > c.base+shows
+	return least/32 + queueShows
 }
 
 // recent returns the least round trip of the round so far, or of the last one.
@@ -314,6 +324,14 @@ func (c *congestion) joins(trip int64) bool {
 func (c *congestion) endDip(now int64) {
 	if c.probingRTT {
 		c.probingRTT, c.threshold = false, max(c.resume, c.cwnd)
+		return
+	}
+	switch {
+	case !c.competing || c.empty || c.steady.varies():
+		c.steady = steady{}
+	case c.steady.shown():
+		c.longer, c.competing, c.vain, c.epoch = c.steady.least, false, 0, 0
+		c.threshold, c.steady = max(c.resume, c.cwnd), steady{}
 		return
 	}
 	keepsCurve := c.competesOnLongPath() && !c.empty

@@ -87,6 +87,7 @@ const (
 	tellingWindow = 16  // frames in flight before a dip that shows what others have
 	leastRivals   = 8   // frames that others have at least, if dips are in vain
 	growingTrip   = 7   // quarters of the round trip of the second dip in vain above which, in the last one, the others fill the queue
+	steadyRounds  = 128 // rounds that show that a path has become longer
 	lowRounds     = 8   // rounds without a queue after which it no longer does
 	dupThreshold  = 3   // later arrivals that mean a loss while no reordering was seen
 	reorderRounds = 16  // loss rounds after which a reordering is forgotten (RFC 8985)

@@ -73,3 +73,26 @@ func (c *congestion) compete() {
 func (c *congestion) measureAgain(now, used int64) bool {
 	return !c.always && used > c.rivals.limit && now >= c.rivals.nextMeasure
 }
+
+// steady watches the round trips while the sender competes, those of its dips, too. Flows that keep a queue full make them vary, and so do
+// dips. If they do not vary, there is no queue: the path has become longer, and the least round trip that was known is over.
+type steady struct {
+	least        int64
+	rounds, same int // same: of them those that show no queue above least
+}
+
+func (s *steady) add(trip int64) {
+	if s.least == 0 || trip < s.least {
+		if trip+shows(trip) < s.least {
+			s.same = 0
+		}
+		s.least = trip
+	}
+	if s.rounds++; trip <= s.least+shows(s.least) {
+		s.same++
+	}
+}
+
+func (s *steady) varies() bool { return s.same < s.rounds-s.rounds/8 }
+
+func (s *steady) shown() bool { return s.rounds >= steadyRounds && !s.varies() }

@@ -1,6 +1,9 @@
 package reliable
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // untilCompeting runs rounds beside frames of others until the sender competes.
 func untilCompeting(t *testing.T, p *path, others func() int) {
@@ -305,5 +308,31 @@ func TestSlowRoundInADip(t *testing.T) {
 	p.rounds(dipRounds-1, 0)
 	if p.round(1000); p.c.vain != 1 {
 		t.Errorf("the last round of a dip on a long path shows a queue: %d dips in vain", p.c.vain)
+	}
+}
+
+// Only round trips that hardly vary, over enough rounds, show that there is no queue.
+func TestSteadyRoundTrips(t *testing.T) {
+	const ms = 1_000_000
+	same := func(n int, trip int64) []int64 { return slices.Repeat([]int64{trip}, n) }
+	for _, c := range []struct {
+		name  string
+		trips []int64
+		want  bool
+	}{
+		{"a longer path", same(steadyRounds, 20*ms), true},
+		{"few rounds", same(steadyRounds-1, 20*ms), false},
+		{"late wakeups", append(same(steadyRounds-4, 20*ms), same(4, 24*ms)...), true},
+		{"a dip shows a queue", append(same(steadyRounds, 20*ms), 18*ms), false},
+		{"a queue that grows", append(same(steadyRounds/2, 20*ms), same(steadyRounds/2, 21*ms)...), false},
+		{"a queue that ends", append(same(4, 24*ms), same(steadyRounds, 20*ms)...), true},
+	} {
+		var s steady
+		for _, trip := range c.trips {
+			s.add(trip)
+		}
+		if got := s.shown(); got != c.want || got && s.least != slices.Min(c.trips) {
+			t.Errorf("%s: %v, %+v", c.name, got, s)
+		}
 	}
 }

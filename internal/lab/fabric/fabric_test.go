@@ -305,6 +305,25 @@ func TestLongPath(t *testing.T) {
 	}
 }
 
+// A path that becomes longer, as after a change of routes, is not taken for a queue for long, although it loses frames at random.
+func TestPathBecomesLonger(t *testing.T) {
+	const rate = 50e6
+	d, err := NewDumbbell(1, 1, HostConfig{}, Link{Rate: rate, Delay: 5 * Millisecond, Limit: 500_000, Loss: 0.01})
+	must(t, err)
+	defer d.Close()
+	st, err := d.NewStream(d.Left[0], d.Right[0])
+	must(t, err)
+	st.Start()
+	d.After(2*Second, func() { d.Bottleneck.Delay = 15 * Millisecond })
+	d.Run(9 * Second)
+	before := st.Received
+	d.Run(4 * Second)
+	must(t, st.Err)
+	if used := float64(st.Received-before) * 8 / 4 / rate; used < 0.7 {
+		t.Errorf("7 s after the change the payload is %.2f of the rate", used)
+	}
+}
+
 // A VI whose attribute chooses CUBIC fills the queue as TCP does, takes the same as TCP, and takes a random loss for
 // congestion, which the default does not.
 func TestChosenCubic(t *testing.T) {
