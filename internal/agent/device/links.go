@@ -340,12 +340,10 @@ func (d *device) keepLink(f *shmLinkFiles) {
 			files = append(files, b)
 		}
 	}
-	dups, err := fds.DupAll(files)
-	if err == nil {
-		f.stored = true
-		_ = d.fdStore.put(linkKey(d.place, f.id), linkRecord{f.id, f.pair, f.charged, f.left}, dups...)
-	}
-	fds.Close(dups...)
+	f.stored = true
+	_ = fds.WithAll(files, func(all []int) error {
+		return d.fdStore.put(linkKey(d.place, f.id), linkRecord{f.id, f.pair, f.charged, f.left}, all...)
+	})
 }
 
 // readLink reads an entry of keepLink.

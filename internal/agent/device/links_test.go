@@ -87,6 +87,20 @@ func keptLink(t *testing.T, charged [2]bool, left int) fdstore.Entry {
 	return fdstore.Entry{Key: linkKey("eth0:1:4793", f.id), Value: value, Files: files}
 }
 
+// An agent that is out of descriptors stores a link all the same.
+func TestKeepLinkWithoutDescriptors(t *testing.T) {
+	fdStore := newFakeFDStore()
+	d := &device{place: "eth0:1:4793"}
+	d.begin(2, fdStore)
+	f, err := newShmLink([2]int{0, 1})
+	nstest.Must(t, err)
+	defer func() { nstest.Check(t, f.close()) }()
+	nstest.WithDescriptors(t, 0, func() { d.keepLink(f) })
+	if n := len(fdStore.all()); n != 1 {
+		t.Errorf("%d entries", n)
+	}
+}
+
 // A link is restored for those of its queues that are restored, and charged to the sides that were charged;
 // invalid links are dropped.
 func TestRestoreLinks(t *testing.T) {

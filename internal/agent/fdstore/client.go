@@ -38,8 +38,9 @@ var (
 	errEnded    = errors.New("fdstore: it has ended, and another one is being started")
 )
 
-// Client is an agent's connection to its descriptor store. It has a copy of everything in the store. If the
-// store ends before the agent does, it starts another one and puts everything there.
+// Client is an agent's connection to its descriptor store. It has a copy of everything in the store, but for entries
+// that came while this process lacked descriptors. If the store ends before the agent does, it starts another one and
+// puts everything there.
 type Client struct {
 	log  *slog.Logger
 	path string
@@ -207,15 +208,28 @@ func (k *Client) renew(wait time.Duration) error {
 		return net.ErrClosed // there are no entries any more
 	}
 	kept, err := l.ask(message{Op: "list", Ack: true})
+	there := make(map[string]bool)
 	for i := range kept {
+		held := k.held[kept[i].Key]
+		there[kept[i].Key] = true
+		if held != nil && held.bare && err == nil {
+			if held.files, err = fds.DupAll(kept[i].Files); err == nil {
+				held.bare = false
+			}
+		}
 		kept[i].Close()
-		if k.held[kept[i].Key] == nil && err == nil {
+		if held == nil && err == nil {
 			_, err = l.ask(message{Op: "delete", Key: kept[i].Key, Ack: true})
 		}
 	}
 	for key, i := range k.held {
-		if err == nil {
+		switch {
+		case err != nil:
+		case !i.bare:
 			err = k.offer(l, key, i)
+		case !there[key]: // the store that has ended was the only one that had it
+			k.drop(key)
+			k.log.Error("the descriptor store that has ended had the only copy of an entry: its program will not survive this agent's death", "key", key)
 		}
 	}
 	if err != nil {
@@ -232,7 +246,7 @@ func (k *Client) renew(wait time.Duration) error {
 // offer puts a held entry into the store. If the store has no room, the entry becomes late, which
 // is no error. Caller holds k.mu.
 func (k *Client) offer(l *link, key string, i *entry) error {
-	err := l.put(key, i)
+	err := l.put(key, i.value, i.files...)
 	var no refused
 	if errors.As(err, &no) {
 		k.late[key] = true
@@ -312,27 +326,27 @@ func spawn(path, command string, args []string) error {
 }
 
 // Put is [Store]'s. After an error the entry is still held for the next descriptor store, unless no store
-// could hold it. An entry for which this store has no room is offered again after each Delete.
+// could hold it, or this process lacks the descriptors. An entry for which this store has no room is offered again
+// after each Delete.
 func (k *Client) Put(key string, value []byte, files ...int) error {
-	i := &entry{value: slices.Clone(value)}
-	for _, fd := range files {
-		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			fds.Close(i.files...)
-			return os.NewSyscallError("dup", err)
-		}
-		i.files = append(i.files, c)
+	copies, lacks := dupAll(files)
+	if lacks != nil && !errors.Is(lacks, unix.EMFILE) {
+		return lacks
 	}
+	i := &entry{value: slices.Clone(value), files: copies, bare: lacks != nil}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	l, err := k.usable()
 	if err == nil {
-		err = l.put(key, i)
+		err = l.put(key, value, files...) // which takes no descriptor of this process
 	}
 	var no refused
 	if k.isClosed() || errors.Is(err, errTooLong) {
 		fds.Close(i.files...)
 		return err
+	}
+	if i.bare && err != nil {
+		return errors.Join(err, lacks) // the store still has what was there
 	}
 	k.drop(key)
 	k.held[key] = i
@@ -340,6 +354,19 @@ func (k *Client) Put(key string, value []byte, files ...int) error {
 		k.late[key] = true
 	}
 	return err
+}
+
+// dupAll returns copies of descriptors, or, with an error, of none.
+func dupAll(files []int) (all []int, err error) {
+	for _, fd := range files {
+		c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			fds.Close(all...)
+			return nil, os.NewSyscallError("dup", err)
+		}
+		all = append(all, c)
+	}
+	return all, nil
 }
 
 // usable returns the connection, if there is one. Caller holds k.mu.

@@ -175,6 +175,59 @@ func TestAgentOutOfDescriptors(t *testing.T) {
 	nstest.Check(t, nstest.Err(os.Lstat(f.l.Addr().String())))
 }
 
+// An agent that is out of descriptors stores what programs have all the same: the store has copies of its own. Another store gets
+// them, unless the one before took the only copy with it.
+func TestPutWithoutDescriptors(t *testing.T) {
+	put := func(k *Client, key string, during func()) {
+		t.Helper()
+		alive, _ := pipe(t)
+		nstest.WithDescriptors(t, 0, func() {
+			result := make(chan error, 1)
+			go func() { result <- k.Put(key, []byte("one"), fd(t, alive)) }()
+			during()
+			nstest.Must(t, <-result)
+		})
+	}
+	path := filepath.Join(t.TempDir(), "fdstore")
+	k := start(t, path)
+	put(k, "lease/a", func() {})
+	nstest.Must(t, k.Close())
+	k = start(t, path)
+	entries, err := k.List()
+	nstest.Must(t, err)
+	defer closeEntries(entries)
+	if len(entries) != 1 || entries[0].Key != "lease/a" || len(entries[0].Files) != 1 {
+		t.Errorf("the next agent gets %+v", entries)
+	}
+	nstest.Must(t, k.Close())
+
+	f, k, c := startFake(t)
+	for _, key := range []string{"lease/a", "lease/b"} {
+		put(k, key, func() {
+			_ = c.SetReadDeadline(time.Now().Add(waitLimit))
+			nstest.Must(t, nstest.Err(c.Read(make([]byte, maxMessage)))) // without the descriptor, for which there is no room
+			f.say(c, "done")
+		})
+	}
+	_ = c.Close()
+	c = f.accept()
+	f.answer(c, "hello")
+	f.next(c, "list")
+	alive, _ := pipe(t)
+	nstest.Must(t, send(c, message{Op: "item", Key: "lease/a", Value: []byte("one")}, fd(t, alive)))
+	f.say(c, "done")
+	for range 2 { // also when that store has ended, too
+		if m := f.next(c, "put"); m.Key != "lease/a" || string(m.Value) != "one" {
+			t.Errorf("put %+v", m)
+		}
+		f.say(c, "done")
+		_ = c.Close()
+		c = f.accept()
+		f.answer(c, "hello")
+		f.answer(c, "list")
+	}
+}
+
 // Any input is a message that survives writing and reading, or an error.
 func FuzzMessage(f *testing.F) {
 	for _, m := range []message{

@@ -33,8 +33,8 @@ type refused string
 func (r refused) Error() string { return string(r) }
 
 // put stores an entry. No other goroutine uses the connection meanwhile.
-func (l *link) put(key string, i *entry) error {
-	entries, err := l.ask(message{Op: "put", Key: key, Value: i.value, Ack: true}, i.files...)
+func (l *link) put(key string, value []byte, files ...int) error {
+	entries, err := l.ask(message{Op: "put", Key: key, Value: value, Ack: true}, files...)
 	closeEntries(entries)
 	return err
 }

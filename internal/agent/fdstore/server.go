@@ -41,6 +41,7 @@ type entry struct {
 	value []byte
 	files []int
 	alive *os.File // of a lease: a copy of its first descriptor
+	bare  bool     // of a Client, which lacked descriptors for copies: only the store has the files
 }
 
 // Main is the server process: it serves agents on the listening socket until
