@@ -239,25 +239,31 @@ func (c *conn) waitFor(ctx context.Context, q *agentproto.Request) (*agentproto.
 	return c.arrived(in)
 }
 
-// arrived passes an Incoming to the program, and notifies the program if it ends by itself.
+// arrived passes an Incoming to the program. When the program has the reply, notifyEnd follows.
 func (c *conn) arrived(in kagent.Incoming) (*agentproto.Reply, error) {
 	h := &handle{in: in}
 	if err := c.hold(h); err != nil {
 		return nil, err
 	}
-	c.work.Go(func() {
-		select {
-		case <-in.Done():
-		case <-h.gone:
-			return
-		}
-		if c.find(h.number, true).in != nil {
-			_ = c.write(&agentproto.Reply{Ended: h.number, Error: agentproto.NewError(in.Err())})
-		}
-	})
 	return &agentproto.Reply{Incoming: &agentproto.Exchange{
 		Handle: h.number, Local: in.Local(), Remote: in.Remote(), Offer: in.Offer(),
 	}}, nil
+}
+
+// notifyEnd waits until the program no longer has an Incoming, and notifies the program if it ends by itself.
+func (c *conn) notifyEnd(number uint64) {
+	h := c.find(number, false)
+	if h.in == nil {
+		return
+	}
+	select {
+	case <-h.in.Done():
+	case <-h.gone:
+		return
+	}
+	if c.find(number, true).in != nil {
+		_ = c.write(&agentproto.Reply{Ended: number, Error: agentproto.NewError(h.in.Err())})
+	}
 }
 
 // answered passes an Answer to the program.

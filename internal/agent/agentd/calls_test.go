@@ -1,8 +1,15 @@
 package agentd
 
 import (
+	"context"
+	"net"
+	"os"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/nstest"
@@ -38,4 +45,49 @@ func TestReasonOfProgramsEnd(t *testing.T) {
 	for _, e := range []*ended{&in, &answer, &late} {
 		nstest.Equal(t, "the reason", e.reason, wire.CMReasonClosed)
 	}
+}
+
+// cancelled is a request whose requester has cancelled it.
+type cancelled struct{ kagent.Incoming }
+
+func (cancelled) Done() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+func (cancelled) Err() error            { return kagent.ErrCancelled }
+func (cancelled) Local() kagent.Address { return kagent.Address{} }
+func (cancelled) Offer() kagent.Offer   { return kagent.Offer{} }
+
+func (cancelled) Remote() kagent.Address { return kagent.Address{} }
+
+// A program hears of the end of a request after it has got the request, also if the request ends at once.
+func TestEndFollowsRequest(t *testing.T) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	nstest.Must(t, err)
+	var conns [2]*net.UnixConn
+	for i, fd := range ends {
+		f := os.NewFile(uintptr(fd), "program")
+		c, err := net.FileConn(f)
+		nstest.Must(t, err)
+		nstest.Must(t, f.Close())
+		conns[i] = c.(*net.UnixConn)
+		defer c.Close()
+	}
+	c := &conn{server: &Server{}, c: conns[0], calls: make(map[uint64]context.CancelFunc), handles: make(map[uint64]*handle)}
+	nstest.Must(t, c.wait(agentproto.Request{ID: 7, Op: agentproto.OpWait}, func(context.Context) (*agentproto.Reply, error) {
+		defer time.Sleep(20 * time.Millisecond) // this goroutine gets no CPU
+		return c.arrived(cancelled{})
+	}))
+	_ = conns[1].SetDeadline(time.Now().Add(time.Minute))
+	r := agentproto.Reader{C: conns[1]}
+	first, _, err := r.ReadReply()
+	nstest.Must(t, err)
+	second, _, err := r.ReadReply()
+	nstest.Must(t, err)
+	if first.ID != 7 || first.Incoming == nil || second.Ended != first.Incoming.Handle {
+		t.Errorf("first %+v, then %+v", first, second)
+	}
+	c.work.Wait()
 }

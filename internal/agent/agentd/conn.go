@@ -327,6 +327,9 @@ func (c *conn) wait(q agentproto.Request, f func(ctx context.Context) (*agentpro
 			r = &agentproto.Reply{}
 		}
 		_ = c.answer(&q, r, err)
+		if r.Incoming != nil { // the program ignores the end of an exchange that it does not have yet
+			c.notifyEnd(r.Incoming.Handle)
+		}
 	})
 	return nil
 }
