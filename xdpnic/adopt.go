@@ -90,7 +90,7 @@ func (q *Queue) adoptRings(u *umem) (err error) {
 	}
 	q.wait.fd = q.fd
 	q.pool = newPool(q.cfg.geometry())
-	if err := u.get(q.pool); err != nil {
+	if err := u.get(q.pool, &q.cfg); err != nil {
 		return q.fail("memory", err)
 	}
 	if err := q.mapPoolRings(); err != nil {

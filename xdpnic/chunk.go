@@ -118,6 +118,7 @@ type pool struct {
 	wrongs  uint64    // number of violations
 	users   int       // sockets that use the pool
 	umem    *umem
+	limits  [2]uint64 // where it is in umem: the chunks, and the table of processes that share them
 	fillMem ringMem
 	compMem ringMem
 }

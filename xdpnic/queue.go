@@ -142,7 +142,7 @@ func (q *Queue) open(ctx context.Context) (err error) {
 		c.Memory = u.mem
 	}
 	q.pool = newPool(c.geometry())
-	if err := u.get(q.pool); err != nil {
+	if err := u.get(q.pool, &q.cfg); err != nil {
 		return q.fail("memory", err)
 	}
 	if c.Share == nil {

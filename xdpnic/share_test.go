@@ -109,6 +109,30 @@ func TestSeveralQueues(t *testing.T) {
 		"queue 4 of 4: %v", err)
 }
 
+// Another queue's pool must not lie in the table of a queue that processes share either.
+func TestSharedMemoryBehindTable(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
+	cfg, err := Config{
+		Ifindex: ns.Index, Mode: ModeGeneric, ChunkSize: 2048, RxChunks: 16, TxChunks: 16,
+		Sharing: Sharing{Guests: 1, RxChunks: 16, TxChunks: 16},
+	}.WithDefaults()
+	nstest.Must(t, err)
+	pool := cfg.PoolBytes()
+	cfg.Memory = mapped(t, 2*pool)
+	first, err := openIn(ns, cfg)
+	nstest.Must(t, err)
+	defer first.Close()
+	for offset, overlaps := range map[int]bool{pool - 4096: true, pool: false} {
+		q, err := openIn(ns, Config{QueueID: 1, Share: first, PoolOffset: offset, RxChunks: 16, TxChunks: 16})
+		if err == nil {
+			nstest.Check(t, q.Close())
+		}
+		if (err != nil) != overlaps || overlaps && !strings.Contains(err.Error(), "overlaps that of another queue") {
+			t.Errorf("a pool at %d behind one of %d bytes, whose chunks end at %d: %v", offset, pool, first.pool.limit(), err)
+		}
+	}
+}
+
 // Pools in one memory must not overlap: the second is refused until the first is closed. A queue is not handed
 // out if its memory has another one.
 func TestSharedMemory(t *testing.T) {

@@ -474,7 +474,7 @@ func (q *Queue) join(fd int, of Info, u *umem) error {
 		return err
 	}
 	q.pool = newPool(q.cfg.geometry())
-	if err := u.get(q.pool); err != nil {
+	if err := u.get(q.pool, &q.cfg); err != nil {
 		return q.fail("memory", err)
 	}
 	if err := q.mapPoolRings(); err != nil {

@@ -34,15 +34,17 @@ func newUMEM(mem []byte, n int) (*umem, error) {
 	return u, nil
 }
 
-// get adds the pool p to the memory. It fails if p overlaps another pool, because the
-// kernel would write frames of one queue over those of the other.
-func (u *umem) get(p *pool) error {
+// get adds the pool p to the memory, of a queue with configuration c. It fails if p overlaps another pool, because the
+// kernel would write frames of one queue over those of the other, or over what processes that share a queue know of it.
+func (u *umem) get(p *pool, c *Config) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	l := c.layout()
+	p.limits = [2]uint64{p.base, p.limit() + uint64(l.tableBytes())}
 	for _, o := range u.pools {
-		if p.base < o.limit() && o.base < p.limit() {
+		if p.limits[0] < o.limits[1] && o.limits[0] < p.limits[1] {
 			return fmt.Errorf("the pool at offset %d to %d overlaps that of another queue at %d to %d: %w",
-				p.base, p.limit(), o.base, o.limit(), errConfig)
+				p.limits[0], p.limits[1], o.limits[0], o.limits[1], errConfig)
 		}
 	}
 	u.pools = append(u.pools, p)
