@@ -1,5 +1,37 @@
 package connmgr
 
+import (
+	"encoding/binary"
+	"net/netip"
+	"time"
+)
+
+// TimeDoors measures how long m's lock is held while n discriminators of a user are taken, each for a host of its own, and while
+// all expire. same: they are one discriminator.
+func (m *Manager) TimeDoors(n int, same bool) (take, expire time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	start := time.Now()
+	for i := range n {
+		var b [4]byte
+		binary.BigEndian.PutUint32(b[:], uint32(i))
+		key := doorKey{host: netip.AddrFrom4(b)}
+		if !same {
+			key.disc = string(b[:])
+		}
+		d, _, err := m.claim(key, 7, start)
+		if err != nil {
+			panic(err)
+		}
+		d.open = start.Add(graceTime)
+	}
+	taken := time.Now()
+	for _, d := range m.doors {
+		m.expireDoor(d, start.Add(graceTime))
+	}
+	return taken.Sub(start), time.Since(taken)
+}
+
 // Remembered counts what the manager keeps in memory.
 func (m *Manager) Remembered() int {
 	m.mu.Lock()

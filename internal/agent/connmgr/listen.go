@@ -192,7 +192,10 @@ func (m *Manager) door(key doorKey) *door {
 	if d == nil {
 		d = &door{key: key}
 		m.doors[key] = d
-		m.discs[key.disc] = append(m.discs[key.disc], d)
+		if m.discs[key.disc] == nil {
+			m.discs[key.disc] = make(map[*door]struct{})
+		}
+		m.discs[key.disc][d] = struct{}{}
 	}
 	return d
 }
@@ -386,14 +389,14 @@ func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out [
 	if k, ok := m.kept[key.disc]; ok && k.user != user {
 		return nil, nil, errOtherUser
 	}
-	for _, d := range slices.Clone(m.discs[key.disc]) {
-		switch {
-		case d.owner == user:
-		case d.takes(now):
-			return nil, out, errOtherUser
-		default: // expired, and sweep has not removed it yet
-			out = append(out, m.expireDoor(d, now)...)
+	for d := range m.discs[key.disc] {
+		if d.owner == user {
+			break // as all of them
 		}
+		if d.takes(now) {
+			return nil, out, errOtherUser
+		}
+		out = append(out, m.expireDoor(d, now)...) // sweep has not removed it yet
 	}
 	d = m.door(key)
 	d.owner = user
@@ -402,12 +405,11 @@ func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out [
 
 // disown removes a deleted door from its discriminator. Caller holds m.mu.
 func (m *Manager) disown(d *door) {
-	rest := slices.DeleteFunc(m.discs[d.key.disc], func(x *door) bool { return x == d })
+	rest := m.discs[d.key.disc]
+	delete(rest, d)
 	if len(rest) == 0 {
 		delete(m.discs, d.key.disc)
-		return
 	}
-	m.discs[d.key.disc] = rest
 }
 
 // keptDisc is a discriminator at which programs of a user listened when the previous agent ended, with the

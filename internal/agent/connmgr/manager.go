@@ -54,8 +54,8 @@ type Manager struct {
 	cause      error // error of all calls after Close; set once closed
 	counters   kagent.Counters
 	doors      map[doorKey]*door
-	discs      map[string][]*door  // doors of each discriminator, for all hosts
-	kept       map[string]keptDisc // discriminators of programs that have not come back yet
+	discs      map[string]map[*door]struct{} // doors of each discriminator, for all hosts; they have one owner
+	kept       map[string]keptDisc           // discriminators of programs that have not come back yet
 	requests   map[uint64]*request
 	peers      map[ends][]*request // queues of peer requests, in the order of the calls
 	incoming   map[exchange]*incoming
@@ -147,7 +147,7 @@ func NewManager(t Transport, port uint16, kept ...Kept) *Manager {
 		transport: t, port: port,
 		serving: make(chan struct{}), done: make(chan struct{}),
 		doors:     make(map[doorKey]*door),
-		discs:     make(map[string][]*door),
+		discs:     make(map[string]map[*door]struct{}),
 		kept:      make(map[string]keptDisc),
 		requests:  make(map[uint64]*request),
 		peers:     make(map[ends][]*request),

@@ -232,3 +232,29 @@ func TestBadArguments(t *testing.T) {
 		}
 	})
 }
+
+// A user that takes one discriminator for many hosts holds up the connections of others no longer than with as many
+// discriminators.
+func TestManyHostsOfOneDiscriminator(t *testing.T) {
+	m := connmgr.NewManager(newSink(), 0)
+	defer m.Close()
+	best := func(same bool) (take, expire time.Duration) {
+		for range 3 { // other processes may run meanwhile
+			took, expired := m.TimeDoors(1<<15, same)
+			if take == 0 || took < take {
+				take = took
+			}
+			if expire == 0 || expired < expire {
+				expire = expired
+			}
+		}
+		return take, expire
+	}
+	take, expire := best(true)
+	takeEach, expireEach := best(false)
+	t.Logf("one discriminator: taken in %v, expired in %v; many: %v, %v", take, expire, takeEach, expireEach)
+	if take > 10*takeEach || expire > 10*expireEach {
+		t.Errorf("one discriminator for many hosts: taken in %v, expired in %v; as many discriminators: %v, %v", take, expire, takeEach, expireEach)
+	}
+	nstest.Equal(t, "what is remembered", m.Remembered(), 0)
+}
