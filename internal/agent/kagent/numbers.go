@@ -17,6 +17,7 @@ type Numbers struct {
 	gen  []uint16 // generation of each index, current or next
 	used []bool
 	free []uint16 // ring of free indexes, oldest first
+	at   []uint16 // where each free index is in the ring
 	head int      // first free index in the ring
 	n    int      // free indexes
 }
@@ -29,7 +30,7 @@ func NewNumbers(limit int) *Numbers {
 	}
 	limit = min(max(limit, 2), 1<<16)
 	s := &Numbers{
-		gen: make([]uint16, limit), used: make([]bool, limit),
+		gen: make([]uint16, limit), used: make([]bool, limit), at: make([]uint16, limit),
 		free: make([]uint16, limit-1), n: limit - 1,
 	}
 	seed := make([]byte, 2*limit)
@@ -38,7 +39,7 @@ func NewNumbers(limit int) *Numbers {
 		s.gen[i] = binary.NativeEndian.Uint16(seed[2*i:])
 	}
 	for i := range s.free {
-		s.free[i] = uint16(i + 1)
+		s.put(i, uint16(i+1))
 	}
 	return s
 }
@@ -66,17 +67,10 @@ func (s *Numbers) Take(num uint32) bool {
 	if i == 0 || i >= len(s.used) || s.used[i] {
 		return false
 	}
-	for k := range s.n {
-		at := (s.head + k) % len(s.free)
-		if int(s.free[at]) != i {
-			continue
-		}
-		// Move the oldest free index there, and drop its place.
-		s.free[at] = s.free[s.head]
-		s.head = (s.head + 1) % len(s.free)
-		s.n--
-		break
-	}
+	// Move the oldest free index there, and drop its place.
+	s.put(int(s.at[i]), s.free[s.head])
+	s.head = (s.head + 1) % len(s.free)
+	s.n--
 	s.used[i], s.gen[i] = true, uint16(num>>16)
 	return true
 }
@@ -91,10 +85,13 @@ func (s *Numbers) Free(num uint32) bool {
 	i := uint16(num)
 	s.used[i] = false
 	s.gen[i]++
-	s.free[(s.head+s.n)%len(s.free)] = i
+	s.put((s.head+s.n)%len(s.free), i)
 	s.n++
 	return true
 }
+
+// put puts a free index into a place of the ring.
+func (s *Numbers) put(at int, i uint16) { s.free[at], s.at[i] = i, uint16(at) }
 
 // Used returns how many numbers are handed out.
 func (s *Numbers) Used() int {

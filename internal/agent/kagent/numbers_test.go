@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -124,6 +126,31 @@ func TestTake(t *testing.T) {
 	if n, err := s.New(); err != nil || n != 3|78<<16 {
 		t.Errorf("%#x, %v: want the next generation of index 3", n, err)
 	}
+}
+
+// The next agent takes over many numbers about as fast as this one hands them out, in whatever order.
+func TestTakeMany(t *testing.T) {
+	s := NewNumbers(1 << 16)
+	var all []uint32
+	start := time.Now()
+	for range 1 << 15 {
+		n, err := s.New()
+		nstest.Must(t, err)
+		all = append(all, n)
+	}
+	given := time.Since(start)
+	slices.Reverse(all)
+	taken := time.Hour
+	for range 3 { // other processes may run meanwhile
+		next := NewNumbers(1 << 16)
+		start = time.Now()
+		for _, n := range all {
+			nstest.FatalIf(t, !next.Take(n), "%#x is not taken", n)
+		}
+		taken = min(taken, time.Since(start))
+		nstest.Equal(t, "numbers in use", next.Used(), len(all))
+	}
+	nstest.ErrorIf(t, taken > 50*given, "handed out in %v, taken over in %v", given, taken)
 }
 
 // An Info survives JSON with all its fields.
