@@ -123,9 +123,12 @@ func attach(p *ebpf.Program, ifindex int, mode Mode) (link.Link, error) {
 	}
 	op := fmt.Sprintf("attach to interface %d in %s mode", ifindex, mode)
 	nic, lookErr := netlink.LinkByIndex(ifindex)
-	if lookErr != nil {
+	if errors.As(lookErr, new(netlink.LinkNotFoundError)) || errors.Is(lookErr, unix.ENODEV) {
 		// The kernel returns EINVAL for this as for many other errors.
 		return nil, attachError(op, unix.ENODEV, mode, 0)
+	}
+	if lookErr != nil { // for lack of a descriptor, as err perhaps
+		return nil, &Error{Op: op, Err: err}
 	}
 	name := nic.Attrs().Name
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {

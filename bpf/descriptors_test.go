@@ -80,3 +80,16 @@ func TestAdoptWithFewDescriptors(t *testing.T) {
 		nstest.ErrorIf(t, err != nil, "%d descriptors: %v: %s", n, err, out)
 	}
 }
+
+// A process that has no descriptor to attach its program hears of that, and not that there is no such interface.
+func TestAttachWithoutDescriptors(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	d, err := LoadDemux(Config{})
+	nstest.Must(t, err)
+	defer d.Close()
+	nstest.Must(t, ns.Do(func() error {
+		nstest.WithDescriptors(t, 0, func() { err = d.Attach(ns.Index, Generic) })
+		nstest.WantErr(t, "without descriptors", err, unix.EMFILE)
+		return d.Attach(ns.Index, Generic)
+	}))
+}
