@@ -32,6 +32,26 @@ func (m *Manager) TimeDoors(n int, same bool) (take, expire time.Duration) {
 	return taken.Sub(start), time.Since(taken)
 }
 
+// TimePeers measures how long n peer requests of a user take to queue up, while m's lock is held. same: they have the same addresses.
+func (m *Manager) TimePeers(n int, same bool) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	start := time.Now()
+	for i := range n {
+		r := &request{m: m, id: uint64(i), user: 7, turn: make(chan struct{}), result: make(chan struct{})}
+		if !same {
+			r.peers.from = string(binary.BigEndian.AppendUint32(nil, uint32(i)))
+		}
+		if m.ofAnother(r) {
+			panic("another user's")
+		}
+		m.lineUp(r)
+	}
+	took := time.Since(start)
+	clear(m.peers)
+	return took
+}
+
 // Remembered counts what the manager keeps in memory.
 func (m *Manager) Remembered() int {
 	m.mu.Lock()

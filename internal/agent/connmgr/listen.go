@@ -451,7 +451,7 @@ func (m *Manager) ReleaseDisc(disc string, user uint32) {
 func (m *Manager) ofAnother(r *request) bool {
 	at := r.peers
 	for _, at.local = range []netip.Addr{r.peers.local, {}} {
-		if slices.ContainsFunc(m.peers[at], func(x *request) bool { return x.user != r.user }) {
+		if line := m.peers[at]; len(line) > 0 && line[0].user != r.user { // all of a queue are of one user
 			return true
 		}
 	}

@@ -258,3 +258,19 @@ func TestManyHostsOfOneDiscriminator(t *testing.T) {
 	}
 	nstest.Equal(t, "what is remembered", m.Remembered(), 0)
 }
+
+// Nor does a user that makes many peer requests with the same addresses.
+func TestManyPeerRequests(t *testing.T) {
+	m := connmgr.NewManager(newSink(), 0)
+	defer m.Close()
+	best := func(same bool) time.Duration {
+		least := time.Hour
+		for range 3 { // other processes may run meanwhile
+			least = min(least, m.TimePeers(1<<14, same))
+		}
+		return least
+	}
+	if same, each := best(true), best(false); same > 10*each {
+		t.Errorf("with the same addresses: %v, with as many addresses: %v", same, each)
+	}
+}
