@@ -3,6 +3,8 @@ package vipl
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/agent/agentclient"
@@ -53,8 +55,12 @@ func openAgent(o *options) (openedAgent, error) {
 		return nil, err
 	}
 	local, here := openLocal(o.agent)
-	if here != nil && kagent.Unavailable(here) {
+	switch refused := errors.Is(err, agentproto.ErrNotServed) || errors.Is(err, fs.ErrPermission); {
+	case here == nil:
+	case kagent.Unavailable(here):
 		here = errors.Join(here, err) // report both, since either would do
+	case refused:
+		here = fmt.Errorf("%w; %v", here, err) // not %w: what the agent refuses does not mean that this program cannot run
 	}
 	return local, here
 }

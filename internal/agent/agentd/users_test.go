@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
@@ -336,4 +338,40 @@ func exchange(t testing.TB, from, to *end, text string) {
 		t.Fatalf("%q arrived, want %q", got, text)
 	}
 	nstest.Must(t, nstest.Err(from.vi.SendWait(waitLimit)))
+}
+
+// If an agent refuses a user and another program has the interface, the error of an open names both reasons, not only that
+// the interface is in use.
+func TestRefusedAndInUse(t *testing.T) {
+	t.Parallel()
+	for want, cfg := range map[string]agentConfig{
+		"zero_copy":                  {Ifaces: map[string]agentd.Interface{"via0": {}}},
+		"connect: permission denied": {Defaults: true},
+	} {
+		g := oneAgent(t, nstest.Options{}, cfg)
+		holder := g.nic()
+		cmd := program(t, 60001, "TestProgramThatIsRefused", nicEnv+"="+g.ns.Name)
+		var out bytes.Buffer
+		cmd.Stdout = &out
+		nstest.Must(t, g.ns.Do(func() error { // in a thread that ends with it
+			return errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""),
+				unix.Mount("none", "/run", "tmpfs", 0, "mode=755"), os.Mkdir(filepath.Dir(agentclient.DefaultSocket), 0o755),
+				unix.Mount(filepath.Dir(g.socket), filepath.Dir(agentclient.DefaultSocket), "", unix.MS_BIND, ""), cmd.Start())
+		}))
+		nstest.Must(t, cmd.Wait())
+		for _, want := range []string{"control port", want} {
+			nstest.ErrorIf(t, !strings.Contains(out.String(), want), "%q lacks %q", out.String(), want)
+		}
+		nstest.Check(t, holder.Close())
+	}
+}
+
+// TestProgramThatIsRefused is a program of TestRefusedAndInUse.
+func TestProgramThatIsRefused(t *testing.T) {
+	name, ok := os.LookupEnv(nicEnv)
+	if !ok {
+		t.Skip("a program of TestRefusedAndInUse")
+	}
+	_, err := vipl.OpenNIC(name, vipl.WithMode(xdpnic.ModeZeroCopy, true))
+	fmt.Println(err)
 }
