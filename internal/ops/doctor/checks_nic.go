@@ -64,7 +64,7 @@ func checkDriver(_ *Host, n *NIC) []Finding {
 // native reports whether the driver runs the demux program, as far as the kernel tells.
 func (n *NIC) native() bool { return n.Has("basic") && n.Has("redirect") }
 
-func checkProgram(_ *Host, n *NIC) []Finding {
+func checkProgram(h *Host, n *NIC) []Finding {
 	p := n.Program
 	switch {
 	case p == nil:
@@ -73,6 +73,9 @@ func checkProgram(_ *Host, n *NIC) []Finding {
 		return ok(fmt.Sprintf("program %d, via-xdp's, %s mode", p.ID, p.Mode))
 	case n.agents():
 		return ok(fmt.Sprintf("program %d, the agent's, %s mode", p.ID, p.Mode))
+	case p.Name == "" && len(h.missing()) > 0: // the kernel tells names to privileged processes only
+		return one(Unknown, fmt.Sprintf("program %d is attached in %s mode; its name cannot be seen", p.ID, p.Mode),
+			"unless it is via-xdp's, a NIC cannot be opened", "sudo via-xdp doctor "+n.word())
 	}
 	name := fmt.Sprintf("%q", p.Name)
 	if p.Name == "" {

@@ -290,6 +290,20 @@ func TestAgentServes(t *testing.T) {
 	}
 }
 
+// A program whose name a user may not see may be the demux program of an agent that does not serve this user. So it is no
+// error, and doctor does not advise to remove it. A program without a name, which root sees, is another owner's.
+func TestProgramOfUnknownName(t *testing.T) {
+	f := healthy()
+	f.NICs[0].Program = &Program{ID: 7, Mode: "generic"}
+	for capabilities, want := range map[uint64]Level{f.Host.Capabilities: Error, 0: Unknown} {
+		f.Host.Capabilities = capabilities
+		found := checkProgram(&f.Host, &f.NICs[0])
+		if len(found) != 1 || found[0].Level != want || strings.Contains(found[0].Command, "off") != (want == Error) {
+			t.Errorf("capabilities %x: %+v, want %s", capabilities, found, want)
+		}
+	}
+}
+
 // The finding about an agent that is not used says why, or that it serves another network
 // namespace.
 func TestAgentOfOthers(t *testing.T) {
