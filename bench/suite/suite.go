@@ -85,7 +85,11 @@ func Run(ctx context.Context, cfg Config) (*report.Report, error) {
 			errs = append(errs, context.Cause(ctx))
 			break
 		}
-		errs = append(errs, fmt.Errorf("%s: %s: %w", g.name, s.at.Doing, err), s.close())
+		at := g.name
+		if s.at.Doing != "" {
+			at += ": " + s.at.Doing
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", at, err), s.close())
 		if bench.Missing(err) {
 			break
 		}

@@ -241,6 +241,9 @@ func TestGroupFails(t *testing.T) {
 	if err == nil || len(r.Groups) > 0 || !strings.Contains(err.Error(), "vibe-mts: ") || !strings.Contains(err.Error(), "vibe-level: ") {
 		t.Errorf("got %v and %+v", err, r)
 	}
+	if err != nil && strings.Contains(err.Error(), ": : ") { // nothing was being done yet
+		t.Errorf("%v", err)
+	}
 }
 
 func TestInterrupted(t *testing.T) {
