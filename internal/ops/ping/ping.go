@@ -24,7 +24,7 @@ import (
 )
 
 // ErrNobody says that the host is there and no agent on it.
-var ErrNobody = errors.New("the host is there, and no via-xdp program that has this interface open")
+var ErrNobody = errors.New("the host is there, but no via-xdp program there has this interface open")
 
 // Reply is an answer.
 type Reply struct {
