@@ -35,8 +35,10 @@ func newRes(env environment) *cobra.Command {
 		Long: "Lists resources by process: those of your own programs, or of all programs for root. A\n" +
 			"program is listed if it opened its NIC with vipl.OpenNIC and could create its socket in the\n" +
 			"runtime directory (VIA_RUNTIME_DIR; by default /run/via-xdp/proc for root and\n" +
-			"$XDG_RUNTIME_DIR/via-xdp/proc for users). A program that cron or a service starts for a user has\n" +
-			"neither variable and is not listed, but doctor names it as the holder of its queue.",
+			"$XDG_RUNTIME_DIR/via-xdp/proc for users). Root looks for users' programs in\n" +
+			"/run/user/UID/via-xdp/proc; for others set VIA_RUNTIME_DIR to the same directory as theirs. A program\n" +
+			"that cron or a service starts for a user has neither variable and is not listed, but doctor\n" +
+			"names it as the holder of its queue.",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: resources,
 		RunE: func(_ *cobra.Command, args []string) error {
