@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"unicode"
+
+	"golang.org/x/sys/unix"
 )
 
 // What goes wrong.
@@ -89,6 +91,10 @@ func (c *Client) inherit(env func(string) string) (err error) {
 	}
 	if c.size, err = number(env, "PMI_SIZE"); err != nil {
 		return err
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
+		return fmt.Errorf("%w: PMI_FD=%d is not open: a program between the launcher and this one has closed it, as sudo does: %w",
+			ErrEnvironment, fd, err)
 	}
 	syscall.CloseOnExec(fd) // what outlives this rank would keep its death from the launcher
 	f := os.NewFile(uintptr(fd), "PMI_FD")

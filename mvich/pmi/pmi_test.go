@@ -139,6 +139,8 @@ func TestWrongValues(t *testing.T) {
 
 // An environment that is wrong, or another launcher's, gives an error. That of another launcher names it and the remedy.
 func TestEnvironment(t *testing.T) {
+	open, err := unix.Dup(2) // connect closes it
+	nstest.Must(t, err)
 	const openMPI, pmix, slurm = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"
 	for name, c := range map[string]struct {
 		env  func(string) string
@@ -149,8 +151,8 @@ func TestEnvironment(t *testing.T) {
 		"no number":        {environment("PMI_FD", "x"), ErrEnvironment, ""},
 		"no id":            {environment("PMI_PORT", "127.0.0.1:1"), ErrEnvironment, ""},
 		"nobody there":     {environment("PMI_PORT", "127.0.0.1:1", "PMI_ID", "0"), syscall.ECONNREFUSED, ""},
-		"no file":          {environment("PMI_FD", "1000000", "PMI_RANK", "0", "PMI_SIZE", "1"), syscall.EBADF, ""},
-		"rank too high":    {environment("PMI_FD", "1000000", "PMI_RANK", "1", "PMI_SIZE", "1"), ErrEnvironment, ""},
+		"no file":          {environment("PMI_FD", "1000000", "PMI_RANK", "0", "PMI_SIZE", "1"), syscall.EBADF, "PMI_FD=1000000 is not open"},
+		"rank too high":    {environment("PMI_FD", strconv.Itoa(open), "PMI_RANK", "1", "PMI_SIZE", "1"), ErrEnvironment, "rank 1 of 1"},
 		"Hydra over Slurm": {environment("PMI_FD", "1000000", "PMI_RANK", "0", "PMI_SIZE", "1", slurm, "0"), syscall.EBADF, ""},
 		"by hand":          {environment(), ErrNoLauncher, "via-xdp mpirun"},
 		"srun":             {environment(slurm, "0", "SLURM_NTASKS", "4"), ErrNoLauncher, "srun --mpi=pmi2"},
