@@ -173,7 +173,7 @@ func (s *Server) Serve(ctx context.Context, rank int, conn io.ReadWriter) (began
 	return began, done, nil
 }
 
-// End ends the fences that ranks wait in: a rank has ended, so they cannot complete.
+// End ends the fences that ranks wait in: a rank has ended, so they cannot complete. Serve calls it when a rank finalizes.
 func (s *Server) End() { s.job.End(errOver) }
 
 func (s *Server) answer(ctx context.Context, rank int, words map[string]string) (string, error) {
@@ -201,6 +201,7 @@ func (s *Server) answer(ctx context.Context, rank int, words map[string]string) 
 		}
 		return "cmd=barrier_out rc=0", nil
 	case "finalize":
+		s.End() // it enters no fence any more, though its process may live on
 		return "cmd=finalize_ack rc=0", nil
 	}
 	return "", fmt.Errorf("%w: rank %d asks for %q, which is not offered here", ErrAnswer, rank, words["cmd"])

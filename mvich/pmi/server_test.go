@@ -62,6 +62,25 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
+// A rank that has finalized enters no fence any more, though its connection lives on: fences that others wait in end.
+func TestFinalizeEndsFences(t *testing.T) {
+	s := NewServer(2)
+	a, waited := rankOf(t, s, 0, 2, inherited)
+	b, _ := rankOf(t, s, 1, 2, inherited)
+	failed := make(chan error, 1)
+	go func() { failed <- a.Fence() }()
+	nstest.Check(t, nstest.Err(b.ask("finalize", "finalize_ack")))
+	select {
+	case err := <-failed:
+		nstest.WantErr(t, "a fence that cannot be complete", err, io.EOF)
+		if got := <-waited; !strings.HasPrefix(got, "true false "+errOver.Error()) {
+			t.Error(got)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the fence has not ended")
+	}
+}
+
 // A rank whose process has ended waits in no fence, and the server reads what it has sent before.
 func TestServeOfEndedRank(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
