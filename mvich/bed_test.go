@@ -37,7 +37,8 @@ type jobConfig struct {
 	dying   bool          // ranks die: none is finalized
 	bubble  bool          // in a testing/synctest bubble, which finds leaks by itself, and only its own
 	options func(rank int) []mvich.Option
-	refused *memorynic.Refused // agent of the first rank's NIC, or nil
+	refused *memorynic.Refused                   // agent of the first rank's NIC, or nil
+	agent   func(*kagenttest.Agent) kagent.Agent // likewise
 }
 
 // with gives all ranks the same options.
@@ -67,7 +68,7 @@ func newJob(t testing.TB, n int, c jobConfig) *job {
 	for i := range n {
 		if i == 0 || !c.shared {
 			j.hosts = append(j.hosts, openHost(t, j.wire, j.fabric.Agent(fmt.Sprint("host", i)), c))
-			c.refused = nil
+			c.refused, c.agent = nil, nil
 		}
 	}
 	j.wire.SetFaults(c.faults)
@@ -98,7 +99,7 @@ func newJob(t testing.TB, n int, c jobConfig) *job {
 
 func openHost(t testing.TB, wire *xdpnictest.Wire, agent *kagenttest.Agent, c jobConfig) *memorynic.Host {
 	t.Helper()
-	config := memorynic.Config{Queue: xdpnictest.Config{RxChunks: 1024}, Silence: c.silence}
+	config := memorynic.Config{Queue: xdpnictest.Config{RxChunks: 1024}, Silence: c.silence, Agent: c.agent}
 	if c.refused != nil {
 		config.Agent = func(a *kagenttest.Agent) kagent.Agent {
 			c.refused.Agent, c.refused.Wire = a, wire

@@ -50,12 +50,18 @@ func (w *World) call(p *peer) {
 	}
 	p.calling = true
 	w.tasks.Go(func() {
-		var v vigil
+		var theirs, ours vigil
 		for retry := retryLeast; ; retry = min(2*retry, retryMost) {
 			began := time.Now()
 			err := w.tryCall(p)
 			if err == nil {
 				return
+			}
+			v := &theirs
+			if _, short := errors.AsType[shortage](err); short {
+				v = &ours
+			} else {
+				ours = vigil{}
 			}
 			if v.inVain(err, began, w.set.connectTimeout) {
 				w.giveUp(p, err)
@@ -76,7 +82,7 @@ func (w *World) tryCall(p *peer) error {
 	}
 	l, err := w.newLink(p)
 	if err != nil {
-		return err
+		return shortage{err}
 	}
 	theirs, err := w.ask(l, w.self().host)
 	switch {
@@ -93,13 +99,21 @@ func (w *World) tryCall(p *peer) error {
 	p.credits, p.acksDue, p.granted = w.set.credits, w.set.credits, 0
 	w.tellAll(p)
 	if err := w.stock(l); err != nil {
-		w.lose(p, err)
+		w.stop(shortage{err})
 	} else {
 		w.join(p, theirs)
 	}
 	w.pushDirty()
 	return nil
 }
+
+// shortage: this rank lacks what it needs for a connection.
+type shortage struct{ error }
+
+func (s shortage) Error() string {
+	return "mvich: this rank cannot make another connection: " + s.error.Error()
+}
+func (s shortage) Unwrap() error { return s.error }
 
 // ask requests the connection of a link once, by the name of from. It unlocks the world meanwhile.
 func (w *World) ask(l *link, from netAddress) (vipl.RemoteAttributes, error) {
@@ -110,15 +124,21 @@ func (w *World) ask(l *link, from netAddress) (vipl.RemoteAttributes, error) {
 	return l.vi.ConnectRequestContext(ctx, from.vipl(), l.peer.host.vipl())
 }
 
-// giveUp takes p for dead, because no connection with it comes about.
+// giveUp takes p for dead, because no connection with it comes about. If the reason is a shortage of this rank, this rank
+// ends instead: p may live, and all others would learn of its death.
 func (w *World) giveUp(p *peer, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p.calling = false
-	if p.state == apart {
-		w.lose(p, fmt.Errorf("no connection: %w", err))
-		w.pushDirty() // the program may not call for long
+	if p.state != apart {
+		return
 	}
+	if _, short := errors.AsType[shortage](err); short {
+		w.stop(err)
+		return
+	}
+	w.lose(p, fmt.Errorf("no connection: %w", err))
+	w.pushDirty() // the program may not call for long
 }
 
 // listen admits callers until the world stops.
@@ -255,7 +275,7 @@ func (w *World) expect(p *peer) {
 }
 
 // callExpected calls p if a receive or Probe waits for it, or Iprobe asks again and again. Otherwise p is not
-// called: a connection costs memory, and if memory ran out a live rank would be taken for dead.
+// called: a connection costs memory, and a rank whose memory runs out ends.
 func (w *World) callExpected(p *peer) {
 	p.expected = false
 	if w.finalized {

@@ -181,6 +181,10 @@ func (w *World) takeDead(from *peer, h *header) {
 func (w *World) Stop(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.stop(err)
+}
+
+func (w *World) stop(err error) {
 	if w.gone == nil && !w.finalized {
 		w.collapse(err)
 		w.announce()

@@ -3,11 +3,15 @@ package mvich_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
@@ -63,6 +67,51 @@ func deadBeforeConnectionSilent(t *testing.T) {
 		return wantLost("receive of anybody", nstest.Err(j.worlds[0].Comm().Recv(nil, mvich.AnySource, 1)), 1)
 	})
 	each(t, 2, func(rank int) error { return wantLost("finalize", j.worlds[rank].Finalize(), 1-rank) })
+}
+
+// withoutVIs is an agent that has no VI to give while spent is set.
+type withoutVIs struct {
+	*kagenttest.Agent
+	spent *atomic.Bool
+}
+
+func (a withoutVIs) NewVI() (uint32, error) {
+	if a.spent.Load() {
+		return 0, kagent.ErrNoVI
+	}
+	return a.Agent.NewVI()
+}
+
+// A rank that lacks a VI for a connection ends, with that as the cause. The rank at the other end lives on for all others.
+func TestShortageOfACaller(t *testing.T) { synctest.Test(t, shortageOfACaller) }
+
+func shortageOfACaller(t *testing.T) {
+	const short, wanted, other = 0, 1, 2
+	var spent atomic.Bool
+	j := dyingJobOf(t, 3, jobConfig{
+		silence: calm, bubble: true,
+		agent: func(a *kagenttest.Agent) kagent.Agent { return withoutVIs{a, &spent} },
+	}, short)
+	each(t, 3, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		switch rank {
+		case short:
+			get(c.Sendrecv(nil, other, 1, nil, other, 1))
+			spent.Store(true)
+			mustBe("send", c.Send(nil, wanted, 1), kagent.ErrNoVI)
+			mustBe("later receive", nstest.Err(c.Recv(nil, mvich.AnySource, 1)), kagent.ErrNoVI)
+			return nil
+		case other:
+			get(c.Sendrecv(nil, short, 1, nil, short, 1))
+		}
+		must(wantLost("receive", nstest.Err(c.Recv(nil, short, 2)), short))
+		get(c.Sendrecv(nil, 3-rank, 3, nil, 3-rank, 3))
+		if dead := c.Dead(); !slices.Equal(dead, []int{short}) {
+			return fmt.Errorf("dead are %v", dead)
+		}
+		return nil
+	})
+	j.finalize(t, short)
 }
 
 // A rank is dead when it has not listened for a while (longer than a restart of its agent), or when for a longer

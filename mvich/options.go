@@ -109,7 +109,7 @@ func WithSpin(polls int) Option { return func(s *settings) { s.spin = polls } }
 func WithRDMA(read, write bool) Option { return func(s *settings) { s.read, s.write = read, write } }
 
 // WithConnectTimeout sets how long connecting with a rank may take before it is taken for dead; 10 seconds without
-// it.
+// it. A rank that itself lacks the memory or the VI for a connection that long ends, as after Stop.
 func WithConnectTimeout(d time.Duration) Option { return func(s *settings) { s.connectTimeout = d } }
 
 func makeSettings(opts []Option) (settings, error) {
