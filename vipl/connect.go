@@ -145,7 +145,8 @@ func (v *VI) install(op string, c *conn, link *shmLink, first func()) error {
 // undo reverts establish after err. It returns false if it did nothing. Unless must is set, it does nothing once a
 // frame of the peer has arrived: the peer then has the connection, whatever happened to the confirmation, and
 // messages may already be in posted receives. If must is set and frames of the peer have been accepted, it breaks
-// the connection instead of removing it, so that data of this peer is not taken for data of the next one.
+// the connection instead of removing it, so that data of this peer is not taken for data of the next one. So it does if the
+// peer has broken the connection: the receives are flushed.
 func (v *VI) undo(c *conn, must bool, err error) bool {
 	p := v.port
 	p.mu.Lock()
@@ -153,7 +154,7 @@ func (v *VI) undo(c *conn, must bool, err error) bool {
 		p.mu.Unlock()
 		return false
 	}
-	if v.conn == c && c.hasTaken() {
+	if v.conn == c && (c.hasTaken() || v.state == Error) {
 		p.sendReset(c, wire.ReasonClosed, p.now()) // the peer may have this side's frames, and with them the connection
 		p.teardown(c, broken{cause: err})
 		p.mu.Unlock()

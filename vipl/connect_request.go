@@ -20,7 +20,7 @@ import (
 // ErrSecurity if the pre-shared keys do not match. ErrTimeout if no answer arrives. ErrNotReachable if there is no
 // path to the host. ErrResource if the interface was removed, the agent refuses (a quota), or the path's frames are too short
 // for data (an MTU below about 320 bytes). ErrInvalidState if v is not Idle. ErrInvalidParameter for timeout 0, and for discriminators
-// that are too long. After an error v is as it was before. The exception is a peer that sent messages before it
+// that are too long. After an error v is as it was before. The exception is a peer that sent messages or an error before it
 // refused: v is then in Error, and its posted descriptors are flushed as after a broken connection.
 func (v *VI) ConnectRequest(local, remote NetAddress, timeout time.Duration) (RemoteAttributes, error) {
 	const op = "ConnectRequest"
