@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"time"
 
-	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/secure"
 	"viaxdp/internal/base/wire"
@@ -106,11 +105,10 @@ func (v *VI) establish(op string, ours, theirs kagent.Offer, path kagent.Path, s
 	var link *shmLink
 	if path.Loopback && !v.port.owns(theirs.VI) {
 		if link, err = v.linkTo(theirs.VI); err != nil {
-			code := ErrNotReachable // no frame comes there by the NIC either
-			if errors.Is(err, agentproto.ErrQuota) {
-				code = ErrResource
+			if errors.Is(err, errNoLink) { // no frame comes there by the NIC either
+				return nil, opError(op, v, ErrNotReachable, err)
 			}
-			return nil, opError(op, v, code, err)
+			return nil, agentError(op, v, err)
 		}
 	}
 	if err := v.install(op, c, link, first); err != nil {

@@ -54,7 +54,7 @@ func (v *VI) linkTo(peer uint32) (*shmLink, error) {
 	defer v.port.mu.Unlock()
 	if v.gone.Load() || v.nic.closing() {
 		end.Close()
-		return nil, errClosed
+		return nil, kagent.ErrClosed
 	}
 	return v.port.enterLink(end)
 }

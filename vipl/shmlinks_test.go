@@ -1,6 +1,8 @@
 package vipl_test
 
 import (
+	"context"
+	"net/netip"
 	"os"
 	"testing"
 	"time"
@@ -8,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/shmlink"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -206,5 +209,41 @@ func TestLinkMemory(t *testing.T) {
 			leave()
 		}
 		end.Close()
+	}
+}
+
+// withoutLink is an agent on whose interface every VI is on another queue, to which there is no link.
+type withoutLink struct {
+	*kagenttest.Agent
+	err error
+}
+
+func (a withoutLink) Path(ctx context.Context, local, peer netip.Addr) (kagent.Path, error) {
+	path, err := a.Agent.Path(ctx, local, peer)
+	path.Loopback = true
+	return path, err
+}
+
+func (a withoutLink) ShmLink(uint32) (*kagent.ShmLinkEnd, error) { return nil, a.err }
+
+// A connect that gets no shared-memory link says why: a lack of this host is no path that is missing.
+func TestLinkFails(t *testing.T) {
+	for name, test := range map[string]struct{ err, want error }{
+		"descriptors":   {unix.EMFILE, vipl.ErrResource},
+		"memory":        {unix.ENOMEM, vipl.ErrResource},
+		"interface":     {kagent.ErrGone, vipl.ErrResource},
+		"closed":        {kagent.ErrClosed, vipl.ErrInvalidParameter},
+		"late agent":    {context.DeadlineExceeded, vipl.ErrTimeout},
+		"no other part": {kagent.ErrUnreachable, vipl.ErrNotReachable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newMemoryNet(t, memoryConfig{agent: func(a *kagenttest.Agent) kagent.Agent { return withoutLink{a, test.err} }})
+			va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+			accepted := accepts(n.b.NIC, address(n.b, "other queue"), vb)
+			err := errOf(request(va, address(n.b, "other queue")))
+			wantError(t, "request", err, test.want)
+			wantError(t, "its cause", err, test.err)
+			wantError(t, "accept", <-accepted, vipl.ErrRejected)
+		})
 	}
 }
