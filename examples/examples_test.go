@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -16,10 +17,15 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	// What the examples are built of; a change of it makes old results invalid.
 	_ "viaxdp/examples/internal/side"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/ops/mpirun"
+	"viaxdp/mvich"
+	"viaxdp/mvich/pmi"
+	"viaxdp/vipl"
 )
 
 // What the two programs of each example print, in part, the server after it
@@ -88,6 +94,60 @@ func TestJobs(t *testing.T) {
 			nstest.ErrorIf(t, err != nil || both.String() != want, "%v, printed %q, want %q", err, &both, want)
 		})
 	}
+}
+
+// A rank whose neighbour has died has said so when it aborts the job: Hydra kills all ranks then.
+func TestRodSaysWhy(t *testing.T) {
+	a, b := nstest.Pair(t, nstest.Options{})
+	program := filepath.Join(t.TempDir(), "rod")
+	if out, err := exec.Command("go", "build", "-o", program, "./rod").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	server := pmi.NewServer(2)
+	var ends [2]*os.File // of the ranks
+	results := make(chan error, 2)
+	for rank := range ends {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		nstest.Must(t, err)
+		ours := os.NewFile(uintptr(fds[0]), "ours")
+		ends[rank] = os.NewFile(uintptr(fds[1]), "theirs")
+		go func() {
+			defer ours.Close()
+			_, _, err := server.Serve(t.Context(), rank, ours)
+			results <- err
+		}()
+	}
+	rod := exec.CommandContext(t.Context(), program)
+	rod.Env = append(os.Environ(), "PMI_FD=3", "PMI_RANK=0", "PMI_SIZE=2", "VIA_AGENT=none", mvich.DeviceVariable+"="+a.Name)
+	rod.ExtraFiles = ends[:1]
+	var said bytes.Buffer
+	rod.Stderr = &said
+	nstest.Must(t, a.Do(rod.Start))
+	ends[0].Close()
+
+	neighbour, err := unix.Dup(int(ends[1].Fd())) // FromEnv keeps it
+	ends[1].Close()
+	nstest.Must(t, err)
+	t.Setenv("PMI_FD", fmt.Sprint(neighbour))
+	t.Setenv("PMI_RANK", "1")
+	t.Setenv("PMI_SIZE", "2")
+	t.Setenv("VIA_AGENT", "none")
+	launcher, err := pmi.FromEnv()
+	nstest.Must(t, err)
+	var nic *vipl.NIC
+	nstest.Must(t, b.Do(func() (err error) { nic, err = vipl.OpenNIC(b.Name); return err }))
+	world, err := mvich.Init(nic, launcher)
+	nstest.Check(t, err)
+	nstest.Check(t, nic.Close())
+
+	err = <-results
+	rod.Process.Kill()
+	rod.Wait()
+	var abort *pmi.AbortError
+	if !errors.As(err, &abort) || strings.Count(said.String(), "rank 1 is lost") != 1 {
+		t.Errorf("the job ends with %v, and the rank has said %q", err, &said)
+	}
+	world.Finalize() // releases what it can
 }
 
 // No example is without a test, and each one says how to run it.

@@ -33,7 +33,9 @@ func Example() {
 	c := world.Comm()
 	all := make([]int, c.Size())
 	if err := mvich.Gather(c, all, []int{c.Rank()}, 0); err != nil {
+		log.Print(err) // before the abort, at which a launcher may kill all ranks
 		world.Abort(1)
+		os.Exit(1)
 	}
 	if c.Rank() == 0 {
 		fmt.Println(all)

@@ -50,7 +50,9 @@ func run() (err error) {
 		return err
 	}
 	if err := relax(world.Comm()); err != nil {
-		return errors.Join(err, world.Abort(1))
+		log.Print(err) // before the abort, at which a launcher may kill all ranks
+		world.Abort(1)
+		os.Exit(1)
 	}
 	return world.Finalize()
 }
