@@ -16,7 +16,13 @@ import (
 // Memory of the arena carries messages like any other, also parts of it. It cannot be freed while it is in use, and
 // does not count as registered.
 func TestAlloc(t *testing.T) {
-	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(1 << 20))})
+	for _, limit := range []int{1 << 20, 0} {
+		t.Run(fmt.Sprint(limit), func(t *testing.T) { sendAllocated(t, limit) })
+	}
+}
+
+func sendAllocated(t *testing.T, limit int) {
+	j := newJob(t, 2, jobConfig{options: with(mvich.WithRegistered(limit))})
 	const n = 300_000
 	each(t, 2, func(rank int) error {
 		w := j.worlds[rank]
@@ -31,6 +37,8 @@ func TestAlloc(t *testing.T) {
 		must(check(in, other))
 		if s := w.Stats(); s.RegisteredBytes != 0 || s.Registered != 0 {
 			return fmt.Errorf("memory of the arena was registered: %+v", s)
+		} else if s.RGET+s.RPUT != 1 || s.R3 != 0 {
+			return fmt.Errorf("its message does not go by RDMA: %+v", s)
 		}
 		r := get(c.Isend(out, other, 2))
 		mustBe("freed while it is sent", w.Free(buf), mvich.ErrBusy)

@@ -91,7 +91,7 @@ func WithThreshold(bytes int) Option { return func(s *settings) { s.threshold = 
 func WithCredits(packets int) Option { return func(s *settings) { s.credits = packets } }
 
 // WithRegistered bounds the bytes of the program's memory that stay registered for RDMA; DefaultRegistered without
-// it. Messages larger than that go by R3; with 0, all that are not eager do.
+// it. Messages larger than that go by R3; with 0, all that are not eager do. Memory of Alloc is registered in any case.
 func WithRegistered(bytes int) Option { return func(s *settings) { s.registered = bytes } }
 
 // WithUnexpected sets how many bytes of unexpected messages are kept for each peer before the peer must send
