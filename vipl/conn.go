@@ -61,7 +61,7 @@ type conn struct {
 
 	opened   int64 // when it was installed
 	heard    int64 // when a frame last arrived
-	moved    int64 // when the peer last had all frames of this side, or acknowledged some
+	moved    int64 // when the peer last had all frames of this side, acknowledged some, or answered a read
 	probed   int64 // when the last probe was sent
 	resetAt  int64 // when a reset was last sent
 	due      int64 // lower bound of the next timer, see timerHeap

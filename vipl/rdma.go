@@ -295,6 +295,7 @@ func (p *port) takeReadData(c *conn, pkt *wire.Packet, now int64) {
 		p.protocolError(c, now)
 		return
 	}
+	c.moved = now // answers go on as our acknowledgements arrive; a later frame that was refused has none until they end
 	e.placeAll(pkt)
 	last := pkt.Flags&wire.FlagLast != 0
 	if last != (e.moved == e.length) || !last && pkt.Length == 0 {

@@ -1,6 +1,8 @@
 package vipl_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -133,4 +135,33 @@ func TestAnswerOfLongAgo(t *testing.T) {
 	fatalIf(t, !comes(func() bool { n.b.Poll(); n.a.Poll(); return vb.Skip(va, 1<<31) }), "the answer is not acknowledged")
 	postSend(t, va, xa, 1, 64) // no receive is posted for it
 	statesAre(t, vipl.Error, vb, va)
+}
+
+// A side whose reads are still being answered has a live path, however long that takes: a write that the peer has refused behind
+// them is not acknowledged before the last answer, and fails for what it was refused for.
+func TestRefusalBehindLongAnswers(t *testing.T) {
+	const size, reads = 1 << 20, 16
+	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		const silence = 100 * time.Millisecond
+		n := newMemoryNet(t, memoryConfig{bubble: true, arena: 8 << 20, silence: silence})
+		va, vb := openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
+		join(t, n.a.NIC, va, n.b.NIC, vb)
+		xa, into, xb := newBox(t, n.a.NIC, reads+1, 64), newBox(t, n.a.NIC, 1, size), openBoxOf(t, n.b.NIC, 1, size)
+		n.wire.SetFaults(xdpnictest.Faults{Delay: 12 * time.Millisecond})
+		start := time.Now()
+		for i := range reads {
+			xa.desc[i].SetRDMARead(xb.remote(0), segment(into, 0, size))
+			postDesc(t, va, xa, i)
+		}
+		xa.desc[reads].SetRDMAWrite(vipl.AddressSegment{Data: 1 << 20, Handle: 1}, segment(xa, reads, 64))
+		postDesc(t, va, xa, reads)
+		for range reads {
+			sent(t, va, vipl.StatusOpRDMARead)
+		}
+		took := time.Since(start)
+		fatalIf(t, took < 2*silence, "the answers took %v only", took)
+		s := stateIs(t, va, vipl.Error)
+		errorIf(t, !strings.Contains(fmt.Sprint(s.Cause), "the peer broke the connection"), "cause %v", s.Cause)
+		n.b.errs.are(t, vipl.ErrorRDMAWriteProtection, vipl.ErrorConnLost)
+	})
 }
