@@ -80,7 +80,11 @@ func (s *Stack) targets(ctx context.Context, name, address string) ([]Addr, erro
 	if err != nil || !addrs[0].Addr().IsUnspecified() {
 		return addrs, err
 	}
-	own := s.nic.Query().Address
+	nic := s.nic.Query()
+	if nic.Removed {
+		return nil, syscall.ENODEV
+	}
+	own := nic.Address
 	if fam, _ := family(name); !own.IsValid() || !fits(own, fam) {
 		return nil, &net.AddrError{Err: "the NIC has no address of network " + name, Addr: address}
 	}

@@ -3,6 +3,7 @@ package vianet_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -312,9 +313,12 @@ func TestInterfaceRemoved(t *testing.T) {
 	l.SetDeadline(time.Now().Add(testTimeout))
 	isErr(t, "Accept", nstest.Err(l.Accept()), syscall.ENODEV) // waits until this side knows
 	isErr(t, "Listen", nstest.Err(h.b.Listen("via", ":0")), syscall.ENODEV)
-	isErr(t, "Dial", nstest.Err(h.a.Dial("via", l.Addr().String())), syscall.ENODEV)
 	or := newWay(t)
-	if c, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial); c != or.conn || err != nil {
-		t.Errorf("DialOr: %v, %v", c, err)
+	port := fmt.Sprint(l.Addr().(vianet.Addr).Port())
+	for _, to := range []string{l.Addr().String(), ":" + port, "0.0.0.0:" + port, "[fe80::1%" + na.Name + "]:" + port} {
+		isErr(t, "Dial "+to, nstest.Err(h.a.Dial("via", to)), syscall.ENODEV)
+		if c, err := h.a.DialOr(t.Context(), "via", to, or.dial); c != or.conn || err != nil {
+			t.Errorf("DialOr %s: %v, %v", to, c, err)
+		}
 	}
 }

@@ -90,6 +90,7 @@ func (n *NIC) Info() Info { return Info(n.info) }
 type NICAttributes struct {
 	Name                   string     // of the interface
 	Address                netip.Addr // of the NIC; zero when the interface has none
+	Removed                bool       // the interface was removed
 	ThreadSafe             bool       // always: every method may be called concurrently
 	MaxDiscriminatorLen    int        // bytes
 	MaxRegisterRegions     int
@@ -116,7 +117,7 @@ func (n *NIC) Query() NICAttributes {
 		vis = min(vis, n.info.MaxVIs-1) // the table has no VI 0
 	}
 	return NICAttributes{
-		Name: link.Name, Address: link.Addr(), ThreadSafe: true,
+		Name: link.Name, Address: link.Addr(), Removed: link.Gone || n.port.removed(), ThreadSafe: true,
 		MaxDiscriminatorLen: MaxDiscriminatorLen,
 		MaxRegisterRegions:  limits.MaxRegions, MaxRegisterBytes: limits.MaxBytes,
 		MaxRegisterBlockBytes: limits.MaxBlockBytes,

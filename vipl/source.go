@@ -73,6 +73,13 @@ func (p *port) linkChanged(l kagent.Link) {
 	p.finish(now, false) // a sleeper must take the new timers and iface.gone into account
 }
 
+// removed reports whether the interface was removed.
+func (p *port) removed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.iface.gone
+}
+
 // checkSource checks whether the interface still has what the connection's frames need. Under the lock.
 func (p *port) checkSource(c *conn, now int64) {
 	s := &c.source
