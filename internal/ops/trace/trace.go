@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -279,12 +280,13 @@ func result(samples *[moments][]int64) []Step {
 	return list
 }
 
+// quantile is the least time that a share q of the messages does not exceed (nearest rank).
 func quantile(v []int64, q float64) int64 {
 	if len(v) == 0 {
 		return 0
 	}
 	v = slices.Sorted(slices.Values(v))
-	return v[min(len(v)-1, int(q*float64(len(v))))]
+	return v[max(1, int(math.Ceil(q*float64(len(v)))))-1]
 }
 
 // The moments, in the order of the way. Except for the first, the sender's moments

@@ -98,3 +98,20 @@ func TestResult(t *testing.T) {
 		t.Errorf("of nothing: %+v", s[0])
 	}
 }
+
+// A quantile is the least time that its share of the messages does not exceed.
+func TestQuantile(t *testing.T) {
+	times := func(n int64) (v []int64) {
+		for i := n; i > 0; i-- {
+			v = append(v, i)
+		}
+		return v
+	}
+	for _, c := range []struct {
+		n    int64
+		q    float64
+		want int64
+	}{{0, 0.5, 0}, {1, 0.5, 1}, {1, 0.99, 1}, {2, 0.5, 1}, {3, 0.5, 2}, {100, 0.5, 50}, {100, 0.99, 99}, {101, 0.99, 100}, {300, 0.99, 297}} {
+		nstest.Equal(t, "quantile", quantile(times(c.n), c.q), c.want)
+	}
+}
