@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -147,11 +148,13 @@ type Span struct {
 
 	Waited time.Duration `json:"waited"` // that the measuring thread was ready to run and had no CPU
 	Stolen time.Duration `json:"stolen"` // that all CPUs waited for a hypervisor that ran others, proc_stat(5)
+	CPUs   int           `json:"cpus"`   // of the machine: this process may have fewer
 }
 
 func (s *Span) add(o Span) {
 	s.Wall, s.CPU = s.Wall+o.Wall, s.CPU+o.CPU
 	s.Waited, s.Stolen = s.Waited+o.Waited, s.Stolen+o.Stolen
+	s.CPUs = max(s.CPUs, o.CPUs)
 }
 
 // cpuEach is the CPU time in microseconds of each message.
@@ -196,6 +199,7 @@ func (s stopwatch) span() Span {
 	return Span{
 		Wall: wall, CPU: usage() - s.cpu,
 		Waited: max(0, timeAt(schedstat, waitIn)-s.waited), Stolen: max(0, timeAt(procStat, stolenIn)-s.stolen),
+		CPUs: machineCPUs(),
 	}
 }
 
@@ -234,6 +238,15 @@ func stolenIn(b []byte) time.Duration {
 	return timeIn(bytes.Fields(line), 8, userTick)
 }
 
+// machineCPUs counts the CPUs whose times are summed in /proc/stat: a line each follows the sum.
+var machineCPUs = sync.OnceValue(func() int {
+	b, err := os.ReadFile(procStat)
+	if err != nil {
+		return 0
+	}
+	return bytes.Count(b, []byte("\ncpu"))
+})
+
 // A measurement is disturbed when a hypervisor took more than stealShare of the
 // machine's CPU time away meanwhile, or when the thread of a worker that polls, and so
 // has a CPU for itself, waited for it for more than waitShare of the time. The kernel's
@@ -251,7 +264,7 @@ func disturbances(client, server Span, polls bool) []string {
 	var reasons []string
 	// Steal is that of the machine: both sides of a bed see the same, and two hosts each its own.
 	stolen := func(s Span) bool {
-		return s.Stolen >= stealTicks*userTick && float64(s.Stolen) > stealShare*float64(s.Wall)*float64(runtime.NumCPU())
+		return s.Stolen >= stealTicks*userTick && float64(s.Stolen) > stealShare*float64(s.Wall)*float64(s.CPUs)
 	}
 	if stolen(client) || stolen(server) {
 		reasons = append(reasons, "CPU time was stolen by the hypervisor")

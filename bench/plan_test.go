@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -284,6 +285,8 @@ func TestDisturbances(t *testing.T) {
 		{"steal on the server's host alone", quiet, with(0, 30*time.Second), false, "hypervisor"},
 		{"steal on the client's host alone", with(0, 30*time.Second), Span{Wall: 1001 * time.Millisecond}, false, "hypervisor"},
 		{"a tick of it", with(0, userTick), quiet, true, ""},
+		{"half a percent of a machine of which this process may use few CPUs", Span{Wall: time.Second, Stolen: 320 * time.Millisecond, CPUs: 64}, quiet, true, ""},
+		{"2 % of it", Span{Wall: time.Second, Stolen: 1280 * time.Millisecond, CPUs: 64}, quiet, true, "hypervisor"},
 	} {
 		got := strings.Join(disturbances(c.client, c.server, c.polls), "; ")
 		if (got != "") != (c.want != "") || !strings.Contains(got, c.want) {
@@ -298,12 +301,12 @@ func TestStopwatch(t *testing.T) {
 	for since := time.Now(); time.Since(since) < 20*time.Millisecond; {
 	}
 	s := clock.span()
-	if s.Wall < 20*time.Millisecond || s.CPU <= 0 || s.Waited < 0 || s.Stolen < 0 {
+	if s.Wall < 20*time.Millisecond || s.CPU <= 0 || s.Waited < 0 || s.Stolen < 0 || s.CPUs < runtime.NumCPU() {
 		t.Errorf("20 ms at work: %+v", s)
 	}
 	sum := s
 	sum.add(s)
-	if sum.Wall != 2*s.Wall || sum.CPU != 2*s.CPU || sum.Waited != 2*s.Waited || sum.Stolen != 2*s.Stolen {
+	if sum.Wall != 2*s.Wall || sum.CPU != 2*s.CPU || sum.Waited != 2*s.Waited || sum.Stolen != 2*s.Stolen || sum.CPUs != s.CPUs {
 		t.Errorf("twice %+v is %+v", s, sum)
 	}
 }
