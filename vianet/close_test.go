@@ -274,3 +274,18 @@ func TestShutdownBesideSilentPeer(t *testing.T) {
 	nstest.WantErr(t, "Shutdown", h.b.Shutdown(ctx), nil)
 	p.isOver()
 }
+
+// Accept of a closed listener says so, also if SetDeadline with a time that has passed runs beside Close.
+func TestCloseBesideDeadline(t *testing.T) {
+	h := inMemory(t, vianet.Options{})
+	for range 500 {
+		l := h.listen(t)
+		go l.Close()
+		for l.SetDeadline(time.Unix(1, 0)) == nil {
+		}
+		isErr(t, "Accept", nstest.Err(l.Accept()), net.ErrClosed)
+		if t.Failed() {
+			return
+		}
+	}
+}

@@ -220,9 +220,13 @@ func (l *Listener) fail(err error) {
 //
 // Errors are [*net.OpError]: [net.ErrClosed] after Close, a deadline, ENODEV if the NIC's interface was removed.
 func (l *Listener) Accept() (net.Conn, error) {
-	for !l.deadline.passed() {
-		if l.closed() {
+	for {
+		switch {
+		case l.closed():
 			return nil, l.opError("accept", l.ended())
+		case l.deadline.passed():
+			raise(l.deadline.signal) // for the others that wait
+			return nil, l.opError("accept", os.ErrDeadlineExceeded)
 		}
 		select {
 		case c := <-l.accepted:
@@ -232,8 +236,6 @@ func (l *Listener) Accept() (net.Conn, error) {
 		case <-l.deadline.signal:
 		}
 	}
-	raise(l.deadline.signal) // for the others that wait
-	return nil, l.opError("accept", os.ErrDeadlineExceeded)
 }
 
 func (l *Listener) closed() bool { return l.ctx.Err() != nil }
