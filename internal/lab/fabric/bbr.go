@@ -44,6 +44,7 @@ type bbr struct {
 
 	least, leastAt int64 // round trip
 	probeEnd       int64 // of the state bbrRTT; 0: too much is in flight
+	limited        int64 // packets that were sent before so many had arrived show the window of an RTT probe, not the path
 
 	prior     float64 // window before a loss or an RTT probe; 0: there was none
 	conserves bool    // in the first round after a loss a packet leaves for each that arrives
@@ -86,17 +87,22 @@ func (b *bbr) lost(f *TCP) {
 
 func (b *bbr) acked(f *TCP, arrived int, _ bool) {
 	now := f.sim.now
-	newRound := f.sample.after >= b.roundEnd
+	newRound, limited := f.sample.after >= b.roundEnd, f.sample.after < b.limited
 	if newRound {
-		b.round = (b.round + 1) % bbrRounds
-		b.rates[b.round], b.roundEnd, b.conserves = 0, f.delivered, false
+		b.roundEnd, b.conserves = f.delivered, false
 	}
-	b.rates[b.round] = max(b.rates[b.round], f.sample.rate)
+	if newRound && !limited {
+		b.round = (b.round + 1) % bbrRounds
+		b.rates[b.round] = 0
+	}
+	if !limited || f.sample.rate >= b.bandwidth() {
+		b.rates[b.round] = max(b.rates[b.round], f.sample.rate)
+	}
 	expired := b.least != 0 && now-b.leastAt > bbrExpires
 	if trip := f.sample.trip; trip > 0 && (b.least == 0 || trip <= b.least || expired) {
 		b.least, b.leastAt = trip, now
 	}
-	if newRound && !b.filled() {
+	if newRound && !limited && !b.filled() {
 		b.noGrowth++
 		if bw := b.bandwidth(); bw >= bbrGrowth*b.full {
 			b.full, b.noGrowth = bw, 0
@@ -105,6 +111,9 @@ func (b *bbr) acked(f *TCP, arrived int, _ bool) {
 	b.advance(f, now)
 	if expired && b.state != bbrRTT {
 		b.state, b.probeEnd, b.prior = bbrRTT, 0, max(b.prior, f.cwnd)
+	}
+	if b.state == bbrRTT {
+		b.limited = f.delivered + int64(f.inFlight)
 	}
 	b.setWindow(f, float64(arrived))
 }

@@ -246,6 +246,11 @@ func TestModelOfBBR(t *testing.T) {
 	if r := run(t, e); r.Jain < 0.95 || r.Used < 0.9 {
 		t.Errorf("two: Jain's index %.2f, link used %.2f", r.Jain, r.Used)
 	}
+	// After an RTT probe they send at the rate of before.
+	e.Bottleneck, e.Warm, e.Time = far(1_000_000), 9*Second, 3*Second
+	if r := run(t, e); r.Used < 0.9 {
+		t.Errorf("two, one of which probes for the round trip: link used %.2f", r.Used)
+	}
 	e.TCPs = []TCPAlgorithm{Cubic, BBR}
 	for _, c := range []struct {
 		queue       int
