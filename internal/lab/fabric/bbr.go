@@ -174,9 +174,11 @@ func (b *bbr) setWindow(f *TCP, arrived float64) {
 	if b.filled() {
 		gain = bbrWindowGain
 	}
-	f.cwnd += arrived
-	if target := b.path(gain) + bbrBursts*float64(tsoBurst(b.bandwidth())); b.filled() {
-		f.cwnd = min(f.cwnd, target)
+	switch target := b.path(gain) + bbrBursts*float64(tsoBurst(b.bandwidth())); {
+	case b.filled():
+		f.cwnd = min(f.cwnd+arrived, target)
+	case f.cwnd < target || f.delivered < tcpInitial:
+		f.cwnd += arrived
 	}
 	f.cwnd = max(f.cwnd, bbrLeast)
 }

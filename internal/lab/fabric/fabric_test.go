@@ -239,6 +239,11 @@ func TestModelOfBBR(t *testing.T) {
 	if r := run(t, e); r.Used < 0.95 || r.Queue > 0.5*150_000 || r.Timeouts > 0 {
 		t.Errorf("one: link used %.2f, mean queue %.0f bytes, %d timeouts", r.Used, r.Queue, r.Timeouts)
 	}
+	// Its startup has at most 2.885 times what the path holds in flight, and three bursts, whatever the queue could take.
+	start := Sharing{Bottleneck: far(10_000_000), TCPs: []TCPAlgorithm{BBR}, Warm: 100 * Millisecond, Time: 100 * Millisecond}
+	if r := run(t, start); r.Queue > 1.9*250_000+3*17*1514 {
+		t.Errorf("startup: mean queue %.0f bytes", r.Queue)
+	}
 	if !testsize.Every() {
 		return
 	}
