@@ -26,10 +26,11 @@ func newCapture(env environment) *cobra.Command {
 		Use:   "capture -w FILE.pcapng [INTERFACE]",
 		Short: "Capture the frames of VIs, both directions, for Wireshark",
 		Long: "Writes the frames that programs send and receive beside the kernel's stack, where tcpdump\n" +
-			"does not see them, until Ctrl-C or until the programs end. It captures your own programs,\n" +
+			"does not see them, until Ctrl-C or until the programs close their NICs. It captures your own programs,\n" +
 			"or all programs for root. contrib/wireshark/via.lua dissects the file. For connection\n" +
 			"management, which is UDP of the kernel, use tcpdump udp port 4793. Frames that a program\n" +
-			"had no room for are counted as lost.",
+			"had no room for are counted as lost. Queues that are opened after the capture has begun\n" +
+			"are not in it.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if file == "" {
