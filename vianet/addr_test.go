@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
@@ -123,4 +125,24 @@ func TestZone(t *testing.T) {
 	if l, err := b.Listen("via", "[fe80::2%via0]:81"); err == nil {
 		t.Errorf("listens at %v", l.Addr())
 	}
+}
+
+// Listen takes any address, also one that the NIC gets later.
+func TestListenBeforeAddress(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	a, b := vethNics(t, na, nb)
+	h := over(t, a, b, nil, vianet.Options{})
+	late := netip.MustParseAddr("10.99.0.77")
+	l, err := h.b.Listen("via", netip.AddrPortFrom(late, 0).String())
+	must(t, err)
+	defer l.Close()
+	link, err := nb.Netlink().LinkByName(nb.Name)
+	must(t, err)
+	must(t, nb.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: late.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
+	c := h.dial(t, l.Addr())
+	defer c.Close()
+	l.(*vianet.Listener).SetDeadline(time.Now().Add(testTimeout))
+	other, err := l.Accept()
+	must(t, err)
+	other.Close()
 }

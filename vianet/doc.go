@@ -149,6 +149,9 @@
 // A Stack has one port space for all addresses of its NIC. Two listeners cannot share a port at different addresses,
 // and no two connections share a local port, even to different peers.
 //
+// Listen does not check that the host is one of this host's addresses: the NIC may get it later. TCP fails with
+// EADDRNOTAVAIL.
+//
 // If unread data remains, Close still delivers what was written, for at most Options.Linger; TCP resets the
 // connection.
 //
