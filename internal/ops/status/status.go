@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/programs"
 	"viaxdp/internal/base/termsafe"
 	"viaxdp/internal/ops/capture"
@@ -197,9 +198,15 @@ type Report struct {
 	Failed   []string  `json:"failed,omitempty"` // those that gave no answer, and why
 }
 
+// listDescriptors are those that List needs at a time, with Go's for the first use of the network.
+const listDescriptors = 8
+
 // Take asks the programs that are registered in dirs; see package rundir.
 func Take(dirs []string) *Report {
 	c := &Report{Programs: []Program{}}
+	if err := fds.Need(listDescriptors); err != nil { // List would leave programs out
+		c.Failed = append(c.Failed, fmt.Sprintf("some programs may not be shown: %v", err))
+	}
 	found, denied := programs.List(dirs)
 	c.Denied = denied
 	answers, errs := make([]Program, len(found)), make([]error, len(found))

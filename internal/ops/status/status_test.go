@@ -201,3 +201,17 @@ func FuzzStatus(f *testing.F) {
 		}
 	})
 }
+
+// Without the descriptors to find the programs, Take says so: that no program has a NIC open may be wrong.
+func TestTakeWithFewDescriptors(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "proc")
+	t.Setenv("VIA_RUNTIME_DIR", dir)
+	pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	for n := range 3 { // with more the program is found, but has none left to answer
+		nstest.WithDescriptors(t, n, func() {
+			if r := Take([]string{dir}); len(r.Programs) == 0 && len(r.Failed) == 0 {
+				t.Errorf("%d descriptors free: no program, and no reason", n)
+			}
+		})
+	}
+}
