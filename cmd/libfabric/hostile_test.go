@@ -10,16 +10,23 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// A program cannot take the place of another host's: a request that names another host than the one it comes from is refused.
-func TestHostileName(t *testing.T) {
-	t.Parallel()
-	dir := build(t)
-	server, hello := survivor(t, "rdm"), filepath.Join(t.TempDir(), "hello")
-	out, err := exec.Command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+dir+"/lib", "testdata/hostile/hello.c", "-o", hello,
+// hello compiles testdata/hostile/hello.c.
+func hello(t *testing.T, dir string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "hello")
+	out, err := exec.Command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+dir+"/lib", "testdata/hostile/hello.c", "-o", program,
 		"-L"+dir+"/lib", "-lvipl", "-lfabric", "-Wl,-rpath,"+dir+"/lib").CombinedOutput()
 	if err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
+	return program
+}
+
+// A program cannot take the place of another host's: a request that names another host than the one it comes from is refused.
+func TestHostileName(t *testing.T) {
+	t.Parallel()
+	dir := build(t)
+	server, hello := survivor(t, "rdm"), hello(t, dir)
 	b := newBed(t, nstest.Options{MTU: 1500})
 	for _, c := range []struct{ server, host, other string }{
 		{b.a.IPv4.String(), b.b.IPv4.String(), "10.99.0.77"}, {b.a.IPv6.String(), b.b.IPv6.String(), "fd77::77"},
@@ -34,4 +41,26 @@ func TestHostileName(t *testing.T) {
 		nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
 		s.finish(t)
 	}
+}
+
+// A peer whose message there is no memory for loses its connection, so that it does not take the message for delivered.
+func TestUnexpected(t *testing.T) {
+	t.Parallel()
+	dir := build(t)
+	server, hello, nomemory := survivor(t, "rdm"), hello(t, dir), filepath.Join(t.TempDir(), "nomemory.so")
+	if out, err := exec.Command("gcc", "-shared", "-fPIC", "testdata/hostile/nomemory.c", "-o", nomemory).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000")
+	s := b.with("LD_PRELOAD="+nomemory).start(t, b.a, server, "server", b.a.IPv4.String())
+	await.Until(t, "the server is there", func() bool { return b.start(t, b.b, server, "client", b.a.IPv4.String(), "once").Wait() == nil })
+	for _, c := range []struct{ messages, bytes, want string }{
+		{"100", "12000", "acknowledged"}, {"1", "12345", "closed"}, {"1", "10", "acknowledged"},
+	} {
+		if got := b.start(t, b.b, hello, "via0", b.b.IPv4.String(), b.a.IPv4.String(), b.b.IPv4.String(), c.messages, c.bytes).finish(t); got != "accepted\n"+c.want+"\n" {
+			t.Errorf("%s messages of %s bytes: %q, want %q", c.messages, c.bytes, got, c.want)
+		}
+	}
+	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
+	s.finish(t)
 }

@@ -376,6 +376,23 @@ static void greeted(struct vx_link *link, struct vx_rx_slot *slot, size_t length
 	}
 }
 
+static void lost(struct vx_link *link)
+{
+	enum vx_state was = link->state;
+
+	if (was == VX_DOWN)
+		return;
+	vx_link_deliver(link);
+	while (link->held_tail != link->held_head && !(held(link, link->held_tail - 1)->header.flags & VX_LAST))
+		link->held_tail--; /* the rest of this message does not come */
+	vx_link_set(link, VX_DOWN);
+	vx_link_reap(link);
+	if (link->rdm)
+		vx_rdm_lost(link);
+	else
+		vx_cm_lost(link, (int)was);
+}
+
 static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 {
 	struct vx_header *h = &slot->header;
@@ -410,11 +427,15 @@ static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 	case VX_MORE:
 		if (!link->of)
 			break;
+		if (!vx_match_arrived(link, h, slot->data, length)) {
+			VX_WARN(FI_LOG_EP_DATA, "a message is lost, for lack of memory or by an error of the peer's provider: the connection ends\n");
+			lost(link); /* so that the sender does not take it for delivered */
+			return;
+		}
 		if (h->flags & VX_WANT_ACK) {
 			link->acked++;
 			link->acks_owed = 1;
 		}
-		vx_match_arrived(link, h, slot->data, length);
 		consume(link, slot);
 		return;
 	case VX_DATA:
@@ -433,23 +454,6 @@ static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 		return;
 	}
 	post_receive(link, slot);
-}
-
-static void lost(struct vx_link *link)
-{
-	enum vx_state was = link->state;
-
-	if (was == VX_DOWN)
-		return;
-	vx_link_deliver(link);
-	while (link->held_tail != link->held_head && !(held(link, link->held_tail - 1)->header.flags & VX_LAST))
-		link->held_tail--; /* the rest of this message does not come */
-	vx_link_set(link, VX_DOWN);
-	vx_link_reap(link);
-	if (link->rdm)
-		vx_rdm_lost(link);
-	else
-		vx_cm_lost(link, (int)was);
 }
 
 static void receive(struct vx_link *link, int most)

@@ -335,19 +335,19 @@ static int keep(const struct vx_message *m, struct vx_messages *q)
 	return 1;
 }
 
-/* A VX_MORE: the next piece of the message that has begun. */
-static void more(struct vx_link *link, const void *data, size_t length)
+/* A VX_MORE: the next piece of the message that has begun. 0: there is none. */
+static int more(struct vx_link *link, const void *data, size_t length)
 {
 	struct vx_partial *part = link->partial;
 	struct vx_ep *ep = link->ep;
 	struct vx_message *m;
 
 	if (!part || length > part->message.total - part->done)
-		return; /* there was no memory, or an error of the peer's provider */
+		return 0; /* there was no memory, or an error of the peer's provider */
 	fill(part, data, length);
 	m = &part->message;
 	if (part->done < m->total)
-		return;
+		return 1;
 	link->partial = NULL;
 	m->length = m->total;
 	if (part->post) {
@@ -359,6 +359,7 @@ static void more(struct vx_link *link, const void *data, size_t length)
 	} else {
 		append_message(&ep->rdm->arrived[is_tagged(m)], m);
 	}
+	return 1;
 }
 
 void vx_match_cut(struct vx_link *link)
@@ -377,7 +378,7 @@ void vx_match_cut(struct vx_link *link)
 	free(part);
 }
 
-void vx_match_arrived(struct vx_link *link, const struct vx_header *h, const void *data, size_t length)
+int vx_match_arrived(struct vx_link *link, const struct vx_header *h, const void *data, size_t length)
 {
 	int tagged = (h->flags & VX_TAGGED) != 0;
 	struct vx_message m = {
@@ -387,16 +388,11 @@ void vx_match_arrived(struct vx_link *link, const struct vx_header *h, const voi
 
 	if (h->type == VX_FINISHED) {
 		vx_tx_finished(&m.peer->tx, h->data, h->flags & VX_FAILED);
-		return;
+		return 1;
 	}
-	if (h->type == VX_MORE) {
-		more(link, data, length);
-		return;
-	}
-	if (!is_valid(&m) || link->partial)
-		return; /* an error of the peer's provider */
-	if (!match(link->ep, &m) && !keep(&m, &link->ep->rdm->arrived[tagged]))
-		VX_WARN(FI_LOG_EP_DATA, "out of memory: a message is lost\n");
+	if (h->type == VX_MORE)
+		return more(link, data, length);
+	return is_valid(&m) && !link->partial && (match(link->ep, &m) || keep(&m, &link->ep->rdm->arrived[tagged]));
 }
 
 /* The first message of a list that matches; NULL: none. */

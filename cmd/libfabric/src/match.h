@@ -122,7 +122,8 @@ ssize_t vx_rdm_cancel(struct vx_ep *ep, void *context);
 int vx_match_open(struct vx_ep *ep);
 void vx_match_close(struct vx_rdm *rdm);
 ssize_t vx_match_receive(struct vx_ep *ep, const struct vx_call *call); /* without it */
-void vx_match_arrived(struct vx_link *link, const struct vx_header *h, const void *data, size_t length);
+/* 0: the message is lost, for lack of memory or by an error of the peer's provider. */
+int vx_match_arrived(struct vx_link *link, const struct vx_header *h, const void *data, size_t length);
 void vx_match_pulled(struct vx_ep *ep, struct vx_op *op, int error);
 void vx_match_lost(struct vx_rdm *rdm, const struct vx_link *link); /* its long messages cannot be read any more */
 void vx_match_cut(struct vx_link *link); /* nothing arrives on it any more */

@@ -1,7 +1,9 @@
 /*
- * hello INTERFACE OWN-ADDRESS SERVER NAME - requests a connection with an FI_EP_RDM endpoint, and says that it is NAME.
+ * hello INTERFACE OWN-ADDRESS SERVER NAME [MESSAGES BYTES] - requests a connection with an FI_EP_RDM endpoint, and says that
+ * it is NAME.
  *
- * It prints "accepted" or "refused".
+ * It prints "accepted" or "refused". Then it sends messages that match no receive and want acknowledgements, also when the server asks
+ * it not to. It prints "acknowledged" if the server acknowledges all of them, or "closed" if that ends the connection.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -57,19 +59,70 @@ static void prepare(VIP_DESCRIPTOR *d, void *data, VIP_MEM_HANDLE handle, size_t
 	d->DS[0].Local.Length = (VIP_UINT32)length;
 }
 
+static struct vx_memory m __attribute__((aligned(4096)));
+static VIP_MEM_HANDLE handle;
+static VIP_VI_HANDLE vi;
+
+static void receive(struct vx_rx_slot *slot)
+{
+	prepare(&slot->d, &slot->header, handle, sizeof slot->header + VX_PIECE);
+	OK(VipPostRecv(vi, &slot->d, handle));
+}
+
+/* 1: it was sent. */
+static int send_one(enum vx_type type, size_t length)
+{
+	struct vx_tx_slot *slot = &m.tx[0];
+	VIP_DESCRIPTOR *d;
+
+	memset(&slot->header, 0, sizeof slot->header);
+	slot->header.type = (uint8_t)type;
+	slot->header.flags = type == VX_EAGER ? VX_WANT_ACK : 0;
+	slot->header.total = length;
+	slot->header.limit = VX_CREDITS;
+	prepare(&slot->d, &slot->header, handle, sizeof slot->header + length);
+	return VipPostSend(vi, &slot->d, handle) == VIP_SUCCESS && VipSendWait(vi, WAIT, &d) == VIP_SUCCESS;
+}
+
+static const char *messages(uint32_t count, size_t length)
+{
+	uint32_t sent = 0, acked = 0, limit = VX_CREDITS;
+
+	while (acked != count) {
+		int more = sent != count && sent != limit;
+		VIP_DESCRIPTOR *d;
+		VIP_RETURN code;
+
+		if (more && !send_one(VX_EAGER, length))
+			return "closed";
+		sent += (uint32_t)more;
+		code = more ? VipRecvDone(vi, &d) : VipRecvWait(vi, WAIT, &d);
+		if (code == VIP_SUCCESS) {
+			struct vx_rx_slot *r = VX_OUTER(d, struct vx_rx_slot, d);
+
+			limit = r->header.limit;
+			acked = r->header.acked;
+			if (r->header.type == VX_ACK && !send_one(VX_SEEN, 0))
+				return "closed";
+			receive(r);
+		} else if (code != VIP_NOT_DONE) {
+			return code == VIP_TIMEOUT ? "forgotten" : "closed";
+		}
+	}
+	return "acknowledged";
+}
+
 int main(int argc, char **argv)
 {
-	static struct vx_memory m __attribute__((aligned(4096)));
 	struct greeting g = {.instance = 42};
 	struct vx_hello hello = {.magic = "viaxdp", .version = VX_VERSION, .piece = VX_PIECE, .rdm = 1, .length = sizeof g};
 	VIP_VI_ATTRIBUTES attributes = {.ReliabilityLevel = VIP_SERVICE_RELIABLE_DELIVERY, .EnableRdmaWrite = VIP_TRUE, .EnableRdmaRead = VIP_TRUE};
 	union net_address local, remote;
 	VIP_NIC_HANDLE nic;
-	VIP_MEM_HANDLE handle;
-	VIP_VI_HANDLE vi;
 	VIP_DESCRIPTOR *d;
+	int i, accepted;
 
-	if (argc != 5)
+	if (argc != 5 && argc != 7)
 		return 2;
 	address(&local, argv[2]);
 	address(&remote, argv[3]);
@@ -79,14 +132,18 @@ int main(int argc, char **argv)
 	OK(VipOpenNic(argv[1], &nic));
 	OK(VipRegisterMem(nic, &m, sizeof m, NULL, &handle));
 	OK(VipCreateVi(nic, &attributes, NULL, NULL, &vi));
-	prepare(&m.rx[0].d, &m.rx[0].header, handle, sizeof m.rx[0].header + VX_PIECE);
-	OK(VipPostRecv(vi, &m.rx[0].d, handle));
+	for (i = 0; i < VX_RECEIVES; i++)
+		receive(&m.rx[i]);
 	OK(VipConnectRequest(vi, &local.a, &remote.a, WAIT, NULL));
 	m.tx[0].header.type = VX_HELLO;
 	memcpy(m.tx[0].data, &hello, sizeof hello);
 	memcpy(m.tx[0].data + sizeof hello, &g, sizeof g);
 	prepare(&m.tx[0].d, &m.tx[0].header, handle, sizeof m.tx[0].header + sizeof hello + sizeof g);
 	OK(VipPostSend(vi, &m.tx[0].d, handle));
-	puts(VipRecvWait(vi, WAIT, &d) == VIP_SUCCESS && m.rx[0].header.type == VX_ACCEPT ? "accepted" : "refused");
+	accepted = VipRecvWait(vi, WAIT, &d) == VIP_SUCCESS && m.rx[0].header.type == VX_ACCEPT;
+	puts(accepted ? "accepted" : "refused");
+	OK(VipSendWait(vi, WAIT, &d));
+	if (accepted && argc == 7)
+		puts(messages((uint32_t)strtoul(argv[5], NULL, 10), strtoul(argv[6], NULL, 10)));
 	return 0;
 }
