@@ -43,7 +43,8 @@ func TestHostileName(t *testing.T) {
 	}
 }
 
-// A peer whose message there is no memory for loses its connection, so that it does not take the message for delivered.
+// A peer whose message there is no memory for loses its connection, so that it does not take the message for delivered. So does one that
+// goes on to send data although it was asked not to.
 func TestUnexpected(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
@@ -56,6 +57,7 @@ func TestUnexpected(t *testing.T) {
 	await.Until(t, "the server is there", func() bool { return b.start(t, b.b, server, "client", b.a.IPv4.String(), "once").Wait() == nil })
 	for _, c := range []struct{ messages, bytes, want string }{
 		{"100", "12000", "acknowledged"}, {"1", "12345", "closed"}, {"1", "10", "acknowledged"},
+		{"6000", "17920", "closed"}, {"100", "17920", "closed"}, // the second time there still is no room
 	} {
 		if got := b.start(t, b.b, hello, "via0", b.b.IPv4.String(), b.a.IPv4.String(), b.b.IPv4.String(), c.messages, c.bytes).finish(t); got != "accepted\n"+c.want+"\n" {
 			t.Errorf("%s messages of %s bytes: %q, want %q", c.messages, c.bytes, got, c.want)

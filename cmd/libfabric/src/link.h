@@ -33,6 +33,7 @@ enum {
 	VX_EAGER_MAX = 131072,  /* bytes of a VX_EAGER with its VX_MORE */
 	VX_EAGER_LONG = 32768,  /* the same where frames are long, which makes a read fast */
 	VX_UNEXPECTED = 16 << 20, /* bytes of memory for a peer's messages that wait */
+	VX_UNEXPECTED_MOST = 32 << 20, /* more ends the link: before it hears VX_FULL a peer sends at most VX_CREDITS pieces */
 	VX_RDMA_MAX = 1 << 20,  /* bytes of an RDMA descriptor */
 	VX_VERSION = 3,         /* of the messages */
 };

@@ -318,11 +318,13 @@ static int match(struct vx_ep *ep, const struct vx_message *m)
 	return 0;
 }
 
-/* 0: there is no memory. */
+/* 0: there is no memory, or the peer does not heed VX_FULL. */
 static int keep(const struct vx_message *m, struct vx_messages *q)
 {
 	struct vx_message *kept;
 
+	if (m->peer->unexpected_bytes + footprint(m) > VX_UNEXPECTED_MOST)
+		return 0;
 	if (!m->is_request && m->length < m->total)
 		return begin(m, NULL, NULL, 0, 0);
 	kept = malloc(footprint(m));
