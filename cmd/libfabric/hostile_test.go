@@ -3,6 +3,7 @@ package libfabric
 import (
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -65,4 +66,29 @@ func TestUnexpected(t *testing.T) {
 	}
 	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
 	s.finish(t)
+}
+
+// What a peer sends before it has accepted the connection is dropped, and leaks nothing.
+func TestEarlyPiece(t *testing.T) {
+	t.Parallel()
+	dir := build(t)
+	client, hello := survivor(t, "rdm", strings.Fields(sanitizers)...), hello(t, dir)
+	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=3000")
+	s := b.start(t, b.a, hello, "via0", b.a.IPv4.String())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Wait() }()
+	for { // until the server has got its hello
+		c := b.start(t, b.b, client, "client", b.a.IPv4.String(), "once")
+		if err := c.Wait(); err == nil || !strings.Contains(c.out.String(), "the server is gone") || strings.Contains(c.out.String(), "Sanitizer") {
+			t.Errorf("the client: %v\n%s", err, &c.out)
+		}
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("the server: %v\n%s", err, &s.out)
+			}
+			return
+		default:
+		}
+	}
 }

@@ -425,8 +425,8 @@ static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 	case VX_REQUEST:
 	case VX_FINISHED:
 	case VX_MORE:
-		if (!link->of)
-			break;
+		if (!link->of || link->state != VX_UP)
+			break; /* not of FI_EP_RDM, or the peer has not accepted the connection */
 		if (!vx_match_arrived(link, h, slot->data, length)) {
 			VX_WARN(FI_LOG_EP_DATA, "a message is lost, for lack of memory or by an error of the peer's provider: the connection ends\n");
 			lost(link); /* so that the sender does not take it for delivered */

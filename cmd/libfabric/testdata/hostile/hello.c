@@ -4,6 +4,8 @@
  *
  * It prints "accepted" or "refused". Then it sends messages that match no receive and want acknowledgements, also when the server asks
  * it not to. It prints "acknowledged" if the server acknowledges all of them, or "closed" if that ends the connection.
+ *
+ * hello INTERFACE OWN-ADDRESS - is a server that sends a piece of a message in place of the answer, and ends.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -70,7 +72,7 @@ static void receive(struct vx_rx_slot *slot)
 }
 
 /* 1: it was sent. */
-static int send_one(enum vx_type type, size_t length)
+static int send_one(enum vx_type type, size_t total, size_t length)
 {
 	struct vx_tx_slot *slot = &m.tx[0];
 	VIP_DESCRIPTOR *d;
@@ -78,7 +80,7 @@ static int send_one(enum vx_type type, size_t length)
 	memset(&slot->header, 0, sizeof slot->header);
 	slot->header.type = (uint8_t)type;
 	slot->header.flags = type == VX_EAGER ? VX_WANT_ACK : 0;
-	slot->header.total = length;
+	slot->header.total = total;
 	slot->header.limit = VX_CREDITS;
 	prepare(&slot->d, &slot->header, handle, sizeof slot->header + length);
 	return VipPostSend(vi, &slot->d, handle) == VIP_SUCCESS && VipSendWait(vi, WAIT, &d) == VIP_SUCCESS;
@@ -93,7 +95,7 @@ static const char *messages(uint32_t count, size_t length)
 		VIP_DESCRIPTOR *d;
 		VIP_RETURN code;
 
-		if (more && !send_one(VX_EAGER, length))
+		if (more && !send_one(VX_EAGER, length, length))
 			return "closed";
 		sent += (uint32_t)more;
 		code = more ? VipRecvDone(vi, &d) : VipRecvWait(vi, WAIT, &d);
@@ -102,7 +104,7 @@ static const char *messages(uint32_t count, size_t length)
 
 			limit = r->header.limit;
 			acked = r->header.acked;
-			if (r->header.type == VX_ACK && !send_one(VX_SEEN, 0))
+			if (r->header.type == VX_ACK && !send_one(VX_SEEN, 0, 0))
 				return "closed";
 			receive(r);
 		} else if (code != VIP_NOT_DONE) {
@@ -110,6 +112,25 @@ static const char *messages(uint32_t count, size_t length)
 		}
 	}
 	return "acknowledged";
+}
+
+static void listener(union net_address *at)
+{
+	at->a.DiscriminatorLen = 5;
+	memcpy(at->a.HostAddress + at->a.HostAddressLen, (char[]){'o', 'f', 'i', PORT >> 8, PORT & 0xff}, 5);
+}
+
+static void serve(VIP_NIC_HANDLE nic, union net_address *local)
+{
+	VIP_CONN_HANDLE request;
+	VIP_DESCRIPTOR *d;
+
+	listener(local);
+	OK(VipConnectWait(nic, &local->a, WAIT, NULL, NULL, &request));
+	OK(VipConnectAccept(request, vi));
+	OK(VipRecvWait(vi, WAIT, &d));
+	OK(!send_one(VX_EAGER, 20000, 10));
+	OK(VipDisconnect(vi));
 }
 
 int main(int argc, char **argv)
@@ -122,18 +143,21 @@ int main(int argc, char **argv)
 	VIP_DESCRIPTOR *d;
 	int i, accepted;
 
-	if (argc != 5 && argc != 7)
+	if (argc != 3 && argc != 5 && argc != 7)
 		return 2;
 	address(&local, argv[2]);
-	address(&remote, argv[3]);
-	remote.a.DiscriminatorLen = 5;
-	memcpy(remote.a.HostAddress + remote.a.HostAddressLen, (char[]){'o', 'f', 'i', PORT >> 8, PORT & 0xff}, 5);
-	name(&hello.from, argv[4]);
 	OK(VipOpenNic(argv[1], &nic));
 	OK(VipRegisterMem(nic, &m, sizeof m, NULL, &handle));
 	OK(VipCreateVi(nic, &attributes, NULL, NULL, &vi));
 	for (i = 0; i < VX_RECEIVES; i++)
 		receive(&m.rx[i]);
+	if (argc == 3) {
+		serve(nic, &local);
+		return 0;
+	}
+	address(&remote, argv[3]);
+	listener(&remote);
+	name(&hello.from, argv[4]);
 	OK(VipConnectRequest(vi, &local.a, &remote.a, WAIT, NULL));
 	m.tx[0].header.type = VX_HELLO;
 	memcpy(m.tx[0].data, &hello, sizeof hello);
