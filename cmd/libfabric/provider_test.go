@@ -9,8 +9,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/testsize"
@@ -160,19 +162,27 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// A host's name stands for its address of the format that the program asks for, whichever comes first.
+// A host's name stands for its address of the format that the program asks for, whichever comes first: in fi_getinfo, and in an address
+// vector.
 func TestInfoNames(t *testing.T) {
 	build(t, "unshare")
-	b := newBed(t, nstest.Options{MTU: 1500})
+	server, b := survivor(t, "rdm"), newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000", withoutRXM)
 	hosts := filepath.Join(t.TempDir(), "hosts")
-	nstest.Must(t, os.WriteFile(hosts, fmt.Appendf(nil, "%v both\n%v both\n", b.b.IPv4, b.b.IPv6), 0o644))
+	nstest.Must(t, os.WriteFile(hosts, fmt.Appendf(nil, "%v both\n%v both\n", b.a.IPv4, b.a.IPv6), 0o644))
+	named := func(args ...string) *process {
+		return b.start(t, b.b, append([]string{"unshare", "-m", "sh", "-c", `mount --bind "$1" /etc/hosts && shift && exec "$@"`, "sh", hosts}, args...)...)
+	}
 	for _, format := range []string{"FI_SOCKADDR_IN", "FI_SOCKADDR_IN6"} {
-		out := b.start(t, b.a, "unshare", "-m", "sh", "-c", `mount --bind "$1" /etc/hosts && exec fi_info -v -p viaxdp -t FI_EP_MSG -n both -a "$2"`,
-			"sh", hosts, format).finish(t)
+		out := named("fi_info", "-v", "-p", "viaxdp", "-t", "FI_EP_MSG", "-n", "both", "-a", format).finish(t)
 		if want := "addr_format: " + format + "\n"; !strings.Contains(out, want) {
 			t.Errorf("without %q:\n%s", want, out)
 		}
 	}
+	s := b.start(t, b.a, server, "server", b.a.IPv4.String())
+	await.Until(t, "the server is there", func() bool { return b.start(t, b.b, server, "client", b.a.IPv4.String(), "once").Wait() == nil })
+	named(server, "client", "both", "once").finish(t)
+	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
+	s.finish(t)
 }
 
 // pingpongKinds are FI_EP_MSG, FI_EP_RDM, and that of ofi_rxm.

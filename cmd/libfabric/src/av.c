@@ -96,7 +96,7 @@ static int av_insertsvc(struct fid_av *fid, const char *node, const char *servic
 {
 	union vx_addr name;
 
-	if (!node || !service || vx_addr_resolve(node, service, 0, FI_FORMAT_UNSPEC, &name))
+	if (!node || !service || vx_addr_resolve(node, service, 0, vector(fid)->domain->format, &name))
 		return -FI_EINVAL;
 	return av_insert(fid, &name, 1, out, flags, context);
 }

@@ -93,6 +93,7 @@ static struct fi_ops_domain domain_ops = {
 int vx_domain_open(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **out, void *context)
 {
 	struct vx_domain *domain;
+	union vx_addr own;
 	int error;
 
 	if (!info || !info->domain_attr || !info->domain_attr->name)
@@ -112,6 +113,8 @@ int vx_domain_open(struct fid_fabric *fabric, struct fi_info *info, struct fid_d
 	domain->fid.fid.ops = &fid_ops;
 	domain->fid.ops = &domain_ops;
 	domain->fid.mr = &vx_mr_ops;
+	if (!vx_addr_get(&own, info->src_addr, info->src_addrlen))
+		domain->format = own.sa.sa_family == AF_INET6 ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
 	domain->automatic = info->domain_attr->data_progress == FI_PROGRESS_AUTO ||
 		info->domain_attr->control_progress == FI_PROGRESS_AUTO;
 	VX_INFO(FI_LOG_DOMAIN, "%s: %s progress\n", info->domain_attr->name, domain->automatic ? "automatic" : "manual");

@@ -176,7 +176,8 @@ struct vx_domain {
 	struct vx_fabric *fabric;
 	struct vx_nic *nic;
 	unsigned refs; /* under the lock of nic */
-	int automatic; /* FI_PROGRESS_AUTO */
+	int automatic;   /* FI_PROGRESS_AUTO */
+	uint32_t format; /* of the addresses that names stand for */
 };
 
 struct vx_mr {

@@ -192,7 +192,7 @@ static void both(struct message *a, struct message *b)
 	}
 }
 
-static void talk(int once)
+static void talk(const char *address, int once)
 {
 	static const size_t sizes[] = {100, 20000, 5000, LARGEST, 16384, 1};
 	struct message out = {.data = malloc(LARGEST)}, in = {.data = malloc(LARGEST)};
@@ -200,8 +200,10 @@ static void talk(int once)
 	fi_addr_t server;
 	size_t length = NAME;
 	unsigned i;
+	char port[8];
 
-	OK(fi_av_insert(av, info->dest_addr, 1, &server, 0, NULL) != 1);
+	snprintf(port, sizeof port, "%d", PORT);
+	OK(fi_av_insertsvc(av, address, port, &server, 0, NULL) != 1);
 	OK(fi_getname(&ep->fid, out.data, &length));
 	receive(&in, BACK); /* the server knows this client then */
 	OK(fi_tsend(ep, out.data, NAME, NULL, server, HELLO, &out));
@@ -241,6 +243,6 @@ int main(int argc, char **argv)
 	if (server)
 		serve();
 	else
-		talk(argc > 3);
+		talk(argv[2], argc > 3);
 	return 0;
 }
