@@ -18,6 +18,17 @@ static int reaches(const struct fi_msg_rma *m)
 	return remote >= local;
 }
 
+/* Keys of this provider have 32 bits. */
+int vx_rma_keys(const struct vx_op *op)
+{
+	unsigned i;
+
+	for (i = 0; i < op->remote_count; i++)
+		if (op->remote[i].key > UINT32_MAX)
+			return FI_EACCES;
+	return 0;
+}
+
 static ssize_t transfer(struct fid_ep *fid, enum vx_kind kind, const struct fi_msg_rma *m, uint64_t flags, int injected)
 {
 	struct vx_ep *ep = endpoint(fid);

@@ -536,7 +536,7 @@ void vx_tx_pump(struct vx_tx *tx)
 			tx->inflight++;
 			op->later = op->kind == VX_SEND && tx->ep->rdm && (op->length > eager_max(link->nic) || tx->full);
 			error = op->later && op->flags & FI_INJECT ? -keep(op) : 0;
-			if (!error)
+			if (!error && !(error = vx_rma_keys(op)))
 				error = register_local(op);
 			if (error) {
 				drop(&tx->waiting, op);

@@ -368,6 +368,9 @@ extern struct fi_ops_rma vx_rma_ops;
 extern struct fi_ops_tagged vx_tagged_ops;
 extern struct fi_ops_cm vx_cm_ops, vx_rdm_cm_ops;
 
+/* rma.c */
+int vx_rma_keys(const struct vx_op *op); /* FI_EACCES: one is wrong whatever the peer has registered */
+
 /* msg.c: for calls without flags */
 uint64_t vx_tx_defaults(const struct vx_ep *ep, int injected);
 ssize_t vx_send(struct fid_ep *ep, const struct vx_call *call);

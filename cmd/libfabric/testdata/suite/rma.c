@@ -138,8 +138,8 @@ static void fenced(struct bed *b, struct target t)
 	}
 }
 
-/* Memory that is not open to it stays as it is, and the operation fails. */
-static void denied(void)
+/* Memory that is not open to it stays as it is, and the operation fails. A key is wrong, too, if its lower half is right. */
+static void denied(int by_key)
 {
 	struct want w = {0};
 	struct fi_cq_err_entry error;
@@ -152,8 +152,8 @@ static void denied(void)
 	struct fi_msg_rma m = {.msg_iov = &iov, .iov_count = 1, .rma_iov = &remote, .rma_iov_count = 1};
 
 	open_connected(&b, &w);
-	OK(fi_mr_reg(b.domain, memory, sizeof memory, FI_REMOTE_READ, 0, 1, 0, &mr, NULL));
-	t.key = fi_mr_key(mr);
+	OK(fi_mr_reg(b.domain, memory, sizeof memory, by_key ? FI_REMOTE_WRITE : FI_REMOTE_READ, 0, 1, 0, &mr, NULL));
+	t.key = fi_mr_key(mr) + ((uint64_t)by_key << 32);
 	t.address = (uint64_t)(uintptr_t)memory;
 	tell(&t, sizeof t);
 	hear(&t, sizeof t);
@@ -162,7 +162,7 @@ static void denied(void)
 		remote.addr = t.address;
 		remote.key = t.key;
 		POST(&b, fi_writemsg(b.ep, &m, FI_DELIVERY_COMPLETE | FI_COMPLETION));
-		CHECK(completion_error(b.tx, &error) != 0, "fi_mr(3): a write to memory that is registered for reads fails");
+		CHECK(completion_error(b.tx, &error) != 0, "fi_mr(3): a write to memory that is registered for reads fails, and one with a wrong key");
 	}
 	step();
 	CHECK(memory[0] == 0, "fi_mr(3): the memory is as it was");
@@ -221,7 +221,8 @@ void test_rma(void)
 	struct bed b;
 
 	if (ours) { /* counters of tcp's message endpoints came later than 1.17 */
-		denied();
+		denied(0);
+	denied(1);
 		counted();
 	}
 	region = calloc(1, REGION);
