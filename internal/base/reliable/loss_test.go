@@ -78,6 +78,28 @@ func TestLateFrameIsLostInTime(t *testing.T) {
 	}
 }
 
+// Of a retransmission and a new frame that are both late, the one that was sent first is lost first.
+func TestFirstLateFrameSetsTheTimer(t *testing.T) {
+	s, now, f := warm(4)
+	now += trip
+	sack(s, now, f+1, f+4)
+	if got := lost(s, now); !slices.Equal(got, []uint32{f}) {
+		t.Fatalf("%v is lost", got)
+	}
+	now += 2 * us
+	s.Send(now, 0, 1)
+	s.Send(now, 0, 1)
+	sack(s, now+trip, f+5, f+6)
+	due := s.Deadline()
+	if got := lost(s, now+trip); got != nil {
+		t.Fatalf("%v is lost at once", got)
+	}
+	s.Timeout(due)
+	if got := lost(s, due); !slices.Equal(got, []uint32{f}) {
+		t.Errorf("%v is lost first, want %v", got, f)
+	}
+}
+
 // A frame sent well before one that arrived is lost at once.
 func TestOvertakenByTimeIsLost(t *testing.T) {
 	s, now, f := warm(1)
