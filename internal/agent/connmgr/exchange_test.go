@@ -119,6 +119,22 @@ func TestConfirmedTooLate(t *testing.T) {
 	})
 }
 
+// A Retry is answered at once by the Request with its cookie, and a copy of the Retry by nothing.
+func TestCopyOfRetry(t *testing.T) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		sent, _, _ := asks(t, m, s)
+		msg, err := wire.ParseCM(sent.b)
+		nstest.Must(t, err)
+		retry := bytesOf(t, wire.CM{Type: wire.CMRetry, ID: msg.ID, Cookie: 8})
+		m.Receive(retry, here4, sent.to)
+		if a := s.one(t); a.Type != wire.CMRequest || a.Cookie != 8 {
+			t.Errorf("the answer is %+v", a)
+		}
+		m.Receive(retry, here4, sent.to)
+		nstest.Equal(t, "messages after the copy", len(s.take()), 0)
+	})
+}
+
 // When a program gives up an address that has been silent for long enough, others have to prove theirs first.
 func TestCookiesAfterSilence(t *testing.T) {
 	for gives, want := range map[time.Duration]wire.CMType{50 * time.Millisecond: 0, 300 * time.Millisecond: wire.CMRetry} {
