@@ -76,6 +76,30 @@ func TestAcceptGoesOn(t *testing.T) {
 	})
 }
 
+// The same holds if it was stopped after it had sent the Accept many times. This takes real time: what waits for a mutex stops
+// the clock of a bubble.
+func TestAcceptGoesOnAfterManySent(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 4 s")
+	}
+	s := newSink()
+	m := connmgr.NewManager(s, 0)
+	defer func() { nstest.Check(t, m.Close()) }()
+	l, err := m.For(0).Listen(kagent.Address{Disc: echo})
+	nstest.Must(t, err)
+	m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
+	in, err := l.Wait(within(time.Second))
+	nstest.Must(t, err)
+	accepted := background(func() error { return in.Accept(within(time.Minute), kagent.Offer{VI: 1, Key: 9, Level: 1}) })
+	time.Sleep(time.Second)
+	resume := m.Hold()
+	time.Sleep(3 * time.Second)
+	go m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5, Cookie: 9}), here4, agent4)
+	time.Sleep(10 * time.Millisecond) // the Accept is first
+	resume()
+	nstest.Check(t, <-accepted)
+}
+
 // An acceptor that gives up notifies the requester, which has not confirmed yet.
 func TestAcceptTimesOut(t *testing.T) {
 	network(t, kagenttest.Faults{}, func(t *testing.T, net *kagenttest.Fabric, a, b *kagenttest.Agent) {
