@@ -243,6 +243,36 @@ func TestFairShareOfHosts(t *testing.T) {
 	})
 }
 
+// Of hosts whose requests fill a queue, those count that have the most there, not those that had the most taken.
+func TestTakenRequestsDoNotCount(t *testing.T) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		l, err := m.Listen(kagent.Address{Disc: echo})
+		nstest.Must(t, err)
+		id := uint64(0)
+		ask := func(from netip.AddrPort) {
+			id++
+			msg := requestOf(id, echo)
+			for range 3 { // until it has proven its address
+				m.Receive(bytesOf(t, msg), here4, from)
+				msg.Cookie = s.last(t).Cookie
+			}
+		}
+		for range 100 {
+			ask(agent4)
+			in, err := l.Wait(within(time.Millisecond))
+			nstest.Must(t, err)
+			nstest.Must(t, in.Reject(wire.CMReasonProgram))
+		}
+		ask(agent4)
+		for range 64 {
+			ask(spoofed(1))
+		}
+		in, err := l.Wait(within(time.Millisecond))
+		nstest.Must(t, err)
+		nstest.Equal(t, "the first request is of", in.Remote().Host, there4)
+	})
+}
+
 // requested has m ask for a connection, which the other side accepts with the key 9. It returns that Accept, too.
 func requested(t *testing.T, m connmgr.Client, s *sink) (ans *kagent.Answer, accept []byte) {
 	t.Helper()
