@@ -273,6 +273,28 @@ func TestTakenRequestsDoNotCount(t *testing.T) {
 	})
 }
 
+// Cookies are required for two minutes after a flood, however many requesters prove their addresses meanwhile.
+func TestCookiesAreRequiredForSomeTime(t *testing.T) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		f := &flood{t: t, m: m, s: s}
+		l := f.listen(0, string(echo))
+		for n := range uint32(100) {
+			m.Receive(bytesOf(t, requestOf(1000+uint64(n), echo)), here4, spoofed(1000+n))
+		}
+		honest := func() {
+			f.ask(1, string(echo))
+			nstest.Must(t, f.take(l).Reject(wire.CMReasonProgram))
+		}
+		time.Sleep(5 * time.Second) // those that are unproven have ended
+		for range 120 {
+			honest()
+			time.Sleep(time.Second)
+		}
+		f.n++
+		nstest.Equal(t, "the answer, two minutes after a flood", f.say(requestOf(1, echo)).Type, 0)
+	})
+}
+
 // requested has m ask for a connection, which the other side accepts with the key 9. It returns that Accept, too.
 func requested(t *testing.T, m connmgr.Client, s *sink) (ans *kagent.Answer, accept []byte) {
 	t.Helper()
