@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/agent/connmgr"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
@@ -328,5 +329,26 @@ func TestOldRequestToItself(t *testing.T) {
 		time.Sleep(time.Second)
 		ym := calls(within(10*time.Second), a, to(a, echo), to(a, echo), offer(a, t))
 		nstest.Check(t, connected(<-xm, <-ym))
+	})
+}
+
+// A peer's Request is answered by this side's only if that is no longer: the source address may be spoofed.
+func TestPeerRequestGetsNoLongerAnswer(t *testing.T) {
+	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+		handshake := make([]byte, wire.CMShareLen)
+		background(func() error {
+			_, _, err := m.RequestPeer(within(time.Minute), kagent.Address{Host: here4, Disc: left}, kagent.Address{Host: there4, Disc: right},
+				kagent.Offer{VI: 1, Key: 7, Level: 1, Handshake: kagent.Opaque(handshake)})
+			return err
+		})
+		synctest.Wait()
+		s.take()
+		msg := requestOf(5, left)
+		msg.From, msg.Flags = right, wire.CMPeer
+		m.Receive(bytesOf(t, msg), here4, agent4)
+		nstest.Equal(t, "messages after a shorter request", len(s.take()), 0)
+		msg.Handshake = handshake
+		m.Receive(bytesOf(t, msg), here4, agent4)
+		nstest.Equal(t, "the answer to one as long", s.one(t).Type, wire.CMRequest)
 	})
 }
