@@ -504,6 +504,24 @@ func TestAnswersNobodyAskedFor(t *testing.T) {
 	}
 }
 
+// A second answer to a message whose data is under way ends the connection.
+func TestReadyTwice(t *testing.T) {
+	const size, asMuchAsTheReserve = 60000, 9
+	w, s := newStranger(t, 2, mvich.WithProtocol(mvich.R3))
+	each(t, 2, func(rank int) error {
+		if rank == 0 {
+			return wantLost("send", w.Comm().Ssend(make([]byte, size), 1, 0), 1)
+		}
+		s.grant(asMuchAsTheReserve)
+		_, number := s.await(pktRequest)
+		for range 2 {
+			s.send(packetOf(pktReady, 0, size, 1, number, offerOf(2)))
+		}
+		s.grant(32)
+		return nil
+	})
+}
+
 // A rank that makes this one answer its messages, without giving credits for the answers, does not fill this one's
 // memory.
 func TestAnswersWithoutEnd(t *testing.T) {
