@@ -157,3 +157,6 @@ func Shut(w *World) error { return w.shut() }
 
 // CallTurn bounds one request.
 const CallTurn = callTurn
+
+// LongWait is after what time a call that sleeps looks at the time.
+const LongWait = longWait

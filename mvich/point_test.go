@@ -8,6 +8,7 @@ import (
 
 	"viaxdp/hugepages"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/internal/lab/schedlat"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
@@ -308,6 +309,24 @@ func TestProbe(t *testing.T) {
 			}
 		}
 		return nil
+	})
+}
+
+// A message that a rank sends to itself, and that waits for its receive, wakes a Probe that sleeps.
+func TestProbeWokenByOwnMessage(t *testing.T) {
+	j := newJob(t, 1, jobConfig{})
+	meter := schedlat.Start()
+	defer meter.Close()
+	j.run(t, func(c *mvich.Comm) error {
+		found := make(chan error, 1)
+		go func() { found <- nstest.Err(c.Probe(0, 1)) }()
+		time.Sleep(50 * time.Millisecond)
+		start := meter.Mark()
+		r := get(c.Issend(nil, 0, 1))
+		must(<-found)
+		nstest.ErrorIf(t, start.Over(mvich.LongWait/2), "it took %v", time.Since(start.At))
+		get(c.Recv(nil, 0, 1))
+		return nstest.Err(r.Wait())
 	})
 }
 
