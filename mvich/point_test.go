@@ -184,6 +184,28 @@ func TestUnexpectedLimit(t *testing.T) {
 	j.spotless(t, mvich.DefaultCredits)
 }
 
+// A rank that exceeds the limit again and again, each time by no more than its credits, is not taken for hostile.
+func TestUnexpectedLimitAgain(t *testing.T) {
+	const limit, size, count, credits = 1000, 2000, 6, 8
+	j := newJob(t, 2, jobConfig{options: with(mvich.WithUnexpected(limit), mvich.WithCredits(credits))})
+	j.run(t, func(c *mvich.Comm) error {
+		for range 2 * credits {
+			if c.Rank() == 0 {
+				for tag := range count {
+					must(c.Send(make([]byte, size), 1, tag))
+				}
+			} else {
+				get(c.Probe(0, count-1)) // all others have come before it
+				for tag := range count {
+					get(c.Recv(make([]byte, size), 0, tag))
+				}
+			}
+			must(c.Barrier())
+		}
+		return nil
+	})
+}
+
 // A message that is too long fills the buffer and fails the receive, by each protocol, before or after the
 // receive is posted. The sender gets no error.
 func TestTruncated(t *testing.T) {
