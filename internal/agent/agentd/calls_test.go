@@ -12,6 +12,7 @@ import (
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -90,4 +91,72 @@ func TestEndFollowsRequest(t *testing.T) {
 		t.Errorf("first %+v, then %+v", first, second)
 	}
 	c.work.Wait()
+}
+
+// ours is an exchange that the program answers, or that ends when done is closed, and a listener.
+type ours struct {
+	kagent.Incoming
+	kagent.Confirmation
+	kagent.Listener
+	done chan struct{}
+}
+
+func (o *ours) Done() <-chan struct{}                                { return o.done }
+func (o *ours) Err() error                                           { return kagent.ErrCancelled }
+func (o *ours) Local() (a kagent.Address)                            { return a }
+func (o *ours) Remote() (a kagent.Address)                           { return a }
+func (o *ours) Offer() (f kagent.Offer)                              { return f }
+func (o *ours) Accept(ctx context.Context, offer kagent.Offer) error { return nil }
+func (o *ours) Reject(wire.CMReason) error                           { return nil }
+func (o *ours) ConfirmWith([]byte) error                             { return nil }
+func (o *ours) Decline(wire.CMReason)                                {}
+func (o *ours) Close() error                                         { return nil }
+
+// What a program has answered, has closed or has seen end no longer counts among what it has, and nothing waits for it.
+func TestHandlesAreFreed(t *testing.T) {
+	sealed := kagent.Offer{Handshake: "sealed"} // or the session records its peer
+	for _, test := range []struct {
+		name   string
+		number uint64 // of the handle
+		op     agentproto.Op
+	}{
+		{name: "ends", number: 1},
+		{"accepted", 1, agentproto.OpAccept},
+		{"rejected", 1, agentproto.OpReject},
+		{"confirmed", 2, agentproto.OpConfirm},
+		{"declined", 2, agentproto.OpDecline},
+		{"closed", 3, agentproto.OpUnlisten},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			end, _ := unixPair(t)
+			c := &conn{
+				server: &Server{}, c: end, n: &session{}, calls: map[uint64]context.CancelFunc{}, handles: map[uint64]*handle{},
+			}
+			o := &ours{done: make(chan struct{})}
+			defer close(o.done)
+			nstest.Must(t, nstest.Err(c.arrived(o)))
+			c.work.Go(func() { c.notifyEnd(1) })
+			nstest.Must(t, nstest.Err(c.answered(&kagent.Answer{Confirmation: o}, sealed)))
+			nstest.Must(t, c.hold(&handle{listener: o}))
+			q := agentproto.Request{ID: 1, Op: test.op, Handle: test.number, Offer: &sealed}
+			switch test.op {
+			case "":
+				o.done <- struct{}{}
+			case agentproto.OpAccept:
+				nstest.Must(t, c.accept(q))
+			default:
+				nstest.Must(t, c.do(q))
+			}
+			await.Until(t, "the handle is free", func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				return c.handles[test.number] == nil && len(c.handles) == 2
+			})
+			if test.number == 1 {
+				c.work.Wait()
+			} else {
+				c.release()
+			}
+		})
+	}
 }
