@@ -106,6 +106,25 @@ func TestWriteErrors(t *testing.T) {
 	})
 }
 
+// On an unreliable VI a write to memory that is not open to it is refused and reported once, not for each of its frames, and
+// the next write arrives.
+func TestWriteIsRefusedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, _, xa, xb := rdmaPair(t, memoryConfig{bubble: true}, vipl.UnreliableDelivery)
+		elsewhere := xb.remote(0)
+		elsewhere.Handle++
+		for i, to := range []vipl.AddressSegment{elsewhere, xb.remote(0)} {
+			xa.desc[i].SetRDMAWrite(to, segment(xa, 0, 5000))
+			postDesc(t, va, xa, i)
+			sent(t, va, vipl.StatusOpRDMAWrite)
+		}
+		n.b.errs.are(t, vipl.ErrorRDMAWriteProtection)
+		if s := n.b.Counters(); s.RDMARefused != 1 || s.Writes != 1 {
+			t.Errorf("%d writes were refused, and %d arrived", s.RDMARefused, s.Writes)
+		}
+	})
+}
+
 // Memory that is closed while a read is being served ends the read.
 func TestReadOfClosedMemory(t *testing.T) {
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
