@@ -59,6 +59,20 @@ func TestQuota(t *testing.T) {
 	}
 }
 
+// A VI that a program does not get because the interface's table is full does not count.
+func TestQuotaOfNoVI(t *testing.T) {
+	t.Parallel()
+	const most = 4
+	g := oneAgent(t, nstest.Options{}, agentConfig{Ifaces: map[string]agentd.Interface{"via0": {MaxVIs: most + 1}}}) // 0 is no VI
+	r := g.raw(t).hello()
+	nstest.Must(t, nstest.Err(r.ask(smallOpen)))
+	for i := range uint64(2 * most) {
+		_, err := r.ask(agentproto.Request{ID: 3 + i, Op: agentproto.OpNewVI})
+		nstest.ErrorIf(t, (err != nil) != (i >= most), "VI %d: %v", i, err)
+	}
+	nstest.Equal(t, "VIs that count", g.status(t).Users[0].VIs, most)
+}
+
 // smallOpen is the request for any queue with little memory.
 var smallOpen = openOf(agentproto.Open{Queue: kagent.AnyQueue, ArenaBytes: 4 << 20,
 	RxChunks: 64, TxChunks: 64, Mode: xdpnic.ModeNative})
