@@ -173,3 +173,17 @@ func MayHold(c *Conn) bool { return looked(c, c.mayHold) }
 
 // Packet returns how many bytes of a Write to the ring leave in one packet.
 func Packet(c *Conn) int { return looked(c, func() int { return c.peerRing.packet }) }
+
+// StagedWithoutBuffer has c ask for a transfer of its peer while no buffer is free to ask with, and returns how many staging
+// buffers it then has.
+func StagedWithoutBuffer(c *Conn) (staged int, err error) {
+	staged = looked(c, func() int {
+		free := c.pool.free
+		c.pool.free, c.in = nil, incoming{open: true, read: true, length: stageSize}
+		err = c.fetchAhead()
+		staged := c.in.staged
+		c.pool.free, c.in = free, incoming{}
+		return staged
+	})
+	return staged, err
+}

@@ -275,6 +275,14 @@ func TestNoMemory(t *testing.T) {
 	}
 }
 
+// A Read that has no buffer to ask with keeps no staging buffer, or after some of them no Read would ask any more.
+func TestNothingStagedWithoutBuffer(t *testing.T) {
+	a, _ := inMemory(t, vianet.Options{}).pair(t)
+	staged, err := vianet.StagedWithoutBuffer(a)
+	nstest.Must(t, err)
+	nstest.Equal(t, "staging buffers", staged, 0)
+}
+
 // Memory kept registered for reuse makes room for current needs: a connection, its ring, and staging buffers.
 func TestKeptMemoryGivesWay(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
