@@ -103,7 +103,7 @@ func TestPeers(t *testing.T) {
 	}
 	var iperf3 []string
 	for _, d := range doing {
-		if strings.Contains(d, "iperf3") || strings.Contains(d, "fi_pingpong-msg") {
+		if strings.Contains(d, "iperf3") || strings.Contains(d, "fi_pingpong-msg (") {
 			iperf3 = append(iperf3, d)
 		}
 	}
