@@ -14,21 +14,27 @@ import (
 
 const descriptorsEnv = "BPF_TEST_DESCRIPTORS"
 
+// firstProgram gets the first program of this process with n free descriptors, of which need are enough, and then loads one with all.
+func firstProgram(t *testing.T, n, need int, get func() (*Demux, error)) {
+	t.Helper()
+	nstest.WithDescriptors(t, n, func() {
+		d, err := get()
+		if n >= need {
+			nstest.Must(t, err)
+			nstest.Must(t, d.Close())
+			return
+		}
+		nstest.WantErr(t, "without descriptors", err, unix.EMFILE)
+	})
+	d, err := LoadDemux(Config{})
+	nstest.Must(t, err)
+	nstest.Must(t, d.Close())
+}
+
 // A process that has no descriptors for its first program hears of that, and loads one when it has.
 func TestFewDescriptors(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv(descriptorsEnv)); err == nil {
-		nstest.WithDescriptors(t, n, func() {
-			d, err := LoadDemux(Config{})
-			if n >= loadDescriptors {
-				nstest.Must(t, err)
-				nstest.Must(t, d.Close())
-				return
-			}
-			nstest.WantErr(t, "without descriptors", err, unix.EMFILE)
-		})
-		d, err := LoadDemux(Config{})
-		nstest.Must(t, err)
-		nstest.Must(t, d.Close())
+		firstProgram(t, n, loadDescriptors, func() (*Demux, error) { return LoadDemux(Config{}) })
 		return
 	}
 	nstest.Require(t)
@@ -46,18 +52,7 @@ func TestAdoptWithFewDescriptors(t *testing.T) {
 		objects, err := DescriptorsOf([]int{3, 4, 5, 6, 7})
 		nstest.Must(t, err)
 		nstest.Must(t, nstest.Err(os.ReadFile(os.DevNull))) // Go's runtime opens some with the first file
-		nstest.WithDescriptors(t, n, func() {
-			d, err := AdoptDemux(objects, 1)
-			if n >= adoptDescriptors {
-				nstest.Must(t, err)
-				nstest.Must(t, d.Close())
-				return
-			}
-			nstest.WantErr(t, "without descriptors", err, unix.EMFILE)
-		})
-		d, err := LoadDemux(Config{})
-		nstest.Must(t, err)
-		nstest.Must(t, d.Close())
+		firstProgram(t, n, adoptDescriptors, func() (*Demux, error) { return AdoptDemux(objects, 1) })
 		return
 	}
 	nstest.Require(t)

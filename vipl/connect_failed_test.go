@@ -229,18 +229,24 @@ func TestPeerThatCannotConnect(t *testing.T) {
 			}
 			small.agent.SetMTU(200)
 			for _, want := range [][2]error{{vipl.ErrRejected, vipl.ErrResource}, {nil, nil}} {
-				start := time.Now()
-				must(t, errors.Join(va.ConnectPeerRequest(a, b, time.Minute), vb.ConnectPeerRequest(b, a, time.Minute)))
-				_, errA := va.ConnectPeerWait()
-				_, errB := vb.ConnectPeerWait()
-				wantError(t, "the side that asks", errA, want[0])
-				wantError(t, "the side that accepts", errB, want[1])
-				took := time.Since(start)
-				errorIf(t, took > time.Second, "it took %v", took)
+				peersEnd(t, va, vb, a, b, want)
 				small.agent.SetMTU(1500)
 			}
 		})
 	}
+}
+
+// peersEnd connects va, at a, with vb, at b. The one that asks and the one that accepts have to end within a second as wanted.
+func peersEnd(t *testing.T, va, vb *vipl.VI, a, b vipl.NetAddress, want [2]error) {
+	t.Helper()
+	start := time.Now()
+	must(t, errors.Join(va.ConnectPeerRequest(a, b, time.Minute), vb.ConnectPeerRequest(b, a, time.Minute)))
+	_, errA := va.ConnectPeerWait()
+	_, errB := vb.ConnectPeerWait()
+	wantError(t, "the side that asks", errA, want[0])
+	wantError(t, "the side that accepts", errB, want[1])
+	took := time.Since(start)
+	errorIf(t, took > time.Second, "it took %v", took)
 }
 
 // fullTable is an agent that cannot enter a VI in the table while full is set.
@@ -266,14 +272,7 @@ func TestAskingPeerThatCannotConnect(t *testing.T) {
 		a, b := address(n.a, "left"), address(n.b, "right")
 		for _, want := range [][2]error{{vipl.ErrResource, vipl.ErrRejected}, {nil, nil}} {
 			full.Store(want[0] != nil)
-			start := time.Now()
-			must(t, errors.Join(va.ConnectPeerRequest(a, b, time.Minute), vb.ConnectPeerRequest(b, a, time.Minute)))
-			_, errA := va.ConnectPeerWait()
-			_, errB := vb.ConnectPeerWait()
-			wantError(t, "the side that asks", errA, want[0])
-			wantError(t, "the side that accepts", errB, want[1])
-			took := time.Since(start)
-			errorIf(t, took > time.Second, "it took %v", took)
+			peersEnd(t, va, vb, a, b, want)
 		}
 	})
 }

@@ -2,12 +2,8 @@ package agentd
 
 import (
 	"context"
-	"net"
-	"os"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
@@ -48,51 +44,6 @@ func TestReasonOfProgramsEnd(t *testing.T) {
 	}
 }
 
-// cancelled is a request whose requester has cancelled it.
-type cancelled struct{ kagent.Incoming }
-
-func (cancelled) Done() <-chan struct{} {
-	done := make(chan struct{})
-	close(done)
-	return done
-}
-
-func (cancelled) Err() error            { return kagent.ErrCancelled }
-func (cancelled) Local() kagent.Address { return kagent.Address{} }
-func (cancelled) Offer() kagent.Offer   { return kagent.Offer{} }
-
-func (cancelled) Remote() kagent.Address { return kagent.Address{} }
-
-// A program hears of the end of a request after it has got the request, also if the request ends at once.
-func TestEndFollowsRequest(t *testing.T) {
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	nstest.Must(t, err)
-	var conns [2]*net.UnixConn
-	for i, fd := range ends {
-		f := os.NewFile(uintptr(fd), "program")
-		c, err := net.FileConn(f)
-		nstest.Must(t, err)
-		nstest.Must(t, f.Close())
-		conns[i] = c.(*net.UnixConn)
-		defer c.Close()
-	}
-	c := &conn{server: &Server{}, c: conns[0], calls: make(map[uint64]context.CancelFunc), handles: make(map[uint64]*handle)}
-	nstest.Must(t, c.wait(agentproto.Request{ID: 7, Op: agentproto.OpWait}, func(context.Context) (*agentproto.Reply, error) {
-		defer time.Sleep(20 * time.Millisecond) // this goroutine gets no CPU
-		return c.arrived(cancelled{})
-	}))
-	_ = conns[1].SetDeadline(time.Now().Add(time.Minute))
-	r := agentproto.Reader{C: conns[1]}
-	first, _, err := r.ReadReply()
-	nstest.Must(t, err)
-	second, _, err := r.ReadReply()
-	nstest.Must(t, err)
-	if first.ID != 7 || first.Incoming == nil || second.Ended != first.Incoming.Handle {
-		t.Errorf("first %+v, then %+v", first, second)
-	}
-	c.work.Wait()
-}
-
 // ours is an exchange that the program answers, or that ends when done is closed, and a listener.
 type ours struct {
 	kagent.Incoming
@@ -111,6 +62,28 @@ func (o *ours) Reject(wire.CMReason) error                           { return ni
 func (o *ours) ConfirmWith([]byte) error                             { return nil }
 func (o *ours) Decline(wire.CMReason)                                {}
 func (o *ours) Close() error                                         { return nil }
+
+// A program hears of the end of a request after it has got the request, also if the request ends at once.
+func TestEndFollowsRequest(t *testing.T) {
+	end, program := unixPair(t)
+	cancelled := &ours{done: make(chan struct{})}
+	close(cancelled.done)
+	c := &conn{server: &Server{}, c: end, calls: make(map[uint64]context.CancelFunc), handles: make(map[uint64]*handle)}
+	nstest.Must(t, c.wait(agentproto.Request{ID: 7, Op: agentproto.OpWait}, func(context.Context) (*agentproto.Reply, error) {
+		defer time.Sleep(20 * time.Millisecond) // this goroutine gets no CPU
+		return c.arrived(cancelled)
+	}))
+	nstest.Must(t, program.SetDeadline(time.Now().Add(time.Minute)))
+	r := agentproto.Reader{C: program}
+	first, _, err := r.ReadReply()
+	nstest.Must(t, err)
+	second, _, err := r.ReadReply()
+	nstest.Must(t, err)
+	if first.ID != 7 || first.Incoming == nil || second.Ended != first.Incoming.Handle {
+		t.Errorf("first %+v, then %+v", first, second)
+	}
+	c.work.Wait()
+}
 
 // What a program has answered, has closed or has seen end no longer counts among what it has, and nothing waits for it.
 func TestHandlesAreFreed(t *testing.T) {
