@@ -26,7 +26,7 @@ func TestMeanQueue(t *testing.T) {
 	const ms = time.Millisecond
 	var sum atomic.Uint64
 	w := watchQueue(sum.Load)
-	time.Sleep(2 * queueEvery)
+	time.Sleep(2 * queueEvery) // in which a sample is taken besides the first and the last one
 	sum.Store(1)
 	w.close()
 	first, last := w.samples[0], w.samples[len(w.samples)-1]

@@ -38,7 +38,7 @@ type jobConfig struct {
 	bubble  bool          // in a testing/synctest bubble, which finds leaks by itself, and only its own
 	options func(rank int) []mvich.Option
 	refused *memorynic.Refused                   // agent of the first rank's NIC, or nil
-	agent   func(*kagenttest.Agent) kagent.Agent // likewise
+	agent   func(*kagenttest.Agent) kagent.Agent // makes that agent instead, or nil
 }
 
 // with gives all ranks the same options.

@@ -115,7 +115,7 @@ func newConn(v *VI, ours, theirs kagent.Offer, path kagent.Path, s *secure.Sessi
 	return c, nil
 }
 
-// frameRoom returns the most data in a frame, of which room fits the path and inChunk a chunk.
+// frameRoom returns the most data in a frame: the path has room for room bytes, and a chunk for inChunk behind the headers.
 func (p *port) frameRoom(room, inChunk int, sealed bool) int {
 	segs := p.nic.MaxSegs()
 	if segs < leastSegs {

@@ -63,7 +63,7 @@ type congestion struct {
 	nextDip   int64 // time of the next dip after a loss while competing
 	rivals    rivals
 	steady    steady // round trips while competing, from the end of a dip on
-	longer    int64  // what they have shown to be the least round trip now; 0: nothing
+	newLeast  int64  // the least round trip that they have shown, for the Sender to take; 0: none
 
 	probingRTT bool // the next dip, or this one, only measures the least round trip
 	repairing  bool // frames are known to be lost and wait for their retransmission
@@ -330,7 +330,7 @@ func (c *congestion) endDip(now int64) {
 	case !c.competing || c.empty || c.steady.varies():
 		c.steady = steady{}
 	case c.steady.shown():
-		c.longer, c.competing, c.vain, c.epoch = c.steady.least, false, 0, 0
+		c.newLeast, c.competing, c.vain, c.epoch = c.steady.least, false, 0, 0
 		c.threshold, c.steady = max(c.resume, c.cwnd), steady{}
 		return
 	}

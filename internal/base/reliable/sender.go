@@ -182,8 +182,8 @@ func (s *Sender) Ack(now int64, cum uint32, window int) (from, to uint32, valid 
 	if s.grow(now, int(n), cum, s.nxt, s.least) {
 		s.stats.Slows++
 	}
-	if s.longer != 0 {
-		s.least, s.leastAt, s.longer = s.longer, now, 0
+	if s.newLeast != 0 {
+		s.least, s.leastAt, s.newLeast = s.newLeast, now, 0
 	}
 	s.pacer.set(s.cwnd, s.paceTrip(), now)
 	s.progress(now)

@@ -34,7 +34,7 @@ type bbr struct {
 
 	rates    [bbrRounds]float64 // greatest delivery rate of each of the last rounds, packets/s
 	round    int
-	roundEnd int64   // the round ends with a packet that was sent after so many had arrived
+	roundEnd int64   // arrivals before the transmission of the packet that ends the round
 	full     float64 // the delivery rate that the startup has reached
 	noGrowth int     // rounds since
 
@@ -44,7 +44,7 @@ type bbr struct {
 
 	least, leastAt int64 // round trip
 	probeEnd       int64 // of the state bbrRTT; 0: too much is in flight
-	limited        int64 // packets that were sent before so many had arrived show the window of an RTT probe, not the path
+	limited        int64 // arrivals up to which packets that are sent show the window of an RTT probe, not the path
 
 	prior     float64 // window before a loss or an RTT probe; 0: there was none
 	conserves bool    // in the first round after a loss a packet leaves for each that arrives

@@ -177,7 +177,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// The number of the board, of which a MAC address may be made, is not in a report.
+// A report does not have the board's serial number, from which a MAC address may be computed.
 func TestSerialNumber(t *testing.T) {
 	var b bytes.Buffer
 	a := New(&b, &Mask{}, time.Now())
