@@ -6,6 +6,8 @@ package main
 import "C"
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -115,7 +117,7 @@ func viago_connect_wait(h C.uintptr_t, local *C.VIP_NET_ADDRESS, ms C.VIP_ULONG,
 func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded bool) (*vipl.Conn, error) {
 	end := time.Now().Add(timeout)
 	for {
-		request, err := n.ConnectWait(at, timeout)
+		request, err := n.wait(at, timeout)
 		if err != nil || !bounded {
 			return request, err
 		}
@@ -129,6 +131,34 @@ func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded boo
 			timeout = max(0, time.Until(end))
 		}
 	}
+}
+
+// wait is ConnectWait, which unlisten ends where listen came before.
+func (n *nic) wait(at vipl.NetAddress, timeout time.Duration) (*vipl.Conn, error) {
+	l := n.listener(at)
+	if l == nil {
+		return n.ConnectWait(at, timeout)
+	}
+	ctx := context.Background()
+	if timeout >= 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	request, err := l.Wait(ctx)
+	switch {
+	case errors.Is(err, vipl.ErrTimeout):
+		return nil, vipl.ErrTimeout
+	case errors.Is(err, vipl.ErrInvalidParameter) && n.listener(at) != l:
+		return nil, fmt.Errorf("%w: VipxUnlisten ended it", vipl.ErrInvalidState)
+	}
+	return request, err
+}
+
+func (n *nic) listener(at vipl.NetAddress) *vipl.Listener {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.listeners[listenAddress(at)]
 }
 
 // listenAddress is a key for an address.

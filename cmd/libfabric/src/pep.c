@@ -9,7 +9,7 @@
 #include "match.h"
 
 enum {
-	SLICE = 100,        /* ms: how long the end of a listener may have to wait */
+	SLICE = 100,        /* ms: how often the thread looks for connections that are over */
 	GREETING_TIME = 10, /* s: for a hello */
 	BACKLOG = 1024,     /* requests that no endpoint has; others are refused */
 };
@@ -140,7 +140,7 @@ static void *listen_thread(void *arg)
 
 		if (code == VIP_SUCCESS)
 			take_request(pep, request, told);
-		else if (code != VIP_TIMEOUT)
+		else if (code != VIP_TIMEOUT && !is_closing(pep))
 			usleep(SLICE * 1000); /* the interface is gone, or another user's program listens */
 		while ((link = stale(pep, 0)))
 			vx_link_close(link);
@@ -327,8 +327,8 @@ void vx_pep_stop(struct vx_pep *pep)
 		pthread_mutex_lock(&pep->nic->lock);
 		pep->closing = 1;
 		pthread_mutex_unlock(&pep->nic->lock);
+		VipxUnlisten(pep->nic->handle, &pep->local.a); /* wakes the thread */
 		pthread_join(pep->thread, NULL);
-		VipxUnlisten(pep->nic->handle, &pep->local.a);
 	}
 	if (pep->nic) {
 		while ((link = stale(pep, 1)))

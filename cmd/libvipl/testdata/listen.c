@@ -1,20 +1,34 @@
 /*
  * listen: requests wait while the server listens and does not wait for them; when it has ended
- * that, they are refused.
+ * that, they are refused, and a thread that waits for them returns.
  *
  *	listen server|client DEVICE [ADDRESS]
  */
 #include "pair.h"
+
+#include <pthread.h>
 
 enum { REQUESTS = 3 };
 
 /* Longer than the time for which requests wait without VipxListen. */
 #define AWAY 500000
 
+static void *wait_for_none(void *arg)
+{
+	struct side *s = (struct side *)arg;
+	union address local, remote;
+	VIP_CONN_HANDLE conn;
+
+	side_local(s, &local, "alone");
+	EXPECT(VIP_INVALID_STATE, VipConnectWait(s->nic, &local.a, PATIENCE, &remote.a, NULL, &conn));
+	return NULL;
+}
+
 static void serve(struct side *s, VIP_VI_HANDLE *vis)
 {
 	union address local, alone, remote;
 	VIP_CONN_HANDLE conn;
+	pthread_t thread;
 	int i;
 
 	side_local(s, &local, "listen");
@@ -24,7 +38,11 @@ static void serve(struct side *s, VIP_VI_HANDLE *vis)
 	side_local(s, &alone, "alone"); /* which no client asks for */
 	CHECK(VipxListen(s->nic, &alone.a));
 	EXPECT(VIP_TIMEOUT, VipConnectWait(s->nic, &alone.a, 0, &remote.a, NULL, &conn));
+	ASSERT(pthread_create(&thread, NULL, wait_for_none, s) == 0);
+	usleep(AWAY);
 	CHECK(VipxUnlisten(s->nic, &alone.a));
+	ASSERT(pthread_join(thread, NULL) == 0);
+	EXPECT(VIP_TIMEOUT, VipConnectWait(s->nic, &alone.a, 0, &remote.a, NULL, &conn));
 	for (i = 0; i < REQUESTS; i++) {
 		usleep(AWAY);
 		CHECK(VipConnectWait(s->nic, &local.a, PATIENCE, &remote.a, NULL, &conn));
