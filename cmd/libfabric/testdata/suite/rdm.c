@@ -154,7 +154,7 @@ static void meet_at(struct node *n)
 	do {                                                          \
 		ssize_t posted_;                                      \
 		double end_ = seconds() + 15;                         \
-		while ((posted_ = (call)) == -FI_EAGAIN && seconds() < end_) \
+		while ((posted_ = (call)) == -FI_EAGAIN && time_left(end_)) \
 			advance(n);                                   \
 		ok(posted_, __FILE__, __LINE__, #call);               \
 	} while (0)
@@ -166,7 +166,7 @@ static int next_at(struct node *n, struct fid_cq *cq, struct fi_cq_tagged_entry 
 	double end = seconds() + 20;
 	ssize_t got;
 
-	while ((got = from ? fi_cq_readfrom(cq, entry, 1, from) : fi_cq_read(cq, entry, 1)) == -FI_EAGAIN && seconds() < end)
+	while ((got = from ? fi_cq_readfrom(cq, entry, 1, from) : fi_cq_read(cq, entry, 1)) == -FI_EAGAIN && time_left(end))
 		advance(n);
 	check(got != -FI_EAGAIN, file, line, "completion", "the operation completes");
 	return got == 1 ? 0 : (int)got;
