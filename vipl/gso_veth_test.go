@@ -78,6 +78,7 @@ func TestGSOOverVeth(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			join := c.join
 			if join == nil {
 				join = func(t *testing.T, o nstest.Options) (a, b *nstest.NS) { return nstest.Pair(t, o) }

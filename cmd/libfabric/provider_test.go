@@ -220,6 +220,7 @@ func runPingpong(t *testing.T, program string, a, b *bed, kind string) {
 }
 
 func TestPingpong(t *testing.T) {
+	t.Parallel()
 	build(t)
 	mtus := []int{1500, 9000}
 	if !testsize.Every() {
@@ -228,6 +229,7 @@ func TestPingpong(t *testing.T) {
 	for _, kind := range pingpongKinds {
 		for _, mtu := range mtus {
 			t.Run(fmt.Sprint(kind, " ", mtu), func(t *testing.T) {
+				t.Parallel()
 				b := newBed(t, nstest.Options{MTU: mtu})
 				runPingpong(t, "fi_pingpong", b, b, kind)
 			})
@@ -264,6 +266,7 @@ func TestAgentSuite(t *testing.T) {
 
 // Programs of such users run, and say what they lack without an agent.
 func TestAgent(t *testing.T) {
+	t.Parallel()
 	build(t)
 	here, there := agentBed(t)
 	for _, kind := range pingpongKinds {

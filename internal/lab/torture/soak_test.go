@@ -136,6 +136,7 @@ func TestModeChanges(t *testing.T) {
 	}
 	for name, cfg := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			var list []event
 			for _, name := range []string{change, "calm", change, "detach", change, "link blinks"} {
 				i := slices.IndexFunc(events, func(e event) bool { return e.name == name })
