@@ -63,6 +63,24 @@ func TestStatus(t *testing.T) {
 }
 
 // A capture ends when its client disconnects, and with the server.
+// A program that was out of descriptors when a client came answers the next one.
+func TestOutOfDescriptors(t *testing.T) {
+	dir, _, s := serve(t)
+	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	nstest.Must(t, err)
+	defer unix.Close(client)
+	var limit unix.Rlimit
+	nstest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	err = unix.Connect(client, &unix.SockaddrUnix{Name: s.path})
+	time.Sleep(4 * acceptPause) // the server tries to accept
+	nstest.Must(t, errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)))
+	found, _ := List([]string{dir})
+	nstest.FatalIf(t, len(found) != 1, "found %+v", found)
+	var got map[string]int
+	nstest.Check(t, found[0].Status(&got))
+}
+
 func TestCapture(t *testing.T) {
 	dir, a, _ := serve(t)
 	found, _ := List([]string{dir})

@@ -22,6 +22,8 @@ const (
 	waitLimit = 5 * time.Second
 	parting   = 250 * time.Millisecond // time for the last replies when the server is closed
 	longest   = 256                    // bytes of a question
+
+	acceptPause = 50 * time.Millisecond // after a connection that could not be accepted
 )
 
 // Answers provides a program's answers about itself. Its methods may be called
@@ -92,8 +94,15 @@ func (s *Server) accept() {
 	places := make(chan struct{}, maxAsked)
 	for {
 		c, err := s.ln.AcceptUnix()
-		if err != nil {
-			return // closed
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // the program is out of descriptors, or of memory, and may have some again later
+			select {
+			case <-s.done:
+			case <-time.After(acceptPause):
+			}
+			continue
 		}
 		select {
 		case places <- struct{}{}:
