@@ -50,6 +50,10 @@ func AllPrograms() []string {
 	if err != nil {
 		return []string{filepath.Join(system, "proc")}
 	}
+	// The path to this user's own directory may have links in it, such as /var/run.
+	if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = resolved
+	}
 	dirs := []string{dir}
 	if os.Getenv("VIA_RUNTIME_DIR") == "" {
 		var more []string
@@ -62,10 +66,6 @@ func AllPrograms() []string {
 				dirs = append(dirs, d)
 			}
 		}
-	}
-	// The path to this user's own directory may have links in it.
-	if resolved, err := filepath.EvalSymlinks(dir); err == nil {
-		dirs[0] = resolved
 	}
 	return dirs
 }

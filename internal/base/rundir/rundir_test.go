@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -163,4 +166,32 @@ func TestDirectories(t *testing.T) {
 	if got := AllPrograms(); !slices.Contains(got, "/run/via-xdp/proc") || got[0] != programs {
 		t.Errorf("AllPrograms: %q", got)
 	}
+}
+
+// A user's own directory is listed once, although XDG_RUNTIME_DIR names it by a link, as /var/run/user/UID does.
+func TestOwnDirectoryOnce(t *testing.T) {
+	const home = users + "/65534" // nobody's
+	if os.Getenv("XDG_RUNTIME_DIR") == t.Name() {
+		link := filepath.Join(t.TempDir(), "link")
+		nstest.Must(t, os.Symlink(home, link))
+		t.Setenv("XDG_RUNTIME_DIR", link)
+		if got, want := AllPrograms(), []string{home + "/via-xdp/proc", system + "/proc"}; !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		return
+	}
+	cmd := nstest.AsNobody(t, t.Name())
+	cmd.Env = append(os.Environ(), "VIA_RUNTIME_DIR=", "XDG_RUNTIME_DIR="+t.Name())
+	var out []byte
+	var err error
+	thread.Run(func() { // which has its own /run
+		err = errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+		if err == nil {
+			err = errors.Join(unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"), os.MkdirAll(home+"/via-xdp/proc", 0o755))
+		}
+		if err == nil {
+			out, err = cmd.CombinedOutput()
+		}
+	})
+	nstest.FatalIf(t, err != nil || !strings.Contains(string(out), "PASS: "+t.Name()), "%v\n%s", err, out)
 }
