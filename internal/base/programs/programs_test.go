@@ -63,6 +63,21 @@ func TestStatus(t *testing.T) {
 }
 
 // A capture ends when its client disconnects, and with the server.
+// A program leaves the socket of a live one that has the same PID, as in the containers that share a directory.
+func TestSamePID(t *testing.T) {
+	dir, _, first := serve(t)
+	second, err := Serve(dir, answers{})
+	if err == nil {
+		second.Close()
+		t.Error("two programs have one socket")
+	} else if !strings.Contains(err.Error(), first.path) {
+		t.Errorf("the error does not name the socket: %v", err)
+	}
+	if found, _ := List([]string{dir}); len(found) != 1 {
+		t.Errorf("the first program is not found: %+v", found)
+	}
+}
+
 // A program that was out of descriptors when a client came answers the next one.
 func TestOutOfDescriptors(t *testing.T) {
 	dir, _, s := serve(t)

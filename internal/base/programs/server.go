@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -47,7 +48,8 @@ type Server struct {
 }
 
 // Serve starts a Server on a socket in dir, which it creates. It removes sockets
-// there of programs that were killed.
+// there of programs that were killed. It fails if a program of another PID namespace
+// has this PID and serves there.
 func Serve(dir string, a Answers) (*Server, error) {
 	s := &Server{path: filepath.Join(dir, strconv.Itoa(os.Getpid())+".sock"), answers: a, waitLimit: waitLimit, done: make(chan struct{})}
 	var err error
@@ -57,6 +59,11 @@ func Serve(dir string, a Answers) (*Server, error) {
 		}
 		if err != nil {
 			return nil, err
+		}
+		if c, err := net.DialTimeout("unix", s.path, waitLimit); err == nil {
+			c.Close()
+			return nil, fmt.Errorf("%s: a program of another PID namespace has the same process ID and answers there; "+
+				"give one of them another VIA_RUNTIME_DIR", s.path)
 		}
 		// Left by an earlier process with this PID.
 		if err = os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
