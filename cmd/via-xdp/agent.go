@@ -23,11 +23,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/agent/agentd"
 	"viaxdp/internal/agent/fdstore"
+	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/rundir"
 	"viaxdp/internal/base/thread"
 	"viaxdp/internal/ops/doctor"
@@ -130,7 +132,7 @@ func runAgent(ctx context.Context, settings agentSettings) error {
 	d.Ready = func(s *agentd.Server) {
 		d.Log.Info("the agent serves", "socket", d.Socket, "pid", os.Getpid())
 		if web != nil {
-			go serveMetrics(web, s)
+			go serveMetrics(web, s.Status)
 		}
 		// Without systemd this does nothing.
 		_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
@@ -240,13 +242,18 @@ func activated() (*net.UnixListener, error) {
 	return l, nil
 }
 
-func serveMetrics(l net.Listener, s *agentd.Server) {
+// maxMetricsConns is how many connections may ask for metrics at once. Any process that reaches the address can connect, and must
+// not take the descriptors that the agent needs for programs.
+const maxMetricsConns = 16
+
+func serveMetrics(l net.Listener, status func() kagent.Status) {
 	r := prometheus.NewRegistry()
-	r.MustRegister(&agentMetrics{s.Status})
+	r.MustRegister(&agentMetrics{status})
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second}
-	_ = server.Serve(l) // until l is closed
+	server := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second}
+	server.SetKeepAlivesEnabled(false)
+	_ = server.Serve(netutil.LimitListener(l, maxMetricsConns)) // until l is closed
 }
 
 // fdstored is the descriptor store's process.

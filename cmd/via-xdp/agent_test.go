@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -234,6 +236,60 @@ func TestAgentMetricsOfAnyName(t *testing.T) {
 		}
 	}
 	t.Error("no queues")
+}
+
+// counted is a listener that counts what it has accepted.
+type counted struct {
+	net.Listener
+	n atomic.Int64
+}
+
+func (l *counted) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.n.Add(1)
+	}
+	return c, err
+}
+
+// Whoever reaches the metrics' address takes few of the agent's descriptors, and each for a short time.
+func TestAgentMetricsConnections(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	nstest.Must(t, err)
+	l := &counted{Listener: inner}
+	ended := make(chan bool)
+	go func() {
+		defer close(ended)
+		serveMetrics(l, func() kagent.Status { return kagent.Status{} })
+	}()
+	defer func() { l.Close(); <-ended }()
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", l.Addr().String())
+		nstest.Must(t, err)
+		return c
+	}
+	var silent []net.Conn
+	for range 4 * maxMetricsConns {
+		c := dial()
+		defer c.Close()
+		silent = append(silent, c)
+	}
+	await.Until(t, "connections are accepted", func() bool { return l.n.Load() >= maxMetricsConns })
+	time.Sleep(100 * time.Millisecond)
+	if n := l.n.Load(); n > maxMetricsConns {
+		t.Errorf("%d silent connections are open, want at most %d", n, maxMetricsConns)
+	}
+	for _, c := range silent {
+		c.Close()
+	}
+	c := dial()
+	defer c.Close()
+	_, err = io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: agent\r\n\r\n")
+	nstest.Must(t, err)
+	nstest.Must(t, c.SetReadDeadline(time.Now().Add(30*time.Second)))
+	if answer, err := io.ReadAll(c); err != nil || !strings.Contains(string(answer), "viaxdp_agent_start_time_seconds") {
+		t.Errorf("a request: %v, %s", err, answer)
+	}
 }
 
 // The dashboard asks for metrics that there are, by labels that they have.
