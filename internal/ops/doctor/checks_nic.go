@@ -184,8 +184,11 @@ func checkQueues(_ *Host, n *NIC) []Finding {
 	f := Finding{Level: Warning, Cause: fmt.Sprintf("%d queues, and frames are spread over %s", n.RxQueues, used),
 		Consequence: "a frame that comes in on another queue than its VI's is dropped (counter queue of the demux program)", Command: command}
 	switch {
-	case on:
-		f.Command = fmt.Sprintf("ethtool -N %s flow-type udp4 dst-port %d action QUEUE; or: %s", n.word(), port, command)
+	case on: // whether the driver takes a rule for UDP shows only when one is made
+		f.Level = Info
+		f.Cause += "; the classifier is on"
+		f.Consequence = "opening a NIC has the classifier put the NIC's frames on its queue. Where the driver takes no such rule, " +
+			"a note of the NIC handle says so, and frames on other queues are dropped"
 	case there && !n.Fixed[ntuple]:
 		// This is the default of NICs. Turning it on may take the link down, so the user must
 		// decide.
