@@ -64,6 +64,11 @@ func checkDriver(_ *Host, n *NIC) []Finding {
 // native reports whether the driver runs the demux program, as far as the kernel tells.
 func (n *NIC) native() bool { return n.Has("basic") && n.Has("redirect") }
 
+// unnamed reports whether the attached program may be via-xdp's: the kernel tells names to privileged processes only.
+func (n *NIC) unnamed(h *Host) bool {
+	return n.Program != nil && !n.Program.Ours && n.Program.Name == "" && len(h.missing()) > 0
+}
+
 func checkProgram(h *Host, n *NIC) []Finding {
 	p := n.Program
 	switch {
@@ -73,7 +78,7 @@ func checkProgram(h *Host, n *NIC) []Finding {
 		return ok(fmt.Sprintf("program %d, via-xdp's, %s mode", p.ID, p.Mode))
 	case n.agents():
 		return ok(fmt.Sprintf("program %d, the agent's, %s mode", p.ID, p.Mode))
-	case p.Name == "" && len(h.missing()) > 0: // the kernel tells names to privileged processes only
+	case n.unnamed(h):
 		return one(Unknown, fmt.Sprintf("program %d is attached in %s mode; its name cannot be seen", p.ID, p.Mode),
 			"unless it is via-xdp's, a NIC cannot be opened", "sudo via-xdp doctor "+n.word())
 	}
@@ -380,7 +385,7 @@ func checkHolders(h *Host, n *NIC) []Finding {
 	return ok("no queue is held")
 }
 
-func checkControlPort(_ *Host, n *NIC) []Finding {
+func checkControlPort(h *Host, n *NIC) []Finding {
 	if n.ControlPort == "" {
 		return ok(fmt.Sprintf("UDP port %d is free", port))
 	}
@@ -390,6 +395,13 @@ func checkControlPort(_ *Host, n *NIC) []Finding {
 	if n.Agent != nil && n.Agent.Port == port {
 		return ok(fmt.Sprintf("UDP port %d is held, by the agent", port))
 	}
-	return one(Warning, fmt.Sprintf("UDP port %d: %s", port, n.ControlPort),
-		"a program that opens a NIC here cannot make connections", fmt.Sprintf("ss -ulpn sport = :%d", port))
+	if n.unnamed(h) {
+		return one(Unknown, fmt.Sprintf("UDP port %d: %s; which one cannot be seen", port, n.ControlPort),
+			"unless it is the one that has the interface, a NIC cannot make connections", "sudo via-xdp doctor "+n.word())
+	}
+	command := fmt.Sprintf("ss -ulpn sport = :%d", port)
+	if !h.SeesOthers { // it would not show whose the socket is
+		command = "sudo " + command
+	}
+	return one(Warning, fmt.Sprintf("UDP port %d: %s", port, n.ControlPort), "a program that opens a NIC here cannot make connections", command)
 }

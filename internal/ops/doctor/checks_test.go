@@ -215,6 +215,8 @@ var ailments = []ailment{
 		"queue 2: trader (4711) of user 1001, queue 3: other (9)", "res", "", nil},
 	{"holders", Unknown, func(h *Host, _ *NIC) { h.SeesOthers = false }, "cannot be seen", "sudo", "", nil},
 	{"control-port", Warning, func(_ *Host, n *NIC) { n.ControlPort = "another program holds it" }, "another program", "ss -ulpn", "", nil},
+	{"control-port", Warning, func(h *Host, n *NIC) { n.ControlPort, h.SeesOthers = "another program holds it", false }, "another program",
+		"sudo ss -ulpn sport = :4793", "", []string{"holders"}},
 }
 
 func TestChecks(t *testing.T) {
@@ -255,6 +257,18 @@ func TestChecks(t *testing.T) {
 		nstest.ErrorIf(t, !slices.ContainsFunc(ailments, func(a ailment) bool { return a.check == c.ID }),
 			"no ailment for check %s", c.ID)
 		nstest.ErrorIf(t, c.About == "" || (c.Host == nil) == (c.NIC == nil), "row %s", c.ID)
+	}
+}
+
+// The kernel tells a user neither the name of a program nor who holds a port: both may be of a program of root's that has the NIC.
+func TestPortOfUnseenProgram(t *testing.T) {
+	f := healthy()
+	f.Host.Capabilities, f.Host.SeesOthers = 0, false
+	f.NICs[0].Program, f.NICs[0].ControlPort = &Program{ID: 7, Mode: "generic"}, "another program holds it"
+	for _, x := range Examine(f).Findings {
+		if x.Check == "control-port" && (x.Level != Unknown || x.Command != "sudo via-xdp doctor eth0") {
+			t.Errorf("%s: %s: %s; do: %s", x.Level, x.Cause, x.Consequence, x.Command)
+		}
 	}
 }
 
