@@ -168,6 +168,9 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 		}
 		return m.serve(cmd.Context(), env)
 	}
+	if m.all && cmd.Flags().Changed("size") {
+		return errors.New("-a and -s: one of them")
+	}
 	name, err := m.transport()
 	if err := errors.Join(err, within("-p", m.port, 1, math.MaxUint16), within("-n", m.iterations, 0, math.MaxInt), m.out.check()); err != nil {
 		return err
