@@ -238,13 +238,13 @@ func TestAgentMetricsOfAnyName(t *testing.T) {
 	t.Error("no queues")
 }
 
-// counted is a listener that counts what it has accepted.
-type counted struct {
+// countedListener counts what it has accepted.
+type countedListener struct {
 	net.Listener
 	n atomic.Int64
 }
 
-func (l *counted) Accept() (net.Conn, error) {
+func (l *countedListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err == nil {
 		l.n.Add(1)
@@ -256,7 +256,7 @@ func (l *counted) Accept() (net.Conn, error) {
 func TestAgentMetricsConnections(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	nstest.Must(t, err)
-	l := &counted{Listener: inner}
+	l := &countedListener{Listener: inner}
 	ended := make(chan bool)
 	go func() {
 		defer close(ended)

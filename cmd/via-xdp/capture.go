@@ -82,7 +82,7 @@ func newCapture(env environment) *cobra.Command {
 				c.Progress = showCaptured(env.stderr)
 			}
 			s, err := capture.Run(ctx, out, all.Targets(), c)
-			fmt.Fprintf(env.stderr, "%d frames of %d queues, %d not wanted, %d lost\n", s.Frames, len(s.Queues), s.Skipped, s.Lost)
+			fmt.Fprintf(env.stderr, "%s of %s, %d not wanted, %d lost\n", counted(s.Frames, "frame"), counted(len(s.Queues), "queue"), s.Skipped, s.Lost)
 			return err
 		},
 	}

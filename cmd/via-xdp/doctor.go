@@ -158,7 +158,11 @@ func printReport(w io.Writer, r *doctor.Report, all bool, paint func(color, s st
 	default:
 		fmt.Fprintf(w, "via-xdp doctor --fix can change %d of these, and --undo puts them back\n", fixable)
 	}
-	if fine > 0 {
+	switch fine {
+	case 0:
+	case 1:
+		fmt.Fprintln(w, "1 check found nothing (--all names it)")
+	default:
 		fmt.Fprintf(w, "%d checks found nothing (--all names them)\n", fine)
 	}
 }

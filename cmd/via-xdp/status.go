@@ -352,6 +352,14 @@ func watchKeys(quit func()) (restore func()) {
 	return func() { unix.IoctlSetTermios(in, unix.TCSETS, old) }
 }
 
+// counted is a number and a noun, in the plural unless there is one.
+func counted[N int | uint64](n N, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprint(n, " ", noun)
+}
+
 // screen is the size of the terminal.
 func screen(f *os.File) (rows, columns int) {
 	ws, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
@@ -375,7 +383,7 @@ func topScreen(list []status.Queue, notes string, now time.Time, rows, columns i
 		vis += len(q.VIs)
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "via-xdp top - %s, %d queues, %d VIs   (q quits)\n%s\n", now.Format(time.TimeOnly), len(list), vis, notes)
+	fmt.Fprintf(&b, "via-xdp top - %s, %s, %s   (q quits)\n%s\n", now.Format(time.TimeOnly), counted(len(list), "queue"), counted(vis, "VI"), notes)
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "PID\tPROGRAM\tQUEUE\tRX/S\tTX/S\tMSG/S\tRESENT/S\tDROPS/S\t")
 	for i := range list {

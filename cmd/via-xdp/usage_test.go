@@ -12,6 +12,7 @@ import (
 
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/doctor"
 	"viaxdp/internal/ops/status"
 )
 
@@ -176,6 +177,15 @@ func TestTopOfNobody(t *testing.T) {
 	for _, want := range []string{"2 programs of other users are not shown", "no other program has eth7 open"} {
 		nstest.ErrorIf(t, !strings.Contains(screen, want), "no %q in %q", want, screen)
 	}
+}
+
+// One of a kind is in the singular.
+func TestOne(t *testing.T) {
+	var report bytes.Buffer
+	printReport(&report, &doctor.Report{Findings: []doctor.Finding{{Check: "mtu", Level: doctor.OK}}}, false, paint(&report))
+	nstest.Same(t, "doctor", report.String(), "1 check found nothing (--all names it)\n")
+	screen := topScreen([]status.Queue{{VIs: []status.VI{{}}}}, "", time.Now(), 24, 80)
+	nstest.ErrorIf(t, !strings.Contains(screen, ", 1 queue, 1 VI   ("), "top: %q", screen)
 }
 
 // The kernel says no more of a path that is too long than that an argument is invalid.
