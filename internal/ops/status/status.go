@@ -69,13 +69,19 @@ var socketDrops = func() (names []string) {
 // not nil. Handles that share a queue are one row.
 func (c *Report) Queues(before *Report) []Queue {
 	list := []Queue{}
+	type queue struct {
+		pid int
+		id  uint32
+	}
+	rows := make(map[queue]int)
 	for _, p := range c.Programs {
-		was := before.find(&p)
+		looks := lookAgain(&p, before.find(&p))
 		for _, n := range p.Nics {
-			s := lookAgain(&p, was, n.ID)
-			at := slices.IndexFunc(list, func(q Queue) bool { return q.PID == p.PID && q.id == n.ID })
-			if at < 0 {
+			s := looks[n.ID]
+			at, ok := rows[queue{p.PID, n.ID}]
+			if !ok {
 				at = len(list)
+				rows[queue{p.PID, n.ID}] = at
 				list = append(list, s.queue(&p, &n))
 			}
 			for _, v := range n.VIs {
@@ -105,23 +111,23 @@ type secondLook struct {
 	elapsed time.Duration            // 0: it was not looked at before
 }
 
-// lookAgain finds a queue of a program as it was.
-func lookAgain(p, was *Program, id uint32) (s secondLook) {
+// lookAgain finds the queues of a program as they were, by their numbers.
+func lookAgain(p, was *Program) map[uint32]secondLook {
+	looks := make(map[uint32]secondLook)
 	if was == nil || p.Time.Sub(was.Time) <= 0 {
-		return s
+		return looks
 	}
 	for _, n := range was.Nics {
-		if n.ID != id {
-			continue
-		}
-		if s.elapsed == 0 {
-			s.before, s.vis, s.elapsed = n, map[uint32]vipl.VIStatus{}, p.Time.Sub(was.Time)
+		s, ok := looks[n.ID]
+		if !ok {
+			s = secondLook{n, map[uint32]vipl.VIStatus{}, p.Time.Sub(was.Time)}
+			looks[n.ID] = s
 		}
 		for _, v := range n.VIs {
 			s.vis[v.Number] = v
 		}
 	}
-	return s
+	return looks
 }
 
 // rate is by how much a count has grown in a second.
@@ -292,8 +298,10 @@ func (c *Report) Only(nic string) {
 func (c *Report) Targets() (all []capture.Target) {
 	for _, p := range c.Programs {
 		t := capture.Target{Program: p.Program}
+		seen := make(map[uint32]bool)
 		for _, n := range p.Nics {
-			if !slices.ContainsFunc(t.Sources, func(s capture.Source) bool { return s.ID == n.ID }) {
+			if !seen[n.ID] {
+				seen[n.ID] = true
 				t.Sources = append(t.Sources, capture.Source{
 					PID: p.PID, Command: p.Command, ID: n.ID, Interface: n.Interface, Queue: n.Queue,
 				})

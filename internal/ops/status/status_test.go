@@ -215,3 +215,23 @@ func TestTakeWithFewDescriptors(t *testing.T) {
 		})
 	}
 }
+
+// A program of another user may answer as much as its budget allows. Working on that takes time in proportion.
+func TestManyQueues(t *testing.T) {
+	many := func(seconds int) *Report {
+		r := look(seconds, func([]vipl.NICStatus) {})
+		r.Programs[0].Nics = make([]vipl.NICStatus, 1<<15)
+		for i := range r.Programs[0].Nics {
+			r.Programs[0].Nics[i].ID = uint32(i)
+		}
+		return r
+	}
+	before, after := many(0), many(1)
+	began := time.Now()
+	queues, sources := after.Queues(before), after.Targets()[0].Sources
+	took := time.Since(began)
+	if len(queues) != 1<<15 || len(sources) != 1<<15 {
+		t.Errorf("%d queues and %d sources, want %d", len(queues), len(sources), 1<<15)
+	}
+	nstest.ErrorIf(t, took > 10*time.Second, "took %v", took)
+}
