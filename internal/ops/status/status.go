@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -253,14 +254,18 @@ type user struct {
 // maxAsked is how many programs of a user are asked at once.
 const maxAsked = 8
 
-// clean removes terminal control sequences from a program's answer: the program may be another
-// user's.
+// maxName is how many bytes of an interface's name are kept: as many as the kernel allows in an alternative one.
+const maxName = 127
+
+// clean removes terminal control sequences from a program's answer, and cuts names that no interface has: the program may
+// be another user's.
 func clean(s *vipl.ProgramStatus) {
 	for i := range s.Nics {
 		n := &s.Nics[i]
 		for _, text := range []*string{&n.Interface, &n.Mode, &n.NoGSO, &n.NoHeadroom, &n.Mem.Pages} {
 			*text = termsafe.Printable(*text)
 		}
+		n.Interface = strings.ToValidUTF8(n.Interface[:min(len(n.Interface), maxName)], "")
 		n.Socket, n.Demux = cleanNames(n.Socket), cleanNames(n.Demux)
 		for k := range n.VIs {
 			v := &n.VIs[k]

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/netip"
 	"os"
@@ -13,9 +14,12 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/gopacket/gopacket/pcapgo"
+
 	"viaxdp/internal/base/programs"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/pairtest"
+	"viaxdp/internal/ops/capture"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 )
@@ -234,4 +238,20 @@ func TestManyQueues(t *testing.T) {
 		t.Errorf("%d queues and %d sources, want %d", len(queues), len(sources), 1<<15)
 	}
 	nstest.ErrorIf(t, took > 10*time.Second, "took %v", took)
+}
+
+// What a program answers does not spoil the file of a capture, in which lengths have 16 bits.
+func TestLongNames(t *testing.T) {
+	r := look(0, func(n []vipl.NICStatus) { n[0].Interface = strings.Repeat("x", 70000) })
+	clean(&r.Programs[0].ProgramStatus)
+	var file bytes.Buffer
+	f, err := capture.NewFile(&file, r.Targets()[0].Sources, 64)
+	nstest.Must(t, err)
+	nstest.Must(t, f.Write(r.Targets()[0].Sources[1], capture.Frame{ID: 2, Time: time.Unix(1000, 0), Len: 3, Data: []byte("abc")}))
+	nstest.Must(t, f.Close())
+	n, err := pcapgo.NewNgReader(&file, pcapgo.DefaultNgReaderOptions)
+	nstest.Must(t, err)
+	if b, _, err := n.ReadPacketData(); err != nil || string(b) != "abc" {
+		t.Errorf("the frame of another queue: %q, %v", b, err)
+	}
 }
