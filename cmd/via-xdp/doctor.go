@@ -98,14 +98,15 @@ func examine(args, only []string) (*doctor.Report, error) {
 			return nil, fmt.Errorf("--only %s: there is no such check; --list names them", id)
 		}
 	}
-	names := args
+	names, gather := args, doctor.Gather
 	if len(names) == 0 {
+		gather = doctor.GatherAll
 		var err error
 		if names, err = inspect.Names(net.FlagUp); err != nil {
 			return nil, err
 		}
 	}
-	f, err := doctor.Gather(names...)
+	f, err := gather(names...)
 	if err != nil {
 		return nil, err
 	}

@@ -35,13 +35,17 @@ func newInfo(env environment) *cobra.Command {
 			"and opens a queue for a moment, which needs root and may reset the link of a real NIC.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			names, err := infoNames(append(args, name))
+			asked := append(args, name)
+			names, err := infoNames(asked)
 			if err != nil {
 				return err
 			}
 			infos, agentOf := []described{}, whichAgent(cmd.Context())
 			for _, n := range names {
 				i, err := env.actions.inspect(n, try)
+				if err != nil && !slices.Contains(asked, n) && inspect.Gone(err) {
+					continue // it was removed meanwhile
+				}
 				if err != nil {
 					return err
 				}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
@@ -37,7 +37,8 @@ func newReport(env environment) *cobra.Command {
 			"that may be secret are left out. Nothing is changed, and nothing is sent anywhere.",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) (err error) {
-			if len(args) == 0 {
+			asked := len(args) > 0
+			if !asked {
 				if args, err = inspect.Names(0); err != nil {
 					return err
 				}
@@ -49,7 +50,7 @@ func newReport(env environment) *cobra.Command {
 				if isTerminal(env.stdout) {
 					return errors.New("-o -: an archive is not for a terminal: pipe it, as in | tar -tzf -")
 				}
-				return writeReport(env.stdout, env, args, results)
+				return writeReport(env.stdout, env, args, asked, results)
 			}
 			// Not over a file that is there.
 			f, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -59,7 +60,7 @@ func newReport(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(writeReport(f, env, args, results), f.Close()); err != nil {
+			if err := errors.Join(writeReport(f, env, args, asked, results), f.Close()); err != nil {
 				return errors.Join(err, os.Remove(to))
 			}
 			fmt.Fprintln(env.stderr, "wrote", to)
@@ -72,7 +73,8 @@ func newReport(env environment) *cobra.Command {
 	return cmd
 }
 
-func writeReport(w io.Writer, env environment, interfaces, results []string) error {
+// writeReport writes an archive about interfaces. Unless the user has asked for them, it leaves out those that have been removed.
+func writeReport(w io.Writer, env environment, interfaces []string, asked bool, results []string) error {
 	mask := &support.Mask{}
 	if name, err := os.Hostname(); err == nil {
 		short, _, _ := strings.Cut(name, ".")
@@ -86,10 +88,9 @@ func writeReport(w io.Writer, env environment, interfaces, results []string) err
 	root := os.DirFS("/")
 	a.Host(root)
 	for _, name := range interfaces {
-		if _, err := net.InterfaceByName(name); err != nil {
-			var op *net.OpError
-			if errors.As(err, &op) {
-				err = op.Err
+		if _, err := netlink.LinkByName(name); err != nil {
+			if !asked && inspect.Gone(err) {
+				continue
 			}
 			return fmt.Errorf("interface %s: %w: ip link shows those of this network namespace", name, err)
 		}

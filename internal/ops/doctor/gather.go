@@ -36,6 +36,15 @@ import (
 // network namespace. It changes nothing. Only an interface that is not there is
 // an error; what cannot be read is left out of the facts.
 func Gather(nics ...string) (*Facts, error) {
+	return gatherFacts(nics, func(error) bool { return false })
+}
+
+// GatherAll is Gather for a list of all interfaces. It leaves out those that have been removed since.
+func GatherAll(nics ...string) (*Facts, error) {
+	return gatherFacts(nics, func(err error) bool { return errors.As(err, new(netlink.LinkNotFoundError)) })
+}
+
+func gatherFacts(nics []string, pass func(error) bool) (*Facts, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var f Facts
@@ -44,6 +53,9 @@ func Gather(nics ...string) (*Facts, error) {
 	nicsOfAgent := f.Host.askAgent()
 	for _, name := range nics {
 		n, err := gatherNIC(name)
+		if err != nil && pass(err) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -101,6 +101,9 @@ func Look(name string, try bool) (Interface, error) {
 	return info, nil
 }
 
+// Gone reports whether an error of looking at an interface means that there is none of that name.
+func Gone(err error) bool { return errors.As(err, new(netlink.LinkNotFoundError)) }
+
 // Names lists the interfaces here that have some flags, without the loopback.
 func Names(flags net.Flags) ([]string, error) {
 	all, err := net.Interfaces()

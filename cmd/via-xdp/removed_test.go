@@ -1,0 +1,51 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"viaxdp/internal/lab/nstest"
+)
+
+// Commands about all interfaces go on if one is removed meanwhile, as those of containers are.
+func TestInterfaceRemovedMeanwhile(t *testing.T) {
+	t.Parallel()
+	a, _ := nstest.Pair(t, nstest.Options{})
+	stop, ended := make(chan bool), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			default:
+			}
+			l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "short"}, PeerName: "other"}
+			for _, step := range []func(netlink.Link) error{a.Netlink().LinkAdd, a.Netlink().LinkSetUp, a.Netlink().LinkDel} {
+				if err := step(l); err != nil {
+					ended <- err
+					return
+				}
+			}
+		}
+	}()
+	for _, args := range [][]string{{"info"}, {"report", "-o", "-"}, {"doctor", "--only", "link"}} {
+		for range 150 {
+			var errs bytes.Buffer
+			status := exitFine
+			nstest.Must(t, a.Do(func() error {
+				status = run(t.Context(), environment{args: args, stdout: io.Discard, stderr: &errs, actions: production()})
+				return nil
+			}))
+			if status != exitFine {
+				t.Errorf("%v: status %d, %s", args, status, &errs)
+				break
+			}
+		}
+	}
+	close(stop)
+	nstest.Must(t, <-ended)
+}
