@@ -25,11 +25,11 @@ func newDoctor(env environment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [INTERFACE]",
 		Short: "Find what keeps VIs from running or slows them down, and fix it",
-		Long: "Checks the host and an interface (or all that are up). For each problem it prints the\n" +
-			"cause, the consequence and the command that helps. It changes nothing without --fix, which\n" +
-			"makes the safe changes and records the previous values; --undo restores them, also after a\n" +
-			"crash. Some findings need a decision, and --fix leaves them alone. Exit status 2: VIs cannot\n" +
-			"run here.",
+		Long: "Checks the host and an interface (or all that are up; all if none is). For each problem it\n" +
+			"prints the cause, the consequence and the command that helps. It changes nothing without\n" +
+			"--fix, which makes the safe changes and records the previous values; --undo restores them,\n" +
+			"also after a crash. Some findings need a decision, and --fix leaves them alone. Exit status\n" +
+			"2: VIs cannot run here.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -91,18 +91,22 @@ func newDoctor(env environment) *cobra.Command {
 	return cmd
 }
 
-// examine runs the named checks, or all, on an interface, or on all that are up.
+// examine runs the named checks, or all, on an interface, or on all that are up, or on all if none is.
 func examine(args, only []string) (*doctor.Report, error) {
 	for _, id := range only {
 		if !slices.ContainsFunc(doctor.Checks, func(c doctor.Check) bool { return c.ID == id }) {
 			return nil, fmt.Errorf("--only %s: there is no such check; --list names them", id)
 		}
 	}
-	names, gather := args, doctor.Gather
+	names, gather, down := args, doctor.Gather, false
 	if len(names) == 0 {
 		gather = doctor.GatherAll
 		var err error
-		if names, err = inspect.Names(net.FlagUp); err != nil {
+		if names, err = inspect.Names(net.FlagUp); err == nil && len(names) == 0 {
+			down = true // which is why VIs cannot run
+			names, err = inspect.Names(0)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -111,6 +115,13 @@ func examine(args, only []string) (*doctor.Report, error) {
 		return nil, err
 	}
 	r := doctor.Examine(f)
+	if down { // which one is to be set up is the user's decision
+		for i := range r.Findings {
+			if r.Findings[i].Interface != "" {
+				r.Findings[i].Steps = nil
+			}
+		}
+	}
 	if len(only) > 0 {
 		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return !slices.Contains(only, f.Check) })
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -48,4 +49,22 @@ func TestInterfaceRemovedMeanwhile(t *testing.T) {
 	}
 	close(stop)
 	nstest.Must(t, <-ended)
+}
+
+// doctor looks at interfaces that are down if no other one is there: it is why VIs cannot run.
+func TestDoctorOfNoneUp(t *testing.T) {
+	t.Parallel()
+	a, _ := nstest.Pair(t, nstest.Options{})
+	l, err := a.Netlink().LinkByName(a.Name)
+	nstest.Must(t, err)
+	nstest.Must(t, a.Netlink().LinkSetDown(l))
+	var out bytes.Buffer
+	status := exitFine
+	nstest.Must(t, a.Do(func() error {
+		status = run(t.Context(), environment{args: []string{"doctor", "--only", "link"}, stdout: &out, stderr: &out, actions: production()})
+		return nil
+	}))
+	if status != exitCannotRun || !strings.Contains(out.String(), "ip link set dev "+a.Name+" up") || strings.Contains(out.String(), "--fix") {
+		t.Errorf("status %d, %s", status, &out)
+	}
 }
