@@ -19,6 +19,7 @@ type File struct {
 	of    map[Source]int // place of a source in the file
 	count []uint64       // frames of each
 	lost  []uint64       // frames that the program left out
+	sum   uint64         // of lost
 	began time.Time
 }
 
@@ -72,8 +73,9 @@ func (f *File) Write(from Source, x Frame) error {
 
 // Lose notes how many frames of a source were left out until now.
 func (f *File) Lose(from Source, lost uint64) {
-	if i, ok := f.of[from]; ok {
-		f.lost[i] = max(f.lost[i], lost)
+	if i, ok := f.of[from]; ok && lost > f.lost[i] {
+		f.sum += lost - f.lost[i]
+		f.lost[i] = lost
 	}
 }
 
@@ -81,12 +83,7 @@ func (f *File) Lose(from Source, lost uint64) {
 func (f *File) Flush() error { return f.w.Flush() }
 
 // Lost is how many frames the programs left out, as they had no room for them.
-func (f *File) Lost() (n uint64) {
-	for _, l := range f.lost {
-		n += l
-	}
-	return n
-}
+func (f *File) Lost() uint64 { return f.sum }
 
 // Close ends the file with the counts of each source. It does not close the
 // writer.

@@ -48,11 +48,18 @@ const headers = 18 + 40 + 8 + 8
 // flushEvery is the longest time until a reader of the file sees a frame.
 const flushEvery = 200 * time.Millisecond
 
+// queue names a queue of a program.
+type queue struct {
+	pid int
+	id  uint32
+}
+
 // recording is a running capture.
 type recording struct {
 	Config
 	sources []Source
-	cancel  func() // ends it
+	of      map[queue]int // place of a queue in sources: a hostile program has very many
+	cancel  func()        // ends it
 
 	mu     sync.Mutex // of all below
 	out    *bufio.Writer
@@ -61,21 +68,27 @@ type recording struct {
 	failed error
 }
 
-// Run captures frames of programs to w until ctx ends, all of them have ended,
-// or there are enough.
-func Run(ctx context.Context, w io.Writer, targets []Target, c Config) (Summary, error) {
-	r := &recording{Config: c, out: bufio.NewWriterSize(w, 1<<20)}
+func newRecording(c Config, out *bufio.Writer, targets []Target) *recording {
+	r := &recording{Config: c, out: out, of: make(map[queue]int)}
 	for _, t := range targets {
 		for _, x := range t.Sources {
 			if c.Interface == "" || x.Interface == c.Interface {
+				r.of[queue{x.PID, x.ID}] = len(r.sources)
 				r.sources = append(r.sources, x)
 			}
 		}
 	}
+	r.sum.Queues = make([]uint64, len(r.sources))
+	return r
+}
+
+// Run captures frames of programs to w until ctx ends, all of them have ended,
+// or there are enough.
+func Run(ctx context.Context, w io.Writer, targets []Target, c Config) (Summary, error) {
+	r := newRecording(c, bufio.NewWriterSize(w, 1<<20), targets)
 	if len(r.sources) == 0 {
 		return r.sum, ErrNobody
 	}
-	r.sum.Queues = make([]uint64, len(r.sources))
 	var err error
 	if r.file, err = NewFile(r.out, r.sources, c.Snaplen); err != nil {
 		return r.sum, err
@@ -139,15 +152,15 @@ func (r *recording) follow(pid int, stream io.Reader) error {
 
 // take writes a frame if it is wanted, and ends the capture when there are enough.
 func (r *recording) take(pid int, f Frame) {
-	i := slices.IndexFunc(r.sources, func(x Source) bool { return x.PID == pid && x.ID == f.ID })
+	i, ok := r.of[queue{pid, f.ID}]
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	enough := func() bool { return r.Count > 0 && r.sum.Frames >= r.Count }
-	if i >= 0 && !enough() {
+	if ok && !enough() {
 		r.file.Lose(r.sources[i], f.Lost) // whether this frame is wanted or not
 	}
 	switch {
-	case enough() || i < 0: // of another interface, or a queue opened since
+	case enough() || !ok: // of another interface, or a queue opened since
 	case f.Len == 0: // none
 	case !r.wants(f.Data):
 		r.sum.Skipped++
