@@ -24,8 +24,10 @@ var (
 	macForm = regexp.MustCompile(`(?i)\b[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}\b`)
 	ip4Form = regexp.MustCompile(`\b\d{1,3}(?:\.\d{1,3}){3}\b`)
 	// Anything with at least two colons; netip decides whether it is an address. An IPv4 address
-	// may precede it, as on the kernel's command line (ip=10.0.0.2::10.0.0.1).
-	ip6Form = regexp.MustCompile(`(?i)(\b\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]*):[0-9a-f:]*:[0-9a-f:.]*`)
+	// may precede it, as on the kernel's command line (ip=10.0.0.2::10.0.0.1), or a word, whose last letters may be hexadecimal
+	// digits (source:2001:db8::1).
+	ip6Form = regexp.MustCompile(`(?i)(\b\d{1,3}(?:\.\d{1,3}){3}|\b\w*[g-z_]\w*|[0-9a-f]*):[0-9a-f:]*:[0-9a-f:.]*`)
+	hexForm = regexp.MustCompile(`(?i)^[0-9a-f]*$`)
 	// Interfaces that are called by their hardware address (systemd.net-naming-scheme(7)).
 	nameForm = regexp.MustCompile(`\b(enx|wlx|wwx)([0-9a-f]{12})\b`)
 	uuidForm = regexp.MustCompile(`(?i)\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
@@ -49,7 +51,7 @@ func (m *Mask) Apply(s string) string {
 	})
 	s = ip6Form.ReplaceAllStringFunc(s, func(x string) string { // may end as one of IPv4
 		of, _, _ := strings.Cut(x, ":")
-		if !strings.Contains(of, ".") {
+		if hexForm.MatchString(of) {
 			of = ""
 		}
 		return of + m.address(x[len(of):])
