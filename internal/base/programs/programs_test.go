@@ -62,7 +62,6 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A capture ends when its client disconnects, and with the server.
 // A program leaves the socket of a live one that has the same PID, as in the containers that share a directory.
 func TestSamePID(t *testing.T) {
 	dir, _, first := serve(t)
@@ -96,6 +95,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	nstest.Check(t, found[0].Status(&got))
 }
 
+// A capture ends when its client disconnects, and with the server.
 func TestCapture(t *testing.T) {
 	dir, a, _ := serve(t)
 	found, _ := List([]string{dir})
