@@ -2,6 +2,7 @@ package ctrlport
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -9,18 +10,23 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"viaxdp/internal/base/termsafe"
 )
 
-// HolderOf names the processes that have a UDP socket on the port in the
-// calling thread's namespace, " (process 12 (name))", as far as this process
-// may see; "" when it sees none.
-func HolderOf(port uint16) string {
+// HolderOf names the processes that keep the UDP port of an interface in the calling thread's
+// namespace, " (process 12 (name))", as far as this process may see; "" when it sees none. If the
+// kernel lacks CONFIG_INET_UDP_DIAG, these are all processes that have a UDP socket on the port.
+func HolderOf(port uint16, ifindex int) string {
 	inodes := make(map[string]bool)
-	for _, family := range []string{"udp", "udp6"} {
-		if f, err := os.Open("/proc/thread-self/net/" + family); err == nil {
-			udpInodes(f, port, inodes)
-			f.Close()
+	if !boundInodes(port, ifindex, inodes) {
+		for _, family := range []string{"udp", "udp6"} {
+			if f, err := os.Open("/proc/thread-self/net/" + family); err == nil {
+				udpInodes(f, port, inodes)
+				f.Close()
+			}
 		}
 	}
 	if len(inodes) == 0 {
@@ -43,6 +49,23 @@ func HolderOf(port uint16) string {
 		return ""
 	}
 	return fmt.Sprintf(" (%s)", strings.Join(names, ", "))
+}
+
+// boundInodes collects the inodes of the sockets on a port that are bound to the interface, or to none. It
+// reports whether the kernel lists sockets.
+func boundInodes(port uint16, ifindex int, inodes map[string]bool) bool {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		list, err := netlink.SocketDiagUDP(family)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // then the list is what there is
+			return false
+		}
+		for _, s := range list {
+			if s.ID.SourcePort == port && (s.ID.Interface == 0 || int(s.ID.Interface) == ifindex) {
+				inodes[fmt.Sprintf("socket:[%d]", s.INode)] = true
+			}
+		}
+	}
+	return true
 }
 
 // udpInodes collects the inodes of the sockets on a port from a table in the format of

@@ -178,7 +178,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 		return errors.Join(&kagent.OpError{
 			Op: "open", Link: cfg.Interface, Err: err,
 			Hint: fmt.Sprintf("another via-xdp program%s holds the control port %d of this interface: "+
-				"stop it, take another interface or port, or open both through an agent (via-xdp agent, or VIA_AGENT=auto for both)", ctrlport.HolderOf(cfg.Port), cfg.Port),
+				"stop it, take another interface or port, or open both through an agent (via-xdp agent, or VIA_AGENT=auto for both)", ctrlport.HolderOf(cfg.Port, nic.Index), cfg.Port),
 		}, d.takeDown())
 	}
 	if err != nil {

@@ -293,6 +293,19 @@ func TestSecondProcess(t *testing.T) {
 	}
 }
 
+// The error names no process that has the port on other interfaces only.
+func TestSecondProcessOfTwoInterfaces(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	other, _ := nstest.Another(t, an, bn, 1, nstest.Options{})
+	cmd, said := nstest.Spawn(t, an.Do, asOpener)
+	nstest.Equal(t, "what the program says", said, "open <nil>")
+	mustOpen(t, other, small(other))
+	_, err := openOn(t, an, small(an))
+	nstest.FatalIf(t, !errors.Is(err, unix.EADDRINUSE), "%v, want EADDRINUSE", err)
+	holder, self := fmt.Sprintf("(process %d (", cmd.Process.Pid), fmt.Sprintf("process %d (", os.Getpid())
+	nstest.ErrorIf(t, !strings.Contains(err.Error(), holder) || strings.Contains(err.Error(), self), "%v, want %q without %q", err, holder, self)
+}
+
 // A program killed with SIGKILL leaves nothing, and the queue opens again.
 func TestKill(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
