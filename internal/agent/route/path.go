@@ -235,7 +235,7 @@ func (r *Router) route(p *kagent.Path, link *kagent.Link) (netip.Addr, error) {
 // does not know it yet, resolve makes it ask, and it is waited for.
 func (r *Router) neighbour(ctx context.Context, hop netip.Addr, resolve func() error) (hw [6]byte, err error) {
 	look := firstLook
-	for asked := false; ; {
+	for asked, seen := false, false; ; {
 		n, err := r.lookup(hop)
 		if err != nil {
 			return hw, err
@@ -243,13 +243,16 @@ func (r *Router) neighbour(ctx context.Context, hop netip.Addr, resolve func() e
 		switch {
 		case n != nil && n.State&usable != 0:
 			return mac(n.HardwareAddr), nil
-		case !asked:
+		// The entry vanishes if the link or its address changes, or an administrator flushes the table.
+		case !asked, n == nil && seen:
 			if err := resolve(); err != nil {
 				return hw, err
 			}
-			asked = true
+			asked, seen = true, false
 		case n == nil || n.State&netlink.NUD_FAILED != 0:
 			return hw, fmt.Errorf("%w: %v does not answer on %s", kagent.ErrUnreachable, hop, r.name)
+		default:
+			seen = true
 		}
 		timer := time.NewTimer(look)
 		select {

@@ -3,6 +3,7 @@ package route
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -79,6 +80,35 @@ func TestPath(t *testing.T) {
 		_, err := r.Path(deadline(t, waitLimit), netip.Addr{}, netip.MustParseAddr(host))
 		nstest.WantErr(t, host, err, kagent.ErrUnreachable)
 	}
+}
+
+// A neighbour entry that is deleted while the kernel resolves it, as by "ip neigh flush" or a new address of the NIC, is
+// resolved again: the host may be there.
+func TestPathWhileFlushed(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	r := New(an.Netlink(), an.Name, an.Index, testPort)
+	late := netip.MustParseAddr("10.99.0.77")
+	found := make(chan error, 1)
+	go func() {
+		p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, late)
+		if err == nil && p.DstMAC != mac(bn.MAC) {
+			err = fmt.Errorf("at %x", p.DstMAC)
+		}
+		found <- err
+	}()
+	entry := func() (n *netlink.Neigh) {
+		n, err := r.lookup(late)
+		nstest.Check(t, err)
+		return n
+	}
+	await.Until(t, "the kernel asks for the host", func() bool { return entry() != nil })
+	time.Sleep(2 * lastLook) // Path has seen it
+	nstest.Must(t, an.Netlink().NeighDel(entry()))
+	await.Until(t, "the kernel asks again", func() bool { return entry() != nil || len(found) > 0 })
+	link, err := bn.Netlink().LinkByIndex(bn.Index)
+	nstest.Must(t, err)
+	nstest.Must(t, bn.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: late.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
+	nstest.Must(t, <-found)
 }
 
 // Calls during a request to the kernel share the next answer, which is newer than their calls. An error is
