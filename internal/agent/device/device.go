@@ -203,7 +203,8 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 
 // short reports whether an error is that memory or descriptors are short at the moment.
 func short(err error) bool {
-	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
+	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
+		errors.Is(err, unix.ENOBUFS) // netlink, and sockets
 }
 
 // begin is the first part of setUp. Caller holds d.mu.

@@ -1,12 +1,15 @@
 package device
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
@@ -78,6 +81,16 @@ func TestResumeMemberWithoutFiles(t *testing.T) {
 	defer fds.CloseFiles(append(l.sockets, l.group.memory)...)
 	if len(d.groups) != 1 || l.group.members[0] != l {
 		t.Errorf("groups %v, want one with the lease", d.groups)
+	}
+}
+
+// A shortage is no sign that a program cannot run on the machine.
+func TestShort(t *testing.T) {
+	for _, err := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
+		nstest.ErrorIf(t, !short(fmt.Errorf("open: %w", os.NewSyscallError("sendto", err))), "%v is no shortage", err)
+	}
+	for _, err := range []unix.Errno{unix.EPERM, unix.ENODEV, unix.EINVAL} {
+		nstest.ErrorIf(t, short(err), "%v is a shortage", err)
 	}
 }
 
