@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -198,6 +199,12 @@ func (k *kept) lost() (all []Restored) {
 	return all
 }
 
+// What is not restored is lost, so a shortage of memory or descriptors is waited out.
+const (
+	shortTime  = 5 * time.Second
+	shortPause = 20 * time.Millisecond
+)
+
 // restoreNIC restores one interface. If that fails, whole is an error, and the queues are lost.
 func restoreNIC(fdStore fdstore.Store, place string, entries []fdstore.Entry) (all []Restored, bad, whole error) {
 	k, nic, err := sortEntries(place, entries)
@@ -206,7 +213,11 @@ func restoreNIC(fdStore fdstore.Store, place string, entries []fdstore.Entry) (a
 	}
 	if err == nil {
 		var rest error
-		all, rest, err = k.restoreAll(fdStore, place, nic)
+		for until := time.Now().Add(shortTime); ; time.Sleep(shortPause) {
+			if all, rest, err = k.restoreAll(fdStore, place, nic); !short(err) || time.Now().After(until) {
+				break
+			}
+		}
 		bad = errors.Join(bad, rest)
 	}
 	if err != nil {
@@ -234,6 +245,7 @@ func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_
 	discs := k.discs()
 	d.mu.Lock()
 	if err := d.restore(fdStore, nic, k.nic, link.Attrs(), discs); err != nil {
+		d.fdStore = nil // the entries are Restore's
 		return nil, nil, errors.Join(err, d.release())
 	}
 	for _, key := range k.keys(place) {

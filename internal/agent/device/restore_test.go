@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/xdpnic"
 )
 
 // An invalid record does not cause the loss of others of its interface. An invalid record of the interface
@@ -81,6 +83,71 @@ func TestResumeMemberWithoutFiles(t *testing.T) {
 	defer fds.CloseFiles(append(l.sockets, l.group.memory)...)
 	if len(d.groups) != 1 || l.group.members[0] != l {
 		t.Errorf("groups %v, want one with the lease", d.groups)
+	}
+}
+
+// An interface is restored when descriptors are free again, if some were short for a moment.
+func TestRestoreShortOfDescriptors(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	fdStore := newFakeFDStore()
+	cfg := small(an)
+	cfg.Mode, cfg.Shared, cfg.FDStore = xdpnic.ModeGeneric, true, fdStore
+	l := mustOpen(t, an, cfg)
+	handOut(t, l)
+	key := l.dev.key
+	objects, ok := l.demux.Descriptors()
+	nstest.FatalIf(t, !ok, "the program has no descriptors")
+	kept := fdStore.all()
+	forget := func(d *device) { // as if its agent were dead; nil: none
+		registry.mu.Lock()
+		defer registry.mu.Unlock()
+		if delete(registry.devices, key); d != nil {
+			registry.devices[key] = d
+		}
+	}
+	forget(nil)
+	defer forget(l.dev)
+	file := func(fd int) *os.File {
+		f, err := fds.DupFile(fd, "kept")
+		nstest.Must(t, err)
+		return f
+	}
+	for _, free := range []int{0, 3, 8, 12} {
+		var entries []fdstore.Entry
+		for key, value := range kept {
+			e := fdstore.Entry{Key: key, Value: value}
+			switch kind, _, _ := strings.Cut(key, "/"); kind {
+			case "nic":
+				nstest.Must(t, l.dev.udp.Control(func(fd uintptr) { e.Files = append(e.Files, file(int(fd))) }))
+				for _, fd := range objects.List() {
+					e.Files = append(e.Files, file(fd))
+				}
+			case "lease":
+				r, w, err := os.Pipe()
+				nstest.Must(t, err)
+				defer w.Close()
+				e.Files = append(e.Files, r)
+			}
+			entries = append(entries, e)
+		}
+		done := make(chan []Restored, 1)
+		nstest.WithDescriptors(t, free, func() {
+			go func() {
+				var all []Restored
+				nstest.Check(t, an.Do(func() (err error) { all, err = Restore(fdStore, entries); return err }))
+				done <- all
+			}()
+			time.Sleep(3 * shortPause)
+		})
+		all := <-done
+		nstest.FatalIf(t, len(all) != 1 || all[0].Local == nil || len(fdStore.all()) != len(kept), "%d descriptors: restored %+v, kept %v", free, all, fdStore.all())
+		fds.CloseFiles(all[0].Alive)
+		// The next round begins with the same entries.
+		nstest.Check(t, all[0].Local.dev.fdStore.clear())
+		nstest.Check(t, all[0].Local.Close())
+		for key, value := range kept {
+			nstest.Must(t, fdStore.Put(key, value))
+		}
 	}
 }
 
