@@ -483,6 +483,13 @@ func (c *congestion) countMarks() {
 	c.seen, c.marks = 0, 0
 }
 
+// idled handles a time in which nothing was in flight: it does not count for the curve (RFC 9438, section 5.8).
+func (c *congestion) idled(time int64) {
+	if c.epoch != 0 {
+		c.epoch += time
+	}
+}
+
 // collapse handles a retransmission timeout. A second one in a row leaves the threshold unchanged. So does one before
 // a round trip is known: perhaps it is only longer than the first timer.
 func (c *congestion) collapse(known bool) {

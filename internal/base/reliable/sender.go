@@ -40,7 +40,8 @@ type Sender struct {
 
 	seenMarks uint32 // the peer's count of marked frames
 
-	timer   int64 // 0: off
+	timer   int64 // 0: off, as when nothing is in flight
+	idleAt  int64 // when that began
 	silent  uint8 // timeouts since a frame arrived
 	backoff uint8 // doublings of the timer, kept until a round trip is measured
 	hasty   uint8 // timeouts before a first silence may be longer than maxTimeout again, see firstTimeout
@@ -132,7 +133,8 @@ func (s *Sender) Send(now int64, tag uint64, units int) uint32 {
 	s.bounded = s.bounded || int(int32(s.limit-s.used)) < units
 	s.stats.Sent++
 	s.paced(now)
-	if s.timer == 0 {
+	if s.timer == 0 { // nothing was in flight
+		s.idled(now - s.idleAt)
 		s.timer = now + s.firstTimeout()
 	}
 	return seq
@@ -307,5 +309,7 @@ func (s *Sender) progress(now int64) {
 	s.timer = 0
 	if s.una != s.nxt {
 		s.timer = now + s.firstTimeout()
+	} else {
+		s.idleAt = now
 	}
 }
