@@ -499,7 +499,11 @@ func (e *emulator) travel(frame []byte, p *copyPlan, now time.Duration) {
 // serve moves frames from the bottleneck to the line that the link has begun to send by now.
 func (e *emulator) serve(now time.Duration) {
 	for x, ok := e.bottleneck.pop(now, e.faults.Rate); ok; x, ok = e.bottleneck.pop(now, e.faults.Rate) {
-		e.n.Queued += uint64(len(x.frame)) * uint64(x.due-x.since)
+		queued := uint64(len(x.frame)) * uint64(x.due-x.since)
+		e.n.Queued += queued
+		if x.apart { // e.apart is of the frame at hand
+			e.seen.Queued += queued
+		}
 		e.later(x)
 	}
 }

@@ -432,3 +432,18 @@ func TestWatched(t *testing.T) {
 		}
 	}
 }
+
+// The queue of watched frames is counted separately, too, whichever frame is at hand when they leave it.
+func TestWatchedQueue(t *testing.T) {
+	w := &emulator{in: -1, out: -1, epoch: time.Now(), randomSource: newRandomSource()}
+	w.watch = func(frame []byte) bool { return frame[0] == 1 }
+	w.faults = Faults{Rate: 8e9} // a byte takes a nanosecond
+	watched, other := append([]byte{1}, make([]byte, 99)...), make([]byte, 300)
+	w.receive(watched, 0)
+	w.receive(other, 0)
+	w.receive(watched, 0)
+	w.receive(other, time.Millisecond)
+	if n := w.watched().Queued; n != 100*100+100*500 {
+		t.Errorf("watched frames waited for %d byte nanoseconds, want %d; all for %d", n, 100*100+100*500, w.counters().Queued)
+	}
+}
