@@ -65,7 +65,9 @@ func (q *Queue) bind(ctx context.Context) error {
 	for i, m := range steps {
 		var err error
 		if m == ModeZeroCopy {
-			err = q.refuseZeroCopy()
+			if err = q.refuseZeroCopy(); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+				return err // it is not known whether the mode works
+			}
 		}
 		if err == nil {
 			err = q.bindOnce(ctx, bindFlags(m, c.MultiBuffer), 0)
@@ -113,8 +115,11 @@ func (q *Queue) refuseZeroCopy() error {
 			"its chunks: make the RX ring hold all RX chunks")
 	}
 	link, err := netlink.LinkByIndex(q.cfg.Ifindex)
-	if err != nil {
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil // bind(2) reports it
+	}
+	if err != nil { // for lack of a descriptor, perhaps: bind(2) would succeed
+		return q.fail("link", err)
 	}
 	if x := link.Attrs().Xdp; x != nil && x.AttachMode == nl.XDP_ATTACHED_SKB {
 		return refuse("the interface's XDP program is attached in generic mode: attach it in native mode")

@@ -283,6 +283,26 @@ func TestZeroCopyRefused(t *testing.T) {
 	}
 }
 
+// A process without a descriptor cannot ask how the program is attached, and so gets no zero-copy queue: it would receive
+// nothing if the program is in generic mode. Nor does it get a slower one for a reason that passes. That there is no such
+// interface is left to bind(2).
+func TestZeroCopyWithoutDescriptors(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	nstest.Must(t, ns.Do(func() (err error) {
+		nstest.WithDescriptors(t, 0, func() { err = newQueue(Config{Ifindex: ns.Index}).refuseZeroCopy() })
+		nstest.WantErr(t, "without descriptors", err, unix.EMFILE)
+		nstest.WantErr(t, "no such interface", newQueue(Config{Ifindex: 1 << 30}).refuseZeroCopy(), nil)
+		var q *Queue
+		nstest.WithDescriptors(t, 2, func() { q, err = Open(Config{Ifindex: ns.Index}) }) // the socket, and that of Wake
+		nstest.WantErr(t, "Open", err, unix.EMFILE)
+		nstest.WithDescriptors(t, 3, func() { q, err = Open(Config{Ifindex: ns.Index}) })
+		if err != nil {
+			return err
+		}
+		return q.Close()
+	}))
+}
+
 // Rings.Bytes is what the kernel has: it maps so much of each ring, and no page more. Kernels before
 // 6.3 have a power of two of pages (xskq_create).
 func TestRingBytes(t *testing.T) {
