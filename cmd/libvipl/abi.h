@@ -66,6 +66,9 @@ extern uint32_t via_polls_used; /* those from here on were never claimed */
  */
 int via_barrier(void);
 
+/* A variable of the environment of now; "" if it is not set, and in a setuid or setgid program. */
+const char *via_variable(const char *name);
+
 /* From Go to the program: its handlers, called outside of the library. */
 void via_call_error(uintptr_t handler, uintptr_t context, uintptr_t nic, uintptr_t vi, uintptr_t cq,
 	uintptr_t descriptor, uint64_t op, int resource, int code);

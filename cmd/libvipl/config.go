@@ -3,6 +3,7 @@
 package main
 
 // #include <stdlib.h>
+// #include "abi.h"
 import "C"
 
 import (
@@ -19,11 +20,11 @@ import (
 )
 
 // variable reads the environment of now: a program may set it before it opens a
-// NIC.
+// NIC. A setuid program has none.
 func variable(name string) string {
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))
-	return C.GoString(C.getenv(c)) // nil gives ""
+	return C.GoString(C.via_variable(c))
 }
 
 func verbose() bool { v := variable("VIA_VERBOSE"); return v != "" && v != "0" }

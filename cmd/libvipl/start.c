@@ -32,6 +32,23 @@ extern initialiser *__stop_via_go_init[] __attribute__((weak, visibility("hidden
 extern char **environ;
 
 int via_started, via_forked;
+
+/*
+ * The caller of a setuid or setgid program chooses its environment, and not what it does: VIA_AGENT=auto with a PATH
+ * would run the caller's program.
+ */
+static int of_another(void)
+{
+	return getauxval(AT_UID) != getauxval(AT_EUID) || getauxval(AT_GID) != getauxval(AT_EGID);
+}
+
+const char *via_variable(const char *name)
+{
+	const char *value = of_another() ? NULL : getenv(name);
+
+	return value ? value : "";
+}
+
 __thread enum via_where via_where;
 
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
@@ -54,10 +71,11 @@ static char **arguments(void)
 	static const unsigned long kinds[] = {AT_PAGESZ, AT_HWCAP, AT_HWCAP2, AT_RANDOM,
 		AT_SYSINFO_EHDR, AT_SECURE, AT_CLKTCK};
 	static char name[] = "vipl";
+	const char *debug = via_variable("GODEBUG");
 	size_t n = 0, i;
 	unsigned long *block, *p;
 
-	while (environ && environ[n])
+	while (environ && environ[n] && !of_another())
 		n++;
 	block = calloc(2 + n + 2 + 2 * (sizeof kinds / sizeof *kinds + 1), sizeof *block);
 	if (!block)
@@ -66,15 +84,15 @@ static char **arguments(void)
 	*p++ = (unsigned long)name;
 	*p++ = 0;
 	/* Go looks for a byte 16 at a time, also behind the end. */
-	char *ours = calloc(1, sizeof settings + 1 + strlen(getenv("GODEBUG") ? getenv("GODEBUG") : "") + 16);
+	char *ours = calloc(1, sizeof settings + 1 + strlen(debug) + 16);
 	if (!ours) {
 		free(block);
 		return NULL;
 	}
 	strcpy(ours, settings);
-	if (getenv("GODEBUG")) {
+	if (*debug) {
 		strcat(ours, ",");
-		strcat(ours, getenv("GODEBUG"));
+		strcat(ours, debug);
 	}
 	*p++ = (unsigned long)ours;
 	for (i = 0; i < n; i++)

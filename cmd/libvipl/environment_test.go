@@ -1,0 +1,47 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"viaxdp/internal/lab/nstest"
+)
+
+// Whoever runs a program of another user does not have that user run a program of theirs, nor configure the library.
+func TestSetuid(t *testing.T) {
+	t.Parallel()
+	lib := library(t)
+	dir, err := os.MkdirTemp("", "libvipl-setuid") // t.TempDir is root's alone
+	nstest.Must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	nstest.Must(t, os.Chmod(dir, 0o755))
+	var fs unix.Statfs_t
+	nstest.Must(t, unix.Statfs(dir, &fs))
+	if fs.Flags&unix.ST_NOSUID != 0 {
+		nstest.Lacks(t, "%s: mounted nosuid", dir)
+	}
+	proof := filepath.Join(dir, "proof") // in a directory that is root's
+	callers := exec.Command("gcc", "-x", "c", "-o", filepath.Join(dir, "via-xdp"), "-")
+	callers.Stdin = strings.NewReader("#include <fcntl.h>\nint main(void) { return creat(\"" + proof + "\", 0600); }\n")
+	nstest.Must(t, callers.Run())
+	program := filepath.Join(dir, "wrong")
+	nstest.Must(t, exec.Command("cp", compilers[0].compile(t, lib, "wrong"), program).Run())
+	nstest.Must(t, os.Chmod(program, 0o755|os.ModeSetuid))
+
+	state := filepath.Join(dir, "state")
+	b := newBed(t, 1500, "VIA_AGENT=auto", "PATH="+dir, "VIA_STATE_DIR="+state, "GODEBUG=gctrace=1")
+	b.as = &syscall.Credential{Uid: 65534, Gid: 65534}
+	out := b.one(t, program, "server", "via0")
+	if _, err := os.Stat(proof); err == nil {
+		t.Error("it ran a program of its caller as root")
+	}
+	if !strings.Contains(out, "wrong:") || strings.Contains(out, "gc 1 ") {
+		t.Errorf("it said %q", out)
+	}
+}
