@@ -139,20 +139,25 @@ func (n *nic) wait(at vipl.NetAddress, timeout time.Duration) (*vipl.Conn, error
 	if l == nil {
 		return n.ConnectWait(at, timeout)
 	}
-	ctx := context.Background()
+	ctx, end := context.Background(), time.Now().Add(timeout)
 	if timeout >= 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, timeout)
+		ctx, cancel = context.WithDeadline(ctx, end)
 		defer cancel()
 	}
 	request, err := l.Wait(ctx)
 	switch {
+	case err == nil:
+		return request, nil
 	case errors.Is(err, vipl.ErrTimeout):
 		return nil, vipl.ErrTimeout
-	case errors.Is(err, vipl.ErrInvalidParameter) && n.listener(at) != l:
+	case n.listener(at) != l:
 		return nil, fmt.Errorf("%w: VipxUnlisten ended it", vipl.ErrInvalidState)
 	}
-	return request, err
+	if timeout >= 0 {
+		timeout = max(0, time.Until(end))
+	}
+	return n.ConnectWait(at, timeout) // an agent that was started again may have refused the listener
 }
 
 func (n *nic) listener(at vipl.NetAddress) *vipl.Listener {
@@ -162,7 +167,9 @@ func (n *nic) listener(at vipl.NetAddress) *vipl.Listener {
 }
 
 // listenAddress is a key for an address.
-func listenAddress(a vipl.NetAddress) string { return a.Host.String() + " " + string(a.Discriminator) }
+func listenAddress(a vipl.NetAddress) string {
+	return a.Host.Unmap().String() + " " + string(a.Discriminator)
+}
 
 //export viago_listen
 func viago_listen(h C.uintptr_t, local *C.VIP_NET_ADDRESS) C.int {
