@@ -66,7 +66,7 @@ extern uint32_t via_polls_used; /* those from here on were never claimed */
  */
 int via_barrier(void);
 
-/* A variable of the environment of now; "" if it is not set, and in a setuid or setgid program. */
+/* The present value of an environment variable; "" if it is not set, and in a setuid or setgid program. */
 const char *via_variable(const char *name);
 
 /* From Go to the program: its handlers, called outside of the library. */

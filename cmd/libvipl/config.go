@@ -19,8 +19,8 @@ import (
 	"viaxdp/xdpnic"
 )
 
-// variable reads the environment of now: a program may set it before it opens a
-// NIC. A setuid program has none.
+// variable is the present value of an environment variable: a program may set it before it opens a
+// NIC. In a setuid or setgid program it is "".
 func variable(name string) string {
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))

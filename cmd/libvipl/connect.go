@@ -150,14 +150,14 @@ func (n *nic) wait(at vipl.NetAddress, timeout time.Duration) (*vipl.Conn, error
 	case err == nil:
 		return request, nil
 	case errors.Is(err, vipl.ErrTimeout):
-		return nil, vipl.ErrTimeout
+		return nil, vipl.ErrTimeout // bare, as from ConnectWait: VIA_VERBOSE does not report it
 	case n.listener(at) != l:
 		return nil, fmt.Errorf("%w: VipxUnlisten ended it", vipl.ErrInvalidState)
 	}
 	if timeout >= 0 {
 		timeout = max(0, time.Until(end))
 	}
-	return n.ConnectWait(at, timeout) // an agent that was started again may have refused the listener
+	return n.ConnectWait(at, timeout) // the listener is lost: an agent that was restarted may have refused it
 }
 
 func (n *nic) listener(at vipl.NetAddress) *vipl.Listener {

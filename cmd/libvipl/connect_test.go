@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -68,4 +70,34 @@ func TestListenDelaysNoOthers(t *testing.T) {
 		nstest.Must(t, <-ended)
 		<-kept
 	}
+}
+
+// refusedAgent is an agent that was restarted and has refused the listener to which the program waits.
+type refusedAgent struct{ *kagenttest.Agent }
+
+func (a refusedAgent) Listen(local kagent.Address) (kagent.Listener, error) {
+	l, err := a.Agent.Listen(local)
+	return refusedListener{l}, err
+}
+
+type refusedListener struct{ kagent.Listener }
+
+func (refusedListener) Wait(context.Context) (kagent.Incoming, error) {
+	return nil, kagent.ErrListening
+}
+
+// VipConnectWait goes on without a listener that the agent has lost. VipxUnlisten ends the listener by the same IPv4 address
+// in either form.
+func TestWaitAtLostListener(t *testing.T) {
+	wire := xdpnictest.NewWire()
+	t.Cleanup(wire.Close)
+	agent := refusedAgent{kagenttest.NewFabric(kagenttest.Faults{}).Agent("a")}
+	host := memorynic.Open(t, wire, agent.Agent, memorynic.Config{Agent: func(*kagenttest.Agent) kagent.Agent { return agent }})
+	n := &nic{NIC: host.NIC, listeners: map[string]*vipl.Listener{}}
+	at := vipl.NetAddress{Host: netip.MustParseAddr("::ffff:10.0.0.1"), Discriminator: []byte("lost")}
+	nstest.Must(t, n.listen(at))
+	_, err := n.wait(at, time.Millisecond)
+	nstest.WantErr(t, "VipConnectWait", err, vipl.ErrTimeout)
+	at.Host = at.Host.Unmap()
+	nstest.Must(t, n.unlisten(at))
 }

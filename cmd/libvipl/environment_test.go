@@ -13,7 +13,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// Whoever runs a program of another user does not have that user run a program of theirs, nor configure the library.
+// A user who runs a setuid program neither has its owner run a program from their PATH nor configures the library.
 func TestSetuid(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
@@ -34,8 +34,7 @@ func TestSetuid(t *testing.T) {
 	nstest.Must(t, exec.Command("cp", compilers[0].compile(t, lib, "wrong"), program).Run())
 	nstest.Must(t, os.Chmod(program, 0o755|os.ModeSetuid))
 
-	state := filepath.Join(dir, "state")
-	b := newBed(t, 1500, "VIA_AGENT=auto", "PATH="+dir, "VIA_STATE_DIR="+state, "GODEBUG=gctrace=1")
+	b := newBed(t, 1500, "VIA_AGENT=auto", "PATH="+dir, "VIA_STATE_DIR="+filepath.Join(dir, "state"), "GODEBUG=gctrace=1")
 	b.as = &syscall.Credential{Uid: 65534, Gid: 65534}
 	out := b.one(t, program, "server", "via0")
 	if _, err := os.Stat(proof); err == nil {

@@ -32,23 +32,6 @@ extern initialiser *__stop_via_go_init[] __attribute__((weak, visibility("hidden
 extern char **environ;
 
 int via_started, via_forked;
-
-/*
- * The caller of a setuid or setgid program chooses its environment, and not what it does: VIA_AGENT=auto with a PATH
- * would run the caller's program.
- */
-static int of_another(void)
-{
-	return getauxval(AT_UID) != getauxval(AT_EUID) || getauxval(AT_GID) != getauxval(AT_EGID);
-}
-
-const char *via_variable(const char *name)
-{
-	const char *value = of_another() ? NULL : getenv(name);
-
-	return value ? value : "";
-}
-
 __thread enum via_where via_where;
 
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
@@ -60,6 +43,22 @@ static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
  * for a descriptor that is no pointer, whatever it is.
  */
 static const char settings[] = "GODEBUG=asyncpreemptoff=1,gcshrinkstackoff=1,invalidptr=0";
+
+/*
+ * A setuid or setgid program has its environment from a user who must not gain its rights: VIA_AGENT=auto would run a
+ * program from that user's PATH. AT_SECURE is set as well for a program with file capabilities, which keeps its settings.
+ */
+static int is_setuid(void)
+{
+	return getauxval(AT_UID) != getauxval(AT_EUID) || getauxval(AT_GID) != getauxval(AT_EGID);
+}
+
+const char *via_variable(const char *name)
+{
+	const char *value = is_setuid() ? NULL : getenv(name);
+
+	return value ? value : "";
+}
 
 /*
  * Arguments, environment and auxiliary vector one behind the other, as the
@@ -75,7 +74,7 @@ static char **arguments(void)
 	size_t n = 0, i;
 	unsigned long *block, *p;
 
-	while (environ && environ[n] && !of_another())
+	while (environ && environ[n] && !is_setuid())
 		n++;
 	block = calloc(2 + n + 2 + 2 * (sizeof kinds / sizeof *kinds + 1), sizeof *block);
 	if (!block)

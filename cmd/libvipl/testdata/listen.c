@@ -1,6 +1,6 @@
 /*
  * listen: requests wait while the server listens and does not wait for them; when it has ended
- * that, they are refused, and a thread that waits for them returns.
+ * that, they are refused, and a thread in VipConnectWait returns.
  *
  *	listen server|client DEVICE [ADDRESS]
  */
