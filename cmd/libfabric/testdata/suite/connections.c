@@ -146,6 +146,30 @@ static void taken(void)
 	close_bed(&b);
 }
 
+/* fi_close of a listener wakes its thread, which waits 100 ms at a time. */
+static void ended(void)
+{
+	struct want w = {0};
+	double least = 1, began;
+	struct fid_pep *pep;
+	struct bed b;
+	int i;
+
+	open_bed(&b, &w);
+	for (i = 0; i < 5 && server; i++) {
+		OK(fi_passive_ep(b.fabric, b.info, &pep, NULL));
+		OK(fi_pep_bind(pep, &b.eq->fid, 0));
+		OK(fi_listen(pep));
+		usleep(10000); /* it waits */
+		began = seconds();
+		OK(fi_close(&pep->fid));
+		if (seconds() - began < least)
+			least = seconds() - began;
+	}
+	CHECK(!server || least < 0.05, "fi_close of a listener took at least %.3f s", least);
+	close_bed(&b);
+}
+
 /* No host has the address. */
 static void unreachable(void)
 {
@@ -313,6 +337,7 @@ void test_connections(void)
 	rejected();
 	refused();
 	taken();
+	ended();
 	if (ours) /* tcp takes the kernel's time */
 		unreachable();
 	several();

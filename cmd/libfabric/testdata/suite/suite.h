@@ -48,7 +48,7 @@ int heard(int ms);                      /* the other side has sent a line within
 void tell(const void *data, size_t n);  /* to the other side, by the socket of the kernel */
 void hear(void *data, size_t n);
 double seconds(void);
-int time_left(double end);               /* of seconds; lets others run */
+int time_left(double end);              /* seconds() is before end; other processes run first */
 
 /* Fabric, domain, an EQ, and a connection. */
 struct bed {
