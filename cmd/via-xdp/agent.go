@@ -242,8 +242,8 @@ func activated() (*net.UnixListener, error) {
 	return l, nil
 }
 
-// maxMetricsConns is how many connections may ask for metrics at once. Any process that reaches the address can connect, and must
-// not take the descriptors that the agent needs for programs.
+// maxMetricsConns limits the connections for metrics that are open at once. Any process on the network may connect, and must
+// leave the agent the descriptors that it needs for programs.
 const maxMetricsConns = 16
 
 func serveMetrics(l net.Listener, status func() kagent.Status) {

@@ -252,8 +252,9 @@ func (l *countedListener) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// Whoever reaches the metrics' address takes few of the agent's descriptors, and each for a short time.
+// Processes that connect to the metrics' address take few of the agent's descriptors, and each for a short time.
 func TestAgentMetricsConnections(t *testing.T) {
+	t.Parallel()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	nstest.Must(t, err)
 	l := &countedListener{Listener: inner}
@@ -275,11 +276,11 @@ func TestAgentMetricsConnections(t *testing.T) {
 		silent = append(silent, c)
 	}
 	await.Until(t, "connections are accepted", func() bool { return l.n.Load() >= maxMetricsConns })
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // without a limit the others are accepted by then
 	if n := l.n.Load(); n > maxMetricsConns {
 		t.Errorf("%d silent connections are open, want at most %d", n, maxMetricsConns)
 	}
-	for _, c := range silent {
+	for _, c := range silent[maxMetricsConns:] { // the others stay, until their time is over
 		c.Close()
 	}
 	c := dial()

@@ -70,7 +70,7 @@ func newMpibench(env environment) *cobra.Command {
 	f.IntVar(&o.Step, "step", 2, "factor from one size to the next")
 	f.IntVar(&o.Iterations, "iterations", 0, "iterations of each size (default: OSU's)")
 	f.IntVar(&o.Warmup, "warmup", 0, "iterations of each size that do not count (default: OSU's)")
-	f.IntVar(&o.MostBytes, "most-bytes", 0, "fewer iterations of a size where one message each, or one window, would come to more than these `bytes`; at least one (default: no limit)")
+	f.IntVar(&o.MostBytes, "most-bytes", 0, "limit of a size's iterations: their messages (one window each for bw) have at most these `bytes`; at least one iteration (default: no limit)")
 	f.IntVar(&o.Window, "window", 0, "messages under way, of bw, bibw and mbw_mr (default: OSU's 64)")
 	return cmd
 }

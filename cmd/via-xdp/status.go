@@ -352,7 +352,7 @@ func watchKeys(quit func()) (restore func()) {
 	return func() { unix.IoctlSetTermios(in, unix.TCSETS, old) }
 }
 
-// counted is a number and a noun, in the plural unless there is one.
+// counted returns a count and its noun, which is in the plural unless n is 1.
 func counted[N int | uint64](n N, noun string) string {
 	if n != 1 {
 		noun += "s"

@@ -179,8 +179,8 @@ func TestTopOfNobody(t *testing.T) {
 	}
 }
 
-// One of a kind is in the singular.
-func TestOne(t *testing.T) {
+// Counts of one are in the singular.
+func TestSingular(t *testing.T) {
 	var report bytes.Buffer
 	printReport(&report, &doctor.Report{Findings: []doctor.Finding{{Check: "mtu", Level: doctor.OK}}}, false, paint(&report))
 	nstest.Same(t, "doctor", report.String(), "1 check found nothing (--all names it)\n")

@@ -199,7 +199,7 @@ func (k *kept) lost() (all []Restored) {
 	return all
 }
 
-// What is not restored is lost, so a shortage of memory or descriptors is waited out.
+// An interface that is not restored is lost to its programs, so Restore waits for memory and descriptors.
 const (
 	shortTime  = 5 * time.Second
 	shortPause = 20 * time.Millisecond

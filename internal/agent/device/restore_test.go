@@ -98,7 +98,7 @@ func TestRestoreShortOfDescriptors(t *testing.T) {
 	objects, ok := l.demux.Descriptors()
 	nstest.FatalIf(t, !ok, "the program has no descriptors")
 	kept := fdStore.all()
-	forget := func(d *device) { // as if its agent were dead; nil: none
+	forget := func(d *device) { // replaces the device as if its agent were dead; nil: by none
 		registry.mu.Lock()
 		defer registry.mu.Unlock()
 		if delete(registry.devices, key); d != nil {
@@ -137,7 +137,7 @@ func TestRestoreShortOfDescriptors(t *testing.T) {
 				nstest.Check(t, an.Do(func() (err error) { all, err = Restore(fdStore, entries); return err }))
 				done <- all
 			}()
-			time.Sleep(3 * shortPause)
+			time.Sleep(3 * shortPause) // Restore fails, and tries again
 		})
 		all := <-done
 		nstest.FatalIf(t, len(all) != 1 || all[0].Local == nil || len(fdStore.all()) != len(kept), "%d descriptors: restored %+v, kept %v", free, all, fdStore.all())

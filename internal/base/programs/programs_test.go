@@ -83,12 +83,11 @@ func TestOutOfDescriptors(t *testing.T) {
 	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	nstest.Must(t, err)
 	defer unix.Close(client)
-	var limit unix.Rlimit
-	nstest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	nstest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
-	err = unix.Connect(client, &unix.SockaddrUnix{Name: s.path})
-	time.Sleep(4 * acceptPause) // the server tries to accept
-	nstest.Must(t, errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)))
+	nstest.WithDescriptors(t, 0, func() {
+		err = unix.Connect(client, &unix.SockaddrUnix{Name: s.path})
+		time.Sleep(4 * acceptPause) // the server tries to accept
+	})
+	nstest.Must(t, err)
 	found, _ := List([]string{dir})
 	nstest.FatalIf(t, len(found) != 1, "found %+v", found)
 	var got map[string]int

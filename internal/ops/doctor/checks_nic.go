@@ -192,7 +192,7 @@ func checkQueues(_ *Host, n *NIC) []Finding {
 	case on: // whether the driver takes a rule for UDP shows only when one is made
 		f.Level = Info
 		f.Cause += "; the classifier is on"
-		f.Consequence = "opening a NIC has the classifier put the NIC's frames on its queue. Where the driver takes no such rule, " +
+		f.Consequence = "opening a NIC adds a rule that puts its frames on its queue. If the driver refuses the rule, " +
 			"a note of the NIC handle says so, and frames on other queues are dropped"
 	case there && !n.Fixed[ntuple]:
 		// This is the default of NICs. Turning it on may take the link down, so the user must

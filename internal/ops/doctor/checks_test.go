@@ -260,7 +260,8 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// The kernel tells a user neither the name of a program nor who holds a port: both may be of a program of root's that has the NIC.
+// A user without privilege sees neither the name of an XDP program nor which process holds a port. Both may belong to a program
+// of root that has the NIC open.
 func TestPortOfUnseenProgram(t *testing.T) {
 	f := healthy()
 	f.Host.Capabilities, f.Host.SeesOthers = 0, false
