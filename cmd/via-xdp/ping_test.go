@@ -23,7 +23,10 @@ func TestPingLinkLocal(t *testing.T) {
 		}))
 	}
 	var out, log bytes.Buffer
-	env := environment{stdout: &out, stderr: &log, actions: production(), args: []string{"ping", "-c", "1", "fe80::99%" + a.Name}}
+	// The kernel joins the group of a new address later, so that the first neighbor solicitation may be
+	// lost. It sends the next one after 1 s.
+	args := []string{"ping", "-c", "1", "-W", "30s", "fe80::99%" + a.Name}
+	env := environment{stdout: &out, stderr: &log, actions: production(), args: args}
 	nstest.Must(t, a.Do(func() error {
 		run(t.Context(), env)
 		return nil
