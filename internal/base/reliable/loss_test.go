@@ -20,6 +20,7 @@ func warm(n int) (s *Sender, now int64, first uint32) {
 		now += trip
 		s.Ack(now, seq+1, 256)
 	}
+	s.cwnd = 70 * fraction // frames that leave one by one do not enlarge it
 	first = s.Next()
 	for range n {
 		s.Send(now, 0, 1)

@@ -116,3 +116,27 @@ func TestStreamGetsFasterAndSlower(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// Messages that use less than half of the window do not enlarge it, however many there are. One that uses half of it does.
+func TestUnderusedWindow(t *testing.T) {
+	s, now := NewSender(1, 256), int64(us)
+	message := func(n int) int {
+		for range n {
+			s.Send(now, 0, 1)
+		}
+		now += trip
+		s.Ack(now, s.Next(), 256)
+		return s.window()
+	}
+	for range 100 {
+		if w := message(initialWindow/2 - 1); w != initialWindow {
+			t.Fatalf("a window of %d frames", w)
+		}
+	}
+	if w := message(initialWindow / 2); w != initialWindow*3/2 {
+		t.Errorf("after half a window it has %d frames", w)
+	}
+	if w := message(initialWindow/2 + 4); w != initialWindow*3/2 {
+		t.Errorf("after less than half of the next one it has %d frames", w)
+	}
+}

@@ -238,6 +238,7 @@ type Incast struct {
 	Senders   int
 	Bytes     int64
 	Rounds    int
+	Small     int   // rounds of messages of one byte before those
 	Within    int64 // the messages of a round begin at random times within it, ns; 0: at once
 }
 
@@ -268,7 +269,10 @@ func (c Incast) Run() (r Mixed, err error) {
 		}
 		return err
 	}
-	if c.Transport == OverVI { // a connection has measured a round trip, as TCP has by its handshake
+	if c.Transport == OverVI {
+		c.Small = max(c.Small, 1) // a connection has measured a round trip, as TCP has by its handshake
+	}
+	for range c.Small {
 		if err := round(1, func(*Host, int64) {}); err != nil {
 			return r, err
 		}

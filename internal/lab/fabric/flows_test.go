@@ -78,6 +78,20 @@ func TestIncastOfMany(t *testing.T) {
 	}
 }
 
+// Small messages do not enlarge a window that they do not fill: long ones behind them leave as those of new connections. The
+// windows of 16 senders that had doubled with each round trip overflowed the switch.
+func TestIncastAfterSmallMessages(t *testing.T) {
+	c := Incast{Seed: 1, Shape: network(5, 16, 4), Senders: 16, Bytes: 64 << 10, Rounds: 1, Within: 20 * Microsecond}
+	fresh, err := c.Run()
+	must(t, err)
+	c.Small = 50
+	r, err := c.Run()
+	must(t, err)
+	if r.Resent > 0 || p99(t, r, math.MaxInt64) > 1.2*p99(t, fresh, math.MaxInt64) {
+		t.Errorf("%d frames sent again, p99 slowdown %.2f, of new connections %.2f", r.Resent, p99(t, r, math.MaxInt64), p99(t, fresh, math.MaxInt64))
+	}
+}
+
 // The mean queue of an incast is that of its rounds: the time between them, in which nothing is sent, does not count.
 func TestIncastQueue(t *testing.T) {
 	c := Incast{Seed: 1, Shape: network(2, 8, 2), Senders: 4, Bytes: 10 * payload, Rounds: 3}
