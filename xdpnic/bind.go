@@ -7,7 +7,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -114,8 +113,8 @@ func (q *Queue) refuseZeroCopy() error {
 		return refuse("if the RX ring fills up in the middle of a frame, the kernel leaves the frame's beginning there and reuses " +
 			"its chunks: make the RX ring hold all RX chunks")
 	}
-	link, err := netlink.LinkByIndex(q.cfg.Ifindex)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
+	link, err := linkOf(q.cfg.Ifindex)
+	if errors.Is(err, unix.ENODEV) {
 		return nil // bind(2) reports it
 	}
 	if err != nil { // for lack of a descriptor, perhaps: bind(2) would succeed
@@ -205,7 +204,7 @@ func (q *Queue) bindOnce(ctx context.Context, flags uint16, umemFD uint32) error
 // copy mode instead of copying them, as it does for virtio-net (IFF_TX_SKB_NO_LINEAR;
 // xsk_build_skb_zerocopy, net/xdp/xsk.c). It returns true if that cannot be determined.
 func byPages(ifindex int) bool {
-	l, err := netlink.LinkByIndex(ifindex)
+	l, err := linkOf(ifindex)
 	return err != nil || l.Attrs().ParentDevBus == "virtio"
 }
 

@@ -6,7 +6,6 @@ import (
 	"math/bits"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -186,7 +185,7 @@ func (c *Config) checkChunks() error {
 }
 
 func (c *Config) chunkFromMTU() error {
-	link, err := netlink.LinkByIndex(c.Ifindex)
+	link, err := linkOf(c.Ifindex)
 	if err != nil {
 		return &OpError{Op: "mtu", Ifindex: c.Ifindex, Queue: c.QueueID, Err: err}
 	}

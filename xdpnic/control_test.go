@@ -82,6 +82,22 @@ func TestMissingPrivilege(t *testing.T) {
 		"memory lock limit: %v", err)
 }
 
+// Whichever call meets it first, an interface that does not exist is ENODEV, with its index and the remedy.
+func TestNoSuchInterface(t *testing.T) {
+	for _, index := range []int{1 << 30, 0} { // 0: the caller forgot it
+		c := Config{Ifindex: index}
+		for call, err := range map[string]error{
+			"WithDefaults":                nstest.Err(c.WithDefaults()),
+			"Open":                        nstest.Err(Open(c)),
+			"Open with the size of chunk": nstest.Err(Open(Config{Ifindex: index, ChunkSize: 2048, RxChunks: 4, TxChunks: 4})),
+			"Running":                     nstest.Err(Running(index)),
+		} {
+			want := fmt.Sprintf("interface %d queue 0: no such device (there is no such interface in this network namespace)", index)
+			nstest.ErrorIf(t, !errors.Is(err, unix.ENODEV) || !strings.Contains(err.Error(), want), "%s: %v, want %q", call, err, want)
+		}
+	}
+}
+
 func TestConfig(t *testing.T) {
 	page := func(n int) []byte {
 		mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

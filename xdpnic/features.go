@@ -191,11 +191,20 @@ func attrUint(b []byte) uint64 {
 	return 0
 }
 
+// linkOf returns an interface of the calling thread's network namespace. Its error is ENODEV if there is none.
+func linkOf(ifindex int) (netlink.Link, error) {
+	l, err := netlink.LinkByIndex(ifindex)
+	if ifindex < 1 || errors.As(err, new(netlink.LinkNotFoundError)) { // EINVAL is the kernel's answer about index 0
+		return nil, unix.ENODEV
+	}
+	return l, err
+}
+
 // Running reports whether an interface of the calling thread's network namespace
 // is up and has its carrier. It checks three flags, because they change one after
 // the other: the carrier at once, the others a moment later.
 func Running(ifindex int) (bool, error) {
-	l, err := netlink.LinkByIndex(ifindex)
+	l, err := linkOf(ifindex)
 	if err != nil {
 		return false, &OpError{Op: "link", Ifindex: ifindex, Err: err}
 	}
