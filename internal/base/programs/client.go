@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,7 +23,7 @@ import (
 
 // Program is a running program that answers queries.
 type Program struct {
-	PID     int    `json:"pid"`
+	PID     int    `json:"pid"` // in the program's own PID namespace if it is invisible in this one
 	UID     int    `json:"uid"`
 	Command string `json:"command"`
 	path    string
@@ -57,7 +58,16 @@ func greet(path string) (p Program, err error) {
 		return p, err
 	}
 	defer c.Close()
-	return Program{PID: int(cred.Pid), UID: int(cred.Uid), Command: termsafe.Name(int(cred.Pid)), path: path}, nil
+	return Program{PID: pidOf(cred, path), UID: int(cred.Uid), Command: termsafe.Name(int(cred.Pid)), path: path}, nil
+}
+
+// pidOf returns the ID of a process. That of a process which is invisible in this PID namespace is in the name of its socket.
+func pidOf(cred *unix.Ucred, path string) int {
+	if cred.Pid != 0 {
+		return int(cred.Pid)
+	}
+	pid, _ := strconv.Atoi(strings.TrimSuffix(filepath.Base(path), ".sock"))
+	return pid
 }
 
 // connect connects to the socket at a path. It first opens the directory and the socket, and then checks and
@@ -160,9 +170,9 @@ func (p Program) ask(question string) (*net.UnixConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if int(cred.Pid) != p.PID || int(cred.Uid) != p.UID {
+	if pid := pidOf(cred, p.path); pid != p.PID || int(cred.Uid) != p.UID {
 		c.Close()
-		return nil, fmt.Errorf("process %d of user %d answers now at %s", cred.Pid, cred.Uid, p.path)
+		return nil, fmt.Errorf("process %d of user %d answers now at %s", pid, cred.Uid, p.path)
 	}
 	if _, err := io.WriteString(c, question+"\n"); err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -74,6 +75,35 @@ func TestSamePID(t *testing.T) {
 	}
 	if found, _ := List([]string{dir}); len(found) != 1 {
 		t.Errorf("the first program is not found: %+v", found)
+	}
+}
+
+// A container that shares the directory does not see the processes of the host. It still tells their programs apart.
+func TestOtherPIDNamespace(t *testing.T) {
+	const shared = "PROGRAMS_TEST_SHARED"
+	if dir := os.Getenv(shared); dir != "" {
+		found, _ := List([]string{dir})
+		for _, p := range found {
+			var status any
+			fmt.Println(p.PID, p.Command, p.Status(&status))
+		}
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := private(t)
+	pid := os.Getpid()
+	answering(t, dir, func(c net.Conn) { io.WriteString(c, "{}") })
+	nstest.Must(t, os.Rename(filepath.Join(dir, fmt.Sprint(pid)+".sock"), filepath.Join(dir, "4194000.sock")))
+	answering(t, dir, func(c net.Conn) { io.WriteString(c, "{}") })
+	lister := exec.Command("/proc/self/exe", "-test.run=^TestOtherPIDNamespace$")
+	lister.Env = append(os.Environ(), shared+"="+dir)
+	lister.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	out, err := lister.CombinedOutput()
+	nstest.Must(t, err)
+	for _, want := range []string{fmt.Sprintf("%d  <nil>", pid), "4194000  <nil>"} {
+		nstest.ErrorIf(t, !strings.Contains(string(out), want), "listed as\n%swant %q", out, want)
 	}
 }
 
