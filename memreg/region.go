@@ -20,6 +20,8 @@ type Region struct {
 	addr   uint64
 	mem    []byte // the bytes; keeps Go memory alive
 	held   int    // pins, which are not counted in refs
+	// writable is true once peers' writes are known to be possible; guarded by the table's mutex.
+	writable bool
 }
 
 // Handle returns the handle, which names the region together with its address.
@@ -108,7 +110,7 @@ func (r *refs) count() int { return int(max(0, r.n.Load())) }
 // Attributes are the attributes of a region. [Table.SetAttributes] changes them while it lives.
 type Attributes struct {
 	Ptag            *Ptag // required
-	EnableRDMAWrite bool  // peers may write to it
+	EnableRDMAWrite bool  // peers may write to it; stays false if the program cannot write to it
 	EnableRDMARead  bool  // peers may read from it
 	CopySends       bool  // what is sent from it is copied, see [Region.CopySends]
 }
@@ -135,9 +137,9 @@ type setting struct {
 	rights Rights
 }
 
-func newSetting(a Attributes) setting {
+func (r *Region) newSetting(a Attributes) setting {
 	s := setting{ptag: a.Ptag}
-	if a.EnableRDMAWrite {
+	if a.EnableRDMAWrite && r.canWrite() {
 		s.rights |= RemoteWrite
 	}
 	if a.EnableRDMARead {
@@ -187,7 +189,7 @@ func (t *Table) SetAttributes(r *Region, attr Attributes) error {
 // setting returns the setting for attr. A setting never changes, so one that the region has had is reused: rights
 // that change with each transfer then allocate nothing. The caller holds the table's mutex.
 func (r *Region) setting(attr Attributes) *setting {
-	next := newSetting(attr)
+	next := r.newSetting(attr)
 	if old := r.had[next.rights]; old != nil && old.ptag == next.ptag {
 		return old
 	}

@@ -45,7 +45,8 @@ func (t *Table) RegisterForeign(addr, n uint64, attr Attributes) (*Region, error
 }
 
 func (t *Table) register(mem []byte, attr Attributes) (*Region, error) {
-	r := &Region{mem: mem, addr: address(mem), first: newSetting(attr)}
+	r := &Region{mem: mem, addr: address(mem)}
+	r.first = r.newSetting(attr)
 	r.now.Store(&r.first)
 	if err := t.add(r); err != nil {
 		return nil, err
@@ -77,11 +78,24 @@ func (t *Table) bringIn(addr, n uint64) error {
 	if t.populated.has(r) && r.resident(page) {
 		return nil
 	}
-	if err := populate(r.first, r.end-r.first); err != nil {
+	if err := populate(r.first, r.end-r.first, unix.MADV_POPULATE_READ); err != nil {
 		return fmt.Errorf("%w: %d bytes at %#x are not mapped, not readable, or a device's (%w)", ErrAddress, n, addr, err)
 	}
 	t.populated.add(r)
 	return nil
+}
+
+// canWrite reports whether the first and the last page can be written: a peer's write would be a signal otherwise. It leaves
+// the other pages alone, because a large region may be used in parts. Middleware registers what it sends with all rights,
+// also constants. So this is no error, and the region only keeps peers from writing.
+func (r *Region) canWrite() bool {
+	if !r.writable {
+		page := uint64(os.Getpagesize())
+		first, last := r.addr&^(page-1), (r.addr+uint64(len(r.mem))-1)&^(page-1)
+		r.writable = populate(first, page, unix.MADV_POPULATE_WRITE) == nil &&
+			(first == last || populate(last, page, unix.MADV_POPULATE_WRITE) == nil)
+	}
+	return r.writable
 }
 
 // pages are the addresses of the first page and behind the last one.
@@ -126,9 +140,9 @@ func (p pages) resident(page uint64) bool {
 }
 
 // populate takes numbers instead of a slice: the pages may belong to several objects, none of them ours.
-func populate(addr, n uint64) error {
+func populate(addr, n uint64, how uintptr) error {
 	for {
-		_, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(addr), uintptr(n), unix.MADV_POPULATE_READ)
+		_, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(addr), uintptr(n), how)
 		switch errno {
 		case 0:
 			return nil

@@ -195,7 +195,7 @@ func (t *Table) Stats() Stats {
 var (
 	ErrHandle = errors.New("memreg: no region has this memory handle (wrong, or deregistered)")
 	ErrPtag   = errors.New("memreg: protection tag does not match, belongs to another NIC, or was destroyed")
-	ErrRights = errors.New("memreg: the region's attributes do not allow peers this access (EnableRDMAWrite, EnableRDMARead)")
+	ErrRights = errors.New("memreg: the region's attributes do not allow peers this access (EnableRDMAWrite, EnableRDMARead), or the memory is read-only")
 	ErrRange  = errors.New("memreg: bytes lie outside of the registered region")
 )
 

@@ -94,6 +94,45 @@ func TestForeign(t *testing.T) {
 	}
 }
 
+// Peers cannot write where the program cannot: that would end it by a signal. What it sends may be there.
+func TestReadOnlyMemory(t *testing.T) {
+	const page = 4096
+	f := newFixture(t, Limits{})
+	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	nstest.Must(t, err)
+	defer unix.Munmap(mem)
+	nstest.Must(t, unix.Mprotect(mem[page:2*page], unix.PROT_READ))
+	write := Attributes{Ptag: f.tag, EnableRDMAWrite: true, EnableRDMARead: true}
+	for _, c := range []struct {
+		name     string
+		bytes    []byte
+		writable bool
+	}{
+		{"before it", mem[:page], true},
+		{"from its first byte on", mem[page:], false},
+		{"up to its first byte", mem[:page+1], false},
+		{"some of it", mem[page+10 : page+20], false},
+		{"behind it", mem[2*page:], true},
+	} {
+		check := func(call string, r *Region, err error) {
+			t.Helper()
+			nstest.Must(t, err)
+			_, _, err = f.ResolveRemote(r.Handle(), r.Addr(), 1, f.tag, RemoteWrite)
+			if err == nil {
+				r.Release()
+			}
+			nstest.ErrorIf(t, (err == nil) != c.writable || err != nil && err != ErrRights || r.Attributes().EnableRDMAWrite != c.writable ||
+				!r.Attributes().EnableRDMARead, "%s, %s: a peer's write gives %v, %+v", c.name, call, err, r.Attributes())
+		}
+		r, err := f.Register(c.bytes, write)
+		check("Register", r, err)
+		r, err = f.RegisterForeign(address(c.bytes), uint64(len(c.bytes)), write)
+		check("RegisterForeign", r, err)
+		r = f.register(t, c.bytes)
+		check("SetAttributes", r, f.SetAttributes(r, write))
+	}
+}
+
 // Memory that was registered before is checked again: it must be there, and readable if another mapping has its place.
 func TestForeignAgain(t *testing.T) {
 	const page, size = 4096, 8 * 4096

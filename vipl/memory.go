@@ -69,7 +69,8 @@ func (p *Ptag) Destroy() error {
 }
 
 // RegisterMem is VipRegisterMem: it registers buf with the NIC. The bytes may be any memory of the program, and may
-// be registered several times. Data is copied once between this memory and the NIC's frames.
+// be registered several times. Data is copied once between this memory and the NIC's frames. Peers cannot write to memory that
+// is read-only here, also with EnableRDMAWrite, which Query then returns as false.
 //
 // Errors: ErrInvalidParameter for no bytes, ErrInvalidPtag, ErrResource past the NIC's limits.
 func (n *NIC) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {
@@ -151,7 +152,9 @@ func (r *Region) Query() (MemAttributes, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.attrs, nil
+	a := r.attrs
+	a.EnableRDMAWrite = r.reg.Attributes().EnableRDMAWrite
+	return a, nil
 }
 
 // SetAttributes is VipSetMemAttributes: it changes the protection tag and the rights of peers. It is allowed while

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -122,6 +124,25 @@ func TestWriteIsRefusedOnce(t *testing.T) {
 		if s := n.b.Counters(); s.RDMARefused != 1 || s.Writes != 1 {
 			t.Errorf("%d writes were refused, and %d arrived", s.RDMARefused, s.Writes)
 		}
+	})
+}
+
+// A peer's write to memory that the program itself cannot write is refused, and does not end the program by a signal.
+func TestWriteToReadOnlyMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, va, _, xa, _ := rdmaPair(t, memoryConfig{bubble: true}, vipl.UnreliableDelivery)
+		mem, err := unix.Mmap(-1, 0, 8192, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		must(t, err)
+		defer unix.Munmap(mem)
+		region, err := n.b.RegisterMem(mem, vipl.MemAttributes{Ptag: n.b.CommonPtag(), EnableRDMAWrite: true})
+		must(t, err)
+		defer region.Deregister()
+		xa.desc[0].SetRDMAWrite(region.Remote(0), segment(xa, 0, 5000))
+		postDesc(t, va, xa, 0)
+		sent(t, va, vipl.StatusOpRDMAWrite)
+		n.b.errs.are(t, vipl.ErrorRDMAWriteProtection)
+		a, err := region.Query()
+		errorIf(t, err != nil || a.EnableRDMAWrite, "%+v, %v", a, err)
 	})
 }
 
