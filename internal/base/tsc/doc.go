@@ -8,6 +8,8 @@
 //		elapsed := (tsc.Read() - start) * ns >> 32
 //	}
 //
+// This product overflows after 4 s. Longer times need bits.Mul64, which is good for centuries.
+//
 // A kernel whose clock source is the TSC has verified that it runs at one rate, in all states of the processor and
 // on all processors (Documentation/virt/kvm/x86/timekeeping.rst; arch/x86/kernel/tsc.c). The counter is read on
 // amd64 only; elsewhere Steady returns false.
