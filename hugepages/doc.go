@@ -20,8 +20,9 @@
 //	4k        ordinary pages            ordinary tmpfs pages
 //
 // Every page is populated before New returns, so that a lack of memory is an error of New and never a SIGBUS on the
-// data path. A shared arena is sealed against shrinking and growing, so a process that holds its descriptor cannot
-// remove pages from it. New never changes the machine's hugepage settings. [Overcommit] and [Reserve] do, for
+// data path. A shared arena is sealed against shrinking and growing. But a process that holds its descriptor can free
+// pages (FALLOC_FL_PUNCH_HOLE): the next access finds zeros or, with Hugetlb and no free page in the pool, raises
+// SIGBUS. So give it only to processes that may do that. New never changes the machine's hugepage settings. [Overcommit] and [Reserve] do, for
 // commands that build a test bed and restore the settings.
 //
 // # Concurrency
