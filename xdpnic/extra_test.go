@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -106,6 +107,22 @@ func TestExtraQueuesWait(t *testing.T) {
 	}
 	go func() { time.Sleep(time.Millisecond); b.q.Wake() }()
 	nstest.Check(t, b.q.Wait(waitLimit))
+}
+
+// A program that polls by the indices misses a frame on none of the queues.
+func TestExtraQueuesIndices(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{Queues: 4})
+	senders := openSenders(t, na, 4)
+	b := openEnd(t, nb, pairOptions{cfg: allFour})
+	produced, consumed := b.q.RxIndices()
+	for i, s := range senders {
+		s.mustSend(t, b, 64, 0)
+		eventually(t, "a frame", b.q.Ready)
+		if atomic.LoadUint32(produced) == atomic.LoadUint32(consumed) {
+			t.Errorf("a frame on queue %d, and the indices do not differ", i)
+		}
+		receive(t, b.q)
+	}
 }
 
 // Three processes share four queues. One ends with frames of all queues in its hands; everything comes back.

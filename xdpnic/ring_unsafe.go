@@ -107,7 +107,14 @@ var _ [descSize - 16]struct{} = [0]struct{}{}
 // index, stored by the kernel, and its consumer index, stored by Receive. They
 // let programs in other languages poll without calling Ready. Read them
 // atomically, never write them, and keep the Queue reachable for the garbage
-// collector while they are in use. After Close they are always equal.
+// collector while they are in use. After Close they are always equal. Two words do not tell of several RX rings: with
+// Config.ExtraQueues they always differ, so that each poll calls Ready.
 func (q *Queue) RxIndices() (produced, consumed *uint32) {
+	if q.extra != nil {
+		return &unequal[0], &unequal[1]
+	}
 	return (*uint32)(unsafe.Pointer(q.look.prod)), (*uint32)(unsafe.Pointer(q.look.cons))
 }
+
+// unequal stands for the indices of several RX rings.
+var unequal = [2]uint32{0, 1}
