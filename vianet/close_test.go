@@ -12,7 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 )
@@ -273,6 +276,37 @@ func TestShutdownBesideSilentPeer(t *testing.T) {
 	defer cancel()
 	nstest.WantErr(t, "Shutdown", h.b.Shutdown(ctx), nil)
 	p.isOver()
+}
+
+// unconfirming is an agent that never confirms an answer.
+type unconfirming struct{ *kagenttest.Agent }
+
+func (a unconfirming) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	_, _ = a.Agent.Request(ctx, local, remote, o)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A peer that was accepted and does not confirm delays the end of a stack by a second at most.
+func TestCloseBesideUnconfirmed(t *testing.T) { synctest.Test(t, closeBesideUnconfirmed) }
+
+func closeBesideUnconfirmed(t *testing.T) {
+	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{
+		Agent: func(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} },
+	}, memorynic.Config{})
+	l := h.listen(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := make(chan error, 1)
+	go func() { asked <- nstest.Err(h.a.DialContext(ctx, "via", l.Addr().String())) }()
+	synctest.Wait()
+	nstest.Equal(t, "connections on their way to Accept", vianet.Waiting(l), 1)
+	start := time.Now()
+	check(t, h.b.Close())
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	cancel()
+	isErr(t, "Dial", <-asked, context.Canceled)
 }
 
 // Accept of a closed listener says so, also if SetDeadline with a time that has passed runs beside Close.

@@ -400,7 +400,7 @@ func (c *Conn) finish() {
 		case <-c.checkEnd:
 			continue
 		case <-late.C:
-		case <-c.stack.closed:
+		case <-c.stack.closed.Done():
 		}
 		break
 	}

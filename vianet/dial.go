@@ -180,7 +180,7 @@ func (c *Conn) greeting(ctx context.Context) error {
 			return nil // what it has sent before it went can be read
 		}
 		return c.err
-	case <-c.stack.closed:
+	case <-c.stack.closed.Done():
 		return errStackClosed
 	case <-ctx.Done():
 		return contextError(ctx)

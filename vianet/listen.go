@@ -175,7 +175,7 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	err = c.post()
 	c.mu.Unlock()
 	if err == nil {
-		err = request.Accept(c.vi)
+		err = request.AcceptContext(l.stack.closed, c.vi)
 	}
 	if err != nil {
 		l.refuse(request)

@@ -80,7 +80,8 @@ type Stack struct {
 	silent silence
 	dials  context.Context // ends when Close begins
 	end    context.CancelCauseFunc
-	closed chan struct{}  // when it has waited long enough for connections
+	closed context.Context // ends when Close has waited long enough for connections
+	leave  context.CancelFunc
 	work   sync.WaitGroup // goroutines of connections and listeners
 	keep   sync.WaitGroup // goroutines that wait for completions
 
@@ -104,10 +105,11 @@ func New(nic *vipl.NIC, o Options) (*Stack, error) {
 		return nil, err
 	}
 	s := &Stack{
-		nic: nic, o: o, delay: delayMost, closed: make(chan struct{}),
+		nic: nic, o: o, delay: delayMost,
 		conns: make(map[*Conn]bool), listeners: make(map[*Listener]struct{}),
 	}
 	s.dials, s.end = context.WithCancelCause(context.Background())
+	s.closed, s.leave = context.WithCancel(context.Background())
 	var err error
 	info := nic.Info()
 	s.longFrames = info.NIC.MultiBuffer && info.MTU > info.NIC.ChunkSize
@@ -212,11 +214,8 @@ func (s *Stack) Close() error {
 	for _, c := range conns {
 		c.Close()
 	}
-	late := time.AfterFunc(closeTime, func() { close(s.closed) })
+	defer time.AfterFunc(closeTime, s.leave).Stop()
 	s.work.Wait()
-	if late.Stop() {
-		close(s.closed)
-	}
 	return s.release()
 }
 

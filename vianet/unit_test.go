@@ -22,7 +22,7 @@ import (
 func TestGreetingComesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waiting := func() *Conn {
-			return &Conn{stack: &Stack{closed: make(chan struct{})}, ready: make(chan struct{}), gone: make(chan struct{})}
+			return &Conn{stack: &Stack{closed: t.Context()}, ready: make(chan struct{}), gone: make(chan struct{})}
 		}
 		ctx, cancel := context.WithTimeoutCause(t.Context(), dialTime, syscall.ETIMEDOUT)
 		defer cancel()

@@ -117,7 +117,11 @@ const acceptTime = 5 * time.Second
 // before. ErrTimeout if the requester gave up, or has not confirmed within five seconds. ErrNotReachable and ErrResource as
 // with ConnectRequest. ErrRejected if the requester cannot connect with v (its ConnectRequest returned ErrResource) and, with
 // ErrSecurity, if the pre-shared keys do not match; the request is then over.
-func (c *Conn) Accept(v *VI) error {
+func (c *Conn) Accept(v *VI) error { return c.AcceptContext(context.Background(), v) }
+
+// AcceptContext is Accept with a context. If ctx ends before the requester has confirmed, it returns ErrTimeout with ctx's
+// error, and the request is over.
+func (c *Conn) AcceptContext(ctx context.Context, v *VI) error {
 	const op = "ConnectAccept"
 	theirs := c.in.Offer()
 	if v.nic != c.nic {
@@ -135,7 +139,7 @@ func (c *Conn) Accept(v *VI) error {
 		v.ended(err)
 		return err
 	}
-	ctx, cancel := within(acceptTime)
+	ctx, cancel := context.WithTimeout(ctx, acceptTime)
 	defer cancel()
 	path, ours, err := v.prepare(ctx, op, c.in.Local().Host, c.in.Remote().Host)
 	if err == nil {
@@ -156,7 +160,7 @@ func (v *VI) accept(ctx context.Context, op string, in kagent.Incoming, offered 
 		return err
 	}
 	if err := in.Accept(ctx, ours); err != nil && v.undo(conn, false, err) {
-		return agentError(op, v, err)
+		return agentError(op, v, overtime(ctx, err))
 	}
 	return nil
 }

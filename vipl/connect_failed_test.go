@@ -17,8 +17,8 @@ import (
 )
 
 // unconfirmed has vb accept a request of va, which never gets the answer, as on a machine that gives it no CPU
-// time. It returns the result of Accept. meanwhile runs concurrently.
-func unconfirmed(t *testing.T, n *memoryNet, va, vb *vipl.VI, meanwhile func()) (asked, accepted error) {
+// time. It returns the result of AcceptContext. meanwhile runs concurrently.
+func unconfirmed(t *testing.T, ctx context.Context, n *memoryNet, va, vb *vipl.VI, meanwhile func()) (asked, accepted error) {
 	t.Helper()
 	to := address(n.b, "unconfirmed")
 	answer := make(chan error, 1)
@@ -34,7 +34,7 @@ func unconfirmed(t *testing.T, n *memoryNet, va, vb *vipl.VI, meanwhile func()) 
 	must(t, err)
 	n.fabric.Cut(n.a.agent.Addr(), true)
 	go meanwhile()
-	accepted = c.Accept(vb)
+	accepted = c.AcceptContext(ctx, vb)
 	n.fabric.Cut(n.a.agent.Addr(), false)
 	return <-answer, accepted
 }
@@ -47,7 +47,7 @@ func TestReceivesOutliveFailedAccept(t *testing.T) {
 		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
 		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
 		postRecvs(t, vb, xb, 2, 64)
-		asked, accepted := unconfirmed(t, n, va, vb, func() {})
+		asked, accepted := unconfirmed(t, t.Context(), n, va, vb, func() {})
 		wantError(t, "request without an answer", asked, vipl.ErrTimeout)
 		wantError(t, "accept without a confirmation", accepted, vipl.ErrTimeout)
 		s := stateIs(t, vb, vipl.Idle)
@@ -68,6 +68,22 @@ func TestReceivesOutliveFailedAccept(t *testing.T) {
 	})
 }
 
+// An accept ends with its context. The VI is Idle then, and the requester is rejected.
+func TestAcceptContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newMemoryNet(t, memoryConfig{bubble: true})
+		va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		asked, accepted := unconfirmed(t, ctx, n, va, vb, func() {})
+		wantError(t, "the request", asked, vipl.ErrRejected)
+		wantError(t, "the accept", accepted, vipl.ErrTimeout)
+		wantError(t, "the accept", accepted, context.DeadlineExceeded)
+		stateIs(t, vb, vipl.Idle)
+		join(t, n.a.NIC, va, n.b.NIC, vb)
+	})
+}
+
 // A connection that ends before its accept has returned is in Error when it returns, with everything flushed
 // and its end reported once.
 func TestAcceptOfWhatEnded(t *testing.T) {
@@ -78,7 +94,7 @@ func TestAcceptOfWhatEnded(t *testing.T) {
 		xb := newBox(t, n.b.NIC, 1, 64)
 		postRecv(t, vb, xb, 0, 64)
 		n.wire.Cut(true)
-		asked, accepted := unconfirmed(t, n, va, vb, func() {
+		asked, accepted := unconfirmed(t, t.Context(), n, va, vb, func() {
 			time.Sleep(2 * silence)
 			n.fabric.Cut(n.a.agent.Addr(), false)
 		})
