@@ -37,7 +37,7 @@ type Conn struct {
 
 	counts    Stats // what is counted of each connection
 	err       error // why the connection broke
-	departed  bool  // by the peer's Disconnect
+	departed  bool  // by the peer's Close, which was not to drop anything
 	unsent    bool  // bytes that a Write has handed over were not sent
 	begun     bool  // the VI is connected
 	losing    bool  // it is about to turn out that it broke
@@ -383,13 +383,11 @@ func (c *Conn) dismissed() bool {
 func (c *Conn) finish() {
 	c.writing.Lock() // the last Write has returned
 	c.mu.Lock()
-	if !c.due.finSent {
-		c.due.fin = true
+	c.due.fin = !c.due.finSent
+	if !c.noReads {
+		c.stop() // without it the peer takes the end for that of SetLinger(0)
 	}
 	c.push()
-	if !c.due.finSent && !c.noReads {
-		c.stop()
-	}
 	linger := c.linger
 	c.mu.Unlock()
 	c.writing.Unlock()

@@ -148,11 +148,19 @@ func TestCloseWriteAfterClose(t *testing.T) {
 		isErr(t, "a Write after it", nstest.Err(b.Write(data)), net.ErrClosed)
 		readsAll(t, b, data)
 
-		a, b = h.pair(t)
-		a.SetLinger(0)
-		a.Close()
-		<-vianet.Gone(b)
-		isErr(t, "of a connection that was broken", b.CloseWrite(), syscall.ECONNRESET)
+		for _, ended := range []bool{false, true} { // the peer's stream, before it breaks the connection
+			a, b = h.pair(t)
+			if ended {
+				must(t, a.CloseWrite())
+			}
+			a.SetLinger(0)
+			a.Close()
+			<-vianet.Gone(b)
+			isErr(t, "of a connection that was broken", b.CloseWrite(), syscall.ECONNRESET)
+			if _, err := b.Write(data); !errors.Is(err, syscall.ECONNRESET) || errors.Is(err, vianet.ErrReadClosed) {
+				t.Errorf("ended %v: a Write on a connection that was broken: %v", ended, err)
+			}
+		}
 	})
 }
 

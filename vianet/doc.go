@@ -95,10 +95,11 @@
 // connection: each connection has a protection tag. It stays registered for the next time, up to Options.Registered
 // bytes. A ring is open to the peer until the connection ends.
 //
-// A connection ends with fin from either side, each answered by finack. After Close, the fin may have to wait because
-// the peer has no room for the data before it. In that case stop ends the peer's Writes: this side gives back no more
-// buffers for them, and the peer's program may read only after its Writes have returned. A protocol violation resets
-// the connection: a message that cannot be parsed, more data than credits, or memory that does not exist.
+// A connection ends with fin from either side, each answered by finack. Close also sends stop, unless the peer's fin has
+// come. It ends the peer's Writes: the fin may have to wait because the peer has no room for the data before it, this side
+// gives back no more buffers, and the peer's program may read only after its Writes have returned. A VI that the peer
+// disconnects before stop or the finack was broken, perhaps after the peer's fin. A protocol violation resets the
+// connection: a message that cannot be parsed, more data than credits, or memory that does not exist.
 //
 // # Waiting
 //

@@ -14,8 +14,8 @@ import (
 // network is what an OpError calls this package's networks.
 const network = "via"
 
-// ErrReadClosed is in the error of a Write whose peer reads no more: it has called CloseRead, or Close. What the peer
-// sent, or still sends after CloseRead, arrives. The error is also ECONNRESET.
+// ErrReadClosed is in the error of a Write whose peer reads no more: it has called CloseRead, or Close without
+// SetLinger(0). What the peer sent, or still sends after CloseRead, arrives. The error is also ECONNRESET.
 var ErrReadClosed = errors.New("the peer reads no more")
 
 // peerClosed is the cause of a connection that the peer has closed. It matches ErrReadClosed.

@@ -79,7 +79,8 @@ func (c *Conn) lost() {
 	if s, err := c.vi.Query(); err == nil {
 		cause = s.Cause
 	}
-	if c.departed = !c.down && errors.Is(cause, vipl.ErrPeerClosed); c.departed {
+	said := c.unheard || c.due.finAcked // the peer sends a stop, unless it has all
+	if c.departed = said && !c.down && errors.Is(cause, vipl.ErrPeerClosed); c.departed {
 		cause = peerClosed{cause}
 	}
 	c.fail(resetError(cause))

@@ -11,6 +11,7 @@ import (
 
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/vianet"
 )
 
 // witness is a connection that sends nothing and inspects the buffer that it is read into.
@@ -41,26 +42,47 @@ func TestBuffersAreEmpty(t *testing.T) {
 	}
 }
 
-// The answer arrives complete even if the VIA server has already closed, with data still under way, when the client
-// ends its stream.
-func TestAnswerAfterUpload(t *testing.T) {
+// piping is a pipe from a client to a VIA server, in which the other direction has no end.
+func piping(t *testing.T) (a *vianet.Stack, client, to net.Conn, server *vianet.Conn, piped chan error) {
+	t.Helper()
 	a, b, hostB := stacks(t)
 	l, err := b.Listen("via", ":7000")
 	must(t, err)
 	defer l.Close()
-	to, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
+	to, err = a.Dial("via", net.JoinHostPort(hostB, "7000"))
 	must(t, err)
-	defer to.Close()
-	server, err := l.Accept()
+	accepted, err := l.Accept()
 	must(t, err)
-	defer server.Close()
 	client, from := net.Pipe()
-	for _, c := range []net.Conn{client, to, server} {
-		defer c.Close()
+	for _, c := range []net.Conn{client, to, accepted} {
+		t.Cleanup(func() { c.Close() })
 		c.SetDeadline(time.Now().Add(waitLimit))
 	}
-	piped := make(chan error, 1)
+	piped = make(chan error, 1)
 	go func() { piped <- pipe(to, from, make(chan struct{})) }()
+	return a, client, to, accepted.(*vianet.Conn), piped
+}
+
+// A server that breaks the connection after the end of its answer, as the other proxy does if its server is gone, ends
+// the upload: it does not seem to arrive.
+func TestBreakOfServerAfterAnswer(t *testing.T) {
+	_, client, to, server, piped := piping(t)
+	must(t, server.CloseWrite())
+	must(t, nstest.Err(io.ReadAll(to)))
+	must(t, errors.Join(server.SetLinger(0), server.Close()))
+	var err error
+	for err == nil {
+		_, err = client.Write(make([]byte, 1000))
+	}
+	nstest.WantErr(t, "Write", err, io.ErrClosedPipe)
+	client.Close()
+	check(t, <-piped)
+}
+
+// The answer arrives complete even if the VIA server has already closed, with data still under way, when the client
+// ends its stream.
+func TestAnswerAfterUpload(t *testing.T) {
+	a, client, to, server, piped := piping(t)
 	say := func(n int) { // and wait until it is written
 		for range 2 {
 			must(t, nstest.Err(client.Write(make([]byte, n))))
