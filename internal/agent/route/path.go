@@ -106,6 +106,9 @@ func (r *Router) read(without int) (kagent.Link, error) {
 	}
 	var nic netlink.Link
 	err := r.kernel(func(nl *netlink.Handle) (err error) { nic, err = nl.LinkByIndex(r.index); return })
+	if IsGone(err) { // before the kernel's message about it has been read
+		return kagent.Link{}, kagent.ErrGone
+	}
 	if err != nil {
 		return kagent.Link{}, err
 	}

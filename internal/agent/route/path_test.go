@@ -80,6 +80,9 @@ func TestPath(t *testing.T) {
 		_, err := r.Path(deadline(t, waitLimit), netip.Addr{}, netip.MustParseAddr(host))
 		nstest.WantErr(t, host, err, kagent.ErrUnreachable)
 	}
+
+	nstest.Must(t, an.Netlink().LinkDel(link))
+	nstest.WantErr(t, "through an interface that is gone", nstest.Err(r.Path(deadline(t, waitLimit), netip.Addr{}, bn.IPv4)), kagent.ErrGone)
 }
 
 // A neighbour entry that is deleted while the kernel resolves it, as by "ip neigh flush" or a new address of the NIC, is
