@@ -311,8 +311,8 @@ func allowed(path string) error {
 	return fmt.Errorf("%q is no setting that is changed here: want one of %q", path, hostFiles)
 }
 
-// readFile reads the value of a file: the word in brackets where the kernel
-// lists what there is, as in "always [madvise] never".
+// readFile reads the value of a file as it is written: the word in brackets where the kernel lists what there is, as in
+// "always [madvise] never"; without the surplus pages in nr_hugepages, which reads as the total and sets the others.
 func readFile(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -326,6 +326,15 @@ func readFile(path string) (string, error) {
 		if word, _, ok := strings.Cut(chosen, "]"); ok {
 			return word, nil
 		}
+	}
+	if dir, name := filepath.Split(path); name == "nr_hugepages" {
+		surplus, err := readFile(dir + "surplus_hugepages")
+		if err != nil {
+			return "", err
+		}
+		all, err1 := strconv.Atoi(s)
+		more, err2 := strconv.Atoi(surplus)
+		return strconv.Itoa(all - more), errors.Join(err1, err2)
 	}
 	return s, nil
 }

@@ -264,6 +264,18 @@ func TestUndoRounded(t *testing.T) {
 	leftIn(t, dir)
 }
 
+// Surplus pages, which come and go with the programs that use them, are no part of the setting: nr_hugepages counts them when it
+// is read, and not when it is written.
+func TestSurplusHugepages(t *testing.T) {
+	dir := t.TempDir()
+	for name, value := range map[string]string{"nr_hugepages": "75\n", "surplus_hugepages": "5\n"} {
+		nstest.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(value), 0o644))
+	}
+	value, err := readFile(filepath.Join(dir, "nr_hugepages"))
+	nstest.Must(t, err)
+	nstest.Equal(t, "setting", value, "70")
+}
+
 // What cannot be undone stays in the list, in its order; the rest goes back.
 func TestUndoFails(t *testing.T) {
 	dir := t.TempDir()
