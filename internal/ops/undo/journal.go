@@ -150,8 +150,11 @@ func parse(b []byte) (changes []Change, err error) {
 // Close unlocks the list. An empty list leaves no file.
 func (j *Journal) Close() error { return rundir.Unlock(j.lock) }
 
+// ErrAbsent is returned by Set if the driver has no such setting, although Get has read a value of it.
+var ErrAbsent = errors.New("the driver has no such setting")
+
 // Apply makes the changes in order and returns those that were made. A setting that already
-// has the value, or keeps its value when it is set, is not among them. The error names the
+// has the value, or keeps its value when it is set, or is absent, is not among them. The error names the
 // settings that are refused; the others are changed nevertheless. Apply stops at a lack of
 // privilege, which concerns them, too, and when the list cannot be saved.
 func (j *Journal) Apply(steps []Step) (made []Change, err error) {
@@ -189,7 +192,9 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 			return made, errors.Join(append(refused, err)...)
 		}
 		if err := j.system.Set(s.Setting, s.Value); err != nil {
-			refused = append(refused, fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, err))
+			if !errors.Is(err, ErrAbsent) {
+				refused = append(refused, fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, err))
+			}
 			if now, again := j.system.Get(s.Setting); again == nil {
 				if now == c.Before {
 					j.changes = old

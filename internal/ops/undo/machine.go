@@ -228,7 +228,7 @@ func (s Setting) ethtool(f func(e *ethtool.Ethtool, field *uint32, put func() er
 			"rx-usecs": &c.RxCoalesceUsecs, "tx-usecs": &c.TxCoalesceUsecs,
 			"adaptive-rx": &c.UseAdaptiveRxCoalesce, "adaptive-tx": &c.UseAdaptiveTxCoalesce,
 		}[s.Name]
-		put = func() error { _, err := e.SetCoalesce(s.Interface, c); return err }
+		put = func() error { _, err := e.SetCoalesce(s.Interface, c); return s.absent(err) }
 	case Ring:
 		r, err := e.GetRing(s.Interface)
 		if err != nil {
@@ -243,6 +243,15 @@ func (s Setting) ethtool(f func(e *ethtool.Ethtool, field *uint32, put func() er
 		return fmt.Errorf("unknown setting %s", s)
 	}
 	return f(e, field, put)
+}
+
+// absent returns ErrAbsent if a driver refuses tx-usecs because rx-usecs is that of both directions, as e1000e does, and igb and
+// igc with EINVAL while the directions share interrupts.
+func (s Setting) absent(err error) error {
+	if s.Name == "tx-usecs" && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)) {
+		return ErrAbsent
+	}
+	return err
 }
 
 // parseField sets a number to a value: "on" is 1, "off" 0.

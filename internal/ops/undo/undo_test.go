@@ -23,6 +23,7 @@ import (
 type fake struct {
 	values map[string]string
 	fail   string // setting that cannot be set
+	refuse error  // how a driver refuses tx-usecs
 	half   string // setting that takes the value, and says that it has not
 	crash  string // setting at which the process dies, before it is set
 	after  string // and just after
@@ -51,6 +52,9 @@ func (f *fake) Get(s Setting) (string, error) {
 func (f *fake) Set(s Setting, value string) error {
 	if f.denied {
 		return os.ErrPermission
+	}
+	if s.Kind == Coalesce && f.refuse != nil {
+		return s.absent(f.refuse)
 	}
 	switch s.Name {
 	case f.fail:
@@ -329,6 +333,23 @@ func TestApplyPastRefusal(t *testing.T) {
 	made, err = j.Apply([]Step{file("b", "200"), file("c", "300")})
 	if len(made) != 0 || !errors.Is(err, os.ErrPermission) || strings.Contains(err.Error(), "c: ") {
 		t.Errorf("without privilege: %v, %v", made, err)
+	}
+}
+
+// A driver without moderation of its own for TX reads as 0 there and refuses another value: that is no failure, and no change.
+func TestOneModeration(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		refused, want error
+	}{
+		{"tx-usecs", unix.EOPNOTSUPP, nil}, {"tx-usecs", unix.EINVAL, nil}, {"tx-usecs", unix.ENODEV, unix.ENODEV}, {"rx-usecs", unix.EINVAL, unix.EINVAL},
+	} {
+		f := &fake{values: map[string]string{c.name: "0"}, refuse: c.refused}
+		j := open(t, t.TempDir(), f)
+		made, err := j.Apply([]Step{{Setting{Coalesce, "eth0", c.name}, "50"}})
+		nstest.WantErr(t, c.name, err, c.want)
+		nstest.ErrorIf(t, len(made)+len(j.changes) > 0, "%s: made %v, list %v", c.name, made, j.changes)
+		nstest.Check(t, j.Close())
 	}
 }
 
