@@ -23,7 +23,7 @@ type Conditions struct {
 	CPUModel   string   `json:"cpu_model"`  // as /proc/cpuinfo has it; empty: it does not say
 	Hypervisor bool     `json:"hypervisor"` // /proc/cpuinfo says that one is below
 	Interface  string   `json:"interface"`
-	Mode       string   `json:"mode"`         // XDP mode reached; empty without AF_XDP
+	Mode       string   `json:"mode"`         // XDP mode reached; empty without AF_XDP, and where programs open their NICs themselves
 	Features   []string `json:"xdp_features"` // of the interface's driver
 	MTU        int      `json:"mtu"`
 	FrameBytes int      `json:"frame_bytes"` // longest AF_XDP frame, headers included

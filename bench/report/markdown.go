@@ -100,8 +100,14 @@ func (d document) conditions() {
 		groups[at] = append(groups[at], g.Name)
 	}
 	for i, c := range sets {
-		t = append(t, []string{strings.Join(groups[i], ", "), orNone(c.Kernel), fmt.Sprint(c.CPUs), cpuModel(c), hypervisor(c),
-			pinned(c), orNone(c.Interface), fmt.Sprint(c.MTU), orNone(c.Mode), fmt.Sprint(c.FrameBytes), orNone(c.Hugepages), orNone(c.Polling), orNone(c.Version)})
+		row := []string{strings.Join(groups[i], ", "), c.Kernel, fmt.Sprint(c.CPUs), cpuModel(c), hypervisor(c),
+			pinned(c), c.Interface, fmt.Sprint(c.MTU), c.Mode, fmt.Sprint(c.FrameBytes), c.Hugepages, c.Polling, c.Version}
+		for j, cell := range row {
+			if row[j] = oneLine(cell); cell == "" || cell == "0" { // as conditions leaves out
+				row[j] = "-"
+			}
+		}
+		t = append(t, row)
 	}
 	t.write(d.out)
 }

@@ -209,12 +209,14 @@ func styleOf(i int) (draw.LineStyle, draw.GlyphStyle) {
 // newChart is an empty plot of a group; its title says what it shows, and under which conditions.
 func (g *Group) newChart(what string) *chart {
 	p := plot.New()
-	on := ""
-	if m := g.Conditions.CPUModel; m != "" {
-		on = ", " + m
+	under := fmt.Sprintf("MTU %d", g.Conditions.MTU)
+	if m := g.Conditions.Mode; m != "" {
+		under += ", XDP mode " + m
 	}
-	p.Title.Text = oneLine(strings.TrimPrefix(fmt.Sprintf("%s: %s (MTU %d, XDP mode %s%s)", g.Name, strings.ToLower(what[:1])+what[1:],
-		g.Conditions.MTU, orNone(g.Conditions.Mode), on), ": "))
+	if m := g.Conditions.CPUModel; m != "" {
+		under += ", " + m
+	}
+	p.Title.Text = oneLine(strings.TrimPrefix(fmt.Sprintf("%s: %s (%s)", g.Name, strings.ToLower(what[:1])+what[1:], under), ": "))
 	p.Title.TextStyle.Font = sans(12)
 	p.Title.Padding = vg.Points(8)
 	for _, a := range []*plot.Axis{&p.X, &p.Y} {

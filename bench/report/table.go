@@ -170,11 +170,29 @@ func (t grid) write(w io.Writer) {
 	}
 }
 
-// conditions is one line about how a group was measured.
+// conditions is one line about how a group was measured, as far as that is known: a simulation has no kernel, and of ranks and
+// proxies, which open their NICs themselves, the suite knows no XDP mode.
 func conditions(c bench.Conditions) string {
-	return fmt.Sprintf("kernel %s, %s (pinned: %s), interface %s, MTU %d, XDP mode %s, frames of %d bytes, memory %s, polling %s, via-xdp %s",
-		orNone(c.Kernel), oneLine(c.CPU()), pinned(c), orNone(c.Interface), c.MTU, orNone(c.Mode), c.FrameBytes,
-		orNone(c.Hugepages), orNone(c.Polling), orNone(c.Version))
+	var parts []string
+	for _, p := range []struct {
+		known bool
+		text  string
+	}{
+		{c.Kernel != "", "kernel " + c.Kernel},
+		{c.CPUs > 0, fmt.Sprintf("%s (pinned: %s)", c.CPU(), pinned(c))},
+		{c.Interface != "", "interface " + c.Interface},
+		{true, fmt.Sprintf("MTU %d", c.MTU)},
+		{c.Mode != "", "XDP mode " + c.Mode},
+		{c.FrameBytes > 0, fmt.Sprintf("frames of %d bytes", c.FrameBytes)},
+		{c.Hugepages != "", "memory " + c.Hugepages},
+		{c.Polling != "", "polling " + c.Polling},
+		{c.Version != "", "via-xdp " + c.Version},
+	} {
+		if p.known {
+			parts = append(parts, oneLine(p.text))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 func pinned(c bench.Conditions) string {
