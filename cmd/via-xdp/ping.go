@@ -139,6 +139,7 @@ func (p *pinged) sum() {
 		all = append(all, us(r.RoundTrip))
 	}
 	if len(all) > 0 {
+		p.Why = "" // of a single request
 		slices.Sort(all)
 		n := len(all)
 		p.Min, p.Median, p.Max = all[0], (all[(n-1)/2]+all[n/2])/2, all[n-1]
