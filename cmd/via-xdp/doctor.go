@@ -57,12 +57,11 @@ func newDoctor(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			var unfixed error // the report tells what is left
 			if fix {
-				if _, err := apply(env, "doctor", r.Steps()); err != nil {
-					return err
-				}
+				_, unfixed = apply(env, "doctor", r.Steps())
 				if r, err = examine(args, only); err != nil {
-					return err
+					return errors.Join(unfixed, err)
 				}
 			}
 			if asJSON {
@@ -71,9 +70,9 @@ func newDoctor(env environment) *cobra.Command {
 				printReport(env.stdout, r, all, paint(env.stdout))
 			}
 			if f := r.Impossible(); err == nil && f != nil {
-				return testbed.CannotRun(errors.New(strings.TrimPrefix(f.Interface+": "+f.Cause, ": ")))
+				err = testbed.CannotRun(errors.New(strings.TrimPrefix(f.Interface+": "+f.Cause, ": ")))
 			}
-			return err
+			return errors.Join(unfixed, err)
 		},
 	}
 	f := cmd.Flags()
