@@ -171,6 +171,9 @@ func (m *measureFlags) run(cmd *cobra.Command, env environment, args []string, p
 	if m.all && cmd.Flags().Changed("size") {
 		return errors.New("-a and -s: one of them")
 	}
+	if m.iterations > 0 && cmd.Flags().Changed("duration") {
+		return errors.New("-n and -D: one of them")
+	}
 	name, err := m.transport()
 	if err := errors.Join(err, within("-p", m.port, 1, math.MaxUint16), within("-n", m.iterations, 0, math.MaxInt), m.out.check()); err != nil {
 		return err

@@ -73,6 +73,7 @@ func TestUsageErrors(t *testing.T) {
 		"stream --keep host":               "--keep is of the server, and with a SERVER this is the client",
 		"pingpong -a -s 4096 host":         "-a and -s: one of them",
 		"stream --all --size 64 host":      "-a and -s: one of them",
+		"stream -n 100 -D 5 host":          "-n and -D: one of them",
 		"stat -c 2":                        "-c is the number of reports: give the seconds between them with -i",
 		"testbed up --mtu 1":               "--mtu 1: want 576 to 65535",
 		"testbed up --queues 0":            "--queues 0: want 1 to 4096",
