@@ -52,8 +52,11 @@ func (m *Mask) Apply(s string) string {
 	s = ip6Form.ReplaceAllStringFunc(s, func(x string) string { // may end as one of IPv4
 		of, _, _ := strings.Cut(x, ":")
 		if hexForm.MatchString(of) {
-			of = ""
+			if masked := m.address(x); masked != x {
+				return masked
+			}
 		}
+		// What is before the first colon is a word, also if it has only hexadecimal digits (dead:2001:db8:1:2:3:4:5:6).
 		return of + m.address(x[len(of):])
 	})
 	s = ip4Form.ReplaceAllStringFunc(s, m.address)

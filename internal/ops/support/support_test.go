@@ -42,6 +42,7 @@ func TestMask(t *testing.T) {
 		{"10.77.0.1:2001:db8::1 of 10.77.0.2::", "ip-1:ip-4 of ip-2::"},
 		{"3: enx525400abcdef: wlx0a0b0c0d0e0f", "3: enx-mac-1: wlx-mac-3"},
 		{"source:2001:db8:1:2:3:4:5:6 remote:2001:db8::1, iface:via0:2001:db8::1", "source:ip-9 remote:ip-4, iface:via0:ip-4"},
+		{"dead:2001:db8:1:2:3:4:5:6 add:2001:db8:1:2:3:4:5:6: bed:1.2.3.4", "dead:ip-9 add:ip-9: bed:ip-10"},
 		// What only looks like it.
 		{"kernel 6.18.15 at 12:34:56, 0000:00:1f.6, version 1.2.3, 256.1.1.1, enx52, enp0s31f6", "kernel 6.18.15 at 12:34:56, 0000:00:1f.6, version 1.2.3, 256.1.1.1, enx52, enp0s31f6"},
 		{"rx: 12 tx: 3", "rx: 12 tx: 3"},
