@@ -199,7 +199,7 @@ func TestMpirunArgs(t *testing.T) {
 }
 
 // The command starts the given program, and ends with the status of the rank that ended
-// the job.
+// the job. The settings of this host's agent are not for those of the job.
 func TestMpirun(t *testing.T) {
 	var got mpirun.Job
 	var end error
@@ -218,6 +218,7 @@ func TestMpirun(t *testing.T) {
 	if status := execute("--loss", "0.5", "prog"); status != exitFine || !got.Lossy || got.Loss != 0.005 || got.Ranks != 2 {
 		t.Errorf("status %d, %+v", status, got)
 	}
+	nstest.Same(t, "agent", got.Agent, []string{"agent", "--config", os.DevNull})
 	nstest.Equal(t, "everything is to be lost: status", execute("--loss", "100", "prog"), exitFailed)
 	if status := execute("--np", "3", "--bind", "--prefix", "--mtu", "9000", "prog", "-x", "--np", "7"); status != exitFine {
 		t.Fatalf("status %d", status)
