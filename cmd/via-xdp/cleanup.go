@@ -13,6 +13,7 @@ import (
 	"viaxdp/internal/base/programs"
 	"viaxdp/internal/base/rundir"
 	"viaxdp/internal/lab/testbed"
+	"viaxdp/internal/ops/mpirun"
 )
 
 // leftover is something that a via-xdp program left behind.
@@ -86,10 +87,18 @@ func leftovers(env environment) (found []leftover, err error) {
 		found = append(found, leftover{"testbed", what, !s.Up, func() error { return env.actions.down(bed) }})
 	}
 	// Other users' directories are theirs to clean up.
+	jobs, _ := filepath.Glob(filepath.Join(os.TempDir(), mpirun.Temporary+"*"))
+	dirs := slices.Clone(jobs)
 	if dir, err := rundir.Programs(); err == nil {
+		dirs = append(dirs, dir)
+	}
+	for _, dir := range dirs {
 		for _, path := range programs.Stale(dir) {
 			found = append(found, leftover{"socket", path, true, func() error {
 				err := programs.Remove(path)
+				if slices.Contains(jobs, dir) { // it goes with its last socket
+					_, _ = os.Remove(path+".lock"), os.Remove(dir)
+				}
 				rundir.Unmake(dir)
 				return err
 			}})

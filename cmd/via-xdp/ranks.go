@@ -194,7 +194,7 @@ func (e *exitStatus) Unwrap() error { return e.err }
 
 func newMpirun(env environment, start func(context.Context, mpirun.Job) error) *cobra.Command {
 	var percent float64
-	j := mpirun.Job{Ranks: 2, MTU: 1500, Agent: []string{"agent", "--config", os.DevNull}, Stdout: below(env.stdout), Stderr: env.stderr}
+	j := mpirun.Job{Ranks: 2, MTU: 1500, Agent: []string{"agent", "--config", os.DevNull, "--no-fdstored"}, Stdout: below(env.stdout), Stderr: env.stderr}
 	cmd := &cobra.Command{
 		Use:   "mpirun [flags] PROGRAM [ARGUMENT...]",
 		Short: "Start the ranks of a job on this machine, in namespaces that stand for hosts",

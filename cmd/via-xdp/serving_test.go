@@ -218,7 +218,7 @@ func TestMpirun(t *testing.T) {
 	if status := execute("--loss", "0.5", "prog"); status != exitFine || !got.Lossy || got.Loss != 0.005 || got.Ranks != 2 {
 		t.Errorf("status %d, %+v", status, got)
 	}
-	nstest.Same(t, "agent", got.Agent, []string{"agent", "--config", os.DevNull})
+	nstest.Same(t, "agent", got.Agent, []string{"agent", "--config", os.DevNull, "--no-fdstored"})
 	nstest.Equal(t, "everything is to be lost: status", execute("--loss", "100", "prog"), exitFailed)
 	if status := execute("--np", "3", "--bind", "--prefix", "--mtu", "9000", "prog", "-x", "--np", "7"); status != exitFine {
 		t.Fatalf("status %d", status)
@@ -231,6 +231,30 @@ func TestMpirun(t *testing.T) {
 		t.Errorf("status %d, %+v", status, got)
 	}
 	nstest.Equal(t, "without a program: status", execute(), exitFailed)
+}
+
+// What a killed mpirun leaves of its agents is found by cleanup.
+func TestMpirunKilled(t *testing.T) {
+	nstest.Require(t)
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	t.Setenv("VIA_STATE_DIR", filepath.Join(dir, "state"))
+	t.Setenv("VIA_RUNTIME_DIR", filepath.Join(dir, "proc"))
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // as via-xdp it is via-xdp: TestMain
+	cmd.Args = []string{"via-xdp", "mpirun", "-np", "3", "--hosts", "2", "sleep", "1000"}
+	nstest.Must(t, cmd.Start())
+	left := func() (names []string) {
+		names, _ = filepath.Glob(filepath.Join(dir, "*", "*"))
+		return names
+	}
+	await.Until(t, "sockets and locks of two agents", func() bool { return len(left()) == 4 })
+	nstest.Must(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	await.Until(t, "nothing is left", func() bool { // a young socket stays, and the agent ends after mpirun
+		call(&recorder{}, "cleanup")
+		entries, err := os.ReadDir(dir)
+		return err == nil && len(entries) == 0
+	})
 }
 
 // When nobody reads its output any more, mpirun ends the job and removes what it made.

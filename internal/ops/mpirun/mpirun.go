@@ -150,6 +150,9 @@ func hostOf(rank, ranks, hosts int) int {
 	return more + (rank-more*(each+1))/each
 }
 
+// Temporary is how the name of a job's directory of sockets begins, which is one of [os.TempDir].
+const Temporary = "via-xdp-mpirun"
+
 // agents are the Kernel Agents of a job, one of each host; none if each rank has a host of its own.
 type agents struct {
 	dir  string // of their sockets
@@ -164,7 +167,7 @@ func (j *Job) agents(star *testbed.Star) (*agents, error) {
 	if len(j.Agent) == 0 {
 		return nil, errors.New("ranks that share a host, and no agent for it")
 	}
-	dir, err := os.MkdirTemp("", "via-xdp-mpirun")
+	dir, err := os.MkdirTemp("", Temporary)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +184,7 @@ func (j *Job) agents(star *testbed.Star) (*agents, error) {
 }
 
 func (a *agents) socket(host int) string {
-	return filepath.Join(a.dir, fmt.Sprintf("agent%d.sock", host))
+	return filepath.Join(a.dir, fmt.Sprintf("%d.sock", host))
 }
 
 // env tells a rank of the host where its agent is. A socket that this process's environment names is of an agent in another
