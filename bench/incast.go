@@ -416,16 +416,18 @@ func (a *arrivals) until(limit time.Duration, done func() bool) bool {
 	return true
 }
 
-// window counts what comes of each flow from now on in a time, and until it is enough.
+// window counts what comes of each flow from now on in a time, and until it is enough. It fails if that takes waitLimit longer.
 func (a *arrivals) window(d time.Duration, enough func([]int64) bool) (counts []int64, span Span) {
 	before, clock := a.counts(), startStopwatch()
-	a.until(d+waitLimit, func() bool {
+	if !a.until(d+waitLimit, func() bool {
 		counts, span = a.counts(), clock.span()
 		for i := range counts {
 			counts[i] -= before[i]
 		}
 		return span.Wall >= d && enough(counts)
-	})
+	}) {
+		fail.With("a flow stood still for %v: what came is %d", d+waitLimit, counts)
+	}
 	return counts, span
 }
 

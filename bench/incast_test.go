@@ -5,10 +5,14 @@ import (
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 )
@@ -30,6 +34,16 @@ func TestIncastShares(t *testing.T) {
 			t.Errorf("%d: fairness %v, least share %v, want %v and %v", c.messages, f, l, c.fairness, c.least)
 		}
 	}
+}
+
+// A window in which nothing comes of a flow is a failure, and no figure.
+func TestWindowOfNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flows := newArrivals(2, new(atomic.Bool))
+		flows.came[1].Store(1)
+		err := fail.Try(func() { flows.window(time.Second, func(came []int64) bool { return slices.Max(came) > 0 }) })
+		nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "stood still"), "%v, want that a flow stood still", err)
+	})
 }
 
 func incastConfig(senders int) IncastConfig {

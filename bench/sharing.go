@@ -441,7 +441,9 @@ func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	end := sync.OnceFunc(func() { over.Store(true); <-taken })
 	defer end()
 	// What counts depends on when the first flow begins.
-	flows.until(waitLimit, func() bool { return flows.came[0].Load() > 0 })
+	if !flows.until(waitLimit, func() bool { return flows.came[0].Load() > 0 }) {
+		fail.With("nothing of the first flow came within %v", waitLimit)
+	}
 	begin := time.Now().Add(in.until())
 	flows.until(waitLimit+in.until(), func() bool { return time.Now().After(begin) })
 	out.Begin = monotonic()
