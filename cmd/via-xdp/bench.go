@@ -145,11 +145,11 @@ func (s *suiteFlags) measure(cmd *cobra.Command, env environment, groups []strin
 	cfg := s.cfg
 	cfg.Groups, cfg.Stderr, cfg.Command = groups, env.stderr, commandLine(withoutPlaces(env.args))
 	estimate, err := suite.Estimate(cfg)
-	if err := errors.Join(err, s.check(cmd.Flags())); err != nil {
-		return nil, err
-	}
 	if s.out == "" {
 		s.out = filepath.Join(resultsDir, time.Now().Format("20060102-150405"))
+	}
+	if err := errors.Join(err, s.check(cmd.Flags())); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(s.out, 0o755); err != nil {
 		return nil, err

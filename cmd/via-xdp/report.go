@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -54,11 +53,8 @@ func newReport(env environment) *cobra.Command {
 			}
 			// Not over a file that is there.
 			f, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-			if errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("%w: name another one by -o", err)
-			}
 			if err != nil {
-				return err
+				return fmt.Errorf("%w: name another file by -o", err)
 			}
 			if err := errors.Join(writeReport(f, env, args, asked, results), f.Close()); err != nil {
 				return errors.Join(err, os.Remove(to))

@@ -119,6 +119,7 @@ func TestAsNobody(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("TestUnprivileged runs it")
 	}
+	t.Chdir("/")                              // in which this user may write nothing
 	t.Setenv(agentclient.Environment, "none") // the machine's agent would open NICs for this user, too
 	for _, c := range []struct {
 		args   string
@@ -142,6 +143,8 @@ func TestAsNobody(t *testing.T) {
 		{"ping -c 1 127.0.0.1", exitFailed, "no via-xdp program"},
 		{"cleanup --dry-run", exitFine, "nothing is left"},
 		{"completion bash", exitFine, "via-xdp"},
+		{"report lo", exitFailed, "permission denied: name another file by -o"},
+		{"bench window", exitFailed, "--out bench-results/"},
 	} {
 		state := filepath.Join(t.TempDir(), "state")
 		switch strings.Fields(c.args)[0] {
