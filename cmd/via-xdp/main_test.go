@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -219,6 +220,13 @@ func TestOutput(t *testing.T) {
 	if status, _, _ := call(r, "demo", "--json", filepath.Join(dir, "no", "such")); status != exitFailed {
 		t.Errorf("a file that cannot be made: status %d", status)
 	}
+	// The file does not depend on the table.
+	nstest.Must(t, os.Remove(file))
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	nstest.Must(t, err)
+	defer full.Close()
+	status := run(t.Context(), environment{args: []string{"demo", "--json", file}, stdout: full, stderr: io.Discard, actions: r.actions()})
+	nstest.ErrorIf(t, status != exitFailed || !there(file), "without room for the table: status %d, the file is there: %v", status, there(file))
 }
 
 func TestMeasureFlags(t *testing.T) {

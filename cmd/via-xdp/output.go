@@ -108,12 +108,9 @@ func (j jsonFile) text(env environment) io.Writer {
 	return env.stdout
 }
 
-// write writes both.
+// write writes both, the file first: a reader of the text that has enough may end this process (SIGPIPE).
 func (j jsonFile) write(env environment, text, asJSON func(io.Writer) error) error {
-	if err := text(j.text(env)); err != nil {
-		return err
-	}
-	return j.keep(env, asJSON)
+	return errors.Join(j.keep(env, asJSON), text(j.text(env)))
 }
 
 // keep writes the JSON alone.
