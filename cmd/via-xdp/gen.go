@@ -69,7 +69,7 @@ func writeDoc(w io.Writer, root *cobra.Command) error {
 		"colors on terminals unless `NO_COLOR` is set.\n\n| environment | |\n|---|---|\n" +
 		"| `VIA_STATE_DIR` | directory in which `doctor --fix` and `tune` record previous values; `/run/via-xdp` for root, else `$XDG_RUNTIME_DIR/via-xdp` |\n" +
 		"| `VIA_RUNTIME_DIR` | directory in which a program with open NICs has its socket, for `res`, `stat`, `top` and `capture`; `none`: no socket; by default `proc` in the directories above; without this variable and `XDG_RUNTIME_DIR`, a user's program has no socket and `res` does not show it |\n" +
-		"| `VIA_AGENT` | socket of the agent that opens NICs for the commands; `none`: no agent, `auto`: programs of root start it, see docs/agent.md |\n" +
+		"| `VIA_AGENT` | socket of the agent that opens NICs for the commands; `none`: no agent, `auto`: programs of root start it, see docs/agent.md. Commands that make namespaces, such as `demo`, do not use a socket |\n" +
 		"| `VIADEV_DEVICE` | interface of a rank (`mpiapp`, `mpibench`); `mpirun` sets it |\n" +
 		"| `RUNTIME_DIRECTORY` | directory in which `agent` has its lock and the socket of its descriptor store; by default that of its socket; systemd sets it |\n")
 	var chapter func(cmd *cobra.Command)

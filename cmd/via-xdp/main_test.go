@@ -322,9 +322,10 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// The program itself, from end to end.
+// The program itself, from end to end, also where the environment names an agent: it has no interfaces of the demonstration.
 func TestDemo(t *testing.T) {
 	nstest.Require(t)
+	t.Setenv("VIA_AGENT", filepath.Join(t.TempDir(), "agent.sock"))
 	var out, errs bytes.Buffer
 	status := run(context.Background(), environment{
 		args:   strings.Fields("demo --json - --duration 2ms --turns 1 --sizes 64 --names raw-afxdp,vi-reliable-delivery,vi-rdma-write,vi-rdma-read,tcp-net"),

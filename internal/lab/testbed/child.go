@@ -65,7 +65,7 @@ func newSide(args []string, stderr io.Writer, start func(*exec.Cmd) error) (*Sid
 		return nil, fmt.Errorf("control connection: %w", err)
 	}
 	cmd := &exec.Cmd{
-		Path: "/proc/self/exe", Args: append([]string{os.Args[0]}, args...), Stderr: stderr, ExtraFiles: []*os.File{theirs},
+		Path: "/proc/self/exe", Args: append([]string{os.Args[0]}, args...), Env: Environment(), Stderr: stderr, ExtraFiles: []*os.File{theirs},
 	}
 	if err := start(cmd); err != nil {
 		control.Close()
@@ -77,6 +77,15 @@ func newSide(args []string, stderr io.Writer, start func(*exec.Cmd) error) (*Sid
 		close(s.exited)
 	}()
 	return s, nil
+}
+
+// Environment is this process's for one in a namespace of its own. A socket that VIA_AGENT names is of an agent in another
+// namespace, which cannot open interfaces there.
+func Environment() []string {
+	if set := os.Getenv("VIA_AGENT"); set == "auto" || set == "none" {
+		return os.Environ()
+	}
+	return append(os.Environ(), "VIA_AGENT=")
 }
 
 // Signal sends a signal to the process.

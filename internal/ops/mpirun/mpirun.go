@@ -130,7 +130,7 @@ func Run(ctx context.Context, j Job) error {
 		}
 		cmd := exec.Command(path, j.Program[1:]...)
 		host := hostOf(i, j.Ranks, j.Hosts)
-		cmd.Env = slices.Concat(os.Environ(), agents.env(host), j.Env)
+		cmd.Env = slices.Concat(testbed.Environment(), agents.env(host), j.Env)
 		if err := r.start(i, host, star, cpu, cmd, turns); err != nil {
 			r.server.End()
 			r.signal(syscall.SIGKILL)
@@ -187,16 +187,12 @@ func (a *agents) socket(host int) string {
 	return filepath.Join(a.dir, fmt.Sprintf("%d.sock", host))
 }
 
-// env tells a rank of the host where its agent is. A socket that this process's environment names is of an agent in another
-// namespace, which cannot open the rank's interface.
+// env tells a rank of the host where its agent is, if it has one.
 func (a *agents) env(host int) []string {
-	if len(a.ends) > 0 {
-		return []string{"VIA_AGENT=" + a.socket(host)}
-	}
-	if set := os.Getenv("VIA_AGENT"); set == "auto" || set == "none" {
+	if len(a.ends) == 0 {
 		return nil
 	}
-	return []string{"VIA_AGENT="}
+	return []string{"VIA_AGENT=" + a.socket(host)}
 }
 
 func (a *agents) close() {
