@@ -186,6 +186,11 @@ func (l *listener) close(ctx context.Context) error {
 	lost := l.lost() != nil
 	l.closed = true
 	delete(s.listens, l)
+	for id, c := range s.calls { // an agent that is away, or does not answer, would not end its Waits
+		if c.listener == l {
+			s.fail(id, kagent.ErrClosed)
+		}
+	}
 	if lost {
 		s.mu.Unlock()
 		return nil

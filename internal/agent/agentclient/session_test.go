@@ -294,6 +294,34 @@ func TestClosedMeanwhile(t *testing.T) {
 	}
 }
 
+// Closing a listener ends its Waits although the agent is away, or does not answer. Other Waits stay.
+func TestCloseEndsWaits(t *testing.T) {
+	for name, leave := range map[string]func(*daemon){
+		"away":   (*daemon).die,
+		"silent": func(d *daemon) { d.silent.Store(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, a := startBoth(t, map[string]uint64{"a": 100})
+			ln, err := a.Listen(kagent.Address{Disc: []byte("a")})
+			nstest.Must(t, err)
+			other := startWaits(t.Context(), t, d, a, 1)
+			ended := make(chan error, 1)
+			go func() { ended <- nstest.Err(ln.Wait(t.Context())) }()
+			d.next(t, agentproto.OpWait)
+			leave(d)
+			go ln.Close() // which waits for the silent one
+			select {
+			case err := <-ended:
+				nstest.WantErr(t, "the Wait", err, kagent.ErrClosed)
+			case err := <-other:
+				t.Errorf("another Wait: %v", err)
+			case <-time.After(waitLimit):
+				t.Error("the Wait goes on")
+			}
+		})
+	}
+}
+
 // The handle of an exchange belongs to the agent that assigned it. An exchange of a dead agent is neither confirmed
 // nor declined at the next one, at which the handle may be another exchange's.
 func TestAnswersOfTheAgentBefore(t *testing.T) {
