@@ -183,7 +183,11 @@ func viago_error_callback(h, context, handler C.uintptr_t) C.int {
 			if n.log != nil {
 				n.log(e)
 			}
-			C.via_call_error(handler, context, n.handle, known(e.VI), known(e.CQ), address(e.Descriptor),
+			var v C.uintptr_t
+			if e.VI != nil {
+				v = handleOf(e.VI)
+			}
+			C.via_call_error(handler, context, n.handle, v, known(e.CQ), address(e.Descriptor),
 				C.uint64_t(e.Op), C.int(e.Resource), C.int(e.Code))
 		})
 		return nil

@@ -53,8 +53,8 @@ var table struct {
 // the CPUs on which threads of the process run.
 const reclaimEvery = 64
 
-// handles finds the handle of what package vipl gives: *vipl.VI, *vipl.CQ,
-// *vipl.Ptag, the objects of entries.
+// handles finds the handle of what package vipl gives: *vipl.CQ and *vipl.Ptag, the objects of entries. handleOf
+// finds that of a VI.
 var handles sync.Map
 
 // known is the handle of x, 0 if it has none (any more).

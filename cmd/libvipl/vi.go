@@ -29,7 +29,6 @@ type (
 // handleOf is the handle of a VI, also of one that another thread has just destroyed.
 func handleOf(v *vipl.VI) C.uintptr_t { return v.Value().(*vi).handle }
 
-func (v *vi) object() any { return v.VI }
 func (c *cq) object() any { return c.CQ }
 
 // setPointer stores a handle in memory of the program, which may hold anything: as a

@@ -550,6 +550,35 @@ static void test_closed(const char *device)
 	usleep(100000); /* until another one would have begun */
 }
 
+/* A handler that is called late gets the handle of its VI, also if the program has destroyed the VI since. */
+static volatile int handled;
+
+static void on_error_of_left(VIP_PVOID context, VIP_ERROR_DESCRIPTOR *e)
+{
+	(void)context;
+	pthread_mutex_lock(&handling);
+	pthread_mutex_unlock(&handling);
+	ASSERT(e->ViHandle == left);
+	handled++;
+}
+
+static void test_destroyed(const char *device)
+{
+	int i;
+
+	opens(device);
+	left = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	CHECK(VipErrorCallback(s.nic, NULL, on_error_of_left));
+	pthread_mutex_lock(&handling);
+	for (i = 0; i < 2; i++)
+		EXPECT(VIP_INVALID_PARAMETER, VipPostRecv(left, NULL, handle));
+	CHECK(VipDestroyVi(left));
+	pthread_mutex_unlock(&handling);
+	while (handled < 2)
+		usleep(1000);
+	CHECK(VipCloseNic(s.nic));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -560,6 +589,7 @@ int main(int argc, char **argv)
 		{"exit", test_exit}, {"interrupt", test_interrupt}, {"threads", test_threads},
 		{"handler", test_handler}, {"atexit", test_atexit}, {"masks", test_masks},
 		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
+		{"destroyed", test_destroyed},
 	};
 	unsigned i;
 
