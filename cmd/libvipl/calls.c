@@ -232,16 +232,26 @@ VIP_RETURN VipxPostSendLater(VIP_VI_HANDLE vi, VIP_DESCRIPTOR *descriptor, VIP_M
 	return CALL(viago_post_later(H(vi), H(descriptor), handle));
 }
 
+/* The count is that of the posted whatever the code: a program goes on behind them. */
+static VIP_RETURN post_list(VIP_VI_HANDLE vi, int recv, VIP_DESCRIPTOR **descriptors, VIP_ULONG *count, VIP_MEM_HANDLE handle)
+{
+	VIP_ULONG wanted;
+
+	REQUIRE(count);
+	wanted = *count;
+	*count = 0;
+	REQUIRE(via_find(vi, VIA_VI) && descriptors);
+	return CALL(viago_post_list(H(vi), recv, (uintptr_t *)descriptors, wanted, count, handle));
+}
+
 VIP_RETURN VipxPostSends(VIP_VI_HANDLE vi, VIP_DESCRIPTOR **descriptors, VIP_ULONG *count, VIP_MEM_HANDLE handle)
 {
-	REQUIRE(via_find(vi, VIA_VI) && descriptors && count);
-	return CALL(viago_post_list(H(vi), 0, (uintptr_t *)descriptors, count, handle));
+	return post_list(vi, 0, descriptors, count, handle);
 }
 
 VIP_RETURN VipxPostRecvs(VIP_VI_HANDLE vi, VIP_DESCRIPTOR **descriptors, VIP_ULONG *count, VIP_MEM_HANDLE handle)
 {
-	REQUIRE(via_find(vi, VIA_VI) && descriptors && count);
-	return CALL(viago_post_list(H(vi), 1, (uintptr_t *)descriptors, count, handle));
+	return post_list(vi, 1, descriptors, count, handle);
 }
 
 /*

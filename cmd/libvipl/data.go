@@ -50,13 +50,11 @@ func viago_post_later(h, at C.uintptr_t, handle C.VIP_MEM_HANDLE) C.int {
 	return code(v.PostSendLater(descriptor(&at), vipl.MemHandle(handle)))
 }
 
-// viago_post_list posts the first *count descriptors of list, and leaves in *count how many it has posted.
+// viago_post_list posts the first wanted descriptors of list, and adds to *count how many it has posted.
 //
 //export viago_post_list
-func viago_post_list(h C.uintptr_t, recv C.int, list *C.uintptr_t, count *C.VIP_ULONG, handle C.VIP_MEM_HANDLE) C.int {
+func viago_post_list(h C.uintptr_t, recv C.int, list *C.uintptr_t, wanted C.VIP_ULONG, count *C.VIP_ULONG, handle C.VIP_MEM_HANDLE) C.int {
 	bigstack.Reserve()
-	wanted := *count
-	*count = 0
 	v := find[vi](h)
 	if v == nil {
 		return C.VIP_INVALID_PARAMETER

@@ -68,8 +68,12 @@ static void handle(void *h)
 	WRONG(VipPostSend(h, NULL, 0));
 	WRONG(VipPostRecv(h, NULL, 0));
 	WRONG(VipxPostSendLater(h, NULL, 0));
+	n = 1;
 	WRONG(VipxPostSends(h, &d, &n, 0));
+	ASSERT(n == 0);
+	n = 1;
 	WRONG(VipxPostRecvs(h, &d, &n, 0));
+	ASSERT(n == 0);
 	/* And no descriptor: programs take them off until there is none. */
 #define NONE(call)                      \
 	d = (VIP_DESCRIPTOR *)(void *)&mem; \
