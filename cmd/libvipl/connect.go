@@ -115,9 +115,9 @@ func viago_connect_wait(h C.uintptr_t, local *C.VIP_NET_ADDRESS, ms C.VIP_ULONG,
 // one that it listens at, and a discriminator of maxDisc bytes. The requester chooses both lengths; a request with other
 // ones is rejected.
 func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded bool) (*vipl.Conn, error) {
-	end := time.Now().Add(timeout)
+	end, l := time.Now().Add(timeout), n.listener(at)
 	for {
-		request, err := n.wait(at, timeout)
+		request, err := n.wait(l, at, timeout)
 		if err != nil || !bounded {
 			return request, err
 		}
@@ -133,9 +133,8 @@ func (n *nic) connectWait(at vipl.NetAddress, timeout time.Duration, bounded boo
 	}
 }
 
-// wait is ConnectWait, which unlisten ends where listen came before.
-func (n *nic) wait(at vipl.NetAddress, timeout time.Duration) (*vipl.Conn, error) {
-	l := n.listener(at)
+// wait is ConnectWait, which unlisten ends where there is a listener.
+func (n *nic) wait(l *vipl.Listener, at vipl.NetAddress, timeout time.Duration) (*vipl.Conn, error) {
 	if l == nil {
 		return n.ConnectWait(at, timeout)
 	}

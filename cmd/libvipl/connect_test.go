@@ -10,6 +10,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -45,10 +46,10 @@ func (l stoppedListener) Close() error {
 
 // Other threads register memory while VipxListen and VipxUnlisten wait for the agent.
 func TestListenDelaysNoOthers(t *testing.T) {
-	wire := xdpnictest.NewWire()
-	t.Cleanup(wire.Close)
+	cable := xdpnictest.NewWire()
+	t.Cleanup(cable.Close)
 	agent := stoppedAgent{kagenttest.NewFabric(kagenttest.Faults{}).Agent("a"), make(chan struct{}), make(chan struct{})}
-	host := memorynic.Open(t, wire, agent.Agent, memorynic.Config{Agent: func(*kagenttest.Agent) kagent.Agent { return agent }})
+	host := memorynic.Open(t, cable, agent.Agent, memorynic.Config{Agent: func(*kagenttest.Agent) kagent.Agent { return agent }})
 	n := &nic{NIC: host.NIC, regions: map[vipl.MemHandle]*vipl.Region{}, listeners: map[string]*vipl.Listener{}}
 	r, err := n.RegisterMem(make([]byte, 64), vipl.MemAttributes{Ptag: n.CommonPtag()})
 	nstest.Must(t, err)
@@ -72,32 +73,68 @@ func TestListenDelaysNoOthers(t *testing.T) {
 	}
 }
 
-// refusedAgent is an agent that was restarted and has refused the listener to which the program waits.
-type refusedAgent struct{ *kagenttest.Agent }
+// waitAgent is an agent at whose listeners Wait is wait.
+type waitAgent struct {
+	*kagenttest.Agent
+	wait func() (kagent.Incoming, error)
+}
 
-func (a refusedAgent) Listen(local kagent.Address) (kagent.Listener, error) {
+func (a *waitAgent) Listen(local kagent.Address) (kagent.Listener, error) {
 	l, err := a.Agent.Listen(local)
-	return refusedListener{l}, err
+	return waitListener{l, a}, err
 }
 
-type refusedListener struct{ kagent.Listener }
-
-func (refusedListener) Wait(context.Context) (kagent.Incoming, error) {
-	return nil, kagent.ErrListening
+type waitListener struct {
+	kagent.Listener
+	agent *waitAgent
 }
 
-// VipConnectWait goes on without a listener that the agent has lost. VipxUnlisten ends the listener by the same IPv4 address
-// in either form.
+func (l waitListener) Wait(context.Context) (kagent.Incoming, error) { return l.agent.wait() }
+
+func openWaiting(t *testing.T) (*waitAgent, *nic) {
+	t.Helper()
+	cable := xdpnictest.NewWire()
+	t.Cleanup(cable.Close)
+	agent := &waitAgent{Agent: kagenttest.NewFabric(kagenttest.Faults{}).Agent("a")}
+	host := memorynic.Open(t, cable, agent.Agent, memorynic.Config{Agent: func(*kagenttest.Agent) kagent.Agent { return agent }})
+	return agent, &nic{NIC: host.NIC, listeners: map[string]*vipl.Listener{}}
+}
+
+// VipConnectWait goes on without a listener that a restarted agent has refused. VipxUnlisten ends the listener by the same IPv4
+// address in either form.
 func TestWaitAtLostListener(t *testing.T) {
-	wire := xdpnictest.NewWire()
-	t.Cleanup(wire.Close)
-	agent := refusedAgent{kagenttest.NewFabric(kagenttest.Faults{}).Agent("a")}
-	host := memorynic.Open(t, wire, agent.Agent, memorynic.Config{Agent: func(*kagenttest.Agent) kagent.Agent { return agent }})
-	n := &nic{NIC: host.NIC, listeners: map[string]*vipl.Listener{}}
+	agent, n := openWaiting(t)
+	agent.wait = func() (kagent.Incoming, error) { return nil, kagent.ErrListening }
 	at := vipl.NetAddress{Host: netip.MustParseAddr("::ffff:10.0.0.1"), Discriminator: []byte("lost")}
 	nstest.Must(t, n.listen(at))
-	_, err := n.wait(at, time.Millisecond)
+	_, err := n.connectWait(at, time.Millisecond, false)
 	nstest.WantErr(t, "VipConnectWait", err, vipl.ErrTimeout)
 	at.Host = at.Host.Unmap()
 	nstest.Must(t, n.unlisten(at))
+}
+
+// longIncoming is a request whose discriminator is too long for the program.
+type longIncoming struct {
+	kagent.Incoming
+	onReject func()
+}
+
+func (longIncoming) Remote() kagent.Address { return kagent.Address{Disc: []byte("too long")} }
+
+func (in longIncoming) Reject(wire.CMReason) error {
+	in.onReject()
+	return nil
+}
+
+// VipxUnlisten ends a VipConnectWait that is just rejecting a request.
+func TestUnlistenWhileRejecting(t *testing.T) {
+	agent, n := openWaiting(t)
+	at := vipl.NetAddress{Discriminator: []byte("x")}
+	agent.wait = func() (kagent.Incoming, error) {
+		agent.wait = func() (kagent.Incoming, error) { return nil, kagent.ErrClosed }
+		return longIncoming{onReject: func() { nstest.Check(t, n.unlisten(at)) }}, nil
+	}
+	nstest.Must(t, n.listen(at))
+	_, err := n.connectWait(at, time.Millisecond, true)
+	nstest.WantErr(t, "VipConnectWait", err, vipl.ErrInvalidState)
 }
