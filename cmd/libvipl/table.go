@@ -195,6 +195,9 @@ func removeAll(n *nic, own C.uintptr_t) {
 	defer table.mu.Unlock()
 	n.removed = true
 	for h := range n.handles {
+		if c := find[conn](C.uintptr_t(h)); c != nil {
+			go c.Reject() // nobody can answer it any more
+		}
 		removeLocked(C.uintptr_t(h))
 	}
 	removeLocked(own)

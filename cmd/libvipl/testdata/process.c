@@ -518,6 +518,26 @@ static void test_narrow(const char *device)
 	CHECK(VipCloseNic(s.nic));
 }
 
+/* A request that the program has not answered when it closes the NIC is rejected, also if another handle stays open. */
+static void test_unanswered(const char *device)
+{
+	union address local, remote;
+	VIP_CONN_HANDLE conn;
+	VIP_NIC_HANDLE other;
+	pthread_t thread;
+
+	opens(device);
+	left = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	CHECK(VipOpenNic(device, &other));
+	ASSERT(pthread_create(&thread, NULL, is_rejected, NULL) == 0);
+	side_local(&s, &local, "self");
+	CHECK(VipConnectWait(other, &local.a, PATIENCE, &remote.a, NULL, &conn));
+	CHECK(VipCloseNic(other));
+	ASSERT(pthread_join(thread, NULL) == 0);
+	EXPECT(VIP_INVALID_PARAMETER, VipConnectReject(conn));
+	CHECK(VipCloseNic(s.nic));
+}
+
 /* Handlers that wait behind one that runs are not called when the NIC is closed. */
 static pthread_mutex_t handling = PTHREAD_MUTEX_INITIALIZER;
 static volatile int begun, closed;
@@ -589,7 +609,7 @@ int main(int argc, char **argv)
 		{"exit", test_exit}, {"interrupt", test_interrupt}, {"threads", test_threads},
 		{"handler", test_handler}, {"atexit", test_atexit}, {"masks", test_masks},
 		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
-		{"destroyed", test_destroyed},
+		{"destroyed", test_destroyed}, {"unanswered", test_unanswered},
 	};
 	unsigned i;
 
