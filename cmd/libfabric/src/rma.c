@@ -34,7 +34,8 @@ static ssize_t transfer(struct fid_ep *fid, enum vx_kind kind, const struct fi_m
 	struct vx_ep *ep = endpoint(fid);
 	struct vx_call call = {
 		.kind = kind, .iov = m->msg_iov, .count = m->iov_count, .context = m->context, .data = m->data,
-		.flags = flags, .injected = injected,
+		.flags = kind == VX_READ ? flags & ~FI_INJECT : flags, /* the flag is for writes */
+		.injected = injected,
 	};
 	struct vx_op *op = NULL;
 	struct vx_tx *tx;

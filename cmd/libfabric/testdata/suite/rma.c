@@ -138,6 +138,30 @@ static void fenced(struct bed *b, struct target t)
 	}
 }
 
+/* FI_INJECT among an endpoint's flags is for writes: a read of any length gets its data, also one that has to wait. */
+static void read_with_inject(struct bed *b, struct target t)
+{
+	enum { N = 200, SIZE = 100, WHOLE = N * SIZE };
+	uint64_t flags = FI_TRANSMIT | FI_INJECT;
+	unsigned i;
+
+	if (server)
+		fill(region, WHOLE, 7);
+	step();
+	if (!server) {
+		memset(local, 0, WHOLE);
+		OK(fi_control(&b->ep->fid, FI_SETOPSFLAG, &flags));
+		for (i = 0; i < N; i++)
+			POST(b, fi_read(b->ep, local + i * SIZE, SIZE, NULL, 0, t.address + i * SIZE, t.key, NULL));
+		for (i = 0; i < N; i++)
+			done(b, FI_READ);
+		CHECK(filled(local, WHOLE, 7), "fi_rma(3): FI_INJECT applies to writes");
+		POST(b, fi_read(b->ep, local, WHOLE, NULL, 0, t.address, t.key, NULL));
+		done(b, FI_READ);
+	}
+	step();
+}
+
 /* Memory that is not open to it stays as it is, and the operation fails. A key is wrong, too, if its lower half is right. */
 static void denied(int by_key)
 {
@@ -241,6 +265,7 @@ void test_rma(void)
 	if (ours) { /* tcp of libfabric 1.17 has neither */
 		delivered(&b, t);
 		fenced(&b, t);
+		read_with_inject(&b, t); /* last: it leaves the flag */
 	}
 	OK(fi_close(&mr->fid));
 	close_bed(&b);
