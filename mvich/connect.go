@@ -57,13 +57,13 @@ func (w *World) call(p *peer) {
 			if err == nil {
 				return
 			}
-			v := &theirs
+			v, most := &theirs, w.set.connectTimeout
 			if _, short := errors.AsType[shortage](err); short {
-				v = &ours
+				v, most = &ours, most/2 // before p, which may call in vain, takes this rank for dead: that would hide the cause
 			} else {
 				ours = vigil{}
 			}
-			if v.inVain(err, began, w.set.connectTimeout) {
+			if v.inVain(err, began, most) {
 				w.giveUp(p, err)
 				return
 			}
@@ -181,11 +181,13 @@ func (w *World) prepareAdmission(p *peer) *link {
 		return nil
 	}
 	l, err := w.newLink(p)
-	if err != nil {
-		return nil
+	if err == nil {
+		if err = w.stock(l); err != nil {
+			w.retire(l)
+		}
 	}
-	if w.stock(l) != nil {
-		w.retire(l)
+	if err != nil {
+		w.call(p) // which ends this rank if it still has a shortage: p learns of no cause
 		return nil
 	}
 	p.state, p.link = admitting, l

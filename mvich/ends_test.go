@@ -114,6 +114,42 @@ func shortageOfACaller(t *testing.T) {
 	j.finalize(t, short)
 }
 
+// So does a rank that lacks a VI for a rank that calls it, before the caller takes it for dead.
+func TestShortageOfACalledRank(t *testing.T) { synctest.Test(t, shortageOfACalledRank) }
+
+func shortageOfACalledRank(t *testing.T) {
+	const short, caller, other = 0, 1, 2
+	var spent atomic.Bool
+	lacks := make(chan struct{})
+	j := dyingJobOf(t, 3, jobConfig{
+		silence: calm, bubble: true,
+		agent: func(a *kagenttest.Agent) kagent.Agent { return withoutVIs{a, &spent} },
+	}, short)
+	each(t, 3, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		if rank != caller {
+			get(c.Sendrecv(nil, other-rank, 1, nil, other-rank, 1))
+		}
+		if rank == short {
+			spent.Store(true)
+			close(lacks)
+			began := time.Now()
+			mustBe("receive", nstest.Err(c.Recv(nil, mvich.AnySource, 2)), kagent.ErrNoVI)
+			if took := time.Since(began); took > calm*3/4 {
+				return fmt.Errorf("it ended after %v, when the caller may have told the others of its death", took)
+			}
+			return nil
+		}
+		get(c.Sendrecv(nil, 3-rank, 1, nil, 3-rank, 1)) // so that the caller would tell the other one
+		<-lacks
+		if rank == caller {
+			return wantLost("send", c.Send(nil, short, 2), short)
+		}
+		return wantLost("receive", nstest.Err(c.Recv(nil, short, 2)), short)
+	})
+	j.finalize(t, short)
+}
+
 // A rank is dead when it has not listened for a while (longer than a restart of its agent), or when for a longer
 // time every request has failed.
 func TestVigil(t *testing.T) {
