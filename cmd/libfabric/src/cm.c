@@ -6,7 +6,6 @@
  * VipConnectRequest blocks. So a thread does it, one for each endpoint, until it returns.
  */
 #include <signal.h>
-#include <stdlib.h>
 
 #include "cm.h"
 
@@ -87,8 +86,6 @@ static int cm_connect(struct fid_ep *fid, const void *addr, const void *param, s
 		return -FI_EINVAL;
 	pthread_mutex_lock(&ep->nic->lock);
 	error = ep->tx.link ? -FI_EISCONN : vx_ep_enable(ep);
-	if (!error && length && !(ep->param = malloc(length)))
-		error = -FI_ENOMEM;
 	if (!error)
 		error = vx_link_open(ep->nic, &ep->tx.link);
 	if (!error) {

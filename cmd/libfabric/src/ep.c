@@ -38,7 +38,6 @@ static void dispose(struct vx_ep *ep)
 	fi_freeinfo(ep->info);
 	free(ep->ops);
 	free(ep->recvs);
-	free(ep->param);
 	vx_rdm_free(ep);
 	free(ep);
 }

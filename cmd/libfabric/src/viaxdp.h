@@ -347,7 +347,7 @@ struct vx_ep {
 	pthread_t connecting; /* the thread that connects, see cm.c */
 	int connects;         /* it was started and not joined */
 	int closing;
-	unsigned char *param; /* for the hello */
+	unsigned char param[VX_CM_DATA]; /* for the hello */
 	size_t param_length;
 
 	struct vx_op *ops; /* tx_size of them, the first ops_used of which were in use */
