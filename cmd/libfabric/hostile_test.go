@@ -1,6 +1,7 @@
 package libfabric
 
 import (
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -63,6 +64,28 @@ func TestUnexpected(t *testing.T) {
 		if got := b.start(t, b.b, hello, "via0", b.b.IPv4.String(), b.a.IPv4.String(), b.b.IPv4.String(), c.messages, c.bytes).finish(t); got != "accepted\n"+c.want+"\n" {
 			t.Errorf("%s messages of %s bytes: %q, want %q", c.messages, c.bytes, got, c.want)
 		}
+	}
+	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
+	s.finish(t)
+}
+
+// The sender of a long message hears that its receiver has no memory to read it with.
+func TestUnread(t *testing.T) {
+	t.Parallel()
+	dir := build(t)
+	program, nooperation := survivor(t, "rdm"), filepath.Join(t.TempDir(), "nooperation.so")
+	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-I"+dir+"/lib", "testdata/hostile/nooperation.c", "-o", nooperation).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	b := newBed(t, nstest.Options{MTU: 1500})
+	s := b.with("LD_PRELOAD="+nooperation).start(t, b.a, program, "server", b.a.IPv4.String())
+	var c *process
+	await.Until(t, "the server is there, and does not read a message", func() bool {
+		c = b.start(t, b.b, program, "client", b.a.IPv4.String(), "once")
+		return c.Wait() == nil || strings.Contains(c.out.String(), "connected")
+	})
+	if want := fmt.Sprintf("the server is gone: %d\n", syscall.EIO); !strings.HasSuffix(c.out.String(), want) {
+		t.Errorf("the client said %q, want %q", &c.out, want)
 	}
 	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
 	s.finish(t)

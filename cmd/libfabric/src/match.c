@@ -162,8 +162,10 @@ static int pull(const struct vx_message *m, struct vx_post *p, void *buf, size_t
 	struct vx_op *op = calloc(1, sizeof *op);
 	uint32_t i;
 
-	if (!op)
+	if (!op) {
+		vx_tx_unread(&m->peer->tx, r->id, p != NULL);
 		return 0;
+	}
 	op->kind = VX_PULL;
 	op->tx = &m->peer->tx;
 	op->id = r->id;
@@ -418,8 +420,8 @@ static void forget(struct vx_messages *q, struct vx_message **at)
 
 static void discard(struct vx_messages *q, struct vx_message **at)
 {
-	if ((*at)->is_request && !(*at)->lost && !pull(*at, NULL, NULL, 0))
-		VX_WARN(FI_LOG_EP_DATA, "out of memory: the sender is not told that its message was discarded\n");
+	if ((*at)->is_request && !(*at)->lost)
+		pull(*at, NULL, NULL, 0);
 	forget(q, at);
 }
 

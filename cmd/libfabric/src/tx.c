@@ -505,6 +505,15 @@ void vx_tx_pull(struct vx_op *op)
 	vx_tx_pump(op->tx);
 }
 
+/* The same without a read, for which there is no memory. */
+void vx_tx_unread(struct vx_tx *tx, uint64_t id, int failed)
+{
+	const struct vx_op op = {.id = id, .error = failed ? FI_ENOMEM : 0};
+
+	if (!tx->link || tx->link->state != VX_UP || !hand_finish(tx->link, &op))
+		VX_WARN(FI_LOG_EP_DATA, "out of memory: the sender of a long message is not told of its end\n");
+}
+
 /* The longest message that a read is slower for than the copies of its pieces, measured on a veth pair. */
 static size_t eager_max(const struct vx_nic *nic)
 {

@@ -383,6 +383,7 @@ struct vx_op *vx_tx_new(struct vx_tx *tx, const struct vx_call *call, ssize_t *e
 ssize_t vx_tx_post(struct vx_op *op);
 void vx_tx_pump(struct vx_tx *tx);                    /* begins what can begin */
 void vx_tx_pull(struct vx_op *op);                    /* begins a VX_PULL, which is from calloc */
+void vx_tx_unread(struct vx_tx *tx, uint64_t id, int failed); /* tells the peer that its long message is not read */
 void vx_tx_reaped(struct vx_op *op, int error);       /* an RDMA descriptor; 0: well */
 void vx_tx_acknowledged(struct vx_tx *tx, uint32_t count);
 void vx_tx_finished(struct vx_tx *tx, uint64_t id, int failed); /* the peer has read a long message */
