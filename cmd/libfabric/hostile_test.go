@@ -69,6 +69,26 @@ func TestUnexpected(t *testing.T) {
 	s.finish(t)
 }
 
+// A program that says that it is the endpoint that it connects with is a peer like others: a receive that gets its message ends with it.
+func TestHostileInstance(t *testing.T) {
+	t.Parallel()
+	dir := build(t)
+	server, hello := survivor(t, "rdm"), hello(t, dir)
+	b := newBed(t, nstest.Options{MTU: 1500})
+	s := b.start(t, b.a, server, "server", b.a.IPv4.String())
+	client := func() bool { return b.start(t, b.b, server, "client", b.a.IPv4.String(), "once").Wait() == nil }
+	await.Until(t, "the server is there", client)
+	const there = "2" // the tag
+	if got, want := b.start(t, b.b, hello, "via0", b.b.IPv4.String(), b.a.IPv4.String(), b.b.IPv4.String(), there).finish(t), "accepted\naccepted\n"; got != want {
+		t.Errorf("it said %q, want %q", got, want)
+	}
+	nstest.ErrorIf(t, !client(), "the server does not answer") // after the end of the other connection, as it reads both
+	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
+	if out := s.finish(t); !strings.Contains(out, " 1 messages cut") {
+		t.Errorf("the server said %q, want one message cut", out)
+	}
+}
+
 // The sender of a long message hears that its receiver has no memory to read it with.
 func TestUnread(t *testing.T) {
 	t.Parallel()

@@ -216,7 +216,7 @@ void vx_rdm_hello(struct vx_link *link, const void *data, size_t length)
 		return;
 	}
 	memcpy(&g, data, sizeof g);
-	own = g.instance == rdm->instance;
+	own = g.instance == rdm->instance && vx_addr_compare(&link->peer, &rdm->pep.name) == 0; /* a peer knows the instance, too */
 	vx_pep_forget(link);
 	attach(link, rdm, peer);
 	if (!own && ((peer->tx.link && peer->instance == g.instance && !peer->theirs) ||

@@ -5,6 +5,9 @@
  * It prints "accepted" or "refused". Then it sends messages that match no receive and want acknowledgements, also when the server asks
  * it not to. It prints "acknowledged" if the server acknowledges all of them, or "closed" if that ends the connection.
  *
+ * hello INTERFACE OWN-ADDRESS SERVER NAME TAG - connects, and then once more, and says that it is the server's own endpoint. It sends a long
+ * message with that tag, which cannot be read, and ends.
+ *
  * hello INTERFACE OWN-ADDRESS - is a server that sends a piece of a message in place of the answer, and ends.
  */
 #include <arpa/inet.h>
@@ -86,6 +89,64 @@ static int send_one(enum vx_type type, size_t total, size_t length)
 	return VipPostSend(vi, &slot->d, handle) == VIP_SUCCESS && VipSendWait(vi, WAIT, &d) == VIP_SUCCESS;
 }
 
+static void open_vi(VIP_NIC_HANDLE nic)
+{
+	VIP_VI_ATTRIBUTES attributes = {.ReliabilityLevel = VIP_SERVICE_RELIABLE_DELIVERY, .EnableRdmaWrite = VIP_TRUE, .EnableRdmaRead = VIP_TRUE};
+	int i;
+
+	OK(VipCreateVi(nic, &attributes, NULL, NULL, &vi));
+	for (i = 0; i < VX_RECEIVES; i++)
+		receive(&m.rx[i]);
+}
+
+/* Requests the connection, and leaves the server's instance in *instance. 1: it was accepted. */
+static int request(union net_address *local, union net_address *remote, const char *as, uint64_t *instance)
+{
+	struct greeting g = {.instance = *instance};
+	struct vx_hello hello = {.magic = "viaxdp", .version = VX_VERSION, .piece = VX_PIECE, .rdm = 1, .length = sizeof g};
+	VIP_DESCRIPTOR *d;
+	int accepted;
+
+	name(&hello.from, as);
+	OK(VipConnectRequest(vi, &local->a, &remote->a, WAIT, NULL));
+	memset(&m.tx[0].header, 0, sizeof m.tx[0].header);
+	m.tx[0].header.type = VX_HELLO;
+	memcpy(m.tx[0].data, &hello, sizeof hello);
+	memcpy(m.tx[0].data + sizeof hello, &g, sizeof g);
+	prepare(&m.tx[0].d, &m.tx[0].header, handle, sizeof m.tx[0].header + sizeof hello + sizeof g);
+	OK(VipPostSend(vi, &m.tx[0].d, handle));
+	accepted = VipRecvWait(vi, WAIT, &d) == VIP_SUCCESS && m.rx[0].header.type == VX_ACCEPT;
+	puts(accepted ? "accepted" : "refused");
+	OK(VipSendWait(vi, WAIT, &d));
+	memcpy(&g, m.rx[0].data + sizeof hello, sizeof g);
+	*instance = g.instance;
+	return accepted;
+}
+
+/* A long message at an address that nobody may read. */
+static void send_unreadable(uint64_t tag)
+{
+	struct vx_tx_slot *slot = &m.tx[0];
+	struct vx_request r = {.count = 1, .parts = {{.address = 4096, .length = 1000, .key = 1}}};
+	VIP_DESCRIPTOR *d;
+
+	slot->header = (struct vx_header){.type = VX_REQUEST, .flags = VX_TAGGED, .tag = tag, .total = 1000, .limit = VX_CREDITS};
+	memcpy(slot->data, &r, sizeof r);
+	prepare(&slot->d, &slot->header, handle, sizeof slot->header + sizeof r);
+	OK(VipPostSend(vi, &slot->d, handle));
+	OK(VipSendWait(vi, WAIT, &d));
+}
+
+static void close_vi(void)
+{
+	VIP_DESCRIPTOR *d;
+
+	OK(VipDisconnect(vi));
+	while (VipRecvDone(vi, &d), d)
+		;
+	OK(VipDestroyVi(vi));
+}
+
 static const char *messages(uint32_t count, size_t length)
 {
 	uint32_t sent = 0, acked = 0, limit = VX_CREDITS;
@@ -135,38 +196,31 @@ static void serve(VIP_NIC_HANDLE nic, union net_address *local)
 
 int main(int argc, char **argv)
 {
-	struct greeting g = {.instance = 42};
-	struct vx_hello hello = {.magic = "viaxdp", .version = VX_VERSION, .piece = VX_PIECE, .rdm = 1, .length = sizeof g};
-	VIP_VI_ATTRIBUTES attributes = {.ReliabilityLevel = VIP_SERVICE_RELIABLE_DELIVERY, .EnableRdmaWrite = VIP_TRUE, .EnableRdmaRead = VIP_TRUE};
 	union net_address local, remote;
+	uint64_t instance = 42;
 	VIP_NIC_HANDLE nic;
-	VIP_DESCRIPTOR *d;
-	int i, accepted;
+	int accepted;
 
-	if (argc != 3 && argc != 5 && argc != 7)
+	if (argc != 3 && (argc < 5 || argc > 7))
 		return 2;
 	address(&local, argv[2]);
 	OK(VipOpenNic(argv[1], &nic));
 	OK(VipRegisterMem(nic, &m, sizeof m, NULL, &handle));
-	OK(VipCreateVi(nic, &attributes, NULL, NULL, &vi));
-	for (i = 0; i < VX_RECEIVES; i++)
-		receive(&m.rx[i]);
+	open_vi(nic);
 	if (argc == 3) {
 		serve(nic, &local);
 		return 0;
 	}
 	address(&remote, argv[3]);
 	listener(&remote);
-	name(&hello.from, argv[4]);
-	OK(VipConnectRequest(vi, &local.a, &remote.a, WAIT, NULL));
-	m.tx[0].header.type = VX_HELLO;
-	memcpy(m.tx[0].data, &hello, sizeof hello);
-	memcpy(m.tx[0].data + sizeof hello, &g, sizeof g);
-	prepare(&m.tx[0].d, &m.tx[0].header, handle, sizeof m.tx[0].header + sizeof hello + sizeof g);
-	OK(VipPostSend(vi, &m.tx[0].d, handle));
-	accepted = VipRecvWait(vi, WAIT, &d) == VIP_SUCCESS && m.rx[0].header.type == VX_ACCEPT;
-	puts(accepted ? "accepted" : "refused");
-	OK(VipSendWait(vi, WAIT, &d));
+	accepted = request(&local, &remote, argv[4], &instance);
+	if (accepted && argc == 6) {
+		close_vi();
+		open_vi(nic);
+		if (request(&local, &remote, argv[4], &instance))
+			send_unreadable(strtoul(argv[5], NULL, 10));
+		close_vi();
+	}
 	if (accepted && argc == 7)
 		puts(messages((uint32_t)strtoul(argv[5], NULL, 10), strtoul(argv[6], NULL, 10)));
 	return 0;
