@@ -81,3 +81,52 @@ func TestOverrun(t *testing.T) {
 		t.Errorf("%d where nothing was sent", got)
 	}
 }
+
+// reports is a Handler that waits for the report of a message that has not arrived.
+type reports chan error
+
+func (reports) Receive([]byte, netip.Addr, netip.AddrPort) {}
+
+func (r reports) Undelivered(_ []byte, _ netip.AddrPort, err error) {
+	select {
+	case r <- err:
+	default:
+	}
+}
+
+// Reports come also while more than half of the send buffer is in use, by messages to a host whose hardware address is being
+// resolved.
+func TestReportWhileFull(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	var u *ctrlport.UDP
+	nstest.Must(t, an.Do(func() (err error) {
+		u, err = ctrlport.Listen(an.Name, wire.Port, func(netip.Addr) bool { return false })
+		return err
+	}))
+	send := func(to netip.Addr) error {
+		return u.Send([]byte("no message"), netip.Addr{}, netip.AddrPortFrom(to, wire.Port))
+	}
+	got, ended := make(reports, 1), make(chan error, 1)
+	go func() { ended <- u.Serve(got) }()
+	refused := func(what string) {
+		await.Until(t, what, func() bool {
+			_ = send(bn.IPv4) // an error is a report, too
+			select {
+			case err := <-got:
+				return errors.Is(err, kagent.ErrNoMatch)
+			default:
+				return false
+			}
+		})
+	}
+	refused("the report of a message to a closed port")
+	nstest.Must(t, u.Control(func(fd uintptr) {
+		const half = 64 << 10 // of what the kernel makes of the option
+		nstest.Check(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, half))
+		for queued := 0; queued <= half; queued, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) {
+			_ = send(bn.IPv4.Next())
+		}
+	}))
+	refused("another report")
+	nstest.Check(t, errors.Join(u.Close(), <-ended))
+}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +24,9 @@ import (
 
 // udpLoop is the number of queued datagrams to the interface's own addresses.
 const udpLoop = 64
+
+// pollPause is the time between two reads while the poller fails.
+const pollPause = time.Millisecond
 
 // UDP is the Transport over a UDP socket of the kernel, which does address
 // resolution, routing and fragmentation. The socket is bound to the device, so
@@ -212,7 +216,11 @@ func (u *UDP) Serve(h connmgr.Handler) error {
 		case cerr != nil && u.ctx.Err() != nil:
 			return nil
 		case cerr != nil:
-			return fmt.Errorf("kagent: control socket: %w", cerr)
+			// Go's poller fails after an event that is EPOLLERR alone, until the next event (runtime.netpollcheckerr): reports
+			// have come, and more than half of the send buffer is in use.
+			if !u.Poll() {
+				time.Sleep(pollPause)
+			}
 		case err != nil:
 			// The error of an earlier datagram, whose details are on the error queue. The
 			// interface may also be down, or removed.
