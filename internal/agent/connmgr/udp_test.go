@@ -130,3 +130,26 @@ func TestReportWhileFull(t *testing.T) {
 	refused("another report")
 	nstest.Check(t, errors.Join(u.Close(), <-ended))
 }
+
+// Hosts that do not answer leave room in the socket for messages to others, although the kernel keeps what is sent to them for
+// seconds: one host that gets many requests, and many hosts whose hardware addresses are asked for.
+func TestHostsThatDoNotAnswer(t *testing.T) {
+	an, bn := nstest.Pair(t, nstest.Options{})
+	a := newHost(t, an)
+	absent := bn.IPv4
+	flood := func(hosts int, send func([]byte, netip.Addr, netip.AddrPort) error) {
+		for range hosts {
+			absent = absent.Next()
+			for range 400 { // more than the kernel keeps for a host
+				_ = send([]byte("no message"), netip.Addr{}, netip.AddrPortFrom(absent, wire.Port))
+			}
+		}
+		await.Until(t, "a message to another host is sent", func() bool {
+			err := a.udp.Send([]byte("no message"), netip.Addr{}, netip.AddrPortFrom(bn.IPv4, wire.Port))
+			nstest.FatalIf(t, errors.Is(err, unix.EAGAIN), "%d hosts do not answer, and there is no room for a message to another one", hosts)
+			return err == nil // else the error of another message
+		})
+	}
+	flood(1, a.udp.Send)
+	flood(60, a.udp.Nudge)
+}

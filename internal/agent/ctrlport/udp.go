@@ -28,6 +28,11 @@ const udpLoop = 64
 // pollPause is the time between two reads while the poller fails.
 const pollPause = time.Millisecond
 
+// sendBuffer is the requested size of the socket's send buffer in bytes, which the kernel doubles. While it resolves the
+// hardware address of a host, for up to 3 s, datagrams to the host stay in the buffer: 208 KiB at most for each host
+// (unres_qlen_bytes), which is as much as a buffer of the default size has.
+const sendBuffer = 4 << 20
+
 // UDP is the Transport over a UDP socket of the kernel, which does address
 // resolution, routing and fragmentation. The socket is bound to the device, so
 // that agents of several interfaces share the port.
@@ -96,6 +101,7 @@ func newUDP(fd, domain int, device string, port uint16, own func(netip.Addr) boo
 		port: port, v6: domain == unix.AF_INET6, own: own, loop: make(chan loopback, udpLoop),
 	}
 	u.ctx, u.end = context.WithCancel(context.Background())
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) // else it has the default size
 	if u.conn, err = u.file.SyscallConn(); err != nil {
 		return nil, errors.Join(err, u.Close())
 	}
@@ -138,6 +144,20 @@ func (u *UDP) Send(b []byte, from netip.Addr, to netip.AddrPort) error {
 		return u.sendSelf(b, from, to)
 	}
 	return u.sendmsg(b, from, to)
+}
+
+// Nudge is Send to have the kernel resolve the hardware address of a host. It fails while half of the send buffer is in use, so
+// that hosts that do not answer leave room for messages to others.
+func (u *UDP) Nudge(b []byte, from netip.Addr, to netip.AddrPort) error {
+	queued := 0
+	err := u.conn.Control(func(fd uintptr) { queued, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	if err == nil && queued > sendBuffer {
+		err = unix.EAGAIN
+	}
+	if err != nil {
+		return err
+	}
+	return u.Send(b, from, to)
 }
 
 // Broadcast sends b to all hosts of the link; see [Transport]. It is sent through the device that the socket

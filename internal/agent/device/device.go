@@ -239,7 +239,7 @@ func (d *device) manage(port uint16, kept ...connmgr.Kept) {
 		if err != nil {
 			return err
 		}
-		return udp.Send(confirm, from, netip.AddrPortFrom(to, port))
+		return udp.Nudge(confirm, from, netip.AddrPortFrom(to, port))
 	}
 	d.manager = connmgr.NewManager(udp, port, kept...)
 	d.manager.Reprobe = d.router.Reprobe
