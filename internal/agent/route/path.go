@@ -48,6 +48,7 @@ type Router struct {
 	reprobes   reprobes
 	probing    sync.Mutex                   // guards probes
 	probes     map[netip.Addr]chan struct{} // reprobes that are under way; closed when they are over
+	resolving  sync.Map                     // *resolution of each host whose hardware address is being resolved
 	// Nudge sends a datagram without meaning, so that the kernel resolves
 	// the next hop; nil: by netlink alone.
 	Nudge func(from, to netip.Addr) error
@@ -234,9 +235,52 @@ func (r *Router) route(p *kagent.Path, link *kagent.Link) (netip.Addr, error) {
 	return hop, nil
 }
 
-// neighbour finds the hardware address of a host on the link. When the kernel
-// does not know it yet, resolve makes it ask, and it is waited for.
+// resolution is the call of neighbour that has the kernel resolve a hardware address. Others share its result.
+type resolution struct {
+	over chan struct{} // closed when the fields below are valid
+	hw   [6]byte
+	err  error
+	left bool // its context ended
+}
+
+// neighbour finds the hardware address of a host on the link. When the kernel does not know it yet, resolve makes it ask, and it
+// is waited for. Concurrent calls share a resolution: if each had the kernel ask, one that tries again would hide from the others
+// that the kernel has given up.
 func (r *Router) neighbour(ctx context.Context, hop netip.Addr, resolve func() error) (hw [6]byte, err error) {
+	for {
+		n, err := r.lookup(hop)
+		switch {
+		case err != nil:
+			return hw, err
+		case n != nil && n.State&usable != 0:
+			return mac(n.HardwareAddr), nil
+		}
+		of := &resolution{over: make(chan struct{})}
+		other, joined := r.resolving.LoadOrStore(hop, of)
+		if !joined {
+			of.hw, of.err = r.resolved(ctx, hop, resolve)
+			of.left = ctx.Err() != nil
+			r.resolving.Delete(hop)
+			close(of.over)
+			return of.hw, of.err
+		}
+		select {
+		case <-other.(*resolution).over:
+			if of = other.(*resolution); !of.left {
+				return of.hw, of.err
+			}
+		case <-ctx.Done():
+			return hw, r.noAnswer(ctx, hop)
+		}
+	}
+}
+
+func (r *Router) noAnswer(ctx context.Context, hop netip.Addr) error {
+	return fmt.Errorf("%w (%v does not answer on %s)", kagent.ContextError(ctx), hop, r.name)
+}
+
+// resolved is neighbour without others.
+func (r *Router) resolved(ctx context.Context, hop netip.Addr, resolve func() error) (hw [6]byte, err error) {
 	look := firstLook
 	for asked, seen := false, false; ; {
 		n, err := r.lookup(hop)
@@ -262,7 +306,7 @@ func (r *Router) neighbour(ctx context.Context, hop netip.Addr, resolve func() e
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return hw, fmt.Errorf("%w (%v does not answer on %s)", kagent.ContextError(ctx), hop, r.name)
+			return hw, r.noAnswer(ctx, hop)
 		}
 		look = min(2*look, lastLook)
 	}

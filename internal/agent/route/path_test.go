@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,6 +113,39 @@ func TestPathWhileFlushed(t *testing.T) {
 	nstest.Must(t, err)
 	nstest.Must(t, bn.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: late.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
 	nstest.Must(t, <-found)
+}
+
+// Many calls for a host that does not answer have the kernel ask for it once, and all hear that it is not there. A call whose
+// context ends leaves this to another.
+func TestPathTogether(t *testing.T) {
+	an, _ := nstest.Pair(t, nstest.Options{})
+	r := New(an.Netlink(), an.Name, an.Index, testPort)
+	var asked atomic.Int32
+	r.Nudge = func(netip.Addr, netip.Addr) error {
+		asked.Add(1)
+		return errors.New("by netlink")
+	}
+	absent := netip.MustParseAddr("10.99.0.77")
+	nstest.WantErr(t, "short of time", nstest.Err(r.Path(deadline(t, time.Millisecond), netip.Addr{}, absent)), kagent.ErrTimeout)
+	first, leave := context.WithCancel(context.Background())
+	left := make(chan error, 1)
+	go func() { left <- nstest.Err(r.Path(first, netip.Addr{}, absent)) }()
+	await.Until(t, "the kernel is asked again", func() bool { return asked.Load() == 2 })
+	const many = 100
+	looked := r.neighbours[0].asked.Load()
+	var all sync.WaitGroup
+	for range many {
+		all.Go(func() {
+			nstest.WantErr(t, "one of many", nstest.Err(r.Path(deadline(t, waitLimit), netip.Addr{}, absent)), kagent.ErrUnreachable)
+		})
+	}
+	await.Until(t, "all have looked", func() bool { return r.neighbours[0].asked.Load() >= looked+many })
+	leave()
+	nstest.WantErr(t, "the first one", <-left, context.Canceled)
+	all.Wait()
+	if n := asked.Load(); n > many/2 { // 3, and some more for calls that come when the kernel has given up
+		t.Errorf("%d calls had the kernel ask %d times", 2+many, n)
+	}
 }
 
 // Calls during a request to the kernel share the next answer, which is newer than their calls. An error is
