@@ -2,6 +2,7 @@ package report
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -100,16 +101,22 @@ func (d document) conditions() {
 		groups[at] = append(groups[at], g.Name)
 	}
 	for i, c := range sets {
-		row := []string{strings.Join(groups[i], ", "), c.Kernel, fmt.Sprint(c.CPUs), cpuModel(c), hypervisor(c),
-			pinned(c), c.Interface, fmt.Sprint(c.MTU), c.Mode, fmt.Sprint(c.FrameBytes), c.Hugepages, c.Polling, c.Version}
+		row := []string{strings.Join(groups[i], ", "), c.Kernel, known(c.CPUs), cpuModel(c), hypervisor(c),
+			pinned(c), c.Interface, fmt.Sprint(c.MTU), c.Mode, known(c.FrameBytes), c.Hugepages, c.Polling, c.Version}
 		for j, cell := range row {
-			if row[j] = oneLine(cell); cell == "" || cell == "0" { // as conditions leaves out
-				row[j] = "-"
-			}
+			row[j] = cmp.Or(oneLine(cell), "-")
 		}
 		t = append(t, row)
 	}
 	t.write(d.out)
+}
+
+// known returns a number of conditions, empty if it is not known.
+func known(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
 }
 
 // cpuModel and hypervisor are what a report says of them, if it does.
