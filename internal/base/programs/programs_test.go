@@ -89,9 +89,7 @@ func TestOtherPIDNamespace(t *testing.T) {
 		}
 		return
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	nstest.Require(t)
 	dir := private(t)
 	pid := os.Getpid()
 	answering(t, dir, func(c net.Conn) { io.WriteString(c, "{}") })
@@ -452,9 +450,7 @@ func TestAskedWhereItWasFound(t *testing.T) {
 
 // In another user's directory only sockets of that user count, on which a process of that user answers.
 func TestOwnerAnswers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	nstest.Require(t)
 	dir := private(t)
 	path := answering(t, dir, func(net.Conn) {})
 	for _, c := range []struct {
