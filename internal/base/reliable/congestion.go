@@ -38,8 +38,8 @@ type congestion struct {
 	trip, base            int64  // roundLeast of the last round that has one; least round trip known then
 	before, roundAt       int64  // trip of the round before, of those that ended apart; end of the last such round
 	bounded               bool   // the peer's window was full in the round
-	flown                 int64  // most frames in flight since there were none
-	underused             bool   // that has been less than half of the window
+	mostInFlight          int64  // frames, since nothing was in flight
+	underused             bool   // mostInFlight is less than half of the window
 
 	floor int64 // lower bound of the window in a round of losses
 	heavy int   // losses left until the round counts as congested
@@ -112,8 +112,8 @@ func (c *congestion) sample(t int64) {
 // trip time. It returns slow if delay has reduced the window.
 func (c *congestion) grow(now int64, n int, cum, nxt uint32, least int64) (slow bool) {
 	c.seen += n
-	c.flown = max(c.flown, int64(nxt-cum)+int64(n))
-	c.underused = c.underused && 2*c.flown*fraction < c.cwnd
+	c.mostInFlight = max(c.mostInFlight, int64(nxt-cum)+int64(n))
+	c.underused = c.underused && 2*c.mostInFlight*fraction < c.cwnd
 	if !before(cum, c.roundEnd) {
 		slow = c.endRound(now, nxt, least)
 	}
@@ -489,10 +489,10 @@ func (c *congestion) countMarks() {
 }
 
 // idled handles a time in which nothing was in flight: it does not count for the curve (RFC 9438, section 5.8). The window then grows
-// only when half of it has been in flight (RFC 7661): otherwise small messages would enlarge it without bound, and a long one would then
-// leave in a burst that the path has never carried.
+// only when half of it has been in flight (RFC 7661). Otherwise small messages would enlarge it up to the peer's window, and a long
+// message would leave in a burst that the path has never carried.
 func (c *congestion) idled(time int64) {
-	c.flown, c.underused = 0, true
+	c.mostInFlight, c.underused = 0, true
 	if c.epoch != 0 {
 		c.epoch += time
 	}

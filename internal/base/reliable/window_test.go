@@ -139,4 +139,8 @@ func TestUnderusedWindow(t *testing.T) {
 	if w := message(initialWindow/2 + 4); w != initialWindow*3/2 {
 		t.Errorf("after less than half of the next one it has %d frames", w)
 	}
+	full := message(initialWindow * 3 / 2)
+	if w := message(1); full <= initialWindow*3/2 || w != full {
+		t.Errorf("a full window made it %d frames, and a small message behind it %d", full, w)
+	}
 }
