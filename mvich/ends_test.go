@@ -82,16 +82,21 @@ func (a withoutVIs) NewVI() (uint32, error) {
 	return a.Agent.NewVI()
 }
 
+// jobWithoutVIs is a job of three ranks that get no more VIs once spent is set. Rank short ends for that.
+func jobWithoutVIs(t *testing.T, short int) (j *job, spent *atomic.Bool) {
+	spent = new(atomic.Bool)
+	return dyingJobOf(t, 3, jobConfig{
+		silence: calm, bubble: true,
+		agent: func(a *kagenttest.Agent) kagent.Agent { return withoutVIs{a, spent} },
+	}, short), spent
+}
+
 // A rank that lacks a VI for a connection ends, with that as the cause. The rank at the other end lives on for all others.
 func TestShortageOfACaller(t *testing.T) { synctest.Test(t, shortageOfACaller) }
 
 func shortageOfACaller(t *testing.T) {
 	const short, wanted, other = 0, 1, 2
-	var spent atomic.Bool
-	j := dyingJobOf(t, 3, jobConfig{
-		silence: calm, bubble: true,
-		agent: func(a *kagenttest.Agent) kagent.Agent { return withoutVIs{a, &spent} },
-	}, short)
+	j, spent := jobWithoutVIs(t, short)
 	each(t, 3, func(rank int) error {
 		c := j.worlds[rank].Comm()
 		switch rank {
@@ -119,12 +124,8 @@ func TestShortageOfACalledRank(t *testing.T) { synctest.Test(t, shortageOfACalle
 
 func shortageOfACalledRank(t *testing.T) {
 	const short, caller, other = 0, 1, 2
-	var spent atomic.Bool
+	j, spent := jobWithoutVIs(t, short)
 	lacks := make(chan struct{})
-	j := dyingJobOf(t, 3, jobConfig{
-		silence: calm, bubble: true,
-		agent: func(a *kagenttest.Agent) kagent.Agent { return withoutVIs{a, &spent} },
-	}, short)
 	each(t, 3, func(rank int) error {
 		c := j.worlds[rank].Comm()
 		if rank != caller {
