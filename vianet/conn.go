@@ -37,7 +37,7 @@ type Conn struct {
 
 	counts    Stats // what is counted of each connection
 	err       error // why the connection broke
-	departed  bool  // by the peer's Close, which was not to drop anything
+	departed  bool  // by the peer's Close without SetLinger(0)
 	unsent    bool  // bytes that a Write has handed over were not sent
 	begun     bool  // the VI is connected
 	losing    bool  // it is about to turn out that it broke

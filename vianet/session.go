@@ -79,7 +79,7 @@ func (c *Conn) lost() {
 	if s, err := c.vi.Query(); err == nil {
 		cause = s.Cause
 	}
-	said := c.unheard || c.due.finAcked // the peer sends a stop, unless it has all
+	said := c.unheard || c.due.finAcked // a peer that closes sends stop, unless it has read up to the fin of this side
 	if c.departed = said && !c.down && errors.Is(cause, vipl.ErrPeerClosed); c.departed {
 		cause = peerClosed{cause}
 	}

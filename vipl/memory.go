@@ -70,7 +70,7 @@ func (p *Ptag) Destroy() error {
 
 // RegisterMem is VipRegisterMem: it registers buf with the NIC. The bytes may be any memory of the program, and may
 // be registered several times. Data is copied once between this memory and the NIC's frames. Peers cannot write to memory that
-// is read-only here, also with EnableRDMAWrite, which Query then returns as false.
+// the program itself cannot write, even with EnableRDMAWrite, which Query then returns as false.
 //
 // Errors: ErrInvalidParameter for no bytes, ErrInvalidPtag, ErrResource past the NIC's limits.
 func (n *NIC) RegisterMem(buf []byte, a MemAttributes) (*Region, error) {

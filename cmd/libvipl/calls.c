@@ -232,7 +232,7 @@ VIP_RETURN VipxPostSendLater(VIP_VI_HANDLE vi, VIP_DESCRIPTOR *descriptor, VIP_M
 	return CALL(viago_post_later(H(vi), H(descriptor), handle));
 }
 
-/* The count is that of the posted whatever the code: a program goes on behind them. */
+/* Whatever it returns, *count is the number of descriptors that were posted: a program goes on with the next one. */
 static VIP_RETURN post_list(VIP_VI_HANDLE vi, int recv, VIP_DESCRIPTOR **descriptors, VIP_ULONG *count, VIP_MEM_HANDLE handle)
 {
 	VIP_ULONG wanted;

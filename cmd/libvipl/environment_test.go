@@ -13,7 +13,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// A user who runs a setuid program neither has its owner run a program from their PATH nor configures the library.
+// A setuid program ignores the settings of the user who runs it. The library runs no program of that user as the owner.
 func TestSetuid(t *testing.T) {
 	t.Parallel()
 	lib := library(t)

@@ -279,7 +279,7 @@ func (r *Router) noAnswer(ctx context.Context, hop netip.Addr) error {
 	return fmt.Errorf("%w (%v does not answer on %s)", kagent.ContextError(ctx), hop, r.name)
 }
 
-// resolved is neighbour without others.
+// resolved is neighbour without regard to concurrent calls.
 func (r *Router) resolved(ctx context.Context, hop netip.Addr, resolve func() error) (hw [6]byte, err error) {
 	look := firstLook
 	for asked, seen := false, false; ; {

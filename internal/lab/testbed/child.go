@@ -79,8 +79,8 @@ func newSide(args []string, stderr io.Writer, start func(*exec.Cmd) error) (*Sid
 	return s, nil
 }
 
-// Environment is this process's for one in a namespace of its own. A socket that VIA_AGENT names is of an agent in another
-// namespace, which cannot open interfaces there.
+// Environment returns the environment for a child in another network namespace: this process's, without a socket in VIA_AGENT.
+// The agent there cannot open the interfaces of other namespaces.
 func Environment() []string {
 	if set := os.Getenv("VIA_AGENT"); set == "auto" || set == "none" {
 		return os.Environ()
