@@ -316,6 +316,7 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 	s.arrivals.evict()
 	s.sends.evict()
 	var batch entries
+	var looked time.Time
 	for i := 1; ; i++ {
 		s.nic.Ring()
 		n := s.arrivals.poll(&batch)
@@ -343,9 +344,12 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 		if i%spinLook != 0 {
 			continue
 		}
-		if now := time.Now(); start.IsZero() {
-			start = now
-		} else if now.Sub(start) > most || past.passed() {
+		now := time.Now()
+		if start.IsZero() {
+			start, looked = now, now
+		}
+		s.wasAway(now.Sub(looked)) // vipl's polls yield the CPU, too
+		if looked = now; now.Sub(start) > most || past.passed() {
 			return false, start
 		}
 		if i%spinYield == 0 {

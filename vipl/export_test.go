@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"viaxdp/internal/agent/kagent"
@@ -18,6 +19,16 @@ func OnSteadyClock(p Provider) Provider {
 	p.steady = true
 	return p
 }
+
+// OnYield calls f before each yield of the CPU, until the test ends. Nothing polls when it is called, or at the end.
+func OnYield(t testing.TB, f func()) {
+	yield := schedYield
+	schedYield = func() { f(); yield() }
+	t.Cleanup(func() { schedYield = yield })
+}
+
+// ShareCPU has polls in vain yield the CPU, as those of OpenNIC do.
+func (n *NIC) ShareCPU() { n.port.poller.shareCPU(true) }
 
 // NextFrame returns the number of the next frame.
 func (v *VI) NextFrame() uint32 {

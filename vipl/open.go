@@ -272,6 +272,7 @@ func sharePort(p provider.Provider, o options) *port {
 			umem = p.Arena.Bytes()
 		}
 		s = &sharedPort{port: newPort(p.Port, umem, p.Info.NIC.ZeroCopy, o.silence, now, used)}
+		s.poller.shareCPU(o.steady)
 		if p.Virtual == nil {
 			s.poller.stopped.Go(s.background)
 		}

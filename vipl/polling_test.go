@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
@@ -70,6 +71,50 @@ func TestBackgroundFollowsWait(t *testing.T) {
 		time.Sleep(3 * time.Millisecond)
 		errorIf(t, xb.desc[waits].Status()&vipl.StatusDone == 0, "the message after the wait is not there")
 	})
+}
+
+// Polls in vain of a VI, of a CQ and of a C program's loop yield the CPU, but not while another queue of the process has work,
+// or soon after a post, which may wait for a few polls.
+func TestPollsInVainYield(t *testing.T) {
+	const posts = 64
+	n, idle, _, x, _ := connectedBoxes(t, memoryConfig{}, vipl.UnreliableDelivery, posts, 1, 8)
+	n.a.ShareCPU()
+	cq, err := n.a.CreateCQ(1)
+	must(t, err)
+	var yields int
+	vipl.OnYield(t, func() { yields++ })
+	for name, poll := range map[string]func(){
+		"VI": func() { _, _ = idle.RecvDone() },
+		"CQ": func() { _, _, _ = cq.Done() },
+		"C":  n.a.Tend,
+	} {
+		yields = 0
+		await.Until(t, name+": a yield", func() bool {
+			for range 512 {
+				poll()
+			}
+			return yields > 0
+		})
+	}
+	_, va, vb, xa, xb := connectedBoxes(t, memoryConfig{}, vipl.ReliableDelivery, 1, 1, 8)
+	yields = 0
+	for range 2000 {
+		postRecv(t, vb, xb, 0, 8)
+		postSend(t, va, xa, 0, 8)
+		noError(t, errOf(vb.RecvWait(time.Minute)))
+		noError(t, errOf(va.SendWait(time.Minute)))
+		_, _ = idle.RecvDone()
+		n.a.Tend()
+	}
+	errorIf(t, yields > 0, "%d yields beside a queue with work", yields)
+	yields = 0
+	for k := range posts {
+		postSend(t, idle, x, k, 8)
+		for range 256 {
+			_, _ = idle.RecvDone()
+		}
+	}
+	errorIf(t, yields > 0, "%d yields of a program that posts", yields)
 }
 
 // A driver that sleeps for lack of chunks may announce it too late for the Refill that brought them, and for a

@@ -41,6 +41,7 @@ type poller struct {
 	roused  chan struct{}        // wakes background: handlers are new, messages wait, or no goroutine sleeps
 	relies  atomic.Bool          // background relies on another goroutine that sleeps in nic.Wait
 	cpuTime func() time.Duration // CPU time of the process
+	yields  atomic.Bool          // polls in vain yield the CPU, see yield.go
 	closed  chan struct{}
 	stopped sync.WaitGroup // of background and the links' goroutines
 	pause   pollPause
@@ -51,6 +52,9 @@ func (w *poller) init(cpuTime func() time.Duration) {
 	w.cpuTime = cpuTime
 	w.due.Store(never)
 }
+
+// shareCPU makes polls in vain yield the CPU if yes is true.
+func (w *poller) shareCPU(yes bool) { w.yields.Store(yes) }
 
 // close ends background.
 func (w *poller) close() { close(w.closed) }
@@ -403,8 +407,14 @@ func (p *port) busy() bool {
 	}
 	n := p.poller.idle.Load() + 1 // concurrent polls may lose each other's counts
 	p.poller.idle.Store(n)
-	return p.coalescer.waiting.Load() != 0 && n-p.coalescer.idleAtPost.Load() >= coalescePolls ||
-		n%pollsPerTime == 0 && p.overdue()
+	if p.coalescer.waiting.Load() != 0 && n-p.coalescer.idleAtPost.Load() >= coalescePolls {
+		return true
+	}
+	if n%pollsPerTime != 0 {
+		return false
+	}
+	p.yieldCPU()
+	return p.overdue()
 }
 
 // overdue reports whether something has become due with time. It also wakes a driver that sleeps, see background.

@@ -50,10 +50,11 @@ func (n *NIC) Watch() (w PortWatch, ok bool) {
 	return w, true
 }
 
-// Tend does what has become due with time, such as retransmissions and keepalives. It never waits and may be called
-// concurrently.
+// Tend does what has become due with time, such as retransmissions and keepalives. If polls have been in vain for 50 us, it yields
+// the CPU. It may be called concurrently.
 func (n *NIC) Tend() {
 	p := n.port
+	p.yieldCPU()
 	if (p.overdue() || p.links.all.Load() != nil && p.linkReady()) && p.mu.TryLock() {
 		p.progress(p.now(), false)
 		p.mu.Unlock()

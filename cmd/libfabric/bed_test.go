@@ -21,8 +21,8 @@ import (
 )
 
 // The provider is tested as programs meet it: libvipl and the provider are built, libfabric loads it, and programs
-// run in two namespaces. Tests whose programs mostly wait run in parallel. fi_pingpong and the ranks of Open MPI poll all the
-// time: beside each other they take ten times as long, so their tests run alone.
+// run in two namespaces. Long tests run in parallel, except those of Open MPI: ranks over libfabric's tcp poll all the time, and
+// beside others they take ten times as long.
 
 // made is the directory with lib (libvipl), prov (the provider) and asan (the provider with sanitizers, and the
 // suite), made once for all tests.
