@@ -376,8 +376,12 @@ func (c *Conn) stop() {
 // dismissed reports whether the peer closed the connection and nothing written was left to send.
 func (c *Conn) dismissed() bool {
 	c.reap()
-	return c.departed && c.fin && !c.unsent && !c.out.open && c.emptied() && c.tail.n == 0
+	return c.left() && !c.unsent && !c.out.open && c.emptied() && c.tail.n == 0
 }
+
+// left reports whether the peer closed the connection, and this side has all that it still wants of the stream. A peer may
+// be unable to end a stream that this side does not read.
+func (c *Conn) left() bool { return c.departed && (c.fin || c.noReads) }
 
 // finish sends what was written on a closed connection, then the fin, and waits until the peer has confirmed it.
 func (c *Conn) finish() {
@@ -423,7 +427,7 @@ func (c *Conn) fail(err error) {
 		return
 	}
 	c.err, c.down = err, true
-	if c.greeted && !c.isClosed && !(c.departed && c.fin) {
+	if c.greeted && !c.isClosed && !c.left() {
 		c.counts.Broken++
 	}
 	c.dropRooms()

@@ -186,6 +186,23 @@ func TestStatsOfEnds(t *testing.T) {
 	}
 }
 
+// A peer that closes after CloseRead of this side has not broken the connection, although it cannot end a stream for which
+// there is no room.
+func TestStatsOfReadClosed(t *testing.T) {
+	h := lingering(t, vianet.Options{}, false)
+	a, b := h.pair(t)
+	fill(t, b)
+	must(t, a.CloseRead())
+	await.Until(t, "the peer knows", func() bool { return errors.Is(nstest.Err(b.Write(nil)), vianet.ErrReadClosed) })
+	must(t, b.Close())
+	<-vianet.Gone(a)
+	check(t, errors.Join(a.CloseWrite(), a.Close()))
+	await.Until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
+	if s := h.a.Stats(); s.Broken+s.Undelivered != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // neverLess fails the test if a counter of the stacks decreases before end is called.
 func neverLess(t *testing.T, stacks ...*vianet.Stack) (end func()) {
 	var looking sync.WaitGroup
