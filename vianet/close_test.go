@@ -288,9 +288,18 @@ func (a unconfirming) Request(ctx context.Context, local, remote kagent.Address,
 }
 
 // A peer that was accepted and does not confirm delays the end of a stack by a second at most.
-func TestCloseBesideUnconfirmed(t *testing.T) { synctest.Test(t, closeBesideUnconfirmed) }
+func TestCloseBesideUnconfirmed(t *testing.T) {
+	for name, end := range map[string]func(*vianet.Stack) error{
+		"Close":    (*vianet.Stack).Close,
+		"Shutdown": func(s *vianet.Stack) error { return s.Shutdown(context.Background()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { closeBesideUnconfirmed(t, end) })
+		})
+	}
+}
 
-func closeBesideUnconfirmed(t *testing.T) {
+func closeBesideUnconfirmed(t *testing.T, end func(*vianet.Stack) error) {
 	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{
 		Agent: func(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} },
 	}, memorynic.Config{})
@@ -301,7 +310,7 @@ func closeBesideUnconfirmed(t *testing.T) {
 	synctest.Wait()
 	nstest.Equal(t, "connections on their way to Accept", vianet.Waiting(l), 1)
 	start := time.Now()
-	check(t, h.b.Close())
+	check(t, end(h.b))
 	if took := time.Since(start); took > 2*time.Second {
 		t.Errorf("it took %v", took)
 	}

@@ -23,6 +23,7 @@ type Listener struct {
 	places   chan struct{} // one for each connection that is on its way to Accept
 	accepted chan *Conn
 	ctx      context.Context // ends when it is closed
+	accepts  context.Context // ends closeTime later, as confirmations may be on their way
 	close    func()
 
 	mu  sync.Mutex
@@ -59,13 +60,15 @@ func (s *Stack) listen(fam string, at Addr) (*Listener, error) {
 		return nil, err
 	}
 	ctx, end := context.WithCancel(context.Background())
+	accepts, leave := context.WithCancel(context.Background())
 	l := &Listener{
-		stack: s, addr: addr, family: fam, requests: requests, ctx: ctx,
+		stack: s, addr: addr, family: fam, requests: requests, ctx: ctx, accepts: accepts,
 		places: make(chan struct{}, s.o.Backlog), accepted: make(chan *Conn, s.o.Backlog),
 		deadline: limit{signal: make(chan struct{}, 1)},
 	}
 	l.close = sync.OnceFunc(func() {
 		end()
+		time.AfterFunc(closeTime, leave)
 		l.deadline.set(time.Time{}) // its timer has the listener
 		l.requests.Close()
 		s.ports.release(addr.Port())
@@ -175,7 +178,7 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	err = c.post()
 	c.mu.Unlock()
 	if err == nil {
-		err = request.AcceptContext(l.stack.closed, c.vi)
+		err = request.AcceptContext(l.accepts, c.vi)
 	}
 	if err != nil {
 		l.refuse(request)
