@@ -50,24 +50,24 @@ func dialError(to net.Addr, err error) error {
 	return &net.OpError{Op: "dial", Net: network, Addr: to, Err: err}
 }
 
-// dialAny connects with the first of several addresses that accepts. The error is that of the first, or of one whose
-// pre-shared keys do not match.
+// dialAny connects with the first of several addresses that accepts. The error is that of one whose pre-shared keys do not
+// match, else that of ctx if it has ended, else that of the first.
 func (s *Stack) dialAny(ctx context.Context, addrs []Addr) (net.Conn, error) {
 	if ctx.Err() != nil { // an answer that comes at once may be looked at first
 		return nil, dialError(addrs[0], contextError(ctx))
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, dialTime, syscall.ETIMEDOUT)
+	bounded, cancel := context.WithTimeoutCause(ctx, dialTime, syscall.ETIMEDOUT)
 	defer cancel()
 	var first error
 	for i, to := range addrs {
-		c, err := s.dial(ctx, to, len(addrs)-i)
+		c, err := s.dial(bounded, to, len(addrs)-i)
 		if err == nil {
 			return c, nil
 		}
-		if first == nil || isKeyRejected(err) {
+		if first == nil || isKeyRejected(err) || ctx.Err() != nil && !isKeyRejected(first) {
 			first = err
 		}
-		if ctx.Err() != nil {
+		if bounded.Err() != nil {
 			break
 		}
 	}

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/internal/agent/kagent"
@@ -98,6 +100,27 @@ func TestDialContext(t *testing.T) {
 	must(t, err)
 	cancel()
 	check(t, nstest.Err(c.Write([]byte("after its end the context does not matter"))))
+}
+
+// A Dial that ends with its context says so, also if the context ends at the second address of a silent host.
+func TestDialContextOfSeveral(t *testing.T) { synctest.Test(t, dialContextOfSeveral) }
+
+func dialContextOfSeveral(t *testing.T) {
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	var silent []vianet.Addr
+	for _, host := range []netip.Addr{netip.MustParseAddr("fd00::2"), h.nicB.Query().Address} {
+		fabric.Cut(host, true)
+		silent = append(silent, vianet.Addr{AddrPort: netip.AddrPortFrom(host, 7)})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := vianet.DialTo(ctx, h.a, silent)
+	isTimeout(t, "past its deadline", err)
+	isErr(t, "past its deadline", err, context.DeadlineExceeded)
+	ctx, cancel = context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Second, cancel) // the second has the last 15 of 30 seconds
+	isErr(t, "cancelled", nstest.Err(vianet.DialTo(ctx, h.a, silent)), context.Canceled)
 }
 
 // A cancelled Dial ends at once at every stage, and leaves nothing behind: while the host does not answer, and while
