@@ -149,10 +149,7 @@ func (k *server) serve(me, before *agent) {
 			fds.Close(files...)
 			return
 		}
-		k.mu.Lock()
-		err = k.do(me, m, files)
-		k.mu.Unlock()
-		if err != nil {
+		if k.do(me, m, files) != nil {
 			return
 		}
 	}
@@ -163,7 +160,8 @@ func noRoom(key string, err error) string {
 	return fmt.Sprintf("the server has no room for %s: %v", key, err)
 }
 
-// do executes one message. Caller holds k.mu.
+// do executes one message. Only the agent that is served changes entries. The lock is not held
+// during a send, so an agent that does not read cannot block the next one.
 func (k *server) do(me *agent, m message, files []int) error {
 	c, done := me.c, message{Op: "done"}
 	if m.Op == "hello" {
@@ -185,7 +183,9 @@ func (k *server) do(me *agent, m message, files []int) error {
 		}
 	case "delete":
 		fds.Close(files...)
+		k.mu.Lock()
 		k.drop(m.Key)
+		k.mu.Unlock()
 	case "list":
 		fds.Close(files...)
 		for key, i := range k.entries {
@@ -204,7 +204,7 @@ func (k *server) do(me *agent, m message, files []int) error {
 }
 
 // put takes an item in, in the place of what is there under its key. After an error that
-// stays. Caller holds k.mu.
+// stays.
 func (k *server) put(key string, value []byte, files []int) error {
 	i := &entry{value: slices.Clone(value), files: files}
 	if HasHolder(key) && len(files) > 0 {
@@ -216,6 +216,8 @@ func (k *server) put(key string, value []byte, files []int) error {
 		i.alive = os.NewFile(uintptr(fd), key)
 		go k.watch(i, i.alive)
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.drop(key)
 	k.entries[key] = i
 	return nil

@@ -139,6 +139,33 @@ func TestServer(t *testing.T) {
 	nstest.ErrorIf(t, !gone(path), "the descriptor store stays when there is nothing to keep")
 }
 
+// An agent that stops in the middle of a list does not keep the next one out.
+func TestServerOfAgentThatDoesNotRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fdstore")
+	first := start(t, path)
+	alive, program := pipe(t)
+	nstest.Must(t, first.Put("lease/a/0", nil, fd(t, alive)))
+	for n := range 64 { // more than a socket buffer holds
+		nstest.Must(t, first.Put("vi/a/"+strconv.Itoa(n), make([]byte, maxMessage/2)))
+	}
+	stuck, err := first.dial()
+	nstest.Must(t, err)
+	nstest.Must(t, errors.Join(first.Close(), send(stuck, message{Op: "hello", Version: Version}), send(stuck, message{Op: "list"})))
+	await.Until(t, "the list has begun", func() (begun bool) {
+		nstest.Must(t, fds.With(stuck, func(fd int) error {
+			unread, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+			begun = unread > 0
+			return err
+		}))
+		return begun
+	})
+	next := start(t, path)
+	entries, err := next.List()
+	nstest.ErrorIf(t, err != nil || len(keys(entries)) != 65, "the next agent finds %d entries, %v", len(entries), err)
+	nstest.Check(t, errors.Join(stuck.Close(), next.Close(), program.Close()))
+	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
+}
+
 // Messages that are too long or invalid are an error and do not block the descriptor store. A store with only an agent
 // exits when the agent does.
 func TestServerRefuses(t *testing.T) {
