@@ -358,7 +358,7 @@ func (l *Local) TakeMemory() (memory *os.File, last bool) {
 
 // FreeMemory frees the pages of memory that was handed out, even if a process maps it, except
 // those that a queue has pinned. A process that reads a freed page gets zeros, in a new page
-// charged to itself.
+// charged to itself, or SIGBUS if it is a huge page and the pool has none left.
 func FreeMemory(f *os.File) error {
 	st, err := f.Stat()
 	if err != nil {
