@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -60,10 +61,21 @@ type interfaceFile struct {
 	ZeroCopy []string `toml:"zero_copy"`
 }
 
+// maxAgentSettings is more bytes than a settings file has.
+const maxAgentSettings = 1 << 20
+
 // readAgentSettings reads the file, which need not be there unless it was asked
 // for.
 func readAgentSettings(path string, asked bool) (s agentSettings, found bool, err error) {
-	b, err := os.ReadFile(path)
+	var b []byte
+	f, err := os.Open(path)
+	if err == nil {
+		defer f.Close()
+		b, err = io.ReadAll(io.LimitReader(f, maxAgentSettings+1))
+	}
+	if len(b) > maxAgentSettings { // perhaps a device without an end
+		err = fmt.Errorf("%s: more than %d bytes", path, maxAgentSettings)
+	}
 	if found = err == nil; errors.Is(err, fs.ErrNotExist) && !asked {
 		b, err = nil, nil
 	}

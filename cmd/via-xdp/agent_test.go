@@ -93,6 +93,8 @@ users = []
 	if _, _, err := readAgentSettings(filepath.Join(t.TempDir(), "none"), true); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that was asked for: %v", err)
 	}
+	_, _, err = readAgentSettings("/dev/full", true) // which has no end
+	nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "/dev/full: more than"), "/dev/full: %v", err)
 }
 
 // The file in contrib is good, and says the defaults.
