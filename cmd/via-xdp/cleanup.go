@@ -18,7 +18,7 @@ import (
 
 // leftover is something that a via-xdp program left behind.
 type leftover struct {
-	Kind   string `json:"kind"` // testbed, socket, settings, file
+	Kind   string `json:"kind"` // testbed, socket, directory, settings, file
 	What   string `json:"what"`
 	Remove bool   `json:"remove"` // by cleanup without --all
 	undo   func() error
@@ -87,7 +87,7 @@ func leftovers(env environment) (found []leftover, err error) {
 		found = append(found, leftover{"testbed", what, !s.Up, func() error { return env.actions.down(bed) }})
 	}
 	// Other users' directories are theirs to clean up.
-	jobs, _ := filepath.Glob(filepath.Join(os.TempDir(), mpirun.Temporary+"*"))
+	jobs, _ := filepath.Glob(filepath.Join(os.TempDir(), mpirun.Temporary+"[0-9]*"))
 	dirs := slices.Clone(jobs)
 	if dir, err := rundir.Programs(); err == nil {
 		dirs = append(dirs, dir)
@@ -104,6 +104,16 @@ func leftovers(env environment) (found []leftover, err error) {
 			}})
 		}
 	}
+	for _, job := range jobs { // whose agents were killed before they had a socket
+		entries, err := os.ReadDir(job)
+		other := func(e os.DirEntry) bool {
+			ours, _ := filepath.Match("*.sock.*", e.Name())
+			return !ours
+		}
+		if err == nil && isOld(job) && rundir.Own(job) == nil && !slices.ContainsFunc(entries, other) {
+			found = append(found, leftover{"directory", job, true, func() error { return os.RemoveAll(job) }})
+		}
+	}
 	dir, err := rundir.State()
 	if err != nil {
 		return found, nil // no state, no leftovers
@@ -118,13 +128,15 @@ func leftovers(env environment) (found []leftover, err error) {
 	}
 	half, _ := filepath.Glob(filepath.Join(dir, "*.json.new"))
 	for _, path := range half {
-		st, err := os.Stat(path)
-		if err != nil || time.Since(st.ModTime()) < time.Minute {
-			continue // a program may be writing it
-		}
-		if slices.Contains([]string{"doctor.json.new", "tune.json.new", "testbed.json.new"}, filepath.Base(path)) {
+		if isOld(path) && slices.Contains([]string{"doctor.json.new", "tune.json.new", "testbed.json.new"}, filepath.Base(path)) {
 			found = append(found, leftover{"file", path, true, func() error { return os.Remove(path) }})
 		}
 	}
 	return found, nil
+}
+
+// isOld reports whether nothing has changed at a path for a minute. A program may be about to use it before.
+func isOld(path string) bool {
+	st, err := os.Lstat(path)
+	return err == nil && time.Since(st.ModTime()) >= time.Minute
 }

@@ -26,6 +26,7 @@ import (
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/ops/inspect"
+	"viaxdp/internal/ops/mpirun"
 	"viaxdp/internal/ops/ping"
 )
 
@@ -418,6 +419,25 @@ func TestCleanupLeavesYoungFiles(t *testing.T) {
 	nstest.Must(t, os.Chtimes(half, time.Now(), time.Now()))
 	if call(&recorder{}, "cleanup"); !there(half) {
 		t.Error("it was removed")
+	}
+}
+
+// What a killed mpirun leaves whose agents had no socket yet is removed, but not under an mpirun that starts.
+func TestCleanupOfJob(t *testing.T) {
+	leave(t)
+	t.Setenv("TMPDIR", t.TempDir())
+	old := time.Now().Add(-time.Hour)
+	for file, left := range map[string]bool{"": false, "0.sock.lock": false, "0.sock.new": false, "results": true} {
+		job, err := os.MkdirTemp("", mpirun.Temporary)
+		nstest.Must(t, err)
+		if file != "" {
+			nstest.Must(t, os.WriteFile(filepath.Join(job, file), nil, 0o600))
+		}
+		call(&recorder{}, "cleanup")
+		nstest.ErrorIf(t, !there(job), "with %q, of a job that starts: removed", file)
+		nstest.Must(t, os.Chtimes(job, old, old))
+		status, out, errs := call(&recorder{}, "cleanup")
+		nstest.ErrorIf(t, status != 0 || there(job) != left, "with %q: status %d, %q, %q; there: %v", file, status, out, errs, there(job))
 	}
 }
 
