@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -146,11 +147,15 @@ const backgroundFlag = "--background"
 
 // background starts an agent in a process of its own, and returns when it serves. args are this process's.
 func background(ctx context.Context, args []string, socket string) error {
-	log, err := createLog(socket + ".log")
+	// The agent gives it its final name when it serves: until then, another agent's log may have that name.
+	log, err := createLog(socket + "." + rand.Text() + ".log")
 	if err != nil {
 		return err
 	}
-	defer log.Close()
+	defer func() {
+		_, _ = os.Remove(log.Name()), log.Close()
+		rundir.Unmake(filepath.Dir(socket))
+	}()
 	args = slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.HasPrefix(a, backgroundFlag) })
 	cmd := exec.Command("/proc/self/exe", append(args, "--log", log.Name())...)
 	cmd.Args[0], cmd.Stderr = "via-xdp", log
@@ -171,8 +176,6 @@ func background(ctx context.Context, args []string, socket string) error {
 		select {
 		case <-ended:
 			told, _ := os.ReadFile(log.Name())
-			_ = os.Remove(log.Name())
-			rundir.Unmake(filepath.Dir(socket))
 			return fmt.Errorf("the agent has ended: %s", strings.TrimPrefix(strings.TrimSpace(string(told)), "via-xdp: "))
 		case <-ctx.Done():
 			_ = cmd.Process.Signal(unix.SIGTERM)
@@ -191,7 +194,7 @@ func createLog(path string) (f *os.File, err error) {
 		if err = rundir.Make(filepath.Dir(path)); err != nil {
 			return nil, err
 		}
-		f, err = os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+		f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_APPEND|os.O_WRONLY, 0o600)
 		if !errors.Is(err, fs.ErrNotExist) {
 			break
 		}

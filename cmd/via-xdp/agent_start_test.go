@@ -187,6 +187,40 @@ func TestProgramsOfRootShare(t *testing.T) {
 	}
 }
 
+// An agent that does not start because another one serves leaves that one's log alone, and leaves nothing of its own.
+func TestLogOfAgentInBackground(t *testing.T) {
+	nstest.Require(t)
+	socket := filepath.Join(t.TempDir(), "agent", "agent.sock")
+	start := func() (string, error) {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // as via-xdp it is via-xdp: TestMain
+		cmd.Args = []string{"via-xdp", "agent", "--background", "--config", os.DevNull, "--no-fdstored", "--socket", socket}
+		told, err := cmd.CombinedOutput()
+		return string(told), err
+	}
+	if told, err := start(); err != nil {
+		t.Fatalf("%v: %s", err, told)
+	}
+	pid, err := agentclient.Probe(socket)
+	nstest.Must(t, err)
+	defer func() {
+		if pid, err := agentclient.Probe(socket); err == nil { // the test has failed
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}()
+	if told, err := start(); err == nil || !strings.Contains(told, "another agent serves") {
+		t.Errorf("a second one: %v: %s", err, told)
+	}
+	log, err := os.ReadFile(socket + ".log")
+	nstest.ErrorIf(t, err != nil || !strings.Contains(string(log), "the agent serves"), "log: %q, %v", log, err)
+	files, err := filepath.Glob(socket + "*")
+	nstest.ErrorIf(t, err != nil || len(files) != 3, "files: %v, %v; want socket, lock and log", files, err)
+	nstest.Must(t, unix.Kill(pid, unix.SIGTERM))
+	await.Until(t, "the agent leaves nothing", func() bool {
+		files, err = filepath.Glob(socket + "*")
+		return err == nil && len(files) == 0
+	})
+}
+
 // Without the command, or for users other than root, the error says what to do.
 func TestStartOfAgentFails(t *testing.T) {
 	nstest.Require(t)

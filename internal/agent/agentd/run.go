@@ -41,7 +41,8 @@ type Daemon struct {
 	// UntilIdle, unless 0, ends Run when the agent has had no program for this time. The socket's
 	// directory then goes with it, if an agent made it and nothing else is there.
 	UntilIdle time.Duration
-	// LogFile, unless empty, is where Log goes. It is removed at the end, unless Run fails.
+	// LogFile, unless empty, is where Log goes. When programs are served, Run renames it to the socket's path with .log
+	// at the end, and removes it at its own end, unless it fails.
 	LogFile string
 	// Ready, unless nil, is called when programs are served, with the server.
 	Ready func(*Server)
@@ -65,10 +66,10 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		d.unlock(lock)
 		if err == nil && d.LogFile != "" {
-			_ = os.Remove(d.LogFile)
+			_ = os.Remove(d.Socket + logSuffix)
 		}
+		d.unlock(lock)
 		if d.UntilIdle > 0 {
 			rundir.Unmake(filepath.Dir(d.Socket))
 		}
@@ -107,6 +108,11 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		defer d.removeSocket(file)
 	}
 	refuseDescriptors(l)
+	if d.LogFile != "" {
+		if err := os.Rename(d.LogFile, d.Socket+logSuffix); err != nil {
+			return errors.Join(err, l.Close(), s.shut())
+		}
+	}
 	if d.Ready != nil {
 		d.Ready(s)
 	}
@@ -140,8 +146,11 @@ func (s *Server) endIdle(ctx context.Context, limit time.Duration, end func()) {
 	end()
 }
 
-// freshSuffix names the socket until it has its permissions.
-const freshSuffix = ".new"
+// freshSuffix names the socket until it has its permissions, logSuffix the log.
+const (
+	freshSuffix = ".new"
+	logSuffix   = ".log"
+)
 
 // Check returns an error if a path of a socket that Run makes is too long for a socket address,
 // or if the group does not exist.
