@@ -375,6 +375,8 @@ func (d *Daemon) listen() (*net.UnixListener, error) {
 		return nil, joinClose(&BusyError{d.Socket}, c)
 	case errors.Is(err, unix.EAGAIN): // its backlog is full
 		return nil, &BusyError{d.Socket}
+	case errors.Is(err, unix.EPROTOTYPE): // of datagrams, for instance
+		return nil, fmt.Errorf("%s is the socket of another program that runs: take another path", d.Socket)
 	}
 	fresh := d.Socket + freshSuffix
 	for _, path := range []string{fresh, d.Socket} {

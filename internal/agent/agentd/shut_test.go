@@ -261,6 +261,19 @@ func TestListenLeavesFilesAlone(t *testing.T) {
 	}
 }
 
+// Nor does it remove the socket of another program that runs, such as the system's log.
+func TestListenLeavesOtherSocketsAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	other, err := net.ListenPacket("unixgram", path)
+	nstest.Must(t, err)
+	defer other.Close()
+	if l, err := (&Daemon{Socket: path}).listen(); err == nil || !strings.Contains(err.Error(), path+" is the socket of another program") {
+		t.Errorf("%v, %v", l, err)
+	}
+	_, err = os.Stat(path)
+	nstest.Check(t, err)
+}
+
 // In another user's directory the agent sets permissions only of the socket that it has made, and not of a file
 // that has replaced it.
 func TestRightsOfTheSocket(t *testing.T) {
