@@ -127,7 +127,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 
 // endIdle calls end when the server has had no program for a time, or returns when ctx ends.
 func (s *Server) endIdle(ctx context.Context, limit time.Duration, end func()) {
-	look := time.NewTicker(limit / 8)
+	look := time.NewTicker(max(limit/8, time.Millisecond))
 	defer look.Stop()
 	var accepted uint64
 	for last := time.Now(); time.Since(last) < limit; {

@@ -230,6 +230,15 @@ func TestWhilePresent(t *testing.T) {
 	}
 }
 
+// An agent may be told to end at once.
+func TestEndIdleAtOnce(t *testing.T) {
+	ctx, end := context.WithTimeout(t.Context(), time.Minute)
+	defer end()
+	s := &Server{log: slog.New(slog.DiscardHandler)}
+	s.endIdle(ctx, time.Nanosecond, end)
+	nstest.ErrorIf(t, !errors.Is(ctx.Err(), context.Canceled), "%v, want its end", ctx.Err())
+}
+
 // No connect to the socket succeeds before it has its final permissions, whatever the umask.
 func TestListenAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
