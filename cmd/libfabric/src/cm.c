@@ -77,6 +77,7 @@ static void *connect_thread(void *arg)
 static int cm_connect(struct fid_ep *fid, const void *addr, const void *param, size_t length)
 {
 	struct vx_ep *ep = VX_OUTER(fid, struct vx_ep, fid);
+	struct vx_link *vain = NULL;
 	union vx_addr to;
 	int error;
 
@@ -98,10 +99,14 @@ static int cm_connect(struct fid_ep *fid, const void *addr, const void *param, s
 		vx_link_set(ep->tx.link, VX_REQUESTING);
 		error = vx_cm_spawn(&ep->connecting, connect_thread, ep);
 		ep->connects = !error;
-		if (error)
-			vx_link_set(ep->tx.link, VX_DOWN);
+		if (error) {
+			vain = ep->tx.link;
+			ep->tx.link = NULL;
+		}
 	}
 	pthread_mutex_unlock(&ep->nic->lock);
+	if (vain)
+		vx_link_close(vain);
 	return error;
 }
 

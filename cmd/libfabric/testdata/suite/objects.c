@@ -1,4 +1,7 @@
 /* fi_fabric(3), fi_domain(3), fi_eq(3), fi_cq(3), fi_cntr(3), fi_mr(3), fi_endpoint(3): objects without a connection. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+
 #include "suite.h"
 
 static void *interrupt(void *cq)
@@ -111,13 +114,25 @@ static void memory(struct bed *b)
 	OK(fi_close(&three->fid));
 }
 
-/* fi_connect that fails, as no memory can be registered any more, can be called again. It leaks nothing (TestSanitizers). */
+static int no_threads; /* a thread of default attributes cannot be started: those of Go have others */
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+	int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+
+	return no_threads && !attr ? EAGAIN : next(thread, attr, run, arg);
+}
+
+/* fi_connect that fails, as no thread can be started or no memory can be registered any more, can be called again. It leaks nothing (TestSanitizers). */
 static void connects_in_vain(struct bed *b, struct fid_ep *ep)
 {
 	enum { MOST = 1 << 16 };
 	struct fid_mr **all = calloc(MOST, sizeof *all);
 	int i, n = 0;
 
+	no_threads = 1;
+	CHECK(fi_connect(ep, b->info->src_addr, "data", 4) == -FI_EAGAIN, "fi_cm(3): fi_connect without a thread");
+	no_threads = 0;
 	while (n < MOST && !fi_mr_reg(b->domain, all, 1, FI_REMOTE_READ, 0, (uint64_t)n, 0, &all[n], NULL))
 		n++;
 	for (i = 0; i < 3; i++)
@@ -135,6 +150,13 @@ static void endpoints(struct bed *b)
 	size_t size = 0, length = sizeof size;
 	char name[64];
 
+	if (ours) {
+		size_t was = b->info->rx_attr->size;
+
+		b->info->rx_attr->size = SIZE_MAX;
+		CHECK(fi_endpoint(b->domain, b->info, &ep, b) == -FI_EINVAL, "fi_endpoint(3): more receives than fi_getinfo allows");
+		b->info->rx_attr->size = was;
+	}
 	OK(fi_endpoint(b->domain, b->info, &ep, b));
 	CHECK(ep->fid.context == b, "fi_endpoint(3): the context is the program's");
 	CHECK(fi_enable(ep) < 0, "fi_endpoint(3): an endpoint without queues cannot be enabled");
