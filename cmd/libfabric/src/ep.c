@@ -287,9 +287,10 @@ static int make(struct vx_ep *ep, struct fi_info *info)
 	if (!ep->info || !ep->info->tx_attr || !ep->info->rx_attr)
 		return -FI_ENOMEM;
 	ep->tx_size = info->tx_attr->size ? info->tx_attr->size : most;
-	ep->rx_size = power_of_two(info->rx_attr->size ? info->rx_attr->size : most_rx);
+	ep->rx_size = info->rx_attr->size ? info->rx_attr->size : most_rx;
 	if (ep->tx_size > most || ep->rx_size > most_rx)
 		return -FI_EINVAL;
+	ep->rx_size = power_of_two(ep->rx_size);
 	ep->ops = calloc(ep->tx_size, sizeof *ep->ops);
 	if (!rdm)
 		ep->recvs = calloc(ep->rx_size, sizeof *ep->recvs);
