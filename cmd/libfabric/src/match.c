@@ -556,6 +556,12 @@ ssize_t vx_match_receive(struct vx_ep *ep, const struct vx_call *call)
 	return result;
 }
 
+/* An endpoint's messages to itself come on the other end of the link that they are read by. */
+static int is_lost(const struct vx_message *m, const struct vx_link *link)
+{
+	return m->is_request && (m->link == link || !m->peer->tx.link);
+}
+
 void vx_match_lost(struct vx_rdm *rdm, const struct vx_link *link)
 {
 	struct vx_message *m;
@@ -565,13 +571,13 @@ void vx_match_lost(struct vx_rdm *rdm, const struct vx_link *link)
 		struct vx_message **at = &rdm->arrived[i].first;
 
 		while (*at)
-			if ((*at)->link == link && (*at)->is_request)
+			if (is_lost(*at, link))
 				forget(&rdm->arrived[i], at);
 			else
 				at = &(*at)->next;
 	}
 	for (m = rdm->claimed.first; m; m = m->next) /* the program will receive it */
-		m->lost |= m->link == link && m->is_request;
+		m->lost |= is_lost(m, link);
 }
 
 ssize_t vx_match_cancel(struct vx_rdm *rdm, void *context)

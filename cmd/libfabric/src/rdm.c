@@ -151,6 +151,7 @@ static void retire(struct vx_rdm *rdm, struct vx_link *link)
 {
 	vx_link_set(link, VX_DOWN);
 	vx_match_cut(link);
+	vx_match_lost(rdm, link);
 	link->sibling = rdm->dead;
 	rdm->dead = link;
 }
@@ -191,7 +192,6 @@ static void drop(struct vx_peer *peer)
 	struct vx_link *link = peer->tx.link;
 
 	peer->tx.link = NULL;
-	vx_match_lost(rdm, link);
 	vx_tx_flush(&peer->tx, FI_ECONNRESET);
 	retire(rdm, link);
 }

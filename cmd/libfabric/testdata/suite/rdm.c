@@ -766,6 +766,26 @@ static void many(void)
 	step();
 }
 
+/* A long message to itself that waits is lost with the connection, so no later receive gets it. */
+static void itself_lost(struct node *n, fi_addr_t self)
+{
+	static unsigned char out[LONG], in[10];
+	struct fi_cq_tagged_entry entry;
+	struct fi_cq_err_entry error;
+	int i;
+
+	TRY(n, fi_tsend(n->ep, out, LONG, NULL, self, 2, out));
+	found(n, 2, FI_PEEK, &entry, &entry);
+	TRY(n, fi_read(n->ep, in, sizeof in, NULL, self, (uint64_t)(uintptr_t)out, 0, in)); /* no region has the key */
+	for (i = 0; i < 2; i++)
+		CHECK(error_of(n, n->tx, &error), "the send and the read fail");
+	TRY(n, fi_trecv(n->ep, in, sizeof in, NULL, self, 2, 0, in));
+	TRY(n, fi_tsend(n->ep, out, sizeof in, NULL, self, 2, out));
+	done_of(n, n->rx, &entry);
+	CHECK(entry.len == sizeof in, "the message after it, not %zu bytes", entry.len);
+	done_of(n, n->tx, &entry);
+}
+
 /* An endpoint sends to itself. */
 static void itself(void)
 {
@@ -791,6 +811,8 @@ static void itself(void)
 		CHECK(entry.len == lengths[i] && filled(in, lengths[i], (unsigned)i) && from == self, "fi_endpoint(3): %zu bytes to itself", lengths[i]);
 		done_of(&n, n.tx, &entry);
 	}
+	if (ours)
+		itself_lost(&n, self);
 	close_pair(&n);
 }
 
