@@ -79,7 +79,7 @@ static int av_insert(struct fid_av *fid, const void *addr, size_t count, fi_addr
 		size_t length = vx_addr_len((const union vx_addr *)p);
 		int error = length ? vx_addr_get(&name, p, length) : -FI_EINVAL;
 
-		p += length ? length : sizeof(struct sockaddr_in);
+		p += length ? length : av->domain->format == FI_SOCKADDR_IN6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
 		if (!error)
 			error = insert(av, &name, &number);
 		inserted += !error;

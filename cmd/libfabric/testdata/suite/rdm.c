@@ -213,9 +213,10 @@ static void vectors_of_addresses(void)
 {
 	struct node_want w = {0};
 	struct node n;
-	fi_addr_t again, other[2];
+	fi_addr_t again, other[2], invalid[2];
 	char name[64], text[100], two[128];
 	size_t length = sizeof name, room = sizeof text;
+	int errors[2];
 
 	open_pair(&n, &w);
 	OK(fi_av_lookup(n.av, n.peer, name, &length));
@@ -232,6 +233,11 @@ static void vectors_of_addresses(void)
 	if (ours) {
 		CHECK(again == n.peer && other[0] == n.peer, "an address keeps its fi_addr_t");
 		CHECK(fi_tsend(n.ep, name, 1, NULL, 12345, 0, NULL) == -FI_EADDRNOTAVAIL, "an fi_addr_t that was not inserted");
+		memset(two, 0, n.info->src_addrlen);
+		CHECK(fi_av_insert(n.av, two, 2, invalid, FI_SYNC_ERR, errors) == 1, "fi_av(3): one that is invalid, and one behind it");
+		CHECK(errors[0] == FI_EINVAL && !errors[1], "fi_av(3): FI_SYNC_ERR: %d, %d", errors[0], errors[1]);
+		CHECK(invalid[0] == FI_ADDR_NOTAVAIL && invalid[1] == other[1], "fi_av(3): fi_addr_t of the valid one");
+		OK(fi_av_remove(n.av, &invalid[1], 1, 0));
 		OK(fi_av_remove(n.av, &other[1], 1, 0));
 		CHECK(fi_av_lookup(n.av, other[1], name, &length) == -FI_EINVAL, "fi_av(3): fi_av_remove removes it");
 		CHECK(fi_close(&n.av->fid) == -FI_EBUSY, "fi_av(3): -FI_EBUSY while an endpoint is bound");
