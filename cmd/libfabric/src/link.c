@@ -449,7 +449,7 @@ static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 			return;
 		}
 		if (h->flags & VX_HAS_DATA && link->ep)
-			vx_rx_remote(link->ep, h->data);
+			vx_rx_remote(link->ep, link->of ? link->of->addr : FI_ADDR_NOTAVAIL, h->data);
 		consume(link, slot);
 		return;
 	}

@@ -69,12 +69,12 @@ int vx_rx_take(struct vx_ep *ep, const struct vx_header *h, const void *data, si
 	return 1;
 }
 
-void vx_rx_remote(struct vx_ep *ep, uint64_t data)
+void vx_rx_remote(struct vx_ep *ep, fi_addr_t from, uint64_t data)
 {
 	struct fi_cq_err_entry entry = {.flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, .data = data};
 
 	if (ep->rx_cq && !ep->closing)
-		vx_cq_push(ep->rx_cq, &entry);
+		vx_cq_push_from(ep->rx_cq, &entry, from);
 }
 
 static void cancel(struct vx_ep *ep, struct vx_recv *r)

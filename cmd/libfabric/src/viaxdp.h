@@ -396,7 +396,7 @@ struct vx_header;
 int vx_rx_wants(struct vx_ep *ep);  /* there is a receive for a message */
 /* Takes a part of a message. 0: the message has no room here, and goes to the next receive. */
 int vx_rx_take(struct vx_ep *ep, const struct vx_header *h, const void *data, size_t length);
-void vx_rx_remote(struct vx_ep *ep, uint64_t data); /* a remote write with data has ended */
+void vx_rx_remote(struct vx_ep *ep, fi_addr_t from, uint64_t data); /* a remote write with data has ended */
 void vx_rx_flush(struct vx_ep *ep);
 ssize_t vx_rx_cancel(struct vx_ep *ep, void *context);
 

@@ -833,6 +833,7 @@ static void rma(struct node *n)
 	} mine, there;
 	struct fi_cq_tagged_entry entry;
 	struct fid_mr *mr;
+	fi_addr_t from;
 	size_t i;
 
 	OK(fi_mr_reg(n->domain, region, REGION, access, 0, 0, 0, &mr, NULL));
@@ -862,8 +863,9 @@ static void rma(struct node *n)
 		TRY(n, fi_trecv(n->ep, local, 10, NULL, n->peer, 1, 0, NULL));
 		done_of(n, n->rx, &entry);
 		CHECK(!ours || filled(region, 50000, 42), "fi_endpoint(3): FI_ORDER_SAW: the write is there");
-		done_of(n, n->rx, &entry);
+		done_at(n, n->rx, &entry, &from, __FILE__, __LINE__);
 		CHECK(entry.flags & FI_REMOTE_WRITE && entry.data == 0x1234, "fi_rma(3): the data of fi_writedata");
+		CHECK(!ours || from == n->peer, "fi_cq(3): fi_cq_readfrom returns the source of it");
 	}
 	meet_at(n);
 	OK(fi_close(&mr->fid));
