@@ -280,7 +280,7 @@ static struct fi_ops_ep ep_ops = {
 
 static int make(struct vx_ep *ep, struct fi_info *info)
 {
-	int rdm = info->ep_attr->type == FI_EP_RDM;
+	int rdm = info->ep_attr->type == FI_EP_RDM, error;
 	size_t most = rdm ? VX_RDM_SIZE : VX_TX_SIZE, most_rx = rdm ? VX_RDM_SIZE : VX_RX_SIZE;
 
 	ep->info = fi_dupinfo(info);
@@ -298,8 +298,9 @@ static int make(struct vx_ep *ep, struct fi_info *info)
 		return -FI_ENOMEM;
 	ep->multi_recv_min = VX_MULTI_RECV;
 	vx_tx_init(&ep->tx, ep);
-	if (info->src_addr)
-		vx_addr_get(&ep->name, info->src_addr, info->src_addrlen);
+	error = vx_info_source(info, ep->nic->name, &ep->name);
+	if (error)
+		return error;
 	if (info->dest_addr)
 		vx_addr_get(&ep->peer, info->dest_addr, info->dest_addrlen);
 	if (rdm)

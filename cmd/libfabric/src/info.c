@@ -401,3 +401,20 @@ int vx_getinfo(uint32_t version, const char *node, const char *service, uint64_t
 	}
 	return error;
 }
+
+int vx_info_source(const struct fi_info *info, char *interface, union vx_addr *out)
+{
+	struct fi_domain_attr domain = {.name = interface};
+	const struct fi_info hints = {.caps = FI_MSG, .addr_format = info->addr_format, .domain_attr = &domain};
+	struct fi_info *found;
+	int error;
+
+	if (info->src_addr)
+		return vx_addr_get(out, info->src_addr, info->src_addrlen);
+	error = vx_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, &hints, &found);
+	if (error)
+		return error;
+	error = vx_addr_get(out, found->src_addr, found->src_addrlen);
+	fi_freeinfo(found);
+	return error;
+}

@@ -419,6 +419,7 @@ static struct fi_ops_ep pep_ops = {
 int vx_pep_open(struct fid_fabric *fabric, struct fi_info *info, struct fid_pep **out, void *context)
 {
 	struct vx_pep *pep;
+	int error;
 
 	if (!info || !info->domain_attr || !info->domain_attr->name || !info->ep_attr || info->ep_attr->type != FI_EP_MSG)
 		return -FI_EINVAL;
@@ -427,9 +428,8 @@ int vx_pep_open(struct fid_fabric *fabric, struct fi_info *info, struct fid_pep 
 		return -FI_ENOMEM;
 	vx_pep_init(pep);
 	pep->info = fi_dupinfo(info);
-	if (!pep->info || vx_addr_get(&pep->name, info->src_addr, info->src_addrlen)) {
-		int error = pep->info ? -FI_EINVAL : -FI_ENOMEM;
-
+	error = pep->info ? vx_info_source(info, info->domain_attr->name, &pep->name) : -FI_ENOMEM;
+	if (error) {
 		fi_freeinfo(pep->info);
 		free(pep);
 		return error;

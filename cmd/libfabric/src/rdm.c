@@ -469,7 +469,7 @@ int vx_rdm_open(struct vx_ep *ep)
 	error = vx_match_open(ep);
 	if (!error && getrandom(&rdm->instance, sizeof rdm->instance, 0) != sizeof rdm->instance)
 		error = -errno;
-	return error ? error : vx_addr_len(&ep->name) ? 0 : -FI_EINVAL;
+	return error;
 }
 
 /* The end. After it no operation is left, and no thread looks at the endpoint. */

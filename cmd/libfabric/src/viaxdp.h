@@ -168,6 +168,7 @@ struct vx_fabric {
 
 int vx_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags,
 	const struct fi_info *hints, struct fi_info **info);
+int vx_info_source(const struct fi_info *info, char *interface, union vx_addr *out); /* or one of the interface */
 int vx_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
 
 /* domain.c, mr.c */

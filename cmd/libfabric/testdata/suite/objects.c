@@ -182,6 +182,27 @@ static void endpoints(struct bed *b)
 	OK(fi_close(&cq->fid));
 }
 
+/* Endpoints of an fi_info without a source address. */
+static void unnamed(struct bed *b)
+{
+	size_t length = b->info->src_addrlen, other = length;
+	char name[64], as[64];
+	struct fid_pep *pep;
+	struct fid_ep *ep;
+
+	memcpy(name, b->info->src_addr, length);
+	free(b->info->src_addr);
+	b->info->src_addr = NULL;
+	b->info->src_addrlen = 0;
+	OK(fi_endpoint(b->domain, b->info, &ep, NULL));
+	OK(fi_getname(&ep->fid, as, &other)); /* tcp gets one when it connects */
+	CHECK(!ours || (other == length && !memcmp(as, name, length)), "fi_cm(3): an endpoint gets an address of its domain");
+	OK(fi_close(&ep->fid));
+	OK(fi_passive_ep(b->fabric, b->info, &pep, NULL));
+	OK(fi_setname(&pep->fid, name, length));
+	OK(fi_close(&pep->fid));
+}
+
 void test_objects(void)
 {
 	struct want w = {0};
@@ -197,5 +218,6 @@ void test_objects(void)
 	counters(&b);
 	memory(&b);
 	endpoints(&b);
+	unnamed(&b);
 	close_bed(&b);
 }
