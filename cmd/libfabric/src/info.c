@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "viaxdp.h"
+#include "cm.h"
 
 /* What the program asks for, beside its hints. */
 struct question {
@@ -290,6 +290,14 @@ static char *network(const struct ifaddrs *i)
 	return strdup(text);
 }
 
+/* A listener's handle is copied. Others may be of what is closed. */
+static fid_t handle(const struct fi_info *h)
+{
+	union vx_addr name;
+
+	return h && h->handle && vx_pep_address(h->handle, &name) ? h->handle : NULL;
+}
+
 static struct fi_info *make(const struct question *q, const struct kind *k, const struct ifaddrs *i, const union vx_addr *address)
 {
 	struct fi_info *info = fi_allocinfo();
@@ -298,6 +306,7 @@ static struct fi_info *make(const struct question *q, const struct kind *k, cons
 	if (!info)
 		return NULL;
 	describe(q, k, info);
+	info->handle = handle(q->hints);
 	if (q->from.sa.sa_family)
 		vx_addr_set_port(&from, vx_addr_port(&q->from));
 	info->addr_format = q->hints && q->hints->addr_format == FI_SOCKADDR ? FI_SOCKADDR :

@@ -182,6 +182,30 @@ static void endpoints(struct bed *b)
 	OK(fi_close(&cq->fid));
 }
 
+/* An endpoint takes the address of a listener. */
+static void inherited(struct bed *b)
+{
+	struct fi_info *h = hints_of(FI_MSG), *info;
+	size_t length = b->info->src_addrlen, other = length;
+	char name[64], as[64];
+	struct fid_pep *pep;
+	struct fid_ep *ep;
+
+	OK(fi_passive_ep(b->fabric, b->info, &pep, NULL));
+	OK(fi_setname(&pep->fid, b->info->src_addr, length));
+	OK(fi_getname(&pep->fid, name, &length));
+	h->handle = &pep->fid;
+	OK(fi_getinfo(FI_VERSION(1, 17), address, NULL, server ? FI_SOURCE : 0, h, &info));
+	CHECK(info->handle == &pep->fid, "fi_getinfo(3): the handle of a passive endpoint is copied");
+	OK(fi_endpoint(b->domain, info, &ep, NULL));
+	OK(fi_close(&pep->fid));
+	OK(fi_getname(&ep->fid, as, &other));
+	CHECK(other == length && !memcmp(as, name, length), "fi_endpoint(3): the endpoint has its address");
+	OK(fi_close(&ep->fid));
+	fi_freeinfo(info);
+	fi_freeinfo(h);
+}
+
 /* Endpoints of an fi_info without a source address. */
 static void unnamed(struct bed *b)
 {
@@ -218,6 +242,7 @@ void test_objects(void)
 	counters(&b);
 	memory(&b);
 	endpoints(&b);
+	inherited(&b);
 	unnamed(&b);
 	close_bed(&b);
 }
