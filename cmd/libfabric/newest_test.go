@@ -92,6 +92,15 @@ func TestNewest(t *testing.T) {
 	}
 }
 
+// With a later libfabric, and a provider that was compiled with its headers, completions are those of a program that was compiled with
+// this one's: entries grow with versions.
+func TestNewestProvider(t *testing.T) {
+	t.Parallel()
+	n := newestLibfabric(t)
+	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+n.compileOnce(t))
+	suite(t, b, b, n.program(t, made.dir+"/suite"), "viaxdp", b.a.IPv4.String(), "completions")
+}
+
 // With a later libfabric, and compiled with its headers, the suite passes over the provider that was compiled with this one's, and over
 // tcp.
 func TestNewestSuite(t *testing.T) {

@@ -101,6 +101,9 @@ static ssize_t cq_read(struct fid_cq *fid, void *buf, size_t count)
 	return cq_readfrom(fid, buf, count, NULL);
 }
 
+/* The entry of libfabric 1.5: programs that were compiled with old headers have no room for what was added to it. */
+enum { ERR_ENTRY = offsetof(struct fi_cq_err_entry, err_data_size) + sizeof(size_t) };
+
 static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *buf, uint64_t flags)
 {
 	struct vx_cq *cq = queue(fid);
@@ -114,7 +117,7 @@ static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *buf, uint6
 		void *data = buf->err_data;
 		size_t room = buf->err_data_size;
 
-		*buf = *e;
+		memcpy(buf, e, ERR_ENTRY);
 		buf->err_data = room ? data : NULL; /* there is none */
 		buf->err_data_size = 0;
 		cq->head++;

@@ -285,13 +285,18 @@ int completion_at(struct fid_cq *cq, struct fi_cq_tagged_entry *entry, const cha
 
 int completion_error(struct fid_cq *cq, struct fi_cq_err_entry *error)
 {
+	struct {
+		struct fi_cq_err_entry entry;
+		uint64_t behind;
+	} all = {.behind = 0x7777};
 	struct fi_cq_tagged_entry entry;
 	int n = completion(cq, &entry);
 
 	CHECK(n == -FI_EAVAIL, "fi_cq(3): fi_cq_read returns -FI_EAVAIL for an operation that failed, not %d", n);
-	memset(error, 0, sizeof *error);
-	n = (int)fi_cq_readerr(cq, error, 0);
+	n = (int)fi_cq_readerr(cq, &all.entry, 0);
 	CHECK(n == 1, "fi_cq(3): fi_cq_readerr returns the entry, not %d", n);
+	CHECK(all.behind == 0x7777, "fi_cq(3): nothing is written behind the entry of the program's headers");
+	*error = all.entry;
 	return error->err;
 }
 
