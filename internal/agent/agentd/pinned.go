@@ -192,14 +192,12 @@ func (s *Server) collectLater() {
 	defer s.mu.Unlock()
 	if len(s.pinnedQueues) > 0 && !s.collecting && !s.closed {
 		s.collecting = true
-		s.work.Add(1)
-		go s.collector()
+		s.work.Go(s.collector)
 	}
 }
 
 // collector checks the pinned queues until there are none.
 func (s *Server) collector() {
-	defer s.work.Done()
 	for wait := firstCollection; ; wait = min(2*wait, lastCollection) {
 		select {
 		case <-time.After(wait):

@@ -179,17 +179,15 @@ func (s *Server) accept(raw *net.UnixConn) {
 		handles: make(map[uint64]*handle), over: make(chan struct{}), ended: make(chan struct{}),
 	}
 	s.conns[c] = struct{}{}
-	s.talks.Add(1)
-	s.mu.Unlock()
-	go func() {
-		defer s.talks.Done()
+	s.talks.Go(func() {
 		c.serve()
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		delete(s.conns, c)
 		u.connections--
 		s.forget(u)
-		s.mu.Unlock()
-	}()
+	})
+	s.mu.Unlock()
 }
 
 // closeRefused closes a refused connection without delaying the accept loop. The number of those

@@ -62,20 +62,14 @@ func (c *conn) open(ctx context.Context, o *agentproto.Open) (*session, *device.
 	}
 	cfg := device.Config{
 		Config: kagent.Config{
-			Interface: o.Interface, Queue: o.Queue, Mode: o.Mode, RequireMode: o.RequireMode,
-			ArenaBytes: o.ArenaBytes, Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
+			Interface: o.Interface, Queue: o.Queue, Mode: max(o.Mode, settings.Mode), RequireMode: o.RequireMode,
+			ArenaBytes: cmp.Or(o.ArenaBytes, kagent.DefaultArena), Hugepages: o.Hugepages, ChunkSize: o.ChunkSize,
 			RxChunks: o.RxChunks, TxChunks: o.TxChunks, SingleBuffer: o.SingleBuffer,
 			Steer: steering(o.Steer, c.cred.Uid), MaxVIs: settings.MaxVIs, Port: settings.Port, Sealed: o.Sealed,
 		},
 		Processes: cmp.Or(settings.Processes, DefaultProcesses), Alone: o.Alone,
 		Shared: true, FDStore: s.cfg.FDStore, Linger: s.linger(c.cred.Uid), NoZeroCopy: s.cfg.zeroCopy(o.Interface, &c.cred),
 		Holder: kagent.Holder{PID: int(c.cred.Pid), UID: c.cred.Uid, Comm: termsafe.Name(int(c.cred.Pid))},
-	}
-	if settings.Mode > cfg.Mode {
-		cfg.Mode = settings.Mode
-	}
-	if cfg.ArenaBytes == 0 {
-		cfg.ArenaBytes = kagent.DefaultArena
 	}
 	if cfg.ArenaBytes < 0 {
 		return nil, nil, nil, fmt.Errorf("%w: an arena of %d bytes", agentproto.ErrProtocol, cfg.ArenaBytes)
@@ -209,15 +203,13 @@ func (s *Server) lease(ctx context.Context, cfg device.Config, c *conn, has *cla
 	}
 	s.joinShare(n)
 	s.sessions[string(n.token)] = n
-	s.work.Add(1)
+	s.work.Go(n.watch)
 	s.mu.Unlock()
-	go n.watch()
 	return n, h, theirs, nil
 }
 
 // watch ends the session when the program is dead.
 func (n *session) watch() {
-	defer n.server.work.Done()
 	i := n.local.Info()
 	n.local.OnGone(func() {
 		s := n.server
@@ -392,10 +384,9 @@ func (s *Server) restore(kept []fdstore.Entry) {
 		s.account(n.uid).add(claims{vis: n.vis, pinned: shmLinks * device.LinkBytes}, 1)
 		s.joinShare(n)
 		s.sessions[string(n.token)] = n
-		s.work.Add(1)
+		s.work.Go(n.watch)
 		s.mu.Unlock()
 		s.log.Info("queue taken over", "interface", r.Local.Info().Interface, "queue", r.Local.Info().Queue, "user", n.uid)
-		go n.watch()
 	}
 }
 
