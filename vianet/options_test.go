@@ -27,13 +27,8 @@ func TestAlloc(t *testing.T) {
 		nstest.FatalIf(t, err != nil || len(out) != n, "%d bytes, %v", len(out), err)
 		in, err := h.b.Alloc(n)
 		must(t, err)
-		want := randomBytes(n, turn)
-		copy(out, want)
-		done := goWrite(a, out)
-		_, err = io.ReadFull(b, in)
-		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(in, want) {
-			t.Fatalf("turn %d: other bytes came, or %v", turn, err)
-		}
+		copy(out, randomBytes(n, turn))
+		carryInto(t, a, b, out, in)
 		if turn == 2 {
 			break // the stack takes them with it
 		}
@@ -65,14 +60,9 @@ func TestAllocByReference(t *testing.T) {
 		out   []byte
 		byRef bool
 	}{{arena, true}, {make([]byte, n), false}, {arena, true}} {
-		want := randomBytes(n, byte(len(test.out)))
-		copy(test.out, want)
+		copy(test.out, randomBytes(n, byte(len(test.out))))
 		before, counted := h.nicA.Counters().ByReference, h.a.Stats().ByReference.Bytes
-		done := goWrite(a, test.out)
-		_, err := io.ReadFull(b, in)
-		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(in, want) {
-			t.Fatalf("other bytes came, or %v", err)
-		}
+		carryInto(t, a, b, test.out, in)
 		if byRef := h.nicA.Counters().ByReference - before; (byRef > n/9000) != test.byRef {
 			t.Errorf("%d frames were lent; memory of the arena: %v", byRef, test.byRef)
 		}

@@ -23,9 +23,16 @@ import (
 // carry writes b to one side of a connection, in one Write, and reads it from the other.
 func carry(t *testing.T, from, to *vianet.Conn, b []byte) {
 	t.Helper()
+	carryInto(t, from, to, b, make([]byte, len(b)))
+}
+
+// carryInto is carry with memory for what is read.
+func carryInto(t *testing.T, from, to *vianet.Conn, b, got []byte) {
+	t.Helper()
 	wrote := goWrite(from, b)
-	_, err := io.ReadFull(to, make([]byte, len(b)))
+	_, err := io.ReadFull(to, got)
 	must(t, errors.Join(err, <-wrote))
+	nstest.FatalIf(t, !bytes.Equal(got, b), "other bytes, from %d on", firstDifference(got, b))
 }
 
 // Written data counts by its path on the side that wrote it, and read data on the other, even after the connection
@@ -110,9 +117,7 @@ func TestStatsOfMemory(t *testing.T) {
 	}
 	before := h.b.Stats()
 	for _, at := range []int{0, 1000, 200_000} { // read into one buffer, and parts of it
-		wrote := goWrite(a, buf[at:])
-		_, err := io.ReadFull(b, got[at:])
-		must(t, errors.Join(err, <-wrote))
+		carryInto(t, a, b, buf[at:], got[at:])
 	}
 	if s := h.b.Stats(); s.Registered != before.Registered+1 || s.Reused != before.Reused+2 {
 		t.Errorf("a buffer and parts of it: %+v, and before %+v", s, before)
@@ -266,24 +271,18 @@ func TestNoMemory(t *testing.T) {
 			t.Errorf("Dial: %v, %v", c, err)
 		}
 		before := h.nicA.Counters()
-		done := goWrite(a, data)
-		got := make([]byte, len(data))
-		_, err := io.ReadFull(b, got)
-		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(got, data) {
-			t.Errorf("written by messages: %v", err)
-		}
+		carry(t, a, b, data) // by messages
 		if after := h.nicA.Counters(); after.Reads != before.Reads {
 			t.Errorf("%d RDMA reads of what cannot be registered", after.Reads-before.Reads)
 		}
-		done = goWrite(b, data)
+		done, got := goWrite(b, data), make([]byte, len(data))
 		for _, n := range []int{1, 1000, len(data)} {
 			if k, err := a.Read(make([]byte, n)); k != 0 || !errors.Is(err, syscall.ENOBUFS) {
 				t.Errorf("Read of %d bytes: %d, %v", n, k, err)
 			}
 		}
 		free()
-		clear(got)
-		_, err = io.ReadFull(a, got)
+		_, err := io.ReadFull(a, got)
 		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(got, data) {
 			t.Errorf("afterwards: %v", err)
 		}
