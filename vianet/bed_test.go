@@ -2,6 +2,7 @@ package vianet_test
 
 import (
 	"bytes"
+	"cmp"
 	"io"
 	"net"
 	"testing"
@@ -42,16 +43,21 @@ func (h *hosts) wasLossy(t *testing.T) {
 // memoryNics opens a NIC at both ends of a wire in memory. When they are closed no chunk may be missing.
 func memoryNics(t testing.TB, silence time.Duration, packets bool) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
 	t.Helper()
+	c := memorynic.Config{Silence: silence, Packets: packets}
+	return nicsOn(t, kagenttest.NewFabric(kagenttest.Faults{}), c, c)
+}
+
+// nicsOn is memoryNics for agents on a fabric of the test's, by default with 1024 chunks for receiving.
+func nicsOn(t testing.TB, fabric *kagenttest.Fabric, ofA, ofB memorynic.Config) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
+	t.Helper()
 	noLeaks(t)
 	wire = xdpnictest.NewWire()
 	t.Cleanup(wire.Close)
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	open := func(name string) *vipl.NIC {
-		return memorynic.Open(t, wire, fabric.Agent(name), memorynic.Config{
-			Queue: xdpnictest.Config{RxChunks: 1024}, Silence: silence, Packets: packets,
-		}).NIC
+	open := func(name string, c memorynic.Config) *vipl.NIC {
+		c.Queue.RxChunks = cmp.Or(c.Queue.RxChunks, 1024)
+		return memorynic.Open(t, wire, fabric.Agent(name), c).NIC
 	}
-	return open("a"), open("b"), wire
+	return open("a", ofA), open("b", ofB), wire
 }
 
 // vethNics opens a NIC at both ends of a veth pair.

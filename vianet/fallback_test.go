@@ -17,7 +17,6 @@ import (
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
-	"viaxdp/xdpnic/xdpnictest"
 )
 
 // otherWay is a fallback of DialOr.
@@ -71,14 +70,8 @@ func TestDialOr(t *testing.T) {
 // onFabric returns hosts in memory whose agents are on a fabric of the test's.
 func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *hosts {
 	t.Helper()
-	noLeaks(t)
-	wire := xdpnictest.NewWire()
-	t.Cleanup(wire.Close)
-	open := func(name string, c memorynic.Config) *vipl.NIC {
-		c.Queue.RxChunks = 1024
-		return memorynic.Open(t, wire, fabric.Agent(name), c).NIC
-	}
-	return over(t, open("a", a), open("b", b), wire, asleep)
+	nicA, nicB, wire := nicsOn(t, fabric, a, b)
+	return over(t, nicA, nicB, wire, asleep)
 }
 
 // A host that does not answer by VIA delays one connection, and not each of them, until a message comes from the

@@ -21,16 +21,10 @@ import (
 // onPath returns two hosts in a bubble with a path of the given delay. Nothing else takes time.
 func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	t.Helper()
-	wire := xdpnictest.NewWire()
-	t.Cleanup(wire.Close)
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	open := func(name string) *vipl.NIC {
-		return memorynic.Open(t, wire, fabric.Agent(name), memorynic.Config{
-			Queue: xdpnictest.Config{RxChunks: 2048, TxChunks: 2048}, Silence: longSilence,
-		}).NIC
-	}
+	c := memorynic.Config{Queue: xdpnictest.Config{RxChunks: 2048, TxChunks: 2048}, Silence: longSilence}
+	a, b, wire := nicsOn(t, kagenttest.NewFabric(kagenttest.Faults{}), c, c)
 	o.Spin = asleep.Spin
-	h := over(t, open("a"), open("b"), wire, o)
+	h := over(t, a, b, wire, o)
 	wire.SetFaults(xdpnictest.Faults{Delay: oneWay})
 	return h
 }
@@ -276,23 +270,14 @@ func TestRingOnTheWire(t *testing.T) {
 
 // A ring and rooms carry the same over a connection with a key, and when frames are lost.
 func TestRingSealed(t *testing.T) {
-	key := aKey(t)
-	config := memorynic.Config{PSK: key, Queue: xdpnictest.Config{RxChunks: 1024}, Silence: longSilence}
+	c := memorynic.Config{PSK: aKey(t), Silence: longSilence}
 	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
-		wire := xdpnictest.NewWire()
-		t.Cleanup(wire.Close)
-		fabric := kagenttest.NewFabric(kagenttest.Faults{})
-		open := func(name string) *vipl.NIC { return memorynic.Open(t, wire, fabric.Agent(name), config).NIC }
-		h := over(t, open("a"), open("b"), wire, o)
+		nicA, nicB, wire := nicsOn(t, kagenttest.NewFabric(kagenttest.Faults{}), c, c)
+		h := over(t, nicA, nicB, wire, o)
 		wire.SetFaults(lossy)
 		a, b := h.pair(t)
 		for i := range 30 {
-			data := randomBytes(100_000, byte(i))
-			wrote := goWrite(a, data)
-			got := make([]byte, len(data))
-			must(t, nstest.Err(io.ReadFull(b, got)))
-			must(t, <-wrote)
-			nstest.FatalIf(t, !bytes.Equal(got, data), "other bytes from %d on", firstDifference(got, data))
+			carry(t, a, b, randomBytes(100_000, byte(i)))
 		}
 		if s := h.a.Stats(); s.Ring.Bytes < 20*100_000 {
 			t.Errorf("%+v", s)
