@@ -95,38 +95,37 @@ const twoSides = "The server waits at a TCP port for a client, which says what i
 	"--mode, --steer, --cpu, --hugepages. The server ends when the client has left, unless --keep."
 
 func newPingpong(env environment) *cobra.Command {
-	m := &measureFlags{}
-	cmd := &cobra.Command{
-		Use:   "pingpong [flags] [SERVER]",
-		Short: "Latency between two hosts: without an argument the server, with one the client",
-		Long:  "Measures one way, half of a round trip, and prints p50, p99 and more for each size.\n" + twoSides,
-		Example: "  via-xdp pingpong -i eth1                  # on one host: the server\n" +
-			"  via-xdp pingpong -i eth1 -a 192.0.2.1     # on the other, with the first one's address",
-		Args: cobra.MaximumNArgs(1),
-	}
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		return m.run(cmd, env, args, bench.Plan{Latency: true, Histogram: m.histogram})
-	}
-	m.add(cmd.Flags())
+	cmd, m := newMeasure(env, "pingpong", bench.Plan{Latency: true})
+	cmd.Short = "Latency" + betweenHosts
+	cmd.Long = "Measures one way, half of a round trip, and prints p50, p99 and more for each size.\n" + twoSides
 	cmd.Flags().BoolVarP(&m.histogram, "histogram", "H", false, "print the histogram of the latencies")
 	return cmd
 }
 
 func newStream(env environment) *cobra.Command {
+	cmd, _ := newMeasure(env, "stream", bench.Plan{Bandwidth: true})
+	cmd.Short = "Bandwidth" + betweenHosts
+	cmd.Long = "Sends messages from client to server as fast as they are taken.\n" + twoSides
+	return cmd
+}
+
+const betweenHosts = " between two hosts: without an argument the server, with one the client"
+
+// newMeasure is a command that measures by a plan, with what pingpong and stream have in common.
+func newMeasure(env environment, name string, plan bench.Plan) (*cobra.Command, *measureFlags) {
 	m := &measureFlags{}
 	cmd := &cobra.Command{
-		Use:   "stream [flags] [SERVER]",
-		Short: "Bandwidth between two hosts: without an argument the server, with one the client",
-		Long:  "Sends messages from client to server as fast as they are taken.\n" + twoSides,
-		Example: "  via-xdp stream -i eth1                  # on one host: the server\n" +
-			"  via-xdp stream -i eth1 -a 192.0.2.1     # on the other, with the first one's address",
+		Use: name + " [flags] [SERVER]",
+		Example: "  via-xdp " + name + " -i eth1                  # on one host: the server\n" +
+			"  via-xdp " + name + " -i eth1 -a 192.0.2.1     # on the other, with the first one's address",
 		Args: cobra.MaximumNArgs(1),
 	}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		return m.run(cmd, env, args, bench.Plan{Bandwidth: true})
+		plan.Histogram = m.histogram
+		return m.run(cmd, env, args, plan)
 	}
 	m.add(cmd.Flags())
-	return cmd
+	return cmd, m
 }
 
 func checkSilence(d time.Duration) error {
