@@ -160,11 +160,7 @@ func printSoak(w io.Writer, r torture.SoakReport) error {
 		_, err := io.WriteString(w, b.String())
 		return err
 	}
-	acts := "acts"
-	if r.Acts == 1 {
-		acts = "act"
-	}
-	fmt.Fprintf(&b, "%v, %d %s, seed %d, silence %v, IPv%d, MTU %d", r.Elapsed.Round(time.Second), r.Acts, acts, r.Seed, r.Silence, r.IP, r.MTU)
+	fmt.Fprintf(&b, "%v, %s, seed %d, silence %v, IPv%d, MTU %d", r.Elapsed.Round(time.Second), counted(r.Acts, "act"), r.Seed, r.Silence, r.IP, r.MTU)
 	if r.Agent {
 		b.WriteString(", opened by agents")
 	}

@@ -223,12 +223,10 @@ func timeOf(flag string, seconds, least float64) (time.Duration, error) {
 
 // sleep waits; false: the context ended.
 func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
 	case <-ctx.Done():
 		return false
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	}
 }
