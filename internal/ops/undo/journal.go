@@ -164,64 +164,69 @@ func (j *Journal) Apply(steps []Step) (made []Change, err error) {
 		if errors.Is(errors.Join(refused...), fs.ErrPermission) {
 			break
 		}
-		c := Change{Setting: s.Setting, After: s.Value, Unfinished: true}
-		if s.Interface != "" {
-			at, err := j.system.Where(s.Interface)
-			if err != nil {
-				refused = append(refused, fmt.Errorf("%s: %w", s.Setting, err))
-				continue
-			}
-			c.Netns, c.Cookie, c.Ifindex = at.Netns, at.Cookie, at.Ifindex
+		c, refusal, err := j.apply(s)
+		if c != nil {
+			made = append(made, *c)
 		}
-		if c.Before, err = j.system.Get(s.Setting); err != nil {
-			refused = append(refused, fmt.Errorf("%s: %w", s.Setting, err))
-			continue
+		if refusal != nil {
+			refused = append(refused, refusal)
 		}
-		if c.Before == c.After {
-			if j.finish(c, c.Before) {
-				if err := j.save(); err != nil {
-					return made, errors.Join(append(refused, err)...)
-				}
-			}
-			continue
-		}
-		old := slices.Clone(j.changes)
-		j.add(c)
-		if err := j.save(); err != nil {
-			j.changes = old
-			return made, errors.Join(append(refused, err)...)
-		}
-		if err := j.system.Set(s.Setting, s.Value); err != nil {
-			if !errors.Is(err, ErrAbsent) {
-				refused = append(refused, fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, err))
-			}
-			if now, again := j.system.Get(s.Setting); again == nil {
-				if now == c.Before {
-					j.changes = old
-				}
-				j.finish(c, now)
-				if err := j.save(); err != nil {
-					return made, errors.Join(append(refused, err)...)
-				}
-			}
-			continue
-		}
-		now, err := j.system.Get(s.Setting)
-		if err == nil && now == c.Before {
-			j.changes = old
-			j.finish(c, now)
-		} else {
-			if err == nil {
-				c.After, c.Unfinished = now, false // otherwise Undo would take it for another program's
-			}
-			made = append(made, c)
-			j.add(c)
-		}
-		if err := j.save(); err != nil {
+		if err != nil {
 			return made, errors.Join(append(refused, err)...)
 		}
 	}
 	return made, errors.Join(refused...)
+}
+
+// apply makes one change. made is nil if the setting is as it was, refusal is why it could not be changed, and err means that the
+// list cannot be saved.
+func (j *Journal) apply(s Step) (made *Change, refusal, err error) {
+	c := Change{Setting: s.Setting, After: s.Value, Unfinished: true}
+	if s.Interface != "" {
+		at, err := j.system.Where(s.Interface)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.Setting, err), nil
+		}
+		c.Netns, c.Cookie, c.Ifindex = at.Netns, at.Cookie, at.Ifindex
+	}
+	if c.Before, err = j.system.Get(s.Setting); err != nil {
+		return nil, fmt.Errorf("%s: %w", s.Setting, err), nil
+	}
+	if c.Before == c.After {
+		if j.finish(c, c.Before) {
+			err = j.save()
+		}
+		return nil, nil, err
+	}
+	old := slices.Clone(j.changes)
+	j.add(c)
+	if err := j.save(); err != nil {
+		j.changes = old
+		return nil, nil, err
+	}
+	refusal = j.system.Set(s.Setting, s.Value)
+	now, err := j.system.Get(s.Setting)
+	switch {
+	case err != nil && refusal != nil: // it stays unfinished
+		err = nil
+	case err == nil && (refusal != nil || now == c.Before):
+		if now == c.Before {
+			j.changes = old
+		}
+		j.finish(c, now)
+		err = j.save()
+	default:
+		if err == nil {
+			c.After, c.Unfinished = now, false // otherwise Undo would take it for another program's
+		}
+		made = &c
+		j.add(c)
+		err = j.save()
+	}
+	if refusal != nil && !errors.Is(refusal, ErrAbsent) {
+		return made, fmt.Errorf("%s: set to %s: %w", s.Setting, s.Value, refusal), err
+	}
+	return made, nil, err
 }
 
 // add puts a change in the list. If the setting was changed before, its first value stays.
