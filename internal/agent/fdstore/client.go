@@ -109,8 +109,7 @@ func (k *Client) connect() (*link, error) {
 			"remove the socket, and let no other user write to its directory", k.path), c.Close())
 	}
 	l := &link{c: c, answers: make(chan answer), closed: k.ctx.Done()}
-	k.work.Add(1)
-	go k.read(l)
+	k.work.Go(func() { k.read(l) })
 	if _, err := l.ask(message{Op: "hello", Version: Version, Ack: true}); err != nil {
 		l.hangUp()
 		return nil, err
@@ -135,7 +134,6 @@ func (k *Client) use(l *link) error {
 
 // read passes on the messages of a connection until it ends, and then reconnects.
 func (k *Client) read(l *link) {
-	defer k.work.Done()
 	buf := make([]byte, maxMessage)
 	for {
 		m, files, err := receive(l.c, buf)

@@ -167,34 +167,32 @@ func (k *server) do(me *agent, m message, files []int) error {
 	if m.Op == "hello" {
 		me.greeted = m.Version == Version
 	}
-	if !me.greeted {
+	if !me.greeted || m.Op != "put" {
 		fds.Close(files...)
+	}
+	if !me.greeted {
 		done.Error = fmt.Sprintf("the descriptor store has version %d of what agents store, this agent version %d: "+
 			"end the programs that have queues, or start an agent of the store's version", Version, m.Version)
 		return send(c, done)
 	}
 	switch m.Op {
 	case "hello":
-		fds.Close(files...)
 	case "put":
 		if err := k.put(m.Key, m.Value, files); err != nil {
 			fds.Close(files...)
 			done.Error = noRoom(m.Key, err)
 		}
 	case "delete":
-		fds.Close(files...)
 		k.mu.Lock()
 		k.drop(m.Key)
 		k.mu.Unlock()
 	case "list":
-		fds.Close(files...)
 		for key, i := range k.entries {
 			if err := send(c, message{Op: "item", Key: key, Value: i.value}, i.files...); err != nil {
 				return err
 			}
 		}
 	default:
-		fds.Close(files...)
 		done.Error = "the server does not know " + m.Op
 	}
 	if m.Ack {
