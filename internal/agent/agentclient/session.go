@@ -176,15 +176,8 @@ var errRestarted = fmt.Errorf("%w: the agent has died meanwhile", kagent.ErrVani
 func (s *session) lost() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.conn != nil {
-		_ = s.conn.Close()
-		s.conn = nil
-	}
 	s.agents++
-	for h, in := range s.incoming {
-		delete(s.incoming, h)
-		in.end(errRestarted)
-	}
+	s.forgetAgent(errRestarted)
 	for id, c := range s.calls {
 		switch {
 		case c.cancelled != nil:
@@ -341,12 +334,17 @@ func (s *session) finish(err error) {
 	}
 	s.over = err
 	s.cancel()
+	s.forgetAgent(err)
+	for id := range s.calls {
+		s.fail(id, err)
+	}
+}
+
+// forgetAgent closes the connection, and ends the exchanges that the agent manages. Caller holds s.mu.
+func (s *session) forgetAgent(err error) {
 	if s.conn != nil {
 		_ = s.conn.Close()
 		s.conn = nil
-	}
-	for id := range s.calls {
-		s.fail(id, err)
 	}
 	for h, in := range s.incoming {
 		delete(s.incoming, h)
