@@ -199,14 +199,11 @@ func (s *session) fail(id uint64, err error) {
 // comeBack connects to the next agent, and repeats the requests that have no reply. It returns nil when the
 // session is over.
 func (s *session) comeBack() *agentproto.Reader {
-	pause := firstLook
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	for {
+	for pause := firstLook; ; pause = min(2*pause, lastLook) {
 		select {
 		case <-s.ctx.Done():
 			return nil
-		case <-timer.C:
+		case <-time.After(pause):
 		}
 		r, err := s.resume()
 		switch {
@@ -218,8 +215,6 @@ func (s *session) comeBack() *agentproto.Reader {
 		case s.netns != nil && Absent(err):
 			s.startAgent()
 		}
-		pause = min(2*pause, lastLook)
-		timer.Reset(pause)
 	}
 }
 
@@ -455,12 +450,10 @@ func (s *session) await(ctx context.Context, c *call, conn *net.UnixConn, q *age
 	conn = s.conn
 	s.mu.Unlock()
 	if s.write(conn, &agentproto.Request{ID: c.request.ID, Op: agentproto.OpCancel, Target: c.request.ID}) == nil {
-		timer := time.NewTimer(cancelTime)
-		defer timer.Stop()
 		select {
 		case <-c.done:
 			return c.reply, c.files, c.err
-		case <-timer.C:
+		case <-time.After(cancelTime):
 		}
 	}
 	if !s.drop(c) {

@@ -68,15 +68,13 @@ func (m *Manager) ask(ctx context.Context, hello *wire.CM, own []netip.Addr) err
 				sent = true
 			}
 		}
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 			continue
 		case <-m.done:
 			err = m.cause
 		case <-ctx.Done():
 		}
-		timer.Stop()
 		break
 	}
 	if err == nil && lost != nil && !sent {

@@ -142,11 +142,9 @@ func (r *request) reprobeLater(ctx context.Context) (stop func()) {
 		defer close(over)
 		for ctx.Err() == nil && !r.isHeard() {
 			r.m.Reprobe(ctx, r.user, from, r.to.Addr())
-			again := time.NewTimer(probeEvery)
 			select {
-			case <-again.C:
+			case <-time.After(probeEvery):
 			case <-ctx.Done():
-				again.Stop()
 			}
 		}
 	})

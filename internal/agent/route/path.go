@@ -301,11 +301,9 @@ func (r *Router) resolved(ctx context.Context, hop netip.Addr, resolve func() er
 		default:
 			seen = true
 		}
-		timer := time.NewTimer(look)
 		select {
-		case <-timer.C:
+		case <-time.After(look):
 		case <-ctx.Done():
-			timer.Stop()
 			return hw, r.noAnswer(ctx, hop)
 		}
 		look = min(2*look, lastLook)

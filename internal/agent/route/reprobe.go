@@ -182,11 +182,9 @@ func (r *Router) reprobeNeighbour(ctx context.Context, local, peer netip.Addr) {
 	}
 	look := time.Millisecond
 	for end := time.Now().Add(reprobeTime); ; look *= 2 {
-		timer := time.NewTimer(look)
 		select {
-		case <-timer.C:
+		case <-time.After(look):
 		case <-ctx.Done():
-			timer.Stop()
 			return // the kernel goes on by itself
 		}
 		now, err := r.lookup(peer)
