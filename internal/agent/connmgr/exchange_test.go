@@ -49,15 +49,12 @@ func TestUndelivered(t *testing.T) {
 // A Request that its Cancel has overtaken does not come in.
 func TestCancelOvertakes(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
+		l := listens(t, m)
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMCancel, ID: 5}), here4, agent4)
 		for range 2 {
 			m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
 		}
-		m.Receive(bytesOf(t, requestOf(6, echo)), here4, agent4)
-		in, err := l.Wait(within(time.Second))
-		nstest.Must(t, err)
+		in := takes(t, m, l, 6, agent4)
 		in.Reject(wire.CMReasonProgram)
 		if a := s.one(t); a.ID != 6 {
 			t.Errorf("the answer is %+v", a)
@@ -96,20 +93,17 @@ func TestUnclaimedAnswer(t *testing.T) {
 // accepted has a program accept a stranger's request, and give up after a time.
 func accepted(t *testing.T, m connmgr.Client, l kagent.Listener, id uint64, gives time.Duration) {
 	t.Helper()
-	m.Receive(bytesOf(t, requestOf(id, echo)), here4, spoofed(uint32(id)))
-	in, err := l.Wait(within(time.Second))
-	nstest.Must(t, err)
+	in := takes(t, m, l, id, spoofed(uint32(id)))
 	ctx, cancel := context.WithTimeout(t.Context(), gives)
 	defer cancel()
-	err = in.Accept(ctx, kagent.Offer{VI: 2, Key: 9, Level: 2})
+	err := in.Accept(ctx, kagent.Offer{VI: 2, Key: 9, Level: 2})
 	nstest.ErrorIf(t, !errors.Is(err, kagent.ErrTimeout), "Accept: %v", err)
 }
 
 // A requester that confirms when the program has given up is told so.
 func TestConfirmedTooLate(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
+		l := listens(t, m)
 		accepted(t, m, l, 5, 50*time.Millisecond)
 		s.take()
 		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirm, ID: 5, Cookie: 9}), here4, spoofed(5))
@@ -139,8 +133,7 @@ func TestCopyOfRetry(t *testing.T) {
 func TestCookiesAfterSilence(t *testing.T) {
 	for gives, want := range map[time.Duration]wire.CMType{50 * time.Millisecond: 0, 300 * time.Millisecond: wire.CMRetry} {
 		alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-			l, err := m.Listen(kagent.Address{Disc: echo})
-			nstest.Must(t, err)
+			l := listens(t, m)
 			accepted(t, m, l, 5, gives)
 			s.take()
 			m.Receive(bytesOf(t, requestOf(6, echo)), here4, agent4)
@@ -186,11 +179,7 @@ func TestRefusedAgain(t *testing.T) {
 // An Accept that did not arrive ends the exchange if the requester's agent is gone. A host that is not reached may be back.
 func TestUndeliveredAccept(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
-		m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
-		in, err := l.Wait(within(time.Second))
-		nstest.Must(t, err)
+		in := takes(t, m, listens(t, m), 5, agent4)
 		ended := background(func() error { return in.Accept(within(time.Second), kagent.Offer{VI: 2, Key: 9, Level: 2}) })
 		synctest.Wait()
 		sent := s.take()

@@ -128,8 +128,7 @@ func TestDialsBesideFlood(t *testing.T) {
 // request in once.
 func TestCookies(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
+		l := listens(t, m)
 		other, err := m.Listen(kagent.Address{Disc: []byte("other")})
 		nstest.Must(t, err)
 		say := func(msg wire.CM, from netip.AddrPort) wire.CM {
@@ -192,8 +191,7 @@ func TestCookies(t *testing.T) {
 // A host is served without a cookie while another one does not answer.
 func TestUnprovenOfOneHost(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
+		l := listens(t, m)
 		for n := range uint16(100) {
 			m.Receive(bytesOf(t, requestOf(1+uint64(n), echo)), here4, netip.AddrPortFrom(there4, 1000+n))
 		}
@@ -246,8 +244,7 @@ func TestFairShareOfHosts(t *testing.T) {
 // Of hosts whose requests fill a queue, those count that have the most there, not those that had the most taken.
 func TestTakenRequestsDoNotCount(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
+		l := listens(t, m)
 		id := uint64(0)
 		ask := func(from netip.AddrPort) {
 			id++

@@ -230,8 +230,7 @@ func FuzzManager(f *testing.F) {
 			return // nothing new
 		}
 		alone(t, func(t *testing.T, m connmgr.Client, way *sink) {
-			l, err := m.Listen(kagent.Address{Disc: echo})
-			nstest.Must(t, err)
+			l := listens(t, m)
 			defer l.Close()
 			ctx, cancel := context.WithCancel(t.Context())
 			asked := background(func() error { // one's own, which a stranger may try to answer

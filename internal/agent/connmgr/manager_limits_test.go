@@ -62,11 +62,7 @@ func TestWaitPolls(t *testing.T) {
 // continues.
 func TestAcceptGoesOn(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
-		m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
-		in, err := l.Wait(within(time.Second))
-		nstest.Must(t, err)
+		in := takes(t, m, listens(t, m), 5, agent4)
 		const stopped = 4 * time.Second
 		s.stall = stopped
 		accepted := background(func() error { return in.Accept(within(time.Minute), kagent.Offer{VI: 1, Key: 9, Level: 1}) })
@@ -83,13 +79,9 @@ func TestAcceptGoesOnAfterManySent(t *testing.T) {
 		t.Skip("takes 4 s")
 	}
 	s := newSink()
-	m := connmgr.NewManager(s, 0)
+	m := connmgr.NewManager(s, 0).For(0)
 	defer func() { nstest.Check(t, m.Close()) }()
-	l, err := m.For(0).Listen(kagent.Address{Disc: echo})
-	nstest.Must(t, err)
-	m.Receive(bytesOf(t, requestOf(5, echo)), here4, agent4)
-	in, err := l.Wait(within(time.Second))
-	nstest.Must(t, err)
+	in := takes(t, m, listens(t, m), 5, agent4)
 	accepted := background(func() error { return in.Accept(within(time.Minute), kagent.Offer{VI: 1, Key: 9, Level: 1}) })
 	time.Sleep(time.Second)
 	resume := m.Hold()

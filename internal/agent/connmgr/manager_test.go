@@ -68,6 +68,23 @@ func serve(b *kagenttest.Agent, disc []byte, o kagent.Offer) <-chan error {
 	return served
 }
 
+// listens has a program listen at echo.
+func listens(t *testing.T, m connmgr.Client) kagent.Listener {
+	t.Helper()
+	l, err := m.Listen(kagent.Address{Disc: echo})
+	nstest.Must(t, err)
+	return l
+}
+
+// takes has a program at a listener take the request of a stranger.
+func takes(t *testing.T, m connmgr.Client, l kagent.Listener, id uint64, from netip.AddrPort) kagent.Incoming {
+	t.Helper()
+	m.Receive(bytesOf(t, requestOf(id, echo)), here4, from)
+	in, err := l.Wait(within(time.Second))
+	nstest.Must(t, err)
+	return in
+}
+
 // Both sides get the other's offer, address and discriminator.
 func TestConnect(t *testing.T) {
 	network(t, kagenttest.Faults{Delay: time.Millisecond}, func(t *testing.T, _ *kagenttest.Fabric, a, b *kagenttest.Agent) {

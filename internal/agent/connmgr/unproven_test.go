@@ -90,8 +90,7 @@ func TestLateCopyFindsNobody(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		msg := requestOf(5, echo)
 		m.Receive(bytesOf(t, msg), here4, agent4)
-		l, err := m.Listen(kagent.Address{Disc: echo})
-		nstest.Must(t, err)
+		l := listens(t, m)
 		s.take()
 		m.Receive(bytesOf(t, msg), here4, agent4)
 		for _, a := range s.said(t) {
