@@ -226,6 +226,14 @@ func offerOf(protocol uint32) []byte {
 	return b
 }
 
+// ready makes a receive with the number from ready to be written to memory; number is the send's.
+func (s *stranger) ready(size, from, number uint32, at vipl.AddressSegment) {
+	b := packetOf(pktReady, 0, uint64(size), from, number, offerOf(offerRPUT))
+	binary.LittleEndian.PutUint64(b[32:], at.Data)
+	binary.LittleEndian.PutUint32(b[40:], uint32(at.Handle))
+	s.send(b)
+}
+
 // For any packet of a peer, the worst outcome is that the peer is taken for dead; the other ranks go on.
 func TestHostilePeer(t *testing.T) {
 	for name, packets := range map[string][][]byte{
@@ -378,11 +386,7 @@ func TestLateSend(t *testing.T) {
 			s.grant(32)
 			_, number := s.await(pktRequest)
 			s.deathOf2(c)
-			ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
-			at := s.region.Remote(strangerRDMA)
-			binary.LittleEndian.PutUint64(ready[32:], at.Data)
-			binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
-			s.send(ready)
+			s.ready(size, 1, number, s.region.Remote(strangerRDMA))
 			return s.data(size)
 		}},
 	} {

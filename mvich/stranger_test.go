@@ -33,7 +33,7 @@ func TestMessageOfANonMember(t *testing.T) {
 		}
 		r := get(alone.Irecv(b, mvich.AnySource, mvich.AnyTag))
 		s.send(within(packetOf(pktEager, 0, 3, 0, 0, []byte("abc")), 40, 0))
-		s.send(within(packetOf(pktEager, 0, 0, 0, 0, nil), ofMessages, 0))
+		s.empty(0)
 		get(w.Comm().Recv(b, 1, 0))
 		if status, done, err := r.Test(); done || err != nil {
 			return fmt.Errorf("received of rank %d: %w", status.Source, err)
@@ -277,11 +277,7 @@ func TestWriteEnds(t *testing.T) {
 				s.grant(grant)
 				_, number := s.await(pktRequest)
 				const mine = 77
-				ready := packetOf(pktReady, 0, size, mine, number, offerOf(offerRPUT))
-				at := s.region.Remote(strangerRDMA)
-				binary.LittleEndian.PutUint64(ready[32:], at.Data)
-				binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
-				s.send(ready)
+				s.ready(size, mine, number, s.region.Remote(strangerRDMA))
 				d := get(s.vi.RecvWait(testTimeout))
 				if finish {
 					place := d.Segment(0)
@@ -475,12 +471,8 @@ func TestWrittenAfterItFailed(t *testing.T) {
 		var err error
 		s.grant(32)
 		_, number := s.await(pktRequest)
-		ready := packetOf(pktReady, 0, size, 1, number, offerOf(offerRPUT))
-		at := target.Remote(0)
-		binary.LittleEndian.PutUint64(ready[32:], at.Data)
-		binary.LittleEndian.PutUint32(ready[40:], uint32(at.Handle))
 		before := far.Counters().Frames
-		s.send(ready)
+		s.ready(size, 1, number, target.Remote(0))
 		for far.Counters().Frames < before+20 { // it is being written
 			far.Poll()
 		}
