@@ -70,7 +70,7 @@ func TestResumeMemberWithoutFiles(t *testing.T) {
 	}
 	r := leaseRecord{Info: (&kagent.Info{}).Message(), Group: &kagent.QueueMessage{}}
 	d := new(device)
-	d.begin(16, new(memory))
+	d.begin(16, newFakeFDStore())
 	for _, closed := range []int{1, 2} {
 		entry := fdstore.Entry{Files: files()}
 		nstest.Must(t, entry.Files[closed].Close())
@@ -161,16 +161,6 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// memory is a descriptor store that keeps values alone.
-type memory []fdstore.Entry
-
-func (m *memory) Put(key string, value []byte, _ ...int) error {
-	*m = append(*m, fdstore.Entry{Key: key, Value: value, Files: []*os.File{nil}})
-	return nil
-}
-
-func (m *memory) Delete(string) error { return nil }
-
 // The entries of an interface are restored unchanged, for any name of the interface and any additional entries
 // of an agent of another version, or of another program. Those are an error, or belong to this interface, too.
 func FuzzKept(f *testing.F) {
@@ -184,14 +174,18 @@ func FuzzKept(f *testing.F) {
 		if name == "" || strings.Contains(name, "/") || !utf8.ValidString(name) {
 			return // no interface is called so, or none that could be written down
 		}
-		var kept memory
+		fdStore := newFakeFDStore()
 		nic := nicRecord{Index: 5, Port: 4793, MaxVIs: 64, Attached: true}
 		lease := leaseRecord{Queue: queue, Slot: 2, Tag: value, Info: (&kagent.Info{Interface: name}).Message()}
 		vi := viRecord{Queue: queue, Peer: netip.MustParseAddr("fe80::1"), PeerReset: &PeerReset{VI: num}}
 		for k, r := range map[string]any{nicKey(name): nic, leaseKey(name, queue): lease, viKey(name, num): vi} {
-			if err := newDeviceStore(&kept).put(k, r); err != nil {
+			if err := newDeviceStore(fdStore).put(k, r); err != nil {
 				t.Skip(err)
 			}
+		}
+		var kept []fdstore.Entry
+		for key, value := range fdStore.all() {
+			kept = append(kept, fdstore.Entry{Key: key, Value: value, Files: []*os.File{nil}})
 		}
 		k, gotNIC, err := sortEntries(name, kept)
 		if err != nil || k.nic == nil || gotNIC != nic || len(k.leases) != 1 || !reflect.DeepEqual(k.vis, map[uint32]viRecord{num: vi}) {
