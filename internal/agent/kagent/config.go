@@ -1,6 +1,7 @@
 package kagent
 
 import (
+	"cmp"
 	"fmt"
 
 	"viaxdp/hugepages"
@@ -71,15 +72,7 @@ const (
 func ParseSteering(s string) (Steering, error) { return steer.Parse(s) }
 
 func (c Config) WithDefaults() (Config, error) {
-	if c.ArenaBytes == 0 {
-		c.ArenaBytes = DefaultArena
-	}
-	if c.MaxVIs == 0 {
-		c.MaxVIs = DefaultMaxVIs
-	}
-	if c.Port == 0 {
-		c.Port = wire.Port
-	}
+	c.ArenaBytes, c.MaxVIs, c.Port = cmp.Or(c.ArenaBytes, DefaultArena), cmp.Or(c.MaxVIs, DefaultMaxVIs), cmp.Or(c.Port, wire.Port)
 	var err error
 	switch {
 	case c.Interface == "":
