@@ -256,20 +256,15 @@ func (f *interfaceFile) settings() (i agentd.Interface, err error) {
 // parseGrant reads a list of users, and groups as "@group", by name or number.
 func parseGrant(names []string) (g agentd.Grant, err error) {
 	for _, name := range names {
-		group, isGroup := strings.CutPrefix(name, "@")
-		if !isGroup {
-			uid, err := userID(name)
-			if err != nil {
-				return g, err
-			}
-			g.Users = append(g.Users, uid)
-			continue
+		list, number := &g.Users, userID
+		if group, ok := strings.CutPrefix(name, "@"); ok {
+			list, number, name = &g.Groups, groupID, group
 		}
-		gid, err := groupID(group)
+		id, err := number(name)
 		if err != nil {
 			return g, err
 		}
-		g.Groups = append(g.Groups, gid)
+		*list = append(*list, id)
 	}
 	return g, nil
 }

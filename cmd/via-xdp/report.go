@@ -73,11 +73,8 @@ func newReport(env environment) *cobra.Command {
 func writeReport(w io.Writer, env environment, interfaces []string, asked bool, results []string) error {
 	mask := &support.Mask{}
 	if name, err := os.Hostname(); err == nil {
-		short, _, _ := strings.Cut(name, ".")
-		mask.Names = []string{name, short}
-		if _, domain, ok := strings.Cut(name, "."); ok {
-			mask.Names = append(mask.Names, domain)
-		}
+		short, domain, _ := strings.Cut(name, ".")
+		mask.Names = []string{name, short, domain}
 	}
 	a := support.New(w, mask, time.Now())
 	a.Add("version", fmt.Sprintf("via-xdp %s, %s %s/%s\n", bench.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH))
