@@ -59,12 +59,7 @@ func TestQuotaOfKeptPartAfterRestart(t *testing.T) {
 				g.restart()
 				check("the agent after that", processes, 8<<20, all.PinnedBytes-1)
 			}
-			stays[0].Close()
-			stays[2].Close()
-			await.Until(t, "all is refunded, and freed", func() bool {
-				u := g.status(t).Users[0]
-				return u.Processes == 0 && u.Queues == 0 && u.PinnedBytes == 0 && blocks(t, stays[1]) == 0
-			})
+			g.releases(t, stays)
 		})
 	}
 }

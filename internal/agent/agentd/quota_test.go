@@ -242,6 +242,18 @@ func blocks(t *testing.T, f *os.File) int64 {
 	return st.Sys().(*syscall.Stat_t).Blocks
 }
 
+// releases closes socket and sign of life of the last program that has a queue, whose user then has nothing, and whose memory
+// is freed.
+func (a *agent) releases(t *testing.T, files []*os.File) {
+	t.Helper()
+	files[0].Close()
+	files[2].Close()
+	await.Until(t, "all is refunded, and freed", func() bool {
+		u := a.status(t).Users[0]
+		return u.Processes == 0 && u.Queues == 0 && u.PinnedBytes == 0 && blocks(t, files[1]) == 0
+	})
+}
+
 // A refused connection gets the reason.
 func TestNoRoom(t *testing.T) {
 	g := oneAgent(t, nstest.Options{},
@@ -303,12 +315,7 @@ func TestQuotaOfKeptSharedQueue(t *testing.T) {
 				nstest.ErrorIf(t, blocks(t, kept[1]) == 0, "the memory is gone while the socket is there")
 			}
 			stays.c.Close()
-			kept[0].Close()
-			kept[2].Close()
-			await.Until(t, "what was pinned is refunded, and freed", func() bool {
-				u := g.status(t).Users[0]
-				return u.Processes == 0 && u.Queues == 0 && u.PinnedBytes == 0 && blocks(t, kept[1]) == 0
-			})
+			g.releases(t, kept)
 		})
 	}
 }

@@ -185,12 +185,7 @@ func TestSharedMemoryOfAnInterfaceThatIsGone(t *testing.T) {
 				t.Errorf("user, after one has released the queue: %+v, before: %+v", u, want)
 			}
 			nstest.ErrorIf(t, blocks(t, stays[1]) == 0, "the memory is gone while the socket is there")
-			stays[0].Close()
-			stays[2].Close()
-			await.Until(t, "nothing is charged", func() bool {
-				u := g.status(t).Users[0]
-				return u.Processes == 0 && u.Queues == 0 && u.PinnedBytes == 0 && blocks(t, stays[1]) == 0
-			})
+			g.releases(t, stays)
 		})
 	}
 }
