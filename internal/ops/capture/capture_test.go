@@ -41,12 +41,19 @@ func targets(t *testing.T, dir string) (all []capture.Target) {
 	return all
 }
 
+// talkers are two connected endpoints of this program, which answers in dir.
+func talkers(t *testing.T) (a, b *pairtest.End, dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "proc")
+	t.Setenv("VIA_RUNTIME_DIR", dir)
+	a, b = pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	return a, b, dir
+}
+
 // A capture of two NICs that talk has each frame twice, sent and received, with
 // the same bytes; one of a VI has those alone that go to it.
 func TestRun(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "proc")
-	t.Setenv("VIA_RUNTIME_DIR", dir)
-	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	a, b, dir := talkers(t)
 	vb, err := b.VI.Query()
 	nstest.Must(t, err)
 	message := []byte("seen on both sides")
@@ -115,9 +122,7 @@ func isClosed(c chan struct{}) bool {
 // A reader of the file sees a frame soon, not when a buffer is full. A writer that fails
 // ends the capture.
 func TestSeenSoon(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "proc")
-	t.Setenv("VIA_RUNTIME_DIR", dir)
-	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	a, b, dir := talkers(t)
 	read, write := io.Pipe()
 	ended := make(chan error, 1)
 	all := targets(t, dir)
@@ -159,9 +164,7 @@ func TestSeenSoon(t *testing.T) {
 
 // The end of the programs ends the capture, and so does Count. No program is an error.
 func TestEnds(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "proc")
-	t.Setenv("VIA_RUNTIME_DIR", dir)
-	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
+	a, b, dir := talkers(t)
 	if _, err := capture.Run(context.Background(), io.Discard, targets(t, dir), capture.Config{Interface: "other"}); !errors.Is(err, capture.ErrNobody) {
 		t.Errorf("of another interface: %v", err)
 	}
@@ -261,6 +264,20 @@ func TestForeignStream(t *testing.T) {
 		nstest.Err(capture.NewReader(bytes.NewReader(head)).Read()), io.ErrUnexpectedEOF)
 }
 
+// only is the one program that answers in a directory, by p.
+func only(t *testing.T, p programs.Answers) []capture.Target {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "proc")
+	server, err := programs.Serve(dir, p)
+	nstest.Must(t, err)
+	t.Cleanup(func() { nstest.Check(t, server.Close()) })
+	found, _ := programs.List([]string{dir})
+	if len(found) != 1 {
+		t.Fatal(found)
+	}
+	return []capture.Target{{Program: found[0], Sources: []capture.Source{{PID: found[0].PID, ID: 1}}}}
+}
+
 // told is a program that sends the records that it was made with.
 type told []byte
 
@@ -288,19 +305,10 @@ func TestLost(t *testing.T) {
 		"none":       {record(2, "x") + record(7, ""), nil, capture.Summary{Frames: 1, Lost: 7, Queues: []uint64{1}}},
 		"killed":     {record(3, "x") + record(9, "abc")[:41], nil, capture.Summary{Frames: 1, Lost: 3, Queues: []uint64{1}}},
 	} {
-		dir := filepath.Join(t.TempDir(), "proc")
-		server, err := programs.Serve(dir, told(c.records))
-		nstest.Must(t, err)
-		found, _ := programs.List([]string{dir})
-		if len(found) != 1 {
-			t.Fatal(found)
-		}
-		all := []capture.Target{{Program: found[0], Sources: []capture.Source{{PID: found[0].PID, ID: 1}}}}
-		s, err := capture.Run(context.Background(), io.Discard, all, capture.Config{Snaplen: 100, VIs: c.vis})
+		s, err := capture.Run(context.Background(), io.Discard, only(t, told(c.records)), capture.Config{Snaplen: 100, VIs: c.vis})
 		if err != nil || !slices.Equal(s.Queues, c.want.Queues) || s.Frames != c.want.Frames || s.Skipped != c.want.Skipped || s.Lost != c.want.Lost {
 			t.Errorf("%s: %+v, %v, want %+v", name, s, err, c.want)
 		}
-		nstest.Check(t, server.Close())
 	}
 }
 
@@ -325,18 +333,9 @@ func TestFilterOfShort(t *testing.T) {
 	frame := make([]byte, template.Len()+wire.HeaderLen)
 	h := wire.Header{Kind: wire.KindData, VI: 0x10002, Key: 3}
 	h.Put(template.Put(frame, wire.HeaderLen))
-	dir := filepath.Join(t.TempDir(), "proc")
-	server, err := programs.Serve(dir, cutting(frame))
-	nstest.Must(t, err)
-	defer server.Close()
-	found, _ := programs.List([]string{dir})
-	if len(found) != 1 {
-		t.Fatal(found)
-	}
-	all := []capture.Target{{Program: found[0], Sources: []capture.Source{{PID: found[0].PID, ID: 1}}}}
 	const snaplen = 64
 	var out bytes.Buffer
-	s, err := capture.Run(context.Background(), &out, all, capture.Config{Snaplen: snaplen, VIs: []uint32{h.VI}})
+	s, err := capture.Run(context.Background(), &out, only(t, cutting(frame)), capture.Config{Snaplen: snaplen, VIs: []uint32{h.VI}})
 	nstest.Must(t, err)
 	nstest.FatalIf(t, s.Frames != 1, "%+v", s)
 	r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
