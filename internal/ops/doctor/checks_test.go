@@ -156,7 +156,6 @@ var ailments = []ailment{
 		"any of them", "ethtool -L eth0 combined 1", "", nil},
 	{"queues", Info, func(_ *Host, n *NIC) { n.RSSQueues, n.Features[ntuple], n.Fixed[ntuple] = []int{0, 1}, true, true },
 		"classifier", "ethtool -X eth0 equal 1", "", nil},
-	{"mtu", OK, func(_ *Host, n *NIC) { n.MTU, n.XDP = 9000, nil }, "up to 3 chunks", "", "", []string{"driver", "zero-copy", "multi-buffer"}},
 	{"queues", Warning, func(_ *Host, n *NIC) { n.RSSQueues, n.Features[ntuple] = []int{0, 1}, false },
 		"classifier is off", "ethtool -K eth0 ntuple on; or: ethtool -X eth0 equal 1", "", nil},
 	{"queues", Warning, func(_ *Host, n *NIC) {

@@ -414,9 +414,8 @@ var harmless = regexp.MustCompile(`^/sys/(kernel/mm/(hugepages/hugepages-2048kB/
 func TestListOfAnotherBoot(t *testing.T) {
 	dir := t.TempDir()
 	m := &fake{values: map[string]string{"pages": "0", "governor": "powersave"}}
-	j, err := Open(dir, "test", m)
-	nstest.Must(t, err)
-	nstest.Must(t, nstest.Err(j.Apply([]Step{file("pages", "512"), file("governor", "performance")})))
+	j := open(t, dir, m)
+	set(t, j, file("pages", "512"), file("governor", "performance"))
 	nstest.Must(t, j.Close())
 	path := filepath.Join(dir, "test.json")
 	b, err := os.ReadFile(path)
@@ -427,9 +426,8 @@ func TestListOfAnotherBoot(t *testing.T) {
 	nstest.Must(t, os.WriteFile(path, []byte(other), 0o600))
 
 	m.values["governor"], m.sets = "schedutil", nil // the reboot has restored both, and another program has set pages
-	j, err = Open(dir, "test", m)
-	nstest.Must(t, err)
-	nstest.Must(t, nstest.Err(j.Apply([]Step{file("governor", "performance")})))
+	j = open(t, dir, m)
+	set(t, j, file("governor", "performance"))
 	done, err := j.Undo()
 	nstest.Must(t, err)
 	nstest.Must(t, j.Close())
