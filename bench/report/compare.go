@@ -74,16 +74,14 @@ func (c *Comparison) WorseThan(percent float64) bool {
 // report is changed.
 func Compare(a, b *Report) *Comparison {
 	c := &Comparison{}
-	for i := range a.Groups {
-		g := &a.Groups[i]
+	for g := range each(a.Groups) {
 		h := b.counterpart(g)
 		if h == nil {
 			c.OnlyA = append(c.OnlyA, g.Name)
 			continue
 		}
 		c.Conditions = append(c.Conditions, changed(g.Name, g.Conditions, h.Conditions)...)
-		for j := range g.Series {
-			s := &g.Series[j]
+		for s := range each(g.Series) {
 			if t := h.Row(s.Name); t != nil {
 				c.series(g, h, s, t)
 			} else {
@@ -96,8 +94,8 @@ func Compare(a, b *Report) *Comparison {
 			}
 		}
 	}
-	for i := range b.Groups {
-		if h := &b.Groups[i]; a.counterpart(h) == nil {
+	for h := range each(b.Groups) {
+		if a.counterpart(h) == nil {
 			c.OnlyB = append(c.OnlyB, h.Name)
 		}
 	}
@@ -113,8 +111,7 @@ func (r *Report) counterpart(g *Group) *Group {
 }
 
 func (c *Comparison) series(g, h *Group, s, t *Series) {
-	for i := range s.Points {
-		p := &s.Points[i]
+	for p := range each(s.Points) {
 		if q := t.like(p); q != nil {
 			c.point(place(g.Name, s.Name, g.at(p)), Difference{
 				Group: g.Name, Series: s.Name, At: g.at(p), Disturbed: len(p.Disturbed)+len(q.Disturbed) > 0,
@@ -123,8 +120,8 @@ func (c *Comparison) series(g, h *Group, s, t *Series) {
 			c.OnlyA = append(c.OnlyA, place(g.Name, s.Name, g.at(p)))
 		}
 	}
-	for i := range t.Points {
-		if q := &t.Points[i]; s.like(q) == nil {
+	for q := range each(t.Points) {
+		if s.like(q) == nil {
 			c.OnlyB = append(c.OnlyB, place(h.Name, t.Name, h.at(q)))
 		}
 	}

@@ -210,8 +210,7 @@ func (a array) of(r *Report) []ArrayRow {
 		return row
 	}
 	rows := []ArrayRow{}
-	for i := range g.Row(a.ours).Points {
-		p := &g.Row(a.ours).Points[i]
+	for p := range each(g.Row(a.ours).Points) {
 		row := figures(p)
 		switch {
 		case p.Label == "":

@@ -40,9 +40,9 @@ func (l loss) marks() string {
 // the same place, each with the best of these. The worst come first.
 func (r *Report) losses() []loss {
 	var list []loss
-	for i := range r.Groups {
-		for c := range r.Groups[i].cells() {
-			list = append(list, r.Groups[i].beaten(c)...)
+	for g := range each(r.Groups) {
+		for c := range g.cells() {
+			list = append(list, g.beaten(c)...)
 		}
 	}
 	slices.SortStableFunc(list, func(a, b loss) int { return cmp.Compare(b.ratio(), a.ratio()) })
@@ -87,8 +87,7 @@ func (g *Group) beaten(c cell) (list []loss) {
 // same as those of s, over the same MTU.
 func (g *Group) opponents(s *Series, m Metric) []*Series {
 	var list []*Series
-	for i := range g.Series {
-		r := &g.Series[i]
+	for r := range each(g.Series) {
 		k := kindOf(r.Name)
 		if g.mtu(r) == g.mtu(s) && (k == tcp || k == others) && sameMeasure(m, s.Name, r.Name) {
 			list = append(list, r)

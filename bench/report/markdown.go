@@ -24,8 +24,8 @@ func (r *Report) WriteMarkdown(w io.Writer, plotDir string) error {
 	out := bufio.NewWriter(w)
 	d := document{out, r, plotDir, r.brief()}
 	d.head()
-	for i := range r.Groups {
-		if g := &r.Groups[i]; !d.brief || g.isFeatured() {
+	for g := range each(r.Groups) {
+		if !d.brief || g.isFeatured() {
 			d.group(g)
 		}
 	}
@@ -61,8 +61,8 @@ measured this (via-xdp bench doc takes the same flags, and writes this page):
 	d.printf("\n[Conditions](#conditions)")
 	link := func(heading string) { d.printf(" · [%s](#%s)", escape(heading), anchor(heading)) }
 	link(lossesHeading)
-	for i := range d.report.Groups {
-		if g := &d.report.Groups[i]; !d.brief || g.isFeatured() {
+	for g := range each(d.report.Groups) {
+		if !d.brief || g.isFeatured() {
 			link(g.Name)
 		}
 	}
@@ -89,8 +89,7 @@ func (d document) conditions() {
 	t := markdown{{"groups", "kernel", "CPUs", "model", "hypervisor", "pinned to", "interface", "MTU", "XDP mode", "frame bytes", "memory", "polling", "via-xdp"}}
 	var sets []bench.Conditions
 	var groups [][]string
-	for i := range d.report.Groups {
-		g := &d.report.Groups[i]
+	for g := range each(d.report.Groups) {
 		at := 0
 		for at < len(sets) && !reflect.DeepEqual(sets[at], g.Conditions) {
 			at++
@@ -199,8 +198,7 @@ func (d document) figures(g *Group, m Metric) {
 		head = append(head, g.column(x))
 	}
 	t := markdown{head}
-	for i := range g.Series {
-		s := &g.Series[i]
+	for s := range each(g.Series) {
 		row := []string{lineName(s.Name, m)}
 		for _, x := range xs {
 			if p := s.At(x); p != nil {
@@ -329,8 +327,8 @@ func (g *Group) documentPictures(brief bool) []picture {
 func (d document) others() {
 	d.printf("\n## %s\n\nThe report that the command writes has their figures, and `bench` prints their tables.\n\n", othersHeading)
 	t := markdown{{"group", "what it measures"}}
-	for i := range d.report.Groups {
-		if g := &d.report.Groups[i]; !g.isFeatured() {
+	for g := range each(d.report.Groups) {
+		if !g.isFeatured() {
 			t = append(t, []string{g.Name, g.Title})
 		}
 	}
@@ -341,9 +339,9 @@ func (d document) others() {
 func (d document) disturbed() {
 	d.printf("\n## Disturbed\n\n")
 	var counts []string
-	for i := range d.report.Groups {
-		if n := len(d.report.Groups[i].footnotes()); n > 0 {
-			counts = append(counts, fmt.Sprintf("%s %d", escape(d.report.Groups[i].Name), n))
+	for g := range each(d.report.Groups) {
+		if n := len(g.footnotes()); n > 0 {
+			counts = append(counts, fmt.Sprintf("%s %d", escape(g.Name), n))
 		}
 	}
 	if len(counts) == 0 {

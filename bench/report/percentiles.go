@@ -51,11 +51,10 @@ func (g *Group) percentilePictures() []picture {
 		}
 		add("percentiles", "Latency of 64 bytes by percentile", curves)
 	case loadGroup:
-		for i := range g.Series {
-			s := &g.Series[i]
+		for s := range each(g.Series) {
 			var curves []curve
-			for j := range s.Points {
-				if at := &s.Points[j]; at.Histogram != "" {
+			for at := range each(s.Points) {
+				if at.Histogram != "" {
 					curves = append(curves, curve{tickLabel(at.X) + " " + oneLine(g.Axis.Unit), draw.LineStyle{Width: vg.Points(1.5)}, s, at})
 				}
 			}

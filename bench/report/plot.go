@@ -55,8 +55,8 @@ func (r *Report) writePlots(from, dir string, pictures func(*Group) []picture) (
 	histograms := os.DirFS(from)
 	var files []string
 	var errs []error
-	for i := range r.Groups {
-		for _, pic := range pictures(&r.Groups[i]) {
+	for g := range each(r.Groups) {
+		for _, pic := range pictures(g) {
 			path := filepath.Join(dir, pic.file)
 			c, err := pic.draw(histograms)
 			if err == nil {
@@ -124,8 +124,7 @@ type spot struct{ x, y, lo, hi float64 }
 func (g *Group) lines(q quantity) []line {
 	logX, logY := g.Axis.Log && !g.single(), g.logarithmic(q)
 	var list []line
-	for i := range g.Series {
-		s := &g.Series[i]
+	for s := range each(g.Series) {
 		if g.single() {
 			s = &Series{Name: s.Name, Points: slices.Clone(s.Points)}
 			for j := range s.Points {
@@ -163,8 +162,7 @@ func plottable(v float64, log bool) bool {
 // spots are the points of a series that have a place on the axes.
 func (s *Series) spots(q quantity, logX, logY bool) []spot {
 	var at []spot
-	for i := range s.Points {
-		p := &s.Points[i]
+	for p := range each(s.Points) {
 		y := p.median(q.metric) / q.per
 		if !plottable(p.X, logX) || !plottable(y, logY) {
 			continue

@@ -156,17 +156,15 @@ func TestAnyReportIsDrawn(t *testing.T) {
 	figure := rapid.OneOf(rapid.Float64Range(0, 100), rapid.Float64())
 	rapid.Check(t, func(t *rapid.T) {
 		r := anyReport().Draw(t, "report")
-		for i := range r.Groups {
-			for j := range r.Groups[i].Series {
-				for k := range r.Groups[i].Series[j].Points {
-					if rapid.Bool().Draw(t, "wild") {
-						r.Groups[i].Series[j].Points[k].Values = map[Metric]Value{
-							P50: ValueOf(rapid.SliceOfN(figure, 0, 3).Draw(t, "turns")), Bandwidth: {Median: figure.Draw(t, "median")},
-						}
+		for g := range each(r.Groups) {
+			for c := range g.cells() {
+				if rapid.Bool().Draw(t, "wild") {
+					c.Values = map[Metric]Value{
+						P50: ValueOf(rapid.SliceOfN(figure, 0, 3).Draw(t, "turns")), Bandwidth: {Median: figure.Draw(t, "median")},
 					}
 				}
 			}
-			for _, pic := range r.Groups[i].pictures() {
+			for _, pic := range g.pictures() {
 				p, err := pic.draw(nil)
 				nstest.Must(t, err)
 				svg, err := p.render()

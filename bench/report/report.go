@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -155,11 +156,22 @@ func (v Value) Spread() float64 {
 	return (slices.Max(v.Turns) - slices.Min(v.Turns)) / v.Median
 }
 
+// each yields the elements themselves, and no copies of them.
+func each[T any](list []T) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		for i := range list {
+			if !yield(&list[i]) {
+				return
+			}
+		}
+	}
+}
+
 // first returns the first element that satisfies the condition, or nil.
 func first[T any](list []T, is func(*T) bool) *T {
-	for i := range list {
-		if is(&list[i]) {
-			return &list[i]
+	for e := range each(list) {
+		if is(e) {
+			return e
 		}
 	}
 	return nil

@@ -142,10 +142,8 @@ func withHistograms(t testing.TB, r *Report, dir string) {
 	t.Helper()
 	for _, name := range []string{pingpongGroup, loadGroup} {
 		g := r.Group(name)
-		for i := range g.Series {
-			s := &g.Series[i]
-			for j := range s.Points {
-				p := &s.Points[j]
+		for s := range each(g.Series) {
+			for p := range each(s.Points) {
 				if name == pingpongGroup && p.X != smallMessage {
 					continue
 				}

@@ -97,9 +97,9 @@ type cell struct {
 // cells are all points of the group.
 func (g *Group) cells() iter.Seq[cell] {
 	return func(yield func(cell) bool) {
-		for i := range g.Series {
-			for j := range g.Series[i].Points {
-				if !yield(cell{&g.Series[i], &g.Series[i].Points[j]}) {
+		for s := range each(g.Series) {
+			for p := range each(s.Points) {
+				if !yield(cell{s, p}) {
 					return
 				}
 			}
@@ -121,8 +121,8 @@ func (g *Group) xs() []float64 {
 // that a row for each and a column for each X make a table.
 func (g *Group) shared() bool {
 	n := 0
-	for i := range g.Series {
-		n += len(g.Series[i].Points)
+	for _, s := range g.Series {
+		n += len(s.Points)
 	}
 	return 2*n > len(g.Series)*len(g.xs())
 }
@@ -134,19 +134,19 @@ func (g *Group) blocks() [][]cell {
 	if g.shared() {
 		for _, x := range g.xs() {
 			var block []cell
-			for i := range g.Series {
-				if p := g.Series[i].At(x); p != nil {
-					block = append(block, cell{&g.Series[i], p})
+			for s := range each(g.Series) {
+				if p := s.At(x); p != nil {
+					block = append(block, cell{s, p})
 				}
 			}
 			blocks = append(blocks, block)
 		}
 		return blocks
 	}
-	for i := range g.Series {
+	for s := range each(g.Series) {
 		var block []cell
-		for j := range g.Series[i].Points {
-			block = append(block, cell{&g.Series[i], &g.Series[i].Points[j]})
+		for p := range each(s.Points) {
+			block = append(block, cell{s, p})
 		}
 		slices.SortStableFunc(block, func(a, b cell) int { return cmp.Compare(a.X, b.X) })
 		blocks = append(blocks, block)

@@ -47,12 +47,10 @@ func TestResultTable(t *testing.T) {
 func TestAnyReportIsShown(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := anyReport().Draw(t, "report")
-		for i := range r.Groups {
-			r.Groups[i].Title = "A title"
-			for j := range r.Groups[i].Series {
-				for k := range r.Groups[i].Series[j].Points {
-					r.Groups[i].Series[j].Points[k].Disturbed = nil
-				}
+		for g := range each(r.Groups) {
+			g.Title = "A title"
+			for c := range g.cells() {
+				c.Disturbed = nil
 			}
 		}
 		var buf bytes.Buffer
@@ -197,8 +195,7 @@ func TestUnknownConditions(t *testing.T) {
 func TestReportIsSafeForATerminal(t *testing.T) {
 	r := sample()
 	const hostile = "\x1b]0;x\a\u009b31m"
-	for i := range r.Groups {
-		g := &r.Groups[i]
+	for g := range each(r.Groups) {
 		for _, s := range []*string{
 			&g.Name, &g.Title, &g.Axis.Name, &g.Axis.Unit, &g.Base, &g.Conditions.Kernel, &g.Conditions.CPUModel, &g.Conditions.Interface,
 			&g.Conditions.Mode, &g.Conditions.Hugepages, &g.Conditions.Polling, &g.Conditions.Version,
@@ -206,11 +203,9 @@ func TestReportIsSafeForATerminal(t *testing.T) {
 			*s += hostile
 		}
 		g.Notes = append(g.Notes, hostile)
-		for j := range g.Series {
-			s := &g.Series[j]
+		for s := range each(g.Series) {
 			s.Name += hostile
-			for k := range s.Points {
-				p := &s.Points[k]
+			for p := range each(s.Points) {
 				p.Label += hostile
 				p.Disturbed = append(p.Disturbed, hostile)
 				p.Values[Metric(hostile)] = ValueOf([]float64{1})
