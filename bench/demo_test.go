@@ -221,9 +221,7 @@ func TestDemoKilledWorker(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Demo(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Errorf("got %v", err)
-	}
+	nstest.ErrSays(t, "a worker that is killed", nstest.Err(Demo(context.Background(), cfg)), "killed")
 	nothingLeft(t, before, token)
 }
 
@@ -306,9 +304,7 @@ func TestServerFails(t *testing.T) {
 		} else {
 			err = <-served
 		}
-		if err == nil || !strings.Contains(err.Error(), `"no-such-transport"`) {
-			t.Errorf("keep %v: the server said %v", keep, err)
-		}
+		nstest.ErrSays(t, fmt.Sprintf("keep %v: the server", keep), err, `"no-such-transport"`)
 		cancel()
 	}
 }
@@ -373,9 +369,7 @@ func TestNeeds(t *testing.T) {
 	t.Setenv("VIA_AGENT", socket)
 	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "raw-afxdp": "CAP_NET_RAW"} {
 		_, err := openEndpoint(name, Params{Place: Place{Interface: "lo"}, Server: true}, nil)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want it to name %s", name, err, want)
-		}
+		nstest.ErrSays(t, name, err, want)
 	}
 }
 
@@ -389,9 +383,7 @@ func TestPlaceIsChecked(t *testing.T) {
 		err := ListenAndServe(t.Context(), ServerConfig{Place: p, Listen: "127.0.0.1", Ready: func(net.Addr) {
 			t.Errorf("%+v: it waits", p)
 		}})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want %s", p, err, want)
-		}
+		nstest.ErrSays(t, fmt.Sprintf("%+v", p), err, want)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -192,9 +191,7 @@ func TestLoadNoticesFaults(t *testing.T) {
 			}
 		}
 		l := newLoader(loadRound{Load{Bytes: 32, Duration: time.Second}, 1}, f, f.clock, watchdog{})
-		if _, err := l.run(); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %v, want a word about %q", c.fault, err, c.want)
-		}
+		nstest.ErrSays(t, c.fault, nstest.Err(l.run()), c.want)
 	}
 }
 
@@ -354,7 +351,5 @@ func TestLoadRefuses(t *testing.T) {
 	ctx := t.Context()
 	s, err := openSession(ctx, client, server, Row{Name: "tcp-block"}, MaxLoadBytes)
 	nstest.Must(t, err)
-	if _, err := s.Load(ctx, Load{Bytes: 64, Rate: 1000, Duration: time.Second}); err == nil || !strings.Contains(err.Error(), "carries no load") {
-		t.Errorf("got %v", err)
-	}
+	nstest.ErrSays(t, "tcp-block", nstest.Err(s.Load(ctx, Load{Bytes: 64, Rate: 1000, Duration: time.Second})), "carries no load")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -62,9 +61,7 @@ func TestShare(t *testing.T) {
 	} {
 		l := load
 		change(&l)
-		if _, err := bed.Share(t.Context(), at, l); err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("%+v: %v", l, err)
-		}
+		nstest.ErrSays(t, what, nstest.Err(bed.Share(t.Context(), at, l)), what)
 	}
 	tcps := SharingLoad{TCPs: []string{"cubic", "reno"}, Warm: 100 * time.Millisecond, Time: 500 * time.Millisecond}
 	r, err = bed.Share(t.Context(), at, tcps)

@@ -47,9 +47,7 @@ func TestTask(t *testing.T) {
 		t.Helper()
 		r := req
 		change(&r)
-		if _, err := client.call(r); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want a word about %q", err, want)
-		}
+		nstest.ErrSays(t, r.Op, nstest.Err(client.call(r)), want)
 	}
 	refused(func(r *request) { r.Op = "test-dance" }, `unknown operation "test-dance"`)
 	refused(func(r *request) { r.Op = "test-add" }, "nothing is open")
@@ -89,9 +87,7 @@ func TestTaskInput(t *testing.T) {
 		{"accept-often", connectInput{Count: maxOperations + 1}, "operations"},
 	} {
 		req := requestOf(c.name, c.input)
-		if _, err := client.call(req); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s, %+v: got %v, want a word about %q", c.name, c.input, err, c.want)
-		}
+		nstest.ErrSays(t, c.name, nstest.Err(client.call(req)), c.want)
 	}
 	for _, r := range []request{
 		requestOf(opPing, Round{Bytes: 64, Reply: 64, Messages: maxRound + 1}),
@@ -103,9 +99,7 @@ func TestTaskInput(t *testing.T) {
 			t.Errorf("%s, %s: got %v", r.Op, r.Input, err)
 		}
 	}
-	if _, err := operate(&job{}, Operations{Sizes: []int{1 << 40}, Count: 1}); err == nil || !strings.Contains(err.Error(), "memory of") {
-		t.Errorf("got %v", err)
-	}
+	nstest.ErrSays(t, "1 TiB", nstest.Err(operate(&job{}, Operations{Sizes: []int{1 << 40}, Count: 1})), "memory of")
 }
 
 // onBed is a place for the tests that need the kernel.

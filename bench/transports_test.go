@@ -123,17 +123,10 @@ func TestStopped(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	if _, err := openEndpoint("carrier-pigeon", Params{}, nil); err == nil || !strings.Contains(err.Error(), "raw-afxdp") {
-		t.Errorf("got %v, want the names that there are", err)
-	}
+	nstest.ErrSays(t, "an unknown name", nstest.Err(openEndpoint("carrier-pigeon", Params{}, nil)), "raw-afxdp")
 	client, _ := pair(t, 1500, false, "sideways")
-	err := client.do(func() error {
-		_, err := openEndpoint("raw-afxdp", client.params, nil)
-		return err
-	})
-	if err == nil || !strings.Contains(err.Error(), "sideways") {
-		t.Errorf("got %v, want a word about the mode", err)
-	}
+	err := client.do(func() error { return nstest.Err(openEndpoint("raw-afxdp", client.params, nil)) })
+	nstest.ErrSays(t, "an unknown mode", err, "sideways")
 }
 
 // unfilled has one side check bytes that the other side has not filled in, and expects an
@@ -160,9 +153,7 @@ func unfilled(t *testing.T, name string, stream, clientChecks bool) {
 		server.stop.Store(true)
 		return err
 	})
-	if err == nil || !strings.Contains(err.Error(), "message 0: byte 0 is 0x00, not 0x") {
-		t.Errorf("%s, stream %v: got %v", name, stream, err)
-	}
+	nstest.ErrSays(t, fmt.Sprintf("%s, stream %v", name, stream), err, "message 0: byte 0 is 0x00, not 0x")
 }
 
 // --check verifies what RDMA has moved.

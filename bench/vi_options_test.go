@@ -5,7 +5,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 
 	"viaxdp/internal/lab/nstest"
@@ -209,24 +208,14 @@ func TestVIOptionsRefused(t *testing.T) {
 		{Row{Name: "vi-rdma-read", VI: VIOptions{Reuse: percent(1)}}, "RDMA"},
 	} {
 		plan := Plan{Rows: []Row{c.row}, Sizes: []int{1}, Duration: 1, Latency: true}
-		err := plan.Validate()
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: got %v, want a word about %q", c.row, err, c.want)
-		}
-		_, err = openEndpoint(c.row.Name, Params{VI: c.row.VI, Beside: c.row.Beside}, nil)
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("open %+v: got %v, want a word about %q", c.row, err, c.want)
-		}
+		nstest.ErrSays(t, fmt.Sprintf("%+v", c.row), plan.Validate(), c.want)
+		params := Params{VI: c.row.VI, Beside: c.row.Beside}
+		nstest.ErrSays(t, fmt.Sprintf("open %+v", c.row), nstest.Err(openEndpoint(c.row.Name, params, nil)), c.want)
 	}
 	client, _ := pair(t, 1500, false, "generic")
 	client.params.VI.MaxTransfer = 64
-	err := client.do(func() error {
-		_, err := openEndpoint("vi-unreliable", client.params, nil)
-		return err
-	})
-	if err == nil || !strings.Contains(err.Error(), "MaxTransferSize 64") {
-		t.Errorf("got %v", err)
-	}
+	err := client.do(func() error { return nstest.Err(openEndpoint("vi-unreliable", client.params, nil)) })
+	nstest.ErrSays(t, "messages longer than a transfer", err, "MaxTransferSize 64")
 }
 
 // A bed serves one plan after the other: rows with options beside plain ones,
@@ -282,9 +271,7 @@ func TestBedWithoutAgents(t *testing.T) {
 		nstest.Must(t, err)
 		cfg.Plan.Rows = []Row{{Name: "vi-reliable-delivery", VI: VIOptions{Agent: true}}}
 		for range 2 { // the second time, too
-			if _, err := bed.Run(t.Context(), cfg.Plan); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("agents by %q: %v, want %q", c.args, err, c.want)
-			}
+			nstest.ErrSays(t, fmt.Sprintf("agents by %q", c.args), nstest.Err(bed.Run(t.Context(), cfg.Plan)), c.want)
 		}
 		nstest.Check(t, bed.Close())
 	}

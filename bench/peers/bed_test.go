@@ -113,10 +113,8 @@ func TestMeasureFails(t *testing.T) {
 		{row(listener(), argv("via-xdp-no-such-program")), 64, "client: "},
 		{row(listener(), argv("echo", "strange")), 64, "its output has no figures, and ends: strange"},
 	} {
-		f, err := bed.Measure(ctx, test.row, test.bytes, time.Millisecond)
-		if err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("want %q: got %+v, %v", test.want, f, err)
-		}
+		err := nstest.Err(bed.Measure(ctx, test.row, test.bytes, time.Millisecond))
+		nstest.ErrSays(t, strings.Join(test.row.client(job{}).argv, " "), err, test.want)
 	}
 	// Client and server are in two namespaces, on a CPU each.
 	where := row(argv("/proc/self/exe", asListener, "tcp4", "10.77.0.2:PORT"),
@@ -212,9 +210,7 @@ func TestStartNeeds(t *testing.T) {
 		}
 		return
 	}
-	if _, err := Start(1500); err == nil || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
-		t.Errorf("got %v", err)
-	}
+	nstest.ErrSays(t, "as nobody", nstest.Err(Start(1500)), "CAP_NET_ADMIN")
 }
 
 // The output of a process and its exit are recorded; output beyond the limit does not stop it.
@@ -245,9 +241,7 @@ func TestRun(t *testing.T) {
 		{[]string{"via-xdp-no-such-program"}, "executable file not found"},
 		{[]string{"sleep", "100"}, "sleep has not ended within 10ms"},
 	} {
-		if o, err := s.run(t.Context(), 0, command{argv: c.argv}, 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q: %+v, %v", c.argv, o, err)
-		}
+		nstest.ErrSays(t, strings.Join(c.argv, " "), nstest.Err(s.run(t.Context(), 0, command{argv: c.argv}, 10*time.Millisecond)), c.want)
 	}
 }
 
@@ -287,9 +281,7 @@ func TestServe(t *testing.T) {
 		if strings.Contains(script, "sleep") {
 			limit = 20 * time.Millisecond
 		}
-		if _, err := s.serve(t.Context(), 1, argv("sh", "-c", script), nowhere.String(), nowhere.listening, limit); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", script, err)
-		}
+		nstest.ErrSays(t, script, nstest.Err(s.serve(t.Context(), 1, argv("sh", "-c", script), nowhere.String(), nowhere.listening, limit)), want)
 	}
 }
 

@@ -120,9 +120,7 @@ func TestParseRefuses(t *testing.T) {
 		if changed == out {
 			t.Errorf("%s: %q is not in the output", test.row, test.from)
 		}
-		if f, err := rowOf(t, test.row).parse(changed, 64); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s with %q: %+v, %v", test.row, test.to, f, err)
-		}
+		nstest.ErrSays(t, fmt.Sprintf("%s with %q", test.row, test.to), nstest.Err(rowOf(t, test.row).parse(changed, 64)), test.want)
 	}
 }
 

@@ -77,9 +77,7 @@ func TestParseServedWrong(t *testing.T) {
 		"none":          {strings.ReplaceAll(pgbenchSummary, "320/320", "0/320"), "nothing was served"},
 		"a complaint":   {"pgbench: error: no table\n", "no table"},
 	} {
-		if got, err := pgbenchOf(c.out); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("pgbench, %s: %+v, %v", name, got, err)
-		}
+		nstest.ErrSays(t, "pgbench, "+name, nstest.Err(pgbenchOf(c.out)), c.want)
 	}
 }
 

@@ -94,9 +94,7 @@ func TestReadRefuses(t *testing.T) {
 		{"a histogram of two points", points(`{"x":1,"histogram":"a"},{"x":2,"histogram":"a"}`), "belongs to two points"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if _, err := Read(strings.NewReader(c.in)); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got error %v, want one with %q", err, c.want)
-			}
+			nstest.ErrSays(t, c.name, nstest.Err(Read(strings.NewReader(c.in))), c.want)
 		})
 	}
 }

@@ -86,9 +86,7 @@ func TestArgumentsMissing(t *testing.T) {
 		names = append(names, "layers-proxy")
 	}
 	for _, name := range names {
-		if _, err := Run(t.Context(), shortly(name)); err == nil || !strings.Contains(err.Error(), "no arguments") {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.ErrSays(t, name, nstest.Err(Run(t.Context(), shortly(name))), "no arguments")
 	}
 }
 

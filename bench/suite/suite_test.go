@@ -284,9 +284,7 @@ func TestChoose(t *testing.T) {
 		}
 	}
 	for _, word := range []string{"", "dance", "vibe-base-2"} {
-		if _, err := choose([]string{word}); err == nil || !strings.Contains(err.Error(), "pingpong") {
-			t.Errorf("%q: got %v, want the names that there are", word, err)
-		}
+		nstest.ErrSays(t, word, nstest.Err(choose([]string{word})), "pingpong")
 	}
 	names := namesOf(groups())
 	slices.Sort(names)

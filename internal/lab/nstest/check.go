@@ -2,6 +2,7 @@ package nstest
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -71,3 +72,11 @@ func Same(t testing.TB, what string, got, want any, options ...cmp.Option) {
 
 // Err returns the error of a call with one more result.
 func Err[A any](_ A, err error) error { return err }
+
+// ErrSays fails the test if there is no error, or if its text does not contain a word.
+func ErrSays(t testing.TB, what string, err error, word string) {
+	if err == nil || !strings.Contains(err.Error(), word) {
+		t.Helper()
+		t.Errorf("%s: %v, want an error that says %q", what, err, word)
+	}
+}
