@@ -132,9 +132,7 @@ func TestDemoMTU(t *testing.T) {
 		t.Errorf("conditions: %+v", c)
 	}
 	cfg.MTU = 99999
-	if _, err := Demo(context.Background(), cfg); err == nil {
-		t.Error("an MTU of 99999")
-	}
+	nstest.ErrorIf(t, nstest.Err(Demo(context.Background(), cfg)) == nil, "an MTU of 99999")
 }
 
 // An interrupted demonstration returns that error and leaves nothing, both while it measures and
@@ -151,9 +149,7 @@ func TestDemoInterrupted(t *testing.T) {
 			cfg.MTU = 99999 // that no pair takes
 			cancel()
 		}
-		if _, err := Demo(ctx, cfg); !errors.Is(err, context.Canceled) {
-			t.Errorf("early %v: got %v", early, err)
-		}
+		nstest.WantErr(t, fmt.Sprint("early ", early), nstest.Err(Demo(ctx, cfg)), context.Canceled)
 		nothingLeft(t, before, token)
 	}
 }
@@ -178,9 +174,7 @@ func TestDemoInterruptedTidily(t *testing.T) {
 		}
 		cancel()
 	}
-	if _, err := Demo(ctx, cfg); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	nstest.WantErr(t, "interrupted", nstest.Err(Demo(ctx, cfg)), context.Canceled)
 	if left := sockets(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -195,9 +189,7 @@ func TestDoInterrupted(t *testing.T) {
 		cancel()
 		fail.With("nothing more to do")
 	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	nstest.WantErr(t, "do", err, context.Canceled)
 	if b.bed.Ended(0) == nil {
 		t.Error("the workers still run")
 	}
@@ -270,9 +262,7 @@ func TestMeasureLoopback(t *testing.T) {
 	if len(r.Latency) != 2 || len(r.Bandwidth) != 2 || r.Conditions.Interface != "lo" {
 		t.Errorf("got %+v", r)
 	}
-	if err := <-served; err != nil {
-		t.Errorf("the server ended with %v", err)
-	}
+	nstest.WantErr(t, "the server", <-served, nil)
 }
 
 // A server that could not open the client's transport reports that itself, and not only to the
@@ -291,9 +281,7 @@ func TestServerFails(t *testing.T) {
 		conn, err := net.Dial("tcp", <-ready)
 		nstest.Must(t, err)
 		w := NewWorker("server", conn, Params{})
-		if _, err := w.call(request{Op: opOpen, Transport: "no-such-transport", Params: &Params{}}); err == nil {
-			t.Error("it is open")
-		}
+		nstest.ErrorIf(t, nstest.Err(w.call(request{Op: opOpen, Transport: "no-such-transport", Params: &Params{}})) == nil, "it is open")
 		conn.Close()
 		if keep {
 			err = <-failed
@@ -339,9 +327,7 @@ func TestClientLeavesUnconnected(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone.Store(true)
-	if err := fail.Try(func() { server.Connect(Hello{}) }); !errors.Is(err, ErrStopped) {
-		t.Errorf("got %v", err)
-	}
+	nstest.WantErr(t, "connect", fail.Try(func() { server.Connect(Hello{}) }), ErrStopped)
 	nstest.Check(t, server.Close())
 }
 
@@ -422,8 +408,6 @@ func TestServerComesLate(t *testing.T) {
 			cancel()
 			return nil, refused
 		})
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("interrupted: %v", err)
-		}
+		nstest.WantErr(t, "interrupted", err, context.Canceled)
 	})
 }

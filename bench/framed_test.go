@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -152,9 +151,7 @@ func TestFramedNoticesFaults(t *testing.T) {
 			go func() { ended <- fail.Try(client) }()
 			nstest.ErrSays(t, fmt.Sprintf("%s, short %v", c.fault, short), fail.Try(server), want)
 			a.watch.stop.Store(true) // it waits for credits, or an echo
-			if err := <-ended; !errors.Is(err, ErrStopped) {
-				t.Errorf("%s, short %v: the other side ended with %v", c.fault, short, err)
-			}
+			nstest.WantErr(t, c.fault+": the other side", <-ended, ErrStopped)
 		}
 	}
 }
@@ -170,13 +167,9 @@ func TestFramedStrayFrames(t *testing.T) {
 
 func TestFramedRefuses(t *testing.T) {
 	wa, _ := newCables(frameHeader, 8)
-	if err := fail.Try(func() { (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}) }); err == nil {
-		t.Error("frames without room for content")
-	}
+	nstest.ErrorIf(t, fail.Try(func() { (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}) }) == nil, "frames without room for content")
 	wa, _ = newCables(100, 3)
-	if err := fail.Try(func() { (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}) }); err == nil {
-		t.Error("a window of 3")
-	}
+	nstest.ErrorIf(t, fail.Try(func() { (&framed{io: wa}).Connect(Hello{Payload: 100, Window: 100}) }) == nil, "a window of 3")
 	for _, r := range []Round{{Messages: 1}, {Bytes: 1}, {Bytes: MaxMessage + 1, Messages: 1}, {Bytes: 1, Messages: 1, Lead: -1}} {
 		if r.check() == nil {
 			t.Errorf("%+v is accepted", r)

@@ -76,9 +76,7 @@ func TestIncastLoses(t *testing.T) {
 // Impossible loads are refused, and the end of a context ends a stream.
 func TestIncastFails(t *testing.T) {
 	nstest.Require(t)
-	if _, err := OpenIncast(incastConfig(0)); err == nil {
-		t.Error("no senders")
-	}
+	nstest.ErrorIf(t, nstest.Err(OpenIncast(incastConfig(0))) == nil, "no senders")
 	n, err := OpenIncast(incastConfig(1))
 	nstest.Must(t, err)
 	defer n.Close()
@@ -95,7 +93,5 @@ func TestIncastFails(t *testing.T) {
 	why := errors.New("enough")
 	good.Duration = time.Minute
 	time.AfterFunc(50*time.Millisecond, func() { cancel(why) })
-	if _, err := n.Stream(ctx, good); !errors.Is(err, why) {
-		t.Errorf("%v, want %v", err, why)
-	}
+	nstest.WantErr(t, "the end of the context", nstest.Err(n.Stream(ctx, good)), why)
 }

@@ -3,7 +3,6 @@ package bench
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -202,19 +201,13 @@ func TestLoadStopped(t *testing.T) {
 	w := watchdog{stop: &stop}
 	f := &fakePeer{delay: time.Hour}
 	r := loadRound{Load{Bytes: 16, Rate: minLoadRate, Duration: time.Second}, 1}
-	if _, err := newLoader(r, f, f.clock, w).run(); !errors.Is(err, ErrStopped) {
-		t.Errorf("sender: %v", err)
-	}
+	nstest.WantErr(t, "sender", nstest.Err(newLoader(r, f, f.clock, w).run()), ErrStopped)
 	// In the midst of a load, with nothing under way.
 	stop.Store(false)
 	f = &fakePeer{sees: func(uint32) { stop.Store(true) }}
-	if _, err := newLoader(r, f, f.clock, w).run(); !errors.Is(err, ErrStopped) {
-		t.Errorf("waiting sender: %v", err)
-	}
+	nstest.WantErr(t, "waiting sender", nstest.Err(newLoader(r, f, f.clock, w).run()), ErrStopped)
 	e := &echoer{round: r, port: &fakePeer{}, watch: w}
-	if _, err := e.run(); !errors.Is(err, ErrStopped) {
-		t.Errorf("echo: %v", err)
-	}
+	nstest.WantErr(t, "echo", nstest.Err(e.run()), ErrStopped)
 }
 
 // A running sender allocates nothing.

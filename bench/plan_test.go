@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"viaxdp/internal/lab/nstest"
@@ -40,9 +39,7 @@ func workers(t *testing.T) (client, server *Worker, end func()) {
 			c.Close()
 		}
 		for range conns {
-			if err := <-served; err != nil {
-				t.Errorf("a worker ended with %v", err)
-			}
+			nstest.WantErr(t, "a worker", <-served, nil)
 		}
 	}
 }
@@ -120,9 +117,7 @@ func TestRunCancelled(t *testing.T) {
 	cancel(reason)
 	plan := Plan{Rows: RowsOf([]string{"tcp-net"}), Sizes: []int{1}, Duration: 1, Latency: true}
 	_, err := Run(ctx, plan, silent("client"), silent("server"))
-	if !errors.Is(err, reason) {
-		t.Errorf("got %v", err)
-	}
+	nstest.WantErr(t, "cancelled", err, reason)
 }
 
 func TestPlanValidate(t *testing.T) {
@@ -202,13 +197,9 @@ func TestWatch(t *testing.T) {
 		nstest.Must(t, w.idle())
 	}
 	w.since = time.Now().Add(-2 * waitLimit)
-	if err := w.blocked(); !errors.Is(err, ErrStalled) {
-		t.Errorf("after a long wait: %v", err)
-	}
+	nstest.WantErr(t, "after a long wait", w.blocked(), ErrStalled)
 	w.progress()
-	if err := w.blocked(); err != nil {
-		t.Errorf("after progress: %v", err)
-	}
+	nstest.WantErr(t, "after progress", w.blocked(), nil)
 }
 
 // The rounds of a ping-pong together lead in for leadTime each, whatever the time of a message.
@@ -353,16 +344,12 @@ func TestJSON(t *testing.T) {
 		{"latency", first("latency"), []string{"avg_us", "bytes", "max_us", "min_us", "n", "name", "p50_us", "p999_us", "p99_us", "round_trip", "stdev_us"}},
 		{"bandwidth", first("bandwidth"), []string{"MBps", "bytes", "cpu_rx", "cpu_tx", "msgs_per_s", "name", "peak_MBps"}},
 	} {
-		if diff := cmp.Diff(c.want, keys(c.got)); diff != "" {
-			t.Errorf("%s: %s", c.what, diff)
-		}
+		nstest.Same(t, c.what, keys(c.got), c.want)
 	}
 	// Read back, it is the same; and empty arrays are arrays.
 	var back Result
 	nstest.Must(t, json.Unmarshal(buf.Bytes(), &back))
-	if diff := cmp.Diff(sample(), &back); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "read back", &back, sample())
 	buf.Reset()
 	nstest.Must(t, newCollector(false).result(nil, nil).WriteJSON(&buf))
 	if !strings.Contains(buf.String(), `"latency": []`) {

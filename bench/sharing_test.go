@@ -73,7 +73,5 @@ func TestShare(t *testing.T) {
 	why := errors.New("enough")
 	load.Time = 50 * time.Second
 	time.AfterFunc(50*time.Millisecond, func() { cancel(why) })
-	if _, err := bed.Share(ctx, at, load); !errors.Is(err, why) {
-		t.Errorf("%v, want %v", err, why)
-	}
+	nstest.WantErr(t, "the end of the context", nstest.Err(bed.Share(ctx, at, load)), why)
 }

@@ -72,9 +72,7 @@ func TestMultiBuffer(t *testing.T) {
 			}
 			return exchange([]int{64, 1 << 16}, 5)(client, e)
 		})
-		if err != nil {
-			t.Errorf("%s, left out %v: %v", c.name, c.none, err)
-		}
+		nstest.WantErr(t, fmt.Sprintf("%s, left out %v", c.name, c.none), err, nil)
 	}
 }
 
@@ -171,9 +169,7 @@ func TestBeside(t *testing.T) {
 			}
 			return exchange([]int{64, 5000}, 5)(isClient, e)
 		})
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.WantErr(t, name, err, nil)
 	}
 	err := client.do(func() error {
 		info, err := inspect.Look(client.params.Interface, false)

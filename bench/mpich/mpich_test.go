@@ -87,9 +87,7 @@ func TestMeasure(t *testing.T) {
 		"sizes that do not grow":            {Names: []string{"bw"}, Min: 1, Max: 8, Step: 1},
 	} {
 		wrong.Program, wrong.Ranks, wrong.MTU = []string{path}, 2, 1500
-		if _, err := wrong.Measure(t.Context()); err == nil {
-			t.Error(name)
-		}
+		nstest.ErrorIf(t, nstest.Err(wrong.Measure(t.Context())) == nil, "%s", name)
 	}
 }
 

@@ -2,7 +2,6 @@ package peers
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -192,13 +191,9 @@ func TestMeasureInterrupted(t *testing.T) {
 		},
 		client: func(job) command { return argv("sh", "-c", writePid("client")+"exec sleep 100") },
 	}, 64, time.Millisecond)
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	nstest.WantErr(t, "interrupted", err, context.Canceled)
 	for _, pid := range <-pids {
-		if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
-			t.Errorf("process %d is still there: %v", pid, err)
-		}
+		nstest.WantErr(t, fmt.Sprint("process ", pid), unix.Kill(pid, 0), unix.ESRCH)
 	}
 }
 

@@ -64,12 +64,8 @@ func TestParse(t *testing.T) {
 	} {
 		file := fmt.Sprintf("%s-%d.txt", test.row, test.bytes)
 		got, err := rowOf(t, test.row).parse(recorded(t, file), test.bytes)
-		if err != nil {
-			t.Errorf("%s: %v", file, err)
-		}
-		if diff := cmp.Diff(test.want, got, cmpopts.EquateApprox(1e-9, 0)); diff != "" {
-			t.Errorf("%s:\n%s", file, diff)
-		}
+		nstest.WantErr(t, file, err, nil)
+		nstest.Same(t, file, got, test.want, cmpopts.EquateApprox(1e-9, 0))
 	}
 }
 

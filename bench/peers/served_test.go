@@ -2,7 +2,6 @@ package peers
 
 import (
 	"context"
-	"errors"
 	"io/fs"
 	"os"
 	"strings"
@@ -125,14 +124,10 @@ func TestChain(t *testing.T) {
 					t.Errorf("%s has not ended by itself: %+v, %v", p.cmd.Path, o, err)
 				}
 			}
-			if _, err := os.Stat(c.offer.dir); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("its directory: %v", err)
-			}
+			nstest.WantErr(t, "its directory", nstest.Err(os.Stat(c.offer.dir)), fs.ErrNotExist)
 		})
 	}
-	if _, err := StartChain(t.Context(), ChainConfig{MTU: 1500}, ThroughVIA, Redis); err == nil {
-		t.Error("proxies without their arguments")
-	}
+	nstest.ErrorIf(t, nstest.Err(StartChain(t.Context(), ChainConfig{MTU: 1500}, ThroughVIA, Redis)) == nil, "proxies without their arguments")
 }
 
 // A lossy chain loses what client and server send each other, and counts it.
@@ -159,7 +154,5 @@ func TestLossyChain(t *testing.T) {
 		return lost > 0 && taken == lost
 	})
 	cancel()
-	if err := <-ended; err == nil {
-		t.Error("it was served")
-	}
+	nstest.ErrorIf(t, <-ended == nil, "it was served")
 }

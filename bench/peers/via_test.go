@@ -13,9 +13,7 @@ func TestVIARowsMissing(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
 	t.Setenv("FI_PROVIDER_PATH", dir)
-	if err := BuildVIA(context.Background(), dir); err == nil {
-		t.Error("built without a compiler")
-	}
+	nstest.ErrorIf(t, BuildVIA(context.Background(), dir) == nil, "built without a compiler")
 	rows, missing := VIARows(dir)
 	for _, r := range rows { // a provider that is installed is found, too
 		if !strings.HasSuffix(r.Name, "-viaxdp") {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"viaxdp/internal/lab/nstest"
@@ -82,9 +81,7 @@ func TestCompareJSON(t *testing.T) {
 			want.Differences[0].Ratio, want.Differences[0].Worse = nil, nil
 		}
 	}
-	if diff := cmp.Diff(want, got, same); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "comparison", got, want, same)
 	text.Reset()
 	if err := Compare(sample(), sample()).WriteJSON(&text); err != nil || strings.Contains(text.String(), "null") {
 		t.Errorf("%v: %s", err, &text)

@@ -57,9 +57,7 @@ func TestJSONInfinite(t *testing.T) {
 		got, err := Read(bytes.NewReader(written(t, r)))
 		nstest.Must(t, err)
 		r.Groups[0].Series[0].Points[0].Values[P50] = c.want
-		if diff := cmp.Diff(r, got, same); diff != "" {
-			t.Error(diff)
-		}
+		nstest.Same(t, "report", got, r, same)
 	}
 }
 
@@ -108,9 +106,7 @@ func TestWriteRefuses(t *testing.T) {
 	} {
 		r := sample()
 		spoil(r)
-		if err := r.Write(io.Discard); err == nil {
-			t.Error("written all the same")
-		}
+		nstest.ErrorIf(t, r.Write(io.Discard) == nil, "written all the same")
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -119,9 +117,7 @@ func TestArrays(t *testing.T) {
 		"tcp":     map[string]any{"goodput_ratio": nil, "pingpong_p99_us": nil, "spurious_ratio": nil},
 		"tcp_bbr": map[string]any{"goodput_ratio": 0.5, "pingpong_p99_us": 2e5, "spurious_ratio": 0.002},
 	}})
-	if diff := cmp.Diff(want, got.Loss); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "loss", got.Loss, want)
 	figures := func(goodput, fairness, least, resent, dropped, unnamed any) map[string]any {
 		return map[string]any{
 			"goodput_ratio": goodput, "fairness": fairness, "least_share": least,
@@ -131,9 +127,7 @@ func TestArrays(t *testing.T) {
 	one, two := figures(1., 1., nil, nil, nil, nil), figures(0.75, 0.9, 0.5, 0.25, 0.125, 3.)
 	one["senders"], one["tcp"] = 1., figures(nil, nil, nil, nil, nil, nil)
 	two["senders"], two["tcp"] = 2., figures(1.5, 0.8, 0.3, nil, nil, nil)
-	if diff := cmp.Diff(any([]any{one, two}), got.Incast); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "incast", got.Incast, any([]any{one, two}))
 	if got := arraysIn(t, &Report{}); got.Loss != nil || got.Incast != nil {
 		t.Errorf("%+v", got)
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/google/go-cmp/cmp"
 
 	"viaxdp/bench"
 	"viaxdp/internal/lab/nstest"
@@ -27,9 +26,7 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 	want, err := os.ReadFile(path)
 	nstest.Must(t, err)
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	nstest.Same(t, path, string(got), string(want))
 }
 
 // turnsAround are three turns whose median is v, and which lie so far apart.

@@ -112,9 +112,7 @@ func TestWriteFails(t *testing.T) {
 		"comparison": Compare(r, r).WriteTable(broken{}),
 		"histograms": WriteHistograms(broken{}, "", tailed(t, 4000, 10)),
 	} {
-		if err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		nstest.ErrorIf(t, err == nil, "%s: no error", name)
 	}
 }
 
@@ -218,9 +216,7 @@ func TestReportIsSafeForATerminal(t *testing.T) {
 		"table": r.WriteTable, "comparison": Compare(r, r).WriteTable, "others": Compare(sample(), r).WriteTable, "other": Compare(other, r).WriteTable,
 	} {
 		var out strings.Builder
-		if err := write(&out); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		nstest.WantErr(t, name, write(&out), nil)
 		if i := strings.IndexAny(out.String(), "\x1b\a\u009b"); i >= 0 {
 			t.Errorf("%s: %q", name, out.String()[max(0, i-40):i+10])
 		}

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"viaxdp/bench/peers"
 	"viaxdp/bench/report"
 	"viaxdp/internal/lab/nstest"
@@ -77,9 +75,7 @@ func TestPeers(t *testing.T) {
 	for _, s := range g.Series {
 		rows = append(rows, s.Name)
 	}
-	if diff := cmp.Diff([]string{delivery, tcpSpin, "iperf3-tcp"}, rows); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "rows", rows, []string{delivery, tcpSpin, "iperf3-tcp"})
 	p := g.Row("iperf3-tcp").At(64)
 	if b := p.Values[report.Bandwidth]; len(b.Turns) != 2 || b.Median < 38 || b.Median > 39 || p.N != 2*(38289960/64) {
 		t.Errorf("iperf3: %+v", p)
@@ -110,9 +106,7 @@ func TestPeers(t *testing.T) {
 	want := []string{
 		"iperf3-tcp, 64 B (turn 1 of 2)", "fi_pingpong-msg (mean), 64 B (turn 1 of 2)", "iperf3-tcp, 64 B (turn 2 of 2)",
 	}
-	if diff := cmp.Diff(want, iperf3); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "steps", iperf3, want)
 }
 
 // The names in the report identify the programs, as package report recognizes its
@@ -161,7 +155,5 @@ func TestPeersAdd(t *testing.T) {
 			X: 64, N: 6, Values: map[report.Metric]report.Value{report.P50: one(4), report.Mean: one(4)}, Disturbed: []string{"noise (1 of 1 turns)"},
 		}}},
 	}
-	if diff := cmp.Diff(want, g.Series); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "series", g.Series, want)
 }

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"viaxdp/bench"
 	"viaxdp/bench/report"
 	"viaxdp/internal/lab/nstest"
@@ -118,9 +116,7 @@ func TestOfferedRates(t *testing.T) {
 			t.Errorf("rates of %v: %v", highest, got)
 		}
 	}
-	if diff := cmp.Diff([]float64{leastRate}, rates(1, shares(false))); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "rates of 1", rates(1, shares(false)), []float64{leastRate})
 }
 
 // A rate that was not reached is named. One of random times is reached when everything that was due has its echo.
@@ -139,7 +135,5 @@ func TestUnsustained(t *testing.T) {
 	}}, long)
 	want := []string{"random times: 50000 messages/s were not sustained (49600; 350 outstanding at the end).",
 		"slow: 2000 messages/s were not sustained (1692; 77 outstanding at the end)."}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "notes", got, want)
 }

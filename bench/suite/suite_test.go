@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
@@ -75,9 +74,7 @@ func TestPlans(t *testing.T) {
 				for _, r := range p.rows {
 					plan.Rows = append(plan.Rows, r.Row)
 				}
-				if err := plan.Validate(); err != nil {
-					t.Errorf("%s: %v", name, err)
-				}
+				nstest.WantErr(t, name, plan.Validate(), nil)
 				for range p.rows {
 					for _, both := range []bool{p.latency, p.apart && p.bandwidth} {
 						if both || !p.apart && !p.latency {
@@ -161,9 +158,7 @@ func TestExperiments(t *testing.T) {
 	if err != nil || h.TotalCount() != p.N || p.N < 1000 {
 		t.Errorf("histogram %q of %d values: %v", p.Histogram, p.N, err)
 	}
-	if _, err := r.WritePlots(filepath.Join(cfg.Out, "plots")); err == nil {
-		t.Error("plots without their histograms")
-	}
+	nstest.ErrorIf(t, nstest.Err(r.WritePlots(filepath.Join(cfg.Out, "plots"))) == nil, "plots without their histograms")
 	if files, err := r.WritePlots(cfg.Out); err != nil || len(files) < len(names) {
 		t.Errorf("%d plots of %d groups: %v", len(files), len(names), err)
 	}
@@ -193,9 +188,7 @@ func TestTurns(t *testing.T) {
 			want = append(want, fmt.Sprintf("%s, 64 B (turn %d of 3)", name, turn+1))
 		}
 	}
-	if diff := cmp.Diff(want, order); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "order", order, want)
 	if len(g.Series) != 3 {
 		t.Fatalf("%d series", len(g.Series))
 	}
@@ -224,9 +217,7 @@ func TestDisturbed(t *testing.T) {
 	var g report.Group
 	sheet.fill(&g, "test", "")
 	got := g.Series[0].Points[0]
-	if diff := cmp.Diff([]string{"noise (2 of 3 turns)", "steal (1 of 3 turns)"}, got.Disturbed); diff != "" {
-		t.Error(diff)
-	}
+	nstest.Same(t, "reasons", got.Disturbed, []string{"noise (2 of 3 turns)", "steal (1 of 3 turns)"})
 	if got.N != 45 || int(got.Values[report.P50].Median) != 1 || got.Values[report.CPUTx].Median != 0.5 {
 		t.Errorf("%+v", got)
 	}
@@ -279,9 +270,7 @@ func TestChoose(t *testing.T) {
 	} {
 		got, err := choose(c.words)
 		nstest.Must(t, err)
-		if diff := cmp.Diff(c.want, namesOf(got)); diff != "" {
-			t.Errorf("%v: %s", c.words, diff)
-		}
+		nstest.Same(t, fmt.Sprint(c.words), namesOf(got), c.want)
 	}
 	for _, word := range []string{"", "dance", "vibe-base-2"} {
 		nstest.ErrSays(t, word, nstest.Err(choose([]string{word})), "pingpong")
@@ -326,9 +315,7 @@ func TestEstimate(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Estimate(Config{Groups: []string{"x"}}); err == nil {
-		t.Error("an estimate of an unknown group")
-	}
+	nstest.ErrorIf(t, nstest.Err(Estimate(Config{Groups: []string{"x"}})) == nil, "an estimate of an unknown group")
 }
 
 // The groups that docs/benchmarks.md shows are groups of the suite.
