@@ -75,12 +75,11 @@ func newRing(nic *vipl.NIC, tag *vipl.Ptag, n, segments int) (r ring) {
 }
 
 // stage makes the next descriptor a send or a receive.
-func (r *ring) stage(segs ...vipl.DataSegment) *vipl.Descriptor {
+func (r *ring) stage(segs ...vipl.DataSegment) {
 	d := r.next()
 	d.Control, d.ImmediateData = vipl.ControlSendRecv, 0
 	d.SetSegments(segs...)
 	r.staged++
-	return d
 }
 
 // add stages one and posts it.

@@ -94,27 +94,14 @@ func (w *rdmaWrite) poll(i int) {
 }
 
 func (w *rdmaWrite) Send(r Round) Span {
-	window, quarter := w.window(r.Bytes)
-	w.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
-	w.credited = window
-	w.lists = w.list(quarter)
-	clock := startStopwatch()
-	for i := range r.Messages {
-		w.await(i, window)
+	return w.stream(r, func(i, quarter int) {
 		from := w.source(i, r)
 		word := 0
 		if n := i + 1; n%quarter == 0 || n == r.Messages {
 			word = wordDone | n
 		}
 		w.writeTo(r.place(i), from, r.Bytes, word)
-	}
-	w.pushSends()
-	for w.credited < r.Messages+window {
-		w.credit(window)
-	}
-	span := clock.span()
-	w.drain()
-	return span
+	})
 }
 
 func (w *rdmaWrite) Receive(r Round) Span {

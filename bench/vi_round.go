@@ -48,17 +48,28 @@ func (v *vi) answer(r Round, reply func(i int)) {
 }
 
 func (v *vi) Send(r Round) Span {
+	return v.stream(r, func(i, _ int) {
+		v.send(i, r)
+		if v.options.OneByOne {
+			v.drain()
+		}
+	})
+}
+
+// stream posts the messages of a round by post, each when the peer has room for it. The peer gives credit after a quarter
+// of the window.
+func (v *vi) stream(r Round, post func(i, quarter int)) Span {
 	window, quarter := v.window(r.Bytes)
 	v.enter(r, 0, 0, (r.Messages+quarter-1)/quarter)
 	v.credited = window
 	v.lists = v.list(quarter)
 	clock := startStopwatch()
 	for i := range r.Messages {
-		v.await(i, window)
-		v.send(i, r)
-		if v.options.OneByOne {
-			v.drain()
+		for i == v.credited {
+			v.pushSends() // it may be what the peer waits for
+			v.credit(window)
 		}
+		post(i, quarter)
 	}
 	v.pushSends()
 	for v.credited < r.Messages+window {
@@ -67,15 +78,6 @@ func (v *vi) Send(r Round) Span {
 	span := clock.span()
 	v.drain()
 	return span
-}
-
-// await waits until the peer has room for message i. What is staged goes before
-// that: it may be what the peer waits for.
-func (v *vi) await(i, window int) {
-	for i == v.credited {
-		v.pushSends()
-		v.credit(window)
-	}
 }
 
 func (v *vi) Receive(r Round) Span {
