@@ -222,8 +222,8 @@ func percent(v float64) string {
 	return fixed(100*v, 1) + "%"
 }
 
-// inBytes is a size as people write it.
-func inBytes(x float64) string {
+// InBytes is a size as people write it.
+func InBytes(x float64) string {
 	unit := 0
 	for ; unit < 3 && x >= 1024 && math.Mod(x, 1024) == 0; unit++ {
 		x /= 1024

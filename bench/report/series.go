@@ -83,7 +83,7 @@ func (g *Group) at(p *Point) string {
 	case g.Axis.Name == "":
 		return ""
 	case g.Axis.Unit == "bytes":
-		return inBytes(p.X)
+		return InBytes(p.X)
 	}
 	return plain(p.X)
 }

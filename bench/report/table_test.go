@@ -89,7 +89,7 @@ func TestNumbers(t *testing.T) {
 		{round(math.NaN()), "-"}, {round(1e300), "1e+300"},
 		{plain(64), "64"}, {plain(0), "0"}, {plain(123.456), "123.5"},
 		{percent(0.0512), "5.1%"}, {percent(math.Inf(1)), "-"},
-		{inBytes(64), "64 B"}, {inBytes(1536), "1536 B"}, {inBytes(4096), "4 KiB"}, {inBytes(1 << 20), "1 MiB"}, {inBytes(0), "0 B"},
+		{InBytes(64), "64 B"}, {InBytes(1536), "1536 B"}, {InBytes(4096), "4 KiB"}, {InBytes(1 << 20), "1 MiB"}, {InBytes(0), "0 B"},
 		{tickLabel(2.5), "2.5"}, {tickLabel(5000), "5000"}, {tickLabel(161667), "161.7k"}, {tickLabel(2e6), "2M"},
 	} {
 		if c.got != c.want {

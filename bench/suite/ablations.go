@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"slices"
 	"time"
 
 	"viaxdp/bench"
@@ -21,12 +22,12 @@ var ablations = []ablation{{
 	name: "abl-multibuffer", title: "Payload by reference in multi-buffer frames, and copied",
 	note: "At MTU 9000. Without multi-buffer frames everything of a message is copied into frames of one chunk.",
 	how:  "single chunks", without: bench.VIOptions{NoMultiBuffer: true}, sizes: []int{4096, 16384, 65536}, quick: []int{4096}, mtus: []int{9000},
-	behind: concat(plain(rawCopy), []row{with(rawCopy+", single chunks", rawCopy, bench.VIOptions{NoMultiBuffer: true})}),
+	behind: slices.Concat(plain(rawCopy), []row{with(rawCopy+", single chunks", rawCopy, bench.VIOptions{NoMultiBuffer: true})}),
 }, {
 	name: "abl-segmentation", title: "Frames of long messages in GSO packets, and each alone",
 	note: "A GSO packet is up to 44 frames of 1514 bytes, or 7 of 9014, that leave by one system call; on a veth pair nothing divides it. Alone, each frame is an entry of the TX ring. With headroom, which only a privileged program on a veth can give, the receiver's kernel does not copy the packet before the demux program.",
 	how:  "each frame alone", without: bench.VIOptions{NoSegmentation: true}, sizes: []int{1024, 4096, 16384, 65536, 262144, 1048576}, quick: []int{65536}, mtus: []int{1500, 9000},
-	behind: concat([]row{with(delivery+", without headroom", delivery, bench.VIOptions{NoHeadroom: true})}, plain(tcpSpin)),
+	behind: slices.Concat([]row{with(delivery+", without headroom", delivery, bench.VIOptions{NoHeadroom: true})}, plain(tcpSpin)),
 }, {
 	name: "abl-packing", title: "Messages that wait share a frame and a doorbell, and not",
 	note: "Without packing each message has a frame and a doorbell of its own.",
@@ -44,7 +45,7 @@ var ablations = []ablation{{
 	name: "abl-depth", title: "Descriptors under way together, and one at a time",
 	note: "One at a time, a send is posted when the one before is complete: with Reliable Delivery when it was handed to the network, with Reliable Reception when it is in the target's memory.",
 	how:  "one at a time", without: bench.VIOptions{OneByOne: true}, streams: true,
-	behind: concat(plain(reception), []row{with(reception+", one at a time", reception, bench.VIOptions{OneByOne: true})}),
+	behind: slices.Concat(plain(reception), []row{with(reception+", one at a time", reception, bench.VIOptions{OneByOne: true})}),
 }, {
 	name: "abl-engine", title: "Progress in the caller, and by an engine goroutine",
 	note: "The engine is a goroutine that polls; the one that is measured only looks at descriptors in memory. Both share the CPU of the process and hand it to each other by the Go scheduler.",
@@ -65,7 +66,7 @@ var ablations = []ablation{{
 
 // rows are the usual row and the one that leaves something out, among others.
 func (a ablation) rows() []row {
-	return concat(a.before, plain(delivery), []row{with(delivery+", "+a.how, delivery, a.without)}, a.behind)
+	return slices.Concat(a.before, plain(delivery), []row{with(delivery+", "+a.how, delivery, a.without)}, a.behind)
 }
 
 func (a ablation) group() group {
@@ -118,7 +119,7 @@ var pagesGroup = experiment{
 	notes: []string{"Fresh buffers are those of a region of 32 MiB, one after the other; without these rows a ping-pong stays in few pages of any size."},
 	parts: func(quick bool) []part {
 		none := 0
-		rows := concat(plain(rawRings), plain(delivery), []row{with(delivery+", fresh buffers", delivery, bench.VIOptions{Reuse: &none})})
+		rows := slices.Concat(plain(rawRings), plain(delivery), []row{with(delivery+", fresh buffers", delivery, bench.VIOptions{Reuse: &none})})
 		for _, r := range rows {
 			r.Label, r.SmallPages = r.Label+", 4 KB pages", true
 			rows = append(rows, r)

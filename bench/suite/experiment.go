@@ -196,19 +196,8 @@ func (p part) named(mtu int) part {
 	return p
 }
 
-// concat joins rows.
-func concat(rows ...[]row) []row { return slices.Concat(rows...) }
-
 // mtuSuffix ends the name of a series with an MTU other than its group's.
 func mtuSuffix(mtu int) string { return fmt.Sprintf(" MTU %d", mtu) }
 
 // sizeName is a size as people write it.
-func sizeName(bytes int) string {
-	switch {
-	case bytes >= 1<<20 && bytes%(1<<20) == 0:
-		return fmt.Sprintf("%d MiB", bytes>>20)
-	case bytes >= 1<<10 && bytes%(1<<10) == 0:
-		return fmt.Sprintf("%d KiB", bytes>>10)
-	}
-	return fmt.Sprintf("%d B", bytes)
-}
+func sizeName(bytes int) string { return report.InBytes(float64(bytes)) }

@@ -247,6 +247,13 @@ func groups() []group {
 		ablationGroups, layerGroups, proxyGroups, mpiGroups, peerGroups)
 }
 
+func namesOf(groups []group) (names []string) {
+	for _, g := range groups {
+		names = append(names, g.name)
+	}
+	return names
+}
+
 // Group is a group's name and what it is about, in one line.
 type Group struct {
 	Name  string `json:"name"`
@@ -290,11 +297,7 @@ func choose(words []string) ([]group, error) {
 			}
 		}
 		if !found {
-			var names []string
-			for _, g := range all {
-				names = append(names, g.name)
-			}
-			return nil, fmt.Errorf("no group %q: there are %s, and %s", w, strings.Join(names, ", "), All)
+			return nil, fmt.Errorf("no group %q: there are %s, and %s", w, strings.Join(namesOf(all), ", "), All)
 		}
 	}
 	return slices.DeleteFunc(all, func(g group) bool { return !wanted[g.name] }), nil

@@ -52,14 +52,6 @@ func shortly(groups ...string) Config {
 	}
 }
 
-func namesOf(groups []group) []string {
-	var names []string
-	for _, g := range groups {
-		names = append(names, g.name)
-	}
-	return names
-}
-
 // Every group of plans has what can be run, in full and quick, each point once, and what the
 // others are compared with.
 func TestPlans(t *testing.T) {
@@ -275,8 +267,7 @@ func TestChoose(t *testing.T) {
 	for _, word := range []string{"", "dance", "vibe-base-2"} {
 		nstest.ErrSays(t, word, nstest.Err(choose([]string{word})), "pingpong")
 	}
-	names := namesOf(groups())
-	slices.Sort(names)
+	names := slices.Sorted(slices.Values(namesOf(groups())))
 	if n := len(slices.Compact(slices.Clone(names))); n != len(names) {
 		t.Errorf("names twice among %v", names)
 	}
@@ -320,13 +311,7 @@ func TestEstimate(t *testing.T) {
 
 // The groups that docs/benchmarks.md shows are groups of the suite.
 func TestFeaturedGroupsExist(t *testing.T) {
-	var names []string
-	for _, g := range Groups() {
-		names = append(names, g.Name)
-	}
 	for _, f := range report.Featured() {
-		if !slices.Contains(names, f) {
-			t.Errorf("no group %s", f)
-		}
+		nstest.ErrorIf(t, !slices.ContainsFunc(Groups(), func(g Group) bool { return g.Name == f }), "no group %s", f)
 	}
 }
