@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
@@ -302,35 +303,21 @@ func TestStopwatch(t *testing.T) {
 	}
 }
 
-func sample() *Result {
-	r := &Result{Conditions: Conditions{
-		Kernel: "6.18.0", CPUs: 2, CPUModel: "Some CPU 9000", Hypervisor: true, Interface: "via0", Mode: "generic", Features: []string{"basic", "redirect"}, MTU: 1500,
-		FrameBytes: 1514, Hugepages: "hugetlb", Polling: "spin", PinnedCPUs: []int{0, 1}, Version: "v1.2.3",
-	}}
-	for i, name := range []string{"raw-afxdp", "vi-reliable-delivery", "vi-rdma-read", "tcp-spin"} {
-		for _, bytes := range []int{64, 65536} {
-			f := float64(i + 1)
-			r.Latency = append(r.Latency, Latency{Name: name, Bytes: bytes, N: 1000, RoundTrip: RoundTrip(name), Min: f, P50: 2 * f, P99: 3 * f, P999: 4 * f, Max: 9 * f, Avg: 2.5 * f, Stdev: f / 2})
-			r.Bandwidth = append(r.Bandwidth, Bandwidth{Name: name, Bytes: bytes, MBps: 300 / f, Peak: 400 / f, Messages: 5e6 / f, CPUTx: 1, CPURx: 0.5})
-		}
-	}
-	return r
-}
-
 // The report has exactly these names.
 func TestJSON(t *testing.T) {
+	sample := &Result{
+		Conditions: Conditions{
+			Kernel: "6.18.0", CPUs: 2, CPUModel: "Some CPU 9000", Hypervisor: true, Interface: "via0", Mode: "generic", Features: []string{"basic", "redirect"}, MTU: 1500,
+			FrameBytes: 1514, Hugepages: "hugetlb", Polling: "spin", PinnedCPUs: []int{0, 1}, Version: "v1.2.3",
+		},
+		Latency:   []Latency{{Name: "vi-rdma-read", Bytes: 64, N: 1000, RoundTrip: true, Min: 1, P50: 2, P99: 3, P999: 4, Max: 9, Avg: 2.5, Stdev: 0.5}},
+		Bandwidth: []Bandwidth{{Name: "vi-rdma-read", Bytes: 64, MBps: 300, Peak: 400, Messages: 5e6, CPUTx: 1, CPURx: 0.5}},
+	}
 	var buf bytes.Buffer
-	nstest.Must(t, sample().WriteJSON(&buf))
+	nstest.Must(t, sample.WriteJSON(&buf))
 	var got map[string]any
 	nstest.Must(t, json.Unmarshal(buf.Bytes(), &got))
-	keys := func(v any) []string {
-		var k []string
-		for name := range v.(map[string]any) {
-			k = append(k, name)
-		}
-		slices.Sort(k)
-		return k
-	}
+	keys := func(v any) []string { return slices.Sorted(maps.Keys(v.(map[string]any))) }
 	first := func(name string) any { return got[name].([]any)[0] }
 	for _, c := range []struct {
 		what string
@@ -349,7 +336,7 @@ func TestJSON(t *testing.T) {
 	// Read back, it is the same; and empty arrays are arrays.
 	var back Result
 	nstest.Must(t, json.Unmarshal(buf.Bytes(), &back))
-	nstest.Same(t, "read back", &back, sample())
+	nstest.Same(t, "read back", &back, sample)
 	buf.Reset()
 	nstest.Must(t, newCollector(false).result(nil, nil).WriteJSON(&buf))
 	if !strings.Contains(buf.String(), `"latency": []`) {
