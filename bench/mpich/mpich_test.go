@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -43,16 +42,11 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// built is the probe, built where MPICH is installed; as other people's programs, it
-// may be missing unless VIA_PEERS says that they are required.
+// built is the probe, built where MPICH is installed.
 func built(t *testing.T) (path string) {
 	t.Helper()
-	switch {
-	case Installed():
-	case os.Getenv("VIA_PEERS") == "require":
-		t.Fatalf("MPICH is not installed (Debian's package %s)", Package)
-	default: // go test ./... must not need it; .ci/run installs it and requires it
-		t.Skipf("MPICH is not installed (Debian's package %s)", Package)
+	if !Installed() {
+		nstest.LacksProgram(t, "MPICH is not installed (Debian's package %s)", Package)
 	}
 	nstest.Require(t)
 	path, err := Build(t.Context(), t.TempDir(), Compiler)

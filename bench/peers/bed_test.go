@@ -29,24 +29,12 @@ func startBed(t *testing.T) *Bed {
 	return bed
 }
 
-// requirePrograms ends a test when the programs are not installed: with a skip,
-// or with a failure when VIA_PEERS=require.
-func requirePrograms(t *testing.T) {
-	t.Helper()
-	missing := Missing()
-	switch {
-	case len(missing) == 0:
-	case os.Getenv("VIA_PEERS") == "require":
-		t.Fatalf("not installed: %s", names(missing))
-	default: // go test ./... must not need them; .ci/run installs them and requires them
-		t.Skipf("not installed: %s", names(missing))
-	}
-}
-
 // The real programs: each has the figures that its row promises. Those that sleep run at
 // the same time.
 func TestPrograms(t *testing.T) {
-	requirePrograms(t)
+	if missing := Missing(); len(missing) > 0 {
+		nstest.LacksProgram(t, "not installed: %s", names(missing))
+	}
 	for i, r := range Rows() {
 		if testing.Short() && i%4 > 0 {
 			continue // the others differ in their programs, which are not ours

@@ -51,6 +51,16 @@ func Lacks(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
+// LacksProgram ends a test that needs other people's programs, which .ci/run installs: with a failure when
+// VIA_PEERS=require, as there, and with a skip elsewhere.
+func LacksProgram(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("VIA_PEERS") == "require" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
 // NS is one end: a namespace and the veth interface in it.
 type NS struct {
 	Name    string           // interface name, "via0" in both namespaces of a Pair
