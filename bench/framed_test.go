@@ -237,9 +237,7 @@ func TestFramedShort(t *testing.T) {
 	wa.deliver = func(f []byte) [][]byte { copy(f[frameHeader:], "kept"); return [][]byte{f} }
 	r.ID++
 	nstest.Must(t, pingEcho(a, b, r, rtt))
-	if string(into[:4]) != "kept" {
-		t.Errorf("kept %q", into[:4])
-	}
+	nstest.Equal(t, "kept", string(into[:4]), "kept")
 	wa.deliver = func(f []byte) [][]byte { return [][]byte{f} }
 	for _, other := range []Round{{ID: 12, Bytes: 50, Messages: 2, Check: true}, {ID: 13, Bytes: 500, Messages: 2}} {
 		if err := pingEcho(a, b, other, rtt); err != nil || a.short() {

@@ -146,9 +146,7 @@ func TestLoadTooHigh(t *testing.T) {
 	if int64(l.echoed) != out.Sent || out.Sent+out.Unsent != out.Due || out.Outstanding != out.Due-out.InTime {
 		t.Errorf("messages are missing: %+v", out)
 	}
-	if n := l.times.TotalCount(); n != out.Due {
-		t.Errorf("%d of %d messages are in the histogram", n, out.Due)
-	}
+	nstest.Equal(t, "messages in the histogram", l.times.TotalCount(), out.Due)
 	if f.t > 1100*time.Millisecond {
 		t.Errorf("it ended at %v", f.t)
 	}
@@ -163,9 +161,7 @@ func TestLoadClosedLoop(t *testing.T) {
 	most := 0
 	f.sees = func(uint32) { most = max(most, len(f.flight)+1) }
 	out, l := against(t, f, Load{Bytes: 16, Duration: 100 * time.Millisecond})
-	if most != LoadWindow {
-		t.Errorf("up to %d messages under way, want %d", most, LoadWindow)
-	}
+	nstest.Equal(t, "messages under way", most, LoadWindow)
 	if out.InTime < 90*LoadWindow || int64(l.echoed) != out.Sent || out.Unsent != 0 {
 		t.Errorf("outcome %+v", out)
 	}

@@ -62,9 +62,7 @@ func TestRun(t *testing.T) {
 		order = append(order, s.Name)
 	}
 	want := "tcp-block tcp-block udp-block udp-block tcp-block tcp-block udp-block udp-block"
-	if got := strings.Join(order, " "); got != want {
-		t.Errorf("order %s, want %s", got, want)
-	}
+	nstest.Equal(t, "order", strings.Join(order, " "), want)
 	if len(r.Latency) != 4 || len(r.Bandwidth) != 4 || len(r.Histograms) != 4 {
 		t.Fatalf("%d, %d and %d rows", len(r.Latency), len(r.Bandwidth), len(r.Histograms))
 	}
@@ -243,9 +241,7 @@ func TestCPUModel(t *testing.T) {
 		if model != c.model || hypervisor != c.hypervisor {
 			t.Errorf("%s: %q, %v", c.title, model, hypervisor)
 		}
-		if got := (Conditions{CPUs: 2, CPUModel: model, Hypervisor: hypervisor}).CPU(); got != c.text {
-			t.Errorf("%s: %q, want %q", c.title, got, c.text)
-		}
+		nstest.Equal(t, c.title, (Conditions{CPUs: 2, CPUModel: model, Hypervisor: hypervisor}).CPU(), c.text)
 	}
 	// This machine's are among the conditions.
 	info, err := os.ReadFile("/proc/cpuinfo")
@@ -410,10 +406,6 @@ func TestCollector(t *testing.T) {
 	if b.MBps != 32 || b.Peak != 128 || b.Messages != 5e5 || b.CPUTx != 0.5 || b.CPURx != 1 {
 		t.Errorf("bandwidth: %+v", b)
 	}
-	if n := r.Histograms[k].TotalCount(); n != 300 {
-		t.Errorf("the histogram has %d values", n)
-	}
-	if got := medians([]float64{1, 2, 3, 10}, func(v *float64) []*float64 { return []*float64{v} }); got != 2.5 {
-		t.Errorf("median of an even number: %v", got)
-	}
+	nstest.Equal(t, "values of the histogram", r.Histograms[k].TotalCount(), 300)
+	nstest.Equal(t, "median of an even number", medians([]float64{1, 2, 3, 10}, func(v *float64) []*float64 { return []*float64{v} }), 2.5)
 }

@@ -78,9 +78,7 @@ func TestExchange(t *testing.T) {
 	}
 	nstest.ErrorIf(t, nstest.Err(s.Stream(ctx, 0, time.Second, 1)) == nil, "messages of no bytes were streamed")
 	nstest.Check(t, s.Close(ctx))
-	if got := (Repeats{5, 3}).Since(Repeats{2, 1}); got != (Repeats{3, 2}) {
-		t.Errorf("since: %+v", got)
-	}
+	nstest.Equal(t, "since", (Repeats{5, 3}).Since(Repeats{2, 1}), (Repeats{3, 2}))
 	// What does not exist is refused, and what counts nothing says so.
 	s, err = openSession(ctx, client, server, Row{Name: "udp-spin"}, 64)
 	nstest.Must(t, err)
@@ -181,8 +179,6 @@ func TestOperationsOf(t *testing.T) {
 	for _, c := range []struct{ count, bytes, want int }{
 		{200, 4096, 200}, {200, LargeMemory, 200}, {200, MaxOperationBytes, 50}, {1, MaxOperationBytes, 1},
 	} {
-		if got := (Operations{Count: c.count}).of(c.bytes); got != c.want {
-			t.Errorf("%d of %d bytes: %d, want %d", c.count, c.bytes, got, c.want)
-		}
+		nstest.Equal(t, fmt.Sprintf("%d of %d bytes", c.count, c.bytes), (Operations{Count: c.count}).of(c.bytes), c.want)
 	}
 }

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -36,9 +37,7 @@ func TestMeanQueue(t *testing.T) {
 		begin, end time.Duration
 		want       float64
 	}{{1000 * ms, 1100 * ms, 1000}, {1010 * ms, 1090 * ms, 1000}, {1100 * ms, 1200 * ms, 5000}, {-ms, 1300 * ms, 500}} {
-		if got := w.mean(c.begin, c.end); got != c.want {
-			t.Errorf("from %v to %v: %v, want %v", c.begin, c.end, got, c.want)
-		}
+		nstest.Equal(t, fmt.Sprintf("from %v to %v", c.begin, c.end), w.mean(c.begin, c.end), c.want)
 	}
 }
 

@@ -207,7 +207,5 @@ func TestUDPContentOfBadFrames(t *testing.T) {
 			t.Errorf("length %d: %d bytes", length, got)
 		}
 	}
-	if got := udpContent(frame[:20], 42); len(got) != 0 {
-		t.Errorf("a short frame has %d bytes", len(got))
-	}
+	nstest.Equal(t, "bytes of a short frame", len(udpContent(frame[:20], 42)), 0)
 }

@@ -47,9 +47,7 @@ func TestVIOptions(t *testing.T) {
 			nstest.Must(t, connected(c.name, client, server, exchange([]int{1, 63, 1473, 1 << 16}, 7)))
 		})
 	}
-	if n := runtime.GOMAXPROCS(0); n != procs {
-		t.Errorf("GOMAXPROCS is %d, and was %d", n, procs)
-	}
+	nstest.Equal(t, "GOMAXPROCS", runtime.GOMAXPROCS(0), procs)
 }
 
 // Frames are longer than a chunk where the MTU is, unless that is left out; the
@@ -240,9 +238,7 @@ func TestBed(t *testing.T) {
 				t.Errorf("%s: %+v", row.label(), l)
 			}
 		}
-		if r.Conditions.MTU != 3000 {
-			t.Errorf("conditions %+v", r.Conditions)
-		}
+		nstest.Equal(t, "MTU", r.Conditions.MTU, 3000)
 		if now := processes(token); !slices.Equal(now, workers) || bed.client.over.Agent+bed.server.over.Agent != "" {
 			t.Errorf("processes %v, %v before: agents are there after what needed them", now, workers)
 		}

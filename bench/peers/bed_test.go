@@ -292,7 +292,5 @@ func TestDisturbances(t *testing.T) {
 	if got := disturbances(calm, put); len(got) != 1 || !strings.HasPrefix(got[0], "the server was put off its CPU") {
 		t.Errorf("got %v", got)
 	}
-	if got := disturbances(put, put); len(got) != 2 {
-		t.Errorf("got %v", got)
-	}
+	nstest.Equal(t, "disturbances of both", len(disturbances(put, put)), 2)
 }

@@ -49,9 +49,7 @@ done
 echo said by apt-get`)
 	program(t, dir, "sockperf", ":")
 	t.Setenv("PATH", dir+":"+toolsOnly(t, "chmod"))
-	if got := names(Missing()); got != "iperf3, fi_pingpong, ucx_perftest" {
-		t.Errorf("missing: %s", got)
-	}
+	nstest.Equal(t, "missing", names(Missing()), "iperf3, fi_pingpong, ucx_perftest")
 	var out strings.Builder
 	nstest.Must(t, Install(context.Background(), &out))
 	b, err := os.ReadFile(calls)
@@ -59,9 +57,7 @@ echo said by apt-get`)
 	if err != nil || string(b) != want {
 		t.Errorf("calls: %q, %v", b, err)
 	}
-	if out.String() != "said by apt-get\nsaid by apt-get\n" {
-		t.Errorf("out: %q", out.String())
-	}
+	nstest.Equal(t, "out", out.String(), "said by apt-get\nsaid by apt-get\n")
 	if m := Missing(); len(m) > 0 {
 		t.Errorf("still missing: %v", m)
 	}
@@ -124,11 +120,7 @@ func TestVersion(t *testing.T) {
 		{"none", "?"},
 	} {
 		program(t, dir, "teller", "echo '"+test.says+"'")
-		if got := (Program{version: []string{"teller"}}).Version(context.Background()); got != test.want {
-			t.Errorf("%q: %q", test.says, got)
-		}
+		nstest.Equal(t, test.says, (Program{version: []string{"teller"}}).Version(context.Background()), test.want)
 	}
-	if got := (Program{version: []string{"absent"}}).Version(context.Background()); got != "?" {
-		t.Errorf("absent: %q", got)
-	}
+	nstest.Equal(t, "absent", (Program{version: []string{"absent"}}).Version(context.Background()), "?")
 }

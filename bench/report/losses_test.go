@@ -50,9 +50,7 @@ func TestLosses(t *testing.T) {
 	} {
 		var got []string
 		for _, l := range (&Report{Groups: []Group{latencies("any", 64, c.p50)}}).losses() {
-			if want := c.p50[l.point.Name] / c.p50[l.rival.Name]; l.ratio() != want {
-				t.Errorf("%s is %v times worse, want %v", l.point.Name, l.ratio(), want)
-			}
+			nstest.Equal(t, l.point.Name, l.ratio(), c.p50[l.point.Name]/c.p50[l.rival.Name])
 			got = append(got, l.point.Name+" against "+l.rival.Name)
 		}
 		if !slices.Equal(got, c.want) {

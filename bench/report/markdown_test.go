@@ -72,9 +72,7 @@ func TestEscape(t *testing.T) {
 		"fi_pingpong":    `fi\_pingpong`,
 		"2.04 \\* and *": `2.04 \* and \*`,
 	} {
-		if got := escape(in); got != want {
-			t.Errorf("%q: got %q, want %q", in, got, want)
-		}
+		nstest.Equal(t, in, escape(in), want)
 	}
 }
 

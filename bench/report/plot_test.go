@@ -80,9 +80,7 @@ func TestPlots(t *testing.T) {
 		t.Fatalf("wrote %q", files)
 	}
 	for i, w := range want {
-		if files[i] != filepath.Join(dir, w.file) {
-			t.Errorf("wrote %s, want %s", files[i], w.file)
-		}
+		nstest.Equal(t, "file", files[i], filepath.Join(dir, w.file))
 		svg, err := os.ReadFile(files[i])
 		nstest.Must(t, err)
 		texts := textsOf(t, svg)
@@ -185,9 +183,7 @@ func TestRamp(t *testing.T) {
 		}
 		last = light
 	}
-	if ramp(0, 1) != ramp(7, 8) {
-		t.Error("a single line is not drawn dark")
-	}
+	nstest.Equal(t, "a single line", ramp(0, 1), ramp(7, 8))
 }
 
 func TestNines(t *testing.T) {

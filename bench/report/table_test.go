@@ -92,9 +92,7 @@ func TestNumbers(t *testing.T) {
 		{InBytes(64), "64 B"}, {InBytes(1536), "1536 B"}, {InBytes(4096), "4 KiB"}, {InBytes(1 << 20), "1 MiB"}, {InBytes(0), "0 B"},
 		{tickLabel(2.5), "2.5"}, {tickLabel(5000), "5000"}, {tickLabel(161667), "161.7k"}, {tickLabel(2e6), "2M"},
 	} {
-		if c.got != c.want {
-			t.Errorf("got %s, want %s", c.got, c.want)
-		}
+		nstest.Equal(t, "number", c.got, c.want)
 	}
 }
 

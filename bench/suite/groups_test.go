@@ -108,9 +108,7 @@ func TestPollingUnderFaults(t *testing.T) {
 func TestFaultsAreWhatTheyAreCalled(t *testing.T) {
 	share := map[string]float64{"loss-0.1%": 0.001, "loss-1%": 0.01, "loss-5%": 0.05}
 	for _, f := range faults {
-		if f.faults.Loss != share[f.name] {
-			t.Errorf("%s loses %v", f.name, f.faults.Loss)
-		}
+		nstest.Equal(t, f.name, f.faults.Loss, share[f.name])
 		if f.name == "burst-1%" && f.faults.Burst*float64(f.faults.BurstLen) != 0.01 {
 			t.Errorf("%s: %+v", f.name, f.faults)
 		}

@@ -135,9 +135,7 @@ func TestPeersContests(t *testing.T) {
 		t.Errorf("names twice among %v", names)
 	}
 	s.MTU = largestMTU
-	if n := len(peersContests(s, nil)); n != 1 {
-		t.Errorf("%d contests at the largest MTU", n)
-	}
+	nstest.Equal(t, "contests at the largest MTU", len(peersContests(s, nil)), 1)
 }
 
 // A program's mean stands for a median that it does not report. A figure that it does

@@ -36,9 +36,7 @@ func TestSessions(t *testing.T) {
 		if g.Conditions.Mode != "generic" || g.Conditions.MTU != 1500 || len(g.Notes) == 0 {
 			t.Errorf("%s: %+v, notes %q", g.Name, g.Conditions, g.Notes)
 		}
-		if len(g.Series) != w.series {
-			t.Errorf("%s: %d series, want %d", g.Name, len(g.Series), w.series)
-		}
+		nstest.Equal(t, g.Name+": series", len(g.Series), w.series)
 		for _, s := range g.Series {
 			// Both rates of a load are the least where the machine reaches hardly any.
 			least := g.Name == "load" && len(s.Points) == 1 && s.Points[0].X == offered(leastRate)
@@ -89,9 +87,7 @@ func TestShortestLoad(t *testing.T) {
 	cfg.Turns, cfg.Duration = 1, 100*time.Microsecond
 	r, err := Run(t.Context(), cfg)
 	nstest.Must(t, err)
-	if n := len(r.Group("load").Series); n != len(loaded) {
-		t.Errorf("%d series, want %d", n, len(loaded))
-	}
+	nstest.Equal(t, "series", len(r.Group("load").Series), len(loaded))
 }
 
 // Offered rates are near those that were asked for, in steps that all runs
@@ -103,14 +99,10 @@ func TestOfferedRates(t *testing.T) {
 		if math.Abs(math.Log(got/rate)) > math.Log(1.035) {
 			t.Errorf("%v became %v", rate, got)
 		}
-		if got != offered(got) {
-			t.Errorf("%v becomes %v", got, offered(got))
-		}
+		nstest.Equal(t, "an offered rate, again", got, offered(got))
 		seen[got] = true
 	}
-	if n := len(seen); n != 4*rateSteps+1 {
-		t.Errorf("%d rates within four powers of ten, want %d", n, 4*rateSteps+1)
-	}
+	nstest.Equal(t, "rates within four powers of ten", len(seen), 4*rateSteps+1)
 	for highest := 2e4; highest < 5e6; highest *= 1.07 {
 		if got := rates(highest, shares(false)); len(got) != len(shares(false)) || !slices.IsSorted(got) {
 			t.Errorf("rates of %v: %v", highest, got)

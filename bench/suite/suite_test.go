@@ -141,9 +141,7 @@ func TestExperiments(t *testing.T) {
 	}
 	// What is not said in MTU 1500 says so.
 	for name, mtu := range map[string]int{"pingpong": 1500, "abl-multibuffer": 9000} {
-		if g := r.Group(name); g.Conditions.MTU != mtu {
-			t.Errorf("%s: MTU %d", name, g.Conditions.MTU)
-		}
+		nstest.Equal(t, name+": MTU", r.Group(name).Conditions.MTU, mtu)
 	}
 	p := r.Group("pingpong").Row(delivery).At(64)
 	h, err := p.LoadHistogram(os.DirFS(cfg.Out))
