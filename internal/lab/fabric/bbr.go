@@ -1,6 +1,9 @@
 package fabric
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Gains, rounds and times of BBRv1 (draft-cardwell-iccrg-bbr-congestion-control-00), as Linux has them.
 const (
@@ -50,13 +53,7 @@ type bbr struct {
 	conserves bool    // in the first round after a loss a packet leaves for each that arrives
 }
 
-func (b *bbr) bandwidth() float64 {
-	most := 0.
-	for _, r := range b.rates {
-		most = max(most, r)
-	}
-	return most
-}
+func (b *bbr) bandwidth() float64 { return slices.Max(b.rates[:]) }
 
 func (b *bbr) filled() bool { return b.noGrowth >= bbrFull }
 

@@ -1,6 +1,10 @@
 package fabric
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
 
 // Sharing is flows that share a bottleneck.
 type Sharing struct {
@@ -35,13 +39,10 @@ func (e Sharing) Run() (r Shared, err error) {
 	if err != nil {
 		return r, err
 	}
-	defer func() {
-		if cerr := d.Close(); err == nil {
-			err = cerr
-		}
-	}()
+	defer func() { err = cmp.Or(err, d.Close()) }()
 	var vis []*Stream
 	var tcps []*TCP
+	r.VI, r.TCP = make([]float64, e.VIs), make([]float64, len(e.TCPs))
 	for i := range flows {
 		if i < e.VIs {
 			st, err := d.NewStream(d.Left[i], d.Right[i])
@@ -60,17 +61,11 @@ func (e Sharing) Run() (r Shared, err error) {
 	d.Bottleneck.Forget()
 	count := func(sign float64) {
 		for i, st := range vis {
-			if len(r.VI) <= i {
-				r.VI = append(r.VI, 0)
-			}
 			r.VI[i] += sign * float64(st.Received) * 8 * Second / float64(e.Time)
 			r.Marked += uint64(int64(sign)) * st.to.NIC.Counters().Marked
 			r.Resent += uint64(int64(sign)) * st.from.NIC.Counters().Resent
 		}
 		for i, f := range tcps {
-			if len(r.TCP) <= i {
-				r.TCP = append(r.TCP, 0)
-			}
 			r.TCPResent += uint64(int64(sign)) * f.Resent
 			r.Timeouts += uint64(int64(sign)) * f.Timeouts
 			r.TCP[i] += sign * float64(f.Received) * 8 * Second / float64(e.Time)
@@ -82,7 +77,7 @@ func (e Sharing) Run() (r Shared, err error) {
 	b := d.Bottleneck
 	r.Queue, r.Drops, r.Marks = b.MeanQueue(), b.Stats.Dropped, b.Stats.Marked
 	r.Used = float64(8*b.Stats.Bytes) * Second / float64(e.Time) / b.Rate
-	all := append(append([]float64(nil), r.VI...), r.TCP...)
+	all := slices.Concat(r.VI, r.TCP)
 	var sum, squares, ours float64
 	for i, x := range all {
 		sum += x

@@ -1,6 +1,9 @@
 package fabric
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 const (
 	mss        = 1448 // with timestamps
@@ -16,7 +19,6 @@ const (
 
 // segment is a packet of a TCP flow, or the acknowledgement of one.
 type segment struct {
-	ack  bool
 	seq  int64 // packet number; ack: of the packet that it acknowledges
 	cum  int64 // ack: all before it arrived
 	at   int64 // when the packet was sent
@@ -116,7 +118,7 @@ func (f *TCP) receive(p *packet) {
 		f.cum++
 		f.Received += mss
 	}
-	ack := &segment{ack: true, seq: g.seq, cum: f.cum, at: g.at, echo: p.ce}
+	ack := &segment{seq: g.seq, cum: f.cum, at: g.at, echo: p.ce}
 	f.to.uplink.send(&packet{to: f.from, flow: f.flow, size: tcpHeaders, seg: ack})
 	if f.cum == f.end && f.ended != nil {
 		done := f.ended
@@ -234,22 +236,14 @@ func (f *TCP) findLosses() {
 		if p := f.sent[seq]; p != nil && !p.sacked && !p.isLost && p.at+f.least/4 < f.rackSent {
 			p.isLost = true
 			f.inFlight--
-			f.queueLost(seq)
+			i, _ := slices.BinarySearch(f.lost, seq)
+			f.lost = slices.Insert(f.lost, i, seq)
 			if seq >= f.recovery {
 				f.recovery = f.nxt
 				f.control.lost(f)
 			}
 		}
 	}
-}
-
-func (f *TCP) queueLost(seq int64) {
-	i := len(f.lost)
-	f.lost = append(f.lost, seq)
-	for ; i > 0 && f.lost[i-1] > seq; i-- {
-		f.lost[i] = f.lost[i-1]
-	}
-	f.lost[i] = seq
 }
 
 // arm starts the retransmission timer.
