@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"fmt"
@@ -48,20 +49,16 @@ type Host struct {
 	config     HostConfig
 	busy, free int64                    // the next time without a processor, or this one, and its end
 	turns      []func()                 // of the program, called after each progress of the engine
+	flows      map[uint32]uint32        // by the VI to which frames go; numbered in the order of their first frames, as VI numbers are random
 	tcp        map[uint32]func(*packet) // segments that arrive, by flow
 }
-
-// agents is the connection management between hosts. It takes no virtual time.
-type agents struct{ *kagenttest.Fabric }
-
-func newAgents() *agents { return &agents{kagenttest.NewFabric(kagenttest.Faults{})} }
 
 // newHost adds a host whose frames leave by the link up, to the node at its end.
 func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
 	c.RxChunks = cmp.Or(c.RxChunks, vipl.DefaultRxChunks)
 	h := &Host{
 		sim: s, config: c, agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
-		uplink: s.port(up, to), tcp: make(map[uint32]func(*packet)),
+		uplink: s.port(up, to), flows: make(map[uint32]uint32), tcp: make(map[uint32]func(*packet)),
 	}
 	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: c.RxChunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
 	pool := q.PoolBytes()
@@ -118,34 +115,18 @@ func (h *Host) carry(_ *xdpnictest.Queue, frame []byte) {
 	if to == nil {
 		return
 	}
-	f := &packet{to: to, size: len(frame), frame: append([]byte(nil), frame...), ect: ecn(frame) != 0}
-	f.flow = h.sim.flowOf(h, binary.BigEndian.Uint32(frame[46:])) // VI
-	h.uplink.send(f)
-}
-
-// flowOf numbers the flows from a host in the order of their first frames: VI numbers are random.
-func (s *Sim) flowOf(h *Host, vi uint32) uint32 {
-	key := flowKey{h, vi}
-	n, ok := s.numbers[key]
+	vi := binary.BigEndian.Uint32(frame[46:])
+	flow, ok := h.flows[vi]
 	if !ok {
-		s.flows++
-		n = s.flows
-		s.numbers[key] = n
+		h.sim.flows++
+		flow = h.sim.flows
+		h.flows[vi] = flow
 	}
-	return n
-}
-
-// flowKey is a sender, and the VI to which it sends.
-type flowKey struct {
-	from *Host
-	vi   uint32
+	h.uplink.send(&packet{to: to, flow: flow, size: len(frame), frame: bytes.Clone(frame), ect: frame[tosAt]&3 != 0})
 }
 
 // The frames are IPv4, without a VLAN tag.
 const tosAt = 15
-
-// ecn is the ECN field of a frame.
-func ecn(frame []byte) byte { return frame[tosAt] & 3 }
 
 // markCE sets the mark (CE) and updates the IP header's checksum, as a router does.
 func markCE(frame []byte) {

@@ -38,7 +38,7 @@ type Port struct {
 	to     node
 	free   int64 // time at which the link has sent the queue
 	queued int   // bytes that wait or are being sent
-	down   bool
+	down   bool  // frames that are on the link still arrive
 	Stats  PortStats
 
 	area, since int64 // of the queue over time, for the mean
@@ -51,9 +51,6 @@ type PortStats struct {
 }
 
 func (s *Sim) port(l Link, to node) *Port { return &Port{Link: l, sim: s, to: to, since: s.now} }
-
-// Fail takes the link down, or up again. Frames that are on it still arrive.
-func (p *Port) Fail(down bool) { p.down = down }
 
 // Forget sets the counts to 0.
 func (p *Port) Forget() {

@@ -3,6 +3,8 @@ package fabric
 import (
 	"container/heap"
 	"math/rand/v2"
+
+	"viaxdp/internal/agent/kagenttest"
 )
 
 // Sim is virtual time. Events happen in the order of their time; those of the same time in the order of their creation.
@@ -15,10 +17,8 @@ type Sim struct {
 
 	hosts []*Host
 	byMAC map[[6]byte]*Host
-	agent *agents
+	agent *kagenttest.Fabric // connection management, which takes no virtual time
 	flows uint32
-
-	numbers map[flowKey]uint32 // of flows
 }
 
 // Times in ns.
@@ -32,7 +32,9 @@ const (
 
 // NewSim makes a network without hosts. All random decisions follow from seed.
 func NewSim(seed uint64) *Sim {
-	return &Sim{now: start, rng: rand.New(rand.NewPCG(seed, 1)), byMAC: make(map[[6]byte]*Host), agent: newAgents(), numbers: make(map[flowKey]uint32)}
+	return &Sim{
+		now: start, rng: rand.New(rand.NewPCG(seed, 1)), byMAC: make(map[[6]byte]*Host), agent: kagenttest.NewFabric(kagenttest.Faults{}),
+	}
 }
 
 // Now returns the time since the start.

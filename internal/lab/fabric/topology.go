@@ -112,7 +112,6 @@ func NewLeafSpine(seed uint64, c HostConfig, z Shape) (*LeafSpine, error) {
 // FailSpine takes the links of a spine down, or up again. The leaves use the others at once.
 func (l *LeafSpine) FailSpine(n int, down bool) {
 	for leaf := range l.Up {
-		l.Up[leaf][n].Fail(down)
-		l.Back[n][leaf].Fail(down)
+		l.Up[leaf][n].down, l.Back[n][leaf].down = down, down
 	}
 }
