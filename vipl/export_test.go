@@ -3,6 +3,7 @@ package vipl
 import (
 	"io"
 	"net"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -113,10 +114,8 @@ func (n *NIC) ComesUp(v *VI) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.receiveAll(p.now()) // others come up, and
-	for i, c := range p.ready.conns {
-		if c == v.conn {
-			p.ready.conns = append(append(p.ready.conns[:i:i], p.ready.conns[i+1:]...), c)
-		}
+	if i := slices.Index(p.ready.conns, v.conn); i >= 0 {
+		p.ready.conns = append(slices.Delete(p.ready.conns, i, i+1), v.conn)
 	}
 	p.finish(p.now(), false)
 }

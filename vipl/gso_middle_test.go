@@ -305,9 +305,7 @@ func TestGSOPeerTakesShortPackets(t *testing.T) {
 		errorIf(t, longest <= 42+most*1472, "packets have become %d bytes long", longest)
 		p.answer(t)
 		template := templateTo(t, p.b, p.a)
-		q, err := p.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
-		must(t, err)
-		defer q.Close()
+		q := p.attacker(t, xdpnictest.Config{})
 		h := p.vb.ToPeer()
 		h.Kind, h.Window, h.RemoteAddr = wire.KindAck, 96, most*1472+1471
 		q.SendFrame(&template, h, nil)
@@ -368,9 +366,7 @@ func TestGSOPlainBehindSealed(t *testing.T) {
 		h.Put(plain)
 		wire.PutChecksum(plain)
 		binary.BigEndian.PutUint16(packet[at-4:], uint16(3*size+8)) // UDP length: three frames
-		q, err := p.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}, ChunkSize: 1 << 17, RxChunks: 1, TxChunks: 1})
-		must(t, err)
-		defer q.Close()
+		q := p.attacker(t, xdpnictest.Config{ChunkSize: 1 << 17, RxChunks: 1, TxChunks: 1})
 		addr, b, _ := q.Alloc()
 		q.Send(addr, copy(b, packet[:at+3*size]), false)
 		before := p.b.Counters()

@@ -165,9 +165,8 @@ func TestPortOfQueue(t *testing.T) {
 // A side that receives no GSO packets gets none. One that sends none receives them.
 func TestGSOIsAgreed(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		able := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
 		unable := memoryConfig{gso: "whole", arena: 8 << 20}
-		n := newMemoryNet(t, able)
+		n := newMemoryNet(t, gsoFrames)
 		n.b = n.open(t, "unable", unable)
 		va, vb := connect(t, n.a.NIC, n.b.NIC, level)
 		exchange(t, va, vb, newBox(t, n.a.NIC, 2, 50_000), newBox(t, n.b.NIC, 2, 50_000), 20, 50_000, 1)
@@ -195,8 +194,7 @@ func TestGSORefused(t *testing.T) {
 
 // A path that loses every GSO packet, but not frames: connections stop using them, and everything arrives.
 func TestGSOThatNeverArrives(t *testing.T) {
-	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
-	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 8, 8, 50_000)
+	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.ReliableDelivery, 8, 8, 50_000)
 	n.wire.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool { return len(frame) > 1514 }})
 	exchange(t, va, vb, xa, xb, 60, 50_000, 1)
 	n.wire.SetFaults(xdpnictest.Faults{})
@@ -270,8 +268,7 @@ func TestGSOIsNotProvenByFrames(t *testing.T) {
 // A path that loses every packet, but not frames: a message of an unreliable VI is lost with the first packet, and now and
 // then with one that tries again. The others leave by the TX ring, and arrive.
 func TestGSOUnreliableThatNeverArrives(t *testing.T) {
-	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
-	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.UnreliableDelivery, 8, 8, 30_000)
+	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.UnreliableDelivery, 8, 8, 30_000)
 	n.wire.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool { return len(frame) > 1514 }})
 	postRecvs(t, vb, xb, 8, 30_000)
 	tries, came := 0, 0
@@ -281,7 +278,7 @@ func TestGSOUnreliableThatNeverArrives(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		for d, _ := vb.RecvDone(); d != nil; d, _ = vb.RecvDone() {
 			came++
-			postRecv(t, vb, xb, indexOf(xb, d), 30_000)
+			postRecv(t, vb, xb, slices.Index(xb.desc, d), 30_000)
 		}
 	}
 	packets := n.a.Counters().GSOSent
@@ -291,8 +288,7 @@ func TestGSOUnreliableThatNeverArrives(t *testing.T) {
 
 // Packets become longer until a message of 64 KiB is two.
 func TestGSOPacketsGrow(t *testing.T) {
-	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
-	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, 65536)
+	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.ReliableDelivery, 2, 2, 65536)
 	var packets []uint64
 	for range 1000 { // a host that is descheduled may take frames for lost
 		before := n.a.Counters()
@@ -310,8 +306,7 @@ func TestGSOPacketsGrow(t *testing.T) {
 // The packet that leaves while nothing is under way is shorter than those behind it.
 func TestGSOFirstPacketIsShort(t *testing.T) {
 	const size = 256 << 10
-	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
-	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, size)
+	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.ReliableDelivery, 2, 2, size)
 	var mu sync.Mutex
 	var packets []int
 	n.wire.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
@@ -347,14 +342,11 @@ func TestGSOFirstPacketIsShort(t *testing.T) {
 // A peer that acknowledges frames which still wait for the doorbell does not get the chunks' next contents: the frames leave
 // first, with their own. newMemoryNet finds chunks that are used wrongly.
 func TestGSOAcknowledgedEarly(t *testing.T) {
-	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
-	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, 4096)
+	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.ReliableDelivery, 2, 2, 4096)
 	exchangeOne(t, va, vb, xa, xb)  // by then the peer has said that it takes packets
 	defer n.a.WithoutBackground()() // it would ring the doorbell
 	template := templateTo(t, n.b, n.a)
-	q, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
-	must(t, err)
-	defer q.Close()
+	q := n.attacker(t, xdpnictest.Config{})
 	var left [][]byte
 	n.a.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
 		left = append(left, bytes.Clone(frame))
@@ -380,16 +372,6 @@ func TestGSOAcknowledgedEarly(t *testing.T) {
 		found = found || bytes.Contains(frame, want)
 	}
 	errorIf(t, !found, "the first message has not left with its own bytes, in %d frames", len(left))
-}
-
-// templateTo returns the lower headers of frames from one host to another.
-func templateTo(t *testing.T, from, to *memoryHost) wire.Template {
-	t.Helper()
-	template, err := wire.NewTemplate(wire.Link{
-		SrcMAC: from.agent.Link().MAC, DstMAC: to.agent.Link().MAC, Src: from.agent.Addr(), Dst: to.agent.Addr(),
-	})
-	must(t, err)
-	return template
 }
 
 // exchangeOne sends a short message each way.
@@ -421,13 +403,8 @@ func FuzzGSOPacket(f *testing.F) {
 		n, va, vb := connected(t, c, vipl.ReliableDelivery)
 		xb := newBox(t, n.b.NIC, 16, 4096)
 		postRecvs(t, vb, xb, 16, 4096)
-		q, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}, ChunkSize: 1 << 17, RxChunks: 1, TxChunks: 1})
-		must(t, err)
-		defer q.Close()
-		next := va.ToPeer()
-		link := wire.Link{SrcMAC: [6]byte{2, 0xbb}, DstMAC: n.b.agent.Link().MAC, Src: n.a.agent.Addr(), Dst: n.b.agent.Addr()}
-		template, err := wire.NewTemplate(link)
-		must(t, err)
+		q := n.attacker(t, xdpnictest.Config{ChunkSize: 1 << 17, RxChunks: 1, TxChunks: 1})
+		next, template := va.ToPeer(), templateTo(t, n.a, n.b)
 		// A frame a pair of bytes: its number, and what is wrong with it.
 		var all []byte
 		for i := 0; i+1 < len(program) && len(all) < 60_000; i += 2 {
@@ -486,7 +463,7 @@ func FuzzGSOPacket(f *testing.F) {
 				if d.Status().Failed() {
 					continue
 				}
-				b := xb.buf[indexOf(xb, d)][:d.Length]
+				b := xb.buf[slices.Index(xb.desc, d)][:d.Length]
 				for k := range b {
 					frame := 0 // which holds it
 					if how&8 != 0 {
@@ -500,21 +477,11 @@ func FuzzGSOPacket(f *testing.F) {
 	})
 }
 
-func indexOf(x *box, d *vipl.Descriptor) int {
-	for i := range x.desc {
-		if x.desc[i] == d {
-			return i
-		}
-	}
-	return -1
-}
-
 // A message for whose first frames the window has room, but not for a packet of them, waits for an acknowledgement, and then
 // leaves in packets. Else these frames would go by the TX ring.
 func TestGSOWaitsForRoom(t *testing.T) {
 	const full, most = 1424, 300 * 1424
-	c := memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
-	n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 2, 2, most)
+	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.ReliableDelivery, 2, 2, most)
 	defer n.a.WithoutBackground()()
 	defer n.b.WithoutBackground()()
 	left, alone := 0, 0

@@ -30,11 +30,7 @@ type spy struct {
 
 func newSpy(t *testing.T, n *memoryNet) *spy {
 	t.Helper()
-	q, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
-	must(t, err)
-	s := &spy{t: t, n: n, queue: q, link: wire.Link{
-		SrcMAC: n.a.agent.Link().MAC, DstMAC: n.b.agent.Link().MAC, Src: n.a.agent.Addr(), Dst: n.b.agent.Addr(),
-	}}
+	s := &spy{t: t, n: n, queue: n.attacker(t, xdpnictest.Config{}), link: linkTo(n.a, n.b)}
 	for i, h := range []*memoryHost{n.a, n.b} {
 		h.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
 			s.mu.Lock()
@@ -141,16 +137,14 @@ func (s *spy) expected(v *vipl.VI, kind wire.Kind) wire.Header {
 
 // overheard is a connection whose sides talk, and an attacker on the wire between them.
 type overheard struct {
-	*spy
-	va, vb *vipl.VI
-	xa, xb *box
-	said   int // messages to b
+	target
+	said int // messages to b
 }
 
 func newOverheard(t *testing.T, psk *vipl.PSK, level vipl.ReliabilityLevel) *overheard {
 	t.Helper()
 	n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{gate: true, psk: psk}, level, 2, 2, 64)
-	return &overheard{newSpy(t, n), va, vb, xa, xb, 0}
+	return &overheard{target{newSpy(t, n), va, vb, xa, xb}, 0}
 }
 
 // talk sends a message each way.
@@ -290,13 +284,14 @@ func TestReplayedAndReflectedOnPlain(t *testing.T) {
 	})
 }
 
-// target is a connection with one receive at b, and a spy that sends frames of 0xee that b must not accept.
+// target is a connection, and an attacker on the wire.
 type target struct {
 	*spy
 	va, vb *vipl.VI
 	xa, xb *box
 }
 
+// newTarget makes one with a receive at b. The attacker sends frames of 0xee that b must not accept.
 func newTarget(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel, size int) *target {
 	t.Helper()
 	c.gate = true

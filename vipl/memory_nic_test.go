@@ -14,6 +14,7 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/secure"
+	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -178,6 +179,29 @@ func (n *memoryNet) open(t testing.TB, name string, c memoryConfig) *memoryHost 
 	return h
 }
 
+// attacker joins a queue to the wire that no host has, to send any frames from.
+func (n *memoryNet) attacker(t testing.TB, c xdpnictest.Config) *xdpnictest.Queue {
+	t.Helper()
+	c.MAC = [6]byte{2, 0xbb}
+	q, err := n.wire.Queue(c)
+	must(t, err)
+	t.Cleanup(func() { q.Close() })
+	return q
+}
+
+// linkTo returns what is below the frames from one host to another.
+func linkTo(from, to *memoryHost) wire.Link {
+	return wire.Link{SrcMAC: from.agent.Link().MAC, DstMAC: to.agent.Link().MAC, Src: from.agent.Addr(), Dst: to.agent.Addr()}
+}
+
+// templateTo returns the lower headers of these frames.
+func templateTo(t testing.TB, from, to *memoryHost) wire.Template {
+	t.Helper()
+	template, err := wire.NewTemplate(linkTo(from, to))
+	must(t, err)
+	return template
+}
+
 // gso returns what the host sends GSO packets by.
 func (h *memoryHost) gso(c memoryConfig) provider.GSO {
 	if c.gso == "" {
@@ -190,6 +214,9 @@ func (h *memoryHost) gso(c memoryConfig) provider.GSO {
 
 // gsoQueue has chunks for GSO packets.
 var gsoQueue = xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 128, TxChunks: 128}
+
+// gsoFrames is a net whose hosts send and receive GSO packets.
+var gsoFrames = memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
 
 // connected opens a net and a pair of VIs on it.
 func connected(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI) {

@@ -48,7 +48,7 @@ type peerBed struct {
 func newPeerBed(f *testing.F, long, zeroCopy bool) *peerBed {
 	p := &peerBed{region: 1000, receive: 100}
 	c := memoryConfig{gate: true, silence: time.Hour} // only the peer breaks connections
-	spoken := xdpnictest.Config{MAC: [6]byte{2, 0xbb}}
+	spoken := xdpnictest.Config{}
 	if long {
 		p.region, p.receive = 6000, 5000
 		c.mtu, c.arena, c.queue.MultiBuffer = 9000, 8<<20, true
@@ -57,20 +57,13 @@ func newPeerBed(f *testing.F, long, zeroCopy bool) *peerBed {
 	}
 	p.n = newMemoryNet(f, c)
 	p.around, p.before, p.secret = make([]byte, 3*p.region), make([]byte, 3*p.region), make([]byte, p.region)
-	var err error
-	p.queue, err = p.n.wire.Queue(spoken)
-	must(f, err)
+	p.queue = p.n.attacker(f, spoken)
 	a, b := p.n.a, p.n.b
 	if _, p.most = b.queue.FrameCap(); long {
 		p.most *= 6
 	}
 	for i, to := range []*memoryHost{a, b} {
-		from := []*memoryHost{b, a}[i]
-		if p.ways[i], err = wire.NewTemplate(wire.Link{
-			SrcMAC: from.agent.Link().MAC, DstMAC: to.agent.Link().MAC, Src: from.agent.Addr(), Dst: to.agent.Addr(),
-		}); err != nil {
-			f.Fatal(err)
-		}
+		p.ways[i] = templateTo(f, []*memoryHost{b, a}[i], to)
 		to.ErrorCallback(func(vipl.ErrorDescriptor) {})
 		to.queue.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
 			p.mu.Lock()
@@ -88,11 +81,9 @@ func newPeerBed(f *testing.F, long, zeroCopy bool) *peerBed {
 		}})
 	}
 	p.tag = mustTag(f, b.NIC)
-	if p.open, err = b.RegisterMem(p.around[p.region:2*p.region], vipl.MemAttributes{
-		Ptag: p.tag, EnableRDMAWrite: true, EnableRDMARead: true,
-	}); err != nil {
-		f.Fatal(err)
-	}
+	var err error
+	p.open, err = b.RegisterMem(p.around[p.region:2*p.region], vipl.MemAttributes{Ptag: p.tag, EnableRDMAWrite: true, EnableRDMARead: true})
+	must(f, err)
 	p.shut, err = b.RegisterMem(p.secret, vipl.MemAttributes{Ptag: p.tag})
 	must(f, err)
 	p.box = newBoxOf(f, b.NIC, p.tag, peerBuffers, 1, p.receive+28)

@@ -186,9 +186,7 @@ func TestPaddedSealedFrame(t *testing.T) {
 			c.bubble, c.noPacking = true, true
 			c.queue.RxChunks = 24
 			n, va, vb, xa, xb := connectedBoxes(t, c, vipl.ReliableDelivery, 1+count, 32, long)
-			path, err := n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}, ChunkSize: 16384, TxChunks: 8, RxChunks: 8})
-			must(t, err)
-			defer path.Close()
+			path := n.attacker(t, xdpnictest.Config{ChunkSize: 16384, TxChunks: 8, RxChunks: 8})
 			postRecvs(t, vb, xb, 32, long)
 			postMessage(t, va, xa, 0, long, 100)
 			receivedMessage(t, vb, xb.buf[0][:long], 100)
