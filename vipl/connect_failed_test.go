@@ -13,7 +13,6 @@ import (
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/base/wire"
 	"viaxdp/vipl"
-	"viaxdp/xdpnic/xdpnictest"
 )
 
 // unconfirmed has vb accept a request of va, which never gets the answer, as on a machine that gives it no CPU
@@ -293,43 +292,20 @@ func TestAskingPeerThatCannotConnect(t *testing.T) {
 	})
 }
 
-// resetter is an agent whose requests are refused after the peer has sent an error frame.
-type resetter struct {
-	*kagenttest.Agent
-	n *memoryNet
-	q *xdpnictest.Queue
-}
-
-func (r *resetter) Enter(num uint32, key uint64, peer netip.Addr) error {
-	if err := r.Agent.Enter(num, key, peer); err != nil {
-		return err
-	}
-	template, err := wire.NewTemplate(wire.Link{SrcMAC: [6]byte{2, 0xbb}, DstMAC: r.Link().MAC, Src: peer, Dst: r.Addr()})
-	if err != nil {
-		return err
-	}
-	frames := r.n.a.Counters().Frames
-	r.q.SendFrame(&template, wire.Header{Kind: wire.KindError, VI: num, Key: key, Immediate: uint32(wire.ReasonClosed)}, nil)
-	for r.n.a.Counters().Frames == frames {
-		r.n.a.Poll()
-	}
-	return &kagent.RejectedError{Reason: wire.CMReasonProgram}
-}
-
 // A peer that breaks the connection before it refuses leaves the VI in Error, with its receives flushed and the loss reported:
 // a VI that is Idle again has its receives.
 func TestErrorFrameBeforeReject(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		var r *resetter
-		n := newMemoryNet(t, memoryConfig{agent: func(a *kagenttest.Agent) kagent.Agent {
-			r = &resetter{Agent: a}
-			return r
-		}})
-		var err error
-		r.n = n
-		r.q, err = n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
-		must(t, err)
-		defer r.q.Close()
+		r := newRefusing(t, memoryConfig{})
+		n := r.n
+		r.a.then = func(num uint32, key uint64) error {
+			frames := n.a.Counters().Frames
+			r.queue.SendFrame(&r.template, wire.Header{Kind: wire.KindError, VI: num, Key: key, Immediate: uint32(wire.ReasonClosed)}, nil)
+			for n.a.Counters().Frames == frames {
+				n.a.Poll()
+			}
+			return &kagent.RejectedError{Reason: wire.CMReasonProgram}
+		}
 		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
 		xa := newBox(t, n.a.NIC, 1, 64)
 		postRecv(t, va, xa, 0, 64)

@@ -98,14 +98,14 @@ func TestProtocolErrorInAMessage(t *testing.T) {
 // entering is an agent that calls then once a VI is in the table, before the connect goes on.
 type entering struct {
 	*kagenttest.Agent
-	then func() error
+	then func(num uint32, key uint64) error
 }
 
 func (e *entering) Enter(num uint32, key uint64, peer netip.Addr) error {
 	err := e.Agent.Enter(num, key, peer)
 	if f := e.then; err == nil && f != nil {
 		e.then = nil
-		err = f()
+		err = f(num, key)
 	}
 	return err
 }
@@ -119,22 +119,15 @@ type refusing struct {
 	template wire.Template
 }
 
-func newRefusing(t *testing.T) *refusing {
+func newRefusing(t *testing.T, c memoryConfig) *refusing {
 	t.Helper()
 	r := &refusing{}
-	r.n = newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent {
+	c.agent = func(a *kagenttest.Agent) kagent.Agent {
 		r.a = &entering{Agent: a}
 		return r.a
-	}})
-	var err error
-	r.queue, err = r.n.wire.Queue(xdpnictest.Config{MAC: [6]byte{2, 0xbb}})
-	must(t, err)
-	a, b := r.n.a.agent, r.n.b.agent
-	if r.template, err = wire.NewTemplate(wire.Link{
-		SrcMAC: b.Link().MAC, DstMAC: a.Link().MAC, Src: b.Addr(), Dst: a.Addr(),
-	}); err != nil {
-		t.Fatal(err)
 	}
+	r.n = newMemoryNet(t, c)
+	r.queue, r.template = r.n.attacker(t, xdpnictest.Config{}), templateTo(t, r.n.b, r.n.a)
 	return r
 }
 
@@ -156,7 +149,7 @@ func (r *refusing) connect(t *testing.T, va *vipl.VI, level vipl.ReliabilityLeve
 		over <- err
 	}()
 	synctest.Wait()
-	r.a.then = func() error {
+	r.a.then = func(uint32, uint64) error {
 		to := <-theirs
 		for _, f := range frames {
 			h := f.Header
@@ -217,7 +210,7 @@ func TestDataOfARefusedPeer(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-				r := newRefusing(t)
+				r := newRefusing(t, memoryConfig{bubble: true})
 				n := r.n
 				va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
 				xa, xb := newBox(t, n.a.NIC, 3, 64), newBox(t, n.b.NIC, 1, 64)
