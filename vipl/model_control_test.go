@@ -141,7 +141,7 @@ func (m *model) destroyVI() {
 		return
 	}
 	m.destroy(v)
-	v.nic.vis[v.nic.index(v)] = m.newVI(v.nic)
+	v.nic.vis[slices.Index(v.nic.vis, v)] = m.newVI(v.nic)
 }
 
 // destroy destroys a VI. Its handlers are never called, its entries leave the
@@ -206,7 +206,7 @@ func (m *model) destroyCQ() {
 	if k := c.calls.len(); k > 0 {
 		m.differ("%d handlers of a CQ are called when it is destroyed", k)
 	}
-	c.real, c.armed, c.handlers, c.called = m.newCQ(c.nic).real, 0, 0, 0
+	c.real, c.armed, c.set, c.called = m.newCQ(c.nic).real, 0, 0, 0
 }
 
 // alter changes a receive that is posted.
@@ -275,10 +275,7 @@ func (m *model) look() {
 		m.differ("%v: %+v", v, s)
 	}
 	for _, q := range []*refQueue{&v.send, &v.recv} {
-		done, wait := v.real.SendDone, v.real.SendWait
-		if q.isRecv {
-			done, wait = v.real.RecvDone, v.real.RecvWait
-		}
+		done, wait, _ := q.takes()
 		_, err := wait(0)
 		switch {
 		case q.cq != nil:
@@ -327,11 +324,8 @@ func (m *model) close() {
 	for _, n := range m.nics {
 		for _, v := range n.vis {
 			for _, q := range []*refQueue{&v.send, &v.recv} {
+				done, _, _ := q.takes()
 				for q.done > 0 { // also with an entry in a CQ
-					done := v.real.SendDone
-					if q.isRecv {
-						done = v.real.RecvDone
-					}
 					d, err := done()
 					m.check(q, d, err)
 				}

@@ -3,6 +3,7 @@ package vipl_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -119,16 +120,7 @@ func TestModelLongFaults(t *testing.T) {
 // The model as text, for reports of a difference.
 
 func (v *refVI) String() string {
-	return fmt.Sprintf("%s%d(%v, %v)", v.nic.name, v.nic.index(v), v.level, v.state)
-}
-
-func (n *refNIC) index(v *refVI) int {
-	for i, x := range n.vis {
-		if x == v {
-			return i
-		}
-	}
-	return -1
+	return fmt.Sprintf("%s%d(%v, %v)", v.nic.name, slices.Index(v.nic.vis, v), v.level, v.state)
 }
 
 func (n *refNIC) tell(list []refError) (s []string) {
@@ -146,10 +138,8 @@ func (q *refQueue) String() string {
 }
 
 func (r *refRegion) String() string {
-	for i, x := range r.nic.data {
-		if x == r {
-			return fmt.Sprintf("%s.mem%d", r.nic.name, i)
-		}
+	if i := slices.Index(r.nic.data, r); i >= 0 {
+		return fmt.Sprintf("%s.mem%d", r.nic.name, i)
 	}
 	return r.nic.name + ".home"
 }
@@ -224,12 +214,20 @@ func (m *model) takeSome() {
 	m.collect(q)
 }
 
-func (m *model) takeFrom(q *refQueue, how int) {
+// takes are the ways in which the library gives the queue's completions.
+func (q *refQueue) takes() (
+	done func() (*vipl.Descriptor, error), wait func(time.Duration) (*vipl.Descriptor, error),
+	notify func(func(*vipl.VI, *vipl.Descriptor)) error,
+) {
 	v := q.vi.real
-	done, wait, notify := v.SendDone, v.SendWait, v.SendNotify
 	if q.isRecv {
-		done, wait, notify = v.RecvDone, v.RecvWait, v.RecvNotify
+		return v.RecvDone, v.RecvWait, v.RecvNotify
 	}
+	return v.SendDone, v.SendWait, v.SendNotify
+}
+
+func (m *model) takeFrom(q *refQueue, how int) {
+	done, wait, notify := q.takes()
 	var d *vipl.Descriptor
 	var err error
 	switch how {
@@ -277,8 +275,8 @@ func (m *model) takeFromCQ(c *refCQ, how int) {
 }
 
 func (m *model) armCQ(c *refCQ) {
-	c.handlers++
-	number := c.handlers
+	c.set++
+	number := c.set
 	m.noError("CQ.Notify", c.real.Notify(func(v *vipl.VI, recv bool) { c.calls.add(call{v, recv, nil, number}) }))
 	c.armed++
 }
@@ -286,10 +284,11 @@ func (m *model) armCQ(c *refCQ) {
 // arm sets handlers, some of them for completions that are still to come.
 func (m *model) arm() {
 	v := m.anyVI(isConnected)
-	q, notify := &v.send, v.real.SendNotify
+	q := &v.send
 	if m.randomSource("queue", 2) == 1 {
-		q, notify = &v.recv, v.real.RecvNotify
+		q = &v.recv
 	}
+	_, _, notify := q.takes()
 	m.note("handler for %v", q)
 	if q.cq != nil {
 		m.returns("handler of a queue that is bound to a CQ", notify(func(*vipl.VI, *vipl.Descriptor) {}), vipl.ErrInvalidParameter)
@@ -306,8 +305,8 @@ func (m *model) arm() {
 
 // handle sets a handler for a work queue without a CQ.
 func (m *model) handle(q *refQueue, notify func(func(*vipl.VI, *vipl.Descriptor)) error) {
-	q.handlers++
-	number := q.handlers
+	q.set++
+	number := q.set
 	m.noError("Notify", notify(func(v *vipl.VI, d *vipl.Descriptor) { q.calls.add(call{v, q.isRecv, d, number}) }))
 	if q.done > 0 {
 		q.handed = append(q.handed, q.pop())

@@ -75,12 +75,16 @@ type refQueue struct {
 	cq      *refCQ
 	items   []*refDesc // oldest first
 	done    int        // of them are complete
-	armed   int        // handlers that wait
 	handed  []*refDesc // what handlers got
 	flushed int        // the connection with a flushed send: no later send of it is done
-	calls   callLog
-	// handlers counts those that were set, calls those that were called.
-	handlers, called int
+	handlers
+}
+
+// handlers are those of a work queue or CQ.
+type handlers struct {
+	armed       int // that wait
+	set, called int // counts
+	calls       callLog
 }
 
 // head is the oldest descriptor that is not complete, or nil.
@@ -104,10 +108,7 @@ type refCQ struct {
 	nic     *refNIC
 	real    *vipl.CQ
 	entries []refEntry
-	armed   int // handlers that wait
-	calls   callLog
-
-	handlers, called int
+	handlers
 }
 
 // refEntry is an entry. Those of one flight, between two settlings, come in any

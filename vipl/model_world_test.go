@@ -76,14 +76,25 @@ func (l *callLog) take() (list []call) {
 	return list
 }
 
-// inTurn checks that handlers are called in the order in which they were set.
-func (m *model) inTurn(calls []call, called *int) {
+// takeCalls takes n calls of handlers, which come in the order in which the handlers were set.
+func (m *model) takeCalls(h *handlers, n int, of string) []call {
 	m.t.Helper()
+	m.until(func() string {
+		if h.calls.len() < n {
+			return of + ": a handler is not called"
+		}
+		return ""
+	})
+	calls := h.calls.take()
+	if len(calls) != n {
+		m.differ("%s: %d calls of handlers, want %d", of, len(calls), n)
+	}
 	for _, c := range calls {
-		if *called++; c.number != *called {
-			m.differ("handler %d is called, want %d", c.number, *called)
+		if h.called++; c.number != h.called {
+			m.differ("%s: handler %d is called, want %d", of, c.number, h.called)
 		}
 	}
+	return calls
 }
 
 const trailLength = 60
@@ -417,17 +428,7 @@ func (m *model) collect(q *refQueue) {
 	if len(q.handed) == 0 {
 		return
 	}
-	m.until(func() string {
-		if q.calls.len() < len(q.handed) {
-			return fmt.Sprintf("%v: a handler is not called", q)
-		}
-		return ""
-	})
-	calls := q.calls.take()
-	if len(calls) != len(q.handed) {
-		m.differ("%v: %d calls of handlers, want %d", q, len(calls), len(q.handed))
-	}
-	m.inTurn(calls, &q.called)
+	calls := m.takeCalls(&q.handlers, len(q.handed), q.String())
 	for i, d := range q.handed {
 		var err error
 		if c := calls[i].desc; c != nil && c.Status().Failed() {
@@ -448,19 +449,8 @@ func (m *model) collectCQ(c *refCQ) {
 	if n == 0 {
 		return
 	}
-	m.until(func() string {
-		if c.calls.len() < n {
-			return "a handler of a CQ is not called"
-		}
-		return ""
-	})
 	c.armed -= n
-	calls := c.calls.take()
-	if len(calls) != n {
-		m.differ("%d calls of handlers of a CQ, want %d", len(calls), n)
-	}
-	m.inTurn(calls, &c.called)
-	for _, e := range calls {
+	for _, e := range m.takeCalls(&c.handlers, n, "a CQ") {
 		m.takeEntry(c, e.vi, e.isRecv)
 	}
 }
@@ -472,10 +462,11 @@ func (m *model) takeEntry(c *refCQ, v *vipl.VI, recv bool) {
 	if !c.remove(v, recv) {
 		m.differ("an entry of a CQ for %v, receive %v, is not the next", c.nic.find(v), recv)
 	}
-	q, done := &c.nic.find(v).send, v.SendDone
+	q := &c.nic.find(v).send
 	if recv {
-		q, done = &c.nic.find(v).recv, v.RecvDone
+		q = &c.nic.find(v).recv
 	}
+	done, _, _ := q.takes()
 	told := 0 // completions whose entries the CQ still has
 	for _, e := range c.entries {
 		if e.vi == v && e.isRecv == recv {
