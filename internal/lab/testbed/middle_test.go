@@ -392,20 +392,6 @@ func preferred(t *testing.T) (n int) {
 	return n
 }
 
-// On an error nothing is left: neither the bed nor a middle.
-func TestStartThroughFails(t *testing.T) {
-	nstest.Require(t)
-	cfg := testConfig()
-	cfg.Pairs[1].MTU = 1
-	cfg.Through = true
-	bed, err := Start(cfg)
-	if err == nil {
-		bed.Close()
-		t.Fatal("a pair with an MTU of 1")
-	}
-	nstest.ErrorIf(t, bed != nil, "%v beside %v", bed, err)
-}
-
 // Watched frames are also counted separately, including delayed ones.
 func TestWatched(t *testing.T) {
 	w := &emulator{in: -1, out: -1, epoch: time.Now(), randomSource: newRandomSource()} // whose kernel refuses all

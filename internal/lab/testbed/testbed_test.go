@@ -247,18 +247,21 @@ func TestKilledChild(t *testing.T) {
 	nstest.ErrorIf(t, !gone(bed.Side(0).Pid), "the other child still runs")
 }
 
-// Start leaves nothing when a pair cannot be made.
+// Start leaves nothing when a pair cannot be made: neither the bed nor a middle.
 func TestStartFails(t *testing.T) {
 	nstest.Require(t)
-	cfg := testConfig()
-	cfg.Pairs[1].Names[0] = "via0" // exists
-	if _, err := Start(cfg); err == nil {
-		t.Fatal("two interfaces of one name")
-	}
-	cfg = testConfig()
-	cfg.Pairs[0].MTU = MaxMTU + 1
-	if _, err := Start(cfg); err == nil || !strings.Contains(err.Error(), "MTU") {
-		t.Fatalf("got %v, want a word about the MTU", err)
+	for name, c := range map[string]struct {
+		spoil func(c *Config)
+		want  string
+	}{
+		"two interfaces of one name": {func(c *Config) { c.Pairs[1].Names[0] = "via0" }, ""},
+		"MTU":                        {func(c *Config) { c.Pairs[0].MTU = MaxMTU + 1 }, "MTU"},
+		"MTU, through a middle":      {func(c *Config) { c.Pairs[1].MTU, c.Through = 1, true }, "MTU"},
+	} {
+		cfg := testConfig()
+		c.spoil(&cfg)
+		bed, err := Start(cfg)
+		nstest.FatalIf(t, bed != nil || err == nil || !strings.Contains(err.Error(), c.want), "%s: %v, %v", name, bed, err)
 	}
 }
 
