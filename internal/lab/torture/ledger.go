@@ -122,21 +122,26 @@ func (l *ledger) underWay(side int) (a frameCounts) {
 func (l *ledger) counts(r [2]*Report) (a [2]frameCounts) {
 	for side := range a {
 		a[side] = l.underWay(side)
-		q, to := &r[side].Queue, r[1-side]
+		q := &r[side].Queue
 		a[side].sent = q.TxFrames - q.TxLostBusy - q.KernelStats.Tx_invalid_descs
 		if l.bed.cfg.Direct {
 			a[side].sent += r[side].Engine.GSOSent
 		} else { // the sender's kernel divides GSO packets, before its interface
 			a[side].sent += r[side].Engine.GSOSentFrames
 		}
-		a[side].redirected = to.Program.Redirected
-		to.Program.Each(func(_ string, n uint64) { a[side].seen += n })
-		a[side].seen -= to.Program.Control
-		q = &to.Queue
-		a[side].received, a[side].engine = q.RxFrames, to.Engine.Frames+to.Discarded
-		a[side].named = q.RxFrames + q.RxTooManySegs + q.RxBadEntries + q.KernelStats.Rx_dropped + q.KernelStats.Rx_ring_full
+		a[side].receive(r[1-side])
 	}
 	return a
+}
+
+// receive is the part of the counts that the receiver has reported.
+func (a *frameCounts) receive(r *Report) {
+	a.redirected = r.Program.Redirected
+	r.Program.Each(func(_ string, n uint64) { a.seen += n })
+	a.seen -= r.Program.Control
+	q := &r.Queue
+	a.received, a.engine = q.RxFrames, r.Engine.Frames+r.Discarded
+	a.named = q.RxFrames + q.RxTooManySegs + q.RxBadEntries + q.KernelStats.Rx_dropped + q.KernelStats.Rx_ring_full
 }
 
 // begin begins the accounts of interfaces that are about to be opened.

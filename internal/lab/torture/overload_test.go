@@ -2,7 +2,6 @@ package torture
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -17,23 +16,13 @@ import (
 func accounted(t *testing.T, r [2]*Report) {
 	t.Helper()
 	for side := range r {
-		accountedAt(t, fmt.Sprint("side ", side), r[side])
-	}
-}
-
-// accountedAt is accounted for one worker.
-func accountedAt(t *testing.T, name string, r *Report) {
-	t.Helper()
-	s := &r.Queue
-	named := s.RxFrames + s.RxTooManySegs + s.RxBadEntries + s.KernelStats.Rx_dropped + s.KernelStats.Rx_ring_full
-	if r.Program.Redirected != named {
-		t.Errorf("%s: %d frames were redirected, %d arrived or were dropped by name: %+v", name, r.Program.Redirected, named, *s)
-	}
-	if e := r.Engine.Frames; e != s.RxFrames {
-		t.Errorf("%s: the queue has given %d frames, the engine has seen %d", name, s.RxFrames, e)
-	}
-	if s.ChunkErrors > 0 || s.TxRefused > 0 || s.KernelStats.Tx_invalid_descs > 0 || s.KernelStats.Rx_invalid_descs > 0 {
-		t.Errorf("%s: rules of the rings were broken: %+v", name, *s)
+		var a frameCounts
+		a.receive(r[side])
+		s := r[side].Queue
+		err := a.atReceiver()
+		nstest.ErrorIf(t, err != nil, "side %d: %v: %+v", side, err, s)
+		nstest.ErrorIf(t, s.ChunkErrors > 0 || s.TxRefused > 0 || s.KernelStats.Tx_invalid_descs > 0 || s.KernelStats.Rx_invalid_descs > 0,
+			"side %d: rules of the rings were broken: %+v", side, s)
 	}
 }
 
