@@ -148,14 +148,7 @@ var errEnded = errors.New("the connection has ended")
 
 // stage announces the next stage.
 func (d *dialogue) stage(n int, kinds []string) {
-	if d.steps == nil {
-		return
-	}
-	if n < len(kinds) {
-		d.steps.begin(kinds[n])
-	} else {
-		d.steps.begin(stageDisconnect)
-	}
+	d.steps.begin(append(kinds[:len(kinds):len(kinds)], stageDisconnect)[n])
 }
 
 // send is the sender's part.

@@ -58,18 +58,11 @@ var must = nstest.Must
 
 // mixed is everything that a reliable VI can do.
 func mixed(name string, level vipl.ReliabilityLevel, flows int) FlowConfig {
-	return FlowConfig{
-		Name: name, Flows: flows, Level: level, MaxBytes: 9000, Depth: 16,
-		RDMA: level != vipl.UnreliableDelivery, Gap: gap(level), Seed: 1,
-	}
-}
-
-// gap keeps unreliable flows, which have no flow control, from using all CPU time.
-func gap(level vipl.ReliabilityLevel) time.Duration {
+	cfg := FlowConfig{Name: name, Flows: flows, Level: level, MaxBytes: 9000, Depth: 16, RDMA: true, Seed: 1}
 	if level == vipl.UnreliableDelivery {
-		return time.Millisecond
+		cfg.RDMA, cfg.Gap = false, time.Millisecond // without flow control they would use all CPU time
 	}
-	return 0
+	return cfg
 }
 
 // unbroken checks the reports of both sides after an orderly stop: no connection was lost, and everything that one

@@ -139,8 +139,7 @@ func TestModeChanges(t *testing.T) {
 			t.Parallel()
 			var list []event
 			for _, name := range []string{change, "calm", change, "detach", change, "link blinks"} {
-				i := slices.IndexFunc(events, func(e event) bool { return e.name == name })
-				list = append(list, events[i])
+				list = append(list, named(events, name)[0])
 			}
 			undergo(t, cfg, list)
 		})
@@ -174,6 +173,10 @@ func some(events []event, names ...string) []event {
 	if every() {
 		return events
 	}
+	return named(events, names...)
+}
+
+func named(events []event, names ...string) []event {
 	return slices.DeleteFunc(slices.Clone(events), func(e event) bool { return !slices.Contains(names, e.name) })
 }
 

@@ -39,6 +39,9 @@ type steps struct {
 
 // begin says that a stage of the dialogue begins.
 func (s *steps) begin(stage string) {
+	if s == nil {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stage = stage
