@@ -33,9 +33,8 @@ type byRefBed struct {
 func newByRefBed(t *testing.T, c memoryConfig, level vipl.ReliabilityLevel) *byRefBed {
 	c.gate, c.bubble, c.silence = true, true, time.Hour
 	c.queue.ZeroCopy = c.zeroCopy
-	p := &byRefBed{t: t, n: newMemoryNet(t, c)}
-	p.va, p.vb = openVI(t, p.n.a.NIC, level), openVI(t, p.n.b.NIC, level)
-	join(t, p.n.a.NIC, p.va, p.n.b.NIC, p.vb)
+	p := &byRefBed{t: t}
+	p.n, p.va, p.vb = openConnected(t, c, level)
 	p.x = newBox(t, p.n.b.NIC, 2, byRefBytes)
 	p.spy = newSpy(t, p.n)
 	p.n.a.queue.Cut(true)

@@ -18,9 +18,7 @@ const packMessages = 60
 // packPair is a pair of VIs. b has receives of room bytes, and a's frames are acknowledged late.
 func packPair(t testing.TB, level vipl.ReliabilityLevel, receives, room int) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
 	t.Helper()
-	n = newMemoryNet(t, memoryConfig{bubble: true})
-	va, vb = openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
-	join(t, n.a.NIC, va, n.b.NIC, vb)
+	n, va, vb = openConnected(t, memoryConfig{bubble: true}, level)
 	xa, xb = packBoxes(t, n, va, vb, receives, room)
 	return n, va, vb, xa, xb
 }

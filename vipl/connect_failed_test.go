@@ -42,8 +42,7 @@ func unconfirmed(t *testing.T, ctx context.Context, n *memoryNet, va, vb *vipl.V
 // and serve the next connection.
 func TestReceivesOutliveFailedAccept(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n := newMemoryNet(t, memoryConfig{bubble: true, silence: 600 * time.Millisecond})
-		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+		n, va, vb := unconnected(t, memoryConfig{bubble: true, silence: 600 * time.Millisecond}, level)
 		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
 		postRecvs(t, vb, xb, 2, 64)
 		asked, accepted := unconfirmed(t, t.Context(), n, va, vb, func() {})
@@ -70,8 +69,7 @@ func TestReceivesOutliveFailedAccept(t *testing.T) {
 // An accept ends with its context. The VI is Idle then, and the requester is rejected.
 func TestAcceptContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newMemoryNet(t, memoryConfig{bubble: true})
-		va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+		n, va, vb := unconnected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		asked, accepted := unconfirmed(t, ctx, n, va, vb, func() {})
@@ -88,8 +86,7 @@ func TestAcceptContext(t *testing.T) {
 func TestAcceptOfWhatEnded(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const silence = 200 * time.Millisecond
-		n := newMemoryNet(t, memoryConfig{bubble: true, silence: silence})
-		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+		n, va, vb := unconnected(t, memoryConfig{bubble: true, silence: silence}, level)
 		xb := newBox(t, n.b.NIC, 1, 64)
 		postRecv(t, vb, xb, 0, 64)
 		n.wire.Cut(true)
@@ -235,8 +232,7 @@ func TestFarewellBeforeAcceptReturns(t *testing.T) {
 func TestPeerThatCannotConnect(t *testing.T) {
 	for _, host := range []string{"a", "b"} {
 		inBubble(t, host, func(t *testing.T) {
-			n := newMemoryNet(t, memoryConfig{bubble: true})
-			va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+			n, va, vb := unconnected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
 			a, b := address(n.a, "left"), address(n.b, "right")
 			small := n.a
 			if host == "b" {
@@ -282,8 +278,7 @@ func (a fullTable) Enter(num uint32, key uint64, peer netip.Addr) error {
 func TestAskingPeerThatCannotConnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var full atomic.Bool
-		n := newMemoryNet(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return fullTable{a, &full} }})
-		va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+		n, va, vb := unconnected(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return fullTable{a, &full} }}, vipl.ReliableDelivery)
 		a, b := address(n.a, "left"), address(n.b, "right")
 		for _, want := range [][2]error{{vipl.ErrResource, vipl.ErrRejected}, {nil, nil}} {
 			full.Store(want[0] != nil)

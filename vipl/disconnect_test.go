@@ -149,9 +149,7 @@ func TestDisconnectOnSlowPath(t *testing.T) {
 func TestDisconnectBesideRefusal(t *testing.T) {
 	const size = 1 << 20
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n := newMemoryNet(t, memoryConfig{bubble: true, arena: 8 << 20})
-		va, vb := openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
-		join(t, n.a.NIC, va, n.b.NIC, vb)
+		n, va, vb := openConnected(t, memoryConfig{bubble: true, arena: 8 << 20}, level)
 		xa, xb := newBox(t, n.a.NIC, 2, size), openBoxOf(t, n.b.NIC, 1, size)
 		n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
 		xa.desc[0].SetRDMARead(xb.remote(0), segment(xa, 0, size))

@@ -169,9 +169,7 @@ func (o *overheard) untouched(when string) {
 // again connects the same VIs again.
 func (o *overheard) again() {
 	o.t.Helper()
-	for _, v := range []*vipl.VI{o.va, o.vb} {
-		must(o.t, v.Disconnect())
-	}
+	disconnect(o.t, o.va, o.vb)
 	join(o.t, o.n.a.NIC, o.va, o.n.b.NIC, o.vb)
 	o.talk()
 }
@@ -398,8 +396,7 @@ func TestRecordLengthsThatLie(t *testing.T) {
 func TestReadsAtOnce(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)
-	va, vb := openVI(t, n.a.NIC, vipl.ReliableDelivery), openVI(t, n.b.NIC, vipl.ReliableDelivery)
-	join(t, n.a.NIC, va, n.b.NIC, vb)
+	_, vb := openPair(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 	from := openBox(t, n.b.NIC).remote(0)
 	n.a.queue.Cut(true) // a, which has not asked, acknowledges no answer
 	ask := func() {

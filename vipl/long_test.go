@@ -296,9 +296,7 @@ func TestMemoryByReferenceOfABrokenConnection(t *testing.T) {
 // The last word of a write is written in one piece, also when the frame's last
 // chunk has less than a word of it.
 func TestLastWordOfALongWrite(t *testing.T) {
-	n := newMemoryNet(t, longFrames)
-	va, vb := openVI(t, n.a.NIC, vipl.ReliableDelivery), openVI(t, n.b.NIC, vipl.ReliableDelivery)
-	join(t, n.a.NIC, va, n.b.NIC, vb)
+	n, va, _ := openConnected(t, longFrames, vipl.ReliableDelivery)
 	const size = 3754
 	xa, xb := newBox(t, n.a.NIC, 1, 4096), openBox(t, n.b.NIC)
 	end := (int(xb.segs[0].Data) + size + 7) &^ 7 // a multiple of 8

@@ -226,6 +226,13 @@ func connected(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel) (n *me
 	return n, va, vb
 }
 
+// unconnected opens a net and a VI on each of its hosts.
+func unconnected(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI) {
+	t.Helper()
+	n = newMemoryNet(t, c)
+	return n, newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+}
+
 // connectedBoxes is connected, with a box of buffers at each end.
 func connectedBoxes(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel, countA, countB, size int) (
 	n *memoryNet, va, vb *vipl.VI, xa, xb *box,
@@ -321,6 +328,14 @@ func statesAre(t testing.TB, want vipl.State, vis ...*vipl.VI) {
 	t.Helper()
 	for _, v := range vis {
 		stateIs(t, v, want)
+	}
+}
+
+// disconnect disconnects VIs, one after the other.
+func disconnect(t testing.TB, vis ...*vipl.VI) {
+	t.Helper()
+	for _, v := range vis {
+		must(t, v.Disconnect())
 	}
 }
 

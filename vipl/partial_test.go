@@ -277,8 +277,7 @@ func TestHeadIsRewound(t *testing.T) {
 func TestReadInAMessage(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{gate: true})
 	s := newSpy(t, n)
-	va, vb := openVI(t, n.a.NIC, vipl.ReliableDelivery), openVI(t, n.b.NIC, vipl.ReliableDelivery)
-	join(t, n.a.NIC, va, n.b.NIC, vb)
+	_, vb := openPair(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 	postRecv(t, vb, newBox(t, n.b.NIC, 1, 64), 0, 64)
 	from := openBox(t, n.b.NIC).remote(0)
 	h := s.expected(vb, wire.KindData)
@@ -301,8 +300,7 @@ func TestReadDataElsewhere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newMemoryNet(t, memoryConfig{gate: true})
 			s := newSpy(t, n)
-			va, vb := openVI(t, n.a.NIC, vipl.ReliableDelivery), openVI(t, n.b.NIC, vipl.ReliableDelivery)
-			join(t, n.a.NIC, va, n.b.NIC, vb)
+			_, vb := openPair(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 			n.a.queue.Cut(true) // a answers nothing
 			x := newBox(t, n.b.NIC, 1, 64)
 			x.desc[0].SetRDMARead(openBox(t, n.a.NIC).remote(0), segment(x, 0, 64))

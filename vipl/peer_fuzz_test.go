@@ -284,9 +284,7 @@ func (p *peerBed) play(t *testing.T, s *script, va, vb *vipl.VI) {
 		stall(false) // Disconnect would wait for the first, and take away the key of the second
 	}
 	p.listen(t, va)
-	for _, v := range []*vipl.VI{va, vb} {
-		must(t, v.Disconnect())
-	}
+	disconnect(t, va, vb)
 	done(vb.SendDone)
 	done(vb.RecvDone)
 	stall(false)

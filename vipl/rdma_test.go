@@ -23,12 +23,25 @@ func openVI(t testing.TB, n *vipl.NIC, level vipl.ReliabilityLevel) *vipl.VI {
 	return v
 }
 
+// openPair is a connected pair of such VIs, and openConnected one on a net of its own.
+func openPair(t testing.TB, a, b *vipl.NIC, level vipl.ReliabilityLevel) (va, vb *vipl.VI) {
+	t.Helper()
+	va, vb = openVI(t, a, level), openVI(t, b, level)
+	join(t, a, va, b, vb)
+	return va, vb
+}
+
+func openConnected(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI) {
+	t.Helper()
+	n = newMemoryNet(t, c)
+	va, vb = openPair(t, n.a.NIC, n.b.NIC, level)
+	return n, va, vb
+}
+
 // rdmaPair is two connected VIs, each with memory that is open to the other.
 func rdmaPair(t testing.TB, c memoryConfig, level vipl.ReliabilityLevel) (n *memoryNet, va, vb *vipl.VI, xa, xb *box) {
 	t.Helper()
-	n = newMemoryNet(t, c)
-	va, vb = openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
-	join(t, n.a.NIC, va, n.b.NIC, vb)
+	n, va, vb = openConnected(t, c, level)
 	return n, va, vb, openBox(t, n.a.NIC), openBox(t, n.b.NIC)
 }
 
@@ -183,9 +196,7 @@ func TestRefusalBehindLongAnswers(t *testing.T) {
 	const size, reads = 1 << 20, 16
 	eachLevelInBubble(t, reliableLevels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		const silence = 100 * time.Millisecond
-		n := newMemoryNet(t, memoryConfig{bubble: true, arena: 8 << 20, silence: silence})
-		va, vb := openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
-		join(t, n.a.NIC, va, n.b.NIC, vb)
+		n, va, _ := openConnected(t, memoryConfig{bubble: true, arena: 8 << 20, silence: silence}, level)
 		xa, into, xb := newBox(t, n.a.NIC, reads+1, 64), newBox(t, n.a.NIC, 1, size), openBoxOf(t, n.b.NIC, 1, size)
 		n.wire.SetFaults(xdpnictest.Faults{Delay: 12 * time.Millisecond})
 		start := time.Now()

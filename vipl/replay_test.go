@@ -231,8 +231,7 @@ func runReplay(t *testing.T, seed uint64, c memoryConfig) *replayed {
 			t.Cleanup(h.WithoutBackground()) // it must answer while its VIs are closed
 		}
 		for _, level := range slices.Concat(reliableLevels, reliableLevels) {
-			va, vb := openVI(t, n.a.NIC, level), openVI(t, n.b.NIC, level)
-			join(t, n.a.NIC, va, n.b.NIC, vb)
+			va, vb := openPair(t, n.a.NIC, n.b.NIC, level)
 			for i, v := range [2][2]*vipl.VI{{va, vb}, {vb, va}} {
 				mine, peers := r.nics[i].NIC, r.nics[1-i].NIC
 				s := &replaySide{

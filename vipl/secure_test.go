@@ -213,8 +213,7 @@ func TestPaddedSealedFrame(t *testing.T) {
 				receivedMessage(t, vb, xb.buf[before+k][:short], k)
 			}
 			n.a.queue.SetFaults(xdpnictest.Faults{})
-			noError(t, va.Disconnect())
-			noError(t, vb.Disconnect())
+			disconnect(t, va, vb)
 		})
 	}
 }
@@ -326,8 +325,7 @@ func (w writer) Write(b []byte) (int, error) { return w(b) }
 
 // What a program does with the address of a requester does not change the request.
 func TestAddressOfRequesterIsACopy(t *testing.T) {
-	n := newMemoryNet(t, memoryConfig{psk: testPSK(t, 1)})
-	va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+	n, va, vb := unconnected(t, memoryConfig{psk: testPSK(t, 1)}, vipl.ReliableDelivery)
 	at := address(n.b, "copy")
 	l, err := n.b.Listen(at)
 	must(t, err)

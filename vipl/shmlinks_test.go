@@ -180,8 +180,7 @@ func TestOtherQueueOfTheInterface(t *testing.T) {
 	xa, xb := openBox(t, nics[0]), openBox(t, nics[1])
 	for _, level := range []vipl.ReliabilityLevel{vipl.UnreliableDelivery, vipl.ReliableDelivery, vipl.ReliableReception} {
 		for range 2 { // the second time on a new link
-			va, vb := openVI(t, nics[0], level), openVI(t, nics[1], level)
-			join(t, nics[0], va, nics[1], vb)
+			va, vb := openPair(t, nics[0], nics[1], level)
 			transfer(t, va, vb, xa, xb, 300, 20_000)
 			transfer(t, vb, va, xb, xa, 300, 64)
 			fillPattern(xa.buf[0], 9)
@@ -190,8 +189,7 @@ func TestOtherQueueOfTheInterface(t *testing.T) {
 			sent(t, va, vipl.StatusOpRDMAWrite)
 			transfer(t, va, vb, xa, xb, 1, 8) // which comes after it
 			checkPattern(t, xb.buf[1], 9)
-			noError(t, va.Disconnect())
-			noError(t, vb.Disconnect())
+			disconnect(t, va, vb)
 		}
 	}
 }
@@ -237,8 +235,7 @@ func TestLinkFails(t *testing.T) {
 		"no other part": {kagent.ErrUnreachable, vipl.ErrNotReachable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newMemoryNet(t, memoryConfig{agent: func(a *kagenttest.Agent) kagent.Agent { return withoutLink{a, test.err} }})
-			va, vb := newVI(t, n.a.NIC, vipl.ReliableDelivery), newVI(t, n.b.NIC, vipl.ReliableDelivery)
+			n, va, vb := unconnected(t, memoryConfig{agent: func(a *kagenttest.Agent) kagent.Agent { return withoutLink{a, test.err} }}, vipl.ReliableDelivery)
 			accepted := accepts(n.b.NIC, address(n.b, "other queue"), vb)
 			err := errOf(request(va, address(n.b, "other queue")))
 			wantError(t, "request", err, test.want)

@@ -44,9 +44,7 @@ func TestSilentPeer(t *testing.T) {
 		received(t, vb, vipl.StatusFlushed)
 		equal(t, "PeersLost", n.b.Counters().PeersLost, 1)
 		n.wire.Cut(false)
-		for _, v := range []*vipl.VI{va, vb} {
-			noError(t, v.Disconnect())
-		}
+		disconnect(t, va, vb)
 		join(t, n.a.NIC, va, n.b.NIC, vb)
 	})
 }
@@ -108,8 +106,7 @@ func TestDisconnectUnheard(t *testing.T) {
 // went to sleep before there was a timer.
 func TestNewConnectionIsKeptAlive(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
-		n := newMemoryNet(t, memoryConfig{bubble: true, silence: 100 * time.Millisecond})
-		va, vb := newVI(t, n.a.NIC, level), newVI(t, n.b.NIC, level)
+		n, va, vb := unconnected(t, memoryConfig{bubble: true, silence: 100 * time.Millisecond}, level)
 		for range 3 {
 			time.Sleep(50 * time.Millisecond) // both ports sleep
 			join(t, n.a.NIC, va, n.b.NIC, vb)

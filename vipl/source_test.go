@@ -74,9 +74,7 @@ func TestInterfaceChanges(t *testing.T) {
 				a, b := n.a.Counters(), n.b.Counters()
 				lost := a.PathsLost + b.PathsLost + a.PeersLost + b.PeersLost + a.SourcesLost + b.SourcesLost
 				errorIf(t, m.lost(a) != 1 || lost != 1, "%+v, %+v", a, b)
-				for _, v := range []*vipl.VI{va, vb} {
-					noError(t, v.Disconnect())
-				}
+				disconnect(t, va, vb)
 				n.a.agent.Change(m.back)
 				join(t, n.a.NIC, va, n.b.NIC, vb)
 			})

@@ -229,14 +229,11 @@ func TestWatchShmLinks(t *testing.T) {
 		words[i], _ = nics[i].Watch()
 		equal(t, "without a connection", atomic.LoadUint64(words[i].ShmLinks), 0)
 	}
-	va, vb := openVI(t, nics[0], vipl.ReliableDelivery), openVI(t, nics[1], vipl.ReliableDelivery)
-	join(t, nics[0], va, nics[1], vb)
+	va, vb := openPair(t, nics[0], nics[1], vipl.ReliableDelivery)
 	for i, w := range words {
 		errorIf(t, atomic.LoadUint64(w.ShmLinks) == 0, "handle %d: the connection goes by no lane", i)
 	}
-	for _, v := range []*vipl.VI{va, vb} {
-		noError(t, v.Disconnect())
-	}
+	disconnect(t, va, vb)
 	for i, w := range words {
 		equal(t, fmt.Sprintf("lanes of handle %d", i), atomic.LoadUint64(w.ShmLinks), 0)
 	}
