@@ -48,7 +48,7 @@ func (q *Queue) number(addr uint64) int {
 	return int(addr / q.size)
 }
 
-func (q *Queue) isTx(i int) bool { return i >= q.rxChunks }
+func (q *Queue) isTx(i int) bool { return i >= q.cfg.RxChunks }
 
 func (q *Queue) addr(i int) uint64 { return uint64(i) * q.size }
 

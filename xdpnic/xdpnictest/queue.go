@@ -20,17 +20,15 @@ type Queue struct {
 	avail atomic.Int64 // entries on the RX ring, for Ready
 
 	// Everything below is guarded by wire.mu.
-	mac      [6]byte
-	mem      []byte
-	size     uint64 // bytes of a chunk
-	rxChunks int
-	chunks   []chunk // RX chunks first
-	owners   [numStates]int
-	wrong    []error // the first misuses
-	closed   bool
-	cut      bool
-	n        Stats
-	pkt      wire.Packet
+	mem    []byte
+	size   uint64  // bytes of a chunk
+	chunks []chunk // RX chunks first
+	owners [numStates]int
+	wrong  []error // the first misuses
+	closed bool
+	cut    bool
+	n      Stats
+	pkt    wire.Packet
 
 	stack []uint64     // free TX chunks, the last is taken first
 	tx    ring[entry]  // segments, published and not
@@ -86,8 +84,7 @@ func (w *Wire) Queue(cfg Config) (*Queue, error) {
 		return nil, err
 	}
 	q := &Queue{
-		wire: w, cfg: cfg, mac: cfg.MAC, mem: cfg.Memory, size: uint64(cfg.ChunkSize),
-		rxChunks: cfg.RxChunks, chunks: make([]chunk, cfg.RxChunks+cfg.TxChunks),
+		wire: w, cfg: cfg, mem: cfg.Memory, size: uint64(cfg.ChunkSize), chunks: make([]chunk, cfg.RxChunks+cfg.TxChunks),
 		stack: make([]uint64, 0, cfg.TxChunks), recycled: make([]int, 0, cfg.RxChunks),
 		tx: newRing[entry](cfg.TxRing), taken: newRing[entry](cfg.CompletionRing), comp: newRing[uint64](cfg.CompletionRing),
 		fill: newRing[int](cfg.RxChunks), rx: newRing[arrival](cfg.RxRing),
@@ -103,7 +100,7 @@ func (w *Wire) Queue(cfg Config) (*Queue, error) {
 		q.owners[c.state]++
 		q.freeze(i)
 	}
-	for i := len(q.chunks) - 1; i >= q.rxChunks; i-- {
+	for i := len(q.chunks) - 1; i >= cfg.RxChunks; i-- {
 		q.stack = append(q.stack, q.addr(i)) // the lowest address is on top
 	}
 	w.mu.Lock()

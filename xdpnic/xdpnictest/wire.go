@@ -258,10 +258,10 @@ func (w *Wire) arrive(from *Queue, frame []byte) {
 
 // wants reports whether q receives a frame that from sent.
 func (q *Queue) wants(from *Queue, frame []byte) bool {
-	if q.mac == ([6]byte{}) || frame[0]&1 != 0 {
+	if q.cfg.MAC == ([6]byte{}) || frame[0]&1 != 0 {
 		return q != from
 	}
-	return [6]byte(frame) == q.mac
+	return [6]byte(frame) == q.cfg.MAC
 }
 
 // Faults are what the wire does to the frames that a queue sends. The zero value delivers each at once, in
