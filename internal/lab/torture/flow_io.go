@@ -84,28 +84,24 @@ func (f *flow) sendNumbered() {
 	if !f.cfg.RDMA {
 		p = p * 65 / 100
 	}
+	posted := false
 	switch {
 	case p < 55 || f.cfg.Full:
-		if f.sendPlain(head{kind: kindData, seq: f.next}) {
-			f.next++
-		}
+		posted = f.sendPlain(head{kind: kindData, seq: f.next})
 	case p < 65:
 		d, _ := f.sends.next()
 		d.SetSegments()
 		d.SetImmediate(uint32(f.next))
-		if f.post(opSend) {
-			f.next++
-		}
+		posted = f.post(opSend)
 	case p < 80:
-		if f.write(true) {
-			f.next++
-		}
+		posted = f.write(true)
 	case p < 92:
-		if f.write(false) && f.sendPlain(head{kind: kindWritten, seq: f.next}) {
-			f.next++
-		}
+		posted = f.write(false) && f.sendPlain(head{kind: kindWritten, seq: f.next})
 	case f.reads < maxReads:
 		f.read()
+	}
+	if posted {
+		f.next++
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/procfs"
 
 	"viaxdp/bpf"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/schedlat"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic"
@@ -90,19 +91,11 @@ type Resources struct {
 }
 
 // resources counts this process's resources, after a garbage collection.
-func resources() (r Resources, err error) {
+func resources() Resources {
 	debug.FreeOSMemory()
-	r.Goroutines = runtime.NumGoroutine()
-	p, err := procfs.Self()
-	if err != nil {
-		return r, err
+	return Resources{
+		Goroutines: runtime.NumGoroutine(),
+		Files:      len(fail.Must(os.ReadDir("/proc/self/fd"))) - 1, // reading the directory needs one
+		Resident:   int64(fail.Must(fail.Must(procfs.Self()).NewStatus()).RssAnon),
 	}
-	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return r, err
-	}
-	r.Files = len(fds) - 1 // reading the directory needs one
-	status, err := p.NewStatus()
-	r.Resident = int64(status.RssAnon)
-	return r, err
 }

@@ -194,7 +194,7 @@ func (p *traffic) report() *Report {
 // fullReport is a report with the resources, which take some time to count.
 func (p *traffic) fullReport() *Report {
 	r := p.report()
-	r.Resources = fail.Must(resources())
+	r.Resources = resources()
 	return r
 }
 
@@ -239,7 +239,7 @@ func (p *traffic) close() *Report {
 	for end := time.Now().Add(drainWithin); p.least > 0 && runtime.NumGoroutine() > p.least && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	r.Resources = fail.Must(resources())
+	r.Resources = resources()
 	p.least = r.Resources.Goroutines
 	return r
 }
