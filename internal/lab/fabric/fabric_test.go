@@ -5,16 +5,12 @@ import (
 	"reflect"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/vipl"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = nstest.Must
 
 func run(t *testing.T, e Sharing) Shared {
 	t.Helper()

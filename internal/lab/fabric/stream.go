@@ -52,8 +52,7 @@ func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
 		return nil, err
 	}
 	for _, d := range st.recv {
-		d.SetSegments(st.dst.Segment(len(st.recv)*descLen, Message))
-		if err := st.vb.PostRecv(d, st.dst.Handle()); err != nil {
+		if err := st.receive(d); err != nil {
 			return nil, err
 		}
 	}
@@ -176,8 +175,7 @@ func (st *Stream) take() {
 			return
 		}
 		st.Received += int64(d.Length)
-		d.SetSegments(st.dst.Segment(len(st.recv)*descLen, Message))
-		if err := st.vb.PostRecv(d, st.dst.Handle()); err != nil {
+		if err := st.receive(d); err != nil {
 			st.fail(err)
 			return
 		}
@@ -187,6 +185,12 @@ func (st *Stream) take() {
 			done(st.to.sim.Now())
 		}
 	}
+}
+
+// receive posts a receive of a message.
+func (st *Stream) receive(d *vipl.Descriptor) error {
+	d.SetSegments(st.dst.Segment(len(st.recv)*descLen, Message))
+	return st.vb.PostRecv(d, st.dst.Handle())
 }
 
 func (st *Stream) fail(err error) {
