@@ -125,9 +125,7 @@ func deregisterByReference(t *testing.T, level vipl.ReliabilityLevel, where byRe
 		xa.desc[0].SetRDMAWrite(xb.remote(0), data.Segment(0, size))
 	}
 	postDesc(t, va, xa, 0)
-	if n.a.Counters().ByReference == 0 || !where.held(n) {
-		t.Fatalf("nothing lent is %s: %+v", where.name, n.a.Counters())
-	}
+	fatalIf(t, n.a.Counters().ByReference == 0 || !where.held(n), "nothing lent is %s: %+v", where.name, n.a.Counters())
 	busy("lent")
 	k := o.take(t, n.a.NIC, tag, size, data.Bytes())
 	errorIf(t, k > 0 || len(o.regions) == 0, "of %d blocks %d are the lent one", len(o.regions), k)

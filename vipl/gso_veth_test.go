@@ -168,9 +168,7 @@ func connectTo(t *testing.T, a, b *vipl.NIC, host netip.Addr) (va, vb *vipl.VI) 
 	va, vb = newVI(t, a, vipl.ReliableDelivery), newVI(t, b, vipl.ReliableDelivery)
 	to := vipl.NetAddress{Host: host, Discriminator: []byte("gso")}
 	accepted := accepts(b, vipl.NetAddress{Discriminator: to.Discriminator}, vb)
-	if !comes(func() bool { return errOf(va.ConnectRequest(vipl.NetAddress{}, to, ackDelay)) == nil }) {
-		t.Fatal("no connection")
-	}
+	fatalIf(t, !comes(func() bool { return errOf(va.ConnectRequest(vipl.NetAddress{}, to, ackDelay)) == nil }), "no connection")
 	must(t, <-accepted)
 	return va, vb
 }

@@ -24,9 +24,7 @@ func TestResentOnLoop(t *testing.T) {
 	p.loop.queued = []loopFrame{{c, 2048, 1, true}, {c, 4096, 1, true}}
 	nstest.Equal(t, "sent again on its way", p.resendShort(c, 4096, 1, 0), notYet)
 	p.release(c, 4096<<tagShift|1)
-	if len(nic.freed) != 0 || c.chunks != 1 {
-		t.Errorf("given back on its way: %d, the connection has %d", nic.freed, c.chunks)
-	}
+	nstest.ErrorIf(t, len(nic.freed) != 0 || c.chunks != 1, "given back on its way: %d, the connection has %d", nic.freed, c.chunks)
 	p.deliverLooped(0)
 	nstest.ErrorIf(t, !slices.Equal(nic.freed, []uint64{4096}), "given back on arrival: %d", nic.freed)
 	p.release(c, 2048<<tagShift|1)

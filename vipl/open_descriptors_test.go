@@ -19,9 +19,7 @@ func TestOpenFirstWithFewDescriptors(t *testing.T) {
 	if free, err := strconv.Atoi(os.Getenv(descriptorsEnv)); err == nil {
 		nstest.WithDescriptors(t, free, func() {
 			_, err := OpenNIC("via0", WithAgent("none"))
-			if !errors.Is(err, unix.EMFILE) || !errors.Is(err, ErrResource) || Unavailable(err) {
-				t.Errorf("%v, want too many open files", err)
-			}
+			nstest.ErrorIf(t, !errors.Is(err, unix.EMFILE) || !errors.Is(err, ErrResource) || Unavailable(err), "%v, want too many open files", err)
 		})
 		return
 	}

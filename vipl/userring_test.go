@@ -268,9 +268,7 @@ func TestFarewellUnheard(t *testing.T) {
 		n.a.Farewell()
 		received(t, vb, 0)
 		stateIs(t, vb, vipl.Error)
-		if n.a.Counters().Resent < 2 {
-			t.Errorf("nothing was repeated: %+v", n.a.Counters())
-		}
+		errorIf(t, n.a.Counters().Resent < 2, "nothing was repeated: %+v", n.a.Counters())
 		nothingDone(t, va.RecvDone, vipl.ErrNotDone)
 		stateIs(t, va, vipl.Connected)
 	})

@@ -194,9 +194,7 @@ func TestCut(t *testing.T) {
 	if got := receive(b); !slices.Equal(got, []int{3}) || a.Ready() {
 		t.Errorf("got %v", got)
 	}
-	if b.Stats().RxCut != 3 || b.Stats().Cut != 2 {
-		t.Errorf("%+v", b.Stats())
-	}
+	nstest.ErrorIf(t, b.Stats().RxCut != 3 || b.Stats().Cut != 2, "%+v", b.Stats())
 	conserved(t, a, b)
 }
 
@@ -262,9 +260,7 @@ func TestLies(t *testing.T) {
 		nstest.ErrorIf(t, v < 50 || v > 300, "%s: %d", name, v)
 	}
 	nstest.ErrorIf(t, r.RxQueued != uint64(sent) || r.RxBadEntries != r.LiedWildRx, "sent %d, %+v", sent, r)
-	if a.Owners().Free != xdpnictest.DefaultChunks || b.Owners().Filled != xdpnictest.DefaultChunks {
-		t.Errorf("%+v %+v", a.Owners(), b.Owners())
-	}
+	nstest.ErrorIf(t, a.Owners().Free != xdpnictest.DefaultChunks || b.Owners().Filled != xdpnictest.DefaultChunks, "%+v %+v", a.Owners(), b.Owners())
 }
 
 func TestLostAndLateCompletions(t *testing.T) {

@@ -182,9 +182,7 @@ func TestFullRings(t *testing.T) {
 		addr, _, _ := a.Alloc()
 		nstest.ErrorIf(t, a.Send(addr, frameLen, false), "sent into a full ring")
 		flush(t, a)
-		if !a.Send(addr, frameLen, false) || a.Stats().TxFull != 1 {
-			t.Errorf("%+v", a.Stats())
-		}
+		nstest.ErrorIf(t, !a.Send(addr, frameLen, false) || a.Stats().TxFull != 1, "%+v", a.Stats())
 	})
 	t.Run("completion", func(t *testing.T) {
 		a, _ := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8, CompletionRing: 3})
@@ -243,9 +241,7 @@ func TestMultiBuffer(t *testing.T) {
 	nstest.ErrorIf(t, !slices.Equal(all[20:], mem[16*2048:16*2048+4000]), "other bytes")
 	sound(t, a)
 	sound(t, b)
-	if b.Owners().Filled != 8 || a.Owners().Free != 8 {
-		t.Errorf("%+v %+v", a.Owners(), b.Owners())
-	}
+	nstest.ErrorIf(t, b.Owners().Filled != 8 || a.Owners().Free != 8, "%+v %+v", a.Owners(), b.Owners())
 }
 
 // Frames go to the queue of their hardware address, to the sender itself, to

@@ -33,12 +33,8 @@ func TestReplay(t *testing.T) {
 	one, two := run(t, e), run(t, e)
 	e.Seed++
 	three := run(t, e)
-	if !reflect.DeepEqual(one, two) {
-		t.Errorf("two runs of a seed:\n%+v\n%+v", one, two)
-	}
-	if reflect.DeepEqual(one, three) {
-		t.Error("another seed made the same run")
-	}
+	nstest.ErrorIf(t, !reflect.DeepEqual(one, two), "two runs of a seed:\n%+v\n%+v", one, two)
+	nstest.ErrorIf(t, reflect.DeepEqual(one, three), "another seed made the same run")
 }
 
 // A stream fills a bottleneck, whether frames are lost at random or not, and does not fill its buffer.
@@ -59,9 +55,7 @@ func TestAlone(t *testing.T) {
 				if share := r.VI[0] / rate / (1 - loss); share < 0.85 {
 					t.Errorf("payload is %.2f of the rate", share)
 				}
-				if r.Queue > 0.5*float64(l.Limit) {
-					t.Errorf("the queue has %.0f bytes on average", r.Queue)
-				}
+				nstest.ErrorIf(t, r.Queue > 0.5*float64(l.Limit), "the queue has %.0f bytes on average", r.Queue)
 			})
 		}
 	}
@@ -76,9 +70,7 @@ func TestBesideCubic(t *testing.T) {
 	for _, queue := range queues {
 		t.Run(fmt.Sprint(queue), func(t *testing.T) {
 			r := run(t, Sharing{Bottleneck: near(queue), VIs: 1, TCPs: []TCPAlgorithm{Cubic}, Apart: 100 * Millisecond, Warm: Second, Time: 6 * Second})
-			if r.OfVI < 0.3 || r.OfVI > 0.65 || r.Used < 0.9 {
-				t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
-			}
+			nstest.ErrorIf(t, r.OfVI < 0.3 || r.OfVI > 0.65 || r.Used < 0.9, "share %.2f, link used %.2f", r.OfVI, r.Used)
 		})
 	}
 }
@@ -130,9 +122,7 @@ func TestBesideCubicOnALongPath(t *testing.T) {
 			l := Link{Rate: c.rate, Delay: 5 * Millisecond, Limit: c.queue}
 			host := HostConfig{RxChunks: 4096, TxChunks: 4096} // more than the path and the queue hold
 			r := run(t, Sharing{Bottleneck: l, Host: host, VIs: 1, TCPs: []TCPAlgorithm{Cubic}, Apart: 100 * Millisecond, Warm: 10 * Second, Time: c.time})
-			if r.OfVI < 0.3 || r.OfVI > 0.65 || r.Used < 0.9 {
-				t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
-			}
+			nstest.ErrorIf(t, r.OfVI < 0.3 || r.OfVI > 0.65 || r.Used < 0.9, "share %.2f, link used %.2f", r.OfVI, r.Used)
 		})
 	}
 }
@@ -153,12 +143,8 @@ func TestStreamsShare(t *testing.T) {
 	for _, c := range cases {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			r := run(t, Sharing{Bottleneck: near(c.queue), VIs: c.vis, Apart: c.apart, Warm: Second, Time: 3 * Second})
-			if r.Jain < 0.98 || r.Used < 0.9 {
-				t.Errorf("Jain's index %.3f, link used %.2f", r.Jain, r.Used)
-			}
-			if c.vis == 10 && c.apart > 0 && r.Queue > 100_000 {
-				t.Errorf("mean queue %.0f bytes", r.Queue)
-			}
+			nstest.ErrorIf(t, r.Jain < 0.98 || r.Used < 0.9, "Jain's index %.3f, link used %.2f", r.Jain, r.Used)
+			nstest.ErrorIf(t, c.vis == 10 && c.apart > 0 && r.Queue > 100_000, "mean queue %.0f bytes", r.Queue)
 			if c.vis == 2 && c.apart == 0 && (r.Resent > 0 || r.Queue > 40_000) {
 				t.Errorf("%d retransmissions, mean queue %.0f bytes", r.Resent, r.Queue)
 			}
@@ -179,9 +165,7 @@ func TestBusyHostsShare(t *testing.T) {
 			for seed := range seeds {
 				r := run(t, Sharing{Seed: seed + 1, Bottleneck: near(1_000_000), Host: c, VIs: 10, Apart: 200 * Millisecond, Time: 10 * Second})
 				sum += r.Jain
-				if r.Used < 0.9 {
-					t.Errorf("seed %d: link used %.2f", seed+1, r.Used)
-				}
+				nstest.ErrorIf(t, r.Used < 0.9, "seed %d: link used %.2f", seed+1, r.Used)
 			}
 			if mean := sum / float64(seeds); mean < 0.92 {
 				t.Errorf("Jain's index %.3f, mean of %d seeds", mean, seeds)
@@ -217,14 +201,10 @@ func TestMarks(t *testing.T) {
 func TestModels(t *testing.T) {
 	l := near(150_000)
 	r := run(t, Sharing{Bottleneck: l, TCPs: []TCPAlgorithm{Cubic, Cubic}, Warm: Second, Time: 5 * Second})
-	if r.Jain < 0.9 || r.Used < 0.98 || r.Queue < 0.5*float64(l.Limit) || r.Timeouts > 0 {
-		t.Errorf("CUBIC: %+v", r)
-	}
+	nstest.ErrorIf(t, r.Jain < 0.9 || r.Used < 0.98 || r.Queue < 0.5*float64(l.Limit) || r.Timeouts > 0, "CUBIC: %+v", r)
 	l.Mark = 30_000
 	r = run(t, Sharing{Bottleneck: l, TCPs: []TCPAlgorithm{DCTCP, DCTCP}, Warm: Second, Time: 2 * Second})
-	if r.Jain < 0.95 || r.Used < 0.98 || r.Queue > 1.2*float64(l.Mark) || r.TCPResent > 0 {
-		t.Errorf("DCTCP: %+v", r)
-	}
+	nstest.ErrorIf(t, r.Jain < 0.95 || r.Used < 0.98 || r.Queue > 1.2*float64(l.Mark) || r.TCPResent > 0, "DCTCP: %+v", r)
 }
 
 // A BBR flow alone leaves the queue short; two share the link. A CUBIC flow gets little of a short queue beside one, since
@@ -335,22 +315,16 @@ func TestPathBecomesLonger(t *testing.T) {
 func TestChosenCubic(t *testing.T) {
 	host := HostConfig{Congestion: vipl.CongestionCubic}
 	r := run(t, Sharing{Bottleneck: near(150_000), Host: host, VIs: 1, TCPs: []TCPAlgorithm{Cubic}, Warm: Second, Time: 4 * Second})
-	if r.OfVI < 0.35 || r.OfVI > 0.65 || r.Used < 0.98 {
-		t.Errorf("share %.2f, link used %.2f", r.OfVI, r.Used)
-	}
+	nstest.ErrorIf(t, r.OfVI < 0.35 || r.OfVI > 0.65 || r.Used < 0.98, "share %.2f, link used %.2f", r.OfVI, r.Used)
 	if testing.Short() {
 		return
 	}
 	r = run(t, Sharing{Bottleneck: near(150_000), Host: host, VIs: 1, Warm: Second, Time: 2 * Second})
-	if r.Queue < 0.4*150_000 || r.Used < 0.98 {
-		t.Errorf("alone: queue %.0f bytes, link used %.2f", r.Queue, r.Used)
-	}
+	nstest.ErrorIf(t, r.Queue < 0.4*150_000 || r.Used < 0.98, "alone: queue %.0f bytes, link used %.2f", r.Queue, r.Used)
 	far := Link{Rate: 200e6, Delay: 5 * Millisecond, Limit: 500_000, Loss: 0.01}
 	cubic := run(t, Sharing{Bottleneck: far, Host: host, VIs: 1, Warm: Second, Time: 2 * Second})
 	usual := run(t, Sharing{Bottleneck: far, VIs: 1, Warm: Second, Time: 2 * Second})
-	if cubic.Used > 0.5 || usual.Used < 0.85 {
-		t.Errorf("1 %% lost at random: CUBIC uses %.2f, the default %.2f", cubic.Used, usual.Used)
-	}
+	nstest.ErrorIf(t, cubic.Used > 0.5 || usual.Used < 0.85, "1 %% lost at random: CUBIC uses %.2f, the default %.2f", cubic.Used, usual.Used)
 }
 
 // leafSpine is a small network of 25 Gbit/s.
@@ -373,9 +347,7 @@ func TestSpineFails(t *testing.T) {
 		must(t, err)
 		st.Transfer(size, func(int64) { done++ })
 		defer func() {
-			if st.Err != nil || st.Received != size {
-				t.Errorf("stream %d: %d of %d bytes, %v", i, st.Received, size, st.Err)
-			}
+			nstest.ErrorIf(t, st.Err != nil || st.Received != size, "stream %d: %d of %d bytes, %v", i, st.Received, size, st.Err)
 		}()
 	}
 	n.After(Millisecond/2, func() { n.FailSpine(0, true) })

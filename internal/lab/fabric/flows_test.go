@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testsize"
 )
 
@@ -21,9 +22,7 @@ func network(leaves, perLeaf, spines int) Shape {
 func p99(t *testing.T, r Mixed, below int64) float64 {
 	t.Helper()
 	slowdown, n := Percentile(r.Flows, 0, below, 0.99)
-	if n == 0 {
-		t.Fatalf("no flows below %d bytes", below)
-	}
+	nstest.FatalIf(t, n == 0, "no flows below %d bytes", below)
 	return slowdown
 }
 
@@ -108,9 +107,7 @@ func TestIncastSlowdown(t *testing.T) {
 	r, err := Incast{Seed: 1, Shape: network(2, 8, 2), Senders: 1, Bytes: 64 << 10, Rounds: 8, Within: Millisecond}.Run()
 	must(t, err)
 	for _, f := range r.Flows {
-		if f.Slowdown < 1 || f.Slowdown > 1.5 {
-			t.Errorf("a message alone has a slowdown of %.2f", f.Slowdown)
-		}
+		nstest.ErrorIf(t, f.Slowdown < 1 || f.Slowdown > 1.5, "a message alone has a slowdown of %.2f", f.Slowdown)
 	}
 }
 
@@ -128,9 +125,7 @@ func TestMix(t *testing.T) {
 			if z.Name == DataMining.Name {
 				again, err := m.Run()
 				must(t, err)
-				if !reflect.DeepEqual(ours, again) {
-					t.Error("two runs of a seed differ")
-				}
+				nstest.ErrorIf(t, !reflect.DeepEqual(ours, again), "two runs of a seed differ")
 			}
 			m.Transport = OverDCTCP
 			theirs, err := m.Run()

@@ -58,9 +58,7 @@ func TestBottleneck(t *testing.T) {
 			}
 			total += len(x.frame)
 			sent[binary.BigEndian.Uint16(x.frame[addressAt+8:])] += len(x.frame)
-			if x.due != time.Duration(total)*time.Microsecond {
-				t.Fatalf("per flow %v: %d bytes are sent by %v", perFlow, total, x.due)
-			}
+			nstest.FatalIf(t, x.due != time.Duration(total)*time.Microsecond, "per flow %v: %d bytes are sent by %v", perFlow, total, x.due)
 		}
 		if want := each; !perFlow && sent[1] != want || perFlow && (sent[1] < want/2-2*quantum || sent[2] < want/2-2*quantum) {
 			t.Errorf("per flow %v: flows have sent %d of %d bytes", perFlow, sent[1:], total)

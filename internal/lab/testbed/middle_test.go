@@ -86,9 +86,7 @@ func flood(t *testing.T, s *Site, from, to *net.UDPConn, count int, f Faults) (a
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return 0, false
 		}
-		if err != nil || size != datagram {
-			t.Fatalf("%d bytes, %v", size, err)
-		}
+		nstest.FatalIf(t, err != nil || size != datagram, "%d bytes, %v", size, err)
 		return binary.BigEndian.Uint32(got), true
 	}
 	write := func(number uint32) {
@@ -257,15 +255,11 @@ func TestCorruptSparesARP(t *testing.T) {
 	arp, ip := make([]byte, 60), make([]byte, 60)
 	copy(arp[etherTypeAt:], []byte{8, 6})
 	copy(ip[etherTypeAt:], []byte{8, 0})
-	if canCorrupt(arp) || canCorrupt(ip[:etherLen]) || !canCorrupt(ip) {
-		t.Error("ARP, an empty frame, or IP is judged wrongly")
-	}
+	nstest.ErrorIf(t, canCorrupt(arp) || canCorrupt(ip[:etherLen]) || !canCorrupt(ip), "ARP, an empty frame, or IP is judged wrongly")
 	p := copyPlan{flips: 3, flip: [mostFlips]uint64{1, 99, 12345}}
 	damaged := bytes.Clone(ip)
 	p.damage(damaged)
-	if bytes.Equal(damaged, ip) || !bytes.Equal(damaged[:etherLen], ip[:etherLen]) {
-		t.Errorf("%x became %x", ip, damaged)
-	}
+	nstest.ErrorIf(t, bytes.Equal(damaged, ip) || !bytes.Equal(damaged[:etherLen], ip[:etherLen]), "%x became %x", ip, damaged)
 }
 
 // residentMain is the process that TestSiteOutlivesItsProcesses starts: it prints its addresses
@@ -345,9 +339,7 @@ func TestStartThrough(t *testing.T) {
 	var ends [2]*net.UDPConn
 	for i := range ends {
 		s := bed.Side(i)
-		if len(s.Ends) != 2 || s.Ends[0].Name != "via0" || s.Ends[1].Name != "tcp0" {
-			t.Fatalf("side %d has %+v", i, s.Ends)
-		}
+		nstest.FatalIf(t, len(s.Ends) != 2 || s.Ends[0].Name != "via0" || s.Ends[1].Name != "tcp0", "side %d has %+v", i, s.Ends)
 		ends[i] = bed.udp(t, i, s.Ends[0].IPv4.Addr())
 	}
 	to := netip.AddrPortFrom(bed.Side(1).Ends[0].IPv4.Addr(), 7001)
@@ -413,9 +405,7 @@ func TestWatched(t *testing.T) {
 		t.Errorf("%+v of %+v", n, all)
 	}
 	for _, n := range []EmulatorCounters{n, all.Since(n)} {
-		if n.Taken+n.Duplicated != n.Lost+n.LostInBurst+n.Refused || n.Waiting != 0 {
-			t.Errorf("not balanced: %+v", n)
-		}
+		nstest.ErrorIf(t, n.Taken+n.Duplicated != n.Lost+n.LostInBurst+n.Refused || n.Waiting != 0, "not balanced: %+v", n)
 	}
 }
 

@@ -302,15 +302,11 @@ func FuzzState(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		st, err := n.parse(b)
 		if err != nil {
-			if st.exists() || st.Hugepages != 0 || st.Growing != nil {
-				t.Fatalf("%q is refused, and is %+v: %v", b, st, err)
-			}
+			nstest.FatalIf(t, st.exists() || st.Hugepages != 0 || st.Growing != nil, "%q is refused, and is %+v: %v", b, st, err)
 			return
 		}
 		for i, ns := range st.Namespaces {
-			if i > 1 || ns.Name != [2]string{"via0", "via1"}[i] {
-				t.Fatalf("%q would be removed", ns.Name)
-			}
+			nstest.FatalIf(t, i > 1 || ns.Name != [2]string{"via0", "via1"}[i], "%q would be removed", ns.Name)
 		}
 		for i, end := range st.Ends {
 			nstest.FatalIf(t, i > 1 || end.Name != st.Namespaces[i].Name, "%+v would be an interface of the bed", end)
@@ -318,9 +314,7 @@ func FuzzState(f *testing.F) {
 		nstest.FatalIf(t, st.Complete && !st.exists(), "a bed is up that has no namespaces")
 		most := st.Hugepages
 		if g := st.Growing; g != nil {
-			if most > 0 || g.Before < 0 || g.Surplus < 0 {
-				t.Fatalf("%d pages, and %+v", most, *g)
-			}
+			nstest.FatalIf(t, most > 0 || g.Before < 0 || g.Surplus < 0, "%d pages, and %+v", most, *g)
 			most = g.Pages + g.Surplus
 		}
 		if most < 0 || most > math.MaxInt32 || most > 0 && len(st.Namespaces) == 0 {
@@ -329,9 +323,7 @@ func FuzzState(f *testing.F) {
 		again, err := json.Marshal(st)
 		must(t, err)
 		back, err := n.parse(again)
-		if err != nil {
-			t.Fatalf("%s is not read again: %v", again, err)
-		}
+		nstest.FatalIf(t, err != nil, "%s is not read again: %v", again, err)
 		if twice, err := json.Marshal(back); err != nil || string(twice) != string(again) {
 			t.Fatalf("%s is read again as %s, %v", again, twice, err)
 		}

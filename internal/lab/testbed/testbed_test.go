@@ -135,9 +135,7 @@ func TestBedHasItsPairs(t *testing.T) {
 	for i := range 2 {
 		s := bed.Side(i)
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", s.Pid))
-		if err != nil || ns == own {
-			t.Errorf("side %d lives in %s (%v), as we do", i, ns, err)
-		}
+		nstest.ErrorIf(t, err != nil || ns == own, "side %d lives in %s (%v), as we do", i, ns, err)
 		nl, err := netlink.NewHandleAt(bed.spaces[i], unix.NETLINK_ROUTE)
 		must(t, err)
 		defer nl.Close()
@@ -157,9 +155,7 @@ func TestBedHasItsPairs(t *testing.T) {
 				t.Errorf("side %d: got %+v, want %+v", i, end, want)
 			}
 			l, err := nl.LinkByName(want.name)
-			if err != nil {
-				t.Fatalf("side %d: %v", i, err)
-			}
+			nstest.FatalIf(t, err != nil, "side %d: %v", i, err)
 			if l.Attrs().RawFlags&unix.IFF_UP == 0 || l.Attrs().MTU != want.mtu {
 				t.Errorf("side %d: %s is not up with MTU %d", i, want.name, want.mtu)
 			}

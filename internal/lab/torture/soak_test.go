@@ -94,9 +94,7 @@ func TestJudgeFlood(t *testing.T) {
 		f.Flooded.add(Passed{Messages: c.flooded, Time: 2 * sec, Late: c.late[1]})
 		s := &soak{report: SoakReport{Flood: f}}
 		s.judgeFlood()
-		if f.Kept != c.kept || (len(s.report.Violations) == 0) != c.ok {
-			t.Errorf("%s: kept %v, %q", c.name, f.Kept, s.report.Violations)
-		}
+		nstest.ErrorIf(t, f.Kept != c.kept || (len(s.report.Violations) == 0) != c.ok, "%s: kept %v, %q", c.name, f.Kept, s.report.Violations)
 	}
 }
 
