@@ -233,27 +233,34 @@ func TestPeerThatCannotConnect(t *testing.T) {
 	for _, host := range []string{"a", "b"} {
 		inBubble(t, host, func(t *testing.T) {
 			n, va, vb := unconnected(t, memoryConfig{bubble: true}, vipl.ReliableDelivery)
-			a, b := address(n.a, "left"), address(n.b, "right")
 			small := n.a
 			if host == "b" {
 				small = n.b
 			}
 			small.agent.SetMTU(200)
 			for _, want := range [][2]error{{vipl.ErrRejected, vipl.ErrResource}, {nil, nil}} {
-				peersEnd(t, va, vb, a, b, want)
+				peersEnd(t, n, va, vb, want)
 				small.agent.SetMTU(1500)
 			}
 		})
 	}
 }
 
-// peersEnd connects va, at a, with vb, at b. The one that asks and the one that accepts have to end within a second as wanted.
-func peersEnd(t *testing.T, va, vb *vipl.VI, a, b vipl.NetAddress, want [2]error) {
+// connectPeers connects two VIs that request each other, and returns both outcomes. va's host asks.
+func connectPeers(t *testing.T, n *memoryNet, va, vb *vipl.VI) (errA, errB error) {
+	t.Helper()
+	a, b := address(n.a, "left"), address(n.b, "right")
+	must(t, errors.Join(va.ConnectPeerRequest(a, b, ackDelay), vb.ConnectPeerRequest(b, a, ackDelay)))
+	_, errA = va.ConnectPeerWait()
+	_, errB = vb.ConnectPeerWait()
+	return errA, errB
+}
+
+// peersEnd is connectPeers. The one that asks and the one that accepts have to end within a second as wanted.
+func peersEnd(t *testing.T, n *memoryNet, va, vb *vipl.VI, want [2]error) {
 	t.Helper()
 	start := time.Now()
-	must(t, errors.Join(va.ConnectPeerRequest(a, b, time.Minute), vb.ConnectPeerRequest(b, a, time.Minute)))
-	_, errA := va.ConnectPeerWait()
-	_, errB := vb.ConnectPeerWait()
+	errA, errB := connectPeers(t, n, va, vb)
 	wantError(t, "the side that asks", errA, want[0])
 	wantError(t, "the side that accepts", errB, want[1])
 	took := time.Since(start)
@@ -279,10 +286,9 @@ func TestAskingPeerThatCannotConnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var full atomic.Bool
 		n, va, vb := unconnected(t, memoryConfig{bubble: true, agent: func(a *kagenttest.Agent) kagent.Agent { return fullTable{a, &full} }}, vipl.ReliableDelivery)
-		a, b := address(n.a, "left"), address(n.b, "right")
 		for _, want := range [][2]error{{vipl.ErrResource, vipl.ErrRejected}, {nil, nil}} {
 			full.Store(want[0] != nil)
-			peersEnd(t, va, vb, a, b, want)
+			peersEnd(t, n, va, vb, want)
 		}
 	})
 }

@@ -12,7 +12,6 @@ import (
 
 	"viaxdp/internal/lab/await"
 	"viaxdp/vipl"
-	"viaxdp/xdpnic"
 	"viaxdp/xdpnic/xdpnictest"
 )
 
@@ -158,7 +157,7 @@ func TestSleepingDriverIsWoken(t *testing.T) {
 				program.wait(receive{vb, xb.desc[0]})
 			}()
 			time.Sleep(101500 * time.Microsecond) // until it is seen what the program does
-			nic.asleep.Store(true)
+			nic.stopped.Store(true)
 			start := time.Now()
 			postSend(t, va, xa, 0, 8)
 			<-got
@@ -168,32 +167,23 @@ func TestSleepingDriverIsWoken(t *testing.T) {
 	}
 }
 
-// sleepyNIC delivers nothing, and wakes no goroutine, while its driver sleeps.
+// sleepyNIC delivers nothing, and wakes no goroutine, while its driver sleeps: it is stopped then.
 type sleepyNIC struct {
-	*xdpnictest.Queue
-	asleep, woken atomic.Bool
-}
-
-func (n *sleepyNIC) Ready() bool { return !n.asleep.Load() && n.Queue.Ready() }
-
-func (n *sleepyNIC) Receive(frames []xdpnic.Frame) int {
-	if n.asleep.Load() {
-		return 0
-	}
-	return n.Queue.Receive(frames)
+	stoppedPort
+	woken atomic.Bool
 }
 
 func (n *sleepyNIC) Refill() {
-	n.asleep.Store(false)
+	n.stopped.Store(false)
 	n.Queue.Refill()
 }
 
 func (n *sleepyNIC) Wait(timeout time.Duration) error {
-	n.asleep.Store(false)
+	n.stopped.Store(false)
 	n.woken.Store(false)
 	end := time.Now().Add(timeout)
 	err := n.Queue.Wait(timeout)
-	for n.asleep.Load() && !n.woken.Load() && time.Now().Before(end) {
+	for n.stopped.Load() && !n.woken.Load() && time.Now().Before(end) {
 		time.Sleep(100 * time.Microsecond)
 	}
 	return err

@@ -53,10 +53,7 @@ func TestReadPSK(t *testing.T) {
 	va, errA := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: k}, nil, nil)
 	vb, errB := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: testPSK(t, 7)}, nil, nil)
 	must(t, errors.Join(errA, errB))
-	a, b := address(n.a, "left"), address(n.b, "right")
-	must(t, errors.Join(va.ConnectPeerRequest(a, b, ackDelay), vb.ConnectPeerRequest(b, a, ackDelay)))
-	_, errA = va.ConnectPeerWait()
-	_, errB = vb.ConnectPeerWait()
+	errA, errB = connectPeers(t, n, va, vb)
 	noError(t, errors.Join(errA, errB))
 	for _, path := range []string{write("short", make([]byte, 31)), write("long", make([]byte, 1<<20+1)), "/dev/zero", dir, filepath.Join(dir, "none")} {
 		k, err := vipl.ReadPSK(path)
@@ -144,10 +141,7 @@ func TestKeysMustAgree(t *testing.T) {
 		})
 		t.Run(c.name+", peers", func(t *testing.T) {
 			n, va, vb, after := make2(t)
-			a, b := address(n.a, "left"), address(n.b, "right")
-			must(t, errors.Join(va.ConnectPeerRequest(a, b, ackDelay), vb.ConnectPeerRequest(b, a, ackDelay)))
-			_, errA := va.ConnectPeerWait()
-			_, errB := vb.ConnectPeerWait()
+			errA, errB := connectPeers(t, n, va, vb)
 			refused(t, "one", errA)
 			refused(t, "other", errB)
 			after()
