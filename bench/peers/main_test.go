@@ -37,5 +37,5 @@ func listenMain() error {
 		}
 		defer l.Close()
 	}
-	select {}
+	return nstest.Forever()
 }

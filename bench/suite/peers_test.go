@@ -46,7 +46,7 @@ func iperf3Main() error {
 			return err
 		}
 		defer l.Close()
-		select {}
+		return nstest.Forever()
 	default:
 		fmt.Println(`{"start":{"test_start":{"blksize":64}},"end":{"sum_received":{"seconds":1.000038,"bytes":38289960}}}`)
 	}

@@ -277,7 +277,7 @@ func TestMain(m *testing.M) {
 		}
 		num, err := l.NewVI()
 		fmt.Println("open", errors.Join(err, l.Enter(num, 1, netip.MustParseAddr("10.99.0.2"))))
-		select {}
+		return nstest.Forever()
 	}})
 }
 

@@ -22,6 +22,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -199,6 +200,14 @@ func (n *NS) MoveAway(t testing.TB) (back func(taken bool)) {
 		if (n.Index == was) == taken {
 			t.Fatalf("%s is number %d, and was %d", n.Name, n.Index, was)
 		}
+	}
+}
+
+// Forever blocks until the process is killed. In a program without cgo select {} would end it where no other goroutine runs: the
+// runtime takes that for a deadlock.
+func Forever() error {
+	for {
+		time.Sleep(time.Hour)
 	}
 }
 

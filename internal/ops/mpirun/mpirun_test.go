@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(3)
 		}
-		select {}
+		nstest.Forever()
 	}
 	if how := os.Getenv(asRank); how != "" {
 		if err := beRank(how); err != nil {
