@@ -67,9 +67,9 @@ func Unbalanced(from, to *Conn) string {
 // WatchYields returns a function that reports whether a poller of the stack has yielded its CPU to other processes since. No
 // call polls at either time.
 func WatchYields(s *Stack) (yielded func() bool) {
-	never := cpuShares{vain: -1 << 30} // a yield counts on, or begins at 0
-	s.shares = never
-	return func() bool { return s.shares != never }
+	s.yielder.Yielded(0)
+	once := s.yielder // a further yield counts on, or begins at 0
+	return func() bool { return s.yielder != once }
 }
 
 // looked is the result of look under the lock of a connection.

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/base/thread"
 	"viaxdp/vipl"
 )
 
@@ -396,13 +397,13 @@ func (s *Stack) wasAway(took time.Duration) {
 // yieldCPU lets other processes run on this CPU. What the poller waits for may depend on them: on the peer, or on the
 // program whose bytes a proxy forwards. The caller is the goroutine that polls.
 func (s *Stack) yieldCPU() {
-	if !s.shares.due() {
+	if !s.yielder.Due() {
 		return
 	}
 	start, own := time.Now(), cpuTime()
-	_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // it does not fail
+	thread.Yield()
 	took := time.Since(start)
-	s.shares.yielded(took - (cpuTime() - own))
+	s.yielder.Yielded(took - (cpuTime() - own))
 	s.wasAway(took)
 }
 
@@ -411,35 +412,4 @@ func cpuTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) // it does not fail
 	return time.Duration(t.Nano())
-}
-
-// cpuShares decides how often a poller yields its CPU. Yielding costs a microsecond or, if other threads of this process
-// look for work, several, in which a message waits. So where no other process has wanted the CPU for many times in a row it
-// becomes rare. The goroutine that polls has it.
-type cpuShares struct {
-	vain int // yields in a row in which no other process ran
-	left int // opportunities that are still left out
-}
-
-const (
-	yieldAlone  = 3 * time.Microsecond // no other process runs in as little
-	yieldTries  = 64                   // yields in vain before they become rare
-	yieldSeldom = 255                  // opportunities that are then left out
-)
-
-func (c *cpuShares) due() bool {
-	if c.left > 0 {
-		c.left--
-		return false
-	}
-	return true
-}
-
-// yielded records for how long other processes had the CPU.
-func (c *cpuShares) yielded(others time.Duration) {
-	if others > yieldAlone {
-		c.vain = 0
-	} else if c.vain++; c.vain >= yieldTries {
-		c.left = yieldSeldom
-	}
 }

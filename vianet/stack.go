@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"viaxdp/internal/base/thread"
 	"viaxdp/vipl"
 )
 
@@ -68,13 +69,13 @@ type Stack struct {
 	arrivals *driver // completed receives of all connections
 	sends    *driver // completed sends
 
-	spinning atomic.Bool   // a goroutine of the program polls for all
-	polls    atomic.Uint32 // times that one has begun to
-	posted   atomic.Uint32 // sends
-	stale    atomic.Bool   // completions of sends that have been seen lie on their queue, see poll.go
-	alone    atomic.Int32  // Writes that ring by themselves, see poll.go
-	shares   cpuShares     // the goroutine that polls has it
-	rings    atomic.Int32  // that peers write to, see read.go
+	spinning atomic.Bool    // a goroutine of the program polls for all
+	polls    atomic.Uint32  // times that one has begun to
+	posted   atomic.Uint32  // sends
+	stale    atomic.Bool    // completions of sends that have been seen lie on their queue, see poll.go
+	alone    atomic.Int32   // Writes that ring by themselves, see poll.go
+	yielder  thread.Yielder // the goroutine that polls has it
+	rings    atomic.Int32   // that peers write to, see read.go
 
 	ports  ports
 	silent silence

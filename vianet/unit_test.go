@@ -152,35 +152,6 @@ func TestSpinner(t *testing.T) {
 	}
 }
 
-// A poller yields its CPU each time, until no other process has run for many times. Then it tries seldom, until one has.
-func TestCPUShares(t *testing.T) {
-	var c cpuShares
-	yields := func(n int, others time.Duration) (yields int) {
-		for range n {
-			if c.due() {
-				yields++
-				c.yielded(others)
-			}
-		}
-		return yields
-	}
-	for _, step := range []struct {
-		others        time.Duration
-		tries, yields int
-	}{
-		{yieldAlone, yieldTries - 1, yieldTries - 1},
-		{yieldAlone + 1, 1, 1},
-		{0, yieldTries, yieldTries},
-		{0, 10 * (yieldSeldom + 1), 10},
-		{time.Millisecond, yieldSeldom + 1, 1},
-		{time.Millisecond, 1000, 1000},
-	} {
-		if got := yields(step.tries, step.others); got != step.yields {
-			t.Errorf("%d yields in %d tries in which others have %v, want %d", got, step.tries, step.others, step.yields)
-		}
-	}
-}
-
 // Writes leave the doorbell to a poller, unless it was descheduled for long.
 func TestRingLater(t *testing.T) {
 	for _, c := range []struct {

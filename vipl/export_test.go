@@ -23,9 +23,9 @@ func OnSteadyClock(p Provider) Provider {
 
 // OnYield calls f before each yield of the CPU, until the test ends. Nothing polls when it is called, or at the end.
 func OnYield(t testing.TB, f func()) {
-	yield := schedYield
-	schedYield = func() { f(); yield() }
-	t.Cleanup(func() { schedYield = yield })
+	was := yield
+	yield = func() { f(); was() }
+	t.Cleanup(func() { yield = was })
 }
 
 // ShareCPU has polls in vain yield the CPU, as those of OpenNIC do.

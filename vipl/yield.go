@@ -4,50 +4,28 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"viaxdp/internal/base/thread"
 )
 
 // A program that polls keeps its CPU, and what it waits for may need that CPU: its peer, where a host has more programs than
 // CPUs. Each message would then wait for the end of a time slice, 3 ms. So a process whose polls have been in vain for yieldAfter
-// yields the CPU every 256 polls. Where no other thread wanted it for many times in a row, it does so rarely: a yield costs half a
-// microsecond, in which a message waits.
-const (
-	yieldAfter  = 50 * time.Microsecond
-	yieldAlone  = 3 * time.Microsecond // no other thread runs in as little
-	yieldTries  = 64                   // yields in vain before they become rare
-	yieldSeldom = 255                  // opportunities that are then left out
-)
+// yields the CPU every pollsPerTime polls, or rarely where no other thread wants it.
+const yieldAfter = 50 * time.Microsecond
 
 // cpuShare decides when to yield.
 type cpuShare struct {
+	thread.Yielder
 	found uint32        // what changes with polls that find work, completed descriptors that are dequeued, and posts
 	since time.Duration // when found last changed
-	vain  int           // yields in a row in which no other thread ran
-	left  int           // opportunities that are still left out
 }
 
 // due reports whether to yield now.
 func (c *cpuShare) due(found uint32, now time.Duration) bool {
-	switch {
-	case found != c.found:
+	if found != c.found {
 		c.found, c.since = found, now
 		return false
-	case now-c.since < yieldAfter:
-		return false
-	case c.left > 0:
-		c.left--
-		return false
 	}
-	return true
-}
-
-// yielded records how long a yield took.
-func (c *cpuShare) yielded(took time.Duration) {
-	if took > yieldAlone {
-		c.vain = 0
-	} else if c.vain++; c.vain >= yieldTries {
-		c.left = yieldSeldom
-	}
+	return now-c.since >= yieldAfter && c.Due()
 }
 
 // sharing is the share of this process. A program that polls several queues waits for none of them while one has work.
@@ -56,8 +34,8 @@ var sharing struct {
 	cpuShare
 }
 
-// schedYield is sched_yield(2), which does not fail.
-var schedYield = func() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+// yield is replaced by tests.
+var yield = thread.Yield
 
 // yieldCPU lets other threads have this CPU if it is due. Without the lock.
 func (p *port) yieldCPU() {
@@ -71,9 +49,9 @@ func (p *port) yieldCPU() {
 	if !due {
 		return
 	}
-	schedYield()
+	yield()
 	sharing.Lock()
-	sharing.yielded(time.Duration(clock()) - start)
+	sharing.Yielded(time.Duration(clock()) - start)
 	sharing.Unlock()
 }
 

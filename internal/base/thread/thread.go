@@ -1,5 +1,5 @@
-// Package thread runs functions on separate threads. It is for state of a thread
-// and not of the process: network namespace, CPUs, scheduling class.
+// Package thread runs functions on separate threads, for state of a thread and not of the process: network namespace, CPUs,
+// scheduling class. A Yielder lets other threads have the CPU of one that polls.
 package thread
 
 import (
