@@ -317,7 +317,6 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 	s.arrivals.evict()
 	s.sends.evict()
 	var batch entries
-	var looked time.Time
 	for i := 1; ; i++ {
 		s.nic.Ring()
 		n := s.arrivals.poll(&batch)
@@ -345,12 +344,9 @@ func (s *Stack) spin(sig <-chan struct{}, past *limit, p *spinner, more time.Dur
 		if i%spinLook != 0 {
 			continue
 		}
-		now := time.Now()
-		if start.IsZero() {
-			start, looked = now, now
-		}
-		s.wasAway(now.Sub(looked)) // vipl's polls yield the CPU, too
-		if looked = now; now.Sub(start) > most || past.passed() {
+		if now := time.Now(); start.IsZero() {
+			start = now
+		} else if now.Sub(start) > most || past.passed() {
 			return false, start
 		}
 		if i%spinYield == 0 {
