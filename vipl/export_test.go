@@ -21,10 +21,14 @@ func OnSteadyClock(p Provider) Provider {
 	return p
 }
 
-// OnYield calls f before each yield of the CPU, until the test ends. Nothing polls when it is called, or at the end.
+// OnYield calls f instead of each yield of the CPU, until the test ends, and takes so long that yields do not become rare. Nothing
+// polls when it is called, or at the end.
 func OnYield(t testing.TB, f func()) {
 	was := yield
-	yield = func() { f(); was() }
+	yield = func() {
+		f()
+		time.Sleep(100 * time.Microsecond) // as another thread that wants the CPU
+	}
 	t.Cleanup(func() { yield = was })
 }
 
