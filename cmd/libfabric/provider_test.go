@@ -53,6 +53,15 @@ func TestSuite(t *testing.T) {
 	})
 }
 
+// An endpoint takes nothing of another interface.
+func TestInterfaces(t *testing.T) {
+	t.Parallel()
+	program := build(t) + "/suite"
+	b := newBed(t, nstest.Options{MTU: 1500})
+	nstest.Another(t, b.a, b.b, 1, nstest.Options{MTU: 1500})
+	suite(t, b, b, program, "viaxdp", b.a.IPv4.String(), "interfaces")
+}
+
 // The suite passes with AddressSanitizer and UndefinedBehaviorSanitizer in it and in the provider, and leaks nothing.
 func TestSanitizers(t *testing.T) {
 	t.Parallel()

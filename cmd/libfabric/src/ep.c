@@ -84,6 +84,8 @@ static int bind_cntr(struct vx_ep *ep, struct vx_cntr *cntr, uint64_t flags)
 
 	if (!flags || flags & ~(FI_SEND | FI_RECV | FI_READ | FI_WRITE))
 		return -FI_EBADFLAGS; /* the others need FI_RMA_EVENT */
+	if (cntr->domain->nic != ep->nic)
+		return -FI_EINVAL;
 	for (i = 0; i < sizeof kinds / sizeof *kinds; i++)
 		if (flags & kinds[i].flag && *kinds[i].at)
 			return -FI_EINVAL;

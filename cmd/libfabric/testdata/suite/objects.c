@@ -246,3 +246,38 @@ void test_objects(void)
 	unnamed(&b);
 	close_bed(&b);
 }
+
+/* What belongs to another interface's domain. The host has via0, with the address, and via1. */
+void test_interfaces(void)
+{
+	struct fi_cntr_attr counting = {.wait_obj = FI_WAIT_UNSPEC};
+	struct fi_cq_attr attr = {.wait_obj = FI_WAIT_UNSPEC};
+	struct fi_info *h = hints_of(FI_MSG), *info;
+	struct fid_domain *domain;
+	struct fid_fabric *fabric;
+	struct fid_cntr *cntr;
+	struct want w = {0};
+	struct fid_cq *cq;
+	struct fid_ep *ep;
+	struct bed b;
+	int got;
+
+	open_bed(&b, &w);
+	h->domain_attr->name = strdup("via1");
+	OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, h, &info));
+	fi_freeinfo(h);
+	OK(fi_fabric(info->fabric_attr, &fabric, NULL));
+	OK(fi_domain(fabric, info, &domain, NULL));
+	OK(fi_cq_open(domain, &attr, &cq, NULL));
+	OK(fi_cntr_open(domain, &counting, &cntr, NULL));
+	OK(fi_endpoint(b.domain, b.info, &ep, NULL));
+	CHECK((got = fi_ep_bind(ep, &cq->fid, FI_TRANSMIT)) == -FI_EINVAL, "fi_endpoint(3): a CQ is of the endpoint's domain: %d", got);
+	CHECK((got = fi_ep_bind(ep, &cntr->fid, FI_SEND)) == -FI_EINVAL, "fi_endpoint(3): a counter is of the endpoint's domain: %d", got);
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&cntr->fid));
+	OK(fi_close(&cq->fid));
+	OK(fi_close(&domain->fid));
+	OK(fi_close(&fabric->fid));
+	fi_freeinfo(info);
+	close_bed(&b);
+}

@@ -330,6 +330,7 @@ static const struct {
 	{"rdmkilled", test_rdm_killed, 1},
 	{"info", test_info, 0},
 	{"objects", test_objects, 0},
+	{"interfaces", test_interfaces, 1},
 	{"connections", test_connections, 0},
 	{"messages", test_messages, 0},
 	{"completions", test_completions, 0},

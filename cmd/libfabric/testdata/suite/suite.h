@@ -104,6 +104,7 @@ int filled(const void *data, size_t n, unsigned seed);
 
 void test_info(void);
 void test_objects(void);
+void test_interfaces(void);
 void test_connections(void);
 void test_messages(void);
 void test_completions(void);
