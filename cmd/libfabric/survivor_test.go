@@ -31,16 +31,17 @@ func survivor(t *testing.T, name string, flags ...string) string {
 }
 
 // Clients are killed in the midst of transfers, one after the other. The server notices each, and leaks nothing:
-// the sanitizer finds what it does not free.
+// the sanitizer finds what it does not free. Clients have no sanitizer, with which they take a second of a CPU each to start.
 func TestSurvivor(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
-	program := survivor(t, "survivor", strings.Fields(sanitizers)...)
+	program, killed := survivor(t, "survivor", strings.Fields(sanitizers)...), survivor(t, "survivor", "-O2")
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=2000")
 	const clients = 12
 	s := b.start(t, b.a, program, "server", b.a.IPv4.String(), fmt.Sprint(clients))
+	others := b.with("FI_PROVIDER_PATH=" + dir + "/prov")
 	for i := range clients {
-		c := connectedClient(t, b, s, program, fmt.Sprint(i))
+		c := connectedClient(t, others, s, killed, fmt.Sprint(i))
 		time.Sleep(time.Duration(i%4*150) * time.Millisecond)
 		c.Process.Kill()
 		c.Wait()
@@ -51,7 +52,8 @@ func TestSurvivor(t *testing.T) {
 }
 
 // Peers of an FI_EP_RDM endpoint are killed in the midst of messages, and others end. When they are gone it has no VI
-// of theirs, no thread more than at first, and the sanitizer finds nothing that it does not free.
+// of theirs, no thread more than at first, and the sanitizer finds nothing that it does not free. Those that are killed have
+// no sanitizer.
 func TestRDMSurvivor(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
@@ -71,27 +73,38 @@ func TestRDMSurvivor(t *testing.T) {
 		}
 		return h
 	}
+	killed := survivor(t, "rdm", "-O2")
+	others := b.with("FI_PROVIDER_PATH=" + dir + "/prov")
 	first := rest()
-	const killed = 10
-	for i := range killed {
-		c := &process{Cmd: exec.CommandContext(t.Context(), program, "client", b.a.IPv4.String())}
-		c.Env, c.Stderr = b.env, &c.out
-		out, err := c.StdoutPipe()
-		nstest.Must(t, err)
-		nstest.Must(t, b.b.Do(c.Start))
-		if i%3 > 0 { // otherwise it connects
-			if line, err := bufio.NewReader(out).ReadString('\n'); line != "connected\n" {
-				t.Fatalf("a client said %q, %v, %v\n%s", line, err, c.Wait(), &c.out)
+	for round, was := 1, first; ; round++ {
+		for i := range 10 {
+			c := &process{Cmd: exec.CommandContext(t.Context(), killed, "client", b.a.IPv4.String())}
+			c.Env, c.Stderr = others.env, &c.out
+			out, err := c.StdoutPipe()
+			nstest.Must(t, err)
+			nstest.Must(t, b.b.Do(c.Start))
+			if i%3 > 0 { // otherwise it connects
+				if line, err := bufio.NewReader(out).ReadString('\n'); line != "connected\n" {
+					t.Fatalf("a client said %q, %v, %v\n%s", line, err, c.Wait(), &c.out)
+				}
 			}
+			time.Sleep(time.Duration(i%4*40) * time.Millisecond)
+			c.Process.Kill()
+			c.Wait()
 		}
-		time.Sleep(time.Duration(i%4*40) * time.Millisecond)
-		c.Process.Kill()
-		c.Wait()
-	}
-	once()
-	last := rest()
-	if last.cqs != first.cqs || last.fds > first.fds || last.threads > first.threads+4 { // Go may keep some
-		t.Errorf("the server holds %+v, at first %+v", last, first)
+		once()
+		last := rest()
+		if last.cqs != first.cqs || last.fds > first.fds {
+			t.Errorf("the server holds %+v, at first %+v", last, first)
+		}
+		if last.threads <= was.threads+4 {
+			break
+		}
+		if round == 3 { // Go keeps the threads that it needed at once, on a busy machine some more in the first rounds
+			t.Errorf("after each of %d rounds the server has more threads: %d, %d before the last one, %d at first", round, last.threads, was.threads, first.threads)
+			break
+		}
+		was = last
 	}
 	s.Process.Signal(syscall.SIGTERM)
 	if out := s.finish(t); !strings.Contains(out, "rdm: ") {
@@ -168,14 +181,18 @@ func resident(pid int) (pages int) {
 
 // Messages, reads and writes of several clients go on while clients and server are killed and started again. A client that
 // stays connects again each time. All data is checked. Whenever there is nothing but that connection, server and client
-// hold what they held at first: VIs, regions, queues, descriptors and threads. VIA_TRAFFIC is how long it runs.
+// hold what they held at first: VIs, regions, queues, descriptors and threads. VIA_TRAFFIC is how long it runs: 12 s in CI.
 func TestTraffic(t *testing.T) {
 	t.Parallel()
 	build(t)
 	program := survivor(t, "survivor", "-O2")
 	dir := t.TempDir()
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=2500")
-	duration := testsize.Duration(t, "VIA_TRAFFIC", time.Second, 12*time.Second)
+	some := 4 * time.Second
+	if testsize.Every() {
+		some = 12 * time.Second
+	}
+	duration := testsize.Duration(t, "VIA_TRAFFIC", time.Second, some)
 	here, there := agents(t, b, duration+3*programTime) // the clients share a queue
 	own := []string{"VIA_RUNTIME_DIR=" + dir, "VIA_VERBOSE=0"}
 	b, here = there.with(own...), here.with(own...)
@@ -186,7 +203,7 @@ func TestTraffic(t *testing.T) {
 	tr.stays = connectedClient(t, b, tr.server, program, "0", "forever")
 	clients := make([]*process, 3)
 	kills, hasty, ends, servers, rests := 0, 0, 0, 0, 0
-	for began, step := time.Now(), 1; time.Since(began) < duration; step++ {
+	for began, step := time.Now(), 1; time.Since(began) < duration || rests == 0; step++ {
 		i := random.IntN(len(clients))
 		if c := clients[i]; c != nil {
 			if random.IntN(3) > 0 {
