@@ -42,6 +42,8 @@ type Port struct {
 	Stats  PortStats
 
 	area, since int64 // of the queue over time, for the mean
+
+	leave, arrive sequence
 }
 
 // PortStats counts the frames of a port.
@@ -94,14 +96,14 @@ func (p *Port) send(f *packet) {
 	if p.Shared != nil {
 		p.Shared.used += f.size
 	}
-	p.sim.at(p.free, func() {
+	p.leave.at(p.sim, p.free, func() {
 		p.queued -= f.size
 		if p.Shared != nil {
 			p.Shared.used -= f.size
 		}
 		p.Stats.Sent++
 		p.Stats.Bytes += uint64(f.size + onWire)
-		p.sim.at(p.sim.now+p.Delay, func() { p.to.receive(f) })
+		p.arrive.at(p.sim, p.sim.now+p.Delay, func() { p.to.receive(f) })
 	})
 }
 

@@ -43,14 +43,30 @@ func (s *Sim) Now() int64 { return s.now - start }
 // After calls do after d.
 func (s *Sim) After(d int64, do func()) { s.at(s.now+d, do) }
 
-func (s *Sim) at(t int64, do func()) {
+func (s *Sim) at(t int64, do func()) { heap.Push(&s.events, s.event(t, do)) }
+
+func (s *Sim) event(t int64, do func()) *event {
 	s.made++
 	e := new(event)
 	if last := len(s.spare) - 1; last >= 0 {
 		e, s.spare = s.spare[last], s.spare[:last]
 	}
-	*e = event{max(t, s.now), s.made, do}
-	heap.Push(&s.events, e)
+	*e = event{at: max(t, s.now), n: s.made, do: do}
+	return e
+}
+
+// first takes the first event.
+func (s *Sim) first() *event {
+	e := s.events[0]
+	switch {
+	case e.next != nil:
+		s.events[0] = e.next
+		heap.Fix(&s.events, 0)
+		return e
+	case e.of != nil:
+		e.of.last = nil
+	}
+	return heap.Pop(&s.events).(*event)
 }
 
 // Run advances time by d.
@@ -64,10 +80,10 @@ func (s *Sim) RunUntil(d int64, done func() bool) bool {
 			s.now = end
 			return false
 		}
-		e := heap.Pop(&s.events).(*event)
+		e := s.first()
 		s.now = e.at
 		do := e.do
-		e.do = nil
+		*e = event{}
 		s.spare = append(s.spare, e)
 		do()
 	}
@@ -75,9 +91,31 @@ func (s *Sim) RunUntil(d int64, done func() bool) bool {
 }
 
 type event struct {
-	at int64
-	n  uint64
-	do func()
+	at   int64
+	n    uint64
+	do   func()
+	of   *sequence
+	next *event // of the sequence
+}
+
+// sequence has events that happen in the order of their creation, such as the frames of a link. Only the first of them is in the heap, which
+// thousands of frames under way made slow.
+type sequence struct{ last *event }
+
+// at is Sim.at for an event of the sequence.
+func (q *sequence) at(s *Sim, t int64, do func()) {
+	if q.last != nil && t < q.last.at { // the link has become shorter
+		s.at(t, do)
+		return
+	}
+	e := s.event(t, do)
+	e.of = q
+	if q.last != nil {
+		q.last.next = e
+	} else {
+		heap.Push(&s.events, e)
+	}
+	q.last = e
 }
 
 // eventHeap has pointers, so that neither heap.Push nor heap.Pop allocates.
