@@ -102,7 +102,7 @@ func TestTinyRings(t *testing.T) {
 				}
 				return true
 			}
-			r := overload(t, NICConfig{RxChunks: 32, TxChunks: 32}, short, cfg)
+			r := overload(t, NICConfig{RxChunks: 16, TxChunks: 32}, short, cfg)
 			for side := range r {
 				dropped := r[side].Socket["rx_dropped"]
 				t.Logf("side %d: %d frames found no chunk, %d chunks to send were free at least", side, dropped, r[side].LeastTx)
