@@ -345,6 +345,8 @@ func TestGSOAcknowledgedEarly(t *testing.T) {
 	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.ReliableDelivery, 2, 2, 4096)
 	exchangeOne(t, va, vb, xa, xb)  // by then the peer has said that it takes packets
 	defer n.a.WithoutBackground()() // it would ring the doorbell
+	defer n.b.WithoutBackground()() // it would send its message again, and an acknowledgement would ring
+	n.a.Poll()
 	template := templateTo(t, n.b, n.a)
 	q := n.attacker(t, xdpnictest.Config{})
 	var left [][]byte
