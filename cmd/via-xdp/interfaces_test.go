@@ -33,8 +33,12 @@ func TestInterfaceRemovedMeanwhile(t *testing.T) {
 			}
 		}
 	}()
+	runs := 150
+	if testing.Short() {
+		runs /= 5
+	}
 	for _, args := range [][]string{{"info"}, {"report", "-o", "-"}, {"doctor", "--only", "link"}} {
-		for range 150 {
+		for range runs {
 			var errs bytes.Buffer
 			status := exitFine
 			nstest.Must(t, a.Do(func() error {

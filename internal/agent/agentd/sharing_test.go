@@ -301,7 +301,11 @@ func TestSharedQueue(t *testing.T) {
 // send on, since a veth in native mode carries what is sent on queue n to queue n.
 func TestSharedQueues(t *testing.T) {
 	t.Parallel()
-	for _, queues := range []int{2, 9} {
+	counts := []int{2, 9}
+	if testing.Short() {
+		counts = counts[:1]
+	}
+	for _, queues := range counts {
 		t.Run(fmt.Sprint(queues), func(t *testing.T) {
 			testSharedQueue(t, nstest.Options{Queues: queues}, agentConfig{Processes: 4, Users: map[uint32]agentd.Quota{60001: {Queues: queues}}}, 3, allQueuesEnv+"=1")
 		})
