@@ -131,6 +131,7 @@ func roundTrip(c *http.Client, server string) string {
 // Programs of root with VIA_AGENT=auto share the only queue: the first one starts the agent, the others use it. They go on, and others
 // come, after the first program is killed, and after the agent is. The agent leaves nothing when the last has ended.
 func TestProgramsOfRootShare(t *testing.T) {
+	t.Parallel()
 	a, b := nstest.Pair(t, nstest.Options{})
 	dir := t.TempDir()
 	path, state := filepath.Join(dir, "bin"), filepath.Join(dir, "state")

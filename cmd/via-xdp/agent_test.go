@@ -500,6 +500,7 @@ func TestSystemdUnits(t *testing.T) {
 
 // The units work with systemd as process 1; see contrib/systemd/try.
 func TestSystemdService(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("boots systemd")
 	}

@@ -48,6 +48,7 @@ func TestScripts(t *testing.T) {
 			default:
 				a.Send(t, b, []byte("there"))
 				b.Send(t, a, []byte("and back"))
+				time.Sleep(time.Millisecond) // the scripts run beside it
 			}
 		}
 	}()

@@ -429,6 +429,7 @@ func TestCloseBesideSilentAgent(t *testing.T) {
 // A handle that shares a queue closes within its time limit although the agent does not answer. The agent gets the
 // request when it continues.
 func TestHandleClosedBesideSilentAgent(t *testing.T) {
+	t.Parallel()
 	d, a := startBoth(t, map[string]uint64{"a": 100, "b": 101})
 	a.share.refs = 2
 	for _, name := range []string{"a", "b"} {

@@ -44,6 +44,7 @@ func quickNeighbours(t *testing.T, n *nstest.NS) {
 
 // Path gives what the kernel itself would put into the headers.
 func TestPath(t *testing.T) {
+	t.Parallel()
 	an, bn := nstest.Pair(t, nstest.Options{MTU: 3000})
 	r := New(an.Netlink(), an.Name, an.Index, testPort)
 	ends := [][2]netip.Addr{{an.IPv4, bn.IPv4}, {an.IPv6, bn.IPv6}}
@@ -118,6 +119,7 @@ func TestPathWhileFlushed(t *testing.T) {
 // Many calls for a host that does not answer have the kernel ask for it once, and all hear that it is not there. A call whose
 // context ends leaves this to another.
 func TestPathTogether(t *testing.T) {
+	t.Parallel()
 	an, _ := nstest.Pair(t, nstest.Options{})
 	r := New(an.Netlink(), an.Name, an.Index, testPort)
 	var asked atomic.Int32

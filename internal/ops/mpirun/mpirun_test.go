@@ -343,6 +343,7 @@ func (l *late) Write(b []byte) (int, error) {
 
 // A writer that is slow, as a pager is, gets all output of ranks that have ended meanwhile.
 func TestSlowOutput(t *testing.T) {
+	t.Parallel()
 	nstest.Require(t)
 	var out late
 	nstest.Must(t, Run(t.Context(), Job{Ranks: 1, Program: []string{"seq", "10000"}, Stdout: &out}))
@@ -370,6 +371,7 @@ func TestOutputFails(t *testing.T) {
 
 // A process that a rank leaves behind, and that holds the rank's output open, does not hold the job up.
 func TestHeldOutput(t *testing.T) {
+	t.Parallel()
 	nstest.Require(t)
 	file := filepath.Join(t.TempDir(), "pid")
 	script := `setsid -f sh -c 'echo $$ >$0; exec sleep 600' $0; until test -s $0; do sleep 0.01; done; echo end`
