@@ -73,6 +73,7 @@ const (
 	txCompleted = 2
 
 	kindMask = 0xff
+	termMask = 1<<24 - 1
 )
 
 func rxWord(kind, process uint64, index uint32) uint64 {
@@ -395,7 +396,7 @@ func (p *pool) search() (n int) {
 // takePartition makes the partition this process's. Chunks of its last process may still be in flight.
 func (p *pool) takePartition() {
 	c := p.shared
-	c.term = atomic.AddUint64(&c.parts[c.me].term, 1) & (1<<24 - 1)
+	c.term = atomic.AddUint64(&c.parts[c.me].term, 1) & termMask
 	p.nfree = 0
 	for k := p.tx; k > 0; k-- {
 		i := p.txAt + k - 1
@@ -555,9 +556,10 @@ func (q *Queue) reclaimShared() (chunks int, err error) {
 		err = errOverwritten
 	}
 	// Frames that the kernel has not taken, published or not, will not leave. Those that it has taken complete by themselves.
-	taken := q.tx.cons.Load()
+	// Frames of an earlier term were taken from another ring.
+	taken, term := q.tx.cons.Load(), atomic.LoadUint64(&c.parts[dead].term)&termMask
 	for i := p.txAt; i < p.txAt+p.tx; i++ {
-		if w := atomic.LoadUint64(&c.tx[i-p.rx]); w&kindMask == txFlight && int32(uint32(w>>8)-taken) >= 0 {
+		if w := atomic.LoadUint64(&c.tx[i-p.rx]); w&kindMask == txFlight && w>>40 == term && int32(uint32(w>>8)-taken) >= 0 {
 			atomic.CompareAndSwapUint64(&c.tx[i-p.rx], w, txFree)
 			chunks++
 		}

@@ -270,6 +270,31 @@ func TestSharingDeath(t *testing.T) {
 	}
 }
 
+// The kernel may still send a frame of a process that has ended when the next process of the partition ends, too. The chunk is
+// not free before the frame has left.
+func TestSharingOutlivingFrame(t *testing.T) {
+	na, nb := nstest.Pair(t, nstest.Options{})
+	s := openShared(t, na, sharing)
+	b := openEnd(t, nb, pairOptions{generic: true})
+	s.join(t, 1)
+	for round := range 3 {
+		e := s.adopt(t, 0)
+		e.q.Reap()
+		if round == 0 {
+			for i := range 5 {
+				e.pass(t, b, 64, byte(i))
+			}
+			addr, _ := e.mustAlloc(t)
+			e.q.pool.setInFlight(e.q.pool.chunk(addr), 4) // as if the last frame had not completed
+		} else if free, want := e.q.TxFree(), sharing.TxChunks-1; free != want {
+			t.Errorf("process %d has %d free TX chunks, want %d", round, free, want)
+		}
+		e.q.Close()
+		s.reclaim(t, 0)
+		s.join(t, 0)
+	}
+}
+
 // A process may end between any two steps of giving a chunk back, taking one, or passing a completion on. What it has
 // begun is completed once, or comes back.
 func TestSharingSteps(t *testing.T) {
@@ -456,7 +481,8 @@ func TestSharingOverwrittenRing(t *testing.T) {
 	k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: chunks, TxChunks: chunks}, 0)
 	q, p := k.q, k.q.pool
 	c := &sharedPool{
-		rx: make([]uint64, chunks), tx: make([]uint64, chunks), fill: make([]uint64, chunks), fillMask: chunks - 1, fillProd: new(uint32),
+		parts: make([]partitionWords, 1),
+		rx:    make([]uint64, chunks), tx: make([]uint64, chunks), fill: make([]uint64, chunks), fillMask: chunks - 1, fillProd: new(uint32),
 		lap: 32, // all indices are of one round, as if the producer index were set back all the time
 	}
 	p.shared = c
