@@ -202,10 +202,13 @@ func (q *Queue) bindOnce(ctx context.Context, flags uint16, umemFD uint32) error
 
 // byPages reports whether the kernel builds an interface's frames from the UMEM's pages in
 // copy mode instead of copying them, as it does for virtio-net (IFF_TX_SKB_NO_LINEAR;
-// xsk_build_skb_zerocopy, net/xdp/xsk.c). It returns true if that cannot be determined.
-func byPages(ifindex int) bool {
+// xsk_build_skb_zerocopy, net/xdp/xsk.c). It returns true for an interface that was removed.
+func byPages(ifindex int) (bool, error) {
 	l, err := linkOf(ifindex)
-	return err != nil || l.Attrs().ParentDevBus == "virtio"
+	if errors.Is(err, unix.ENODEV) {
+		return true, nil
+	}
+	return err == nil && l.Attrs().ParentDevBus == "virtio", err
 }
 
 // copiedSegs is the largest number of TX ring entries of a frame in copy mode. It is one
@@ -234,7 +237,10 @@ func (q *Queue) describe() (err error) {
 	i.Sharing = c.Sharing
 	i.PoolOffset, i.PoolBytes = c.PoolOffset, c.PoolBytes()
 	i.Rings, i.Chunks, i.ChunkSize = c.Rings, c.rxChunks()+c.txChunks(), c.ChunkSize
-	pages := byPages(c.Ifindex)
+	pages, err := byPages(c.Ifindex)
+	if err != nil { // for lack of a descriptor, perhaps: the queue would keep the slower way for a reason that passes
+		return q.fail("link", err)
+	}
 	i.TxCopied = !q.zc && !pages
 	q.sg, q.copied = c.MultiBuffer, i.TxCopied
 	q.maxSegs = 1

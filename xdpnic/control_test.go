@@ -311,6 +311,8 @@ func TestZeroCopyWithoutDescriptors(t *testing.T) {
 		var q *Queue
 		nstest.WithDescriptors(t, 2, func() { q, err = Open(Config{Ifindex: ns.Index}) }) // the socket, and that of Wake
 		nstest.WantErr(t, "Open", err, unix.EMFILE)
+		nstest.WithDescriptors(t, 2, func() { q, err = Open(Config{Ifindex: ns.Index, Mode: ModeGeneric}) }) // nor can it ask how frames are sent
+		nstest.WantErr(t, "Open in a copying mode", err, unix.EMFILE)
 		nstest.WithDescriptors(t, 3, func() { q, err = Open(Config{Ifindex: ns.Index}) })
 		if err != nil {
 			return err
