@@ -134,6 +134,15 @@ func (i *Interface) Close() error { return unix.Close(i.fd) }
 // itself. The size comes from the list command, also if the list is empty; many drivers leave it out of the
 // reply to the count command.
 func (i *Interface) locations() (used []uint32, size uint64, chooses bool, err error) {
+	for range listAttempts {
+		if used, size, chooses, err = i.list(); !errors.Is(err, unix.EMSGSIZE) {
+			break // else there are more rules than were counted
+		}
+	}
+	return used, size, chooses, err
+}
+
+func (i *Interface) list() (used []uint32, size uint64, chooses bool, err error) {
 	c := rxnfc{cmd: cmdRuleCount}
 	if err := i.nfc(&c, nil); err != nil {
 		return nil, 0, false, err
@@ -150,8 +159,20 @@ func (i *Interface) locations() (used []uint32, size uint64, chooses bool, err e
 	return used[:min(int(c.count), len(used))], c.data, chooses, nil
 }
 
+// listAttempts bounds how often the rules are listed again because another process adds or deletes some meanwhile.
+const listAttempts = 10
+
 // Rules returns the rules that match only a port.
-func (i *Interface) Rules() (map[uint32]Rule, error) {
+func (i *Interface) Rules() (rules map[uint32]Rule, err error) {
+	for range listAttempts {
+		if rules, err = i.rules(); err == nil || !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			break // else a rule that was listed may be gone
+		}
+	}
+	return rules, err
+}
+
+func (i *Interface) rules() (map[uint32]Rule, error) {
 	used, _, _, err := i.locations()
 	if err != nil {
 		return nil, err

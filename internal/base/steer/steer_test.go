@@ -212,8 +212,14 @@ func (f *classifier) nfc(c *rxnfc, locations []uint32) error {
 			c.data = locSpecial
 		}
 	case cmdRuleAll:
+		if len(locations) < len(f.rules) {
+			return unix.EMSGSIZE
+		}
 		c.count, c.data = uint32(copy(locations, slices.Collect(maps.Keys(f.rules)))), uint64(f.size)
 	case cmdRuleGet:
+		if _, there := f.rules[at]; !there {
+			return unix.EINVAL
+		}
 		c.spec = f.rules[at]
 	case cmdRuleDel:
 		delete(f.rules, at)
@@ -250,6 +256,35 @@ func TestLocations(t *testing.T) {
 		}
 		if err := s.Undo(); err != nil || len(f.rules) != 1 {
 			t.Errorf("the driver chooses %v: after Undo: %v, %v", chooses, f.rules, err)
+		}
+	}
+}
+
+// Another process adds a rule after the rules were counted, or deletes one after they were listed. Port and Undo do their work.
+func TestRulesOfOthersMeanwhile(t *testing.T) {
+	for name, before := range map[string]uint32{"a rule more": cmdRuleAll, "a rule less": cmdRuleGet} {
+		other := Rule{Port: 80, Queue: 3}.spec()
+		f := &classifier{size: 9, rules: map[uint32]flowSpec{0: other}}
+		meanwhile := false
+		i := &Interface{nfc: func(c *rxnfc, locations []uint32) error {
+			if meanwhile && c.cmd == before {
+				meanwhile = false
+				if before == cmdRuleAll {
+					f.rules[1] = other
+				} else {
+					delete(f.rules, c.spec.location)
+				}
+			}
+			return f.nfc(c, locations)
+		}}
+		meanwhile = true
+		s, err := Port(i, 4793, 1, Rules)
+		nstest.FatalIf(t, err != nil, "%s: %v", name, err)
+		delete(f.rules, 1)
+		f.rules[0] = other
+		meanwhile = true
+		if err := s.Undo(); err != nil || len(f.rules) > 2 || f.rules[8].flow != 0 || f.rules[7].flow != 0 {
+			t.Errorf("%s: after Undo: %v, %v", name, slices.Collect(maps.Keys(f.rules)), err)
 		}
 	}
 }
