@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -191,7 +192,7 @@ func (c *Config) chunkFromMTU() error {
 	}
 	const ethernet = 14 + 4 // header and one VLAN tag
 	c.ChunkSize = MinChunk
-	if link.Attrs().MTU+ethernet > MinChunk-PacketHeadroom-c.Headroom || c.mayZeroCopy() {
+	if link.Attrs().MTU+ethernet > MinChunk-PacketHeadroom-c.Headroom || c.mayZeroCopy(link.Attrs()) {
 		c.ChunkSize = MaxChunk
 	}
 	return nil
@@ -200,12 +201,18 @@ func (c *Config) chunkFromMTU() error {
 // mayZeroCopy reports whether the queue may get zero-copy mode, for which chunks
 // of 2048 bytes are too small: NICs take buffers in steps of 1024 bytes, so igb
 // writes only 1024 bytes into the 1792 that such a chunk leaves.
-func (c *Config) mayZeroCopy() bool {
+func (c *Config) mayZeroCopy(link *netlink.LinkAttrs) bool {
 	if steps := Ladder(c.Mode, c.Require); len(steps) == 0 || steps[0] != ModeZeroCopy {
 		return false
 	}
-	f, err := QueryFeatures(c.Ifindex)
-	return err == nil && f.XDP.Has(FeatureZeroCopy)
+	return zeroCopyPossible(link, QueryFeatures)
+}
+
+// zeroCopyPossible reports whether an interface may have zero-copy queues. A kernel before 6.3 does not say what a driver can do:
+// a device on a bus may.
+func zeroCopyPossible(link *netlink.LinkAttrs, query func(ifindex int) (Features, error)) bool {
+	f, err := query(link.Index)
+	return err == nil && f.XDP.Has(FeatureZeroCopy) || err != nil && link.ParentDevBus != ""
 }
 
 func (c *Config) check() error {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/nstest"
@@ -156,6 +157,22 @@ func TestChunkSizeFromMTU(t *testing.T) {
 				"MTU %d, headroom %d: chunk %d, %v", tc.mtu, tc.headroom, c.ChunkSize, err)
 			return nil
 		})
+	}
+}
+
+// Kernels before 6.3 say nothing about a driver. It may have zero-copy, in which chunks of 2048 bytes are too small on some NICs.
+func TestZeroCopyPossible(t *testing.T) {
+	for _, tc := range []struct {
+		bus  string
+		f    Features
+		err  error
+		want bool
+	}{
+		{"pci", Features{}, unix.ENOENT, true}, {"", Features{}, unix.ENOENT, false},
+		{"pci", Features{}, nil, false}, {"pci", Features{XDP: FeatureZeroCopy}, nil, true},
+	} {
+		got := zeroCopyPossible(&netlink.LinkAttrs{ParentDevBus: tc.bus}, func(int) (Features, error) { return tc.f, tc.err })
+		nstest.Equal(t, fmt.Sprintf("bus %q, %v, %v", tc.bus, tc.f.XDP, tc.err), got, tc.want)
 	}
 }
 
