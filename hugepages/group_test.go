@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -51,6 +52,25 @@ func TestMemoryGroup(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	nstest.ErrorIf(t, err != nil, "%v: %s", err, out)
 	t.Logf("%s", out)
+}
+
+const limitEnv = "HUGEPAGES_TEST_LIMIT"
+
+// A process whose virtual memory is limited learns that, and is not sent to the pool of huge pages.
+func TestAddressSpaceLimit(t *testing.T) {
+	if os.Getenv(limitEnv) != "" {
+		nstest.Must(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: 4 << 30, Max: 4 << 30}))
+		_, err := New(Config{Size: 4 << 30, Policy: Require})
+		nstest.WantErr(t, "4 GB with a limit of 4 GB", err, unix.ENOMEM)
+		if !strings.Contains(err.Error(), "ulimit -v") || strings.Contains(err.Error(), "nr_hugepages") {
+			t.Error(err)
+		}
+		return
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestAddressSpaceLimit$")
+	cmd.Env = append(os.Environ(), limitEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	nstest.ErrorIf(t, err != nil, "%v: %s", err, out)
 }
 
 // The limit that counts is the lowest of the groups that the process sees, and memory that the kernel can free does not count

@@ -62,6 +62,9 @@ func hugetlbRefusal(err error, n int) Refusal {
 	case errors.Is(poolErr, os.ErrNotExist):
 		r.Cause = "the kernel has no pool of 2 MB pages"
 		r.Remedy = "use a kernel with CONFIG_HUGETLBFS on a CPU with 2 MB pages"
+	case errors.Is(err, errAddressSpace):
+		r.Cause = "the process may not map so much, whatever pages are free"
+		r.Remedy = "ask for a smaller arena, or raise the limit of the process (ulimit -v)"
 	case errors.Is(err, unix.ENOMEM) && poolErr == nil:
 		r.Cause = fmt.Sprintf("%d pages of 2 MB needed; of %d in the pool %d are free and %d of these reserved, %d more may be made on demand",
 			n, p.total, p.free, p.reserved, max(0, p.overcommit-p.surplus))

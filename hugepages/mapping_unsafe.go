@@ -91,13 +91,15 @@ func mapAt(p unsafe.Pointer, size uintptr, fd, protection, flags int) error {
 	return err
 }
 
+var errAddressSpace = errors.New("no room in the process's address space")
+
 // vacant returns where size bytes on their boundary, and guard pages around them, have room. The room is not reserved.
 func vacant(size int) (unsafe.Pointer, error) {
 	page, align := uintptr(os.Getpagesize()), uintptr(baseAlign(size))
 	room := uintptr(size) + 2*page + align
 	p, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errAddressSpace, err)
 	}
 	skip := -(uintptr(p) + page) & (align - 1)
 	return unsafe.Add(p, skip+page), unix.MunmapPtr(p, room)
