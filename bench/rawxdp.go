@@ -143,7 +143,13 @@ func (r *rawXDP) poll() []byte {
 	}
 	frame := r.lease[r.at]
 	r.at++
-	if frame.More {
+	switch {
+	case frame.More && r.long == nil: // another program's: no frame of ours takes several chunks
+		for more := true; more; r.at++ {
+			more = r.lease[r.at].More
+		}
+		return frame.Data[:0]
+	case frame.More:
 		r.long.gather()
 		return frame.Data[min(r.skip, len(frame.Data)):]
 	}

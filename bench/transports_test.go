@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
@@ -74,6 +75,33 @@ func TestTransports(t *testing.T) {
 			})
 		}
 	}
+}
+
+// In zero-copy mode no frame of ours takes several chunks. One of another program does not count.
+func TestLongFrameOfOthers(t *testing.T) {
+	client, server := pair(t, 9000, false, "generic")
+	nstest.Must(t, connected("raw-afxdp", client, server, func(client bool, e endpoint) error {
+		raw := e.(*framed).io.(*rawXDP)
+		if !client {
+			for _, n := range []int{8000, 64} {
+				raw.next()
+				raw.commit(n)
+				raw.flush()
+			}
+			return nil
+		}
+		raw.long = nil // as in zero-copy mode
+		for _, want := range []int{0, 64} {
+			var p []byte
+			for end := time.Now().Add(waitLimit); p == nil && time.Now().Before(end); {
+				p = raw.poll()
+			}
+			if p == nil || len(p) != want {
+				return fmt.Errorf("content of %d bytes, want %d", len(p), want)
+			}
+		}
+		return nil
+	}))
 }
 
 // asavieNames is asavie-xdp where it is built in.
