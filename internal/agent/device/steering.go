@@ -56,6 +56,10 @@ func (l *lease) steer(cfg kagent.Config) {
 		err = l.steerPort(cfg, owners)
 	}
 	if err == nil {
+		if s := l.steering; s.NoIPv6 != nil {
+			note("UDP port %d is steered to queue %d over IPv4 only (%v): over IPv6 only frames that the NIC puts there by itself reach this program",
+				s.Port, l.queueID, s.NoIPv6)
+		}
 		return
 	}
 	if first != nil {

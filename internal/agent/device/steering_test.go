@@ -24,8 +24,9 @@ import (
 
 // fakeSteered has an indirection table, and no classifier unless rules is set.
 type fakeSteered struct {
-	rules bool
-	in    map[uint32]steer.Rule
+	rules  bool
+	noIPv6 bool // of the rules
+	in     map[uint32]steer.Rule
 
 	table  []uint32
 	closed int
@@ -46,6 +47,9 @@ func (f *fakeSteered) lacks() error {
 func (f *fakeSteered) Insert(r steer.Rule) (at uint32, err error) {
 	if err := f.lacks(); err != nil {
 		return 0, err
+	}
+	if f.noIPv6 && r.IPv6 {
+		return 0, unix.EINVAL
 	}
 	if f.in == nil {
 		f.in = make(map[uint32]steer.Rule)
@@ -157,6 +161,15 @@ func TestSteering(t *testing.T) {
 	}
 	if err := l.unsteer(); err != nil || !slices.Equal(nic.table, before) || nic.closed != 3 {
 		t.Errorf("undone: table %v, closed %d, %v", nic.table, nic.closed, err)
+	}
+}
+
+// A classifier may have no rules for IPv6. The lease has a note then, because frames over IPv6 go to any queue.
+func TestSteeringOfIPv4Alone(t *testing.T) {
+	l := newLease(steeredDevice("ixgbe", 2, &fakeSteered{rules: true, noIPv6: true}), 1)
+	l.steer(kagent.Config{Port: 4793})
+	if l.info.Steered != "rules" || len(l.info.Notes) != 1 || !strings.Contains(l.info.Notes[0], "over IPv4 only (invalid argument)") {
+		t.Errorf("steered %q, notes %q", l.info.Steered, l.info.Notes)
 	}
 }
 

@@ -77,8 +77,9 @@ type State struct {
 // Steering is a change that Undo can revert. It has one owner.
 type Steering struct {
 	State
-	queue int
-	nic   NIC
+	NoIPv6 error // why there is no rule for IPv6, beside that for IPv4; nil: IPv6 is steered, too
+	queue  int
+	nic    NIC
 }
 
 // Resume makes a Steering of the changes of an earlier process.
@@ -152,6 +153,8 @@ func (s *Steering) rules() error {
 			s.Locations = append(s.Locations, location)
 		} else if !v6 {
 			return errors.Join(err, s.Undo())
+		} else {
+			s.NoIPv6 = err
 		}
 	}
 	s.How = Rules

@@ -293,6 +293,7 @@ func TestRulesOfIPv4Alone(t *testing.T) {
 	f := &fakeNIC{rules: map[uint32]Rule{}, noIPv6: true}
 	s, err := Port(f, 1, 2, Rules)
 	nstest.FatalIf(t, err != nil || len(f.rules) != 1, "%v, %v", f.rules, err)
+	nstest.WantErr(t, "the rule for IPv6", s.NoIPv6, unix.EINVAL)
 	if err := s.Undo(); err != nil || len(f.rules) != 0 {
 		t.Errorf("%v, %v", f.rules, err)
 	}
