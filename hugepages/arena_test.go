@@ -353,6 +353,7 @@ func TestRefusalsNameCauseAndRemedy(t *testing.T) {
 		want []string
 	}{
 		{"cgroup", hugetlbRefusal(unix.EFAULT, 8), []string{"hugetlb", "cgroup", "hugetlb.2MB.max"}},
+		{"enough free pages", hugetlbRefusal(unix.ENOMEM, 0), []string{"hugetlb", "cgroup", "hugetlb.2MB.rsvd.max", "cpuset.mems"}},
 		{"no thp", thpRefusal(unix.EINVAL, false), []string{"thp", "invalid argument"}},
 		{"old kernel", pagesRefusal(unix.EINVAL, 1<<20), []string{"MADV_POPULATE_WRITE", "5.14"}},
 		{"limits", pagesRefusal(unix.ENOMEM, 1<<20), []string{"1024 KB", "smaller"}},
