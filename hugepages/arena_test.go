@@ -198,7 +198,7 @@ func TestRequireRefused(t *testing.T) {
 		var r Refusal
 		nstest.FatalIf(t, !errors.As(err, &r) || !errors.Is(err, unix.ENOMEM),
 			"shared=%v: %v, want a Refusal with ENOMEM", shared, err)
-		nstest.ErrorIf(t, r.Step != Hugetlb || !strings.Contains(r.Remedy, "nr_hugepages"), "%+v", r)
+		nstest.ErrorIf(t, r.Step != Hugetlb || !strings.Contains(r.Remedy, " > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"), "%+v", r)
 	}
 }
 

@@ -68,12 +68,12 @@ func hugetlbRefusal(err error, n int) Refusal {
 	case errors.Is(err, unix.ENOMEM) && poolErr == nil:
 		r.Cause = fmt.Sprintf("%d pages of 2 MB needed; of %d in the pool %d are free and %d of these reserved, %d more may be made on demand",
 			n, p.total, p.free, p.reserved, max(0, p.overcommit-p.surplus))
-		r.Remedy = fmt.Sprintf("sysctl -w vm.nr_hugepages=%d", p.total+max(1, n-(p.free-p.reserved)))
+		r.Remedy = fmt.Sprintf("echo %d > %s", p.total+max(1, n-(p.free-p.reserved)), poolDir+fileNr) // vm.nr_hugepages may be of another size
 		switch {
 		case n <= p.free-p.reserved: // so the kernel keeps them from this process
 			r.Remedy = "raise the cgroup's limit (hugetlb.2MB.rsvd.max), or widen cpuset.mems"
 		case n <= p.available():
-			r.Remedy = "memory is too fragmented to make pages on demand: set vm.nr_hugepages early after boot"
+			r.Remedy = "memory is too fragmented to make pages on demand: set " + poolDir + fileNr + " early after boot"
 		}
 	case errors.Is(err, unix.EFAULT):
 		r.Cause = "the pages were promised, but a limit of the cgroup (hugetlb.2MB.max) or its NUMA nodes keep them back"
