@@ -16,12 +16,15 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
+	// A signal that the parent has had ignored stays so: SIGHUP by nohup, SIGINT in background jobs of scripts.
+	ends := slices.DeleteFunc([]os.Signal{os.Interrupt, unix.SIGHUP}, signal.Ignored)
+	ctx, stop := signal.NotifyContext(context.Background(), append(ends, unix.SIGTERM)...)
 	defer stop()
 	// A second Ctrl-C ends the program at once; its children go with it.
 	context.AfterFunc(ctx, stop)

@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
@@ -238,5 +243,21 @@ func TestAgentCheck(t *testing.T) {
 		if status != exitFine || out.String() != want {
 			t.Errorf("%s: status %d, %s", args, status, out.String())
 		}
+	}
+}
+
+// Under nohup the end of the terminal does not end a command, nor does Ctrl-C one that a script runs in the background.
+func TestIgnoredSignals(t *testing.T) {
+	for name, sig := range map[string]os.Signal{"HUP": unix.SIGHUP, "INT": unix.SIGINT} {
+		cmd := exec.Command("sh", "-c", "trap '' "+name+"; exec via-xdp ping -c 2 -p 1 127.0.0.1")
+		stderr, err := cmd.StderrPipe()
+		nstest.Must(t, errors.Join(err, cmd.Start()))
+		said := bufio.NewScanner(stderr)
+		said.Scan() // the first request has no answer
+		nstest.Check(t, cmd.Process.Signal(sig))
+		for said.Scan() {
+		}
+		_ = cmd.Wait()
+		nstest.Equal(t, "status after SIG"+name, cmd.ProcessState.ExitCode(), exitFailed)
 	}
 }
