@@ -70,6 +70,7 @@ func (n Named) Up() (err error) {
 	if st.exists() {
 		// A run that was interrupted, or a bed that lost a part.
 		fail.If(n.undo(st))
+		fail.If(n.forget()) // or the next undo would take its pages out of the pool again
 	}
 	for _, name := range n.Namespaces {
 		if _, err := os.Lstat(filepath.Join(namespaceDir, name)); err == nil {

@@ -279,6 +279,32 @@ func TestNamedDownTwice(t *testing.T) {
 	})
 }
 
+// An Up that cannot make a bed in the place of a broken one takes the pages of that out of the pool once, and leaves those of
+// others there.
+func TestNamedUpTwice(t *testing.T) {
+	await.Undisturbed(t, func() error {
+		n := privateBed(t)
+		before := pages(t)
+		others := reserve(t, 1)
+		r := reserve(t, 1)
+		must(t, os.Mkdir(n.StateDir, 0o755))
+		must(t, n.save(state{Complete: true, Namespaces: []namespaceState{{n.Namespaces[0], 1}, {n.Namespaces[1], 1}}, Hugepages: r.Pages}))
+		h, err := veth.NewNamed(n.Namespaces[1])
+		must(t, err)
+		h.Close()
+		defer deleteNamed(n.Namespaces[1])
+		for range 2 {
+			nstest.ErrSays(t, "up", n.Up(), "not ours")
+		}
+		with := pages(t)
+		must(t, others.Restore())
+		if with != before+others.Pages {
+			return fmt.Errorf("%d pages with %d of others, before %d", with, others.Pages, before)
+		}
+		return nil
+	})
+}
+
 // FuzzState: for any state file, Down removes no namespace but the bed's own, and takes no more pages than Up
 // can have added. An accepted file is written and read back unchanged.
 func FuzzState(f *testing.F) {
