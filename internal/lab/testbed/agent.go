@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
 	"slices"
 	"time"
 
@@ -18,7 +19,10 @@ const agentTime = 30 * time.Second
 // behind them. It returns when the agent serves. The caller ends it by end, before the namespaces are closed.
 func (g *group) Agent(i int, args []string, socket string) (end func(), err error) {
 	var stderr bytes.Buffer // read only after it has exited
-	agent, err := g.Spawn(i, slices.Concat(args, []string{"--socket", socket}), &stderr)
+	agent, err := newSide(slices.Concat(args, []string{"--socket", socket}), &stderr, func(cmd *exec.Cmd) error {
+		cmd.Env = append(cmd.Env, "RUNTIME_DIRECTORY=") // where agents of other beds would have locks of the same name
+		return g.start(i, -1, cmd)
+	})
 	if err != nil {
 		return nil, err
 	}
