@@ -3,9 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -118,13 +120,19 @@ func leftovers(env environment) (found []leftover, err error) {
 	if err != nil {
 		return found, nil // no state, no leftovers
 	}
-	for _, name := range []string{"doctor", "tune"} {
-		path := filepath.Join(dir, name+".json")
-		if _, err := os.Stat(path); err == nil {
-			found = append(found, leftover{"settings", "of via-xdp " + name, false, func() error {
-				return takeBack(environment{stdout: env.stderr, stderr: env.stderr}, name, false)
-			}})
+	var lists []fs.FileInfo
+	for _, name := range []string{"doctor.json", "tune.json"} {
+		if st, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			lists = append(lists, st)
 		}
+	}
+	// Newest first: a setting that both have changed has the value of the last one.
+	slices.SortFunc(lists, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+	for _, st := range lists {
+		name := strings.TrimSuffix(st.Name(), ".json")
+		found = append(found, leftover{"settings", "of via-xdp " + name, false, func() error {
+			return takeBack(environment{stdout: env.stderr, stderr: env.stderr}, name, false)
+		}})
 	}
 	half, _ := filepath.Glob(filepath.Join(dir, "*.json.new"))
 	for _, path := range half {

@@ -28,6 +28,7 @@ import (
 	"viaxdp/internal/ops/inspect"
 	"viaxdp/internal/ops/mpirun"
 	"viaxdp/internal/ops/ping"
+	"viaxdp/internal/ops/undo"
 )
 
 // The test program is its own child when it is called by a hidden command, or as a program of a test.
@@ -411,6 +412,33 @@ func TestCleanup(t *testing.T) {
 	}
 	nstest.ErrorIf(t, !there(filepath.Join(filepath.Dir(half), "notes.json.new")),
 		"a file that is not ours was removed")
+}
+
+// A setting that both doctor and tune have changed gets its first value back, whichever was the last.
+func TestCleanupOfBothLists(t *testing.T) {
+	ns, _ := nstest.Pair(t, nstest.Options{})
+	gro := undo.Setting{Kind: undo.Feature, Interface: ns.Name, Name: "rx-gro"}
+	for _, lists := range [][2]string{{"doctor", "tune"}, {"tune", "doctor"}} {
+		state := t.TempDir()
+		t.Setenv("VIA_STATE_DIR", state)
+		nstest.Must(t, ns.Do(func() error {
+			first, err := undo.Machine{}.Get(gro)
+			other := map[string]string{"on": "off", "off": "on"}[first]
+			for i, value := range []string{other, first} {
+				j, oerr := undo.Open(state, lists[i], undo.Machine{})
+				nstest.Must(t, oerr)
+				_, aerr := j.Apply([]undo.Step{{Setting: gro, Value: value}})
+				at := time.Now().Add(time.Duration(i-2) * time.Second)
+				err = errors.Join(err, aerr, j.Close(), os.Chtimes(filepath.Join(state, lists[i]+".json"), at, at))
+			}
+			if status, out, errs := call(&recorder{}, "cleanup", "--all"); status != 0 {
+				t.Errorf("status %d, %q, %q", status, out, errs)
+			}
+			now, gerr := undo.Machine{}.Get(gro)
+			nstest.Equal(t, "rx-gro after "+strings.Join(lists[:], " and "), now, first)
+			return errors.Join(err, gerr)
+		}))
+	}
 }
 
 // A program may still be writing a half-written file.
