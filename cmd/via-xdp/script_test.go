@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -300,21 +299,16 @@ func startCommand(ts *testscript.TestScript, neg bool, args []string) {
 	})
 }
 
-// terminalCommand is "terminal KEYS OUT COMMAND": the command runs on a terminal, on which the text of file KEYS is typed.
-// OUT is the file for what it shows. testscript's own ttyin closes its end of the terminal when the command has ended,
-// and loses what it has not read by then.
+// terminalCommand is "terminal KEYS OUT COMMAND": the command runs on a terminal, on which the text of file KEYS is typed when
+// it shows a report. OUT is the file for what it shows. testscript's own ttyin closes its end of the terminal when the
+// command has ended, and loses what it has not read by then.
 func terminalCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 3 {
 		ts.Fatalf("terminal KEYS OUT COMMAND")
 	}
-	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	screen, tty, err := newTerminal()
 	ts.Check(err)
 	defer screen.Close()
-	number, err := unix.IoctlGetInt(int(screen.Fd()), unix.TIOCGPTN)
-	ts.Check(err)
-	ts.Check(unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0))
-	tty, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	ts.Check(err)
 	cmd := commandOf(ts, args[2:])
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -322,9 +316,16 @@ func terminalCommand(ts *testscript.TestScript, neg bool, args []string) {
 	tty.Close()
 	ts.Check(err)
 	defer time.AfterFunc(scriptLimit, func() { _ = cmd.Process.Kill() }).Stop()
-	_, err = screen.WriteString(ts.ReadFile(args[0]))
-	ts.Check(err)
-	shown, err := io.ReadAll(screen)
+	end := []byte("\x1b[J") // of a report
+	var shown []byte
+	for part, typed := make([]byte, 4096), false; err == nil; {
+		var n int
+		n, err = screen.Read(part)
+		if shown = append(shown, part[:n]...); !typed && bytes.Contains(shown, end) {
+			typed = true
+			_, err = screen.WriteString(ts.ReadFile(args[0]))
+		}
+	}
 	if !errors.Is(err, unix.EIO) { // no process has the terminal open any more
 		ts.Fatalf("%v: the terminal: %v", args, err)
 	}
@@ -332,6 +333,24 @@ func terminalCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if err := cmd.Wait(); err != nil {
 		ts.Fatalf("%v: %v: %s", args, err, shown)
 	}
+}
+
+// newTerminal opens a terminal: what shows it, and what programs have.
+func newTerminal() (screen, tty *os.File, err error) {
+	if screen, err = os.OpenFile("/dev/ptmx", os.O_RDWR, 0); err != nil {
+		return nil, nil, err
+	}
+	number, err := unix.IoctlGetInt(int(screen.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		tty, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, screen.Close())
+	}
+	return screen, tty, nil
 }
 
 // running has for each process that scripts have started a function that waits for its

@@ -212,6 +212,18 @@ func taker(args []string) func() *status.Report {
 	}
 }
 
+// takeUntil is take, or nil if ctx ends first: a program that is stopped answers late.
+func takeUntil(ctx context.Context, take func() *status.Report) *status.Report {
+	taken := make(chan *status.Report, 1)
+	go func() { taken <- take() }()
+	select {
+	case c := <-taken:
+		return c
+	case <-ctx.Done():
+		return nil
+	}
+}
+
 // timeOf is a flag's number of seconds, at least least, as a time.
 func timeOf(flag string, seconds, least float64) (time.Duration, error) {
 	const most = 1e9
@@ -310,15 +322,19 @@ func newTop(env environment) *cobra.Command {
 			fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // the other screen, without a cursor
 			defer fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
 			take, nic := taker(args), strings.Join(args, "")
-			before := take()
-			for list := before.Queues(nil); ; {
+			var before *status.Report
+			for {
+				now := takeUntil(ctx, take)
+				if now == nil {
+					return nil
+				}
+				list := now.Queues(before)
 				rows, columns := screen(out)
-				fmt.Fprint(out, "\x1b[H", topScreen(list, notes(nic, before, list), time.Now(), rows, columns), "\x1b[J")
+				fmt.Fprint(out, "\x1b[H", topScreen(list, notes(nic, now, list), time.Now(), rows, columns), "\x1b[J")
 				if !sleep(ctx, interval) {
 					return nil
 				}
-				now := take()
-				list, before = now.Queues(before), now
+				before = now
 			}
 		},
 	}

@@ -3,8 +3,10 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -183,6 +185,25 @@ func TestTopOfNobody(t *testing.T) {
 	for _, want := range []string{"2 programs of other users are not shown", "no other program has eth7 open"} {
 		nstest.ErrorIf(t, !strings.Contains(screen, want), "no %q in %q", want, screen)
 	}
+}
+
+// top ends at once beside a program that does not answer: a second Ctrl-C would leave the terminal as top has set it.
+func TestTopOfStoppedProgram(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("VIA_RUNTIME_DIR", dir)
+	stopped, err := net.Listen("unix", filepath.Join(dir, "1.sock"))
+	nstest.Must(t, err)
+	defer stopped.Close()
+	screen, tty, err := newTerminal()
+	nstest.Must(t, err)
+	defer screen.Close()
+	defer tty.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	began := time.Now()
+	status := run(ctx, environment{args: []string{"top"}, stdout: tty, stderr: tty, actions: production()})
+	took := time.Since(began)
+	nstest.ErrorIf(t, status != exitFine || took > 4*time.Second, "status %d after %v", status, took)
 }
 
 // Counts of one are in the singular.
