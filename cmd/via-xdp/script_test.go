@@ -136,6 +136,7 @@ func TestAsNobody(t *testing.T) {
 		{"proxy -i lo --listen via::1 --to tcp:127.0.0.1:1", exitCannotRun, "CAP_BPF"},
 		{"testbed up", exitCannotRun, "CAP_NET_ADMIN are missing"},
 		{"res", exitFine, "NIC open"},
+		{"res nic", exitFine, "/proc/1/fd: permission denied"}, // in which programs of another user may be
 		{"stat --json", exitFine, "[]"},
 		{"top", exitCannotRun, "stat -i 1"},
 		{"trace", exitCannotRun, "CAP_SYS_ADMIN"},
@@ -156,6 +157,9 @@ func TestAsNobody(t *testing.T) {
 		}
 		t.Setenv("VIA_STATE_DIR", state)
 		t.Setenv("VIA_RUNTIME_DIR", filepath.Join(t.TempDir(), "proc"))
+		if c.args == "res nic" {
+			t.Setenv("VIA_RUNTIME_DIR", "/proc/1/fd")
+		}
 		var out, errs bytes.Buffer
 		status := run(context.Background(), environment{
 			args: strings.Fields(c.args), stdout: &out, stderr: &errs, actions: production(),

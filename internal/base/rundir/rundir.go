@@ -57,7 +57,10 @@ func AllPrograms() []string {
 	dirs := []string{dir}
 	if os.Getenv("VIA_RUNTIME_DIR") == "" {
 		var more []string
-		entries, _ := os.ReadDir(users) // root's
+		var entries []os.DirEntry
+		if os.Geteuid() == 0 { // to others those of other users are closed
+			entries, _ = os.ReadDir(users)
+		}
 		for _, e := range entries {
 			more = append(more, filepath.Join(users, e.Name(), own, "proc"))
 		}

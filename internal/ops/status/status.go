@@ -3,6 +3,7 @@
 package status
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/programs"
@@ -213,6 +216,11 @@ func Take(dirs []string) *Report {
 	c := &Report{Programs: []Program{}}
 	if err := fds.Need(listDescriptors); err != nil { // List would leave programs out
 		c.Failed = append(c.Failed, fmt.Sprintf("some programs may not be shown: %v", err))
+	}
+	for _, dir := range dirs { // of which List sees nothing
+		if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.R_OK|unix.X_OK, unix.AT_EACCESS); errors.Is(err, unix.EACCES) {
+			c.Failed = append(c.Failed, fmt.Sprintf("some programs may not be shown: %s: %v", termsafe.Printable(dir), err))
+		}
 	}
 	found, denied := programs.List(dirs)
 	c.Denied = denied
