@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentclient"
+	"viaxdp/internal/base/termsafe"
 	"viaxdp/internal/ops/inspect"
 )
 
@@ -89,7 +90,7 @@ func printInfo(env environment, i *inspect.Interface) {
 	if i.Up {
 		state = "up"
 	}
-	fmt.Fprintf(w, "%s\tindex %d, %s, %s\n", i.Name, i.Index, cmp.Or(i.MAC, "no MAC address"), state)
+	fmt.Fprintf(w, "%s\tindex %d, %s, %s\n", termsafe.Printable(i.Name), i.Index, cmp.Or(i.MAC, "no MAC address"), state)
 	fmt.Fprintf(w, "  driver\t%s\n", i.Driver)
 	fmt.Fprintf(w, "  queues\t%d RX, %d TX", i.Queues.RX, i.Queues.TX)
 	if i.Queues.RXRing > 0 {
@@ -138,7 +139,7 @@ func printAgents(w io.Writer, infos []described, agent string) {
 		return
 	}
 	for i := range infos {
-		fmt.Fprintf(w, "agent of %s: %s\n", infos[i].Name, infos[i].Agent)
+		fmt.Fprintf(w, "agent of %s: %s\n", termsafe.Printable(infos[i].Name), infos[i].Agent)
 	}
 }
 

@@ -118,6 +118,7 @@ func TestExitStatus(t *testing.T) {
 	}{
 		{context.Background(), nil, exitFine, ""},
 		{context.Background(), errors.New("a frame\nwas lost"), exitFailed, "via-xdp: a frame; was lost\n"},
+		{context.Background(), errors.New("server: open: \x1b]0;mine\a"), exitFailed, "via-xdp: server: open: ?]0;mine?\n"},
 		{
 			context.Background(), &testbed.MissingError{What: "CAP_BPF", Remedy: "use sudo"}, exitCannotRun,
 			"via-xdp: cannot run here: CAP_BPF is missing; use sudo\n",
@@ -291,6 +292,9 @@ func TestInfo(t *testing.T) {
 	}
 	if _, out, _ = call(r, "info", "-i", "eth7", "eth7"); strings.Count(out, "eth7") != 1 || !strings.Contains(out, "no MAC address") {
 		t.Errorf("named twice: %q", out)
+	}
+	if _, out, _ = call(r, "info", "a\x1bc"); !strings.Contains(out, "a?c") || strings.Contains(out, "\x1b") {
+		t.Errorf("a name with a control character: %q", out)
 	}
 	_, out, _ = call(r, "info", "-i", "eth7", "--try", "--json")
 	var infos []described

@@ -16,6 +16,7 @@ import (
 	"viaxdp/bench/report"
 	"viaxdp/bench/suite"
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/termsafe"
 	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/torture"
@@ -123,9 +124,9 @@ func statusOf(ctx context.Context, err error) int {
 	return exitFailed
 }
 
-// oneLine joins the lines of a compound error.
+// oneLine joins the lines of a compound error. Names in it, and what a server of measurements answers, may have any bytes.
 func oneLine(err error) string {
-	return strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	return termsafe.Printable(strings.NewReplacer("\n", "; ", "\t", " ").Replace(strings.TrimSpace(err.Error())))
 }
 
 func newRoot(env environment) *cobra.Command {
