@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -68,7 +67,7 @@ func newCapture(env environment) *cobra.Command {
 			}
 			out := env.stdout
 			if file != "-" {
-				f, err := os.Create(file)
+				f, err := create(file)
 				if err != nil {
 					return err
 				}

@@ -130,8 +130,14 @@ func printJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
+// create opens a file to write it. [os.Create] would open it for reading, too: a pipe without another reader would then
+// fill up, where a write is to fail.
+func create(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+}
+
 func writeFile(path string, write func(io.Writer) error) error {
-	f, err := os.Create(path)
+	f, err := create(path)
 	if err != nil {
 		return err
 	}

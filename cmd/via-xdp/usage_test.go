@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -142,6 +143,24 @@ func TestFullOutput(t *testing.T) {
 		if status != exitFailed || !strings.Contains(errs.String(), "no space left on device") || strings.Count(errs.String(), "\n") != 1 {
 			t.Errorf("%s: status %d, %s", args, status, &errs)
 		}
+	}
+}
+
+// A reader that leaves before the end of a result, as head does, ends the writing.
+func TestReaderOfResultLeaves(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	nstest.Must(t, unix.Mkfifo(pipe, 0o600))
+	written := make(chan error, 1)
+	go func() {
+		written <- writeFile(pipe, func(w io.Writer) error { return nstest.Err(w.Write(make([]byte, 1<<20))) })
+	}()
+	reader, err := os.Open(pipe)
+	nstest.Must(t, errors.Join(err, nstest.Err(reader.Read(make([]byte, 1))), reader.Close()))
+	select {
+	case err := <-written:
+		nstest.WantErr(t, "write", err, unix.EPIPE)
+	case <-time.After(10 * time.Second):
+		t.Fatal("it waits for a reader")
 	}
 }
 
