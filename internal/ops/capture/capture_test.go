@@ -312,6 +312,31 @@ func TestLost(t *testing.T) {
 	}
 }
 
+// leaving is a program that ends a capture at once, with queues of these handles.
+type leaving []int
+
+func (p leaving) Status() any {
+	var s vipl.ProgramStatus
+	for i, handles := range p {
+		s.Nics = append(s.Nics, vipl.NICStatus{ID: uint32(1 + i), Handles: handles})
+	}
+	return s
+}
+func (p leaving) Capture(io.Writer, int, <-chan struct{}) error { return nil }
+
+// A program that drops a slow reader has not ended: the capture says so. One that closes its NIC has.
+func TestProgramLeaves(t *testing.T) {
+	for _, c := range []struct {
+		p    leaving
+		says bool
+	}{{nil, false}, {leaving{0}, false}, {leaving{0, 1}, false}, {leaving{1}, true}} { // the second is not captured
+		_, err := capture.Run(context.Background(), io.Discard, only(t, c.p), capture.Config{Snaplen: 100})
+		if (err != nil) != c.says || c.says && !strings.Contains(err.Error(), "still open") {
+			t.Errorf("%v: %v", c.p, err)
+		}
+	}
+}
+
 // cutting is a program that sends a frame, cut to the length that is asked for.
 type cutting []byte
 

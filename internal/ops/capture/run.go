@@ -112,7 +112,11 @@ func Run(ctx context.Context, w io.Writer, targets []Target, c Config) (Summary,
 		wait.Go(func() {
 			defer context.AfterFunc(ctx, func() { stream.Close() })()
 			defer stream.Close()
-			if err := r.follow(t.PID, stream); err != nil && ctx.Err() == nil {
+			err := r.follow(t.PID, stream)
+			if err == nil && ctx.Err() == nil && r.open(t.Program) {
+				err = errLeft
+			}
+			if err != nil && ctx.Err() == nil {
 				r.fail(fmt.Errorf("process %d: %w", t.PID, err))
 			}
 		})
@@ -148,6 +152,28 @@ func (r *recording) follow(pid int, stream io.Reader) error {
 		}
 		r.take(pid, f)
 	}
+}
+
+// errLeft says that frames may be missing at the end.
+var errLeft = errors.New("it has ended the capture, and its NIC is still open: the file, or what reads it, took frames too slowly, or too many captures run")
+
+// open reports whether a program still has one of the queues open.
+func (r *recording) open(p programs.Program) bool {
+	var now struct {
+		NICs []struct {
+			ID      uint32 `json:"id"`
+			Handles int    `json:"handles"` // 0: it is being closed
+		} `json:"nics"`
+	}
+	if p.Status(&now) != nil {
+		return false
+	}
+	for _, n := range now.NICs {
+		if _, ours := r.of[queue{p.PID, n.ID}]; ours && n.Handles > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // take writes a frame if it is wanted, and ends the capture when there are enough.
