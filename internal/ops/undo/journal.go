@@ -264,10 +264,12 @@ type Undone struct {
 }
 
 // Undo takes the changes back, newest first. Those that fail stay in the list;
-// the error names them.
+// the error names them. If the list cannot be saved meanwhile, as on a full disk, Undo goes
+// on: a change that was taken back is only found so again, and removing the list needs no room.
 func (j *Journal) Undo() (done []Undone, err error) {
 	var left []Change
 	var errs []error
+	var unsaved error
 	for len(j.changes) > 0 {
 		last := len(j.changes) - 1
 		c := j.changes[last]
@@ -279,13 +281,11 @@ func (j *Journal) Undo() (done []Undone, err error) {
 			done = append(done, u)
 		}
 		j.changes = j.changes[:last]
-		if err := j.saveWith(left); err != nil {
-			return done, errors.Join(append(errs, err)...)
-		}
+		unsaved = j.saveWith(left)
 	}
 	slices.Reverse(left)
 	j.changes = left
-	return done, errors.Join(errs...)
+	return done, errors.Join(append(errs, unsaved)...)
 }
 
 func (j *Journal) undo(c Change) (u Undone, err error) {

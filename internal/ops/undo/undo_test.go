@@ -3,6 +3,7 @@ package undo
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/rundir"
+	"viaxdp/internal/base/thread"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -286,6 +288,25 @@ func TestUndoFails(t *testing.T) {
 	if _, err := j.Undo(); err != nil || f.values["b"] != "2" {
 		t.Errorf("%v, %v", err, f.values)
 	}
+}
+
+// Settings go back, and the list goes, while the file system of the list is full.
+func TestUndoOnFullDisk(t *testing.T) {
+	nstest.Require(t)
+	dir, page := t.TempDir(), os.Getpagesize()
+	f := &fake{values: map[string]string{"a": "1", "b": "2"}}
+	thread.Run(func() { // which sees the file system
+		nstest.Check(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprint("size=", 2*page))))
+		j, err := Open(filepath.Join(dir, "state"), "test", f)
+		nstest.Check(t, err)
+		_, err = j.Apply([]Step{file("a", "10"), file("b", "20")})
+		nstest.Check(t, errors.Join(err, os.WriteFile(filepath.Join(dir, "full"), make([]byte, page), 0o600)))
+		_, err = j.Undo()
+		nstest.Check(t, errors.Join(err, j.Close()))
+		leftIn(t, filepath.Join(dir, "state"))
+	})
+	nstest.Same(t, "settings", f.values, map[string]string{"a": "1", "b": "2"})
 }
 
 // A change that is refused is not recorded.
