@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -145,13 +146,14 @@ func (s *suiteFlags) measure(cmd *cobra.Command, env environment, groups []strin
 	cfg := s.cfg
 	cfg.Groups, cfg.Stderr, cfg.Command = groups, env.stderr, commandLine(withoutPlaces(env.args))
 	estimate, err := suite.Estimate(cfg)
-	if s.out == "" {
+	fresh := s.out == ""
+	if fresh {
 		s.out = filepath.Join(resultsDir, time.Now().Format("20060102-150405"))
 	}
 	if err := errors.Join(err, s.check(cmd.Flags())); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(s.out, 0o755); err != nil {
+	if err := s.makeDirectory(fresh); err != nil {
 		return nil, err
 	}
 	cfg.Out = s.out
@@ -173,6 +175,23 @@ func (s *suiteFlags) measure(cmd *cobra.Command, env environment, groups []strin
 		return nil, err
 	}
 	return r, err
+}
+
+// makeDirectory makes the one for the results. A fresh one is of this run alone: runs that begin at the same time, as those
+// of several hosts in a shared home directory, have a number behind it.
+func (s *suiteFlags) makeDirectory(fresh bool) error {
+	if !fresh {
+		return os.MkdirAll(s.out, 0o755)
+	}
+	err := os.MkdirAll(filepath.Dir(s.out), 0o755)
+	if err == nil {
+		err = os.Mkdir(s.out, 0o755)
+	}
+	for base, n := s.out, 2; errors.Is(err, fs.ErrExist); n++ {
+		s.out = fmt.Sprintf("%s-%d", base, n)
+		err = os.Mkdir(s.out, 0o755)
+	}
+	return err
 }
 
 // show prints the tables and writes the plots.

@@ -76,6 +76,18 @@ func TestBenchFlags(t *testing.T) {
 	}
 }
 
+// Runs that begin in the same second have a directory each.
+func TestBenchTwiceAtOnce(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const runs = 4
+	for range runs {
+		status, _, errs := call(&recorder{report: sampleReport(2)}, "bench")
+		nstest.FatalIf(t, status != exitFine, "status %d: %s", status, errs)
+	}
+	reports, err := filepath.Glob("bench-results/*/report.json")
+	nstest.ErrorIf(t, err != nil || len(reports) != runs, "%v, %v", reports, err)
+}
+
 // The groups measured before a failed one are kept and shown.
 func TestBenchFails(t *testing.T) {
 	out := t.TempDir()
