@@ -201,15 +201,15 @@ func isTerminal(w io.Writer) bool {
 
 // progress keeps one line on a terminal up to date.
 type progress struct {
-	w     io.Writer // nil: no terminal
+	w     *os.File // nil: no terminal
 	shown bool
 }
 
 func newProgress(w io.Writer) *progress {
 	if !isTerminal(w) {
-		w = nil
+		return &progress{}
 	}
-	return &progress{w: w}
+	return &progress{w: below(w).(*os.File)}
 }
 
 func (p *progress) step(s bench.Step) {
@@ -221,7 +221,11 @@ func (p *progress) line(format string, args ...any) {
 		return
 	}
 	p.shown = true
-	fmt.Fprintf(p.w, "\r\x1b[K"+format, args...)
+	text := []rune(fmt.Sprintf(format, args...))
+	if _, columns := screen(p.w); len(text) >= columns { // only the last line of a longer one could be cleared
+		text = text[:columns-1]
+	}
+	fmt.Fprintf(p.w, "\r\x1b[K%s", string(text))
 }
 
 func (p *progress) done() {

@@ -377,7 +377,7 @@ func counted[N int | uint64](n N, noun string) string {
 // screen is the size of the terminal.
 func screen(f *os.File) (rows, columns int) {
 	ws, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil || ws.Row == 0 {
+	if err != nil || ws.Row == 0 || ws.Col == 0 {
 		return 24, 80
 	}
 	return int(ws.Row), int(ws.Col)

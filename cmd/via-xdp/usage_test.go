@@ -225,6 +225,22 @@ func TestTopOfStoppedProgram(t *testing.T) {
 	nstest.ErrorIf(t, status != exitFine || took > 4*time.Second, "status %d after %v", status, took)
 }
 
+// Progress longer than the terminal's line is cut, since it could not be cleared.
+func TestLongProgress(t *testing.T) {
+	screen, tty, err := newTerminal()
+	nstest.Must(t, err)
+	defer screen.Close()
+	defer tty.Close()
+	nstest.Must(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 40}))
+	p := newProgress(tty)
+	p.line("%s", strings.Repeat("ä", 100))
+	p.done()
+	shown := make([]byte, 4096)
+	n, err := screen.Read(shown)
+	nstest.Must(t, err)
+	nstest.Equal(t, "characters shown", strings.Count(string(shown[:n]), "ä"), 39)
+}
+
 // Counts of one are in the singular.
 func TestSingular(t *testing.T) {
 	var report bytes.Buffer
