@@ -418,6 +418,15 @@ func TestCleanup(t *testing.T) {
 		"a file that is not ours was removed")
 }
 
+// A user's sockets and files are removed although root has closed the directory of the bed, as with a umask of 077.
+func TestCleanupBesideClosedBed(t *testing.T) {
+	socket, half, _ := leave(t)
+	closed := &os.PathError{Op: "open", Path: "/run/via-xdp/testbed.json", Err: unix.EACCES}
+	if status, out, errs := call(&recorder{err: closed}, "cleanup"); status != 0 || there(socket) || there(half) {
+		t.Errorf("status %d, %q, %q", status, out, errs)
+	}
+}
+
 // A setting that both doctor and tune have changed gets its first value back, whichever was the last.
 func TestCleanupOfBothLists(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{})
