@@ -189,6 +189,9 @@ func newStat(env environment) *cobra.Command {
 				if err := showStat(env, nic, now.Queues(before), now, asJSON, all, vis, true); err != nil {
 					return err
 				}
+				if p, ok := env.stdout.(*printed); ok && p.err != nil {
+					return nil // run tells it
+				}
 				before = now
 			}
 			return nil
@@ -330,9 +333,9 @@ func newTop(env environment) *cobra.Command {
 				}
 				list := now.Queues(before)
 				rows, columns := screen(out)
-				fmt.Fprint(out, "\x1b[H", topScreen(list, notes(nic, now, list), time.Now(), rows, columns), "\x1b[J")
-				if !sleep(ctx, interval) {
-					return nil
+				_, err := fmt.Fprint(out, "\x1b[H", topScreen(list, notes(nic, now, list), time.Now(), rows, columns), "\x1b[J")
+				if err != nil || !sleep(ctx, interval) {
+					return err
 				}
 				before = now
 			}

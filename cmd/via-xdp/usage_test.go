@@ -146,6 +146,28 @@ func TestFullOutput(t *testing.T) {
 	}
 }
 
+// Commands that go on until Ctrl-C end when nothing can be shown any more.
+func TestOutputEnds(t *testing.T) {
+	t.Setenv("VIA_RUNTIME_DIR", t.TempDir())
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	nstest.Must(t, err)
+	defer full.Close()
+	screen, tty, err := newTerminal()
+	nstest.Must(t, err)
+	defer tty.Close()
+	go func() {
+		screen.Read(make([]byte, 1)) // top has begun
+		screen.Close()
+	}()
+	for args, out := range map[string]*os.File{"stat -i 0.01": full, "top -i 0.1": tty} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		var errs bytes.Buffer
+		status := run(ctx, environment{args: strings.Fields(args), stdout: out, stderr: &errs, actions: production()})
+		nstest.ErrorIf(t, status != exitFailed || ctx.Err() != nil, "%s: status %d, %s, %v", args, status, &errs, ctx.Err())
+		cancel()
+	}
+}
+
 // A reader that leaves before the end of a result, as head does, ends the writing.
 func TestReaderOfResultLeaves(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
