@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -254,8 +255,14 @@ func TestMeasureLoopback(t *testing.T) {
 			},
 		})
 	}()
+	port := <-ready
+	for _, probe := range []string{"", "GET / HTTP/1.0\r\n\r\n"} { // which are no clients
+		conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		nstest.Must(t, err)
+		nstest.Check(t, errors.Join(nstest.Err(io.WriteString(conn, probe)), conn.Close()))
+	}
 	r, err := Measure(ctx, ClientConfig{
-		Server: "127.0.0.1", Port: <-ready,
+		Server: "127.0.0.1", Port: port,
 		Plan: Plan{Rows: RowsOf([]string{"tcp-net", "udp-block"}), Sizes: []int{64}, Duration: 3 * time.Millisecond, Latency: true, Bandwidth: true, Check: true},
 	})
 	nstest.Must(t, err)

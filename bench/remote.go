@@ -71,7 +71,7 @@ type ServerConfig struct {
 	Port   int    // TCP port; 0: any
 	Keep   bool   // go on after a client has left
 	Ready  func(net.Addr)
-	Failed func(error) // with Keep: what went wrong with a client; may be nil
+	Failed func(error) // what went wrong with a client after which the server goes on; may be nil
 }
 
 // ListenAndServe awaits a client and does what it asks for: the transport, the
@@ -103,11 +103,11 @@ func ListenAndServe(ctx context.Context, cfg ServerConfig) (err error) {
 			}
 			return err
 		}
-		err = serveClient(ctx, conn, cfg.Place)
+		asked, err := serveClient(ctx, conn, cfg.Place)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case !cfg.Keep:
+		case asked && !cfg.Keep:
 			return err
 		case err != nil && cfg.Failed != nil:
 			cfg.Failed(err)
@@ -115,7 +115,9 @@ func ListenAndServe(ctx context.Context, cfg ServerConfig) (err error) {
 	}
 }
 
-func serveClient(ctx context.Context, conn net.Conn, place Place) (err error) {
+// serveClient serves what has connected. asked is false if that has made no request: it was no client, as where the user has
+// tried whether the port can be reached.
+func serveClient(ctx context.Context, conn net.Conn, place Place) (asked bool, err error) {
 	defer fail.Catch(&err)
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -126,8 +128,8 @@ func serveClient(ctx context.Context, conn net.Conn, place Place) (err error) {
 		p.Agent = "" // no path of this host is the client's to say
 		return nil
 	})
-	fail.If(s.serve(conn))
-	return s.refused
+	err = s.serve(conn)
+	return s.asked, cmp.Or(err, s.refused)
 }
 
 // ClientConfig of the other side.

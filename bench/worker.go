@@ -58,6 +58,7 @@ func (s *server) serve(conn net.Conn) error {
 
 	enc := json.NewEncoder(conn)
 	for r := range requests {
+		s.asked = true
 		if err := enc.Encode(s.execute(r)); err != nil {
 			return ended(err)
 		}
@@ -84,6 +85,7 @@ type server struct {
 	free     bool    // but those of this endpoint run anywhere
 	samples  []int64 // room for those of a round
 	refused  error   // why the last endpoint could not be opened
+	asked    bool    // there was a request
 }
 
 func (s *server) execute(r request) reply {
