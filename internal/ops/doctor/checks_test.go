@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -127,6 +128,7 @@ var ailments = []ailment{
 	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes[0].Free = 0 }, "node 0: 0 of 64",
 		"echo 96 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "", nil},
 	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes, h.Overcommit = []HugeNode{{0, 0, 0}}, 100 }, "100 more", "", "", nil},
+	{"hugepages", Info, func(h *Host, _ *NIC) { h.HugeNodes, h.Overcommit = []HugeNode{{0, 1, 1}}, math.MaxInt }, "more on demand", "", "", nil},
 	{"hugepages", Warning, func(h *Host, _ *NIC) { h.HugeNodes, h.Overcommit = []HugeNode{{0, 0, 0}}, 1 }, "1 more on demand: a NIC takes",
 		"echo 32", "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages=32", nil},
 	{"hugepages", Warning, func(h *Host, _ *NIC) { // others have what there is on demand

@@ -81,8 +81,12 @@ func (h *Host) HugePages() (total, available int) {
 	return total, max(0, available-h.HugeReserved)
 }
 
-// onDemand counts the 2 MB pages that the kernel may still make on demand.
-func (h *Host) onDemand() int { return max(0, h.Overcommit-h.HugeSurplus) }
+// onDemand counts the 2 MB pages that the kernel may still make on demand. The limit may be the largest number there is, to which
+// no page can be added.
+func (h *Host) onDemand() int { return min(max(0, h.Overcommit-h.HugeSurplus), boundless) }
+
+// boundless is more pages than any machine has.
+const boundless = 1 << 40
 
 // IdleState is a C-state of a CPU.
 type IdleState struct {
