@@ -29,7 +29,7 @@ func newCapture(env environment) *cobra.Command {
 			"or all programs for root. contrib/wireshark/via.lua dissects the file. For connection\n" +
 			"management, which is UDP of the kernel, use tcpdump udp port 4793. Frames that a program\n" +
 			"had no room for are counted as lost. Queues that are opened after the capture has begun\n" +
-			"are not in it.",
+			"are not in it. Other users may not read the file, unless it was there before.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if file == "" {
@@ -67,7 +67,7 @@ func newCapture(env environment) *cobra.Command {
 			}
 			out := env.stdout
 			if file != "-" {
-				f, err := create(file)
+				f, err := create(file, 0o600) // other users may not ask the programs, either
 				if err != nil {
 					return err
 				}

@@ -132,12 +132,12 @@ func printJSON(w io.Writer, v any) error {
 
 // create opens a file to write it. [os.Create] would open it for reading, too: a pipe without another reader would then
 // fill up, where a write is to fail.
-func create(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+func create(path string, mode fs.FileMode) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 }
 
 func writeFile(path string, write func(io.Writer) error) error {
-	f, err := create(path)
+	f, err := create(path, 0o666)
 	if err != nil {
 		return err
 	}
