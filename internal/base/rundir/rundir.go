@@ -256,10 +256,13 @@ func Save(path string, v any) error {
 		return err
 	}
 	_, err = f.Write(append(b, '\n'))
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(fresh, path)
 	}
-	return os.Rename(fresh, path)
+	if err != nil {
+		return errors.Join(err, remove(fresh))
+	}
+	return nil
 }
 
 // remove removes a file, which need not exist.

@@ -2,6 +2,7 @@ package rundir
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -194,4 +195,19 @@ func TestOwnDirectoryOnce(t *testing.T) {
 		}
 	})
 	nstest.FatalIf(t, err != nil || !strings.Contains(string(out), "PASS: "+t.Name()), "%v\n%s", err, out)
+}
+
+// State that cannot be written, as on a full disk, leaves what there was, and no half of a file.
+func TestSaveOnFullDisk(t *testing.T) {
+	nstest.Require(t)
+	dir, page := t.TempDir(), os.Getpagesize()
+	path := filepath.Join(dir, "state")
+	thread.Run(func() { // which sees the file system
+		nstest.Check(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprint("size=", page)), Save(path, "before")))
+		nstest.WantErr(t, "Save", Save(path, "after"), unix.ENOSPC)
+		entries, err := os.ReadDir(dir)
+		text, rerr := os.ReadFile(path)
+		nstest.ErrorIf(t, errors.Join(err, rerr) != nil || len(entries) != 1 || string(text) != "\"before\"\n", "%v, %q, %v, %v", entries, text, err, rerr)
+	})
 }
