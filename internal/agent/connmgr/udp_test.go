@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -103,20 +105,24 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-// reports is a Handler that waits for the report of a message that has not arrived.
-type reports chan error
+// reports is a Handler that waits for the report of a message that has not arrived, and counts what is passed on.
+type reports struct {
+	failed chan error
+	passed atomic.Int32
+}
 
-func (reports) Receive([]byte, netip.Addr, netip.AddrPort) {}
+func (r *reports) Receive([]byte, netip.Addr, netip.AddrPort) { r.passed.Add(1) }
 
-func (r reports) Undelivered(_ []byte, _ netip.AddrPort, err error) {
+func (r *reports) Undelivered(_ []byte, _ netip.AddrPort, err error) {
+	r.passed.Add(1)
 	select {
-	case r <- err:
+	case r.failed <- err:
 	default:
 	}
 }
 
 // Reports come also while more than half of the send buffer is in use, by messages to a host whose hardware address is being
-// resolved.
+// resolved. Each is passed on once.
 func TestReportWhileFull(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	var u *ctrlport.UDP
@@ -127,13 +133,15 @@ func TestReportWhileFull(t *testing.T) {
 	send := func(to netip.Addr) error {
 		return u.Send([]byte("no message"), netip.Addr{}, netip.AddrPortFrom(to, wire.Port))
 	}
-	got, ended := make(reports, 1), make(chan error, 1)
+	got, ended := &reports{failed: make(chan error, 1)}, make(chan error, 1)
 	go func() { ended <- u.Serve(got) }()
+	var sent int32 // to the closed port
 	refused := func(what string) {
 		await.Until(t, what, func() bool {
+			sent++
 			_ = send(bn.IPv4) // an error is a report, too
 			select {
-			case err := <-got:
+			case err := <-got.failed:
 				return errors.Is(err, kagent.ErrNoMatch)
 			default:
 				return false
@@ -149,6 +157,10 @@ func TestReportWhileFull(t *testing.T) {
 		}
 	}))
 	refused("another report")
+	time.Sleep(50 * time.Millisecond)
+	if n := got.passed.Load(); n > sent {
+		t.Errorf("%d reports of %d messages", n, sent)
+	}
 	nstest.Check(t, errors.Join(u.Close(), <-ended))
 }
 

@@ -241,6 +241,7 @@ func (u *UDP) Serve(h connmgr.Handler) error {
 			if !u.Poll() {
 				time.Sleep(pollPause)
 			}
+			continue // r has been passed on
 		case err != nil:
 			// The error of an earlier datagram, whose details are on the error queue. The
 			// interface may also be down, or removed.
