@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -253,13 +254,9 @@ func (s *Server) collect() {
 	}
 	s.looked = sharing
 	for _, d := range all {
-		switch {
-		case known:
-			// The sockets decide: a program can close the sign of life and keep a socket.
-			if slices.ContainsFunc(d.sockets, func(inode uint64) bool { return open[inode] }) {
-				continue
-			}
-		case d.alive != nil && !fdstore.IsDead(d.alive):
+		// The sockets decide, if they are known: a program can close the sign of life and keep a socket.
+		if slices.ContainsFunc(d.sockets, func(inode uint64) bool { return open[inode] }) ||
+			!known && d.alive != nil && !fdstore.IsDead(d.alive) {
 			continue
 		}
 		s.reclaim(d)
@@ -422,19 +419,46 @@ func (s *Server) giveUp(err error, local *device.Local, uid uint32) error {
 	return err
 }
 
-// openSockets returns the inodes of all AF_XDP sockets of the network namespace. known is false
-// if the kernel cannot list them (CONFIG_XDP_SOCKETS_DIAG). An error may be temporary.
+// openSockets returns the inodes of the AF_XDP sockets of the network namespace. known is false if the kernel does not list
+// them all: it lists none without CONFIG_XDP_SOCKETS_DIAG, and ends the list at a socket whose interface was removed
+// (xsk_diag_fill, net/xdp/xsk_diag.c). An error may be temporary.
 func openSockets() (inodes map[uint64]bool, known bool, err error) {
-	list, err := netlink.SocketDiagXDP()
-	if errors.Is(err, netlink.ErrDumpInterrupted) || isPassing(err) {
-		return nil, false, err
+	return listSockets(netlink.SocketDiagXDP, socketCount)
+}
+
+func listSockets(list func() ([]*netlink.XDPDiagInfoResp, error), count func() (int, error)) (inodes map[uint64]bool, known bool, err error) {
+	for range 3 {
+		before, berr := count()
+		all, lerr := list()
+		after, aerr := count()
+		err := errors.Join(berr, lerr, aerr)
+		if errors.Is(err, netlink.ErrDumpInterrupted) || isPassing(err) {
+			return nil, false, err
+		}
+		if err == nil && before != after {
+			continue // the list may be as of either
+		}
+		inodes = make(map[uint64]bool, len(all))
+		for _, s := range all {
+			inodes[uint64(s.XDPDiagMsg.Ino)] = true
+		}
+		return inodes, err == nil && len(all) == after, nil
 	}
+	return nil, false, errSocketsChange
+}
+
+var errSocketsChange = errors.New("AF_XDP sockets are opened and closed all the time")
+
+// socketCount returns the number of AF_XDP sockets of the network namespace.
+func socketCount() (n int, err error) {
+	b, err := os.ReadFile("/proc/thread-self/net/protocols")
 	if err != nil {
-		return nil, false, nil
+		return 0, err
 	}
-	inodes = make(map[uint64]bool, len(list))
-	for _, s := range list {
-		inodes[uint64(s.XDPDiagMsg.Ino)] = true
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 2 && f[0] == "XDP" { // name, size, sockets
+			return strconv.Atoi(f[2])
+		}
 	}
-	return inodes, true, nil
+	return 0, errors.New("the kernel does not count AF_XDP sockets")
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/agentproto"
@@ -115,6 +116,47 @@ func TestPinnedWithoutDescriptors(t *testing.T) {
 	s.sockets = func() (map[uint64]bool, bool, error) { return nil, true, nil }
 	s.collect()
 	nstest.ErrorIf(t, s.users[7] != nil, "the closed socket is charged: %+v", s.users[7])
+}
+
+// The sign of life decides, too, if the kernel lists only the sockets before the one whose interface was removed.
+func TestSocketsUnlisted(t *testing.T) {
+	number := func(all ...int) func() (int, error) {
+		return func() (n int, _ error) {
+			n, all = all[0], append(all[1:], all[0])
+			return n, nil
+		}
+	}
+	for _, c := range []struct {
+		count   func() (int, error)
+		err     error // of the list
+		known   bool
+		passing bool
+	}{
+		{number(1), nil, true, false},
+		{number(2), nil, false, false}, // one is not listed
+		{number(2, 1, 1, 1), nil, true, false},
+		{number(1, 2), nil, false, true},
+		{number(1), unix.EINVAL, false, false},
+		{number(1), netlink.ErrDumpInterrupted, false, true},
+		{func() (int, error) { return 0, unix.ENOENT }, nil, false, false},
+		{func() (int, error) { return 0, unix.EMFILE }, nil, false, true},
+	} {
+		inodes, known, err := listSockets(func() ([]*netlink.XDPDiagInfoResp, error) {
+			return []*netlink.XDPDiagInfoResp{{XDPDiagMsg: &netlink.XDPSocket{Ino: 4711}}}, c.err
+		}, c.count)
+		if known != c.known || (err != nil) != c.passing || err == nil && !inodes[4711] {
+			t.Errorf("list %v: %v, known %v, %v; want %+v", c.err, inodes, known, err, c)
+		}
+	}
+	an, _ := nstest.Pair(t, nstest.Options{})
+	nstest.Must(t, an.Do(func() error {
+		fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		nstest.Must(t, err)
+		defer unix.Close(fd)
+		n, err := socketCount()
+		nstest.Equal(t, "sockets", n, 1)
+		return err
+	}))
 }
 
 // A request for quota while a pinned queue is being refunded, which takes the descriptor store's answer, waits
