@@ -61,3 +61,23 @@ func TestNotRenamedInterface(t *testing.T) {
 	}
 	nstest.Must(t, g.ns.Netlink().LinkDel(other))
 }
+
+// An interface that was moved away and back while no agent ran is a new one, though its name, number and program are those of
+// the old one: what programs had of it is no queue of it, and others get one.
+func TestMovedAwayAndBack(t *testing.T) {
+	t.Parallel()
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
+	files := g.raw(t).hello().files(openOf(agentproto.Open{}))
+	defer fds.CloseFiles(files...)
+	g.kill()
+	g.ns.MoveAway(t)(false)
+	g.start()
+	if st := g.status(t); len(st.NICs) != 0 || len(st.Users) != 1 || st.Users[0].Queues != 1 {
+		t.Errorf("status: %+v, want what the program has, and no interface", st)
+	}
+	more := g.raw(t).hello().files(openOf(agentproto.Open{}))
+	defer fds.CloseFiles(more...)
+	if st := g.status(t); len(st.NICs) != 1 || st.Users[0].Queues != 2 {
+		t.Errorf("status: %+v, want a queue of the new interface", st)
+	}
+}

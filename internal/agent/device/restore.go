@@ -231,6 +231,9 @@ func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_
 	if err != nil {
 		return nil, nil, linkError(nameOf(place), err)
 	}
+	if k.unbound() {
+		return nil, nil, fmt.Errorf("interface %d was removed, and is another one now", nic.Index)
+	}
 	d := &device{refs: 1, place: place}
 	if d.key, err = keyOf(nic.Index, nic.Port); err != nil {
 		return nil, nil, err
@@ -267,6 +270,25 @@ func (k *kept) restoreAll(fdStore fdstore.Store, place string, nic nicRecord) (_
 		}
 	}
 	return all, errors.Join(bad, d.release()), nil // each Local has a reference of its own
+}
+
+// unbound reports whether the kernel has unbound a queue's socket, since the interface was removed or moved to another
+// network namespace (xsk_notifier, net/xdp/xsk.c). It may be back with its name, number and program. Only the sockets of queues
+// that processes share are in the store.
+func (k *kept) unbound() (is bool) {
+	for entry, r := range k.leases {
+		if r.Group == nil {
+			continue
+		}
+		_ = fds.WithAll(entry.Files[2:], func(sockets []int) error {
+			for _, fd := range sockets {
+				_, _, err := unix.Recvfrom(fd, nil, unix.MSG_DONTWAIT) // which takes no frame
+				is = is || errors.Is(err, unix.ENXIO)
+			}
+			return nil
+		})
+	}
+	return is
 }
 
 // keys returns the keys of all valid records.
