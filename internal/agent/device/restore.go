@@ -79,7 +79,7 @@ func Restore(fdStore fdstore.Store, entries []fdstore.Entry) ([]Restored, error)
 // RestoreNeeds returns how many descriptors Restore opens at most for these entries, in addition to theirs.
 func RestoreNeeds(entries []fdstore.Entry) (n int) {
 	const (
-		nic   = 8 // netlink sockets, and one to query the driver
+		nic   = 9 // netlink sockets, and one to query the driver
 		lease = 1 // the NIC that is steered
 	)
 	for _, i := range entries {

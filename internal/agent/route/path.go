@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
@@ -35,8 +36,9 @@ const (
 // Router finds ways out of one interface. All methods may be called
 // concurrently.
 type Router struct {
-	closing    sync.RWMutex    // guards nl and closed
-	nl         *netlink.Handle // of the interface's namespace; see kernel
+	closing    sync.RWMutex     // guards nl and closed
+	nl         *netlink.Handle  // of the interface's namespace; see kernel
+	inet6      *nl.SocketHandle // of that, too; see openMTU6; nil: NewWatch was not called
 	closed     bool
 	name       string
 	index      int
@@ -68,6 +70,9 @@ func (r *Router) Close() {
 	r.closing.Lock()
 	r.closed = true
 	r.nl.Close()
+	if r.inet6 != nil {
+		r.inet6.Close()
+	}
 	r.closing.Unlock()
 	r.links.close()
 	r.paths.close()
@@ -221,8 +226,12 @@ func (r *Router) route(p *kagent.Path, link *kagent.Link) (netip.Addr, error) {
 	if p.Src.Is4() != p.Dst.Is4() {
 		return netip.Addr{}, fmt.Errorf("%w: %s has no address to reach %v from", kagent.ErrUnreachable, r.name, p.Dst)
 	}
-	if route.MTU > 0 && route.MTU < p.MTU {
-		p.MTU = route.MTU
+	mtu := route.MTU
+	if mtu == 0 && p.Dst.Is6() {
+		mtu = r.mtu6()
+	}
+	if mtu > 0 && mtu < p.MTU {
+		p.MTU = mtu
 	}
 	hop := p.Dst
 	if gw, ok := netip.AddrFromSlice(route.Gw); ok && !gw.IsUnspecified() {

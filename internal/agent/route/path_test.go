@@ -87,6 +87,29 @@ func TestPath(t *testing.T) {
 	nstest.WantErr(t, "through an interface that is gone", nstest.Err(r.Path(deadline(t, waitLimit), netip.Addr{}, bn.IPv4)), kagent.ErrGone)
 }
 
+// The interface's MTU for IPv6, which a router may advertise, counts for IPv6 where a route has none.
+func TestPathMTU6(t *testing.T) {
+	t.Parallel()
+	an, bn := nstest.Pair(t, nstest.Options{MTU: 3000})
+	r := watchOn(t, an).router
+	defer r.Close()
+	await.Until(t, "the interface is up, which sets the MTU for IPv6", func() bool {
+		link, err := r.Link()
+		return err == nil && link.Up
+	})
+	nstest.Must(t, an.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/"+an.Name+"/mtu", []byte("1400"), 0)
+	}))
+	_, dst, err := net.ParseCIDR("2001:db8::/32")
+	nstest.Must(t, err)
+	nstest.Must(t, an.Netlink().RouteAdd(&netlink.Route{LinkIndex: an.Index, Dst: dst, Gw: bn.IPv6.AsSlice(), MTU: 2000}))
+	for peer, want := range map[netip.Addr]int{bn.IPv4: 3000, bn.IPv6: 1400, netip.MustParseAddr("2001:db8::1"): 2000} {
+		p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, peer)
+		nstest.Must(t, err)
+		nstest.Equal(t, "MTU to "+peer.String(), p.MTU, want)
+	}
+}
+
 // A neighbour entry that is deleted while the kernel resolves it, as by "ip neigh flush" or a new address of the NIC, is
 // resolved again: the host may be there.
 func TestPathWhileFlushed(t *testing.T) {

@@ -59,7 +59,7 @@ func subscribe(groups ...uint) (fd int, err error) {
 // on r asks for the interface, or for a path again, only after a change. onRemove is called when it is removed, after all
 // watchers were notified.
 func NewWatch(r *Router, onRemove func(*Watch)) (_ *Watch, err error) {
-	if err := errors.Join(r.links.subscribe(linkGroups), r.paths.subscribe(pathGroups)); err != nil {
+	if err := errors.Join(r.links.subscribe(linkGroups), r.paths.subscribe(pathGroups), r.openMTU6()); err != nil {
 		return nil, err
 	}
 	fd, err := subscribe(linkGroups...)
