@@ -213,14 +213,14 @@ func candidates(socket string, cfg kagent.Config) (all []*share) {
 func has(socket string, cfg kagent.Config) bool { return len(candidates(socket, cfg)) > 0 }
 
 // join adds a handle to a queue that this process already has. The queue's interface must still
-// be there, since the caller may mean another interface of the same name.
+// be there, with its name, since the caller may mean another interface of the same name.
 func join(socket string, cfg kagent.Config) *share {
 	all := candidates(socket, cfg)
 	ctx, cancel := bounded()
 	defer cancel()
 	for _, s := range all {
 		reply, err := s.session.call(ctx, agentproto.Request{Op: agentproto.OpLink}, true)
-		if err != nil || reply.Link == nil || reply.Link.Gone {
+		if err != nil || reply.Link == nil || reply.Link.Gone || reply.Link.Name != cfg.Interface {
 			continue
 		}
 		shares.Lock()

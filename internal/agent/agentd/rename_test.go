@@ -9,6 +9,7 @@ import (
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
+	"viaxdp/vipl"
 )
 
 // An interface that is renamed while it is in use keeps its programs when the next agent takes over: their connections go on,
@@ -80,4 +81,23 @@ func TestMovedAwayAndBack(t *testing.T) {
 	if st := g.status(t); len(st.NICs) != 1 || st.Users[0].Queues != 2 {
 		t.Errorf("status: %+v, want a queue of the new interface", st)
 	}
+}
+
+// A handle does not share the queue of an interface that has been renamed, if another one has its name now and no queue free.
+func TestOldNameOfAnother(t *testing.T) {
+	t.Parallel()
+	g := oneAgent(t, nstest.Options{}, agentConfig{})
+	old := g.nic()
+	nl := g.ns.Netlink()
+	link, err := nl.LinkByIndex(g.ns.Index)
+	nstest.Must(t, err)
+	nstest.Must(t, nl.LinkSetName(link, "via7"))
+	nstest.Must(t, nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "via0"}, PeerName: "via8"}))
+	defer fds.CloseFiles(g.raw(t).hello().files(openOf(agentproto.Open{}))...)
+	more, err := g.open()
+	if err == nil {
+		nstest.Check(t, more.Close())
+	}
+	nstest.WantErr(t, "a further handle", err, vipl.ErrResource)
+	nstest.Equal(t, "the interface of the first one", old.Info().Index, g.ns.Index)
 }
