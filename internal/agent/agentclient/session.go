@@ -23,7 +23,7 @@ const (
 	openTime   = 30 * time.Second       // limit for its answer to open: the link of a NIC may be reset
 	callTime   = 10 * time.Second       // limit for calls without another, the agent's absence included
 	cancelTime = 500 * time.Millisecond // limit for the answer to a cancelled call; what comes later is given back
-	writeTime  = 5 * time.Second        // limit for sending a message to the agent
+	writeTime  = 100 * time.Millisecond // after it, what the agent does not take is sent in the background
 	firstLook  = 20 * time.Millisecond  // pauses between attempts to find the next agent
 	lastLook   = 500 * time.Millisecond
 )
@@ -38,6 +38,7 @@ type session struct {
 	netns  *os.File      // in which run starts the next agent, and which it closes; nil: it starts none
 
 	wmu     sync.Mutex     // one message at a time; taken before mu
+	unsent  *unsent        // nil: the agent takes what is sent; guarded by wmu
 	telling sync.WaitGroup // goroutines of the reader
 
 	watchers watchers
@@ -364,22 +365,6 @@ func (s *session) write(c *net.UnixConn, q *agentproto.Request) error {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
 	return s.writeLocked(c, q)
-}
-
-// writeLocked is write. Caller holds s.wmu.
-func (s *session) writeLocked(c *net.UnixConn, q *agentproto.Request) error {
-	b, err := agentproto.Encode(q, agentproto.MaxRequest)
-	if err != nil {
-		return err
-	}
-	if c == nil {
-		return net.ErrClosed
-	}
-	_ = c.SetWriteDeadline(time.Now().Add(writeTime))
-	if _, err = c.Write(b); err != nil {
-		_ = c.Close() // part of a message may have been sent; the reader detects the end
-	}
-	return err
 }
 
 // call sends a request and waits for the reply or, if ctx ends, for the reply to the
