@@ -214,10 +214,19 @@ func (s *sink) Close() error {
 }
 
 // alone runs f in a bubble with a manager on a sink.
-func alone(t *testing.T, f func(t *testing.T, m connmgr.Client, s *sink), kept ...connmgr.Kept) {
+func alone(t *testing.T, f func(t *testing.T, m connmgr.Client, s *sink)) {
+	on(t, func(s *sink) *connmgr.Manager { return connmgr.NewManager(s, 0) }, f)
+}
+
+// resumed is alone with the manager of the next agent.
+func resumed(t *testing.T, f func(t *testing.T, m connmgr.Client, s *sink), kept ...connmgr.Kept) {
+	on(t, func(s *sink) *connmgr.Manager { return connmgr.Resume(s, 0, kept...) }, f)
+}
+
+func on(t *testing.T, start func(*sink) *connmgr.Manager, f func(t *testing.T, m connmgr.Client, s *sink)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSink()
-		m := connmgr.NewManager(s, 0, kept...)
+		m := start(s)
 		defer func() { nstest.Check(t, m.Close()) }()
 		f(t, m.For(0), s)
 	})

@@ -73,8 +73,8 @@ func (m *Manager) onRequest(msg *wire.CM, size int, local netip.Addr, from netip
 		return m.onPeer(msg, size, local, from, now)
 	}
 	d := m.match(local, msg.To, now)
-	if _, kept := m.kept[string(msg.To)]; d == nil && kept {
-		return datagram{} // its program is about to come back
+	if _, kept := m.kept[string(msg.To)]; d == nil && (kept || now.Before(m.returned)) {
+		return datagram{} // its program is about to come back, or may be
 	}
 	if d == nil {
 		m.counters.NoMatch++

@@ -26,6 +26,7 @@ const (
 	unclaimed    = 10 * time.Second       // an Answer that is neither confirmed nor declined is declined
 	sweepEvery   = 50 * time.Millisecond  // interval of the search for expired state, while there is any
 	graceTime    = 100 * time.Millisecond // how long a discriminator stays open after a Wait
+	returnTime   = 2 * time.Second        // how long programs of the previous agent may take to wait again
 )
 
 // Bounds of the state that the network can create.
@@ -56,6 +57,7 @@ type Manager struct {
 	doors      map[doorKey]*door
 	discs      map[string]map[*door]struct{} // doors of each discriminator, for all hosts; they have one owner
 	kept       map[string]keptDisc           // discriminators of programs that have not come back yet
+	returned   time.Time                     // when programs of the previous agent have come back
 	requests   map[uint64]*request
 	peers      map[ends][]*request // queues of peer requests, in the order of the calls
 	incoming   map[exchange]*incoming
@@ -138,13 +140,21 @@ type datagram struct {
 }
 
 // NewManager starts connection management over t, which it owns from now on.
-// Requests go to the given UDP port of other hosts; 0 means wire.Port. kept are reserved until ReleaseDisc.
-func NewManager(t Transport, port uint16, kept ...Kept) *Manager {
+// Requests go to the given UDP port of other hosts; 0 means wire.Port.
+func NewManager(t Transport, port uint16) *Manager { return newManager(t, port, time.Time{}) }
+
+// Resume is NewManager for the agent after another one, whose programs are about to come back. They may have been waiting:
+// for returnTime requests that match nothing have no answer, so that requesters repeat them. kept are reserved until ReleaseDisc.
+func Resume(t Transport, port uint16, kept ...Kept) *Manager {
+	return newManager(t, port, time.Now().Add(returnTime), kept...)
+}
+
+func newManager(t Transport, port uint16, returned time.Time, kept ...Kept) *Manager {
 	if port == 0 {
 		port = wire.Port
 	}
 	m := &Manager{
-		transport: t, port: port,
+		transport: t, port: port, returned: returned,
 		serving: make(chan struct{}), done: make(chan struct{}),
 		doors:     make(map[doorKey]*door),
 		discs:     make(map[string]map[*door]struct{}),

@@ -192,9 +192,10 @@ func TestVanish(t *testing.T) {
 }
 
 // A request for a discriminator whose listener is about to come back has no answer, so that the requester repeats it. It is
-// answered when the program listens again, and refused once the program does not.
+// answered when the program listens again, and refused once the program does not. At first this is so for each discriminator,
+// at which a program may have been in Wait.
 func TestKeptDiscriminator(t *testing.T) {
-	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
+	resumed(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		ask := func(id uint64, disc string, want ...wire.CMType) {
 			t.Helper()
 			m.Receive(bytesOf(t, requestOf(id, []byte(disc))), here4, agent4)
@@ -207,7 +208,15 @@ func TestKeptDiscriminator(t *testing.T) {
 		}
 		ask(1, string(echo))
 		ask(2, "gone")
-		ask(3, "another", wire.CMNoMatch)
+		ask(3, "another")
+		waited := background(func() error { return nstest.Err(m.Wait(within(time.Second), kagent.Address{Disc: []byte("another")})) })
+		synctest.Wait()
+		ask(3, "another") // repeated
+		nstest.Must(t, <-waited)
+		time.Sleep(2 * time.Second)
+		ask(1, string(echo))
+		ask(2, "gone")
+		ask(4, "another", wire.CMNoMatch)
 		l, err := m.For(7).Listen(kagent.Address{Disc: echo})
 		nstest.Must(t, err)
 		m.ReleaseDisc(string(echo), 7)

@@ -184,7 +184,7 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	if err != nil {
 		return fail("control port", err)
 	}
-	d.manage(cfg.Port)
+	d.manage(cfg.Port, connmgr.NewManager)
 	// A program for single buffers is faster, and in generic mode takes frames of any length: the kernel
 	// joins their pieces before the program, and divides them into chunks after it. In native mode a driver's
 	// pages may be too short for the MTU.
@@ -230,8 +230,8 @@ func (d *device) observe(nic *netlink.LinkAttrs, port uint16) (op string, err er
 	return "", nil
 }
 
-// manage starts connection management on d.udp.
-func (d *device) manage(port uint16, kept ...connmgr.Kept) {
+// manage starts connection management on d.udp, by start.
+func (d *device) manage(port uint16, start func(connmgr.Transport, uint16) *connmgr.Manager) {
 	udp := d.udp
 	d.router.Nudge = func(from, to netip.Addr) error {
 		// The ID belongs to no exchange, so receivers ignore the message.
@@ -241,7 +241,7 @@ func (d *device) manage(port uint16, kept ...connmgr.Kept) {
 		}
 		return udp.Nudge(confirm, from, netip.AddrPortFrom(to, port))
 	}
-	d.manager = connmgr.NewManager(udp, port, kept...)
+	d.manager = start(udp, port)
 	d.manager.Reprobe = d.router.Reprobe
 }
 

@@ -351,7 +351,9 @@ func (d *device) restore(fdStore fdstore.Store, r nicRecord, i *fdstore.Entry, l
 	if r.Generic {
 		d.mode = bpf.Generic
 	}
-	d.manage(r.Port, slices.Collect(maps.Values(discs))...)
+	d.manage(r.Port, func(t connmgr.Transport, port uint16) *connmgr.Manager {
+		return connmgr.Resume(t, port, slices.Collect(maps.Values(discs))...)
+	})
 	d.linger.mtu = link.MTU
 	d.up = true
 	return nil
