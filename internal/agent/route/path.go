@@ -181,6 +181,9 @@ func (r *Router) find(ctx context.Context, local, peer netip.Addr) (kagent.Path,
 		if !p.Src.IsValid() {
 			p.Src = peer
 		}
+		if p.Src.Is4() != peer.Is4() {
+			return kagent.Path{}, fmt.Errorf("%w: %v and %v are of different families", kagent.ErrUnreachable, p.Src, peer)
+		}
 		p.Elsewhere = !link.Has(p.Src)
 		return p, nil
 	}

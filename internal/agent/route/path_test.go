@@ -62,6 +62,11 @@ func TestPath(t *testing.T) {
 			if p, err = r.Path(deadline(t, waitLimit), netip.Addr{}, e[0]); err != nil || !p.Loopback || p.Src != e[0] || p.DstMAC != mac(an.MAC) {
 				t.Errorf("to itself: %+v, %v", p, err)
 			}
+			for _, other := range ends {
+				if other[0] != e[0] {
+					nstest.WantErr(t, "to itself, from the other family", nstest.Err(r.Path(deadline(t, waitLimit), other[0], e[0])), kagent.ErrUnreachable)
+				}
+			}
 		}
 	}
 
