@@ -343,12 +343,15 @@ func (r *Router) lookup(hop netip.Addr) (*netlink.Neigh, error) {
 	return all[hop], nil
 }
 
-// resolve makes the kernel resolve the next hop, by a datagram to the peer. Without Nudge it uses
-// NTF_USE (neigh_add, net/core/neighbour.c). For IPv6 the kernel then asks from the link-local
+// resolve makes the kernel resolve the next hop, by a datagram to the peer. Without Nudge, or if the datagram has taken another
+// of several gateways for IPv6, it uses NTF_USE (neigh_add, net/core/neighbour.c). For IPv6 the kernel then asks from the link-local
 // address, which it waits for up to 2 s if the interface has just come up.
 func (r *Router) resolve(p *kagent.Path, hop netip.Addr) error {
 	if r.Nudge != nil && r.Nudge(p.Src, p.Dst) == nil {
-		return nil
+		n, err := r.lookup(hop)
+		if err != nil || n != nil && n.State&(usable|netlink.NUD_INCOMPLETE) != 0 {
+			return err
+		}
 	}
 	err := r.kernel(func(nl *netlink.Handle) error {
 		return nl.NeighSet(&netlink.Neigh{

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/wire"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
@@ -90,6 +91,46 @@ func TestPath(t *testing.T) {
 
 	nstest.Must(t, an.Netlink().LinkDel(link))
 	nstest.WantErr(t, "through an interface that is gone", nstest.Err(r.Path(deadline(t, waitLimit), netip.Addr{}, bn.IPv4)), kagent.ErrGone)
+}
+
+// Of several gateways for IPv6 the kernel may choose another one for the datagram that is to have it resolve the address than it
+// has named. The one that it has named is resolved all the same.
+func TestPathGateways(t *testing.T) {
+	t.Parallel()
+	an, bn := nstest.Pair(t, nstest.Options{})
+	nl, second := an.Netlink(), netip.MustParseAddr("fd99::77")
+	link, err := bn.Netlink().LinkByIndex(bn.Index)
+	nstest.Must(t, err)
+	nstest.Must(t, bn.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: second.AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}))
+	_, dst, err := net.ParseCIDR("2001:db8::/32")
+	nstest.Must(t, err)
+	nstest.Must(t, nl.RouteAdd(&netlink.Route{Dst: dst, MultiPath: []*netlink.NexthopInfo{
+		{LinkIndex: an.Index, Gw: bn.IPv6.AsSlice()}, {LinkIndex: an.Index, Gw: second.AsSlice()},
+	}}))
+	r := New(nl, an.Name, an.Index, testPort)
+	var c *net.UDPConn
+	nstest.Must(t, an.Do(func() (err error) {
+		c, err = net.ListenUDP("udp6", &net.UDPAddr{IP: an.IPv6.AsSlice(), Port: testPort})
+		if err == nil {
+			err = fds.With(c, func(fd int) error { return unix.BindToDevice(fd, an.Name) })
+		}
+		return err
+	}))
+	defer c.Close()
+	r.Nudge = func(_, to netip.Addr) error {
+		return nstest.Err(c.WriteToUDPAddrPort([]byte("nudge"), netip.AddrPortFrom(to, testPort)))
+	}
+	for host := netip.MustParseAddr("2001:db8::1"); host.As16()[15] <= 20; host = host.Next() {
+		for _, gw := range []netip.Addr{bn.IPv6, second} {
+			if n, err := r.lookup(gw); err == nil && n != nil {
+				nstest.Check(t, nl.NeighDel(n))
+			}
+		}
+		p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, host)
+		if err != nil || p.DstMAC != mac(bn.MAC) {
+			t.Errorf("to %v: %+v, %v", host, p, err)
+		}
+	}
 }
 
 // The interface's MTU for IPv6, which a router may advertise, counts for IPv6 where a route has none.
