@@ -168,7 +168,7 @@ func (w *World) admit(conn *vipl.Conn) {
 		conn.Reject()
 		return
 	}
-	err := conn.Accept(l.vi)
+	err := conn.AcceptContext(w.life, l.vi) // the caller may have died
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.admitted(p, l, conn.RemoteAttributes(), err)

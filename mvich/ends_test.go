@@ -1,6 +1,7 @@
 package mvich_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -278,6 +279,35 @@ func lastMessageIsLost(t *testing.T) {
 		time.AfterFunc(time.Second, func() { j.hosts[1].Queue.Cut(false) })
 		return last.Finalize()
 	})
+}
+
+// unconfirming is an agent that never confirms an answer.
+type unconfirming struct{ *kagenttest.Agent }
+
+func (a unconfirming) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	_, _ = a.Agent.Request(ctx, local, remote, o)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A rank that has called and died does not delay the end of the rank that admits it.
+func TestStopBesideUnconfirmed(t *testing.T) { synctest.Test(t, stopBesideUnconfirmed) }
+
+func stopBesideUnconfirmed(t *testing.T) {
+	j := newJob(t, 2, jobConfig{
+		silence: calm, dying: true, bubble: true,
+		agent: func(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} },
+	})
+	get(j.worlds[0].Comm().Isend(nil, 1, 1))
+	synctest.Wait() // the other one waits for the confirmation
+	ended, start := errors.New("told to end"), time.Now()
+	j.worlds[1].Stop(ended)
+	nstest.WantErr(t, "Finalize", j.worlds[1].Finalize(), ended)
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("it took %v", took)
+	}
+	j.worlds[0].Stop(ended)
+	nstest.WantErr(t, "Finalize", j.worlds[0].Finalize(), ended)
 }
 
 // Requests that are not complete end with Finalize, for every call that waits for them.
