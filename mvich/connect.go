@@ -214,6 +214,7 @@ func (w *World) admitted(p *peer, l *link, theirs vipl.RemoteAttributes, err err
 			w.call(p)
 		}
 		w.expect(p)
+		w.expectAnybody()
 		w.announce()
 	}
 }
@@ -256,6 +257,11 @@ func (w *World) expectFor(r *Request) {
 		w.expect(w.peers[r.peer])
 		return
 	}
+	w.expectAnybody()
+}
+
+// expectAnybody has the ranks without a connection checked after a while if an AnySource call still waits for them.
+func (w *World) expectAnybody() {
 	if !w.checking && !w.leaving && !w.finalized && w.stats.Connections < uint64(len(w.peers)-1) {
 		w.checking = true
 		time.AfterFunc(callAfter, w.checkLiveness)

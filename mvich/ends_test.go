@@ -310,6 +310,27 @@ func stopBesideUnconfirmed(t *testing.T) {
 	nstest.WantErr(t, "Finalize", j.worlds[0].Finalize(), ended)
 }
 
+// A rank that has called and dies before it confirms is dead for a receive of anybody, too.
+func TestDeadBesideUnconfirmed(t *testing.T) { synctest.Test(t, deadBesideUnconfirmed) }
+
+func deadBesideUnconfirmed(t *testing.T) {
+	j := dyingJobOf(t, 2, jobConfig{
+		silence: calm, bubble: true,
+		agent: func(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} },
+	}, 0)
+	each(t, 2, func(rank int) error {
+		c := j.worlds[rank].Comm()
+		if rank == 1 {
+			return wantLost("receive of anybody", nstest.Err(c.Recv(nil, mvich.AnySource, 1)), 0)
+		}
+		get(c.Isend(nil, 1, 1))
+		time.Sleep(time.Millisecond)
+		j.fabric.Cut(j.hosts[0].NIC.Query().Address, true)
+		return nil
+	})
+	j.finalize(t, 0)
+}
+
 // Requests that are not complete end with Finalize, for every call that waits for them.
 func TestFinalizeEndsRequests(t *testing.T) {
 	j := newJob(t, 3, jobConfig{dying: true}) // Finalize is called here
