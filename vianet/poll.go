@@ -222,13 +222,14 @@ const (
 	spinLook  = 4 * spinTidy         // polls between two looks at the clock
 	spinYield = 4 * spinLook         // and after which others get the processor
 	spinTurns = 16                   // times the longest polling that a wait beside another's may take
+	spinMost  = time.Hour            // multiples of it are durations yet
 )
 
 func newSpinner(most time.Duration) spinner {
 	if runtime.GOMAXPROCS(0) == 1 {
 		most = 0 // no other goroutine would run
 	}
-	most = max(most, 0)
+	most = min(max(most, 0), spinMost)
 	return spinner{most: most, budget: most}
 }
 

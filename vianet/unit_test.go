@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -149,6 +150,10 @@ func TestSpinner(t *testing.T) {
 	}
 	if never := newSpinner(-1); never.next() != 0 {
 		t.Error("it polls although it must not")
+	}
+	always := newSpinner(math.MaxInt64)
+	if always.paid(); always.next() < time.Minute || always.most*spinTurns < always.most || always.most+bulkMost < always.most {
+		t.Errorf("the longest time has become %v of %v", always.budget, always.most)
 	}
 }
 
