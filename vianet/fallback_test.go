@@ -271,6 +271,22 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	}
 }
 
+// Failed may close the stack.
+func TestFailedCloses(t *testing.T) {
+	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{PSK: aKey(t)}, memorynic.Config{})
+	closed := make(chan error, 1)
+	var s *vianet.Stack
+	s = newStack(t, h.nicB, vianet.Options{Failed: func(error) { closed <- s.Close() }})
+	h.b = s
+	isErr(t, "Dial", nstest.Err(h.a.Dial("via", h.listen(t).Addr().String())), syscall.EKEYREJECTED)
+	select {
+	case err := <-closed:
+		check(t, err)
+	case <-time.After(testTimeout):
+		t.Fatal("Close does not return")
+	}
+}
+
 // When the time is over the fallback is not called, but the host is remembered as silent.
 func TestDialOrRemembersTooLate(t *testing.T) { synctest.Test(t, dialOrRemembersTooLate) }
 

@@ -144,7 +144,7 @@ func (l *Listener) take(request *vipl.Conn) {
 		c, err := l.establish(request, remote)
 		if err != nil { // the other side sees the rejection
 			<-l.places
-			l.failed(remote, err)
+			go l.failed(remote, err) // Close does not wait for it, as it may close the stack
 			return
 		}
 		l.accepted <- c

@@ -47,7 +47,8 @@ type Options struct {
 	Backlog int
 	// Failed, if not nil, is called for each request that a Listener began to accept and could not: the pre-shared keys
 	// do not match (EKEYREJECTED), there is no memory (ENOBUFS), or the peer has gone. The error is a [*net.OpError]
-	// whose Addr is the peer. Several goroutines call it, and any host that sends requests can cause a call.
+	// whose Addr is the peer. Several goroutines call it, and any host that sends requests can cause a call. It may
+	// close the stack, and may still run when Close returns.
 	Failed func(error)
 }
 
