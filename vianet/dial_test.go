@@ -307,6 +307,22 @@ func TestListenerCloses(t *testing.T) {
 	c.Close()
 }
 
+// So they are when their stack is closed, or shut down.
+func TestStackClosesUnaccepted(t *testing.T) {
+	for name, end := range map[string]func(*vianet.Stack) error{
+		"Close":    (*vianet.Stack).Close,
+		"Shutdown": func(s *vianet.Stack) error { return s.Shutdown(t.Context()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := inMemory(t, vianet.Options{})
+			c := h.dial(t, h.listen(t).Addr())
+			await.Until(t, "it waits for Accept", func() bool { return h.b.Stats().Accepted == 1 })
+			check(t, end(h.b))
+			isErr(t, "Read", nstest.Err(c.Read(make([]byte, 1))), syscall.ECONNRESET)
+		})
+	}
+}
+
 // Closing a stack ends everything that is under way on it, and the peers of its connections see that.
 func TestStackClose(t *testing.T) {
 	h := inMemory(t, vianet.Options{})

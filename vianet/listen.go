@@ -175,6 +175,7 @@ func (l *Listener) establish(request *vipl.Conn, remote Addr) (*Conn, error) {
 	}
 	c.remote, c.local = remote, l.addr
 	c.mu.Lock()
+	c.breaks = true // until Accept
 	err = c.post()
 	c.mu.Unlock()
 	if err == nil {
@@ -203,7 +204,6 @@ func (l *Listener) dropAccepted() {
 	for {
 		select {
 		case c := <-l.accepted:
-			_ = c.SetLinger(0) // the stack may have closed it
 			c.Close()
 		default:
 			return
@@ -234,6 +234,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		select {
 		case c := <-l.accepted:
 			<-l.places
+			_ = c.SetLinger(-1) // the stack may have closed it
 			return c, nil
 		case <-l.ctx.Done():
 		case <-l.deadline.signal:
