@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"viaxdp/vipl"
@@ -141,14 +142,18 @@ func (w *World) giveUp(p *peer, err error) {
 	w.pushDirty() // the program may not call for long
 }
 
-// listen admits callers until the world stops.
+// listen admits callers until the world stops, or its interface is removed.
 func (w *World) listen() {
 	defer w.callers.Close()
 	for !w.stopping() {
 		conn, err := w.callers.Wait(w.life)
-		if err == nil {
+		switch {
+		case err == nil:
 			w.tasks.Go(func() { w.admit(conn) })
-		} else { // it stops, or the NIC was closed, or cannot
+		case errors.Is(err, syscall.ENODEV): // the interface was removed, and does not come back
+			w.Stop(err)
+			return
+		default: // it stops, or the NIC was closed, or cannot
 			w.pause(retryMost)
 		}
 	}

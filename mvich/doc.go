@@ -108,7 +108,8 @@
 // have sent theirs, as its last packets may need retransmission. After a death the others can use the communicators
 // that have lost no rank, and point-to-point messages in the others. They cannot make a new communicator of the
 // survivors, for Dup and Split need all members. A rank that leaves after a death counts as dead. So the last
-// collective operation may fail on some ranks with a [RankError] of a rank that has finished it.
+// collective operation may fail on some ranks with a [RankError] of a rank that has finished it. A rank whose interface is
+// removed ends, as after Stop.
 //
 // A report of a death is believed, as the rank that sends it could also abort the job. A rank that ends a message
 // without having written it (RPUT) leaves the old content in the buffer. A rank cannot connect with the token of a rank

@@ -3,6 +3,7 @@ package mvich_test
 import (
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 	"time"
 
@@ -449,23 +450,49 @@ func TestStats(t *testing.T) {
 	}
 }
 
+// vethNICs opens a NIC at both ends of a veth pair. remove removes their interfaces.
+func vethNICs(t *testing.T, mtu int) (nics []*vipl.NIC, remove func() error) {
+	a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
+	for _, ns := range []*nstest.NS{a, b} {
+		nstest.Must(t, ns.Do(func() error {
+			n, err := vipl.OpenNIC(ns.Name, vipl.WithHugepages(hugepages.Avoid), vipl.WithSilence(calm))
+			nics = append(nics, n)
+			return err
+		}))
+		n := nics[len(nics)-1]
+		t.Cleanup(func() { noError(t, n.Close()) })
+	}
+	return nics, func() error {
+		link, err := a.Netlink().LinkByName(a.Name)
+		if err == nil {
+			err = a.Netlink().LinkDel(link)
+		}
+		return err
+	}
+}
+
+// A rank whose interface is removed ends, also if it waits for anybody and has no connection that could end.
+func TestInterfaceRemoved(t *testing.T) {
+	nics, remove := vethNICs(t, 1500)
+	launchers := mvich.Local(2)
+	each(t, 2, func(rank int) error {
+		nics[rank].ErrorCallback(func(vipl.ErrorDescriptor) {})
+		w := get(mvich.Init(nics[rank], launchers[rank]))
+		r := get(w.Comm().Irecv(nil, mvich.AnySource, 1))
+		if rank == 0 {
+			must(remove())
+		}
+		mustBe("receive", nstest.Err(r.Wait()), syscall.ENODEV)
+		mustBe("finalize", w.Finalize(), syscall.ENODEV)
+		return nil
+	})
+}
+
 // Two ranks on both ends of a veth pair: every size, credits that run out, and collective operations.
 func TestVeth(t *testing.T) {
 	for name, mtu := range map[string]int{"1500": 1500, "9000": 9000} {
 		t.Run(name, func(t *testing.T) {
-			a, b := nstest.Pair(t, nstest.Options{MTU: mtu})
-			var nics []*vipl.NIC
-			for _, ns := range []*nstest.NS{a, b} {
-				nstest.Must(t, ns.Do(func() error {
-					n, err := vipl.OpenNIC(ns.Name, vipl.WithHugepages(hugepages.Avoid), vipl.WithSilence(calm))
-					nics = append(nics, n)
-					return err
-				}))
-				t.Cleanup(func() {
-					noError(t, nics[len(nics)-1].Close())
-					nics = nics[:len(nics)-1]
-				})
-			}
+			nics, _ := vethNICs(t, mtu)
 			launchers := mvich.Local(2)
 			each(t, 2, func(rank int) error {
 				w := get(mvich.Init(nics[rank], launchers[rank]))
