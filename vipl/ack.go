@@ -32,6 +32,7 @@ func (p *port) ackEvery() int {
 type connAck struct {
 	slot  int      // index in ackList.due + 1; 0: none is owed
 	due   int64    // when it must be sent
+	bare  bool     // data does not carry it: what announce writes is owed, too
 	delay ackDelay // estimates how long one is delayed
 }
 
@@ -106,7 +107,7 @@ func (p *port) stamp(c *conn) {
 		return
 	}
 	h.Ack = c.acked()
-	if !c.receiver.Bare() { // else the peer also needs the ranges, or the count of marks
+	if !c.receiver.Bare() && !c.ack.bare { // else the peer also needs the ranges, or the count of marks
 		c.receiver.Acked()
 		p.settle(c)
 	}
@@ -149,8 +150,15 @@ func (p *port) acknowledge(c *conn) bool {
 	if c.receiver != nil {
 		c.receiver.Acked()
 	}
+	c.ack.bare = false
 	p.settle(c)
 	return true
+}
+
+// oweBareAck records that the peer is owed a bare acknowledgement.
+func (p *port) oweBareAck(c *conn) {
+	c.ack.bare = true
+	p.oweAckUntil(c, p.now())
 }
 
 // oweAck records that the peer is owed an acknowledgement of the current frame.

@@ -141,7 +141,7 @@ func (p *port) announce(c *conn) {
 // tellGSO tells the peer at the beginning of a connection, which may carry no bare acknowledgement for long.
 func (p *port) tellGSO(c *conn) {
 	if p.rx.gso.takes > 0 && c != nil && c.open && !c.loop && c.shm == nil {
-		p.oweAckUntil(c, p.now())
+		p.oweBareAck(c)
 	}
 }
 
@@ -269,6 +269,9 @@ func (c *conn) adaptGSO(p *port) bool {
 	case c.lossGSO(p):
 		if g.limit /= 2; g.limit < gsoLeast || g.tried && !g.proven {
 			g.rested(p)
+			if c.secure != nil {
+				p.oweBareAck(c) // the peer may not have heard how long the frames are, and cannot divide a sealed packet without
+			}
 		}
 		g.tried, g.steady = false, true
 	case g.tried && c.sender != nil && int32(c.sender.Unacked()-g.mark) > 0:

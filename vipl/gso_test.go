@@ -176,6 +176,26 @@ func TestGSOIsAgreed(t *testing.T) {
 	})
 }
 
+// A peer that has not heard how long frames are, as the acknowledgement that told it was lost, cannot divide a sealed packet. It
+// is told again after the first one.
+func TestGSOSealedAgreedLate(t *testing.T) {
+	c := gsoFrames
+	c.psk = testPSK(t, 1)
+	n := newMemoryNet(t, c)
+	var frames atomic.Int64
+	n.a.queue.SetFaults(xdpnictest.Faults{Drop: func([]byte) bool { return frames.Add(1) == 1 }})
+	va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
+	xa, xb := newBox(t, n.a.NIC, 1, 50_000), newBox(t, n.b.NIC, 1, 50_000)
+	pollUntil(t, "packets", func() bool {
+		postRecv(t, vb, xb, 0, 50_000)
+		postSend(t, va, xa, 0, 50_000)
+		pollUntil(t, "a message", func() bool { va.SendDone(); d, _ := vb.RecvDone(); return d != nil })
+		tried, c := n.a.Counters().GSOSent, n.b.Counters()
+		fatalIf(t, tried > 4 && c.GSOReceived == 0, "of %d packets none was divided: %+v", tried, c)
+		return c.GSOReceived > 0
+	})
+}
+
 // What the kernel refuses goes by the TX ring, and nothing is lost.
 func TestGSORefused(t *testing.T) {
 	for _, err := range []error{unix.EAGAIN, unix.EIO, unix.EMSGSIZE, unix.EPERM} {
