@@ -79,6 +79,7 @@ const gsoSegs = 6
 // connGSO is the state of a connection's GSO packets.
 type connGSO struct {
 	path      gso.Path // its Size is the UDP payload of a frame that is as long as possible
+	heard     bool     // the peer has said what it takes
 	peer      int      // bytes of the longest packet that the peer takes; 0: it takes none
 	peerFrame int      // path.Size of the peer; 0: it has not said
 
@@ -151,8 +152,16 @@ func (c *conn) learnGSO(pkt *wire.Packet) {
 	if c.sender == nil && g.tried && int32(pkt.Ack-g.mark) > 0 {
 		g.arrived()
 	}
+	g.heard = true
 	g.peer = min(int(uint32(pkt.RemoteAddr)), gso.MaxBytes)
 	g.peerFrame = min(int(pkt.RemoteAddr>>32), wire.MaxDatagram)
+}
+
+// unheardGSO reports whether the next frame asks for an acknowledgement because the peer has not said yet what packets it takes,
+// or that was lost: data may carry all other acknowledgements. Only messages of several frames need to know. A side that takes
+// none itself does not ask: its peer hardly takes any, and then says nothing.
+func (p *port) unheardGSO(c *conn) bool {
+	return !c.gso.heard && p.gso.out != nil && p.rx.gso.takes > 0 && !c.loop && c.shm == nil && c.header.Flags&(wire.FlagFirst|wire.FlagLast) == wire.FlagLast
 }
 
 // joinGSOAlone is joinGSO for a frame in one chunk.

@@ -196,6 +196,30 @@ func TestGSOSealedAgreedLate(t *testing.T) {
 	})
 }
 
+// A side asks a peer that has not said what packets it takes, as the acknowledgement that said it was lost: answers may carry all
+// others.
+func TestGSOAsksLate(t *testing.T) {
+	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
+		const rounds, size = 20, 12 * 1424
+		n := newMemoryNet(t, gsoFrames)
+		var frames atomic.Int64
+		n.b.queue.SetFaults(xdpnictest.Faults{Drop: func([]byte) bool { return frames.Add(1) == 1 }})
+		va, vb := connect(t, n.a.NIC, n.b.NIC, level)
+		xa, xb := newBox(t, n.a.NIC, 2, size), newBox(t, n.b.NIC, 2, size)
+		move := func(from, to *vipl.VI, xf, xt *box) {
+			postRecv(t, to, xt, 0, size)
+			postSend(t, from, xf, 1, size)
+			pollUntil(t, "a message", func() bool { from.SendDone(); d, _ := to.RecvDone(); return d != nil })
+		}
+		for range rounds {
+			move(va, vb, xa, xb)
+			move(vb, va, xb, xa)
+		}
+		left := n.a.Counters().GSOSent
+		errorIf(t, left < rounds/2, "%d packets left in %d messages", left, rounds)
+	})
+}
+
 // What the kernel refuses goes by the TX ring, and nothing is lost.
 func TestGSORefused(t *testing.T) {
 	for _, err := range []error{unix.EAGAIN, unix.EIO, unix.EMSGSIZE, unix.EPERM} {

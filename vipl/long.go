@@ -185,7 +185,7 @@ func (p *port) roomForLong(c *conn, n int) bool {
 func (p *port) launchLong(c *conn, n int, now int64) bool {
 	l, h := &p.long, &c.header
 	units := wire.Units(c.template.Len() + wire.HeaderLen + n + c.overhead)
-	if c.sender != nil && c.asksAck(units) || c.sender == nil && p.asksGSO(c) {
+	if c.sender != nil && c.asksAck(units) || c.sender == nil && p.asksGSO(c) || p.unheardGSO(c) {
 		h.Flags |= wire.FlagAckNow
 	}
 	h.Seq = c.nextSeq()

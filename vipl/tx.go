@@ -449,7 +449,7 @@ func (p *port) launch(c *conn, addr uint64, b []byte, now int64) bool {
 func (p *port) sendNumbered(c *conn, addr uint64, b []byte) bool {
 	h := &c.header
 	size := c.template.Len() + len(b)
-	if c.sender != nil && c.asksAck(wire.Units(size+c.overhead)) || c.sender == nil && p.asksGSO(c) {
+	if c.sender != nil && c.asksAck(wire.Units(size+c.overhead)) || c.sender == nil && p.asksGSO(c) || p.unheardGSO(c) {
 		h.Flags |= wire.FlagAckNow
 	}
 	h.Seq = c.nextSeq()
