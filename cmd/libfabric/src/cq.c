@@ -101,8 +101,11 @@ static ssize_t cq_read(struct fid_cq *fid, void *buf, size_t count)
 	return cq_readfrom(fid, buf, count, NULL);
 }
 
-/* The entry of libfabric 1.5: programs that were compiled with old headers have no room for what was added to it. */
-enum { ERR_ENTRY = offsetof(struct fi_cq_err_entry, err_data_size) + sizeof(size_t) };
+/* The entries of libfabric 1.4 and 1.5: programs that were compiled with old headers have no room for what was added to them. */
+enum {
+	ERR_ENTRY_1_4 = offsetof(struct fi_cq_err_entry, err_data_size),
+	ERR_ENTRY = ERR_ENTRY_1_4 + sizeof(size_t),
+};
 
 static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *buf, uint64_t flags)
 {
@@ -114,12 +117,11 @@ static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *buf, uint6
 	pthread_mutex_lock(&cq->domain->nic->lock);
 	e = first(cq);
 	if (e && e->err) {
-		void *data = buf->err_data;
-		size_t room = buf->err_data_size;
+		int old = FI_VERSION_LT(cq->domain->fabric->fid.api_version, FI_VERSION(1, 5));
+		void *data = old || !buf->err_data_size ? NULL : buf->err_data;
 
-		memcpy(buf, e, ERR_ENTRY);
-		buf->err_data = room ? data : NULL; /* there is none */
-		buf->err_data_size = 0;
+		memcpy(buf, e, old ? ERR_ENTRY_1_4 : ERR_ENTRY); /* err_data_size is 0: there is no data */
+		buf->err_data = data;
 		cq->head++;
 		n = 1;
 	}

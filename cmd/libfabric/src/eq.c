@@ -200,7 +200,8 @@ static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *buf, uint6
 	e = eq->first;
 	if (e && e->error) {
 		void *data = buf->err_data;
-		size_t room = buf->err_data_size;
+		/* Before release 1.5 both are for output only. */
+		size_t room = FI_VERSION_LT(eq->fabric->fid.api_version, FI_VERSION(1, 5)) ? 0 : buf->err_data_size;
 
 		unlink_first(eq);
 		free(eq->err_data);

@@ -133,6 +133,24 @@ static void cancelled(void)
 	close_bed(&b);
 }
 
+/* The entry of libfabric 1.4 ends before err_data_size. */
+static void old_entry(void)
+{
+	struct want w = {.api = FI_VERSION(1, 4)};
+	struct fi_cq_err_entry error = {.err_data = (void *)1, .err_data_size = 1000};
+	unsigned char data[10];
+	struct bed b;
+
+	open_bed(&b, &w);
+	open_ep(&b, b.info, &w);
+	POST(&b, fi_recv(b.ep, data, sizeof data, NULL, 0, data));
+	OK(fi_cancel(&b.ep->fid, data));
+	CHECK(fi_cq_readerr(b.rx, &error, 0) == 1 && error.op_context == data, "fi_cq(3): the entry of the receive");
+	CHECK(error.err_data_size == 1000, "fi_cq(3): nothing is written behind the entry of release 1.4");
+	CHECK(!ours || !error.err_data, "fi_cq(3): release 1.4: err_data is the provider's");
+	close_bed(&b);
+}
+
 static void counted(void)
 {
 	enum { N = 20 };
@@ -210,6 +228,7 @@ void test_completions(void)
 	formats();
 	truncated();
 	cancelled();
+	old_entry();
 	counted();
 	multi_receives();
 }

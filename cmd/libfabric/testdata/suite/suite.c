@@ -139,6 +139,8 @@ void open_bed(struct bed *b, const struct want *w)
 	b->info = find(address, NULL, server ? FI_SOURCE : 0, w->caps);
 	if (w->progress)
 		b->info->domain_attr->data_progress = w->progress;
+	if (w->api)
+		b->info->fabric_attr->api_version = w->api;
 	OK(fi_fabric(b->info->fabric_attr, &b->fabric, NULL));
 	OK(fi_domain(b->fabric, b->info, &b->domain, NULL));
 	OK(fi_eq_open(b->fabric, &eq, &b->eq, NULL));

@@ -69,6 +69,7 @@ struct want { /* zeros: the usual */
 	uint64_t tx_bind, rx_bind; /* e.g. FI_SELECTIVE_COMPLETION */
 	enum fi_progress progress;
 	int counters;
+	uint32_t api; /* version of the interface that the fabric is opened with */
 };
 
 struct fi_info *hints_of(uint64_t caps);
