@@ -158,9 +158,11 @@ static ssize_t cq_sreadfrom(struct fid_cq *fid, void *buf, size_t count, fi_addr
 	if (vx_wait_disarm(&cq->wait))
 		vx_nic_watch(nic, -1);
 	n = spin(cq, buf, count, from, end);
-	if (n == -FI_EAGAIN) {
+	if (n == -FI_EAGAIN && !cq->wait.interrupted) {
+		unsigned signals = cq->signals;
+
 		vx_wait_enter(&cq->wait, nic);
-		while (n == -FI_EAGAIN && more > 0 && !cq->wait.interrupted) {
+		while (n == -FI_EAGAIN && more > 0 && cq->signals == signals) {
 			more = vx_wait_block(&cq->wait, &nic->lock, end);
 			vx_wait_clear(&cq->wait);
 			vx_nic_progress(nic);
@@ -185,7 +187,10 @@ static int cq_signal(struct fid_cq *fid)
 	if (cq->wait.fd < 0)
 		return -FI_ENOSYS;
 	pthread_mutex_lock(&cq->domain->nic->lock);
-	cq->wait.interrupted = 1;
+	if (cq->wait.waiters)
+		cq->signals++;
+	else
+		cq->wait.interrupted = 1;
 	vx_wait_signal(&cq->wait);
 	pthread_mutex_unlock(&cq->domain->nic->lock);
 	return 0;

@@ -108,7 +108,7 @@ struct vx_wait {
 	int polled;       /* fi_trywait has been called: the program may poll fd */
 	int armed;        /* progress is watched, from fi_trywait until a read finds fd signaled */
 	int signaled;     /* fd is readable */
-	int interrupted;  /* fi_cq_signal */
+	int interrupted;  /* fi_cq_signal, while no thread blocks */
 };
 
 int vx_wait_open(struct vx_wait *w, enum fi_wait_obj object);
@@ -220,6 +220,7 @@ struct vx_cq {
 	unsigned refs;
 	enum fi_cq_format format;
 	struct vx_wait wait;
+	unsigned signals; /* fi_cq_signal, for all threads that block */
 	struct vx_entry *ring; /* size entries, a power of two */
 	uint64_t size, head, tail;
 };

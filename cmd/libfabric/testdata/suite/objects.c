@@ -11,6 +11,16 @@ static void *interrupt(void *cq)
 	return NULL;
 }
 
+static void *interrupted(void *cq)
+{
+	struct fi_cq_data_entry entry;
+	double began = seconds();
+	ssize_t got = fi_cq_sread(cq, &entry, 1, NULL, 10000);
+
+	CHECK(got == -FI_EAGAIN && seconds() - began < 9, "fi_cq(3): fi_cq_signal unblocks any thread: %zd", got);
+	return NULL;
+}
+
 static void queues(struct bed *b)
 {
 	struct fi_cq_attr attr = {.format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_UNSPEC};
@@ -18,9 +28,10 @@ static void queues(struct bed *b)
 	struct fi_cq_data_entry entry;
 	fi_addr_t from;
 	struct fid_cq *cq;
-	pthread_t thread;
+	pthread_t thread, threads[2];
 	double began;
 	ssize_t got;
+	int i;
 
 	OK(fi_cq_open(b->domain, &attr, &cq, NULL));
 	CHECK(fi_close(&b->domain->fid) == -FI_EBUSY, "fi_domain(3): a domain with a CQ is busy");
@@ -35,6 +46,11 @@ static void queues(struct bed *b)
 	got = fi_cq_sread(cq, &entry, 1, NULL, 10000);
 	CHECK(got < 0 && seconds() - began < 9, "fi_cq(3): fi_cq_signal unblocks fi_cq_sread");
 	pthread_join(thread, NULL);
+	for (i = 0; i < 2 && ours; i++) /* tcp wakes one of them */
+		pthread_create(&threads[i], NULL, interrupted, cq);
+	interrupt(cq);
+	for (i = 0; i < 2 && ours; i++)
+		pthread_join(threads[i], NULL);
 	OK(fi_close(&cq->fid));
 }
 
