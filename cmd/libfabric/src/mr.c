@@ -38,8 +38,6 @@ static int mr_regattr(struct fid *fid, const struct fi_mr_attr *attr, uint64_t f
 		return -FI_EINVAL;
 	if (flags)
 		return -FI_EBADFLAGS;
-	if (attr->iface != FI_HMEM_SYSTEM)
-		return -FI_ENOSYS;
 	mr = calloc(1, sizeof *mr);
 	if (!mr)
 		return -FI_ENOMEM;

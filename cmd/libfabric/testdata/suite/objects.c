@@ -116,7 +116,8 @@ static void memory(struct bed *b)
 {
 	static char data[10000];
 	struct iovec iov = {data, sizeof data};
-	struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_REMOTE_READ | FI_REMOTE_WRITE, .context = b, .requested_key = 3};
+	struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_REMOTE_READ | FI_REMOTE_WRITE, .context = b, .requested_key = 3,
+		.iface = ours ? FI_HMEM_CUDA : FI_HMEM_SYSTEM}; /* fi_mr(3): it is ignored without FI_HMEM; tcp reads it */
 	struct fid_mr *one, *two, *three;
 
 	OK(fi_mr_reg(b->domain, data, sizeof data, FI_REMOTE_READ, 0, 1, 0, &one, NULL));
