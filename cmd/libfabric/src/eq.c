@@ -195,7 +195,6 @@ static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *buf, uint6
 	struct vx_event *e;
 	ssize_t n = -FI_EAGAIN;
 
-	(void)flags;
 	pthread_mutex_lock(&eq->lock);
 	e = eq->first;
 	if (e && e->error) {
@@ -203,7 +202,6 @@ static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *buf, uint6
 		/* Before release 1.5 both are for output only. */
 		size_t room = FI_VERSION_LT(eq->fabric->fid.api_version, FI_VERSION(1, 5)) ? 0 : buf->err_data_size;
 
-		unlink_first(eq);
 		free(eq->err_data);
 		eq->err_data = NULL;
 		memset(buf, 0, sizeof *buf);
@@ -220,7 +218,10 @@ static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *buf, uint6
 			buf->err_data = eq->err_data;
 			buf->err_data_size = e->length;
 		}
-		dispose(e);
+		if (!(flags & FI_PEEK)) {
+			unlink_first(eq);
+			dispose(e);
+		}
 		n = sizeof *buf;
 	}
 	pthread_mutex_unlock(&eq->lock);

@@ -60,7 +60,7 @@ static void accepted(void)
 /* A rejection carries data, too. Programs of before libfabric 1.5 leave anything in the entry: it was for output only. */
 static void rejected(uint32_t api)
 {
-	struct fi_eq_err_entry error = {.err_data = (void *)1, .err_data_size = api ? 1000 : 0};
+	struct fi_eq_err_entry error = {.err_data = (void *)1, .err_data_size = api ? 1000 : 0}, again = {0};
 	struct want w = {.api = api};
 	struct room r;
 	struct bed b;
@@ -82,6 +82,7 @@ static void rejected(uint32_t api)
 		got = fi_eq_sread(b.eq, &what, &r, sizeof r, 15000, 0);
 		CHECK(got == -FI_EAVAIL, "fi_cm(3): a rejected request gives an error event, not %zd", got);
 		CHECK(fi_eq_read(b.eq, &what, &r, sizeof r, 0) == -FI_EAVAIL, "fi_eq(3): until it is read by fi_eq_readerr");
+		CHECK(fi_eq_readerr(b.eq, &again, FI_PEEK) == sizeof again && again.err == FI_ECONNREFUSED, "fi_eq(3): FI_PEEK reads an error");
 		got = fi_eq_readerr(b.eq, &error, 0);
 		CHECK(got == sizeof error && error.err == FI_ECONNREFUSED, "fi_cm(3): it is refused: %d", error.err);
 		CHECK(error.fid == &b.ep->fid, "fi_eq(3): the fid is the endpoint's");
