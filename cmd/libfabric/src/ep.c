@@ -193,7 +193,7 @@ static ssize_t ep_cancel(fid_t fid, void *context)
 static int ep_getopt(fid_t fid, int level, int name, void *value, size_t *length)
 {
 	struct vx_ep *ep = VX_OUTER(fid, struct vx_ep, fid.fid);
-	size_t is;
+	size_t is, room;
 
 	if (level != FI_OPT_ENDPOINT)
 		return -FI_ENOPROTOOPT;
@@ -207,10 +207,11 @@ static int ep_getopt(fid_t fid, int level, int name, void *value, size_t *length
 	default:
 		return -FI_ENOPROTOOPT;
 	}
-	if (*length < sizeof is)
+	room = *length;
+	*length = sizeof is;
+	if (room < sizeof is)
 		return -FI_ETOOSMALL;
 	memcpy(value, &is, sizeof is);
-	*length = sizeof is;
 	return 0;
 }
 

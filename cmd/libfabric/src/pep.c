@@ -384,15 +384,16 @@ static int pep_control(struct fid *fid, int command, void *arg)
 
 static int pep_getopt(fid_t fid, int level, int name, void *value, size_t *length)
 {
-	size_t is = VX_CM_DATA;
+	size_t is = VX_CM_DATA, room;
 
 	(void)fid;
 	if (level != FI_OPT_ENDPOINT || name != FI_OPT_CM_DATA_SIZE)
 		return -FI_ENOPROTOOPT;
-	if (*length < sizeof is)
+	room = *length;
+	*length = sizeof is;
+	if (room < sizeof is)
 		return -FI_ETOOSMALL;
 	memcpy(value, &is, sizeof is);
-	*length = sizeof is;
 	return 0;
 }
 

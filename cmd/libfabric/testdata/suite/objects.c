@@ -190,6 +190,9 @@ static void endpoints(struct bed *b)
 	OK(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &size, &length));
 	CHECK(size >= 24 && length == sizeof size, "fi_endpoint(3), fi_rxm(7): FI_OPT_CM_DATA_SIZE");
 	CHECK(!ours || size >= 64, "viaxdp has 64 bytes or more");
+	length = 1;
+	CHECK(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &size, &length) == -FI_ETOOSMALL && length == sizeof size,
+		"fi_getopt: -FI_ETOOSMALL, and the size needed");
 	length = sizeof name;
 	OK(fi_getname(&ep->fid, name, &length));
 	CHECK(length == b->info->src_addrlen, "fi_cm(3): fi_getname gives an address of the format");
