@@ -89,9 +89,10 @@ static int ask(struct question *q, const char *node, const char *service, uint64
 	uint32_t format = h ? h->addr_format : FI_FORMAT_UNSPEC;
 	int error = 0;
 
-	if (h && h->src_addr && vx_addr_get(&q->from, h->src_addr, h->src_addrlen))
+	/* The addresses that node and service stand in for may be anything. */
+	if (h && h->src_addr && !(flags & FI_SOURCE && (node || service)) && vx_addr_get(&q->from, h->src_addr, h->src_addrlen))
 		return -FI_ENODATA;
-	if (h && h->dest_addr && vx_addr_get(&q->to, h->dest_addr, h->dest_addrlen))
+	if (h && h->dest_addr && (flags & FI_SOURCE || !node) && vx_addr_get(&q->to, h->dest_addr, h->dest_addrlen))
 		return -FI_ENODATA;
 	if (node || service) {
 		if (flags & FI_SOURCE)
