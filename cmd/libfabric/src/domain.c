@@ -3,6 +3,23 @@
 
 #include "match.h"
 
+/* Those that are open: a domain of hints may be closed, or another provider's. */
+static pthread_mutex_t table = PTHREAD_MUTEX_INITIALIZER;
+static struct vx_domain *domains;
+
+const char *vx_domain_interface(const struct fid_domain *fid)
+{
+	const struct vx_domain *domain;
+	const char *name;
+
+	pthread_mutex_lock(&table);
+	for (domain = domains; domain && &domain->fid != fid; domain = domain->next)
+		;
+	name = domain ? domain->nic->name : NULL; /* a NIC stays */
+	pthread_mutex_unlock(&table);
+	return name;
+}
+
 int vx_no_bind(struct fid *fid, struct fid *other, uint64_t flags)
 {
 	(void)fid, (void)other, (void)flags;
@@ -23,7 +40,7 @@ int vx_no_ops_open(struct fid *fid, const char *name, uint64_t flags, void **ops
 
 static int domain_close(struct fid *fid)
 {
-	struct vx_domain *domain = VX_OUTER(fid, struct vx_domain, fid.fid);
+	struct vx_domain *domain = VX_OUTER(fid, struct vx_domain, fid.fid), **at = &domains;
 	int busy;
 
 	pthread_mutex_lock(&domain->nic->lock);
@@ -33,6 +50,11 @@ static int domain_close(struct fid *fid)
 	pthread_mutex_unlock(&domain->nic->lock);
 	if (busy)
 		return -FI_EBUSY;
+	pthread_mutex_lock(&table);
+	while (*at != domain)
+		at = &(*at)->next;
+	*at = domain->next;
+	pthread_mutex_unlock(&table);
 	vx_nic_close(domain->nic);
 	__atomic_sub_fetch(&domain->fabric->refs, 1, __ATOMIC_SEQ_CST);
 	free(domain);
@@ -123,6 +145,10 @@ int vx_domain_open(struct fid_fabric *fabric, struct fi_info *info, struct fid_d
 		vx_nic_watch(domain->nic, 1);
 		pthread_mutex_unlock(&domain->nic->lock);
 	}
+	pthread_mutex_lock(&table);
+	domain->next = domains;
+	domains = domain;
+	pthread_mutex_unlock(&table);
 	*out = &domain->fid;
 	return 0;
 }

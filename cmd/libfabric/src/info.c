@@ -19,6 +19,7 @@
 struct question {
 	uint32_t version;
 	const struct fi_info *hints; /* or NULL */
+	const char *interface;       /* of the hints' domain; NULL: there is none */
 	union vx_addr from, to;      /* family 0: none */
 	int any_from;                /* from has only a family and a port */
 };
@@ -167,6 +168,8 @@ static int mr_fits(const struct question *q, int mode)
 
 static int domain_fits(const struct question *q, const struct fi_domain_attr *a)
 {
+	if (a && a->domain && !q->interface)
+		return 0;
 	return !a || (mr_fits(q, a->mr_mode) && a->cq_data_size <= sizeof(uint64_t) && a->mr_key_size <= sizeof(uint64_t) &&
 		!(a->caps & ~(uint64_t)VX_DOMAIN_CAPS) && !a->auth_key_size && a->max_ep_srx_ctx == 0 && a->max_ep_stx_ctx == 0);
 }
@@ -340,6 +343,8 @@ static int wanted(const struct question *q, const struct ifaddrs *all, const str
 		return 0;
 	if (h && h->domain_attr && h->domain_attr->name && strcmp(h->domain_attr->name, i->ifa_name) != 0)
 		return 0;
+	if (q->interface && strcmp(q->interface, i->ifa_name) != 0)
+		return 0;
 	if (!q->any_from && !vx_addr_same_host(&q->from, address))
 		return 0;
 	return is_ethernet(all, i->ifa_name);
@@ -378,6 +383,8 @@ int vx_getinfo(uint32_t version, const char *node, const char *service, uint64_t
 	size_t i;
 
 	*info = NULL;
+	if (hints && hints->domain_attr && hints->domain_attr->domain)
+		q.interface = vx_domain_interface(hints->domain_attr->domain);
 	for (i = 0; i < sizeof kinds / sizeof *kinds; i++)
 		fitting += fits(&q, kinds[i]);
 	if (!fitting)

@@ -174,6 +174,7 @@ int vx_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void
 /* domain.c, mr.c */
 struct vx_domain {
 	struct fid_domain fid;
+	struct vx_domain *next; /* that is open */
 	struct vx_fabric *fabric;
 	struct vx_nic *nic;
 	unsigned refs; /* under the lock of nic */
@@ -189,6 +190,7 @@ struct vx_mr {
 	size_t length;
 };
 
+const char *vx_domain_interface(const struct fid_domain *domain); /* NULL: it is not open, or another provider's */
 int vx_domain_open(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **domain, void *context);
 extern struct fi_ops_mr vx_mr_ops;
 

@@ -267,6 +267,19 @@ void test_objects(void)
 	close_bed(&b);
 }
 
+/* Hints with a domain find nothing else; NULL: it is not open. */
+static void only(struct fid_domain *domain, const char *name)
+{
+	struct fi_info *h = hints_of(FI_MSG), *info, *i;
+
+	h->domain_attr->domain = domain;
+	CHECK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, h, &info) == (name ? 0 : -FI_ENODATA), "fi_domain(3): the hints' domain");
+	for (i = info; i; i = i->next)
+		CHECK(strcmp(i->domain_attr->name, name) == 0, "fi_domain(3): the hints' domain is %s, not %s", name, i->domain_attr->name);
+	fi_freeinfo(info);
+	fi_freeinfo(h);
+}
+
 /* What belongs to another interface's domain. The host has via0, with the address, and via1. */
 void test_interfaces(void)
 {
@@ -288,6 +301,9 @@ void test_interfaces(void)
 	fi_freeinfo(h);
 	OK(fi_fabric(info->fabric_attr, &fabric, NULL));
 	OK(fi_domain(fabric, info, &domain, NULL));
+	only(domain, "via1");
+	only(b.domain, "via0");
+	only((struct fid_domain *)&attr, NULL);
 	OK(fi_cq_open(domain, &attr, &cq, NULL));
 	OK(fi_cntr_open(domain, &counting, &cntr, NULL));
 	OK(fi_endpoint(b.domain, b.info, &ep, NULL));
