@@ -171,7 +171,8 @@ static int domain_fits(const struct question *q, const struct fi_domain_attr *a)
 	if (a && a->domain && !q->interface)
 		return 0;
 	return !a || (mr_fits(q, a->mr_mode) && a->cq_data_size <= sizeof(uint64_t) && a->mr_key_size <= sizeof(uint64_t) &&
-		!(a->caps & ~(uint64_t)VX_DOMAIN_CAPS) && !a->auth_key_size && a->max_ep_srx_ctx == 0 && a->max_ep_stx_ctx == 0);
+		!(a->caps & ~(uint64_t)VX_DOMAIN_CAPS) && !a->auth_key_size && a->max_ep_srx_ctx == 0 && a->max_ep_stx_ctx == 0 &&
+		a->max_ep_tx_ctx <= 1 && a->max_ep_rx_ctx <= 1 && a->mr_iov_limit <= 1 && a->max_err_data <= VX_CM_DATA);
 }
 
 static int fits(const struct question *q, const struct kind *k)

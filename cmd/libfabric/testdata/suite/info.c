@@ -37,6 +37,26 @@ static void orders(struct fi_info *h)
 	h->ep_attr->max_order_war_size = 0;
 }
 
+/* The hints want more of a domain than the provider has. */
+static void limits(struct fi_info *h)
+{
+	struct fi_domain_attr *d = h->domain_attr;
+	size_t *const members[] = {&d->max_ep_tx_ctx, &d->max_ep_rx_ctx, &d->mr_iov_limit, &d->max_err_data};
+	const size_t most[] = {1, 1, 1, 256};
+	struct fi_info *info;
+	size_t i;
+	int got;
+
+	for (i = 0; i < sizeof most / sizeof *most; i++) {
+		*members[i] = most[i];
+		OK(ask(h, address, "4711", 0, &info));
+		fi_freeinfo(info);
+		*members[i] = most[i] + 1;
+		CHECK((got = ask(h, address, "4711", 0, &info)) == -FI_ENODATA, "fi_getinfo(3): hints are minima: limit %zu: %d", i, got);
+		*members[i] = 0;
+	}
+}
+
 /* Node and service stand in for an address of the hints, whatever is there. */
 static void overridden(struct fi_info *h)
 {
@@ -115,8 +135,10 @@ void test_info(void)
 	h->caps = FI_MSG | FI_MULTICAST;
 	CHECK((got = ask(h, address, "4711", 0, &info)) == -FI_ENODATA, "fi_getinfo(3): -FI_ENODATA for other capabilities, not %d", got);
 	h->caps = FI_MSG;
-	if (ours)
+	if (ours) {
 		orders(h);
+		limits(h);
+	}
 	overridden(h);
 	CHECK(ask(h, "no.such.host.invalid", "4711", FI_NUMERICHOST, &info) < 0, "fi_getinfo(3): FI_NUMERICHOST: names are not looked up");
 	fi_freeinfo(h);
