@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
@@ -169,6 +171,19 @@ func TestInfo(t *testing.T) {
 	if out := b.with("FI_VIAXDP_IFACE=other").start(t, b.a, "fi_info", "-p", "viaxdp"); out.Wait() == nil {
 		t.Errorf("with FI_VIAXDP_IFACE=other:\n%s", &out.out)
 	}
+}
+
+// An address with a label, as of an alias of the interface, is one of the interface.
+func TestInfoLabel(t *testing.T) {
+	t.Parallel()
+	program := build(t) + "/suite"
+	b := newBed(t, nstest.Options{MTU: 1500})
+	link, err := b.a.Netlink().LinkByName(b.a.Name)
+	nstest.Must(t, err)
+	alias, err := netlink.ParseAddr("10.99.0.88/24 " + b.a.Name + ":1")
+	nstest.Must(t, err)
+	nstest.Must(t, b.a.Netlink().AddrAdd(link, alias))
+	suite(t, b, b, program, "viaxdp", alias.IP.String(), "info", "completions")
 }
 
 // A host's name stands for its address of the format that the program asks for, whichever comes first: in fi_getinfo, and in an address

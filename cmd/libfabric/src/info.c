@@ -351,6 +351,13 @@ static int wanted(const struct question *q, const struct ifaddrs *all, const str
 	return is_ethernet(all, i->ifa_name);
 }
 
+/* The name of an address with a label, as of an alias, is that: via0:1. No interface has a colon in its name. */
+static void cut_labels(struct ifaddrs *i)
+{
+	for (; i; i = i->ifa_next)
+		i->ifa_name[strcspn(i->ifa_name, ":")] = 0;
+}
+
 /* Appends what there is of an endpoint type, and returns where to go on. */
 static struct fi_info **list(const struct question *q, const struct kind *k, const struct ifaddrs *all, struct fi_info **last, int *error)
 {
@@ -397,6 +404,7 @@ int vx_getinfo(uint32_t version, const char *node, const char *service, uint64_t
 	error = flags & FI_PROV_ATTR_ONLY ? 0 : ask(&q, node, service, flags);
 	if (!error && !(flags & FI_PROV_ATTR_ONLY) && getifaddrs(&all) != 0)
 		error = -FI_ENODATA;
+	cut_labels(all);
 	for (i = 0; i < sizeof kinds / sizeof *kinds && !error; i++) {
 		if (!fits(&q, kinds[i]))
 			continue;
