@@ -291,7 +291,7 @@ func TestAgentSuite(t *testing.T) {
 // Programs of such users run, and say what they lack without an agent.
 func TestAgent(t *testing.T) {
 	t.Parallel()
-	build(t)
+	build(t, "unshare", "setpriv")
 	here, there := agentBed(t)
 	for _, kind := range pingpongKinds {
 		t.Run(kind, func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, kind) })
@@ -301,6 +301,12 @@ func TestAgent(t *testing.T) {
 		if p.Wait() == nil {
 			t.Errorf("a user without privilege and without an agent:\n%s", &p.out)
 		}
+	})
+	t.Run("auto", func(t *testing.T) { // it starts none, and uses the one at the default place
+		root := *here
+		root.as = nil
+		root.start(t, here.a, "unshare", "-m", "sh", "-c", `mount -t tmpfs none /run && mkdir /run/via-xdp && ln -s "$VIA_AGENT" /run/via-xdp/agent.sock &&
+			VIA_AGENT=auto exec setpriv --reuid 65534 --regid 65534 --clear-groups fi_info -p viaxdp`).finish(t)
 	})
 }
 

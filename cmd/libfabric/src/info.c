@@ -44,7 +44,7 @@ static int has_agent(void)
 	struct sockaddr_un a = {.sun_family = AF_UNIX};
 	int fd, serves;
 
-	if (!path || !*path)
+	if (!path || !*path || strcmp(path, "auto") == 0) /* programs without privilege start none */
 		path = "/run/via-xdp/agent.sock";
 	if (strcmp(path, "none") == 0 || strlen(path) >= sizeof a.sun_path)
 		return 0;
