@@ -123,7 +123,7 @@ struct vx_link {
 	int shut;                /* this side ends the connection */
 	int unanswered;          /* FI_CONNREQ has reported it, and the program has neither accepted nor refused */
 	union vx_addr peer;  /* as the hello names it */
-	unsigned char host[16]; /* of FI_EP_RDM: the address that the request came from */
+	unsigned char host[16]; /* the address that the request came from */
 	size_t host_length;
 
 	struct vx_memory *memory;

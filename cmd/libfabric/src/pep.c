@@ -56,7 +56,6 @@ int vx_pep_honest(const struct vx_link *link)
 	return name.a.HostAddressLen == link->host_length && memcmp(name.a.HostAddress, link->host, link->host_length) == 0;
 }
 
-/* from: NULL: not known. */
 static void take_request(struct vx_pep *pep, VIP_CONN_HANDLE request, const VIP_NET_ADDRESS *from)
 {
 	struct vx_link *link = NULL;
@@ -66,7 +65,7 @@ static void take_request(struct vx_pep *pep, VIP_CONN_HANDLE request, const VIP_
 	error = pep->waiting < pep->backlog ? vx_link_open(pep->nic, &link) : -FI_EAGAIN;
 	if (!error) {
 		link->rdm = pep->rdm != NULL;
-		if (from && from->HostAddressLen <= sizeof link->host) {
+		if (from->HostAddressLen <= sizeof link->host) {
 			link->host_length = from->HostAddressLen;
 			memcpy(link->host, from->HostAddress, link->host_length);
 		}
@@ -131,15 +130,13 @@ static void *listen_thread(void *arg)
 	struct vx_pep *pep = arg;
 	struct vx_link *link;
 	union net_address from;
-	/* Asked for the address, libvipl refuses requests from those of another length than the listener's. */
-	VIP_NET_ADDRESS *told = pep->rdm ? &from.a : NULL;
 
 	while (!is_closing(pep)) {
 		VIP_CONN_HANDLE request;
-		VIP_RETURN code = VipConnectWait(pep->nic->handle, &pep->local.a, SLICE, told, NULL, &request);
+		VIP_RETURN code = VipConnectWait(pep->nic->handle, &pep->local.a, SLICE, &from.a, NULL, &request);
 
 		if (code == VIP_SUCCESS)
-			take_request(pep, request, told);
+			take_request(pep, request, &from.a);
 		else if (code != VIP_TIMEOUT && !is_closing(pep))
 			usleep(SLICE * 1000); /* the interface is gone, or another user's program listens */
 		while ((link = stale(pep, 0)))
@@ -150,11 +147,24 @@ static void *listen_thread(void *arg)
 	return NULL;
 }
 
+/* The host of an endpoint that has none of its own. */
+static void complete_name(struct vx_link *link)
+{
+	union vx_addr *a = &link->peer;
+
+	if (a->sa.sa_family == AF_INET && link->host_length == sizeof a->in.sin_addr)
+		memcpy(&a->in.sin_addr, link->host, link->host_length);
+	else if (a->sa.sa_family == AF_INET6 && link->host_length == sizeof a->in6.sin6_addr)
+		memcpy(&a->in6.sin6_addr, link->host, link->host_length);
+}
+
 void vx_cm_hello(struct vx_link *link, const void *data, size_t length)
 {
 	struct vx_pep *pep = link->pep;
 	struct fi_info *info;
 
+	if (vx_addr_any(&link->peer))
+		complete_name(link);
 	if (!pep || !(info = fi_dupinfo(pep->info)))
 		return; /* the listener is being closed, or has no memory */
 	free(info->src_addr);

@@ -197,6 +197,34 @@ static void unreachable(void)
 	close_bed(&b);
 }
 
+/* The requester's endpoint has no host: the listener gets the one that the request comes from. */
+static void anywhere(void)
+{
+	struct want w = {0};
+	struct fi_eq_err_entry error = {0};
+	static const unsigned char zeros[16];
+	size_t at = strchr(address, ':') ? 8 : 4, n = strchr(address, ':') ? 16 : 4; /* the host in an address */
+	struct room r;
+	struct bed b;
+	uint32_t what;
+
+	open_bed(&b, &w);
+	listen_at(&b);
+	if (server) {
+		event(&b, FI_CONNREQ, &r.entry, 0);
+		CHECK(memcmp((char *)r.entry.info->dest_addr + at, zeros, n) != 0, "fi_eq(3): FI_CONNREQ has the requester's address");
+		OK(fi_reject(b.pep, r.entry.info->handle, NULL, 0));
+		fi_freeinfo(r.entry.info);
+	} else {
+		memset((char *)b.info->src_addr + at, 0, n);
+		open_ep(&b, b.info, &w);
+		OK(fi_connect(b.ep, b.info->dest_addr, NULL, 0));
+		CHECK(fi_eq_sread(b.eq, &what, &r, sizeof r, 15000, 0) == -FI_EAVAIL, "fi_cm(3): a rejected request gives an error event");
+		CHECK(fi_eq_readerr(b.eq, &error, 0) == sizeof error && error.err == FI_ECONNREFUSED, "fi_cm(3): it is refused: %d", error.err);
+	}
+	close_bed(&b);
+}
+
 /* Several at a time, by one listener. */
 static void several(void)
 {
@@ -342,6 +370,7 @@ void test_connections(void)
 	ended();
 	if (ours) /* tcp takes the kernel's time */
 		unreachable();
+	anywhere();
 	several();
 	if (ours) { /* others report it after fi_accept, and leave such handles to the program */
 		gone();
