@@ -13,11 +13,11 @@ import (
 )
 
 // hello compiles testdata/hostile/hello.c.
-func hello(t *testing.T, dir string) string {
+func hello(t *testing.T, dir string, flags ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "hello")
-	out, err := exec.Command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+dir+"/lib", "testdata/hostile/hello.c", "-o", program,
-		"-L"+dir+"/lib", "-lvipl", "-lfabric", "-Wl,-rpath,"+dir+"/lib").CombinedOutput()
+	out, err := exec.Command("gcc", append(flags, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+dir+"/lib", "testdata/hostile/hello.c", "-o", program,
+		"-L"+dir+"/lib", "-lvipl", "-lfabric", "-Wl,-rpath,"+dir+"/lib")...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
@@ -28,20 +28,30 @@ func hello(t *testing.T, dir string) string {
 func TestHostileName(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
-	server, hello := survivor(t, "rdm"), hello(t, dir)
-	b := newBed(t, nstest.Options{MTU: 1500})
-	for _, c := range []struct{ server, host, other string }{
-		{b.a.IPv4.String(), b.b.IPv4.String(), "10.99.0.77"}, {b.a.IPv6.String(), b.b.IPv6.String(), "fd77::77"},
-	} {
-		s := b.start(t, b.a, server, "server", c.server)
-		await.Until(t, "the server is there", func() bool { return b.start(t, b.b, server, "client", c.server, "once").Wait() == nil })
-		for name, want := range map[string]string{c.host: "accepted\n", c.other: "refused\n"} {
-			if got := b.start(t, b.b, hello, "via0", c.host, c.server, name).finish(t); got != want {
-				t.Errorf("%s as %s is %q, want %q", c.host, name, got, want)
+	for _, kind := range []struct {
+		server string
+		client []string // its last arguments
+		flags  []string // of hello
+	}{{"rdm", []string{"once"}, nil}, {"survivor", []string{"0", "1"}, []string{"-DMSG"}}} {
+		t.Run(kind.server, func(t *testing.T) {
+			t.Parallel()
+			server, hello := survivor(t, kind.server), hello(t, dir, kind.flags...)
+			b := newBed(t, nstest.Options{MTU: 1500})
+			for _, c := range []struct{ server, host, other string }{
+				{b.a.IPv4.String(), b.b.IPv4.String(), "10.99.0.77"}, {b.a.IPv6.String(), b.b.IPv6.String(), "fd77::77"},
+			} {
+				s := b.start(t, b.a, server, "server", c.server)
+				client := append([]string{server, "client", c.server}, kind.client...)
+				await.Until(t, "the server is there", func() bool { return b.start(t, b.b, client...).Wait() == nil })
+				for name, want := range map[string]string{c.host: "accepted\n", c.other: "refused\n"} {
+					if got := b.start(t, b.b, hello, "via0", c.host, c.server, name).finish(t); got != want {
+						t.Errorf("%s as %s is %q, want %q", c.host, name, got, want)
+					}
+				}
+				nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
+				s.finish(t)
 			}
-		}
-		nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
-		s.finish(t)
+		})
 	}
 }
 

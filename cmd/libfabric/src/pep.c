@@ -45,8 +45,8 @@ void vx_pep_forget(struct vx_link *link)
 }
 
 /*
- * The hello names the host that the request came from. Otherwise any host could take the place of another: that one's
- * connection would be dropped, and its messages would go there.
+ * The hello names the host that the request came from. Otherwise any host could take the place of another: programs trust
+ * the address of FI_CONNREQ, and of FI_EP_RDM that one's connection would be dropped, and its messages would go there.
  */
 int vx_pep_honest(const struct vx_link *link)
 {
@@ -165,6 +165,10 @@ void vx_cm_hello(struct vx_link *link, const void *data, size_t length)
 
 	if (vx_addr_any(&link->peer))
 		complete_name(link);
+	if (!vx_pep_honest(link)) {
+		vx_link_set(link, VX_DOWN); /* the listener closes it */
+		return;
+	}
 	if (!pep || !(info = fi_dupinfo(pep->info)))
 		return; /* the listener is being closed, or has no memory */
 	free(info->src_addr);

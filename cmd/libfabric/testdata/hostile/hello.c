@@ -8,6 +8,8 @@
  * hello INTERFACE OWN-ADDRESS SERVER NAME TAG - connects, and then once more, and says that it is the server's own endpoint. It sends a long
  * message with that tag, which cannot be read, and ends.
  *
+ * Compiled with MSG it has an FI_EP_MSG endpoint, and requests a connection only.
+ *
  * hello INTERFACE OWN-ADDRESS - is a server that sends a piece of a message in place of the answer, and ends.
  */
 #include <arpa/inet.h>
@@ -16,7 +18,12 @@
 
 #include "../../src/cm.h"
 
-enum { PORT = 7119, WAIT = 10000 }; /* the server's; ms */
+#ifdef MSG
+enum { PORT = 7118, RDM = 0 };
+#else
+enum { PORT = 7119, RDM = 1 };
+#endif
+enum { WAIT = 10000 }; /* ms */
 
 #define OK(call)                                                                  \
 	do {                                                                      \
@@ -103,7 +110,7 @@ static void open_vi(VIP_NIC_HANDLE nic)
 static int request(union net_address *local, union net_address *remote, const char *as, uint64_t *instance)
 {
 	struct greeting g = {.instance = *instance};
-	struct vx_hello hello = {.magic = "viaxdp", .version = VX_VERSION, .piece = VX_PIECE, .rdm = 1, .length = sizeof g};
+	struct vx_hello hello = {.magic = "viaxdp", .version = VX_VERSION, .piece = VX_PIECE, .rdm = RDM, .length = sizeof g};
 	VIP_DESCRIPTOR *d;
 	int accepted;
 
