@@ -168,6 +168,7 @@ func TestInfo(t *testing.T) {
 			t.Errorf("without %q:\n%s", want, out)
 		}
 	}
+	b.with("FI_VIAXDP_IFACE=").start(t, b.a, "fi_info", "-p", "viaxdp").finish(t) // empty variables are as those that are not set
 	if out := b.with("FI_VIAXDP_IFACE=other").start(t, b.a, "fi_info", "-p", "viaxdp"); out.Wait() == nil {
 		t.Errorf("with FI_VIAXDP_IFACE=other:\n%s", &out.out)
 	}

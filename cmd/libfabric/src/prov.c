@@ -28,7 +28,8 @@ struct fi_provider *fi_prov_ini(void)
 	fi_param_define(&vx_provider, "iface", FI_PARAM_STRING, "the only interface to report (default: all that can be opened)");
 	fi_param_define(&vx_provider, "connect_timeout", FI_PARAM_INT,
 		"milliseconds that a host has to answer a connection request (default: %d)", vx_connect_timeout);
-	fi_param_get_str(&vx_provider, "iface", &vx_interface);
+	if (!fi_param_get_str(&vx_provider, "iface", &vx_interface) && !*vx_interface)
+		vx_interface = NULL;
 	if (!fi_param_get_int(&vx_provider, "connect_timeout", &timeout) && timeout > 0)
 		vx_connect_timeout = timeout;
 	return &vx_provider;
