@@ -132,6 +132,8 @@ int vx_ep_enable(struct vx_ep *ep)
 		return -FI_ENOEQ;
 	if (!ep->tx_cq && !ep->send && ep->info->caps & FI_SEND)
 		return -FI_ENOCQ;
+	if (!ep->tx_cq && !ep->send && !ep->read && !ep->write && ep->info->caps & (FI_READ | FI_WRITE))
+		return -FI_ENOCQ;
 	if (!ep->rx_cq && !ep->recv && ep->info->caps & FI_RECV)
 		return -FI_ENOCQ;
 	ep->enabled = 1;

@@ -202,6 +202,20 @@ static void endpoints(struct bed *b)
 	OK(fi_close(&cq->fid));
 }
 
+/* An endpoint for RMA only needs a queue for its operations, too. */
+static void unqueued(struct bed *b)
+{
+	struct fi_info *info = find(address, NULL, server ? FI_SOURCE : 0, FI_RMA);
+	struct fid_ep *ep;
+	int got;
+
+	OK(fi_endpoint(b->domain, info, &ep, NULL));
+	OK(fi_ep_bind(ep, &b->eq->fid, 0));
+	CHECK((got = fi_enable(ep)) == -FI_ENOCQ, "fi_endpoint(3): an endpoint that reads and writes needs a CQ: %d", got);
+	OK(fi_close(&ep->fid));
+	fi_freeinfo(info);
+}
+
 /* An endpoint takes the address of a listener. */
 static void inherited(struct bed *b)
 {
@@ -262,6 +276,7 @@ void test_objects(void)
 	counters(&b);
 	memory(&b);
 	endpoints(&b);
+	unqueued(&b);
 	inherited(&b);
 	unnamed(&b);
 	close_bed(&b);
