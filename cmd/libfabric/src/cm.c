@@ -189,6 +189,7 @@ static void disconnect(struct vx_ep *ep)
 	struct vx_link *link = ep->tx.link;
 
 	link->shut = 1;
+	link->unanswered = 0;
 	vx_link_set(link, VX_DOWN);
 	pthread_mutex_unlock(&ep->nic->lock);
 	VipDisconnect(link->vi);

@@ -311,6 +311,33 @@ static void gone(void)
 	close_bed(&b);
 }
 
+/* fi_shutdown of an endpoint with a request ends it as any other. */
+static void withdrawn(void)
+{
+	struct want w = {0};
+	struct fi_eq_err_entry error = {0};
+	struct room r;
+	struct bed b;
+	uint32_t what;
+
+	open_bed(&b, &w);
+	listen_at(&b);
+	if (server) {
+		event(&b, FI_CONNREQ, &r.entry, 0);
+		open_ep(&b, r.entry.info, &w);
+		fi_freeinfo(r.entry.info);
+		OK(fi_shutdown(b.ep, 0));
+		CHECK(fi_recv(b.ep, &r, sizeof r, NULL, 0, NULL) == -FI_ENOTCONN, "fi_cm(3): no receive after fi_shutdown");
+		CHECK(fi_accept(b.ep, NULL, 0) == -FI_ECONNABORTED, "fi_cm(3): fi_accept after fi_shutdown");
+	} else {
+		open_ep(&b, b.info, &w);
+		OK(fi_connect(b.ep, b.info->dest_addr, NULL, 0));
+		CHECK(fi_eq_sread(b.eq, &what, &r, sizeof r, 15000, 0) == -FI_EAVAIL, "fi_cm(3): a rejected request gives an error event");
+		CHECK(fi_eq_readerr(b.eq, &error, 0) == sizeof error && error.err == FI_ECONNREFUSED, "fi_cm(3): it is refused: %d", error.err);
+	}
+	close_bed(&b);
+}
+
 /* A request is refused when its listener is closed, or by fi_reject. Then its handle is invalid. */
 static void invalid_handles(void)
 {
@@ -374,6 +401,7 @@ void test_connections(void)
 	several();
 	if (ours) { /* others report it after fi_accept, and leave such handles to the program */
 		gone();
+		withdrawn();
 		invalid_handles();
 	}
 }
