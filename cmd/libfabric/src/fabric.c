@@ -1,14 +1,37 @@
 /* Fabrics, which have nothing of their own, and fi_trywait. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "viaxdp.h"
 
+/* Those that are open: a fabric of hints may be closed, or another provider's. */
+static pthread_mutex_t table = PTHREAD_MUTEX_INITIALIZER;
+static struct vx_fabric *fabrics;
+
+int vx_fabric_name(const struct fid_fabric *fid, char *name, size_t room)
+{
+	const struct vx_fabric *fabric;
+
+	pthread_mutex_lock(&table);
+	for (fabric = fabrics; fabric && &fabric->fid != fid; fabric = fabric->next)
+		;
+	if (fabric)
+		snprintf(name, room, "%s", fabric->name);
+	pthread_mutex_unlock(&table);
+	return fabric != NULL;
+}
+
 static int fabric_close(struct fid *fid)
 {
-	struct vx_fabric *fabric = VX_OUTER(fid, struct vx_fabric, fid.fid);
+	struct vx_fabric *fabric = VX_OUTER(fid, struct vx_fabric, fid.fid), **at = &fabrics;
 
 	if (__atomic_load_n(&fabric->refs, __ATOMIC_SEQ_CST))
 		return -FI_EBUSY;
+	pthread_mutex_lock(&table);
+	while (*at != fabric)
+		at = &(*at)->next;
+	*at = fabric->next;
+	pthread_mutex_unlock(&table);
 	free(fabric->name);
 	free(fabric);
 	return 0;
@@ -75,6 +98,10 @@ int vx_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **out, void *c
 	fabric->fid.fid.ops = &fid_ops;
 	fabric->fid.ops = &fabric_ops;
 	fabric->fid.api_version = attr->api_version;
+	pthread_mutex_lock(&table);
+	fabric->next = fabrics;
+	fabrics = fabric;
+	pthread_mutex_unlock(&table);
 	*out = &fabric->fid;
 	return 0;
 }

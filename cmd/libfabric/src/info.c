@@ -20,6 +20,7 @@ struct question {
 	uint32_t version;
 	const struct fi_info *hints; /* or NULL */
 	const char *interface;       /* of the hints' domain; NULL: there is none */
+	char fabric[64];             /* the name of the hints' fabric; empty: there is none */
 	union vx_addr from, to;      /* family 0: none */
 	int any_from;                /* from has only a family and a port */
 };
@@ -181,6 +182,8 @@ static int fits(const struct question *q, const struct kind *k)
 
 	if (!h)
 		return 1;
+	if (h->fabric_attr && h->fabric_attr->fabric && !*q->fabric)
+		return 0;
 	if (h->caps & ~k->caps || (h->addr_format != FI_FORMAT_UNSPEC && h->addr_format != FI_SOCKADDR &&
 		h->addr_format != FI_SOCKADDR_IN && h->addr_format != FI_SOCKADDR_IN6))
 		return 0;
@@ -371,7 +374,8 @@ static struct fi_info **list(const struct question *q, const struct kind *k, con
 		*last = make(q, k, i, &address);
 		if (!*last)
 			*error = -FI_ENOMEM;
-		else if (fabric && strcmp(fabric, (*last)->fabric_attr->name) != 0) {
+		else if ((fabric && strcmp(fabric, (*last)->fabric_attr->name) != 0) ||
+			(*q->fabric && strcmp(q->fabric, (*last)->fabric_attr->name) != 0)) {
 			fi_freeinfo(*last);
 			*last = NULL;
 		} else
@@ -393,6 +397,8 @@ int vx_getinfo(uint32_t version, const char *node, const char *service, uint64_t
 	*info = NULL;
 	if (hints && hints->domain_attr && hints->domain_attr->domain)
 		q.interface = vx_domain_interface(hints->domain_attr->domain);
+	if (hints && hints->fabric_attr && hints->fabric_attr->fabric)
+		vx_fabric_name(hints->fabric_attr->fabric, q.fabric, sizeof q.fabric);
 	for (i = 0; i < sizeof kinds / sizeof *kinds; i++)
 		fitting += fits(&q, kinds[i]);
 	if (!fitting)

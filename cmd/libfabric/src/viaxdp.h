@@ -162,6 +162,7 @@ int vx_errno(VIP_RETURN code);                    /* a positive fabric errno */
 /* fabric.c */
 struct vx_fabric {
 	struct fid_fabric fid;
+	struct vx_fabric *next; /* that is open */
 	unsigned refs;
 	char *name;
 };
@@ -169,6 +170,7 @@ struct vx_fabric {
 int vx_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags,
 	const struct fi_info *hints, struct fi_info **info);
 int vx_info_source(const struct fi_info *info, char *interface, union vx_addr *out); /* or one of the interface */
+int vx_fabric_name(const struct fid_fabric *fabric, char *name, size_t room); /* 0: it is not open, or another provider's */
 int vx_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
 
 /* domain.c, mr.c */

@@ -282,15 +282,16 @@ void test_objects(void)
 	close_bed(&b);
 }
 
-/* Hints with a domain find nothing else; NULL: it is not open. */
-static void only(struct fid_domain *domain, const char *name)
+/* Hints with a domain or a fabric find nothing else; NULL: it is not open. */
+static void only(struct fid_fabric *fabric, struct fid_domain *domain, const char *name)
 {
 	struct fi_info *h = hints_of(FI_MSG), *info, *i;
 
+	h->fabric_attr->fabric = fabric;
 	h->domain_attr->domain = domain;
-	CHECK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, h, &info) == (name ? 0 : -FI_ENODATA), "fi_domain(3): the hints' domain");
+	CHECK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, h, &info) == (name ? 0 : -FI_ENODATA), "fi_domain(3), fi_fabric(3): the hints' domain, or fabric");
 	for (i = info; i; i = i->next)
-		CHECK(strcmp(i->domain_attr->name, name) == 0, "fi_domain(3): the hints' domain is %s, not %s", name, i->domain_attr->name);
+		CHECK(strcmp(i->domain_attr->name, name) == 0, "fi_domain(3), fi_fabric(3): the hints have %s, not %s", name, i->domain_attr->name);
 	fi_freeinfo(info);
 	fi_freeinfo(h);
 }
@@ -316,9 +317,12 @@ void test_interfaces(void)
 	fi_freeinfo(h);
 	OK(fi_fabric(info->fabric_attr, &fabric, NULL));
 	OK(fi_domain(fabric, info, &domain, NULL));
-	only(domain, "via1");
-	only(b.domain, "via0");
-	only((struct fid_domain *)&attr, NULL);
+	only(NULL, domain, "via1");
+	only(NULL, b.domain, "via0");
+	only(NULL, (struct fid_domain *)&attr, NULL);
+	only(fabric, NULL, "via1");
+	only(b.fabric, NULL, "via0");
+	only((struct fid_fabric *)&attr, NULL, NULL);
 	OK(fi_cq_open(domain, &attr, &cq, NULL));
 	OK(fi_cntr_open(domain, &counting, &cntr, NULL));
 	OK(fi_endpoint(b.domain, b.info, &ep, NULL));
