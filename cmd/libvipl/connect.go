@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
 	"unsafe"
 
@@ -47,7 +46,7 @@ func (n *nic) getAddress(a *C.VIP_NET_ADDRESS) (out vipl.NetAddress, err error) 
 	case host == 0 || host == 4 || host == 16 || host == n.length:
 	default:
 		if host == longHost && verbose() {
-			fmt.Fprintf(os.Stderr, "HostAddressLen is %d, the NIC's NicAddressLen %d; VIA_ADDRESS_LEN=%[1]d is for programs that know no other\n", host, n.length)
+			fmt.Fprintf(stderr{}, "HostAddressLen is %d, the NIC's NicAddressLen %d; VIA_ADDRESS_LEN=%[1]d is for programs that know no other\n", host, n.length)
 		}
 		return out, vipl.ErrInvalidParameter
 	}

@@ -8,7 +8,9 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"os"
+	"log"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/cmd/libvipl/bigstack"
 	"viaxdp/vipl"
@@ -44,7 +46,22 @@ func code(err error) C.int {
 // error, because a return code says little.
 func result(op string, err error) C.int {
 	if _, bare := err.(vipl.Return); err != nil && !bare && verbose() {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", op, err)
+		fmt.Fprintf(stderr{}, "%s: %v\n", op, err)
 	}
 	return code(err)
 }
+
+// stderr writes to standard error. A write to a pipe that nobody reads sends the program a SIGPIPE, which it may ignore or
+// handle. After such a write to os.Stderr, Go would end the program in any case.
+type stderr struct{}
+
+func (stderr) Write(b []byte) (n int, err error) {
+	for {
+		if n, err = unix.Write(unix.Stderr, b); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+// The default handler of asynchronous errors logs by package log.
+func init() { log.SetOutput(stderr{}) }

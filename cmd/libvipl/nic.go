@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -82,9 +81,9 @@ func open(name string) (*nic, error) {
 	}
 	if verbose() {
 		for _, note := range v.Info().Notes {
-			fmt.Fprintf(os.Stderr, "VipOpenNic: %s: %s\n", device, note)
+			fmt.Fprintf(stderr{}, "VipOpenNic: %s: %s\n", device, note)
 		}
-		n.log = vipl.LogErrors(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		n.log = vipl.LogErrors(slog.New(slog.NewTextHandler(stderr{}, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		n.ErrorCallback(n.log)
 	}
 	n.words, _ = v.Watch() // a NIC over AF_XDP has them

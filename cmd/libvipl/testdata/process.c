@@ -599,6 +599,28 @@ static void test_destroyed(const char *device)
 	CHECK(VipCloseNic(s.nic));
 }
 
+/* Nobody reads the standard error of a program that ignores SIGPIPE, or handles it. The library writes there all the same. */
+static void test_unread(const char *device)
+{
+	union address a;
+	int pipes[2], i;
+
+	opens(device);
+	left = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	side_local(&s, &a, "none");
+	ASSERT(pipe(pipes) == 0 && close(pipes[0]) == 0 && dup2(pipes[1], 2) == 2);
+	for (i = 0; i < 2; i++) {
+		signal(SIGPIPE, i == 0 ? SIG_IGN : on_alarm);
+		setenv("VIA_VERBOSE", "0", 1);
+		EXPECT(VIP_INVALID_PARAMETER, VipPostRecv(left, NULL, handle)); /* an asynchronous error, too */
+		usleep(100000); /* until it is logged */
+		setenv("VIA_VERBOSE", "1", 1);
+		EXPECT(VIP_NO_MATCH, VipConnectRequest(left, &a.a, &a.a, PATIENCE, NULL));
+	}
+	ASSERT(alarms > 0);
+	CHECK(VipCloseNic(s.nic));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -610,6 +632,7 @@ int main(int argc, char **argv)
 		{"handler", test_handler}, {"atexit", test_atexit}, {"masks", test_masks},
 		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
 		{"destroyed", test_destroyed}, {"unanswered", test_unanswered},
+		{"unread", test_unread},
 	};
 	unsigned i;
 
