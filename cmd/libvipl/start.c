@@ -228,6 +228,7 @@ static int run(void)
 	for (f = __start_via_go_init; f < __stop_via_go_init; f++)
 		(*f)(1, argv, argv + 2);
 	via_bind(); /* returns when the runtime is ready */
+	via_where = VIA_INSIDE; /* see start */
 	viago_started();
 	relax_monitor(before_go);
 	for (i = 1; i < NSIG; i++)
@@ -254,17 +255,20 @@ static void ended(void)
 
 /*
  * The first caller starts Go. In a child that another thread forks meanwhile no thread
- * would ever unlock the mutex. So the process is noted in starter before it locks.
+ * would ever unlock the mutex. So the process is noted in starter before it locks. Nor would
+ * one if a handler that interrupts this thread waited for it.
  */
 static int start(void)
 {
 	static pid_t starter;
+	enum via_where was = via_where;
 	pid_t other = 0;
 	int ok = 1;
 
 	if (!__atomic_compare_exchange_n(&starter, &other, getpid(), 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
 		other != getpid())
 		return 0;
+	via_where = VIA_INSIDE;
 	pthread_mutex_lock(&starting);
 	if (!via_started) {
 		via_barrier_init();
@@ -276,6 +280,7 @@ static int start(void)
 		}
 	}
 	pthread_mutex_unlock(&starting);
+	via_where = was;
 	return ok;
 }
 

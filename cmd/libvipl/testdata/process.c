@@ -224,11 +224,33 @@ static void test_fork(const char *device)
 	message(left, right, 2);
 }
 
-/*
- * A child of another thread, made while the first VipOpenNic starts the library. That
- * calls sigfillset, which is the program's own here.
- */
-static const char *forks_for;
+/* What happens while the first VipOpenNic starts the library. That calls sigfillset, which is the program's own here. */
+static void (*meanwhile)(void);
+static const char *the_device;
+
+int sigfillset(sigset_t *set)
+{
+	void (*happens)(void) = meanwhile;
+
+	memset(set, 0xff, sizeof *set);
+	meanwhile = NULL;
+	if (happens)
+		happens();
+	return 0;
+}
+
+static void opens_meanwhile(const char *device, void (*happens)(void))
+{
+	the_device = device;
+	meanwhile = happens;
+	alarm(PATIENCE / 1000);
+	opens(device);
+	alarm(0);
+	connects();
+	message(left, right, 1);
+}
+
+/* Another thread forks. */
 static int forked_child;
 
 static void *forks(void *unused)
@@ -240,7 +262,7 @@ static void *forks(void *unused)
 		VIP_NIC_HANDLE nic;
 
 		alarm(PATIENCE / 1000);
-		EXPECT(VIP_ERROR_RESOURCE, VipOpenNic(forks_for, &nic));
+		EXPECT(VIP_ERROR_RESOURCE, VipOpenNic(the_device, &nic));
 		_exit(0);
 	}
 	ASSERT(wait(&status) > 0 && status == 0);
@@ -248,25 +270,40 @@ static void *forks(void *unused)
 	return NULL;
 }
 
-int sigfillset(sigset_t *set)
+static void fork_in_thread(void)
 {
-	memset(set, 0xff, sizeof *set);
-	if (forks_for && !forked_child) {
-		pthread_t thread;
+	pthread_t thread;
 
-		ASSERT(pthread_create(&thread, NULL, forks, NULL) == 0);
-		ASSERT(pthread_join(thread, NULL) == 0);
-	}
-	return 0;
+	ASSERT(pthread_create(&thread, NULL, forks, NULL) == 0);
+	ASSERT(pthread_join(thread, NULL) == 0);
 }
 
 static void test_starting(const char *device)
 {
-	forks_for = device;
-	opens(device);
+	opens_meanwhile(device, fork_in_thread);
 	ASSERT(forked_child);
-	connects();
-	message(left, right, 1);
+}
+
+/* A handler opens a NIC, too. */
+static void on_signal_open(int sig)
+{
+	VIP_NIC_HANDLE nic;
+
+	(void)sig;
+	EXPECT(VIP_ERROR_RESOURCE, VipOpenNic(the_device, &nic));
+	alarms++;
+}
+
+static void raises(void)
+{
+	raise(SIGUSR1);
+}
+
+static void test_reentered(const char *device)
+{
+	signal(SIGUSR1, on_signal_open);
+	opens_meanwhile(device, raises);
+	ASSERT(alarms == 1);
 }
 
 /* exit in a handler, wherever the program was; with another thread asleep. */
@@ -632,7 +669,7 @@ int main(int argc, char **argv)
 		{"handler", test_handler}, {"atexit", test_atexit}, {"masks", test_masks},
 		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
 		{"destroyed", test_destroyed}, {"unanswered", test_unanswered},
-		{"unread", test_unread},
+		{"unread", test_unread}, {"reentered", test_reentered},
 	};
 	unsigned i;
 
