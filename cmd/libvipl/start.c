@@ -256,19 +256,20 @@ static void ended(void)
 /*
  * The first caller starts Go. In a child that another thread forks meanwhile no thread
  * would ever unlock the mutex. So the process is noted in starter before it locks. Nor would
- * one if a handler that interrupts this thread waited for it.
+ * one if a handler that interrupts this thread waited for it, or the thread were cancelled.
  */
 static int start(void)
 {
 	static pid_t starter;
 	enum via_where was = via_where;
 	pid_t other = 0;
-	int ok = 1;
+	int ok = 1, cancel;
 
 	if (!__atomic_compare_exchange_n(&starter, &other, getpid(), 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
 		other != getpid())
 		return 0;
 	via_where = VIA_INSIDE;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	pthread_mutex_lock(&starting);
 	if (!via_started) {
 		via_barrier_init();
@@ -280,6 +281,7 @@ static int start(void)
 		}
 	}
 	pthread_mutex_unlock(&starting);
+	pthread_setcancelstate(cancel, NULL);
 	via_where = was;
 	return ok;
 }

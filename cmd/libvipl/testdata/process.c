@@ -306,6 +306,31 @@ static void test_reentered(const char *device)
 	ASSERT(alarms == 1);
 }
 
+/* A thread is cancelled while it starts the library. It ends at the program's next cancellation point. */
+static void *opens_cancelled(void *unused)
+{
+	VIP_NIC_HANDLE nic;
+
+	(void)unused;
+	ASSERT(pthread_cancel(pthread_self()) == 0);
+	CHECK(VipOpenNic(the_device, &nic));
+	CHECK(VipCloseNic(nic));
+	alarms++;
+	pthread_testcancel();
+	return NULL;
+}
+
+static void test_cancelled(const char *device)
+{
+	pthread_t thread;
+	void *how;
+
+	the_device = device;
+	ASSERT(pthread_create(&thread, NULL, opens_cancelled, NULL) == 0);
+	ASSERT(pthread_join(thread, &how) == 0);
+	ASSERT(how == PTHREAD_CANCELED && alarms == 1);
+}
+
 /* exit in a handler, wherever the program was; with another thread asleep. */
 static void on_alarm_exit(int sig)
 {
@@ -669,7 +694,7 @@ int main(int argc, char **argv)
 		{"handler", test_handler}, {"atexit", test_atexit}, {"masks", test_masks},
 		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
 		{"destroyed", test_destroyed}, {"unanswered", test_unanswered},
-		{"unread", test_unread}, {"reentered", test_reentered},
+		{"unread", test_unread}, {"reentered", test_reentered}, {"cancelled", test_cancelled},
 	};
 	unsigned i;
 
