@@ -435,7 +435,7 @@ func TestProcess(t *testing.T) {
 		"signals": "exit status 0", "fork": "exit status 0", "interrupt": "exit status 0", "threads": "exit status 0",
 		"dispositions": "signal: broken pipe", "exit": "exit status 7", "handler": "exit status 5", "atexit": "exit status 0", "masks": "exit status 0", "closed": "exit status 0",
 		"starting": "exit status 0", "destroyed": "exit status 0", "unanswered": "exit status 0",
-		"unread": "exit status 0", "reentered": "exit status 0", "cancelled": "exit status 0",
+		"unread": "exit status 0", "reentered": "exit status 0", "cancelled": "exit status 0", "handles": "exit status 0",
 	} {
 		t.Run(name, func(t *testing.T) {
 			status := t.TempDir()

@@ -115,28 +115,35 @@ struct go_signal {
 	intptr_t length;
 };
 
-enum { GO_NOTIFY = 1 << 0, GO_UNBLOCK = 1 << 7, GO_IGN = 1 << 8 };
+enum { GO_NOTIFY = 1 << 0, GO_DEFAULT = 1 << 4, GO_UNBLOCK = 1 << 7, GO_IGN = 1 << 8 };
 
 extern struct go_signal go_signals[] __asm__("runtime.sigtable") __attribute__((weak, visibility("hidden")));
 
 /*
- * Of the signals that each thread of the runtime's, and each that calls it, takes
- * off its mask, only faults and libc's own have to be.
+ * Has the runtime install no handlers: to take them away again could take away one that
+ * another thread has installed meanwhile. Of the signals that each thread of the runtime's,
+ * and each that calls it, takes off its mask, only faults and libc's own have to be.
+ * It returns 0 if the table has another format.
  */
-static void leave_blocked(void)
+static int leave_signals(void)
 {
 	int i;
 
-	if (!go_signals || go_signals[SIGCHLD].flags != (GO_NOTIFY | GO_UNBLOCK | GO_IGN))
-		return;
-	for (i = 1; i < NSIG; i++)
+	if (!go_signals || go_signals[SIGCHLD].flags != (GO_NOTIFY | GO_UNBLOCK | GO_IGN) ||
+		go_signals[SIGCONT].flags != (GO_NOTIFY | GO_DEFAULT | GO_IGN))
+		return 0;
+	for (i = 1; i < NSIG; i++) {
+		if (i >= 32 && i < SIGRTMIN)
+			continue;
+		go_signals[i].flags |= GO_DEFAULT;
 		switch (i) {
 		case SIGILL: case SIGTRAP: case SIGBUS: case SIGFPE: case SIGSEGV: case SIGSTKFLT:
 			break;
 		default:
-			if (i < 32 || i >= SIGRTMIN)
-				go_signals[i].flags &= ~GO_UNBLOCK;
+			go_signals[i].flags &= ~GO_UNBLOCK;
 		}
+	}
+	return 1;
 }
 
 /*
@@ -205,8 +212,8 @@ static int threads(void)
 
 /*
  * Runs the initialisers. The runtime's threads inherit a mask that blocks all
- * signals, so that the program's are delivered to the program's threads; and
- * the handlers that the runtime installs are taken away again: a fault in the
+ * signals, so that the program's are delivered to the program's threads. Handlers
+ * that the runtime installs all the same are taken away again: a fault in the
  * program is the program's, and nothing here depends on catching one.
  */
 static int run(void)
@@ -215,7 +222,7 @@ static int run(void)
 	sigset_t all, before;
 	static char **argv; /* the runtime keeps looking at it */
 	initialiser **f;
-	int i, before_go = threads();
+	int i, left, before_go = threads();
 
 	argv = arguments();
 	if (!argv)
@@ -224,14 +231,14 @@ static int run(void)
 	pthread_sigmask(SIG_BLOCK, &all, &before);
 	for (i = 1; i < NSIG; i++)
 		sigaction(i, NULL, &was[i]);
-	leave_blocked();
+	left = leave_signals();
 	for (f = __start_via_go_init; f < __stop_via_go_init; f++)
 		(*f)(1, argv, argv + 2);
 	via_bind(); /* returns when the runtime is ready */
 	via_where = VIA_INSIDE; /* see start */
 	viago_started();
 	relax_monitor(before_go);
-	for (i = 1; i < NSIG; i++)
+	for (i = 1; i < NSIG && !left; i++)
 		if (sigaction(i, NULL, &now) == 0 &&
 			(now.sa_handler != was[i].sa_handler || now.sa_flags != was[i].sa_flags))
 			sigaction(i, &was[i], NULL);

@@ -306,6 +306,48 @@ static void test_reentered(const char *device)
 	ASSERT(alarms == 1);
 }
 
+/* Another thread installs handlers. */
+static const int handled_signals[] = {SIGPIPE, SIGSEGV, SIGURG, SIGUSR2, 64};
+enum { HANDLED = sizeof handled_signals / sizeof *handled_signals };
+
+static void *handles(void *unused)
+{
+	struct sigaction before;
+	int i;
+
+	(void)unused;
+	for (i = 0; i < HANDLED; i++) {
+		ASSERT(sigaction(handled_signals[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL);
+		signal(handled_signals[i], on_alarm);
+	}
+	return NULL;
+}
+
+static void handle_in_thread(void)
+{
+	static int calls;
+	pthread_t thread;
+
+	if (calls++ == 0) { /* when Go has begun, the next time */
+		meanwhile = handle_in_thread;
+		return;
+	}
+	ASSERT(pthread_create(&thread, NULL, handles, NULL) == 0);
+	ASSERT(pthread_join(thread, NULL) == 0);
+	alarms++;
+}
+
+static void test_handles(const char *device)
+{
+	struct sigaction now;
+	int i;
+
+	opens_meanwhile(device, handle_in_thread);
+	ASSERT(alarms == 1);
+	for (i = 0; i < HANDLED; i++)
+		ASSERT(sigaction(handled_signals[i], NULL, &now) == 0 && now.sa_handler == on_alarm);
+}
+
 /* A thread is cancelled while it starts the library. It ends at the program's next cancellation point. */
 static void *opens_cancelled(void *unused)
 {
@@ -694,7 +736,7 @@ int main(int argc, char **argv)
 		{"handler", test_handler}, {"atexit", test_atexit}, {"masks", test_masks},
 		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
 		{"destroyed", test_destroyed}, {"unanswered", test_unanswered},
-		{"unread", test_unread}, {"reentered", test_reentered}, {"cancelled", test_cancelled},
+		{"unread", test_unread}, {"reentered", test_reentered}, {"cancelled", test_cancelled}, {"handles", test_handles},
 	};
 	unsigned i;
 
