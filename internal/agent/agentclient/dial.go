@@ -1,6 +1,7 @@
 package agentclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +117,7 @@ func exchange(c *net.UnixConn, r *agentproto.Reader, q *agentproto.Request, limi
 	defer c.SetDeadline(time.Time{})
 	b, err := agentproto.Encode(q, agentproto.MaxRequest)
 	if err == nil {
-		_, err = c.Write(b)
+		_, err = write(c, b)
 	}
 	if err != nil && !errors.Is(err, unix.EPIPE) { // hung up, perhaps with a reason
 		return agentproto.Reply{}, nil, unanswered(err, limit)
@@ -152,4 +153,30 @@ func unanswered(err error, limit time.Duration) error {
 		return &silentError{limit, err}
 	}
 	return err
+}
+
+// write sends b on a connection. If the agent hung up, Write of c would also raise SIGPIPE, which ends a program in C.
+func write(c *net.UnixConn, b []byte) (n int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var failed error
+	err = raw.Write(func(fd uintptr) bool {
+		for n < len(b) {
+			k, err := unix.SendmsgN(int(fd), b[n:], nil, nil, unix.MSG_NOSIGNAL)
+			switch err {
+			case nil:
+				n += k
+			case unix.EINTR:
+			case unix.EAGAIN:
+				return false
+			default:
+				failed = os.NewSyscallError("sendmsg", err)
+				return true
+			}
+		}
+		return true
+	})
+	return n, cmp.Or(err, failed)
 }

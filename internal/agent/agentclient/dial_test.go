@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -37,6 +38,30 @@ func TestSilentAgent(t *testing.T) {
 			!strings.HasPrefix(err.Error(), "the agent has not answered within "+limit.String()) || strings.Contains(err.Error(), "i/o timeout") {
 			t.Errorf("%v", err)
 		}
+	}
+}
+
+// A request to an agent that hung up raises no SIGPIPE: in libvipl it would be the program's.
+func TestNoSignal(t *testing.T) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	nstest.Must(t, err)
+	unix.Close(ends[1])
+	file := os.NewFile(uintptr(ends[0]), "")
+	defer file.Close()
+	conn, err := net.FileConn(file)
+	nstest.Must(t, err)
+	defer conn.Close()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGPIPE)
+	defer signal.Stop(signals)
+	c := conn.(*net.UnixConn)
+	_, _, err = exchange(c, &agentproto.Reader{C: c}, &agentproto.Request{ID: 2, Op: agentproto.OpStatus}, time.Second)
+	nstest.ErrorIf(t, err == nil, "an answer of an agent that hung up")
+	nstest.WantErr(t, "write", (&session{}).write(c, &agentproto.Request{ID: 3, Op: agentproto.OpClose}), unix.EPIPE)
+	select {
+	case s := <-signals:
+		t.Error(s)
+	case <-time.After(20 * time.Millisecond):
 	}
 }
 

@@ -33,7 +33,7 @@ func (s *session) writeLocked(c *net.UnixConn, q *agentproto.Request) error {
 	n := 0
 	if u := s.unsent; u == nil || u.c != c {
 		_ = c.SetWriteDeadline(time.Now().Add(writeTime))
-		if n, err = c.Write(b); errors.Is(err, os.ErrDeadlineExceeded) {
+		if n, err = write(c, b); errors.Is(err, os.ErrDeadlineExceeded) {
 			s.unsent, err = &unsent{c: c, rest: b[n:]}, nil
 			go s.sendRest(s.unsent)
 		}
@@ -61,6 +61,6 @@ func (s *session) sendRest(u *unsent) {
 			return
 		}
 		s.wmu.Unlock()
-		_, err = u.c.Write(b)
+		_, err = write(u.c, b)
 	}
 }
