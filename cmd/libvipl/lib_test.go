@@ -436,6 +436,7 @@ func TestProcess(t *testing.T) {
 		"dispositions": "signal: broken pipe", "exit": "exit status 7", "handler": "exit status 5", "atexit": "exit status 0", "masks": "exit status 0", "closed": "exit status 0",
 		"starting": "exit status 0", "destroyed": "exit status 0", "unanswered": "exit status 0",
 		"unread": "exit status 0", "reentered": "exit status 0", "cancelled": "exit status 0", "handles": "exit status 0",
+		"slack": "exit status 0",
 	} {
 		t.Run(name, func(t *testing.T) {
 			status := t.TempDir()

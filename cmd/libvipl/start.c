@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "_cgo_export.h"
@@ -172,42 +173,32 @@ void via_bind(void)
  * finds nothing to do. Where the program has one CPU, each time costs it tens of microseconds. The kernel may wake
  * the monitor up late, at most by MONITOR_SLACK. It has nothing else to do than to take back Ps of blocking system calls.
  *
- * It is the second thread that the runtime starts, and /proc lists threads in that order.
+ * It is the second thread that the runtime starts, and /proc lists threads in that order. Those of the runtime have
+ * inherited the given timer slack, which no thread of the program has.
  */
-enum { MONITOR_SLACK = 10000000 /* ns */, MOST_THREADS = 4096 };
+enum { MONITOR_SLACK = 10000000 /* ns */ };
 
-static void relax_monitor(int threads_before)
+static void relax_monitor(int inherited)
 {
 	DIR *d = opendir("/proc/self/task");
 	struct dirent *e;
-	char name[64];
+	char text[64];
+	ssize_t length;
 	int fd, n = 0;
 
-	if (!d)
-		return;
-	while ((e = readdir(d)))
-		if (e->d_name[0] != '.' && ++n == threads_before + 2) {
-			snprintf(name, sizeof name, "/proc/%.20s/timerslack_ns", e->d_name);
-			fd = open(name, O_WRONLY | O_CLOEXEC);
-			if (fd >= 0) {
-				dprintf(fd, "%d", MONITOR_SLACK);
-				close(fd);
-			}
-		}
-	closedir(d);
-}
-
-static int threads(void)
-{
-	DIR *d = opendir("/proc/self/task");
-	struct dirent *e;
-	int n = 0;
-
-	while (d && (e = readdir(d)))
-		n += e->d_name[0] != '.';
+	while (d && n < 2 && (e = readdir(d))) {
+		snprintf(text, sizeof text, "/proc/%.20s/timerslack_ns", e->d_name);
+		fd = open(text, O_RDWR | O_CLOEXEC);
+		if (fd < 0)
+			continue;
+		length = read(fd, text, sizeof text - 1);
+		text[length > 0 ? length : 0] = 0;
+		if (atoi(text) == inherited && ++n == 2)
+			dprintf(fd, "%d", MONITOR_SLACK);
+		close(fd);
+	}
 	if (d)
 		closedir(d);
-	return n;
 }
 
 /*
@@ -222,7 +213,7 @@ static int run(void)
 	sigset_t all, before;
 	static char **argv; /* the runtime keeps looking at it */
 	initialiser **f;
-	int i, left, before_go = threads();
+	int i, left, slack = prctl(PR_GET_TIMERSLACK);
 
 	argv = arguments();
 	if (!argv)
@@ -232,12 +223,14 @@ static int run(void)
 	for (i = 1; i < NSIG; i++)
 		sigaction(i, NULL, &was[i]);
 	left = leave_signals();
+	prctl(PR_SET_TIMERSLACK, slack + 1L);
 	for (f = __start_via_go_init; f < __stop_via_go_init; f++)
 		(*f)(1, argv, argv + 2);
+	prctl(PR_SET_TIMERSLACK, (long)slack);
 	via_bind(); /* returns when the runtime is ready */
 	via_where = VIA_INSIDE; /* see start */
 	viago_started();
-	relax_monitor(before_go);
+	relax_monitor(slack + 1);
 	for (i = 1; i < NSIG && !left; i++)
 		if (sigaction(i, NULL, &now) == 0 &&
 			(now.sa_handler != was[i].sa_handler || now.sa_flags != was[i].sa_flags))

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 /* Names that a program may well have, and the library must not take for its own. */
@@ -346,6 +347,47 @@ static void test_handles(const char *device)
 	ASSERT(alarms == 1);
 	for (i = 0; i < HANDLED; i++)
 		ASSERT(sigaction(handled_signals[i], NULL, &now) == 0 && now.sa_handler == on_alarm);
+}
+
+/* Other threads begin. None of them gets the timer slack of the runtime's monitor. */
+static pthread_t begun_threads[2];
+
+static void *has_slack(void *slack)
+{
+	while (!alarms)
+		usleep(1000);
+	ASSERT(prctl(PR_GET_TIMERSLACK) == *(int *)slack);
+	return NULL;
+}
+
+static int slack;
+
+static void begin_threads(void)
+{
+	int i;
+
+	for (i = 0; i < 2; i++)
+		ASSERT(pthread_create(&begun_threads[i], NULL, has_slack, &slack) == 0);
+}
+
+static void test_slack(const char *device)
+{
+	char line[64];
+	int i, relaxed = 0;
+	FILE *f;
+
+	slack = prctl(PR_GET_TIMERSLACK);
+	opens_meanwhile(device, begin_threads);
+	ASSERT(prctl(PR_GET_TIMERSLACK) == slack);
+	f = popen("for t in /proc/$PPID/task/*; do cat /proc/${t##*/}/timerslack_ns; done", "r");
+	ASSERT(f != NULL);
+	while (fgets(line, sizeof line, f))
+		relaxed += atoi(line) == 10000000;
+	pclose(f);
+	alarms = 1;
+	for (i = 0; i < 2; i++)
+		ASSERT(pthread_join(begun_threads[i], NULL) == 0);
+	ASSERT(relaxed > 0); /* a thread that the monitor starts inherits it */
 }
 
 /* A thread is cancelled while it starts the library. It ends at the program's next cancellation point. */
@@ -737,6 +779,7 @@ int main(int argc, char **argv)
 		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
 		{"destroyed", test_destroyed}, {"unanswered", test_unanswered},
 		{"unread", test_unread}, {"reentered", test_reentered}, {"cancelled", test_cancelled}, {"handles", test_handles},
+		{"slack", test_slack},
 	};
 	unsigned i;
 
