@@ -101,7 +101,7 @@ func open(name string) (*nic, error) {
 //export viago_close
 func viago_close(h C.uintptr_t) C.int {
 	return control("VipCloseNic", h, func(n *nic) error {
-		removeAll(n, h)
+		defer removeAll(n, h).Wait()
 		return n.Close()
 	})
 }

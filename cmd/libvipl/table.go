@@ -189,18 +189,21 @@ func reclaim() {
 	t.late, t.due = kept, len(kept)+reclaimEvery
 }
 
-// removeAll ends all handles that go with n, its own included. It gets no others from then on.
-func removeAll(n *nic, own C.uintptr_t) {
+// removeAll ends all handles that go with n, its own included. It gets no others from then on. Requests that have no
+// answer are rejected, since nobody can answer them any more. The caller waits for that.
+func removeAll(n *nic, own C.uintptr_t) *sync.WaitGroup {
+	var rejecting sync.WaitGroup
 	table.mu.Lock()
 	defer table.mu.Unlock()
 	n.removed = true
 	for h := range n.handles {
 		if c := find[conn](C.uintptr_t(h)); c != nil {
-			go c.Reject() // nobody can answer it any more
+			rejecting.Go(func() { _ = c.Reject() }) // the requester may have given up
 		}
 		removeLocked(C.uintptr_t(h))
 	}
 	removeLocked(own)
+	return &rejecting
 }
 
 func address[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
