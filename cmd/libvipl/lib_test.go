@@ -237,6 +237,7 @@ var pairs = []struct {
 	{"cause", "via0", nil, "cause: the peer broke the connection"},
 	{"listen", "via0", nil, "listen: 3 requests waited"},
 	{"unanswered", "via0", []string{"close"}, "8 rejected"},
+	{"unanswered", "via0", []string{"exit"}, "8 rejected"},
 }
 
 // TestPrograms runs every program as each compiler makes it: in CI as all do, elsewhere as one for C and one for C++ do.

@@ -113,8 +113,11 @@ func viago_farewell() C.int {
 	table.mu.Lock()
 	for i := range table.fresh {
 		if e := table.entries[i].Load(); e != nil {
-			if n, ok := e.value.(*nic); ok {
-				wait.Go(n.Farewell)
+			switch x := e.value.(type) {
+			case *nic:
+				wait.Go(x.Farewell)
+			case *conn:
+				wait.Go(func() { _ = x.Reject() }) // the requester may have given up
 			}
 		}
 	}
