@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,8 +9,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -43,4 +46,25 @@ func TestSetuid(t *testing.T) {
 	if !strings.Contains(out, "wrong:") || strings.Contains(out, "gc 1 ") {
 		t.Errorf("it said %q", out)
 	}
+}
+
+// A program that opens a NIC before its interface has an address can connect when it gets one.
+func TestLateAddress(t *testing.T) {
+	t.Parallel()
+	lib := library(t)
+	open := filepath.Join(t.TempDir(), "open") // made by the program when its NIC is open
+	b := newBed(t, 1500, "OPEN="+open)
+	link, err := b.a.Netlink().LinkByName("via0")
+	nstest.Must(t, err)
+	addresses, err := b.a.Netlink().AddrList(link, netlink.FAMILY_ALL)
+	nstest.Must(t, err)
+	for _, a := range addresses {
+		nstest.Must(t, b.a.Netlink().AddrDel(link, &a))
+	}
+	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "process")
+	p := b.with("ADDRESS="+b.a.IPv4.String()).start(t, b.a, program, "unaddressed", "via0")
+	await.Until(t, "the NIC is open", func() bool { _, err := os.Stat(open); return err == nil })
+	address := &net.IPNet{IP: b.a.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}
+	nstest.Must(t, b.a.Netlink().AddrAdd(link, &netlink.Addr{IPNet: address}))
+	p.finish(t)
 }

@@ -74,6 +74,9 @@ func open(name string) (*nic, error) {
 		return nil, fmt.Errorf("%s has no IPv4 address, and with VIA_ADDRESS_LEN=%d hosts have no other: give it one (ip addr add), or unset the variable",
 			device, longHost)
 	}
+	if !own.IsValid() {
+		own = netip.IPv4Unspecified() // most will get such an address
+	}
 	n := &nic{
 		NIC: v, length: has.host, maxDisc: has.discriminator,
 		handles: map[uintptr]struct{}{}, regions: map[vipl.MemHandle]*vipl.Region{},

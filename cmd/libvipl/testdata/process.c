@@ -684,6 +684,28 @@ static void test_unanswered(const char *device)
 	CHECK(VipCloseNic(s.nic));
 }
 
+/* The interface gets its address when the NIC is open. */
+static void test_unaddressed(const char *device)
+{
+	union address local, remote;
+	pthread_t thread;
+	VIP_RETURN got;
+
+	opens(device);
+	ASSERT(s.attributes.NicAddressLen == 4 && memcmp(s.attributes.LocalNicAddress, "\0\0\0", 4) == 0);
+	ASSERT(fclose(fopen(getenv("OPEN"), "w")) == 0);
+	left = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	right = side_vi(&s, VIP_SERVICE_RELIABLE_DELIVERY, NULL);
+	ASSERT(pthread_create(&thread, NULL, accepts, NULL) == 0);
+	side_local(&s, &local, "requester");
+	side_remote(getenv("ADDRESS"), &remote, "self");
+	while ((got = VipConnectRequest(left, &local.a, &remote.a, PATIENCE, NULL)) == VIP_NO_MATCH || got == VIP_NOT_REACHABLE)
+		usleep(1000);
+	CHECK(got);
+	ASSERT(pthread_join(thread, NULL) == 0);
+	message(left, right, 1);
+}
+
 /* Handlers that wait behind one that runs are not called when the NIC is closed. */
 static pthread_mutex_t handling = PTHREAD_MUTEX_INITIALIZER;
 static volatile int begun, closed;
@@ -779,7 +801,7 @@ int main(int argc, char **argv)
 		{"narrow", test_narrow}, {"closed", test_closed}, {"starting", test_starting},
 		{"destroyed", test_destroyed}, {"unanswered", test_unanswered},
 		{"unread", test_unread}, {"reentered", test_reentered}, {"cancelled", test_cancelled}, {"handles", test_handles},
-		{"slack", test_slack},
+		{"slack", test_slack}, {"unaddressed", test_unaddressed},
 	};
 	unsigned i;
 
