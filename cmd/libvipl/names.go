@@ -59,18 +59,20 @@ func viago_ns_by_name(h C.uintptr_t, name *C.char, out *C.VIP_NET_ADDRESS, index
 // hostByName is address number index of a name, of those that are as long as the
 // NIC's: the program has room for no other, nor for a discriminator.
 func (n *nic) hostByName(name string, index int) (netip.Addr, error) {
-	for i := 0; ; i++ {
+	for i, had := 0, false; ; i++ { // had: this host's own address
 		a, err := n.NSGetHostByName(name, i)
 		if err != nil {
 			return netip.Addr{}, err
 		}
 		// Many a /etc/hosts has this host's name at 127.0.1.1, where no peer is.
-		if own := n.own(); a.Host.IsLoopback() && own.IsValid() {
+		own := n.own()
+		if a.Host.IsLoopback() && own.IsValid() {
 			a.Host = own
 		}
-		if !n.hasRoom(a.Host) {
+		if !n.hasRoom(a.Host) || had && a.Host == own {
 			continue
 		}
+		had = had || a.Host == own
 		if index--; index < 0 {
 			return a.Host, nil
 		}
