@@ -155,6 +155,19 @@ static void *reserve(struct vx_ep *ep, struct vx_post *p, size_t total, size_t *
 	return buf;
 }
 
+/* What is read takes no more memory than it has bytes: all of it is registered, which brings it in. */
+static void shorten(struct vx_op *op)
+{
+	size_t left = op->length;
+	unsigned i;
+
+	for (i = 0; i < op->count; i++) {
+		if (op->iov[i].iov_len > left)
+			op->iov[i].iov_len = left;
+		left -= op->iov[i].iov_len;
+	}
+}
+
 /* Begins to read a long message; p: where to, or NULL to discard it. 0: there is no memory. */
 static int pull(const struct vx_message *m, struct vx_post *p, void *buf, size_t got)
 {
@@ -180,9 +193,9 @@ static int pull(const struct vx_message *m, struct vx_post *p, void *buf, size_t
 		memcpy(op->iov, p->iov, sizeof op->iov);
 		if (p->flags & FI_MULTI_RECV) {
 			op->iov[0].iov_base = buf;
-			op->iov[0].iov_len = got;
 			p->pulls++;
 		}
+		shorten(op);
 		op->remote_count = r->count;
 		for (i = 0; i < r->count; i++) {
 			op->remote[i].addr = r->parts[i].address;

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <rdma/fi_tagged.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 enum { MANY = 4, PIECES = 60000, LONG = 300001 }; /* PIECES: bytes that viaxdp sends at once in several pieces */
@@ -277,6 +278,36 @@ static void all_sizes(struct node *n, int late)
 		CHECK(filled(in, size, (unsigned)(i + !server)) && in[size] == 0xee, "fi_tagged(3): %zu bytes arrive, %s", size, late ? "received late" : "expected");
 		done_of(n, n->tx, &entry);
 		CHECK(entry.op_context == out && entry.flags & FI_SEND && entry.flags & FI_TAGGED, "fi_cq(3): FI_SEND | FI_TAGGED and the context");
+	}
+	meet_at(n);
+}
+
+/* A long message takes only the memory that it has bytes for, not that of the whole receive. */
+static void roomy(struct node *n)
+{
+	enum { PAGE = 4096, ROOM = 64 << 20, PAGES = ROOM / PAGE };
+	static unsigned char data[LONG], in[PAGES];
+	struct fi_cq_tagged_entry entry;
+	unsigned char *room;
+	int i, touched = 0;
+
+	fill(data, LONG, 3);
+	if (server) {
+		meet_at(n);
+		TRY(n, fi_tsend(n->ep, data, LONG, NULL, n->peer, 1, NULL));
+		done_of(n, n->tx, &entry);
+	} else {
+		room = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		CHECK(room != MAP_FAILED, "mmap(2)");
+		TRY(n, fi_trecv(n->ep, room, ROOM, NULL, n->peer, 1, 0, NULL));
+		meet_at(n);
+		done_of(n, n->rx, &entry);
+		CHECK(entry.len == LONG && !memcmp(room, data, LONG), "fi_tagged(3): a message that is shorter than the receive");
+		CHECK(!mincore(room, ROOM, in), "mincore(2)");
+		for (i = 0; i < PAGES; i++)
+			touched += in[i] & 1;
+		CHECK(touched <= LONG / PAGE + 1, "the rest of the receive's memory is left alone: %d pages are in memory", touched);
+		munmap(room, ROOM);
 	}
 	meet_at(n);
 }
@@ -1036,6 +1067,8 @@ void test_rdm(void)
 	streams(&n, 100000, 200);
 	streams(&n, 200000, 100);
 	vectors(&n);
+	if (ours)
+		roomy(&n);
 	multi(&n, 10000);
 	if (ours) { /* ofi_rxm cuts a message that has no room in the rest of a buffer */
 		multi(&n, PIECES);
