@@ -158,6 +158,17 @@ func TestRDMKilled(t *testing.T) {
 	suite(t, b, b, dir+"/suite", "viaxdp", b.a.IPv4.String(), "rdmkilled")
 }
 
+// Threads that get a CPU late lose no message.
+func TestRDMLate(t *testing.T) {
+	t.Parallel()
+	dir, late := build(t), filepath.Join(t.TempDir(), "late.so")
+	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-I"+dir+"/lib", "testdata/hostile/late.c", "-o", late).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	b := newBed(t, nstest.Options{MTU: 1500}, "LD_PRELOAD="+late)
+	suite(t, b, b, dir+"/suite", "viaxdp", b.a.IPv4.String(), "rdmlate")
+}
+
 // fi_info lists the provider, by itself and below ofi_rxm.
 func TestInfo(t *testing.T) {
 	build(t)

@@ -217,6 +217,8 @@ void vx_rdm_hello(struct vx_link *link, const void *data, size_t length)
 	}
 	memcpy(&g, data, sizeof g);
 	own = g.instance == rdm->instance && vx_addr_compare(&link->peer, &rdm->pep.name) == 0; /* a peer knows the instance, too */
+	if (peer->tx.link)
+		vx_link_receive(peer->tx.link); /* what the peer sent before, and the end of that link */
 	vx_pep_forget(link);
 	attach(link, rdm, peer);
 	if (!own && ((peer->tx.link && peer->instance == g.instance && !peer->theirs) ||

@@ -1200,3 +1200,43 @@ void test_rdm_killed(void)
 	meet_at(&n);
 	close_node(&n);
 }
+
+/* An endpoint ends, and one with another instance takes its address. */
+static void replace(struct node *n, const struct node_want *w)
+{
+	memcpy(port_of(n->info), n->name + 2, sizeof(uint16_t));
+	OK(fi_close(&n->ep->fid));
+	open_rdm_ep(n, w);
+}
+
+/* With threads that get a CPU late, see testdata/hostile/late.c. */
+void test_rdm_late(void)
+{
+	struct node_want w = {0};
+	static unsigned char data[100];
+	struct fi_cq_tagged_entry entry;
+	struct node n;
+	int i;
+
+	open_pair(&n, &w);
+	if (server) { /* it looks at its queues after the other endpoint has connected */
+		TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 1, 0, NULL));
+		done_of(&n, n.rx, &entry);
+		meet_at(&n);
+		CHECK(heard(15000), "the client has connected again");
+		for (i = 2; i < 4; i++) {
+			TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, (uint64_t)i, 0, NULL));
+			done_of(&n, n.rx, &entry);
+		}
+	} else {
+		for (i = 1; i < 4; i++) {
+			TRY(&n, fi_tsend(n.ep, data, sizeof data, NULL, n.peer, (uint64_t)i, NULL));
+			done_of(&n, n.tx, &entry);
+			if (i == 1)
+				meet_at(&n);
+			else if (i == 2)
+				replace(&n, &w);
+		}
+	}
+	close_pair(&n);
+}

@@ -330,6 +330,7 @@ static const struct {
 	{"killed", test_killed, 1},
 	{"doorbells", test_doorbells, 1},
 	{"rdmkilled", test_rdm_killed, 1},
+	{"rdmlate", test_rdm_late, 1},
 	{"info", test_info, 0},
 	{"objects", test_objects, 0},
 	{"interfaces", test_interfaces, 1},

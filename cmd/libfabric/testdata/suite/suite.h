@@ -116,6 +116,7 @@ void test_threads(void);
 void test_killed(void);
 void test_rdm(void);
 void test_rdm_killed(void);
+void test_rdm_late(void);
 void test_doorbells(void);
 
 #endif
