@@ -158,7 +158,7 @@ func TestRDMKilled(t *testing.T) {
 	suite(t, b, b, dir+"/suite", "viaxdp", b.a.IPv4.String(), "rdmkilled")
 }
 
-// Threads that get a CPU late lose no message.
+// Threads that get a CPU late lose no message, and do not connect again without need.
 func TestRDMLate(t *testing.T) {
 	t.Parallel()
 	dir, late := build(t), filepath.Join(t.TempDir(), "late.so")

@@ -35,6 +35,7 @@ struct vx_peer {
 	int theirs;           /* the peer has requested that link */
 	struct vx_link *trying; /* of the thread that connects */
 	int connecting;       /* there is one */
+	int reached;          /* there has been a link since it began, which may be lost again */
 	int crossed;          /* the peer has refused, as it connects itself */
 	int error;            /* of a connection that failed without an operation that could report it */
 	unsigned links;       /* that have it in of */

@@ -180,6 +180,7 @@ static void up(struct vx_peer *peer, struct vx_link *link, uint64_t instance, in
 	peer->tx.link = link;
 	peer->instance = instance;
 	peer->theirs = theirs;
+	peer->reached = 1;
 	peer->error = 0;
 	pthread_cond_broadcast(&rdm->changed);
 	vx_tx_pump(&peer->tx);
@@ -332,6 +333,12 @@ static int attempt(struct vx_peer *peer, int64_t end)
 	return error;
 }
 
+/* Operations wait for a link, or it is the first that the thread makes: fi_inject asks for one, and does not wait. */
+static int is_wanted(const struct vx_peer *peer)
+{
+	return !peer->tx.link && (!peer->reached || peer->tx.waiting.first);
+}
+
 static void *connect_thread(void *arg)
 {
 	enum { CROSSED = 50 }; /* ms: the time between attempts, for the peer's request */
@@ -342,17 +349,17 @@ static void *connect_thread(void *arg)
 	int error = 0;
 
 	pthread_mutex_lock(&nic->lock);
-	while (!peer->tx.link && !rdm->ep->closing && !error) {
+	while (is_wanted(peer) && !rdm->ep->closing && !error) {
 		int64_t next;
 
 		error = attempt(peer, end);
 		next = vx_now() + CROSSED * 1000000;
-		while (!error && !peer->tx.link && !rdm->ep->closing && vx_now() < next)
+		while (!error && is_wanted(peer) && !rdm->ep->closing && vx_now() < next)
 			wait_change(rdm, CROSSED);
-		if (!error && !peer->tx.link && vx_now() > end)
+		if (!error && is_wanted(peer) && vx_now() > end)
 			error = FI_ETIMEDOUT;
 	}
-	if (error && !peer->tx.link) {
+	if (error && is_wanted(peer)) {
 		VX_INFO(FI_LOG_EP_CTRL, "no connection: %s\n", fi_strerror(error));
 		if (!peer->tx.waiting.first)
 			peer->error = error;
@@ -381,6 +388,7 @@ static int connect_peer(struct vx_peer *peer)
 	if (error)
 		return error;
 	pthread_detach(thread);
+	peer->reached = 0;
 	peer->connecting = 1;
 	rdm->connecting++;
 	return 0;

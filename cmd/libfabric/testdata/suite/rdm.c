@@ -1216,6 +1216,7 @@ void test_rdm_late(void)
 	static unsigned char data[100];
 	struct fi_cq_tagged_entry entry;
 	struct node n;
+	double end;
 	int i;
 
 	open_pair(&n, &w);
@@ -1237,6 +1238,30 @@ void test_rdm_late(void)
 			else if (i == 2)
 				replace(&n, &w);
 		}
+	}
+	close_pair(&n);
+	open_pair(&n, &w);
+	if (server) {
+		TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 1, 0, NULL));
+		done_of(&n, n.rx, &entry);
+		memcpy(port_of(n.info), n.name + 2, sizeof(uint16_t));
+		OK(fi_close(&n.ep->fid));
+		step();
+		open_rdm_ep(&n, &w);
+	} else {
+		TRY(&n, fi_tsend(n.ep, data, sizeof data, NULL, n.peer, 1, NULL));
+		done_of(&n, n.tx, &entry);
+		for (end = seconds() + 0.5; seconds() < end; )
+			advance(&n);
+		step();
+	}
+	step();
+	if (server) {
+		TRY(&n, fi_trecv(n.ep, data, sizeof data, NULL, n.peer, 2, 0, NULL));
+		done_of(&n, n.rx, &entry);
+	} else {
+		TRY(&n, fi_tsend(n.ep, data, sizeof data, NULL, n.peer, 2, NULL));
+		done_of(&n, n.tx, &entry);
 	}
 	close_pair(&n);
 }
