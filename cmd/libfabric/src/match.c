@@ -253,9 +253,12 @@ static void count_kept(struct vx_message *m)
 
 static void free_kept(struct vx_message *m)
 {
-	m->peer->unexpected--;
-	m->peer->unexpected_bytes -= footprint(m);
+	struct vx_peer *peer = m->peer;
+
+	peer->unexpected--;
+	peer->unexpected_bytes -= footprint(m);
 	free(m);
+	vx_rdm_collect(peer->tx.ep->rdm, peer);
 }
 
 /* The next bytes of a message that arrives in pieces. */

@@ -117,6 +117,7 @@ void vx_rdm_answer(struct vx_link *link, int accepted, const void *data, size_t 
 void vx_rdm_lost(struct vx_link *link);
 void vx_rdm_inserted(struct vx_rdm *rdm, fi_addr_t addr, const union vx_addr *name);
 void vx_rdm_removed(struct vx_rdm *rdm, fi_addr_t addr);
+void vx_rdm_collect(struct vx_rdm *rdm, struct vx_peer *peer); /* frees a peer that nothing needs any more */
 ssize_t vx_rdm_cancel(struct vx_ep *ep, void *context);
 
 /* match.c; under the lock unless they say otherwise */

@@ -84,8 +84,7 @@ static struct vx_peer *find_or_make(struct vx_rdm *rdm, const union vx_addr *nam
 	return peer;
 }
 
-/* Frees a peer that nothing needs any more. */
-static void collect(struct vx_rdm *rdm, struct vx_peer *peer)
+void vx_rdm_collect(struct vx_rdm *rdm, struct vx_peer *peer)
 {
 	struct vx_peer **at = bucket(rdm, &peer->name);
 
@@ -113,7 +112,7 @@ void vx_rdm_removed(struct vx_rdm *rdm, fi_addr_t addr)
 		return;
 	rdm->by_addr[addr] = NULL;
 	peer->addr = FI_ADDR_NOTAVAIL;
-	collect(rdm, peer);
+	vx_rdm_collect(rdm, peer);
 }
 
 static void attach(struct vx_link *link, struct vx_rdm *rdm, struct vx_peer *peer)
@@ -142,7 +141,7 @@ static void close_link(struct vx_link *link)
 	vx_link_close(link);
 	pthread_mutex_lock(&nic->lock);
 	peer->links--;
-	collect(rdm, peer);
+	vx_rdm_collect(rdm, peer);
 	pthread_mutex_unlock(&nic->lock);
 }
 
@@ -366,7 +365,7 @@ static void *connect_thread(void *arg)
 		vx_tx_flush(&peer->tx, error);
 	}
 	peer->connecting = 0;
-	collect(rdm, peer);
+	vx_rdm_collect(rdm, peer);
 	rdm->connecting--;
 	pthread_cond_broadcast(&rdm->changed);
 	pthread_mutex_unlock(&nic->lock);

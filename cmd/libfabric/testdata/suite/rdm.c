@@ -3,6 +3,7 @@
 
 #include <netinet/in.h>
 #include <rdma/fi_tagged.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -977,6 +978,42 @@ static void restarted(void)
 	step();
 }
 
+/* Peers that have sent something and ended are forgotten once it is received. */
+static void passing(void)
+{
+	enum { FIRST = 10, COUNT = 60, EACH = 100 }; /* bytes: less than there is for a peer */
+	struct node_want w = {0};
+	struct fi_cq_tagged_entry entry;
+	size_t before = 0, after;
+	struct node n;
+	double end;
+	int i, j;
+
+	open_pair(&n, &w);
+	for (i = 0; i < 2; i++) {
+		for (j = 0; j < (i ? COUNT : FIRST) && !server; j++) {
+			OK(fi_close(&n.ep->fid));
+			open_rdm_ep(&n, &w);
+			TRY(&n, fi_tsend(n.ep, &i, sizeof i, NULL, n.peer, 1, NULL));
+			done_of(&n, n.tx, &entry);
+		}
+		meet_at(&n);
+		for (end = seconds() + 0.3; seconds() < end && server; ) /* their connections are closed meanwhile */
+			advance(&n);
+		for (j = 0; j < (i ? COUNT : FIRST) && server; j++) {
+			TRY(&n, fi_trecv(n.ep, &after, sizeof i, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
+			done_of(&n, n.rx, &entry);
+		}
+		end = seconds() + 10; /* some may be closed only now */
+		while ((after = mallinfo2().uordblks) >= before + COUNT * EACH && i && time_left(end))
+			advance(&n);
+		CHECK(!i || after < before + COUNT * EACH, "the memory of %d peers is freed: %zu bytes, then %zu", COUNT, before, after);
+		before = after;
+		meet_at(&n);
+	}
+	close_pair(&n);
+}
+
 static struct node shared;
 
 enum { THREADS = 4, ROUNDS = 300 };
@@ -1087,6 +1124,7 @@ void test_rdm(void)
 	itself();
 	if (ours) {
 		restarted();
+		passing();
 		threads();
 	}
 }
