@@ -451,7 +451,7 @@ int vx_rdm_enable(struct vx_ep *ep)
 		return error;
 	/* The listener opens the interface once more, which has it already: so it needs the lock. */
 	pthread_mutex_unlock(&ep->nic->lock);
-	error = vx_pep_listen(&rdm->pep, ep->info->domain_attr->name);
+	error = vx_pep_listen(&rdm->pep, ep->nic->name);
 	pthread_mutex_lock(&ep->nic->lock);
 	if (error)
 		ep->enabled = 0;

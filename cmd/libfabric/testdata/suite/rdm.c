@@ -247,6 +247,27 @@ static void vectors_of_addresses(void)
 	close_pair(&n);
 }
 
+/* An endpoint of an fi_info that names no interface: it has its domain's. */
+static void unnamed(void)
+{
+	struct node_want w = {0};
+	struct fi_cq_tagged_entry entry;
+	struct node n;
+
+	open_node(&n, &w);
+	OK(fi_close(&n.ep->fid));
+	free(n.info->domain_attr->name);
+	n.info->domain_attr->name = NULL;
+	open_rdm_ep(&n, &w);
+	exchange(&n);
+	meet_at(&n);
+	TRY(&n, fi_tsend(n.ep, NULL, 0, NULL, n.peer, 0, NULL));
+	TRY(&n, fi_trecv(n.ep, NULL, 0, NULL, n.peer, 0, 0, NULL));
+	done_of(&n, n.tx, &entry);
+	done_of(&n, n.rx, &entry);
+	close_pair(&n);
+}
+
 static const size_t sizes[] = {0, 1, 8, 1000, 4096, 16384, 16385, 16896, 16897, 65536, 131072, 131073, LONG, (2 << 20) + 3};
 
 enum { SIZES = sizeof sizes / sizeof *sizes, LARGEST = (2 << 20) + 3 };
@@ -1072,6 +1093,8 @@ void test_rdm(void)
 	int i;
 
 	vectors_of_addresses();
+	if (ours)
+		unnamed();
 	for (i = 0; i < 5; i++) { /* both connect at once */
 		open_pair(&n, &w);
 		all_sizes(&n, i % 2);
