@@ -403,8 +403,9 @@ static void arrived(struct vx_link *link, struct vx_rx_slot *slot)
 	length -= sizeof *h;
 	if ((int32_t)(h->limit - link->limit) > 0)
 		link->limit = h->limit;
+	link->full = (h->flags & VX_FULL) != 0;
 	if (link->of)
-		link->tx->full = (h->flags & VX_FULL) != 0;
+		link->tx->full = link->full;
 	if (h->acked != link->peer_acked && link->tx) {
 		vx_tx_acknowledged(link->tx, h->acked - link->peer_acked);
 		link->peer_acked = h->acked;

@@ -117,6 +117,7 @@ struct vx_link {
 	struct vx_peer *of;  /* FI_EP_RDM: the peer */
 	struct vx_partial *partial; /* FI_EP_RDM: the message that arrives in pieces; NULL: none */
 	int rdm;
+	int full;            /* FI_EP_RDM: the last message had VX_FULL */
 	struct vx_pep *pep;  /* whose request it is; NULL: none, or an endpoint has it */
 	struct vx_link *sibling; /* the listener's next request */
 	int64_t since;           /* when it was accepted */

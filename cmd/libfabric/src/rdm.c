@@ -177,6 +177,7 @@ static void up(struct vx_peer *peer, struct vx_link *link, uint64_t instance, in
 
 	vx_link_set(link, VX_UP);
 	peer->tx.link = link;
+	peer->tx.full = link->full;
 	peer->instance = instance;
 	peer->theirs = theirs;
 	peer->reached = 1;

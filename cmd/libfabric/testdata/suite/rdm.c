@@ -999,6 +999,56 @@ static void restarted(void)
 	step();
 }
 
+/* An endpoint ends, and one with another instance takes its address. */
+static void replace(struct node *n, const struct node_want *w)
+{
+	memcpy(port_of(n->info), n->name + 2, sizeof(uint16_t));
+	OK(fi_close(&n->ep->fid));
+	open_rdm_ep(n, w);
+}
+
+/* An endpoint has room for messages, whatever the one before it at its address had. It connects, and sends nothing. */
+static void emptied(void)
+{
+	enum { COUNT = 1300, SIZE = 16000 };
+	static unsigned char data[SIZE];
+	struct node_want w = {0};
+	struct fi_cq_tagged_entry entry;
+	struct fi_cq_err_entry error;
+	int i, failed = 0;
+	struct node n;
+	double end;
+
+	open_pair(&n, &w);
+	for (i = 0; i < COUNT && !server; i++)
+		TRY(&n, fi_tsend(n.ep, data, SIZE, NULL, n.peer, 1, NULL));
+	for (end = seconds() + 0.3; seconds() < end; )
+		advance(&n);
+	meet_at(&n);
+	if (server)
+		replace(&n, &w);
+	for (i = 0; i < COUNT && !server; i++)
+		if (next_of(&n, n.tx, &entry))
+			failed += fi_cq_readerr(n.tx, &error, 0) == 1;
+	CHECK(server || failed, "the other endpoint had no room for all");
+	meet_at(&n);
+	if (server)
+		CHECK(fi_tinject(n.ep, data, 1, n.peer, 2) == -FI_EAGAIN, "fi_tinject connects");
+	for (end = seconds() + 0.3; seconds() < end; )
+		advance(&n);
+	meet_at(&n);
+	if (!server) {
+		TRY(&n, fi_tsend(n.ep, data, SIZE, NULL, n.peer, 3, NULL));
+		done_of(&n, n.tx, &entry);
+	}
+	meet_at(&n);
+	if (server) {
+		TRY(&n, fi_trecv(n.ep, data, SIZE, NULL, n.peer, 3, 0, NULL));
+		done_of(&n, n.rx, &entry);
+	}
+	close_pair(&n);
+}
+
 /* Peers that have sent something and ended are forgotten once it is received. */
 static void passing(void)
 {
@@ -1147,6 +1197,7 @@ void test_rdm(void)
 	itself();
 	if (ours) {
 		restarted();
+		emptied();
 		passing();
 		threads();
 	}
@@ -1260,14 +1311,6 @@ void test_rdm_killed(void)
 	CHECK(!failed, "fi_endpoint(3): a new program at the address gets messages");
 	meet_at(&n);
 	close_node(&n);
-}
-
-/* An endpoint ends, and one with another instance takes its address. */
-static void replace(struct node *n, const struct node_want *w)
-{
-	memcpy(port_of(n->info), n->name + 2, sizeof(uint16_t));
-	OK(fi_close(&n->ep->fid));
-	open_rdm_ep(n, w);
 }
 
 /* With threads that get a CPU late, see testdata/hostile/late.c. */
