@@ -57,7 +57,7 @@ static ssize_t tagged_injectdata(struct fid_ep *ep, const void *buf, size_t len,
 
 static ssize_t receive(struct fid_ep *fid, const struct vx_call *call)
 {
-	const uint64_t known = FI_COMPLETION | FI_MORE | FI_PEEK | FI_CLAIM | FI_DISCARD;
+	const uint64_t known = (VX_RX_FLAGS & ~FI_MULTI_RECV) | FI_PEEK | FI_CLAIM | FI_DISCARD;
 
 	if (call->count > VX_IOV || (call->count && !call->iov) || call->flags & ~known ||
 		(call->flags & FI_DISCARD && !(call->flags & (FI_PEEK | FI_CLAIM))))

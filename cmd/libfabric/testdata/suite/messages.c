@@ -59,7 +59,7 @@ static void vectors(struct bed *b)
 		CHECK(three[0] == whole[0] && !memcmp(two, whole + 1, 40000) && !memcmp(one, whole + 40001, 10), "fi_msg(3): fi_recvv scatters in order");
 		msg.msg_iov = in;
 		memset(two, 0, sizeof two);
-		POST(b, fi_recvmsg(b->ep, &msg, FI_COMPLETION));
+		POST(b, fi_recvmsg(b->ep, &msg, FI_COMPLETION | FI_TRANSMIT_COMPLETE));
 		OK(completion(b->rx, &entry));
 		CHECK(entry.len == sizeof whole && !memcmp(two, whole + 1, 40000), "fi_msg(3): fi_sendmsg, fi_recvmsg");
 	}

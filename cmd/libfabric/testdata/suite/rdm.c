@@ -734,7 +734,7 @@ static void multi(struct node *n, size_t size)
 		for (i = 0; i < 2; i++) {
 			msg.msg_iov = &iov[i];
 			msg.context = buffer[i];
-			OK(fi_recvmsg(n->ep, &msg, FI_MULTI_RECV | FI_COMPLETION));
+			OK(fi_recvmsg(n->ep, &msg, FI_MULTI_RECV | FI_COMPLETION | FI_TRANSMIT_COMPLETE));
 		}
 		meet_at(n);
 		for (i = 0; i < count; ) {
@@ -933,6 +933,7 @@ static void levels(struct node *n)
 	struct fi_msg_tagged msg = {.msg_iov = &iov, .iov_count = 1, .addr = n->peer, .tag = 2};
 	struct fi_cq_tagged_entry entry;
 	size_t i, count = sizeof flags / sizeof *flags;
+	uint64_t defaults;
 
 	if (!ours)
 		return;
@@ -941,6 +942,8 @@ static void levels(struct node *n)
 		msg.context = (void *)&flags[i];
 		TRY(n, fi_tsendmsg(n->ep, &msg, flags[i] | FI_COMPLETION));
 	}
+	defaults = FI_RECV | FI_TRANSMIT_COMPLETE; /* as each receive does anyway */
+	OK(fi_control(&n->ep->fid, FI_SETOPSFLAG, &defaults));
 	for (i = 0; i < count; i++) {
 		TRY(n, fi_trecv(n->ep, in, sizeof in, NULL, n->peer, 2, 0, NULL));
 		done_of(n, n->rx, &entry);
