@@ -475,42 +475,6 @@ func TestCallsBesideSilentAgent(t *testing.T) {
 	}
 }
 
-// An agent that is stopped while there are more calls than its socket holds gets all of them when it continues, on the same
-// connection, whose end it would take for the program's.
-func TestManyCallsBesideStoppedAgent(t *testing.T) {
-	t.Parallel()
-	d, a := startBoth(t, nil)
-	const calls = 600 // d reads no more than it has room for
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, calls)
-	for range calls {
-		go func() { ended <- nstest.Err(a.Wait(ctx, kagent.Address{Disc: make([]byte, 64)})) }()
-	}
-	s := a.share.session
-	await.Until(t, "the socket is full", func() bool {
-		s.wmu.Lock()
-		defer s.wmu.Unlock()
-		return s.unsent != nil && len(s.unsent.rest) > 0
-	})
-	ids := make(map[uint64]bool)
-	for range calls {
-		ids[d.next(t, agentproto.OpWait).ID] = true
-	}
-	d.mu.Lock()
-	if len(ids) != calls || len(d.conns) != 1 {
-		t.Errorf("%d calls of %d, on %d connections", len(ids), calls, len(d.conns))
-	}
-	d.mu.Unlock()
-	cancel()
-	for range 2 * calls {
-		select {
-		case <-d.asked: // cancellations
-		case err := <-ended:
-			nstest.WantErr(t, "a Wait", err, context.Canceled)
-		}
-	}
-}
-
 // The next agent is asked in the order of the calls: a VI is removed before it is entered again.
 func TestAskedAgainInOrder(t *testing.T) {
 	s := &session{calls: make(map[uint64]*call)}
