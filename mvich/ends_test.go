@@ -324,7 +324,7 @@ func deadBesideUnconfirmed(t *testing.T) {
 			return wantLost("receive of anybody", nstest.Err(c.Recv(nil, mvich.AnySource, 1)), 0)
 		}
 		get(c.Isend(nil, 1, 1))
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // the call has arrived
 		j.fabric.Cut(j.hosts[0].NIC.Query().Address, true)
 		return nil
 	})

@@ -42,7 +42,7 @@ func TestSurvivor(t *testing.T) {
 	others := b.with("FI_PROVIDER_PATH=" + dir + "/prov")
 	for i := range clients {
 		c := connectedClient(t, others, s, killed, fmt.Sprint(i))
-		time.Sleep(time.Duration(i%4*150) * time.Millisecond)
+		time.Sleep(time.Duration(i%4*150) * time.Millisecond) // at any step of its transfers
 		c.Process.Kill()
 		c.Wait()
 	}
@@ -88,7 +88,7 @@ func TestRDMSurvivor(t *testing.T) {
 					t.Fatalf("a client said %q, %v, %v\n%s", line, err, c.Wait(), &c.out)
 				}
 			}
-			time.Sleep(time.Duration(i%4*40) * time.Millisecond)
+			time.Sleep(time.Duration(i%4*40) * time.Millisecond) // at any step of its messages
 			c.Process.Kill()
 			c.Wait()
 		}

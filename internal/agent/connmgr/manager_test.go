@@ -213,7 +213,7 @@ func TestKeptDiscriminator(t *testing.T) {
 		synctest.Wait()
 		ask(3, "another") // repeated
 		nstest.Must(t, <-waited)
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) // programs of the previous agent have come back
 		ask(1, string(echo))
 		ask(2, "gone")
 		ask(4, "another", wire.CMNoMatch)

@@ -83,7 +83,7 @@ func TestOverrun(t *testing.T) {
 	before := ipReceived(t, bn)
 	for i := range flood {
 		a.tell(t, bn)
-		if i%256 == 255 { // the kernel drops frames of which more than 1000 wait for its turn
+		if i%256 == 255 { // while 1000 frames wait the kernel drops what comes
 			await.Until(t, "the kernel has received them", func() bool { return ipReceived(t, bn) > before+i })
 		}
 	}
@@ -157,7 +157,7 @@ func TestReportWhileFull(t *testing.T) {
 		}
 	}))
 	refused("another report")
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // one that is passed on again is so each millisecond
 	if n := got.passed.Load(); n > sent {
 		t.Errorf("%d reports of %d messages", n, sent)
 	}
