@@ -115,8 +115,8 @@ func ListenAndServe(ctx context.Context, cfg ServerConfig) (err error) {
 	}
 }
 
-// serveClient serves what has connected. asked is false if that has made no request: it was no client, as where the user has
-// tried whether the port can be reached.
+// serveClient serves a connection. asked is false if it made no request: it was no client, but a scan, or the user's test
+// whether the port can be reached.
 func serveClient(ctx context.Context, conn net.Conn, place Place) (asked bool, err error) {
 	defer fail.Catch(&err)
 	defer conn.Close()

@@ -155,7 +155,7 @@ static void *reserve(struct vx_ep *ep, struct vx_post *p, size_t total, size_t *
 	return buf;
 }
 
-/* What is read takes no more memory than it has bytes: all of it is registered, which brings it in. */
+/* Cuts the buffers to the bytes that are read: all of their memory is registered, which brings it in. */
 static void shorten(struct vx_op *op)
 {
 	size_t left = op->length;

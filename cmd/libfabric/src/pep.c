@@ -46,7 +46,8 @@ void vx_pep_forget(struct vx_link *link)
 
 /*
  * The hello names the host that the request came from. Otherwise any host could take the place of another: programs trust
- * the address of FI_CONNREQ, and of FI_EP_RDM that one's connection would be dropped, and its messages would go there.
+ * the address of FI_CONNREQ, and an FI_EP_RDM endpoint would drop its connection to the other host, and send the messages for
+ * that one to this one.
  */
 int vx_pep_honest(const struct vx_link *link)
 {

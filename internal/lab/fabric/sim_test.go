@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Events happen in the order of their time and then of their creation, those of sequences, too, also if the time of a later one is
-// earlier, and those that events make.
+// Events happen in the order of their time, and those of the same time in the order of their creation. That holds within sequences, too, also
+// if an event comes before an earlier one of its sequence, and for events that other events make.
 func TestOrderOfEvents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type happening struct{ at, made int64 }

@@ -217,7 +217,7 @@ func Take(dirs []string) *Report {
 	if err := fds.Need(listDescriptors); err != nil { // List would leave programs out
 		c.Failed = append(c.Failed, fmt.Sprintf("some programs may not be shown: %v", err))
 	}
-	for _, dir := range dirs { // of which List sees nothing
+	for _, dir := range dirs { // List leaves their programs out without an error
 		if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.R_OK|unix.X_OK, unix.AT_EACCESS); errors.Is(err, unix.EACCES) {
 			c.Failed = append(c.Failed, fmt.Sprintf("some programs may not be shown: %s: %v", termsafe.Printable(dir), err))
 		}

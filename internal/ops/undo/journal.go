@@ -265,7 +265,7 @@ type Undone struct {
 
 // Undo takes the changes back, newest first. Those that fail stay in the list;
 // the error names them. If the list cannot be saved meanwhile, as on a full disk, Undo goes
-// on: a change that was taken back is only found so again, and removing the list needs no room.
+// on: the next Undo only finds that a change is taken back already, and removing the list needs no room.
 func (j *Journal) Undo() (done []Undone, err error) {
 	var left []Change
 	var errs []error
