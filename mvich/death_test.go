@@ -200,6 +200,36 @@ func TestDeathInCollective(t *testing.T) {
 	}
 }
 
+// A rank that knows of a death does not take up a message of a collective operation that its live sender has given up:
+// the data may never come, as the sender makes no more calls.
+func TestDeathBehindEnvelope(t *testing.T) {
+	const n, victim, sender = 3, 1, 2
+	for _, protocol := range []mvich.Protocol{mvich.R3, mvich.RGET, mvich.RPUT} {
+		t.Run(fmt.Sprint(protocol), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := dyingJobOf(t, n, jobConfig{silence: calm, bubble: true, options: with(mvich.WithProtocol(protocol))}, victim)
+				j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
+				each(t, n, func(rank int) error {
+					c := j.worlds[rank].Comm()
+					const length = 20_000
+					gather := func() error { return mvich.AllGather(c, make([]float64, n*length), make([]float64, length)) }
+					switch rank {
+					case victim:
+						time.Sleep(time.Second)
+						closed(j, victim)
+						return nil
+					case sender: // offers its part to rank 0
+						return wantLost("its operation", gather(), victim)
+					}
+					must(wantLost("the receive", nstest.Err(c.Recv(nil, victim, 1)), victim)) // the offer comes meanwhile
+					return wantLost("the operation", gather(), victim)
+				})
+				j.finalize(t, victim)
+			})
+		})
+	}
+}
+
 // A rank that gives up because of a death counts as dead, too. Operations that fail for both name the one that died
 // first; operations that fail for the second alone name the second.
 func TestRootCause(t *testing.T) {

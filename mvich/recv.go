@@ -156,12 +156,16 @@ func (w *World) startRecv(r *Request) {
 		w.complete(r, nil)
 		return
 	}
-	if i := w.findUnexpected(r); i >= 0 {
+	err := w.cannotCome(r)
+	// A collective operation that has lost a rank: the sender of an envelope has given up, or will, and may make no
+	// call in which its data could go.
+	i := w.findUnexpected(r)
+	if i >= 0 && (err == nil || !r.collective() || w.unexpected[i].offer.protocol == Auto) {
 		w.deliver(r, w.unkeep(i))
 		w.pushDirty()
 		return
 	}
-	if err := w.cannotCome(r); err != nil {
+	if err != nil {
 		w.complete(r, err)
 		return
 	}
