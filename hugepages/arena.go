@@ -209,7 +209,7 @@ func Adopt(fd int, info Info) (*Arena, error) {
 		// Huge mappings exist only for huge pages; harmless if there are none.
 		_ = unix.Madvise(m.mem, unix.MADV_HUGEPAGE)
 	}
-	if err := m.populate(); err != nil {
+	if err := populate(m.mem); err != nil {
 		return fail(err)
 	}
 	buddy, err := NewBuddy(info.Size, info.Reserve)

@@ -128,11 +128,11 @@ func newMemfd(size int, huge bool) (int, error) {
 	return fd, nil
 }
 
-// populate makes every page present and writable. If touching a page would raise SIGBUS, it returns EFAULT
+// populate makes every page of mem present and writable. If touching a page would raise SIGBUS, it returns EFAULT
 // (madvise(2), MADV_POPULATE_WRITE).
-func (m *mapping) populate() error {
+func populate(mem []byte) error {
 	for {
-		err := unix.Madvise(m.mem, unix.MADV_POPULATE_WRITE)
+		err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
 		if !errors.Is(err, unix.EINTR) {
 			return err
 		}
