@@ -145,7 +145,7 @@ func Pinned(w *World) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range w.regs.sorted {
-		if r.users > 0 {
+		if r.pinned() {
 			n++
 		}
 	}

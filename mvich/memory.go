@@ -50,7 +50,7 @@ func (w *World) Free(buf []byte) error {
 		if !r.arena {
 			continue
 		}
-		if r.users > 0 || w.inUse(r) {
+		if r.pinned() || w.inUse(r) {
 			return ErrBusy
 		}
 		if err := r.region.Deregister(); err != nil {
@@ -88,23 +88,24 @@ func (w *World) inUse(in *registration) (used bool) {
 // registration is memory of the program that the NIC knows.
 type registration struct {
 	region     *vipl.Region
-	start, end uint64 // addresses
-	readers    int    // requests that pin it with remoteRead
-	writers    int    // and with remoteWrite
-	arena      bool   // of Alloc: it stays until it is freed, and frames are sent from it
-	users      int    // requests that pin it
-	lastUsed   uint64 // on the clock of registrations
+	start, end uint64         // addresses
+	arena      bool           // of Alloc: it stays until it is freed, and frames are sent from it
+	pins       [allRights]int // requests that pin it, by the right that each needs
+	lastUsed   uint64         // on the clock of registrations
 }
 
-// rights are what peers may do with registered memory, as long as a request that needs them pins it.
-type rights uint8
+// right is what peers may do with registered memory, as long as a request that needs it pins the memory.
+type right uint8
 
 const (
-	remoteRead rights = 1 << iota
+	localOnly right = iota // nothing
+	remoteRead
 	remoteWrite
-
-	localOnly rights = 0
+	allRights
 )
+
+// pinned reports whether a request uses the memory.
+func (r *registration) pinned() bool { return r.pins != [allRights]int{} }
 
 // at is the offset in the region of the first byte of b.
 func (r *registration) at(b []byte) int { return int(addressOf(b) - r.start) }
@@ -129,9 +130,9 @@ type registrations struct {
 	hits, misses uint64
 }
 
-// acquire finds or makes a registration of buf, pins it, and gives peers those rights until release. A failure is
+// acquire finds or makes a registration of buf, pins it, and gives peers that right until release. A failure is
 // not fatal: the message can use another protocol.
-func (c *registrations) acquire(buf []byte, need rights) (*registration, error) {
+func (c *registrations) acquire(buf []byte, need right) (*registration, error) {
 	c.clock++
 	start := addressOf(buf)
 	end := start + uint64(len(buf))
@@ -147,60 +148,41 @@ func (c *registrations) acquire(buf []byte, need rights) (*registration, error) 
 		return nil, errUnregistered
 	}
 	c.misses++
-	region, err := c.nic.RegisterMem(buf, c.attributes(need))
-	if err != nil {
+	r := &registration{start: start, end: end, lastUsed: c.clock}
+	r.pins[need] = 1
+	var err error
+	if r.region, err = c.nic.RegisterMem(buf, c.attributes(r)); err != nil {
 		return nil, err
 	}
-	r := &registration{region: region, start: start, end: end, lastUsed: c.clock}
-	r.count(need, 1)
 	c.insert(r)
 	c.bytes += len(buf)
 	return r, nil
 }
 
-// release ends one acquire with those rights, which peers lose if no other request needs them. The memory stays
+// release ends one acquire with that right, which peers lose if no other request needs it. The memory stays
 // registered.
-func (c *registrations) release(r *registration, need rights) {
+func (c *registrations) release(r *registration, need right) {
 	_ = c.pin(r, need, -1) // it fails where the NIC is closed: then no peer reads or writes anything
 }
 
-// pin adds n requests that need r with those rights, and gives the peers what the requests need together.
-func (c *registrations) pin(r *registration, need rights, n int) error {
-	before := r.rights()
-	r.count(need, n)
-	if r.rights() == before {
+// pin adds n requests that need r with that right, and gives the peers what the requests need together.
+func (c *registrations) pin(r *registration, need right, n int) error {
+	before := c.attributes(r)
+	r.pins[need] += n
+	after := c.attributes(r)
+	if after == before {
 		return nil
 	}
-	err := r.region.SetAttributes(c.attributes(r.rights()))
+	err := r.region.SetAttributes(after)
 	if err != nil && n > 0 {
-		r.count(need, -n)
+		r.pins[need] -= n
 	}
 	return err
 }
 
-func (r *registration) count(need rights, n int) {
-	r.users += n
-	if need&remoteRead != 0 {
-		r.readers += n
-	}
-	if need&remoteWrite != 0 {
-		r.writers += n
-	}
-}
-
-// rights are what peers have now.
-func (r *registration) rights() (now rights) {
-	if r.readers > 0 {
-		now |= remoteRead
-	}
-	if r.writers > 0 {
-		now |= remoteWrite
-	}
-	return now
-}
-
-func (c *registrations) attributes(r rights) vipl.MemAttributes {
-	return vipl.MemAttributes{Ptag: c.tag, EnableRDMARead: r&remoteRead != 0, EnableRDMAWrite: r&remoteWrite != 0}
+// attributes are those of r with the rights that its requests need.
+func (c *registrations) attributes(r *registration) vipl.MemAttributes {
+	return vipl.MemAttributes{Ptag: c.tag, EnableRDMARead: r.pins[remoteRead] > 0, EnableRDMAWrite: r.pins[remoteWrite] > 0}
 }
 
 func (c *registrations) insert(r *registration) {
@@ -237,7 +219,7 @@ func (c *registrations) makeRoom(n int) bool {
 	for c.bytes+n > c.limit {
 		var oldest *registration
 		for _, r := range c.sorted {
-			if r.users == 0 && !r.arena && (oldest == nil || r.lastUsed < oldest.lastUsed) {
+			if !r.pinned() && !r.arena && (oldest == nil || r.lastUsed < oldest.lastUsed) {
 				oldest = r
 			}
 		}
@@ -252,7 +234,7 @@ func (c *registrations) makeRoom(n int) bool {
 func (c *registrations) forget(buf []byte) {
 	start := addressOf(buf)
 	end := start + uint64(len(buf))
-	c.drop(func(r *registration) bool { return r.start >= start && r.end <= end && r.users == 0 })
+	c.drop(func(r *registration) bool { return r.start >= start && r.end <= end && !r.pinned() })
 }
 
 // drop deregisters what f says, and reports whether there was any.

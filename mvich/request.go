@@ -60,11 +60,11 @@ type Request struct {
 	remote    offer
 	partner   uint32 // number of the other side's request
 	reg       *registration
-	rights    rights // those that it pins reg with
-	begun     int    // bytes in operations that were posted
-	moved     int    // bytes that have moved
-	truncated error  // what the receive will complete with
-	held      bool   // in held of its link
+	right     right // that it pins reg with
+	begun     int   // bytes in operations that were posted
+	moved     int   // bytes that have moved
+	truncated error // what the receive will complete with
+	held      bool  // in held of its link
 }
 
 // fresh takes a request of the spare ones, for a call that waits for it and gives it back by recycle.
@@ -110,17 +110,17 @@ func (w *World) complete(r *Request, err error) {
 	}
 }
 
-// register has r pin a registration of buf, which peers have those rights to until unregister.
-func (w *World) register(r *Request, buf []byte, need rights) (err error) {
+// register has r pin a registration of buf, which peers have that right to until unregister.
+func (w *World) register(r *Request, buf []byte, need right) (err error) {
 	if r.reg, err = w.regs.acquire(buf, need); err == nil {
-		r.rights = need
+		r.right = need
 	}
 	return err
 }
 
 func (w *World) unregister(r *Request) {
 	if r.reg != nil {
-		w.regs.release(r.reg, r.rights)
+		w.regs.release(r.reg, r.right)
 		r.reg = nil
 	}
 }
