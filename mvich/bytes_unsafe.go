@@ -23,12 +23,3 @@ func sizeOf[T Element]() int { return int(unsafe.Sizeof(*new(T))) }
 
 // addressOf is the virtual address of b's first byte.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
-
-// bigEndian says how this machine writes its numbers.
-func bigEndian() bool {
-	word := uint16(1)
-	return *(*byte)(unsafe.Pointer(&word)) == 0
-}
-
-// wordSize is the size of an int in bytes.
-const wordSize = int(unsafe.Sizeof(int(0)))

@@ -2,11 +2,13 @@ package mvich
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/big"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -171,10 +173,10 @@ const protocolVersion = 2
 // terms are the version and the settings on which ranks must agree.
 func (w *World) terms() string {
 	order := "little"
-	if bigEndian() {
+	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
 		order = "big"
 	}
-	return fmt.Sprintf("mvich%d/%s-endian/int%d/vbuf=%d/credits=%d", protocolVersion, order, 8*wordSize, w.set.vbufSize(), w.set.credits)
+	return fmt.Sprintf("mvich%d/%s-endian/int%d/vbuf=%d/credits=%d", protocolVersion, order, strconv.IntSize, w.set.vbufSize(), w.set.credits)
 }
 
 func (w *World) parseRecord(s string) (a netAddress, at place, err error) {
