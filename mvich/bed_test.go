@@ -166,6 +166,13 @@ func must(err error) {
 	}
 }
 
+// failIf is must for a result that is wrong.
+func failIf(wrong bool, format string, args ...any) {
+	if wrong {
+		must(fmt.Errorf(format, args...))
+	}
+}
+
 // mustBe is must for an error of what that is not want.
 func mustBe(what string, err, want error) {
 	if !errors.Is(err, want) {

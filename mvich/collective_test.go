@@ -167,9 +167,7 @@ func TestTooLong(t *testing.T) {
 	noError(t, err)
 	t.Cleanup(func() { unix.Munmap(huge) })
 	refused := func(c *mvich.Comm, name string, err error) error {
-		if !errors.Is(err, mvich.ErrCount) {
-			return fmt.Errorf("%s: %v", name, err)
-		}
+		mustBe(name, err, mvich.ErrCount)
 		return c.Barrier()
 	}
 	newJob(t, 2, jobConfig{}).run(t, func(c *mvich.Comm) error {
@@ -208,28 +206,23 @@ func TestOperators(t *testing.T) {
 func TestWrongLengths(t *testing.T) {
 	j := newJob(t, 2, jobConfig{})
 	j.run(t, func(c *mvich.Comm) error {
-		if err := c.Bcast(make([]byte, 10+c.Rank()), 0); errors.Is(err, mvich.ErrCount) != (c.Rank() == 1) {
-			return fmt.Errorf("bcast: %v", err)
-		}
+		err := c.Bcast(make([]byte, 10+c.Rank()), 0)
+		failIf(errors.Is(err, mvich.ErrCount) != (c.Rank() == 1), "bcast: %v", err)
 		b := make([]int, 3)
 		for name, f := range map[string]func() error{
 			"gather": func() error { return mvich.Gather(c, b, b, 0) },
 			"reduce": func() error { return mvich.Reduce(c, b[:1], b, mvich.Sum, 0) },
 		} {
-			if err := f(); c.Rank() == 0 && !errors.Is(err, mvich.ErrCount) || c.Rank() == 1 && err != nil {
-				return fmt.Errorf("%s: %v", name, err)
-			}
+			err := f()
+			failIf(c.Rank() == 0 && !errors.Is(err, mvich.ErrCount) || c.Rank() == 1 && err != nil, "%s: %v", name, err)
 			must(c.Barrier())
 		}
 		color := []int{-5, 0}[c.Rank()]
 		part, err := c.Split(color, 0)
-		if color < 0 && !errors.Is(err, mvich.ErrSettings) || color == 0 && (err != nil || part.Size() != 1) {
-			return fmt.Errorf("split: %v", err)
-		}
+		failIf(color < 0 && !errors.Is(err, mvich.ErrSettings) || color == 0 && (err != nil || part.Size() != 1), "split: %v", err)
 		sum := []int{0}
-		if err := mvich.AllReduce(c, sum, []int{1}, mvich.Sum); err != nil || sum[0] != 2 {
-			return fmt.Errorf("after the split: %v, %v", sum, err)
-		}
+		err = mvich.AllReduce(c, sum, []int{1}, mvich.Sum)
+		failIf(err != nil || sum[0] != 2, "after the split: %v, %v", sum, err)
 		return nil
 	})
 }

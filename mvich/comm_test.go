@@ -2,7 +2,6 @@ package mvich_test
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -23,41 +22,32 @@ func TestSplit(t *testing.T) {
 		}
 		s := get(c.Split(color, -c.Rank()))
 		if c.Rank() == 6 {
-			if s != nil {
-				return errors.New("a communicator of no color")
-			}
+			failIf(s != nil, "a communicator of no color")
 			return nil
 		}
 		both := [][]int{{4, 2, 0}, {5, 3, 1}} // in the world, by rank in s
 		members := both[color]
-		if s.Size() != 3 || members[s.Rank()] != c.Rank() {
-			return fmt.Errorf("rank %d of %d", s.Rank(), s.Size())
-		}
+		failIf(s.Size() != 3 || members[s.Rank()] != c.Rank(), "rank %d of %d", s.Rank(), s.Size())
 		for rank, world := range members {
-			if s.WorldRank(rank) != world || s.RankOf(world) != rank || c.WorldRank(world) != world || c.RankOf(world) != world {
-				return fmt.Errorf("rank %d is %d in the world, which is rank %d", rank, s.WorldRank(rank), s.RankOf(world))
-			}
+			got := [4]int{s.WorldRank(rank), s.RankOf(world), c.WorldRank(world), c.RankOf(world)}
+			failIf(got != [4]int{world, rank, world, world},
+				"rank %d is %d in the world, which is rank %d", rank, s.WorldRank(rank), s.RankOf(world))
 		}
 		for _, none := range append(both[1-color], n, mvich.AnySource, mvich.ProcNull) {
-			if s.RankOf(none) != -1 || (none < 0 || none >= 3) && s.WorldRank(none) != -1 {
-				return fmt.Errorf("%d, which is no member: rank %d, or %d in the world", none, s.RankOf(none), s.WorldRank(none))
-			}
+			failIf(s.RankOf(none) != -1 || (none < 0 || none >= 3) && s.WorldRank(none) != -1,
+				"%d, which is no member: rank %d, or %d in the world", none, s.RankOf(none), s.WorldRank(none))
 		}
 		all := make([]int, 3)
-		if err := mvich.AllGather(s, all, []int{c.Rank()}); err != nil || !slices.Equal(all, members) {
-			return fmt.Errorf("%v, %w", all, err)
-		}
+		err := mvich.AllGather(s, all, []int{c.Rank()})
+		failIf(err != nil || !slices.Equal(all, members), "%v, %w", all, err)
 		next, last := (s.Rank()+1)%3, (s.Rank()+2)%3
 		in := make([]int, 1)
 		status, err := mvich.Sendrecv(s, []int{c.Rank()}, next, 0, in, mvich.AnySource, 0)
-		if err != nil || status.Source != last || in[0] != members[last] {
-			return fmt.Errorf("%d from %+v, %w", in[0], status, err)
-		}
+		failIf(err != nil || status.Source != last || in[0] != members[last], "%d from %+v, %w", in[0], status, err)
 		again := get(s.Split(0, s.Rank()))
 		sum := []int{c.Rank()}
-		if err := mvich.AllReduce(again, sum, sum, mvich.Sum); err != nil || sum[0] != []int{6, 9}[color] {
-			return fmt.Errorf("sum %d, %w", sum[0], err)
-		}
+		err = mvich.AllReduce(again, sum, sum, mvich.Sum)
+		failIf(err != nil || sum[0] != []int{6, 9}[color], "sum %d, %w", sum[0], err)
 		return nil
 	})
 }
@@ -99,9 +89,8 @@ func TestDupAtOnce(t *testing.T) {
 			for i := range parents {
 				i = parents - 1 - i
 				got := make([]int, 1)
-				if _, err := mvich.Recv(made[c.Rank()][i], got, last, 0); err != nil || got[0] != i {
-					return fmt.Errorf("round %d: communicator %d got a message of %d, %w", round, i, got[0], err)
-				}
+				_, err := mvich.Recv(made[c.Rank()][i], got, last, 0)
+				failIf(err != nil || got[0] != i, "round %d: communicator %d got a message of %d, %w", round, i, got[0], err)
 			}
 			return nil
 		})
@@ -113,10 +102,7 @@ func TestDifferentOptions(t *testing.T) {
 	j := newJob(t, 1, jobConfig{})
 	launchers := mvich.Local(2)
 	each(t, 2, func(rank int) error {
-		w, err := mvich.Init(j.hosts[0].NIC, launchers[rank], mvich.WithCredits(8+rank))
-		if !errors.Is(err, mvich.ErrSettings) {
-			return fmt.Errorf("%v, %v", w, err)
-		}
+		mustBe("Init", nstest.Err(mvich.Init(j.hosts[0].NIC, launchers[rank], mvich.WithCredits(8+rank))), mvich.ErrSettings)
 		return nil
 	})
 }
@@ -131,9 +117,7 @@ func TestWrongOptions(t *testing.T) {
 		nstest.WantErr(t, name, nstest.Err(mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0], o)), mvich.ErrSettings)
 	}
 	t.Setenv(mvich.ThresholdVariable, "many")
-	if _, err := mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0]); !errors.Is(err, mvich.ErrSettings) {
-		t.Error(err)
-	}
+	nstest.WantErr(t, "the environment", nstest.Err(mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0])), mvich.ErrSettings)
 }
 
 // A rank that cannot begin leaves no other waiting: those of one process fail, and a launcher of processes is not told that
@@ -143,10 +127,8 @@ func TestInitFails(t *testing.T) {
 	nic := j.hosts[0].NIC
 	launchers := mvich.Local(2)
 	each(t, 2, func(rank int) error {
-		w, err := mvich.Init(nic, launchers[rank], mvich.WithCredits(1+7*rank)) // 1 is too few
-		if !errors.Is(err, mvich.ErrSettings) {
-			return fmt.Errorf("%v, %v", w, err)
-		}
+		// 1 is too few
+		mustBe("Init", nstest.Err(mvich.Init(nic, launchers[rank], mvich.WithCredits(1+7*rank))), mvich.ErrSettings)
 		return nil
 	})
 	l := &withoutFence{Launcher: mvich.Local(1)[0]}
@@ -177,12 +159,8 @@ func TestLastContext(t *testing.T) {
 	j.run(t, func(c *mvich.Comm) error {
 		d := get(c.Dup())
 		for range 2 {
-			if _, err := c.Dup(); err == nil {
-				return errors.New("a communicator beyond the last one")
-			}
-			if _, err := d.Split(0, 0); err == nil {
-				return errors.New("a part of one beyond the last one")
-			}
+			failIf(nstest.Err(c.Dup()) == nil, "a communicator beyond the last one")
+			failIf(nstest.Err(d.Split(0, 0)) == nil, "a part of one beyond the last one")
 		}
 		return errors.Join(d.Barrier(), c.Barrier())
 	})

@@ -115,9 +115,8 @@ func dies(t *testing.T, death death) {
 		must(wantLost("later exchange", nstest.Err(c.Sendrecv(b, victim, 1, b, victim, 1)), victim))
 		must(wantLost("later receive of anybody", nstest.Err(c.Recv(b, mvich.AnySource, 2)), victim))
 		must(wantLost("barrier", c.Barrier(), victim))
-		if dead, n := c.Dead(), j.worlds[rank].Stats().Deaths; !slices.Equal(dead, []int{victim}) || n != 1 {
-			return fmt.Errorf("dead: %v, %d counted", dead, n)
-		}
+		dead, n := c.Dead(), j.worlds[rank].Stats().Deaths
+		failIf(!slices.Equal(dead, []int{victim}) || n != 1, "dead: %v, %d counted", dead, n)
 		// Live ranks go on.
 		must(c.Send([]byte{1}, (rank+victim-1)%victim, 7))
 		get(onlyLiving.Wait())
@@ -293,15 +292,12 @@ func newsOfDeath(t *testing.T, before bool) {
 		defer close(heard)
 		if !before {
 			<-noticed
-			if dead := c.Dead(); len(dead) > 0 {
-				return fmt.Errorf("dead before it has asked anybody: %v", dead)
-			}
+			dead := c.Dead()
+			failIf(len(dead) > 0, "dead before it has asked anybody: %v", dead)
 			must(c.Send(nil, 0, 1))
 		}
 		for end := time.Now().Add(testTimeout / 2); !slices.Equal(c.Dead(), []int{victim}); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				return fmt.Errorf("dead: %v", c.Dead())
-			}
+			failIf(time.Now().After(end), "dead: %v", c.Dead())
 			c.Iprobe(0, 2) // progress
 		}
 		return nil
@@ -338,15 +334,11 @@ func TestNICClosedUnderWorld(t *testing.T) {
 		case 1:
 			_, err = c.Probe(0, 3)
 		case 2:
-			err = errors.Join(waitFailed(received), waitFailed(sent))
-			if err != nil {
-				return err
-			}
+			mustBe("receive", nstest.Err(received.Wait()), vipl.ErrInvalidParameter)
+			mustBe("send", nstest.Err(sent.Wait()), vipl.ErrInvalidParameter)
 			_, err = c.Recv(nil, mvich.AnySource, 4)
 		}
-		if !errors.Is(err, vipl.ErrInvalidParameter) {
-			return fmt.Errorf("%v, want that the NIC is closed", err)
-		}
+		mustBe("a call of a closed NIC", err, vipl.ErrInvalidParameter)
 		return nil
 	})
 }
@@ -373,33 +365,16 @@ func TestStop(t *testing.T) {
 			for err == nil {
 				_, err = j.worlds[0].Comm().Recv(buf, 1, 2)
 			}
-			var dead *mvich.RankError
-			if !errors.As(err, &dead) || dead.Rank != 1 {
-				return fmt.Errorf("the other rank: %v, want the death of rank 1", err)
-			}
-			return nil
+			return wantLost("the other rank", err, 1)
 		}
-		if !errors.Is(err, ended) {
-			return fmt.Errorf("call %d: %v, want %v", goroutine, err, ended)
-		}
+		mustBe(fmt.Sprint("call ", goroutine), err, ended)
 		return nil
 	})
 	noError(t, j.hosts[1].NIC.Close()) // nobody uses its memory any more
-	if err := c.Send(nil, 0, 1); !errors.Is(err, ended) {
-		t.Errorf("a send afterwards: %v", err)
-	}
+	nstest.WantErr(t, "a send afterwards", c.Send(nil, 0, 1), ended)
 	j.worlds[1].Stop(errors.New("again"))
-	if _, err := c.Recv(nil, 0, 1); !errors.Is(err, ended) {
-		t.Errorf("a receive after another Stop: %v", err)
-	}
+	nstest.WantErr(t, "a receive after another Stop", nstest.Err(c.Recv(nil, 0, 1)), ended)
 	j.finalize(t, 1)
-}
-
-func waitFailed(r *mvich.Request) error {
-	if _, err := r.Wait(); !errors.Is(err, vipl.ErrInvalidParameter) {
-		return fmt.Errorf("%v, want that the NIC is closed", err)
-	}
-	return nil
 }
 
 // A rank leaves a communicator after the death of a rank outside of it. All members see it as dead, even those that
@@ -465,9 +440,8 @@ func TestAnybodyAfterDeath(t *testing.T) {
 		c.Acknowledge(c.Dead())
 		close(acknowledged)
 		must(wantLost("receive of anybody", nstest.Err(c.Recv(nil, mvich.AnySource, 1)), leaver))
-		if dead := c.Dead(); !slices.Equal(dead, []int{leaver, victim}) {
-			return fmt.Errorf("dead: %v", dead)
-		}
+		dead := c.Dead()
+		failIf(!slices.Equal(dead, []int{leaver, victim}), "dead: %v", dead)
 		return wantLost("finalize", w.Finalize(), victim)
 	})
 }
@@ -501,9 +475,7 @@ func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	lose(second)
 	c.Acknowledge(seen)
 	noError(t, wantLost("receive of anybody after a death that was not seen", anybody(), second))
-	if dead := c.Dead(); !slices.Equal(dead, []int{second, first}) {
-		t.Errorf("dead: %v", dead)
-	}
+	nstest.Same(t, "dead", c.Dead(), []int{second, first})
 	c.Acknowledge(c.Dead())
 	nstest.WantErr(t, "receive of anybody when all deaths are known", anybody(), nil)
 	noError(t, wantLost("finalize", j.worlds[0].Finalize(), first))
@@ -523,9 +495,7 @@ func TestLocalAbort(t *testing.T) {
 			return w.Abort(5)
 		}
 		err := nstest.Err(c.Recv(nil, (rank+1)%aborts, 1))
-		if err == nil || !strings.Contains(err.Error(), text) {
-			return fmt.Errorf("receive: %v", err)
-		}
+		failIf(err == nil || !strings.Contains(err.Error(), text), "receive: %v", err)
 		return nil
 	})
 	each(t, n, func(rank int) error { j.worlds[rank].Finalize(); return nil }) // it fails, and releases everything
@@ -534,9 +504,7 @@ func TestLocalAbort(t *testing.T) {
 		if rank == 1 {
 			return launchers[rank].Abort(1)
 		}
-		if _, err := mvich.Init(j.hosts[0].NIC, launchers[rank]); err == nil {
-			return errors.New("Init waits for no rank")
-		}
+		failIf(nstest.Err(mvich.Init(j.hosts[0].NIC, launchers[rank])) == nil, "Init waits for no rank")
 		return nil
 	})
 }

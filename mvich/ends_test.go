@@ -3,7 +3,6 @@ package mvich_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -112,9 +111,8 @@ func shortageOfACaller(t *testing.T) {
 		}
 		must(wantLost("receive", nstest.Err(c.Recv(nil, short, 2)), short))
 		get(c.Sendrecv(nil, 3-rank, 3, nil, 3-rank, 3))
-		if dead := c.Dead(); !slices.Equal(dead, []int{short}) {
-			return fmt.Errorf("dead are %v", dead)
-		}
+		dead := c.Dead()
+		failIf(!slices.Equal(dead, []int{short}), "dead are %v", dead)
 		return nil
 	})
 	j.finalize(t, short)
@@ -137,9 +135,8 @@ func shortageOfACalledRank(t *testing.T) {
 			close(lacks)
 			began := time.Now()
 			mustBe("receive", nstest.Err(c.Recv(nil, mvich.AnySource, 2)), kagent.ErrNoVI)
-			if took := time.Since(began); took > calm*3/4 {
-				return fmt.Errorf("it ended after %v, when the caller may have told the others of its death", took)
-			}
+			took := time.Since(began)
+			failIf(took > calm*3/4, "it ended after %v, when the caller may have told the others of its death", took)
 			return nil
 		}
 		get(c.Sendrecv(nil, 3-rank, 1, nil, 3-rank, 1)) // so that the caller would tell the other one
@@ -303,9 +300,7 @@ func stopBesideUnconfirmed(t *testing.T) {
 	ended, start := errors.New("told to end"), time.Now()
 	j.worlds[1].Stop(ended)
 	nstest.WantErr(t, "Finalize", j.worlds[1].Finalize(), ended)
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("it took %v", took)
-	}
+	nstest.ErrorIf(t, time.Since(start) > time.Second, "it took %v", time.Since(start))
 	j.worlds[0].Stop(ended)
 	nstest.WantErr(t, "Finalize", j.worlds[0].Finalize(), ended)
 }
@@ -354,11 +349,10 @@ func TestFinalizeEndsRequests(t *testing.T) {
 		go func() { _, err := other.Wait(); waited <- err }()
 		must(w.Finalize())
 		for name, r := range requests {
-			if _, done, err := r.Test(); !done || err == nil {
-				return fmt.Errorf("%s: complete %v, %v", name, done, err)
-			}
-			if _, err := r.Wait(); !strings.HasSuffix(name, "the next") && !errors.Is(err, mvich.ErrFinalized) {
-				return fmt.Errorf("%s: %v", name, err) // the next may have said before that it leaves
+			_, done, err := r.Test()
+			failIf(!done || err == nil, "%s: complete %v, %v", name, done, err)
+			if !strings.HasSuffix(name, "the next") { // it may have said before that it leaves
+				mustBe(name, nstest.Err(r.Wait()), mvich.ErrFinalized)
 			}
 		}
 		mustBe("a receive that another goroutine waits for", <-waited, mvich.ErrFinalized)

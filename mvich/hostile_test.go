@@ -179,13 +179,9 @@ func (s *stranger) deathOf2(c *mvich.Comm) {
 func (s *stranger) data(size int) error {
 	for left := size; left > 0; {
 		b, _ := s.await(pktData, pktFinish)
-		if b[0] == pktFinish {
-			return fmt.Errorf("it was written: %q", s.region.Bytes()[strangerRDMA:][:4])
-		}
+		failIf(b[0] == pktFinish, "it was written: %q", s.region.Bytes()[strangerRDMA:][:4])
 		left -= len(b) - 32
-		if bytes.IndexByte(b[32:], 'x') >= 0 {
-			return errors.New("a piece was sent from the buffer when the operation was over")
-		}
+		failIf(bytes.IndexByte(b[32:], 'x') >= 0, "a piece was sent from the buffer when the operation was over")
 	}
 	return nil
 }
@@ -336,9 +332,7 @@ func TestLateData(t *testing.T) {
 			close(ended)
 			must(err)
 			get(c.Recv(nil, 1, 0)) // all pieces came before it
-			if slices.ContainsFunc(b, func(v byte) bool { return v != 'x' }) {
-				return errors.New("the buffer was written to when the operation was over")
-			}
+			failIf(bytes.Count(b, []byte{'x'}) < size, "the buffer was written to when the operation was over")
 			return nil
 		}
 		s.send(within(packetOf(pktRequest, 32, size, 1, 0, offerOf(2)), ofCollectives, 1))

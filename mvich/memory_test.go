@@ -28,18 +28,14 @@ func sendAllocated(t *testing.T, limit int) {
 		w := j.worlds[rank]
 		c, other := w.Comm(), 1-rank
 		buf, err := w.Alloc(2 * n)
-		if err != nil || len(buf) != 2*n {
-			return fmt.Errorf("%d bytes, %w", len(buf), err)
-		}
+		failIf(err != nil || len(buf) != 2*n, "%d bytes, %w", len(buf), err)
 		out, in := buf[:n], buf[n:]
 		fill(out, rank)
 		get(c.Sendrecv(out, other, 1, in, other, 1))
 		must(check(in, other))
-		if s := w.Stats(); s.RegisteredBytes != 0 || s.Registered != 0 {
-			return fmt.Errorf("memory of the arena was registered: %+v", s)
-		} else if s.RGET+s.RPUT != 1 || s.R3 != 0 {
-			return fmt.Errorf("its message does not go by RDMA: %+v", s)
-		}
+		s := w.Stats()
+		failIf(s.RegisteredBytes != 0 || s.Registered != 0, "memory of the arena was registered: %+v", s)
+		failIf(s.RGET+s.RPUT != 1 || s.R3 != 0, "its message does not go by RDMA: %+v", s)
 		r := get(c.Isend(out, other, 2))
 		mustBe("freed while it is sent", w.Free(buf), mvich.ErrBusy)
 		copyOf := bytes.Clone(in)
@@ -93,9 +89,7 @@ func TestFreeInUse(t *testing.T) {
 		} {
 			r := get(begin())
 			for range 2 {
-				if err := w.Free(buf); !errors.Is(err, mvich.ErrBusy) {
-					return fmt.Errorf("freed with %s under way: %v", name, err)
-				}
+				mustBe("freed with "+name+" under way", w.Free(buf), mvich.ErrBusy)
 				if name != "a message to another rank" {
 					break
 				}
@@ -209,9 +203,8 @@ func TestScratchIsReused(t *testing.T) {
 					must(do())
 				}
 				must(swap(c))
-				if n := registered(c) - before; n > 0 {
-					return fmt.Errorf("%d buffers registered after the first time", n)
-				}
+				n := registered(c) - before
+				failIf(n > 0, "%d buffers registered after the first time", n)
 				return nil
 			})
 			for rank, w := range j.worlds {

@@ -1,8 +1,8 @@
 package mvich_test
 
 import (
+	"bytes"
 	"errors"
-	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -68,12 +68,8 @@ func swapSizesBy(c *mvich.Comm, exchange func([]byte, int, int, []byte, int, int
 		out, in := make([]byte, n), make([]byte, n)
 		fill(out, i+c.Rank())
 		s, err := exchange(out, other, i, in, other, i)
-		if err != nil {
-			return fmt.Errorf("%d bytes: %w", n, err)
-		}
-		if s != (mvich.Status{Source: other, Tag: i, Bytes: n, Size: n}) {
-			return fmt.Errorf("%d bytes: %+v", n, s)
-		}
+		failIf(err != nil, "%d bytes: %w", n, err)
+		failIf(s != (mvich.Status{Source: other, Tag: i, Bytes: n, Size: n}), "%d bytes: %+v", n, s)
 		must(check(in, i+other))
 	}
 	return nil
@@ -225,15 +221,11 @@ func TestTruncated(t *testing.T) {
 						for range 2 {
 							clear(b)
 							s, err := c.Recv(b[:room], 0, 0)
-							if !errors.Is(err, mvich.ErrTruncated) || s.Bytes != room || s.Size != n {
-								return fmt.Errorf("%d bytes into %d: %+v, %v", n, room, s, err)
-							}
+							failIf(!errors.Is(err, mvich.ErrTruncated) || s.Bytes != room || s.Size != n,
+								"%d bytes into %d: %+v, %v", n, room, s, err)
 							must(check(b[:room], i))
-							for _, x := range b[room:] {
-								if x != 0 {
-									return fmt.Errorf("%d bytes into %d: written behind the buffer", n, room)
-								}
-							}
+							failIf(bytes.Count(b[room:], []byte{0}) < n-room,
+								"%d bytes into %d: written behind the buffer", n, room)
 						}
 					}
 				}
@@ -270,9 +262,8 @@ func TestSynchronous(t *testing.T) {
 			r := get(begin())
 			for range 20 {
 				time.Sleep(time.Millisecond)
-				if _, done, _ := r.Test(); done {
-					return errors.New("it is complete before its receive is posted")
-				}
+				_, done, _ := r.Test()
+				failIf(done, "it is complete before its receive is posted")
 			}
 			must(c.Send(nil, 1, 2))
 			get(r.Wait())
@@ -320,16 +311,12 @@ func TestProbe(t *testing.T) {
 		}
 		for _, want := range []mvich.Status{{Source: 0, Tag: 4, Bytes: 20000, Size: 20000}, {Source: 0, Tag: 3, Bytes: 10, Size: 10}} {
 			s, err := c.Probe(mvich.AnySource, want.Tag)
-			if err != nil || s != want {
-				return fmt.Errorf("%+v, %v", s, err)
-			}
-			if s, there, err := c.Iprobe(0, want.Tag); s != want || !there || err != nil {
-				return fmt.Errorf("%+v, %v, %v", s, there, err)
-			}
+			failIf(err != nil || s != want, "%+v, %v", s, err)
+			s, there, err := c.Iprobe(0, want.Tag)
+			failIf(s != want || !there || err != nil, "%+v, %v, %v", s, there, err)
 			get(c.Recv(make([]byte, s.Bytes), s.Source, s.Tag))
-			if _, there, err := c.Iprobe(0, want.Tag); there || err != nil {
-				return fmt.Errorf("it is there once more: %v", err)
-			}
+			_, there, err = c.Iprobe(0, want.Tag)
+			failIf(there || err != nil, "it is there once more: %v", err)
 		}
 		return nil
 	})
@@ -362,18 +349,12 @@ func TestCancel(t *testing.T) {
 		wrong := get(c.Irecv(make([]byte, 1), 1, 2))
 		b := make([]byte, 1)
 		right := get(c.Irecv(b, 1, 1))
-		if !wrong.Cancel() || wrong.Cancel() {
-			return errors.New("it cannot be cancelled, or twice")
-		}
-		if s, err := wrong.Wait(); !s.Cancelled || err != nil {
-			return fmt.Errorf("%+v, %v", s, err)
-		}
-		if s, err := right.Wait(); s.Cancelled || err != nil || b[0] != 42 {
-			return fmt.Errorf("%+v, %v, %d", s, err, b[0])
-		}
-		if right.Cancel() {
-			return errors.New("a complete receive was cancelled")
-		}
+		failIf(!wrong.Cancel() || wrong.Cancel(), "it cannot be cancelled, or twice")
+		s, err := wrong.Wait()
+		failIf(!s.Cancelled || err != nil, "%+v, %v", s, err)
+		s, err = right.Wait()
+		failIf(s.Cancelled || err != nil || b[0] != 42, "%+v, %v, %d", s, err, b[0])
+		failIf(right.Cancel(), "a complete receive was cancelled")
 		return nil
 	})
 	j.spotless(t, mvich.DefaultCredits)
@@ -416,9 +397,8 @@ func TestStats(t *testing.T) {
 	j.run(t, func(c *mvich.Comm) error {
 		before := j.worlds[c.Rank()].Stats()
 		get(c.Sendrecv(b, c.Rank(), 1, make([]byte, 8), c.Rank(), 1))
-		if s := j.worlds[c.Rank()].Stats(); s.Local != before.Local+1 {
-			return fmt.Errorf("a message to itself: Local is %d, and was %d", s.Local, before.Local)
-		}
+		s := j.worlds[c.Rank()].Stats()
+		failIf(s.Local != before.Local+1, "a message to itself: Local is %d, and was %d", s.Local, before.Local)
 		return c.Barrier()
 	})
 	const many = 20 * mvich.DefaultCredits
@@ -435,14 +415,10 @@ func TestStats(t *testing.T) {
 			get(c.Recv(make([]byte, 8), 0, 2))
 		}
 		for end := time.Now().Add(testTimeout); j.worlds[rank].Stats().Waiting == 0; { // no receive is posted yet
-			if time.Now().After(end) {
-				return errors.New("a message does not come")
-			}
+			failIf(time.Now().After(end), "a message does not come")
 			c.Iprobe(0, 4)
 		}
-		if j.worlds[rank].Stats().Unexpected == 0 {
-			return errors.New("a message before its receive is not counted")
-		}
+		failIf(j.worlds[rank].Stats().Unexpected == 0, "a message before its receive is not counted")
 		return nstest.Err(c.Recv(make([]byte, 8), 0, 3))
 	})
 	for rank, s := range []mvich.Stats{j.worlds[0].Stats(), j.worlds[1].Stats()} {
@@ -533,12 +509,11 @@ func arenaByReference(w *mvich.World, nic *vipl.NIC, mtu int) error {
 		must(check(in, other))
 		must(c.Barrier())
 		after := w.Stats()
-		if written := after.RPUT - before.RPUT; written == 1 != test.byRef || after.RGET-before.RGET+written != 1 {
-			return fmt.Errorf("%+v after %+v, written: %v", after, before, test.byRef)
-		}
-		if byRef := nic.Counters().ByReference - frames; byRef > n/9000 != test.byRef {
-			return fmt.Errorf("%d frames were sent by reference: %v", byRef, test.byRef)
-		}
+		written := after.RPUT - before.RPUT
+		failIf(written == 1 != test.byRef || after.RGET-before.RGET+written != 1,
+			"%+v after %+v, written: %v", after, before, test.byRef)
+		byRef := nic.Counters().ByReference - frames
+		failIf(byRef > n/9000 != test.byRef, "%d frames were sent by reference: %v", byRef, test.byRef)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package mvich_test
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -10,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 )
 
@@ -44,31 +44,25 @@ func TestTaking(t *testing.T) {
 					requests[tag] = get(mvich.Irecv(c, values[tag:tag+1], 0, tag))
 				}
 				all := slices.Clone(requests)
-				if some, err := mvich.TestSome(requests); len(some) > 0 || err != nil || !waits && len(get(take(requests))) > 0 {
-					return fmt.Errorf("taken before anything was sent: %+v, %v", some, err)
-				}
-				if done, err := mvich.TestAll(all...); done || err != nil {
-					return fmt.Errorf("all done before anything was sent, %v", err)
-				}
+				some, err := mvich.TestSome(requests)
+				failIf(len(some) > 0 || err != nil || !waits && len(get(take(requests))) > 0,
+					"taken before anything was sent: %+v, %v", some, err)
+				done, err := mvich.TestAll(all...)
+				failIf(done || err != nil, "all done before anything was sent, %v", err)
 				must(c.Send(nil, 0, count))
 				for left := count; left > 0; {
 					some := get(take(requests))
-					if waits && len(some) == 0 {
-						return errors.New("nothing is taken")
-					}
+					failIf(waits && len(some) == 0, "nothing is taken")
 					for _, o := range some {
-						if o.Err != nil || requests[o.Index] != nil || o.Status.Tag != o.Index || values[o.Index] != o.Index*o.Index {
-							return fmt.Errorf("%+v", o)
-						}
+						failIf(o.Err != nil || requests[o.Index] != nil, "%+v", o)
+						failIf(o.Status.Tag != o.Index || values[o.Index] != o.Index*o.Index, "%+v", o)
 					}
 					left -= len(some)
 				}
-				if some := get(take(requests)); len(some) > 0 {
-					return fmt.Errorf("one more: %+v", some)
-				}
-				if done, err := mvich.TestAll(all...); !done || err != nil {
-					return fmt.Errorf("in the end: %v, %v", done, err)
-				}
+				some = get(take(requests))
+				failIf(len(some) > 0, "one more: %+v", some)
+				done, err = mvich.TestAll(all...)
+				failIf(!done || err != nil, "in the end: %v, %v", done, err)
 				return nil
 			})
 		})
@@ -84,12 +78,9 @@ func TestMixed(t *testing.T) {
 		noError(t, err)
 		requests = append(requests, r)
 	}
-	if _, _, err := mvich.WaitAny(requests); !errors.Is(err, mvich.ErrMixed) {
-		t.Error(err)
-	}
-	if _, err := mvich.WaitSome(requests); !errors.Is(err, mvich.ErrMixed) {
-		t.Error(err)
-	}
+	_, _, err := mvich.WaitAny(requests)
+	nstest.WantErr(t, "WaitAny", err, mvich.ErrMixed)
+	nstest.WantErr(t, "WaitSome", nstest.Err(mvich.WaitSome(requests)), mvich.ErrMixed)
 	for _, r := range requests {
 		r.Cancel()
 	}
@@ -113,9 +104,7 @@ func TestGoroutines(t *testing.T) {
 					for i := range rounds {
 						in := make([]int, 1)
 						_, err := mvich.Sendrecv(c, []int{i}, other, g, in, other, g)
-						if err != nil || in[0] != i {
-							return fmt.Errorf("round %d: %d, %w", i, in[0], err)
-						}
+						failIf(err != nil || in[0] != i, "round %d: %d, %w", i, in[0], err)
 					}
 					return nil
 				})
@@ -161,12 +150,9 @@ func TestWildcardsAtOnce(t *testing.T) {
 				return nil
 			}
 			s, err := r.Wait()
-			if err != nil || s.Cancelled || s.Bytes != lengths[s.Tag%len(lengths)] {
-				return fmt.Errorf("%+v, %w", s, err)
-			}
-			if n := taken[s.Source][s.Tag].Add(1); n > 1 {
-				return fmt.Errorf("message %d of rank %d came %d times", s.Tag, s.Source, n)
-			}
+			failIf(err != nil || s.Cancelled || s.Bytes != lengths[s.Tag%len(lengths)], "%+v, %w", s, err)
+			n := taken[s.Source][s.Tag].Add(1)
+			failIf(n > 1, "message %d of rank %d came %d times", s.Tag, s.Source, n)
 			left.Add(-1)
 			return check(b[:s.Bytes], s.Tag)
 		}

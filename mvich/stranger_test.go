@@ -28,19 +28,15 @@ func TestMessageOfANonMember(t *testing.T) {
 	each(t, 1, func(int) error {
 		b := make([]byte, 3)
 		get(w.Comm().Recv(b, 1, 0)) // what was sent before it has come
-		if status, there, err := alone.Iprobe(mvich.AnySource, mvich.AnyTag); there || err != nil {
-			return fmt.Errorf("a message of rank %d: %w", status.Source, err)
-		}
+		status, there, err := alone.Iprobe(mvich.AnySource, mvich.AnyTag)
+		failIf(there || err != nil, "a message of rank %d: %w", status.Source, err)
 		r := get(alone.Irecv(b, mvich.AnySource, mvich.AnyTag))
 		s.send(within(packetOf(pktEager, 0, 3, 0, 0, []byte("abc")), 40, 0))
 		s.empty(0)
 		get(w.Comm().Recv(b, 1, 0))
-		if status, done, err := r.Test(); done || err != nil {
-			return fmt.Errorf("received of rank %d: %w", status.Source, err)
-		}
-		if !r.Cancel() {
-			return errors.New("the receive has a message")
-		}
+		status, done, err := r.Test()
+		failIf(done || err != nil, "received of rank %d: %w", status.Source, err)
+		failIf(!r.Cancel(), "the receive has a message")
 		return nil
 	})
 }
@@ -57,9 +53,7 @@ func TestPacketBeforeFailedAdmission(t *testing.T) {
 		return wantLost("receive", nstest.Err(r.Wait()), 1) // for data that would never come
 	})
 	noError(t, mvich.AdmissionAfter(w, 2, nil))
-	if dead := c.Dead(); len(dead) != 1 || dead[0] != 1 {
-		t.Errorf("dead are %v, want rank 1", dead)
-	}
+	nstest.Same(t, "dead", c.Dead(), []int{1})
 }
 
 // A rank that sends more packets than it has credits for is taken for dead.
@@ -136,9 +130,8 @@ func TestFullRankGetsEnvelopes(t *testing.T) {
 				var late []*mvich.Request
 				for i := range 2 {
 					r := get(c.Isend(make([]byte, 10*i), 1, 2+i))
-					if _, done, _ := r.Test(); done {
-						return fmt.Errorf("%d bytes were sent to a rank that is full", 10*i)
-					}
+					_, done, _ := r.Test()
+					failIf(done, "%d bytes were sent to a rank that is full", 10*i)
 					late = append(late, r)
 				}
 				return mvich.WaitAll(append(late, get(c.Isend(nil, 1, 9)))...)
@@ -202,9 +195,8 @@ func TestRefusedBehindData(t *testing.T) {
 			return c.Send(b, 1, 7)
 		}
 		got := make([]byte, 5)
-		if _, err := c.Recv(got, 0, 7); err != nil || string(got) != "hello" {
-			return fmt.Errorf("%q, %w", got, err)
-		}
+		_, err := c.Recv(got, 0, 7)
+		failIf(err != nil || string(got) != "hello", "%q, %w", got, err)
 		return nil
 	})
 	nstest.ErrorIf(t, agent.Times > 0, "%d were not refused", agent.Times)
@@ -282,15 +274,14 @@ func TestWriteEnds(t *testing.T) {
 				if finish {
 					place := d.Segment(0)
 					b := s.region.Bytes()[int(place.Data-s.region.Addr()):][:d.Length]
-					if b[0] != pktFinish || binary.LittleEndian.Uint32(b[28:]) != mine {
-						return fmt.Errorf("a packet of kind %d and not finish", b[0])
-					}
-				} else if n, ok := d.Immediate(); !ok || n != mine {
-					return fmt.Errorf("immediate data %d, %v", n, ok)
+					failIf(b[0] != pktFinish || binary.LittleEndian.Uint32(b[28:]) != mine,
+						"a packet of kind %d and not finish", b[0])
+				} else {
+					n, ok := d.Immediate()
+					failIf(!ok || n != mine, "immediate data %d, %v", n, ok)
 				}
-				if n := bytes.Count(s.region.Bytes()[strangerRDMA:][:size], []byte{'x'}); n != size {
-					return fmt.Errorf("%d bytes were written", n)
-				}
+				n := bytes.Count(s.region.Bytes()[strangerRDMA:][:size], []byte{'x'})
+				failIf(n != size, "%d bytes were written", n)
 				return nil
 			})
 		})
@@ -310,9 +301,8 @@ func TestReadAfterSend(t *testing.T) {
 		s.grant(32)
 		request, number := s.await(pktRequest)
 		at = remoteOf(request)
-		if _, err := s.move(at, size/2, false); err != nil {
-			return fmt.Errorf("while the message is being sent: %w", err)
-		}
+		_, err := s.move(at, size/2, false)
+		failIf(err != nil, "while the message is being sent: %w", err)
 		s.send(packetOf(pktDone, 0, 0, 0, number, nil))
 		return nil
 	})
@@ -355,9 +345,8 @@ func TestWriteAfterReceive(t *testing.T) {
 		if rank == 0 {
 			return nstest.Err(receives[1].Wait())
 		}
-		if _, err := s.move(at[1], size, true); err != nil {
-			return fmt.Errorf("while the second message is being received: %w", err)
-		}
+		_, err := s.move(at[1], size, true)
+		failIf(err != nil, "while the second message is being received: %w", err)
 		s.send(packetOf(pktFinish, 0, 0, 0, number[1], nil))
 		return nil
 	})
@@ -416,17 +405,14 @@ func TestScratchOfGivenUp(t *testing.T) {
 				get(c.Probe(1, 1)) // or the send may fail before the receive has its message
 				_, err := mvich.SendrecvType(c, []byte("x"), mvich.Elem, 2, 0, b, column, 1, 1)
 				must(wantLost("the send", err, 2))
-				if mvich.Pinned(w) == 0 {
-					return errors.New("nothing is pinned while data may come")
-				}
+				failIf(mvich.Pinned(w) == 0, "nothing is pinned while data may come")
 				close(failed)
 				if _, err = c.Recv(nil, 1, 2); test.dies { // behind the data
 					err = wantLost("the connection", err, 1)
 				}
 				must(err)
-				if n := mvich.Pinned(w); n > 0 {
-					return fmt.Errorf("%d registrations are still pinned", n)
-				}
+				n := mvich.Pinned(w)
+				failIf(n > 0, "%d registrations are still pinned", n)
 				return nil
 			})
 			nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "the elements were written when the call was over")
@@ -463,9 +449,7 @@ func TestWrittenAfterItFailed(t *testing.T) {
 			err := wantLost("send", w.Comm().Send(b, 1, 0), 1)
 			copy(b, bytes.Repeat([]byte{'s'}, size))
 			wire.SetFaults(xdpnictest.Faults{})
-			if near.Counters().ByReference == 0 {
-				return errors.New("nothing was sent by reference")
-			}
+			failIf(near.Counters().ByReference == 0, "nothing was sent by reference")
 			return err
 		}
 		var err error
@@ -480,12 +464,9 @@ func TestWrittenAfterItFailed(t *testing.T) {
 		for err == nil {
 			_, err = s.recv()
 		}
-		if n := bytes.Count(target.Bytes(), []byte{'s'}); n > 0 {
-			return fmt.Errorf("%d bytes were written that the program wrote when the send had failed", n)
-		}
-		if n := bytes.Count(target.Bytes(), []byte{'x'}); n == 0 {
-			return errors.New("nothing was written")
-		}
+		n := bytes.Count(target.Bytes(), []byte{'s'})
+		failIf(n > 0, "%d bytes were written that the program wrote when the send had failed", n)
+		failIf(!bytes.Contains(target.Bytes(), []byte{'x'}), "nothing was written")
 		return nil
 	})
 }

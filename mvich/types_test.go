@@ -1,7 +1,6 @@
 package mvich_test
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -26,21 +25,16 @@ func TestBorders(t *testing.T) {
 		left, right := (c.Rank()+ranks-1)%ranks, (c.Rank()+1)%ranks
 		for _, x := range []struct{ send, to, recv, from int }{{cols - 2, right, 0, left}, {1, left, cols - 1, right}} {
 			s, err := mvich.SendrecvType(c, m[x.send:], column, x.to, x.send, m[x.recv:], column, x.from, x.send)
-			if err != nil || s.Source != x.from || mvich.Count[int32](s) != rows {
-				return fmt.Errorf("%+v, %v", s, err)
-			}
+			failIf(err != nil || s.Source != x.from || mvich.Count[int32](s) != rows, "%+v, %v", s, err)
 		}
 		for row := range rows {
-			if got := [2]int32{m[row*cols], m[row*cols+cols-1]}; got != [2]int32{value(left, row, cols-2), value(right, row, 1)} {
-				return fmt.Errorf("row %d: %d", row, got)
-			}
+			got := [2]int32{m[row*cols], m[row*cols+cols-1]}
+			failIf(got != [2]int32{value(left, row, cols-2), value(right, row, 1)}, "row %d: %d", row, got)
 		}
 		// A failed SendrecvType leaves no receive behind, which would take the next message.
 		mustBe("to nobody", nstest.Err(mvich.SendrecvType(c, m, column, ranks, 9, m, column, left, 9)), mvich.ErrRank)
 		s, err := mvich.SendrecvType(c, m[1:], column, right, 9, m, column, left, 9)
-		if err != nil || s.Source != left || m[0] != value(left, 0, 1) {
-			return fmt.Errorf("%+v, %v: %d", s, err, m[0])
-		}
+		failIf(err != nil || s.Source != left || m[0] != value(left, 0, 1), "%+v, %v: %d", s, err, m[0])
 		return nil
 	})
 }
