@@ -9,7 +9,6 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -45,9 +44,7 @@ func listenAnywhere(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if !strings.HasPrefix(l.Addr().String(), test.said) {
-			t.Errorf("%s: says that it is %v", name, l.Addr())
-		}
+		nstest.ErrorIf(t, !strings.HasPrefix(l.Addr().String(), test.said), "%s: says that it is %v", name, l.Addr())
 		_, port, err := net.SplitHostPort(l.Addr().String())
 		must(t, err)
 		for host, hears := range map[string]bool{
@@ -60,9 +57,7 @@ func listenAnywhere(t *testing.T) {
 			case !hears && !errors.Is(err, syscall.ECONNREFUSED):
 				t.Errorf("%s: dialed by %q: %T, %v", name, host, c, err)
 			case hears:
-				l.(*vianet.Listener).SetDeadline(time.Now().Add(testTimeout))
-				a, err := l.Accept()
-				must(t, err)
+				a := accept(t, l.(*vianet.Listener))
 				if a.LocalAddr().String() != c.RemoteAddr().String() || a.RemoteAddr().String() != c.LocalAddr().String() {
 					t.Errorf("%s: %v-%v and %v-%v", name, c.LocalAddr(), c.RemoteAddr(), a.LocalAddr(), a.RemoteAddr())
 				}
@@ -83,9 +78,8 @@ func TestPortRange(t *testing.T) {
 		must(t, err)
 		c, err := h.a.Dial("via", net.JoinHostPort(host, port))
 		nstest.FatalIf(t, err != nil, "port %s: %v", port, err)
-		if port != "http" && !strings.HasSuffix(c.RemoteAddr().String(), ":"+port) {
-			t.Errorf("port %s is that of %v", port, c.RemoteAddr())
-		}
+		of := c.RemoteAddr().String()
+		nstest.ErrorIf(t, port != "http" && !strings.HasSuffix(of, ":"+port), "port %s is that of %s", port, of)
 		c.Close()
 		l.Close()
 	}
@@ -122,9 +116,7 @@ func TestZone(t *testing.T) {
 			c.Close()
 		}
 	}
-	if l, err := b.Listen("via", "[fe80::2%via0]:81"); err == nil {
-		t.Errorf("listens at %v", l.Addr())
-	}
+	nstest.ErrorIf(t, nstest.Err(b.Listen("via", "[fe80::2%via0]:81")) == nil, "listens on the zone of another interface")
 }
 
 // Listen takes any address, also one that the NIC gets later.
@@ -141,8 +133,5 @@ func TestListenBeforeAddress(t *testing.T) {
 	must(t, nb.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: late.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
 	c := h.dial(t, l.Addr())
 	defer c.Close()
-	l.(*vianet.Listener).SetDeadline(time.Now().Add(testTimeout))
-	other, err := l.Accept()
-	must(t, err)
-	other.Close()
+	accept(t, l.(*vianet.Listener)).Close()
 }

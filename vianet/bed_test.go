@@ -3,6 +3,7 @@ package vianet_test
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -147,24 +148,26 @@ func (h *hosts) pair(t testing.TB) (a, b *vianet.Conn) {
 	l := h.listen(t)
 	defer l.Close()
 	a = h.dial(t, l.Addr())
-	l.SetDeadline(time.Now().Add(testTimeout))
-	c, err := l.Accept()
-	must(t, err)
-	return a, c.(*vianet.Conn)
+	b = accept(t, l)
+	b.SetDeadline(never)
+	return a, b
 }
 
-// goWrite writes b in the background, and sends the outcome on the channel.
-func goWrite(c net.Conn, b []byte) <-chan error {
+// background calls f in the background, and sends the outcome on the channel.
+func background(f func() error) <-chan error {
 	done := make(chan error, 1)
-	go func() { _, err := c.Write(b); done <- err }()
+	go func() { done <- f() }()
 	return done
+}
+
+// goWrite writes b in the background.
+func goWrite(c net.Conn, b []byte) <-chan error {
+	return background(func() error { return nstest.Err(c.Write(b)) })
 }
 
 // goRead reads at most n bytes in the background.
 func goRead(c net.Conn, n int) <-chan error {
-	done := make(chan error, 1)
-	go func() { _, err := c.Read(make([]byte, n)); done <- err }()
-	return done
+	return background(func() error { return nstest.Err(c.Read(make([]byte, n))) })
 }
 
 // asleep is for tests in a synctest bubble, where time stands still while a goroutine polls.
@@ -210,7 +213,13 @@ func TestVeth(t *testing.T) {
 // readsAll fails the test if a stream is not want, followed by its end.
 func readsAll(t testing.TB, r io.Reader, want []byte) {
 	t.Helper()
-	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%d bytes came of %d, or others, %v", len(got), len(want), err)
-	}
+	got, err := io.ReadAll(r)
+	nstest.ErrorIf(t, err != nil || !bytes.Equal(got, want), "%d bytes came of %d, or others, %v", len(got), len(want), err)
+}
+
+// readsNothing fails the test if a Read of n bytes gives any, or another error.
+func readsNothing(t testing.TB, what string, c net.Conn, n int, want error) {
+	t.Helper()
+	k, err := c.Read(make([]byte, n))
+	nstest.ErrorIf(t, k != 0 || !errors.Is(err, want), "%s: %d bytes, %v, want %v", what, k, err, want)
 }

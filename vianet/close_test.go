@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -57,15 +58,12 @@ func fill(t *testing.T, c *vianet.Conn) (written []byte) {
 // Write blocks.
 func writesOn(t *testing.T, c *vianet.Conn, size int) <-chan error {
 	t.Helper()
-	ended := make(chan error, 1)
-	go func() {
-		for {
-			if _, err := c.Write(make([]byte, size)); err != nil {
-				ended <- err
-				return
-			}
+	ended := background(func() (err error) {
+		for err == nil {
+			_, err = c.Write(make([]byte, size))
 		}
-	}()
+		return err
+	})
 	await.Until(t, "a Write waits", func() bool { return vianet.Full(c) || vianet.Offered(c) })
 	return ended
 }
@@ -80,9 +78,7 @@ func TestCloseUnsent(t *testing.T) {
 			b.SetDeadline(time.Now().Add(testTimeout))
 			ended := writesOn(t, b, size)
 			must(t, a.Close())
-			if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("the peer's Write of %d bytes: %v", size, err)
-			}
+			nstest.WantErr(t, fmt.Sprintf("the peer's Write of %d bytes", size), <-ended, syscall.ECONNRESET)
 			nstest.WantErr(t, "the peer's CloseWrite", b.CloseWrite(), nil)
 			readsAll(t, b, want)
 			b.Close()
@@ -113,8 +109,9 @@ func TestCloseRead(t *testing.T) {
 			a.SetDeadline(time.Now().Add(testTimeout))
 			b.SetDeadline(time.Now().Add(testTimeout))
 			var ended <-chan error
+			want := error(syscall.ECONNRESET)
 			if size == 0 {
-				ended = goRead(a, 100_000)
+				ended, want = goRead(a, 100_000), io.EOF
 				await.Until(t, "a Read is under way", func() bool { return vianet.Reads(a) })
 				time.Sleep(10 * time.Millisecond) // in which it mostly comes to wait
 			} else {
@@ -123,15 +120,8 @@ func TestCloseRead(t *testing.T) {
 			for range 2 {
 				check(t, a.CloseRead())
 			}
-			switch err := <-ended; {
-			case size == 0 && err != io.EOF:
-				t.Errorf("the Read that was under way: %v", err)
-			case size > 0 && !errors.Is(err, syscall.ECONNRESET):
-				t.Errorf("the peer's Write of %d bytes: %v", size, err)
-			}
-			if n, err := a.Read(make([]byte, 100_000)); n != 0 || err != io.EOF {
-				t.Errorf("a Read after it: %d, %v", n, err)
-			}
+			nstest.WantErr(t, fmt.Sprintf("the Read that was under way, or the peer's Write of %d bytes", size), <-ended, want)
+			readsNothing(t, "a Read after it", a, 100_000, io.EOF)
 			for _, n := range []int{100, 300_000} {
 				var err error
 				for err == nil { // the first may still find room
@@ -140,31 +130,20 @@ func TestCloseRead(t *testing.T) {
 				nstest.WantErr(t, "a later Write of the peer", err, syscall.ECONNRESET)
 				nstest.WantErr(t, "a later Write of the peer", err, vianet.ErrReadClosed)
 			}
-			want := randomBytes(200_000, 1)
-			wrote := goWrite(a, want)
-			got := make([]byte, len(want))
-			_, err := io.ReadFull(b, got)
-			err = errors.Join(err, <-wrote, a.CloseWrite())
-			if n, end := b.Read(make([]byte, 1)); n != 0 || end != io.EOF {
-				t.Errorf("after the last byte: %d, %v", n, end)
-			}
-			nstest.ErrorIf(t, err != nil || !bytes.Equal(got, want), "the other direction: %d bytes, %v", len(got), err)
+			carry(t, a, b, randomBytes(200_000, 1)) // the other direction
+			check(t, a.CloseWrite())
+			readsNothing(t, "after the last byte", b, 1, io.EOF)
 			check(t, errors.Join(a.Close(), b.Close()))
 			isErr(t, "after Close", a.CloseRead(), net.ErrClosed)
 		}
 	})
 }
 
-// shutDown begins a Shutdown. Its listeners are closed when it returns.
-func shutDown(t *testing.T, ctx context.Context, s *vianet.Stack, ls ...*vianet.Listener) (ended chan error) {
+// shutDown begins a Shutdown. Its listener is closed when it returns.
+func shutDown(t *testing.T, ctx context.Context, s *vianet.Stack, l *vianet.Listener) (ended <-chan error) {
 	t.Helper()
-	ended = make(chan error, 1)
-	go func() { ended <- s.Shutdown(ctx) }()
-	for _, l := range ls {
-		if c, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Accept: %v, %v", c, err)
-		}
-	}
+	ended = background(func() error { return s.Shutdown(ctx) })
+	isErr(t, "Accept", nstest.Err(l.Accept()), net.ErrClosed)
 	return ended
 }
 
@@ -183,15 +162,12 @@ func TestShutdownDelivers(t *testing.T) {
 			if graceful {
 				end = func() error { return h.a.Shutdown(t.Context()) }
 			}
-			ended := make(chan error, 1)
-			go func() { ended <- end() }()
+			ended := background(end)
 			time.Sleep(late)
 			got, err := io.ReadAll(b)
 			nstest.ErrorIf(t, (err == nil && bytes.Equal(got, want)) != graceful, "graceful: %v: %d bytes of %d were read, %v", graceful, len(got), len(want), err)
 			check(t, <-ended)
-			if took := time.Since(start); graceful && took > late+time.Second {
-				t.Errorf("it took %v", took)
-			}
+			nstest.ErrorIf(t, graceful && time.Since(start) > late+time.Second, "it took %v", time.Since(start))
 			b.Close()
 		})
 	}
@@ -225,9 +201,7 @@ func TestShutdownWaits(t *testing.T) {
 	}
 	check(t, <-ended)
 	for _, c := range []*vianet.Conn{a, c} {
-		if _, err := c.Read(make([]byte, 1)); err != io.EOF {
-			t.Errorf("the peer of one that was closed: %v", err)
-		}
+		readsNothing(t, "the peer of one that was closed", c, 1, io.EOF)
 	}
 	isErr(t, "Dial of a closed stack", nstest.Err(h.b.Dial("via", "10.0.0.9:1")), net.ErrClosed)
 	nstest.WantErr(t, "a second one", h.b.Shutdown(t.Context()), nil)
@@ -247,12 +221,12 @@ func TestShutdownEnds(t *testing.T) {
 		l := h.listen(t)
 		ended := shutDown(t, ctx, h.b, l)
 		cancel()
-		if err := <-ended; errors.Is(err, context.Canceled) != left || !left && err != nil {
-			t.Errorf("connections are left: %v: %v", left, err)
+		want := error(nil)
+		if left {
+			want = context.Canceled
 		}
-		if _, err := a.Read(make([]byte, 1)); err != io.EOF {
-			t.Errorf("the peer: %v", err)
-		}
+		nstest.WantErr(t, fmt.Sprint("Shutdown, connections are left: ", left), <-ended, want)
+		readsNothing(t, "the peer", a, 1, io.EOF)
 		isErr(t, "Write", nstest.Err(b.Write([]byte{1})), net.ErrClosed)
 	}
 }
@@ -305,15 +279,12 @@ func closeBesideUnconfirmed(t *testing.T, end func(*vianet.Stack) error) {
 	}, memorynic.Config{})
 	l := h.listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	asked := make(chan error, 1)
-	go func() { asked <- nstest.Err(h.a.DialContext(ctx, "via", l.Addr().String())) }()
+	asked := background(func() error { return nstest.Err(h.a.DialContext(ctx, "via", l.Addr().String())) })
 	synctest.Wait()
 	nstest.Equal(t, "connections on their way to Accept", vianet.Waiting(l), 1)
 	start := time.Now()
 	check(t, end(h.b))
-	if took := time.Since(start); took > 2*time.Second {
-		t.Errorf("it took %v", took)
-	}
+	nstest.ErrorIf(t, time.Since(start) > 2*time.Second, "it took %v", time.Since(start))
 	cancel()
 	isErr(t, "Dial", <-asked, context.Canceled)
 }

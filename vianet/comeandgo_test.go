@@ -302,9 +302,8 @@ func (h *hosts) comeAndGo(t *testing.T, first, n int) {
 	for range together {
 		clients.Go(func() {
 			for p := range queue {
-				if err := p.dial(h, l.Addr()); err != nil {
-					t.Errorf("%v: %v", p, err)
-				}
+				err := p.dial(h, l.Addr())
+				nstest.ErrorIf(t, err != nil, "%v: %v", p, err)
 			}
 		})
 	}
@@ -318,9 +317,8 @@ func (h *hosts) comeAndGo(t *testing.T, first, n int) {
 	server.Wait()
 	conns.Wait()
 	for _, p := range plans {
-		if why := p.judge(); why != "" {
-			t.Errorf("%v:\n%s", p, why)
-		}
+		why := p.judge()
+		nstest.ErrorIf(t, why != "", "%v:\n%s", p, why)
 	}
 }
 

@@ -83,9 +83,7 @@ func exchange(t *testing.T, a, b net.Conn, n int) {
 				b.Close()
 				return
 			}
-			if !bytes.Equal(got, data) {
-				t.Errorf("direction %d: other bytes, from %d on", i, firstDifference(got, data))
-			}
+			nstest.ErrorIf(t, !bytes.Equal(got, data), "direction %d: other bytes, from %d on", i, firstDifference(got, data))
 		})
 	}
 }
@@ -115,21 +113,14 @@ func TestHalfClose(t *testing.T) {
 		a, b := h.pair(t)
 		const n = 200_000
 		data := randomBytes(n, 3)
-		wait := make(chan error, 1)
-		go func() {
-			_, err := a.Write(data)
-			wait <- errors.Join(err, a.CloseWrite())
-		}()
+		wrote := background(func() error { return errors.Join(nstest.Err(a.Write(data)), a.CloseWrite()) })
 		got, err := io.ReadAll(b)
 		nstest.FatalIf(t, err != nil || !bytes.Equal(got, data), "%d bytes, %v", len(got), err)
-		must(t, <-wait)
+		must(t, <-wrote)
 		isErr(t, "Write after CloseWrite", nstest.Err(a.Write(data)), net.ErrClosed)
-		go func() {
-			_, err := b.Write(data)
-			wait <- errors.Join(err, b.Close())
-		}()
+		wrote = background(func() error { return errors.Join(nstest.Err(b.Write(data)), b.Close()) })
 		readsAll(t, a, data)
-		check(t, <-wait)
+		check(t, <-wrote)
 	})
 }
 
@@ -157,9 +148,9 @@ func TestCloseWriteAfterClose(t *testing.T) {
 			a.Close()
 			<-vianet.Gone(b)
 			isErr(t, "of a connection that was broken", b.CloseWrite(), syscall.ECONNRESET)
-			if _, err := b.Write(data); !errors.Is(err, syscall.ECONNRESET) || errors.Is(err, vianet.ErrReadClosed) {
-				t.Errorf("ended %v: a Write on a connection that was broken: %v", ended, err)
-			}
+			_, err := b.Write(data)
+			nstest.WantErr(t, "a Write on a connection that was broken", err, syscall.ECONNRESET)
+			nstest.ErrorIf(t, errors.Is(err, vianet.ErrReadClosed), "ended %v: a Write on a broken connection: %v", ended, err)
 		}
 	})
 }
@@ -177,9 +168,7 @@ func closeWriteAfterSilence(t *testing.T) {
 	must(t, nstest.Err(b.Write([]byte("the answer"))))
 	<-vianet.Gone(b)
 	for range 2 {
-		if err := b.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
-			t.Error(err)
-		}
+		isErr(t, "CloseWrite", b.CloseWrite(), syscall.ECONNRESET)
 	}
 	isErr(t, "a Write after it", nstest.Err(b.Write([]byte("more"))), syscall.ECONNRESET)
 }
@@ -194,15 +183,11 @@ func TestCloseWriteUnsent(t *testing.T) {
 	defer c.Close()
 	p.send(message{kind: fin})
 	must(t, nstest.Err(io.ReadAll(c)))
-	if n, err := c.Write(make([]byte, 1500)); err != nil { // two messages
-		t.Fatal(n, err)
-	}
+	must(t, nstest.Err(c.Write(make([]byte, 1500)))) // two messages
 	p.receive(data)
 	p.vi.Disconnect()
 	<-vianet.Gone(c)
-	if err := c.CloseWrite(); !errors.Is(err, syscall.ECONNRESET) {
-		t.Error(err)
-	}
+	isErr(t, "CloseWrite", c.CloseWrite(), syscall.ECONNRESET)
 }
 
 // SetLinger decides whether written data is delivered, and whether the peer reads EOF or an error.
@@ -214,21 +199,15 @@ func TestLinger(t *testing.T) {
 			must(t, nstest.Err(io.ReadFull(b, make([]byte, 100))))
 			reading := goRead(a, 1)
 			must(t, errors.Join(a.SetLinger(sec), a.Close()))
-			if err := <-reading; !errors.Is(err, net.ErrClosed) {
-				t.Errorf("%d: the Read that was under way: %v", sec, err)
-			}
+			isErr(t, "the Read that was under way", <-reading, net.ErrClosed)
 			b.SetReadDeadline(time.Now().Add(testTimeout))
-			if got, err := io.ReadAll(b); len(got) != 100 || !errors.Is(err, want) {
-				t.Errorf("%d: %d bytes more, %v", sec, len(got), err)
-			}
-			if err := a.SetLinger(sec); !errors.Is(err, net.ErrClosed) {
-				t.Errorf("%d after Close: %v", sec, err)
-			}
+			got, err := io.ReadAll(b)
+			nstest.ErrorIf(t, len(got) != 100 || !errors.Is(err, want), "%d: %d bytes more, %v", sec, len(got), err)
+			isErr(t, "SetLinger after Close", a.SetLinger(sec), net.ErrClosed)
 		}
 		a, _ := h.pair(t)
-		if err := a.SetLinger(math.MaxInt); err != nil || vianet.Linger(a) < 100*365*24*time.Hour {
-			t.Errorf("more seconds than a Duration has: %v, %v", vianet.Linger(a), err)
-		}
+		check(t, a.SetLinger(math.MaxInt))
+		nstest.ErrorIf(t, vianet.Linger(a) < 100*365*24*time.Hour, "more seconds than a Duration has: %v", vianet.Linger(a))
 	})
 }
 

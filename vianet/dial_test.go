@@ -40,9 +40,8 @@ func TestDialErrors(t *testing.T) {
 	} {
 		c, err := h.a.Dial(test.network, test.address)
 		var oe *net.OpError
-		if c != nil || !errors.As(err, &oe) || oe.Op != "dial" || test.want != nil && !errors.Is(err, test.want) {
-			t.Errorf("%s %s: %v, %v", test.network, test.address, c, err)
-		}
+		wrong := c != nil || !errors.As(err, &oe) || oe.Op != "dial" || test.want != nil && !errors.Is(err, test.want)
+		nstest.ErrorIf(t, wrong, "%s %s: %v, %v", test.network, test.address, c, err)
 		nstest.ErrorIf(t, errors.As(err, &oe) && oe.Timeout(), "%s %s: %v is a time-out", test.network, test.address, err)
 	}
 }
@@ -57,9 +56,7 @@ func TestDialIsRefusedBehindData(t *testing.T) {
 	refused.Wire, refused.NIC = h.wire, h.nicA
 	h.bearBreaks()
 	addr := h.listen(t).Addr().String()
-	if c, err := h.a.Dial("via", addr); c != nil || !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("%v, %v", c, err)
-	}
+	isErr(t, "Dial", nstest.Err(h.a.Dial("via", addr)), syscall.ECONNREFUSED)
 	await.Until(t, "the VI is destroyed", func() bool { return len(h.nicA.Status().VIs) == 0 })
 	c, err := h.a.Dial("via", addr)
 	must(t, err)
@@ -84,9 +81,9 @@ func TestDialContext(t *testing.T) {
 	reason := errors.New("enough")
 	ctx, because := context.WithCancelCause(context.Background())
 	because(reason)
-	if _, err := h.a.DialContext(ctx, "via", addr); !errors.Is(err, context.Canceled) || !errors.Is(err, reason) {
-		t.Errorf("cancelled with a reason: %v", err)
-	}
+	_, err := h.a.DialContext(ctx, "via", addr)
+	isErr(t, "cancelled with a reason", err, context.Canceled)
+	isErr(t, "cancelled with a reason", err, reason)
 	for _, cause := range []error{nil, reason} {
 		ctx, cancel = context.WithDeadlineCause(context.Background(), longAgo, cause)
 		_, err := h.a.DialContext(ctx, "via", addr)
@@ -130,14 +127,10 @@ func TestDialIsCancelled(t *testing.T) {
 	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
 	h.bearBreaks()
 	host := h.nicB.Query().Address
-	dial := func() (cancel func(), ended chan error) {
+	dial := func() (cancel func(), ended <-chan error) {
 		ctx, cancel := context.WithCancel(t.Context())
-		ended = make(chan error, 1)
-		go func() {
-			_, err := h.a.DialContext(ctx, "via", net.JoinHostPort(host.String(), "7"))
-			ended <- err
-		}()
-		return cancel, ended
+		to := net.JoinHostPort(host.String(), "7")
+		return cancel, background(func() error { return nstest.Err(h.a.DialContext(ctx, "via", to)) })
 	}
 
 	fabric.Cut(host, true)
@@ -199,9 +192,9 @@ func TestAcceptBesideClose(t *testing.T) {
 						return
 					}
 					c.SetDeadline(time.Now().Add(testTimeout))
-					if _, err := c.Read(make([]byte, 1)); err != io.EOF && !errors.Is(err, syscall.ECONNRESET) {
-						t.Errorf("a connection that was not accepted, or was closed: %v", err)
-					}
+					_, err = c.Read(make([]byte, 1))
+					nstest.ErrorIf(t, err != io.EOF && !errors.Is(err, syscall.ECONNRESET),
+						"a connection that was not accepted, or was closed: %v", err)
 					c.Close()
 				}
 			})
@@ -218,20 +211,15 @@ func TestListenPorts(t *testing.T) {
 	h := inMemory(t, vianet.Options{})
 	l, err := h.b.Listen("via", ":80")
 	must(t, err)
-	if a := l.Addr().(vianet.Addr); a.Port() != 80 || a.Network() != "via" {
-		t.Errorf("address %v %v", a.Network(), a)
-	}
+	a := l.Addr().(vianet.Addr)
+	nstest.ErrorIf(t, a.Port() != 80 || a.Network() != "via", "address %v %v", a.Network(), a)
 	_, err = h.b.Listen("via", ":80")
 	var oe *net.OpError
 	nstest.ErrorIf(t, !errors.Is(err, syscall.EADDRINUSE) || !errors.As(err, &oe) || oe.Op != "listen" || oe.Addr.String() != "[::]:80", "twice: %v", err)
 	own := net.JoinHostPort(h.nicB.Query().Address.String(), "80")
-	if l, err := h.b.Listen("via", own); !errors.Is(err, syscall.EADDRINUSE) {
-		t.Errorf("the same port at one address: %v, %v", l, err)
-	}
-	if _, err := h.b.Listen("unix", ":80"); err == nil {
-		t.Error("a listener of another network")
-	}
-	c, err := h.a.Dial("via", net.JoinHostPort(h.nicB.Query().Address.String(), "80"))
+	isErr(t, "the same port at one address", nstest.Err(h.b.Listen("via", own)), syscall.EADDRINUSE)
+	nstest.ErrorIf(t, nstest.Err(h.b.Listen("unix", ":80")) == nil, "a listener of another network")
+	c, err := h.a.Dial("via", own)
 	must(t, err)
 	c.Close()
 	must(t, l.Close())
@@ -259,9 +247,7 @@ func TestListenFree(t *testing.T) {
 	}
 	vianet.TakeAllBut(h.b, theirs)
 	for range 2 { // the second time shows what the first has kept
-		if l, err := h.b.Listen("via", ":0"); !errors.Is(err, syscall.EADDRNOTAVAIL) {
-			t.Fatalf("no port is free: %v, %v", l, err)
-		}
+		isErr(t, "no port is free", nstest.Err(h.b.Listen("via", ":0")), syscall.EADDRNOTAVAIL)
 	}
 	other.Close()
 	l, err := h.b.Listen("via", ":0")
@@ -301,9 +287,7 @@ func TestListenerCloses(t *testing.T) {
 	lost := h.dial(t, waiting.Addr())
 	waiting.Close()
 	lost.SetDeadline(time.Now().Add(testTimeout))
-	if n, err := lost.Read(make([]byte, 1)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a connection that was not accepted: %d bytes, %v", n, err)
-	}
+	readsNothing(t, "a connection that was not accepted", lost, 1, syscall.ECONNRESET)
 	c.Close()
 }
 
@@ -350,12 +334,9 @@ func TestNICClose(t *testing.T) {
 	a, _ := h.pair(t)
 	read, wrote := goRead(a, 100_000), goWrite(a, make([]byte, 100_000))
 	must(t, h.nicA.Close())
-	if readErr, writeErr := <-read, <-wrote; readErr == nil || writeErr == nil {
-		t.Errorf("Read: %v; Write: %v", readErr, writeErr)
-	}
-	if _, err := h.a.Dial("via", "10.0.0.2:1"); err == nil {
-		t.Error("Dial on a closed NIC")
-	}
+	nstest.ErrorIf(t, <-read == nil, "Read on a closed NIC")
+	nstest.ErrorIf(t, <-wrote == nil, "Write on a closed NIC")
+	nstest.ErrorIf(t, nstest.Err(h.a.Dial("via", "10.0.0.2:1")) == nil, "Dial on a closed NIC")
 }
 
 func TestOptions(t *testing.T) {
@@ -364,8 +345,6 @@ func TestOptions(t *testing.T) {
 		{Buffers: vianet.MinBuffers - 1}, {Buffers: vipl.MaxDescriptorsPerQueue + 1},
 		{BufferSize: 256}, {BufferSize: 4097}, {BufferSize: 2 << 20}, {Linger: -1}, {Backlog: -1}, {Backlog: 1 << 16},
 	} {
-		if _, err := vianet.New(h.nicA, o); err == nil {
-			t.Errorf("%+v is taken", o)
-		}
+		nstest.ErrorIf(t, nstest.Err(vianet.New(h.nicA, o)) == nil, "%+v is taken", o)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
@@ -51,20 +52,16 @@ func TestDialOr(t *testing.T) {
 	c.Close()
 	nobody := net.JoinHostPort(h.nicB.Query().Address.String(), "7")
 	for i, address := range []string{nobody, "10.9.9.9:7"} {
-		if c, err := h.a.DialOr(t.Context(), "via", address, or.dial); c != or.conn || err != nil || or.calls != i+1 {
-			t.Errorf("%s: %v, %v, %d calls", address, c, err, or.calls)
-		}
+		c, err := h.a.DialOr(t.Context(), "via", address, or.dial)
+		nstest.ErrorIf(t, c != or.conn || err != nil || or.calls != i+1, "%s: %v, %v, %d calls", address, c, err, or.calls)
 	}
 	_, err = h.a.DialOr(t.Context(), "via", nobody, (&otherWay{err: syscall.EPERM}).dial)
 	nstest.ErrorIf(t, !errors.Is(err, syscall.ECONNREFUSED) || !errors.Is(err, syscall.EPERM), "neither: %v", err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := h.a.DialOr(ctx, "via", nobody, or.dial); !errors.Is(err, context.Canceled) || or.calls != 2 {
-		t.Errorf("cancelled: %v, %d calls", err, or.calls)
-	}
-	if _, err := h.a.DialOr(t.Context(), "via", "nonsense", or.dial); err == nil || or.calls != 2 {
-		t.Errorf("no address: %v, %d calls", err, or.calls)
-	}
+	isErr(t, "cancelled", nstest.Err(h.a.DialOr(ctx, "via", nobody, or.dial)), context.Canceled)
+	nstest.ErrorIf(t, nstest.Err(h.a.DialOr(t.Context(), "via", "nonsense", or.dial)) == nil, "no address")
+	nstest.Equal(t, "calls", or.calls, 2)
 }
 
 // onFabric returns hosts in memory whose agents are on a fabric of the test's.
@@ -140,9 +137,7 @@ func dialOrAfterAll(t *testing.T) {
 	silent := func() {
 		t.Helper()
 		fabric.Cut(there.Addr(), true)
-		if c, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{there}, newWay(t).dial); err != nil {
-			t.Fatalf("%v, %v", c, err)
-		}
+		must(t, nstest.Err(vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{there}, newWay(t).dial)))
 	}
 	dial := func() (net.Conn, error) {
 		or := &otherWay{err: syscall.EPERM}
@@ -181,9 +176,8 @@ func dialOrInTime(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 450*time.Millisecond) // all of it is not enough to be remembered
 	defer cancel()
-	if c, err := h.a.DialOr(ctx, "via", net.JoinHostPort(host.String(), "7"), inTime); c != or.conn {
-		t.Error(err)
-	}
+	c, err := h.a.DialOr(ctx, "via", net.JoinHostPort(host.String(), "7"), inTime)
+	nstest.ErrorIf(t, c != or.conn, "%v", err)
 }
 
 func aKey(t *testing.T) *vipl.PSK {
@@ -202,10 +196,8 @@ func TestDialOrWithKeys(t *testing.T) {
 			h := onFabric(t, fabric, memorynic.Config{PSK: keys[0]}, memorynic.Config{PSK: keys[1]})
 			l := h.listen(t)
 			or := newWay(t)
-			_, err := h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)
-			if !errors.Is(err, syscall.EKEYREJECTED) || or.calls > 0 {
-				t.Errorf("%v, %d calls", err, or.calls)
-			}
+			isErr(t, "DialOr", nstest.Err(h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)), syscall.EKEYREJECTED)
+			nstest.Equal(t, "calls", or.calls, 0)
 		})
 	}
 }
@@ -226,15 +218,12 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 	there := at(h.nicB.Query().Address.String())
 	or := newWay(t)
 	_, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{nobodys, there}, or.dial)
-	if !errors.Is(err, syscall.EKEYREJECTED) || or.calls > 0 {
-		t.Errorf("one is of no host: %v, %d calls", err, or.calls)
-	}
+	isErr(t, "one is of no host", err, syscall.EKEYREJECTED)
+	nstest.Equal(t, "calls", or.calls, 0)
 	fabric.Cut(silent.Addr(), true)
 	for _, to := range [][]vianet.Addr{{silent, there}, {there, silent}, {nobodys, there, silent}} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		if _, err := vianet.DialTo(ctx, h.a, to); !errors.Is(err, syscall.EKEYREJECTED) {
-			t.Errorf("%v: %v", to, err)
-		}
+		isErr(t, fmt.Sprint(to), nstest.Err(vianet.DialTo(ctx, h.a, to)), syscall.EKEYREJECTED)
 		cancel()
 	}
 }
@@ -246,29 +235,18 @@ func TestListenerTellsOfKeys(t *testing.T) {
 	told := make(chan error, 8)
 	h.b = newStack(t, h.nicB, vianet.Options{Failed: func(err error) { told <- err }})
 	l := h.listen(t)
-	if _, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.EKEYREJECTED) {
-		t.Error(err)
-	}
-	var op *net.OpError
-	var err error
-	select {
-	case err = <-told:
-	case <-time.After(testTimeout):
-		t.Fatal("it is told nothing")
-	}
-	peer := vianet.Addr{}
-	if errors.As(err, &op) {
-		peer, _ = op.Addr.(vianet.Addr)
-	}
-	if peer.Addr() != h.nicA.Query().Address || op.Source != l.Addr() || !errors.Is(err, vipl.ErrSecurity) || !errors.Is(err, syscall.EKEYREJECTED) {
-		t.Errorf("it is told %v", err)
-	}
-	if len(told) > 0 {
-		t.Errorf("and %v", <-told)
-	}
-	if s := h.b.Stats(); s.Refused != 1 || s.Accepted != 0 {
-		t.Errorf("counted: %+v", s)
-	}
+	isErr(t, "Dial", nstest.Err(h.a.Dial("via", l.Addr().String())), syscall.EKEYREJECTED)
+	await.Until(t, "it is told", func() bool { return len(told) > 0 })
+	err := <-told
+	isErr(t, "it is told", err, vipl.ErrSecurity)
+	isErr(t, "it is told", err, syscall.EKEYREJECTED)
+	op, ok := errors.AsType[*net.OpError](err)
+	nstest.FatalIf(t, !ok || op.Source != l.Addr(), "it is told %v", err)
+	peer, _ := op.Addr.(vianet.Addr)
+	nstest.Equal(t, "peer", peer.Addr(), h.nicA.Query().Address)
+	nstest.Equal(t, "further errors", len(told), 0)
+	s := h.b.Stats()
+	nstest.ErrorIf(t, s.Refused != 1 || s.Accepted != 0, "counted: %+v", s)
 }
 
 // Failed may close the stack.
@@ -279,12 +257,8 @@ func TestFailedCloses(t *testing.T) {
 	s = newStack(t, h.nicB, vianet.Options{Failed: func(error) { closed <- s.Close() }})
 	h.b = s
 	isErr(t, "Dial", nstest.Err(h.a.Dial("via", h.listen(t).Addr().String())), syscall.EKEYREJECTED)
-	select {
-	case err := <-closed:
-		check(t, err)
-	case <-time.After(testTimeout):
-		t.Fatal("Close does not return")
-	}
+	await.Until(t, "Close returns", func() bool { return len(closed) > 0 })
+	check(t, <-closed)
 }
 
 // When the time is over the fallback is not called, but the host is remembered as silent.
@@ -326,8 +300,7 @@ func TestInterfaceRemoved(t *testing.T) {
 	port := fmt.Sprint(l.Addr().(vianet.Addr).Port())
 	for _, to := range []string{l.Addr().String(), ":" + port, "0.0.0.0:" + port, "[fe80::1%" + na.Name + "]:" + port} {
 		isErr(t, "Dial "+to, nstest.Err(h.a.Dial("via", to)), syscall.ENODEV)
-		if c, err := h.a.DialOr(t.Context(), "via", to, or.dial); c != or.conn || err != nil {
-			t.Errorf("DialOr %s: %v, %v", to, c, err)
-		}
+		c, err := h.a.DialOr(t.Context(), "via", to, or.dial)
+		nstest.ErrorIf(t, c != or.conn || err != nil, "DialOr %s: %v, %v", to, c, err)
 	}
 }

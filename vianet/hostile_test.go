@@ -248,7 +248,7 @@ func (h *hosts) met(t *testing.T, rdmaRead bool) (*peer, *vianet.Conn) {
 }
 
 // accept takes the connection of a peer that has greeted.
-func accept(t *testing.T, l *vianet.Listener) *vianet.Conn {
+func accept(t testing.TB, l *vianet.Listener) *vianet.Conn {
 	t.Helper()
 	l.SetDeadline(time.Now().Add(testTimeout))
 	c, err := l.Accept()
@@ -356,9 +356,7 @@ func TestWrongGreeting(t *testing.T) {
 			p.send(m)
 			p.isOver()
 			l.SetDeadline(time.Now().Add(10 * time.Millisecond))
-			if c, err := l.Accept(); !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("accepted: %v, %v", c, err)
-			}
+			isErr(t, "Accept", nstest.Err(l.Accept()), os.ErrDeadlineExceeded)
 			p = h.meet(t, l, true)
 			p.send(good)
 			accept(t, l).Close()
@@ -384,9 +382,7 @@ func TestOverrun(t *testing.T) {
 	p.isOver()
 	rest, err := io.ReadAll(c)
 	isReset(t, err, "more data came than there was credit for")
-	if want := strings.Repeat("four", credits); string(rest) != want {
-		t.Errorf("%d bytes came before, want %d", len(rest), len(want))
-	}
+	nstest.Equal(t, "what came before", string(rest), strings.Repeat("four", credits))
 }
 
 // A peer that announces memory that cannot be read has its connection reset, in both read paths.
@@ -395,9 +391,7 @@ func TestAnnounceOfNothing(t *testing.T) {
 		h := inMemory(t, vianet.Options{})
 		p, c := h.met(t, true)
 		p.send(message{kind: announce, id: 1, length: 1 << 30, handle: p.region.Handle() + 1, addr: p.region.Addr()})
-		if n, err := c.Read(make([]byte, size)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("Read of %d: %d bytes, %v", size, n, err)
-		}
+		readsNothing(t, fmt.Sprint("Read of ", size), c, size, syscall.ECONNRESET)
 	}
 }
 
@@ -411,19 +405,14 @@ func TestOtherVersion(t *testing.T) {
 		l := h.listen(t)
 		p := h.meet(t, l, true)
 		p.send(message{kind: hello, id: v, credits: 8, length: 4000})
-		if m := p.receive(hello); m.id != version {
-			t.Errorf("the answer is of version %d", m.id)
-		}
+		nstest.Equal(t, "version of the answer", p.receive(hello).id, version)
 		isReset(t, <-failed, why)
 		p.isOver()
 
 		other, err := h.nicB.Listen(vipl.NetAddress{Discriminator: []byte("vianet\x00\x07")})
 		must(t, err)
-		dialed := make(chan error, 1)
-		go func() {
-			_, err := h.a.Dial("via", netip.AddrPortFrom(h.nicB.Query().Address, 7).String())
-			dialed <- err
-		}()
+		to := netip.AddrPortFrom(h.nicB.Query().Address, 7).String()
+		dialed := background(func() error { return nstest.Err(h.a.Dial("via", to)) })
 		request, err := other.Wait(t.Context())
 		must(t, err)
 		p = unconnected(t, h.nicB, true)
@@ -470,8 +459,7 @@ func TestWriteToNoRoom(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	h.bearBreaks()
 	p, c := h.met(t, false)
-	done := make(chan error, 1)
-	go func() { done <- nstest.Err(c.Write(make([]byte, size))) }()
+	done := goWrite(c, make([]byte, size))
 	m := p.receive(ask)
 	p.send(message{kind: room, id: m.id, length: size, handle: p.region.Handle() + 77, addr: p.region.Addr()})
 	isReset(t, <-done, "the peer broke the connection")
@@ -541,12 +529,11 @@ func TestWithdrawUnanswered(t *testing.T) { synctest.Test(t, withdrawUnanswered)
 func withdrawUnanswered(t *testing.T) {
 	h := inMemory(t, asleep)
 	p, c := h.met(t, true)
-	done := make(chan error, 1)
-	go func() {
+	done := background(func() error {
 		n, err := c.Write(make([]byte, 100_000))
 		nstest.ErrorIf(t, n != 0, "%d bytes are said to be written", n)
-		done <- err
-	}()
+		return err
+	})
 	p.receive(announce)
 	c.SetWriteDeadline(longAgo)
 	p.receive(withdraw)

@@ -37,12 +37,9 @@ func TestAlloc(t *testing.T) {
 	}
 	isErr(t, "memory of the program", h.a.Free(make([]byte, 1)), syscall.EINVAL)
 	isErr(t, "more than the arena has", nstest.Err(h.a.Alloc(1<<30)), syscall.ENOBUFS)
-	if none, err := h.a.Alloc(-1); none != nil || !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("less than nothing: %v, %v", none, err)
-	}
-	if none, err := h.a.Alloc(0); none != nil || err != nil || h.a.Free(none) != nil {
-		t.Errorf("nothing: %v, %v", none, err)
-	}
+	isErr(t, "less than nothing", nstest.Err(h.a.Alloc(-1)), syscall.EINVAL)
+	none, err := h.a.Alloc(0)
+	nstest.ErrorIf(t, none != nil || err != nil || h.a.Free(none) != nil, "nothing: %v, %v", none, err)
 }
 
 // If frames are long, the NIC sends memory of the arena by reference, and no other memory.
@@ -63,12 +60,12 @@ func TestAllocByReference(t *testing.T) {
 		copy(test.out, randomBytes(n, byte(len(test.out))))
 		before, counted := h.nicA.Counters().ByReference, h.a.Stats().ByReference.Bytes
 		carryInto(t, a, b, test.out, in)
-		if byRef := h.nicA.Counters().ByReference - before; (byRef > n/9000) != test.byRef {
-			t.Errorf("%d frames were lent; memory of the arena: %v", byRef, test.byRef)
+		byRef, want := h.nicA.Counters().ByReference-before, uint64(0)
+		nstest.ErrorIf(t, (byRef > n/9000) != test.byRef, "%d frames were lent; memory of the arena: %v", byRef, test.byRef)
+		if test.byRef {
+			want = n
 		}
-		if counted = h.a.Stats().ByReference.Bytes - counted; (counted == n) != test.byRef || !test.byRef && counted > 0 {
-			t.Errorf("%d bytes are counted; memory of the arena: %v", counted, test.byRef)
-		}
+		nstest.Equal(t, "bytes that are counted", h.a.Stats().ByReference.Bytes-counted, want)
 	}
 }
 
@@ -135,12 +132,10 @@ func TestNoDelay(t *testing.T) {
 	}
 	const full = 4136 // bytes of data that a message has room for
 	least := uint64((writes*size + full - 1) / full)
-	if n := sent(false); n < least || n > least+3 { // the fin, and credits
-		t.Errorf("%d messages, %d are needed", n, least)
-	}
-	if n := sent(true); n < 3*least { // some share one while the peer has no room
-		t.Errorf("without delay %d messages, as with it", n)
-	}
+	n := sent(false)
+	nstest.ErrorIf(t, n < least || n > least+3, "%d messages, %d are needed", n, least) // the fin, and credits
+	n = sent(true)
+	nstest.ErrorIf(t, n < 3*least, "without delay %d messages, as with it", n) // some share one while the peer has no room
 }
 
 // Delayed bytes are sent when their writer reads, when time has passed, when the delay is switched off, and before
@@ -197,19 +192,13 @@ func TestSendsAreTidied(t *testing.T) {
 		h := inMemory(t, vianet.Options{Spin: spin})
 		a, b := h.pair(t)
 		before := vianet.SendEntries(h.a)
-		done := make(chan error, 1)
-		go func() {
-			_, err := io.Copy(b, b)
-			done <- err
-		}()
+		done := background(func() error { return nstest.Err(io.Copy(b, b)) })
 		message := make([]byte, 64)
 		for range 3 * before {
 			must(t, nstest.Err(a.Write(message)))
 			must(t, nstest.Err(io.ReadFull(a, message)))
 		}
-		if after := vianet.SendEntries(h.a); after != before {
-			t.Errorf("polling %v: the queue has grown from %d entries to %d", spin, before, after)
-		}
+		nstest.Equal(t, "entries of the queue", vianet.SendEntries(h.a), before)
 		a.Close()
 		check(t, <-done)
 	}

@@ -2,6 +2,7 @@ package vianet_test
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -62,16 +63,14 @@ func TestBytesInARoundTrip(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, b := onPath(t, test.options, oneWay).pair(t)
-				wrote := make(chan error, 1)
 				start := time.Now()
-				go func() {
-					var err error
+				wrote := background(func() (err error) {
 					buf := make([]byte, test.write)
 					for n := 0; n < total && err == nil; n += test.write {
 						_, err = a.Write(buf)
 					}
-					wrote <- err
-				}()
+					return err
+				})
 				buf := make([]byte, test.read)
 				for n := 0; n < total; {
 					k, err := b.Read(buf)
@@ -80,17 +79,12 @@ func TestBytesInARoundTrip(t *testing.T) {
 				}
 				trips := float64(time.Since(start)) / float64(2*oneWay)
 				check(t, <-wrote)
-				if got := int(float64(total) / trips); got < test.want {
-					t.Errorf("%d KiB in a round trip, want %d", got>>10, test.want>>10)
-				}
-				if ring := test.write >= 2<<10 && test.options.Threshold >= 0; vianet.HasRing(b) != ring && test.write <= 128<<10 {
-					t.Errorf("a ring: %v", !ring)
-				}
+				got, ring := int(float64(total)/trips), test.write >= 2<<10 && test.options.Threshold >= 0
+				nstest.ErrorIf(t, got < test.want, "%d KiB in a round trip, want %d", got>>10, test.want>>10)
+				nstest.ErrorIf(t, vianet.HasRing(b) != ring && test.write <= 128<<10, "a ring: %v", !ring)
 				balanced(t, a, b)
 				a.Close()
-				if _, err := b.Read(buf); err != io.EOF {
-					t.Error(err)
-				}
+				readsNothing(t, "after the last byte", b, 1, io.EOF)
 				b.Close()
 			})
 		})
@@ -194,9 +188,7 @@ func TestRingAhead(t *testing.T) {
 	} {
 		p.send(test.m)
 		must(t, nstest.Err(io.ReadFull(c, make([]byte, test.m.length))))
-		if got := vianet.OnItsWay(c); got != test.want {
-			t.Errorf("after %+v: %d bytes are taken to be on their way, want %d", test.m, got, test.want)
-		}
+		nstest.Equal(t, fmt.Sprintf("bytes that are taken to be on their way, after %+v", test.m), vianet.OnItsWay(c), test.want)
 	}
 	c.Close()
 }
@@ -262,9 +254,8 @@ func TestRingOnTheWire(t *testing.T) {
 	p.send(message{kind: credit, credits: 3})
 	write(10_000, 10_000)
 	must(t, nstest.Err(c.Write([]byte("four")))) // from a buffer of a write, without immediate data
-	if m := p.receiveAny(); m.kind != data || string(m.payload) != "four" {
-		t.Errorf("%+v, want a data message", m)
-	}
+	m := p.receiveAny()
+	nstest.ErrorIf(t, m.kind != data || string(m.payload) != "four", "%+v, want a data message", m)
 	c.Close()
 }
 
@@ -279,9 +270,7 @@ func TestRingSealed(t *testing.T) {
 		for i := range 30 {
 			carry(t, a, b, randomBytes(100_000, byte(i)))
 		}
-		if s := h.a.Stats(); s.Ring.Bytes < 20*100_000 {
-			t.Errorf("%+v", s)
-		}
+		nstest.ErrorIf(t, h.a.Stats().Ring.Bytes < 20*100_000, "%+v", h.a.Stats())
 		balanced(t, a, b)
 		h.wasLossy(t)
 	}
@@ -310,28 +299,22 @@ func TestRingIsFull(t *testing.T) {
 			break
 		}
 	}
-	if got := sent - read; got < 128<<10 || got > 256<<10 { // half of the ring at least is free
-		t.Errorf("%d bytes are on their way to a program that does not read", sent-read)
-	}
+	unread := sent - read // half of the ring at least was free
+	nstest.ErrorIf(t, unread < 128<<10 || unread > 256<<10, "%d bytes are on their way to a program that does not read", unread)
 	a.SetWriteDeadline(time.Time{})
 	rest := data[read:]
-	wrote := make(chan error, 1)
-	go func() {
-		_, err := a.Write(data[sent : sent+size])
-		sent += size
+	wrote := background(func() (err error) {
 		for err == nil && sent < len(data) {
 			n := min(size, len(data)-sent)
 			_, err = a.Write(data[sent : sent+n])
 			sent += n
 		}
-		wrote <- err
-	}()
+		return err
+	})
 	all := make([]byte, len(rest))
 	must(t, nstest.Err(io.ReadFull(b, all)))
 	must(t, <-wrote)
-	if at := firstDifference(all, rest); at < len(all) {
-		t.Errorf("other bytes from %d on", at)
-	}
+	nstest.ErrorIf(t, !bytes.Equal(all, rest), "other bytes from %d on", firstDifference(all, rest))
 	balanced(t, a, b)
 }
 
@@ -357,14 +340,13 @@ func TestRoomLies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, c := h.met(t, true)
-			done := make(chan error, 1)
-			go func() {
+			done := background(func() error {
 				_, err := c.Write(make([]byte, 100_000))
 				for err == nil { // it may be done before the peer's NIC refuses
 					_, err = c.Write(make([]byte, 1))
 				}
-				done <- err
-			}()
+				return err
+			})
 			p.send(test.lie(p, p.receive(ask)))
 			isReset(t, <-done, test.why)
 		})
@@ -377,12 +359,11 @@ func TestRoomIsClosed(t *testing.T) {
 	p, c := h.met(t, false)
 	p.send(message{kind: ask, id: 1, length: 200_000})
 	buf := make([]byte, 70_000)
-	done := make(chan error, 1)
-	go func() {
+	done := background(func() error {
 		n, err := c.Read(buf)
 		nstest.ErrorIf(t, n != len(buf), "Read gave %d bytes", n)
-		done <- err
-	}()
+		return err
+	})
 	m := p.receive(room)
 	nstest.FatalIf(t, m.length != 70_000, "a room of %d bytes", m.length)
 	to := vipl.AddressSegment{Data: m.addr, Handle: m.handle}
@@ -391,15 +372,11 @@ func TestRoomIsClosed(t *testing.T) {
 	copy(p.region.Bytes()[source:], "honest")
 	p.send(message{kind: filled, id: 1, length: 70_000, handle: m.handle, addr: m.addr})
 	must(t, <-done)
-	if !bytes.HasPrefix(buf, []byte("honest")) {
-		t.Errorf("%q", buf[:10])
-	}
+	nstest.Equal(t, "what was read", string(buf[:6]), "honest")
 	copy(p.region.Bytes()[64:], "forged")
 	p.write(to, 10)
 	p.isOver()
-	if !bytes.HasPrefix(buf, []byte("honest")) {
-		t.Errorf("written after the Read: %q", buf[:10])
-	}
+	nstest.Equal(t, "what was read, after the Read", string(buf[:6]), "honest")
 	_, err := c.Read(buf)
 	isReset(t, err, "")
 }
@@ -430,9 +407,7 @@ func TestRoomIsNotFilled(t *testing.T) {
 		p.send(message{kind: filled, id: 1, length: m.length, handle: ring.handle, addr: ring.addr}) // not to the room
 		left -= int(m.length)
 	}
-	if b := <-got; bytes.Contains(b, []byte("secret")) {
-		t.Error("the program has read what is another's")
-	}
+	nstest.ErrorIf(t, bytes.Contains(<-got, []byte("secret")), "the program has read what is another's")
 }
 
 // A peer may fill the room of a Read later than releaseTime, as long as no withdraw has asked it to stop.
@@ -443,12 +418,11 @@ func roomIsFilledLate(t *testing.T) {
 	p, c := h.met(t, false)
 	const n = 70_000
 	p.send(message{kind: ask, id: 1, length: n})
-	done := make(chan error, 1)
-	go func() {
+	done := background(func() error {
 		k, err := c.Read(make([]byte, n))
 		nstest.ErrorIf(t, k != n, "Read gave %d bytes", k)
-		done <- err
-	}()
+		return err
+	})
 	m := p.receive(room)
 	time.Sleep(vianet.ReleaseTime + 500*time.Millisecond)
 	p.send(message{kind: filled, id: 1, length: n, handle: m.handle, addr: m.addr})

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -70,9 +71,8 @@ func TestHTTP(t *testing.T) {
 			var wait sync.WaitGroup
 			for i := range 40 {
 				wait.Go(func() {
-					if err := request(client, server.URL, test.proto, i); err != nil {
-						t.Errorf("request %d: %v", i, err)
-					}
+					err := request(client, server.URL, test.proto, i)
+					nstest.ErrorIf(t, err != nil, "request %d: %v", i, err)
 				})
 			}
 			wait.Wait()

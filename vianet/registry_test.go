@@ -3,6 +3,7 @@ package vianet
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -81,9 +82,8 @@ func TestLeasesAtRandom(t *testing.T) {
 			if err != nil || got != attributes(tag, a) || &l.buf[0] != &b[0] || len(l.buf) != len(b) || l.remote().Data != addressOf(b) {
 				t.Fatalf("%d bytes at %d: %d at %+v, %+v, %v", len(b), at, len(l.buf), l.remote(), got, err)
 			}
-			if a > copied && len(l.region.Bytes()) != len(b) {
-				t.Fatalf("the peer gets at %d bytes instead of %d", len(l.region.Bytes()), len(b))
-			}
+			all := len(l.region.Bytes())
+			nstest.FatalIf(t, a > copied && all != len(b), "the peer gets at %d bytes instead of %d", all, len(b))
 		}
 		idle := 0
 		for _, l := range r.known {
@@ -98,9 +98,8 @@ func TestLeasesAtRandom(t *testing.T) {
 	for _, l := range out {
 		l.end()
 	}
-	if err := r.close(); err != nil || len(r.known) > 0 {
-		t.Errorf("%v, %d known", err, len(r.known))
-	}
+	nstest.Check(t, r.close())
+	nstest.Equal(t, "registrations that are known", len(r.known), 0)
 }
 
 // In any order, Alloc's memory is recognized to its last byte until it is freed, and the memory beside it is not.
@@ -137,9 +136,8 @@ func TestLeaseLimit(t *testing.T) {
 	for _, b := range append(bufs[:3:3], bufs[0], bufs[3]) {
 		mustLease(t, r, b, tag, readable).end()
 	}
-	kept := func(b []byte) bool { return r.find(b, true) != nil }
-	if !kept(bufs[0]) || kept(bufs[1]) || !kept(bufs[2]) || kept(bufs[3]) {
-		t.Errorf("kept: %v %v %v %v", kept(bufs[0]), kept(bufs[1]), kept(bufs[2]), kept(bufs[3]))
+	for i, want := range []bool{true, false, true, false} {
+		nstest.Equal(t, fmt.Sprintf("buffer %d is kept", i), r.find(bufs[i], true) != nil, want)
 	}
 	nstest.ErrorIf(t, r.bytes != 2002, "%d bytes", r.bytes)
 	nstest.Check(t, r.close())
@@ -184,9 +182,8 @@ func TestStageIsWiped(t *testing.T) {
 		for _, a := range before {
 			use(tag, a, 1, 'y')
 		}
-		if had := use(tag, writable, 1, 'y'); bytes.IndexByte(had, 'x') >= 0 {
-			t.Errorf("after %v the peer's buffer has another connection's bytes", before)
-		}
+		had := use(tag, writable, 1, 'y')
+		nstest.ErrorIf(t, bytes.IndexByte(had, 'x') >= 0, "after %v the peer's buffer has another connection's bytes", before)
 	}
 	nstest.Check(t, errors.Join(tag.Destroy(), r.close()))
 }

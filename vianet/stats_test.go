@@ -84,9 +84,8 @@ func TestStatsOfWrites(t *testing.T) {
 	h := inMemory(t, vianet.Options{NoRDMARead: true})
 	a, b := h.pair(t)
 	carry(t, a, b, make([]byte, 300_000))
-	if s, want := h.a.Stats(), (vianet.Traffic{Times: 1, Bytes: 300_000}); s.Written != want || s.Read.Times > 0 {
-		t.Errorf("%+v", s)
-	}
+	nstest.Equal(t, "what was written", h.a.Stats().Written, vianet.Traffic{Times: 1, Bytes: 300_000})
+	nstest.Equal(t, "what was read", h.a.Stats().Read, vianet.Traffic{})
 }
 
 // Lack of memory counts wherever it occurs. A buffer is registered once; it and its parts are found afterwards.
@@ -95,33 +94,25 @@ func TestStatsOfMemory(t *testing.T) {
 	a, b := h.pair(t)
 	buf, got := make([]byte, 300_000), make([]byte, 300_000)
 	free := exhaust(t, h.nicA)
-	if c, err := h.a.Dial("via", "10.0.0.9:1"); !errors.Is(err, syscall.ENOBUFS) {
-		t.Errorf("Dial: %v, %v", c, err)
-	}
-	if s := h.a.Stats(); s.NoMemory != 1 {
-		t.Errorf("a Dial without memory: %+v", s)
-	}
+	isErr(t, "Dial", nstest.Err(h.a.Dial("via", "10.0.0.9:1")), syscall.ENOBUFS)
+	nstest.Equal(t, "NoMemory after a Dial", h.a.Stats().NoMemory, 1)
 	carry(t, a, b, buf)
-	if s := h.a.Stats(); s.NoMemory != 2 || s.Messages.Bytes != 300_000 || s.Registered != 0 {
-		t.Errorf("a Write without memory: %+v", s)
-	}
-	if _, err := h.a.Alloc(1 << 30); !errors.Is(err, syscall.ENOBUFS) || h.a.Stats().NoMemory != 3 {
-		t.Errorf("Alloc of too much: %v, %+v", err, h.a.Stats())
-	}
+	s := h.a.Stats()
+	nstest.ErrorIf(t, s.NoMemory != 2 || s.Messages.Bytes != 300_000 || s.Registered != 0, "a Write without memory: %+v", s)
+	isErr(t, "Alloc of too much", nstest.Err(h.a.Alloc(1<<30)), syscall.ENOBUFS)
 	free()
 	for range 3 {
 		carry(t, a, b, buf)
 	}
-	if s := h.a.Stats(); s.Registered != 1 || s.Reused != 2 || s.RegisteredBytes != len(buf) || s.NoMemory != 3 {
-		t.Errorf("%+v", s)
-	}
+	s = h.a.Stats()
+	nstest.ErrorIf(t, s.Registered != 1 || s.Reused != 2 || s.RegisteredBytes != len(buf) || s.NoMemory != 3, "%+v", s)
 	before := h.b.Stats()
 	for _, at := range []int{0, 1000, 200_000} { // read into one buffer, and parts of it
 		carryInto(t, a, b, buf[at:], got[at:])
 	}
-	if s := h.b.Stats(); s.Registered != before.Registered+1 || s.Reused != before.Reused+2 {
-		t.Errorf("a buffer and parts of it: %+v, and before %+v", s, before)
-	}
+	s = h.b.Stats()
+	nstest.ErrorIf(t, s.Registered != before.Registered+1 || s.Reused != before.Reused+2,
+		"a buffer and parts of it: %+v, and before %+v", s, before)
 }
 
 // Connections count by their origin, and a request counts as refused if the backlog is full.
@@ -134,13 +125,11 @@ func TestStatsOfConnections(t *testing.T) {
 	nobody := net.JoinHostPort(h.nicB.Query().Address.String(), "7")
 	check(t, nstest.Err(h.a.DialOr(t.Context(), "via", nobody, or.dial)))
 	h.a.DialOr(t.Context(), "via", nobody, func(context.Context) (net.Conn, error) { return nil, syscall.EPERM })
-	if s := h.a.Stats(); s.Dialed != 1 || s.Accepted != 0 || s.FellBack != 1 || s.Refused != 0 {
-		t.Errorf("who dials: %+v", s)
-	}
+	s := h.a.Stats()
+	nstest.ErrorIf(t, s.Dialed != 1 || s.Accepted != 0 || s.FellBack != 1 || s.Refused != 0, "who dials: %+v", s)
 	await.Until(t, "the listener has the first", func() bool { return h.b.Stats().Accepted > 0 })
-	if s := h.b.Stats(); s.Dialed != 0 || s.Accepted != 1 || s.FellBack != 0 || s.Refused == 0 {
-		t.Errorf("who listens: %+v", s)
-	}
+	s = h.b.Stats()
+	nstest.ErrorIf(t, s.Dialed != 0 || s.Accepted != 1 || s.FellBack != 0 || s.Refused == 0, "who listens: %+v", s)
 }
 
 // A Write that finds no room at the peer counts as one stall, however long it waits.
@@ -156,12 +145,8 @@ func TestStatsOfStalls(t *testing.T) {
 	}
 	check(t, nstest.Err(io.ReadFull(b, make([]byte, written+100))))
 	check(t, <-wrote)
-	if s := h.a.Stats(); s.Stalls != before+1 {
-		t.Errorf("%d Writes have waited, not %d", s.Stalls, before+1)
-	}
-	if s := h.b.Stats(); s.Stalls != 0 {
-		t.Errorf("the reader: %+v", s)
-	}
+	nstest.Equal(t, "Writes that have waited", h.a.Stats().Stalls, before+1)
+	nstest.Equal(t, "those of the reader", h.b.Stats().Stalls, 0)
 }
 
 // If the peer resets a connection, it counts as broken. If this side has closed it before all was delivered, it
@@ -182,12 +167,9 @@ func TestStatsOfEnds(t *testing.T) {
 		}
 		await.Until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
 		s := h.a.Stats()
-		if broken, undelivered := s.Broken == 1, s.Undelivered == 1; broken == closed || undelivered != closed {
-			t.Errorf("closed before: %v: %+v", closed, s)
-		}
-		if s := h.b.Stats(); s.Broken+s.Undelivered != 0 {
-			t.Errorf("closed before: %v: who has broken it: %+v", closed, s)
-		}
+		nstest.ErrorIf(t, (s.Broken == 1) == closed || (s.Undelivered == 1) != closed, "closed before: %v: %+v", closed, s)
+		s = h.b.Stats()
+		nstest.ErrorIf(t, s.Broken+s.Undelivered != 0, "closed before: %v: who has broken it: %+v", closed, s)
 	}
 }
 
@@ -203,9 +185,7 @@ func TestStatsOfReadClosed(t *testing.T) {
 	<-vianet.Gone(a)
 	check(t, errors.Join(a.CloseWrite(), a.Close()))
 	await.Until(t, "they are gone", func() bool { return h.a.Stats().Conns+h.b.Stats().Conns == 0 })
-	if s := h.a.Stats(); s.Broken+s.Undelivered != 0 {
-		t.Errorf("%+v", s)
-	}
+	nstest.Equal(t, "connections that were broken or not delivered", h.a.Stats().Broken+h.a.Stats().Undelivered, 0)
 }
 
 // neverLess fails the test if a counter of the stacks decreases before end is called.
@@ -221,9 +201,8 @@ func neverLess(t *testing.T, stacks ...*vianet.Stack) (end func()) {
 				default:
 				}
 				now := s.Stats()
-				if now.Messages.Bytes < last.Messages.Bytes || now.Received < last.Received || now.Dialed < last.Dialed {
-					t.Errorf("%+v, and then %+v", last, now)
-				}
+				less := now.Messages.Bytes < last.Messages.Bytes || now.Received < last.Received || now.Dialed < last.Dialed
+				nstest.ErrorIf(t, less, "%+v, and then %+v", last, now)
 				last = now
 			}
 		})
@@ -267,25 +246,17 @@ func TestNoMemory(t *testing.T) {
 		data := randomBytes(300_000, 5)
 
 		free := exhaust(t, h.nicA)
-		if c, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ENOBUFS) {
-			t.Errorf("Dial: %v, %v", c, err)
-		}
-		before := h.nicA.Counters()
+		isErr(t, "Dial", nstest.Err(h.a.Dial("via", l.Addr().String())), syscall.ENOBUFS)
+		before := h.nicA.Counters().Reads
 		carry(t, a, b, data) // by messages
-		if after := h.nicA.Counters(); after.Reads != before.Reads {
-			t.Errorf("%d RDMA reads of what cannot be registered", after.Reads-before.Reads)
-		}
+		nstest.Equal(t, "RDMA reads of what cannot be registered", h.nicA.Counters().Reads-before, 0)
 		done, got := goWrite(b, data), make([]byte, len(data))
 		for _, n := range []int{1, 1000, len(data)} {
-			if k, err := a.Read(make([]byte, n)); k != 0 || !errors.Is(err, syscall.ENOBUFS) {
-				t.Errorf("Read of %d bytes: %d, %v", n, k, err)
-			}
+			readsNothing(t, fmt.Sprintf("Read of %d bytes", n), a, n, syscall.ENOBUFS)
 		}
 		free()
-		_, err := io.ReadFull(a, got)
-		if err = errors.Join(err, <-done); err != nil || !bytes.Equal(got, data) {
-			t.Errorf("afterwards: %v", err)
-		}
+		check(t, errors.Join(nstest.Err(io.ReadFull(a, got)), <-done))
+		nstest.ErrorIf(t, !bytes.Equal(got, data), "other bytes afterwards")
 		h.dial(t, l.Addr()).Close()
 		l.Close()
 	}
@@ -320,9 +291,8 @@ func TestKeptMemoryGivesWay(t *testing.T) {
 		must(t, <-wrote)
 	}
 	nstest.ErrorIf(t, !vianet.HasRing(a), "no ring")
-	if s := h.a.Stats(); s.NoMemory > 0 || s.RegisteredBytes == 0 {
-		t.Errorf("%+v", s)
-	}
+	s := h.a.Stats()
+	nstest.ErrorIf(t, s.NoMemory > 0 || s.RegisteredBytes == 0, "%+v", s)
 }
 
 // At most Backlog connections wait for Accept; more are refused, and each Accept makes room for another.
@@ -345,13 +315,10 @@ func checkBacklog(t *testing.T, given, want int) {
 		dialed = append(dialed, byte(len(dialed)))
 		must(t, nstest.Err(c.Write(dialed[len(dialed)-1:])))
 	}
-	accept := func() {
+	take := func() {
 		t.Helper()
-		l.SetDeadline(time.Now().Add(testTimeout))
-		c, err := l.Accept()
-		must(t, err)
+		c := accept(t, l)
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(testTimeout))
 		got := make([]byte, 1)
 		must(t, nstest.Err(io.ReadFull(c, got)))
 		accepted = append(accepted, got[0])
@@ -359,16 +326,13 @@ func checkBacklog(t *testing.T, given, want int) {
 	for range want {
 		dial()
 	}
-	if c, err := h.a.Dial("via", l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Fatalf("one more than there are places: %v, %v", c, err)
-	}
-	accept()
+	isErr(t, "one more than there are places", nstest.Err(h.a.Dial("via", l.Addr().String())), syscall.ECONNREFUSED)
+	take()
 	dial()
 	for range want {
-		accept()
+		take()
 	}
-	if slices.Sort(accepted); !bytes.Equal(accepted, dialed) {
-		t.Errorf("accepted %v", accepted)
-	}
+	slices.Sort(accepted)
+	nstest.Same(t, "accepted", accepted, dialed)
 	nstest.Equal(t, "those that were refused and wait", vianet.Waiting(l), 0)
 }

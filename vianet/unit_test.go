@@ -30,9 +30,7 @@ func TestGreetingComesLate(t *testing.T) {
 		late := waiting()
 		time.AfterFunc(dialTime-time.Second, func() { close(late.ready) })
 		nstest.WantErr(t, "a late one", late.greeting(ctx), nil)
-		if err := waiting().greeting(ctx); err != syscall.ETIMEDOUT {
-			t.Errorf("none: %v", err)
-		}
+		nstest.Equal(t, "none", waiting().greeting(ctx), error(syscall.ETIMEDOUT))
 	})
 }
 
@@ -44,12 +42,8 @@ func TestLimit(t *testing.T) {
 		is := func(want bool) {
 			t.Helper()
 			synctest.Wait()
-			if got := l.passed(); got != want {
-				t.Errorf("passed: %v, want %v", got, want)
-			}
-			if raised := len(l.signal) > 0; raised != want {
-				t.Errorf("the signal is raised: %v, want %v", raised, want)
-			}
+			nstest.Equal(t, "passed", l.passed(), want)
+			nstest.Equal(t, "the signal is raised", len(l.signal) > 0, want)
 			lower(l.signal)
 		}
 		is(false)
@@ -89,22 +83,18 @@ func TestLimitWithoutSignal(t *testing.T) {
 	l.set(time.Unix(1, 0))
 	lower(l.signal)
 	c := &Conn{stack: s}
-	if err := c.await(l.signal, &l, &spinner{}, 0); err != os.ErrDeadlineExceeded {
-		t.Error(err)
-	}
+	nstest.Equal(t, "await", c.await(l.signal, &l, &spinner{}, 0), os.ErrDeadlineExceeded)
 }
 
 // A program that sets deadlines with each message makes no garbage.
 func TestLimitAllocates(t *testing.T) {
 	l := limit{signal: make(chan struct{}, 1)}
 	l.set(time.Now().Add(time.Hour)) // makes the timer
-	if n := testing.AllocsPerRun(100, func() {
+	nstest.Equal(t, "allocations", testing.AllocsPerRun(100, func() {
 		l.set(time.Now().Add(time.Hour))
 		l.set(time.Unix(1, 0))
 		l.set(time.Time{})
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	}), 0)
 }
 
 // Polling stops if it does not pay, is tried again now and then, grows when it pays, and resumes after a sleep so
@@ -113,9 +103,7 @@ func TestSpinner(t *testing.T) {
 	p := spinner{most: 64 * time.Microsecond, budget: 64 * time.Microsecond}
 	inVain := func() { p.slept(time.Millisecond, p.most, false) }
 	p.paid()
-	if got := p.next(); got != p.most {
-		t.Errorf("%v, the most is %v", got, p.most)
-	}
+	nstest.Equal(t, "the first time", p.next(), p.most)
 	for p.next() > 0 {
 		inVain()
 	}
@@ -132,29 +120,25 @@ func TestSpinner(t *testing.T) {
 	nstest.ErrorIf(t, tries != 4, "%d tries in %d waits", tries, 4*spinRetry)
 	p.budget = spinLeast
 	p.paid()
-	nstest.ErrorIf(t, p.budget != 2*spinLeast, "%v after it paid", p.budget)
+	nstest.Equal(t, "after it paid", p.budget, 2*spinLeast)
 	p.budget = 0
-	if p.slept(p.most, p.most, false); p.budget != p.most {
-		t.Errorf("%v after a sleep as short as polling", p.budget)
-	}
+	p.slept(p.most, p.most, false)
+	nstest.Equal(t, "after a sleep as short as polling", p.budget, p.most)
 	for range 100 {
 		p.slept(spinTurns*p.most, p.most, true)
 	}
-	nstest.ErrorIf(t, p.budget != p.most, "%v after turns with others, one of whom polled", p.budget)
-	if p.slept(spinTurns*p.most+1, p.most, true); p.budget != p.most/2 {
-		t.Errorf("%v after a wait that was much longer than those of others", p.budget)
-	}
+	nstest.Equal(t, "after turns with others, one of whom polled", p.budget, p.most)
+	p.slept(spinTurns*p.most+1, p.most, true)
+	nstest.Equal(t, "after a wait that was much longer than those of others", p.budget, p.most/2)
 	p.budget = 0
-	if p.slept(p.most, p.most, true); p.budget != p.most {
-		t.Errorf("%v after a sleep beside another's polling that was short", p.budget)
-	}
-	if never := newSpinner(-1); never.next() != 0 {
-		t.Error("it polls although it must not")
-	}
+	p.slept(p.most, p.most, true)
+	nstest.Equal(t, "after a sleep beside another's polling that was short", p.budget, p.most)
+	never := newSpinner(-1)
+	nstest.Equal(t, "where it must not poll", never.next(), 0)
 	always := newSpinner(math.MaxInt64)
-	if always.paid(); always.next() < time.Minute || always.most*spinTurns < always.most || always.most+bulkMost < always.most {
-		t.Errorf("the longest time has become %v of %v", always.budget, always.most)
-	}
+	always.paid()
+	wraps := always.most*spinTurns < always.most || always.most+bulkMost < always.most
+	nstest.ErrorIf(t, always.next() < time.Minute || wraps, "the longest time has become %v of %v", always.budget, always.most)
 }
 
 // Writes leave the doorbell to a poller, unless it was descheduled for long.
@@ -242,17 +226,13 @@ func TestSegments(t *testing.T) {
 			if q.empty() {
 				break
 			}
-			if got := q.first().buffer; got != out {
-				t.Fatalf("%d, want %d", got, out)
-			}
+			nstest.Equal(t, "the first", q.first().buffer, out)
 			q.drop()
 			out++
 		}
 	}
 	for ; !q.empty(); out++ {
-		if got := q.first().buffer; got != out {
-			t.Fatalf("%d, want %d", got, out)
-		}
+		nstest.Equal(t, "the first", q.first().buffer, out)
 		q.drop()
 	}
 	nstest.ErrorIf(t, in != out, "%d went in, %d came out", in, out)
@@ -263,33 +243,25 @@ func TestSegments(t *testing.T) {
 		q.drop()
 		q.drop()
 	}
-	if cap(q.list) != room {
-		t.Errorf("room for %d has become %d", room, cap(q.list))
-	}
+	nstest.Equal(t, "room", cap(q.list), room)
 }
 
 // A port has one owner. Port 0 gives a new one each time, until none is left.
 func TestPorts(t *testing.T) {
 	var p ports
-	if n, err := p.take(80); n != 80 || err != nil {
-		t.Errorf("%d, %v", n, err)
-	}
-	if _, err := p.take(80); err != syscall.EADDRINUSE {
-		t.Errorf("in use: %v", err)
-	}
+	n, err := p.take(80)
+	nstest.ErrorIf(t, n != 80 || err != nil, "%d, %v", n, err)
+	nstest.WantErr(t, "in use", nstest.Err(p.take(80)), syscall.EADDRINUSE)
 	seen := make(map[uint16]bool)
 	for range lastPort - firstPort + 1 {
 		n, err := p.take(0)
 		nstest.FatalIf(t, err != nil || n < firstPort || seen[n], "%d, %v", n, err)
 		seen[n] = true
 	}
-	if _, err := p.take(0); err != syscall.EADDRNOTAVAIL {
-		t.Errorf("all in use: %v", err)
-	}
+	nstest.WantErr(t, "all in use", nstest.Err(p.take(0)), syscall.EADDRNOTAVAIL)
 	p.release(firstPort + 5)
-	if n, err := p.take(0); n != firstPort+5 || err != nil {
-		t.Errorf("%d, %v", n, err)
-	}
+	n, err = p.take(0)
+	nstest.ErrorIf(t, n != firstPort+5 || err != nil, "%d, %v", n, err)
 }
 
 // After a minute one caller asks a silent host again. An answer ends the silence, and a short silence does not count.
@@ -323,9 +295,8 @@ func TestSilence(t *testing.T) {
 		take(1, vipl.ErrTimeout, silentLeast)
 		asks(1, false)
 		asks(2, true)
-		if ask, silent := s.part([]Addr{to(1), to(2)}); len(ask) != 1 || ask[0] != to(2) || len(silent) != 1 {
-			t.Errorf("of both %v are to be asked, %v not", ask, silent)
-		}
+		ask, silent := s.part([]Addr{to(1), to(2)})
+		nstest.ErrorIf(t, !slices.Equal(ask, []Addr{to(2)}) || len(silent) != 1, "of both %v are to be asked, %v not", ask, silent)
 		time.Sleep(silentTime - 1)
 		asks(1, false)
 		time.Sleep(time.Nanosecond)
@@ -347,14 +318,13 @@ func TestSilence(t *testing.T) {
 			asks(1, true)
 		}
 		local := netip.MustParseAddr("fe80::2")
+		onLink := []Addr{{netip.AddrPortFrom(local.WithZone("eth0"), 80)}}
 		s.remember(local.WithZone("eth0"))
-		if ask, _ := s.part([]Addr{{netip.AddrPortFrom(local.WithZone("eth0"), 80)}}); len(ask) > 0 {
-			t.Error("a host of this link that is silent is asked")
-		}
+		ask, _ = s.part(onLink)
+		nstest.ErrorIf(t, len(ask) > 0, "a host of this link that is silent is asked")
 		s.forget(local) // a request of its own has no zone
-		if ask, _ := s.part([]Addr{{netip.AddrPortFrom(local.WithZone("eth0"), 80)}}); len(ask) != 1 {
-			t.Error("a host of this link that was heard of is not asked")
-		}
+		ask, _ = s.part(onLink)
+		nstest.ErrorIf(t, len(ask) != 1, "a host of this link that was heard of is not asked")
 	})
 }
 
@@ -364,9 +334,7 @@ func TestAnswerTime(t *testing.T) {
 		nstest.Equal(t, "with all the time there is", answerTime(t.Context()), fallbackTime)
 		for _, left := range []time.Duration{time.Second, 2 * fallbackTime, time.Hour} {
 			ctx, cancel := context.WithTimeout(t.Context(), left)
-			if d, want := answerTime(ctx), min(left/2, fallbackTime); d != want {
-				t.Errorf("with %v: %v, want %v", left, d, want)
-			}
+			nstest.Equal(t, fmt.Sprint("with ", left), answerTime(ctx), min(left/2, fallbackTime))
 			cancel()
 		}
 	})
@@ -383,9 +351,8 @@ func TestSilenceIsBounded(t *testing.T) {
 		}
 		nstest.ErrorIf(t, len(s.until) != silentMost, "%d hosts are remembered", len(s.until))
 		for i, want := range map[int]bool{0: true, 1: false, 3 * silentMost: false, 3*silentMost + 1: true, 4*silentMost - 1: true} {
-			if _, ok := s.until[netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+1))]; ok != want {
-				t.Errorf("host %d is remembered: %v", i, ok)
-			}
+			_, ok := s.until[netip.MustParseAddr(fmt.Sprintf("fd00::%x", i+1))]
+			nstest.Equal(t, fmt.Sprintf("host %d is remembered", i), ok, want)
 		}
 	})
 }
@@ -414,9 +381,7 @@ func FuzzParse(f *testing.F) {
 		nstest.FatalIf(t, h.kind == kindAnnounce && h.addr+uint64(h.length) < h.addr, "memory past the end of the address space")
 		again := make([]byte, headerLen)
 		h.put(again)
-		if !bytes.Equal(again, b[:headerLen]) {
-			t.Fatalf("%x became %x", b[:headerLen], again)
-		}
+		nstest.FatalIf(t, !bytes.Equal(again, b[:headerLen]), "%x became %x", b[:headerLen], again)
 	})
 }
 
@@ -545,11 +510,7 @@ func TestSystemError(t *testing.T) {
 	for _, code := range []vipl.Return{vipl.ErrNoMatch, vipl.ErrRejected, vipl.ErrNotReachable, vipl.ErrResource, vipl.ErrTimeout} {
 		err := systemError(&vipl.OpError{Op: "ConnectRequest", Return: code})
 		nstest.ErrorIf(t, !errors.Is(err, code), "%v is not %v any more", err, code)
-		if isTimeout(err) != (code == vipl.ErrTimeout) {
-			t.Errorf("%v: Timeout is %v", err, isTimeout(err))
-		}
+		nstest.Equal(t, fmt.Sprintf("Timeout of %v", err), isTimeout(err), code == vipl.ErrTimeout)
 	}
-	if err := systemError(errOrder); err != errOrder {
-		t.Errorf("%v", err)
-	}
+	nstest.Equal(t, "another error", systemError(errOrder), errOrder)
 }
