@@ -48,9 +48,8 @@ func TestDeadBeforeConnection(t *testing.T) {
 				return wantLost("wait", ways[rank](j.worlds[rank].Comm(), source), victim)
 			})
 			for rank, w := range j.worlds[:victim] {
-				if s := w.Stats(); source == mvich.AnySource && s.Connections > 0 {
-					t.Errorf("rank %d has connected: %+v", rank, s)
-				}
+				s := w.Stats()
+				nstest.ErrorIf(t, source == mvich.AnySource && s.Connections > 0, "rank %d has connected: %+v", rank, s)
 			}
 			j.finalize(t, victim)
 		})
@@ -169,9 +168,7 @@ func TestVigil(t *testing.T) {
 			for i := 0; !v.InVain(test.errs[i%len(test.errs)], 0, long); i++ {
 				time.Sleep(test.every)
 			}
-			if took := time.Since(start); took != test.dead {
-				t.Errorf("%s: dead after %v, want %v", name, took, test.dead)
-			}
+			nstest.Equal(t, name+": dead after", time.Since(start), test.dead)
 		}
 		var v mvich.Vigil
 		nstest.ErrorIf(t, !v.InVain(silent, long+1, long), "one long request is not enough")
@@ -188,9 +185,7 @@ func looksAreForgotten(t *testing.T) {
 	mvich.LookAt(w, 1)
 	nstest.ErrorIf(t, !mvich.Missed(w, 1), "a look in vain is not noted")
 	mvich.LookAround(w)
-	if mvich.Missed(w, 1) || w.Stats().Deaths > 0 {
-		t.Errorf("it is remembered: %+v", w.Stats())
-	}
+	nstest.ErrorIf(t, mvich.Missed(w, 1) || w.Stats().Deaths > 0, "it is remembered: %+v", w.Stats())
 	each(t, 2, func(rank int) error { j.worlds[rank].Finalize(); return nil })
 }
 
@@ -201,9 +196,8 @@ func TestLook(t *testing.T) {
 		mvich.LookAt(j.worlds[0], 1)
 	}
 	for rank, w := range j.worlds {
-		if s := w.Stats(); s.Connections > 0 || s.Deaths > 0 {
-			t.Errorf("rank %d: %+v", rank, s)
-		}
+		s := w.Stats()
+		nstest.ErrorIf(t, s.Connections > 0 || s.Deaths > 0, "rank %d: %+v", rank, s)
 	}
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 }
@@ -249,9 +243,7 @@ func TestCallsWhomItWaitsFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(t, 2, jobConfig{})
 			noError(t, test.wait(j.worlds[0].Comm()))
-			if calls := mvich.CallsExpected(j.worlds[0], 1); calls != test.want {
-				t.Errorf("calls: %v", calls)
-			}
+			nstest.Equal(t, "calls", mvich.CallsExpected(j.worlds[0], 1), test.want)
 		})
 	}
 }

@@ -139,20 +139,16 @@ func TestRegistrationCache(t *testing.T) {
 	for range 5 {
 		move(0, 0, size)
 	}
-	if s := move(0, size/2, size); s.Registered != 1 || s.Reused != 5 {
-		t.Errorf("one buffer: %d times registered, %d times found", s.Registered, s.Reused)
-	}
+	s := move(0, size/2, size)
+	nstest.ErrorIf(t, s.Registered != 1 || s.Reused != 5, "one buffer: %+v", s)
 	move(1, 0, size)
 	move(0, 0, size)
-	if s := move(2, 0, size); s.Registered != 3 || s.RegisteredBytes != 2*size {
-		t.Errorf("three buffers: %d times registered, %d bytes now", s.Registered, s.RegisteredBytes)
-	}
-	if s := move(0, 0, size); s.Registered != 3 { // the one that was unused for longest had to go, and is not this one
-		t.Errorf("the one used last: %d times registered", s.Registered)
-	}
-	if s := move(1, 0, size); s.Registered != 4 || s.RegisteredBytes > limit {
-		t.Errorf("the one used first: %d times registered, %d bytes now", s.Registered, s.RegisteredBytes)
-	}
+	s = move(2, 0, size)
+	nstest.ErrorIf(t, s.Registered != 3 || s.RegisteredBytes != 2*size, "three buffers: %+v", s)
+	s = move(0, 0, size) // the one that was unused for longest had to go, and is not this one
+	nstest.ErrorIf(t, s.Registered != 3, "the one used last: %+v", s)
+	s = move(1, 0, size)
+	nstest.ErrorIf(t, s.Registered != 4 || s.RegisteredBytes > limit, "the one used first: %+v", s)
 }
 
 // Scratch memory of operations is registered once, and does not evict the program's buffers from the cache.
@@ -208,9 +204,8 @@ func TestScratchIsReused(t *testing.T) {
 				return nil
 			})
 			for rank, w := range j.worlds {
-				if s := w.Stats(); s.RegisteredBytes > limit {
-					t.Errorf("rank %d: %d bytes registered", rank, s.RegisteredBytes)
-				}
+				n := w.Stats().RegisteredBytes
+				nstest.ErrorIf(t, n > limit, "rank %d: %d bytes registered", rank, n)
 			}
 		})
 	}
@@ -229,16 +224,14 @@ func TestScratchIsBounded(t *testing.T) {
 		noError(t, err)
 		requests = append(requests, r)
 	}
-	if n := w.Stats().RegisteredBytes; n <= kept {
-		t.Fatalf("%d bytes are registered while all wait", n)
-	}
+	n := w.Stats().RegisteredBytes
+	nstest.FatalIf(t, n <= kept, "%d bytes are registered while all wait", n)
 	for range many {
 		noError(t, nstest.Err(mvich.RecvType(w.Comm(), buf, column, 0, 0)))
 	}
 	noError(t, mvich.WaitAll(requests...))
-	if n := w.Stats().RegisteredBytes; n > kept {
-		t.Errorf("%d bytes are registered afterwards, want %d at most", n, kept)
-	}
+	n = w.Stats().RegisteredBytes
+	nstest.ErrorIf(t, n > kept, "%d bytes are registered afterwards, want %d at most", n, kept)
 }
 
 // Concurrent operations get separate scratch memory.
@@ -284,39 +277,31 @@ func TestNoAllocation(t *testing.T) {
 	small, long := make([]byte, 64), make([]byte, mvich.DefaultThreshold)
 	in := [2][]byte{make([]byte, len(long)), make([]byte, len(long))}
 	column := mvich.Vector(100, 1, 3, mvich.Elem)
+	type step func(c *mvich.Comm) error
 	// turns has rank 0 send and rank 1 answer.
-	turns := func(c *mvich.Comm, send func() error, recv func() error) error {
-		if c.Rank() == 0 {
-			return errors.Join(send(), recv())
+	turns := func(send, recv step) step {
+		return func(c *mvich.Comm) error {
+			if c.Rank() == 0 {
+				return errors.Join(send(c), recv(c))
+			}
+			return errors.Join(recv(c), send(c))
 		}
-		return errors.Join(recv(), send())
 	}
-	recv := func(c *mvich.Comm) error { _, err := c.Recv(in[c.Rank()], 1-c.Rank(), 0); return err }
-	for name, f := range map[string]func(c *mvich.Comm) error{
-		"short": func(c *mvich.Comm) error {
-			return turns(c, func() error { return c.Send(small, 1-c.Rank(), 0) }, func() error { return recv(c) })
-		},
-		"threshold": func(c *mvich.Comm) error {
-			return turns(c, func() error { return c.Send(long, 1-c.Rank(), 0) }, func() error { return recv(c) })
-		},
-		"synchronous": func(c *mvich.Comm) error {
-			return turns(c, func() error { return c.Ssend(small, 1-c.Rank(), 0) }, func() error { return recv(c) })
-		},
-		"unexpected": func(c *mvich.Comm) error { // it comes before the one that is waited for
-			return turns(c, func() error {
-				return errors.Join(c.Send(long, 1-c.Rank(), 1), c.Send(small, 1-c.Rank(), 0))
-			}, func() error {
-				err := recv(c)
-				_, first := c.Recv(in[c.Rank()], 1-c.Rank(), 1)
-				return errors.Join(err, first)
-			})
-		},
-		"probed": func(c *mvich.Comm) error {
-			return turns(c, func() error { return c.Send(small, 1-c.Rank(), 0) }, func() error {
-				get(c.Probe(mvich.AnySource, mvich.AnyTag))
-				return recv(c)
-			})
-		},
+	send := func(b []byte) step { return func(c *mvich.Comm) error { return c.Send(b, 1-c.Rank(), 0) } }
+	recv := func(c *mvich.Comm) error { return nstest.Err(c.Recv(in[c.Rank()], 1-c.Rank(), 0)) }
+	for name, f := range map[string]step{
+		"short":       turns(send(small), recv),
+		"threshold":   turns(send(long), recv),
+		"synchronous": turns(func(c *mvich.Comm) error { return c.Ssend(small, 1-c.Rank(), 0) }, recv),
+		"unexpected": turns(func(c *mvich.Comm) error { // it comes before the one that is waited for
+			return errors.Join(c.Send(long, 1-c.Rank(), 1), c.Send(small, 1-c.Rank(), 0))
+		}, func(c *mvich.Comm) error {
+			return errors.Join(recv(c), nstest.Err(c.Recv(in[c.Rank()], 1-c.Rank(), 1)))
+		}),
+		"probed": turns(send(small), func(c *mvich.Comm) error {
+			get(c.Probe(mvich.AnySource, mvich.AnyTag))
+			return recv(c)
+		}),
 		"both ways": func(c *mvich.Comm) error {
 			return nstest.Err(c.Sendrecv(small, 1-c.Rank(), 0, in[c.Rank()], 1-c.Rank(), 0))
 		},
@@ -330,11 +315,8 @@ func TestNoAllocation(t *testing.T) {
 		"reduce": func(c *mvich.Comm) error {
 			return errors.Join(mvich.Reduce(c, in[c.Rank()][:64], small, mvich.Sum, 0), c.Barrier())
 		},
-		"column": func(c *mvich.Comm) error {
-			return turns(c, func() error { return mvich.SendType(c, long, column, 1-c.Rank(), 0) },
-				func() error { return recv(c) })
-		},
-		"bcast": func(c *mvich.Comm) error { return errors.Join(c.Bcast(in[c.Rank()], 0), c.Bcast(in[c.Rank()], 1)) },
+		"column": turns(func(c *mvich.Comm) error { return mvich.SendType(c, long, column, 1-c.Rank(), 0) }, recv),
+		"bcast":  func(c *mvich.Comm) error { return errors.Join(c.Bcast(in[c.Rank()], 0), c.Bcast(in[c.Rank()], 1)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(t, 2, jobConfig{})

@@ -141,9 +141,8 @@ func TestFallback(t *testing.T) {
 			j := newJob(t, 2, jobConfig{options: func(rank int) []mvich.Option { return c.options[rank] }})
 			j.run(t, swapSizes)
 			j.spotless(t, mvich.DefaultCredits)
-			if s := j.worlds[0].Stats(); c.used(s) < 5 {
-				t.Errorf("%+v", s)
-			}
+			s := j.worlds[0].Stats()
+			nstest.ErrorIf(t, c.used(s) < 5, "%+v", s)
 		})
 	}
 }
@@ -174,10 +173,9 @@ func TestUnexpectedLimit(t *testing.T) {
 		}
 		return nil
 	})
+	const most = limit/size + 4*mvich.DefaultCredits
 	s := j.worlds[0].Stats()
-	if most := uint64(limit/size + 4*mvich.DefaultCredits); s.Eager > most || s.RGET < count-most {
-		t.Errorf("%d messages were eager, and %d not", s.Eager, s.RGET)
-	}
+	nstest.ErrorIf(t, s.Eager > most || s.RGET < count-most, "%d messages were eager, and %d not", s.Eager, s.RGET)
 	j.spotless(t, mvich.DefaultCredits)
 }
 
@@ -376,18 +374,16 @@ func TestWrongArguments(t *testing.T) {
 	} {
 		nstest.ErrorIf(t, err == nil, "%s: no error", name)
 	}
-	if s, err := c.Recv(nil, mvich.ProcNull, 5); err != nil || s.Source != mvich.ProcNull {
-		t.Errorf("%+v, %v", s, err)
-	}
+	s, err := c.Recv(nil, mvich.ProcNull, 5)
+	nstest.ErrorIf(t, err != nil || s.Source != mvich.ProcNull, "%+v, %v", s, err)
 	noError(t, c.Send(nil, mvich.ProcNull, 5))
 }
 
 // A sleep that Wake has ended, without anything to find, does not change the polling.
 func TestSpinAfterWake(t *testing.T) {
 	j := newJob(t, 1, jobConfig{options: with(mvich.WithSpin(1000))})
-	if before, after := mvich.SpinAfterWake(j.worlds[0]); after != before {
-		t.Errorf("it polled %d times, now %d", before, after)
-	}
+	before, after := mvich.SpinAfterWake(j.worlds[0])
+	nstest.Equal(t, "polls", after, before)
 }
 
 // Each counter changes when it should, by the right amount.

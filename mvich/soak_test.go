@@ -34,9 +34,8 @@ func TestNothingIsLost(t *testing.T) {
 	for rank, w := range j.worlds {
 		s := w.Stats()
 		nstest.ErrorIf(t, s.RegisteredBytes > 300_000 || rank == 0 && (s.Eager == 0 || s.RGET == 0) || s.Vbufs > 1024, "rank %d: %+v", rank, s)
-		if sent := s.Eager + s.R3 + s.RGET + s.RPUT; sent < uint64(each) {
-			t.Errorf("rank %d has sent %d messages, want %d at least", rank, sent, each)
-		}
+		sent := s.Eager + s.R3 + s.RGET + s.RPUT
+		nstest.ErrorIf(t, sent < uint64(each), "rank %d has sent %d messages, want %d at least", rank, sent, each)
 	}
 }
 

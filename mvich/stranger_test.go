@@ -307,9 +307,7 @@ func TestReadAfterSend(t *testing.T) {
 		return nil
 	})
 	copy(b, "secret")
-	if got, err := s.move(at, 6, false); !errors.Is(err, vipl.ErrDescriptor) {
-		t.Errorf("when the send was done it has read %q, %v", got, err)
-	}
+	nstest.WantErr(t, "a read when the send was done", nstest.Err(s.move(at, 6, false)), vipl.ErrDescriptor)
 }
 
 // Nor can a peer write to the buffer after a receive by RPUT. Its right ends with its own message, not with that of
@@ -355,9 +353,8 @@ func TestWriteAfterReceive(t *testing.T) {
 		// For this side the operation is done at the earliest when it is acknowledged.
 		nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "it has written when the receive was done")
 	}
-	if _, err := s.move(at[1], 6, true); err == nil {
-		t.Error("the connection works after a write to memory that it may not write")
-	}
+	_, err := s.move(at[1], 6, true)
+	nstest.ErrorIf(t, err == nil, "the connection works after a write to memory that it may not write")
 	nstest.ErrorIf(t, bytes.Contains(b, []byte("w")), "it has written when the receive was done")
 }
 

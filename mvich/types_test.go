@@ -73,9 +73,8 @@ func TestTypes(t *testing.T) {
 		}
 		nstest.WantErr(t, name, mvich.SendType(c, buf, x.of, 0, 0), nil)
 		got := make([]int, len(x.places))
-		if _, err := mvich.Recv(c, got, 0, 0); err != nil || !slices.Equal(got, x.places) {
-			t.Errorf("%s: %v, want %v (%v)", name, got, x.places, err)
-		}
+		_, err := mvich.Recv(c, got, 0, 0)
+		nstest.ErrorIf(t, err != nil || !slices.Equal(got, x.places), "%s: %v, want %v (%v)", name, got, x.places, err)
 		// And back, to the same places and no others.
 		for i := range buf {
 			buf[i] = -1
@@ -83,9 +82,8 @@ func TestTypes(t *testing.T) {
 		nstest.WantErr(t, name, mvich.Send(c, got, 0, 0), nil)
 		nstest.WantErr(t, name, nstest.Err(mvich.RecvType(c, buf, x.of, 0, 0)), nil)
 		for i, v := range buf {
-			if want := slices.Contains(x.places, i); want && v != i || !want && v != -1 {
-				t.Errorf("%s: place %d holds %d", name, i, v)
-			}
+			want := slices.Contains(x.places, i)
+			nstest.ErrorIf(t, want && v != i || !want && v != -1, "%s: place %d holds %d", name, i, v)
 		}
 	}
 }
@@ -115,14 +113,9 @@ func TestWrongTypes(t *testing.T) {
 		"nothing, many times": {func() mvich.Type { return mvich.Contiguous(most, mvich.Contiguous(0, mvich.Elem)) }, false},
 	} {
 		func() {
-			defer func() {
-				if wrong := recover() != nil; wrong != test.wrong {
-					t.Errorf("%s: panics: %v", name, wrong)
-				}
-			}()
-			if x := test.make(); x.Len() < 0 || x.Extent() < x.Len() {
-				t.Errorf("%s: %d elements over %d", name, x.Len(), x.Extent())
-			}
+			defer func() { nstest.Equal(t, name+": panics", recover() != nil, test.wrong) }()
+			x := test.make()
+			nstest.ErrorIf(t, x.Len() < 0 || x.Extent() < x.Len(), "%s: %d elements over %d", name, x.Len(), x.Extent())
 		}()
 	}
 }

@@ -37,9 +37,8 @@ func TestPacketRoundTrip(t *testing.T) {
 		h, o, data, err := parse(b)
 		nstest.ErrorIf(t, err != nil || h != want.header || o != want.offer || !bytes.Equal(data, want.data), "%+v, %+v, %q, %v; want %+v", h, o, data, err, want)
 		for n := range b {
-			if _, _, _, err := parse(b[:n]); err == nil {
-				t.Errorf("%+v: %d of %d bytes are a packet, too", want.header, n, len(b))
-			}
+			_, _, _, err := parse(b[:n])
+			nstest.ErrorIf(t, err == nil, "%+v: %d of %d bytes are a packet, too", want.header, n, len(b))
 		}
 	}
 }
@@ -84,9 +83,7 @@ func TestFifo(t *testing.T) {
 			nstest.FatalIf(t, q.peek() != out || q.pop() != out, "turn %d: not %d", turn, out)
 			out++
 		}
-		if q.len() != in-out {
-			t.Fatalf("turn %d: %d in it, want %d", turn, q.len(), in-out)
-		}
+		nstest.FatalIf(t, q.len() != in-out, "turn %d: %d in it, want %d", turn, q.len(), in-out)
 		next := out
 		q.each(func(v int) {
 			nstest.FatalIf(t, v != next, "turn %d: each gives %d, want %d", turn, v, next)
@@ -119,9 +116,7 @@ func TestOversubscribed(t *testing.T) {
 		"processors not known":  {at("a", 0), []place{at("a", 0)}, false},
 		"another machine's CPU": {at("a", 1), []place{at("a", 1), at("b", 2)}, true},
 	} {
-		if got := oversubscribed(test.own, test.others); got != test.want {
-			t.Errorf("%s: %v", name, got)
-		}
+		nstest.Equal(t, name, oversubscribed(test.own, test.others), test.want)
 	}
 }
 
@@ -133,9 +128,7 @@ func TestPlace(t *testing.T) {
 	got, err := parsePlace(own.String())
 	nstest.ErrorIf(t, err != nil || got.machine != own.machine || got.cpus.Cmp(own.cpus) != 0, "%v is %v: %v", own, got, err)
 	for _, s := range []string{"", "machine", "machine/", "machine/xyz", "machine/-1"} {
-		if p, err := parsePlace(s); !errors.Is(err, ErrSettings) {
-			t.Errorf("%q is %v: %v", s, p, err)
-		}
+		nstest.WantErr(t, fmt.Sprintf("%q", s), nstest.Err(parsePlace(s)), ErrSettings)
 	}
 	for _, test := range []struct {
 		options        []Option
@@ -144,9 +137,8 @@ func TestPlace(t *testing.T) {
 	}{{nil, false, DefaultSpin}, {nil, true, 0}, {[]Option{WithSpin(7)}, true, 7}, {[]Option{WithSpin(0)}, false, 0}} {
 		s, err := makeSettings(test.options)
 		nstest.Must(t, err)
-		if s.fillDefaults(test.oversubscribed); s.spin != test.want {
-			t.Errorf("%d options, crowded %v: %d polls", len(test.options), test.oversubscribed, s.spin)
-		}
+		s.fillDefaults(test.oversubscribed)
+		nstest.Equal(t, fmt.Sprintf("%d options, crowded %v: polls", len(test.options), test.oversubscribed), s.spin, test.want)
 	}
 }
 
@@ -158,13 +150,11 @@ func TestLearn(t *testing.T) {
 		w.learn(time.Millisecond)
 	}
 	nstest.ErrorIf(t, w.spin != 0, "%d polls after long sleeps", w.spin)
-	if w.learn(time.Microsecond); w.spin < leastSpin {
-		t.Errorf("%d polls after a short sleep", w.spin)
-	}
+	w.learn(time.Microsecond)
 	before := w.spin
-	if w.learn(time.Microsecond); w.spin != 2*before {
-		t.Errorf("%d polls after another one, %d before", w.spin, before)
-	}
+	nstest.ErrorIf(t, before < leastSpin, "%d polls after a short sleep", before)
+	w.learn(time.Microsecond)
+	nstest.Equal(t, "polls after another one", w.spin, 2*before)
 	for range 20 {
 		w.learn(time.Microsecond)
 	}
@@ -178,9 +168,8 @@ func TestLearn(t *testing.T) {
 	nstest.ErrorIf(t, tries != 5, "%d full tries in %d long sleeps", tries, 5*spinRetry)
 	w.set.spin, w.spin = 0, 0
 	for range 2 * spinRetry {
-		if w.learn(time.Microsecond); w.spin != 0 {
-			t.Errorf("%d polls where there are to be none", w.spin)
-		}
+		w.learn(time.Microsecond)
+		nstest.Equal(t, "polls where there are to be none", w.spin, 0)
 	}
 }
 
@@ -215,9 +204,9 @@ func FuzzSettings(f *testing.F) {
 			if !ok1 {
 				name = ThresholdVariable
 			}
-			if !errors.Is(err, ErrSettings) || !strings.Contains(err.Error(), name+"=") || !strings.Contains(err.Error(), "want a number, 0 to ") {
-				t.Fatalf("%q, %q: %v", threshold, spin, err)
-			}
+			nstest.WantErr(t, "a wrong variable", err, ErrSettings)
+			nstest.ErrSays(t, "a wrong variable", err, name+"=")
+			nstest.ErrSays(t, "a wrong variable", err, "want a number, 0 to ")
 			return
 		}
 		if err != nil {
@@ -229,12 +218,11 @@ func FuzzSettings(f *testing.F) {
 		}
 		s.fillDefaults(which&128 != 0)
 		nstest.FatalIf(t, s.threshold < 0 || s.threshold > 1<<18 || s.spin < 0 || 1<<16*s.spin < s.spin || s.registered < 0 || s.unexpected < 0, "%+v", s)
-		if v := s.vbufSize(); v < headerSize+s.threshold || v%64 != 0 || v > 1<<19 {
-			t.Fatalf("vbufs of %d bytes for %d", v, s.threshold)
-		}
-		if s.credits < 4 || s.credits > 256 || s.reserve() < 1 || s.noopAt() < 2 || s.noopAt() > s.credits-s.reserve() {
-			t.Fatalf("%d credits, %d in reserve, noops from %d", s.credits, s.reserve(), s.noopAt())
-		}
+		v := s.vbufSize()
+		nstest.FatalIf(t, v < headerSize+s.threshold || v%64 != 0 || v > 1<<19, "vbufs of %d bytes for %d", v, s.threshold)
+		noopAt := s.noopAt()
+		nstest.FatalIf(t, s.credits < 4 || s.credits > 256 || s.reserve() < 1 || noopAt < 2 || noopAt > s.credits-s.reserve(),
+			"%d credits, %d in reserve, noops from %d", s.credits, s.reserve(), noopAt)
 	})
 }
 
@@ -278,9 +266,8 @@ func TestRankOfAnotherVersion(t *testing.T) {
 	nstest.Must(t, err)
 	for _, other := range []string{fmt.Sprintf("mvich%d/", protocolVersion+1), ""} {
 		_, _, err := w.parseRecord(strings.Replace(own, fmt.Sprintf("mvich%d/", protocolVersion), other, 1))
-		if !errors.Is(err, ErrSettings) || !strings.Contains(err.Error(), "use one version of mvich") {
-			t.Errorf("%q: %v", other, err)
-		}
+		nstest.WantErr(t, other, err, ErrSettings)
+		nstest.ErrSays(t, other, err, "use one version of mvich")
 	}
 }
 

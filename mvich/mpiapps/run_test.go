@@ -72,9 +72,7 @@ func TestRun(t *testing.T) {
 func TestLargestSquare(t *testing.T) {
 	for ranks, want := range map[int]error{1: nil, 2: ErrApp, 4: ErrApp, 5: nil} {
 		onOneNIC(t, ranks, func(c *mvich.Comm) error {
-			if _, err := newPlane(c, MaxSize); !errors.Is(err, want) {
-				return fmt.Errorf("%d ranks: %v, want %v", ranks, err, want)
-			}
+			nstest.WantErr(t, fmt.Sprint(ranks, " ranks"), nstest.Err(newPlane(c, MaxSize)), want)
 			return nil
 		})
 	}
@@ -143,17 +141,12 @@ func TestWrong(t *testing.T) {
 	apps["broken"] = broken
 	defer delete(apps, "broken")
 	onOneNIC(t, 2, func(c *mvich.Comm) error {
-		if _, err := Run(c, "broken", Options{Size: 8, Steps: 5}); c.Rank() == 0 && !errors.Is(err, ErrWrong) {
-			return fmt.Errorf("a wrong result: %w", err)
-		}
+		_, err := Run(c, "broken", Options{Size: 8, Steps: 5})
+		nstest.ErrorIf(t, c.Rank() == 0 && !errors.Is(err, ErrWrong), "a wrong result: %v", err)
 		for _, o := range []Options{{Size: 1}, {Size: -3}, {Size: 1 << 20}, {Size: 8, Steps: -1}} {
-			if _, err := Run(c, "stencil", o); !errors.Is(err, ErrApp) {
-				return fmt.Errorf("%+v: %w", o, err)
-			}
+			nstest.WantErr(t, fmt.Sprintf("%+v", o), nstest.Err(Run(c, "stencil", o)), ErrApp)
 		}
-		if _, err := Run(c, "nothing", Options{}); !errors.Is(err, ErrApp) {
-			return fmt.Errorf("no such application: %w", err)
-		}
+		nstest.WantErr(t, "no such application", nstest.Err(Run(c, "nothing", Options{})), ErrApp)
 		return nil
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -55,16 +54,12 @@ func TestBenchmarks(t *testing.T) {
 					}
 					return err
 				}
-				if len(rows) != 15 {
-					return fmt.Errorf("%d rows", len(rows))
-				}
+				nstest.Equal(t, "rows", len(rows), 15)
 				for i, r := range rows {
-					if r.Size != 1<<i || r.Count != 3 || r.Time+r.MBps <= 0 || (r.Time > 0) == (r.MBps > 0) {
-						return fmt.Errorf("%+v", r)
-					}
-					if r.MBps > 0 && math.Abs(r.Rate*float64(r.Size)/1e6/r.MBps-1) > 1e-9 {
-						return fmt.Errorf("%v messages a second of %d bytes are not %v MB/s", r.Rate, r.Size, r.MBps)
-					}
+					nstest.ErrorIf(t, r.Size != 1<<i || r.Count != 3, "%+v", r)
+					nstest.ErrorIf(t, r.Time+r.MBps <= 0 || (r.Time > 0) == (r.MBps > 0), "%+v", r)
+					nstest.ErrorIf(t, r.MBps > 0 && math.Abs(r.Rate*float64(r.Size)/1e6/r.MBps-1) > 1e-9,
+						"%v messages a second of %d bytes are not %v MB/s", r.Rate, r.Size, r.MBps)
 				}
 				return printed(name, rows)
 			})
@@ -92,27 +87,17 @@ func printed(name string, rows []mpibench.Row) error {
 
 func TestWrong(t *testing.T) {
 	onOneNIC(t, 1, func(c *mvich.Comm) error {
-		for name, run := range map[string]func() error{
-			"unknown": func() error { _, err := mpibench.Run(c, "nothing", mpibench.Options{}); return err },
-			"alone":   func() error { _, err := mpibench.Run(c, "latency", mpibench.Options{}); return err },
-			"sizes": func() error {
-				_, err := mpibench.Run(c, "allreduce", mpibench.Options{MinSize: 8, MaxSize: 4})
-				return err
-			},
-			"step": func() error { _, err := mpibench.Run(c, "allreduce", mpibench.Options{Step: 1}); return err },
-			"a size that no message has": func() error {
-				_, err := mpibench.Run(c, "allreduce", mpibench.Options{MaxSize: math.MaxInt})
-				return err
-			},
-			"a window that is too long": func() error {
-				_, err := mpibench.Run(c, "allreduce", mpibench.Options{Window: math.MaxInt})
-				return err
-			},
-			"not printed": func() error { return mpibench.Print(&strings.Builder{}, "nothing", nil) },
+		run := func(name string, o mpibench.Options) error { return nstest.Err(mpibench.Run(c, name, o)) }
+		for name, err := range map[string]error{
+			"unknown":                    run("nothing", mpibench.Options{}),
+			"alone":                      run("latency", mpibench.Options{}),
+			"sizes":                      run("allreduce", mpibench.Options{MinSize: 8, MaxSize: 4}),
+			"step":                       run("allreduce", mpibench.Options{Step: 1}),
+			"a size that no message has": run("allreduce", mpibench.Options{MaxSize: math.MaxInt}),
+			"a window that is too long":  run("allreduce", mpibench.Options{Window: math.MaxInt}),
+			"not printed":                mpibench.Print(&strings.Builder{}, "nothing", nil),
 		} {
-			if err := run(); !errors.Is(err, mpibench.ErrBench) {
-				return fmt.Errorf("%s: %v", name, err)
-			}
+			nstest.WantErr(t, name, err, mpibench.ErrBench)
 		}
 		return nil
 	})
@@ -136,9 +121,9 @@ func TestIterations(t *testing.T) {
 		{"mbw_mr", 1000, mpibench.Options{MostBytes: 130_000, Window: 10}, 13},
 		{"bw", 4 << 20, mpibench.Options{MostBytes: 1}, 1},
 	} {
-		if n, err := mpibench.Iterations(test.name, test.size, test.o); n != test.want || err != nil {
-			t.Errorf("%s of %d bytes, %+v: %d, %v, want %d", test.name, test.size, test.o, n, err, test.want)
-		}
+		n, err := mpibench.Iterations(test.name, test.size, test.o)
+		nstest.ErrorIf(t, n != test.want || err != nil, "%s of %d bytes, %+v: %d, %v, want %d",
+			test.name, test.size, test.o, n, err, test.want)
 	}
 	nstest.WantErr(t, "an unknown benchmark", nstest.Err(mpibench.Iterations("nothing", 1, mpibench.Options{})), mpibench.ErrBench)
 	onOneNIC(t, 1, func(c *mvich.Comm) error {
@@ -157,13 +142,10 @@ func TestIterations(t *testing.T) {
 		var sizes []int
 		for _, r := range rows {
 			sizes = append(sizes, r.Size)
-			if n, err := mpibench.Iterations("bw", r.Size, o); n != r.Count || err != nil {
-				return fmt.Errorf("%d iterations of %d bytes, want %d, %w", r.Count, r.Size, n, err)
-			}
+			n, err := mpibench.Iterations("bw", r.Size, o)
+			nstest.ErrorIf(t, n != r.Count || err != nil, "%d iterations of %d bytes, want %d, %v", r.Count, r.Size, n, err)
 		}
-		if want := []int{16, 512, 16384}; !slices.Equal(sizes, want) {
-			return fmt.Errorf("sizes %v, want %v", sizes, want)
-		}
+		nstest.Same(t, "sizes", sizes, []int{16, 512, 16384})
 		return nil
 	})
 }
