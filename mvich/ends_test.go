@@ -1,7 +1,6 @@
 package mvich_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/vipl"
@@ -270,23 +270,11 @@ func lastMessageIsLost(t *testing.T) {
 	})
 }
 
-// unconfirming is an agent that never confirms an answer.
-type unconfirming struct{ *kagenttest.Agent }
-
-func (a unconfirming) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
-	_, _ = a.Agent.Request(ctx, local, remote, o)
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
 // A rank that has called and died does not delay the end of the rank that admits it.
 func TestStopBesideUnconfirmed(t *testing.T) { synctest.Test(t, stopBesideUnconfirmed) }
 
 func stopBesideUnconfirmed(t *testing.T) {
-	j := newJob(t, 2, jobConfig{
-		silence: calm, dying: true, bubble: true,
-		agent: func(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} },
-	})
+	j := newJob(t, 2, jobConfig{silence: calm, dying: true, bubble: true, agent: memorynic.Unconfirming})
 	get(j.worlds[0].Comm().Isend(nil, 1, 1))
 	synctest.Wait() // the other one waits for the confirmation
 	ended, start := errors.New("told to end"), time.Now()
@@ -301,10 +289,7 @@ func stopBesideUnconfirmed(t *testing.T) {
 func TestDeadBesideUnconfirmed(t *testing.T) { synctest.Test(t, deadBesideUnconfirmed) }
 
 func deadBesideUnconfirmed(t *testing.T) {
-	j := dyingJobOf(t, 2, jobConfig{
-		silence: calm, bubble: true,
-		agent: func(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} },
-	}, 0)
+	j := dyingJobOf(t, 2, jobConfig{silence: calm, bubble: true, agent: memorynic.Unconfirming}, 0)
 	each(t, 2, func(rank int) error {
 		c := j.worlds[rank].Comm()
 		if rank == 1 {

@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
@@ -252,15 +251,6 @@ func TestShutdownBesideSilentPeer(t *testing.T) {
 	p.isOver()
 }
 
-// unconfirming is an agent that never confirms an answer.
-type unconfirming struct{ *kagenttest.Agent }
-
-func (a unconfirming) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
-	_, _ = a.Agent.Request(ctx, local, remote, o)
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
 // A peer that was accepted and does not confirm delays the end of a stack by a second at most.
 func TestCloseBesideUnconfirmed(t *testing.T) {
 	for name, end := range map[string]func(*vianet.Stack) error{
@@ -274,9 +264,8 @@ func TestCloseBesideUnconfirmed(t *testing.T) {
 }
 
 func closeBesideUnconfirmed(t *testing.T, end func(*vianet.Stack) error) {
-	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{
-		Agent: func(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} },
-	}, memorynic.Config{})
+	fabric := kagenttest.NewFabric(kagenttest.Faults{})
+	h := onFabric(t, fabric, memorynic.Config{Agent: memorynic.Unconfirming}, memorynic.Config{})
 	l := h.listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	asked := background(func() error { return nstest.Err(h.a.DialContext(ctx, "via", l.Addr().String())) })

@@ -200,3 +200,15 @@ func (r *Refused) send(num uint32, key uint64, peer netip.Addr) error {
 	}
 	return nil
 }
+
+// Unconfirming makes of an agent one that asks for connections and never confirms the answer.
+func Unconfirming(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} }
+
+type unconfirming struct{ *kagenttest.Agent }
+
+// Request implements the agent. It ends with its context.
+func (a unconfirming) Request(ctx context.Context, local, remote kagent.Address, o kagent.Offer) (*kagent.Answer, error) {
+	_, _ = a.Agent.Request(ctx, local, remote, o)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
