@@ -8,7 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -18,10 +17,7 @@ import (
 // aNIC returns a NIC that is connected with no other.
 func aNIC(t testing.TB) *vipl.NIC {
 	t.Helper()
-	wire := xdpnictest.NewWire()
-	t.Cleanup(wire.Close)
-	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("a")
-	return memorynic.Open(t, wire, agent, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 64}, Arena: 2 << 20}).NIC
+	return memorynic.Alone(t, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 64}, Arena: 2 << 20})
 }
 
 // noDrivers returns a stack over such a NIC whose drivers do not run, so that they take nothing off the queues.

@@ -8,21 +8,16 @@ import (
 	"sync"
 	"testing"
 
-	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
 	"viaxdp/mvich/mpibench"
-	"viaxdp/xdpnic/xdpnictest"
 )
 
 // onOneNIC runs f on ranks that share a NIC in memory.
 func onOneNIC(t *testing.T, ranks int, f func(c *mvich.Comm) error) {
 	t.Helper()
-	wire := xdpnictest.NewWire()
-	t.Cleanup(wire.Close)
-	agent := kagenttest.NewFabric(kagenttest.Faults{}).Agent("host")
-	nic := memorynic.Open(t, wire, agent, memorynic.Config{Arena: 4 << 20}).NIC
+	nic := memorynic.Alone(t, memorynic.Config{Arena: 4 << 20})
 	launchers := mvich.Local(ranks)
 	var wait sync.WaitGroup
 	for rank := range ranks {

@@ -93,6 +93,14 @@ func Open(t T, wire *xdpnictest.Wire, agent *kagenttest.Agent, c Config) *Host {
 	return h
 }
 
+// Alone opens the NIC of a host that can reach no other.
+func Alone(t T, c Config) *vipl.NIC {
+	t.Helper()
+	wire := xdpnictest.NewWire()
+	t.Cleanup(wire.Close)
+	return Open(t, wire, kagenttest.NewFabric(kagenttest.Faults{}).Agent("alone"), c).NIC
+}
+
 // GSO returns what sends the GSO packets of an agent's queue.
 func GSO(q *xdpnictest.Queue, agent *kagenttest.Agent) *xdpnictest.GSO {
 	return &xdpnictest.GSO{Queue: q, Path: func(src netip.Addr, dst netip.AddrPort) (wire.Link, error) {
