@@ -121,16 +121,14 @@ func TestZone(t *testing.T) {
 
 // Listen takes any address, also one that the NIC gets later.
 func TestListenBeforeAddress(t *testing.T) {
-	na, nb := nstest.Pair(t, nstest.Options{})
-	a, b := vethNics(t, na, nb)
-	h := over(t, a, b, nil, vianet.Options{})
+	h := overVeth(t, 0, vianet.Options{})
 	late := netip.MustParseAddr("10.99.0.77")
 	l, err := h.b.Listen("via", netip.AddrPortFrom(late, 0).String())
 	must(t, err)
 	defer l.Close()
-	link, err := nb.Netlink().LinkByName(nb.Name)
+	link, err := h.nsB.Netlink().LinkByName(h.nsB.Name)
 	must(t, err)
-	must(t, nb.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: late.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
+	must(t, h.nsB.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: late.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
 	c := h.dial(t, l.Addr())
 	defer c.Close()
 	accept(t, l.(*vianet.Listener)).Close()

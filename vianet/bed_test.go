@@ -29,9 +29,6 @@ func noLeaks(t testing.TB) {
 	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
 }
 
-// longSilence is longer than a busy machine deschedules a live peer.
-const longSilence = 30 * time.Second
-
 // lossy are the faults of a wire that loses frames.
 var lossy = xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01}
 
@@ -39,45 +36,6 @@ var lossy = xdpnictest.Faults{Seed: 5, Loss: 0.01, Dup: 0.01, Reorder: 0.01}
 func (h *hosts) wasLossy(t *testing.T) {
 	t.Helper()
 	nstest.ErrorIf(t, h.wire.Lost() == 0, "the wire has lost no frame")
-}
-
-// memoryNics opens a NIC at both ends of a wire in memory. When they are closed no chunk may be missing.
-func memoryNics(t testing.TB, silence time.Duration, packets bool) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
-	t.Helper()
-	c := memorynic.Config{Silence: silence, Packets: packets}
-	return nicsOn(t, kagenttest.NewFabric(kagenttest.Faults{}), c, c)
-}
-
-// nicsOn is memoryNics for agents on a fabric of the test's, by default with 1024 chunks for receiving.
-func nicsOn(t testing.TB, fabric *kagenttest.Fabric, ofA, ofB memorynic.Config) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
-	t.Helper()
-	noLeaks(t)
-	wire = xdpnictest.NewWire()
-	t.Cleanup(wire.Close)
-	open := func(name string, c memorynic.Config) *vipl.NIC {
-		c.Queue.RxChunks = cmp.Or(c.Queue.RxChunks, 1024)
-		return memorynic.Open(t, wire, fabric.Agent(name), c).NIC
-	}
-	return open("a", ofA), open("b", ofB), wire
-}
-
-// vethNics opens a NIC at both ends of a veth pair.
-func vethNics(t testing.TB, na, nb *nstest.NS) (a, b *vipl.NIC) {
-	t.Helper()
-	noLeaks(t)
-	open := func(ns *nstest.NS) *vipl.NIC { return openIn(t, ns, vipl.WithSilence(longSilence)) }
-	return open(na), open(nb)
-}
-
-// openIn opens the NIC of a namespace.
-func openIn(t testing.TB, ns *nstest.NS, o ...vipl.Option) (nic *vipl.NIC) {
-	t.Helper()
-	nstest.Must(t, ns.Do(func() (err error) {
-		nic, err = vipl.OpenNIC(ns.Name, o...)
-		return err
-	}))
-	t.Cleanup(func() { check(t, nic.Close()) })
-	return nic
 }
 
 // newStack makes a stack that is closed with the test, and then has nothing left on the NIC.
@@ -93,32 +51,60 @@ func newStack(t testing.TB, nic *vipl.NIC, o vianet.Options) *vianet.Stack {
 type hosts struct {
 	a, b       *vianet.Stack
 	nicA, nicB *vipl.NIC
-	wire       *xdpnictest.Wire // nil over a veth pair
-	tags       [2]int           // protection tags that the NICs have without any connection
+	tags       [2]int // protection tags that the NICs have without any connection
+
+	wire     *xdpnictest.Wire   // in memory
+	fabric   *kagenttest.Fabric // in memory
+	nsA, nsB *nstest.NS         // over a veth pair
 }
 
-// over makes a stack on each of two NICs.
-func over(t testing.TB, a, b *vipl.NIC, wire *xdpnictest.Wire, o vianet.Options) *hosts {
+// start makes a stack on each NIC.
+func (h *hosts) start(t testing.TB, o vianet.Options) *hosts {
 	t.Helper()
-	h := &hosts{a: newStack(t, a, o), b: newStack(t, b, o), nicA: a, nicB: b, wire: wire}
-	h.tags = [2]int{a.Status().Ptags, b.Status().Ptags}
+	h.a, h.b = newStack(t, h.nicA, o), newStack(t, h.nicB, o)
+	h.tags = [2]int{h.nicA.Status().Ptags, h.nicB.Status().Ptags}
 	return h
 }
 
-func inMemory(t testing.TB, o vianet.Options) *hosts { return inMemoryBy(t, o, false) }
+func inMemory(t testing.TB, o vianet.Options) *hosts { return inMemoryBy(t, o, memorynic.Config{}) }
 
-// inMemoryBy is inMemory where frames also leave in packets, if packets is true.
-func inMemoryBy(t testing.TB, o vianet.Options, packets bool) *hosts {
+// inMemoryBy is inMemory with NICs that are opened as c says.
+func inMemoryBy(t testing.TB, o vianet.Options, c memorynic.Config) *hosts {
 	t.Helper()
-	a, b, wire := memoryNics(t, longSilence, packets)
-	return over(t, a, b, wire, o)
+	return inMemoryOf(t, o, c, c)
 }
 
+// inMemoryOf is inMemory with NICs that are opened as a and b say, by default with 1024 chunks for receiving. When they are
+// closed no chunk may be missing.
+func inMemoryOf(t testing.TB, o vianet.Options, a, b memorynic.Config) *hosts {
+	t.Helper()
+	noLeaks(t)
+	h := &hosts{fabric: kagenttest.NewFabric(kagenttest.Faults{}), wire: xdpnictest.NewWire()}
+	t.Cleanup(h.wire.Close)
+	open := func(name string, c memorynic.Config) *vipl.NIC {
+		c.Queue.RxChunks = cmp.Or(c.Queue.RxChunks, 1024)
+		return memorynic.Open(t, h.wire, h.fabric.Agent(name), c).NIC
+	}
+	h.nicA, h.nicB = open("a", a), open("b", b)
+	return h.start(t, o)
+}
+
+// overVeth makes hosts with a NIC at both ends of a veth pair.
 func overVeth(t testing.TB, mtu int, o vianet.Options) *hosts {
 	t.Helper()
-	na, nb := nstest.Pair(t, nstest.Options{MTU: mtu})
-	a, b := vethNics(t, na, nb)
-	return over(t, a, b, nil, o)
+	h := &hosts{}
+	h.nsA, h.nsB = nstest.Pair(t, nstest.Options{MTU: mtu})
+	noLeaks(t)
+	open := func(ns *nstest.NS) (nic *vipl.NIC) {
+		must(t, ns.Do(func() (err error) {
+			nic, err = vipl.OpenNIC(ns.Name, vipl.WithSilence(memorynic.Unhurried))
+			return err
+		}))
+		t.Cleanup(func() { check(t, nic.Close()) })
+		return nic
+	}
+	h.nicA, h.nicB = open(h.nsA), open(h.nsB)
+	return h.start(t, o)
 }
 
 // bearBreaks is for tests that break connections.
@@ -173,25 +159,28 @@ func goRead(c net.Conn, n int) <-chan error {
 // asleep is for tests in a synctest bubble, where time stands still while a goroutine polls.
 var asleep = vianet.Options{Spin: -1}
 
+// packets are NICs whose frames also leave in packets.
+var packets = memorynic.Config{Packets: true}
+
 // configurations are the data paths that tests run over.
 var configurations = []struct {
 	name    string
 	options vianet.Options
-	packets bool
+	nics    memorynic.Config
 }{
-	{"read", vianet.Options{}, false},
-	{"write", vianet.Options{NoRDMARead: true}, false},
-	{"buffers", vianet.Options{Threshold: -1}, false},
-	{"small pool", vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Threshold: 2000}, false},
-	{"asleep", vianet.Options{Spin: -1, Registered: -1}, false},
-	{"packets", vianet.Options{}, true},
-	{"packets, small pool", vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Threshold: 2000}, true},
+	{"read", vianet.Options{}, memorynic.Config{}},
+	{"write", vianet.Options{NoRDMARead: true}, memorynic.Config{}},
+	{"buffers", vianet.Options{Threshold: -1}, memorynic.Config{}},
+	{"small pool", vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Threshold: 2000}, memorynic.Config{}},
+	{"asleep", vianet.Options{Spin: -1, Registered: -1}, memorynic.Config{}},
+	{"packets", vianet.Options{}, packets},
+	{"packets, small pool", vianet.Options{Buffers: vianet.MinBuffers, BufferSize: 320, Threshold: 2000}, packets},
 }
 
 func eachConfiguration(t *testing.T, f func(t *testing.T, h *hosts)) {
 	t.Helper()
 	for _, l := range configurations {
-		t.Run(l.name, func(t *testing.T) { f(t, inMemoryBy(t, l.options, l.packets)) })
+		t.Run(l.name, func(t *testing.T) { f(t, inMemoryBy(t, l.options, l.nics)) })
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
@@ -21,9 +20,9 @@ import (
 )
 
 // lingering returns hosts on which Close goes on delivering for longer than any test runs.
-func lingering(t *testing.T, o vianet.Options, packets bool) *hosts {
+func lingering(t *testing.T, o vianet.Options, c memorynic.Config) *hosts {
 	o.Linger = time.Hour
-	h := inMemoryBy(t, o, packets)
+	h := inMemoryBy(t, o, c)
 	h.bearBreaks()
 	return h
 }
@@ -32,7 +31,7 @@ func eachLingering(t *testing.T, f func(t *testing.T, h *hosts)) {
 	t.Helper()
 	for _, l := range configurations {
 		t.Run(l.name, func(t *testing.T) {
-			h := lingering(t, l.options, l.packets)
+			h := lingering(t, l.options, l.nics)
 			f(t, h)
 			h.atRest(t)
 		})
@@ -174,7 +173,7 @@ func TestShutdownDelivers(t *testing.T) {
 
 // Until the last connection is closed, the stack can dial but accepts no connections.
 func TestShutdownWaits(t *testing.T) {
-	h := lingering(t, vianet.Options{}, false)
+	h := lingering(t, vianet.Options{}, memorynic.Config{})
 	a, b := h.pair(t)
 	c, d := h.pair(t)
 	l, other := h.listen(t), h.listen(t)
@@ -264,8 +263,7 @@ func TestCloseBesideUnconfirmed(t *testing.T) {
 }
 
 func closeBesideUnconfirmed(t *testing.T, end func(*vianet.Stack) error) {
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	h := onFabric(t, fabric, memorynic.Config{Agent: memorynic.Unconfirming}, memorynic.Config{})
+	h := inMemoryOf(t, asleep, memorynic.Config{Agent: memorynic.Unconfirming}, memorynic.Config{})
 	l := h.listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	asked := background(func() error { return nstest.Err(h.a.DialContext(ctx, "via", l.Addr().String())) })

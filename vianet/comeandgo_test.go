@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/vianet"
@@ -266,10 +267,10 @@ func serve(t *testing.T, l *vianet.Listener, plans map[uint32]*plan, conns *sync
 // end. No counter decreases meanwhile. When the connections are gone, nothing is left of them. VIA_CONNECTIONS=10000
 // takes minutes.
 func TestComeAndGo(t *testing.T) {
-	config := func(name string, o vianet.Options, packets bool, prepare func(h *hosts)) {
+	config := func(name string, o vianet.Options, c memorynic.Config, prepare func(h *hosts)) {
 		t.Run(name, func(t *testing.T) {
 			o.Linger = testTimeout
-			h := inMemoryBy(t, o, packets)
+			h := inMemoryBy(t, o, c)
 			prepare(h)
 			h.bearBreaks()
 			for next, left := 0, testsize.Number(t, "VIA_CONNECTIONS", 60, 180); left > 0 && !t.Failed(); {
@@ -280,10 +281,12 @@ func TestComeAndGo(t *testing.T) {
 		})
 	}
 	for _, l := range configurations {
-		config(l.name, l.options, l.packets, func(*hosts) {})
+		config(l.name, l.options, l.nics, func(*hosts) {})
 	}
-	config("one stack", vianet.Options{}, false, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
-	config("loss", vianet.Options{Registered: 100_000}, false, func(h *hosts) { h.wire.SetFaults(lossy) }) // most must go
+	config("one stack", vianet.Options{}, memorynic.Config{}, func(h *hosts) { h.b, h.nicB = h.a, h.nicA })
+	config("loss", vianet.Options{Registered: 100_000}, memorynic.Config{}, func(h *hosts) { // most must go
+		h.wire.SetFaults(lossy)
+	})
 }
 
 // comeAndGo makes n connections, several at a time, and waits until they are gone.

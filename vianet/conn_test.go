@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 )
@@ -246,8 +247,7 @@ func TestBothOnlyWrite(t *testing.T) {
 
 // toBeSilent returns hosts in memory with a short silence.
 func toBeSilent(t *testing.T) *hosts {
-	a, b, wire := memoryNics(t, 2*time.Second, false) // long enough to connect
-	h := over(t, a, b, wire, asleep)
+	h := inMemoryBy(t, asleep, memorynic.Config{Silence: 2 * time.Second}) // long enough to connect
 	h.bearBreaks()
 	return h
 }

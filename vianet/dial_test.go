@@ -49,7 +49,7 @@ func TestDialErrors(t *testing.T) {
 // A peer accepts, sends, and then refuses. The requesting VI cannot retry, and Dial returns the refusal.
 func TestDialIsRefusedBehindData(t *testing.T) {
 	refused := &memorynic.Refused{Times: 1}
-	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{Agent: func(a *kagenttest.Agent) kagent.Agent {
+	h := inMemoryOf(t, asleep, memorynic.Config{Agent: func(a *kagenttest.Agent) kagent.Agent {
 		refused.Agent = a
 		return refused
 	}}, memorynic.Config{})
@@ -103,11 +103,10 @@ func TestDialContext(t *testing.T) {
 func TestDialContextOfSeveral(t *testing.T) { synctest.Test(t, dialContextOfSeveral) }
 
 func dialContextOfSeveral(t *testing.T) {
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	h := inMemory(t, asleep)
 	var silent []vianet.Addr
 	for _, host := range []netip.Addr{netip.MustParseAddr("fd00::2"), h.nicB.Query().Address} {
-		fabric.Cut(host, true)
+		h.fabric.Cut(host, true)
 		silent = append(silent, vianet.Addr{AddrPort: netip.AddrPortFrom(host, 7)})
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -123,8 +122,7 @@ func dialContextOfSeveral(t *testing.T) {
 // A cancelled Dial ends at once at every stage, and leaves nothing behind: while the host does not answer, and while
 // the peer does not greet.
 func TestDialIsCancelled(t *testing.T) {
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	h := inMemory(t, asleep)
 	h.bearBreaks()
 	host := h.nicB.Query().Address
 	dial := func() (cancel func(), ended <-chan error) {
@@ -133,7 +131,7 @@ func TestDialIsCancelled(t *testing.T) {
 		return cancel, background(func() error { return nstest.Err(h.a.DialContext(ctx, "via", to)) })
 	}
 
-	fabric.Cut(host, true)
+	h.fabric.Cut(host, true)
 	cancel, ended := dial()
 	await.Until(t, "a VI asks for a connection", func() bool {
 		vis := h.nicA.Status().VIs
@@ -141,7 +139,7 @@ func TestDialIsCancelled(t *testing.T) {
 	})
 	cancel()
 	isErr(t, "nobody answers", <-ended, context.Canceled)
-	fabric.Cut(host, false)
+	h.fabric.Cut(host, false)
 
 	tag, err := h.nicB.CreatePtag()
 	must(t, err)

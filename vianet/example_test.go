@@ -64,7 +64,7 @@ func exampleHosts(f func(client, server *vianet.Stack) error) {
 	fabric := kagenttest.NewFabric(kagenttest.Faults{})
 	var stacks [2]*vianet.Stack
 	for i := range stacks {
-		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", i)), memorynic.Config{Silence: longSilence}).NIC
+		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", i)), memorynic.Config{}).NIC
 		s, err := vianet.New(nic, vianet.Options{})
 		if err != nil {
 			example.Fatal(err)

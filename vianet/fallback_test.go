@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
@@ -64,20 +63,12 @@ func TestDialOr(t *testing.T) {
 	nstest.Equal(t, "calls", or.calls, 2)
 }
 
-// onFabric returns hosts in memory whose agents are on a fabric of the test's.
-func onFabric(t *testing.T, fabric *kagenttest.Fabric, a, b memorynic.Config) *hosts {
-	t.Helper()
-	nicA, nicB, wire := nicsOn(t, fabric, a, b)
-	return over(t, nicA, nicB, wire, asleep)
-}
-
 // A host that does not answer by VIA delays one connection, and not each of them, until a message comes from the
 // host or the fallback fails, too.
 func TestDialOrRemembers(t *testing.T) { synctest.Test(t, dialOrRemembers) }
 
 func dialOrRemembers(t *testing.T) {
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	h := inMemory(t, asleep)
 	l := h.listen(t)
 	back, err := h.a.Listen("via", ":0")
 	must(t, err)
@@ -95,9 +86,9 @@ func dialOrRemembers(t *testing.T) {
 	}
 	silent := func() {
 		t.Helper()
-		fabric.Cut(host, true)
+		h.fabric.Cut(host, true)
 		dial(false)
-		fabric.Cut(host, false) // undetected: the host is not asked again yet
+		h.fabric.Cut(host, false) // undetected: the host is not asked again yet
 		dial(false)
 	}
 
@@ -120,7 +111,7 @@ func dialOrRemembers(t *testing.T) {
 	dial(true)
 
 	silent()
-	fabric.Cut(host, true)
+	h.fabric.Cut(host, true)
 	_, err = h.a.DialOr(t.Context(), "via", l.Addr().String(), (&otherWay{err: syscall.EPERM}).dial)
 	nstest.ErrorIf(t, !errors.Is(err, syscall.EPERM) || !errors.Is(err, os.ErrDeadlineExceeded), "neither goes: %v", err)
 }
@@ -129,14 +120,13 @@ func dialOrRemembers(t *testing.T) {
 func TestDialOrAfterAll(t *testing.T) { synctest.Test(t, dialOrAfterAll) }
 
 func dialOrAfterAll(t *testing.T) {
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	h := inMemory(t, asleep)
 	l := h.listen(t)
 	there := l.Addr().(vianet.Addr)
 	nobody := vianet.Addr{AddrPort: netip.AddrPortFrom(h.nicA.Query().Address, 7)}
 	silent := func() {
 		t.Helper()
-		fabric.Cut(there.Addr(), true)
+		h.fabric.Cut(there.Addr(), true)
 		must(t, nstest.Err(vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{there}, newWay(t).dial)))
 	}
 	dial := func() (net.Conn, error) {
@@ -147,7 +137,7 @@ func dialOrAfterAll(t *testing.T) {
 	}
 
 	silent()
-	fabric.Cut(there.Addr(), false)
+	h.fabric.Cut(there.Addr(), false)
 	c, err := dial()
 	must(t, err)
 	c.Close()
@@ -163,10 +153,9 @@ func dialOrAfterAll(t *testing.T) {
 func TestDialOrInTime(t *testing.T) { synctest.Test(t, dialOrInTime) }
 
 func dialOrInTime(t *testing.T) {
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	h := inMemory(t, asleep)
 	host := h.nicB.Query().Address
-	fabric.Cut(host, true)
+	h.fabric.Cut(host, true)
 	or := newWay(t)
 	inTime := func(ctx context.Context) (net.Conn, error) {
 		if end, _ := ctx.Deadline(); time.Until(end) < 100*time.Millisecond {
@@ -192,8 +181,7 @@ func TestDialOrWithKeys(t *testing.T) {
 	key := aKey(t)
 	for name, keys := range map[string][2]*vipl.PSK{"client": {key, nil}, "server": {nil, key}} {
 		t.Run(name, func(t *testing.T) {
-			fabric := kagenttest.NewFabric(kagenttest.Faults{})
-			h := onFabric(t, fabric, memorynic.Config{PSK: keys[0]}, memorynic.Config{PSK: keys[1]})
+			h := inMemoryOf(t, asleep, memorynic.Config{PSK: keys[0]}, memorynic.Config{PSK: keys[1]})
 			l := h.listen(t)
 			or := newWay(t)
 			isErr(t, "DialOr", nstest.Err(h.a.DialOr(t.Context(), "via", l.Addr().String(), or.dial)), syscall.EKEYREJECTED)
@@ -207,8 +195,7 @@ func TestDialOrWithKeysOfSeveral(t *testing.T) { synctest.Test(t, dialOrWithKeys
 
 func dialOrWithKeysOfSeveral(t *testing.T) {
 	key := aKey(t)
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	h := onFabric(t, fabric, memorynic.Config{PSK: key}, memorynic.Config{})
+	h := inMemoryOf(t, asleep, memorynic.Config{PSK: key}, memorynic.Config{})
 	l := h.listen(t)
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	at := func(host string) vianet.Addr {
@@ -220,7 +207,7 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 	_, err := vianet.DialOrTo(t.Context(), h.a, []vianet.Addr{nobodys, there}, or.dial)
 	isErr(t, "one is of no host", err, syscall.EKEYREJECTED)
 	nstest.Equal(t, "calls", or.calls, 0)
-	fabric.Cut(silent.Addr(), true)
+	h.fabric.Cut(silent.Addr(), true)
 	for _, to := range [][]vianet.Addr{{silent, there}, {there, silent}, {nobodys, there, silent}} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		isErr(t, fmt.Sprint(to), nstest.Err(vianet.DialTo(ctx, h.a, to)), syscall.EKEYREJECTED)
@@ -231,7 +218,7 @@ func dialOrWithKeysOfSeveral(t *testing.T) {
 // A listener's Failed gets the address of a refused peer, and the cause.
 func TestListenerTellsOfKeys(t *testing.T) {
 	key := aKey(t)
-	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{PSK: key}, memorynic.Config{})
+	h := inMemoryOf(t, asleep, memorynic.Config{PSK: key}, memorynic.Config{})
 	told := make(chan error, 8)
 	h.b = newStack(t, h.nicB, vianet.Options{Failed: func(err error) { told <- err }})
 	l := h.listen(t)
@@ -251,7 +238,7 @@ func TestListenerTellsOfKeys(t *testing.T) {
 
 // Failed may close the stack.
 func TestFailedCloses(t *testing.T) {
-	h := onFabric(t, kagenttest.NewFabric(kagenttest.Faults{}), memorynic.Config{PSK: aKey(t)}, memorynic.Config{})
+	h := inMemoryOf(t, asleep, memorynic.Config{PSK: aKey(t)}, memorynic.Config{})
 	closed := make(chan error, 1)
 	var s *vianet.Stack
 	s = newStack(t, h.nicB, vianet.Options{Failed: func(error) { closed <- s.Close() }})
@@ -265,10 +252,9 @@ func TestFailedCloses(t *testing.T) {
 func TestDialOrRemembersTooLate(t *testing.T) { synctest.Test(t, dialOrRemembersTooLate) }
 
 func dialOrRemembersTooLate(t *testing.T) {
-	fabric := kagenttest.NewFabric(kagenttest.Faults{})
-	h := onFabric(t, fabric, memorynic.Config{}, memorynic.Config{})
+	h := inMemory(t, asleep)
 	host := h.nicB.Query().Address
-	fabric.Cut(host, true)
+	h.fabric.Cut(host, true)
 	or := newWay(t)
 	for i := range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -285,20 +271,18 @@ func dialOrRemembersTooLate(t *testing.T) {
 
 // When the interface of the NIC is removed, DialOr falls back, and the other calls say what is missing.
 func TestInterfaceRemoved(t *testing.T) {
-	na, nb := nstest.Pair(t, nstest.Options{})
-	a, b := vethNics(t, na, nb)
-	h := over(t, a, b, nil, vianet.Options{})
+	h := overVeth(t, 0, vianet.Options{})
 	h.bearBreaks()
 	l := h.listen(t)
-	link, err := na.Netlink().LinkByName(na.Name)
+	link, err := h.nsA.Netlink().LinkByName(h.nsA.Name)
 	must(t, err)
-	must(t, na.Netlink().LinkDel(link)) // and its other end
+	must(t, h.nsA.Netlink().LinkDel(link)) // and its other end
 	l.SetDeadline(time.Now().Add(testTimeout))
 	isErr(t, "Accept", nstest.Err(l.Accept()), syscall.ENODEV) // waits until this side knows
 	isErr(t, "Listen", nstest.Err(h.b.Listen("via", ":0")), syscall.ENODEV)
 	or := newWay(t)
 	port := fmt.Sprint(l.Addr().(vianet.Addr).Port())
-	for _, to := range []string{l.Addr().String(), ":" + port, "0.0.0.0:" + port, "[fe80::1%" + na.Name + "]:" + port} {
+	for _, to := range []string{l.Addr().String(), ":" + port, "0.0.0.0:" + port, "[fe80::1%" + h.nsA.Name + "]:" + port} {
 		isErr(t, "Dial "+to, nstest.Err(h.a.Dial("via", to)), syscall.ENODEV)
 		c, err := h.a.DialOr(t.Context(), "via", to, or.dial)
 		nstest.ErrorIf(t, c != or.conn || err != nil, "DialOr %s: %v, %v", to, c, err)

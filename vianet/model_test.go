@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/vianet"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -247,10 +248,10 @@ func (m *streams) finish(t *testing.T, r *rapid.T) {
 // For any sequence of operations of two programs, a connection does what the model says, and no credit or buffer is
 // lost.
 func TestModel(t *testing.T) {
-	config := func(name string, o vianet.Options, packets bool, f xdpnictest.Faults) {
+	config := func(name string, o vianet.Options, c memorynic.Config, f xdpnictest.Faults) {
 		t.Run(name, func(t *testing.T) {
 			o.Linger = testTimeout
-			h := inMemoryBy(t, o, packets)
+			h := inMemoryBy(t, o, c)
 			h.wire.SetFaults(f)
 			h.bearBreaks()
 			rapid.Check(t, func(r *rapid.T) {
@@ -282,11 +283,11 @@ func TestModel(t *testing.T) {
 		})
 	}
 	for _, l := range configurations {
-		config(l.name, l.options, l.packets, xdpnictest.Faults{})
+		config(l.name, l.options, l.nics, xdpnictest.Faults{})
 	}
 	// A case has only a few dozen frames, so the share of faults must be high.
 	torn := xdpnictest.Faults{Seed: 5, Loss: 0.1, Dup: 0.05, Reorder: 0.1}
-	config("read, loss", vianet.Options{}, false, torn)
-	config("write, loss", vianet.Options{NoRDMARead: true}, false, torn)
-	config("packets, loss", vianet.Options{}, true, torn)
+	config("read, loss", vianet.Options{}, memorynic.Config{}, torn)
+	config("write, loss", vianet.Options{NoRDMARead: true}, memorynic.Config{}, torn)
+	config("packets, loss", vianet.Options{}, packets, torn)
 }

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
@@ -22,11 +21,9 @@ import (
 // onPath returns two hosts in a bubble with a path of the given delay. Nothing else takes time.
 func onPath(t *testing.T, o vianet.Options, oneWay time.Duration) *hosts {
 	t.Helper()
-	c := memorynic.Config{Queue: xdpnictest.Config{RxChunks: 2048, TxChunks: 2048}, Silence: longSilence}
-	a, b, wire := nicsOn(t, kagenttest.NewFabric(kagenttest.Faults{}), c, c)
 	o.Spin = asleep.Spin
-	h := over(t, a, b, wire, o)
-	wire.SetFaults(xdpnictest.Faults{Delay: oneWay})
+	h := inMemoryBy(t, o, memorynic.Config{Queue: xdpnictest.Config{RxChunks: 2048, TxChunks: 2048}})
+	h.wire.SetFaults(xdpnictest.Faults{Delay: oneWay})
 	return h
 }
 
@@ -94,11 +91,7 @@ func TestBytesInARoundTrip(t *testing.T) {
 // ringed returns a connection whose peer has been offered a ring and has written nothing to it.
 func (h *hosts) ringed(t *testing.T) (p *peer, c *vianet.Conn, ring message) {
 	t.Helper()
-	l := h.listen(t)
-	defer l.Close()
-	p = h.meet(t, l, true)
-	p.greet()
-	c = accept(t, l)
+	p, c = h.met(t, true)
 	got := make([]byte, 10)
 	for id := range uint32(2) {
 		p.send(message{kind: ask, id: id + 1, length: 10})
@@ -261,11 +254,10 @@ func TestRingOnTheWire(t *testing.T) {
 
 // A ring and rooms carry the same over a connection with a key, and when frames are lost.
 func TestRingSealed(t *testing.T) {
-	c := memorynic.Config{PSK: aKey(t), Silence: longSilence}
+	key := aKey(t)
 	for _, o := range []vianet.Options{{}, {NoRDMARead: true}} {
-		nicA, nicB, wire := nicsOn(t, kagenttest.NewFabric(kagenttest.Faults{}), c, c)
-		h := over(t, nicA, nicB, wire, o)
-		wire.SetFaults(lossy)
+		h := inMemoryBy(t, o, memorynic.Config{PSK: key})
+		h.wire.SetFaults(lossy)
 		a, b := h.pair(t)
 		for i := range 30 {
 			carry(t, a, b, randomBytes(100_000, byte(i)))

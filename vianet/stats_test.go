@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
@@ -153,7 +154,7 @@ func TestStatsOfStalls(t *testing.T) {
 // counts as that instead.
 func TestStatsOfEnds(t *testing.T) {
 	for _, closed := range []bool{false, true} {
-		h := lingering(t, vianet.Options{}, false)
+		h := lingering(t, vianet.Options{}, memorynic.Config{})
 		a, b := h.pair(t)
 		fill(t, a)
 		if closed {
@@ -176,7 +177,7 @@ func TestStatsOfEnds(t *testing.T) {
 // A peer that closes after CloseRead of this side has not broken the connection, although it cannot end a stream for which
 // there is no room.
 func TestStatsOfReadClosed(t *testing.T) {
-	h := lingering(t, vianet.Options{}, false)
+	h := lingering(t, vianet.Options{}, memorynic.Config{})
 	a, b := h.pair(t)
 	fill(t, b)
 	must(t, a.CloseRead())

@@ -14,7 +14,7 @@ import (
 // read everything and given it back.
 func ringedByPackets(t *testing.T) (h *hosts, a, b *vianet.Conn) {
 	t.Helper()
-	h = inMemoryBy(t, vianet.Options{}, true)
+	h = inMemoryBy(t, vianet.Options{}, packets)
 	a, b = h.pair(t)
 	got := make([]byte, 100_000)
 	for range 3 { // the ring comes about
