@@ -50,7 +50,7 @@ func with(opts ...mvich.Option) func(int) []mvich.Option {
 const testTimeout = 60 * time.Second
 
 // calm is a long silence: on a busy machine a live rank may be descheduled for seconds.
-const calm = 30 * time.Second
+const calm = memorynic.Unhurried
 
 func newJob(t testing.TB, n int, c jobConfig) *job {
 	t.Helper()

@@ -19,19 +19,7 @@ import (
 
 // dyingJob is a job in which ranks die. At the end the live ranks finalize, and the dead ones release what they still
 // can.
-func dyingJob(t *testing.T, n int, dead ...int) *job {
-	t.Helper()
-	return dyingJobOf(t, n, jobConfig{silence: calm}, dead...)
-}
-
-// dyingJobInBubble is a dyingJob in a testing/synctest bubble.
-func dyingJobInBubble(t *testing.T, n int, dead ...int) *job {
-	t.Helper()
-	return dyingJobOf(t, n, jobConfig{silence: calm, bubble: true}, dead...)
-}
-
-// dyingJobOf is a dyingJob with network faults, or with another silence.
-func dyingJobOf(t *testing.T, n int, c jobConfig, dead ...int) *job {
+func dyingJob(t *testing.T, n int, c jobConfig, dead ...int) *job {
 	t.Helper()
 	var more []mvich.Option // the same of all ranks
 	if c.options != nil {
@@ -69,15 +57,15 @@ func wantLost(what string, err error, rank int) error {
 // death is how a rank dies.
 type death struct {
 	kill    func(j *job, rank int)
-	silence time.Duration // short if it is what reveals the death
+	silence time.Duration // short if it is what reveals the death, else 0
 	faults  xdpnictest.Faults
 }
 
 // deaths are the ways in which a rank dies, each without a bye.
 var deaths = map[string]death{
-	"the NIC is closed":              {closed, calm, none},
+	"the NIC is closed":              {closed, 0, none},
 	"no frame comes any more":        {cut, 5 * time.Second, none},
-	"the NIC is closed, lossy":       {closed, calm, loss},
+	"the NIC is closed, lossy":       {closed, 0, loss},
 	"no frame comes any more, lossy": {cut, 5 * time.Second, loss},
 }
 
@@ -93,7 +81,7 @@ func TestDeath(t *testing.T) {
 
 func dies(t *testing.T, death death) {
 	const n, victim = 4, 3
-	j := dyingJobOf(t, n, jobConfig{silence: death.silence, faults: death.faults, bubble: true}, victim)
+	j := dyingJob(t, n, jobConfig{silence: death.silence, faults: death.faults, bubble: true}, victim)
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	var killed sync.WaitGroup
 	killed.Go(func() {
@@ -139,7 +127,7 @@ func TestDeathInSendrecv(t *testing.T) {
 		},
 	}
 	run := func(t *testing.T, protocol mvich.Protocol, exchange func(c *mvich.Comm, b []byte) error) {
-		j := dyingJobOf(t, n, jobConfig{silence: calm, bubble: true, options: with(mvich.WithProtocol(protocol))}, victim)
+		j := dyingJob(t, n, jobConfig{bubble: true, options: with(mvich.WithProtocol(protocol))}, victim)
 		j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 		closed(j, victim)
 		each(t, n, func(rank int) error {
@@ -180,7 +168,7 @@ func TestDeathInCollective(t *testing.T) {
 	}{"short": {1, none}, "long": {20000, none}, "short, lossy": {1, loss}, "long, lossy": {20000, loss}} {
 		t.Run(name, func(t *testing.T) {
 			const n, victim = 5, 2
-			j := dyingJobOf(t, n, jobConfig{silence: calm, faults: test.faults}, victim)
+			j := dyingJob(t, n, jobConfig{faults: test.faults}, victim)
 			each(t, n, func(rank int) error {
 				c := j.worlds[rank].Comm()
 				b := make([]float64, test.length)
@@ -206,7 +194,7 @@ func TestDeathBehindEnvelope(t *testing.T) {
 	for _, protocol := range []mvich.Protocol{mvich.R3, mvich.RGET, mvich.RPUT} {
 		t.Run(fmt.Sprint(protocol), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				j := dyingJobOf(t, n, jobConfig{silence: calm, bubble: true, options: with(mvich.WithProtocol(protocol))}, victim)
+				j := dyingJob(t, n, jobConfig{bubble: true, options: with(mvich.WithProtocol(protocol))}, victim)
 				j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 				each(t, n, func(rank int) error {
 					c := j.worlds[rank].Comm()
@@ -233,7 +221,7 @@ func TestDeathBehindEnvelope(t *testing.T) {
 // first; operations that fail for the second alone name the second.
 func TestRootCause(t *testing.T) {
 	const n, victim, follower = 4, 3, 0
-	j := dyingJob(t, n, victim, follower)
+	j := dyingJob(t, n, jobConfig{}, victim, follower)
 	j.run(t, func(c *mvich.Comm) error { // all are connected with all
 		for k := 1; k < n; k++ {
 			get(c.Sendrecv(nil, (c.Rank()+k)%n, 1, nil, (c.Rank()+n-k)%n, 1))
@@ -272,7 +260,7 @@ func TestDeathIsToldAtOnce(t *testing.T) {
 // newsOfDeath has rank 0 notice a death, and rank 1 learn of it, which is connected with rank 0 before or only later.
 func newsOfDeath(t *testing.T, before bool) {
 	const victim = 2
-	j := dyingJobInBubble(t, 3, victim)
+	j := dyingJob(t, 3, jobConfig{bubble: true}, victim)
 	j.hosts[victim].NIC.Close()
 	noticed, heard := make(chan struct{}), make(chan struct{})
 	each(t, victim, func(rank int) error {
@@ -308,7 +296,7 @@ func newsOfDeath(t *testing.T, before bool) {
 // During its admission, a rank gets the news of deaths in order, earlier ones and new ones, and a bye last. After a
 // failed admission nothing is sent twice.
 func TestNewsInOrder(t *testing.T) {
-	j := dyingJob(t, 4, 0, 1, 2, 3)
+	j := dyingJob(t, 4, jobConfig{}, 0, 1, 2, 3)
 	news, left, err := mvich.NewsOfAdmission(j.worlds[0], 1, 2, 3)
 	noError(t, err)
 	nstest.ErrorIf(t, !slices.Equal(news, []int{2, 3, -1}) || left > 0, "it is told %v, and %d of it again", news, left)
@@ -319,7 +307,7 @@ func TestNewsInOrder(t *testing.T) {
 
 // Closing the NIC under a world ends all that waits, including messages of a rank to itself.
 func TestNICClosedUnderWorld(t *testing.T) {
-	j := dyingJob(t, 1, 0)
+	j := dyingJob(t, 1, jobConfig{}, 0)
 	c := j.worlds[0].Comm()
 	received, err := c.Irecv(make([]byte, 1), 0, 1)
 	noError(t, err)
@@ -345,7 +333,7 @@ func TestNICClosedUnderWorld(t *testing.T) {
 
 // Stop ends what waits and what comes later, while other goroutines send without a pause. The other rank sees a death.
 func TestStop(t *testing.T) {
-	j := dyingJob(t, 2, 1)
+	j := dyingJob(t, 2, jobConfig{}, 1)
 	ended := errors.New("told to end")
 	c := j.worlds[1].Comm()
 	each(t, 4, func(goroutine int) (err error) {
@@ -392,7 +380,7 @@ func TestLeaveAfterDeath(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			const n, victim, leaver, last = 5, 4, 0, 3
-			j := dyingJob(t, n, victim)
+			j := dyingJob(t, n, jobConfig{}, victim)
 			var subs [n]*mvich.Comm
 			each(t, n, func(rank int) (err error) {
 				color := 0
@@ -425,7 +413,7 @@ func TestLeaveAfterDeath(t *testing.T) {
 // An AnySource receive learns of ranks that leave after a death: they may have been all.
 func TestAnybodyAfterDeath(t *testing.T) {
 	const victim, leaver = 2, 1
-	j := dyingJob(t, 3, victim)
+	j := dyingJob(t, 3, jobConfig{}, victim)
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	j.hosts[victim].NIC.Close()
 	acknowledged := make(chan struct{})
@@ -450,7 +438,7 @@ func TestAnybodyAfterDeath(t *testing.T) {
 // can a death be acknowledged in advance.
 func TestAcknowledgeWhatWasSeen(t *testing.T) {
 	const first, second = 2, 1
-	j := dyingJob(t, 3, first, second)
+	j := dyingJob(t, 3, jobConfig{}, first, second)
 	j.run(t, func(c *mvich.Comm) error { return c.Barrier() })
 	c := j.worlds[0].Comm()
 	c.Acknowledge([]int{-1, 0, first, second, 3}) // none of them is dead, or exists

@@ -42,7 +42,7 @@ func TestDeadBeforeConnection(t *testing.T) {
 	}
 	for _, source := range []int{victim, mvich.AnySource} {
 		synctest.Test(t, func(t *testing.T) {
-			j := dyingJobInBubble(t, n, victim)
+			j := dyingJob(t, n, jobConfig{bubble: true}, victim)
 			j.hosts[victim].NIC.Close()
 			each(t, victim, func(rank int) error {
 				return wantLost("wait", ways[rank](j.worlds[rank].Comm(), source), victim)
@@ -84,10 +84,8 @@ func (a withoutVIs) NewVI() (uint32, error) {
 // jobWithoutVIs is a job of three ranks that get no more VIs once spent is set. Rank short ends for that.
 func jobWithoutVIs(t *testing.T, short int) (j *job, spent *atomic.Bool) {
 	spent = new(atomic.Bool)
-	return dyingJobOf(t, 3, jobConfig{
-		silence: calm, bubble: true,
-		agent: func(a *kagenttest.Agent) kagent.Agent { return withoutVIs{a, spent} },
-	}, short), spent
+	agent := func(a *kagenttest.Agent) kagent.Agent { return withoutVIs{a, spent} }
+	return dyingJob(t, 3, jobConfig{bubble: true, agent: agent}, short), spent
 }
 
 // A rank that lacks a VI for a connection ends, with that as the cause. The rank at the other end lives on for all others.
@@ -204,45 +202,38 @@ func TestLook(t *testing.T) {
 
 // A rank that no longer waits for another does not connect with it.
 func TestCallsWhomItWaitsFor(t *testing.T) {
+	receives := func(source int, cancels bool) func(*testing.T, *mvich.Comm) {
+		return func(t *testing.T, c *mvich.Comm) {
+			r, err := c.Irecv(nil, source, 1)
+			noError(t, err)
+			if cancels {
+				nstest.ErrorIf(t, !r.Cancel(), "it cannot be cancelled")
+			}
+			t.Cleanup(func() { r.Cancel() })
+		}
+	}
+	looks := func(times int) func(*testing.T, *mvich.Comm) {
+		return func(t *testing.T, c *mvich.Comm) {
+			for range times {
+				_, _, err := c.Iprobe(1, 1)
+				noError(t, err)
+			}
+		}
+	}
 	for name, test := range map[string]struct {
 		want bool
-		wait func(c *mvich.Comm) error
+		wait func(*testing.T, *mvich.Comm)
 	}{
-		"a receive": {true, func(c *mvich.Comm) error {
-			r, err := c.Irecv(nil, 1, 1)
-			if err == nil {
-				t.Cleanup(func() { r.Cancel() })
-			}
-			return err
-		}},
-		"a receive that is cancelled": {false, func(c *mvich.Comm) error {
-			r, err := c.Irecv(nil, 1, 1)
-			if err == nil && !r.Cancel() {
-				err = errors.New("it cannot be cancelled")
-			}
-			return err
-		}},
-		"a receive of anybody": {false, func(c *mvich.Comm) error {
-			r, err := c.Irecv(nil, mvich.AnySource, 1)
-			if err == nil {
-				t.Cleanup(func() { r.Cancel() })
-			}
-			return err
-		}},
-		"one look": {false, func(c *mvich.Comm) error {
-			_, _, err := c.Iprobe(1, 1)
-			return err
-		}},
-		"two looks": {true, func(c *mvich.Comm) error {
-			_, _, err := c.Iprobe(1, 1)
-			_, _, again := c.Iprobe(1, 1)
-			return errors.Join(err, again)
-		}},
-		"no more": {false, func(c *mvich.Comm) error { return nil }},
+		"a receive":                   {true, receives(1, false)},
+		"a receive that is cancelled": {false, receives(1, true)},
+		"a receive of anybody":        {false, receives(mvich.AnySource, false)},
+		"one look":                    {false, looks(1)},
+		"two looks":                   {true, looks(2)},
+		"no more":                     {false, looks(0)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(t, 2, jobConfig{})
-			noError(t, test.wait(j.worlds[0].Comm()))
+			test.wait(t, j.worlds[0].Comm())
 			nstest.Equal(t, "calls", mvich.CallsExpected(j.worlds[0], 1), test.want)
 		})
 	}
@@ -274,7 +265,7 @@ func lastMessageIsLost(t *testing.T) {
 func TestStopBesideUnconfirmed(t *testing.T) { synctest.Test(t, stopBesideUnconfirmed) }
 
 func stopBesideUnconfirmed(t *testing.T) {
-	j := newJob(t, 2, jobConfig{silence: calm, dying: true, bubble: true, agent: memorynic.Unconfirming})
+	j := newJob(t, 2, jobConfig{dying: true, bubble: true, agent: memorynic.Unconfirming})
 	get(j.worlds[0].Comm().Isend(nil, 1, 1))
 	synctest.Wait() // the other one waits for the confirmation
 	ended, start := errors.New("told to end"), time.Now()
@@ -289,7 +280,7 @@ func stopBesideUnconfirmed(t *testing.T) {
 func TestDeadBesideUnconfirmed(t *testing.T) { synctest.Test(t, deadBesideUnconfirmed) }
 
 func deadBesideUnconfirmed(t *testing.T) {
-	j := dyingJobOf(t, 2, jobConfig{silence: calm, bubble: true, agent: memorynic.Unconfirming}, 0)
+	j := dyingJob(t, 2, jobConfig{bubble: true, agent: memorynic.Unconfirming}, 0)
 	each(t, 2, func(rank int) error {
 		c := j.worlds[rank].Comm()
 		if rank == 1 {

@@ -55,7 +55,7 @@ func exampleJob(ranks int, f func(c *mvich.Comm) error) {
 	launchers := mvich.Local(ranks)
 	var wait sync.WaitGroup
 	for rank := range ranks {
-		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", rank)), memorynic.Config{Silence: calm}).NIC
+		nic := memorynic.Open(&example, wire, fabric.Agent(fmt.Sprint("host", rank)), memorynic.Config{}).NIC
 		wait.Go(func() {
 			world, err := mvich.Init(nic, launchers[rank])
 			if err == nil {

@@ -231,15 +231,17 @@ func (s *stranger) move(at vipl.AddressSegment, n int, write bool) ([]byte, erro
 	if err := s.vi.PostSend(d, s.region.Handle()); err != nil {
 		return nil, err
 	}
+	return s.region.Bytes()[off+64 : off+64+n], s.finish(d)
+}
+
+// finish waits for what was posted last.
+func (s *stranger) finish(d *vipl.Descriptor) error {
 	for {
 		done, err := s.vi.SendWait(testTimeout)
-		if done != d && err == nil {
-			s.done++
-			continue
-		}
 		if done == d || err != nil {
-			return s.region.Bytes()[off+64 : off+64+n], err
+			return err
 		}
+		s.done++
 	}
 }
 
@@ -250,9 +252,7 @@ func (s *stranger) writeLast(at vipl.AddressSegment, n int, number uint32) {
 	d.SetRDMAWrite(at, s.region.Segment(strangerRDMA+64, n))
 	d.SetImmediate(number)
 	must(s.vi.PostSend(d, s.region.Handle()))
-	for done, err := s.vi.SendWait(testTimeout); done != d && err == nil; done, err = s.vi.SendWait(testTimeout) {
-		s.done++
-	}
+	_ = s.finish(d) // the other side may break the connection for it
 }
 
 // A message that is written ends with its last write, which uses a credit of the sender. If that has only one left, finish
