@@ -48,7 +48,6 @@ type Conn struct {
 	noReads   bool  // CloseRead was called
 	unheard   bool  // the peer's side reads no more
 	greeted   bool  // the peer's hello has come
-	starved   bool  // something is to be sent and no buffer was free
 	wanting   bool  // progress needs completions of sends
 	slotShort bool  // a Write waits for a buffer
 	later     bool  // the doorbell may wait for a poller

@@ -31,9 +31,9 @@ type driver struct {
 	stack *Stack
 	cq    *vipl.CQ
 
-	waiting atomic.Bool  // drive is in Wait
-	wanted  atomic.Int32 // connections that need these completions; arrivals are always needed
-	poke    chan struct{}
+	waiting atomic.Bool   // drive is in Wait
+	wanted  atomic.Int32  // connections that need these completions; arrivals are always needed
+	poke    chan struct{} // raised when drive should look at the queue again, and wait unless a call polls
 	stopped chan struct{}
 }
 
@@ -100,18 +100,10 @@ func (d *driver) evict() {
 	}
 }
 
-// rouse makes drive check the queue again, and wait unless a call polls.
-func (d *driver) rouse() {
-	select {
-	case d.poke <- struct{}{}:
-	default:
-	}
-}
-
-// begin rouses drive if it does not wait and its completions are needed.
+// begin pokes drive if it does not wait and its completions are needed.
 func (d *driver) begin() {
 	if !d.waiting.Load() && d.wanted.Load() > 0 {
-		d.rouse()
+		raise(d.poke)
 	}
 }
 
@@ -122,10 +114,10 @@ func (d *driver) stop() {
 }
 
 // want counts the connections that need these completions. A polling call checks for them itself, and the driver of
-// arrivals takes over after it. So want rouses drive only if no call polls, and takes no processor from a poller.
+// arrivals takes over after it. So want pokes drive only if no call polls, and takes no processor from a poller.
 func (d *driver) want(n int32) {
 	if d.wanted.Add(n) == 1 && n > 0 && !d.stack.spinning.Load() {
-		d.rouse()
+		raise(d.poke)
 	}
 }
 

@@ -209,8 +209,8 @@ func (c *Conn) push() {
 	if c.mustReap() {
 		c.reap()
 	}
-	c.starved = !c.down && !c.pushes()
-	want := c.in.flight > 0 || c.out.flight > 0 || !c.down && (c.starved || c.slotShort || c.in.slotShort)
+	starved := !c.down && !c.pushes()
+	want := c.in.flight > 0 || c.out.flight > 0 || !c.down && (starved || c.slotShort || c.in.slotShort)
 	if want != c.wanting {
 		if c.wanting = want; want {
 			c.stack.sends.want(1)

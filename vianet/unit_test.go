@@ -203,14 +203,14 @@ func TestLeft(t *testing.T) {
 	s := noDrivers(t)
 	s.spinning.Store(true)
 	s.sends.want(1)
-	nstest.ErrorIf(t, len(s.sends.poke) > 0, "a driver is roused for what a call polls for")
+	nstest.ErrorIf(t, len(s.sends.poke) > 0, "a driver is poked for what a call polls for")
 	s.spinning.Store(false)
 	nstest.ErrorIf(t, !s.arrivals.mayWait(s.polls.Load()), "it does not wait")
 	nstest.ErrorIf(t, len(s.sends.poke) == 0, "no driver waits for sends")
 	s.sends.want(-1)
 	lower(s.sends.poke)
 	s.sends.want(1) // while no call polls
-	nstest.ErrorIf(t, len(s.sends.poke) == 0, "no driver is roused")
+	nstest.ErrorIf(t, len(s.sends.poke) == 0, "no driver is poked")
 }
 
 // Segments come out in order, and the memory of removed ones is reused.
