@@ -14,7 +14,6 @@ import (
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/mvich"
-	"viaxdp/vipl"
 )
 
 // A rank dies before any rank has connected with it. Every call that waits for a message of it, by name or as AnySource,
@@ -144,33 +143,6 @@ func shortageOfACalledRank(t *testing.T) {
 		return wantLost("receive", nstest.Err(c.Recv(nil, short, 2)), short)
 	})
 	j.finalize(t, short)
-}
-
-// A rank is dead when it has not listened for a while (longer than a restart of its agent), or when for a longer
-// time every request has failed.
-func TestVigil(t *testing.T) {
-	const long = 10 * time.Second
-	nobody, silent := vipl.ErrNoMatch, vipl.ErrTimeout
-	synctest.Test(t, func(t *testing.T) {
-		for name, test := range map[string]struct {
-			every time.Duration
-			errs  []error
-			dead  time.Duration
-		}{
-			"nobody listens": {time.Second, []error{nobody}, mvich.Absence + time.Second},
-			"silent":         {time.Second, []error{silent}, long + time.Second},
-			"in turn":        {time.Second, []error{nobody, silent}, long + time.Second},
-		} {
-			var v mvich.Vigil
-			start := time.Now()
-			for i := 0; !v.InVain(test.errs[i%len(test.errs)], 0, long); i++ {
-				time.Sleep(test.every)
-			}
-			nstest.Equal(t, name+": dead after", time.Since(start), test.dead)
-		}
-		var v mvich.Vigil
-		nstest.ErrorIf(t, !v.InVain(silent, long+1, long), "one long request is not enough")
-	})
 }
 
 // Failed probes are forgotten when no call waits any more.

@@ -3,7 +3,6 @@ package mvich
 import (
 	"errors"
 	"math"
-	"time"
 
 	"viaxdp/vipl"
 )
@@ -90,17 +89,6 @@ func Missed(w *World, rank int) bool {
 	defer w.mu.Unlock()
 	return w.peers[rank].checks != vigil{}
 }
-
-// Vigil decides when a rank is dead.
-type Vigil struct{ v vigil }
-
-// InVain adds a failed request that began ago in the past.
-func (v *Vigil) InVain(err error, ago, most time.Duration) bool {
-	return v.v.inVain(err, time.Now().Add(-ago), most)
-}
-
-// Absence is how long a rank may go without listening.
-const Absence = absence
 
 // LastContext has w give one more context, and none after that.
 func LastContext(w *World) {

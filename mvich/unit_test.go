@@ -7,6 +7,7 @@ import (
 	"math/big"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"viaxdp/internal/lab/nstest"
@@ -171,6 +172,33 @@ func TestLearn(t *testing.T) {
 		w.learn(time.Microsecond)
 		nstest.Equal(t, "polls where there are to be none", w.spin, 0)
 	}
+}
+
+// A rank is dead when it has not listened for a while (longer than a restart of its agent), or when for a longer
+// time every request has failed.
+func TestVigil(t *testing.T) {
+	const long = 10 * time.Second
+	nobody, silent := vipl.ErrNoMatch, vipl.ErrTimeout
+	synctest.Test(t, func(t *testing.T) {
+		for name, test := range map[string]struct {
+			every time.Duration
+			errs  []error
+			dead  time.Duration
+		}{
+			"nobody listens": {time.Second, []error{nobody}, absence + time.Second},
+			"silent":         {time.Second, []error{silent}, long + time.Second},
+			"in turn":        {time.Second, []error{nobody, silent}, long + time.Second},
+		} {
+			var v vigil
+			start := time.Now()
+			for i := 0; !v.inVain(test.errs[i%len(test.errs)], time.Now(), long); i++ {
+				time.Sleep(test.every)
+			}
+			nstest.Equal(t, name+": dead after", time.Since(start), test.dead)
+		}
+		var v vigil
+		nstest.ErrorIf(t, !v.inVain(silent, time.Now().Add(-long-1), long), "one long request is not enough")
+	})
 }
 
 // FuzzSettings: any environment and options give usable settings, from the environment if no option is given, or an
