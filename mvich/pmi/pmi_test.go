@@ -108,14 +108,10 @@ func TestExchange(t *testing.T) {
 			var wait sync.WaitGroup
 			for rank := range ranks {
 				c, result := rankOf(t, s, rank, ranks, way)
-				if c.Rank() != rank || c.Size() != ranks {
-					t.Errorf("rank %d of %d", c.Rank(), c.Size())
-				}
+				nstest.ErrorIf(t, c.Rank() != rank || c.Size() != ranks, "rank %d of %d", c.Rank(), c.Size())
 				wait.Go(func() {
 					nstest.Check(t, exchange(c))
-					if got := <-result; got != "true true <nil>" {
-						t.Errorf("rank %d: %s", rank, got)
-					}
+					nstest.Equal(t, fmt.Sprint("rank ", rank), <-result, "true true <nil>")
 				})
 			}
 			wait.Wait()
@@ -131,9 +127,7 @@ func TestWrongValues(t *testing.T) {
 		"a key": "v", "key": "a value", "": "v", "long": strings.Repeat("x", maxValue),
 		"a\tkey": "v", "tab": "a\tvalue", "return": "a\rvalue", "NUL": "a\x00value", "no-break": "a\u00a0value", "next-line": "a\u0085value",
 	} {
-		if err := c.Put(key, value); !errors.Is(err, ErrValue) {
-			t.Errorf("%q=%q: %v", key, value, err)
-		}
+		nstest.WantErr(t, fmt.Sprintf("%q=%q", key, value), c.Put(key, value), ErrValue)
 	}
 }
 
@@ -160,9 +154,9 @@ func TestEnvironment(t *testing.T) {
 		"Open MPI":         {environment(openMPI, "0", pmix, "0"), ErrNoLauncher, "Open MPI"},
 		"rank, no socket":  {environment("PMI_RANK", "0", "PMI_SIZE", "4"), ErrNoLauncher, "does not offer its socket"},
 	} {
-		if _, err := connect(c.env); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v, want %v, %q", name, err, c.want, c.says)
-		}
+		_, err := connect(c.env)
+		nstest.WantErr(t, name, err, c.want)
+		nstest.ErrSays(t, name, err, c.says)
 	}
 }
 
@@ -214,8 +208,7 @@ func TestSocketIsNotInherited(t *testing.T) {
 	nstest.Must(t, nstest.Err(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))) // as launchers leave it
 	c, err := connect(env)
 	nstest.Must(t, err)
-	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Errorf("flags %#x, %v", flags, err)
-	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	nstest.ErrorIf(t, err != nil || flags&unix.FD_CLOEXEC == 0, "flags %#x, %v", flags, err)
 	nstest.Check(t, c.Close())
 }

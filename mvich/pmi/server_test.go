@@ -32,9 +32,8 @@ func rankOf(
 func TestServerMapping(t *testing.T) {
 	c, _ := rankOf(t, NewServer(1), 0, 1, inherited)
 	defer c.Close()
-	if value, err := c.Get(processMapping); value != "(vector,(0,1,1))" || err != nil {
-		t.Errorf("%q, %v", value, err)
-	}
+	value, err := c.Get(processMapping)
+	nstest.ErrorIf(t, value != "(vector,(0,1,1))" || err != nil, "%q, %v", value, err)
 	nstest.WantErr(t, "a key that no rank has put", nstest.Err(c.Get("nothing")), ErrAnswer)
 }
 
@@ -46,20 +45,15 @@ func TestServerEnds(t *testing.T) {
 	b, left := rankOf(t, s, 1, 3, inherited)
 	c, waited := rankOf(t, s, 2, 3, inherited)
 	nstest.Check(t, a.Abort(7))
-	if got := <-aborted; got != "true false pmi: rank 0 has aborted the job with code 7" {
-		t.Error(got)
-	}
+	nstest.Equal(t, "Serve of the one that aborts", <-aborted, "true false pmi: rank 0 has aborted the job with code 7")
 	b.conn.Close()
-	if got := <-left; got != "true false <nil>" {
-		t.Error(got)
-	}
+	nstest.Equal(t, "Serve of the one that exits", <-left, "true false <nil>")
 	failed := make(chan error)
 	go func() { failed <- c.Fence() }()
 	s.End()
 	nstest.WantErr(t, "a fence that cannot be complete", <-failed, io.EOF)
-	if got := <-waited; !strings.HasPrefix(got, "true false "+errOver.Error()) {
-		t.Error(got)
-	}
+	got := <-waited
+	nstest.ErrorIf(t, !strings.HasPrefix(got, "true false "+errOver.Error()), "%s", got)
 }
 
 // A rank that has finalized enters no fence any more, though its connection lives on: fences that others wait in end.
@@ -73,9 +67,8 @@ func TestFinalizeEndsFences(t *testing.T) {
 	select {
 	case err := <-failed:
 		nstest.WantErr(t, "a fence that cannot be complete", err, io.EOF)
-		if got := <-waited; !strings.HasPrefix(got, "true false "+errOver.Error()) {
-			t.Error(got)
-		}
+		got := <-waited
+		nstest.ErrorIf(t, !strings.HasPrefix(got, "true false "+errOver.Error()), "%s", got)
 	case <-time.After(10 * time.Second):
 		t.Error("the fence has not ended")
 	}
@@ -97,9 +90,8 @@ func TestServerKeys(t *testing.T) {
 	defer c.Close()
 	nstest.Check(t, errors.Join(c.Put("key", "one"), c.Put("other", "one")))
 	nstest.WantErr(t, "a key that is taken", c.Put("key", "two"), ErrAnswer)
-	if value, err := c.Get("key"); value != "one" || err != nil {
-		t.Errorf("%q, %v", value, err)
-	}
+	value, err := c.Get("key")
+	nstest.ErrorIf(t, value != "one" || err != nil, "%q, %v", value, err)
 	for i := range maxKeys {
 		s.job.values[fmt.Sprint("n", i)] = ""
 	}
@@ -119,9 +111,8 @@ func TestServerRefuses(t *testing.T) {
 			io.Copy(io.Discard, out)
 		}()
 		began, done, err := NewServer(1).Serve(t.Context(), 0, in)
-		if got := fmt.Sprint(began, done, err); !strings.Contains(got, want) {
-			t.Errorf("%.20q: %s", line, got)
-		}
+		got := fmt.Sprint(began, done, err)
+		nstest.ErrorIf(t, !strings.Contains(got, want), "%.20q: %s", line, got)
 		in.Close()
 		out.Close()
 	}
@@ -180,9 +171,8 @@ func FuzzServer(f *testing.F) {
 		nstest.FatalIf(t, err != nil && !errors.Is(err, ErrAnswer) && !errors.As(err, &abort), "%v", err)
 		nstest.ErrorIf(t, began && !strings.Contains(said, "init"), "it has said that it is a rank")
 		answers := conn.out.String()
-		if n := strings.Count(answers, "\n"); n > strings.Count(said, "\n")+1 {
-			t.Errorf("%d answers", n)
-		}
+		n := strings.Count(answers, "\n")
+		nstest.ErrorIf(t, n > strings.Count(said, "\n")+1, "%d answers", n)
 		for line := range strings.Lines(answers) {
 			nstest.ErrorIf(t, !strings.HasPrefix(line, "cmd=") || len(line) > 2*maxLine, "the answer %q", line)
 		}
@@ -210,9 +200,8 @@ func FuzzClient(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if c.Rank() < 0 || c.Rank() >= c.Size() || c.keys < 1 || c.vals < 1 {
-			t.Fatalf("rank %d of %d, %d and %d bytes", c.rank, c.size, c.keys, c.vals)
-		}
+		nstest.FatalIf(t, c.Rank() < 0 || c.Rank() >= c.Size() || c.keys < 1 || c.vals < 1,
+			"rank %d of %d, %d and %d bytes", c.rank, c.size, c.keys, c.vals)
 		_ = c.Put("k", "v")
 		_ = c.Fence()
 		_, _ = c.Get("k")
