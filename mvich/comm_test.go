@@ -97,14 +97,16 @@ func TestDupAtOnce(t *testing.T) {
 	}
 }
 
-// Init fails for ranks with different options.
+// Init fails for ranks of one process with different options, and also where one of them cannot begin: none waits for it.
 func TestDifferentOptions(t *testing.T) {
-	j := newJob(t, 1, jobConfig{})
-	launchers := mvich.Local(2)
-	each(t, 2, func(rank int) error {
-		mustBe("Init", nstest.Err(mvich.Init(j.hosts[0].NIC, launchers[rank], mvich.WithCredits(8+rank))), mvich.ErrSettings)
-		return nil
-	})
+	nic := newJob(t, 1, jobConfig{}).hosts[0].NIC
+	for name, credits := range map[string][2]int{"different": {8, 9}, "too few": {1, 8}} {
+		launchers := mvich.Local(2)
+		each(t, 2, func(rank int) error {
+			mustBe(name, nstest.Err(mvich.Init(nic, launchers[rank], mvich.WithCredits(credits[rank]))), mvich.ErrSettings)
+			return nil
+		})
+	}
 }
 
 func TestWrongOptions(t *testing.T) {
@@ -120,17 +122,9 @@ func TestWrongOptions(t *testing.T) {
 	nstest.WantErr(t, "the environment", nstest.Err(mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0])), mvich.ErrSettings)
 }
 
-// A rank that cannot begin leaves no other waiting: those of one process fail, and a launcher of processes is not told that
-// the rank is done, so that it takes its exit for a death.
+// A launcher of processes is not told that a rank is done which cannot begin, so that it takes its exit for a death.
 func TestInitFails(t *testing.T) {
-	j := newJob(t, 1, jobConfig{})
-	nic := j.hosts[0].NIC
-	launchers := mvich.Local(2)
-	each(t, 2, func(rank int) error {
-		// 1 is too few
-		mustBe("Init", nstest.Err(mvich.Init(nic, launchers[rank], mvich.WithCredits(1+7*rank))), mvich.ErrSettings)
-		return nil
-	})
+	nic := newJob(t, 1, jobConfig{}).hosts[0].NIC
 	l := &withoutFence{Launcher: mvich.Local(1)[0]}
 	if _, err := mvich.Init(nic, l); !errors.Is(err, errNoFence) || l.closed {
 		t.Errorf("%v; the launcher is closed: %v", err, l.closed)
