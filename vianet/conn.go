@@ -190,14 +190,21 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.writeDeadline) }
 
 func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
+	return c.unlessClosed("set", func() {
+		for _, d := range ds {
+			d.set(t)
+		}
+	})
+}
+
+// unlessClosed calls f under mu. After Close it does not: then the error is that of op.
+func (c *Conn) unlessClosed(op string, f func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isClosed {
-		return c.opError("set", net.ErrClosed)
+		return c.opError(op, net.ErrClosed)
 	}
-	for _, d := range ds {
-		d.set(t)
-	}
+	f()
 	return nil
 }
 
@@ -207,17 +214,13 @@ func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetLinger(sec int) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.isClosed {
-		return c.opError("set", net.ErrClosed)
-	}
 	const most = math.MaxInt64 / int64(time.Second) // the longest time that a Duration holds
-	if c.linger = time.Duration(min(int64(sec), most)) * time.Second; sec < 0 {
-		c.linger = c.stack.o.Linger
-	}
-	c.breaks = sec == 0
-	return nil
+	return c.unlessClosed("set", func() {
+		if c.linger = time.Duration(min(int64(sec), most)) * time.Second; sec < 0 {
+			c.linger = c.stack.o.Linger
+		}
+		c.breaks = sec == 0
+	})
 }
 
 // delayMost is how long bytes wait for more of them after SetNoDelay(false).
@@ -230,14 +233,10 @@ const delayMost = time.Millisecond
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) SetNoDelay(noDelay bool) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.isClosed {
-		return c.opError("set", net.ErrClosed)
-	}
-	c.nagle.on = !noDelay
-	c.push()
-	return nil
+	return c.unlessClosed("set", func() {
+		c.nagle.on = !noDelay
+		c.push()
+	})
 }
 
 // waitsForMore reports whether the buffer that is being filled, which is not empty, should wait for more bytes. Under
@@ -311,18 +310,14 @@ func (c *Conn) raiseAll() {
 //
 // The error is [net.ErrClosed] the second time.
 func (c *Conn) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.isClosed {
-		return c.opError("close", net.ErrClosed)
-	}
-	c.isClosed, c.noWrites = true, true
-	c.raiseAll()
-	if c.breaks {
-		c.fail(resetError(net.ErrClosed))
-	}
-	c.stack.work.Go(c.finish)
-	return nil
+	return c.unlessClosed("close", func() {
+		c.isClosed, c.noWrites = true, true
+		c.raiseAll()
+		if c.breaks {
+			c.fail(resetError(net.ErrClosed))
+		}
+		c.stack.work.Go(c.finish)
+	})
 }
 
 // CloseWrite ends the stream to the peer, which then reads [io.EOF]. The other direction goes on.
@@ -353,17 +348,13 @@ func (c *Conn) CloseWrite() error {
 //
 // The error is [net.ErrClosed] after Close.
 func (c *Conn) CloseRead() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.isClosed {
-		return c.opError("close", net.ErrClosed)
-	}
-	if !c.noReads {
-		c.noReads = true
-		raise(c.readable)
-		c.stop()
-	}
-	return nil
+	return c.unlessClosed("close", func() {
+		if !c.noReads {
+			c.noReads = true
+			raise(c.readable)
+			c.stop()
+		}
+	})
 }
 
 // stop sends a stop message: this side does not read what the peer sends. Under mu, once.
