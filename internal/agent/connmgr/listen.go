@@ -17,8 +17,7 @@ import (
 // in a loop, or polls, misses no request. All fields are guarded by Manager.mu.
 type door struct {
 	key      doorKey
-	user     uint32 // user of the listener, or of the last Wait
-	owner    uint32 // user that has the discriminator while the door takes requests; see claim
+	user     uint32 // user that has the discriminator; see claim
 	listener *listener
 	waiters  []*waiter
 	queue    []*incoming        // oldest first; while there are waiters, only requests that may not be returned yet
@@ -37,16 +36,14 @@ type doorKey struct {
 }
 
 type waiter struct {
-	l    *listener // nil: a plain Wait
-	user uint32
-	ch   chan *incoming // gets at most one request
+	l  *listener      // nil: a plain Wait
+	ch chan *incoming // gets at most one request
 }
 
 // listener is where requests for one discriminator arrive; see [kagent.Listener].
 type listener struct {
 	m    *Manager
-	key  doorKey
-	user uint32
+	door *door
 	done chan struct{} // closed by Close
 }
 
@@ -59,7 +56,7 @@ func (m *Manager) doorKey(local kagent.Address) (doorKey, error) {
 
 // Listen takes requests to local from now on; see [kagent.Agent].
 func (c Client) Listen(local kagent.Address) (kagent.Listener, error) {
-	m, user := c.Manager, c.user
+	m := c.Manager
 	key, err := m.doorKey(local)
 	if err != nil {
 		return nil, err
@@ -71,26 +68,25 @@ func (c Client) Listen(local kagent.Address) (kagent.Listener, error) {
 	if m.closed {
 		return nil, m.cause
 	}
-	d, out, err := m.claim(key, user, time.Now())
+	d, out, err := m.claim(key, c.user, time.Now())
 	if err != nil {
 		return nil, err
 	}
 	if d.listener != nil {
 		return nil, kagent.ErrListening
 	}
-	m.setUser(d, user)
-	d.listener = &listener{m: m, key: key, user: user, done: make(chan struct{})}
+	d.listener = &listener{m: m, door: d, done: make(chan struct{})}
 	return d.listener, nil
 }
 
 func (l *listener) Wait(ctx context.Context) (kagent.Incoming, error) {
-	return l.m.wait(ctx, l.key, l, l.user)
+	return l.m.wait(ctx, l.door.key, l, l.door.user)
 }
 
 func (l *listener) Close() error {
 	l.m.mu.Lock()
-	d := l.m.doors[l.key]
-	if d == nil || d.listener != l {
+	d := l.door
+	if d.listener != l {
 		l.m.mu.Unlock()
 		return nil
 	}
@@ -134,7 +130,7 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *listener, user uint3
 	var closed chan struct{}
 	if l != nil {
 		closed = l.done
-		if d := m.doors[key]; d == nil || d.listener != l {
+		if l.door.listener != l {
 			m.mu.Unlock()
 			return nil, kagent.ErrClosed
 		}
@@ -149,12 +145,12 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *listener, user uint3
 		m.withdraw(in)
 		m.pending.add(in, user)
 		in.waited = l == nil
-		m.leave(d, l, user)
+		m.leave(d, l)
 		m.mu.Unlock()
 		m.sendAll(out)
 		return in, nil
 	}
-	w := &waiter{l: l, user: user, ch: make(chan *incoming, 1)}
+	w := &waiter{l: l, ch: make(chan *incoming, 1)}
 	d.waiters = append(d.waiters, w)
 	m.mu.Unlock()
 	m.sendAll(out)
@@ -174,7 +170,7 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *listener, user uint3
 	defer m.mu.Unlock()
 	if i := slices.Index(d.waiters, w); i >= 0 {
 		d.waiters = slices.Delete(d.waiters, i, i+1)
-		m.leave(d, l, user)
+		m.leave(d, l)
 		return nil, err
 	}
 	// A request was handed over meanwhile, or the manager closed.
@@ -186,11 +182,11 @@ func (m *Manager) next(ctx context.Context, key doorKey, l *listener, user uint3
 	}
 }
 
-// door returns the door for key, and creates it if necessary. Caller holds m.mu.
-func (m *Manager) door(key doorKey) *door {
+// door returns the door for key, and creates it if necessary, for a user. Caller holds m.mu.
+func (m *Manager) door(key doorKey, user uint32) *door {
 	d := m.doors[key]
 	if d == nil {
-		d = &door{key: key}
+		d = &door{key: key, user: user}
 		m.doors[key] = d
 		if m.discs[key.disc] == nil {
 			m.discs[key.disc] = make(map[*door]struct{})
@@ -202,28 +198,12 @@ func (m *Manager) door(key doorKey) *door {
 
 // leave starts the grace time when a Wait ends. A Listener (l is not nil) ends with its Close.
 // Caller holds m.mu.
-func (m *Manager) leave(d *door, l *listener, user uint32) {
+func (m *Manager) leave(d *door, l *listener) {
 	if l != nil {
 		return
 	}
 	d.open = time.Now().Add(graceTime)
-	if d.listener == nil {
-		m.setUser(d, user)
-	}
 	m.sweepLater()
-}
-
-// setUser assigns a door and the requests in its queue to a user. Caller holds m.mu.
-func (m *Manager) setUser(d *door, user uint32) {
-	if d.user == user {
-		return
-	}
-	m.pending.removeDoor(d)
-	d.user = user
-	for _, in := range d.queue {
-		m.pending.add(in, user)
-	}
-	m.pending.addDoor(d)
 }
 
 // takes reports whether d accepts requests.
@@ -267,10 +247,10 @@ func (m *Manager) arrive(d *door, in *incoming, now time.Time) {
 func (m *Manager) deliver(d *door, in *incoming) {
 	w := d.waiters[0]
 	d.waiters = d.waiters[1:]
-	m.pending.add(in, w.user)
+	m.pending.add(in, d.user)
 	in.waited = w.l == nil
 	w.ch <- in
-	m.leave(d, w.l, w.user)
+	m.leave(d, w.l)
 }
 
 // keepOpen keeps the discriminator of a Wait open while the program is in Accept with a request of an
@@ -390,7 +370,7 @@ func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out [
 		return nil, nil, errOtherUser
 	}
 	for d := range m.discs[key.disc] {
-		if d.owner == user {
+		if d.user == user {
 			break // as all of them
 		}
 		if d.takes(now) {
@@ -398,9 +378,7 @@ func (m *Manager) claim(key doorKey, user uint32, now time.Time) (d *door, out [
 		}
 		out = append(out, m.expireDoor(d, now)...) // sweep has not removed it yet
 	}
-	d = m.door(key)
-	d.owner = user
-	return d, out, nil
+	return m.door(key, user), out, nil
 }
 
 // disown removes a deleted door from its discriminator. Caller holds m.mu.

@@ -98,25 +98,21 @@ func (m *Manager) makeRoom(d *door) bool {
 	if m.pending.all < maxPending {
 		return true
 	}
-	mine, waits := d.user, len(d.waiters) > 0
-	if waits {
-		mine = d.waiters[0].user
-	}
-	user := mine
+	user := d.user
 	for u := range m.pending.users {
 		if m.pending.of(u) > m.pending.of(user) {
 			user = u
 		}
 	}
 	longest := m.pending.longest(user)
-	if user == mine && len(d.queue) > 0 && (longest == nil || len(d.queue) >= len(longest.queue)) {
+	if user == d.user && len(d.queue) > 0 && (longest == nil || len(d.queue) >= len(longest.queue)) {
 		longest = d
 	}
 	var victim *incoming
 	switch {
 	case longest != nil:
 		victim = longest.victim()
-	case user != mine || waits:
+	case user != d.user || len(d.waiters) > 0:
 		victim = m.pending.users[user].list.Front().Value.(*incoming)
 	default:
 		return false
