@@ -13,36 +13,51 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// asks begins a request for a program, and returns it as it was sent, and how it ends.
-func asks(t *testing.T, m connmgr.Client, s *sink) (sent parcel, answer <-chan *kagent.Answer, ended <-chan error) {
+// asked is a program's request for a connection with agent4.
+type asked struct {
+	msg   wire.CM // as it was sent
+	ended <-chan error
+	ans   *kagent.Answer // valid when it has ended
+}
+
+// asks begins a request.
+func asks(t *testing.T, m connmgr.Client, s *sink) *asked {
 	t.Helper()
-	answers := make(chan *kagent.Answer, 1)
 	s.take()
-	ended = background(func() error {
-		a, err := m.Request(within(time.Minute), kagent.Address{Host: here4, Disc: client}, kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1})
-		answers <- a
+	r := new(asked)
+	r.ended = background(func() (err error) {
+		r.ans, err = m.Request(within(time.Minute), kagent.Address{Host: here4, Disc: client},
+			kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1})
 		return err
 	})
 	synctest.Wait()
-	all := s.take()
-	nstest.FatalIf(t, len(all) != 1, "%d messages", len(all))
-	return all[0], answers, ended
+	r.msg = s.one(t)
+	return r
+}
+
+// requested is a request that the other side has accepted with the key 9. It returns that Accept, too.
+func requested(t *testing.T, m connmgr.Client, s *sink) (r *asked, accept []byte) {
+	t.Helper()
+	r = asks(t, m, s)
+	accept = bytesOf(t, wire.CM{Type: wire.CMAccept, ID: r.msg.ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
+	m.Receive(accept, here4, agent4)
+	nstest.Must(t, <-r.ended)
+	return r, accept
 }
 
 // A report that a message did not arrive ends the request that it quotes, if the message was sent to that host.
 func TestUndelivered(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		sent, _, ended := asks(t, m, s)
-		msg, err := wire.ParseCM(sent.b)
-		nstest.Must(t, err)
-		msg.ID++
-		m.Undelivered(sent.b, spoofed(1), kagent.ErrNoMatch)
-		m.Undelivered(bytesOf(t, msg), sent.to, kagent.ErrNoMatch)
-		m.Undelivered(sent.b[:4], sent.to, kagent.ErrNoMatch)
+		r := asks(t, m, s)
+		sent, other := bytesOf(t, r.msg), r.msg
+		other.ID++
+		m.Undelivered(sent, spoofed(1), kagent.ErrNoMatch)
+		m.Undelivered(bytesOf(t, other), agent4, kagent.ErrNoMatch)
+		m.Undelivered(sent[:4], agent4, kagent.ErrNoMatch)
 		synctest.Wait()
-		nstest.ErrorIf(t, len(ended) > 0, "the report of another message, or of another host, ends the request")
-		m.Undelivered(sent.b, sent.to, kagent.ErrNoMatch)
-		nstest.WantErr(t, "after the report", <-ended, kagent.ErrNoMatch)
+		nstest.ErrorIf(t, len(r.ended) > 0, "the report of another message, or of another host, ends the request")
+		m.Undelivered(sent, agent4, kagent.ErrNoMatch)
+		nstest.WantErr(t, "after the report", <-r.ended, kagent.ErrNoMatch)
 	})
 }
 
@@ -66,14 +81,7 @@ func TestCancelOvertakes(t *testing.T) {
 // An answer that the program neither confirms nor declines is declined for it after ten seconds.
 func TestUnclaimedAnswer(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		sent, answer, ended := asks(t, m, s)
-		msg, err := wire.ParseCM(sent.b)
-		nstest.Must(t, err)
-		m.Receive(bytesOf(t, wire.CM{
-			Type: wire.CMAccept, ID: msg.ID, VI: 2, Key: 9, Level: 1, MaxTransfer: 1 << 16, Window: 8, MaxPayload: 1000, From: echo, To: client,
-		}), here4, agent4)
-		nstest.Must(t, <-ended)
-		a := <-answer
+		r, _ := requested(t, m, s)
 		time.Sleep(9 * time.Second) // virtual: of the ten that an answer is kept
 		for _, said := range s.said(t) {
 			nstest.ErrorIf(t, said.Type == wire.CMCancel, "declined early")
@@ -81,12 +89,12 @@ func TestUnclaimedAnswer(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		cancels := 0
 		for _, said := range s.said(t) {
-			if said.Type == wire.CMCancel && said.ID == msg.ID && said.Reason == wire.CMReasonTimeout {
+			if said.Type == wire.CMCancel && said.ID == r.msg.ID && said.Reason == wire.CMReasonTimeout {
 				cancels++
 			}
 		}
 		nstest.Equal(t, "cancels", cancels, 1)
-		nstest.WantErr(t, "confirm", a.Confirm(), kagent.ErrTimeout)
+		nstest.WantErr(t, "confirm", r.ans.Confirm(), kagent.ErrTimeout)
 	})
 }
 
@@ -116,15 +124,12 @@ func TestConfirmedTooLate(t *testing.T) {
 // A Retry is answered at once by the Request with its cookie, and a copy of the Retry by nothing.
 func TestCopyOfRetry(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		sent, _, _ := asks(t, m, s)
-		msg, err := wire.ParseCM(sent.b)
-		nstest.Must(t, err)
-		retry := bytesOf(t, wire.CM{Type: wire.CMRetry, ID: msg.ID, Cookie: 8})
-		m.Receive(retry, here4, sent.to)
+		retry := bytesOf(t, wire.CM{Type: wire.CMRetry, ID: asks(t, m, s).msg.ID, Cookie: 8})
+		m.Receive(retry, here4, agent4)
 		if a := s.one(t); a.Type != wire.CMRequest || a.Cookie != 8 {
 			t.Errorf("the answer is %+v", a)
 		}
-		m.Receive(retry, here4, sent.to)
+		m.Receive(retry, here4, agent4)
 		nstest.Equal(t, "messages after the copy", len(s.take()), 0)
 	})
 }

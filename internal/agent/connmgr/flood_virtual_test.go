@@ -135,12 +135,7 @@ func TestCookies(t *testing.T) {
 		l := listens(t, m)
 		other, err := m.Listen(kagent.Address{Disc: []byte("other")})
 		nstest.Must(t, err)
-		say := func(msg wire.CM, from netip.AddrPort) wire.CM {
-			t.Helper()
-			s.take()
-			m.Receive(bytesOf(t, msg), here4, from)
-			return s.last(t)
-		}
+		say := (&flood{t: t, m: m, s: s}).say
 		for n := range uint32(32) { // until places are short
 			say(requestOf(100+uint64(n), echo), spoofed(n))
 		}
@@ -225,14 +220,7 @@ func TestFairShareOfHosts(t *testing.T) {
 		m.Receive(unproven, here4, spoofed(900))
 		for n := range 500 { // and of one that asks as often as it likes
 			msg := requestOf(1000+uint64(n), []byte("x"))
-			for range 3 {
-				m.Receive(bytesOf(t, msg), here4, agent4)
-				for _, a := range s.said(t) {
-					if a.Type == wire.CMRetry {
-						msg.Cookie = a.Cookie
-					}
-				}
-			}
+			f.prove(msg, agent4)
 		}
 		m.Receive(bytesOf(t, requestOf(1100, []byte("x"))), here4, agent4)
 		nstest.Equal(t, "the answer to one that was evicted", s.one(t).Type, wire.CMReject)
@@ -249,14 +237,11 @@ func TestFairShareOfHosts(t *testing.T) {
 func TestTakenRequestsDoNotCount(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 		l := listens(t, m)
+		f := &flood{t: t, m: m, s: s}
 		id := uint64(0)
 		ask := func(from netip.AddrPort) {
 			id++
-			msg := requestOf(id, echo)
-			for range 3 { // until it has proven its address
-				m.Receive(bytesOf(t, msg), here4, from)
-				msg.Cookie = s.last(t).Cookie
-			}
+			f.prove(requestOf(id, echo), from)
 		}
 		for range 100 {
 			ask(agent4)
@@ -292,23 +277,8 @@ func TestCookiesAreRequiredForSomeTime(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		f.n++
-		nstest.Equal(t, "the answer, two minutes after a flood", f.say(requestOf(1, echo)).Type, 0)
+		nstest.Equal(t, "the answer, two minutes after a flood", f.say(requestOf(1, echo), spoofed(f.n)).Type, 0)
 	})
-}
-
-// requested has m ask for a connection, which the other side accepts with the key 9. It returns that Accept, too.
-func requested(t *testing.T, m connmgr.Client, s *sink) (ans *kagent.Answer, accept []byte) {
-	t.Helper()
-	asked := background(func() (err error) {
-		ans, err = m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client},
-			kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1})
-		return err
-	})
-	synctest.Wait()
-	accept = bytesOf(t, wire.CM{Type: wire.CMAccept, ID: s.one(t).ID, VI: 1, Key: 9, Level: 1, From: echo, To: client})
-	m.Receive(accept, here4, agent4)
-	nstest.Must(t, <-asked)
-	return ans, accept
 }
 
 // accept accepts a request, and returns when the first Accept is sent.
@@ -323,19 +293,19 @@ func accept(in kagent.Incoming) <-chan error {
 // A Confirm is repeated until the acceptor has acknowledged it, and no longer.
 func TestConfirmIsAcknowledged(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		ans, accept := requested(t, m, s)
+		r, accept := requested(t, m, s)
 		time.Sleep(50 * time.Millisecond) // the program takes its time: the acceptor hears that its Accept has come
 		said := s.said(t)
 		for _, msg := range said {
 			nstest.ErrorIf(t, msg.Type != wire.CMRequest || msg.Cookie != 9, "%+v", msg)
 		}
 		nstest.ErrorIf(t, len(said) != 3, "%d messages while the program thinks", len(said))
-		nstest.Must(t, ans.Confirm())
+		nstest.Must(t, r.ans.Confirm())
 		time.Sleep(time.Second)
 		if n := len(s.take()); n < 5 {
 			t.Errorf("%d Confirms in a second", n)
 		}
-		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirmed, ID: said[0].ID}), here4, agent4)
+		m.Receive(bytesOf(t, wire.CM{Type: wire.CMConfirmed, ID: r.msg.ID}), here4, agent4)
 		m.Receive(accept, here4, agent4) // it was under way
 		if msg := s.one(t); msg.Type != wire.CMConfirm || msg.Cookie != 9 {
 			t.Errorf("a late Accept is answered by %+v", msg)

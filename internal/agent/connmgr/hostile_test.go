@@ -101,19 +101,15 @@ func TestAnotherVersion(t *testing.T) {
 		nstest.Equal(t, "things that are remembered", m.Remembered()-before, 0)
 		nstest.Equal(t, "malformed messages", m.Counters().Malformed, 6)
 
-		asked := background(func() error {
-			return nstest.Err(m.Request(within(time.Second), kagent.Address{Host: here4, Disc: client},
-				kagent.Address{Host: there4, Disc: echo}, kagent.Offer{VI: 1, Key: 7, Level: 1}))
-		})
-		synctest.Wait()
-		reject.ID = s.one(t).ID + 1
+		r := asks(t, m, s)
+		reject.ID = r.msg.ID + 1
 		m.Receive(otherVersion(t, reject), here4, agent4)
 		reject.ID--
 		m.Receive(otherVersion(t, reject), here4, spoofed(1))
 		time.Sleep(100 * time.Millisecond) // of virtual time, in which it would end
-		nstest.ErrorIf(t, len(asked) > 0, "the rejection of another exchange, or of another host, ends the request")
+		nstest.ErrorIf(t, len(r.ended) > 0, "the rejection of another exchange, or of another host, ends the request")
 		m.Receive(otherVersion(t, reject), here4, agent4)
-		err := <-asked
+		err := <-r.ended
 		var rejected *kagent.RejectedError
 		want := fmt.Sprintf("%v has version %d, this host version %d: update the older of the two", there4, wire.VersionNumber+1, wire.VersionNumber)
 		if !errors.As(err, &rejected) || rejected.Reason != wire.CMReasonVersion || !strings.Contains(err.Error(), want) {

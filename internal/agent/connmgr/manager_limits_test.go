@@ -114,8 +114,8 @@ func TestAcceptTimesOut(t *testing.T) {
 // Even in a flood of requests, an acceptor whose Confirm was lost gets another.
 func TestFloodAndLostConfirm(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		ans, accept := requested(t, m, s)
-		nstest.Must(t, ans.Confirm())
+		r, accept := requested(t, m, s)
+		nstest.Must(t, r.ans.Confirm())
 		for i := range uint64(5000) {
 			m.Receive(bytesOf(t, requestOf(1+i, echo)), here4, agent4)
 		}
@@ -128,8 +128,8 @@ func TestFloodAndLostConfirm(t *testing.T) {
 // The same holds beside another user's programs, whose requests end without a connection.
 func TestRequestsOfOthersAndLostConfirm(t *testing.T) {
 	alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
-		ans, accept := requested(t, m, s)
-		nstest.Must(t, ans.Confirm())
+		r, accept := requested(t, m, s)
+		nstest.Must(t, r.ans.Confirm())
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
 		for range connmgr.MaxFinished {

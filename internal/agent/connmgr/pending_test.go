@@ -27,24 +27,31 @@ func (f *flood) ask(n int, disc string) (answer wire.CM) {
 	for range n {
 		f.n++
 		msg := wire.CM{Type: wire.CMRequest, ID: uint64(f.n), VI: 1, Key: 7, Level: 1, To: []byte(disc)}
-		answer = f.say(msg)
-		if answer.Type == 0 { // it came in, on a quiet host
-			answer = f.say(msg)
-		}
-		if answer.Type == wire.CMRetry {
-			msg.Cookie = answer.Cookie
-			answer = f.say(msg)
-		}
-		nstest.FatalIf(f.t, answer.Type == 0, "no answer to a request of a proven address")
+		answer = f.prove(msg, spoofed(f.n))
 	}
 	return answer
 }
 
-// say sends a message of the current stranger, and returns the answer, if there is one.
-func (f *flood) say(msg wire.CM) wire.CM {
+// prove sends a stranger's request until the stranger has proven its address, and returns the last answer.
+func (f *flood) prove(msg wire.CM, from netip.AddrPort) (answer wire.CM) {
+	f.t.Helper()
+	answer = f.say(msg, from)
+	if answer.Type == 0 { // it came in, on a quiet host
+		answer = f.say(msg, from)
+	}
+	if answer.Type == wire.CMRetry {
+		msg.Cookie = answer.Cookie
+		answer = f.say(msg, from)
+	}
+	nstest.FatalIf(f.t, answer.Type == 0, "no answer to a request of a proven address")
+	return answer
+}
+
+// say sends a stranger's message, and returns the answer, if there is one.
+func (f *flood) say(msg wire.CM, from netip.AddrPort) wire.CM {
 	f.t.Helper()
 	f.s.take()
-	f.m.Receive(bytesOf(f.t, msg), here4, spoofed(f.n))
+	f.m.Receive(bytesOf(f.t, msg), here4, from)
 	return f.s.last(f.t)
 }
 
