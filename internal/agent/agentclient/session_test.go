@@ -3,6 +3,7 @@ package agentclient
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -206,9 +207,7 @@ func TestWaitsAtTheNextAgent(t *testing.T) {
 	nstest.WantErr(t, "another Wait at the lost one", nstest.Err(listeners["lost"].Wait(t.Context())), kagent.ErrListening)
 	nstest.WantErr(t, "a Wait at the closed one", nstest.Err(listeners["closed"].Wait(t.Context())), kagent.ErrClosed)
 	nstest.Check(t, listeners["d"].Close())
-	if q := second.next(t, agentproto.OpUnlisten); q.Handle != 100 {
-		t.Errorf("closing has closed %d, want 100", q.Handle)
-	}
+	nstest.Equal(t, "the handle that closing closes", second.next(t, agentproto.OpUnlisten).Handle, 100)
 }
 
 // A Wait that was cancelled before the agent died ends when it dies, and is not repeated to the next agent.
@@ -289,9 +288,8 @@ func TestClosedMeanwhile(t *testing.T) {
 	again := s.askAgain([]*listener{l})
 	nstest.ErrorIf(t, len(again) != 1 || again[0].Op != agentproto.OpUnlisten || again[0].Handle != 7 || again[0].ID == 0, "asked of the next agent: %+v", again)
 	<-waits.done
-	if !errors.Is(waits.err, kagent.ErrClosed) || len(s.calls) != 0 {
-		t.Errorf("the Wait: %v, %d calls", waits.err, len(s.calls))
-	}
+	nstest.ErrorIf(t, !errors.Is(waits.err, kagent.ErrClosed) || len(s.calls) != 0,
+		"the Wait: %v, %d calls", waits.err, len(s.calls))
 }
 
 // Closing a listener ends its Waits although the agent is away, or does not answer. Other Waits stay.
@@ -470,9 +468,7 @@ func TestCallsBesideSilentAgent(t *testing.T) {
 	if took := time.Since(begin); took >= 2*closeTime {
 		t.Errorf("removing has taken %v", took)
 	}
-	if q := d.successor(t, nil).next(t, agentproto.OpRemove); q.VI != num {
-		t.Errorf("the next agent removes VI %d, want %d", q.VI, num)
-	}
+	nstest.Equal(t, "the VI that the next agent removes", d.successor(t, nil).next(t, agentproto.OpRemove).VI, num)
 }
 
 // The next agent is asked in the order of the calls: a VI is removed before it is entered again.
@@ -482,9 +478,7 @@ func TestAskedAgainInOrder(t *testing.T) {
 		s.calls[id] = &call{request: agentproto.Request{ID: id, Op: agentproto.OpEnter}, done: make(chan struct{})}
 	}
 	for i, q := range s.askAgain(nil) {
-		if q.ID != uint64(i+1) {
-			t.Fatalf("request %d is asked for at place %d", q.ID, i)
-		}
+		nstest.FatalIf(t, q.ID != uint64(i+1), "request %d is asked for at place %d", q.ID, i)
 	}
 }
 
@@ -498,9 +492,7 @@ func TestCheckOpened(t *testing.T) {
 		return o
 	}
 	for _, wanted := range []int{0, arena, arena - 1, arena - 2<<20 + 1} {
-		if err := checkOpened(good(), wanted); err != nil {
-			t.Errorf("%d wanted: %v", wanted, err)
-		}
+		nstest.WantErr(t, fmt.Sprintf("%d wanted", wanted), checkOpened(good(), wanted), nil)
 	}
 	for what, spoil := range map[string]func(o *agentproto.Opened){
 		"no token":            func(o *agentproto.Opened) { o.Token = nil },

@@ -35,9 +35,7 @@ func TestManyCallsBesideStoppedAgent(t *testing.T) {
 		ids[d.next(t, agentproto.OpWait).ID] = true
 	}
 	d.mu.Lock()
-	if len(ids) != calls || len(d.conns) != 1 {
-		t.Errorf("%d calls of %d, on %d connections", len(ids), calls, len(d.conns))
-	}
+	nstest.ErrorIf(t, len(ids) != calls || len(d.conns) != 1, "%d calls of %d, on %d connections", len(ids), calls, len(d.conns))
 	d.mu.Unlock()
 	cancel()
 	for range 2 * calls {

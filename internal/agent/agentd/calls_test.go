@@ -79,9 +79,8 @@ func TestEndFollowsRequest(t *testing.T) {
 	nstest.Must(t, err)
 	second, _, err := r.ReadReply()
 	nstest.Must(t, err)
-	if first.ID != 7 || first.Incoming == nil || second.Ended != first.Incoming.Handle {
-		t.Errorf("first %+v, then %+v", first, second)
-	}
+	nstest.ErrorIf(t, first.ID != 7 || first.Incoming == nil || second.Ended != first.Incoming.Handle,
+		"first %+v, then %+v", first, second)
 	c.work.Wait()
 }
 

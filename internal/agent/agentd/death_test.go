@@ -247,9 +247,7 @@ func killProgram(t *testing.T, death func(a *agent, program *sharer)) {
 	nstest.ErrorIf(t, err != nil || vi.Cause == nil || eb.nic.Counters().PeersLost > 0, "the peer was not told, it found out by its own clock: %v, %v", vi.Cause, err)
 	// The queue is there for the next one, and the dead one's VIs are not.
 	n := a.nic()
-	if n.Info().Queue != 0 {
-		t.Errorf("queue %d, want that of the dead program", n.Info().Queue)
-	}
+	nstest.Equal(t, "the queue, that of the dead program", n.Info().Queue, 0)
 	st := a.status(t)
 	i := slices.IndexFunc(st.NICs, func(n kagent.NICStatus) bool { return n.Interface == "via0" })
 	if l := st.NICs[i].Leases; len(l) != 1 || l[0].Holder.PID != os.Getpid() || len(l[0].VIs) != 0 {

@@ -79,9 +79,8 @@ func FuzzPinned(f *testing.F) {
 		}
 		nstest.FatalIf(t, len(s.users) != len(sum), "%d accounts for %d users", len(s.users), len(sum))
 		for uid, u := range s.users {
-			if u.claims != sum[uid] || u.pinned <= 0 || u.vis != 0 {
-				t.Fatalf("the account of %d: %+v, want %+v", uid, u, sum[uid])
-			}
+			nstest.FatalIf(t, u.claims != sum[uid] || u.pinned <= 0 || u.vis != 0,
+				"the account of %d: %+v, want %+v", uid, u, sum[uid])
 		}
 	})
 }

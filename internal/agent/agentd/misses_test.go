@@ -1,8 +1,11 @@
 package agentd
 
 import (
+	"fmt"
 	"testing"
 	"time"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A user may miss maxMisses times, and once more after each missAgain, independently of other users. If there are
@@ -23,13 +26,9 @@ func TestMisses(t *testing.T) {
 		want  int
 	}{{0, maxMisses}, {0, 0}, {missAgain - 1, 0}, {1, 1}, {5*missAgain + missAgain/2, 5}, {missAgain / 2, 1}, {time.Hour, maxMisses}} {
 		now = now.Add(step.after)
-		if n := use(7); n != step.want {
-			t.Errorf("after %v more a user may miss %d times, want %d", step.after, n, step.want)
-		}
+		nstest.Equal(t, fmt.Sprintf("how often a user may miss, %v later", step.after), use(7), step.want)
 	}
-	if n := use(8); n != maxMisses {
-		t.Errorf("another user may miss %d times, want %d", n, maxMisses)
-	}
+	nstest.Equal(t, "how often another user may miss", use(8), maxMisses)
 	// Concurrent requests.
 	now = now.Add(time.Hour)
 	for range maxMisses + 10 {

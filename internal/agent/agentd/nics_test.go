@@ -60,9 +60,7 @@ func TestNICsZeroCopyReads(t *testing.T) {
 					nstest.FatalIf(t, err != nil, "the program does not say %q: %v", prefix, err)
 				}
 			}
-			if got := said("mode:"); got != c.mode {
-				t.Errorf("%s mode, want %s", got, c.mode)
-			}
+			nstest.Equal(t, "mode", said("mode:"), c.mode)
 			nstest.Check(t, peer.Do(func() error { return pings(host.IPv4, 32) }))
 			in.Close()
 			if got := said("found:"); (got != "0") != c.finds {

@@ -144,9 +144,8 @@ func TestSocketsUnlisted(t *testing.T) {
 		inodes, known, err := listSockets(func() ([]*netlink.XDPDiagInfoResp, error) {
 			return []*netlink.XDPDiagInfoResp{{XDPDiagMsg: &netlink.XDPSocket{Ino: 4711}}}, c.err
 		}, c.count)
-		if known != c.known || (err != nil) != c.passing || err == nil && !inodes[4711] {
-			t.Errorf("list %v: %v, known %v, %v; want %+v", c.err, inodes, known, err, c)
-		}
+		nstest.ErrorIf(t, known != c.known || (err != nil) != c.passing || err == nil && !inodes[4711],
+			"list %v: %v, known %v, %v; want %+v", c.err, inodes, known, err, c)
 	}
 	an, _ := nstest.Pair(t, nstest.Options{})
 	nstest.Must(t, an.Do(func() error {
@@ -199,9 +198,7 @@ func TestCostOfRefusal(t *testing.T) {
 	}
 	refused := func(uid uint32) {
 		t.Helper()
-		if err := s.charge(uid, claims{queues: 1}); !errors.Is(err, agentproto.ErrQuota) {
-			t.Errorf("user %d: %v, want ErrQuota", uid, err)
-		}
+		nstest.WantErr(t, fmt.Sprintf("user %d", uid), s.charge(uid, claims{queues: 1}), agentproto.ErrQuota)
 	}
 	nstest.Must(t, s.charge(8, claims{queues: 1}))
 	s.pin(t, "")
@@ -258,9 +255,8 @@ func TestLookThatFails(t *testing.T) {
 	askAtOnce(t, s, &all, 2)
 	s.collection.Unlock()
 	all.Wait()
-	if looks != 2 || len(s.pinnedQueues) > 0 {
-		t.Errorf("%d looks, %d debts; want a second look, and no debt", looks, len(s.pinnedQueues))
-	}
+	nstest.ErrorIf(t, looks != 2 || len(s.pinnedQueues) > 0,
+		"%d looks, %d debts; want a second look, and no debt", looks, len(s.pinnedQueues))
 }
 
 // An open first frees the memory that programs of any user have released when they ended: there may be
@@ -326,9 +322,8 @@ func TestQuotaOfJoiner(t *testing.T) {
 			s.collect()
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if len(s.users)+len(s.shares) > 0 {
-				t.Errorf("the other program ends: %v: user %+v, shares %v; want none", ends, s.users[user], s.shares)
-			}
+			nstest.ErrorIf(t, len(s.users)+len(s.shares) > 0,
+				"the other program ends: %v: user %+v, shares %v; want none", ends, s.users[user], s.shares)
 			return nil
 		}))
 	}

@@ -93,9 +93,8 @@ func TestDefaultAccess(t *testing.T) {
 	users := startAgent(t, g.ns, agentConfig{Defaults: true, Mode: 0o666})
 	for _, name := range []string{"via0", "lo"} {
 		_, err := users.rawAs(t, 60001).hello().ask(openOf(agentproto.Open{Interface: name, Mode: xdpnic.ModeGeneric}))
-		if !errors.Is(err, agentproto.ErrNotServed) || !strings.Contains(err.Error(), "-i "+name) {
-			t.Errorf("a user, %s: %v, want ErrNotServed with the remedy", name, err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, agentproto.ErrNotServed) || !strings.Contains(err.Error(), "-i "+name),
+			"a user, %s: %v, want ErrNotServed with the remedy", name, err)
 	}
 }
 
@@ -174,21 +173,15 @@ func TestLinger(t *testing.T) {
 	for range 3 {
 		for _, uid := range []int{60001, 60002} {
 			nstest.Check(t, use(uid, xdpnic.ModeAuto, false))
-			if err := use(uid, xdpnic.ModeGeneric, true); err == nil || !strings.Contains(err.Error(), "native mode") {
-				t.Errorf("another mode: %v", err)
-			}
-			if err := use(uid, xdpnic.ModeZeroCopy, true); err == nil {
-				t.Error("zero-copy on a veth")
-			}
+			nstest.ErrSays(t, "another mode", use(uid, xdpnic.ModeGeneric, true), "native mode")
+			nstest.ErrorIf(t, use(uid, xdpnic.ModeZeroCopy, true) == nil, "zero-copy on a veth")
 		}
 		if id := programID(t, g.ns); id != first {
 			t.Fatalf("program %d is attached, want %d as before", id, first)
 		}
 	}
 	nstest.WantErr(t, "root", use(0, xdpnic.ModeGeneric, true), nil)
-	if id := programID(t, g.ns); id != 0 {
-		t.Errorf("program %d is attached after root's queue", id)
-	}
+	nstest.Equal(t, "the program that is attached after root's queue", programID(t, g.ns), 0)
 	// An open that fails when the program is attached leaves it there, too.
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
 	nstest.ErrorIf(t, programID(t, g.ns) == 0, "the program is detached with the last queue")

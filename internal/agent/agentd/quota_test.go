@@ -54,9 +54,7 @@ func TestQuota(t *testing.T) {
 		}
 		nstest.Must(t, errors.Join(a.Close(), b.Close()))
 	}
-	if c := g.status(t).Counts; c.Quota != 12 {
-		t.Errorf("counts: %+v", c)
-	}
+	nstest.Equal(t, "refusals", g.status(t).Counts.Quota, 12)
 }
 
 // A VI that a program does not get because the interface's table is full does not count.
@@ -136,17 +134,14 @@ func TestQuotaSecondHandle(t *testing.T) {
 	native := vipl.WithMode(xdpnic.ModeNative, true)
 	own := func(err error) {
 		t.Helper()
-		if !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "needs a queue of its own") {
-			t.Errorf("%v, want ErrQuota, and that it needs a queue of its own", err)
-		}
+		nstest.ErrorIf(t, !errors.Is(err, agentproto.ErrQuota) || !strings.Contains(err.Error(), "needs a queue of its own"),
+			"%v, want ErrQuota, and that it needs a queue of its own", err)
 	}
 	first := g.nic(native, vipl.WithQueue(0))
 	_, err := g.open(native, vipl.WithQueue(1))
 	own(err)
 	second := g.nic(native)
-	if q := second.Info().Queue; q != 0 {
-		t.Errorf("the second handle is on queue %d, want 0", q)
-	}
+	nstest.Equal(t, "the second handle's queue", second.Info().Queue, 0)
 	for _, u := range g.status(t).Users {
 		nstest.ErrorIf(t, u.Queues != 1 || u.PinnedBytes != first.Info().Arena.Size+rings(first), "user: %+v, want one queue and its memory", u)
 	}
@@ -172,9 +167,7 @@ func TestQuotaOfTheDead(t *testing.T) {
 		nstest.Check(t, r.c.Close())
 		syscall.ForkLock.RUnlock()
 	}
-	if c := g.status(t).Counts; c.Quota != 0 {
-		t.Errorf("counts: %+v", c)
-	}
+	nstest.Equal(t, "refusals", g.status(t).Counts.Quota, 0)
 }
 
 // A program keeps its resources when a stricter agent takes over, and they count.
@@ -361,8 +354,7 @@ func TestStatusOfOthers(t *testing.T) {
 		want   []uint32
 	}{"the user": {*reply.Status, []uint32{user}}, "root": {g.status(t), []uint32{0, user}}} {
 		users, leases := seen(c.status)
-		if !slices.Equal(users, c.want) || !slices.Equal(leases, c.want) {
-			t.Errorf("%s sees the accounts of %d and the queues of %d, want %d", reader, users, leases, c.want)
-		}
+		nstest.ErrorIf(t, !slices.Equal(users, c.want) || !slices.Equal(leases, c.want),
+			"%s sees the accounts of %d and the queues of %d, want %d", reader, users, leases, c.want)
 	}
 }

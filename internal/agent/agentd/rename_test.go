@@ -37,9 +37,7 @@ func TestRenamedInterface(t *testing.T) {
 		_, files, err := r.exchange(open)
 		nstest.Must(t, err)
 		fds.CloseFiles(files...)
-		if st := a.status(t); len(st.NICs) != 1 {
-			t.Errorf("status: %+v", st.NICs)
-		}
+		nstest.Equal(t, "interfaces in the status", len(a.status(t).NICs), 1)
 		nstest.Check(t, r.c.Close())
 		await.Until(t, "the other program is gone", func() bool { return len(a.status(t).NICs[0].Leases) == 1 })
 	}

@@ -1,7 +1,6 @@
 package agentd_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -66,9 +65,7 @@ func TestInterfaceReturns(t *testing.T) {
 			case <-time.After(waitLimit):
 				t.Error("the handler of errors is not called")
 			}
-			if err := <-waited; !errors.Is(err, vipl.ErrResource) {
-				t.Errorf("a wait for a connection returned %v", err)
-			}
+			nstest.WantErr(t, "a wait for a connection", <-waited, vipl.ErrResource)
 			await.Until(t, "the agent says so", func() bool { return a.log.count("the interface is gone") == 1 })
 
 			back()

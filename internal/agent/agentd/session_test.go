@@ -1,9 +1,11 @@
 package agentd
 
 import (
+	"fmt"
 	"testing"
 
 	"viaxdp/internal/agent/kagent"
+	"viaxdp/internal/lab/nstest"
 )
 
 // Only root may change the indirection table; other steering is as requested.
@@ -17,8 +19,6 @@ func TestSteeringOfUsers(t *testing.T) {
 		{kagent.SteerByRSS, 7, kagent.SteerByRules}, {kagent.SteerByRSS, 0, kagent.SteerByRSS},
 		{kagent.SteerOff, 0, kagent.SteerOff},
 	} {
-		if got := steering(c.want, c.uid); got != c.got {
-			t.Errorf("user %d wants %v and gets %v, want %v", c.uid, c.want, got, c.got)
-		}
+		nstest.Equal(t, fmt.Sprintf("what user %d gets for %v", c.uid, c.want), steering(c.want, c.uid), c.got)
 	}
 }

@@ -515,9 +515,7 @@ func TestSharedQueuePolicy(t *testing.T) {
 	}
 	psk, err := vipl.NewPSK(bytes.Repeat([]byte{7}, 32))
 	nstest.Must(t, err)
-	if _, err := g.open(vipl.WithPSK(psk)); err == nil || !strings.Contains(err.Error(), "user 60001") {
-		t.Errorf("root, with a key: %v", err)
-	}
+	nstest.ErrSays(t, "root, with a key", nstest.Err(g.open(vipl.WithPSK(psk))), "user 60001")
 	endAll(t, first, second)
 }
 

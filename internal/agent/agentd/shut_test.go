@@ -3,6 +3,7 @@ package agentd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -169,9 +170,7 @@ func TestNothingAfterHangUp(t *testing.T) {
 	nstest.Must(t, nstest.Err(program.Write(encodedHello(t))))
 	c := &conn{server: s, c: accepted}
 	c.hangUp()
-	if err := c.talk(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("%v, want that the connection is closed", err)
-	}
+	nstest.WantErr(t, "a request after it", c.talk(), net.ErrClosed)
 }
 
 // warned passes on what is logged.
@@ -218,16 +217,12 @@ func TestWhilePresent(t *testing.T) {
 	nstest.Must(t, nstest.Err(program.Write([]byte("and"))))
 	nstest.ErrorIf(t, ctx.Err() != nil, "it hung up, and has not")
 	stop()
-	if context.Cause(ctx) != context.Canceled {
-		t.Errorf("after stop: %v", context.Cause(ctx))
-	}
+	nstest.WantErr(t, "after stop", context.Cause(ctx), context.Canceled)
 	ctx, stop = c.whilePresent()
 	defer stop()
 	program.Close()
 	<-ctx.Done()
-	if context.Cause(ctx) != errHungUp {
-		t.Errorf("%v, want errHungUp", context.Cause(ctx))
-	}
+	nstest.WantErr(t, "after the hang-up", context.Cause(ctx), errHungUp)
 }
 
 // An agent may be told to end at once.
@@ -298,9 +293,7 @@ func TestRightsOfTheSocket(t *testing.T) {
 	nstest.Must(t, errors.Join(os.Rename(path, moved), os.Symlink(victim, path)))
 	nstest.Must(t, setRights(l, 0o660, 60100))
 	for name, want := range map[string]rights{victim: {0o600, 0}, moved: {0o660, 60100}} {
-		if got := rightsOf(t, name); got != want {
-			t.Errorf("%s: %+v, want %+v", filepath.Base(name), got, want)
-		}
+		nstest.Equal(t, fmt.Sprintf("rights of %s", filepath.Base(name)), rightsOf(t, name), want)
 	}
 }
 

@@ -114,9 +114,8 @@ func TestNeeds(t *testing.T) {
 	for op, need := range needs {
 		_, err := ParseRequest([]byte(fmt.Sprintf(`{"id":1,"op":%q}`, op)))
 		nstest.ErrorIf(t, (err == nil) != (need == nil) || err != nil && !errors.Is(err, ErrProtocol), "%s alone: %v", op, err)
-		if _, err := ParseRequest([]byte(fmt.Sprintf(`{"op":%q}`, op))); err == nil {
-			t.Errorf("%s without a number: no error", op)
-		}
+		nstest.ErrorIf(t, nstest.Err(ParseRequest([]byte(fmt.Sprintf(`{"op":%q}`, op)))) == nil,
+			"%s without a number: no error", op)
 	}
 	for _, open := range []string{
 		`{"interface":"via0","queue":-1,"mode":4}`, `{"interface":"via0","queue":0,"hugepages":3}`,
@@ -133,14 +132,10 @@ func TestNeeds(t *testing.T) {
 		t.Errorf("%+v, %v", q, err)
 	}
 	for _, bad := range []string{`{"id":1,"op":"link","more":1}`, `{"id":1,"op":"hello","more":1}`, `{"id":1,"op":"hello","versions":[8],"more":1}{}`, `{"op":"hello","id":"x","versions":[8]}`} {
-		if _, err := ParseRequest([]byte(bad)); !errors.Is(err, ErrProtocol) {
-			t.Errorf("%s: %v, want ErrProtocol", bad, err)
-		}
+		nstest.WantErr(t, bad, nstest.Err(ParseRequest([]byte(bad))), ErrProtocol)
 	}
 	both := `{"id":1,"op":"wait","handle":1,"local":{"Host":"","Disc":""}}`
-	if _, err := ParseRequest([]byte(both)); err == nil {
-		t.Error("a wait for two things: no error")
-	}
+	nstest.ErrorIf(t, nstest.Err(ParseRequest([]byte(both))) == nil, "a wait for two things: no error")
 }
 
 // An error keeps its identity in a message.
@@ -160,9 +155,8 @@ func TestErrorOnItsWay(t *testing.T) {
 			continue // kagent.ErrClosed is what goes on the way
 		}
 		nstest.ErrorIf(t, !errors.Is(e, want) || e.Error() != wrapped.Error(), "%v arrives as %v", wrapped, e)
-		if kagent.Unavailable(e) != kagent.Unavailable(wrapped) {
-			t.Errorf("%v: unavailable %v there, %v here", wrapped, kagent.Unavailable(wrapped), kagent.Unavailable(e))
-		}
+		nstest.ErrorIf(t, kagent.Unavailable(e) != kagent.Unavailable(wrapped),
+			"%v: unavailable %v there, %v here", wrapped, kagent.Unavailable(wrapped), kagent.Unavailable(e))
 	}
 	e := NewError(fmt.Errorf("x: %w", &kagent.RejectedError{Reason: wire.CMReasonQoS}))
 	var r *kagent.RejectedError
@@ -229,9 +223,7 @@ func TestTooManyFiles(t *testing.T) {
 		f.Close()
 	}
 	own.Close()
-	if after := open(); after != before {
-		t.Errorf("%d descriptors are open, %d before", after, before)
-	}
+	nstest.Equal(t, "open descriptors", open(), before)
 }
 
 // A reply and its descriptors arrive together, with any messages before and after.
@@ -261,9 +253,7 @@ func TestReplyWithFiles(t *testing.T) {
 	nstest.Equal(t, "files by reply, -want +got", cmp.Diff(map[uint64]int{1: 0, 2: 2, 3: 0}, got), "")
 	// A length that is out of bounds is refused before anything is read.
 	for _, head := range [][]byte{{0, 0, 0, 0}, {0xff, 0xff, 0xff, 0xff}} {
-		if _, err := ReadRequest(bytes.NewReader(head), nil); !errors.Is(err, ErrProtocol) {
-			t.Errorf("%x: %v", head, err)
-		}
+		nstest.WantErr(t, fmt.Sprintf("%x", head), nstest.Err(ReadRequest(bytes.NewReader(head), nil)), ErrProtocol)
 	}
 }
 

@@ -96,9 +96,7 @@ func TestDiscoverEndsWithContext(t *testing.T) {
 		}
 		time.AfterFunc(10*time.Millisecond, func() { a.Close() })
 		for range 2 { // under way, and after
-			if list, err := a.Discover(context.Background()); !errors.Is(err, kagent.ErrClosed) {
-				t.Errorf("Close: %v, %v", list, err)
-			}
+			nstest.WantErr(t, "Close", nstest.Err(a.Discover(context.Background())), kagent.ErrClosed)
 		}
 	})
 }
@@ -315,9 +313,7 @@ func TestOnlyOwnAnswersCount(t *testing.T) {
 		asked, err := wire.ParseCM(hellos[0].b)
 		nstest.FatalIf(t, err != nil || asked.Type != wire.CMHello, "%+v, %v", asked, err)
 		m.Receive(hellos[0].b, toAll6, netip.AddrPortFrom(here6, wire.Port)) // as it comes back from the link
-		if sent := s.take(); len(sent) != 0 {
-			t.Errorf("answered itself: %v", sent)
-		}
+		nstest.Equal(t, "answers to itself", len(s.take()), 0)
 		here := func(id uint64, from netip.Addr) {
 			m.Receive(bytesOf(t, wire.CM{Type: wire.CMHere, ID: id}), here4, netip.AddrPortFrom(from, wire.Port))
 		}
@@ -360,9 +356,7 @@ func TestDiscoverCannotAsk(t *testing.T) {
 		nstest.ErrorIf(t, err != nil || len(list) != 0, "no address: %v, %v", list, err)
 		down := errors.New("the link is down")
 		s.refuse = func(netip.Addr) error { return down }
-		if list, err := m.Discover(context.Background(), []netip.Addr{here4, here6}); !errors.Is(err, down) {
-			t.Errorf("got %v, %v", list, err)
-		}
+		nstest.WantErr(t, "both are down", nstest.Err(m.Discover(context.Background(), []netip.Addr{here4, here6})), down)
 		s.refuse = func(from netip.Addr) error {
 			if from == here6 {
 				return down

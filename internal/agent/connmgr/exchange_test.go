@@ -3,6 +3,7 @@ package connmgr_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,9 +72,7 @@ func TestCancelOvertakes(t *testing.T) {
 		}
 		in := takes(t, m, l, 6, agent4)
 		in.Reject(wire.CMReasonProgram)
-		if a := s.one(t); a.ID != 6 {
-			t.Errorf("the answer is %+v", a)
-		}
+		nstest.Equal(t, "the exchange of the answer", s.one(t).ID, 6)
 		nstest.WantErr(t, "another request", nstest.Err(l.Wait(within(time.Second))), kagent.ErrTimeout)
 	})
 }
@@ -142,9 +141,7 @@ func TestCookiesAfterSilence(t *testing.T) {
 			accepted(t, m, l, 5, gives)
 			s.take()
 			m.Receive(bytesOf(t, requestOf(6, echo)), here4, agent4)
-			if a := s.last(t); a.Type != want {
-				t.Errorf("given up after %v: the next request is answered by %v, want %v", gives, a.Type, want)
-			}
+			nstest.Equal(t, fmt.Sprintf("the answer to the next request, given up after %v", gives), s.last(t).Type, want)
 		})
 	}
 }

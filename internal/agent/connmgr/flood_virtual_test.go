@@ -3,6 +3,7 @@ package connmgr_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"testing"
@@ -158,21 +159,16 @@ func TestCookies(t *testing.T) {
 		} {
 			wrong := right
 			c.change(&wrong)
-			if a := say(wrong, c.from); a.Type != wire.CMRetry {
-				t.Errorf("%+v is answered by %v", wrong, a.Type)
-			}
+			nstest.Equal(t, fmt.Sprintf("the answer to %+v", wrong), say(wrong, c.from).Type, wire.CMRetry)
 		}
 		if a := say(right, agent4); a.Type != wire.CMPending {
 			t.Fatalf("the right cookie is answered by %v", a.Type)
 		}
 		in, err := l.Wait(within(time.Second)) // before those that have not proven their addresses
 		nstest.FatalIf(t, err != nil || in.Remote().Host != there4, "%v, %v", in, err)
-		if _, err := l.Wait(within(time.Millisecond)); err == nil {
-			t.Error("a request of an unproven address was handed out while cookies are asked for")
-		}
-		if _, err := other.Wait(within(time.Millisecond)); err == nil {
-			t.Error("a request has come to another discriminator")
-		}
+		nstest.ErrorIf(t, nstest.Err(l.Wait(within(time.Millisecond))) == nil,
+			"a request of an unproven address was handed out while cookies are asked for")
+		nstest.ErrorIf(t, nstest.Err(other.Wait(within(time.Millisecond))) == nil, "a request has come to another discriminator")
 		in.Reject(wire.CMReasonProgram)
 		for range 40 { // as long as the exchange is remembered, and the cookie is good
 			if a := say(right, agent4); a.Type == wire.CMPending || a.Type == 0 {
@@ -181,9 +177,7 @@ func TestCookies(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		time.Sleep(3 * time.Second) // it is forgotten
-		if a := say(right, agent4); a.Type != wire.CMRetry {
-			t.Errorf("a cookie of seven seconds ago is answered by %v", a.Type)
-		}
+		nstest.Equal(t, "the answer to a cookie of seven seconds ago", say(right, agent4).Type, wire.CMRetry)
 	})
 }
 
@@ -196,9 +190,7 @@ func TestUnprovenOfOneHost(t *testing.T) {
 		}
 		s.take()
 		m.Receive(bytesOf(t, requestOf(1, echo)), here4, spoofed(1))
-		if sent := s.take(); len(sent) > 0 {
-			t.Errorf("the first request of another host is answered by %d messages", len(sent))
-		}
+		nstest.Equal(t, "answers to the first request of another host", len(s.take()), 0)
 		came := 0
 		for ; ; came++ {
 			if _, err := l.Wait(within(time.Millisecond)); err != nil {
@@ -311,9 +303,7 @@ func TestConfirmIsAcknowledged(t *testing.T) {
 			t.Errorf("a late Accept is answered by %+v", msg)
 		}
 		time.Sleep(time.Minute)
-		if n := len(s.take()); n > 0 {
-			t.Errorf("%d messages after the acceptor's word", n)
-		}
+		nstest.Equal(t, "messages after the acceptor's word", len(s.take()), 0)
 	})
 }
 

@@ -56,17 +56,13 @@ func TestReflected(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			alone(t, func(t *testing.T, m connmgr.Client, s *sink) {
 				s.reflects = true
-				if err := ask(m); err == nil {
-					t.Error("it is connected")
-				}
+				nstest.ErrorIf(t, ask(m) == nil, "it is connected")
 				time.Sleep(10 * time.Second)
 				if n := len(s.take()); n == 0 || n > 60 {
 					t.Errorf("%d messages in 13 s", n)
 				}
 				time.Sleep(time.Minute)
-				if n := len(s.take()); n > 0 {
-					t.Errorf("%d messages in a minute of silence", n)
-				}
+				nstest.Equal(t, "messages in a minute of silence", len(s.take()), 0)
 			})
 		})
 	}

@@ -232,9 +232,7 @@ func TestBadArguments(t *testing.T) {
 		ctx := within(time.Second)
 		long := make([]byte, wire.CMMaxDisc+1)
 		good := offer(a, t)
-		if _, err := b.Wait(ctx, kagent.Address{Disc: long}); err == nil {
-			t.Error("Wait on a discriminator that is too long")
-		}
+		nstest.ErrorIf(t, nstest.Err(b.Wait(ctx, kagent.Address{Disc: long})) == nil, "Wait on a discriminator that is too long")
 		nstest.WantErr(t, "Request to a discriminator that is too long", nstest.Err(a.Request(ctx, kagent.Address{}, to(b, long), good)), wire.ErrCM)
 		wrongLevel, noVI := good, good
 		wrongLevel.Level, noVI.VI = 3, 0

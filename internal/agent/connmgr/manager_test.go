@@ -157,9 +157,7 @@ func TestDecline(t *testing.T) {
 		nstest.Must(t, err)
 		ans.Decline(wire.CMReasonMismatch)
 		nstest.WantErr(t, "Accept", <-served, kagent.ErrCancelled)
-		if err := ans.Confirm(); err == nil {
-			t.Error("Confirm after Decline succeeded")
-		}
+		nstest.ErrorIf(t, ans.Confirm() == nil, "Confirm after Decline succeeded")
 	})
 }
 
@@ -224,9 +222,8 @@ func TestKeptDiscriminator(t *testing.T) {
 		ask(2, "gone", wire.CMNoMatch) // repeated
 		ask(1, string(echo))
 		in, err := l.Wait(within(time.Second))
-		if nstest.Must(t, err); in.Offer().VI != 1 {
-			t.Errorf("from VI %d, want 1", in.Offer().VI)
-		}
+		nstest.Must(t, err)
+		nstest.Equal(t, "the VI that asks", in.Offer().VI, 1)
 		nstest.Must(t, l.Close())
 	}, connmgr.Kept{Disc: string(echo), User: 7}, connmgr.Kept{Disc: "gone", User: 7})
 }

@@ -108,9 +108,7 @@ func TestFairShareOfUsers(t *testing.T) {
 		if in.Err() != nil || m.Pending(other) != 1+door || m.Pending(hog)+m.Pending(other) != most {
 			t.Errorf("after another flood the other user has %d, the flooded one %d; the one that was taken: %v", m.Pending(other), m.Pending(hog), in.Err())
 		}
-		if first.Err() != nil {
-			t.Errorf("a request that was taken went before those that wait: %v", first.Err())
-		}
+		nstest.ErrorIf(t, first.Err() != nil, "a request that was taken went before those that wait: %v", first.Err())
 		for _, l := range doors { // all are taken: no queue to pay with
 			for m.Pending(hog) > 0 {
 				if _, err := l.Wait(within(0)); err != nil {

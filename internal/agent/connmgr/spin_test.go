@@ -34,9 +34,7 @@ func TestSpin(t *testing.T) {
 		for s.spin(p, p.isDone); p.polls < p.last; s.spin(p, p.isDone) { // a spin may end early where there is no CPU for it
 		}
 		nstest.ErrorIf(t, p.polls != p.last, "%d polls until the answer of poll %d", p.polls, p.last)
-		if s.halved.Load() != 0 {
-			t.Errorf("after an answer spins are halved %d times", s.halved.Load())
-		}
+		nstest.ErrorIf(t, s.halved.Load() != 0, "after an answer spins are halved %d times", s.halved.Load())
 	}
 	answered()
 	for i := range int32(20) {

@@ -131,9 +131,7 @@ func TestConfirmNeedsProof(t *testing.T) {
 				nstest.ErrorIf(t, (len(served) > 0) != c.good, "accepted %v, want %v", !c.good, c.good)
 				err = <-served
 				late := errors.Is(err, kagent.ErrVanished) || errors.Is(err, kagent.ErrTimeout)
-				if c.good && err != nil || !c.good && !late {
-					t.Errorf("in the end: %v", err)
-				}
+				nstest.ErrorIf(t, c.good && err != nil || !c.good && !late, "in the end: %v", err)
 			})
 		})
 	}

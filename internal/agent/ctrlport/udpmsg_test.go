@@ -23,9 +23,8 @@ func FuzzControlMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, oob []byte) {
 		r := new(udpReader)
 		r.note(oob)
-		if r.local.IsValid() && len(oob) < unix.CmsgLen(12) || r.missed > 0 && len(oob) < unix.CmsgLen(4) {
-			t.Errorf("%v, %d missed, out of %d bytes", r.local, r.missed, len(oob))
-		}
+		nstest.ErrorIf(t, r.local.IsValid() && len(oob) < unix.CmsgLen(12) || r.missed > 0 && len(oob) < unix.CmsgLen(4),
+			"%v, %d missed, out of %d bytes", r.local, r.missed, len(oob))
 		if errno := errnoOf(oob); errno != unix.EIO && len(oob) < unix.CmsgLen(4) {
 			t.Errorf("%v out of %d bytes", errno, len(oob))
 		}

@@ -96,9 +96,7 @@ func TestKeepLinkWithoutDescriptors(t *testing.T) {
 	nstest.Must(t, err)
 	defer func() { nstest.Check(t, f.close()) }()
 	nstest.WithDescriptors(t, 0, func() { d.keepLink(f) })
-	if n := len(fdStore.all()); n != 1 {
-		t.Errorf("%d entries", n)
-	}
+	nstest.Equal(t, "entries", len(fdStore.all()), 1)
 }
 
 // A link is restored for those of its queues that are restored, and charged to the sides that were charged;
@@ -139,9 +137,8 @@ func TestRestoreLinks(t *testing.T) {
 			err = d.restoreLinks(k.shmLinks)
 			d.mu.Unlock()
 			tc.kept.Close()
-			if (err != nil) != tc.fails || (d.shmLinks[[2]int{0, 1}] != nil) != tc.live {
-				t.Errorf("%v, links %v, want one: %v", err, d.shmLinks, tc.live)
-			}
+			nstest.ErrorIf(t, (err != nil) != tc.fails || (d.shmLinks[[2]int{0, 1}] != nil) != tc.live,
+				"%v, links %v, want one: %v", err, d.shmLinks, tc.live)
 			var n [2]int
 			for q, l := range d.leases {
 				n[q] = (&Local{dev: d, lease: l}).OnLinkLeft(func() {})

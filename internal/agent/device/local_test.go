@@ -3,6 +3,7 @@ package device
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -124,9 +125,7 @@ func TestOpenClose(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatalf("%v: close: %v", mode, err)
 		}
-		if err := l.Close(); err != nil {
-			t.Errorf("%v: second close: %v", mode, err)
-		}
+		nstest.WantErr(t, fmt.Sprintf("%v: second close", mode), l.Close(), nil)
 		nstest.ErrorIf(t, attached(t, an), "%v: the program stayed on the interface", mode)
 		if fds < 0 {
 			fds, maps = descriptors(t), mappings(t) // what the libraries keep
@@ -163,9 +162,7 @@ func TestFramesFollowTheTable(t *testing.T) {
 				nstest.Must(t, b.Remove(num))
 				nstest.ErrorIf(t, sendFrame(t, a, b, p, num, key), "%v: the frame of a removed VI came", peer)
 				b.FreeVI(num)
-				if err := b.Enter(num, key, p.Src); err == nil {
-					t.Error("a VI was entered that is not handed out")
-				}
+				nstest.ErrorIf(t, b.Enter(num, key, p.Src) == nil, "a VI was entered that is not handed out")
 			}
 		})
 	}
@@ -279,9 +276,7 @@ func TestLocalStatus(t *testing.T) {
 		return n.Leases[0]
 	}
 	agent.manager.Receive([]byte("?"), a.IPv4, netip.AddrPortFrom(b.IPv4, 4793))
-	if c := LocalStatus().NICs[0].Connects; c != (kagent.Counters{Malformed: 1}) {
-		t.Errorf("connection management: %+v", c)
-	}
+	nstest.Equal(t, "connection management", LocalStatus().NICs[0].Connects, kagent.Counters{Malformed: 1})
 	l := lease()
 	nstest.ErrorIf(t, l.Queue != 0 || l.Holder.PID != os.Getpid() || l.Holder.Comm == "" || l.PinnedBytes < 4<<20 || l.Handles != 1, "lease: %+v", l)
 	vis := map[uint32]kagent.VIStatus{}

@@ -49,9 +49,7 @@ func TestSeveralOpens(t *testing.T) {
 	native := native(an, kagent.AnyQueue)
 	a0 := mustOpen(t, an, native)
 	a1 := mustOpen(t, an, native)
-	if a0.Info().Queue == a1.Info().Queue || a0.Queue() == a1.Queue() {
-		t.Errorf("both have queue %d", a0.Info().Queue)
-	}
+	nstest.ErrorIf(t, a0.Info().Queue == a1.Info().Queue || a0.Queue() == a1.Queue(), "both have queue %d", a0.Info().Queue)
 	_, err := openOn(t, an, native)
 	nstest.ErrorIf(t, !errors.Is(err, kagent.ErrQueueInUse) || kagent.Unavailable(err), "a third open on two queues: %v", err)
 	t.Logf("no queue left: %v", err)
@@ -65,9 +63,7 @@ func TestSeveralOpens(t *testing.T) {
 	n0, err0 := a0.NewVI()
 	n2, err2 := a2.NewVI()
 	nstest.FatalIf(t, err0 != nil || err2 != nil || n0 == n2, "numbers %#x %#x, %v %v", n0, n2, err0, err2)
-	if err := a0.Enter(n2, 1, bn.IPv4); err == nil {
-		t.Error("an agent entered another's VI")
-	}
+	nstest.ErrorIf(t, a0.Enter(n2, 1, bn.IPv4) == nil, "an agent entered another's VI")
 	nstest.Must(t, nstest.Err(a0.Listen(kagent.Address{Disc: []byte("d")})))
 	nstest.WantErr(t, "one discriminator, two listeners", nstest.Err(a1.Listen(kagent.Address{Disc: []byte("d")})), kagent.ErrListening)
 	waiting := make(chan error, 1)
@@ -93,9 +89,7 @@ func TestSeveralOpens(t *testing.T) {
 	mustOpen(t, bn, gb)
 	gb.Queue = 1
 	gb.Mode, gb.RequireMode = xdpnic.ModeGeneric, true
-	if _, err := openOn(t, bn, gb); err == nil || !strings.Contains(err.Error(), "queue 0") {
-		t.Errorf("queue 1 in generic mode: %v", err)
-	}
+	nstest.ErrSays(t, "queue 1 in generic mode", nstest.Err(openOn(t, bn, gb)), "queue 0")
 }
 
 // setChannels is ethtool -L.
@@ -189,9 +183,8 @@ func TestQueuesThatOnlyReceive(t *testing.T) {
 		}
 		q := l.Queue()
 		addr, _, _ := q.Alloc()
-		if !q.Send(addr, 64, false) || q.Flush() != nil || q.Pending() != 0 {
-			t.Errorf("queue %d sends nothing: %d entries pending", l.Info().Queue, q.Pending())
-		}
+		nstest.ErrorIf(t, !q.Send(addr, 64, false) || q.Flush() != nil || q.Pending() != 0,
+			"queue %d sends nothing: %d entries pending", l.Info().Queue, q.Pending())
 	}
 	refused := func(what string) error {
 		l, err := openOn(t, an, cfg)
@@ -373,9 +366,7 @@ func TestOpenCancelled(t *testing.T) {
 	other.Queue = 1
 	mustOpen(t, an, other)
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want context.Canceled", err)
-	}
+	nstest.WantErr(t, "the open", <-ended, context.Canceled)
 	nstest.Must(t, stranger.Close())
 	mustOpen(t, an, cfg)
 }
@@ -420,9 +411,7 @@ func TestWaitForCarrier(t *testing.T) {
 	d.mu.Unlock()
 	nstest.ErrorIf(t, !waits, "another operation had to wait for the end")
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want context.Canceled", err)
-	}
+	nstest.WantErr(t, "the wait", <-ended, context.Canceled)
 }
 
 // mustBind opens a queue as another program does.
@@ -499,9 +488,8 @@ func TestWaitForSeveralQueues(t *testing.T) {
 			nstest.ErrorIf(t, nic.BusyTimeout > waitLimit/10, "%s: it waits %v for queue %d", c.name, nic.BusyTimeout, nic.QueueID)
 			return nil, c.busy
 		})
-		if (err == nil) != c.opened || calls != c.calls || c.opened && l.queueID != 0 {
-			t.Errorf("%s: %v, queue %d, after %d calls", c.name, err, l.queueID, calls)
-		}
+		nstest.ErrorIf(t, (err == nil) != c.opened || calls != c.calls || c.opened && l.queueID != 0,
+			"%s: %v, queue %d, after %d calls", c.name, err, l.queueID, calls)
 	}
 }
 

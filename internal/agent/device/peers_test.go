@@ -138,7 +138,5 @@ func TestLocalConnect(t *testing.T) {
 		t.Errorf("a call that Close ends: %v", err)
 	}
 	nstest.Check(t, <-closed)
-	if list, err := a.Discover(context.Background()); !errors.Is(err, kagent.ErrClosed) {
-		t.Errorf("Discover after Close: %v, %v", list, err)
-	}
+	nstest.WantErr(t, "Discover after Close", nstest.Err(a.Discover(context.Background())), kagent.ErrClosed)
 }

@@ -122,9 +122,8 @@ func TestRemovedDuringOpen(t *testing.T) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		err := d.setUp(cfg, link.Attrs())
-		if !errors.Is(err, unix.ENODEV) || kagent.Unavailable(err) {
-			t.Errorf("%v (unavailable: %v), want ENODEV", err, kagent.Unavailable(err))
-		}
+		nstest.ErrorIf(t, !errors.Is(err, unix.ENODEV) || kagent.Unavailable(err),
+			"%v (unavailable: %v), want ENODEV", err, kagent.Unavailable(err))
 		return nil
 	}))
 }

@@ -81,9 +81,7 @@ func TestResumeMemberWithoutFiles(t *testing.T) {
 	l := &lease{dev: d}
 	nstest.Must(t, d.resumeMember(l, r, &fdstore.Entry{Files: files()}))
 	defer fds.CloseFiles(append(l.sockets, l.group.memory)...)
-	if len(d.groups) != 1 || l.group.members[0] != l {
-		t.Errorf("groups %v, want one with the lease", d.groups)
-	}
+	nstest.ErrorIf(t, len(d.groups) != 1 || l.group.members[0] != l, "groups %v, want one with the lease", d.groups)
 }
 
 // An interface is restored when descriptors are free again, if some were short for a moment.

@@ -3,6 +3,7 @@ package device
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -137,9 +138,8 @@ func TestSteering(t *testing.T) {
 			t.Errorf("%v: table %v, %+v", how, nic.table, l.info)
 		}
 	}
-	if strings.Contains(l.info.Notes[0], "ntuple") {
-		t.Errorf("a NIC without a classifier is to turn it on: %q", l.info.Notes)
-	}
+	nstest.ErrorIf(t, strings.Contains(l.info.Notes[0], "ntuple"),
+		"a NIC without a classifier is to turn it on: %q", l.info.Notes)
 	nic.off, l.info.Notes = true, nil
 	l.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRules})
 	nstest.ErrorIf(t, len(l.info.Notes) != 1 || !strings.Contains(l.info.Notes[0], "ethtool -K eth0 ntuple on"), "a classifier that is off: %q", l.info.Notes)
@@ -148,9 +148,8 @@ func TestSteering(t *testing.T) {
 
 	l.info.Notes = nil
 	l.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRSS})
-	if !slices.Equal(nic.table, []uint32{1, 1, 1, 1}) || l.info.Steered != "rss" || len(l.info.Notes) != 0 {
-		t.Errorf("table %v, %+v", nic.table, l.info)
-	}
+	nstest.ErrorIf(t, !slices.Equal(nic.table, []uint32{1, 1, 1, 1}) || l.info.Steered != "rss" || len(l.info.Notes) != 0,
+		"table %v, %+v", nic.table, l.info)
 	second := newLease(d, 0)
 	second.steer(kagent.Config{Port: 4793, Steer: kagent.SteerByRSS})
 	if !slices.Equal(nic.table, []uint32{1, 1, 1, 1}) || len(second.info.Notes) != 1 || !strings.Contains(second.info.Notes[0], "queue 1, of another lease") {
@@ -212,9 +211,7 @@ func TestPortOfEachQueue(t *testing.T) {
 	first, second := open(3, 4793), open(1, 4794)
 	third := open(2, 4796) // 4795 is another owner's
 	end(first)
-	if goes(4793) != -1 || goes(4794) != 1 || goes(4796) != 2 {
-		t.Errorf("after the first one's end: %v", nic.in)
-	}
+	nstest.ErrorIf(t, goes(4793) != -1 || goes(4794) != 1 || goes(4796) != 2, "after the first one's end: %v", nic.in)
 	first = open(4, 4793)
 	end(second)
 	open(1, 4794)
@@ -224,9 +221,7 @@ func TestPortOfEachQueue(t *testing.T) {
 	refused(70, "queue 4, of another lease, and no port to queue 70 (the 63 ports after 4793")
 	end(first)
 	end(third)
-	if !slices.Equal(nic.table, []uint32{0, 1}) || nic.in[90] != foreign {
-		t.Errorf("table %v, rules %v", nic.table, nic.in)
-	}
+	nstest.ErrorIf(t, !slices.Equal(nic.table, []uint32{0, 1}) || nic.in[90] != foreign, "table %v, rules %v", nic.table, nic.in)
 	cfg.Port = 1<<16 - 2
 	for _, l := range d.sortedLeases() {
 		end(l)
@@ -259,14 +254,10 @@ func TestFrameToQueuePort(t *testing.T) {
 	nstest.Must(t, second.Enter(num, key, p.Src))
 	for _, offset := range []uint8{0, second.Info().PortOffset} {
 		p.PortOffset = offset
-		if !sendFrame(t, a, second, p, num, key) {
-			t.Errorf("a frame to port %d did not come", p.DstPort())
-		}
+		nstest.ErrorIf(t, !sendFrame(t, a, second, p, num, key), "a frame to port %d did not come", p.DstPort())
 	}
 	nstest.Must(t, second.Close())
-	if len(nic.in) != 2 {
-		t.Errorf("rules after the second one's end: %v", nic.in)
-	}
+	nstest.ErrorIf(t, len(nic.in) != 2, "rules after the second one's end: %v", nic.in)
 }
 
 // A restarted agent knows what is steered: a second lease does not take it over, and the end of the first one
@@ -366,9 +357,7 @@ func TestAllQueues(t *testing.T) {
 		nstest.ErrorIf(t, !sendFrame(t, a, b, p, num, key), "the frame on queue %d did not come", queue)
 		nstest.ErrorIf(t, sendFrame(t, a, b, p, num, key+1), "queue %d: a frame with the wrong key came", queue)
 	}
-	if s := b.dev.demux.Slots(); len(s) != 9 {
-		t.Errorf("slots %d", s)
-	}
+	nstest.Equal(t, "slots", len(b.dev.demux.Slots()), 9)
 	if l, ok := b.dev.status(); !ok || !slices.Equal(l.Leases[0].ExtraQueues, []int{0, 1, 3, 4, 5, 6, 7, 8}) {
 		t.Errorf("status %+v", l)
 	}
@@ -410,9 +399,8 @@ func TestFirstQueueTaken(t *testing.T) {
 	cfg := native(ns, kagent.AnyQueue)
 	cfg.Steer = kagent.SteerAll
 	i := mustOpen(t, ns, cfg).Info()
-	if i.Queue != 1 || len(i.NIC.ExtraQueues) != 0 || !strings.Contains(strings.Join(i.Notes, "\n"), "queue 0") {
-		t.Errorf("%+v", i)
-	}
+	nstest.ErrorIf(t, i.Queue != 1 || len(i.NIC.ExtraQueues) != 0 || !strings.Contains(strings.Join(i.Notes, "\n"), "queue 0"),
+		"%+v", i)
 }
 
 // An open that would have all queues does not take another one while an open that is under way has the first: it is to wait.
@@ -489,13 +477,9 @@ func TestJoinsSteeredQueue(t *testing.T) {
 	d.mu.Lock()
 	g.nic, g.steering = nic, s
 	d.mu.Unlock()
-	if i := open(cfg).Info(); i.Queue != 0 {
-		t.Errorf("another process has queue %d, want 0, to which the port is steered", i.Queue)
-	}
+	nstest.Equal(t, "the queue of another process, to which the port is steered", open(cfg).Info().Queue, 0)
 	cfg.Holder.UID++
-	if i := open(cfg).Info(); i.Queue != 1 {
-		t.Errorf("another user has queue %d, want 1", i.Queue)
-	}
+	nstest.Equal(t, "the queue of another user", open(cfg).Info().Queue, 1)
 }
 
 // All processes have room on the queue to which all frames are steered. Where they are not, the queues have it together.
@@ -519,8 +503,6 @@ func TestRoomOfSteeredQueue(t *testing.T) {
 		d.router = route.New(nil, "eth0", 2, 4793)
 		cfg := Config{Config: kagent.Config{Queue: kagent.AnyQueue, Port: 4793}, Processes: 16, Shared: true}
 		c.change(d, &cfg, nic)
-		if got := d.guests(cfg, false); got != c.want {
-			t.Errorf("%s: room for %d others, want %d", name, got, c.want)
-		}
+		nstest.Equal(t, fmt.Sprintf("%s: room for others", name), d.guests(cfg, false), c.want)
 	}
 }

@@ -69,9 +69,7 @@ func TestKeptApart(t *testing.T) {
 	nstest.Check(t, first.Close())
 	wants(an.Index, "after the first interface's queue was given back")
 	nstest.Check(t, second.Close())
-	if n := len(fdStore.all()); n > 0 {
-		t.Errorf("at the end %d things are kept", n)
-	}
+	nstest.Equal(t, "things that are kept at the end", len(fdStore.all()), 0)
 }
 
 // A queue that processes share and that cannot be handed out for lack of descriptors leaves no memory, and no descriptor.

@@ -97,12 +97,8 @@ func TestServerSilent(t *testing.T) {
 	_ = c.Close()
 	c = f.accept()
 	f.next(c, "hello")
-	if err := k.Put("nic/a", []byte("one")); !errors.Is(err, errEnded) {
-		t.Errorf("Put: %v, want %v", err, errEnded)
-	}
-	if err := k.Delete("nic/b"); !errors.Is(err, errEnded) {
-		t.Errorf("Delete: %v, want %v", err, errEnded)
-	}
+	nstest.WantErr(t, "Put", k.Put("nic/a", []byte("one")), errEnded)
+	nstest.WantErr(t, "Delete", k.Delete("nic/b"), errEnded)
 	// The question was not given up meanwhile.
 	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 	if _, _, err := receive(c, make([]byte, maxMessage)); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -141,9 +137,7 @@ func TestUnaskedAnswer(t *testing.T) {
 	f, k, c := startFake(t)
 	f.sayUnasked(c)
 	_ = c.Close()
-	if err := k.Put("nic/a", nil); err == nil {
-		t.Error("a descriptor store that is gone has taken something")
-	}
+	nstest.ErrorIf(t, k.Put("nic/a", nil) == nil, "a descriptor store that is gone has taken something")
 	f.next(f.accept(), "hello")
 }
 
@@ -154,12 +148,8 @@ func TestReplacedIsHeard(t *testing.T) {
 	f.sayUnasked(c) // what comes next is not read before this is taken
 	f.say(c, "replaced")
 	nstest.Must(t, c.CloseRead())
-	if err := k.Put("nic/a", nil); !errors.Is(err, unix.EPIPE) {
-		t.Errorf("Put: %v, want %v", err, unix.EPIPE)
-	}
-	if err := k.Put("nic/a", nil); !errors.Is(err, errReplaced) {
-		t.Errorf("Put: %v, want %v", err, errReplaced)
-	}
+	nstest.WantErr(t, "Put", k.Put("nic/a", nil), unix.EPIPE)
+	nstest.WantErr(t, "another Put", k.Put("nic/a", nil), errReplaced)
 }
 
 // An agent that is out of descriptors does not remove the descriptor store's socket, by which the next agent
@@ -196,9 +186,8 @@ func TestPutWithoutDescriptors(t *testing.T) {
 	entries, err := k.List()
 	nstest.Must(t, err)
 	defer closeEntries(entries)
-	if len(entries) != 1 || entries[0].Key != "lease/a" || len(entries[0].Files) != 1 {
-		t.Errorf("the next agent gets %+v", entries)
-	}
+	nstest.ErrorIf(t, len(entries) != 1 || entries[0].Key != "lease/a" || len(entries[0].Files) != 1,
+		"the next agent gets %+v", entries)
 	nstest.Must(t, k.Close())
 
 	f, k, c := startFake(t)

@@ -126,9 +126,7 @@ func TestServer(t *testing.T) {
 	}
 	// The newest agent is the agent.
 	third := start(t, path)
-	if err := second.Delete("nic/a"); err == nil {
-		t.Error("the agent before the last one still rules")
-	}
+	nstest.ErrorIf(t, second.Delete("nic/a") == nil, "the agent before the last one still rules")
 	nstest.Must(t, errors.Join(second.Close(), third.Close()))
 	time.Sleep(50 * time.Millisecond) // for a descriptor store that would leave wrongly
 	fourth := start(t, path)
@@ -174,12 +172,8 @@ func TestServerRefuses(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v; want it for its owner only", st.Mode(), err)
 	}
-	if err := k.Put("nic/a", make([]byte, maxMessage)); err == nil {
-		t.Error("a value that is too long: no error")
-	}
-	if err := k.Put("nic/a", nil, make([]int, maxFiles+1)...); err == nil {
-		t.Error("too many descriptors: no error")
-	}
+	nstest.ErrorIf(t, k.Put("nic/a", make([]byte, maxMessage)) == nil, "a value that is too long: no error")
+	nstest.ErrorIf(t, k.Put("nic/a", nil, make([]int, maxFiles+1)...) == nil, "too many descriptors: no error")
 	nstest.WantErr(t, "descriptor -1", k.Put("nic/a", nil, -1), unix.EBADF)
 	k.mu.Lock()
 	_, err := k.ask(message{Op: "dance", Ack: true})
@@ -247,9 +241,7 @@ func TestServerKilled(t *testing.T) {
 	if got := keys(entries); !slices.Equal(got, []string{"lease/a/0", "nic/a", "vi/b/1"}) {
 		t.Errorf("kept: %q", got)
 	}
-	if err := k.Put("nic/a", nil); err == nil {
-		t.Error("the agent before the last one still rules")
-	}
+	nstest.ErrorIf(t, k.Put("nic/a", nil) == nil, "the agent before the last one still rules")
 	// What an agent has found, it can give to another descriptor store.
 	kill(t)
 	await.Succeeds(t, "there is another descriptor store", func() error { return second.Put("vi/b/1", nil) })
@@ -396,9 +388,7 @@ func TestSignOfLife(t *testing.T) {
 	}
 	nstest.ErrorIf(t, full() == 0, "nothing can be written")
 	time.Sleep(10 * time.Millisecond) // for one that would read
-	if n := full(); n > 0 {
-		t.Errorf("%d bytes were read", n)
-	}
+	nstest.Equal(t, "bytes that were read", full(), 0)
 	select {
 	case <-dead:
 		t.Error("dead by what it has written")

@@ -105,9 +105,7 @@ func TestPathCacheKeeps(t *testing.T) {
 	nstest.ErrorIf(t, len(c.known) != 0, "cached %v", c.known)
 	for i := range 3 * maxKnown {
 		_, err := c.get(ends(i), func() (kagent.Path, error) { return found, nil })
-		if err != nil || len(c.known) > maxKnown {
-			t.Fatalf("%d paths, %v", len(c.known), err)
-		}
+		nstest.FatalIf(t, err != nil || len(c.known) > maxKnown, "%d paths, %v", len(c.known), err)
 	}
 }
 

@@ -127,9 +127,7 @@ func TestPathGateways(t *testing.T) {
 			}
 		}
 		p, err := r.Path(deadline(t, waitLimit), netip.Addr{}, host)
-		if err != nil || p.DstMAC != mac(bn.MAC) {
-			t.Errorf("to %v: %+v, %v", host, p, err)
-		}
+		nstest.ErrorIf(t, err != nil || p.DstMAC != mac(bn.MAC), "to %v: %+v, %v", host, p, err)
 	}
 }
 
@@ -294,9 +292,7 @@ func TestCloseWhileAsked(t *testing.T) {
 		}
 		begun.Wait()
 		r.Close()
-		if _, err := r.Link(); !errors.Is(err, kagent.ErrClosed) {
-			t.Error(err)
-		}
+		nstest.WantErr(t, "Link", nstest.Err(r.Link()), kagent.ErrClosed)
 		asking.Wait()
 		r.Close() // twice does no harm
 		if t.Failed() {

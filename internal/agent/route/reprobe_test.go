@@ -59,9 +59,8 @@ func TestReprobeTogether(t *testing.T) {
 				return
 			}
 			hw, err := r.neighbour(deadline(t, waitLimit), ends[1], ask)
-			if err != nil || hw == mac(wrong) {
-				t.Fatalf("%v, round %d: asked again, it is at %x: %v", ends[1], round, hw, err)
-			}
+			nstest.FatalIf(t, err != nil || hw == mac(wrong),
+				"%v, round %d: asked again, it is at %x: %v", ends[1], round, hw, err)
 		}
 	}
 }
@@ -134,9 +133,8 @@ func TestReprobeKeepsEntry(t *testing.T) {
 				t.Errorf("%v, round %d: the entry of a host that answers is gone", ends[1], round)
 			}
 			n, err := r.lookup(ends[1])
-			if err != nil || n == nil || n.State != netlink.NUD_REACHABLE || mac(n.HardwareAddr) != mac(bn.MAC) {
-				t.Errorf("%v, round %d: %+v, %v; want that it has answered", ends[1], round, n, err)
-			}
+			nstest.ErrorIf(t, err != nil || n == nil || n.State != netlink.NUD_REACHABLE || mac(n.HardwareAddr) != mac(bn.MAC),
+				"%v, round %d: %+v, %v; want that it has answered", ends[1], round, n, err)
 		}
 		if set(wrong); !gone() {
 			t.Errorf("%v: the entry of a host that is not there stays", ends[1])
@@ -170,15 +168,11 @@ func TestReprobeRarely(t *testing.T) {
 		}
 		return got
 	}
-	if got := flood(1); got != maxUserReprobes {
-		t.Errorf("one user gets %d in 4 s, want %d", got, maxUserReprobes)
-	}
+	nstest.Equal(t, "what one user gets in 4 s", flood(1), maxUserReprobes)
 	nstest.ErrorIf(t, !p.take(2, addr(5000), now.Add(4*time.Second)), "another user gets none")
 	nstest.ErrorIf(t, p.take(3, addr(5000), now.Add(4*time.Second+reprobeAgain/2)), "an address is probed again at once")
 	now = now.Add(2 * reprobeWindow)
-	if got := flood(100); got != maxReprobes {
-		t.Errorf("100 users get %d in 4 s, want %d", got, maxReprobes)
-	}
+	nstest.Equal(t, "what 100 users get in 4 s", flood(100), maxReprobes)
 	now = now.Add(2 * reprobeWindow)
 	nstest.ErrorIf(t, !p.take(1, addr(0), now) || len(p.users) != 1 || len(p.recent) != 1, "later: %d users and %d addresses are remembered", len(p.users), len(p.recent))
 }
