@@ -48,9 +48,8 @@ type Router struct {
 	paths      cache[pathEnds, kagent.Path]
 	neighbours [2]shared[map[netip.Addr]*netlink.Neigh] // of IPv4 and IPv6
 	reprobes   reprobes
-	probing    sync.Mutex                   // guards probes
-	probes     map[netip.Addr]chan struct{} // reprobes that are under way; closed when they are over
-	resolving  sync.Map                     // *resolution of each host whose hardware address is being resolved
+	probes     sync.Map // chan struct{} of each host that is being reprobed; closed when that is over
+	resolving  sync.Map // *resolution of each host whose hardware address is being resolved
 	// Nudge sends a datagram without meaning, so that the kernel resolves
 	// the next hop; nil: by netlink alone.
 	Nudge func(from, to netip.Addr) error

@@ -145,29 +145,16 @@ func (r *Router) probesFrom(host netip.Addr) bool {
 // resolves it for the first call would drop the datagrams that wait for the answer, with an error
 // as for an absent host (neigh_invalidate, net/core/neighbour.c).
 func (r *Router) reprobeNeighbour(ctx context.Context, local, peer netip.Addr) {
-	r.probing.Lock()
-	over, others := r.probes[peer]
-	if !others {
-		over = make(chan struct{})
-		if r.probes == nil {
-			r.probes = make(map[netip.Addr]chan struct{})
-		}
-		r.probes[peer] = over
-	}
-	r.probing.Unlock()
-	if others {
+	over := make(chan struct{})
+	if other, joined := r.probes.LoadOrStore(peer, over); joined {
 		select {
-		case <-over:
+		case <-other.(chan struct{}):
 		case <-ctx.Done():
 		}
 		return
 	}
-	defer func() {
-		r.probing.Lock()
-		delete(r.probes, peer)
-		r.probing.Unlock()
-		close(over)
-	}()
+	defer close(over)
+	defer r.probes.Delete(peer)
 	// Every connection through a gateway needs its entry.
 	if r.stale(local, peer) == nil || r.isGateway(peer) || !r.probesFrom(peer) {
 		return
