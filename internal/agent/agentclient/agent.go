@@ -55,13 +55,12 @@ func (a *Agent) within(ctx context.Context, q agentproto.Request) (agentproto.Re
 	return a.do(ctx, &call{request: q, again: true})
 }
 
-// do is within for calls whose reply carries no files.
+// do is within for all kinds of calls.
 func (a *Agent) do(ctx context.Context, c *call) (agentproto.Reply, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(a.ctx, func() { cancel(kagent.ErrClosed) })()
-	reply, files, err := a.share.session.do(inner, c)
-	fds.CloseFiles(files...)
+	reply, err := a.share.session.do(inner, c)
 	// Both sides check the deadline; this one may have cancelled first.
 	late := errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
@@ -267,16 +266,17 @@ func (a *Agent) RequestPeer(ctx context.Context, local, remote kagent.Address, o
 func (a *Agent) ShmLink(peer uint32) (*kagent.ShmLinkEnd, error) {
 	ctx, cancel := bounded()
 	defer cancel()
-	reply, files, err := a.share.session.do(ctx, &call{request: agentproto.Request{Op: agentproto.OpShmLink, VI: peer}, again: true})
-	if err == nil && (reply.ShmLink == nil || len(files) != 3) {
+	c := &call{request: agentproto.Request{Op: agentproto.OpShmLink, VI: peer}, again: true, takes: true}
+	reply, err := a.share.session.do(ctx, c)
+	if err == nil && (reply.ShmLink == nil || len(c.files) != 3) {
 		err = errShort
 	}
 	if err != nil {
-		fds.CloseFiles(files...)
+		fds.CloseFiles(c.files...)
 		return nil, a.fail("shared-memory link", netip.Addr{}, err)
 	}
 	return &kagent.ShmLinkEnd{
-		ID: reply.ShmLink.ID, Side: reply.ShmLink.Side, Memory: files[0], Wake: files[1], Bell: files[2],
+		ID: reply.ShmLink.ID, Side: reply.ShmLink.Side, Memory: c.files[0], Wake: c.files[1], Bell: c.files[2],
 	}, nil
 }
 

@@ -219,7 +219,7 @@ func join(socket string, cfg kagent.Config) *share {
 	ctx, cancel := bounded()
 	defer cancel()
 	for _, s := range all {
-		reply, err := s.session.call(ctx, agentproto.Request{Op: agentproto.OpLink}, true)
+		reply, err := s.session.do(ctx, &call{request: agentproto.Request{Op: agentproto.OpLink}, again: true})
 		if err != nil || reply.Link == nil || reply.Link.Gone || reply.Link.Name != cfg.Interface {
 			continue
 		}

@@ -63,6 +63,7 @@ type call struct {
 	agent    uint64    // number of the agent whose handle is in the request; 0: no handle
 	until    time.Time // zero: no limit
 	again    bool      // may be repeated to the next agent, unless cancelled
+	takes    bool      // the caller takes the files of the reply; else they are closed
 	done     chan struct{}
 	// cancelled is why the caller gives up; nil: it waits. Guarded by session.mu.
 	cancelled error
@@ -129,8 +130,10 @@ func (s *session) take(reply *agentproto.Reply, files []*os.File) {
 		return
 	}
 	delete(s.calls, reply.ID)
-	c.by, c.reply, c.files, files = s.agents, *reply, files, nil
-	c.err = replyError(reply)
+	c.by, c.reply, c.err = s.agents, *reply, replyError(reply)
+	if c.takes {
+		c.files, files = files, nil
+	}
 	if c.opens != nil && c.err == nil {
 		c.opens.handle = reply.Handle
 		s.listens[c.opens] = struct{}{}
@@ -314,7 +317,7 @@ func (s *session) close(limit time.Duration) {
 	present := s.conn != nil
 	s.mu.Unlock()
 	if present {
-		_, _ = s.call(context.Background(), agentproto.Request{Op: agentproto.OpClose}, false)
+		_, _ = s.do(context.Background(), &call{request: agentproto.Request{Op: agentproto.OpClose}})
 	}
 	late.Stop()
 	s.finish(kagent.ErrClosed)
@@ -367,30 +370,47 @@ func (s *session) write(c *net.UnixConn, q *agentproto.Request) error {
 	return s.writeLocked(c, q)
 }
 
-// call sends a request and waits for the reply or, if ctx ends, for the reply to the
-// cancellation. again permits repeating the request to the next agent if this one dies.
-func (s *session) call(ctx context.Context, q agentproto.Request, again bool) (agentproto.Reply, error) {
-	reply, files, err := s.do(ctx, &call{request: q, again: again})
-	fds.CloseFiles(files...)
-	return reply, err
-}
-
-// callOf is call for requests about an exchange of one agent.
+// callOf is do for requests about an exchange of one agent.
 func (s *session) callOf(ctx context.Context, agent uint64, q agentproto.Request) error {
-	_, files, err := s.do(ctx, &call{request: q, agent: agent})
-	fds.CloseFiles(files...)
+	_, err := s.do(ctx, &call{request: q, agent: agent})
 	return err
 }
 
-// do is call for all kinds. The reply's files are the caller's.
-func (s *session) do(ctx context.Context, c *call) (agentproto.Reply, []*os.File, error) {
+// do sends a call's request and waits for the reply or, if ctx ends, for the reply to the cancellation.
+func (s *session) do(ctx context.Context, c *call) (agentproto.Reply, error) {
 	s.mu.Lock()
 	conn, q, err := s.enter(ctx, c)
 	s.mu.Unlock()
 	if err != nil {
-		return agentproto.Reply{}, nil, err
+		return agentproto.Reply{}, err
 	}
-	return s.await(ctx, c, conn, q)
+	// Without an agent, or if this one dies, resume sends it.
+	if err := s.write(conn, q); errors.Is(err, agentproto.ErrProtocol) {
+		s.drop(c)
+		return agentproto.Reply{}, err
+	}
+	select {
+	case <-c.done:
+		return c.reply, c.err
+	case <-ctx.Done():
+	}
+	// The outcome may be under way, and takes precedence.
+	s.mu.Lock()
+	c.cancelled = context.Cause(ctx)
+	conn = s.conn
+	s.mu.Unlock()
+	if s.write(conn, &agentproto.Request{ID: c.request.ID, Op: agentproto.OpCancel, Target: c.request.ID}) == nil {
+		select {
+		case <-c.done:
+			return c.reply, c.err
+		case <-time.After(cancelTime):
+		}
+	}
+	if !s.drop(c) {
+		<-c.done // just now
+		return c.reply, c.err
+	}
+	return agentproto.Reply{}, context.Cause(ctx)
 }
 
 // enter registers a call as under way. Its message is to be sent on conn, which is nil while the agent is
@@ -417,37 +437,6 @@ func (s *session) enter(ctx context.Context, c *call) (conn *net.UnixConn, q *ag
 	return s.conn, c.message(), nil
 }
 
-// await sends a call's message and waits for the reply.
-func (s *session) await(ctx context.Context, c *call, conn *net.UnixConn, q *agentproto.Request) (agentproto.Reply, []*os.File, error) {
-	// Without an agent, or if this one dies, resume sends it.
-	if err := s.write(conn, q); errors.Is(err, agentproto.ErrProtocol) {
-		s.drop(c)
-		return agentproto.Reply{}, nil, err
-	}
-	select {
-	case <-c.done:
-		return c.reply, c.files, c.err
-	case <-ctx.Done():
-	}
-	// The outcome may be under way, and takes precedence.
-	s.mu.Lock()
-	c.cancelled = context.Cause(ctx)
-	conn = s.conn
-	s.mu.Unlock()
-	if s.write(conn, &agentproto.Request{ID: c.request.ID, Op: agentproto.OpCancel, Target: c.request.ID}) == nil {
-		select {
-		case <-c.done:
-			return c.reply, c.files, c.err
-		case <-time.After(cancelTime):
-		}
-	}
-	if !s.drop(c) {
-		<-c.done // just now
-		return c.reply, c.files, c.err
-	}
-	return agentproto.Reply{}, nil, context.Cause(ctx)
-}
-
 // release asks the agent to take something back, and waits for the reply until ctx ends. The request stays, for this
 // agent or the next one.
 func (s *session) release(ctx context.Context, c *call) error {
@@ -460,8 +449,7 @@ func (s *session) release(ctx context.Context, c *call) error {
 	return s.awaitReleased(ctx, c, conn, q)
 }
 
-// awaitReleased sends a call's message and waits for the reply, if one comes before ctx ends. The
-// reply has no files.
+// awaitReleased sends a call's message and waits for the reply, if one comes before ctx ends.
 func (s *session) awaitReleased(ctx context.Context, c *call, conn *net.UnixConn, q *agentproto.Request) error {
 	_ = s.write(conn, q)
 	select {
