@@ -208,7 +208,7 @@ func TestKillAgentAnywhere(t *testing.T) {
 		return len(st.NICs) == 0 && len(st.Users) == 1 && st.Users[0].Queues == 0 && st.Users[0].VIs == 0 && st.Users[0].PinnedBytes == 0
 	})
 	// A descriptor store that leaves has it until its process has ended.
-	await.Until(t, "the interface is free", func() bool { return !attached(t, g.ns) })
+	await.Until(t, "the interface is free", func() bool { return g.ns.Program(t) == 0 })
 	t.Logf("%d queues opened beside %d agents that died", opened.Load(), rounds)
 }
 
@@ -267,13 +267,13 @@ func TestKillBoth(t *testing.T) {
 	g := oneAgent(t, nstest.Options{}, agentConfig{})
 	program := startSharer(t, g, g.ns.IPv4, 60001, 0)
 	g.kill()
-	nstest.ErrorIf(t, !attached(t, g.ns), "the program went with the agent")
+	nstest.ErrorIf(t, g.ns.Program(t) == 0, "the program went with the agent")
 	program.kill()
 	await.Until(t, "the descriptor store leaves", func() bool {
 		_, err := os.Stat(g.socket + ".fds")
 		return errors.Is(err, os.ErrNotExist)
 	})
-	await.Until(t, "the interface is free", func() bool { return !attached(t, g.ns) })
+	await.Until(t, "the interface is free", func() bool { return g.ns.Program(t) == 0 })
 	nstest.Check(t, errors.Join(os.Remove(g.socket), os.Remove(g.socket+".lock"))) // which SIGKILL has left
 	if _, err := agentclient.Probe(g.socket); !agentclient.Absent(err) {
 		t.Errorf("an agent answers: %v", err)

@@ -275,9 +275,3 @@ func (a *agent) status(t testing.TB) kagent.Status {
 	nstest.Must(t, err)
 	return *reply.Status
 }
-
-// attached reports whether the interface has an XDP program.
-func attached(t testing.TB, ns *nstest.NS) bool {
-	t.Helper()
-	return programID(t, ns) != 0
-}

@@ -137,17 +137,6 @@ func TestZeroCopyIsGranted(t *testing.T) {
 	}
 }
 
-// programID returns the ID of the interface's XDP program; 0: there is none.
-func programID(t testing.TB, ns *nstest.NS) uint32 {
-	t.Helper()
-	nic, err := ns.Netlink().LinkByIndex(ns.Index)
-	nstest.Must(t, err)
-	if x := nic.Attrs().Xdp; x != nil && x.Attached {
-		return x.ProgId
-	}
-	return 0
-}
-
 // A user cannot have the program attached and detached in a loop: not by opening and closing, nor by failing opens,
 // nor by changing modes. Root can, and takes down what lingers.
 func TestLinger(t *testing.T) {
@@ -155,7 +144,7 @@ func TestLinger(t *testing.T) {
 	g := oneAgent(t, nstest.Options{Queues: 2}, agentConfig{Linger: time.Hour})
 	t.Cleanup(func() {
 		g.stop()
-		nstest.ErrorIf(t, programID(t, g.ns) != 0, "the agent has ended, and its program is attached")
+		nstest.ErrorIf(t, g.ns.Program(t) != 0, "the agent has ended, and its program is attached")
 	})
 	use := func(uid int, mode xdpnic.Mode, require bool) error {
 		r := g.rawAs(t, uid).hello()
@@ -168,7 +157,7 @@ func TestLinger(t *testing.T) {
 		return err
 	}
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
-	first := programID(t, g.ns)
+	first := g.ns.Program(t)
 	nstest.FatalIf(t, first == 0, "the program is detached with the last queue")
 	for range 3 {
 		for _, uid := range []int{60001, 60002} {
@@ -176,15 +165,15 @@ func TestLinger(t *testing.T) {
 			nstest.ErrSays(t, "another mode", use(uid, xdpnic.ModeGeneric, true), "native mode")
 			nstest.ErrorIf(t, use(uid, xdpnic.ModeZeroCopy, true) == nil, "zero-copy on a veth")
 		}
-		if id := programID(t, g.ns); id != first {
+		if id := g.ns.Program(t); id != first {
 			t.Fatalf("program %d is attached, want %d as before", id, first)
 		}
 	}
 	nstest.WantErr(t, "root", use(0, xdpnic.ModeGeneric, true), nil)
-	nstest.Equal(t, "the program that is attached after root's queue", programID(t, g.ns), 0)
+	nstest.Equal(t, "the program that is attached after root's queue", g.ns.Program(t), 0)
 	// An open that fails when the program is attached leaves it there, too.
 	nstest.Must(t, use(60001, xdpnic.ModeNative, true))
-	nstest.ErrorIf(t, programID(t, g.ns) == 0, "the program is detached with the last queue")
+	nstest.ErrorIf(t, g.ns.Program(t) == 0, "the program is detached with the last queue")
 }
 
 // The program stays attached after a queue that the agent has taken over, too.
@@ -192,13 +181,13 @@ func TestLingerAfterRestart(t *testing.T) {
 	t.Parallel()
 	g := oneAgent(t, nstest.Options{}, agentConfig{Linger: time.Hour})
 	files := g.rawAs(t, 60001).hello().files(openNative(0))
-	first := programID(t, g.ns)
+	first := g.ns.Program(t)
 	g.restart()
 	fds.CloseFiles(files...) // the program ends
 	await.Until(t, "the queue is given back", func() bool { return len(g.status(t).NICs[0].Leases) == 0 })
-	nstest.Equal(t, "the program that is attached", programID(t, g.ns), first)
+	nstest.Equal(t, "the program that is attached", g.ns.Program(t), first)
 	nstest.Must(t, g.rawAs(t, 60001).hello().open(0))
-	nstest.Equal(t, "the program that is attached after the next open", programID(t, g.ns), first)
+	nstest.Equal(t, "the program that is attached after the next open", g.ns.Program(t), first)
 }
 
 // onThread makes the calling thread, which is locked and ends, one of these groups and of this user.

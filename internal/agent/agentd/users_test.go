@@ -194,11 +194,7 @@ func overAgents(t *testing.T, joined bool, queues int) vipltest.Config {
 		OpenSilent: func(t testing.TB) (a, b *vipl.NIC, silence func()) {
 			nics, ends := open(t, 300*time.Millisecond)
 			return nics[0], nics[1], func() {
-				link, err := ends[1].Netlink().LinkByIndex(ends[1].Index)
-				if err == nil {
-					err = ends[1].Netlink().LinkSetDown(link)
-				}
-				nstest.Must(t, err)
+				nstest.Must(t, ends[1].Netlink().LinkSetDown(ends[1].Link(t)))
 			}
 		},
 	}

@@ -27,8 +27,7 @@ func TestAddressGoes(t *testing.T) {
 				a.kill()
 			}
 			h := a.ns.Netlink()
-			nic, err := h.LinkByIndex(a.ns.Index)
-			nstest.Must(t, err)
+			nic := a.ns.Link(t)
 			addrs, err := h.AddrList(nic, netlink.FAMILY_V4)
 			nstest.Must(t, err)
 			nstest.Must(t, h.AddrDel(nic, &addrs[0]))
@@ -63,8 +62,7 @@ func TestNextChangeIsAskedFor(t *testing.T) {
 		t.Fatalf("at first: %+v", now)
 	}
 	h := a.ns.Netlink()
-	nic, err := h.LinkByIndex(a.ns.Index)
-	nstest.Must(t, err)
+	nic := a.ns.Link(t)
 	var last netip.Addr
 	for i := range uint64(30) {
 		last = netip.AddrFrom4([4]byte{10, 98, 0, byte(i)})

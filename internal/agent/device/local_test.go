@@ -50,15 +50,6 @@ func mustOpen(t *testing.T, n *nstest.NS, cfg Config) *Local {
 	return l
 }
 
-// attached reports whether the interface has an XDP program.
-func attached(t *testing.T, n *nstest.NS) bool {
-	t.Helper()
-	nic, err := n.Netlink().LinkByIndex(n.Index)
-	nstest.Must(t, err)
-	x := nic.Attrs().Xdp
-	return x != nil && x.Attached
-}
-
 // descriptors lists the open files of this process that are sockets, eBPF
 // objects or event descriptors.
 func descriptors(t *testing.T) int {
@@ -97,7 +88,7 @@ func TestOpenClose(t *testing.T) {
 		cfg.Mode = mode
 		l, err := openOn(t, an, cfg)
 		nstest.FatalIf(t, err != nil, "%v: %v", mode, err)
-		nstest.ErrorIf(t, !attached(t, an), "%v: no program on the interface", mode)
+		nstest.ErrorIf(t, an.Program(t) == 0, "%v: no program on the interface", mode)
 		want := mode
 		switch mode {
 		case xdpnic.ModeAuto:
@@ -126,7 +117,7 @@ func TestOpenClose(t *testing.T) {
 			t.Fatalf("%v: close: %v", mode, err)
 		}
 		nstest.WantErr(t, fmt.Sprintf("%v: second close", mode), l.Close(), nil)
-		nstest.ErrorIf(t, attached(t, an), "%v: the program stayed on the interface", mode)
+		nstest.ErrorIf(t, an.Program(t) != 0, "%v: the program stayed on the interface", mode)
 		if fds < 0 {
 			fds, maps = descriptors(t), mappings(t) // what the libraries keep
 		}

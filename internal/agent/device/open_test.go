@@ -73,7 +73,7 @@ func TestSeveralOpens(t *testing.T) {
 	}()
 	nstest.Must(t, a2.Close())
 	nstest.WantErr(t, "Wait on a closed agent", <-waiting, kagent.ErrClosed)
-	nstest.ErrorIf(t, !attached(t, an), "the program is gone with the first of three")
+	nstest.ErrorIf(t, an.Program(t) == 0, "the program is gone with the first of three")
 	nstest.Must(t, a0.Close())
 	nstest.WantErr(t, "the listener outlived its agent", nstest.Err(a1.Listen(kagent.Address{Disc: []byte("d")})), nil)
 
@@ -161,11 +161,11 @@ func TestProgramTakenOff(t *testing.T) {
 	same, err := link.NewFromFD(fd)
 	nstest.Must(t, err)
 	nstest.Must(t, errors.Join(same.Detach(), same.Close()))
-	if m := LocalStatus().NICs[0].Mode; m != "" || attached(t, an) {
+	if m := LocalStatus().NICs[0].Mode; m != "" || an.Program(t) != 0 {
 		t.Errorf("the program is off, and the status says %q", m)
 	}
 	mustOpen(t, an, cfg)
-	if m := LocalStatus().NICs[0].Mode; m != "native" || !attached(t, an) {
+	if m := LocalStatus().NICs[0].Mode; m != "native" || an.Program(t) == 0 {
 		t.Errorf("after another open the status says %q, want native", m)
 	}
 }
@@ -226,19 +226,18 @@ func TestOpenErrors(t *testing.T) {
 		_, err := openOn(t, an, cfg)
 		var op *kagent.OpError
 		nstest.ErrorIf(t, !errors.As(err, &op) || !strings.Contains(err.Error(), c.text) || kagent.Unavailable(err), "%s: %v", c.name, err)
-		nstest.ErrorIf(t, attached(t, an) || len(registry.devices) != 0, "%s: something stayed behind", c.name)
+		nstest.ErrorIf(t, an.Program(t) != 0 || len(registry.devices) != 0, "%s: something stayed behind", c.name)
 	}
 
 	// Another owner's program stays attached.
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Name: "stranger", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, License: "GPL"})
 	nstest.Must(t, err)
 	defer p.Close()
-	nic, err := an.Netlink().LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	nic := an.Link(t)
 	nstest.Must(t, an.Do(func() error { return netlink.LinkSetXdpFdWithFlags(nic, p.FD(), nl.XDP_FLAGS_SKB_MODE) }))
 	_, err = openOn(t, an, small(an))
 	nstest.ErrorIf(t, !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "stranger"), "with another's program: %v", err)
-	nstest.ErrorIf(t, !attached(t, an), "the other's program is gone")
+	nstest.ErrorIf(t, an.Program(t) == 0, "the other's program is gone")
 }
 
 // An Open that runs out of descriptors, at whatever step, says so. It is no lack of the machine, and nothing is left open.
@@ -256,7 +255,7 @@ func TestOutOfDescriptors(t *testing.T) {
 			}
 			await.Until(t, "as many descriptors as before", func() bool { return nstest.FreeDescriptors() >= free })
 		})
-		nstest.ErrorIf(t, attached(t, an) || len(registry.devices) != 0, "%d descriptors: something stayed behind", free)
+		nstest.ErrorIf(t, an.Program(t) != 0 || len(registry.devices) != 0, "%d descriptors: something stayed behind", free)
 	}
 }
 
@@ -310,7 +309,7 @@ func TestKill(t *testing.T) {
 		l, err := openOn(t, an, small(an))
 		nstest.FatalIf(t, err != nil, "after the kill: %v", err)
 		nstest.Must(t, l.Close())
-		nstest.ErrorIf(t, attached(t, an), "a program stayed")
+		nstest.ErrorIf(t, an.Program(t) != 0, "a program stayed")
 	}
 }
 
@@ -392,8 +391,7 @@ func TestWaitForCarrier(t *testing.T) {
 	t.Parallel()
 	an, bn := nstest.Pair(t, nstest.Options{})
 	d := mustOpen(t, an, small(an)).dev
-	link, err := bn.Netlink().LinkByName(bn.Name)
-	nstest.Must(t, err)
+	link := bn.Link(t)
 	nstest.Must(t, bn.Netlink().LinkSetDown(link))
 	await.Until(t, "there is no carrier", func() bool {
 		link, err := d.router.Link()
@@ -507,7 +505,7 @@ func TestEndLinger(t *testing.T) {
 	}
 	lingers := func(want bool) {
 		t.Helper()
-		nstest.Equal(t, "a program is attached", attached(t, ns), want)
+		nstest.Equal(t, "a program is attached", ns.Program(t) != 0, want)
 		nstest.Equal(t, "an interface is open", len(LocalStatus().NICs) == 1, want)
 	}
 	use(time.Hour)

@@ -45,8 +45,7 @@ func TestNumberComesBack(t *testing.T) {
 	go func() { waits <- nstest.Err(ln.Wait(t.Context())) }()
 
 	h := an.Netlink()
-	nic, err := h.LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	nic := an.Link(t)
 	nstest.Must(t, h.LinkSetMTU(nic, 1400))
 	<-entered // the watcher is busy from now on
 	an.MoveAway(t)(false)
@@ -114,8 +113,7 @@ func TestRemovedDuringOpen(t *testing.T) {
 	var err error
 	cfg.Config, err = cfg.Config.WithDefaults()
 	nstest.Must(t, err)
-	link, err := an.Netlink().LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	link := an.Link(t)
 	an.Remove(t)
 	nstest.Must(t, an.Do(func() error {
 		d := &device{key: deviceKey{index: an.Index}}

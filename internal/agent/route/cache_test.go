@@ -36,8 +36,7 @@ func TestPathCache(t *testing.T) {
 			return cached()
 		})
 	}
-	link, err := nl.LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	link := an.Link(t)
 	to := netip.MustParseAddr("198.51.100.7")
 	_, dst, err := net.ParseCIDR("198.51.100.0/24")
 	nstest.Must(t, err)
@@ -92,11 +91,10 @@ func TestPathCacheKeeps(t *testing.T) {
 	var c cache[pathEnds, kagent.Path]
 	nstest.Must(t, an.Do(func() error { return c.subscribe(pathGroups) }))
 	defer c.close()
-	link, err := an.Netlink().LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	link := an.Link(t)
 	ends := func(i int) pathEnds { return pathEnds{peer: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})} }
 	found := kagent.Path{MTU: 1}
-	_, err = c.get(ends(1), func() (kagent.Path, error) {
+	_, err := c.get(ends(1), func() (kagent.Path, error) {
 		nstest.Must(t, an.Netlink().LinkSetMTU(link, 1400))
 		_, _ = c.get(ends(2), func() (kagent.Path, error) { return found, fmt.Errorf("no path") })
 		return found, nil
@@ -128,8 +126,7 @@ func TestLinkCache(t *testing.T) {
 		t.Helper()
 		await.Until(t, "the interface is cached", func() bool { get(); return cached() })
 	}
-	link, err := nl.LinkByIndex(n.Index)
-	nstest.Must(t, err)
+	link := n.Link(t)
 	addr, err := netlink.ParseAddr("192.0.2.77/32")
 	nstest.Must(t, err)
 	for _, change := range []struct {

@@ -72,8 +72,7 @@ func TestPath(t *testing.T) {
 	}
 
 	// Through a gateway, with an MTU of the route.
-	link, err := an.Netlink().LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	link := an.Link(t)
 	_, dst, err := net.ParseCIDR("198.51.100.0/24")
 	nstest.Must(t, err)
 	nstest.Must(t, an.Netlink().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Gw: bn.IPv4.AsSlice(), MTU: 1400}))
@@ -99,8 +98,7 @@ func TestPathGateways(t *testing.T) {
 	t.Parallel()
 	an, bn := nstest.Pair(t, nstest.Options{})
 	nl, second := an.Netlink(), netip.MustParseAddr("fd99::77")
-	link, err := bn.Netlink().LinkByIndex(bn.Index)
-	nstest.Must(t, err)
+	link := bn.Link(t)
 	nstest.Must(t, bn.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: second.AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}))
 	_, dst, err := net.ParseCIDR("2001:db8::/32")
 	nstest.Must(t, err)
@@ -177,8 +175,7 @@ func TestPathWhileFlushed(t *testing.T) {
 	time.Sleep(2 * lastLook) // Path has seen it
 	nstest.Must(t, an.Netlink().NeighDel(entry()))
 	await.Until(t, "the kernel asks again", func() bool { return entry() != nil || len(found) > 0 })
-	link, err := bn.Netlink().LinkByIndex(bn.Index)
-	nstest.Must(t, err)
+	link := bn.Link(t)
 	nstest.Must(t, bn.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: late.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
 	nstest.Must(t, <-found)
 }

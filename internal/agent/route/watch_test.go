@@ -59,8 +59,7 @@ func TestWatch(t *testing.T) {
 	})
 
 	h := an.Netlink()
-	nic, err := h.LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	nic := an.Link(t)
 	addrs, err := h.AddrList(nic, netlink.FAMILY_V4)
 	nstest.Must(t, err)
 	nstest.Must(t, h.AddrDel(nic, &addrs[0]))
@@ -122,8 +121,7 @@ func busyWatcher(t *testing.T, w *Watch, change func()) (told news, goOn func())
 func TestWatchOverrun(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	h := an.Netlink()
-	nic, err := h.LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	nic := an.Link(t)
 	addrs, err := h.AddrList(nic, netlink.FAMILY_V6)
 	nstest.Must(t, err)
 	for i := range addrs { // the kernel reports each again a second later
@@ -151,8 +149,7 @@ func TestWatchOverrun(t *testing.T) {
 func TestWatchUnread(t *testing.T) {
 	an, _ := nstest.Pair(t, nstest.Options{})
 	h := an.Netlink()
-	nic, err := h.LinkByIndex(an.Index)
-	nstest.Must(t, err)
+	nic := an.Link(t)
 	a := watchOn(t, an)
 	told, goOn := busyWatcher(t, a, func() { nstest.Must(t, h.AddrAdd(nic, extra)) })
 	null, err := os.Open(os.DevNull)

@@ -101,6 +101,23 @@ func (n *NS) Inside(t testing.TB) []string {
 // Netlink is a netlink handle bound to the namespace.
 func (n *NS) Netlink() *netlink.Handle { return n.netlink }
 
+// Link is the interface as the kernel has it.
+func (n *NS) Link(t testing.TB) netlink.Link {
+	t.Helper()
+	l, err := n.netlink.LinkByIndex(n.Index)
+	Must(t, err)
+	return l
+}
+
+// Program is the ID of the interface's XDP program; 0: there is none.
+func (n *NS) Program(t testing.TB) uint32 {
+	t.Helper()
+	if x := n.Link(t).Attrs().Xdp; x != nil && x.Attached {
+		return x.ProgId
+	}
+	return 0
+}
+
 // Pair makes two namespaces joined by a veth pair that is up, addressed and
 // free of duplicate address detection. It calls Require first.
 func Pair(t testing.TB, o Options) (a, b *NS) {
@@ -161,10 +178,7 @@ func (n *NS) setUp() error {
 // Remove takes the interface away, and with it that of the other end.
 func (n *NS) Remove(t testing.TB) {
 	t.Helper()
-	l, err := n.netlink.LinkByIndex(n.Index)
-	if err == nil {
-		err = n.netlink.LinkDel(l)
-	}
+	err := n.netlink.LinkDel(n.Link(t))
 	FatalIf(t, err != nil, "remove %s: %v", n.Name, err)
 }
 
@@ -182,9 +196,7 @@ func (n *NS) MoveAway(t testing.TB) (back func(taken bool)) {
 	away := &NS{}
 	h, err := veth.NewNamespace()
 	away.enter(t, h, err)
-	l, err := n.netlink.LinkByIndex(n.Index)
-	Must(t, err)
-	Must(t, n.netlink.LinkSetNsFd(l, int(h)))
+	Must(t, n.netlink.LinkSetNsFd(n.Link(t), int(h)))
 	return func(taken bool) {
 		t.Helper()
 		if taken {
