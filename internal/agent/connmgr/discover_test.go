@@ -38,9 +38,8 @@ func finds(t *testing.T, ctx context.Context, a *kagenttest.Agent, took time.Dur
 	t.Helper()
 	start := time.Now()
 	got, err := a.Discover(ctx)
-	if d := cmp.Diff(neighbors(addrs(a), others...), got, sameAddr); err != nil || d != "" {
-		t.Errorf("%s: %v, %s", a.Link().Name, err, d)
-	}
+	nstest.Check(t, err)
+	nstest.Same(t, "what "+a.Link().Name+" finds", got, neighbors(addrs(a), others...), sameAddr)
 	nstest.Equal(t, "the time that it took", time.Since(start), took)
 }
 
@@ -323,9 +322,7 @@ func TestOnlyOwnAnswersCount(t *testing.T) {
 		here(asked.ID, here4)
 		here(asked.ID+1, netip.MustParseAddr("10.0.0.3"))
 		nstest.Check(t, <-ended)
-		if d := cmp.Diff(neighbors([]netip.Addr{here4, here6}, there4, there6), list, sameAddr); d != "" {
-			t.Error(d)
-		}
+		nstest.Same(t, "what is found", list, neighbors([]netip.Addr{here4, here6}, there4, there6), sameAddr)
 		here(asked.ID, there4) // too late
 		nstest.Equal(t, "things that are remembered", m.Remembered(), 0)
 	})
@@ -364,8 +361,7 @@ func TestDiscoverCannotAsk(t *testing.T) {
 			return nil
 		}
 		list, err = m.Discover(context.Background(), []netip.Addr{here4, here6})
-		if d := cmp.Diff(neighbors([]netip.Addr{here4, here6}), list, sameAddr); err != nil || d != "" {
-			t.Errorf("only IPv6 is down: %v, %s", err, d)
-		}
+		nstest.WantErr(t, "only IPv6 is down", err, nil)
+		nstest.Same(t, "what is found", list, neighbors([]netip.Addr{here4, here6}), sameAddr)
 	})
 }

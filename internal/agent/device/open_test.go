@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -126,9 +125,7 @@ func TestCloseEmptiesTables(t *testing.T) {
 	nstest.Must(t, err)
 	defer unix.Close(kept)
 	nstest.Must(t, closed.Close())
-	if slots := other.demux.Slots(); !slices.Equal(slots, []int{other.lease.slot}) {
-		t.Errorf("slots %v are in use, want %d alone", slots, other.lease.slot)
-	}
+	nstest.Same(t, "slots in use", other.demux.Slots(), []int{other.lease.slot})
 	other.demux.EachVI(func(num uint32, e bpf.VIEntry) { t.Errorf("VI %#x is in the table: %+v", num, e) })
 }
 

@@ -121,9 +121,7 @@ func TestServer(t *testing.T) {
 	if b, err := os.ReadFile(file.Name()); string(b) != "through" {
 		t.Errorf("the file has %q, %v", b, err)
 	}
-	if k := keys(entries); !slices.Equal(k, []string{"lease/a/0", "nic/a"}) {
-		t.Errorf("kept: %q", k)
-	}
+	nstest.Same(t, "what is kept", keys(entries), []string{"lease/a/0", "nic/a"})
 	// The newest agent is the agent.
 	third := start(t, path)
 	nstest.ErrorIf(t, second.Delete("nic/a") == nil, "the agent before the last one still rules")
@@ -206,9 +204,7 @@ func TestServerOfAnotherVersion(t *testing.T) {
 	second := start(t, path)
 	entries, err := second.List()
 	nstest.Must(t, err)
-	if k := keys(entries); !slices.Equal(k, []string{"lease/a/0"}) {
-		t.Errorf("kept: %q", k)
-	}
+	nstest.Same(t, "what is kept", keys(entries), []string{"lease/a/0"})
 	nstest.Must(t, errors.Join(second.Close(), program.Close()))
 	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
 }
@@ -238,9 +234,7 @@ func TestServerKilled(t *testing.T) {
 		}
 		nstest.ErrorIf(t, (len(i.Files) == 1) != (i.Key[0] != 'v'), "%s: %d files", i.Key, len(i.Files))
 	}
-	if got := keys(entries); !slices.Equal(got, []string{"lease/a/0", "nic/a", "vi/b/1"}) {
-		t.Errorf("kept: %q", got)
-	}
+	nstest.Same(t, "what is kept", keys(entries), []string{"lease/a/0", "nic/a", "vi/b/1"})
 	nstest.ErrorIf(t, k.Put("nic/a", nil) == nil, "the agent before the last one still rules")
 	// What an agent has found, it can give to another descriptor store.
 	kill(t)
@@ -290,9 +284,8 @@ func TestServerOutOfDescriptors(t *testing.T) {
 	nstest.Must(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil))
 	next := start(t, path)
 	entries, err := next.List()
-	if got := keys(entries); err != nil || !slices.Equal(got, []string{"lease/a/0", "lease/a/1", "vi/a/1"}) {
-		t.Errorf("the next agent finds %q, %v", got, err)
-	}
+	nstest.Check(t, err)
+	nstest.Same(t, "what the next agent finds", keys(entries), []string{"lease/a/0", "lease/a/1", "vi/a/1"})
 	nstest.Check(t, errors.Join(program.Close(), k.Close(), next.Close()))
 	nstest.ErrorIf(t, !gone(path), "the descriptor store stays")
 }
