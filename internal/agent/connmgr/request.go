@@ -34,7 +34,6 @@ type request struct {
 	m      *Manager
 	id     uint64
 	to     netip.AddrPort
-	ask    datagram
 	result chan struct{} // closed when state leaves reqAsking
 	peers  ends          // of a peer request
 	turn   chan struct{} // of a peer request: closed when it may ask; else nil
@@ -42,6 +41,8 @@ type request struct {
 
 	// guarded by m.mu
 	state  reqState
+	msg    wire.CM  // the Request, with its last cookie
+	ask    datagram // msg
 	answer *kagent.Answer
 	err    error     // valid in reqEnded
 	in     *incoming // valid in reqYielded
@@ -50,9 +51,9 @@ type request struct {
 	heard  time.Time // last change, or last repeated Accept
 	known  bool      // a message of the acceptor has arrived
 
-	again     backoff   // resend timer: of the proof in reqAnswered, of confirm in reqConfirmed
-	confirm   datagram  // in reqConfirmed
-	confirmed bool      // the acceptor has it
+	again     backoff   // timer of resend
+	repeat    datagram  // what resend sends: the proof in reqAnswered, the Confirm in reqConfirmed
+	confirmed bool      // the acceptor has the Confirm
 	since     time.Time // when the program confirmed
 }
 
@@ -85,10 +86,10 @@ func (c Client) newRequest(local, remote kagent.Address, o kagent.Offer, flags u
 		answer: &kagent.Answer{Local: kagent.Address{Host: kagent.Plain(local.Host), Disc: bytes.Clone(local.Disc)}},
 	}
 	r.answer.Confirmation = r
-	msg := o.Message(wire.CMRequest)
-	msg.ID, msg.From, msg.To = r.id, local.Disc, remote.Disc
-	msg.Flags |= flags
-	b, err := msg.Append(nil)
+	r.msg = o.Message(wire.CMRequest)
+	r.msg.ID, r.msg.From, r.msg.To = r.id, r.answer.Local.Disc, bytes.Clone(remote.Disc)
+	r.msg.Flags |= flags
+	b, err := r.msg.Append(nil)
 	if err != nil {
 		return nil, fmt.Errorf("kagent: request: %w", err)
 	}
@@ -158,28 +159,26 @@ func (r *request) reprobeLater(ctx context.Context) (stop func()) {
 
 // onRetry stores the cookie of a Retry, and returns the Request with it. Caller holds m.mu.
 func (r *request) onRetry(cookie uint64) datagram {
-	msg, err := wire.ParseCM(r.ask.b)
-	if err != nil || r.state != reqAsking || msg.Cookie == cookie {
+	if r.state != reqAsking || r.msg.Cookie == cookie {
 		return datagram{} // the Request with it has been sent, and is repeated by its timer
 	}
-	msg.Cookie = cookie
-	r.ask = encode(msg, r.ask.from, r.to)
+	r.msg.Cookie = cookie
+	r.ask = encode(r.msg, r.ask.from, r.to)
 	return r.ask
 }
 
-// proveAgain repeats to the acceptor that its Accept has arrived, until the program here
-// confirms. This proves the address, and shows that the requester is alive.
-func (r *request) proveAgain() {
+// resend repeats to the acceptor that its Accept has arrived, until the program here confirms: this proves the address, and
+// shows that the requester is alive. Then it repeats the Confirm until the acceptor has acknowledged it.
+func (r *request) resend() {
 	m := r.m
 	m.mu.Lock()
-	msg, err := wire.ParseCM(r.ask.b)
-	if m.closed || r.state != reqAnswered || err != nil {
+	unheard := r.state == reqConfirmed && !r.confirmed && time.Since(r.since) < silence
+	if m.closed || r.state != reqAnswered && !unheard {
 		m.mu.Unlock()
 		return
 	}
-	msg.Cookie = r.answer.Key
-	d := encode(msg, r.answer.Local.Host, r.to)
-	r.again.call(r.proveAgain)
+	d := r.repeat
+	r.again.call(r.resend)
 	m.mu.Unlock()
 	m.send(d)
 }
@@ -282,7 +281,10 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 			r.answer.Remote = kagent.Address{Host: from.Addr(), Disc: bytes.Clone(msg.From)}
 			r.answer.Local.Host = local
 			close(r.result)
-			r.again.call(r.proveAgain)
+			proof := r.msg
+			proof.Cookie = r.answer.Key
+			r.repeat = encode(proof, local, r.to)
+			r.again.call(r.resend)
 			m.sweepLater()
 			return datagram{}
 		}
@@ -290,7 +292,7 @@ func (m *Manager) onAnswer(msg *wire.CM, local netip.Addr, from netip.AddrPort) 
 			r.heard = time.Now()
 		}
 		if r.state == reqConfirmed {
-			return r.confirm
+			return r.repeat
 		}
 		return r.last
 	case wire.CMReject:
@@ -324,28 +326,14 @@ func (r *request) ConfirmWith(proof []byte) error {
 	if len(proof) == 0 {
 		msg.Cookie = r.answer.Key
 	}
-	r.confirm = r.message(msg)
+	r.repeat = r.message(msg)
 	r.remember()
 	r.again.stop()
 	r.again = backoff{}
-	r.again.call(r.confirmAgain)
+	r.again.call(r.resend)
 	r.m.mu.Unlock()
-	r.m.send(r.confirm) // which does not change any more
+	r.m.send(r.repeat) // which does not change any more
 	return nil
-}
-
-// confirmAgain repeats the Confirm until the acceptor has acknowledged it.
-func (r *request) confirmAgain() {
-	m := r.m
-	m.mu.Lock()
-	if m.closed || r.state != reqConfirmed || r.confirmed || time.Since(r.since) >= silence {
-		m.mu.Unlock()
-		return
-	}
-	d := r.confirm
-	r.again.call(r.confirmAgain)
-	m.mu.Unlock()
-	m.send(d)
 }
 
 // Decline sends a Cancel; see [kagent.Confirmation].
