@@ -15,12 +15,8 @@ import (
 	"viaxdp/internal/base/wire"
 )
 
-// A Request can have a spoofed source address. An address is proven when something arrives from
-// it that only a receiver of what was sent there knows: the cookie of a Retry, the key of an
-// Accept (in a Confirm, or in a frame of the data path), or the proof of a handshake. Until then
-//
-//   - it gets no more bytes than came from it (allow), and nothing goes there by a timer;
-//   - its exchange has one of a few places apart from those of proven ones.
+// What proves an address (see the package comment) is the cookie of a Retry, the key of an Accept (in a Confirm, or in a frame of
+// the data path), or the proof of a handshake. Until then nothing goes there by a timer.
 //
 // On a quiet host a request comes in without a cookie, so that a connect takes one round trip. If
 // places are short, or an address has not answered, a cookie is required first, and a request
@@ -134,9 +130,8 @@ func (m *Manager) sweepUnproven(now time.Time) {
 // expired before its exchange is forgotten (linger), and cannot bring the exchange in a second time.
 const cookieTime = time.Second
 
-// cookies makes and checks the cookies of requests. A request that is answered by a cookie leaves no state: a
-// cookie is a MAC over the request's addresses, its id and its discriminators, as in SYN cookies and the
-// Retry of QUIC (RFC 9000, 8.1). Guarded by Manager.mu. The zero value is ready.
+// cookies makes and checks the cookies of requests, which are as SYN cookies and the Retry of QUIC (RFC 9000, 8.1).
+// Guarded by Manager.mu. The zero value is ready.
 type cookies struct {
 	since time.Time    // when the first key was made
 	macs  [2]hash.Hash // MACs with the current key and with the previous one; nil: none
