@@ -18,6 +18,7 @@ import (
 	"viaxdp/internal/agent/agentproto"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
+	"viaxdp/internal/base/thread"
 	"viaxdp/xdpnic"
 )
 
@@ -70,18 +71,11 @@ func Find(ctx context.Context) (socket string, here bool, st kagent.Status, err 
 	if err != nil {
 		return socket, false, st, err
 	}
-	own, err := ownNetns()
+	own, err := thread.Netns()
 	if here = err == nil && ns == own; !here && !named {
 		return socket, false, kagent.Status{}, errOtherNetns
 	}
 	return socket, here, st, nil
-}
-
-// ownNetns returns device and inode of the calling thread's network namespace, as a daemon's Welcome does.
-func ownNetns() ([2]uint64, error) {
-	var ns unix.Stat_t
-	err := unix.Stat("/proc/thread-self/ns/net", &ns)
-	return [2]uint64{ns.Dev, ns.Ino}, err
 }
 
 func queryStatus(ctx context.Context, socket string) (_ kagent.Status, netns [2]uint64, _ error) {
@@ -140,7 +134,7 @@ func Open(socket string, named bool, cfg kagent.Config) (*Agent, error) {
 		return fail(err)
 	}
 	if !named {
-		ns, err := ownNetns()
+		ns, err := thread.Netns()
 		if err == nil && welcome.Netns != ns {
 			err = errOtherNetns
 		}

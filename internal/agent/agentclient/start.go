@@ -42,7 +42,7 @@ func started(ctx context.Context) (socket string) {
 	c, _, welcome, err := dial(ctx, DefaultSocket)
 	if err == nil {
 		_ = c.Close()
-		if ns, err := ownNetns(); err == nil && ns == welcome.Netns {
+		if ns, err := thread.Netns(); err == nil && ns == welcome.Netns {
 			return DefaultSocket
 		}
 	}
@@ -52,7 +52,7 @@ func started(ctx context.Context) (socket string) {
 // startSocket returns where Start starts an agent; empty for users other than root.
 func startSocket() string {
 	dir, err := rundir.State()
-	ns, nsErr := ownNetns()
+	ns, nsErr := thread.Netns()
 	if os.Geteuid() != 0 || err != nil || nsErr != nil {
 		return ""
 	}

@@ -18,6 +18,7 @@ import (
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/base/fds"
+	"viaxdp/internal/base/thread"
 )
 
 // Server is the daemon.
@@ -83,11 +84,10 @@ func New(cfg Config, kept []fdstore.Entry) (*Server, error) {
 	if cfg.FDStore != nil {
 		s.cfg.FDStore = &lenient{cfg.FDStore, s.log}
 	}
-	var ns unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
+	var err error
+	if s.netns, err = thread.Netns(); err != nil {
 		return nil, err
 	}
-	s.netns = [2]uint64{ns.Dev, ns.Ino}
 	// What is not taken over is lost, so an agent that cannot take all over does not begin.
 	if err := fds.Need(device.RestoreNeeds(kept)); err != nil {
 		return nil, fmt.Errorf("the queues of running programs cannot be taken over: %w: raise the limit of open files", err)
@@ -127,12 +127,8 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	return errors.Join(err, s.shut())
 }
 
-// passing are the errors of system calls after which a later one may succeed.
-var passing = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ECONNABORTED}
-
-func isPassing(err error) bool {
-	return slices.ContainsFunc(passing, func(e error) bool { return errors.Is(err, e) })
-}
+// isPassing reports whether an error is of a system call after which a later one may succeed.
+func isPassing(err error) bool { return fds.Short(err) || errors.Is(err, unix.ECONNABORTED) }
 
 // noRoom returns why a user gets no further connection, or nil. Root may exceed the limit of all
 // users. Caller holds s.mu.
@@ -314,15 +310,12 @@ type peer struct {
 // credentials returns the kernel's record of the other end's credentials, as of connect(2). It
 // does not ask the user database, which may not hold for that process.
 func credentials(c *net.UnixConn) (p peer, err error) {
-	err = fds.With(c, func(fd int) error {
-		u, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		if err != nil {
-			return err
-		}
-		p.Ucred = *u
-		p.groups, err = peerGroups(uintptr(fd))
-		return err
-	})
+	cred, err := fds.Peer(c)
+	if err != nil {
+		return p, err
+	}
+	p.Ucred = *cred
+	err = fds.With(c, func(fd int) (err error) { p.groups, err = peerGroups(uintptr(fd)); return err })
 	return p, err
 }
 

@@ -22,23 +22,24 @@ import (
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/route"
+	"viaxdp/internal/base/fds"
+	"viaxdp/internal/base/thread"
 	"viaxdp/internal/base/wire"
 	"viaxdp/xdpnic"
 )
 
 // deviceKey identifies an interface of this machine, and the port on it.
 type deviceKey struct {
-	netnsDev, netnsIno uint64
-	index              int
-	port               uint16
-	removed            uint64 // else its number in the count of removed ones: see markRemoved
+	netns   [2]uint64
+	index   int
+	port    uint16
+	removed uint64 // else its number in the count of removed ones: see markRemoved
 }
 
 // keyOf returns the key of an interface in the calling thread's namespace.
 func keyOf(index int, port uint16) (deviceKey, error) {
-	var ns unix.Stat_t
-	err := unix.Stat("/proc/thread-self/ns/net", &ns)
-	return deviceKey{netnsDev: ns.Dev, netnsIno: ns.Ino, index: index, port: port}, err
+	ns, err := thread.Netns()
+	return deviceKey{netns: ns, index: index, port: port}, err
 }
 
 // registry has the devices that this process has open, so that several opens of one interface share one
@@ -166,7 +167,8 @@ func (d *device) drop() error {
 // setUp opens everything but a queue. Caller holds d.mu.
 func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	fail := func(op string, err error) error {
-		return errors.Join(&kagent.OpError{Op: op, Link: cfg.Interface, Err: err, CannotRun: !short(err) && !route.IsGone(err)}, d.takeDown())
+		cannot := !fds.Short(err) && !route.IsGone(err)
+		return errors.Join(&kagent.OpError{Op: op, Link: cfg.Interface, Err: err, CannotRun: cannot}, d.takeDown())
 	}
 	d.begin(cfg.MaxVIs, cfg.FDStore)
 	d.place = fmt.Sprintf("%s:%d:%d", nic.Name, nic.Index, cfg.Port)
@@ -199,12 +201,6 @@ func (d *device) setUp(cfg Config, nic *netlink.LinkAttrs) (err error) {
 	}
 	d.up = true
 	return d.keep()
-}
-
-// short reports whether an error is that memory or descriptors are short at the moment.
-func short(err error) bool {
-	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
-		errors.Is(err, unix.ENOBUFS) // netlink, and sockets
 }
 
 // begin is the first part of setUp. Caller holds d.mu.

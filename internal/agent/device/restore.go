@@ -214,7 +214,7 @@ func restoreNIC(fdStore fdstore.Store, place string, entries []fdstore.Entry) (a
 	if err == nil {
 		var rest error
 		for until := time.Now().Add(shortTime); ; time.Sleep(shortPause) {
-			if all, rest, err = k.restoreAll(fdStore, place, nic); !short(err) || time.Now().After(until) {
+			if all, rest, err = k.restoreAll(fdStore, place, nic); !fds.Short(err) || time.Now().After(until) {
 				break
 			}
 		}

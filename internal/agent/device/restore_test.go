@@ -1,7 +1,6 @@
 package device
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"reflect"
@@ -9,8 +8,6 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
-
-	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/agent/fdstore"
 	"viaxdp/internal/agent/kagent"
@@ -146,16 +143,6 @@ func TestRestoreShortOfDescriptors(t *testing.T) {
 		for key, value := range kept {
 			nstest.Must(t, fdStore.Put(key, value))
 		}
-	}
-}
-
-// A shortage is no sign that a program cannot run on the machine.
-func TestShort(t *testing.T) {
-	for _, err := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
-		nstest.ErrorIf(t, !short(fmt.Errorf("open: %w", os.NewSyscallError("sendto", err))), "%v is no shortage", err)
-	}
-	for _, err := range []unix.Errno{unix.EPERM, unix.ENODEV, unix.EINVAL} {
-		nstest.ErrorIf(t, short(err), "%v is a shortage", err)
 	}
 }
 

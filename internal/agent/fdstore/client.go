@@ -92,8 +92,7 @@ func Start(path string, log *slog.Logger, command string, args ...string) (*Clie
 // so the wait for a store that does not answer holds no lock.
 func (k *Client) connect() (*link, error) {
 	c, err := k.dial()
-	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) ||
-		errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EAGAIN) {
+	if fds.Short(err) || errors.Is(err, unix.EAGAIN) {
 		return nil, err // there may be a store, whose socket must stay
 	}
 	if err != nil {

@@ -185,10 +185,6 @@ func parse(b []byte) (m message, err error) {
 
 // sameUser reports whether the other end runs as root or as this process's user.
 func sameUser(c *net.UnixConn) bool {
-	var cred *unix.Ucred
-	err := fds.With(c, func(fd int) (err error) {
-		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		return err
-	})
+	cred, err := fds.Peer(c)
 	return err == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
 }

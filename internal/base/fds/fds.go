@@ -78,6 +78,21 @@ func Need(n int) (err error) {
 	return err
 }
 
+// Short reports whether an error is that memory or descriptors are short at the moment.
+func Short(err error) bool {
+	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
+		errors.Is(err, unix.ENOBUFS) // netlink, and sockets
+}
+
+// Peer returns the credentials of the process at the other end of a Unix socket, as of connect(2).
+func Peer(c syscall.Conn) (cred *unix.Ucred, err error) {
+	err = With(c, func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+	return cred, err
+}
+
 // Close closes descriptors.
 func Close(fds ...int) {
 	for _, fd := range fds {

@@ -1,9 +1,12 @@
 package fds_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/base/fds"
 	"viaxdp/internal/lab/nstest"
@@ -33,4 +36,14 @@ func TestDupAll(t *testing.T) {
 	dups, err = fds.DupAll(files[:2])
 	nstest.ErrorIf(t, err != nil || len(dups) != 2, "%d descriptors, %v", len(dups), err)
 	fds.Close(dups...)
+}
+
+// A shortage is no sign that a program cannot run on the machine.
+func TestShort(t *testing.T) {
+	for _, err := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
+		nstest.ErrorIf(t, !fds.Short(fmt.Errorf("open: %w", os.NewSyscallError("sendto", err))), "%v is no shortage", err)
+	}
+	for _, err := range []unix.Errno{unix.EPERM, unix.ENODEV, unix.EINVAL} {
+		nstest.ErrorIf(t, fds.Short(err), "%v is a shortage", err)
+	}
 }

@@ -106,7 +106,7 @@ func connect(path string) (*net.UnixConn, *unix.Ucred, error) {
 		return fail("connect", err)
 	}
 	c := any.(*net.UnixConn)
-	cred, err := credentials(c)
+	cred, err := fds.Peer(c)
 	if err == nil && cred.Uid != st.Uid {
 		err = fmt.Errorf("the socket belongs to user %d, and the process that answers to user %d", st.Uid, cred.Uid)
 	}
@@ -115,14 +115,6 @@ func connect(path string) (*net.UnixConn, *unix.Ucred, error) {
 		return fail("connect", err)
 	}
 	return c, cred, nil
-}
-
-func credentials(c *net.UnixConn) (cred *unix.Ucred, err error) {
-	err = fds.With(c, func(fd int) (err error) {
-		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		return err
-	})
-	return cred, err
 }
 
 // Status gets the program's status and decodes it into v.

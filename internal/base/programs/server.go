@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"viaxdp/internal/base/fds"
 	"viaxdp/internal/base/rundir"
 )
 
@@ -198,6 +199,6 @@ func (s *Server) shorten(c *net.UnixConn) {
 
 // trusted reports whether the client is root or of this program's user.
 func trusted(c *net.UnixConn) bool {
-	cred, err := credentials(c)
+	cred, err := fds.Peer(c)
 	return err == nil && (cred.Uid == 0 || int(cred.Uid) == os.Geteuid())
 }

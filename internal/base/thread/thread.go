@@ -41,6 +41,13 @@ func Go(f func()) {
 	<-runs
 }
 
+// Netns returns device and inode of the calling thread's network namespace.
+func Netns() ([2]uint64, error) {
+	var ns unix.Stat_t
+	err := unix.Stat("/proc/thread-self/ns/net", &ns)
+	return [2]uint64{ns.Dev, ns.Ino}, err
+}
+
 // In runs f like Run, in the network namespace of a file descriptor. Sockets and
 // files that f opens stay usable everywhere. It returns the error of f, or that of
 // setns(2) if it cannot enter the namespace.
