@@ -343,11 +343,9 @@ func attachMode(m xdpnic.Mode) bpf.Mode {
 // lingerer keeps a device up for a time after its last lease: see Config.Linger. Meanwhile it holds one of
 // the device's references. Guarded by device.mu.
 type lingerer struct {
-	time    time.Duration // the longest that an Open has asked for
-	mtu     int           // of the interface when the program was loaded
-	running bool
-	round   int // counts startLinger
-	timer   *time.Timer
+	time  time.Duration // the longest that an Open has asked for
+	mtu   int           // of the interface when the program was loaded
+	timer *time.Timer   // nil: the device does not linger
 }
 
 // startLinger passes the caller's reference to the lingerer, if it is the last one and the program is
@@ -356,28 +354,27 @@ func (d *device) startLinger() bool {
 	registry.mu.Lock()
 	last := d.refs == 1
 	registry.mu.Unlock()
-	if l := &d.linger; last && l.time > 0 && !l.running && d.up && d.attached && d.key.removed == 0 {
-		l.round++
-		l.running = true
-		round := l.round
-		l.timer = time.AfterFunc(l.time, func() {
-			d.mu.Lock()
-			if !d.linger.running || d.linger.round != round {
-				d.mu.Unlock()
-				return
-			}
-			_ = d.endLinger() // no caller is left to return the error to
-		})
-		return true
+	if l := &d.linger; !last || l.time == 0 || l.timer != nil || !d.up || !d.attached || d.key.removed > 0 {
+		return false
 	}
-	return false
+	var timer *time.Timer
+	timer = time.AfterFunc(d.linger.time, func() {
+		d.mu.Lock()
+		if d.linger.timer != timer { // an Open has come first
+			d.mu.Unlock()
+			return
+		}
+		_ = d.endLinger() // no caller is left to return the error to
+	})
+	d.linger.timer = timer
+	return true
 }
 
 // endLinger takes the device down, unless it was opened meanwhile. Caller holds d.mu, which
 // endLinger releases.
 func (d *device) endLinger() error {
-	d.linger.running = false
 	d.linger.timer.Stop()
+	d.linger.timer = nil
 	return d.drop()
 }
 
@@ -385,9 +382,9 @@ func (d *device) endLinger() error {
 // program must not be kept. Caller holds d.mu.
 func (d *device) stopLinger(cfg Config, mtu int) (err error) {
 	l := &d.linger
-	if l.running {
-		l.running = false
+	if l.timer != nil {
 		l.timer.Stop()
+		l.timer = nil
 		registry.mu.Lock()
 		d.refs--
 		registry.mu.Unlock()
@@ -415,7 +412,7 @@ func EndLinger() error {
 	var errs []error
 	for _, d := range all {
 		d.mu.Lock()
-		if !d.linger.running {
+		if d.linger.timer == nil {
 			d.mu.Unlock()
 			continue
 		}
@@ -436,7 +433,7 @@ func (d *device) onRemove(w *route.Watch) {
 	if d.watch == w { // else the device was taken down
 		// No caller is left to return an error to, and the interface's state is gone anyway.
 		_ = d.markRemoved()
-		if d.linger.running {
+		if d.linger.timer != nil {
 			d.linger.timer.Reset(0) // in the timer's goroutine, since this one is the watch's
 		}
 	}
