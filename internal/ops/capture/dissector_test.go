@@ -27,15 +27,14 @@ func dissect(t *testing.T, frames [][]byte) []map[string][]string {
 	if err != nil {
 		nstest.Lacks(t, "tshark is missing (apt-get install tshark)")
 	}
-	from := capture.Source{Interface: "eth0"}
 	path := filepath.Join(t.TempDir(), "frames.pcapng")
 	out, err := os.Create(path)
 	nstest.Must(t, err)
 	defer out.Close()
-	f, err := capture.NewFile(out, []capture.Source{from}, 65535)
+	f, err := capture.NewFile(out, []capture.Source{{Interface: "eth0"}}, 65535)
 	nstest.Must(t, err)
 	for _, b := range frames {
-		nstest.Must(t, f.Write(from, capture.Frame{Time: time.Unix(1, 0), Len: len(b), Data: b}))
+		nstest.Must(t, f.Write(0, capture.Frame{Time: time.Unix(1, 0), Len: len(b), Data: b}))
 	}
 	nstest.Must(t, f.Close())
 	// On another port the dissector must be asked for.

@@ -15,21 +15,21 @@ import (
 
 // File writes frames as pcapng: nanosecond stamps, direction, queue.
 type File struct {
-	w     *pcapgo.NgWriter
-	of    map[Source]int // place of a source in the file
-	count []uint64       // frames of each
-	lost  []uint64       // frames that the program left out
-	sum   uint64         // of lost
-	began time.Time
+	w       *pcapgo.NgWriter
+	sources []Source
+	count   []uint64 // frames of each
+	lost    []uint64 // frames that the program left out
+	sum     uint64   // of lost
+	began   time.Time
 }
 
 // NewFile begins a file for the queues of some programs, at least one. snaplen goes
-// into the file's header.
+// into the file's header. The other methods name a source by its place among them.
 func NewFile(w io.Writer, sources []Source, snaplen int) (*File, error) {
 	if len(sources) == 0 {
 		return nil, errors.New("capture: no interface")
 	}
-	f := &File{of: map[Source]int{}, began: time.Now()}
+	f := &File{sources: sources, count: make([]uint64, len(sources)), lost: make([]uint64, len(sources)), began: time.Now()}
 	for _, from := range sources {
 		block := pcapgo.NgInterface{
 			Name:        fmt.Sprintf("%s queue %d", from.Interface, from.Queue),
@@ -47,35 +47,29 @@ func NewFile(w io.Writer, sources []Source, snaplen int) (*File, error) {
 		if err != nil {
 			return nil, err
 		}
-		f.of[from] = len(f.count)
-		f.count, f.lost = append(f.count, 0), append(f.lost, 0)
 	}
 	return f, nil
 }
 
 // Write appends a frame of a source.
-func (f *File) Write(from Source, x Frame) error {
-	i, ok := f.of[from]
-	if !ok {
-		return fmt.Errorf("capture: %v is not of this file", from)
-	}
-	f.Lose(from, x.Lost)
-	queue := uint32(from.Queue)
+func (f *File) Write(source int, x Frame) error {
+	f.Lose(source, x.Lost)
+	queue := uint32(f.sources[source].Queue)
 	opts := pcapgo.NgPacketOptions{Queue: &queue, Flags: &pcapgo.NgEpbFlags{Direction: pcapgo.NgEpbFlagDirectionInbound}}
 	if x.Sent {
 		opts.Flags.Direction = pcapgo.NgEpbFlagDirectionOutbound
 	}
-	f.count[i]++
+	f.count[source]++
 	return f.w.WritePacketWithOptions(gopacket.CaptureInfo{
-		Timestamp: x.Time, CaptureLength: len(x.Data), Length: max(x.Len, len(x.Data)), InterfaceIndex: i,
+		Timestamp: x.Time, CaptureLength: len(x.Data), Length: max(x.Len, len(x.Data)), InterfaceIndex: source,
 	}, x.Data, opts)
 }
 
 // Lose notes how many frames of a source were left out until now.
-func (f *File) Lose(from Source, lost uint64) {
-	if i, ok := f.of[from]; ok && lost > f.lost[i] {
-		f.sum += lost - f.lost[i]
-		f.lost[i] = lost
+func (f *File) Lose(source int, lost uint64) {
+	if lost > f.lost[source] {
+		f.sum += lost - f.lost[source]
+		f.lost[source] = lost
 	}
 }
 

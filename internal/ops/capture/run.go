@@ -183,7 +183,7 @@ func (r *recording) take(pid int, f Frame) {
 	defer r.mu.Unlock()
 	enough := func() bool { return r.Count > 0 && r.sum.Frames >= r.Count }
 	if ok && !enough() {
-		r.file.Lose(r.sources[i], f.Lost) // whether this frame is wanted or not
+		r.file.Lose(i, f.Lost) // whether this frame is wanted or not
 	}
 	switch {
 	case enough() || !ok: // of another interface, or a queue opened since
@@ -194,7 +194,7 @@ func (r *recording) take(pid int, f Frame) {
 		r.sum.Frames++
 		r.sum.Queues[i]++
 		f.Data = f.Data[:min(len(f.Data), r.Snaplen)]
-		r.unwritten(r.file.Write(r.sources[i], f))
+		r.unwritten(r.file.Write(i, f))
 	}
 	if enough() {
 		r.cancel()
