@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,26 +20,34 @@ import (
 
 	"viaxdp/internal/base/programs"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/pairtest"
 	"viaxdp/internal/ops/capture"
+	"viaxdp/internal/ops/status"
 	"viaxdp/vipl"
 )
 
-// targets are the programs that answer in dir, with their queues.
-func targets(t *testing.T, dir string) (all []capture.Target) {
+// start captures from the programs that answer in dir. The summary is there when the capture has ended.
+func start(ctx context.Context, t *testing.T, dir string, w io.Writer, c capture.Config) (ended chan error, s *capture.Summary) {
 	t.Helper()
-	found, _ := programs.List([]string{dir})
-	for _, p := range found {
-		var s vipl.ProgramStatus
-		nstest.Must(t, p.Status(&s))
-		x := capture.Target{Program: p}
-		for _, n := range s.Nics {
-			x.Sources = append(x.Sources, capture.Source{PID: p.PID, Command: p.Command, ID: n.ID, Interface: n.Interface, Queue: n.Queue})
-		}
-		all = append(all, x)
-	}
-	return all
+	r := status.Take([]string{dir})
+	nstest.FatalIf(t, len(r.Failed) > 0, "%v", r.Failed)
+	ended, s = make(chan error, 1), new(capture.Summary)
+	go func() {
+		var err error
+		*s, err = capture.Run(ctx, w, r.Targets(), c)
+		ended <- err
+	}()
+	return ended, s
+}
+
+// reader reads the file of a capture.
+func reader(t *testing.T, from io.Reader) *pcapgo.NgReader {
+	t.Helper()
+	r, err := pcapgo.NewNgReader(from, pcapgo.DefaultNgReaderOptions)
+	nstest.Must(t, err)
+	return r
 }
 
 // talkers are two connected endpoints of this program, which answers in dir.
@@ -48,6 +57,21 @@ func talkers(t *testing.T) (a, b *pairtest.End, dir string) {
 	t.Setenv("VIA_RUNTIME_DIR", dir)
 	a, b = pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
 	return a, b, dir
+}
+
+// talk has a send to b until something is over, and returns what came of it.
+func talk(t *testing.T, a, b *pairtest.End, over <-chan error) error {
+	t.Helper()
+	for end := time.After(time.Minute); ; {
+		a.Send(t, b, []byte("look"))
+		select {
+		case err := <-over:
+			return err
+		case <-end:
+			t.Fatal("it does not end")
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // A capture of two NICs that talk has each frame twice, sent and received, with
@@ -60,21 +84,12 @@ func TestRun(t *testing.T) {
 	for _, filter := range [][]uint32{nil, {vb.Number}} {
 		ctx, cancel := context.WithCancel(context.Background())
 		var out bytes.Buffer
-		both := make(chan struct{}) // closed when there is enough of each NIC
-		ended := make(chan error, 1)
-		var s capture.Summary
-		go func() {
-			var err error
-			s, err = capture.Run(ctx, &out, targets(t, dir), capture.Config{
-				Interface: a.NS.Name, Snaplen: 65535, VIs: filter, Progress: func(s capture.Summary) {
-					if enough := slices.Min(s.Queues) >= 24; enough && !isClosed(both) {
-						close(both)
-					}
-				},
-			})
-			ended <- err
-		}()
-		for !isClosed(both) {
+		var both atomic.Bool // there is enough of each NIC
+		ended, s := start(ctx, t, dir, &out, capture.Config{
+			Interface: a.NS.Name, Snaplen: 65535, VIs: filter,
+			Progress: func(s capture.Summary) { both.Store(slices.Min(s.Queues) >= 24) },
+		})
+		for !both.Load() {
 			a.Send(t, b, message)
 			b.Send(t, a, message)
 			time.Sleep(time.Millisecond) // no more than the capture's buffers hold where its reader waits for a CPU
@@ -83,9 +98,7 @@ func TestRun(t *testing.T) {
 		nstest.Must(t, <-ended)
 		nstest.ErrorIf(t, s.Frames < 48 || s.Lost > 0 || len(s.Queues) != 2 || (s.Skipped > 0) != (filter != nil),
 			"filter %v: %+v", filter, s)
-		r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
-		nstest.Must(t, err)
-		seen := map[[2]bool]int{} // sent, to b
+		r, seen := reader(t, &out), map[[2]bool]int{} // sent, to b
 		for {
 			data, _, opts, err := r.ReadPacketDataWithOptions()
 			if errors.Is(err, io.EOF) {
@@ -110,103 +123,47 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func isClosed(c chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 // A reader of the file sees a frame soon, not when a buffer is full. A writer that fails
 // ends the capture.
 func TestSeenSoon(t *testing.T) {
 	a, b, dir := talkers(t)
 	read, write := io.Pipe()
-	ended := make(chan error, 1)
-	all := targets(t, dir)
-	go func() {
-		_, err := capture.Run(context.Background(), write, all, capture.Config{Snaplen: 65535})
-		ended <- err
-	}()
-	r, err := pcapgo.NewNgReader(read, pcapgo.DefaultNgReaderOptions) // the beginning is there before any frame
-	nstest.Must(t, err)
+	ended, _ := start(context.Background(), t, dir, write, capture.Config{Snaplen: 65535})
+	r := reader(t, read) // the beginning is there before any frame
 	seen := make(chan error, 1)
 	go func() {
 		_, _, err := r.ReadPacketData()
 		seen <- err
 	}()
-	for {
-		a.Send(t, b, []byte("look"))
-		select {
-		case err := <-seen:
-			nstest.Must(t, err)
-		case <-time.After(time.Millisecond):
-			continue
-		}
-		break
-	}
+	nstest.Must(t, talk(t, a, b, seen))
 	read.CloseWithError(io.ErrClosedPipe)
-	for {
-		a.Send(t, b, []byte("nobody looks"))
-		select {
-		case err := <-ended:
-			if !errors.Is(err, io.ErrClosedPipe) || strings.Count(err.Error(), io.ErrClosedPipe.Error()) != 1 {
-				t.Errorf("the capture ended with %v", err)
-			}
-		case <-time.After(time.Millisecond):
-			continue
-		}
-		break
+	err := talk(t, a, b, ended)
+	if !errors.Is(err, io.ErrClosedPipe) || strings.Count(err.Error(), io.ErrClosedPipe.Error()) != 1 {
+		t.Errorf("the capture ended with %v", err)
 	}
 }
 
 // The end of the programs ends the capture, and so does Count. No program is an error.
 func TestEnds(t *testing.T) {
 	a, b, dir := talkers(t)
-	if _, err := capture.Run(context.Background(), io.Discard, targets(t, dir), capture.Config{Interface: "other"}); !errors.Is(err, capture.ErrNobody) {
-		t.Errorf("of another interface: %v", err)
+	run := func(c capture.Config) (chan error, *capture.Summary) {
+		return start(t.Context(), t, dir, io.Discard, c)
 	}
-	run := func(c capture.Config) (ended chan error, s *capture.Summary) {
-		ended, s = make(chan error, 1), new(capture.Summary)
-		all := targets(t, dir)
-		go func() {
-			var err error
-			*s, err = capture.Run(context.Background(), io.Discard, all, c)
-			ended <- err
-		}()
-		return ended, s
-	}
-	wait := func(ended chan error, meanwhile func()) {
-		t.Helper()
-		end := time.After(time.Minute)
-		for {
-			select {
-			case err := <-ended:
-				nstest.Check(t, err)
-				return
-			case <-end:
-				t.Fatal("it does not end")
-			default:
-				meanwhile()
-			}
-		}
-	}
+	ended, _ := run(capture.Config{Interface: "other"})
+	nstest.WantErr(t, "of another interface", <-ended, capture.ErrNobody)
 	ended, s := run(capture.Config{Snaplen: 100, Count: 5})
-	wait(ended, func() { a.Send(t, b, []byte("x")) })
+	nstest.Check(t, talk(t, a, b, ended))
 	nstest.ErrorIf(t, s.Frames != 5, "%d frames, not 5", s.Frames)
-	both := make(chan struct{}) // closed when both are captured
+	both := make(chan error, 1) // has one when both are captured
 	ended, _ = run(capture.Config{Snaplen: 100, Progress: func(s capture.Summary) {
-		if slices.Min(s.Queues) > 0 && !isClosed(both) {
-			close(both)
+		if slices.Min(s.Queues) > 0 && len(both) == 0 {
+			both <- nil
 		}
 	}})
-	for !isClosed(both) {
-		a.Send(t, b, []byte("x"))
-	}
+	nstest.Check(t, talk(t, a, b, both))
 	nstest.Must(t, errors.Join(a.NIC.Close(), b.NIC.Close()))
-	wait(ended, func() {})
+	await.Until(t, "the capture ends", func() bool { return len(ended) > 0 })
+	nstest.Check(t, <-ended)
 }
 
 // What is written is read again by another reader of pcapng.
@@ -226,8 +183,7 @@ func TestFile(t *testing.T) {
 	if err := f.Close(); err != nil || f.Lost() != 5 {
 		t.Fatal(err, f.Lost())
 	}
-	r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
-	nstest.Must(t, err)
+	r := reader(t, &out)
 	data, ci, opts, err := r.ReadPacketDataWithOptions()
 	if err != nil || string(data) != "abc" || !ci.Timestamp.Equal(stamp) || ci.InterfaceIndex != 0 ||
 		*opts.Queue != 3 || opts.Flags.Direction != pcapgo.NgEpbFlagDirectionOutbound {
@@ -255,14 +211,33 @@ func TestForeignStream(t *testing.T) {
 	}
 	nstest.WantErr(t, "NewReader",
 		nstest.Err(capture.NewReader(bytes.NewReader(b[:20])).Read()), io.ErrUnexpectedEOF)
-	head := make([]byte, 40)
-	head[24], head[28] = 3, 3
 	nstest.WantErr(t, "cut off behind a record's head",
-		nstest.Err(capture.NewReader(bytes.NewReader(head)).Read()), io.ErrUnexpectedEOF)
+		nstest.Err(capture.NewReader(strings.NewReader(record(0, 3, "abc")[:40])).Read()), io.ErrUnexpectedEOF)
+}
+
+// record is a frame of size bytes, of which data is kept, as a program tells it of its queue 1, after lost ones.
+func record(lost uint64, size uint32, data string) string {
+	b := make([]byte, 40)
+	binary.LittleEndian.PutUint64(b[8:], lost)
+	b[16] = 1
+	binary.LittleEndian.PutUint32(b[24:], size)
+	binary.LittleEndian.PutUint32(b[28:], uint32(len(data)))
+	return string(b) + data
+}
+
+// program answers with a status, and with the records of a capture whose frames have at most snaplen bytes.
+type program struct {
+	status  any
+	records func(snaplen int) string
+}
+
+func (p program) Status() any { return p.status }
+func (p program) Capture(w io.Writer, snaplen int, _ <-chan struct{}) error {
+	return nstest.Err(io.WriteString(w, p.records(snaplen)))
 }
 
 // only is the one program that answers in a directory, by p.
-func only(t *testing.T, p programs.Answers) []capture.Target {
+func only(t *testing.T, p program) []capture.Target {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "proc")
 	server, err := programs.Serve(dir, p)
@@ -275,75 +250,42 @@ func only(t *testing.T, p programs.Answers) []capture.Target {
 	return []capture.Target{{Program: found[0], Sources: []capture.Source{{PID: found[0].PID, ID: 1}}}}
 }
 
-// told is a program that sends the records that it was made with.
-type told []byte
-
-func (p told) Status() any { return nil }
-func (p told) Capture(w io.Writer, _ int, _ <-chan struct{}) error {
-	_, err := w.Write(p)
-	return err
-}
-
 // Frames that a program could not record are counted even if no frame that passes the
 // filter follows them. A program that is killed in the middle of a record has ended.
 func TestLost(t *testing.T) {
-	record := func(lost uint64, data string) string {
-		b := make([]byte, 40)
-		binary.LittleEndian.PutUint64(b[8:], lost)
-		b[16], b[24], b[28] = 1, byte(len(data)), byte(len(data))
-		return string(b) + data
-	}
 	for name, c := range map[string]struct {
 		records string
 		vis     []uint32
 		want    capture.Summary
 	}{
-		"not wanted": {record(0, "x") + record(5, "y"), []uint32{1}, capture.Summary{Skipped: 2, Lost: 5, Queues: []uint64{0}}},
-		"none":       {record(2, "x") + record(7, ""), nil, capture.Summary{Frames: 1, Lost: 7, Queues: []uint64{1}}},
-		"killed":     {record(3, "x") + record(9, "abc")[:41], nil, capture.Summary{Frames: 1, Lost: 3, Queues: []uint64{1}}},
+		"not wanted": {record(0, 1, "x") + record(5, 1, "y"), []uint32{1}, capture.Summary{Skipped: 2, Lost: 5, Queues: []uint64{0}}},
+		"none":       {record(2, 1, "x") + record(7, 0, ""), nil, capture.Summary{Frames: 1, Lost: 7, Queues: []uint64{1}}},
+		"killed":     {record(3, 1, "x") + record(9, 3, "abc")[:41], nil, capture.Summary{Frames: 1, Lost: 3, Queues: []uint64{1}}},
 	} {
-		s, err := capture.Run(context.Background(), io.Discard, only(t, told(c.records)), capture.Config{Snaplen: 100, VIs: c.vis})
+		p := program{records: func(int) string { return c.records }}
+		s, err := capture.Run(context.Background(), io.Discard, only(t, p), capture.Config{Snaplen: 100, VIs: c.vis})
 		if err != nil || !slices.Equal(s.Queues, c.want.Queues) || s.Frames != c.want.Frames || s.Skipped != c.want.Skipped || s.Lost != c.want.Lost {
 			t.Errorf("%s: %+v, %v, want %+v", name, s, err, c.want)
 		}
 	}
 }
 
-// leaving is a program that ends a capture at once, with queues of these handles.
-type leaving []int
-
-func (p leaving) Status() any {
-	var s vipl.ProgramStatus
-	for i, handles := range p {
-		s.Nics = append(s.Nics, vipl.NICStatus{ID: uint32(1 + i), Handles: handles})
-	}
-	return s
-}
-func (p leaving) Capture(io.Writer, int, <-chan struct{}) error { return nil }
-
 // A program that drops a slow reader has not ended: the capture says so. One that closes its NIC has.
 func TestProgramLeaves(t *testing.T) {
 	for _, c := range []struct {
-		p    leaving
-		says bool
-	}{{nil, false}, {leaving{0}, false}, {leaving{0, 1}, false}, {leaving{1}, true}} { // the second is not captured
-		_, err := capture.Run(context.Background(), io.Discard, only(t, c.p), capture.Config{Snaplen: 100})
+		handles []int // of each queue, when the capture ends
+		says    bool
+	}{{nil, false}, {[]int{0}, false}, {[]int{0, 1}, false}, {[]int{1}, true}} { // the second is not captured
+		var s vipl.ProgramStatus
+		for i, n := range c.handles {
+			s.Nics = append(s.Nics, vipl.NICStatus{ID: uint32(1 + i), Handles: n})
+		}
+		p := program{s, func(int) string { return "" }}
+		_, err := capture.Run(context.Background(), io.Discard, only(t, p), capture.Config{Snaplen: 100})
 		if (err != nil) != c.says || c.says && !strings.Contains(err.Error(), "still open") {
-			t.Errorf("%v: %v", c.p, err)
+			t.Errorf("%v: %v", c.handles, err)
 		}
 	}
-}
-
-// cutting is a program that sends a frame, cut to the length that is asked for.
-type cutting []byte
-
-func (p cutting) Status() any { return nil }
-func (p cutting) Capture(w io.Writer, snaplen int, _ <-chan struct{}) error {
-	kept := min(snaplen, len(p))
-	b := make([]byte, 40)
-	b[16], b[24], b[28] = 1, byte(len(p)), byte(kept)
-	_, err := w.Write(append(b, p[:kept]...))
-	return err
 }
 
 // A filter also finds frames that the file cuts within their headers.
@@ -356,13 +298,12 @@ func TestFilterOfShort(t *testing.T) {
 	h := wire.Header{Kind: wire.KindData, VI: 0x10002, Key: 3}
 	h.Put(template.Put(frame, wire.HeaderLen))
 	const snaplen = 64
+	p := program{records: func(most int) string { return record(0, uint32(len(frame)), string(frame[:min(most, len(frame))])) }}
 	var out bytes.Buffer
-	s, err := capture.Run(context.Background(), &out, only(t, cutting(frame)), capture.Config{Snaplen: snaplen, VIs: []uint32{h.VI}})
+	s, err := capture.Run(context.Background(), &out, only(t, p), capture.Config{Snaplen: snaplen, VIs: []uint32{h.VI}})
 	nstest.Must(t, err)
 	nstest.FatalIf(t, s.Frames != 1, "%+v", s)
-	r, err := pcapgo.NewNgReader(&out, pcapgo.DefaultNgReaderOptions)
-	nstest.Must(t, err)
-	data, info, err := r.ReadPacketData()
+	data, info, err := reader(t, &out).ReadPacketData()
 	if err != nil || !bytes.Equal(data, frame[:snaplen]) || info.Length != len(frame) {
 		t.Errorf("%d bytes of %d, %v", len(data), info.Length, err)
 	}
@@ -404,16 +345,10 @@ func TestDestinationVI(t *testing.T) {
 
 // FuzzReader: reading any records of a program ends, with frames no longer than their announced length.
 func FuzzReader(f *testing.F) {
-	record := func(size, kept uint32, data []byte) []byte {
-		b := make([]byte, 40)
-		binary.LittleEndian.PutUint32(b[24:], size)
-		binary.LittleEndian.PutUint32(b[28:], kept)
-		return append(b, data...)
-	}
-	f.Add(append(record(100, 3, []byte("abc")), record(2, 2, []byte("de"))...))
-	f.Add(record(3, 4, []byte("abcd")))
-	f.Add(record(1<<17, 1<<17, nil))
-	f.Add(record(1<<17+1, 1, []byte("a")))
+	f.Add([]byte(record(0, 100, "abc") + record(0, 2, "de")))
+	f.Add([]byte(record(0, 3, "abcd")))
+	f.Add([]byte(record(0, 1<<17, strings.Repeat("x", 1<<17))[:40]))
+	f.Add([]byte(record(0, 1<<17+1, "a")))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		in := bytes.NewReader(b)
 		r := capture.NewReader(in)
