@@ -267,24 +267,17 @@ type Undone struct {
 // the error names them. If the list cannot be saved meanwhile, as on a full disk, Undo goes
 // on: the next Undo only finds that a change is taken back already, and removing the list needs no room.
 func (j *Journal) Undo() (done []Undone, err error) {
-	var left []Change
 	var errs []error
 	var unsaved error
-	for len(j.changes) > 0 {
-		last := len(j.changes) - 1
-		c := j.changes[last]
-		u, err := j.undo(c)
-		if err != nil {
+	for i, c := range slices.Backward(j.changes) {
+		if u, err := j.undo(c); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", c.Setting, err))
-			left = append(left, c)
 		} else {
 			done = append(done, u)
+			j.changes = slices.Delete(j.changes, i, i+1)
 		}
-		j.changes = j.changes[:last]
-		unsaved = j.saveWith(left)
+		unsaved = j.save()
 	}
-	slices.Reverse(left)
-	j.changes = left
 	return done, errors.Join(append(errs, unsaved)...)
 }
 
@@ -310,15 +303,10 @@ func (j *Journal) undo(c Change) (u Undone, err error) {
 	return u, err
 }
 
-func (j *Journal) save() error { return j.saveWith(nil) }
-
-// saveWith writes the list, followed by what could not be undone, newest first.
-func (j *Journal) saveWith(left []Change) error {
-	all := slices.Clone(left)
-	slices.Reverse(all)
-	all = append(slices.Clone(j.changes), all...)
-	if len(all) == 0 {
+// save writes the list, or removes the file of an empty one.
+func (j *Journal) save() error {
+	if len(j.changes) == 0 {
 		return rundir.Save(j.path, nil)
 	}
-	return rundir.Save(j.path, all)
+	return rundir.Save(j.path, j.changes)
 }
