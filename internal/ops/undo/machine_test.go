@@ -24,6 +24,13 @@ func TestSurplusHugepages(t *testing.T) {
 	nstest.Equal(t, "setting", value, "70")
 }
 
+// has checks what a setting is.
+func has(t *testing.T, s Setting, want string) {
+	t.Helper()
+	now, err := Machine{}.Get(s)
+	nstest.ErrorIf(t, now != want || err != nil, "%s is %s, want %s, %v", s, now, want, err)
+}
+
 // Settings of a real interface, put back from outside of its namespace.
 func TestInterface(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
@@ -45,17 +52,10 @@ func TestInterface(t *testing.T) {
 		if made, err := j.Apply([]Step{{gro, other}, {up, "down"}}); err != nil || len(made) != 2 {
 			t.Errorf("%v, %v", made, err)
 		}
-		for s, want := range map[Setting]string{gro: other, up: "down"} {
-			if now, err := m.Get(s); now != want || err != nil {
-				t.Errorf("%s is %s, %v", s, now, err)
-			}
-		}
-		if _, err := m.Get(Setting{Feature, a.Name, "no-such"}); err == nil {
-			t.Error("a feature that is none")
-		}
-		if _, err := m.Get(Setting{NetFile, a.Name, "threaded"}); err == nil {
-			t.Error("sysfs of another namespace was believed")
-		}
+		has(t, gro, other)
+		has(t, up, "down")
+		nstest.ErrSays(t, "a feature that is none", nstest.Err(m.Get(Setting{Feature, a.Name, "no-such"})), "knows no feature")
+		nstest.ErrSays(t, "sysfs", nstest.Err(m.Get(Setting{NetFile, a.Name, "threaded"})), "another network namespace")
 		// A thread in the namespace, so that it is found from outside.
 		c := j.changes[0]
 		nstest.ErrorIf(t, c.Netns == 0 || c.Ifindex != a.Index, "written down: %+v", c)
@@ -74,9 +74,7 @@ func TestInterface(t *testing.T) {
 		if done, err := j.Undo(); err != nil || len(done) != 2 || done[0].Kept+done[1].Kept != "" {
 			t.Errorf("%v, %v", done, err)
 		}
-		if now, err := m.Get(gro); now != before || err != nil {
-			t.Errorf("%s is %s, %v", gro, now, err)
-		}
+		has(t, gro, before)
 		return nil
 	})
 	nstest.Must(t, err)
@@ -118,9 +116,7 @@ func TestRenamedInterface(t *testing.T) {
 		if err != nil || len(done) != 1 || done[0].Kept != "" {
 			t.Errorf("undone: %v, %v", done, err)
 		}
-		if now, err := m.Get(s); now != before || err != nil {
-			t.Errorf("%s is %s, want %s, %v", s, now, before, err)
-		}
+		has(t, s, before)
 		return nil
 	}))
 }

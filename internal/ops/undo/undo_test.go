@@ -101,11 +101,19 @@ func die(t *testing.T, j *Journal, steps ...Step) {
 	t.Error("it has not died")
 }
 
+// undone has another process undo one change, which is as another program has set it, or goes back. Nothing is left behind.
+func undone(t *testing.T, what, dir string, f *fake, kept bool) {
+	t.Helper()
+	j := open(t, dir, f)
+	done, err := j.Undo()
+	nstest.ErrorIf(t, err != nil || len(done) != 1 || (done[0].Kept != "") != kept, "%s: %+v, %v", what, done, err)
+	nstest.Check(t, j.Close())
+	leftIn(t, dir)
+}
+
 func leftIn(t *testing.T, dir string) {
 	t.Helper()
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is still there", dir)
-	}
+	nstest.WantErr(t, "what is left", nstest.Err(os.Stat(dir)), os.ErrNotExist)
 }
 
 // What Apply changed goes back in reverse order, by another process, and
@@ -171,59 +179,37 @@ func TestUndoOfTheUnfinished(t *testing.T) {
 		die(t, j, file("a", "100"))
 
 		f.crash, f.after, f.round = "", "", nil
-		j = open(t, dir, f)
-		done, err := j.Undo()
-		nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0",
-			"%s: %+v, %v, now %v", name, done, err, f.values)
-		j.Close()
-		leftIn(t, dir)
+		undone(t, name, dir, f, false)
+		nstest.Equal(t, name, f.values["a"], "0")
 	}
 }
 
 // Once the value of an unfinished change was read again, it is known: what another program sets
 // after that stays.
 func TestFinish(t *testing.T) {
-	for name, apply := range map[string]func(j *Journal, f *fake) error{
-		"as it is wished": func(j *Journal, f *fake) error {
-			_, err := j.Apply([]Step{file("a", "10")})
-			return err
-		},
-		"refused": func(j *Journal, f *fake) error {
-			f.fail = "a"
-			if _, err := j.Apply([]Step{file("a", "20")}); err == nil {
-				return errors.New("no error")
-			}
-			return nil
-		},
-		"stays as it is": func(j *Journal, f *fake) error {
-			f.round = func(string) string { return "10" }
-			_, err := j.Apply([]Step{file("a", "11")})
-			return err
-		},
-		"refused, and yet changed": func(j *Journal, f *fake) error {
-			f.half = "a"
-			if _, err := j.Apply([]Step{file("a", "20")}); err == nil {
-				return errors.New("no error")
-			}
-			return nil
-		},
+	for name, c := range map[string]struct {
+		again   fake
+		value   string
+		refused bool
+	}{
+		"as it is wished":          {fake{}, "10", false},
+		"refused":                  {fake{fail: "a"}, "20", true},
+		"stays as it is":           {fake{round: func(string) string { return "10" }}, "11", false},
+		"refused, and yet changed": {fake{half: "a"}, "20", true},
 	} {
 		dir := filepath.Join(t.TempDir(), "state")
 		f := &fake{values: map[string]string{"a": "1"}, after: "a"}
 		j := open(t, dir, f)
 		die(t, j, file("a", "10"))
 
-		f.after = ""
-		j = open(t, dir, f)
-		nstest.WantErr(t, name, apply(j, f), nil)
+		c.again.values = f.values
+		j = open(t, dir, &c.again)
+		_, err := j.Apply([]Step{file("a", c.value)})
+		nstest.ErrorIf(t, (err != nil) != c.refused, "%s: %v", name, err)
 		j.Close()
-		*f = fake{values: map[string]string{"a": "30"}}
-		j = open(t, dir, f) // from the file
-		done, err := j.Undo()
-		nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept == "" || f.values["a"] != "30",
-			"%s: %+v, %v, now %v", name, done, err, f.values)
-		j.Close()
-		leftIn(t, dir)
+		f = &fake{values: map[string]string{"a": "30"}}
+		undone(t, name, dir, f, true) // from the file
+		nstest.Equal(t, name, f.values["a"], "30")
 	}
 }
 
@@ -261,11 +247,9 @@ func TestUndoRounded(t *testing.T) {
 	if c := j.changes; len(c) != 1 || c[0].Before != "0" || c[0].After != "128" {
 		t.Errorf("list: %v", c)
 	}
-	done, err := j.Undo()
-	nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept != "" || f.values["a"] != "0",
-		"%+v, %v, now %v", done, err, f.values)
 	j.Close()
-	leftIn(t, dir)
+	undone(t, "rounded", dir, f, false)
+	nstest.Equal(t, "value", f.values["a"], "0")
 }
 
 // What cannot be undone stays in the list, in its order; the rest goes back.
@@ -275,9 +259,7 @@ func TestUndoFails(t *testing.T) {
 	j := open(t, dir, f)
 	set(t, j, file("a", "10"), file("b", "20"), file("c", "30"))
 	f.fail = "b"
-	if _, err := j.Undo(); err == nil || !strings.Contains(err.Error(), "b: refused") {
-		t.Fatal(err)
-	}
+	nstest.ErrSays(t, "Undo", nstest.Err(j.Undo()), "b: refused")
 	j.Close()
 	f.fail = ""
 	j = open(t, dir, f)
@@ -364,22 +346,14 @@ func TestDamagedList(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "test.json")
 	nstest.Must(t, os.WriteFile(path, []byte("{"), 0o644))
-	if _, err := Open(dir, "test", &fake{}); err == nil || !strings.Contains(err.Error(), path) {
-		t.Error(err)
-	}
+	nstest.ErrSays(t, "Open", nstest.Err(Open(dir, "test", &fake{})), path)
 	for _, name := range []string{"/etc/passwd", "/sys/../etc/passwd", "sys/x", "/proc/self/mem", "/proc/sys/kernel/core_pattern",
 		"/sys/kernel/uevent_helper", "/sys/devices/system/cpu/cpu0/../../../../kernel/uevent_helper", "/sys/devices/system/cpu/cpu0/online"} {
 		s := Setting{Kind: File, Name: name}
-		if _, err := (Machine{}).Get(s); err == nil {
-			t.Errorf("Get of %s", name)
-		}
-		if err := (Machine{}).Set(s, "x"); err == nil {
-			t.Errorf("Set of %s", name)
-		}
+		nstest.ErrorIf(t, nstest.Err(Machine{}.Get(s)) == nil, "Get of %s", name)
+		nstest.ErrorIf(t, Machine{}.Set(s, "x") == nil, "Set of %s", name)
 	}
-	if err := (Machine{}).Set(Setting{Kind: NetFile, Interface: "lo", Name: "ifalias"}, "x"); err == nil || !strings.Contains(err.Error(), "threaded") {
-		t.Errorf("Set of an interface's file: %v", err)
-	}
+	nstest.ErrSays(t, "Set of an interface's file", Machine{}.Set(Setting{NetFile, "lo", "ifalias"}, "x"), "threaded")
 	for _, name := range []string{"/sys/devices/system/cpu/cpu10/cpuidle/state2/disable", "/sys/kernel/mm/transparent_hugepage/enabled",
 		"/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"} {
 		nstest.Check(t, allowed(name))
@@ -407,9 +381,7 @@ func TestListOfOthers(t *testing.T) {
 			set(t, j, file("a", "10"))
 			j.Close()
 			nstest.Must(t, plant(dir, j.path))
-			if _, err := Open(dir, "test", f); err == nil || !strings.Contains(err.Error(), "VIA_STATE_DIR") {
-				t.Errorf("%v, want an error that says what to do", err)
-			}
+			nstest.ErrSays(t, "Open", nstest.Err(Open(dir, "test", f)), "VIA_STATE_DIR") // what to do
 		})
 	}
 	dir := t.TempDir()
@@ -438,13 +410,12 @@ func TestListOfAnotherBoot(t *testing.T) {
 	j := open(t, dir, m)
 	set(t, j, file("pages", "512"), file("governor", "performance"))
 	nstest.Must(t, j.Close())
-	path := filepath.Join(dir, "test.json")
-	b, err := os.ReadFile(path)
+	b, err := os.ReadFile(j.path)
 	nstest.Must(t, err)
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	nstest.Must(t, err)
 	other := strings.ReplaceAll(string(b), strings.TrimSpace(string(boot)), "11111111-2222-3333-4444-555555555555")
-	nstest.Must(t, os.WriteFile(path, []byte(other), 0o600))
+	nstest.Must(t, os.WriteFile(j.path, []byte(other), 0o600))
 
 	m.values["governor"], m.sets = "schedutil", nil // the reboot has restored both, and another program has set pages
 	j = open(t, dir, m)
@@ -455,9 +426,7 @@ func TestListOfAnotherBoot(t *testing.T) {
 	if len(done) != 1 || m.values["pages"] != "512" || m.values["governor"] != "schedutil" {
 		t.Errorf("undone: %v; values %v; want 512 pages and schedutil", done, m.values)
 	}
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the list is still there: %v", err)
-	}
+	leftIn(t, j.path)
 }
 
 // FuzzJournal: any list is refused as a whole, or names only files that doctor and tune set, and is read back
