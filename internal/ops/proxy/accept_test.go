@@ -41,31 +41,11 @@ func (s *starved) Accept() (net.Conn, error) {
 	return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
 }
 
-// echo is a server that echoes what it receives.
-func echo(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				io.Copy(c, c)
-			}()
-		}
-	}()
-	return l.Addr().String()
-}
-
 // start runs a proxy over TCP alone, on a starved listener; end stops it.
 func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan error) {
 	t.Helper()
-	p.Listen, p.To = Address{"tcp", "127.0.0.1:0"}, Address{"tcp", echo(t)}
+	echo := serving(t, func(c net.Conn) { io.Copy(c, c) })
+	p.Listen, p.To = Address{"tcp", "127.0.0.1:0"}, Address{"tcp", echo}
 	must(t, p.Open())
 	l = &starved{Listener: p.listener}
 	p.listener = l
@@ -74,14 +54,6 @@ func start(t *testing.T, p *Proxy) (l *starved, end func() error, done chan erro
 	go func() { done <- p.Serve(ctx) }()
 	t.Cleanup(cancel)
 	return l, func() error { cancel(); return <-done }, done
-}
-
-func dialTo(t *testing.T, p *Proxy) net.Conn {
-	t.Helper()
-	c, err := net.Dial("tcp", p.Addr().String())
-	must(t, err)
-	t.Cleanup(func() { c.Close() })
-	return c
 }
 
 // answers checks that a byte comes back.
@@ -100,12 +72,12 @@ func TestShortOfDescriptors(t *testing.T) {
 	told := make(chan error, 8)
 	p := &Proxy{Failed: func(err error) { told <- err }}
 	l, end, _ := start(t, p)
-	first := dialTo(t, p)
+	first := dial(t, p.Addr())
 	must(t, answers(first, waitLimit))
 	l.fail(syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ECONNABORTED)
 	// The Accept that waits takes these; the next ones fail.
 	for range 2 {
-		must(t, answers(dialTo(t, p), waitLimit))
+		must(t, answers(dial(t, p.Addr()), waitLimit))
 	}
 	if err := answers(first, waitLimit); err != nil {
 		t.Errorf("the connection from before: %v", err)
@@ -170,7 +142,7 @@ func TestListenerEnds(t *testing.T) {
 func TestMost(t *testing.T) {
 	p := &Proxy{Most: 1}
 	_, end, _ := start(t, p)
-	first, second := dialTo(t, p), dialTo(t, p)
+	first, second := dial(t, p.Addr()), dial(t, p.Addr())
 	must(t, answers(first, waitLimit))
 	if err := answers(second, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a second one at once: %v", err)

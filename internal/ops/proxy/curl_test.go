@@ -125,7 +125,7 @@ func TestCurl(t *testing.T) {
 	server := httptest.NewServer(site)
 	defer server.Close()
 	defer server.CloseClientConnections() // also where the test has failed
-	at, file := "http://"+chain(t, server.Listener.Addr().String()), filepath.Join(t.TempDir(), "file")
+	at, file := fmt.Sprint("http://", stacks(t).chain(t, server.Listener.Addr().String())), filepath.Join(t.TempDir(), "file")
 	for _, n := range []int{0, 1, 1 << 20, long()} {
 		fetch(t, "-o", file, fmt.Sprintf("%s/%d", at, n))
 		holds(t, file, site.page[:n])

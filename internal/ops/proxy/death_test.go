@@ -69,6 +69,9 @@ func serverVictim() error {
 	return http.Serve(l, newWeb(1<<20))
 }
 
+// place is a namespace.
+type place interface{ Do(func() error) error }
+
 // here is the namespace of the test.
 type here struct{}
 
@@ -177,10 +180,8 @@ func TestNearProxyDies(t *testing.T) {
 	server := httptest.NewServer(site)
 	defer server.Close()
 	defer server.CloseClientConnections() // also where the test has failed
-	b, nic := open(t, nb, nb.Name, silence)
-	far := &Proxy{Listen: Address{"via", ":0"}, To: Address{"tcp", server.Listener.Addr().String()}, Stack: b}
-	serve(t, far)
-	_, port, _ := net.SplitHostPort(far.Addr().String())
+	b, nic := open(t, nb, silence)
+	port := far(t, b, server.Listener.Addr().String())
 	args := []string{asProxy, "tcp:127.0.0.1:0", "via:" + net.JoinHostPort(nb.IPv4.String(), port)}
 	near, at := nstest.Spawn(t, na.Do, args...)
 	fails(t, na, "http://"+at+"/endless", curlReceive, func() { near.Process.Kill() })
@@ -200,28 +201,24 @@ func TestFarProxyDies(t *testing.T) {
 	server := listenIn(t, nb, site)
 	args := []string{asProxy, "via::7000", "tcp:" + server}
 	far, _ := nstest.Spawn(t, nb.Do, args...)
-	a, nic := open(t, na, na.Name, silence)
-	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(nb.IPv4.String(), "7000")}, Stack: a}
-	serve(t, near)
-	fails(t, here{}, "http://"+near.Addr().String()+"/endless", curlReceive, func() { far.Process.Kill() })
+	a, nic := open(t, na, silence)
+	at := near(t, a, nb, "7000").String()
+	fails(t, here{}, "http://"+at+"/endless", curlReceive, func() { far.Process.Kill() })
 	hears(t, site)
 	nothingLeft(t, nic)
 	far.Wait()
 	nstest.Spawn(t, nb.Do, args...)
-	again(t, here{}, near.Addr().String())
+	again(t, here{}, at)
 }
 
 // The server is killed, while curl gets something and while it puts something there.
 func TestServerDies(t *testing.T) {
 	need(t, "curl", "curl")
-	na, nb := nstest.Pair(t, nstest.Options{})
-	noLeaks(t)
+	h := stacks(t)
 	server, address := nstest.Spawn(t, here{}.Do, asServer, net.JoinHostPort(ownHost(), "0"))
-	a, nicA := open(t, na, na.Name, waitLimit/2)
-	b, nicB := open(t, nb, nb.Name, waitLimit/2)
-	at := between(t, a, b, nb.IPv4.String(), address).Addr().String()
+	at := h.chain(t, address).String()
 	fails(t, here{}, fmt.Sprintf("http://%s/half/%d", at, 1<<20), curlPart, func() { server.Process.Kill() })
-	nothingLeft(t, nicA, nicB)
+	nothingLeft(t, h.nicA, h.nicB)
 	server.Wait()
 
 	server, _ = nstest.Spawn(t, here{}.Do, asServer, address)
@@ -239,32 +236,26 @@ func TestServerDies(t *testing.T) {
 	if err := put.Wait(); err == nil {
 		t.Error("curl has put all of what has no end")
 	}
-	nothingLeft(t, nicA, nicB)
+	nothingLeft(t, h.nicA, h.nicB)
 }
 
 // A TCP peer that resets the connection while data flows both ways has not ended its own stream: neither a client that dies
 // during a download nor a server that dies during an upload.
 func TestResetIsNoEnd(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	at := chain(t, l.Addr().String())
+	l := listen(t)
+	at := stacks(t).chain(t, l.Addr().String())
 	for _, dies := range []string{"client", "server"} {
 		for range 10 {
-			client, err := net.Dial("tcp", at)
-			must(t, err)
+			client := dial(t, at)
 			must(t, nstest.Err(client.Write([]byte("hello"))))
-			server, err := l.Accept()
-			must(t, err)
-			client.SetDeadline(time.Now().Add(waitLimit))
-			server.SetDeadline(time.Now().Add(waitLimit))
+			server := accept(t, l).(*net.TCPConn)
 			must(t, nstest.Err(io.ReadFull(server, make([]byte, 5))))
 			dead, other := client, server
 			if dies == "server" {
 				dead, other = server, client
 			}
 			fill(other)
-			dead.(*net.TCPConn).SetLinger(0)
+			dead.SetLinger(0)
 			dead.Close()
 			if _, err := other.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("the %s dies: %v, want a reset", dies, err)

@@ -7,7 +7,6 @@ import (
 	"net"
 	"syscall"
 	"testing"
-	"time"
 
 	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/nstest"
@@ -45,22 +44,12 @@ func TestBuffersAreEmpty(t *testing.T) {
 // piping is a pipe from a client to a VIA server, in which the other direction has no end.
 func piping(t *testing.T) (a *vianet.Stack, client, to net.Conn, server *vianet.Conn, piped chan error) {
 	t.Helper()
-	a, b, hostB := stacks(t)
-	l, err := b.Listen("via", ":7000")
-	must(t, err)
-	defer l.Close()
-	to, err = a.Dial("via", net.JoinHostPort(hostB, "7000"))
-	must(t, err)
-	accepted, err := l.Accept()
-	must(t, err)
+	h := stacks(t)
+	to, server = h.connected(t)
 	client, from := net.Pipe()
-	for _, c := range []net.Conn{client, to, accepted} {
-		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(waitLimit))
-	}
 	piped = make(chan error, 1)
 	go func() { piped <- pipe(to, from, make(chan struct{})) }()
-	return a, client, to, accepted.(*vianet.Conn), piped
+	return h.a, using(t, client, nil), to, server, piped
 }
 
 // A server that breaks the connection after the end of its answer, as the other proxy does if its server is gone, ends
@@ -107,34 +96,18 @@ func TestAnswerAfterUpload(t *testing.T) {
 
 // A connection that breaks after the answer's end does not look as if the server had got the rest of the upload.
 func TestBreakAfterAnswer(t *testing.T) {
-	na, nb := nstest.Pair(t, nstest.Options{})
-	a, _ := open(t, na, na.Name, waitLimit/2)
-	b, _ := open(t, nb, nb.Name, waitLimit/2)
-	l, err := b.Listen("via", ":7000")
-	must(t, err)
-	defer l.Close()
-	to, err := a.Dial("via", net.JoinHostPort(nb.IPv4.String(), "7000"))
-	must(t, err)
-	defer to.Close()
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer tcp.Close()
-	client, err := net.Dial("tcp", tcp.Addr().String())
-	must(t, err)
-	defer client.Close()
-	from, err := tcp.Accept()
-	must(t, err)
-	defer from.Close()
-	client.SetDeadline(time.Now().Add(waitLimit))
+	h := stacks(t)
+	to, _ := h.connected(t)
+	tcp := listen(t)
+	client := dial(t, tcp.Addr())
+	from := accept(t, tcp)
 	answered, piped := make(chan struct{}), make(chan error, 1)
 	close(answered)
 	go func() { piped <- pipe(to, asTCP(from), answered) }()
-	link, err := na.Netlink().LinkByName(na.Name)
-	must(t, err)
-	must(t, na.Netlink().LinkDel(link))
+	h.na.Remove(t)
 	await.Until(t, "the connection is broken", func() bool { _, err := to.Write(nil); return err != nil })
 	client.Write(make([]byte, 1000)) // both may fail already
-	client.(*net.TCPConn).CloseWrite()
+	client.CloseWrite()
 	check(t, <-piped)
 	from.Close()
 	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {

@@ -28,14 +28,81 @@ const waitLimit = time.Minute
 
 var must, check = nstest.Must, nstest.Check
 
-// stacks opens both ends of a veth pair.
-func stacks(t *testing.T) (a, b *vianet.Stack, hostB string) {
+// hosts are both ends of a veth pair.
+type hosts struct {
+	na, nb     *nstest.NS
+	a, b       *vianet.Stack
+	nicA, nicB *vipl.NIC
+}
+
+// stacks opens both ends.
+func stacks(t *testing.T) (h hosts) {
 	t.Helper()
-	na, nb := nstest.Pair(t, nstest.Options{})
+	h.na, h.nb = nstest.Pair(t, nstest.Options{})
 	noLeaks(t)
-	a, _ = open(t, na, na.Name, waitLimit/2)
-	b, _ = open(t, nb, nb.Name, waitLimit/2)
-	return a, b, nb.IPv4.String()
+	h.a, h.nicA = open(t, h.na, waitLimit/2)
+	h.b, h.nicB = open(t, h.nb, waitLimit/2)
+	return h
+}
+
+// connected is a connection by VIA between the hosts.
+func (h hosts) connected(t *testing.T) (client net.Conn, server *vianet.Conn) {
+	t.Helper()
+	l, err := h.b.Listen("via", ":7000")
+	must(t, err)
+	defer l.Close()
+	client, err = h.a.Dial("via", net.JoinHostPort(h.nb.IPv4.String(), "7000"))
+	return using(t, client, err), accept(t, l).(*vianet.Conn)
+}
+
+// listen listens by TCP until the end of the test.
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// serving has f serve each connection of a server by TCP.
+func serving(t *testing.T, f func(net.Conn)) string {
+	t.Helper()
+	l := listen(t)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				f(c)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// dial connects by TCP.
+func dial(t *testing.T, to net.Addr) *net.TCPConn {
+	t.Helper()
+	c, err := net.Dial("tcp", to.String())
+	return using(t, c, err).(*net.TCPConn)
+}
+
+func accept(t *testing.T, l net.Listener) net.Conn {
+	t.Helper()
+	c, err := l.Accept()
+	return using(t, c, err)
+}
+
+// using closes a connection at the end of the test. It limits the time that reads and writes take.
+func using(t *testing.T, c net.Conn, err error) net.Conn {
+	t.Helper()
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(waitLimit))
+	return c
 }
 
 // noLeaks checks at the end of the test that no goroutine of it is left.
@@ -44,19 +111,14 @@ func noLeaks(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
 }
 
-// place is a namespace.
-type place interface{ Do(func() error) error }
-
-// open makes a stack over an interface of a namespace.
-func open(t *testing.T, ns place, name string, silence time.Duration) (*vianet.Stack, *vipl.NIC) {
+// open makes a stack over the interface of a namespace.
+func open(t *testing.T, ns *nstest.NS, silence time.Duration) (*vianet.Stack, *vipl.NIC) {
 	t.Helper()
 	var nic *vipl.NIC
-	if err := ns.Do(func() (err error) {
-		nic, err = vipl.OpenNIC(name, vipl.WithSilence(silence))
+	must(t, ns.Do(func() (err error) {
+		nic, err = vipl.OpenNIC(ns.Name, vipl.WithSilence(silence))
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	s, err := vianet.New(nic, vianet.Options{})
 	must(t, err)
 	t.Cleanup(func() { check(t, errors.Join(s.Close(), nic.Close())) })
@@ -78,47 +140,40 @@ func serve(t *testing.T, p *Proxy) {
 }
 
 // chain is client -> TCP -> VIA -> TCP -> server, and the address for the client.
-func chain(t *testing.T, server string) string {
+func (h hosts) chain(t *testing.T, server string) net.Addr {
 	t.Helper()
-	a, b, hostB := stacks(t)
-	return between(t, a, b, hostB, server).Addr().String()
+	return near(t, h.a, h.nb, far(t, h.b, server))
 }
 
-// between is a chain over existing stacks, and returns its proxy for the client.
-func between(t *testing.T, a, b *vianet.Stack, hostB, server string) *Proxy {
+// near serves a proxy from TCP to a port of a host by VIA, and returns its address.
+func near(t *testing.T, a *vianet.Stack, host *nstest.NS, port string) net.Addr {
 	t.Helper()
-	far := &Proxy{Listen: Address{"via", ":0"}, To: Address{"tcp", server}, Stack: b}
-	serve(t, far)
-	_, port, _ := net.SplitHostPort(far.Addr().String())
-	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, port)}, Stack: a}
-	serve(t, near)
-	return near
+	p := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(host.IPv4.String(), port)}, Stack: a}
+	serve(t, p)
+	return p.Addr()
+}
+
+// far serves a proxy from VIA to a server by TCP, and returns its port.
+func far(t *testing.T, b *vianet.Stack, server string) string {
+	t.Helper()
+	p := &Proxy{Listen: Address{"via", ":0"}, To: Address{"tcp", server}, Stack: b}
+	serve(t, p)
+	_, port, err := net.SplitHostPort(p.Addr().String())
+	must(t, err)
+	return port
 }
 
 // Programs without support for VIA exchange data through two proxies, many at once, and each end of a stream closes
 // separately.
 func TestChain(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	go func() { // it answers when the client has said all
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				all, _ := io.ReadAll(c)
-				c.Write(all)
-			}()
-		}
-	}()
-	at := chain(t, l.Addr().String())
+	at := stacks(t).chain(t, serving(t, func(c net.Conn) { // it answers when the client has said all
+		all, _ := io.ReadAll(c)
+		c.Write(all)
+	}))
 	var wait sync.WaitGroup
 	for i, n := range slices.Repeat([]int{0, 1, 1000, 100_000, 3 << 20}, 3) {
 		wait.Go(func() {
-			c, err := net.Dial("tcp", at)
+			c, err := net.Dial("tcp", at.String())
 			if err != nil {
 				t.Error(err)
 				return
@@ -142,9 +197,7 @@ func TestChain(t *testing.T) {
 // ends runs a server, has say write to it through two proxies, and returns what the server and the client have read.
 func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, served, asked error) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
+	l := listen(t)
 	type end struct {
 		got []byte
 		err error
@@ -168,10 +221,7 @@ func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, ser
 		rest, err := io.ReadAll(c)
 		over <- end{append(first, rest...), err}
 	}()
-	c, err := net.Dial("tcp", chain(t, l.Addr().String()))
-	must(t, err)
-	defer c.Close()
-	c.SetDeadline(time.Now().Add(waitLimit))
+	c := dial(t, stacks(t).chain(t, l.Addr().String()))
 	must(t, nstest.Err(io.WriteString(c, "hello")))
 	select {
 	case <-come:
@@ -180,7 +230,7 @@ func ends(t *testing.T, say func(t *testing.T, c *net.TCPConn)) (got []byte, ser
 	case <-time.After(waitLimit):
 		t.Fatal("the server has not got the first bytes")
 	}
-	say(t, c.(*net.TCPConn))
+	say(t, c)
 	_, asked = c.Read(make([]byte, 1))
 	e := <-over
 	return e.got, e.err, asked
@@ -211,17 +261,11 @@ func TestServerEndsFirst(t *testing.T) {
 	l, err := small.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	must(t, err)
 	defer l.Close()
-	a, b, hostB := stacks(t)
-	serve(t, &Proxy{Listen: Address{"via", ":7000"}, To: Address{"tcp", l.Addr().String()}, Stack: b})
-	client, err := a.Dial("via", net.JoinHostPort(hostB, "7000"))
-	must(t, err)
+	h := stacks(t)
+	client, err := h.a.Dial("via", net.JoinHostPort(h.nb.IPv4.String(), far(t, h.b, l.Addr().String())))
 	said := random(150_000, 1) // more than the server's socket takes
-	client.SetDeadline(time.Now().Add(waitLimit))
-	must(t, nstest.Err(client.Write(said)))
-	server, err := l.Accept()
-	must(t, err)
-	defer server.Close()
-	server.SetDeadline(time.Now().Add(waitLimit))
+	must(t, nstest.Err(using(t, client, err).Write(said)))
+	server := accept(t, l)
 	must(t, client.Close())
 	time.Sleep(100 * time.Millisecond) // in which the proxy hears of it, and in which what is wrong would happen
 	must(t, server.(*net.TCPConn).CloseWrite())
@@ -234,20 +278,12 @@ func TestServerEndsFirst(t *testing.T) {
 // toServer connects a client by TCP with a server by VIA, through a proxy.
 func toServer(t *testing.T) (client, server net.Conn) {
 	t.Helper()
-	a, b, hostB := stacks(t)
-	l, err := b.Listen("via", ":7000")
+	h := stacks(t)
+	l, err := h.b.Listen("via", ":7000")
 	must(t, err)
 	t.Cleanup(func() { l.Close() })
-	near := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", net.JoinHostPort(hostB, "7000")}, Stack: a}
-	serve(t, near)
-	client, err = net.Dial("tcp", near.Addr().String())
-	must(t, err)
-	t.Cleanup(func() { client.Close() })
-	client.SetDeadline(time.Now().Add(waitLimit))
-	server, err = l.Accept()
-	must(t, err)
-	t.Cleanup(func() { server.Close() })
-	return client, server
+	client = dial(t, near(t, h.a, h.nb, "7000"))
+	return client, accept(t, l)
 }
 
 // An answer that a VIA server has written before its Close arrives complete, even while the client still sends.
@@ -320,7 +356,7 @@ func TestFallback(t *testing.T) {
 	defer server.Close()
 	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
 	must(t, err)
-	a, _, _ := stacks(t)
+	a := stacks(t).a
 	// This host has no NIC of VIA at its loopback address.
 	with := &Proxy{Listen: Address{"tcp", "127.0.0.1:0"}, To: Address{"via", "127.0.0.1:7000"}, Stack: a, Fallback: port}
 	without := &Proxy{Listen: with.Listen, To: with.To, Stack: a}

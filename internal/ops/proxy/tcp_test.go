@@ -7,7 +7,6 @@ import (
 	"net"
 	"syscall"
 	"testing"
-	"time"
 
 	"viaxdp/internal/lab/nstest"
 )
@@ -15,18 +14,10 @@ import (
 // A Write gets the peer's reset, as it waits when that comes. What the peer has sent before is read. Then the stream has ended
 // if the peer had ended it before the reset, and is broken otherwise.
 func TestResetGoesToWrite(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
+	l := listen(t)
 	for _, ended := range []bool{false, true} {
-		dialed, err := net.Dial("tcp", l.Addr().String())
-		must(t, err)
-		c := asTCP(dialed)
-		defer c.Close()
-		c.SetDeadline(time.Now().Add(waitLimit))
-		accepted, err := l.Accept()
-		must(t, err)
-		peer := accepted.(*net.TCPConn)
+		c := asTCP(dial(t, l.Addr()))
+		peer := accept(t, l).(*net.TCPConn)
 		answer := []byte("answer")
 		must(t, nstest.Err(peer.Write(answer)))
 		if ended {
