@@ -58,7 +58,7 @@ var lossMetrics = []Metric{
 // beaten are the figures of a point of via-xdp for which another series is better. The rate
 // counts where there is no bandwidth.
 func (g *Group) beaten(c cell) (list []loss) {
-	if kindOf(c.Name) != via {
+	if !isVIA(c.Name) {
 		return nil
 	}
 	for _, m := range lossMetrics {
@@ -88,8 +88,7 @@ func (g *Group) beaten(c cell) (list []loss) {
 func (g *Group) opponents(s *Series, m Metric) []*Series {
 	var list []*Series
 	for r := range each(g.Series) {
-		k := kindOf(r.Name)
-		if g.mtu(r) == g.mtu(s) && (k == tcp || k == others) && sameMeasure(m, s.Name, r.Name) {
+		if g.mtu(r) == g.mtu(s) && isRival(r.Name) && sameMeasure(m, s.Name, r.Name) {
 			list = append(list, r)
 		}
 	}

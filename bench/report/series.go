@@ -11,37 +11,27 @@ import (
 
 const delivery = "vi-reliable-delivery"
 
-// kind is what a series stands for.
-type kind int
-
-const (
-	via    kind = iota // via-xdp
-	floor              // AF_XDP rings without a VI
-	tcp                // the kernel's TCP
-	udp                // the kernel's UDP
-	others             // other people's programs
-	forced             // via-xdp, made to do what it would not choose
+var (
+	// rivals are how the names begin of series of the kernel's TCP and of other people's programs.
+	rivals = []string{
+		"tcp", "net/http over TCP", "TCP, no proxy", "two proxies, TCP between",
+		"sockperf", "iperf3", "fi_", "ucx_", "mpich", "openmpi-tcp",
+	}
+	// uncompared are those of AF_XDP rings without a VI, the kernel's UDP, and via-xdp that is made to do what it would
+	// not choose.
+	uncompared = []string{"raw-", "asavie-", "udp", "mvich-"}
 )
 
-// kindOf derives the kind from the name of a series. Unknown names count as via-xdp's,
-// so that a loss of theirs is not missed.
-func kindOf(series string) kind {
-	if strings.Contains(series, "-viaxdp") { // another program over via-xdp's provider of libfabric
-		return via
-	}
-	for _, k := range []struct {
-		prefix string
-		kind   kind
-	}{
-		{"raw-", floor}, {"asavie-", floor}, {"tcp", tcp}, {"udp", udp},
-		{"sockperf", others}, {"iperf3", others}, {"fi_", others}, {"ucx_", others}, {"mpich", others},
-		{"net/http over TCP", tcp}, {"TCP, no proxy", tcp}, {"two proxies, TCP between", tcp}, {"openmpi-tcp", others}, {"mvich-", forced},
-	} {
-		if strings.HasPrefix(series, k.prefix) {
-			return k.kind
-		}
-	}
-	return via
+// isRival reports by its name whether a series is of TCP or another program, unless that is over via-xdp's provider of libfabric.
+func isRival(series string) bool {
+	return begins(series, rivals) && !strings.Contains(series, "-viaxdp")
+}
+
+// isVIA reports whether a series is of via-xdp. Unknown names count as such, so that a loss of theirs is not missed.
+func isVIA(series string) bool { return !isRival(series) && !begins(series, uncompared) }
+
+func begins(s string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s, p) })
 }
 
 // roundTrip reports whether the latencies of a series are whole round trips,
