@@ -10,18 +10,17 @@ import (
 )
 
 // Write writes the report as one indented JSON object. Figures that are not
-// finite become null. A report that Read would refuse is an error.
+// finite become null. A report that Read would refuse is an error. The arrays are
+// for programs that check what LossGroup and IncastGroup have found; Read leaves them out.
 func (r *Report) Write(w io.Writer) (err error) {
 	defer fail.Catch(&err)
-	out := *r
+	fail.During("report", r.check)
+	out := struct {
+		Report
+		Loss   []arrayRow `json:"loss,omitempty"`   // by fault
+		Incast []arrayRow `json:"incast,omitempty"` // by the number of senders
+	}{*r, lossArray.of(r), incastArray.of(r)}
 	out.Version = Version
-	if rows := lossArray.of(&out); rows != nil {
-		out.Loss = rows
-	}
-	if rows := incastArray.of(&out); rows != nil {
-		out.Incast = rows
-	}
-	fail.During("report", out.check)
 	return writeJSON(w, &out)
 }
 
@@ -169,9 +168,9 @@ const (
 	LossBBR = "tcp-spin, bbr"
 )
 
-// ArrayRow is one element of an array: a point of via-xdp's row, and those of the kernel's rows
+// arrayRow is one element of an array: a point of via-xdp's row, and those of the kernel's rows
 // in objects. Figures are medians over the turns; what was not measured is null.
-type ArrayRow map[string]any
+type arrayRow map[string]any
 
 // array says what becomes of a group.
 type array struct {
@@ -197,19 +196,19 @@ var (
 
 // of makes the array of a report, nil without the group. A labelled point at 0 is what the others
 // are compared with.
-func (a array) of(r *Report) []ArrayRow {
+func (a array) of(r *Report) []arrayRow {
 	g := r.Group(a.group)
 	if g == nil || g.Row(a.ours) == nil {
 		return nil
 	}
-	figures := func(p *Point) ArrayRow {
-		row := ArrayRow{}
+	figures := func(p *Point) arrayRow {
+		row := arrayRow{}
 		for name, m := range a.figures {
 			row[name] = number(p.median(m))
 		}
 		return row
 	}
-	rows := []ArrayRow{}
+	rows := []arrayRow{}
 	for p := range each(g.Row(a.ours).Points) {
 		row := figures(p)
 		switch {

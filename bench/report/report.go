@@ -21,12 +21,6 @@ type Report struct {
 	Command string    `json:"command"` // measures the same again
 	Turns   int       `json:"turns"`   // times that all rows of a group were gone through
 	Groups  []Group   `json:"groups"`
-
-	// Loss is what LossGroup has found, fault by fault, for a program that checks it.
-	// Write makes it; Read keeps what is there.
-	Loss []ArrayRow `json:"loss,omitempty"`
-	// Incast is what IncastGroup has found, by the number of senders. Write makes it, too.
-	Incast []ArrayRow `json:"incast,omitempty"`
 }
 
 // Group is one question that the suite asks, as a table and a plot answer it.
@@ -209,8 +203,5 @@ func (r *Report) Renew(by *Report) {
 		} else {
 			r.Groups = append(r.Groups, g)
 		}
-	}
-	if by.Loss != nil {
-		r.Loss = by.Loss
 	}
 }
