@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
@@ -39,9 +38,7 @@ func TestCompareGolden(t *testing.T) {
 	for _, r := range []*Report{a, b} { // less to look at
 		r.Groups = slices.DeleteFunc(r.Groups, func(g Group) bool { return g.Name == "vibe-vis" })
 	}
-	var buf bytes.Buffer
-	nstest.Must(t, Compare(a, b).WriteTable(&buf))
-	golden(t, "compare.txt", buf.Bytes())
+	golden(t, "compare.txt", text(t, Compare(a, b).WriteTable))
 }
 
 // What is worse by some percent, and marked, makes a comparison fail.
@@ -56,8 +53,6 @@ func TestWorseThan(t *testing.T) {
 func TestCompareJSON(t *testing.T) {
 	c := Compare(sample(), later())
 	c.Differences[0].A.Median = 0 // and no ratio
-	var text bytes.Buffer
-	nstest.Must(t, c.WriteJSON(&text))
 	type difference struct {
 		Difference
 		Ratio  *float64
@@ -72,7 +67,7 @@ func TestCompareJSON(t *testing.T) {
 		Summary     string
 	}
 	var got comparison
-	nstest.Must(t, json.Unmarshal(text.Bytes(), &got))
+	nstest.Must(t, json.Unmarshal([]byte(text(t, c.WriteJSON)), &got))
 	want := comparison{OnlyA: c.OnlyA, OnlyB: c.OnlyB, Conditions: c.Conditions, Summary: c.summary()}
 	for i, d := range c.Differences {
 		ratio, worse := d.Ratio(), d.Worse()
@@ -82,10 +77,8 @@ func TestCompareJSON(t *testing.T) {
 		}
 	}
 	nstest.Same(t, "comparison", got, want, same)
-	text.Reset()
-	if err := Compare(sample(), sample()).WriteJSON(&text); err != nil || strings.Contains(text.String(), "null") {
-		t.Errorf("%v: %s", err, &text)
-	}
+	s := text(t, Compare(sample(), sample()).WriteJSON)
+	nstest.ErrorIf(t, strings.Contains(s, "null"), "%s", s)
 }
 
 // Figures of single messages or rounds are shown, but do not count.
@@ -100,17 +93,13 @@ func TestCompareAside(t *testing.T) {
 		p.Values[m] = turnsAround(factor*p.Values[m].Median, 0.05)
 	}
 	c := Compare(sample(), b)
-	if s := c.summary(); !strings.Contains(s, "4 are worse in B, 0 better.") {
-		t.Error(s)
-	}
+	has(t, c.summary(), "4 are worse in B, 0 better.")
 	if c.WorseThan(0) {
 		t.Error("worse")
 	}
 	p.Values[P50] = turnsAround(1.5*p.Values[P50].Median, 0.05)
 	c = Compare(sample(), b)
-	if s := c.summary(); !strings.Contains(s, "5 are worse in B, 0 better; most of all pingpong, vi-reliable-delivery, 64 B, p50_us by 50.0%") {
-		t.Error(s)
-	}
+	has(t, c.summary(), "5 are worse in B, 0 better; most of all pingpong, vi-reliable-delivery, 64 B, p50_us by 50.0%")
 	if !c.WorseThan(49) {
 		t.Error("not worse")
 	}
@@ -119,14 +108,12 @@ func TestCompareAside(t *testing.T) {
 // How many frames met a fault is what the forwarder did to both runs: B is not worse by it.
 func TestCompareFault(t *testing.T) {
 	loss := func(hit, resent float64) *Report {
-		return &Report{Groups: []Group{{Name: LossGroup, Axis: Axis{Name: "fault"}, Series: []Series{{Name: delivery, Points: []Point{{
+		return of(LossGroup, delivery, Point{
 			X: 1, Label: "loss-0.1%", Values: map[Metric]Value{FaultRatio: turnsAround(hit, 0.05), ResentRatio: turnsAround(resent, 0.05)},
-		}}}}}}}
+		})
 	}
 	c := Compare(loss(0.001, 0.002), loss(0.0014, 0.0024))
-	if s := c.summary(); !strings.Contains(s, "most of all loss, vi-reliable-delivery, loss-0.1%, resent_ratio by 20.0%") {
-		t.Error(s)
-	}
+	has(t, c.summary(), "most of all loss, vi-reliable-delivery, loss-0.1%, resent_ratio by 20.0%")
 	if c.WorseThan(21) || !c.WorseThan(19) {
 		t.Errorf("worse by more than 21 %%: %v, 19 %%: %v", c.WorseThan(21), c.WorseThan(19))
 	}
@@ -136,21 +123,17 @@ func TestCompareFault(t *testing.T) {
 // from what to what.
 func TestCompareFromNothing(t *testing.T) {
 	load := func(outstanding, us float64) *Report {
-		return &Report{Groups: []Group{{Name: loadGroup, Series: []Series{{Name: delivery, Points: []Point{{
+		return of(loadGroup, delivery, Point{
 			X: 1000, Values: map[Metric]Value{Outstanding: turnsAround(outstanding, 0.05), P50: turnsAround(us, 0.05)},
-		}}}}}}}
+		})
 	}
 	for us, want := range map[float64]string{
 		15: "2 are worse in B, 0 better; most of all load, vi-reliable-delivery, p50_us by 50.0%",
 		10: "1 are worse in B, 0 better; most of all load, vi-reliable-delivery, outstanding from 0.000 to 40.00",
 	} {
 		c := Compare(load(0, 10), load(40, us))
-		if s := c.summary(); !strings.Contains(s, want) {
-			t.Error(s)
-		}
-		if !c.WorseThan(1000) {
-			t.Error("not worse")
-		}
+		has(t, c.summary(), want)
+		nstest.ErrorIf(t, !c.WorseThan(1000), "not worse")
 	}
 }
 
@@ -158,22 +141,17 @@ func TestCompareFromNothing(t *testing.T) {
 // one report has is named.
 func TestCompareUnknownMetrics(t *testing.T) {
 	with := func(values map[Metric]Value) *Report {
-		return &Report{Groups: []Group{{Name: "sharing-cubic", Series: []Series{{Name: "VI and cubic", Points: []Point{{Values: values}}}}}}}
+		return of("sharing-cubic", "VI and cubic", Point{Values: values})
 	}
 	c := Compare(with(map[Metric]Value{"our_share": turnsAround(0.4, 0.05), "speedup": turnsAround(2, 0.05)}),
 		with(map[Metric]Value{FirstShare: turnsAround(0.4, 0.05), "speedup": turnsAround(3, 0.05)}))
-	if want := []string{"sharing-cubic, VI and cubic, our_share"}; !slices.Equal(c.OnlyA, want) {
-		t.Errorf("only in A: %q, want %q", c.OnlyA, want)
-	}
-	if want := []string{"sharing-cubic, VI and cubic, first_share"}; !slices.Equal(c.OnlyB, want) {
-		t.Errorf("only in B: %q, want %q", c.OnlyB, want)
-	}
+	nstest.Same(t, "only in A", c.OnlyA, []string{"sharing-cubic, VI and cubic, our_share"})
+	nstest.Same(t, "only in B", c.OnlyB, []string{"sharing-cubic, VI and cubic, first_share"})
 	if len(c.Differences) != 1 || c.Differences[0].Metric != "speedup" || c.Differences[0].row()[7] != "" {
 		t.Fatalf("differences: %+v", c.Differences)
 	}
-	if s := c.summary(); !strings.Contains(s, "1 figures in both: beyond the spread of the turns (*) 0 are worse in B, 0 better.") || c.WorseThan(0) {
-		t.Error(s)
-	}
+	has(t, c.summary(), "1 figures in both: beyond the spread of the turns (*) 0 are worse in B, 0 better.")
+	nstest.ErrorIf(t, c.WorseThan(0), "worse")
 }
 
 // A label says which point it is, wherever it stands.
@@ -185,12 +163,8 @@ func TestCompareByLabel(t *testing.T) {
 	}
 	ops.Series[0].Points[0].Label = "make VI"
 	c := Compare(a, b)
-	if want := []string{"vibe-ops, create VI, create VI"}; !slices.Equal(c.OnlyA, want) {
-		t.Errorf("only in A: %q, want %q", c.OnlyA, want)
-	}
-	if want := []string{"vibe-ops, create VI, make VI"}; !slices.Equal(c.OnlyB, want) {
-		t.Errorf("only in B: %q, want %q", c.OnlyB, want)
-	}
+	nstest.Same(t, "only in A", c.OnlyA, []string{"vibe-ops, create VI, create VI"})
+	nstest.Same(t, "only in B", c.OnlyB, []string{"vibe-ops, create VI, make VI"})
 }
 
 func TestMarked(t *testing.T) {
@@ -245,8 +219,6 @@ func TestCompareIsAntisymmetric(t *testing.T) {
 
 // With one turn on either side the spread is unknown, and the report says so.
 func TestCompareSingleTurns(t *testing.T) {
-	r := &Report{Groups: []Group{{Name: "g", Series: []Series{{Name: "s", Points: []Point{single(1, "", map[Metric]float64{P50: 2.5})}}}}}}
-	if s := Compare(r, r).summary(); !strings.Contains(s, "1 have a single turn on both sides") {
-		t.Error(s)
-	}
+	r := of("g", "s", single(1, "", map[Metric]float64{P50: 2.5}))
+	has(t, Compare(r, r).summary(), "1 have a single turn on both sides")
 }

@@ -21,9 +21,8 @@ func written(t interface {
 	Helper()
 	Fatal(...any)
 }, r *Report) []byte {
-	var buf bytes.Buffer
-	nstest.Must(t, r.Write(&buf))
-	return buf.Bytes()
+	t.Helper()
+	return []byte(text(t, r.Write))
 }
 
 // The names in the file are what other programs read.
@@ -31,7 +30,7 @@ func TestJSONGolden(t *testing.T) {
 	r := sample()
 	r.Groups = []Group{*r.Group("abl-table")}
 	r.Groups[0].Series[0].Points[0].Histogram = "abl-table-table-0.hdr"
-	golden(t, "report.json", written(t, r))
+	golden(t, "report.json", text(t, r.Write))
 }
 
 func TestJSONRoundTripOfAny(t *testing.T) {

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bytes"
 	"cmp"
 	"math"
 	"slices"
@@ -100,22 +99,15 @@ func TestMarkdownLosses(t *testing.T) {
 	}
 	r := &Report{Groups: []Group{group("a", 6, 2), group("b", 1, 2), group("c", 20, 2)}}
 	r.Groups[0].Row("tcp-spin").At(64).Disturbed = []string{"noise"}
-	text := func() string {
-		var buf bytes.Buffer
-		nstest.Must(t, r.WriteMarkdown(&buf, ""))
-		return buf.String()
-	}
 	const want = "| c | 2 | 10.00 \\* | vi-reliable-delivery | 64 B | Median latency, us | 20.00 | 2.00 | tcp-spin |\n" +
 		"| a | 1 | 3.00 \\* † | vi-reliable-delivery | 64 B | Median latency, us | 6.00 | 2.00 | tcp-spin |\n\n"
-	if got := text(); !strings.Contains(got, want) || strings.Contains(got, "\n| b | ") {
-		t.Errorf("no\n%s in\n%s", want, got)
-	}
+	got := page(t, r)
+	has(t, got, want)
+	nstest.ErrorIf(t, strings.Contains(got, "\n| b | "), "b is in\n%s", got)
 	l := r.losses()[2]
 	if l.point.X != 256 || l.marks() != "" {
 		t.Errorf("%v at %v has the marks %q, though the turns overlap", l.point.Name, l.point.X, l.marks())
 	}
 	r.Groups = r.Groups[1:2]
-	if got := text(); !strings.Contains(got, "\nNo row of via-xdp was worse") {
-		t.Error(got)
-	}
+	has(t, page(t, r), "\nNo row of via-xdp was worse")
 }

@@ -1,8 +1,8 @@
 package report
 
 import (
-	"bytes"
 	"fmt"
+	"io"
 	"math"
 	"path/filepath"
 	"regexp"
@@ -19,31 +19,28 @@ import (
 func TestMarkdown(t *testing.T) {
 	r := sample()
 	withHistograms(t, r, t.TempDir())
-	var buf bytes.Buffer
-	nstest.Must(t, r.WriteMarkdown(&buf, "benchmarks"))
-	golden(t, "benchmarks.md", buf.Bytes())
+	golden(t, "benchmarks.md", text(t, func(w io.Writer) error { return r.WriteMarkdown(w, "benchmarks") }))
 }
 
 var embedded = regexp.MustCompile(`!\[[^\]]*\]\(([^)]*)\)`)
 
 // embeds checks that the document embeds the plots that are written for it, and no others.
-func embeds(t *testing.T, r *Report, histograms string) (page string) {
+func embeds(t *testing.T, r *Report, histograms string) string {
 	t.Helper()
 	files, err := r.WriteDocumentPlots(histograms, filepath.Join(t.TempDir(), "a", "b"))
 	nstest.Must(t, err)
-	var buf bytes.Buffer
-	nstest.Must(t, r.WriteMarkdown(&buf, "a/b"))
+	written := page(t, r)
 	var got, want []string
-	for _, m := range embedded.FindAllStringSubmatch(buf.String(), -1) {
+	for _, m := range embedded.FindAllStringSubmatch(written, -1) {
 		got = append(got, m[1])
 	}
 	for _, f := range files {
-		want = append(want, "a/b/"+filepath.Base(f))
+		want = append(want, "plots/"+filepath.Base(f))
 	}
 	if len(want) == 0 || !slices.Equal(got, want) {
 		t.Errorf("embedded: %q, written: %q", got, want)
 	}
-	return buf.String()
+	return written
 }
 
 func TestMarkdownEmbedsPlots(t *testing.T) {
@@ -56,13 +53,8 @@ func TestMarkdownEmbedsPlots(t *testing.T) {
 
 // If nothing loses and nothing was disturbed, the document says both.
 func TestMarkdownOfNothing(t *testing.T) {
-	var buf bytes.Buffer
-	nstest.Must(t, (&Report{Command: "via-xdp bench --turns 7 peers"}).WriteMarkdown(&buf, ""))
-	for _, want := range []string{"No point was disturbed.", "\nvia-xdp bench --turns 7 peers\n"} {
-		if !strings.Contains(buf.String(), want) {
-			t.Errorf("no %q in\n%s", want, &buf)
-		}
-	}
+	r := &Report{Command: "via-xdp bench --turns 7 peers"}
+	has(t, page(t, r), "No point was disturbed.", "\nvia-xdp bench --turns 7 peers\n")
 }
 
 func TestEscape(t *testing.T) {

@@ -53,6 +53,17 @@ func textsOf(t interface {
 	}
 }
 
+// shows checks that a plot has some texts.
+func shows(t *testing.T, file string, want ...string) {
+	t.Helper()
+	svg, err := os.ReadFile(file)
+	nstest.Must(t, err)
+	texts := textsOf(t, svg)
+	for _, text := range want {
+		nstest.ErrorIf(t, !slices.Contains(texts, text), "%s: no %q in %q", file, text, texts)
+	}
+}
+
 func TestPlots(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	r := sample()
@@ -81,14 +92,7 @@ func TestPlots(t *testing.T) {
 	}
 	for i, w := range want {
 		nstest.Equal(t, "file", files[i], filepath.Join(dir, w.file))
-		svg, err := os.ReadFile(files[i])
-		nstest.Must(t, err)
-		texts := textsOf(t, svg)
-		for _, text := range w.texts {
-			if !slices.Contains(texts, text) {
-				t.Errorf("%s: no %q in %q", w.file, text, texts)
-			}
-		}
+		shows(t, files[i], w.texts...)
 	}
 }
 
@@ -134,15 +138,8 @@ func TestResultPlots(t *testing.T) {
 	if want := []string{filepath.Join(dir, "latency.svg"), filepath.Join(dir, "bandwidth.svg")}; err != nil || !slices.Equal(files, want) {
 		t.Fatalf("wrote %v, want %v: %v", files, want, err)
 	}
-	for i, want := range [][]string{{"vi-reliable-delivery", "vi-rdma-read (round trip)", "64 KiB"}, {"vi-rdma-read", "MB/s"}} {
-		svg, err := os.ReadFile(files[i])
-		nstest.Must(t, err)
-		for _, text := range want {
-			if texts := textsOf(t, svg); !slices.Contains(texts, text) {
-				t.Errorf("%s: no %q in %q", files[i], text, texts)
-			}
-		}
-	}
+	shows(t, files[0], "vi-reliable-delivery", "vi-rdma-read (round trip)", "64 KiB")
+	shows(t, files[1], "vi-rdma-read", "MB/s")
 	r.Bandwidth = nil
 	if files, err := WriteResultPlots(r, dir); err != nil || len(files) != 1 {
 		t.Errorf("without bandwidths: %v, %v", files, err)
@@ -197,7 +194,5 @@ func TestNines(t *testing.T) {
 	for _, tick := range s.Ticks(0, 0.99995) {
 		labels = append(labels, tick.Label)
 	}
-	if want := []string{"0", "50%", "90%", "99%", "99.9%", "99.99%"}; !slices.Equal(labels, want) {
-		t.Errorf("ticks %q, want %q", labels, want)
-	}
+	nstest.Same(t, "ticks", labels, []string{"0", "50%", "90%", "99%", "99.9%", "99.99%"})
 }

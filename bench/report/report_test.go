@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -107,10 +106,7 @@ func TestArrays(t *testing.T) {
 	}}
 	r := &Report{Turns: 5, Groups: []Group{loss, incast}}
 	got := arraysIn(t, r)
-	var page bytes.Buffer
-	if err := r.WriteMarkdown(&page, ""); err != nil || !strings.Contains(page.String(), "\nGoodput by that of one sender\n") {
-		t.Errorf("%v in\n%s", err, &page)
-	}
+	has(t, page(t, r), "\nGoodput by that of one sender\n")
 	want := any([]any{map[string]any{
 		"fault": "loss-1%", "goodput_ratio": 0.95, "pingpong_p99_us": 300., "spurious_ratio": 0.001,
 		"tcp":     map[string]any{"goodput_ratio": nil, "pingpong_p99_us": nil, "spurious_ratio": nil},

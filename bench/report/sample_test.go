@@ -3,9 +3,11 @@ package report
 import (
 	"flag"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,15 +20,48 @@ import (
 var update = flag.Bool("update", false, "write testdata anew")
 
 // golden compares a text with a file of testdata.
-func golden(t *testing.T, name string, got []byte) {
+func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		nstest.Must(t, os.WriteFile(path, got, 0o644))
+		nstest.Must(t, os.WriteFile(path, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(path)
 	nstest.Must(t, err)
-	nstest.Same(t, path, string(got), string(want))
+	nstest.Same(t, path, got, string(want))
+}
+
+// text is what something of a report writes.
+func text(t interface {
+	Helper()
+	Fatal(...any)
+}, write func(io.Writer) error) string {
+	t.Helper()
+	var b strings.Builder
+	nstest.Must(t, write(&b))
+	return b.String()
+}
+
+// page is the document of a report.
+func page(t interface {
+	Helper()
+	Fatal(...any)
+}, r *Report) string {
+	t.Helper()
+	return text(t, func(w io.Writer) error { return r.WriteMarkdown(w, "plots") })
+}
+
+// has checks that a text has each of some parts.
+func has(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, p := range parts {
+		nstest.ErrorIf(t, !strings.Contains(text, p), "no %q in\n%s", p, text)
+	}
+}
+
+// of is a report of one point.
+func of(group, series string, p Point) *Report {
+	return &Report{Groups: []Group{{Name: group, Series: []Series{{Name: series, Points: []Point{p}}}}}}
 }
 
 // turnsAround are three turns whose median is v, and which lie so far apart.

@@ -1,8 +1,6 @@
 package report
 
 import (
-	"bytes"
-	"errors"
 	"io"
 	"math"
 	"path/filepath"
@@ -17,9 +15,7 @@ import (
 )
 
 func TestTable(t *testing.T) {
-	var buf bytes.Buffer
-	nstest.Must(t, sample().WriteTable(&buf))
-	golden(t, "table.txt", buf.Bytes())
+	golden(t, "table.txt", text(t, sample().WriteTable))
 }
 
 // The table of a run of plans: of several transports by size; and of one, with nothing to
@@ -37,9 +33,7 @@ func TestResultTable(t *testing.T) {
 	one.Latency[1].Disturbed = []string{"the client waited"}
 	one.Bandwidth[1].Disturbed = []string{"the client waited", "the server waited"}
 	for name, r := range map[string]*bench.Result{"result.txt": &r, "result-one.txt": &one} {
-		var buf bytes.Buffer
-		nstest.Must(t, WriteResult(&buf, r))
-		golden(t, name, buf.Bytes())
+		golden(t, name, text(t, func(w io.Writer) error { return WriteResult(w, r) }))
 	}
 }
 
@@ -53,12 +47,10 @@ func TestAnyReportIsShown(t *testing.T) {
 				c.Disturbed = nil
 			}
 		}
-		var buf bytes.Buffer
-		nstest.Must(t, r.WriteTable(&buf))
-		nstest.Must(t, r.WriteMarkdown(&buf, "plots"))
+		shown := text(t, r.WriteTable) + page(t, r)
 		for _, word := range []string{"NaN", "Inf", "%!"} {
-			if strings.Contains(buf.String(), word) {
-				t.Fatalf("%s in\n%s", word, &buf)
+			if strings.Contains(shown, word) {
+				t.Fatalf("%s in\n%s", word, shown)
 			}
 		}
 	})
@@ -140,8 +132,7 @@ func TestOSU(t *testing.T) {
 		Name: "layers-osu", Title: "OSU", Base: "mpich-tcp", Axis: Axis{Name: "message size", Unit: "bytes"},
 		Series: []Series{{Name: "mvich", Points: point(2, 30)}, {Name: "mpich-tcp", Points: point(5, 4)}},
 	}}}
-	var table, document bytes.Buffer
-	nstest.Must(t, errors.Join(r.WriteTable(&table), r.WriteMarkdown(&document, "plots")))
+	document := page(t, r)
 	dir := t.TempDir()
 	files, err := r.WritePlots(dir)
 	if err != nil || len(files) != 3 {
@@ -149,24 +140,14 @@ func TestOSU(t *testing.T) {
 	}
 	for i, m := range []string{"osu_latency_us", "osu_bw_mbps", "osu_mbw_mr_msgs_per_s"} {
 		name := "layers-osu-" + m + ".svg"
-		if files[i] != filepath.Join(dir, name) || !strings.Contains(document.String(), "plots/"+name) {
-			t.Errorf("no %s among %q or in the document", name, files)
-		}
+		nstest.Equal(t, "file", files[i], filepath.Join(dir, name))
+		has(t, document, "plots/"+name)
 	}
-	for _, want := range []string{
+	has(t, text(t, r.WriteTable),
 		"#iterations  Latency (us)     x  Bandwidth (MB/s)     x  Messages/s     x  spread\n",
 		"mvich            8            7          2.00  0.40             30.00  7.50    30000000  7.50   30.0%\n",
-		"mpich-tcp        8            7          5.00  1.00              4.00  1.00     4000000  1.00   30.0%\n",
-	} {
-		if !strings.Contains(table.String(), want) {
-			t.Errorf("no %q in\n%s", want, &table)
-		}
-	}
-	for _, want := range []string{"| mvich | 2.00 (0.40) |", "| mvich | 30.00 (7.50) |", "| mvich | 30000000 (7.50) |"} {
-		if before, _, _ := strings.Cut(document.String(), "<details>"); !strings.Contains(before, want) {
-			t.Errorf("no %q in\n%s", want, &document)
-		}
-	}
+		"mpich-tcp        8            7          5.00  1.00              4.00  1.00     4000000  1.00   30.0%\n")
+	has(t, document, "| mvich | 2.00 (0.40) |", "| mvich | 30.00 (7.50) |", "| mvich | 30000000 (7.50) |")
 }
 
 // The conditions leave out what a group does not have, or the suite does not know.
@@ -177,14 +158,9 @@ func TestUnknownConditions(t *testing.T) {
 	nstest.Equal(t, "simulated", conditions(simulated.Conditions), "MTU 1500, frames of 1514 bytes")
 	nstest.Equal(t, "ranks", conditions(ranks.Conditions), "kernel 6.18.0, 2 CPUs (pinned: 0), interface via0, MTU 1500")
 	nstest.Equal(t, "plot", ranks.newChart("Median").Title.Text, "ranks: median (MTU 1500)")
-	var document strings.Builder
-	nstest.Must(t, (&Report{Groups: []Group{simulated, ranks}}).WriteMarkdown(&document, "plots"))
-	for _, want := range []string{
+	has(t, page(t, &Report{Groups: []Group{simulated, ranks}}),
 		"| pingpong | - | - | not said | not said | none | - | 1500 | - | 1514 | - | - | - |",
-		"| ranks | 6.18.0 | 2 | not said | not said | 0 | via0 | 1500 | - | - | - | - | - |",
-	} {
-		nstest.ErrorIf(t, !strings.Contains(document.String(), want), "no %q in\n%s", want, document.String())
-	}
+		"| ranks | 6.18.0 | 2 | not said | not said | 0 | via0 | 1500 | - | - | - | - | - |")
 }
 
 // A report of another user cannot control the terminal on which it is printed.
@@ -213,10 +189,9 @@ func TestReportIsSafeForATerminal(t *testing.T) {
 	for name, write := range map[string]func(io.Writer) error{
 		"table": r.WriteTable, "comparison": Compare(r, r).WriteTable, "others": Compare(sample(), r).WriteTable, "other": Compare(other, r).WriteTable,
 	} {
-		var out strings.Builder
-		nstest.WantErr(t, name, write(&out), nil)
-		if i := strings.IndexAny(out.String(), "\x1b\a\u009b"); i >= 0 {
-			t.Errorf("%s: %q", name, out.String()[max(0, i-40):i+10])
+		out := text(t, write)
+		if i := strings.IndexAny(out, "\x1b\a\u009b"); i >= 0 {
+			t.Errorf("%s: %q", name, out[max(0, i-40):i+10])
 		}
 	}
 }
