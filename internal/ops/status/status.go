@@ -40,7 +40,6 @@ type Queue struct {
 	Mode      string  `json:"mode"`
 	Counts    []Count `json:"counts"`
 	VIs       []VI    `json:"vis"`
-	id        uint32
 }
 
 // VI is what a VI has done.
@@ -73,19 +72,14 @@ var socketDrops = func() (names []string) {
 // not nil. Handles that share a queue are one row.
 func (c *Report) Queues(before *Report) []Queue {
 	list := []Queue{}
-	type queue struct {
-		pid int
-		id  uint32
-	}
-	rows := make(map[queue]int)
 	for _, p := range c.Programs {
-		looks := lookAgain(&p, before.find(&p))
+		looks, rows := lookAgain(&p, before.find(&p)), make(map[uint32]int)
 		for _, n := range p.Nics {
 			s := looks[n.ID]
-			at, ok := rows[queue{p.PID, n.ID}]
+			at, ok := rows[n.ID]
 			if !ok {
 				at = len(list)
-				rows[queue{p.PID, n.ID}] = at
+				rows[n.ID] = at
 				list = append(list, s.queue(&p, &n))
 			}
 			for _, v := range n.VIs {
@@ -144,7 +138,7 @@ func (s *secondLook) rate(now, then uint64) float64 {
 
 // queue is a queue with its counts, by what one of its handles says, without VIs.
 func (s *secondLook) queue(p *Program, n *vipl.NICStatus) Queue {
-	q := Queue{PID: p.PID, Command: p.Command, Interface: n.Interface, Queue: n.Queue, Mode: n.Mode, id: n.ID, VIs: []VI{}}
+	q := Queue{PID: p.PID, Command: p.Command, Interface: n.Interface, Queue: n.Queue, Mode: n.Mode, VIs: []VI{}}
 	add := func(group, name string, now, then uint64, drop bool) {
 		q.Counts = append(q.Counts, Count{group, name, now, s.rate(now, then), drop})
 	}
