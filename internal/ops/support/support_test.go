@@ -90,10 +90,14 @@ func TestMaskAny(t *testing.T) {
 	})
 }
 
-// unpack reads an archive.
-func unpack(t *testing.T, b []byte) map[string]string {
+// report is the files of an archive, by their names in its directory.
+func report(t *testing.T, fill func(*Archive), names ...string) map[string]string {
 	t.Helper()
-	zip, err := gzip.NewReader(bytes.NewReader(b))
+	var b bytes.Buffer
+	a := New(&b, &Mask{Names: names}, time.Unix(1, 0))
+	fill(a)
+	nstest.Must(t, a.Close())
+	zip, err := gzip.NewReader(&b)
 	nstest.Must(t, err)
 	files := make(map[string]string)
 	for r := tar.NewReader(zip); ; {
@@ -104,7 +108,9 @@ func unpack(t *testing.T, b []byte) map[string]string {
 		nstest.Must(t, err)
 		text, err := io.ReadAll(r)
 		nstest.Must(t, err)
-		files[h.Name] = string(text)
+		name, ok := strings.CutPrefix(h.Name, "via-xdp-report/")
+		nstest.ErrorIf(t, !ok, "%s is elsewhere", h.Name)
+		files[name] = string(text)
 	}
 }
 
@@ -120,18 +126,16 @@ func TestReport(t *testing.T) {
 		"sys/devices/system/cpu/cpu0/cpuidle/state0/latency": {Data: []byte("0\n")},
 		"sys/devices/system/cpu/cpu0/cpuidle/state0/disable": {Data: []byte("0\n")},
 	}
-	var b bytes.Buffer
-	a := New(&b, &Mask{Names: []string{"secret-host"}}, time.Unix(1, 0))
-	a.Host(root)
-	a.NIC(root, "eth0", nil, map[string]string{
-		"statistics": table(map[string]uint64{"rx_queue_1_drops": 7, "rx_queue_0_drops": 0}, nil),
-		"offloads":   table[bool](nil, errors.New("operation not supported")),
-		"settings":   table(map[string]string{"driver": "igb"}, errors.New("pause: not supported")),
-	})
-	a.Add("results/long", strings.Repeat("x", MaxFile+1))
-	a.Add("info", "mac 52:54:00:00:00:01 at 10.1.2.3")
-	nstest.Must(t, a.Close())
-	files := unpack(t, b.Bytes())
+	files := report(t, func(a *Archive) {
+		a.Host(root)
+		a.NIC(root, "eth0", nil, map[string]string{
+			"statistics": table(map[string]uint64{"rx_queue_1_drops": 7, "rx_queue_0_drops": 0}, nil),
+			"offloads":   table[bool](nil, errors.New("operation not supported")),
+			"settings":   table(map[string]string{"driver": "igb"}, errors.New("pause: not supported")),
+		})
+		a.Add("results/long", strings.Repeat("x", MaxFile+1))
+		a.Add("info", "mac 52:54:00:00:00:01 at 10.1.2.3")
+	}, "secret-host")
 	want := map[string]string{
 		"host/proc/version":   "Linux version 6.18.15 (host-1)\n",
 		"host/proc/cmdline":   "ip=ip-1 quiet\n",
@@ -144,12 +148,12 @@ func TestReport(t *testing.T) {
 		"info":                "mac mac-1 at ip-1",
 	}
 	for name, text := range want {
-		nstest.Same(t, name, files["via-xdp-report/"+name], text)
+		nstest.Same(t, name, files[name], text)
 	}
-	if s := files["via-xdp-report/nic/eth0/sysfs"]; !strings.Contains(s, "mtu: 1500\n") || !strings.Contains(s, "rx-0/rps_cpus: 3\n") {
+	if s := files["nic/eth0/sysfs"]; !strings.Contains(s, "mtu: 1500\n") || !strings.Contains(s, "rx-0/rps_cpus: 3\n") {
 		t.Errorf("sysfs: %s", s)
 	}
-	if s := files["via-xdp-report/results/long"]; len(s) > MaxFile+100 || !strings.HasSuffix(s, "(cut off here)\n") {
+	if s := files["results/long"]; len(s) > MaxFile+100 || !strings.HasSuffix(s, "(cut off here)\n") {
 		t.Errorf("a long file has %d bytes", len(s))
 	}
 }
@@ -169,30 +173,20 @@ func TestCommandLine(t *testing.T) {
 		if got := commandLine(tc[0]); got != tc[1] {
 			t.Errorf("%q: %q, want %q", tc[0], got, tc[1])
 		}
-		var b bytes.Buffer
-		a := New(&b, &Mask{}, time.Unix(1, 0))
-		a.Host(fstest.MapFS{"proc/cmdline": &fstest.MapFile{Data: []byte(tc[0])}})
-		nstest.Must(t, a.Close())
-		if got := unpack(t, b.Bytes())["via-xdp-report/host/proc/cmdline"]; got != tc[1] {
-			t.Errorf("%q in a report: %q", tc[0], got)
-		}
+		root := fstest.MapFS{"proc/cmdline": {Data: []byte(tc[0])}}
+		files := report(t, func(a *Archive) { a.Host(root) })
+		nstest.Equal(t, "in a report", files["host/proc/cmdline"], tc[1])
 	}
 }
 
 // A report does not have the board's serial number, from which a MAC address may be computed.
 func TestSerialNumber(t *testing.T) {
-	var b bytes.Buffer
-	a := New(&b, &Mask{}, time.Now())
-	a.Host(fstest.MapFS{"proc/cpuinfo": {Data: []byte("processor\t: 0\nHardware\t: BCM2835\nSerial\t\t: 00000000a1b2c3d4\nModel\t\t: Raspberry Pi 3\n")}})
-	nstest.Must(t, a.Close())
-	z, err := gzip.NewReader(&b)
-	nstest.Must(t, err)
-	all, err := io.ReadAll(z)
-	nstest.Must(t, err)
-	for text, want := range map[string]bool{"a1b2c3d4": false, "Serial\t\t: (left out)\nModel\t\t: Raspberry Pi 3\n": true, "BCM2835\n": true} {
-		if bytes.Contains(all, []byte(text)) != want {
-			t.Errorf("%q is in the report: %v", text, !want)
-		}
+	const before, behind = "processor\t: 0\nHardware\t: BCM2835\nSerial\t\t: ", "\nModel\t\t: Raspberry Pi 3\n"
+	root := fstest.MapFS{"proc/cpuinfo": {Data: []byte(before + "00000000a1b2c3d4" + behind)}}
+	files := report(t, func(a *Archive) { a.Host(root) })
+	nstest.Equal(t, "cpuinfo", files["host/proc/cpuinfo"], before+"(left out)"+behind)
+	for name, text := range files {
+		nstest.ErrorIf(t, strings.Contains(text, "a1b2c3d4"), "it is in %s", name)
 	}
 }
 
@@ -208,28 +202,22 @@ func TestCutAddress(t *testing.T) {
 			}
 		}
 	}
-	var b bytes.Buffer
-	a := New(&b, &Mask{}, time.Unix(1, 0))
-	a.Add("long", before[:MaxFile-9]+" 52:54:00:ab:cd:ef")
-	nstest.Must(t, a.Close())
-	if text := unpack(t, b.Bytes())["via-xdp-report/long"]; strings.Contains(text, "52:") {
-		t.Errorf("the end is %q", text[len(text)-40:])
+	files := report(t, func(a *Archive) { a.Add("long", before[:MaxFile-9]+" 52:54:00:ab:cd:ef") })
+	if text := files["long"]; text == "" || strings.Contains(text, "52:") {
+		t.Errorf("the end is %q", text[max(0, len(text)-40):])
 	}
 }
 
 // Files of the same name do not overwrite each other when the archive is unpacked.
 func TestSameNames(t *testing.T) {
-	var b bytes.Buffer
-	a := New(&b, &Mask{}, time.Unix(1, 0))
-	for i, name := range []string{"results/2-a", "results/a", "results/a", "results/a", "results/10.0.0.1", "results/ip-1"} {
-		a.Add(name, string(rune('0'+i)))
-	}
-	nstest.Must(t, a.Close())
-	want := map[string]string{
-		"via-xdp-report/results/2-a": "0", "via-xdp-report/results/a": "1", "via-xdp-report/results/3-a": "2",
-		"via-xdp-report/results/4-a": "3", "via-xdp-report/results/ip-1": "4", "via-xdp-report/results/2-ip-1": "5",
-	}
-	nstest.Same(t, "unpack", unpack(t, b.Bytes()), want)
+	files := report(t, func(a *Archive) {
+		for i, name := range []string{"results/2-a", "results/a", "results/a", "results/a", "results/10.0.0.1", "results/ip-1"} {
+			a.Add(name, string(rune('0'+i)))
+		}
+	})
+	nstest.Same(t, "files", files, map[string]string{
+		"results/2-a": "0", "results/a": "1", "results/3-a": "2", "results/4-a": "3", "results/ip-1": "4", "results/2-ip-1": "5",
+	})
 }
 
 // FuzzMask: in any text, no separate address remains, and the same text is masked the same.
