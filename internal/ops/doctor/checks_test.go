@@ -87,6 +87,9 @@ type ailment struct {
 	others []string
 }
 
+// with gives the machine an agent.
+func with(a Agent) func(*Host, *NIC) { return func(h *Host, _ *NIC) { h.Agent = a } }
+
 var ailments = []ailment{
 	{"kernel", Error, func(h *Host, _ *NIC) { h.Release, h.Major, h.Minor = "5.17.3", 5, 17 }, "5.17.3", "5.18", "", nil},
 	{"kernel", Warning, func(h *Host, _ *NIC) { h.Minor = 5 }, "older than 6.6", "6.6", "", nil},
@@ -97,18 +100,32 @@ var ailments = []ailment{
 	{"options", Info, func(h *Host, _ *NIC) { delete(h.Config, "CONFIG_XDP_SOCKETS_DIAG") }, "DIAG", "", "", nil},
 	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities &^= 1 << unix.CAP_NET_RAW }, "CAP_NET_RAW", "setcap cap_net_raw+ep", "", nil},
 	{"capabilities", Error, func(h *Host, _ *NIC) { h.Capabilities = 0 }, "CAP_NET_ADMIN", "sudo via-xdp agent", "", nil},
-	{"served", Error, func(h *Host, _ *NIC) {
-		h.Agent = Agent{Socket: "/x.sock", PID: 42, Here: true, Named: true, Served: []string{"eth9"}}
-	}, "/x.sock does not serve it to this user, and VIA_AGENT", "[interface.eth0]", "", nil},
+	{"served", Error, with(Agent{Socket: "/x.sock", PID: 42, Here: true, Named: true, Served: []string{"eth9"}}),
+		"/x.sock does not serve it to this user, and VIA_AGENT", "[interface.eth0]", "", nil},
 	{"served", Error, func(h *Host, _ *NIC) {
 		h.Capabilities, h.Agent = 0, Agent{Socket: "/x.sock", PID: 42, Here: true, Served: []string{}}
 	}, "/x.sock does not serve it to this user", "via-xdp agent -i eth0, or [interface.eth0]", "", nil},
-	{"agent", Error, func(h *Host, _ *NIC) { h.Agent = Agent{Socket: "/x.sock", Named: true, Reason: "nobody listens"} },
+	// An agent that does not serve an interface does not hinder a user that may open it otherwise.
+	{"served", OK, with(Agent{Socket: "/x.sock", Served: []string{}}), "use no agent", "", "", nil},
+	{"served", OK, with(Agent{Socket: "/x.sock", PID: 42, Named: true, Served: []string{}}),
+		"of another network namespace", "", "", nil},
+	{"served", OK, with(Agent{Socket: "/x.sock", PID: 42, Here: true, Named: true, Served: []string{"eth0"}}),
+		"opens it for programs", "", "", nil},
+	{"served", OK, with(Agent{Socket: "/x.sock", PID: 42, Here: true}), "opens it for", "", "", nil},
+	{"served", OK, with(Agent{Socket: "/x.sock", PID: 42, Here: true, Served: []string{"eth9"}}),
+		"by themselves, with priv", "", "", nil},
+	// The finding about an agent that is not used says why, or that it serves another network namespace.
+	{"agent", OK, with(Agent{Socket: "/x.sock", Reason: "there is no agent"}), "none: programs", "", "", nil},
+	{"agent", OK, with(Agent{Socket: "/x.sock", Reason: "forbidden", Unused: Denied}),
+		"the one at /x.sock is not used: forbidden", "", "", nil},
+	{"agent", OK, with(Agent{Socket: "/x.sock", Reason: "elsewhere", Unused: Elsewhere}),
+		"the one at /x.sock is not used: elsewhere", "", "", nil},
+	{"agent", OK, with(Agent{Socket: "/x.sock", PID: 42, Named: true}), "those of its network namespace", "", "", nil},
+	{"agent", Error, with(Agent{Socket: "/x.sock", Named: true, Reason: "nobody listens"}),
 		"nobody listens", "sudo via-xdp agent --socket /x.sock", "", nil},
-	{"agent", Error, func(h *Host, _ *NIC) {
-		h.Agent = Agent{Socket: "/x.sock", Named: true, Reason: "not permitted", Unused: Denied}
-	}, "not permitted", "sudo usermod -aG via USER", "", nil},
-	{"agent", Error, func(h *Host, _ *NIC) { h.Agent = Agent{Socket: "/x.sock", Reason: "EOF", Unused: Broken} },
+	{"agent", Error, with(Agent{Socket: "/x.sock", Named: true, Reason: "not permitted", Unused: Denied}),
+		"not permitted", "sudo usermod -aG via USER", "", nil},
+	{"agent", Error, with(Agent{Socket: "/x.sock", Reason: "EOF", Unused: Broken}),
 		"EOF", "restart it", "", nil},
 	{"capabilities", Error, func(h *Host, _ *NIC) {
 		h.Capabilities, h.Agent = 0, Agent{Socket: "/x.sock", Reason: "not permitted", Unused: Denied}
@@ -319,38 +336,6 @@ func TestProgramOfUnknownName(t *testing.T) {
 		if len(found) != 1 || found[0].Level != want || strings.Contains(found[0].Command, "off") != (want == Error) {
 			t.Errorf("capabilities %x: %+v, want %s", capabilities, found, want)
 		}
-	}
-}
-
-// The finding about an agent that is not used says why, or that it serves another network
-// namespace.
-func TestAgentOfOthers(t *testing.T) {
-	for want, a := range map[string]Agent{
-		"none: programs": {Socket: "/x.sock", Reason: "there is no agent"},
-		"the one at /x.sock is not used: forbidden": {Socket: "/x.sock", Reason: "forbidden", Unused: Denied},
-		"the one at /x.sock is not used: elsewhere": {Socket: "/x.sock", Reason: "elsewhere", Unused: Elsewhere},
-		"those of its network namespace":            {Socket: "/x.sock", PID: 42, Named: true},
-	} {
-		found := checkAgent(&Host{Agent: a})
-		nstest.ErrorIf(t, len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want),
-			"%+v: %+v, want %q", a, found, want)
-	}
-}
-
-// An agent that does not serve an interface does not hinder a user that may open it otherwise.
-func TestNotServed(t *testing.T) {
-	for want, a := range map[string]Agent{
-		"use no agent":                 {Socket: "/x.sock", Served: []string{}},
-		"of another network namespace": {Socket: "/x.sock", PID: 42, Named: true, Served: []string{}},
-		"opens it for programs":        {Socket: "/x.sock", PID: 42, Here: true, Named: true, Served: []string{"eth0"}},
-		"opens it for":                 {Socket: "/x.sock", PID: 42, Here: true},
-		"by themselves, with priv":     {Socket: "/x.sock", PID: 42, Here: true, Served: []string{"eth9"}},
-	} {
-		f := healthy()
-		f.Host.Agent = a
-		found := checkServed(&f.Host, &f.NICs[0])
-		nstest.ErrorIf(t, len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].Cause, want),
-			"%+v: %+v, want %q", a, found, want)
 	}
 }
 
