@@ -139,13 +139,13 @@ func Run(ctx context.Context, c Config) (_ []Step, err error) {
 	if err := connect(from, to, c.Receiver.Host); err != nil {
 		return nil, err
 	}
-	var want atomic.Int64 // messages that the receiver may wait for
+	var over atomic.Bool // no more messages come
 	var got atomic.Int64
 	ended := make(chan error, 1)
-	go func() { ended <- to.receive(&want, &got, &at) }()
+	go func() { ended <- to.receive(&over, &got, &at) }()
 	var samples [moments][]int64
-	err = from.send(ctx, c.Messages, &want, &got, &at, &samples)
-	want.Store(-1)
+	err = from.send(ctx, c.Messages, &got, &at, &samples)
+	over.Store(true)
 	if err := errors.Join(err, <-ended); err != nil {
 		return nil, err
 	}
@@ -176,8 +176,8 @@ func connect(from, to *side, host netip.Addr) error {
 	}
 }
 
-// receive takes messages, one whenever want says so, until want is negative.
-func (s *side) receive(want, got *atomic.Int64, at *stamps) error {
+// receive takes messages until it is over. got is how many receives it has posted, negative if it has failed.
+func (s *side) receive(over *atomic.Bool, got *atomic.Int64, at *stamps) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for {
@@ -192,7 +192,7 @@ func (s *side) receive(want, got *atomic.Int64, at *stamps) error {
 				break
 			}
 			yield(polls)
-			if want.Load() < 0 {
+			if over.Load() {
 				return nil
 			}
 			if !errors.Is(err, vipl.ErrNotDone) {
@@ -205,7 +205,7 @@ func (s *side) receive(want, got *atomic.Int64, at *stamps) error {
 }
 
 // send sends messages, each when the one before has arrived.
-func (s *side) send(ctx context.Context, messages int, want, got *atomic.Int64, at *stamps, samples *[moments][]int64) error {
+func (s *side) send(ctx context.Context, messages int, got *atomic.Int64, at *stamps, samples *[moments][]int64) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for n := 0; ; n++ {
