@@ -15,9 +15,7 @@ import (
 // measured runs one group shortly.
 func measured(t *testing.T, name string) (*report.Report, *report.Group) {
 	t.Helper()
-	nstest.Require(t)
-	r, err := Run(t.Context(), shortly(name))
-	nstest.Must(t, err)
+	r := measure(t, shortly(name))
 	g := r.Group(name)
 	if g == nil || len(g.Notes) == 0 {
 		t.Fatalf("%+v", g)

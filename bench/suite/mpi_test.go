@@ -93,11 +93,9 @@ func TestArgumentsMissing(t *testing.T) {
 // Each benchmark has its figure by each protocol at each size, and so have MPICH and Open MPI where they are
 // installed. Sizes that do not fit in a packet have no figure of the eager protocol.
 func TestOSU(t *testing.T) {
-	nstest.Require(t)
 	cfg := shortly("layers-osu", "layers-openmpi")
 	cfg.RankArgs = []string{asRank}
-	r, err := Run(t.Context(), cfg)
-	nstest.Must(t, err)
+	r := measure(t, cfg)
 	for _, row := range slices.Concat(osuRows, openMPIRows) {
 		g := r.Group("layers-osu")
 		if row.open != nil {
@@ -161,16 +159,13 @@ func TestOSUJobs(t *testing.T) {
 // Ranks have their figures with and without a loss, and the points say which. If MPICH's
 // program fails, mvich still has its figures, and the report has the reason.
 func TestRanksUnderLoss(t *testing.T) {
-	nstest.Require(t)
 	dir := t.TempDir()
 	const compiler = "#!/bin/sh\nprintf '#!/bin/sh\\necho broken >&2; exit 3\\n' > $3\nchmod +x $3\n" // of -O2 -o PROGRAM SOURCE
 	nstest.Must(t, os.WriteFile(filepath.Join(dir, "mpicc.mpich"), []byte(compiler), 0o700))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	cfg := shortly("layers-loss-mpi")
 	cfg.RankArgs = []string{asRank}
-	r, err := Run(t.Context(), cfg)
-	nstest.Must(t, err)
-	g := r.Group("layers-loss-mpi")
+	g := measure(t, cfg).Group("layers-loss-mpi")
 	if c := g.Conditions; len(c.PinnedCPUs) != 4 { // of four ranks
 		t.Errorf("pinned to %d", c.PinnedCPUs)
 	}

@@ -56,7 +56,6 @@ func iperf3Main() error {
 // A working program has its figures in each turn. Failing and missing programs have a
 // note, and do not stop the others.
 func TestPeers(t *testing.T) {
-	nstest.Require(t)
 	exe, err := os.Executable()
 	nstest.Must(t, err)
 	dir := t.TempDir()
@@ -68,9 +67,7 @@ func TestPeers(t *testing.T) {
 	cfg.Turns = 2
 	var doing []string
 	cfg.Progress = func(p Progress) { doing = append(doing, p.Doing) }
-	r, err := Run(t.Context(), cfg)
-	nstest.Must(t, err)
-	g := r.Group("peers")
+	g := measure(t, cfg).Group("peers")
 	var rows []string
 	for _, s := range g.Series {
 		rows = append(rows, s.Name)

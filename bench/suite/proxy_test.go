@@ -52,24 +52,27 @@ func proxyMain() error {
 	return p.Serve(ctx)
 }
 
-// Each way to a server has its figures, and nothing is left of the servers.
-func TestLayersProxy(t *testing.T) {
-	nstest.Require(t)
+// throughProxies runs a group of loads of Redis by each way.
+func throughProxies(t *testing.T, name string, turns int) *report.Group {
+	t.Helper()
 	for _, l := range peers.Loads() {
 		if missing := l.Missing(); l.Service == peers.Redis && len(missing) > 0 {
 			nstest.LacksProgram(t, "%s is not installed (Debian's package %s)", missing[0].Name, missing[0].Package)
 		}
 	}
+	cfg := shortly(name)
+	cfg.Turns, cfg.ProxyArgs = turns, []string{asProxy}
+	g := measure(t, cfg).Group(name)
+	nstest.FatalIf(t, g.Base != "TCP, no proxy" || len(g.Series) != 3 || g.Row(g.Base) == nil,
+		"%d series, beside %q: %s", len(g.Series), g.Base, g.Notes)
+	return g
+}
+
+// Each way to a server has its figures, and nothing is left of the servers.
+func TestLayersProxy(t *testing.T) {
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
-	cfg := shortly("layers-proxy")
-	cfg.Turns, cfg.ProxyArgs = 2, []string{asProxy}
-	r, err := Run(t.Context(), cfg)
-	nstest.Must(t, err)
-	g := r.Group("layers-proxy")
-	if g.Base != "TCP, no proxy" || len(g.Series) != 3 || g.Row(g.Base) == nil {
-		t.Errorf("%d series, beside %q: %s", len(g.Series), g.Base, g.Notes)
-	}
+	g := throughProxies(t, "layers-proxy", 2)
 	for _, s := range g.Series {
 		p := s.At(0)
 		if p == nil || p.Label != peers.Loads()[0].Name {
@@ -88,23 +91,9 @@ func TestLayersProxy(t *testing.T) {
 
 // Each way has its figures without a loss and with one, and frames are lost only there.
 func TestLayersLossProxy(t *testing.T) {
-	nstest.Require(t)
-	for _, l := range peers.Loads() {
-		if l.Service == peers.Redis && !l.Installed() { // TestLayersProxy requires it
-			t.Skip("Redis is not installed (Debian's packages redis-server, redis-tools)")
-		}
-	}
-	const name = "layers-loss-proxy"
-	cfg := shortly(name)
-	cfg.Turns, cfg.ProxyArgs = 1, []string{asProxy}
-	r, err := Run(t.Context(), cfg)
-	nstest.Must(t, err)
-	g := r.Group(name)
+	g := throughProxies(t, "layers-loss-proxy", 1)
 	if c := g.Conditions; len(c.PinnedCPUs) != 2 {
 		t.Errorf("pinned to %d", c.PinnedCPUs)
-	}
-	if len(g.Series) != len(proxyRows) || g.Row(g.Base) == nil {
-		t.Fatalf("%d series, beside %q: %s", len(g.Series), g.Base, g.Notes)
 	}
 	for _, s := range g.Series {
 		for x, want := range []string{"lossless", "loss-1%"} {
@@ -124,16 +113,13 @@ func TestLayersLossProxy(t *testing.T) {
 // Missing programs are reported, with the package that has them. A program that fails
 // by itself is reported, too, and does not stop the group.
 func TestLayersProxyWithoutPrograms(t *testing.T) {
-	nstest.Require(t)
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
 	cfg := shortly("layers-proxy")
 	cfg.ProxyArgs = []string{asProxy}
 	notes := func() string {
 		t.Helper()
-		r, err := Run(t.Context(), cfg)
-		nstest.Must(t, err)
-		return strings.Join(r.Group("layers-proxy").Notes, "\n")
+		return strings.Join(measure(t, cfg).Group("layers-proxy").Notes, "\n")
 	}
 	cfg.Turns = 5
 	got := notes()

@@ -15,12 +15,10 @@ import (
 
 // The groups that measure with sessions run, and every point has its figures.
 func TestSessions(t *testing.T) {
-	nstest.Require(t)
 	names := slices.Concat(namesOf(opsGroups), namesOf(transactionGroups), namesOf(loadGroups))
 	cfg := shortly(names...)
 	cfg.Out, cfg.Turns = t.TempDir(), 2
-	r, err := Run(t.Context(), cfg)
-	nstest.Must(t, err)
+	r := measure(t, cfg)
 	want := map[string]struct {
 		metrics        []report.Metric
 		series, points int // points of each
@@ -82,12 +80,9 @@ func TestSessions(t *testing.T) {
 
 // A run may be too short for a load: that has its least time.
 func TestShortestLoad(t *testing.T) {
-	nstest.Require(t)
 	cfg := shortly("load")
 	cfg.Turns, cfg.Duration = 1, 100*time.Microsecond
-	r, err := Run(t.Context(), cfg)
-	nstest.Must(t, err)
-	nstest.Equal(t, "series", len(r.Group("load").Series), len(loaded))
+	nstest.Equal(t, "series", len(measure(t, cfg).Group("load").Series), len(loaded))
 }
 
 // Offered rates are near those that were asked for, in steps that all runs

@@ -52,6 +52,15 @@ func shortly(groups ...string) Config {
 	}
 }
 
+// measure runs the groups of cfg.
+func measure(t *testing.T, cfg Config) *report.Report {
+	t.Helper()
+	nstest.Require(t)
+	r, err := Run(t.Context(), cfg)
+	nstest.Must(t, err)
+	return r
+}
+
 // Every group of plans has what can be run, in full and quick, each point once, and what the
 // others are compared with.
 func TestPlans(t *testing.T) {
@@ -67,15 +76,9 @@ func TestPlans(t *testing.T) {
 					plan.Rows = append(plan.Rows, r.Row)
 				}
 				nstest.WantErr(t, name, plan.Validate(), nil)
-				for range p.rows {
-					for _, both := range []bool{p.latency, p.apart && p.bandwidth} {
-						if both || !p.apart && !p.latency {
-							points += len(p.sizes)
-						}
-						if !p.apart {
-							break
-						}
-					}
+				points += len(p.rows) * len(p.sizes)
+				if p.apart && p.latency && p.bandwidth {
+					points += len(p.rows) * len(p.sizes)
 				}
 			}
 			n := 0
@@ -105,7 +108,6 @@ func TestNoSegmentation(t *testing.T) {
 // A group of each kind runs, and every one of its points has figures. What transports and
 // options do is tested in package bench.
 func TestExperiments(t *testing.T) {
-	nstest.Require(t)
 	names := []string{"pingpong", "abl-multibuffer", "abl-agent"}
 	if !testing.Short() {
 		names = append(names, "vibe-base", "vibe-vis")
@@ -114,8 +116,7 @@ func TestExperiments(t *testing.T) {
 	cfg.Out = t.TempDir()
 	steps := map[string]int{}
 	cfg.Progress = func(p Progress) { steps[p.Group]++ }
-	r, err := Run(t.Context(), cfg)
-	nstest.Must(t, err)
+	r := measure(t, cfg)
 	if len(r.Groups) != len(names) || r.Turns != 1 || r.Command != "again" || r.Took <= 0 {
 		t.Errorf("%d groups of %d, %+v", len(r.Groups), len(names), r)
 	}
