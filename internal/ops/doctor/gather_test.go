@@ -150,53 +150,31 @@ func TestTreatment(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	dir := t.TempDir()
 	nstest.Must(t, a.Do(func() error {
-		l, err := netlink.LinkByName(a.Name)
-		if err != nil {
-			return err
-		}
-		if err := netlink.LinkSetDown(l); err != nil {
-			return err
-		}
 		var m undo.Machine
+		down := undo.Setting{Kind: undo.Link, Interface: a.Name, Name: "state"}
 		forwarding := undo.Setting{Kind: undo.Feature, Interface: a.Name, Name: "rx-udp-gro-forwarding"}
-		if err := m.Set(forwarding, "on"); err != nil {
-			return err
-		}
-		ill := func() (ids []string) {
+		nstest.Must(t, errors.Join(m.Set(down, "down"), m.Set(forwarding, "on")))
+		ill := func() (r *Report, ids []string) {
 			f, err := Gather(a.Name)
-			if err != nil {
-				t.Error(err)
-				return nil
-			}
-			for _, x := range Examine(f).Findings {
+			nstest.Must(t, err)
+			f.Host.HugeNodes = nil // the machine's own settings are not this test's
+			r = Examine(f)
+			for _, x := range r.Findings {
 				if x.Interface != "" && x.Level.Worse(Unknown) {
 					ids = append(ids, x.Check)
 				}
 			}
-			return ids
+			return r, ids
 		}
-		if got := ill(); !slices.Contains(got, "link") || !slices.Contains(got, "offloads") {
-			t.Errorf("before: %v", got)
-		}
-		f, err := Gather(a.Name)
-		if err != nil {
-			return err
-		}
-		f.Host.HugeNodes = nil // the machine's own settings are not this test's
+		before, got := ill()
+		nstest.ErrorIf(t, !slices.Contains(got, "link") || !slices.Contains(got, "offloads"), "before: %v", got)
 		j, err := undo.Open(dir, "doctor", m)
-		if err != nil {
-			return err
-		}
+		nstest.Must(t, err)
 		defer j.Close()
-		if _, err := j.Apply(Examine(f).Steps()); err != nil {
-			return err
-		}
-		if got := ill(); len(got) > 0 {
-			t.Errorf("after: %v", got)
-		}
-		if _, err := j.Undo(); err != nil {
-			return err
-		}
+		nstest.Must(t, nstest.Err(j.Apply(before.Steps())))
+		_, got = ill()
+		nstest.ErrorIf(t, len(got) > 0, "after: %v", got)
+		nstest.Must(t, nstest.Err(j.Undo()))
 		if v, err := m.Get(forwarding); v != "on" || err != nil {
 			t.Errorf("undone: %s, %v", v, err)
 		}
