@@ -94,15 +94,11 @@ func TestCompareAside(t *testing.T) {
 	}
 	c := Compare(sample(), b)
 	has(t, c.summary(), "4 are worse in B, 0 better.")
-	if c.WorseThan(0) {
-		t.Error("worse")
-	}
+	nstest.ErrorIf(t, c.WorseThan(0), "worse")
 	p.Values[P50] = turnsAround(1.5*p.Values[P50].Median, 0.05)
 	c = Compare(sample(), b)
 	has(t, c.summary(), "5 are worse in B, 0 better; most of all pingpong, vi-reliable-delivery, 64 B, p50_us by 50.0%")
-	if !c.WorseThan(49) {
-		t.Error("not worse")
-	}
+	nstest.ErrorIf(t, !c.WorseThan(49), "not worse")
 }
 
 // How many frames met a fault is what the forwarder did to both runs: B is not worse by it.
@@ -147,9 +143,8 @@ func TestCompareUnknownMetrics(t *testing.T) {
 		with(map[Metric]Value{FirstShare: turnsAround(0.4, 0.05), "speedup": turnsAround(3, 0.05)}))
 	nstest.Same(t, "only in A", c.OnlyA, []string{"sharing-cubic, VI and cubic, our_share"})
 	nstest.Same(t, "only in B", c.OnlyB, []string{"sharing-cubic, VI and cubic, first_share"})
-	if len(c.Differences) != 1 || c.Differences[0].Metric != "speedup" || c.Differences[0].row()[7] != "" {
-		t.Fatalf("differences: %+v", c.Differences)
-	}
+	nstest.FatalIf(t, len(c.Differences) != 1 || c.Differences[0].Metric != "speedup" || c.Differences[0].row()[7] != "",
+		"differences: %+v", c.Differences)
 	has(t, c.summary(), "1 figures in both: beyond the spread of the turns (*) 0 are worse in B, 0 better.")
 	nstest.ErrorIf(t, c.WorseThan(0), "worse")
 }

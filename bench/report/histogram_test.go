@@ -108,8 +108,6 @@ func FuzzReadHistograms(f *testing.F) {
 	f.Add([]byte("0.0,1.0,2.0,AAAA\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		turns, err := ReadHistograms(bytes.NewReader(b))
-		if err == nil && len(turns) == 0 {
-			t.Error("no histogram, and no error")
-		}
+		nstest.ErrorIf(t, err == nil && len(turns) == 0, "no histogram, and no error")
 	})
 }

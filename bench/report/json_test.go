@@ -129,8 +129,7 @@ func FuzzRead(f *testing.F) {
 		nstest.Check(t, r.WriteMarkdown(io.Discard, "plots"))
 		c := Compare(r, again)
 		nstest.Check(t, c.WriteTable(io.Discard))
-		if len(c.OnlyA)+len(c.OnlyB)+len(c.Conditions) > 0 || c.WorseThan(0) {
-			t.Errorf("a report differs from itself: %+v", c)
-		}
+		nstest.ErrorIf(t, len(c.OnlyA)+len(c.OnlyB)+len(c.Conditions) > 0 || c.WorseThan(0),
+			"a report differs from itself: %+v", c)
 	})
 }

@@ -52,9 +52,7 @@ func TestLosses(t *testing.T) {
 			nstest.Equal(t, l.point.Name, l.ratio(), c.p50[l.point.Name]/c.p50[l.rival.Name])
 			got = append(got, l.point.Name+" against "+l.rival.Name)
 		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%q, want %q", got, c.want)
-		}
+		nstest.Same(t, "losses", got, c.want)
 	}
 }
 
@@ -73,13 +71,10 @@ func TestLossesOfBandwidth(t *testing.T) {
 				t.Errorf("%v times worse, want %v", l.ratio(), want)
 			}
 		}
-		if l.metric == Min || l.metric == Rate && l.rival.Name == "tcp-spin" {
-			t.Errorf("%s is among the losses", l.metric)
-		}
+		nstest.ErrorIf(t, l.metric == Min || l.metric == Rate && l.rival.Name == "tcp-spin",
+			"%s is among the losses", l.metric)
 	}
-	if !found {
-		t.Error("64 KiB streams do not lose to TCP")
-	}
+	nstest.ErrorIf(t, !found, "64 KiB streams do not lose to TCP")
 }
 
 // Losses are listed group by group, by the worst place, with a star if they exceed the spread

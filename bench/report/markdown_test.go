@@ -37,9 +37,7 @@ func embeds(t *testing.T, r *Report, histograms string) string {
 	for _, f := range files {
 		want = append(want, "plots/"+filepath.Base(f))
 	}
-	if len(want) == 0 || !slices.Equal(got, want) {
-		t.Errorf("embedded: %q, written: %q", got, want)
-	}
+	nstest.ErrorIf(t, len(want) == 0 || !slices.Equal(got, want), "embedded: %q, written: %q", got, want)
 	return written
 }
 
@@ -81,13 +79,10 @@ func TestBrief(t *testing.T) {
 	page := embeds(t, r, dir)
 	for i := range r.Groups {
 		name, shown := r.Groups[i].Name, r.Groups[i].isFeatured()
-		if strings.Contains(page, "\n## "+name+"\n") != shown || !shown && !strings.Contains(page, "| "+name+" |") {
-			t.Errorf("%s: featured %v", name, shown)
-		}
+		nstest.ErrorIf(t, strings.Contains(page, "\n## "+name+"\n") != shown || !shown && !strings.Contains(page, "| "+name+" |"),
+			"%s: featured %v", name, shown)
 	}
-	if !featured.isFeatured() {
-		t.Error("the sample has no featured group")
-	}
+	nstest.ErrorIf(t, !featured.isFeatured(), "the sample has no featured group")
 }
 
 // anyValue is a figure of some turns, now and then of none.

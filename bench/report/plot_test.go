@@ -87,9 +87,7 @@ func TestPlots(t *testing.T) {
 		{"vibe-ops-operation.svg", []string{"create VI", "disconnect"}},
 		{"abl-table-latency.svg", []string{"table", "locked map"}},
 	}
-	if len(files) != len(want) {
-		t.Fatalf("wrote %q", files)
-	}
+	nstest.FatalIf(t, len(files) != len(want), "wrote %q", files)
 	for i, w := range want {
 		nstest.Equal(t, "file", files[i], filepath.Join(dir, w.file))
 		shows(t, files[i], w.texts...)
@@ -105,9 +103,7 @@ func TestPlotsWithoutHistograms(t *testing.T) {
 	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "pingpong-percentiles.svg") || !strings.Contains(err.Error(), ".hdr") {
 		t.Errorf("error %v", err)
 	}
-	if len(files) != 8 {
-		t.Errorf("wrote %q", files)
-	}
+	nstest.ErrorIf(t, len(files) != 8, "wrote %q", files)
 	for _, f := range files {
 		if _, err := os.Stat(f); err != nil {
 			t.Error(err)
@@ -119,12 +115,9 @@ func TestPlotsWithoutHistograms(t *testing.T) {
 func TestDistribution(t *testing.T) {
 	xys := distribution(tailed(t, 4000, 10000), 1./2000)
 	for i, p := range xys {
-		if p.X < 0 || p.X >= 1 || i > 0 && (p.X < xys[i-1].X || p.Y < xys[i-1].Y) {
-			t.Fatalf("point %d of the distribution is %+v", i, p)
-		}
-		if math.Abs(p.X-0.5) < 0.01 && math.Abs(p.Y-2) > 0.05 {
-			t.Errorf("the median is %v us, want 2", p.Y)
-		}
+		nstest.FatalIf(t, p.X < 0 || p.X >= 1 || i > 0 && (p.X < xys[i-1].X || p.Y < xys[i-1].Y),
+			"point %d of the distribution is %+v", i, p)
+		nstest.ErrorIf(t, math.Abs(p.X-0.5) < 0.01 && math.Abs(p.Y-2) > 0.05, "the median is %v us, want 2", p.Y)
 	}
 }
 
@@ -175,9 +168,7 @@ func TestRamp(t *testing.T) {
 	for i := range 8 {
 		c := ramp(i, 8)
 		light := 0.3*float64(c.R) + 0.6*float64(c.G) + 0.1*float64(c.B)
-		if light >= last {
-			t.Errorf("colour %d is not darker", i)
-		}
+		nstest.ErrorIf(t, light >= last, "colour %d is not darker", i)
 		last = light
 	}
 	nstest.Equal(t, "a single line", ramp(0, 1), ramp(7, 8))

@@ -55,9 +55,7 @@ func TestRange(t *testing.T) {
 // behind the others, and say when they were measured.
 func TestRenew(t *testing.T) {
 	r, by := sample(), &Report{Started: time.Unix(7, 0), Groups: []Group{{Name: "load", Title: "later"}, {Name: "new"}}}
-	if r.Renewable(r.Turns) != nil || r.Renewable(r.Turns+1) == nil {
-		t.Error("groups of another number of turns")
-	}
+	nstest.ErrorIf(t, r.Renewable(r.Turns) != nil || r.Renewable(r.Turns+1) == nil, "groups of another number of turns")
 	n := len(r.Groups)
 	r.Renew(by)
 	if g := r.Group("load"); len(r.Groups) != n+1 || g.Title != "later" || g.Renewed != by.Started || r.Groups[n].Name != "new" {

@@ -135,9 +135,7 @@ func TestOSU(t *testing.T) {
 	document := page(t, r)
 	dir := t.TempDir()
 	files, err := r.WritePlots(dir)
-	if err != nil || len(files) != 3 {
-		t.Fatalf("%q, %v", files, err)
-	}
+	nstest.FatalIf(t, err != nil || len(files) != 3, "%q, %v", files, err)
 	for i, m := range []string{"osu_latency_us", "osu_bw_mbps", "osu_mbw_mr_msgs_per_s"} {
 		name := "layers-osu-" + m + ".svg"
 		nstest.Equal(t, "file", files[i], filepath.Join(dir, name))

@@ -17,9 +17,7 @@ func measured(t *testing.T, name string) (*report.Report, *report.Group) {
 	t.Helper()
 	r := measure(t, shortly(name))
 	g := r.Group(name)
-	if g == nil || len(g.Notes) == 0 {
-		t.Fatalf("%+v", g)
-	}
+	nstest.FatalIf(t, g == nil || len(g.Notes) == 0, "%+v", g)
 	if files, err := r.WritePlots(t.TempDir()); err != nil || len(files) == 0 {
 		t.Errorf("%d plots: %v", len(files), err)
 	}
@@ -40,9 +38,8 @@ func TestLayers(t *testing.T) {
 				continue
 			}
 			v := s.At(at.bytes).Values
-			if v[report.P50].Median <= 0 || v[report.Bandwidth].Median <= 0 || v[report.Rate].Median <= 0 {
-				t.Errorf("%s at %v bytes: %v", at.series, at.bytes, v)
-			}
+			nstest.ErrorIf(t, v[report.P50].Median <= 0 || v[report.Bandwidth].Median <= 0 || v[report.Rate].Median <= 0,
+				"%s at %v bytes: %v", at.series, at.bytes, v)
 		}
 	}
 }
@@ -65,9 +62,7 @@ func TestLoss(t *testing.T) {
 	nstest.Require(t)
 	some := []fault{faults[0], faults[3], faults[5]}
 	g := newSession(t.Context(), shortly()).underFaults(faultRows(true), some)
-	if len(g.Series) != 2 || g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0 {
-		t.Fatalf("%+v", g)
-	}
+	nstest.FatalIf(t, len(g.Series) != 2 || g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0, "%+v", g)
 	for _, s := range g.Series {
 		if len(s.Points) != len(some) {
 			t.Fatalf("%s: %d points, want %d", s.Name, len(s.Points), len(some))
@@ -81,12 +76,10 @@ func TestLoss(t *testing.T) {
 					t.Errorf("%s, %s: %s %+v", s.Name, p.Label, m, v)
 				}
 			}
-			if some[i].faults.Loss > 0 && !(p.Values[report.ResentRatio].Median > 0) {
-				t.Errorf("%s, %s: frames were lost and none was sent again", s.Name, p.Label)
-			}
-			if p.Label != some[i].name || p.N == 0 || p.Values[report.GoodputRatio].Median <= 0 {
-				t.Errorf("%s: point %d is %+v", s.Name, i, p)
-			}
+			nstest.ErrorIf(t, some[i].faults.Loss > 0 && !(p.Values[report.ResentRatio].Median > 0),
+				"%s, %s: frames were lost and none was sent again", s.Name, p.Label)
+			nstest.ErrorIf(t, p.Label != some[i].name || p.N == 0 || p.Values[report.GoodputRatio].Median <= 0,
+				"%s: point %d is %+v", s.Name, i, p)
 		}
 	}
 }
@@ -107,9 +100,8 @@ func TestFaultsAreWhatTheyAreCalled(t *testing.T) {
 	share := map[string]float64{"loss-0.1%": 0.001, "loss-1%": 0.01, "loss-5%": 0.05}
 	for _, f := range faults {
 		nstest.Equal(t, f.name, f.faults.Loss, share[f.name])
-		if f.name == "burst-1%" && f.faults.Burst*float64(f.faults.BurstLen) != 0.01 {
-			t.Errorf("%s: %+v", f.name, f.faults)
-		}
+		nstest.ErrorIf(t, f.name == "burst-1%" && f.faults.Burst*float64(f.faults.BurstLen) != 0.01,
+			"%s: %+v", f.name, f.faults)
 		if f.name == "reorder-2%" && (f.faults.Reorder != 0.02 || f.hit(testbed.EmulatorCounters{Reordered: 3}) != 3) {
 			t.Errorf("%s: %+v", f.name, f.faults)
 		}
@@ -145,9 +137,7 @@ func TestIncastGroup(t *testing.T) {
 					t.Errorf("%s, %v senders: %s %+v, want %v to %v", s.Name, n, m, v, least, most)
 				}
 			}
-			if p.X != n || p.N < int64(n) {
-				t.Errorf("%s, %v senders: %+v", s.Name, n, p)
-			}
+			nstest.ErrorIf(t, p.X != n || p.N < int64(n), "%s, %v senders: %+v", s.Name, n, p)
 			const rounding = 1e-9
 			figure(report.Bandwidth, rounding, 1e9)
 			figure(report.SendersRatio, rounding, 1e9)
@@ -158,9 +148,8 @@ func TestIncastGroup(t *testing.T) {
 			if s.Name == vianetRow {
 				figure(report.Unnamed, 0, 0)
 			}
-			if i == 0 && (p.Values[report.SendersRatio].Median != 1 || p.Values[report.Fairness].Median != 1) {
-				t.Errorf("%s, one sender: %+v", s.Name, p.Values)
-			}
+			nstest.ErrorIf(t, i == 0 && (p.Values[report.SendersRatio].Median != 1 || p.Values[report.Fairness].Median != 1),
+				"%s, one sender: %+v", s.Name, p.Values)
 		}
 	}
 	var out strings.Builder
@@ -169,9 +158,7 @@ func TestIncastGroup(t *testing.T) {
 		Incast []map[string]any `json:"incast"`
 	}
 	nstest.Must(t, json.Unmarshal([]byte(out.String()), &got))
-	if len(got.Incast) != len(incastSenders) {
-		t.Fatalf("%v", got)
-	}
+	nstest.FatalIf(t, len(got.Incast) != len(incastSenders), "%v", got)
 	for i, row := range got.Incast { // what else it has package report tests
 		tcp, _ := row["tcp"].(map[string]any)
 		if row["senders"] != float64(incastSenders[i]) || row["unnamed_frames"] != 0. || tcp["goodput_ratio"] == nil || tcp["unnamed_frames"] != nil {
@@ -209,9 +196,7 @@ func TestFabricGroups(t *testing.T) {
 func TestSharingGroups(t *testing.T) {
 	for name, want := range map[string]report.Metric{"sharing-cubic": report.FirstShare, "sharing-vis": report.FlowFairness, "sharing-alone": report.MeanQueue} {
 		_, g := measured(t, name)
-		if g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0 {
-			t.Errorf("%s: %+v", name, g.Conditions)
-		}
+		nstest.ErrorIf(t, g.Conditions.Mode != "generic" || len(g.Conditions.PinnedCPUs) == 0, "%s: %+v", name, g.Conditions)
 		if notes := strings.Join(g.Notes, "\n"); !strings.Contains(notes, "start 10ms apart") { // as they do in a quick run
 			t.Errorf("%s: %s", name, notes)
 		}

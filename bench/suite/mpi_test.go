@@ -126,9 +126,8 @@ func TestOSU(t *testing.T) {
 				}
 			}
 			pairs, rate := p.Values[report.OSUPairs].Median*1e6, p.Values[report.OSUPairsRate].Median*float64(bytes)
-			if math.Abs(pairs-rate) > 1e-6*rate || p.N != 2*int64(len(mpibench.Names())) {
-				t.Errorf("%s at %d bytes: %v and %v bytes a second, %d iterations", row.name, bytes, pairs, rate, p.N)
-			}
+			nstest.ErrorIf(t, math.Abs(pairs-rate) > 1e-6*rate || p.N != 2*int64(len(mpibench.Names())),
+				"%s at %d bytes: %v and %v bytes a second, %d iterations", row.name, bytes, pairs, rate, p.N)
 		}
 	}
 	if g := r.Group("layers-osu"); mpich.Installed() != (g.Base == mpichRow) {

@@ -77,9 +77,7 @@ func TestPeers(t *testing.T) {
 	if b := p.Values[report.Bandwidth]; len(b.Turns) != 2 || b.Median < 38 || b.Median > 39 || p.N != 2*(38289960/64) {
 		t.Errorf("iperf3: %+v", p)
 	}
-	if len(p.Values) != 2 {
-		t.Errorf("iperf3 has figures that it does not tell: %+v", p.Values)
-	}
+	nstest.ErrorIf(t, len(p.Values) != 2, "iperf3 has figures that it does not tell: %+v", p.Values)
 	if v := g.Row(delivery).At(64).Values[report.P50]; len(v.Turns) != 2 {
 		t.Errorf("%s: %+v", delivery, v)
 	}
@@ -90,9 +88,7 @@ func TestPeers(t *testing.T) {
 		"No figures of ucx_perftest-tag-bw: ucx_perftest is not installed",
 		"Versions: iperf3 3.99, fi_pingpong ?.",
 	} {
-		if strings.Count(notes, want) != 1 {
-			t.Errorf("not once among the notes: %s\n%s", want, notes)
-		}
+		nstest.ErrorIf(t, strings.Count(notes, want) != 1, "not once among the notes: %s\n%s", want, notes)
 	}
 	var iperf3 []string
 	for _, d := range doing {
@@ -111,9 +107,7 @@ func TestPeers(t *testing.T) {
 func TestPeersContests(t *testing.T) {
 	s := newSession(t.Context(), Config{})
 	contests := peersContests(s, nil)
-	if len(contests) != 2 || contests[0].mtu != DefaultMTU || contests[1].mtu != largestMTU {
-		t.Fatalf("%+v", contests)
-	}
+	nstest.FatalIf(t, len(contests) != 2 || contests[0].mtu != DefaultMTU || contests[1].mtu != largestMTU, "%+v", contests)
 	var names []string
 	for _, c := range contests {
 		for _, r := range c.programs {
@@ -124,9 +118,7 @@ func TestPeersContests(t *testing.T) {
 		"sockperf-udp", "iperf3-tcp", "fi_pingpong-msg (mean)", "ucx_perftest-tag-lat",
 		"iperf3-tcp MTU 65535", "ucx_perftest-tag-bw MTU 65535",
 	} {
-		if !slices.Contains(names, want) {
-			t.Errorf("no %s among %s", want, names)
-		}
+		nstest.ErrorIf(t, !slices.Contains(names, want), "no %s among %s", want, names)
 	}
 	if n := len(slices.Compact(slices.Sorted(slices.Values(names)))); n != len(names) {
 		t.Errorf("names twice among %v", names)

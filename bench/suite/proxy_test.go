@@ -80,9 +80,8 @@ func TestLayersProxy(t *testing.T) {
 			continue
 		}
 		rate, times := p.Values[report.Rate], p.Values[report.P50]
-		if !(rate.Median > 0) || len(rate.Turns) != 2 || !(times.Median > 0) || p.N == 0 {
-			t.Errorf("%s, %s: %+v", s.Name, p.Label, p)
-		}
+		nstest.ErrorIf(t, !(rate.Median > 0) || len(rate.Turns) != 2 || !(times.Median > 0) || p.N == 0,
+			"%s, %s: %+v", s.Name, p.Label, p)
 	}
 	if left, err := os.ReadDir(temporary); len(left) > 0 || err != nil {
 		t.Errorf("left: %v, %v", left, err)
@@ -103,9 +102,8 @@ func TestLayersLossProxy(t *testing.T) {
 				continue
 			}
 			rate, hit := p.Values[report.Rate], p.Values[report.FaultRatio]
-			if !(rate.Median > 0) || p.N == 0 || len(hit.Turns) != 1 || hit.Median > []float64{0, 0.1}[x] {
-				t.Errorf("%s, %s: %+v", s.Name, p.Label, p)
-			}
+			nstest.ErrorIf(t, !(rate.Median > 0) || p.N == 0 || len(hit.Turns) != 1 || hit.Median > []float64{0, 0.1}[x],
+				"%s, %s: %+v", s.Name, p.Label, p)
 		}
 	}
 }
@@ -129,9 +127,7 @@ func TestLayersProxyWithoutPrograms(t *testing.T) {
 		"No figures of redis: redis-server is not installed (Debian's package redis-server).",
 		"No figures of redis: redis-benchmark is not installed (Debian's package redis-tools).",
 	} {
-		if strings.Count(got, want) != 1 {
-			t.Errorf("not once among the notes: %s\n%s", want, got)
-		}
+		nstest.ErrorIf(t, strings.Count(got, want) != 1, "not once among the notes: %s\n%s", want, got)
 	}
 	for _, name := range []string{"redis-server", "redis-benchmark"} {
 		nstest.Must(t, os.WriteFile(dir+"/"+name, []byte("#!/bin/sh\necho broken >&2; exit 3\n"), 0o755))

@@ -31,9 +31,8 @@ func TestSessions(t *testing.T) {
 	for _, g := range r.Groups {
 		w := want[g.Name]
 		delete(want, g.Name)
-		if g.Conditions.Mode != "generic" || g.Conditions.MTU != 1500 || len(g.Notes) == 0 {
-			t.Errorf("%s: %+v, notes %q", g.Name, g.Conditions, g.Notes)
-		}
+		nstest.ErrorIf(t, g.Conditions.Mode != "generic" || g.Conditions.MTU != 1500 || len(g.Notes) == 0,
+			"%s: %+v, notes %q", g.Name, g.Conditions, g.Notes)
 		nstest.Equal(t, g.Name+": series", len(g.Series), w.series)
 		for _, s := range g.Series {
 			// Both rates of a load are the least where the machine reaches hardly any.
@@ -91,9 +90,7 @@ func TestOfferedRates(t *testing.T) {
 	seen := map[float64]bool{}
 	for rate := 1000.; rate < 1e7; rate *= 1.003 {
 		got := offered(rate)
-		if math.Abs(math.Log(got/rate)) > math.Log(1.035) {
-			t.Errorf("%v became %v", rate, got)
-		}
+		nstest.ErrorIf(t, math.Abs(math.Log(got/rate)) > math.Log(1.035), "%v became %v", rate, got)
 		nstest.Equal(t, "an offered rate, again", got, offered(got))
 		seen[got] = true
 	}

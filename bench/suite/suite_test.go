@@ -98,9 +98,8 @@ func TestNoSegmentation(t *testing.T) {
 	for _, off := range []bool{false, true} {
 		for _, plain := range p.rows {
 			r := newSession(t.Context(), Config{NoSegmentation: off}).asSet(plain.Row)
-			if r.VI.NoSegmentation != (off && (r.Name == delivery || r.Name == unreliable)) {
-				t.Errorf("off %v: %+v", off, r)
-			}
+			nstest.ErrorIf(t, r.VI.NoSegmentation != (off && (r.Name == delivery || r.Name == unreliable)),
+				"off %v: %+v", off, r)
 		}
 	}
 }
@@ -129,13 +128,10 @@ func TestExperiments(t *testing.T) {
 		}
 		for _, s := range g.Series {
 			for _, p := range s.Points {
-				if p.N == 0 || len(p.Values) == 0 {
-					t.Errorf("%s, %s, %v: %+v", g.Name, s.Name, p.X, p)
-				}
+				nstest.ErrorIf(t, p.N == 0 || len(p.Values) == 0, "%s, %s, %v: %+v", g.Name, s.Name, p.X, p)
 				for m, v := range p.Values {
-					if !(v.Median >= 0) || len(v.Turns) != 1 || v.Median == 0 && !m.Lower() {
-						t.Errorf("%s, %s, %v: %s %+v", g.Name, s.Name, p.X, m, v)
-					}
+					nstest.ErrorIf(t, !(v.Median >= 0) || len(v.Turns) != 1 || v.Median == 0 && !m.Lower(),
+						"%s, %s, %v: %s %+v", g.Name, s.Name, p.X, m, v)
 				}
 			}
 		}
@@ -209,9 +205,8 @@ func TestDisturbed(t *testing.T) {
 	sheet.fill(&g, "test", "")
 	got := g.Series[0].Points[0]
 	nstest.Same(t, "reasons", got.Disturbed, []string{"noise (2 of 3 turns)", "steal (1 of 3 turns)"})
-	if got.N != 45 || int(got.Values[report.P50].Median) != 1 || got.Values[report.CPUTx].Median != 0.5 {
-		t.Errorf("%+v", got)
-	}
+	nstest.ErrorIf(t, got.N != 45 || int(got.Values[report.P50].Median) != 1 || got.Values[report.CPUTx].Median != 0.5,
+		"%+v", got)
 }
 
 // A group that fails is named; the others go on.
@@ -290,9 +285,7 @@ func TestEstimate(t *testing.T) {
 		d, err := Estimate(c.cfg)
 		nstest.Must(t, err)
 		t.Logf("quick %v, %v: %v", c.cfg.Quick, c.cfg.Groups, d)
-		if d < c.least || d > c.most {
-			t.Errorf("quick %v: %v, want %v to %v", c.cfg.Quick, d, c.least, c.most)
-		}
+		nstest.ErrorIf(t, d < c.least || d > c.most, "quick %v: %v, want %v to %v", c.cfg.Quick, d, c.least, c.most)
 	}
 	// A group whose measurements cannot be so long is refused before the others run.
 	for name, most := range map[string]time.Duration{

@@ -138,9 +138,8 @@ func TestSeenSoon(t *testing.T) {
 	nstest.Must(t, talk(t, a, b, seen))
 	read.CloseWithError(io.ErrClosedPipe)
 	err := talk(t, a, b, ended)
-	if !errors.Is(err, io.ErrClosedPipe) || strings.Count(err.Error(), io.ErrClosedPipe.Error()) != 1 {
-		t.Errorf("the capture ended with %v", err)
-	}
+	nstest.ErrorIf(t, !errors.Is(err, io.ErrClosedPipe) || strings.Count(err.Error(), io.ErrClosedPipe.Error()) != 1,
+		"the capture ended with %v", err)
 }
 
 // The end of the programs ends the capture, and so does Count. No program is an error.

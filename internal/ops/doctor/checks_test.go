@@ -250,9 +250,8 @@ func TestChecks(t *testing.T) {
 				continue
 			}
 			found = true
-			if x.Level != a.level || !strings.Contains(x.Cause, a.cause) || !strings.Contains(x.Command, a.do) {
-				t.Errorf("%s: want %s, %q, %q; got %+v", a.check, a.level, a.cause, a.do, x)
-			}
+			nstest.ErrorIf(t, x.Level != a.level || !strings.Contains(x.Cause, a.cause) || !strings.Contains(x.Command, a.do),
+				"%s: want %s, %q, %q; got %+v", a.check, a.level, a.cause, a.do, x)
 			var fix []string
 			for _, s := range x.Steps {
 				fix = append(fix, s.Setting.String()+"="+s.Value)
@@ -285,9 +284,8 @@ func TestPortOfUnseenProgram(t *testing.T) {
 	f.Host.Capabilities, f.Host.SeesOthers = 0, false
 	f.NICs[0].Program, f.NICs[0].ControlPort = &Program{ID: 7, Mode: "generic"}, "another program holds it"
 	for _, x := range Examine(f).Findings {
-		if x.Check == "control-port" && (x.Level != Unknown || x.Command != "sudo via-xdp doctor eth0") {
-			t.Errorf("%s: %s: %s; do: %s", x.Level, x.Cause, x.Consequence, x.Command)
-		}
+		nstest.ErrorIf(t, x.Check == "control-port" && (x.Level != Unknown || x.Command != "sudo via-xdp doctor eth0"),
+			"%s: %s: %s; do: %s", x.Level, x.Cause, x.Consequence, x.Command)
 	}
 }
 

@@ -98,9 +98,8 @@ func TestGatherVeth(t *testing.T) {
 		!slices.Contains(n.Addrs, a.IPv4) || !slices.Contains(n.Addrs, a.IPv6) {
 		t.Errorf("%+v", n)
 	}
-	if !n.XDPKnown || !n.Has("rx-sg") || n.Has("xsk-zerocopy") || n.Program != nil || len(n.Features) == 0 {
-		t.Errorf("%+v", n)
-	}
+	nstest.ErrorIf(t, !n.XDPKnown || !n.Has("rx-sg") || n.Has("xsk-zerocopy") || n.Program != nil || len(n.Features) == 0,
+		"%+v", n)
 	nstest.ErrorIf(t, n.Peer == nil || !n.Peer.Seen || n.Peer.Program || n.Peer.Index != b.Index,
 		"peer %+v, which is %d", n.Peer, b.Index)
 	nstest.ErrorIf(t, n.ControlPort != "" || n.Sysfs != nil, "control port %q, sysfs %v", n.ControlPort, n.Sysfs)
@@ -266,9 +265,7 @@ func TestProgramOff(t *testing.T) {
 		}))
 		f := gather(t, a)
 		p := f.NICs[0].Program
-		if p == nil || p.Mode != mode {
-			t.Fatalf("program %+v, want it in %s mode", p, mode)
-		}
+		nstest.FatalIf(t, p == nil || p.Mode != mode, "program %+v, want it in %s mode", p, mode)
 		_, command, _ := strings.Cut(checkProgram(&f.Host, &f.NICs[0])[0].Command, "or: ")
 		nstest.Check(t, a.Do(func() error { return exec.Command("sh", "-c", command).Run() }))
 		if p := gather(t, a).NICs[0].Program; p != nil {

@@ -138,9 +138,7 @@ func TestHosts(t *testing.T) {
 		hosts[rank] = host
 	}
 	a, b := hosts["0"], hosts["3"]
-	if a == b || len(hosts) != 5 || hosts["1"] != a || hosts["2"] != a || hosts["4"] != b {
-		t.Errorf("%s", &out)
-	}
+	nstest.ErrorIf(t, a == b || len(hosts) != 5 || hosts["1"] != a || hosts["2"] != a || hosts["4"] != b, "%s", &out)
 	if _, err := os.Stat(a[strings.Index(a, "/"):]); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("an agent's socket: %v", err)
 	}
@@ -197,9 +195,8 @@ func TestEnds(t *testing.T) {
 			began := meter.Mark()
 			err := Run(t.Context(), test.job)
 			var rank *RankError
-			if !errors.As(err, &rank) || rank.Rank != 1 || rank.Status != test.status {
-				t.Errorf("%v, want status %d of rank 1\n%s", err, test.status, &out)
-			}
+			nstest.ErrorIf(t, !errors.As(err, &rank) || rank.Rank != 1 || rank.Status != test.status,
+				"%v, want status %d of rank 1\n%s", err, test.status, &out)
 			if began.Over(30 * time.Second) {
 				t.Errorf("it took %v", time.Since(began.At))
 			}
@@ -230,9 +227,7 @@ func TestFenceWithoutRank(t *testing.T) {
 	defer cancel()
 	err := Run(ctx, j)
 	var rank *RankError
-	if !errors.As(err, &rank) || rank.Rank == 1 || rank.Status == 0 {
-		t.Errorf("%v\n%s", err, &out)
-	}
+	nstest.ErrorIf(t, !errors.As(err, &rank) || rank.Rank == 1 || rank.Status == 0, "%v\n%s", err, &out)
 }
 
 // A rank that was reaped gets no more signals, also while its connection is open: another process may have its number.
@@ -282,9 +277,7 @@ func TestInterrupted(t *testing.T) {
 		}
 	}()
 	err := Run(ctx, Job{Ranks: 2, Program: []string{"sh", "-c", "sleep 100 & touch " + pids + "/$!; wait"}})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	nstest.WantErr(t, "Run", err, context.Canceled)
 	list, _ := filepath.Glob(filepath.Join(pids, "*"))
 	for _, path := range list {
 		if !await.Comes(func() bool { // it was killed, and dies in a moment
@@ -365,9 +358,8 @@ func TestOutputFails(t *testing.T) {
 	for _, script := range []string{"echo hello", "printf hello"} {
 		err := Run(t.Context(), Job{Ranks: 1, Program: []string{"sh", "-c", script}, Stdout: full{}})
 		var rank *RankError
-		if !errors.As(err, &rank) || rank.Status != 1 || !errors.Is(err, syscall.ENOSPC) {
-			t.Errorf("%s: %v, want status 1 and %v", script, err, syscall.ENOSPC)
-		}
+		nstest.ErrorIf(t, !errors.As(err, &rank) || rank.Status != 1 || !errors.Is(err, syscall.ENOSPC),
+			"%s: %v, want status 1 and %v", script, err, syscall.ENOSPC)
 	}
 }
 

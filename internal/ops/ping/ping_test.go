@@ -119,9 +119,7 @@ func TestLinkLocalWithoutInterface(t *testing.T) {
 		if err == nil {
 			p.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), "takes an interface") {
-			t.Errorf("%s: %v", address, err)
-		}
+		nstest.ErrSays(t, address, err, "takes an interface")
 	}
 	p, err := Open(netip.MustParseAddrPort("[fe80::99]:4793"), "lo")
 	if err != nil { // lo has no route there

@@ -97,9 +97,7 @@ func fails(t *testing.T, ns place, url string, status int, kill func()) {
 		}
 		select {
 		case err := <-over:
-			if err == nil {
-				t.Fatal("curl takes a part for the whole")
-			}
+			nstest.FatalIf(t, err == nil, "curl takes a part for the whole")
 			cmd = nil
 			return false
 		default:

@@ -125,9 +125,7 @@ func FuzzParseAddress(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if a.Network != "tcp" && a.Network != "via" {
-			t.Fatalf("%q is of the network %q", s, a.Network)
-		}
+		nstest.FatalIf(t, a.Network != "tcp" && a.Network != "via", "%q is of the network %q", s, a.Network)
 		if b, err := ParseAddress(a.String()); a != b || err != nil {
 			t.Fatalf("%q is %q, which is %+v, %v", s, a, b, err)
 		}

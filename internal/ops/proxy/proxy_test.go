@@ -242,13 +242,11 @@ func TestBroken(t *testing.T) {
 		c.SetLinger(0)
 		c.Close()
 	})
-	if string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET) {
-		t.Errorf("the server has read %q, %v", got, served)
-	}
+	nstest.ErrorIf(t, string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET),
+		"the server has read %q, %v", got, served)
 	got, served, asked := ends(t, func(t *testing.T, c *net.TCPConn) { c.CloseWrite() })
-	if string(got) != "hello" || served != nil || asked != io.EOF {
-		t.Errorf("where all is said: the server has read %q, %v; the client %v", got, served, asked)
-	}
+	nstest.ErrorIf(t, string(got) != "hello" || served != nil || asked != io.EOF,
+		"where all is said: the server has read %q, %v; the client %v", got, served, asked)
 }
 
 // The data of a client that has ended its stream and exited arrives to its end, even if the server ends its own
@@ -343,9 +341,8 @@ func TestUrgent(t *testing.T) {
 		must(t, raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) }))
 		must(t, err)
 	})
-	if string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET) || !errors.Is(asked, syscall.ECONNRESET) {
-		t.Errorf("the server has read %q, %v; the client %v", got, served, asked)
-	}
+	nstest.ErrorIf(t, string(got) != "hello" || !errors.Is(served, syscall.ECONNRESET) || !errors.Is(asked, syscall.ECONNRESET),
+		"the server has read %q, %v; the client %v", got, served, asked)
 }
 
 // Without a VIA listener the proxy uses the TCP port, and without one it closes the connection.
@@ -393,7 +390,5 @@ func TestParseAddress(t *testing.T) {
 			t.Errorf("%q is %v", s, got)
 		}
 	}
-	if (&Proxy{Listen: Address{"via", ":80"}}).Open() == nil {
-		t.Error("VIA without an interface")
-	}
+	nstest.ErrorIf(t, (&Proxy{Listen: Address{"via", ":80"}}).Open() == nil, "VIA without an interface")
 }

@@ -113,9 +113,7 @@ func TestRenamedInterface(t *testing.T) {
 		s.Interface = "renamed0"
 		nstest.Must(t, netlink.LinkSetName(link, s.Interface))
 		done, err := j.Undo()
-		if err != nil || len(done) != 1 || done[0].Kept != "" {
-			t.Errorf("undone: %v, %v", done, err)
-		}
+		nstest.ErrorIf(t, err != nil || len(done) != 1 || done[0].Kept != "", "undone: %v, %v", done, err)
 		has(t, s, before)
 		return nil
 	}))

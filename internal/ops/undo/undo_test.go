@@ -315,14 +315,12 @@ func TestApplyPastRefusal(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "nothing: ") || !strings.Contains(err.Error(), "a: set to 10: refused") {
 		t.Errorf("the error does not name what was refused: %v", err)
 	}
-	if len(made) != 2 || len(j.changes) != 2 || f.values["b"]+f.values["c"] != "2030" {
-		t.Errorf("made: %v; list: %v; values: %v", made, j.changes, f.values)
-	}
+	nstest.ErrorIf(t, len(made) != 2 || len(j.changes) != 2 || f.values["b"]+f.values["c"] != "2030",
+		"made: %v; list: %v; values: %v", made, j.changes, f.values)
 	f.denied = true
 	made, err = j.Apply([]Step{file("b", "200"), file("c", "300")})
-	if len(made) != 0 || !errors.Is(err, os.ErrPermission) || strings.Contains(err.Error(), "c: ") {
-		t.Errorf("without privilege: %v, %v", made, err)
-	}
+	nstest.ErrorIf(t, len(made) != 0 || !errors.Is(err, os.ErrPermission) || strings.Contains(err.Error(), "c: "),
+		"without privilege: %v, %v", made, err)
 }
 
 // A driver without moderation of its own for TX reads as 0 there and refuses another value: that is no failure, and no change.
@@ -423,9 +421,8 @@ func TestListOfAnotherBoot(t *testing.T) {
 	done, err := j.Undo()
 	nstest.Must(t, err)
 	nstest.Must(t, j.Close())
-	if len(done) != 1 || m.values["pages"] != "512" || m.values["governor"] != "schedutil" {
-		t.Errorf("undone: %v; values %v; want 512 pages and schedutil", done, m.values)
-	}
+	nstest.ErrorIf(t, len(done) != 1 || m.values["pages"] != "512" || m.values["governor"] != "schedutil",
+		"undone: %v; values %v; want 512 pages and schedutil", done, m.values)
 	leftIn(t, j.path)
 }
 
