@@ -1,6 +1,10 @@
 package reliable
 
-import "testing"
+import (
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+)
 
 // No peer answers: one probe, then time-outs whose interval doubles up to the maximum.
 func TestDeadPeerBacksOff(t *testing.T) {
@@ -15,9 +19,7 @@ func TestDeadPeerBacksOff(t *testing.T) {
 		gaps = append(gaps, now-last)
 		last = now
 		if seq, probe := s.Timeout(now); probe {
-			if len(gaps) != 1 || seq != 10 {
-				t.Fatalf("time-out %d probes with frame %d", len(gaps), seq)
-			}
+			nstest.FatalIf(t, len(gaps) != 1 || seq != 10, "time-out %d probes with frame %d", len(gaps), seq)
 			s.Resent(now, seq)
 		}
 		for seq, ok := s.NextLost(); ok; seq, ok = s.NextLost() {
@@ -29,14 +31,11 @@ func TestDeadPeerBacksOff(t *testing.T) {
 	}
 	want := int64(2 * firstRTT)
 	for i, gap := range gaps {
-		if gap != want {
-			t.Fatalf("time-out %d after %d ns, want %d; all: %v", i, gap, want, gaps)
-		}
+		nstest.FatalIf(t, gap != want, "time-out %d after %d ns, want %d; all: %v", i, gap, want, gaps)
 		want = min(2*want, maxTimeout)
 	}
-	if want != maxTimeout || s.window() != leastWindow || s.Stats().Probes != 1 {
-		t.Errorf("ends at %d ns, window %d, %+v", want, s.window(), s.Stats())
-	}
+	nstest.ErrorIf(t, want != maxTimeout || s.window() != leastWindow || s.Stats().Probes != 1,
+		"ends at %d ns, window %d, %+v", want, s.window(), s.Stats())
 }
 
 // Frames that wait to be sent again are no reason for another collapse.
@@ -54,9 +53,7 @@ func TestNothingInFlightIsNoTimeout(t *testing.T) {
 			t.Fatal("probe with a frame that was given up")
 		}
 	}
-	if s.Stats() != before {
-		t.Errorf("%+v, before %+v", s.Stats(), before)
-	}
+	nstest.ErrorIf(t, s.Stats() != before, "%+v, before %+v", s.Stats(), before)
 }
 
 // A round trip that contains the wait for a lost frame is not measured.
@@ -70,34 +67,22 @@ func TestRoundTripIsMeasuredFresh(t *testing.T) {
 	s.DetectLosses(21_000)
 	s.Timeout(s.Deadline())
 	seq, ok := s.NextLost()
-	if !ok || seq != 2 {
-		t.Fatalf("lost: %d, %v", seq, ok)
-	}
+	nstest.FatalIf(t, !ok || seq != 2, "lost: %d, %v", seq, ok)
 	s.Resent(500_000, 2)
 	s.Send(500_000, 4, 1)
 	s.Ack(5_000_000, 5, 64) // up to frame 4, which had arrived long before
-	if s.smooth > 21_000 || s.least != 20_000 {
-		t.Errorf("smooth %d ns, least %d ns", s.smooth, s.least)
-	}
+	nstest.ErrorIf(t, s.smooth > 21_000 || s.least != 20_000, "smooth %d ns, least %d ns", s.smooth, s.least)
 	s.Ack(5_000_000, 6, 64) // frame 5 was sent once and came alone
-	if s.smooth < 500_000 {
-		t.Errorf("smooth %d ns after a round trip of 4.5 ms", s.smooth)
-	}
+	nstest.ErrorIf(t, s.smooth < 500_000, "smooth %d ns after a round trip of 4.5 ms", s.smooth)
 	s = NewSender(1, 64)
 	s.Send(1_000, 0, 1)
 	s.Send(1_000, 1, 1)
 	s.AckRange(21_000, 2, 3)
-	if s.smooth != 20_000 {
-		t.Errorf("smooth %d ns: selective acknowledgement was not measured", s.smooth)
-	}
+	nstest.ErrorIf(t, s.smooth != 20_000, "smooth %d ns: selective acknowledgement was not measured", s.smooth)
 	s.AckRange(900_000, 2, 3)
-	if s.smooth != 20_000 {
-		t.Errorf("smooth %d ns: a frame was measured again", s.smooth)
-	}
+	nstest.ErrorIf(t, s.smooth != 20_000, "smooth %d ns: a frame was measured again", s.smooth)
 	s.Ack(41_000, 3, 64) // frame 1 came late, and now
-	if s.smooth != 22_500 {
-		t.Errorf("smooth %d ns: the late frame was not measured", s.smooth)
-	}
+	nstest.ErrorIf(t, s.smooth != 22_500, "smooth %d ns: the late frame was not measured", s.smooth)
 }
 
 // A queue that only adds delay is not filled: the window shrinks although
@@ -109,15 +94,11 @@ func TestDelayAloneSlowsDown(t *testing.T) {
 		a.total = 20_000
 		mustTransfer(t, w, a, b, 60*second)
 		s := a.s.Stats()
-		if s.Slows == 0 || s.Resent != 0 {
-			t.Errorf("first %d: %+v", first, s)
-		}
+		nstest.ErrorIf(t, s.Slows == 0 || s.Resent != 0, "first %d: %+v", first, s)
 		if wait := int64(a.s.window()) * l.perFrame; wait > 3*delayCeiling {
 			t.Errorf("first %d: window %d frames are a queue of %d us", first, a.s.window(), wait/1000)
 		}
-		if w.now > 20_000*l.perFrame*11/10 {
-			t.Errorf("first %d: took %d us", first, w.now/1000)
-		}
+		nstest.ErrorIf(t, w.now > 20_000*l.perFrame*11/10, "first %d: took %d us", first, w.now/1000)
 	}
 }
 
@@ -129,9 +110,7 @@ func TestDelayAloneSlowsDownLongFrames(t *testing.T) {
 	a.total, a.units = 2_000, units
 	mustTransfer(t, w, a, b, 60*second)
 	s := a.s.Stats()
-	if s.Slows == 0 || s.Resent != 0 {
-		t.Errorf("%+v", s)
-	}
+	nstest.ErrorIf(t, s.Slows == 0 || s.Resent != 0, "%+v", s)
 	if n := a.s.window(); n > 256/units/2 {
 		t.Errorf("window %d of long frames that take 1 ms each", n)
 	}
@@ -148,9 +127,7 @@ func TestLateAcknowledgementsAreNoQueue(t *testing.T) {
 		}
 		s.Ack(now, i+2, 256)
 	}
-	if s.Stats().Slows > 0 || s.window() < initialWindow {
-		t.Errorf("window %d, %+v", s.window(), s.Stats())
-	}
+	nstest.ErrorIf(t, s.Stats().Slows > 0 || s.window() < initialWindow, "window %d, %+v", s.window(), s.Stats())
 }
 
 // A queue that overflows is answered by a smaller window and not by a storm.
@@ -160,12 +137,8 @@ func TestOverflowingQueueIsShared(t *testing.T) {
 	a.total = 20_000
 	mustTransfer(t, w, a, b, 60*second)
 	s := a.s.Stats()
-	if s.LossRounds == 0 || s.Timeouts > 2 || a.out.dropped > 2500 {
-		t.Errorf("%d frames dropped, %+v", a.out.dropped, s)
-	}
-	if w.now > 20_000*l.perFrame*13/10 {
-		t.Errorf("took %d us", w.now/1000)
-	}
+	nstest.ErrorIf(t, s.LossRounds == 0 || s.Timeouts > 2 || a.out.dropped > 2500, "%d frames dropped, %+v", a.out.dropped, s)
+	nstest.ErrorIf(t, w.now > 20_000*l.perFrame*13/10, "took %d us", w.now/1000)
 }
 
 // Two streams on one link come to share it, and use all of it, although the second one starts late. A little
@@ -185,9 +158,7 @@ func TestTwoStreamsShareALink(t *testing.T) {
 		var from [2]uint64
 		w.at(60_000_000, func() { from = [2]uint64{b.placed, d.placed} })
 		w.run(160_000_000, func() bool { return a.err != nil || c.err != nil })
-		if a.err != nil || c.err != nil {
-			t.Fatalf("queue of %d: %v, %v", queue, a.err, c.err)
-		}
+		nstest.FatalIf(t, a.err != nil || c.err != nil, "queue of %d: %v, %v", queue, a.err, c.err)
 		first, second := float64(b.placed-from[0]), float64(d.placed-from[1])
 		if share := first / (first + second); share < 0.35 || share > 0.65 {
 			t.Errorf("queue of %d: the first has %.2f of the link", queue, share)
@@ -217,28 +188,16 @@ func TestWindowBounds(t *testing.T) {
 // goes alone.
 func TestUnitsOfTheWindow(t *testing.T) {
 	s := NewSender(7, 16)
-	if !s.Fits(40) {
-		t.Fatal("a frame of 40 units does not fit a window of 16 that is empty")
-	}
+	nstest.FatalIf(t, !s.Fits(40), "a frame of 40 units does not fit a window of 16 that is empty")
 	s.Send(1, 0, 40)
-	if s.Fits(1) || s.Room() != 0 {
-		t.Fatalf("room for %d frames beside one of 40 units in a window of 16", s.Room())
-	}
+	nstest.FatalIf(t, s.Fits(1) || s.Room() != 0, "room for %d frames beside one of 40 units in a window of 16", s.Room())
 	s.Ack(2, 8, 16)
 	s.Send(3, 0, 10)
-	if s.Fits(7) || !s.Fits(6) || s.Room() != 6 {
-		t.Fatalf("10 of 16 units: room %d", s.Room())
-	}
+	nstest.FatalIf(t, s.Fits(7) || !s.Fits(6) || s.Room() != 6, "10 of 16 units: room %d", s.Room())
 	s.Send(3, 0, 6)
-	if s.Room() != 0 {
-		t.Fatalf("16 of 16 units: room %d", s.Room())
-	}
+	nstest.FatalIf(t, s.Room() != 0, "16 of 16 units: room %d", s.Room())
 	s.Ack(4, 9, 4) // the peer's window has become smaller
-	if s.Room() != 0 {
-		t.Fatalf("6 units in a window of 4: room %d", s.Room())
-	}
+	nstest.FatalIf(t, s.Room() != 0, "6 units in a window of 4: room %d", s.Room())
 	s.Ack(5, 10, 4)
-	if !s.Fits(4) || s.Fits(17) == false {
-		t.Fatalf("an empty window: room %d", s.Room())
-	}
+	nstest.FatalIf(t, !s.Fits(4) || s.Fits(17) == false, "an empty window: room %d", s.Room())
 }

@@ -1,6 +1,10 @@
 package reliable
 
-import "testing"
+import (
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+)
 
 // path is a path in rounds, for a congestion without a Sender: a link that takes perFrame for each frame, with a
 // fixed delay, a queue of most frames, and frames of others in it.
@@ -74,9 +78,7 @@ func TestQueueStaysAtTheCeiling(t *testing.T) {
 			t.Fatalf("at %d us: a queue of %d us, competing %v", p.now/1000, wait/1000, p.c.competing)
 		}
 	}
-	if p.c.window() < 1 {
-		t.Errorf("window %d", p.c.window())
-	}
+	nstest.ErrorIf(t, p.c.window() < 1, "window %d", p.c.window())
 }
 
 // Beside a flow that keeps the queue full the sender competes, and ends that when the flow has gone.
@@ -115,9 +117,7 @@ func TestVainDips(t *testing.T) {
 				t.Fatalf("%+v: %d dips in vain", c, p.c.vain)
 			}
 		}
-		if p.c.vain != int(c.want) {
-			t.Errorf("%+v: competes after %d dips in vain", c, p.c.vain)
-		}
+		nstest.ErrorIf(t, p.c.vain != int(c.want), "%+v: competes after %d dips in vain", c, p.c.vain)
 	}
 }
 
@@ -137,9 +137,8 @@ func TestFirstLossesMeasureTheLeastRoundTrip(t *testing.T) {
 			p.c.lostOne()
 		}
 		p.round(others)
-		if !p.c.probingRTT || p.c.window() != dipWindow || p.c.resume != 56*fraction {
-			t.Fatalf("queued %v: probing %v, window %d, then %d", queued, p.c.probingRTT, p.c.window(), p.c.resume/fraction)
-		}
+		nstest.FatalIf(t, !p.c.probingRTT || p.c.window() != dipWindow || p.c.resume != 56*fraction,
+			"queued %v: probing %v, window %d, then %d", queued, p.c.probingRTT, p.c.window(), p.c.resume/fraction)
 		if p.rounds(dipRounds, 0); p.c.probingRTT || p.c.base != p.delay || p.c.threshold != 56*fraction {
 			t.Errorf("queued %v: probing %v, least round trip %d us, threshold %d", queued, p.c.probingRTT, p.c.base/1000, p.c.threshold/fraction)
 		}
@@ -159,9 +158,7 @@ func TestFirstLossesMeasureTheLeastRoundTrip(t *testing.T) {
 	p.c.competing = false
 	p.c.probeRTT()
 	p.round(0)
-	if p.c.dipping != dipRounds || !p.c.probingRTT {
-		t.Fatalf("probing %v, dipping %d", p.c.probingRTT, p.c.dipping)
-	}
+	nstest.FatalIf(t, p.c.dipping != dipRounds || !p.c.probingRTT, "probing %v, dipping %d", p.c.probingRTT, p.c.dipping)
 	if p.c.collapse(true); p.c.probingRTT || p.c.dipping > 0 {
 		t.Errorf("after a timeout: probing %v, dipping %d", p.c.probingRTT, p.c.dipping)
 	}
@@ -196,9 +193,8 @@ func TestLossIsJudgedByTheQueue(t *testing.T) {
 		if queue {
 			want = before * 7 / 10
 		}
-		if p.c.cwnd != want || p.c.threshold != want {
-			t.Errorf("queue %v: window from %d to %d, want %d", queue, before, p.c.cwnd, want)
-		}
+		nstest.ErrorIf(t, p.c.cwnd != want || p.c.threshold != want,
+			"queue %v: window from %d to %d, want %d", queue, before, p.c.cwnd, want)
 	}
 }
 
@@ -260,9 +256,8 @@ func TestMarksSetTheWindow(t *testing.T) {
 		before := p.c.window()
 		p.round(0)
 		queue := int((p.trip(0) - p.delay) / p.perFrame)
-		if queue > 2*p.mark || p.c.window() < before*3/4 {
-			t.Fatalf("a queue of %d frames, threshold %d; window from %d to %d", queue, p.mark, before, p.c.window())
-		}
+		nstest.FatalIf(t, queue > 2*p.mark || p.c.window() < before*3/4,
+			"a queue of %d frames, threshold %d; window from %d to %d", queue, p.mark, before, p.c.window())
 	}
 }
 
@@ -280,13 +275,9 @@ func TestMarksKeepFramesComing(t *testing.T) {
 		for s.Ack(now, f+i+1, 256); s.Room() > 0; {
 			s.Send(now, 0, 1)
 		}
-		if i%2 == 1 && s.Next() == sent {
-			t.Errorf("window %d, %d in flight: nothing was sent", s.window(), s.inFlight())
-		}
+		nstest.ErrorIf(t, i%2 == 1 && s.Next() == sent, "window %d, %d in flight: nothing was sent", s.window(), s.inFlight())
 	}
-	if s.window() != 10 || s.inFlight() != 10 {
-		t.Errorf("window %d, %d in flight", s.window(), s.inFlight())
-	}
+	nstest.ErrorIf(t, s.window() != 10 || s.inFlight() != 10, "window %d, %d in flight", s.window(), s.inFlight())
 	if s.Ack(now+trip, f+25, 256); s.window() < 10 {
 		t.Errorf("window %d: the flight's marks reduce it once more", s.window())
 	}
@@ -322,12 +313,8 @@ func TestMarksAreForgotten(t *testing.T) {
 		return most
 	}
 	never, once, often := grown(false, 0), grown(true, 0), grown(true, markRounds/2)
-	if never < 10 || once < never/4 {
-		t.Errorf("grows by %d frames a round, %d if a frame was marked once", never, once)
-	}
-	if often > 1 {
-		t.Errorf("grows by %d frames a round although frames are marked", often)
-	}
+	nstest.ErrorIf(t, never < 10 || once < never/4, "grows by %d frames a round, %d if a frame was marked once", never, once)
+	nstest.ErrorIf(t, often > 1, "grows by %d frames a round although frames are marked", often)
 }
 
 // A peer's count of marks that is old changes nothing.
@@ -339,22 +326,16 @@ func TestOldCountOfMarks(t *testing.T) {
 	s.Marked(3)
 	s.Marked(2)
 	s.grow(1, 0, s.nxt, s.nxt, s.least)
-	if s.cwnd != before || s.seenMarks != 3 {
-		t.Errorf("window from %d to %d, %d marks", before, s.cwnd, s.seenMarks)
-	}
+	nstest.ErrorIf(t, s.cwnd != before || s.seenMarks != 3, "window from %d to %d, %d marks", before, s.cwnd, s.seenMarks)
 }
 
 // News of a mark needs a bare acknowledgement, once.
 func TestMarkNeedsABareAcknowledgement(t *testing.T) {
 	r := NewReceiver(1, 16)
 	r.Arrive(1, false)
-	if r.Bare() || r.Marks() != 0 {
-		t.Fatalf("bare %v, %d marks", r.Bare(), r.Marks())
-	}
+	nstest.FatalIf(t, r.Bare() || r.Marks() != 0, "bare %v, %d marks", r.Bare(), r.Marks())
 	r.Mark()
-	if !r.Bare() || r.Marks() != 1 {
-		t.Fatalf("bare %v, %d marks", r.Bare(), r.Marks())
-	}
+	nstest.FatalIf(t, !r.Bare() || r.Marks() != 1, "bare %v, %d marks", r.Bare(), r.Marks())
 	if r.Acked(); r.Bare() || r.Marks() != 1 {
 		t.Errorf("bare %v, %d marks", r.Bare(), r.Marks())
 	}
@@ -383,14 +364,12 @@ func TestDipKeepsTheCurveOnALongPath(t *testing.T) {
 			p.round(others)
 		}
 		if emptied {
-			if p.c.competing || p.c.epoch != 0 || p.c.peak != peak*7/10*fraction {
-				t.Errorf("emptied: competing %v, epoch %d, peak %d", p.c.competing, p.c.epoch, p.c.peak/fraction)
-			}
+			nstest.ErrorIf(t, p.c.competing || p.c.epoch != 0 || p.c.peak != peak*7/10*fraction,
+				"emptied: competing %v, epoch %d, peak %d", p.c.competing, p.c.epoch, p.c.peak/fraction)
 			continue
 		}
-		if !p.c.competing || p.c.epoch != begun || p.c.peak != peak*fraction || p.c.threshold != peak*7/10*fraction {
-			t.Fatalf("in vain: competing %v, epoch %d, peak %d, threshold %d", p.c.competing, p.c.epoch, p.c.peak/fraction, p.c.threshold/fraction)
-		}
+		nstest.FatalIf(t, !p.c.competing || p.c.epoch != begun || p.c.peak != peak*fraction || p.c.threshold != peak*7/10*fraction,
+			"in vain: competing %v, epoch %d, peak %d, threshold %d", p.c.competing, p.c.epoch, p.c.peak/fraction, p.c.threshold/fraction)
 		for p.now+2*p.c.trip < begun+int64(back*1e9) {
 			p.round(others)
 		}

@@ -1,6 +1,10 @@
 package reliable
 
-import "testing"
+import (
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+)
 
 // turn is one exchange over a link that loses frame 5 of every 16 and the
 // retransmission timer that follows now and then.
@@ -50,9 +54,7 @@ func TestNothingAllocates(t *testing.T) {
 			t.Errorf("losing %v: %v allocations", lose, n)
 		}
 	}
-	if !s.Idle() || s.Stats().Resent == 0 {
-		t.Errorf("idle %v, %+v", s.Idle(), s.Stats())
-	}
+	nstest.ErrorIf(t, !s.Idle() || s.Stats().Resent == 0, "idle %v, %+v", s.Idle(), s.Stats())
 	now = 1
 	dead := NewSender(1, 256)
 	dead.Send(now, 0, 1)
@@ -86,9 +88,7 @@ func TestFirstRetransmissionsAllocateNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 	for _, s := range fresh {
-		if s.Stats().Resent != rounds*frames {
-			t.Errorf("%+v", s.Stats())
-		}
+		nstest.ErrorIf(t, s.Stats().Resent != rounds*frames, "%+v", s.Stats())
 	}
 }
 
@@ -154,7 +154,5 @@ func TestIdleIsSmall(t *testing.T) {
 	for range 1000 {
 		s.Send(1, 0, 1)
 	}
-	if len(s.frames) != 1024 {
-		t.Errorf("room for %d frames, 1000 are outstanding", len(s.frames))
-	}
+	nstest.ErrorIf(t, len(s.frames) != 1024, "room for %d frames, 1000 are outstanding", len(s.frames))
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // sequence draws numbers where a lie would hurt: near the frames in flight,
@@ -103,9 +105,7 @@ func TestRangeAroundTheCircleIsIgnored(t *testing.T) {
 	}
 	for _, r := range []Range{{3 << 29, ^uint32(0) - 1<<30}, {1 << 30, 1<<31 | 1<<30}, {11, 12}, {5, 11}, {5, 5}, {6, 5}, {^uint32(0), 0}} {
 		s.AckRange(2, r.Start, r.End)
-		if s.sacked.n != 0 {
-			t.Fatalf("range %+v was taken", r)
-		}
+		nstest.FatalIf(t, s.sacked.n != 0, "range %+v was taken", r)
 	}
 	if s.AckRange(2, ^uint32(0)-5, 3); s.sacked.n != 3 {
 		t.Errorf("range with an old start: %d frames taken, want 3", s.sacked.n)
@@ -156,9 +156,7 @@ func TestRangesInDisorder(t *testing.T) {
 		return s
 	}
 	s, ranges := full(), hostileRanges()
-	if s.AckRanges(20_000, 1, ranges[:]) || s.looked != MaxWindow-1 {
-		t.Errorf("%d looks at %d frames", s.looked, MaxWindow)
-	}
+	nstest.ErrorIf(t, s.AckRanges(20_000, 1, ranges[:]) || s.looked != MaxWindow-1, "%d looks at %d frames", s.looked, MaxWindow)
 	for _, c := range []struct {
 		name   string
 		ranges []Range
@@ -202,9 +200,8 @@ func TestSelectiveLiarStarves(t *testing.T) {
 			t.Fatal("probes")
 		}
 	}
-	if s.Deadline() != now+maxTimeout || s.Stats().Timeouts != 0 {
-		t.Errorf("next timer after %d ns, %+v", s.Deadline()-now, s.Stats())
-	}
+	nstest.ErrorIf(t, s.Deadline() != now+maxTimeout || s.Stats().Timeouts != 0,
+		"next timer after %d ns, %+v", s.Deadline()-now, s.Stats())
 }
 
 // Before the peer's first message the initial window is not exceeded, for any size of frames.
@@ -216,9 +213,7 @@ func TestFirstWindowIsNotExceeded(t *testing.T) {
 				s.Send(us, 0, units)
 				sent += units
 			}
-			if sent > max(window, units) {
-				t.Errorf("%d units in frames of %d, and the peer takes %d", sent, units, window)
-			}
+			nstest.ErrorIf(t, sent > max(window, units), "%d units in frames of %d, and the peer takes %d", sent, units, window)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package reliable
 import (
 	"slices"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 const (
@@ -183,9 +185,8 @@ func TestOneRoundShrinksOnce(t *testing.T) {
 			if long && s.cwnd > before*7/10 {
 				want = threshold
 			}
-			if s.threshold != want {
-				t.Errorf("%d of %d: threshold %d, window %d, long path %v", c.losses, c.flight, s.threshold, s.cwnd, long)
-			}
+			nstest.ErrorIf(t, s.threshold != want,
+				"%d of %d: threshold %d, window %d, long path %v", c.losses, c.flight, s.threshold, s.cwnd, long)
 		}
 	}
 	// A window of few frames is not made smaller than its share at once.
@@ -236,17 +237,15 @@ func TestEchoTellsReordering(t *testing.T) {
 		t.Fatalf("%v is lost", got)
 	}
 	s.Ack(now+trip+2*us, f+10, 256) // a microsecond after it was sent again
-	if s.reordered != reorderRounds || s.rackSent != now {
-		t.Errorf("reordered %d, newest arrival was sent at %d, want %d", s.reordered, s.rackSent, now)
-	}
+	nstest.ErrorIf(t, s.reordered != reorderRounds || s.rackSent != now,
+		"reordered %d, newest arrival was sent at %d, want %d", s.reordered, s.rackSent, now)
 	for _, took := range []int64{trip, trip - 1, trip - trip/32} { // its round trip, which may be a little less than all known ones
 		s, now, f = warm(10)
 		sack(s, now+trip, f+1, f+10)
 		lost(s, now+trip)
 		s.Ack(now+trip+took, f+10, 256)
-		if s.reordered != 0 || s.rackSent != now+trip {
-			t.Errorf("after %d ns: reordered %d, newest arrival was sent at %d, want %d", took, s.reordered, s.rackSent, now+trip)
-		}
+		nstest.ErrorIf(t, s.reordered != 0 || s.rackSent != now+trip,
+			"after %d ns: reordered %d, newest arrival was sent at %d, want %d", took, s.reordered, s.rackSent, now+trip)
 	}
 }
 
@@ -263,15 +262,11 @@ func TestProbeIsAnsweredWithoutDelay(t *testing.T) {
 	}
 	now = s.Deadline()
 	seq, probe := s.Timeout(now)
-	if !probe || seq != f+15 {
-		t.Fatalf("frame %d, probe %v", seq, probe)
-	}
+	nstest.FatalIf(t, !probe || seq != f+15, "frame %d, probe %v", seq, probe)
 	s.Resent(now, seq)
 	now += trip
 	sack(s, now, seq, seq+1)
-	if s.lost.n != 15 || s.reordered != 0 {
-		t.Errorf("%d of 15 are lost, reordered %d", s.lost.n, s.reordered)
-	}
+	nstest.ErrorIf(t, s.lost.n != 15 || s.reordered != 0, "%d of 15 are lost, reordered %d", s.lost.n, s.reordered)
 }
 
 // After silence the doubled timer stays until a round trip was measured, and
@@ -312,9 +307,8 @@ func TestTimeoutsKeepTheThreshold(t *testing.T) {
 		s.Timeout(now)
 		lost(s, now)
 	}
-	if s.threshold != want || s.window() != leastWindow || s.Stats().Timeouts != 4 {
-		t.Errorf("threshold %d, want %d; window %d, %+v", s.threshold, want, s.window(), s.Stats())
-	}
+	nstest.ErrorIf(t, s.threshold != want || s.window() != leastWindow || s.Stats().Timeouts != 4,
+		"threshold %d, want %d; window %d, %+v", s.threshold, want, s.window(), s.Stats())
 }
 
 // Word of a retransmission that comes after the acknowledgement changes
@@ -324,7 +318,5 @@ func TestLateResentIsIgnored(t *testing.T) {
 	before := s.Stats()
 	s.Resent(now+us, f-1)
 	s.Resent(now+us, f+256)
-	if s.Stats() != before || s.frames[f&s.mask].sentAt != now {
-		t.Errorf("%+v, was %+v", s.Stats(), before)
-	}
+	nstest.ErrorIf(t, s.Stats() != before || s.frames[f&s.mask].sentAt != now, "%+v, was %+v", s.Stats(), before)
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // In no interval does a pacer let more frames go than a burst and what the rate allows, and while there is something
@@ -64,9 +66,7 @@ func TestPacedWindow(t *testing.T) {
 			}
 			sent, most, groups = sent+group, max(most, group), groups+1
 			due := s.Deadline()
-			if s.pacer.due != 0 && (due == 0 || due > now+trip) {
-				t.Fatalf("a deadline after %d ns", due-now)
-			}
+			nstest.FatalIf(t, s.pacer.due != 0 && (due == 0 || due > now+trip), "a deadline after %d ns", due-now)
 			now = min(due, end)
 		}
 		if s.pacer.due != 0 && s.pacer.due < end {
@@ -85,9 +85,7 @@ func TestPacedWindow(t *testing.T) {
 	now += trip
 	s.Pace(now)
 	for range paceBurst - 1 {
-		if s.Room() == 0 {
-			t.Fatal("a burst after silence is paced")
-		}
+		nstest.FatalIf(t, s.Room() == 0, "a burst after silence is paced")
 		s.Send(now, 0, 1)
 	}
 }
@@ -174,9 +172,7 @@ func TestPacedWhileCompeting(t *testing.T) {
 		}
 	}
 	round(trip)
-	if s.pacer.on {
-		t.Fatal("a short path is paced")
-	}
+	nstest.FatalIf(t, s.pacer.on, "a short path is paced")
 	s.competing = true
 	s.cwnd, s.threshold = 16*fraction, 16*fraction
 	for _, queue := range []int64{shortQueue, longQueue} {
@@ -188,9 +184,7 @@ func TestPacedWhileCompeting(t *testing.T) {
 		}
 	}
 	round(trip)
-	if s.competing || s.pacer.on {
-		t.Fatalf("competes %v: still paced %v", s.competing, s.pacer.on)
-	}
+	nstest.FatalIf(t, s.competing || s.pacer.on, "competes %v: still paced %v", s.competing, s.pacer.on)
 }
 
 // What opens a closed window releases no more than a stream may gather: an acknowledgement, ranges of one, or room that the
@@ -235,9 +229,7 @@ func TestPacedAfterClosedWindow(t *testing.T) {
 			group()
 		}
 		s.pacer.credit, s.pacer.due = 0, now+1 // as if the last frame had used up the credit
-		if s.window()/2 <= 2*int(s.pacer.group)+1 {
-			t.Fatalf("%s: a window of only %d frames", what, s.window())
-		}
+		nstest.FatalIf(t, s.window()/2 <= 2*int(s.pacer.group)+1, "%s: a window of only %d frames", what, s.window())
 		now += trip * 3 / 4
 		open(s, now)
 		if room := s.room(); room <= 2*int(s.pacer.group)+1 {

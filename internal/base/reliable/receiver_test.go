@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // The Receiver agrees with a set of numbers that arrived.
@@ -181,12 +183,8 @@ func TestLateFramesAreNoNews(t *testing.T) {
 		for ok := true; ok; {
 			_, ok = r.Pop()
 		}
-		if told[0] != r.Urgent() && !again {
-			t.Errorf("a gap is told %v, its end %v", told[0], r.Urgent())
-		}
-		if again && !r.Urgent() {
-			t.Error("nothing is told of a frame that was sent again")
-		}
+		nstest.ErrorIf(t, told[0] != r.Urgent() && !again, "a gap is told %v, its end %v", told[0], r.Urgent())
+		nstest.ErrorIf(t, again && !r.Urgent(), "nothing is told of a frame that was sent again")
 		r.Acked()
 		return told
 	}
@@ -208,9 +206,7 @@ func TestGapIsNotToldForEachFrame(t *testing.T) {
 	r := NewReceiver(1, 256)
 	told := 0
 	for seq := uint32(2); seq < 102; seq++ {
-		if r.Arrive(seq, false) != OutOfOrder {
-			t.Fatalf("frame %d is not early", seq)
-		}
+		nstest.FatalIf(t, r.Arrive(seq, false) != OutOfOrder, "frame %d is not early", seq)
 		r.Buffer(seq, 0)
 		if r.Urgent() || r.Unacked() >= ackEvery {
 			told++
@@ -221,9 +217,7 @@ func TestGapIsNotToldForEachFrame(t *testing.T) {
 		t.Errorf("told %d times of 100 frames behind a gap, want %d", told, want)
 	}
 	r.Arrive(150, false) // a second gap is news
-	if !r.Urgent() {
-		t.Error("a second gap is not told at once")
-	}
+	nstest.ErrorIf(t, !r.Urgent(), "a second gap is not told at once")
 	r.Buffer(150, 0)
 	r.Acked()
 	if r.Arrive(1, true); !r.Urgent() {

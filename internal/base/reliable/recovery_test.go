@@ -1,6 +1,10 @@
 package reliable
 
-import "testing"
+import (
+	"testing"
+
+	"viaxdp/internal/lab/nstest"
+)
 
 const second = 1_000_000_000
 
@@ -34,9 +38,7 @@ func TestLosslessLinkSeesNoRetransmission(t *testing.T) {
 			mustTransfer(t, w, a, b, 100*second)
 			for _, s := range []SenderStats{a.s.Stats(), b.s.Stats()} {
 				if name == "very far" { // farther than the first timer: one flight is sent again until a round trip is known
-					if s.Resent > 2*initialWindow {
-						t.Errorf("%s, both ways %v: %+v", name, both, s)
-					}
+					nstest.ErrorIf(t, s.Resent > 2*initialWindow, "%s, both ways %v: %+v", name, both, s)
 				} else if s.Resent+s.Probes+s.Timeouts+s.LossRounds != 0 {
 					t.Errorf("%s, both ways %v: %+v", name, both, s)
 				}
@@ -118,12 +120,8 @@ func TestLossIsFoundWithoutTimeouts(t *testing.T) {
 		a.total = 20_000
 		mustTransfer(t, w, a, b, 60*second)
 		s := a.s.Stats()
-		if a.out.dropped < int(loss*15_000) {
-			t.Fatalf("only %d frames were lost", a.out.dropped)
-		}
-		if int(s.Timeouts) > a.out.dropped/100+1 {
-			t.Errorf("loss %v: %d frames lost, %+v", loss, a.out.dropped, s)
-		}
+		nstest.FatalIf(t, a.out.dropped < int(loss*15_000), "only %d frames were lost", a.out.dropped)
+		nstest.ErrorIf(t, int(s.Timeouts) > a.out.dropped/100+1, "loss %v: %d frames lost, %+v", loss, a.out.dropped, s)
 		if extra := int(s.Resent) - a.out.dropped; extra > a.out.dropped/20+5 {
 			t.Errorf("loss %v: %d frames lost, %d sent again in vain", loss, a.out.dropped, extra)
 		}
@@ -178,9 +176,7 @@ func TestHeavyFirstLossesAreRepairedSoon(t *testing.T) {
 			return false
 		}
 		mustTransfer(t, w, a, b, 600*second)
-		if a.out.dropped < 500 || !probed {
-			t.Fatalf("%+v: %d frames were lost, RTT probe %v", c, a.out.dropped, probed)
-		}
+		nstest.FatalIf(t, a.out.dropped < 500 || !probed, "%+v: %d frames were lost, RTT probe %v", c, a.out.dropped, probed)
 		if trips := w.now / trip; trips > c.most { // they last 10 at full width
 			t.Errorf("%+v: took %d round trips; %+v", c, trips, a.s.Stats())
 		}
@@ -245,9 +241,7 @@ func TestReorderingIsForgotten(t *testing.T) {
 	a.s.reordered = reorderRounds
 	a.total = 20_000
 	mustTransfer(t, w, a, b, 60*second)
-	if a.s.reordered != 0 {
-		t.Errorf("after %d rounds of losses still expects reordering", a.s.Stats().LossRounds)
-	}
+	nstest.ErrorIf(t, a.s.reordered != 0, "after %d rounds of losses still expects reordering", a.s.Stats().LossRounds)
 }
 
 // No later frames reveal the loss of a stream's last frames. A probe does, long before a retransmission
@@ -269,9 +263,7 @@ func TestTailLossIsProbed(t *testing.T) {
 		a.total = 520
 		mustTransfer(t, w, a, b, second)
 		s := a.s.Stats()
-		if s.Probes != 1 || s.Timeouts != 0 || int(s.Resent) != lost {
-			t.Errorf("last %d lost: %+v", lost, s)
-		}
+		nstest.ErrorIf(t, s.Probes != 1 || s.Timeouts != 0 || int(s.Resent) != lost, "last %d lost: %+v", lost, s)
 		if took := w.now - start; took > 600_000 {
 			t.Errorf("last %d lost: took %d us", lost, took/1000)
 		}

@@ -3,6 +3,8 @@ package reliable
 import (
 	"slices"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // untilCompeting runs rounds beside frames of others until the sender competes.
@@ -36,9 +38,7 @@ func TestTakesNoMoreThanItsRivals(t *testing.T) {
 		for p.c.dipping == 0 {
 			p.round(others)
 		}
-		if p.now < begun+dipEveryTrips*trip {
-			t.Fatalf("%d us: a dip after %d round trips", delay/1000, (p.now-begun)/trip)
-		}
+		nstest.FatalIf(t, p.now < begun+dipEveryTrips*trip, "%d us: a dip after %d round trips", delay/1000, (p.now-begun)/trip)
 		p.rounds(dipRounds, others)
 		p.lost = 0
 		var sum, rounds int
@@ -72,9 +72,8 @@ func TestRivalsThatFillTheQueue(t *testing.T) {
 			}
 			return others
 		})
-		if p.c.threshold != p.c.most || p.c.rivals.inFlight > 400*fraction || p.c.rivals.lost != (how == "frames are lost") {
-			t.Errorf("%s: begins to compete with %d frames beside %d", how, p.c.threshold/fraction, others)
-		}
+		nstest.ErrorIf(t, p.c.threshold != p.c.most || p.c.rivals.inFlight > 400*fraction || p.c.rivals.lost != (how == "frames are lost"),
+			"%s: begins to compete with %d frames beside %d", how, p.c.threshold/fraction, others)
 	}
 }
 
@@ -84,9 +83,7 @@ func TestOldLossesOfRivals(t *testing.T) {
 	p.rounds(15, 0)
 	p.c.lossRound(p.now, p.c.window())
 	untilCompeting(t, p, constant(200))
-	if p.c.threshold == p.c.most {
-		t.Error("losses before the first dip in vain show that the others fill the queue")
-	}
+	nstest.ErrorIf(t, p.c.threshold == p.c.most, "losses before the first dip in vain show that the others fill the queue")
 }
 
 // A dip while the sender competes bounds the window by what the others have, and by nothing where their part has grown.
@@ -106,16 +103,11 @@ func TestDipBoundsTheWindowByRivals(t *testing.T) {
 		window := p.c.window() // grown a little
 		p.c.rivals.nextMeasure = 0
 		p.round(c.before)
-		if p.c.dipping != dipRounds {
-			t.Fatalf("%+v: no dip", c)
-		}
+		nstest.FatalIf(t, p.c.dipping != dipRounds, "%+v: no dip", c)
 		p.rounds(dipRounds, c.in)
-		if !p.c.competing {
-			t.Fatalf("%+v: competes no longer", c)
-		}
-		if c.in == 300 && p.c.rivals.limit != 0 {
-			t.Errorf("%+v: does not ask again before it has %d frames", c, p.c.rivals.limit/fraction)
-		}
+		nstest.FatalIf(t, !p.c.competing, "%+v: competes no longer", c)
+		nstest.ErrorIf(t, c.in == 300 && p.c.rivals.limit != 0,
+			"%+v: does not ask again before it has %d frames", c, p.c.rivals.limit/fraction)
 		want := int64(c.want)
 		if c.want == 150 {
 			want = int64(window)
@@ -143,9 +135,7 @@ func TestDipsAlthoughNothingIsLost(t *testing.T) {
 		p.c.compete()
 		used := int64(c.used) * fraction
 		p.c.rivals.nextMeasure = p.now + 5
-		if p.c.measureAgain(p.now+4, used) {
-			t.Errorf("%+v: a dip too early", c)
-		}
+		nstest.ErrorIf(t, p.c.measureAgain(p.now+4, used), "%+v: a dip too early", c)
 		if got := p.c.measureAgain(p.now+5, used); got != c.first {
 			t.Errorf("%+v: first dip: %v", c, got)
 		}
@@ -156,9 +146,7 @@ func TestDipsAlthoughNothingIsLost(t *testing.T) {
 			t.Errorf("%+v: later dip: %v, %d frames of the others", c, got, p.c.rivals.inFlight/fraction)
 		}
 		p.c.UseCubic()
-		if p.c.measureAgain(p.now+5, used) {
-			t.Errorf("%+v: a dip of CUBIC", c)
-		}
+		nstest.ErrorIf(t, p.c.measureAgain(p.now+5, used), "%+v: a dip of CUBIC", c)
 	}
 }
 
@@ -201,9 +189,8 @@ func TestDipAfterALossKnowsTheWindowBefore(t *testing.T) {
 	p.c.cwnd, p.c.threshold = 200*fraction, 200*fraction
 	p.c.sample(8_000_000)
 	p.c.lossRound(p.now, 200)
-	if p.c.dipping != dipRounds || p.c.rivals.held != 200*fraction || p.c.rivals.heldTrip != 8_000_000 {
-		t.Errorf("dip of %d rounds from %d frames and %d us", p.c.dipping, p.c.rivals.held/fraction, p.c.rivals.heldTrip/1000)
-	}
+	nstest.ErrorIf(t, p.c.dipping != dipRounds || p.c.rivals.held != 200*fraction || p.c.rivals.heldTrip != 8_000_000,
+		"dip of %d rounds from %d frames and %d us", p.c.dipping, p.c.rivals.held/fraction, p.c.rivals.heldTrip/1000)
 }
 
 // A sender that competes dips, too, when the round trip falls as no loss makes it fall: in two rounds it was half as long again, and
@@ -254,13 +241,10 @@ func TestJoinsTheDipsOfOthers(t *testing.T) {
 		p.rounds(2, others)
 		known := p.c.rivals.inFlight
 		p.round(others - p.c.window()*7/10)
-		if p.c.dipping == 0 {
-			t.Fatalf("no dip: round trip %d us, window %d", p.c.trip/1000, p.c.window())
-		}
+		nstest.FatalIf(t, p.c.dipping == 0, "no dip: round trip %d us, window %d", p.c.trip/1000, p.c.window())
 		p.rounds(dipRounds, remain)
-		if p.c.competing != (remain > 0) || p.c.rivals.inFlight != known {
-			t.Errorf("%d frames of others remain: competes: %v, %d frames, known were %d", remain, p.c.competing, p.c.rivals.inFlight/fraction, known/fraction)
-		}
+		nstest.ErrorIf(t, p.c.competing != (remain > 0) || p.c.rivals.inFlight != known,
+			"%d frames of others remain: competes: %v, %d frames, known were %d", remain, p.c.competing, p.c.rivals.inFlight/fraction, known/fraction)
 	}
 
 	// Not on a long path.
@@ -295,9 +279,7 @@ func TestSlowRoundInADip(t *testing.T) {
 				p.round(0)
 			}
 		}
-		if p.c.dipping > 0 || p.c.vain > 0 {
-			t.Errorf("round %d of the dip is slow: %d dips in vain", slow, p.c.vain)
-		}
+		nstest.ErrorIf(t, p.c.dipping > 0 || p.c.vain > 0, "round %d of the dip is slow: %d dips in vain", slow, p.c.vain)
 	}
 
 	p := started(10_000_000, 20_000) // processors hardly slow so long a round
