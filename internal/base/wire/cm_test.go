@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // cmExamples has messages of each type.
@@ -64,19 +66,13 @@ func TestCMGolden(t *testing.T) {
 	must(t, err)
 	lines := strings.Fields(string(b))
 	examples := cmExamples()
-	if len(lines) != len(examples) {
-		t.Fatalf("%d lines for %d examples", len(lines), len(examples))
-	}
+	nstest.FatalIf(t, len(lines) != len(examples), "%d lines for %d examples", len(lines), len(examples))
 	for i, m := range examples {
 		want, err := hex.DecodeString(lines[i])
 		must(t, err)
 		got, err := m.Append(nil)
-		if err != nil {
-			t.Fatalf("%v: %v", m.Type, err)
-		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("%v:\ngot  %x\nwant %x", m.Type, got, want)
-		}
+		nstest.FatalIf(t, err != nil, "%v: %v", m.Type, err)
+		nstest.ErrorIf(t, !bytes.Equal(got, want), "%v:\ngot  %x\nwant %x", m.Type, got, want)
 		back, err := ParseCM(want)
 		if err != nil {
 			t.Errorf("%v: %v", m.Type, err)
@@ -286,9 +282,7 @@ func TestCMNames(t *testing.T) {
 	if want := int(cmLast) + int(cmReasonEnd); len(seen) != want || seen[""] {
 		t.Errorf("%d different names, want %d: %v", len(seen), want, seen)
 	}
-	if CMType(99).String() == "" || CMReason(99).String() == "" {
-		t.Error("no text for an unknown number")
-	}
+	nstest.ErrorIf(t, CMType(99).String() == "" || CMReason(99).String() == "", "no text for an unknown number")
 }
 
 // What ParseCM takes, Append makes again, byte for byte.
@@ -309,11 +303,7 @@ func FuzzParseCM(f *testing.F) {
 			return
 		}
 		again, err := m.Append(nil)
-		if err != nil {
-			t.Fatalf("%+v: %v", m, err)
-		}
-		if !bytes.Equal(again, b) {
-			t.Fatalf("got  %x\nmade %x", b, again)
-		}
+		nstest.FatalIf(t, err != nil, "%+v: %v", m, err)
+		nstest.FatalIf(t, !bytes.Equal(again, b), "got  %x\nmade %x", b, again)
 	})
 }

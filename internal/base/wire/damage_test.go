@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"testing"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // lower is the length of the headers in front of the UDP header.
@@ -43,12 +45,10 @@ func TestFlippedBits(t *testing.T) {
 			frame[at] ^= 1 << (bit % 8)
 			p, err := read(frame)
 			length := at >= front+4 && at < front+6
-			if err == nil && (at >= front+udpLen || length) {
-				t.Errorf("%s: bit %d of byte %d (front %d) changed unseen", g.name, bit%8, at, front)
-			}
-			if err == nil && (p.Header != g.header || !bytes.Equal(p.Payload, g.payload)) {
-				t.Errorf("%s: bit %d of byte %d changed the content", g.name, bit%8, at)
-			}
+			nstest.ErrorIf(t, err == nil && (at >= front+udpLen || length),
+				"%s: bit %d of byte %d (front %d) changed unseen", g.name, bit%8, at, front)
+			nstest.ErrorIf(t, err == nil && (p.Header != g.header || !bytes.Equal(p.Payload, g.payload)),
+				"%s: bit %d of byte %d changed the content", g.name, bit%8, at)
 			frame[at] ^= 1 << (bit % 8)
 		}
 	}
@@ -129,15 +129,12 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		frame := bytes.Clone(data)
 		p, err := read(frame)
-		if !bytes.Equal(frame, data) {
-			t.Fatal("reading changed the frame")
-		}
+		nstest.FatalIf(t, !bytes.Equal(frame, data), "reading changed the frame")
 		if p.udp == nil || p.Kind == KindSealed || errors.Is(err, ErrKind) || errors.Is(err, ErrVersion) || errors.Is(err, ErrLength) {
 			return
 		}
-		if len(p.Payload) != int(p.Length) || len(p.udp) != HeaderLen+len(p.Payload) {
-			t.Fatalf("payload of %d bytes, length field %d, datagram %d", len(p.Payload), p.Length, len(p.udp))
-		}
+		nstest.FatalIf(t, len(p.Payload) != int(p.Length) || len(p.udp) != HeaderLen+len(p.Payload),
+			"payload of %d bytes, length field %d, datagram %d", len(p.Payload), p.Length, len(p.udp))
 		again := bytes.Clone(p.udp)
 		p.Header.Put(again)
 		PutChecksum(again)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 func drawGolden(t *rapid.T) golden {
@@ -155,9 +157,7 @@ func TestTemplateRefuses(t *testing.T) {
 	}
 	mapped, err := NewTemplate(on(macs, "::ffff:10.0.0.1", "10.0.0.2", 0, 0))
 	plain, _ := NewTemplate(oneToTwo)
-	if err != nil || mapped != plain {
-		t.Errorf("mapped address: %v", err)
-	}
+	nstest.ErrorIf(t, err != nil || mapped != plain, "mapped address: %v", err)
 }
 
 // A router may mark a frame once the template allows it, and the receiver sees the mark and nothing else.
@@ -236,9 +236,8 @@ func FuzzDecodeChain(f *testing.F) {
 			return
 		}
 		payload := append(bytes.Clone(chain.Payload), bytes.Join(chain.Rest, nil)...)
-		if chain.Header != whole.Header || chain.Src != whole.Src || !bytes.Equal(payload, whole.Payload) {
-			t.Fatalf("%+v and %d bytes in pieces, %+v and %d in one", chain.Header, len(payload), whole.Header, len(whole.Payload))
-		}
+		nstest.FatalIf(t, chain.Header != whole.Header || chain.Src != whole.Src || !bytes.Equal(payload, whole.Payload),
+			"%+v and %d bytes in pieces, %+v and %d in one", chain.Header, len(payload), whole.Header, len(whole.Payload))
 		if one, many := whole.Verify(), chain.Verify(); one != many {
 			t.Fatalf("checksum in one buffer: %v, in pieces: %v", one, many)
 		}
@@ -247,9 +246,8 @@ func FuzzDecodeChain(f *testing.F) {
 		PutChecksum(udp)
 		again, parts := cut(bytes.Clone(whole.udp), HeaderLen+int(more), int(size)+1)
 		PutChecksum(again, parts...)
-		if !bytes.Equal(udp[:HeaderLen], again[:HeaderLen]) {
-			t.Fatalf("sealed in one %x, in pieces %x", udp[:HeaderLen], again[:HeaderLen])
-		}
+		nstest.FatalIf(t, !bytes.Equal(udp[:HeaderLen], again[:HeaderLen]),
+			"sealed in one %x, in pieces %x", udp[:HeaderLen], again[:HeaderLen])
 	})
 }
 
@@ -277,13 +275,9 @@ func TestNothingAllocates(t *testing.T) {
 		Restamp(via, 1, 2, FlagAckNow)
 		PutChecksum(via)
 		var p Packet
-		if p.Decode(frame) != nil || p.Verify() != nil {
-			t.Error("not read")
-		}
+		nstest.ErrorIf(t, p.Decode(frame) != nil || p.Verify() != nil, "not read")
 	})
-	if n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	nstest.ErrorIf(t, n != 0, "%v allocations", n)
 }
 
 func BenchmarkRead(b *testing.B) {

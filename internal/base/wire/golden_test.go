@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 type golden struct {
@@ -79,9 +81,8 @@ func build(t testing.TB, g golden) []byte {
 	n := HeaderLen + len(g.payload)
 	frame := make([]byte, template.Len()+n)
 	via := template.Put(frame, n)
-	if len(via) != n || &via[0] != &frame[template.Len()] {
-		t.Fatalf("Put gave %d bytes, want %d behind the headers", len(via), n)
-	}
+	nstest.FatalIf(t, len(via) != n || &via[0] != &frame[template.Len()],
+		"Put gave %d bytes, want %d behind the headers", len(via), n)
 	g.header.Put(via)
 	copy(via[HeaderLen:], g.payload)
 	PutChecksum(via)
@@ -93,32 +94,24 @@ func TestGoldenFrames(t *testing.T) {
 	must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	list := goldens()
-	if len(lines) != len(list) {
-		t.Fatalf("%d golden frames, %d in the table", len(lines), len(list))
-	}
+	nstest.FatalIf(t, len(lines) != len(list), "%d golden frames, %d in the table", len(lines), len(list))
 	for i, g := range list {
 		name, digits, _ := strings.Cut(lines[i], " ")
 		want, err := hex.DecodeString(digits)
-		if err != nil || name != g.name {
-			t.Fatalf("line %d: %q instead of %q, %v", i+1, name, g.name, err)
-		}
+		nstest.FatalIf(t, err != nil || name != g.name, "line %d: %q instead of %q, %v", i+1, name, g.name, err)
 		if got := build(t, g); !bytes.Equal(got, want) {
 			t.Errorf("%s:\n got %x\nwant %x", g.name, got, want)
 		}
-		var p Packet
-		if err := p.Decode(want); err != nil {
+		p, err := read(want)
+		if err != nil {
 			t.Errorf("%s: %v", g.name, err)
 			continue
-		}
-		if err := p.Verify(); err != nil {
-			t.Errorf("%s: %v", g.name, err)
 		}
 		if diff := cmp.Diff(g.header, p.Header); diff != "" {
 			t.Errorf("%s: header (-want +got):\n%s", g.name, diff)
 		}
-		if p.Src != HostOf(g.link.Src) || !bytes.Equal(p.Payload, g.payload) {
-			t.Errorf("%s: from %x, payload %x", g.name, p.Src, p.Payload)
-		}
+		nstest.ErrorIf(t, p.Src != HostOf(g.link.Src) || !bytes.Equal(p.Payload, g.payload),
+			"%s: from %x, payload %x", g.name, p.Src, p.Payload)
 	}
 }
 
@@ -145,9 +138,7 @@ func TestHostOf(t *testing.T) {
 		"fd00::1":         {0xfd00 << 48, 1},
 	} {
 		got := HostOf(netip.MustParseAddr(text))
-		if got != want {
-			t.Errorf("%s: %x, want %x", text, got, want)
-		}
+		nstest.ErrorIf(t, got != want, "%s: %x, want %x", text, got, want)
 		if a := got.Addr(); a != netip.MustParseAddr(text).Unmap() {
 			t.Errorf("%s: back as %v", text, a)
 		}
@@ -166,9 +157,7 @@ func TestPayloadRoom(t *testing.T) {
 		{76, false, 0, 0}, {77, false, 0, 1}, {20, true, 0, 0}, {0, false, 0, 0}, {1500, false, 10, 0},
 	} {
 		got := PayloadRoom(c.mtu, c.v6, c.datagram)
-		if got != c.want {
-			t.Errorf("%+v: %d", c, got)
-		}
+		nstest.ErrorIf(t, got != c.want, "%+v: %d", c, got)
 	}
 	// The largest frame that fits has the right lengths.
 	for _, l := range []Link{oneToTwo, on(macs, "fd00::1", "fd00::2", 0, 0)} {
@@ -181,17 +170,5 @@ func TestPayloadRoom(t *testing.T) {
 	}
 }
 
-// failer is what *testing.T and *rapid.T have in common.
-type failer interface {
-	Helper()
-	Error(args ...any)
-	Fatal(args ...any)
-}
-
-// must ends the test by an error, and noError marks it as failed by one.
-func must(t failer, err error) {
-	if err != nil {
-		t.Helper()
-		t.Fatal(err)
-	}
-}
+// must takes a rapid.T, too.
+var must = nstest.Must

@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A frame's messages come out as they went in.
@@ -94,9 +96,7 @@ func FuzzRecords(f *testing.F) {
 			}
 			again := make([]byte, r.Len(len(r.Data)))
 			copy(r.Put(again, len(r.Data)), r.Data)
-			if !bytes.HasPrefix(b, again) {
-				t.Fatalf("%x reads as what is written as %x", b, again)
-			}
+			nstest.FatalIf(t, !bytes.HasPrefix(b, again), "%x reads as what is written as %x", b, again)
 			b = rest
 		}
 	})

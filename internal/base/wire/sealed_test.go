@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // sealed makes the sealed form of a golden frame, its inner part not encrypted and
@@ -23,9 +25,7 @@ func sealed(t testing.TB, g golden, epoch uint16, number uint64) []byte {
 	frame := make([]byte, template.Len()+n)
 	via := template.Put(frame, n)
 	clear, inner := PutSealed(via, plain, epoch, number)
-	if len(clear)+len(inner)+TagLen != n {
-		t.Fatalf("%d bytes in clear, %d to encrypt, %d in all", len(clear), len(inner), n)
-	}
+	nstest.FatalIf(t, len(clear)+len(inner)+TagLen != n, "%d bytes in clear, %d to encrypt, %d in all", len(clear), len(inner), n)
 	copy(via[copy(via[len(clear):], inner)+len(clear):], bytes.Repeat([]byte{0x5a}, TagLen))
 	return frame
 }
@@ -36,24 +36,20 @@ func TestGoldenSealed(t *testing.T) {
 	text, err := os.ReadFile("testdata/sealed.hex")
 	must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	if len(lines) != len(goldens()) {
-		t.Fatalf("%d lines, %d golden frames", len(lines), len(goldens()))
-	}
+	nstest.FatalIf(t, len(lines) != len(goldens()), "%d lines, %d golden frames", len(lines), len(goldens()))
 	for i, g := range goldens() {
 		name, digits, _ := strings.Cut(lines[i], " ")
 		epoch, number := uint16(0xe0+i), 0x0102030405060700+uint64(i)
 		got := sealed(t, g, epoch, number)
-		if name != g.name || hex.EncodeToString(got) != digits {
-			t.Errorf("%s:\n got %x\nwant %s of %s", g.name, got, digits, name)
-		}
+		nstest.ErrorIf(t, name != g.name || hex.EncodeToString(got) != digits,
+			"%s:\n got %x\nwant %s of %s", g.name, got, digits, name)
 		var p Packet
 		if err := p.Decode(got); err != nil {
 			t.Errorf("%s: %v", g.name, err)
 			continue
 		}
-		if p.Kind != KindSealed || p.VI != g.header.VI || p.Key != g.header.Key || p.Epoch() != epoch || p.Number() != number {
-			t.Errorf("%s: %+v, epoch %d, number %d", g.name, p.Header, p.Epoch(), p.Number())
-		}
+		nstest.ErrorIf(t, p.Kind != KindSealed || p.VI != g.header.VI || p.Key != g.header.Key || p.Epoch() != epoch || p.Number() != number,
+			"%s: %+v, epoch %d, number %d", g.name, p.Header, p.Epoch(), p.Number())
 		if err := p.Opened(); err != nil {
 			t.Errorf("%s: %v", g.name, err)
 		}
@@ -73,12 +69,8 @@ func TestSealInPlace(t *testing.T) {
 		g.header.Put(plain)
 		copy(plain[HeaderLen:], g.payload)
 		clear, inner := PutSealed(b, plain, 1, uint64(i))
-		if &inner[0] != &b[len(clear)] {
-			t.Fatal("what is encrypted does not lie where it goes")
-		}
-		if !bytes.HasSuffix(want[:len(want)-TagLen], b[:len(b)-TagLen]) {
-			t.Errorf("%s: %x", g.name, b)
-		}
+		nstest.FatalIf(t, &inner[0] != &b[len(clear)], "what is encrypted does not lie where it goes")
+		nstest.ErrorIf(t, !bytes.HasSuffix(want[:len(want)-TagLen], b[:len(b)-TagLen]), "%s: %x", g.name, b)
 	}
 }
 
@@ -97,9 +89,7 @@ func TestSpreadForgets(t *testing.T) {
 		clear(head)
 		must(t, decode(&p, bytes.Clone(frame)))
 		p.Spread()
-		if !bytes.Equal(head, make([]byte, len(head))) {
-			t.Errorf("%s: the buffer of the packet before was written", name)
-		}
+		nstest.ErrorIf(t, !bytes.Equal(head, make([]byte, len(head))), "%s: the buffer of the packet before was written", name)
 	}
 }
 
@@ -122,27 +112,20 @@ func FuzzSealed(f *testing.F) {
 		if len(chain.Rest) > 0 {
 			joined := chain.Join(nil)
 			clear, sealed := chain.Sealed()
-			if &clear[0] != &joined[0] || len(clear)+len(sealed) != len(joined) {
-				t.Fatalf("%d bytes joined, %d in clear, %d sealed", len(joined), len(clear), len(sealed))
-			}
+			nstest.FatalIf(t, &clear[0] != &joined[0] || len(clear)+len(sealed) != len(joined),
+				"%d bytes joined, %d in clear, %d sealed", len(joined), len(clear), len(sealed))
 			chain.Spread()
-			if !bytes.Equal(frame, before) {
-				t.Fatal("Spread changed the frame")
-			}
+			nstest.FatalIf(t, !bytes.Equal(frame, before), "Spread changed the frame")
 			sealed[0] ^= 0xff
 			chain.Spread()
-			if bytes.Equal(frame, before) {
-				t.Fatal("Spread wrote nothing back")
-			}
+			nstest.FatalIf(t, bytes.Equal(frame, before), "Spread wrote nothing back")
 			sealed[0] ^= 0xff
 			chain.Spread()
 		}
 		one, many := whole.Opened(), chain.Opened()
-		if one != many || one == nil && (whole.Header != chain.Header || !bytes.Equal(whole.Payload, chain.Payload)) {
-			t.Fatalf("in one buffer %+v, %v; in several %+v, %v", whole.Header, one, chain.Header, many)
-		}
-		if one == nil && (whole.Kind == KindSealed || int(whole.Length) != len(whole.Payload)) {
-			t.Fatalf("taken: %+v with %d bytes", whole.Header, len(whole.Payload))
-		}
+		nstest.FatalIf(t, one != many || one == nil && (whole.Header != chain.Header || !bytes.Equal(whole.Payload, chain.Payload)),
+			"in one buffer %+v, %v; in several %+v, %v", whole.Header, one, chain.Header, many)
+		nstest.FatalIf(t, one == nil && (whole.Kind == KindSealed || int(whole.Length) != len(whole.Payload)),
+			"taken: %+v with %d bytes", whole.Header, len(whole.Payload))
 	})
 }
