@@ -61,9 +61,7 @@ func exchange(t *testing.T, va, vb *vipl.VI, xa, xb *box, messages, most int, se
 				s.sent++
 			}
 			for d, _ := s.send.SendDone(); d != nil; d, _ = s.send.SendDone() {
-				if d.Status().Failed() {
-					t.Fatalf("a send is over with %v", d.Status())
-				}
+				fatalIf(t, d.Status().Failed(), "a send is over with %v", d.Status())
 			}
 			for d, _ := s.recv.RecvDone(); d != nil; d, _ = s.recv.RecvDone() {
 				i := slots + s.came%slots

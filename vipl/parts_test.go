@@ -61,9 +61,8 @@ func TestVITable(t *testing.T) {
 	a, b := &VI{num: 1<<16 | 5}, &VI{num: 2<<16 | 5} // a VI and a later one with the same index
 	nstest.ErrorIf(t, table.find(a.num) != nil, "an empty table has a VI")
 	table.put(a)
-	if table.find(a.num) != a || table.find(b.num) != nil || table.find(6) != nil || table.find(1<<16|0xffff) != nil {
-		t.Error("a number finds another VI than its own")
-	}
+	nstest.ErrorIf(t, table.find(a.num) != a || table.find(b.num) != nil || table.find(6) != nil || table.find(1<<16|0xffff) != nil,
+		"a number finds another VI than its own")
 	table.drop(a)
 	table.put(b)
 	nstest.ErrorIf(t, table.find(a.num) != nil || table.find(b.num) != b, "an index finds its former VI")
@@ -158,9 +157,8 @@ func TestReadyList(t *testing.T) {
 	nstest.ErrorIf(t, !slices.Equal(p.ready.conns, []*conn{a, b}), "%d connections are listed, not each once", len(p.ready.conns))
 	p.doorbell.waitIf(true)
 	p.pumpReady(1) // they are closed: nothing is to be sent
-	if len(p.ready.conns) != 0 || a.inReady || b.inReady || p.doorbell.lazy {
-		t.Errorf("after the turn %d are left, %v %v, the doorbell waits: %v", len(p.ready.conns), a.inReady, b.inReady, p.doorbell.lazy)
-	}
+	nstest.ErrorIf(t, len(p.ready.conns) != 0 || a.inReady || b.inReady || p.doorbell.lazy,
+		"after the turn %d are left, %v %v, the doorbell waits: %v", len(p.ready.conns), a.inReady, b.inReady, p.doorbell.lazy)
 	// What is stuck alone stays for the next turn.
 	p.enqueue(a)
 	nstest.ErrorIf(t, !p.stuckAlone(a) || len(p.ready.conns) != 0 || !a.inReady, "it is not set aside")
@@ -209,9 +207,8 @@ func TestListsHaveRoom(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 	for _, e := range fresh {
-		if len(e.ready.stuck) != conns-1 || len(e.long.kept.free) != frames {
-			t.Errorf("%d connections are stuck, %d frames are free", len(e.ready.stuck), len(e.long.kept.free))
-		}
+		nstest.ErrorIf(t, len(e.ready.stuck) != conns-1 || len(e.long.kept.free) != frames,
+			"%d connections are stuck, %d frames are free", len(e.ready.stuck), len(e.long.kept.free))
 	}
 }
 
@@ -312,14 +309,12 @@ func TestCoalescer(t *testing.T) {
 	p.coalesce(a, 10)
 	p.coalesce(b, 20)
 	p.coalesce(a, 30)
-	if !slices.Equal(p.coalescer.conns, []*conn{a, b}) || p.coalescer.since != 10 || p.coalescer.waiting.Load() != 1 {
-		t.Errorf("%d wait, since %d", len(p.coalescer.conns), p.coalescer.since)
-	}
+	nstest.ErrorIf(t, !slices.Equal(p.coalescer.conns, []*conn{a, b}) || p.coalescer.since != 10 || p.coalescer.waiting.Load() != 1,
+		"%d wait, since %d", len(p.coalescer.conns), p.coalescer.since)
 	p.doorbell.waitIf(true)
 	p.flushCoalesced(40)
-	if len(p.coalescer.conns) != 0 || a.batch.waiting || b.batch.waiting || p.coalescer.waiting.Load() != 0 || p.doorbell.lazy || a.batch.off {
-		t.Errorf("after the flush: %+v %+v", a.batch, b.batch)
-	}
+	nstest.ErrorIf(t, len(p.coalescer.conns) != 0 || a.batch.waiting || b.batch.waiting || p.coalescer.waiting.Load() != 0 || p.doorbell.lazy || a.batch.off,
+		"after the flush: %+v %+v", a.batch, b.batch)
 	// A stream lasts until nothing has waited for streamIdle.
 	if a.endStream(30 + streamIdle); !a.batch.inStream {
 		t.Error("the stream has ended too early")

@@ -176,9 +176,8 @@ func (r *replay) take(s *replaySide) {
 		s.sends = s.sends[1:]
 		r.kinds[o.kind]++
 		r.say(s, "has sent", o, d)
-		if o.kind == "read" && !bytes.Equal(s.src.buf[o.k%replaySlots][:o.length], s.source.buf[0][:o.length]) {
-			r.t.Fatalf("%s: read %d of %d bytes brought others", s.name, o.k, o.length)
-		}
+		fatalIf(r.t, o.kind == "read" && !bytes.Equal(s.src.buf[o.k%replaySlots][:o.length], s.source.buf[0][:o.length]),
+			"%s: read %d of %d bytes brought others", s.name, o.k, o.length)
 	}
 	for {
 		d, err := s.peer.RecvDone()
@@ -186,9 +185,7 @@ func (r *replay) take(s *replaySide) {
 			return
 		}
 		i := s.taken % replaySlots
-		if err != nil || d != s.recv.desc[i] {
-			r.t.Fatalf("%s: %v was received, %v", s.name, d, err)
-		}
+		fatalIf(r.t, err != nil || d != s.recv.desc[i], "%s: %v was received, %v", s.name, d, err)
 		// Bare writes before it have arrived, too, and are looked at now.
 		for len(s.comes) > 0 && s.comes[0].kind == "bare write" {
 			checkPattern(r.t, s.target.buf[s.comes[0].k%replaySlots][:s.comes[0].length], s.comes[0].k)
@@ -266,9 +263,7 @@ func runReplay(t *testing.T, seed uint64, c memoryConfig) *replayed {
 		}
 		last := len(r.sides)
 		for end := time.Now().Add(5 * time.Minute); last > 0 || !r.idle(); r.pass(20 * time.Microsecond) {
-			if time.Now().After(end) {
-				t.Fatalf("not everything has come: %+v, %+v", n.a.Counters(), n.b.Counters())
-			}
+			fatalIf(t, time.Now().After(end), "not everything has come: %+v, %+v", n.a.Counters(), n.b.Counters())
 			for i, s := range r.sides {
 				r.take(s)
 				if next := s.next; i == last-1 { // a message behind the bare writes

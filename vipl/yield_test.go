@@ -3,6 +3,8 @@ package vipl
 import (
 	"testing"
 	"time"
+
+	"viaxdp/internal/lab/nstest"
 )
 
 // A process yields its CPU once its polls have been in vain for some time.
@@ -22,8 +24,6 @@ func TestCPUShare(t *testing.T) {
 				c.Yielded(time.Millisecond)
 			}
 		}
-		if yields != step.yields {
-			t.Errorf("step %d: %d yields, want %d", i, yields, step.yields)
-		}
+		nstest.ErrorIf(t, yields != step.yields, "step %d: %d yields, want %d", i, yields, step.yields)
 	}
 }
