@@ -20,15 +20,7 @@ import (
 func unconfirmed(t *testing.T, ctx context.Context, n *memoryNet, va, vb *vipl.VI, meanwhile func()) (asked, accepted error) {
 	t.Helper()
 	to := address(n.b, "unconfirmed")
-	answer := make(chan error, 1)
-	go func() {
-		_, err := va.ConnectRequest(vipl.NetAddress{}, to, time.Second)
-		for errors.Is(err, vipl.ErrNoMatch) { // no wait is active yet
-			time.Sleep(time.Millisecond)
-			_, err = va.ConnectRequest(vipl.NetAddress{}, to, time.Second)
-		}
-		answer <- err
-	}()
+	answer := starts(func() error { return requestFor(va, to, time.Second) })
 	c, err := n.b.ConnectWait(to, ackDelay)
 	must(t, err)
 	n.fabric.Cut(n.a.agent.Addr(), true)
@@ -143,7 +135,7 @@ func TestFrameOutweighsConfirmation(t *testing.T) {
 		xa, xb := newBox(t, n.a.NIC, 2, 64), newBox(t, n.b.NIC, 2, 64)
 		postRecvs(t, va, xa, 2, 64)
 		accepted := accepts(n.a.NIC, address(n.a, "doubted"), va)
-		must(t, errOf(request(vb, address(n.a, "doubted"))))
+		must(t, request(vb, address(n.a, "doubted")))
 		for i := range 2 {
 			postMessage(t, vb, xb, i, 64, i)
 			equal(t, "receive", received(t, va, 0), xa.desc[i])
@@ -175,7 +167,7 @@ func accepting(t *testing.T) (n *memoryNet, va, vb *vipl.VI, over chan struct{},
 	xa, xb := newBox(t, n.a.NIC, 1, 64), newBox(t, n.b.NIC, 1, 64)
 	postRecv(t, va, xa, 0, 64)
 	accepted = accepts(n.a.NIC, address(n.a, "doubted"), va)
-	must(t, errOf(request(vb, address(n.a, "doubted"))))
+	must(t, request(vb, address(n.a, "doubted")))
 	postSend(t, vb, xb, 0, 64)
 	received(t, va, 0)
 	sent(t, vb, 0)
@@ -188,12 +180,11 @@ func TestDisconnectBeforeAcceptReturns(t *testing.T) {
 	for name, lost := range map[string]bool{"connected": false, "lost": true} {
 		inBubble(t, name, func(t *testing.T) {
 			_, va, vb, over, accepted := accepting(t)
-			ended := make(chan error, 1)
 			if lost {
 				must(t, vb.Disconnect())
 				stateIs(t, va, vipl.Error)
 			}
-			go func() { ended <- va.Disconnect() }()
+			ended := starts(va.Disconnect)
 			synctest.Wait()
 			close(over)
 			wantError(t, "accept", <-accepted, nil)
@@ -311,7 +302,7 @@ func TestErrorFrameBeforeReject(t *testing.T) {
 		xa := newBox(t, n.a.NIC, 1, 64)
 		postRecv(t, va, xa, 0, 64)
 		accepted := accepts(n.b.NIC, address(n.b, "breaks"), vb)
-		wantError(t, "request", errOf(request(va, address(n.b, "breaks"))), vipl.ErrRejected)
+		wantError(t, "request", request(va, address(n.b, "breaks")), vipl.ErrRejected)
 		if err := <-accepted; err != nil { // the Cancel came before va's error frame
 			wantError(t, "accept", err, vipl.ErrRejected)
 		} else {

@@ -14,12 +14,15 @@ func address(n *memoryHost, disc string) vipl.NetAddress {
 }
 
 // request repeats a request until a server waits.
-func request(v *vipl.VI, to vipl.NetAddress) (r vipl.RemoteAttributes, err error) {
+func request(v *vipl.VI, to vipl.NetAddress) error { return requestFor(v, to, ackDelay) }
+
+// requestFor is request with that time for an answer.
+func requestFor(v *vipl.VI, to vipl.NetAddress, timeout time.Duration) (err error) {
 	comes(func() bool {
-		r, err = v.ConnectRequest(vipl.NetAddress{Discriminator: []byte("from")}, to, ackDelay)
+		_, err = v.ConnectRequest(vipl.NetAddress{Discriminator: []byte("from")}, to, timeout)
 		return !errors.Is(err, vipl.ErrNoMatch)
 	})
-	return r, err
+	return err
 }
 
 // A wait for a request, or for its answer, ends when its context ends; the VI is then as before. A listener
@@ -56,15 +59,10 @@ func TestConnectContext(t *testing.T) {
 	}
 
 	w := newVI(t, n.b.NIC, vipl.ReliableDelivery)
-	accepted := make(chan error, 1)
-	go func() {
+	accepted := starts(func() error {
 		time.Sleep(200 * time.Millisecond) // the request finds no wait, and is kept
-		c, err := l.Wait(t.Context())
-		if err == nil {
-			err = c.Accept(w)
-		}
-		accepted <- err
-	}()
+		return <-acceptsNext(t.Context(), l, w)
+	})
 	must(t, errOf(v.ConnectRequestContext(t.Context(), vipl.NetAddress{}, to)))
 	must(t, <-accepted)
 	for h, vi := range map[*memoryHost]*vipl.VI{n.a: v, n.b: w} {

@@ -136,8 +136,7 @@ func TestWokenInVain(t *testing.T) {
 	h, leave := n.a.NewHesitant()
 	defer leave()
 	close(h.Pin)
-	woken := make(chan error)
-	go func() { woken <- h.Wait(time.Hour) }()
+	woken := starts(func() error { return h.Wait(time.Hour) })
 	vain := func(times int) {
 		t.Helper()
 		for range times {

@@ -290,13 +290,9 @@ func TestCreateVIBesideSlowAgent(t *testing.T) {
 	cq, err := n.a.CreateCQ(8)
 	must(t, err)
 	for _, c := range []*vipl.CQ{nil, cq} {
-		made := make(chan error, 1)
-		go func() {
-			made <- errOf(n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil))
-		}()
+		made := starts(func() error { return errOf(n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)) })
 		<-a.asked
-		others := make(chan error, 1)
-		go func() {
+		others := starts(func() error {
 			other, err := n.a.CreateCQ(8)
 			if err == nil {
 				err = other.Destroy()
@@ -304,8 +300,8 @@ func TestCreateVIBesideSlowAgent(t *testing.T) {
 			if err == nil && c != nil {
 				err = c.Destroy()
 			}
-			others <- err
-		}()
+			return err
+		})
 		select {
 		case err := <-others:
 			noError(t, err)

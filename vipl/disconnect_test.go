@@ -71,14 +71,12 @@ func TestReceptionBesideDisconnect(t *testing.T) {
 			}
 			postMessage(t, va, xa, 1, 64, 1)
 			time.Sleep(20 * time.Microsecond) // the frames are under way, and arrive after Disconnect has begun
-			over := make(chan error, 1)
-			go func() { over <- vb.Disconnect() }()
+			over := starts(vb.Disconnect)
 			_, errSend := va.SendWait(time.Second)
 			noError(t, <-over)
 			_, errRecv := vb.RecvDone()
-			if !errors.Is(errSend, vipl.ErrDescriptor) || !errors.Is(errRecv, vipl.ErrDescriptor) {
-				t.Errorf("the send: %v; the receive: %v", errSend, errRecv)
-			}
+			errorIf(t, !errors.Is(errSend, vipl.ErrDescriptor) || !errors.Is(errRecv, vipl.ErrDescriptor),
+				"the send: %v; the receive: %v", errSend, errRecv)
 			n.wire.SetFaults(xdpnictest.Faults{})
 			n.b.queue.SetFaults(xdpnictest.Faults{})
 			noError(t, va.Disconnect())
@@ -98,12 +96,8 @@ func TestBothDisconnectBesideMessages(t *testing.T) {
 				n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
 				postMessage(t, va, xa, 1, size, 1)
 				postMessage(t, vb, xb, 1, size, 1)
-				over := make(chan error, 2)
 				start := time.Now()
-				for _, v := range []*vipl.VI{va, vb} {
-					go func() { over <- v.Disconnect() }()
-				}
-				for range 2 {
+				for _, over := range []<-chan error{starts(va.Disconnect), starts(vb.Disconnect)} {
 					noError(t, <-over)
 				}
 				took := time.Since(start)
@@ -198,15 +192,11 @@ func TestReceivesPostedBesideDisconnect(t *testing.T) {
 	eachLevelInBubble(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
 		n, va, vb, xa, xb := connectedBoxes(t, memoryConfig{bubble: true}, level, 1, 1, 64)
 		n.wire.SetFaults(xdpnictest.Faults{Delay: 3 * time.Millisecond})
-		over := make(chan error, 2)
-		for _, v := range []*vipl.VI{va, vb} { // each hears the other's close while it waits
-			go func() { over <- v.Disconnect() }()
-		}
+		overA, overB := starts(va.Disconnect), starts(vb.Disconnect) // each hears the other's close while it waits
 		synctest.Wait()
 		postRecv(t, va, xa, 0, 64)
-		for range 2 {
-			noError(t, <-over)
-		}
+		noError(t, <-overA)
+		noError(t, <-overB)
 		n.wire.SetFaults(xdpnictest.Faults{})
 		join(t, n.a.NIC, va, n.b.NIC, vb)
 		postMessage(t, vb, xb, 0, 64, 1)
@@ -222,8 +212,7 @@ func TestWrongReceiveBesideDisconnect(t *testing.T) {
 		postRecv(t, vb, xb, 0, 64)
 		n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
 		postMessage(t, va, xa, 0, 64, 1)
-		over := make(chan error, 1)
-		go func() { over <- va.Disconnect() }()
+		over := starts(va.Disconnect)
 		synctest.Wait() // it waits for the peer
 		xa.prepare(1, 64)
 		xa.desc[1].Control = vipl.ControlQFence
@@ -251,17 +240,15 @@ func TestCloseBesideDisconnect(t *testing.T) {
 			n.a.queue.SetFaults(faultsDropping(func(p *wire.Packet) bool { return p.Kind == wire.KindData }))
 			postMessage(t, va, xa, 0, 64, 1)
 			sent(t, va, 0)
-			disconnected, ended := make(chan error, 1), make(chan error, 1)
-			go func() { disconnected <- va.Disconnect() }()
+			disconnected := starts(va.Disconnect)
 			synctest.Wait() // it waits for the peer
-			go func() { ended <- end(n.a.NIC) }()
+			ended := starts(func() error { return end(n.a.NIC) })
 			time.Sleep(20 * time.Millisecond)
 			errorIf(t, len(ended) > 0, "it did not wait for the peer")
 			n.a.queue.SetFaults(xdpnictest.Faults{})
 			receivedMessage(t, vb, xb.buf[0], 1)
-			for _, over := range []chan error{disconnected, ended} {
-				noError(t, <-over)
-			}
+			noError(t, <-disconnected)
+			noError(t, <-ended)
 		})
 	}
 }
@@ -310,8 +297,7 @@ func TestDisconnectEndsBehindClose(t *testing.T) {
 		}
 		granted(3)
 		n.b.queue.Cut(true)
-		over := make(chan error)
-		go func() { over <- v3.Disconnect() }()
+		over := starts(v3.Disconnect)
 		synctest.Wait()
 		noError(t, other.Close())
 		noError(t, <-over)
@@ -372,14 +358,7 @@ func TestNothingToTheUnproven(t *testing.T) {
 
 		// A requester that confirms late has a connection that lives: silence counts from then on.
 		va := newVI(t, n.a.NIC, level)
-		accepted := make(chan error, 1)
-		go func() {
-			c, err := l.Wait(t.Context())
-			if err == nil {
-				err = c.Accept(vb)
-			}
-			accepted <- err
-		}()
+		accepted := acceptsNext(t.Context(), l, vb)
 		must(t, errOf(va.ConnectRequest(vipl.NetAddress{}, address(n.b, "x"), ackDelay)))
 		must(t, <-accepted)
 		time.Sleep(10 * silence)
@@ -416,8 +395,7 @@ func TestWaitBesideFlush(t *testing.T) {
 				received(t, va, 0)
 			}
 			n.b.queue.SetLies(xdpnictest.Lies{})
-			over := make(chan error, 1)
-			go func() { over <- vb.Disconnect() }()
+			over := starts(vb.Disconnect)
 			time.Sleep(first / 2)
 			wait := func() error { return errOf(vb.SendWait(time.Minute)) }
 			if shared {

@@ -324,8 +324,8 @@ func TestGSOIsCaptured(t *testing.T) {
 	inBubble(t, "capture", func(t *testing.T) {
 		p := newGSOPair(t, memoryConfig{queue: gsoQueue})
 		var captured bytes.Buffer
-		done, ended := make(chan struct{}), make(chan error)
-		go func() { ended <- p.a.Capture(&captured, 1<<16, done) }()
+		done := make(chan struct{})
+		ended := starts(func() error { return p.a.Capture(&captured, 1<<16, done) })
 		synctest.Wait() // the capture has begun
 		p.send(t, 40*gsoFull)
 		p.arrives(t)

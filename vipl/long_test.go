@@ -138,8 +138,7 @@ func TestDisconnectInTheMiddleOfAMessageByReference(t *testing.T) {
 		xa.desc[0].SetRDMAWrite(xb.remote(0), segment(xa, 0, boxSize))
 		n.b.queue.Cut(true)
 		postDesc(t, va, xa, 0)
-		over := make(chan error)
-		go func() { over <- va.Disconnect() }()
+		over := starts(va.Disconnect)
 		synctest.Wait() // it waits for the peer
 		if xa.desc[0].Status() != 0 {
 			fillPattern(xa.buf[0], 2)
@@ -176,8 +175,7 @@ func TestPostBesideDisconnectOfAMessageByReference(t *testing.T) {
 		if d := sent(t, va, 0); d != xa.desc[0] || own.desc[0].Status() != 0 {
 			t.Fatalf("%v, want it posted, and frames of it under way", own.desc[0].Status())
 		}
-		over := make(chan error)
-		go func() { over <- va.Disconnect() }()
+		over := starts(va.Disconnect)
 		synctest.Wait()
 		postSend(t, va, xa, 1, 8)
 		noError(t, <-over)
@@ -238,8 +236,7 @@ func disconnectWithSendByReference(t *testing.T, level vipl.ReliabilityLevel, he
 	postRecv(t, vb, xb, 0, 32_000)
 	n.b.queue.Cut(true)
 	postMessage(t, va, xa, 0, 32_000, 1)
-	done := make(chan error)
-	go func() { done <- va.Disconnect() }()
+	done := starts(va.Disconnect)
 	if heals {
 		time.Sleep(20 * time.Millisecond)
 		nothingDone(t, va.SendDone, vipl.ErrNotDone)

@@ -113,14 +113,12 @@ func TestNameServiceCloseEndsLookups(t *testing.T) {
 		return nil, ctx.Err()
 	}})
 	must(t, err)
-	results := make(chan error, 2)
-	go func() { _, err := n.NSGetHostByName("far.example.", 0); results <- err }()
+	byName := starts(func() error { return errOf(n.NSGetHostByName("far.example.", 0)) })
 	<-asked
-	go func() { _, err := n.NSGetHostByAddr(netAddress("10.9.9.9", "")); results <- err }()
+	byAddress := starts(func() error { return errOf(n.NSGetHostByAddr(netAddress("10.9.9.9", ""))) })
 	<-asked
 	must(t, n.Close())
-	for range 2 {
-		err := <-results
+	for _, err := range []error{<-byName, <-byAddress} {
 		wantError(t, "lookup", err, vipl.ErrInvalidParameter)
 		wantError(t, "lookup", err, fs.ErrClosed)
 	}

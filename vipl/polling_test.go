@@ -208,12 +208,11 @@ func TestSleeperYields(t *testing.T) {
 		synctest.Wait()
 		for k := range rounds {
 			postRecv(t, vb, xb, k, 8)
-			got := make(chan error, 1)
-			go func() {
+			got := starts(func() error {
 				_, err := vb.RecvWait(time.Minute)
 				nic.acksDue.Store(false)
-				got <- err
-			}()
+				return err
+			})
 			synctest.Wait()
 			nic.acksDue.Store(true)
 			postSend(t, va, xa, k, 8)

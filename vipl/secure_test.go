@@ -133,7 +133,7 @@ func TestKeysMustAgree(t *testing.T) {
 			meter := schedlat.Start()
 			defer meter.Close()
 			start := meter.Mark()
-			_, err := request(va, address(n.b, "x"))
+			err := request(va, address(n.b, "x"))
 			refused(t, "requester", err)
 			refused(t, "acceptor", <-accepted)
 			errorIf(t, start.Over(2*time.Second), "it took %v", time.Since(start.At))
@@ -239,10 +239,9 @@ func TestNothingInClear(t *testing.T) {
 			n.a.queue.SetFaults(watch)
 			n.b.queue.SetFaults(watch)
 			var captured bytes.Buffer
-			done, ended := make(chan struct{}), make(chan error, 1)
-			tapped := make(chan struct{}) // closed when there are as many bytes as in the message
-			go func() {
-				ended <- n.a.Capture(writer(func(b []byte) (int, error) {
+			done, tapped := make(chan struct{}), make(chan struct{}) // tapped is closed when there are as many bytes as in the message
+			ended := starts(func() error {
+				return n.a.Capture(writer(func(b []byte) (int, error) {
 					before := captured.Len()
 					captured.Write(b)
 					if before < size && captured.Len() >= size {
@@ -250,7 +249,7 @@ func TestNothingInClear(t *testing.T) {
 					}
 					return len(b), nil
 				}), 1<<16, done)
-			}()
+			})
 			for n.a.Captures() == 0 {
 				runtime.Gosched()
 			}
@@ -323,11 +322,9 @@ func TestAddressOfRequesterIsACopy(t *testing.T) {
 	at := address(n.b, "copy")
 	l, err := n.b.Listen(at)
 	must(t, err)
-	asked := make(chan error, 1)
-	go func() {
-		_, err := va.ConnectRequest(vipl.NetAddress{Discriminator: []byte("requester")}, at, ackDelay)
-		asked <- err
-	}()
+	asked := starts(func() error {
+		return errOf(va.ConnectRequest(vipl.NetAddress{Discriminator: []byte("requester")}, at, ackDelay))
+	})
 	c, err := l.Wait(t.Context())
 	must(t, err)
 	clear(c.Remote().Discriminator)

@@ -122,11 +122,7 @@ func TestHandlesShareAQueue(t *testing.T) {
 
 	far, w1 := openVI(t, b, vipl.ReliableDelivery), openVI(t, a1, vipl.ReliableDelivery)
 	join(t, a1, w1, b, far)
-	waits := make(chan error, 1)
-	go func() {
-		_, err := v2.RecvWait(-1)
-		waits <- err
-	}()
+	waits := starts(func() error { return errOf(v2.RecvWait(-1)) })
 	time.Sleep(20 * time.Millisecond) // so that it sleeps
 	must(t, a2.Close())
 	wantError(t, "a wait on the closed handle", <-waits, vipl.ErrInvalidParameter)
@@ -165,9 +161,7 @@ func TestDeregisterBesideClose(t *testing.T) {
 		noError(t, n.a.Close())
 		theirs = alloc(other)
 	}))
-	if theirs.Addr() != at {
-		t.Fatalf("the memory was not given out again: %#x, then %#x", at, theirs.Addr())
-	}
+	fatalIf(t, theirs.Addr() != at, "the memory was not given out again: %#x, then %#x", at, theirs.Addr())
 	third := alloc(other)
 	errorIf(t, third.Addr() == theirs.Addr(), "two regions have the same memory")
 }
@@ -237,7 +231,7 @@ func TestLinkFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n, va, vb := unconnected(t, memoryConfig{agent: func(a *kagenttest.Agent) kagent.Agent { return withoutLink{a, test.err} }}, vipl.ReliableDelivery)
 			accepted := accepts(n.b.NIC, address(n.b, "other queue"), vb)
-			err := errOf(request(va, address(n.b, "other queue")))
+			err := request(va, address(n.b, "other queue"))
 			wantError(t, "request", err, test.want)
 			wantError(t, "its cause", err, test.err)
 			wantError(t, "accept", <-accepted, vipl.ErrRejected)

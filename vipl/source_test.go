@@ -261,8 +261,7 @@ func TestPeerHasAnotherNIC(t *testing.T) {
 	xa, xb := newBox(t, nics[0], 1, 64), newBox(t, nics[1], 1, 64)
 	// A NIC would not take frames for another address, as a veth does before a program of its.
 	r, w := io.Pipe()
-	ended := make(chan error, 1)
-	go func() { ended <- nics[0].Capture(w, 64, nil) }()
+	ended := starts(func() error { return nics[0].Capture(w, 64, nil) })
 	fatalIf(t, !comes(func() bool { return nics[0].Captures() == 1 }), "no capture")
 	postRecv(t, vb, xb, 0, 64)
 	postSend(t, va, xa, 0, 8)

@@ -89,12 +89,11 @@ func TestCapture(t *testing.T) {
 	for _, c := range []struct{ snaplen, size int }{{1 << 16, 100}, {1 << 16, pairtest.Size}, {200, pairtest.Size}} {
 		message := bytes.Repeat([]byte{byte(c.snaplen), 0xa5}, c.size/2)
 		r, w := io.Pipe()
-		done, ended := make(chan struct{}), make(chan error, 1)
-		go func() {
-			err := a.NIC.Capture(w, c.snaplen, done)
-			w.Close()
-			ended <- err
-		}()
+		done := make(chan struct{})
+		ended := starts(func() error {
+			defer w.Close()
+			return a.NIC.Capture(w, c.snaplen, done)
+		})
 		var seen [2]atomic.Int32 // frames with the message: received, sent
 		go func() {
 			for {
@@ -117,9 +116,7 @@ func TestCapture(t *testing.T) {
 		wait := func(more func() bool) {
 			t.Helper()
 			for more() {
-				if time.Now().After(end) {
-					t.Fatalf("%+v: received %d, sent %d", c, seen[0].Load(), seen[1].Load())
-				}
+				fatalIf(t, time.Now().After(end), "%+v: received %d, sent %d", c, seen[0].Load(), seen[1].Load())
 			}
 		}
 		wait(func() bool { // until the tap is there
@@ -167,8 +164,8 @@ func TestCaptureToTheEnd(t *testing.T) {
 			sent(t, va, 0)
 			received(t, vb, 0)
 		}
-		w, ended := newGate(), make(chan error, 1)
-		go func() { ended <- n.a.Capture(w, 1<<16, nil) }()
+		w := newGate()
+		ended := starts(func() error { return n.a.Capture(w, 1<<16, nil) })
 		for reached := false; !reached; {
 			send(10)
 			select {
@@ -236,8 +233,7 @@ func TestCaptureEnds(t *testing.T) {
 	a, b := pairtest.Connected(t, nstest.Options{}, vipl.ReliableDelivery)
 	r, w := io.Pipe()
 	r.Close()
-	ended := make(chan error, 1)
-	go func() { ended <- a.NIC.Capture(w, 100, nil) }()
+	ended := starts(func() error { return a.NIC.Capture(w, 100, nil) })
 	for over := false; !over; {
 		a.Send(t, b, []byte("x"))
 		select {
@@ -248,10 +244,10 @@ func TestCaptureEnds(t *testing.T) {
 		}
 	}
 	began := make(chan struct{})
-	go func() {
+	ended = starts(func() error {
 		close(began)
-		ended <- a.NIC.Capture(io.Discard, 100, nil)
-	}()
+		return a.NIC.Capture(io.Discard, 100, nil)
+	})
 	<-began
 	must(t, a.NIC.Close())
 	noError(t, <-ended)

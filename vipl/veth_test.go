@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -90,15 +91,31 @@ func connect(t testing.TB, a, b *vipl.NIC, level vipl.ReliabilityLevel) (va, vb 
 
 // accepts accepts one request with v, and gives what becomes of that.
 func accepts(n *vipl.NIC, local vipl.NetAddress, v *vipl.VI) <-chan error {
-	accepted := make(chan error, 1)
-	go func() {
+	return starts(func() error {
 		c, err := n.ConnectWait(local, ackDelay)
 		if err == nil {
 			err = c.Accept(v)
 		}
-		accepted <- err
-	}()
-	return accepted
+		return err
+	})
+}
+
+// acceptsNext is accepts for the next request that a listener gets.
+func acceptsNext(ctx context.Context, l *vipl.Listener, v *vipl.VI) <-chan error {
+	return starts(func() error {
+		c, err := l.Wait(ctx)
+		if err == nil {
+			err = c.Accept(v)
+		}
+		return err
+	})
+}
+
+// starts runs f in a goroutine, and gives its error.
+func starts(f func() error) <-chan error {
+	over := make(chan error, 1)
+	go func() { over <- f() }()
+	return over
 }
 
 func join(t testing.TB, a *vipl.NIC, va *vipl.VI, b *vipl.NIC, vb *vipl.VI) {

@@ -114,12 +114,11 @@ func joinTogether(t *testing.T, n *memoryNet, from, to []*vipl.VI) {
 	l, err := n.a.Listen(vipl.NetAddress{Discriminator: []byte("all")})
 	must(t, err)
 	defer l.Close()
-	over := make(chan error)
+	var over []<-chan error
 	for i, v := range to {
-		go func() {
-			_, err := v.ConnectRequest(vipl.NetAddress{Discriminator: []byte{byte(i)}}, address(n.a, "all"), ackDelay)
-			over <- err
-		}()
+		over = append(over, starts(func() error {
+			return errOf(v.ConnectRequest(vipl.NetAddress{Discriminator: []byte{byte(i)}}, address(n.a, "all"), ackDelay))
+		}))
 	}
 	synctest.Wait()
 	for range from {
@@ -129,8 +128,8 @@ func joinTogether(t *testing.T, n *memoryNet, from, to []*vipl.VI) {
 		}
 		must(t, err)
 	}
-	for range to {
-		must(t, <-over)
+	for _, o := range over {
+		must(t, <-o)
 	}
 }
 
