@@ -115,9 +115,7 @@ func agentError(op string, vi *VI, err error) error {
 	case errors.Is(err, kagent.ErrNoMatch):
 		code = ErrNoMatch
 	case errors.Is(err, kagent.ErrRejected):
-		if code = rejectedCode(err); forSecurity(err) {
-			err = fmt.Errorf("%w: %w", ErrSecurity, err)
-		}
+		code, err = refused(err)
 	case errors.Is(err, kagent.ErrUnreachable):
 		code = ErrNotReachable
 	case errors.Is(err, kagent.ErrTimeout), errors.Is(err, kagent.ErrCancelled), errors.Is(err, kagent.ErrVanished),
@@ -142,25 +140,20 @@ func mismatchReason(err error) wire.CMReason {
 	return wire.CMReasonQoS
 }
 
-// forSecurity reports whether the peer refused because of the pre-shared keys.
-func forSecurity(err error) bool {
-	var r *kagent.RejectedError
-	return errors.As(err, &r) &&
-		(r.Reason == wire.CMReasonNoKey || r.Reason == wire.CMReasonPlain || r.Reason == wire.CMReasonKey)
-}
-
-// rejectedCode maps the reason of a refusal to a VIPL code.
-func rejectedCode(err error) Return {
-	var r *kagent.RejectedError
-	if errors.As(err, &r) {
+// refused returns the VIPL code for an error by which the peer refused, and the error, which is ErrSecurity, too, if it refused
+// because of the pre-shared keys.
+func refused(err error) (Return, error) {
+	if r, ok := errors.AsType[*kagent.RejectedError](err); ok {
 		switch r.Reason {
 		case wire.CMReasonLevel:
-			return ErrInvalidReliabilityLevel
+			return ErrInvalidReliabilityLevel, err
 		case wire.CMReasonTransfer:
-			return ErrInvalidMTU
+			return ErrInvalidMTU, err
 		case wire.CMReasonQoS:
-			return ErrInvalidQoS
+			return ErrInvalidQoS, err
+		case wire.CMReasonNoKey, wire.CMReasonPlain, wire.CMReasonKey:
+			err = fmt.Errorf("%w: %w", ErrSecurity, err)
 		}
 	}
-	return ErrRejected
+	return ErrRejected, err
 }
