@@ -11,8 +11,7 @@ import (
 func TestCongestionControl(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
 	for _, c := range []vipl.CongestionControl{vipl.CongestionDefault, vipl.CongestionDelay, vipl.CongestionCubic} {
-		v, err := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Congestion: c}, nil, nil)
-		must(t, err)
+		v := createVI(t, n.a.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery, Congestion: c}, nil, nil)
 		info, err := v.Query()
 		must(t, err)
 		equal(t, "attribute", info.Attributes.Congestion, c)

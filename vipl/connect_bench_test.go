@@ -18,10 +18,7 @@ func BenchmarkConnect(b *testing.B) {
 	at := vipl.NetAddress{Host: nb.Query().Address, Discriminator: []byte("connect")}
 	l, err := nb.Listen(vipl.NetAddress{Discriminator: at.Discriminator})
 	must(b, err)
-	va, err := na.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-	must(b, err)
-	vb, err := nb.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-	must(b, err)
+	va, vb := newVI(b, na, vipl.ReliableDelivery), newVI(b, nb, vipl.ReliableDelivery)
 	served := make(chan error, 1)
 	go func() {
 		for range b.N {
@@ -81,9 +78,7 @@ func connectMany(tb testing.TB, count int, begin func()) (memory float64) {
 	create := func(n *vipl.NIC) chan *vipl.VI {
 		vis := make(chan *vipl.VI, count)
 		for range count {
-			v, err := n.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-			must(tb, err)
-			vis <- v
+			vis <- newVI(tb, n, vipl.ReliableDelivery)
 		}
 		close(vis)
 		return vis

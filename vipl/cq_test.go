@@ -13,11 +13,8 @@ import (
 func twoOnACQ(t *testing.T) (n *memoryNet, c *vipl.CQ, v, w *vipl.VI) {
 	t.Helper()
 	n = newMemoryNet(t, memoryConfig{})
-	c, err := n.a.CreateCQ(1)
-	must(t, err)
-	v, errV := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
-	w, errW := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
-	must(t, errors.Join(errV, errW))
+	c = createCQ(t, n.a.NIC, 1)
+	v, w = createVI(t, n.a.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil), createVI(t, n.a.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)
 	return n, c, v, w
 }
 
@@ -91,8 +88,7 @@ func TestCQThatIsNotAsked(t *testing.T) {
 // more than that; entries come first, and Done does not hear of it.
 func TestWakeCQ(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
-	cq, err := n.b.CreateCQ(8)
-	must(t, err)
+	cq := createCQ(t, n.b.NIC, 8)
 	for _, asleep := range []time.Duration{0, 20 * time.Millisecond} {
 		woken := make(chan error, 2)
 		for range 2 {
@@ -111,8 +107,7 @@ func TestWakeCQ(t *testing.T) {
 	if _, _, err := cq.Done(); err != vipl.ErrNotDone {
 		t.Errorf("Done: %v", err)
 	}
-	vb, err := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, cq)
-	must(t, err)
+	vb := createVI(t, n.b.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, cq)
 	vb.SetValue("one")
 	x := newBox(t, n.b.NIC, 1, 64)
 	postRecv(t, vb, x, 0, 64)

@@ -250,8 +250,7 @@ func TestNewsAheadOfTheAnswer(t *testing.T) {
 	va, _ := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
 	noError(t, va.Disconnect())
 	noError(t, va.Destroy())
-	cq, err := n.a.CreateCQ(8)
-	must(t, err)
+	cq := createCQ(t, n.a.NIC, 8)
 	must(t, cq.Destroy())
 	wantError(t, "a VI on a queue that is destroyed", errOf(n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, cq, nil)), vipl.ErrInvalidParameter)
 	connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery) // for Close
@@ -287,8 +286,7 @@ func TestCreateVIBesideSlowAgent(t *testing.T) {
 		a.Agent = inner
 		return a
 	}})
-	cq, err := n.a.CreateCQ(8)
-	must(t, err)
+	cq := createCQ(t, n.a.NIC, 8)
 	for _, c := range []*vipl.CQ{nil, cq} {
 		made := starts(func() error { return errOf(n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, c, nil)) })
 		<-a.asked

@@ -376,13 +376,10 @@ func TestWaitBesideFlush(t *testing.T) {
 			n := newMemoryNet(t, c)
 			var cq *vipl.CQ
 			if shared {
-				var err error
-				cq, err = n.b.CreateCQ(2)
-				must(t, err)
+				cq = createCQ(t, n.b.NIC, 2)
 			}
 			va := openVI(t, n.a.NIC, vipl.ReliableDelivery)
-			vb, err := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, cq, nil)
-			must(t, err)
+			vb := createVI(t, n.b.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery}, cq, nil)
 			join(t, n.a.NIC, va, n.b.NIC, vb)
 			xa, xb := newBox(t, n.a.NIC, 2, byRefBytes), newBox(t, n.b.NIC, 2, byRefBytes)
 			postRecvs(t, va, xa, 2, byRefBytes)

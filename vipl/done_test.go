@@ -14,8 +14,7 @@ import (
 // Every waiter is woken when the NIC is closed.
 func TestCloseWakesWaiters(t *testing.T) {
 	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
-	cq, err := n.b.CreateCQ(1)
-	must(t, err)
+	cq := createCQ(t, n.b.NIC, 1)
 	idle := newVI(t, n.b.NIC, vipl.UnreliableDelivery)
 	x := newBox(t, n.b.NIC, 1, 64)
 	postRecv(t, idle, x, 0, 64) // of an Idle VI: not completed, but flushed by Close
@@ -199,10 +198,8 @@ func TestListOverrun(t *testing.T) {
 // Dones returns the entries of a completion queue in order, as many as there is room for.
 func TestCQDones(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
-	cq, err := n.b.CreateCQ(8)
-	must(t, err)
-	v, err := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, cq, cq)
-	must(t, err)
+	cq := createCQ(t, n.b.NIC, 8)
+	v := createVI(t, n.b.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery}, cq, cq)
 	x := newBox(t, n.b.NIC, 5, 64)
 	for i := range 5 {
 		x.prepare(i, 64)

@@ -491,10 +491,9 @@ func testReachesOutside(t *testing.T, level vipl.ReliabilityLevel, kind wire.Kin
 		{"all of the region", at, open, size, true},
 	} {
 		va := openVI(t, n.a.NIC, level)
-		vb, err := n.b.CreateVI(vipl.VIAttributes{
+		vb := createVI(t, n.b.NIC, vipl.VIAttributes{
 			Level: level, Ptag: tag, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery,
 		}, nil, nil)
-		must(t, err)
 		join(t, n.a.NIC, va, n.b.NIC, vb)
 		h, data := s.expected(vb, kind), []byte(nil)
 		h.RemoteAddr, h.RemoteHandle = c.addr, uint32(c.handle)

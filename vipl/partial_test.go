@@ -3,7 +3,6 @@ package vipl_test
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -48,9 +47,7 @@ func TestProtocolErrorInAMessage(t *testing.T) {
 				n := newMemoryNet(t, memoryConfig{gate: true})
 				s := newSpy(t, n)
 				attrs := vipl.VIAttributes{Level: vipl.UnreliableDelivery, MaxTransferSize: 50, EnableRDMAWrite: true}
-				va, errA := n.a.CreateVI(attrs, nil, nil)
-				vb, errB := n.b.CreateVI(attrs, nil, nil)
-				must(t, errors.Join(errA, errB))
+				va, vb := createVI(t, n.a.NIC, attrs, nil, nil), createVI(t, n.b.NIC, attrs, nil, nil)
 				join(t, n.a.NIC, va, n.b.NIC, vb)
 				x := newBox(t, n.b.NIC, 2, 64)
 				postRecv(t, vb, x, 0, 64)

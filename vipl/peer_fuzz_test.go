@@ -179,11 +179,9 @@ func FuzzPeer(f *testing.F) {
 		if p.mode&peerSealed != 0 {
 			attrs.PSK = psk
 		}
-		vb, err := p.n.b.CreateVI(attrs, nil, nil)
-		must(t, err)
+		vb := createVI(t, p.n.b.NIC, attrs, nil, nil)
 		attrs.Ptag = nil
-		va, err := p.n.a.CreateVI(attrs, nil, nil)
-		must(t, err)
+		va := createVI(t, p.n.a.NIC, attrs, nil, nil)
 		join(t, p.n.a.NIC, va, p.n.b.NIC, vb)
 		p.play(t, s, va, vb)
 		if what := p.intact(); what != "" {

@@ -78,8 +78,7 @@ func TestPollsInVainYield(t *testing.T) {
 	const posts = 64
 	n, idle, _, x, _ := connectedBoxes(t, memoryConfig{}, vipl.UnreliableDelivery, posts, 1, 8)
 	n.a.ShareCPU()
-	cq, err := n.a.CreateCQ(1)
-	must(t, err)
+	cq := createCQ(t, n.a.NIC, 1)
 	var yields int
 	vipl.OnYield(t, func() { yields++ })
 	for name, poll := range map[string]func(){

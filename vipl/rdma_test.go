@@ -16,11 +16,7 @@ import (
 // openVI makes a VI whose memory the peer may write and, except on an unreliable one, read.
 func openVI(t testing.TB, n *vipl.NIC, level vipl.ReliabilityLevel) *vipl.VI {
 	t.Helper()
-	v, err := n.CreateVI(vipl.VIAttributes{
-		Level: level, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery,
-	}, nil, nil)
-	must(t, err)
-	return v
+	return createVI(t, n, vipl.VIAttributes{Level: level, EnableRDMAWrite: true, EnableRDMARead: level != vipl.UnreliableDelivery}, nil, nil)
 }
 
 // openPair is a connected pair of such VIs, and openConnected one on a net of its own.

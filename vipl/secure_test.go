@@ -50,10 +50,9 @@ func TestReadPSK(t *testing.T) {
 	k, err := vipl.ReadPSK(write("key", bytes.Repeat([]byte{7}, 32)))
 	must(t, err)
 	n := newMemoryNet(t, memoryConfig{})
-	va, errA := n.a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: k}, nil, nil)
-	vb, errB := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: testPSK(t, 7)}, nil, nil)
-	must(t, errors.Join(errA, errB))
-	errA, errB = connectPeers(t, n, va, vb)
+	va := createVI(t, n.a.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: k}, nil, nil)
+	vb := createVI(t, n.b.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: testPSK(t, 7)}, nil, nil)
+	errA, errB := connectPeers(t, n, va, vb)
 	noError(t, errors.Join(errA, errB))
 	for _, path := range []string{write("short", make([]byte, 31)), write("long", make([]byte, 1<<20+1)), "/dev/zero", dir, filepath.Join(dir, "none")} {
 		k, err := vipl.ReadPSK(path)
@@ -115,8 +114,8 @@ func TestKeysMustAgree(t *testing.T) {
 		make2 := func(t *testing.T) (n *memoryNet, va, vb *vipl.VI, after func()) {
 			n = newMemoryNet(t, memoryConfig{psk: c.handle})
 			va = newVI(t, n.a.NIC, vipl.ReliableDelivery)
-			vb, err := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.b}, nil, nil)
-			must(t, errors.Join(err, va.SetAttributes(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.a})))
+			vb = createVI(t, n.b.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.b}, nil, nil)
+			must(t, va.SetAttributes(vipl.VIAttributes{Level: vipl.ReliableDelivery, PSK: c.a}))
 			return n, va, vb, func() {
 				t.Helper()
 				want := vipl.Connected

@@ -299,8 +299,7 @@ func TestPermanentNeighbourStays(t *testing.T) {
 		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x77},
 	}
 	must(t, na.Netlink().NeighSet(said))
-	v, err := a.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, nil)
-	must(t, err)
+	v := newVI(t, a, vipl.ReliableDelivery)
 	if _, err := v.ConnectRequest(vipl.NetAddress{}, vipl.NetAddress{Host: nb.IPv4, Discriminator: []byte("test")}, time.Second); err == nil {
 		t.Error("a host answers")
 	}

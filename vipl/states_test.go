@@ -12,9 +12,22 @@ import (
 
 func newVI(t testing.TB, n *vipl.NIC, level vipl.ReliabilityLevel) *vipl.VI {
 	t.Helper()
-	v, err := n.CreateVI(vipl.VIAttributes{Level: level}, nil, nil)
+	return createVI(t, n, vipl.VIAttributes{Level: level}, nil, nil)
+}
+
+// createVI makes a VI with those attributes, on those completion queues.
+func createVI(t testing.TB, n *vipl.NIC, a vipl.VIAttributes, send, recv *vipl.CQ) *vipl.VI {
+	t.Helper()
+	v, err := n.CreateVI(a, send, recv)
 	must(t, err)
 	return v
+}
+
+func createCQ(t testing.TB, n *vipl.NIC, entries int) *vipl.CQ {
+	t.Helper()
+	c, err := n.CreateCQ(entries)
+	must(t, err)
+	return c
 }
 
 // What completed sends of a reliable VI handed over arrives before the disconnect does,

@@ -173,11 +173,9 @@ func idleConnections(t *testing.T, join func(t *testing.T, n *memoryNet, from, t
 // CQDone, however much time the engine takes between the two.
 func TestDoneAfterStatus(t *testing.T) {
 	n := newMemoryNet(t, memoryConfig{})
-	cq, err := n.b.CreateCQ(4)
-	must(t, err)
+	cq := createCQ(t, n.b.NIC, 4)
 	for name, bound := range map[string]*vipl.CQ{"alone": nil, "with a queue": cq} {
-		vi, err := n.b.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, bound)
-		must(t, err)
+		vi := createVI(t, n.b.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, bound)
 		_, recv := vi.Watch()
 		var pending *uint64
 		if bound != nil {
