@@ -97,7 +97,7 @@ func (p *gsoPair) answer(t *testing.T) {
 // small messages wait. Those of a message of twice the length do.
 func TestGSOAnswerAcknowledges(t *testing.T) {
 	inBubble(t, "64 KiB", func(t *testing.T) {
-		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+		p := newGSOPair(t, memoryConfig{queue: gsoDeepQueue})
 		for _, frames := range []int{gsoLeast, 4, 5, frames64K, 2 * frames64K} {
 			time.Sleep(time.Millisecond) // the end of a stream, in which no fourth frame would ask
 			before, sent := p.b.Counters(), p.a.Counters()
@@ -150,7 +150,7 @@ var gsoPackets = map[int]uint64{32: 1, 33: 1, 34: 1, 35: 2, frames64K: 2}
 // The first packet of a message leaves no one or two frames to the TX ring.
 func TestGSOTakesTheRest(t *testing.T) {
 	inBubble(t, "the rest", func(t *testing.T) {
-		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+		p := newGSOPair(t, memoryConfig{queue: gsoDeepQueue})
 		for frames, packets := range gsoPackets {
 			for _, size := range []int{(frames-1)*gsoFull + 1, frames * gsoFull} {
 				before := p.a.Counters()
@@ -168,7 +168,7 @@ func TestGSOTakesTheRest(t *testing.T) {
 // So it is with the answer to an RDMA read.
 func TestGSOAnswersTakeTheRest(t *testing.T) {
 	inBubble(t, "answers", func(t *testing.T) {
-		c := memoryConfig{gso: "whole", bubble: true, arena: 8 << 20, queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}}
+		c := memoryConfig{gso: "whole", bubble: true, arena: 8 << 20, queue: gsoDeepQueue}
 		n, va, _, xa, xb := rdmaPair(t, c, vipl.ReliableDelivery)
 		read := func(size int) (frames, packets uint64) {
 			before := n.b.Counters()
@@ -195,7 +195,7 @@ func TestGSOAnswersTakeTheRest(t *testing.T) {
 func TestGSOTwoFrames(t *testing.T) {
 	inBubble(t, "two frames", func(t *testing.T) {
 		for _, mtu := range []int{1500, 9000} {
-			p := openGSOPair(t, memoryConfig{mtu: mtu, queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+			p := openGSOPair(t, memoryConfig{mtu: mtu, queue: gsoDeepQueue})
 			for range 5 {
 				before := p.a.Counters()
 				p.send(t, mtu+200)
@@ -217,7 +217,7 @@ func TestGSOAfterLossesOfTheRing(t *testing.T) {
 	open := map[string]func(*testing.T, memoryConfig) *gsoPair{"no packet has left": openGSOPair, "packets have left": newGSOPair}
 	for name, open := range open {
 		inBubble(t, name, func(t *testing.T) {
-			p := open(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+			p := open(t, memoryConfig{queue: gsoDeepQueue})
 			for range 12 {
 				before := p.a.Counters()
 				p.b.queue.Cut(true)
@@ -242,7 +242,7 @@ func TestGSOAfterLossesOfTheRing(t *testing.T) {
 // A packet that is lost behind one that arrives makes later packets shorter.
 func TestGSOLossOfALaterPacket(t *testing.T) {
 	inBubble(t, "later packet", func(t *testing.T) {
-		p := newGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+		p := newGSOPair(t, memoryConfig{queue: gsoDeepQueue})
 		mean := func() uint64 { // frames of a packet of a long message
 			before := p.a.Counters()
 			p.send(t, 60*gsoFull)
@@ -283,7 +283,7 @@ func TestGSOAsksBeforeChunksAreShort(t *testing.T) {
 // frames do not wait for a delayed one.
 func TestGSOAsksWhereTheWindowEnds(t *testing.T) {
 	inBubble(t, "window", func(t *testing.T) {
-		p := openGSOPair(t, memoryConfig{queue: xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}})
+		p := openGSOPair(t, memoryConfig{queue: gsoDeepQueue})
 		for i := range 10 { // messages, in which packets grow, and the window from the least
 			p.send(t, gsoMost)
 			fatalIf(t, !p.arrived(t), "message %d waits for an acknowledgement: %+v", i, p.a.Counters())

@@ -31,6 +31,14 @@ func pollUntil(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// carry sends a message, and polls until it has arrived.
+func carry(t *testing.T, from, to *vipl.VI, xf, xt *box, size int) {
+	t.Helper()
+	postRecv(t, to, xt, 1, size)
+	postSend(t, from, xf, 0, size)
+	pollUntil(t, "a message", func() bool { from.SendDone(); d, _ := to.RecvDone(); return d != nil })
+}
+
 // exchange sends messages of random lengths in both directions at once, and compares every byte.
 func exchange(t *testing.T, va, vb *vipl.VI, xa, xb *box, messages, most int, seed uint64) {
 	t.Helper()
@@ -183,11 +191,9 @@ func TestGSOSealedAgreedLate(t *testing.T) {
 	var frames atomic.Int64
 	n.a.queue.SetFaults(xdpnictest.Faults{Drop: func([]byte) bool { return frames.Add(1) == 1 }})
 	va, vb := connect(t, n.a.NIC, n.b.NIC, vipl.ReliableDelivery)
-	xa, xb := newBox(t, n.a.NIC, 1, 50_000), newBox(t, n.b.NIC, 1, 50_000)
+	xa, xb := newBox(t, n.a.NIC, 1, 50_000), newBox(t, n.b.NIC, 2, 50_000)
 	pollUntil(t, "packets", func() bool {
-		postRecv(t, vb, xb, 0, 50_000)
-		postSend(t, va, xa, 0, 50_000)
-		pollUntil(t, "a message", func() bool { va.SendDone(); d, _ := vb.RecvDone(); return d != nil })
+		carry(t, va, vb, xa, xb, 50_000)
 		tried, c := n.a.Counters().GSOSent, n.b.Counters()
 		fatalIf(t, tried > 4 && c.GSOReceived == 0, "of %d packets none was divided: %+v", tried, c)
 		return c.GSOReceived > 0
@@ -204,14 +210,9 @@ func TestGSOAsksLate(t *testing.T) {
 		n.b.queue.SetFaults(xdpnictest.Faults{Drop: func([]byte) bool { return frames.Add(1) == 1 }})
 		va, vb := connect(t, n.a.NIC, n.b.NIC, level)
 		xa, xb := newBox(t, n.a.NIC, 2, size), newBox(t, n.b.NIC, 2, size)
-		move := func(from, to *vipl.VI, xf, xt *box) {
-			postRecv(t, to, xt, 0, size)
-			postSend(t, from, xf, 1, size)
-			pollUntil(t, "a message", func() bool { from.SendDone(); d, _ := to.RecvDone(); return d != nil })
-		}
 		for range rounds {
-			move(va, vb, xa, xb)
-			move(vb, va, xb, xa)
+			carry(t, va, vb, xa, xb, size)
+			carry(t, vb, va, xb, xa, size)
 		}
 		left := n.a.Counters().GSOSent
 		errorIf(t, left < rounds/2, "%d packets left in %d messages", left, rounds)
@@ -328,23 +329,6 @@ func TestGSOUnreliableThatNeverArrives(t *testing.T) {
 	errorIf(t, came < tries-2*int(packets), "%d of %d messages arrived", came, tries)
 }
 
-// Packets become longer until a message of 64 KiB is two.
-func TestGSOPacketsGrow(t *testing.T) {
-	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.ReliableDelivery, 2, 2, 65536)
-	var packets []uint64
-	for range 1000 { // a host that is descheduled may take frames for lost
-		before := n.a.Counters()
-		postRecv(t, vb, xb, 0, 65536)
-		postSend(t, va, xa, 0, 65536)
-		pollUntil(t, "a message", func() bool { va.SendDone(); d, _ := vb.RecvDone(); return d != nil })
-		packets = append(packets, n.a.Counters().GSOSent-before.GSOSent)
-		if len(packets) > 1 && packets[len(packets)-1] == 2 {
-			return
-		}
-	}
-	t.Errorf("packets of each message: %d", packets)
-}
-
 // The packet that leaves while nothing is under way is shorter than those behind it.
 func TestGSOFirstPacketIsShort(t *testing.T) {
 	const size = 256 << 10
@@ -363,9 +347,7 @@ func TestGSOFirstPacketIsShort(t *testing.T) {
 		mu.Lock()
 		packets = packets[:0]
 		mu.Unlock()
-		postRecv(t, vb, xb, 0, size)
-		postSend(t, va, xa, 0, size)
-		pollUntil(t, "a message", func() bool { va.SendDone(); d, _ := vb.RecvDone(); return d != nil })
+		carry(t, va, vb, xa, xb, size)
 		postRecv(t, va, xa, 1, 64)
 		postSend(t, vb, xb, 1, 64) // with it comes the acknowledgement: nothing is under way
 		received(t, va, 0)

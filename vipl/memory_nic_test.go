@@ -15,6 +15,7 @@ import (
 	"viaxdp/internal/agent/provider"
 	"viaxdp/internal/base/secure"
 	"viaxdp/internal/base/wire"
+	"viaxdp/internal/lab/await"
 	"viaxdp/internal/lab/memorynic"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/vipl"
@@ -212,8 +213,11 @@ func (h *memoryHost) gso(c memoryConfig) provider.GSO {
 	return g
 }
 
-// gsoQueue has chunks for GSO packets.
-var gsoQueue = xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 128, TxChunks: 128}
+// gsoQueue has chunks for GSO packets, and gsoDeepQueue for as many as a window takes.
+var (
+	gsoQueue     = xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 128, TxChunks: 128}
+	gsoDeepQueue = xdpnictest.Config{MultiBuffer: true, ChunkSize: 4096, RxChunks: 512, TxChunks: 256}
+)
 
 // gsoFrames is a net whose hosts send and receive GSO packets.
 var gsoFrames = memoryConfig{gso: "whole", queue: gsoQueue, arena: 8 << 20}
@@ -287,16 +291,6 @@ func (x *box) prepare(i, n int) {
 
 const ackDelay = 20 * time.Second
 
-// comes waits until ok, and reports whether that happened.
-func comes(ok func() bool) bool {
-	for end := time.Now().Add(ackDelay); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			return false
-		}
-	}
-	return true
-}
-
 // sent and received wait for the next descriptor and check its status.
 func sent(t testing.TB, v *vipl.VI, want vipl.Status) *vipl.Descriptor {
 	t.Helper()
@@ -339,7 +333,7 @@ func disconnect(t testing.TB, vis ...*vipl.VI) {
 	}
 }
 
-var must, noError, wantError = nstest.Must, nstest.Check, nstest.WantErr
+var must, noError, wantError, comes = nstest.Must, nstest.Check, nstest.WantErr, await.Comes
 
 // fatalIf, errorIf and equal are nstest's. In their own words go vet checks the arguments.
 func fatalIf(t testing.TB, wrong bool, format string, args ...any) {
