@@ -13,7 +13,7 @@ import (
 
 // Every waiter is woken when the NIC is closed.
 func TestCloseWakesWaiters(t *testing.T) {
-	n, va, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
+	n, _, vb := connected(t, memoryConfig{}, vipl.ReliableDelivery)
 	cq := createCQ(t, n.b.NIC, 1)
 	idle := newVI(t, n.b.NIC, vipl.UnreliableDelivery)
 	x := newBox(t, n.b.NIC, 1, 64)
@@ -38,13 +38,6 @@ func TestCloseWakesWaiters(t *testing.T) {
 	time.Sleep(20 * time.Millisecond) // they sleep
 	must(t, n.b.Close())
 	group.Wait()
-	stateIs(t, va, vipl.Error)
-	wantError(t, "closed twice", n.b.Close(), nil)
-	wantError(t, "CreateVI on a closed NIC", errOf(n.b.CreateVI(vipl.VIAttributes{Level: 1}, nil, nil)), vipl.ErrInvalidParameter)
-	wantError(t, "CreateCQ on a closed NIC", errOf(n.b.CreateCQ(1)), vipl.ErrInvalidParameter)
-	if _, err := n.b.AllocMem(64, vipl.MemAttributes{}); err == nil {
-		t.Error("AllocMem on a closed NIC")
-	}
 }
 
 // all takes n descriptors off a queue by lists of at most most.
