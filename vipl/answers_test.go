@@ -53,9 +53,7 @@ func (p *answering) ask() {
 		p.xa.prepare(k, p.size)
 	}
 	before := p.n.b.Counters().Messages
-	if n, err := p.va.PostSends(ds, p.xa.region.Handle()); n != answers || err != nil {
-		p.t.Fatalf("%d posted: %v", n, err)
-	}
+	listed(p.t, "sends", answers, nil)(p.va.PostSends(ds, p.xa.region.Handle()))
 	p.n.b.Poll() // it waits for them
 	time.Sleep(2 * time.Microsecond)
 	for range 10 {

@@ -1,7 +1,6 @@
 package vipl_test
 
 import (
-	"errors"
 	"runtime"
 	"testing"
 	"time"
@@ -51,9 +50,7 @@ func TestCQHandlerOfAVoidEntry(t *testing.T) {
 	next(call{1, stays})
 	postSend(t, stays, x, 3, 8)
 	next(call{2, stays})
-	if _, _, err := c.Done(); err != vipl.ErrNotDone {
-		t.Errorf("an entry too many: %v", err)
-	}
+	equal[error](t, "what comes after the last entry", errOf2(c.Done()), vipl.ErrNotDone)
 }
 
 // The CQ of a program that dequeues from a queue bound to it, and never calls CQDone, has a bounded size. It keeps
@@ -92,21 +89,18 @@ func TestWakeCQ(t *testing.T) {
 	for _, asleep := range []time.Duration{0, 20 * time.Millisecond} {
 		woken := make(chan error, 2)
 		for range 2 {
-			go func() { _, _, err := cq.Wait(ackDelay); woken <- err }()
+			go func() { woken <- errOf2(cq.Wait(ackDelay)) }()
 		}
 		for range 2 {
 			time.Sleep(asleep)
 			cq.Wake()
-			err := <-woken
-			fatalIf(t, err != vipl.ErrNotDone, "Wait: %v", err)
+			equal[error](t, "Wait", <-woken, vipl.ErrNotDone)
 		}
 	}
 
 	cq.Wake()
 	cq.Wake()
-	if _, _, err := cq.Done(); err != vipl.ErrNotDone {
-		t.Errorf("Done: %v", err)
-	}
+	equal[error](t, "Done", errOf2(cq.Done()), vipl.ErrNotDone)
 	vb := createVI(t, n.b.NIC, vipl.VIAttributes{Level: vipl.ReliableDelivery}, nil, cq)
 	vb.SetValue("one")
 	x := newBox(t, n.b.NIC, 1, 64)
@@ -115,12 +109,8 @@ func TestWakeCQ(t *testing.T) {
 	if vi, recv, err := cq.Wait(ackDelay); vi != vb || !recv || err != nil || vi.Value() != "one" {
 		t.Fatalf("Wait with an entry: %v, %v, %v", vi, recv, err)
 	}
-	if _, _, err := cq.Wait(0); err != vipl.ErrNotDone {
-		t.Errorf("Wait behind two wakes: %v", err)
-	}
-	if _, _, err := cq.Wait(0); !errors.Is(err, vipl.ErrTimeout) {
-		t.Errorf("Wait behind the one that has taken them: %v", err)
-	}
+	equal[error](t, "Wait behind two wakes", errOf2(cq.Wait(0)), vipl.ErrNotDone)
+	wantError(t, "Wait behind the one that has taken them", errOf2(cq.Wait(0)), vipl.ErrTimeout)
 }
 
 // A waiter that is woken repeatedly without result, because others take what completes, needs no more memory

@@ -396,7 +396,7 @@ func TestWaitBesideFlush(t *testing.T) {
 			time.Sleep(first / 2)
 			wait := func() error { return errOf(vb.SendWait(time.Minute)) }
 			if shared {
-				wait = func() error { _, _, err := cq.Wait(time.Minute); return err }
+				wait = func() error { return errOf2(cq.Wait(time.Minute)) }
 			}
 			noError(t, wait())
 			took := time.Since(start)

@@ -19,11 +19,11 @@ func TestCloseWakesWaiters(t *testing.T) {
 	x := newBox(t, n.b.NIC, 1, 64)
 	postRecv(t, idle, x, 0, 64) // of an Idle VI: not completed, but flushed by Close
 	waits := map[string]func() error{
-		"SendWait":    func() error { _, err := vb.SendWait(-1); return err },
-		"RecvWait":    func() error { _, err := vb.RecvWait(-1); return err },
-		"long":        func() error { _, err := vb.RecvWait(time.Hour); return err },
-		"CQWait":      func() error { _, _, err := cq.Wait(-1); return err },
-		"ConnectWait": func() error { _, err := n.b.ConnectWait(vipl.NetAddress{}, -1); return err },
+		"SendWait":    func() error { return errOf(vb.SendWait(-1)) },
+		"RecvWait":    func() error { return errOf(vb.RecvWait(-1)) },
+		"long":        func() error { return errOf(vb.RecvWait(time.Hour)) },
+		"CQWait":      func() error { return errOf2(cq.Wait(-1)) },
+		"ConnectWait": func() error { return errOf(n.b.ConnectWait(vipl.NetAddress{}, -1)) },
 	}
 	var group sync.WaitGroup
 	for name, wait := range waits {
@@ -54,6 +54,14 @@ func all(t testing.TB, done func([]*vipl.Descriptor) (int, error), other func(),
 	return got
 }
 
+// listed returns what checks the results of a call with a list.
+func listed(t testing.TB, what string, want int, wantErr error) func(int, error) {
+	return func(k int, err error) {
+		t.Helper()
+		fatalIf(t, k != want || !errors.Is(err, wantErr), "%s: %d, %v, want %d, %v", what, k, err, want, wantErr)
+	}
+}
+
 // Messages posted by lists arrive whole and in order, whatever fits in a frame.
 func TestLists(t *testing.T) {
 	eachLevel(t, levels, func(t *testing.T, level vipl.ReliabilityLevel) {
@@ -65,12 +73,9 @@ func TestLists(t *testing.T) {
 			fillPattern(xa.buf[i][:size(i)], i)
 			xb.prepare(i, room)
 		}
-		if k, err := vb.PostRecvs(xb.desc, xb.region.Handle()); k != count || err != nil {
-			t.Fatalf("receives: %d, %v", k, err)
-		}
+		listed(t, "receives", count, nil)(vb.PostRecvs(xb.desc, xb.region.Handle()))
 		for i := 0; i < count; i += 20 {
-			k, err := va.PostSends(xa.desc[i:i+20], xa.region.Handle())
-			fatalIf(t, k != 20 || err != nil, "sends: %d, %v", k, err)
+			listed(t, "sends", 20, nil)(va.PostSends(xa.desc[i:i+20], xa.region.Handle()))
 		}
 		if got := all(t, vb.RecvDones, n.a.Poll, count, 7); !slices.Equal(got, xb.desc) {
 			t.Error("receives in another order")
@@ -88,9 +93,7 @@ func TestLists(t *testing.T) {
 			if k, err := done(make([]*vipl.Descriptor, 3)); k != 0 || err != vipl.ErrDescriptor {
 				t.Errorf("%s, empty queue: %d, %v", name, k, err)
 			}
-			if k, err := done(nil); k != 0 || err != nil {
-				t.Errorf("%s, no room: %d, %v", name, k, err)
-			}
+			listed(t, name+", no room", 0, nil)(done(nil))
 		}
 	})
 }
@@ -104,28 +107,21 @@ func TestListRefused(t *testing.T) {
 	}
 	bad := slices.Clone(xb.desc)
 	bad[2] = misaligned(xb.region)
-	if k, err := vb.PostRecvs(bad, xb.region.Handle()); k != 2 || !errors.Is(err, vipl.ErrInvalidParameter) {
-		t.Errorf("misaligned receive: %d, %v", k, err)
-	}
+	listed(t, "misaligned receive", 2, vipl.ErrInvalidParameter)(vb.PostRecvs(bad, xb.region.Handle()))
 	n.b.errs.are(t, vipl.ErrorPostDesc)
 	bad = slices.Clone(xa.desc)
 	bad[2] = nil
-	if k, err := va.PostSends(bad, xa.region.Handle()); k != 2 || !errors.Is(err, vipl.ErrInvalidParameter) {
-		t.Errorf("nil send: %d, %v", k, err)
-	}
+	listed(t, "nil send", 2, vipl.ErrInvalidParameter)(va.PostSends(bad, xa.region.Handle()))
 	n.a.errs.are(t, vipl.ErrorPostDesc)
 	for i := range 2 {
 		errorIf(t, received(t, vb, 0) != xb.desc[i] || sent(t, va, 0) != xa.desc[i], "message %d: another descriptor", i)
 	}
-	if k, err := va.PostSends(nil, xa.region.Handle()); k != 0 || err != nil {
-		t.Errorf("empty list: %d, %v", k, err)
-	}
+	listed(t, "empty list", 0, nil)(va.PostSends(nil, xa.region.Handle()))
 	st := stateIs(t, va, vipl.Connected)
 	errorIf(t, !st.SendEmpty, "more was posted")
 	must(t, errors.Join(va.Disconnect(), va.Destroy()))
 	for name, post := range map[string]func([]*vipl.Descriptor, vipl.MemHandle) (int, error){"send": va.PostSends, "receive": va.PostRecvs} {
-		k, err := post(xa.desc, xa.region.Handle())
-		errorIf(t, k != 0 || !errors.Is(err, vipl.ErrInvalidParameter), "%s on a VI that is destroyed: %d, %v", name, k, err)
+		listed(t, name+" on a VI that is destroyed", 0, vipl.ErrInvalidParameter)(post(xa.desc, xa.region.Handle()))
 	}
 }
 
@@ -139,9 +135,7 @@ func TestListWrongContents(t *testing.T) {
 		postRecv(t, vb, xb, i, 64)
 	}
 	xa.desc[2].Reserved = 1
-	if k, err := va.PostSends(xa.desc, xa.region.Handle()); k != 5 || err != nil {
-		t.Fatalf("%d, %v", k, err)
-	}
+	listed(t, "sends", 5, nil)(va.PostSends(xa.desc, xa.region.Handle()))
 	for i := range 2 {
 		receivedMessage(t, vb, xb.buf[i], i)
 	}
@@ -173,13 +167,9 @@ func TestListOverrun(t *testing.T) {
 	for i := range x.desc {
 		x.prepare(i, 64)
 	}
-	if k, err := v.PostRecvs(x.desc, x.region.Handle()); k != most || !errors.Is(err, vipl.ErrResource) {
-		t.Errorf("receives: %d, %v", k, err)
-	}
+	listed(t, "receives", most, vipl.ErrResource)(v.PostRecvs(x.desc, x.region.Handle()))
 	n.a.errs.are(t, vipl.ErrorVIOverrun)
-	if k, err := v.PostSends(x.desc[most:], x.region.Handle()); k != 3 || err != nil {
-		t.Errorf("sends in Idle: %d, %v", k, err)
-	}
+	listed(t, "sends in Idle", 3, nil)(v.PostSends(x.desc[most:], x.region.Handle()))
 	room := make([]*vipl.Descriptor, 3)
 	for i := range 3 {
 		k, err := v.SendDones(room)
@@ -202,15 +192,9 @@ func TestCQDones(t *testing.T) {
 		t.Errorf("empty: %d, %v", k, err)
 	}
 	x.desc[4].Reserved = 1 // completes in error at once
-	if k, err := v.PostSends(x.desc[:4], x.region.Handle()); k != 4 || err != nil {
-		t.Fatalf("%d, %v", k, err)
-	}
-	if k, err := v.PostRecvs(x.desc[4:], x.region.Handle()); k != 1 || err != nil {
-		t.Fatalf("%d, %v", k, err)
-	}
-	if k, err := cq.Dones(nil); k != 0 || err != nil {
-		t.Errorf("no room: %d, %v", k, err)
-	}
+	listed(t, "sends", 4, nil)(v.PostSends(x.desc[:4], x.region.Handle()))
+	listed(t, "receives", 1, nil)(v.PostRecvs(x.desc[4:], x.region.Handle()))
+	listed(t, "no room", 0, nil)(cq.Dones(nil))
 	var got []vipl.Completion
 	for len(got) < 5 {
 		k, err := cq.Dones(into)
@@ -228,9 +212,7 @@ func TestCQDones(t *testing.T) {
 	}
 	v.RecvDone()
 	must(t, errors.Join(v.Destroy(), cq.Destroy()))
-	if k, err := cq.Dones(into); k != 0 || !errors.Is(err, vipl.ErrInvalidParameter) {
-		t.Errorf("destroyed: %d, %v", k, err)
-	}
+	listed(t, "destroyed", 0, vipl.ErrInvalidParameter)(cq.Dones(into))
 }
 
 // Lists allocate nothing.

@@ -207,9 +207,7 @@ func TestPackInSeveralChunks(t *testing.T) {
 			xa.prepare(i, size)
 		}
 		// In one go: the first frame is full.
-		if k, err := va.PostSends(xa.desc, xa.region.Handle()); k != count || err != nil {
-			t.Fatal(k, err)
-		}
+		listed(t, "sends", count, nil)(va.PostSends(xa.desc, xa.region.Handle()))
 		for i := range count {
 			receivedMessage(t, vb, xb.buf[i][:size], i)
 			sent(t, va, 0)

@@ -357,8 +357,10 @@ func equal[V comparable](t testing.TB, what string, got, want V) {
 	}
 }
 
-// errOf is the error of a call that returns a result with it.
+// errOf is the error of a call that returns a result with it, and errOf2 that of one with two.
 func errOf[V any](_ V, err error) error { return err }
+
+func errOf2[V, W any](_ V, _ W, err error) error { return err }
 
 func checkDone(t testing.TB, what string, d *vipl.Descriptor, err error, want vipl.Status) *vipl.Descriptor {
 	t.Helper()

@@ -128,9 +128,7 @@ func plainEnds(t testing.TB, level vipl.ReliabilityLevel, descs int) (ends [2]*p
 		for i := range e.desc {
 			e.desc[i].SetSegments(e.segs[i])
 		}
-		if n, err := e.vi.PostRecvs(e.desc[:descs/2], e.region.Handle()); err != nil {
-			t.Fatal(n, err)
-		}
+		must(t, errOf(e.vi.PostRecvs(e.desc[:descs/2], e.region.Handle())))
 	}
 	return ends
 }

@@ -189,22 +189,19 @@ func TestWatch(t *testing.T) {
 	send, _ := va.Watch()
 	_, recv := vb.Watch()
 	port, _ := y.Watch()
-	look := func(q vipl.QueueWatch) (posted, completed uint64) {
+	type state struct{ posted, completed uint64 }
+	look := func(q vipl.QueueWatch) state {
 		d := atomic.LoadUint64(q.Dequeued)
-		return atomic.LoadUint64(q.Posted) - d, atomic.LoadUint64(q.Completed) - d
+		return state{atomic.LoadUint64(q.Posted) - d, atomic.LoadUint64(q.Completed) - d}
 	}
 	postRecv(t, vb, xb, 0, 64)
-	if p, c := look(recv); p != 1 || c != 0 {
-		t.Errorf("with a receive posted: %d posted, %d complete", p, c)
-	}
+	equal(t, "with a receive posted", look(recv), state{posted: 1})
 	postSend(t, va, xa, 0, 64)
-	if p, c := look(send); p != 1 || c != 1 {
-		t.Errorf("a send that is on its way: %d posted, %d complete", p, c)
-	}
+	equal(t, "a send that is on its way", look(send), state{1, 1})
 	// Either the frame is still on the ring, or the background goroutine has taken it.
 	for start := time.Now(); ; {
 		arrived := atomic.LoadUint32(port.Produced) != atomic.LoadUint32(port.Consumed)
-		if _, c := look(recv); c == 1 {
+		if look(recv).completed == 1 {
 			break
 		} else if !arrived && time.Since(start) > ackDelay {
 			t.Fatal("the message is neither on the ring nor complete")
@@ -212,9 +209,7 @@ func TestWatch(t *testing.T) {
 		y.Poll()
 	}
 	equal(t, "receive", recvDone(t, vb, vipl.StatusOpReceive), xb.desc[0])
-	if p, c := look(recv); p != 0 || c != 0 {
-		t.Errorf("after it was taken: %d posted, %d complete", p, c)
-	}
+	equal(t, "after it was taken", look(recv), state{})
 	x.Close()
 	y.Close()
 	errorIf(t, atomic.LoadUint32(port.Produced) != atomic.LoadUint32(port.Consumed), "after Close there is something on the ring")
