@@ -173,9 +173,8 @@ func TestTagged(t *testing.T) {
 	tagged := path(x.IPv4, y.IPv4, 1000)
 	tagged.Tagged = true
 	nstest.Must(t, s.Send(tagged, nil, pieces))
-	if got := next(); !bytes.Equal(got, all) {
-		t.Errorf("%d bytes arrive", len(got))
-	}
+	got := next()
+	nstest.ErrorIf(t, !bytes.Equal(got, all), "%d bytes arrive", len(got))
 }
 
 func TestSendAllocatesNothing(t *testing.T) {
@@ -258,9 +257,8 @@ func TestRefused(t *testing.T) {
 		nstest.Must(t, a.Do(func() error {
 			for range 20 {
 				nstest.Must(t, s.Send(p, nil, pieces))
-				if got := next(); !bytes.Equal(got, all) {
-					t.Errorf("%v: %d bytes arrive", to, len(got))
-				}
+				got := next()
+				nstest.ErrorIf(t, !bytes.Equal(got, all), "%v: %d bytes arrive", to, len(got))
 			}
 			return nil
 		}))

@@ -25,9 +25,7 @@ func TestDeadPeerBacksOff(t *testing.T) {
 		for seq, ok := s.NextLost(); ok; seq, ok = s.NextLost() {
 			s.Resent(now, seq)
 		}
-		if err := audit(s); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, audit(s))
 	}
 	want := int64(2 * firstRTT)
 	for i, gap := range gaps {
@@ -49,9 +47,8 @@ func TestNothingInFlightIsNoTimeout(t *testing.T) {
 	}
 	before := s.Stats()
 	for range 5 {
-		if _, probe := s.Timeout(s.Deadline()); probe {
-			t.Fatal("probe with a frame that was given up")
-		}
+		_, probe := s.Timeout(s.Deadline())
+		nstest.FatalIf(t, probe, "probe with a frame that was given up")
 	}
 	nstest.ErrorIf(t, s.Stats() != before, "%+v, before %+v", s.Stats(), before)
 }
@@ -111,9 +108,8 @@ func TestDelayAloneSlowsDownLongFrames(t *testing.T) {
 	mustTransfer(t, w, a, b, 60*second)
 	s := a.s.Stats()
 	nstest.ErrorIf(t, s.Slows == 0 || s.Resent != 0, "%+v", s)
-	if n := a.s.window(); n > 256/units/2 {
-		t.Errorf("window %d of long frames that take 1 ms each", n)
-	}
+	n := a.s.window()
+	nstest.ErrorIf(t, n > 256/units/2, "window %d of long frames that take 1 ms each", n)
 }
 
 // A peer that takes its time for acknowledgements of little is no queue.
@@ -160,9 +156,8 @@ func TestTwoStreamsShareALink(t *testing.T) {
 		w.run(160_000_000, func() bool { return a.err != nil || c.err != nil })
 		nstest.FatalIf(t, a.err != nil || c.err != nil, "queue of %d: %v, %v", queue, a.err, c.err)
 		first, second := float64(b.placed-from[0]), float64(d.placed-from[1])
-		if share := first / (first + second); share < 0.35 || share > 0.65 {
-			t.Errorf("queue of %d: the first has %.2f of the link", queue, share)
-		}
+		share := first / (first + second)
+		nstest.ErrorIf(t, share < 0.35 || share > 0.65, "queue of %d: the first has %.2f of the link", queue, share)
 		if full := 100_000_000 / float64(l.perFrame); first+second < 0.9*full {
 			t.Errorf("queue of %d: %.0f frames in 100 ms, the link carries %.0f", queue, first+second, full)
 		}
@@ -173,14 +168,12 @@ func TestTwoStreamsShareALink(t *testing.T) {
 func TestWindowBounds(t *testing.T) {
 	for _, window := range []int{-1, 0, 1, 2, 3, 64, 1 << 20} {
 		s := NewSender(1, window)
-		if n := s.Room(); n < 1 || n > min(MaxWindow, initialWindow) {
-			t.Errorf("window %d: room %d", window, n)
-		}
+		n := s.Room()
+		nstest.ErrorIf(t, n < 1 || n > min(MaxWindow, initialWindow), "window %d: room %d", window, n)
 		s.shrink()
 		s.collapse(true)
-		if err := audit(s); err != nil {
-			t.Errorf("window %d: %v", window, err)
-		}
+		err := audit(s)
+		nstest.ErrorIf(t, err != nil, "window %d: %v", window, err)
 	}
 }
 

@@ -89,18 +89,15 @@ func TestCompetes(t *testing.T) {
 	const others = 100
 	rounds := 0
 	for ; !p.c.competing; rounds++ {
-		if p.round(others); rounds > 200 {
-			t.Fatalf("window %d, %d dips in vain", p.c.window(), p.c.vain)
-		}
+		p.round(others)
+		nstest.FatalIf(t, rounds > 200, "window %d, %d dips in vain", p.c.window(), p.c.vain)
 	}
 	p.rounds(100, others)
-	if n := p.c.window(); n < 30 || n > 150 {
-		t.Errorf("window %d beside %d frames of others in a queue of %d", n, others, p.most)
-	}
+	n := p.c.window()
+	nstest.ErrorIf(t, n < 30 || n > 150, "window %d beside %d frames of others in a queue of %d", n, others, p.most)
 	for i := 0; p.c.competing; i++ {
-		if p.round(0); i > 20_000 {
-			t.Fatal("competes with nothing")
-		}
+		p.round(0)
+		nstest.FatalIf(t, i > 20_000, "competes with nothing")
 	}
 }
 
@@ -113,9 +110,8 @@ func TestVainDips(t *testing.T) {
 		p := started(c.delay, perFrame)
 		p.rounds(20, 0)
 		for rounds := 0; !p.c.competing; rounds++ {
-			if p.round(others); rounds > 400 {
-				t.Fatalf("%+v: %d dips in vain", c, p.c.vain)
-			}
+			p.round(others)
+			nstest.FatalIf(t, rounds > 400, "%+v: %d dips in vain", c, p.c.vain)
 		}
 		nstest.ErrorIf(t, p.c.vain != int(c.want), "%+v: competes after %d dips in vain", c, p.c.vain)
 	}
@@ -139,29 +135,27 @@ func TestFirstLossesMeasureTheLeastRoundTrip(t *testing.T) {
 		p.round(others)
 		nstest.FatalIf(t, !p.c.probingRTT || p.c.window() != dipWindow || p.c.resume != 56*fraction,
 			"queued %v: probing %v, window %d, then %d", queued, p.c.probingRTT, p.c.window(), p.c.resume/fraction)
-		if p.rounds(dipRounds, 0); p.c.probingRTT || p.c.base != p.delay || p.c.threshold != 56*fraction {
-			t.Errorf("queued %v: probing %v, least round trip %d us, threshold %d", queued, p.c.probingRTT, p.c.base/1000, p.c.threshold/fraction)
-		}
+		p.rounds(dipRounds, 0)
+		nstest.ErrorIf(t, p.c.probingRTT || p.c.base != p.delay || p.c.threshold != 56*fraction,
+			"queued %v: probing %v, least round trip %d us, threshold %d", queued, p.c.probingRTT, p.c.base/1000, p.c.threshold/fraction)
 		p.c.base = 2 * longPath
-		if p.c.probeRTT(); p.c.probingRTT {
-			t.Errorf("queued %v: a second RTT probe", queued)
-		}
+		p.c.probeRTT()
+		nstest.ErrorIf(t, p.c.probingRTT, "queued %v: a second RTT probe", queued)
 	}
 	// A sender that begins to compete doubles as a new one does, up to the peer's window, and does not probe at its losses.
 	p := newPath(2*longPath, 1_000)
 	p.round(0)
 	p.c.competing = true
-	if p.c.probeRTT(); p.c.probingRTT || p.c.threshold != p.c.most {
-		t.Errorf("competing: probing %v, threshold %d", p.c.probingRTT, p.c.threshold/fraction)
-	}
+	p.c.probeRTT()
+	nstest.ErrorIf(t, p.c.probingRTT || p.c.threshold != p.c.most,
+		"competing: probing %v, threshold %d", p.c.probingRTT, p.c.threshold/fraction)
 	// A timeout ends the probe: it begins with a small window anyway.
 	p.c.competing = false
 	p.c.probeRTT()
 	p.round(0)
 	nstest.FatalIf(t, p.c.dipping != dipRounds || !p.c.probingRTT, "probing %v, dipping %d", p.c.probingRTT, p.c.dipping)
-	if p.c.collapse(true); p.c.probingRTT || p.c.dipping > 0 {
-		t.Errorf("after a timeout: probing %v, dipping %d", p.c.probingRTT, p.c.dipping)
-	}
+	p.c.collapse(true)
+	nstest.ErrorIf(t, p.c.probingRTT || p.c.dipping > 0, "after a timeout: probing %v, dipping %d", p.c.probingRTT, p.c.dipping)
 	for _, cubic := range []bool{true, false} {
 		p := newPath(longPath, 1_000)
 		if cubic {
@@ -169,9 +163,8 @@ func TestFirstLossesMeasureTheLeastRoundTrip(t *testing.T) {
 			p.c.UseCubic()
 		}
 		p.round(0)
-		if p.c.probeRTT(); p.c.probingRTT {
-			t.Errorf("probing with a round trip of %d us, CUBIC alone %v", p.delay/1000, cubic)
-		}
+		p.c.probeRTT()
+		nstest.ErrorIf(t, p.c.probingRTT, "probing with a round trip of %d us, CUBIC alone %v", p.delay/1000, cubic)
 	}
 }
 
@@ -242,9 +235,8 @@ func TestRegrowsFreelyAboveTheCeiling(t *testing.T) {
 	p.c.lossRound(p.now, peak)
 	p.c.roundLeast = 0
 	p.rounds(20, 0)
-	if n := p.c.window(); n < peak {
-		t.Errorf("window %d of %d after 20 rounds", n, peak)
-	}
+	n := p.c.window()
+	nstest.ErrorIf(t, n < peak, "window %d of %d after 20 rounds", n, peak)
 }
 
 // Marks keep the queue at their threshold, by small steps.
@@ -278,14 +270,12 @@ func TestMarksKeepFramesComing(t *testing.T) {
 		nstest.ErrorIf(t, i%2 == 1 && s.Next() == sent, "window %d, %d in flight: nothing was sent", s.window(), s.inFlight())
 	}
 	nstest.ErrorIf(t, s.window() != 10 || s.inFlight() != 10, "window %d, %d in flight", s.window(), s.inFlight())
-	if s.Ack(now+trip, f+25, 256); s.window() < 10 {
-		t.Errorf("window %d: the flight's marks reduce it once more", s.window())
-	}
+	s.Ack(now+trip, f+25, 256)
+	nstest.ErrorIf(t, s.window() < 10, "window %d: the flight's marks reduce it once more", s.window())
 	// The marks of the next flight count again.
 	s.Marked(21)
-	if s.Ack(now+trip, s.Next(), 256); s.window() >= 10 {
-		t.Errorf("window %d after another flight", s.window())
-	}
+	s.Ack(now+trip, s.Next(), 256)
+	nstest.ErrorIf(t, s.window() >= 10, "window %d after another flight", s.window())
 }
 
 // A path that has marked a frame once becomes one that does not mark: the window grows as before, and random losses
@@ -336,9 +326,8 @@ func TestMarkNeedsABareAcknowledgement(t *testing.T) {
 	nstest.FatalIf(t, r.Bare() || r.Marks() != 0, "bare %v, %d marks", r.Bare(), r.Marks())
 	r.Mark()
 	nstest.FatalIf(t, !r.Bare() || r.Marks() != 1, "bare %v, %d marks", r.Bare(), r.Marks())
-	if r.Acked(); r.Bare() || r.Marks() != 1 {
-		t.Errorf("bare %v, %d marks", r.Bare(), r.Marks())
-	}
+	r.Acked()
+	nstest.ErrorIf(t, r.Bare() || r.Marks() != 1, "bare %v, %d marks", r.Bare(), r.Marks())
 }
 
 // Beside a CUBIC flow on a long path a dip in vain leaves CUBIC's curve as it was: the window is back at the peak when
@@ -373,9 +362,8 @@ func TestDipKeepsTheCurveOnALongPath(t *testing.T) {
 		for p.now+2*p.c.trip < begun+int64(back*1e9) {
 			p.round(others)
 		}
-		if n := p.c.window(); n < peak*98/100 || n > peak*102/100 {
-			t.Errorf("window %d of %d when the curve is back", n, peak)
-		}
+		n := p.c.window()
+		nstest.ErrorIf(t, n < peak*98/100 || n > peak*102/100, "window %d of %d when the curve is back", n, peak)
 	}
 }
 
@@ -393,8 +381,7 @@ func TestGrowsAsRenoFromThePriorWindowOn(t *testing.T) {
 	} {
 		g := congestion{base: c.base, trip: c.base, competing: c.competing, cwnd: c.cwnd * fraction, prior: 600 * fraction}
 		g.reduced(1, g.cwnd) // the plateau: the curve itself does not grow
-		if n := g.cubic(1); n != c.want {
-			t.Errorf("%+v: growth %d", c, n)
-		}
+		n := g.cubic(1)
+		nstest.ErrorIf(t, n != c.want, "%+v: growth %d", c, n)
 	}
 }

@@ -146,9 +146,8 @@ func TestIdleIsSmall(t *testing.T) {
 			turn(s, r, 1, false)
 		}
 	})
-	if n := r.AllocedBytesPerOp(); n > 4<<10 {
-		t.Errorf("a connection of small frames takes %d bytes", n)
-	}
+	n := r.AllocedBytesPerOp()
+	nstest.ErrorIf(t, n > 4<<10, "a connection of small frames takes %d bytes", n)
 	s := NewSender(1, MaxWindow)
 	s.cwnd = s.most
 	for range 1000 {

@@ -107,9 +107,8 @@ func TestRangeAroundTheCircleIsIgnored(t *testing.T) {
 		s.AckRange(2, r.Start, r.End)
 		nstest.FatalIf(t, s.sacked.n != 0, "range %+v was taken", r)
 	}
-	if s.AckRange(2, ^uint32(0)-5, 3); s.sacked.n != 3 {
-		t.Errorf("range with an old start: %d frames taken, want 3", s.sacked.n)
-	}
+	s.AckRange(2, ^uint32(0)-5, 3)
+	nstest.ErrorIf(t, s.sacked.n != 3, "range with an old start: %d frames taken, want 3", s.sacked.n)
 }
 
 // The ranges of one acknowledgement cost no more than a look at each frame in flight,
@@ -192,13 +191,11 @@ func TestSelectiveLiarStarves(t *testing.T) {
 	s.AckRange(now, 1, 65)
 	for range 30 {
 		s.DetectLosses(now)
-		if _, lost := s.NextLost(); lost || s.Room() > 0 {
-			t.Fatal("sends more")
-		}
+		_, lost := s.NextLost()
+		nstest.FatalIf(t, lost || s.Room() > 0, "sends more")
 		now = s.Deadline()
-		if _, probe := s.Timeout(now); probe {
-			t.Fatal("probes")
-		}
+		_, probe := s.Timeout(now)
+		nstest.FatalIf(t, probe, "probes")
 	}
 	nstest.ErrorIf(t, s.Deadline() != now+maxTimeout || s.Stats().Timeouts != 0,
 		"next timer after %d ns, %+v", s.Deadline()-now, s.Stats())

@@ -73,9 +73,8 @@ func TestLateFrameIsLostInTime(t *testing.T) {
 	if got := lost(s, now+trip); got != nil || due <= now+trip || due > now+2*trip {
 		t.Fatalf("%v is lost, timer %d us after sending", got, (due-now)/us)
 	}
-	if _, probe := s.Timeout(due); probe {
-		t.Fatal("probe although the loss is clear")
-	}
+	_, probe := s.Timeout(due)
+	nstest.FatalIf(t, probe, "probe although the loss is clear")
 	if got := lost(s, due); !slices.Equal(got, []uint32{f}) || s.Stats().Timeouts != 0 {
 		t.Errorf("%v is lost, %+v", got, s.Stats())
 	}
@@ -108,9 +107,8 @@ func TestOvertakenByTimeIsLost(t *testing.T) {
 	s, now, f := warm(1)
 	s.Send(now+trip, 0, 1)
 	sack(s, now+2*trip, f+1, f+2)
-	if got := lost(s, now+2*trip); !slices.Equal(got, []uint32{f}) {
-		t.Errorf("%v is lost", got)
-	}
+	got := lost(s, now+2*trip)
+	nstest.ErrorIf(t, !slices.Equal(got, []uint32{f}), "%v is lost", got)
 }
 
 // The arrival of frames that were sent before a retransmission proves nothing about the retransmission, however
@@ -149,9 +147,8 @@ func TestOneLongRoundTripDelaysNoLoss(t *testing.T) {
 	s, now, f := warm(2)
 	now += 9 * trip
 	sack(s, now, f+1, f+2)
-	if got := lost(s, now); len(got) != 1 || got[0] != f {
-		t.Errorf("%v is lost, want %d", got, f)
-	}
+	got := lost(s, now)
+	nstest.ErrorIf(t, len(got) != 1 || got[0] != f, "%v is lost, want %d", got, f)
 }
 
 // Losses of one flight shrink the window by a frame each, as they may be chance, and by three tenths at once
@@ -193,9 +190,8 @@ func TestOneRoundShrinksOnce(t *testing.T) {
 	s, now, f := warm(12)
 	s.cwnd = 10 * fraction
 	sack(s, now+trip, f+8, f+12)
-	if lost(s, now+trip); s.cwnd != 7*fraction {
-		t.Errorf("8 losses of 12: window of 10 frames became %d/256", s.cwnd)
-	}
+	lost(s, now+trip)
+	nstest.ErrorIf(t, s.cwnd != 7*fraction, "8 losses of 12: window of 10 frames became %d/256", s.cwnd)
 }
 
 // What a time-out has taken off the window, losses of the round before do not give back.
@@ -205,9 +201,8 @@ func TestLossesDoNotUndoATimeout(t *testing.T) {
 	lost(s, now+trip)
 	s.collapse(true)
 	sack(s, now+2*trip, f+40, f+60)
-	if n := len(lost(s, now+2*trip)); n == 0 || s.window() != leastWindow {
-		t.Errorf("%d more lost, window %d, want %d", n, s.window(), leastWindow)
-	}
+	n := len(lost(s, now+2*trip))
+	nstest.ErrorIf(t, n == 0 || s.window() != leastWindow, "%d more lost, window %d, want %d", n, s.window(), leastWindow)
 }
 
 // Without losses the window grows by a sixteenth in a round, at least by a frame and at
@@ -233,9 +228,8 @@ func TestWindowGrowsByRounds(t *testing.T) {
 func TestEchoTellsReordering(t *testing.T) {
 	s, now, f := warm(10)
 	sack(s, now+trip, f+1, f+10)
-	if got := lost(s, now+trip+us); len(got) != 1 {
-		t.Fatalf("%v is lost", got)
-	}
+	got := lost(s, now+trip+us)
+	nstest.FatalIf(t, len(got) != 1, "%v is lost", got)
 	s.Ack(now+trip+2*us, f+10, 256) // a microsecond after it was sent again
 	nstest.ErrorIf(t, s.reordered != reorderRounds || s.rackSent != now,
 		"reordered %d, newest arrival was sent at %d, want %d", s.reordered, s.rackSent, now)

@@ -122,9 +122,9 @@ func TestGroupOfAWindow(t *testing.T) {
 		{4096, longPath + 1, paceGroup, 2 * paceGroup}, {640, longPath, paceGroup, paceBurst},
 	} {
 		var p pacer
-		if p.set(c.frames*fraction, c.least, 1); !p.on || p.group != c.group || p.depth != c.depth*fraction {
-			t.Errorf("%+v: on %v, group %d, depth %d", c, p.on, p.group, p.depth/fraction)
-		}
+		p.set(c.frames*fraction, c.least, 1)
+		nstest.ErrorIf(t, !p.on || p.group != c.group || p.depth != c.depth*fraction,
+			"%+v: on %v, group %d, depth %d", c, p.on, p.group, p.depth/fraction)
 	}
 }
 
@@ -151,9 +151,8 @@ func TestPacerWokenLate(t *testing.T) {
 		p.credit = 0
 		p.take(1, frames*fraction, c.trip)
 		p.fill(p.due+c.late, frames*fraction, c.trip, c.open)
-		if got := p.credit / fraction; got < c.want-1 || got > c.want || p.due != 0 {
-			t.Errorf("%s: credit of %d frames, want %d", c.what, got, c.want)
-		}
+		got := p.credit / fraction
+		nstest.ErrorIf(t, got < c.want-1 || got > c.want || p.due != 0, "%s: credit of %d frames, want %d", c.what, got, c.want)
 	}
 }
 
@@ -232,9 +231,8 @@ func TestPacedAfterClosedWindow(t *testing.T) {
 		nstest.FatalIf(t, s.window()/2 <= 2*int(s.pacer.group)+1, "%s: a window of only %d frames", what, s.window())
 		now += trip * 3 / 4
 		open(s, now)
-		if room := s.room(); room <= 2*int(s.pacer.group)+1 {
-			t.Fatalf("%s: room for only %d frames", what, room)
-		}
+		room := s.room()
+		nstest.FatalIf(t, room <= 2*int(s.pacer.group)+1, "%s: room for only %d frames", what, room)
 		if n, most := group(), 2*int(s.pacer.group)+1; n > most {
 			t.Errorf("%s: %d frames at once, at most %d", what, n, most)
 		}

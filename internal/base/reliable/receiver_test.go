@@ -213,14 +213,12 @@ func TestGapIsNotToldForEachFrame(t *testing.T) {
 			r.Acked()
 		}
 	}
-	if want := dupThreshold + 97/ackEvery; told != want {
-		t.Errorf("told %d times of 100 frames behind a gap, want %d", told, want)
-	}
+	want := dupThreshold + 97/ackEvery
+	nstest.ErrorIf(t, told != want, "told %d times of 100 frames behind a gap, want %d", told, want)
 	r.Arrive(150, false) // a second gap is news
 	nstest.ErrorIf(t, !r.Urgent(), "a second gap is not told at once")
 	r.Buffer(150, 0)
 	r.Acked()
-	if r.Arrive(1, true); !r.Urgent() {
-		t.Error("the end of a gap is not told at once")
-	}
+	r.Arrive(1, true)
+	nstest.ErrorIf(t, !r.Urgent(), "the end of a gap is not told at once")
 }

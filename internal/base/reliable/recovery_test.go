@@ -13,9 +13,7 @@ var local = link{delay: 10_000}
 
 func mustTransfer(t *testing.T, w *world, a, b *host, limit int64) {
 	t.Helper()
-	if err := transfer(w, a, b, limit); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, transfer(w, a, b, limit))
 }
 
 // Without loss nothing is sent twice and no timer runs out, at any width and
@@ -55,9 +53,8 @@ func TestDelayedAcknowledgementIsNoLoss(t *testing.T) {
 		a.total++
 		mustTransfer(t, w, a, b, second)
 	}
-	if s := a.s.Stats(); s.Resent != 0 {
-		t.Errorf("%+v", s)
-	}
+	s := a.s.Stats()
+	nstest.ErrorIf(t, s.Resent != 0, "%+v", s)
 }
 
 // A path slower than the timer: frames of their own round trip sent one at a
@@ -215,9 +212,8 @@ func TestLateFramesCostFewAcks(t *testing.T) {
 		return b.acks
 	}
 	none := acks(0)
-	if n := acks(0.02); n > none+none/4 {
-		t.Errorf("%d acknowledgements, %d without late frames", n, none)
-	}
+	n := acks(0.02)
+	nstest.ErrorIf(t, n > none+none/4, "%d acknowledgements, %d without late frames", n, none)
 }
 
 // An outage of a millisecond costs little more than its length.
@@ -228,9 +224,8 @@ func TestOutageIsSurvived(t *testing.T) {
 		a.out.drop = func(packet) bool { return w.now > 10_000_000 && w.now < 10_000_000+outage }
 		a.total = 20_000
 		mustTransfer(t, w, a, b, 10*second)
-		if over := w.now - 20_000_000 - outage; over > 2*outage+5_000_000 {
-			t.Errorf("outage of %d us costs %d us more: %+v", outage/1000, over/1000, a.s.Stats())
-		}
+		over := w.now - 20_000_000 - outage
+		nstest.ErrorIf(t, over > 2*outage+5_000_000, "outage of %d us costs %d us more: %+v", outage/1000, over/1000, a.s.Stats())
 	}
 }
 
@@ -264,9 +259,8 @@ func TestTailLossIsProbed(t *testing.T) {
 		mustTransfer(t, w, a, b, second)
 		s := a.s.Stats()
 		nstest.ErrorIf(t, s.Probes != 1 || s.Timeouts != 0 || int(s.Resent) != lost, "last %d lost: %+v", lost, s)
-		if took := w.now - start; took > 600_000 {
-			t.Errorf("last %d lost: took %d us", lost, took/1000)
-		}
+		took := w.now - start
+		nstest.ErrorIf(t, took > 600_000, "last %d lost: took %d us", lost, took/1000)
 	}
 }
 
@@ -282,9 +276,8 @@ func TestLostRetransmissionIsFound(t *testing.T) {
 	}
 	a.total = 5000
 	mustTransfer(t, w, a, b, second)
-	if s := a.s.Stats(); s.Timeouts != 0 || s.Resent > 5 {
-		t.Errorf("%+v", s)
-	}
+	s := a.s.Stats()
+	nstest.ErrorIf(t, s.Timeouts != 0 || s.Resent > 5, "%+v", s)
 }
 
 // The peer's program takes nothing for a while: the window closes, nothing is
@@ -294,9 +287,8 @@ func TestStalledReceiverClosesTheWindow(t *testing.T) {
 	b.stalled = func(now int64) bool { return now > 100_000 && now < 500_000_000 }
 	a.total = 5000
 	mustTransfer(t, w, a, b, second)
-	if s := a.s.Stats(); s.Resent != 0 || w.now < 500_000_000 || w.now > 520_000_000 {
-		t.Errorf("at %d us: %+v", w.now/1000, s)
-	}
+	s := a.s.Stats()
+	nstest.ErrorIf(t, s.Resent != 0 || w.now < 500_000_000 || w.now > 520_000_000, "at %d us: %+v", w.now/1000, s)
 }
 
 // Machines that were stopped with frames under way, as virtual machines for a snapshot, go on as before: the time does not

@@ -11,9 +11,8 @@ import (
 func untilCompeting(t *testing.T, p *path, others func() int) {
 	t.Helper()
 	for rounds := 0; !p.c.competing; rounds++ {
-		if p.round(others()); rounds > 400 {
-			t.Fatalf("window %d, %d dips in vain", p.c.window(), p.c.vain)
-		}
+		p.round(others())
+		nstest.FatalIf(t, rounds > 400, "window %d, %d dips in vain", p.c.window(), p.c.vain)
 	}
 }
 
@@ -112,9 +111,8 @@ func TestDipBoundsTheWindowByRivals(t *testing.T) {
 		if c.want == 150 {
 			want = int64(window)
 		}
-		if n := p.c.threshold / fraction; n < want*9/10 || n > want*11/10+1 {
-			t.Errorf("%+v: resumes with %d frames of %d", c, n, window)
-		}
+		n := p.c.threshold / fraction
+		nstest.ErrorIf(t, n < want*9/10 || n > want*11/10+1, "%+v: resumes with %d frames of %d", c, n, window)
 	}
 }
 
@@ -176,9 +174,9 @@ func TestSmallDipsLeaveTheResult(t *testing.T) {
 		{2, 31, 1, 3_000_000, 99}, // 29, but this sender had 201 in twice the time
 		{1, 61, 1, 3_000_000, 59},
 	} {
-		if dip(d.vain, d.held, d.window, d.trip); c.rivals.inFlight/fraction != d.want {
-			t.Errorf("dip %d: %d frames of the others, want %d", i, c.rivals.inFlight/fraction, d.want)
-		}
+		dip(d.vain, d.held, d.window, d.trip)
+		nstest.ErrorIf(t, c.rivals.inFlight/fraction != d.want,
+			"dip %d: %d frames of the others, want %d", i, c.rivals.inFlight/fraction, d.want)
 	}
 }
 
@@ -259,9 +257,8 @@ func TestJoinsTheDipsOfOthers(t *testing.T) {
 	p.c.UseCubic()
 	p.c.threshold = 64 * fraction
 	p.rounds(20, others)
-	if p.round(0); p.c.dipping > 0 {
-		t.Error("CUBIC alone dips")
-	}
+	p.round(0)
+	nstest.ErrorIf(t, p.c.dipping > 0, "CUBIC alone dips")
 }
 
 // A round of a dip that is slow, perhaps because the peer has no processor, does not hide that the queue is empty.
@@ -288,9 +285,8 @@ func TestSlowRoundInADip(t *testing.T) {
 		p.round(1000)
 	}
 	p.rounds(dipRounds-1, 0)
-	if p.round(1000); p.c.vain != 1 {
-		t.Errorf("the last round of a dip on a long path shows a queue: %d dips in vain", p.c.vain)
-	}
+	p.round(1000)
+	nstest.ErrorIf(t, p.c.vain != 1, "the last round of a dip on a long path shows a queue: %d dips in vain", p.c.vain)
 }
 
 // Only round trips that hardly vary, over enough rounds, show that there is no queue.
@@ -313,8 +309,7 @@ func TestSteadyRoundTrips(t *testing.T) {
 		for _, trip := range c.trips {
 			s.add(trip)
 		}
-		if got := s.shown(); got != c.want || got && s.least != slices.Min(c.trips) {
-			t.Errorf("%s: %v, %+v", c.name, got, s)
-		}
+		got := s.shown()
+		nstest.ErrorIf(t, got != c.want || got && s.least != slices.Min(c.trips), "%s: %v, %+v", c.name, got, s)
 	}
 }

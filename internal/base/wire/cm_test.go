@@ -264,9 +264,8 @@ func TestCMRefuses(t *testing.T) {
 		t.Errorf("65 bytes of discriminator: %v", err)
 	}
 	for _, b := range [][]byte{nil, good[:23], {Version, byte(KindData), 23: 0}, {0xB3, KindConnect | 1, 23: 0}, {Version, KindConnect | 0x11, 23: 0}} {
-		if _, _, _, ok := PeekCM(b); ok {
-			t.Errorf("PeekCM took %x", b)
-		}
+		_, _, _, ok := PeekCM(b)
+		nstest.ErrorIf(t, ok, "PeekCM took %x", b)
 	}
 }
 
@@ -279,9 +278,8 @@ func TestCMNames(t *testing.T) {
 	for r := range cmReasonEnd {
 		seen[r.String()] = true
 	}
-	if want := int(cmLast) + int(cmReasonEnd); len(seen) != want || seen[""] {
-		t.Errorf("%d different names, want %d: %v", len(seen), want, seen)
-	}
+	want := int(cmLast) + int(cmReasonEnd)
+	nstest.ErrorIf(t, len(seen) != want || seen[""], "%d different names, want %d: %v", len(seen), want, seen)
 	nstest.ErrorIf(t, CMType(99).String() == "" || CMReason(99).String() == "", "no text for an unknown number")
 }
 

@@ -28,9 +28,8 @@ func TestTruncatedFrames(t *testing.T) {
 	for _, g := range goldens() {
 		frame := build(t, g)
 		for n := range frame {
-			if _, err := read(bytes.Clone(frame[:n])); err == nil {
-				t.Errorf("%s: %d of %d bytes are taken for a frame", g.name, n, len(frame))
-			}
+			_, err := read(bytes.Clone(frame[:n]))
+			nstest.ErrorIf(t, err == nil, "%s: %d of %d bytes are taken for a frame", g.name, n, len(frame))
 		}
 	}
 }
@@ -138,9 +137,8 @@ func FuzzDecode(f *testing.F) {
 		again := bytes.Clone(p.udp)
 		p.Header.Put(again)
 		PutChecksum(again)
-		if same := bytes.Equal(again, p.udp); same != (err == nil) {
-			t.Fatalf("%v, but written again it is the same: %v", err, same)
-		}
+		same := bytes.Equal(again, p.udp)
+		nstest.FatalIf(t, same != (err == nil), "%v, but written again it is the same: %v", err, same)
 		if p.Kind == KindAck {
 			for i := range min(len(p.Payload)/RangeLen, MaxAckRanges) {
 				GetRange(p.Payload, i)

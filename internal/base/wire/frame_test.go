@@ -118,9 +118,8 @@ func TestTemplateIsReused(t *testing.T) {
 			clear(via)
 			g.header.Put(via)
 			PutChecksum(via)
-			if got := chunk[:template.Len()+n]; !bytes.Equal(got, build(t, g)) {
-				t.Errorf("%v, %d bytes: differs from a frame of a fresh template", l.Src, n)
-			}
+			got := chunk[:template.Len()+n]
+			nstest.ErrorIf(t, !bytes.Equal(got, build(t, g)), "%v, %d bytes: differs from a frame of a fresh template", l.Src, n)
 		}
 	}
 }
@@ -190,9 +189,8 @@ func TestMarks(t *testing.T) {
 				t.Fatalf("%v, allowed %v: ECN field %d, marked %v, %v", l.Src, allowed, field(), p.Marked, err)
 			}
 			if ip[0]>>4 == 4 {
-				if sum := ones(ip[:20]); sum != 0 {
-					t.Fatalf("IPv4 checksum is off by %#x", sum)
-				}
+				sum := ones(ip[:20])
+				nstest.FatalIf(t, sum != 0, "IPv4 checksum is off by %#x", sum)
 				ip[1] |= 3
 			} else {
 				ip[1] |= 3 << 4
@@ -229,18 +227,16 @@ func FuzzDecodeChain(f *testing.F) {
 		head, rest := cut(frame, headers+int(more), int(size)+1)
 		var whole, chain Packet
 		err := whole.Decode(frame)
-		if got := chain.DecodeChain(head, rest); !errors.Is(got, err) {
-			t.Fatalf("%v in pieces, %v in one", got, err)
-		}
+		got := chain.DecodeChain(head, rest)
+		nstest.FatalIf(t, !errors.Is(got, err), "%v in pieces, %v in one", got, err)
 		if err != nil {
 			return
 		}
 		payload := append(bytes.Clone(chain.Payload), bytes.Join(chain.Rest, nil)...)
 		nstest.FatalIf(t, chain.Header != whole.Header || chain.Src != whole.Src || !bytes.Equal(payload, whole.Payload),
 			"%+v and %d bytes in pieces, %+v and %d in one", chain.Header, len(payload), whole.Header, len(whole.Payload))
-		if one, many := whole.Verify(), chain.Verify(); one != many {
-			t.Fatalf("checksum in one buffer: %v, in pieces: %v", one, many)
-		}
+		one, many := whole.Verify(), chain.Verify()
+		nstest.FatalIf(t, one != many, "checksum in one buffer: %v, in pieces: %v", one, many)
 		// Sealed in pieces it is as sealed in one.
 		udp := bytes.Clone(whole.udp)
 		PutChecksum(udp)
@@ -253,9 +249,8 @@ func FuzzDecodeChain(f *testing.F) {
 
 func TestUnits(t *testing.T) {
 	for frame, want := range map[int]int{1: 1, 1514: 1, WindowUnit: 1, WindowUnit + 1: 2, 9014: 3, 65549: 18} {
-		if got := Units(frame); got != want {
-			t.Errorf("a frame of %d bytes takes %d units, want %d", frame, got, want)
-		}
+		got := Units(frame)
+		nstest.ErrorIf(t, got != want, "a frame of %d bytes takes %d units, want %d", frame, got, want)
 	}
 }
 

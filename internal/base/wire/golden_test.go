@@ -99,17 +99,15 @@ func TestGoldenFrames(t *testing.T) {
 		name, digits, _ := strings.Cut(lines[i], " ")
 		want, err := hex.DecodeString(digits)
 		nstest.FatalIf(t, err != nil || name != g.name, "line %d: %q instead of %q, %v", i+1, name, g.name, err)
-		if got := build(t, g); !bytes.Equal(got, want) {
-			t.Errorf("%s:\n got %x\nwant %x", g.name, got, want)
-		}
+		got := build(t, g)
+		nstest.ErrorIf(t, !bytes.Equal(got, want), "%s:\n got %x\nwant %x", g.name, got, want)
 		p, err := read(want)
 		if err != nil {
 			t.Errorf("%s: %v", g.name, err)
 			continue
 		}
-		if diff := cmp.Diff(g.header, p.Header); diff != "" {
-			t.Errorf("%s: header (-want +got):\n%s", g.name, diff)
-		}
+		diff := cmp.Diff(g.header, p.Header)
+		nstest.ErrorIf(t, diff != "", "%s: header (-want +got):\n%s", g.name, diff)
 		nstest.ErrorIf(t, p.Src != HostOf(g.link.Src) || !bytes.Equal(p.Payload, g.payload),
 			"%s: from %x, payload %x", g.name, p.Src, p.Payload)
 	}
@@ -139,9 +137,8 @@ func TestHostOf(t *testing.T) {
 	} {
 		got := HostOf(netip.MustParseAddr(text))
 		nstest.ErrorIf(t, got != want, "%s: %x, want %x", text, got, want)
-		if a := got.Addr(); a != netip.MustParseAddr(text).Unmap() {
-			t.Errorf("%s: back as %v", text, a)
-		}
+		a := got.Addr()
+		nstest.ErrorIf(t, a != netip.MustParseAddr(text).Unmap(), "%s: back as %v", text, a)
 	}
 }
 
@@ -164,9 +161,8 @@ func TestPayloadRoom(t *testing.T) {
 		n := PayloadRoom(65535, l.Src.Is6(), 0)
 		frame := build(t, golden{link: l, header: Header{Kind: KindData, Length: uint16(n)}, payload: make([]byte, n)})
 		var p Packet
-		if err := p.Decode(frame); err != nil || len(p.Payload) != n {
-			t.Errorf("largest frame from %v: %v", l.Src, err)
-		}
+		err := p.Decode(frame)
+		nstest.ErrorIf(t, err != nil || len(p.Payload) != n, "largest frame from %v: %v", l.Src, err)
 	}
 }
 

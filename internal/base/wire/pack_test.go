@@ -68,9 +68,8 @@ func TestRecordBytes(t *testing.T) {
 	} {
 		b := make([]byte, c.r.Len(2))
 		copy(c.r.Put(b, 2), "hi")
-		if got := hex.EncodeToString(b); got != c.want {
-			t.Errorf("record %s, want %s", got, c.want)
-		}
+		got := hex.EncodeToString(b)
+		nstest.ErrorIf(t, got != c.want, "record %s, want %s", got, c.want)
 		for n := range b {
 			if _, ok := new(Record).Next(b[:n]); ok {
 				t.Errorf("%x was taken", b[:n])
@@ -91,9 +90,8 @@ func FuzzRecords(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var r Record
 		for rest, ok := r.Next(b); ok; rest, ok = r.Next(rest) {
-			if n := r.Len(len(r.Data)); n+len(rest) != len(b) {
-				t.Fatalf("%d bytes taken of %d, %d left", n, len(b), len(rest))
-			}
+			n := r.Len(len(r.Data))
+			nstest.FatalIf(t, n+len(rest) != len(b), "%d bytes taken of %d, %d left", n, len(b), len(rest))
 			again := make([]byte, r.Len(len(r.Data)))
 			copy(r.Put(again, len(r.Data)), r.Data)
 			nstest.FatalIf(t, !bytes.HasPrefix(b, again), "%x reads as what is written as %x", b, again)
