@@ -43,9 +43,8 @@ func TestAckDelay(t *testing.T) {
 func TestAckDelayOfOthers(t *testing.T) {
 	var a ackDelay
 	now := int64(1_000_000)
-	if by := a.begin(now, sharedAcks); by != now+sharedAckDelay {
-		t.Errorf("in a crowd it waits for %d ns", by-now)
-	}
+	by := a.begin(now, sharedAcks)
+	nstest.ErrorIf(t, by != now+sharedAckDelay, "in a crowd it waits for %d ns", by-now)
 	a.wentAlone(now + ackSoon)
 	a.dataGoes(now + 2*ackSoon)
 	nstest.ErrorIf(t, a.wait != 0, "it has learnt to wait for %d ns", a.wait)
@@ -109,9 +108,8 @@ func TestAckDelayIsUnlearnt(t *testing.T) {
 	} {
 		a, now := lateAnswers(late)
 		nstest.FatalIf(t, a.wait < late, "it has learnt to wait for %d ns only", a.wait)
-		if then(&a, &now); a.wait > 2*defaultAckDelay {
-			t.Errorf("%s: it waits for %d ns", name, a.wait)
-		}
+		then(&a, &now)
+		nstest.ErrorIf(t, a.wait > 2*defaultAckDelay, "%s: it waits for %d ns", name, a.wait)
 	}
 }
 
@@ -137,7 +135,6 @@ func TestGapIsToldSoon(t *testing.T) {
 	r.Arrive(r.Next()+1, false)
 	r.Buffer(r.Next()+1, 0)
 	p.oweAck(c, now)
-	if wait := c.ack.due - now; wait <= 0 || wait > defaultAckDelay {
-		t.Errorf("behind a gap: after %d ns, want %d", wait, defaultAckDelay)
-	}
+	wait := c.ack.due - now
+	nstest.ErrorIf(t, wait <= 0 || wait > defaultAckDelay, "behind a gap: after %d ns, want %d", wait, defaultAckDelay)
 }

@@ -64,9 +64,8 @@ func (p *answering) ask() {
 		}
 		time.Sleep(2 * time.Microsecond)
 	}
-	if got := p.n.b.Counters().Messages - before; got != answers {
-		p.t.Fatalf("%d messages have come, want %d", got, answers)
-	}
+	got := p.n.b.Counters().Messages - before
+	fatalIf(p.t, got != answers, "%d messages have come, want %d", got, answers)
 	p.taken = 0
 }
 

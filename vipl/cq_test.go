@@ -106,9 +106,8 @@ func TestWakeCQ(t *testing.T) {
 	x := newBox(t, n.b.NIC, 1, 64)
 	postRecv(t, vb, x, 0, 64)
 	wantError(t, "disconnect", vb.Disconnect(), nil)
-	if vi, recv, err := cq.Wait(ackDelay); vi != vb || !recv || err != nil || vi.Value() != "one" {
-		t.Fatalf("Wait with an entry: %v, %v, %v", vi, recv, err)
-	}
+	vi, recv, err := cq.Wait(ackDelay)
+	fatalIf(t, vi != vb || !recv || err != nil || vi.Value() != "one", "Wait with an entry: %v, %v, %v", vi, recv, err)
 	equal[error](t, "Wait behind two wakes", errOf2(cq.Wait(0)), vipl.ErrNotDone)
 	wantError(t, "Wait behind the one that has taken them", errOf2(cq.Wait(0)), vipl.ErrTimeout)
 }

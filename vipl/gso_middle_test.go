@@ -232,9 +232,8 @@ func TestGSOAfterLossesOfTheRing(t *testing.T) {
 			before := p.a.Counters()
 			p.send(t, 30*gsoFull)
 			p.arrives(t)
-			if frames := p.a.Counters().GSOSentFrames - before.GSOSentFrames; frames < 8 {
-				t.Errorf("%d frames of 30 left in packets", frames)
-			}
+			frames := p.a.Counters().GSOSentFrames - before.GSOSentFrames
+			errorIf(t, frames < 8, "%d frames of 30 left in packets", frames)
 		})
 	}
 }

@@ -96,9 +96,8 @@ func (s *spy) counted(what string, counter func(vipl.Counters) uint64, n uint64,
 			s.t.Fatalf("%s: counted %d times, want %d: %+v", what, counter(s.n.b.Counters())-before, n, s.n.b.Counters())
 		}
 	}
-	if got := counter(s.n.b.Counters()) - before; got != n {
-		s.t.Errorf("%s: counted %d times, want %d", what, got, n)
-	}
+	got := counter(s.n.b.Counters()) - before
+	errorIf(s.t, got != n, "%s: counted %d times, want %d", what, got, n)
 }
 
 // Where a frame of the tests' IPv4 hosts has its VIA header.

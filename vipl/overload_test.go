@@ -55,9 +55,8 @@ func TestOutOfOrderFramesLeaveRoom(t *testing.T) {
 				f.taken++
 			}
 		}
-		if c := n.b.Counters(); c.OutOfOrder == 0 || c.OutOfOrderDropped == 0 {
-			t.Errorf("nothing came early, or found no room: %+v", c)
-		}
+		c := n.b.Counters()
+		errorIf(t, c.OutOfOrder == 0 || c.OutOfOrderDropped == 0, "nothing came early, or found no room: %+v", c)
 	})
 }
 

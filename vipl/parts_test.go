@@ -68,9 +68,8 @@ func TestVITable(t *testing.T) {
 	nstest.ErrorIf(t, table.find(a.num) != nil || table.find(b.num) != b, "an index finds its former VI")
 	table.enlist(7)
 	table.delist(7)
-	if table.enlist(8); table.own[7] || !table.own[8] {
-		t.Errorf("numbers of the port: %v", table.own)
-	}
+	table.enlist(8)
+	nstest.ErrorIf(t, table.own[7] || !table.own[8], "numbers of the port: %v", table.own)
 }
 
 // The windows of all connections together leave a quarter of the chunks, unless each has the least.
@@ -162,9 +161,9 @@ func TestReadyList(t *testing.T) {
 	// What is stuck alone stays for the next turn.
 	p.enqueue(a)
 	nstest.ErrorIf(t, !p.stuckAlone(a) || len(p.ready.conns) != 0 || !a.inReady, "it is not set aside")
-	if p.pumpReady(1); !slices.Equal(p.ready.conns, []*conn{a}) || len(p.ready.stuck) != 0 {
-		t.Errorf("%d in the list, %d aside", len(p.ready.conns), len(p.ready.stuck))
-	}
+	p.pumpReady(1)
+	nstest.ErrorIf(t, !slices.Equal(p.ready.conns, []*conn{a}) || len(p.ready.stuck) != 0,
+		"%d in the list, %d aside", len(p.ready.conns), len(p.ready.stuck))
 }
 
 // What the engine lists while a connection is open has its room from the beginning: not only the first message
@@ -218,51 +217,43 @@ func TestDoorbell(t *testing.T) {
 	nstest.ErrorIf(t, q.flushes != 0, "it is rung without a frame")
 	q.pending = 3
 	p.doorbell.waitIf(true)
-	if p.ringUnlessLazy(); q.flushes != 0 {
-		t.Error("it is rung although it may wait")
-	}
+	p.ringUnlessLazy()
+	nstest.ErrorIf(t, q.flushes != 0, "it is rung although it may wait")
 	p.doorbell.hurry()
-	if p.ringUnlessLazy(); q.flushes != 1 || !p.doorbell.rung || p.doorbell.stalled {
-		t.Errorf("%d rings, %+v", q.flushes, p.doorbell.rung)
-	}
+	p.ringUnlessLazy()
+	nstest.ErrorIf(t, q.flushes != 1 || !p.doorbell.rung || p.doorbell.stalled, "%d rings, %+v", q.flushes, p.doorbell.rung)
 	// Entries that remain are seen, in copy mode only: a driver takes them in its own time.
 	q.pending, q.left = 3, 2
-	if p.ringUnlessLazy(); !p.doorbell.stalled {
-		t.Error("entries remain, and are not recorded")
-	}
+	p.ringUnlessLazy()
+	nstest.ErrorIf(t, !p.doorbell.stalled, "entries remain, and are not recorded")
 	q.left, q.pending = 0, 0
-	if p.ringUnlessLazy(); p.doorbell.stalled {
-		t.Error("the ring is empty, and it is still stalled")
-	}
+	p.ringUnlessLazy()
+	nstest.ErrorIf(t, p.doorbell.stalled, "the ring is empty, and it is still stalled")
 	p.zeroCopy = true
 	q.pending, q.left = 3, 2
-	if p.ringUnlessLazy(); p.doorbell.stalled {
-		t.Error("stalled in zero-copy mode")
-	}
+	p.ringUnlessLazy()
+	nstest.ErrorIf(t, p.doorbell.stalled, "stalled in zero-copy mode")
 	q.err = xdpnic.ErrGone
-	if p.ringUnlessLazy(); !p.iface.gone || p.stats.FlushErrors != 1 {
-		t.Errorf("the interface has gone: %v, %d errors", p.iface.gone, p.stats.FlushErrors)
-	}
+	p.ringUnlessLazy()
+	nstest.ErrorIf(t, !p.iface.gone || p.stats.FlushErrors != 1,
+		"the interface has gone: %v, %d errors", p.iface.gone, p.stats.FlushErrors)
 	// After another error the doorbell is tried again, also if nothing else is to be done.
 	p.iface.gone, q.pending, q.err = false, 3, unix.ENETDOWN
-	if p.finish(1000, true); !p.doorbell.failed || p.poller.due.Load() != 1000+failedRetry {
-		t.Errorf("the next try is at %d", p.poller.due.Load())
-	}
+	p.finish(1000, true)
+	nstest.ErrorIf(t, !p.doorbell.failed || p.poller.due.Load() != 1000+failedRetry, "the next try is at %d", p.poller.due.Load())
 	q.err, q.left = nil, 0
-	if p.finish(2000, true); p.doorbell.failed || p.poller.due.Load() != never {
-		t.Errorf("after a success the next try is at %d", p.poller.due.Load())
-	}
+	p.finish(2000, true)
+	nstest.ErrorIf(t, p.doorbell.failed || p.poller.due.Load() != never,
+		"after a success the next try is at %d", p.poller.due.Load())
 	// PostSendLater's frames wait for Ring, up to a batch.
 	p.zeroCopy, q.err, q.left = false, nil, 0
 	for pending, want := range []bool{false, true, true, true, false} {
 		q.pending = pending
-		if got := p.mayRingLater(); got != want {
-			t.Errorf("%d frames may wait: %v", pending, got)
-		}
+		got := p.mayRingLater()
+		nstest.ErrorIf(t, got != want, "%d frames may wait: %v", pending, got)
 	}
-	if p.ring(); p.doorbell.unrung.Load() != 0 {
-		t.Error("frames still wait for Ring")
-	}
+	p.ring()
+	nstest.ErrorIf(t, p.doorbell.unrung.Load() != 0, "frames still wait for Ring")
 }
 
 // A message rings its own doorbell only if nothing else is to be sent, and the peer's window is open.
@@ -293,12 +284,10 @@ func TestAlone(t *testing.T) {
 		{"a frame is outstanding", func() { c.sender.Send(1, 1, 1) }, func() { c.sender.Ack(2, 2, 4) }},
 		{"the window is closed", func() { c.sender.Send(3, 1, 1); c.sender.Ack(4, 3, 0) }, func() { c.sender.Ack(5, 3, 4) }},
 	} {
-		if x.do(); p.alone(c) {
-			t.Errorf("%s, and it rings alone", x.name)
-		}
-		if x.undo(); !p.alone(c) {
-			t.Errorf("after %q it is alone again", x.name)
-		}
+		x.do()
+		nstest.ErrorIf(t, p.alone(c), "%s, and it rings alone", x.name)
+		x.undo()
+		nstest.ErrorIf(t, !p.alone(c), "after %q it is alone again", x.name)
 	}
 }
 
@@ -316,12 +305,10 @@ func TestCoalescer(t *testing.T) {
 	nstest.ErrorIf(t, len(p.coalescer.conns) != 0 || a.batch.waiting || b.batch.waiting || p.coalescer.waiting.Load() != 0 || p.doorbell.lazy || a.batch.off,
 		"after the flush: %+v %+v", a.batch, b.batch)
 	// A stream lasts until nothing has waited for streamIdle.
-	if a.endStream(30 + streamIdle); !a.batch.inStream {
-		t.Error("the stream has ended too early")
-	}
-	if a.endStream(31 + streamIdle); a.batch.inStream {
-		t.Error("the stream has not ended")
-	}
+	a.endStream(30 + streamIdle)
+	nstest.ErrorIf(t, !a.batch.inStream, "the stream has ended too early")
+	a.endStream(31 + streamIdle)
+	nstest.ErrorIf(t, a.batch.inStream, "the stream has not ended")
 }
 
 // Each long frame is in one of three states: outstanding, unread, free.
@@ -437,9 +424,9 @@ func TestForgive(t *testing.T) {
 	} {
 		x := p.newTestConn(1)
 		x.opened, x.heard, x.moved, x.due = c.opened, c.heard, c.moved, c.due
-		if p.forgive(x, c.now); x.opened != c.wantOpened || x.heard != c.wantHeard || x.moved != c.wantMoved {
-			t.Errorf("%+v: %d, %d, %d", c, x.opened, x.heard, x.moved)
-		}
+		p.forgive(x, c.now)
+		nstest.ErrorIf(t, x.opened != c.wantOpened || x.heard != c.wantHeard || x.moved != c.wantMoved,
+			"%+v: %d, %d, %d", c, x.opened, x.heard, x.moved)
 	}
 }
 
@@ -453,9 +440,9 @@ func TestLeaveWaiters(t *testing.T) {
 	}
 	for _, others := range []int{2, 1, 0} {
 		p.leaveWaiters(&s)
-		if got := len(s.ch); got != min(others, 1) || s.waiters != others {
-			t.Errorf("%d signals and %d waiters, want %d others woken", got, s.waiters, others)
-		}
+		got := len(s.ch)
+		nstest.ErrorIf(t, got != min(others, 1) || s.waiters != others,
+			"%d signals and %d waiters, want %d others woken", got, s.waiters, others)
 		for len(s.ch) > 0 {
 			<-s.ch
 		}
@@ -508,18 +495,14 @@ func TestReorderBuffer(t *testing.T) {
 
 func TestConnRDMA(t *testing.T) {
 	r := connRDMA{answers: answers{{seq: 1}, {seq: 2}, {seq: 3}}, replied: true, replySeq: 0xffffffff}
-	if r.answers.drop(); r.answers[0].seq != 2 || len(r.answers) != 2 {
-		t.Errorf("the oldest is not dropped: %+v", r.answers)
-	}
-	if r.acknowledged(0xffffffff); !r.replied {
-		t.Error("the last answer counts as acknowledged by the frame before it")
-	}
-	if r.acknowledged(0); r.replied { // sequence numbers wrap
-		t.Error("the last answer is acknowledged, and not recorded")
-	}
-	if r.dropAnswers(); r.answers.waiting() {
-		t.Error("answers wait after they were dropped")
-	}
+	r.answers.drop()
+	nstest.ErrorIf(t, r.answers[0].seq != 2 || len(r.answers) != 2, "the oldest is not dropped: %+v", r.answers)
+	r.acknowledged(0xffffffff)
+	nstest.ErrorIf(t, !r.replied, "the last answer counts as acknowledged by the frame before it")
+	r.acknowledged(0) // sequence numbers wrap
+	nstest.ErrorIf(t, r.replied, "the last answer is acknowledged, and not recorded")
+	r.dropAnswers()
+	nstest.ErrorIf(t, r.answers.waiting(), "answers wait after they were dropped")
 }
 
 // A stored due time is never later than one that was asked for, and a sleeper that would be late is reported.

@@ -130,9 +130,8 @@ func TestWriteIsRefusedOnce(t *testing.T) {
 			sent(t, va, vipl.StatusOpRDMAWrite)
 		}
 		n.b.errs.are(t, vipl.ErrorRDMAWriteProtection)
-		if s := n.b.Counters(); s.RDMARefused != 1 || s.Writes != 1 {
-			t.Errorf("%d writes were refused, and %d arrived", s.RDMARefused, s.Writes)
-		}
+		s := n.b.Counters()
+		errorIf(t, s.RDMARefused != 1 || s.Writes != 1, "%d writes were refused, and %d arrived", s.RDMARefused, s.Writes)
 	})
 }
 

@@ -151,9 +151,8 @@ func (r *replay) postThis(s *replaySide, kind string, length int) {
 		s.acksDue++
 	}
 	s.sends = append(s.sends, o)
-	if err := s.vi.PostSend(d, s.src.region.Handle()); err != nil {
-		r.t.Fatalf("%s: post of %s %d: %v", s.name, kind, o.k, err)
-	}
+	err := s.vi.PostSend(d, s.src.region.Handle())
+	fatalIf(r.t, err != nil, "%s: post of %s %d: %v", s.name, kind, o.k, err)
 }
 
 // say logs a completion.

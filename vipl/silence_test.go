@@ -61,9 +61,8 @@ func TestOneWaySilence(t *testing.T) {
 		n.a.queue.SetFaults(xdpnictest.Faults{Drop: func([]byte) bool { return true }})
 		start := time.Now()
 		received(t, va, vipl.StatusFlushed)
-		if d := time.Since(start); d > silence+silence/4 {
-			t.Errorf("noticed after %v", d)
-		}
+		d := time.Since(start)
+		errorIf(t, d > silence+silence/4, "noticed after %v", d)
 		stateIs(t, vb, vipl.Error)
 		a, b := n.a.Counters(), n.b.Counters()
 		errorIf(t, a.PeersLost != 0 || b.PeersLost != 1, "lost peers: a %d, b %d", a.PeersLost, b.PeersLost)

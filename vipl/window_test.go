@@ -155,9 +155,8 @@ func idleConnections(t *testing.T, join func(t *testing.T, n *memoryNet, from, t
 	for i := range conns {
 		frames += ahead(t, from[i], out[i])
 	}
-	if s := n.b.queue.Stats(); s.RxNoFill+s.RxRingFull > 0 {
-		t.Errorf("%d frames for %d chunks: %+v", frames, windowChunks, s)
-	}
+	s := n.b.queue.Stats()
+	errorIf(t, s.RxNoFill+s.RxRingFull > 0, "%d frames for %d chunks: %+v", frames, windowChunks, s)
 	errorIf(t, frames < windowAlone*7/8, "%d frames for %d chunks", frames, windowChunks)
 	b.stopped.Store(false)
 	for i := range conns {
