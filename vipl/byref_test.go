@@ -280,11 +280,9 @@ func TestCloseLeavesMemoryThatIsRead(t *testing.T) {
 			fatalIf(t, r.Addr() < at+size && at < r.Addr()+1<<16, "memory that is read was allocated")
 		}
 		p.n.b.queue.SetLies(xdpnictest.Lies{})
-		for start := time.Now(); ; time.Sleep(time.Millisecond) {
-			if r, err := other.AllocMem(1<<16, vipl.MemAttributes{Ptag: other.CommonPtag()}); err == nil && r.Addr() == at {
-				break
-			}
-			fatalIf(t, time.Since(start) > ackDelay, "memory that was read is not allocated")
-		}
+		fatalIf(t, !comes(func() bool {
+			r, err := other.AllocMem(1<<16, vipl.MemAttributes{Ptag: other.CommonPtag()})
+			return err == nil && r.Addr() == at
+		}), "memory that was read is not allocated")
 	})
 }
