@@ -329,6 +329,21 @@ func TestGSOUnreliableThatNeverArrives(t *testing.T) {
 	errorIf(t, came < tries-2*int(packets), "%d of %d messages arrived", came, tries)
 }
 
+// Packets become longer until a message of 64 KiB is two.
+func TestGSOPacketsGrow(t *testing.T) {
+	n, va, vb, xa, xb := connectedBoxes(t, gsoFrames, vipl.ReliableDelivery, 2, 2, 65536)
+	var packets []uint64
+	for range 1000 { // a host that is descheduled may take frames for lost
+		before := n.a.Counters()
+		carry(t, va, vb, xa, xb, 65536)
+		packets = append(packets, n.a.Counters().GSOSent-before.GSOSent)
+		if len(packets) > 1 && packets[len(packets)-1] == 2 {
+			return
+		}
+	}
+	t.Errorf("packets of each message: %d", packets)
+}
+
 // The packet that leaves while nothing is under way is shorter than those behind it.
 func TestGSOFirstPacketIsShort(t *testing.T) {
 	const size = 256 << 10
