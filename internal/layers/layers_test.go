@@ -65,7 +65,7 @@ var allowed = map[string][]string{
 	"internal/lab/openmpi":       {"internal/lab/testbed"},
 	"internal/lab/memorynic":     {"hugepages", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/base/wire", "internal/lab/nstest", "vipl", "xdpnic/xdpnictest"},
 	"internal/lab/fail":          {},
-	"internal/lab/fabric":        {"hugepages", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "vipl", "xdpnic/xdpnictest"},
+	"internal/lab/fabric":        {"hugepages", "internal/agent/kagent", "internal/agent/kagenttest", "internal/agent/provider", "internal/lab/fail", "vipl", "xdpnic/xdpnictest"},
 	"internal/ops/status":        {"internal/ops/capture", "internal/base/fds", "internal/base/termsafe", "internal/base/programs", "vipl", "xdpnic"},
 	"internal/ops/ping":          {"internal/base/wire"},
 	"internal/ops/trace":         {"internal/agent/device", "internal/agent/kagent", "internal/agent/provider", "vipl", "xdpnic"},

@@ -1,9 +1,9 @@
 package fabric
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // Sharing is flows that share a bottleneck.
@@ -34,21 +34,16 @@ type Shared struct {
 
 // Run runs the flows.
 func (e Sharing) Run() (r Shared, err error) {
+	defer fail.Catch(&err)
 	flows := e.VIs + len(e.TCPs)
-	d, err := NewDumbbell(e.Seed, flows, e.Host, e.Bottleneck)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = cmp.Or(err, d.Close()) }()
+	d := fail.Must(NewDumbbell(e.Seed, flows, e.Host, e.Bottleneck))
+	defer fail.Closing(&err, d.Close)
 	var vis []*Stream
 	var tcps []*TCP
 	r.VI, r.TCP = make([]float64, e.VIs), make([]float64, len(e.TCPs))
 	for i := range flows {
 		if i < e.VIs {
-			st, err := d.NewStream(d.Left[i], d.Right[i])
-			if err != nil {
-				return r, err
-			}
+			st := fail.Must(d.NewStream(d.Left[i], d.Right[i]))
 			vis = append(vis, st)
 			d.After(int64(i)*e.Apart, st.Start)
 			continue
@@ -87,10 +82,5 @@ func (e Sharing) Run() (r Shared, err error) {
 		}
 	}
 	r.OfVI, r.Jain = ours/sum, sum*sum/squares/float64(len(all))
-	for _, st := range vis {
-		if st.Err != nil {
-			return r, fmt.Errorf("a stream has ended: %w", st.Err)
-		}
-	}
-	return r, nil
+	return r, failed(vis)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"viaxdp/internal/lab/fail"
 )
 
 // Sizes is a distribution of flow sizes: points of the cumulative distribution, linear between two of them.
@@ -56,7 +58,8 @@ const (
 
 func (t Transport) String() string { return [...]string{"VI", "DCTCP"}[t] }
 
-// paths are the connections of flows. A flow gets an idle pair of VIs, or a new TCP flow.
+// paths are a network and the connections of its flows. A flow gets an idle pair of VIs, or a new TCP flow. The methods fail by
+// package fail.
 type paths struct {
 	*LeafSpine
 	transport Transport
@@ -65,52 +68,45 @@ type paths struct {
 	tcps      []*TCP
 }
 
-func newPaths(l *LeafSpine, t Transport) *paths {
-	return &paths{LeafSpine: l, transport: t, idle: make(map[[2]*Host][]*Stream)}
+func newPaths(seed uint64, c HostConfig, z Shape, t Transport) (*paths, error) {
+	l, err := NewLeafSpine(seed, c, z)
+	return &paths{LeafSpine: l, transport: t, idle: make(map[[2]*Host][]*Stream)}, err
 }
 
 // stream returns an idle connection between two hosts.
-func (p *paths) stream(from, to *Host) (*Stream, error) {
+func (p *paths) stream(from, to *Host) *Stream {
 	key := [2]*Host{from, to}
 	if n := len(p.idle[key]); n > 0 {
 		st := p.idle[key][n-1]
 		p.idle[key] = p.idle[key][:n-1]
-		return st, nil
+		return st
 	}
-	st, err := p.NewStream(from, to)
-	if err == nil {
-		p.streams = append(p.streams, st)
-	}
-	return st, err
+	st := fail.Must(p.NewStream(from, to))
+	p.streams = append(p.streams, st)
+	return st
 }
 
 // transfer sends n bytes, and calls done when they have been received.
-func (p *paths) transfer(from, to *Host, n int64, done func(now int64)) error {
+func (p *paths) transfer(from, to *Host, n int64, done func(now int64)) {
 	if p.transport == OverDCTCP {
 		f := p.NewTCP(DCTCP, from, to)
 		p.tcps = append(p.tcps, f)
 		f.Transfer(n, done)
-		return nil
+		return
 	}
-	st, err := p.stream(from, to)
-	if err == nil {
-		st.Transfer(n, func(now int64) {
-			key := [2]*Host{from, to}
-			p.idle[key] = append(p.idle[key], st)
-			done(now)
-		})
-	}
-	return err
+	st := p.stream(from, to)
+	st.Transfer(n, func(now int64) {
+		key := [2]*Host{from, to}
+		p.idle[key] = append(p.idle[key], st)
+		done(now)
+	})
 }
 
-// err returns the error of the first stream that has failed.
-func (p *paths) err() error {
-	for _, st := range p.streams {
-		if st.Err != nil {
-			return fmt.Errorf("a stream has ended: %w", st.Err)
-		}
+// await runs until no flow is open, for d at most. open counts the flows, and all is how many there are.
+func (p *paths) await(d int64, what string, open *int, all int) {
+	if !p.RunUntil(d, func() bool { return *open == 0 }) {
+		fail.If(cmp.Or(failed(p.streams), fmt.Errorf("%d of %d %s", *open, all, what)))
 	}
-	return nil
 }
 
 // resent returns the retransmissions and the timeouts of all flows.
@@ -189,38 +185,31 @@ type Mixed struct {
 
 // Run runs the flows until all have ended, for at most 100 times Time.
 func (m Mix) Run() (r Mixed, err error) {
-	n, err := NewLeafSpine(m.Seed, m.Host, m.Shape)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = cmp.Or(err, n.Close()) }()
-	p := newPaths(n, m.Transport)
-	apart := m.Sizes.mean() * 8 * (frame + onWire) / payload / (m.Load * m.Shape.Host.Rate * float64(len(n.Hosts))) * Second
-	open, bytes := 0, int64(0)
-	for t := n.rng.ExpFloat64() * apart; t < float64(m.Time); t += n.rng.ExpFloat64() * apart {
-		size, a := m.Sizes.at(n.rng.Float64()), n.rng.IntN(len(n.Hosts))
-		from, to := n.Hosts[a], n.Hosts[(a+1+n.rng.IntN(len(n.Hosts)-1))%len(n.Hosts)]
-		open, bytes = open+1, bytes+size
-		n.After(int64(t), func() {
-			begun := n.now
-			if terr := p.transfer(from, to, size, func(now int64) {
+	defer fail.Catch(&err)
+	p := fail.Must(newPaths(m.Seed, m.Host, m.Shape, m.Transport))
+	defer fail.Closing(&err, p.Close)
+	apart := m.Sizes.mean() * 8 * (frame + onWire) / payload / (m.Load * m.Shape.Host.Rate * float64(len(p.Hosts))) * Second
+	open, all, bytes := 0, 0, int64(0)
+	for t := p.rng.ExpFloat64() * apart; t < float64(m.Time); t += p.rng.ExpFloat64() * apart {
+		size, a := m.Sizes.at(p.rng.Float64()), p.rng.IntN(len(p.Hosts))
+		from, to := p.Hosts[a], p.Hosts[(a+1+p.rng.IntN(len(p.Hosts)-1))%len(p.Hosts)]
+		open, all, bytes = open+1, all+1, bytes+size
+		p.After(int64(t), func() {
+			begun := p.Now()
+			p.transfer(from, to, size, func(now int64) {
 				open--
-				r.Flows = append(r.Flows, Finished{size, float64(now+start-begun) / float64(n.ideal(from, to, size))})
-			}); terr != nil {
-				err = terr
-			}
+				r.Flows = append(r.Flows, Finished{size, float64(now-begun) / float64(p.ideal(from, to, size))})
+			})
 		})
 	}
-	begun := n.Now()
-	n.Run(m.Time)
-	for _, d := range n.Down {
-		r.MeanQueue += d.MeanQueue() / float64(len(n.Down))
+	begun := p.Now()
+	p.Run(m.Time)
+	for _, d := range p.Down {
+		r.MeanQueue += d.MeanQueue() / float64(len(p.Down))
 	}
-	if !n.RunUntil(100*m.Time, func() bool { return open == 0 || err != nil }) {
-		err = cmp.Or(err, p.err(), fmt.Errorf("%d of %d flows are not over", open, open+len(r.Flows)))
-	}
+	p.await(100*m.Time, "flows are not over", &open, all)
 	r.ended(p, begun, bytes)
-	return r, cmp.Or(err, p.err())
+	return r, failed(p.streams)
 }
 
 // ended records the counts of all flows.
@@ -245,55 +234,45 @@ type Incast struct {
 // Run runs the rounds one after the other. A message's slowdown is its time, divided by that of one message with the
 // bytes of all senders in an empty network.
 func (c Incast) Run() (r Mixed, err error) {
-	n, err := NewLeafSpine(c.Seed, c.Host, c.Shape)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = cmp.Or(err, n.Close()) }()
-	p := newPaths(n, c.Transport)
-	to := n.Hosts[0]
-	round := func(bytes int64, done func(from *Host, took int64)) (err error) {
+	defer fail.Catch(&err)
+	p := fail.Must(newPaths(c.Seed, c.Host, c.Shape, c.Transport))
+	defer fail.Closing(&err, p.Close)
+	to := p.Hosts[0]
+	round := func(bytes int64, done func(from *Host, took int64)) {
 		open := c.Senders
 		for i := range c.Senders {
-			from := n.Hosts[len(n.Hosts)-1-i]
-			n.After(n.rng.Int64N(c.Within+1), func() {
-				begun := n.Now()
-				err = cmp.Or(err, p.transfer(from, to, bytes, func(now int64) {
+			from := p.Hosts[len(p.Hosts)-1-i]
+			p.After(p.rng.Int64N(c.Within+1), func() {
+				begun := p.Now()
+				p.transfer(from, to, bytes, func(now int64) {
 					open--
 					done(from, now-begun)
-				}))
+				})
 			})
 		}
-		if !n.RunUntil(10*Second, func() bool { return open == 0 || err != nil }) {
-			err = cmp.Or(p.err(), fmt.Errorf("%d of %d messages have not arrived", open, c.Senders))
-		}
-		return err
+		p.await(10*Second, "messages have not arrived", &open, c.Senders)
 	}
 	if c.Transport == OverVI {
 		c.Small = max(c.Small, 1) // a connection has measured a round trip, as TCP has by its handshake
 	}
 	for range c.Small {
-		if err := round(1, func(*Host, int64) {}); err != nil {
-			return r, err
-		}
+		round(1, func(*Host, int64) {})
 	}
 	busy := int64(0)
 	for range c.Rounds {
-		n.Run(Millisecond)
-		begun := n.Now()
-		n.Down[0].Forget()
-		if err := round(c.Bytes, func(from *Host, took int64) {
-			r.Flows = append(r.Flows, Finished{c.Bytes, float64(took) / float64(n.ideal(from, to, c.Bytes*int64(c.Senders)))})
-		}); err != nil {
-			return r, err
-		}
-		took := n.Now() - begun
+		p.Run(Millisecond)
+		begun := p.Now()
+		p.Down[0].Forget()
+		round(c.Bytes, func(from *Host, took int64) {
+			r.Flows = append(r.Flows, Finished{c.Bytes, float64(took) / float64(p.ideal(from, to, c.Bytes*int64(c.Senders)))})
+		})
+		took := p.Now() - begun
 		busy += took
-		r.MeanQueue += n.Down[0].MeanQueue() * float64(took)
+		r.MeanQueue += p.Down[0].MeanQueue() * float64(took)
 	}
 	r.MeanQueue /= float64(max(1, busy))
-	r.ended(p, n.Now()-busy, c.Bytes*int64(c.Senders*c.Rounds))
-	return r, p.err()
+	r.ended(p, p.Now()-busy, c.Bytes*int64(c.Senders*c.Rounds))
+	return r, failed(p.streams)
 }
 
 // Failure is a spine that fails under the load of streams.
@@ -319,64 +298,51 @@ const sampleEvery = 100 * Microsecond
 
 // Run runs the streams.
 func (f Failure) Run() (r Failed, err error) {
-	n, err := NewLeafSpine(f.Seed, f.Host, f.Shape)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = cmp.Or(err, n.Close()) }()
-	p := newPaths(n, OverVI)
-	var list []*Stream
+	defer fail.Catch(&err)
+	p := fail.Must(newPaths(f.Seed, f.Host, f.Shape, OverVI))
+	defer fail.Closing(&err, p.Close)
 	for i := range f.Streams {
-		from, to := n.Hosts[i], n.Hosts[len(n.Hosts)-1-i]
-		st, err := p.stream(from, to)
-		if err != nil {
-			return r, err
-		}
-		st.Start()
-		list = append(list, st)
-		r.Trip = 2 * n.ideal(from, to, 1)
+		from, to := p.Hosts[i], p.Hosts[len(p.Hosts)-1-i]
+		p.stream(from, to).Start()
+		r.Trip = 2 * p.ideal(from, to, 1)
 	}
-	total := func() (sum int64) {
-		for _, st := range list {
-			sum += st.Received
+	received := func() (of []int64) { // by each stream
+		for _, st := range p.streams {
+			of = append(of, st.Received)
 		}
-		return sum
+		return of
 	}
-	rate := func(bytes, time int64) float64 { return float64(8*bytes) * Second / float64(time) }
-	n.Run(f.Before / 2)
-	base := total()
-	n.Run(f.Before - f.Before/2)
-	r.Before = rate(total()-base, f.Before-f.Before/2)
-	n.FailSpine(0, true)
-	resent, _ := p.resent()
-	var samples [][]int64
-	for at := int64(0); at < f.After; at += sampleEvery {
-		var now []int64
-		for _, st := range list {
-			now = append(now, st.Received)
-		}
-		samples = append(samples, now)
-		n.Run(sampleEvery)
-	}
-	after, _ := p.resent()
-	r.Resent = after - resent
 	sum := func(s []int64) (n int64) {
 		for _, x := range s {
 			n += x
 		}
 		return n
 	}
+	rate := func(bytes, time int64) float64 { return float64(8*bytes) * Second / float64(time) }
+	p.Run(f.Before / 2)
+	base := sum(received())
+	p.Run(f.Before - f.Before/2)
+	r.Before = rate(sum(received())-base, f.Before-f.Before/2)
+	p.FailSpine(0, true)
+	resent, _ := p.resent()
+	var samples [][]int64
+	for at := int64(0); at < f.After; at += sampleEvery {
+		samples = append(samples, received())
+		p.Run(sampleEvery)
+	}
+	after, _ := p.resent()
+	r.Resent = after - resent
 	half := samples[len(samples)/2]
-	r.After = rate(total()-sum(half), f.After-int64(len(samples)/2)*sampleEvery)
+	r.After = rate(sum(received())-sum(half), f.After-int64(len(samples)/2)*sampleEvery)
 	r.Recovered = -1
 	for i := 1; i+4 < len(samples) && r.Recovered < 0; i++ {
 		moved := true
-		for k := range list {
+		for k := range p.streams {
 			moved = moved && samples[i+4][k] > samples[i][k]
 		}
 		if moved && rate(sum(samples[i+4])-sum(samples[i]), 4*sampleEvery) >= 0.9*min(r.After, r.Before) {
 			r.Recovered = int64(i) * sampleEvery
 		}
 	}
-	return r, p.err()
+	return r, failed(p.streams)
 }

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testsize"
 )
@@ -158,23 +159,23 @@ func TestManyHosts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds 256 hosts")
 	}
-	n, err := NewLeafSpine(1, HostConfig{RxChunks: 256, TxChunks: 256}, network(16, 16, 8))
+	p, err := newPaths(1, HostConfig{RxChunks: 256, TxChunks: 256}, network(16, 16, 8), OverVI)
 	must(t, err)
-	defer func() { must(t, n.Close()) }()
-	p, open := newPaths(n, OverVI), 0
-	for i := 0; i < len(n.Hosts); i += 16 {
-		from, to := n.Hosts[i], n.Hosts[(i+16)%len(n.Hosts)]
-		open++
-		must(t, p.transfer(from, to, Message, func(took int64) {
-			open--
-			if ideal := n.ideal(from, to, Message); took > 3*ideal/2 || took < ideal {
-				t.Errorf("a message took %d ns, in an empty network %d", took, ideal)
-			}
-		}))
-	}
-	if !n.RunUntil(Second, func() bool { return open == 0 }) {
-		t.Errorf("%d messages have not arrived: %v", open, p.err())
-	}
+	defer func() { must(t, p.Close()) }()
+	must(t, fail.Try(func() {
+		open := 0
+		for i := 0; i < len(p.Hosts); i += 16 {
+			from, to := p.Hosts[i], p.Hosts[(i+16)%len(p.Hosts)]
+			open++
+			p.transfer(from, to, Message, func(took int64) {
+				open--
+				if ideal := p.ideal(from, to, Message); took > 3*ideal/2 || took < ideal {
+					t.Errorf("a message took %d ns, in an empty network %d", took, ideal)
+				}
+			})
+		}
+		p.await(Second, "messages have not arrived", &open, open)
+	}))
 }
 
 // Sizes that are drawn have the mean and the shares of their distribution.

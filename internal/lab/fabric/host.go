@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -11,6 +12,7 @@ import (
 	"viaxdp/internal/agent/kagent"
 	"viaxdp/internal/agent/kagenttest"
 	"viaxdp/internal/agent/provider"
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 	"viaxdp/xdpnic/xdpnictest"
 )
@@ -53,8 +55,8 @@ type Host struct {
 	tcp        map[uint32]func(*packet) // segments that arrive, by flow
 }
 
-// newHost adds a host whose frames leave by the link up, to the node at its end.
-func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
+// newHost adds a host whose frames leave by the link up, to the node at its end. It fails by package fail.
+func (s *Sim) newHost(c HostConfig, up Link, to node) *Host {
 	c.RxChunks = cmp.Or(c.RxChunks, vipl.DefaultRxChunks)
 	h := &Host{
 		sim: s, config: c, agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
@@ -62,46 +64,30 @@ func (s *Sim) newHost(c HostConfig, up Link, to node) (*Host, error) {
 	}
 	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: c.RxChunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
 	pool := q.PoolBytes()
-	var err error
-	if h.arena, err = hugepages.New(hugepages.Config{Size: pool + arenaSize, Reserve: pool, Policy: hugepages.Avoid}); err != nil {
-		return nil, err
-	}
+	h.arena = fail.Must(hugepages.New(hugepages.Config{Size: pool + arenaSize, Reserve: pool, Policy: hugepages.Avoid}))
 	q.Memory = h.arena.Bytes()
-	if h.queue, err = h.wire.Queue(q); err != nil {
-		return nil, err
-	}
+	h.queue = fail.Must(h.wire.Queue(q))
 	h.wire.Route(h.carry)
 	h.virtual.Now = func() int64 { return s.now }
-	h.NIC, err = provider.OpenNIC[*vipl.NIC](provider.Provider{Port: h.queue, Agent: h.agent, Arena: h.arena, Virtual: &h.virtual})
-	if err != nil {
-		return nil, err
-	}
+	h.NIC = fail.Must(provider.OpenNIC[*vipl.NIC](provider.Provider{Port: h.queue, Agent: h.agent, Arena: h.arena, Virtual: &h.virtual}))
 	h.NIC.ErrorCallback(func(vipl.ErrorDescriptor) {}) // of Close
 	s.hosts = append(s.hosts, h)
 	s.byMAC[h.agent.Link().MAC] = h
-	return h, nil
+	return h
 }
 
 // Close ends the network: the interfaces are removed, then the NICs are closed. It returns an error if chunks are
 // missing.
-func (s *Sim) Close() error {
+func (s *Sim) Close() (err error) {
+	defer fail.Catch(&err)
 	for _, h := range s.hosts {
 		h.agent.Change(func(l *kagent.Link) { *l = kagent.Link{Name: l.Name, Index: l.Index, Queue: l.Queue, Gone: true} })
 	}
 	for _, h := range s.hosts {
-		if err := h.NIC.Close(); err != nil {
-			return err
-		}
-		if err := h.queue.Audit(); err != nil {
-			return err
-		}
+		fail.If(h.NIC.Close())
+		fail.If(h.queue.Audit())
 		h.wire.Close()
-		if err := h.queue.Close(); err != nil {
-			return err
-		}
-		if err := h.arena.Close(); err != nil {
-			return err
-		}
+		fail.If(errors.Join(h.queue.Close(), h.arena.Close()))
 	}
 	return nil
 }

@@ -3,8 +3,10 @@ package fabric
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/vipl"
 )
 
@@ -41,26 +43,17 @@ type transfer struct {
 }
 
 // NewStream connects two VIs. Nothing is sent before Start or Transfer.
-func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
+func (s *Sim) NewStream(from, to *Host) (_ *Stream, err error) {
+	defer fail.Catch(&err)
 	depth := max(leastDepth, to.config.RxChunks*payload/Message)
 	st := &Stream{from: from, to: to, free: depth}
-	var err error
-	if st.va, st.src, st.send, err = from.open(depth); err != nil {
-		return nil, err
-	}
-	if st.vb, st.dst, st.recv, err = to.open(depth); err != nil {
-		return nil, err
-	}
+	st.va, st.src, st.send = from.open(depth)
+	st.vb, st.dst, st.recv = to.open(depth)
 	for _, d := range st.recv {
-		if err := st.receive(d); err != nil {
-			return nil, err
-		}
+		fail.If(st.receive(d))
 	}
 	at := vipl.NetAddress{Host: to.Addr(), Discriminator: []byte("stream")}
-	l, err := to.NIC.Listen(at)
-	if err != nil {
-		return nil, err
-	}
+	l := fail.Must(to.NIC.Listen(at))
 	accepted := make(chan error, 1)
 	go func() {
 		r, err := l.Wait(context.Background())
@@ -72,9 +65,7 @@ func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
 	if _, err = st.va.ConnectRequest(vipl.NetAddress{}, at, connect); err != nil {
 		return nil, errors.Join(err, l.Close(), <-accepted)
 	}
-	if err = errors.Join(<-accepted, l.Close()); err != nil {
-		return nil, err
-	}
+	fail.If(errors.Join(<-accepted, l.Close()))
 	from.turns = append(from.turns, st.post)
 	to.turns = append(to.turns, st.take)
 	return st, nil
@@ -83,20 +74,15 @@ func (s *Sim) NewStream(from, to *Host) (*Stream, error) {
 const descLen = 128
 
 // open makes a VI, its descriptors, and memory for a message.
-func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor, error) {
+func (h *Host) open(depth int) (*vipl.VI, *vipl.Region, []*vipl.Descriptor) {
 	tag := h.NIC.CommonPtag()
-	r, err := h.NIC.RegisterMem(make([]byte, depth*descLen+Message), vipl.MemAttributes{Ptag: tag})
-	if err != nil {
-		return nil, nil, nil, err
-	}
+	r := fail.Must(h.NIC.RegisterMem(make([]byte, depth*descLen+Message), vipl.MemAttributes{Ptag: tag}))
 	ds := make([]*vipl.Descriptor, depth)
 	for i := range ds {
-		if ds[i], err = r.Descriptor(i*descLen, 1); err != nil {
-			return nil, nil, nil, err
-		}
+		ds[i] = fail.Must(r.Descriptor(i*descLen, 1))
 	}
-	v, err := h.NIC.CreateVI(vipl.VIAttributes{Level: vipl.ReliableDelivery, Congestion: h.config.Congestion, Ptag: tag}, nil, nil)
-	return v, r, ds, err
+	attrs := vipl.VIAttributes{Level: vipl.ReliableDelivery, Congestion: h.config.Congestion, Ptag: tag}
+	return fail.Must(h.NIC.CreateVI(attrs, nil, nil)), r, ds
 }
 
 // Start sends without end from now on.
@@ -197,4 +183,14 @@ func (st *Stream) fail(err error) {
 	if st.Err == nil {
 		st.Err = err
 	}
+}
+
+// failed returns the error of the first stream that has failed.
+func failed(streams []*Stream) error {
+	for _, st := range streams {
+		if st.Err != nil {
+			return fmt.Errorf("a stream has ended: %w", st.Err)
+		}
+	}
+	return nil
 }

@@ -1,5 +1,7 @@
 package fabric
 
+import "viaxdp/internal/lab/fail"
+
 // Dumbbell has pairs of hosts whose traffic passes one bottleneck.
 //
 //	left[0] --+            bottleneck            +-- right[0]
@@ -14,7 +16,8 @@ type Dumbbell struct {
 
 // NewDumbbell makes n pairs of hosts, whose links have ten times the bottleneck's rate, but at least 10 Gbit/s, and no
 // delay. The delay of the bottleneck is that of both directions.
-func NewDumbbell(seed uint64, n int, c HostConfig, bottleneck Link) (*Dumbbell, error) {
+func NewDumbbell(seed uint64, n int, c HostConfig, bottleneck Link) (_ *Dumbbell, err error) {
+	defer fail.Catch(&err)
 	d := &Dumbbell{Sim: NewSim(seed)}
 	left, right := newSwitch(), newSwitch()
 	back := bottleneck
@@ -26,10 +29,7 @@ func NewDumbbell(seed uint64, n int, c HostConfig, bottleneck Link) (*Dumbbell, 
 		if i%2 == 1 {
 			at, across, way, hosts = right, left, d.Bottleneck, &d.Right
 		}
-		h, err := d.newHost(c, edge, at)
-		if err != nil {
-			return nil, err
-		}
+		h := d.newHost(c, edge, at)
 		*hosts = append(*hosts, h)
 		at.routes[h] = []*Port{d.port(edge, h)}
 		across.routes[h] = []*Port{way}
@@ -55,7 +55,8 @@ type Shape struct {
 }
 
 // NewLeafSpine makes the network of a shape.
-func NewLeafSpine(seed uint64, c HostConfig, z Shape) (*LeafSpine, error) {
+func NewLeafSpine(seed uint64, c HostConfig, z Shape) (_ *LeafSpine, err error) {
+	defer fail.Catch(&err)
 	l := &LeafSpine{Sim: NewSim(seed), shape: z}
 	shared := func(k Link) func() Link {
 		var b *Buffer
@@ -86,10 +87,7 @@ func NewLeafSpine(seed uint64, c HostConfig, z Shape) (*LeafSpine, error) {
 		for range z.PerLeaf {
 			edge := z.Host
 			edge.Limit, edge.Mark, edge.Shared, edge.Loss = 0, 0, nil, 0
-			h, err := l.newHost(c, edge, leaves[i])
-			if err != nil {
-				return nil, err
-			}
+			h := l.newHost(c, edge, leaves[i])
 			l.Hosts = append(l.Hosts, h)
 			port := l.port(down, h)
 			l.Down = append(l.Down, port)
