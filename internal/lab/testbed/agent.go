@@ -21,7 +21,7 @@ func (g *group) Agent(i int, args []string, socket string) (end func(), err erro
 	var stderr bytes.Buffer // read only after it has exited
 	agent, err := newSide(slices.Concat(args, []string{"--socket", socket}), &stderr, func(cmd *exec.Cmd) error {
 		cmd.Env = append(cmd.Env, "RUNTIME_DIRECTORY=") // where agents of other beds would have locks of the same name
-		return g.start(i, -1, cmd)
+		return g.Start(i, -1, cmd)
 	})
 	if err != nil {
 		return nil, err

@@ -46,8 +46,9 @@ type group struct {
 	holder  *holder
 	spaces  []netns.NsHandle
 	middles []*Middle
-	sides   []*Side // the processes that end by their control connections
-	sysfs   bool    // processes have a /sys that shows their namespace's interfaces
+	sides   []*Side        // the processes that end by their control connections
+	closers []func() error // of what the links need
+	sysfs   bool           // processes have a /sys that shows their namespace's interfaces
 	once    sync.Once
 }
 
@@ -69,7 +70,7 @@ func newNamespace() netns.NsHandle {
 // endIf ends the group if what made it has failed.
 func (g *group) endIf(err *error) {
 	if *err != nil {
-		*err = errors.Join(*err, g.end(0))
+		*err = errors.Join(*err, g.CloseWithin(0))
 	}
 }
 
@@ -82,17 +83,17 @@ func (g *group) connect(p Pair, through bool) (ends [2]End) {
 		return join(g.two(), p)
 	}
 	m, ends := newMiddle(g.two(), p)
-	g.middles = append(g.middles, m)
+	g.middles, g.closers = append(g.middles, m), append(g.closers, m.close)
 	return ends
 }
 
 // Do runs f on a thread of its own that lives in a namespace. Sockets that f opens stay there.
 func (g *group) Do(i int, f func() error) error { return thread.In(int(g.spaces[i]), f) }
 
-// start starts a process in a namespace, on one CPU, or with -1 on any. It is the leader of a
+// Start starts a process in a namespace, on one CPU, or with -1 on any. It is the leader of a
 // process group: Ctrl-C on the terminal reaches the parent only, which then ends its children in
-// order. It gets SIGKILL when this process or the group ends.
-func (g *group) start(i, cpu int, cmd *exec.Cmd) (err error) {
+// order. It gets SIGKILL when this process ends or the namespaces are closed.
+func (g *group) Start(i, cpu int, cmd *exec.Cmd) (err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	g.holder.do(func() {
 		if err = netns.Set(g.spaces[i]); err == nil && g.sysfs {
@@ -115,7 +116,7 @@ func (g *group) Spawn(i int, args []string, stderr io.Writer) (*Side, error) {
 }
 
 func (g *group) spawn(i, cpu int, args []string, stderr io.Writer) (*Side, error) {
-	s, err := newSide(args, stderr, func(cmd *exec.Cmd) error { return g.start(i, cpu, cmd) })
+	s, err := newSide(args, stderr, func(cmd *exec.Cmd) error { return g.Start(i, cpu, cmd) })
 	if err != nil {
 		return nil, fmt.Errorf("process in namespace %d: %w", i, err)
 	}
@@ -130,9 +131,13 @@ func (g *group) children(args []string, cpus []int, stderr io.Writer) {
 	}
 }
 
-// end ends the processes, the children first by closing their control connections, and by force
-// what is still there after a grace. The second time it does nothing.
-func (g *group) end(grace time.Duration) (err error) {
+// Close ends the children, first by closing their control connections, and kills all other processes
+// that were started in the namespaces. It returns when the children are gone. The kernel then takes
+// down namespaces and links, a few milliseconds later. Calls after the first do nothing.
+func (g *group) Close() error { return g.CloseWithin(closeGrace) }
+
+// CloseWithin is Close with another grace for the children.
+func (g *group) CloseWithin(grace time.Duration) (err error) {
 	g.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), grace)
 		defer cancel()
@@ -143,8 +148,8 @@ func (g *group) end(grace time.Duration) (err error) {
 			s.end(ctx)
 		}
 		g.holder.end()
-		for _, m := range g.middles {
-			err = errors.Join(err, m.Close())
+		for _, c := range g.closers {
+			err = errors.Join(err, c())
 		}
 		for _, ns := range g.spaces {
 			ns.Close()
@@ -241,14 +246,6 @@ func (b *Bed) Ended(within time.Duration) error {
 	return nil
 }
 
-// Close ends the children, first by closing their control connections, and
-// returns when they are gone. The kernel then takes down their namespaces and
-// pairs, a few milliseconds later. Calls after the first do nothing.
-func (b *Bed) Close() error { return b.CloseWithin(closeGrace) }
-
-// CloseWithin is Close with another grace for the children.
-func (b *Bed) CloseWithin(grace time.Duration) error { return b.end(grace) }
-
 // A Site is two namespaces joined through a [Middle], or directly. Processes inside come and go:
 // one can be killed, and another started with the same addresses.
 //
@@ -281,7 +278,3 @@ func NewSite(p Pair, through bool) (_ *Site, err error) {
 func (s *Site) Replug(side int, mac net.HardwareAddr) error {
 	return fail.Try(func() { s.Ends[side] = s.Middle.replug(s.two(), s.pair, side, mac) })
 }
-
-// Close removes the interfaces and kills the processes that Spawn started. The
-// second time it does nothing.
-func (s *Site) Close() error { return s.end(0) }

@@ -39,7 +39,6 @@ import (
 type Middle struct {
 	emulators [2]*emulator
 	ns        netns.NsHandle
-	once      sync.Once // Close
 }
 
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
@@ -55,7 +54,7 @@ func newMiddle(sides [2]netns.NsHandle, p Pair) (_ *Middle, ends [2]End) {
 	made := false
 	defer func() {
 		if !made {
-			m.Close()
+			m.close()
 		}
 	}()
 	var indices [2]int
@@ -197,19 +196,16 @@ func (m *Middle) eachLink(f func(*netlink.Handle, netlink.Link) error) error {
 	return errors.Join(veth.OnLink(m.ns, middleNames[0], f), veth.OnLink(m.ns, middleNames[1], f))
 }
 
-// Close ends the forwarder and removes the pairs. Counters stay readable. The second time it does nothing.
-func (m *Middle) Close() (err error) {
-	m.once.Do(func() {
-		for _, e := range m.emulators {
-			if e != nil {
-				e.close()
-			}
+// close ends the forwarder and removes the pairs. Counters stay readable.
+func (m *Middle) close() error {
+	for _, e := range m.emulators {
+		if e != nil {
+			e.close()
 		}
-		// Closing the namespace's last descriptor removes the links only some time later.
-		m.eachLink(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
-		err = m.ns.Close()
-	})
-	return err
+	}
+	// Closing the namespace's last descriptor removes the links only some time later.
+	m.eachLink(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
+	return m.ns.Close()
 }
 
 // Forger sends frames of its own to both sides of a [Middle], made of those that

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os/exec"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -31,9 +29,9 @@ const MaxStar = 250
 //	  0         1             |      |      |
 //	                        ==+======+======+== bridge
 type Star struct {
-	*group       // the hub, if there is one, is the last
-	Ends   []End // one of each namespace
-	sieve  sieve // of a lossy one
+	*group           // the hub, if there is one, is the last
+	Ends   []End     // one of each namespace
+	counts *ebpf.Map // of the frames at the hub of a lossy one
 }
 
 // StarInterface is the name of the interface in each namespace of a Star.
@@ -99,16 +97,6 @@ func (s *Star) spoke(hub netns.NsHandle, bridge netlink.Link, i, mtu int) End {
 	return fail.Must(veth.Up(s.spaces[i], StarInterface, veth.Nth(XDPNet4, i+1), veth.Nth(XDPNet6, i+1)))
 }
 
-// Start starts a process in namespace i, on one CPU, or with -1 on any. It is the
-// leader of a process group, and gets SIGKILL when this process ends or the Star is
-// closed.
-func (s *Star) Start(i, cpu int, cmd *exec.Cmd) (err error) {
-	if i < 0 || i >= len(s.Ends) {
-		return fmt.Errorf("no namespace %d of %d", i, len(s.Ends))
-	}
-	return s.start(i, cpu, cmd)
-}
-
 // Children starts this program with args once in each namespace, each on the CPU that
 // cpus has for it, -1: on any; their standard error gets one write at a time, and is
 // discarded with nil. They end with the Star, first by their control connections.
@@ -158,16 +146,6 @@ func ownSysfs() error {
 	return nil
 }
 
-// Close releases the namespaces. Children end in order; other processes that were
-// started in them are killed.
-func (s *Star) Close() { s.CloseWithin(closeGrace) }
-
-// CloseWithin is Close with another grace for the children.
-func (s *Star) CloseWithin(grace time.Duration) {
-	_ = s.end(grace)
-	s.sieve.close()
-}
-
 // NewLossyStar is [NewStar] with a hub, also for two, that loses a share of the frames,
 // each by itself, and counts them. The kernel's offloads are off: frames are as on a
 // wire, so that the kernel's TCP meets the same losses, frame by frame, as we do. With
@@ -189,46 +167,28 @@ const (
 	starCounts
 )
 
-// sieve is the XDP program of a hub, attached to all its interfaces.
-type sieve struct {
-	counts  *ebpf.Map
-	program *ebpf.Program
-	links   []link.Link
-}
-
-func (s *sieve) close() {
-	for _, l := range s.links {
-		l.Close()
-	}
-	if s.program != nil {
-		s.program.Close()
-	}
-	if s.counts != nil {
-		s.counts.Close()
-	}
-}
-
-// lose has the hub lose a share of the frames.
+// lose has the hub lose a share of the frames, by an XDP program on all its interfaces.
 func (s *Star) lose(share float64) {
 	for i, e := range s.Ends {
 		fail.If(s.Do(i, func() error { return plainFrames(e.Name) }))
 	}
-	var err error
-	s.sieve.counts, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: starCounts})
+	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: starCounts})
 	fail.If(explain(err, "map of the hub's counts"))
-	s.sieve.program, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+	s.counts, s.closers = counts, append(s.closers, counts.Close)
+	sieve, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "via_sieve", Type: ebpf.XDP, License: "Dual BSD/GPL",
-		Instructions: sieveOf(s.sieve.counts, share), Flags: unix.BPF_F_XDP_HAS_FRAGS,
+		Instructions: sieveOf(counts, share), Flags: unix.BPF_F_XDP_HAS_FRAGS,
 	})
 	fail.If(explain(err, "XDP program of the hub"))
+	defer sieve.Close() // the links keep it
 	hub := len(s.Ends)
 	fail.If(s.Do(hub, func() (err error) {
 		defer fail.Catch(&err)
 		for i := range s.Ends {
 			spoke := fail.Must(netlink.LinkByName(spokeName(i)))
-			l, err := link.AttachXDP(link.XDPOptions{Program: s.sieve.program, Interface: spoke.Attrs().Index, Flags: link.XDPGenericMode})
+			l, err := link.AttachXDP(link.XDPOptions{Program: sieve, Interface: spoke.Attrs().Index, Flags: link.XDPGenericMode})
 			fail.If(explain(err, "XDP program on the hub's "+spokeName(i)))
-			s.sieve.links = append(s.sieve.links, l)
+			s.closers = append(s.closers, l.Close)
 		}
 		return nil
 	}))
@@ -264,9 +224,9 @@ func sieveOf(counts *ebpf.Map, share float64) asm.Instructions {
 // Counts are the frames that have come to the hub of a lossy star, and those of them
 // that it has lost.
 func (s *Star) Counts() (taken, lost uint64, err error) {
-	if s.sieve.counts == nil {
+	if s.counts == nil {
 		return 0, 0, errors.New("the namespaces are not joined by a hub that loses frames")
 	}
-	err = errors.Join(s.sieve.counts.Lookup(uint32(starTaken), &taken), s.sieve.counts.Lookup(uint32(starLost), &lost))
+	err = errors.Join(s.counts.Lookup(uint32(starTaken), &taken), s.counts.Lookup(uint32(starLost), &lost))
 	return taken, lost, err
 }

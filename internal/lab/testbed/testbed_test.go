@@ -204,7 +204,7 @@ func TestBedPinsItsChildren(t *testing.T) {
 		defer bed.Close()
 		for i := range 2 {
 			beside := exec.Command("sleep", "60")
-			must(t, bed.start(i, on[i], beside))
+			must(t, bed.Start(i, on[i], beside))
 			for _, pid := range []int{bed.Side(i).Pid, beside.Process.Pid} {
 				var set unix.CPUSet
 				must(t, unix.SchedGetaffinity(pid, &set))
