@@ -124,8 +124,6 @@ func percentile(d []time.Duration, p float64) time.Duration {
 	return d[max(1, int(math.Ceil(float64(len(d))*p/100)))-1]
 }
 
-var errNoAttack = errors.New("no attack")
-
 // An actor is what a worker is in an attack: an honest program, a hostile one, a peer, an agent.
 type actor struct {
 	lag *schedlat.Meter

@@ -94,7 +94,7 @@ func (a *attack) requests() (line string, err error) {
 	ws.start("client", 1, 0, command{Do: "result"})
 	calm := ws.do("client", command{Do: "dial", Peer: server, For: requestsBefore})
 	if len(calm.Wrong) > 0 || len(f.sampled()) == 0 {
-		fail.With("%w: dials before it: %q, %d requests seen", errNoAttack, calm.Wrong, len(f.sampled()))
+		fail.With("no attack: dials before it: %q, %d requests seen", calm.Wrong, len(f.sampled()))
 	}
 	undisturbed := append(calm.Times["vianet dial"], calm.Times["plain dial"]...)
 

@@ -246,13 +246,9 @@ func (w *actor) attack(c *command) {
 		w.keepQueues(ctx, c)
 		return
 	}
-	f := hostileKinds[c.Kind]
-	if f == nil {
-		fail.If(errNoAttack)
-	}
 	nic := fail.Must(w.open(c.Socket, kagent.AnyQueue, workerArena))
 	defer nic.Close()
-	f(w, ctx, c, nic)
+	hostileKinds[c.Kind](w, ctx, c, nic)
 }
 
 // yieldCPU makes the process run only when the CPU is otherwise idle: the attack is on the agent, not on the

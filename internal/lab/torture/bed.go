@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,9 +40,9 @@ type Bed struct {
 	Workers [2]*Worker // nil while it is not started
 
 	cfg    BedConfig
-	lag    *schedlat.Meter
-	agents [2]*Worker // nil: there is none
-	dir    string     // of the agents' sockets
+	lag    *schedlat.Meter // of this process, and so of the link between the workers
+	agents [2]*Worker      // nil: there is none
+	dir    string          // of the agents' sockets
 }
 
 // Needs is what a bed needs of the machine; see testbed.Require.
@@ -110,25 +111,18 @@ func (b *Bed) Kill(side int) error {
 	return err
 }
 
-// Close ends the workers, then the agents, and takes down the site. The second time it does
-// nothing.
+// Close ends the workers, then the agents, and takes down the site. Call it once.
 func (b *Bed) Close() error {
 	var errs []error
-	for _, all := range []*[2]*Worker{&b.Workers, &b.agents} {
-		for i, p := range all {
-			if p != nil {
-				errs = append(errs, p.Close())
-				all[i] = nil
-			}
+	for _, p := range slices.Concat(b.Workers[:], b.agents[:]) {
+		if p != nil {
+			errs = append(errs, p.Close())
 		}
 	}
 	if b.dir != "" {
 		errs = append(errs, os.RemoveAll(b.dir))
 	}
-	if b.lag != nil {
-		b.lag.Close()
-		b.lag = nil
-	}
+	b.lag.Close()
 	return errors.Join(append(errs, b.Site.Close())...)
 }
 
@@ -146,7 +140,7 @@ func onBoth(f func(side int)) {
 
 // OpenSide opens the interface on one side.
 func (b *Bed) OpenSide(side int, cfg NICConfig) error {
-	cfg.Interface, cfg.Agent = Interface, b.socket(side)
+	cfg.Agent = b.socket(side)
 	_, err := b.Workers[side].call(command{Do: doOpen, NIC: &cfg})
 	return err
 }
@@ -174,11 +168,6 @@ func (b *Bed) Reports() ([2]*Report, error) { return b.both(doReport) }
 // both has both workers execute a command whose answer is a report.
 func (b *Bed) both(do string) (r [2]*Report, err error) {
 	defer fail.Catch(&err)
-	onBoth(func(side int) {
-		if b.Workers[side] == nil {
-			fail.With("there is no process")
-		}
-	})
 	// Both at the same time, as an orderly end needs.
 	var reports [2]func() *answer
 	onBoth(func(side int) { reports[side] = b.Workers[side].begin(command{Do: do}) })
@@ -214,13 +203,6 @@ func (b *Bed) crossed() testbed.EmulatorCounters {
 	}
 	return b.Site.Middle.Counters(0).Plus(b.Site.Middle.Counters(1))
 }
-
-// Mark begins a time limit that grows with the machine's scheduling latency.
-func (b *Bed) Mark() schedlat.Mark { return b.lag.Mark() }
-
-// Spells are the seconds in which this process, and so the link between the workers, ran
-// late.
-func (b *Bed) Spells() []schedlat.Spell { return b.lag.Spells() }
 
 // Link changes a side's interface.
 func (b *Bed) Link(side int, change func(netlink.Link) error) error {

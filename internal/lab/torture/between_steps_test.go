@@ -50,7 +50,7 @@ func newSurvivor(t *testing.T, v victim, meter *schedlat.Meter) *survivor {
 	s.own, s.ns = nstest.Pair(t, nstest.Options{})
 	s.victim.Peer = s.own.IPv4
 	must(t, s.own.Do(func() (err error) {
-		s.nic, err = openNIC(NICConfig{Interface: Interface, RxChunks: 128, TxChunks: 128, Arena: 1 << 20, Silence: silence})
+		s.nic, err = openNIC(NICConfig{RxChunks: 128, TxChunks: 128, Arena: 1 << 20, Silence: silence})
 		return err
 	}))
 	t.Cleanup(func() {

@@ -117,7 +117,7 @@ func (s *soak) blame(event string, before [2]*Report, starved bool) {
 // one second.
 func (s *soak) starved(event string, since time.Time) bool {
 	most := s.cfg.Silence / 4
-	late := schedlat.Worst(s.bed.Spells(), since)
+	late := schedlat.Worst(s.bed.lag.Spells(), since)
 	switch {
 	case event == "nap":
 		most += s.short() // the nap itself counts as lateness
@@ -345,7 +345,7 @@ func (s *soak) bothTold() [2]time.Duration { return [2]time.Duration{s.toldWithi
 func (s *soak) allEnd(name string, within [2]time.Duration, change func()) (before, after [2]*Report) {
 	s.cut = true // what the interface does not let through is not counted as our frames
 	before = fail.Must(s.bed.Reports())
-	mark := s.bed.Mark()
+	mark := s.bed.lag.Mark()
 	change()
 	took := time.Since(mark.At) // as long as the kernel is busy
 	late := func(side int) time.Duration { return took + after[side].Late - before[side].Late }

@@ -160,7 +160,7 @@ func (s *soak) missed(r *Report) string {
 // passed counts the messages that flows take in a time.
 func (s *soak) passed(d time.Duration, sum *Passed) {
 	before := fail.Must(s.bed.Reports())
-	mark := s.bed.Mark()
+	mark := s.bed.lag.Mark()
 	time.Sleep(d)
 	after := fail.Must(s.bed.Reports())
 	sum.add(Passed{

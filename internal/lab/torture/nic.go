@@ -22,15 +22,14 @@ import (
 
 // NICConfig says how a worker opens its interface.
 type NICConfig struct {
-	Interface string
-	RxChunks  int           // 0: vipl.DefaultRxChunks
-	TxChunks  int           // 0: xdpnic.DefaultChunks
-	Arena     int           // bytes of memory; 0: kagent.DefaultArena
-	Silence   time.Duration // 0: vipl.DefaultSilence
-	Sealed    bool          // connections have a pre-shared key, the same for all workers
-	Native    bool          // the XDP program runs in the driver; else where xdpnic.ModeAuto puts it, on veth in generic code
-	Loss      float64       // share of the frames and GSO packets that arrive which the queue loses
-	Agent     string        // socket of the agent that opens it; empty: the worker does
+	RxChunks int           // 0: vipl.DefaultRxChunks
+	TxChunks int           // 0: xdpnic.DefaultChunks
+	Arena    int           // bytes of memory; 0: kagent.DefaultArena
+	Silence  time.Duration // 0: vipl.DefaultSilence
+	Sealed   bool          // connections have a pre-shared key, the same for all workers
+	Native   bool          // the XDP program runs in the driver; else where xdpnic.ModeAuto puts it, on veth in generic code
+	Loss     float64       // share of the frames and GSO packets that arrive which the queue loses
+	Agent    string        // socket of the agent that opens it; empty: the worker does
 }
 
 // nic is a NIC handle whose chunks are all accounted for.
@@ -139,7 +138,7 @@ func openNIC(cfg NICConfig) (_ *nic, err error) {
 	n := &nic{}
 	open := func() {
 		n.opened = openAgent(cfg.Agent, kagent.Config{
-			Interface: cfg.Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
+			Interface: Interface, Queue: kagent.AnyQueue, RxChunks: rx, TxChunks: cfg.TxChunks,
 			ArenaBytes: cfg.Arena, Hugepages: hugepages.Avoid, Mode: mode, RequireMode: cfg.Native,
 		})
 	}

@@ -400,7 +400,7 @@ func (s *soak) killAndWait(side int) (told time.Duration) {
 	s.addLast(side)
 	time.Sleep(s.below(20 * time.Millisecond)) // to any step of what flows do
 	before := fail.Must(s.bed.Workers[1-side].Report())
-	death := s.bed.Mark()
+	death := s.bed.lag.Mark()
 	fail.If(s.bed.Kill(side))
 	late := time.Duration(0) // of the survivor
 	for all := false; !all && !death.Over(2*s.toldWithin()+late); time.Sleep(5 * time.Millisecond) {

@@ -118,7 +118,7 @@ func balance(t *testing.T, l *ledger) (a [2]frameCounts) {
 // balanced waits until all that was sent since before has arrived or is counted as dropped.
 func balanced(t *testing.T, l *ledger, before [2]frameCounts) {
 	t.Helper()
-	for end := l.bed.Mark(); ; time.Sleep(10 * time.Millisecond) { // what is under way takes a while
+	for end := l.bed.lag.Mark(); ; time.Sleep(10 * time.Millisecond) { // what is under way takes a while
 		var errs [2]error
 		for side, a := range balance(t, l) {
 			errs[side] = errors.Join(a.since(before[side]).underWay(), a.atReceiver())
