@@ -14,10 +14,9 @@ import (
 // bottleneck is a link of a limited rate, and the queues of the frames that wait for it: one for all, or one for each
 // flow. Queues are served in turn, each with as many bytes as the others (deficit round robin).
 type bottleneck struct {
-	flows  map[flow]*flowQueue // those with frames
-	turns  []*flowQueue        // the same, in the order of their turns
-	frames int                 // in all queues
-	free   time.Duration       // when the link has sent the last frame
+	turns  []*flowQueue  // those with frames, in the order of their turns
+	frames int           // in all queues
+	free   time.Duration // when the link has sent the last frame
 }
 
 // flow is protocol, addresses and ports of a frame: those of IPv4 without options. Other frames are one flow.
@@ -53,8 +52,10 @@ func (b *bottleneck) queueOf(frame []byte, perFlow bool) *flowQueue {
 		k[0] = frame[protocolAt]
 		copy(k[1:], frame[addressAt:portsEnd])
 	}
-	if q := b.flows[k]; q != nil {
-		return q
+	for _, q := range b.turns {
+		if q.flow == k {
+			return q
+		}
 	}
 	return &flowQueue{flow: k}
 }
@@ -70,10 +71,6 @@ func (q *flowQueue) full(f *Faults, n int) bool {
 // push adds a frame to the queue.
 func (b *bottleneck) push(q *flowQueue, x waiting) {
 	if len(q.frames) == 0 {
-		if b.flows == nil {
-			b.flows = map[flow]*flowQueue{}
-		}
-		b.flows[q.flow] = q
 		b.turns = append(b.turns, q)
 	}
 	q.frames = append(q.frames, x)
@@ -98,7 +95,6 @@ func (b *bottleneck) pop(now time.Duration, rate int64) (x waiting, ok bool) {
 	q.credit -= len(x.frame)
 	b.frames--
 	if len(q.frames) == 0 {
-		delete(b.flows, q.flow)
 		b.turns = b.turns[1:]
 	}
 	b.free = max(b.free, x.since)
