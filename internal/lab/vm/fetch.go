@@ -94,33 +94,21 @@ func (a *apt) names(ctx context.Context, pattern string) (names []string) {
 	return names
 }
 
-// fetch unpacks packages, without what they depend on, into a directory, which
-// exists only if all of it is there.
-func (a *apt) fetch(ctx context.Context, to string, packages ...string) {
-	a.unpack(ctx, to, func(debs string) []string {
-		return append([]string{"apt-get", "download", "-qq"}, packages...)
-	})
-}
+// Words of apt-get that download packages alone, or also all that they depend on and that the machine does not have.
+var (
+	alone   = []string{"download"}
+	closure = []string{"install", "-y", "--no-install-recommends", "--download-only"}
+)
 
-// fetchClosure is fetch with all that the packages depend on and that the
-// machine does not have.
-func (a *apt) fetchClosure(ctx context.Context, to, suite string, packages ...string) {
-	a.unpack(ctx, to, func(debs string) []string {
-		return append([]string{"apt-get", "install", "-y", "-qq", "--no-install-recommends",
-			"--download-only", "-t", suite, "-o", "Dir::Cache::archives=" + debs}, packages...)
-	})
-}
-
-// unpack makes the directory of the packages that a program leaves in the
-// directory it is given.
-func (a *apt) unpack(ctx context.Context, to string, download func(debs string) []string) {
+// fetch unpacks the packages that apt-get downloads into a directory, which exists only if all of it is there.
+func (a *apt) fetch(ctx context.Context, to string, words []string, packages ...string) {
 	a.update(ctx)
 	fail.If(os.MkdirAll(filepath.Dir(to), 0o755))
 	tmp := fail.Must(os.MkdirTemp(filepath.Dir(to), "unpack-"))
 	defer os.RemoveAll(tmp)
 	debs, root := filepath.Join(tmp, "debs"), filepath.Join(tmp, "root")
 	fail.If(errors.Join(os.MkdirAll(filepath.Join(debs, "partial"), 0o755), os.Mkdir(root, 0o755)))
-	a.run(ctx, debs, download(debs)...)
+	a.run(ctx, debs, slices.Concat([]string{"apt-get", "-qq", "-o", "Dir::Cache::archives=" + debs}, words, packages)...)
 	files := fail.Must(filepath.Glob(filepath.Join(debs, "*.deb")))
 	if len(files) == 0 {
 		fail.With("apt downloaded no package")
@@ -197,7 +185,7 @@ func fetchKernel(ctx context.Context, cache, want string, cloud bool) *kernel {
 			packages = append(packages, p)
 		}
 	}
-	a.fetch(ctx, dir, packages...)
+	a.fetch(ctx, dir, alone, packages...)
 	k := openKernel(dir)
 	if k == nil {
 		fail.With("%s has no kernel modules, or no image for them", dir)

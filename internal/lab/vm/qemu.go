@@ -48,7 +48,7 @@ func findQEMU(ctx context.Context, cache string, n nicForm) *qemu {
 		return q
 	}
 	a := &apt{dir: filepath.Join(cache, "apt-"+suite), suites: suites}
-	a.fetchClosure(ctx, root, suite, "qemu-system-x86", "qemu-system-data", "seabios")
+	a.fetch(ctx, root, append(closure, "-t", suite), "qemu-system-x86", "qemu-system-data", "seabios")
 	if !q.has(ctx, n.device) {
 		fail.With("QEMU of %s has no %s: install one that has (for igb: 8.0 or newer)", suite, n.device)
 	}
