@@ -60,7 +60,7 @@ func (s *Sim) newHost(c HostConfig, up Link, to node) *Host {
 	c.RxChunks = cmp.Or(c.RxChunks, vipl.DefaultRxChunks)
 	h := &Host{
 		sim: s, config: c, agent: s.agent.Agent(fmt.Sprint("h", len(s.hosts))), wire: xdpnictest.NewWire(),
-		uplink: s.port(up, to), flows: make(map[uint32]uint32), tcp: make(map[uint32]func(*packet)),
+		uplink: s.port(up, newBuffer(0), to), flows: make(map[uint32]uint32), tcp: make(map[uint32]func(*packet)),
 	}
 	q := xdpnictest.Config{ChunkSize: chunkSize, RxChunks: c.RxChunks, TxChunks: c.TxChunks, MAC: h.agent.Link().MAC, Admit: h.agent.Admit}
 	pool := q.PoolBytes()

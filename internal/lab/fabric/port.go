@@ -1,5 +1,10 @@
 package fabric
 
+import (
+	"cmp"
+	"math"
+)
+
 // packet is what links carry: a frame of an engine, or a segment of a TCP flow.
 type packet struct {
 	to    *Host
@@ -17,18 +22,20 @@ const onWire = 24
 // node is a host or a switch.
 type node interface{ receive(p *packet) }
 
-// Buffer is memory that several ports of a switch share. A port's queue may be as long as the memory that is free
+// buffer is memory that the ports of a switch share. A port's queue may be as long as the memory that is free
 // (dynamic threshold with a factor of 1).
-type Buffer struct{ Size, used int }
+type buffer struct{ size, used int }
+
+// newBuffer makes a buffer of some bytes, or with 0 of any number.
+func newBuffer(bytes int) *buffer { return &buffer{size: cmp.Or(bytes, math.MaxInt)} }
 
 // Link is the configuration of a port. Rates are in bits per second, sizes in bytes.
 type Link struct {
-	Rate   float64
-	Delay  int64   // one way, ns
-	Limit  int     // of the port's queue; 0: the shared Buffer, or none
-	Shared *Buffer // of the switch, or nil
-	Mark   int     // queue above which frames are marked; 0: never
-	Loss   float64 // share of frames that are lost at random
+	Rate  float64
+	Delay int64   // one way, ns
+	Limit int     // of the port's queue; 0: what the buffer of the switch has room for
+	Mark  int     // queue above which frames are marked; 0: never
+	Loss  float64 // share of frames that are lost at random
 }
 
 // Port sends onto a link, first in, first out.
@@ -36,6 +43,7 @@ type Port struct {
 	Link
 	sim    *Sim
 	to     node
+	shared *buffer
 	free   int64 // time at which the link has sent the queue
 	queued int   // bytes that wait or are being sent
 	down   bool  // frames that are on the link still arrive
@@ -52,7 +60,9 @@ type PortStats struct {
 	Bytes                       uint64 // sent, as the link counts them
 }
 
-func (s *Sim) port(l Link, to node) *Port { return &Port{Link: l, sim: s, to: to, since: s.now} }
+func (s *Sim) port(l Link, shared *buffer, to node) *Port {
+	return &Port{Link: l, sim: s, to: to, shared: shared, since: s.now}
+}
 
 // Forget sets the counts to 0.
 func (p *Port) Forget() {
@@ -66,13 +76,10 @@ func (p *Port) MeanQueue() float64 {
 }
 
 func (p *Port) room(n int) bool {
-	switch b := p.Shared; {
-	case p.Limit > 0:
+	if p.Limit > 0 {
 		return p.queued+n <= p.Limit
-	case b != nil:
-		return p.queued+n <= b.Size-b.used
 	}
-	return true
+	return p.queued+n <= p.shared.size-p.shared.used
 }
 
 func (p *Port) send(f *packet) {
@@ -93,14 +100,10 @@ func (p *Port) send(f *packet) {
 	p.free = max(p.free, now) + takes
 	p.queued += f.size
 	p.area += (p.free - now) * int64(f.size)
-	if p.Shared != nil {
-		p.Shared.used += f.size
-	}
+	p.shared.used += f.size
 	p.leave.at(p.sim, p.free, func() {
 		p.queued -= f.size
-		if p.Shared != nil {
-			p.Shared.used -= f.size
-		}
+		p.shared.used -= f.size
 		p.Stats.Sent++
 		p.Stats.Bytes += uint64(f.size + onWire)
 		p.arrive.at(p.sim, p.sim.now+p.Delay, func() { p.to.receive(f) })
@@ -110,9 +113,13 @@ func (p *Port) send(f *packet) {
 // Switch forwards a frame to one of the ports that lead to its host. All frames of a flow use the same port.
 type Switch struct {
 	routes map[*Host][]*Port
+	buffer *buffer
 }
 
-func newSwitch() *Switch { return &Switch{routes: make(map[*Host][]*Port)} }
+// newSwitch makes a switch with a buffer of some bytes, or with 0 of any number.
+func newSwitch(bytes int) *Switch {
+	return &Switch{routes: make(map[*Host][]*Port), buffer: newBuffer(bytes)}
+}
 
 func (w *Switch) receive(f *packet) {
 	ports := w.routes[f.to]

@@ -19,10 +19,9 @@ type Dumbbell struct {
 func NewDumbbell(seed uint64, n int, c HostConfig, bottleneck Link) (_ *Dumbbell, err error) {
 	defer fail.Catch(&err)
 	d := &Dumbbell{Sim: NewSim(seed)}
-	left, right := newSwitch(), newSwitch()
-	back := bottleneck
-	back.Loss, back.Limit, back.Mark, back.Shared = 0, 0, 0, nil
-	d.Bottleneck, d.Back = d.port(bottleneck, right), d.port(back, left)
+	left, right := newSwitch(0), newSwitch(0)
+	back := Link{Rate: bottleneck.Rate, Delay: bottleneck.Delay}
+	d.Bottleneck, d.Back = d.port(bottleneck, left.buffer, right), d.port(back, right.buffer, left)
 	edge := Link{Rate: max(10*bottleneck.Rate, 10e9), Delay: Microsecond}
 	for i := range 2 * n {
 		at, across, way, hosts := left, right, d.Back, &d.Left // way leads from across to at
@@ -31,7 +30,7 @@ func NewDumbbell(seed uint64, n int, c HostConfig, bottleneck Link) (_ *Dumbbell
 		}
 		h := d.newHost(c, edge, at)
 		*hosts = append(*hosts, h)
-		at.routes[h] = []*Port{d.port(edge, h)}
+		at.routes[h] = []*Port{d.port(edge, at.buffer, h)}
 		across.routes[h] = []*Port{way}
 	}
 	return d, nil
@@ -58,40 +57,27 @@ type Shape struct {
 func NewLeafSpine(seed uint64, c HostConfig, z Shape) (_ *LeafSpine, err error) {
 	defer fail.Catch(&err)
 	l := &LeafSpine{Sim: NewSim(seed), shape: z}
-	shared := func(k Link) func() Link {
-		var b *Buffer
-		if z.Buffer > 0 {
-			b = &Buffer{Size: z.Buffer}
-		}
-		return func() Link {
-			k.Shared = b
-			return k
-		}
-	}
 	spines := make([]*Switch, z.Spines)
 	l.Back = make([][]*Port, z.Spines)
-	links := make([]func() Link, z.Spines)
 	for i := range spines {
-		spines[i], links[i] = newSwitch(), shared(z.Trunk)
+		spines[i] = newSwitch(z.Buffer)
 	}
 	leaves := make([]*Switch, z.Leaves)
 	l.Up = make([][]*Port, z.Leaves)
+	edge := Link{Rate: z.Host.Rate, Delay: z.Host.Delay}
 	for i := range leaves {
-		leaves[i] = newSwitch()
-		up, down := shared(z.Trunk), z.Host
-		down.Shared = up().Shared
+		leaf := newSwitch(z.Buffer)
+		leaves[i] = leaf
 		for k, s := range spines {
-			l.Up[i] = append(l.Up[i], l.port(up(), s))
-			l.Back[k] = append(l.Back[k], l.port(links[k](), leaves[i]))
+			l.Up[i] = append(l.Up[i], l.port(z.Trunk, leaf.buffer, s))
+			l.Back[k] = append(l.Back[k], l.port(z.Trunk, s.buffer, leaf))
 		}
 		for range z.PerLeaf {
-			edge := z.Host
-			edge.Limit, edge.Mark, edge.Shared, edge.Loss = 0, 0, nil, 0
-			h := l.newHost(c, edge, leaves[i])
+			h := l.newHost(c, edge, leaf)
 			l.Hosts = append(l.Hosts, h)
-			port := l.port(down, h)
+			port := l.port(z.Host, leaf.buffer, h)
 			l.Down = append(l.Down, port)
-			leaves[i].routes[h] = []*Port{port}
+			leaf.routes[h] = []*Port{port}
 			for k, s := range spines {
 				s.routes[h] = []*Port{l.Back[k][i]}
 			}
