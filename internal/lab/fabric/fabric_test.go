@@ -40,10 +40,7 @@ func TestReplay(t *testing.T) {
 // A stream fills a bottleneck, whether frames are lost at random or not, and does not fill its buffer.
 func TestAlone(t *testing.T) {
 	rates := []float64{10e6, 200e6, 1e9}
-	if !testsize.Every() {
-		rates = rates[:2]
-	}
-	for _, rate := range rates {
+	for _, rate := range testsize.Some(rates, 2) {
 		for _, loss := range []float64{0, 0.001, 0.01, 0.05} {
 			t.Run(fmt.Sprintf("%.0f Mbit/s, %.1f %%", rate/1e6, 100*loss), func(t *testing.T) {
 				long := int64(Second / 4)
@@ -64,10 +61,7 @@ func TestAlone(t *testing.T) {
 // Beside a flow that fills any queue a stream gets its share, and the link stays full.
 func TestBesideCubic(t *testing.T) {
 	queues := []int{150_000, 50_000, 300_000, 1_000_000}
-	if !testsize.Every() {
-		queues = queues[:1]
-	}
-	for _, queue := range queues {
+	for _, queue := range testsize.Some(queues, 1) {
 		t.Run(fmt.Sprint(queue), func(t *testing.T) {
 			r := run(t, Sharing{Bottleneck: near(queue), VIs: 1, TCPs: []TCPAlgorithm{Cubic}, Apart: 100 * Millisecond, Warm: Second, Time: 6 * Second})
 			nstest.ErrorIf(t, r.OfVI < 0.3 || r.OfVI > 0.65 || r.Used < 0.9, "share %.2f, link used %.2f", r.OfVI, r.Used)
@@ -137,10 +131,7 @@ func TestStreamsShare(t *testing.T) {
 		// Streams that begin in the queue of others do not know the least round trip.
 		{10, 1_000_000, Millisecond}, {10, 1_000_000, 3 * Millisecond},
 	}
-	if !testsize.Every() {
-		cases = cases[:1]
-	}
-	for _, c := range cases {
+	for _, c := range testsize.Some(cases, 1) {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			r := run(t, Sharing{Bottleneck: near(c.queue), VIs: c.vis, Apart: c.apart, Warm: Second, Time: 3 * Second})
 			nstest.ErrorIf(t, r.Jain < 0.98 || r.Used < 0.9, "Jain's index %.3f, link used %.2f", r.Jain, r.Used)
@@ -180,10 +171,7 @@ func TestMarks(t *testing.T) {
 		vis  int
 		tcps []TCPAlgorithm
 	}{{1, []TCPAlgorithm{DCTCP}}, {1, nil}, {2, nil}, {10, nil}}
-	if !testsize.Every() {
-		cases = cases[:1]
-	}
-	for _, c := range cases {
+	for _, c := range testsize.Some(cases, 1) {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			l := near(1_000_000)
 			l.Mark = 30_000
@@ -278,10 +266,7 @@ func TestLongPath(t *testing.T) {
 		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20, Loss: 0.001}, big, 0.90, 5 * Second, 5 * Second},
 		{Link{Rate: 1e9, Delay: 25 * Millisecond, Limit: 1 << 20, Loss: 0.01}, big, 0.85, 5 * Second, 5 * Second},
 	}
-	if !testsize.Every() {
-		cases = cases[:2]
-	}
-	for _, c := range cases {
+	for _, c := range testsize.Some(cases, 2) {
 		t.Run(fmt.Sprintf("%.0f Gbit/s, %d us, %.1f %%", c.link.Rate/1e9, 2*c.link.Delay/Microsecond, 100*c.link.Loss), func(t *testing.T) {
 			r := run(t, Sharing{Bottleneck: c.link, VIs: 1, Host: c.host, Warm: c.warm, Time: c.time})
 			if share := r.VI[0] / c.link.Rate / (1 - c.link.Loss) * (frame + onWire) / payload; share < c.least {

@@ -13,6 +13,14 @@ import (
 // Every reports whether to test every case, and not only representative ones: in CI, where CI is true, unless with -short.
 func Every() bool { return os.Getenv("CI") == "true" && !testing.Short() }
 
+// Some are the first n of a test's cases, the representative ones, or all of them where Every says so.
+func Some[T any](cases []T, n int) []T {
+	if Every() {
+		return cases
+	}
+	return cases[:n]
+}
+
 // Number is the value of the variable, at least 1. If it is not set, Number is some, or
 // short with -short.
 func Number(t testing.TB, variable string, short, some int) int {
