@@ -12,7 +12,6 @@ type Sim struct {
 	now    int64
 	made   uint64
 	events eventHeap
-	spare  []*event // of events that are over
 	rng    *rand.Rand
 
 	hosts []*Host
@@ -47,12 +46,7 @@ func (s *Sim) at(t int64, do func()) { heap.Push(&s.events, s.event(t, do)) }
 
 func (s *Sim) event(t int64, do func()) *event {
 	s.made++
-	e := new(event)
-	if last := len(s.spare) - 1; last >= 0 {
-		e, s.spare = s.spare[last], s.spare[:last]
-	}
-	*e = event{at: max(t, s.now), n: s.made, do: do}
-	return e
+	return &event{at: max(t, s.now), n: s.made, do: do}
 }
 
 // first takes the first event.
@@ -82,10 +76,7 @@ func (s *Sim) RunUntil(d int64, done func() bool) bool {
 		}
 		e := s.first()
 		s.now = e.at
-		do := e.do
-		*e = event{}
-		s.spare = append(s.spare, e)
-		do()
+		e.do()
 	}
 	return true
 }
