@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -18,21 +17,11 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// peerEnv makes the test binary play the other end of TestInteroperability, in
-// a process and a namespace of its own: "echo IFINDEX" or "first IFINDEX".
-const peerEnv = "XDPNIC_TEST_PEER"
-
-// peerMain is there with the build tag asavie.
-var peerMain func(role string) int
+// programs are those of the tests; with the build tag asavie there is one more.
+var programs = map[string]func() error{asEcho: echoMain}
 
 func TestMain(m *testing.M) {
-	if h := os.Getenv(echoEnv); h != "" {
-		fmt.Fprintln(os.Stderr, "xdpnic test:", echoMain(h))
-		os.Exit(1)
-	}
-	if role := os.Getenv(peerEnv); role != "" && peerMain != nil {
-		os.Exit(peerMain(role))
-	}
+	nstest.RunProgram(programs)
 	goleak.VerifyTestMain(m)
 }
 

@@ -3,12 +3,9 @@
 package xdpnic
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"strconv"
 	"testing"
 
@@ -17,30 +14,18 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-func init() { peerMain = xdpMain }
+func init() { programs[asPeer] = peerMain }
 
-// xdpMain is the other end on xdp.Socket of github.com/asavie/xdp, which
-// shares no code with this package. "echo" sends back what it gets, "first"
-// sends a frame before that. It ends when its standard input does.
-func xdpMain(role string) int {
-	var kind string
-	var ifindex int
-	if _, err := fmt.Sscan(role, &kind, &ifindex); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 2
-	}
-	go func() {
-		io.Copy(io.Discard, os.Stdin)
-		os.Exit(0)
-	}()
-	if err := peer(kind == "first", ifindex); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
-}
+// asPeer is the other end on xdp.Socket of github.com/asavie/xdp, which shares no code with this package: "peer echo
+// IFINDEX" sends back what it gets, "peer first IFINDEX" sends a frame before that.
+const asPeer = "peer"
 
-func peer(first bool, ifindex int) error {
+func peerMain() error {
+	nstest.EndWithTest()
+	ifindex, err := strconv.Atoi(os.Args[3])
+	if err != nil {
+		return err
+	}
 	r, err := attachRedirect(ifindex, true, false)
 	if err != nil {
 		return err
@@ -56,7 +41,7 @@ func peer(first bool, ifindex int) error {
 	}
 	s.Fill(s.GetDescs(32))
 	fmt.Println("ready")
-	if first {
+	if os.Args[2] == "first" {
 		d := s.GetDescs(1)
 		d[0].Len = 300
 		frame := s.GetFrame(d[0])
@@ -92,22 +77,8 @@ func peer(first bool, ifindex int) error {
 // startPeer runs the test binary as the other end in a namespace.
 func startPeer(t *testing.T, ns *nstest.NS, kind string) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), peerEnv+"="+kind+" "+strconv.Itoa(ns.Index))
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	nstest.Must(t, err)
-	stdout, err := cmd.StdoutPipe()
-	nstest.Must(t, err)
-	// A process starts in the namespace of the thread that forks it.
-	nstest.Must(t, ns.Do(cmd.Start))
-	t.Cleanup(func() {
-		stdin.Close()
-		cmd.Wait()
-	})
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("peer: %q, %v", line, err)
-	}
+	_, line := nstest.Spawn(t, ns.Do, asPeer, kind, strconv.Itoa(ns.Index))
+	nstest.FatalIf(t, line != "ready", "the peer says %q", line)
 }
 
 // Frames pass between a Queue and an independent implementation, whichever

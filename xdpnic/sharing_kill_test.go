@@ -17,18 +17,18 @@ import (
 	"viaxdp/internal/lab/testsize"
 )
 
-// echoEnv makes the test binary a process of TestSharingKills: it sends back each frame that it gets. The value is the
-// queue's Handout; the socket and the memory are descriptors 3 and 4.
-const echoEnv = "XDPNIC_TEST_ECHO"
+// asEcho is a process of TestSharingKills: it sends back each frame that it gets. Its argument is the queue's Handout; the
+// socket and the memory are descriptors 3 and 4.
+const asEcho = "echo"
 
 // echoFrame is what a frame has behind its Ethernet header.
 //
 //	slot, 3 bytes of zeros, life of the slot's process, sequence number, pattern to the end
 const echoFrame = 14 + 4 + 4 + 4
 
-func echoMain(handout string) error {
+func echoMain() error {
 	var h Handout
-	if err := json.Unmarshal([]byte(handout), &h); err != nil {
+	if err := json.Unmarshal([]byte(os.Args[2]), &h); err != nil {
 		return err
 	}
 	var st unix.Stat_t
@@ -173,8 +173,7 @@ func TestSharingKills(t *testing.T) {
 	start := func(k int) {
 		h, err := json.Marshal(s.handout(k))
 		nstest.Must(t, err)
-		cmd := exec.Command("/proc/self/exe")
-		cmd.Env = append(os.Environ(), echoEnv+"="+string(h))
+		cmd := exec.Command("/proc/self/exe", asEcho, string(h))
 		cmd.Stderr = os.Stderr
 		var files []*os.File
 		for _, fd := range []int{s.fds[k][0], s.arena.FD()} {

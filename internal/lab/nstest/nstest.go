@@ -223,9 +223,15 @@ func Forever() error {
 	}
 }
 
-// Main is TestMain of a test binary that also contains programs of its tests. If the first
-// argument names a program, Main runs it instead, and exits with status 1 if it fails.
+// Main is TestMain of a test binary that also contains programs of its tests.
 func Main(m *testing.M, programs map[string]func() error) {
+	RunProgram(programs)
+	os.Exit(m.Run())
+}
+
+// RunProgram runs a program of the tests if the first argument names one, and ends the process: with status 1 if the
+// program fails.
+func RunProgram(programs map[string]func() error) {
 	if len(os.Args) > 1 && programs[os.Args[1]] != nil {
 		if err := programs[os.Args[1]](); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -233,7 +239,6 @@ func Main(m *testing.M, programs map[string]func() error) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
 }
 
 // Spawn starts this test program as one of its programs, where do runs it, and gives the first
