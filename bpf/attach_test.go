@@ -128,9 +128,7 @@ func TestInterfaceGone(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
 	d := loadTestDemux(t)
 	within(t, a, func() error { return d.Attach(a.Index, Native) })
-	nic, err := a.Netlink().LinkByIndex(a.Index)
-	nstest.Must(t, err)
-	nstest.Must(t, a.Netlink().LinkDel(nic))
+	a.Remove(t)
 	nstest.Check(t, d.Detach())
 }
 

@@ -1,6 +1,7 @@
 package vipl_test
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -63,18 +64,15 @@ func TestGSOOverVeth(t *testing.T) {
 			}
 		}},
 		{name: "MTU blinks", whole: true, meanwhile: func(t *testing.T, a, _ *nstest.NS) {
-			link, err := a.Netlink().LinkByName(a.Name)
-			nstest.Must(t, err)
+			link := a.Link(t)
 			nstest.Must(t, a.Netlink().LinkSetMTU(link, 1400))
 			time.Sleep(20 * time.Millisecond)
 			nstest.Must(t, a.Netlink().LinkSetMTU(link, 1500))
 		}},
 		{name: "flapping link", whole: true, meanwhile: func(t *testing.T, a, _ *nstest.NS) {
-			link, err := a.Netlink().LinkByName(a.Name)
-			nstest.Must(t, err)
-			nstest.Must(t, a.Netlink().LinkSetDown(link))
+			a.SetLink(t, false)
 			time.Sleep(20 * time.Millisecond)
-			nstest.Must(t, a.Netlink().LinkSetUp(link))
+			a.SetLink(t, true)
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -201,23 +199,15 @@ func halves(t *testing.T, o nstest.Options) (a, x, y, b *nstest.NS) {
 	t.Helper()
 	a, x = nstest.Pair(t, o)
 	y, b = nstest.Pair(t, o)
+	y.SetLink(t, false)
+	link := y.Link(t)
 	nstest.Must(t, x.Do(func() error {
 		h, err := netns.Get()
 		if err != nil {
 			return err
 		}
 		defer h.Close()
-		link, err := y.Netlink().LinkByName(y.Name)
-		if err == nil {
-			err = y.Netlink().LinkSetDown(link)
-		}
-		if err == nil {
-			err = y.Netlink().LinkSetName(link, "half")
-		}
-		if err == nil {
-			err = y.Netlink().LinkSetNsFd(link, int(h))
-		}
-		return err
+		return errors.Join(y.Netlink().LinkSetName(link, "half"), y.Netlink().LinkSetNsFd(link, int(h)))
 	}))
 	return a, x, &nstest.NS{Name: "half"}, b
 }

@@ -45,13 +45,11 @@ func awaitRunning(t testing.TB, e *end) {
 // zero-copy bind succeeds beside a program in generic mode, too.
 func wantMode(t testing.TB, e *end, mode Mode) {
 	t.Helper()
-	l, err := e.ns.Netlink().LinkByIndex(e.ns.Index)
-	nstest.Must(t, err)
 	want := uint32(nl.XDP_ATTACHED_DRV)
 	if mode.Generic() {
 		want = nl.XDP_ATTACHED_SKB
 	}
-	if x := l.Attrs().Xdp; x == nil || x.AttachMode != want {
+	if x := e.ns.Link(t).Attrs().Xdp; x == nil || x.AttachMode != want {
 		t.Errorf("%s: XDP program: %+v, want attach mode %d", e.ns.Name, x, want)
 	}
 	if i := e.q.Info(); i.ZeroCopy != (mode == ModeZeroCopy) || i.Mode != mode {

@@ -78,24 +78,22 @@ func TestClosedQueue(t *testing.T) {
 // An interface that is down or gone is a real error with a remedy.
 func TestFlushErrors(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true})
-	l, err := a.ns.Netlink().LinkByIndex(a.ns.Index)
-	nstest.Must(t, err)
 	send := func() error {
 		addr, buf, _ := a.q.Alloc()
 		header(buf, b.ns, a.ns)
 		a.q.Send(addr, 64, false)
 		return a.q.Flush()
 	}
-	nstest.Must(t, a.ns.Netlink().LinkSetDown(l))
+	a.ns.SetLink(t, false)
 	if err := send(); err != ErrLinkDown || !errors.Is(err, unix.ENETDOWN) || !strings.Contains(err.Error(), "set it up") {
 		t.Errorf("link down: %v", err)
 	}
 	if a.q.Pending() != 1 {
 		t.Errorf("pending %d", a.q.Pending())
 	}
-	nstest.Must(t, a.ns.Netlink().LinkSetUp(l))
+	a.ns.SetLink(t, true)
 	eventually(t, "link up", func() bool { return a.q.Flush() == nil && a.q.Pending() == 0 })
-	nstest.Must(t, a.ns.Netlink().LinkDel(l))
+	a.ns.Remove(t)
 	if err := send(); err != ErrGone || !errors.Is(err, unix.ENXIO) {
 		t.Errorf("link gone: %v", err)
 	}
@@ -180,28 +178,18 @@ func TestReadyBesideClose(t *testing.T) {
 // A veth's carrier is its peer: it goes when the peer is taken down.
 func TestRunning(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
-	set := func(up bool) {
-		t.Helper()
-		l, err := b.Netlink().LinkByIndex(b.Index)
-		if err == nil && up {
-			err = b.Netlink().LinkSetUp(l)
-		} else if err == nil {
-			err = b.Netlink().LinkSetDown(l)
-		}
-		nstest.Must(t, err)
-	}
 	nstest.Check(t, a.Do(func() error {
 		if !AwaitRunning(a.Index, waitLimit) {
 			return errors.New("a veth with its peer up is not running")
 		}
-		set(false)
+		b.SetLink(t, false)
 		if ok, err := Running(a.Index); ok || err != nil {
 			return errors.Join(errors.New("a veth with its peer down is running"), err)
 		}
 		if AwaitRunning(a.Index, time.Millisecond) {
 			return errors.New("it came back by itself")
 		}
-		set(true)
+		b.SetLink(t, true)
 		if !AwaitRunning(a.Index, waitLimit) {
 			return errors.New("it did not come back")
 		}

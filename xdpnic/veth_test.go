@@ -200,9 +200,7 @@ func TestLostFrameIsCounted(t *testing.T) {
 // Frames that find no carrier are lost and counted, and the counter's meaning names that cause.
 func TestNoCarrierIsCounted(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true})
-	peer, err := b.ns.Netlink().LinkByIndex(b.ns.Index)
-	nstest.Must(t, err)
-	nstest.Must(t, b.ns.Netlink().LinkSetDown(peer))
+	b.ns.SetLink(t, false)
 	for range 3 {
 		a.mustSend(t, b, 64, 1)
 	}

@@ -190,8 +190,7 @@ func TestInfoLabel(t *testing.T) {
 	t.Parallel()
 	program := build(t) + "/suite"
 	b := newBed(t, nstest.Options{MTU: 1500})
-	link, err := b.a.Netlink().LinkByName(b.a.Name)
-	nstest.Must(t, err)
+	link := b.a.Link(t)
 	alias, err := netlink.ParseAddr("10.99.0.88/24 " + b.a.Name + ":1")
 	nstest.Must(t, err)
 	nstest.Must(t, b.a.Netlink().AddrAdd(link, alias))

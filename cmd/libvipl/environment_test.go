@@ -54,8 +54,7 @@ func TestLateAddress(t *testing.T) {
 	lib := library(t)
 	open := filepath.Join(t.TempDir(), "open") // made by the program when its NIC is open
 	b := newBed(t, 1500, "OPEN="+open)
-	link, err := b.a.Netlink().LinkByName("via0")
-	nstest.Must(t, err)
+	link := b.a.Link(t)
 	addresses, err := b.a.Netlink().AddrList(link, netlink.FAMILY_ALL)
 	nstest.Must(t, err)
 	for _, a := range addresses {

@@ -416,8 +416,7 @@ func TestSixBytesAreIPv4(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
 	b := newBed(t, 1500, "VIA_ADDRESS_LEN=6", "VIA_VERBOSE=1")
-	link, err := b.a.Netlink().LinkByName("via0")
-	nstest.Must(t, err)
+	link := b.a.Link(t)
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: b.a.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}}
 	nstest.Must(t, b.a.Netlink().AddrDel(link, address))
 	p := b.start(t, b.a, compilers[0].compile(t, lib, "wrong"), "server", "via0")
@@ -484,11 +483,7 @@ func TestNarrow(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
 	b := newBed(t, 1500)
-	link, err := b.a.Netlink().LinkByName("via0")
-	if err == nil {
-		err = b.a.Netlink().LinkSetMTU(link, 300)
-	}
-	nstest.Must(t, err)
+	nstest.Must(t, b.a.Netlink().LinkSetMTU(b.a.Link(t), 300))
 	b.one(t, compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "process"), "narrow", "via0")
 }
 

@@ -59,9 +59,7 @@ func TestInterfaceRemovedMeanwhile(t *testing.T) {
 func TestDoctorOfNoneUp(t *testing.T) {
 	t.Parallel()
 	a, _ := nstest.Pair(t, nstest.Options{})
-	l, err := a.Netlink().LinkByName(a.Name)
-	nstest.Must(t, err)
-	nstest.Must(t, a.Netlink().LinkSetDown(l))
+	a.SetLink(t, false)
 	var out bytes.Buffer
 	status := exitFine
 	nstest.Must(t, a.Do(func() error {

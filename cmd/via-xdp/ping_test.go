@@ -16,8 +16,7 @@ import (
 func TestPingLinkLocal(t *testing.T) {
 	a, b := nstest.Pair(t, nstest.Options{})
 	for ns, address := range map[*nstest.NS]string{a: "fe80::98", b: "fe80::99"} {
-		link, err := ns.Netlink().LinkByName(ns.Name)
-		nstest.Must(t, err)
+		link := ns.Link(t)
 		nstest.Must(t, ns.Netlink().AddrAdd(link, &netlink.Addr{
 			IPNet: &net.IPNet{IP: net.ParseIP(address), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD,
 		}))

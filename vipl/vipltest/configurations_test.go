@@ -146,17 +146,7 @@ func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
 		},
 		OpenSilent: func(t testing.TB) (_, _ *vipl.NIC, silence func()) {
 			a, b := open(t, shortSilence)
-			return a.NIC, b.NIC, func() { setDown(t, b.NS) }
+			return a.NIC, b.NIC, func() { b.NS.SetLink(t, false) }
 		},
 	}
-}
-
-// setDown takes an interface down: nothing comes in or goes out any more.
-func setDown(t testing.TB, ns *nstest.NS) {
-	t.Helper()
-	link, err := ns.Netlink().LinkByIndex(ns.Index)
-	if err == nil {
-		err = ns.Netlink().LinkSetDown(link)
-	}
-	nstest.Must(t, err)
 }

@@ -54,9 +54,7 @@ func realNICs(t testing.TB) (a, b *nstest.NS, mode xdpnic.Mode) {
 // wantDriverMode asks the kernel how the program is attached.
 func wantDriverMode(t testing.TB, ns *nstest.NS, mode xdpnic.Mode) {
 	t.Helper()
-	l, err := ns.Netlink().LinkByIndex(ns.Index)
-	nstest.Must(t, err)
-	if x := l.Attrs().Xdp; x == nil || (x.AttachMode == nl.XDP_ATTACHED_DRV) == mode.Generic() {
+	if x := ns.Link(t).Attrs().Xdp; x == nil || (x.AttachMode == nl.XDP_ATTACHED_DRV) == mode.Generic() {
 		t.Errorf("%s: XDP program %+v in %v mode", ns.Name, x, mode)
 	}
 }
@@ -109,9 +107,6 @@ func TestLastFramesOfNICs(t *testing.T) {
 func awaitCarriers(t testing.TB, all ...*nstest.NS) {
 	t.Helper()
 	for _, ns := range all {
-		await.Until(t, ns.Name+" has a carrier", func() bool {
-			l, err := ns.Netlink().LinkByIndex(ns.Index)
-			return err == nil && l.Attrs().OperState == netlink.OperUp
-		})
+		await.Until(t, ns.Name+" has a carrier", func() bool { return ns.Link(t).Attrs().OperState == netlink.OperUp })
 	}
 }

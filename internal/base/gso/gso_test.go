@@ -109,8 +109,7 @@ func TestSend(t *testing.T) {
 	s, next := open(t, a), capture(t, b)
 	for _, whole := range []bool{true, false} {
 		if !whole {
-			link, err := a.Netlink().LinkByName(a.Name)
-			nstest.Must(t, err)
+			link := a.Link(t)
 			nstest.Must(t, a.Netlink().LinkSetGSOMaxSegs(link, 1))
 		}
 		for _, to := range [][2]netip.Addr{{a.IPv4, b.IPv4}, {a.IPv6, b.IPv6}} {

@@ -421,17 +421,14 @@ func TestRenamed(t *testing.T) {
 	nstest.Must(t, ns.Do(func() (err error) { i, err = Open(ns.Name); return }))
 	defer i.Close()
 	nl := ns.Netlink()
-	link, err := nl.LinkByIndex(ns.Index)
-	nstest.Must(t, err)
+	link := ns.Link(t)
 	nstest.Must(t, nl.LinkSetName(link, "via7"))
-	_, err = i.Table()
-	nstest.ErrorIf(t, !errors.Is(err, unix.EOPNOTSUPP), "the table of a veth that was renamed: %v, want EOPNOTSUPP", err)
+	nstest.WantErr(t, "the table of a veth that was renamed", nstest.Err(i.Table()), unix.EOPNOTSUPP)
 	other := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: ns.Name}, PeerName: "via8"}
 	nstest.Must(t, nl.LinkAdd(other))
 	defer nl.LinkDel(other)
 	nstest.Must(t, nl.LinkDel(link))
-	_, err = i.Table()
-	nstest.ErrorIf(t, !errors.Is(err, unix.ENODEV), "the table of an interface that was removed: %v, want ENODEV", err)
+	nstest.WantErr(t, "the table of an interface that was removed", nstest.Err(i.Table()), unix.ENODEV)
 }
 
 func TestParse(t *testing.T) {

@@ -109,6 +109,16 @@ func (n *NS) Link(t testing.TB) netlink.Link {
 	return l
 }
 
+// SetLink sets the interface up or down.
+func (n *NS) SetLink(t testing.TB, up bool) {
+	t.Helper()
+	set := n.netlink.LinkSetDown
+	if up {
+		set = n.netlink.LinkSetUp
+	}
+	Must(t, set(n.Link(t)))
+}
+
 // Program is the ID of the interface's XDP program; 0: there is none.
 func (n *NS) Program(t testing.TB) uint32 {
 	t.Helper()
