@@ -26,19 +26,12 @@ type shm struct {
 }
 
 var shmLinks = []shm{
-	{name: "memory", text: "queues joined in memory", short: true, config: inMemory(xdpnictest.Faults{}, 0)},
+	{name: "memory", text: "queues joined in memory", short: true, config: inMemory(0, 0)},
 	{
 		name: "memory with faults", text: "the same, where frames get lost, damaged, come twice, overtake each other and take their time",
-		config: lossy(inMemory(xdpnictest.Faults{
-			Seed: 42, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
-		}, 0)),
+		config: inMemory(42, 0),
 	},
-	{
-		name: "memory, long frames", text: "the same with frames of up to nine chunks",
-		config: lossy(inMemory(xdpnictest.Faults{
-			Seed: 43, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond,
-		}, longMTU)),
-	},
+	{name: "memory, long frames", text: "the same with frames of up to nine chunks", config: inMemory(43, longMTU)},
 	{name: "veth generic", text: "AF_XDP over a veth pair, generic mode, MTU 1500", short: true, veth: true, config: overVeth(1500, xdpnic.ModeGeneric)},
 	{name: "veth generic 9000", text: "the same with MTU 9000", veth: true, config: overVeth(9000, xdpnic.ModeGeneric)},
 	{name: "veth generic 65535", text: "the same with MTU 65535", veth: true, config: overVeth(65535, xdpnic.ModeGeneric)},
@@ -52,16 +45,11 @@ var shmLinks = []shm{
 // psk is a pre-shared key of the minimum length.
 var psk, _ = vipl.NewPSK(make([]byte, 32))
 
-func lossy(c vipltest.Config) vipltest.Config {
-	c.Lossy = true
-	return c
-}
-
 // TestConformance runs the suite in every configuration, and compares the results with
 // docs/conformance.md. The configurations run in parallel: they share nothing and mostly wait.
 func TestConformance(t *testing.T) {
 	var mu sync.Mutex
-	results := make(map[string][]vipltest.Result)
+	results := make(map[string]map[string]string)
 	t.Cleanup(func() { compareReport(t, results) }) // when all configurations are done
 	for _, l := range shmLinks {
 		t.Run(l.name, func(t *testing.T) {
@@ -98,13 +86,12 @@ const longSilence = 8 * time.Second
 // longMTU makes frames of several chunks, which have 2048 bytes.
 const longMTU = 15_000
 
-// inMemory is NICs over a wire in memory, on queues that take frames of several
+// inMemory is NICs over a wire in memory, which has faults if their seed is not 0, on queues that take frames of several
 // chunks if the MTU, 1500 when it is 0, asks for it. When they are closed no
 // chunk may be missing.
-func inMemory(f xdpnictest.Faults, mtu int) vipltest.Config {
-	open := func(t testing.TB, silence time.Duration) (a, b *vipl.NIC, wire *xdpnictest.Wire) {
-		t.Helper()
-		wire = xdpnictest.NewWire()
+func inMemory(seed uint64, mtu int) vipltest.Config {
+	c := configOf(func(t testing.TB, silence time.Duration) (a, b *vipl.NIC, cut func()) {
+		wire := xdpnictest.NewWire()
 		t.Cleanup(wire.Close)
 		fabric := kagenttest.NewFabric(kagenttest.Faults{})
 		for i, nic := range []**vipl.NIC{&a, &b} {
@@ -116,37 +103,31 @@ func inMemory(f xdpnictest.Faults, mtu int) vipltest.Config {
 				Queue: xdpnictest.Config{RxChunks: rxChunks, MultiBuffer: mtu > 0}, Arena: arenaBytes, Silence: silence,
 			}).NIC
 		}
-		wire.SetFaults(f)
-		return a, b, wire
-	}
+		if seed != 0 {
+			wire.SetFaults(xdpnictest.Faults{Seed: seed, Loss: 0.01, Corrupt: 0.01, Dup: 0.02, Reorder: 0.02, Jitter: 50 * time.Microsecond})
+		}
+		return a, b, func() { wire.Cut(true) }
+	})
+	c.Lossy = seed != 0
+	return c
+}
+
+// overVeth is NICs at both ends of a veth pair.
+func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
+	return configOf(func(t testing.TB, silence time.Duration) (a, b *vipl.NIC, cut func()) {
+		opts := append(more, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid), vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))
+		na, nb := nstest.Pair(t, nstest.Options{MTU: mtu})
+		return pairtest.Open(t, na, opts...).NIC, pairtest.Open(t, nb, opts...).NIC, func() { nb.SetLink(t, false) }
+	})
+}
+
+// configOf is NICs that open opens, and that do not reach each other after a call of cut.
+func configOf(open func(t testing.TB, silence time.Duration) (a, b *vipl.NIC, cut func())) vipltest.Config {
 	return vipltest.Config{
 		Open: func(t testing.TB) (a, b *vipl.NIC) {
 			a, b, _ = open(t, longSilence)
 			return a, b
 		},
-		OpenSilent: func(t testing.TB) (a, b *vipl.NIC, silence func()) {
-			a, b, wire := open(t, shortSilence)
-			return a, b, func() { wire.Cut(true) }
-		},
-	}
-}
-
-// overVeth is NICs at both ends of a veth pair.
-func overVeth(mtu int, mode xdpnic.Mode, more ...vipl.Option) vipltest.Config {
-	open := func(t testing.TB, silence time.Duration) (a, b *pairtest.End) {
-		t.Helper()
-		opts := append(more, vipl.WithMode(mode, true), vipl.WithHugepages(hugepages.Avoid), vipl.WithArena(3*arenaBytes), vipl.WithSilence(silence))
-		na, nb := nstest.Pair(t, nstest.Options{MTU: mtu})
-		return pairtest.Open(t, na, opts...), pairtest.Open(t, nb, opts...)
-	}
-	return vipltest.Config{
-		Open: func(t testing.TB) (*vipl.NIC, *vipl.NIC) {
-			a, b := open(t, longSilence)
-			return a.NIC, b.NIC
-		},
-		OpenSilent: func(t testing.TB) (_, _ *vipl.NIC, silence func()) {
-			a, b := open(t, shortSilence)
-			return a.NIC, b.NIC, func() { b.NS.SetLink(t, false) }
-		},
+		OpenSilent: func(t testing.TB) (a, b *vipl.NIC, silence func()) { return open(t, shortSilence) },
 	}
 }

@@ -19,7 +19,7 @@ const reportFile = "../../docs/conformance.md"
 
 // compareReport compares the results with the committed report. Without all
 // rules over all configurations there is nothing to compare.
-func compareReport(t *testing.T, results map[string][]vipltest.Result) {
+func compareReport(t *testing.T, results map[string]map[string]string) {
 	for _, l := range shmLinks {
 		if n, all := len(results[l.name]), len(vipltest.Rules()); n < all {
 			t.Logf("%s: %d of %d rules ran; %s is not compared", l.name, n, all, filepath.Base(reportFile))
@@ -47,8 +47,8 @@ where frames get lost. A choice is what this provider does where the VIPL leaves
 
 `
 
-// report composes the document.
-func report(results map[string][]vipltest.Result) string {
+// report composes the document from the outcomes of each configuration's rules.
+func report(results map[string]map[string]string) string {
 	rules := vipltest.Rules()
 	groups := slices.CompactFunc(slices.Clone(rules), func(a, b vipltest.Rule) bool { return a.Group() == b.Group() })
 	var s strings.Builder
@@ -68,7 +68,6 @@ func report(results map[string][]vipltest.Result) string {
 		fmt.Fprintf(&s, "| %d | %s | %s | %d | %d | %d |\n", i+1, l.name, l.text,
 			n[vipltest.Pass], n[vipltest.Fail], n[vipltest.NotAsked])
 	}
-	outcome := outcomes(results)
 	for _, g := range groups {
 		fmt.Fprintf(&s, "\n## %s\n\n| rule | test |%s choice |\n|---|---|%s---|\n", g.Group(), configurationNumbers(), strings.Repeat("---|", len(shmLinks)))
 		for _, r := range rules {
@@ -77,7 +76,7 @@ func report(results map[string][]vipltest.Result) string {
 			}
 			fmt.Fprintf(&s, "| %s | `%s` |", cell(r.Text), r.ID)
 			for _, l := range shmLinks {
-				fmt.Fprintf(&s, " %s |", outcome[[2]string{l.name, r.ID}])
+				fmt.Fprintf(&s, " %s |", results[l.name][r.ID])
 			}
 			fmt.Fprintf(&s, " %s |\n", cell(r.Choice))
 		}
@@ -92,23 +91,12 @@ func configurationNumbers() (s string) {
 	return s
 }
 
-func tally(results []vipltest.Result) map[string]int {
+func tally(outcomes map[string]string) map[string]int {
 	n := make(map[string]int)
-	for _, r := range results {
-		n[r.Outcome]++
+	for _, o := range outcomes {
+		n[o]++
 	}
 	return n
-}
-
-// outcomes maps configuration and rule to the outcome.
-func outcomes(results map[string][]vipltest.Result) map[[2]string]string {
-	m := make(map[[2]string]string)
-	for l, list := range results {
-		for _, r := range list {
-			m[[2]string{l, r.Rule}] = r.Outcome
-		}
-	}
-	return m
 }
 
 // cell is text for a cell of a table.

@@ -90,9 +90,6 @@ const (
 	NotAsked = "not asked"
 )
 
-// Result is the outcome of a rule.
-type Result struct{ Rule, Outcome string }
-
 // Rules returns all rules, group by group.
 func Rules() []Rule {
 	return slices.Concat(
@@ -105,9 +102,9 @@ func Rules() []Rule {
 }
 
 // Run tests a provider: a subtest for each group, and in it one for each rule.
-// It returns the results of the rules that -run did not leave out.
-func Run(t *testing.T, c Config) []Result {
-	var results []Result
+// It returns the outcomes of the rules that -run did not leave out, by their IDs.
+func Run(t *testing.T, c Config) map[string]string {
+	outcomes := make(map[string]string)
 	rules := Rules()
 	for _, group := range c.Groups {
 		if !slices.ContainsFunc(rules, func(r Rule) bool { return r.Group() == group }) {
@@ -121,18 +118,18 @@ func Run(t *testing.T, c Config) []Result {
 			n++
 		}
 		if c.Groups == nil || slices.Contains(c.Groups, group) {
-			t.Run(group, func(t *testing.T) { results = append(results, runGroup(t, c, rules[:n])...) })
+			t.Run(group, func(t *testing.T) { runGroup(t, c, rules[:n], outcomes) })
 		}
 		rules = rules[n:]
 	}
-	return results
+	return outcomes
 }
 
-func runGroup(t *testing.T, c Config, rules []Rule) (results []Result) {
+func runGroup(t *testing.T, c Config, rules []Rule, outcomes map[string]string) {
 	var a, b *vipl.NIC
 	for _, r := range rules {
 		if c.Lossy && r.Lossless {
-			results = append(results, Result{r.ID, NotAsked})
+			outcomes[r.ID] = NotAsked
 			continue
 		}
 		if a == nil {
@@ -140,14 +137,13 @@ func runGroup(t *testing.T, c Config, rules []Rule) (results []Result) {
 		}
 		_, name, _ := strings.Cut(r.ID, "/")
 		t.Run(name, func(t *testing.T) {
-			defer func() { results = append(results, Result{r.ID, outcome(t)}) }()
+			defer func() { outcomes[r.ID] = outcome(t) }()
 			r.run(newT(t, c, a, b))
 		})
-		if n := len(results); n > 0 && results[n-1].Outcome == Fail {
+		if outcomes[r.ID] == Fail {
 			a, b = nil, nil // new NICs, so that the failure does not affect the next rule
 		}
 	}
-	return results
 }
 
 func outcome(t *testing.T) string {
