@@ -8,25 +8,6 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// openSenders opens a queue at each number of a namespace's interface, up to n. A veth in native mode sends on queue i what
-// arrives on queue i.
-func openSenders(t *testing.T, ns *nstest.NS, n int) (all []*end) {
-	t.Helper()
-	first := openEnd(t, ns, pairOptions{})
-	all = append(all, first)
-	for i := 1; i < n; i++ {
-		e := &end{ns: ns, redirect: first.redirect}
-		if err := ns.Do(func() (err error) { e.q, err = e.open(Config{QueueID: i}); return err }); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			nstest.Check(t, e.q.Close())
-		})
-		all = append(all, e)
-	}
-	return all
-}
-
 var allFour = Config{QueueID: 1, ExtraQueues: []int{0, 2, 3}, ChunkSize: 2048, RxChunks: 32, TxChunks: 16}
 
 // A Queue receives what comes in on any of its queues, more frames than there are chunks.

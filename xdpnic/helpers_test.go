@@ -162,6 +162,27 @@ func (e *end) open(cfg Config) (*Queue, error) {
 	return q, nil
 }
 
+// beside opens another queue of the end's interface.
+func (e *end) beside(t testing.TB, cfg Config) *end {
+	t.Helper()
+	other := &end{ns: e.ns, redirect: e.redirect}
+	nstest.Must(t, e.ns.Do(func() (err error) { other.q, err = other.open(cfg); return err }))
+	t.Cleanup(func() { nstest.Check(t, other.q.Close()) })
+	return other
+}
+
+// openSenders opens a queue at each number of a namespace's interface, up to n. A veth in native mode sends on queue i what
+// arrives on queue i.
+func openSenders(t testing.TB, ns *nstest.NS, n int) (all []*end) {
+	t.Helper()
+	first := openEnd(t, ns, pairOptions{})
+	all = append(all, first)
+	for i := 1; i < n; i++ {
+		all = append(all, first.beside(t, Config{QueueID: i}))
+	}
+	return all
+}
+
 func openPair(t testing.TB, o pairOptions) (a, b *end) {
 	t.Helper()
 	na, nb := nstest.Pair(t, nstest.Options{MTU: o.mtu, Queues: o.queues})

@@ -226,15 +226,7 @@ func TestNICsMostSegments(t *testing.T) {
 			}
 			for i := range 3 {
 				n := a.q.MaxSegs()
-				flat := make([]byte, n*64)
-				header(flat, nb, na)
-				fillPattern(flat[14:], byte(i))
-				var segs []Desc
-				for k := range n {
-					addr, buf := a.mustAlloc(t)
-					segs = append(segs, Desc{Addr: addr, Len: uint32(copy(buf, flat[k*64:(k+1)*64]))})
-				}
-				nstest.FatalIf(t, !a.q.SendSegs(segs, false), "%d segments refused", n)
+				a.sendSegmented(t, b, n*64, 64, byte(i))
 				eventually(t, "completions", func() bool {
 					a.pump(t)
 					if k := stats(t, a.q).KernelStats.Tx_invalid_descs; k != 0 {
@@ -243,7 +235,7 @@ func TestNICsMostSegments(t *testing.T) {
 					return a.q.TxFree() == a.q.cfg.TxChunks
 				})
 				data, _ := receive(t, b.q)
-				wantPattern(t, data, len(flat), byte(i))
+				wantPattern(t, data, n*64, byte(i))
 			}
 			audit(t, a.q, b.q)
 		})

@@ -60,51 +60,35 @@ func TestSharedQueue(t *testing.T) {
 // works by itself.
 func TestSeveralQueues(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{Queues: 4})
-	b := openEnd(t, nb, pairOptions{})
-	a := openEnd(t, na, pairOptions{})
+	b := []*end{openEnd(t, nb, pairOptions{})}
+	a := openSenders(t, na, 4)
 	base, err := Config{Ifindex: 1, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}.WithDefaults()
 	nstest.Must(t, err)
 	mem := mapped(t, 4*base.PoolBytes())
-	var txq, rxq []*Queue
-	open := func(e *end, cfg Config) *Queue {
-		t.Helper()
-		var q *Queue
-		if err := e.ns.Do(func() (err error) { q, err = e.open(cfg); return err }); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { q.Close() })
-		return q
-	}
-	txq, rxq = append(txq, a.q), append(rxq, b.q)
 	for i := 1; i < 4; i++ {
-		txq = append(txq, open(a, Config{QueueID: i}))
 		cfg := Config{QueueID: i, Memory: mem, ChunkSize: 2048, RxChunks: 16, TxChunks: 16}
 		if i > 1 {
-			cfg = Config{QueueID: i, Share: rxq[1], PoolOffset: (i - 1) * base.PoolBytes(), RxChunks: 16, TxChunks: 16}
+			cfg = Config{QueueID: i, Share: b[1].q, PoolOffset: (i - 1) * base.PoolBytes(), RxChunks: 16, TxChunks: 16}
 		}
-		rxq = append(rxq, open(b, cfg))
+		b = append(b, b[0].beside(t, cfg))
 	}
 	// veth keeps the queue: what is sent on queue i comes in on queue i.
 	for round := range 20 {
 		for i := range 4 {
-			seed := byte(round*4 + i)
-			(&end{ns: a.ns, q: txq[i]}).mustSend(t, b, 100, seed)
-			data, _ := receive(t, rxq[i])
-			wantPattern(t, data, 100, seed)
+			a[i].pass(t, b[i], 100, byte(round*4+i))
 		}
 	}
-	audit(t, txq...)
-	audit(t, rxq...)
-	for i, q := range rxq {
-		if s := stats(t, q); s.RxFrames != 20 {
+	for i := range 4 {
+		audit(t, a[i].q, b[i].q)
+		if s := stats(t, b[i].q); s.RxFrames != 20 {
 			t.Errorf("queue %d received %d frames", i, s.RxFrames)
 		}
 	}
 	// A second socket on the same queue takes Queue.Share, as the error explains.
-	_, err = openIn(b.ns, Config{QueueID: 1, Share: rxq[1], PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
+	_, err = openIn(nb, Config{QueueID: 1, Share: b[1].q, PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
 	nstest.ErrorIf(t, !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "Queue.Share"),
 		"second socket on the queue: %v", err)
-	_, err = openIn(b.ns, Config{QueueID: 4})
+	_, err = openIn(nb, Config{QueueID: 4})
 	nstest.ErrorIf(t, !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "queue number"),
 		"queue 4 of 4: %v", err)
 }

@@ -327,43 +327,41 @@ func TestSharingSteps(t *testing.T) {
 		c := e.q.pool.shared
 		eventually(t, "completions", func() bool { return atomic.LoadUint32(c.compProd)-atomic.LoadUint32(c.compCons) >= n })
 	}
+	// returning has the first process begin to return a chunk, as far as to the ring or not. another has another process return one.
+	returning := func(e *end, toRing bool) {
+		p, i := lease(e)
+		h := atomic.LoadUint32(p.shared.fillProd)
+		atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, h))
+		if toRing {
+			atomic.StoreUint64(&p.shared.fill[h&p.shared.fillMask], p.entry(i, h))
+		}
+	}
+	another := func() {
+		b.toSlot(t, stay, 1, 64, 1)
+		receive(t, stay.q)
+	}
 	for name, die := range map[string]func(e *end){
 		"marked, not taken": func(e *end) {
 			b.toSlot(t, e, 0, 64, 1)
 			eventually(t, "a frame", func() bool { return e.q.rx.peek(1) == 1 })
 			e.q.pool.lease(e.q.pool.chunk(plainAddr(e.q.rx.desc[e.q.rx.tail&e.q.rx.mask].Addr)))
 		},
-		"returning, not on the ring": func(e *end) {
-			p, i := lease(e)
-			atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, atomic.LoadUint32(p.shared.fillProd)))
-		},
+		"returning, not on the ring": func(e *end) { returning(e, false) },
 		"returning, another had the place": func(e *end) {
-			p, i := lease(e)
-			atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, atomic.LoadUint32(p.shared.fillProd)))
-			b.toSlot(t, stay, 1, 64, 1)
-			receive(t, stay.q)
+			returning(e, false)
+			another()
 		},
-		"on the ring, index not advanced": func(e *end) {
-			p, i := lease(e)
-			h := atomic.LoadUint32(p.shared.fillProd)
-			atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, h))
-			atomic.StoreUint64(&p.shared.fill[h&p.shared.fillMask], p.entry(i, h))
-		},
+		"on the ring, index not advanced": func(e *end) { returning(e, true) },
 		"on the ring, another advances the index": func(e *end) {
-			p, i := lease(e)
-			h := atomic.LoadUint32(p.shared.fillProd)
-			atomic.StoreUint64(&p.shared.rx[i], rxWord(rxReturning, 0, h))
-			atomic.StoreUint64(&p.shared.fill[h&p.shared.fillMask], p.entry(i, h))
-			b.toSlot(t, stay, 1, 64, 1)
-			receive(t, stay.q)
+			returning(e, true)
+			another()
 		},
 		"returned, a round ago": func(e *end) {
 			p, i := lease(e)
 			e.q.Recycle(p.addr(i))
 			e.q.Refill()
 			for range 2 * len(p.shared.fill) {
-				b.toSlot(t, stay, 1, 64, 1)
-				receive(t, stay.q)
+				another()
 			}
 		},
 		"completion marked, not taken": func(e *end) {

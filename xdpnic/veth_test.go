@@ -225,7 +225,7 @@ func TestMultiBuffer(t *testing.T) {
 					if n < 15 || n > tc.mtu+14 || (n+tc.chunk-1)/tc.chunk > MaxSegs {
 						continue
 					}
-					a.sendSegmented(t, b, n, byte(i))
+					a.sendSegmented(t, b, n, tc.chunk, byte(i))
 					data, segs := receive(t, b.q)
 					wantPattern(t, data, n, byte(i))
 					if want := (n + rxCap - 1) / rxCap; segs != want {
@@ -239,8 +239,8 @@ func TestMultiBuffer(t *testing.T) {
 	}
 }
 
-// sendSegmented sends n bytes in as many chunks as it takes.
-func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
+// sendSegmented sends n bytes in segments of at most that many.
+func (e *end) sendSegmented(t *testing.T, to *end, n, most int, seed byte) {
 	t.Helper()
 	flat := make([]byte, n)
 	header(flat, to.ns, e.ns)
@@ -248,7 +248,7 @@ func (e *end) sendSegmented(t *testing.T, to *end, n int, seed byte) {
 	var segs []Desc
 	for len(flat) > 0 {
 		addr, buf := e.mustAlloc(t)
-		k := copy(buf, flat)
+		k := copy(buf[:most], flat)
 		flat = flat[k:]
 		segs = append(segs, Desc{Addr: addr, Len: uint32(k)})
 	}
