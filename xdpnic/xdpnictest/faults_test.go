@@ -50,23 +50,14 @@ func run(t *testing.T, f xdpnictest.Faults, n int) (got []int, s xdpnictest.Stat
 // A wire that is closed has nothing on the way, whatever the faults are set to then.
 func TestFaultsAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := xdpnictest.NewWire()
-		var qs [2]*xdpnictest.Queue
-		for i := range qs {
-			q, err := w.Queue(xdpnictest.Config{})
-			must(t, err)
-			defer q.Close()
-			qs[i] = q
-		}
+		w, qs := joined(t, xdpnictest.Config{}, xdpnictest.Config{})
 		a, b := qs[0], qs[1]
 		a.SetFaults(xdpnictest.Faults{Reorder: 1})
 		sendAll(t, a, 0, 1) // it waits for others to overtake it
 		w.Close()
 		w.SetFaults(xdpnictest.Faults{})
 		sendAll(t, a, 1, 2)
-		if got := receive(b); len(got) > 0 {
-			t.Errorf("%v arrived", got)
-		}
+		nstest.Equal(t, "frames that arrived", len(receive(b)), 0)
 		conserved(t, a, b)
 	})
 }
@@ -155,9 +146,7 @@ func TestDelay(t *testing.T) {
 			t.Errorf("arrived after %v", d)
 		}
 		synctest.Wait()
-		if got := receive(b); !slices.Equal(got, count(0, 100)) {
-			t.Errorf("frames of one delay changed places: %v", got)
-		}
+		nstest.Same(t, "frames of one delay", receive(b), count(0, 100))
 	})
 }
 
@@ -171,16 +160,12 @@ func TestHeldBackFramesCome(t *testing.T) {
 		nstest.ErrorIf(t, b.Ready(), "too early")
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		if got := receive(b); len(got) != 1 {
-			t.Errorf("got %v", got)
-		}
+		nstest.Equal(t, "frames", len(receive(b)), 1)
 		sendAll(t, a, 1, 3)
 		a.SetFaults(xdpnictest.Faults{})
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		if got := receive(b); len(got) != 2 {
-			t.Errorf("got %v", got)
-		}
+		nstest.Equal(t, "frames", len(receive(b)), 2)
 	})
 }
 

@@ -3,8 +3,8 @@ package xdpnictest_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -26,20 +26,14 @@ func TestFramesArriveInOrder(t *testing.T) {
 		}
 		nstest.FatalIf(t, b.Ready(), "frames arrived before the doorbell")
 		flush(t, a)
-		if got := receive(b); !slices.Equal(got, count(round*8, round*8+8)) {
-			t.Fatalf("got %v", got)
-		}
+		nstest.Same(t, "frames", receive(b), count(round*8, round*8+8))
 	}
 	if s := b.Stats(); s.RxFrames != 80 || s.RxNoFill+s.RxRingFull != 0 {
 		t.Errorf("%+v", s)
 	}
 	want := xdpnictest.Owners{Free: 8, Filled: 16}
-	if o := a.Owners(); o != want {
-		t.Errorf("owners %+v", o)
-	}
-	if o := b.Owners(); o != want {
-		t.Errorf("owners %+v", o)
-	}
+	nstest.Equal(t, "owners", a.Owners(), want)
+	nstest.Equal(t, "owners", b.Owners(), want)
 }
 
 func TestStackIsLastInFirstOut(t *testing.T) {
@@ -71,9 +65,7 @@ func TestRetain(t *testing.T) {
 	nstest.ErrorIf(t, a.TxFree() != 1, "free before completion")
 	flush(t, a)
 	nstest.ErrorIf(t, a.TxFree() != 2, "not free after completion")
-	if got := receive(b); !slices.Equal(got, []int{1, 1}) {
-		t.Errorf("got %v", got)
-	}
+	nstest.Same(t, "frames", receive(b), []int{1, 1})
 }
 
 // A frame that is cancelled before it leaves arrives nowhere, and its chunk comes back.
@@ -93,14 +85,10 @@ func TestCancel(t *testing.T) {
 	nstest.ErrorIf(t, !a.Reading(second) || !a.Cancel(second) || !a.Cancel(0), "a frame on the ring is not cancelled") // 0 is none
 	flush(t, a)
 	nstest.ErrorIf(t, !a.Cancel(first), "a frame is read that has left")
-	if got := receive(b); !slices.Equal(got, []int{1, 3}) {
-		t.Errorf("got %v", got)
-	}
+	nstest.Same(t, "frames", receive(b), []int{1, 3})
 	nstest.ErrorIf(t, a.InFlight(second) || !a.Send(first, frameLen, false), "the chunks are not the program's again")
 	flush(t, a)
-	if got := receive(b); !slices.Equal(got, []int{1}) {
-		t.Errorf("got %v", got)
-	}
+	nstest.Same(t, "frames", receive(b), []int{1})
 }
 
 // Memory of the program in a frame is read when the kernel copies it, and in zero-copy mode when the NIC sends
@@ -108,13 +96,11 @@ func TestCancel(t *testing.T) {
 // when it continues. A frame that was cancelled on the ring has none of that memory.
 func TestReading(t *testing.T) {
 	for _, zeroCopy := range []bool{false, true} {
-		w := xdpnictest.NewWire()
-		defer w.Close()
 		cfg := xdpnictest.Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 4, MultiBuffer: true, ZeroCopy: zeroCopy}
 		cfg.Memory = make([]byte, cfg.PoolBytes()+2048)
 		lent := cfg.Memory[cfg.PoolBytes():]
-		a, err := w.Queue(cfg)
-		must(t, err)
+		_, qs := joined(t, cfg)
+		a := qs[0]
 		var left [][]byte
 		a.SetFaults(xdpnictest.Faults{Drop: func(frame []byte) bool {
 			left = append(left, bytes.Clone(frame))
@@ -164,9 +150,7 @@ func TestFullRings(t *testing.T) {
 		if s := b.Stats(); s.RxNoFill != 2 || s.RxRingFull != 0 {
 			t.Errorf("%+v", s)
 		}
-		if got := receive(b); !slices.Equal(got, count(0, 4)) {
-			t.Errorf("got %v", got)
-		}
+		nstest.Same(t, "frames", receive(b), count(0, 4))
 	})
 	t.Run("rx", func(t *testing.T) {
 		a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8, RxRing: 4})
@@ -208,12 +192,9 @@ func TestFullRings(t *testing.T) {
 
 func TestMultiBuffer(t *testing.T) {
 	mem := make([]byte, 16*2048+4096)
-	w := xdpnictest.NewWire()
-	defer w.Close()
-	a, err := w.Queue(xdpnictest.Config{Memory: mem, RxChunks: 8, TxChunks: 8, MultiBuffer: true})
-	must(t, err)
-	b, err := w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MultiBuffer: true})
-	must(t, err)
+	_, qs := joined(t, xdpnictest.Config{Memory: mem, RxChunks: 8, TxChunks: 8, MultiBuffer: true},
+		xdpnictest.Config{RxChunks: 8, TxChunks: 8, MultiBuffer: true})
+	a, b := qs[0], qs[1]
 	for i := range mem[16*2048:] {
 		mem[16*2048+i] = byte(i % 251)
 	}
@@ -239,22 +220,17 @@ func TestMultiBuffer(t *testing.T) {
 	}
 	b.Refill()
 	nstest.ErrorIf(t, !slices.Equal(all[20:], mem[16*2048:16*2048+4000]), "other bytes")
-	sound(t, a)
-	sound(t, b)
 	nstest.ErrorIf(t, b.Owners().Filled != 8 || a.Owners().Free != 8, "%+v %+v", a.Owners(), b.Owners())
 }
 
 // Frames go to the queue of their hardware address, to the sender itself, to
 // all, or nowhere.
 func TestAddresses(t *testing.T) {
-	w := xdpnictest.NewWire()
-	defer w.Close()
-	qs := make([]*xdpnictest.Queue, 3)
-	for i := range qs {
-		var err error
-		qs[i], err = w.Queue(xdpnictest.Config{RxChunks: 8, TxChunks: 8, MAC: [6]byte{2, 0, 0, 0, 0, byte(i)}})
-		nstest.Must(t, err)
+	var cfgs [3]xdpnictest.Config
+	for i := range cfgs {
+		cfgs[i] = xdpnictest.Config{RxChunks: 8, TxChunks: 8, MAC: [6]byte{2, 0, 0, 0, 0, byte(i)}}
 	}
+	_, qs := joined(t, cfgs[:]...)
 	to := func(mac [6]byte) {
 		addr, b, _ := qs[0].Alloc()
 		clear(b[:frameLen])
@@ -267,9 +243,7 @@ func TestAddresses(t *testing.T) {
 	to([6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 	to([6]byte{2, 0, 0, 0, 0, 9})
 	for i, want := range []int{1, 2, 1} {
-		if got := len(receive(qs[i])); got != want {
-			t.Errorf("queue %d got %d frames, want %d", i, got, want)
-		}
+		nstest.Equal(t, fmt.Sprintf("frames of queue %d", i), len(receive(qs[i])), want)
 	}
 	if s := qs[0].Stats(); s.Nowhere != 1 {
 		t.Errorf("%+v", s)
@@ -351,9 +325,7 @@ func TestMisuse(t *testing.T) {
 			a, _ := w.Queue(xdpnictest.Config{RxChunks: 4, TxChunks: 4})
 			b, _ := w.Queue(xdpnictest.Config{RxChunks: 4, TxChunks: 4})
 			c.do(a, b)
-			if err := a.Audit(); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("audit: %v; want %q", err, c.want)
-			}
+			nstest.ErrSays(t, "audit", a.Audit(), c.want)
 			nstest.ErrorIf(t, a.Stats().Misuses == 0, "not counted")
 			sound(t, b)
 		})
@@ -368,9 +340,7 @@ func TestSegmentWithoutBytes(t *testing.T) {
 	must(t, err)
 	addr, _, _ := a.Alloc()
 	nstest.ErrorIf(t, a.SendSegs([]xdpnic.Desc{{Addr: addr, Len: frameLen}, {Addr: 8 * 2048}}, false), "sent")
-	if err := a.Audit(); err == nil || !strings.Contains(err.Error(), "of no bytes at 0x4000") {
-		t.Errorf("audit: %v", err)
-	}
+	nstest.ErrSays(t, "audit", a.Audit(), "of no bytes at 0x4000")
 }
 
 func TestReadAfterRecycleReadsGarbage(t *testing.T) {

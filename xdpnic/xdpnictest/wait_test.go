@@ -84,12 +84,18 @@ const frameLen = 64
 // none be used wrongly.
 func pair(t testing.TB, cfg xdpnictest.Config) (a, b *xdpnictest.Queue) {
 	t.Helper()
-	w := xdpnictest.NewWire()
-	qs := make([]*xdpnictest.Queue, 2)
-	for i := range qs {
+	_, qs := joined(t, cfg, cfg)
+	return qs[0], qs[1]
+}
+
+// joined is pair for any number of queues.
+func joined(t testing.TB, cfgs ...xdpnictest.Config) (w *xdpnictest.Wire, qs []*xdpnictest.Queue) {
+	t.Helper()
+	w = xdpnictest.NewWire()
+	for _, cfg := range cfgs {
 		q, err := w.Queue(cfg)
 		must(t, err)
-		qs[i] = q
+		qs = append(qs, q)
 	}
 	t.Cleanup(func() {
 		w.Close()
@@ -98,7 +104,7 @@ func pair(t testing.TB, cfg xdpnictest.Config) (a, b *xdpnictest.Queue) {
 			q.Close()
 		}
 	})
-	return qs[0], qs[1]
+	return w, qs
 }
 
 func sound(t testing.TB, q *xdpnictest.Queue) {
