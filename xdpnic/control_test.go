@@ -40,9 +40,7 @@ func TestHints(t *testing.T) {
 		}
 		nstest.ErrorIf(t, !errors.Is(e, tc.err), "%v is not %v", e, tc.err)
 	}
-	if s := (&OpError{Op: "umem", Err: errors.New("x")}).Error(); s != "xdpnic: umem, interface 0 queue 0: x" {
-		t.Error(s)
-	}
+	nstest.Equal(t, "text", (&OpError{Op: "umem", Err: errors.New("x")}).Error(), "xdpnic: umem, interface 0 queue 0: x")
 	nstest.Equal(t, "hint", hint("mtu", unix.EBADF), "")
 }
 
@@ -191,21 +189,15 @@ func TestLadder(t *testing.T) {
 		{ModeGeneric, false, []Mode{ModeGeneric}, []Mode{ModeGeneric}},
 		{9, false, nil, nil},
 	} {
-		if got := Ladder(tc.want, tc.require); !slices.Equal(got, tc.steps) {
-			t.Errorf("Ladder(%v, %v) = %v", tc.want, tc.require, got)
-		}
-		if got := bindSteps(tc.want, tc.require); !slices.Equal(got, tc.binds) {
-			t.Errorf("bindSteps(%v, %v) = %v", tc.want, tc.require, got)
-		}
+		nstest.Same(t, fmt.Sprintf("Ladder(%v, %v)", tc.want, tc.require), Ladder(tc.want, tc.require), tc.steps)
+		nstest.Same(t, fmt.Sprintf("bindSteps(%v, %v)", tc.want, tc.require), bindSteps(tc.want, tc.require), tc.binds)
 	}
 	for m := ModeAuto; m <= ModeGeneric; m++ {
 		if got, err := ParseMode(m.String()); err != nil || got != m {
 			t.Errorf("ParseMode(%q) = %v, %v", m, got, err)
 		}
 	}
-	if _, err := ParseMode("fast"); err == nil || !strings.Contains(err.Error(), "zero-copy") {
-		t.Error(err)
-	}
+	nstest.ErrSays(t, "unknown mode", nstest.Err(ParseMode("fast")), "zero-copy")
 }
 
 // Climb stops at the first mode that works and keeps every reason.
@@ -258,9 +250,7 @@ func TestFeatures(t *testing.T) {
 			"veth whose peer has a native program: %v, %v", f.XDP, err)
 		return nil
 	})
-	if s := (FeatureBasic | FeatureZeroCopy | 1<<20).String(); s != "basic,xsk-zerocopy,0x100000" {
-		t.Error(s)
-	}
+	nstest.Equal(t, "text", (FeatureBasic | FeatureZeroCopy | 1<<20).String(), "basic,xsk-zerocopy,0x100000")
 }
 
 // A zero-copy bind that would succeed and not work is refused with the reason: beside a program in generic

@@ -147,9 +147,7 @@ func TestExtraQueuesSharing(t *testing.T) {
 			e.q.Receive(frames[:4]) // some are leased, and some are on the rings
 		}
 		e.q.Close()
-		if n := s.reclaim(t, part); n != 24 {
-			t.Errorf("%d chunks of process %d came back, want 24", n, part)
-		}
+		nstest.Equal(t, "chunks of the process that came back", s.reclaim(t, part), 24)
 		eventually(t, "completions", func() bool { stay.q.Reap(); return stay.q.pool.shared.tx[0] == txFree })
 		for _, q := range append(stay.q.extra, stay.q) {
 			inPlace(t, q)
@@ -183,9 +181,7 @@ func TestExtraQueuesRefused(t *testing.T) {
 	nstest.Must(t, other.Close())
 	q, err := openIn(nb, Config{ExtraQueues: []int{1}})
 	nstest.Must(t, err)
-	if _, err := q.Share(); err == nil {
-		t.Error("Share: no error")
-	}
+	nstest.ErrorIf(t, nstest.Err(q.Share()) == nil, "Share: no error")
 	nstest.Must(t, q.Close())
 	nstest.ErrorIf(t, q.Ready() || q.Receive(make([]Frame, 4)) != 0 || q.Wait(0) == nil, "a closed queue receives")
 }

@@ -220,9 +220,7 @@ func TestReceiveKeepsFramesWhole(t *testing.T) {
 		}
 	}
 	// 1; the frame of three does not fit two and is dropped; then the last.
-	if want := []int{1, 0, 1, 0}; !slices.Equal(got, want) {
-		t.Fatalf("Receive gave %v, want %v", got, want)
-	}
+	nstest.Same(t, "what Receive gave", got, []int{1, 0, 1, 0})
 	nstest.FatalIf(t, q.n.rxTooManySegs != 1 || q.n.rxFrames != 2 || q.n.rxSegs != 2, "counters: %+v", q.n)
 	q.Refill()
 	for range 8 {
@@ -391,9 +389,7 @@ func TestSendRules(t *testing.T) {
 	audit(t, q)
 	segs(true, many[:MaxSegs]...)
 	send(true, other+100, 1948)
-	if q.Pending() != MaxSegs+1 {
-		t.Fatalf("pending %d", q.Pending())
-	}
+	nstest.FatalIf(t, q.Pending() != MaxSegs+1, "pending %d", q.Pending())
 	q.publish()
 	for i, got := range k.transmit(100) {
 		want := uint32(pktContd)
@@ -404,9 +400,7 @@ func TestSendRules(t *testing.T) {
 		k.complete(got.Addr)
 	}
 	q.Reap()
-	if q.TxFree() != 32 {
-		t.Fatalf("%d free", q.TxFree())
-	}
+	nstest.FatalIf(t, q.TxFree() != 32, "%d free", q.TxFree())
 	audit(t, q)
 }
 

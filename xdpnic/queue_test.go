@@ -88,9 +88,7 @@ func TestFlushErrors(t *testing.T) {
 	if err := send(); err != ErrLinkDown || !errors.Is(err, unix.ENETDOWN) || !strings.Contains(err.Error(), "set it up") {
 		t.Errorf("link down: %v", err)
 	}
-	if a.q.Pending() != 1 {
-		t.Errorf("pending %d", a.q.Pending())
-	}
+	nstest.Equal(t, "pending", a.q.Pending(), 1)
 	a.ns.SetLink(t, true)
 	eventually(t, "link up", func() bool { return a.q.Flush() == nil && a.q.Pending() == 0 })
 	a.ns.Remove(t)
@@ -235,9 +233,7 @@ func TestAdopt(t *testing.T) {
 	na, nb := nstest.Pair(t, nstest.Options{})
 	first, qa := adopted(t, na, Config{Mode: ModeGeneric, RxChunks: 64, TxChunks: 64})
 	nstest.Must(t, first.Close())
-	if _, err := first.Handout(); err == nil {
-		t.Error("a closed queue was handed out")
-	}
+	nstest.ErrorIf(t, nstest.Err(first.Handout()) == nil, "a closed queue was handed out")
 	b := openEnd(t, nb, pairOptions{generic: true})
 	var r *redirect
 	nstest.Must(t, na.Do(func() (err error) {
@@ -296,8 +292,6 @@ func TestAdoptRefuses(t *testing.T) {
 		case err == nil:
 			t.Errorf("%s: no error", name)
 		}
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
-			t.Errorf("%s: the socket is open", name)
-		}
+		nstest.ErrorIf(t, nstest.Err(unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)) == nil, "%s: the socket is open", name)
 	}
 }

@@ -1,6 +1,7 @@
 package xdpnic
 
 import (
+	"fmt"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,9 +27,7 @@ func TestScribbledReclaim(t *testing.T) {
 			want = 4
 		}
 		k.q.reclaim()
-		if n := k.q.TxFree(); n != want {
-			t.Errorf("scribbled %v: %d chunks are free, want %d", scribbled, n, want)
-		}
+		nstest.Equal(t, fmt.Sprintf("free chunks, scribbled %v", scribbled), k.q.TxFree(), want)
 		if err := k.q.Audit(); err != nil {
 			t.Errorf("scribbled %v: %v", scribbled, err)
 		}
@@ -46,12 +45,8 @@ func TestRXEntryOutsideItsChunk(t *testing.T) {
 	} {
 		q.rx.desc[q.rx.tail&q.rx.mask] = d
 		q.rx.prod.Store(q.rx.tail + 1)
-		if n := q.Receive(make([]Frame, 4)); n != 0 {
-			t.Errorf("%+v was received", d)
-		}
-		if n := q.rx.peek(4); n != 0 {
-			t.Errorf("%+v is still on the ring", d)
-		}
+		nstest.ErrorIf(t, q.Receive(make([]Frame, 4)) != 0, "%+v was received", d)
+		nstest.ErrorIf(t, q.rx.peek(4) != 0, "%+v is still on the ring", d)
 	}
 	if c := q.n; c.rxBadEntries+c.rxTooManySegs != 7 || c.rxFrames != 0 {
 		t.Errorf("%+v", c)

@@ -2,6 +2,7 @@ package xdpnic
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -15,13 +16,9 @@ import (
 func TestSharedQueue(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true, cfg: Config{TxChunks: 8, RxChunks: 8}})
 	var second *Queue
-	if err := a.ns.Do(func() (err error) { second, err = a.q.Share(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	nstest.Must(t, a.ns.Do(func() (err error) { second, err = a.q.Share(); return err }))
 	defer second.Close()
-	if !second.Info().Shared || second.FD() == a.q.FD() {
-		t.Fatalf("info: %+v", second.Info())
-	}
+	nstest.FatalIf(t, !second.Info().Shared || second.FD() == a.q.FD(), "info: %+v", second.Info())
 	both := &end{ns: a.ns, redirect: a.redirect, q: second}
 	for i := range 4 {
 		a.pass(t, b, 64, byte(i))
@@ -45,9 +42,7 @@ func TestSharedQueue(t *testing.T) {
 	a.q.Send(addr, 64, false) // never flushed
 	nstest.Must(t, a.q.Close())
 	audit(t, second)
-	if second.TxFree() != 8 {
-		t.Fatalf("%d of 8 chunks free", second.TxFree())
-	}
+	nstest.FatalIf(t, second.TxFree() != 8, "%d of 8 chunks free", second.TxFree())
 	nstest.Must(t, a.register(second, 0))
 	for i := range 8 {
 		b.pass(t, both, 64, byte(i))
@@ -80,9 +75,7 @@ func TestSeveralQueues(t *testing.T) {
 	}
 	for i := range 4 {
 		audit(t, a[i].q, b[i].q)
-		if s := stats(t, b[i].q); s.RxFrames != 20 {
-			t.Errorf("queue %d received %d frames", i, s.RxFrames)
-		}
+		nstest.Equal(t, fmt.Sprintf("frames that queue %d received", i), stats(t, b[i].q).RxFrames, 20)
 	}
 	// A second socket on the same queue takes Queue.Share, as the error explains.
 	_, err = openIn(nb, Config{QueueID: 1, Share: b[1].q, PoolOffset: 3 * base.PoolBytes(), RxChunks: 16, TxChunks: 16})
@@ -146,9 +139,7 @@ func TestSharedMemory(t *testing.T) {
 			second, err := at(offset)
 			nstest.FatalIf(t, err != nil, "a pool at %d: %v", offset, err)
 			for _, q := range []*Queue{first, second} {
-				if _, err := q.Handout(); err == nil {
-					t.Error("a queue that shares its memory was handed out")
-				}
+				nstest.ErrorIf(t, nstest.Err(q.Handout()) == nil, "a queue that shares its memory was handed out")
 			}
 			nstest.Check(t, second.Close())
 		}

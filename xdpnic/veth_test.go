@@ -72,9 +72,7 @@ func TestRetain(t *testing.T) {
 		data, _ := receive(t, b.q)
 		wantPattern(t, data, 64, 3)
 		eventually(t, "completion", func() bool { q.Reap(); return !q.InFlight(addr) })
-		if q.TxFree() != 1 {
-			t.Fatalf("%d free: a retained chunk was given away", q.TxFree())
-		}
+		nstest.FatalIf(t, q.TxFree() != 1, "%d free: a retained chunk was given away", q.TxFree())
 	}
 	q.Send(addr, 64, true)
 	q.Release(addr) // not yet published even
@@ -133,9 +131,7 @@ func TestDropsHaveNames(t *testing.T) {
 				}
 				nstest.FatalIf(t, time.Now().After(end), "receiver's drops: %v, want %v", got, tc.want)
 			}
-			if got := drops(stats(t, a.q)); len(got) != 0 {
-				t.Errorf("sender's drops: %v", got)
-			}
+			nstest.Same(t, "sender's drops", drops(stats(t, a.q)), map[string]uint64{})
 			audit(t, a.q, b.q)
 		})
 	}
@@ -153,9 +149,7 @@ func TestBurst(t *testing.T) {
 					header(buf, b.ns, a.ns)
 					a.q.Send(addr, 64, false)
 				}
-				if a.q.Pending() != DefaultChunks {
-					t.Fatalf("pending %d", a.q.Pending())
-				}
+				nstest.FatalIf(t, a.q.Pending() != DefaultChunks, "pending %d", a.q.Pending())
 				flushes := uint64(0)
 				eventually(t, "all taken", func() bool {
 					flushes++
@@ -228,9 +222,7 @@ func TestMultiBuffer(t *testing.T) {
 					a.sendSegmented(t, b, n, tc.chunk, byte(i))
 					data, segs := receive(t, b.q)
 					wantPattern(t, data, n, byte(i))
-					if want := (n + rxCap - 1) / rxCap; segs != want {
-						t.Errorf("%d bytes came in %d segments, want %d", n, segs, want)
-					}
+					nstest.Equal(t, fmt.Sprintf("segments of %d bytes", n), segs, (n+rxCap-1)/rxCap)
 				}
 				eventually(t, "completions", func() bool { a.q.Reap(); return a.q.TxFree() == a.q.cfg.TxChunks })
 				audit(t, a.q, b.q)
@@ -300,9 +292,7 @@ func TestPayloadByReference(t *testing.T) {
 				return segs
 			}
 			nstest.FatalIf(t, q.SendSegs(frame(MaxSegs+1), true), "19 segments taken")
-			if n := stats(t, q).TxRefused; n != 1 {
-				t.Fatalf("TxRefused = %d", n)
-			}
+			nstest.Equal(t, "TxRefused", stats(t, q).TxRefused, 1)
 			nstest.FatalIf(t, !q.SendSegs(frame(MaxSegs), true), "18 segments refused")
 			nstest.Must(t, q.Flush())
 			data, _ := receive(t, b.q)
@@ -326,9 +316,7 @@ func TestCancelOnTheRing(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
 		a, b, mem := openWithMemory(t, unaligned)
 		q := a.q
-		if !q.Info().TxCopied || q.Info().ZeroCopy {
-			t.Fatalf("%+v", q.Info())
-		}
+		nstest.FatalIf(t, !q.Info().TxCopied || q.Info().ZeroCopy, "%+v", q.Info())
 		// What is for no socket of the queue goes on to the kernel, and may be seen there.
 		var neighbour int
 		nstest.Must(t, b.ns.Do(func() (err error) {

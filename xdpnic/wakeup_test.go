@@ -64,9 +64,7 @@ func TestWait(t *testing.T) {
 	done = start(-1)
 	eventually(t, "a waiter", waiting(b.q))
 	nstest.Must(t, b.q.Close())
-	if err := <-done; !errors.Is(err, ErrClosed) {
-		t.Fatalf("close: %v", err)
-	}
+	nstest.WantErr(t, "close", <-done, ErrClosed)
 }
 
 // No Wake is lost, whatever the order: each is answered by a Wait that returns
@@ -102,9 +100,7 @@ func TestRefillWakes(t *testing.T) {
 	k.q.fd = fds[0]
 	// The kick is a recvfrom, which takes a datagram off.
 	kicks := func() bool {
-		if _, err := unix.Write(fds[1], []byte{1}); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Must(t, nstest.Err(unix.Write(fds[1], []byte{1})))
 		k.q.Refill()
 		_, _, err := unix.Recvfrom(fds[0], make([]byte, 1), unix.MSG_DONTWAIT)
 		return errors.Is(err, unix.EAGAIN)

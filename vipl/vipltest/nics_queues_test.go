@@ -67,13 +67,9 @@ func TestQueuesOfNICs(t *testing.T) {
 				a, b = pairtest.Join(t, a, b, nb.IPv4, vipl.ReliableDelivery)
 				before := wrongQueue(t, a, b)
 				exchange(t, a, b, 10)
-				if now := wrongQueue(t, a, b); now != before {
-					t.Errorf("%d frames came in on the other queue", now-before)
-				}
+				nstest.Equal(t, "frames that have come in on another queue", wrongQueue(t, a, b), before)
 			})
-			if now := tables[na].get(t); !slices.Equal(now, tableBefore) {
-				t.Errorf("table %v after the lease, %v before", now, tableBefore)
-			}
+			nstest.Same(t, "table after the lease", tables[na].get(t), tableBefore)
 			if now := tables[na].rules(t); !maps.Equal(now, rulesBefore) {
 				t.Errorf("rules %v after the lease, %v before", now, rulesBefore)
 			}
@@ -101,9 +97,7 @@ func TestQueuesOfNICs(t *testing.T) {
 			}
 			exchange(t, a, b, 10)
 		}
-		if now := wrongQueue(t, a, b); now != before {
-			t.Errorf("%d frames came in on another queue", now-before)
-		}
+		nstest.Equal(t, "frames that have come in on another queue", wrongQueue(t, a, b), before)
 	})
 	var ends [2][2]*pairtest.End // by queue, side
 	for queue := range ends {
@@ -149,9 +143,7 @@ func TestQueuesOfNICs(t *testing.T) {
 			})
 		}
 	})
-	if now := wrongQueue(t, ends[0][0], ends[0][1]); now != before {
-		t.Errorf("%d frames came in on the other queue", now-before)
-	}
+	nstest.Equal(t, "frames that have come in on the other queue", wrongQueue(t, ends[0][0], ends[0][1]), before)
 }
 
 // fewerQueues takes a NIC's queues but one away and gives them back, which the kernel

@@ -40,9 +40,7 @@ func run(t *testing.T, f xdpnictest.Faults, n int) (got []int, s xdpnictest.Stat
 		got = append(got, receive(b)...)
 		s = a.Stats()
 		conserved(t, a, b)
-		if o := a.Owners(); o.Free != xdpnictest.DefaultChunks {
-			t.Errorf("%+v", o)
-		}
+		nstest.Equal(t, "free chunks", a.Owners().Free, xdpnictest.DefaultChunks)
 	})
 	return got, s
 }
@@ -142,9 +140,7 @@ func TestDelay(t *testing.T) {
 			time.Sleep(step)
 		}
 		must(t, b.Wait(time.Second))
-		if d := time.Since(start); d != 5*time.Millisecond {
-			t.Errorf("arrived after %v", d)
-		}
+		nstest.Equal(t, "time until they arrived", time.Since(start), 5*time.Millisecond)
 		synctest.Wait()
 		nstest.Same(t, "frames of one delay", receive(b), count(0, 100))
 	})

@@ -21,9 +21,7 @@ func TestFramesArriveInOrder(t *testing.T) {
 		for n := range 8 {
 			send(t, a, round*8+n, false)
 		}
-		if p := a.Pending(); p != 8 {
-			t.Fatalf("pending %d", p)
-		}
+		nstest.Equal(t, "pending", a.Pending(), 8)
 		nstest.FatalIf(t, b.Ready(), "frames arrived before the doorbell")
 		flush(t, a)
 		nstest.Same(t, "frames", receive(b), count(round*8, round*8+8))
@@ -57,9 +55,7 @@ func TestRetain(t *testing.T) {
 	addr := send(t, a, 1, true)
 	nstest.ErrorIf(t, !a.InFlight(addr), "not in flight after Send")
 	flush(t, a)
-	if a.InFlight(addr) || a.TxFree() != 1 {
-		t.Errorf("in flight %v, free %d after completion", a.InFlight(addr), a.TxFree())
-	}
+	nstest.ErrorIf(t, a.InFlight(addr) || a.TxFree() != 1, "in flight %v, free %d after completion", a.InFlight(addr), a.TxFree())
 	nstest.FatalIf(t, !a.Send(addr, frameLen, true), "cannot be sent again")
 	a.Release(addr)
 	nstest.ErrorIf(t, a.TxFree() != 1, "free before completion")
@@ -95,7 +91,11 @@ func TestCancel(t *testing.T) {
 // it, as Reading reports. The NIC takes entries off the TX ring at once, and one that has stalled sends them
 // when it continues. A frame that was cancelled on the ring has none of that memory.
 func TestReading(t *testing.T) {
-	for _, zeroCopy := range []bool{false, true} {
+	for _, c := range []struct {
+		zeroCopy    bool
+		ring, early int // entries on the ring behind a stalled doorbell, frames that leave without one
+	}{{false, 4, 0}, {true, 2, 1}} {
+		zeroCopy := c.zeroCopy
 		cfg := xdpnictest.Config{ChunkSize: 2048, RxChunks: 8, TxChunks: 4, MultiBuffer: true, ZeroCopy: zeroCopy}
 		cfg.Memory = make([]byte, cfg.PoolBytes()+2048)
 		lent := cfg.Memory[cfg.PoolBytes():]
@@ -118,20 +118,14 @@ func TestReading(t *testing.T) {
 		first := put(11)
 		flush(t, a)
 		second := put(12)
-		if want := map[bool]int{false: 4, true: 2}[zeroCopy]; a.Pending() != want {
-			t.Errorf("zero-copy %v: %d entries on the ring, want %d", zeroCopy, a.Pending(), want)
-		}
+		nstest.Equal(t, fmt.Sprintf("zero-copy %v: entries on the ring", zeroCopy), a.Pending(), c.ring)
 		nstest.ErrorIf(t, !a.Reading(first) || !a.Reading(second), "zero-copy %v: not read any more", zeroCopy)
-		if done := a.Cancel(second); done == zeroCopy {
-			t.Errorf("zero-copy %v: cancelled at once: %v", zeroCopy, done)
-		}
+		nstest.Equal(t, fmt.Sprintf("zero-copy %v: cancelled at once", zeroCopy), a.Cancel(second), !zeroCopy)
 		nstest.ErrorIf(t, !a.Cancel(second), "zero-copy %v: not cancelled the second time", zeroCopy)
 		lent[0] = 2
 		nstest.ErrorIf(t, len(left) != 0 || !a.InFlight(first), "zero-copy %v: %d frames have left a NIC that stalls", zeroCopy, len(left))
 		a.SetLies(xdpnictest.Lies{LateCompletion: time.Hour})
-		if want := map[bool]int{false: 0, true: 1}[zeroCopy]; len(left) != want {
-			t.Errorf("zero-copy %v: %d frames have left without a doorbell, want %d", zeroCopy, len(left), want)
-		}
+		nstest.Equal(t, fmt.Sprintf("zero-copy %v: frames that left without a doorbell", zeroCopy), len(left), c.early)
 		flush(t, a)
 		if len(left) != 2 || len(left[0]) != frameLen+2048 || left[0][frameLen] != 2 || bytes.IndexByte(left[1], 2) >= 0 {
 			t.Errorf("zero-copy %v: %d frames left, or with other bytes", zeroCopy, len(left))
@@ -174,9 +168,7 @@ func TestFullRings(t *testing.T) {
 			send(t, a, n, false)
 		}
 		flush(t, a)
-		if a.Pending() != 0 || a.TxFree() != 8 {
-			t.Errorf("pending %d, free %d", a.Pending(), a.TxFree())
-		}
+		nstest.ErrorIf(t, a.Pending() != 0 || a.TxFree() != 8, "pending %d, free %d", a.Pending(), a.TxFree())
 	})
 	t.Run("chunk", func(t *testing.T) {
 		a, b := pair(t, xdpnictest.Config{RxChunks: 8, TxChunks: 8})
@@ -245,9 +237,7 @@ func TestAddresses(t *testing.T) {
 	for i, want := range []int{1, 2, 1} {
 		nstest.Equal(t, fmt.Sprintf("frames of queue %d", i), len(receive(qs[i])), want)
 	}
-	if s := qs[0].Stats(); s.Nowhere != 1 {
-		t.Errorf("%+v", s)
-	}
+	nstest.Equal(t, "Nowhere", qs[0].Stats().Nowhere, 1)
 }
 
 // Audit names each wrong use.
@@ -362,9 +352,7 @@ func TestClosed(t *testing.T) {
 	nstest.WantErr(t, "closed", a.Flush(), xdpnic.ErrClosed)
 	nstest.WantErr(t, "closed", a.Wait(-1), xdpnic.ErrClosed)
 	sendAll(t, b, 0, 1)
-	if s := a.Stats(); s.RxCut != 1 {
-		t.Errorf("%+v", s)
-	}
+	nstest.Equal(t, "RxCut", a.Stats().RxCut, 1)
 }
 
 func TestConfigChecked(t *testing.T) {
@@ -372,9 +360,7 @@ func TestConfigChecked(t *testing.T) {
 	for _, c := range []xdpnictest.Config{
 		{ChunkSize: 1000}, {RxChunks: -1}, {Memory: make([]byte, 4096)},
 	} {
-		if _, err := w.Queue(c); err == nil {
-			t.Errorf("%+v taken", c)
-		}
+		nstest.ErrorIf(t, nstest.Err(w.Queue(c)) == nil, "%+v taken", c)
 	}
 }
 

@@ -22,25 +22,19 @@ func TestWait(t *testing.T) {
 			nstest.Check(t, b.Wait(timeout))
 			return time.Since(start)
 		}
-		if d := took(time.Second); d != time.Second {
-			t.Errorf("time-out after %v", d)
-		}
+		nstest.Equal(t, "time-out after", took(time.Second), time.Second)
 		nstest.Equal(t, "without time it took", took(0), 0)
 		b.Wake()
 		b.Wake()
 		nstest.Equal(t, "after Wake", took(time.Second), 0)
-		if d := took(time.Second); d != time.Second {
-			t.Errorf("wakes added up: %v", d)
-		}
+		nstest.Equal(t, "with one Wake for two it took", took(time.Second), time.Second)
 		time.AfterFunc(time.Minute, b.Wake)
 		nstest.Equal(t, "woken after", took(-1), time.Minute)
 		time.AfterFunc(time.Minute, func() { sendAll(t, a, 0, 1) })
 		nstest.Equal(t, "a frame woke after", took(-1), time.Minute)
 		nstest.Equal(t, "with a frame there", took(-1), 0)
 		receive(b)
-		if d := took(time.Second); d != time.Second {
-			t.Errorf("the last frame woke once more, after %v", d)
-		}
+		nstest.Equal(t, "with the frame received it took", took(time.Second), time.Second)
 	})
 }
 

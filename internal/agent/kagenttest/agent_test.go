@@ -3,6 +3,7 @@ package kagenttest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -24,9 +25,7 @@ func TestAdmit(t *testing.T) {
 	peer := b.Addr()
 	nstest.ErrorIf(t, a.Admit(vi, 9, peer), "admitted before Enter")
 	nstest.Must(t, a.Enter(vi, 9, peer))
-	if err := a.Enter(vi+1, 9, peer); err == nil {
-		t.Error("entered a VI that is not handed out")
-	}
+	nstest.ErrorIf(t, a.Enter(vi+1, 9, peer) == nil, "entered a VI that is not handed out")
 	mapped := netip.AddrFrom16(peer.As16())
 	for _, c := range []struct {
 		vi   uint32
@@ -37,9 +36,7 @@ func TestAdmit(t *testing.T) {
 		{vi, 9, peer, true}, {vi, 9, mapped, true},
 		{vi, 8, peer, false}, {vi ^ 1<<16, 9, peer, false}, {vi, 9, a.Addr(), false}, {0, 0, netip.Addr{}, false},
 	} {
-		if got := a.Admit(c.vi, c.key, c.src); got != c.want {
-			t.Errorf("Admit(%#x, %d, %v) = %v", c.vi, c.key, c.src, got)
-		}
+		nstest.Equal(t, fmt.Sprintf("Admit(%#x, %d, %v)", c.vi, c.key, c.src), a.Admit(c.vi, c.key, c.src), c.want)
 	}
 	if err := a.Remove(vi); err != nil || a.Admit(vi, 9, peer) {
 		t.Errorf("after Remove (%v)", err)
@@ -49,9 +46,7 @@ func TestAdmit(t *testing.T) {
 		t.Error("admitted after FreeVI")
 	}
 	nstest.Must(t, a.Close())
-	if err := a.Enter(vi, 9, peer); err == nil {
-		t.Error("Enter after Close")
-	}
+	nstest.ErrorIf(t, a.Enter(vi, 9, peer) == nil, "Enter after Close")
 }
 
 // The fabric has the configured faults.

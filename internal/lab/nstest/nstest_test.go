@@ -24,9 +24,7 @@ func TestPairCarriesUDP(t *testing.T) {
 	Must(t, unix.Uname(&u))
 	var major, minor int
 	Must(t, Err(fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor)))
-	if took >= retransmission && (major > 6 || major == 6 && minor >= 8) {
-		t.Errorf("the first datagrams took %v", took)
-	}
+	ErrorIf(t, took >= retransmission && (major > 6 || major == 6 && minor >= 8), "the first datagrams took %v", took)
 }
 
 // firstDatagrams sends a datagram by IPv4 and one by IPv6 over a new pair, and returns how long both took.
@@ -68,8 +66,6 @@ func TestInside(t *testing.T) {
 			want, err = os.Readlink("/proc/thread-self/ns/net")
 			return err
 		}))
-		if got := strings.TrimSpace(string(out)); got != want {
-			t.Errorf("in %s, want %s", got, want)
-		}
+		Equal(t, "namespace", strings.TrimSpace(string(out)), want)
 	}
 }
