@@ -134,8 +134,7 @@ func TestRodSaysWhy(t *testing.T) {
 	t.Setenv("VIA_AGENT", "none")
 	launcher, err := pmi.FromEnv()
 	nstest.Must(t, err)
-	var nic *vipl.NIC
-	nstest.Must(t, b.Do(func() (err error) { nic, err = vipl.OpenNIC(b.Name); return err }))
+	nic := nstest.In(t, b, func() (*vipl.NIC, error) { return vipl.OpenNIC(b.Name) })
 	world, err := mvich.Init(nic, launcher)
 	nstest.Check(t, err)
 	nstest.Check(t, nic.Close())

@@ -159,10 +159,9 @@ func TestInterfaceRemoved(t *testing.T) {
 			na, nb := nstest.Pair(t, nstest.Options{})
 			open := func(n *nstest.NS) (nic *vipl.NIC, errs *errorLog) {
 				t.Helper()
-				must(t, n.Do(func() (err error) {
-					nic, err = vipl.OpenNIC(n.Name, append(options, vipl.WithSilence(time.Minute))...)
-					return err
-				}))
+				nic = nstest.In(t, n, func() (*vipl.NIC, error) {
+					return vipl.OpenNIC(n.Name, append(options, vipl.WithSilence(time.Minute))...)
+				})
 				t.Cleanup(func() {
 					if err := nic.Close(); err != nil {
 						t.Log(err) // what was attached to the interface went with it

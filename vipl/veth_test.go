@@ -23,10 +23,9 @@ func ends(t testing.TB, o nstest.Options, opts ...vipl.Option) (a, b *vipl.NIC) 
 // openNIC opens the interface of a namespace until the end of the test.
 func openNIC(t testing.TB, ns *nstest.NS, opts ...vipl.Option) (n *vipl.NIC) {
 	t.Helper()
-	must(t, ns.Do(func() (err error) {
-		n, err = vipl.OpenNIC(ns.Name, append([]vipl.Option{vipl.WithSilence(time.Minute)}, opts...)...)
-		return err
-	}))
+	n = nstest.In(t, ns, func() (*vipl.NIC, error) {
+		return vipl.OpenNIC(ns.Name, append([]vipl.Option{vipl.WithSilence(time.Minute)}, opts...)...)
+	})
 	t.Cleanup(func() { noError(t, n.Close()) })
 	return n
 }

@@ -235,11 +235,7 @@ func TestAdopt(t *testing.T) {
 	nstest.Must(t, first.Close())
 	nstest.ErrorIf(t, nstest.Err(first.Handout()) == nil, "a closed queue was handed out")
 	b := openEnd(t, nb, pairOptions{generic: true})
-	var r *redirect
-	nstest.Must(t, na.Do(func() (err error) {
-		r, err = attachRedirect(na.Index, true, false)
-		return err
-	}))
+	r := nstest.In(t, na, func() (*redirect, error) { return attachRedirect(na.Index, true, false) })
 	t.Cleanup(r.close)
 	nstest.Must(t, r.register(qa, 0))
 	a := &end{ns: na, q: qa}

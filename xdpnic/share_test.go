@@ -15,8 +15,7 @@ import (
 // and one chunk pool serves both, also after the first is closed.
 func TestSharedQueue(t *testing.T) {
 	a, b := openPair(t, pairOptions{generic: true, cfg: Config{TxChunks: 8, RxChunks: 8}})
-	var second *Queue
-	nstest.Must(t, a.ns.Do(func() (err error) { second, err = a.q.Share(); return err }))
+	second := nstest.In(t, a.ns, a.q.Share)
 	defer second.Close()
 	nstest.FatalIf(t, !second.Info().Shared || second.FD() == a.q.FD(), "info: %+v", second.Info())
 	both := &end{ns: a.ns, redirect: a.redirect, q: second}

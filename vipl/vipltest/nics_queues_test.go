@@ -210,10 +210,7 @@ type table struct {
 func openTable(t *testing.T, ns *nstest.NS) *table {
 	t.Helper()
 	x := &table{}
-	nstest.Must(t, ns.Do(func() (err error) {
-		x.nic, err = steer.Open(ns.Name)
-		return err
-	}))
+	x.nic = nstest.In(t, ns, func() (*steer.Interface, error) { return steer.Open(ns.Name) })
 	x.size = len(x.get(t))
 	t.Cleanup(func() {
 		nstest.Check(t, x.nic.SetTable(nil)) // the default, as it was: with a table that was set, the kernel refuses fewer queues

@@ -79,13 +79,11 @@ func TestLastFramesOfNICs(t *testing.T) {
 	// Some drivers drop the carrier for seconds when they set up their rings again: when the
 	// earlier programs were detached, and when this one is attached.
 	awaitCarriers(t, na, nb)
-	var agent *device.Local
-	nstest.Must(t, na.Do(func() (err error) {
-		agent, err = device.Open(kagent.Config{
+	agent := nstest.In(t, na, func() (*device.Local, error) {
+		return device.Open(kagent.Config{
 			Interface: na.Name, Mode: mode, RequireMode: true, Hugepages: hugepages.Avoid, ArenaBytes: arenaBytes,
 		})
-		return err
-	}))
+	})
 	awaitCarriers(t, na, nb)
 	q := agent.Queue()
 	for i := range frames {

@@ -28,11 +28,9 @@ type host struct {
 
 func newHost(t *testing.T, n *nstest.NS) *host {
 	t.Helper()
-	var u *ctrlport.UDP
-	nstest.Must(t, n.Do(func() (err error) {
-		u, err = ctrlport.Listen(n.Name, wire.Port, func(a netip.Addr) bool { return a == n.IPv4 })
-		return err
-	}))
+	u := nstest.In(t, n, func() (*ctrlport.UDP, error) {
+		return ctrlport.Listen(n.Name, wire.Port, func(a netip.Addr) bool { return a == n.IPv4 })
+	})
 	h := &host{connmgr.NewManager(u, wire.Port), u}
 	t.Cleanup(func() { nstest.Check(t, h.Close()) })
 	return h
@@ -123,11 +121,9 @@ func (r *reports) Undelivered(_ []byte, _ netip.AddrPort, err error) {
 // resolved. Each is passed on once.
 func TestReportWhileFull(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
-	var u *ctrlport.UDP
-	nstest.Must(t, an.Do(func() (err error) {
-		u, err = ctrlport.Listen(an.Name, wire.Port, func(netip.Addr) bool { return false })
-		return err
-	}))
+	u := nstest.In(t, an, func() (*ctrlport.UDP, error) {
+		return ctrlport.Listen(an.Name, wire.Port, func(netip.Addr) bool { return false })
+	})
 	send := func(to netip.Addr) error {
 		return u.Send([]byte("no message"), netip.Addr{}, netip.AddrPortFrom(to, wire.Port))
 	}

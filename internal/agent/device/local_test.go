@@ -226,11 +226,9 @@ func TestListenersAreForgotten(t *testing.T) {
 func TestResetOnQueuePort(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	a := mustOpen(t, an, small(an))
-	var peer *net.UDPConn
-	nstest.Must(t, bn.Do(func() (err error) {
-		peer, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(bn.IPv4, wire.Port+9)))
-		return err
-	}))
+	peer := nstest.In(t, bn, func() (*net.UDPConn, error) {
+		return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(bn.IPv4, wire.Port+9)))
+	})
 	defer peer.Close()
 	num, err := a.NewVI()
 	nstest.Must(t, err)

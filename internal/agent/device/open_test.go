@@ -412,12 +412,9 @@ func TestWaitForCarrier(t *testing.T) {
 // mustBind opens a queue as another program does.
 func mustBind(t *testing.T, ns *nstest.NS, queue int) *xdpnic.Queue {
 	t.Helper()
-	var q *xdpnic.Queue
-	nstest.Must(t, ns.Do(func() (err error) {
-		q, err = xdpnic.Open(xdpnic.Config{Ifindex: ns.Index, QueueID: queue, Mode: xdpnic.ModeNative, RxChunks: 64, TxChunks: 64})
-		return err
-	}))
-	return q
+	return nstest.In(t, ns, func() (*xdpnic.Queue, error) {
+		return xdpnic.Open(xdpnic.Config{Ifindex: ns.Index, QueueID: queue, Mode: xdpnic.ModeNative, RxChunks: 64, TxChunks: 64})
+	})
 }
 
 // A queue without support for frames of several chunks is opened without them. The error of a queue that

@@ -262,8 +262,7 @@ func TestShared(t *testing.T) {
 func TestCloseWhileAsked(t *testing.T) {
 	an, bn := nstest.Pair(t, nstest.Options{})
 	for range 20 {
-		var nl *netlink.Handle
-		nstest.Must(t, an.Do(func() (err error) { nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); return }))
+		nl := nstest.In(t, an, func() (*netlink.Handle, error) { return netlink.NewHandle(unix.NETLINK_ROUTE) })
 		r := New(nl, an.Name, an.Index, testPort)
 		var asking, begun sync.WaitGroup
 		for _, ask := range []func() error{

@@ -39,10 +39,7 @@ func (n news) until(t *testing.T, what string, ok func(l *kagent.Link) bool) {
 
 func watchOn(t *testing.T, n *nstest.NS) (w *Watch) {
 	t.Helper()
-	nstest.Must(t, n.Do(func() (err error) {
-		w, err = NewWatch(New(n.Netlink(), n.Name, n.Index, testPort), func(*Watch) {})
-		return err
-	}))
+	w = nstest.In(t, n, func() (*Watch, error) { return NewWatch(New(n.Netlink(), n.Name, n.Index, testPort), func(*Watch) {}) })
 	t.Cleanup(func() { nstest.Check(t, w.Close()) })
 	return w
 }

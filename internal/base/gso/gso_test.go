@@ -81,11 +81,7 @@ func udpOf(packet []byte) []byte {
 
 func open(t *testing.T, ns *nstest.NS) *gso.Socket {
 	t.Helper()
-	var s *gso.Socket
-	nstest.Must(t, ns.Do(func() (err error) {
-		s, err = gso.Open(ns.Index)
-		return err
-	}))
+	s := nstest.In(t, ns, func() (*gso.Socket, error) { return gso.Open(ns.Index) })
 	t.Cleanup(func() { nstest.Must(t, s.Close()) })
 	return s
 }

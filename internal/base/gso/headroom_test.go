@@ -195,11 +195,7 @@ func TestCheckNamespace(t *testing.T) {
 		ns   *nstest.NS
 		want error
 	}{{a, nil}, {b, gso.ErrNamespace}} {
-		fd := -1
-		nstest.Must(t, c.ns.Do(func() (err error) {
-			fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-			return err
-		}))
+		fd := nstest.In(t, c.ns, func() (int, error) { return unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) })
 		nstest.WantErr(t, "namespace", s.CheckNamespace(fd), c.want)
 		nstest.Must(t, unix.Close(fd))
 	}

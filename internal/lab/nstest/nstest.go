@@ -87,6 +87,13 @@ func (n *NS) Do(f func() error) error {
 	return thread.In(int(n.handle), f)
 }
 
+// In returns the result of f, which runs in a namespace as by NS.Do, and ends the test by its error.
+func In[V any](t testing.TB, place interface{ Do(func() error) error }, f func() (V, error)) (v V) {
+	t.Helper()
+	Must(t, place.Do(func() (err error) { v, err = f(); return err }))
+	return v
+}
+
 // Inside returns a command that runs its further arguments as a command in the namespace, for
 // programs that start others. It is valid while the test runs.
 func (n *NS) Inside(t testing.TB) []string {

@@ -33,17 +33,9 @@ func firstDatagrams(t *testing.T) time.Duration {
 	a, b := Pair(t, Options{})
 	began := time.Now()
 	for _, addr := range []string{b.IPv4.String(), b.IPv6.String()} {
-		var server net.PacketConn
-		var client net.Conn
-		Must(t, b.Do(func() (err error) {
-			server, err = net.ListenPacket("udp", net.JoinHostPort(addr, "9999"))
-			return err
-		}))
+		server := In(t, b, func() (net.PacketConn, error) { return net.ListenPacket("udp", net.JoinHostPort(addr, "9999")) })
 		defer server.Close()
-		Must(t, a.Do(func() (err error) {
-			client, err = net.Dial("udp", net.JoinHostPort(addr, "9999"))
-			return err
-		}))
+		client := In(t, a, func() (net.Conn, error) { return net.Dial("udp", net.JoinHostPort(addr, "9999")) })
 		defer client.Close()
 		Must(t, Err(client.Write([]byte("hello"))))
 		server.SetReadDeadline(time.Now().Add(5 * time.Second))
@@ -61,11 +53,7 @@ func TestInside(t *testing.T) {
 	for _, n := range []*NS{a, b} {
 		out, err := exec.Command("sh", "-c", `"$@"`, "sh", n.Inside(t)[0], n.Inside(t)[1], "readlink", "/proc/self/ns/net").Output()
 		Must(t, err)
-		var want string
-		Must(t, n.Do(func() (err error) {
-			want, err = os.Readlink("/proc/thread-self/ns/net")
-			return err
-		}))
+		want := In(t, n, func() (string, error) { return os.Readlink("/proc/thread-self/ns/net") })
 		Equal(t, "namespace", strings.TrimSpace(string(out)), want)
 	}
 }

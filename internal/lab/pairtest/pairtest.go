@@ -41,10 +41,7 @@ func Open(t testing.TB, ns *nstest.NS, opts ...vipl.Option) *End {
 	t.Helper()
 	e := &End{NS: ns}
 	opts = append([]vipl.Option{vipl.WithSilence(waitLimit)}, opts...)
-	nstest.Must(t, ns.Do(func() (err error) {
-		e.NIC, err = vipl.OpenNIC(ns.Name, opts...)
-		return err
-	}))
+	e.NIC = nstest.In(t, ns, func() (*vipl.NIC, error) { return vipl.OpenNIC(ns.Name, opts...) })
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("%s: %+v", ns.Name, e.NIC.Status())

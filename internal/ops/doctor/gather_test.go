@@ -81,13 +81,9 @@ func TestRead(t *testing.T) {
 }
 
 // gather reads the facts of a's interface in its namespace.
-func gather(t *testing.T, a *nstest.NS) (f *Facts) {
+func gather(t *testing.T, a *nstest.NS) *Facts {
 	t.Helper()
-	nstest.Must(t, a.Do(func() (err error) {
-		f, err = Gather(a.Name)
-		return err
-	}))
-	return f
+	return nstest.In(t, a, func() (*Facts, error) { return Gather(a.Name) })
 }
 
 func TestGatherVeth(t *testing.T) {

@@ -12,13 +12,9 @@ import (
 // leaves nothing behind.
 func TestLook(t *testing.T) {
 	ns, _ := nstest.Pair(t, nstest.Options{Queues: 2})
-	look := func(try bool) (i inspect.Interface) {
+	look := func(try bool) inspect.Interface {
 		t.Helper()
-		nstest.Must(t, ns.Do(func() (err error) {
-			i, err = inspect.Look(ns.Name, try)
-			return err
-		}))
-		return i
+		return nstest.In(t, ns, func() (inspect.Interface, error) { return inspect.Look(ns.Name, try) })
 	}
 	tried := look(true)
 	reached := map[string]bool{}

@@ -48,11 +48,9 @@ func TestAsk(t *testing.T) {
 			t.Errorf("%v without an agent: %+v, %v", host, r, err)
 		}
 	}
-	var agent *device.Local
-	nstest.Must(t, b.Do(func() (err error) {
-		agent, err = device.Open(kagent.Config{Interface: b.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20})
-		return err
-	}))
+	agent := nstest.In(t, b, func() (*device.Local, error) {
+		return device.Open(kagent.Config{Interface: b.Name, Queue: kagent.AnyQueue, ArenaBytes: 8 << 20})
+	})
 	defer agent.Close()
 	for _, host := range []netip.Addr{b.IPv4, b.IPv6} {
 		r, err := ask(t, a, host, waitLimit)

@@ -146,12 +146,7 @@ func listenIn(t *testing.T, ns place, handler http.Handler) string {
 	t.Helper()
 	server := httptest.NewUnstartedServer(handler)
 	server.Listener.Close()
-	if err := ns.Do(func() (err error) {
-		server.Listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	server.Listener = nstest.In(t, ns, func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") })
 	server.Start()
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections) // also where the test has failed
