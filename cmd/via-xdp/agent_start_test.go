@@ -193,9 +193,7 @@ func TestLogOfAgentInBackground(t *testing.T) {
 	nstest.Require(t)
 	socket := filepath.Join(t.TempDir(), "agent", "agent.sock")
 	start := func() (string, error) {
-		cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // as via-xdp it is via-xdp: TestMain
-		cmd.Args = []string{"via-xdp", "agent", "--background", "--config", os.DevNull, "--no-fdstored", "--socket", socket}
-		told, err := cmd.CombinedOutput()
+		told, err := viaXDP(t, "agent", "--background", "--config", os.DevNull, "--no-fdstored", "--socket", socket).CombinedOutput()
 		return string(told), err
 	}
 	if told, err := start(); err != nil {

@@ -150,32 +150,23 @@ func TestAgentCommand(t *testing.T) {
 	t.Setenv("RUNTIME_DIRECTORY", state+":/nowhere")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	done := make(chan int, 1)
-	var out strings.Builder
+	status, said, done := exitFine, "", make(chan bool)
 	go func() {
-		done <- run(ctx, environment{
-			args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored", "--metrics", "127.0.0.1:0"},
-			stdout: &out, stderr: &out, actions: production(),
-		})
+		defer close(done)
+		status, _, said = produce(ctx, "agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored", "--metrics", "127.0.0.1:0")
 	}()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		if pid, err := agentclient.Probe(socket); err == nil {
-			nstest.ErrorIf(t, pid != os.Getpid(), "process %d serves", pid)
-			break
-		} else if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
-	nstest.Check(t, nstest.Err(os.Stat(filepath.Join(state, "agent.sock.lock"))))
-	second := run(ctx, environment{
-		args:   []string{"agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored"},
-		stdout: &strings.Builder{}, stderr: &strings.Builder{}, actions: production(),
+	var pid int
+	await.Succeeds(t, "the agent serves", func() (err error) {
+		pid, err = agentclient.Probe(socket)
+		return err
 	})
+	nstest.ErrorIf(t, pid != os.Getpid(), "process %d serves", pid)
+	nstest.Check(t, nstest.Err(os.Stat(filepath.Join(state, "agent.sock.lock"))))
+	second, _, _ := produce(ctx, "agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored")
 	nstest.ErrorIf(t, second != exitFailed, "a second agent ends with %d", second)
 	stop()
-	if status := <-done; status != exitFine {
-		t.Errorf("exit status %d\n%s", status, out.String())
-	}
+	<-done
+	nstest.ErrorIf(t, status != exitFine, "exit status %d\n%s", status, said)
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -354,9 +345,7 @@ func TestAgentDefaults(t *testing.T) {
 		defer os.RemoveAll(dir)
 		file, socket := filepath.Join(dir, "agent.toml"), filepath.Join(dir, "agent.sock")
 		nstest.Must(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte(c.settings), 0o644)))
-		// As via-xdp this program is via-xdp: TestMain.
-		agent := exec.CommandContext(t.Context(), "/proc/self/exe")
-		agent.Args = append([]string{"via-xdp", "agent", "--config", file, "--socket", socket, "--no-fdstored"}, c.args...)
+		agent := viaXDP(t, append([]string{"agent", "--config", file, "--socket", socket, "--no-fdstored"}, c.args...)...)
 		var out strings.Builder
 		agent.Stdout, agent.Stderr = &out, &out
 		nstest.Must(t, ns.Do(agent.Start))

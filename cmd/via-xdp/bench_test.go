@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -250,14 +249,8 @@ func TestBench(t *testing.T) {
 	} else {
 		patterns = append(patterns, "pingpong-latency.svg", "pingpong-percentiles.svg")
 	}
-	var table, errs bytes.Buffer
-	status := run(context.Background(), environment{
-		args:   append([]string{"bench", "--quick", "--duration", "2ms", "--turns", "2", "--out", out}, groups...),
-		stdout: &table, stderr: &errs, actions: production(),
-	})
-	if status != exitFine {
-		t.Fatalf("status %d: %s", status, errs.String())
-	}
+	status, table, errs := produce(context.Background(), append([]string{"bench", "--quick", "--duration", "2ms", "--turns", "2", "--out", out}, groups...)...)
+	nstest.FatalIf(t, status != exitFine, "status %d: %s", status, errs)
 	r := readSample(t, filepath.Join(out, "report.json"))
 	if len(r.Groups) != len(groups) || r.Groups[0].Name != groups[0] || r.Groups[len(groups)-1].Conditions.Mode != "generic" {
 		t.Errorf("got %+v", r)
@@ -268,8 +261,6 @@ func TestBench(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"t_typical[usec]", "BW average[MB/sec]", "vi-reliable-delivery with a CQ"} {
-		if !strings.Contains(table.String(), text) {
-			t.Errorf("the table has no %q:\n%s", text, table.String())
-		}
+		nstest.ErrorIf(t, !strings.Contains(table, text), "the table has no %q:\n%s", text, table)
 	}
 }

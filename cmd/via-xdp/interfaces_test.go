@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"io"
 	"strings"
 	"testing"
 
@@ -39,14 +37,8 @@ func TestInterfaceRemovedMeanwhile(t *testing.T) {
 	}
 	for _, args := range [][]string{{"info"}, {"report", "-o", "-"}, {"doctor", "--only", "link"}} {
 		for range runs {
-			var errs bytes.Buffer
-			status := exitFine
-			nstest.Must(t, a.Do(func() error {
-				status = run(t.Context(), environment{args: args, stdout: io.Discard, stderr: &errs, actions: production()})
-				return nil
-			}))
-			if status != exitFine {
-				t.Errorf("%v: status %d, %s", args, status, &errs)
+			if status, _, errs := produceIn(t, a, args...); status != exitFine {
+				t.Errorf("%v: status %d, %s", args, status, errs)
 				break
 			}
 		}
@@ -60,13 +52,8 @@ func TestDoctorOfNoneUp(t *testing.T) {
 	t.Parallel()
 	a, _ := nstest.Pair(t, nstest.Options{})
 	a.SetLink(t, false)
-	var out bytes.Buffer
-	status := exitFine
-	nstest.Must(t, a.Do(func() error {
-		status = run(t.Context(), environment{args: []string{"doctor", "--only", "link"}, stdout: &out, stderr: &out, actions: production()})
-		return nil
-	}))
-	if status != exitCannotRun || !strings.Contains(out.String(), "ip link set dev "+a.Name+" up") || strings.Contains(out.String(), "--fix") {
-		t.Errorf("status %d, %s", status, &out)
-	}
+	status, out, errs := produceIn(t, a, "doctor", "--only", "link")
+	said := out + errs
+	nstest.ErrorIf(t, status != exitCannotRun || !strings.Contains(said, "ip link set dev "+a.Name+" up") || strings.Contains(said, "--fix"),
+		"status %d, %s", status, said)
 }

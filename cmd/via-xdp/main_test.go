@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"viaxdp/bench"
@@ -100,11 +102,45 @@ func (r *recorder) actions() actions {
 	}
 }
 
+// call runs a command line with a recorder behind the commands.
 func call(r *recorder, args ...string) (status int, stdout, stderr string) {
+	return callWith(context.Background(), r.actions(), args...)
+}
+
+// produce runs a command line as the program itself does.
+func produce(ctx context.Context, args ...string) (status int, stdout, stderr string) {
+	return callWith(ctx, production(), args...)
+}
+
+// produceIn is produce in a namespace.
+func produceIn(t *testing.T, ns *nstest.NS, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	nstest.Must(t, ns.Do(func() error {
+		status, stdout, stderr = produce(t.Context(), args...)
+		return nil
+	}))
+	return status, stdout, stderr
+}
+
+func callWith(ctx context.Context, a actions, args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	args = append([]string{}, args...) // for nil cobra takes this program's arguments
-	status = run(context.Background(), environment{args: args, stdout: &out, stderr: &errs, actions: r.actions()})
+	status = run(ctx, environment{args: args, stdout: &out, stderr: &errs, actions: a})
 	return status, out.String(), errs.String()
+}
+
+// execute runs one command, without what run does around it.
+func execute(ctx context.Context, cmd *cobra.Command, args ...string) error {
+	cmd.SetArgs(append([]string{}, args...)) // for nil cobra takes this program's arguments
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	return cmd.ExecuteContext(ctx)
+}
+
+// viaXDP is a process with that command line. As via-xdp this program is via-xdp: TestMain.
+func viaXDP(t *testing.T, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Args = append([]string{"via-xdp"}, args...)
+	return cmd
 }
 
 func TestExitStatus(t *testing.T) {
@@ -130,15 +166,9 @@ func TestExitStatus(t *testing.T) {
 		{cancelled, context.Canceled, exitInterrupted, "via-xdp: interrupted\n"},
 		{cancelled, errors.New("something else"), exitFailed, "via-xdp: something else\n"},
 	} {
-		r := &recorder{err: c.err}
-		var out, errs bytes.Buffer
-		status := run(c.ctx, environment{args: []string{"demo"}, stdout: &out, stderr: &errs, actions: r.actions()})
-		if status != c.status || errs.String() != c.stderr {
-			t.Errorf("%v: status %d, %q; want %d, %q", c.err, status, errs.String(), c.status, c.stderr)
-		}
-		if (out.Len() > 0) != (c.err == nil) {
-			t.Errorf("%v: printed %q", c.err, out.String())
-		}
+		status, out, errs := callWith(c.ctx, (&recorder{err: c.err}).actions(), "demo")
+		nstest.ErrorIf(t, status != c.status || errs != c.stderr, "%v: status %d, %q; want %d, %q", c.err, status, errs, c.status, c.stderr)
+		nstest.ErrorIf(t, (out != "") != (c.err == nil), "%v: printed %q", c.err, out)
 	}
 }
 
@@ -332,21 +362,14 @@ func TestHelpAndVersion(t *testing.T) {
 func TestDemo(t *testing.T) {
 	nstest.Require(t)
 	t.Setenv("VIA_AGENT", filepath.Join(t.TempDir(), "agent.sock"))
-	var out, errs bytes.Buffer
-	status := run(context.Background(), environment{
-		args:   strings.Fields("demo --json - --duration 2ms --turns 1 --sizes 64 --names raw-afxdp,vi-reliable-delivery,vi-rdma-write,vi-rdma-read,tcp-net"),
-		stdout: &out, stderr: &errs, actions: production(),
-	})
-	if status != exitFine {
-		t.Fatalf("status %d: %s", status, errs.String())
-	}
+	status, out, errs := produce(context.Background(),
+		strings.Fields("demo --json - --duration 2ms --turns 1 --sizes 64 --names raw-afxdp,vi-reliable-delivery,vi-rdma-write,vi-rdma-read,tcp-net")...)
+	nstest.FatalIf(t, status != exitFine, "status %d: %s", status, errs)
 	var r bench.Result
-	nstest.Must(t, json.Unmarshal(out.Bytes(), &r))
+	nstest.Must(t, json.Unmarshal([]byte(out), &r))
 	nstest.ErrorIf(t, len(r.Latency) != 5 || len(r.Bandwidth) != 5 || r.Conditions.Mode != "generic", "got %+v", r)
 	for _, text := range []string{"vi-rdma-write ", "vi-rdma-read (round trip) ", "one whole read"} {
-		if !strings.Contains(errs.String(), text) {
-			t.Errorf("the table has no %q:\n%s", text, errs.String())
-		}
+		nstest.ErrorIf(t, !strings.Contains(errs, text), "the table has no %q:\n%s", text, errs)
 	}
 }
 

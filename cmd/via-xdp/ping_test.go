@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"net"
 	"strings"
 	"testing"
@@ -21,16 +20,8 @@ func TestPingLinkLocal(t *testing.T) {
 			IPNet: &net.IPNet{IP: net.ParseIP(address), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD,
 		}))
 	}
-	var out, log bytes.Buffer
 	// The kernel joins the group of a new address later, so that the first neighbor solicitation may be
 	// lost. It sends the next one after 1 s.
-	args := []string{"ping", "-c", "1", "-W", "30s", "fe80::99%" + a.Name}
-	env := environment{stdout: &out, stderr: &log, actions: production(), args: args}
-	nstest.Must(t, a.Do(func() error {
-		run(t.Context(), env)
-		return nil
-	}))
-	if said := out.String() + log.String(); !strings.Contains(said, "the host is there") {
-		t.Errorf("of a host without VIA it says: %s", said)
-	}
+	_, out, errs := produceIn(t, a, "ping", "-c", "1", "-W", "30s", "fe80::99%"+a.Name)
+	nstest.ErrorIf(t, !strings.Contains(out+errs, "the host is there"), "of a host without VIA it says: %s", out+errs)
 }

@@ -137,15 +137,9 @@ func TestReportOfNamespace(t *testing.T) {
 	t.Setenv("VIA_AGENT", "none")
 	a, _ := nstest.Pair(t, nstest.Options{})
 	nstest.Must(t, a.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "peer"}))
-	var out, log bytes.Buffer
-	env := environment{stdout: &out, stderr: &log, actions: production(), args: []string{"report", name, "-o", "-"}}
-	nstest.Must(t, a.Do(func() error {
-		if status := run(t.Context(), env); status != exitFine {
-			t.Errorf("status %d: %s", status, &log)
-		}
-		return nil
-	}))
-	files := untar(t, &out)
+	status, out, errs := produceIn(t, a, "report", name, "-o", "-")
+	nstest.ErrorIf(t, status != exitFine, "status %d: %s", status, errs)
+	files := untar(t, strings.NewReader(out))
 	if s := files["via-xdp-report/nic/"+name+"/sysfs"]; !strings.Contains(s, "another network namespace") || strings.Contains(s, "mtu") {
 		t.Errorf("sysfs: %s", s)
 	}

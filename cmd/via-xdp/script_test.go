@@ -160,11 +160,8 @@ func TestAsNobody(t *testing.T) {
 		if c.args == "res nic" {
 			t.Setenv("VIA_RUNTIME_DIR", "/proc/1/fd")
 		}
-		var out, errs bytes.Buffer
-		status := run(context.Background(), environment{
-			args: strings.Fields(c.args), stdout: &out, stderr: &errs, actions: production(),
-		})
-		said := out.String() + errs.String()
+		status, out, errs := produce(context.Background(), strings.Fields(c.args)...)
+		said := out + errs
 		if sets := strings.Contains(c.args, "--fix") || strings.HasSuffix(c.args, "latency"); sets && status == exitFine && strings.Contains(said, "nothing") {
 			t.Logf("%s: others have the machine in order: %s", c.args, said) // hugepages are shared by all tests
 			continue
@@ -183,6 +180,21 @@ func TestDoc(t *testing.T) {
 	nstest.ErrorIf(t, b.String() != string(text), "docs/cli.md is not what the commands say: go generate ./cmd/via-xdp")
 }
 
+// shownCommands are all commands but via-xdp itself and those that help does not show.
+func shownCommands() (all []*cobra.Command) {
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			walk(sub)
+			if !sub.Hidden {
+				all = append(all, sub)
+			}
+		}
+	}
+	walk(newRoot(environment{actions: production()}))
+	return all
+}
+
 // Each command that reads has --json, and each command a short text and help.
 func TestEveryCommand(t *testing.T) {
 	without := map[string]string{ // why they have no --json
@@ -191,14 +203,7 @@ func TestEveryCommand(t *testing.T) {
 		"testbed up": "it says how to go on", "testbed down": "it says nothing", "top": "it is a screen",
 		"gen": "it shows its help", "testbed": "it shows its help",
 	}
-	var walk func(c *cobra.Command)
-	walk = func(c *cobra.Command) {
-		for _, sub := range c.Commands() {
-			walk(sub)
-		}
-		if c.Hidden || !c.HasParent() {
-			return
-		}
+	for _, c := range shownCommands() {
 		if c.Short == "" || strings.HasSuffix(c.Short, ".") {
 			t.Errorf("%s: %q", c.CommandPath(), c.Short)
 		}
@@ -209,7 +214,6 @@ func TestEveryCommand(t *testing.T) {
 			t.Errorf("%s: has --json: %v; has none with a reason: %v", name, has, excused)
 		}
 	}
-	walk(newRoot(environment{actions: production()}))
 	for name := range without {
 		t.Errorf("there is no command %s", name)
 	}
@@ -225,19 +229,14 @@ func TestEveryCommandHasAScript(t *testing.T) {
 		nstest.Must(t, err)
 		all.Write(text)
 	}
-	var walk func(c *cobra.Command)
-	walk = func(c *cobra.Command) {
-		for _, sub := range c.Commands() {
-			walk(sub)
-		}
-		if c.Hidden || !c.HasParent() || c.HasSubCommands() && c.Name() != "bench" {
-			return
+	for _, c := range shownCommands() {
+		if c.HasSubCommands() && c.Name() != "bench" {
+			continue
 		}
 		if typed := regexp.MustCompile(`(?m)\b` + c.CommandPath() + `( |$)`); !typed.MatchString(all.String()) {
 			t.Errorf("%s is in no script", c.CommandPath())
 		}
 	}
-	walk(newRoot(environment{actions: production()}))
 }
 
 // scriptLimit is how long a script waits for what must happen.

@@ -42,13 +42,8 @@ func TestProxyFlags(t *testing.T) {
 		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via:10.0.0.1:1", "--psk", ""}, "--psk: vipl: ReadPSK: "},
 		{[]string{"--listen", "tcp:127.0.0.1:0", "--to", "via:10.0.0.1:1", "--psk", "/dev/null"}, "--psk: vipl: ReadPSK: "},
 	} {
-		var out bytes.Buffer
-		cmd := newProxy(environment{stdout: &out, stderr: &out})
-		cmd.SetArgs(test.args)
-		cmd.SilenceErrors, cmd.SilenceUsage = true, true
-		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%v: %v, want a word about %q", test.args, err, test.want)
-		}
+		cmd := newProxy(environment{stdout: io.Discard, stderr: io.Discard})
+		nstest.ErrSays(t, strings.Join(test.args, " "), execute(t.Context(), cmd, test.args...), test.want)
 	}
 }
 
@@ -203,34 +198,29 @@ func TestMpirunArgs(t *testing.T) {
 func TestMpirun(t *testing.T) {
 	var got mpirun.Job
 	var end error
-	var out bytes.Buffer
-	env := environment{stdout: &out, stderr: &out}
-	execute := func(args ...string) int {
-		cmd := newMpirun(env, func(_ context.Context, j mpirun.Job) error { got = j; return end })
-		cmd.SetArgs(append([]string{}, args...)) // for nil cobra takes this program's arguments
-		cmd.SilenceErrors, cmd.SilenceUsage = true, true
-		err := cmd.ExecuteContext(t.Context())
-		if err == nil {
-			return exitFine
+	start := func(args ...string) int {
+		cmd := newMpirun(environment{stdout: io.Discard, stderr: io.Discard}, func(_ context.Context, j mpirun.Job) error { got = j; return end })
+		if err := execute(t.Context(), cmd, args...); err != nil {
+			return statusOf(t.Context(), err)
 		}
-		return statusOf(t.Context(), err)
+		return exitFine
 	}
-	if status := execute("--loss", "0.5", "prog"); status != exitFine || !got.Lossy || got.Loss != 0.005 || got.Ranks != 2 {
+	if status := start("--loss", "0.5", "prog"); status != exitFine || !got.Lossy || got.Loss != 0.005 || got.Ranks != 2 {
 		t.Errorf("status %d, %+v", status, got)
 	}
 	nstest.Same(t, "agent", got.Agent, []string{"agent", "--config", os.DevNull, "--no-fdstored"})
-	nstest.Equal(t, "everything is to be lost: status", execute("--loss", "100", "prog"), exitFailed)
-	if status := execute("--np", "3", "--bind", "--prefix", "--mtu", "9000", "prog", "-x", "--np", "7"); status != exitFine {
+	nstest.Equal(t, "everything is to be lost: status", start("--loss", "100", "prog"), exitFailed)
+	if status := start("--np", "3", "--bind", "--prefix", "--mtu", "9000", "prog", "-x", "--np", "7"); status != exitFine {
 		t.Fatalf("status %d", status)
 	}
 	if got.Lossy || got.Ranks != 3 || !got.Bind || !got.Prefix || got.MTU != 9000 || !slices.Equal(got.Program, []string{"prog", "-x", "--np", "7"}) {
 		t.Errorf("%+v", got)
 	}
 	end = &mpirun.RankError{Rank: 1, Status: 139, Err: errors.New("signal")}
-	if status := execute("prog"); status != 139 || got.Ranks != 2 || got.MTU != 1500 {
+	if status := start("prog"); status != 139 || got.Ranks != 2 || got.MTU != 1500 {
 		t.Errorf("status %d, %+v", status, got)
 	}
-	nstest.Equal(t, "without a program: status", execute(), exitFailed)
+	nstest.Equal(t, "without a program: status", start(), exitFailed)
 }
 
 // What a killed mpirun leaves of its agents is found by cleanup.
@@ -240,8 +230,7 @@ func TestMpirunKilled(t *testing.T) {
 	t.Setenv("TMPDIR", dir)
 	t.Setenv("VIA_STATE_DIR", filepath.Join(dir, "state"))
 	t.Setenv("VIA_RUNTIME_DIR", filepath.Join(dir, "proc"))
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // as via-xdp it is via-xdp: TestMain
-	cmd.Args = []string{"via-xdp", "mpirun", "-np", "3", "--hosts", "2", "sleep", "1000"}
+	cmd := viaXDP(t, "mpirun", "-np", "3", "--hosts", "2", "sleep", "1000")
 	nstest.Must(t, cmd.Start())
 	await.Until(t, "the sockets of two agents", func() bool { // whose locks came before
 		sockets, _ := filepath.Glob(filepath.Join(dir, "*", "[01].sock"))
@@ -263,8 +252,7 @@ func TestMpirunBrokenPipe(t *testing.T) {
 	nstest.Must(t, err)
 	r.Close()
 	defer w.Close()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // as via-xdp it is via-xdp: TestMain
-	cmd.Args = []string{"via-xdp", "mpirun", "-np", "2", "--hosts", "1", "--prefix", "yes"}
+	cmd := viaXDP(t, "mpirun", "-np", "2", "--hosts", "1", "--prefix", "yes")
 	dir := t.TempDir()
 	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	var out bytes.Buffer
@@ -284,8 +272,7 @@ func TestRankSaysWhy(t *testing.T) {
 	nstest.Must(t, err)
 	ours, theirs := os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
 	defer ours.Close()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe") // as via-xdp it is via-xdp: TestMain
-	cmd.Args = []string{"via-xdp", "mpibench", "latency"}
+	cmd := viaXDP(t, "mpibench", "latency")
 	cmd.Env = append(os.Environ(), "PMI_FD=3", "PMI_RANK=0", "PMI_SIZE=1", "VIA_AGENT=none", mvich.DeviceVariable+"="+a.Name)
 	cmd.ExtraFiles = []*os.File{theirs}
 	var said bytes.Buffer
@@ -314,12 +301,7 @@ func TestMpibenchAlone(t *testing.T) {
 		{[]string{"latency", "-i", "via9", "--protocol", "post"}, `unknown protocol "post"`},
 	} {
 		t.Setenv(mvich.DeviceVariable, "")
-		var out bytes.Buffer
-		cmd := newMpibench(environment{stdout: &out, stderr: &out})
-		cmd.SetArgs(test.args)
-		cmd.SilenceErrors, cmd.SilenceUsage = true, true
-		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%v: %v, want a word about %q", test.args, err, test.want)
-		}
+		cmd := newMpibench(environment{stdout: io.Discard, stderr: io.Discard})
+		nstest.ErrSays(t, strings.Join(test.args, " "), execute(t.Context(), cmd, test.args...), test.want)
 	}
 }

@@ -26,9 +26,7 @@ func soaked(ctx context.Context, r torture.SoakReport, err error, args ...string
 		c.Progress(r)
 		return r, err
 	})
-	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SetArgs(append([]string{}, args...)) // for nil cobra takes this program's arguments
-	if err := cmd.ExecuteContext(ctx); err != nil {
+	if err := execute(ctx, cmd, args...); err != nil {
 		fmt.Fprintln(&errs, oneLine(err))
 		status = statusOf(ctx, err)
 	}
