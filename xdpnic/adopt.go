@@ -77,8 +77,7 @@ func (q *Queue) adopt(h Handout, extra []int) error {
 		}
 	}
 	q.info = h.Info
-	q.zc, q.sg, q.maxSegs = h.Info.ZeroCopy, h.Info.MultiBuffer, h.Info.MaxSegs
-	q.copied = h.Info.TxCopied
+	q.zc = h.Info.ZeroCopy
 	return nil
 }
 

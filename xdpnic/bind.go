@@ -242,18 +242,16 @@ func (q *Queue) describe() (err error) {
 		return q.fail("link", err)
 	}
 	i.TxCopied = !q.zc && !pages
-	q.sg, q.copied = c.MultiBuffer, i.TxCopied
-	q.maxSegs = 1
-	if q.sg {
-		q.maxSegs = copiedSegs(pages)
+	i.MaxSegs = 1
+	if c.MultiBuffer {
+		i.MaxSegs = copiedSegs(pages)
 		if q.zc {
 			// A kernel without this attribute has no driver that takes more.
-			q.maxSegs = max(int(i.Features.ZCMaxSegs), 1)
+			i.MaxSegs = max(int(i.Features.ZCMaxSegs), 1)
 		}
 		if c.MaxSegs > 0 {
-			q.maxSegs = min(q.maxSegs, c.MaxSegs)
+			i.MaxSegs = min(i.MaxSegs, c.MaxSegs)
 		}
 	}
-	i.MaxSegs = q.maxSegs
 	return nil
 }

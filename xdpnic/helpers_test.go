@@ -350,7 +350,7 @@ func newFakeKernel(t fataler, cfg Config, start uint32) *fakeKernel {
 	tx, rx := fakeRing(r.TX, descSize, start), fakeRing(r.RX, descSize, start)
 	fill, comp := fakeRing(r.Fill, addrSize, start), fakeRing(r.Completion, addrSize, start)
 	q := newQueue(cfg)
-	q.sg, q.maxSegs = cfg.MultiBuffer, MaxSegs
+	q.info.MaxSegs = MaxSegs
 	mem := make([]byte, cfg.PoolOffset+cfg.PoolBytes()+1<<16)
 	q.pool = newPool(newGeometry(mem, cfg.PoolOffset, cfg.ChunkSize, cfg.RxChunks, cfg.TxChunks))
 	q.tx, q.rx, q.pool.fill, q.pool.comp = tx.tx(), rx.rx(), fill.fill(), comp.completion()

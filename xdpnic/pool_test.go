@@ -221,7 +221,7 @@ func TestReceiveKeepsFramesWhole(t *testing.T) {
 	}
 	// 1; the frame of three does not fit two and is dropped; then the last.
 	nstest.Same(t, "what Receive gave", got, []int{1, 0, 1, 0})
-	nstest.FatalIf(t, q.n.rxTooManySegs != 1 || q.n.rxFrames != 2 || q.n.rxSegs != 2, "counters: %+v", q.n)
+	nstest.FatalIf(t, q.n.RxTooManySegs != 1 || q.n.RxFrames != 2 || q.n.Received != 2, "counters: %+v", q.n)
 	q.Refill()
 	for range 8 {
 		nstest.FatalIf(t, !k.deliver(64), "a chunk was lost")
@@ -244,7 +244,7 @@ func TestReceiveRefusesForeignMemory(t *testing.T) {
 		if n := k.q.Receive(frames[:]); addr != 2048-10 && n != 1 {
 			t.Fatalf("%#x: the frame behind is stuck", addr)
 		}
-		nstest.FatalIf(t, k.q.n.rxBadEntries+k.q.n.rxTooManySegs == 0, "%#x: not counted", addr)
+		nstest.FatalIf(t, k.q.n.RxBadEntries+k.q.n.RxTooManySegs == 0, "%#x: not counted", addr)
 	}
 }
 
@@ -256,7 +256,7 @@ func TestCancel(t *testing.T) {
 			cfg := Config{ChunkSize: 2048, MultiBuffer: true, RxChunks: 2, TxChunks: 8, Rings: Rings{TX: 16, Completion: 16}}
 			k := newFakeKernel(t, cfg, ^uint32(6))
 			q := k.q
-			q.copied = copied
+			q.info.TxCopied = copied
 			mem := q.pool.mem
 			for i := range mem {
 				mem[i] = 1
@@ -383,7 +383,7 @@ func TestSendRules(t *testing.T) {
 		many = append(many, d(reg, 1))
 	}
 	segs(false, many...)
-	if q.n.txRefused != refused || q.Pending() != 0 || q.InFlight(addr) || q.InFlight(other) {
+	if q.n.TxRefused != refused || q.Pending() != 0 || q.InFlight(addr) || q.InFlight(other) {
 		t.Fatalf("after refusals: %+v, pending %d", q.n, q.Pending())
 	}
 	audit(t, q)

@@ -27,27 +27,25 @@ type Queue struct {
 	tx   txRing
 	pend uint32 // entries written at tx.head, not published
 	zc   bool   // bound in zero-copy mode
-	sg   bool   // multi-buffer
-	// copied is Info.TxCopied.
-	copied bool
 	// fence orders a store to a ring before the load of a flag: a locked
 	// instruction orders all memory accesses.
 	fence atomic.Uint32
 	fd    int
 	rx    rxRing
-	n     counters
+	// n has the counts that this side keeps, in Transmitted the entries that were published. Stats adds those of the pool, the rings
+	// and the kernel.
+	n     Stats
 	extra []*Queue // of Config.ExtraQueues; constant once the queue is open
 	turn  int      // the queue that Receive looked at last: 0 is this one, n is extra[n-1]
 	// The pools of extra follow each other at extraBase, each of extraBytes.
 	extraBase, extraBytes uint64
 
 	// Set by Open, constant afterwards.
-	maxSegs int
-	cfg     Config
-	info    Info
-	txMem   ringMem
-	rxMem   ringMem
-	last    Stats // the counts at Close
+	cfg   Config
+	info  Info
+	txMem ringMem
+	rxMem ringMem
+	last  Stats // the counts at Close
 
 	// Fields that any goroutine may use.
 	_    [64]byte

@@ -49,8 +49,8 @@ func (q *Queue) Receive(frames []Frame) int {
 func (q *Queue) take(n int, packets uint64) {
 	q.rx.release(uint32(n))
 	q.pool.returned += uint64(n)
-	q.n.rxFrames += packets
-	q.n.rxSegs += uint64(n)
+	q.n.RxFrames += packets
+	q.n.Received += uint64(n)
 }
 
 // receiveOdd completes a Receive that found only the beginning of a frame
@@ -94,9 +94,9 @@ func (q *Queue) discard() {
 		}
 		q.rx.release(n + 1)
 		if bad {
-			q.n.rxBadEntries++
+			q.n.RxBadEntries++
 		} else {
-			q.n.rxTooManySegs++
+			q.n.RxTooManySegs++
 		}
 		return
 	}
@@ -149,7 +149,7 @@ func (q *Queue) Refill() {
 	if q.zc {
 		q.fence.Add(1) // see flushZeroCopy
 		if q.pool.fill.needWakeup() {
-			q.n.rxKicks++
+			q.n.RxKicks++
 			kickRX(q.fd)
 		}
 	}
@@ -163,7 +163,7 @@ func (q *Queue) FrameCap() (tx, rx int) {
 
 // MaxSegs is the largest number of segments of a frame, 1 without multi-buffer.
 // Any goroutine.
-func (q *Queue) MaxSegs() int { return q.maxSegs }
+func (q *Queue) MaxSegs() int { return q.info.MaxSegs }
 
 // RxChunks is the number of RX chunks: this many segments can arrive before any
 // is recycled. If processes share the queue, it is what this process may have leased at

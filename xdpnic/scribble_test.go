@@ -48,7 +48,7 @@ func TestRXEntryOutsideItsChunk(t *testing.T) {
 		nstest.ErrorIf(t, q.Receive(make([]Frame, 4)) != 0, "%+v was received", d)
 		nstest.ErrorIf(t, q.rx.peek(4) != 0, "%+v is still on the ring", d)
 	}
-	if c := q.n; c.rxBadEntries+c.rxTooManySegs != 7 || c.rxFrames != 0 {
+	if c := q.n; c.RxBadEntries+c.RxTooManySegs != 7 || c.RxFrames != 0 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -61,7 +61,7 @@ func TestRXEntryTwice(t *testing.T) {
 	k.rx.desc[k.rx.head&k.rx.mask] = Desc{Addr: frames[0].Addr, Len: 64}
 	k.rx.submit(1)
 	nstest.FatalIf(t, !k.deliver(65), "the frame behind it")
-	if n := q.Receive(frames[1:]); n != 0 || q.n.rxBadEntries != 1 || q.n.rxTooManySegs != 0 {
+	if n := q.Receive(frames[1:]); n != 0 || q.n.RxBadEntries != 1 || q.n.RxTooManySegs != 0 {
 		t.Errorf("%d frames, %+v", n, q.n)
 	}
 	if n := q.Receive(frames[1:]); n != 1 || len(frames[1].Data) != 65 {
@@ -182,8 +182,8 @@ func TestScribbledEntriesAreRefused(t *testing.T) {
 func TestKickWithoutMemoryIsCounted(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.ENOBUFS, unix.ENOMEM} {
 		k := newFakeKernel(t, Config{ChunkSize: 2048, RxChunks: 2, TxChunks: 2}, 0)
-		if err := k.q.flushRest(errno); err != nil || k.q.n.txNoMemory != 1 {
-			t.Errorf("%v: %v, counted %d times", errno, err, k.q.n.txNoMemory)
+		if err := k.q.flushRest(errno); err != nil || k.q.n.TxNoMemory != 1 {
+			t.Errorf("%v: %v, counted %d times", errno, err, k.q.n.TxNoMemory)
 		}
 	}
 }

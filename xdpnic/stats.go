@@ -2,15 +2,6 @@ package xdpnic
 
 import "golang.org/x/sys/unix"
 
-// counters are the counts that the owner keeps.
-type counters struct {
-	txFrames, txEntries, txKicks    uint64
-	txAgain, txNoMemory, txLostBusy uint64
-	txRefused                       uint64
-	rxFrames, rxSegs, rxKicks       uint64
-	rxTooManySegs, rxBadEntries     uint64
-}
-
 // Stats are the counts of a socket since Open, those of receiving with the sockets of Config.ExtraQueues. Filled, Completed and
 // ChunkErrors belong to the pool and are the same for all sockets that share
 // it. So does the kernel's Rx_fill_ring_empty_descs, also if processes share the queue.
@@ -19,8 +10,6 @@ type Stats struct {
 	Received    uint64 // RX ring entries taken
 	Transmitted uint64 // TX ring entries that the kernel has taken
 	Completed   uint64 // completion ring entries taken
-
-	KernelStats unix.XDPStatistics // XDP_STATISTICS
 
 	TxFrames   uint64 // frames accepted by Send and SendSegs
 	TxKicks    uint64 // system calls made to send
@@ -35,6 +24,8 @@ type Stats struct {
 	RxBadEntries  uint64 // frames dropped because an RX entry named memory that the kernel was not given
 
 	ChunkErrors uint64 // wrong uses of chunks; Audit names the first
+
+	KernelStats unix.XDPStatistics // XDP_STATISTICS
 }
 
 // Stats reads the queue's counters and the kernel's. After Close it returns the
@@ -43,20 +34,13 @@ func (q *Queue) Stats() (Stats, error) {
 	if q.fd < 0 {
 		return q.last, nil
 	}
-	p, n := q.pool, &q.n
-	s := Stats{
-		TxFrames: n.txFrames, TxKicks: n.txKicks, TxAgain: n.txAgain, TxNoMemory: n.txNoMemory,
-		TxLostBusy: n.txLostBusy, TxRefused: n.txRefused,
-		RxFrames: n.rxFrames, RxKicks: n.rxKicks, RxTooManySegs: n.rxTooManySegs, RxBadEntries: n.rxBadEntries,
-		ChunkErrors: p.wrongs,
-	}
+	p, s := q.pool, q.n
 	s.Filled = p.filled
 	if p.shared == nil { // else the ring has entries of other processes
 		s.Filled -= uint64(p.fill.left())
 	}
-	s.Received = n.rxSegs
-	s.Transmitted = n.txEntries - uint64(q.tx.left())
-	s.Completed = p.completed
+	s.Transmitted -= uint64(q.tx.left())
+	s.Completed, s.ChunkErrors = p.completed, p.wrongs
 	var err error
 	if s.KernelStats, err = kernelStats(q.fd); err != nil {
 		return s, q.fail("XDP_STATISTICS", err)

@@ -40,7 +40,7 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 	i := p.chunk(addr)
 	if i-p.txAt >= p.tx || p.own[i] != ownHeld ||
 		n < MinFrame || addr+uint64(n) > p.addr(i)+p.size {
-		q.n.txRefused++
+		q.n.TxRefused++
 		return false
 	}
 	if !q.tx.reserve(q.pend + 1) {
@@ -56,7 +56,7 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 		p.own[i] = ownTX
 	}
 	p.txOut++
-	q.n.txFrames++
+	q.n.TxFrames++
 	return true
 }
 
@@ -75,8 +75,8 @@ func (q *Queue) Send(addr uint64, n int, retain bool) bool {
 // Owner only.
 func (q *Queue) SendSegs(segs []Desc, retain bool) bool {
 	n := uint32(len(segs))
-	if n == 0 || len(segs) > q.maxSegs {
-		q.n.txRefused++
+	if n == 0 || len(segs) > q.info.MaxSegs {
+		q.n.TxRefused++
 		return false
 	}
 	if !q.tx.reserve(q.pend + n) {
@@ -115,7 +115,7 @@ func (q *Queue) SendSegs(segs []Desc, retain bool) bool {
 		p.end[i] = at
 	}
 	q.pend += n
-	q.n.txFrames++
+	q.n.TxFrames++
 	return true
 }
 
@@ -146,7 +146,7 @@ func (q *Queue) takeBack(segs []Desc) {
 			p.txOut--
 		}
 	}
-	q.n.txRefused++
+	q.n.TxRefused++
 }
 
 // Release returns a TX chunk that was allocated and not sent, or retained. If the
@@ -192,7 +192,7 @@ func (q *Queue) Reading(addr uint64) bool {
 	if !q.InFlight(addr) {
 		return false
 	}
-	return !q.copied || int32(q.tx.cons.Load()-q.pool.end[q.pool.chunk(addr)]) < 0
+	return !q.info.TxCopied || int32(q.tx.cons.Load()-q.pool.end[q.pool.chunk(addr)]) < 0
 }
 
 // Cancel takes the caller's memory out of a frame that begins at addr, in a TX chunk, and
@@ -223,7 +223,7 @@ func (q *Queue) Cancel(addr uint64) bool {
 	// which this system call takes too. After it the kernel reads the changed entries.
 	_, _ = kernelStats(q.fd)
 	p.reap()
-	return q.copied || int32(q.tx.cons.Load()-first) <= 0 || !q.InFlight(addr)
+	return q.info.TxCopied || int32(q.tx.cons.Load()-first) <= 0 || !q.InFlight(addr)
 }
 
 // blank redirects those entries of a frame that the kernel has not taken and that name
@@ -236,7 +236,7 @@ func (q *Queue) blank(end uint32, addr uint64) (first uint32, renamed bool) {
 	first = end
 	for at := end - 1; ; at-- {
 		d := &q.tx.desc[at&q.tx.mask]
-		if d.Addr == addr || end-at > uint32(q.maxSegs) {
+		if d.Addr == addr || end-at > uint32(q.info.MaxSegs) {
 			return first, renamed
 		}
 		if i := p.chunk(d.Addr); i-p.txAt < p.tx {

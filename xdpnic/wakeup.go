@@ -49,7 +49,7 @@ func (q *Queue) Flush() error {
 		return q.flushZeroCopy()
 	}
 	errno := kick(q.fd)
-	q.n.txKicks++
+	q.n.TxKicks++
 	if errno == 0 && q.tx.left() == 0 {
 		q.pool.reap()
 		return nil
@@ -60,7 +60,7 @@ func (q *Queue) Flush() error {
 // publish submits what Send has put on the TX ring.
 func (q *Queue) publish() {
 	q.tx.submit(q.pend)
-	q.n.txEntries += uint64(q.pend)
+	q.n.Transmitted += uint64(q.pend)
 	q.pend = 0
 }
 
@@ -75,11 +75,11 @@ func (q *Queue) flushRest(errno unix.Errno) error {
 		switch errno {
 		case 0, unix.EINTR:
 		case unix.EAGAIN:
-			q.n.txAgain++
+			q.n.TxAgain++
 		case unix.ENOBUFS, unix.ENOMEM:
-			q.n.txNoMemory++
+			q.n.TxNoMemory++
 		case unix.EBUSY:
-			q.n.txLostBusy++
+			q.n.TxLostBusy++
 			idle = 0
 		default:
 			q.pool.reap()
@@ -96,7 +96,7 @@ func (q *Queue) flushRest(errno unix.Errno) error {
 			return nil
 		}
 		errno = kick(q.fd)
-		q.n.txKicks++
+		q.n.TxKicks++
 	}
 }
 
@@ -108,11 +108,11 @@ func (q *Queue) flushRest(errno unix.Errno) error {
 func (q *Queue) flushZeroCopy() error {
 	q.fence.Add(1)
 	if q.tx.needWakeup() {
-		q.n.txKicks++
+		q.n.TxKicks++
 		switch errno := kick(q.fd); errno {
 		case 0, unix.EINTR:
 		case unix.EAGAIN, unix.EBUSY, unix.ENOBUFS, unix.ENOMEM:
-			q.n.txAgain++
+			q.n.TxAgain++
 		default:
 			q.pool.reap()
 			return kickError(errno)
