@@ -26,7 +26,7 @@ func newPSK(t testing.TB, b byte) *PSK {
 }
 
 // shake makes a handshake as two sides do that see the same.
-func shake(t testing.TB, k *PSK, l Limits) (requester, acceptor *Session) {
+func shake(t rapid.TB, k *PSK, l Limits) (requester, acceptor *Session) {
 	t.Helper()
 	r, ask, err := k.Request([]byte("asks"))
 	nstest.Must(t, err)

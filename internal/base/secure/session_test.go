@@ -36,7 +36,7 @@ func TestSession(t *testing.T) {
 	changes := 0 // of the key, in all sessions
 	rapid.Check(t, func(t *rapid.T) {
 		limits := Limits{Frames: uint64(rapid.IntRange(1, 50).Draw(t, "frames")), Bytes: uint64(rapid.IntRange(1, 2000).Draw(t, "bytes"))}
-		a, b := mustShake(t, k, limits)
+		a, b := shake(t, k, limits)
 		opened := map[uint64]bool{}
 		var ways []packet
 		top, epoch := uint64(0), uint16(0)
@@ -73,18 +73,6 @@ func TestSession(t *testing.T) {
 		}
 	})
 	nstest.ErrorIf(t, changes == 0, "no key has changed")
-}
-
-func mustShake(t *rapid.T, k *PSK, l Limits) (a, b *Session) {
-	r, ask, err := k.Request(nil)
-	nstest.Must(t, err)
-	o, err := k.Check(ask, nil)
-	nstest.Must(t, err)
-	acc, err := o.Accept(nil, l)
-	nstest.Must(t, err)
-	_, a, err = r.Finish(acc.Share, nil, l)
-	nstest.Must(t, err)
-	return a, acc.Session
 }
 
 // The key changes by frames and by bytes, and never with it the numbering.
