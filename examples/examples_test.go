@@ -2,7 +2,6 @@
 package examples
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -21,6 +20,7 @@ import (
 
 	// What the examples are built of; a change of it makes old results invalid.
 	_ "viaxdp/examples/internal/side"
+	"viaxdp/internal/lab/cprogram"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/ops/mpirun"
 	"viaxdp/mvich"
@@ -66,8 +66,7 @@ func TestExamples(t *testing.T) {
 	}
 	for name, want := range outputs {
 		t.Run(name, func(t *testing.T) {
-			server, client, err := runPair(t, filepath.Join(dir, name))
-			nstest.Must(t, err)
+			server, client := runPair(t, filepath.Join(dir, name))
 			for _, part := range want.server {
 				nstest.ErrorIf(t, !strings.Contains(server, part), "the server printed %q, without %q", server, part)
 			}
@@ -204,26 +203,13 @@ const waitLimit = 3 * time.Minute
 
 // runPair runs a program as the server and as a client of it, in two
 // namespaces, and returns what they printed.
-func runPair(t *testing.T, program string) (server, client string, err error) {
+func runPair(t *testing.T, program string) (server, client string) {
 	a, b := nstest.Pair(t, nstest.Options{})
-	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
-	defer cancel()
-
-	// A process that starts on a thread lives in the thread's namespace.
-	s := exec.CommandContext(ctx, program, "-i", a.Name)
-	var problems bytes.Buffer
-	s.Stderr = &problems
-	out, err := s.StdoutPipe()
-	if err != nil {
-		return "", "", err
-	}
-	if err := a.Do(s.Start); err != nil {
-		return "", "", err
-	}
-	lines := bufio.NewReader(out)
+	bed := &cprogram.Bed{A: a, B: b, Most: waitLimit}
+	s, lines := bed.Piped(t, a, program, "-i", a.Name)
 	first, err := lines.ReadString('\n')
 	if err != nil {
-		return "", "", fmt.Errorf("the server: %w, %v: %s", err, s.Wait(), &problems)
+		t.Fatalf("the server: %v, %v: %s", err, s.Wait(), &s.Out)
 	}
 	nstest.ErrorIf(t, first != "waiting for a client\n", "the server began with %q", first)
 	rest := make(chan string, 1)
@@ -231,18 +217,11 @@ func runPair(t *testing.T, program string) (server, client string, err error) {
 		text, _ := io.ReadAll(lines)
 		rest <- string(text)
 	}()
-
-	c := exec.CommandContext(ctx, program, "-i", b.Name, "-connect", a.IPv4.String())
-	var both bytes.Buffer
-	c.Stdout, c.Stderr = &both, &both
-	err = b.Do(c.Run)
-	if err != nil {
-		cancel() // no client will come
-		err = fmt.Errorf("the client: %w: %s", err, &both)
+	c := bed.Start(t, b, program, "-i", b.Name, "-connect", a.IPv4.String())
+	if client = c.Finish(t); !c.ProcessState.Success() {
+		s.Process.Kill() // no client will come
 	}
 	server = <-rest
-	if werr := s.Wait(); werr != nil && err == nil {
-		err = fmt.Errorf("the server: %w: %s", werr, &problems)
-	}
-	return server, both.String(), err
+	s.Finish(t)
+	return server, client
 }

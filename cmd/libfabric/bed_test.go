@@ -1,8 +1,6 @@
 package libfabric
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,12 +9,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	"viaxdp/internal/agent/agentclient"
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/cprogram"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -98,80 +95,41 @@ var command = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// silence is the time after which a peer is taken for dead. It is long, as a test machine may be busy.
-const silence = 30 * time.Second
-
-// bed is two namespaces and what programs in them find.
-type bed struct {
-	a, b *nstest.NS
-	env  []string
-	as   *syscall.Credential // whose programs they are; nil: this user's
-}
-
-// newBed makes a bed. Programs have arenas of 16 MB: the usual 64 MB take each of them a tenth of a second of a processor to open,
-// without huge pages.
-func newBed(t testing.TB, o nstest.Options, env ...string) *bed {
+// newBed is a bed whose programs find the provider.
+func newBed(t testing.TB, o nstest.Options, env ...string) *cprogram.Bed {
 	t.Helper()
-	a, b := nstest.Pair(t, o)
-	return (&bed{a: a, b: b}).with(append([]string{
-		"FI_PROVIDER_PATH=" + made.dir + "/prov", "VIA_HUGEPAGES=avoid", "VIA_ARENA=16777216", fmt.Sprintf("VIA_SILENCE=%d", silence.Milliseconds()),
-	}, env...)...)
+	return cprogram.New(t, o, append([]string{"FI_PROVIDER_PATH=" + made.dir + "/prov"}, env...)...)
 }
 
-// with is the same with more environment.
-func (b *bed) with(env ...string) *bed {
-	c := *b
-	if c.env == nil {
-		c.env = os.Environ()
-	}
-	c.env = append(slices.Clone(c.env), env...)
-	return &c
-}
-
-// process runs in a namespace; it is killed when the test takes too long.
-type process struct {
-	*exec.Cmd
-	out bytes.Buffer
-}
-
-const programTime = 4 * time.Minute
-
-func (b *bed) start(t testing.TB, n *nstest.NS, args ...string) *process {
+// gcc compiles a program, or what its arguments say, and returns its path.
+func gcc(t testing.TB, name string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), programTime)
-	t.Cleanup(cancel)
-	p := &process{Cmd: exec.CommandContext(ctx, args[0], args[1:]...)}
-	p.Env, p.Stdout, p.Stderr = b.env, &p.out, &p.out
-	if b.as != nil {
-		p.Dir, p.SysProcAttr = "/", &syscall.SysProcAttr{Credential: b.as}
-	}
-	nstest.Must(t, n.Do(p.Start))
-	return p
+	to := filepath.Join(t.TempDir(), name)
+	out, err := exec.Command("gcc", append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", to}, args...)...).CombinedOutput()
+	nstest.FatalIf(t, err != nil, "gcc %q: %v\n%s", args, err, out)
+	return to
 }
 
-// finish waits for it; it must end well. It returns what it printed.
-func (p *process) finish(t testing.TB) string {
+// preloaded is the environment of a program whose functions of a library some of testdata/hostile replace.
+func preloaded(t testing.TB, dir, name string) string {
 	t.Helper()
-	if err := p.Wait(); err != nil {
-		t.Errorf("%s: %v\n%s", strings.Join(p.Args, " "), err, &p.out)
-	}
-	return p.out.String()
+	return "LD_PRELOAD=" + gcc(t, name+".so", "-shared", "-fPIC", "-I"+dir+"/lib", "testdata/hostile/"+name+".c")
 }
 
 // two runs a server and a client, and returns what they printed.
-func two(t testing.TB, a *bed, server []string, b *bed, client []string) (string, string) {
+func two(t testing.TB, a *cprogram.Bed, server []string, b *cprogram.Bed, client []string) (string, string) {
 	t.Helper()
-	s := a.start(t, a.a, server...)
-	c := b.start(t, b.b, client...)
-	out := c.finish(t)
+	s := a.Start(t, a.A, server...)
+	c := b.Start(t, b.B, client...)
+	out := c.Finish(t)
 	if t.Failed() {
 		s.Process.Kill()
 	}
-	return s.finish(t), out
+	return s.Finish(t), out
 }
 
 // suite runs the suite of a directory's program over a provider.
-func suite(t testing.TB, a, b *bed, program, provider, address string, tests ...string) {
+func suite(t testing.TB, a, b *cprogram.Bed, program, provider, address string, tests ...string) {
 	t.Helper()
 	args := func(side string) []string {
 		return append([]string{program, side, provider, address, "7117"}, tests...)
@@ -182,40 +140,12 @@ func suite(t testing.TB, a, b *bed, program, provider, address string, tests ...
 	}
 }
 
-// agents is the bed for users without privilege: each namespace has an agent, for at most a time.
-func agents(t *testing.T, b *bed, most time.Duration) (here, there *bed) {
-	dir, err := os.MkdirTemp("", "libfabric-agent") // t.TempDir is root's alone
-	if err == nil {
-		t.Cleanup(func() { os.RemoveAll(dir) })
-		err = os.Chmod(dir, 0o755)
-	}
-	nstest.Must(t, err)
+// agents is the bed for users without privilege, for at most a time.
+func agents(t *testing.T, b *cprogram.Bed, most time.Duration) (here, there *cprogram.Bed) {
+	t.Helper()
 	program, err := command()
 	nstest.Must(t, err)
-	settings := filepath.Join(dir, "agent.toml")
-	nstest.Must(t, os.WriteFile(settings, []byte("mode = \"0666\"\nlinger = \"0s\"\n[interface.via0]\n"), 0o644))
-	agent := func(n *nstest.NS, name string) *bed {
-		socket := filepath.Join(dir, name, "agent.sock")
-		// t.Context ends before it is stopped.
-		ctx, cancel := context.WithTimeout(context.Background(), most)
-		t.Cleanup(cancel)
-		p := &process{Cmd: exec.CommandContext(ctx, program, "agent", "--config", settings, "--socket", socket, "--no-fdstored")}
-		p.Stdout, p.Stderr = &p.out, &p.out
-		nstest.Must(t, n.Do(p.Start))
-		t.Cleanup(func() {
-			p.Process.Signal(syscall.SIGTERM)
-			p.finish(t)
-		})
-		var err error
-		if !await.Comes(func() bool { _, err = agentclient.Probe(socket); return err == nil }) {
-			t.Fatalf("%v\n%s", err, &p.out)
-		}
-		users := b.with("VIA_AGENT="+socket, "VIA_RUNTIME_DIR=none", "VIA_VERBOSE=1")
-		const nobody = 65534
-		users.as = &syscall.Credential{Uid: nobody, Gid: nobody}
-		return users
-	}
-	return agent(b.a, "here"), agent(b.b, "there")
+	return b.Agents(t, program, most)
 }
 
 // listens waits until a socket of a namespace listens at a TCP port. A connection that has ended may still have the port.

@@ -2,26 +2,29 @@ package libfabric
 
 import (
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/cprogram"
 	"viaxdp/internal/lab/nstest"
 )
 
 // hello compiles testdata/hostile/hello.c.
 func hello(t *testing.T, dir string, flags ...string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "hello")
-	out, err := exec.Command("gcc", append(flags, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+dir+"/lib", "testdata/hostile/hello.c", "-o", program,
-		"-L"+dir+"/lib", "-lvipl", "-lfabric", "-Wl,-rpath,"+dir+"/lib")...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	return program
+	return gcc(t, "hello", append(flags, "-I"+dir+"/lib", "testdata/hostile/hello.c", "-L"+dir+"/lib", "-lvipl", "-lfabric", "-Wl,-rpath,"+dir+"/lib")...)
+}
+
+// serve starts a server of testdata/survivor at an address, in the first namespace of a. It returns when a client of b with these last
+// arguments has ended well.
+func serve(t *testing.T, a, b *cprogram.Bed, program, address string, client ...string) *cprogram.Process {
+	t.Helper()
+	s := a.Start(t, a.A, program, "server", address)
+	args := append([]string{program, "client", address}, client...)
+	await.Until(t, "the server is there", func() bool { return b.Start(t, b.B, args...).Wait() == nil })
+	return s
 }
 
 // A program cannot take the place of another host's: a request that names another host than the one it comes from is refused.
@@ -38,18 +41,15 @@ func TestHostileName(t *testing.T) {
 			server, hello := survivor(t, kind.server), hello(t, dir, kind.flags...)
 			b := newBed(t, nstest.Options{MTU: 1500})
 			for _, c := range []struct{ server, host, other string }{
-				{b.a.IPv4.String(), b.b.IPv4.String(), "10.99.0.77"}, {b.a.IPv6.String(), b.b.IPv6.String(), "fd77::77"},
+				{b.A.IPv4.String(), b.B.IPv4.String(), "10.99.0.77"}, {b.A.IPv6.String(), b.B.IPv6.String(), "fd77::77"},
 			} {
-				s := b.start(t, b.a, server, "server", c.server)
-				client := append([]string{server, "client", c.server}, kind.client...)
-				await.Until(t, "the server is there", func() bool { return b.start(t, b.b, client...).Wait() == nil })
+				s := serve(t, b, b, server, c.server, kind.client...)
 				for name, want := range map[string]string{c.host: "accepted\n", c.other: "refused\n"} {
-					if got := b.start(t, b.b, hello, "via0", c.host, c.server, name).finish(t); got != want {
+					if got := b.Start(t, b.B, hello, "via0", c.host, c.server, name).Finish(t); got != want {
 						t.Errorf("%s as %s is %q, want %q", c.host, name, got, want)
 					}
 				}
-				nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
-				s.finish(t)
+				s.End(t)
 			}
 		})
 	}
@@ -60,23 +60,18 @@ func TestHostileName(t *testing.T) {
 func TestUnexpected(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
-	server, hello, nomemory := survivor(t, "rdm"), hello(t, dir), filepath.Join(t.TempDir(), "nomemory.so")
-	if out, err := exec.Command("gcc", "-shared", "-fPIC", "testdata/hostile/nomemory.c", "-o", nomemory).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
+	server, hello := survivor(t, "rdm"), hello(t, dir)
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000")
-	s := b.with("LD_PRELOAD="+nomemory).start(t, b.a, server, "server", b.a.IPv4.String())
-	await.Until(t, "the server is there", func() bool { return b.start(t, b.b, server, "client", b.a.IPv4.String(), "once").Wait() == nil })
+	s := serve(t, b.With(preloaded(t, dir, "nomemory")), b, server, b.A.IPv4.String(), "once")
 	for _, c := range []struct{ messages, bytes, want string }{
 		{"100", "12000", "acknowledged"}, {"1", "12345", "closed"}, {"1", "10", "acknowledged"},
 		{"6000", "17920", "closed"}, {"100", "17920", "closed"}, // the second time there still is no room
 	} {
-		if got := b.start(t, b.b, hello, "via0", b.b.IPv4.String(), b.a.IPv4.String(), b.b.IPv4.String(), c.messages, c.bytes).finish(t); got != "accepted\n"+c.want+"\n" {
+		if got := b.Start(t, b.B, hello, "via0", b.B.IPv4.String(), b.A.IPv4.String(), b.B.IPv4.String(), c.messages, c.bytes).Finish(t); got != "accepted\n"+c.want+"\n" {
 			t.Errorf("%s messages of %s bytes: %q, want %q", c.messages, c.bytes, got, c.want)
 		}
 	}
-	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
-	s.finish(t)
+	s.End(t)
 }
 
 // A program that says that it is the endpoint that it connects with is a peer like others: a receive that gets its message ends with it.
@@ -85,16 +80,13 @@ func TestHostileInstance(t *testing.T) {
 	dir := build(t)
 	server, hello := survivor(t, "rdm"), hello(t, dir)
 	b := newBed(t, nstest.Options{MTU: 1500})
-	s := b.start(t, b.a, server, "server", b.a.IPv4.String())
-	client := func() bool { return b.start(t, b.b, server, "client", b.a.IPv4.String(), "once").Wait() == nil }
-	await.Until(t, "the server is there", client)
+	s := serve(t, b, b, server, b.A.IPv4.String(), "once")
 	const there = "2" // the tag
-	if got, want := b.start(t, b.b, hello, "via0", b.b.IPv4.String(), b.a.IPv4.String(), b.b.IPv4.String(), there).finish(t), "accepted\naccepted\n"; got != want {
+	if got, want := b.Start(t, b.B, hello, "via0", b.B.IPv4.String(), b.A.IPv4.String(), b.B.IPv4.String(), there).Finish(t), "accepted\naccepted\n"; got != want {
 		t.Errorf("it said %q, want %q", got, want)
 	}
-	nstest.ErrorIf(t, !client(), "the server does not answer") // after the end of the other connection, as it reads both
-	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
-	if out := s.finish(t); !strings.Contains(out, " 1 messages cut") {
+	b.Start(t, b.B, server, "client", b.A.IPv4.String(), "once").Finish(t) // after the end of the other connection, as it reads both
+	if out := s.End(t); !strings.Contains(out, " 1 messages cut") {
 		t.Errorf("the server said %q, want one message cut", out)
 	}
 }
@@ -103,22 +95,18 @@ func TestHostileInstance(t *testing.T) {
 func TestUnread(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
-	program, nooperation := survivor(t, "rdm"), filepath.Join(t.TempDir(), "nooperation.so")
-	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-I"+dir+"/lib", "testdata/hostile/nooperation.c", "-o", nooperation).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
+	program := survivor(t, "rdm")
 	b := newBed(t, nstest.Options{MTU: 1500})
-	s := b.with("LD_PRELOAD="+nooperation).start(t, b.a, program, "server", b.a.IPv4.String())
-	var c *process
+	s := b.With(preloaded(t, dir, "nooperation")).Start(t, b.A, program, "server", b.A.IPv4.String())
+	var c *cprogram.Process
 	await.Until(t, "the server is there, and does not read a message", func() bool {
-		c = b.start(t, b.b, program, "client", b.a.IPv4.String(), "once")
-		return c.Wait() == nil || strings.Contains(c.out.String(), "connected")
+		c = b.Start(t, b.B, program, "client", b.A.IPv4.String(), "once")
+		return c.Wait() == nil || strings.Contains(c.Out.String(), "connected")
 	})
-	if want := fmt.Sprintf("the server is gone: %d\n", syscall.EIO); !strings.HasSuffix(c.out.String(), want) {
-		t.Errorf("the client said %q, want %q", &c.out, want)
+	if want := fmt.Sprintf("the server is gone: %d\n", syscall.EIO); !strings.HasSuffix(c.Out.String(), want) {
+		t.Errorf("the client said %q, want %q", &c.Out, want)
 	}
-	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
-	s.finish(t)
+	s.End(t)
 }
 
 // What a peer sends before it has accepted the connection is dropped, and leaks nothing.
@@ -127,18 +115,18 @@ func TestEarlyPiece(t *testing.T) {
 	dir := build(t)
 	client, hello := survivor(t, "rdm", strings.Fields(sanitizers)...), hello(t, dir)
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=3000")
-	s := b.start(t, b.a, hello, "via0", b.a.IPv4.String())
+	s := b.Start(t, b.A, hello, "via0", b.A.IPv4.String())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Wait() }()
 	for { // until the server has got its hello
-		c := b.start(t, b.b, client, "client", b.a.IPv4.String(), "once")
-		if err := c.Wait(); err == nil || !strings.Contains(c.out.String(), "the server is gone") || strings.Contains(c.out.String(), "Sanitizer") {
-			t.Errorf("the client: %v\n%s", err, &c.out)
+		c := b.Start(t, b.B, client, "client", b.A.IPv4.String(), "once")
+		if err := c.Wait(); err == nil || !strings.Contains(c.Out.String(), "the server is gone") || strings.Contains(c.Out.String(), "Sanitizer") {
+			t.Errorf("the client: %v\n%s", err, &c.Out)
 		}
 		select {
 		case err := <-ended:
 			if err != nil {
-				t.Errorf("the server: %v\n%s", err, &s.out)
+				t.Errorf("the server: %v\n%s", err, &s.Out)
 			}
 			return
 		default:

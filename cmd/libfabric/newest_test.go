@@ -78,15 +78,15 @@ func TestNewest(t *testing.T) {
 	n := newestLibfabric(t)
 	own := n.compileOnce(t)
 	b := newBed(t, nstest.Options{MTU: 1500})
-	out := b.start(t, b.a, n.program(t, n.root+"/usr/bin/fi_info"), "--version").finish(t)
+	out := b.Start(t, b.A, n.program(t, n.root+"/usr/bin/fi_info"), "--version").Finish(t)
 	t.Log(strings.ReplaceAll(strings.TrimSpace(out), "\n", ", "))
 	if !strings.Contains(out, "libfabric: 2.") {
 		t.Errorf("fi_info --version said %q", out)
 	}
-	if out = b.start(t, b.a, n.program(t, n.root+"/usr/bin/fi_info"), "-p", "viaxdp").finish(t); !strings.Contains(out, "provider: viaxdp;ofi_rxm\n") {
+	if out = b.Start(t, b.A, n.program(t, n.root+"/usr/bin/fi_info"), "-p", "viaxdp").Finish(t); !strings.Contains(out, "provider: viaxdp;ofi_rxm\n") {
 		t.Errorf("fi_info said %q", out)
 	}
-	b = b.with("FI_PROVIDER_PATH=" + own)
+	b = b.With("FI_PROVIDER_PATH=" + own)
 	for _, kind := range pingpongKinds {
 		t.Run(kind, func(t *testing.T) { runPingpong(t, n.program(t, n.root+"/usr/bin/fi_pingpong"), b, b, kind) })
 	}
@@ -98,7 +98,7 @@ func TestNewestProvider(t *testing.T) {
 	t.Parallel()
 	n := newestLibfabric(t)
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+n.compileOnce(t))
-	suite(t, b, b, n.program(t, made.dir+"/suite"), "viaxdp", b.a.IPv4.String(), "completions")
+	suite(t, b, b, n.program(t, made.dir+"/suite"), "viaxdp", b.A.IPv4.String(), "completions")
 }
 
 // With a later libfabric, and compiled with its headers, the suite passes over the provider that was compiled with this one's, and over
@@ -111,7 +111,7 @@ func TestNewestSuite(t *testing.T) {
 		t.Run(provider, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, nstest.Options{MTU: 1500})
-			suite(t, b, b, n.program(t, own+"/suite"), provider, b.a.IPv4.String())
+			suite(t, b, b, n.program(t, own+"/suite"), provider, b.A.IPv4.String())
 		})
 	}
 }

@@ -9,12 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
-	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/cprogram"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testbed"
 	"viaxdp/internal/lab/testsize"
@@ -29,12 +28,12 @@ func TestSuite(t *testing.T) {
 	t.Run("tcp", func(t *testing.T) {
 		t.Parallel()
 		b := newBed(t, nstest.Options{MTU: 1500})
-		suite(t, b, b, program, "tcp", b.a.IPv4.String())
+		suite(t, b, b, program, "tcp", b.A.IPv4.String())
 	})
 	t.Run("IPv6", func(t *testing.T) {
 		t.Parallel()
 		b := newBed(t, nstest.Options{MTU: 1500})
-		suite(t, b, b, program, "viaxdp", b.a.IPv6.String(), "info", "connections", "messages", "rdm")
+		suite(t, b, b, program, "viaxdp", b.A.IPv6.String(), "info", "connections", "messages", "rdm")
 	})
 	if !testsize.Every() { // TestSanitizers has the whole suite
 		return
@@ -43,7 +42,7 @@ func TestSuite(t *testing.T) {
 		t.Run(fmt.Sprint("MTU ", mtu), func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t, nstest.Options{MTU: mtu}, "VIA_ARENA=0") // the usual one
-			suite(t, b, b, program, "viaxdp", b.a.IPv4.String())
+			suite(t, b, b, program, "viaxdp", b.A.IPv4.String())
 		})
 	}
 	t.Run("key", func(t *testing.T) {
@@ -51,7 +50,7 @@ func TestSuite(t *testing.T) {
 		key := filepath.Join(t.TempDir(), "key")
 		nstest.Must(t, os.WriteFile(key, []byte("32 bytes, and random where it is no test"), 0o600))
 		b := newBed(t, nstest.Options{MTU: 1500}, "VIA_PSK="+key)
-		suite(t, b, b, program, "viaxdp", b.a.IPv4.String(), "connections", "messages", "rma", "rdm")
+		suite(t, b, b, program, "viaxdp", b.A.IPv4.String(), "connections", "messages", "rma", "rdm")
 	})
 }
 
@@ -60,8 +59,8 @@ func TestInterfaces(t *testing.T) {
 	t.Parallel()
 	program := build(t) + "/suite"
 	b := newBed(t, nstest.Options{MTU: 1500})
-	nstest.Another(t, b.a, b.b, 1, nstest.Options{MTU: 1500})
-	suite(t, b, b, program, "viaxdp", b.a.IPv4.String(), "interfaces")
+	nstest.Another(t, b.A, b.B, 1, nstest.Options{MTU: 1500})
+	suite(t, b, b, program, "viaxdp", b.A.IPv4.String(), "interfaces")
 }
 
 // The suite passes with AddressSanitizer and UndefinedBehaviorSanitizer in it and in the provider, and leaks nothing.
@@ -69,7 +68,7 @@ func TestSanitizers(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1:halt_on_error=1")
-	suite(t, b, b, dir+"/suite-asan", "viaxdp", b.a.IPv4.String())
+	suite(t, b, b, dir+"/suite-asan", "viaxdp", b.A.IPv4.String())
 }
 
 // The sends of a list with FI_MORE leave by one doorbell, and those without it by one each. The pieces of a long message share
@@ -92,22 +91,22 @@ func doorbells(t *testing.T, program string) error {
 	const rounds, burst = 200, 3 // as in the suite
 	dir := t.TempDir()
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_RUNTIME_DIR="+dir)
-	args := []string{"viaxdp", b.a.IPv4.String(), "7117", "doorbells"}
+	args := []string{"viaxdp", b.A.IPv4.String(), "7117", "doorbells"}
 	s := exec.CommandContext(t.Context(), program, append([]string{"server"}, args...)...)
-	s.Env, s.Stderr = b.env, os.Stderr
+	s.Env, s.Stderr = b.Env, os.Stderr
 	in, err := s.StdinPipe()
 	nstest.Must(t, err)
 	out, err := s.StdoutPipe()
 	nstest.Must(t, err)
-	nstest.Must(t, b.a.Do(s.Start))
-	c := b.start(t, b.b, append([]string{program, "client"}, args...)...)
+	nstest.Must(t, b.A.Do(s.Start))
+	c := b.Start(t, b.B, append([]string{program, "client"}, args...)...)
 	said := bufio.NewReader(out)
 	var kicks [4]uint64 // before bursts, after those without FI_MORE, after those with it, after long messages
 	var sent [4]vipl.Counters
 	for i := range kicks {
 		if line, err := said.ReadString('\n'); line != "bursts\n" {
 			c.Process.Kill()
-			t.Fatalf("the server said %q, %v\n%s", line, err, &c.out)
+			t.Fatalf("the server said %q, %v\n%s", line, err, &c.Out)
 		}
 		for _, p := range status.Take([]string{dir}).Programs {
 			if p.PID == s.Process.Pid && len(p.Nics) == 1 {
@@ -120,7 +119,7 @@ func doorbells(t *testing.T, program string) error {
 	_, err = io.Copy(io.Discard, said)
 	nstest.Must(t, err)
 	nstest.Must(t, s.Wait())
-	c.finish(t)
+	c.Finish(t)
 	each, one := kicks[1]-kicks[0], kicks[2]-kicks[1]
 	t.Logf("%d bursts of %d messages: %d doorbells without FI_MORE, %d with it", rounds, burst, each, one)
 	// Where the CPUs are busy a few bursts are cut: what waits for more leaves after a millisecond.
@@ -140,13 +139,13 @@ func TestKilled(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000")
-	args := []string{"viaxdp", b.a.IPv4.String(), "7117", "killed"}
-	s := b.start(t, b.a, append([]string{dir + "/suite", "server"}, args...)...)
-	if out := b.start(t, b.b, append([]string{dir + "/suite", "client"}, args...)...).finish(t); !strings.Contains(out, "checks\n") {
+	args := []string{"viaxdp", b.A.IPv4.String(), "7117", "killed"}
+	s := b.Start(t, b.A, append([]string{dir + "/suite", "server"}, args...)...)
+	if out := b.Start(t, b.B, append([]string{dir + "/suite", "client"}, args...)...).Finish(t); !strings.Contains(out, "checks\n") {
 		t.Errorf("it said %q", out)
 	}
 	if err := s.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Errorf("the server: %v\n%s", err, &s.out)
+		t.Errorf("the server: %v\n%s", err, &s.Out)
 	}
 }
 
@@ -155,33 +154,30 @@ func TestRDMKilled(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
 	b := newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000")
-	suite(t, b, b, dir+"/suite", "viaxdp", b.a.IPv4.String(), "rdmkilled")
+	suite(t, b, b, dir+"/suite", "viaxdp", b.A.IPv4.String(), "rdmkilled")
 }
 
 // Threads that get a CPU late lose no message, and do not connect again without need.
 func TestRDMLate(t *testing.T) {
 	t.Parallel()
-	dir, late := build(t), filepath.Join(t.TempDir(), "late.so")
-	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-I"+dir+"/lib", "testdata/hostile/late.c", "-o", late).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	b := newBed(t, nstest.Options{MTU: 1500}, "LD_PRELOAD="+late)
-	suite(t, b, b, dir+"/suite", "viaxdp", b.a.IPv4.String(), "rdmlate")
+	dir := build(t)
+	b := newBed(t, nstest.Options{MTU: 1500}, preloaded(t, dir, "late"))
+	suite(t, b, b, dir+"/suite", "viaxdp", b.A.IPv4.String(), "rdmlate")
 }
 
 // fi_info lists the provider, by itself and below ofi_rxm.
 func TestInfo(t *testing.T) {
 	build(t)
 	b := newBed(t, nstest.Options{MTU: 1500})
-	out := b.start(t, b.a, "fi_info", "-p", "viaxdp").finish(t)
+	out := b.Start(t, b.A, "fi_info", "-p", "viaxdp").Finish(t)
 	for _, want := range []string{"provider: viaxdp\n", "provider: viaxdp;ofi_rxm\n", "domain: via0\n", "type: FI_EP_MSG\n", "type: FI_EP_RDM\n    protocol: Provider specific\n", "fabric: 10.99.0.0/24\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("without %q:\n%s", want, out)
 		}
 	}
-	b.with("FI_VIAXDP_IFACE=").start(t, b.a, "fi_info", "-p", "viaxdp").finish(t) // empty variables are as those that are not set
-	if out := b.with("FI_VIAXDP_IFACE=other").start(t, b.a, "fi_info", "-p", "viaxdp"); out.Wait() == nil {
-		t.Errorf("with FI_VIAXDP_IFACE=other:\n%s", &out.out)
+	b.With("FI_VIAXDP_IFACE=").Start(t, b.A, "fi_info", "-p", "viaxdp").Finish(t) // empty variables are as those that are not set
+	if out := b.With("FI_VIAXDP_IFACE=other").Start(t, b.A, "fi_info", "-p", "viaxdp"); out.Wait() == nil {
+		t.Errorf("with FI_VIAXDP_IFACE=other:\n%s", &out.Out)
 	}
 }
 
@@ -190,10 +186,10 @@ func TestInfoLabel(t *testing.T) {
 	t.Parallel()
 	program := build(t) + "/suite"
 	b := newBed(t, nstest.Options{MTU: 1500})
-	link := b.a.Link(t)
-	alias, err := netlink.ParseAddr("10.99.0.88/24 " + b.a.Name + ":1")
+	link := b.A.Link(t)
+	alias, err := netlink.ParseAddr("10.99.0.88/24 " + b.A.Name + ":1")
 	nstest.Must(t, err)
-	nstest.Must(t, b.a.Netlink().AddrAdd(link, alias))
+	nstest.Must(t, b.A.Netlink().AddrAdd(link, alias))
 	suite(t, b, b, program, "viaxdp", alias.IP.String(), "info", "completions")
 }
 
@@ -203,21 +199,19 @@ func TestInfoNames(t *testing.T) {
 	build(t, "unshare")
 	server, b := survivor(t, "rdm"), newBed(t, nstest.Options{MTU: 1500}, "VIA_SILENCE=3000", withoutRXM)
 	hosts := filepath.Join(t.TempDir(), "hosts")
-	nstest.Must(t, os.WriteFile(hosts, fmt.Appendf(nil, "%v both\n%v both\n", b.a.IPv4, b.a.IPv6), 0o644))
-	named := func(args ...string) *process {
-		return b.start(t, b.b, append([]string{"unshare", "-m", "sh", "-c", `mount --bind "$1" /etc/hosts && shift && exec "$@"`, "sh", hosts}, args...)...)
+	nstest.Must(t, os.WriteFile(hosts, fmt.Appendf(nil, "%v both\n%v both\n", b.A.IPv4, b.A.IPv6), 0o644))
+	named := func(args ...string) *cprogram.Process {
+		return b.Start(t, b.B, append([]string{"unshare", "-m", "sh", "-c", `mount --bind "$1" /etc/hosts && shift && exec "$@"`, "sh", hosts}, args...)...)
 	}
 	for _, format := range []string{"FI_SOCKADDR_IN", "FI_SOCKADDR_IN6"} {
-		out := named("fi_info", "-v", "-p", "viaxdp", "-t", "FI_EP_MSG", "-n", "both", "-a", format).finish(t)
+		out := named("fi_info", "-v", "-p", "viaxdp", "-t", "FI_EP_MSG", "-n", "both", "-a", format).Finish(t)
 		if want := "addr_format: " + format + "\n"; !strings.Contains(out, want) {
 			t.Errorf("without %q:\n%s", want, out)
 		}
 	}
-	s := b.start(t, b.a, server, "server", b.a.IPv4.String())
-	await.Until(t, "the server is there", func() bool { return b.start(t, b.b, server, "client", b.a.IPv4.String(), "once").Wait() == nil })
-	named(server, "client", "both", "once").finish(t)
-	nstest.Must(t, s.Process.Signal(syscall.SIGTERM))
-	s.finish(t)
+	s := serve(t, b, b, server, b.A.IPv4.String(), "once")
+	named(server, "client", "both", "once").Finish(t)
+	s.End(t)
 }
 
 // pingpongKinds are FI_EP_MSG, FI_EP_RDM, and that of ofi_rxm.
@@ -238,18 +232,18 @@ const withoutRXM = "FI_PROVIDER=^ofi_rxm"
 // largest is the last size of fi_pingpong -S all.
 const largest = "\n6m "
 
-func runPingpong(t *testing.T, program string, a, b *bed, kind string) {
+func runPingpong(t *testing.T, program string, a, b *cprogram.Bed, kind string) {
 	t.Helper()
 	if kind == "rdm" {
-		a, b = a.with(withoutRXM), b.with(withoutRXM)
+		a, b = a.With(withoutRXM), b.With(withoutRXM)
 	}
-	s := a.start(t, a.a, pingpong(program, kind)...)
-	listens(t, a.a, 47592)
-	out := b.start(t, b.b, pingpong(program, kind, a.a.IPv4.String())...).finish(t)
+	s := a.Start(t, a.A, pingpong(program, kind)...)
+	listens(t, a.A, 47592)
+	out := b.Start(t, b.B, pingpong(program, kind, a.A.IPv4.String())...).Finish(t)
 	if t.Failed() {
 		s.Process.Kill()
 	}
-	if said := s.finish(t); !strings.Contains(said, largest) || !strings.Contains(out, largest) {
+	if said := s.Finish(t); !strings.Contains(said, largest) || !strings.Contains(out, largest) {
 		t.Errorf("the server said %s\nthe client %s", said, out)
 	}
 }
@@ -273,8 +267,8 @@ func TestPingpong(t *testing.T) {
 }
 
 // agentBed is a bed with two queues and an agent in each namespace, for users without privilege.
-func agentBed(t *testing.T) (here, there *bed) {
-	return agents(t, newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native"), 3*programTime)
+func agentBed(t *testing.T) (here, there *cprogram.Bed) {
+	return agents(t, newBed(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native"), 3*cprogram.Limit)
 }
 
 // The suite passes for users without privilege, who have interfaces by the agent: on two hosts, and on one.
@@ -288,14 +282,14 @@ func TestAgentSuite(t *testing.T) {
 	t.Run("suite", func(t *testing.T) {
 		t.Parallel()
 		here, there := agentBed(t)
-		suite(t, here, there, program, "viaxdp", here.a.IPv4.String(), parts...)
+		suite(t, here, there, program, "viaxdp", here.A.IPv4.String(), parts...)
 	})
 	t.Run("one host", func(t *testing.T) { // the programs share the queues
 		t.Parallel()
 		here, _ := agentBed(t)
 		local := *here
-		local.b = here.a
-		suite(t, &local, &local, program, "viaxdp", here.a.IPv4.String(), parts...)
+		local.B = here.A
+		suite(t, &local, &local, program, "viaxdp", here.A.IPv4.String(), parts...)
 	})
 }
 
@@ -308,16 +302,16 @@ func TestAgent(t *testing.T) {
 		t.Run(kind, func(t *testing.T) { runPingpong(t, "fi_pingpong", here, there, kind) })
 	}
 	t.Run("no agent", func(t *testing.T) {
-		p := here.with("VIA_AGENT=none").start(t, here.a, "fi_info", "-p", "viaxdp")
+		p := here.With("VIA_AGENT=none").Start(t, here.A, "fi_info", "-p", "viaxdp")
 		if p.Wait() == nil {
-			t.Errorf("a user without privilege and without an agent:\n%s", &p.out)
+			t.Errorf("a user without privilege and without an agent:\n%s", &p.Out)
 		}
 	})
 	t.Run("auto", func(t *testing.T) { // it starts none, and uses the one at the default place
 		root := *here
-		root.as = nil
-		root.start(t, here.a, "unshare", "-m", "sh", "-c", `mount -t tmpfs none /run && mkdir /run/via-xdp && ln -s "$VIA_AGENT" /run/via-xdp/agent.sock &&
-			VIA_AGENT=auto exec setpriv --reuid 65534 --regid 65534 --clear-groups fi_info -p viaxdp`).finish(t)
+		root.As = nil
+		root.Start(t, here.A, "unshare", "-m", "sh", "-c", `mount -t tmpfs none /run && mkdir /run/via-xdp && ln -s "$VIA_AGENT" /run/via-xdp/agent.sock &&
+			VIA_AGENT=auto exec setpriv --reuid 65534 --regid 65534 --clear-groups fi_info -p viaxdp`).Finish(t)
 	})
 }
 
@@ -377,7 +371,7 @@ func TestLoss(t *testing.T) {
 		nstest.Lacks(t, "%v", err)
 	}
 	t.Cleanup(func() { star.Close() })
-	env := (&bed{}).with("FI_PROVIDER_PATH="+dir+"/prov", "VIA_HUGEPAGES=avoid", "VIA_SILENCE=30000").env
+	env := append(os.Environ(), "FI_PROVIDER_PATH="+dir+"/prov", "VIA_HUGEPAGES=avoid", "VIA_SILENCE=30000")
 	start := func(i int, args ...string) (*exec.Cmd, *bytes.Buffer) {
 		cmd, out := exec.CommandContext(t.Context(), args[0], args[1:]...), &bytes.Buffer{}
 		cmd.Env, cmd.Stdout, cmd.Stderr = env, out, out

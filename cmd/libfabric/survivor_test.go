@@ -6,14 +6,13 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/cprogram"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testsize"
 	"viaxdp/internal/ops/status"
@@ -22,12 +21,7 @@ import (
 // survivor compiles a program of testdata/survivor.
 func survivor(t *testing.T, name string, flags ...string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), name)
-	args := append(flags, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "testdata/survivor/"+name+".c", "-o", program, "-lfabric")
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	return program
+	return gcc(t, name, append(flags, "testdata/survivor/"+name+".c", "-lfabric")...)
 }
 
 // Clients are killed in the midst of transfers, one after the other. The server notices each, and leaks nothing:
@@ -38,15 +32,15 @@ func TestSurvivor(t *testing.T) {
 	program, killed := survivor(t, "survivor", strings.Fields(sanitizers)...), survivor(t, "survivor", "-O2")
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=2000")
 	const clients = 12
-	s := b.start(t, b.a, program, "server", b.a.IPv4.String(), fmt.Sprint(clients))
-	others := b.with("FI_PROVIDER_PATH=" + dir + "/prov")
+	s := b.Start(t, b.A, program, "server", b.A.IPv4.String(), fmt.Sprint(clients))
+	others := b.With("FI_PROVIDER_PATH=" + dir + "/prov")
 	for i := range clients {
 		c := connectedClient(t, others, s, killed, fmt.Sprint(i))
 		time.Sleep(time.Duration(i%4*150) * time.Millisecond) // at any step of its transfers
 		c.Process.Kill()
 		c.Wait()
 	}
-	if out := s.finish(t); !strings.Contains(out, fmt.Sprintf("survivor: %d clients", clients)) {
+	if out := s.Finish(t); !strings.Contains(out, fmt.Sprintf("survivor: %d clients", clients)) {
 		t.Errorf("it said %q", out)
 	}
 }
@@ -60,32 +54,28 @@ func TestRDMSurvivor(t *testing.T) {
 	program, own := survivor(t, "rdm", strings.Fields(sanitizers)...), t.TempDir()
 	b := newBed(t, nstest.Options{MTU: 1500}, "FI_PROVIDER_PATH="+dir+"/asan", "ASAN_OPTIONS=detect_leaks=1", "VIA_SILENCE=2000",
 		"VIA_RUNTIME_DIR="+own)
-	s := b.start(t, b.a, program, "server", b.a.IPv4.String())
-	once := func() { b.start(t, b.b, program, "client", b.a.IPv4.String(), "once").finish(t) }
+	s := b.Start(t, b.A, program, "server", b.A.IPv4.String())
+	once := func() { b.Start(t, b.B, program, "client", b.A.IPv4.String(), "once").Finish(t) }
 	if !await.Comes(func() bool { return len(status.Take([]string{own}).Programs) == 1 }) {
-		t.Fatalf("no server\n%s", &s.out)
+		t.Fatalf("no server\n%s", &s.Out)
 	}
 	once()
 	rest := func() (h holdings) { // the server destroys a VI, and then deregisters its memory
 		t.Helper()
 		if !await.Comes(func() bool { h, _ = held(own, s.Process.Pid); return h.cqs > 0 && h.VIs == 0 && h.regions == 0 }) {
-			t.Fatalf("the server still holds %+v\n%s", h, &s.out)
+			t.Fatalf("the server still holds %+v\n%s", h, &s.Out)
 		}
 		return h
 	}
 	killed := survivor(t, "rdm", "-O2")
-	others := b.with("FI_PROVIDER_PATH=" + dir + "/prov")
+	others := b.With("FI_PROVIDER_PATH=" + dir + "/prov")
 	first := rest()
 	for round, was := 1, first; ; round++ {
 		for i := range 10 {
-			c := &process{Cmd: exec.CommandContext(t.Context(), killed, "client", b.a.IPv4.String())}
-			c.Env, c.Stderr = others.env, &c.out
-			out, err := c.StdoutPipe()
-			nstest.Must(t, err)
-			nstest.Must(t, b.b.Do(c.Start))
+			c, out := others.Piped(t, b.B, killed, "client", b.A.IPv4.String())
 			if i%3 > 0 { // otherwise it connects
-				if line, err := bufio.NewReader(out).ReadString('\n'); line != "connected\n" {
-					t.Fatalf("a client said %q, %v, %v\n%s", line, err, c.Wait(), &c.out)
+				if line, err := out.ReadString('\n'); line != "connected\n" {
+					t.Fatalf("a client said %q, %v, %v\n%s", line, err, c.Wait(), &c.Out)
 				}
 			}
 			time.Sleep(time.Duration(i%4*40) * time.Millisecond) // at any step of its messages
@@ -106,31 +96,23 @@ func TestRDMSurvivor(t *testing.T) {
 		}
 		was = last
 	}
-	s.Process.Signal(syscall.SIGTERM)
-	if out := s.finish(t); !strings.Contains(out, "rdm: ") {
+	if out := s.End(t); !strings.Contains(out, "rdm: ") {
 		t.Errorf("it said %q", out)
 	}
 }
 
 // connectingClient starts a client of survivor, and returns when it connects, with what it prints then.
-func connectingClient(t *testing.T, b *bed, program string, args ...string) (*process, *bufio.Reader) {
+func connectingClient(t *testing.T, b *cprogram.Bed, program string, args ...string) (*cprogram.Process, *bufio.Reader) {
 	t.Helper()
-	p := &process{Cmd: exec.CommandContext(t.Context(), program, append([]string{"client", b.a.IPv4.String()}, args...)...)}
-	p.Env, p.Stderr = b.env, &p.out
-	out, err := p.StdoutPipe()
-	if err == nil {
-		err = b.b.Do(p.Start)
-	}
-	nstest.Must(t, err)
-	r := bufio.NewReader(out)
+	p, r := b.Piped(t, b.B, append([]string{program, "client", b.A.IPv4.String()}, args...)...)
 	if line, err := r.ReadString('\n'); line != "connecting\n" {
-		t.Fatalf("a client said %q, %v, %v\n%s", line, err, p.Wait(), &p.out)
+		t.Fatalf("a client said %q, %v, %v\n%s", line, err, p.Wait(), &p.Out)
 	}
 	return p, r
 }
 
 // connectedClient starts a client of survivor, again if the server does not listen yet, and returns when it is connected.
-func connectedClient(t *testing.T, b *bed, server *process, program string, args ...string) (p *process) {
+func connectedClient(t *testing.T, b *cprogram.Bed, server *cprogram.Process, program string, args ...string) (p *cprogram.Process) {
 	t.Helper()
 	if !await.Comes(func() bool {
 		var r *bufio.Reader
@@ -147,7 +129,7 @@ func connectedClient(t *testing.T, b *bed, server *process, program string, args
 		return true
 	}) {
 		server.Process.Kill()
-		t.Fatalf("no client connects\n%s\nthe server: %v\n%s", &p.out, server.Wait(), &server.out)
+		t.Fatalf("no client connects\n%s\nthe server: %v\n%s", &p.Out, server.Wait(), &server.Out)
 	}
 	return p
 }
@@ -193,15 +175,16 @@ func TestTraffic(t *testing.T) {
 		some = 12 * time.Second
 	}
 	duration := testsize.Duration(t, "VIA_TRAFFIC", time.Second, some)
-	here, there := agents(t, b, duration+3*programTime) // the clients share a queue
+	b.Most = duration + 3*cprogram.Limit
+	here, there := agents(t, b, b.Most) // the clients share a queue
 	own := []string{"VIA_RUNTIME_DIR=" + dir, "VIA_VERBOSE=0"}
-	b, here = there.with(own...), here.with(own...)
-	b.as, here.as = nil, nil
+	b, here = there.With(own...), here.With(own...)
+	b.As, here.As = nil, nil
 	random := rand.New(rand.NewPCG(testsize.Seed(t), 0))
 	tr := &traffic{T: t, bed: here, program: program, dir: dir, first: map[int]holdings{}, memory: map[int]int{}}
 	tr.serve()
 	tr.stays = connectedClient(t, b, tr.server, program, "0", "forever")
-	clients := make([]*process, 3)
+	clients := make([]*cprogram.Process, 3)
 	kills, hasty, ends, servers, rests := 0, 0, 0, 0, 0
 	for began, step := time.Now(), 1; time.Since(began) < duration || rests == 0; step++ {
 		i := random.IntN(len(clients))
@@ -255,22 +238,19 @@ func TestTraffic(t *testing.T) {
 		}
 	}
 	tr.rest()
-	for _, p := range []*process{tr.stays, tr.server} {
-		p.Process.Signal(syscall.SIGTERM)
-		if err := p.Wait(); err != nil {
-			t.Errorf("%v: %v\n%s", p.Args, err, &p.out)
-		}
+	for _, p := range []*cprogram.Process{tr.stays, tr.server} {
+		p.End(t)
 	}
 	t.Logf("%d clients killed, %d more while they connected, %d ended, %d servers killed, %d rests; at rest %+v; server: %s",
-		kills, hasty, ends, servers, rests, tr.last, &tr.server.out)
+		kills, hasty, ends, servers, rests, tr.last, &tr.server.Out)
 }
 
 // traffic is the state of TestTraffic.
 type traffic struct {
 	*testing.T
-	bed           *bed
+	bed           *cprogram.Bed
 	program, dir  string
-	server, stays *process
+	server, stays *cprogram.Process
 	first         map[int]holdings // of each process, at its first rest
 	memory        map[int]int
 	last          [2]holdings
@@ -278,23 +258,21 @@ type traffic struct {
 
 // serve starts a server.
 func (t *traffic) serve() {
-	t.server = &process{Cmd: exec.CommandContext(t.Context(), t.program, "server", t.bed.a.IPv4.String())}
-	t.server.Env, t.server.Stdout, t.server.Stderr = t.bed.env, &t.server.out, &t.server.out
-	nstest.Must(t, t.bed.a.Do(t.server.Start))
+	t.server = t.bed.Start(t, t.bed.A, t.program, "server", t.bed.A.IPv4.String())
 }
 
 // over waits for the end of a client, which must not have found wrong data.
-func (t *traffic) over(c *process) {
+func (t *traffic) over(c *cprogram.Process) {
 	t.Helper()
-	if err := c.Wait(); err != nil && (strings.Contains(c.out.String(), "wrong") || c.ProcessState.ExitCode() > 1) {
-		t.Fatalf("a client: %v\n%s", err, &c.out)
+	if err := c.Wait(); err != nil && (strings.Contains(c.Out.String(), "wrong") || c.ProcessState.ExitCode() > 1) {
+		t.Fatalf("a client: %v\n%s", err, &c.Out)
 	}
 }
 
 // rest waits until server and the client that stays have nothing but their connection, and compares.
 func (t *traffic) rest() {
 	t.Helper()
-	for i, p := range []*process{t.server, t.stays} {
+	for i, p := range []*cprogram.Process{t.server, t.stays} {
 		pid := p.Process.Pid
 		var now holdings
 		least, samples := holdings{}, 0 // at first: a read or write has a region for as long as it runs
@@ -315,7 +293,7 @@ func (t *traffic) rest() {
 			return samples == 50
 		})
 		if !settled {
-			t.Fatalf("%v holds %+v, at first %+v\n%s", p.Args, now, t.first[pid], &p.out)
+			t.Fatalf("%v holds %+v, at first %+v\n%s", p.Args, now, t.first[pid], &p.Out)
 		}
 		const most = 32 << 20
 		if _, known := t.first[pid]; !known {

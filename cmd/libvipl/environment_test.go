@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/cprogram"
 	"viaxdp/internal/lab/nstest"
 )
 
@@ -20,10 +21,7 @@ import (
 func TestSetuid(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
-	dir, err := os.MkdirTemp("", "libvipl-setuid") // t.TempDir is root's alone
-	nstest.Must(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	nstest.Must(t, os.Chmod(dir, 0o755))
+	dir := cprogram.SharedDir(t)
 	var fs unix.Statfs_t
 	nstest.Must(t, unix.Statfs(dir, &fs))
 	if fs.Flags&unix.ST_NOSUID != 0 {
@@ -38,8 +36,8 @@ func TestSetuid(t *testing.T) {
 	nstest.Must(t, os.Chmod(program, 0o755|os.ModeSetuid))
 
 	b := newBed(t, 1500, "VIA_AGENT=auto", "PATH="+dir, "VIA_STATE_DIR="+filepath.Join(dir, "state"), "GODEBUG=gctrace=1")
-	b.as = &syscall.Credential{Uid: 65534, Gid: 65534}
-	out := b.one(t, program, "server", "via0")
+	b.As = &syscall.Credential{Uid: 65534, Gid: 65534}
+	out := one(t, b, program, "server", "via0")
 	if _, err := os.Stat(proof); err == nil {
 		t.Error("it ran a program of its caller as root")
 	}
@@ -54,16 +52,16 @@ func TestLateAddress(t *testing.T) {
 	lib := library(t)
 	open := filepath.Join(t.TempDir(), "open") // made by the program when its NIC is open
 	b := newBed(t, 1500, "OPEN="+open)
-	link := b.a.Link(t)
-	addresses, err := b.a.Netlink().AddrList(link, netlink.FAMILY_ALL)
+	link := b.A.Link(t)
+	addresses, err := b.A.Netlink().AddrList(link, netlink.FAMILY_ALL)
 	nstest.Must(t, err)
 	for _, a := range addresses {
-		nstest.Must(t, b.a.Netlink().AddrDel(link, &a))
+		nstest.Must(t, b.A.Netlink().AddrDel(link, &a))
 	}
 	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "process")
-	p := b.with("ADDRESS="+b.a.IPv4.String()).start(t, b.a, program, "unaddressed", "via0")
+	p := b.With("ADDRESS="+b.A.IPv4.String()).Start(t, b.A, program, "unaddressed", "via0")
 	await.Until(t, "the NIC is open", func() bool { _, err := os.Stat(open); return err == nil })
-	address := &net.IPNet{IP: b.a.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}
-	nstest.Must(t, b.a.Netlink().AddrAdd(link, &netlink.Addr{IPNet: address}))
-	p.finish(t)
+	address := &net.IPNet{IP: b.A.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}
+	nstest.Must(t, b.A.Netlink().AddrAdd(link, &netlink.Addr{IPNet: address}))
+	p.Finish(t)
 }

@@ -24,12 +24,12 @@ func TestStatic(t *testing.T) {
 	for _, flags := range []string{"-static", "-static-pie -fPIE", "-static-libgcc -Wl,-Bstatic -lm -Wl,-Bdynamic"} {
 		t.Run(strings.ReplaceAll(flags, " ", ""), func(t *testing.T) {
 			c := compiler{"gcc", "-O2 " + flags}
-			if out := b.one(t, c.compile(t, lib, "abi"), "server", "via0"); !strings.Contains(out, "abi:") {
+			if out := one(t, b, c.compile(t, lib, "abi"), "server", "via0"); !strings.Contains(out, "abi:") {
 				t.Errorf("it said %q", out)
 			}
 			program := c.compile(t, lib, "process")
 			for _, part := range []string{"signals", "fork", "threads"} {
-				b.one(t, program, part, "via0")
+				one(t, b, program, part, "via0")
 			}
 		})
 	}
@@ -72,11 +72,11 @@ func TestInstall(t *testing.T) {
 		nstest.Check(t, nstest.Err(os.Stat(filepath.Join(prefix, name))))
 	}
 	bed := newBed(t, 1500)
-	s := bed.start(t, bed.a, out+"/hello", "server", "via0")
-	if got := bed.start(t, bed.b, out+"/hello", "client", "via0", bed.a.IPv4.String()).finish(t); got != "hello, client\n" {
+	s := bed.Start(t, bed.A, out+"/hello", "server", "via0")
+	if got := bed.Start(t, bed.B, out+"/hello", "client", "via0", bed.A.IPv4.String()).Finish(t); got != "hello, client\n" {
 		t.Errorf("the client got %q", got)
 	}
-	if got := s.finish(t); got != "hello, server\n" {
+	if got := s.Finish(t); got != "hello, server\n" {
 		t.Errorf("the server got %q", got)
 	}
 }
@@ -127,7 +127,7 @@ func TestDebianPackage(t *testing.T) {
 		"-L"+lib, "-lvipl", "-Wl,-rpath,"+lib).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, b)
 	}
-	newBed(t, 1500).one(t, program, "server", "via0")
+	one(t, newBed(t, 1500), program, "server", "via0")
 }
 
 // newestLibc is the newest version of the C library that a library asks for.
@@ -182,13 +182,13 @@ func TestValgrind(t *testing.T) {
 	}
 	for _, name := range programs {
 		t.Run(name, func(t *testing.T) {
-			clean(t, b.one(t, in(c.compile(t, lib, name), "server", "via0")...), name+":")
+			clean(t, one(t, b, in(c.compile(t, lib, name), "server", "via0")...), name+":")
 		})
 	}
 	t.Run("pingpong", func(t *testing.T) {
 		program := c.compile(t, lib, "pingpong")
-		s := b.start(t, b.a, in(program, "server", "via0", "5")...)
-		clean(t, b.start(t, b.b, in(program, "client", "via0", b.a.IPv4.String(), "5")...).finish(t), "32768")
-		clean(t, s.finish(t), "")
+		s := b.Start(t, b.A, in(program, "server", "via0", "5")...)
+		clean(t, b.Start(t, b.B, in(program, "client", "via0", b.A.IPv4.String(), "5")...).Finish(t), "32768")
+		clean(t, s.Finish(t), "")
 	})
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"flag"
 	"fmt"
 	"net"
@@ -12,13 +10,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"viaxdp/internal/lab/await"
+	"viaxdp/internal/lab/cprogram"
 	"viaxdp/internal/lab/nstest"
 	"viaxdp/internal/lab/testsize"
 )
@@ -109,106 +107,53 @@ func (c compiler) compile(t testing.TB, lib, program string) string {
 	return to
 }
 
-// bed is two namespaces and what programs in them find.
-type bed struct {
-	a, b *nstest.NS
-	env  []string
-	as   *syscall.Credential // whose programs they are; nil: this user's
-}
-
-// with is the same with more environment.
-func (b *bed) with(env ...string) *bed {
-	c := *b
-	c.env = append(slices.Clone(b.env), env...)
-	return &c
-}
-
 // namesFile has addresses that a program has no room for, except for their hosts.
 const namesFile = `fd00::9 node2
 10.1.2.7 node2 disc="a service"
 10.1.2.8 node2 disc="another"
 `
 
-// silence is the time after which a peer is taken for dead. It is long, as a test
-// machine may be busy.
-const silence = 30 * time.Second
-
-func newBed(t testing.TB, mtu int, env ...string) *bed {
+func newBed(t testing.TB, mtu int, env ...string) *cprogram.Bed {
 	t.Helper()
 	return newBedOf(t, nstest.Options{MTU: mtu}, env...)
 }
 
-// newBedOf makes a bed. Programs have arenas of 16 MB: the usual 64 MB take each of them a tenth of a second of a processor to
-// open, without huge pages.
-func newBedOf(t testing.TB, o nstest.Options, env ...string) *bed {
+func newBedOf(t testing.TB, o nstest.Options, env ...string) *cprogram.Bed {
 	t.Helper()
-	a, b := nstest.Pair(t, o)
-	hosts := filepath.Join(t.TempDir(), "hosts")
-	nstest.Must(t, os.WriteFile(hosts, fmt.Appendf(nil, "%v node1\n", a.IPv4), 0o666))
-	names := filepath.Join(t.TempDir(), "names")
+	hosts, names := filepath.Join(t.TempDir(), "hosts"), filepath.Join(t.TempDir(), "names")
+	b := cprogram.New(t, o, append([]string{"VIA_NAMES=" + names, "VIA_HOSTS=" + hosts, "VIA_DNS=0"}, env...)...)
+	nstest.Must(t, os.WriteFile(hosts, fmt.Appendf(nil, "%v node1\n", b.A.IPv4), 0o666))
 	nstest.Must(t, os.WriteFile(names, []byte(namesFile), 0o666))
-	own := append(os.Environ(), "VIA_NAMES="+names, "VIA_HOSTS="+hosts, "VIA_DNS=0", "VIA_HUGEPAGES=avoid", "VIA_ARENA=16777216",
-		fmt.Sprintf("VIA_SILENCE=%d", silence.Milliseconds()))
-	return &bed{a: a, b: b, env: append(own, env...)}
-}
-
-// process runs in a namespace; it is killed when the test takes too long.
-type process struct {
-	*exec.Cmd
-	out bytes.Buffer
-}
-
-const programTime = 3 * time.Minute
-
-func (b *bed) start(t testing.TB, n *nstest.NS, args ...string) *process {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), programTime)
-	t.Cleanup(cancel)
-	p := &process{Cmd: exec.CommandContext(ctx, args[0], args[1:]...)}
-	p.Env, p.Stdout, p.Stderr = b.env, &p.out, &p.out
-	if b.as != nil {
-		p.Dir, p.SysProcAttr = "/", &syscall.SysProcAttr{Credential: b.as}
-	}
-	nstest.Must(t, n.Do(p.Start))
-	return p
-}
-
-// finish waits for it; it must end well. It returns what it printed.
-func (p *process) finish(t testing.TB) string {
-	t.Helper()
-	if err := p.Wait(); err != nil {
-		t.Errorf("%s: %v\n%s", strings.Join(p.Args, " "), err, &p.out)
-	}
-	return p.out.String()
+	return b
 }
 
 // one runs a program of one process.
-func (b *bed) one(t testing.TB, args ...string) string {
+func one(t testing.TB, b *cprogram.Bed, args ...string) string {
 	t.Helper()
-	return b.start(t, b.a, args...).finish(t)
+	return b.Start(t, b.A, args...).Finish(t)
 }
 
 // two runs both sides of a program and returns what the client printed.
-func (b *bed) two(t testing.TB, program, device string, args ...string) string {
+func two(t testing.TB, b *cprogram.Bed, program, device string, args ...string) string {
 	t.Helper()
 	server, client := []string{program, "server", device}, []string{program, "client", device}
 	switch filepath.Base(program) {
 	case "sixbytes": // by name
 		server, client = append(server, "node2"), append(client, "node1")
-		b = b.with("VIA_ADDRESS_LEN=6")
+		b = b.With("VIA_ADDRESS_LEN=6")
 	case "nodepair", "notifier":
-		server = append(server, b.b.IPv4.String())
+		server = append(server, b.B.IPv4.String())
 		fallthrough
 	default:
-		client = append(client, b.a.IPv4.String())
+		client = append(client, b.A.IPv4.String())
 	}
-	s := b.start(t, b.a, append(server, args...)...)
-	c := b.start(t, b.b, append(client, args...)...)
-	out := c.finish(t)
+	s := b.Start(t, b.A, append(server, args...)...)
+	c := b.Start(t, b.B, append(client, args...)...)
+	out := c.Finish(t)
 	if t.Failed() {
 		s.Process.Kill()
 	}
-	s.finish(t)
+	s.Finish(t)
 	return out
 }
 
@@ -256,17 +201,17 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-func programs(t *testing.T, c compiler, lib string, b *bed) {
+func programs(t *testing.T, c compiler, lib string, b *cprogram.Bed) {
 	for _, name := range []string{"abi", "wrong", "dialects"} {
 		t.Run(name, func(t *testing.T) {
-			if out := b.one(t, c.compile(t, lib, name), "server", "/dev/via_via0"); !strings.Contains(out, name+":") {
+			if out := one(t, b, c.compile(t, lib, name), "server", "/dev/via_via0"); !strings.Contains(out, name+":") {
 				t.Errorf("it said %q", out)
 			}
 		})
 	}
 	for _, p := range pairs {
 		t.Run(p.program, func(t *testing.T) {
-			if out := b.two(t, c.compile(t, lib, p.program), p.device, p.args...); !strings.Contains(out, p.says) {
+			if out := two(t, b, c.compile(t, lib, p.program), p.device, p.args...); !strings.Contains(out, p.says) {
 				t.Errorf("it said %q", out)
 			}
 		})
@@ -305,7 +250,7 @@ func TestQueues(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
 	b := newBedOf(t, nstest.Options{MTU: 1500, Queues: 2}, "VIA_MODE=native")
-	b.one(t, compilers[0].compile(t, lib, "abi"), "server", "via0", "queues")
+	one(t, b, compilers[0].compile(t, lib, "abi"), "server", "via0", "queues")
 }
 
 // While a program polls, no thread of the library wakes up more often than some hundred times a second: each time may cost
@@ -315,10 +260,10 @@ func TestQuietThreads(t *testing.T) {
 	lib := library(t)
 	b := newBed(t, 1500)
 	program := compilers[0].compile(t, lib, "pingpong")
-	s := b.start(t, b.a, program, "server", "via0", "2000000", "64")
-	c := b.start(t, b.b, program, "client", "via0", b.a.IPv4.String(), "2000000", "64")
+	s := b.Start(t, b.A, program, "server", "via0", "2000000", "64")
+	c := b.Start(t, b.B, program, "client", "via0", b.A.IPv4.String(), "2000000", "64")
 	defer func() {
-		for _, p := range []*process{s, c} {
+		for _, p := range []*cprogram.Process{s, c} {
 			p.Process.Kill()
 			p.Wait()
 		}
@@ -372,17 +317,17 @@ func TestKey(t *testing.T) {
 		return "VIA_PSK=" + name
 	}
 	key := file("key", "32 bytes, and random where it is no test")
-	if out := b.with(key).two(t, program, "via0", "100", "4096"); !strings.Contains(out, "4096") {
+	if out := two(t, b.With(key), program, "via0", "100", "4096"); !strings.Contains(out, "4096") {
 		t.Errorf("with a key it said %q", out)
 	}
-	p := b.with(file("short", "not 32 bytes")).start(t, b.a, program, "server", "via0")
-	if err := p.Wait(); err == nil || !strings.Contains(p.out.String(), "VipOpenNic: $VIA_PSK") {
-		t.Errorf("a key that is too short: %v\n%s", err, &p.out)
+	p := b.With(file("short", "not 32 bytes")).Start(t, b.A, program, "server", "via0")
+	if err := p.Wait(); err == nil || !strings.Contains(p.Out.String(), "VipOpenNic: $VIA_PSK") {
+		t.Errorf("a key that is too short: %v\n%s", err, &p.Out)
 	}
-	s := b.with(key).start(t, b.a, program, "server", "via0", "100", "64")
-	c := b.start(t, b.b, program, "client", "via0", b.a.IPv4.String(), "100", "64")
-	if err := c.Wait(); err == nil || !strings.Contains(c.out.String(), "pre-shared key") {
-		t.Errorf("without the key of the server: %v\n%s", err, &c.out)
+	s := b.With(key).Start(t, b.A, program, "server", "via0", "100", "64")
+	c := b.Start(t, b.B, program, "client", "via0", b.A.IPv4.String(), "100", "64")
+	if err := c.Wait(); err == nil || !strings.Contains(c.Out.String(), "pre-shared key") {
+		t.Errorf("without the key of the server: %v\n%s", err, &c.Out)
 	}
 	s.Process.Kill() // it waits for another one, or has failed, too
 	s.Wait()
@@ -396,9 +341,9 @@ func TestVerboseErrors(t *testing.T) {
 	program := compilers[0].compile(t, lib, "cause")
 	for _, verbose := range []string{"0", "1"} {
 		b := newBed(t, 1500, "VIA_VERBOSE="+verbose, "VIA_RUNTIME_DIR=/dev/null/proc")
-		s := b.start(t, b.a, program, "server", "via0")
-		b.start(t, b.b, program, "client", "via0", b.a.IPv4.String()).finish(t)
-		out := s.finish(t)
+		s := b.Start(t, b.A, program, "server", "via0")
+		b.Start(t, b.B, program, "client", "via0", b.A.IPv4.String()).Finish(t)
+		out := s.Finish(t)
 		if note := "via0: via-xdp res, stat, top and capture do not find this program"; strings.Contains(out, note) != (verbose == "1") {
 			t.Errorf("VIA_VERBOSE=%s, a directory that cannot be made:\n%s", verbose, out)
 		}
@@ -416,12 +361,12 @@ func TestSixBytesAreIPv4(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
 	b := newBed(t, 1500, "VIA_ADDRESS_LEN=6", "VIA_VERBOSE=1")
-	link := b.a.Link(t)
-	address := &netlink.Addr{IPNet: &net.IPNet{IP: b.a.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}}
-	nstest.Must(t, b.a.Netlink().AddrDel(link, address))
-	p := b.start(t, b.a, compilers[0].compile(t, lib, "wrong"), "server", "via0")
-	if err := p.Wait(); err == nil || !strings.Contains(p.out.String(), "VipOpenNic: via0 has no IPv4 address") {
-		t.Errorf("%v\n%s", err, &p.out)
+	link := b.A.Link(t)
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: b.A.IPv4.AsSlice(), Mask: net.CIDRMask(24, 32)}}
+	nstest.Must(t, b.A.Netlink().AddrDel(link, address))
+	p := b.Start(t, b.A, compilers[0].compile(t, lib, "wrong"), "server", "via0")
+	if err := p.Wait(); err == nil || !strings.Contains(p.Out.String(), "VipOpenNic: via0 has no IPv4 address") {
+		t.Errorf("%v\n%s", err, &p.Out)
 	}
 }
 
@@ -441,15 +386,15 @@ func TestProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			status := t.TempDir()
-			b := b.with("VIA_RUNTIME_DIR=" + status)
-			p := b.start(t, b.a, program, name, "via0")
+			b := b.With("VIA_RUNTIME_DIR=" + status)
+			p := b.Start(t, b.A, program, name, "via0")
 			p.Wait()
 			// Those that return from main, with a NIC open.
 			if left, err := os.ReadDir(status); (name == "fork" || name == "threads") && (len(left) > 0 || err != nil) {
 				t.Errorf("in the directory of programs it left %v, %v", left, err)
 			}
 			if got := p.ProcessState.String(); got != want {
-				t.Errorf("%s, want %s\n%s", got, want, &p.out)
+				t.Errorf("%s, want %s\n%s", got, want, &p.Out)
 			}
 		})
 	}
@@ -461,7 +406,7 @@ func TestPreemptedPoll(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
 	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "preempted")
-	if out := newBed(t, 1500, "GOGC=1").one(t, program, "server", "via0"); !strings.Contains(out, "preempted: 12 polls") {
+	if out := one(t, newBed(t, 1500, "GOGC=1"), program, "server", "via0"); !strings.Contains(out, "preempted: 12 polls") {
 		t.Errorf("it said %q", out)
 	}
 }
@@ -472,7 +417,7 @@ func TestLoaded(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
 	program := compiler{"gcc", "-O2 -Wall -Wextra -Werror -Wl,--as-needed"}.compile(t, lib, "loaded")
-	if out := newBed(t, 1500).one(t, program, "server", "via0"); !strings.Contains(out, "loaded: 3 times") {
+	if out := one(t, newBed(t, 1500), program, "server", "via0"); !strings.Contains(out, "loaded: 3 times") {
 		t.Errorf("it said %q", out)
 	}
 }
@@ -483,8 +428,8 @@ func TestNarrow(t *testing.T) {
 	t.Parallel()
 	lib := library(t)
 	b := newBed(t, 1500)
-	nstest.Must(t, b.a.Netlink().LinkSetMTU(b.a.Link(t), 300))
-	b.one(t, compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "process"), "narrow", "via0")
+	nstest.Must(t, b.A.Netlink().LinkSetMTU(b.A.Link(t), 300))
+	one(t, b, compiler{"gcc", "-O2 -Wall -Wextra -Werror"}.compile(t, lib, "process"), "narrow", "via0")
 }
 
 // A program that is linked with the library or preloads it, and does not call it, has no
@@ -562,6 +507,6 @@ func TestPlainBuild(t *testing.T) {
 	nstest.Must(t, err)
 	b := newBed(t, 9000, "VIA_ARENA=0") // the usual one
 	c := compilers[0]
-	b.two(t, c.compile(t, dir, "pingpong"), "via0", "100")
-	b.one(t, c.compile(t, dir, "abi"), "server", "via0")
+	two(t, b, c.compile(t, dir, "pingpong"), "via0", "100")
+	one(t, b, c.compile(t, dir, "abi"), "server", "via0")
 }
