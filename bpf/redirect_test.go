@@ -39,9 +39,7 @@ func TestRedirectVerdicts(t *testing.T) {
 				for _, c := range verdicts {
 					action, err := r.Program.Run(&ebpf.RunOptions{Data: c.frame})
 					nstest.Must(t, err)
-					if action != want(c.frame) {
-						t.Errorf("%s: %s: action %d, want %d", when, c.name, action, want(c.frame))
-					}
+					nstest.ErrorIf(t, action != want(c.frame), "%s: %s: action %d, want %d", when, c.name, action, want(c.frame))
 				}
 			}
 			pass := func([]byte) uint32 { return xdpPass }

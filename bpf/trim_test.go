@@ -43,9 +43,8 @@ func TestTrim(t *testing.T) {
 		o := &ebpf.RunOptions{Data: c.in, DataOut: out, Context: context, ContextOut: left}
 		action, err := trim.program.Run(o)
 		nstest.Must(t, err)
-		if action != c.action || !bytes.Equal(o.DataOut, c.out) {
-			t.Errorf("%s: action %#x, %d bytes, want %#x, %d", c.name, action, len(o.DataOut), c.action, len(c.out))
-		}
+		nstest.ErrorIf(t, action != c.action || !bytes.Equal(o.DataOut, c.out),
+			"%s: action %#x, %d bytes, want %#x, %d", c.name, action, len(o.DataOut), c.action, len(c.out))
 		marked := !bytes.Equal(left[8:12], make([]byte, 4))
 		nstest.ErrorIf(t, marked != (c.mark != 0 && c.mark != mark), "%s: the mark is left: %t", c.name, marked)
 	}

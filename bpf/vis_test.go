@@ -140,9 +140,8 @@ func TestEntryChangesUnderTraffic(t *testing.T) {
 	wg.Wait()
 	nstest.ErrorIf(t, after.NoSocket != before.NoSocket,
 		"%d frames went to the slot of another VI", after.NoSocket-before.NoSocket)
-	if after.Redirected == before.Redirected || after.NoVI == before.NoVI {
-		t.Errorf("the turns did not show: %s", difference(before, after))
-	}
+	nstest.ErrorIf(t, after.Redirected == before.Redirected || after.NoVI == before.NoVI,
+		"the turns did not show: %s", difference(before, after))
 }
 
 func TestConfigLimits(t *testing.T) {

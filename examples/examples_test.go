@@ -142,9 +142,8 @@ func TestRodSaysWhy(t *testing.T) {
 	rod.Process.Kill()
 	rod.Wait()
 	var abort *pmi.AbortError
-	if !errors.As(err, &abort) || strings.Count(said.String(), "rank 1 is lost") != 1 {
-		t.Errorf("the job ends with %v, and the rank has said %q", err, &said)
-	}
+	nstest.ErrorIf(t, !errors.As(err, &abort) || strings.Count(said.String(), "rank 1 is lost") != 1,
+		"the job ends with %v, and the rank has said %q", err, &said)
 	world.Finalize() // releases what it can
 }
 
@@ -188,12 +187,10 @@ func TestExampleFails(t *testing.T) {
 		for _, name := range []string{"pingpong", "notify", "web"} {
 			cmd := exec.Command("go", append([]string{"run", "./" + name}, args...)...)
 			out, err := cmd.CombinedOutput()
-			if err == nil || !strings.HasPrefix(string(out), name+": ") || strings.Contains(string(out), "panic") {
-				t.Errorf("%s %v: %v, printed %q", name, args, err, out)
-			}
-			if len(args) == 1 && !strings.Contains(string(out), "is too much") {
-				t.Errorf("%s %v: printed %q; want what is too much", name, args, out)
-			}
+			nstest.ErrorIf(t, err == nil || !strings.HasPrefix(string(out), name+": ") || strings.Contains(string(out), "panic"),
+				"%s %v: %v, printed %q", name, args, err, out)
+			nstest.ErrorIf(t, len(args) == 1 && !strings.Contains(string(out), "is too much"),
+				"%s %v: printed %q; want what is too much", name, args, out)
 		}
 	}
 }

@@ -102,9 +102,8 @@ func TestAllocFree(t *testing.T) {
 		off, ok := offsetIn(base, b)
 		nstest.FatalIf(t, !ok || off < reserve || len(b) != 100 || cap(b) != 100,
 			"offset %d (%v), len %d, cap %d", off, ok, len(b), cap(b))
-		if address(b)%uintptr(align) != 0 || off%align != 0 {
-			t.Fatalf("address %#x, offset %d: not aligned to %d", address(b), off, align)
-		}
+		nstest.FatalIf(t, address(b)%uintptr(align) != 0 || off%align != 0,
+			"address %#x, offset %d: not aligned to %d", address(b), off, align)
 		b[99] = 1
 		nstest.Must(t, a.Free(b[:0]))
 		if err := a.Free(b); !errors.Is(err, ErrNotAllocated) {

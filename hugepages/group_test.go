@@ -133,9 +133,8 @@ func TestGroupAvailable(t *testing.T) {
 			if c.limit != "" {
 				want = filepath.Join(top, c.limit)
 			}
-			if ok != (want != "") || ok && (free != c.free || limit != want) {
-				t.Errorf("%d bytes below %q (%v), want %d below %q", free, limit, ok, c.free, want)
-			}
+			nstest.ErrorIf(t, ok != (want != "") || ok && (free != c.free || limit != want),
+				"%d bytes below %q (%v), want %d below %q", free, limit, ok, c.free, want)
 		})
 	}
 }

@@ -50,9 +50,8 @@ func TestOptions(t *testing.T) {
 				t.Setenv(name, value)
 			}
 			opts, has, err := options()
-			if err != nil || len(opts) != c.options || has != c.has {
-				t.Errorf("%d options, %+v, %v; want %d, %+v", len(opts), has, err, c.options, c.has)
-			}
+			nstest.ErrorIf(t, err != nil || len(opts) != c.options || has != c.has,
+				"%d options, %+v, %v; want %d, %+v", len(opts), has, err, c.options, c.has)
 		})
 	}
 }

@@ -41,9 +41,7 @@ func TestSetuid(t *testing.T) {
 	if _, err := os.Stat(proof); err == nil {
 		t.Error("it ran a program of its caller as root")
 	}
-	if !strings.Contains(out, "wrong:") || strings.Contains(out, "gc 1 ") {
-		t.Errorf("it said %q", out)
-	}
+	nstest.ErrorIf(t, !strings.Contains(out, "wrong:") || strings.Contains(out, "gc 1 "), "it said %q", out)
 }
 
 // A program that opens a NIC before its interface has an address can connect when it gets one.

@@ -72,15 +72,12 @@ func FuzzEnvironment(f *testing.F) {
 		unset(t)
 		t.Setenv(name, value)
 		opts, has, err := options()
-		if (err == nil) != good {
-			t.Fatalf("%s=%q: %v", name, value, err)
-		}
+		nstest.FatalIf(t, (err == nil) != good, "%s=%q: %v", name, value, err)
 		if err != nil && (!strings.HasPrefix(err.Error(), "$"+name) || strings.ContainsAny(err.Error(), "\n\x1b")) {
 			t.Fatal(err)
 		}
-		if len(opts) > 1 || err == nil && value == "" && len(opts) != 0 {
-			t.Fatalf("%s=%q: %d options", name, value, len(opts))
-		}
+		nstest.FatalIf(t, len(opts) > 1 || err == nil && value == "" && len(opts) != 0,
+			"%s=%q: %d options", name, value, len(opts))
 		if has.host != 0 && has.host != 6 && err == nil || has.discriminator < 0 || has.discriminator > vipl.MaxDiscriminatorLen {
 			t.Fatalf("%s=%q: room %+v", name, value, has)
 		}

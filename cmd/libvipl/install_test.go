@@ -49,9 +49,7 @@ func TestInstall(t *testing.T) {
 	_, commands, _ := strings.Cut(string(guide), "\n## Compile and link\n")
 	_, commands, _ = strings.Cut(commands, "```sh\n")
 	commands, _, found := strings.Cut(commands, "```")
-	if !found || strings.Count(commands, "/opt/via") != 2 {
-		t.Fatalf("commands of the guide:\n%s", commands)
-	}
+	nstest.FatalIf(t, !found || strings.Count(commands, "/opt/via") != 2, "commands of the guide:\n%s", commands)
 	commands = strings.ReplaceAll(strings.ReplaceAll(commands, "/opt/via", prefix), "program", "hello")
 	source, err := os.ReadFile(prefix + "/share/doc/libvipl/examples/hello.c")
 	if err == nil {
@@ -91,16 +89,12 @@ func TestDebianPackage(t *testing.T) {
 		t.Fatalf("make deb: %v\n%s", err, b)
 	}
 	debs, _ := filepath.Glob(made + "/*.deb")
-	if len(debs) != 1 {
-		t.Fatalf("packages: %q", debs)
-	}
+	nstest.FatalIf(t, len(debs) != 1, "packages: %q", debs)
 	if b, err := exec.Command("dpkg-deb", "-x", debs[0], root).CombinedOutput(); err != nil {
 		t.Fatalf("dpkg-deb: %v\n%s", err, b)
 	}
 	libs, _ := filepath.Glob(root + "/usr/lib/*/libvipl.so")
-	if len(libs) != 1 {
-		t.Fatalf("libraries: %q", libs)
-	}
+	nstest.FatalIf(t, len(libs) != 1, "libraries: %q", libs)
 	lib := filepath.Dir(libs[0])
 	for _, name := range []string{
 		lib + "/libvipl.so.1", lib + "/libvipl.so.1.0.0", lib + "/libvipl.a", root + "/usr/include/vipl.h",
@@ -118,9 +112,7 @@ func TestDebianPackage(t *testing.T) {
 		t.Errorf("it depends on %q, %v, and calls functions of %s", depends, err, newest)
 	}
 	for _, want := range []string{"includedir=/usr/include", "libdir=" + strings.TrimPrefix(lib, root), "-lvipl", "Libs.private: -pthread"} {
-		if !strings.Contains(string(pc), want) {
-			t.Errorf("vipl.pc has no %q:\n%s", want, pc)
-		}
+		nstest.ErrorIf(t, !strings.Contains(string(pc), want), "vipl.pc has no %q:\n%s", want, pc)
 	}
 	program := filepath.Join(out, "wrong")
 	if b, err := exec.Command("gcc", "-I"+root+"/usr/include", "testdata/wrong.c", "-o", program,
@@ -172,9 +164,7 @@ func TestValgrind(t *testing.T) {
 		}, args...)
 	}
 	clean := func(t *testing.T, out, says string) {
-		if bad.MatchString(out) || !strings.Contains(out, says) {
-			t.Errorf("it said:\n%s", out)
-		}
+		nstest.ErrorIf(t, bad.MatchString(out) || !strings.Contains(out, says), "it said:\n%s", out)
 	}
 	programs := []string{"abi", "wrong", "dialects"}
 	if !testsize.Every() { // TestSanitizers runs the others

@@ -451,9 +451,7 @@ func TestPreload(t *testing.T) {
 		return lines
 	}
 	with, without := status("LD_PRELOAD="+filepath.Join(lib, "libvipl.so.1")), status()
-	if !slices.Equal(with, without) || len(with) < 4 {
-		t.Errorf("%q, without the library %q", with, without)
-	}
+	nstest.ErrorIf(t, !slices.Equal(with, without) || len(with) < 4, "%q, without the library %q", with, without)
 }
 
 // The library has VIPL's names and no others, with their version.
@@ -467,15 +465,11 @@ func TestSymbols(t *testing.T) {
 		if name == "VIPL_1.0" {
 			continue
 		}
-		if !strings.HasPrefix(name, "Vip") || !strings.HasSuffix(name, "@@VIPL_1.0") {
-			t.Errorf("%s is exported", name)
-		}
+		nstest.ErrorIf(t, !strings.HasPrefix(name, "Vip") || !strings.HasSuffix(name, "@@VIPL_1.0"), "%s is exported", name)
 		count++
 	}
 	const operations, extensions = 41, 8
-	if count != operations+extensions {
-		t.Errorf("%d functions, want %d", count, operations+extensions)
-	}
+	nstest.ErrorIf(t, count != operations+extensions, "%d functions, want %d", count, operations+extensions)
 }
 
 // TestSanitizers runs the programs with AddressSanitizer and UndefinedBehaviorSanitizer:
@@ -497,9 +491,7 @@ func TestPlainBuild(t *testing.T) {
 	library(t) // has what it takes
 	dir := t.TempDir()
 	out, err := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", filepath.Join(dir, "libvipl.so"), ".").CombinedOutput()
-	if err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	nstest.FatalIf(t, err != nil, "go build: %v\n%s", err, out)
 	header, err := os.ReadFile("vipl.h")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "vipl.h"), header, 0o666)

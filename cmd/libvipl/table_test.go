@@ -24,7 +24,5 @@ func TestNoHandleAfterClose(t *testing.T) {
 	if h, err := add(ptagKind, tag, n, nil); err != vipl.ErrInvalidParameter {
 		t.Errorf("after the NIC was closed: handle %#x, %v", h, err)
 	}
-	if len(n.handles) != 0 {
-		t.Errorf("%d handles go with a NIC that was closed", len(n.handles))
-	}
+	nstest.ErrorIf(t, len(n.handles) != 0, "%d handles go with a NIC that was closed", len(n.handles))
 }

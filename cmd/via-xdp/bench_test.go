@@ -92,9 +92,8 @@ func TestBenchFails(t *testing.T) {
 	out := t.TempDir()
 	r := &recorder{report: sampleReport(2), err: errors.New("vibe-cq: a frame was lost")}
 	status, table, errs := call(r, "bench", "--out", out)
-	if status != exitFailed || !strings.Contains(errs, "a frame was lost") || !strings.Contains(table, "tcp-spin") {
-		t.Errorf("status %d, printed %q and %q", status, table, errs)
-	}
+	nstest.ErrorIf(t, status != exitFailed || !strings.Contains(errs, "a frame was lost") || !strings.Contains(table, "tcp-spin"),
+		"status %d, printed %q and %q", status, table, errs)
 	readSample(t, filepath.Join(out, "report.json"))
 	r.report = &report.Report{}
 	if status, table, _ := call(r, "bench", "--out", t.TempDir()); status != exitFailed || table != "" {

@@ -283,9 +283,8 @@ func TestRankSaysWhy(t *testing.T) {
 	cmd.Process.Kill()
 	cmd.Wait()
 	var abort *pmi.AbortError
-	if !errors.As(err, &abort) || strings.Count(said.String(), "latency with 1 ranks") != 1 {
-		t.Errorf("the job ends with %v, and the rank has said %q", err, &said)
-	}
+	nstest.ErrorIf(t, !errors.As(err, &abort) || strings.Count(said.String(), "latency with 1 ranks") != 1,
+		"the job ends with %v, and the rank has said %q", err, &said)
 }
 
 // A rank that was not started by a launcher, or has no interface, says so.

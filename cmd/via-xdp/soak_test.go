@@ -76,9 +76,8 @@ func TestSoakReport(t *testing.T) {
 			nstest.ErrorIf(t, !strings.Contains(out, want), "%s: no %q in\n%s", name, want, out)
 		}
 		asked := func(flag string) bool { return slices.Contains(c.args, flag) }
-		if cfg.Hostile != asked("--hostile") || cfg.Plain != asked("--plain") || cfg.Agents != asked("--agent") {
-			t.Errorf("%s: %+v", name, cfg)
-		}
+		nstest.ErrorIf(t, cfg.Hostile != asked("--hostile") || cfg.Plain != asked("--plain") || cfg.Agents != asked("--agent"),
+			"%s: %+v", name, cfg)
 	}
 }
 

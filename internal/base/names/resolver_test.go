@@ -216,14 +216,10 @@ func TestFileBecomesWrong(t *testing.T) {
 	put(t, filepath.Join(dir, "hosts"), strings.Repeat("\n", MaxLines+1))
 	nstest.Equal(t, "lookup", lookup(t, r, "alias"), "10.0.0.1/orders")
 	for range 2 {
-		if _, err := r.Lookup(t.Context(), "host1"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("hosts:%d: ", MaxLines+1)) {
-			t.Errorf("wrong hosts file: %v", err)
-		}
+		nstest.ErrSays(t, "wrong hosts file", nstest.Err(r.Lookup(t.Context(), "host1")), fmt.Sprintf("hosts:%d: ", MaxLines+1))
 	}
 	put(t, filepath.Join(dir, "names"), "10.0.0.1 db\n\n10.0.0.300 db\n")
-	if _, err := r.Lookup(t.Context(), "db"); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "names")+":3: ") {
-		t.Errorf("wrong file of names: %v", err)
-	}
+	nstest.ErrSays(t, "wrong file of names", nstest.Err(r.Lookup(t.Context(), "db")), filepath.Join(dir, "names")+":3: ")
 	if _, err := r.Reverse(t.Context(), entry("10.0.0.1", "").Address); err == nil || errors.Is(err, ErrUnknown) {
 		t.Errorf("wrong file of names, reverse: %v", err)
 	}
@@ -241,9 +237,7 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	if _, err := New(Config{Names: File{wrong, true}}); err == nil || !strings.Contains(err.Error(), wrong+":1: ") {
-		t.Errorf("wrong: %v", err)
-	}
+	nstest.ErrSays(t, "wrong", nstest.Err(New(Config{Names: File{wrong, true}})), wrong+":1: ")
 	r, err := New(Config{Names: File{missing, true}, Hosts: File{missing, true}})
 	nstest.Must(t, err)
 	nstest.Equal(t, "lookup", lookup(t, r, "db"), "?")

@@ -434,9 +434,7 @@ func TestAskedWhereItWasFound(t *testing.T) {
 	for _, who := range []func(*Program){func(p *Program) { p.PID++ }, func(p *Program) { p.UID++ }} {
 		p := found[0]
 		who(&p)
-		if err := p.Status(&v); err == nil || !strings.Contains(err.Error(), "answers now") {
-			t.Errorf("another process answers: %v", err)
-		}
+		nstest.ErrSays(t, "another process answers", p.Status(&v), "answers now")
 	}
 	nstest.Must(t, errors.Join(os.Remove(path), os.Symlink(other, path)))
 	if err := found[0].Status(&v); err == nil {
