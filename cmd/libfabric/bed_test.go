@@ -135,9 +135,8 @@ func suite(t testing.TB, a, b *cprogram.Bed, program, provider, address string, 
 		return append([]string{program, side, provider, address, "7117"}, tests...)
 	}
 	s, c := two(t, a, args("server"), b, args("client"))
-	if !strings.Contains(s, "checks\n") || !strings.Contains(c, "checks\n") {
-		t.Errorf("the server said %q, the client %q", s, c)
-	}
+	nstest.ErrorIf(t, !strings.Contains(s, "checks\n") || !strings.Contains(c, "checks\n"),
+		"the server said %q, the client %q", s, c)
 }
 
 // agents is the bed for users without privilege, for at most a time.

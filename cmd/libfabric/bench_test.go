@@ -23,17 +23,13 @@ func TestBench(t *testing.T) {
 	own := t.TempDir()
 	nstest.Must(t, peers.BuildVIA(t.Context(), own))
 	rows, missing := peers.VIARows(own)
-	if len(rows) != 3 || len(missing) > 0 {
-		t.Fatalf("%d rows; missing: %q", len(rows), missing)
-	}
+	nstest.FatalIf(t, len(rows) != 3 || len(missing) > 0, "%d rows; missing: %q", len(rows), missing)
 	bed, err := peers.Start(1500)
 	nstest.Must(t, err)
 	defer bed.Close()
 	for _, r := range rows {
 		f, err := bed.Measure(t.Context(), r, 64, 20*time.Millisecond)
-		if err != nil || !(f.Mean > 0) || r.Quantiles != (f.P50 > 0) || f.N == 0 {
-			t.Errorf("%s: %+v, %v", r.Name, f, err)
-		}
+		nstest.ErrorIf(t, err != nil || !(f.Mean > 0) || r.Quantiles != (f.P50 > 0) || f.N == 0, "%s: %+v, %v", r.Name, f, err)
 	}
 	if tool := openmpi.Missing(); tool != "" {
 		nstest.Lacks(t, "needs %s: apt-get install %s", tool, openmpi.Packages)
@@ -48,8 +44,7 @@ func TestBench(t *testing.T) {
 		got, err := mpich.Run{
 			Program: []string{program}, Names: []string{"latency", "bw"}, Ranks: 2, MTU: 1500, Min: 8, Max: 8, Iterations: 20, OpenMPI: over,
 		}.Measure(t.Context())
-		if err != nil || len(got) != 2 || !(got[0].Mean > 0) || !(got[1].MBps > 0) {
-			t.Errorf("Open MPI over %s: %+v, %v", name, got, err)
-		}
+		nstest.ErrorIf(t, err != nil || len(got) != 2 || !(got[0].Mean > 0) || !(got[1].MBps > 0),
+			"Open MPI over %s: %+v, %v", name, got, err)
 	}
 }

@@ -125,9 +125,7 @@ func TestEarlyPiece(t *testing.T) {
 		}
 		select {
 		case err := <-ended:
-			if err != nil {
-				t.Errorf("the server: %v\n%s", err, &s.Out)
-			}
+			nstest.ErrorIf(t, err != nil, "the server: %v\n%s", err, &s.Out)
 			return
 		default:
 		}

@@ -90,9 +90,7 @@ func TestOpenMPI(t *testing.T) {
 			h := newHosts(t, c.n, c.ranks)
 			over := mpiTransports[c.over]
 			out, err := h.Run(t.Context(), over, mpiEnv(), program)
-			if err != nil || strings.Count(out, " checks\n") != n {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			nstest.FatalIf(t, err != nil || strings.Count(out, " checks\n") != n, "%v\n%s", err, out)
 			if n == 4 && c.ranks == 1 || n > 4 {
 				return
 			}

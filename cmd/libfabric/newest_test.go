@@ -24,9 +24,7 @@ func newestLibfabric(t *testing.T) newest {
 		nstest.Lacks(t, "needs $%s: make newest, make check", variable)
 	}
 	found, _ := filepath.Glob(n.root + "/usr/lib/*/ld-linux*.so.*")
-	if len(found) != 1 {
-		t.Fatalf("$%s=%s has no C library", variable, n.root)
-	}
+	nstest.FatalIf(t, len(found) != 1, "$%s=%s has no C library", variable, n.root)
 	n.loader, n.libs = found[0], filepath.Dir(found[0])
 	return n
 }
@@ -80,9 +78,7 @@ func TestNewest(t *testing.T) {
 	b := newBed(t, nstest.Options{MTU: 1500})
 	out := b.Start(t, b.A, n.program(t, n.root+"/usr/bin/fi_info"), "--version").Finish(t)
 	t.Log(strings.ReplaceAll(strings.TrimSpace(out), "\n", ", "))
-	if !strings.Contains(out, "libfabric: 2.") {
-		t.Errorf("fi_info --version said %q", out)
-	}
+	nstest.ErrorIf(t, !strings.Contains(out, "libfabric: 2."), "fi_info --version said %q", out)
 	if out = b.Start(t, b.A, n.program(t, n.root+"/usr/bin/fi_info"), "-p", "viaxdp").Finish(t); !strings.Contains(out, "provider: viaxdp;ofi_rxm\n") {
 		t.Errorf("fi_info said %q", out)
 	}

@@ -171,9 +171,7 @@ func TestInfo(t *testing.T) {
 	b := newBed(t, nstest.Options{MTU: 1500})
 	out := b.Start(t, b.A, "fi_info", "-p", "viaxdp").Finish(t)
 	for _, want := range []string{"provider: viaxdp\n", "provider: viaxdp;ofi_rxm\n", "domain: via0\n", "type: FI_EP_MSG\n", "type: FI_EP_RDM\n    protocol: Provider specific\n", "fabric: 10.99.0.0/24\n"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("without %q:\n%s", want, out)
-		}
+		nstest.ErrorIf(t, !strings.Contains(out, want), "without %q:\n%s", want, out)
 	}
 	b.With("FI_VIAXDP_IFACE=").Start(t, b.A, "fi_info", "-p", "viaxdp").Finish(t) // empty variables are as those that are not set
 	if out := b.With("FI_VIAXDP_IFACE=other").Start(t, b.A, "fi_info", "-p", "viaxdp"); out.Wait() == nil {
@@ -303,9 +301,7 @@ func TestAgent(t *testing.T) {
 	}
 	t.Run("no agent", func(t *testing.T) {
 		p := here.With("VIA_AGENT=none").Start(t, here.A, "fi_info", "-p", "viaxdp")
-		if p.Wait() == nil {
-			t.Errorf("a user without privilege and without an agent:\n%s", &p.Out)
-		}
+		nstest.ErrorIf(t, p.Wait() == nil, "a user without privilege and without an agent:\n%s", &p.Out)
 	})
 	t.Run("auto", func(t *testing.T) { // it starts none, and uses the one at the default place
 		root := *here
@@ -332,9 +328,7 @@ func TestInstall(t *testing.T) {
 	run := func(args ...string) string {
 		t.Helper()
 		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%q: %v\n%s", args, err, out)
-		}
+		nstest.FatalIf(t, err != nil, "%q: %v\n%s", args, err, out)
 		return string(out)
 	}
 	run("make", "install", "OUT="+dir+"/prov", "LIBVIPL="+dir+"/lib", "LIBDIR=/opt/lib", "MANDIR=/opt/man", "DESTDIR="+root)
@@ -352,9 +346,7 @@ func TestInstall(t *testing.T) {
 	run("make", "deb", "OUT="+dir+"/prov", "LIBVIPL="+dir+"/lib", "DEB="+deb)
 	list := run("dpkg-deb", "-c", deb)
 	for _, want := range []string{"/libfabric/libviaxdp-fi.so", "/man7/fi_viaxdp.7.gz"} {
-		if !strings.Contains(list, want) {
-			t.Errorf("the package has no %s:\n%s", want, list)
-		}
+		nstest.ErrorIf(t, !strings.Contains(list, want), "the package has no %s:\n%s", want, list)
 	}
 	if control := run("dpkg-deb", "-f", deb); !strings.Contains(control, "libfabric1 (>= 1.17), libvipl (>= 1.0.0)") {
 		t.Errorf("control is\n%s", control)
