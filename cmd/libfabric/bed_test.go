@@ -105,7 +105,8 @@ func newBed(t testing.TB, o nstest.Options, env ...string) *cprogram.Bed {
 func gcc(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), name)
-	out, err := exec.Command("gcc", append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", to}, args...)...).CombinedOutput()
+	args = append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", to}, args...)
+	out, err := exec.Command("gcc", args...).CombinedOutput()
 	nstest.FatalIf(t, err != nil, "gcc %q: %v\n%s", args, err, out)
 	return to
 }

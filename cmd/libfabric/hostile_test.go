@@ -14,11 +14,12 @@ import (
 // hello compiles testdata/hostile/hello.c.
 func hello(t *testing.T, dir string, flags ...string) string {
 	t.Helper()
-	return gcc(t, "hello", append(flags, "-I"+dir+"/lib", "testdata/hostile/hello.c", "-L"+dir+"/lib", "-lvipl", "-lfabric", "-Wl,-rpath,"+dir+"/lib")...)
+	lib := dir + "/lib"
+	return gcc(t, "hello", append(flags, "-I"+lib, "testdata/hostile/hello.c", "-L"+lib, "-lvipl", "-lfabric", "-Wl,-rpath,"+lib)...)
 }
 
-// serve starts a server of testdata/survivor at an address, in the first namespace of a. It returns when a client of b with these last
-// arguments has ended well.
+// serve starts a server of testdata/survivor at an address, in the first namespace of a. It returns when a client of b with
+// these last arguments has ended well.
 func serve(t *testing.T, a, b *cprogram.Bed, program, address string, client ...string) *cprogram.Process {
 	t.Helper()
 	s := a.Start(t, a.A, program, "server", address)

@@ -193,7 +193,8 @@ func TestLogOfAgentInBackground(t *testing.T) {
 	nstest.Require(t)
 	socket := filepath.Join(t.TempDir(), "agent", "agent.sock")
 	start := func() (string, error) {
-		told, err := viaXDP(t, "agent", "--background", "--config", os.DevNull, "--no-fdstored", "--socket", socket).CombinedOutput()
+		cmd := viaXDP(t, "agent", "--background", "--config", os.DevNull, "--no-fdstored", "--socket", socket)
+		told, err := cmd.CombinedOutput()
 		return string(told), err
 	}
 	if told, err := start(); err != nil {

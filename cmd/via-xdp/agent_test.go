@@ -153,7 +153,8 @@ func TestAgentCommand(t *testing.T) {
 	status, said, done := exitFine, "", make(chan bool)
 	go func() {
 		defer close(done)
-		status, _, said = produce(ctx, "agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored", "--metrics", "127.0.0.1:0")
+		status, _, said = produce(ctx,
+			"agent", "--config", "/dev/null", "--socket", socket, "--no-fdstored", "--metrics", "127.0.0.1:0")
 	}()
 	var pid int
 	await.Succeeds(t, "the agent serves", func() (err error) {

@@ -248,7 +248,8 @@ func TestBench(t *testing.T) {
 	} else {
 		patterns = append(patterns, "pingpong-latency.svg", "pingpong-percentiles.svg")
 	}
-	status, table, errs := produce(context.Background(), append([]string{"bench", "--quick", "--duration", "2ms", "--turns", "2", "--out", out}, groups...)...)
+	args := append([]string{"bench", "--quick", "--duration", "2ms", "--turns", "2", "--out", out}, groups...)
+	status, table, errs := produce(context.Background(), args...)
 	nstest.FatalIf(t, status != exitFine, "status %d: %s", status, errs)
 	r := readSample(t, filepath.Join(out, "report.json"))
 	if len(r.Groups) != len(groups) || r.Groups[0].Name != groups[0] || r.Groups[len(groups)-1].Conditions.Mode != "generic" {

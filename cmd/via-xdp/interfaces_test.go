@@ -54,6 +54,7 @@ func TestDoctorOfNoneUp(t *testing.T) {
 	a.SetLink(t, false)
 	status, out, errs := produceIn(t, a, "doctor", "--only", "link")
 	said := out + errs
-	nstest.ErrorIf(t, status != exitCannotRun || !strings.Contains(said, "ip link set dev "+a.Name+" up") || strings.Contains(said, "--fix"),
+	remedy := "ip link set dev " + a.Name + " up"
+	nstest.ErrorIf(t, status != exitCannotRun || !strings.Contains(said, remedy) || strings.Contains(said, "--fix"),
 		"status %d, %s", status, said)
 }

@@ -167,7 +167,8 @@ func TestExitStatus(t *testing.T) {
 		{cancelled, errors.New("something else"), exitFailed, "via-xdp: something else\n"},
 	} {
 		status, out, errs := callWith(c.ctx, (&recorder{err: c.err}).actions(), "demo")
-		nstest.ErrorIf(t, status != c.status || errs != c.stderr, "%v: status %d, %q; want %d, %q", c.err, status, errs, c.status, c.stderr)
+		nstest.ErrorIf(t, status != c.status || errs != c.stderr,
+			"%v: status %d, %q; want %d, %q", c.err, status, errs, c.status, c.stderr)
 		nstest.ErrorIf(t, (out != "") != (c.err == nil), "%v: printed %q", c.err, out)
 	}
 }

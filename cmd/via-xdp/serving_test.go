@@ -199,7 +199,8 @@ func TestMpirun(t *testing.T) {
 	var got mpirun.Job
 	var end error
 	start := func(args ...string) int {
-		cmd := newMpirun(environment{stdout: io.Discard, stderr: io.Discard}, func(_ context.Context, j mpirun.Job) error { got = j; return end })
+		env := environment{stdout: io.Discard, stderr: io.Discard}
+		cmd := newMpirun(env, func(_ context.Context, j mpirun.Job) error { got = j; return end })
 		if err := execute(t.Context(), cmd, args...); err != nil {
 			return statusOf(t.Context(), err)
 		}

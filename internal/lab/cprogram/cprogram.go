@@ -1,5 +1,5 @@
-// Package cprogram runs programs that are not of the test binary, as those in C are, in two joined namespaces: for tests of the libraries
-// that they are linked with.
+// Package cprogram runs programs that are not of the test binary, as those in C are, in two joined namespaces: for tests of the
+// libraries that they are linked with.
 package cprogram
 
 import (
@@ -37,7 +37,8 @@ const Silence = 30 * time.Second
 func New(t testing.TB, o nstest.Options, env ...string) *Bed {
 	t.Helper()
 	a, b := nstest.Pair(t, o)
-	own := append(os.Environ(), "VIA_HUGEPAGES=avoid", "VIA_ARENA=16777216", fmt.Sprintf("VIA_SILENCE=%d", Silence.Milliseconds()))
+	silence := fmt.Sprintf("VIA_SILENCE=%d", Silence.Milliseconds())
+	own := append(os.Environ(), "VIA_HUGEPAGES=avoid", "VIA_ARENA=16777216", silence)
 	return &Bed{A: a, B: b, Env: append(own, env...), Most: Limit}
 }
 
