@@ -31,7 +31,7 @@ func workers(t *testing.T) (client, server *Worker, end func()) {
 	worker := func(name string) *Worker {
 		ours, theirs := net.Pipe()
 		conns = append(conns, ours)
-		go func() { served <- Serve(theirs, nil) }()
+		go func() { served <- Serve(theirs) }()
 		return NewWorker(name, ours, Params{Local: netip.MustParseAddr("127.0.0.1")})
 	}
 	client, server = worker("client"), worker("server")
@@ -153,12 +153,7 @@ func TestPlanValidate(t *testing.T) {
 func TestWorkerRefuses(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
-	go Serve(theirs, func(p *Params) error {
-		if p.Queue == 7 {
-			return errors.New("not this queue")
-		}
-		return nil
-	})
+	go Serve(theirs)
 	local := netip.MustParseAddr("127.0.0.1")
 	enc, dec := json.NewEncoder(ours), json.NewDecoder(ours)
 	for _, c := range []struct {
@@ -171,7 +166,6 @@ func TestWorkerRefuses(t *testing.T) {
 		{request{Op: opOpen, Transport: "tcp-net"}, "no parameters"},
 		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{MaxBytes: MaxMessage + 1}}, "largest"},
 		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{MaxBytes: -1}}, "largest"},
-		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{Place: Place{Queue: 7}}}, "not this queue"},
 		{request{Op: opClose}, ""},
 		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{Local: local, Server: true}}, ""},
 		{request{Op: opOpen, Transport: "tcp-net", Params: &Params{Local: local}}, "another endpoint is open"},

@@ -122,12 +122,11 @@ func serveClient(ctx context.Context, conn net.Conn, place Place) (asked bool, e
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	local := addrOf(conn.LocalAddr())
-	s := newServer(func(p *Params) error {
+	s := &server{prepare: func(p *Params) { // a server decides itself where its endpoints are
 		p.Local, p.Server = local, true
 		place.apply(p)
 		p.Agent = "" // no path of this host is the client's to say
-		return nil
-	})
+	}}
 	err = s.serve(conn)
 	return s.asked, cmp.Or(err, s.refused)
 }
@@ -189,7 +188,7 @@ func Measure(ctx context.Context, cfg ClientConfig) (_ *Result, err error) {
 	// This side is a worker, too, in the same process.
 	ours, theirs := net.Pipe()
 	served := make(chan error, 1)
-	go func() { served <- Serve(theirs, nil) }()
+	go func() { served <- Serve(theirs) }()
 	defer func() {
 		ours.Close()
 		<-served

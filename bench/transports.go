@@ -18,7 +18,7 @@ type transport struct {
 	summary string
 	xdp     bool                   // over the pair for AF_XDP; else over the pair without any program
 	sleeps  bool                   // blocks while it waits for messages; else it polls
-	free    bool                   // the Go scheduler places its goroutine: no locked thread
+	free    bool                   // the Go scheduler places its goroutine: it is locked to no thread
 	arena   bool                   // maps memory on hugepages when it opens
 	whole   bool                   // its latency is that of a whole round trip, not of one way
 	vi      bool                   // takes VIOptions

@@ -18,19 +18,11 @@ import (
 )
 
 // Serve obeys the requests on a control connection until it ends, which is no
-// error, and closes it. prepare, which may be nil, changes the parameters of
-// every endpoint before it is opened: a server decides itself where its
-// endpoints are.
-func Serve(conn net.Conn, prepare func(*Params) error) error {
-	return newServer(prepare).serve(conn)
-}
-
-func newServer(prepare func(*Params) error) *server {
-	return &server{prepare: prepare, locked: newThread(), samples: make([]int64, maxRound)}
-}
+// error, and closes it.
+func Serve(conn net.Conn) error { return (&server{}).serve(conn) }
 
 func (s *server) serve(conn net.Conn) error {
-	defer close(s.locked)
+	s.samples = make([]int64, maxRound)
 	defer s.close()
 
 	// The connection is read all the time: its end stops a round.
@@ -78,11 +70,10 @@ func ended(err error) error {
 
 // server is the state of a worker: at most one endpoint.
 type server struct {
-	prepare  func(*Params) error
+	prepare  func(*Params) // changes the parameters of every endpoint before it is opened; may be nil
 	stop     atomic.Bool
 	endpoint endpoint
-	locked   thread  // where tasks run
-	free     bool    // but those of this endpoint run anywhere
+	free     bool    // tasks of this endpoint run on any thread, others are locked to one
 	samples  []int64 // room for those of a round
 	refused  error   // why the last endpoint could not be opened
 	asked    bool    // there was a request
@@ -133,7 +124,7 @@ func (s *server) paramsOf(r request) Params {
 		fail.With("no parameters")
 	}
 	if s.prepare != nil {
-		fail.If(s.prepare(r.Params))
+		s.prepare(r.Params)
 	}
 	return *r.Params
 }
@@ -192,8 +183,8 @@ func transacts(e endpoint) bool {
 	return false
 }
 
-// task does what a task does: where the open endpoint's tasks run or, without one, on the
-// locked thread unless it is free.
+// task does what a task does: as the open endpoint's tasks run or, without one, locked to a
+// thread unless it is free.
 func (s *server) task(r request) (_ json.RawMessage, err error) {
 	defer fail.Catch(&err)
 	t, ok := tasks[r.Op]
@@ -212,7 +203,7 @@ func (s *server) task(r request) (_ json.RawMessage, err error) {
 	var output any
 	s.do(func() { output, err = t.run(&j, r.Input) })
 	fail.If(err)
-	return json.Marshal(output) // not on the thread that measures: a histogram is compressed, which takes its caches
+	return json.Marshal(output)
 }
 
 // WorkerMain is the main function of a child process of [Demo]: it serves its
@@ -225,7 +216,7 @@ func WorkerMain() error {
 		return err
 	}
 	runtime.GOMAXPROCS(workerProcs)
-	return Serve(conn, nil)
+	return Serve(conn)
 }
 
 // workerProcs is GOMAXPROCS of a worker.
@@ -233,7 +224,7 @@ const workerProcs = 2
 
 // A task is what a worker does when it is asked for it by name, with an input and an output in JSON.
 type task struct {
-	alone bool // without an endpoint; else on the thread of the one that is open
+	alone bool // without an endpoint
 	free  bool // alone, on a goroutine that the Go scheduler places, as those that use net.Conn are
 	run   func(*job, json.RawMessage) (output any, err error)
 }
@@ -293,28 +284,11 @@ func (b *Bed) apart(ctx context.Context, xdp bool, client, server string, input 
 	return outputs
 }
 
-// thread runs functions one after the other on a goroutine that is locked to an operating system thread.
-type thread chan func()
-
-func newThread() thread {
-	t := make(thread)
-	go func() {
+// do runs a function on one thread, or for an endpoint that the Go scheduler places wherever that puts it.
+func (s *server) do(f func()) {
+	if !s.free {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		for f := range t {
-			f()
-		}
-	}()
-	return t
-}
-
-// do runs a function on the locked thread, or on this goroutine for an endpoint that the Go scheduler places.
-func (s *server) do(f func()) {
-	if s.free {
-		f()
-		return
 	}
-	done := make(chan struct{})
-	s.locked <- func() { defer close(done); f() }
-	<-done
+	f()
 }
