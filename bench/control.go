@@ -42,7 +42,10 @@ func (w *Worker) call(req request) (json.RawMessage, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%s: control connection: %w", w.name, w.explain(err))
 	case r.Missing != nil:
-		return nil, fmt.Errorf("%s: %w", w.name, r.Missing.err())
+		if r.Error != "" {
+			r.Missing.Err = errors.New(r.Error)
+		}
+		return nil, fmt.Errorf("%s: %w", w.name, r.Missing)
 	case r.Error != "":
 		return nil, fmt.Errorf("%s: %s: %s", w.name, req.Op, r.Error)
 	}
@@ -142,34 +145,19 @@ const (
 )
 
 type reply struct {
-	Error   string          `json:"error,omitempty"`
-	Missing *missingPart    `json:"missing,omitempty"` // the machine cannot do it
-	Output  json.RawMessage `json:"output,omitempty"`
-}
-
-// missingPart carries a testbed.MissingError.
-type missingPart struct {
-	What   string `json:"what,omitempty"`
-	Remedy string `json:"remedy,omitempty"`
-	Cause  string `json:"cause,omitempty"`
-}
-
-func (m *missingPart) err() error {
-	e := &testbed.MissingError{What: m.What, Remedy: m.Remedy}
-	if m.Cause != "" {
-		e.Err = errors.New(m.Cause)
-	}
-	return e
+	Error   string                `json:"error,omitempty"`
+	Missing *testbed.MissingError `json:"missing,omitempty"` // the machine cannot do it, because of Error if it has one
+	Output  json.RawMessage       `json:"output,omitempty"`
 }
 
 func errorReply(err error) reply {
-	r := reply{Error: err.Error()}
-	var m *testbed.MissingError
-	if errors.As(err, &m) {
-		r.Missing = &missingPart{What: m.What, Remedy: m.Remedy}
-		if m.Err != nil {
-			r.Missing.Cause = m.Err.Error()
-		}
+	m, ok := errors.AsType[*testbed.MissingError](err)
+	if !ok {
+		return reply{Error: err.Error()}
+	}
+	r := reply{Missing: &testbed.MissingError{What: m.What, Remedy: m.Remedy}}
+	if m.Err != nil {
+		r.Error = m.Err.Error()
 	}
 	return r
 }
