@@ -95,11 +95,24 @@ func (c *Conditions) learn(f Facts) {
 	}
 }
 
-// pinned notes the CPU of each side if both have a single one.
-func (c *Conditions) pinned(client, server Facts) {
-	if len(client.CPUs) == 1 && len(server.CPUs) == 1 {
-		c.PinnedCPUs = []int{client.CPUs[0], server.CPUs[0]}
+// pinned notes the CPU of each side if all have a single one.
+func (c *Conditions) pinned(sides ...Facts) {
+	if slices.ContainsFunc(sides, func(f Facts) bool { return len(f.CPUs) != 1 }) {
+		return
 	}
+	c.PinnedCPUs = nil
+	for _, f := range sides {
+		c.PinnedCPUs = append(c.PinnedCPUs, f.CPUs[0])
+	}
+}
+
+// conditionsOf are those of the host and of the sides of a measurement.
+func conditionsOf(polling string, sides ...Facts) Conditions {
+	c := HostConditions()
+	c.learn(sides[0])
+	c.pinned(sides...)
+	c.Polling = polling
+	return c
 }
 
 // PollingOf describes how the rows of a run wait for messages.

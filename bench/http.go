@@ -69,14 +69,11 @@ func (b *Bed) HTTP(ctx context.Context, l HTTPLoad) (_ *HTTPResult, err error) {
 	fail.If(l.validate())
 	replies := b.apart(ctx, l.Vianet, "http-get", "http-serve", httpInput{l, b.server.at(l.Vianet).Local})
 	out, server := outputOf[httpOutput](replies[0]), outputOf[Facts](replies[1])
-	r := &HTTPResult{
+	return &HTTPResult{
 		Requests: out.Requests, PerSecond: float64(out.Requests) / out.Span.Wall.Seconds(),
-		Disturbed: disturbances(out.Span, Span{}, false), Conditions: HostConditions(),
-	}
-	r.Conditions.learn(out.Facts)
-	r.Conditions.pinned(out.Facts, server)
-	r.Conditions.Polling = "wait" // both networks sleep
-	return r, nil
+		Disturbed:  disturbances(out.Span, Span{}, false),
+		Conditions: conditionsOf("wait", out.Facts, server), // both networks sleep
+	}, nil
 }
 
 // serveHTTP is a task: the server, until the client ends it.
@@ -104,7 +101,7 @@ func serveHTTP(j *job, in httpInput) (_ Facts, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
-	return n.facts(), errors.Join(err, s.Shutdown(ctx))
+	return factsOf(n.nic), errors.Join(err, s.Shutdown(ctx))
 }
 
 // httpLimit is what opening, warming up and closing may take.
@@ -136,7 +133,7 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	clock := startStopwatch()
 	out.Requests = c.load(in.Connections, in.Duration)
 	out.Span = clock.span()
-	out.Facts = n.facts()
+	out.Facts = factsOf(n.nic)
 	return out, c.get(httpEnd, 0)
 }
 

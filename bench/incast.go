@@ -295,9 +295,10 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 	n := fail.Must(openNetwork(j.params, !in.TCP))
 	defer fail.Closing(&err, n.close)
 	defer n.closeOn(j.stop)()
-	demux := map[string]uint64{}
+	out.Facts = factsOf(n.nic)
+	var demux map[string]uint64
 	if n.nic != nil {
-		out.Facts, demux = factsOf(n.nic), n.nic.Status().Demux
+		demux = n.nic.Status().Demux
 	}
 	streams := make([]net.Conn, in.Senders)
 	defer func() {

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"viaxdp/internal/lab/fail"
-	"viaxdp/internal/lab/testbed"
 	"viaxdp/vianet"
 	"viaxdp/vipl"
 )
@@ -49,14 +48,6 @@ func openNetwork(p Params, overVianet bool) (*network, error) {
 		nic: nic, listen: stack.Listen, dial: stack.DialContext, alloc: stack.Alloc,
 		close: sync.OnceValue(func() error { return errors.Join(stack.Close(), nic.Close()) }),
 	}, nil
-}
-
-// facts are those of the NIC, if there is one, and of this process.
-func (n *network) facts() Facts {
-	if n.nic != nil {
-		return factsHere(n.nic)
-	}
-	return Facts{CPUs: fail.Must(testbed.AllowedCPUs())}
 }
 
 // reach dials until the other side listens.
@@ -136,10 +127,7 @@ func orClose(c io.Closer, f func()) {
 }
 
 func (s *netStream) Hello() Hello {
-	h := Hello{Addr: s.params.Local}
-	if s.network.nic != nil {
-		h.Facts = factsOf(s.network.nic)
-	}
+	h := Hello{Addr: s.params.Local, Facts: factsOf(s.network.nic)}
 	if s.listener != nil {
 		if at, err := netip.ParseAddrPort(s.listener.Addr().String()); err == nil {
 			h.Port = int(at.Port())

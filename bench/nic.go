@@ -48,15 +48,12 @@ func openNIC(p Params, more ...vipl.Option) (_ *vipl.NIC, err error) {
 		vipl.WithHugepages(policy))...)
 }
 
-// factsHere describes a NIC and this process.
-func factsHere(nic *vipl.NIC) Facts {
-	f := factsOf(nic)
-	f.CPUs = fail.Must(testbed.AllowedCPUs())
-	return f
-}
-
-// factsOf describes a NIC.
+// factsOf describes this process, and its NIC if there is one.
 func factsOf(nic *vipl.NIC) Facts {
+	cpus := fail.Must(testbed.AllowedCPUs())
+	if nic == nil {
+		return Facts{CPUs: cpus}
+	}
 	info := nic.Info()
 	frame := info.MTU + ethernetHeader
 	if !info.NIC.MultiBuffer {
@@ -64,7 +61,7 @@ func factsOf(nic *vipl.NIC) Facts {
 	}
 	return Facts{
 		Interface: info.Interface, Mode: info.Mode.String(), Features: featureNames(info.NIC.Features),
-		MTU: info.MTU, FrameBytes: frame, Memory: info.Arena.Kind.String(),
+		MTU: info.MTU, FrameBytes: frame, Memory: info.Arena.Kind.String(), CPUs: cpus,
 	}
 }
 

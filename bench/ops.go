@@ -111,12 +111,7 @@ func (b *Bed) Operate(ctx context.Context, o Operations) (r *OperationsResult, e
 func operateOn(ctx context.Context, w *Worker, o Operations) *OperationsResult {
 	fail.If(o.validate())
 	out := outputOf[operated](apart(ctx, true, []*Worker{w}, func(int) (string, any) { return "operate", o })[0])
-	c := HostConditions()
-	c.learn(out.Facts)
-	if len(out.Facts.CPUs) == 1 {
-		c.PinnedCPUs = out.Facts.CPUs
-	}
-	return out.result(c)
+	return out.result(conditionsOf("", out.Facts))
 }
 
 // Connections measures how long the client's VI takes to be connected with a
@@ -191,7 +186,7 @@ func operate(j *job, o Operations) (out operated, err error) {
 		t.pairs(o.of(bytes), bytes, OpRegisterMem, OpDeregisterMem, func(*time.Time) func() error { return fail.Must(nic.RegisterMem(own, attributes)).Deregister })
 	}
 	out = t.output()
-	out.Facts = factsHere(nic)
+	out.Facts = factsOf(nic)
 	return out, nil
 }
 

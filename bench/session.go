@@ -74,16 +74,7 @@ func (s *Session) Close(ctx context.Context) error {
 
 // Conditions are those of the host and of the two ends.
 func (s *Session) Conditions() Conditions {
-	c := HostConditions()
-	s.tell(&c)
-	c.Polling = PollingOf([]Row{s.row})
-	return c
-}
-
-// tell adds to the conditions the facts of the two ends.
-func (s *Session) tell(c *Conditions) {
-	c.learn(s.hello[0].Facts)
-	c.pinned(s.hello[0].Facts, s.hello[1].Facts)
+	return conditionsOf(PollingOf([]Row{s.row}), s.hello[0].Facts, s.hello[1].Facts)
 }
 
 // nextRound numbers a round, so that stray messages of earlier ones are recognized.
@@ -223,7 +214,8 @@ func Run(ctx context.Context, p Plan, client, server *Worker) (_ *Result, err er
 		for _, row := range p.Rows {
 			fail.During(row.label(), func() {
 				s := fail.Must(openSession(ctx, client, server, row, slices.Max(p.Sizes)))
-				s.tell(&conditions)
+				conditions.learn(s.hello[0].Facts)
+				conditions.pinned(s.hello[0].Facts, s.hello[1].Facts)
 				for _, bytes := range p.Sizes {
 					if p.Progress != nil {
 						p.Progress(Step{Turn: turn, Turns: turns, Name: row.label(), Bytes: bytes})

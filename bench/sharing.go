@@ -141,11 +141,8 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	}
 	r := &SharingResult{
 		VIs: l.VIs, Sent: sent.Sent, Resent: sent.Resent, Marked: taken.Marked,
-		Queue: queue.mean(taken.Begin, taken.Begin+taken.Span.Wall), Disturbed: disturbances(Span{}, taken.Span, false), Conditions: HostConditions(),
+		Queue: queue.mean(taken.Begin, taken.Begin+taken.Span.Wall), Disturbed: disturbances(Span{}, taken.Span, false), Conditions: conditionsOf("wait", sent.Facts, taken.Facts),
 	}
-	r.Conditions.learn(taken.Facts)
-	r.Conditions.pinned(sent.Facts, taken.Facts)
-	r.Conditions.Polling = "wait"
 	if n.Overrun > 0 {
 		r.Disturbed = append(r.Disturbed, "the forwarder was too slow for its frames")
 	}
@@ -386,7 +383,7 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 	for _, v := range s.nic.Status().VIs {
 		out.Sent, out.Resent = out.Sent+v.Sent, out.Resent+v.Resent
 	}
-	out.Facts = factsHere(s.nic)
+	out.Facts = factsOf(s.nic)
 	return out, nil
 }
 
@@ -449,7 +446,7 @@ func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	out.Begin = monotonic()
 	out.Bytes, out.Span = flows.window(in.Time, func(bytes []int64) bool { return slices.Max(bytes) > 0 })
 	end()
-	out.Marked, out.Facts = s.nic.Counters().Marked, factsHere(s.nic)
+	out.Marked, out.Facts = s.nic.Counters().Marked, factsOf(s.nic)
 	fail.Must(control.Write([]byte{0}))
 	// The client looks at its VIs before it closes control, and then they may be disconnected.
 	fail.If(control.SetReadDeadline(time.Now().Add(waitLimit)))
