@@ -71,7 +71,7 @@ func demoConfig(token string, names []string) DemoConfig {
 type side struct {
 	params Params
 	do     func(func() error) error
-	stop   *atomic.Bool // may be nil
+	stop   *atomic.Bool
 }
 
 // pair are two sides joined by a veth pair.
@@ -83,7 +83,7 @@ func pair(t *testing.T, mtu int, v6 bool, mode string) (client, server side) {
 		if v6 {
 			p.Local = n.IPv6
 		}
-		return side{params: p, do: n.Do}
+		return side{params: p, do: n.Do, stop: new(atomic.Bool)}
 	}
 	return at(a, false), at(b, true)
 }

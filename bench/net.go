@@ -168,7 +168,7 @@ func (s *netStream) Close() error {
 // round sets the deadline of all its reads and writes, so that they need none
 // of their own. It is generous: it ends only a round whose peer is gone.
 func (s *netStream) round() {
-	if s.watch.stop != nil && s.watch.stop.Load() {
+	if s.watch.stop.Load() {
 		fail.If(ErrStopped)
 	}
 	fail.If(s.conn.SetDeadline(time.Now().Add(netDeadline)))

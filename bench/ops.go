@@ -195,9 +195,8 @@ func operationVI(tag *vipl.Ptag) vipl.VIAttributes {
 	return vipl.VIAttributes{Level: vipl.ReliableDelivery, MaxTransferSize: MaxMessage, Ptag: tag}
 }
 
-// opsDiscriminator names the end that is connected with for the time that it
-// takes.
-var opsDiscriminator = []byte("via-xdp bench connections")
+// opsEnd names the end that is connected with for the time that it takes.
+const opsEnd = "via-xdp bench connections"
 
 // connectInput is the input of both sides.
 type connectInput struct {
@@ -217,10 +216,6 @@ func newConnector(j *job, in connectInput) (e *vi, v *vipl.VI, end func() error)
 	return e, v, func() error { return errors.Join(v.Disconnect(), v.Destroy()) }
 }
 
-func opsAddress(host netip.Addr) vipl.NetAddress {
-	return vipl.NetAddress{Host: host, Discriminator: opsDiscriminator}
-}
-
 // connectOften is a task: the client's side, which keeps the times.
 func connectOften(j *job, in connectInput) (_ operated, err error) {
 	e, v, end := newConnector(j, in)
@@ -228,18 +223,8 @@ func connectOften(j *job, in connectInput) (_ operated, err error) {
 	t := newTimings(j.stop)
 	t.pairs(in.Count, 0, OpConnect, OpDisconnect, func(start *time.Time) func() error {
 		// Requests are refused until the server waits; only the accepted one counts.
-		for deadline := start.Add(waitLimit); ; time.Sleep(connectPause) {
-			*start = time.Now()
-			_, err := v.ConnectRequest(opsAddress(e.params.Local), opsAddress(in.Server), waitLimit)
-			switch {
-			case err == nil:
-				return v.Disconnect
-			case j.stop.Load():
-				fail.If(ErrStopped)
-			case !errors.Is(err, vipl.ErrNoMatch) || start.After(deadline):
-				fail.If(err)
-			}
-		}
+		*start = requestConnection(v, e.params.Local, in.Server, opsEnd, j.stop)
+		return v.Disconnect
 	})
 	n := fail.Must(openNetwork(j.params, false))
 	at := netip.AddrPortFrom(in.Server, opsPort)
@@ -293,9 +278,8 @@ func acceptOften(j *job, in connectInput) (_ struct{}, err error) {
 	e.nic.ErrorCallback(func(vipl.ErrorDescriptor) {})
 	defer e.nic.ErrorCallback(nil)
 	for range in.Count {
-		conn := e.awaitRequest(opsAddress(e.params.Local))
 		fail.If(receives.add(v.PostRecv, nil))
-		fail.If(conn.Accept(v))
+		acceptConnection(e.nic, v, e.params.Local, opsEnd, j.stop)
 		for {
 			_, err := v.RecvWait(maxSleep)
 			switch {

@@ -91,7 +91,8 @@ const (
 	tcpHeaders      = 52 // of IPv4 and TCP, with timestamps
 )
 
-var sharingDiscriminator = []byte("via-xdp sharing")
+// sharingEnd names the end that the VIs are connected with.
+const sharingEnd = "via-xdp sharing"
 
 // SharingResult is what came of a SharingLoad. All is of the time that counts, but for what is said to be of all.
 type SharingResult struct {
@@ -324,9 +325,8 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 	at := netip.AddrPortFrom(in.Server, sharingPort)
 	control := n.reach(at, waitLimit, j.stop)
 	defer control.Close()
-	local, remote := vipl.NetAddress{Host: j.params.Local, Discriminator: sharingDiscriminator}, vipl.NetAddress{Host: in.Server, Discriminator: sharingDiscriminator}
 	for _, v := range s.vis {
-		requestConnection(v, local, remote, waitLimit, j.stop)
+		requestConnection(v, j.params.Local, in.Server, sharingEnd, j.stop)
 	}
 	var conns []net.Conn
 	for _, name := range in.TCPs {
@@ -396,11 +396,10 @@ func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	defer l.Close()
 	control := fail.Must(l.Accept())
 	defer control.Close()
-	local := vipl.NetAddress{Host: j.params.Local, Discriminator: sharingDiscriminator}
 	for i, v := range s.vis {
 		fail.During(fmt.Sprint("VI ", i), func() {
 			fail.If(s.postAll(i, v.PostRecv))
-			fail.If(fail.Must(s.nic.ConnectWait(local, waitLimit)).Accept(v))
+			acceptConnection(s.nic, v, j.params.Local, sharingEnd, j.stop)
 			out.Payload = fail.Must(v.Query()).MaxPayload
 		})
 	}

@@ -82,7 +82,7 @@ func rdmaTransport(name, summary string, whole bool, open func(opening) endpoint
 // An opening is what an endpoint is opened with.
 type opening struct {
 	Params
-	stop   *atomic.Bool // ends waits when it becomes true; may be nil
+	stop   *atomic.Bool // ends waits when it becomes true
 	sleeps bool         // as the transport's
 }
 
@@ -142,8 +142,7 @@ func known(name string) transport {
 	return *t
 }
 
-// openEndpoint opens one side of a transport. stop, which may be nil, ends waits when
-// it becomes true.
+// openEndpoint opens one side of a transport. stop ends waits when it becomes true.
 func openEndpoint(name string, p Params, stop *atomic.Bool) (e endpoint, err error) {
 	defer fail.Catch(&err)
 	t := fail.Must(find(name))

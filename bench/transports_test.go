@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,7 +129,6 @@ func TestStopped(t *testing.T) {
 			continue
 		}
 		client, server := pair(t, 1500, false, "generic")
-		server.stop = new(atomic.Bool)
 		over := make(chan struct{})
 		err := connected(name, client, server, func(client bool, e endpoint) error {
 			if client {
@@ -160,7 +158,6 @@ func TestOpenRefuses(t *testing.T) {
 func unfilled(t *testing.T, name string, stream, clientChecks bool) {
 	t.Helper()
 	client, server := pair(t, 1500, false, "generic")
-	client.stop, server.stop = new(atomic.Bool), new(atomic.Bool)
 	err := connected(name, client, server, func(isClient bool, e endpoint) (err error) {
 		r := Round{ID: 1, Bytes: 3000, Messages: 5, Check: isClient == clientChecks}
 		err = fail.Try(func() {

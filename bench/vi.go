@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -109,8 +110,8 @@ const (
 	viList      = 16      // descriptors of a list, in a stream
 )
 
-// viDiscriminator names the benchmark's end of a connection.
-var viDiscriminator = []byte("via-xdp bench")
+// viEnd names the benchmark's end of a connection.
+const viEnd = "via-xdp bench"
 
 func openVI(level vipl.ReliabilityLevel) func(opening) endpoint {
 	return func(o opening) endpoint {
@@ -201,37 +202,48 @@ func (v *vi) Connect(peer Hello) {
 
 // join connects a VI with the next one of the peer.
 func (v *vi) join(with *vipl.VI, peer Hello) {
-	local := vipl.NetAddress{Host: v.params.Local, Discriminator: viDiscriminator}
 	if v.params.Server {
-		fail.If(v.awaitRequest(local).Accept(with))
+		acceptConnection(v.nic, with, v.params.Local, viEnd, v.watch.stop)
 		return
 	}
-	remote := vipl.NetAddress{Host: peer.Addr, Discriminator: viDiscriminator}
-	requestConnection(with, local, remote, waitLimit, v.watch.stop)
+	requestConnection(with, v.params.Local, peer.Addr, viEnd, v.watch.stop)
 }
 
-// awaitRequest waits for the next request to connect with an address.
-func (v *vi) awaitRequest(local vipl.NetAddress) *vipl.Conn {
+// endOf is the address of an end on a host.
+func endOf(host netip.Addr, end string) vipl.NetAddress {
+	return vipl.NetAddress{Host: host, Discriminator: []byte(end)}
+}
+
+// acceptConnection connects a VI with the next one that requests it of an end.
+func acceptConnection(nic *vipl.NIC, with *vipl.VI, local netip.Addr, end string, stop *atomic.Bool) {
 	for deadline := time.Now().Add(waitLimit); ; {
-		c, err := v.nic.ConnectWait(local, maxSleep)
+		c, err := nic.ConnectWait(endOf(local, end), maxSleep)
 		switch {
 		case err == nil:
-			return c
+			fail.If(c.Accept(with))
+			return
 		case !errors.Is(err, vipl.ErrTimeout) || time.Now().After(deadline):
 			fail.If(err)
-		case v.watch.stop != nil && v.watch.stop.Load():
+		case stop.Load():
 			fail.If(ErrStopped)
 		}
 	}
 }
 
-// requestConnection connects a VI with one whose program may not wait for it yet.
-func requestConnection(with *vipl.VI, local, remote vipl.NetAddress, limit time.Duration, stop *atomic.Bool) {
-	for deadline := time.Now().Add(limit); ; time.Sleep(connectPause) {
-		_, err := with.ConnectRequest(local, remote, waitLimit)
-		if !errors.Is(err, vipl.ErrNoMatch) || time.Now().After(deadline) || stop != nil && stop.Load() {
+// requestConnection connects a VI with one whose program may not wait for it yet. It returns the time of the request that
+// was accepted.
+func requestConnection(with *vipl.VI, local, remote netip.Addr, end string, stop *atomic.Bool) (at time.Time) {
+	from, to := endOf(local, end), endOf(remote, end)
+	for deadline := time.Now().Add(waitLimit); ; time.Sleep(connectPause) {
+		at = time.Now()
+		_, err := with.ConnectRequest(from, to, waitLimit)
+		switch {
+		case err == nil:
+			return at
+		case stop.Load():
+			fail.If(ErrStopped)
+		case !errors.Is(err, vipl.ErrNoMatch) || at.After(deadline):
 			fail.If(err)
-			return
 		}
 	}
 }
