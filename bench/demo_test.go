@@ -348,8 +348,7 @@ func TestNeeds(t *testing.T) {
 		}
 		return
 	}
-	client, _, end := workers(t)
-	defer end()
+	client, _ := workers(t)
 	_, demo := Demo(context.Background(), demoConfig(tokenOf(t), Names()))
 	operate := fail.Try(func() { operateOn(context.Background(), client, Operations{Count: 1}) })
 	for what, err := range map[string]error{"demo": demo, "operate": operate} {

@@ -335,10 +335,6 @@ func TestLoadOverVeth(t *testing.T) {
 
 // A transport that sleeps refuses a load.
 func TestLoadRefuses(t *testing.T) {
-	client, server, end := workers(t)
-	defer end()
-	ctx := t.Context()
-	s, err := openSession(ctx, client, server, Row{Name: "tcp-block"}, MaxLoadBytes)
-	nstest.Must(t, err)
-	nstest.ErrSays(t, "tcp-block", nstest.Err(s.Load(ctx, Load{Bytes: 64, Rate: 1000, Duration: time.Second})), "carries no load")
+	s := onLoopback(t, "tcp-block", MaxLoadBytes)
+	nstest.ErrSays(t, "tcp-block", nstest.Err(s.Load(t.Context(), Load{Bytes: 64, Rate: 1000, Duration: time.Second})), "carries no load")
 }

@@ -23,32 +23,34 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// workers serves two workers in this process, with endpoints on the loopback.
-func workers(t *testing.T) (client, server *Worker, end func()) {
+// workers serves two workers in this process, with endpoints on the loopback, until the test ends.
+func workers(t *testing.T) (client, server *Worker) {
 	t.Helper()
-	var conns []net.Conn
-	served := make(chan error, 2)
 	worker := func(name string) *Worker {
 		ours, theirs := net.Pipe()
-		conns = append(conns, ours)
+		served := make(chan error, 1)
 		go func() { served <- Serve(theirs) }()
+		t.Cleanup(func() {
+			ours.Close()
+			nstest.WantErr(t, name, <-served, nil)
+		})
 		return NewWorker(name, ours, Params{Local: netip.MustParseAddr("127.0.0.1")})
 	}
-	client, server = worker("client"), worker("server")
-	return client, server, func() {
-		for _, c := range conns {
-			c.Close()
-		}
-		for range conns {
-			nstest.WantErr(t, "a worker", <-served, nil)
-		}
-	}
+	return worker("client"), worker("server")
+}
+
+// onLoopback opens a transport between two workers on the loopback.
+func onLoopback(t *testing.T, name string, maxBytes int, change ...func(*Params)) *Session {
+	t.Helper()
+	client, server := workers(t)
+	s, err := openSession(t.Context(), client, server, Row{Name: name}, maxBytes, change...)
+	nstest.Must(t, err)
+	return s
 }
 
 func TestRun(t *testing.T) {
-	defer goleak.VerifyNone(t)
-	client, server, end := workers(t)
-	defer end()
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	client, server := workers(t)
 	var steps []Step
 	r, err := Run(context.Background(), Plan{
 		Rows: RowsOf([]string{"tcp-block", "udp-block"}), Sizes: []int{64, 5000}, Turns: 2, Duration: 5 * time.Millisecond,
@@ -87,8 +89,7 @@ func TestRun(t *testing.T) {
 // With a number of messages exactly that many count. With a least number a measurement
 // goes on until they are done.
 func TestRunMessages(t *testing.T) {
-	client, server, end := workers(t)
-	defer end()
+	client, server := workers(t)
 	for _, c := range []struct {
 		messages, least int
 		lo, hi          int64

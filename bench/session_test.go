@@ -45,12 +45,9 @@ func TestTransactionsRefuse(t *testing.T) {
 		{"tcp-spin", 4, 4, "larger than announced"}, // the request is
 		{"tcp-spin", 64, 65, "larger than announced"},
 	} {
-		client, server, end := workers(t)
-		s, err := openSession(t.Context(), client, server, Row{Name: c.name}, c.maxBytes)
-		nstest.Must(t, err)
+		s := onLoopback(t, c.name, c.maxBytes)
 		what := fmt.Sprintf("%s, %d bytes", c.name, c.reply)
 		nstest.ErrSays(t, what, nstest.Err(s.Transactions(t.Context(), c.reply, time.Millisecond)), c.want)
-		end()
 	}
 }
 
@@ -58,13 +55,10 @@ func TestTransactionsRefuse(t *testing.T) {
 // control. They report what was resent: on a connection without losses only spurious
 // retransmissions, on a busy machine.
 func TestExchange(t *testing.T) {
-	client, server, end := workers(t)
-	defer end()
-	ctx := context.Background()
-	s, err := openSession(ctx, client, server, Row{Name: "tcp-spin"}, 4096, func(p *Params) {
+	ctx := t.Context()
+	s := onLoopback(t, "tcp-spin", 4096, func(p *Params) {
 		p.Congestion, p.LongestTimeout, p.WaitLimit = "reno", time.Second, time.Minute
 	})
-	nstest.Must(t, err)
 	ping, err := s.PingPong(ctx, 64, time.Millisecond, 50)
 	if err != nil || ping.N < 50 || ping.RoundTrips.TotalCount() != ping.N || ping.RoundTrips.Min() <= 0 {
 		t.Errorf("ping-pong: %+v, %v", ping, err)
@@ -80,16 +74,13 @@ func TestExchange(t *testing.T) {
 	nstest.Check(t, s.Close(ctx))
 	nstest.Equal(t, "since", (Repeats{5, 3}).Since(Repeats{2, 1}), (Repeats{3, 2}))
 	// What does not exist is refused, and what counts nothing says so.
-	s, err = openSession(ctx, client, server, Row{Name: "udp-spin"}, 64)
-	nstest.Must(t, err)
-	nstest.ErrSays(t, "repeats of UDP", nstest.Err(s.Repeats(ctx)), "does not count")
+	nstest.ErrSays(t, "repeats of UDP", nstest.Err(onLoopback(t, "udp-spin", 64).Repeats(ctx)), "does not count")
 }
 
 // A congestion control that the kernel does not have is an error that names it.
 func TestUnknownCongestionControl(t *testing.T) {
-	client, server, end := workers(t)
-	defer end()
-	_, err := openSession(context.Background(), client, server, Row{Name: "tcp-spin"}, 64, func(p *Params) { p.Congestion = "none-such" })
+	client, server := workers(t)
+	_, err := openSession(t.Context(), client, server, Row{Name: "tcp-spin"}, 64, func(p *Params) { p.Congestion = "none-such" })
 	nstest.ErrSays(t, "none-such", err, "TCP_CONGESTION none-such")
 }
 
@@ -155,9 +146,8 @@ func TestConnections(t *testing.T) {
 }
 
 func TestOperationsRefuse(t *testing.T) {
-	client, server, end := workers(t)
-	defer end()
-	ctx := context.Background()
+	client, _ := workers(t)
+	ctx := t.Context()
 	for title, o := range map[string]Operations{
 		"none":     {Count: 0},
 		"too many": {Count: maxOperations + 1},
@@ -168,8 +158,7 @@ func TestOperationsRefuse(t *testing.T) {
 			t.Errorf("%s: accepted", title)
 		}
 	}
-	s, err := openSession(ctx, client, server, Row{Name: "tcp-spin"}, 64)
-	nstest.Must(t, err)
+	s := onLoopback(t, "tcp-spin", 64)
 	nstest.ErrorIf(t, nstest.Err(s.Connections(ctx, 0)) == nil, "no connection: accepted")
 	nstest.ErrSays(t, "connections of tcp-spin", nstest.Err(s.Connections(ctx, 1)), "no connections")
 }

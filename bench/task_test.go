@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -16,7 +15,7 @@ import (
 
 // A task gets its input, and its output comes back; an error names the worker.
 func TestTask(t *testing.T) {
-	defer goleak.VerifyNone(t)
+	t.Cleanup(func() { goleak.VerifyNone(t) })
 	type sum struct{ A, B int }
 	add := func(alone bool) task {
 		return task{alone: alone, run: taskOf(func(j *job, in sum) (int, error) {
@@ -30,12 +29,12 @@ func TestTask(t *testing.T) {
 		})}
 	}
 	tasks["test-add"], tasks["test-add-alone"] = add(false), add(true)
-	defer delete(tasks, "test-add")
-	defer delete(tasks, "test-add-alone")
-
-	client, server, end := workers(t)
-	defer end() // before the tasks are deleted
-	ctx := context.Background()
+	t.Cleanup(func() {
+		delete(tasks, "test-add")
+		delete(tasks, "test-add-alone")
+	})
+	client, server := workers(t) // which end before the tasks are deleted
+	ctx := t.Context()
 
 	req := requestOf("test-add-alone", sum{1, 2})
 	p := client.at(false)
@@ -67,11 +66,7 @@ func TestTask(t *testing.T) {
 
 // A worker validates requests before it serves them, as the client may be any host.
 func TestTaskInput(t *testing.T) {
-	client, server, end := workers(t)
-	defer end()
-	if _, err := openSession(t.Context(), client, server, Row{Name: "tcp-spin"}, 64); err != nil {
-		t.Fatal(err)
-	}
+	client := onLoopback(t, "tcp-spin", 64).client
 	good := Load{Bytes: 64, Rate: 1000, Duration: time.Second}
 	long, large, often := good, good, good
 	long.Duration, large.Bytes, often.Rate = time.Hour, 1<<30, 1e12
