@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -325,15 +324,15 @@ func TestServerLacks(t *testing.T) {
 // A server whose client leaves before it has connected does not wait for it.
 func TestClientLeavesUnconnected(t *testing.T) {
 	a, _ := nstest.Pair(t, nstest.Options{})
-	var gone atomic.Bool
+	ctx, stop := stopping(t)
 	var server endpoint
 	if err := a.Do(func() (err error) {
-		server, err = openEndpoint("vi-reliable-delivery", Params{Place: Place{Interface: a.Name, Mode: "generic"}, Server: true, Local: a.IPv4, MaxBytes: 64}, &gone)
+		server, err = openEndpoint(ctx, "vi-reliable-delivery", Params{Place: Place{Interface: a.Name, Mode: "generic"}, Server: true, Local: a.IPv4, MaxBytes: 64})
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	gone.Store(true)
+	stop()
 	nstest.WantErr(t, "connect", fail.Try(func() { server.Connect(Hello{}) }), ErrStopped)
 	nstest.Check(t, server.Close())
 }
@@ -360,7 +359,7 @@ func TestNeeds(t *testing.T) {
 	const socket = "/nowhere/agent.sock"
 	t.Setenv("VIA_AGENT", socket)
 	for name, want := range map[string]string{"vi-reliable-delivery": socket, "vianet": socket, "raw-afxdp": "CAP_NET_RAW"} {
-		_, err := openEndpoint(name, Params{Place: Place{Interface: "lo"}, Server: true}, nil)
+		_, err := openEndpoint(t.Context(), name, Params{Place: Place{Interface: "lo"}, Server: true})
 		nstest.ErrSays(t, name, err, want)
 	}
 }

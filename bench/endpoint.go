@@ -3,12 +3,12 @@ package bench
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"viaxdp/vipl"
@@ -159,8 +159,8 @@ const waitLimit = 20 * time.Second
 // watchdog ends waits that would last for ever. A loop that polls calls idle for
 // each poll in vain and progress for each success; both cost next to nothing.
 type watchdog struct {
-	stop  *atomic.Bool  // set when the control connection has ended; may be nil
-	most  time.Duration // without progress; 0: waitLimit
+	ctx   context.Context // ends with the control connection; nil: never
+	most  time.Duration   // without progress; 0: waitLimit
 	polls uint32
 	since time.Time
 }
@@ -194,8 +194,8 @@ func (w *watchdog) blocked() error {
 }
 
 func (w *watchdog) look() error {
-	if w.stop != nil && w.stop.Load() {
-		return ErrStopped
+	if w.ctx != nil && w.ctx.Err() != nil {
+		return context.Cause(w.ctx)
 	}
 	now := time.Now()
 	if w.polls == watchEvery {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,11 +145,12 @@ func TestFramedNoticesFaults(t *testing.T) {
 				}
 				return [][]byte{f}
 			}
-			a.watch.stop = new(atomic.Bool)
+			var stop func()
+			a.watch.ctx, stop = stopping(t)
 			ended := make(chan error, 1)
 			go func() { ended <- fail.Try(client) }()
 			nstest.ErrSays(t, fmt.Sprintf("%s, short %v", c.fault, short), fail.Try(server), want)
-			a.watch.stop.Store(true) // it waits for credits, or an echo
+			stop() // it waits for credits, or an echo
 			nstest.WantErr(t, c.fault+": the other side", <-ended, ErrStopped)
 		}
 	}
@@ -212,10 +212,8 @@ func (w polledCable) poll() []byte {
 func shortPair(t *testing.T, into []byte) (a, b *framed, wa, wb *cable) {
 	t.Helper()
 	wa, wb = newCables(100, 8)
-	var stop atomic.Bool
-	t.Cleanup(func() { stop.Store(true) })
 	a, b = &framed{io: polledCable{wa}}, &framed{io: polledCable{wb}, into: into}
-	a.watch.stop, b.watch.stop = &stop, &stop
+	a.watch.ctx, b.watch.ctx = t.Context(), t.Context()
 	nstest.Must(t, fail.Try(func() { a.Connect(wb.hello()); b.Connect(wa.hello()) }))
 	return a, b, wa, wb
 }

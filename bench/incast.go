@@ -246,9 +246,9 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, !in.TCP))
 	defer fail.Closing(&err, n.close)
-	defer n.closeOn(j.stop)()
+	defer context.AfterFunc(j.ctx, func() { n.close() })()
 	message := fail.Must(n.alloc(in.Bytes))
-	conn := n.reach(netip.AddrPortFrom(in.Receiver, incastPort), incastLimit, j.stop)
+	conn := n.reach(j.ctx, netip.AddrPortFrom(in.Receiver, incastPort), incastLimit)
 	defer fail.Closing(&err, conn.Close)
 	fail.If(conn.SetDeadline(time.Now().Add(in.Duration + incastLimit)))
 	var over atomic.Bool
@@ -294,7 +294,7 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, !in.TCP))
 	defer fail.Closing(&err, n.close)
-	defer n.closeOn(j.stop)()
+	defer context.AfterFunc(j.ctx, func() { n.close() })()
 	out.Facts = factsOf(n.nic)
 	var demux map[string]uint64
 	if n.nic != nil {
@@ -328,7 +328,7 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 			fail.Must(conn.Write([]byte{0}))
 		}
 	}
-	flows := newArrivals(in.Senders, j.stop)
+	flows := newArrivals(j.ctx, in.Senders)
 	var ending atomic.Bool // the senders have been notified of the end
 	var reading sync.WaitGroup
 	for i := range streams {
@@ -378,13 +378,13 @@ func takeMessages(conn net.Conn, bytes int, ending *atomic.Bool, came *atomic.In
 
 // arrivals are messages or bytes that several flows have brought, counted by other goroutines.
 type arrivals struct {
-	came   []atomic.Int64 // of each flow
-	failed chan error     // of flows
-	stop   *atomic.Bool
+	came   []atomic.Int64  // of each flow
+	failed chan error      // of flows
+	ctx    context.Context // of the task
 }
 
-func newArrivals(flows int, stop *atomic.Bool) *arrivals {
-	return &arrivals{came: make([]atomic.Int64, flows), failed: make(chan error, flows+1), stop: stop}
+func newArrivals(ctx context.Context, flows int) *arrivals {
+	return &arrivals{came: make([]atomic.Int64, flows), failed: make(chan error, flows+1), ctx: ctx}
 }
 
 func (a *arrivals) counts() []int64 {
@@ -401,9 +401,7 @@ func (a *arrivals) check() {
 	case err := <-a.failed:
 		fail.If(err)
 	default:
-		if a.stop.Load() {
-			fail.If(ErrStopped)
-		}
+		fail.If(context.Cause(a.ctx))
 	}
 }
 

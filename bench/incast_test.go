@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,7 +38,7 @@ func TestIncastShares(t *testing.T) {
 // A window in which nothing comes of a flow is a failure, and no figure.
 func TestWindowOfNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		flows := newArrivals(2, new(atomic.Bool))
+		flows := newArrivals(t.Context(), 2)
 		flows.came[1].Store(1)
 		err := fail.Try(func() { flows.window(time.Second, func(came []int64) bool { return slices.Max(came) > 0 }) })
 		nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "stood still"), "%v, want that a flow stood still", err)

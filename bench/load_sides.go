@@ -48,7 +48,7 @@ func sendLoad(j *job, r loadRound) (_ loadOutcome, err error) {
 	port := beginLoad(j, r)
 	start := time.Now()
 	clock := func() time.Duration { return time.Since(start) }
-	return newLoader(r, port, clock, watchdog{stop: j.stop}).run()
+	return newLoader(r, port, clock, watchdog{ctx: j.ctx}).run()
 }
 
 // beginLoad makes the endpoint of a task ready.
@@ -194,7 +194,7 @@ type echoer struct {
 
 // echoLoad is a task: it echoes a load until its end, and says what that took.
 func echoLoad(j *job, r loadRound) (_ Span, err error) {
-	e := &echoer{round: r, port: beginLoad(j, r), watch: watchdog{stop: j.stop}}
+	e := &echoer{round: r, port: beginLoad(j, r), watch: watchdog{ctx: j.ctx}}
 	return e.run()
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -192,15 +191,15 @@ func TestLoadNoticesFaults(t *testing.T) {
 
 // A sender whose control connection has ended stops, and so does its peer.
 func TestLoadStopped(t *testing.T) {
-	var stop atomic.Bool
-	stop.Store(true)
-	w := watchdog{stop: &stop}
+	ctx, stop := stopping(t)
+	stop()
+	w := watchdog{ctx: ctx}
 	f := &fakePeer{delay: time.Hour}
 	r := loadRound{Load{Bytes: 16, Rate: minLoadRate, Duration: time.Second}, 1}
 	nstest.WantErr(t, "sender", nstest.Err(newLoader(r, f, f.clock, w).run()), ErrStopped)
 	// In the midst of a load, with nothing under way.
-	stop.Store(false)
-	f = &fakePeer{sees: func(uint32) { stop.Store(true) }}
+	w.ctx, stop = stopping(t)
+	f = &fakePeer{sees: func(uint32) { stop() }}
 	nstest.WantErr(t, "waiting sender", nstest.Err(newLoader(r, f, f.clock, w).run()), ErrStopped)
 	e := &echoer{round: r, port: &fakePeer{}, watch: w}
 	nstest.WantErr(t, "echo", nstest.Err(e.run()), ErrStopped)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,7 +70,8 @@ func demoConfig(token string, names []string) DemoConfig {
 type side struct {
 	params Params
 	do     func(func() error) error
-	stop   *atomic.Bool
+	ctx    context.Context
+	stop   func()
 }
 
 // pair are two sides joined by a veth pair.
@@ -83,9 +83,16 @@ func pair(t *testing.T, mtu int, v6 bool, mode string) (client, server side) {
 		if v6 {
 			p.Local = n.IPv6
 		}
-		return side{params: p, do: n.Do, stop: new(atomic.Bool)}
+		ctx, stop := stopping(t)
+		return side{p, n.Do, ctx, stop}
 	}
 	return at(a, false), at(b, true)
+}
+
+// stopping is the context of a worker, which stop ends.
+func stopping(t *testing.T) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	return ctx, func() { cancel(ErrStopped) }
 }
 
 // together runs both sides at the same time and joins their errors.
@@ -103,7 +110,7 @@ func connected(name string, client, server side, f func(client bool, e endpoint)
 	run := func(s side, own, other chan Hello) error {
 		return s.do(func() (err error) {
 			defer close(own)
-			e, err := openEndpoint(name, s.params, s.stop)
+			e, err := openEndpoint(s.ctx, name, s.params)
 			if err != nil {
 				return err
 			}

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,37 +50,16 @@ func openNetwork(p Params, overVianet bool) (*network, error) {
 }
 
 // reach dials until the other side listens.
-func (n *network) reach(at netip.AddrPort, limit time.Duration, stop *atomic.Bool) net.Conn {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+func (n *network) reach(ctx context.Context, at netip.AddrPort, limit time.Duration) net.Conn {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	for {
+	for ; ; time.Sleep(connectPause) {
 		conn, err := n.dial(ctx, "tcp", at.String())
-		switch {
-		case err == nil, ctx.Err() != nil:
+		if err == nil || ctx.Err() != nil {
 			fail.If(err)
 			return conn
-		case stop.Load():
-			fail.If(ErrStopped)
 		}
-		time.Sleep(connectPause)
 	}
-}
-
-// closeOn closes the network as soon as stop is set, which ends what waits for its
-// connections, until end is called.
-func (n *network) closeOn(stop *atomic.Bool) (end func()) {
-	over := make(chan struct{})
-	go func() {
-		for !stop.Load() {
-			select {
-			case <-over:
-				return
-			case <-time.After(maxSleep):
-			}
-		}
-		n.close()
-	}()
-	return func() { close(over) }
 }
 
 // listenWithin makes a listener whose Accept ends after some time.
@@ -146,7 +124,7 @@ func (s *netStream) Connect(peer Hello) {
 		fail.If(l.Close())
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	ctx, cancel := context.WithTimeout(s.watch.ctx, waitLimit)
 	defer cancel()
 	s.conn = fail.Must(s.network.dial(ctx, "tcp", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)).String()))
 }
@@ -168,9 +146,7 @@ func (s *netStream) Close() error {
 // round sets the deadline of all its reads and writes, so that they need none
 // of their own. It is generous: it ends only a round whose peer is gone.
 func (s *netStream) round() {
-	if s.watch.stop.Load() {
-		fail.If(ErrStopped)
-	}
+	fail.If(context.Cause(s.watch.ctx))
 	fail.If(s.conn.SetDeadline(time.Now().Add(netDeadline)))
 }
 

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"viaxdp/internal/lab/fail"
@@ -127,21 +126,19 @@ func (s *Session) Connections(ctx context.Context, count int) (_ *OperationsResu
 
 // timings gathers the times of operations.
 type timings struct {
-	stop  *atomic.Bool
+	ctx   context.Context // of the task
 	clock stopwatch
 	list  []OperationTimes
 }
 
-func newTimings(stop *atomic.Bool) *timings { return &timings{stop: stop, clock: startStopwatch()} }
+func newTimings(ctx context.Context) *timings { return &timings{ctx: ctx, clock: startStopwatch()} }
 
 // pairs does and undoes something count times. do may begin again, and then sets its start.
 func (t *timings) pairs(count, bytes int, doing, undoing string, do func(start *time.Time) (undo func() error)) {
 	did, undid := Histogram{newHistogram()}, Histogram{newHistogram()}
 	t.list = append(t.list, OperationTimes{doing, bytes, did}, OperationTimes{undoing, bytes, undid})
 	for range count {
-		if t.stop.Load() {
-			fail.If(ErrStopped)
-		}
+		fail.If(context.Cause(t.ctx))
 		start := time.Now()
 		undo := do(&start)
 		fail.If(did.note(time.Since(start)))
@@ -170,7 +167,7 @@ func operate(j *job, o Operations) (out operated, err error) {
 	fail.If(err)
 	defer fail.Closing(&err, nic.Close)
 	tag := fail.Must(nic.CreatePtag())
-	t := newTimings(j.stop)
+	t := newTimings(j.ctx)
 	if len(o.Sizes) == 0 {
 		t.pairs(o.Count, 0, OpCreatePtag, OpDestroyPtag, func(*time.Time) func() error { return fail.Must(nic.CreatePtag()).Destroy })
 		t.pairs(o.Count, 0, OpCreateCQ, OpDestroyCQ, func(*time.Time) func() error { return fail.Must(nic.CreateCQ(operationCQ)).Destroy })
@@ -220,18 +217,18 @@ func newConnector(j *job, in connectInput) (e *vi, v *vipl.VI, end func() error)
 func connectOften(j *job, in connectInput) (_ operated, err error) {
 	e, v, end := newConnector(j, in)
 	defer fail.Closing(&err, end)
-	t := newTimings(j.stop)
+	t := newTimings(j.ctx)
 	t.pairs(in.Count, 0, OpConnect, OpDisconnect, func(start *time.Time) func() error {
 		// Requests are refused until the server waits; only the accepted one counts.
-		*start = requestConnection(v, e.params.Local, in.Server, opsEnd, j.stop)
+		*start = requestConnection(j.ctx, v, e.params.Local, in.Server, opsEnd)
 		return v.Disconnect
 	})
 	n := fail.Must(openNetwork(j.params, false))
 	at := netip.AddrPortFrom(in.Server, opsPort)
-	first := n.reach(at, waitLimit, j.stop)
+	first := n.reach(j.ctx, at, waitLimit)
 	defer fail.Closing(&err, first.Close)
 	t.pairs(in.Count, 0, OpConnectTCP, OpCloseTCP, func(*time.Time) func() error {
-		return fail.Must(n.dial(context.Background(), "tcp", at.String())).Close
+		return fail.Must(n.dial(j.ctx, "tcp", at.String())).Close
 	})
 	return t.output(), nil
 }
@@ -279,15 +276,14 @@ func acceptOften(j *job, in connectInput) (_ struct{}, err error) {
 	defer e.nic.ErrorCallback(nil)
 	for range in.Count {
 		fail.If(receives.add(v.PostRecv, nil))
-		acceptConnection(e.nic, v, e.params.Local, opsEnd, j.stop)
+		acceptConnection(j.ctx, e.nic, v, e.params.Local, opsEnd)
 		for {
 			_, err := v.RecvWait(maxSleep)
 			switch {
 			case err == nil:
 				fail.With("a message came over a connection that carries none")
-			case errors.Is(err, vipl.ErrTimeout) && j.stop.Load():
-				fail.If(ErrStopped)
 			case errors.Is(err, vipl.ErrTimeout):
+				fail.If(context.Cause(j.ctx))
 				continue
 			case !errors.Is(err, vipl.ErrDescriptor):
 				fail.If(err)

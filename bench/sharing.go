@@ -323,14 +323,14 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 	defer fail.Closing(&err, s.Close)
 	n := fail.Must(openNetwork(j.params, false))
 	at := netip.AddrPortFrom(in.Server, sharingPort)
-	control := n.reach(at, waitLimit, j.stop)
+	control := n.reach(j.ctx, at, waitLimit)
 	defer control.Close()
 	for _, v := range s.vis {
-		requestConnection(v, j.params.Local, in.Server, sharingEnd, j.stop)
+		requestConnection(j.ctx, v, j.params.Local, in.Server, sharingEnd)
 	}
 	var conns []net.Conn
 	for _, name := range in.TCPs {
-		c := n.reach(at, waitLimit, j.stop)
+		c := n.reach(j.ctx, at, waitLimit)
 		defer c.Close()
 		onSocket(c.(*net.TCPConn), func(fd int) error { return setCongestion(fd, name) })
 		conns = append(conns, c)
@@ -375,9 +375,7 @@ func shareSend(j *job, in sharingInput) (out sharingSent, err error) {
 		if !over.Load() {
 			fail.If(err)
 		}
-		if j.stop.Load() {
-			fail.If(ErrStopped)
-		}
+		fail.If(context.Cause(j.ctx))
 	}
 	fail.If(<-ended)
 	for _, v := range s.nic.Status().VIs {
@@ -399,11 +397,11 @@ func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	for i, v := range s.vis {
 		fail.During(fmt.Sprint("VI ", i), func() {
 			fail.If(s.postAll(i, v.PostRecv))
-			acceptConnection(s.nic, v, j.params.Local, sharingEnd, j.stop)
+			acceptConnection(j.ctx, s.nic, v, j.params.Local, sharingEnd)
 			out.Payload = fail.Must(v.Query()).MaxPayload
 		})
 	}
-	flows := newArrivals(in.flows(), j.stop)
+	flows := newArrivals(j.ctx, in.flows())
 	for i := range in.TCPs {
 		c := fail.Must(l.Accept())
 		defer c.Close()

@@ -22,7 +22,7 @@ func TestTask(t *testing.T) {
 			if in.A < 0 {
 				return 0, errors.New("it is negative")
 			}
-			if alone != (j.endpoint == nil) || alone != j.params.Local.IsValid() || j.stop == nil {
+			if alone != (j.endpoint == nil) || alone != j.params.Local.IsValid() || j.ctx == nil {
 				return 0, errors.New("it was given the wrong things")
 			}
 			return in.A + in.B, nil

@@ -1,11 +1,11 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
@@ -82,11 +82,11 @@ func rdmaTransport(name, summary string, whole bool, open func(opening) endpoint
 // An opening is what an endpoint is opened with.
 type opening struct {
 	Params
-	stop   *atomic.Bool // ends waits when it becomes true
-	sleeps bool         // as the transport's
+	ctx    context.Context // ends waits
+	sleeps bool            // as the transport's
 }
 
-func (o opening) watch() watchdog { return watchdog{stop: o.stop, most: o.WaitLimit} }
+func (o opening) watch() watchdog { return watchdog{ctx: o.ctx, most: o.WaitLimit} }
 
 func (o opening) framed(io frames) *framed {
 	return &framed{io: io, sleeps: o.sleeps, watch: o.watch()}
@@ -142,8 +142,8 @@ func known(name string) transport {
 	return *t
 }
 
-// openEndpoint opens one side of a transport. stop ends waits when it becomes true.
-func openEndpoint(name string, p Params, stop *atomic.Bool) (e endpoint, err error) {
+// openEndpoint opens one side of a transport. The end of ctx ends its waits.
+func openEndpoint(ctx context.Context, name string, p Params) (e endpoint, err error) {
 	defer fail.Catch(&err)
 	t := fail.Must(find(name))
 	if p.MaxBytes == 0 {
@@ -158,15 +158,13 @@ func openEndpoint(name string, p Params, stop *atomic.Bool) (e endpoint, err err
 		fail.If(testbed.Require(testbed.Sockets, testbed.Programs))
 	}
 	err = fail.Try(func() {
-		o := opening{p, stop, t.sleeps}
+		o := opening{p, ctx, t.sleeps}
 		if !p.Beside {
 			e = t.open(o)
 			return
 		}
 		nic := fail.Must(openNIC(p))
-		if err := fail.Try(func() { e = &beside{t.open(o), nic} }); err != nil {
-			fail.If(errors.Join(err, nic.Close()))
-		}
+		orClose(nic, func() { e = &beside{t.open(o), nic} })
 	})
 	if vipl.Unavailable(err) {
 		err = testbed.CannotRun(err)

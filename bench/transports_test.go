@@ -136,7 +136,7 @@ func TestStopped(t *testing.T) {
 				return nil
 			}
 			defer close(over)
-			server.stop.Store(true)
+			server.stop()
 			if err := fail.Try(func() { e.Echo(Round{ID: 1, Bytes: 64, Messages: 1}) }); !errors.Is(err, ErrStopped) {
 				return fmt.Errorf("got %w", err)
 			}
@@ -147,9 +147,9 @@ func TestStopped(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	nstest.ErrSays(t, "an unknown name", nstest.Err(openEndpoint("carrier-pigeon", Params{}, nil)), "raw-afxdp")
+	nstest.ErrSays(t, "an unknown name", nstest.Err(openEndpoint(t.Context(), "carrier-pigeon", Params{})), "raw-afxdp")
 	client, _ := pair(t, 1500, false, "sideways")
-	err := client.do(func() error { return nstest.Err(openEndpoint("raw-afxdp", client.params, nil)) })
+	err := client.do(func() error { return nstest.Err(openEndpoint(client.ctx, "raw-afxdp", client.params)) })
 	nstest.ErrSays(t, "an unknown mode", err, "sideways")
 }
 
@@ -172,8 +172,8 @@ func unfilled(t *testing.T, name string, stream, clientChecks bool) {
 				e.Echo(r)
 			}
 		})
-		client.stop.Store(true) // one has failed, or both are done
-		server.stop.Store(true)
+		client.stop() // one has failed, or both are done
+		server.stop()
 		return err
 	})
 	nstest.ErrSays(t, fmt.Sprintf("%s, stream %v", name, stream), err, "message 0: byte 0 is 0x00, not 0x")

@@ -2,10 +2,10 @@ package bench
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"viaxdp/internal/lab/fail"
@@ -203,10 +203,10 @@ func (v *vi) Connect(peer Hello) {
 // join connects a VI with the next one of the peer.
 func (v *vi) join(with *vipl.VI, peer Hello) {
 	if v.params.Server {
-		acceptConnection(v.nic, with, v.params.Local, viEnd, v.watch.stop)
+		acceptConnection(v.watch.ctx, v.nic, with, v.params.Local, viEnd)
 		return
 	}
-	requestConnection(with, v.params.Local, peer.Addr, viEnd, v.watch.stop)
+	requestConnection(v.watch.ctx, with, v.params.Local, peer.Addr, viEnd)
 }
 
 // endOf is the address of an end on a host.
@@ -215,7 +215,7 @@ func endOf(host netip.Addr, end string) vipl.NetAddress {
 }
 
 // acceptConnection connects a VI with the next one that requests it of an end.
-func acceptConnection(nic *vipl.NIC, with *vipl.VI, local netip.Addr, end string, stop *atomic.Bool) {
+func acceptConnection(ctx context.Context, nic *vipl.NIC, with *vipl.VI, local netip.Addr, end string) {
 	for deadline := time.Now().Add(waitLimit); ; {
 		c, err := nic.ConnectWait(endOf(local, end), maxSleep)
 		switch {
@@ -224,15 +224,14 @@ func acceptConnection(nic *vipl.NIC, with *vipl.VI, local netip.Addr, end string
 			return
 		case !errors.Is(err, vipl.ErrTimeout) || time.Now().After(deadline):
 			fail.If(err)
-		case stop.Load():
-			fail.If(ErrStopped)
 		}
+		fail.If(context.Cause(ctx))
 	}
 }
 
 // requestConnection connects a VI with one whose program may not wait for it yet. It returns the time of the request that
 // was accepted.
-func requestConnection(with *vipl.VI, local, remote netip.Addr, end string, stop *atomic.Bool) (at time.Time) {
+func requestConnection(ctx context.Context, with *vipl.VI, local, remote netip.Addr, end string) (at time.Time) {
 	from, to := endOf(local, end), endOf(remote, end)
 	for deadline := time.Now().Add(waitLimit); ; time.Sleep(connectPause) {
 		at = time.Now()
@@ -240,11 +239,10 @@ func requestConnection(with *vipl.VI, local, remote netip.Addr, end string, stop
 		switch {
 		case err == nil:
 			return at
-		case stop.Load():
-			fail.If(ErrStopped)
 		case !errors.Is(err, vipl.ErrNoMatch) || at.After(deadline):
 			fail.If(err)
 		}
+		fail.If(context.Cause(ctx))
 	}
 }
 

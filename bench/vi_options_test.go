@@ -204,11 +204,11 @@ func TestVIOptionsRefused(t *testing.T) {
 		plan := Plan{Rows: []Row{c.row}, Sizes: []int{1}, Duration: 1, Latency: true}
 		nstest.ErrSays(t, fmt.Sprintf("%+v", c.row), plan.Validate(), c.want)
 		params := Params{VI: c.row.VI, Beside: c.row.Beside}
-		nstest.ErrSays(t, fmt.Sprintf("open %+v", c.row), nstest.Err(openEndpoint(c.row.Name, params, nil)), c.want)
+		nstest.ErrSays(t, fmt.Sprintf("open %+v", c.row), nstest.Err(openEndpoint(t.Context(), c.row.Name, params)), c.want)
 	}
 	client, _ := pair(t, 1500, false, "generic")
 	client.params.VI.MaxTransfer = 64
-	err := client.do(func() error { return nstest.Err(openEndpoint("vi-unreliable", client.params, nil)) })
+	err := client.do(func() error { return nstest.Err(openEndpoint(client.ctx, "vi-unreliable", client.params)) })
 	nstest.ErrSays(t, "messages longer than a transfer", err, "MaxTransferSize 64")
 }
 

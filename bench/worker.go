@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"runtime"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +21,9 @@ import (
 func Serve(conn net.Conn) error { return (&server{}).serve(conn) }
 
 func (s *server) serve(conn net.Conn) error {
-	s.samples = make([]int64, maxRound)
+	ctx, stop := context.WithCancelCause(context.Background())
+	s.ctx, s.samples = ctx, make([]int64, maxRound)
+	defer stop(ErrStopped)
 	defer s.close()
 
 	// The connection is read all the time: its end stops a round.
@@ -34,7 +35,7 @@ func (s *server) serve(conn net.Conn) error {
 		for dec := json.NewDecoder(conn); ; {
 			var r request
 			if err := dec.Decode(&r); err != nil {
-				s.stop.Store(true)
+				stop(ErrStopped)
 				readError <- err
 				return
 			}
@@ -70,8 +71,8 @@ func ended(err error) error {
 
 // server is the state of a worker: at most one endpoint.
 type server struct {
-	prepare  func(*Params) // changes the parameters of every endpoint before it is opened; may be nil
-	stop     atomic.Bool
+	prepare  func(*Params)   // changes the parameters of every endpoint before it is opened; may be nil
+	ctx      context.Context // ends with the control connection
 	endpoint endpoint
 	free     bool    // tasks of this endpoint run on any thread, others are locked to one
 	samples  []int64 // room for those of a round
@@ -110,7 +111,7 @@ func (s *server) open(r request) (_ json.RawMessage, err error) {
 	}
 	s.free = t.free
 	var e endpoint
-	s.do(func() { e, err = openEndpoint(r.Transport, p, &s.stop) })
+	s.do(func() { e, err = openEndpoint(s.ctx, r.Transport, p) })
 	fail.If(err)
 	s.endpoint = e
 	h := e.Hello()
@@ -191,7 +192,7 @@ func (s *server) task(r request) (_ json.RawMessage, err error) {
 	if !ok {
 		fail.With("unknown operation %q", r.Op)
 	}
-	j := job{stop: &s.stop, endpoint: s.endpoint, samples: s.samples}
+	j := job{ctx: s.ctx, endpoint: s.endpoint, samples: s.samples}
 	switch {
 	case !t.alone && s.endpoint == nil:
 		fail.With("nothing is open")
@@ -231,10 +232,10 @@ type task struct {
 
 // job is what a task works with.
 type job struct {
-	stop     *atomic.Bool // set when the control connection has ended
-	endpoint endpoint     // nil for a task that runs alone
-	params   Params       // for a task that runs alone: where this side is
-	samples  []int64      // room for those of a round
+	ctx      context.Context // ends with the control connection, because of ErrStopped
+	endpoint endpoint        // nil for a task that runs alone
+	params   Params          // for a task that runs alone: where this side is
+	samples  []int64         // room for those of a round
 }
 
 // tasks are all of them, by name. Where two work together, the client does the
