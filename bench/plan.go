@@ -18,7 +18,6 @@ type Plan struct {
 	Latency   bool          // ping-pong
 	Bandwidth bool          // stream
 	Check     bool          // verify every byte, not only those of the warm-up
-	Histogram bool          // keep histograms in the Result
 
 	// Progress, if not nil, is called before each step.
 	Progress func(Step)

@@ -54,7 +54,7 @@ func TestRun(t *testing.T) {
 	var steps []Step
 	r, err := Run(context.Background(), Plan{
 		Rows: RowsOf([]string{"tcp-block", "udp-block"}), Sizes: []int{64, 5000}, Turns: 2, Duration: 5 * time.Millisecond,
-		Latency: true, Bandwidth: true, Check: true, Histogram: true,
+		Latency: true, Bandwidth: true, Check: true,
 		Progress: func(s Step) { steps = append(steps, s) },
 	}, client, server)
 	nstest.Must(t, err)
@@ -329,7 +329,7 @@ func TestJSON(t *testing.T) {
 	nstest.Must(t, json.Unmarshal(buf.Bytes(), &back))
 	nstest.Same(t, "read back", &back, sample)
 	buf.Reset()
-	nstest.Must(t, newCollector(false).result(nil, nil).WriteJSON(&buf))
+	nstest.Must(t, newCollector().result(nil, nil).WriteJSON(&buf))
 	if !strings.Contains(buf.String(), `"latency": []`) {
 		t.Errorf("an empty result: %s", buf.String())
 	}
@@ -337,7 +337,7 @@ func TestJSON(t *testing.T) {
 
 // Half of a round trip is reported, but all of a read.
 func TestRoundTrip(t *testing.T) {
-	c := newCollector(false)
+	c := newCollector()
 	h := newHistogram()
 	if err := h.RecordValue(1500); err != nil { // exact below 2 us
 		t.Fatal(err)
@@ -362,7 +362,7 @@ func TestRoundTrip(t *testing.T) {
 
 // Medians of turns, the least minimum, the sum of counts.
 func TestCollector(t *testing.T) {
-	c := newCollector(true)
+	c := newCollector()
 	k := Case{"tcp-spin", 64}
 	for _, us := range []int64{9, 2, 4} {
 		h := newHistogram()

@@ -17,8 +17,7 @@ type Result struct {
 	Latency    []Latency   `json:"latency"`
 	Bandwidth  []Bandwidth `json:"bandwidth"`
 
-	// Histograms of round trips in nanoseconds, of all turns, if the plan asks
-	// for them.
+	// Histograms of round trips in nanoseconds, of all turns.
 	Histograms map[Case]*hdrhistogram.Histogram `json:"-"`
 }
 
@@ -98,15 +97,11 @@ func (r *Result) BandwidthOf(name string, bytes int) *Bandwidth {
 type collector struct {
 	latency   map[Case][]Latency
 	bandwidth map[Case][]Bandwidth
-	merged    map[Case]*hdrhistogram.Histogram // nil: not kept
+	merged    map[Case]*hdrhistogram.Histogram
 }
 
-func newCollector(histograms bool) *collector {
-	c := &collector{latency: map[Case][]Latency{}, bandwidth: map[Case][]Bandwidth{}}
-	if histograms {
-		c.merged = map[Case]*hdrhistogram.Histogram{}
-	}
-	return c
+func newCollector() *collector {
+	return &collector{latency: map[Case][]Latency{}, bandwidth: map[Case][]Bandwidth{}, merged: map[Case]*hdrhistogram.Histogram{}}
 }
 
 // addLatency takes the round trips of a turn; whole: they are reported, and not half of them.
@@ -122,12 +117,10 @@ func (c *collector) addLatency(k Case, whole bool, r *ExchangeResult) {
 		Max: us(h.Max()), Avg: us(int64(h.Mean())), Stdev: us(int64(h.StdDev())),
 		Disturbed: r.Disturbed,
 	})
-	if c.merged != nil {
-		if c.merged[k] == nil {
-			c.merged[k] = newHistogram()
-		}
-		c.merged[k].Merge(h)
+	if c.merged[k] == nil {
+		c.merged[k] = newHistogram()
 	}
+	c.merged[k].Merge(h)
 }
 
 // addBandwidth takes the stream of a turn.

@@ -208,7 +208,7 @@ func tellRepeats(j *job, _ struct{}) (_ Repeats, err error) {
 func Run(ctx context.Context, p Plan, client, server *Worker) (_ *Result, err error) {
 	defer fail.Catch(&err)
 	fail.If(p.Validate())
-	c, conditions := newCollector(p.Histogram), HostConditions()
+	c, conditions := newCollector(), HostConditions()
 	turns := max(p.Turns, 1)
 	for turn := 1; turn <= turns; turn++ {
 		for _, row := range p.Rows {

@@ -121,7 +121,6 @@ func newMeasure(env environment, name string, plan bench.Plan) (*cobra.Command, 
 		Args: cobra.MaximumNArgs(1),
 	}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		plan.Histogram = m.histogram
 		return m.run(cmd, env, args, plan)
 	}
 	m.add(cmd.Flags())
