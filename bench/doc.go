@@ -34,18 +34,8 @@
 //
 // # Transports
 //
-//	raw-afxdp              AF_XDP rings by package xdpnic, no VI
-//	raw-afxdp-copy         the same, the content copied out on arrival
-//	asavie-xdp             AF_XDP rings by github.com/asavie/xdp, with the build tag asavie
-//	vi-unreliable          VI, Unreliable Delivery
-//	vi-reliable-delivery   VI, Reliable Delivery
-//	vi-reliable-reception  VI, Reliable Reception
-//	vi-rdma-write          RDMA writes of a VI, Reliable Delivery
-//	vi-rdma-read           RDMA reads of a VI, Reliable Delivery
-//	tcp-spin, udp-spin     non-blocking system calls in a loop
-//	tcp-block, udp-block   sleeping in system calls
-//	tcp-net                package net
-//	vianet                 a connection of package vianet
+// [Names] and [Layers] list them, and [Summary] says what each is; asavie-xdp is built in
+// with the tag asavie.
 //
 // Transports over AF_XDP poll; with the suffix -wait they sleep for events. RDMA only
 // polls: the target of a write looks at the message's last word in memory, and the
