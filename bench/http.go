@@ -112,6 +112,7 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	fail.If(in.validate())
 	n := fail.Must(openNetwork(j.params, in.Vianet))
 	defer fail.Closing(&err, n.close)
+	at := netip.AddrPortFrom(in.Server, httpPort)
 	// Without a bound to them it dials for every request that finds all in use, and
 	// closes what is too many: the first moments would measure connecting.
 	transport := &http.Transport{
@@ -120,15 +121,10 @@ func getHTTP(j *job, in httpInput) (out httpOutput, err error) {
 	}
 	c := &getter{
 		client: http.Client{Transport: transport, Timeout: in.Duration + httpLimit},
-		url:    "http://" + netip.AddrPortFrom(in.Server, httpPort).String(), bytes: int64(in.Bytes),
+		url:    "http://" + at.String(), bytes: int64(in.Bytes),
 	}
 	defer transport.CloseIdleConnections()
-	for end := time.Now().Add(waitLimit); ; time.Sleep(connectPause) { // the server may not listen yet
-		if err = c.get("/", c.bytes); err == nil || time.Now().After(end) {
-			break
-		}
-	}
-	fail.If(err)
+	fail.If(n.reach(j.ctx, at, waitLimit).Close()) // it may not listen yet
 	c.load(in.Connections, in.Duration/warmPart)
 	clock := startStopwatch()
 	out.Requests = c.load(in.Connections, in.Duration)

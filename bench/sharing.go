@@ -34,26 +34,18 @@ type Bottleneck struct {
 func (b Bottleneck) Forwarder() bool { return b.PerFlow || b.Mark > 0 || b.Trip > 0 }
 
 // set makes the path a bottleneck, until the returned function is called.
-func (b Bottleneck) set(m *testbed.Middle) (undo func() error, err error) {
-	there, back := testbed.Faults{Delay: b.Trip / 2}, testbed.Faults{Delay: b.Trip - b.Trip/2}
-	undo = func() error {
+func (b Bottleneck) set(m *testbed.Middle) (undo func() error) {
+	if !b.Forwarder() {
+		m.SetBoth(testbed.Faults{})
+		fail.If(m.SetTBF(0, b.Rate, b.Queue))
+		return func() error { return m.SetTBF(0, 0, 0) }
+	}
+	m.SetFaults(0, testbed.Faults{Delay: b.Trip / 2, Rate: b.Rate, QueueBytes: b.Queue, PerFlow: b.PerFlow, Mark: b.Mark})
+	m.SetFaults(1, testbed.Faults{Delay: b.Trip - b.Trip/2})
+	return func() error {
 		m.SetBoth(testbed.Faults{})
 		return nil
 	}
-	if !b.Forwarder() {
-		if err := m.SetTBF(0, b.Rate, b.Queue); err != nil {
-			return nil, err
-		}
-		undo = func() error {
-			m.SetBoth(testbed.Faults{})
-			return m.SetTBF(0, 0, 0)
-		}
-	} else {
-		there.Rate, there.QueueBytes, there.PerFlow, there.Mark = b.Rate, b.Queue, b.PerFlow, b.Mark
-	}
-	m.SetFaults(0, there)
-	m.SetFaults(1, back)
-	return undo, nil
 }
 
 // SharingLoad is flows from the client to the server that begin one after the other and then share a bottleneck: VIs
@@ -128,8 +120,7 @@ func (b *Bed) Share(ctx context.Context, at Bottleneck, l SharingLoad) (_ *Shari
 	defer fail.Catch(&err)
 	fail.If(l.validate())
 	m := b.middle(true)
-	undo := fail.Must(at.set(m))
-	defer fail.Closing(&err, undo)
+	defer fail.Closing(&err, at.set(m))
 	before := m.Counters(0)
 	queue := watchQueue(func() uint64 { return m.Counters(0).Queued })
 	defer queue.close()
