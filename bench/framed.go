@@ -8,12 +8,10 @@ import (
 )
 
 // frames sends and receives frames of bounded size, the common ground of UDP sockets and raw AF_XDP rings. One
-// goroutine drives it. What fails after connect does so by package fail.
+// goroutine drives it. What fails, but close, does so by package fail.
 type frames interface {
 	hello() Hello
-	connect(peer Hello) error
-	// round is called before each round.
-	round()
+	connect(peer Hello)
 
 	// next is the room for the content of the next frame; nil: none is free
 	// until flush has been called.
@@ -92,7 +90,7 @@ type framed struct {
 func (f *framed) Hello() Hello { return f.io.hello() }
 
 func (f *framed) Connect(peer Hello) {
-	fail.If(f.io.connect(peer))
+	f.io.connect(peer)
 	own := f.io.hello()
 	f.payload = min(own.Payload, peer.Payload) - frameHeader
 	f.most = min(own.Window, peer.Window)
@@ -114,7 +112,6 @@ func (f *framed) enter(r Round) {
 	}
 	f.sent, f.credited, f.received, f.queued, f.ready = 0, 0, 0, 0, false
 	f.watch.progress()
-	f.io.round()
 }
 
 func (f *framed) Ping(r Round, rtt []int64) Span {

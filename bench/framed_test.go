@@ -33,10 +33,9 @@ func newCables(payload, window int) (a, b *cable) {
 	return a, b
 }
 
-func (w *cable) hello() Hello        { return Hello{Payload: w.payload, Window: w.window} }
-func (w *cable) connect(Hello) error { return nil }
-func (w *cable) round()              {}
-func (w *cable) next() []byte        { w.buf = make([]byte, w.payload); return w.buf }
+func (w *cable) hello() Hello  { return Hello{Payload: w.payload, Window: w.window} }
+func (w *cable) connect(Hello) {}
+func (w *cable) next() []byte  { w.buf = make([]byte, w.payload); return w.buf }
 
 func (w *cable) commit(n int) {
 	w.queue = append(w.queue, bytes.Clone(w.buf[:n]))

@@ -323,12 +323,9 @@ func openRawNIC(o opening, r rings) *rawNIC {
 	return n
 }
 
-func (n *rawNIC) connect(peer Hello) (err error) {
-	n.header, err = newHeaders(n.rings.hello(), peer, n.port)
-	return err
+func (n *rawNIC) connect(peer Hello) {
+	n.header = fail.Must(newHeaders(n.rings.hello(), peer, n.port))
 }
-
-func (n *rawNIC) round() { n.watch.progress() }
 
 func (n *rawNIC) close() error { return errors.Join(n.program.Close(), n.rings.shut()) }
 

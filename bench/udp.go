@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 
@@ -42,43 +41,34 @@ func openUDP(o opening) endpoint {
 	}
 	u.fd = fail.Must(takeSocket(conn))
 	f := o.framed(u)
-	orClose(f, func() { u.window = fail.Must(udpWindow(u.fd, u.payload)) })
+	orClose(f, func() { u.window = udpWindow(u.fd, u.payload) })
 	u.out, u.in = make([]byte, u.payload), make([]byte, u.payload)
 	return f
 }
 
 // udpWindow enlarges the receive buffer and returns how many datagrams fit: a
 // buffer is charged for the memory behind a datagram, not for its length.
-func udpWindow(fd, payload int) (int, error) {
+func udpWindow(fd, payload int) int {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpReceiveBuffer) != nil {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpReceiveBuffer); err != nil {
-			return 0, fmt.Errorf("SO_RCVBUF: %w", err)
-		}
+		fail.Wrap(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpReceiveBuffer), "SO_RCVBUF")
 	}
 	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
-	if err != nil {
-		return 0, fmt.Errorf("SO_RCVBUF: %w", err)
-	}
+	fail.Wrap(err, "SO_RCVBUF")
 	const overhead = 1536 // socket buffer, shared info, rounding up
-	return max(4, min(256, size/(2*payload+overhead)-otherFrames)), nil
+	return max(4, min(256, size/(2*payload+overhead)-otherFrames))
 }
 
 func (u *udpSocket) hello() Hello {
 	return Hello{Addr: u.params.Local, Port: u.port, Payload: u.payload, Window: u.window}
 }
 
-func (u *udpSocket) connect(peer Hello) error {
+func (u *udpSocket) connect(peer Hello) {
 	to := unix.Sockaddr(&unix.SockaddrInet6{Port: peer.Port, Addr: peer.Addr.As16()})
 	if peer.Addr.Is4() {
 		to = &unix.SockaddrInet4{Port: peer.Port, Addr: peer.Addr.As4()}
 	}
-	if err := unix.Connect(u.fd, to); err != nil {
-		return fmt.Errorf("connect %v: %w", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)), err)
-	}
-	return nil
+	fail.Wrap(unix.Connect(u.fd, to), "connect %v", netip.AddrPortFrom(peer.Addr, uint16(peer.Port)))
 }
-
-func (u *udpSocket) round() {}
 
 func (u *udpSocket) next() []byte { return u.out }
 
