@@ -75,9 +75,7 @@ func (a *asavie) open(ifi *net.Interface, p Params, _ xdpnic.Mode) int {
 		}
 	}
 	// As xdpnic does: the kernel then says EAGAIN before veth's queue overflows.
-	if err := unix.SetsockoptInt(a.xsk.FD(), unix.SOL_SOCKET, unix.SO_SNDBUF, xdpnic.DefaultSendBuffer/2); err != nil {
-		fail.With("SO_SNDBUF: %w", err)
-	}
+	fail.Wrap(unix.SetsockoptInt(a.xsk.FD(), unix.SOL_SOCKET, unix.SO_SNDBUF, xdpnic.DefaultSendBuffer/2), "SO_SNDBUF")
 	fill := make([]xdp.Desc, ringChunks)
 	for i := range fill {
 		fill[i].Addr = uint64((ringChunks + i) * a.chunk)

@@ -89,8 +89,8 @@ func StartBed(ctx context.Context, cfg BedConfig) (_ *Bed, err error) {
 // Missing reports whether an error says that this machine, or this process,
 // lacks something without which nothing can be measured.
 func Missing(err error) bool {
-	var m *testbed.MissingError
-	return errors.As(err, &m)
+	_, missing := errors.AsType[*testbed.MissingError](err)
+	return missing
 }
 
 // Run carries out a plan on the bed. The end of ctx ends the workers.
@@ -217,9 +217,7 @@ func (b *Bed) withAgents(f func()) (err error) {
 	for i, w := range []*Worker{b.client, b.server} {
 		socket := filepath.Join(dir, fmt.Sprintf("agent%d.sock", i))
 		end, err := b.bed.Agent(i, b.cfg.AgentArgs, socket)
-		if err != nil {
-			fail.With("agent of the %s: %w", w.name, err)
-		}
+		fail.Wrap(err, "agent of the %s", w.name)
 		defer end()
 		w.over.Agent = socket
 		defer func() { w.over.Agent = "" }()

@@ -68,11 +68,10 @@ func (w *Worker) explain(err error) error {
 			return why
 		}
 	}
-	var syntax *json.SyntaxError
-	switch {
-	case errors.Is(err, io.EOF):
+	if errors.Is(err, io.EOF) {
 		return errors.New("the other side has closed it")
-	case errors.As(err, &syntax):
+	}
+	if _, syntax := errors.AsType[*json.SyntaxError](err); syntax {
 		return fmt.Errorf("what answers is no via-xdp: %w", err)
 	}
 	return err
@@ -112,9 +111,7 @@ func requestOf(op string, input any) request {
 
 // outputOf decodes an output.
 func outputOf[Out any](output json.RawMessage) (out Out) {
-	if err := json.Unmarshal(output, &out); err != nil {
-		fail.With("output of a worker: %w", err)
-	}
+	fail.Wrap(json.Unmarshal(output, &out), "output of a worker")
 	return out
 }
 

@@ -270,9 +270,7 @@ func sendIncast(j *job, in incastInput) (out incastSent, err error) {
 		fail.Must(conn.Write(message))
 	}
 	fail.If(conn.(interface{ CloseWrite() error }).CloseWrite())
-	if err := <-all; err != nil {
-		fail.With("the receiver has not said that it has everything: %w", err)
-	}
+	fail.Wrap(<-all, "the receiver has not said that it has everything")
 	if n.nic == nil {
 		onSocket(conn.(*net.TCPConn), func(fd int) error {
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)

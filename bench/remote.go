@@ -51,8 +51,7 @@ func (p Place) check() (err error) {
 		return nil
 	}
 	ifi, err := net.InterfaceByName(p.Interface)
-	var op *net.OpError
-	if errors.As(err, &op) {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
 		err = op.Err
 	}
 	switch {
@@ -176,7 +175,7 @@ func Measure(ctx context.Context, cfg ClientConfig) (_ *Result, err error) {
 		return d.DialContext(ctx, "tcp", net.JoinHostPort(cfg.Server, strconv.Itoa(cfg.Port)))
 	})
 	if err != nil {
-		if dns := (*net.DNSError)(nil); !errors.As(err, &dns) {
+		if _, unknown := errors.AsType[*net.DNSError](err); !unknown {
 			err = fmt.Errorf("%w (is the server running there?)", err)
 		}
 		return nil, err
@@ -217,9 +216,7 @@ func Measure(ctx context.Context, cfg ClientConfig) (_ *Result, err error) {
 // addrOf is the address of a connection's end.
 func addrOf(a net.Addr) netip.Addr {
 	ap, err := netip.ParseAddrPort(a.String())
-	if err != nil {
-		fail.With("address %s: %w", a, err)
-	}
+	fail.Wrap(err, "address %s", a)
 	addr := ap.Addr().Unmap()
 	if addr.Zone() != "" {
 		fail.With("address %s is link-local: use a global one", a)

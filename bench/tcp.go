@@ -41,9 +41,7 @@ func (t *tcp) Connect(peer Hello) {
 	// A blocked call returns now and then to see whether it should go on.
 	tv := unix.NsecToTimeval(int64(maxSleep))
 	for name, option := range map[string]int{"SO_RCVTIMEO": unix.SO_RCVTIMEO, "SO_SNDTIMEO": unix.SO_SNDTIMEO} {
-		if err := unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, option, &tv); err != nil {
-			fail.With("%s: %w", name, err)
-		}
+		fail.Wrap(unix.SetsockoptTimeval(t.fd, unix.SOL_SOCKET, option, &tv), "%s", name)
 	}
 }
 

@@ -158,9 +158,7 @@ func (v *vi) makeVIs() {
 	v.vi = fail.Must(v.nic.CreateVI(attributes, cq, cq))
 	for range v.options.VIs - 1 {
 		other, err := v.nic.CreateVI(attributes, nil, nil)
-		if err != nil {
-			fail.With("VI %d: %w", len(v.idle)+2, err)
-		}
+		fail.Wrap(err, "VI %d", len(v.idle)+2)
 		v.idle = append(v.idle, other)
 	}
 	switch {

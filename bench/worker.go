@@ -258,9 +258,7 @@ func taskOf[In, Out any](f func(*job, In) (Out, error)) func(*job, json.RawMessa
 	return func(j *job, input json.RawMessage) (_ any, err error) {
 		defer fail.Catch(&err)
 		var in In
-		if err := json.Unmarshal(input, &in); err != nil {
-			fail.With("input: %w", err)
-		}
+		fail.Wrap(json.Unmarshal(input, &in), "input")
 		return f(j, in)
 	}
 }

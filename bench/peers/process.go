@@ -78,8 +78,7 @@ func (s *site) start(side int, c command) (*process, error) {
 	go func() {
 		defer close(p.ended)
 		err := p.cmd.Wait()
-		var status *exec.ExitError
-		if !errors.As(err, &status) && !errors.Is(err, exec.ErrWaitDelay) {
+		if _, status := errors.AsType[*exec.ExitError](err); !status && !errors.Is(err, exec.ErrWaitDelay) {
 			p.err = err
 		}
 	}()
