@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"viaxdp/internal/lab/fail"
 	"viaxdp/internal/lab/testbed"
 )
 
@@ -20,22 +21,31 @@ const (
 // A Bed is a veth pair between two namespaces, in which the programs run, pinned to
 // a CPU each where there are two. It belongs to one goroutine.
 type Bed struct {
-	site *site
+	star *testbed.Star
+	cpus [2]int
 	port int
 }
 
 // Start makes a bed whose pair has an MTU. Without the privilege for it the error is a
 // *testbed.MissingError. On an error nothing is left behind.
-func Start(mtu int) (*Bed, error) {
-	s, err := newSite(mtu, false, 0)
-	if err != nil {
-		return nil, err
+func Start(mtu int) (*Bed, error) { return start(mtu, false, 0) }
+
+// start joins the two by a pair without an XDP program, or where lossy by a hub that
+// loses a share of the frames of both directions.
+func start(mtu int, lossy bool, loss float64) (_ *Bed, err error) {
+	defer fail.Catch(&err)
+	cpus := fail.Must(testbed.AllowedCPUs())
+	b := &Bed{cpus: [2]int{cpus[0], cpus[min(1, len(cpus)-1)]}, port: firstPort}
+	if lossy {
+		b.star = fail.Must(testbed.NewLossyStar(2, mtu, loss))
+	} else {
+		b.star = fail.Must(testbed.NewStar(2, mtu))
 	}
-	return &Bed{site: s, port: firstPort}, nil
+	return b, nil
 }
 
-// Close takes the pair down.
-func (b *Bed) Close() { b.site.star.Close() }
+// Close ends the processes and takes the pair down.
+func (b *Bed) Close() { b.star.Close() }
 
 // Time that a program may take beside its measurement: to start, to connect and to warm
 // up, on a shared machine.
@@ -49,7 +59,7 @@ const (
 // reports no result runs again, up to three times in all. After an error the bed remains
 // usable for other rows.
 func (b *Bed) Measure(ctx context.Context, row Row, bytes int, duration time.Duration) (Figures, error) {
-	client, server, err := b.run(ctx, row, bytes, duration)
+	client, server, err := b.exchange(ctx, row, bytes, duration)
 	if err != nil {
 		return Figures{}, err
 	}
@@ -88,15 +98,15 @@ func disturbances(client, server *output) []string {
 // shared machine its time may be over before enough messages are back.
 const attempts = 3
 
-// run is Measure without the reading of what the client has printed.
-func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duration) (client, server *output, err error) {
+// exchange is Measure without the reading of what the client has printed.
+func (b *Bed) exchange(ctx context.Context, row Row, bytes int, duration time.Duration) (client, server *output, err error) {
 	if !row.Program.Installed() {
 		return nil, nil, fmt.Errorf("%s is not installed (Debian's package %s)", row.Program.Name, row.Program.Package)
 	}
 	if err := row.check(bytes); err != nil {
 		return nil, nil, err
 	}
-	j := job{bytes: bytes, duration: duration, device: testbed.StarInterface, addr: b.site.star.Ends[1].IPv4.Addr()}
+	j := job{bytes: bytes, duration: duration, device: testbed.StarInterface, addr: b.star.Ends[1].IPv4.Addr()}
 	for n := 1; ; n++ {
 		j.port = b.port
 		if b.port++; b.port > lastPort {
@@ -118,11 +128,11 @@ func (b *Bed) run(ctx context.Context, row Row, bytes int, duration time.Duratio
 func (b *Bed) converse(ctx context.Context, row Row, j job) (client, server *output, err error) {
 	timeout := waitLimit + waitParts*j.duration
 	at := socket{row.await, j.port}
-	s, err := b.site.serve(ctx, 1, row.server(j), at.String(), at.listening, timeout)
+	s, err := b.serve(ctx, 1, row.server(j), at.String(), at.listening, timeout)
 	if err != nil {
 		return nil, nil, fmt.Errorf("server: %w", err)
 	}
-	client, err = b.site.run(ctx, 0, row.client(j), timeout)
+	client, err = b.run(ctx, 0, row.client(j), timeout)
 	if err == nil {
 		err = client.failure()
 	}

@@ -51,7 +51,7 @@ func TestPrograms(t *testing.T) {
 				if bytes > r.maxBytes && r.maxBytes > 0 {
 					continue
 				}
-				o, _, err := bed.run(context.Background(), r, bytes, 50*time.Millisecond)
+				o, _, err := bed.exchange(context.Background(), r, bytes, 50*time.Millisecond)
 				nstest.Must(t, err)
 				if *record {
 					file := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", r.Name, bytes))
@@ -106,7 +106,7 @@ func TestMeasureFails(t *testing.T) {
 	// Client and server are in two namespaces, on a CPU each.
 	where := row(argv("/proc/self/exe", asListener, "tcp4", "10.77.0.2:PORT"),
 		argv("sh", "-c", "grep -c via0 /proc/net/dev; grep -o 'Cpus_allowed_list.*' /proc/self/status; readlink /proc/self/ns/net"))
-	o, _, err := bed.run(ctx, where, 64, time.Millisecond)
+	o, _, err := bed.exchange(ctx, where, 64, time.Millisecond)
 	nstest.Must(t, err)
 	ours, _ := os.Readlink("/proc/self/ns/net")
 	said := strings.Fields(o.Stdout)
@@ -199,7 +199,7 @@ func TestStartNeeds(t *testing.T) {
 // The output of a process and its exit are recorded; output beyond the limit does not stop it.
 func TestRun(t *testing.T) {
 	t.Setenv("UCX_TLS", "all")
-	s := startBed(t).site
+	s := startBed(t)
 	for script, want := range map[string]struct {
 		output
 		failure string
@@ -231,7 +231,7 @@ func TestRun(t *testing.T) {
 // A server listens when serve returns, and is gone when it was ended, by force if it ignores
 // SIGTERM. One that never listens is an error with the reason.
 func TestServe(t *testing.T) {
-	s := startBed(t).site
+	s := startBed(t)
 	for i, c := range []struct{ network, host, stubborn, signal string }{
 		{"tcp4", "10.77.0.2", "", "terminated"}, {"tcp6", "[::]", "", "terminated"}, {"udp4", "10.77.0.2", "", "terminated"},
 		{"udp6", "[::]", "", "terminated"}, {"tcp4", "10.77.0.2", "stubborn", "killed"},

@@ -49,7 +49,7 @@ type ChainConfig struct {
 //
 // It belongs to one goroutine.
 type Chain struct {
-	site      *site
+	bed       *Bed
 	offer     offer
 	processes []*process
 	ends      []os.Signal // of each
@@ -67,9 +67,9 @@ func StartChain(ctx context.Context, cfg ChainConfig, way Way, service Service) 
 	if way != Direct && len(cfg.ProxyArgs) == 0 {
 		fail.With("no arguments with which this program becomes a proxy")
 	}
-	c.site = fail.Must(newSite(cfg.MTU, cfg.Lossy, cfg.Loss))
+	c.bed = fail.Must(start(cfg.MTU, cfg.Lossy, cfg.Loss))
 	c.offer.dir = fail.Must(os.MkdirTemp("", "via-xdp-served-"))
-	own, host := netip.MustParseAddr("127.0.0.1"), c.site.star.Ends[1].IPv4.Addr()
+	own, host := netip.MustParseAddr("127.0.0.1"), c.bed.star.Ends[1].IPv4.Addr()
 	c.offer.beside, c.offer.at = netip.AddrPortFrom(own, service.port()), netip.AddrPortFrom(host, service.port())
 	server, signal := serveRedis, os.Signal(syscall.SIGTERM)
 	if service == PostgreSQL {
@@ -110,7 +110,7 @@ func (p *process) says(what string) bool { return strings.Contains(p.stderr.Stri
 
 // start starts a process on a side, and waits until it is ready.
 func (c *Chain) start(ctx context.Context, side int, what command, end os.Signal, at string, ready func(*process) (bool, error)) {
-	p := fail.Must(c.site.serve(ctx, side, what, at, ready, chainLimit))
+	p := fail.Must(c.bed.serve(ctx, side, what, at, ready, chainLimit))
 	c.processes, c.ends = append(c.processes, p), append(c.ends, end)
 }
 
@@ -129,7 +129,7 @@ func (c *Chain) Measure(ctx context.Context, l Load, d time.Duration) (f Figures
 }
 
 // Counts are the frames that a lossy hub has taken so far, and those of them that it has lost.
-func (c *Chain) Counts() (taken, lost uint64, err error) { return c.site.star.Counts() }
+func (c *Chain) Counts() (taken, lost uint64, err error) { return c.bed.star.Counts() }
 
 // complaints are what the server, and the proxies if there are any, have said last.
 func (c *Chain) complaints() (all string) {
@@ -143,7 +143,7 @@ func (c *Chain) complaints() (all string) {
 
 // run runs a program on a side to its end, and gives what it has printed.
 func (c *Chain) run(ctx context.Context, side int, what command, d time.Duration) (string, error) {
-	o, err := c.site.run(ctx, side, what, chainLimit+waitParts*d)
+	o, err := c.bed.run(ctx, side, what, chainLimit+waitParts*d)
 	if err != nil {
 		return "", err
 	}
@@ -155,8 +155,8 @@ func (c *Chain) Close() error {
 	for i, p := range slices.Backward(c.processes) {
 		p.end(c.ends[i])
 	}
-	if c.site != nil {
-		c.site.star.Close()
+	if c.bed != nil {
+		c.bed.Close()
 	}
 	if c.offer.dir == "" {
 		return nil

@@ -12,40 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"viaxdp/internal/lab/testbed"
-
 	"github.com/prometheus/procfs"
 )
-
-// A site is two namespaces, a CPU for each where there are two, and the processes in
-// them. Those die with the site, and with this process.
-//
-//	+- CPU 0 ---------+      +- CPU 1 ---------+
-//	|     client via0 | ==== | via0 server     |
-//	+-----------------+      +-----------------+
-type site struct {
-	star *testbed.Star
-	cpus [2]int
-}
-
-// newSite joins the two by a pair without an XDP program, or where lossy by a hub that
-// loses a share of the frames of both directions.
-func newSite(mtu int, lossy bool, loss float64) (*site, error) {
-	cpus, err := testbed.AllowedCPUs()
-	if err != nil {
-		return nil, err
-	}
-	s := &site{cpus: [2]int{cpus[0], cpus[min(1, len(cpus)-1)]}}
-	if lossy {
-		s.star, err = testbed.NewLossyStar(2, mtu, loss)
-	} else {
-		s.star, err = testbed.NewStar(2, mtu)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
 
 // process is a program that runs.
 type process struct {
@@ -64,15 +32,15 @@ const (
 	listenPoll = time.Millisecond       // between two looks whether a server listens
 )
 
-// start starts a program on a side.
-func (s *site) start(side int, c command) (*process, error) {
+// start starts a program on a side. It dies with the bed, and with this process.
+func (b *Bed) start(side int, c command) (*process, error) {
 	if len(c.argv) == 0 {
 		return nil, errors.New("no program is named")
 	}
 	p := &process{ended: make(chan struct{}), cmd: exec.Command(c.argv[0], c.argv[1:]...)}
 	p.cmd.Env, p.cmd.Dir, p.cmd.WaitDelay = append(environment(), c.env...), "/", pipeGrace
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-	if err := s.star.Start(side, s.cpus[side], p.cmd); err != nil {
+	if err := b.star.Start(side, b.cpus[side], p.cmd); err != nil {
 		return nil, err
 	}
 	go func() {
@@ -86,8 +54,8 @@ func (s *site) start(side int, c command) (*process, error) {
 }
 
 // run runs a program on a side to its end.
-func (s *site) run(ctx context.Context, side int, c command, timeout time.Duration) (*output, error) {
-	p, err := s.start(side, c)
+func (b *Bed) run(ctx context.Context, side int, c command, timeout time.Duration) (*output, error) {
+	p, err := b.start(side, c)
 	if err != nil {
 		return nil, err
 	}
@@ -103,8 +71,8 @@ func (s *site) run(ctx context.Context, side int, c command, timeout time.Durati
 }
 
 // serve starts a program on a side, and returns when it is ready; at says where that is.
-func (s *site) serve(ctx context.Context, side int, c command, at string, ready func(*process) (bool, error), timeout time.Duration) (*process, error) {
-	p, err := s.start(side, c)
+func (b *Bed) serve(ctx context.Context, side int, c command, at string, ready func(*process) (bool, error), timeout time.Duration) (*process, error) {
+	p, err := b.start(side, c)
 	if err != nil {
 		return nil, err
 	}
