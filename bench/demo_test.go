@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -240,28 +241,25 @@ func TestDemoKilled(t *testing.T) {
 	}
 }
 
+// serving starts a server on the loopback, and returns its address and how it ends.
+func serving(ctx context.Context, cfg ServerConfig) (at netip.AddrPort, served chan error) {
+	ready, served := make(chan netip.AddrPort, 1), make(chan error, 1)
+	cfg.Listen, cfg.Ready = "127.0.0.1", func(a net.Addr) { ready <- a.(*net.TCPAddr).AddrPort() }
+	go func() { served <- ListenAndServe(ctx, cfg) }()
+	return <-ready, served
+}
+
 // Over the loopback, without privilege.
 func TestMeasureLoopback(t *testing.T) {
-	ctx := context.Background()
-	ready, served := make(chan int, 1), make(chan error, 1)
-	go func() {
-		served <- ListenAndServe(ctx, ServerConfig{
-			Listen: "127.0.0.1",
-			Ready: func(a net.Addr) {
-				_, port, _ := strings.Cut(a.String(), ":")
-				n, _ := strconv.Atoi(port)
-				ready <- n
-			},
-		})
-	}()
-	port := <-ready
+	ctx := t.Context()
+	at, served := serving(ctx, ServerConfig{})
 	for _, probe := range []string{"", "GET / HTTP/1.0\r\n\r\n"} { // which are no clients
-		conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		conn, err := net.Dial("tcp", at.String())
 		nstest.Must(t, err)
 		nstest.Check(t, errors.Join(nstest.Err(io.WriteString(conn, probe)), conn.Close()))
 	}
 	r, err := Measure(ctx, ClientConfig{
-		Server: "127.0.0.1", Port: port,
+		Server: at.Addr().String(), Port: int(at.Port()),
 		Plan: Plan{Rows: RowsOf([]string{"tcp-net", "udp-block"}), Sizes: []int{64}, Duration: 3 * time.Millisecond, Latency: true, Bandwidth: true, Check: true},
 	})
 	nstest.Must(t, err)
@@ -276,15 +274,9 @@ func TestMeasureLoopback(t *testing.T) {
 func TestServerFails(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
-		ready, failed, served := make(chan string, 1), make(chan error, 1), make(chan error, 1)
-		go func() {
-			served <- ListenAndServe(ctx, ServerConfig{
-				Listen: "127.0.0.1", Keep: keep,
-				Ready:  func(a net.Addr) { ready <- a.String() },
-				Failed: func(err error) { failed <- err },
-			})
-		}()
-		conn, err := net.Dial("tcp", <-ready)
+		failed := make(chan error, 1)
+		at, served := serving(ctx, ServerConfig{Keep: keep, Failed: func(err error) { failed <- err }})
+		conn, err := net.Dial("tcp", at.String())
 		nstest.Must(t, err)
 		w := NewWorker("server", conn, Params{})
 		nstest.ErrorIf(t, nstest.Err(w.call(request{Op: opOpen, Transport: "no-such-transport", Params: &Params{}})) == nil, "it is open")
