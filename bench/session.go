@@ -49,7 +49,7 @@ func openSession(ctx context.Context, client, server *Worker, row Row, maxBytes 
 		return request{Op: opOpen, Transport: t.name, Params: &p}
 	}
 	workers := []*Worker{client, server}
-	for i, hello := range opened(ctx, t.arena || row.Beside, workers, []request{at(client, false), at(server, true)}) {
+	for i, hello := range opened(ctx, row.usesXDP(), workers, []request{at(client, false), at(server, true)}) {
 		s.hello[i] = outputOf[Hello](hello)
 	}
 	each(ctx, workers, []request{requestOf(opConnect, s.hello[1]), requestOf(opConnect, s.hello[0])})

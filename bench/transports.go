@@ -19,7 +19,6 @@ type transport struct {
 	xdp     bool                   // over the pair for AF_XDP; else over the pair without any program
 	sleeps  bool                   // blocks while it waits for messages; else it polls
 	free    bool                   // the Go scheduler places its goroutine: it is locked to no thread
-	arena   bool                   // maps memory on hugepages when it opens
 	whole   bool                   // its latency is that of a whole round trip, not of one way
 	vi      bool                   // takes VIOptions
 	rdma    bool                   // a VI whose messages are RDMA
@@ -53,13 +52,13 @@ var transports = slices.Concat([]transport{
 		open: func(o opening) endpoint { return openNetStream(o, false) }},
 	{name: "udp-spin", summary: "UDP, non-blocking system calls in a loop", open: openUDP},
 	{name: "udp-block", sleeps: true, summary: "the same, sleeping in poll", open: openUDP},
-	{name: "vianet", xdp: true, free: true, sleeps: true, arena: true, layer: true, summary: "a net.Conn of package vianet",
+	{name: "vianet", xdp: true, free: true, sleeps: true, layer: true, summary: "a net.Conn of package vianet",
 		open: func(o opening) endpoint { return openNetStream(o, true) }},
 })
 
 // rawTransport is one of raw rings; copied: the content of a frame does not stay in the chunk.
 func rawTransport(name, summary string, sleeps, copied bool) transport {
-	return transport{name: name, summary: summary, sleeps: sleeps, xdp: true, arena: true, chains: true, open: func(o opening) endpoint {
+	return transport{name: name, summary: summary, sleeps: sleeps, xdp: true, chains: true, open: func(o opening) endpoint {
 		f := o.framed(openRawXDP(o))
 		if copied {
 			f.into = make([]byte, o.MaxBytes)
@@ -70,7 +69,7 @@ func rawTransport(name, summary string, sleeps, copied bool) transport {
 
 // viTransport is one of VIs; those whose names end in -wait sleep.
 func viTransport(name, summary string, open func(opening) endpoint) transport {
-	return transport{name: name, summary: summary, sleeps: strings.HasSuffix(name, "-wait"), xdp: true, arena: true, vi: true, chains: true, open: open}
+	return transport{name: name, summary: summary, sleeps: strings.HasSuffix(name, "-wait"), xdp: true, vi: true, chains: true, open: open}
 }
 
 func rdmaTransport(name, summary string, whole bool, open func(opening) endpoint) transport {
