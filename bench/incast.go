@@ -299,25 +299,17 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 		demux = n.nic.Status().Demux
 	}
 	streams := make([]net.Conn, in.Senders)
-	defer func() {
-		for _, conn := range streams {
-			if conn != nil {
-				conn.Close()
-			}
-		}
-	}()
 	l := n.listenWithin(netip.AddrPortFrom(j.params.Local, incastPort), incastLimit)
 	defer l.Close()
 	for range streams {
 		conn := fail.Must(l.Accept())
+		defer conn.Close()
+		fail.If(conn.SetDeadline(time.Now().Add(in.Duration + incastLimit)))
 		number := make([]byte, 1)
-		err := conn.SetDeadline(time.Now().Add(in.Duration + incastLimit))
-		if err == nil {
-			_, err = io.ReadFull(conn, number)
-		}
+		_, err := io.ReadFull(conn, number)
 		i := int(number[0])
 		if err != nil || i >= len(streams) || streams[i] != nil {
-			fail.If(errors.Join(err, conn.Close(), errors.New("a stream has not said whose it is")))
+			fail.If(errors.Join(err, errors.New("a stream has not said whose it is")))
 		}
 		streams[i] = conn
 	}
