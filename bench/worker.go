@@ -23,31 +23,28 @@ func Serve(conn net.Conn) error { return (&server{}).serve(conn) }
 func (s *server) serve(conn net.Conn) error {
 	ctx, stop := context.WithCancelCause(context.Background())
 	s.ctx, s.samples = ctx, make([]int64, maxRound)
-	defer stop(ErrStopped)
 	defer s.close()
 
 	// The connection is read all the time: its end stops a round.
 	requests := make(chan request)
-	readError := make(chan error, 1)
-	quit := make(chan struct{})
+	var end error // of the connection, when requests is closed
 	go func() {
 		defer close(requests)
 		for dec := json.NewDecoder(conn); ; {
 			var r request
-			if err := dec.Decode(&r); err != nil {
+			if end = dec.Decode(&r); end != nil {
 				stop(ErrStopped)
-				readError <- err
 				return
 			}
 			select {
 			case requests <- r:
-			case <-quit:
+			case <-ctx.Done():
 				return
 			}
 		}
 	}()
 	defer conn.Close()
-	defer close(quit)
+	defer stop(ErrStopped)
 
 	enc := json.NewEncoder(conn)
 	for r := range requests {
@@ -56,7 +53,7 @@ func (s *server) serve(conn net.Conn) error {
 			return ended(err)
 		}
 	}
-	return ended(<-readError)
+	return ended(end)
 }
 
 // ended is nil if the connection was closed in order.
