@@ -106,7 +106,6 @@ type Params struct {
 	Place
 	Server   bool       // this side listens, echoes and receives
 	Local    netip.Addr // address of this side; its family is used
-	Port     int        // UDP port of frames; 0: the transport's own
 	MaxBytes int        // largest message of any round; 0: MaxMessage
 
 	VI     VIOptions `json:",omitzero"`  // of the vi transports

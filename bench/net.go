@@ -91,7 +91,7 @@ func openNetStream(o opening, overVianet bool) *netStream {
 		s.out = fail.Must(s.network.alloc(o.MaxBytes))
 		s.in = fail.Must(s.network.alloc(max(o.MaxBytes, readBuffer)))
 		if o.Server {
-			s.listener = fail.Must(s.network.listen("tcp", netip.AddrPortFrom(o.Local, uint16(o.Port)).String()))
+			s.listener = fail.Must(s.network.listen("tcp", netip.AddrPortFrom(o.Local, 0).String()))
 		}
 	})
 	return s

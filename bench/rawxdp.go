@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -275,7 +274,6 @@ type rawNIC struct {
 	rings    rings
 	watch    watchdog
 	ifi      *net.Interface
-	port     int
 	mode     xdpnic.Mode
 	features []string
 	program  *bpf.Redirect
@@ -287,7 +285,7 @@ type rawNIC struct {
 // which r opens.
 func openRawNIC(o opening, r rings) *rawNIC {
 	n := &rawNIC{
-		params: o.Params, rings: r, watch: o.watch(), ifi: fail.Must(o.netInterface()), port: cmp.Or(o.Port, rawPort), skip: headersLen(o.Local),
+		params: o.Params, rings: r, watch: o.watch(), ifi: fail.Must(o.netInterface()), skip: headersLen(o.Local),
 	}
 	want := fail.Must(xdpnic.ParseMode(o.Mode))
 	if l, err := netlink.LinkByIndex(n.ifi.Index); want == xdpnic.ModeAuto && err == nil && l.Type() == "veth" {
@@ -295,7 +293,7 @@ func openRawNIC(o opening, r rings) *rawNIC {
 	}
 	try := func(m xdpnic.Mode) error {
 		program, err := bpf.NewRedirect(bpf.RedirectConfig{
-			Port: uint16(n.port), MaxQueues: o.Queue + 1, Frags: !m.Generic() && n.ifi.MTU > bpf.PageMTU,
+			Port: rawPort, MaxQueues: o.Queue + 1, Frags: !m.Generic() && n.ifi.MTU > bpf.PageMTU,
 		})
 		if err != nil {
 			return err
@@ -324,7 +322,7 @@ func openRawNIC(o opening, r rings) *rawNIC {
 }
 
 func (n *rawNIC) connect(peer Hello) {
-	n.header = fail.Must(newHeaders(n.rings.hello(), peer, n.port))
+	n.header = fail.Must(newHeaders(n.rings.hello(), peer))
 }
 
 func (n *rawNIC) close() error { return errors.Join(n.program.Close(), n.rings.shut()) }
@@ -344,7 +342,7 @@ func (n *rawNIC) awaitLink() {
 func (n *rawNIC) describe(frameBytes int, memory string) Hello {
 	frame := min(n.ifi.MTU+ethernetHeader, frameBytes)
 	return Hello{
-		Addr: n.params.Local, MAC: n.ifi.HardwareAddr, Port: n.port,
+		Addr: n.params.Local, MAC: n.ifi.HardwareAddr,
 		Payload: frame - headersLen(n.params.Local), Window: ringWindow,
 		Facts: Facts{
 			Interface: n.ifi.Name, Mode: n.mode.String(), Features: n.features,
@@ -361,7 +359,7 @@ const rawPort = wire.Port + wire.Ports
 
 // newHeaders are the Ethernet, IP and UDP headers of frames from one side to the other, on the
 // same segment.
-func newHeaders(from, to Hello, port int) (wire.Template, error) {
+func newHeaders(from, to Hello) (wire.Template, error) {
 	if len(from.MAC) != 6 || len(to.MAC) != 6 {
 		return wire.Template{}, errors.New("raw frames need an Ethernet interface on both sides")
 	}
@@ -369,7 +367,7 @@ func newHeaders(from, to Hello, port int) (wire.Template, error) {
 		return wire.Template{}, errors.New("one side has an IPv4 address, the other one an IPv6 address")
 	}
 	return wire.NewTemplate(wire.Link{
-		SrcMAC: [6]byte(from.MAC), DstMAC: [6]byte(to.MAC), Src: from.Addr, Dst: to.Addr, Port: uint16(port),
+		SrcMAC: [6]byte(from.MAC), DstMAC: [6]byte(to.MAC), Src: from.Addr, Dst: to.Addr, Port: rawPort,
 	})
 }
 

@@ -219,8 +219,8 @@ func hello(mac, addr string) Hello {
 
 func TestHeadersRefuse(t *testing.T) {
 	v4, v6 := hello("02:00:00:00:00:01", "10.0.0.1"), hello("02:00:00:00:00:02", "fd00::1")
-	nstest.ErrorIf(t, nstest.Err(newHeaders(v4, v6, 1)) == nil, "IPv4 to IPv6")
-	nstest.ErrorIf(t, nstest.Err(newHeaders(v4, Hello{Addr: v4.Addr}, 1)) == nil, "no MAC address")
+	nstest.ErrorIf(t, nstest.Err(newHeaders(v4, v6)) == nil, "IPv4 to IPv6")
+	nstest.ErrorIf(t, nstest.Err(newHeaders(v4, Hello{Addr: v4.Addr})) == nil, "no MAC address")
 }
 
 // A frame with a false length yields no byte beyond its end.

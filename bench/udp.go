@@ -33,7 +33,7 @@ type udpSocket struct {
 
 func openUDP(o opening) endpoint {
 	ifi := fail.Must(interfaceWith(o.Local))
-	conn := fail.Must(net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(o.Local, uint16(o.Port)))))
+	conn := fail.Must(net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(o.Local, 0))))
 	u := &udpSocket{
 		params: o.Params, port: conn.LocalAddr().(*net.UDPAddr).Port,
 		// The longest datagram that is not fragmented; the loopback's MTU does not fit in a length of IP.
