@@ -299,7 +299,7 @@ func takeIncast(j *job, in incastInput) (out incastTaken, err error) {
 		demux = n.nic.Status().Demux
 	}
 	streams := make([]net.Conn, in.Senders)
-	l := n.listenWithin(netip.AddrPortFrom(j.params.Local, incastPort), incastLimit)
+	l := n.listenWithin(j.ctx, netip.AddrPortFrom(j.params.Local, incastPort), incastLimit)
 	defer l.Close()
 	for range streams {
 		conn := fail.Must(l.Accept())

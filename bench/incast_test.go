@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -43,6 +45,18 @@ func TestWindowOfNothing(t *testing.T) {
 		err := fail.Try(func() { flows.window(time.Second, func(came []int64) bool { return slices.Max(came) > 0 }) })
 		nstest.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "stood still"), "%v, want that a flow stood still", err)
 	})
+}
+
+// A listener ends with the worker that waits on it, long before its time limit.
+func TestListenerEnds(t *testing.T) {
+	ctx, stop := stopping(t)
+	n, err := openNetwork(Params{}, false)
+	nstest.Must(t, err)
+	nstest.Must(t, fail.Try(func() {
+		l := n.listenWithin(ctx, netip.MustParseAddrPort("127.0.0.1:0"), 5*time.Second)
+		stop()
+		nstest.WantErr(t, "accept", nstest.Err(l.Accept()), net.ErrClosed)
+	}))
 }
 
 func incastConfig(senders int) IncastConfig {

@@ -62,10 +62,11 @@ func (n *network) reach(ctx context.Context, at netip.AddrPort, limit time.Durat
 	}
 }
 
-// listenWithin makes a listener whose Accept ends after some time.
-func (n *network) listenWithin(at netip.AddrPort, limit time.Duration) net.Listener {
+// listenWithin makes a listener whose Accept ends after some time, and with ctx.
+func (n *network) listenWithin(ctx context.Context, at netip.AddrPort, limit time.Duration) net.Listener {
 	l := fail.Must(n.listen("tcp", at.String()))
 	fail.If(l.(interface{ SetDeadline(time.Time) error }).SetDeadline(time.Now().Add(limit)))
+	context.AfterFunc(ctx, func() { l.Close() })
 	return l
 }
 

@@ -237,9 +237,9 @@ func connectOften(j *job, in connectInput) (_ operated, err error) {
 const opsPort = 4794
 
 // acceptTCP takes TCP connections until the client has closed the first of them.
-func acceptTCP(host netip.Addr) {
+func acceptTCP(ctx context.Context, host netip.Addr) {
 	n := fail.Must(openNetwork(Params{}, false))
-	l := n.listenWithin(netip.AddrPortFrom(host, opsPort), waitLimit)
+	l := n.listenWithin(ctx, netip.AddrPortFrom(host, opsPort), waitLimit)
 	defer l.Close()
 	first := fail.Must(l.Accept())
 	defer first.Close()
@@ -293,6 +293,6 @@ func acceptOften(j *job, in connectInput) (_ struct{}, err error) {
 		receives.done++
 		fail.If(v.Disconnect())
 	}
-	acceptTCP(in.Server)
+	acceptTCP(j.ctx, in.Server)
 	return struct{}{}, nil
 }

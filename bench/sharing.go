@@ -381,7 +381,7 @@ func shareTake(j *job, in sharingInput) (out sharingTaken, err error) {
 	s := openSharing(j.params, in.VIs, sharingReceives, false)
 	defer fail.Closing(&err, s.Close)
 	n := fail.Must(openNetwork(j.params, false))
-	l := n.listenWithin(netip.AddrPortFrom(j.params.Local, sharingPort), waitLimit)
+	l := n.listenWithin(j.ctx, netip.AddrPortFrom(j.params.Local, sharingPort), waitLimit)
 	defer l.Close()
 	control := fail.Must(l.Accept())
 	defer control.Close()
