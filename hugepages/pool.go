@@ -335,8 +335,12 @@ func hugeInSmaps(smaps io.Reader, start, end uint64) (int, error) {
 				sum += n
 			}
 		default:
-			var from, to uint64
-			if n, _ := fmt.Sscanf(name, "%x-%x", &from, &to); n == 2 {
+			first, last, is := strings.Cut(name, "-")
+			if !is {
+				break // a count
+			}
+			from, err := strconv.ParseUint(first, 16, 64)
+			if to, err2 := strconv.ParseUint(last, 16, 64); err == nil && err2 == nil {
 				inside = from >= start && to <= end
 			}
 		}
