@@ -56,7 +56,7 @@ func starAgents(t *testing.T, star *testbed.Star, n int) (before []string) {
 
 // mpiEnv is what ranks find in their environment.
 func mpiEnv() []string {
-	return []string{"FI_PROVIDER_PATH=" + made.dir + "/prov", "VIA_HUGEPAGES=avoid", fmt.Sprintf("VIA_SILENCE=%d", cprogram.Silence.Milliseconds())}
+	return []string{"FI_PROVIDER_PATH=" + made.dir + "/prov", fmt.Sprintf("VIA_SILENCE=%d", cprogram.Silence.Milliseconds())}
 }
 
 // mpiTransports are the ways to the provider: its own FI_EP_RDM, and that of ofi_rxm.

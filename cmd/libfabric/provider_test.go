@@ -363,7 +363,7 @@ func TestLoss(t *testing.T) {
 		nstest.Lacks(t, "%v", err)
 	}
 	t.Cleanup(func() { star.Close() })
-	env := append(os.Environ(), "FI_PROVIDER_PATH="+dir+"/prov", "VIA_HUGEPAGES=avoid", "VIA_SILENCE=30000")
+	env := append(os.Environ(), "FI_PROVIDER_PATH="+dir+"/prov", "VIA_SILENCE=30000")
 	start := func(i int, args ...string) (*exec.Cmd, *bytes.Buffer) {
 		cmd, out := exec.CommandContext(t.Context(), args[0], args[1:]...), &bytes.Buffer{}
 		cmd.Env, cmd.Stdout, cmd.Stderr = env, out, out

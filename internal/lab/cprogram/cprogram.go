@@ -32,13 +32,12 @@ type Bed struct {
 // Silence is the time after which a peer is taken for dead. It is long, as a test machine may be busy.
 const Silence = 30 * time.Second
 
-// New makes a bed. Programs have arenas of 16 MB: the usual 64 MB take each of them a tenth of a second of a processor to open,
-// without huge pages.
+// New makes a bed. Programs have arenas of 16 MB: tests open hundreds, and each is zeroed.
 func New(t testing.TB, o nstest.Options, env ...string) *Bed {
 	t.Helper()
 	a, b := nstest.Pair(t, o)
 	silence := fmt.Sprintf("VIA_SILENCE=%d", Silence.Milliseconds())
-	own := append(os.Environ(), "VIA_HUGEPAGES=avoid", "VIA_ARENA=16777216", silence)
+	own := append(os.Environ(), "VIA_ARENA=16777216", silence)
 	return &Bed{A: a, B: b, Env: append(own, env...), Most: Limit}
 }
 
