@@ -89,8 +89,10 @@ func TestFlushErrors(t *testing.T) {
 		t.Errorf("link down: %v", err)
 	}
 	nstest.Equal(t, "pending", a.q.Pending(), 1)
+	nstest.Equal(t, "transmitted while it is down", stats(t, a.q).Transmitted, 0)
 	a.ns.SetLink(t, true)
 	eventually(t, "link up", func() bool { return a.q.Flush() == nil && a.q.Pending() == 0 })
+	nstest.Equal(t, "transmitted", stats(t, a.q).Transmitted, 1)
 	a.ns.Remove(t)
 	if err := send(); err != ErrGone || !errors.Is(err, unix.ENXIO) {
 		t.Errorf("link gone: %v", err)

@@ -189,7 +189,7 @@ func TestFile(t *testing.T) {
 		t.Errorf("%q, %+v, %+v, %v", data, ci, opts, err)
 	}
 	data, ci, opts, err = r.ReadPacketDataWithOptions()
-	if err != nil || string(data) != "defg" || ci.Length != 300 || ci.Timestamp.Nanosecond() != 123456790 ||
+	if err != nil || string(data) != "defg" || ci.Length != 300 || ci.InterfaceIndex != 1 || ci.Timestamp.Nanosecond() != 123456790 ||
 		*opts.Queue != 4 || opts.Flags.Direction != pcapgo.NgEpbFlagDirectionInbound {
 		t.Errorf("%q, %+v, %+v, %v", data, ci, opts, err)
 	}
