@@ -335,8 +335,8 @@ func hugeInSmaps(smaps io.Reader, start, end uint64) (int, error) {
 				sum += n
 			}
 		default:
-			first, last, is := strings.Cut(name, "-")
-			if !is {
+			first, last, found := strings.Cut(name, "-")
+			if !found {
 				break // a count
 			}
 			from, err := strconv.ParseUint(first, 16, 64)

@@ -187,8 +187,8 @@ func TestDeathInCollective(t *testing.T) {
 	}
 }
 
-// A rank that knows of a death does not take up a message of a collective operation that its live sender has given up:
-// the data may never come, as the sender makes no more calls.
+// A rank that knows of a death does not answer an envelope of a collective operation. Its sender has given up and makes no
+// more calls, so the data would never come.
 func TestDeathBehindEnvelope(t *testing.T) {
 	const n, victim, sender = 3, 1, 2
 	for _, protocol := range []mvich.Protocol{mvich.R3, mvich.RGET, mvich.RPUT} {

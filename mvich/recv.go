@@ -157,8 +157,8 @@ func (w *World) startRecv(r *Request) {
 		return
 	}
 	err := w.cannotCome(r)
-	// A collective operation that has lost a rank: the sender of an envelope has given up, or will, and may make no
-	// call in which its data could go.
+	// After the death of a member, the sender of an envelope of a collective operation gives up, and may make no more
+	// calls that send its data.
 	i := w.findUnexpected(r)
 	if i >= 0 && (err == nil || !r.collective() || w.unexpected[i].offer.protocol == Auto) {
 		w.deliver(r, w.unkeep(i))
