@@ -241,7 +241,7 @@ func TestDemoKilled(t *testing.T) {
 	}
 }
 
-// serving starts a server on the loopback, and returns its address and how it ends.
+// serving starts a server on the loopback. It returns its address, and the channel of its error.
 func serving(ctx context.Context, cfg ServerConfig) (at netip.AddrPort, served chan error) {
 	ready, served := make(chan netip.AddrPort, 1), make(chan error, 1)
 	cfg.Listen, cfg.Ready = "127.0.0.1", func(a net.Addr) { ready <- a.(*net.TCPAddr).AddrPort() }

@@ -212,7 +212,7 @@ func endOf(host netip.Addr, end string) vipl.NetAddress {
 	return vipl.NetAddress{Host: host, Discriminator: []byte(end)}
 }
 
-// acceptConnection connects a VI with the next one that requests it of an end.
+// acceptConnection accepts the next request to an end, for a VI.
 func acceptConnection(ctx context.Context, nic *vipl.NIC, with *vipl.VI, local netip.Addr, end string) {
 	for deadline := time.Now().Add(waitLimit); ; {
 		c, err := nic.ConnectWait(endOf(local, end), maxSleep)

@@ -280,7 +280,7 @@ func (b *Bed) apart(ctx context.Context, xdp bool, client, server string, input 
 	return outputs
 }
 
-// do runs a function on one thread, or for an endpoint that the Go scheduler places wherever that puts it.
+// do runs f locked to a thread, unless the open endpoint is free.
 func (s *server) do(f func()) {
 	if !s.free {
 		runtime.LockOSThread()

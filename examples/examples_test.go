@@ -202,7 +202,7 @@ const waitLimit = 3 * time.Minute
 // namespaces, and returns what they printed.
 func runPair(t *testing.T, program string) (server, client string) {
 	a, b := nstest.Pair(t, nstest.Options{})
-	bed := &cprogram.Bed{A: a, B: b, Most: waitLimit}
+	bed := &cprogram.Bed{A: a, B: b, Env: os.Environ(), Most: waitLimit}
 	s, lines := bed.Piped(t, a, program, "-i", a.Name)
 	first, err := lines.ReadString('\n')
 	if err != nil {

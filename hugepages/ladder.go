@@ -127,15 +127,15 @@ func tryPages(cfg Config, info *Info) (*mapping, *Refusal, error) {
 	return m, nil, nil
 }
 
-// mayCollapse reports whether the owner of the machine lets New ask for transparent hugepages that the settings do not give by
-// themselves. The default for shared memory, "never", is no such decision.
+// mayCollapse reports whether New may ask for transparent hugepages that the settings do not give by themselves. "never" for
+// shared memory is the kernel's default and forbids nothing here; "deny" does.
 func mayCollapse(shared bool) bool {
 	return thpSetting(thpAnon) != "never" && !(shared && thpSetting(thpShmem) == "deny")
 }
 
-// collapse asks the kernel to build transparent hugepages (madvise(2), MADV_COLLAPSE, Linux 6.1), whatever the settings say.
-// It builds one only where an ordinary page is already, and copies what is there, so one page each is populated before: 64 MB
-// of a memfd take 7 ms of a CPU then, and 70 ms or more if they are populated first.
+// collapse asks the kernel to build transparent hugepages now, whatever the settings say (madvise(2), MADV_COLLAPSE, Linux 6.1).
+// The kernel skips a range of 2 MB without any page, and copies the pages of others. So collapse populates one page of each
+// range first. A memfd of 64 MB then takes about 7 ms of CPU time, and 70 ms or more if all pages are populated first.
 func (m *mapping) collapse() error {
 	for at := 0; at < len(m.mem); at += hugeSize {
 		if err := populate(m.mem[at : at+os.Getpagesize()]); err != nil {

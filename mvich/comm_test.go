@@ -97,7 +97,7 @@ func TestDupAtOnce(t *testing.T) {
 	}
 }
 
-// Init fails for ranks of one process with different options, and also where one of them cannot begin: none waits for it.
+// Init fails for all ranks of one process if their options differ, or if one of them cannot begin. None waits for it.
 func TestDifferentOptions(t *testing.T) {
 	nic := newJob(t, 1, jobConfig{}).hosts[0].NIC
 	for name, credits := range map[string][2]int{"different": {8, 9}, "too few": {1, 8}} {
@@ -122,7 +122,7 @@ func TestWrongOptions(t *testing.T) {
 	nstest.WantErr(t, "the environment", nstest.Err(mvich.Init(j.hosts[0].NIC, mvich.Local(1)[0])), mvich.ErrSettings)
 }
 
-// A launcher of processes is not told that a rank is done which cannot begin, so that it takes its exit for a death.
+// If Init fails, it does not tell the launcher that the rank is done. So a launcher of processes takes the rank's exit for a death.
 func TestInitFails(t *testing.T) {
 	nic := newJob(t, 1, jobConfig{}).hosts[0].NIC
 	l := &withoutFence{Launcher: mvich.Local(1)[0]}

@@ -202,7 +202,7 @@ func TestDeathBehindEnvelope(t *testing.T) {
 					gather := func() error { return mvich.AllGather(c, make([]float64, n*length), make([]float64, length)) }
 					switch rank {
 					case victim:
-						time.Sleep(time.Second)
+						time.Sleep(time.Second) // of virtual time, in which the offer comes
 						closed(j, victim)
 						return nil
 					case sender: // offers its part to rank 0

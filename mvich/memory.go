@@ -90,7 +90,7 @@ type registration struct {
 	region     *vipl.Region
 	start, end uint64         // addresses
 	arena      bool           // of Alloc: it stays until it is freed, and frames are sent from it
-	pins       [allRights]int // requests that pin it, by the right that each needs
+	pins       [numRights]int // requests that pin it, by the right that each needs
 	lastUsed   uint64         // on the clock of registrations
 }
 
@@ -101,11 +101,11 @@ const (
 	localOnly right = iota // nothing
 	remoteRead
 	remoteWrite
-	allRights
+	numRights
 )
 
 // pinned reports whether a request uses the memory.
-func (r *registration) pinned() bool { return r.pins != [allRights]int{} }
+func (r *registration) pinned() bool { return r.pins != [numRights]int{} }
 
 // at is the offset in the region of the first byte of b.
 func (r *registration) at(b []byte) int { return int(addressOf(b) - r.start) }

@@ -192,7 +192,7 @@ func TestVigil(t *testing.T) {
 			var v vigil
 			start := time.Now()
 			for i := 0; !v.inVain(test.errs[i%len(test.errs)], time.Now(), long); i++ {
-				time.Sleep(test.every)
+				time.Sleep(test.every) // of virtual time
 			}
 			nstest.Equal(t, name+": dead after", time.Since(start), test.dead)
 		}

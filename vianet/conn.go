@@ -197,7 +197,7 @@ func (c *Conn) setDeadlines(t time.Time, ds ...*limit) error {
 	})
 }
 
-// unlessClosed calls f under mu. After Close it does not: then the error is that of op.
+// unlessClosed calls f under mu. After Close it returns [net.ErrClosed] instead, as the error of op.
 func (c *Conn) unlessClosed(op string, f func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -140,8 +140,8 @@ func mismatchReason(err error) wire.CMReason {
 	return wire.CMReasonQoS
 }
 
-// refused returns the VIPL code for an error by which the peer refused, and the error, which is ErrSecurity, too, if it refused
-// because of the pre-shared keys.
+// refused returns the VIPL code for err, a peer's refusal, and the error to report. If the pre-shared keys were the reason, that
+// error is also ErrSecurity.
 func refused(err error) (Return, error) {
 	if r, ok := errors.AsType[*kagent.RejectedError](err); ok {
 		switch r.Reason {

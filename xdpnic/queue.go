@@ -32,8 +32,8 @@ type Queue struct {
 	fence atomic.Uint32
 	fd    int
 	rx    rxRing
-	// n has the counts that this side keeps, in Transmitted the entries that were published. Stats adds those of the pool,
-	// the rings and the kernel.
+	// n has the counts that the owner keeps. Its Transmitted counts entries that were published; Stats subtracts those that are
+	// still on the ring, and adds the counts of the pool and the kernel.
 	n     Stats
 	extra []*Queue // of Config.ExtraQueues; constant once the queue is open
 	turn  int      // the queue that Receive looked at last: 0 is this one, n is extra[n-1]

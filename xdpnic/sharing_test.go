@@ -327,7 +327,8 @@ func TestSharingSteps(t *testing.T) {
 		c := e.q.pool.shared
 		eventually(t, "completions", func() bool { return atomic.LoadUint32(c.compProd)-atomic.LoadUint32(c.compCons) >= n })
 	}
-	// returning has the first process begin to return a chunk, as far as to the ring or not. another has another process return one.
+	// returning has the first process die while it returns a chunk, before or after the entry is on the ring. another has a live
+	// process return one.
 	returning := func(e *end, toRing bool) {
 		p, i := lease(e)
 		h := atomic.LoadUint32(p.shared.fillProd)

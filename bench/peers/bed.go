@@ -98,7 +98,7 @@ func disturbances(client, server *output) []string {
 // shared machine its time may be over before enough messages are back.
 const attempts = 3
 
-// exchange is Measure without the reading of what the client has printed.
+// exchange is Measure without parsing the client's output.
 func (b *Bed) exchange(ctx context.Context, row Row, bytes int, duration time.Duration) (client, server *output, err error) {
 	if !row.Program.Installed() {
 		return nil, nil, fmt.Errorf("%s is not installed (Debian's package %s)", row.Program.Name, row.Program.Package)

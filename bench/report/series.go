@@ -12,17 +12,18 @@ import (
 const delivery = "vi-reliable-delivery"
 
 var (
-	// rivals are how the names begin of series of the kernel's TCP and of other people's programs.
+	// rivals are prefixes of the names of series that measure the kernel's TCP or other people's programs.
 	rivals = []string{
 		"tcp", "net/http over TCP", "TCP, no proxy", "two proxies, TCP between",
 		"sockperf", "iperf3", "fi_", "ucx_", "mpich", "openmpi-tcp",
 	}
-	// uncompared are those of AF_XDP rings without a VI, the kernel's UDP, and via-xdp that is made to do what it would
-	// not choose.
+	// uncompared are prefixes of the names of all other series that are not via-xdp's: AF_XDP rings without a VI, the
+	// kernel's UDP, and via-xdp with a setting that it would not choose.
 	uncompared = []string{"raw-", "asavie-", "udp", "mvich-"}
 )
 
-// isRival reports by its name whether a series is of TCP or another program, unless that is over via-xdp's provider of libfabric.
+// isRival reports whether a series measures the kernel's TCP or another program. A program over via-xdp's libfabric provider
+// counts as via-xdp.
 func isRival(series string) bool {
 	return begins(series, rivals) && !strings.Contains(series, "-viaxdp")
 }

@@ -111,7 +111,7 @@ func gcc(t testing.TB, name string, args ...string) string {
 	return to
 }
 
-// preloaded is the environment of a program whose functions of a library some of testdata/hostile replace.
+// preloaded is the environment of a program in which a library of testdata/hostile replaces functions.
 func preloaded(t testing.TB, dir, name string) string {
 	t.Helper()
 	return "LD_PRELOAD=" + gcc(t, name+".so", "-shared", "-fPIC", "-I"+dir+"/lib", "testdata/hostile/"+name+".c")
@@ -140,7 +140,7 @@ func suite(t testing.TB, a, b *cprogram.Bed, program, provider, address string, 
 		"the server said %q, the client %q", s, c)
 }
 
-// agents is the bed for users without privilege, for at most a time.
+// agents is Bed.Agents with the via-xdp that command builds.
 func agents(t *testing.T, b *cprogram.Bed, most time.Duration) (here, there *cprogram.Bed) {
 	t.Helper()
 	program, err := command()

@@ -61,8 +61,8 @@ func TestRDMSurvivor(t *testing.T) {
 		t.Fatalf("no server\n%s", &s.Out)
 	}
 	once()
-	// The server destroys a VI, and then deregisters its memory. It may still have a connection by which status.Take has
-	// found it.
+	// The server destroys a VI, and then deregisters its memory. The connection by which status.Take has asked it may still be
+	// open.
 	rest := func(fds int) (h holdings) {
 		t.Helper()
 		if !await.Comes(func() bool {

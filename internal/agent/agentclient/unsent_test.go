@@ -13,8 +13,8 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// An agent that is stopped while there are more calls than its socket holds gets all of them when it continues, on the same
-// connection, whose end it would take for the program's.
+// If an agent reads nothing for a while and more calls come than its socket holds, it gets all of them later, on the same
+// connection. It would take the end of that connection for the end of the program.
 func TestManyCallsBesideStoppedAgent(t *testing.T) {
 	t.Parallel()
 	d, a := startBoth(t, nil)

@@ -78,7 +78,7 @@ func Need(n int) (err error) {
 	return err
 }
 
-// Short reports whether an error is that memory or descriptors are short at the moment.
+// Short reports whether an error means that memory or descriptors are short at the moment.
 func Short(err error) bool {
 	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
 		errors.Is(err, unix.ENOBUFS) // netlink, and sockets

@@ -1,5 +1,5 @@
-// Package cprogram runs programs that are not of the test binary, as those in C are, in two joined namespaces: for tests of the
-// libraries that they are linked with.
+// Package cprogram runs separate programs, such as those in C, in two joined namespaces. It is for tests of the libraries that
+// these programs are linked with.
 package cprogram
 
 import (
@@ -21,11 +21,11 @@ import (
 	"viaxdp/internal/lab/nstest"
 )
 
-// Bed is two namespaces and what programs in them find.
+// Bed is two namespaces, and the environment of programs in them.
 type Bed struct {
 	A, B *nstest.NS
-	Env  []string            // nil: this process's
-	As   *syscall.Credential // whose programs they are; nil: this user's
+	Env  []string
+	As   *syscall.Credential // user of the programs; nil: this process's
 	Most time.Duration       // after which a program is killed
 }
 
@@ -113,7 +113,8 @@ func SharedDir(t testing.TB) string {
 	return dir
 }
 
-// Agents is the bed for users without privilege: an agent, by the program via-xdp, serves each namespace, for at most a time.
+// Agents starts an agent in each namespace, by the program via-xdp. It returns the beds of unprivileged users of the two agents,
+// which end with the test, or after most.
 func (b *Bed) Agents(t testing.TB, program string, most time.Duration) (here, there *Bed) {
 	t.Helper()
 	dir := SharedDir(t)

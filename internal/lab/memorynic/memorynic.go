@@ -209,7 +209,7 @@ func (r *Refused) send(num uint32, key uint64, peer netip.Addr) error {
 	return nil
 }
 
-// Unconfirming makes of an agent one that asks for connections and never confirms the answer.
+// Unconfirming wraps an agent: it requests connections and never confirms the answer.
 func Unconfirming(a *kagenttest.Agent) kagent.Agent { return unconfirming{a} }
 
 type unconfirming struct{ *kagenttest.Agent }

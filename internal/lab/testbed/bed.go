@@ -47,7 +47,7 @@ type group struct {
 	spaces  []netns.NsHandle
 	middles []*Middle
 	sides   []*Side        // the processes that end by their control connections
-	closers []func() error // of what the links need
+	closers []func() error // release what links consist of
 	sysfs   bool           // processes have a /sys that shows their namespace's interfaces
 	once    sync.Once
 }

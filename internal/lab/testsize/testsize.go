@@ -13,7 +13,7 @@ import (
 // Every reports whether to test every case, and not only representative ones: in CI, where CI is true, unless with -short.
 func Every() bool { return os.Getenv("CI") == "true" && !testing.Short() }
 
-// Some are the first n of a test's cases, the representative ones, or all of them where Every says so.
+// Some returns all cases if Every is true, else the first n, which should be the representative ones.
 func Some[T any](cases []T, n int) []T {
 	if Every() {
 		return cases

@@ -94,7 +94,8 @@ func (a *apt) names(ctx context.Context, pattern string) (names []string) {
 	return names
 }
 
-// Words of apt-get that download packages alone, or also all that they depend on and that the machine does not have.
+// Arguments of apt-get: alone downloads only the packages that are named, closure also those that they depend on and that the
+// machine does not have.
 var (
 	alone   = []string{"download"}
 	closure = []string{"install", "-y", "--no-install-recommends", "--download-only"}

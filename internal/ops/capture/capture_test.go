@@ -214,7 +214,7 @@ func TestForeignStream(t *testing.T) {
 		nstest.Err(capture.NewReader(strings.NewReader(record(0, 3, "abc")[:40])).Read()), io.ErrUnexpectedEOF)
 }
 
-// record is a frame of size bytes, of which data is kept, as a program tells it of its queue 1, after lost ones.
+// record is what a program sends for a frame of its queue 1: size bytes, data of which it kept, after lost frames.
 func record(lost uint64, size uint32, data string) string {
 	b := make([]byte, 40)
 	binary.LittleEndian.PutUint64(b[8:], lost)

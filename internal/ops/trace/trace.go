@@ -176,7 +176,7 @@ func connect(from, to *side, host netip.Addr) error {
 	}
 }
 
-// receive takes messages until it is over. got is how many receives it has posted, negative if it has failed.
+// receive takes messages until over is set. got is how many receives it has posted, negative if it has failed.
 func (s *side) receive(over *atomic.Bool, got *atomic.Int64, at *stamps) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

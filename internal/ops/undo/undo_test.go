@@ -101,7 +101,8 @@ func die(t *testing.T, j *Journal, steps ...Step) {
 	t.Error("it has not died")
 }
 
-// undone has another process undo one change, which is as another program has set it, or goes back. Nothing is left behind.
+// undone has another process undo one change. If kept is true, another program has set the value meanwhile, and it stays; else it
+// goes back. Nothing is left behind.
 func undone(t *testing.T, what, dir string, f *fake, kept bool) {
 	t.Helper()
 	j := open(t, dir, f)
