@@ -28,6 +28,7 @@ func TestEcho(t *testing.T) {
 			{"unaligned 2048", Config{Unaligned: true, ChunkSize: 2048}},
 			{"unaligned 3000", Config{Unaligned: true, ChunkSize: 3000}},
 			{"multi-buffer", Config{MultiBuffer: true}},
+			{"multi-buffer, three segments", Config{MultiBuffer: true, MaxSegs: 3}},
 			{"small rings", Config{RxChunks: 8, TxChunks: 4}},
 		} {
 			t.Run(fmt.Sprintf("generic=%v/%s", generic, tc.name), func(t *testing.T) {
@@ -45,6 +46,8 @@ func TestEcho(t *testing.T) {
 					s.Each(func(c Counter) {
 						nstest.ErrorIf(t, c.Drop && c.Value != 0, "%s = %d", c.Name, c.Value)
 					})
+					segs := e.q.MaxSegs()
+					nstest.ErrorIf(t, (segs > 1) != tc.cfg.MultiBuffer || tc.cfg.MaxSegs > 0 && segs != tc.cfg.MaxSegs, "%d segments", segs)
 					info := e.q.Info()
 					if info.Mode != ModeNative || info.ZeroCopy || len(info.Attempts) != 2 ||
 						!errors.Is(info.Attempts[0].Err, unix.EOPNOTSUPP) {

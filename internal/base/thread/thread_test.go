@@ -38,6 +38,13 @@ func TestIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer here.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(here.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	if ns, err := Netns(); err != nil || ns != [2]uint64{st.Dev, st.Ino} {
+		t.Errorf("Netns: %v, %v, want %d and %d", ns, err, st.Dev, st.Ino)
+	}
 	if os.Geteuid() == 0 { // setns(2) takes CAP_SYS_ADMIN even for one's own
 		boom := errors.New("boom")
 		if err := In(int(here.Fd()), func() error { return boom }); err != boom {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -75,6 +76,27 @@ func TestLossyStar(t *testing.T) {
 			t.Errorf("%v of %v frames were lost", lost, taken)
 		}
 	}
+}
+
+// A lossy star that is closed has no map, program or link open.
+func TestLossyStarCloses(t *testing.T) {
+	nstest.Require(t)
+	open := func() (n int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		must(t, err)
+		for _, fd := range fds {
+			if to, _ := os.Readlink("/proc/self/fd/" + fd.Name()); strings.HasPrefix(to, "anon_inode:bpf") {
+				n++
+			}
+		}
+		return n
+	}
+	before := open()
+	s, err := NewLossyStar(2, 1500, 0.1)
+	must(t, err)
+	nstest.ErrorIf(t, open() < before+3, "%d are open, %d were before", open(), before) // the map, and a link for each spoke
+	nstest.Check(t, s.Close())
+	nstest.ErrorIf(t, open() > before, "%d are open, %d were before", open(), before)
 }
 
 func TestLossyStarWrong(t *testing.T) {
